@@ -20,9 +20,9 @@ struct ThisThread {
     const CallGate* gate = nullptr;
     int depth = 0;
   };
-  std::array<Passed, 8> passed{};  // the gates that it is inside of
+  std::array<Passed, 8> passed{};  // the gates that the thread is inside of
 
-  // Null: it is inside of none such, or of too many to remember, so that it waits as if it were inside of none.
+  // Null: the thread is not inside this gate, or inside too many to remember; then it waits like any other.
   Passed* At(const CallGate* gate) {
     const auto found = std::ranges::find(passed, gate, &Passed::gate);
     return found == passed.end() ? nullptr : &*found;
@@ -45,7 +45,7 @@ void CallGate::Announce(const char* call, const void* stream) {
 
 CallGate::Place& CallGate::Mine() { return places_[Self().place % places_.size()]; }
 
-// A call that is made inside another must not wait for the gate: who closes it waits for the outer one.
+// A call made inside another must not wait for the gate, because whoever closes it waits for the outer call.
 void CallGate::lock_shared() {
   ThisThread& self = Self();
   if (self.At(this) == nullptr) {

@@ -1,9 +1,9 @@
-// The gates between calls and pauses: calls share a gate, and a pause or resume closes it behind them. NCCL's memory has one,
-// which every call of NCCL's passes, and each tag has one for the calls that touch its memory.
+// The gate between calls and cycles. Calls share a gate; a pause or resume closes it. NCCL's memory has a gate that every call
+// of NCCL passes, and each tag has one for the calls that touch its memory.
 //
-// A call that comes while the gate is closed, or about to be, waits until the pause or resume has ended, so that a pause that
-// fails has cost no call its success. Closing waits for the calls that are inside, and not for ever: a launch does not return
-// while its stream is full of work that does not end. Which calls those are is known, for the message.
+// A call that finds the gate closed waits until the pause or resume has ended, so a pause that fails makes no call fail.
+// Closing waits for the calls that are inside, but not for ever: a launch does not return while its stream is full of work that
+// does not end. The message names these calls.
 #pragma once
 
 #include <array>
@@ -22,18 +22,18 @@ namespace amem {
 // Thread-safe. A shared lockable: std::shared_lock holds a call inside.
 class CallGate {
  public:
-  // What the thread's next call is named, and the stream that it submits to, if any. Without this it is a memory call.
+  // Names the thread's next call, and the stream that it submits to, for messages. Without this it is "a memory call".
   static void Announce(const char* call, const void* stream);
   void lock_shared();
   void unlock_shared();
 
-  // Waits until no call is inside, and keeps others out until Open, on the same thread; those who close it take turns.
-  // kRefused: some did not return in time, which are named; then the gate is open as before.
+  // Waits until no call is inside, and keeps others out until Open, which the same thread calls. kRefused: some calls did not
+  // return in time; the message names them, and the gate is open as before.
   Status Close(std::chrono::milliseconds patience);
   void Open();
 
  private:
-  struct alignas(64) Place {  // of a thread; threads beyond their number share places, and only the message suffers
+  struct alignas(64) Place {  // one thread's; beyond this many threads share places, and only messages suffer
     std::atomic<const char*> inside = nullptr;
     std::atomic<const void*> stream = nullptr;
     std::atomic<std::int32_t> thread = 0;
@@ -42,7 +42,7 @@ class CallGate {
   [[nodiscard]] std::string CallsInside() const;
 
   std::shared_mutex mutex_;
-  std::atomic<std::int32_t> closed_ = 0;  // by so many, or about to be
+  std::atomic<std::int32_t> closed_ = 0;  // how many close it, or wait to
   std::array<Place, 64> places_;
 };
 
@@ -58,7 +58,7 @@ class ScopeGates {
  private:
   CallGate nccl_;
   std::mutex mutex_;
-  std::map<PoolId, CallGate> tags_;  // none ever goes
+  std::map<PoolId, CallGate> tags_;  // never erased
 };
 
 struct OpenAtEnd {

@@ -1,11 +1,11 @@
-// What refuses a pause once all members have come, and only this session can see.
+// Reasons to refuse a pause that only this session can see, once all members have come.
 #include <algorithm>
 
 #include "replay/cycle/coordinator.h"
 
 namespace amem {
 
-// A peer may have imported memory after the members were found and before this session's part of the round had begun.
+// A peer may have imported memory after the members were found and before this session's part of the round began.
 Status Coordinator::AllNeighboursAreMembers(SessionId* outsider) const {
   const State& state = ledger_.state();
   const auto& members = state.CycleOf(pool_).members;
@@ -29,7 +29,7 @@ Status Coordinator::AllNeighboursAreMembers(SessionId* outsider) const {
   return {};
 }
 
-// An import that a network card holds stays mapped, and its owner would make the memory anew: then it is not shared any more.
+// An import that a network card holds stays mapped; if its owner made the memory anew, the two would no longer share it.
 Status Coordinator::ImportsCanLeave() const {
   if (all_keep_) return {};
   for (const auto& [id, a] : ledger_.state().allocations) {
@@ -46,8 +46,7 @@ Status Coordinator::ImportsCanLeave() const {
   return {};
 }
 
-// The driver unbinds by device, and whose memory that is cannot be known of memory that is not AMem's in a process with
-// several.
+// The driver unbinds by device. In a process with several devices AMem cannot tell the device of memory that is not its own.
 Status Coordinator::MulticastsCanLeave() const {
   const State& state = ledger_.state();
   for (const auto& [id, multicast] : state.multicasts) {
@@ -75,7 +74,7 @@ Status Coordinator::CanBegin() {
     return pool_ ? Status{} : MulticastsCanLeave();
   };
   Status can = check();
-  // The members may have been found without one that has died, before this session's journal has heard of its death.
+  // A member may have died before this session's journal knew of it; the members were then found without that one.
   for (SessionId awaited; outsider && outsider != awaited && peers_.AwaitLoss(outsider);) {
     awaited = outsider;
     can = check();

@@ -9,11 +9,10 @@
 namespace amem {
 namespace {
 
-// For the ledger, where a driver call that hangs may hold it: what has failed because of that goes unrecorded.
+// How long to wait for the ledger, which a hanging driver call may hold. After that the failure is not recorded.
 constexpr std::chrono::milliseconds kToRecord{100};
 
-// A program fills its tags, so contents are dense as a rule: they travel by the copy engines, and host memory is wanted for all
-// of them.
+// A program fills its tags, so the contents are dense: copy engines move them, and host memory is prepared for all of them.
 BackupOptions ForTags() {
   BackupOptions options;
   options.first_guess = 1;
@@ -77,7 +76,7 @@ void Coordinator::Made(Bytes bytes) {
   if (made_ >= std::max(measured_ / 16, kFrom)) WantHostMemory();
 }
 
-// With the ledger's lock. What was freed is wanted no more.
+// What was freed is no longer counted.
 void Coordinator::WantHostMemory() {
   const Savable held = MeasureSavable(ledger_.state(), pool_);
   made_ = 0;
@@ -95,7 +94,7 @@ CycleTotals Coordinator::Totals(CycleKind kind) const {
   return kind == CycleKind::kPause ? pauses_ : resumes_;
 }
 
-// A cycle that failed did so in the last phase of its report; before the first one, it was waiting for all to arrive.
+// A failed cycle failed in the last phase of its report; without phases, while it waited for all to arrive.
 void Coordinator::Add(CycleKind kind, const CycleReport& report, bool succeeded) {
   const std::lock_guard lock(report_mutex_);
   CycleTotals& totals = kind == CycleKind::kPause ? pauses_ : resumes_;
@@ -127,7 +126,7 @@ Status Coordinator::Cycle(CycleKind kind, const Manner& manner) {
     if (!ledger_.TryLockFor(LeftUntil(deadlines_.OwnPartOf(until))))
       return {Code::kRefused, ledger_.Held().message() + OrRaiseTheTimeout("; let the device become idle before")};
     const LedgerLock lock(ledger_, std::adopt_lock);
-    // After an undo that failed the lifecycle is neither of the two, so that either call can be tried again.
+    // After a failed undo the lifecycle is neither, so either call can be tried again.
     const Lifecycle target = kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
     if (ledger_.state().LifecycleOf(pool_) == target) return {};
   }
@@ -187,7 +186,7 @@ void Coordinator::RecordNotBegun(CycleKind kind, std::uint64_t cycle, const Stat
   if (!ledger_.TryLockFor(kToRecord)) return;
   const LedgerLock lock(ledger_, std::adopt_lock);
   const Lifecycle now = ledger_.state().LifecycleOf(pool_);
-  // After a failure that could not be undone there is still something left to do.
+  // After a failed undo something is left to do.
   const bool undone = now == Lifecycle::kRunning || now == Lifecycle::kPaused;
   ledger_.Record(CycleFailed{kind, cycle, undone, why.message(), why.code(), why.driver_result(), culprits_, pool_});
 }
@@ -206,7 +205,7 @@ void Coordinator::NoteFailure(const Round& round, SessionId culprit) {
   if (other != members.end() && culprit != peers_.Self().session) culprits_ = {AsMember(*other)};
 }
 
-// Of the process as it was when a wait ended without what was waited for.
+// The process's threads at the moment when a wait reached its deadline.
 void Coordinator::RecordThreads() {
   constexpr std::size_t kThreadsMost = 64, kFramesMost = 32;
   if (std::exchange(threads_recorded_, true)) return;
@@ -233,7 +232,7 @@ std::string Coordinator::After(CycleKind kind, const Status& undone) const {
          " once the cause is gone";
 }
 
-// The others undo what they have begun; this session has nothing to undo, and leaves the round once they know.
+// The others undo what they have begun. This session has nothing to undo and leaves the round once they know.
 Status Coordinator::Refuse(CycleKind kind, std::unique_ptr<Round> round, const Status& why) {
   RecordThreads();  // one of them is inside the call that has not returned
   if (Alone(*round)) return {why.code(), Doing(kind) + why.message() + After(kind, {}), why.driver_result()};
@@ -246,7 +245,8 @@ Status Coordinator::Refuse(CycleKind kind, std::unique_ptr<Round> round, const S
   return refused;
 }
 
-// What one must leave mapped, its owner must not make anew. It stays so when that one has gone.
+// If one member leaves memory mapped, its owner must not make it anew. The session keeps everything even after that member has
+// gone.
 void Coordinator::KeepIfAnyDoes(const std::vector<PeerIdentity>& members) {
   const auto keeper = std::ranges::find(members, true, &PeerIdentity::keeps);
   all_keep_ = keeper != members.end();
@@ -310,7 +310,7 @@ Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, co
   return {undone.ok() ? why.code() : Code::kBroken, message, why.driver_result()};
 }
 
-// A session that cannot pause refuses by its vote: if it did not arrive, the others would wait for it.
+// A session that cannot pause says so by its vote; if it did not arrive, the others would wait for it.
 Status Coordinator::JournalIntact() {
   const LedgerLock lock(ledger_);
   return ledger_.CanPause();
@@ -354,7 +354,7 @@ Coordinator::Decided Coordinator::Vote(Round& round, PhaseKind phase, const Stat
       decided.status = {decided.status.code(), decided.status.message() + "; " + gathered.status().message()};
     }
   }
-  // What follows is planned with the loss known: an object that lost a member is not made anew.
+  // The plan for the rest must know of the loss: an object that lost a member is not made anew.
   if (decided.status.code() == Code::kPeerLost && decided.culprit && HasMulticasts())
     static_cast<void>(peers_.AwaitLoss(decided.culprit));
   const LedgerLock lock(ledger_);
@@ -363,8 +363,8 @@ Coordinator::Decided Coordinator::Vote(Round& round, PhaseKind phase, const Stat
   return decided;
 }
 
-// This session's part of a phase. A pause that follows a stream waits for that moment of it, and for no device: also where
-// nothing is copied, because memory that is discarded, or freed meanwhile, goes next.
+// This session's part of a phase. A pause that follows a stream waits for that moment of the stream and for no device, even if
+// nothing is copied, because memory that was discarded or freed is released next.
 Status Coordinator::RunPhase(const PlannedPhase& planned, CycleKind kind, const Manner& manner) {
   PlannedPhase phase = planned;
   const bool follows = manner.after != nullptr && phase.phase == PhaseKind::kPauseArrive;
@@ -377,8 +377,8 @@ Status Coordinator::RunPhase(const PlannedPhase& planned, CycleKind kind, const 
     }
   }
   if (kind == CycleKind::kPause) AMEM_TRY(JournalIntact());
-  // A chunk is mapped for its own device, so all copies have begun with the memory. What comes from others comes later.
-  // The program may use it from there on, which a comparison must not see.
+  // A chunk is mapped for its own device, so once own memory exists all copies have begun. The program may use the memory from
+  // here on, which would disturb a comparison.
   if (phase.phase == PhaseKind::kResumeCreateOwn && manner.queued && alone_ && !compare_) manner.queued();
   return phase.phase == PhaseKind::kPauseArrive ? CanBegin() : Status{};
 }
@@ -395,7 +395,7 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, const Manner& manner
     const Decided all = Vote(round, phase.phase, mine);
     const std::uint64_t decided = MonotonicNs();
     report.phases.push_back({phase.phase, voted - begun, decided - voted, voted, decided});
-    // The member that counted the votes has died after it told another one that the last vote passed. Then it passed for all.
+    // The leader died after it had told another member that the last vote passed. Then it passed for all.
     const bool passed_elsewhere = mine.ok() && &phase == &plan.phases.back() && all.settled == target;
     if (!passed_elsewhere && !all.status.ok()) {
       NoteFailure(round, all.culprit);
@@ -405,9 +405,8 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, const Manner& manner
   return {};
 }
 
-// Runs the opposite plan from wherever the failure left this session. Its phases are voted on like any other, because an import
-// can only follow its owner's create. A failure of another member does not stop this one's own undo, but no member goes on as
-// if nothing had happened while another cannot.
+// Runs the opposite plan from wherever the failure left this session. Its phases are voted on like any others, because an
+// import needs its owner's create. A member goes on with its own undo if another fails, but reports that failure.
 Status Coordinator::Undo(CycleKind failed, Round& round) {
   const CycleKind undo = Opposite(failed);
   Status mine, others;
@@ -421,10 +420,10 @@ Status Coordinator::Undo(CycleKind failed, Round& round) {
     if (mine.ok() && phase == PhaseKind::kResumeVerify && somebody_died) mine = TeamsAreWhole();
     if (mine.ok()) mine = RunUndoPhase(undo, phase);
     Decided all = Vote(round, phase, mine);
-    // Some members have heard why the cycle failed, others only lost the one that counted. This brings them to the same phase.
+    // Some members know why the cycle failed; others only lost the leader. This brings all to the same phase.
     while (all.gathered_again) all = Vote(round, phase, mine);
     somebody_died = somebody_died || all.status.code() == Code::kPeerLost;
-    // A dead member has nothing to undo, a late one does it when it comes back, and a vote out of step is no failure.
+    // A dead member has nothing to undo, a late one undoes when it is back, and a vote out of step is no failure.
     const bool cannot =
         !all.status.ok() && all.culprit && all.status.code() != Code::kPeerLost && all.status.code() != Code::kTimeout;
     if (cannot && others.ok()) others = all.status;
@@ -432,15 +431,15 @@ Status Coordinator::Undo(CycleKind failed, Round& round) {
   return mine.ok() ? others : mine;
 }
 
-// A session that died in the middle of an undo may not have added its device to a multicast object that was made anew
-// meanwhile, and binding memory to such an object would hang. Another resume knows of the loss from its beginning.
+// A session that died during an undo may not have added its device to a new multicast object, and binding memory to such an
+// object would hang. The next resume knows of the loss from the start.
 Status Coordinator::TeamsAreWhole() const {
   if (!executor_.HasRenewedMulticasts()) return {};
   return {Code::kRefused,
           "a rank died before it was sure that its device was added to a multicast object; nothing was bound to it"};
 }
 
-// The phase is planned when it begins, and again when an owner is lost while it runs.
+// A phase is planned when it begins, and again if an owner is lost meanwhile.
 Status Coordinator::RunUndoPhase(CycleKind undo, PhaseKind phase) {
   PlannedPhase tried{phase, {}};
   while (true) {
@@ -455,7 +454,7 @@ Status Coordinator::RunUndoPhase(CycleKind undo, PhaseKind phase) {
   }
 }
 
-// The next cycle waits for them as well, and may fail again meanwhile.
+// The next cycle waits for these copies too, and may fail again meanwhile.
 Status Coordinator::AwaitCopies() {
   std::uint64_t since = copying_since_ns_;
   if (since == 0) return {};
@@ -476,7 +475,7 @@ Status Coordinator::Lead(void* stream) {
 
 Result<std::unique_ptr<StreamMoment>> Coordinator::MomentOf(void* stream) {
   const auto devices = Devices();
-  if (devices.empty()) return std::make_unique<StreamMoment>();  // no device is to get a context because of this
+  if (devices.empty()) return std::make_unique<StreamMoment>();  // waiting must open no context on a device
   return copier_.MomentOf(devices.front(), stream);
 }
 

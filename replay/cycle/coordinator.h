@@ -1,6 +1,5 @@
-// The coordinator: the pauses and resumes of one scope, which is NCCL's memory or a tag's. Each goes phase by phase, with a
-// vote of all members after each phase. Where no other session shares memory of a tag, this session is the only member: it
-// asks nobody, and its journal has no votes.
+// The coordinator makes the pauses and resumes of one scope, phase by phase, with a vote of all members after each. If no other
+// session shares memory of a tag, this session is the only member: it asks nobody, and its journal has no votes.
 #pragma once
 
 #include <atomic>
@@ -25,10 +24,10 @@ namespace amem {
 
 struct PhaseTime {
   PhaseKind phase{};
-  std::uint64_t work_ns = 0;  // this session's own steps
-  std::uint64_t wait_ns = 0;  // until everybody had voted
-  // When this session voted, and when it knew the decision, by CLOCK_MONOTONIC, which all processes of a host share. A vote
-  // costs, beside waiting for the slowest, the latest decided_at of all sessions less the latest voted_at of all.
+  std::uint64_t work_ns = 0;
+  std::uint64_t wait_ns = 0;
+  // CLOCK_MONOTONIC, which all processes of a host share. Beside waiting for the slowest member, a vote costs the latest
+  // decided_at of all sessions less the latest voted_at.
   std::uint64_t voted_at_ns = 0, decided_at_ns = 0;
 };
 struct CycleReport {  // of the last pause or resume
@@ -40,70 +39,67 @@ struct CycleReport {  // of the last pause or resume
 
 struct CycleTotals {  // of all pauses, or all resumes, of this session
   struct Phase {
-    std::uint64_t work_ns = 0, wait_ns = 0;  // also of cycles that failed later
-    std::uint64_t failures = 0;              // cycles that failed in this phase, whoever was the reason
+    std::uint64_t work_ns = 0, wait_ns = 0;  // including cycles that failed later
+    std::uint64_t failures = 0;              // whoever caused them
   };
-  std::uint64_t done = 0, total_ns = 0;  // those that succeeded
+  std::uint64_t done = 0, total_ns = 0;  // successful ones
   std::map<PhaseKind, Phase> phases;
 };
 
 // How one pause or resume is made.
 struct Manner {
-  // Of a pause. Null: waits until the devices of the scope are idle, and looks for what is not zero. Else contents are copied
-  // whole, without kernels, after that moment of a stream, and no other stream is waited for.
+  // Of a pause. Null: it waits until the scope's devices are idle, and copies only what is not zero. Otherwise it copies
+  // everything after that moment of a stream, without kernels, and waits for no other stream.
   const StreamMoment* after = nullptr;
-  bool patient = false;  // a resume waits as long as the other members, which live, stay paused
-  // Of a resume whose memory nobody shares: all of it is back, and all copies to it are queued (Lead).
+  bool patient = false;  // the resume waits as long as the other members live and stay paused
+  // Called once all memory is back and all copies to it are queued (Lead); only for a resume of memory that nobody shares.
   std::function<void()> queued;
-  std::function<void()> kept_out;  // the scope's calls are kept out from here
-  std::function<void()> ended;     // and until this has returned
+  std::function<void()> kept_out;  // called when the scope's calls are kept out
+  std::function<void()> ended;     // called before they are let in again
 };
 
-// What the coordinators of a session have in common. All must outlive them.
+// What the coordinators of a session have in common. All of it must outlive them.
 struct CycleContext {
   Ledger& ledger;
   Driver& driver;
   Peers& peers;
   PinnedSupply& pinned;
   Deadlines deadlines{};
-  bool compare = false;  // at the end of each resume, all contents with what was saved of them
+  bool compare = false;  // compare all contents with what was saved, at the end of each resume
 };
 
-// Cycle and what it consists of are for one thread at a time, everything else for any.
+// One thread at a time calls Cycle, or its parts; any thread may call the rest.
 class Coordinator {
  public:
-  // Of NCCL's memory, which the driver itself copies. `gate`, which must outlive it: of the calls that touch the scope's
-  // memory.
+  // For NCCL's memory, which the driver itself copies. `gate` holds the calls that touch the scope's memory, and must outlive
+  // the coordinator.
   Coordinator(const CycleContext& context, CallGate& gate);
-  // Of the tag of a pool, whose copies have a lane of their own.
+  // For a tag, whose copies have a lane of their own.
   static Result<std::unique_ptr<Coordinator>> OfTag(const CycleContext& context, CallGate& gate, PoolId pool, std::string tag);
 
-  // A whole pause or resume: nothing where the scope stands so already, else Arrive, the gate, and Run. It can be called again
-  // after a failure: what was done has been undone then as far as the driver allowed, no contents are lost, and the message
-  // names the tag, or the rank, and the reason.
+  // A whole pause or resume: Arrive, the gate, Run. Does nothing if the scope is in that state already. After a failure it has
+  // undone what it could, no contents are lost, the message names the tag or rank and the reason, and the caller can try again.
   Status Cycle(CycleKind kind, const Manner& manner = {});
 
-  // Waits for all members of the set. NCCL's own calls go on meanwhile: a peer may still need something of this process.
+  // Waits for all members of the set. NCCL's calls go on meanwhile, because a peer may still need something from this process.
   Result<std::unique_ptr<Round>> Arrive(CycleKind kind, Deadline until, bool patient = false);
-  // In place of Run, when this session cannot take part: all members are told why, and the cycle fails before it has begun.
+  // In place of Run, if this session cannot take part: tells all members why, and the cycle fails before it begins.
   Status Refuse(CycleKind kind, std::unique_ptr<Round> round, const Status& why);
-  // With the scope's calls kept out.
+  // The caller keeps the scope's calls out.
   Status Run(CycleKind kind, Round& round, const Manner& manner = {});
-  // Before memory of the scope is given back: waits for copies that a pause or resume which failed has left under way. Any
-  // thread.
+  // Call it before memory of the scope is given back: waits for copies that a failed cycle left under way. Any thread.
   Status AwaitCopies();
-  // Lets a stream wait for the copies that are queued now.
+  // The stream waits for the copies that are queued now.
   Status Lead(void* stream);
-  // What the stream holds now. On the scope's first device, if the thread has no current context. Of a scope that holds nothing
-  // it stands for nothing.
+  // What the stream holds now; on the scope's first device if the thread has no current context. Empty if the scope holds
+  // nothing.
   Result<std::unique_ptr<StreamMoment>> MomentOf(void* stream);
   [[nodiscard]] CycleReport Last(CycleKind kind) const;
   [[nodiscard]] CycleTotals Totals(CycleKind kind) const;
-  // Of all members of the last cycle that failed, the one with the lowest id that is not the culprit; true also where the cycle
-  // had not begun, because then the members are not known to each other.
+  // Whether this session reports the last failure: it has the lowest id of the members that did not cause it. Also true if the
+  // cycle had not begun, because members do not know each other then.
   [[nodiscard]] bool speaks() const { return speaks_; }
-  // So much memory of the scope was made; with the ledger's lock. Host memory is pinned ahead for what a pause would save now,
-  // in steps of a sixteenth.
+  // The program made so much memory in the scope. Pins host memory ahead for the next pause, in steps of a sixteenth.
   void Made(Bytes bytes);
   [[nodiscard]] BackupStatistics Contents() const { return backup_.Statistics(); }
 
@@ -113,24 +109,23 @@ class Coordinator {
   Status CloseGate(Deadline until);
   void WantHostMemory() REQUIRES(ledger_);
   [[nodiscard]] bool Alone(const Round& round) const { return pool_ && round.Members().size() == 1; }
-  [[nodiscard]] bool IsShared() const REQUIRES(ledger_);  // with another session; with the ledger's lock
+  [[nodiscard]] bool IsShared() const REQUIRES(ledger_);
   Status RunPhase(const PlannedPhase& planned, CycleKind kind, const Manner& manner);
-  Status CanBegin();  // what is known once all have arrived
-  // For messages: "pause of tag weights: " or nothing, what a failure leaves, and "call ncclPause again on all ranks".
+  Status CanBegin();  // what is known only when all have arrived
+  // Parts of messages: "pause of tag weights: " or nothing; what a failure leaves; "call ncclPause again on all ranks".
   [[nodiscard]] std::string Doing(CycleKind kind) const;
   [[nodiscard]] std::string After(CycleKind kind, const Status& undone) const;
   [[nodiscard]] std::string Again(CycleKind kind) const { return "call " + NameOf(kind, tag_) + " again on all ranks"; }
-  [[nodiscard]] std::vector<DeviceOrdinal> Devices();  // of own memory of the scope, ascending
+  [[nodiscard]] std::vector<DeviceOrdinal> Devices();  // of the scope's own memory, ascending
   Status JournalIntact();
-  // What only this session can see, and no other member would notice: with the ledger's lock held, both.
-  // Its failure is of that session, which shares memory and is no member.
+  // What only this session can see. `outsider`: the session that shares memory and is no member.
   [[nodiscard]] Status AllNeighboursAreMembers(SessionId* outsider) const REQUIRES(ledger_);
   [[nodiscard]] Status ImportsCanLeave() const REQUIRES(ledger_);
   [[nodiscard]] Status MulticastsCanLeave() const REQUIRES(ledger_);
-  [[nodiscard]] bool HasMulticasts();  // that a pause releases
+  [[nodiscard]] bool HasMulticasts();  // ones that a pause releases
   [[nodiscard]] Plan MakePlan(CycleKind kind);
-  // A phase's vote. When the member that counts the votes is lost, the others gather again. `settled` is then how one of them
-  // ended its cycle, because it had heard a decision that did not reach this session.
+  // A vote's result. If the leader is lost, the others gather again; `settled` then says how one of them ended its cycle,
+  // because it had heard a decision that did not reach this session.
   struct Decided {
     Status status;
     SessionId culprit;
@@ -140,7 +135,7 @@ class Coordinator {
   Decided Vote(Round& round, PhaseKind phase, const Status& mine);
   void KeepIfAnyDoes(const std::vector<PeerIdentity>& members);
   void RecordVote(PhaseKind phase, const Status& mine);
-  // Which member speaks for all, and because of whom the cycle fails.
+  // Sets which member reports the failure, and who caused it.
   void NoteFailure(const Round& round, SessionId culprit);
   void RecordThreads();  // once a cycle, at its first deadline
   Status RunUndoPhase(CycleKind undo, PhaseKind phase);
@@ -158,24 +153,24 @@ class Coordinator {
   const Deadlines deadlines_;
   const bool compare_;
   const PoolId pool_;                   // zero: NCCL's memory
-  const std::string tag_;               // empty: the same
+  const std::string tag_;               // empty: NCCL's memory
   const std::unique_ptr<Copier> lane_;  // null: the driver copies
   Copier& copier_;
   PinnedSupply& pinned_;
   Backup backup_;
   Executor executor_;
-  Bytes made_ GUARDED_BY(ledger_) = 0;  // since the scope was measured
+  Bytes made_ GUARDED_BY(ledger_) = 0;  // since measured_ was set
   Bytes measured_ GUARDED_BY(ledger_) = 0;
   mutable std::mutex report_mutex_;
   CycleReport pause_, resume_;
   CycleTotals pauses_, resumes_;
   bool threads_recorded_ = false;
-  std::uint64_t arriving_ = 0;  // the number of the cycle for which this session has come
+  std::uint64_t arriving_ = 0;  // the number of the cycle that this session has arrived for
   std::atomic<bool> speaks_ = true;
-  std::atomic<std::uint64_t> copying_since_ns_ = 0;  // a cycle failed then, and its copies may still be under way
-  bool all_keep_ = false;                            // a member of this cycle keeps everything
-  bool alone_ = false;                               // Alone, of the round that is under way
-  std::vector<CycleMember> culprits_;                // of the cycle that fails, other than this session
+  std::atomic<std::uint64_t> copying_since_ns_ = 0;  // when a cycle failed whose copies may still be under way
+  bool all_keep_ = false;                            // a member of this cycle keeps all its memory
+  bool alone_ = false;                               // the round has no other member
+  std::vector<CycleMember> culprits_;                // other sessions that caused the failure
 };
 
 }  // namespace amem

@@ -7,19 +7,19 @@ namespace {
 
 using Extents = std::vector<ByteRange>;
 
-// What amem_alloc gave out of the chunks of a pool, by chunk. A chunk may be mapped more than once, as for a window of NCCL's,
-// so its parts are known by their offsets in it and not by their addresses.
+// What amem_alloc gave out, by chunk. A chunk may be mapped more than once, for example as a window, so its parts are known by
+// their offsets.
 std::map<AllocationId, Extents> PartsByChunk(const Pool& pool) {
   std::map<AllocationId, Extents> parts;  // offsets ascend, as addresses do
   for (const auto& [address, part] : pool.parts) parts[part.backing].push_back({part.offset, part.bytes});
   return parts;
 }
 
-// In as few pieces as what was given out can be told apart from what is free.
+// Joins neighbouring parts; what is free lies between the results.
 Extents Joined(const Extents& parts, Bytes chunk) {
   constexpr Bytes kApart = Bytes{2} << 20;
   Extents joined;
-  Bytes done = 0;  // up to here the chunk's parts are in `joined`
+  Bytes done = 0;  // the chunk is covered up to here
   for (const ByteRange& part : parts) {
     const Bytes begin = std::max(done, part.offset / kApart * kApart);
     const Bytes end = std::min(chunk, (part.offset + part.bytes + kApart - 1) / kApart * kApart);
@@ -69,15 +69,14 @@ Status CopyQueue::Compare(std::span<const Step> restored) {
   return same.ok() ? dropped : same;
 }
 
-// What is saved of a chunk of a pool is what amem_alloc gave out. What comes back is what was saved, even if some of it was
-// freed since.
+// A pause saves what amem_alloc gave out of a pool's chunk. A resume restores what was saved, even if some was freed since.
 std::vector<ByteRange> CopyQueue::ExtentsOf(const Step& step, PoolId pool) {
   const auto known = ledger_.state().pools.find(pool);
   if (known == ledger_.state().pools.end()) return {{0, step.bytes}};
   if (step.kind == StepKind::kSave) {
     if (!parts_.contains(pool)) parts_[pool] = PartsByChunk(known->second);
     const Extents& parts = parts_[pool][step.allocation];
-    // The program has given all of it back, and only other processes still hold it: whole, because they map it whole.
+    // The program has freed all of the chunk, and other processes still map it whole, so it is saved whole.
     const bool for_others = parts.empty() && !ledger_.state().allocations.at(step.allocation).importers.empty();
     return for_others ? Extents{{0, step.bytes}} : Joined(parts, step.bytes);
   }
@@ -103,7 +102,7 @@ Status CopyQueue::MapForCopy(const Step& step, std::vector<Backup::Item>& items)
   return {};
 }
 
-// The allocation is not mapped for its own device, so the copy reaches it through a mapping of its own.
+// The allocation is not mapped for its own device, so the copy needs a mapping of its own.
 Result<Address> CopyQueue::MapScratch(const Step& step) {
   const Allocation& a = ledger_.state().allocations.at(step.allocation);
   const auto range = driver_.Reserve(a.bytes, 0, {}, 0);
@@ -117,7 +116,7 @@ Result<Address> CopyQueue::MapScratch(const Step& step) {
   return *range;
 }
 
-// A chunk of which nothing was given out has no contents. Any other that was not copied would lose them.
+// A chunk of which nothing was given out has no contents. If any other were not copied, its contents would be lost.
 Status CopyQueue::HasNoContents(AllocationId chunk, PoolId pool) const {
   const auto& parts = ledger_.state().pools.at(pool).parts;
   if (std::ranges::none_of(parts, [&](const auto& part) { return part.second.backing == chunk; })) return {};
@@ -150,7 +149,7 @@ Status CopyQueue::Await(const Step& step) {
 Status CopyQueue::Finish() {
   Status finished = backup_.Finish();
   restoring_.clear();
-  if (backup_.Queued()) return finished;  // copies may still be under way through the mappings
+  if (backup_.Queued()) return finished;  // copies may still use the mappings
   Status dropped = DropScratch();
   return finished.ok() ? dropped : finished;
 }
@@ -161,7 +160,8 @@ Status CopyQueue::Drop(Scratch& scratch) {
   return driver_.FreeRange(scratch.address, scratch.bytes);
 }
 
-// A mapping that the driver refuses to take back stays noted, and the next phase tries again: it would hold memory for ever.
+// If the driver refuses to unmap, the mapping stays noted and the next phase tries again; otherwise it would hold memory for
+// ever.
 Status CopyQueue::DropScratch() {
   Status first;
   for (auto it = scratch_.begin(); it != scratch_.end();) {

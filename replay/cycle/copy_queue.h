@@ -1,4 +1,5 @@
-// The copies of a cycle: which allocations are copied, through which addresses, and which copies are still under way.
+// The copies of a cycle: which allocations are copied, through which addresses, and which copies are still under way. For one
+// thread, without the ledger's lock.
 #pragma once
 
 #include <map>
@@ -13,23 +14,22 @@
 
 namespace amem {
 
-// For one thread, without the ledger's lock.
 class CopyQueue {
  public:
   // All must outlive the queue.
   CopyQueue(Ledger& ledger, Driver& driver, Backup& backup) : ledger_(ledger), driver_(driver), backup_(backup) {}
 
-  void SetUntil(Deadline until) { backup_.SetUntil(until); }        // of what is waited for from now on
-  void SetLooking(Backup::Looking looking) { looking_ = looking; }  // of the saves that follow
-  // Waits for copies that do not belong to this phase or the one before it: a failure left them behind.
+  void SetUntil(Deadline until) { backup_.SetUntil(until); }        // of later waits
+  void SetLooking(Backup::Looking looking) { looking_ = looking; }  // of later saves
+  // First waits for copies that a failure left behind, which belong neither to this phase nor to the one before.
   Status BeginPhase(PhaseKind phase);
-  // Begins to copy what these steps will wait for: only saves, or only restores. Passes over allocations that do not exist any
-  // more, and over those whose restore has begun.
+  // Begins to copy what these steps will wait for: only saves, or only restores. Skips allocations that no longer exist, and
+  // those whose restore has begun.
   Status Begin(std::span<const Step> contents);
-  Status Await(const Step& step);  // a save or a restore
-  // What these steps have restored with what was saved of it. kBroken: a byte differs, which is named.
+  Status Await(const Step& step);  // of a save or restore
+  // Compares what these steps restored with what was saved. kBroken: a byte differs; the message names it.
   Status Compare(std::span<const Step> restored);
-  // Waits for all copies, and takes the mappings away that were made for them.
+  // Waits for all copies, and removes the mappings that were made for them.
   Status Finish();
   [[nodiscard]] bool Queued() const { return backup_.Queued(); }
 
@@ -51,9 +51,9 @@ class CopyQueue {
   Driver& driver_;
   Backup& backup_;
   Backup::Looking looking_ = Backup::Looking::kForZeros;
-  std::set<AllocationId> restoring_;                                        // whose copies were begun, and not finished
-  std::map<PoolId, std::map<AllocationId, std::vector<ByteRange>>> parts_;  // of the chunks of pools, while Begin runs
-  std::map<AllocationId, Scratch> scratch_;  // mappings made only to reach contents, until the copies are finished
+  std::set<AllocationId> restoring_;                                        // copies begun and not finished
+  std::map<PoolId, std::map<AllocationId, std::vector<ByteRange>>> parts_;  // of pools' chunks, while Begin runs
+  std::map<AllocationId, Scratch> scratch_;                                 // mappings made for copies, until Finish
 };
 
 }  // namespace amem

@@ -8,8 +8,8 @@ namespace {
 
 bool AwaitsCopy(const Step& step) { return step.kind == StepKind::kSave || step.kind == StepKind::kRestore; }
 
-// Steps that take something from the driver, or wait for it, run without the ledger's lock: this thread has the session to
-// itself but for the service thread, which must be able to answer peers meanwhile.
+// Steps that take something from the driver, or wait for it, run without the ledger's lock, because the service thread must
+// answer peers meanwhile. No other thread works on the session.
 bool NeedsLock(StepKind kind) {
   return kind == StepKind::kUnmap || kind == StepKind::kReleaseImport || kind == StepKind::kReleaseOwn ||
          kind == StepKind::kVerify || kind == StepKind::kUnbind;
@@ -54,7 +54,7 @@ Status Executor::RunSteps(const PlannedPhase& phase) {
     status = status.ok() ? RunOne(*step) : FailUnbegun(*step, std::move(status));
   }
   if (last_copy_ == nullptr || !copies_.Queued()) return status;
-  // A step has failed, or the allocation of the last one has vanished.
+  // A step failed, or the allocation of the last one has vanished.
   Status finished = copies_.Finish();
   if (!status.ok() || finished.ok()) return status;
   return FailUnbegun(*last_copy_, std::move(finished));
@@ -97,7 +97,7 @@ void Executor::NoteHandle(const Step& step, DriverHandle handle, bool multicast)
   const Ledger::Rebuilt& before = ledger_.RebuiltAs(step.allocation);
   const bool own = step.kind == StepKind::kCreate;
   const std::uint64_t number = own ? before.number + 1 : imported_.number;
-  if (!own && number == before.number && stands_in == before.stands_in) return;  // its owner had kept it
+  if (!own && number == before.number && stands_in == before.stands_in) return;  // its owner kept it
   const auto multicast_now = ledger_.state().multicasts.find(step.allocation);
   if (!stands_in) renewed_.insert(step.allocation);
   Ledger::Rebuilt now{number, stands_in, {}};
@@ -106,7 +106,7 @@ void Executor::NoteHandle(const Step& step, DriverHandle handle, bool multicast)
   ledger_.SetRebuilt(step.allocation, std::move(now));
 }
 
-// Nothing can be bound to ordinary memory that stands in for a multicast object, so what was bound to that is bound no more.
+// Nothing can be bound to ordinary memory that stands in for a multicast object, so its bindings are not in force any more.
 void Executor::ForgetBindings(AllocationId multicast) {
   if (!performer_.StandsIn(multicast)) return;
   const auto object = ledger_.state().multicasts.find(multicast);
@@ -124,12 +124,12 @@ Status Executor::Copy(const Step& step) {
   return &step == last_copy_ ? copies_.Finish() : Status{};
 }
 
-// An allocation that only a peer held is gone as soon as that peer lets go of it, or dies: also in the middle of a phase.
+// An allocation that only a peer held goes as soon as the peer lets go of it or dies, even within a phase.
 bool Executor::Exists(const Step& step) const {
   if (!step.allocation) return true;
   const auto allocation = ledger_.state().allocations.find(step.allocation);
   if (allocation == ledger_.state().allocations.end()) return false;
-  // A network card may have come for a chunk since the pause was planned. Then it stays, and is only mapped again.
+  // A network card may have registered a chunk after the pause was planned. Then the chunk stays, and is only mapped again.
   if (pool_ && step.kind == StepKind::kReleaseOwn && WhyKept(allocation->second) != KeepReason::kNone) return false;
   if (step.kind != StepKind::kBind && step.kind != StepKind::kUnbind) return true;
   const auto object = ledger_.state().multicasts.find(step.allocation);
@@ -149,7 +149,7 @@ Status Executor::Fail(const Step& step, Status why) {
   return why;
 }
 
-// The journal names the step although its own calls were never made.
+// The journal names the step although none of its calls was made.
 Status Executor::FailUnbegun(const Step& step, Status why) {
   const LedgerLock lock(ledger_);
   ledger_.Record(StepBegun{step, pool_});

@@ -1,4 +1,4 @@
-// The executor: runs the steps of a plan on the driver, each between a begun and a done in the journal.
+// The executor runs a plan's steps on the driver, each between a begun and a done in the journal.
 #pragma once
 
 #include <mutex>
@@ -19,7 +19,7 @@ namespace amem {
 
 class Executor final : private StepSide {
  public:
-  // All must outlive the executor. `pool`: whose plans it runs; zero: NCCL's. Several may run beside each other.
+  // All must outlive the executor. `pool`: whose plans it runs; zero: NCCL's. Several executors may run at once.
   Executor(Ledger& ledger, Driver& driver, Peers& peers, Backup& backup, PoolId pool = {})
       : ledger_(ledger),
         driver_(driver),
@@ -28,27 +28,27 @@ class Executor final : private StepSide {
         copies_(ledger, driver, backup),
         performer_(driver, *this, pool) {}
 
-  // Runs the steps in their order, stops at the first that fails (StepFailed is recorded) and returns its reason. Called by one
-  // thread at a time, without the ledger's lock.
+  // Runs the steps in order. Stops at the first that fails, records StepFailed and returns the reason. For one thread at a
+  // time, without the ledger's lock.
   Status Run(const PlannedPhase& phase);
-  // After the resume of that plan, before anybody else uses its memory: all contents with what was saved. kBroken: they differ.
+  // After a resume by that plan, before anybody uses the memory: compares all contents with what was saved. kBroken: they
+  // differ.
   Status CompareRestored(const Plan& resume);
   void BeginCycle(Deadline until, Backup::Looking looking = Backup::Looking::kForZeros) {
     renewed_.clear();
     SetUntil(until);
     copies_.SetLooking(looking);
   }
-  // For an undo. What steps wait for they wait for until then.
+  // For an undo: steps wait until then.
   void SetUntil(Deadline until) {
     until_ = until;
     copies_.SetUntil(until);
   }
   [[nodiscard]] Deadline until() const override { return until_; }
-  // Whether this session made multicast objects anew in this cycle, or imported such.
+  // Whether this session made or imported new multicast objects in this cycle.
   [[nodiscard]] bool HasRenewedMulticasts() const { return !renewed_.empty(); }
 
  private:
-  // StepSide
   [[nodiscard]] const State& state() const override {
     ledger_.AssertHeld();
     return ledger_.state();
@@ -64,7 +64,7 @@ class Executor final : private StepSide {
   }
   Status Copy(const Step& step) override;
 
-  // Fails where another thread holds the ledger for too long, inside a driver call that hangs.
+  // Fails if another thread holds the ledger for too long, inside a hanging driver call.
   [[nodiscard]] bool TryLedger() TRY_ACQUIRE(true, ledger_);
   [[nodiscard]] Status NoLedger() const { return {Code::kDriver, ledger_.Held().message(), cuda::kTimeout}; }
   Status RunSteps(const PlannedPhase& phase);
@@ -72,7 +72,7 @@ class Executor final : private StepSide {
   Result<DriverHandle> PerformApart(const Step& step, const StepTarget& target)
       REQUIRES(ledger_);  // lets go of the ledger meanwhile
   [[nodiscard]] bool Exists(const Step& step) const REQUIRES(ledger_);
-  // With the ledger's lock, when a step is done.
+  // Called when a step is done.
   void NoteHandle(const Step& step, DriverHandle handle, bool multicast) REQUIRES(ledger_);
   void ForgetBindings(AllocationId multicast) REQUIRES(ledger_);
   Status GiveBack(const Step& step, DriverHandle handle) REQUIRES(ledger_);
@@ -86,13 +86,14 @@ class Executor final : private StepSide {
   Deadline until_ = Deadline::max();
   CopyQueue copies_;
   StepPerformer performer_;
-  std::set<AllocationId> renewed_;  // multicast objects that are not those of before this cycle, and no piece of memory
+  // multicast objects made or imported in this cycle; ordinary memory that stands in for one is not listed
+  std::set<AllocationId> renewed_;
 
-  // Of the phase that runs:
+  // Of the current phase:
   std::optional<ImportQueue> imports_;
   const std::vector<std::vector<Step>>* planned_copies_ = nullptr;
-  std::size_t copies_begun_ = 0;     // of those
-  Incarnation imported_;             // of the last import
+  std::size_t copies_begun_ = 0;     // how many of the phase's copies have begun
+  Incarnation imported_;             // by the last import
   const Step* last_copy_ = nullptr;  // waits for all copies, not only for its own
 };
 

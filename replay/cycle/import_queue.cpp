@@ -5,7 +5,7 @@
 namespace amem {
 namespace {
 
-constexpr std::size_t kBatchesComing = 6;  // asked for, and not imported yet
+constexpr std::size_t kBatchesComing = 6;  // asked for and not yet imported
 
 }  // namespace
 
@@ -26,7 +26,7 @@ void ImportQueue::AskAhead() {
     const auto ask = [this, &batch = batches_[asked_]] { return peers_.Reimport(batch.owner, batch.requests, until_); };
     try {
       coming_.push_back(std::async(std::launch::async, ask));
-    } catch (const std::system_error&) {  // no thread can be had: the owner is asked when its answer is waited for
+    } catch (const std::system_error&) {  // no thread can be had: Await asks the owner itself
       coming_.push_back(std::async(std::launch::deferred, ask));
     }
   }

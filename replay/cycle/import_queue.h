@@ -1,4 +1,4 @@
-// The descriptors of a phase's imports. A few owners export while this session imports what came before.
+// Fetches the descriptors of a phase's imports: a few owners export while this session imports what has arrived.
 #pragma once
 
 #include <deque>
@@ -14,13 +14,13 @@ namespace amem {
 
 class ImportQueue {
  public:
-  // `peers` must outlive the queue. `state` says what the owners call the allocations.
+  // `peers` must outlive the queue. `state` has the owners' names of the allocations.
   ImportQueue(Peers& peers, const std::vector<ImportBatch>& batches, const State& state, Deadline until);
 
-  // Waits until the descriptor of an import is here: imports are asked for in the order of the batches. An owner that is lost
-  // is known to be lost to the ledger, too, when this fails with kPeerLost, so that a new plan replaces what it shared.
+  // Waits for the descriptor of an import; they are fetched in the order of the batches. If it fails with kPeerLost, the ledger
+  // knows of the loss too, so a new plan replaces what that owner shared.
   Status Await(AllocationId import);
-  Result<SharedAllocation> Take(AllocationId import);  // kInvalid: it has not been waited for
+  Result<SharedAllocation> Take(AllocationId import);  // kInvalid: Await was not called for it
 
  private:
   using Shared = Result<std::vector<SharedAllocation>>;
@@ -36,7 +36,7 @@ class ImportQueue {
   std::vector<Batch> batches_;
   std::size_t asked_ = 0, arrived_ = 0;
   std::map<AllocationId, SharedAllocation> arrived_with_;
-  std::deque<std::future<Shared>> coming_;  // last: what it waits for uses the batches
+  std::deque<std::future<Shared>> coming_;  // last, so that it ends first: it uses the batches
 };
 
 }  // namespace amem

@@ -15,8 +15,8 @@
 namespace amem {
 namespace {
 
-// Measured on an H200 host with 32 processors: a GiB takes 190 to 230 ms with one thread, 55 to 70 with four, and longer with
-// more, because they wait for each other in the kernel.
+// On an H200 host with 32 processors a GiB takes 190 to 230 ms with one thread and 55 to 70 with four. More threads take
+// longer, because they wait for each other in the kernel.
 constexpr std::size_t kPageThreads = 4, kProcessorsForEach = 4;
 constexpr int kPagesNiceness = 10;
 
@@ -34,13 +34,13 @@ struct PageSupply::Shared {
   Copier& copier;
   const Bytes piece;
   const Asking asking;
-  std::mutex mutex;  // over all below
+  std::mutex mutex;  // guards all below
   std::condition_variable changed;
   std::vector<std::unique_ptr<HostPages>> ready;
   std::size_t wanted = 0;
   std::size_t under_way = 0;  // pieces
   std::size_t threads = 0;
-  bool useless = false;  // the driver pins otherwise
+  bool useless = false;  // the driver pins in another way
 };
 
 void PageSupply::Shared::Work() {
@@ -53,7 +53,7 @@ void PageSupply::Shared::Work() {
     if (claimed) asking.touched();
     lock.lock();
     --under_way;
-    if (pages == nullptr) wanted = 0;  // the system has no more now
+    if (pages == nullptr) wanted = 0;  // the system has no more at the moment
     if (pages != nullptr) ready.push_back(std::move(pages));
     changed.notify_all();
   }
@@ -67,7 +67,7 @@ PageSupply::PageSupply(Copier& copier, Bytes piece, std::size_t ahead, Asking as
 }
 
 PageSupply::~PageSupply() {
-  if (fork_.InChild()) {  // neither the threads nor the pages came along
+  if (fork_.InChild()) {  // threads and pages do not survive a fork
     static_cast<void>(new std::shared_ptr<Shared>(shared_));
     return;
   }
@@ -89,7 +89,7 @@ void PageSupply::Want(std::size_t pieces, Haste haste) {
         static_cast<void>(setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kPagesNiceness));
       shared->Work();
     });
-    if (!started.ok()) return;  // what is not ready is populated when it is pinned
+    if (!started.ok()) return;  // Take populates what is not ready
     started->detach();
     ++shared_->threads;
   }
@@ -114,7 +114,7 @@ std::size_t PageSupply::Pieces() const {
 
 void PageSupply::Drop() {
   if (fork_.InChild()) return;
-  std::vector<std::unique_ptr<HostPages>> unused;  // outlives the lock: giving memory back takes long
+  std::vector<std::unique_ptr<HostPages>> unused;  // freed after the lock is released, because that takes long
   const std::lock_guard lock(shared_->mutex);
   shared_->wanted = 0;
   unused.swap(shared_->ready);

@@ -1,5 +1,5 @@
-// Host memory that is there, and only has to be pinned: threads of its own make the system provide it. That is nearly all of
-// the time that pinning takes, and needs no driver call, so it can be done ahead, by several threads, and while NCCL starts up.
+// Host memory that the system has provided and that only needs to be pinned. Populating takes most of the time of pinning and
+// needs no driver call, so threads can do it ahead, while NCCL starts up.
 #pragma once
 
 #include <cstddef>
@@ -14,23 +14,23 @@ namespace amem {
 // Thread-safe.
 class PageSupply {
  public:
-  // `claim` says whether the host has another piece, `touched` is called once it is there; by several threads at once.
+  // `claim` says whether the host has room for another piece; `touched` is called once it exists. Several threads call them.
   struct Asking {
     std::function<bool()> claim;
     std::function<void()> touched;
   };
-  PageSupply(Copier& copier, Bytes piece, std::size_t ahead, Asking asking);  // `ahead`: so many threads for kAhead
-  ~PageSupply();  // waits for the threads, each of which ends with the piece that it is at
+  PageSupply(Copier& copier, Bytes piece, std::size_t ahead, Asking asking);  // `ahead`: threads for Haste::kAhead
+  ~PageSupply();                                                              // waits until each thread has finished its piece
   PageSupply(const PageSupply&) = delete;
   PageSupply& operator=(const PageSupply&) = delete;
 
-  enum class Haste { kAhead, kNow };  // threads that give way to all others; or as many as gain by it
-  // That many pieces are wanted, those counted in that are there. Returns at once; a call replaces the one before.
+  enum class Haste { kAhead, kNow };  // low priority; or as many threads as help
+  // How many pieces are wanted, including those that exist. Returns at once; replaces the last call.
   void Want(std::size_t pieces, Haste haste);
-  // A piece, and one less is wanted then. Waits for one that is under way; null: none is, or the driver has no use for them.
+  // Takes a piece; then one less is wanted. Waits for one under way. Null: there is none, or the driver has no use for them.
   std::unique_ptr<HostPages> Take();
-  [[nodiscard]] std::size_t Pieces() const;  // that are there, or under way
-  void Drop();                               // what is there goes back, and nothing is wanted
+  [[nodiscard]] std::size_t Pieces() const;  // ready or under way
+  void Drop();                               // frees all pieces; none are wanted any more
 
  private:
   struct Shared;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint32_t kReadAndWrite = 3;
 
-// A piece of ordinary memory that stands in for lost memory.
+// Ordinary memory that stands in for lost memory.
 AllocationProperties PieceOn(DeviceOrdinal device) {
   AllocationProperties properties;
   properties.handle_types = 1;
@@ -124,7 +124,7 @@ Status StepPerformer::CheckMemory(const Step& step, const StepTarget& target) {
 
 Result<DriverHandle> StepPerformer::Create(const Step& step, const StepTarget& target) {
   const bool own_object = target.multicast && target.devices > 0;
-  if (target.stands_in && own_object) {  // importers get the piece, too, and an imported one could not be exported
+  if (target.stands_in && own_object) {  // importers get the piece too, and an imported one could not be exported
     standing_in_[step.allocation] = step.device;
     return driver_.Create(StandInPiece(step.bytes), PieceOn(step.device), 0);
   }
@@ -137,13 +137,13 @@ Result<DriverHandle> StepPerformer::Import(const Step& step) {
   const auto shared = side_.Shared(step);
   if (!shared.ok()) return shared.status();
   auto handle = driver_.Import(shared->descriptor);
-  // The owner's piece of ordinary memory, which is mapped over and over here as well.
+  // The owner's piece of ordinary memory, mapped repeatedly here as well.
   if (handle.ok() && shared->incarnation.stands_in) standing_in_[step.allocation] = step.device;
   return handle;
 }
 
-// An owner that has not released its object hands out the one that has this session's devices already. What stands in for an
-// object has none.
+// An owner that did not release its object hands out the same one, which has this session's devices already. Memory that stands
+// in for an object has no devices.
 Status StepPerformer::AddDevice(const Step& step, const StepTarget& target) {
   if (!target.lacks_device || StandsIn(step.allocation)) return {};
   return driver_.AddDevice(target.handle, step.device);
@@ -155,8 +155,7 @@ Status StepPerformer::Bind(const Step& step, const StepTarget& target) {
   return driver_.BindMemory(target.handle, step.offset, target.bound, target.bound_offset, step.bytes);
 }
 
-// Memory that stands in for a lost owner's costs next to nothing, because nobody can expect anything of its contents: a small
-// piece is mapped over and over.
+// Nobody can expect contents of memory that stands in for a lost owner's, so a small piece is mapped repeatedly.
 Result<DriverHandle> StepPerformer::StandIn(const Step& step) {
   const Bytes bytes = StandInPiece(step.bytes);
   standing_in_[step.allocation] = step.device;
@@ -164,7 +163,7 @@ Result<DriverHandle> StepPerformer::StandIn(const Step& step) {
   if (shared) return driver_.Import(shared);
   auto handle = driver_.Create(bytes, PieceOn(step.device), 0);
   if (!handle.ok()) return handle;
-  auto exported = driver_.Export(*handle);  // if that fails, the next allocation gets a piece of its own
+  auto exported = driver_.Export(*handle);  // if this fails, the next allocation gets its own piece
   if (exported.ok()) shared = *std::move(exported);
   return handle;
 }
@@ -192,15 +191,15 @@ Status StepPerformer::SetAccess(const Step& step, const StepTarget& target) {
     if (!device || a.location.id == stands_in->second.value) device = DeviceOrdinal{a.location.id};
   }
   if (!device) return {};
-  // A kernel would believe flags that the memory's last user left in it.
+  // A kernel would take flags that the last user left there for its own.
   AMEM_TRY(driver_.Clear(*device, target.address, StandInPiece(target.bytes)));
   Status cleared = driver_.FinishCopies(*device, side_.until());
-  // Nothing may be queued for an address that the undo is about to unmap.
+  // Nothing may be queued for an address that the undo will unmap.
   if (!cleared.ok()) static_cast<void>(driver_.FinishCopies(*device, side_.until()));
   return cleared;
 }
 
-// When a pause is done, it is checked that all memory is gone; only after a resume the whole state is worth a look.
+// After a pause all memory must be gone. The whole state is checked only after a resume.
 Status StepPerformer::Verify() const {
   const State& state = side_.state();
   if (state.LifecycleOf(pool_) == Lifecycle::kResuming) AMEM_TRY(CheckInvariants(state));

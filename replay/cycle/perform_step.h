@@ -1,4 +1,4 @@
-// What one step of a plan asks of the driver: the one redo, for the executor and for `amem-replay run`.
+// The driver calls of one step of a plan, for the executor and for replays.
 #pragma once
 
 #include <map>
@@ -18,52 +18,52 @@ class StepSide {
  public:
   virtual ~StepSide() = default;
   [[nodiscard]] virtual const State& state() const = 0;
-  [[nodiscard]] virtual DriverHandle HandleOf(AllocationId allocation) const = 0;  // zero if there is none
+  [[nodiscard]] virtual DriverHandle HandleOf(AllocationId allocation) const = 0;  // zero: none
   // Where a recorded address lies on this driver.
   [[nodiscard]] virtual Address Here(Address recorded) const { return recorded; }
-  // What the owner of an import hands out: the descriptor, and of a multicast object which it is.
+  // What an import's owner hands out: the descriptor, and which version of a multicast object it is.
   virtual Result<SharedAllocation> Shared(const Step& import) = 0;
-  // Whether a device is still to be added to a multicast object.
+  // Whether a device must still be added to a multicast object.
   [[nodiscard]] virtual bool Lacks(AllocationId multicast, DeviceOrdinal device) const {
     return static_cast<void>(multicast), static_cast<void>(device), true;
   }
   // Steps that copy contents: kScan, kSave, kBeginRestore, kRestore.
   virtual Status Copy(const Step& step) = 0;
-  // When waits for a device end.
+  // The deadline for waits.
   [[nodiscard]] virtual Deadline until() const = 0;
 };
 
 // What a step works on, as it was when the step began.
 struct StepTarget {
-  std::string tag;  // of the pool whose step it is; empty: NCCL's
+  std::string tag;  // the step's pool; empty: NCCL's
   Address address;  // on this driver
   DriverHandle handle;
   Bytes bytes = 0;
   AllocationProperties properties;
   std::uint64_t flags = 0;
   Mapping mapping;
-  bool stands_in = false;  // the memory replaces that of an owner who was lost, or an object that lost a member
-  bool multicast = false;  // a multicast object, for this many devices
+  bool stands_in = false;  // the memory replaces a lost owner's, or an object that lost a member
+  bool multicast = false;  // a multicast object; for this many devices
   std::uint32_t devices = 0;
-  bool lacks_device = false;  // kAddDevice: it is not there yet
+  bool lacks_device = false;  // kAddDevice: the device is not added yet
   MulticastBinding binding;   // kBind
-  DriverHandle bound;         // the memory that is to be bound by its handle, and where in it that begins
+  DriverHandle bound;         // the memory to bind, and its offset in the handle
   Bytes bound_offset = 0;
 };
 
-// Not for several threads at once.
+// For one thread at a time.
 class StepPerformer {
  public:
   // Both must outlive the performer. `pool`: whose steps these are; zero: NCCL's.
   StepPerformer(Driver& driver, StepSide& side, PoolId pool = {}) : driver_(driver), side_(side), pool_(pool) {}
 
-  // With the side's state held still. kNotFound: the allocation or mapping does not exist.
+  // The caller holds the side's state still. kNotFound: the allocation or mapping does not exist.
   [[nodiscard]] Result<StepTarget> TargetOf(const Step& step) const;
-  // Makes the driver's calls. The result is the new handle, if the step makes one. Only kVerify looks at the side's state.
+  // Makes the driver's calls. Returns the new handle, if the step makes one. Only kVerify reads the side's state.
   Result<DriverHandle> Perform(const Step& step, const StepTarget& target);
-  // Ordinary memory is there in place of what the allocation was.
+  // Whether ordinary memory stands in for the allocation.
   [[nodiscard]] bool StandsIn(AllocationId allocation) const { return standing_in_.contains(allocation); }
-  // After a phase: the pieces that stand in for lost memory are shared within one.
+  // Ends a phase: imports of one phase share the pieces that stand in for lost memory.
   void EndPhase() { pieces_.clear(); }
 
  private:
@@ -81,8 +81,8 @@ class StepPerformer {
   Driver& driver_;
   StepSide& side_;
   const PoolId pool_;
-  std::map<std::pair<DeviceOrdinal, Bytes>, UniqueFd> pieces_;  // that stand in, by device and size
-  std::map<AllocationId, DeviceOrdinal> standing_in_;           // on which device, until they are released
+  std::map<std::pair<DeviceOrdinal, Bytes>, UniqueFd> pieces_;  // pieces that stand in, by device and size
+  std::map<AllocationId, DeviceOrdinal> standing_in_;           // by device, until they are released
 };
 
 }  // namespace amem

@@ -14,7 +14,7 @@
 namespace amem {
 namespace {
 
-constexpr std::chrono::minutes kPieceAtMost{1};  // it takes some 10 ms to pin one, if the driver does not hang
+constexpr std::chrono::minutes kPieceAtMost{1};  // pinning takes some 10 ms unless the driver hangs
 constexpr Bytes kPage = 4096;
 constexpr int kNiceness = 10;
 
@@ -34,7 +34,7 @@ PinnedSupply::PinnedSupply(Copier& copier, Options options)
              {[this] { return ClaimPiece().ok(); }, [this] { claims_.Settle(options_.chunk); }}) {}
 
 PinnedSupply::~PinnedSupply() {
-  if (fork_.InChild()) {  // neither the thread nor the driver's memory came along
+  if (fork_.InChild()) {  // neither the thread nor the driver's memory survives a fork
     static_cast<void>(thread_.release());
     Forget(idle_);
     return;
@@ -42,7 +42,6 @@ PinnedSupply::~PinnedSupply() {
   if (!StopPreparing()) thread_->join();
 }
 
-// With the lock.
 void PinnedSupply::WantPages() {
   const auto pieces = [&](Bytes wanted, Bytes there) {
     return (wanted - std::min(wanted, there) + options_.chunk - 1) / options_.chunk;
@@ -51,7 +50,7 @@ void PinnedSupply::WantPages() {
   pages_.Want(pieces(target_, statistics_.pinned_bytes), PageSupply::Haste::kAhead);
 }
 
-// With the lock: what is promised and has to be touched first.
+// What is promised and not yet populated.
 Bytes PinnedSupply::Missing(Bytes promised) const {
   return promised - std::min(promised, IdleBytes() + pages_.Pieces() * options_.chunk);
 }
@@ -101,7 +100,7 @@ Result<PinnedSupply::Taken> PinnedSupply::Take(Deadline until) {
   bool pinned_now = false;
   while (idle_.empty()) {
     pinned_now = true;
-    if (pinning_) {  // the buffer that the thread is about to get comes first
+    if (pinning_) {  // the buffer that the thread is pinning comes first
       if (!changed_.wait_until(lock, until, [&] { return !pinning_; })) {
         return Status{Code::kDriver,
                       fmt::format("pin host memory for contents: a call of the driver that pins ahead has not returned within "
@@ -138,7 +137,7 @@ PinnedSupply::Statistics PinnedSupply::Count() const {
 
 // ---- preparing -------------------------------------------------------------------------------------------------------------
 
-// If all scopes were paused at once.
+// What all scopes together would take.
 Bytes PinnedSupply::Wanted() const {
   Bytes sum = 0;
   for (const auto& [scope, bytes] : wanted_) sum += bytes;
@@ -163,7 +162,7 @@ void PinnedSupply::Want(PoolId scope, Bytes bytes) {
     asked_ = std::chrono::steady_clock::now();
     statistics_.not_prepared.clear();
     changed_.notify_all();
-    if (preparing_ || statistics_.pinned_bytes >= target_) return;  // the thread sees the new target
+    if (preparing_ || statistics_.pinned_bytes >= target_) return;  // the thread will see the new target
     preparing_ = true;
   }
   if (thread_ != nullptr) thread_->join();
@@ -206,7 +205,7 @@ void PinnedSupply::PinInBackground() {
   changed_.notify_all();
 }
 
-// Returns at once when preparing is to stop or to rest: the caller that asked for it may need the very buffer that is pinned.
+// Returns at once if preparing is to stop or rest: the caller that asked for it may need the buffer that is being pinned.
 void PinnedSupply::AwaitQuiet() {
   std::unique_lock lock(mutex_);
   while (resting_ == 0 && target_ > 0) {
@@ -253,7 +252,7 @@ void PinnedSupply::GiveSpareBack() {
     keep = std::max(most_wanted_, most_before_);
     most_before_ = std::exchange(most_wanted_, Wanted());
   }
-  constexpr Bytes kLittle = Bytes{64} << 20;  // scopes that hold less than this want nothing ahead
+  constexpr Bytes kLittle = Bytes{64} << 20;  // below this a scope wants nothing ahead
   Drop(keep + std::max(keep / 8, kLittle));
 }
 
@@ -265,7 +264,7 @@ void PinnedSupply::GiveBack(Bytes bytes) {
 }
 
 void PinnedSupply::Drop(Bytes keep) {
-  Buffers unused;  // outlives the lock: giving memory back takes long
+  Buffers unused;  // freed after the lock is released, because that takes long
   const std::lock_guard lock(mutex_);
   while (statistics_.pinned_bytes > keep && IdleBytes() >= promised_ + options_.chunk) {
     statistics_.pinned_bytes -= options_.chunk;

@@ -1,4 +1,4 @@
-// Pinned host memory for contents: one supply for a session, and what a backup has taken from it.
+// Pinned host memory for contents: a session's one supply, and what a backup has taken from it.
 #pragma once
 
 #include <atomic>
@@ -22,57 +22,56 @@
 
 namespace amem {
 
-// All backups of a session take buffers from here and give them back, so that what one scope does not use just now serves
-// another. Buffers are kept from one cycle to the next, and pinned ahead by a thread of its own. Thread-safe; outlives the
-// backups.
+// All backups of a session take buffers from here and give them back, so memory that one scope does not use serves another.
+// Buffers are kept between cycles and pinned ahead by a thread. Thread-safe; must outlive the backups.
 class PinnedSupply {
  public:
   struct Options {
-    Bytes chunk = Bytes{32} << 20;       // of all buffers; large enough to keep a copy engine busy
-    std::chrono::milliseconds quiet{0};  // the driver is called ahead when it was not called, nor Busy, for so long
-    Bytes nccl_limit = Bytes{4} << 30;   // no more is pinned ahead for NCCL's memory; a Take pins what it needs nevertheless
+    Bytes chunk = Bytes{32} << 20;       // size of each buffer; large enough to keep a copy engine busy
+    std::chrono::milliseconds quiet{0};  // pins ahead only after the driver was left alone for so long (Busy)
+    Bytes nccl_limit = Bytes{4} << 30;   // for NCCL's memory no more is pinned ahead; Take pins what it needs all the same
     Bytes pools_limit = Bytes{4} << 30;  // the same for all pools together
-    std::size_t prepare_threads = 1;     // that make the system provide memory ahead
+    std::size_t prepare_threads = 1;     // threads that populate memory ahead
     std::filesystem::path claims;        // HostClaims
   };
   struct Statistics {
-    Bytes pinned_bytes = 0;    // held, used or not
+    Bytes pinned_bytes = 0;    // used or idle
     std::string not_prepared;  // not empty: why preparing stopped early
   };
   struct Taken {
     std::unique_ptr<PinnedBuffer> buffer;
-    bool pinned_now = false;  // it was not idle
+    bool pinned_now = false;  // was pinned just now, not idle
   };
   using Buffers = std::vector<std::unique_ptr<PinnedBuffer>>;
 
   PinnedSupply(Copier& copier, Options options);
-  ~PinnedSupply();  // in a forked child it touches nothing
+  ~PinnedSupply();  // touches nothing in a forked child
   PinnedSupply(const PinnedSupply&) = delete;
   PinnedSupply& operator=(const PinnedSupply&) = delete;
   [[nodiscard]] Bytes chunk() const { return options_.chunk; }
 
-  Result<Taken> Take(Deadline until);  // an idle buffer, or one that is pinned now
+  Result<Taken> Take(Deadline until);  // an idle buffer, or one pinned now
   void Give(Buffers buffers);
-  // So much more, or less, will be taken soon, all of it checked before any of it is pinned: what is not idle is claimed from
-  // the host, and made ready by several threads. kOutOfMemory: nothing is promised.
+  // So much more, or less, will be taken soon. All of it is checked before any is pinned: what is not idle is claimed from the
+  // host, and several threads populate it. kOutOfMemory: nothing is promised.
   Status Promise(Bytes bytes);
   void Unpromise(Bytes bytes);
 
-  // What the next pause of a pool, or of NCCL's memory (zero), is expected to take. Begins to pin what is missing in the
-  // background, within the limits. Returns at once; replaces what was wanted for that scope before. What the thread does
-  // neither waits for kernels that run nor holds them up; it is never begun in a forked child.
+  // What the next pause of a pool, or of NCCL's memory (zero), is expected to take. Pins what is missing in the background,
+  // within the limits. Returns at once; replaces the scope's last call. The thread neither waits for running kernels nor delays
+  // them, and never starts in a forked child.
   void Want(PoolId scope, Bytes bytes);
-  void Busy() { busy_ns_.store(MonotonicNs(), std::memory_order_relaxed); }  // the program calls the driver: the thread waits
-  void Rest(bool resting);  // until as many calls say false as said true, the thread pins nothing
-  // Waits for the piece that is being pinned, some 10 ms. False: the driver has not come back from it.
+  // the program calls the driver, so the thread waits
+  void Busy() { busy_ns_.store(MonotonicNs(), std::memory_order_relaxed); }
+  void Rest(bool resting);  // the thread pins nothing until each true has had its false
+  // Waits some 10 ms for the piece that is being pinned. False: the driver did not return.
   bool StopPreparing();
-  // Gives idle buffers back that were promised to nobody, until no more than `keep` is left; stops preparing. CUDA waits there
-  // for all kernels that run: for quiet times, such as the end of a pause.
+  // Frees idle buffers that are not promised until `keep` is left, and stops preparing. CUDA waits for all running kernels, so
+  // call it in quiet times, such as the end of a pause.
   void Trim(Bytes keep);
-  // In such a time: gives back what was not wanted since the call before the last, because what is held has shrunk for
-  // good.
+  // In quiet times: frees what was not wanted since the call before the last, because the scopes have shrunk for good.
   void GiveSpareBack();
-  void GiveBack(Bytes bytes);  // in such a time: idle buffers of that size, and what was made ready
+  void GiveBack(Bytes bytes);  // in quiet times: frees so much of idle buffers and populated pages
   [[nodiscard]] Statistics Count() const;
 
  private:
@@ -93,52 +92,52 @@ class PinnedSupply {
   HostClaims claims_;
   std::atomic<std::uint64_t> busy_ns_{0};
 
-  std::mutex thread_mutex_;  // over thread_; taken before the other
+  std::mutex thread_mutex_;  // guards thread_; taken before mutex_
   std::unique_ptr<std::thread> thread_;
 
-  mutable std::mutex mutex_;  // over all below
+  mutable std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   Buffers idle_;
   Bytes promised_ = 0;
-  Bytes reserved_ = 0;  // claimed for what is promised, and not touched yet
+  Bytes reserved_ = 0;  // claimed for promises and not yet populated
   Statistics statistics_;
   std::map<PoolId, Bytes> wanted_;
-  Bytes most_wanted_ = 0, most_before_ = 0;  // at once, since the last GiveSpareBack; and before it
+  Bytes most_wanted_ = 0, most_before_ = 0;  // at once, since the last GiveSpareBack, and before that
   Bytes target_ = 0;                         // of preparing
   std::chrono::steady_clock::time_point asked_;
   int resting_ = 0;
-  bool pinning_ = false;    // preparing is inside the driver
+  bool pinning_ = false;    // the thread is inside the driver
   bool preparing_ = false;  // the thread has not reached its end
-  PageSupply pages_;        // ends first
+  PageSupply pages_;        // destroyed first
 };
 
-// What one backup holds of the supply, handed out in rooms. For one thread at a time, but for held_bytes.
+// What one backup has taken from the supply, handed out in rooms. For one thread at a time, except held_bytes.
 class PinnedMemory {
  public:
   struct Room {
     std::byte* at = nullptr;
     Bytes bytes = 0;
-    bool joined = false;  // lies directly behind the room before, in the same pinned buffer
+    bool joined = false;  // lies directly behind the last room, in the same buffer
     bool pinned_now = false;
   };
 
   explicit PinnedMemory(PinnedSupply& supply) : supply_(supply) {}
-  ~PinnedMemory();  // in a forked child it touches nothing
+  ~PinnedMemory();  // touches nothing in a forked child
   PinnedMemory(const PinnedMemory&) = delete;
   PinnedMemory& operator=(const PinnedMemory&) = delete;
 
-  Status Promise(Bytes wanted);  // at least so much will be taken soon; kOutOfMemory: the host has not got that
-  void Unpromise();              // no more will
-  Result<Room> Take(Bytes wanted, Deadline until);  // a multiple of 4096, at most that much
-  void TakeBack();                                  // all rooms at once; their memory serves others
-  void Rest(bool resting);                          // the supply's thread, because copies are queued
+  Status Promise(Bytes wanted);                     // so much will be taken soon; kOutOfMemory: the host does not have it
+  void Unpromise();                                 // withdraws Promise
+  Result<Room> Take(Bytes wanted, Deadline until);  // a multiple of 4096, at most `wanted`
+  void TakeBack();                                  // all rooms at once
+  void Rest(bool resting);                          // the supply's thread rests, because copies are queued
   [[nodiscard]] Bytes held_bytes() const { return held_bytes_; }
 
  private:
   PinnedSupply& supply_;
   const ForkGuard fork_;
   PinnedSupply::Buffers buffers_;  // the last one has room
-  Bytes filled_ = 0;               // of that
+  Bytes filled_ = 0;               // of the last buffer
   Bytes promised_ = 0;
   std::atomic<Bytes> held_bytes_ = 0;
   bool resting_ = false;

@@ -15,7 +15,7 @@
 namespace amem {
 namespace {
 
-// How long after an attempt to begin the journal anew the next one is made from within NCCL's calls.
+// How often NCCL's calls try to begin a lost journal anew.
 constexpr std::uint64_t kRenewAgainAfterNs = 5'000'000'000;
 
 std::uint32_t ThreadId() {
@@ -23,7 +23,7 @@ std::uint32_t ThreadId() {
   return id;
 }
 
-// No plan depends on these: host memory, pools, the driver's own cuMemAlloc memory, and what was seen in passing.
+// No plan depends on these: host memory, driver pools, the driver's cuMemAlloc memory, passing sights.
 struct IsOnlyCounted {
   const State& state;
   bool operator()(const LegacyAllocated& e) const { return !e.backing; }
@@ -90,7 +90,7 @@ void Ledger::Record(EventBody body) {
       ++dropped_events_;
       return Record(PassedThrough{std::string(KindName(event.body.index())), "not counted: " + applied.message(), 0});
     }
-    // The event happened, but the state cannot follow it: its text becomes the reason why the session is broken.
+    // The event happened, but the state cannot follow: its text becomes the reason why the session is broken.
     if (!std::holds_alternative<SessionBroken>(event.body))
       Break(fmt::format("the state machine refused an event that happened ({}): {}", ToText(event.body), applied.message()));
     return;
@@ -108,7 +108,7 @@ void Ledger::Append(const Event& event) {
   lost_.ok() ? SnapshotIfDue() : RenewJournal();
 }
 
-// The state holds what could not be appended, so the fresh journal lacks nothing but the events themselves.
+// The state holds what could not be appended, so the fresh journal lacks only the events themselves.
 void Ledger::RenewJournal() {
   if (lost_.ok() || !state_.broken.empty()) return;
   if (const Status renewed = journal_->Renew(state_); renewed.ok()) lost_ = renewed;
@@ -141,7 +141,7 @@ Status Ledger::Broken() const { return {Code::kBroken, state_.broken}; }
 
 void Ledger::SnapshotIfDue() {
   if (!state_.broken.empty() || state_.lifecycle != Lifecycle::kRunning || !journal_->SnapshotDue()) return;
-  static_cast<void>(journal_->Snapshot(state_));  // if it fails, the events before it are kept, and nothing is lost
+  static_cast<void>(journal_->Snapshot(state_));  // if it fails, earlier events are kept and nothing is lost
 }
 
 DriverHandle Ledger::HandleOf(AllocationId allocation) const {

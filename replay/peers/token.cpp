@@ -136,7 +136,7 @@ Result<Token> ReadTokenDescriptor(int fd) {
     return Status{Code::kIo, fmt::format("import of descriptor {}: reading the token: {}", fd, SystemError())};
   }
   auto token = Decode(bytes);
-  // The name says that it is a token, so bytes that are none are damage, and not another program's.
+  // The name says that it is a token, so other bytes are damage and not another program's memfd.
   if (!token && token.status().code() == Code::kNotFound) return Status{Code::kCorrupt, link + " does not hold a token"};
   return token;
 }

@@ -81,11 +81,11 @@ std::string WhatTheyDo(const RoundCall& call, const std::vector<PeerIdentity>& m
 // ---- arrivals --------------------------------------------------------------------------------------------------------------
 
 void VoteCounter::Arrived(ConnectionId connection, const PeerIdentity& who, const ArriveMessage& arrival, Time now) {
-  if (places_.contains(connection)) return;  // the round has just begun; the message that says so is on its way
+  if (places_.contains(connection)) return;  // the round has just begun, and the message that says so is on its way
   Arrival newcomer{connection, who, arrival.kind, arrival.set, {}};
   if (arrival.left_ms != 0) newcomer.until = now + std::chrono::milliseconds(arrival.left_ms);
   if (!gathering_.empty() && gathering_.begin()->second.kind != newcomer.kind) {
-    // A member that changed its mind is no mixture with itself.
+    // A member that changed its mind must not be compared with its earlier call.
     gathering_.erase(who.session);
     if (!gathering_.empty() && gathering_.begin()->second.kind != newcomer.kind) return RefuseMixture(newcomer);
   }
@@ -130,7 +130,7 @@ std::vector<PeerIdentity> VoteCounter::Missing() const {
   return missing;
 }
 
-// When all run out of patience together, each is told of the members that did not come at all, not of each other.
+// If all run out of patience together, each is told of the members that never came, not of the others.
 std::vector<PeerIdentity> VoteCounter::NeverCame() const {
   const auto missing = Missing();
   auto never = missing;
@@ -197,7 +197,7 @@ void VoteCounter::Voted(ConnectionId connection, const VoteMessage& vote, Time n
   Ballot& ballot = round.ballot;
   if (ballot.votes.empty()) ballot.opened = now;
   if (!vote.status.ok() && !ballot.first_failure) ballot.first_failure = place->second.session;
-  // The most impatient voter sets the deadline, so that each hears the common decision before giving up by itself.
+  // The vote with the least time left sets the deadline, so that every member hears the common decision in time.
   const Time until = now + std::chrono::milliseconds(vote.left_ms);
   ballot.deadline = std::min(ballot.deadline.value_or(until), until);
   ballot.votes[place->second.session] = vote;
@@ -276,7 +276,7 @@ void VoteCounter::Left(ConnectionId connection, std::uint64_t round) {
 }
 
 void VoteCounter::Closed(ConnectionId connection, const std::string& how) {
-  // A gathering just forgets it: the members that wait find out which one is missing, and whether it still lives.
+  // Before the round begins an arrival is simply forgotten: the members that wait find out who is missing.
   ForgetArrival(connection);
   Disconnected(connection, how);
 }

@@ -65,11 +65,11 @@ class VoteCounter {
     ConnectionId connection = 0;
     PeerIdentity who;
     bool gone = false;
-    bool told = false;  // a decision has named its end
-    bool late = false;  // a decision has named its absence: no vote waits for it until it has caught up
-    std::string how;    // it ended
+    bool told = false;  // a decision has named its death
+    bool late = false;  // a decision has named its absence; votes do not wait for it until it has caught up
+    std::string how;    // how it ended
   };
-  struct Ballot {  // the vote that is open now
+  struct Ballot {  // the open vote
     std::map<SessionId, VoteMessage> votes;
     std::optional<SessionId> first_failure;
     Time opened;
@@ -83,7 +83,7 @@ class VoteCounter {
     Ballot ballot;
     [[nodiscard]] std::uint32_t open_index() const { return static_cast<std::uint32_t>(decisions.size()) + 1; }
   };
-  struct Place {  // where a connection has a part
+  struct Place {  // a connection's part in rounds
     std::uint64_t round = 0;
     SessionId session;
   };
@@ -105,7 +105,7 @@ class VoteCounter {
   VoteObserver* observer_;
   const std::string tag_;
   std::map<SessionId, Arrival> gathering_;  // all of one kind
-  std::set<SessionId> gave_up_;             // came to this gathering and withdrew: the others did not wait for them
+  std::set<SessionId> gave_up_;             // came, and withdrew because others did not
   std::map<std::uint64_t, Ongoing> rounds_;
   std::map<ConnectionId, Place> places_;  // of members of ongoing rounds
   std::uint64_t last_round_ = 0;
@@ -114,12 +114,11 @@ class VoteCounter {
 // "rank 2 (pid 4711 on host a) failed in phase create own: out of memory", the form of every vote that fails.
 Status FailedVote(const PeerIdentity& who, PhaseKind phase, const Status& reason);
 std::string ToText(const std::vector<PeerIdentity>& peers);  // "rank 1 (...), rank 2 (...)"
-// What a member that did not come has answered of itself: "running, has not called ncclPause"; empty: nothing.
+// What a missing member said of itself: "running, has not called ncclPause"; empty: nothing.
 std::string AnswerOf(const RoundCall& call, Lifecycle lifecycle);
-// What was seen of a process, for the message of a call that waited for it: "is stopped (SIGSTOP?)"; empty: nothing that would
-// explain why it did not come.
+// What explains why a process is late, for messages: "is stopped (SIGSTOP?)"; empty: nothing.
 std::string WhyLate(const ProcessSeen& seen);
-// What is known of the members that did not come: ", of whom rank 1 (...) is running and has not called ncclPause"; or nothing.
+// What is known of missing members: ", of whom rank 1 (...) is running and has not called ncclPause"; or nothing.
 std::string WhatTheyDo(const RoundCall& call, const std::vector<PeerIdentity>& missing,
                        const std::map<SessionId, CycleProgress>& progress, const std::set<SessionId>& silent,
                        const std::map<SessionId, ProcessSeen>& seen = {});

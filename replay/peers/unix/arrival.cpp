@@ -17,7 +17,7 @@ constexpr auto kLookAgainFirst = std::chrono::milliseconds(10);
 constexpr auto kLookAgainLast = std::chrono::milliseconds(200);
 constexpr auto kWithdrawPatience = std::chrono::milliseconds(1000);
 constexpr int kLeaderClosingsMax = 3;
-constexpr std::chrono::milliseconds kWitnessPatience{100};  // with the journal
+constexpr std::chrono::milliseconds kWitnessPatience{100};  // to wait for the journal
 
 std::string OfTag(const std::string& tag) { return tag.empty() ? "" : " of tag " + tag; }
 
@@ -30,7 +30,7 @@ Result<RoundBegun> Arrival::Run() {
   auto begun = Wait();
   if (!begun && begun.status().code() == Code::kPeerLost) {
     if (!lost_) lost_ = discovery_.lost();
-    if (!lost_) lost_ = discovery_.IdentityOf(last_leader_);  // it must have been one of them
+    if (!lost_) lost_ = discovery_.IdentityOf(last_leader_);  // it was one of the members
     sessions.SetLoss(call_.tag, *lost_);
     culprits_ = {*lost_};
   }
@@ -41,7 +41,7 @@ Result<RoundBegun> Arrival::Run() {
 Result<RoundBegun> Arrival::Wait() {
   while (true) {
     Status status = LookAndArrive();
-    // Who last said that it is busy is the reason, though this look had no time left to hear it again.
+    // A member said earlier that it is busy; this look had no time to hear it again.
     if (status.code() == Code::kTimeout && !IsBusy(status) && !busy_.ok()) status = busy_;
     busy_ = IsBusy(status) ? status : Status{};
     if (status.ok() && state_ == State::kWaiting) status = WaitForNews();
@@ -53,7 +53,7 @@ Result<RoundBegun> Arrival::Wait() {
 }
 
 RoundBegun Arrival::Outcome() {
-  // Nobody said so of a resume, whose time begins when all have come.
+  // A resume has no shortest time left; its time begins when all have come.
   const Deadline common = In(begun_.left_ms == 0 ? context_.deadlines.call() : std::chrono::milliseconds(begun_.left_ms));
   const Deadline until = std::max(common, In(context_.deadlines.round_least()));
   if (state_ == State::kBegun) return {std::move(leader_), std::move(begun_), until, {}};
@@ -63,10 +63,10 @@ RoundBegun Arrival::Outcome() {
 
 // ---- looking ---------------------------------------------------------------------------------------------------------------
 
-// The leader's word comes first; and no member is to blame that just had no time left to answer.
+// What the leader says counts first. A member that had no time to answer is not to blame.
 bool Arrival::Superseded() const { return leader_ != nullptr && (TooLate() || CanBeRead(leader_->fd())); }
 
-// Finds the set as it is now, and makes sure that its leader knows that this session has come, and what it sees.
+// Finds the current set, and makes sure that its leader knows of this session and of that set.
 Status Arrival::LookAndArrive() {
   if (Superseded()) return {};
   auto set = discovery_.Look(deadline_, leader_ != nullptr ? leader_->fd() : -1);
@@ -116,7 +116,7 @@ Status Arrival::Arrive(SessionId leader) {
   return sent.Within(NameOf(leader));
 }
 
-// A member of a round is neither running nor paused; one that has left it in order will not come back to it.
+// A member in a round is neither running nor paused; one that left it in order does not come back.
 std::optional<Lifecycle> Arrival::Settled() const {
   for (const auto& [session, progress] : discovery_.progress()) {
     const bool ended = progress.lifecycle == Lifecycle::kRunning || progress.lifecycle == Lifecycle::kPaused;
@@ -127,7 +127,7 @@ std::optional<Lifecycle> Arrival::Settled() const {
 
 // ---- waiting ---------------------------------------------------------------------------------------------------------------
 
-// Ok: something may have changed; look again, unless the wait is over.
+// Ok: something may have changed, so look again unless the wait is over.
 Status Arrival::WaitForNews() {
   auto answer = leader_->TryReceive();
   while (answer && answer->has_value()) {
@@ -136,7 +136,7 @@ Status Arrival::WaitForNews() {
     answer = leader_->TryReceive();
   }
   if (!answer) return LeaderClosed(answer.status());
-  if (TooLate()) return {Code::kTimeout, ""};  // GiveUp finds the words
+  if (TooLate()) return {Code::kTimeout, ""};  // GiveUp writes the message
   return Nap();
 }
 
@@ -184,15 +184,14 @@ Status Arrival::Poll(Deadline until) {
 
 // ---- members and leaders that are lost -------------------------------------------------------------------------------------
 
-// A member that left the set has either dropped its shared memory or died. When it died, those that share memory with it fail;
-// so must those that knew it only through them.
+// A member that left the set has dropped its shared memory or died. If it died, sessions that share memory with it fail, and
+// those that knew it only through them must fail too.
 Status Arrival::RequireNoDeath(const std::vector<PeerIdentity>& set) {
   for (const auto& member : announced_) {
     if (std::ranges::find(set, member.session, &PeerIdentity::session) == set.end()) vanished_.push_back(member);
   }
   for (const auto& member : vanished_) {
-    // A dying process may still seem to listen: a leader whose connection has ended is waited for, the others are looked at
-    // again later.
+    // A dying process may still seem to listen. Wait for a leader whose connection has ended; look at the others later.
     const auto patience = member.session == closed_leader_ ? kDyingPatience : kDyingPatience.zero();
     if (again_ || !IsGone(context_.connection, member.session, patience)) continue;
     lost_ = member;
@@ -207,13 +206,13 @@ Status Arrival::LeaderClosed(const Status& why) {
   const std::string name = NameOf(leader_->to());
   closed_leader_ = leader_->to();
   leader_.reset();
-  // The next look tells whether it is still of the set, and says so if it has died.
+  // The next look tells whether it is still in the set, or has died.
   return ++closings_ < kLeaderClosingsMax ? Status{} : why.Within(name);
 }
 
 // ---- ending the wait -------------------------------------------------------------------------------------------------------
 
-// After this the leader does not count this session any more - or the round has begun in the same moment, for all members.
+// After this the leader does not count this session - or the round has begun in the same moment, for all members.
 Status Arrival::Withdraw() {
   const Deadline patience = In(kWithdrawPatience);
   missing_.reset();
@@ -248,8 +247,8 @@ std::vector<PeerIdentity> Arrival::Absent(const Status& why, const Status& withd
   return absent;
 }
 
-// Ranks end what they do between a pause and a resume minutes apart, and without AMem the first would wait in the next
-// collective for as long. One that is stopped and was not seen to run is paused, too, since it took part in the pause.
+// Ranks finish what they do between a pause and a resume minutes apart; without AMem the first would wait as long in the next
+// collective. A stopped member that was not seen running took part in the pause, so it is paused.
 bool Arrival::MayComeYet(const std::vector<PeerIdentity>& absent) const {
   if (!call_.patient || absent.empty()) return false;
   return std::ranges::all_of(absent, [this](const PeerIdentity& who) {
@@ -264,12 +263,12 @@ Status Arrival::WaitOn(const std::vector<PeerIdentity>& absent) {
   if (missing_ && leader_ != nullptr) {
     withdrawn_ = true;
   } else {
-    leader_.reset();  // it did not answer; it is asked anew
+    leader_.reset();  // it did not answer; ask again
   }
   deadline_ = In(context_.deadlines.margin());
   if (!Passed(next_word_)) return {};
   const auto waited = Waited();
-  next_word_ = In(waited);  // ever more seldom
+  next_word_ = In(waited);  // more and more rarely
   const auto seen = Witness(absent);
   if (context_.waiting) {
     context_.waiting(fmt::format("resume{}: waits since {} s for {}{}", OfTag(call_.tag), waited.count() / 1000, ToText(absent),

@@ -1,7 +1,8 @@
-// Arriving at a round: a session tells the leader of its set that it has come, and waits until all members have.
+// Arriving at a round: a session tells its set's leader that it has come, and waits until all members have.
 //
-// The set may grow while members wait (a member is still importing), and with it the leader may change. No message says so: a
-// member that waits looks again - at once when something changes at home, now and then for what changes elsewhere - and moves.
+// The set may grow while members wait, because a member still imports, and the leader may change with it. Nobody sends news of
+// that: a waiting member looks again, at once if something changes in its own session and from time to time otherwise, and
+// moves to the new leader.
 #pragma once
 
 #include <algorithm>
@@ -21,26 +22,26 @@
 
 namespace amem {
 
-// `busy` is true as long as the round exists; the caller has set it.
+// `busy` is true as long as the round exists; the caller sets it.
 struct RoundContext {
   ConnectionContext connection;
   PeerService* service = nullptr;
   PeerDelegate* delegate = nullptr;
   Deadlines deadlines;
-  std::shared_ptr<std::atomic<bool>> busy;          // of rounds about that tag
-  std::function<void(const std::string&)> waiting;  // as UnixPeersOptions has it
+  std::shared_ptr<std::atomic<bool>> busy;          // set while a round of that tag exists
+  std::function<void(const std::string&)> waiting;  // as in UnixPeersOptions
 };
 
 struct RoundBegun {                        // how waiting for the others ended
   std::unique_ptr<PeerConnection> leader;  // null: no session shares memory with this one
   BegunMessage begun;
   Deadline until;                    // of the round
-  std::optional<Lifecycle> settled;  // of a member that will not come, as it has ended this cycle
+  std::optional<Lifecycle> settled;  // a member ended this cycle in that state and will not come
 };
 
 class Arrival {
  public:
-  // `again`: the leader of a round that had begun was lost.
+  // `again`: a round had begun, and its leader was lost.
   Arrival(const RoundContext& context, RoundCall call, bool again)
       : context_(context),
         call_(std::move(call)),
@@ -50,12 +51,12 @@ class Arrival {
         discovery_(context.connection, *context.service, *context.delegate, call_.tag, again) {}
 
   Result<RoundBegun> Run();
-  // As Peers::Arrive has them.
+  // As in Peers::Arrive.
   [[nodiscard]] const std::vector<PeerIdentity>& culprits() const { return culprits_; }
 
  private:
   enum class State {
-    kWaiting,  // for members, at the leader if there is a connection to it
+    kWaiting,  // for members, at the leader if connected
     kBegun,    // the leader said that all have come
     kAlone,    // no session shares memory with this one
     kSettled,  // a member has ended the cycle, and will not come
@@ -64,7 +65,7 @@ class Arrival {
   Result<RoundBegun> Wait();
   RoundBegun Outcome();
 
-  // What makes a member look again, and move.
+  // Look again, and move to the leader.
   Status LookAndArrive();
   Status MoveTo(std::vector<PeerIdentity> set);
   Status Arrive(SessionId leader);
@@ -75,11 +76,11 @@ class Arrival {
   [[nodiscard]] bool Superseded() const;
   [[nodiscard]] std::optional<Lifecycle> Settled() const;
 
-  // Members and leaders that are lost.
+  // Lost members and leaders.
   Status RequireNoDeath(const std::vector<PeerIdentity>& set);
   Status LeaderClosed(const Status& why);
 
-  // Ending the wait, or not.
+  // Whether and how the wait ends.
   [[nodiscard]] std::vector<PeerIdentity> Absent(const Status& why, const Status& withdrawn) const;
   [[nodiscard]] bool MayComeYet(const std::vector<PeerIdentity>& absent) const;
   Status WaitOn(const std::vector<PeerIdentity>& absent);
@@ -87,7 +88,7 @@ class Arrival {
   Status GiveUp(const Status& why);
   Status TimedOut(const std::vector<PeerIdentity>& absent, const Status& withdrawn);
   Status Unanswered(const Status& why);
-  // Looks at the processes of members that did not come, and tells the journal.
+  // Looks at the processes of missing members, and tells the journal.
   std::map<SessionId, ProcessSeen> Witness(const std::vector<PeerIdentity>& late);
 
   [[nodiscard]] bool TooLate() const { return Passed(deadline_); }
@@ -97,23 +98,23 @@ class Arrival {
   const RoundContext& context_;
   const RoundCall call_;
   const bool again_;
-  const Deadline began_;        // the call, or gathering again
-  Deadline deadline_;           // of a resume that waits for a peer that is paused: of the next look at that
-  Deadline next_word_ = Now();  // of whom it waits for
+  const Deadline began_;        // of the call, or of gathering again
+  Deadline deadline_;           // of a patient resume: of the next look
+  Deadline next_word_ = Now();  // when to say next for whom it waits
   Discovery discovery_;
   State state_ = State::kWaiting;
-  BegunMessage begun_;                                // if it has
-  Lifecycle settled_{};                               // if it is
-  std::unique_ptr<PeerConnection> leader_;            // null: this session has not come to one, or must come again
-  std::vector<PeerIdentity> announced_;               // the set, as the leader was told
-  bool withdrawn_ = false;                            // and must be told again
+  BegunMessage begun_;                                // valid if kBegun
+  Lifecycle settled_{};                               // valid if kSettled
+  std::unique_ptr<PeerConnection> leader_;            // null: not arrived, or to arrive again
+  std::vector<PeerIdentity> announced_;               // the set as the leader knows it
+  bool withdrawn_ = false;                            // and must arrive again
   std::optional<std::vector<PeerIdentity>> missing_;  // the leader's answer to a withdrawal
-  std::vector<PeerIdentity> vanished_;                // were of the set, and are not any more
-  SessionId last_leader_;                             // to which this session has come
-  SessionId closed_leader_;                           // whose connection has ended
-  std::optional<PeerIdentity> lost_;                  // whose end failed this call
+  std::vector<PeerIdentity> vanished_;                // left the set
+  SessionId last_leader_;                             // where this session arrived last
+  SessionId closed_leader_;                           // its connection has ended
+  std::optional<PeerIdentity> lost_;                  // its end failed this call
   std::vector<PeerIdentity> culprits_;                // of a failure
-  Status busy_;                                       // of the last look, if that was why it failed
+  Status busy_;                                       // why the last look failed, if a member was busy
   int closings_ = 0;
   std::chrono::milliseconds pause_{};
 };

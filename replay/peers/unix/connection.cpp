@@ -14,7 +14,7 @@
 namespace amem {
 namespace {
 
-constexpr auto kSpin = std::chrono::microseconds(300);  // awake, before waiting asleep
+constexpr auto kSpin = std::chrono::microseconds(300);  // polls awake for so long before it sleeps
 constexpr auto kRetryPause = std::chrono::milliseconds(1);
 
 Status TimedOut() { return {Code::kTimeout, "no answer in time"}; }
@@ -42,7 +42,7 @@ Result<UniqueFd> ConnectTo(const ConnectionContext& context, SessionId to) {
 std::string HowItEnded(const ConnectionContext& context, SessionId session) {
   if (context.elsewhere != nullptr && context.elsewhere->Contains(session))
     return HasSaidFarewell(session) ? "has closed" : kPeerDied;
-  // A session that closes in order takes its socket away first.
+  // A session that closes in order removes its socket first.
   return SocketExists(context.directory, session) ? kPeerDied : "has closed";
 }
 
@@ -135,7 +135,7 @@ Result<std::optional<PeerConnection::Incoming>> PeerConnection::TryReceive() {
   if (!message) return message.status().Within("it sent");
   if (auto* failure = std::get_if<FailureMessage>(&message->body)) failure->status = failure->status.ReportedBy(to_);
   if (packet.descriptors_lost) {
-    // Said as a failure of that request, so that a caller that waits for more answers can still take those.
+    // Reported as a failure of that request, so that a caller can still take its other answers.
     message->body =
         FailureMessage{{Code::kNoDescriptors,
                         "this process has no room for the descriptors that came: raise its limit of open files (ulimit -n)"}};
@@ -145,7 +145,7 @@ Result<std::optional<PeerConnection::Incoming>> PeerConnection::TryReceive() {
 }
 
 Result<PeerConnection::Incoming> PeerConnection::Receive(Deadline deadline) {
-  // An answer usually comes sooner than a sleeping thread can be woken.
+  // An answer usually comes before a sleeping thread could be woken.
   for (const Deadline spin = std::min(deadline, std::chrono::steady_clock::now() + (HasIdleCores() ? kSpin : kSpin.zero()));
        std::chrono::steady_clock::now() < spin; ::sched_yield()) {
     auto incoming = TryReceive();
@@ -173,7 +173,7 @@ Status PeerConnection::Wait(Until until, Deadline deadline, int or_readable) {
       if (Passed(deadline)) return TimedOut();
       continue;
     }
-    if (polled[0].revents != 0 || polled[3].revents != 0) return {};  // what it said last counts, even if it is dead by now
+    if (polled[0].revents != 0 || polled[3].revents != 0) return {};  // its last message counts, even if it is dead by now
     if (polled[1].revents != 0) return {Code::kRefused, "this process has stopped serving its peers"};
     if (polled[2].revents != 0) return Lost(0);
   }

@@ -16,10 +16,10 @@ namespace amem {
 inline int MillisecondsUntil(Deadline deadline) { return static_cast<int>(LeftUntil(deadline).count()); }  // for poll
 bool CanBeRead(int fd);                                                                                    // now; false for -1
 
-// A process that dies is still there for a moment: its connections end before its socket refuses.
+// A dying process ends its connections a moment before its socket refuses.
 inline constexpr std::chrono::milliseconds kDyingPatience{500};
 
-// What every connection of a process has in common. The descriptors are the owner's and outlive the connections.
+// Shared by all connections of a process, which must not outlive the descriptors.
 struct ConnectionContext {
   int directory = -1;              // -1: there is none
   Elsewhere* elsewhere = nullptr;  // null: sessions are not reached by abstract names
@@ -27,13 +27,13 @@ struct ConnectionContext {
   uid_t uid = 0;                   // of the processes that may be at the other end
 };
 
-// In the directory, or by its abstract name where it is not there. Does not wait; see ConnectTo in socket.h.
+// Connects in the directory, or else by the abstract name. Does not wait; see ConnectTo in socket.h.
 Result<UniqueFd> ConnectTo(const ConnectionContext& context, SessionId to);
 
-// How a session whose connection closed has ended, as far as can be told: "died" or "has closed".
+// How a session ended whose connection closed: "died" or "has closed".
 std::string HowItEnded(const ConnectionContext& context, SessionId session);
 
-// Whether that session's socket is gone, or refuses; looks again for `patience`.
+// Whether the session's socket is gone or refuses; keeps looking for `patience`.
 bool IsGone(const ConnectionContext& context, SessionId session, std::chrono::milliseconds patience);
 
 class PeerConnection {
@@ -43,7 +43,7 @@ class PeerConnection {
     std::vector<UniqueFd> descriptors;
   };
 
-  ~PeerConnection();  // ends it for the peer too, even where a forked child holds the socket open
+  ~PeerConnection();  // ends it for the peer even if a forked child holds the socket
   PeerConnection(const PeerConnection&) = delete;
   PeerConnection& operator=(const PeerConnection&) = delete;
 
@@ -53,14 +53,14 @@ class PeerConnection {
   // The answer to the hello, once per connection.
   Result<PeerIdentity> AwaitWelcome(Deadline deadline);
 
-  // All below: kTimeout, kPeerLost (closed, or its process died), kRefused (this process stops), kCorrupt.
+  // All below may fail with kTimeout, kPeerLost (closed, or the process died), kRefused (this process stops) and kCorrupt.
   Status Send(const Message& message, Deadline deadline);
-  // Does not wait; false when there is no room now.
+  // Does not wait. False: there is no room now.
   Result<bool> TrySend(const Message& message);
   Result<Incoming> Receive(Deadline deadline);
   Result<std::optional<Incoming>> TryReceive();
   enum class Until { kReadable, kWritable, kEither };
-  // With `or_readable`, also until that descriptor can be read.
+  // Returns also when `or_readable` can be read.
   Status Wait(Until until, Deadline deadline, int or_readable = -1);
 
   [[nodiscard]] int fd() const { return socket_.get(); }

@@ -8,8 +8,8 @@
 namespace amem {
 namespace {
 
-constexpr auto kAfterFailure = std::chrono::milliseconds(50);  // for the others to answer, once one has not
-constexpr auto kToCallAgain = std::chrono::milliseconds(300);  // for members that were told of a death
+constexpr auto kAfterFailure = std::chrono::milliseconds(50);  // for the rest to answer, once one has failed
+constexpr auto kToCallAgain = std::chrono::milliseconds(300);  // for members that heard of a death
 
 }  // namespace
 
@@ -30,8 +30,8 @@ Result<std::vector<SessionId>> Discovery::OwnNeighbours() {
   return neighbours;
 }
 
-// A session whose connection broke although it lives still has its half of the shared memory: a pause without it would tear
-// the two halves apart.
+// A session that lives although its connection broke still has its half of the shared memory. A pause without it would tear the
+// halves apart.
 Status Discovery::RefuseLivingLost(const std::vector<PeerIdentity>& doubtful) {
   for (const auto& peer : doubtful) {
     if (!IsGone(context_, peer.session, kDyingPatience)) {
@@ -48,7 +48,7 @@ void Discovery::NoteGone(SessionId session) {
   static_cast<void>(service_.Run([&sessions = service_.sessions(), session] { sessions.NoteGone(session); }, until_));
 }
 
-// True: that session is dead, and the living go on without it.
+// True: that session is dead, and the others go on without it.
 bool Discovery::LeaveOut(SessionId session, const Status& why) {
   if (why.code() != Code::kPeerLost || (progress_.contains(session) && !without_the_dead_)) return false;
   if (!IsGone(context_, session, kDyingPatience)) return false;
@@ -62,8 +62,8 @@ PeerIdentity Discovery::IdentityOf(SessionId session) const {
   return known != known_.end() ? known->second : PeerIdentity{.session = session};
 }
 
-// A session died while the others waited for it; they were told, and wait no more. A member that comes later would find all the
-// living, and wait for them in vain. So it fails as they did, unless they call again at once; with the next call all meet.
+// A session died while the others waited for it; they were told and gave up. A member that comes later would find only the
+// living and wait for them in vain, so it fails too, unless they call again at once. With the next call all meet.
 bool Discovery::FailedWithoutUs(const NeighbourhoodMessage& other) const {
   return other.lost && !without_the_dead_ && !service_.sessions().HasFailedBy(tag_, other.lost->session);
 }
@@ -123,13 +123,13 @@ Result<NeighbourhoodMessage> Discovery::Hear(SessionId session, std::uint64_t qu
     Message& message = (*answer)->message;
     if (const auto* failure = std::get_if<FailureMessage>(&message.body)) return failure->status;
     auto* neighbourhood = std::get_if<NeighbourhoodMessage>(&message.body);
-    // Other messages are the welcome, or the answer to a question that was given up.
+    // Other messages are the welcome, or the answer to an earlier question.
     if (neighbourhood != nullptr && message.request == question) return std::move(*neighbourhood);
   }
 }
 
-// Sends all questions before it takes the first answer. When several members do not answer all are named: the first may have
-// ended because of the next.
+// Sends all questions before it takes the first answer. If several members do not answer, all are named: one may have ended
+// because of another.
 Result<std::vector<NeighbourhoodMessage>> Discovery::AskAll(const std::vector<SessionId>& sessions, Deadline deadline,
                                                             int unless_readable) {
   std::map<SessionId, std::uint64_t> questions;
@@ -153,7 +153,7 @@ Result<std::vector<NeighbourhoodMessage>> Discovery::AskAll(const std::vector<Se
   for (const auto& [session, question] : questions) {
     auto answer = Hear(session, question, deadline, unless_readable);
     if (answer) answers.push_back(*std::move(answer));
-    // A member that got no time because of another's failure is not to blame.
+    // A member that had no time because another failed is not to blame.
     if (!answer && (failure.ok() || answer.status().code() != Code::kTimeout)) failed(session, answer.status());
   }
   if (!failure.ok()) return failure;
@@ -167,7 +167,7 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
   if (!frontier) return frontier.status();
   const PeerIdentity self = service_.sessions().Self();
   std::map<SessionId, PeerIdentity> set{{self.session, self}};
-  std::map<SessionId, SessionId> through;  // the member that shares memory with it
+  std::map<SessionId, SessionId> through;  // through which member it was found
   for (const SessionId session : *frontier) through[session] = self.session;
   bool others_failed = false;
   while (!frontier->empty()) {
@@ -186,7 +186,7 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
     }
     for (const auto& answer : *answers) {
       const SessionId session = answer.self.session;
-      // The service's thread is asked only where there is something new: for most sessions nothing ever changes.
+      // Asks the service thread only if something is new, which is rare.
       if (const auto known = service_.sessions().Known(session); known && *known != answer.self)
         static_cast<void>(
             service_.Run([&sessions = service_.sessions(), self = answer.self] { sessions.SeenAs(self); }, until_));

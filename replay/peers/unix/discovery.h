@@ -14,29 +14,29 @@
 
 namespace amem {
 
-// One session's search. It keeps its connections, so that to look again is cheap.
+// One session's search. It keeps its connections, so that looking again is cheap.
 class Discovery {
  public:
-  // `tag`: of the memory that they share; empty: NCCL's.
+  // `tag`: whose memory they share; empty: NCCL's.
   Discovery(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, std::string tag = {},
             bool without_the_dead = false)
       : context_(context), service_(service), delegate_(delegate), tag_(std::move(tag)), without_the_dead_(without_the_dead) {}
 
-  // The set, sorted by session, with this one. kRefused: a neighbour has another group. kPeerLost, kTimeout: a neighbour does
-  // not answer. kPeerLost also: this call has failed at another member because a session ended, and at this one not yet.
-  // Neighbours that are dead when they are first asked are left out; with `without_the_dead` all that die are.
-  // Gives up early, with kTimeout, once `unless_readable` can be read.
+  // The set with this session, sorted. kRefused: a neighbour has another group. kTimeout: a neighbour does not answer.
+  // kPeerLost: a neighbour is lost, or a session's end has failed this call at another member and not yet at this one.
+  // Neighbours that are dead when first asked are left out; with `without_the_dead`, all that die. Stops early with kTimeout
+  // once `unless_readable` can be read.
   Result<std::vector<PeerIdentity>> Look(Deadline deadline, int unless_readable = -1);
-  // For a caller that waits: one of them becomes readable when its session ends.
+  // For a caller that waits: a connection becomes readable when its session ends.
   [[nodiscard]] const std::map<SessionId, std::unique_ptr<PeerConnection>>& connections() const { return connections_; }
-  // Where the others stood in their cycles when they were last asked.
+  // Where the others were in their cycles when last asked.
   [[nodiscard]] const std::map<SessionId, CycleProgress>& progress() const { return progress_; }
   [[nodiscard]] PeerIdentity IdentityOf(SessionId session) const;
-  // Those that have not answered the last question.
+  // Sessions that did not answer the last question.
   [[nodiscard]] const std::set<SessionId>& silent() const { return silent_; }
   // Whose end made the last look fail with kPeerLost.
   [[nodiscard]] const std::optional<PeerIdentity>& lost() const { return lost_; }
-  // Which made the last look fail because it is of another group, or said why it cannot answer.
+  // Which session made the last look fail, because of its group or because it said why it cannot answer.
   [[nodiscard]] const std::optional<PeerIdentity>& refusing() const { return refusing_; }
 
  private:
@@ -62,10 +62,10 @@ class Discovery {
   std::map<SessionId, std::unique_ptr<PeerConnection>> connections_;
   std::map<SessionId, PeerIdentity> known_;
   std::map<SessionId, CycleProgress> progress_;  // of all that ever answered
-  std::set<SessionId> silent_;                   // have not answered the last question
-  std::set<SessionId> gone_;                     // left out for ever
+  std::set<SessionId> silent_;                   // did not answer the last question
+  std::set<SessionId> gone_;                     // left out for good
   std::optional<PeerIdentity> lost_, refusing_;
-  std::optional<std::chrono::steady_clock::time_point> others_failed_;  // since when looks have found that
+  std::optional<std::chrono::steady_clock::time_point> others_failed_;  // since when looks have found that the others failed
   const bool without_the_dead_;
 };
 

@@ -17,9 +17,9 @@
 namespace amem {
 namespace {
 
-constexpr auto kServiceSpin = std::chrono::milliseconds(1);  // awake, after the last event
+constexpr auto kServiceSpin = std::chrono::milliseconds(1);  // stays awake for so long after the last event
 
-// Without memory in the middle of something the turn is cut short, and the host's process goes on.
+// If memory runs out, the turn is cut short and the host's process goes on.
 template <class Work>
 bool Guarded(const Work& work) {
   try {
@@ -66,7 +66,7 @@ bool ServiceLoop::Stop(std::optional<std::chrono::milliseconds> patience) {
     }
   }
   if (ended && thread_.joinable()) thread_.join();
-  RunCommands();  // a thread that waits for the last ones must not wait for ever
+  RunCommands();  // threads may wait for the last of them
   return ended;
 }
 
@@ -163,7 +163,7 @@ int ServiceLoop::Patience() const {
 
 void ServiceLoop::Turn() {
   std::array<epoll_event, 32> events;
-  // Imports come in rows: a peer that asked a moment ago asks again before this thread could fall asleep and be woken.
+  // Imports come in rows: the peer asks again sooner than this thread could be woken.
   const bool spin = HasIdleCores() && Clock::now() - last_event_ < kServiceSpin;
   const int n = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), spin ? 0 : Patience());
   if (n > 0) last_event_ = Clock::now();
@@ -171,10 +171,10 @@ void ServiceLoop::Turn() {
   for (int i = 0; i < n; ++i) {
     if (Stopping()) return;
     const epoll_event& event = events[static_cast<std::size_t>(i)];
-    const std::uint64_t key = event.data.u64;  // a copy: the structure is packed, and a reference needs alignment
+    const std::uint64_t key = event.data.u64;  // a copy: the structure is packed
     const auto at = entries_.find(key);
-    if (at == entries_.end()) continue;   // removed by an event before it
-    const auto ready = at->second.ready;  // lives on if it removes itself
+    if (at == entries_.end()) continue;   // an earlier event removed it
+    const auto ready = at->second.ready;  // it may remove itself
     Guarded([&] { (*ready)(key, event.events); });
   }
   Guarded([&] { client_.Timers(Clock::now()); });

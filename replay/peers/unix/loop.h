@@ -23,8 +23,8 @@ namespace amem {
 class ServiceLoop {
  public:
   using Clock = std::chrono::steady_clock;
-  using Key = std::uint64_t;                                     // of a descriptor in the loop; 0: none
-  using Ready = std::function<void(Key, std::uint32_t events)>;  // of epoll
+  using Key = std::uint64_t;                                     // a descriptor's name in the loop; 0: none
+  using Ready = std::function<void(Key, std::uint32_t events)>;  // `events`: of epoll
 
   // What the loop's owner does once a turn, on the service thread.
   class Client {
@@ -32,7 +32,7 @@ class ServiceLoop {
     virtual ~Client() = default;
     [[nodiscard]] virtual std::optional<Clock::time_point> NextDeadline() const = 0;
     virtual void Timers(Clock::time_point now) = 0;
-    virtual void Sweep() = 0;  // at the very end: nothing refers to what is removed now
+    virtual void Sweep() = 0;  // last in the turn: nothing refers to what it removes
   };
 
   explicit ServiceLoop(Client& client) : client_(client) {}
@@ -40,16 +40,16 @@ class ServiceLoop {
   ServiceLoop(const ServiceLoop&) = delete;
   ServiceLoop& operator=(const ServiceLoop&) = delete;
 
-  // Makes what Add needs; then Start begins to wait, on a thread of its own.
+  // Makes what Add needs. Start then runs the loop on its own thread.
   Status Open();
   Status Start();
-  // Waits for the thread to end, for ever where no patience is given. False: it is still inside a call, and is left alone;
-  // what destroys the loop will wait for it.
+  // Waits for the thread to end; without `patience`, for ever. False: it is still inside a call and is left alone; destroying
+  // the loop waits for it.
   bool Stop(std::optional<std::chrono::milliseconds> patience = std::nullopt);
 
-  // From any thread. Runs `work` on the service thread and waits for its result, until then at most; nothing: the service has
-  // stopped, had no memory, or hangs in this call or in one before it. The work may then still be done, or going on, so it must
-  // hold all that it uses. Of work without a result: whether it was done.
+  // Any thread. Runs `work` on the service thread and waits for its result, at most until then. Nothing: the service has
+  // stopped, had no memory, or hangs in this or an earlier call. The work may still run later, so it must own all it uses. For
+  // work without a result: whether it ran.
   template <class Work>
   auto Run(Work work, Deadline until = In(std::chrono::seconds(10))) {
     using Made = std::invoke_result_t<Work&>;
@@ -64,8 +64,8 @@ class ServiceLoop {
   // The same without waiting; dropped if the service has stopped.
   void Post(std::function<void()> work);
 
-  // On the service thread only, or before Start. The descriptor stays the caller's, which removes it before closing it: closing
-  // is not enough where forked children hold it open, too. 0: the kernel does not take it.
+  // On the service thread, or before Start. The descriptor stays the caller's, who removes it before closing: closing alone is
+  // not enough if forked children hold it. 0: the kernel refused it.
   Key Add(int fd, std::uint32_t events, Ready ready);
   void Modify(Key key, std::uint32_t events);
   void Remove(Key key);
@@ -86,9 +86,9 @@ class ServiceLoop {
   UniqueFd epoll_, command_;
   std::thread thread_;
   std::mutex mutex_;
-  std::deque<std::function<void()>> commands_;  // with mutex_
-  bool stopping_ = false;                       // with mutex_
-  bool ended_ = false;                          // the thread has; with mutex_
+  std::deque<std::function<void()>> commands_;  // guarded by mutex_
+  bool stopping_ = false;                       // guarded by mutex_
+  bool ended_ = false;                          // the thread has ended; guarded by mutex_
   std::condition_variable ended_changed_;
 
   // The service thread's own.
@@ -97,7 +97,7 @@ class ServiceLoop {
   Clock::time_point last_event_;
 };
 
-// A process in the loop: `died` is called once it has died, even while children that it forked hold its sockets open.
+// Watches a process: calls `died` once it is dead, even if children it forked hold its sockets.
 class ProcessWatch {
  public:
   ProcessWatch() = default;
@@ -105,7 +105,7 @@ class ProcessWatch {
   ProcessWatch(const ProcessWatch&) = delete;
   ProcessWatch& operator=(const ProcessWatch&) = delete;
 
-  // Nothing happens where the process cannot be seen from here.
+  // Does nothing if the process cannot be seen from here.
   void Begin(ServiceLoop& loop, pid_t pid, std::function<void()> died);
   void End();
   explicit operator bool() const { return key_ != 0; }

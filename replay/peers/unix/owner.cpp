@@ -93,7 +93,7 @@ Status OwnerConnection::Send(MessageBody body, std::uint64_t request, Deadline d
   while (true) {
     {
       const std::lock_guard lock(send_mutex_);
-      auto sent = SendDropsLocked();  // what was dropped before must be heard before
+      auto sent = SendDropsLocked();  // the owner must hear of earlier drops first
       if (sent && *sent) sent = connection_->TrySend(message);
       if (!sent) return sent.status();
       if (*sent) return {};
@@ -106,7 +106,7 @@ Result<SharedAllocation> OwnerConnection::AwaitShared(std::uint64_t request, Dea
   while (true) {
     auto incoming = connection_->Receive(deadline);
     if (!incoming) return incoming.status();
-    if (incoming->message.request != request) continue;  // an answer that another request gave up waiting for
+    if (incoming->message.request != request) continue;  // the answer to a request that gave up
     auto shared = Unpack(*std::move(incoming), 1);
     if (!shared) return shared.status();
     return std::move(shared->front());
@@ -122,7 +122,7 @@ Result<SharedAllocation> OwnerConnection::Import(const Token& token, AllocationI
     const std::uint64_t request = connection_->NextRequest();
     AMEM_TRY(Send(ImportMessage{as, token}, request, deadline));
     auto shared = AwaitShared(request, deadline);
-    // The owner may have noted, or may yet note, a reference that no request will ever use.
+    // The owner may have noted a reference that nobody will use.
     if (!shared) Drop({token.allocation, as});
     return shared;
   };
@@ -145,8 +145,8 @@ Result<std::vector<SharedAllocation>> OwnerConnection::Reimport(const std::vecto
   return result;
 }
 
-// All requests are on their way before the first answer is waited for, as far as there is room: the owner exports while this
-// side takes descriptors. After a failure the other answers are taken all the same, for the descriptors in them hold memory.
+// Sends all requests, as far as there is room, before it waits for answers: the owner exports while this side takes
+// descriptors. After a failure it still takes the other answers, whose descriptors hold memory.
 Result<std::vector<SharedAllocation>> OwnerConnection::Exchange(const std::vector<ShareRequest>& requests, Deadline deadline) {
   const std::size_t batches = (requests.size() + kDescriptorsMax - 1) / kDescriptorsMax;
   const auto batch_at = [&](std::size_t i) {
@@ -176,7 +176,7 @@ Result<std::vector<SharedAllocation>> OwnerConnection::Exchange(const std::vecto
       AMEM_TRY(connection_->Wait(sent < batches ? PeerConnection::Until::kEither : PeerConnection::Until::kReadable, deadline));
       continue;
     }
-    if ((*incoming)->message.request != first + received) continue;  // an answer that another request gave up waiting for
+    if ((*incoming)->message.request != first + received) continue;  // the answer to a request that gave up
     auto part = Unpack(std::move(**incoming), batch_at(received++).references.size());
     if (!part && failure.ok()) failure = part.status();
     if (part) std::move(part->begin(), part->end(), std::back_inserter(all));
@@ -203,10 +203,10 @@ void OwnerConnection::Drop(const ShareRequest& reference) {
   bool waits = false;
   {
     const std::lock_guard lock(send_mutex_);
-    if (!connected_ || lost_) return;  // then the owner has no reference of ours
+    if (!connected_ || lost_) return;  // the owner has no reference of ours
     const bool behind = !drops_.empty();
     drops_.push_back(reference);
-    if (behind) return;  // it is sent with those before it
+    if (behind) return;  // sent with the earlier ones
     auto sent = SendDropsLocked();
     waits = sent && !*sent;
   }

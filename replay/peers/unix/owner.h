@@ -1,4 +1,4 @@
-// The connection for data to one owner: imports, imports again, and drops, in the order in which they were asked for.
+// The connection for data to one owner: imports, imports after a pause, and drops, in the order of the calls.
 #pragma once
 
 #include <condition_variable>
@@ -28,7 +28,7 @@ class OwnerConnection final : public WatchedConnection, public std::enable_share
   OwnerConnection(const ConnectionContext& context, PeerService& service, SessionId owner)
       : context_(context), service_(service), owner_(owner) {}
 
-  // Both wait, first for other threads that use this connection. All messages name the owner and what was wanted.
+  // Both wait, first for other threads that use this connection. Messages name the owner and what was wanted.
   Result<SharedAllocation> Import(const Token& token, AllocationId as, Deadline until);
   Result<std::vector<SharedAllocation>> Reimport(const std::vector<ShareRequest>& requests, Deadline until);
   // Does not wait: what finds no room is sent later, before anything else.
@@ -57,11 +57,11 @@ class OwnerConnection final : public WatchedConnection, public std::enable_share
   std::condition_variable turn_changed_;
   bool busy_ = false;  // a request is under way
 
-  mutable std::mutex send_mutex_;               // for what follows, and for the order of sending
+  mutable std::mutex send_mutex_;               // guards all below, and the order of sending
   std::unique_ptr<PeerConnection> connection_;  // set once, by Connect
   bool connected_ = false;
   std::optional<std::string> lost_;
-  std::vector<ShareRequest> drops_;  // that wait for room
+  std::vector<ShareRequest> drops_;  // waiting for room
 };
 
 }  // namespace amem

@@ -1,4 +1,4 @@
-// Which sessions this one knows, is connected to, or has lost: what a service remembers beyond single connections.
+// Which sessions this one knows, is connected to, or has lost.
 #pragma once
 
 #include <cstdint>
@@ -19,18 +19,18 @@
 
 namespace amem {
 
-// A connection that this process made to an owner, as the service sees it.
+// A connection to an owner, as the service sees it.
 class WatchedConnection {
  public:
   virtual ~WatchedConnection() = default;
   [[nodiscard]] virtual int fd() const = 0;
-  // Sends what had to wait for room; true: nothing is left to send.
+  // Sends what waited for room. True: nothing is left.
   virtual bool Flush() = 0;
-  // The session is gone; wakes the threads that wait for it. Called once, before the delegate hears of it.
+  // The session is lost; wakes threads that wait for it. Called once, before the delegate hears of it.
   virtual void Lost(const std::string& reason) = 0;
 };
 
-// What the delegate is yet to be told, in its order: it may not be able to record it when it happens. On the service thread.
+// What the delegate must still be told, in order, because it cannot always record at once. On the service thread.
 class Notices {
  public:
   using Tell = std::function<bool()>;  // false: not now
@@ -72,33 +72,33 @@ class SessionRegistry {
   [[nodiscard]] PeerIdentity Self() const;
   void SetGroup(std::int64_t group);
   void KeepEverything();
-  [[nodiscard]] std::optional<PeerIdentity> Known(SessionId session) const;  // was connected once
-  // Whose end failed this session's call to Arrive about that tag, for peers that come to that call later; nothing: it calls
+  [[nodiscard]] std::optional<PeerIdentity> Known(SessionId session) const;  // connected at some time
+  // Whose end failed this session's call to Arrive about that tag, for peers that make that call later. Nothing: it calls
   // again.
   void SetLoss(const std::string& tag, const std::optional<PeerIdentity>& lost);
   [[nodiscard]] std::optional<PeerIdentity> Loss(const std::string& tag) const;
   [[nodiscard]] bool HasFailedBy(const std::string& tag, SessionId session) const;  // SetLoss was called with it
-  // Readable when something happened that may change which sessions share memory; for Arrive.
+  // Readable when the set may have changed; for Arrive.
   [[nodiscard]] int change_fd() const { return change_.get(); }
   void Changed();
   // `connection` has something to flush.
   void FlushLater(std::shared_ptr<WatchedConnection> connection);
 
   // ---- on the service thread only
-  // A connection for data to or from this session is open. kPeerLost: the session was lost before.
+  // A connection for data with this session is open. kPeerLost: it was lost before.
   Status Connected(const PeerIdentity& peer);
-  // It answered with this identity: what has changed since it connected (its group, its rank) is recorded.
+  // It sent this identity: records a changed group or rank.
   void SeenAs(const PeerIdentity& peer);
-  // A connection that this process made is open; from now on its end is noticed.
+  // A connection to an owner is open; from now on its end is noticed.
   Status Watch(const PeerIdentity& peer, std::shared_ptr<WatchedConnection> connection);
   void AddReference(SessionId by, AllocationId allocation, AllocationId as);
   bool RemoveReference(SessionId by, AllocationId allocation, AllocationId as);  // false: there is none
-  // `seen`: its process, where the caller has looked at it; otherwise the registry looks itself, if it died.
+  // `seen`: its process, if the caller has looked; otherwise the registry looks if it died.
   void Lose(SessionId session, const std::string& reason, std::optional<ProcessSeen> seen = std::nullopt);
   [[nodiscard]] bool IsConnected(SessionId session) const;  // and not lost
   bool HasTold() { return notices_.Flush(); }               // the delegate knows all
-  void NoteGone(SessionId session);                         // its socket has no listener any more
-  // Sessions that were lost while they shared memory, and of which NoteGone was not told.
+  void NoteGone(SessionId session);                         // nobody listens on its socket any more
+  // Sessions that were lost while they shared memory, and that NoteGone was not called for.
   [[nodiscard]] std::vector<PeerIdentity> Doubtful() const;
   void ForgetConnections();  // when the service stops
 
@@ -107,8 +107,8 @@ class SessionRegistry {
     PeerIdentity identity;
     bool connected = false;
     std::optional<std::string> lost;
-    bool doubtful = false;  // it shared memory, its connection ended, and whether its process did has not been looked at
-    std::set<std::pair<AllocationId, AllocationId>> references;  // allocation of ours, the peer's id
+    bool doubtful = false;  // it shared memory and its connection ended; nobody has looked whether its process died
+    std::set<std::pair<AllocationId, AllocationId>> references;  // our allocation, the peer's id
     std::map<ServiceLoop::Key, std::shared_ptr<WatchedConnection>> watched;
     ProcessWatch process;
   };
@@ -122,9 +122,9 @@ class SessionRegistry {
   const Witness witness_;
   UniqueFd change_;
 
-  mutable std::mutex mutex_;  // over the next four
+  mutable std::mutex mutex_;  // guards the next four
   PeerIdentity self_;
-  std::map<SessionId, PeerIdentity> known_;                    // all that were ever connected, for messages
+  std::map<SessionId, PeerIdentity> known_;                    // ever connected, for messages
   std::map<std::string, std::optional<PeerIdentity>> losses_;  // by tag
   std::set<std::pair<std::string, SessionId>> failed_by_;      // likewise
 

@@ -29,7 +29,7 @@ class UnixRound final : public Round {
 
   Result<std::optional<Lifecycle>> Regather() override {
     given_up_ = true;
-    leader_.reset();  // it may be stopped, and not dead: it counts this session no more
+    leader_.reset();  // it may be stopped rather than dead; it does not count this session any more
     RoundCall call = call_;
     call.until = std::max(until_, In(context_.deadlines.round_least()));
     call.patient = false;
@@ -45,7 +45,7 @@ class UnixRound final : public Round {
     const Deadline began = Now();
     const auto decision = lost_.ok() ? AskLeader(phase, mine) : DecisionMessage{id_, index_, leader_session_, lost_};
     if (culprit != nullptr) *culprit = decision.culprit;
-    // The leader has looked at its process for the message; a member looks for its own journal. One that is lost was looked at
+    // The leader has looked at its process for the message; this member looks for its own journal. A lost one was looked at
     // when its connection ended.
     const bool late = decision.status.code() == Code::kTimeout && lost_.ok();
     if (late && decision.culprit && decision.culprit != context_.service->sessions().Self().session)
@@ -106,7 +106,7 @@ class UnixRound final : public Round {
     return {Code::kTimeout, fmt::format("waited {} ms for {}: no decision came{}{}", SinceThen(began).count(), About(phase),
                                         why.empty() ? why : ": it " + why, OrRaiseTheTimeout("; look at what it is doing"))};
   }
-  // Looks at the process of a member that is late, tells the journal, and returns what would explain it.
+  // Looks at a late member's process, tells the journal, and returns what would explain the delay.
   std::string Witness(const PeerIdentity& who, Deadline began) {
     const bool leads = leader_ != nullptr && leader_->to() == who.session;
     const std::chrono::milliseconds waited = SinceThen(began);
@@ -130,7 +130,7 @@ class UnixRound final : public Round {
   std::vector<PeerIdentity> members_;
   std::uint32_t index_ = 0;
   Status lost_;            // why the leader is lost; ok: it is not
-  bool given_up_ = false;  // a lost leader has no successor
+  bool given_up_ = false;  // no new leader was found
 };
 
 }  // namespace

@@ -31,12 +31,12 @@ namespace amem {
 struct UnixPeersOptions {
   std::filesystem::path socket_directory;  // made with mode 0700; must belong to this user, with no access for others
   Deadlines deadlines;                     // an import by itself is a call, too
-  std::optional<uid_t> expected_uid;       // the user whose processes may connect; default: this one. For tests
-  // Sessions are found by abstract sockets, too, which processes of one network namespace see that have no directory in common.
-  // Their names are the sessions' ids alone, so those must be random.
+  std::optional<uid_t> expected_uid;       // whose processes may connect; default: this user's. For tests
+  // Also uses abstract sockets, which processes of one network namespace see without a common directory. Their names follow
+  // from the session ids, so these must be random.
   bool abstract_names = false;
-  std::function<void(const std::string&)> report = {};  // told in a sentence when only one of the two ways works
-  // Told for whom a resume waits that has waited for longer than a call may take, ever more seldom; on the calling thread.
+  std::function<void(const std::string&)> report = {};  // told once, in a sentence, if only one of the two ways works
+  // Told for whom a resume waits beyond its time, more and more rarely; on the calling thread.
   std::function<void(const std::string&)> waiting = {};
 };
 

@@ -1,4 +1,4 @@
-// What this process sees of the process of another session that it waits for, or whose connection it has lost.
+// What this process sees of another session's process that it waits for or has lost.
 #pragma once
 
 #include <sys/types.h>
@@ -11,10 +11,10 @@
 
 namespace amem {
 
-// The process at the other end of a socket. Its number is the kernel's, in this pid namespace, and not what the peer said.
+// The process at the other end of a socket. `pid` is the kernel's, in this pid namespace, not the peer's word.
 ProcessSeen SeeProcessOf(const PeerIdentity& who, pid_t pid, int pidfd, std::chrono::nanoseconds waited);
 ProcessSeen SeeProcessOf(const PeerIdentity& who, const PeerConnection& connection, std::chrono::nanoseconds waited);
-// Connects to find out who it is, and does not wait. "gone" where nobody listens any more.
+// Connects to find the pid, without waiting. "gone": nobody listens.
 ProcessSeen SeeProcessOf(const PeerIdentity& who, const ConnectionContext& context, std::chrono::nanoseconds waited);
 
 }  // namespace amem

@@ -37,7 +37,7 @@ std::optional<ChunkSpace::Given> ChunkSpace::Give(Address address) {
   Given given{{chunk.allocation, address.value - chunk.address.value, bytes}, std::nullopt};
   parts_.erase(part);
   taken_ -= bytes;
-  // Joined with what is free before and behind it, but never across the border of a chunk.
+  // Joined with free neighbours, but never across the border of a chunk.
   auto behind = free_.find(address + bytes);
   if (behind != free_.end() && behind->first.value < chunk.address.value + chunk.bytes) {
     bytes += behind->second;

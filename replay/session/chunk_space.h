@@ -1,5 +1,5 @@
-// How chunks on one device, of a tag or of cuMemAlloc, are cut into parts. Sums and addresses only: nothing here calls a
-// driver.
+// How chunks on one device, of a tag or of cuMemAlloc, are cut into parts. Only addresses and sums: nothing here calls a
+// driver. For one thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,12 @@
 
 namespace amem {
 
-// Not for several threads at once.
 class ChunkSpace {
  public:
-  static constexpr Bytes kGranule = 512;                // sizes of parts, and distances between them
-  static constexpr Bytes kOwnChunk = Bytes{128} << 20;  // a request from here on gets a chunk of its own
+  static constexpr Bytes kGranule = 512;                // sizes and distances of parts
+  static constexpr Bytes kOwnChunk = Bytes{128} << 20;  // a request of this size or more gets a chunk of its own
 
-  static constexpr Bytes kLeastChunk = Bytes{32} << 20;  // of requests that share
+  static constexpr Bytes kLeastChunk = Bytes{32} << 20;  // for requests that share
 
   struct Chunk {
     AllocationId allocation;
@@ -33,26 +32,26 @@ class ChunkSpace {
     friend bool operator==(const Part&, const Part&) = default;
   };
 
-  // Takes a part from the smallest free place that it fits in, of those the one with the lowest address; nullopt: a new chunk
-  // is needed. A request for nothing gets a granule.
+  // Takes a part from the smallest free place that fits, of equal ones the lowest. nullopt: a new chunk is needed. A request of
+  // zero bytes gets a granule.
   std::optional<Address> Take(Bytes bytes);
-  // Gives a part back. The chunk that has emptied, if it has: it must be given back now, and is not known any more. nullopt for
-  // the whole: nothing was taken at that address.
+  // Gives a part back. The result has the chunk if it is empty now; the caller gives that back, and it is forgotten here.
+  // nullopt: no part begins at that address.
   struct Given {
     Part part;
     std::optional<Chunk> emptied;
   };
   std::optional<Given> Give(Address part);
 
-  // The chunk that a request is worth which no place is left for: the request itself from kOwnChunk on; otherwise a power of
-  // two of 32 MiB to 1 GiB that grows with what is held, so that all chunks together are few and at most a third is unused in
-  // advance. A multiple of `granularity`. `attempt` counts from 0: where memory is short, each further one is half as large.
-  // nullopt: the attempt before was for no more than was asked for.
+  // The size of the chunk to make for a request that finds no place: the request itself from kOwnChunk on, otherwise a power of
+  // two from 32 MiB to 1 GiB that grows with what is held, so that chunks are few and at most a third is unused. A multiple of
+  // `granularity`. `attempt` counts from 0; each further one is half as large. nullopt: the last attempt had already asked for
+  // no more than the request.
   [[nodiscard]] std::optional<Bytes> ChunkFor(Bytes bytes, Bytes granularity, std::size_t attempt = 0) const;
-  Address Add(const Chunk& chunk, Bytes first);  // and takes its first part, which must fit
+  Address Add(const Chunk& chunk, Bytes first);  // and takes its first part
 
-  [[nodiscard]] std::optional<Part> PartAt(Address address) const;  // that begins there
-  [[nodiscard]] Bytes held() const { return held_; }                // chunks, whole
+  [[nodiscard]] std::optional<Part> PartAt(Address address) const;  // one that begins there
+  [[nodiscard]] Bytes held() const { return held_; }                // whole chunks
   [[nodiscard]] Bytes taken() const { return taken_; }
   [[nodiscard]] std::size_t parts() const { return parts_.size(); }
   [[nodiscard]] const std::map<Address, Chunk>& chunks() const { return chunks_; }
@@ -67,8 +66,8 @@ class ChunkSpace {
 
   std::map<Address, Chunk> chunks_;
   std::map<Address, Bytes> parts_;
-  std::map<Address, Bytes> free_;                // no two are neighbours in one chunk
-  std::set<std::pair<Bytes, Address>> by_size_;  // the same
+  std::map<Address, Bytes> free_;                // neighbours in one chunk are joined
+  std::set<std::pair<Bytes, Address>> by_size_;  // the same places
   Bytes held_ = 0, taken_ = 0;
 };
 

@@ -1,9 +1,9 @@
-// Memory that stays the driver's: AMem only records it, so that reports can tell how much a pause leaves in place.
+// Memory that stays the driver's. AMem records it so that reports can say how much a pause leaves in place.
 #include "replay/session/session.h"
 
 namespace amem {
 
-// Memory at an address that is known already was freed in a way that AMem does not see, and the old memory is gone.
+// New memory at a known address means that the old memory was freed unseen.
 void Session::Note(EventBody event) {
   const LedgerLock lock(ledger_);
   const State& state = ledger_.state();

@@ -1,4 +1,4 @@
-// The failures that the calls of a session answer most.
+// The most frequent failures of a session's calls.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace amem {
 
-// The driver's, and to be passed through; NCCL gets this answer if there is nothing to pass through to.
+// The address or handle is the driver's: pass the call through. NCCL gets this answer if that is not possible.
 inline Status NotOurs(std::string message) { return {Code::kNotFound, std::move(message), cuda::kInvalidValue}; }
 inline Status WrongCall(std::string message) { return {Code::kInvalid, std::move(message), cuda::kInvalidValue}; }
 

@@ -1,10 +1,10 @@
-// Address ranges of NCCL's inside slabs at which no allocation is any more.
+// Address ranges in slabs that NCCL keeps although no allocation is there any more.
 //
 // NCCL's own suspend unmaps and releases memory and keeps its addresses; its resume maps new memory there without reserving
-// them again. Here is which addresses those are, and of which slab they were, so that the new memory can have the old place.
-// Where the slab itself is gone, its whole address range stays reserved for them.
+// them again. This table says which addresses those are and which slab they belong to, so that new memory gets the old place.
+// If the slab is gone, its whole address range stays reserved for them.
 //
-// Not thread-safe: the ledger's lock guards it.
+// The ledger's lock guards it.
 #pragma once
 
 #include <compare>
@@ -17,7 +17,7 @@
 
 namespace amem {
 
-struct SlabKind {  // what an allocation and its slab have in common
+struct SlabKind {  // the properties that an allocation and its slab share
   AllocationProperties properties;
   std::uint64_t flags = 0;
   Bytes granularity = 0;
@@ -26,23 +26,23 @@ struct SlabKind {  // what an allocation and its slab have in common
 
 class KeptRanges {
  public:
-  struct Home {  // the slab that a range lies in, or lay in; made again, it has the same id and addresses
+  struct Home {  // the slab that a range belongs to; if it is made again, it has the same id and addresses
     AllocationId slab;
     Address base;
     Bytes bytes = 0;
-    SlabKind kind;                           // of an own slab
-    std::optional<RemoteAllocation> remote;  // of an imported one
+    SlabKind kind;                           // of the session's own slab
+    std::optional<RemoteAllocation> remote;  // of an imported slab
   };
 
   void Add(const Home& home, Address address, Bytes bytes);
   void Remove(Address address, Bytes bytes);  // one that was added
-  // The home of exactly that range; null: it is none of these. Good until the range is removed.
+  // The home of exactly that range; null: it is not kept. Valid until the range is removed.
   [[nodiscard]] const Home* HomeOf(Address address, Bytes bytes) const;
   [[nodiscard]] const Home* HomeOf(const RemoteAllocation& slab) const;
   [[nodiscard]] bool empty() const { return ranges_.empty(); }
   // Whether NCCL holds any range in the slab at `base`.
   [[nodiscard]] bool AnyIn(Address base) const { return homes_.contains(base); }
-  // Those that begin at `from` or behind it.
+  // Ranges that begin at `from` or later.
   using Ranges = std::multimap<Address, Bytes>;
   [[nodiscard]] Ranges::const_iterator From(Address from) const { return ranges_.lower_bound(from); }
   [[nodiscard]] Ranges::const_iterator end() const { return ranges_.end(); }
@@ -50,7 +50,7 @@ class KeptRanges {
  private:
   [[nodiscard]] Ranges::const_iterator Find(Address address, Bytes bytes) const;
 
-  std::map<Address, Home> homes_;  // by base; each has a range
+  std::map<Address, Home> homes_;  // by base; homes without ranges are removed
   Ranges ranges_;
 };
 

@@ -1,4 +1,4 @@
-// Slabs and the address ranges in them that NCCL keeps without memory.
+// Slabs and the ranges in them that NCCL keeps without memory.
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 namespace amem {
 namespace {
 
-// Whether memory with the properties `has` can be used where `wanted` were asked for. NCCL's own resume does not ask for what
-// network cards need, although its allocations had it before.
+// Whether memory with the properties `has` serves a request for `wanted`. NCCL's resume does not ask for RDMA, although its
+// allocations had it before.
 bool Serves(AllocationProperties has, const AllocationProperties& wanted) {
   has.gpu_direct_rdma = has.gpu_direct_rdma != 0 ? wanted.gpu_direct_rdma : std::uint8_t{0};
   return has == wanted;
@@ -37,7 +37,7 @@ void Slabs::Vacate(AllocationId part) {
   const KeptRanges::Home home = HomeOf(a.slab, *slab, *whole);
   const Address place = state.PlaceOf(a);
   const Bytes bytes = a.bytes;
-  for (std::uint32_t left = a.reserved; left > 0; --left) {  // it dies with the last
+  for (std::uint32_t left = a.reserved; left > 0; --left) {  // the last one frees it
     kept_.Add(home, place, bytes);
     ledger_.Record(RangeFreed{place, bytes, part});
   }
@@ -50,7 +50,7 @@ bool Slabs::IsKept(Address address, Bytes bytes) {
 
 Result<bool> Slabs::FreeKept(Address address, Bytes bytes) {
   if (!IsKept(address, bytes)) return false;
-  const MutexLock one(mutex_);  // a slab may be made again there at this moment
+  const MutexLock one(mutex_);  // a slab may just be made again there
   const LedgerLock lock(ledger_);
   const KeptRanges::Home* found = kept_.HomeOf(address, bytes);
   if (found == nullptr) return false;
@@ -131,7 +131,7 @@ Result<bool> Slabs::PutBack(Address address, Bytes bytes, AllocationId id) {
   if (state.PlaceOf(state.allocations.at(id)) != address) {
     if (!state.slabs.contains(home.slab)) {
       Status opened = OpenAgain(home);
-      if (opened.code() == Code::kOutOfMemory) {  // without the slab that the allocation is in until now there may be enough
+      if (opened.code() == Code::kOutOfMemory) {  // giving up the allocation's present slab may make enough room
         AMEM_TRY(Back(id));
         AMEM_TRY(RetireAll());
         opened = OpenAgain(home);
@@ -153,7 +153,7 @@ Result<bool> Slabs::PutBack(Address address, Bytes bytes, AllocationId id) {
   return true;
 }
 
-// Of a part that can be reached nowhere else, so that nobody writes meanwhile. By way of the host: this is rare.
+// Of a part that nobody can reach, so nobody writes to it. By way of the host, because this is rare.
 Status Slabs::CopyContents(const Allocation& part, DriverHandle to) {
   const DeviceOrdinal device{part.properties.location.id};
   const AccessDescriptor access{part.properties.location, 3};
@@ -166,7 +166,7 @@ Status Slabs::CopyContents(const Allocation& part, DriverHandle to) {
   if (copied.ok()) copied = driver_.FinishCopies(device, until);
   if (copied.ok()) copied = driver_.CopyToDevice(device, region->address(), (*pinned)->data(), part.bytes);
   if (copied.ok()) copied = driver_.FinishCopies(device, until);
-  // What is queued still must not outlive the buffer and the mapping.
+  // What is still queued must not outlive the buffer and the mapping.
   if (!copied.ok()) static_cast<void>(driver_.FinishCopies(device, until));
   return copied;
 }
@@ -207,8 +207,8 @@ Status Slabs::Dissolve(AllocationId id) {
   return Exchange(id, handles);
 }
 
-// Unmaps the slab and maps the parts that NCCL has mapped, each where it was. If the driver refuses one of them, the slab,
-// which has had its contents all the time, is mapped again; nothing has been recorded by then.
+// Unmaps the slab and maps the parts that NCCL has mapped, each where it was. If the driver refuses one, the slab is mapped
+// again with its contents; nothing was recorded by then.
 Status Slabs::MapApart(const KeptRanges::Home& home, const std::map<AllocationId, OwnedHandle>& handles) {
   const State& state = ledger_.state();
   const std::vector<AccessDescriptor>& access = state.mappings.at(home.base).access;
@@ -236,7 +236,7 @@ Status Slabs::MapApart(const KeptRanges::Home& home, const std::map<AllocationId
   return {};
 }
 
-// Its parts have all that it held, so that a driver that does not take it back costs its memory, and no more.
+// Its parts have all contents now. If the driver does not take it back, only its memory is lost.
 void Slabs::GiveBackCutUp(const KeptRanges::Home& home) {
   const auto note = [&](const Status& status) {
     ledger_.AssertHeld();
@@ -251,7 +251,7 @@ void Slabs::GiveBackCutUp(const KeptRanges::Home& home) {
   ledger_.Record(RangeFreed{home.base, home.bytes, {}});
 }
 
-// What is recorded on the way holds once all of it is recorded; nobody sees the state in between.
+// The events hold only once all of them are recorded; nobody sees the state in between.
 Status Slabs::Exchange(AllocationId id, std::map<AllocationId, OwnedHandle>& handles) {
   const State& state = ledger_.state();
   const KeptRanges::Home home = HomeOf(id, state.slabs.at(id), state.allocations.at(id));

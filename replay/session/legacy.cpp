@@ -1,5 +1,5 @@
-// cuMemAlloc and its IPC handles. AMem makes such memory out of allocations of its own, which lie in slabs like NCCL's, so that
-// a pause can take it, and as fast.
+// cuMemAlloc and its IPC handles. AMem makes this memory from allocations of its own, in slabs like NCCL's, so that a pause can
+// take it as fast.
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ void Session::RecordRegion(AllocationId allocation, Address address, Bytes bytes
   ledger_.Record(AccessSet{address, bytes, std::move(access), part});
 }
 
-// Zero: it does not belong in a slab, or cannot be had there.
+// Zero: it does not suit a slab, or there is none.
 AllocationId Session::NewLegacyPart(Bytes bytes, DeviceOrdinal device, const CallSite& site) {
   for (const std::uint8_t rdma : kWithAndWithoutRdma) {
     const AllocationProperties properties = PropertiesOn(device, rdma);
@@ -35,7 +35,7 @@ AllocationId Session::NewLegacyPart(Bytes bytes, DeviceOrdinal device, const Cal
 }
 
 Result<ChunkSpace::Chunk> Session::NewLegacyChunk(Bytes bytes, DeviceOrdinal device, const CallSite& site) {
-  constexpr Bytes kLeast = Bytes{2} << 20;  // which small requests share, as the driver's own do
+  constexpr Bytes kLeast = Bytes{2} << 20;  // small requests share this, as in the driver
   bytes = std::max(bytes, kLeast);
   const std::set<DeviceOrdinal> others = legacy_devices_;
   WithoutLedger apart(ledger_);
@@ -50,12 +50,11 @@ Result<ChunkSpace::Chunk> Session::NewLegacyChunk(Bytes bytes, DeviceOrdinal dev
   return MakeChunk(driver_, ledger_, bytes, device, {MemoryTag::kNccl, {}, site}, others);
 }
 
-// cuMemAlloc memory is within reach of every device of the process that has peer access, so each device is let in when it is
-// first seen.
+// Every device of the process with peer access may use cuMemAlloc memory, so each gets access when it is first seen.
 void Session::OpenLegacyTo(DeviceOrdinal device) {
   if (!legacy_devices_.insert(device).second) return;
   const State& state = ledger_.state();
-  std::map<Address, Bytes> mapped;  // the chunks, or the slabs that they are parts of
+  std::map<Address, Bytes> mapped;  // chunks, or the slabs that they are in
   for (const auto& [on, space] : legacy_) {
     for (const auto& [address, chunk] : space.chunks()) {
       const auto mapping = state.MappingAt(address);
@@ -101,7 +100,7 @@ Status Session::LegacyFree(Address address) {
   return {};
 }
 
-// Gives a chunk or an opened IPC handle back, with the reference that NCCL's call stood for.
+// Gives a chunk or an opened IPC handle back, with its reference.
 Status Session::DropLegacyRegion(Address address, Bytes bytes, AllocationId allocation) {
   const auto it = ledger_.state().allocations.find(allocation);
   const AllocationId slab = it == ledger_.state().allocations.end() ? AllocationId{} : it->second.slab;
@@ -141,7 +140,7 @@ Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, Dev
   ForgetLastHandle(*id);  // NCCL reserves no range for it
   auto address = MapLegacyImport(*id, device, token->offset, origin.site);
   if (address.ok() && *address) return *address + token->offset;
-  // The mapping failed, or the handle is open already, and memory in a slab is at one address only.
+  // The mapping failed, or the handle is open already: memory in a slab has one address.
   const Locked lock(*this);
   const auto it = ledger_.state().allocations.find(*id);
   const bool part = it != ledger_.state().allocations.end() && it->second.placed();
@@ -152,7 +151,7 @@ Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, Dev
   return open;
 }
 
-// Where the imported block begins. Zero: an import of it is open at that address already.
+// Where the imported chunk begins. Zero: an import of it is already open at that address.
 Result<Address> Session::MapLegacyImport(AllocationId id, DeviceOrdinal device, Bytes offset, const CallSite& site) {
   const AccessDescriptor access = ReadWrite(device);
   const bool part = Inspect([&](const State& state) {

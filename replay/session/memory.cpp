@@ -1,4 +1,4 @@
-// Allocations, address ranges and mappings. Where one of them is a part of a slab, parts.cpp has the rest.
+// Allocations, address ranges and mappings; parts.cpp has what concerns parts of slabs.
 #include <spdlog/fmt/fmt.h>
 
 #include "replay/session/failures.h"
@@ -101,7 +101,7 @@ Status Session::FreeRange(Address address, Bytes bytes) {
   if (const AllocationId slab = ledger_.state().SlabAt(address)) return FreePart(address, bytes, slab);
   if (!ledger_.state().ranges.contains(address))
     return NotOurs(fmt::format("free range {}: it was not reserved by NCCL", Hex(address.value)));
-  // While paused the driver does not know of what is mapped there, and would take the range away from under the resume.
+  // While paused, the driver does not know of the mapping and would free the range under the resume.
   const auto mapped = ledger_.state().mappings.lower_bound(address);
   if (mapped != ledger_.state().mappings.end() && mapped->first < address + bytes)
     return WrongCall(fmt::format("free range {}: memory is still mapped at {}", Hex(address.value), Hex(mapped->first.value)));
@@ -136,7 +136,7 @@ Status Session::MapOnce(Address address, Bytes bytes, Bytes offset, AllocationId
   return {};
 }
 
-// Forgets one mapping, on the driver where it is present, and its allocation with it if nobody else holds that.
+// Forgets a mapping, on the driver too if it is there, and its allocation if nobody else holds it.
 Status Session::UnmapOne(Address address) {
   const Mapping* found = ledger_.Entry(ledger_.state().mappings, address);
   if (found == nullptr) return ledger_.Broken();
@@ -155,7 +155,7 @@ Status Session::Unmap(Address address, Bytes bytes) {
   const InTags tags = EnterTags({address, bytes}, "unmap");
   const Locked lock(*this);
   if (const AllocationId slab = ledger_.state().SlabAt(address)) return UnmapPart(address, bytes, slab);
-  // As with the driver, there may be holes: NCCL unmaps the whole range of its symmetric windows at once.
+  // Holes are allowed, as in the driver: NCCL unmaps the whole range of its symmetric windows at once.
   const auto& mappings = ledger_.state().mappings;
   const Address end = address + bytes;
   auto it = ledger_.state().MappingAt(address);

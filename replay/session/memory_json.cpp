@@ -57,7 +57,7 @@ json OfPool(const Pools::Standing& pool, const PoolHoldings& held) {
           {"failure", pool.failure}};
 }
 
-// NCCL's own memory, or the program's that NCCL's allocator made.
+// NCCL's own memory, or what the program got from ncclMemAlloc.
 struct OfSession {
   Bytes bytes = 0, resident = 0;
   std::uint64_t parts = 0;

@@ -1,4 +1,4 @@
-// Memory of AMem's own choosing: what it makes for cuMemAlloc and for pools.
+// Memory that AMem makes for cuMemAlloc and for pools.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,17 @@
 
 namespace amem {
 
-// Reachable for network cards, as cuMemAlloc memory is, where the device can do that.
+// With RDMA, as cuMemAlloc memory, if the device can do it.
 inline constexpr std::uint8_t kWithAndWithoutRdma[] = {1, 0};
 
-// Of memory on a device that can be exported.
+// For device memory that can be exported.
 AllocationProperties PropertiesOn(DeviceOrdinal device, std::uint8_t rdma);
 AccessDescriptor ReadWrite(DeviceOrdinal device);
 
-Result<Bytes> Rounded(Driver& driver, Bytes bytes, const AllocationProperties& properties);  // up, to the granularity
+Result<Bytes> Rounded(Driver& driver, Bytes bytes, const AllocationProperties& properties);  // up to the granularity
 
-// Lets a device reach memory of another one. nullopt: devices without a link to each other stay apart, as they would with
-// cudaMalloc. Else what is to be recorded.
+// Gives a device access to another one's memory. nullopt: devices without a link stay apart, as with cudaMalloc. Otherwise the
+// event to record.
 std::optional<AccessSet> LetIn(Driver& driver, DeviceOrdinal device, const Extent& memory);
 
 struct ChunkOwner {
@@ -31,8 +31,8 @@ struct ChunkOwner {
   PoolId pool;
   CallSite site;
 };
-// A chunk of at least `bytes` with a handle and an address range of its own, which its device reaches, and those of `others`
-// that can; recorded. Without the ledger's lock.
+// Makes and records a chunk of at least `bytes` with its own handle and address range. Its device may access it, and those of
+// `others` that can. Without the ledger's lock.
 Result<ChunkSpace::Chunk> MakeChunk(Driver& driver, Ledger& ledger, Bytes bytes, DeviceOrdinal device, const ChunkOwner& owner,
                                     const std::set<DeviceOrdinal>& others);
 

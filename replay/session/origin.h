@@ -1,4 +1,4 @@
-// Where a call of NCCL's that makes memory came from.
+// Which call of NCCL makes memory.
 #pragma once
 
 #include "statemachine/types.h"
@@ -7,7 +7,7 @@ namespace amem {
 
 struct Origin {
   CallSite site;
-  CommunicatorId communicator;  // that NCCL makes the memory for; zero: none, or unknown
+  CommunicatorId communicator;  // for which NCCL makes the memory; zero: none, or unknown
 
   Origin() = default;
   Origin(const CallSite& from, CommunicatorId made_for = {})  // NOLINT(google-explicit-constructor)

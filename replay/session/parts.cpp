@@ -1,4 +1,4 @@
-// NCCL's calls on allocations that are parts of slabs: the driver is not asked, because the slab is mapped already.
+// NCCL's calls on parts of slabs. The driver is not asked, because the slab is mapped already.
 #include <spdlog/fmt/fmt.h>
 
 #include <chrono>
@@ -10,7 +10,7 @@
 namespace amem {
 namespace {
 
-// The handle that this thread created, imported or retained last. NCCL reserves a range for it next.
+// The handle that this thread created, imported or retained last. NCCL's next reservation is for it.
 struct LastHandle {
   SessionId session;
   AllocationId allocation;
@@ -25,21 +25,21 @@ void Session::ForgetLastHandle(AllocationId allocation) {
   if (last_handle.allocation == allocation) last_handle = {};
 }
 
-// A slab that lost a part may be empty now.
+// The slab may be empty after it lost a part.
 void Session::RetireIfEmpty(AllocationId slab) {
   if (!slab) return;
   if (const Status retired = slabs_.Retire(slab); !retired.ok()) ledger_.Break(retired.message());
   if (!ledger_.state().allocations.contains(slab)) secrets_.erase(slab);
 }
 
-// New memory lay in them before NCCL mapped it at addresses that it had kept; while it keeps more, they serve the next.
+// Retires empty slabs that served while NCCL's resume put memory back, unless NCCL still keeps ranges that need them.
 void Session::RetireSpareSlabs() {
   if (slabs_.AwaitsReturns()) return;
   if (const Status retired = slabs_.RetireAll(); !retired.ok()) ledger_.Break(retired.message());
 }
 
 void Session::RetireEmptySlabs() {
-  std::vector<AllocationId> parts;  // that peers have let go of
+  std::vector<AllocationId> parts;  // that peers have dropped
   for (const auto& [id, a] : ledger_.state().allocations) {
     if (a.placed()) parts.push_back(id);
   }
@@ -47,7 +47,7 @@ void Session::RetireEmptySlabs() {
   if (const Status retired = slabs_.RetireAll(); !retired.ok()) ledger_.Break(retired.message());
 }
 
-// The parts that begin where the part at `address` begins: one, or several if an imported one was imported more than once.
+// Parts that begin where the part at `address` does: one, or several if it was imported more than once.
 const std::vector<AllocationId>& Session::PartsAt(Address address) {
   static const std::vector<AllocationId> none;
   const State& state = ledger_.state();
@@ -59,7 +59,7 @@ const std::vector<AllocationId>& Session::PartsAt(Address address) {
   return parts == nullptr ? none : *parts;
 }
 
-// Of several parts at one place, the first that is mapped.
+// The first of these that is mapped.
 AllocationId Session::MappedPartAt(Address address) {
   for (const AllocationId id : PartsAt(address)) {
     const Allocation* a = ledger_.Entry(ledger_.state().allocations, id);
@@ -80,7 +80,7 @@ Result<AllocationId> Session::WholePartAt(std::string_view call, Address address
   return part;
 }
 
-// The place of the allocation that this thread handled last, if the range can be meant for it. kNotFound: it cannot.
+// The place of this thread's last allocation, if the range can be meant for it. kNotFound: it cannot.
 Result<Address> Session::ReservePart(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site) {
   const LastHandle last = std::exchange(last_handle, {});
   const Status no{Code::kNotFound, ""};
@@ -110,8 +110,8 @@ Status Session::FreePart(Address address, Bytes bytes, AllocationId slab) {
                                FormatBytes(bytes)));
 }
 
-// NCCL's own suspend unmaps and releases memory at both ends of a connection and keeps the addresses, and its resume maps new
-// memory there. A peer may be behind with its suspend, and hold what the owner has already released.
+// NCCL's own suspend releases memory at both ends of a connection and keeps the addresses; its resume maps new memory there. A
+// peer may still be suspending, and hold what its owner has already released.
 Status Session::PutBackPart(Address address, Bytes bytes, AllocationId allocation) {
   constexpr std::chrono::milliseconds kOften{1}, kPatience{5000};
   const auto held_by_peer_only = [&](const State& state) {
@@ -128,7 +128,7 @@ Status Session::PutBackPart(Address address, Bytes bytes, AllocationId allocatio
   return {};
 }
 
-// Maps an allocation in a slab where it lies, or takes it out of the slab so that it can be mapped where NCCL wants it.
+// Maps an allocation of a slab in its place, or takes it out of the slab so that it can be mapped where NCCL wants it.
 Result<bool> Session::MapPart(Address address, Bytes bytes, Bytes offset, AllocationId allocation) {
   const State& state = ledger_.state();
   const auto it = state.allocations.find(allocation);
@@ -136,7 +136,7 @@ Result<bool> Session::MapPart(Address address, Bytes bytes, Bytes offset, Alloca
   const Allocation& a = it->second;
   const auto doing = [&] { return fmt::format("map {} of {}", Hex(address.value), ToText(allocation)); };
   if (const AllocationId other = state.PartAt(address); other && (!a.placed() || state.PlaceOf(a) != address)) {
-    // The range was reserved for another allocation: that was the wrong guess.
+    // The range was reserved for another allocation: the guess was wrong.
     AMEM_TRY(MoveTo(address, allocation, other).Within(doing()));
   }
   if (!a.placed()) return false;
@@ -153,10 +153,11 @@ Result<bool> Session::MapPart(Address address, Bytes bytes, Bytes offset, Alloca
   return false;
 }
 
-// A part that is mapped at its place, and whose address NCCL has, is to be mapped elsewhere as well. The driver neither maps
-// nor unmaps a part of a handle, so the whole slab is cut up, while nothing runs.
+// A part that is mapped, and whose address NCCL has, is to be mapped elsewhere too. The driver neither maps nor unmaps part of
+// a handle, so the whole slab is cut up while nothing runs.
 bool Session::CutUpSlabOf(AllocationId allocation) {
-  constexpr std::chrono::milliseconds kShort{50}, kOpen{10};  // for others' calls, for one of which the one inside may wait
+  // how long to wait for other threads' calls, which may wait for this one
+  constexpr std::chrono::milliseconds kShort{50}, kOpen{10};
   const Deadline until = options_.deadlines.OwnPartOf(Now() + options_.deadlines.call());
   CallGate& gate = gates_.Of({});
   while (!gate.Close(kShort).ok()) {
@@ -176,7 +177,7 @@ bool Session::CutUpSlabOf(AllocationId allocation) {
   return true;
 }
 
-// Gives `allocation` the place at `address`, which was reserved for `other`.
+// Gives `allocation` the place at `address` that was reserved for `other`.
 Status Session::MoveTo(Address address, AllocationId allocation, AllocationId other) {
   const State& state = ledger_.state();
   const Allocation* there = ledger_.Entry(state.allocations, other);

@@ -10,7 +10,7 @@ namespace amem {
 
 // ---- one pause or resume ---------------------------------------------------------------------------------------------------
 
-// Nothing else of the pool is under way.
+// The caller made sure that nothing else of the pool is under way.
 Status Pools::Run(Entry& pool, const Task& task) {
   while (pool.dropping > 0) changed_.Wait(mutex_);
   pool.running = task.kind;
@@ -18,8 +18,8 @@ Status Pools::Run(Entry& pool, const Task& task) {
   WithoutLock apart(mutex_);
   Status status = pool.cycle->Cycle(task.kind, {.after = task.after.get(), .patient = task.patient, .queued = [&] {
                                                   const MutexLock now(mutex_);
-                                                  // A device that is given access only when the resume has ended cannot use the
-                                                  // memory before.
+                                                  // A device that gets access only at the end of the resume cannot use the
+                                                  // memory earlier.
                                                   pool.queued = pool.let_in == devices_;
                                                   changed_.NotifyAll();
                                                 }});
@@ -46,7 +46,7 @@ Status Pools::Now(const Task& task) {
   AMEM_TRY(CanAsk(pool, task.kind));
   while (Busy(pool) || pool.dropping > 0) changed_.Wait(mutex_);
   const Status unheard = std::exchange(pool.unheard, {});
-  // A resume that failed unheard left the pool paused, and a pause of it is not what the program believes to need.
+  // A failed resume that nobody heard of left the pool paused; the program believes that it runs.
   if (!unheard.ok() && task.kind == CycleKind::kPause && LifecycleOf(pool) != Lifecycle::kRunning)
     return unheard.Within(fmt::format("tag {} is still paused", pool.tag));
   pool.last_asked = task.kind;
@@ -58,7 +58,7 @@ Status Pools::Pause(PoolId id, const HowToPause& how) {
   Entry& pool = At(id);
   Task task{.pool = &pool, .kind = CycleKind::kPause};
   if (how.after) {
-    // Before any wait: what the program submits after this call does not belong to it.
+    // Taken before any wait, because what the program submits after this call does not count.
     auto moment = pool.cycle->MomentOf(*how.after);
     if (!moment.ok()) return moment.status().Within("pause of tag " + pool.tag);
     task.after = *std::move(moment);
@@ -138,7 +138,7 @@ Status Pools::StartWorker(CycleKind kind) {
   return {};
 }
 
-// The first task of each pool is due if nothing of the pool is under way.
+// A pool's first task is due if nothing of the pool is under way.
 std::list<Pools::Task>::iterator Pools::Due(CycleKind kind) {
   std::set<const Entry*> behind;
   auto due = tasks_.end();
@@ -160,7 +160,7 @@ void Pools::Work(CycleKind kind) {
     const Task task = std::move(*due);
     tasks_.erase(due);
     Entry& pool = *task.pool;
-    pool.running = kind;  // before it waits for anything
+    pool.running = kind;  // set before any wait
     --pool.waiting;
     const Status status = Run(pool, task);
     if (!status.ok()) pool.unheard = status;

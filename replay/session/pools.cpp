@@ -14,7 +14,7 @@ Pools::Pools(const CycleContext& context, ScopeGates& gates, Drop drop)
     : context_(context), driver_(context.driver), ledger_(context.ledger), gates_(gates), drop_(std::move(drop)) {}
 
 Pools::~Pools() {
-  if (fork_.InChild()) {  // the threads did not come along
+  if (fork_.InChild()) {  // threads do not survive a fork
     for (auto& [kind, worker] : workers_) static_cast<void>(new std::thread(std::move(worker)));
     return;
   }
@@ -29,7 +29,7 @@ Pools::~Pools() {
 Result<PoolId> Pools::Open(const std::string& tag, PoolPolicy policy) {
   if (tag.empty() || tag == "nccl" || tag == "user")
     return Status{Code::kInvalid, tag.empty() ? "the tag of a pool is empty" : "tag " + tag + " is AMem's own; take another"};
-  constexpr std::size_t kLongest = 1000;  // peers hear of it in messages of bounded size
+  constexpr std::size_t kLongest = 1000;  // it travels in messages of bounded size
   if (tag.size() > kLongest) return Status{Code::kInvalid, fmt::format("a tag of a pool has at most {} bytes", kLongest)};
   const MutexLock lock(mutex_);
   Entry* const known = Named(tag);
@@ -135,7 +135,7 @@ Result<Address> Pools::Allocate(PoolId id, Bytes bytes, DeviceOrdinal device) {
   return *address;
 }
 
-// Where memory is short, smaller chunks do: what a pool has in advance, the program's other allocators do not have.
+// If memory is short, smaller chunks do: what a pool has in reserve, the program's other allocators lack.
 Result<Address> Pools::AddChunk(Entry& pool, ChunkSpace& space, Bytes bytes, DeviceOrdinal device) {
   const auto granularity = driver_.Granularity(PropertiesOn(device, 0));
   if (!granularity.ok()) return granularity.status();
@@ -162,8 +162,8 @@ Result<Address> Pools::MakeChunk(Entry& pool, ChunkSpace& space, Bytes bytes, By
   return space.Add(*chunk, first);
 }
 
-// A process that uses several devices lets each reach the memory of all, as PyTorch expects it of memory that the CUDA runtime
-// allocates. A pool whose chunks are not there just now follows at the end of its next resume, or of what is under way.
+// If a process uses several devices, each may access the memory of all, as PyTorch expects of the CUDA runtime. A pool whose
+// chunks are away follows at the end of its next resume.
 void Pools::LetInEverywhere(DeviceOrdinal device) {
   if (!devices_.insert(device).second) return;
   for (const auto& [id, pool] : pools_) {
@@ -198,15 +198,14 @@ Pools::Entry* Pools::Holding(Address address, DeviceOrdinal& device) {
   return nullptr;
 }
 
-// Notes what the stream holds now, which may still touch the memory. Not while the stream is being captured.
+// Notes what the stream holds now, which may still use the memory. Not while it is being captured.
 void Pools::NoteMoment(Late& late) const {
   auto moment = driver_.MomentOf(late.device, late.stream);
   late.captured = moment.status().code() == Code::kRefused;
   if (moment.ok()) late.moment = *std::move(moment);
 }
 
-// Nothing that the stream held when the memory was freed is under way any more, whatever it was given since. A stream that is
-// gone says nothing of that; its device does.
+// Whether all that the stream held at the free has ended. If the stream is gone, its device tells.
 bool Pools::Idle(Late& late) const {
   if (late.captured) NoteMoment(late);
   if (late.captured) return false;
@@ -226,7 +225,7 @@ Status Pools::Free(Address address, void* stream) {
   if (pool == nullptr || given_already())
     return NotOurs(fmt::format("amem_free {}: nothing is allocated there", Hex(address.value)));
   const bool running = LifecycleOf(*pool) == Lifecycle::kRunning;
-  const bool paused = !running && !Busy(*pool);  // so nothing of the program touches it
+  const bool paused = !running && !Busy(*pool);  // then nothing of the program touches it
   lock.Unlock();
   if (!paused) NoteMoment(late);
   const bool idle = (paused || (running && Idle(late))) && pool->cycle->AwaitCopies().ok();
@@ -238,7 +237,7 @@ Status Pools::Free(Address address, void* stream) {
   return {};
 }
 
-// The mutex is not held while the driver takes a chunk back, which waits for a pause or resume of NCCL.
+// Releases the mutex while the driver takes a chunk back, because that waits for NCCL's cycles.
 Status Pools::GiveBack(Entry& pool, Address address, DeviceOrdinal device) {
   const auto given = pool.spaces[device].Give(address);
   if (!given) return NotOurs(fmt::format("amem_free {}: nothing is allocated there", Hex(address.value)));
@@ -256,8 +255,8 @@ Status Pools::GiveBack(Entry& pool, Address address, DeviceOrdinal device) {
   return dropped;
 }
 
-// What could not be given back when the program freed it. What its stream does not let go of yet stays for the next time, and
-// so does everything once another thread has begun a pause or resume, which works on all chunks.
+// Gives back what could not be given back at the free. What its stream still uses stays for the next time; everything does once
+// another thread has begun a pause or resume, which works on all chunks.
 void Pools::GiveLate(Entry& pool, Who who) {
   const bool running = LifecycleOf(pool) == Lifecycle::kRunning;
   for (Late& one : std::exchange(pool.late, {})) {

@@ -1,11 +1,11 @@
 // The pools of a session: memory of the program under a tag, with pauses and resumes of its own.
 //
-// A pool gives out parts of chunks, which it takes from the driver and gives back when they have emptied. Of one pool, one
-// pause or resume is under way at a time; those of different pools, and NCCL's, may be under way side by side. What was asked
-// for without waiting is done by two threads, one for pauses and one for resumes: of what is due, the highest priority first,
-// then in the order of asking; of one pool, always in the order of asking.
+// A pool gives out parts of chunks, takes chunks from the driver, and gives empty ones back. A pool has one pause or resume
+// under way at a time; different pools, and NCCL's memory, may overlap. Requests without waiting are done by two threads, one
+// for pauses and one for resumes: the highest priority first, then in the order of asking; for one pool always in the order of
+// asking.
 //
-// All methods may be called from any thread. The sources: pools.cpp (memory), pool_cycles.cpp (pauses and resumes).
+// Any thread may call any method. Sources: pools.cpp (memory), pool_cycles.cpp (pauses and resumes).
 #pragma once
 
 #include <atomic>
@@ -34,53 +34,53 @@ namespace amem {
 
 class Pools {
  public:
-  // Unmaps a chunk, releases it and frees its range, as the session does it for NCCL's memory.
+  // Unmaps a chunk, releases it and frees its range.
   using Drop = std::function<Status(const ChunkSpace::Chunk&)>;
   Pools(const CycleContext& context, ScopeGates& gates, Drop drop);  // `gates` must outlive the pools
-  ~Pools();  // waits for what is under way; what is only asked for is not done. Memory stays as it is.
+  ~Pools();  // waits for what is under way and drops what is only asked for; memory stays
   Pools(const Pools&) = delete;
   Pools& operator=(const Pools&) = delete;
 
-  [[nodiscard]] bool any() const { return any_.load(std::memory_order_acquire); }  // was ever opened
+  [[nodiscard]] bool any() const { return any_.load(std::memory_order_acquire); }  // whether one was ever opened
 
   // ---- memory ------------------------------------------------------------------------------------------------------------
-  // The same again is no change. kInvalid: it is open with another policy, or the tag is empty, "nccl" or "user".
+  // Returns the open pool if the policy is the same. kInvalid: another policy, or the tag is empty, "nccl" or "user".
   Result<PoolId> Open(const std::string& tag, PoolPolicy policy);
-  // The pool of a tag under which a peer has shared memory with this session; opened, if it was not, with the peer's policy
-  // until the program opens it.
+  // The pool of a tag that a peer shares memory of. Opens it if necessary, with the peer's policy until the program opens it.
   Result<PoolId> Join(const std::string& tag, PoolPolicy policy);
-  Result<PoolId> Find(std::string_view tag);  // kNotFound: the message names those that are open
-  // Between the two a thread allocates from the pool, perhaps through an allocator that has memory of it in reserve, so the
-  // pool can neither be paused when it is entered (kRefused) nor be paused before it is left as often.
+  Result<PoolId> Find(std::string_view tag);  // kNotFound: the message names the open ones
+  // Between Enter and Leave a thread allocates from the pool, perhaps through an allocator that keeps a reserve. So a paused
+  // pool cannot be entered (kRefused), nor an entered one be paused.
   Status Enter(PoolId pool);
   void Leave(PoolId pool);
-  // kRefused: the pool is paused, or about to be; a resume that is under way is waited for. kOutOfMemory: as the driver says.
-  // A request for nothing gets an address as well. Aligned to 512 bytes.
+  // kRefused: the pool is paused or about to be; waits for a resume that is under way. kOutOfMemory: from the driver. Zero
+  // bytes get an address as well. Aligned to 512 bytes.
   Result<Address> Allocate(PoolId pool, Bytes bytes, DeviceOrdinal device);
-  // As cudaFree, waits for what was submitted to `stream` before, on which the memory was used last. While that is being
-  // captured, or the pool is in a pause or resume, the memory is given back later. kNotFound: no part of a pool begins there.
+  // As cudaFree, waits for what was submitted to `stream`, where the memory was used last. If the stream is being captured, or
+  // the pool is in a pause or resume, the memory is given back later. kNotFound: no part begins there.
   Status Free(Address address, void* stream);
 
   // ---- pauses and resumes ------------------------------------------------------------------------------------------------
-  // With `wait` the result is that of the pause or resume, after what was asked for before. Without, a failure comes at the
-  // next Wait, or at the next Pause that finds the pool still paused; another Resume tries again.
+  // With `wait` the result is that of the pause or resume, after all earlier requests. Otherwise a failure is returned by the
+  // next Wait, or by the next Pause that finds the pool still paused; another Resume tries again.
   struct HowToPause {
     bool wait = true;
-    // Contents are saved, whole, after what this stream holds now, and no other stream is waited for: the program must not
-    // touch the memory from there on. Otherwise the devices of the pool are waited for.
+    // Saves all contents after what this stream holds now, without waiting for other streams: the program must not touch the
+    // memory from then on. Otherwise waits for the pool's devices.
     std::optional<void*> after;
   };
   Status Pause(PoolId pool, const HowToPause& how);
   struct HowToResume {
     bool wait = true;
-    int priority = 0;     // higher first
-    bool patient = true;  // waits for sessions that share the memory, live and stay paused; else until the deadline
+    int priority = 0;  // higher first
+    // waits for sessions that share the memory while they live and stay paused; otherwise until the deadline
+    bool patient = true;
   };
   Status Resume(PoolId pool, const HowToResume& how);
-  // Waits for all that is under way, and hands out the failure that nobody has heard of. Of a pool that stands still: OK.
+  // Waits for all that is under way, and returns the failure that nobody has heard of yet. OK if nothing is under way.
   Status Wait(PoolId pool);
-  // Waits until all copies of a resume are queued, and lets the stream wait for them. kRefused: the pool is paused, and no
-  // resume was asked for.
+  // Waits until all copies of a resume are queued, and makes the stream wait for them. kRefused: the pool is paused, and no
+  // resume was requested.
   Status WaitOn(PoolId pool, void* stream);
 
   // ---- what there is -----------------------------------------------------------------------------------------------------
@@ -89,36 +89,36 @@ class Pools {
     std::string tag;
     PoolPolicy policy{};
     std::string state;                          // "resident", "pausing", "paused" or "resuming"
-    std::uint64_t pause_ns = 0, resume_ns = 0;  // the last that succeeded; 0: none
-    std::string failure;                        // of the last pause or resume; empty: it succeeded
+    std::uint64_t pause_ns = 0, resume_ns = 0;  // of the last success; 0: none
+    std::string failure;                        // of the last pause or resume; empty: success
     BackupStatistics contents;
   };
   [[nodiscard]] std::vector<Standing> Stand();
 
  private:
-  struct Late {  // to be given back
+  struct Late {  // memory to give back later
     Address address;
     DeviceOrdinal device;
     void* stream = nullptr;
-    std::unique_ptr<StreamMoment> moment{};  // what the stream held when it was freed
-    bool captured = false;                   // the stream was being captured, so that there is no moment yet
+    std::unique_ptr<StreamMoment> moment{};  // what the stream held at the free
+    bool captured = false;                   // the stream was being captured, so there is no moment yet
   };
   struct Entry {
     PoolId id;
     std::string tag;
     PoolPolicy policy{};
-    bool joined = false;  // opened for memory of a peer, and not by the program
+    bool joined = false;  // opened for a peer's memory, not by the program
     std::unique_ptr<Coordinator> cycle;
     std::map<DeviceOrdinal, ChunkSpace> spaces;
-    std::set<DeviceOrdinal> let_in;  // devices that were given access to all chunks
+    std::set<DeviceOrdinal> let_in;  // may access all chunks
     std::vector<Late> late;
-    std::size_t dropping = 0;          // chunks that are being given back just now
+    std::size_t dropping = 0;          // chunks that are being given back
     std::optional<CycleKind> running;  // under way
-    std::size_t waiting = 0;           // tasks
+    std::size_t waiting = 0;           // tasks that wait
     std::size_t inside = 0;            // how often threads have entered it
     CycleKind last_asked = CycleKind::kResume;
-    bool queued = false;  // all copies of the resume that is under way
-    Status unheard;       // the failure that nobody has heard of
+    bool queued = false;  // all copies of the current resume
+    Status unheard;       // a failure that nobody has heard of
     std::string failure;  // of the last pause or resume
   };
   struct Task {
@@ -134,18 +134,18 @@ class Pools {
   Result<PoolId> OpenNew(const std::string& tag, PoolPolicy policy, bool joined) REQUIRES(mutex_);
   [[nodiscard]] Lifecycle LifecycleOf(const Entry& pool);
   [[nodiscard]] bool Busy(const Entry& pool) const REQUIRES(mutex_) { return pool.running || pool.waiting > 0; }
-  // Those with a star let go of the mutex while they wait.
+  // Functions with a star release the mutex while they wait.
   Status AwaitUse(Entry& pool) REQUIRES(mutex_);  // * until parts can be taken
   [[nodiscard]] Status CanAsk(const Entry& pool, CycleKind kind) const REQUIRES(mutex_);
   Result<Address> AddChunk(Entry& pool, ChunkSpace& space, Bytes bytes, DeviceOrdinal device) REQUIRES(mutex_);
   Result<Address> MakeChunk(Entry& pool, ChunkSpace& space, Bytes bytes, Bytes first, DeviceOrdinal device) REQUIRES(mutex_);
   void LetInEverywhere(DeviceOrdinal device) REQUIRES(mutex_);
-  void LetAllIn(Entry& pool) REQUIRES(mutex_);  // is running, and nothing of it is under way on another thread
+  void LetAllIn(Entry& pool) REQUIRES(mutex_);                              // the pool runs, and no other thread works on it
   Entry* Holding(Address address, DeviceOrdinal& device) REQUIRES(mutex_);  // null: none
   void NoteMoment(Late& late) const;
   [[nodiscard]] bool Idle(Late& late) const;
   Status GiveBack(Entry& pool, Address address, DeviceOrdinal device) REQUIRES(mutex_);  // *
-  enum class Who : std::uint8_t { kAnybody, kCycle };    // a pause or resume of the pool, at its end
+  enum class Who : std::uint8_t { kAnybody, kCycle };    // kCycle: the pool's own pause or resume, at its end
   void GiveLate(Entry& pool, Who who) REQUIRES(mutex_);  // *
 
   Status Now(const Task& task) REQUIRES(mutex_);  // *
@@ -163,10 +163,10 @@ class Pools {
   std::atomic<bool> any_ = false;
   const ForkGuard fork_;
 
-  Mutex mutex_{LockRank::kPools};  // over all below; not held while a pool pauses or resumes
+  Mutex mutex_{LockRank::kPools};  // guards all below; released while a pool pauses or resumes
   Condition changed_;
-  std::map<PoolId, std::unique_ptr<Entry>> pools_ GUARDED_BY(mutex_);  // none ever goes
-  std::set<DeviceOrdinal> devices_ GUARDED_BY(mutex_);                 // on which chunks were made
+  std::map<PoolId, std::unique_ptr<Entry>> pools_ GUARDED_BY(mutex_);  // never erased
+  std::set<DeviceOrdinal> devices_ GUARDED_BY(mutex_);                 // with chunks
   std::list<Task> tasks_ GUARDED_BY(mutex_);                           // in the order of asking
   std::map<CycleKind, std::thread> workers_;
   bool stop_ GUARDED_BY(mutex_) = false;

@@ -9,7 +9,7 @@
 
 namespace amem {
 
-// Host memory is handed to the driver when NCCL has not called it for a moment, so as not to hold up a start-up full of calls.
+// Host memory is registered with the driver only after NCCL left it alone for so long, because a start-up is full of calls.
 constexpr std::chrono::milliseconds kQuiet{10};
 
 Session::Session(const SessionOptions& options, Driver& driver, std::unique_ptr<JournalWriter> journal)
@@ -38,7 +38,7 @@ Result<std::unique_ptr<Session>> Session::Start(const SessionOptions& options, D
 }
 
 Session::~Session() {
-  pools_.reset();  // its threads may be in the middle of a pause
+  pools_.reset();  // its threads may be inside a pause
   if (peers_ != nullptr) peers_->Stop();
 }
 
@@ -81,7 +81,7 @@ void Session::TrimPinned(Bytes keep) {
   pinned_.Trim(keep);
 }
 
-// NCCL, or a peer, may still hold the memory.
+// NCCL or a peer may still hold the memory.
 Status Session::DropChunk(const ChunkSpace::Chunk& chunk) {
   AMEM_TRY(Unmap(chunk.address, chunk.bytes));
   AMEM_TRY(Release(chunk.allocation));
@@ -91,7 +91,7 @@ Status Session::DropChunk(const ChunkSpace::Chunk& chunk) {
 Status Session::Cycle(CycleKind kind, bool patient) {
   const MutexLock one(cycle_mutex_);
   Manner manner{.patient = patient};
-  // Nothing may be launched from here until everything is back.
+  // Nothing may be launched until everything is back.
   manner.kept_out = [this] { paused_.store(true, std::memory_order_release); };
   manner.ended = [this, kind] {
     {
@@ -140,7 +140,7 @@ void Session::EnterTag(PoolId tag, InTags& in) {
   in.paused = in.paused || Inspect([&](const State& state) { return state.LifecycleOf(tag) != Lifecycle::kRunning; });
 }
 
-// What a pause left in place, because a network card holds it, is there.
+// Memory that a network card holds stayed in place.
 Session::InTags Session::EnterTags(std::span<const Extent> touched, const char* call) {
   InTags in;
   if (!HasTags()) return in;
@@ -167,7 +167,7 @@ Session::InTags Session::EnterTagOf(AllocationId allocation) {
 }
 
 void Session::NoteRefused(const char* call) {
-  constexpr std::chrono::milliseconds kPatience{10};  // the caller is NCCL, which is to get its answer
+  constexpr std::chrono::milliseconds kPatience{10};  // NCCL waits for the answer
   if (!ledger_.TryLockFor(kPatience)) return;
   const LedgerLock lock(ledger_, std::adopt_lock);
   if (ledger_.state().lifecycle == Lifecycle::kClosed) return;
@@ -188,7 +188,7 @@ void Session::FlushRefused() {
 bool Session::OnWitnessed(std::span<const EventBody> facts, std::chrono::milliseconds patience) {
   if (!ledger_.TryLockFor(patience)) return false;
   const LedgerLock lock(ledger_, std::adopt_lock);
-  if (ledger_.state().lifecycle == Lifecycle::kClosed) return true;  // its journal has had its last event
+  if (ledger_.state().lifecycle == Lifecycle::kClosed) return true;  // nothing follows the journal's last event
   for (const EventBody& fact : facts) ledger_.Record(fact);
   return true;
 }
@@ -197,7 +197,7 @@ bool Session::TouchesPaused(Address address, Bytes bytes) {
   if (!paused() && !HasTags()) return false;
   const LedgerLock lock(ledger_);
   const State& state = ledger_.state();
-  // In the middle of a pause or resume, what is mapped may be about to leave, or may not have its contents back yet.
+  // During a cycle, mapped memory may be about to leave or may not have its contents yet.
   const bool settled = !paused() || state.lifecycle == Lifecycle::kPaused;
   auto it = state.MappingAt(address);
   if (it == state.mappings.end()) it = state.mappings.lower_bound(address);

@@ -1,12 +1,12 @@
 // A session: one process whose libnccl is under AMem.
 //
-// The driver calls of NCCL arrive here in AMem's terms, with allocation ids in place of driver handles; each is made on the
-// driver, recorded (journal, then state), and answered. Pause and resume work on the same ledger. ncclpatch/intercept/
-// translates between the driver's C types and these; tests and the demo call this class directly.
+// NCCL's driver calls arrive here in AMem's terms, with allocation ids for driver handles. Each is made on the driver, recorded
+// (state, then journal), and answered. Pause and resume work on the same ledger. ncclpatch/intercept/ translates the driver's C
+// types; tests and the demo call this class directly.
 //
-// All methods may be called from any thread. A failed call has the CUresult to hand to NCCL in Status::driver_result. The
-// sources by concern: session.cpp (life, pause and resume), memory.cpp, parts.cpp (allocations in slabs), sharing.cpp (peers),
-// legacy.cpp (cuMemAlloc), multicast.cpp (NVLS), counted.cpp (memory that AMem only counts), statistics.cpp, memory_json.cpp.
+// Any thread may call any method. Status::driver_result of a failure is the CUresult for NCCL. Sources: session.cpp (life,
+// pause and resume), memory.cpp, parts.cpp (allocations in slabs), sharing.cpp (peers), legacy.cpp (cuMemAlloc), multicast.cpp
+// (NVLS), counted.cpp (memory that is only counted), statistics.cpp, memory_json.cpp.
 #pragma once
 
 #include <array>
@@ -50,13 +50,12 @@ class Session final : public PeerDelegate {
   static Result<std::unique_ptr<Session>> Start(const SessionOptions& options, Driver& driver, SessionOpened who,
                                                 std::unique_ptr<JournalWriter> journal, const StartPeers& start_peers);
   ~Session() override;
-  // Closes the journal in order and stops serving peers. Memory stays as it is. `exit_code`: what the process gave to exit();
-  // -1: unknown.
+  // Closes the journal in order and stops serving peers. Memory stays. `exit_code`: the argument of exit(); -1: unknown.
   Status Close(const std::string& reason, std::int32_t exit_code = -1);
 
   // ---- driver calls of NCCL ----------------------------------------------------------------------------------------------
-  // `for_application`: the program will get the memory (ncclMemAlloc) and may hand it to other libraries, which ask the driver
-  // about it; so it is never part of a slab. It is tagged as the program's, and a pause does with it what SessionOptions say.
+  // `for_application`: memory for the program (ncclMemAlloc), which may hand it to libraries that ask the driver about it. So
+  // it is never part of a slab; its tag says that it is the program's, and SessionOptions say what a pause does with it.
   Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const Origin& origin,
                               bool for_application = false, bool mapped_again = false);
   Status Release(AllocationId allocation);
@@ -67,17 +66,18 @@ class Session final : public PeerDelegate {
   Status Unmap(Address address, Bytes bytes);  // kNotFound: not a mapping of ours
   Status SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access);
   Result<AllocationProperties> Properties(AllocationId allocation);
-  // The base and size of the allocation or mapping of ours that contains `address`; kNotFound if none (cuMemGetAddressRange).
+  // The base and size of our allocation or mapping that contains `address`; kNotFound: none (cuMemGetAddressRange).
   Result<std::pair<Address, Bytes>> AddressRange(Address address);
-  // The driver handle that backs an allocation, and where in it the allocation begins (parts of slabs); handle zero if none.
+  // The driver handle behind an allocation, and the allocation's offset in it; handle zero: none.
   [[nodiscard]] std::pair<DriverHandle, Bytes> Backing(AllocationId allocation);
 
   Result<UniqueFd> Export(AllocationId allocation);  // a sealed memfd that holds a token
-  // `descriptor` stays the caller's. kNotFound: a descriptor of the driver, not ours: pass it through. kInvalid: neither.
+  // `descriptor` stays the caller's. kNotFound: it is the driver's, so pass it through. kInvalid: neither ours nor the
+  // driver's.
   Result<AllocationId> Import(int descriptor, const Origin& origin);
 
-  // cuMemAlloc and its IPC handles (64 bytes). Small requests share blocks of 2 MiB, as the driver's own do.
-  // kUnsupported: AMem leaves it to the driver, because it is the program's and is kept.
+  // cuMemAlloc and its IPC handles (64 bytes). kUnsupported: the driver should serve it, because it is the program's and is
+  // kept.
   Result<Address> LegacyAllocate(Bytes bytes, DeviceOrdinal device, const Origin& origin, bool for_application = false);
   Status LegacyFree(Address address);  // kNotFound: not ours
   Result<std::array<std::byte, 64>> LegacyExport(Address address);
@@ -86,29 +86,29 @@ class Session final : public PeerDelegate {
   Status LegacyClose(Address address);
 
   // ---- memory that stays the driver's, and is recorded -------------------------------------------------------------------
-  // Records a call that the driver has made (host memory, asynchronous pools, multicast, what was passed through).
+  // Records a call that the driver has answered (host memory, driver pools, multicast, passed through).
   void Note(EventBody event);
-  // Records that memory is about to be freed; before the driver does it, because another thread may get the same address right
-  // after. Returns the event that takes it back if the driver refuses; nullopt: the memory is not known, and nothing was
-  // recorded. LegacyFreed: only of cuMemAlloc memory that AMem does not back.
+  // Records that memory will be freed, before the driver frees it, because another thread may get the same address right after.
+  // Returns the event that takes this back if the driver refuses; nullopt: the memory is not known, and nothing was recorded.
+  // LegacyFreed: only for cuMemAlloc memory of the driver's.
   std::optional<HostAllocated> NoteFree(HostFreed freed);
   std::optional<AsyncAllocated> NoteFree(AsyncFreed freed);
   std::optional<LegacyAllocated> NoteFree(LegacyFreed freed);
-  // Records a network card's registration. False: the address is not in memory of AMem's, and nothing was recorded.
+  // Records a network card's registration. False: the address is not AMem's, and nothing was recorded.
   bool NoteRegistration(const Registered& registered);
-  // From the next pause on, this session and all that pause with it keep all their memory. Waits for one that is under way.
+  // From the next pause on, this session and all that pause with it keep all memory. Waits for a cycle that is under way.
   void KeepEverything(const std::string& why);
 
   // ---- multicast objects (multicast.cpp) ---------------------------------------------------------------------------------
-  // The caller makes the driver's calls itself, with the handles from Backing, and records them (Note) with the gate held.
+  // The caller makes the driver's calls itself, with handles from Backing, and records them (Note) while it holds the gate.
   [[nodiscard]] std::shared_lock<CallGate> EnterCall() { return std::shared_lock(gates_.Of({})); }
-  // Records a multicast object that the driver made, under a fresh id, which NCCL gets for a handle.
+  // Records a multicast object that the driver made. The fresh id becomes NCCL's handle.
   AllocationId NoteMulticast(MulticastCreated created);
-  // Before memory is bound: an allocation that has a place in a slab and no address leaves the slab, because what is bound must
-  // not move afterwards.
+  // Call it before memory is bound: an allocation in a slab that has no address leaves the slab, because bound memory must not
+  // move.
   void PrepareBind(AllocationId memory);
-  // Before memory is unbound. True: the driver must not be asked, because it has nothing bound there, since a pause unbound it
-  // or because a resume could not make the object again; this is recorded.
+  // Call it before memory is unbound. True: do not ask the driver, because a pause unbound the memory, or a resume could not
+  // make the object again; this is recorded.
   bool ForgetUnbound(AllocationId multicast, DeviceOrdinal device, Bytes offset, Bytes bytes);
 
   // ---- pause and resume --------------------------------------------------------------------------------------------------
@@ -116,48 +116,45 @@ class Session final : public PeerDelegate {
   Status Pause();
   // Waits for the other sessions as long as they live and stay paused: a program resumes when it needs the memory.
   Status Resume();
-  Status ResumeInTime();  // with a deadline as a pause has it, for who has agreed with the others already that they resume
+  Status ResumeInTime();  // with a deadline like a pause; for callers whose ranks have agreed to resume
   [[nodiscard]] bool paused() const { return paused_.load(std::memory_order_acquire); }
-  // For what is done about a pause or resume of this thread that has just failed.
+  // About this thread's last pause or resume, which has failed.
   struct Failed {
-    std::filesystem::path journal;  // this session's directory; empty: it has no journal, or it cannot be asked now
-    // Of this session, and of all that it was connected to, whether they live or not.
+    std::filesystem::path journal;  // of this session; empty: none, or unknown now
+    // This session and all that it was ever connected to.
     std::vector<SessionId> sessions;
-    // One of the members of a pause or resume that had begun; each session where it had not, because somebody did not come.
+    // This session reports the failure: one member of a cycle that had begun, otherwise every session.
     bool speaks = false;
   };
   [[nodiscard]] Failed AboutFailure();
   struct Whereabouts {
-    std::filesystem::path journal;  // empty: there is none
+    std::filesystem::path journal;  // empty: none
     SessionId session;
     std::int32_t rank = -1;
   };
   [[nodiscard]] Whereabouts Where();
-  // Held over a launch, copy or fill by NCCL: no pause begins meanwhile. While a pause or resume is under way it waits for its
-  // end. Not owned: refused, memory is paused. `call` and `stream` are for the message of a pause that waits for the launch in
+  // Held over a launch, copy or fill by NCCL, so that no pause begins meanwhile. Waits for a pause or resume that is under way.
+  // Not owned: memory is paused, so refuse the call. `call` and `stream` are for messages of a pause that waits for the call in
   // vain.
   [[nodiscard]] std::shared_lock<CallGate> EnterLaunch(const char* call = "a launch", void* stream = nullptr);
-  // Held over a call that touches those addresses: no pause or resume of a tag whose memory is there begins meanwhile, and one
-  // that is under way is waited for. `paused`: a tag of that memory is; `away`: some of it is not on the device because of
-  // that.
+  // Held over a call that touches those addresses, so that no cycle of their tags begins meanwhile; waits for one that is under
+  // way. `paused`: a tag of that memory is paused; `away`: some of it is not on the device.
   struct InTags {
     std::vector<std::shared_lock<CallGate>> gates;
     bool paused = false, away = false;
   };
   [[nodiscard]] InTags EnterTags(std::span<const Extent> touched, const char* call);
   [[nodiscard]] InTags EnterTags(const Extent& touched, const char* call) { return EnterTags(std::span(&touched, 1), call); }
-  [[nodiscard]] InTags EnterTagOf(AllocationId allocation);     // a chunk of a tag, or not
-  [[nodiscard]] bool HasTags() const { return pools_->any(); }  // else EnterTags does nothing
-  // Records that a call was refused because memory is paused: the first of a pause at once, and more of the same call when they
-  // are ten, a hundred, a thousand, and at the end of the pause. `call` must live as long as the session.
+  [[nodiscard]] InTags EnterTagOf(AllocationId allocation);     // if it is a tag's chunk
+  [[nodiscard]] bool HasTags() const { return pools_->any(); }  // if not, EnterTags does nothing
+  // Records a call that was refused because memory is paused: the first of a pause at once, then the 10th, 100th, 1000th, and
+  // at the end of the pause. `call` must outlive the session.
   void NoteRefused(const char* call);
   // Own memory that a pause took from under an address. kNotFound: none is missing there.
   Result<AllocationProperties> PausedAt(Address address);
-  // True when [address, address + bytes) touches memory that a pause took away, or memory of NCCL's that one under way is
-  // taking.
+  // Whether [address, address + bytes) touches memory that a pause took away, or NCCL's memory that a pause is taking now.
   bool TouchesPaused(Address address, Bytes bytes);
-  // kRefused while paused or in a pause or resume, whose members are those of the group that began it; the same group again is
-  // no change, at any time.
+  // kRefused while paused, or in a pause or resume, whose members have one group. The same group again is always allowed.
   Status SetGroup(std::int64_t group);
   [[nodiscard]] std::int64_t group();
 
@@ -165,16 +162,16 @@ class Session final : public PeerDelegate {
   [[nodiscard]] Pools& pools() { return *pools_; }
 
   State CopyState();
-  // look(state), with the ledger's lock held: it must not call the session.
+  // look(state), with the ledger's lock held; it must not call the session.
   template <class Look>
   decltype(auto) Inspect(const Look& look) {
     const LedgerLock lock(ledger_);
     return look(ledger_.state());
   }
   [[nodiscard]] std::string StatisticsJson();
-  [[nodiscard]] std::string MemoryJson();      // by tag: pools, "nccl" and "user" (amem_memory_json in ncclpatch/amem.h)
+  [[nodiscard]] std::string MemoryJson();      // by tag, with "nccl" and "user" (amem_memory_json in ncclpatch/amem.h)
   [[nodiscard]] std::string StatisticsText();  // some lines for people
-  void TrimPinned(Bytes keep);                 // gives host memory back that holds no contents; waits for a cycle's end
+  void TrimPinned(Bytes keep);                 // unpins host memory that holds no contents; waits for a cycle's end
 
   // ---- PeerDelegate ------------------------------------------------------------------------------------------------------
   Result<SharedAllocation> OnImport(const PeerIdentity& by, AllocationId as, const Token& token) override;
@@ -189,7 +186,7 @@ class Session final : public PeerDelegate {
  private:
   Session(const SessionOptions& options, Driver& driver, std::unique_ptr<JournalWriter> journal);
 
-  // The ledger's lock. The owners of imports that were dropped under it hear of that once it is released.
+  // The ledger's lock. When it is released, the owners of imports that were dropped meanwhile are told.
   class SCOPED_CAPABILITY Locked {
    public:
     explicit Locked(Session& session) ACQUIRE(session.ledger_) : session_(session) { session.ledger_.lock(); }
@@ -205,11 +202,11 @@ class Session final : public PeerDelegate {
   Status Cycle(CycleKind kind, bool patient = false);
   Status DropChunk(const ChunkSpace::Chunk& chunk);
   Status RefuseWhilePaused(std::string_view call, Address at = {}) const;
-  static Status RefuseInTag(std::string_view call, Address at);  // because the memory's tag is paused
+  static Status RefuseInTag(std::string_view call, Address at);  // because the tag is paused
   void EnterTag(PoolId tag, InTags& in);
   [[nodiscard]] MemoryTag TagOf(bool for_application) const;
   [[nodiscard]] std::uint64_t DroppedEvents();
-  void RememberLastHandle(AllocationId allocation) const;  // for the range that this thread reserves next
+  void RememberLastHandle(AllocationId allocation) const;  // this thread's next reservation is meant for it
   static void ForgetLastHandle(AllocationId allocation);
   Result<UniqueFd> ExportWhole(AllocationId allocation);
   void Dropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) REQUIRES(ledger_);
@@ -221,35 +218,36 @@ class Session final : public PeerDelegate {
   Status PutBackPart(Address address, Bytes bytes, AllocationId allocation);
   Result<Address> MapLegacyImport(AllocationId id, DeviceOrdinal device, Bytes offset, const CallSite& site);
   Status MapOnce(Address address, Bytes bytes, Bytes offset, AllocationId allocation, std::uint64_t flags);
-  bool CutUpSlabOf(AllocationId allocation);  // false: that was not possible
+  bool CutUpSlabOf(AllocationId allocation);  // false: not possible
 
   void FlushRefused() REQUIRES(ledger_);
-  // Before NCCL or a peer lets go of an allocation for the last time: gives its driver handle back, and an import to its owner.
+  // Called before NCCL or a peer lets go of an allocation for the last time: gives its driver handle back, or an import to its
+  // owner.
   Status LetGo(AllocationId allocation) REQUIRES(ledger_);
   void LetGoOrBreak(AllocationId allocation) REQUIRES(ledger_);
   Result<Secret> SecretOf(AllocationId allocation) REQUIRES(ledger_);
   Result<SharedAllocation> Resolve(const PeerIdentity& by, const Token& token) REQUIRES(ledger_);  // what a peer's token opens
   [[nodiscard]] Incarnation IncarnationOf(AllocationId allocation) const REQUIRES(ledger_);        // as peers import it now
-  // Because of a pause or resume of that scope.
+  // Refuses because of a pause or resume of that scope.
   [[nodiscard]] Status RefuseImport(const PeerIdentity& by, AllocationId allocation, PoolId pool) const REQUIRES(ledger_);
-  void GiveOwnHandle(AllocationId allocation) REQUIRES(ledger_);  // if it is a part of a slab that NCCL has no address of
+  void GiveOwnHandle(AllocationId allocation) REQUIRES(ledger_);  // to a part of a slab that NCCL has no address of
   Status ReleaseOne(AllocationId allocation) REQUIRES(ledger_);
   Status UnmapOne(Address address) REQUIRES(ledger_);
-  // The same calls on parts of slabs.
+  // These calls for parts of slabs.
   Status FreePart(Address address, Bytes bytes, AllocationId slab) REQUIRES(ledger_);
   Result<bool> MapPart(Address address, Bytes bytes, Bytes offset, AllocationId allocation)
-      REQUIRES(ledger_);  // false: map it on the driver
+      REQUIRES(ledger_);  // false: the driver must map it
   Status MoveTo(Address address, AllocationId allocation, AllocationId other) REQUIRES(ledger_);
   Status UnmapPart(Address address, Bytes bytes, AllocationId slab) REQUIRES(ledger_);
   const std::vector<AllocationId>& PartsAt(Address address) REQUIRES(ledger_);
   AllocationId MappedPartAt(Address address) REQUIRES(ledger_);
   Result<AllocationId> WholePartAt(std::string_view call, Address address, Bytes bytes)
-      REQUIRES(ledger_);  // mapped there, with that size
+      REQUIRES(ledger_);  // mapped there with that size
   void RetireIfEmpty(AllocationId slab) REQUIRES(ledger_);
   void RetireEmptySlabs() REQUIRES(ledger_);
   void RetireSpareSlabs() REQUIRES(ledger_);
   Result<ChunkSpace::Chunk> NewLegacyChunk(Bytes bytes, DeviceOrdinal device, const CallSite& site)
-      REQUIRES(ledger_);  // lets go meanwhile
+      REQUIRES(ledger_);  // releases the lock meanwhile
   void RecordRegion(AllocationId allocation, Address address, Bytes bytes, std::vector<AccessDescriptor> access,
                     const CallSite& site) REQUIRES(ledger_);
   Status DropLegacyRegion(Address address, Bytes bytes, AllocationId allocation) REQUIRES(ledger_);
@@ -258,16 +256,16 @@ class Session final : public PeerDelegate {
   SessionOptions options_;
   Driver& driver_;
   Ledger ledger_;
-  std::vector<DroppedImport> dropped_ GUARDED_BY(ledger_);  // imports whose owners are to be told (Locked)
+  std::vector<DroppedImport> dropped_ GUARDED_BY(ledger_);  // whose owners must be told (Locked)
   Slabs slabs_{options_, driver_, ledger_, dropped_};
   PinnedSupply pinned_;
   std::unique_ptr<Peers> peers_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Pools> pools_;
   std::map<AllocationId, Secret> secrets_ GUARDED_BY(ledger_);      // of exported allocations
-  std::map<DeviceOrdinal, ChunkSpace> legacy_ GUARDED_BY(ledger_);  // what cuMemAlloc memory is cut from
-  std::set<DeviceOrdinal> legacy_devices_ GUARDED_BY(ledger_);      // devices that may reach legacy memory
-  // Opened IPC handles by address, where they were opened again: how often.
+  std::map<DeviceOrdinal, ChunkSpace> legacy_ GUARDED_BY(ledger_);  // chunks for cuMemAlloc
+  std::set<DeviceOrdinal> legacy_devices_ GUARDED_BY(ledger_);      // devices that may access them
+  // How often IPC handles were opened again, by address.
   std::map<Address, std::uint64_t> legacy_opened_again_ GUARDED_BY(ledger_);
   Mutex cycle_mutex_{LockRank::kCycle};  // one pause or resume at a time
   ScopeGates gates_;
@@ -275,7 +273,7 @@ class Session final : public PeerDelegate {
   struct Refused {
     std::uint64_t all = 0, unrecorded = 0;
   };
-  std::map<std::string_view, Refused> refused_ GUARDED_BY(ledger_);  // by call, in this pause
+  std::map<std::string_view, Refused> refused_ GUARDED_BY(ledger_);  // in the current pause, by call
   bool closed_ = false;
 };
 

@@ -1,4 +1,4 @@
-// Sharing: exports and imports of NCCL, and what peers ask of this session.
+// Exports and imports of NCCL, and what peers ask of this session.
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace amem {
 namespace {
 
-// On the service thread, which others wait for: so long it waits for the ledger, and tells who asks to ask again.
+// How long the service thread waits for the ledger before it answers "busy": others wait for that thread.
 constexpr std::chrono::milliseconds kForAnAnswer{20}, kForANotice{1};
 
 }  // namespace
@@ -52,7 +52,7 @@ Result<AllocationId> Session::Import(int descriptor, const Origin& origin) {
 }
 
 Result<AllocationId> Session::ImportToken(const Token& token, std::uint32_t handle_type, const Origin& origin) {
-  constexpr std::chrono::milliseconds kOften{5}, kPatience{1000};  // a pause or resume of the owner takes some 25 ms
+  constexpr std::chrono::milliseconds kOften{5}, kPatience{1000};  // an owner's pause or resume takes some 25 ms
   auto imported = TryImport(token, handle_type, origin);
   const auto in_a_cycle = [&] { return imported.status().driver_result() == kNotReady && !IsBusy(imported.status()); };
   for (auto waited = kOften; in_a_cycle() && waited < kPatience; waited += kOften) {
@@ -62,7 +62,7 @@ Result<AllocationId> Session::ImportToken(const Token& token, std::uint32_t hand
   return imported;
 }
 
-// The pool that memory under a tag belongs to here: this session pauses it together with the owner.
+// The pool here that memory under a tag belongs to; this session pauses it together with the owner.
 Result<PoolId> Session::JoinTag(const std::string& tag, PoolPolicy policy, InTags& in) {
   const auto pool = pools_->Join(tag, policy);
   if (!pool.ok()) return pool.status();
@@ -78,7 +78,7 @@ Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle
     const LedgerLock lock(ledger_);
     as = ledger_.TakeAllocationId();
   }
-  // Waits for the owner, so the lock is not held: the owner may be waiting for this session.
+  // Without the lock, because the owner may be waiting for this session.
   auto shared = peers_->Import(token, as);
   if (!shared.ok()) return shared.status();
   const RemoteAllocation remote{token.session, token.allocation};
@@ -119,8 +119,8 @@ Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle
 
 // ---- requests by peers -------------------------------------------------------------------------------------------------
 
-// NCCL maps most allocations before it shares them. What it shares first it maps at addresses of its own choosing, in the
-// owner and in every importer, such as the memory behind a symmetric window; and there a part of a slab cannot be mapped.
+// NCCL maps most allocations before it shares them. What it shares first, such as memory behind a symmetric window, it maps at
+// addresses of its own choosing in all processes, where a part of a slab cannot be mapped.
 void Session::GiveOwnHandle(AllocationId allocation) {
   const Allocation* a = ledger_.Entry(ledger_.state().allocations, allocation);
   if (ledger_.state().lifecycle != Lifecycle::kRunning) return;
@@ -129,8 +129,8 @@ void Session::GiveOwnHandle(AllocationId allocation) {
   if (slabs_.Back(allocation).ok()) RetireIfEmpty(slab);
 }
 
-// While a round is under way the set does not grow: a session outside it would keep the memory of before, and it and the owner
-// could never pause or resume together. What a member of a pause imports, it imports before its first vote.
+// During a round the set does not grow: a session outside would keep the old memory, and could never pause or resume with the
+// owner again. A member imports before its first vote.
 Status Session::RefuseImport(const PeerIdentity& by, AllocationId allocation, PoolId pool) const {
   const State& state = ledger_.state();
   const Lifecycle lifecycle = state.LifecycleOf(pool);
@@ -153,7 +153,6 @@ Incarnation Session::IncarnationOf(AllocationId allocation) const {
   return {rebuilt.number, rebuilt.stands_in};
 }
 
-// With the lock held: what a peer's token opens.
 Result<SharedAllocation> Session::Resolve(const PeerIdentity& by, const Token& token) {
   const State& state = ledger_.state();
   const std::string self = ToText(peers_->Self());
@@ -194,7 +193,7 @@ Result<SharedAllocation> Session::OnImport(const PeerIdentity& by, AllocationId 
   LedgerLock lock(ledger_, std::adopt_lock);
   auto shared = Resolve(by, token);
   if (!shared.ok()) return shared;
-  // The reference comes first: from here on the allocation cannot die under the export.
+  // The reference comes first, so that the allocation cannot die during the export.
   ledger_.Record(ReferenceAdded{token.allocation, by.session, as});
   lock.Unlock();
   if (shared->part) return shared;
@@ -208,7 +207,7 @@ Result<SharedAllocation> Session::OnImport(const PeerIdentity& by, AllocationId 
   return shared;
 }
 
-// A slab's descriptor is kept: other peers will want it, and exporting costs ten times as much as a copy.
+// A slab's descriptor is kept for other peers, because an export costs ten times as much as a copy.
 Result<UniqueFd> Session::ExportWhole(AllocationId allocation) {
   const bool slab = Inspect([&](const State& state) { return state.slabs.contains(allocation); });
   return ledger_.Export(allocation, driver_, slab);
@@ -227,7 +226,7 @@ Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const Share
                   fmt::format("{} has no memory yet at its owner, {}", ToText(request.allocation), ToText(peers_->Self()))};
   }
   SharedAllocation shared{{}, it->second.bytes, it->second.properties, {}, it->second.tag, IncarnationOf(request.allocation)};
-  // The memory stays until every member has voted on this phase, and the member that asks has not.
+  // Memory stays until every member has voted on this phase, and the asking member has not.
   lock.Unlock();
   auto descriptor = ExportWhole(request.allocation);
   if (!descriptor.ok()) return descriptor.status().Within("export " + ToText(request.allocation));

@@ -10,8 +10,8 @@
 namespace amem {
 namespace {
 
-// A pause and a resume cost by the number of driver calls, hardly by bytes, so slabs are large; but no more than a fourth of
-// what is held already, so that one that is almost empty costs little.
+// A cycle costs by driver calls and hardly by bytes, so slabs are large; but at most a fourth of what is held, so that a nearly
+// empty one costs little.
 constexpr Bytes kSmallest = Bytes{128} << 20, kStep = Bytes{32} << 20;
 constexpr Bytes kShare = 4;
 
@@ -32,7 +32,7 @@ std::optional<Bytes> Slabs::GranularityIfSuited(Bytes bytes, const AllocationPro
     if (!granularity.ok()) return std::nullopt;
     it = granularity_.emplace(properties, *granularity).first;
   }
-  if (bytes % it->second != 0) return std::nullopt;  // the driver says what is wrong with another size
+  if (bytes % it->second != 0) return std::nullopt;  // the driver says what is wrong with the size
   return it->second;
 }
 
@@ -65,7 +65,7 @@ Bytes Slabs::SizeOfNext(const Kind& kind) {
   return std::min(std::max(held / kShare / kStep * kStep, kSmallest), options_.slab_bytes);
 }
 
-// Where memory is short, a smaller slab has to do.
+// If memory is short, tries smaller slabs.
 Result<AllocationId> Slabs::OpenOwn(const Kind& kind, Bytes bytes) {
   Bytes size = std::max(SizeOfNext(kind), bytes);
   WithoutLedger apart(ledger_);
@@ -97,7 +97,7 @@ void Slabs::RecordOwnOpened(AllocationId slab, Address address, Bytes bytes, con
   own_[slab] = {kind};
 }
 
-// Waits for the device, without the lock: what is running there may be waiting for this process's peers, and they for it.
+// Waits for the device without the lock: what runs there may wait for peers, and those for this process.
 Status Slabs::Clear(const Place& place, Bytes bytes) {
   const Slab* slab = ledger_.Entry(ledger_.state().slabs, place.slab);
   const Allocation* memory = ledger_.Entry(ledger_.state().allocations, place.slab);
@@ -166,7 +166,7 @@ AllocationId Slabs::PartImportedAs(const RemoteAllocation& part, AllocationId sl
 
 Result<AllocationId> Slabs::OpenImported(const Token& token, Peers& peers) {
   const RemoteAllocation remote{token.session, token.allocation};
-  // Made again by its owner where it was, a slab is imported again to where it was.
+  // If its owner made the slab again where it was, it is imported to where it was.
   const KeptRanges::Home* home = kept_.HomeOf(remote);
   const Extent kept = home == nullptr || !IsEmpty(*home) ? Extent{} : Extent{home->base, home->bytes};
   const AllocationId id = kept.address ? home->slab : ledger_.TakeAllocationId();
@@ -241,7 +241,7 @@ Status Slabs::Open(AllocationId part, std::span<const AccessDescriptor> access) 
     const bool there = std::any_of(mapping->access.begin(), mapping->access.end(), [&](const AccessDescriptor& has) {
       return has.location == wanted.location && (has.flags & wanted.flags) == wanted.flags;
     });
-    // A part cannot have less access than its slab, and NCCL never takes access away: it unmaps.
+    // A part cannot have less access than its slab. NCCL never takes access away: it unmaps.
     if (!there && wanted.flags != 0) missing.push_back(wanted);
   }
   if (missing.empty()) return {};

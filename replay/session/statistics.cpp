@@ -1,5 +1,4 @@
-// Statistics of a session, for people and as JSON: what NCCL holds, by call site and peer, and how long the last pause and
-// resume took.
+// Statistics for people and as JSON: what NCCL holds, by call site and peer, and what the last pause and resume took.
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -88,7 +87,7 @@ json ByPeer(const State& state) {
   return out;
 }
 
-// Living communicators, and what was made for each; the last entry is NCCL's memory of which the communicator is not known.
+// Living communicators and what was made for each; the last entry is NCCL's memory of unknown communicators.
 json ByCommunicator(const State& state) {
   std::map<CommunicatorId, CommunicatorHoldings> sums = MeasureCommunicators(state);
   const auto figures = [&](CommunicatorId id) {
@@ -121,7 +120,7 @@ Bytes Kept(const PoolHoldings& pool) {
   return sum;
 }
 
-// Memory of NCCL's own and memory of the program, each as it is now; `kept`: what a pause leaves in place.
+// NCCL's memory and the program's; `kept`: what a pause leaves in place.
 json ByTag(const State& state, const Holdings& held) {
   Bytes user_kept = held.legacy_user, all_kept = held.legacy_kept;
   for (const auto& [id, a] : state.allocations) {

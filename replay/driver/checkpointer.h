@@ -1,9 +1,9 @@
-// The driver's checkpoint of a process, as one process asks it of another: locked, its GPU memory moved to host memory of its
-// own, and back at the same addresses. CUDA alone has it (cuda/checkpoint.h); tests have fakes.
+// The driver's checkpoint of another process: it is locked, its GPU memory moves to its own host memory, and returns to the
+// same addresses. CUDA implements it (cuda/checkpoint.h); tests have fakes.
 //
-// RUNNING -> LOCKED -> CHECKPOINTED -> LOCKED -> RUNNING, and FAILED, from which there is no way back. All calls may be made
-// from any thread, for several processes at once. A failure is Code::kDriver with the driver's CUresult, and names the remedy
-// where there is one; unless the state is FAILED afterwards, nothing has changed.
+// RUNNING -> LOCKED -> CHECKPOINTED -> LOCKED -> RUNNING, and FAILED, from which nothing leads back. Any thread may call, for
+// several processes at once. A failure is Code::kDriver with the driver's CUresult, and names the remedy if one is known;
+// nothing has changed then, unless the state is FAILED.
 #pragma once
 
 #include <sys/types.h>
@@ -19,7 +19,7 @@
 
 namespace amem {
 
-// CUprocessState, with its numbers.
+// CUprocessState.
 enum class CheckpointState : std::uint8_t { kRunning = 0, kLocked, kCheckpointed, kFailed };
 constexpr std::string_view ToText(CheckpointState state) {
   switch (state) {
@@ -35,7 +35,7 @@ constexpr std::string_view ToText(CheckpointState state) {
   return "failed";
 }
 
-// What was on the GPU `from` comes back on `to`; UUIDs, "GPU-...".
+// What was on the GPU `from` is restored on `to`. UUIDs, "GPU-...".
 struct GpuPair {
   std::string from, to;
   friend bool operator==(const GpuPair&, const GpuPair&) = default;
@@ -44,11 +44,11 @@ struct GpuPair {
 class Checkpointer {
  public:
   virtual ~Checkpointer() = default;
-  // "CUDA 13.0"; for the record.
+  // "CUDA 13.0", for the record.
   [[nodiscard]] virtual std::string Version() const = 0;
   // Whether Restore takes pairs.
   [[nodiscard]] virtual bool TakesPairs() const = 0;
-  // The UUIDs of the GPUs that this process sees, by CUDA's ordinal.
+  // UUIDs of the GPUs that this process sees, by CUDA's ordinal.
   virtual Result<std::vector<std::string>> Gpus() = 0;
 
   virtual Result<CheckpointState> StateOf(pid_t pid) = 0;

@@ -1,9 +1,8 @@
-// The driver seam: the calls AMem makes on GPU memory, with two implementations (CUDA, simulator).
+// The driver seam: the calls that AMem makes on GPU memory, implemented by CUDA and by the simulator.
 //
-// What waits for a device does so until a deadline, because the driver's own waits have no limit.
-//
-// All methods may be called from any thread. A failure is Code::kDriver, or kOutOfMemory, with the driver's CUresult in
-// Status::driver_result; nothing has changed then. The caller owns the handles and ranges it gets.
+// Any thread may call any method. Waits for a device have deadlines, because the driver's own have none. A failure is
+// Code::kDriver or kOutOfMemory with the CUresult in Status::driver_result, and nothing has changed then. The caller owns the
+// handles and ranges it gets.
 #pragma once
 
 #include <atomic>
@@ -24,7 +23,7 @@
 
 namespace amem {
 
-// The CUresult values AMem itself produces or tells apart.
+// The CUresults that AMem produces or distinguishes.
 namespace cuda {
 inline constexpr int kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kNoDevice = 100,
                      kInvalidDevice = 101, kOperatingSystem = 304, kInvalidHandle = 400, kIllegalState = 401, kNotReady = 600,
@@ -37,17 +36,17 @@ struct MemoryInfo {
   Bytes total = 0;
 };
 
-// A process that holds memory of a device.
+// A process that holds a device's memory.
 struct MemoryHolder {
   std::int32_t pid = 0;
-  Bytes bytes = 0;   // 0: not known
-  std::string name;  // of its program; empty: not known
+  Bytes bytes = 0;   // 0: unknown
+  std::string name;  // of its program; empty: unknown
   friend bool operator==(const MemoryHolder&, const MemoryHolder&) = default;
 };
-// " (pid 7, python3, holds 3 072 MiB; pid 8 holds some)": those that hold the most, without the process `self`; or nothing.
+// " (pid 7, python3, holds 3 072 MiB; pid 8 holds some)": the largest holders except the process `self`; or nothing.
 std::string ToText(std::vector<MemoryHolder> holders, std::int32_t self);
 
-// Page-locked host memory for copies; given back by its destructor.
+// Page-locked host memory for copies, freed by its destructor.
 class PinnedBuffer {
  public:
   virtual ~PinnedBuffer() = default;
@@ -55,7 +54,7 @@ class PinnedBuffer {
   [[nodiscard]] virtual Bytes size() const = 0;
 };
 
-// Host memory that can be pinned; given back by its destructor.
+// Host memory that can be pinned, freed by its destructor.
 class HostPages {
  public:
   virtual ~HostPages() = default;
@@ -68,22 +67,22 @@ struct Extent {
   friend bool operator==(const Extent&, const Extent&) = default;
 };
 
-// Which parts of some extents have a byte that is not zero.
+// The parts of some extents with a byte that is not zero.
 struct NonZero {
-  std::vector<Extent> runs;         // extent by extent, ascending; neighbours of one extent are one
-  std::vector<std::size_t> counts;  // for every extent, how many of the runs are its
-  std::string unscanned;            // not empty: why the contents were not looked at; every extent is a run of its own then
+  std::vector<Extent> runs;         // by extent, ascending; neighbours within an extent are joined
+  std::vector<std::size_t> counts;  // how many runs each extent has
+  std::string unscanned;            // not empty: why the contents were not read; then every extent is a run
 };
 
 // CUmulticastObjectProp.
 struct MulticastProperties {
   Bytes bytes = 0;            // that can be bound for each device
-  std::uint32_t devices = 0;  // that must be added, by all processes together, before memory is bound or the object mapped
+  std::uint32_t devices = 0;  // that all processes together must add before memory is bound or the object mapped
   std::uint32_t handle_types = 0;
   std::uint64_t flags = 0;
 };
 
-// All that a stream held at one moment; given back by its destructor. One that no driver made stands for nothing.
+// What a stream held at one moment, freed by its destructor. An empty one stands for nothing.
 class StreamMoment {
  public:
   virtual ~StreamMoment() = default;
@@ -149,44 +148,44 @@ class Driver : public Copier {
   virtual Status Map(Address address, Bytes bytes, Bytes offset, DriverHandle handle, std::uint64_t flags) = 0;
   virtual Status Unmap(Address address, Bytes bytes) = 0;
   virtual Status SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access) = 0;
-  virtual Result<UniqueFd> Export(DriverHandle handle) = 0;             // a posix descriptor that holds a reference by itself
+  virtual Result<UniqueFd> Export(DriverHandle handle) = 0;             // a POSIX descriptor with its own reference
   virtual Result<DriverHandle> Import(const UniqueFd& descriptor) = 0;  // the descriptor stays the caller's
   virtual Result<Bytes> Granularity(const AllocationProperties& properties) = 0;
 
-  // Multicast objects (NVLS). One is released, exported, imported and mapped like memory. The defaults know none (801).
+  // Multicast objects (NVLS) are released, exported, imported and mapped like memory. The defaults answer 801.
   virtual Result<DriverHandle> CreateMulticast(const MulticastProperties& properties);
   virtual Status AddDevice(DriverHandle multicast, DeviceOrdinal device);
   // `bytes` of `memory`, from `memory_offset` on, at `offset` of the object; all three are multiples of MulticastGranularity.
   virtual Status BindMemory(DriverHandle multicast, Bytes offset, DriverHandle memory, Bytes memory_offset, Bytes bytes);
   virtual Status BindAddress(DriverHandle multicast, Bytes offset, Address address, Bytes bytes);
   virtual Status Unbind(DriverHandle multicast, DeviceOrdinal device, Bytes offset, Bytes bytes);  // exactly what was bound
-  virtual Result<Bytes> MulticastGranularity();  // the least, for objects that are shared as descriptors
+  virtual Result<Bytes> MulticastGranularity();  // the least, for objects shared as descriptors
 
   virtual Result<MemoryInfo> Memory(DeviceOrdinal device) = 0;
-  // As far as that can be known: in a container, those outside it cannot. For messages; takes milliseconds.
+  // As far as it can be known: a container does not see processes outside. For messages; takes milliseconds.
   virtual std::vector<MemoryHolder> MemoryHolders(DeviceOrdinal) { return {}; }
   virtual Result<int> DeviceCount() = 0;
   virtual Result<std::string> DeviceUuid(DeviceOrdinal device) = 0;
   virtual std::string Version() = 0;
-  // Returns once everything submitted to the device by this process is done, and opens no context there. kRefused: a stream
-  // capture is running, or what was submitted did not end in time.
+  // Waits until all that this process submitted to the device is done; opens no context there. kRefused: a stream capture is
+  // running, or the work did not end in time.
   virtual Status Synchronize(DeviceOrdinal device, Deadline until) = 0;
-  // The program submits work to that stream by that call. Synchronize waits for the stream's context, too, and its message
-  // names the last such call. Cheap when it is called again for the same context.
+  // The program submits work to that stream by that call. Synchronize also waits for the stream's context, and its message
+  // names the last such call. Cheap if repeated for the same context.
   virtual void NoteStream(const char* call, void* stream) { static_cast<void>(call), static_cast<void>(stream); }
-  // Returns once all is done that `moment` stands for, whatever the stream was given since. kRefused: it did not end in time.
+  // Waits until all that `moment` stands for is done. kRefused: it did not end in time.
   virtual Status AwaitMoment(DeviceOrdinal device, const StreamMoment& moment, Deadline until) {
     return static_cast<void>(device), static_cast<void>(moment), static_cast<void>(until), Status{};
   }
-  // A copier on the same memory that is independent of this one. It must not outlive the driver. kUnsupported by default.
+  // An independent copier on the same memory, which must not outlive the driver. kUnsupported by default.
   virtual Result<std::unique_ptr<Copier>> OpenLane();
 };
 
-// The failures of waits whose time was up, and when they began. `details`: "(...)" or nothing.
+// The failures of waits that reached their deadline. `details`: "(...)" or nothing.
 Status NotIdle(DeviceOrdinal device, Deadline began, const std::string& details);
 Status CopiesNotDone(DeviceOrdinal device, Deadline began);
 
-// For what drivers say of a failed call: "0x7f00, 4096 bytes" and "handle 0x1f".
+// For messages: "0x7f00, 4096 bytes" and "handle 0x1f".
 std::string InRange(Address address, Bytes bytes);
 std::string OfHandle(DriverHandle handle);
 

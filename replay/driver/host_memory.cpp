@@ -24,16 +24,16 @@
 namespace amem {
 namespace {
 
-constexpr Bytes kLeft = Bytes{256} << 20;  // for everything else, as MemAvailable's own reserve is small
+constexpr Bytes kLeft = Bytes{256} << 20;  // for everything else, because MemAvailable's own reserve is small
 
 std::optional<Bytes> NumberIn(const std::filesystem::path& file) {
   std::ifstream in(file);
   Bytes value = 0;
-  if (!(in >> value)) return std::nullopt;  // not there, or "max"
+  if (!(in >> value)) return std::nullopt;  // missing, or "max"
   return value;
 }
 
-// The sum of the numbers behind some words that begin a line; nullopt: none of them does.
+// Sums the numbers behind the words that begin lines; nullopt: none of the words does.
 std::optional<Bytes> SumBehind(const std::filesystem::path& file, std::span<const std::string_view> words) {
   std::ifstream in(file);
   std::optional<Bytes> sum;
@@ -47,13 +47,13 @@ std::optional<Bytes> SumBehind(const std::filesystem::path& file, std::span<cons
   return sum;
 }
 
-// How a version of control groups names what is asked of it.
+// What a version of control groups calls its files and values.
 struct Version {
   std::string_view mount;
-  std::vector<std::string_view> limits;  // at memory.high a process is not killed, but slowed down until it hardly runs
+  std::vector<std::string_view> limits;  // above memory.high a process is not killed, but hardly runs
   std::string_view usage;
-  // Counted as used, and taken back by the system before it kills anybody: contents of files, whether they were used just now
-  // or not, and caches of the kernel (which version 1 does not tell). MemAvailable counts the same.
+  // Used memory that the system takes back before it kills anybody: file contents and kernel caches (unknown in version 1), as
+  // MemAvailable counts.
   std::vector<std::string_view> reclaimable;
 };
 const Version kFirst{
@@ -74,7 +74,7 @@ void ConsiderGroup(const std::filesystem::path& group, const Version& version, s
   }
 }
 
-// The group and all that it lies in.
+// The group and its ancestors.
 void ConsiderGroups(const std::filesystem::path& root, const std::string& own, const Version& version,
                     std::optional<HostRoom>& least) {
   std::filesystem::path group(own.empty() ? "/" : own);
@@ -105,13 +105,13 @@ std::optional<HostRoom> HostMemoryAvailable(const std::filesystem::path& root, c
 
 // ---- claims ----------------------------------------------------------------------------------------------------------------
 
-// As it is in the file; all zero: nobody's.
+// As in the file; all zero: free.
 struct HostClaims::Place {
   std::int64_t pid = 0;
   std::uint64_t start_ticks = 0, pid_namespace = 0, since_boot_ns = 0;
   Bytes bytes = 0;
 
-  // A process of another pid namespace cannot be looked at. It renews what it claims with each piece that it takes.
+  // A process in another pid namespace cannot be looked at. Its claim ages, and it renews the claim with each piece.
   [[nodiscard]] bool Stands() const {
     constexpr std::uint64_t kUnseen = 60'000'000'000;
     if (pid <= 0) return false;
@@ -125,7 +125,7 @@ namespace {
 
 constexpr std::size_t kPlaces = 4096;
 
-// For a moment at most: what holds it may be stopped.
+// Waits only a moment, because the holder may be stopped.
 class BriefLock {
  public:
   explicit BriefLock(int file) : file_(file) {
@@ -150,7 +150,7 @@ HostClaims::~HostClaims() {
   static_cast<void>(pwrite(file_.get(), &nobody, sizeof(nobody), static_cast<off_t>(*place_ * sizeof(Place))));
 }
 
-// Again where somebody has removed the file: then it is not the one that others see.
+// Opens the file again if somebody has removed it, because others then see another file.
 void HostClaims::Open() {
   struct stat seen {};
   if (path_.empty() || (file_ && fstat(file_.get(), &seen) == 0 && seen.st_nlink > 0)) return;
@@ -159,7 +159,7 @@ void HostClaims::Open() {
   if (file_ && (fstat(file_.get(), &seen) != 0 || seen.st_uid != geteuid() || !S_ISREG(seen.st_mode))) file_ = UniqueFd();
 }
 
-// The first that is nobody's. Those of another pid namespace are left alone.
+// The first free place. Those of other pid namespaces are left alone.
 void HostClaims::FindPlace() {
   if (place_ || !file_) return;
   for (std::size_t i = 0; i < kPlaces; ++i) {

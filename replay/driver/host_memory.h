@@ -1,4 +1,4 @@
-// How much memory the host can still give a process, and how much of that others are about to take.
+// How much memory the host can still give a process, and how much of it others are about to take.
 #pragma once
 
 #include <filesystem>
@@ -19,20 +19,20 @@ struct HostRoom {
                            // /sys/fs/cgroup/job"
 };
 
-// The least of what the system has available and of what the process's control groups (version 1 or 2, each with all that it
-// lies in) leave. What the system takes back at need, such as contents of files, is not counted as used. nullopt: nothing of
-// this can be known. Reads some small files. `process`: its number, or "self". `root`: of a test's own /proc and /sys.
+// The least of what the system has available and what the process's control groups (version 1 or 2, with ancestors) leave.
+// Memory that the system takes back at need, such as file contents, counts as free. nullopt: unknown. Reads small files.
+// `process`: a pid or "self"; `root`: a test's own /proc and /sys.
 std::optional<HostRoom> HostMemoryAvailable(const std::filesystem::path& root = "/", const std::string& process = "self");
 
-// What this session is about to take, told to all sessions of the user on this host, and what they are about to take. Memory is
-// missing from HostMemoryAvailable only once it was touched, so that ranks which pause together would all count on the same
-// free memory, and one that touches more than there is gets no error: it is killed.
+// What this session is about to take of the host, visible to all sessions of the user, and what they are about to take. Memory
+// is missing from HostMemoryAvailable only once it is touched, so ranks that pause together would count on the same free
+// memory, and a process that touches too much is killed without an error.
 //
-// The claims are in one file of the host in the directory of the ranks' sockets, because ranks that share no memory with each
-// other never vote together, and still share the host. Each session has a place there, which it alone writes. The file is
-// locked for the moment of a claim. A claim names its process by pid and start time, and goes with it: nothing is cleaned up
-// after a kill. The wait for the lock is short, as its holder may be stopped; who does not get it goes by what the file says.
-// Where there can be no file, a session knows its own claims only. Thread-safe; in a forked child it does nothing.
+// The claims are in one file beside the ranks' sockets, because ranks that share no GPU memory never vote together and still
+// share the host. Each session writes only its own place and locks the file for a moment. A claim names its process by pid and
+// start time and ends with it. The wait for the lock is short, because its holder may be stopped; without the lock, the session
+// goes by what the file says. If there can be no file, a session knows only its own claims. Thread-safe; does nothing in a
+// forked child.
 class HostClaims {
  public:
   using Available = std::function<std::optional<HostRoom>()>;
@@ -41,9 +41,9 @@ class HostClaims {
   HostClaims(const HostClaims&) = delete;
   HostClaims& operator=(const HostClaims&) = delete;
 
-  // kOutOfMemory, and nothing is claimed: with the claims of all there would not be `bytes` and a little more.
+  // kOutOfMemory: the claims of all sessions leave less than `bytes` and a reserve; nothing is claimed.
   Status Claim(Bytes bytes);
-  void Settle(Bytes bytes);  // so much of what was claimed was touched by now, or is not needed
+  void Settle(Bytes bytes);  // so much of the claim is touched by now, or not needed
   [[nodiscard]] Bytes claimed() const;
 
  private:

@@ -34,7 +34,7 @@ MappedRegion::MappedRegion(MappedRegion&& other) noexcept
 }
 
 MappedRegion::~MappedRegion() {
-  if (mapped_ && !driver_->Unmap(address_, bytes_).ok()) return;  // a range with a mapping in it cannot be freed
+  if (mapped_ && !driver_->Unmap(address_, bytes_).ok()) return;  // a range with a mapping cannot be freed
   if (reserved_) static_cast<void>(driver_->FreeRange(address_, bytes_));
 }
 

@@ -1,7 +1,6 @@
-// Guards for driver memory that is being set up: a handle, and a range with that handle mapped in it. What was not kept when a
-// guard goes out of scope is given back to the driver, so that a call that fails half-way leaves nothing behind.
-//
-// A guard belongs to one thread. The driver must outlive it.
+// Guards for driver memory that is being set up: a handle, and a range with that handle mapped. What was not kept goes back to
+// the driver when the guard ends, so a call that fails half-way leaves nothing behind. A guard belongs to one thread; the
+// driver must outlive it.
 #pragma once
 
 #include <span>
@@ -21,7 +20,7 @@ class OwnedHandle {
   }
 
   [[nodiscard]] DriverHandle get() const { return handle_; }
-  DriverHandle Keep() { return std::exchange(handle_, {}); }  // the caller releases it from now on
+  DriverHandle Keep() { return std::exchange(handle_, {}); }  // the caller releases it
 
  private:
   Driver* driver_;
@@ -30,10 +29,10 @@ class OwnedHandle {
 
 class MappedRegion {
  public:
-  // Reserves a range, maps the whole handle there and lets `access` reach it (none: nobody may touch it yet).
+  // Reserves a range, maps the whole handle there and gives `access` (none: nobody may touch it yet).
   static Result<MappedRegion> Map(Driver& driver, DriverHandle handle, Bytes bytes, Bytes alignment,
                                   std::span<const AccessDescriptor> access);
-  // The same in a range that is reserved already and stays so.
+  // The same in a reserved range, which stays reserved.
   static Result<MappedRegion> MapAt(Driver& driver, Address address, DriverHandle handle, Bytes bytes,
                                     std::span<const AccessDescriptor> access);
   MappedRegion(MappedRegion&& other) noexcept;
@@ -41,7 +40,7 @@ class MappedRegion {
   ~MappedRegion();
 
   [[nodiscard]] Address address() const { return address_; }
-  Address Keep();  // the caller unmaps it and frees the range from now on
+  Address Keep();  // the caller unmaps it and frees the range
 
  private:
   MappedRegion(Driver& driver, Address address, Bytes bytes, bool reserved)
@@ -51,7 +50,7 @@ class MappedRegion {
   Driver* driver_;
   Address address_;
   Bytes bytes_;
-  bool reserved_, mapped_ = false;  // what is to be given back
+  bool reserved_, mapped_ = false;  // what to give back
 };
 
 }  // namespace amem

@@ -1,4 +1,4 @@
-// What the CUresult values are called, without CUDA: for messages of the simulator and for readers of journals.
+// Names of CUresult values, without CUDA: for the simulator's messages and for readers of journals.
 #pragma once
 
 #include <string_view>
@@ -7,13 +7,11 @@
 
 namespace amem {
 
-// "CUDA_ERROR_INVALID_VALUE" and "invalid argument", as cuGetErrorName and cuGetErrorString give them; empty for a value that
-// is not in the list here.
+// "CUDA_ERROR_INVALID_VALUE" and "invalid argument", as cuGetErrorName and cuGetErrorString; empty: unknown.
 std::string_view CudaErrorName(int result);
 std::string_view CudaErrorDescription(int result);
 
-// What a failed call means to AMem: kOutOfMemory for CUDA_ERROR_OUT_OF_MEMORY, kRefused for a stream capture that is running
-// (900), kDriver for all others.
+// kOutOfMemory for CUDA_ERROR_OUT_OF_MEMORY, kRefused for a running stream capture (900), otherwise kDriver.
 Code CodeOfResult(int result);
 
 }  // namespace amem

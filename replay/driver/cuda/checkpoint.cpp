@@ -15,10 +15,10 @@
 namespace amem {
 namespace {
 
-constexpr int kVersionWithPairs = 13000;  // before, the place of the pairs in the arguments was reserved
+constexpr int kVersionWithPairs = 13000;  // older drivers reserve the arguments' field for pairs
 
-// Declared here because the header of an older toolkit does not have them; the layouts are cuda.h's of CUDA 13, which differ
-// from those of 12.8 only in what was reserved and zero.
+// Declared here because older toolkits lack them. The layouts are those of CUDA 13, which differ from 12.8 only in fields that
+// were reserved and zero.
 struct LockArguments {
   unsigned timeout_ms, reserved0;
   std::uint64_t reserved1[7];
@@ -71,7 +71,7 @@ bool ReadUuid(std::string_view text, CUuuid& uuid) {
   return nibble == 2 * bytes.size();
 }
 
-// What can be done about an answer that these calls are known to give; empty: nothing is known.
+// What helps against a known answer of these calls; empty: nothing is known.
 std::string_view RemedyOf(int result) {
   switch (result) {
     case cuda::kInvalidValue:
@@ -129,7 +129,7 @@ class CudaCheckpointer final : public Checkpointer {
   Status Lock(pid_t pid, std::chrono::milliseconds timeout) override {
     AMEM_TRY(Started());
     LockArguments arguments{};
-    // Zero would mean that it may take for ever.
+    // Zero would mean no limit.
     arguments.timeout_ms = static_cast<unsigned>(std::clamp<std::int64_t>(timeout.count(), 1, 24 * 3'600'000));
     const CUresult result = calls_.lock(pid, &arguments);
     if (result == CUDA_ERROR_NOT_READY) {
@@ -196,7 +196,7 @@ class CudaCheckpointer final : public Checkpointer {
 }  // namespace
 
 Result<std::unique_ptr<Checkpointer>> OpenCudaCheckpointer() {
-  void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);  // stays: it cannot be unloaded
+  void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);  // never unloaded
   if (library == nullptr) return Status(Code::kUnsupported, "there is no CUDA driver here (libcuda.so.1 cannot be loaded)");
   CheckpointCalls calls;
   const char* missing = nullptr;

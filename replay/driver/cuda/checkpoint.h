@@ -7,8 +7,8 @@
 
 namespace amem {
 
-// Loads libcuda.so.1 and initialises it, which makes no context and so takes no GPU memory. kUnsupported: there is no driver,
-// or none that can do this (570 or newer can); the message says which it is.
+// Loads and initialises libcuda.so.1, which makes no context and takes no GPU memory. kUnsupported: there is no driver, or it
+// is older than 570; the message says which.
 Result<std::unique_ptr<Checkpointer>> OpenCudaCheckpointer();
 
 }  // namespace amem

@@ -9,7 +9,7 @@
 namespace amem {
 namespace {
 
-// The oldest CUDA whose driver has cuGetProcAddress_v2, and with it every variant that is used here.
+// The first CUDA with cuGetProcAddress_v2, and with every variant that is used here.
 constexpr int kCudaVersion = 12000, kMulticastVersion = 12010;
 
 using GetProcAddress = CUresult (*)(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*);
@@ -60,7 +60,7 @@ CudaDriver::Core::~Core() {
       const CurrentContext current(calls, device.context);
       if (current.result() == CUDA_SUCCESS) calls.stream_destroy(device.stream);
     }
-    calls.primary_release(device.device);  // fails when the process is ending, which is no loss
+    calls.primary_release(device.device);  // fails while the process ends, which does not matter
   }
 }
 
@@ -133,8 +133,7 @@ Result<bool> CudaDriver::Core::HasContext(DeviceOrdinal device) {
   return Failure(result, fmt::format("cuDevicePrimaryCtxGetState device {}", device.value));
 }
 
-// Most waits are over in some milliseconds, and the processor has nothing better to do; but not so often that it would hold up
-// the driver calls of other threads.
+// Most waits end within milliseconds, so it polls; but not so often that it delays driver calls of other threads.
 CUresult CudaDriver::Core::Await(Deadline until, const std::function<CUresult()>& ask) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::microseconds kBetween{2}, kNap{50};

@@ -1,4 +1,4 @@
-// What the CUDA driver's source files share: the table of entry points, errors in words, contexts. No other file includes this.
+// What the CUDA driver's sources share: the table of entry points, errors in words, contexts. No other file includes this.
 #pragma once
 
 #include <cuda.h>
@@ -14,7 +14,7 @@
 
 namespace amem {
 
-// Member, name for cuGetProcAddress, and the declaration that has its type (cuda.h maps that to the newest variant).
+// Member, name for cuGetProcAddress, and the declaration with its type (cuda.h maps that to the newest variant).
 #define AMEM_CUDA_CALLS(X)                                                                         \
   X(init, "cuInit", cuInit)                                                                        \
   X(driver_version, "cuDriverGetVersion", cuDriverGetVersion)                                      \
@@ -53,7 +53,7 @@ namespace amem {
   X(copy_to_device, "cuMemcpyHtoDAsync", cuMemcpyHtoDAsync)                                        \
   X(fill, "cuMemsetD8Async", cuMemsetD8Async)
 
-// Null where the driver does not have them: only speed depends on these.
+// Null if the driver lacks them; only speed depends on them.
 #define AMEM_CUDA_OPTIONAL_CALLS(X)                              \
   X(host_register, "cuMemHostRegister", cuMemHostRegister)       \
   X(host_unregister, "cuMemHostUnregister", cuMemHostUnregister) \
@@ -68,7 +68,7 @@ namespace amem {
   X(stream_context, "cuStreamGetCtx", cuStreamGetCtx)            \
   X(stream_wait, "cuStreamWaitEvent", cuStreamWaitEvent)
 
-// Of CUDA 12.1; null in older drivers, which have no multicast objects either.
+// Since CUDA 12.1; null in older drivers, which have no multicast objects.
 #define AMEM_CUDA_MULTICAST_CALLS(X)                                    \
   X(multicast_create, "cuMulticastCreate", cuMulticastCreate)           \
   X(multicast_add_device, "cuMulticastAddDevice", cuMulticastAddDevice) \
@@ -106,12 +106,12 @@ class CudaDriver::Core {
   };
   // The device with context and stream, made at first need.
   Result<Device> Open(DeviceOrdinal device);
-  // Whether this process has a primary context on the device; none is made.
+  // Whether this process has a primary context on the device. Makes none.
   Result<bool> HasContext(DeviceOrdinal device);
-  // Asks until the answer is another than "not ready", or the time is up: what the driver's own waits have not.
+  // Asks until the answer is not "not ready" or the time is up, because the driver's own waits have no limit.
   static CUresult Await(Deadline until, const std::function<CUresult()>& ask);
   [[nodiscard]] CUresult AwaitStream(Deadline until, CUstream stream) const;
-  // Some context for calls that need any: the thread's own, else one that exists already, else the first device's.
+  // A context for calls that need any: the thread's own, else an existing one, else the first device's.
   Result<CUcontext> AnyContext();
 
  private:
@@ -122,7 +122,7 @@ class CudaDriver::Core {
   std::vector<Device> devices_ GUARDED_BY(mutex_);
 };
 
-// While it lives, calls of this thread neither fail because of a capture of another thread nor break it.
+// While it lives, this thread's calls neither fail because of another thread's capture nor break it.
 class RelaxedCapture {
  public:
   explicit RelaxedCapture(const CudaCalls& calls) : calls_(calls) { calls_.exchange_capture_mode(&mode_); }
@@ -135,7 +135,7 @@ class RelaxedCapture {
   CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
-// Makes a context current while it lives. Check result() before use.
+// Makes a context current while it lives. Check result() first.
 class CurrentContext {
  public:
   CurrentContext(const CudaCalls& calls, CUcontext context) : calls_(calls), result_(calls.context_push(context)) {}
@@ -152,7 +152,7 @@ class CurrentContext {
   CUresult result_;
 };
 
-// Both: what most calls of ours need.
+// Both, as most calls need.
 class InContext {
  public:
   InContext(const CudaCalls& calls, CUcontext context) : relaxed_(calls), current_(calls, context) {}

@@ -49,7 +49,7 @@ Result<std::unique_ptr<CudaDriver>> CudaDriver::Load(const Resolve& resolve) {
 }
 
 Result<std::unique_ptr<CudaDriver>> CudaDriver::LoadSystem() {
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);  // never closed: its threads and handles outlive us
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);  // never closed, because its threads and handles outlive us
   if (library == nullptr) {
     const char* why = dlerror();
     return Status(Code::kUnsupported, std::string("load the CUDA driver: ") + (why ? why : "libcuda.so.1 is not there") +
@@ -142,7 +142,7 @@ Result<UniqueFd> CudaDriver::Export(DriverHandle handle) {
   int fd = -1;
   const CUresult result = core_->calls.mem_export(&fd, handle.value, kDescriptor, 0);
   if (result != CUDA_SUCCESS) return core_->Failure(result, "cuMemExportToShareableHandle " + OfHandle(handle));
-  fcntl(fd, F_SETFD, FD_CLOEXEC);  // a child of the user's process must not keep GPU memory alive
+  fcntl(fd, F_SETFD, FD_CLOEXEC);  // a child of the process must not keep GPU memory alive
   return UniqueFd(fd);
 }
 

@@ -7,7 +7,7 @@
 namespace amem {
 namespace {
 
-// The whole wait of one context, on the thread that is made for it.
+// The whole wait for one context, on its own thread.
 CUresult WaitFor(const CudaCalls& calls, CUcontext context) {
   const InContext current(calls, context);
   if (current.result() != CUDA_SUCCESS) return current.result();
@@ -18,7 +18,7 @@ CUresult WaitFor(const CudaCalls& calls, CUcontext context) {
   return calls.context_synchronize();
 }
 
-// Measured on an H200 (driver 580): such a context can still be made current, and answers the wait with 709.
+// On an H200 (driver 580) a destroyed context can still be made current, and answers the wait with 709.
 bool Destroyed(CUresult result) { return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED; }
 
 }  // namespace
@@ -29,7 +29,7 @@ Status CudaDriver::IdleWait::Await(DeviceOrdinal device, Deadline until) {
   if (!active.ok()) return active.status();
   std::set<CUcontext> contexts = NotedOn(device);
   CUcontext primary = nullptr;
-  if (*active) {  // nothing of this process runs in one that is not there, and a context that is made stays for good
+  if (*active) {  // nothing of this process runs without a context, and a new one would stay for good
     const auto opened = core_->Open(device);
     if (!opened.ok()) return opened.status();
     primary = opened->context;
@@ -41,7 +41,7 @@ Status CudaDriver::IdleWait::Await(DeviceOrdinal device, Deadline until) {
     if (!*waited) return NotIdle(device, began, Details(context));
     const CUresult result = **waited;
     if (result == CUDA_SUCCESS) continue;
-    if (context != primary && Destroyed(result)) {  // by the program, and its work is gone with it
+    if (context != primary && Destroyed(result)) {  // the program destroyed it, and its work with it
       Forget(device, context);
       continue;
     }
@@ -59,7 +59,7 @@ Result<std::optional<CUresult>> CudaDriver::IdleWait::AwaitContext(CUcontext con
     }
     return wait.result;
   };
-  // A wait that was left behind began before what this one must wait for.
+  // An earlier wait that is still under way began before the work that this one must wait for.
   if (const auto before = Unfinished(context); before != nullptr && !ended(*before)) return std::optional<CUresult>();
   const auto wait = Begin(context);
   if (!wait.ok()) return wait.status();
@@ -92,8 +92,8 @@ std::shared_ptr<CudaDriver::IdleWait::Wait> CudaDriver::IdleWait::Unfinished(CUc
   return it == unfinished_.end() ? nullptr : it->second;
 }
 
-// The state of the default stream tells whether it is the program's own streams that are busy: those cannot be asked, since a
-// stream that was destroyed meanwhile must not be touched.
+// The default stream's state tells whether the program's own streams are busy. Those are not asked, because a destroyed stream
+// must not be touched.
 std::string CudaDriver::IdleWait::Details(CUcontext context) const {
   std::string text;
   if (core_->calls.stream_query != nullptr) {

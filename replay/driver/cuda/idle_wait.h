@@ -1,8 +1,7 @@
-// Waiting until the device is idle, and not for ever. Only the CUDA driver includes this.
+// Waits until a device is idle, with a deadline. Only the CUDA driver includes this.
 //
-// The driver's wait for a context has no limit, so it is made by a thread of its own; the caller waits for that thread as long
-// as it wants. A thread that is still inside the driver then is left there: it ends when the device's work does, and the next
-// wait for that context joins it in place of starting another.
+// The driver's wait for a context has no limit, so a thread makes it, and the caller waits for that thread until its deadline.
+// The thread stays inside the driver until the device's work ends; the next wait for that context joins it.
 #pragma once
 
 #include <array>
@@ -24,7 +23,7 @@ class CudaDriver::IdleWait {
  public:
   explicit IdleWait(std::shared_ptr<Core> core) : core_(std::move(core)) {}
 
-  // Of the device's primary context, and of those that NoteStream has seen on it.
+  // For the device's primary context, and those that NoteStream has seen on it.
   Status Await(DeviceOrdinal device, Deadline until);
   void NoteStream(const char* call, void* stream);
 
@@ -35,7 +34,7 @@ class CudaDriver::IdleWait {
     Condition changed;
     std::optional<CUresult> result GUARDED_BY(mutex);  // once it has ended
   };
-  // nullopt: it has not ended by then.
+  // nullopt: the wait did not end in time.
   Result<std::optional<CUresult>> AwaitContext(CUcontext context, Clock::time_point until);
   Result<std::shared_ptr<Wait>> Begin(CUcontext context);
   std::shared_ptr<Wait> Unfinished(CUcontext context);
@@ -47,14 +46,14 @@ class CudaDriver::IdleWait {
   }
 
   const std::shared_ptr<Core> core_;
-  // What NoteStream saw: the last call, and some contexts that are known to be in noted_.
+  // From NoteStream: the last call, and contexts that are known to be in noted_.
   std::atomic<const char*> last_call_ = nullptr;
   std::atomic<void*> last_stream_ = nullptr;
   std::atomic<CUcontext> last_context_ = nullptr;
   std::array<std::atomic<CUcontext>, 32> recent_{};
   Mutex mutex_{LockRank::kLast};
   std::map<DeviceOrdinal, std::set<CUcontext>> noted_ GUARDED_BY(mutex_);
-  std::map<CUcontext, std::shared_ptr<Wait>> unfinished_ GUARDED_BY(mutex_);  // waits that were left behind
+  std::map<CUcontext, std::shared_ptr<Wait>> unfinished_ GUARDED_BY(mutex_);  // that outlived their callers
 };
 
 }  // namespace amem

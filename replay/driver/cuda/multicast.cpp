@@ -19,7 +19,7 @@ std::string OfBinding(const char* call, DriverHandle multicast, Bytes offset, By
   return fmt::format("{} {} bytes at {} of {}", call, bytes, offset, OfHandle(multicast));
 }
 
-// Makes a call that this driver may lack.
+// For calls that this driver may lack.
 template <class Call, class... Arguments>
 CUresult CallIfThere(Call* call, Arguments... arguments) {
   return call == nullptr ? CUDA_ERROR_NOT_SUPPORTED : call(arguments...);

@@ -8,10 +8,10 @@
 namespace amem {
 namespace {
 
-// The few declarations of nvml.h that are needed; it does not come with every toolkit.
+// The few declarations that are needed, because not every toolkit has nvml.h.
 struct ProcessInfo {  // nvmlProcessInfo_t since CUDA 11
   unsigned pid;
-  unsigned long long used_bytes;  // all ones: not known
+  unsigned long long used_bytes;  // all ones: unknown
   unsigned gpu_instance, compute_instance;
 };
 constexpr int kSuccess = 0;
@@ -41,7 +41,7 @@ namespace {
 struct MemoryNumbers {  // nvmlMemory_t
   unsigned long long total, free, used;
 };
-struct MemoryNumbers2 {  // nvmlMemory_v2_t, which tells what is reserved from what is used
+struct MemoryNumbers2 {  // nvmlMemory_v2_t, which tells reserved from used
   unsigned version;
   unsigned long long total, reserved, free, used;
 };
@@ -55,7 +55,7 @@ struct NvmlCalls {
   int (*processes)(void*, unsigned*, ProcessInfo*) = nullptr;
 };
 
-// Initialised; the caller shuts it down, which is counted, so that others in this process that use it are not disturbed.
+// Initialises NVML. The caller shuts it down; NVML counts this, so other users in the process are not disturbed.
 bool StartNvml(void* library, NvmlCalls& calls) {
   return library != nullptr && Find(library, "nvmlInit_v2", calls.init) && Find(library, "nvmlShutdown", calls.shutdown) &&
          Find(library, "nvmlDeviceGetHandleByUUID", calls.by_uuid) &&
@@ -108,7 +108,7 @@ std::vector<GpuInUse> GpusByNvml(void* library) {
     MemoryNumbers memory{};
     if (by_index(index, &device) != kSuccess || uuid_of(device, uuid, kUuidLength) != kSuccess ||
         memory_of(device, &memory) != kSuccess) {
-      continue;  // lost, or of another user's MIG instance
+      continue;  // lost, or another user's MIG instance
     }
     MemoryNumbers2 exact{};
     exact.version = kMemoryVersion2;

@@ -1,4 +1,4 @@
-// Copies beside streams of the program, and copiers that are independent of each other.
+// Copies that follow or lead the program's streams, and independent copiers.
 #include <fmt/format.h>
 
 #include "replay/driver/cuda/core.h"
@@ -7,8 +7,8 @@
 namespace amem {
 namespace {
 
-// A stream that the program made has a context of its own, and any will do. A default stream is that of the thread's context,
-// if this is one of that device; a thread that works on another device means the device's own, as the CUDA runtime does.
+// A stream that the program made has its own context, so any context will do. A default stream is that of the thread's context
+// if this is on that device; otherwise the device's own, as in the CUDA runtime.
 CUcontext ContextFor(const CudaCalls& calls, DeviceOrdinal device, CUcontext primary, void* stream) {
   CUcontext current = nullptr;
   if (calls.context_current(&current) != CUDA_SUCCESS || current == nullptr) return primary;

@@ -1,4 +1,4 @@
-// The simulator's copies: queued, checked twice, and done through the memfds, so that holes stay holes.
+// The simulator's copies: queued, checked twice, and made through the memfds, so that holes stay holes.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -21,7 +21,7 @@ bool HasAccess(const std::vector<AccessDescriptor>& access, std::int32_t device,
                      [&](const AccessDescriptor& one) { return one.location == location && (one.flags & flags) == flags; });
 }
 
-// Repeats a read or write that may do less than it was asked for. False: errno says why.
+// Repeats a read or write until all bytes are done. False: errno says why.
 bool Fully(Bytes bytes, const auto& some) {
   for (Bytes done = 0; done < bytes;) {
     const ssize_t now = some(done);
@@ -108,7 +108,7 @@ Status Simulator::Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::s
     const char* why = "";
     if (!Resolve(device, *at, why).ok()) return fail(cuda::kInvalidValue, why);
   }
-  if (!options_.physical) return {};  // the rules are kept and nothing is moved
+  if (!options_.physical) return {};  // the rules hold, and nothing is moved
   auto& queue = queued_[{lane, device}];
   queue.insert(queue.end(), copies.begin(), copies.end());
   return {};
@@ -237,7 +237,7 @@ Status Simulator::Perform(const Copy& copy, const std::vector<Piece>& pieces) {
       case CopyKind::kClear:
         done = fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at(0), static_cast<off_t>(piece.bytes)) == 0;
         break;
-      case CopyKind::kLook:  // is never queued
+      case CopyKind::kLook:  // never queued
         return {Code::kInvalid, "looking is no copy"};
     }
     if (!done) return {Code::kIo, std::string("copy through the memfd: ") + std::strerror(errno)};

@@ -1,4 +1,4 @@
-// How a call of the simulator fails: with a CUresult, and with the same words as the CUDA driver's, plus the broken rule.
+// How a simulated call fails: with a CUresult, the CUDA driver's words, and the broken rule.
 #pragma once
 
 #include <string_view>
@@ -10,7 +10,7 @@ namespace amem {
 // "cuMemMap ...: CUDA_ERROR_INVALID_VALUE (1, invalid argument) from the simulator: why"; the code is CodeOfResult's.
 Status SimulatedFailure(int result, std::string_view tried, std::string_view why);
 
-// fail(result, why) for a call that `tried()` describes, which is asked only when it fails.
+// fail(result, why) for a call described by `tried()`, which is called only on failure.
 template <class Tried>
 auto Failing(Tried tried) {
   return [tried](int result, std::string_view why) { return SimulatedFailure(result, tried(), why); };

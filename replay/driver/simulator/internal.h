@@ -26,7 +26,7 @@ inline constexpr std::string_view kIncompleteTeam = "not all of its devices were
 
 inline void* Pointer(Address address) { return reinterpret_cast<void*>(address.value); }  // NOLINT(performance-no-int-to-ptr)
 
-// Of a map of what begins at each address: the entry that `address` lies in, or end().
+// The entry of an address map that contains `address`, or end().
 template <class Map>
 auto Containing(Map& map, Address address) {
   auto it = map.upper_bound(address);
@@ -51,10 +51,10 @@ struct Simulator::Physical {
   std::uint32_t references = 0;
   std::uint32_t mappings = 0;
   bool imported = false;
-  bool multicast = false;  // `properties` then say so, too (kMulticastUsage)
+  bool multicast = false;  // `properties` say so too (kMulticastUsage)
 };
 
-// How a multicast object is marked in its properties, through export and import: it is host memory for the simulator.
+// Marks a multicast object in its properties, through export and import; the simulator makes it of host memory.
 inline constexpr std::uint16_t kMulticastUsage = 0x6d63;
 
 struct Simulator::PinnedRegistry {

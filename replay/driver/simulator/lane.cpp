@@ -1,4 +1,4 @@
-// The simulator's lanes: copies that are queued and finished apart, and the calls about streams of the program.
+// The simulator's lanes, and the calls about the program's streams.
 #include "replay/driver/simulator/internal.h"
 
 namespace amem {
@@ -83,7 +83,7 @@ Status Simulator::FollowIn(LaneNumber lane, DeviceOrdinal device, const StreamMo
   return {};
 }
 
-// The stream goes on behind the copies because they are done before this returns.
+// The copies are done before this returns, so the stream goes on behind them.
 Status Simulator::LeadFrom(LaneNumber lane, DeviceOrdinal device, void* stream, Deadline until) {
   AMEM_TRY(OfStream(kLead, device, stream));
   return streams_ == nullptr ? Status{} : Drain(lane, device, until);

@@ -91,7 +91,7 @@ std::optional<TaggedMemfd> ReadTaggedMemfd(int fd) {
   if (length <= 0) return std::nullopt;
   const auto tag = ParseMemfdLink({link.data(), static_cast<std::size_t>(length)});
   struct stat info {};
-  // A memfd of the same name but without our seals could shrink under a mapping: it is not ours.
+  // A memfd of that name without our seals could shrink under a mapping, so it is not ours.
   if (!tag || fcntl(fd, F_GET_SEALS) != kSeals || fstat(fd, &info) != 0) return std::nullopt;
   return TaggedMemfd{*tag, static_cast<Bytes>(info.st_size)};
 }

@@ -1,4 +1,4 @@
-// The simulator's memory: handles, and what exports and imports make of them.
+// The simulator's handles, exports and imports.
 #include <fcntl.h>
 #include <fmt/format.h>
 
@@ -120,7 +120,7 @@ Result<DriverHandle> Simulator::Import(const UniqueFd& descriptor) {
   auto memory = std::make_shared<Physical>();
   memory->bytes = shared->bytes;
   memory->properties = shared->tag.properties;
-  memory->properties.handle_types = 0;  // as the driver says of imported handles
+  memory->properties.handle_types = 0;  // as the driver does for imported handles
   memory->imported = true;
   memory->multicast = memory->properties.usage == kMulticastUsage;
   if (memory->properties.location.type == LocationType::kDevice) {

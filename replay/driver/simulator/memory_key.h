@@ -1,4 +1,4 @@
-// What names one allocation of a simulated world, in its table and in the memfds that hold its bytes.
+// The name of an allocation in a simulated world's table and in its memfd.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 namespace amem {
 
 struct SimulatedMemoryKey {
-  std::uint32_t index = 0;  // where to look first in the world's table
-  std::uint64_t id = 0;     // never used again
+  std::uint32_t index = 0;  // where to look first in the table
+  std::uint64_t id = 0;     // never reused
   friend bool operator==(const SimulatedMemoryKey&, const SimulatedMemoryKey&) = default;
 };
 

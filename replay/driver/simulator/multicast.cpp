@@ -1,5 +1,5 @@
-// The simulator's multicast objects. Stores to a mapped object do not reach the memory that is bound to it; Reach says which
-// memory that would be.
+// The simulator's multicast objects. Stores to a mapped object do not reach the bound memory; Reach tells which memory that
+// would be.
 #include <fmt/format.h>
 
 #include <bit>

@@ -1,4 +1,4 @@
-// The simulator's copies of contents in parts: what is not zero is read off the memfds, whose holes are known to be zero.
+// The simulator's copies in parts: what is not zero is read from the memfds, whose holes are zero.
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ bool EachPage(int fd, Bytes from, Bytes bytes, const auto& saw) {
   const Bytes end = from + bytes;
   while (from < end) {
     const off_t data = lseek(fd, static_cast<off_t>(from), SEEK_DATA);
-    if (data < 0) return errno == ENXIO;  // only holes from here on
+    if (data < 0) return errno == ENXIO;  // only holes follow
     from = static_cast<Bytes>(data) / kSparsePage * kSparsePage;
     std::array<std::byte, kSparsePage> page;
     const off_t hole = lseek(fd, data, SEEK_HOLE);
@@ -59,7 +59,7 @@ Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span
     const auto pieces = Resolve(device, {CopyKind::kLook, extent.address, nullptr, extent.bytes}, why);
     if (!pieces.ok()) return fail(cuda::kInvalidValue, why + where);
     const std::size_t before = found.runs.size();
-    const auto saw = [&](Bytes offset) {  // in the extent
+    const auto saw = [&](Bytes offset) {  // of the extent
       const Bytes first = offset / block * block;
       const Extent one{extent.address + first, std::min(block, extent.bytes - first)};
       if (found.runs.size() == before || found.runs.back().address + found.runs.back().bytes < one.address) {

@@ -61,7 +61,7 @@ Simulator::Simulator(SimulatorOptions options, std::shared_ptr<SimulatorWorld> w
 }
 
 Simulator::~Simulator() {
-  if (guard_.InChild()) return;  // a forked child owns none of this
+  if (guard_.InChild()) return;  // a forked child owns nothing of this
   if (options_.physical) {
     for (const auto& [address, bytes] : ranges_) munmap(Pointer(address), bytes);
   }

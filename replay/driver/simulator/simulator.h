@@ -58,24 +58,24 @@
 
 namespace amem {
 
-// The memory of a host that pinned buffers take, of all simulators of this process that share it.
+// The host memory that pinned buffers take, shared by simulators of this process.
 struct SimulatedHost {
   explicit SimulatedHost(Bytes bytes) : left(bytes) {}
   std::atomic<Bytes> left;
-  std::atomic<bool> exhausted = false;  // more was touched than there is: Linux would have killed a process
+  std::atomic<bool> exhausted = false;  // more was touched than there is; Linux would have killed a process
 };
 
 struct SimulatorOptions {
-  std::shared_ptr<SimulatedHost> host;          // null: it has memory without end
-  std::filesystem::path world;                  // the world's file, shared with other processes; empty: `in_memory`, or none
-  std::shared_ptr<SimulatorWorld> in_memory;    // a world shared with other simulators of this process
-  std::int32_t devices = 4;                     // of a world that is made here
-  Bytes capacity_per_device = Bytes{16} << 30;  // likewise
-  std::vector<std::int32_t> visible;            // the world's devices by ordinal, as CUDA_VISIBLE_DEVICES; empty: all
+  std::shared_ptr<SimulatedHost> host;  // null: unlimited memory
+  std::filesystem::path world;  // the world's file, shared with other processes; empty: `in_memory`, or a world of its own
+  std::shared_ptr<SimulatorWorld> in_memory;    // shared with other simulators of this process
+  std::int32_t devices = 4;                     // for a world made here
+  Bytes capacity_per_device = Bytes{16} << 30;  // for a world made here
+  std::vector<std::int32_t> visible;            // the world's devices by ordinal, like CUDA_VISIBLE_DEVICES; empty: all
   Bytes granularity = Bytes{2} << 20;           // a power of two, at least a page
-  Bytes multicast_granularity = 0;              // the least, a power of two; 0: as `granularity`
-  bool fabric = false;                          // handles for other hosts may be had
-  bool physical = true;  // false: the same rules, but addresses that are only numbers; copies move nothing
+  Bytes multicast_granularity = 0;              // a power of two; 0: as `granularity`
+  bool fabric = false;                          // fabric handles are possible
+  bool physical = true;                         // false: the same rules, but addresses are only numbers and copies move nothing
 };
 
 // ---- what a simulator holds, for tests -----------------------------------------------------------------------------------
@@ -84,10 +84,10 @@ struct SimulatedHandle {
   DriverHandle handle;
   Bytes bytes = 0;
   AllocationProperties properties;
-  std::uint32_t references = 0;  // 0: released, and only mapped
+  std::uint32_t references = 0;  // 0: released and still mapped
   std::uint32_t mappings = 0;
   bool imported = false;
-  SimulatorWorld::Key memory;  // equal for all handles, of any process, on the same memory
+  SimulatorWorld::Key memory;  // equal for all handles of all processes on the same memory
   friend bool operator==(const SimulatedHandle&, const SimulatedHandle&) = default;
 };
 struct SimulatedRange {
@@ -102,7 +102,7 @@ struct SimulatedMapping {
   std::vector<AccessDescriptor> access;  // by location
   friend bool operator==(const SimulatedMapping&, const SimulatedMapping&) = default;
 };
-struct SimulatorSnapshot {  // each list in the order of its ids or addresses
+struct SimulatorSnapshot {  // lists in the order of ids or addresses
   std::vector<SimulatedHandle> handles;
   std::vector<SimulatedRange> ranges;
   std::vector<SimulatedMapping> mappings;
@@ -110,20 +110,20 @@ struct SimulatorSnapshot {  // each list in the order of its ids or addresses
 };
 std::string ToText(const SimulatorSnapshot&);
 
-// The streams of a program that uses a simulator. Thread-safe; called without the simulator's locks.
+// The streams of a program on the simulator. Thread-safe; called without the simulator's locks.
 class SimulatedStreams {
  public:
   virtual ~SimulatedStreams() = default;
-  // nullopt: any of them.
+  // nullopt: any stream.
   virtual bool Capturing(std::optional<void*> stream) = 0;
-  // Whether all has ended that was submitted to that stream, or to all of them, before this call.
+  // The result tells whether everything submitted to that stream (nullopt: to all) before this call has ended.
   virtual std::function<bool()> Submitted(std::optional<void*> stream) = 0;
 };
 
 class Simulator final : public Driver {
  public:
-  // The methods of the seam that can be made to fail, by name ("Create"), in the order of driver.h.
-// clang-format off
+  // Methods that can be made to fail, by name ("Create"), in the order of driver.h.
+  // clang-format off
 #define AMEM_SIMULATED_CALLS(X)                                                                                  \
   X(Create) X(Release) X(Reserve) X(FreeRange) X(Map) X(Unmap) X(SetAccess) X(Export) X(Import) X(Granularity)   \
   X(CreateMulticast) X(AddDevice) X(BindMemory) X(BindAddress) X(Unbind) X(MulticastGranularity)                 \
@@ -136,7 +136,7 @@ class Simulator final : public Driver {
 #undef AMEM_NAME
 
   static Result<std::unique_ptr<Simulator>> Open(SimulatorOptions options);
-  ~Simulator() override;  // gives everything back; its pinned buffers may outlive it
+  ~Simulator() override;  // gives everything back, except pinned buffers
 
   // ---- Driver
   [[nodiscard]] std::string Name() const override { return "sim"; }
@@ -168,35 +168,35 @@ class Simulator final : public Driver {
   Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) override;
   Status Clear(DeviceOrdinal device, Address address, Bytes bytes) override;
   Status FinishCopies(DeviceOrdinal device, Deadline until) override;
-  // All parts of one call are queued, or none. FindNonZero looks at memory as it is, so it refuses (401, ILLEGAL_STATE) while
-  // something that writes to the device is queued.
+  // Queues all parts of a call or none. FindNonZero reads memory as it is, so it refuses (401, ILLEGAL_STATE) while a write to
+  // the device is queued.
   Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block, Deadline until) override;
   Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override;
   Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) override;
   Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override;
-  // Without SetStreams there are none: MomentOf, Follow, Lead and AwaitMoment are counted, may be made to fail, and do nothing
-  // else. Lead waits for the copies itself.
+  // Without SetStreams: MomentOf, Follow, Lead and AwaitMoment are counted, may be made to fail, and otherwise do nothing; Lead
+  // waits for the copies.
   Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal device, void* stream) override;
   Status Follow(DeviceOrdinal device, const StreamMoment& moment) override;
   Status Lead(DeviceOrdinal device, void* stream, Deadline until) override;
   Status AwaitMoment(DeviceOrdinal device, const StreamMoment& moment, Deadline until) override;
-  // Its calls are counted with the simulator's own, and fail as those do.
+  // Its calls are counted with the simulator's own, and fail like those.
   Result<std::unique_ptr<Copier>> OpenLane() override;
 
   // ---- what the driver can and AMem does not need (for programs that use the simulator as a driver)
-  Result<DriverHandle> Retain(Address address);  // one more reference to the handle that is mapped there
+  Result<DriverHandle> Retain(Address address);  // adds a reference to the handle mapped there
   Result<AllocationProperties> PropertiesOf(DriverHandle handle);
   Result<SimulatedMapping> MappingAt(Address address);  // kNotFound
   Result<SimulatedRange> RangeAt(Address address);      // kNotFound
 
-  // What a kernel does: its answer is only whether the memory was there, and may be used by that device.
+  // What a kernel does: the answer tells whether the device may use that memory.
   Status KernelReads(DeviceOrdinal device, Address from, std::span<std::byte> to);
   Status KernelWrites(DeviceOrdinal device, Address to, std::span<const std::byte> from);
 
   // ---- for tests
   [[nodiscard]] SimulatorSnapshot Snapshot() const;
-  // What a store to an address in a mapped multicast object would reach: of each device that has memory bound there, the
-  // memory and the place in it. Nothing: that is no multicast object, or not all of its devices were added.
+  // What a store to a mapped multicast object would reach: for each device with memory bound there, the memory and the offset.
+  // Empty: no multicast object, or not all devices were added.
   struct Reached {
     std::int32_t device = 0;  // of the world
     SimulatorWorld::Key memory;
@@ -205,30 +205,30 @@ class Simulator final : public Driver {
   };
   [[nodiscard]] std::vector<Reached> Reach(Address multicast) const;  // by device
   [[nodiscard]] std::optional<SimulatorWorld::Key> MemoryAt(Address address) const;
-  [[nodiscard]] Bytes BytesInUse(DeviceOrdinal device) const;          // on that device, by all processes of the world
-  [[nodiscard]] std::size_t QueuedCopies(DeviceOrdinal device) const;  // of all lanes
-  // The devices on which calls needed a context, so that the real driver would hold one there from then on.
+  [[nodiscard]] Bytes BytesInUse(DeviceOrdinal device) const;          // by all processes of the world
+  [[nodiscard]] std::size_t QueuedCopies(DeviceOrdinal device) const;  // in all lanes
+  // Devices where calls needed a context, which the real driver would keep.
   [[nodiscard]] std::set<DeviceOrdinal> ContextsOpened() const;
-  [[nodiscard]] std::uint64_t Calls(std::string_view call) const;  // so far, those that failed counted in
+  [[nodiscard]] std::uint64_t Calls(std::string_view call) const;  // including failed ones
   [[nodiscard]] const std::shared_ptr<SimulatorWorld>& world() const { return world_; }
-  [[nodiscard]] std::uint32_t member() const { return member_; }  // of that world
+  [[nodiscard]] std::uint32_t member() const { return member_; }  // in the world
 
-  // The nth next call of that name (1: the very next) fails with `result` and does nothing. kInvalid: there is no such call.
+  // The nth next call of that name (1: the next) fails with `result` and does nothing. kInvalid: no such call.
   Status FailNext(std::string_view call, std::uint64_t nth, int result);
-  void ForgetPlannedFailures();  // those that have not happened yet
-  // Asked before every call, with its name and how many of that name there have been, this one counted in; anything but 0
-  // makes it fail with that. Called without locks: it may wait, or use the simulator. An empty function takes it away.
+  void ForgetPlannedFailures();  // that have not happened yet
+  // Called before every call, without locks, with its name and count, including this one; it may wait or use the simulator. Any
+  // result but 0 makes the call fail. An empty function removes it.
   using Hook = std::function<int(std::string_view call, std::uint64_t count)>;
   void SetHook(Hook hook);
-  // Every call of that name takes this much longer. kInvalid: there is no such call.
+  // Every call of that name takes this much longer. kInvalid: no such call.
   Status SetLatency(std::string_view call, std::chrono::nanoseconds latency);
   void SetCapturing(bool capturing) { capturing_ = capturing; }  // Synchronize is refused meanwhile
-  // Work on all devices that does not end before it is kNone again: Synchronize or FinishCopies wait for it.
+  // Work on all devices that does not end until kNone is set; Synchronize or FinishCopies wait for it.
   enum class Work : std::uint8_t { kNone, kOfProgram, kCopies };
   void SetWork(Work work) { work_ = work; }
-  // No device can be let into memory of another one, as where GPUs have no link to each other.
+  // No device can access another's memory, like GPUs without a link.
   void SetApart() { apart_ = true; }
-  void SetStreams(SimulatedStreams* streams) { streams_ = streams; }  // null: there are none; before the first call about one
+  void SetStreams(SimulatedStreams* streams) { streams_ = streams; }  // null: none; set it before the first call about one
   [[nodiscard]] Bytes PinnedBytes() const;                            // in all pinned buffers
 
  private:
@@ -250,7 +250,7 @@ class Simulator final : public Driver {
     std::byte* host = nullptr;
     Bytes bytes = 0;
   };
-  struct Piece {  // of a copy: a part of one mapping
+  struct Piece {  // one mapping's part of a copy
     std::shared_ptr<Physical> memory;
     Bytes offset = 0, bytes = 0;
     friend bool operator==(const Piece&, const Piece&) = default;
@@ -259,34 +259,33 @@ class Simulator final : public Driver {
 
   Simulator(SimulatorOptions options, std::shared_ptr<SimulatorWorld> world, std::uint32_t member);
 
-  // What every call begins with: 0, or the CUresult it must fail with.
+  // Begins every call: 0, or the CUresult that it must fail with.
   int Enter(Call call);
   int EnterSlow(Call call, std::uint64_t count);
   [[nodiscard]] std::string_view WhyNotEntered() const;
   static std::size_t IndexOf(std::string_view call);  // kCalls.size(): there is none
 
-  [[nodiscard]] std::int32_t WorldDevice(std::int32_t ordinal) const;  // -1: there is none
+  [[nodiscard]] std::int32_t WorldDevice(std::int32_t ordinal) const;  // -1: none
   [[nodiscard]] std::int32_t OrdinalOf(std::int32_t world_device) const;
   [[nodiscard]] bool Granular(std::uint64_t value) const { return (value & (options_.granularity - 1)) == 0; }
   [[nodiscard]] bool MulticastGranular(std::uint64_t value) const;
-  // What a failed binding says is in the second part.
+  // The second part says what is wrong.
   std::pair<int, std::string_view> Bind(DriverHandle multicast, Bytes offset, const std::shared_ptr<Physical>& memory,
                                         Bytes memory_offset, Bytes bytes) REQUIRES(mutex_);
   int CheckProperties(const AllocationProperties& properties) const;
   [[nodiscard]] bool AccessExists(const AccessDescriptor& access) const;
-  std::shared_ptr<Physical> Find(DriverHandle handle) const REQUIRES(mutex_);  // null: unknown, or released
+  std::shared_ptr<Physical> Find(DriverHandle handle) const REQUIRES(mutex_);  // null: unknown or released
   DriverHandle Adopt(std::shared_ptr<Physical> memory) REQUIRES(mutex_);
   void ForgetIfUnused(const std::shared_ptr<Physical>& memory) REQUIRES(mutex_);
   Status EnsureDescriptor(Physical& memory) const REQUIRES(mutex_);
   using Mappings = std::map<Address, Mapped>;
-  [[nodiscard]] bool Splits(Address address, Bytes bytes) const
-      REQUIRES(mutex_);  // a mapping lies partly within and partly without
+  [[nodiscard]] bool Splits(Address address, Bytes bytes) const REQUIRES(mutex_);  // a mapping lies partly inside
   [[nodiscard]] Mappings::iterator End(Address address, Bytes bytes) REQUIRES(mutex_) {
     return mappings_.lower_bound(address + bytes);
   }
   int ChangeAccess(Address address, Mapped& mapping, std::span<const AccessDescriptor> access) const REQUIRES(mutex_);
   [[nodiscard]] bool Reserved(Address address, Bytes bytes) const REQUIRES(mutex_);
-  // Addresses that are only numbers, and addresses that mmap gives.
+  // Addresses that are only numbers, and mmap's.
   Address ReserveNumbers(Bytes bytes, Bytes alignment, Address hint) REQUIRES(mutex_);
   static Result<Address> ReserveAddresses(Bytes bytes, Bytes alignment, Address hint);
 
@@ -302,7 +301,7 @@ class Simulator final : public Driver {
   Status OfStream(Call call, DeviceOrdinal device, std::optional<void*> stream = {});
   Status FollowIn(LaneNumber lane, DeviceOrdinal device, const StreamMoment& moment);
   Status LeadFrom(LaneNumber lane, DeviceOrdinal device, void* stream, Deadline until);
-  Status Drain(LaneNumber lane, DeviceOrdinal device, Deadline until);  // performs what is queued
+  Status Drain(LaneNumber lane, DeviceOrdinal device, Deadline until);  // performs queued copies
   Status Kernel(DeviceOrdinal device, const Copy& access);
   Result<std::vector<Piece>> Resolve(DeviceOrdinal device, const Copy& copy, const char*& why) const REQUIRES(mutex_);
   static Status Perform(const Copy& copy, const std::vector<Piece>& pieces);
@@ -314,16 +313,16 @@ class Simulator final : public Driver {
   const ForkGuard guard_;
   std::vector<std::int32_t> visible_;
 
-  Mutex finishing_{LockRank::kDriverCopies};  // one FinishCopies at a time: it waits for copies that another thread queued too
+  Mutex finishing_{LockRank::kDriverCopies};  // one FinishCopies at a time, because it waits for other threads' copies too
   mutable Mutex mutex_{LockRank::kDriverState};
   std::uint64_t next_handle_ GUARDED_BY(mutex_);
-  std::uint64_t next_address_ GUARDED_BY(mutex_) = 0;                                         // without physical memory
+  std::uint64_t next_address_ GUARDED_BY(mutex_) = 0;                                         // used without physical memory
   std::unordered_map<std::uint64_t, std::shared_ptr<Physical>> memories_ GUARDED_BY(mutex_);  // by handle; kept while mapped
   std::map<Address, Bytes> ranges_ GUARDED_BY(mutex_);
   Mappings mappings_ GUARDED_BY(mutex_);
   std::map<std::pair<LaneNumber, DeviceOrdinal>, std::vector<Copy>> queued_ GUARDED_BY(mutex_);
   std::map<std::pair<LaneNumber, DeviceOrdinal>, std::vector<std::function<bool()>>> follows_
-      GUARDED_BY(mutex_);                    // before what is queued
+      GUARDED_BY(mutex_);                    // what runs before the queue
   LaneNumber lanes_ GUARDED_BY(mutex_) = 0;  // opened so far
   std::set<DeviceOrdinal> contexts_ GUARDED_BY(mutex_);
   std::shared_ptr<PinnedRegistry> pinned_;
@@ -331,10 +330,10 @@ class Simulator final : public Driver {
   std::atomic<Work> work_ = Work::kNone;
   std::atomic<bool> apart_{false};
   std::atomic<SimulatedStreams*> streams_ = nullptr;
-  std::atomic<bool> dead_ = false;  // the context, by an access to what is not mapped
+  std::atomic<bool> dead_ = false;  // the context is dead after an access to unmapped memory
 
   std::array<std::atomic<std::uint64_t>, kCalls.size()> counts_{};
-  std::atomic<bool> armed_ = false;  // there is something in faults_
+  std::atomic<bool> armed_ = false;  // faults_ is not empty
   std::unique_ptr<Faults> faults_;
 };
 

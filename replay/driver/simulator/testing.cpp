@@ -1,4 +1,4 @@
-// The simulator's side for tests: what it holds, what it counted, and how it is told to fail.
+// The simulator for tests: what it holds, what it counted, and how it is made to fail.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ Status NoSuchCall(std::string_view call) {
 void Spend(std::chrono::nanoseconds time) {
   const auto until = std::chrono::steady_clock::now() + time;
   if (time > std::chrono::microseconds(200)) std::this_thread::sleep_for(time - std::chrono::microseconds(100));
-  while (std::chrono::steady_clock::now() < until) {  // a sleep alone would round microseconds up
+  while (std::chrono::steady_clock::now() < until) {  // a sleep alone would round up
   }
 }
 

@@ -63,7 +63,7 @@ Result<std::shared_ptr<SimulatorWorld>> SimulatorWorld::InMemory(std::int32_t de
 
 namespace {
 
-// The file appears under its name only when it is whole, so that no process maps half of one.
+// The file gets its name only when it is whole, so no process maps half of one.
 Status MakeFile(const std::filesystem::path& path, Bytes bytes, const auto& initialise) {
   const std::string temporary = path.string() + "." + std::to_string(getpid()) + "." + std::to_string(RandomNumber());
   const UniqueFd fd(open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
@@ -166,7 +166,7 @@ std::optional<SimulatorWorld::Key> SimulatorWorld::AddReference(std::uint32_t me
   const auto index = table_->FreeIndex();
   if (!index) return std::nullopt;
   table_->Use(*index, key.id, device, bytes, member);
-  table_->entries[*index].exported = 1;  // that is how the caller came to know it
+  table_->entries[*index].exported = 1;  // the caller knows it by its descriptor
   return Key{*index, key.id};
 }
 

@@ -1,4 +1,4 @@
-// The driver's checkpoint of a process, with its states and refusals as cuda.h documents them and as they were measured.
+// The driver's checkpoint of a process, with states and refusals as documented in cuda.h and as measured.
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -25,7 +25,7 @@ std::int32_t MovedTo(const WorldMember& member, std::int32_t device) {
 
 }  // namespace
 
-// The member and its number; null: none is of that process. With the lock held.
+// The member and its number; null: no member has that pid. The caller holds the lock.
 struct SimulatorWorld::OfProcess {
   OfProcess(Table& table, std::int32_t pid) {
     table.ReapTheDead();
@@ -40,8 +40,8 @@ struct SimulatorWorld::OfProcess {
   std::uint32_t number = 0;
 };
 
-// Dekker's handshake with LockProcess: the member counts its call and then looks at the state, the other sets the state and
-// then looks at the count.
+// Dekker's handshake with LockProcess: the member counts its call and then reads the state; the other sets the state and then
+// reads the count.
 bool SimulatorWorld::EnterCall(std::uint32_t number) {
   WorldMember& member = table_->members[number];
   const std::atomic_ref in_calls(member.in_calls);
@@ -189,7 +189,7 @@ std::vector<SimulatorWorld::Use> SimulatorWorld::UsesOf(std::int32_t device) {
     if (entry.id.load() == 0 || entry.device != device || entry.away != 0) continue;
     for (std::uint32_t m = 0; m < kMembers; ++m) {
       if (entry.references[m] == 0) continue;
-      by_process[table_->members[m].pid] += entry.bytes;  // the first holder is taken for the owner
+      by_process[table_->members[m].pid] += entry.bytes;  // the first holder counts as the owner
       break;
     }
   }

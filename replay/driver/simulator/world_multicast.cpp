@@ -1,4 +1,4 @@
-// Multicast objects in a simulated world, which all its processes share.
+// Multicast objects in a simulated world, shared by all its processes.
 #include <algorithm>
 #include <bit>
 #include <limits>

@@ -1,4 +1,4 @@
-// The table of a simulated world, as the processes that share it see it. Only the sources of SimulatorWorld include this.
+// The table of a simulated world, shared between processes. Only SimulatorWorld's sources include this.
 #pragma once
 
 #include <pthread.h>
@@ -22,11 +22,11 @@ inline constexpr std::uint64_t kWorldVersion = 3;
 struct WorldMember {
   std::int32_t pid;  // 0: free; written last when taken and first when left
   std::uint64_t start_time;
-  std::uint32_t state;                 // SimulatorWorld::ProcessState; by std::atomic_ref, as are the next two
+  std::uint32_t state;                 // SimulatorWorld::ProcessState; accessed by std::atomic_ref, like the next two
   std::uint32_t in_calls;              // driver calls under way
   std::uint32_t busy;                  // its work does not end
-  std::uint32_t shared;                // at its checkpoint it shared memory with another process
-  std::array<std::int16_t, 64> moved;  // by device, one more than the device that a restore put in its place; 0: none
+  std::uint32_t shared;                // shared memory at its checkpoint
+  std::array<std::int16_t, 64> moved;  // by device, one more than where a restore moved it; 0: not moved
 };
 
 struct WorldEntry {
@@ -34,7 +34,7 @@ struct WorldEntry {
   std::uint64_t bytes;
   std::int32_t device;
   std::uint32_t exported;
-  std::uint32_t away;  // of a process that is checkpointed, so that it takes no room on the device
+  std::uint32_t away;  // its process is checkpointed, so it takes no room on the device
   std::array<std::uint16_t, SimulatorWorld::kMembers> references;
 };
 
@@ -47,35 +47,35 @@ struct WorldBinding {  // of memory to a multicast object
   std::uint64_t memory_offset;
 };
 
-struct WorldMulticast {  // beside the entry of the same id
+struct WorldMulticast {  // belongs to the entry of the same id
   std::uint64_t id;      // 0: free
   std::uint64_t bytes;
-  std::uint64_t added;  // a bit for each device of the world
+  std::uint64_t added;  // one bit for each device of the world
   std::uint32_t devices;
   std::array<WorldBinding, SimulatorWorld::kBindings> bindings;
 };
 
 bool IsAlive(const WorldMember& member);
-// The ids of this world's memory to which a process has descriptors open.
+// The ids of this world's memory that a process has open descriptors of.
 void InsertOpenIds(std::int32_t pid, std::uint64_t world, std::set<std::uint64_t>& ids);
 
-// In place of std::random_device, which would bind the tools to glibc 2.36.
+// std::random_device would need glibc 2.36.
 inline std::uint64_t RandomNumber() {
   std::uint64_t number = 0;
-  static_cast<void>(getrandom(&number, sizeof number, 0));  // so few bytes are never refused
+  static_cast<void>(getrandom(&number, sizeof number, 0));  // never refused for so few bytes
   return number;
 }
 
 struct SimulatorWorld::Table {
   std::uint64_t magic, version, id;
   std::int32_t devices;
-  bool shared;  // between processes; otherwise every member is this process
+  bool shared;  // by processes; otherwise every member is this process
   Bytes capacity;
   pthread_mutex_t mutex;
   std::uint64_t next_id;
-  std::uint32_t first_free;  // no free entry before this
-  std::uint32_t end;         // no used entry from here on
-  std::uint32_t lingering;   // entries that only exported descriptors may hold
+  std::uint32_t first_free;  // entries before this are used
+  std::uint32_t end;         // entries from here on are free
+  std::uint32_t lingering;   // entries that perhaps only exported descriptors hold
   std::array<Bytes, kMaxDevices> used;
   std::array<WorldMember, kMembers> members;
   std::array<WorldMulticast, kMulticasts> multicasts;
@@ -109,7 +109,7 @@ struct SimulatorWorld::Table {
   [[nodiscard]] WorldEntry* Find(Key key) {
     if (key.index >= kAllocations || key.id == 0) return nullptr;
     if (entries[key.index].id.load() == key.id) return &entries[key.index];
-    for (std::uint32_t i = 0; i < end; ++i) {  // counted again after it was forgotten, elsewhere
+    for (std::uint32_t i = 0; i < end; ++i) {  // forgotten, and counted again elsewhere
       if (entries[i].id.load() == key.id) return &entries[i];
     }
     return nullptr;
@@ -162,7 +162,7 @@ struct SimulatorWorld::Table {
     AfterDrop(IndexOf(*entry));
   }
 
-  // With the object its bindings go, and their hold on memory.
+  // The object's bindings go with it, and their references.
   void ForgetMulticast(std::uint64_t object) {
     WorldMulticast* multicast = FindMulticast({0, object});
     if (multicast == nullptr) return;
@@ -215,7 +215,7 @@ struct SimulatorWorld::Table {
     }
   }
 
-  // Forgets what neither a member nor an open descriptor holds. Costs a walk through the members' descriptors, only if needed.
+  // Forgets what neither a member nor an open descriptor holds. Reads the members' descriptors only if needed.
   void ForgetClosedDescriptors() {
     if (lingering == 0) return;
     std::set<std::int32_t> pids;
@@ -238,7 +238,7 @@ struct SimulatorWorld::Table {
     ForgetClosedDescriptors();
   }
 
-  // After a process was killed inside: everything that is derived is derived again.
+  // Computes everything that is derived anew, after a process was killed inside.
   void Repair() {
     used.fill(0);
     first_free = 0;

@@ -8,12 +8,12 @@ namespace amem {
 namespace {
 
 constexpr std::size_t kMostOwnFrames = 8;  // between libnccl's code and the unwinder
-// ncclMemAlloc may lie behind frames of the CUDA runtime that libnccl contains.
+// The CUDA runtime inside libnccl may be between here and ncclMemAlloc.
 constexpr std::size_t kMostLibraryFrames = 16;
 
 struct Walk {
   CallSite site;
-  std::size_t most;  // frames of the library to look at
+  std::size_t most;  // of the library
   std::size_t found = 0, own = 0;
   bool for_application = false, for_window = false;
 };

@@ -188,7 +188,7 @@ std::uint32_t ElfImage::SymbolCount() const {
   const std::uint32_t buckets = gnu_hash_[0], first = gnu_hash_[1];
   const std::uint32_t* bucket = gnu_hash_ + 4 + std::size_t{gnu_hash_[2]} * 2;
   const std::uint32_t* chain = bucket + buckets;
-  std::uint32_t last = 0;  // the chains lie one behind the other, so the last one ends the table
+  std::uint32_t last = 0;  // the chains follow each other, so the last one ends the table
   for (std::uint32_t i = 0; i < buckets; ++i) last = std::max(last, bucket[i]);
   if (last < first) return first;
   while ((chain[last - first] & 1U) == 0) ++last;
@@ -231,7 +231,7 @@ ElfImage::Slot ElfImage::ImportSlot(const char* name) const {
   return slot ? slot : ScanRelocations(relocations_, relocation_bytes_, name);
 }
 
-// The red zones that a sanitizer puts around the library's variables are read like the rest.
+// Reads a sanitizer's red zones around the library's variables like the rest.
 __attribute__((no_sanitize("address", "thread"))) bool ElfImage::HoldsCodeOf(const ElfImage& other) const {
   for (std::size_t i = 0; i < header_count_; ++i) {
     if (headers_[i].p_type != PT_LOAD || (headers_[i].p_flags & PF_W) == 0) continue;
@@ -245,8 +245,8 @@ __attribute__((no_sanitize("address", "thread"))) bool ElfImage::HoldsCodeOf(con
   return false;
 }
 
-// The protection that the loader gave to a page: that of its segment, but for the whole pages of the RELRO segment, which are
-// read-only once they are relocated.
+// The protection that the loader gave to a page: its segment's, except that whole pages of the RELRO segment are read-only
+// after relocation.
 int ElfImage::ProtectionOf(std::uintptr_t page, std::uintptr_t page_size) const {
   if (page >= relro_begin_ / page_size * page_size && page < relro_end_ / page_size * page_size) return PROT_READ;
   int protection = 0;
@@ -260,7 +260,7 @@ int ElfImage::ProtectionOf(std::uintptr_t page, std::uintptr_t page_size) const 
   return protection;
 }
 
-// NCCL's symbol table lies in one segment with its code, so the page stays executable while it is written: other threads may be
+// NCCL's symbol table shares a segment with its code, so the page stays executable while it is written: other threads may be
 // running on it.
 Status ElfImage::WriteWord(std::uintptr_t* where, std::uintptr_t value) const {
   const auto page_size = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));

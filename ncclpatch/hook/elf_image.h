@@ -1,7 +1,7 @@
-// A loaded ELF object, seen through its own program headers and dynamic section.
+// A loaded ELF object, read through its program headers and dynamic section.
 //
-// Reading allocates nothing and takes no lock but the loader's, so that it can be used before main, from inside dlsym and from
-// under a malloc that is itself being set up. An ElfImage is a view: valid while the object stays loaded.
+// Reading allocates nothing and takes no lock but the loader's, so it works before main, inside dlsym, and under a malloc that
+// is being set up. An ElfImage is a view, valid while the object stays loaded.
 #pragma once
 
 #include <elf.h>
@@ -18,7 +18,7 @@ namespace amem {
 
 class ElfImage {
  public:
-  // Calls `visit(image)` for every loaded object until it returns true; true when one did.
+  // Calls `visit(image)` for loaded objects until it returns true; true if it did.
   template <class Visit>
   static bool ForEach(Visit&& visit) {
     return Iterate(
@@ -29,19 +29,18 @@ class ElfImage {
 
   [[nodiscard]] const char* path() const { return path_; }      // as the loader calls it; empty for the program
   [[nodiscard]] const char* soname() const { return soname_; }  // empty if it has none
-  [[nodiscard]] std::uintptr_t base() const { return base_; }   // load address; call-site offsets count from here
+  [[nodiscard]] std::uintptr_t base() const { return base_; }   // load address, from which call-site offsets count
   [[nodiscard]] bool Contains(std::uintptr_t address) const { return address >= begin_ && address < end_; }
   [[nodiscard]] std::uintptr_t text_begin() const { return text_begin_; }
   [[nodiscard]] std::uintptr_t text_end() const { return text_end_; }
   [[nodiscard]] bool InText(std::uintptr_t address) const { return address >= text_begin_ && address < text_end_; }
-  [[nodiscard]] bool Needs(const char* soname) const;  // has it as DT_NEEDED
-  [[nodiscard]] std::string BuildId() const;           // in hex, empty if it has none
+  [[nodiscard]] bool Needs(const char* soname) const;  // as DT_NEEDED
+  [[nodiscard]] std::string BuildId() const;           // in hex; empty: none
 
-  // The address of a symbol that this object defines in its dynamic table (its default version, if it has several). `bytes`
-  // receives the symbol's size.
+  // The address of a symbol in this object's dynamic table (the default version). `bytes` receives its size.
   [[nodiscard]] void* Find(const char* name, std::size_t* bytes = nullptr) const;
 
-  // Calls `visit(name)` for every function that this object defines in its dynamic table.
+  // Calls `visit(name)` for every function in this object's dynamic table.
   template <class Visit>
   void ForEachDefined(const Visit& visit) const {
     for (std::uint32_t index = 1, count = SymbolCount(); index < count; ++index) {
@@ -50,8 +49,8 @@ class ElfImage {
     }
   }
 
-  // Calls `visit(name, address, index)` for every function that this object defines in its dynamic table, with the address that
-  // a look-up of the name gives. `index` is for PointNameTo.
+  // Calls `visit(name, address, index)` for every function in this object's dynamic table, with the address that a look-up
+  // gives. `index` is for PointNameTo.
   template <class Visit>
   void ForEachExport(const Visit& visit) const {
     for (std::uint32_t index = 1, count = SymbolCount(); index < count; ++index) {
@@ -60,21 +59,21 @@ class ElfImage {
         visit(static_cast<const char*>(strings_ + symbol.st_name), base_ + symbol.st_value, index);
     }
   }
-  // From now on a look-up of the name leads to `target`: by dlsym, and by the loader when it binds an import. Null hides the
-  // name. Find() gives the new answer, too. What was bound before stays as it is.
+  // Later look-ups of the name lead to `target`: by dlsym, by the loader when it binds an import, and by Find(). Null hides the
+  // name. What was bound before does not change.
   [[nodiscard]] Status PointNameTo(std::uint32_t index, const void* target) const;
 
-  // Where an imported function's address is kept: the PLT's GOT slot or, for code built without a PLT, the GLOB_DAT slot.
+  // Where the address of an imported function is stored: the PLT's GOT slot, or the GLOB_DAT slot of code built without a PLT.
   struct Slot {
-    std::uintptr_t* where = nullptr;  // null: the object does not import it
+    std::uintptr_t* where = nullptr;  // null: not imported
     bool plt = false;                 // a PLT slot, which the loader may fill at the first call
     explicit operator bool() const { return where != nullptr; }
   };
   [[nodiscard]] Slot ImportSlot(const char* name) const;
-  // Until the first call through it, a PLT slot points back into its own object.
+  // A PLT slot points into its own object until the first call through it.
   [[nodiscard]] bool Unbound(const Slot& slot) const { return slot.plt && InText(*slot.where); }
-  // Calls `visit(name, slot)` for every place that the loader fills with the address of an imported function: the slots of the
-  // PLT, of code built without one, and pointers in data.
+  // Calls `visit(name, slot)` for every place where the loader stores an imported function's address: slots of the PLT, of code
+  // built without one, and pointers in data.
   template <class Visit>
   void ForEachImport(const Visit& visit) const {
     for (const auto& [table, bytes] : {std::pair(plt_relocations_, plt_bytes_), std::pair(relocations_, relocation_bytes_)}) {
@@ -84,10 +83,10 @@ class ElfImage {
       }
     }
   }
-  // Whether its writable data has an address in the code of `other`, as it has once it has looked up functions there.
+  // Whether its writable data holds an address in the code of `other`, as after it has looked up functions there.
   [[nodiscard]] bool HoldsCodeOf(const ElfImage& other) const;
-  // Points the slot at `target`, also when the loader has made that page read-only (RELRO); it is read-only again afterwards.
-  // By one thread at a time: two slots may share a page.
+  // Points the slot at `target`, even if its page is read-only (RELRO), which it is again afterwards. One thread at a time: two
+  // slots may share a page.
   Status Write(const Slot& slot, const void* target) const;
 
  private:

@@ -36,14 +36,14 @@ using Dlvsym = void* (*)(void*, const char*, const char*);
 constinit std::atomic<bool> g_enabled{false};
 constinit std::atomic<void*> g_driver_library{nullptr};
 
-constinit std::mutex g_patch_mutex;  // over the import tables: one thread at a time unseals a page, writes and seals it
+constinit std::mutex g_patch_mutex;  // guards import tables: one thread at a time unseals, writes and seals a page
 constinit std::atomic<Report> g_report{nullptr};
 
 void Tell(bool failed, const std::string& message) {
   if (const Report report = g_report.load(std::memory_order_acquire)) report(failed, message);
 }
 
-// Who defines a function that this library exports as well. Others wrap it, too, so that it is not always libc's turn.
+// Who else defines a function that this library exports. That is not always libc, because others wrap it too.
 struct Definitions {
   const char* name;
   std::atomic<void*> libc{nullptr}, next{nullptr}, first{nullptr};
@@ -66,7 +66,7 @@ bool LeadsHere(std::uintptr_t target) {
   return ElfImage::Containing(reinterpret_cast<const void*>(&amem_dlsym_stub), &self) && self.InText(target);
 }
 
-// Behind this library in the search order: whom a caller that found ours would have reached without it.
+// The next definition behind this library: what a caller that found ours would have reached without it.
 void* Next(Definitions& of) {
   return Once(of.next, [&] {
     void* const found = RealDlsym(RTLD_NEXT, of.name);
@@ -74,9 +74,8 @@ void* Next(Definitions& of) {
   });
 }
 
-// The first in the search order that is not ours: whom libnccl, and AMem itself, would have reached without this library. One
-// before ours asks for the next, and so comes to the exported function. (RTLD_DEFAULT would find ours, which is bound to
-// itself.)
+// The first definition that is not ours: what libnccl, and AMem itself, would have reached without this library. A library
+// before ours asks for the next and so reaches the exported function. (RTLD_DEFAULT would find ours, which is bound to itself.)
 void* First(Definitions& of) {
   return Once(of.first, [&] {
     void* const found = RealDlsym(dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD), of.name);
@@ -86,15 +85,15 @@ void* First(Definitions& of) {
 Dlsym FirstDlsym() { return reinterpret_cast<Dlsym>(First(g_dlsym)); }
 
 bool IsUpper(char c) { return c >= 'A' && c <= 'Z'; }
-// Names that begin with cuda, cudnn or cublas belong to other libraries and are far more frequent.
+// Names with cuda, cudnn or cublas belong to other libraries and are far more frequent.
 bool IsDriverName(const char* name) { return name[0] == 'c' && name[1] == 'u' && IsUpper(name[2]); }
-// Compared by a loop of our own, because strncmp may be a sanitizer's, and be waiting for the answer to this very look-up.
+// A loop of our own, because strncmp may be a sanitizer's that waits for the answer to this very look-up.
 bool StartsWith(const char* name, const char* prefix) {
   for (; *prefix != '\0'; ++name, ++prefix)
     if (*name != *prefix) return false;
   return true;
 }
-// What registers memory with a network card: verbs, their Mellanox extension, GDRCopy, and NCCL's network plugins.
+// Functions that register memory with a network card: verbs, Mellanox's extension, GDRCopy, NCCL's network plugins.
 bool IsNetworkName(const char* name) {
   for (const char* prefix : {"ibv_", "mlx5dv_", "gdr_", "nccl"})
     if (StartsWith(name, prefix)) return true;
@@ -106,7 +105,7 @@ const char* WayOf(const ElfImage& image) {
   return IsPreloaded() ? "preload" : "attach";
 }
 
-// Puts a libnccl whose look-ups lead here into the list, and its names under AMem. With g_patch_mutex held.
+// Lists a libnccl whose look-ups lead here, and redirects its names. With g_patch_mutex held.
 bool Take(const ElfImage& image, const char* way) {
   const Library* library = libraries::Register(image, way);
   if (library == nullptr) return false;
@@ -142,7 +141,7 @@ bool Concerns(void* return_address, const char* name) {
          !replacements::inert.load(std::memory_order_relaxed) && FromNccl(return_address);
 }
 
-// Whether a program looks up a function of NCCL's.
+// Whether a program looks up a function of NCCL.
 bool AsksForNccl(const char* name) {
   return g_enabled.load(std::memory_order_acquire) && name != nullptr &&
          (StartsWith(name, "nccl") || StartsWith(name, "pnccl")) && !replacements::inert.load(std::memory_order_relaxed);
@@ -159,7 +158,7 @@ void* RouteDlvsym(void* return_address, const char* name) {
   return Concerns(return_address, name) ? reinterpret_cast<void*>(&ReplacedDlvsym) : nullptr;
 }
 
-// For an import that was made to lead here. Of those, only libnccl's may have led to another function than libc's before.
+// For an import that was redirected here. Only libnccl's may have led to a function other than libc's before.
 void* Before(Definitions& of, void* return_address) { return FromNccl(return_address) ? First(of) : InLibc(of); }
 
 // ---- patching ----------------------------------------------------------------------------------------------------------
@@ -197,7 +196,7 @@ Status AttachTo(const ElfImage& image) {
   return HasLookedUpTheDriver(image, slot) ? TooLate(image) : Patch(image, WayOf(image));
 }
 
-// A copy, because the loader's lock is held while objects are listed, and neither mprotect nor logging may happen under it.
+// A copy, because objects are listed under the loader's lock, where neither mprotect nor logging is allowed.
 std::vector<ElfImage> LoadedNccls() {
   std::vector<ElfImage> found;
   ElfImage::ForEach([&](const ElfImage& image) {
@@ -284,7 +283,7 @@ Status AttachToAll() {
   if (libraries.empty())
     return {Code::kNotFound,
             "attach: no NCCL is loaded in this process; load it first (import torch, or load libnccl.so.2), then attach"};
-  // One that cannot be attached to does not keep the others from it.
+  // One that cannot be attached to does not stop the rest.
   Status first;
   for (const ElfImage& image : libraries)
     if (Status status = AttachTo(image); !status && first) first = std::move(status);
@@ -297,7 +296,7 @@ Status AttachToAll() {
 Status Attach() {
   Status status = AttachToAll();
   const std::vector<Library> all = Libraries();
-  // Without the lock over the import tables: this asks the loader, which may be waiting for a thread that waits for the lock.
+  // Without the lock over the import tables: this asks the loader, which may wait for a thread that waits for the lock.
   if (std::any_of(all.begin(), all.end(), [](const Library& one) { return std::strcmp(one.way, "attach") == 0; }))
     ShowServedNames();
   return status;
@@ -349,7 +348,7 @@ void* NextDlsym(void* handle, const char* name) { return reinterpret_cast<Dlsym>
 void* FindLibcDlsym() { return InLibc(g_dlsym); }
 
 void* DriverSymbol(const char* name) {
-  // Never closed: its threads and handles outlive us.
+  // Never closed, because its threads and handles outlive us.
   void* library = Once(g_driver_library, [] { return dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); });
   return library == nullptr ? nullptr : FirstDlsym()(library, name);
 }

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <initializer_list>
 
-// No function of libc, not even one that a compiler would put in place of a loop.
+// No function of libc may be called, not even one that a compiler puts in place of a loop.
 #if defined(__clang__)
 #define AMEM_ALONE __attribute__((no_builtin, no_sanitize("address", "thread", "undefined")))
 #else
@@ -30,7 +30,7 @@ struct Symbols {
   const char* soname = nullptr;
 };
 
-// The loader has made the addresses in a dynamic section absolute, but for those of the vDSO.
+// The loader has made addresses in dynamic sections absolute, except the vDSO's.
 AMEM_ALONE Symbols Read(const link_map& object) {
   const auto absolute = [&](ElfW(Addr) value) { return value < object.l_addr ? object.l_addr + value : value; };
   Symbols symbols;
@@ -47,7 +47,7 @@ AMEM_ALONE Symbols Read(const link_map& object) {
   return symbols;
 }
 
-// By walking all chains of the hash table: once in a process, and shorter than a look-up by hash.
+// Walks all chains of the hash table, which is simpler than a look-up by hash, and happens once in a process.
 AMEM_ALONE void* Find(const link_map& object, const Symbols& symbols, const char* name) {
   constexpr ElfW(Half) kHiddenVersion = 0x8000;  // an old version, kept for programs linked against it
   if (symbols.table == nullptr || symbols.gnu_hash == nullptr) return nullptr;

@@ -10,7 +10,7 @@ namespace amem::hook {
 namespace {
 
 constinit std::array<std::atomic<const Library*>, 16> g_libraries{};
-// Entries that were replaced are not freed, because another thread may be reading them.
+// Replaced entries are not freed, because another thread may be reading them.
 constinit std::vector<const Library*>* g_replaced = nullptr;
 constinit std::atomic<std::uint64_t> g_count{0};
 constinit std::mutex g_library_mutex;

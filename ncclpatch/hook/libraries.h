@@ -5,9 +5,9 @@
 
 namespace amem::hook::libraries {
 
-// Whether this very object is in the list, and not one that the program unloaded from the same addresses.
+// Whether this object is in the list, and not one that was unloaded from the same addresses.
 bool Knows(const ElfImage& image);
-// Puts it into the list, once. Null: the list is full.
+// Adds it, once. Null: the list is full.
 const Library* Register(const ElfImage& image, const char* way);
 
 // Around fork.

@@ -25,11 +25,11 @@ struct OwnName {
   bool served;
 };
 constinit std::atomic<const std::vector<OwnName>*> g_own_names{nullptr};
-constinit std::atomic<void*> g_program{nullptr};  // the handle that dlopen(nullptr) gives
+constinit std::atomic<void*> g_program{nullptr};  // dlopen(nullptr)'s handle
 
 bool Self(ElfImage* self) { return ElfImage::Containing(reinterpret_cast<const void*>(&amem_dlsym_stub), self); }
 
-// Compared by a loop of its own for the same reason as in hook.cpp.
+// A loop of our own, as in hook.cpp.
 bool SameName(const char* a, const char* b) {
   for (; *a == *b; ++a, ++b)
     if (*a == '\0') return true;
@@ -46,7 +46,7 @@ const OwnName* FindOwn(const char* name) {
 
 bool IsGlobal(void* handle) { return handle == RTLD_DEFAULT || handle == g_program.load(std::memory_order_acquire); }
 
-// Whether a handle that dlopen gave is of a libnccl under AMem that has no function of this name.
+// Whether dlopen's handle belongs to a libnccl under AMem without a function of this name.
 bool IsLibraryWithout(void* handle, const char* name) {
   link_map* map = nullptr;
   ElfImage image;
@@ -80,7 +80,7 @@ void* InOnlyLibrary(const char* name) {
 void HideNames(std::span<const char* const> names) {
   ElfImage self;
   if (!Self(&self)) return;
-  // A name that stays visible, because its page cannot be written, answers with an error that says so.
+  // A name whose page cannot be written stays visible, and answers with an error that says so.
   self.ForEachExport([&](const char* name, std::uintptr_t, std::uint32_t index) {
     for (const char* hidden : names)
       if (SameName(hidden, name)) (void)self.PointNameTo(index, nullptr);
@@ -90,7 +90,7 @@ void HideNames(std::span<const char* const> names) {
 void AnswerNames(std::span<const char* const> served, std::span<const char* const> doorbells) {
   ElfImage self;
   if (!Self(&self)) return;
-  auto* all = new std::vector<OwnName>();  // leaked on purpose: NCCL's threads may call after main has returned
+  auto* all = new std::vector<OwnName>();  // leaked, because NCCL's threads may call after main has returned
   for (const auto& [names, are_served] : {std::pair(served, true), std::pair(doorbells, false)})
     for (const char* name : names)
       if (void* function = self.Find(name)) all->push_back({name, function, are_served});
@@ -102,7 +102,7 @@ bool AnswersName(const void* caller, void* handle, const char* name) {
   const OwnName* own = FindOwn(name);
   if (own == nullptr) return false;
   if (handle != RTLD_NEXT) return true;
-  // Of all callers, the program alone comes before a preloaded library.
+  // Only the program itself precedes a preloaded library.
   ElfImage image;
   return ElfImage::Containing(caller, &image) && image.path()[0] == '\0';
 }
@@ -128,10 +128,10 @@ namespace {
 void Promote() {
   ElfImage self;
   if (!Self(&self) || self.path()[0] == '\0') return;
-  dlopen(self.path(), RTLD_LAZY | RTLD_NOLOAD | RTLD_GLOBAL);  // stays loaded in any case
+  dlopen(self.path(), RTLD_LAZY | RTLD_NOLOAD | RTLD_GLOBAL);  // stays loaded
 }
 
-// An import of dlsym that has been bound to another function than libc's is somebody else's interposition, and stays.
+// An import of dlsym that is bound to a function other than libc's is somebody else's interposition, and stays.
 void RouteLookUps() {
   ElfImage self;
   if (!Self(&self)) return;
@@ -141,11 +141,11 @@ void RouteLookUps() {
     if (image.base() == self.base() || std::strncmp(image.soname(), "libc.so", 7) == 0 ||
         std::strncmp(image.soname(), "ld-linux", 8) == 0)
       return false;
-    if (IsNccl(image)) return false;  // whether its look-ups lead here says whether it is under AMem
+    if (IsNccl(image)) return false;  // its look-ups say whether it is under AMem
     image.ForEachImport([&](const char* name, const ElfImage::Slot& slot) {
       if (!SameName(name, "dlsym")) return;
       if (*slot.where != reinterpret_cast<std::uintptr_t>(libc) && !(plain && image.Unbound(slot))) return;
-      (void)image.Write(slot, reinterpret_cast<const void*>(&amem_dlsym_stub));  // without it this caller gets libc's answer
+      (void)image.Write(slot, reinterpret_cast<const void*>(&amem_dlsym_stub));  // if this fails, the caller gets libc's answer
     });
     return false;
   });

@@ -28,7 +28,7 @@ const Redirect* FindRedirect(std::string_view name) {
   return nullptr;
 }
 
-// A name that a library has, and the address that it has it at.
+// A name of a library and its address.
 struct Found {
   const Redirect* redirect;
   std::uintptr_t address;
@@ -52,7 +52,7 @@ std::vector<Found> NamesOf(const ElfImage& image) {
 
 bool SamePlace(const hook::Library& a, const hook::Library& b) { return a.number == b.number; }
 
-// A place of its own: a free one, or one whose library the program has unloaded.
+// A free place, or one whose library was unloaded.
 std::size_t ChoosePlace(const hook::Library& library) {
   const std::vector<hook::Library> loaded = hook::Libraries();
   for (std::size_t place = 0; place < kLibraries; ++place) {
@@ -67,7 +67,7 @@ std::size_t ChoosePlace(const hook::Library& library) {
   return kLibraries;
 }
 
-// Imports of other objects that were bound to NCCL's function before. Under the loader's lock, so that no object can be
+// Rewrites other objects' imports that were bound to NCCL's function before. Under the loader's lock, so that no object is
 // unloaded meanwhile.
 Status RewriteBoundImports(const ElfImage& nccl, const std::vector<Found>& names, std::size_t place) {
   Status first;
@@ -87,7 +87,7 @@ Status RewriteBoundImports(const ElfImage& nccl, const std::vector<Found>& names
   return first;
 }
 
-// A library may import one of these twice, for calls of its own and as a pointer for its C++ library's threads.
+// A library may import one twice: for its own calls, and as a pointer for its C++ library's threads.
 Status TakeThreadStarts(const ElfImage& image) {
   const auto* starts = g_thread_starts.load(std::memory_order_acquire);
   Status first;

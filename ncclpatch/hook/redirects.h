@@ -1,18 +1,16 @@
-// Redirects: NCCL's own functions whose names lead to AMem, so that a program's calls of them are seen.
+// Redirects: NCCL functions whose names lead to AMem, so that it sees a program's calls.
 //
 // A redirected function is a type E with
-//   kName      NCCL's name; the alias with a p in front (pncclX) is redirected with it, as it is the same function
+//   kName      NCCL's name; its alias pncclX is redirected with it
 //   Function   its C type
 // and one of
-//   Call(library, real, arguments...)  what happens instead
-//   Before(library, arguments...)      what happens before NCCL's function is jumped to; must not throw. What it returns, if
-//                                      not zero, is the answer in place of NCCL's
-// Each libnccl under AMem gets entry points of its own, which know that library's function. `library` is its place here, from
-// 0.
+//   Call(library, real, arguments...)  runs in its place
+//   Before(library, arguments...)      runs before the jump to NCCL's function; must not throw. A result other than zero is the
+//                                      answer in place of NCCL's
+// Each libnccl under AMem has its own entry points, which know that library's function. `library` is its place here, from 0.
 //
-// For a libnccl under AMem the names lead here for dlsym, whatever the handle, and for imports that are bound from then on,
-// because the values in its symbol table are changed; imports of other objects that were bound before are rewritten. AMem's own
-// look-ups of NCCL's functions use Real().
+// The values in a libnccl's symbol table are changed, so the names lead here for dlsym with any handle and for imports that are
+// bound later; other objects' imports that were bound before are rewritten. AMem's own look-ups use Real().
 #pragma once
 
 #include <array>
@@ -25,7 +23,7 @@
 
 namespace amem::redirects {
 
-inline constexpr std::size_t kLibraries = 4;  // at a time; the names of one more stay its own, which is reported
+inline constexpr std::size_t kLibraries = 4;  // at a time; names of further ones stay their own, which is reported
 
 struct Redirect {
   const char* name;
@@ -45,7 +43,7 @@ struct Entry<E, R(A...)> {
   static R Enter(A... arguments) {
     auto* const real = reinterpret_cast<Real>(reals[L].load(std::memory_order_acquire));
     if constexpr (requires { E::Before(L, arguments...); }) {
-      // In a forked child this sets a variable of the thread, and no more.
+      // In a forked child this only sets a thread-local variable.
       if (const R answer = E::Before(L, arguments...); answer != R{}) [[unlikely]]
         return answer;
       return real(arguments...);
@@ -62,7 +60,7 @@ struct Entry<E, R(A...)> {
   }
 };
 
-// The table of a family of functions, for Install.
+// A family's table, for Install.
 template <class... E>
 Table MakeTable() {
   static const std::array table = {Redirect{E::kName, std::span<std::atomic<void*>, kLibraries>(Entry<E>::reals),
@@ -70,27 +68,27 @@ Table MakeTable() {
   return table;
 }
 
-// What is redirected in every libnccl that comes under AMem from now on. `tables`, and what they view, must stay valid.
+// What is redirected in every libnccl that comes under AMem later. `tables` and their contents must stay valid.
 void Install(std::span<const Table> tables);
 
-// A function with which libnccl starts threads, and what its import of it is pointed to, so that these threads are known: only
-// where the import means this very function.
+// A function by which libnccl starts threads, and its replacement, so that these threads are known; only if the import means
+// this very function.
 struct ThreadStart {
   const char* name;
   void* plain;
   void* replacement;
 };
-void InstallThreadStarts(std::span<const ThreadStart> starts);  // what they view must stay valid
+void InstallThreadStarts(std::span<const ThreadStart> starts);  // their contents must stay valid
 
-// Redirects the names of a library that has just come under AMem; nothing if they are already. Called by the hook, one thread
-// at a time. A failure is reported, and the names that it concerns stay NCCL's own.
+// Redirects the names of a library that has just come under AMem, unless they are already. The hook calls it, one thread at a
+// time. A failure is reported, and the names it concerns stay NCCL's.
 Status Set(const hook::Library& library, const ElfImage& image);
 
-// The library at a place; null if there is none.
+// The library at a place; null: none.
 const hook::Library* LibraryAt(std::size_t place);
-// NCCL's own function of that library: null if it has none of that name.
+// That library's own function; null: it has none of that name.
 void* Real(std::size_t place, const char* name);
-// Whether every loaded libnccl that is under AMem has a function of this name.
+// Whether every loaded libnccl under AMem has a function of this name.
 bool AllHave(const char* name);
 
 }  // namespace amem::redirects

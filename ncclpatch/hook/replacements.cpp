@@ -34,7 +34,7 @@ void* BindTo(const Replacement* replacement, void* real, bool* replaced) {
     if (replaced != nullptr) *replaced = true;
     return replacement->entries[variant];
   }
-  return real;  // there are more variants than this build knows of: this one passes, and is journaled as not replaced
+  return real;  // no variant is left: this one passes, and is journaled as not replaced
 }
 
 }  // namespace

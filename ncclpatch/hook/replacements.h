@@ -1,15 +1,15 @@
-// Replacements: the functions of the driver (and of ibverbs) that AMem replaces for NCCL, and the real ones behind them.
+// Replacements: functions of the driver and of ibverbs that AMem replaces for NCCL, and the real ones behind them.
 //
 // A replaced function is a type E with
 //   kName      the name NCCL asks cuGetProcAddress for
 //   kExported  the name libcuda exports it under (they differ by a version suffix)
-//   Call(real, arguments...)  what happens instead
-//   Function   its C type; not needed where it follows from Call, or from With(pass, arguments...), which Call uses
-//   kSince, kBefore  optional: the CUDA versions, kSince <= version < kBefore, for which kName means this function
-// One name can stand for several real functions (legacy and per-thread default stream, versions with one signature). Each real
-// function gets an entry point of its own, a variant, which knows the real one it stands for.
+//   Call(real, arguments...)  runs in its place
+//   Function   its C type; not needed if it follows from Call, or from With(pass, arguments...), which Call uses
+//   kSince, kBefore  optional: the CUDA versions, kSince <= version < kBefore, in which kName means this function
+// One name can stand for several real functions (default streams, versions with one signature). Each real function has an entry
+// point of its own, a variant.
 //
-// Bind may be called from any thread; entry points stay valid for the life of the process.
+// Any thread may call Bind; entry points stay valid for the life of the process.
 #pragma once
 
 #include <cuda.h>
@@ -33,15 +33,15 @@ inline constexpr int kNoBound = std::numeric_limits<int>::max();
 struct Replacement {
   const char* name;
   const char* exported;
-  int since, before;  // the CUDA versions for which the name means this signature: since <= version < before
+  int since, before;  // CUDA versions with this signature: since <= version < before
   std::span<std::atomic<void*>, kVariants> reals;
   std::span<void* const, kVariants> entries;
 };
 
-// True in a forked child, where the driver does not work and AMem's state is the parent's: every call passes through.
+// Set in a forked child, where the driver does not work and AMem's state is the parent's: every call passes through.
 inline constinit std::atomic<bool> inert{false};
 
-// A text as an argument of a template: the name of a function.
+// A function's name as a template argument.
 template <std::size_t N>
 struct Text {
   char data[N];
@@ -81,7 +81,7 @@ struct Thunk<E, R(A...)> {
     if (inert.load(std::memory_order_relaxed)) return real(arguments...);
     try {
       return E::Call(real, arguments...);
-    } catch (const std::exception&) {  // memory for bookkeeping ran out; NCCL's C code must not see an exception
+    } catch (const std::exception&) {  // out of memory for bookkeeping; NCCL's C code must not see an exception
       if constexpr (std::is_same_v<R, CUresult>) return CUDA_ERROR_OUT_OF_MEMORY;
       return R{};
     }
@@ -108,7 +108,7 @@ Replacement Replace() {
           std::span<void* const, kVariants>(T::Entries(), kVariants)};
 }
 
-// The table of a family of functions, for Install.
+// A family's table, for Install.
 template <class... E>
 std::span<const Replacement> Table() {
   static const std::array table = {Replace<E>()...};
@@ -116,17 +116,17 @@ std::span<const Replacement> Table() {
 }
 
 // The function to hand out in place of `real`, which the driver gave for `name` at `cuda_version`; `real` itself if AMem does
-// not replace it. *replaced (may be null) tells the two apart.
+// not replace it. *replaced (may be null) says which.
 void* Bind(const char* name, int cuda_version, void* real, bool* replaced);
-// The same for a name that dlsym or dlvsym was asked for, which is the exported one.
+// The same for the exported name, which dlsym or dlvsym was asked for.
 void* BindExported(const char* exported, void* real, bool* replaced);
 
-// The replacements that Bind looks in: one table for each file of ncclpatch/intercept/. Until this is called nothing is
-// replaced. `tables` must stay valid for the life of the process.
+// What Bind looks in: one table for each file of ncclpatch/intercept/. Before this call nothing is replaced. `tables` must stay
+// valid.
 using Tables = std::span<const std::span<const Replacement>>;
 void Install(const Tables& tables);
 
-// What NCCL gets in place of `real` for a name of its own interface: the table of functions of a plugin.
+// What NCCL gets in place of `real` for a plugin's table of functions.
 using WrapPlugin = void* (*)(const char* name, void* real);
 void Install(WrapPlugin wrap);
 

@@ -1,4 +1,4 @@
-// Copies and fills by NCCL: none is under way when a pause begins, and none touches memory that a pause took away.
+// Copies and fills by NCCL: none is under way when a pause begins, and none touches paused memory.
 #include <algorithm>
 
 #include "ncclpatch/intercept/intercept.h"
@@ -6,7 +6,7 @@
 namespace amem::intercept {
 namespace {
 
-// `touches(touch, arguments...)`: does this call touch paused memory?
+// `touches(touch, arguments...)`: whether this call touches paused memory.
 template <Text Name, Text Exported, class F, auto touches>
 struct Copy {
   static constexpr const char *kName = Name.data, *kExported = Exported.data;
@@ -17,7 +17,7 @@ struct Copy {
   }
 };
 
-// What each shape of arguments touches. A trailing stream, where there is one, does not matter.
+// What each shape of arguments touches. A trailing stream does not matter.
 constexpr auto kBoth = [](Touch touch, CUdeviceptr to, CUdeviceptr from, size_t bytes, auto...) {
   return touch(to, bytes) || touch(from, bytes);
 };
@@ -51,7 +51,7 @@ constexpr auto kBatch = [](Touch touch, CUdeviceptr* to, CUdeviceptr* from, size
     if (touch(to[i], bytes[i]) || touch(from[i], bytes[i])) return true;
   return false;
 };
-// Shapes whose operands AMem does not read: refused while anything is paused.
+// Shapes whose operands AMem cannot read: refused while anything is paused.
 constexpr auto kAnything = [](auto...) { return true; };
 template <std::size_t kWidth>
 constexpr auto kFill = [](Touch touch, CUdeviceptr to, auto, size_t count, auto...) { return touch(to, count * kWidth); };
@@ -82,7 +82,7 @@ using Memcpy3DAsync = Copy<"cuMemcpy3DAsync", "cuMemcpy3DAsync_v2", CUresult(con
 using Memcpy3DPeer = Copy<"cuMemcpy3DPeer", "cuMemcpy3DPeer", CUresult(const CUDA_MEMCPY3D_PEER*), kVolume>;
 using Memcpy3DPeerAsync =
     Copy<"cuMemcpy3DPeerAsync", "cuMemcpy3DPeerAsync", CUresult(const CUDA_MEMCPY3D_PEER*, CUstream), kVolume>;
-// The attributes' type appeared with CUDA 12.8. AMem does not look at them, so they are an opaque pointer here.
+// The attributes' type is new in CUDA 12.8. AMem does not read them, so they are opaque here.
 struct MemcpyBatchV1
     : Copy<"cuMemcpyBatchAsync", "cuMemcpyBatchAsync",
            CUresult(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, void*, size_t*, size_t, size_t*, CUstream), kBatch> {

@@ -10,7 +10,7 @@
 namespace amem::intercept {
 namespace {
 
-// Memory that AMem cannot back stays the driver's, and is counted with the reason.
+// Memory that AMem cannot back stays the driver's and is counted with the reason.
 CUresult AllocateUnmanaged(Session& session, const Status& why, const Pass<>& pass, const CUdeviceptr* address, size_t bytes,
                            const Origin& origin) {
   const CUresult result = pass();
@@ -48,7 +48,7 @@ struct MemFree : InSession<MemFree, "cuMemFree", "cuMemFree_v2"> {
       return true;
     };
     if (free_counted(LegacyFreed{Address{address}})) return freed;
-    if (free_counted(AsyncFreed{Address{address}})) return freed;  // cudaFree takes memory of a pool, too
+    if (free_counted(AsyncFreed{Address{address}})) return freed;  // cudaFree takes memory of pools too
     const Status status = session.LegacyFree(Address{address});
     if (status.code() == Code::kNotFound) return PassedOn(session, kName, address, pass());
     return ToDriver(kName, status);

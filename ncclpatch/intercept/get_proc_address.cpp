@@ -1,4 +1,4 @@
-// cuGetProcAddress: where NCCL, and the CUDA runtime inside it, get every other function of the driver.
+// cuGetProcAddress, by which NCCL and its CUDA runtime get every other driver function.
 #include <algorithm>
 #include <iterator>
 #include <string_view>
@@ -8,8 +8,8 @@
 namespace amem::intercept {
 namespace {
 
-// Names that take, give back, reach or name memory. tests/wheels/known_names.py has the same list, and says for each name that
-// a stock NCCL knows what AMem does with it.
+// Names that take, give back, reach or name memory. tests/wheels/known_names.py has the same list, with what AMem does with
+// each.
 bool IsAboutMemory(std::string_view name) {
   constexpr std::string_view kFragments[] = {"Mem",      "Alloc", "Map",    "Unmap",  "Multicast",       "Ipc",   "Pointer",
                                              "Host",     "Reg",   "Unreg",  "Handle", "LogicalEndpoint", "Value", "Launch",

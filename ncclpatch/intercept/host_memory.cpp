@@ -1,4 +1,4 @@
-// Memory that AMem only counts: pinned host memory and what is allocated from asynchronous pools.
+// Memory that AMem only counts: pinned host memory, and allocations from driver pools.
 
 #include "ncclpatch/intercept/intercept.h"
 
@@ -9,8 +9,8 @@ Address At(const void* pointer) { return Address{reinterpret_cast<std::uint64_t>
 
 CUresult FreeHost(const Pass<>& pass, const void* pointer) { return FreeNoted(HostFreed{At(pointer)}, pass); }
 
-// The CUDA runtime asks for these by the versions that brought them, which are older than most of what AMem replaces; they have
-// no device pointer among their arguments, and so one signature for all versions.
+// The CUDA runtime asks for these by old versions. They have no device pointer among their arguments, so one signature serves
+// all.
 struct MemHostAlloc : InSession<MemHostAlloc, "cuMemHostAlloc"> {
   static constexpr int kSince = 2020;
   static CUresult With(Session& session, const Pass<>& pass, void** pointer, size_t bytes, unsigned int flags) {

@@ -1,8 +1,7 @@
-// Interception: what the replaced driver functions of this folder have in common.
+// What the replaced driver functions of this folder share.
 //
-// Rules for every function in this folder: NCCL gets the driver's answers unless the memory is AMem's; a call on other memory
-// passes through and is journaled as such; a null argument is answered with CUDA_ERROR_INVALID_VALUE and never crashes; only
-// NCCL's own calls are seen.
+// Rules: NCCL gets the driver's answers unless the memory is AMem's. A call on other memory passes through and is journaled. A
+// null argument is answered with CUDA_ERROR_INVALID_VALUE and never crashes. Only NCCL's own calls are seen.
 #pragma once
 
 #include <cuda.h>
@@ -25,8 +24,7 @@ namespace amem::intercept {
 using replacements::Named;
 using replacements::Text;
 
-// What happens in place of a call: `Self::With(pass, arguments...)`, where pass() makes the call as it is and returns its
-// answer.
+// Replaces a call by `Self::With(pass, arguments...)`; pass() makes the original call and returns its answer.
 template <class R = CUresult>
 using Pass = std::function<R()>;
 template <class Self, Text Name, Text Exported = Name>
@@ -38,7 +36,7 @@ struct Instead : Named<Name, Exported> {
   }
 };
 
-// The same while there is a session: `Self::With(session, pass, arguments...)`. Without one the call is made as it is.
+// The same with a session: `Self::With(session, pass, arguments...)`. Without one the original call is made.
 template <class Self, Text Name, Text Exported = Name>
 struct InSession : Named<Name, Exported> {
   template <class... A>
@@ -49,30 +47,30 @@ struct InSession : Named<Name, Exported> {
   }
 };
 
-// The handles that NCCL holds: an allocation id under a tag. A driver's handle is a host pointer, whose top bits are clear.
+// NCCL's handles: an allocation id under a tag. A driver's handle is a host pointer, whose top bits are clear.
 inline constexpr std::uint64_t kTagMask = 0xFFFF'0000'0000'0000, kHandleTag = 0xA3E3'0000'0000'0000;
 
 inline CUmemGenericAllocationHandle ToGuest(AllocationId allocation) { return kHandleTag | allocation.value; }
 inline bool IsGuest(CUmemGenericAllocationHandle handle) { return (handle & kTagMask) == kHandleTag; }
 inline AllocationId ToAllocation(CUmemGenericAllocationHandle handle) { return AllocationId{handle & ~kTagMask}; }
 
-// The result for NCCL: the driver's own if the driver failed, and otherwise the nearest to the class of failure. A failure that
-// is not the driver's is logged, because NCCL will report only its number.
+// The result for NCCL: the driver's own, or the nearest to the class of failure. A failure that is not the driver's is logged,
+// because NCCL reports only the number.
 CUresult ToDriver(const char* call, const Status& status);
 
-// Where NCCL's call under way on this thread makes memory, and for which communicator. What ncclMemAlloc makes is the
-// program's, and for none. The arguments are those of CaptureCallSite.
+// The call site and communicator of NCCL's current allocation. What ncclMemAlloc makes is the program's and has no
+// communicator. Arguments as in CaptureCallSite.
 Origin OriginOfCall(bool* for_application = nullptr, bool* for_window = nullptr) noexcept;
 
-// Records a call that was about memory that is not AMem's, and returns its result.
+// Records a call about memory that is not AMem's, and returns its result.
 CUresult PassedOn(Session& session, const char* call, std::uint64_t subject, CUresult result);
 
-// Whether this call is for a communicator that is made, or runs, beside a pause in which others are suspended: its memory is
-// the driver's own, and its kernels touch none that is paused.
+// Whether this call is for a communicator made beside a pause in which others are suspended: its memory is the driver's, and
+// its kernels touch no paused memory.
 bool BesideAPause(Session& session);
 
-// Frees memory that AMem only counts. The free is recorded before the driver makes it (Session::NoteFree); if the driver
-// refuses, the memory is recorded as allocated again.
+// Frees memory that AMem only counts. Records the free before the driver makes it (Session::NoteFree); if the driver refuses,
+// records the allocation again.
 template <class Freed, class MakeCall>
 CUresult FreeNoted(const Freed& freed, const MakeCall& make_call) {
   Session* session = Runtime::Get().session();
@@ -83,8 +81,8 @@ CUresult FreeNoted(const Freed& freed, const MakeCall& make_call) {
   return result;
 }
 
-// Asked of each range of addresses that a call touches. Collects them, or else says whether a pause took memory there away, or
-// is taking it.
+// Called for each address range that a call touches. Collects it, or says whether a pause took memory there away or is taking
+// it.
 struct Touch {
   Session& session;
   std::vector<Extent>* collected = nullptr;
@@ -95,10 +93,10 @@ struct Touch {
   }
 };
 
-// Journals that a call was refused because it needs memory that is paused, and logs it at most once a second for all calls.
+// Journals that a call was refused because it needs paused memory; logs at most once a second for all calls.
 CUresult RefusedWhilePaused(const char* call);
 
-// The stream among the arguments of a call, if there is one.
+// The stream among a call's arguments, if any.
 inline CUstream StreamIn() { return nullptr; }
 template <class First, class... Rest>
 CUstream StreamIn(First first, Rest... rest) {
@@ -108,14 +106,14 @@ CUstream StreamIn(First first, Rest... rest) {
   return StreamIn(rest...);
 }
 
-// A call that puts work on a device, or reads or writes device memory at once: made with the gate held, so that no pause begins
-// before it has returned. While memory is paused it is refused if it touches that memory: `touches(touch, arguments...)`. What
-// a launch touches is not known, so it passes while only tags are paused, as the program's own launches do.
+// A call that works on a device, or reads or writes device memory, made with the gate held, so that no pause begins before it
+// returns. Refused if it touches paused memory: `touches(touch, arguments...)`. What a launch touches is unknown, so it passes
+// while only tags are paused, like the program's own launches.
 template <class Touches, class F, class... A>
 CUresult ThroughTheGate(const char* call, const Touches& touches, F* real, A... arguments) {
   Session* session = Runtime::Get().started();
   if (session == nullptr) return real(arguments...);
-  for (;; std::this_thread::yield()) {  // again if a pause or resume ended between the two questions
+  for (;; std::this_thread::yield()) {  // again if a pause or resume ended in between
     const auto entered = session->EnterLaunch(call, StreamIn(arguments...));
     if (entered.owns_lock() && !session->HasTags()) [[likely]]
       return real(arguments...);
@@ -131,7 +129,7 @@ CUresult ThroughTheGate(const char* call, const Touches& touches, F* real, A... 
 AllocationProperties FromDriver(const CUmemAllocationProp& properties);
 CUmemAllocationProp ToDriver(const AllocationProperties& properties);
 
-// One file for each family of driver calls, with a table; Tables() has them all, for replacements::Install.
+// One file for each family of driver calls, with a table; Tables() has all, for replacements::Install.
 std::span<const replacements::Replacement> CopyReplacements();
 std::span<const replacements::Replacement> CudaIpcReplacements();
 std::span<const replacements::Replacement> GetProcAddressReplacements();
@@ -147,9 +145,8 @@ std::span<const replacements::Replacement> StreamMemoryReplacements();
 std::span<const replacements::Replacement> VerbsReplacements();
 const replacements::Tables& Tables();
 
-// Gives back to the driver what the pools that NCCL created keep and do not use, for Runtime::AfterPauses: NCCL sets their
-// release threshold so high that the driver would never take it back by itself. A pool that cannot be trimmed keeps its memory,
-// and the journal says so.
+// Gives back to the driver what pools made by NCCL keep unused, for Runtime::AfterPauses: NCCL's release threshold is so high
+// that the driver would never take it. A pool that cannot be trimmed keeps its memory, and the journal says so.
 void TrimPools(Session& session);
 
 }  // namespace amem::intercept

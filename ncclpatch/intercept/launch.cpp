@@ -1,4 +1,4 @@
-// Kernel and graph launches by NCCL: refused while memory is paused, because a kernel would touch addresses without memory.
+// NCCL's kernel and graph launches: refused while memory is paused, because a kernel would touch addresses without memory.
 #include "ncclpatch/intercept/intercept.h"
 
 namespace amem::intercept {

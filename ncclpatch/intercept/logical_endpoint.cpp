@@ -1,5 +1,5 @@
-// Logical endpoints (CUDA 13.3): memory that is bound to one is reached past its mappings, so it stays in place until it is
-// unbound or its endpoint is destroyed (Registered).
+// Logical endpoints (CUDA 13.3): bound memory is reached past its mappings, so it stays in place until it is unbound or its
+// endpoint is destroyed (Registered).
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -48,7 +48,7 @@ class Endpoints {
   std::map<Key, std::vector<Part>> bound_;
 };
 
-// Undoes every binding that this process has made to the endpoint; other processes may still use it.
+// Undoes every binding of this process to the endpoint; other processes may still use it.
 struct EndpointDestroy : Instead<EndpointDestroy, "cuLogicalEndpointDestroy"> {
   static CUresult With(const Pass<>& pass, EndpointId id) {
     const CUresult result = pass();
@@ -69,7 +69,7 @@ struct EndpointBindAddr : Instead<EndpointBindAddr, "cuLogicalEndpointBindAddr">
   }
 };
 
-// Where an allocation of AMem's lies; zero if it is not mapped.
+// Where an allocation of AMem is mapped; zero: nowhere.
 Address PlaceOf(Session& session, AllocationId allocation) {
   return session.Inspect([&](const State& state) {
     const auto found = state.allocations.find(allocation);

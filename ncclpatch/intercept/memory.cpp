@@ -107,10 +107,10 @@ struct MemGetAllocationPropertiesFromHandle
 struct MemGetAddressRange : InSession<MemGetAddressRange, "cuMemGetAddressRange", "cuMemGetAddressRange_v2"> {
   static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
     const auto range = session.AddressRange(Address{address});
-    // NCCL asks this about the program's buffers all the time, so it is not journaled.
+    // Not journaled, because NCCL asks this about the program's buffers all the time.
     if (range.status().code() == Code::kNotFound) return pass();
     if (!range) return ToDriver(kName, range.status());
-    if (base != nullptr) *base = range->first.value;  // the driver accepts null for either, too
+    if (base != nullptr) *base = range->first.value;  // the driver also accepts null for either
     if (bytes != nullptr) *bytes = range->second;
     return CUDA_SUCCESS;
   }

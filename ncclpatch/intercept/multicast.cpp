@@ -1,12 +1,11 @@
-// NVLS multicast objects: NCCL holds ids of ours for them, too; each call is made with the driver's handles and recorded.
+// NVLS multicast objects: NCCL holds AMem's ids; each call is made with the driver's handles and recorded.
 
 #include "ncclpatch/intercept/intercept.h"
 
 namespace amem::intercept {
 namespace {
 
-// Nothing may be added to a multicast object while memory is paused. Taking memory from one is freeing, which works at any
-// time.
+// Nothing may be added to a multicast object while memory is paused. Taking memory from it is freeing, which always works.
 bool Paused(Session& session, const char* call, CUresult& result) {
   if (!session.paused()) return false;
   result = ToDriver(call, {Code::kRefused, "memory is paused; call ncclResume first"});
@@ -15,17 +14,17 @@ bool Paused(Session& session, const char* call, CUresult& result) {
 
 struct RealHandle {
   CUmemGenericAllocationHandle handle = 0;
-  size_t offset = 0;  // in it, where NCCL's begins
+  size_t offset = 0;  // where NCCL's memory begins in it
 };
 
-// The driver's handle behind a handle of NCCL's. A handle that is not AMem's stays as it is; zero: AMem's, and gone.
+// The driver's handle behind NCCL's. A handle that is not AMem's is returned unchanged; zero: AMem's, and gone.
 RealHandle Real(Session& session, CUmemGenericAllocationHandle handle) {
   if (!IsGuest(handle)) return {handle, 0};
   const auto [real, offset] = session.Backing(ToAllocation(handle));
   return {real.value, offset};
 }
 
-// Makes the call with the driver's handle, and records `event` if it worked and the multicast object is ours.
+// Makes the call with the driver's handle, and records `event` if it worked and the object is AMem's.
 template <class MakeCall, class MakeEvent>
 CUresult OnObject(const char* call, CUmemGenericAllocationHandle object, const MakeCall& make_call, const MakeEvent& make_event,
                   bool also_paused = false) {
@@ -71,7 +70,7 @@ struct MulticastAddDevice : Named<"cuMulticastAddDevice"> {
   }
 };
 
-// `make_call(object, memory, memory_offset)`, with the driver's handles.
+// Calls `make_call(object, memory, memory_offset)` with the driver's handles.
 template <class MakeCall>
 CUresult BindMemory(const char* call, CUmemGenericAllocationHandle object, size_t object_offset,
                     CUmemGenericAllocationHandle memory, size_t memory_offset, size_t bytes, const MakeCall& make_call) {
@@ -88,7 +87,7 @@ CUresult BindMemory(const char* call, CUmemGenericAllocationHandle object, size_
   });
 }
 
-// CUDA 13.1 has put the device behind the object's handle, under the same names.
+// CUDA 13.1 inserted the device after the object's handle, under the same names.
 constexpr int kWithDevice = 13010;
 
 struct MulticastBindMem : Named<"cuMulticastBindMem"> {

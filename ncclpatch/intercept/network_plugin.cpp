@@ -1,8 +1,8 @@
-// NCCL's network plugins register memory from their own code, which AMem does not see. But NCCL looks up a plugin's table of
-// functions by name, and calls every one through it: it gets a copy of the table whose registering functions are these.
+// NCCL's network plugins register memory from their own code, unseen by AMem. But NCCL looks up a plugin's table of functions
+// by name and makes every call through it, so it gets a copy of the table with AMem's registering functions.
 //
-// The layout up to deregMr is the same for network and collective-network plugins of versions 5 to 12; version 5 has no
-// regMrDmaBuf, and before version 8 regMr takes the size as an int. Memory is kept whole under a plugin of any other version.
+// Up to deregMr, network and collective-network plugins of versions 5 to 12 have one layout; version 5 lacks regMrDmaBuf, and
+// before version 8 regMr takes the size as an int. Under other versions all memory stays.
 #include <spdlog/fmt/fmt.h>
 
 #include <array>
@@ -34,7 +34,7 @@ struct PluginTable {
 constinit std::array<PluginTable, kMostTables> g_tables;
 constinit std::mutex g_tables_mutex;
 
-using Init = int(void*, void*, void*, void*, void*);  // at most five arguments, all passed in registers
+using Init = int(void*, void*, void*, void*, void*);  // at most five arguments, all in registers
 using PluginRegMr = int(void* comm, void* data, size_t bytes, int type, void** handle);
 using PluginRegDmaBuf = int(void* comm, void* data, size_t bytes, int type, std::uint64_t offset, int descriptor,
                             void** handle);
@@ -97,7 +97,7 @@ void Refresh(std::size_t index) {
   }
 }
 
-// The version behind "ncclNetPlugin_v" or "ncclCollNetPlugin_v"; 0: another plugin that may register memory; -1: one that does
+// The version after "ncclNetPlugin_v" or "ncclCollNetPlugin_v"; 0: another plugin that may register memory; -1: one that does
 // not.
 int VersionOf(std::string_view name) {
   for (const std::string_view harmless : {"ncclTunerPlugin_", "ncclProfiler_", "ncclEnvPlugin_"})
@@ -112,7 +112,7 @@ int VersionOf(std::string_view name) {
   return 0;
 }
 
-// The place for a table, new or known. kMostTables: there is none.
+// The place of a table, new or known. kMostTables: none is left.
 std::size_t PlaceOf(void* const* real, int version, std::size_t functions) {
   const std::lock_guard lock(g_tables_mutex);
   for (std::size_t i = 0; i < kMostTables; ++i) {

@@ -1,4 +1,4 @@
-// What NCCL asks about a pointer: ncclMemFree asks for its device first, also while a pause has taken the memory away.
+// What NCCL asks about a pointer: ncclMemFree asks for its device, even while the memory is paused.
 
 #include "ncclpatch/intercept/intercept.h"
 
@@ -11,7 +11,7 @@ CUresult Answer(void* data, T value) {
   return CUDA_SUCCESS;
 }
 
-// As the driver would answer if the memory were there. kNotFound: another attribute, which only the driver knows.
+// The driver's answer as if the memory were there. kNotFound: another attribute, which only the driver knows.
 CUresult AboutPaused(Session& session, const AllocationProperties& memory, CUpointer_attribute attribute, CUdeviceptr pointer,
                      void* data) {
   const auto range = session.AddressRange(Address{pointer});

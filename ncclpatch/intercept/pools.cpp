@@ -1,6 +1,6 @@
-// Memory pools of the driver. What is in use of one stays in place and is counted (host_memory.cpp), because addresses from a
-// pool cannot be mapped again. What a pool of NCCL's only keeps for later goes back to the driver at a pause: NCCL tells its
-// pools to keep everything.
+// The driver's memory pools. Used memory stays in place and is counted (host_memory.cpp), because addresses from a pool cannot
+// be mapped again. What NCCL's pools keep unused goes back to the driver at a pause, because NCCL tells them to keep
+// everything.
 #include <spdlog/fmt/fmt.h>
 
 #include <chrono>
@@ -21,18 +21,18 @@ void NotePoolCall(const char* call, CUresult result) {
     session->Note(PassedThrough{call, "a pool of the driver's", static_cast<std::int32_t>(result)});
 }
 
-// The driver's functions, which NCCL need not have looked up. Null: the driver is older than they are.
+// Driver functions that NCCL need not have looked up. Null: the driver is too old.
 template <class F>
 F* DriverFunction(const char* name) {
   return reinterpret_cast<F*>(hook::DriverSymbol(name));
 }
 
-// The pools that NCCL created in this process. Those of the program, the devices' default pools and imported ones are not here:
-// others allocate from them, and may count on what they keep.
+// Pools that NCCL created in this process. The program's, the devices' default pools and imported ones are not here: others
+// allocate from them and may rely on what they keep.
 class OwnPools {
  public:
   static OwnPools& Get() {
-    static auto* all = new OwnPools;  // never destroyed: NCCL's threads may call after main has returned
+    static auto* all = new OwnPools;  // never destroyed, because NCCL's threads may call after main has returned
     return *all;
   }
 
@@ -41,8 +41,7 @@ class OwnPools {
     pools_.insert(pool);
   }
 
-  // With the lock held over the driver's call, so that no pool is trimmed while it is destroyed. The call may wait for the
-  // device.
+  // Holds the lock over the driver's call, so that no pool is trimmed while it is destroyed. The call may wait for the device.
   template <class MakeCall>
   CUresult Destroy(CUmemoryPool pool, const MakeCall& make_call) {
     const std::lock_guard lock(mutex_);
@@ -51,11 +50,11 @@ class OwnPools {
     return result;
   }
 
-  // Nothing is trimmed while a pool is being destroyed for longer than a pause should wait.
+  // Trims nothing if a pool's destruction takes longer than a pause should wait.
   void Trim(Session& session) {
     constexpr auto kPatience = std::chrono::milliseconds(100);
     const auto until = std::chrono::steady_clock::now() + kPatience;
-    std::unique_lock lock(mutex_, std::try_to_lock);  // a timed mutex would be ThreadSanitizer's to misunderstand
+    std::unique_lock lock(mutex_, std::try_to_lock);  // ThreadSanitizer misunderstands timed mutexes
     while (!lock && std::chrono::steady_clock::now() < until) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       static_cast<void>(lock.try_lock());
@@ -77,7 +76,7 @@ class OwnPools {
   }
 
  private:
-  // What the pool holds of the driver's memory, in bytes; 0 if the driver does not say.
+  // Bytes that the pool holds of the driver's memory; 0: the driver does not say.
   static cuuint64_t Reserved(CUmemoryPool pool) {
     const auto ask = DriverFunction<decltype(cuMemPoolGetAttribute)>("cuMemPoolGetAttribute");
     cuuint64_t bytes = 0;

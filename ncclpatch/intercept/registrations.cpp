@@ -10,7 +10,7 @@ Registrations& Registrations::Get() {
 void Registrations::Exported(int descriptor, Part part) {
   Session* session = Runtime::Get().started();
   const std::lock_guard lock(mutex_);
-  // What an earlier dma-buf of that number pins stays so: somebody unknown may have registered it before it was closed.
+  // What an earlier dma-buf of that number pins stays pinned: somebody may have registered it before it was closed.
   exported_[descriptor] = {part, session != nullptr && session->NoteRegistration({part.address, part.bytes, "dma-buf"})};
 }
 
@@ -32,7 +32,7 @@ void Registrations::Add(RegionKey key, Part part, const char* how) {
   const std::lock_guard lock(mutex_);
   Region& region = regions_[key];
   ++region.uses;
-  // Nothing is recorded of memory that is not AMem's.
+  // Memory that is not AMem's is not recorded.
   if (session != nullptr && part.bytes != 0 && session->NoteRegistration({part.address, part.bytes, how}))
     region.parts.push_back(part);
 }

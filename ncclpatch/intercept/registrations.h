@@ -1,5 +1,5 @@
-// Memory that a network card, or another driver, was told of by address: its physical pages must stay where they are, so a
-// pause leaves it in place (Registered).
+// Memory whose address a network card or another driver knows: its physical pages must not move, so a pause leaves it in place
+// (Registered).
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct Part {
 };
 inline Part PartAt(const void* address, size_t bytes) { return {Address{reinterpret_cast<std::uint64_t>(address)}, bytes}; }
 
-// Who gave the handle of a registration; handles of two of them may be equal.
+// Who gave a registration's handle; handles of different registrars may be equal.
 enum class Registrar : std::uint8_t { kVerbs, kUserMemory, kGdrCopy, kPlugin };
 struct RegionKey {
   Registrar registrar;
@@ -32,14 +32,14 @@ class Registrations {
   static Registrations& Get();
 
   // The driver made a dma-buf of `part`. Whoever has the descriptor may register it, so it pins the part until a registration
-  // that AMem sees takes its place (Consumed), or that registration fails.
+  // that AMem sees replaces it (Consumed), or that registration fails.
   void Exported(int descriptor, Part part);
   void Consumed(int descriptor);
   [[nodiscard]] Part ExportedAs(int descriptor);
 
-  // `key` now pins `part`. A plugin that caches registrations may give one handle for several.
+  // `key` now pins `part`. A plugin that caches registrations may give one handle several times.
   void Add(RegionKey key, Part part, const char* how);
-  // Before a registration is undone, because after it another thread may get the same handle; and if that failed.
+  // Before a registration is undone, because another thread may get the same handle afterwards; or if it failed.
   [[nodiscard]] std::vector<Part> Take(RegionKey key);
   void PutBack(RegionKey key, std::vector<Part> parts);
   static void Forget(const std::vector<Part>& parts);
@@ -58,7 +58,7 @@ class Registrations {
   std::map<RegionKey, Region> regions_;
 };
 
-// Held while memory is registered, so that no pause takes it between the card's answer and its record.
+// Held while memory is registered, so that no pause takes it between the card's answer and the record.
 class Registering {
  public:
   Registering(const char* call, Part part);
@@ -70,14 +70,14 @@ class Registering {
   bool refused_ = false;
 };
 
-// Held while a registration is undone: a pause or resume that is under way reckons with what cards hold, and is waited for.
+// Held while a registration is undone: waits for a pause or resume, which relies on what cards hold.
 struct Still {
   std::shared_lock<CallGate> nccl;
   Session::InTags tags;
 };
 Still HoldStill(const std::vector<Part>& parts);
 
-// Undoes a registration by `make_call`, which succeeds with 0.
+// Undoes a registration by `make_call`, which returns 0 on success.
 template <class MakeCall>
 int Deregister(RegionKey key, const MakeCall& make_call) {
   std::vector<Part> parts = Registrations::Get().Take(key);
@@ -90,8 +90,7 @@ int Deregister(RegionKey key, const MakeCall& make_call) {
   return result;
 }
 
-// What NCCL gets in place of a table of functions that it looked up by name: a network plugin's is wrapped, so that its
-// registrations are seen.
+// What NCCL gets in place of a table of functions: a network plugin's is wrapped, so that its registrations are seen.
 void* WrapPlugin(const char* name, void* table);
 
 }  // namespace amem::intercept

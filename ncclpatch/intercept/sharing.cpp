@@ -1,4 +1,4 @@
-// Shareable handles: NCCL gets descriptors of tokens, and gives back what its peers sent. Handles of other types are the
+// Shareable handles: NCCL gets descriptors of tokens, and passes on what its peers sent. Handles of other types are the
 // driver's.
 
 #include <spdlog/fmt/fmt.h>
@@ -9,7 +9,7 @@
 namespace amem::intercept {
 namespace {
 
-// The driver's own handle, for another host: nobody could ask this process for it over a socket. The memory stays in place.
+// The driver's handle for another host, where nobody can ask this process over a socket. The memory stays in place.
 CUresult HandOut(Session& session,
                  CUresult (*real)(void*, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long),
                  void* shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
@@ -55,7 +55,7 @@ struct MemImportFromShareableHandle : InSession<MemImportFromShareableHandle, "c
   static CUresult With(Session& session, const Pass<>& pass, CUmemGenericAllocationHandle* handle, void* shareable,
                        CUmemAllocationHandleType type) {
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const auto subject = reinterpret_cast<std::uint64_t>(shareable);  // the descriptor itself, or a pointer to 64 bytes
+    const auto subject = reinterpret_cast<std::uint64_t>(shareable);  // the descriptor, or a pointer to 64 bytes
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
       Runtime::Get().NoteForeignSharing();
       return PassedOn(session, kName, subject, pass());

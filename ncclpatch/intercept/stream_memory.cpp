@@ -1,10 +1,10 @@
-// Stream memory operations: a stream writes a flag in device memory, or waits for one. As copies, they pass through the gate.
+// Stream memory operations: a stream writes a flag in device memory, or waits for one. They pass the gate like copies.
 #include "ncclpatch/intercept/intercept.h"
 
 namespace amem::intercept {
 namespace {
 
-// `Exported` is the second version, which has the signature of the first.
+// `Exported` is the second version, with the first one's signature.
 template <Text Name, Text Exported, class Value>
 struct OneFlag {
   static constexpr const char *kName = Name.data, *kExported = Exported.data;
@@ -24,7 +24,7 @@ struct BatchMemOp : Named<"cuStreamBatchMemOp", "cuStreamBatchMemOp_v2"> {
   using Function = CUresult(CUstream, unsigned int, CUstreamBatchMemOpParams*, unsigned int);
   static CUresult Call(Function* real, CUstream stream, unsigned int count, CUstreamBatchMemOpParams* operations,
                        unsigned int flags) {
-    // Of an operation that AMem does not know, nothing is known but that the pause may be its harm.
+    // An operation that AMem does not know is refused while anything is paused.
     const auto one = [](Touch touch, const CUstreamBatchMemOpParams& operation) {
       switch (operation.operation) {
         case CU_STREAM_MEM_OP_WAIT_VALUE_32:

@@ -1,7 +1,7 @@
 // What NCCL itself registers with network cards, and pins for copies by the processor (GDRCopy).
 //
-// NCCL registers by address (ibv_reg_mr, with the peer-memory module) or by a dma-buf of an address range. It closes the
-// dma-buf's descriptor right after; the registration holds the pages until it is undone.
+// NCCL registers by address (ibv_reg_mr, with the peer-memory module) or by a dma-buf. It closes the dma-buf's descriptor right
+// after; the registration holds the pages until it is undone.
 #include <spdlog/fmt/fmt.h>
 
 #include <cerrno>
@@ -25,7 +25,7 @@ struct MemGetHandleForAddressRange : Instead<MemGetHandleForAddressRange, "cuMem
 };
 
 // NCCL sets CU_POINTER_ATTRIBUTE_SYNC_MEMOPS on memory that it registers for communication from kernels (DOCA). The driver
-// answers; that it was asked about memory of AMem's is journaled.
+// answers; a call about AMem's memory is journaled.
 struct PointerSetAttribute : Instead<PointerSetAttribute, "cuPointerSetAttribute"> {
   static CUresult With(const Pass<>& pass, const void*, CUpointer_attribute attribute, CUdeviceptr address) {
     const CUresult result = pass();
@@ -37,7 +37,7 @@ struct PointerSetAttribute : Instead<PointerSetAttribute, "cuPointerSetAttribute
   }
 };
 
-// AMem only passes the protection domain and the region on, so ibverbs' own types are not needed.
+// AMem only passes the protection domain and region on, so it needs no types of ibverbs.
 void* Refused() {
   errno = EBUSY;
   return nullptr;
@@ -80,7 +80,7 @@ struct RegDmabufMr : Instead<RegDmabufMr, "ibv_reg_dmabuf_mr"> {
   }
 };
 
-struct Mlx5RegDmabufMr : Instead<Mlx5RegDmabufMr, "mlx5dv_reg_dmabuf_mr"> {  // its region is undone by ibv_dereg_mr
+struct Mlx5RegDmabufMr : Instead<Mlx5RegDmabufMr, "mlx5dv_reg_dmabuf_mr"> {  // ibv_dereg_mr undoes its region
   static void* With(const Pass<void*>& pass, void*, std::uint64_t offset, size_t bytes, std::uint64_t, int descriptor, int,
                     int) {
     return RegisterDmaBuf(kName, Registrar::kVerbs, descriptor, offset, bytes, pass);
@@ -99,13 +99,13 @@ struct UmemReg : Instead<UmemReg, "mlx5dv_devx_umem_reg"> {
 
 struct UmemRegEx : Instead<UmemRegEx, "mlx5dv_devx_umem_reg_ex"> {
   struct Input {    // mlx5dv_devx_umem_in
-    void* address;  // of a dma-buf: the offset in it
+    void* address;  // of a dma-buf: the offset
     size_t bytes;
     std::uint32_t access;
     std::uint64_t page_sizes, mask;
     int descriptor;
   };
-  static constexpr std::uint64_t kDmaBuf = 1;  // in the mask: `descriptor` is set
+  static constexpr std::uint64_t kDmaBuf = 1;  // of the mask: `descriptor` is set
   static void* With(const Pass<void*>& pass, void*, Input* input) {
     if (input == nullptr) return pass();
     if ((input->mask & kDmaBuf) != 0)
@@ -122,7 +122,7 @@ struct UmemDereg : Instead<UmemDereg, "mlx5dv_devx_umem_dereg"> {
 struct GdrHandle {
   unsigned long value;
 };
-// The two versions differ in the arguments between the size and the handle.
+// The versions differ in the arguments between size and handle.
 template <class... Middle>
 int PinForGdr(int (*real)(void*, unsigned long, size_t, Middle..., GdrHandle*), void* gdr, unsigned long address, size_t bytes,
               Middle... middle, GdrHandle* handle) {

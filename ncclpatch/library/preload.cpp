@@ -1,4 +1,4 @@
-// Only in libamem_nccl.so: what runs when the loader loads it, and the functions that LD_PRELOAD shows to everybody.
+// Only in libamem_nccl.so: its constructor, and the functions that LD_PRELOAD shows to everybody.
 #include <spdlog/fmt/fmt.h>
 
 #include <array>
@@ -14,9 +14,8 @@
 namespace amem::doorbells {
 namespace {
 
-// With LD_PRELOAD these come before NCCL's own in the search order: the functions with which a program begins to use NCCL. Each
-// sees to it that the NCCLs that were loaded meanwhile are under AMem, with the objects that call them, and leads on to the
-// function that the caller would have reached without AMem. Without LD_PRELOAD nobody finds them.
+// With LD_PRELOAD these precede NCCL's own in the search order. Each takes newly loaded NCCLs and their callers under AMem, and
+// leads on to the function that the caller would have reached without AMem. Without LD_PRELOAD nobody finds them.
 constexpr std::array kNames = {"ncclGetUniqueId",          "ncclCommInitRank", "ncclCommInitRankConfig",
                                "ncclCommInitRankScalable", "ncclCommInitAll",  "ncclCommGrow"};
 

@@ -42,7 +42,7 @@ int CreateThread(pthread_t* thread, const pthread_attr_t* attributes, Routine ro
   return result;
 }
 
-// A std::thread of a libstdc++ that is an object of its own calls pthread_create in there, and libnccl only this.
+// If libstdc++ is an object of its own, std::thread calls pthread_create in there, and libnccl only calls this.
 struct InheritingState final : std::thread::_State {
   InheritingState(std::unique_ptr<std::thread::_State> state, CommunicatorId communicator)
       : own(std::move(state)), id(communicator) {}
@@ -54,7 +54,7 @@ struct InheritingState final : std::thread::_State {
   CommunicatorId id;
 };
 
-// std::thread::_M_start_thread, whose first argument is the thread and whose second is passed by address.
+// std::thread::_M_start_thread(the thread, the state by address, depend).
 void StartStandardThread(void* thread, std::unique_ptr<std::thread::_State>* state, void (*depend)()) {
   const CommunicatorId id = replacements::inert.load(std::memory_order_relaxed) ? CommunicatorId{} : CurrentCommunicator();
   auto* inheriting = id && *state != nullptr ? new (std::nothrow) InheritingState(nullptr, id) : nullptr;

@@ -1,4 +1,4 @@
-// Whose memory it is that NCCL allocates on this thread now.
+// For which communicator NCCL allocates on this thread.
 #pragma once
 
 #include <cstddef>
@@ -12,42 +12,42 @@
 
 namespace amem::nccl {
 
-// The communicator for which an allocation made on this thread now would be: that of NCCL's call under way, or, on a thread
-// that NCCL started, that of the call that started it. Zero: not known, or one of several in a group. Asks no more of the
-// thread than its own variables, and the registry for the communicator's number.
+// The communicator that an allocation on this thread would be for: that of NCCL's current call, or, on a thread that NCCL
+// started, of the call that started it. Zero: unknown, or one of several in a group. Reads only this thread's variables, and
+// the registry for the number.
 CommunicatorId CurrentCommunicator() noexcept;
 
-// What libnccl's ways to start a thread lead to: the new one inherits this thread's current communicator.
+// The replacements of libnccl's ways to start a thread: the new thread inherits this one's communicator.
 std::span<const redirects::ThreadStart> ThreadStarts();
 
 // ---- for the calls of this folder ----------------------------------------------------------------------------------------
 
-// Communicators that NCCL is asked for inside a group have their addresses, and their results, at its end.
+// A communicator requested inside a group gets its address and result at the group's end.
 struct Pending {
   CommunicatorId id;
   ncclComm** out;
-  ncclComm* written;  // NCCL wrote the address at once; null: it does at the end of the group
+  ncclComm* written;  // NCCL wrote the address at once; null: it writes at the end of the group
 };
 
-// The group that this thread has open with one libnccl.
+// This thread's open group with one libnccl.
 struct Group {
   int depth = 0;
   bool several = false;      // it concerns more than one communicator
   bool settles = false;      // communicators were suspended or resumed in it
-  ncclComm* comm = nullptr;  // the one that it concerns,
-  CommunicatorId id;         // or the one that is being made in it
+  ncclComm* comm = nullptr;  // the only one that it concerns,
+  CommunicatorId id;         // or the one that is made in it
   std::vector<Pending>* pending = nullptr;
 };
 
 struct ThreadState {
-  ncclComm* comm = nullptr;  // of the last call with a communicator; its memory may be freed by now, only the address counts
-  CommunicatorId id;         // set: counts before `comm`
-  bool inside = false;       // of a call that is being followed: NCCL's calls of its own interface are not the program's
+  ncclComm* comm = nullptr;  // of the last call; only the address counts, its memory may be freed
+  CommunicatorId id;         // if set, takes precedence over `comm`
+  bool inside = false;       // inside a followed call, so NCCL's calls of its own interface are not the program's
   Group groups[redirects::kLibraries];
 };
 extern constinit thread_local ThreadState t_state;
 
-// A call with this communicator begins on this thread. Some nanoseconds, no lock.
+// A call with this communicator begins on this thread. Takes nanoseconds and no lock.
 inline void Touch(std::size_t place, ncclComm* comm) noexcept {
   ThreadState& state = t_state;
   state.comm = comm;
@@ -59,7 +59,7 @@ inline void Touch(std::size_t place, ncclComm* comm) noexcept {
     group.several = true;
 }
 
-// For as long as it lives, this thread's calls are for one communicator and are not followed.
+// While it lives, this thread's calls belong to one communicator and are not followed.
 class Following {
  public:
   explicit Following(CommunicatorId id, ncclComm* comm = nullptr)

@@ -11,7 +11,7 @@ namespace {
 
 constinit std::atomic<SuspendServer*> g_server{nullptr};
 
-// A number about a communicator; `otherwise` if NCCL does not say.
+// A number about a communicator; `otherwise` if NCCL does not tell.
 std::int32_t Ask(std::size_t place, const char* call, ncclComm* comm, std::int32_t otherwise, bool* answered = nullptr) {
   using Function = int(const ncclComm*, int*);
   auto* const function = reinterpret_cast<Function*>(redirects::Real(place, call));
@@ -34,10 +34,10 @@ void Settle(CommunicatorId id, ncclComm* comm, int result) noexcept {
 void AskWhetherReady(CommunicatorId id, ncclComm* comm) noexcept {
   std::optional<Communicator> known = Find(comm);
   if (!known || known->id != id || known->stage != Stage::kMaking) return;
-  const Following following(t_state.id, t_state.comm);  // NCCL's calls of its own interface behind these are not the program's
+  const Following following(t_state.id, t_state.comm);  // NCCL's calls of its own interface are not the program's
   bool answered = false;
   known->rank = Ask(known->place, "ncclCommUserRank", comm, known->rank, &answered);
-  if (!answered) return;  // it is still being made
+  if (!answered) return;  // NCCL is still making it
   known->ranks = Ask(known->place, "ncclCommCount", comm, known->ranks);
   known->device.value = Ask(known->place, "ncclCommCuDevice", comm, known->device.value);
   if (const hook::Library* library = redirects::LibraryAt(known->place))

@@ -1,7 +1,7 @@
-// NCCL's own calls that AMem sees: one file a family, with a table; Tables() has them all, for redirects::Install.
+// NCCL's calls that AMem sees: one file for each family, with a table; Tables() has all, for redirects::Install.
 //
-// Rules for this folder: NCCL gets the program's call unchanged and the program NCCL's answer; what a call is about is noted
-// beside it, and where that fails the communicator is unknown. Calls that NCCL makes of its own interface are not followed.
+// Rules: NCCL gets the program's call unchanged, and the program NCCL's answer. What a call is about is noted beside it; if
+// that fails, the communicator is unknown. NCCL's calls of its own interface are not followed.
 #pragma once
 
 #include <span>
@@ -17,29 +17,29 @@ redirects::Table GroupCalls();
 redirects::Table TouchingCalls();
 std::span<const redirects::Table> Tables();
 
-// What NCCL answered to a request for a communicator. `comm` is where it put the address.
+// Records NCCL's answer to a request for a communicator, whose address is at `comm`.
 void Settle(CommunicatorId id, ncclComm* comm, int result) noexcept;
-// Asks NCCL for what it knows about a communicator that it may have finished by now.
+// Asks NCCL about a communicator that may be finished by now.
 void AskWhetherReady(CommunicatorId id, ncclComm* comm) noexcept;
 
 // ---- what calls meet while communicators are suspended
 
-// Whoever serves ncclCommSuspend and ncclCommResume. Its methods return what the call answers; 0: the call goes on.
+// Serves ncclCommSuspend and ncclCommResume. Methods return the call's answer; 0: the call goes on.
 class SuspendServer {
  public:
   virtual ~SuspendServer() = default;
   // A call with a suspended communicator.
   virtual int Refuse(const char* call, CommunicatorId id) noexcept = 0;
-  // NCCL is asked for a communicator, which the registry has already, so that from now on not all are suspended.
+  // The program asks NCCL for another communicator, which the registry already has, so not all are suspended any more.
   virtual int BeforeMaking(const Communicator& asked) noexcept = 0;
-  // A group has ended in which communicators were suspended or resumed, or one has ended that was not suspended.
+  // A group ended in which communicators were suspended or resumed, or a communicator ended that was not suspended.
   virtual int Settle(const char* call) noexcept = 0;
 };
-// Null: nobody, and nothing is refused. Must outlive all calls.
+// Null: nothing is refused. Must outlive all calls.
 void SetSuspendServer(SuspendServer* server);
 SuspendServer* TheSuspendServer();
 
-// What a call with this communicator answers in place of NCCL; 0: it goes on. A load while none is suspended.
+// The answer of a call with this communicator in place of NCCL's; 0: it goes on. One load while none is suspended.
 int RefusalOf(const char* call, const ncclComm* comm) noexcept;
 
 }  // namespace amem::nccl

@@ -18,7 +18,7 @@ struct Registry {
   std::atomic<int> unready{0}, suspended{0};
 };
 
-// Never destroyed: NCCL's threads may call after main has returned.
+// Never destroyed, because NCCL's threads may call after main has returned.
 Registry& TheRegistry() {
   static auto* registry = new Registry;
   return *registry;
@@ -38,7 +38,7 @@ void Erase(Registry& registry, std::map<CommunicatorId, Communicator>::iterator 
   if (registry.observer != nullptr) registry.observer->Ended(id, how);
 }
 
-// Runs `body` with the lock held. A failure to take it, or to get memory, leaves the fact unknown.
+// Runs `body` with the lock held. If the lock or memory cannot be had, the fact stays unknown.
 template <class Body>
 void Locked(const Body& body) noexcept {
   try {

@@ -1,4 +1,4 @@
-// Communicators end, and what is asked about those that NCCL makes in the background.
+// The ends of communicators, and questions about those that NCCL makes in the background.
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/calls.h"
 
@@ -7,13 +7,14 @@ namespace {
 
 bool Accepted(int result) { return result == kSuccess || result == kInProgress; }
 
-// The communicator that is not suspended, with which the memory of others that are may have to wait.
+// A communicator that is not suspended and for which suspended ones may have to wait.
 std::optional<Communicator> HoldingOthersBack(const ncclComm* comm) noexcept {
   std::optional<Communicator> found = registry::AnySuspended() ? Find(comm) : std::nullopt;
   return found && found->suspended ? std::nullopt : found;
 }
 
-// It has ended on all ranks of the host, which NCCL makes wait for each other, so that they can pause now. NCCL's answer stays.
+// It has ended on all ranks of the host, because NCCL makes them wait for each other, so they can pause now. NCCL's answer
+// stays.
 void LetOthersGo(const Communicator& ended, const char* call) noexcept {
   Group& group = t_state.groups[ended.place];
   if (group.depth > 0)
@@ -22,7 +23,7 @@ void LetOthersGo(const Communicator& ended, const char* call) noexcept {
     server->Settle(call);
 }
 
-// NCCL may give the address to another communicator as soon as it has freed this one, so it is taken away before.
+// Takes the address away first, because NCCL may give it to another communicator as soon as this one is freed.
 template <class Call>
 int EndOne(ncclComm* comm, const char* how, const Call& call) {
   if (t_state.inside) return call();
@@ -91,7 +92,7 @@ struct Revoke {
   }
 };
 
-// The program asks until a nonblocking communicator is made, and NCCL itself at the beginning of each call with one.
+// The program asks this until a nonblocking communicator is made, and NCCL itself at the beginning of each call.
 struct GetAsyncError {
   static constexpr const char* kName = "ncclCommGetAsyncError";
   using Function = int(ncclComm*, int*);

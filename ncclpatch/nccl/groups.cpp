@@ -1,4 +1,4 @@
-// Groups: between ncclGroupStart and ncclGroupEnd NCCL collects calls, and makes them at the end.
+// Groups: NCCL collects calls from ncclGroupStart on and makes them at ncclGroupEnd.
 #include <utility>
 #include <vector>
 
@@ -54,7 +54,7 @@ struct GroupEnd {
   }
 };
 
-struct GroupSimulateEnd {  // ends the group, too
+struct GroupSimulateEnd {  // ends the group too
   static constexpr const char* kName = "ncclGroupSimulateEnd";
   using Function = int(void*);
   template <class Real>

@@ -12,7 +12,7 @@
 namespace amem::nccl {
 namespace {
 
-// NCCL's communicators have a mebibyte and more, and the hash is behind the first.
+// NCCL's communicators have a mebibyte and more, and the hash lies beyond the first.
 constexpr std::size_t kMostBytes = std::size_t{4} << 20, kPage = 4096;
 
 std::mutex& Mutex() {
@@ -20,13 +20,13 @@ std::mutex& Mutex() {
   return *mutex;
 }
 
-// Where the hash may be, by library: the places where every communicator with a known hash has it.
+// By library, the places where every communicator with a known hash has it.
 std::map<std::uint64_t, std::vector<std::size_t>>& Places() {
   static auto* places = new std::map<std::uint64_t, std::vector<std::size_t>>;
   return *places;
 }
 
-// Through the kernel, which stops where memory is not mapped in place of a fault.
+// By the kernel, which stops at unmapped memory without a fault.
 std::size_t Copy(const void* from, void* to, std::size_t bytes) {
   const iovec local{to, bytes};
   const iovec remote{const_cast<void*>(from), bytes};
@@ -34,12 +34,12 @@ std::size_t Copy(const void* from, void* to, std::size_t bytes) {
   return copied < 0 ? 0 : static_cast<std::size_t>(copied);
 }
 
-// By way of the stack, so that no copies are left in the heap, where the next search would find them.
+// Copies through the stack, because the next search would find copies in the heap.
 std::vector<std::size_t> PlacesOf(std::uint64_t hash, const ncclComm* comm) {
   std::vector<std::size_t> found;
   const auto begin = reinterpret_cast<std::uintptr_t>(comm);
   std::uint64_t words[kPage / sizeof(std::uint64_t)];
-  for (std::size_t done = 0; done < kMostBytes;) {  // up to the first page that cannot be read
+  for (std::size_t done = 0; done < kMostBytes;) {  // up to the first unreadable page
     const std::size_t piece = kPage - (begin + done) % kPage;
     if (Copy(reinterpret_cast<const void*>(begin + done), words, piece) != piece) break;
     for (std::size_t i = 0; i < piece / sizeof(std::uint64_t); ++i)
@@ -60,8 +60,8 @@ std::uint64_t ReadAt(const std::vector<std::size_t>& places, const ncclComm* com
   return hash;
 }
 
-// Looked for in all of a communicator only until it is clear where NCCL keeps it. Nothing is learned from one that has its hash
-// nowhere that the others have it.
+// Searches a whole communicator only until NCCL's place is clear. Learns nothing from one whose hash is at none of the places
+// so far.
 std::uint64_t Learn(std::vector<std::size_t>& places, const ncclComm* comm, const ExpectedHashes& expected) {
   if (const std::uint64_t here = ReadAt(places, comm); here != 0 && std::ranges::find(expected, here) != expected.end())
     return here;
@@ -76,14 +76,14 @@ std::uint64_t Learn(std::vector<std::size_t>& places, const ncclComm* comm, cons
   return 0;
 }
 
-// char is signed or not as it is in NCCL, which is built for the same processor.
+// char has the sign that it has in NCCL, which is built for the same processor.
 std::uint64_t BytewiseHash(const UniqueId& id) {
   std::uint64_t hash = 5381;
   for (const char byte : id.bytes) hash = (hash * 33) ^ static_cast<std::uint64_t>(byte);
   return hash;
 }
 
-// Two accumulators are mixed into each other before each word, which is then added to the first.
+// Mixes the two accumulators before each word, which is then added to the first.
 std::uint64_t WordwiseHash(const UniqueId& id) {
   std::uint64_t first = 1 ^ sizeof id.bytes, second = 1;
   for (std::size_t at = 0; at < sizeof id.bytes; at += sizeof(std::uint64_t)) {

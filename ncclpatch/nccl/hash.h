@@ -1,9 +1,8 @@
-// The hash by which NCCL itself tells communicators apart (commHash), the same in all ranks of one.
+// The hash by which NCCL tells communicators apart (commHash), equal in all their ranks.
 //
-// For a communicator that was made from a unique id it follows from the id's bytes: DJB2a up to NCCL 2.21, and later two
-// accumulators that take eight bytes at a time. NCCL has no call that tells it, so which of the two it is, and where in its
-// communicator NCCL keeps it, is learned from those, and read there for the others. All functions may be called from any
-// thread.
+// For a communicator made from a unique id it follows from the id: by DJB2a up to NCCL 2.21, later by two accumulators over
+// eight bytes at a time. No NCCL call tells it. From such communicators AMem learns which way it is and where NCCL keeps it,
+// and reads it there for others. Any thread may call.
 #pragma once
 
 #include <array>
@@ -13,13 +12,13 @@
 
 namespace amem::nccl {
 
-// What the hash of a communicator may be; 0: nothing is expected.
+// The possible hashes of a communicator; 0: none.
 using ExpectedHashes = std::array<std::uint64_t, 2>;
 ExpectedHashes HashesOf(const UniqueId& id);
 
-// The hash that a communicator of a library (hook::Library::number) has. `expected` is what it may be if it was made from a
-// unique id, else zeros. Returns 0 where it cannot be told: no such communicator was seen before in this library, or the places
-// where the hash may be do not agree. Reads memory that may be unmapped, without a fault. Not for one that is not ready.
+// The hash of a communicator of a library (hook::Library::number). `expected`: what it may be if it was made from a unique id,
+// else zeros. 0: unknown, because no such communicator was seen in this library, or the possible places disagree. Reads memory
+// that may be unmapped, without a fault. Only for ready communicators.
 std::uint64_t ReadHash(std::uint64_t library, const ncclComm* comm, const ExpectedHashes& expected) noexcept;
 
 }  // namespace amem::nccl

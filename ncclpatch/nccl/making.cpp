@@ -1,4 +1,4 @@
-// Communicators are made: from a unique id, all of a process at once, and from another communicator.
+// How communicators are made: from a unique id, all of a process at once, and from another communicator.
 #include <vector>
 
 #include "ncclpatch/nccl/attribution.h"
@@ -31,7 +31,7 @@ void AddPending(Group& group, const Pending& pending) noexcept {
     if (group.pending == nullptr) group.pending = new std::vector<Pending>();
     group.pending->push_back(pending);
   } catch (...) {
-    registry::End(pending.id, "failed");  // its end would not be seen
+    registry::End(pending.id, "failed");  // nobody would see its end
   }
 }
 
@@ -42,8 +42,8 @@ int MakeWay(Communicator asked, CommunicatorId id) noexcept {
   return server == nullptr ? kSuccess : server->BeforeMaking(asked);
 }
 
-// One communicator. In a group NCCL only takes note of the request; the result is known at the end of it. A library that writes
-// the address at once leaves the program free to move it, so that `out` counts later only where nothing was written.
+// One communicator. In a group NCCL only notes the request, and the result is known at the group's end. If NCCL writes the
+// address at once, the program may move it, so `out` is read at the end only if nothing was written.
 template <class Call>
 int MakeOne(const Communicator& asked, ncclComm** out, const Call& call) {
   if (t_state.inside || out == nullptr) return call();
@@ -99,12 +99,12 @@ struct InitRankScalable {
   static int Call(std::size_t place, Real real, ncclComm** comm, int ranks, int rank, int ids, UniqueId* unique,
                   Config* config) {
     Communicator asked = Asked(place, "init", rank, ranks);
-    if (unique != nullptr && ids > 0) Expect(asked, unique[0]);  // NCCL takes the first
+    if (unique != nullptr && ids > 0) Expect(asked, unique[0]);  // NCCL uses the first
     return MakeOne(asked, comm, [&] { return real(comm, ranks, rank, ids, unique, config); });
   }
 };
 
-// All of them at once, so an allocation meanwhile is for one that is not known, unless there is but one.
+// All of a process at once. Allocations meanwhile are for an unknown one, unless there is only one.
 struct InitAll {
   static constexpr const char* kName = "ncclCommInitAll";
   using Function = int(ncclComm**, int, const int*);
@@ -147,7 +147,7 @@ struct Shrink {
   }
 };
 
-// A rank that joins has no parent; one that stays passes no rank.
+// A joining rank has no parent; a staying one passes no rank.
 struct Grow {
   static constexpr const char* kName = "ncclCommGrow";
   using Function = int(ncclComm*, int, const UniqueId*, int, ncclComm**, Config*);

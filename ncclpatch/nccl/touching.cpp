@@ -1,5 +1,5 @@
-// Calls with a communicator, in which NCCL may allocate: they say whose call is under way on this thread, and with a suspended
-// communicator most are refused.
+// Calls with a communicator in which NCCL may allocate: they say whose call runs on this thread. Most are refused with a
+// suspended communicator.
 #include <type_traits>
 
 #include "ncclpatch/nccl/attribution.h"
@@ -16,7 +16,7 @@ ncclComm* CommIn(First first, Rest... rest) {
     return CommIn(rest...);
 }
 
-// DataType and operation are enumerations; a window and a registration are pointers.
+// DataType and operation are enumerations; windows and registrations are pointers.
 #define AMEM_CALL_WITH(type, name, suspended, ...)                          \
   struct type {                                                             \
     static constexpr const char* kName = name;                              \
@@ -28,9 +28,9 @@ ncclComm* CommIn(First first, Rest... rest) {
       return suspended;                                                     \
     }                                                                       \
   }
-// Refused with a communicator that is suspended.
+// Refused if the communicator is suspended.
 #define AMEM_TOUCHING(type, name, ...) AMEM_CALL_WITH(type, name, RefusalOf(kName, comm), __VA_ARGS__)
-// Gives something back, which is right at any time.
+// Gives something back, so it is always allowed.
 #define AMEM_LEAVING(type, name, ...) AMEM_CALL_WITH(type, name, kSuccess, __VA_ARGS__)
 
 AMEM_TOUCHING(AllReduce, "ncclAllReduce", const void*, void*, std::size_t, int, int, ncclComm*, Stream);

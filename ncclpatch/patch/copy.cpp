@@ -69,7 +69,7 @@ Status RunPatchelf(const char* option, const char* value, const fs::path& file) 
   return {Code::kIo, fmt::format("{} could not patch the copy (status {}): {}", program, status, said)};
 }
 
-// AMem's own libraries: in the build and the package they are in ../lib or beside this program.
+// In the build and the package AMem's libraries are in ../lib or beside this program.
 Result<fs::path> PartnerDirectory() {
   std::error_code error;
   for (const fs::path& place : {OwnDirectory() / ".." / "lib", OwnDirectory()})
@@ -111,7 +111,7 @@ Result<std::vector<fs::path>> PutCompanions(const Request& request) {
   return put;
 }
 
-// patchelf 0.14 writes a wrong search path when it is given both options at once, so it runs twice, and the copy is checked.
+// patchelf 0.14 writes a wrong search path if it gets both options at once, so it runs twice, and the copy is checked.
 Status PatchFile(const fs::path& file) {
   AMEM_TRY(RunPatchelf("--add-rpath", "$ORIGIN", file));
   AMEM_TRY(RunPatchelf("--add-needed", kPartner, file));

@@ -22,7 +22,7 @@ constexpr GElf_Half kMachine = EM_X86_64;
 constexpr GElf_Half kMachine = EM_AARCH64;
 #endif
 
-// Hands out every entry of the sections of that type, with the section that has its names.
+// Calls `take` for every entry of sections of that type, with the section of their names.
 template <class Entry, class Take>
 void ForEachEntry(Elf* elf, GElf_Word type, Entry* (*get)(Elf_Data*, int, Entry*), const Take& take) {
   for (Elf_Scn* section = nullptr; (section = elf_nextscn(elf, section)) != nullptr;) {
@@ -47,7 +47,7 @@ std::vector<std::string> SplitAtColons(const std::string& text) {
   return parts;
 }
 
-// Whether its dynamic symbol table, which strip keeps, has the functions of NCCL.
+// Whether its dynamic symbol table, which strip keeps, has NCCL's functions.
 bool DefinesNccl(Elf* elf) {
   std::set<std::string> missing = {"ncclGetVersion", "ncclCommInitRank"};
   ForEachEntry(elf, SHT_DYNSYM, gelf_getsym, [&](const GElf_Sym& symbol, GElf_Word strings) {

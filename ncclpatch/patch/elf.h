@@ -13,8 +13,8 @@ struct LibraryFile {
   std::filesystem::path path;
   std::string soname;
   std::vector<std::string> needed;
-  std::vector<std::string> search;  // DT_RUNPATH, or DT_RPATH without it, split at colons; $ORIGIN as it stands
-  bool is_nccl = false;             // by its soname, or by the functions that it defines
+  std::vector<std::string> search;  // DT_RUNPATH, or DT_RPATH without it, split at colons; $ORIGIN unexpanded
+  bool is_nccl = false;             // by its soname or its functions
   [[nodiscard]] bool Needs(const std::string& name) const;
 };
 

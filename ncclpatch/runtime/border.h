@@ -22,20 +22,20 @@ enum NcclResult : int {  // ncclResult_t
 
 NcclResult ToNccl(Code code);
 
-// Of this thread.
+// This thread's.
 std::string& LastError();
-// Keeps the message as this thread's last error, and returns `result`.
+// Sets this thread's last error, and returns `result`.
 int Fail(NcclResult result, const std::string& message) noexcept;
 
-// Logs a failure of a C function of this name, keeps it as this thread's last error, and returns its number.
+// Logs a C function's failure, sets this thread's last error, and returns the number.
 int FailAtBorder(const char* call, const Status& status);
 int ThrownAtBorder(const char* call, const char* what) noexcept;
 
-// What a C function of this name hands out as text: *length is the size of `buffer` before, and the size needed, with the NUL,
-// after. `buffer` null: only that. Too small, or `length` null: kInvalidArgument.
+// Hands out a C function's text. *length: before, the size of `buffer`; after, the size needed, with the NUL. `buffer` null:
+// only that. Too small, or `length` null: kInvalidArgument.
 int CopyOut(const char* call, const std::string& text, char* buffer, std::size_t* length) noexcept;
 
-// Runs `body`, which returns a Status, on behalf of a C function of this name.
+// Runs `body`, which returns a Status, for a C function of this name.
 template <class Body>
 int AtBorder(const char* call, const Body& body) noexcept {
   try {

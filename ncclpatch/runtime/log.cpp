@@ -13,7 +13,7 @@
 namespace amem::log {
 namespace {
 
-// Leaked, so that it outlives every thread and every destructor that may still log.
+// Leaked, so that it outlives every thread and destructor that may log.
 spdlog::logger& Logger() {
   static auto* logger = [] {
     auto made = std::make_shared<spdlog::logger>("amem", std::make_shared<spdlog::sinks::stderr_sink_mt>());
@@ -51,7 +51,7 @@ void Configure(const std::string& level, int rank) noexcept {
                      : level == "error" ? spdlog::level::err
                                         : spdlog::level::from_str(level));
     spdlog::set_default_logger(std::shared_ptr<spdlog::logger>(&logger, [](auto*) {}));
-  } catch (...) {  // a log that cannot be set up is no reason to fail
+  } catch (...) {  // a log that cannot be set up must not make anything fail
   }
 }
 

@@ -8,8 +8,8 @@ namespace amem::log {
 
 enum class Level { kTrace, kDebug, kInfo, kWarn, kError };
 
-// Until this is called, warnings and errors are written, without a rank. It also replaces this library's default spdlog logger,
-// which would write to stdout. `level` as in Options::log_level.
+// Before this call warnings and errors are written without a rank. It also replaces the default spdlog logger, which would
+// write to stdout. `level` as in Options::log_level.
 void Configure(const std::string& level, int rank) noexcept;
 
 void Write(Level level, std::string_view message) noexcept;
@@ -19,7 +19,7 @@ inline void Info(std::string_view message) noexcept { Write(Level::kInfo, messag
 inline void Warn(std::string_view message) noexcept { Write(Level::kWarn, message); }
 inline void Error(std::string_view message) noexcept { Write(Level::kError, message); }
 
-// Writes the same line at most once a second, with the number of lines that were left out. A static object for each call site.
+// Writes a line at most once a second, with the number of lines left out. Make it static at each call site.
 class Limited {
  public:
   void Error(std::string_view message) noexcept;

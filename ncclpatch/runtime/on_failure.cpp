@@ -19,8 +19,8 @@
 namespace amem {
 namespace {
 
-// $1 the command, $2 amem-replay or nothing, $3 the pack's directory, $4 its file, $5... journals. The other ranks are
-// recording what they know of the failure at this moment, hence the sleep. Old packs make room.
+// $1 the command, $2 amem-replay or nothing, $3 the pack's directory, $4 its file, $5... journals. It sleeps because the other
+// ranks are still recording what they know of the failure. Old packs are removed.
 constexpr const char* kScript = R"sh(
 command=$1 replay=$2 directory=$3 pack=$3/$4
 shift 4
@@ -47,7 +47,7 @@ std::string Quoted(std::string_view text) {
   return quoted + "'";
 }
 
-// amem-replay where the build and the installation put it: ../bin from this library's place, or beside it.
+// amem-replay in the build or the installation: in ../bin from this library, or beside it.
 std::string FindReplay() {
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(&FindReplay), &info) == 0 || info.dli_fname == nullptr) return {};
@@ -58,7 +58,7 @@ std::string FindReplay() {
   return {};
 }
 
-// A list of folders without those that depend on the current directory; an empty one means that very directory.
+// The folders of a list that do not depend on the current directory. An empty one means that directory.
 std::string AbsoluteOnes(std::string_view folders) {
   std::string kept;
   while (!folders.empty()) {
@@ -84,7 +84,8 @@ class Spawning {
     ::posix_spawn_file_actions_addopen(&files_, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     ::posix_spawn_file_actions_adddup2(&files_, STDERR_FILENO, STDOUT_FILENO);
 #if __GLIBC_PREREQ(2, 34)
-    ::posix_spawn_file_actions_addclosefrom_np(&files_, STDERR_FILENO + 1);  // the job's devices and sockets are not for it
+    // the command must not inherit the job's devices and sockets
+    ::posix_spawn_file_actions_addclosefrom_np(&files_, STDERR_FILENO + 1);
 #endif
     sigset_t none, all;
     sigemptyset(&none);
@@ -127,7 +128,7 @@ void OnFailure::Configure(const std::string& command, const std::string& replay,
   if (command_.empty()) return;
   replay_ = replay.empty() ? FindReplay() : replay;
   std::error_code unknown;
-  if (replay_.find('/') != replay_.npos)  // the job may be in another directory by then; a mere name is looked for in PATH
+  if (replay_.find('/') != replay_.npos)  // the job may change its directory; a mere name is searched in PATH
     replay_ = std::filesystem::absolute(replay_, unknown).string();
   pack_directory_ = pack_directory;
   for (; environment != nullptr && *environment != nullptr; ++environment) {

@@ -1,4 +1,4 @@
-// What is done about a pause or resume that failed: where to read on, for its message, and the command of AMEM_ON_FAILURE.
+// What happens after a failed pause or resume: where to read on, for the message, and the command of AMEM_ON_FAILURE.
 #pragma once
 
 #include <filesystem>
@@ -9,33 +9,32 @@ namespace amem {
 
 struct FailureReport {
   std::string message;
-  std::filesystem::path journals;               // the directory that holds those of the sessions
-  std::vector<std::filesystem::path> sessions;  // those of them that may have taken part
-  std::string name;                             // a file name for the pack, without its ending
+  std::filesystem::path journals;               // the directory of the sessions' journals
+  std::vector<std::filesystem::path> sessions;  // journals of sessions that may have taken part
+  std::string name;                             // a file name for the pack, without ending
 };
 
-// "; journal DIR/SESSION; to see why: amem-replay why DIR". The command is the end of the message, quoted for a shell.
+// "; journal DIR/SESSION; to see why: amem-replay why DIR". The command ends the message and is quoted for a shell.
 std::string WhereToReadOn(const std::filesystem::path& session_directory);
 
-// Where packs of the journals in that directory go: beside it, so that nobody takes them for journals of more jobs.
+// Where packs of that directory's journals go: beside it, so that nobody takes them for journals.
 std::filesystem::path PackDirectory(const std::filesystem::path& journals);
 
-// Runs AMEM_ON_FAILURE=COMMAND once for each failure that it is given.
+// Runs AMEM_ON_FAILURE=COMMAND once for each failure.
 //
-// A program of its own runs it, in a session of its own, so that no signal to the job's process group reaches it: /bin/sh,
-// which packs the journals where it finds amem-replay (a minute at most), and then becomes COMMAND. It gets /dev/null for
-// input, the job's stderr for output, and the environment of the job when it loaded AMem, without LD_PRELOAD, and without
-// folders in PATH and LD_LIBRARY_PATH that are not absolute: nothing that lies in the job's current directory is run or loaded
-// unasked.
+// /bin/sh runs it in a session of its own, so that signals to the job's process group do not reach it. It packs the journals if
+// it finds amem-replay (within a minute), and then becomes COMMAND. Input is /dev/null, output the job's stderr. The
+// environment is the job's at the time when it loaded AMem, without LD_PRELOAD, and without relative folders in PATH and
+// LD_LIBRARY_PATH, so that nothing in the current directory is run or loaded.
 class OnFailure {
  public:
-  // Once, while one thread runs. An empty command: nothing will be run. `pack_directory`: where packs go; made when there is
-  // one. `replay`: amem-replay, a relative path as seen from the current directory now, or a name in PATH; empty: it is looked
-  // for beside this library, then in PATH.
+  // Once, while one thread runs. `command` empty: nothing will run. `pack_directory`: made when there is a pack. `replay`:
+  // amem-replay, a path relative to the present directory or a name in PATH; empty: looked for beside this library, then in
+  // PATH.
   void Configure(const std::string& command, const std::string& replay, const std::filesystem::path& pack_directory,
                  const char* const* environment);
-  // Starts the command and does not wait for it: a thread takes its exit status when it ends. From any thread. Returns why it
-  // could not be started; empty: it was, or there is none.
+  // Starts the command without waiting; a thread takes its exit status. Any thread. Returns why it could not start; empty: it
+  // did, or there is none.
   [[nodiscard]] std::string Run(const FailureReport& report) const;
 
  private:

@@ -1,11 +1,11 @@
-// What amem_alloc hands out where AMem is switched off, or cannot start: plain memory of the driver.
+// Plain driver memory, which amem_alloc hands out if AMem is switched off or cannot start.
 #pragma once
 
 #include "statemachine/types.h"
 
 namespace amem::plain_memory {
 
-// From any thread. Both leave the thread's current context as it was.
+// Any thread. The thread's current context does not change.
 Result<void*> Allocate(Bytes bytes, DeviceOrdinal device);
 bool Free(void* address);  // false: it was not allocated here
 

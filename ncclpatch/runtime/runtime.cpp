@@ -42,16 +42,16 @@ class CommunicatorJournal : public nccl::Observer {
   void Ended(CommunicatorId id, const char* how) override { Runtime::Get().Note(CommunicatorEnded{id, how}); }
 };
 
-thread_local bool t_forking = false;  // this thread holds the locks that a child must not inherit
+thread_local bool t_forking = false;  // this thread holds locks that a child must not inherit
 
-// Makes no driver calls, because at exit the driver may be gone already. A thread that hangs in the driver, behind a GPU that
-// hangs, may hold the session's lock for ever; the process must end all the same.
+// Makes no driver calls, because the driver may be gone at exit. A thread that hangs in the driver may hold the session's lock
+// for ever; the process must end all the same.
 void CloseAtExit(int exit_code, void* /*unused*/) {
   constexpr auto kPatience = std::chrono::seconds(5);
   if (replacements::inert.load()) return;
   Session* session = Runtime::Get().started();
   if (session == nullptr) return;
-  auto closed = std::make_shared<std::promise<Status>>();  // of both threads, whichever ends last
+  auto closed = std::make_shared<std::promise<Status>>();  // shared by both threads; the last one frees it
   std::future<Status> result = closed->get_future();
   try {
     std::thread([session, closed, exit_code = exit_code & 0xff] {
@@ -69,8 +69,8 @@ void CloseAtExit(int exit_code, void* /*unused*/) {
 
 }  // namespace
 
-// The child finds these locks free. Once there is a session the child is inert, and nothing need be waited for: a thread that
-// hangs in the driver may hold a lock for ever. No lock is held while a session is started, because libcuda forks in cuInit.
+// Makes these locks free in the child. Once there is a session the child is inert, and nothing is waited for, because a thread
+// that hangs in the driver may hold a lock for ever. No lock is held while a session starts, because libcuda forks in cuInit.
 void Runtime::BeforeFork() {
   t_forking = Get().started() == nullptr;
   if (!t_forking) return;
@@ -84,8 +84,8 @@ void Runtime::AfterFork() {
   Get().mutex_.unlock();
   nccl::AfterFork();
 }
-// Before its parent's first use of the driver a child starts afresh. Later neither the driver nor the parent's session, or what
-// there is of it, works in it.
+// Before the parent's first use of the driver a child starts afresh. Later neither the driver nor the parent's session works in
+// it.
 void Runtime::InChild() {
   AfterFork();
   safepoint::ForgetInChild();
@@ -97,7 +97,7 @@ Runtime& Runtime::Get() {
   return *runtime;
 }
 
-// Names that AMem does not answer in this process are taken out of its own symbol table.
+// Removes names that AMem does not answer here from its own symbol table.
 void Runtime::ShowNames(std::span<const char* const> doorbells) {
   const bool enabled = options_.enable && settings_.ok();
   const bool serves = enabled && options_.suspend == Suspend::kServe;
@@ -107,8 +107,8 @@ void Runtime::ShowNames(std::span<const char* const> doorbells) {
   if (!enabled) return;
   using Names = std::span<const char* const>;
   hook::AnswerNames(serves ? Names(suspend::kNames) : Names(), preloaded ? doorbells : Names());
-  nccl::SetObserver(new CommunicatorJournal);  // never destroyed, as the runtime
-  // Never destroyed, as the runtime.
+  nccl::SetObserver(new CommunicatorJournal);  // never destroyed, like the runtime
+  // Never destroyed, like the runtime.
   static auto* const tables = new std::vector<redirects::Table>(nccl::Tables().begin(), nccl::Tables().end());
   if (serves) {
     tables->push_back(suspend::Calls());
@@ -181,13 +181,13 @@ Session* Runtime::Start() {
     failed_.store(true);
     return nullptr;
   }
-  Session* session = (*std::move(made)).release();  // leaked on purpose
+  Session* session = (*std::move(made)).release();  // leaked
   NoteLibraries(*session);
   for (EventBody& event : std::exchange(pending_, {})) session->Note(std::move(event));
   if (!keep_everything_.empty()) session->KeepEverything(keep_everything_);
   safepoint::Begin(*session);
   session_.store(session, std::memory_order_release);
-  ::on_exit(&CloseAtExit, nullptr);  // as atexit, but it learns the code; this library is never unloaded
+  ::on_exit(&CloseAtExit, nullptr);  // like atexit, but with the exit code; this library is never unloaded
   return session;
 }
 

@@ -36,7 +36,7 @@ std::string BootId() {
   return id;
 }
 
-// A UUID that cannot be read is left empty, because UUIDs are only for people to read.
+// A UUID that cannot be read stays empty, because only people read it.
 std::vector<std::string> DeviceUuids(Driver& driver) {
   std::vector<std::string> uuids;
   const Result<int> count = driver.DeviceCount();
@@ -74,7 +74,7 @@ Result<std::unique_ptr<Session>> StartSession(const Options& options) {
   const Result<SessionId> session = RandomSession();
   if (!session) return session.status();
 
-  // Where there is none, LoadSystem says so in words.
+  // If there is none, LoadSystem's message says so.
   const bool found = hook::DriverSymbol("cuGetProcAddress_v2") != nullptr;
   Result<std::unique_ptr<CudaDriver>> driver =
       found ? CudaDriver::Load([](const char* name) { return hook::DriverSymbol(name); }) : CudaDriver::LoadSystem();
@@ -90,7 +90,7 @@ Result<std::unique_ptr<Session>> StartSession(const Options& options) {
     settings.deadlines = options.deadlines;
     settings.abstract_names = true;
     settings.report = journaling.report;
-    // Who looks at a terminal sees why nothing goes on; elsewhere it is in the journals, and `amem watch` shows it.
+    // Tells whoever looks at a terminal why nothing goes on; otherwise the journals and `amem watch` tell.
     settings.waiting = [](const std::string& message) {
       ::isatty(STDERR_FILENO) == 1 ? log::Warn(message) : log::Info(message);
     };
@@ -102,7 +102,7 @@ Result<std::unique_ptr<Session>> StartSession(const Options& options) {
   // The driver must outlive the session, which is never destroyed.
   SessionOptions settings = options;
   settings.pool_pinned_bytes = PinnedForPools(options);
-  // The directory may lie on a file system that hosts share.
+  // The directory may be on a shared file system.
   settings.host_claims = options.socket_directory / ("host-memory-" + who.boot_id);
   return Session::Start(settings, *(*std::move(driver)).release(), std::move(who), std::move(journal), start_peers);
 }

@@ -1,4 +1,4 @@
-// Starting a session inside NCCL's process.
+// Starts a session inside NCCL's process.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace amem {
 
-// Opens the journal, the driver (through the libcuda that NCCL opened) and the peers. The message of a failure says which of
-// them failed, and what to do.
+// Opens the journal, the driver (the libcuda that NCCL opened) and the peers. A failure's message says which failed, and what
+// to do.
 Result<std::unique_ptr<Session>> StartSession(const Options& options);
 
 }  // namespace amem

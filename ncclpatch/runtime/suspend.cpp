@@ -25,7 +25,7 @@ struct Change {
   CommunicatorId id;
   bool suspended;
 };
-// Communicators that NCCL's own function suspended, with flags that AMem does not know: it resumes them, too.
+// Communicators that NCCL's own function suspended, with flags that AMem does not know: NCCL resumes them too.
 class NcclsOwn {
  public:
   void Add(const ncclComm* comm) {
@@ -50,15 +50,15 @@ NcclsOwn& SuspendedByNccl() {  // never destroyed
   return *all;
 }
 
-// What this thread has marked and not settled: more than one inside a group.
+// What this thread has marked and not yet settled; several inside a group.
 thread_local std::vector<Change> t_changes;
 
 std::mutex& Settling() {  // never destroyed
   static auto* mutex = new std::mutex;
   return *mutex;
 }
-// The pause, as the session counts them, that began here because all communicators were suspended. Under Settling(). Whoever
-// resumes the process ends it, and whoever pauses it again begins another.
+// The number of the pause that began here because all communicators were suspended. Guarded by Settling(). Whoever resumes the
+// process ends it; whoever pauses it again begins another.
 std::uint64_t g_paused_here = 0;
 
 bool Paused() {
@@ -77,21 +77,21 @@ bool AllSuspended() {
   return any;
 }
 
-// Made beside the pause that lasts.
+// Whether it was made beside the current pause.
 bool IsAside(const nccl::Communicator& one) {
   const std::lock_guard lock(Settling());
   return one.aside != 0 && PausedHere() && one.aside == g_paused_here;
 }
 
-// Whether a suspended communicator has more ranks than the one that is made.
+// Whether a suspended communicator has ranks that the new one lacks.
 bool IsPart(const nccl::Communicator& asked) {
   for (const nccl::Communicator& one : nccl::All())
     if (one.suspended && one.ranks > asked.ranks) return true;
   return false;
 }
 
-// Pauses the process once all its communicators are suspended, and resumes it with the first that is resumed. Where that fails,
-// what this thread marked is as it was before.
+// Pauses the process once all its communicators are suspended, and resumes it with the first that is resumed. If that fails,
+// this thread's marks are undone.
 Status Settle() {
   const std::lock_guard lock(Settling());
   const std::vector<Change> changes = std::exchange(t_changes, {});
@@ -126,7 +126,7 @@ Status Mark(const ncclComm* comm, bool suspended) {
                                                    : " was finalized or revoked; destroy it, which frees its memory")};
   if (one->suspended == suspended)
     return {Code::kRefused, ToText(one->id) + (suspended ? " is suspended already" : " is not suspended")};
-  if (IsAside(*one)) {  // no pause has taken its memory, and the others cannot be waited for
+  if (IsAside(*one)) {  // no pause took its memory, and the others cannot be waited for
     nccl::registry::SetSuspended(one->id, suspended);
     return Status::Ok();
   }
@@ -191,8 +191,8 @@ class Server : public nccl::SuspendServer {
       return {Code::kRefused, ToText(id) + " is suspended; call ncclCommResume first"};
     });
   }
-  // Collective, as making the communicator is. What was suspended stays so, and its memory goes with the next pause. Where
-  // ranks of a suspended communicator have no part in the new one, they cannot be waited for: it is made beside the pause.
+  // Collective, like making the communicator. Suspended ones stay so, and their memory is released with the next pause. If
+  // ranks of a suspended communicator have no part in the new one, they cannot be waited for, and it is made beside the pause.
   int BeforeMaking(const nccl::Communicator& asked) noexcept override {
     return AtBorder("making way for a communicator", [&] {
       const std::lock_guard lock(Settling());
@@ -213,8 +213,8 @@ class Server : public nccl::SuspendServer {
   int Settle(const char* call) noexcept override { return AtBorder(call, &suspend::Settle); }
 };
 
-// NCCL's own functions take what AMem cannot: a communicator that was made before AMem was there, what later versions know, and
-// memory that is shared by fabric handles.
+// NCCL's own function does what AMem cannot: communicators made before AMem, flags of later versions, and memory shared by
+// fabric handles.
 bool SuspendIsForNccl(const ncclComm* comm, int flags) {
   return comm != nullptr && (flags != kSuspendMemory || Runtime::Get().SharesForeign() || !nccl::Find(comm));
 }
@@ -259,7 +259,7 @@ struct MemStatsCall {
   }
 };
 
-// What the caller of an export would reach without AMem; null: nothing.
+// What an export's caller would reach without AMem; null: nothing.
 template <class F>
 F* Elsewhere(const char* name, F* own, const void* caller) noexcept {
   try {
@@ -269,7 +269,7 @@ F* Elsewhere(const char* name, F* own, const void* caller) noexcept {
   }
 }
 
-// An export that AMem does not answer in this process, and nobody else.
+// An export that nobody answers in this process.
 int NotServed(const char* name) noexcept {
   try {
     return Fail(kInvalidUsage, fmt::format("{}: AMem does not serve it in this process (AMEM_ENABLE, AMEM_SUSPEND, or a fork), "

@@ -1,13 +1,12 @@
 // NCCL's own suspend, served by AMem: ncclCommSuspend, ncclCommResume and ncclCommMemStats.
 //
-// A communicator that is suspended is marked. Once all of the process are that NCCL could still use, the process pauses,
-// together with its peers, and the first that is resumed resumes it; the others stay marked until they are resumed, too. Until
-// then success means that the memory will be released with the others'. Results are NCCL's: suspending twice, or resuming what
-// is not suspended, is 5, a null pointer or an unknown flag 4. Inside a group the process pauses or resumes at the end of the
-// group. A pause or resume that fails fails the call, or the end of the group, and the communicators of that call are marked as
-// before.
+// A suspended communicator is marked. When all that NCCL could still use are marked, the process pauses with its peers; the
+// first resume resumes the process, and the others stay marked until they are resumed too. Until the pause, success means:
+// recorded, nothing freed yet. Results are NCCL's: suspending twice, or resuming what is not suspended, is 5, a null pointer or
+// an unknown flag 4. A group pauses or resumes at its end. If that fails, the call, or the end of the group, fails, and its
+// communicators are marked as before.
 //
-// A program reaches them as redirects of a libnccl that has such functions, and otherwise as exports of libamem_nccl.so.
+// Programs reach these as redirects if their libnccl has such functions, otherwise as exports of libamem_nccl.so.
 #pragma once
 
 #include <array>
@@ -18,8 +17,8 @@
 
 struct ncclComm;
 
-// Exported. Unless AMem serves them in this process, they lead to the function that the caller would have reached without AMem,
-// and without one return 5 (ncclInvalidUsage).
+// Exported. Unless AMem serves them here, they lead to the function that the caller would have reached without AMem, or return
+// 5 (ncclInvalidUsage).
 extern "C" {
 int ncclCommSuspend(ncclComm* comm, int flags);
 int ncclCommResume(ncclComm* comm);
@@ -30,7 +29,7 @@ namespace amem::suspend {
 
 inline constexpr std::array kNames = {"ncclCommSuspend", "ncclCommResume", "ncclCommMemStats"};
 
-// For redirects::Install, where they are served, and what NCCL's other calls are then asked of.
+// For redirects::Install, if served; then NCCL's other calls are refused with suspended communicators.
 redirects::Table Calls();
 nccl::SuspendServer* TheServer();
 

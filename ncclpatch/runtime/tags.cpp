@@ -34,8 +34,8 @@ Status CycleOf(Session& session, const Named& tag, const Asked& asked) {
   return session.pools().Resume(tag.pool, {.wait = asked.wait, .priority = asked.priority, .patient = asked.patient});
 }
 
-// Where the opposite call would be needed to come back from what `asked` does; not where nothing was to be done, or where an
-// earlier call is doing it.
+// Whether `asked` changes the tag, so that undoing it needs the opposite call: not if nothing was to be done, or an earlier
+// call does it.
 bool Changes(Session& session, const Named& tag, CycleKind kind) {
   const Lifecycle now = session.Inspect([&](const State& state) { return state.LifecycleOf(tag.pool); });
   if (kind == CycleKind::kPause) return now != Lifecycle::kPaused && now != Lifecycle::kPausing;

@@ -1,4 +1,4 @@
-// Tags as the C interface has them: names, several in one call, and "nccl" among them.
+// Tags as in the C interface: names, several in one call, and "nccl" among them.
 #pragma once
 
 #include <optional>
@@ -10,8 +10,8 @@
 
 namespace amem::tags {
 
-// Pauses or resumes the tags in their order. When one fails, what was done for those before it is undone. kNotFound and
-// kInvalid: a name is wrong, and nothing was done.
+// Pauses or resumes the tags in order. If one fails, the earlier ones are undone. kNotFound, kInvalid: a name is wrong, and
+// nothing was done.
 struct Asked {
   CycleKind kind{};
   bool wait = true;

@@ -1,4 +1,4 @@
-// The part of the C interface (amem.h) that is about memory under tags.
+// The C interface (amem.h) of memory under tags.
 #include <spdlog/fmt/fmt.h>
 
 #include <atomic>
@@ -20,7 +20,7 @@ namespace {
 constexpr const char* kDefaultTag = "default";
 constexpr unsigned kKnownFlags = AMEM_NO_WAIT | AMEM_ON_STREAM;
 
-// What a thread has entered, the innermost last; it leaves all of it when it ends. Zero: AMem was switched off.
+// The tags that a thread has entered, innermost last; left when the thread ends. Zero: AMem was off.
 class Entered {
  public:
   Entered() = default;
@@ -43,7 +43,7 @@ class Entered {
 };
 thread_local Entered t_entered;
 
-// As AtBorder; a wrong name is a wrong argument.
+// AtBorder, but a wrong name is a wrong argument.
 template <class Body>
 int AtTagBorder(const char* call, const Body& body) noexcept {
   Status status;

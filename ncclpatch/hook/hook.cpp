@@ -282,7 +282,8 @@ Status AttachToAll() {
   const std::vector<ElfImage> libraries = LoadedNccls();
   if (libraries.empty())
     return {Code::kNotFound,
-            "attach: no NCCL is loaded in this process; load it first (import torch, or load libnccl.so.2), then attach"};
+            "attach: no NCCL is loaded in this process; load it first (import torch, or load libnccl.so.2), then call "
+            "amem_attach (amem.attach() in Python)"};
   // One that cannot be attached to does not stop the rest.
   Status first;
   for (const ElfImage& image : libraries)

@@ -92,7 +92,7 @@ void* Plain(Bytes bytes, DeviceOrdinal device) {
 }
 
 void* Allocate(ssize_t size, DeviceOrdinal device) {
-  if (size < 0) return Told({Code::kInvalid, fmt::format("{} bytes are no size", size)});
+  if (size < 0) return Told({Code::kInvalid, fmt::format("a size cannot be {} bytes", size)});
   const auto bytes = static_cast<Bytes>(size);
   const auto session = Runtime::Get().ForPools();
   if (!session.ok()) {

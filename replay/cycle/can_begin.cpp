@@ -23,7 +23,7 @@ Status Coordinator::AllNeighboursAreMembers(SessionId* outsider) const {
     if (who) {
       *outsider = *who;
       return {Code::kRefused, "pause refused: " + ToText(*who) + " (pid " + std::to_string(state.peers.at(*who).pid) +
-                                  ") came to share " + ToText(id) + " while the pause began; " + Again(CycleKind::kPause)};
+                                  ") began to share " + ToText(id) + " while the pause began; " + Again(CycleKind::kPause)};
     }
   }
   return {};
@@ -40,7 +40,7 @@ Status Coordinator::ImportsCanLeave() const {
     if (WhyKept(a) != KeepReason::kRegistered) continue;
     return {Code::kRefused,
             "pause refused: " + ToText(id) + " (" + FormatBytes(a.bytes) + ") is imported from " + ToText(a.remote->owner) +
-                " and registered with a network card here, so that it would stay while its owner makes it anew; " +
+                " and registered with a network card here, so it would stay here while its owner makes it anew; " +
                 "deregister it before the pause, or register it in the process that owns it"};
   }
   return {};

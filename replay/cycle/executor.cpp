@@ -138,7 +138,7 @@ bool Executor::Exists(const Step& step) const {
 
 Status Executor::GiveBack(const Step& step, DriverHandle handle) {
   const Status given = handle ? driver_.Release(handle) : Status{};
-  const std::string why = ToText(step.allocation) + " was let go of meanwhile by the last peer that held it";
+  const std::string why = ToText(step.allocation) + " was dropped meanwhile by the last peer that held it";
   ledger_.Record(StepFailed{step, given.code(), given.driver_result(), given.ok() ? why : given.message(), {}, pool_});
   return given;
 }

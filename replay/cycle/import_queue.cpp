@@ -52,7 +52,7 @@ Status ImportQueue::Await(AllocationId import) {
 
 Result<SharedAllocation> ImportQueue::Take(AllocationId import) {
   auto found = arrived_with_.extract(import);
-  if (found.empty()) return Status{Code::kInvalid, "the owner's descriptor was not fetched"};
+  if (found.empty()) return Status{Code::kInvalid, "the owner was not asked for the descriptor"};
   return std::move(found.mapped());
 }
 

@@ -32,11 +32,11 @@ std::array<std::byte, kTokenBytes> Encode(const Token& token);
 // kNotFound: not a token at all (a driver's own IPC handle). kCorrupt: begins as a token, and is damaged or of another version.
 Result<Token> Decode(std::span<const std::byte> bytes);
 
-// A sealed memfd with the token in it, close-on-exec.
+// A sealed memfd with the token, close-on-exec.
 Result<UniqueFd> MakeTokenDescriptor(const Token& token);
 
-// Reads a token without moving the descriptor's offset; `fd` stays the caller's. kNotFound: a descriptor of the driver (or the
-// simulator), to be passed through. kInvalid: something else, and the message says what. kCorrupt: a damaged token.
+// Reads a token without moving the descriptor's offset; `fd` stays the caller's. kNotFound: a descriptor of the driver or the
+// simulator; pass it through. kInvalid: something else; the message says what. kCorrupt: a damaged token.
 Result<Token> ReadTokenDescriptor(int fd);
 
 Result<Secret> RandomSecret();

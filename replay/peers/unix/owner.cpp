@@ -14,7 +14,7 @@ Result<std::vector<SharedAllocation>> Unpack(PeerConnection::Incoming incoming, 
   if (shared == nullptr || shared->items.size() != wanted ||
       incoming.descriptors.size() !=
           static_cast<std::size_t>(std::count_if(shared->items.begin(), shared->items.end(), whole))) {
-    return Status{Code::kCorrupt, "its answer has not what was asked for"};
+    return Status{Code::kCorrupt, "its answer lacks what was asked for"};
   }
   std::vector<SharedAllocation> all;
   all.reserve(wanted);

@@ -29,7 +29,7 @@ constexpr int kBacklog = 512;
 constexpr std::size_t kNameLength = 16;
 constexpr std::size_t kControlBytes = CMSG_SPACE(sizeof(int) * kDescriptorsMax);
 
-// A path of any length fits, and it leads into the directory that was checked, whatever its name has come to mean since.
+// A path of any length fits, and it leads into the directory that was checked, whatever its name means by now.
 sockaddr_un AddressOf(int directory, const std::string& name) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -44,15 +44,15 @@ Result<UniqueFd> NewSocket() {
   return fd;
 }
 
-// The sockets that this process listens on, for its children, which get /dev/null in their places: whoever closes the number
-// there closes nothing else.
+// The sockets that this process listens on. Children get /dev/null in their places, so that closing the number there closes
+// nothing else.
 class LeftToParent {
  public:
   static LeftToParent& Get() {
     static LeftToParent all;
     return all;
   }
-  // Replace(-1, socket) adds one, Replace(socket, -1) takes it away. What finds no room is known by its credentials alone
+  // Replace(-1, socket) adds one, Replace(socket, -1) removes it. If there is no room, the socket's credentials alone tell
   // (StillListens).
   void Replace(int old, int by) {
     for (std::atomic<int>& place : sockets_) {
@@ -66,7 +66,7 @@ class LeftToParent {
     for (std::atomic<int>& place : sockets_) place = -1;
     ::pthread_atfork(nullptr, nullptr, [] { Get().Leave(); });
   }
-  // In a child. A process without a free descriptor opens nothing, and its sockets are known by their credentials.
+  // In a child. A process without a free descriptor opens nothing; the credentials of its sockets tell.
   void Leave() {
     const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     for (std::atomic<int>& place : sockets_) {
@@ -76,7 +76,7 @@ class LeftToParent {
   std::array<std::atomic<int>, 64> sockets_;
 };
 
-// The credentials of a connection are of the process that listens, not of a child that holds its socket.
+// A connection's credentials are those of the process that listens, not of a child that holds its socket.
 Result<UniqueFd> StillListens(Result<UniqueFd> connected) {
   if (!connected) return connected;
   const auto process = CredentialsOf(connected->get());
@@ -121,7 +121,7 @@ void ReadEvent(int event_fd) {
 
 std::string ErrnoText(int error) {
   std::array<char, 128> buffer{};
-  return ::strerror_r(error, buffer.data(), buffer.size());  // the GNU one: returns the text
+  return ::strerror_r(error, buffer.data(), buffer.size());  // the GNU one, which returns the text
 }
 
 Result<UniqueFd> OpenSocketDirectory(const std::filesystem::path& path) {
@@ -169,7 +169,7 @@ Result<Listener> ListenAt(int directory, SessionId session) {
   }
   if (::listen(fd->get(), kBacklog) != 0)
     return Status{Code::kIo, "listen on this session's socket " + name + ": " + ErrnoText(errno)};
-  // link + unlink, not rename: another session's socket of that name must not be taken over.
+  // link and unlink, not rename, which would take over another session's socket of that name.
   const bool named = ::linkat(directory, early.c_str(), directory, name.c_str(), 0) == 0;
   const int error = errno;
   (void)::unlinkat(directory, early.c_str(), 0);
@@ -207,7 +207,7 @@ namespace {
 struct AbstractName {
   AbstractName(SessionId session, std::string_view suffix) {
     address.sun_family = AF_UNIX;
-    const std::string name = "amem-" + SocketName(session) + std::string(suffix);  // behind a zero, and without one at its end
+    const std::string name = "amem-" + SocketName(session) + std::string(suffix);  // after a zero, and without one at its end
     std::memcpy(address.sun_path + 1, name.data(), name.size());
     length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   }

@@ -313,7 +313,7 @@ TEST_F(CoordinatorTest, a_session_that_shares_memory_and_is_no_member_fails_the_
   peers_.await_loss = [](SessionId) { return false; };
   const Status failed = Run(CycleKind::kPause);
   EXPECT_EQ(failed.code(), Code::kRefused);
-  EXPECT_NE(failed.message().find("session 0x70 (pid 3) came to share allocation"), std::string::npos) << failed.message();
+  EXPECT_NE(failed.message().find("session 0x70 (pid 3) began to share allocation"), std::string::npos) << failed.message();
   EXPECT_EQ(Now(), Lifecycle::kRunning);
   EXPECT_EQ(round_.heard.front().mine.code(), Code::kRefused) << "the others hear of it before anything is released";
   Record(ReferenceDropped{id, kOther, AllocationId{7}});

@@ -231,7 +231,7 @@ TEST_F(HeldByAPeer, its_new_memory_is_given_back_when_the_peer_lets_go_inside_th
   EXPECT_FALSE(ledger_.state().allocations.contains(id));
   EXPECT_EQ(InUse(), 0U);
   ASSERT_EQ(All<StepFailed>().size(), 1U);
-  EXPECT_NE(All<StepFailed>()[0].message.find("let go of meanwhile by the last peer"), std::string::npos);
+  EXPECT_NE(All<StepFailed>()[0].message.find("dropped meanwhile by the last peer"), std::string::npos);
 }
 
 TEST_F(HeldByAPeer, memory_that_cannot_be_given_back_then_fails_the_phase) {

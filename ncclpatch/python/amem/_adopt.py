@@ -1,4 +1,4 @@
-"""amem.adopt: moves the memory of tensors into a pool while everything that refers to them stays as it is."""
+"""amem.adopt: moves the memory of existing tensors into a pool; everything that refers to them stays valid."""
 
 import bisect
 from typing import List, NamedTuple
@@ -24,7 +24,7 @@ class Skipped(NamedTuple):
 
 
 class Adopted(NamedTuple):
-    """What adopt() did. `storages` were moved, which `tensors` of those given share; `bytes` of them, before rounding."""
+    """What adopt() did: it moved `storages`, which `tensors` of the arguments share; `bytes` before rounding."""
 
     tag: str
     storages: int
@@ -40,7 +40,7 @@ def _skip(skipped, reason, tensors, size):
 
 
 def tensors_in(values, torch):
-    """Every tensor in a tensor, or in nested mappings and iterables; numbers, strings and None are passed over."""
+    """Every tensor in a tensor, or in nested mappings and iterables; skips numbers, strings and None."""
     if isinstance(values, torch.Tensor):
         yield values
     elif isinstance(values, dict):
@@ -76,8 +76,8 @@ def storages_of(values, torch, skipped=None):
     return found
 
 
-# Which pool the storages are in that adopt() moved: identity -> (weak reference, address, tag). Each is held weakly: it neither lives
-# longer for it, nor is its identity given to another one.
+# Storages that adopt() moved: identity -> (weak reference, address, tag). The weak reference does not keep a storage alive, and tells
+# when its identity belongs to another one.
 _homes = {}
 
 
@@ -86,13 +86,13 @@ def _note_home(storage, tag, torch):
 
 
 def home_of(storage):
-    """The tag of the pool that a storage is in, as far as adopt() has seen it; None otherwise."""
+    """The tag of the pool that adopt() moved a storage to; None if it did not."""
     weak, address, tag = _homes.get(storage._cdata, (None, None, None))
     return tag if weak and not weak.expired() and address == storage.data_ptr() else None
 
 
 class _Segments:
-    """Which MemPool an address is in; looked up once, when first asked."""
+    """Which MemPool an address is in; reads the list once, at the first question."""
 
     def __init__(self, torch_side):
         self._torch_side = torch_side

@@ -24,7 +24,7 @@ def journal_directory():
 
 
 def pack(directory, path):
-    """Packs the sessions under `directory` into the file `path`, which exists only when it is complete. None, or why not."""
+    """Packs the sessions under `directory` into the file `path`, which appears when it is complete. Returns None, or why not."""
     replay, part = _why.find(_library.find()), path + ".part"
     if not replay:
         return "amem-replay was not found; set AMEM_REPLAY to its path"
@@ -44,7 +44,7 @@ def pack(directory, path):
 
 
 class _Transfer:
-    """Keys of one gathering; `deadline` is when this rank waits for another one no longer."""
+    """Keys of one gathering; after `deadline` this rank waits for no other."""
 
     def __init__(self, group, number, timeout):
         self.group, self.number, self.timeout = group, number, timeout
@@ -81,7 +81,7 @@ def _checksum(path):
 
 
 def _send(transfer, rank, path):
-    """Chunks of the file, each when rank 0 wants it."""
+    """Sends chunks of the file when rank 0 wants them."""
     with open(path, "rb") as file:
         for number, chunk in enumerate(iter(lambda: file.read(CHUNK_BYTES), b"")):
             if transfer.take("wanted/%d/%d" % (rank, number)) is None:
@@ -91,7 +91,7 @@ def _send(transfer, rank, path):
 
 
 def _receive(transfer, rank, path):
-    """Takes the pack of a rank into the file `path`, which exists only when it is complete. None, or why not."""
+    """Writes a rank's pack to the file `path`, which appears when it is complete. Returns None, or why not."""
     about = transfer.take("about/%d" % rank)
     if about is None:
         return "it said nothing for %g s" % transfer.timeout
@@ -154,7 +154,7 @@ def _collect(group, transfer, path):
 
 
 def _contribute(group, transfer):
-    """On the other ranks: packs and sends, if this rank is the one of its host that does. Then the result, as rank 0 has it."""
+    """On other ranks: packs and sends, if this rank does it for its host. Returns rank 0's result."""
     _roles(group, transfer)
     transfer.deadline += transfer.timeout  # rank 0 waits for every rank first
     who = transfer.wait("who")

@@ -133,7 +133,7 @@ class StoreGroup:
         return True
 
     def value_by(self, key, end):
-        """The value, waited for until `end` of the monotonic clock; None if nobody has set it by then."""
+        """The value; None if nobody sets it until `end` of the monotonic clock."""
         while not self.are_there([key], min(SLICE_SECONDS, max(0, end - time.monotonic()))):
             if time.monotonic() >= end:
                 return None
@@ -151,7 +151,7 @@ _groups = weakref.WeakKeyDictionary()
 
 
 def group_of(process_group):
-    """The StoreGroup of what a caller gave: one already, or a process group of torch.distributed (True: the default one)."""
+    """A StoreGroup of the caller's argument: one already, or a process group of torch.distributed (True: the default one)."""
     if isinstance(process_group, StoreGroup):
         return process_group
     from torch import distributed
@@ -216,7 +216,7 @@ class Agreement:
         return int(group.store.compare_set(epoch, text, str(newest + 1)))
 
     def _clean(self, number):
-        """Keys of an agreement that nobody can be looking at any more: all ranks have come to a later one, or it is given up."""
+        """Keys of an agreement that nobody reads any more, because all ranks have come to a later one, or it was given up."""
         if number > 0:
             self.group.forget(self.outcome_key(self.group.rank, number))
             if self.group.rank == 0:
@@ -228,7 +228,7 @@ class Agreement:
         return json.loads(self.group.store.compare_set(self.key("decision"), "", text))
 
     def vote(self, failure=None):
-        """Says how it went here: `failure` is None or a text. Returns the decision of all."""
+        """Reports this rank's outcome: `failure` is None or a text. Returns the decision of all."""
         group = self.group
         outcome = {**group.describe(), "what": self.what, "failure": failure}
         group.store.set(self.outcome_key(group.rank), json.dumps(outcome))
@@ -297,14 +297,14 @@ class Agreement:
 
 
 def introduce(group):
-    """Once for each group: leaves this rank's name in the store, by which the others can name it when it does not come."""
+    """Once for each group: stores this rank's name, so that the others can name it if it does not come."""
     if "introduced" not in group.last:
         group.store.set("names/%d" % group.rank, json.dumps(group.describe()))
         group.last["introduced"] = 1
 
 
 def together(group, what, act, undo, timeout):
-    """act() here, as every rank does it; where one rank fails or does not come, undo() on those that had succeeded, and AmemError."""
+    """Calls act() here, as every rank does. If a rank fails or does not come, those that succeeded call undo(), and all raise AmemError."""
     timeout = default_timeout() if timeout is None else timeout
     failure = done = None
     try:
@@ -344,7 +344,7 @@ def together(group, what, act, undo, timeout):
 
 
 def reason_of(error):
-    """The text of an error, for another rank: on one line where it is AMem's, without what `amem-replay why` says here."""
+    """The text of an error for another rank: one line if it is AMem's, without what `amem-replay why` says here."""
     return str(error.args[0] if isinstance(error, _calls.AmemError) else error) or type(error).__name__
 
 
@@ -355,7 +355,7 @@ def states(tags):
 
 
 def what_undoes(operation, tags):
-    """A function that undoes the pause or resume of these tags that begins now, and leaves alone what it will not change."""
+    """A function that undoes the pause or resume of these tags that begins now, and nothing that was so before."""
     before, opposite = states(tags), _tags.resume_in_time if operation == "pause" else _tags.pause
     changed = [tag for tag in tags if before[tag] != (operation == "pause")]
     return lambda: opposite(*changed) if changed else None
@@ -372,5 +372,5 @@ def pause(process_group, tags, stream=None, timeout=None):
 
 
 def resume(process_group, tags, timeout=None):
-    """As amem.resume, on all hosts of a process group or on none: where one cannot resume, those that did pause again, contents kept."""
+    """As amem.resume, on all hosts of a process group or on none: if one cannot resume, the others pause again, contents kept."""
     _cycle("resume", _tags.resume_in_time, process_group, tags or (_tags.NCCL,), timeout)

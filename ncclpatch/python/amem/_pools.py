@@ -19,13 +19,13 @@ def _version(text):
 
 
 class Cuda:
-    """PyTorch on CUDA as pools and adopt() use it. Tests put another one in its place."""
+    """PyTorch on CUDA as pools and adopt() use it. Tests replace it."""
 
     def __init__(self, torch):
         self.torch = torch
         self._allocator = None
         self._pools = {}  # (tag, device) -> MemPool
-        self._tags_of_ids = {}  # of all MemPools that ever were: their memory may outlive them
+        self._tags_of_ids = {}  # of all MemPools ever made, because their memory may outlive them
 
     def is_here(self):
         return self.torch.cuda.is_available()
@@ -73,8 +73,8 @@ class Cuda:
         self._pools.clear()
 
     def drop(self, tag):
-        """Lets go of the tag's MemPools; the next use makes new ones. Memory in use stays where it is, and what is freed of it goes
-        back to AMem when PyTorch empties its caches, which it does not do for a MemPool that can still be used."""
+        """Drops the tag's MemPools; the next use makes new ones. Memory in use stays; what is freed of it returns to AMem when PyTorch
+        empties its caches, which it does not do for a MemPool that can still be used."""
         for key in [key for key in self._pools if key[0] == tag]:
             del self._pools[key]
 
@@ -126,7 +126,7 @@ _routing = _Routing()
 
 @contextlib.contextmanager
 def _innermost(tag, devices):
-    """Has this thread allocate from a pool; without devices as it does outside of pools."""
+    """Makes this thread allocate from a pool; without devices, as outside of pools."""
     _routing.entries.append((tag, devices))
     try:
         _routing.use_innermost()
@@ -137,12 +137,12 @@ def _innermost(tag, devices):
 
 
 def outside():
-    """A context in which this thread allocates as it does outside of pools."""
+    """A context in which this thread allocates as outside of pools."""
     return _innermost(None, ())
 
 
 def empty_cache():
-    """Gives what PyTorch has cached back to the driver. Within a pool PyTorch would refuse, or leave the cache outside of it alone."""
+    """Gives PyTorch's caches back to the driver, outside of pools: inside, PyTorch would refuse or skip the cache outside."""
     torch_side = backend()
     if torch_side:
         with outside():

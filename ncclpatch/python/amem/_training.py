@@ -38,7 +38,7 @@ def parameters_of(models):
 
 
 def gradients_of(models, optimizers):
-    """Gradients that are there now: of the models' parameters and of the optimizers' own copies of them, and Megatron's buffers."""
+    """Present gradients: of the models' parameters, of the optimizers' copies of these, and Megatron's buffers."""
     for model in models:
         for parameter in model.parameters():
             yield parameter.grad

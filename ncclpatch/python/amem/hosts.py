@@ -92,7 +92,7 @@ class Ray:
         return actor.__ray_call__.remote(_in_actor, function.__name__, *arguments)
 
     def wait(self, calls, seconds):
-        """Of each call ("ok", its value), ("failed", a text) or ("silent", "") when the time is up. Returns early when one has failed."""
+        """For each call ("ok", its value), ("failed", a text), or ("silent", "") if the time is up. Returns early if one failed."""
         end = time.monotonic() + seconds
         found = {}
         waiting = list(calls)
@@ -147,7 +147,7 @@ def _run(operation, actors, tags, timeout, engine):
 
 
 def _undo_all(engine, actors, attempt, timeout):
-    """Asks every actor: those that were late, too, which hear of it after their part."""
+    """Asks every actor, also late ones, which hear of it after their part."""
     calls = [engine.call(actor, _give_up, attempt) for actor in actors]
     broken = []
     end = time.monotonic() + timeout
@@ -173,7 +173,7 @@ def pause(actors, *tags, timeout=None, engine=None):
 
 
 def resume(actors, *tags, timeout=None, engine=None):
-    """amem.resume(*tags) in every actor, or in none: after a failure all that live are paused, contents kept. See pause."""
+    """amem.resume(*tags) in every actor or in none: after a failure all living ones are paused, contents kept. See pause."""
     _run("resume", actors, tags, timeout, engine)
 
 

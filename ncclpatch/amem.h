@@ -26,14 +26,14 @@ extern "C" {
 /* NCCL's communicator; AMem only takes pointers to it, so nccl.h is not needed. */
 struct ncclComm;
 
-/* Gives back the GPU memory that NCCL holds in this process, contents saved, addresses kept. Collective over the processes that
- * share NCCL memory with this one and have the same group: all of them must call it, in any order, and it returns when all
- * have. Always the whole process: `comm` may be null and selects nothing. Already paused: returns 0. When it fails, nothing is
- * paused. Between pause and resume whatever NCCL would launch fails with an error. */
+/* Gives back the GPU memory that NCCL holds in this process; saves contents and keeps addresses. Collective over the processes
+ * that share NCCL memory with this one and have the same group: all of them call it, in any order, and each call returns when
+ * all have. Always the whole process: `comm` may be null and selects nothing. Already paused: 0. If it fails, nothing is
+ * paused. Until the resume NCCL's launches fail with an error. */
 AMEM_EXPORT int ncclPause(struct ncclComm** comm);
 
-/* Brings the memory back at the same addresses with the same contents. Collective as ncclPause. Not paused: returns 0. When it
- * fails everything is still paused, contents kept, and it can be called again. */
+/* Brings the memory back at the same addresses with the same contents. Collective like ncclPause. Not paused: 0. If it fails
+ * everything is still paused with contents kept; call it again. */
 AMEM_EXPORT int ncclResume(struct ncclComm** comm);
 
 /* Writes statistics for people to stderr: what NCCL holds, and how long each phase of the last pause and resume took. */
@@ -43,8 +43,8 @@ AMEM_EXPORT int ncclMemStats(void);
 AMEM_EXPORT int ncclSetGroupID(int group);
 AMEM_EXPORT int ncclGetGroupID(int* group);
 
-/* Puts every NCCL under AMem that is loaded and has not called the driver yet; again after another one was loaded. Not needed
- * with LD_PRELOAD or a patched copy, and harmless there. 5 when there is none, or when it is too late for one of them. */
+/* Puts every NCCL under AMem that is loaded and has not called the driver yet. Call it again after another NCCL was loaded.
+ * Harmless and not needed with LD_PRELOAD or a patched copy. 5: there is none, or it is too late for one of them. */
 AMEM_EXPORT int amem_attach(void);
 
 /* Statistics as JSON, one object, terminated by NUL. In: *length is the size of `buffer`. Out: *length is the size needed, with
@@ -53,22 +53,24 @@ AMEM_EXPORT int amem_attach(void);
  */
 AMEM_EXPORT int amem_stats_json(char* buffer, size_t* length);
 
-/* Gives pinned host memory back that holds no contents, until no more than `keep_bytes` are left. A pause pins what it needs
- * and keeps it for the next one; AMEM_PINNED_MB bounds what is pinned ahead for NCCL's memory. Waits
- * for a pause or resume of NCCL's memory that is under way, leaves what one of a tag needs, and may wait for running kernels,
- * as CUDA does when it unpins memory. */
+/* Unpins host memory that holds no contents, until at most `keep_bytes` are left. A pause pins what it needs and keeps it for
+ * the next one; AMEM_PINNED_MB bounds what is pinned ahead for NCCL's memory. Waits for a pause or resume of NCCL's memory,
+ * leaves what a tag's needs, and may wait for running kernels, because CUDA does when it unpins memory. */
 AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
 
-/* ---- Memory of the program under tags
- * ---------------------------------------------------------------------------------------- A tag names memory that is paused
- * and resumed together: "weights", "optimizer", "kv_cache". Each has a pool that amem_alloc takes from. Addresses stay through
- * a pause, so that tensors, CUDA graphs and registrations stay valid; touching memory of a paused tag faults, as freed memory
- * does. A tag whose memory no other process has imported is private: no other rank takes part. Where ranks share it, for
- * example through a window of NCCL's, all of them must pause and resume that tag, several tags in the same order, and one that
- * cannot keeps it in place for all; a rank that imported memory of a tag has the tag from then on. What a network card has
- * registered stays where it is and is reported (amem_memory_json, kept_bytes). "nccl" is a tag as well: what NCCL holds, as
- * ncclPause and ncclResume take it. With AMEM_ENABLE=0 amem_alloc hands out plain memory of the driver, and everything else
- * does nothing and returns 0. */
+/* ---- Memory of the program under tags ----
+ *
+ * A tag names memory that is paused and resumed together: "weights", "optimizer", "kv_cache". Each tag has a pool, from which
+ * amem_alloc takes. Addresses stay the same over a pause, so tensors, CUDA graphs and registrations stay valid; touching memory
+ * of a paused tag faults, like freed memory.
+ *
+ * A tag whose memory no other process imported is private: no other rank takes part. If ranks share it, for example through a
+ * window of NCCL's, all of them must pause and resume that tag, several tags in the same order. A rank that imported memory of
+ * a tag has the tag from then on, and a rank that cannot release it keeps it in place for all. Memory registered with a network
+ * card stays in place and is reported (amem_memory_json, kept_bytes).
+ *
+ * "nccl" is a tag too: what NCCL holds. With AMEM_ENABLE=0 amem_alloc hands out plain driver memory, and everything else does
+ * nothing and returns 0. */
 #define AMEM_PRESERVE 0 /* a pause saves the contents to pinned host memory, and a resume brings them back to the last bit */
 #define AMEM_DISCARD 1  /* a pause forgets them; after the resume the memory may hold anything */
 
@@ -95,18 +97,17 @@ AMEM_EXPORT int amem_pool_leave(void); /* 5: no pool was entered */
  * is under way is waited for. */
 AMEM_EXPORT void* amem_alloc(ssize_t size, int device, void* stream);
 
-/* Gives it back, on any thread, also while its tag is paused. As cudaFree, waits for what `stream` holds, on which the memory
- * was used last; other streams must not use it any more. `size` is not needed. An address that amem_alloc did not return is
- * logged once and left alone. */
+/* Frees memory of amem_alloc, on any thread, also while its tag is paused. Like cudaFree, waits for what `stream` holds, where
+ * the memory was used last; other streams must not use it any more. `size` is not needed. Any other address is logged once and
+ * left alone. */
 AMEM_EXPORT void amem_free(void* ptr, ssize_t size, int device, void* stream);
 
-/* Pauses `count` tags in this order. Paused already: 0. When one fails, those that this call had paused are resumed again, and
- * the message names the tag that failed. "nccl" is always waited for. Unknown tag: 4, and nothing is paused. What was asked of
- * a tag before is waited for. */
+/* Pauses `count` tags in this order, each after its earlier requests. Paused already: 0. If one fails, those that this call had
+ * paused are resumed, and the message names the tag that failed. Always waits for "nccl". Unknown tag: 4, nothing is paused. */
 AMEM_EXPORT int amem_pause(const char* const* tags, size_t count, unsigned flags, void* stream);
 
-/* Resumes `count` tags in this order; those of AMEM_NO_WAIT in the order of their `priority`, higher first. When one fails, it
- * stays paused with its contents kept, those that this call had resumed are paused again, and it can be called again. */
+/* Resumes `count` tags in this order; with AMEM_NO_WAIT in the order of `priority`, higher first. If one fails, it stays paused
+ * with its contents kept, and those that this call had resumed are paused again; call it again. */
 AMEM_EXPORT int amem_resume(const char* const* tags, size_t count, unsigned flags, int priority);
 
 /* Waits for what is under way on this tag, and returns its failure, once. */
@@ -123,27 +124,27 @@ AMEM_EXPORT int amem_wait_stream(const char* tag, void* stream);
  * none. "nccl" and "user" (ncclMemAlloc) are tags as well. */
 AMEM_EXPORT int amem_memory_json(char* buffer, size_t* length);
 
-/* ---- Safe points, and requests from outside
- * ---------------------------------------------------------------------------------------- A place of the program, once a step,
- * at which it can be paused from outside: `amem pause JOB`, `amem resume JOB`, `amem freeze JOB`. To be called by one thread of
- * each process, as often and in the same order of steps in all ranks: the request is carried out at the step that has the same
- * number in all of them. While nothing is asked it costs some nanoseconds. Else it waits for the step that is agreed on, pauses
- * there together with all, and returns when the memory is back, whatever takes so long. 0 in any case in which the program can
- * go on, also where a pause from outside failed or was withdrawn, with AMEM_ENABLE=0, and in a forked child.
+/* ---- Safe points, and requests from outside ----
  *
- * A program that pauses by itself can be asked as well: the request waits for its next own pause, and holds its resume. */
+ * A place of the program, once a step, where `amem pause JOB`, `amem resume JOB` and `amem freeze JOB` take hold. One thread of
+ * each process calls it, in all ranks equally often and in the same order of steps, because a request is carried out at the
+ * step with the same number in all ranks. It costs some nanoseconds while nothing is asked. Otherwise it waits for the agreed
+ * step, pauses together with all, and returns when the memory is back, however long that takes. Returns 0 whenever the program
+ * can go on, also after a pause from outside that failed or was withdrawn, with AMEM_ENABLE=0, and in a forked child.
+ *
+ * A program that pauses by itself can be asked too: the request waits for its next own pause, and holds its resume. */
 AMEM_EXPORT int amem_safepoint(void);
 
-/* The same for interpreters, which must run their signal handlers: amem_safepoint_begin is a safe point that never waits, and
- * returns 7 (ncclInProgress) if something is asked; then amem_safepoint_go_on is to be called until it returns something else,
- * which waits for a tenth of a second at most, but for a pause or resume that is under way. amem_resume_may_begin, before a
- * resume: 7 while a request from outside stands, which the resume would wait for. */
+/* The same for interpreters, which must run their signal handlers. amem_safepoint_begin never waits, and returns 7
+ * (ncclInProgress) if something is asked. Then call amem_safepoint_go_on until it returns something else; it waits a tenth of a
+ * second at most, except for a pause or resume that is under way. amem_resume_may_begin, before a resume: 7 while a request
+ * from outside stands, which the resume would wait for. */
 AMEM_EXPORT int amem_safepoint_begin(void);
 AMEM_EXPORT int amem_safepoint_go_on(void);
 AMEM_EXPORT int amem_resume_may_begin(void);
 
-/* Why the last call on this thread that did not return 0 failed; "" if none has. Valid until this thread's next call. Of a
- * pause or resume it ends with the command that explains it, "amem-replay why DIR", quoted for a shell. */
+/* Why this thread's last failed call failed; "" if none did. Valid until this thread's next call. After a pause or resume it
+ * ends with the command that explains it, "amem-replay why DIR", quoted for a shell. */
 AMEM_EXPORT const char* amem_last_error(void);
 
 /* "0.1.0" */

@@ -283,7 +283,8 @@ Status AttachToAll() {
   const std::vector<ElfImage> libraries = LoadedNccls();
   if (libraries.empty())
     return {Code::kNotFound,
-            "attach: no NCCL is loaded in this process; load it first (import torch, or load libnccl.so.2), then attach"};
+            "attach: no NCCL is loaded in this process; load it first (import torch, or load libnccl.so.2), then call "
+            "amem_attach() (Python: amem.attach())"};
   // One that cannot be attached to does not keep the others from it.
   Status first;
   for (const ElfImage& image : libraries)

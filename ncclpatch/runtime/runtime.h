@@ -47,6 +47,9 @@ class Runtime {
   // Puts libnccls that were loaded since under AMem, and warns of each one for which that is impossible: its memory stays.
   void LookForLibraries();
 
+  [[nodiscard]] bool SwitchedOff() const;  // AMEM_ENABLE=0
+  // The session, or why there can be none. Ok(null): none has been needed yet.
+  Result<Session*> IfStarted();
   // For the C interface: the session to pause. Ok(null): NCCL is under AMem and has used no memory yet.
   Result<Session*> ToPause();
 

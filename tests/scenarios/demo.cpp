@@ -329,11 +329,15 @@ int main(int argc, char** argv) {
     if (std::strcmp(argv[i], "--directory") == 0) places.directory = argv[i + 1];
     if (std::strcmp(argv[i], "--tool") == 0) places.tool = argv[i + 1];
   }
+  const bool asks_for_help = argc == 2 && std::strcmp(argv[1], "--help") == 0;
   if (ranks < 2 || ranks > amem::kMaxRanks || argc % 2 == 0) {
-    std::fprintf(stderr, "usage: amem-demo [--ranks 2..%d] [--directory DIR] [--tool NAME]\n", amem::kMaxRanks);
-    return 1;
+    std::fprintf(asks_for_help ? stdout : stderr, "usage: amem-demo [--ranks 2..%d] [--directory DIR] [--tool NAME]\n",
+                 amem::kMaxRanks);
+    return asks_for_help ? 0 : 1;
   }
   if (!places.directory.empty()) {
+    std::error_code ignored;  // who cannot write there says so
+    std::filesystem::create_directories(places.directory, ignored);
     places.journals = places.directory / "journal";
     return amem::Main(ranks, places, false);
   }

@@ -78,7 +78,7 @@ Result<std::unique_ptr<Session>> StartSession(const Options& options) {
   const bool found = hook::DriverSymbol("cuGetProcAddress_v2") != nullptr;
   Result<std::unique_ptr<CudaDriver>> driver =
       found ? CudaDriver::Load([](const char* name) { return hook::DriverSymbol(name); }) : CudaDriver::LoadSystem();
-  if (!driver) return driver.status().Within("using the driver");
+  if (!driver) return driver.status();
 
   JournalOptions journaling = options.journal;
   journaling.report = [](const std::string& message) { log::Warn(message); };

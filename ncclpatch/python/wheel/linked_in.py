@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.parse
 
 # Of these only declarations are used; what they declare is asked for at run time, or is not there at all.
 NOT_IN_IT = {"glibc", "linux", "cuda"}
@@ -70,7 +71,7 @@ def component(source, version, package, folder):
         text = file.read()
     with open(os.path.join(folder, source + ".txt"), "w", encoding="utf-8") as file:
         file.write(text)
-    return {"type": "library", "bom-ref": source, "name": source, "version": version, "purl": "pkg:deb/debian/%s@%s?arch=source" % (source, version),
+    return {"type": "library", "bom-ref": source, "name": source, "version": version, "purl": "pkg:deb/debian/%s@%s?arch=source" % (source, urllib.parse.quote(version)),
             "licenses": [{"license": {"name": name}} for name in licences(text)]}
 
 

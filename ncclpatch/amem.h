@@ -121,7 +121,7 @@ AMEM_EXPORT int amem_wait_stream(const char* tag, void* stream);
  * paused|resuming","bytes","resident_bytes","kept_bytes","kept":{reason:bytes},"parts","devices":[ordinals],"pinned_bytes",
  * "last_pause_ms","last_resume_ms","failure"}]}. Sizes in bytes: of chunks, as the driver gave them; "part_bytes" is what
  * amem_alloc handed out, "pinned_bytes" the host memory that holds contents of the tag now. Times are null where there was
- * none. "nccl" and "user" (ncclMemAlloc) are tags as well. */
+ * none. "nccl" and "user" (ncclMemAlloc) are tags as well. Before memory was asked for: no tags, and a "reason". */
 AMEM_EXPORT int amem_memory_json(char* buffer, size_t* length);
 
 /* ---- Safe points, and requests from outside ----

@@ -283,8 +283,8 @@ Status AttachToAll() {
   if (libraries.empty())
     return {Code::kNotFound,
             "attach: no NCCL is loaded in this process; load it first (import torch, or load libnccl.so.2), then call "
-            "amem_attach (amem.attach() in Python)"};
-  // One that cannot be attached to does not stop the rest.
+            "amem_attach() (Python: amem.attach())"};
+  // One that cannot be attached to does not keep the others from it.
   Status first;
   for (const ElfImage& image : libraries)
     if (Status status = AttachTo(image); !status && first) first = std::move(status);

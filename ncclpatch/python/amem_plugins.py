@@ -25,6 +25,23 @@ def attach():
         warnings.warn("AMem could not be attached, and the program runs without it: %s" % error, RuntimeWarning, stacklevel=2)
 
 
+def _become(name):
+    """The programs that lie in the package are commands on PATH as well, which start without importing it."""
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "amem", name)
+    try:
+        os.execv(program, [name, *sys.argv[1:]])
+    except OSError as error:
+        sys.exit("%s: %s: %s; install the package amem-nccl for this machine" % (name, program, error.strerror))
+
+
+def replay():
+    _become("amem-replay")
+
+
+def patch():
+    _become("amem-patch")
+
+
 def vllm():
     """Entry point of the group vllm.general_plugins: registers the sleep-mode backend "amem". Nothing of AMem is loaded before a
     worker is made whose configuration names that backend."""

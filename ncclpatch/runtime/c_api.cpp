@@ -28,9 +28,8 @@ nlohmann::json NcclLibraries() {
 Status Statistics(std::string& json) {
   const Result<Session*> session = Runtime::Get().ToPause();
   if (!session) return session.status();
-  nlohmann::json all = *session == nullptr
-                           ? nlohmann::json{{"session", nullptr}, {"reason", "NCCL has made no memory call yet"}}
-                           : nlohmann::json::parse((*session)->StatisticsJson());
+  nlohmann::json all = nlohmann::json::parse(*session ? (*session)->StatisticsJson()
+                                                      : StatisticsJsonWithoutSession("NCCL has made no memory call yet"));
   all["nccl_libraries"] = NcclLibraries();
   json = all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return Status::Ok();

@@ -224,20 +224,27 @@ void Runtime::LookForLibraries() {
                             nccl.version.empty() ? "" : ", NCCL ", nccl.version, nccl.why));
 }
 
-Result<Session*> Runtime::ToPause() {
+Result<Session*> Runtime::IfStarted() {
   AMEM_TRY(Usable());
   if (Session* running = started()) return running;
   if (failed_.load()) {
     const std::lock_guard lock(mutex_);
     return failure_.Within("AMem could not start its session in this process");
   }
-  if (hook::Libraries().empty()) AMEM_TRY(hook::Attach().Within("NCCL is not under AMem"));
   return static_cast<Session*>(nullptr);
 }
 
+Result<Session*> Runtime::ToPause() {
+  Result<Session*> running = IfStarted();
+  if (running && *running == nullptr && hook::Libraries().empty()) AMEM_TRY(hook::Attach().Within("NCCL is not under AMem"));
+  return running;
+}
+
+bool Runtime::SwitchedOff() const { return settings_ && !options_.enable && !replacements::inert.load(); }
+
 Result<Session*> Runtime::ForPools() {
   if (Session* running = started(); running != nullptr && !replacements::inert.load()) return running;
-  if (settings_ && !options_.enable && !replacements::inert.load()) return static_cast<Session*>(nullptr);
+  if (SwitchedOff()) return static_cast<Session*>(nullptr);
   AMEM_TRY(Usable());
   if (Session* session = this->session()) return session;
   const std::lock_guard lock(mutex_);

@@ -47,7 +47,10 @@ class Runtime {
   // Takes newly loaded libnccls under AMem, and warns of each that cannot be: its memory stays.
   void LookForLibraries();
 
-  // The session to pause, for the C interface. Ok(null): NCCL is under AMem and has used no memory.
+  [[nodiscard]] bool SwitchedOff() const;  // AMEM_ENABLE=0
+  // The session, or why there can be none. Ok(null): none has been needed yet.
+  Result<Session*> IfStarted();
+  // For the C interface: the session to pause. Ok(null): NCCL is under AMem and has used no memory yet.
   Result<Session*> ToPause();
 
   // Journals an event, now or as soon as the session starts.

@@ -125,12 +125,15 @@ void Free(void* memory, void* stream) {
   if (!freed.ok() && wrong.fetch_add(1) == 0) log::Warn(freed.message() + "; it is left alone");
 }
 
+// Asking starts nothing: a process that holds no memory of AMem's has no session, and needs none to say so.
 Status MemoryJson(std::string& json) {
-  const auto session = Runtime::Get().ForPools();
-  if (!session.ok()) return session.status();
-  const nlohmann::json off{
-      {"schema", 1}, {"tags", nlohmann::json::array()}, {"reason", "AMem is switched off (AMEM_ENABLE=0)"}};
-  json = *session == nullptr ? off.dump() : (*session)->MemoryJson();
+  const bool off = Runtime::Get().SwitchedOff();
+  const Result<Session*> session = off ? Result<Session*>(nullptr) : Runtime::Get().IfStarted();
+  if (!session) return session.status();
+  const nlohmann::json none{{"schema", 1},
+                            {"tags", nlohmann::json::array()},
+                            {"reason", off ? "AMem is switched off (AMEM_ENABLE=0)" : "no memory has been asked for yet"}};
+  json = *session == nullptr ? none.dump() : (*session)->MemoryJson();
   return {};
 }
 

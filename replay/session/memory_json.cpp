@@ -65,11 +65,19 @@ struct OfSession {
   std::set<DeviceOrdinal> devices;
 };
 
-std::pair<OfSession, OfSession> Split(const State& state) {
+// What MemoryJson() needs of a state, which is large: it is looked at, and not copied.
+struct Look {
+  Lifecycle lifecycle;
+  std::string failure;
+  std::map<PoolId, PoolHoldings> pools;
   OfSession nccl, user;
+};
+
+Look LookAt(const State& state) {
+  Look look{state.lifecycle, state.cycle.failure, MeasurePools(state), {}, {}};
   for (const auto& [id, a] : state.allocations) {
     if (!a.own() || !a.on_device() || a.multicast || a.pool) continue;
-    OfSession& sum = a.tag == MemoryTag::kNccl ? nccl : user;
+    OfSession& sum = a.tag == MemoryTag::kNccl ? look.nccl : look.user;
     sum.devices.insert(DeviceOrdinal{a.properties.location.id});
     if (!state.slabs.contains(id)) {
       ++sum.parts;
@@ -79,14 +87,14 @@ std::pair<OfSession, OfSession> Split(const State& state) {
     if (a.resident) sum.resident += a.bytes;
     if (const KeepReason why = WhyKept(a); why != KeepReason::kNone) sum.kept[why] += a.bytes;
   }
-  return {nccl, user};
+  return look;
 }
 
-json OfSessionMemory(const char* tag, const char* policy, const State& state, const OfSession& sum, Bytes pinned,
+json OfSessionMemory(const char* tag, const char* policy, const Look& look, const OfSession& sum, Bytes pinned,
                      const CycleReport& pause, const CycleReport& resume) {
   return {{"tag", tag},
           {"policy", policy},
-          {"state", StateOf(state.lifecycle)},
+          {"state", StateOf(look.lifecycle)},
           {"bytes", sum.bytes},
           {"resident_bytes", sum.resident},
           {"kept_bytes", SumOfKept(sum.kept)},
@@ -96,22 +104,20 @@ json OfSessionMemory(const char* tag, const char* policy, const State& state, co
           {"pinned_bytes", pinned},
           {"last_pause_ms", InMs(pause.total_ns)},
           {"last_resume_ms", InMs(resume.total_ns)},
-          {"failure", state.cycle.failure}};
+          {"failure", look.failure}};
 }
 
 }  // namespace
 
 std::string Session::MemoryJson() {
   const std::vector<Pools::Standing> standing = pools_->Stand();
-  const State state = CopyState();
-  std::map<PoolId, PoolHoldings> held = MeasurePools(state);
+  Look look = Inspect([](const State& state) { return LookAt(state); });
   json tags = json::array();
-  for (const Pools::Standing& pool : standing) tags.push_back(OfPool(pool, held[pool.id]));
-  const auto [nccl, user] = Split(state);
+  for (const Pools::Standing& pool : standing) tags.push_back(OfPool(pool, look.pools[pool.id]));
   const CycleReport pause = coordinator_->Last(CycleKind::kPause), resume = coordinator_->Last(CycleKind::kResume);
-  tags.push_back(OfSessionMemory("nccl", "preserve", state, nccl, coordinator_->Contents().held_bytes, pause, resume));
+  tags.push_back(OfSessionMemory("nccl", "preserve", look, look.nccl, coordinator_->Contents().held_bytes, pause, resume));
   const bool released = options_.user_memory == UserMemory::kRelease;
-  tags.push_back(OfSessionMemory("user", released ? "preserve" : "keep", state, user, 0, released ? pause : CycleReport{},
+  tags.push_back(OfSessionMemory("user", released ? "preserve" : "keep", look, look.user, 0, released ? pause : CycleReport{},
                                  released ? resume : CycleReport{}));
   return json{{"schema", 1}, {"tags", tags}}.dump(-1, ' ', false, json::error_handler_t::replace);
 }

@@ -277,4 +277,7 @@ class Session final : public PeerDelegate {
   bool closed_ = false;
 };
 
+// StatisticsJson() of a process that has no session, and why not.
+[[nodiscard]] std::string StatisticsJsonWithoutSession(std::string_view reason);
+
 }  // namespace amem

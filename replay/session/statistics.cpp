@@ -26,7 +26,11 @@ json Phases(const CycleReport& report) {
   return {{"cycle", report.cycle}, {"total_ms", Ms(report.total_ns)}, {"sessions", report.members}, {"phases", phases}};
 }
 
-json Sums(const CycleTotals& totals) {
+// Each phase of the operation is there from the start, at zero: a counter that appears with its first failure hides that
+// failure from whoever watches for an increase.
+json Sums(CycleTotals totals, PhaseKind first, PhaseKind last) {
+  for (int phase = static_cast<int>(first); phase <= static_cast<int>(last); ++phase)
+    totals.phases.try_emplace(static_cast<PhaseKind>(phase));
   json phases = json::object();
   for (const auto& [phase, sum] : totals.phases) {
     phases[std::string(ToText(phase))] = {
@@ -34,6 +38,9 @@ json Sums(const CycleTotals& totals) {
   }
   return {{"done", totals.done}, {"total_ms", Ms(totals.total_ns)}, {"phases", phases}};
 }
+
+json Pauses(CycleTotals totals) { return Sums(std::move(totals), PhaseKind::kPauseArrive, PhaseKind::kPauseGone); }
+json Resumes(CycleTotals totals) { return Sums(std::move(totals), PhaseKind::kResumeArrive, PhaseKind::kResumeOpen); }
 
 json Contents(const BackupStatistics& s) {
   return {{"bytes", s.bytes_total},
@@ -194,6 +201,10 @@ std::string Session::StatisticsText() {
   return text;
 }
 
+std::string StatisticsJsonWithoutSession(std::string_view reason) {
+  return json{{"session", nullptr}, {"reason", reason}, {"pauses", Pauses({})}, {"resumes", Resumes({})}}.dump();
+}
+
 std::string Session::StatisticsJson() {
   const State state = CopyState();
   const Holdings held = Measure(state);
@@ -235,8 +246,8 @@ std::string Session::StatisticsJson() {
               {"contents", Contents(coordinator_->Contents())},
               {"pause", Phases(coordinator_->Last(CycleKind::kPause))},
               {"resume", Phases(coordinator_->Last(CycleKind::kResume))},
-              {"pauses", Sums(coordinator_->Totals(CycleKind::kPause))},
-              {"resumes", Sums(coordinator_->Totals(CycleKind::kResume))},
+              {"pauses", Pauses(coordinator_->Totals(CycleKind::kPause))},
+              {"resumes", Resumes(coordinator_->Totals(CycleKind::kResume))},
               {"call_sites", ByCallSite(state)},
               {"peers", ByPeer(state)},
               {"events", events},

@@ -2,11 +2,14 @@
 //
 // Each rank makes the allocations that NCCL makes for its communicators (the mix of the reference trace, scaled down), hands
 // them to its neighbours as NCCL's proxy does (a descriptor over a Unix socket), runs a ring all-reduce through the mapped peer
-// memory, pauses, resumes, runs it again. The parent compares, prints a table, and verifies the journals.
+// memory, pauses, resumes, runs it again. The parent compares, prints a table, verifies the journals, and says what to look at
+// next.
 //
-// Last line, for programs: "ok ranks=4 held_mib=... freed_mib=... identical=yes driver=sim". Exit status 0 only with that.
+// A line for programs: "ok ranks=4 held_mib=... freed_mib=... identical=yes driver=sim". Exit status 0 only with that.
 #include <pthread.h>
+#include <spdlog/fmt/fmt.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,6 +22,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,6 +42,7 @@ constexpr int kCommunicators = 6;
 constexpr int kLimitSeconds = 120;
 
 struct Report {  // one rank's, in shared memory
+  SessionId session;
   Bytes held = 0, imported = 0, paused_held = 0, resumed_held = 0;
   double pause_ms = 0, resume_ms = 0;
   std::uint64_t allocations = 0, before = 0, after = 0;
@@ -74,8 +79,8 @@ class Rank {
         to_next_(to_next),
         from_previous_(from_previous) {}
 
-  Status Run(const std::filesystem::path& directory) {
-    AMEM_TRY(Start(directory));
+  Status Run(const std::filesystem::path& directory, const std::filesystem::path& journals) {
+    AMEM_TRY(Start(directory, journals));
     AMEM_TRY(Allocate());
     Wait();
     Fill();
@@ -115,10 +120,12 @@ class Rank {
   DeviceOrdinal device() const { return DeviceOrdinal{rank_}; }
   void Wait() { pthread_barrier_wait(&shared_.barrier); }
 
-  Status Start(const std::filesystem::path& directory) {
+  Status Start(const std::filesystem::path& directory, const std::filesystem::path& journals) {
     test::RankProcessOptions options{.directory = directory};
+    options.journal.directory = journals;
     options.simulated.devices = ranks_;
-    SessionOpened who = test::RankOf(rank_, SessionId{0xA3E0'0000ULL + static_cast<std::uint64_t>(::getpid())});
+    if (::getrandom(&report_.session.value, sizeof(report_.session.value), 0) < 0) return {Code::kIo, "choose a session id"};
+    SessionOpened who = test::RankOf(rank_, report_.session);
     who.realtime_ns = RealtimeNs();  // without these its journals would be dated 1970
     who.monotonic_ns = MonotonicNs();
     auto started = test::StartProcess(std::move(options), std::move(who));
@@ -209,12 +216,10 @@ class Rank {
   float* data_ = nullptr;
 };
 
-Status VerifyJournals(const std::filesystem::path& directory, std::size_t& journals, std::uint64_t& events) {
-  auto sessions = ListSessions(directory);
-  if (!sessions.ok()) return sessions.status();
+Status VerifyJournals(const std::filesystem::path& directory, std::span<const Report> ranks, std::uint64_t& events) {
   std::vector<JournalFindings> findings;
-  for (const auto& path : *sessions) {
-    auto reader = JournalReader::Open(path);
+  for (const Report& rank : ranks) {
+    auto reader = JournalReader::Open(directory / fmt::format("{:016x}", rank.session.value));
     if (!reader.ok()) return reader.status();
     auto found = VerifyJournal(**reader);
     if (!found.ok()) return found.status();
@@ -222,7 +227,6 @@ Status VerifyJournals(const std::filesystem::path& directory, std::size_t& journ
     events += found->events;
     findings.push_back(*std::move(found));
   }
-  journals = findings.size();
   const JobFindings job = VerifyJob(findings);
   return job.violations.empty() ? Status{} : Status{Code::kInvalid, job.violations.front().text};
 }
@@ -232,7 +236,24 @@ int Fail(const std::string& why) {
   return 1;
 }
 
-int Main(int ranks, const std::filesystem::path& directory) {
+struct Places {
+  std::filesystem::path directory;  // of the simulated world and the sockets
+  std::filesystem::path journals;
+  std::string tool = "amem";  // what reads journals
+};
+
+void SayWhatIsNext(const Places& places, bool by_default) {
+  const std::string of = by_default ? "" : " " + places.journals.string();
+  std::printf(
+      "\nNext, look at what was recorded (in %s):\n"
+      "  %s ls%s\n"
+      "  %s log%s\n"
+      "  %s report%s -o demo.html\n",
+      places.journals.c_str(), places.tool.c_str(), of.c_str(), places.tool.c_str(), of.c_str(), places.tool.c_str(),
+      of.c_str());
+}
+
+int Main(int ranks, const Places& places, bool by_default) {
   auto* shared =
       static_cast<Shared*>(::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   if (shared == MAP_FAILED) return Fail("no shared memory");
@@ -252,7 +273,7 @@ int Main(int ranks, const std::filesystem::path& directory) {
       ::alarm(kLimitSeconds);
       const auto previous = static_cast<std::size_t>((rank + ranks - 1) % ranks);
       Rank process(rank, ranks, *shared, rings[static_cast<std::size_t>(rank)][0], rings[previous][1]);
-      const Status status = process.Run(directory);
+      const Status status = process.Run(places.directory, places.journals);
       std::snprintf(shared->ranks[rank].error, sizeof(shared->ranks[rank].error), "%s", status.message().c_str());
       ::_exit(status.ok() ? 0 : 1);
     }
@@ -285,14 +306,15 @@ int Main(int ranks, const std::filesystem::path& directory) {
     back = back && r.resumed_held == r.held && r.paused_held == 0;
     identical = identical && r.before == shared->ranks[0].before && r.after == r.before;
   }
-  std::size_t journals = 0;
   std::uint64_t events = 0;
-  if (const Status verified = VerifyJournals(directory / "journal", journals, events); !verified.ok())
+  const std::span<const Report> reports(shared->ranks, static_cast<std::size_t>(ranks));
+  if (const Status verified = VerifyJournals(places.journals, reports, events); !verified.ok())
     return Fail("journals: " + verified.message());
-  std::printf("journals: %zu verified, %lu events, no violation (%s)\n", journals, events, (directory / "journal").c_str());
+  std::printf("journals: %d verified, %lu events, no violation (%s)\n", ranks, events, places.journals.c_str());
   if (!identical) return Fail("the results differ");
   if (!back) return Fail("memory was not given back, or did not come back");
   std::printf("ok ranks=%d held_mib=%lu freed_mib=%lu identical=yes driver=sim\n", ranks, held / kMiB, freed / kMiB);
+  SayWhatIsNext(places, by_default);
   return 0;
 }
 
@@ -301,20 +323,33 @@ int Main(int ranks, const std::filesystem::path& directory) {
 
 int main(int argc, char** argv) {
   int ranks = 4;
-  std::filesystem::path directory;
+  amem::Places places;
   for (int i = 1; i + 1 < argc; i += 2) {
     if (std::strcmp(argv[i], "--ranks") == 0) ranks = std::atoi(argv[i + 1]);
-    if (std::strcmp(argv[i], "--directory") == 0) directory = argv[i + 1];
+    if (std::strcmp(argv[i], "--directory") == 0) places.directory = argv[i + 1];
+    if (std::strcmp(argv[i], "--tool") == 0) places.tool = argv[i + 1];
   }
+  const bool asks_for_help = argc == 2 && std::strcmp(argv[1], "--help") == 0;
   if (ranks < 2 || ranks > amem::kMaxRanks || argc % 2 == 0) {
-    std::fprintf(stderr, "usage: amem-demo [--ranks 2..%d] [--directory DIR]\n", amem::kMaxRanks);
-    return 1;
+    std::fprintf(asks_for_help ? stdout : stderr, "usage: amem-demo [--ranks 2..%d] [--directory DIR] [--tool NAME]\n",
+                 amem::kMaxRanks);
+    return asks_for_help ? 0 : 1;
   }
-  if (directory.empty()) {
-    std::string name = std::filesystem::temp_directory_path() / "amem-demo-XXXXXX";
-    if (::mkdtemp(name.data()) == nullptr)
-      return amem::Fail("cannot make a directory in " + std::filesystem::temp_directory_path().string());
-    directory = name;
+  if (!places.directory.empty()) {
+    std::error_code ignored;  // who cannot write there says so
+    std::filesystem::create_directories(places.directory, ignored);
+    places.journals = places.directory / "journal";
+    return amem::Main(ranks, places, false);
   }
-  return amem::Main(ranks, directory);
+  // Where every job has its journals, so that the tool finds these without being told.
+  const char* set = std::getenv("AMEM_JOURNAL_DIR");
+  places.journals = set && *set ? std::string(set) : fmt::format("/tmp/amem-{}/journal", ::getuid());
+  std::string name = std::filesystem::temp_directory_path() / "amem-demo-XXXXXX";
+  if (::mkdtemp(name.data()) == nullptr)
+    return amem::Fail("cannot make a directory in " + std::filesystem::temp_directory_path().string());
+  places.directory = name;
+  const int code = amem::Main(ranks, places, true);
+  std::error_code ignored;
+  std::filesystem::remove_all(places.directory, ignored);
+  return code;
 }

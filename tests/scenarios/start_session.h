@@ -47,7 +47,7 @@ inline SimulatedRank StartInMemory(const SimulatorOptions& simulated, const Sess
 struct RankProcessOptions {
   std::filesystem::path directory;
   SimulatorOptions simulated = {};
-  JournalOptions journal = {};
+  JournalOptions journal = {};  // its directory: "journal" there, unless it is named
   SessionOptions session = {};
   std::uint32_t timeout_ms = 30'000;
   // What the session gets in place of its journal, if anything.
@@ -61,7 +61,7 @@ inline Result<std::unique_ptr<Session>> StartOn(Simulator& simulator, RankProces
   who.layout = options.session.layout == Layout::kSlab ? "slab" : "direct";
   who.content = "preserve";
   options.session.deadlines = Deadlines(std::chrono::milliseconds(options.timeout_ms));
-  options.journal.directory = options.directory / "journal";
+  if (options.journal.directory.empty()) options.journal.directory = options.directory / "journal";
   auto journal = JournalWriter::Open(options.journal, who.session);
   if (!journal.ok()) return journal.status();
   if (options.wrap_journal) journal = options.wrap_journal(*std::move(journal));

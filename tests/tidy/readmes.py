@@ -1,4 +1,4 @@
-"""The rule for README files: every link leads somewhere, and every path or file that a README names is in the tree."""
+"""The rule for documents: every link leads somewhere, and every path or file that a document names is in the tree."""
 import os
 import re
 
@@ -84,10 +84,10 @@ def _broken_link(tree, names, path, link):
 
 
 def every_path_in_a_readme_exists(tree):
-    """Links of README files (and their anchors), and what looks like a path or a file of ours in `code` or a fenced block. A word
+    """Links of documents (and their anchors), and what looks like a path or a file of ours in `code` or a fenced block. A word
     with NAME, <...> or $ in it stands for something else, and build/ is made; "*" and "{a,b}" mean what they mean to a shell."""
     names = _Names(tree)
-    for path in [p for p in tree.paths if os.path.basename(p) == "README.md"]:
+    for path in [p for p in tree.paths if p.endswith(".md")]:
         folder, fenced = os.path.dirname(path), False
         for number, line in enumerate(tree.lines(path), 1):
             if line.lstrip().startswith("```"):

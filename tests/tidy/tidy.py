@@ -53,7 +53,7 @@ ROOMS = {room: set(below.split()) for room, below in {
                    "replay/driver/cuda/checkpoint.h replay/driver/cuda/nvml.h",
 }.items()}
 LIBRARY = ("statemachine", "journal", "replay", "ncclpatch")
-TOP_LEVEL = {*LIBRARY, "tests", "CMakeLists.txt", "CMakePresets.json", "README.md", "LICENSE", "run"}
+TOP_LEVEL = {*LIBRARY, "tests", "CMakeLists.txt", "CMakePresets.json", "README.md", "LICENSE", "run", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "SUPPORT.md"}
 CODE = (".cpp", ".h", ".S", ".c")
 TEXT = CODE + (".py", ".txt", ".md", ".json", ".capnp", ".cmake", ".toml", ".yml", ".yaml", ".sh", ".in", ".map")
 

@@ -22,6 +22,7 @@ NCCL of the process, whether it is under AMem, and why not.
 import importlib
 import sys
 import warnings
+from typing import Any, Dict, List, Tuple
 
 from . import _calls, _library, _why
 from ._adopt import Adopted, Skipped, adopt
@@ -32,51 +33,70 @@ from ._metrics import MetricsServer, metrics, openmetrics, serve_metrics, write_
 from ._pools import pool
 from ._requests import frozen, safepoint
 from ._saver import wrap
-from ._tags import memory, pause, paused, resume, wait
+from ._tags import Freed, memory, pause, paused, resume, wait
 
-__all__ = ["Adopted", "AmemError", "MetricsServer", "Skipped", "StoreGroup", "adopt", "attach", "frozen", "gather", "memory", "metrics", "openmetrics",
+__all__ = ["Adopted", "AmemError", "Freed", "MetricsServer", "Skipped", "StoreGroup", "adopt", "attach", "frozen", "gather", "memory", "metrics", "openmetrics",
            "pause", "paused", "pool", "resume", "safepoint", "serve_metrics", "set_group", "stats", "trim_pinned", "version", "wait", "wrap",
            "write_metrics"]
+_MODULES = ("frameworks", "hosts", "journal", "rl")
+__version__: str
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     """amem.rl and the like, which are imported by their first use."""
-    if name in ("frameworks", "hosts", "journal", "rl"):
+    if name in _MODULES:
         return importlib.import_module("." + name, __name__)
+    if name == "__version__":
+        return _version()
     raise AttributeError("module %r has no attribute %r" % (__name__, name))
 
 
-def attach():
+def __dir__() -> List[str]:
+    return sorted([*__all__, *_MODULES, "__version__"])
+
+
+def _version() -> str:
+    """Of the package; in the source tree, where none is installed, that of the library."""
+    from importlib import metadata
+    try:
+        return metadata.version("amem-nccl")
+    except metadata.PackageNotFoundError:
+        return version()
+
+
+def attach() -> None:
     """Puts the NCCL of this process under AMem. Harmless if it is already; AmemError if it is too late, or none is loaded."""
     _calls.check(_calls.lib.amem_attach())
 
 
-def stats():
+def stats() -> Dict[str, Any]:
     """Statistics as a dict; {"session": None, ...} before NCCL has used memory."""
-    return _calls.read_json("amem_stats_json")
+    answer: Dict[str, Any] = _calls.read_json("amem_stats_json")
+    return answer
 
 
-def trim_pinned(keep_bytes=0):
+def trim_pinned(keep_bytes: int = 0) -> None:
     """Gives back pinned host memory that holds no contents; the next pause pins what it needs."""
     _calls.check(_calls.lib.amem_trim_pinned(keep_bytes))
 
 
-def set_group(group):
+def set_group(group: int) -> None:
     """Only processes with equal groups pause together; default AMEM_GROUPID, or 0."""
     _calls.check(_calls.lib.ncclSetGroupID(group))
 
 
-def version():
-    return _calls.lib.amem_version().decode()
+def version() -> str:
+    """The version of the library, which is that of the package unless AMEM_LIBRARY names another one."""
+    return str(_calls.lib.amem_version().decode())
 
 
-def _watch(event, arguments):
+def _watch(event: str, arguments: Tuple[Any, ...]) -> None:
     """Before the first call of an NCCL that was loaded after this package, its functions are looked up by name."""
     if event == "ctypes.dlsym" and isinstance(arguments[1], str) and arguments[1].startswith("nccl"):
         _calls.lib.amem_attach()  # what cannot be attached to is said by the pause and by stats()
 
 
-def _way():
+def _way() -> str:
     entry_point = getattr(sys.modules.get("amem_plugins"), "attached_amem", False)
     return "the entry point torch.backends, because AMEM_ENABLE=1" if entry_point else "import amem"
 

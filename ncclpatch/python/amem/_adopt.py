@@ -1,7 +1,7 @@
 """amem.adopt: moves the memory of existing tensors into a pool; everything that refers to them stays valid."""
 
 import bisect
-from typing import List, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from . import _calls, _pools, _tags
 
@@ -62,7 +62,7 @@ def plain_tensors(tensor, torch):
         yield tensor
 
 
-def storages_of(values, torch, skipped=None):
+def storages_of(values: Any, torch: Any, skipped: Optional[Dict[str, Skipped]] = None) -> Dict[Any, List[Any]]:
     """{identity: [storage, number of tensors]} of nested tensors, in their order."""
     found = {}
     for outer in tensors_in(values, torch):
@@ -177,7 +177,7 @@ def _check_landed(storages, tag, torch_side):
     raise _calls.AmemError(5, text)
 
 
-def move_storages(storages, tag, policy, skipped):
+def move_storages(storages: Dict[Any, List[Any]], tag: str, policy: str, skipped: Dict[str, Skipped]) -> Adopted:
     """adopt() of {identity: [storage, number of tensors]}; `skipped` is {reason: Skipped} so far."""
     torch_side = _pools.backend()
     if torch_side is None:
@@ -185,6 +185,8 @@ def move_storages(storages, tag, policy, skipped):
             _skip(skipped, NOT_A_GPUS, tensors, storage.nbytes())
         return Adopted(tag, 0, 0, 0, list(skipped.values()))
     state = _tags.state_of(tag)
+    if state is None:
+        _tags.open_pool(tag, policy)  # also for tensors that do not exist yet, as an optimizer's states before its first step
     if state in ("pausing", "resuming"):
         _tags.wait(tag)
         state = _tags.state_of(tag)
@@ -206,7 +208,7 @@ def move_storages(storages, tag, policy, skipped):
     return Adopted(tag, len(chosen), moved, sum(storage.nbytes() for storage in chosen), list(skipped.values()))
 
 
-def adopt(tensors, tag, policy="preserve"):
+def adopt(tensors: Any, tag: str, policy: str = "preserve") -> Adopted:
     """Moves existing tensors into the pool `tag`; nothing that refers to them changes.
 
         amem.adopt(model.parameters(), "weights")
@@ -229,5 +231,5 @@ def adopt(tensors, tag, policy="preserve"):
     """
     import torch
 
-    skipped = {}
+    skipped: Dict[str, Skipped] = {}
     return move_storages(storages_of(tensors, torch, skipped), tag, policy, skipped)

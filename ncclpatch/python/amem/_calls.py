@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+from typing import Any, Optional, Tuple
 
 from . import _library, _why
 
@@ -15,15 +16,15 @@ class AmemError(RuntimeError):
 
     __module__ = "amem"  # where programs catch it
 
-    def __init__(self, code, text, why=None):
+    def __init__(self, code: int, text: str, why: Optional[str] = None) -> None:
         super().__init__(text)
         self.code = code
         self.why = why
 
-    def __reduce__(self):  # multiprocessing and Ray bring it to another process
+    def __reduce__(self) -> Tuple[Any, ...]:  # multiprocessing and Ray bring it to another process
         return type(self), (self.code, super().__str__(), self.why)
 
-    def __str__(self):
+    def __str__(self) -> str:
         text = super().__str__()
         return "%s\n%s" % (text, self.why) if self.why else text
 
@@ -32,27 +33,25 @@ was_loaded = _library.is_loaded()  # before this package: preloaded, for example
 lib = _library.load_or_defer()
 
 
-def last_error():
-    return lib.amem_last_error().decode(errors="replace")
+def last_error() -> str:
+    return str(lib.amem_last_error().decode(errors="replace"))
 
 
-def check(code):
+def check(code: int) -> None:
     """Raises AmemError unless `code`, an ncclResult_t, is 0."""
     if code != 0:
         text = last_error()
         raise AmemError(code, text, _why.first_line(text, _library.find()))
 
 
-def read_json(name):
+def read_json(name: str) -> Any:
     """What a function of the library writes as JSON, parsed."""
-    write = getattr(lib, name)
-    length = ctypes.c_size_t(0)
-    check(write(None, ctypes.byref(length)))
+    size = 16384
     while True:
-        buffer = ctypes.create_string_buffer(length.value + 1024)  # it may grow between the two calls
-        length.value = len(buffer)
-        code = write(buffer, ctypes.byref(length))
+        buffer, length = ctypes.create_string_buffer(size), ctypes.c_size_t(size)
+        code = getattr(lib, name)(buffer, ctypes.byref(length))
         if code == 0:
             return json.loads(buffer.value)
-        if length.value <= len(buffer):
+        if length.value <= size:
             check(code)
+        size = length.value + 1024  # it may grow between two calls

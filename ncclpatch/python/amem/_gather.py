@@ -11,6 +11,7 @@ import os
 import subprocess
 import tempfile
 import time
+from typing import Any, Dict, Optional
 
 from . import _calls, _hosts, _library, _why
 
@@ -177,7 +178,7 @@ def _contribute(group, transfer):
     return json.loads(result)
 
 
-def gather(path, process_group=True, timeout=None):
+def gather(path: str, process_group: Any = True, timeout: Optional[float] = None) -> Dict[str, Any]:
     """The journals of all hosts as packs in the directory `path` of rank 0's host: `amem why PATH` explains the whole job.
 
     Every rank that lives calls it, paused or not; only the group's store is used. One rank of each host and journal directory sends its

@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 import weakref
+from typing import Any, Optional
 
 from . import _calls, _tags
 
@@ -94,7 +95,7 @@ class StoreGroup:
 
     __module__ = "amem"
 
-    def __init__(self, store, rank, size, host=None):
+    def __init__(self, store: Any, rank: int, size: int, host: Optional[str] = None) -> None:
         if not 0 <= rank < size:
             raise ValueError("rank %r of %r" % (rank, size))
         self.store, self.rank, self.size = _Answering(store), rank, size

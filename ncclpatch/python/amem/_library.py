@@ -3,11 +3,14 @@
 import ctypes
 import os
 import sys
+import warnings
+from typing import Any, Callable, Optional
 
 NAME = "libamem_nccl.so"
+_TREE = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../.."))  # where this package is one of the source's folders
 
 
-def _mapped(match):
+def _mapped(match: Callable[[str], bool]) -> Optional[str]:
     """Path of the first file mapped into this process whose name satisfies `match`, or None."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
@@ -20,22 +23,22 @@ def _mapped(match):
     return None
 
 
-def is_loaded():
+def is_loaded() -> bool:
     """Whether the library is in this process, by a preload or another package."""
     return _mapped(lambda name: name == NAME) is not None
 
 
-def say(text):
+def say(text: str) -> None:
     """A line as the library logs at level info, on standard error."""
     if os.environ.get("AMEM_LOG") in ("info", "debug", "trace"):
         print("AMem: " + text, file=sys.stderr, flush=True)
 
 
-def nccl_is_loaded():
+def nccl_is_loaded() -> bool:
     return _mapped(lambda name: name.startswith("libnccl.so")) is not None
 
 
-def find():
+def find() -> str:
     """The library to use: one that is loaded already, else AMEM_LIBRARY, else the one beside this package, else by name."""
     loaded = _mapped(lambda name: name == NAME)
     if loaded:
@@ -51,7 +54,7 @@ def find():
     return NAME
 
 
-def path():
+def path() -> str:
     """The absolute path of find(); "" where only the loader knows it. A file of that name in the current directory is not meant."""
     found = find()
     return os.path.abspath(found) if os.path.dirname(found) else ""
@@ -61,7 +64,7 @@ class _Later:
     """In place of a library that is not there, and in the process of the command `amem`, which must work where it cannot be loaded, or
     crashes. Each use loads it, or is the error that says why not."""
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         from ._calls import AmemError  # which begins with this module
 
         try:
@@ -70,7 +73,7 @@ class _Later:
             raise AmemError(5, str(error)) from error
 
 
-def is_command():
+def is_command() -> bool:
     """Whether this process is `amem` or `python -m amem`. While Python imports the package for the latter, sys.argv[0] is only "-m"."""
     if os.path.basename(sys.argv[0] if sys.argv else "") == "amem":
         return True
@@ -82,30 +85,40 @@ def is_command():
     return sys.argv[:1] == ["-m"] and words[1:].count("-m") > 0 and words[words.index("-m") + 1] == "amem"
 
 
-def load_or_defer():
-    """As load(). Where there is no NCCL either, only amem.journal is of use, which needs no library: no error until one is used."""
+def load_or_defer() -> Any:
+    """As load(). Importing the package never fails: where the library cannot be loaded, the first call does. It is said at once where the
+    library is wanted, because NCCL is loaded or somebody chose it; else only amem.journal may be of use, which needs no library."""
     if is_command() and not is_loaded():
         return _Later()
     try:
         return load()
-    except OSError:
+    except OSError as error:
         if os.environ.get("AMEM_LIBRARY") or nccl_is_loaded():
-            raise
+            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
         return _Later()
 
 
-def is_there(library):
+def is_there(library: Any) -> bool:
     return not isinstance(library, _Later)
 
 
-def load():
+def _remedy(found: str) -> str:
+    if os.environ.get("AMEM_LIBRARY"):
+        return "correct AMEM_LIBRARY, or unset it"
+    if os.path.dirname(found):
+        return "set AMEM_LIBRARY to the path of one that was built for this machine"
+    if os.path.isfile(os.path.join(_TREE, "run")):
+        return "build it with ./run build in %s, or set AMEM_LIBRARY to its path" % _TREE
+    return "install the wheel of amem-nccl again, or set AMEM_LIBRARY to the path of libamem_nccl.so"
+
+
+def load() -> Any:
+    """OSError, with what to do: there is no library, or one that does not belong to this package."""
     found = find()
     try:
         return declared(ctypes.CDLL(found))
     except OSError as error:
-        raise OSError(
-            "cannot load %s: %s (set AMEM_LIBRARY to the path of libamem_nccl.so)" % (found, error)
-        ) from error
+        raise OSError("cannot load %s: %s; %s" % (found, error, _remedy(found))) from None
 
 
 _TAGS = [ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_uint]
@@ -133,7 +146,7 @@ _FUNCTIONS = {
 }
 
 
-def declared(library):
+def declared(library: Any) -> Any:
     """The library with the types of what this package calls; amem.h has their contracts. OSError: it lacks one of them."""
     for name, arguments in _FUNCTIONS.items():
         try:

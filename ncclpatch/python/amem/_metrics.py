@@ -1,6 +1,6 @@
-"""What this process holds and what its pauses cost, as a dict and as OpenMetrics text, over HTTP, a Unix socket or a file.
+"""What this process holds and what its pauses cost: as a dict, and as Prometheus and OpenMetrics text over HTTP, a Unix socket or a file.
 
-Units are bytes and seconds. The names follow OpenMetrics: counters end in _total, and the text ends with "# EOF". Standard library only.
+Units are bytes and seconds. Text and HTTP are those of the package prometheus-client, which is imported where one of them is asked for.
 Nothing here is on unless serve_metrics() asks for it.
 """
 
@@ -8,17 +8,19 @@ import atexit
 import contextlib
 import http.server
 import os
+import re
 import socket
 import socketserver
 import stat
-import tempfile
 import threading
 import warnings
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 from . import _calls
 
-CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 FILE_SECONDS = 15  # between two versions of a file
+LOCALHOST = "127.0.0.1"
+FORMS = '9400 or ":9400" (this host only), "HOST:PORT", "unix:/PATH" or "file:/PATH"'
 
 # name: (type, unit or "", help)
 FAMILIES = {
@@ -44,15 +46,16 @@ CLASSES = {"own_device": "own_device_bytes", "imported": "imported_bytes", "host
 
 
 class _Collected:
-    def __init__(self, labels):
-        self.labels, self.families = labels, {}
+    def __init__(self, labels: Dict[str, str]) -> None:
+        self.labels = labels
+        self.families: Dict[str, List[Tuple[Dict[str, str], float]]] = {}
 
-    def add(self, name, value, **labels):
+    def add(self, name: str, value: Optional[float], **labels: str) -> None:
         if value is not None:
             self.families.setdefault(name, []).append(({**self.labels, **labels}, value))
 
 
-def _of_tags(out, memory):
+def _of_tags(out: _Collected, memory: Dict[str, Any]) -> None:
     for row in memory["tags"]:
         tag = row["tag"]
         out.add("amem_paused", int(row["state"] in ("paused", "resuming")), tag=tag)
@@ -65,11 +68,11 @@ def _of_tags(out, memory):
             out.add("amem_last_%s_seconds" % name, None if last is None else last / 1e3, tag=tag)
 
 
-def _of_holdings(out, stats):
+def _of_holdings(out: _Collected, stats: Dict[str, Any]) -> None:
     for name, key in CLASSES.items():
         out.add("amem_class_bytes", stats.get(key), **{"class": name})
     out.add("amem_class_bytes", stats.get("contents", {}).get("pinned_bytes"), **{"class": "pinned_host"})
-    sums = {}
+    sums: Dict[str, int] = {}
     for one in stats.get("communicators", ()):
         name = one.get("hash") or ("unknown" if one["communicator"] is None else str(one["communicator"]))
         sums[name] = sums.get(name, 0) + one["bytes"]
@@ -79,7 +82,7 @@ def _of_holdings(out, stats):
         out.add("amem_kept_bytes", count, reason=reason)
 
 
-def _of_cycles(out, stats):
+def _of_cycles(out: _Collected, stats: Dict[str, Any]) -> None:
     for operation in ("pause", "resume"):
         totals = stats.get(operation + "s", {})
         out.add("amem_%ss" % operation, totals.get("done"))
@@ -91,91 +94,109 @@ def _of_cycles(out, stats):
                 out.add(family, one[kind + "_ms"] / 1e3, kind=kind, **labels)
 
 
-def _rank(stats):
+def _rank(stats: Dict[str, Any]) -> str:
     rank = stats.get("rank", -1)
     return str(rank) if rank is not None and rank >= 0 else os.environ.get("RANK", "")
 
 
-def metrics():
+def metrics() -> Dict[str, Dict[str, Any]]:
     """{family: {"type", "unit", "help", "samples": [{"labels", "value"}, ...]}} of this process, in bytes and seconds.
 
-    Every sample has the labels rank ("" where it is not known), host and pid. Families without a sample are left out: before NCCL has
-    used memory most are. Counters are this process's, from its start. AmemError where the library cannot answer.
+    Every sample has the labels rank ("" where it is not known) and host. Counters are this process's, from its start, and are there
+    from then on, at 0; families of what is not known yet are left out. AmemError where the library cannot answer.
     """
     stats = _calls.read_json("amem_stats_json")
-    out = _Collected({"rank": _rank(stats), "host": socket.gethostname(), "pid": str(os.getpid())})
+    out = _Collected({"rank": _rank(stats), "host": socket.gethostname()})
     nccl = next((one["version"] for one in stats.get("nccl_libraries", ()) if one["under_amem"]), "")
     out.add("amem", 1, version=_calls.lib.amem_version().decode(), nccl=nccl, layout=stats.get("layout", ""), driver=stats.get("driver", ""))
     _of_tags(out, _calls.read_json("amem_memory_json"))
+    _of_cycles(out, stats)
+    out.add("amem_dropped_events", stats.get("dropped_events", 0))
     if stats.get("session"):
         _of_holdings(out, stats)
-        _of_cycles(out, stats)
-        out.add("amem_dropped_events", stats.get("dropped_events"))
     return {name: {"type": FAMILIES[name][0], "unit": FAMILIES[name][1], "help": FAMILIES[name][2],
                    "samples": [{"labels": labels, "value": value} for labels, value in out.families[name]]}
             for name in FAMILIES if name in out.families}
 
 
-def _escaped(text):
-    return str(text).replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+def _prometheus() -> Any:
+    try:
+        import prometheus_client.openmetrics.exposition
+    except ImportError:
+        raise _calls.AmemError(5, "metrics as text need the package prometheus-client: pip install prometheus-client; "
+                                  "amem.metrics() does without") from None
+    return prometheus_client
 
 
-def openmetrics():
-    """metrics() as OpenMetrics text, version 1.0.0."""
-    lines = []
-    for name, family in metrics().items():
-        lines.append("# TYPE %s %s" % (name, family["type"]))
-        if family["unit"]:
-            lines.append("# UNIT %s %s" % (name, family["unit"]))
-        lines.append("# HELP %s %s" % (name, _escaped(family["help"])))
-        suffix = {"counter": "_total", "info": "_info"}.get(family["type"], "")
-        for sample in family["samples"]:
-            labels = ",".join('%s="%s"' % (key, _escaped(value)) for key, value in sample["labels"].items())
-            lines.append("%s%s{%s} %s" % (name, suffix, labels, repr(sample["value"])))
-    return "\n".join(lines + ["# EOF", ""])
+class _Collector:
+    """What prometheus-client calls a registry: it collects metrics() anew each time."""
+
+    def collect(self) -> Iterator[Any]:
+        kind = _prometheus().metrics_core.Metric
+        for name, family in metrics().items():
+            one = kind(name, family["help"], family["type"], family["unit"])
+            for sample in family["samples"]:
+                one.add_sample(name + {"counter": "_total", "info": "_info"}.get(family["type"], ""), sample["labels"], sample["value"])
+            yield one
 
 
-class _Answer(http.server.BaseHTTPRequestHandler):
-    timeout = 10
+def openmetrics() -> str:
+    """metrics() as OpenMetrics text, version 1.0.0. It needs the package prometheus-client, as serve_metrics and write_metrics do."""
+    text: str = _prometheus().openmetrics.exposition.generate_latest(_Collector()).decode()
+    return text
 
-    def do_GET(self):  # noqa: N802  (http.server's name)
-        if self.path.partition("?")[0] not in ("/metrics", "/"):
-            return self.send_error(404)
-        try:
-            body, code = openmetrics().encode(), 200
-        except Exception as error:  # pylint: disable=broad-except  # the job goes on, and the scraper sees why
-            body, code = ("# %s\n" % error).encode(), 500
-        self.send_response(code)
-        self.send_header("Content-Type", CONTENT_TYPE if code == 200 else "text/plain; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        return self.wfile.write(body)
 
-    def log_message(self, *_arguments):
-        pass
+def write_metrics(path: str) -> None:
+    """metrics() as Prometheus text into a file, which is replaced at once: whoever reads it sees an old or a new version, never half of one."""
+    _prometheus().write_to_textfile(path, _Collector())
+
+
+class MetricsServer(contextlib.AbstractContextManager):  # type: ignore[type-arg]  # Python 3.8's cannot be subscripted
+    """What serve_metrics() started; close() ends it. `address` is as serve_metrics takes it, with the port or the path that was given."""
+
+    def __init__(self, address: str, close: Callable[[], None]) -> None:
+        self.address, self._close = address, close
+
+    def __enter__(self) -> "MetricsServer":
+        return self
+
+    def close(self) -> None:
+        self._close()
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+def _handler() -> Any:
+    class Answer(_prometheus().MetricsHandler):  # type: ignore[misc]
+        timeout = 10
+
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] not in ("/metrics", "/"):
+                self.send_error(404)
+                return
+            try:
+                super().do_GET()
+            except _calls.AmemError as error:  # the job goes on, and the scraper sees why
+                self.send_error(500, explain=str(error))
+
+    return Answer.factory(_Collector())
+
+
+class _Tcp(http.server.ThreadingHTTPServer):
+    def __init__(self, address: Tuple[str, int], handler: Any) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
 
 
 class _Unix(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
 
 
-class MetricsServer(contextlib.AbstractContextManager):
-    """What serve_metrics() started; close() ends it. `address`: (host, port), the path of a socket, or of a file."""
-
-    def __init__(self, address, close):
-        self.address, self._close = address, close
-
-    def close(self):
-        self._close()
-
-    def __exit__(self, *_error):
-        self.close()
-
-
-def _serve_http(server, address, path=None):
+def _serve(server: Any, address: str, path: Optional[str] = None) -> MetricsServer:
     threading.Thread(target=server.serve_forever, name="amem-metrics", daemon=True).start()
 
-    def close():
+    def close() -> None:
         server.shutdown()
         server.server_close()
         if path:
@@ -184,25 +205,10 @@ def _serve_http(server, address, path=None):
     return MetricsServer(address, close)
 
 
-def write_metrics(path):
-    """openmetrics() into a file, which is replaced at once: whoever reads it sees an old or a new version, never half of one."""
-    folder = os.path.dirname(os.path.abspath(path))
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".amem-metrics-")  # no name that a collector of *.prom reads
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(openmetrics())
-        os.chmod(temporary, 0o644)  # the collector is another user's
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
-def _write_for_ever(path, seconds):
+def _write_for_ever(path: str, seconds: float) -> MetricsServer:
     ended, owner = threading.Event(), os.getpid()
 
-    def work():
+    def work() -> None:
         said = False
         while True:
             try:
@@ -215,10 +221,11 @@ def _write_for_ever(path, seconds):
             if ended.wait(seconds):
                 return
 
+    _prometheus()  # AmemError at once, and not in the thread
     thread = threading.Thread(target=work, name="amem-metrics", daemon=True)
     thread.start()
 
-    def close():
+    def close() -> None:
         if os.getpid() != owner:
             return  # a child that was forked
         ended.set()
@@ -226,33 +233,48 @@ def _write_for_ever(path, seconds):
         with contextlib.suppress(OSError):
             os.unlink(path)  # figures of a process that has ended are nobody's
     atexit.register(close)
-    return MetricsServer(path, close)
+    return MetricsServer("file:" + path, close)
 
 
-def serve_metrics(where, seconds=FILE_SECONDS):
+def parse_address(where: Union[int, str]) -> Tuple[str, str, int]:
+    """("tcp", host, port), ("unix", path, 0) or ("file", path, 0). ValueError, with the forms that there are, for anything else."""
+    text = ":%d" % where if isinstance(where, int) and not isinstance(where, bool) else where
+    if isinstance(text, str):
+        kind, _, path = text.partition(":")
+        if kind in ("unix", "file") and path.startswith("/"):
+            path = path.replace("{rank}", os.environ.get("RANK", "0")).replace("{pid}", str(os.getpid()))
+            return kind, path, 0
+        found = re.fullmatch(r"(?:\[([0-9a-fA-F:]+)\]|([^\s:/]*)):(\d+)", text)
+        if found and int(found.group(3)) < 65536:
+            return "tcp", found.group(1) or found.group(2) or LOCALHOST, int(found.group(3))
+    raise ValueError("amem.serve_metrics takes %s, not %r" % (FORMS, where))
+
+
+def serve_metrics(where: Union[int, str], seconds: float = FILE_SECONDS) -> MetricsServer:
     """Gives out the metrics of this process, until close() of what it returns, or the end of the process.
 
-    where:  a port as a number, on all addresses of this host (0: any free one); (host, port); the path of a Unix socket, which is made;
-            or "file:PATH", written now and every `seconds`, for node_exporter's textfile collector (name it *.prom). "{rank}" and "{pid}"
-            in a path stand for this process's.
+    where:  9400 or ":9400"      HTTP on port 9400 for programs of this host (0: any free port)
+            "0.0.0.0:9400"       HTTP on an address of this host, for whoever reaches it; there is no password
+            "unix:/PATH"         HTTP on a Unix socket, which is made
+            "file:/PATH"         a file, written now and every `seconds`, for node_exporter's textfile collector (name it *.prom)
+            "{rank}" and "{pid}" in a path stand for this process's.
     HTTP answers GET /metrics. Reading takes no lock that a pause holds for long, and never fails the job.
-    OSError where the port or the path cannot be had.
+    ValueError for another form; OSError where the port or the path cannot be had; AmemError without the package prometheus-client.
     """
-    if isinstance(where, str):
-        where = where.replace("{rank}", os.environ.get("RANK", "0")).replace("{pid}", str(os.getpid()))
-        if where.startswith("file:"):
-            return _write_for_ever(where[len("file:"):], seconds)
-        with contextlib.suppress(FileNotFoundError):
-            if not _answers(where):
-                os.unlink(where)  # of a process that was killed
-        return _serve_http(_Unix(where, _Answer), where, where)
-    host, port = where if isinstance(where, tuple) else ("", where)
-    server = http.server.ThreadingHTTPServer((host, port), _Answer)
-    server.daemon_threads = True
-    return _serve_http(server, server.server_address[:2])
+    kind, place, port = parse_address(where)
+    if kind == "file":
+        return _write_for_ever(place, seconds)
+    handler = _handler()
+    if kind == "tcp":
+        server = _Tcp((place, port), handler)
+        return _serve(server, "%s:%d" % ("[%s]" % place if ":" in place else place, server.server_address[1]))
+    with contextlib.suppress(FileNotFoundError):
+        if not _answers(place):
+            os.unlink(place)  # of a process that was killed
+    return _serve(_Unix(place, handler), "unix:" + place, place)
 
 
-def _answers(path):
+def _answers(path: str) -> bool:
     """Whether a process listens on the socket; true also of what is no socket, and so is nobody's to remove."""
     if not stat.S_ISSOCK(os.stat(path).st_mode):
         return True

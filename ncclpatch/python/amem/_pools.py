@@ -6,6 +6,7 @@ import ctypes
 import re
 import sys
 import threading
+from typing import Any, Iterator
 
 from . import _calls, _library, _tags
 
@@ -156,7 +157,7 @@ def _devices(torch_side, device):
 
 
 @contextlib.contextmanager
-def pool(tag, policy="preserve", device=None):
+def pool(tag: str, policy: str = "preserve", device: Any = None) -> Iterator[None]:
     """What this thread allocates inside comes from the pool `tag`, which amem.pause(tag) and amem.resume(tag) take away and bring back.
 
         with amem.pool("weights"):

@@ -1,18 +1,27 @@
 """Requests from outside: safe points, at which `amem pause JOB` and `amem freeze JOB` take hold. Standard library only."""
 
 import ctypes
+import warnings
+from typing import Any, Callable, NoReturn
 
 from . import _calls, _library
 
 _IN_PROGRESS = 7  # the library returns now and then while a request holds the rank, so that Python runs its signal handlers
 
 
-def _function(name, quick=False):
-    """Of a library that is not there nobody can ask for anything: int() is 0. A quick one is called without letting other threads run, which takes
-    longer than the function itself."""
+def _nobody_can_ask() -> int:
+    global _begin
+    _begin = int  # 0, and said once
+    warnings.warn("amem.safepoint: AMem's library is not in this process, so nobody can pause it from outside; amem.stats() says why", RuntimeWarning,
+                  stacklevel=3)
+    return 0
+
+
+def _function(name: str, quick: bool = False) -> Any:
+    """A quick one is called without letting other threads run, which takes longer than the function itself."""
     library = _calls.lib
     if not _library.is_there(library):
-        return int
+        return _nobody_can_ask if quick else int
     if quick:
         library = ctypes.PyDLL(library._name, handle=library._handle)
     return getattr(library, name)
@@ -23,13 +32,13 @@ _go_on = _function("amem_safepoint_go_on")
 _may_resume = _function("amem_resume_may_begin")
 
 
-def _wait(result, again):
+def _wait(result: int, again: Callable[[], int]) -> None:
     while result == _IN_PROGRESS:
         result = again()
     _calls.check(result)
 
 
-def safepoint():
+def safepoint() -> None:
     """A place at which this rank can be paused from outside; to be called once a step, by one thread, in all ranks alike.
 
     for batch in loader:
@@ -46,12 +55,12 @@ def safepoint():
         _wait(result, _go_on)
 
 
-def await_resume():
+def await_resume() -> None:
     """Before a resume of NCCL's memory: waits while a request from outside stands, as the resume itself would, but for signals."""
     _wait(_may_resume(), _may_resume)
 
 
-def frozen(*_, **__):
+def frozen(*_: object, **__: object) -> NoReturn:
     """Always raises: a process cannot freeze itself, because the driver stops it meanwhile and somebody else must thaw it."""
     raise _calls.AmemError(5, "a process cannot freeze itself: while it is frozen none of its GPU calls returns, and another process "
                               "must bring it back. Call amem.safepoint() once a step, and use `amem freeze JOB` and `amem thaw JOB` "

@@ -2,6 +2,7 @@
 
 import contextlib
 import types
+from typing import Any
 
 from . import _pools, _tags
 
@@ -74,7 +75,7 @@ def configure_subprocess():
     yield
 
 
-def wrap(target=None):
+def wrap(target: Any = None) -> Any:
     """Has AMem carry out the calls of torch_memory_saver, in programs that are written for it; returns the object to call.
 
         import torch_memory_saver                   # the module, or its object of the same name

@@ -3,22 +3,67 @@
 import collections
 import contextlib
 import ctypes
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _calls, _requests
 
 PRESERVE, DISCARD = 0, 1
 POLICIES = {"preserve": PRESERVE, "discard": DISCARD}
 NO_WAIT, ON_STREAM, IN_TIME = 1, 2, 4
-NCCL = "nccl"
+NCCL, USER = "nccl", "user"
 
 
-def encode(tag):
+def encode(tag: str) -> bytes:
     if not isinstance(tag, str) or not tag:
-        raise TypeError("a tag is a string that is not empty, not %r" % (tag,))
+        several = isinstance(tag, (list, tuple, set, frozenset))
+        raise TypeError("a tag is a string that is not empty, not %r%s" % (tag, '; write several as ("weights", "nccl"), or as (*tags)' if several else ""))
     return tag.encode()
 
 
-def stream_pointer(stream):
+class Freed(NamedTuple):
+    """What a pause gave back to the driver, in bytes: in all, and of each of its tags. Memory of ncclMemAlloc is "user".
+
+    already: the tags that were paused before, and that this pause left as they were.
+    kept:    bytes of the other tags that had to stay on the GPU; amem.memory() has the reasons.
+    """
+
+    bytes: int
+    tags: Dict[str, int]
+    already: Tuple[str, ...]
+    kept: int
+
+    def __str__(self) -> str:
+        said = ["%s %s" % (_mebibytes(count), tag) for tag, count in self.tags.items() if count]
+        text = "%s freed (%s)" % (_mebibytes(self.bytes), ", ".join(said)) if said else "nothing freed"
+        if self.already:
+            text += "; %s: paused already" % ", ".join(self.already)
+        return text + ("; %s kept" % _mebibytes(self.kept) if self.kept else "")
+
+
+def _mebibytes(count: int) -> str:
+    return "%d MiB" % (count >> 20) if count >> 20 else "%d bytes" % count
+
+
+def _rows() -> Dict[str, Dict[str, Any]]:
+    """What memory() says, by tag; nothing where the library cannot say it: then the pause has the reason."""
+    try:
+        return {row["tag"]: row for row in memory()["tags"]}
+    except _calls.AmemError:
+        return {}
+
+
+def _measured(tags: Sequence[str], act: Callable[[], None]) -> Freed:
+    before = _rows()
+    act()
+    after = _rows()
+    gone = {tag: max(0, before[tag]["resident_bytes"] - after[tag]["resident_bytes"]) if tag in before and tag in after else 0
+            for tag in [*tags, *([USER] if NCCL in tags and USER not in tags else [])]}
+    already = tuple(tag for tag in tags if tag in before and before[tag]["state"] == "paused")
+    kept = sum(after[tag]["kept_bytes"] for tag in gone if tag in after and tag not in already)
+    return Freed(sum(gone.values()), gone, already, kept)
+
+
+def stream_pointer(stream: Any) -> ctypes.c_void_p:
     """CUDA's handle of a stream: a torch.cuda.Stream, or the handle as a number, where 0 is the default stream."""
     pointer = getattr(stream, "cuda_stream", stream)
     if isinstance(pointer, bool) or not isinstance(pointer, int):
@@ -26,25 +71,27 @@ def stream_pointer(stream):
     return ctypes.c_void_p(pointer)
 
 
-def _array(tags):
+def _array(tags: Sequence[str]) -> Tuple[Any, int]:
     names = [encode(tag) for tag in tags]
     return (ctypes.c_char_p * len(names))(*names), len(names)
 
 
-def open_pool(tag, policy):
+def open_pool(tag: str, policy: str) -> None:
     """Makes the pool of a tag; it may exist already, with the same policy."""
     if policy not in POLICIES:
         raise ValueError("policy is %s, not %r" % (" or ".join(map(repr, POLICIES)), policy))
     _calls.check(_calls.lib.amem_pool(encode(tag), POLICIES[policy]))
 
 
-def pause(*tags, wait=True, stream=None, process_group=None, timeout=None):
+def pause(*tags: str, wait: bool = True, stream: Any = None, process_group: Any = None, timeout: Optional[float] = None) -> Freed:
     """Gives GPU memory back to the driver; addresses stay, and contents are saved in pinned host memory (policy "preserve").
 
     pause()                               NCCL's memory, as pause("nccl")
     pause("weights", "nccl")              the pool "weights" first, NCCL's memory then
     pause("weights", wait=False, stream=s)   returns at once: contents are saved after what stream `s` holds now, beside what other
                                           streams compute, and the memory goes when they are saved; amem.wait("weights") waits
+
+    Returns Freed(bytes, tags, already, kept). With wait=False it says what had gone by then.
 
     tags:    names of pools (see amem.pool), and "nccl"; none means "nccl". A tag that is paused already is left as it is.
     wait:    whether to return only when the memory is given back. "nccl" is always waited for, and is collective: every rank that
@@ -59,17 +106,18 @@ def pause(*tags, wait=True, stream=None, process_group=None, timeout=None):
     AmemError: of an unknown tag (code 4; the known ones are listed), a host without memory for the contents (1 or 2), a rank that did
     not come (6). Then no tag of this call is paused: those that were are resumed.
     """
+    tags = tags or (NCCL,)
+    names, count = _array(tags)
     if process_group is not None:
-        return _across_hosts(wait).pause(process_group, tags, stream, timeout)
-    if set(tags) <= {NCCL} and stream is None:
-        return _calls.check(_calls.lib.ncclPause(None))
-    names, count = _array(tags or (NCCL,))
+        return _measured(tags, lambda: _across_hosts(wait).pause(process_group, tags, stream, timeout))
+    if set(tags) == {NCCL} and stream is None:
+        return _measured(tags, lambda: _calls.check(_calls.lib.ncclPause(None)))
     flags = (0 if wait else NO_WAIT) | (0 if stream is None else ON_STREAM)
     pointer = None if stream is None else stream_pointer(stream)
-    return _calls.check(_calls.lib.amem_pause(names, count, flags, pointer))
+    return _measured(tags, lambda: _calls.check(_calls.lib.amem_pause(names, count, flags, pointer)))
 
 
-def resume(*tags, wait=True, priority=0, process_group=None, timeout=None):
+def resume(*tags: str, wait: bool = True, priority: int = 0, process_group: Any = None, timeout: Optional[float] = None) -> None:
     """Brings GPU memory back at the same addresses, with the same contents (policy "preserve") or as it comes (policy "discard").
 
     resume()                              NCCL's memory, as resume("nccl")
@@ -83,17 +131,20 @@ def resume(*tags, wait=True, priority=0, process_group=None, timeout=None):
     AmemError: of an unknown tag (4), or too little free GPU memory (1; the text says how much is missing). The tags of this call are
     paused then, contents kept, and resume can be called again. Without waiting, the failure comes with the first amem.wait.
     """
-    if process_group is not None:
-        return _across_hosts(wait).resume(process_group, tags, timeout)
-    if NCCL in tags or not tags:
-        _requests.await_resume()
-    if set(tags) <= {NCCL}:
-        return _calls.check(_calls.lib.ncclResume(None))
+    tags = tags or (NCCL,)
     names, count = _array(tags)
-    return _calls.check(_calls.lib.amem_resume(names, count, 0 if wait else NO_WAIT, priority))
+    if process_group is not None:
+        _across_hosts(wait).resume(process_group, tags, timeout)
+        return
+    if NCCL in tags:
+        _requests.await_resume()
+    if set(tags) == {NCCL}:
+        _calls.check(_calls.lib.ncclResume(None))
+    else:
+        _calls.check(_calls.lib.amem_resume(names, count, 0 if wait else NO_WAIT, priority))
 
 
-def resume_in_time(*tags):
+def resume_in_time(*tags: str) -> None:
     """As resume, for ranks that agree on it elsewhere: it waits no longer than AMEM_TIMEOUT_MS for others that are still paused."""
     if NCCL in tags:
         _requests.await_resume()
@@ -101,7 +152,7 @@ def resume_in_time(*tags):
     return _calls.check(_calls.lib.amem_resume(names, count, IN_TIME, 0))
 
 
-def wait(tag, stream=None):
+def wait(tag: str, stream: Any = None) -> None:
     """Waits for what is under way for a tag: a pause or a resume that was called with wait=False.
 
     stream None: the host waits for its end. A torch.cuda.Stream or a handle: that stream waits for the contents; the host waits only
@@ -115,29 +166,33 @@ def wait(tag, stream=None):
         _calls.check(_calls.lib.amem_wait_stream(encode(tag), stream_pointer(stream)))
 
 
-_blocks = collections.Counter()  # how many open blocks want a tag paused
+_blocks: "collections.Counter[str]" = collections.Counter()  # how many open blocks want a tag paused
 
 
-def hold(tags):
+def hold(tags: Sequence[str]) -> None:
     """Counts one more block that wants these tags paused."""
     _blocks.update(set(tags))
 
 
-def let_go(tags):
+def let_go(tags: Sequence[str]) -> List[str]:
     """Ends what hold() began. Returns the tags that no other block wants paused, in their order."""
     _blocks.subtract(set(tags))
     return [tag for tag in tags if _blocks[tag] <= 0]
 
 
 @contextlib.contextmanager
-def paused(*tags, process_group=None, timeout=None):
+def paused(*tags: str, process_group: Any = None, timeout: Optional[float] = None) -> Iterator[Freed]:
     """Pauses, and resumes on the way out, also after an exception. No tags: NCCL's memory. process_group, timeout: as for pause.
+
+        with amem.paused("weights", "nccl") as freed:
+            print(freed.bytes, freed)
 
     Nests: what an outer block, or a rollout of RolloutOffload, has paused stays paused until that one ends."""
     tags = tags or (NCCL,)
+    _array(tags)  # TypeError
     hold(tags)
     try:
-        pause(*tags, process_group=process_group, timeout=timeout)
+        freed = pause(*tags, process_group=process_group, timeout=timeout)
     except Exception:  # nothing of it is paused
         let_go(tags)
         raise
@@ -145,43 +200,44 @@ def paused(*tags, process_group=None, timeout=None):
         resume_held(tags)
         raise
     try:
-        yield
+        yield freed
     finally:
         resume_held(tags, process_group=process_group, timeout=timeout)
 
 
-def resume_held(tags, **how):
+def resume_held(tags: Sequence[str], **how: Any) -> None:
     """Resumes those of the held tags that nobody else holds. What could not be resumed may be resumed by anybody."""
     left = let_go(tags)
     if left:
         resume(*left, **how)
 
 
-def _across_hosts(wait):
+def _across_hosts(wait: bool) -> Any:
     if not wait:
         raise ValueError("with a process_group a pause or resume is waited for: all ranks have to agree that it succeeded")
     from . import _hosts
     return _hosts
 
 
-def memory():
+def memory() -> Dict[str, Any]:
     """What each tag of this process holds: {"schema": 1, "tags": [{...}, ...]}, sizes in bytes, times in milliseconds.
 
     Of each tag: "tag", "policy" ("preserve" or "discard"), "state" ("resident", "pausing", "paused" or "resuming"), "bytes" (as the
     driver gave them, in chunks), "part_bytes" (as they were asked for), "resident_bytes" (on the GPU now), "kept_bytes" and "kept"
     (what a pause has to leave, by reason), "parts" (allocations), "devices", "pinned_bytes" (of the host, for its contents now), "last_pause_ms",
     "last_resume_ms" (None if there was none), "failure". The tags "nccl" and "user" (memory of ncclMemAlloc) are among them. No tags
-    where AMem is switched off (AMEM_ENABLE=0).
+    before memory was asked for, or where AMem is switched off (AMEM_ENABLE=0); "reason" says which.
     """
-    return _calls.read_json("amem_memory_json")
+    answer: Dict[str, Any] = _calls.read_json("amem_memory_json")
+    return answer
 
 
-def row_of(tag):
+def row_of(tag: str) -> Optional[Dict[str, Any]]:
     """What memory() says of a tag, or None if there is no such tag."""
     return next((row for row in memory()["tags"] if row["tag"] == tag), None)
 
 
-def state_of(tag):
+def state_of(tag: str) -> Optional[str]:
     """The "state" of a tag, or None if there is no such tag."""
     row = row_of(tag)
-    return row and row["state"]
+    return row["state"] if row else None

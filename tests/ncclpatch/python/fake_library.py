@@ -35,6 +35,7 @@ class Library:
         self.states = {"nccl": RESIDENT, "user": RESIDENT}
         self.policies = {"nccl": 0, "user": 0}
         self.nccl_libraries = []
+        self.sizes, self.kept = {}, {}  # bytes by tag, beside those of `contents`
         self.bypassed = False  # whether PyTorch takes memory without asking
         self._functions = {name: kind(getattr(self, "_" + name)) for name, kind in self.NAMES.items()}
 
@@ -145,12 +146,14 @@ class Library:
         return 0
 
     def _amem_memory_json(self, buffer, length):
-        rows = [{"tag": tag, "state": state, "policy": ("preserve", "discard")[self.policies[tag]], "bytes": self._bytes(tag), "part_bytes": self._bytes(tag)}
+        rows = [{"tag": tag, "state": state, "policy": ("preserve", "discard")[self.policies[tag]], "bytes": self._bytes(tag), "part_bytes": self._bytes(tag),
+                 "resident_bytes": 0 if state == PAUSED else self._bytes(tag), "kept_bytes": self.kept.get(tag, 0)}
                 for tag, state in self.states.items()]
         return self._write({"schema": 1, "tags": rows}, buffer, length)
 
     def _bytes(self, tag):
-        return sum(storage.nbytes() for storage in self.contents.storages(tag)) if self.contents and not self.bypassed else 0
+        held = sum(storage.nbytes() for storage in self.contents.storages(tag)) if self.contents and not self.bypassed else 0
+        return held + self.sizes.get(tag, 0)
 
     def _amem_stats_json(self, buffer, length):
         return self._write({"session": None, "nccl_libraries": self.nccl_libraries}, buffer, length)

@@ -1,38 +1,28 @@
-"""Metrics on the stand-in driver: what they say, that the text is OpenMetrics, and the three ways by which it is given out."""
+"""Metrics on the stand-in driver: what they say, that prometheus-client's parsers read them, and the ways by which they are given out."""
+import importlib.util
 import os
-import re
 import sys
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import python_test  # noqa: E402
 
-SAMPLE = re.compile(r'^([a-z_]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\} (-?\d+(?:\.\d+)?(?:e-?\d+)?)$')
-SUFFIX = {"counter": "_total", "gauge": "", "info": "_info"}
+HAVE_PROMETHEUS = importlib.util.find_spec("prometheus_client") is not None
 
 
-def check_openmetrics(text):
-    """What the standard asks for of what we use. Returns {(sample name, labels): value}."""
-    assert text.endswith("# EOF\n") and text.count("# EOF") == 1, text[-80:]
-    samples, family, kind = {}, None, None
-    families = set()
-    for line in text.splitlines()[:-1]:
-        if line.startswith("# TYPE "):
-            family, kind = line[len("# TYPE "):].split(" ")
-            assert kind in SUFFIX and family not in families, line
-            assert not family.endswith(("_total", "_info")), line
-            families.add(family)
-        elif line.startswith("# UNIT "):
-            name, unit = line[len("# UNIT "):].split(" ")
-            assert name == family and name.endswith("_" + unit), line
-        elif line.startswith("# HELP "):
-            assert line[len("# HELP "):].split(" ")[0] == family, line
-        else:
-            found = SAMPLE.match(line)
-            assert found and found.group(1) == family + SUFFIX[kind], line
-            assert (found.group(1), found.group(2)) not in samples, line
-            assert kind != "counter" or float(found.group(3)) >= 0, line
-            samples[found.group(1), found.group(2)] = float(found.group(3))
+def parsed(text, plain=False):
+    """{(sample name, labels as text): value} of OpenMetrics text, or of the older Prometheus text, as prometheus-client's parser reads it."""
+    if plain:
+        from prometheus_client.parser import text_string_to_metric_families as parse
+    else:
+        from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
+    samples = {}
+    for family in parse(text):
+        for sample in family.samples:
+            assert {"rank", "host"} <= set(sample.labels) and "pid" not in sample.labels, sample
+            key = sample.name, ",".join('%s="%s"' % pair for pair in sorted(sample.labels.items()))
+            assert key not in samples, key
+            samples[key] = sample.value
     return samples
 
 
@@ -40,7 +30,7 @@ SETUP = """
 load_nccl()
 import amem, os, sys, time, warnings, urllib.request, socket
 sys.path.insert(0, %r)
-from metrics_test import check_openmetrics
+from metrics_test import parsed
 allocate()
 def one(samples, name, **labels):
     found = [value for (sample, text), value in samples.items() if sample == name and all('%%s="%%s"' %% pair in text for pair in labels.items())]
@@ -49,28 +39,24 @@ def one(samples, name, **labels):
 """ % os.path.dirname(os.path.abspath(__file__))
 
 
+@unittest.skipUnless(HAVE_PROMETHEUS, "this Python has no prometheus-client")
 class Metrics(python_test.Scripts):
     def test_bytes_pauses_and_phases(self):
         self.check(SETUP + """
 amem.pause()
-samples = check_openmetrics(amem.openmetrics())
+samples = parsed(amem.openmetrics())
 assert one(samples, "amem_tag_bytes", tag="user") == 4 << 20
 assert one(samples, "amem_tag_resident_bytes", tag="user") == 0
 assert one(samples, "amem_paused", tag="user") == 1
 assert one(samples, "amem_pauses_total") == 1 and one(samples, "amem_resumes_total") == 0
 first = one(samples, "amem_phase_seconds_total", operation="pause", phase="save", kind="work")
 amem.resume(); amem.pause()
-samples = check_openmetrics(amem.openmetrics())
+samples = parsed(amem.openmetrics())
 assert one(samples, "amem_pauses_total") == 2 and one(samples, "amem_resumes_total") == 1
 last = one(samples, "amem_last_phase_seconds", operation="pause", phase="save", kind="work")
 total = one(samples, "amem_phase_seconds_total", operation="pause", phase="save", kind="work")
 assert abs(total - first - last) < 1e-6, (first, last, total)
 assert 'rank="3"' in amem.openmetrics()
-try:
-    from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
-    assert len(list(parse(amem.openmetrics()))) > 10
-except ImportError:
-    pass
 """, RANK="3")
 
     def test_failures_by_phase(self):
@@ -82,61 +68,117 @@ try:
     raise SystemExit("no failure")
 except amem.AmemError:
     pass
-samples = check_openmetrics(amem.openmetrics())
+samples = parsed(amem.openmetrics())
 failed = {text: value for (name, text), value in samples.items() if name == "amem_failures_total" and value}
 assert len(failed) == 1 and list(failed.values()) == [1], failed
 assert 'operation="resume"' in list(failed)[0] and 'phase="create own"' in list(failed)[0], failed
 assert one(samples, "amem_resumes_total") == 0
 amem.resume()
-samples = check_openmetrics(amem.openmetrics())
+samples = parsed(amem.openmetrics())
 assert one(samples, "amem_resumes_total") == 1
 """)
 
-    def test_before_any_memory_it_is_short_and_valid(self):
+    def test_series_are_there_from_the_start_at_zero(self):
         self.check(SETUP.replace("allocate()", "") + """
-samples = check_openmetrics(amem.openmetrics())
-assert [name for name, _ in samples if name == "amem_info"], samples
+first = parsed(amem.openmetrics())
+assert [name for name, _ in first if name == "amem_info"], first
+assert one(first, "amem_pauses_total") == 0 and one(first, "amem_resumes_total") == 0
+failures = {labels: value for (name, labels), value in first.items() if name == "amem_failures_total"}
+assert len(failures) == 10 and not any(failures.values()), failures
+allocate(); amem.pause(); amem.resume()
+later = parsed(amem.openmetrics())
+counters = lambda samples: {(name, labels) for name, labels in samples if name.endswith("_total")}
+assert counters(later) == counters(first), counters(later) ^ counters(first)
 """)
 
     def test_kept_bytes_by_reason(self):
         self.check(SETUP + """
-samples = check_openmetrics(amem.openmetrics())
+samples = parsed(amem.openmetrics())
 reasons = {text: value for (name, text), value in samples.items() if name.endswith("kept_bytes") and "reason=" in text}
 assert any(value == 4 << 20 for value in reasons.values()), (reasons, amem.stats()["kept_bytes"])
 """, AMEM_USER_MEMORY="keep")
 
-    def test_over_http(self):
+    def test_over_http_of_this_host_alone(self):
         self.check(SETUP + """
-with amem.serve_metrics(("127.0.0.1", 0)) as server:
-    url = "http://127.0.0.1:%d" % server.address[1]
-    answer = urllib.request.urlopen(url + "/metrics")
-    assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0"), answer.headers
-    check_openmetrics(answer.read().decode())
+for where in (0, ":0", "127.0.0.1:0", "localhost:0"):
+    with amem.serve_metrics(where) as server:
+        host, _, port = server.address.rpartition(":")
+        assert host == ("localhost" if where == "localhost:0" else "127.0.0.1"), server.address
+        url = "http://127.0.0.1:" + port
+        answer = urllib.request.urlopen(urllib.request.Request(url + "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}))
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0"), answer.headers
+        parsed(answer.read().decode())
+        parsed(urllib.request.urlopen(url + "/").read().decode(), plain=True)
+        try:
+            urllib.request.urlopen(url + "/other")
+            raise SystemExit("no 404")
+        except urllib.error.HTTPError as error:
+            assert error.code == 404
+        try:
+            urllib.request.urlopen("http://127.0.0.2:" + port, timeout=5)
+            raise SystemExit("other addresses answer")
+        except urllib.error.URLError:
+            pass
     try:
-        urllib.request.urlopen(url + "/other")
-        raise SystemExit("no 404")
+        urllib.request.urlopen(url + "/metrics")
+        raise SystemExit("it goes on after close")
+    except urllib.error.URLError:
+        pass
+with amem.serve_metrics("0.0.0.0:0") as server:
+    parsed(urllib.request.urlopen("http://127.0.0.2:" + server.address.rpartition(":")[2]).read().decode(), plain=True)
+""")
+
+    def test_a_library_that_cannot_answer_is_said_to_the_scraper(self):
+        self.check(SETUP + """
+def fails(): raise amem.AmemError(3, "the library is ill")
+amem._metrics.metrics = fails
+with amem.serve_metrics(0) as server:
+    try:
+        urllib.request.urlopen("http://" + server.address)
+        raise SystemExit("no 500")
     except urllib.error.HTTPError as error:
-        assert error.code == 404
-try:
-    urllib.request.urlopen(url + "/metrics")
-    raise SystemExit("it goes on after close")
-except urllib.error.URLError:
-    pass
+        assert error.code == 500 and b"the library is ill" in error.read(), error
+""")
+
+    def test_another_form_of_address_is_refused_and_leaves_nothing_behind(self):
+        self.check(SETUP + """
+os.chdir(os.environ["AMEM_JOURNAL_DIR"])
+before = os.listdir(".")
+for where in ("9400", "foo", "", ":", ":x", ":70000", -1, 70000, True, None, 1.5, ("127.0.0.1", 0), "/x.sock", "unix:x.sock", "unix:", "file:x.prom", "http://h:1", "a b:1"):
+    try:
+        amem.serve_metrics(where)
+        raise SystemExit("took %r" % (where,))
+    except ValueError as error:
+        assert ':9400' in str(error) and '"unix:/PATH"' in str(error) and repr(where) in str(error), error
+assert os.listdir(".") == before
+""")
+
+    def test_without_prometheus_client_the_dict_is_there_and_text_says_what_to_install(self):
+        self.check(SETUP + """
+sys.modules["prometheus_client"] = None
+assert amem.metrics()["amem"]["samples"]
+for call in (amem.openmetrics, lambda: amem.serve_metrics(0), lambda: amem.write_metrics("/x"), lambda: amem.serve_metrics("file:/x.prom")):
+    try:
+        call()
+        raise SystemExit("no error")
+    except amem.AmemError as error:
+        assert error.code == 5 and "pip install prometheus-client" in str(error), error
 """)
 
     def test_over_a_unix_socket_that_a_killed_process_left(self):
         self.check(SETUP + """
 path = os.environ["AMEM_JOURNAL_DIR"] + "/metrics.sock"
 left = socket.socket(socket.AF_UNIX); left.bind(path); left.close()
-with amem.serve_metrics(path):
+with amem.serve_metrics("unix:" + path) as server:
+    assert server.address == "unix:" + path
     client = socket.socket(socket.AF_UNIX); client.connect(path)
     client.sendall(b"GET /metrics HTTP/1.0\\r\\n\\r\\n")
     text = b"".join(iter(lambda: client.recv(65536), b"")).decode()
-    check_openmetrics(text.partition("\\r\\n\\r\\n")[2])
+    parsed(text.partition("\\r\\n\\r\\n")[2], plain=True)
 assert not os.path.exists(path)
 open(path, "w").write("mine")
 try:
-    amem.serve_metrics(path)
+    amem.serve_metrics("unix:" + path)
     raise SystemExit("it took a file for a socket")
 except OSError:
     assert open(path).read() == "mine"
@@ -151,7 +193,7 @@ end = time.monotonic() + 1
 seen = set()
 while time.monotonic() < end:
     if os.path.exists(path):
-        check_openmetrics(open(path).read())
+        parsed(open(path).read(), plain=True)
         seen.add(os.stat(path).st_mtime_ns)
 assert len(seen) > 2, seen
 assert [name for name in os.listdir(folder) if name.endswith(".prom")] == ["amem-2.prom"]
@@ -160,7 +202,7 @@ if os.fork() == 0:
 os.wait()
 assert os.path.exists(path)
 server.close()
-assert not os.path.exists(path) and not [name for name in os.listdir(folder) if "metrics-" in name]
+assert not os.path.exists(path) and not [name for name in os.listdir(folder) if name.startswith("amem-2.prom")]
 """, RANK="2")
 
 

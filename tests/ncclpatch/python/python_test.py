@@ -173,10 +173,10 @@ with amem.paused():
 """
         )
 
-    def test_a_missing_library_says_how_to_name_it(self):
-        result = run("import amem", AMEM_LIBRARY="/no/such/libamem_nccl.so")
-        self.assertNotEqual(result.returncode, 0)
-        self.assertIn("AMEM_LIBRARY", result.stderr)
+    def test_a_library_that_is_not_where_it_was_said_to_be_is_warned_of_and_is_an_error_when_it_is_needed(self):
+        result = run("import amem\ntry:\n    amem.pause()\nexcept amem.AmemError as error:\n    print(error.code, error)\n", AMEM_LIBRARY="/no/such/libamem_nccl.so")
+        self.assertIn("RuntimeWarning: cannot load /no/such/libamem_nccl.so", result.stderr)
+        self.assertRegex(result.stdout, "^5 cannot load /no/such/libamem_nccl.so: .*; correct AMEM_LIBRARY, or unset it")
 
     def test_a_library_that_lacks_a_function_says_which(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -558,6 +558,15 @@ class Import(Scripts):
             self.check("import amem, sys\nassert 'amem.%s' not in sys.modules\nassert amem.%s is sys.modules['amem.%s']\n" % (name, name, name))
         self.check("import amem\nassert not hasattr(amem, 'nothing') and amem.rl.RolloutOffload\n")
 
+    def test_dir_shows_what_a_user_may_use_and_nothing_else(self):
+        self.check("""
+import amem
+names = [name for name in dir(amem) if name != "__version__"]
+assert not [name for name in names if name.startswith("_") or name in ("sys", "warnings", "importlib", "Any")], names
+assert {"rl", "frameworks", "hosts", "journal", *amem.__all__} == set(names) and all(hasattr(amem, name) for name in names), names
+assert amem.__version__.count(".") == 2, amem.__version__
+""")
+
     def test_without_the_library_a_call_is_an_amem_error_that_says_what_to_do(self):
         with tempfile.TemporaryDirectory() as folder:
             shutil.copytree(os.path.join(PYTHON, "amem"), folder + "/amem", ignore=shutil.ignore_patterns("__pycache__"))
@@ -570,14 +579,23 @@ for call in (amem.pause, amem.resume, amem.stats, amem.version, lambda: amem.pau
         call()
         raise SystemExit("must raise")
     except amem.AmemError as error:
-        assert error.code == 5 and "set AMEM_LIBRARY" in str(error), error
-amem.safepoint()  # nobody can ask
+        assert error.code == 5 and "install the wheel of amem-nccl again, or set AMEM_LIBRARY" in str(error), error
+warnings.simplefilter("error")
+try:
+    amem.safepoint()
+    raise SystemExit("nobody can ask, and that is not said")
+except RuntimeWarning as said:
+    assert "nobody can pause it" in str(said), said
+for _ in range(3): amem.safepoint()
 """, PYTHONPATH=folder)
             self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_in_the_tree_the_library_of_its_build_is_found(self):
         with tempfile.TemporaryDirectory() as folder:
             shutil.copytree(os.path.join(PYTHON, "amem"), folder + "/ncclpatch/python/amem", ignore=shutil.ignore_patterns("__pycache__"))
+            open(folder + "/run", "w", encoding="utf-8").close()
+            done = run("import os\nos.environ.pop('AMEM_LIBRARY')\nimport amem\namem.pause()", PYTHONPATH=folder + "/ncclpatch/python")
+            self.assertIn("build it with ./run build in " + os.path.realpath(folder), done.stderr)
             os.makedirs(folder + "/build/lib")
             os.symlink(os.environ["AMEM_LIBRARY"], folder + "/build/lib/libamem_nccl.so")
             done = run("import os\nos.environ.pop('AMEM_LIBRARY')\nimport amem\nprint(amem.version())\n", PYTHONPATH=folder + "/ncclpatch/python")

@@ -24,6 +24,13 @@ class OnTheFake(unittest.TestCase):
 
 
 class Tags(OnTheFake):
+    def test_a_tag_is_known_from_its_adoption_on_also_where_no_tensor_exists_yet(self):
+        with mock.patch.object(amem._pools, "backend", lambda: fake_library.Cpu(None)):
+            self.assertEqual(amem._adopt.move_storages({}, "optimizer", "discard", {}).storages, 0)
+        with amem.paused("optimizer"):
+            self.assertEqual(self.library.states["optimizer"], "paused")
+        self.assertEqual(self.library.policies["optimizer"], 1)
+
     def test_without_tags_it_is_nccls_memory_by_the_call_of_old(self):
         amem.pause()
         amem.resume()
@@ -65,6 +72,30 @@ class Tags(OnTheFake):
         for wrong in (b"a", "", None):
             with self.assertRaises(TypeError):
                 amem.pause(wrong)
+
+    def test_a_list_of_tags_is_told_what_to_write(self):
+        for call in (amem.pause, amem.resume, lambda tags: amem.paused(tags).__enter__()):
+            for tags in (["a", "b"], ("a",), {"a"}):
+                with self.assertRaisesRegex(TypeError, r'write several as \("weights", "nccl"\), or as \(\*tags\)'):
+                    call(tags)
+        self.assertEqual(self.library.calls, [])
+        amem.pause("nccl")
+        self.assertEqual(self.library.states["nccl"], "paused")
+
+    def test_a_pause_says_what_it_freed_and_what_was_paused_already(self):
+        with amem.pool("a"), amem.pool("b"):
+            pass
+        self.library.sizes = {"nccl": 8 << 20, "a": 3 << 20, "b": 1000}
+        self.library.kept = {"nccl": 1 << 20, "a": 512}
+        with amem.paused("a") as outer:
+            self.assertEqual(outer, amem.Freed(3 << 20, {"a": 3 << 20}, (), 512))
+            self.assertEqual(str(outer), "3 MiB freed (3 MiB a); 512 bytes kept")
+            with amem.paused("b", "a", "nccl") as inner:
+                self.assertEqual(inner, amem.Freed(1000 + (8 << 20), {"b": 1000, "a": 0, "nccl": 8 << 20, "user": 0}, ("a",), 1 << 20))
+            self.assertEqual(self.library.states["a"], "paused")
+            self.assertEqual(str(amem.pause("a")), "nothing freed; a: paused already")
+        self.assertEqual(amem.pause("a").bytes, 3 << 20)
+        self.assertEqual(amem.pause("a").bytes, 0)
 
     def test_an_error_stays_what_it_is_in_another_process(self):
         error = amem.AmemError(4, "no tag", "rank 1 did it")

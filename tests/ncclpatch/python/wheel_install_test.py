@@ -1,19 +1,20 @@
 """The wheel in a fresh virtual environment, with nothing else of AMem's in sight: the command, the tool, the demo, the journals.
 
-    wheel_install_test.py WHEEL
+    wheel_install_test.py WHEEL      by a Python that has mypy and cyclonedx-python-lib, else two tests are skipped
 """
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 import zipfile
 
+HERE = os.path.dirname(os.path.abspath(__file__))
 WHEEL = os.path.abspath(sys.argv.pop(1))
-GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../replay/golden/gpu/golden-out-of-memory-2gpus.amem")
+GOLDEN = os.path.join(HERE, "../../replay/golden/gpu/golden-out-of-memory-2gpus.amem")
 C_INTERFACE = re.compile(r"^(nccl(Pause|Resume|MemStats|SetGroupID|GetGroupID|Comm(Suspend|Resume|MemStats|Init\w+|Grow)|GetUniqueId)|amem_\w+|dlsym|dlvsym)$")
 
 
@@ -21,7 +22,6 @@ class Wheel(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
-        cls.began = time.monotonic()
         subprocess.run([sys.executable, "-m", "venv", cls.folder.name + "/venv"], check=True)
         cls.python = cls.folder.name + "/venv/bin/python"
         subprocess.run([cls.python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-index", WHEEL], check=True)
@@ -40,7 +40,6 @@ class Wheel(unittest.TestCase):
     def test_the_demo_on_the_simulator(self):
         code, out, err = self.amem("demo")
         self.assertEqual(code, 0, out + err)
-        self.assertLess(time.monotonic() - self.began, 60, "from the installation to the end of the demo")
 
     def test_why_explains_a_golden_journal(self):
         code, out, err = self.amem("why", os.path.abspath(GOLDEN))
@@ -58,8 +57,60 @@ class Wheel(unittest.TestCase):
         self.assertEqual((code, out.strip()), (0, "True"), err)
 
     def test_it_can_be_imported_and_says_its_version(self):
-        done = subprocess.run([self.python, "-c", "import amem; print(amem.version())"], capture_output=True, text=True, check=False)
-        self.assertRegex(done.stdout, r"^\d+\.\d+\.\d+\n$", done.stderr)
+        done = subprocess.run([self.python, "-c", "import amem; print(amem.version(), amem.__version__)"], capture_output=True, text=True, check=False)
+        self.assertRegex(done.stdout, r"^(\d+\.\d+\.\d+) \1\n$", done.stderr)
+
+    def test_the_programs_are_on_path_and_the_demos_journals_are_where_they_look(self):
+        folder = {"AMEM_JOURNAL_DIR": self.folder.name + "/demo-journal"}
+        code, out, err = self.amem("demo", "--ranks", "2", **folder)
+        self.assertEqual(code, 0, out + err)
+        self.assertIn("\n  amem ls\n", out)
+        for program, arguments, wanted in (("amem", ["ls"], "closed"), ("amem-replay", ["ls"], "closed"), ("amem-patch", ["--help"], "patch")):
+            done = subprocess.run([os.path.join(self.folder.name, "venv/bin", program), *arguments], env={"PATH": "/nowhere", **folder}, capture_output=True,
+                                  text=True, check=False)
+            self.assertEqual((done.returncode, wanted in done.stdout), (0, True), done.stdout + done.stderr)
+
+    def test_header_schemas_manual_and_completions_are_installed(self):
+        share = self.folder.name + "/venv/share/"
+        for path, wanted in (("man/man1/amem-replay.1", ".TH"), ("bash-completion/completions/amem-replay", "complete "), ("zsh/site-functions/_amem-replay", "#compdef"),
+                             ("fish/vendor_completions.d/amem-replay.fish", "complete "), ("amem/schemas/why.schema.json", '"$schema"')):
+            with open(share + path, encoding="utf-8") as file:
+                self.assertIn(wanted, file.read(), path)
+        where = subprocess.run([self.python, "-c", "import amem; print(amem.__path__[0])"], capture_output=True, text=True, check=True).stdout.strip()
+        program = "#include <amem.h>\nint main(void) { return amem_version() == 0; }\n"
+        built = subprocess.run(["cc", "-x", "c", "-", "-I" + where + "/include", "-o", self.folder.name + "/program", where + "/libamem_nccl.so"],
+                               input=program, capture_output=True, text=True, check=False)
+        self.assertEqual(built.returncode, 0, built.stderr)
+
+    def test_what_is_linked_in_is_listed_with_its_notices(self):
+        with zipfile.ZipFile(WHEEL) as wheel:
+            names = wheel.namelist()
+            text = wheel.read(next(name for name in names if name.endswith("/sboms/amem.cdx.json"))).decode()
+            notices = {os.path.basename(name)[:-len(".txt")]: wheel.read(name).decode() for name in names if "/licenses/" in name and name.endswith(".txt")}
+        listed = {one["name"]: one for one in json.loads(text)["components"]}
+        self.assertEqual(set(listed), set(notices))
+        for name, words in (("capnproto", "Sandstorm"), ("lmdb", "OpenLDAP"), ("spdlog", "MIT"), ("zlib", "Jean-loup Gailly"), ("gcc-12", "Runtime Library Exception")):
+            self.assertIn(re.sub(r"\s", "", words).lower(), re.sub(r"\s", "", notices[name]).lower())
+            self.assertRegex(listed[name]["version"], r"^\d")
+        if importlib.util.find_spec("cyclonedx") is None:
+            self.skipTest("this Python has no cyclonedx-python-lib to check the list's form")
+        from cyclonedx.schema import SchemaVersion
+        from cyclonedx.validation.json import JsonStrictValidator
+        self.assertIsNone(JsonStrictValidator(SchemaVersion.V1_5).validate_str(text))
+
+    @unittest.skipUnless(importlib.util.find_spec("mypy"), "this Python has no mypy")
+    def test_mypy_accepts_a_program_that_uses_all_of_the_interface(self):
+        program = os.path.join(HERE, "public_types.py")
+        with open(program, encoding="utf-8") as file:
+            text = file.read()
+        names = subprocess.run([self.python, "-c", "import amem; print(*dir(amem))"], capture_output=True, text=True, check=True).stdout.split()
+        self.assertEqual([name for name in names if "amem." + name not in text], [])
+        command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", self.python, "--cache-dir", self.folder.name + "/mypy"]
+        done = subprocess.run([*command, program], capture_output=True, text=True, check=False, cwd=self.folder.name)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        wrong = "import amem\namem.pause(['weights'])\namem.paused().nothing\nx: str = amem.pause().bytes\n"
+        done = subprocess.run([*command, "-c", wrong], capture_output=True, text=True, check=False, cwd=self.folder.name)
+        self.assertIn("Found 3 errors", done.stdout, "it sees no types at all")
 
     def test_torch_would_find_the_entry_point(self):
         code = "from importlib.metadata import entry_points as e; print([p.value for p in (e(group='torch.backends') if hasattr(e(), 'select') else e()['torch.backends'])])"

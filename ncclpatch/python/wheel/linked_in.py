@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""What other projects' code is in a build: a CycloneDX list, and the notices that their licences ask for.
+
+    linked_in.py BUILD_FOLDER STATIC_FOLDER OUTPUT VERSION      writes OUTPUT/sboms/amem.cdx.json and OUTPUT/licenses/PACKAGE.txt
+
+It asks the build itself: ninja knows each header that was compiled in and each archive that was linked, dpkg knows whose they are, and
+Debian keeps each package's copyright file. So a library that somebody begins to use is listed without being named here.
+"""
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.parse
+
+# Of these only declarations are used; what they declare is asked for at run time, or is not there at all.
+NOT_IN_IT = {"glibc", "linux", "cuda"}
+
+
+def lines_of(*command):
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "LC_ALL": "C"}).stdout.splitlines()
+
+
+def outside(path, build):
+    return os.path.isabs(path) and not path.startswith(os.path.join(build, ""))
+
+
+def inputs(build, static):
+    """Paths of headers and archives of others, and of the C++ library where that is linked in."""
+    headers = {os.path.normpath(line.strip()) for line in lines_of("ninja", "-C", build, "-t", "deps") if line.startswith("    /")}
+    commands = " ".join(lines_of("ninja", "-C", build, "-t", "commands", "in_wheel"))
+    archives = {os.path.normpath(path) for path in re.findall(r"\S+\.a\b", commands) if outside(path, build)}
+    if "-static-libstdc++" in commands:
+        archives.add(os.path.realpath(lines_of("c++", "-print-file-name=libstdc++.a")[0]))
+    return {path for path in headers if path.startswith("/usr/include/")} | {path for path in archives if not path.startswith(static)}
+
+
+def owners(paths):
+    """The Debian packages that have these files. Their names in dpkg's list may be those of before /usr and / became one."""
+    asked = sorted(paths | {path[len("/usr"):] for path in paths if path.startswith("/usr/lib/")})
+    said = subprocess.run(["dpkg-query", "-S", *asked], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False).stdout
+    found = dict(reversed(line.rsplit(": ", 1)) for line in said.splitlines() if not line.startswith("diversion"))
+    ownerless = sorted(path for path in paths if path not in found and path[len("/usr"):] not in found)
+    if ownerless:
+        sys.exit("linked_in: no package owns %s, so its licence is not known" % ", ".join(ownerless[:5]))
+    return {name.split(",")[0].split(":")[0] for name in found.values()}
+
+
+def of_package(package):
+    """(source package, its version) of an installed package."""
+    source, version = lines_of("dpkg-query", "-W", "-f", "${source:Package} ${source:Version}\n", package)[0].split()
+    return source, version
+
+
+def built_here(static):
+    """(source package, version, a package with its copyright file) of what ./run wheel compiled from Debian's sources."""
+    copyright_of = {"capnproto": "libcapnp-dev", "lmdb": "liblmdb-dev"}
+    for name in sorted(copyright_of):
+        described = [file for file in os.listdir(os.path.join(static, "..", name)) if file.endswith(".dsc")]
+        yield name, described[0][len(name) + 1:-len(".dsc")], copyright_of[name]
+
+
+def licences(text):
+    """The names of the licences in a copyright file in Debian's format, or in its words."""
+    named = re.findall(r"^License:[ \t]*(\S[^\n]*)$", text, re.M)
+    return list(dict.fromkeys(name.strip() for name in named)) or ["see the notice in .dist-info/licenses"]
+
+
+def component(source, version, package, folder):
+    with open("/usr/share/doc/%s/copyright" % package, encoding="utf-8") as file:
+        text = file.read()
+    with open(os.path.join(folder, source + ".txt"), "w", encoding="utf-8") as file:
+        file.write(text)
+    return {"type": "library", "bom-ref": source, "name": source, "version": version, "purl": "pkg:deb/debian/%s@%s?arch=source" % (source, urllib.parse.quote(version)),
+            "licenses": [{"license": {"name": name}} for name in licences(text)]}
+
+
+def main(build, static, output, version):
+    build, static = os.path.realpath(build), os.path.realpath(static)
+    for folder in ("sboms", "licenses"):
+        os.makedirs(os.path.join(output, folder), exist_ok=True)
+    rows = {row[0]: row for row in built_here(static)}
+    for package in sorted(owners(inputs(build, static))):
+        source, its_version = of_package(package)
+        if source not in NOT_IN_IT and source not in rows:
+            rows[source] = (source, its_version, package)
+    found = [component(*rows[source], os.path.join(output, "licenses")) for source in sorted(rows)]
+    bom = {"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
+           "metadata": {"component": {"type": "library", "bom-ref": "amem-nccl", "name": "amem-nccl", "version": version, "licenses": [{"license": {"id": "Apache-2.0"}}]}},
+           "components": found, "dependencies": [{"ref": "amem-nccl", "dependsOn": sorted(rows)}]}
+    with open(os.path.join(output, "sboms", "amem.cdx.json"), "w", encoding="utf-8") as file:
+        json.dump(bom, file, indent=1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:5])

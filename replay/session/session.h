@@ -117,6 +117,8 @@ class Session final : public PeerDelegate {
   // Waits for the other sessions as long as they live and stay paused: a program resumes when it needs the memory.
   Status Resume();
   Status ResumeInTime();  // with a deadline as a pause has it, for who has agreed with the others already that they resume
+  // kOutOfMemory: a device has too little free memory for a resume of all these scopes (zero: NCCL's memory). Asks nobody else.
+  Status HasRoomFor(std::span<const PoolId> scopes);
   [[nodiscard]] bool paused() const { return paused_.load(std::memory_order_acquire); }
   // For what is done about a pause or resume of this thread that has just failed.
   struct Failed {

@@ -3,12 +3,16 @@
 import collections
 import contextlib
 import ctypes
+import logging
+import time
 
 from . import _calls, _requests
 
+_log = logging.getLogger("amem")
+
 PRESERVE, DISCARD = 0, 1
 POLICIES = {"preserve": PRESERVE, "discard": DISCARD}
-NO_WAIT, ON_STREAM, IN_TIME = 1, 2, 4
+NO_WAIT, ON_STREAM, IN_TIME, ONLY_ASK = 1, 2, 4, 8
 NCCL = "nccl"
 
 
@@ -69,7 +73,7 @@ def pause(*tags, wait=True, stream=None, process_group=None, timeout=None):
     return _calls.check(_calls.lib.amem_pause(names, count, flags, pointer))
 
 
-def resume(*tags, wait=True, priority=0, process_group=None, timeout=None):
+def resume(*tags, wait=True, priority=0, wait_for_memory=0, process_group=None, timeout=None):
     """Brings GPU memory back at the same addresses, with the same contents (policy "preserve") or as it comes (policy "discard").
 
     resume()                              NCCL's memory, as resume("nccl")
@@ -77,12 +81,16 @@ def resume(*tags, wait=True, priority=0, process_group=None, timeout=None):
 
     tags, wait:  as for pause. A tag that is not paused is left as it is.
     priority:    of those that are resumed without waiting the highest is brought back first; equal ones in the order of the calls.
+    wait_for_memory:  seconds to wait until there is enough free GPU memory for all these tags: other processes' memory may go a moment
+                 after their release has returned. Meanwhile warnings in the log say how much is missing and who holds it.
     process_group, timeout:  as for pause. When one rank cannot resume or does not come, those that had resumed pause again: all ranks
                  are paused then, contents kept, and all can call it again.
 
     AmemError: of an unknown tag (4), or too little free GPU memory (1; the text says how much is missing). The tags of this call are
     paused then, contents kept, and resume can be called again. Without waiting, the failure comes with the first amem.wait.
     """
+    if wait_for_memory:
+        await_memory(tags or (NCCL,), wait_for_memory)
     if process_group is not None:
         return _across_hosts(wait).resume(process_group, tags, timeout)
     if NCCL in tags or not tags:
@@ -91,6 +99,24 @@ def resume(*tags, wait=True, priority=0, process_group=None, timeout=None):
         return _calls.check(_calls.lib.ncclResume(None))
     names, count = _array(tags)
     return _calls.check(_calls.lib.amem_resume(names, count, 0 if wait else NO_WAIT, priority))
+
+
+SAY_EVERY_SECONDS = 5
+TOO_LITTLE = 1  # ncclUnhandledCudaError
+
+
+def await_memory(tags, seconds):
+    """Waits until a resume of these tags would find enough free GPU memory, so many seconds at most."""
+    names, count = _array(tags)
+    begun = said = time.monotonic()
+    while _calls.lib.amem_resume(names, count, ONLY_ASK, 0) == TOO_LITTLE:
+        now = time.monotonic()
+        if now >= begun + seconds:
+            return  # the resume says what is wrong
+        if said == begun or now >= said + SAY_EVERY_SECONDS:
+            said = now
+            _log.warning("resume of %s waits for memory, up to %g s: %s", ", ".join(tags), seconds, _calls.last_error())
+        time.sleep(0.05)
 
 
 def resume_in_time(*tags):

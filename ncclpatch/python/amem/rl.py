@@ -43,6 +43,8 @@ class RolloutOffload:
     wait:              whether the end of a rollout waits for everything. False: it waits until the copies of parameters and gradients
                        are queued before what the current stream does next, and the optimizer's states follow behind the forward and
                        backward pass; they are waited for before optimizer.step, state_dict and load_state_dict.
+    wait_for_memory:   seconds that the end of a rollout waits for enough free GPU memory, as amem.resume does: the engine's release may
+                       have returned before its memory was gone.
     enabled:           False: nothing happens, no hook is installed, and neither the library nor a GPU is needed.
     name:              begins the tags NAME.parameters, NAME.gradients and NAME.optimizer; two objects in one process need two names.
 
@@ -54,13 +56,13 @@ class RolloutOffload:
     """
 
     def __init__(self, model, optimizer=None, parameters=True, optimizer_states=True, gradients=True, nccl=True, wait=False,
-                 enabled=True, name="amem.rl"):
+                 wait_for_memory=0, enabled=True, name="amem.rl"):
         if gradients not in (True, False, "preserve", "discard"):
             raise ValueError('gradients is True, False, "preserve" or "discard", not %r' % (gradients,))
         self.enabled = enabled
         self.adopted = {}  # class -> the last Adopted that moved something
         self._models, self._optimizers = _training.as_list(model), _training.as_list(optimizer)
-        self._nccl, self._wait = nccl, wait
+        self._nccl, self._wait, self._wait_for_memory = nccl, wait, wait_for_memory
         self._policies = {"parameters": "preserve", "gradients": "discard" if gradients == "discard" else "preserve",
                           "optimizer": "preserve"}
         wanted = {"parameters": parameters, "gradients": gradients, "optimizer": optimizer_states and bool(self._optimizers)}
@@ -184,6 +186,9 @@ class RolloutOffload:
         if not self.enabled or not self._paused:
             return
         _pools.empty_cache()  # what the rollout's tensors left there is needed now
+        coming = [self._names[kind] for kind in self._resume_order()] + ([_tags.NCCL] if self._nccl_paused else [])
+        if coming and self._wait_for_memory:
+            _tags.await_memory(coming, self._wait_for_memory)
         if self._nccl_paused:
             if _tags.let_go([_tags.NCCL]):
                 try:

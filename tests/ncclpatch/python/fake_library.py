@@ -35,6 +35,7 @@ class Library:
         self.states = {"nccl": RESIDENT, "user": RESIDENT}
         self.policies = {"nccl": 0, "user": 0}
         self.nccl_libraries = []
+        self.too_little = 0  # how often the question whether there is enough memory is answered with no
         self.bypassed = False  # whether PyTorch takes memory without asking
         self._functions = {name: kind(getattr(self, "_" + name)) for name, kind in self.NAMES.items()}
 
@@ -97,6 +98,10 @@ class Library:
 
     def _amem_resume(self, tags, count, flags, priority):
         names = [tags[i].decode() for i in range(count)]
+        if flags == 8:
+            self.calls.append(("ask", tuple(names)))
+            self.too_little -= 1
+            return self._result("ask", None, *((1, "device 0 has too little, pid 7 has the rest") if self.too_little >= 0 else ()))
         self.calls.append(("resume", tuple(names), flags, priority))
         for tag in names:
             code = self._result("amem_resume", tag, *(self._unknown(tag) or ()))

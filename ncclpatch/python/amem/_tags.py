@@ -89,12 +89,16 @@ def resume(*tags, wait=True, priority=0, wait_for_memory=0, process_group=None, 
     AmemError: of an unknown tag (4), or too little free GPU memory (1; the text says how much is missing). The tags of this call are
     paused then, contents kept, and resume can be called again. Without waiting, the failure comes with the first amem.wait.
     """
-    if wait_for_memory:
-        await_memory(tags or (NCCL,), wait_for_memory)
+    try:
+        if wait_for_memory:
+            await_memory(tags or (NCCL,), wait_for_memory)
+        if process_group is None and (NCCL in tags or not tags):
+            _requests.await_resume()
+    except KeyboardInterrupt:
+        _log.warning("resume of %s: interrupted while it waited; what was paused of it is still paused", ", ".join(tags or (NCCL,)))
+        raise
     if process_group is not None:
         return _across_hosts(wait).resume(process_group, tags, timeout)
-    if NCCL in tags or not tags:
-        _requests.await_resume()
     if set(tags) <= {NCCL}:
         return _calls.check(_calls.lib.ncclResume(None))
     names, count = _array(tags)

@@ -10,9 +10,11 @@
 
 import contextlib
 import functools
+import logging
 
 from . import _adopt, _calls, _pools, _tags, _training, frameworks
 
+_log = logging.getLogger("amem")
 FLAG = "--rl-amem-offload-during-rollout"
 PRIORITIES = {"parameters": 3, "gradients": 2, "optimizer": 1}  # the order in which training asks for them
 # What an optimizer that is not PyTorch's may do with its states, by the names that Megatron-Core gives it.
@@ -75,6 +77,7 @@ class RolloutOffload:
         self._awaited = []  # classes whose resume is under way
         self._undo = []
         if enabled:
+            _pools.check_version()
             self._install_hooks()
 
     # ---- what is adopted
@@ -143,7 +146,8 @@ class RolloutOffload:
         nccl:  False: NCCL's memory stays this time. For a rollout that not all ranks begin and end together: the rest of the memory
                is this rank's own, and other ranks are not waited for.
 
-        AmemError on the way in: nothing is paused. On the way out: what could not be brought back is paused, contents kept; resume()
+        AmemError on the way in: nothing is paused. NCCL's memory that cannot be paused, because another rank comes too late for
+        example, stays with a warning in the log. On the way out: what could not be brought back is paused, contents kept; resume()
         tries again, for example when the engine has freed memory. RuntimeError: inside of another rollout.
         """
         if self.enabled:
@@ -162,20 +166,30 @@ class RolloutOffload:
         self.adopt()
         self._check_discarded()
         _pools.empty_cache()
-        nccl = nccl and self._nccl and frameworks.nccl_is_under_amem()
-        tags = [self._names[kind] for kind in reversed(self._resume_order())] + ([_tags.NCCL] if nccl else [])
-        self._paused, self._nccl_paused = True, nccl
-        _tags.hold([_tags.NCCL] if nccl else [])
+        tags = [self._names[kind] for kind in reversed(self._resume_order())]
+        self._paused = True
         try:
             if tags:
                 _tags.pause(*tags)
+            if nccl and self._nccl and frameworks.nccl_is_under_amem():
+                self._pause_nccl()
         except Exception:  # nothing of it is paused
-            self._paused = self._nccl_paused = False
-            _tags.let_go([_tags.NCCL] if nccl else [])
+            self._paused = False
             raise
         except BaseException:  # an interrupt, which may have come when all was paused
             self.resume()
             raise
+
+    def _pause_nccl(self):
+        """A rank that comes minutes after the others would fail the pause of all; a job without AMem would wait for it."""
+        self._nccl_paused = True
+        _tags.hold([_tags.NCCL])
+        try:
+            _tags.pause(_tags.NCCL)
+        except _calls.AmemError as error:
+            _tags.let_go([_tags.NCCL])
+            self._nccl_paused = False
+            _log.warning("NCCL's memory stays on the GPU during this rollout: %s", error)
 
     def in_rollout(self):
         """Whether memory is given back now."""
@@ -185,10 +199,20 @@ class RolloutOffload:
         """The way out of a rollout, where `with` does not fit; again after it failed. Not paused: does nothing."""
         if not self.enabled or not self._paused:
             return
+        try:
+            self._bring_back()
+        except BaseException:
+            still = [row["tag"] for row in _tags.memory()["tags"] if row["tag"] in self._in_question() and row["state"] == "paused"]
+            _log.warning("the end of a rollout did not succeed; still paused, contents kept: %s. Call resume() again", ", ".join(still) or "nothing")
+            raise
+
+    def _in_question(self):
+        return [self._names[kind] for kind in self._resume_order()] + ([_tags.NCCL] if self._nccl_paused else [])
+
+    def _bring_back(self):
         _pools.empty_cache()  # what the rollout's tensors left there is needed now
-        coming = [self._names[kind] for kind in self._resume_order()] + ([_tags.NCCL] if self._nccl_paused else [])
-        if coming and self._wait_for_memory:
-            _tags.await_memory(coming, self._wait_for_memory)
+        if self._wait_for_memory and self._in_question():
+            _tags.await_memory(self._in_question(), self._wait_for_memory)
         if self._nccl_paused:
             if _tags.let_go([_tags.NCCL]):
                 try:

@@ -162,13 +162,17 @@ class Library:
 
     def _ncclPause(self, _):
         self.calls.append(("ncclPause",))
-        self.states["nccl"] = PAUSED
-        return self._result("ncclPause", "nccl")
+        return self._cycle_of_nccl("ncclPause", PAUSED)
 
     def _ncclResume(self, _):
         self.calls.append(("ncclResume",))
-        self.states["nccl"] = RESIDENT
-        return self._result("ncclResume", "nccl")
+        return self._cycle_of_nccl("ncclResume", RESIDENT)
+
+    def _cycle_of_nccl(self, name, state):
+        code = self._result(name, "nccl")
+        if code == 0:
+            self.states["nccl"] = state
+        return code
 
     def named(self, name):
         return [call for call in self.calls if call[0] == name]
@@ -215,6 +219,9 @@ class Cpu:
 
     def is_here(self):
         return True
+
+    def check_version(self):
+        pass
 
     def holds(self, storage):
         return storage.device.type == "cpu"

@@ -80,6 +80,9 @@ AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
         waited for; contents are copied whole, without kernels. Else the devices must become idle. */
 
 #define AMEM_IN_TIME 4u /* amem_resume: of "nccl", waits no longer than AMEM_TIMEOUT_MS for ranks that are still paused */
+#define AMEM_ONLY_ASK                                                                                                        \
+  8u /* amem_resume: resumes nothing; 1 where a device has too little free memory for all of these tags, else 0. Other ranks \
+        do not hear of it. */
 
 /* Opens the pool of a tag. The same again: 0. With another policy, or for "nccl", "user" or "": 4. */
 AMEM_EXPORT int amem_pool(const char* tag, int policy);

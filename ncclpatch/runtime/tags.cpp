@@ -56,7 +56,27 @@ Status Undone(Session& session, std::span<const Named> done, const Asked& asked,
   return {why.code(), message, why.driver_result()};
 }
 
+Result<std::vector<Named>> Resolve(Session& session, std::span<const char* const> names) {
+  std::vector<Named> tags;
+  for (const char* name : names) {
+    auto tag = Resolve(session, name);
+    if (!tag.ok()) return tag.status();
+    tags.push_back(*std::move(tag));
+  }
+  return tags;
+}
+
 }  // namespace
+
+Status HasRoomFor(std::span<const char* const> names) {
+  const Result<Session*> session = Runtime::Get().ForPools();
+  if (!session.ok() || *session == nullptr) return session.status();
+  const auto tags = Resolve(**session, names);
+  if (!tags.ok()) return tags.status();
+  std::vector<PoolId> scopes;
+  for (const Named& tag : *tags) scopes.push_back(tag.pool);
+  return (*session)->HasRoomFor(scopes);
+}
 
 Status Cycle(std::span<const char* const> names, const Asked& asked) {
   const Result<Session*> session = Runtime::Get().ForPools();
@@ -65,14 +85,10 @@ Status Cycle(std::span<const char* const> names, const Asked& asked) {
     log::Info("AMem is switched off (AMEM_ENABLE=0): tags are neither paused nor resumed");
     return {};
   }
-  std::vector<Named> tags;
-  for (const char* name : names) {
-    auto tag = Resolve(**session, name);
-    if (!tag.ok()) return tag.status();
-    tags.push_back(*std::move(tag));
-  }
+  const auto tags = Resolve(**session, names);
+  if (!tags.ok()) return tags.status();
   std::vector<Named> done;
-  for (const Named& tag : tags) {
+  for (const Named& tag : *tags) {
     const bool changes = Changes(**session, tag, asked.kind);
     if (const Status status = CycleOf(**session, tag, asked); !status.ok()) {
       const Status told = tag.pool ? Runtime::Get().Failed(**session, status) : status;

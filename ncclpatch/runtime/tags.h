@@ -21,6 +21,9 @@ struct Asked {
 };
 Status Cycle(std::span<const char* const> names, const Asked& asked);
 
+// kOutOfMemory: a device has too little free memory for a resume of all these tags; nothing is done in any case.
+Status HasRoomFor(std::span<const char* const> names);
+
 Status Wait(const char* name, std::optional<void*> stream);  // the host, or a stream
 
 }  // namespace amem::tags

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -144,6 +145,16 @@ Status CycleTags(const char* const* names, size_t count, unsigned flags, unsigne
   return tags::Cycle({names, count}, asked);
 }
 
+// Too little memory is an answer, which is not logged.
+int AskForRoom(std::span<const char* const> tags) {
+  Status room;
+  const int failed = AtTagBorder("amem_resume", [&] {
+    room = tags::HasRoomFor(tags);
+    return room.code() == Code::kOutOfMemory ? Status{} : room;
+  });
+  return failed != kOk || room.ok() ? failed : Fail(ToNccl(room.code()), room.message());
+}
+
 }  // namespace
 }  // namespace amem
 
@@ -181,6 +192,7 @@ int amem_pause(const char* const* tags, size_t count, unsigned flags, void* stre
 }
 
 int amem_resume(const char* const* tags, size_t count, unsigned flags, int priority) {
+  if (flags == AMEM_ONLY_ASK && tags != nullptr) return amem::AskForRoom({tags, count});
   return amem::AtTagBorder("amem_resume", [&] {
     return amem::CycleTags(tags, count, flags, AMEM_NO_WAIT | AMEM_IN_TIME,
                            {.kind = amem::CycleKind::kResume, .priority = priority, .patient = (flags & AMEM_IN_TIME) == 0});

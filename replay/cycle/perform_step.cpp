@@ -108,18 +108,22 @@ Result<DriverHandle> StepPerformer::Perform(const Step& step, const StepTarget& 
   return Status{Code::kInvalid, "no such step"};
 }
 
-Status StepPerformer::CheckMemory(const Step& step, const StepTarget& target) {
-  const auto memory = driver_.Memory(step.device);
+Status CheckFreeMemory(Driver& driver, DeviceOrdinal device, Bytes needed, std::string_view then) {
+  const auto memory = driver.Memory(device);
   if (!memory.ok()) return memory.status();
-  if (memory->free >= step.bytes) return {};
-  const std::string holders = ToText(driver_.MemoryHolders(step.device), ::getpid());
+  if (memory->free >= needed) return {};
+  const std::string holders = ToText(driver.MemoryHolders(device), ::getpid());
   return {Code::kOutOfMemory,
-          fmt::format("device {} has {} free of {}, and {} must come back; free at least {} on it{} and {}", step.device.value,
-                      RoundedBytes(memory->free), RoundedBytes(memory->total), RoundedUpBytes(step.bytes),
-                      RoundedUpBytes(step.bytes - memory->free),
-                      holders.empty() ? " (nvidia-smi lists the processes that hold memory)" : holders,
-                      target.tag.empty() ? "call ncclResume again" : "resume tag " + target.tag + " again"),
+          fmt::format("device {} has {} free of {}, and {} must come back; free at least {} on it{} and {}", device.value,
+                      RoundedBytes(memory->free), RoundedBytes(memory->total), RoundedUpBytes(needed),
+                      RoundedUpBytes(needed - memory->free),
+                      holders.empty() ? " (nvidia-smi lists the processes that hold memory)" : holders, then),
           cuda::kOutOfMemory};
+}
+
+Status StepPerformer::CheckMemory(const Step& step, const StepTarget& target) {
+  return CheckFreeMemory(driver_, step.device, step.bytes,
+                         target.tag.empty() ? "call ncclResume again" : "resume tag " + target.tag + " again");
 }
 
 Result<DriverHandle> StepPerformer::Create(const Step& step, const StepTarget& target) {

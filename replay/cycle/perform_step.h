@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "replay/driver/driver.h"
@@ -32,6 +33,9 @@ class StepSide {
   // The deadline for waits.
   [[nodiscard]] virtual Deadline until() const = 0;
 };
+
+// kOutOfMemory: a device has less than `needed` free; says who holds memory there, and ends with what to do `then`.
+Status CheckFreeMemory(Driver& driver, DeviceOrdinal device, Bytes needed, std::string_view then);
 
 // What a step works on, as it was when the step began.
 struct StepTarget {

@@ -104,6 +104,22 @@ Status Session::Cycle(CycleKind kind, bool patient) {
   return coordinator_->Cycle(kind, manner);
 }
 
+Status Session::HasRoomFor(std::span<const PoolId> scopes) {
+  std::map<DeviceOrdinal, Bytes> needed;
+  for (const PoolId scope : scopes) {
+    const LedgerLock lock(ledger_);
+    if (ledger_.state().LifecycleOf(scope) != Lifecycle::kPaused) continue;
+    const Plan plan = PlanResume(ledger_.state(), scope);
+    for (const PlannedPhase& phase : plan.phases) {
+      for (const Step& step : phase.steps) {
+        if (step.kind == StepKind::kCheckMemory) needed[step.device] += step.bytes;
+      }
+    }
+  }
+  for (const auto& [device, bytes] : needed) AMEM_TRY(CheckFreeMemory(driver_, device, bytes, "resume again"));
+  return {};
+}
+
 Session::Failed Session::AboutFailure() {
   constexpr std::chrono::milliseconds kPatience{100};
   Failed failed{{}, {}, coordinator_->speaks()};

@@ -117,6 +117,8 @@ class Session final : public PeerDelegate {
   // Waits for the other sessions as long as they live and stay paused: a program resumes when it needs the memory.
   Status Resume();
   Status ResumeInTime();  // with a deadline like a pause; for callers whose ranks have agreed to resume
+  // kOutOfMemory: a device has too little free memory for a resume of all these scopes (zero: NCCL's memory). Asks nobody else.
+  Status HasRoomFor(std::span<const PoolId> scopes);
   [[nodiscard]] bool paused() const { return paused_.load(std::memory_order_acquire); }
   // About this thread's last pause or resume, which has failed.
   struct Failed {

@@ -52,12 +52,15 @@ class Cuda:
         """A context in which this thread's allocations on the device come from the tag's MemPool."""
         return self.torch.cuda.use_mem_pool(self._mem_pool(tag, device), device)
 
+    def check_version(self):
+        if not hasattr(self.torch.cuda, "MemPool") or _version(self.torch.__version__) < OLDEST:
+            raise _calls.AmemError(5, "amem.pool needs PyTorch %d.%d or later, and this is %s: before it there is no torch.cuda.MemPool, or one "
+                                      "that takes the allocations of all threads and not of this one alone" % (*OLDEST, self.torch.__version__))
+
     def _mem_pool(self, tag, device):
         found = self._pools.get((tag, device))
         if found is None:
-            if not hasattr(self.torch.cuda, "MemPool") or _version(self.torch.__version__) < OLDEST:
-                raise _calls.AmemError(5, "amem.pool needs PyTorch %d.%d or later, and this is %s: before it there is no torch.cuda.MemPool, or one "
-                                          "that takes the allocations of all threads and not of this one alone" % (*OLDEST, self.torch.__version__))
+            self.check_version()
             if self._allocator is None:
                 self._allocator = self.torch.cuda.memory.CUDAPluggableAllocator(_library.find(), ALLOCATE, FREE)
                 atexit.register(self._outlive_the_interpreter)
@@ -100,6 +103,13 @@ def backend():
     if _backend is None and hasattr(torch, "cuda"):
         _backend = Cuda(torch)
     return _backend if _backend is not None and _backend.is_here() else None
+
+
+def check_version():
+    """AmemError (5) where PyTorch is too old for pools: said before a training begins, and not by its first rollout."""
+    side = backend()
+    if side:
+        side.check_version()
 
 
 class _Routing(threading.local):

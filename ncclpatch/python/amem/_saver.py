@@ -12,6 +12,8 @@ DEFAULT = "default"
 class TorchMemorySaver:
     """region, pause and resume as torch_memory_saver has them. Its settings are accepted and change nothing."""
 
+    wait_for_memory = 0  # seconds, as of amem.resume
+
     def __init__(self):
         self._regions = {}  # tag -> {enable_cpu_backup: AMem's tag}
 
@@ -45,7 +47,7 @@ class TorchMemorySaver:
         """Brings the memory of a tag back; None: of all tags that regions were opened for."""
         chosen = self._chosen(tag)
         if chosen:
-            _tags.resume(*chosen)
+            _tags.resume(*chosen, wait_for_memory=self.wait_for_memory)
 
     @contextlib.contextmanager
     def disable(self, dispose_mem_pool_after_use=True):

@@ -3,13 +3,17 @@
 import collections
 import contextlib
 import ctypes
+import logging
+import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _calls, _requests
 
+_log = logging.getLogger("amem")
+
 PRESERVE, DISCARD = 0, 1
 POLICIES = {"preserve": PRESERVE, "discard": DISCARD}
-NO_WAIT, ON_STREAM, IN_TIME = 1, 2, 4
+NO_WAIT, ON_STREAM, IN_TIME, ONLY_ASK = 1, 2, 4, 8
 NCCL, USER = "nccl", "user"
 
 
@@ -117,7 +121,8 @@ def pause(*tags: str, wait: bool = True, stream: Any = None, process_group: Any 
     return _measured(tags, lambda: _calls.check(_calls.lib.amem_pause(names, count, flags, pointer)))
 
 
-def resume(*tags: str, wait: bool = True, priority: int = 0, process_group: Any = None, timeout: Optional[float] = None) -> None:
+def resume(*tags: str, wait: bool = True, priority: int = 0, wait_for_memory: float = 0, process_group: Any = None,
+           timeout: Optional[float] = None) -> None:
     """Brings GPU memory back at the same addresses, with the same contents (policy "preserve") or as it comes (policy "discard").
 
     resume()                              NCCL's memory, as resume("nccl")
@@ -125,6 +130,8 @@ def resume(*tags: str, wait: bool = True, priority: int = 0, process_group: Any 
 
     tags, wait:  as for pause. A tag that is not paused is left as it is.
     priority:    of those that are resumed without waiting the highest is brought back first; equal ones in the order of the calls.
+    wait_for_memory:  seconds to wait until there is enough free GPU memory for all these tags: other processes' memory may go a moment
+                 after their release has returned. Meanwhile warnings in the log say how much is missing and who holds it.
     process_group, timeout:  as for pause. When one rank cannot resume or does not come, those that had resumed pause again: all ranks
                  are paused then, contents kept, and all can call it again.
 
@@ -132,16 +139,40 @@ def resume(*tags: str, wait: bool = True, priority: int = 0, process_group: Any 
     paused then, contents kept, and resume can be called again. Without waiting, the failure comes with the first amem.wait.
     """
     tags = tags or (NCCL,)
+    try:
+        if wait_for_memory:
+            await_memory(tags, wait_for_memory)
+        if process_group is None and NCCL in tags:
+            _requests.await_resume()
+    except KeyboardInterrupt:
+        _log.warning("resume of %s: interrupted while it waited; what was paused of it is still paused", ", ".join(tags))
+        raise
     names, count = _array(tags)
     if process_group is not None:
         _across_hosts(wait).resume(process_group, tags, timeout)
         return
-    if NCCL in tags:
-        _requests.await_resume()
     if set(tags) == {NCCL}:
         _calls.check(_calls.lib.ncclResume(None))
     else:
         _calls.check(_calls.lib.amem_resume(names, count, 0 if wait else NO_WAIT, priority))
+
+
+SAY_EVERY_SECONDS = 5
+TOO_LITTLE = 1  # ncclUnhandledCudaError
+
+
+def await_memory(tags: Sequence[str], seconds: float) -> None:
+    """Waits until a resume of these tags would find enough free GPU memory, so many seconds at most."""
+    names, count = _array(tags)
+    begun = said = time.monotonic()
+    while _calls.lib.amem_resume(names, count, ONLY_ASK, 0) == TOO_LITTLE:
+        now = time.monotonic()
+        if now >= begun + seconds:
+            return  # the resume says what is wrong
+        if said == begun or now >= said + SAY_EVERY_SECONDS:
+            said = now
+            _log.warning("resume of %s waits for memory, up to %g s: %s", ", ".join(tags), seconds, _calls.last_error())
+        time.sleep(0.05)
 
 
 def resume_in_time(*tags: str) -> None:

@@ -10,9 +10,11 @@
 
 import contextlib
 import functools
+import logging
 
 from . import _adopt, _calls, _pools, _tags, _training, frameworks
 
+_log = logging.getLogger("amem")
 FLAG = "--rl-amem-offload-during-rollout"
 PRIORITIES = {"parameters": 3, "gradients": 2, "optimizer": 1}  # the order in which training asks for them
 # What an optimizer that is not PyTorch's may do with its states, by the names that Megatron-Core gives it.
@@ -43,6 +45,8 @@ class RolloutOffload:
     wait:              whether the end of a rollout waits for everything. False: it waits until the copies of parameters and gradients
                        are queued before what the current stream does next, and the optimizer's states follow behind the forward and
                        backward pass; they are waited for before optimizer.step, state_dict and load_state_dict.
+    wait_for_memory:   seconds that the end of a rollout waits for enough free GPU memory, as amem.resume does: the engine's release may
+                       have returned before its memory was gone.
     enabled:           False: nothing happens, no hook is installed, and neither the library nor a GPU is needed.
     name:              begins the tags NAME.parameters, NAME.gradients and NAME.optimizer; two objects in one process need two names.
 
@@ -54,13 +58,13 @@ class RolloutOffload:
     """
 
     def __init__(self, model, optimizer=None, parameters=True, optimizer_states=True, gradients=True, nccl=True, wait=False,
-                 enabled=True, name="amem.rl"):
+                 wait_for_memory=0, enabled=True, name="amem.rl"):
         if gradients not in (True, False, "preserve", "discard"):
             raise ValueError('gradients is True, False, "preserve" or "discard", not %r' % (gradients,))
         self.enabled = enabled
         self.adopted = {}  # class -> the last Adopted that moved something
         self._models, self._optimizers = _training.as_list(model), _training.as_list(optimizer)
-        self._nccl, self._wait = nccl, wait
+        self._nccl, self._wait, self._wait_for_memory = nccl, wait, wait_for_memory
         self._policies = {"parameters": "preserve", "gradients": "discard" if gradients == "discard" else "preserve",
                           "optimizer": "preserve"}
         wanted = {"parameters": parameters, "gradients": gradients, "optimizer": optimizer_states and bool(self._optimizers)}
@@ -73,6 +77,7 @@ class RolloutOffload:
         self._awaited = []  # classes whose resume is under way
         self._undo = []
         if enabled:
+            _pools.check_version()
             self._install_hooks()
 
     # ---- what is adopted
@@ -141,7 +146,8 @@ class RolloutOffload:
         nccl:  False: NCCL's memory stays this time. For a rollout that not all ranks begin and end together: the rest of the memory
                is this rank's own, and other ranks are not waited for.
 
-        AmemError on the way in: nothing is paused. On the way out: what could not be brought back is paused, contents kept; resume()
+        AmemError on the way in: nothing is paused. NCCL's memory that cannot be paused, because another rank comes too late for
+        example, stays with a warning in the log. On the way out: what could not be brought back is paused, contents kept; resume()
         tries again, for example when the engine has freed memory. RuntimeError: inside of another rollout.
         """
         if self.enabled:
@@ -160,20 +166,30 @@ class RolloutOffload:
         self.adopt()
         self._check_discarded()
         _pools.empty_cache()
-        nccl = nccl and self._nccl and frameworks.nccl_is_under_amem()
-        tags = [self._names[kind] for kind in reversed(self._resume_order())] + ([_tags.NCCL] if nccl else [])
-        self._paused, self._nccl_paused = True, nccl
-        _tags.hold([_tags.NCCL] if nccl else [])
+        tags = [self._names[kind] for kind in reversed(self._resume_order())]
+        self._paused = True
         try:
             if tags:
                 _tags.pause(*tags)
+            if nccl and self._nccl and frameworks.nccl_is_under_amem():
+                self._pause_nccl()
         except Exception:  # nothing of it is paused
-            self._paused = self._nccl_paused = False
-            _tags.let_go([_tags.NCCL] if nccl else [])
+            self._paused = False
             raise
         except BaseException:  # an interrupt, which may have come when all was paused
             self.resume()
             raise
+
+    def _pause_nccl(self):
+        """A rank that comes minutes after the others would fail the pause of all; a job without AMem would wait for it."""
+        self._nccl_paused = True
+        _tags.hold([_tags.NCCL])
+        try:
+            _tags.pause(_tags.NCCL)
+        except _calls.AmemError as error:
+            _tags.let_go([_tags.NCCL])
+            self._nccl_paused = False
+            _log.warning("NCCL's memory stays on the GPU during this rollout: %s", error)
 
     def in_rollout(self):
         """Whether memory is given back now."""
@@ -183,7 +199,20 @@ class RolloutOffload:
         """The way out of a rollout, where `with` does not fit; again after it failed. Not paused: does nothing."""
         if not self.enabled or not self._paused:
             return
+        try:
+            self._bring_back()
+        except BaseException:
+            still = [row["tag"] for row in _tags.memory()["tags"] if row["tag"] in self._in_question() and row["state"] == "paused"]
+            _log.warning("the end of a rollout did not succeed; still paused, contents kept: %s. Call resume() again", ", ".join(still) or "nothing")
+            raise
+
+    def _in_question(self):
+        return [self._names[kind] for kind in self._resume_order()] + ([_tags.NCCL] if self._nccl_paused else [])
+
+    def _bring_back(self):
         _pools.empty_cache()  # what the rollout's tensors left there is needed now
+        if self._wait_for_memory and self._in_question():
+            _tags.await_memory(self._in_question(), self._wait_for_memory)
         if self._nccl_paused:
             if _tags.let_go([_tags.NCCL]):
                 try:

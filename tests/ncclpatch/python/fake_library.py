@@ -36,6 +36,7 @@ class Library:
         self.policies = {"nccl": 0, "user": 0}
         self.nccl_libraries = []
         self.sizes, self.kept = {}, {}  # bytes by tag, beside those of `contents`
+        self.too_little = 0  # how often the question whether there is enough memory is answered with no
         self.bypassed = False  # whether PyTorch takes memory without asking
         self._functions = {name: kind(getattr(self, "_" + name)) for name, kind in self.NAMES.items()}
 
@@ -98,6 +99,10 @@ class Library:
 
     def _amem_resume(self, tags, count, flags, priority):
         names = [tags[i].decode() for i in range(count)]
+        if flags == 8:
+            self.calls.append(("ask", tuple(names)))
+            self.too_little -= 1
+            return self._result("ask", None, *((1, "device 0 has too little, pid 7 has the rest") if self.too_little >= 0 else ()))
         self.calls.append(("resume", tuple(names), flags, priority))
         for tag in names:
             code = self._result("amem_resume", tag, *(self._unknown(tag) or ()))
@@ -160,13 +165,17 @@ class Library:
 
     def _ncclPause(self, _):
         self.calls.append(("ncclPause",))
-        self.states["nccl"] = PAUSED
-        return self._result("ncclPause", "nccl")
+        return self._cycle_of_nccl("ncclPause", PAUSED)
 
     def _ncclResume(self, _):
         self.calls.append(("ncclResume",))
-        self.states["nccl"] = RESIDENT
-        return self._result("ncclResume", "nccl")
+        return self._cycle_of_nccl("ncclResume", RESIDENT)
+
+    def _cycle_of_nccl(self, name, state):
+        code = self._result(name, "nccl")
+        if code == 0:
+            self.states["nccl"] = state
+        return code
 
     def named(self, name):
         return [call for call in self.calls if call[0] == name]
@@ -213,6 +222,9 @@ class Cpu:
 
     def is_here(self):
         return True
+
+    def check_version(self):
+        pass
 
     def holds(self, storage):
         return storage.device.type == "cpu"

@@ -291,6 +291,40 @@ class Trl(OnTheFake):
             failures, pauses, seen = self.train(stand_ins.trl(), sleep_mode, trainings=2)
             self.assertEqual((failures, pauses, seen), ([], [2 * self.STEPS] * 2, [[True] * 2 * self.STEPS] * 2))
 
+    def test_a_generation_that_fails_or_is_interrupted_leaves_all_resident(self):
+        for sleep_mode in (False, True):
+            for error in (MemoryError, KeyboardInterrupt):
+                with self.subTest(sleep_mode=sleep_mode, error=error):
+                    world = Ranks(1)
+                    world.enter(self)
+                    self.enter(mock.patch.object(amem.rl, "RolloutOffload", Offload))
+
+                    def work(rank, world=world, error=error, sleep_mode=sleep_mode):
+                        generation = stand_ins.VLLMGeneration(sleep_mode, look=world.nccl_is_paused)
+                        generation.llm.generate = mock.Mock(side_effect=[error, None])
+                        made = stand_ins.trl()(rank, world.gather, generation)
+                        trl.install(made, [], None)
+                        with self.assertRaises(error):
+                            made._generate([0])
+                        self.assertFalse(world.nccl_is_paused())
+                        self.assertEqual([what for what, _ in generation.seen], ["wake", "sleep"] if sleep_mode else [])
+                        made._generate([0])
+
+                    self.assertEqual((world.run(work), world.pauses), ([], [2]))
+
+    def test_a_trainer_that_generates_in_another_way_is_refused_by_name(self):
+        for made, words in ((types.SimpleNamespace(), "SimpleNamespace has no _generate, _generate_single_turn"),
+                            (stand_ins.trl()(0, None), None)):
+            if words:
+                with self.assertRaisesRegex(amem.AmemError, words):
+                    trl._complain_if_unknown(made)
+            else:
+                trl._complain_if_unknown(made)
+                made.use_vllm = True
+                del made.vllm_generation
+                with self.assertRaisesRegex(amem.AmemError, "GRPOTrainer has no vllm_generation"):
+                    trl._complain_if_unknown(made)
+
     def test_an_engine_that_does_not_wake_up_leaves_all_resident(self):
         world = Ranks(1)
         world.enter(self)

@@ -325,6 +325,72 @@ for stream in (None, 0):
 """
         )
 
+    FULL = """
+import logging, threading, time
+logging.basicConfig(format="%(message)s")
+pointer = take("weights", fill=5)
+amem.pause("weights")
+others = []  # memory of somebody else, who takes all there is
+while True:
+    other = ctypes.c_uint64()
+    if cuda.cuMemAlloc_v2(ctypes.byref(other), ctypes.c_size_t(2 << 20)) != 0:
+        break
+    others.append(other)
+def give_back():
+    cuda.cuCtxSetCurrent(context)
+    for other in others:
+        assert cuda.cuMemFree_v2(other) == 0
+"""
+
+    def test_a_resume_waits_for_memory_that_others_are_still_giving_back(self):
+        result = self.check_pools(
+            self.FULL
+            + """
+threading.Timer(1, give_back).start()
+amem.resume("weights", wait_for_memory=30)
+assert contents(pointer) == b"\\x05" * SIZE and row("weights")["state"] == "resident"
+""",
+            AMEM_SIM_CAPACITY_MIB="64",
+        )
+        self.assertIn("resume of weights waits for memory, up to 30 s: device 0 has", result.stderr)
+        self.assertEqual(result.stderr.count("waits for memory"), 1)
+        self.assertNotIn("amem_resume", result.stderr)  # a question is no failure
+
+    def test_a_resume_for_which_no_memory_comes_fails_when_its_time_is_up_and_can_be_repeated(self):
+        self.check_pools(
+            self.FULL
+            + """
+began = time.monotonic()
+try:
+    amem.resume("weights", wait_for_memory=0.5)
+    raise SystemExit("resumed into a full GPU")
+except amem.AmemError as error:
+    assert error.code == 1 and "must come back" in str(error), error
+assert time.monotonic() >= began + 0.5 and row("weights")["state"] == "paused"
+give_back()
+amem.resume("weights")
+assert contents(pointer) == b"\\x05" * SIZE
+""",
+            AMEM_SIM_CAPACITY_MIB="64",
+        )
+
+    def test_a_question_for_memory_counts_all_tags_of_a_call(self):
+        self.check_pools(
+            """
+ask = lambda *tags: lib.amem_resume(*amem._tags._array(tags), amem._tags.ONLY_ASK, 0)
+take("weights"), take("cache")
+assert ask("weights", "cache") == 0  # neither is paused
+amem.pause("weights", "cache")
+assert ask("weights", "cache", "nccl") == 0 and row("weights")["state"] == "paused"
+other = ctypes.c_uint64()
+taken = 64 - (row("weights")["bytes"] + row("cache")["bytes"] >> 20) + 2  # leaves 2 MiB too little for the two
+assert cuda.cuMemAlloc_v2(ctypes.byref(other), ctypes.c_size_t(taken << 20)) == 0
+assert (ask("weights"), ask("cache"), ask("weights", "cache"), ask("unknown")) == (0, 0, 1, 4)
+assert amem._calls.lib.amem_resume(*amem._tags._array(["weights"]), amem._tags.ONLY_ASK | amem._tags.NO_WAIT, 0) == 4
+""",
+            AMEM_SIM_CAPACITY_MIB="64",
+        )
+
     def test_wrong_uses_are_errors_with_their_codes(self):
         self.check_pools(
             """

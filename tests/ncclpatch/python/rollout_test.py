@@ -101,7 +101,7 @@ class Rollout(WithTheFake):
         model(torch.ones(2, 8)).sum().backward()
         optimizer.step()
         with offload.rollout():
-            self.assertEqual(self.library.named("pause")[-1][1:], ((OPTIMIZER, GRADIENTS, PARAMETERS, "nccl"), 0, None))
+            self.assertEqual(self.library.calls[-2:], [("pause", (OPTIMIZER, GRADIENTS, PARAMETERS), 0, None), ("ncclPause",)])
             self.library.calls.clear()
         self.assertEqual(self.library.calls, [
             ("ncclResume",), ("resume", (PARAMETERS,), 1, 3), ("resume", (GRADIENTS,), 1, 2), ("resume", (OPTIMIZER,), 1, 1),
@@ -133,7 +133,7 @@ class Rollout(WithTheFake):
         offload = amem.rl.RolloutOffload(model, optimizer)
         seen = []
         train(model, optimizer, offload, steps=3, between=lambda _: seen.append(self.library.named("pause")[-1][1]))
-        self.assertEqual(seen, [(PARAMETERS, "nccl"), (OPTIMIZER, PARAMETERS, "nccl"), (OPTIMIZER, PARAMETERS, "nccl")])
+        self.assertEqual(seen, [(PARAMETERS,), (OPTIMIZER, PARAMETERS), (OPTIMIZER, PARAMETERS)])
         self.assertEqual(offload.adopted["optimizer"].storages, 12)
         self.assertEqual(len(self.library.named("enter")), 2)  # and no more
 
@@ -212,7 +212,7 @@ class Rollout(WithTheFake):
         for libraries, options in (([], {}), ([{"under_amem": False}], {}), ([{"under_amem": True}], {"nccl": False})):
             self.library.nccl_libraries = libraries
             with amem.rl.RolloutOffload(model_of(), **options).rollout():
-                self.assertEqual(self.library.named("pause")[-1][1], (PARAMETERS,))
+                self.assertEqual(self.library.calls[-1][:2], ("pause", (PARAMETERS,)))
 
 
 @unittest.skipIf(torch is None, "this python has no PyTorch")
@@ -236,6 +236,51 @@ class Failures(WithTheFake):
         self.library.fail.clear()
         train(self.model, self.optimizer, self.offload, steps=2)
         self.assertTrue(self.intact())
+
+    def test_a_rank_that_comes_too_late_for_the_pause_of_nccl_costs_nccls_memory_and_nothing_else(self):
+        self.library.calls.clear()
+        self.library.fail["ncclPause", "nccl"] = (6, "rank 1 did not come")
+        with self.assertLogs("amem", "WARNING") as logged, self.offload.rollout():
+            self.assertEqual((self.library.states["nccl"], self.library.states[PARAMETERS]), ("resident", "paused"))
+        self.assertIn("NCCL's memory stays on the GPU during this rollout: rank 1 did not come", logged.output[0])
+        self.assertFalse(self.library.named("ncclResume"))
+        self.library.fail.clear()
+        with self.offload.rollout():
+            self.assertEqual(self.library.states["nccl"], "paused")
+        self.optimizer.step()
+        self.assertTrue(self.intact())
+
+    def test_an_end_that_is_interrupted_says_what_is_still_paused(self):
+        resume, self.interrupt = amem._tags.resume, True
+
+        def interrupted(*tags, **how):
+            if tags == (PARAMETERS,) and self.interrupt:
+                raise KeyboardInterrupt
+            resume(*tags, **how)
+
+        with mock.patch.object(amem._tags, "resume", interrupted):
+            with self.assertLogs("amem", "WARNING") as logged, self.assertRaises(KeyboardInterrupt), self.offload.rollout():
+                pass
+            self.assertIn("still paused, contents kept: %s, %s. Call resume() again" % (PARAMETERS, OPTIMIZER), logged.output[0])
+            self.interrupt = False
+            self.offload.resume()
+        self.optimizer.step()
+        self.assertTrue(self.intact())
+
+    def test_the_end_of_a_rollout_waits_for_memory_as_long_as_it_was_told(self):
+        offload = amem.rl.RolloutOffload(model_of(), wait_for_memory=30, name="other")
+        self.library.too_little = 3
+        with self.assertLogs("amem", "WARNING") as logged, offload.rollout():
+            pass
+        self.assertEqual(self.library.named("ask"), [("ask", ("other.parameters", "nccl"))] * 4)
+        self.assertIn("waits for memory, up to 30 s: device 0 has too little, pid 7 has the rest", logged.output[0])
+        self.assertEqual(len(logged.output), 1)
+
+    def test_a_pytorch_that_is_too_old_is_said_before_the_first_rollout(self):
+        with mock.patch.object(self.side, "check_version", side_effect=amem.AmemError(5, "needs PyTorch 2.8")):
+            with self.assertRaisesRegex(amem.AmemError, "needs PyTorch 2.8"):
+                amem.rl.RolloutOffload(self.model)
+            amem.rl.RolloutOffload(self.model, enabled=False)
 
     def test_the_memory_comes_back_after_an_exception_in_the_rollout(self):
         with self.assertRaises(KeyError), self.offload.rollout():

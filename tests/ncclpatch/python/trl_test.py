@@ -1,7 +1,11 @@
 """amem.frameworks.trl in TRL's own GRPOTrainer and RLOOTrainer, on CPU tensors and a stand-in for the library. Needs TRL; nothing is downloaded: model and
 tokenizer are made here, and vLLM, which TRL would generate with, is stood in for."""
 
+import json
 import os
+import socket
+import subprocess
+import sys
 import tempfile
 import types
 import unittest
@@ -27,7 +31,7 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
-def trainer(folder, kind="GRPO", steps=3):
+def trainer(folder, kind="GRPO", steps=3, conversational=False, max_length=4):
     from datasets import Dataset
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -36,9 +40,13 @@ def trainer(folder, kind="GRPO", steps=3):
     config = LlamaConfig(vocab_size=len(tokens), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
                          num_key_value_heads=2, pad_token_id=0, eos_token_id=1, bos_token_id=None)
     options = getattr(trl, kind + "Config")(output_dir=folder, use_cpu=True, report_to=[], max_steps=steps, per_device_train_batch_size=4, num_generations=4,
-                             max_completion_length=4, save_strategy="no", disable_tqdm=True, learning_rate=0.1, beta=0.0, seed=5, logging_steps=1)
-    data = Dataset.from_dict({"prompt": ["sort : 3 1 2", "sort : 9 8 7"] * 4})
-    reward = lambda completions, **_: [float(len(set(one.split()))) for one in completions]
+                             max_completion_length=max_length, save_strategy="no", disable_tqdm=True, learning_rate=0.1, beta=0.0, seed=5, logging_steps=1)
+    prompts = ["sort : 3 1 2", "sort : 9 8 7"] * 4
+    if conversational:
+        tokens.chat_template = "{% for one in messages %}{{ one['content'] }}{% endfor %}"
+        prompts = [[{"role": "user", "content": one}] for one in prompts]
+    data = Dataset.from_dict({"prompt": prompts})
+    reward = lambda completions, **_: [float(len(set(str(one).split()))) for one in completions]
     reward.__name__ = "reward"
     return getattr(trl, kind + "Trainer")(LlamaForCausalLM(config), reward_funcs=reward, args=options, train_dataset=data, processing_class=tokens)
 
@@ -130,6 +138,54 @@ class Trainers(unittest.TestCase):
         self.assertEqual(generation.llm.generate(), "resident")
         self.assertIn("amem.rl.parameters", self.library.states)
         offload.close()
+
+
+@unittest.skipIf(trl is None, "this python has no TRL")
+class Ranks(unittest.TestCase):
+    """Two processes of TRL's GRPOTrainer under gloo. A pause of NCCL's memory waits for both, until a deadline. AMEM_TRL_LATE: how many seconds
+    late a rank comes (6), with a deadline of a third of it."""
+
+    STEPS = 4
+
+    def run_ranks(self, **told):
+        told = {"what": "plain", "late_s": 0, "deadline_s": 30, "sleep_mode": True, "steps": self.STEPS, **told}
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        here = os.path.dirname(os.path.abspath(__file__))
+        ranks = [subprocess.Popen([sys.executable, "-B", os.path.join(here, "trl_ranks.py"), json.dumps(told)], text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                  env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                                       "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}) for rank in range(2)]
+        self.addCleanup(lambda: [(rank.kill(), rank.wait(), rank.stdout.close(), rank.stderr.close()) for rank in ranks])
+        found = []
+        for rank in ranks:
+            output, errors = rank.communicate(timeout=600)
+            self.assertEqual(rank.returncode, 0, errors[-3000:])
+            found.append(json.loads(output.splitlines()[-1]))
+        self.assertEqual(len(found[0]["losses"]), told.get("trainings", 1) * self.STEPS)
+        return found, errors
+
+    def test_ranks_whose_tools_make_them_generate_unequally_often(self):
+        found, _ = self.run_ranks(what="tools")
+        self.assertEqual([(one["attempts"], one["successes"]) for one in found], [(self.STEPS, self.STEPS)] * 2)
+        self.assertNotEqual(found[0]["generations"], found[1]["generations"])
+        self.assertGreater(min(one["generations"] for one in found), self.STEPS)
+
+    def test_a_rollout_func_that_generates_unequally_often(self):
+        found, _ = self.run_ranks(what="rollout_func")
+        self.assertEqual([(one["attempts"], one["generations"]) for one in found], [(0, self.STEPS), (0, 2 * self.STEPS)])
+
+    def test_a_second_training(self):
+        found, _ = self.run_ranks(trainings=2)
+        self.assertEqual([one["successes"] for one in found], [2 * self.STEPS] * 2)
+
+    def test_a_rank_that_comes_late_costs_one_pause_and_no_training(self):
+        late_s = float(os.environ.get("AMEM_TRL_LATE", "6"))
+        for sleep_mode in (False, True):
+            found, errors = self.run_ranks(late_s=late_s, deadline_s=late_s / 3, sleep_mode=sleep_mode)
+            self.assertEqual([(one["attempts"], one["successes"]) for one in found], [(self.STEPS, self.STEPS - 1)] * 2)
+            self.assertIn("NCCL's memory stays on the GPU during this rollout: a rank did not come within", errors)
 
 
 if __name__ == "__main__":

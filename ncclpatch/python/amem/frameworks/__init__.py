@@ -11,6 +11,7 @@ from .. import _calls, _library, _tags
 
 _log = logging.getLogger("amem")
 _paused = False
+WAIT_FOR_MEMORY = 5  # seconds of a resume (amem.resume): the engine that had the GPU before may still be giving memory back
 
 
 def nccl_is_under_amem():
@@ -51,7 +52,7 @@ def resume_nccl():
     """
     global _paused
     if _paused:
-        _tags.resume(_tags.NCCL)
+        _tags.resume(_tags.NCCL, wait_for_memory=WAIT_FOR_MEMORY)
         _paused = False
 
 

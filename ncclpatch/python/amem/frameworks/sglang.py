@@ -16,6 +16,8 @@ USING_NCCL = ("resume_memory_occupation", "init_weights_update_group", "destroy_
 class Saver(_saver.TorchMemorySaver):
     """As torch_memory_saver, a tag without a region has nothing to pause, and CUDA graphs are captured whatever becomes of them."""
 
+    wait_for_memory = frameworks.WAIT_FOR_MEMORY
+
     def _chosen(self, tag):
         return super()._chosen(tag) if tag is None or tag in self._regions else []
 

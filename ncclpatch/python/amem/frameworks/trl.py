@@ -12,18 +12,26 @@ where tensor parallelism needs it. Without vLLM the model generates itself, so t
 GPUs of its own, and nothing is done.
 """
 
+import contextlib
 import functools
+import importlib.metadata
 
 import amem.rl
 
 # TRL's own modules and methods in which every rank generates once, and then gathers with all others.
 TOGETHER = ("trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer")
 METHODS = ("_generate", "_generate_single_turn")
+OLDEST = "0.28"  # since when a trainer has its engine as vllm_generation
 
 
 def callback(trainer, **options):
-    """A transformers.TrainerCallback for trainer.add_callback. `options` are those of amem.rl.RolloutOffload."""
+    """A transformers.TrainerCallback for trainer.add_callback. `options` are those of amem.rl.RolloutOffload.
+
+    AmemError (5): this trainer, or this release of TRL, does not generate in a way that AMem knows.
+    """
     from transformers import TrainerCallback
+
+    _complain_if_unknown(trainer)
 
     class AmemCallback(TrainerCallback):
         offload = None
@@ -41,6 +49,15 @@ def callback(trainer, **options):
     return AmemCallback()
 
 
+def _complain_if_unknown(trainer):
+    wanted = METHODS + (("vllm_generation",) if getattr(trainer, "use_vllm", False) else ())
+    lacking = [name for name in wanted if not hasattr(trainer, name)]
+    if lacking:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            lacking.append("TRL is %s, and %s or later has them" % (importlib.metadata.version("trl"), OLDEST))
+        raise amem.AmemError(5, "amem.frameworks.trl: %s has no %s" % (type(trainer).__name__, ", ".join(lacking)))
+
+
 def install(trainer, model, optimizer, **options):
     """As the callback does it when training begins; returns the RolloutOffload, or None in vLLM's server mode. Its close() takes
     everything back."""
@@ -56,6 +73,7 @@ def install(trainer, model, optimizer, **options):
     together, engine = _together(trainer, offload), generation.llm
     if generation.enable_sleep_mode:
         _between(engine, offload, together)
+        _wrap(generation, "generate", _ended_by_an_error(generation, offload), offload)
     else:
         _within(engine, "generate", offload, together)
     return offload
@@ -119,3 +137,21 @@ def _between(engine, offload, together):
 
     _wrap(engine, "wake_up", waking, offload)
     _wrap(engine, "sleep", sleeping, offload)
+
+
+def _ended_by_an_error(generation, offload):
+    """A generation that fails, or that Ctrl-C ends, never comes to the engine's sleep: the program that goes on from there, to save its
+    model for example, shall find training's memory where it was."""
+    generate = generation.generate
+
+    def generating(*arguments, **named):
+        try:
+            return generate(*arguments, **named)
+        except BaseException:
+            if offload.in_rollout():
+                with contextlib.suppress(Exception):  # the first error is the one to tell
+                    generation.llm.sleep(level=2)  # as at the end of a generation; it brings training's memory back
+                offload.resume()
+            raise
+
+    return generating

@@ -66,7 +66,7 @@ class Allocator:
         _pools.empty_cache()
         chosen = [tag for tag in self._open if tags is None or tag in tags or tag not in DEFERRABLE]
         if chosen:
-            amem.resume(*self.names(chosen))
+            amem.resume(*self.names(chosen), wait_for_memory=frameworks.WAIT_FOR_MEMORY)
 
     def get_current_usage(self):
         mine = set(self.names())
@@ -104,7 +104,7 @@ class Backend(SleepModeBackend):
             if not isinstance(allocator, Allocator):
                 frameworks.resume_nccl()
             elif _nccl and frameworks.nccl_is_under_amem():
-                amem.resume("nccl")
+                amem.resume("nccl", wait_for_memory=frameworks.WAIT_FOR_MEMORY)
             allocator.wake_up(tags)
         except Exception:
             self._state = "SUSPENDED"

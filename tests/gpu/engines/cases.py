@@ -1,0 +1,140 @@
+"""Part `engines` of run_gpu_tests: real inference engines that sleep and wake up, with AMem and with what else they can do it with.
+
+Each case is one run of vllm_job.py. AMem's is held against vLLM's own allocator, and against torch_memory_saver where that is installed, in the
+same run: at least as fast in every cell, the first sleep at least FIRST_TIMES as fast, less memory left wherever NCCL holds any."""
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PACKAGE = os.path.abspath(os.path.join(HERE, "..", "..", "..", "ncclpatch", "python"))
+FIRST_TIMES = 10.0  # AMem's first sleep against the rival's
+NOISE = 1.03        # of the medians of five
+COLUMNS = (("first_sleep_ms", "first sleep"), ("sleep_ms", "sleep"), ("first_wake_ms", "first wake-up"), ("wake_ms", "wake-up"), ("left_mib", "MiB left"),
+           ("awake_mib", "MiB awake"))
+SECONDS = {1: 150, 2: 170, 4: 220}  # that a case may take, by its ranks
+
+
+def has(python, module):
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec(%r) is None)" % module
+    return subprocess.run([python, "-c", code], check=False).returncode == 0
+
+
+def all_cases(gpus, second):
+    """(name, ranks, on one GPU), the most telling ones first."""
+    found = [("vLLM, TP=1", 1, True)]
+    found += [("vLLM, TP=2 on one GPU", 2, True)] if second else []
+    found += [("vLLM, TP=2 on two GPUs", 2, False)] if gpus >= 2 else []
+    found += [("vLLM, TP=4 on one GPU", 4, True)] if second else []
+    return found
+
+
+def entry_points(folder):
+    """What an installed wheel has beside the package: in a tree the entry points are only in pyproject.toml."""
+    try:
+        importlib.metadata.distribution("amem-nccl")
+        points = ""
+    except importlib.metadata.PackageNotFoundError:
+        points = "[vllm.general_plugins]\namem = amem_plugins:vllm\n[torch.backends]\namem = amem_plugins:attach\n"
+    for name, text in (("amem_nccl", points), ("amem_engines_test", "[vllm.general_plugins]\nengines_test = vllm_worker:plugin\n")):
+        if text:
+            place = os.path.join(folder, name + "-0.dist-info")
+            os.makedirs(place, exist_ok=True)
+            for file, content in (("METADATA", "Metadata-Version: 2.1\nName: %s\nVersion: 0\n" % name.replace("_", "-")), ("entry_points.txt", text)):
+                with open(os.path.join(place, file), "w", encoding="utf-8") as out:
+                    out.write(content)
+
+
+def environment_of(run, backend, ranks, one_gpu):
+    folder = os.path.join(run.scratch, "engines")
+    entry_points(folder)
+    preload = [os.path.join(os.path.dirname(run.patched), "libamem_nccl.so")] if backend == "amem" else []
+    more = {}
+    if one_gpu and ranks > 1:
+        preload.append(os.path.abspath(run.options.second))
+        more["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    if preload:
+        more["LD_PRELOAD"] = ":".join(preload)
+    return {"PYTHONPATH": ":".join(filter(None, [HERE, folder, PACKAGE, os.environ.get("PYTHONPATH", "")])), "AMEM_TIMEOUT_MS": "8000",
+            "AMEM_LIBRARY": os.path.join(os.path.dirname(run.patched), "libamem_nccl.so"), **more}
+
+
+def one_case(run, gpus, name, backend, ranks, one_gpu):
+    """The report of one run of vllm_job.py, or None where it is not wanted, there was no time for it, or it wrote nothing."""
+    if run.options.tests and not any(text in name for text in run.options.tests.split(",")):
+        return None
+    if run.skip_for_time("engines", name, gpus, SECONDS[ranks] / 2):
+        return None
+    limit = min(SECONDS[ranks], run.left() - 12)
+    file = os.path.join(run.scratch, "engines-%d.json" % len(run.steps))
+    cycles = run.options.cycles if backend == "amem" else min(8, run.options.cycles)
+    failures = ("full" if ranks == 1 else "full,stopped,killed") if backend == "amem" else ""
+    command = [run.options.python, os.path.join(HERE, "vllm_job.py"), "--backend", backend, "--tp", str(ranks), "--cycles", str(cycles),
+               "--failures", failures, "--time-limit", "%.0f" % (limit - 5), "--json", file, *(["--one-gpu"] if one_gpu else [])]
+    run.new_journal()
+    began = time.monotonic()
+    code, _ = run.call(command, limit, environment_of(run, backend, ranks, one_gpu), echo=False)
+    data = None
+    if os.path.exists(file):
+        with open(file, encoding="utf-8") as source:
+            data = json.load(source)
+    good = code == 0 and data is not None and data["ok"]
+    under_way = ", ".join(row["name"] for row in (data or {"steps": []})["steps"][-1:])
+    reason = "" if good else (data or {}).get("error") or "ended with exit code %s in: %s" % (code, under_way or "nothing that it reported")
+    run.step("engines", name, gpus, "pass" if good else "FAIL", reason, time.monotonic() - began, data)
+    print("\n".join(["", *table(run.steps)]), flush=True)
+    return data
+
+
+def part(run, gpus):
+    if not has(run.options.python, "vllm"):
+        run.step("engines", "vLLM", gpus, "SKIPPED", "%s has no vllm" % run.options.python)
+    else:
+        if not run.options.second:
+            run.step("engines", "vLLM, several ranks on one GPU", gpus, "SKIPPED", "needs --second, a stock libnccl.so.2 of 2.30 or later")
+        found = {}
+        for backends in (("amem", "cumem"), ("torch_memory_saver",) if has(run.options.python, "torch_memory_saver") else ()):
+            for case in all_cases(gpus, run.options.second):
+                for backend in backends:
+                    found[case, backend] = one_case(run, gpus, "%s, %s" % (case[0], backend), backend, *case[1:])
+                for rival in set(backends) - {"amem"}:
+                    hold_against(run, gpus, case[0], found[case, "amem"], rival, found[case, rival])
+    if not has(run.options.python, "sglang"):
+        run.step("engines", "SGLang", gpus, "SKIPPED", "%s has no sglang" % run.options.python)
+
+
+def hold_against(run, gpus, name, mine, rival, theirs):
+    if (mine or {}).get("summary") and (theirs or {}).get("summary"):
+        wrong = slower(mine, theirs)
+        run.step("engines", "%s, AMem against %s" % (name, rival), gpus, "FAIL" if wrong else "pass", "; ".join(wrong))
+
+
+def slower(mine, theirs):
+    """Where AMem's summary is not as good as the rival's, in words."""
+    ours, other, wrong = mine["summary"], theirs["summary"], []
+    for key, what in (("sleep_ms", "a sleep"), ("wake_ms", "a wake-up"), ("first_wake_ms", "the first wake-up")):
+        if ours[key] > NOISE * other[key]:
+            wrong.append("%s takes %.0f ms, and %.0f" % (what, ours[key], other[key]))
+    if FIRST_TIMES * ours["first_sleep_ms"] > other["first_sleep_ms"]:
+        wrong.append("the first sleep takes %.0f ms, and %.0f (bar: a tenth)" % (ours["first_sleep_ms"], other["first_sleep_ms"]))
+    if mine["ranks"] > 1 and ours["left_mib"] >= other["left_mib"]:
+        wrong.append("%d MiB are left, and %d" % (ours["left_mib"], other["left_mib"]))
+    return wrong
+
+
+def table(steps):
+    """What each engine took, a line each; nothing where no case has come so far."""
+    rows = [step for step in steps if step["part"] == "engines" and (step["data"] or {}).get("summary")]
+    if not rows:
+        return []
+    width = max(len(step["name"]) for step in rows)
+    lines = ["%-*s %s" % (width, "engines (ms; medians of five)", " ".join("%13s" % what for _, what in COLUMNS))]
+    for step in rows:
+        lines.append("%-*s %s" % (width, step["name"], " ".join("%13.0f" % step["data"]["summary"][key] for key, _ in COLUMNS)))
+    for step in rows:
+        for failure, text in (step["data"].get("messages") or {}).items():
+            lines.append("%s, %s: %s" % (step["name"], failure, (text or "no message")[:600]))
+    return lines

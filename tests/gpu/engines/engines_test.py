@@ -1,0 +1,180 @@
+"""vllm_job.py on a vLLM of a few lines, which can be told to be wrong, slow or stuck; and what cases.py makes of reports."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import unittest
+
+import cases
+import vllm_job
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+# One process; a worker that can be stopped or killed is a child that sleeps. FAKE says what goes wrong.
+FAKE = {"vllm/__init__.py": """
+    import os, subprocess, time, types
+    from .engine import arg_utils
+    FAKE = os.environ.get("FAKE", "")
+    __version__ = "0.fake"
+    SamplingParams = types.SimpleNamespace
+
+    class LLM:
+        def __init__(self, **named):
+            assert arg_utils.EngineArgs().create_model_config().sleep_mode_backend == "amem" and os.path.exists(named["model"] + "/config.json")
+            self.worker, self.seed, self.asleep, self.stale, self.scheduled, self.cycles = subprocess.Popen(["sleep", "100"]), 0, False, [], True, 0
+
+        def collective_rpc(self, name, args=()):
+            if self.stale:
+                raise RuntimeError(self.stale.pop())
+            if name == "engines_load":
+                self.seed = args[0]
+            return [{"rank": 1, "pid": self.worker.pid}] if name == "engines_about" else [{"nccl": {"state": "resident"}}]
+
+        def _fail(self, text):
+            self.stale.append(text)
+            raise RuntimeError(text)
+
+        def _state(self):
+            time.sleep(0.05)  # signals arrive a moment later
+            with open("/proc/%d/stat" % self.worker.pid) as file:
+                return file.read().split()[2]
+
+        def sleep(self, level):
+            self.cycles += 1
+            self.scheduled = False
+            if FAKE == "stuck" and self.cycles == 3:
+                time.sleep(100)
+            if self._state() in "TZ":
+                self._fail("rank 1 did not come")
+            if self.stale:
+                raise RuntimeError(self.stale.pop())
+            self.asleep, self.tags = True, {"weights", "kv_cache"}
+            if level == 2 or FAKE == "loses":
+                self.seed = -1
+
+        def wake_up(self, tags=None):
+            if self.stale:
+                raise RuntimeError(self.stale.pop())
+            if os.path.exists(os.environ["FULL"]) and FAKE != "roomy":
+                self._fail("too little free GPU memory")
+            if self.asleep:
+                self.tags -= set(tags or self.tags)
+                self.asleep = bool(self.tags)
+            self.scheduled = not self.asleep
+
+        def generate(self, prompts, sampling, use_tqdm):
+            if self._state() == "Z":
+                raise RuntimeError("EngineCore died")
+            assert self.scheduled
+            return [types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=[number * self.seed])]) for number, _ in enumerate(prompts)]
+    """, "vllm/engine/__init__.py": "", "vllm/engine/arg_utils.py": """
+    import types
+    class EngineArgs:
+        def create_model_config(self):
+            return types.SimpleNamespace(sleep_mode_backend="cumem")
+    """, "pynvml.py": """
+    import types
+    def nvmlInit(): pass
+    def nvmlDeviceGetCount(): return 1
+    def nvmlDeviceGetHandleByIndex(number): return number
+    def nvmlDeviceGetMemoryInfo(handle): return types.SimpleNamespace(used=5 << 30)
+    """}
+
+
+class Job(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        for name, text in FAKE.items():
+            path = os.path.join(self.folder, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(textwrap.dedent(text))
+
+    def run_job(self, fake="", cycles=11, failures="", more=()):
+        """The report and the exit code. The filler, for which there is no GPU here, is a program that makes a file while it lives."""
+        file, full = os.path.join(self.folder, "report"), os.path.join(self.folder, "full")
+        filler = 'import os, sys; open(%r, "w").close(); print("full", flush=True); sys.stdin.read(); os.unlink(%r)' % (full, full)
+        code = "import sys, vllm_job; vllm_job.FILLER = %r; sys.exit(vllm_job.main())" % filler
+        environment = {**os.environ, "PYTHONPATH": self.folder + ":" + HERE, "FAKE": fake, "FULL": full, "NCCL_NVLS_ENABLE": "0"}
+        ran = subprocess.run([sys.executable, "-B", "-c", code, "--cycles", str(cycles), "--failures", failures, "--json", file, *more],
+                             env=environment, capture_output=True, text=True, timeout=100, check=False)
+        with open(file, encoding="utf-8") as source:
+            return json.load(source), ran.returncode
+
+    def test_a_good_engine_passes_every_step_and_every_failure(self):
+        report, code = self.run_job(failures="full,stopped,killed")
+        self.assertEqual((code, report["ok"], report["error"]), (0, True, ""))
+        self.assertEqual([row["level"] for row in report["cycles"]], [1] * 8 + [2, 2, 1])
+        self.assertEqual(report["messages"]["full"], "RuntimeError: too little free GPU memory")
+        self.assertEqual(report["messages"]["stopped"], "RuntimeError: rank 1 did not come")
+        self.assertIn("rank 1 did not come", report["messages"]["killed"])
+        self.assertIn("sleep_ms", report["summary"])
+
+    def test_tokens_of_weights_that_were_lost_are_noticed(self):
+        report, code = self.run_job("loses")
+        self.assertEqual(code, 1)
+        self.assertIn("cycle 0: AssertionError: the tokens differ", report["error"])
+
+    def test_a_failure_that_does_not_come_is_one(self):
+        report, code = self.run_job("roomy", cycles=1, failures="full")
+        self.assertEqual(code, 1)
+        self.assertIn("full: AssertionError: it succeeded", report["error"])
+
+    def test_a_step_that_hangs_ends_by_its_limit_and_leaves_a_report_and_no_process(self):
+        report, code = self.run_job("stuck", more=["--step-limit", "2"])
+        self.assertEqual((code, report["ok"], report["error"]), (1, False, "cycle 2 did not end in time"))
+        self.assertEqual(len(report["cycles"]), 2)
+        end = time.monotonic() + 10
+        while vllm_job.lives(report["workers"][0]["pid"]):
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.02)
+
+
+class Reports(unittest.TestCase):
+    def report(self, ranks=2, **summary):
+        return {"ranks": ranks, "summary": {"first_sleep_ms": 200.0, "sleep_ms": 190.0, "first_wake_ms": 200.0, "wake_ms": 190.0, "left_mib": 900,
+                                            "awake_mib": 9000, **summary}}
+
+    def test_each_bar_is_missed_by_one_figure_alone(self):
+        rival = self.report(first_sleep_ms=6000.0, sleep_ms=200.0, wake_ms=240.0, left_mib=2000)
+        self.assertEqual(cases.slower(self.report(), rival), [])
+        for key, value, word in (("sleep_ms", 210.0, "a sleep takes 210"), ("wake_ms", 250.0, "a wake-up takes 250"), ("first_wake_ms", 210.0, "first wake-up"),
+                                 ("first_sleep_ms", 601.0, "a tenth"), ("left_mib", 2000, "2000 MiB are left")):
+            found = cases.slower(self.report(**{key: value}), rival)
+            self.assertEqual(len(found), 1, found)
+            self.assertIn(word, found[0])
+        self.assertEqual(cases.slower(self.report(ranks=1, left_mib=2000), rival), [])  # without NCCL there is nothing more to give back
+
+    def test_the_table_has_a_line_for_each_engine_and_its_messages(self):
+        steps = [{"part": "engines", "name": "vLLM, TP=1, amem", "data": {**self.report(), "messages": {"full": "too little"}}},
+                 {"part": "engines", "name": "vLLM", "data": None}, {"part": "bench", "name": "other", "data": {"summary": {}}}]
+        lines = cases.table(steps)
+        self.assertEqual(len(lines), 3)
+        self.assertIn("190", lines[1])
+        self.assertEqual(lines[2], "vLLM, TP=1, amem, full: too little")
+        self.assertEqual(cases.table(steps[1:]), [])
+
+    def test_entry_points_are_those_of_the_package(self):
+        import configparser
+
+        with tempfile.TemporaryDirectory() as folder:
+            cases.entry_points(folder)
+            with open(os.path.join(folder, "amem_nccl-0.dist-info", "entry_points.txt"), encoding="utf-8") as file:
+                made = configparser.ConfigParser()
+                made.read_file(file)
+        with open(os.path.join(cases.PACKAGE, "pyproject.toml"), encoding="utf-8") as file:
+            text = file.read()
+        self.assertEqual(len(made.sections()), 2)
+        for group in made.sections():
+            for name, value in made[group].items():
+                self.assertIn('[project.entry-points."%s"]\n%s = "%s"\n' % (group, name, value), text)
+
+
+if __name__ == "__main__":
+    signal.alarm(200)
+    unittest.main()

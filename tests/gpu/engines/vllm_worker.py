@@ -1,0 +1,121 @@
+"""What vllm_job.py has vLLM load in its own processes: an alarm, more calls of a worker, workers that share a GPU, and a rival's backend."""
+
+import contextlib
+import importlib
+import os
+import signal
+import time
+
+
+def plugin():
+    """The entry point, which vLLM calls in each of its processes."""
+    end_in_time()
+    from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    if "torch_memory_saver" not in SleepModeBackendFactory._registry:
+        SleepModeBackendFactory.register_backend("torch_memory_saver", "vllm_worker", "SaverBackend")
+        begin = WorkerBase.__init__
+
+        def init(self, *arguments, **named):
+            begin(self, *arguments, **named)
+            if self.vllm_config.model_config.sleep_mode_backend == "torch_memory_saver":
+                importlib.import_module("vllm.device_allocator.cumem").CuMemAllocator.instance = Saver()
+
+        WorkerBase.__init__ = init
+
+
+def end_in_time():
+    """Ends this process when the time of the whole run is up, whatever hangs."""
+    signal.alarm(max(1, int(float(os.environ["ENGINES_END"]) - time.time())))
+
+
+class Calls:
+    """vLLM's worker_extension_cls: more calls for collective_rpc."""
+
+    def engines_load(self, seed):
+        """A weight update: other values, the same for each run with this seed and number of ranks."""
+        import torch
+
+        values = torch.Generator(device=self.device).manual_seed(1000 * seed + self.rank)
+        with torch.inference_mode():
+            for parameter in self.model_runner.get_model().parameters():
+                parameter.fill_(1.0) if parameter.dim() == 1 else parameter.normal_(0, 0.02, generator=values)
+        torch.cuda.synchronize()
+        return seed
+
+    def engines_about(self):
+        """Of this worker: its process, its graphs, and whether NCCL is under AMem."""
+        about = {"rank": self.rank, "pid": os.getpid(), "graphs": str(self.vllm_config.compilation_config.cudagraph_mode),
+                 "backend": self.vllm_config.model_config.sleep_mode_backend}
+        with contextlib.suppress(ImportError):
+            if "libamem_nccl" in os.environ.get("LD_PRELOAD", ""):
+                frameworks = importlib.import_module("amem.frameworks")
+                about["nccl_under_amem"] = frameworks.nccl_is_under_amem()
+        return about
+
+    def engines_memory(self):
+        """What AMem has under tags in this worker, in MiB."""
+        amem = importlib.import_module("amem")
+        return {row["tag"]: {"state": row["state"], "mib": row["bytes"] >> 20, "resident_mib": row["resident_bytes"] >> 20} for row in amem.memory()["tags"]}
+
+
+def __getattr__(name):
+    """Classes that derive from vLLM's: made when they are asked for, because this module is imported where vLLM is not set up yet."""
+    if name == "SharedGpuWorker":
+        from vllm.v1.worker.gpu_worker import Worker
+
+        class SharedGpuWorker(Worker):
+            """A rank on the first GPU, with all others."""
+
+            def init_device(self):
+                self.parallel_config.assigned_physical_gpu_ids = None
+                self.local_rank = 0
+                super().init_device()
+
+        made = SharedGpuWorker
+    elif name == "SaverBackend":
+        from vllm.device_allocator.sleep_mode_backend import CuMemBackend
+
+        class SaverBackend(CuMemBackend):
+            """vLLM's own backend, on another allocator."""
+
+        made = SaverBackend
+    else:
+        raise AttributeError(name)
+    return globals().setdefault(name, made)
+
+
+class Saver:
+    """torch_memory_saver in the place of vLLM's allocator: weights with a copy on the host, anything else without."""
+
+    def __init__(self):
+        from torch_memory_saver import torch_memory_saver
+
+        self._saver, self._tags = torch_memory_saver, []
+        self._saver.hook_mode = "torch"
+
+    @contextlib.contextmanager
+    def use_memory_pool(self, tag=None):
+        tag = tag or "default"
+        self._tags += [] if tag in self._tags else [tag]
+        with self._saver.region(tag, enable_cpu_backup=tag == "weights"):
+            yield
+
+    def sleep(self, offload_tags=None):
+        import torch
+
+        for tag in self._tags:
+            self._saver.pause(tag)
+        torch.cuda.empty_cache()
+
+    def wake_up(self, tags=None):
+        for tag in self._tags:
+            if tags is None or tag in tags:
+                self._saver.resume(tag)
+
+    def get_current_usage(self):
+        return 0
+
+    def release_pools(self):
+        pass

@@ -139,6 +139,7 @@ def resume(*tags: str, wait: bool = True, priority: int = 0, wait_for_memory: fl
     paused then, contents kept, and resume can be called again. Without waiting, the failure comes with the first amem.wait.
     """
     tags = tags or (NCCL,)
+    names, count = _array(tags)
     try:
         if wait_for_memory:
             await_memory(tags, wait_for_memory)
@@ -147,7 +148,6 @@ def resume(*tags: str, wait: bool = True, priority: int = 0, wait_for_memory: fl
     except KeyboardInterrupt:
         _log.warning("resume of %s: interrupted while it waited; what was paused of it is still paused", ", ".join(tags))
         raise
-    names, count = _array(tags)
     if process_group is not None:
         _across_hosts(wait).resume(process_group, tags, timeout)
         return

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
+#include <bit>
+#include <cstring>
+#include <iterator>
 
 #include "statemachine/event.h"
 
@@ -11,6 +13,8 @@ namespace amem {
 namespace {
 
 constexpr Bytes kQueueBytes = Bytes{64} << 20;  // handed to the driver at once, so that copying begins early
+// So many unchanged units between two that changed travel with them: that takes less time than another copy does to begin.
+constexpr std::size_t kBridged = 2;
 
 std::string Name(const Backup::Item& item) {
   return fmt::format("{} ({} bytes at offset {})", ToText(item.allocation), item.bytes, item.offset);
@@ -30,11 +34,15 @@ std::vector<Extent> ExtentsOf(std::span<const Backup::Item> items) {
   return extents;
 }
 
-Bytes SumOf(std::span<const Extent> extents) {
+Bytes SumOf(std::span<const Backup::Item> items) {
   Bytes sum = 0;
-  for (const Extent& extent : extents) sum += extent.bytes;
+  for (const Backup::Item& item : items) sum += item.bytes;
   return sum;
 }
+
+std::size_t UnitsOf(Bytes bytes) { return (bytes + kUnitBytes - 1) / kUnitBytes; }
+
+Bytes SizeOf(std::uint32_t pages) { return Bytes{kPageBytes} * static_cast<unsigned>(std::popcount(pages)); }
 
 // The same memory in as few extents as there are gaps in it.
 std::vector<Extent> Joined(std::span<const Backup::Item> items) {
@@ -66,35 +74,68 @@ class Backup::Queue {
  public:
   Queue(Copier& copier, DeviceOrdinal device, bool save) : copier_(copier), device_(device), save_(save) {}
 
-  Status Add(Address address, const Piece& piece) {
-    if (bytes_ > 0 && (!piece.joined || piece.host != host_ + bytes_ || bytes_ >= kQueueBytes)) AMEM_TRY(Flush());
-    if (bytes_ == 0) host_ = piece.host;
-    parts_.push_back({address, piece.bytes});
+  // `engine`: by a copy engine, in copies as large as the memory on both sides allows.
+  Status Add(Address address, const PinnedMemory::Piece& piece, bool engine) {
+    const bool follows = bytes_ > 0 && engine == engine_ && piece.joined && piece.at == host_ + bytes_ && bytes_ < kQueueBytes;
+    const bool extends = follows && parts_.back().address + parts_.back().bytes == address;
+    if (!follows || (engine && !extends)) AMEM_TRY(Flush());
+    if (bytes_ == 0) host_ = piece.at;
+    if (extends) {
+      parts_.back().bytes += piece.bytes;
+    } else {
+      parts_.push_back({address, piece.bytes});
+    }
+    engine_ = engine;
     bytes_ += piece.bytes;
     return {};
   }
 
-  // By a copy engine, on its own.
-  Status AddWhole(Address address, const Piece& piece) {
-    return save_ ? copier_.CopyToHost(device_, piece.host, address, piece.bytes)
-                 : copier_.CopyToDevice(device_, address, piece.host, piece.bytes);
-  }
-
   Status Flush() {
     if (bytes_ == 0) return {};
-    Status queued = save_ ? copier_.Gather(device_, host_, parts_) : copier_.Scatter(device_, parts_, host_);
+    Status queued = engine_ ? ByEngine(parts_.front())
+                    : save_ ? copier_.Gather(device_, host_, parts_)
+                            : copier_.Scatter(device_, parts_, host_);
     parts_.clear();
     bytes_ = 0;
     return queued;
   }
 
  private:
+  Status ByEngine(const Extent& part) {
+    return save_ ? copier_.CopyToHost(device_, host_, part.address, part.bytes)
+                 : copier_.CopyToDevice(device_, part.address, host_, part.bytes);
+  }
+
   Copier& copier_;
   const DeviceOrdinal device_;
   const bool save_;
   std::vector<Extent> parts_;
   std::byte* host_ = nullptr;
   Bytes bytes_ = 0;
+  bool engine_ = false;
+};
+
+// Asked for the units of an item in their order, which may have been parts of other items when they were kept.
+class Backup::KeptOnes {
+ public:
+  KeptOnes(std::map<Key, Saved>& kept, const Item& item)
+      : kept_(kept), item_(item), at_(kept.upper_bound({item.allocation, item.offset})) {
+    if (at_ != kept.begin() && std::prev(at_)->first.first == item.allocation) --at_;
+  }
+  Unit* At(Bytes offset, Bytes bytes) {  // in the allocation; null: none
+    while (Own() && at_->first.second + at_->second.bytes <= offset) ++at_;
+    if (!Own() || at_->first.second > offset || at_->second.device != item_.device) return nullptr;
+    const Bytes past = offset - at_->first.second;
+    const bool same = past % kUnitBytes == 0 && std::min(at_->second.bytes - past, kUnitBytes) == bytes;
+    return same ? &at_->second.units[past / kUnitBytes] : nullptr;
+  }
+
+ private:
+  [[nodiscard]] bool Own() const { return at_ != kept_.end() && at_->first.first == item_.allocation; }
+
+  std::map<Key, Saved>& kept_;
+  const Item& item_;
+  std::map<Key, Saved>::iterator at_;
 };
 
 Backup::Backup(Copier& copier, PinnedSupply& supply, BackupOptions options)
@@ -113,15 +154,10 @@ Status Backup::Save(std::span<const Item> items, Looking looking) {
   if (contents_ == Contents::kForgotten) return {Code::kInvalid, "save contents: copies of an earlier Save have not ended"};
   if (contents_ == Contents::kLost) return {Code::kInvalid, "save contents: the last Save failed and was not forgotten"};
   pinned_.Rest(true);
-  Bytes total = 0;
-  for (const Item& item : items) total += item.bytes;
-  if (contents_ == Contents::kNone) {
-    const std::lock_guard lock(mutex_);
-    statistics_ = {};
-  }
+  if (contents_ == Contents::kNone) BeginSave();
   if (queued_.empty()) began_ns_ = MonotonicNs();
   contents_ = Contents::kQueued;
-  if (Status room = FindRoom(items, looking, total); !room.ok()) {
+  if (Status room = FindRoom(items, looking, SumOf(items)); !room.ok()) {
     contents_ = Contents::kLost;
     return room.Within("save contents");
   }
@@ -135,49 +171,119 @@ Status Backup::Save(std::span<const Item> items, Looking looking) {
   return {};
 }
 
-// Before any of it is pinned. The guess may be too much: where the host has less, a look at all contents says what is needed.
+// What others needed of the kept copy is not there any more. Where a lot of the memory lies idle between what is left, because
+// rooms have become too small, all is saved anew.
+void Backup::BeginSave() {
+  {
+    const std::lock_guard lock(mutex_);
+    statistics_ = {};
+  }
+  pinned_.Reclaim();
+  for (auto& [key, kept] : kept_) {
+    for (Unit& unit : kept.units) {
+      if (pinned_.Has(unit.at, SizeOf(unit.stored))) continue;
+      FreeRoom(unit);
+      unit = {};
+    }
+  }
+  const Bytes used = pinned_.used_bytes();
+  if (used > 0 && pinned_.held_bytes() <= used + used / 8 + supply_.chunk()) return;
+  kept_.clear();
+  pinned_.TakeBack();
+}
+
+// Before any of it is pinned. The guess may be too much: where the host has less, a look at all contents says what is needed. A
+// copy that was kept is of less use than room for what is to be saved.
 Status Backup::FindRoom(std::span<const Item> items, Looking looking, Bytes total) {
-  Status room = pinned_.Promise(looking == Looking::kWhole ? total : Expected(total));
-  if (room.ok() || looking == Looking::kWhole) return room;
+  const Bytes guess = looking == Looking::kBeside ? total : Expected(total);
+  Status room = pinned_.Promise(guess - std::min(guess, KeptFor(items)));
+  if (room.ok()) return room;
   Bytes exactly = 0;
   for (const auto& [device, own] : ByDevice(items)) {
     AMEM_TRY(InBatches(own, options_.look, [&](std::span<const Item> some) -> Status {
       const auto found = Look(some.front().device, some, looking);
-      if (found.ok()) exactly += SavedOf(some, *found);
+      if (found.ok()) exactly += RoomFor(WhatToSave(some, *found, looking));
       return found.ok() ? Status{} : found.status();
     }));
   }
-  return pinned_.Promise(exactly);
+  room = pinned_.Promise(exactly);
+  if (room.ok() || kept_.empty() || !saved_.empty()) return room;
+  kept_.clear();
+  pinned_.TakeBack();
+  return FindRoom(items, looking, total);
 }
 
-Bytes Backup::SavedOf(std::span<const Item> items, const NonZero& found) const {
-  Bytes saved = 0;
-  std::span<const Extent> rest = found.runs;
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    const auto own = rest.first(found.counts[i]);
-    rest = rest.subspan(own.size());
-    saved += Dense(items[i], own) ? items[i].bytes : SumOf(own);
+Bytes Backup::KeptFor(std::span<const Item> items) {
+  Bytes bytes = 0;
+  for (const Item& item : items) {
+    KeptOnes kept(kept_, item);
+    for (Bytes done = 0; done < item.bytes; done += kUnitBytes) {
+      const Unit* const unit = kept.At(item.offset + done, std::min(item.bytes - done, kUnitBytes));
+      if (unit != nullptr) bytes += SizeOf(unit->stored);
+    }
   }
-  return saved;
+  return bytes;
 }
 
-// While the next part is scanned, copies of the part before are under way. They are marked in smaller steps, so that memory can
-// be released as soon as its own copies are done.
+// While the next part is looked at, copies of the part before are under way. They are marked in smaller steps, so that memory
+// can be released as soon as its own copies are done.
 Status Backup::SaveOn(DeviceOrdinal device, std::span<const Item> items, Looking looking) {
   queued_.insert(device);
   return InBatches(items, options_.look, [&](std::span<const Item> some) { return LookAndSave(device, some, looking); });
 }
 
 Result<NonZero> Backup::Look(DeviceOrdinal device, std::span<const Item> items, Looking looking) {
-  if (looking == Looking::kForZeros) return copier_.FindNonZero(device, ExtentsOf(items), options_.block, until_);
-  NonZero all{ExtentsOf(items), {}, "kernels would run beside those of the program"};
-  all.counts.assign(items.size(), 1);
+  if (supply_.key() == nullptr) return Unscanned(ExtentsOf(items), "getrandom gives no key");
+  if (looking == Looking::kIdle || copier_.CanLook(device))
+    return copier_.FindNonZero(device, ExtentsOf(items), *supply_.key(), until_);
+  return Unscanned(ExtentsOf(items), "loading kernels would wait for those of the program");
+}
+
+// Where an item is dense, all its pages are wanted.
+std::vector<Backup::Wanted> Backup::WhatToSave(std::span<const Item> items, const NonZero& found, Looking looking) {
+  std::vector<Wanted> all;
+  all.reserve(found.pages.size());
+  for (const Item& item : items) {
+    const std::size_t first = all.size(), count = UnitsOf(item.bytes);
+    Bytes nonzero = 0;
+    for (const std::uint32_t pages : std::span(found.pages).subspan(first, count)) nonzero += SizeOf(pages);
+    const bool dense = nonzero > 0 && static_cast<double>(nonzero) >= options_.dense * static_cast<double>(item.bytes);
+    const bool engine = dense || looking == Looking::kBeside;
+    KeptOnes kept(kept_, item);
+    for (Bytes done = 0; done < item.bytes; done += kUnitBytes) {
+      Wanted one{found.pages[all.size()], kept.At(item.offset + done, std::min(item.bytes - done, kUnitBytes)), false, engine};
+      one.unchanged =
+          one.kept != nullptr && one.kept->hashed && !found.hashes.empty() && one.kept->hash == found.hashes[all.size()];
+      if (engine) one.pages = PagesOf(item.bytes - done);
+      all.push_back(one);
+    }
+    Bridge(std::span(all).subspan(first));
+  }
   return all;
 }
 
-bool Backup::Dense(const Item& item, std::span<const Extent> runs) const {
-  const Bytes bytes = SumOf(runs);
-  return bytes > 0 && static_cast<double>(bytes) >= options_.dense * static_cast<double>(item.bytes);
+// Between two that are copied to where they were.
+void Backup::Bridge(std::span<Wanted> units) {
+  const auto again = [](const Wanted& one) { return !one.unchanged && one.kept != nullptr && one.kept->stored == one.pages; };
+  std::size_t apart = kBridged + 1;
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    if (units[i].unchanged) {
+      ++apart;
+      continue;
+    }
+    for (std::size_t back = 1; again(units[i]) && apart <= kBridged && back <= apart; ++back) units[i - back].travels = true;
+    apart = again(units[i]) ? 0 : kBridged + 1;
+  }
+}
+
+// New room, that is.
+Bytes Backup::RoomFor(std::span<const Wanted> wanted) {
+  Bytes bytes = 0;
+  for (const Wanted& one : wanted) {
+    const bool fits = one.unchanged || (one.kept != nullptr && SizeOf(one.kept->stored) >= SizeOf(one.pages));
+    bytes += fits ? 0 : SizeOf(one.pages);
+  }
+  return bytes;
 }
 
 Status Backup::LookAndSave(DeviceOrdinal device, std::span<const Item> items, Looking looking) {
@@ -185,71 +291,106 @@ Status Backup::LookAndSave(DeviceOrdinal device, std::span<const Item> items, Lo
   const auto found = Look(device, items, looking);
   const std::uint64_t looked = MonotonicNs() - began;
   if (!found.ok()) return found.status();
-  Bytes total = 0;
-  for (const Item& item : items) total += item.bytes;
-  const Bytes saved = SavedOf(items, *found);
   {
     const std::lock_guard lock(mutex_);
     statistics_.scan_ns += looked;
-    statistics_.bytes_total += total;
-    statistics_.bytes_saved += saved;
-    statistics_.bytes_zero += total - saved;
     if (!found->unscanned.empty()) statistics_.unscanned = found->unscanned;
   }
-  // More than was guessed for all that is saved.
-  if (total > 0 && saved > Expected(total)) AMEM_TRY(pinned_.Promise(saved));
-  std::size_t run = 0, item = 0;
+  const std::vector<Wanted> wanted = WhatToSave(items, *found, looking);
+  if (options_.compare) AMEM_TRY(CompareKept(items, wanted));
+  AMEM_TRY(pinned_.Promise(RoomFor(wanted)));
+  std::size_t unit = 0;
   return InBatches(items, options_.batch, [&](std::span<const Item> batch) {
-    const auto counts = std::span(found->counts).subspan(item, batch.size());
-    const std::size_t runs = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
-    const Status queued = SaveBatch(device, batch, std::span(found->runs).subspan(run, runs), counts);
-    run += runs;
-    item += batch.size();
+    std::size_t units = 0;
+    for (const Item& item : batch) units += UnitsOf(item.bytes);
+    const auto hashes = found->hashes.empty() ? std::span<const ContentHash>() : std::span(found->hashes).subspan(unit, units);
+    const Status queued = SaveBatch(device, batch, std::span(wanted).subspan(unit, units), hashes);
+    unit += units;
     return queued;
   });
 }
 
-// `runs` are not zero, and `counts` says how many of them lie in each item.
-Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items, std::span<const Extent> runs,
-                         std::span<const std::size_t> counts) {
+Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items, std::span<const Wanted> wanted,
+                         std::span<const ContentHash> hashes) {
   Queue queue(copier_, device, true);
-  std::size_t run = 0;
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    const Item& item = items[i];
-    const std::size_t first = pieces_.size();
-    const bool whole = Dense(item, runs.subspan(run, counts[i]));
-    if (whole) AMEM_TRY(Place(queue, {item.address, item.bytes}, 0, true));
-    for (const std::size_t end = run + counts[i]; run < end; ++run) {
-      if (!whole) AMEM_TRY(Place(queue, runs[run], runs[run].address.value - item.address.value, false));
+  BackupStatistics sums;
+  std::size_t next = 0;
+  for (const Item& item : items) {
+    Saved saved{item.bytes, {}, device, true};
+    saved.units.reserve(UnitsOf(item.bytes));
+    for (Bytes done = 0; done < item.bytes; done += kUnitBytes, ++next) {
+      const Wanted& one = wanted[next];
+      Unit& unit = saved.units.emplace_back();
+      if (!hashes.empty()) unit = {hashes[next], 0, 0, true};
+      AMEM_TRY(MakeRoom(one, unit));
+      const bool travels = !one.unchanged || one.travels;
+      if (travels) AMEM_TRY(QueueUnit(queue, item.address + done, unit, one.engine));
+      (travels ? sums.bytes_saved : sums.bytes_unchanged) += SizeOf(unit.stored);
+      saved.whole = saved.whole && unit.stored == PagesOf(item.bytes - done);
     }
-    saved_[{item.allocation, item.offset}] = {item.bytes, first, pieces_.size() - first, device, whole};
+    sums.bytes_total += item.bytes;
+    Saved& before = saved_[{item.allocation, item.offset}];
+    for (const Unit& unit : before.units) FreeRoom(unit);
+    before = std::move(saved);
   }
   AMEM_TRY(queue.Flush());
   const auto mark = copier_.Mark(device);
   if (!mark.ok()) return mark.status();
   for (const Item& item : items) saved_[{item.allocation, item.offset}].mark = *mark;
+  const std::lock_guard lock(mutex_);
+  statistics_.bytes_total += sums.bytes_total;
+  statistics_.bytes_saved += sums.bytes_saved;
+  statistics_.bytes_unchanged += sums.bytes_unchanged;
+  statistics_.bytes_zero += sums.bytes_total - sums.bytes_saved - sums.bytes_unchanged;
   return {};
 }
 
-Status Backup::Place(Queue& queue, const Extent& run, Bytes offset, bool whole) {
-  for (Bytes done = 0; done < run.bytes;) {
-    const auto room = TakeRoom(run.bytes - done);
-    if (!room.ok()) return room.status();
-    pieces_.push_back({offset + done, room->bytes, room->at, room->joined});
-    AMEM_TRY(whole ? queue.AddWhole(run.address + done, pieces_.back()) : queue.Add(run.address + done, pieces_.back()));
-    done += room->bytes;
+// The room that was kept, or as much of it as is needed, else a new one.
+Status Backup::MakeRoom(const Wanted& wanted, Unit& unit) {
+  const Unit kept = wanted.kept == nullptr ? Unit{} : std::exchange(*wanted.kept, Unit{});
+  unit.stored = wanted.unchanged ? kept.stored : wanted.pages;
+  unit.at = kept.at;
+  const Bytes has = SizeOf(kept.stored), needs = SizeOf(unit.stored);
+  if (has >= needs) {
+    pinned_.Free(kept.at + needs, has - needs);
+    return {};
+  }
+  FreeRoom(kept);
+  const std::uint64_t began = MonotonicNs();
+  const auto room = pinned_.Take(needs, until_);
+  if (!room.ok()) return room.status();
+  unit.at = room->at;
+  if (room->pinned_now == 0) return {};
+  const std::lock_guard lock(mutex_);
+  statistics_.pin_ns += MonotonicNs() - began;
+  statistics_.pinned_in_save += room->pinned_now * supply_.chunk();
+  return {};
+}
+
+void Backup::FreeRoom(const Unit& unit) { pinned_.Free(unit.at, SizeOf(unit.stored)); }
+
+Status Backup::EachPiece(const Unit& unit, const auto& one) const {
+  Bytes at = unit.at;
+  for (unsigned page = 0; page < kUnitPages;) {
+    const std::uint32_t rest = unit.stored >> page;
+    if (rest == 0) break;
+    page += static_cast<unsigned>(std::countr_zero(rest));
+    const auto run = static_cast<unsigned>(std::countr_one(unit.stored >> page));
+    const Bytes bytes = Bytes{run} * kPageBytes;
+    for (Bytes done = 0; done < bytes;) {
+      const PinnedMemory::Piece piece = pinned_.PieceAt(at + done, bytes - done);
+      AMEM_TRY(one(Bytes{page} * kPageBytes + done, piece));
+      done += piece.bytes;
+    }
+    at += bytes;
+    page += run;
   }
   return {};
 }
 
-Result<PinnedMemory::Room> Backup::TakeRoom(Bytes wanted) {
-  const std::uint64_t began = MonotonicNs();
-  const auto room = pinned_.Take(wanted, until_);
-  if (!room.ok() || !room->pinned_now) return room;
-  const std::lock_guard lock(mutex_);
-  statistics_.pin_ns += MonotonicNs() - began;
-  statistics_.pinned_in_save += supply_.chunk();
-  return room;
+Status Backup::QueueUnit(Queue& queue, Address address, const Unit& unit, bool engine) {
+  return EachPiece(unit,
+                   [&](Bytes offset, const PinnedMemory::Piece& piece) { return queue.Add(address + offset, piece, engine); });
 }
 
 Status Backup::AwaitSaved(AllocationId allocation) {
@@ -308,9 +449,10 @@ Status Backup::RestoreBatch(DeviceOrdinal device, std::span<const Item> items) {
   Queue queue(copier_, device, false);
   for (const Item& item : items) {
     const Saved& saved = saved_.at({item.allocation, item.offset});
-    for (const Piece& piece : std::span(pieces_).subspan(saved.first, saved.count)) {
-      const Address to = item.address + piece.offset;
-      AMEM_TRY(saved.whole ? queue.AddWhole(to, piece) : queue.Add(to, piece));
+    Address to = item.address;
+    for (const Unit& unit : saved.units) {
+      AMEM_TRY(QueueUnit(queue, to, unit, saved.whole && options_.dense <= 1));
+      to = to + kUnitBytes;
     }
   }
   return queue.Flush();
@@ -326,45 +468,67 @@ Status Backup::AwaitRestored(AllocationId allocation) {
   return {};
 }
 
-Status Backup::Compare(std::span<const Item> items) {
+// ---- comparing -------------------------------------------------------------------------------------------------------------
+
+// Calls one(item, unit, its bytes) for all units, through host memory of its own.
+Status Backup::ReadBack(std::span<const Item> items, const auto& one) {
   if (items.empty()) return {};
   const Bytes most = std::min(std::ranges::max(items, {}, &Item::bytes).bytes, kQueueBytes);
   const auto buffer = copier_.AllocatePinned(most);
   if (!buffer.ok()) return buffer.status();
-  std::byte* const host = (*buffer)->data();
+  const std::byte* const host = (*buffer)->data();
   for (const Item& item : items) {
-    const auto saved = saved_.find({item.allocation, item.offset});
-    if (saved == saved_.end()) return {Code::kNotFound, "the backup has no contents of " + Name(item)};
     for (Bytes from = 0; from < item.bytes; from += most) {
       const Bytes bytes = std::min(item.bytes - from, most);
-      AMEM_TRY(copier_.CopyToHost(item.device, host, item.address + from, bytes));
+      AMEM_TRY(copier_.CopyToHost(item.device, (*buffer)->data(), item.address + from, bytes));
       AMEM_TRY(copier_.FinishCopies(item.device, until_));
-      const auto differs = FirstDifference(saved->second, from, {host, bytes});
-      if (!differs) continue;
-      return {Code::kBroken,
-              fmt::format("compare contents of {} with what was saved: they differ at byte {}", Name(item), *differs)};
+      for (Bytes at = 0; at < bytes; at += kUnitBytes)
+        AMEM_TRY(one(item, (from + at) / kUnitBytes, std::span(host + at, std::min(bytes - at, kUnitBytes))));
     }
   }
   return {};
 }
 
-// Between the pieces, and behind them, all is zero.
-std::optional<Bytes> Backup::FirstDifference(const Saved& saved, Bytes from, std::span<const std::byte> found) const {
-  Bytes at = from;
-  const Bytes end = from + found.size();
-  const auto differs = [&](Bytes until, const std::byte* expected) -> std::optional<Bytes> {
-    for (; at < until; ++at) {
-      if (found[at - from] != (expected == nullptr ? std::byte{} : *expected++)) return at;
-    }
-    return {};
-  };
-  for (const Piece& piece : std::span(pieces_).subspan(saved.first, saved.count)) {
-    if (piece.offset + piece.bytes <= at || piece.offset >= end) continue;
-    if (const auto byte = differs(piece.offset, nullptr)) return byte;
-    if (const auto byte = differs(std::min(piece.offset + piece.bytes, end), piece.host + (at - piece.offset))) return byte;
+Status Backup::Compare(std::span<const Item> items) {
+  for (const Item& item : items) {
+    if (!saved_.contains({item.allocation, item.offset}))
+      return {Code::kNotFound, "the backup has no contents of " + Name(item)};
   }
-  return differs(end, nullptr);
+  return ReadBack(items, [&](const Item& item, std::size_t unit, std::span<const std::byte> found) -> Status {
+    const auto differs = FirstDifference(saved_.at({item.allocation, item.offset}).units[unit], found);
+    if (!differs) return {};
+    return {Code::kBroken, fmt::format("compare contents of {} with what was saved: they differ at byte {}", Name(item),
+                                       unit * kUnitBytes + *differs)};
+  });
 }
+
+// What the hash says is unchanged.
+Status Backup::CompareKept(std::span<const Item> items, std::span<const Wanted> wanted) {
+  if (std::ranges::none_of(wanted, &Wanted::unchanged)) return {};
+  std::size_t next = 0;  // all units of all items come in their order
+  return ReadBack(items, [&](const Item& item, std::size_t unit, std::span<const std::byte> found) -> Status {
+    const Wanted& one = wanted[next++];
+    const auto differs = one.unchanged ? FirstDifference(*one.kept, found) : std::nullopt;
+    if (!differs) return {};
+    return {Code::kBroken, fmt::format("compare contents of {} with the copy that was kept: they differ at byte {}, and their "
+                                       "hash is the same",
+                                       Name(item), unit * kUnitBytes + *differs)};
+  });
+}
+
+// What is not stored is zero.
+std::optional<Bytes> Backup::FirstDifference(const Unit& unit, std::span<const std::byte> found) const {
+  std::vector<std::byte> expected(found.size());
+  static_cast<void>(EachPiece(unit, [&](Bytes offset, const PinnedMemory::Piece& piece) {
+    std::memcpy(expected.data() + offset, piece.at, piece.bytes);
+    return Status{};
+  }));
+  const auto differs = std::ranges::mismatch(expected, found);
+  if (differs.in1 == expected.end()) return {};
+  return static_cast<Bytes>(differs.in1 - expected.begin());
+}
+
+// ---- the end ---------------------------------------------------------------------------------------------------------------
 
 Status Backup::Finish() {
   Status first;
@@ -381,15 +545,42 @@ Status Backup::Finish() {
     (contents_ == Contents::kSaved ? statistics_.restore_ns : statistics_.save_copy_ns) = MonotonicNs() - began_ns_;
   }
   queued_ = std::move(unfinished);
-  if (contents_ == Contents::kQueued) contents_ = first.ok() ? Contents::kSaved : Contents::kLost;
+  if (contents_ == Contents::kQueued) {
+    contents_ = first.ok() ? Contents::kSaved : Contents::kLost;
+    if (first.ok()) FreeKept();
+  }
   pinned_.Rest(false);
   return first;
+}
+
+// Copies of memory that is not there any more, or not saved any more.
+void Backup::FreeKept() {
+  for (const auto& [key, kept] : kept_) {
+    for (const Unit& unit : kept.units) FreeRoom(unit);
+  }
+  kept_.clear();
+}
+
+void Backup::Keep() {
+  if (!queued_.empty()) static_cast<void>(Finish());
+  if (contents_ == Contents::kNone) return;
+  if (contents_ != Contents::kSaved || !queued_.empty()) return ForgetAll();
+  kept_ = std::exchange(saved_, {});
+  for (auto& [key, kept] : kept_) {
+    for (Unit& unit : kept.units) {
+      if (unit.hashed) continue;
+      FreeRoom(unit);
+      unit = {};
+    }
+  }
+  contents_ = Contents::kNone;
+  pinned_.Keep();
 }
 
 void Backup::ForgetAll() {
   if (!queued_.empty()) static_cast<void>(Finish());
   saved_.clear();
-  pieces_.clear();
+  kept_.clear();
   contents_ = Contents::kForgotten;
   if (!queued_.empty()) return;  // copies that have not ended still use the memory, which must serve nothing else
   contents_ = Contents::kNone;
@@ -397,8 +588,11 @@ void Backup::ForgetAll() {
 }
 
 void Backup::Abandon() {
+  if (contents_ == Contents::kNone) return;
+  const Bytes pinned = Statistics().pinned_in_save;
+  if (contents_ == Contents::kSaved && pinned == 0) return Keep();
   ForgetAll();
-  if (contents_ == Contents::kNone) supply_.GiveBack(Statistics().pinned_in_save);
+  if (contents_ == Contents::kNone) supply_.GiveBack(pinned);
 }
 
 bool Backup::Has(AllocationId allocation) const {
@@ -417,7 +611,8 @@ std::vector<Backup::Item> Backup::ItemsOf(AllocationId allocation) const {
 Bytes Backup::Expected(Bytes contents) const {
   const std::lock_guard lock(mutex_);
   const auto total = static_cast<double>(statistics_.bytes_total);
-  const double share = total > 0 ? 1.1 * static_cast<double>(statistics_.bytes_saved) / total : options_.first_guess;
+  const auto stored = static_cast<double>(statistics_.bytes_saved + statistics_.bytes_unchanged);
+  const double share = total > 0 ? 1.1 * stored / total : options_.first_guess;
   return std::min(contents, static_cast<Bytes>(static_cast<double>(contents) * share) + supply_.chunk());
 }
 
@@ -427,6 +622,7 @@ BackupStatistics Backup::Statistics() const {
   BackupStatistics all = statistics_;
   all.pinned_bytes = pinned.pinned_bytes;
   all.held_bytes = pinned_.held_bytes();
+  all.kept_bytes = pinned_.kept_bytes();
   all.not_prepared = pinned.not_prepared;
   return all;
 }

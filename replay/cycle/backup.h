@@ -2,6 +2,11 @@
 // supply.
 //
 // What comes back is equal to the last bit: blocks that were not zero are copied, all others are cleared.
+//
+// After a resume what was saved may stay (Keep). The next Save hashes all contents, unit by unit (content_hash.h), and copies
+// only the units whose hash is another one than that of the kept copy: nothing else says that contents are unchanged, nor does
+// anybody have to know who wrote. A unit of 128 KiB is what one warp looks at anyway; smaller ones would cost more host memory
+// and time for what is known of them, larger ones would copy more for a byte that changed.
 #pragma once
 
 #include <cstddef>
@@ -22,21 +27,24 @@
 namespace amem {
 
 struct BackupOptions {
-  Bytes block = 4096;              // the unit of "not zero"; a power of two from 4096
   Bytes look = Bytes{1} << 30;     // is looked at in one go, while what came before is copied
   Bytes batch = Bytes{256} << 20;  // is waited for (AwaitSaved), or cleared, in one go
   double first_guess = 0.22;       // of contents are not zero (Expected)
-  // An item of which so much is not zero is copied whole, by the copy engines alone. Above 1: none is.
+  // Where so much of an item is not zero, its units are saved with their zeros, so that the copy engines alone can bring it
+  // back. Never, if it is above 1.
   double dense = 2;
+  bool compare = false;  // also what the hash says is unchanged, byte by byte with the kept copy
 };
 
 // About the contents that were saved last, and the calls that saved and restored them.
 struct BackupStatistics {
   Bytes bytes_total = 0;           // of contents
-  Bytes bytes_saved = 0;           // of those, not zero and thus copied
+  Bytes bytes_saved = 0;           // of those, copied
+  Bytes bytes_unchanged = 0;       // as in the copy that was kept, and thus not copied
   Bytes bytes_zero = 0;            // the rest
   Bytes pinned_bytes = 0;          // host memory of the whole supply, used or not
   Bytes held_bytes = 0;            // of those, what these contents take
+  Bytes kept_bytes = 0;            // of those, what is kept of contents that are back
   Bytes pinned_in_save = 0;        // of those, what was not idle
   std::uint64_t scan_ns = 0;       // waiting for FindNonZero
   std::uint64_t pin_ns = 0;        // pinning in Save
@@ -46,7 +54,8 @@ struct BackupStatistics {
   std::string not_prepared;        // not empty: why preparing stopped early
 };
 
-// Save, Restore, Finish, ForgetAll and questions about what is saved are for one thread at a time; everything else for any.
+// Save, Restore, Finish, Keep, ForgetAll and questions about what is saved are for one thread at a time; everything else for
+// any.
 class Backup {
  public:
   // A part of an allocation, mapped at `address` with access for `device`; address and bytes are multiples of 4096.
@@ -66,9 +75,10 @@ class Backup {
   Backup& operator=(const Backup&) = delete;
 
   // Queues the copies of all items, devices beside each other; they are saved, and their memory may go, once Finish is OK.
-  // After a failure: Finish, then ForgetAll. kWhole: contents are not looked at, so that no kernel runs.
-  enum class Looking : std::uint8_t { kForZeros, kWhole };
-  Status Save(std::span<const Item> items, Looking looking = Looking::kForZeros);
+  // After a failure: Finish, then ForgetAll. kBeside: the program's kernels run meanwhile. Then contents are looked at only if
+  // no kernel has to be loaded for that, which would wait for the program's, and the copy engines do the rest.
+  enum class Looking : std::uint8_t { kIdle, kBeside };
+  Status Save(std::span<const Item> items, Looking looking = Looking::kIdle);
   // Queues copying back and clearing, to the addresses given now; done once Finish is OK. The contents stay saved until
   // ForgetAll, so that it can be tried again. kNotFound, before anything is queued: an item that was not saved with that size.
   // kInvalid: Save or its Finish failed, or Finish is missing.
@@ -83,8 +93,12 @@ class Backup {
   Status AwaitRestored(AllocationId allocation);                  // until all that Restore queued for it is done
   [[nodiscard]] bool Queued() const { return !queued_.empty(); }  // Finish has something to wait for
   [[nodiscard]] bool Saving() const { return contents_ == Contents::kQueued; }
+  // Forgets what is saved, but keeps a copy for the next Save for as long as nobody else needs the memory.
+  void Keep();
   void ForgetAll();  // waits too; the memory stays pinned, for whoever needs it next
-  void Abandon();    // the same of a Save that was for nothing; what was pinned for it goes back to the host
+  // After a Save that was for nothing, its Finish included: as Keep where nothing was pinned for it, else as ForgetAll, and
+  // what was pinned goes back to the host.
+  void Abandon();
   [[nodiscard]] bool Has(AllocationId allocation) const;                   // is saved, or queued to be
   [[nodiscard]] std::vector<Item> ItemsOf(AllocationId allocation) const;  // what is, by offset; the addresses are zero
 
@@ -94,37 +108,55 @@ class Backup {
 
  private:
   using Key = std::pair<AllocationId, Bytes>;  // allocation and offset
-  struct Piece {                               // of saved contents; the rest of its item is zero
-    Bytes offset = 0, bytes = 0;               // in the item
-    std::byte* host = nullptr;
-    bool joined = false;  // lies in the same pinned buffer as the piece before, directly behind it
+  struct Unit {                                // of an item: kUnitBytes, the last one may be less
+    ContentHash hash;
+    Bytes at = 0;              // the room of what is stored
+    std::uint32_t stored = 0;  // which pages that is, one behind the other; the others are zero
+    bool hashed = false;
   };
   struct Saved {
     Bytes bytes = 0;
-    std::size_t first = 0, count = 0;  // of pieces_
+    std::vector<Unit> units;
     DeviceOrdinal device;
-    bool whole = false;      // the pieces are all of it
+    bool whole = false;      // all pages are stored
     std::uint64_t mark = 0;  // the driver's, of the copies that were queued last
     bool done = false;       // its save was waited for by itself
     bool restoring = false;  // the mark is of its restore
   };
   // kForgotten: nothing is kept, but copies are still under way.
   enum class Contents : std::uint8_t { kNone, kQueued, kSaved, kLost, kForgotten };
-  class Queue;  // of parts that lie one after the other in host memory
+  class Queue;                // of parts that lie one after the other in host memory
+  class KeptOnes;             // in the order of an item's units
+  struct Wanted {             // of a unit
+    std::uint32_t pages = 0;  // to be stored
+    Unit* kept = nullptr;     // of before; null: nothing
+    bool unchanged = false;   // since then
+    bool engine = false;      // copied by a copy engine
+    bool travels = false;     // although it is unchanged
+  };
 
+  void BeginSave();
   Status FindRoom(std::span<const Item> items, Looking looking, Bytes total);
-  [[nodiscard]] Bytes SavedOf(std::span<const Item> items, const NonZero& found) const;
+  [[nodiscard]] Bytes KeptFor(std::span<const Item> items);
   Status SaveOn(DeviceOrdinal device, std::span<const Item> items, Looking looking);
   Status LookAndSave(DeviceOrdinal device, std::span<const Item> items, Looking looking);
   Result<NonZero> Look(DeviceOrdinal device, std::span<const Item> items, Looking looking);
-  Status SaveBatch(DeviceOrdinal device, std::span<const Item> items, std::span<const Extent> runs,
-                   std::span<const std::size_t> counts);
-  [[nodiscard]] bool Dense(const Item& item, std::span<const Extent> runs) const;
+  std::vector<Wanted> WhatToSave(std::span<const Item> items, const NonZero& found, Looking looking);
+  static void Bridge(std::span<Wanted> units);
+  static Bytes RoomFor(std::span<const Wanted> wanted);
+  Status SaveBatch(DeviceOrdinal device, std::span<const Item> items, std::span<const Wanted> wanted,
+                   std::span<const ContentHash> hashes);
+  Status MakeRoom(const Wanted& wanted, Unit& unit);
+  void FreeRoom(const Unit& unit);
+  void FreeKept();
+  // Calls one(offset in the unit, piece of host memory) for all that is stored.
+  Status EachPiece(const Unit& unit, const auto& one) const;
+  Status QueueUnit(Queue& queue, Address address, const Unit& unit, bool engine);
   Status RestoreOn(DeviceOrdinal device, std::span<const Item> items);
-  [[nodiscard]] std::optional<Bytes> FirstDifference(const Saved& saved, Bytes from, std::span<const std::byte> found) const;
   Status RestoreBatch(DeviceOrdinal device, std::span<const Item> items);
-  Result<PinnedMemory::Room> TakeRoom(Bytes wanted);
-  Status Place(Queue& queue, const Extent& run, Bytes offset, bool whole);
+  Status ReadBack(std::span<const Item> items, const auto& one);
+  Status CompareKept(std::span<const Item> items, std::span<const Wanted> wanted);
+  [[nodiscard]] std::optional<Bytes> FirstDifference(const Unit& unit, std::span<const std::byte> found) const;
 
   Copier& copier_;
   Deadline until_ = Deadline::max();
@@ -134,7 +166,7 @@ class Backup {
   PinnedMemory pinned_;
 
   std::map<Key, Saved> saved_;
-  std::vector<Piece> pieces_;
+  std::map<Key, Saved> kept_;       // of before; nothing is saved there any more
   std::set<DeviceOrdinal> queued_;  // on which something is
   Contents contents_ = Contents::kNone;
   std::uint64_t began_ns_ = 0;  // the copies that are queued

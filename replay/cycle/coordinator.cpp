@@ -13,8 +13,9 @@ namespace {
 constexpr std::chrono::milliseconds kToRecord{100};
 
 // A program fills its tags, so the contents are dense: copy engines move them, and host memory is prepared for all of them.
-BackupOptions ForTags() {
-  BackupOptions options;
+BackupOptions OptionsFor(const CycleContext& context, PoolId pool) {
+  BackupOptions options{.compare = context.compare};
+  if (!pool) return options;
   options.first_guess = 1;
   options.dense = 0.9;
   return options;
@@ -44,10 +45,10 @@ class RoundOfOne final : public Round {
 
 }  // namespace
 
-Coordinator::Coordinator(const CycleContext& context, CallGate& gate) : Coordinator(context, gate, PoolId{}, {}, nullptr, {}) {}
+Coordinator::Coordinator(const CycleContext& context, CallGate& gate) : Coordinator(context, gate, PoolId{}, {}, nullptr) {}
 
 Coordinator::Coordinator(const CycleContext& context, CallGate& gate, PoolId pool, std::string tag,
-                         std::unique_ptr<Copier> lane, const BackupOptions& options)
+                         std::unique_ptr<Copier> lane)
     : ledger_(context.ledger),
       peers_(context.peers),
       gate_(gate),
@@ -58,14 +59,14 @@ Coordinator::Coordinator(const CycleContext& context, CallGate& gate, PoolId poo
       lane_(std::move(lane)),
       copier_(lane_ != nullptr ? *lane_ : context.driver),
       pinned_(context.pinned),
-      backup_(copier_, pinned_, options),
+      backup_(copier_, pinned_, OptionsFor(context, pool)),
       executor_(ledger_, context.driver, peers_, backup_, pool) {}
 
 Result<std::unique_ptr<Coordinator>> Coordinator::OfTag(const CycleContext& context, CallGate& gate, PoolId pool,
                                                         std::string tag) {
   auto lane = context.driver.OpenLane();
   if (!lane.ok()) return lane.status();
-  return std::unique_ptr<Coordinator>(new Coordinator(context, gate, pool, std::move(tag), *std::move(lane), ForTags()));
+  return std::unique_ptr<Coordinator>(new Coordinator(context, gate, pool, std::move(tag), *std::move(lane)));
 }
 
 void Coordinator::Made(Bytes bytes) {
@@ -277,7 +278,7 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
     ledger_.Record(std::move(begun));
   }
   executor_.BeginCycle(deadlines_.OwnPartOf(round.until()),
-                       manner.after == nullptr ? Backup::Looking::kForZeros : Backup::Looking::kWhole);
+                       manner.after == nullptr ? Backup::Looking::kIdle : Backup::Looking::kBeside);
   if (const Status status = RunPhases(kind, round, manner, report); !status.ok()) {
     Add(kind, report, false);
     return GiveUp(kind, round, report.cycle, status);
@@ -289,7 +290,7 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
     ledger_.Record(CycleDone{.kind = kind, .cycle = report.cycle, .duration_ns = report.total_ns, .pool = pool_});
     WantHostMemory();
   }
-  if (kind == CycleKind::kResume) backup_.ForgetAll();
+  if (kind == CycleKind::kResume) backup_.Keep();
   if (kind == CycleKind::kPause && manner.after == nullptr) pinned_.GiveSpareBack();  // the devices are idle
   Add(kind, report, true);
   const std::lock_guard lock(report_mutex_);

@@ -48,8 +48,8 @@ struct CycleTotals {  // of all pauses, or all resumes, of this session
 
 // How one pause or resume is made.
 struct Manner {
-  // Of a pause. Null: it waits until the scope's devices are idle, and copies only what is not zero. Otherwise it copies
-  // everything after that moment of a stream, without kernels, and waits for no other stream.
+  // Of a pause. Null: it waits until the scope's devices are idle. Otherwise it waits for that moment of a stream only, and
+  // hashes and copies contents beside what the program runs (Backup::Looking).
   const StreamMoment* after = nullptr;
   bool patient = false;  // the resume waits as long as the other members live and stay paused
   // Called once all memory is back and all copies to it are queued (Lead); only for a resume of memory that nobody shares.
@@ -65,7 +65,7 @@ struct CycleContext {
   Peers& peers;
   PinnedSupply& pinned;
   Deadlines deadlines{};
-  bool compare = false;  // compare all contents with what was saved, at the end of each resume
+  bool compare = false;  // compare contents with their copies: all at the end of a resume, what is unchanged in a pause
 };
 
 // One thread at a time calls Cycle, or its parts; any thread may call the rest.
@@ -104,8 +104,7 @@ class Coordinator {
   [[nodiscard]] BackupStatistics Contents() const { return backup_.Statistics(); }
 
  private:
-  Coordinator(const CycleContext& context, CallGate& gate, PoolId pool, std::string tag, std::unique_ptr<Copier> lane,
-              const BackupOptions& options);
+  Coordinator(const CycleContext& context, CallGate& gate, PoolId pool, std::string tag, std::unique_ptr<Copier> lane);
   Status CloseGate(Deadline until);
   void WantHostMemory() REQUIRES(ledger_);
   [[nodiscard]] bool Alone(const Round& round) const { return pool_ && round.Members().size() == 1; }

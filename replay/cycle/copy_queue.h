@@ -50,7 +50,7 @@ class CopyQueue {
   Ledger& ledger_;
   Driver& driver_;
   Backup& backup_;
-  Backup::Looking looking_ = Backup::Looking::kForZeros;
+  Backup::Looking looking_ = Backup::Looking::kIdle;
   std::set<AllocationId> restoring_;                                        // copies begun and not finished
   std::map<PoolId, std::map<AllocationId, std::vector<ByteRange>>> parts_;  // of pools' chunks, while Begin runs
   std::map<AllocationId, Scratch> scratch_;                                 // mappings made for copies, until Finish

@@ -34,7 +34,7 @@ class Executor final : private StepSide {
   // After a resume by that plan, before anybody uses the memory: compares all contents with what was saved. kBroken: they
   // differ.
   Status CompareRestored(const Plan& resume);
-  void BeginCycle(Deadline until, Backup::Looking looking = Backup::Looking::kForZeros) {
+  void BeginCycle(Deadline until, Backup::Looking looking = Backup::Looking::kIdle) {
     renewed_.clear();
     SetUntil(until);
     copies_.SetLooking(looking);

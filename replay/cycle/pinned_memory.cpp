@@ -18,6 +18,13 @@ constexpr std::chrono::minutes kPieceAtMost{1};  // pinning takes some 10 ms unl
 constexpr Bytes kPage = 4096;
 constexpr int kNiceness = 10;
 
+PinnedSupply::Options WithKey(PinnedSupply::Options options) {
+  if (options.key != nullptr) return options;
+  auto key = RandomContentKey();
+  if (key.ok()) options.key = *std::move(key);
+  return options;
+}
+
 void Forget(PinnedSupply::Buffers& buffers) {
   for (auto& buffer : buffers) static_cast<void>(buffer.release());
 }
@@ -28,7 +35,7 @@ void Forget(PinnedSupply::Buffers& buffers) {
 
 PinnedSupply::PinnedSupply(Copier& copier, Options options)
     : copier_(copier),
-      options_(std::move(options)),
+      options_(WithKey(std::move(options))),
       claims_(options_.claims, [this] { return copier_.HostMemory(); }),
       pages_(copier, options_.chunk, options_.prepare_threads,
              {[this] { return ClaimPiece().ok(); }, [this] { claims_.Settle(options_.chunk); }}) {}
@@ -37,6 +44,7 @@ PinnedSupply::~PinnedSupply() {
   if (fork_.InChild()) {  // neither the thread nor the driver's memory survives a fork
     static_cast<void>(thread_.release());
     Forget(idle_);
+    for (Kept& kept : kept_) Forget(kept.buffers);
     return;
   }
   if (!StopPreparing()) thread_->join();
@@ -58,9 +66,20 @@ Bytes PinnedSupply::Missing(Bytes promised) const {
 Status PinnedSupply::Promise(Bytes bytes) {
   if (fork_.InChild()) return {};
   const std::lock_guard lock(mutex_);
-  const Bytes missing = Missing(promised_ + bytes), more = missing - std::min(missing, reserved_);
-  AMEM_TRY(claims_.Claim(more));
-  reserved_ += more;
+  const auto more = [&] {
+    const Bytes missing = Missing(promised_ + bytes);
+    return missing - std::min(missing, reserved_);
+  };
+  // What others keep comes before more is pinned than was wanted for all, and before the host is asked for what it has not got.
+  const Bytes wanted = Target(), there = statistics_.pinned_bytes + reserved_ + pages_.Pieces() * options_.chunk;
+  while (!kept_.empty() && more() > wanted - std::min(wanted, there)) idle_.push_back(TakeKept());
+  Status claimed = claims_.Claim(more());
+  while (!claimed.ok() && !kept_.empty()) {
+    idle_.push_back(TakeKept());
+    claimed = claims_.Claim(more());
+  }
+  AMEM_TRY(claimed);
+  reserved_ += more();
   promised_ += bytes;
   WantPages();
   return {};
@@ -110,9 +129,17 @@ Result<PinnedSupply::Taken> PinnedSupply::Take(Deadline until) {
       }
       continue;
     }
+    if (!kept_.empty() && reserved_ == 0 && statistics_.pinned_bytes + options_.chunk > Target()) {
+      idle_.push_back(TakeKept());
+      continue;
+    }
     lock.unlock();
     auto buffer = Pin(pages_.Take());
     lock.lock();
+    if (!buffer.ok() && !kept_.empty()) {
+      idle_.push_back(TakeKept());
+      continue;
+    }
     if (!buffer.ok()) {
       return buffer.status().Within(
           fmt::format("pin host memory for contents, {} bytes are pinned already", statistics_.pinned_bytes));
@@ -128,6 +155,39 @@ Result<PinnedSupply::Taken> PinnedSupply::Take(Deadline until) {
 void PinnedSupply::Give(Buffers buffers) {
   const std::lock_guard lock(mutex_);
   std::ranges::move(buffers, std::back_inserter(idle_));
+}
+
+void PinnedSupply::Keep(const PinnedMemory& owner, Buffers buffers) {
+  const std::lock_guard lock(mutex_);
+  kept_.push_back({&owner, std::move(buffers)});
+}
+
+PinnedSupply::Buffers PinnedSupply::Reclaim(const PinnedMemory& owner) {
+  const std::lock_guard lock(mutex_);
+  const auto it = std::ranges::find(kept_, &owner, &Kept::owner);
+  if (it == kept_.end()) return {};
+  Buffers buffers = std::move(it->buffers);
+  kept_.erase(it);
+  return buffers;
+}
+
+Bytes PinnedSupply::KeptFor(const PinnedMemory& owner) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = std::ranges::find(kept_, &owner, &Kept::owner);
+  if (it == kept_.end()) return 0;
+  return options_.chunk *
+         static_cast<Bytes>(std::ranges::count_if(it->buffers, [](const auto& one) { return one != nullptr; }));
+}
+
+// With the lock, and something is kept: of what is kept for longest, the last buffer. What an owner has lost all of is not
+// kept.
+std::unique_ptr<PinnedBuffer> PinnedSupply::TakeKept() {
+  Buffers& buffers = kept_.front().buffers;
+  const auto last = std::ranges::find_if(buffers.rbegin(), buffers.rend(), [](const auto& one) { return one != nullptr; });
+  auto buffer = std::move(*last);
+  while (!buffers.empty() && buffers.back() == nullptr) buffers.pop_back();
+  if (std::ranges::none_of(buffers, [](const auto& one) { return one != nullptr; })) kept_.erase(kept_.begin());
+  return buffer;
 }
 
 PinnedSupply::Statistics PinnedSupply::Count() const {
@@ -266,7 +326,12 @@ void PinnedSupply::GiveBack(Bytes bytes) {
 void PinnedSupply::Drop(Bytes keep) {
   Buffers unused;  // freed after the lock is released, because that takes long
   const std::lock_guard lock(mutex_);
-  while (statistics_.pinned_bytes > keep && IdleBytes() >= promised_ + options_.chunk) {
+  while (statistics_.pinned_bytes > keep) {
+    if (IdleBytes() < promised_ + options_.chunk) {
+      if (kept_.empty()) return;
+      idle_.push_back(TakeKept());
+      continue;
+    }
     statistics_.pinned_bytes -= options_.chunk;
     unused.push_back(std::move(idle_.back()));
     idle_.pop_back();
@@ -285,6 +350,7 @@ PinnedMemory::~PinnedMemory() {
 }
 
 Status PinnedMemory::Promise(Bytes wanted) {
+  wanted -= std::min(wanted, buffers_.size() * supply_.chunk() - filled_);
   wanted = (wanted + supply_.chunk() - 1) / supply_.chunk() * supply_.chunk();
   if (wanted <= promised_) return {};
   AMEM_TRY(supply_.Promise(wanted - promised_));
@@ -296,29 +362,84 @@ void PinnedMemory::Unpromise() {
   if (promised_ > 0) supply_.Unpromise(std::exchange(promised_, 0));
 }
 
-Result<PinnedMemory::Room> PinnedMemory::Take(Bytes wanted, Deadline until) {
-  bool pinned_now = false;
-  if (buffers_.empty() || buffers_.back()->size() < filled_ + kPage) {
+Result<PinnedMemory::Room> PinnedMemory::Take(Bytes bytes, Deadline until) {
+  Room room{filled_, 0};
+  while (filled_ + bytes > buffers_.size() * supply_.chunk()) {
     auto taken = supply_.Take(until);
     if (!taken.ok()) return taken.status();
-    pinned_now = taken->pinned_now;
+    room.pinned_now += taken->pinned_now ? 1 : 0;
     const Bytes kept = std::min(promised_, supply_.chunk());
     supply_.Unpromise(kept);
     promised_ -= kept;
     buffers_.push_back(std::move(taken->buffer));
-    held_bytes_ += buffers_.back()->size();
-    filled_ = 0;
+    used_.push_back(0);
+    held_bytes_ += supply_.chunk();
   }
-  const Bytes left = buffers_.back()->size() - filled_;
-  const Room room{buffers_.back()->data() + filled_, std::min(wanted, left / kPage * kPage), filled_ > 0, pinned_now};
-  filled_ += room.bytes;
+  filled_ += bytes;
+  used_bytes_ += bytes;
+  for (Bytes at = room.at; at < filled_;) {
+    const Bytes some = std::min(filled_ - at, supply_.chunk() - at % supply_.chunk());
+    used_[at / supply_.chunk()] += some;
+    at += some;
+  }
   return room;
+}
+
+// The buffer that is being filled stays, and so does what comes behind it.
+void PinnedMemory::Free(Bytes at, Bytes bytes) {
+  used_bytes_ -= bytes;
+  for (const Bytes end = at + bytes; at < end;) {
+    const std::size_t index = at / supply_.chunk();
+    const Bytes some = std::min(end - at, supply_.chunk() - at % supply_.chunk());
+    used_[index] -= some;
+    at += some;
+    if (used_[index] > 0 || buffers_[index] == nullptr || filled_ < (index + 1) * supply_.chunk()) continue;
+    PinnedSupply::Buffers unused;
+    unused.push_back(std::move(buffers_[index]));
+    held_bytes_ -= supply_.chunk();
+    supply_.Give(std::move(unused));
+  }
 }
 
 void PinnedMemory::TakeBack() {
   Unpromise();
-  supply_.Give(std::exchange(buffers_, {}));
+  Reclaim();
+  auto buffers = std::exchange(buffers_, {});
+  std::erase(buffers, nullptr);
+  supply_.Give(std::move(buffers));
+  used_.clear();
+  filled_ = used_bytes_ = held_bytes_ = 0;
+}
+
+void PinnedMemory::Keep() {
+  Unpromise();
+  if (used_bytes_ == 0) return TakeBack();
+  supply_.Keep(*this, std::exchange(buffers_, {}));
   held_bytes_ = 0;
+}
+
+void PinnedMemory::Reclaim() {
+  auto kept = supply_.Reclaim(*this);
+  if (kept.empty() && !buffers_.empty()) return;  // none was
+  kept.resize(used_.size());
+  buffers_ = std::move(kept);
+  held_bytes_ =
+      supply_.chunk() * static_cast<Bytes>(std::ranges::count_if(buffers_, [](const auto& one) { return one != nullptr; }));
+  // Nothing is put into a buffer that has gone, or reaches over into one.
+  if (!buffers_.empty() && buffers_.back() == nullptr) filled_ = buffers_.size() * supply_.chunk();
+}
+
+bool PinnedMemory::Has(Bytes at, Bytes bytes) const {
+  if (bytes == 0) return true;
+  for (Bytes index = at / supply_.chunk(); index * supply_.chunk() < at + bytes; ++index) {
+    if (buffers_[index] == nullptr) return false;
+  }
+  return true;
+}
+
+PinnedMemory::Piece PinnedMemory::PieceAt(Bytes at, Bytes most) const {
+  const Bytes past = at % supply_.chunk();
+  return {buffers_[at / supply_.chunk()]->data() + past, std::min(most, supply_.chunk() - past), past > 0};
 }
 
 void PinnedMemory::Rest(bool resting) {

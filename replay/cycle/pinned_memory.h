@@ -1,4 +1,4 @@
-// Pinned host memory for contents: a session's one supply, and what a backup has taken from it.
+// Pinned host memory for contents: a session's one supply, and what a backup has taken or keeps of it.
 #pragma once
 
 #include <atomic>
@@ -22,17 +22,25 @@
 
 namespace amem {
 
+class PinnedMemory;
+
 // All backups of a session take buffers from here and give them back, so memory that one scope does not use serves another.
-// Buffers are kept between cycles and pinned ahead by a thread. Thread-safe; must outlive the backups.
+// Buffers stay pinned between cycles, and a thread pins them ahead. Thread-safe; must outlive the backups.
+//
+// Between its cycles a backup may leave the buffers of contents that are back where they are, because the contents may be the
+// same at the next pause (Keep). They stay part of the supply. When no buffer is idle, they serve another backup, before more
+// is pinned than was wanted for all scopes, and before anything fails because the host is short; those first that were kept for
+// longest.
 class PinnedSupply {
  public:
   struct Options {
-    Bytes chunk = Bytes{32} << 20;       // size of each buffer; large enough to keep a copy engine busy
-    std::chrono::milliseconds quiet{0};  // pins ahead only after the driver was left alone for so long (Busy)
-    Bytes nccl_limit = Bytes{4} << 30;   // for NCCL's memory no more is pinned ahead; Take pins what it needs all the same
-    Bytes pools_limit = Bytes{4} << 30;  // the same for all pools together
-    std::size_t prepare_threads = 1;     // threads that populate memory ahead
-    std::filesystem::path claims;        // HostClaims
+    Bytes chunk = Bytes{32} << 20;            // size of each buffer; large enough to keep a copy engine busy
+    std::chrono::milliseconds quiet{0};       // pins ahead only after the driver was left alone for so long (Busy)
+    Bytes nccl_limit = Bytes{4} << 30;        // for NCCL's memory no more is pinned ahead; Take pins what it needs all the same
+    Bytes pools_limit = Bytes{4} << 30;       // the same for all pools together
+    std::size_t prepare_threads = 1;          // threads that populate memory ahead
+    std::filesystem::path claims;             // HostClaims
+    std::shared_ptr<const ContentKey> key{};  // of the hashes of contents; null: a random one
   };
   struct Statistics {
     Bytes pinned_bytes = 0;    // used or idle
@@ -49,9 +57,14 @@ class PinnedSupply {
   PinnedSupply(const PinnedSupply&) = delete;
   PinnedSupply& operator=(const PinnedSupply&) = delete;
   [[nodiscard]] Bytes chunk() const { return options_.chunk; }
+  [[nodiscard]] const ContentKey* key() const { return options_.key.get(); }  // null: none could be had
 
-  Result<Taken> Take(Deadline until);  // an idle buffer, or one pinned now
+  Result<Taken> Take(Deadline until);  // an idle buffer, one pinned now, or a kept one
   void Give(Buffers buffers);
+  // Reclaim returns the buffers in their order, and null in place of those that serve others by now.
+  void Keep(const PinnedMemory& owner, Buffers buffers);
+  Buffers Reclaim(const PinnedMemory& owner);
+  [[nodiscard]] Bytes KeptFor(const PinnedMemory& owner) const;
   // So much more, or less, will be taken soon. All of it is checked before any is pinned: what is not idle is claimed from the
   // host, and several threads populate it. kOutOfMemory: nothing is promised.
   Status Promise(Bytes bytes);
@@ -66,8 +79,8 @@ class PinnedSupply {
   void Rest(bool resting);  // the thread pins nothing until each true has had its false
   // Waits some 10 ms for the piece that is being pinned. False: the driver did not return.
   bool StopPreparing();
-  // Frees idle buffers that are not promised until `keep` is left, and stops preparing. CUDA waits for all running kernels, so
-  // call it in quiet times, such as the end of a pause.
+  // Frees idle buffers that are not promised, then kept ones, until `keep` is left, and stops preparing. CUDA waits for all
+  // running kernels, so call it in quiet times, such as the end of a pause.
   void Trim(Bytes keep);
   // In quiet times: frees what was not wanted since the call before the last, because the scopes have shrunk for good.
   void GiveSpareBack();
@@ -78,6 +91,7 @@ class PinnedSupply {
   Status ClaimPiece();
   Result<std::unique_ptr<PinnedBuffer>> Pin(std::unique_ptr<HostPages> pages);  // null: none are ready
   void Drop(Bytes keep);
+  std::unique_ptr<PinnedBuffer> TakeKept();  // null: none is kept
   void PinInBackground();
   void AwaitQuiet();
   void WantPages();
@@ -98,6 +112,11 @@ class PinnedSupply {
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   Buffers idle_;
+  struct Kept {
+    const PinnedMemory* owner = nullptr;
+    Buffers buffers;
+  };
+  std::vector<Kept> kept_;  // those kept for longest first
   Bytes promised_ = 0;
   Bytes reserved_ = 0;  // claimed for promises and not yet populated
   Statistics statistics_;
@@ -111,14 +130,18 @@ class PinnedSupply {
   PageSupply pages_;        // destroyed first
 };
 
-// What one backup has taken from the supply, handed out in rooms. For one thread at a time, except held_bytes.
+// What one backup has taken from the supply: a row of buffers, whose bytes are numbered through. For one thread at a time,
+// except held_bytes and kept_bytes.
 class PinnedMemory {
  public:
   struct Room {
+    Bytes at = 0;                // its place; it may reach over several buffers
+    std::size_t pinned_now = 0;  // buffers
+  };
+  struct Piece {
     std::byte* at = nullptr;
     Bytes bytes = 0;
-    bool joined = false;  // lies directly behind the last room, in the same buffer
-    bool pinned_now = false;
+    bool joined = false;  // lies directly behind the byte before it, in the same buffer
   };
 
   explicit PinnedMemory(PinnedSupply& supply) : supply_(supply) {}
@@ -126,19 +149,28 @@ class PinnedMemory {
   PinnedMemory(const PinnedMemory&) = delete;
   PinnedMemory& operator=(const PinnedMemory&) = delete;
 
-  Status Promise(Bytes wanted);                     // so much will be taken soon; kOutOfMemory: the host does not have it
-  void Unpromise();                                 // withdraws Promise
-  Result<Room> Take(Bytes wanted, Deadline until);  // a multiple of 4096, at most `wanted`
-  void TakeBack();                                  // all rooms at once
-  void Rest(bool resting);                          // the supply's thread rests, because copies are queued
-  [[nodiscard]] Bytes held_bytes() const { return held_bytes_; }
+  Status Promise(Bytes wanted);  // so much will be taken soon; kOutOfMemory: the host does not have it
+  void Unpromise();              // withdraws Promise
+  Result<Room> Take(Bytes bytes, Deadline until);
+  void Free(Bytes at, Bytes bytes);                               // a room, or the end of one; a buffer without rooms goes back
+  void TakeBack();                                                // all rooms at once
+  void Keep();                                                    // the rooms stay until others need their memory
+  void Reclaim();                                                 // before the next Take
+  [[nodiscard]] bool Has(Bytes at, Bytes bytes) const;            // nobody else needed any of it
+  [[nodiscard]] Piece PieceAt(Bytes at, Bytes most) const;        // the part of it that lies in one buffer
+  void Rest(bool resting);                                        // the supply's thread rests, because copies are queued
+  [[nodiscard]] Bytes held_bytes() const { return held_bytes_; }  // without what is kept
+  [[nodiscard]] Bytes kept_bytes() const { return supply_.KeptFor(*this); }
+  [[nodiscard]] Bytes used_bytes() const { return used_bytes_; }  // of all rooms
 
  private:
   PinnedSupply& supply_;
   const ForkGuard fork_;
-  PinnedSupply::Buffers buffers_;  // the last one has room
-  Bytes filled_ = 0;               // of the last buffer
+  PinnedSupply::Buffers buffers_;  // null: given back, or serves others
+  std::vector<Bytes> used_;        // of each buffer
+  Bytes filled_ = 0;               // where the next room begins
   Bytes promised_ = 0;
+  Bytes used_bytes_ = 0;
   std::atomic<Bytes> held_bytes_ = 0;
   bool resting_ = false;
 };

@@ -24,12 +24,16 @@ std::string ToText(std::vector<MemoryHolder> holders, std::int32_t self) {
   return text.empty() ? text : text + ")";
 }
 
-Result<NonZero> Copier::FindNonZero(DeviceOrdinal, std::span<const Extent> extents, Bytes, Deadline) {
-  NonZero found;
-  found.runs.assign(extents.begin(), extents.end());
-  found.counts.assign(extents.size(), 1);
-  found.unscanned = "the " + Name() + " driver does not look at contents";
-  return found;
+NonZero Unscanned(std::span<const Extent> extents, std::string why) {
+  NonZero all{{}, {}, std::move(why)};
+  for (const Extent& extent : extents) {
+    for (Bytes done = 0; done < extent.bytes; done += kUnitBytes) all.pages.push_back(PagesOf(extent.bytes - done));
+  }
+  return all;
+}
+
+Result<NonZero> Copier::FindNonZero(DeviceOrdinal, std::span<const Extent> extents, const ContentKey&, Deadline) {
+  return Unscanned(extents, "the " + Name() + " driver does not look at contents");
 }
 
 Status Copier::Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) {

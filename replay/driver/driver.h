@@ -18,6 +18,7 @@
 
 #include "journal/base/deadline.h"
 #include "journal/base/unique_fd.h"
+#include "replay/driver/content_hash.h"
 #include "replay/driver/host_memory.h"
 #include "statemachine/types.h"
 
@@ -67,12 +68,19 @@ struct Extent {
   friend bool operator==(const Extent&, const Extent&) = default;
 };
 
-// The parts of some extents with a byte that is not zero.
+// What some extents hold, extent by extent, in units of kUnitBytes that are counted from the start of each; the last unit of an
+// extent may be part only.
 struct NonZero {
-  std::vector<Extent> runs;         // by extent, ascending; neighbours within an extent are joined
-  std::vector<std::size_t> counts;  // how many runs each extent has
-  std::string unscanned;            // not empty: why the contents were not read; then every extent is a run
+  std::vector<std::uint32_t> pages;  // of every unit, which of its pages have a byte that is not zero
+  std::vector<ContentHash> hashes;   // of every unit
+  std::string unscanned;             // not empty: why the contents were not looked at; there are no hashes, and all pages count
 };
+
+// All pages of what is left of an extent, as far as they lie in one unit.
+constexpr std::uint32_t PagesOf(Bytes left) {
+  return left >= kUnitBytes ? ~std::uint32_t{0} : (std::uint32_t{1} << (left / kPageBytes)) - 1;
+}
+NonZero Unscanned(std::span<const Extent> extents, std::string why);
 
 // CUmulticastObjectProp.
 struct MulticastProperties {
@@ -118,9 +126,11 @@ class Copier {
   // nothing that is queued later waits for them: FinishCopies does, and gives back what they needed on the device. They work,
   // slower, where that cannot be had. The defaults use the calls above and take all extents for not zero.
   //
-  // Looks at the extents in blocks of `block` bytes (a power of two from 4096) that are counted from each extent's start, after
-  // all copies and clears queued before; waits for the answer.
-  virtual Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block, Deadline until);
+  // Looks at the extents after all copies and clears queued before, and hashes them; waits for the answer.
+  virtual Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key,
+                                      Deadline until);
+  // Whether FindNonZero can look at once: it has loaded its kernels.
+  [[nodiscard]] virtual bool CanLook(DeviceOrdinal device) { return static_cast<void>(device), true; }
   virtual Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from);         // without gaps at `to`
   virtual Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from);  // the reverse
   virtual Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents);

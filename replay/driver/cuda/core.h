@@ -59,6 +59,7 @@ namespace amem {
   X(host_unregister, "cuMemHostUnregister", cuMemHostUnregister) \
   X(module_load, "cuModuleLoadData", cuModuleLoadData)           \
   X(module_function, "cuModuleGetFunction", cuModuleGetFunction) \
+  X(module_global, "cuModuleGetGlobal", cuModuleGetGlobal)       \
   X(launch, "cuLaunchKernel", cuLaunchKernel)                    \
   X(event_create, "cuEventCreate", cuEventCreate)                \
   X(event_destroy, "cuEventDestroy", cuEventDestroy)             \

@@ -263,8 +263,11 @@ Status CudaDriver::FinishCopies(DeviceOrdinal device, Deadline until) {
 
 // ---- contents in parts -----------------------------------------------------------------------------------------------------
 
-Result<NonZero> CudaDriver::FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block, Deadline until) {
-  return nonzero_->On(device).FindNonZero(extents, block, until);
+bool CudaDriver::CanLook(DeviceOrdinal device) { return nonzero_->On(device).CanLook(); }
+
+Result<NonZero> CudaDriver::FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key,
+                                        Deadline until) {
+  return nonzero_->On(device).FindNonZero(extents, key, until);
 }
 
 Status CudaDriver::Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) {

@@ -65,7 +65,9 @@ class CudaDriver final : public Driver {
   Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) override;
   Status Clear(DeviceOrdinal device, Address address, Bytes bytes) override;
   Status FinishCopies(DeviceOrdinal device, Deadline until) override;
-  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block, Deadline until) override;
+  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key,
+                              Deadline until) override;
+  [[nodiscard]] bool CanLook(DeviceOrdinal device) override;
   Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override;
   Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) override;
   Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override;

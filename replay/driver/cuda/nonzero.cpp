@@ -3,21 +3,20 @@
 #include <algorithm>
 #include <cstring>
 
-#include "replay/driver/cuda/nonzero_runs.h"
-
 namespace amem {
 namespace {
 
 using sparse::kExtentsBytes;
-using sparse::kPageBytes;
 using sparse::kPiecePages;
 using sparse::kTableExtents;
-using sparse::kUnitBytes;
 using sparse::TableExtent;
 using sparse::TablePiece;
 
 constexpr std::uint32_t kTableUnits = 65536;  // 8 GiB, likewise
-constexpr Bytes kBitmapBytes = Bytes{kTableUnits} * sizeof(std::uint32_t);
+constexpr Bytes kBitmapBytes = Bytes{kTableUnits} * sizeof(std::uint32_t),
+                kHashesBytes = Bytes{kTableUnits} * sizeof(ContentHash);
+constexpr Bytes kBitmapAt = kExtentsBytes, kHashesAt = kBitmapAt + kBitmapBytes, kKeyAt = kHashesAt + kHashesBytes;
+constexpr Bytes kScanBytes = kKeyAt + sizeof(ContentKey);
 constexpr Bytes kDirectBytes = Bytes{16} << 20;  // copied by one launch where there is no buffer
 constexpr std::size_t kMaxBlocks = 4096;         // thread blocks of a launch; each takes several units then
 constexpr std::uint32_t kWarps = sparse::kThreads / 32;
@@ -59,59 +58,70 @@ CUresult CudaDriver::NonZeroCopier::Device::Launch(CUfunction kernel, CUstream s
   return calls_.launch(kernel, grid, 1, 1, sparse::kThreads, 1, 1, 0, stream, arguments, nullptr);
 }
 
-// ---- finding and clearing --------------------------------------------------------------------------------------------------
+// ---- looking and clearing --------------------------------------------------------------------------------------------------
 
-Result<NonZero> CudaDriver::NonZeroCopier::Device::FindNonZero(std::span<const Extent> extents, Bytes block, Deadline until) {
+bool CudaDriver::NonZeroCopier::Device::CanLook() {
+  const MutexLock lock(mutex_);
+  return tried_load_ && loaded_.ok();
+}
+
+Result<NonZero> CudaDriver::NonZeroCopier::Device::FindNonZero(std::span<const Extent> extents, const ContentKey& key,
+                                                               Deadline until) {
   AMEM_TRY(Multiples(extents));
   const MutexLock lock(mutex_);
-  if (Status loaded = Load(); !loaded.ok()) {
-    auto whole = driver_.Driver::FindNonZero(device_, extents, block, until);
-    if (whole.ok()) whole->unscanned = loaded.message();
-    return whole;
-  }
+  if (Status loaded = Load(); !loaded.ok()) return Unscanned(extents, loaded.message());
   if (parts_.to_host == Parts::Way::kStaged) OpenBuffer();
-  if (scan_ == nullptr) {
-    auto pinned = driver_.AllocatePinned(kExtentsBytes + kBitmapBytes);
-    if (!pinned.ok()) return pinned.status().Within("pin host memory to look for contents");
-    scan_ = *std::move(pinned);
-  }
-  std::vector<std::uint32_t> words;
+  AMEM_TRY(UploadKey(key));
+  NonZero found;
   AMEM_TRY(InTables(extents, [&](std::span<const TableExtent> table, std::uint32_t units) {
     mutex_.AssertHeld();
-    words.resize(words.size() + units);
-    return FindPart(table, units, words.data() + words.size() - units, until);
+    return LookAtPart(table, units, found, until);
   }));
-  NonZero found;
-  std::size_t word = 0;
-  for (const Extent& extent : extents) {
-    const std::size_t units = (extent.bytes + kUnitBytes - 1) / kUnitBytes;
-    AppendRuns(extent, std::span(words).subspan(word, units), block, found);
-    word += units;
-  }
   return found;
 }
 
-Status CudaDriver::NonZeroCopier::Device::FindPart(std::span<const TableExtent> table, std::uint32_t units,
-                                                   std::uint32_t* words, Deadline until) {
+// Once, unless there is another key.
+Status CudaDriver::NonZeroCopier::Device::UploadKey(const ContentKey& key) {
+  const bool first = scan_ == nullptr;
+  if (first) {
+    auto pinned = driver_.AllocatePinned(kScanBytes);
+    if (!pinned.ok()) return pinned.status().Within("pin host memory to look for contents");
+    scan_ = *std::move(pinned);
+  }
+  std::byte* const kept = scan_->data() + kKeyAt;
+  if (!first && std::memcmp(kept, &key, sizeof key) == 0) return {};
+  std::memcpy(kept, &key, sizeof key);
+  const InContext current(calls_, opened_.context);
+  CUresult result = current.result();
+  if (result == CUDA_SUCCESS) result = calls_.copy_to_device(key_, kept, sizeof key, opened_.stream);
+  if (result == CUDA_SUCCESS) return {};
+  scan_.reset();
+  return Failure(result, "copy the key of hashes");
+}
+
+Status CudaDriver::NonZeroCopier::Device::LookAtPart(std::span<const TableExtent> table, std::uint32_t units, NonZero& found,
+                                                     Deadline until) {
   const Deadline began = Now();
   std::memcpy(scan_->data(), table.data(), table.size_bytes());
-  std::byte* const result_at = scan_->data() + kExtentsBytes;
   const bool buffered = buffer_.slot != 0;
   const auto pinned = reinterpret_cast<CUdeviceptr>(scan_->data());
   CUdeviceptr extents = buffered ? buffer_.extents : pinned;
   // Written by the kernel itself: a copy would wait behind those of contents that are under way.
-  CUdeviceptr bitmap = pinned + kExtentsBytes;
+  CUdeviceptr bitmap = pinned + kBitmapAt, hashes = pinned + kHashesAt;
   auto count = static_cast<unsigned>(table.size());
-  void* arguments[] = {&extents, &count, &units, &bitmap};
+  void* arguments[] = {&extents, &count, &units, &bitmap, &hashes};
   const InContext current(calls_, opened_.context);
   CUresult result = current.result();
   if (result == CUDA_SUCCESS && buffered) {
     result = calls_.copy_to_device(extents, scan_->data(), table.size_bytes(), opened_.stream);
   }
-  if (result == CUDA_SUCCESS) result = Launch(find_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
+  if (result == CUDA_SUCCESS) result = Launch(look_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
   if (result == CUDA_SUCCESS) result = core_->AwaitStream(until, opened_.stream);
   if (result != CUDA_SUCCESS) return Failure(result, "look for what is not zero", began);
-  std::memcpy(words, result_at, Bytes{units} * sizeof(std::uint32_t));
+  const auto* const pages = reinterpret_cast<const std::uint32_t*>(scan_->data() + kBitmapAt);
+  const auto* const values = reinterpret_cast<const ContentHash*>(scan_->data() + kHashesAt);
+  found.pages.insert(found.pages.end(), pages, pages + units);
+  found.hashes.insert(found.hashes.end(), values, values + units);
   return {};
 }
 

@@ -1,5 +1,5 @@
-// The CUDA driver's copies of contents in parts: kernels that find what is not zero and pack it, and a buffer on the device
-// from which the copy engines take it to the host at the full speed of the link. Only the CUDA driver includes this.
+// The CUDA driver's copies of contents in parts: kernels that find what is not zero, hash and pack it, and a buffer on the
+// device from which the copy engines take it to the host at the full speed of the link. Only the CUDA driver includes this.
 //
 // What one device needs:
 //   kernels   loaded at first need, from the fatbin (0.1 ms), else from PTX (some 40 ms once). Where neither loads, everything
@@ -27,7 +27,6 @@ namespace amem {
 
 namespace sparse {
 
-inline constexpr Bytes kUnitBytes = Bytes{kUnitPages} * kPageBytes;
 inline constexpr std::size_t kTableExtents = 16384;  // at once; more are done one table after the other
 inline constexpr Bytes kExtentsBytes = kTableExtents * sizeof(TableExtent);
 
@@ -59,7 +58,8 @@ class CudaDriver::NonZeroCopier::Device {
   Device& operator=(const Device&) = delete;
 
   // As the methods of Driver.
-  Result<NonZero> FindNonZero(std::span<const Extent> extents, Bytes block, Deadline until);
+  Result<NonZero> FindNonZero(std::span<const Extent> extents, const ContentKey& key, Deadline until);
+  [[nodiscard]] bool CanLook();
   Status Move(std::byte* host, std::span<const Extent> extents, bool gather);
   Status ClearAll(std::span<const Extent> extents);
   Status Finish(Deadline until);
@@ -94,7 +94,8 @@ class CudaDriver::NonZeroCopier::Device {
   Status FollowMain() REQUIRES(mutex_);
   CUresult CatchUp(Lane& lane) REQUIRES(mutex_);
   CUresult Launch(CUfunction kernel, CUstream stream, std::size_t blocks, void** arguments) const;
-  Status FindPart(std::span<const sparse::TableExtent> table, std::uint32_t units, std::uint32_t* words, Deadline until)
+  Status UploadKey(const ContentKey& key) REQUIRES(mutex_);
+  Status LookAtPart(std::span<const sparse::TableExtent> table, std::uint32_t units, NonZero& found, Deadline until)
       REQUIRES(mutex_);
   Status ClearPart(std::span<const sparse::TableExtent> table, std::uint32_t units) REQUIRES(mutex_);
   Status MovePieces(std::span<const sparse::TablePiece> pieces, Bytes bytes, std::byte* host, bool gather, bool staged)
@@ -113,12 +114,13 @@ class CudaDriver::NonZeroCopier::Device {
   bool tried_ready_ GUARDED_BY(mutex_) = false, tried_load_ GUARDED_BY(mutex_) = false;
   Status ready_ GUARDED_BY(mutex_), loaded_ GUARDED_BY(mutex_);
   CUmodule module_ GUARDED_BY(mutex_) = nullptr;
-  CUfunction find_ GUARDED_BY(mutex_) = nullptr, copy_ GUARDED_BY(mutex_) = nullptr, clear_ GUARDED_BY(mutex_) = nullptr;
+  CUfunction look_ GUARDED_BY(mutex_) = nullptr, copy_ GUARDED_BY(mutex_) = nullptr, clear_ GUARDED_BY(mutex_) = nullptr;
+  CUdeviceptr key_ GUARDED_BY(mutex_) = 0;
   CUevent main_event_ GUARDED_BY(mutex_) = nullptr;
   std::vector<Lane> lanes_ GUARDED_BY(mutex_);
   std::size_t next_lane_ GUARDED_BY(mutex_) = 0;
   Buffer buffer_ GUARDED_BY(mutex_);
-  std::unique_ptr<PinnedBuffer> scan_ GUARDED_BY(mutex_);                 // a table of extents and the bitmap
+  std::unique_ptr<PinnedBuffer> scan_ GUARDED_BY(mutex_);                 // a table of extents, bitmap, hashes, and the key
   std::vector<std::unique_ptr<PinnedBuffer>> tables_ GUARDED_BY(mutex_);  // filled in order, until Finish
   std::size_t filling_ GUARDED_BY(mutex_) = 0;
   Bytes filled_ GUARDED_BY(mutex_) = 0;

@@ -1,11 +1,17 @@
-// The kernels of the sparse backup. No runtime library, no shared memory, no state: compiled to a fatbin where there is a CUDA
-// compiler, and taken from the committed nonzero_kernels.ptx elsewhere. After any change make that file anew: nonzero_ptx.cmake
-// says how, and the build insists.
+// The kernels of the sparse backup. No runtime library, no shared memory, no state but the key of the hash: compiled to a
+// fatbin where there is a CUDA compiler, and taken from the committed nonzero_kernels.ptx elsewhere. After any change make that
+// file anew: nonzero_ptx.cmake says how, and the build insists.
 #include "replay/driver/cuda/nonzero_kernels.h"
 
-using amem::sparse::kPageBytes;
+using amem::ContentKey;
+using amem::kHashLanes;
+using amem::kHashPasses;
+using amem::kHashPrime;
+using amem::kLaneWords;
+using amem::kPageBytes;
+using amem::kSumFactors;
+using amem::kUnitPages;
 using amem::sparse::kThreads;
-using amem::sparse::kUnitPages;
 using amem::sparse::TableExtent;
 using amem::sparse::TablePiece;
 
@@ -44,15 +50,63 @@ __device__ Part PartOf(const TableExtent* extents, unsigned count, unsigned unit
 
 }  // namespace
 
-// Bit p of bitmap[u]: page p of unit u has a byte that is not zero. One warp a unit.
-extern "C" __global__ void __launch_bounds__(kThreads)
-    amem_sparse_find(const TableExtent* extents, unsigned count, unsigned units, unsigned* bitmap) {
+// Written by the host before the first look.
+extern "C" {
+__device__ ContentKey amem_sparse_key;
+}
+
+namespace {
+
+using U64 = unsigned long long;
+constexpr unsigned kLaneKey = kLaneWords + 2 * (kHashPasses - 1);
+constexpr unsigned kAll = 0xffffffffU;
+static_assert(kWarp == kHashLanes && kLoads * 4 == kLaneWords && kHashPasses == 4 && kSumFactors == 16);
+
+__device__ U64 Folded(U64 value) { return (value & kHashPrime) + (value >> 61); }
+
+// As in content_hash.cpp.
+__device__ U64 Times(U64 factor, unsigned half) {
+  const U64 low = (factor & kAll) * half, high = (factor >> 32) * half;
+  const U64 sum = low + (high << 32);
+  const U64 over = (high >> 32) + (sum < low ? 1 : 0);
+  return Folded((sum & kHashPrime) + (sum >> 61) + (over << 3));
+}
+
+// The sum over all lanes of one of the four: of sum 2 * (lane % 2) + lane / 2 % 2.
+__device__ U64 OneSum(const U64 (&sums)[kHashPasses], unsigned lane) {
+  const bool odd = (lane & 1) != 0, second = (lane & 2) != 0;
+  const U64 a = (odd ? sums[2] : sums[0]) + __shfl_xor_sync(kAll, odd ? sums[0] : sums[2], 1);
+  const U64 b = (odd ? sums[3] : sums[1]) + __shfl_xor_sync(kAll, odd ? sums[1] : sums[3], 1);
+  U64 sum = (second ? b : a) + __shfl_xor_sync(kAll, second ? a : b, 2);
+#pragma unroll
+  for (unsigned apart = 4; apart < kWarp; apart *= 2) sum += __shfl_xor_sync(kAll, sum, apart);
+  return sum;
+}
+
+// Where a lane's factor lies in a row of the key. Lanes 16 to 31 repeat what those before do.
+__device__ unsigned FactorOf(unsigned lane) { return (lane & 8) + (lane & 4) + 2 * (lane & 1) + (lane / 2 & 1); }
+
+}  // namespace
+
+// Bit p of bitmap[u]: page p of unit u has a byte that is not zero. hashes[2 * u] and the next: the unit's hash
+// (content_hash.h). One warp a unit.
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    amem_sparse_look(const TableExtent* extents, unsigned count, unsigned units, unsigned* bitmap, U64* hashes) {
   const unsigned lane = threadIdx.x % kWarp;
   const unsigned warps = gridDim.x * (kThreads / kWarp);
+  unsigned k[kLaneKey];
+#pragma unroll
+  for (unsigned i = 0; i < kLaneKey; i += 2) {
+    const uint2 two = *reinterpret_cast<const uint2*>(&amem_sparse_key.words[lane * kLaneWords + i]);
+    k[i] = two.x;
+    k[i + 1] = two.y;
+  }
+  const auto* const factors = reinterpret_cast<const U64*>(&amem_sparse_key.factors[0][FactorOf(lane)]);
   for (unsigned unit = (blockIdx.x * kThreads + threadIdx.x) / kWarp; unit < units; unit += warps) {
     const Part part = PartOf(extents, count, unit);
     const uint4* at = part.vectors + lane;
     unsigned bits = 0;
+    U64 hash = 0;  // this lane's part of it
     for (unsigned page = 0; page < part.pages; ++page, at += kVectorsPerPage) {
       uint4 v[kLoads];
 #pragma unroll
@@ -60,8 +114,27 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       unsigned any = 0;
 #pragma unroll
       for (unsigned i = 0; i < kLoads; ++i) any |= v[i].x | v[i].y | v[i].z | v[i].w;
-      if (__any_sync(0xffffffffU, any != 0)) bits |= 1U << page;
+      if (!__any_sync(kAll, any != 0)) continue;
+      bits |= 1U << page;
+      U64 sums[kHashPasses] = {};
+#pragma unroll
+      for (unsigned i = 0; i < kLoads; ++i) {
+#pragma unroll
+        for (unsigned j = 0; j < kHashPasses; ++j) {
+          const unsigned* const with = k + 4 * i + 2 * j;
+          sums[j] += static_cast<U64>(v[i].x + with[0]) * (v[i].y + with[1]);
+          sums[j] += static_cast<U64>(v[i].z + with[2]) * (v[i].w + with[3]);
+        }
+      }
+      const U64 sum = OneSum(sums, lane);
+      const unsigned half = static_cast<unsigned>((lane & 4) != 0 ? sum >> 32 : sum);
+      hash = Folded(hash + Times(__ldg(factors + page * kSumFactors), half));
     }
+    if ((lane & 7) == 0) hash = Folded(hash + Times(__ldg(factors + kUnitPages * kSumFactors), bits));
+#pragma unroll
+    for (unsigned apart = 1; apart < 8; apart *= 2) hash = Folded(hash + __shfl_xor_sync(kAll, hash, apart));
+    hash = Folded(hash);
+    if ((lane & 7) == 0 && lane < 16) hashes[2 * unit + lane / 8] = hash >= kHashPrime ? hash - kHashPrime : hash;
     if (lane == 0) bitmap[unit] = bits;
   }
 }

@@ -18,9 +18,10 @@ class Simulator::Lane final : public Copier {
     return sim_.CopyOne(kClear, number_, device, {CopyKind::kClear, address, nullptr, bytes});
   }
   Status FinishCopies(DeviceOrdinal device, Deadline until) override { return sim_.Finish(number_, device, until); }
-  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block, Deadline) override {
-    return sim_.Look(number_, device, extents, block);
+  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key, Deadline) override {
+    return sim_.Look(number_, device, extents, key);
   }
+  [[nodiscard]] bool CanLook(DeviceOrdinal) override { return sim_.HasKernels(number_); }
   Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override {
     return sim_.MoveAll(kGather, number_, device, from, to);
   }

@@ -1,9 +1,9 @@
-// The simulator's copies in parts: what is not zero is read from the memfds, whose holes are zero.
+// The simulator's copies of contents in parts: what is not zero is read off the memfds, whose holes are known to be zero, and
+// hashed by the kernel's twin.
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cerrno>
 #include <cstring>
 
@@ -12,22 +12,20 @@
 namespace amem {
 namespace {
 
-constexpr Bytes kSparsePage = 4096;
+bool Multiple(const Extent& extent) { return extent.address.value % kPageBytes == 0 && extent.bytes % kPageBytes == 0; }
 
-bool Multiple(const Extent& extent) { return extent.address.value % kSparsePage == 0 && extent.bytes % kSparsePage == 0; }
-
-// Calls saw(offset) for every page of [from, from + bytes) of the memfd that is not zero. False: errno says why.
+// Calls saw(offset, page) for every page of [from, from + bytes) of the memfd that is not a hole. False: errno says why.
 bool EachPage(int fd, Bytes from, Bytes bytes, const auto& saw) {
   const Bytes end = from + bytes;
   while (from < end) {
     const off_t data = lseek(fd, static_cast<off_t>(from), SEEK_DATA);
-    if (data < 0) return errno == ENXIO;  // only holes follow
-    from = static_cast<Bytes>(data) / kSparsePage * kSparsePage;
-    std::array<std::byte, kSparsePage> page;
+    if (data < 0) return errno == ENXIO;  // only holes from here on
+    from = static_cast<Bytes>(data) / kPageBytes * kPageBytes;
+    std::array<std::byte, kPageBytes> page;
     const off_t hole = lseek(fd, data, SEEK_HOLE);
-    for (const Bytes stop = std::min(end, static_cast<Bytes>(std::max<off_t>(hole, 0))); from < stop; from += kSparsePage) {
-      if (pread(fd, page.data(), kSparsePage, static_cast<off_t>(from)) != static_cast<ssize_t>(kSparsePage)) return false;
-      if (std::any_of(page.begin(), page.end(), [](std::byte b) { return b != std::byte{}; })) saw(from);
+    for (const Bytes stop = std::min(end, static_cast<Bytes>(std::max<off_t>(hole, 0))); from < stop; from += kPageBytes) {
+      if (pread(fd, page.data(), kPageBytes, static_cast<off_t>(from)) != static_cast<ssize_t>(kPageBytes)) return false;
+      saw(from, std::span<const std::byte, kPageBytes>(page));
     }
   }
   return true;
@@ -35,15 +33,14 @@ bool EachPage(int fd, Bytes from, Bytes bytes, const auto& saw) {
 
 }  // namespace
 
-Result<NonZero> Simulator::FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block, Deadline) {
-  return Look(0, device, extents, block);
+Result<NonZero> Simulator::FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key, Deadline) {
+  return Look(0, device, extents, key);
 }
 
-Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, Bytes block) {
+Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key) {
   const auto fail = Failing([&] { return "find what is not zero on device " + std::to_string(device.value); });
   if (const int result = Enter(kFindNonZero)) return fail(result, WhyNotEntered());
   if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
-  if (!std::has_single_bit(block) || block < kSparsePage) return fail(cuda::kInvalidValue, "not a size of blocks");
   OpenContext(device);
   const MutexLock lock(mutex_);
   const auto queued = queued_.find({lane, device});
@@ -51,6 +48,7 @@ Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span
                                              [](const Copy& copy) { return copy.kind != CopyKind::kToHost; })) {
     return fail(cuda::kIllegalState, "copies to the device are queued; finish them first");
   }
+  kernels_.insert(lane);
   NonZero found;
   for (const Extent& extent : extents) {
     const std::string where = " at " + Hex(extent.address.value) + ", " + std::to_string(extent.bytes) + " bytes";
@@ -58,28 +56,30 @@ Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span
     const char* why = "";
     const auto pieces = Resolve(device, {CopyKind::kLook, extent.address, nullptr, extent.bytes}, why);
     if (!pieces.ok()) return fail(cuda::kInvalidValue, why + where);
-    const std::size_t before = found.runs.size();
-    const auto saw = [&](Bytes offset) {  // of the extent
-      const Bytes first = offset / block * block;
-      const Extent one{extent.address + first, std::min(block, extent.bytes - first)};
-      if (found.runs.size() == before || found.runs.back().address + found.runs.back().bytes < one.address) {
-        found.runs.push_back(one);
-      } else {
-        found.runs.back().bytes = one.address.value + one.bytes - found.runs.back().address.value;
-      }
-    };
+    std::vector<UnitHasher> units((extent.bytes + kUnitBytes - 1) / kUnitBytes, UnitHasher(key));
     Bytes passed = 0;
     for (const Piece& piece : *pieces) {
       if (!options_.physical) break;  // all is zero
-      const auto at = [&](Bytes in_memory) { saw(passed + in_memory - piece.offset); };
-      if (!EachPage(piece.memory->descriptor.get(), piece.offset, piece.bytes, at)) {
+      const auto saw = [&](Bytes in_memory, std::span<const std::byte, kPageBytes> page) {
+        const Bytes at = passed + in_memory - piece.offset;
+        units[at / kUnitBytes].Add(static_cast<unsigned>(at % kUnitBytes / kPageBytes), page);
+      };
+      if (!EachPage(piece.memory->descriptor.get(), piece.offset, piece.bytes, saw)) {
         return fail(cuda::kUnknown, std::string("read the memfd: ") + std::strerror(errno));
       }
       passed += piece.bytes;
     }
-    found.counts.push_back(found.runs.size() - before);
+    for (const UnitHasher& unit : units) {
+      found.pages.push_back(unit.pages());
+      found.hashes.push_back(unit.hash());
+    }
   }
   return found;
+}
+
+bool Simulator::HasKernels(LaneNumber lane) {
+  const MutexLock lock(mutex_);
+  return kernels_.contains(lane);
 }
 
 // Queues a copy between the extents and what lies at `host` without gaps, or a clear of each.
@@ -89,6 +89,10 @@ Status Simulator::MoveAll(Call call, LaneNumber lane, DeviceOrdinal device, std:
   for (const Extent& extent : extents) {
     copies.push_back({kind, extent.address, host, Multiple(extent) ? extent.bytes : 0});
     if (host != nullptr) host += extent.bytes;
+  }
+  {
+    const MutexLock lock(mutex_);
+    kernels_.insert(lane);
   }
   return Queue(call, lane, device, copies);
 }

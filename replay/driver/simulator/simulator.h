@@ -168,14 +168,17 @@ class Simulator final : public Driver {
   Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) override;
   Status Clear(DeviceOrdinal device, Address address, Bytes bytes) override;
   Status FinishCopies(DeviceOrdinal device, Deadline until) override;
-  // Queues all parts of a call or none. FindNonZero reads memory as it is, so it refuses (401, ILLEGAL_STATE) while a write to
-  // the device is queued.
-  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, Bytes block, Deadline until) override;
+  // All parts of one call are queued, or none. FindNonZero looks at memory as it is, so it refuses (401, ILLEGAL_STATE) while
+  // something that writes to the device is queued.
+  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key,
+                              Deadline until) override;
   Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override;
   Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) override;
   Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override;
-  // Without SetStreams: MomentOf, Follow, Lead and AwaitMoment are counted, may be made to fail, and otherwise do nothing; Lead
-  // waits for the copies.
+  // As where kernels are loaded at first need: once some call in parts was made in that lane.
+  [[nodiscard]] bool CanLook(DeviceOrdinal) override { return HasKernels(0); }
+  // Without SetStreams there are none: MomentOf, Follow, Lead and AwaitMoment are counted, may be made to fail, and do nothing
+  // else. Lead waits for the copies itself.
   Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal device, void* stream) override;
   Status Follow(DeviceOrdinal device, const StreamMoment& moment) override;
   Status Lead(DeviceOrdinal device, void* stream, Deadline until) override;
@@ -294,10 +297,11 @@ class Simulator final : public Driver {
   class Moment;
   using LaneNumber = std::uint32_t;  // 0: the simulator's own
   Status Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Copy> copies);
+  [[nodiscard]] bool HasKernels(LaneNumber lane);
   Status CopyOne(Call call, LaneNumber lane, DeviceOrdinal device, const Copy& copy);
   Status MoveAll(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, std::byte* host);
   Status Finish(LaneNumber lane, DeviceOrdinal device, Deadline until);
-  Result<NonZero> Look(LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, Bytes block);
+  Result<NonZero> Look(LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key);
   Status OfStream(Call call, DeviceOrdinal device, std::optional<void*> stream = {});
   Status FollowIn(LaneNumber lane, DeviceOrdinal device, const StreamMoment& moment);
   Status LeadFrom(LaneNumber lane, DeviceOrdinal device, void* stream, Deadline until);
@@ -322,8 +326,9 @@ class Simulator final : public Driver {
   Mappings mappings_ GUARDED_BY(mutex_);
   std::map<std::pair<LaneNumber, DeviceOrdinal>, std::vector<Copy>> queued_ GUARDED_BY(mutex_);
   std::map<std::pair<LaneNumber, DeviceOrdinal>, std::vector<std::function<bool()>>> follows_
-      GUARDED_BY(mutex_);                    // what runs before the queue
-  LaneNumber lanes_ GUARDED_BY(mutex_) = 0;  // opened so far
+      GUARDED_BY(mutex_);                            // before what is queued
+  LaneNumber lanes_ GUARDED_BY(mutex_) = 0;          // opened so far
+  std::set<LaneNumber> kernels_ GUARDED_BY(mutex_);  // that have loaded theirs
   std::set<DeviceOrdinal> contexts_ GUARDED_BY(mutex_);
   std::shared_ptr<PinnedRegistry> pinned_;
   std::atomic<bool> capturing_ = false;

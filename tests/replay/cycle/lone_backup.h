@@ -6,9 +6,12 @@
 namespace amem::test {
 
 struct LoneOptions {
-  Bytes block = BackupOptions{}.block, chunk = Bytes{16} << 20, look = BackupOptions{}.look, batch = BackupOptions{}.batch;
+  Bytes chunk = Bytes{16} << 20, look = BackupOptions{}.look, batch = BackupOptions{}.batch;
   std::chrono::milliseconds quiet{0};
   Bytes prepare_limit = Bytes{4} << 30;
+  double dense = BackupOptions{}.dense;
+  bool compare = false;
+  std::shared_ptr<const ContentKey> key{};
 };
 
 struct LoneSupply {
@@ -18,8 +21,10 @@ struct LoneSupply {
 class LoneBackup : private LoneSupply, public Backup {
  public:
   explicit LoneBackup(Copier& copier, const LoneOptions& options = {})
-      : LoneSupply{{copier, {.chunk = options.chunk, .quiet = options.quiet, .nccl_limit = options.prepare_limit}}},
-        Backup(copier, supply, {.block = options.block, .look = options.look, .batch = options.batch}) {}
+      : LoneSupply{{copier,
+                    {.chunk = options.chunk, .quiet = options.quiet, .nccl_limit = options.prepare_limit, .key = options.key}}},
+        Backup(copier, supply,
+               {.look = options.look, .batch = options.batch, .dense = options.dense, .compare = options.compare}) {}
   void Prepare(Bytes expected) { supply.Want({}, expected); }
   void StopPreparing() { static_cast<void>(supply.StopPreparing()); }
   void Trim(Bytes keep) { supply.Trim(keep); }

@@ -484,10 +484,11 @@ TEST_P(Contract, lanes_copy_look_and_wait_apart_from_the_driver) {
   ASSERT_OK(lane->CopyToDevice(kGpu, block.address + page_, pattern->data(), page_));
   ASSERT_OK(lane->FinishCopies(kGpu, In(std::chrono::minutes(1))));
   const Extent all{block.address, block.bytes};
-  const auto found = lane->FindNonZero(kGpu, std::span(&all, 1), 4096, In(std::chrono::minutes(1)));
+  const auto found = lane->FindNonZero(kGpu, std::span(&all, 1), ContentKey{}, In(std::chrono::minutes(1)));
   ASSERT_TRUE(found.ok()) << found.status().message();
   if (found->unscanned.empty()) {
-    EXPECT_EQ(found->runs, (std::vector<Extent>{{block.address + page_, page_}}));
+    for (Bytes at = 0; at < block.bytes; at += kUnitBytes)
+      EXPECT_EQ(found->pages[at / kUnitBytes], at >= page_ && at < 2 * page_ ? ~0U : 0U) << at;
   }
   const auto moment = lane->MomentOf(kGpu, nullptr);
   ASSERT_TRUE(moment.ok()) << moment.status().message();
@@ -697,7 +698,7 @@ CUresult LookUpWithoutMulticast(const char* name, void** found, int version, cuu
 TEST(CudaDriver, without_multicast_objects_is_as_fast) {
   const auto driver = CudaDriver::Load([](const char*) { return reinterpret_cast<void*>(&LookUpWithoutMulticast); });
   ASSERT_TRUE(driver.ok()) << driver.status().message();
-  const auto found = (*driver)->FindNonZero(kGpu, {}, 4096, In(std::chrono::minutes(1)));
+  const auto found = (*driver)->FindNonZero(kGpu, {}, ContentKey{}, In(std::chrono::minutes(1)));
   ASSERT_TRUE(found.ok()) << found.status().message();
   EXPECT_EQ(found->unscanned.find("the CUDA driver has no"), std::string::npos) << found->unscanned;
   EXPECT_FALSE((*driver)->CreateMulticast({}).ok());

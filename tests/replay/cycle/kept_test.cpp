@@ -1,0 +1,445 @@
+// What is kept of contents from one cycle to the next: what is unchanged does not travel, no change is missed, host memory is
+// no more than without, and what is kept goes before anything fails for want of it.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <random>
+
+#include "tests/replay/cycle/contents.h"
+
+namespace amem {
+namespace {
+
+using test::Eventually;
+using test::kGpu0;
+using test::kGpu1;
+using test::kKiB;
+using test::kPage;
+
+constexpr Bytes kUnit = kUnitBytes;
+
+class Kept : public test::Contents {
+ protected:
+  static void Fill(Block& block, std::uint64_t seed, Bytes from = 0, Bytes bytes = ~Bytes{0}) {
+    std::mt19937_64 random(seed);
+    bytes = std::min(bytes, block.item.bytes - from);
+    for (Bytes i = from; i < from + bytes; ++i) Write(block, i, static_cast<std::byte>(random() | 1));
+  }
+  // A whole cycle, whose end keeps a copy. What its Save copied, and what it called unchanged.
+  struct Seen {
+    Bytes saved = 0, unchanged = 0, zero = 0;
+    friend bool operator==(const Seen&, const Seen&) = default;
+    friend std::ostream& operator<<(std::ostream& out, const Seen& s) {
+      return out << s.saved << " saved, " << s.unchanged << " unchanged, " << s.zero << " zero";
+    }
+  };
+  Seen KeepingCycle(Backup& backup, Backup::Looking looking = Backup::Looking::kIdle) {
+    const Status saved = backup.Save(Items(), looking);
+    EXPECT_TRUE(saved.ok()) << saved.message();
+    EXPECT_TRUE(backup.Finish().ok());
+    Recreate();
+    const Status restored = backup.Restore(Items());
+    EXPECT_TRUE(restored.ok()) << restored.message();
+    EXPECT_TRUE(backup.Finish().ok());
+    ExpectAllBack();
+    backup.Keep();
+    const BackupStatistics s = backup.Statistics();
+    EXPECT_EQ(s.bytes_total, s.bytes_saved + s.bytes_unchanged + s.bytes_zero);
+    EXPECT_EQ(s.held_bytes, 0U);
+    return {s.bytes_saved, s.bytes_unchanged, s.bytes_zero};
+  }
+};
+
+// ---- what travels ----------------------------------------------------------------------------------------------------------
+
+TEST_F(Kept, what_is_unchanged_does_not_travel) {
+  Fill(Add(8 * kUnit), 1);
+  Fill(Add(3 * kUnit, kGpu1), 2);
+  Add(2 * kUnit);  // zero
+  test::LoneBackup backup(*sim_, {.chunk = 256 * kKiB});
+  EXPECT_EQ(KeepingCycle(backup), (Seen{11 * kUnit, 0, 2 * kUnit}));
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(KeepingCycle(backup), (Seen{0, 11 * kUnit, 2 * kUnit}));
+}
+
+TEST_F(Kept, only_units_that_changed_travel) {
+  Block& block = Add(16 * kUnit);
+  Fill(block, 1);
+  for (const double dense : {0.9, 2.0}) {
+    test::LoneBackup backup(*sim_, {.chunk = 256 * kKiB, .dense = dense});
+    KeepingCycle(backup);
+    Write(block, 5 * kUnit + 77, std::byte{0});
+    EXPECT_EQ(KeepingCycle(backup), (Seen{kUnit, 15 * kUnit, 0}));
+    Write(block, 0, std::byte{2});
+    Write(block, 16 * kUnit - 1, std::byte{2});
+    EXPECT_EQ(KeepingCycle(backup), (Seen{2 * kUnit, 14 * kUnit, 0}));
+    EXPECT_EQ(KeepingCycle(backup), (Seen{0, 16 * kUnit, 0}));
+    Fill(block, 7);
+    EXPECT_EQ(KeepingCycle(backup), (Seen{16 * kUnit, 0, 0}));
+    Fill(block, 1);
+  }
+}
+
+// One copy less that has to begin is worth two units.
+TEST_F(Kept, up_to_two_unchanged_units_between_two_that_changed_travel_with_them) {
+  Block& block = Add(12 * kUnit);
+  Fill(block, 1);
+  test::LoneBackup backup(*sim_, {.dense = 0.9});
+  KeepingCycle(backup);
+  for (const Bytes unit : {0, 3, 7}) Write(block, unit * kUnit, std::byte{0});
+  EXPECT_EQ(KeepingCycle(backup), (Seen{5 * kUnit, 7 * kUnit, 0}));
+}
+
+TEST_F(Kept, memory_that_becomes_zero_or_stops_to_be_is_seen) {
+  Block& block = Add(4 * kUnit);
+  Fill(block, 1);
+  test::LoneBackup backup(*sim_, {.chunk = 128 * kKiB});
+  KeepingCycle(backup);
+  for (Bytes i = kUnit; i < 2 * kUnit; ++i) Write(block, i, std::byte{});
+  EXPECT_EQ(KeepingCycle(backup), (Seen{0, 3 * kUnit, kUnit}));
+  Write(block, kUnit + 9, std::byte{9});
+  EXPECT_EQ(KeepingCycle(backup), (Seen{kPage, 3 * kUnit, kUnit - kPage}));
+  EXPECT_EQ(KeepingCycle(backup), (Seen{0, 3 * kUnit + kPage, kUnit - kPage}));
+}
+
+// A tag's parts come and go, so its chunk is saved in other extents each time.
+TEST_F(Kept, items_may_be_cut_otherwise_than_before) {
+  Block& block = Add(8 * kUnit);
+  Fill(block, 1);
+  test::LoneBackup backup(*sim_, {.chunk = 256 * kKiB});
+  const auto cycle = [&](std::vector<std::pair<Bytes, Bytes>> cuts) {
+    std::vector<Backup::Item> items;
+    for (const auto& [from, bytes] : cuts)
+      items.push_back({block.item.allocation, kGpu0, block.item.address + from, bytes, from});
+    EXPECT_TRUE(backup.Save(items).ok() && backup.Finish().ok());
+    Recreate();
+    EXPECT_TRUE(backup.Restore(items).ok() && backup.Finish().ok());
+    for (const auto& [from, bytes] : cuts)
+      EXPECT_EQ(std::memcmp(At(block) + from, block.expected.data() + from, bytes), 0) << from;
+    std::memcpy(At(block), block.expected.data(), block.item.bytes);
+    backup.Keep();
+    return backup.Statistics().bytes_unchanged;
+  };
+  EXPECT_EQ(cycle({{0, 8 * kUnit}}), 0U);
+  EXPECT_EQ(cycle({{0, 2 * kUnit}, {3 * kUnit, 4 * kUnit}}), 6 * kUnit);
+  EXPECT_EQ(cycle({{0, 8 * kUnit}}), 6 * kUnit) << "what was not saved in between is not kept";
+  EXPECT_EQ(cycle({{kUnit, 6 * kUnit}, {7 * kUnit, kUnit}}), 7 * kUnit);
+  EXPECT_EQ(cycle({{kUnit + kPage, 4 * kUnit}}), 0U) << "no unit of it is one of before";
+  EXPECT_EQ(cycle({{kUnit + kPage, 2 * kUnit + kPage}}), 2 * kUnit) << "the last one is shorter";
+}
+
+TEST_F(Kept, another_allocation_at_the_same_address_is_not_taken_for_the_one_before) {
+  Block& block = Add(2 * kUnit);
+  Fill(block, 1);
+  test::LoneBackup backup(*sim_);
+  KeepingCycle(backup);
+  block.item.allocation = AllocationId{77};
+  EXPECT_EQ(KeepingCycle(backup), (Seen{2 * kUnit, 0, 0}));
+  EXPECT_EQ(KeepingCycle(backup), (Seen{0, 2 * kUnit, 0}));
+}
+
+TEST_F(Kept, what_a_driver_cannot_hash_is_not_kept) {
+  Fill(Add(2 * kUnit), 1);
+  test::PlainDriver plain(*sim_);
+  test::LoneBackup backup(plain, {.chunk = 256 * kKiB});
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(KeepingCycle(backup), (Seen{2 * kUnit, 0, 0}));
+  EXPECT_EQ(backup.Statistics().kept_bytes, 0U);
+}
+
+TEST_F(Kept, beside_the_program_contents_are_hashed_once_the_kernels_are_there) {
+  Block& block = Add(4 * kUnit);
+  Fill(block, 1);
+  test::LoneBackup backup(*sim_, {.dense = 0.9});
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(KeepingCycle(backup, Backup::Looking::kBeside), (Seen{4 * kUnit, 0, 0}));
+  EXPECT_EQ(sim_->Calls("FindNonZero"), 0U);
+  EXPECT_EQ(sim_->Calls("Gather"), 0U);
+  KeepingCycle(backup);
+  Write(block, 0, std::byte{2});
+  EXPECT_EQ(KeepingCycle(backup, Backup::Looking::kBeside), (Seen{kUnit, 3 * kUnit, 0}));
+  EXPECT_EQ(sim_->Calls("Gather"), 0U);
+}
+
+// ---- no change is missed ---------------------------------------------------------------------------------------------------
+
+// By day; AMEM_KEPT_CYCLES=100000 by night.
+int Cycles() {
+  const char* const wanted = std::getenv("AMEM_KEPT_CYCLES");
+  return wanted == nullptr ? 60 : std::atoi(wanted);
+}
+
+class Changing : public Kept {
+ protected:
+  void SetUp() override {
+    Kept::SetUp();
+    for (const Bytes pages : {1, 31, 32, 33, 64, 100}) Add(pages * kPage, pages % 2 == 0 ? kGpu1 : kGpu0);
+  }
+  std::uint64_t Below(std::uint64_t n) { return random_() % n; }
+  void ChangeOne() {
+    Block& block = blocks_[Below(blocks_.size())];
+    const Bytes at = Below(block.item.bytes), page = at / kPage * kPage;
+    switch (Below(6)) {
+      case 0:
+        return Write(block, at, block.expected[at] ^ std::byte{1} << Below(8));
+      case 1:
+        return Write(block, at, static_cast<std::byte>(random_()));
+      case 2:
+        return Fill(block, random_(), at / kUnit * kUnit, kUnit);
+      case 3:
+        for (Bytes i = page; i < page + kPage; ++i) Write(block, i, std::byte{});
+        return;
+      case 4:
+        return Swap(block, kPage);
+      default:
+        return Swap(block, std::min(kUnit, block.item.bytes));
+    }
+  }
+  void Swap(Block& block, Bytes each) {
+    const Bytes a = Below(block.item.bytes / each) * each, b = Below(block.item.bytes / each) * each;
+    std::swap_ranges(block.expected.begin() + a, block.expected.begin() + a + each, block.expected.begin() + b);
+    std::memcpy(At(block), block.expected.data(), block.item.bytes);
+  }
+  // The cycles after which something was not as it was before.
+  int Wrong(Backup& backup, int cycles) {
+    int wrong = 0;
+    for (int i = 0; i < cycles; ++i) {
+      for (std::uint64_t changes = Below(4); changes > 0; --changes) ChangeOne();
+      const bool saved = backup.Save(Items()).ok() && backup.Finish().ok();
+      Recreate();
+      const bool back = saved && backup.Restore(Items()).ok() && backup.Finish().ok();
+      backup.Keep();
+      bool same = back;
+      for (const Block& block : blocks_) same = same && std::memcmp(At(block), block.expected.data(), block.item.bytes) == 0;
+      wrong += same ? 0 : 1;
+      for (const Block& block : blocks_) std::memcpy(At(block), block.expected.data(), block.item.bytes);
+    }
+    return wrong;
+  }
+
+  std::mt19937_64 random_{31};
+};
+
+TEST_F(Changing, no_change_is_missed) {
+  for (const bool dense : {false, true}) {
+    test::LoneBackup backup(*sim_, {.chunk = 128 * kKiB, .dense = dense ? 0.5 : 2});
+    EXPECT_EQ(Wrong(backup, Cycles()), 0);
+    EXPECT_GT(backup.Statistics().bytes_unchanged, 0U);
+  }
+}
+
+TEST_F(Changing, with_a_key_of_zeros_changes_are_missed) {
+  test::LoneBackup backup(*sim_, {.key = std::make_shared<const ContentKey>()});
+  EXPECT_GT(Wrong(backup, 20), 0);
+}
+
+TEST_F(Changing, what_the_hash_misses_a_comparison_of_bytes_finds) {
+  test::LoneBackup backup(*sim_, {.compare = true, .key = std::make_shared<const ContentKey>()});
+  for (Block& block : blocks_) Fill(block, 5);
+  ASSERT_TRUE(backup.Save(Items()).ok() && backup.Finish().ok());
+  ASSERT_TRUE(backup.Restore(Items()).ok() && backup.Finish().ok());
+  backup.Keep();
+  EXPECT_TRUE(backup.Save(Items()).ok() && backup.Finish().ok());
+  ASSERT_TRUE(backup.Restore(Items()).ok() && backup.Finish().ok());
+  backup.Keep();
+  Write(blocks_[4], 5 * kPage + 8, std::byte{2});
+  const Status found = backup.Save(Items());
+  EXPECT_EQ(found.code(), Code::kBroken);
+  EXPECT_NE(found.message().find("they differ at byte 20488, and their hash is the same"), std::string::npos)
+      << found.message();
+  backup.ForgetAll();
+  EXPECT_TRUE(backup.Save(Items()).ok() && backup.Finish().ok());
+}
+
+// ---- host memory -----------------------------------------------------------------------------------------------------------
+
+TEST_F(Kept, after_fifty_cycles_no_more_host_memory_is_pinned_than_contents_need) {
+  std::mt19937_64 random(50);
+  for (int i = 0; i < 6; ++i) Add(5 * kUnit);
+  test::LoneBackup keeps(*sim_, {.chunk = 128 * kKiB}), forgets(*sim_, {.chunk = 128 * kKiB});
+  Bytes most = 0;
+  for (int i = 0; i < 50; ++i) {
+    Scribble(random);
+    ASSERT_TRUE(forgets.Save(Items()).ok() && forgets.Finish().ok());
+    forgets.ForgetAll();
+    most = std::max(most, forgets.pinned_bytes());
+    KeepingCycle(keeps);
+    if (HasFailure()) return;
+  }
+  EXPECT_LE(keeps.pinned_bytes(), most + most / 8 + 2 * 128 * kKiB);
+}
+
+TEST_F(Kept, what_is_not_there_any_more_is_not_kept) {
+  for (std::uint64_t i = 0; i < 4; ++i) Fill(Add(4 * kUnit), i);
+  test::LoneBackup backup(*sim_, {.chunk = 128 * kKiB});
+  KeepingCycle(backup);
+  EXPECT_EQ(backup.Statistics().kept_bytes, 16 * kUnit);
+  for (int i = 0; i < 3; ++i) {
+    Down(blocks_.back());
+    blocks_.pop_back();
+  }
+  EXPECT_EQ(KeepingCycle(backup), (Seen{0, 4 * kUnit, 0}));
+  EXPECT_EQ(backup.Statistics().kept_bytes, 4 * kUnit);
+}
+
+// Two backups, as of two tags that are paused in turns.
+class TwoTags : public Kept {
+ protected:
+  static constexpr Bytes kEach = 8 * kUnit;
+  void SetUp() override {
+    Kept::SetUp();
+    Fill(Add(kEach), 1);
+    Fill(Add(kEach), 2);
+  }
+  [[nodiscard]] Seen Cycle(Backup& backup, int which) {
+    const std::span<const Backup::Item> own(&blocks_[which].item, 1);
+    const Status saved = backup.Save(own);
+    EXPECT_TRUE(saved.ok()) << saved.message();
+    EXPECT_TRUE(backup.Finish().ok());
+    std::memset(At(blocks_[which]), 0xAB, kEach);
+    EXPECT_TRUE(backup.Restore(own).ok() && backup.Finish().ok());
+    ExpectAllBack();
+    backup.Keep();
+    const BackupStatistics s = backup.Statistics();
+    return {s.bytes_saved, s.bytes_unchanged, s.bytes_zero};
+  }
+  static constexpr Seen kCopied{kEach, 0, 0}, kUnchanged{0, kEach, 0};
+};
+
+TEST_F(TwoTags, in_turns_pin_no_more_than_one_needs_where_no_more_was_wanted) {
+  PinnedSupply supply(*sim_, {.chunk = 128 * kKiB});
+  Backup one(*sim_, supply), two(*sim_, supply);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(Cycle(one, 0), kCopied);
+    EXPECT_EQ(Cycle(one, 0), kUnchanged);
+    EXPECT_EQ(Cycle(two, 1), kCopied);
+    EXPECT_EQ(supply.Count().pinned_bytes, kEach);
+    EXPECT_EQ(one.Statistics().kept_bytes, 0U);
+    EXPECT_EQ(two.Statistics().kept_bytes, kEach);
+  }
+}
+
+TEST_F(TwoTags, keep_both_where_host_memory_was_wanted_for_both) {
+  PinnedSupply supply(*sim_, {.chunk = 128 * kKiB});
+  Backup one(*sim_, supply), two(*sim_, supply);
+  supply.Want(PoolId{1}, kEach);
+  supply.Want(PoolId{2}, kEach);
+  static_cast<void>(Cycle(one, 0));
+  static_cast<void>(Cycle(two, 1));
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(Cycle(one, 0), kUnchanged);
+    EXPECT_EQ(Cycle(two, 1), kUnchanged);
+  }
+  EXPECT_TRUE(Eventually([&] { return supply.Count().pinned_bytes == 2 * kEach; }));
+  EXPECT_TRUE(supply.StopPreparing());
+}
+
+TEST_F(TwoTags, a_copy_that_lost_a_part_of_its_memory_is_of_use_for_the_rest) {
+  PinnedSupply supply(*sim_, {.chunk = 128 * kKiB});
+  Backup one(*sim_, supply), two(*sim_, supply);
+  EXPECT_EQ(Cycle(one, 0), kCopied);
+  blocks_[1].item.bytes = 2 * kUnit;
+  ASSERT_TRUE(two.Save(std::span(&blocks_[1].item, 1)).ok() && two.Finish().ok());
+  EXPECT_EQ(one.Statistics().kept_bytes, kEach - 2 * kUnit);
+  EXPECT_EQ(Cycle(one, 0), (Seen{2 * kUnit, kEach - 2 * kUnit, 0}));
+  EXPECT_EQ(Cycle(one, 0), kUnchanged);
+}
+
+TEST_F(TwoTags, when_the_host_is_short_what_is_kept_goes_before_a_pause_fails) {
+  const auto host = std::make_shared<SimulatedHost>(Bytes{1} << 40);
+  auto made = Simulator::Open({.host = host, .devices = 2, .granularity = kPage});
+  ASSERT_TRUE(made.ok());
+  blocks_.clear();
+  sim_ = *std::move(made);
+  Fill(Add(kEach), 1);
+  Fill(Add(kEach), 2);
+  PinnedSupply supply(*sim_, {.chunk = 128 * kKiB});
+  Backup one(*sim_, supply), two(*sim_, supply);
+  supply.Want(PoolId{1}, 4 * kEach);  // so that memory is pinned before what is kept goes
+  EXPECT_TRUE(supply.StopPreparing());
+  supply.Trim(0);
+  EXPECT_EQ(Cycle(one, 0), kCopied);
+  host->left = 0;
+  EXPECT_EQ(Cycle(two, 1), kCopied);
+  EXPECT_EQ(one.Statistics().kept_bytes, 0U);
+  EXPECT_EQ(Cycle(two, 1), kUnchanged);
+  EXPECT_EQ(supply.Count().pinned_bytes, kEach);
+  EXPECT_FALSE(host->exhausted);
+}
+
+TEST_F(Kept, trim_gives_back_what_is_kept) {
+  Fill(Add(4 * kUnit), 1);
+  test::LoneBackup backup(*sim_, {.chunk = 128 * kKiB});
+  KeepingCycle(backup);
+  backup.Trim(2 * kUnit);
+  EXPECT_EQ(backup.pinned_bytes(), 2 * kUnit);
+  EXPECT_EQ(KeepingCycle(backup), (Seen{2 * kUnit, 2 * kUnit, 0}));
+  backup.Trim(0);
+  EXPECT_EQ(backup.pinned_bytes(), 0U);
+  EXPECT_EQ(KeepingCycle(backup), (Seen{4 * kUnit, 0, 0}));
+}
+
+// ---- failures --------------------------------------------------------------------------------------------------------------
+
+// What a save that failed has written over parts of the copy is not believed afterwards.
+TEST_F(Kept, after_a_save_that_failed_all_is_right) {
+  std::mt19937_64 random(9);
+  for (int i = 0; i < 3; ++i) Add(6 * kUnit, i == 1 ? kGpu1 : kGpu0);
+  for (Block& block : blocks_) Fill(block, 3);
+  test::LoneBackup backup(*sim_, {.chunk = 256 * kKiB});
+  for (const char* call : {"FindNonZero", "AllocatePinned", "Gather", "FinishCopies"}) {
+    for (const std::uint64_t nth : {1, 2, 3}) {
+      KeepingCycle(backup);
+      Scribble(random);
+      ASSERT_TRUE(sim_->FailNext(call, nth, cuda::kUnknown).ok());
+      const bool saved = backup.Save(Items()).ok();
+      const bool finished = backup.Finish().ok();
+      sim_->ForgetPlannedFailures();
+      backup.Abandon();
+      if (saved && finished) EXPECT_TRUE(std::string_view(call) == "AllocatePinned" || nth > 1) << call;
+      Scribble(random);
+      KeepingCycle(backup);
+      if (HasFailure()) {
+        ADD_FAILURE() << call << " " << nth;
+        return;
+      }
+    }
+  }
+}
+
+TEST_F(Kept, a_save_that_was_for_nothing_is_kept_where_it_pinned_nothing) {
+  Block& block = Add(4 * kUnit);
+  Fill(block, 1);
+  test::LoneBackup backup(*sim_, {.chunk = 128 * kKiB});
+  KeepingCycle(backup);
+  Write(block, 0, std::byte{8});
+  ASSERT_TRUE(backup.Save(Items()).ok() && backup.Finish().ok());
+  backup.Abandon();
+  EXPECT_EQ(KeepingCycle(backup), (Seen{0, 4 * kUnit, 0}));
+  backup.Abandon();  // of a pause that failed before it saved
+  EXPECT_EQ(KeepingCycle(backup), (Seen{0, 4 * kUnit, 0}));
+}
+
+TEST_F(Kept, a_restore_that_is_tried_again_keeps_too) {
+  Fill(Add(4 * kUnit), 1);
+  test::LoneBackup backup(*sim_);
+  ASSERT_TRUE(backup.Save(Items()).ok() && backup.Finish().ok());
+  Recreate();
+  ASSERT_TRUE(sim_->FailNext("Scatter", 1, cuda::kUnknown).ok());
+  EXPECT_FALSE(backup.Restore(Items()).ok());
+  static_cast<void>(backup.Finish());
+  Recreate();
+  ASSERT_TRUE(backup.Restore(Items()).ok() && backup.Finish().ok());
+  ExpectAllBack();
+  backup.Keep();
+  EXPECT_EQ(KeepingCycle(backup), (Seen{0, 4 * kUnit, 0}));
+}
+
+TEST_F(Kept, what_is_kept_is_no_contents_to_restore) {
+  Block& block = Add(kUnit);
+  Fill(block, 1);
+  test::LoneBackup backup(*sim_);
+  KeepingCycle(backup);
+  EXPECT_FALSE(backup.Has(block.item.allocation));
+  EXPECT_EQ(backup.Restore(Items()).code(), Code::kNotFound);
+}
+
+}  // namespace
+}  // namespace amem

@@ -1,0 +1,273 @@
+// What the hash of contents promises: any change of a unit is seen, and the kernel's own source gives what its twin on the CPU
+// gives. The kernel runs here on threads that take the places of a warp's lanes.
+#include "replay/driver/content_hash.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <barrier>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+// ---- the kernels' source, for lanes that are threads ------------------------------------------------------------------------
+
+namespace amem::lanes {
+
+struct uint2 {
+  unsigned x, y;
+};
+struct uint4 {
+  unsigned x, y, z, w;
+};
+struct Index {
+  unsigned x = 0;
+};
+inline thread_local Index threadIdx, blockIdx, gridDim{1};
+
+// What the lanes show each other: each writes its own, and reads when all have.
+class Warp {
+ public:
+  std::uint64_t Exchange(unsigned lane, std::uint64_t value, unsigned with) {
+    shown_[lane] = value;
+    all_.arrive_and_wait();
+    const std::uint64_t other = shown_[with];
+    all_.arrive_and_wait();
+    return other;
+  }
+  bool Any(unsigned lane, bool value) {
+    shown_[lane] = value ? 1 : 0;
+    all_.arrive_and_wait();
+    const bool any = std::ranges::any_of(shown_, [](std::uint64_t one) { return one != 0; });
+    all_.arrive_and_wait();
+    return any;
+  }
+
+ private:
+  std::array<std::uint64_t, kHashLanes> shown_{};
+  std::barrier<> all_{kHashLanes};
+};
+inline Warp* warp = nullptr;
+
+template <class T>
+T __shfl_xor_sync(unsigned, T value, unsigned apart) {
+  return static_cast<T>(warp->Exchange(threadIdx.x % kHashLanes, value, threadIdx.x % kHashLanes ^ apart));
+}
+inline bool __any_sync(unsigned, bool value) { return warp->Any(threadIdx.x % kHashLanes, value); }
+template <class T>
+T __ldcs(const T* at) {
+  return *at;
+}
+template <class T>
+T __ldg(const T* at) {
+  return *at;
+}
+template <class T>
+void __stcs(T* at, const T& value) {
+  *at = value;
+}
+
+}  // namespace amem::lanes
+
+#define __device__ [[maybe_unused]]
+#define __global__
+#define __launch_bounds__(...)
+using namespace amem::lanes;  // NOLINT(google-build-using-namespace): the source has CUDA's names at the top level
+#include "replay/driver/cuda/nonzero_kernels.cu"
+#undef __device__
+#undef __global__
+#undef __launch_bounds__
+
+namespace amem {
+namespace {
+
+// By day; AMEM_HASH_CHANGES=10000000 by night.
+std::size_t Wanted(std::size_t by_day) {
+  const char* const wanted = std::getenv("AMEM_HASH_CHANGES");
+  return wanted == nullptr ? by_day : std::strtoull(wanted, nullptr, 10);
+}
+
+std::shared_ptr<const ContentKey> Key() {
+  auto key = RandomContentKey();
+  EXPECT_TRUE(key.ok());
+  return *key;
+}
+
+using Page = std::array<std::byte, kPageBytes>;
+
+class Hash : public testing::Test {
+ protected:
+  std::uint64_t Below(std::uint64_t n) { return random_() % n; }
+  void Fill(std::span<std::byte> at) {
+    for (std::byte& byte : at) byte = static_cast<std::byte>(random_());
+  }
+  // A unit of that many pages, some of them zero, and some with one byte that is not.
+  std::vector<std::byte> Unit(unsigned pages) {
+    std::vector<std::byte> unit(std::size_t{pages} * kPageBytes);
+    for (unsigned page = 0; page < pages; ++page) {
+      const auto at = std::span(unit).subspan(std::size_t{page} * kPageBytes, kPageBytes);
+      if (Below(4) == 0) continue;
+      if (Below(4) == 0) at[Below(kPageBytes)] = std::byte{1};
+      if (Below(2) == 0) Fill(at);
+    }
+    return unit;
+  }
+  // What the kernel says of all extents.
+  NonZero ByKernel(const ContentKey& key, const std::vector<std::vector<std::byte>*>& extents) {
+    std::vector<sparse::TableExtent> table;
+    std::uint32_t units = 0;
+    for (const auto* extent : extents) {
+      table.push_back(
+          {reinterpret_cast<std::uint64_t>(extent->data()), units, static_cast<std::uint32_t>(extent->size() / kPageBytes)});
+      units += static_cast<std::uint32_t>((extent->size() + kUnitBytes - 1) / kUnitBytes);
+    }
+    amem_sparse_key = key;
+    NonZero found{std::vector<std::uint32_t>(units), std::vector<ContentHash>(units), {}};
+    static_assert(sizeof(ContentHash) == 2 * sizeof(std::uint64_t));
+    Warp one;
+    warp = &one;
+    std::vector<std::thread> lanes;
+    for (unsigned lane = 0; lane < kHashLanes; ++lane) {
+      lanes.emplace_back([&, lane] {
+        const auto count = static_cast<unsigned>(table.size());
+        auto* const hashes = reinterpret_cast<unsigned long long*>(found.hashes.data());
+        for (threadIdx.x = lane; threadIdx.x < sparse::kThreads;
+             threadIdx.x += kHashLanes)  // one warp of the block after the other
+          amem_sparse_look(table.data(), count, units, found.pages.data(), hashes);
+      });
+    }
+    for (std::thread& lane : lanes) lane.join();
+    return found;
+  }
+  void ChangeOne(std::span<std::byte> unit) {
+    const auto swap = [&](Bytes each) {
+      const Bytes a = Below(unit.size() / each) * each, b = Below(unit.size() / each) * each;
+      std::ranges::swap_ranges(unit.subspan(a, each), unit.subspan(b, each));
+    };
+    switch (Below(6)) {
+      case 0:
+        unit[Below(unit.size())] ^= std::byte{1} << Below(8);
+        return;
+      case 1:
+        unit[Below(unit.size())] ^= static_cast<std::byte>(1 + Below(255));
+        return;
+      case 2:
+        return Fill(unit.subspan(Below(unit.size() / kPageBytes) * kPageBytes, kPageBytes));
+      case 3:
+        return swap(kPageBytes);
+      case 4:
+        return swap(16);
+      default:
+        return swap(4);
+    }
+  }
+  // Of so many changes of a unit, those after which it has the hash of before.
+  std::size_t Missed(const ContentKey& key, std::size_t changes) {
+    std::size_t missed = 0;
+    std::vector<std::byte> unit;
+    for (std::size_t done = 0; done < changes;) {
+      unit = Unit(static_cast<unsigned>(1 + Below(3)));
+      ContentHash before = HashUnit(key, unit);
+      for (int i = 0; i < 100; ++i) {
+        const auto old = unit;
+        ChangeOne(unit);
+        if (unit == old) continue;  // what was swapped was alike
+        const ContentHash after = HashUnit(key, unit);
+        missed += after == before ? 1 : 0;
+        before = after;
+        ++done;
+      }
+    }
+    return missed;
+  }
+
+  std::mt19937_64 random_{20261125};
+};
+
+TEST_F(Hash, the_kernel_gives_what_its_twin_gives) {
+  const auto key = Key();
+  std::vector<std::vector<std::byte>> extents;
+  for (const unsigned pages : {32U, 1U, 40U, 7U, 64U, 31U, 33U, 300U}) extents.push_back(Unit(pages));
+  std::vector<std::vector<std::byte>*> all;
+  for (auto& extent : extents) all.push_back(&extent);
+  const NonZero found = ByKernel(*key, all);
+  std::size_t unit = 0;
+  for (const auto& extent : extents) {
+    for (Bytes done = 0; done < extent.size(); done += kUnitBytes, ++unit) {
+      std::uint32_t pages = 0;
+      const auto contents = std::span(extent).subspan(done, std::min<Bytes>(kUnitBytes, extent.size() - done));
+      EXPECT_EQ(HashUnit(*key, contents, &pages), found.hashes[unit]) << unit;
+      EXPECT_EQ(pages, found.pages[unit]) << unit;
+    }
+  }
+  EXPECT_EQ(unit, found.pages.size());
+}
+
+TEST_F(Hash, of_extreme_words_and_factors_the_kernel_gives_what_its_twin_gives) {
+  ContentKey key;
+  std::ranges::fill(key.words, 1);
+  std::ranges::fill(std::span(&key.factors[0][0], (kUnitPages + 1) * kSumFactors), kHashPrime - 1);
+  std::vector<std::byte> ones(kUnitBytes, std::byte{0xff}), minus_one(kUnitBytes);
+  for (Bytes at = 0; at < kUnitBytes; at += 4) {
+    const std::uint32_t word = 0xfffffffe;
+    std::memcpy(minus_one.data() + at, &word, sizeof word);
+  }
+  const NonZero found = ByKernel(key, {&ones, &minus_one});
+  EXPECT_EQ(HashUnit(key, ones), found.hashes[0]);
+  EXPECT_EQ(HashUnit(key, minus_one), found.hashes[1]);
+  EXPECT_LT(found.hashes[1].first, kHashPrime);
+}
+
+TEST_F(Hash, no_random_change_is_missed) { EXPECT_EQ(Missed(*Key(), Wanted(20'000)), 0U); }
+
+TEST_F(Hash, with_a_key_of_zeros_changes_are_missed) { EXPECT_GT(Missed(ContentKey{}, 1'000), 0U); }
+
+TEST_F(Hash, cut_to_16_bits_it_is_the_same_for_different_contents_and_whole_it_is_not) {
+  const auto key = Key();
+  constexpr std::size_t kContents = 2'000;
+  std::vector<std::uint64_t> whole, cut;
+  Page page{};
+  for (std::size_t i = 0; i < kContents; ++i) {
+    Fill(page);
+    const ContentHash hash = HashUnit(*key, page);
+    whole.push_back(hash.first ^ hash.second);
+    cut.push_back(hash.first & 0xffff);
+  }
+  const auto distinct = [](std::vector<std::uint64_t> values) {
+    std::ranges::sort(values);
+    values.erase(std::unique(values.begin(), values.end()), values.end());
+    return values.size();
+  };
+  EXPECT_EQ(distinct(whole), kContents);
+  EXPECT_LT(distinct(cut), kContents);
+}
+
+TEST_F(Hash, every_bit_and_every_page_counts_and_keys_differ) {
+  const auto key = Key();
+  Page page{};
+  std::vector<std::byte> unit(kUnitBytes);
+  std::vector<ContentHash> seen{HashUnit(*key, unit)};
+  EXPECT_EQ(seen.front(), ContentHash{});
+  for (unsigned bit = 0; bit < kPageBytes * 8; ++bit) {
+    page[bit / 8] = std::byte{1} << bit % 8;
+    seen.push_back(HashUnit(*key, page));
+    page[bit / 8] = {};
+  }
+  for (unsigned at = 1; at < kUnitPages; ++at) {  // the first page's is among those above
+    unit[at * kPageBytes] = std::byte{1};
+    seen.push_back(HashUnit(*key, unit));
+    unit[at * kPageBytes] = {};
+  }
+  for (std::size_t i = 0; i < seen.size(); ++i) {
+    for (std::size_t j = i > 64 ? i - 64 : 0; j < i; ++j) ASSERT_NE(seen[i], seen[j]) << i << " and " << j;
+  }
+  EXPECT_NE(HashUnit(*Key(), std::span(page).first<kPageBytes>()), seen[1]);
+  page[0] = std::byte{1};
+  EXPECT_NE(HashUnit(*Key(), page), HashUnit(*Key(), page));
+}
+
+}  // namespace
+}  // namespace amem

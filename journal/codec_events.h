@@ -66,7 +66,7 @@ AMEM_CARRY(StepDone, Step, Pool)
 AMEM_CARRY(StepFailed, Step, Code, DriverResult, Message, ReportedBy, Pool)
 AMEM_CARRY(PhaseBegun, Phase, Pool)
 AMEM_CARRY(PhaseDecided, Phase, Passed, Culprit, Message, Code, DriverResult, Pool)
-AMEM_CARRY(CycleDone, Kind, Cycle, DurationNs, Pool)
+AMEM_CARRY(CycleDone, Kind, Cycle, DurationNs, Pool, Changed, Unchanged, Zero)
 AMEM_CARRY(CycleFailed, Kind, Cycle, Undone, Message, Code, DriverResult, Culprits, Pool)
 AMEM_CARRY(Condensed, Through, NextAllocation, Cycles, Totals)
 

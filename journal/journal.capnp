@@ -381,6 +381,7 @@ struct CycleDone {
   cycle @1 :UInt64;
   durationNs @2 :UInt64;
   pool @3 :UInt32;
+  changed @4 :UInt64; unchanged @5 :UInt64; zero @6 :UInt64;  # bytes of contents in a pause
 }
 struct CycleFailed {
   kind @0 :CycleKind;

@@ -110,7 +110,10 @@ struct CycleDone {
   std::uint64_t cycle = 0;
   std::uint64_t duration_ns = 0;
   PoolId pool;
-  AMEM_EVENT(CycleDone, "cycle done", As{"cycle_kind", kind}, cycle, duration_ns, IfAny{pool});
+  // Of a pause, what became of the contents: copied, as in the copy that was kept and thus not copied, and zero.
+  Bytes changed = 0, unchanged = 0, zero = 0;
+  AMEM_EVENT(CycleDone, "cycle done", As{"cycle_kind", kind}, cycle, duration_ns, IfAny{pool}, IfAny{changed}, IfAny{unchanged},
+             IfAny{zero});
 };
 struct CycleFailed {  // whatever was done has been undone, unless `undone` is false; without CycleBegun: not all came
   CycleKind kind{};

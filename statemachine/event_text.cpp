@@ -149,7 +149,12 @@ struct Describe {
   std::string operator()(const CycleBegun& e) const {
     return NameOf(e) + " begun" + (e.pool ? "" : " with " + to_string(e.members.size()) + " sessions");
   }
-  std::string operator()(const CycleDone& e) const { return NameOf(e) + " done in " + to_string(e.duration_ns / 1000) + " us"; }
+  std::string operator()(const CycleDone& e) const {
+    std::string text = NameOf(e) + " done in " + to_string(e.duration_ns / 1000) + " us";
+    if (e.changed + e.unchanged + e.zero == 0) return text;
+    return text + ", contents: " + FormatBytes(e.changed) + " changed, " + FormatBytes(e.unchanged) + " unchanged, " +
+           FormatBytes(e.zero) + " zero";
+  }
   std::string operator()(const CycleFailed& e) const {
     return NameOf(e) + " failed" + (e.undone ? " and was undone: " : " and could not be undone: ") + e.message;
   }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <iterator>
 
 #include "statemachine/event.h"
 
@@ -13,8 +12,6 @@ namespace amem {
 namespace {
 
 constexpr Bytes kQueueBytes = Bytes{64} << 20;  // handed to the driver at once, so that copying begins early
-// So many unchanged units between two that changed travel with them: that takes less time than another copy does to begin.
-constexpr std::size_t kBridged = 2;
 
 std::string Name(const Backup::Item& item) {
   return fmt::format("{} ({} bytes at offset {})", ToText(item.allocation), item.bytes, item.offset);
@@ -39,10 +36,6 @@ Bytes SumOf(std::span<const Backup::Item> items) {
   for (const Backup::Item& item : items) sum += item.bytes;
   return sum;
 }
-
-std::size_t UnitsOf(Bytes bytes) { return (bytes + kUnitBytes - 1) / kUnitBytes; }
-
-Bytes SizeOf(std::uint32_t pages) { return Bytes{kPageBytes} * static_cast<unsigned>(std::popcount(pages)); }
 
 // The same memory in as few extents as there are gaps in it.
 std::vector<Extent> Joined(std::span<const Backup::Item> items) {
@@ -115,29 +108,6 @@ class Backup::Queue {
   bool engine_ = false;
 };
 
-// Asked for the units of an item in their order, which may have been parts of other items when they were kept.
-class Backup::KeptOnes {
- public:
-  KeptOnes(std::map<Key, Saved>& kept, const Item& item)
-      : kept_(kept), item_(item), at_(kept.upper_bound({item.allocation, item.offset})) {
-    if (at_ != kept.begin() && std::prev(at_)->first.first == item.allocation) --at_;
-  }
-  Unit* At(Bytes offset, Bytes bytes) {  // in the allocation; null: none
-    while (Own() && at_->first.second + at_->second.bytes <= offset) ++at_;
-    if (!Own() || at_->first.second > offset || at_->second.device != item_.device) return nullptr;
-    const Bytes past = offset - at_->first.second;
-    const bool same = past % kUnitBytes == 0 && std::min(at_->second.bytes - past, kUnitBytes) == bytes;
-    return same ? &at_->second.units[past / kUnitBytes] : nullptr;
-  }
-
- private:
-  [[nodiscard]] bool Own() const { return at_ != kept_.end() && at_->first.first == item_.allocation; }
-
-  std::map<Key, Saved>& kept_;
-  const Item& item_;
-  std::map<Key, Saved>::iterator at_;
-};
-
 Backup::Backup(Copier& copier, PinnedSupply& supply, BackupOptions options)
     : copier_(copier), options_(options), supply_(supply), pinned_(supply) {}
 
@@ -171,27 +141,6 @@ Status Backup::Save(std::span<const Item> items, Looking looking) {
   return {};
 }
 
-// What others needed of the kept copy is not there any more. Where a lot of the memory lies idle between what is left, because
-// rooms have become too small, all is saved anew.
-void Backup::BeginSave() {
-  {
-    const std::lock_guard lock(mutex_);
-    statistics_ = {};
-  }
-  pinned_.Reclaim();
-  for (auto& [key, kept] : kept_) {
-    for (Unit& unit : kept.units) {
-      if (pinned_.Has(unit.at, SizeOf(unit.stored))) continue;
-      FreeRoom(unit);
-      unit = {};
-    }
-  }
-  const Bytes used = pinned_.used_bytes();
-  if (used > 0 && pinned_.held_bytes() <= used + used / 8 + supply_.chunk()) return;
-  kept_.clear();
-  pinned_.TakeBack();
-}
-
 // Before any of it is pinned. The guess may be too much: where the host has less, a look at all contents says what is needed. A
 // copy that was kept is of less use than room for what is to be saved.
 Status Backup::FindRoom(std::span<const Item> items, Looking looking, Bytes total) {
@@ -213,18 +162,6 @@ Status Backup::FindRoom(std::span<const Item> items, Looking looking, Bytes tota
   return FindRoom(items, looking, total);
 }
 
-Bytes Backup::KeptFor(std::span<const Item> items) {
-  Bytes bytes = 0;
-  for (const Item& item : items) {
-    KeptOnes kept(kept_, item);
-    for (Bytes done = 0; done < item.bytes; done += kUnitBytes) {
-      const Unit* const unit = kept.At(item.offset + done, std::min(item.bytes - done, kUnitBytes));
-      if (unit != nullptr) bytes += SizeOf(unit->stored);
-    }
-  }
-  return bytes;
-}
-
 // While the next part is looked at, copies of the part before are under way. They are marked in smaller steps, so that memory
 // can be released as soon as its own copies are done.
 Status Backup::SaveOn(DeviceOrdinal device, std::span<const Item> items, Looking looking) {
@@ -237,53 +174,6 @@ Result<NonZero> Backup::Look(DeviceOrdinal device, std::span<const Item> items, 
   if (looking == Looking::kIdle || copier_.CanLook(device))
     return copier_.FindNonZero(device, ExtentsOf(items), *supply_.key(), until_);
   return Unscanned(ExtentsOf(items), "loading kernels would wait for those of the program");
-}
-
-// Where an item is dense, all its pages are wanted.
-std::vector<Backup::Wanted> Backup::WhatToSave(std::span<const Item> items, const NonZero& found, Looking looking) {
-  std::vector<Wanted> all;
-  all.reserve(found.pages.size());
-  for (const Item& item : items) {
-    const std::size_t first = all.size(), count = UnitsOf(item.bytes);
-    Bytes nonzero = 0;
-    for (const std::uint32_t pages : std::span(found.pages).subspan(first, count)) nonzero += SizeOf(pages);
-    const bool dense = nonzero > 0 && static_cast<double>(nonzero) >= options_.dense * static_cast<double>(item.bytes);
-    const bool engine = dense || looking == Looking::kBeside;
-    KeptOnes kept(kept_, item);
-    for (Bytes done = 0; done < item.bytes; done += kUnitBytes) {
-      Wanted one{found.pages[all.size()], kept.At(item.offset + done, std::min(item.bytes - done, kUnitBytes)), false, engine};
-      one.unchanged =
-          one.kept != nullptr && one.kept->hashed && !found.hashes.empty() && one.kept->hash == found.hashes[all.size()];
-      if (engine) one.pages = PagesOf(item.bytes - done);
-      all.push_back(one);
-    }
-    Bridge(std::span(all).subspan(first));
-  }
-  return all;
-}
-
-// Between two that are copied to where they were.
-void Backup::Bridge(std::span<Wanted> units) {
-  const auto again = [](const Wanted& one) { return !one.unchanged && one.kept != nullptr && one.kept->stored == one.pages; };
-  std::size_t apart = kBridged + 1;
-  for (std::size_t i = 0; i < units.size(); ++i) {
-    if (units[i].unchanged) {
-      ++apart;
-      continue;
-    }
-    for (std::size_t back = 1; again(units[i]) && apart <= kBridged && back <= apart; ++back) units[i - back].travels = true;
-    apart = again(units[i]) ? 0 : kBridged + 1;
-  }
-}
-
-// New room, that is.
-Bytes Backup::RoomFor(std::span<const Wanted> wanted) {
-  Bytes bytes = 0;
-  for (const Wanted& one : wanted) {
-    const bool fits = one.unchanged || (one.kept != nullptr && SizeOf(one.kept->stored) >= SizeOf(one.pages));
-    bytes += fits ? 0 : SizeOf(one.pages);
-  }
-  return bytes;
 }
 
 Status Backup::LookAndSave(DeviceOrdinal device, std::span<const Item> items, Looking looking) {
@@ -316,7 +206,7 @@ Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items, std:
   BackupStatistics sums;
   std::size_t next = 0;
   for (const Item& item : items) {
-    Saved saved{item.bytes, {}, device, true};
+    SavedItem saved{item.bytes, {}, device, true};
     saved.units.reserve(UnitsOf(item.bytes));
     for (Bytes done = 0; done < item.bytes; done += kUnitBytes, ++next) {
       const Wanted& one = wanted[next];
@@ -329,7 +219,7 @@ Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items, std:
       saved.whole = saved.whole && unit.stored == PagesOf(item.bytes - done);
     }
     sums.bytes_total += item.bytes;
-    Saved& before = saved_[{item.allocation, item.offset}];
+    SavedItem& before = saved_[{item.allocation, item.offset}];
     for (const Unit& unit : before.units) FreeRoom(unit);
     before = std::move(saved);
   }
@@ -369,7 +259,7 @@ Status Backup::MakeRoom(const Wanted& wanted, Unit& unit) {
 
 void Backup::FreeRoom(const Unit& unit) { pinned_.Free(unit.at, SizeOf(unit.stored)); }
 
-Status Backup::EachPiece(const Unit& unit, const auto& one) const {
+Status Backup::EachPiece(const Unit& unit, const std::function<Status(Bytes, const PinnedMemory::Piece&)>& one) const {
   Bytes at = unit.at;
   for (unsigned page = 0; page < kUnitPages;) {
     const std::uint32_t rest = unit.stored >> page;
@@ -433,7 +323,7 @@ Status Backup::RestoreOn(DeviceOrdinal device, std::span<const Item> items) {
   const auto mark = copier_.Mark(device);
   if (!mark.ok()) return mark.status();
   for (const Item& item : items) {
-    Saved& saved = saved_.at({item.allocation, item.offset});
+    SavedItem& saved = saved_.at({item.allocation, item.offset});
     saved.mark = *mark;
     saved.restoring = true;
   }
@@ -448,7 +338,7 @@ Status Backup::RestoreBatch(DeviceOrdinal device, std::span<const Item> items) {
   if (!sparse.empty()) AMEM_TRY(copier_.ClearAll(device, Joined(sparse)));
   Queue queue(copier_, device, false);
   for (const Item& item : items) {
-    const Saved& saved = saved_.at({item.allocation, item.offset});
+    const SavedItem& saved = saved_.at({item.allocation, item.offset});
     Address to = item.address;
     for (const Unit& unit : saved.units) {
       AMEM_TRY(QueueUnit(queue, to, unit, saved.whole && options_.dense <= 1));
@@ -461,7 +351,7 @@ Status Backup::RestoreBatch(DeviceOrdinal device, std::span<const Item> items) {
 Status Backup::AwaitRestored(AllocationId allocation) {
   auto it = saved_.lower_bound({allocation, 0});
   for (; it != saved_.end() && it->first.first == allocation; ++it) {
-    Saved& saved = it->second;
+    SavedItem& saved = it->second;
     if (saved.restoring && queued_.contains(saved.device)) AMEM_TRY(copier_.Await(saved.device, saved.mark, until_));
     saved.restoring = false;
   }
@@ -471,7 +361,8 @@ Status Backup::AwaitRestored(AllocationId allocation) {
 // ---- comparing -------------------------------------------------------------------------------------------------------------
 
 // Calls one(item, unit, its bytes) for all units, through host memory of its own.
-Status Backup::ReadBack(std::span<const Item> items, const auto& one) {
+Status Backup::ReadBack(std::span<const Item> items,
+                        const std::function<Status(const Item&, std::size_t, std::span<const std::byte>)>& one) {
   if (items.empty()) return {};
   const Bytes most = std::min(std::ranges::max(items, {}, &Item::bytes).bytes, kQueueBytes);
   const auto buffer = copier_.AllocatePinned(most);
@@ -553,30 +444,6 @@ Status Backup::Finish() {
   return first;
 }
 
-// Copies of memory that is not there any more, or not saved any more.
-void Backup::FreeKept() {
-  for (const auto& [key, kept] : kept_) {
-    for (const Unit& unit : kept.units) FreeRoom(unit);
-  }
-  kept_.clear();
-}
-
-void Backup::Keep() {
-  if (!queued_.empty()) static_cast<void>(Finish());
-  if (contents_ == Contents::kNone) return;
-  if (contents_ != Contents::kSaved || !queued_.empty()) return ForgetAll();
-  kept_ = std::exchange(saved_, {});
-  for (auto& [key, kept] : kept_) {
-    for (Unit& unit : kept.units) {
-      if (unit.hashed) continue;
-      FreeRoom(unit);
-      unit = {};
-    }
-  }
-  contents_ = Contents::kNone;
-  pinned_.Keep();
-}
-
 void Backup::ForgetAll() {
   if (!queued_.empty()) static_cast<void>(Finish());
   saved_.clear();
@@ -585,14 +452,6 @@ void Backup::ForgetAll() {
   if (!queued_.empty()) return;  // copies that have not ended still use the memory, which must serve nothing else
   contents_ = Contents::kNone;
   pinned_.TakeBack();
-}
-
-void Backup::Abandon() {
-  if (contents_ == Contents::kNone) return;
-  const Bytes pinned = Statistics().pinned_in_save;
-  if (contents_ == Contents::kSaved && pinned == 0) return Keep();
-  ForgetAll();
-  if (contents_ == Contents::kNone) supply_.GiveBack(pinned);
 }
 
 bool Backup::Has(AllocationId allocation) const {

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -93,6 +94,7 @@ class Backup {
   Status AwaitRestored(AllocationId allocation);                  // until all that Restore queued for it is done
   [[nodiscard]] bool Queued() const { return !queued_.empty(); }  // Finish has something to wait for
   [[nodiscard]] bool Saving() const { return contents_ == Contents::kQueued; }
+  [[nodiscard]] bool Saved() const { return contents_ == Contents::kSaved; }  // contents that are not forgotten
   // Forgets what is saved, but keeps a copy for the next Save for as long as nobody else needs the memory.
   void Keep();
   void ForgetAll();  // waits too; the memory stays pinned, for whoever needs it next
@@ -114,7 +116,7 @@ class Backup {
     std::uint32_t stored = 0;  // which pages that is, one behind the other; the others are zero
     bool hashed = false;
   };
-  struct Saved {
+  struct SavedItem {
     Bytes bytes = 0;
     std::vector<Unit> units;
     DeviceOrdinal device;
@@ -150,11 +152,13 @@ class Backup {
   void FreeRoom(const Unit& unit);
   void FreeKept();
   // Calls one(offset in the unit, piece of host memory) for all that is stored.
-  Status EachPiece(const Unit& unit, const auto& one) const;
+  Status EachPiece(const Unit& unit, const std::function<Status(Bytes, const PinnedMemory::Piece&)>& one) const;
   Status QueueUnit(Queue& queue, Address address, const Unit& unit, bool engine);
   Status RestoreOn(DeviceOrdinal device, std::span<const Item> items);
   Status RestoreBatch(DeviceOrdinal device, std::span<const Item> items);
-  Status ReadBack(std::span<const Item> items, const auto& one);
+  // Calls one(item, unit, its bytes) for all units of all items, in their order.
+  Status ReadBack(std::span<const Item> items,
+                  const std::function<Status(const Item&, std::size_t, std::span<const std::byte>)>& one);
   Status CompareKept(std::span<const Item> items, std::span<const Wanted> wanted);
   [[nodiscard]] std::optional<Bytes> FirstDifference(const Unit& unit, std::span<const std::byte> found) const;
 
@@ -165,8 +169,8 @@ class Backup {
   PinnedSupply& supply_;
   PinnedMemory pinned_;
 
-  std::map<Key, Saved> saved_;
-  std::map<Key, Saved> kept_;       // of before; nothing is saved there any more
+  std::map<Key, SavedItem> saved_;
+  std::map<Key, SavedItem> kept_;   // of before; nothing is saved there any more
   std::set<DeviceOrdinal> queued_;  // on which something is
   Contents contents_ = Contents::kNone;
   std::uint64_t began_ns_ = 0;  // the copies that are queued

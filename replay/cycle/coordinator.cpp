@@ -287,7 +287,14 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
   copying_since_ns_ = 0;
   {
     const LedgerLock lock(ledger_);
-    ledger_.Record(CycleDone{.kind = kind, .cycle = report.cycle, .duration_ns = report.total_ns, .pool = pool_});
+    CycleDone done{.kind = kind, .cycle = report.cycle, .duration_ns = report.total_ns, .pool = pool_};
+    if (kind == CycleKind::kPause && backup_.Saved()) {
+      const BackupStatistics contents = backup_.Statistics();
+      done.changed = contents.bytes_saved;
+      done.unchanged = contents.bytes_unchanged;
+      done.zero = contents.bytes_zero;
+    }
+    ledger_.Record(done);
     WantHostMemory();
   }
   if (kind == CycleKind::kResume) backup_.Keep();

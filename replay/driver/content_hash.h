@@ -27,6 +27,7 @@
 // anywhere; contents cannot be chosen by who knows it.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -38,6 +39,12 @@
 namespace amem {
 
 inline constexpr Bytes kUnitBytes = Bytes{kUnitPages} * kPageBytes;
+constexpr std::size_t UnitsOf(Bytes bytes) { return (bytes + kUnitBytes - 1) / kUnitBytes; }
+// All pages of what is left of some memory, as far as they lie in one unit.
+constexpr std::uint32_t PagesOf(Bytes left) {
+  return left >= kUnitBytes ? ~std::uint32_t{0} : (std::uint32_t{1} << (left / kPageBytes)) - 1;
+}
+constexpr Bytes SizeOf(std::uint32_t pages) { return Bytes{kPageBytes} * static_cast<unsigned>(std::popcount(pages)); }
 
 struct ContentHash {
   std::uint64_t first = 0, second = 0;

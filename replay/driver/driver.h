@@ -76,10 +76,6 @@ struct NonZero {
   std::string unscanned;             // not empty: why the contents were not looked at; there are no hashes, and all pages count
 };
 
-// All pages of what is left of an extent, as far as they lie in one unit.
-constexpr std::uint32_t PagesOf(Bytes left) {
-  return left >= kUnitBytes ? ~std::uint32_t{0} : (std::uint32_t{1} << (left / kPageBytes)) - 1;
-}
 NonZero Unscanned(std::span<const Extent> extents, std::string why);
 
 // CUmulticastObjectProp.

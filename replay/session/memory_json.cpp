@@ -36,25 +36,34 @@ Bytes SumOfKept(const std::map<KeepReason, Bytes>& kept) {
   return sum;
 }
 
+// Of the last pause, and what is pinned now.
+json OfContents(const BackupStatistics& s) {
+  return {{"pinned_bytes", s.held_bytes},
+          {"pinned_kept_bytes", s.kept_bytes},
+          {"saved_bytes", s.bytes_saved},
+          {"unchanged_bytes", s.bytes_unchanged},
+          {"zero_bytes", s.bytes_zero}};
+}
+
 json OfPool(const Pools::Standing& pool, const PoolHoldings& held) {
-  return {{"tag", pool.tag},
-          {"policy", ToText(pool.policy)},
-          {"state", pool.state},
-          {"bytes", held.own},
-          {"resident_bytes", held.own_resident},
-          {"kept_bytes", SumOfKept(held.kept)},
-          {"kept", KeptOf(held.kept)},
-          {"part_bytes", held.parts},
-          {"parts", held.part_count},
-          {"chunks", held.chunk_count},
-          {"devices", DevicesOf(held.devices)},
-          {"pinned_bytes", pool.contents.held_bytes},
-          {"saved_bytes", pool.contents.bytes_saved},
-          {"pinned_in_pause_bytes", pool.contents.pinned_in_save},
-          {"not_prepared_because", pool.contents.not_prepared},
-          {"last_pause_ms", InMs(pool.pause_ns)},
-          {"last_resume_ms", InMs(pool.resume_ns)},
-          {"failure", pool.failure}};
+  json row{{"tag", pool.tag},
+           {"policy", ToText(pool.policy)},
+           {"state", pool.state},
+           {"bytes", held.own},
+           {"resident_bytes", held.own_resident},
+           {"kept_bytes", SumOfKept(held.kept)},
+           {"kept", KeptOf(held.kept)},
+           {"part_bytes", held.parts},
+           {"parts", held.part_count},
+           {"chunks", held.chunk_count},
+           {"devices", DevicesOf(held.devices)},
+           {"pinned_in_pause_bytes", pool.contents.pinned_in_save},
+           {"not_prepared_because", pool.contents.not_prepared},
+           {"last_pause_ms", InMs(pool.pause_ns)},
+           {"last_resume_ms", InMs(pool.resume_ns)},
+           {"failure", pool.failure}};
+  row.update(OfContents(pool.contents));
+  return row;
 }
 
 // NCCL's own memory, or what the program got from ncclMemAlloc.
@@ -90,21 +99,22 @@ Look LookAt(const State& state) {
   return look;
 }
 
-json OfSessionMemory(const char* tag, const char* policy, const Look& look, const OfSession& sum, Bytes pinned,
-                     const CycleReport& pause, const CycleReport& resume) {
-  return {{"tag", tag},
-          {"policy", policy},
-          {"state", StateOf(look.lifecycle)},
-          {"bytes", sum.bytes},
-          {"resident_bytes", sum.resident},
-          {"kept_bytes", SumOfKept(sum.kept)},
-          {"kept", KeptOf(sum.kept)},
-          {"parts", sum.parts},
-          {"devices", DevicesOf({sum.devices.begin(), sum.devices.end()})},
-          {"pinned_bytes", pinned},
-          {"last_pause_ms", InMs(pause.total_ns)},
-          {"last_resume_ms", InMs(resume.total_ns)},
-          {"failure", look.failure}};
+json OfSessionMemory(const char* tag, const char* policy, const Look& look, const OfSession& sum,
+                     const BackupStatistics& contents, const CycleReport& pause, const CycleReport& resume) {
+  json row{{"tag", tag},
+           {"policy", policy},
+           {"state", StateOf(look.lifecycle)},
+           {"bytes", sum.bytes},
+           {"resident_bytes", sum.resident},
+           {"kept_bytes", SumOfKept(sum.kept)},
+           {"kept", KeptOf(sum.kept)},
+           {"parts", sum.parts},
+           {"devices", DevicesOf({sum.devices.begin(), sum.devices.end()})},
+           {"last_pause_ms", InMs(pause.total_ns)},
+           {"last_resume_ms", InMs(resume.total_ns)},
+           {"failure", look.failure}};
+  row.update(OfContents(contents));
+  return row;
 }
 
 }  // namespace
@@ -115,9 +125,9 @@ std::string Session::MemoryJson() {
   json tags = json::array();
   for (const Pools::Standing& pool : standing) tags.push_back(OfPool(pool, look.pools[pool.id]));
   const CycleReport pause = coordinator_->Last(CycleKind::kPause), resume = coordinator_->Last(CycleKind::kResume);
-  tags.push_back(OfSessionMemory("nccl", "preserve", look, look.nccl, coordinator_->Contents().held_bytes, pause, resume));
+  tags.push_back(OfSessionMemory("nccl", "preserve", look, look.nccl, coordinator_->Contents(), pause, resume));
   const bool released = options_.user_memory == UserMemory::kRelease;
-  tags.push_back(OfSessionMemory("user", released ? "preserve" : "keep", look, look.user, 0, released ? pause : CycleReport{},
+  tags.push_back(OfSessionMemory("user", released ? "preserve" : "keep", look, look.user, {}, released ? pause : CycleReport{},
                                  released ? resume : CycleReport{}));
   return json{{"schema", 1}, {"tags", tags}}.dump(-1, ' ', false, json::error_handler_t::replace);
 }

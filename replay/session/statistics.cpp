@@ -45,8 +45,10 @@ json Resumes(CycleTotals totals) { return Sums(std::move(totals), PhaseKind::kRe
 json Contents(const BackupStatistics& s) {
   return {{"bytes", s.bytes_total},
           {"saved_bytes", s.bytes_saved},
+          {"unchanged_bytes", s.bytes_unchanged},
           {"zero_bytes", s.bytes_zero},
           {"pinned_bytes", s.pinned_bytes},
+          {"pinned_kept_bytes", s.kept_bytes},
           {"pinned_in_pause_bytes", s.pinned_in_save},
           {"scan_ms", Ms(s.scan_ns)},
           {"pin_ms", Ms(s.pin_ns)},
@@ -194,8 +196,9 @@ std::string Session::StatisticsText() {
   if (held.legacy_kept != 0) text += fmt::format("  kept by a pause      {} (cuMemAlloc)\n", Mebibytes(held.legacy_kept));
   if (held.async != 0) text += fmt::format("  kept by a pause      {} (asynchronous pools)\n", Mebibytes(held.async));
   const BackupStatistics contents = coordinator_->Contents();
-  text += fmt::format("  contents             {} saved, {} zero, {} of host memory pinned\n", Mebibytes(contents.bytes_saved),
-                      Mebibytes(contents.bytes_zero), Mebibytes(contents.pinned_bytes));
+  text += fmt::format("  contents             {} saved, {} unchanged, {} zero, {} of host memory pinned\n",
+                      Mebibytes(contents.bytes_saved), Mebibytes(contents.bytes_unchanged), Mebibytes(contents.bytes_zero),
+                      Mebibytes(contents.pinned_bytes));
   for (const CycleKind kind : {CycleKind::kPause, CycleKind::kResume}) text += ForPeople(kind, coordinator_->Last(kind));
   if (!state.broken.empty()) text += fmt::format("  broken: {}\n", state.broken);
   return text;

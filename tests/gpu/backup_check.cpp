@@ -243,7 +243,6 @@ void Poison(CudaDriver& driver, const Memory& memory, PinnedBuffer& pattern) {
 struct Variant {
   const char* name;
   CudaDriver::Parts parts;
-  Bytes block = 4096;
   Bytes batch = kGiB;
 };
 
@@ -252,7 +251,7 @@ enum class Between { kNothing, kPoison, kAnew, kAnewAndPoison };  // of saving a
 void Cycles(CudaDriver& driver, Memory& memory, Mover& mover, PinnedBuffer& pattern, const Variant& variant, int cycles,
             Between between = Between::kAnewAndPoison) {
   driver.SetParts(variant.parts);
-  test::LoneBackup backup(driver, {.block = variant.block, .batch = variant.batch});
+  test::LoneBackup backup(driver, {.batch = variant.batch});
   const auto items = memory.Items();
   double first = 0;
   std::vector<double> scan, queue, save, restore_queue, restore;
@@ -288,10 +287,9 @@ void Cycles(CudaDriver& driver, Memory& memory, Mover& mover, PinnedBuffer& patt
   }
   const double gb = static_cast<double>(statistics.bytes_saved) / 1e6;  // per ms: GB/s
   std::printf(
-      "%-34s block %3llu KiB  saved %5.0f MiB  first %6.1f | scan %5.2f queued %5.2f save %6.2f (%4.1f GB/s) | "
+      "%-34s saved %5.0f MiB  first %6.1f | scan %5.2f queued %5.2f save %6.2f (%4.1f GB/s) | "
       "queued %5.2f restore %6.2f (%4.1f GB/s)%s\n",
-      variant.name, static_cast<unsigned long long>(variant.block / kKiB),
-      static_cast<double>(statistics.bytes_saved) / static_cast<double>(kMiB), first, Median(scan), Median(queue), Median(save),
+      variant.name, static_cast<double>(statistics.bytes_saved) / static_cast<double>(kMiB), first, Median(scan), Median(queue), Median(save),
       gb / Median(save), Median(restore_queue), Median(restore), gb / Median(restore),
       statistics.unscanned.empty() ? "" : (" UNSCANNED: " + statistics.unscanned).c_str());
   std::fflush(stdout);
@@ -301,10 +299,11 @@ void Cycles(CudaDriver& driver, Memory& memory, Mover& mover, PinnedBuffer& patt
 void Stages(CudaDriver& driver, const Memory& memory, const char* layout) {
   driver.SetParts({});
   const auto extents = memory.Extents();
+  const auto key = Get(RandomContentKey(), "key");
   std::vector<double> find, nothing;
   for (int i = 0; i < 6; ++i) {
     auto began = Clock::now();
-    static_cast<void>(Get(driver.FindNonZero(kGpu, extents, 4096, In(std::chrono::minutes(1))), "find"));
+    static_cast<void>(Get(driver.FindNonZero(kGpu, extents, *key, In(std::chrono::minutes(1))), "find"));
     find.push_back(MsSince(began));
     began = Clock::now();
     Ok(driver.FinishCopies(kGpu, In(std::chrono::minutes(1))), "finish");
@@ -357,7 +356,7 @@ void Drop(CudaDriver& driver, const Imports& imports, Bytes bytes, std::vector<D
 
 void Beside(CudaDriver& driver, const Memory& memory, const Variant& variant) {
   driver.SetParts(variant.parts);
-  test::LoneBackup backup(driver, {.block = variant.block});
+  test::LoneBackup backup(driver);
   const auto items = memory.Items();
   if (!Ok(backup.Save(items), "save") || !Ok(backup.Finish(), "finish")) return;
   constexpr Bytes kSlab = 256 * kMiB;
@@ -495,7 +494,7 @@ void Hazards(Raw& raw) {
       {"cuMemHostRegister 64 MiB", [&] { return raw.host_register(mapped, 64 * kMiB, CU_MEMHOSTREGISTER_PORTABLE); }},
       {"cuMemHostUnregister 64 MiB", [&] { return raw.host_unregister(mapped); }},
       {"cuModuleLoadData fatbin", [&] { return raw.load(&loaded, amem_nonzero_fatbin); }},
-      {"cuModuleGetFunction", [&] { return raw.function(&found, loaded, "amem_sparse_find"); }},
+      {"cuModuleGetFunction", [&] { return raw.function(&found, loaded, "amem_sparse_look"); }},
       {"cuModuleUnload", [&] { return raw.unload(loaded); }},
       {"cuModuleLoadData PTX", [&] { return raw.load(&loaded, amem_nonzero_ptx); }},
       {"cuModuleGetFunction", [&] { return raw.function(&found, loaded, "amem_sparse_copy"); }},
@@ -586,17 +585,15 @@ int Main(int argc, char** argv) {
   Stages(driver, memory, "slabs");
   const Variant variants[] = {
       {"as it is used", {}},
-      {"as it is used", {}, 16384},
-      {"as it is used", {}, 65536},
-      {"as it is used, batch 256 MiB", {}, 4096, 256 * kMiB},
-      {"as it is used, one batch", {}, 4096, 1024 * kGiB},
+      {"as it is used, batch 256 MiB", {}, 256 * kMiB},
+      {"as it is used, one batch", {}, 1024 * kGiB},
       {"staged both ways", staged_both},
       {"staged to the host 3 x 16 MiB", {.slot = 16 * kMiB, .lanes = 3}},
       {"staged to the host 2 x 32 MiB", {.slot = 32 * kMiB, .lanes = 2}},
       {"staged to the host 4 x 8 MiB", {.slot = 8 * kMiB, .lanes = 4}},
       {"direct both ways", direct_both},
-      {"direct both ways, one batch", direct_both, 4096, 1024 * kGiB},
-      {"copy per run, 4 streams", {.to_host = Way::kRuns, .to_device = Way::kRuns, .lanes = 4}, 65536},
+      {"direct both ways, one batch", direct_both, 1024 * kGiB},
+      {"copy per run, 4 streams", {.to_host = Way::kRuns, .to_device = Way::kRuns, .lanes = 4}},
   };
   for (const Variant& variant : variants) {
     Cycles(driver, memory, mover, *pattern, variant, cycles);
@@ -605,7 +602,7 @@ int Main(int argc, char** argv) {
   std::printf("restored at once when the memory is made anew:\n");
   for (const Variant& variant :
        {Variant{"as it is used, anew", {}}, Variant{"staged both ways, anew", staged_both},
-        Variant{"direct both ways, anew", direct_both}, Variant{"as it is used, anew, one batch", {}, 4096, 1024 * kGiB}}) {
+        Variant{"direct both ways, anew", direct_both}, Variant{"as it is used, anew, one batch", {}, 1024 * kGiB}}) {
     Cycles(driver, memory, mover, *pattern, variant, cycles, Between::kAnew);
   }
   Beside(driver, memory, {"staged both ways", staged_both});

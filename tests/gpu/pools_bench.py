@@ -4,8 +4,8 @@
     python3 pools_bench.py --library build/lib/libamem_nccl.so [--parts preserve,discard,...] [--out FILE]
 
 Each part is a process of its own and prints one JSON line, with "ok" where a bar is set:
-  preserve   --gib of tensors that are not zero: pause and resume, medians of --cycles after the first, each at most --preserve-ms;
-             the first pause, after --life seconds of life, at most 1.2 times a later one; every byte is compared
+  preserve   --gib of tensors that are not zero and all change before each pause: pause and resume, medians of --cycles after the first,
+             each at most --preserve-ms; the first pause, after --life seconds of life, at most 1.2 times a later one; every byte is compared
   discard    --discard-gib in tensors of 20 MiB, which are segments of PyTorch's: at most --discard-pause-ms and
              --discard-resume-ms
   floor      the driver's calls alone for part discard, in handles of 1 GiB: what no library that gives the memory back can be below
@@ -13,6 +13,8 @@ Each part is a process of its own and prints one JSON line, with "ok" where a ba
   speeds     only if asked for: where the time of part discard goes, step by step, beside the driver's calls in several forms, on a
              CPU of each NUMA node; needs amem-replay in ../bin of the library's directory, or AMEM_REPLAY
   sparse     --gib of which one byte in a mebibyte is not zero
+  unchanged  --gib of tensors that are not zero: pauses before which nothing has changed, one piece of 128 KiB in a hundred, and all;
+             medians of seven each, at most --unchanged-ms, --hundredth-ms and --changed-ratio times the first pause; every byte is compared
   prefetch   resume without waiting of --prefetch-gib beside a matrix product: the product slows by at most 10 %, the copy is
              hidden to at least 90 %; a stream that waits sees every byte
   behind     pause without waiting behind a stream, beside a matrix product of another stream
@@ -35,8 +37,9 @@ import pools_speeds
 
 BEGAN = time.monotonic()
 MIB, GIB = 1 << 20, 1 << 30
+PIECE = 128 << 10  # what AMem hashes at once
 NO_WAIT, ON_STREAM = 1, 2
-PARTS = ("preserve", "discard", "floor", "sparse", "prefetch", "behind", "rival")  # without being asked for
+PARTS = ("preserve", "discard", "floor", "sparse", "unchanged", "prefetch", "behind", "rival")  # without being asked for
 ON_REQUEST = ("speeds",)
 
 
@@ -54,6 +57,9 @@ def arguments():
     parser.add_argument("--tensor-mib", type=int, default=64, help="size of a tensor in parts that preserve")
     parser.add_argument("--life", type=float, default=10, help="seconds before the first pause of part preserve")
     parser.add_argument("--preserve-ms", type=float, default=360)
+    parser.add_argument("--unchanged-ms", type=float, default=30)
+    parser.add_argument("--hundredth-ms", type=float, default=35)
+    parser.add_argument("--changed-ratio", type=float, default=1.04)
     parser.add_argument("--discard-pause-ms", type=float, default=10)
     parser.add_argument("--discard-resume-ms", type=float, default=6)
     parser.add_argument("--limit", type=int, default=150, help="seconds for each part")
@@ -124,13 +130,14 @@ class Tensors:
         torch = self.torch
         return torch.arange(1, like.numel() + 1, dtype=torch.int64, device=like.device).mul_(2654435761 + 2 * number).bitwise_xor_(number)
 
-    def fill(self):
+    def fill(self, seed=0):
+        self.seed = seed
         for number, tensor in enumerate(self.all):
-            tensor.copy_(self.values(number, tensor))
+            tensor.copy_(self.values(number + seed, tensor))
         self.torch.cuda.synchronize()
 
     def identical(self):
-        return all(bool(self.torch.equal(self.values(number, tensor), tensor)) for number, tensor in enumerate(self.all))
+        return all(bool(self.torch.equal(self.values(number + self.seed, tensor), tensor)) for number, tensor in enumerate(self.all))
 
     def usable(self):
         for tensor in self.all:
@@ -150,10 +157,12 @@ def free_mib(torch):
     return torch.cuda.mem_get_info()[0] >> 20
 
 
-def cycles(torch, options, pause, resume, check):
+def cycles(torch, options, pause, resume, check, change=None):
     pauses, resumes, identical = [], [], True
     freed = 0
-    for _ in range(options.cycles):
+    for number in range(options.cycles):
+        if change is not None:
+            change(number)
         before = free_mib(torch)
         pauses.append(timed(torch, pause))
         freed = free_mib(torch) - before
@@ -173,19 +182,62 @@ def preserve(torch, options, sparse=False):
             tensor.view(torch.int8)[number % 4096::MIB] = number % 100 + 1
         sums = [int(tensor.sum()) for tensor in tensors.all]
         check = lambda: [int(tensor.sum()) for tensor in tensors.all] == sums  # noqa: E731
+        change = None
     else:
         tensors.fill()
         check = tensors.identical
+        change = lambda number: tensors.fill(1000 * number)  # noqa: E731
     while not sparse and time.monotonic() - BEGAN < options.life:
         time.sleep(0.05)
     pinned = library.stats()["contents"]["pinned_bytes"] >> 20
-    told = cycles(torch, options, lambda: library.pause("weights"), lambda: library.resume("weights"), check)
+    told = cycles(torch, options, lambda: library.pause("weights"), lambda: library.resume("weights"), check, change)
     told.update(gib=options.gib, pinned_before_mib=pinned, memory=library.memory("weights"), age_s=round(time.monotonic() - BEGAN, 1))
     if not sparse:
         told["ok"] = (told["identical"] and told["pause_ms"] <= options.preserve_ms and told["resume_ms"] <= options.preserve_ms
                       and told["first_pause_ms"] <= 1.2 * told["pause_ms"])
     else:
         told["ok"] = told["identical"]
+    return told
+
+
+def unchanged(torch, options):
+    library = Library(options.library)
+    tensors = Tensors(torch, library, "weights", options.gib, options.tensor_mib)
+    saved = [torch.empty_like(tensor) for tensor in tensors.all]  # what must be back
+    pieces = options.tensor_mib * MIB // PIECE
+    rounds = 0
+
+    def a_hundredth():
+        for number, tensor in enumerate(tensors.all):
+            tensor.view(pieces, -1)[(number + rounds) % 100::100, rounds] += 1
+
+    def measured(change):
+        nonlocal rounds
+        rounds += 1
+        change()
+        for tensor, copy in zip(tensors.all, saved):
+            copy.copy_(tensor)
+        pause = timed(torch, lambda: library.pause("weights"))
+        memory = library.memory("weights")
+        resume = timed(torch, lambda: library.resume("weights"))
+        identical = all(bool(torch.equal(tensor, copy)) for tensor, copy in zip(tensors.all, saved))
+        return {"pause_ms": pause, "resume_ms": resume, "identical": identical, "saved_mib": memory["saved_bytes"] / MIB,
+                "unchanged_mib": memory["unchanged_bytes"] / MIB}
+
+    tensors.fill()
+    while time.monotonic() - BEGAN < options.life:
+        time.sleep(0.05)
+    first = measured(lambda: None)
+    told = {"gib": options.gib, "first_pause_ms": first["pause_ms"], "identical": first["identical"]}
+    for name, change in (("unchanged", lambda: None), ("hundredth", a_hundredth), ("changed", lambda: tensors.fill(1000 * (rounds + 1)))):
+        each = [measured(change) for _ in range(7)]
+        told["identical"] = told["identical"] and all(one["identical"] for one in each)
+        told[name] = {key: round(statistics.median(one[key] for one in each), 3) for key in ("pause_ms", "resume_ms", "saved_mib", "unchanged_mib")}
+        told[name]["pauses_ms"] = [round(one["pause_ms"], 2) for one in each]
+    told["pinned_mib"] = library.stats()["contents"]["pinned_bytes"] >> 20
+    told["ok"] = (told["identical"] and told["unchanged"]["pause_ms"] <= options.unchanged_ms
+                  and told["hundredth"]["pause_ms"] <= options.hundredth_ms
+                  and told["changed"]["pause_ms"] <= options.changed_ratio * told["first_pause_ms"])
     return told
 
 
@@ -344,7 +396,7 @@ def child(options):
     if not torch.cuda.is_available():
         return {"skipped": "PyTorch sees no GPU"}
     torch.cuda.init()
-    call = {"preserve": preserve, "discard": discard, "sparse": lambda t, o: preserve(t, o, True), "prefetch": prefetch, "behind": behind,
+    call = {"preserve": preserve, "discard": discard, "sparse": lambda t, o: preserve(t, o, True), "unchanged": unchanged, "prefetch": prefetch, "behind": behind,
             "floor": floor, "speeds": speeds, "rival": rival}[options.part]
     told = call(torch, options)
     return {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, **told}

@@ -39,6 +39,7 @@ FAMILIES = {
     "amem_last_phase_seconds": ("gauge", "seconds", "The same of the last pause and the last resume."),
     "amem_last_pause_seconds": ("gauge", "seconds", "How long the last pause of a tag took."),
     "amem_last_resume_seconds": ("gauge", "seconds", "How long the last resume of a tag took."),
+    "amem_last_pause_bytes": ("gauge", "bytes", "Contents in the last pause of a tag: changed and thus copied, unchanged, zero."),
     "amem_dropped_events": ("counter", "", "Events that the journal does not have."),
 }
 CLASSES = {"own_device": "own_device_bytes", "imported": "imported_bytes", "host": "host_bytes", "asynchronous_pools": "pool_bytes",
@@ -63,6 +64,8 @@ def _of_tags(out: _Collected, memory: Dict[str, Any]) -> None:
         out.add("amem_tag_resident_bytes", row["resident_bytes"], tag=tag)
         for reason, count in row["kept"].items():
             out.add("amem_tag_kept_bytes", count, tag=tag, reason=reason)
+        for contents, key in (("changed", "saved_bytes"), ("unchanged", "unchanged_bytes"), ("zero", "zero_bytes")):
+            out.add("amem_last_pause_bytes", row[key], tag=tag, contents=contents)
         for name in ("pause", "resume"):
             last = row["last_%s_ms" % name]
             out.add("amem_last_%s_seconds" % name, None if last is None else last / 1e3, tag=tag)

@@ -56,7 +56,7 @@ Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span
     const char* why = "";
     const auto pieces = Resolve(device, {CopyKind::kLook, extent.address, nullptr, extent.bytes}, why);
     if (!pieces.ok()) return fail(cuda::kInvalidValue, why + where);
-    std::vector<UnitHasher> units((extent.bytes + kUnitBytes - 1) / kUnitBytes, UnitHasher(key));
+    std::vector<UnitHasher> units(UnitsOf(extent.bytes), UnitHasher(key));
     Bytes passed = 0;
     for (const Piece& piece : *pieces) {
       if (!options_.physical) break;  // all is zero

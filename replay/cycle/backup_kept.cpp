@@ -1,0 +1,151 @@
+// What a backup keeps from one cycle to the next, and what of it is of use for the next save.
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "replay/cycle/backup.h"
+
+namespace amem {
+namespace {
+
+// So many unchanged units between two that changed travel with them: that takes less time than another copy does to begin.
+constexpr std::size_t kBridged = 2;
+
+}  // namespace
+
+// Asked for the units of an item in their order, which may have been parts of other items when they were kept.
+class Backup::KeptOnes {
+ public:
+  KeptOnes(std::map<Key, SavedItem>& kept, const Item& item)
+      : kept_(kept), item_(item), at_(kept.upper_bound({item.allocation, item.offset})) {
+    if (at_ != kept.begin() && std::prev(at_)->first.first == item.allocation) --at_;
+  }
+  Unit* At(Bytes offset, Bytes bytes) {  // in the allocation; null: none
+    while (Own() && at_->first.second + at_->second.bytes <= offset) ++at_;
+    if (!Own() || at_->first.second > offset || at_->second.device != item_.device) return nullptr;
+    const Bytes past = offset - at_->first.second;
+    const bool same = past % kUnitBytes == 0 && std::min(at_->second.bytes - past, kUnitBytes) == bytes;
+    return same ? &at_->second.units[past / kUnitBytes] : nullptr;
+  }
+
+ private:
+  [[nodiscard]] bool Own() const { return at_ != kept_.end() && at_->first.first == item_.allocation; }
+
+  std::map<Key, SavedItem>& kept_;
+  const Item& item_;
+  std::map<Key, SavedItem>::iterator at_;
+};
+
+// What others needed of the kept copy is not there any more. Where a lot of the memory lies idle between what is left, because
+// rooms have become too small, all is saved anew.
+void Backup::BeginSave() {
+  {
+    const std::lock_guard lock(mutex_);
+    statistics_ = {};
+  }
+  pinned_.Reclaim();
+  for (auto& [key, kept] : kept_) {
+    for (Unit& unit : kept.units) {
+      if (pinned_.Has(unit.at, SizeOf(unit.stored))) continue;
+      FreeRoom(unit);
+      unit = {};
+    }
+  }
+  const Bytes used = pinned_.used_bytes();
+  if (used > 0 && pinned_.held_bytes() <= used + used / 8 + supply_.chunk()) return;
+  kept_.clear();
+  pinned_.TakeBack();
+}
+
+Bytes Backup::KeptFor(std::span<const Item> items) {
+  Bytes bytes = 0;
+  for (const Item& item : items) {
+    KeptOnes kept(kept_, item);
+    for (Bytes done = 0; done < item.bytes; done += kUnitBytes) {
+      const Unit* const unit = kept.At(item.offset + done, std::min(item.bytes - done, kUnitBytes));
+      if (unit != nullptr) bytes += SizeOf(unit->stored);
+    }
+  }
+  return bytes;
+}
+
+// Where an item is dense, all its pages are wanted.
+std::vector<Backup::Wanted> Backup::WhatToSave(std::span<const Item> items, const NonZero& found, Looking looking) {
+  std::vector<Wanted> all;
+  all.reserve(found.pages.size());
+  for (const Item& item : items) {
+    const std::size_t first = all.size(), count = UnitsOf(item.bytes);
+    Bytes nonzero = 0;
+    for (const std::uint32_t pages : std::span(found.pages).subspan(first, count)) nonzero += SizeOf(pages);
+    const bool dense = nonzero > 0 && static_cast<double>(nonzero) >= options_.dense * static_cast<double>(item.bytes);
+    const bool engine = dense || looking == Looking::kBeside;
+    KeptOnes kept(kept_, item);
+    for (Bytes done = 0; done < item.bytes; done += kUnitBytes) {
+      Wanted one{found.pages[all.size()], kept.At(item.offset + done, std::min(item.bytes - done, kUnitBytes)), false, engine};
+      one.unchanged =
+          one.kept != nullptr && one.kept->hashed && !found.hashes.empty() && one.kept->hash == found.hashes[all.size()];
+      if (engine) one.pages = PagesOf(item.bytes - done);
+      all.push_back(one);
+    }
+    Bridge(std::span(all).subspan(first));
+  }
+  return all;
+}
+
+// Between two that are copied to where they were.
+void Backup::Bridge(std::span<Wanted> units) {
+  const auto again = [](const Wanted& one) { return !one.unchanged && one.kept != nullptr && one.kept->stored == one.pages; };
+  std::size_t apart = kBridged + 1;
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    if (units[i].unchanged) {
+      ++apart;
+      continue;
+    }
+    for (std::size_t back = 1; again(units[i]) && apart <= kBridged && back <= apart; ++back) units[i - back].travels = true;
+    apart = again(units[i]) ? 0 : kBridged + 1;
+  }
+}
+
+// New room, that is.
+Bytes Backup::RoomFor(std::span<const Wanted> wanted) {
+  Bytes bytes = 0;
+  for (const Wanted& one : wanted) {
+    const bool fits = one.unchanged || (one.kept != nullptr && SizeOf(one.kept->stored) >= SizeOf(one.pages));
+    bytes += fits ? 0 : SizeOf(one.pages);
+  }
+  return bytes;
+}
+
+// Copies of memory that is not there any more, or not saved any more.
+void Backup::FreeKept() {
+  for (const auto& [key, kept] : kept_) {
+    for (const Unit& unit : kept.units) FreeRoom(unit);
+  }
+  kept_.clear();
+}
+
+void Backup::Keep() {
+  if (!queued_.empty()) static_cast<void>(Finish());
+  if (contents_ == Contents::kNone) return;
+  if (contents_ != Contents::kSaved || !queued_.empty()) return ForgetAll();
+  kept_ = std::exchange(saved_, {});
+  for (auto& [key, kept] : kept_) {
+    for (Unit& unit : kept.units) {
+      if (unit.hashed) continue;
+      FreeRoom(unit);
+      unit = {};
+    }
+  }
+  contents_ = Contents::kNone;
+  pinned_.Keep();
+}
+
+void Backup::Abandon() {
+  if (contents_ == Contents::kNone) return;
+  const Bytes pinned = Statistics().pinned_in_save;
+  if (contents_ == Contents::kSaved && pinned == 0) return Keep();
+  ForgetAll();
+  if (contents_ == Contents::kNone) supply_.GiveBack(pinned);
+}
+
+}  // namespace amem

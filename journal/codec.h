@@ -1,4 +1,5 @@
-// Events as Cap'n Proto messages (journal.capnp): one segment, unpacked, without a segment table.
+// Events as Cap'n Proto messages: one segment, unpacked, without a segment table. What is where follows from the structs of
+// event.h (layout.h).
 #pragma once
 
 #include <cstddef>
@@ -18,7 +19,7 @@ struct FileMeta {
   SessionId session;
   std::int32_t pid = 0;
   std::uint64_t realtime_ns = 0;  // wall clock when it was opened
-  friend bool operator==(const FileMeta&, const FileMeta&) = default;
+  AMEM_STRUCT(FileMeta, format, least_reader, session, pid, realtime_ns);
 };
 
 // Encodes one event after the other into memory of its own, which grows with the largest. For one thread at a time.
@@ -31,7 +32,7 @@ class Encoder {
   std::span<const std::byte> Encode(const FileMeta& meta);
 
  private:
-  template <class Root, class Fill>
+  template <class Fill>
   std::span<const std::byte> Build(const Fill& fill);
 
   std::vector<std::uint64_t> scratch_;  // zero between calls: what Cap'n Proto asks of a first segment

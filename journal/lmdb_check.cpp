@@ -126,7 +126,7 @@ Status Checker::Load(std::uint64_t number, Page& page) const {
 Status Checker::Walk(std::uint64_t number, unsigned depth, const Tree& tree, bool main) {
   if (budget_-- == 0) return Bad(number, "is reached twice");
   if (depth > kDeepest) return Bad(number, "is at the wrong depth");
-  Page& page = (main ? main_pages_ : pages_).at(depth);
+  Page& page = (main ? main_pages_ : pages_)[depth];  // kDeepest and one more
   AMEM_TRY(Load(number, page));
   const bool leaf = At<std::uint16_t>(page, 10) == kLeaf;
   if (!leaf && At<std::uint16_t>(page, 10) != kBranch) return Bad(number, "is of an unknown kind");

@@ -128,7 +128,9 @@ Status Fold::operator()(const PoolAllocated& e) {
   if (mapping == s_.mappings.end() || mapping->second.allocation != e.backing || mapping->second.offset != 0 ||
       mapping->first + e.offset != e.address || e.bytes > mapping->second.bytes - e.offset)
     return Bad(doing + ": that is no part of " + ToText(e.backing) + " from offset " + FormatBytes(e.offset));
-  auto& parts = s_.pools.at(chunk->pool).parts;
+  const auto pool = s_.pools.find(chunk->pool);
+  AMEM_CHECK(pool != s_.pools.end(), chunk->pool);
+  auto& parts = pool->second.parts;
   if (Address where; Overlaps(parts, e.address, e.bytes, &where))
     return Bad(doing + ": it overlaps the part at " + Hex(where.value));
   parts.emplace(e.address, PoolPart{e.bytes, e.device, e.backing, e.offset});

@@ -1,7 +1,8 @@
 // Events: what happened, in the field's words. A journal is a sequence of these; state is their fold (apply.h).
 //
-// Rules: an event is a fact about the past and is never edited; a new field's default means the old behaviour; a new kind goes
-// to the end of EventBody, because the index of the variant is the kind's number in journals (journal/journal.capnp).
+// Rules: an event is a fact about the past and is never edited. What is in a journal follows from what is declared here
+// (journal/layout.h), so members and kinds are only added: a member at the end of its struct, with a default that means the old
+// behaviour, and a kind at the end of EventBody, where its index is its number. The order within AMEM_EVENT is what people see.
 #pragma once
 
 #include <cstdint>

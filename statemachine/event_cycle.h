@@ -15,6 +15,7 @@ namespace amem {
 // before there were pools. Several may be under way at once, and then their events interleave.
 
 enum class CycleKind : std::uint8_t { kPause = 0, kResume = 1 };
+constexpr Enumerators<CycleKind> EnumeratorsOf(CycleKind) { return {CycleKind::kResume, "cycle kind"}; }
 enum class PhaseKind : std::uint8_t {
   kPauseArrive = 0,
   kPauseSave,
@@ -27,6 +28,7 @@ enum class PhaseKind : std::uint8_t {
   kResumeVerify,
   kResumeOpen,
 };
+constexpr Enumerators<PhaseKind> EnumeratorsOf(PhaseKind) { return {PhaseKind::kResumeOpen, "phase kind"}; }
 enum class StepKind : std::uint8_t {
   kQuiesce = 0,    // wait until the devices are idle                 device
   kSave,           // wait until the contents are in the backup       allocation
@@ -46,6 +48,7 @@ enum class StepKind : std::uint8_t {
   kBind,           // memory to a multicast object again              allocation (the object's), device, offset, bytes
   kUnbind,         // memory from a multicast object                  likewise
 };
+constexpr Enumerators<StepKind> EnumeratorsOf(StepKind) { return {StepKind::kUnbind, "step kind"}; }
 struct Step {
   StepKind kind{};
   AllocationId allocation;

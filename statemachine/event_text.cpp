@@ -16,9 +16,10 @@ constexpr std::array<std::string_view, kEventKinds> NamesOf(const std::variant<K
 }
 constexpr auto kKindNames = NamesOf(static_cast<const EventVariant*>(nullptr));
 
-// The name of an enumerator, of one for each up to the last.
-template <auto last, class... Names>
-std::string_view NameIn(decltype(last) value, Names... names) {
+// The name of an enumerator, of one for each.
+template <class Enum, class... Names>
+std::string_view NameIn(Enum value, Names... names) {
+  constexpr Enum last = EnumeratorsOf(Enum{}).last;
   static_assert(sizeof...(Names) == static_cast<std::size_t>(last) + 1, "an enumerator has no name");
   const std::string_view all[] = {names...};
   return value <= last ? all[static_cast<std::size_t>(value)] : "unknown";
@@ -231,9 +232,8 @@ std::string RoundedUpBytes(Bytes bytes) {
 }
 
 std::string_view ToText(Code code) {
-  return NameIn<Code::kNoDescriptors>(code, "ok", "invalid", "not found", "out of memory", "driver error", "I/O error",
-                                      "corrupt", "timed out", "peer lost", "refused", "not supported", "broken",
-                                      "no descriptors left");
+  return NameIn(code, "ok", "invalid", "not found", "out of memory", "driver error", "I/O error", "corrupt", "timed out",
+                "peer lost", "refused", "not supported", "broken", "no descriptors left");
 }
 
 std::string_view KindName(std::size_t kind) { return kind < kEventKinds ? kKindNames[kind] : "unknown"; }
@@ -243,18 +243,16 @@ std::optional<std::size_t> KindOf(std::string_view name) {
   return at < kEventKinds ? std::optional(at) : std::nullopt;
 }
 
-std::string_view ToText(CycleKind kind) { return kind == CycleKind::kPause ? "pause" : "resume"; }
+std::string_view ToText(CycleKind kind) { return NameIn(kind, "pause", "resume"); }
 
 std::string_view ToText(PhaseKind phase) {
-  return NameIn<PhaseKind::kResumeOpen>(phase, "pause: arrive", "pause: save", "pause: drop imports", "pause: release",
-                                        "pause: all gone", "resume: arrive", "resume: create own", "resume: import and restore",
-                                        "resume: verify", "resume: open");
+  return NameIn(phase, "pause: arrive", "pause: save", "pause: drop imports", "pause: release", "pause: all gone",
+                "resume: arrive", "resume: create own", "resume: import and restore", "resume: verify", "resume: open");
 }
 
 std::string_view ToText(StepKind kind) {
-  return NameIn<StepKind::kUnbind>(kind, "quiesce", "save", "unmap", "release import", "release own", "check memory", "create",
-                                   "map", "set access", "restore", "import", "verify", "find contents", "begin restore",
-                                   "add device", "bind", "unbind");
+  return NameIn(kind, "quiesce", "save", "unmap", "release import", "release own", "check memory", "create", "map",
+                "set access", "restore", "import", "verify", "find contents", "begin restore", "add device", "bind", "unbind");
 }
 
 std::string ToText(const Step& step) {
@@ -305,20 +303,17 @@ std::string ToText(const CallSite& site) {
 
 std::string ToText(const EventBody& body) { return std::visit(Describe{}, body); }
 
-std::string_view ToText(MemoryTag tag) {
-  return NameIn<MemoryTag::kMulticastReleased>(tag, "nccl", "user", "user-released", "multicast-released");
-}
+std::string_view ToText(MemoryTag tag) { return NameIn(tag, "nccl", "user", "user-released", "multicast-released"); }
 
-std::string_view ToText(PoolPolicy policy) { return NameIn<PoolPolicy::kDiscard>(policy, "preserve", "discard"); }
+std::string_view ToText(PoolPolicy policy) { return NameIn(policy, "preserve", "discard"); }
 
 std::string_view ToText(KeepReason reason) {
-  return NameIn<KeepReason::kHandedOut>(reason, "released", "host memory", "registered with a network card", "multicast",
-                                        "the program's own (ncclMemAlloc)", "held past AMem's sight",
-                                        "shared by a fabric handle");
+  return NameIn(reason, "released", "host memory", "registered with a network card", "multicast",
+                "the program's own (ncclMemAlloc)", "held past AMem's sight", "shared by a fabric handle");
 }
 
 std::string_view ToText(Lifecycle lifecycle) {
-  return NameIn<Lifecycle::kClosed>(lifecycle, "new", "running", "pausing", "paused", "resuming", "closed");
+  return NameIn(lifecycle, "new", "running", "pausing", "paused", "resuming", "closed");
 }
 
 }  // namespace amem

@@ -9,14 +9,17 @@
 //   ForEachField(mapped, [](std::string_view name, const auto& field) { ... });
 //
 // A field's type says how it is shown. Where it does not, a wrapper does: Hexadecimal, IfAny, OrNull, Unlisted; As gives it
-// another name. A field that is added to a struct and not told does not compile where it is walked over. (The codec takes
-// structs apart by itself: what is on disk must not follow from names.)
+// another name. A field that is added to a struct and not told does not compile where it is walked over.
+//
+// What is on disk follows from the members as the struct declares them (Members): names and what is shown may change, and the
+// order of declaration may not.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <string_view>
+#include <tuple>
 
 namespace amem {
 
@@ -77,6 +80,30 @@ consteval std::size_t CountFields() {
   } else {
     return sizeof...(Init);
   }
+}
+
+// References to the members of a struct, in the order in which it declares them.
+template <class T>
+constexpr auto Members(T& of) {
+  constexpr std::size_t n = CountFields<std::remove_const_t<T>>();
+  static_assert(n >= 1 && n <= 15, "add a line below");
+  // clang-format off
+  if constexpr (n == 1) { auto& [a] = of; return std::tie(a); }
+  if constexpr (n == 2) { auto& [a, b] = of; return std::tie(a, b); }
+  if constexpr (n == 3) { auto& [a, b, c] = of; return std::tie(a, b, c); }
+  if constexpr (n == 4) { auto& [a, b, c, d] = of; return std::tie(a, b, c, d); }
+  if constexpr (n == 5) { auto& [a, b, c, d, e] = of; return std::tie(a, b, c, d, e); }
+  if constexpr (n == 6) { auto& [a, b, c, d, e, f] = of; return std::tie(a, b, c, d, e, f); }
+  if constexpr (n == 7) { auto& [a, b, c, d, e, f, g] = of; return std::tie(a, b, c, d, e, f, g); }
+  if constexpr (n == 8) { auto& [a, b, c, d, e, f, g, h] = of; return std::tie(a, b, c, d, e, f, g, h); }
+  if constexpr (n == 9) { auto& [a, b, c, d, e, f, g, h, i] = of; return std::tie(a, b, c, d, e, f, g, h, i); }
+  if constexpr (n == 10) { auto& [a, b, c, d, e, f, g, h, i, j] = of; return std::tie(a, b, c, d, e, f, g, h, i, j); }
+  if constexpr (n == 11) { auto& [a, b, c, d, e, f, g, h, i, j, k] = of; return std::tie(a, b, c, d, e, f, g, h, i, j, k); }
+  if constexpr (n == 12) { auto& [a, b, c, d, e, f, g, h, i, j, k, l] = of; return std::tie(a, b, c, d, e, f, g, h, i, j, k, l); }
+  if constexpr (n == 13) { auto& [a, b, c, d, e, f, g, h, i, j, k, l, m] = of; return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m); }
+  if constexpr (n == 14) { auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, o] = of; return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, o); }
+  if constexpr (n == 15) { auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, o, p] = of; return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, o, p); }
+  // clang-format on
 }
 
 // Of `address, IfAny{pool}, As{"cycle_kind", kind}`: the words address, pool, cycle_kind.

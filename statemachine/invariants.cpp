@@ -161,7 +161,10 @@ Status CheckPool(const State& s, PoolId id, const Pool& pool) {
 
 // The memory of each pool, and NCCL's, is there as a whole or gone as a whole while no pause or resume of it is under way.
 Status CheckResidence(const State& s) {
-  const auto whose = [&](PoolId pool) { return pool ? "pool " + s.pools.at(pool).tag : std::string("the session"); };
+  const auto whose = [&](PoolId pool) {
+    const auto found = s.pools.find(pool);
+    return found == s.pools.end() ? std::string("the session") : "pool " + found->second.tag;
+  };
   for (const auto& [id, a] : s.allocations) {
     const Lifecycle lifecycle = s.LifecycleOf(a.pool);
     if (lifecycle == Lifecycle::kRunning && (!a.resident || a.awaiting_restore))

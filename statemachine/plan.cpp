@@ -7,22 +7,23 @@
 namespace amem {
 namespace {
 
-// Where each allocation is mapped.
+// Where each allocation is mapped, and how. It refers to the state that it was made of.
 class Places {
  public:
+  using Place = std::map<Address, Mapping>::value_type;
   Places() = default;
   explicit Places(const State& state) {
-    for (const auto& [address, m] : state.mappings) Add(m.allocation, address);
+    for (const Place& place : state.mappings) Add(place);
   }
-  void Add(AllocationId id, Address address) { places_[id].push_back(address); }
-  [[nodiscard]] const std::vector<Address>& Of(AllocationId id) const {
+  void Add(const Place& place) { places_[place.second.allocation].push_back(&place); }
+  [[nodiscard]] const std::vector<const Place*>& Of(AllocationId id) const {
     const auto it = places_.find(id);
     return it == places_.end() ? none_ : it->second;
   }
 
  private:
-  std::map<AllocationId, std::vector<Address>> places_;
-  std::vector<Address> none_;
+  std::map<AllocationId, std::vector<const Place*>> places_;
+  std::vector<const Place*> none_;
 };
 
 // A pause left it in place, and its reason to stay may have gone since: it stays until the next pause. Saving more contents in
@@ -40,9 +41,9 @@ Step On(StepKind kind, AllocationId id, const Allocation& a, Address address = {
 }
 
 // Where the contents can be reached by a copy: a mapping of the whole allocation that its own device may access; 0 if none.
-Address Reachable(const State& state, AllocationId id, const Allocation& a, const Places& places, bool now) {
-  for (const Address address : places.Of(id)) {
-    const Mapping& m = state.mappings.at(address);
+Address Reachable(AllocationId id, const Allocation& a, const Places& places, bool now) {
+  for (const Places::Place* const place : places.Of(id)) {
+    const auto& [address, m] = *place;
     if (now && !(m.present && m.accessible)) continue;
     if (m.offset != 0 || m.bytes != a.bytes) continue;
     for (const AccessDescriptor& d : m.access) {
@@ -56,17 +57,17 @@ bool NeedsSaving(const State& state, const Allocation& a) {
   return state.Preserves(a) && Leaves(state, a) && a.resident && !a.saved;
 }
 
-void MapAll(const State& state, AllocationId id, const Allocation& a, const Places& places, std::vector<Step>& steps) {
-  for (const Address address : places.Of(id)) {
-    const Mapping& m = state.mappings.at(address);
+void MapAll(AllocationId id, const Allocation& a, const Places& places, std::vector<Step>& steps) {
+  for (const Places::Place* const place : places.Of(id)) {
+    const auto& [address, m] = *place;
     if (!m.present) steps.push_back(On(StepKind::kMap, id, a, address));
     if (!m.accessible && !m.access.empty()) steps.push_back(On(StepKind::kSetAccess, id, a, address));
   }
 }
 
-void UnmapAll(const State& state, AllocationId id, const Allocation& a, const Places& places, std::vector<Step>& steps) {
-  for (const Address address : places.Of(id)) {
-    if (state.mappings.at(address).present) steps.push_back(On(StepKind::kUnmap, id, a, address));
+void UnmapAll(AllocationId id, const Allocation& a, const Places& places, std::vector<Step>& steps) {
+  for (const Places::Place* const place : places.Of(id)) {
+    if (place->second.present) steps.push_back(On(StepKind::kUnmap, id, a, place->first));
   }
 }
 
@@ -86,7 +87,7 @@ void BindAll(const State& state, AllocationId object, bool bound, std::vector<St
 void PlanUnbind(const State& state, const Places& places, bool own, std::vector<Step>& steps) {
   for (const auto& [id, a] : state.allocations) {
     if (!a.rebuilt() || a.own() != own) continue;
-    UnmapAll(state, id, a, places, steps);
+    UnmapAll(id, a, places, steps);
     BindAll(state, id, false, steps);
   }
 }
@@ -96,15 +97,15 @@ void PlanBind(const State& state, const Places& places, std::vector<Step>& steps
   for (const auto& [id, a] : state.allocations) {
     if (!a.rebuilt()) continue;
     BindAll(state, id, true, steps);
-    MapAll(state, id, a, places, steps);
+    MapAll(id, a, places, steps);
   }
 }
 
 void PlanDrop(const State& state, PoolId pool, const Places& places, bool own, StepKind release, std::vector<Step>& steps) {
   for (const auto& [id, a] : state.allocations) {
     if (a.pool != pool || a.own() != own || !Leaves(state, a)) continue;
-    if (NeedsSaving(state, a)) steps.push_back(On(StepKind::kSave, id, a, Reachable(state, id, a, places, true)));
-    if (!a.multicast) UnmapAll(state, id, a, places, steps);
+    if (NeedsSaving(state, a)) steps.push_back(On(StepKind::kSave, id, a, Reachable(id, a, places, true)));
+    if (!a.multicast) UnmapAll(id, a, places, steps);
     if (a.resident) steps.push_back(On(release, id, a));
   }
 }
@@ -117,8 +118,8 @@ DeviceOrdinal StandInDevice(const State& state, AllocationId id, const Places& p
   for (const auto& [other, a] : state.allocations) {
     if (a.own() && a.on_device()) used.emplace_back(a.properties.location.id);
   }
-  for (const Address address : places.Of(id)) {
-    for (const AccessDescriptor& d : state.mappings.at(address).access) {
+  for (const Places::Place* const place : places.Of(id)) {
+    for (const AccessDescriptor& d : place->second.access) {
       if (d.location.type == LocationType::kDevice) reached.emplace_back(d.location.id);
     }
   }
@@ -142,7 +143,7 @@ void PlanReturn(const State& state, PoolId pool, const Places& places, bool own,
     if (a.rebuilt()) {
       if (!lost) AddDevices(state, id, steps);
     } else {
-      MapAll(state, id, a, places, steps);
+      MapAll(id, a, places, steps);
     }
   }
 }
@@ -193,8 +194,7 @@ void BeginCopies(StepKind begin, const std::vector<Step>& contents, PlannedPhase
 PlannedPhase PlanSave(const State& state, PoolId pool, const Places& places) {
   std::vector<Step> saves;
   for (const auto& [id, a] : state.allocations) {
-    if (a.pool == pool && NeedsSaving(state, a))
-      saves.push_back(On(StepKind::kSave, id, a, Reachable(state, id, a, places, true)));
+    if (a.pool == pool && NeedsSaving(state, a)) saves.push_back(On(StepKind::kSave, id, a, Reachable(id, a, places, true)));
   }
   PlannedPhase phase{PhaseKind::kPauseSave, {}};
   BeginCopies(StepKind::kScan, saves, phase);
@@ -236,16 +236,18 @@ bool ImportsInDoubt(const State& state, PoolId pool) {
 // Own multicast objects that were made anew and then lost a member, so that they can never be complete.
 void DropHopeless(const State& state, const Places& places, std::vector<Step>& drop) {
   for (const auto& [id, multicast] : state.multicasts) {
-    const Allocation& a = state.allocations.at(id);
+    const auto object = state.allocations.find(id);
+    if (object == state.allocations.end()) continue;
+    const Allocation& a = object->second;
     if (!a.own() || !a.rebuilt() || !a.resident || !multicast.fresh || !multicast.incomplete) continue;
-    UnmapAll(state, id, a, places, drop);
+    UnmapAll(id, a, places, drop);
     BindAll(state, id, false, drop);
     drop.push_back(On(StepKind::kReleaseOwn, id, a));
   }
 }
 
 void Forget(AllocationId released, State& after) {
-  after.allocations.at(released).resident = false;
+  if (const auto a = after.allocations.find(released); a != after.allocations.end()) a->second.resident = false;
   const auto multicast = after.multicasts.find(released);
   if (multicast == after.multicasts.end()) return;
   multicast->second.missing = multicast->second.added;
@@ -264,8 +266,8 @@ State WithoutDoubts(const State& state, PoolId pool, const Places& places, std::
   State after = state;
   for (const Step& step : drop) {
     if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) Forget(step.allocation, after);
-    if (step.kind == StepKind::kUnmap) after.mappings.at(step.address).present = false;
-    if (step.kind == StepKind::kUnmap) after.mappings.at(step.address).accessible = false;
+    const auto unmapped = step.kind == StepKind::kUnmap ? after.mappings.find(step.address) : after.mappings.end();
+    if (unmapped != after.mappings.end()) unmapped->second.present = unmapped->second.accessible = false;
   }
   return after;
 }
@@ -285,10 +287,13 @@ PlannedPhase PlanCreateOwn(const State& state, std::vector<Step> steps, std::set
   for (const Step& step : steps) {
     phase.steps.push_back(step);
     if (step.kind != StepKind::kSetAccess) continue;
-    const Allocation& a = state.allocations.at(step.allocation);
+    const auto found = state.allocations.find(step.allocation);
+    const auto mapping = state.mappings.find(step.address);
+    if (found == state.allocations.end() || mapping == state.mappings.end()) continue;
+    const Allocation& a = found->second;
     Places place;
-    place.Add(step.allocation, step.address);
-    if (!NeedsRestoring(a) || !Reachable(state, step.allocation, a, place, false)) continue;
+    place.Add(*mapping);
+    if (!NeedsRestoring(a) || !Reachable(step.allocation, a, place, false)) continue;
     if (!begun.insert(step.allocation).second) continue;
     reachable.push_back(On(StepKind::kRestore, step.allocation, a, step.address));
     bytes += a.bytes;
@@ -324,7 +329,11 @@ void AppendBatch(SessionId owner, const std::vector<Step>& steps, PlannedPhase& 
 
 void AppendImports(const State& state, const std::vector<Step>& steps, PlannedPhase& phase) {
   std::map<SessionId, OwnersSteps> owners;
-  for (const Step& step : steps) AddToBatches(step, owners[state.allocations.at(step.allocation).remote->owner]);
+  for (const Step& step : steps) {
+    const auto a = state.allocations.find(step.allocation);
+    const bool imported = a != state.allocations.end() && a->second.remote;
+    AddToBatches(step, owners[imported ? a->second.remote->owner : SessionId{}]);
+  }
   const auto after_self = owners.upper_bound(state.session.session);
   std::size_t turns = 0;
   for (const auto& [id, owner] : owners) turns = std::max(turns, owner.batches.size());
@@ -346,11 +355,12 @@ PlannedPhase PlanImport(const State& state, PoolId pool, const Places& places, c
   PlanReturn(state, pool, places, false, StepKind::kImport, returns);
   for (const Step& step : returns) {
     // What stands in for lost memory comes first: clearing it waits for all copies of its device.
-    (state.Orphaned(state.allocations.at(step.allocation)) ? phase.steps : imports).push_back(step);
+    const auto a = state.allocations.find(step.allocation);
+    (a != state.allocations.end() && state.Orphaned(a->second) ? phase.steps : imports).push_back(step);
   }
   for (const auto& [id, a] : state.allocations) {
     if (a.pool != pool || !NeedsRestoring(a)) continue;
-    restores.push_back(On(StepKind::kRestore, id, a, Reachable(state, id, a, places, false)));
+    restores.push_back(On(StepKind::kRestore, id, a, Reachable(id, a, places, false)));
     if (!begun.contains(id)) late.push_back(restores.back());
   }
   BeginCopies(StepKind::kBeginRestore, late, phase);

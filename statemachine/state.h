@@ -97,6 +97,7 @@ struct Slab {
 // own or imported, and NCCL's otherwise. kHandedOut: whoever has the driver's own handle (fabric) maps these very pages.
 // kUnseen: State::kept_whole says who may hold its pages.
 enum class KeepReason : std::uint8_t { kNone = 0, kHostMemory, kRegistered, kMulticast, kUser, kUnseen, kHandedOut };
+constexpr Enumerators<KeepReason> EnumeratorsOf(KeepReason) { return {KeepReason::kHandedOut, "reason"}; }
 std::string_view ToText(KeepReason);
 KeepReason WhyKept(const Allocation&);
 
@@ -169,6 +170,7 @@ struct Communicator {
 };
 
 enum class Lifecycle : std::uint8_t { kNew = 0, kRunning, kPausing, kPaused, kResuming, kClosed };
+constexpr Enumerators<Lifecycle> EnumeratorsOf(Lifecycle) { return {Lifecycle::kClosed, "lifecycle"}; }
 std::string_view ToText(Lifecycle);
 
 // Where a pause or resume stands; meaningful while pausing or resuming, and after a failure until the next begins.

@@ -42,6 +42,14 @@ using DeviceOrdinal = Id<struct DeviceTag, std::int32_t>;  // CUDA device ordina
 
 constexpr Address operator+(Address a, Bytes n) { return Address{a.value + n}; }
 
+// The last enumerator of an enum, which EnumeratorsOf tells beside it. A reader rejects what is beyond it as a newer build's,
+// and every one has a name in ToText.
+template <class Enum>
+struct Enumerators {
+  Enum last;
+  const char* called;
+};
+
 enum class LocationType : std::uint32_t {  // values of CUmemLocationType
   kInvalid = 0,
   kDevice = 1,
@@ -74,10 +82,12 @@ struct AllocationProperties {
 // because kernels and libraries of the program may use it at any time, unless the program asked for it to be released.
 // kMulticastReleased: a multicast object that a pause releases and a resume makes anew; any other multicast object stays.
 enum class MemoryTag : std::uint8_t { kNccl = 0, kUser, kUserReleased, kMulticastReleased };
+constexpr Enumerators<MemoryTag> EnumeratorsOf(MemoryTag) { return {MemoryTag::kMulticastReleased, "memory tag"}; }
 std::string_view ToText(MemoryTag tag);  // "nccl", "user", "user-released", "multicast-released"
 
 // What a pause of a pool does with the contents: saves them to host memory, or forgets them.
 enum class PoolPolicy : std::uint8_t { kPreserve = 0, kDiscard };
+constexpr Enumerators<PoolPolicy> EnumeratorsOf(PoolPolicy) { return {PoolPolicy::kDiscard, "pool policy"}; }
 std::string_view ToText(PoolPolicy policy);  // "preserve", "discard"
 
 struct AccessDescriptor {
@@ -117,6 +127,7 @@ enum class Code : std::uint8_t {
   kBroken,         // an earlier failure is latched; see its message
   kNoDescriptors,  // the process or the host has reached its limit of open files (EMFILE, ENFILE)
 };
+constexpr Enumerators<Code> EnumeratorsOf(Code) { return {Code::kNoDescriptors, "error class"}; }
 std::string_view ToText(Code code);
 
 // The result of everything that can fail. The message says what was tried, on what, what came back, and what to do.

@@ -14,12 +14,30 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-Json Object(const auto& value);
+// What is told of a part of a state, in its order. `to` shows a value as JSON (Shown), or says of which form any value is
+// (Form): JSON and its schema cannot disagree, because there is one telling of both. (Declared here for the templates below.)
+template <class To>
+void Tell(To& to, const Cycle& cycle);
+template <class To>
+void Tell(To& to, const Holdings& holdings);
+template <class To>
+void Tell(To& to, const State& state);
+template <class To, Described T>
+void Tell(To& to, const T& value) {
+  ForEachField(value, to);
+}
+
+template <class T>
+concept Word = std::is_enum_v<T> && !std::is_same_v<T, LocationType>;  // shown as one; a location's type as CUDA's number
+
+// Not inlined into the hundreds of fields that events have, which would take long to compile.
+[[gnu::noinline]] void Set(Json& j, std::string_view name, Json value) { j[std::string(name)] = std::move(value); }
+
+// ---- a value as JSON
+// ---------------------------------------------------------------------------------------------------------
+
 template <class T>
 Json Show(const T& value);
-
-// ---- one overload for each way in which a field is shown -----------------------------------------------------------------
-
 Json Show(const std::string& text) { return text; }
 Json Show(SessionId id) { return SessionText(id); }
 Json Show(Address address) { return Hex(address.value); }
@@ -46,202 +64,327 @@ Json Show(const OrNull<T>& value) {
   return value.field ? Show(value.field) : Json(nullptr);
 }
 template <class T>
+Json Show(const std::optional<T>& value) {
+  return value ? Show(*value) : Json(nullptr);
+}
+template <class T>
 Json Show(const std::vector<T>& list) {
   Json shown = Json::array();
   for (const T& element : list) shown.push_back(Show(element));
   return shown;
 }
+template <Word Key, class T>
+Json Show(const std::map<Key, T>& map) {
+  Json shown = Json::object();
+  for (const auto& [key, value] : map) Set(shown, ToText(key), Show(value));
+  return shown;
+}
+
+Json Show(const Totals& totals) {
+  Json counts = Json::object();
+  for (std::size_t kind = 0; kind < kEventKinds; ++kind) {
+    if (totals.events[kind] != 0) counts[KindWord(kind)] = totals.events[kind];
+  }
+  return counts;
+}
+
+struct Shown {
+  Json json = Json::object();
+
+  template <class T>
+  void operator()(std::string_view name, const T& field, const char* /*description*/ = nullptr) {
+    Set(json, name, Show(field));
+  }
+  template <class T>
+  void operator()(std::string_view name, const IfAny<T>& value) {
+    If(value.field != T{}, name, value.field);
+  }
+  template <class T>
+  void operator()(std::string_view, const Unlisted<T>&) {}
+  void operator()(std::string_view, const RemoteAllocation& remote) { Tell(*this, remote); }
+  // A field that is there only when something holds.
+  template <class T>
+  void If(bool told, std::string_view name, const T& field, const char* /*description*/ = nullptr) {
+    if (told) Set(json, name, Show(field));
+  }
+  // A list of objects: `each` tells one.
+  template <class List, class Each>
+  void Rows(std::string_view name, const List& list, const Each& each, const char* /*description*/ = nullptr) {
+    Json rows = Json::array();
+    for (const auto& element : list) {
+      Shown row;
+      each(row, element);
+      rows.push_back(std::move(row.json));
+    }
+    Set(json, name, std::move(rows));
+  }
+};
+
+template <class T>
+Json Object(const T& value) {
+  Shown object;
+  Tell(object, value);
+  return std::move(object.json);
+}
 template <class T>
 Json Show(const T& value) {
-  if constexpr (Described<T>) {
-    return Object(value);
-  } else if constexpr (std::is_enum_v<T>) {
+  if constexpr (std::is_enum_v<T>) {
     return ToText(value);
-  } else {
-    static_assert(std::is_arithmetic_v<T>);
+  } else if constexpr (std::is_arithmetic_v<T>) {
     return value;
+  } else {
+    return Object(value);
   }
 }
 
-// Not inlined into the hundreds of fields that events have, which would take long to compile.
-[[gnu::noinline]] void Set(Json& j, std::string_view name, Json value) { j[std::string(name)] = std::move(value); }
+// ---- the form of any value of a type, in words of JSON Schema
+// ------------------------------------------------------------------
+
+const char* const kSession = "#/$defs/session";
+const char* const kHex = "#/$defs/hex";
 
 template <class T>
-void PutField(Json& j, std::string_view name, const T& field) {
-  Set(j, name, Show(field));
+Json FormOf(const T& any);
+Json FormOf(const std::string&) { return {{"type", "string"}}; }
+Json FormOf(SessionId) { return {{"$ref", kSession}}; }
+Json FormOf(Address) { return {{"$ref", kHex}}; }
+Json FormOf(DriverHandle) { return {{"$ref", kHex}}; }
+Json FormOf(const CallSite&) { return {{"type", "array"}, {"items", {{"$ref", kHex}}}}; }
+template <class Tag, class Rep>
+Json FormOf(Id<Tag, Rep>) {
+  return FormOf(Rep{});
 }
 template <class T>
-void PutField(Json& j, std::string_view name, const IfAny<T>& value) {
-  if (value.field != T{}) Set(j, name, Show(value.field));
+Json FormOf(const Hexadecimal<T>&) {
+  return {{"$ref", kHex}};
+}
+Json OrNothing(Json form) { return {{"anyOf", {std::move(form), {{"type", "null"}}}}}; }
+template <class T>
+Json FormOf(const OrNull<T>&) {
+  return OrNothing(FormOf(T{}));
 }
 template <class T>
-void PutField(Json&, std::string_view, const Unlisted<T>&) {}
+Json FormOf(const std::optional<T>&) {
+  return OrNothing(FormOf(T{}));
+}
+template <class T>
+Json FormOf(const std::vector<T>&) {
+  return {{"type", "array"}, {"items", FormOf(T{})}};
+}
+template <Word Key, class T>
+Json FormOf(const std::map<Key, T>&) {
+  return {{"type", "object"}, {"additionalProperties", FormOf(T{})}};
+}
 
-// Adds the fields of an event, or of a part of a state, to an object.
-template <class T>
-void Put(Json& j, const T& value) {
-  ForEachField(value, [&j](std::string_view name, const auto& field) {
-    if constexpr (std::is_same_v<decltype(field), const RemoteAllocation&>) {
-      Put(j, field);
-    } else {
-      PutField(j, name, field);
-    }
-  });
-}
+Json FormOf(const Totals&) { return {{"type", "object"}, {"additionalProperties", FormOf(std::uint64_t{})}}; }
 
-Json Object(const auto& value) {
-  Json j = Json::object();
-  Put(j, value);
-  return j;
+struct Form {
+  Json json = {{"type", "object"}, {"required", Json::array()}, {"properties", Json::object()}};
+
+  template <class T>
+  void operator()(std::string_view name, const T& field, const char* description = nullptr) {
+    Add(true, name, FormOf(field), description);
+  }
+  template <class T>
+  void operator()(std::string_view name, const IfAny<T>& value) {
+    If(true, name, value.field);
+  }
+  template <class T>
+  void operator()(std::string_view, const Unlisted<T>&) {}
+  void operator()(std::string_view, const RemoteAllocation& remote) { Tell(*this, remote); }
+  template <class T>
+  void If(bool, std::string_view name, const T& field, const char* description = nullptr) {
+    Add(false, name, FormOf(field), description);
+  }
+  template <class List, class Each>
+  void Rows(std::string_view name, const List&, const Each& each, const char* description = nullptr) {
+    Form row;
+    each(row, typename List::value_type());
+    Add(true, name, {{"type", "array"}, {"items", std::move(row.json)}}, description);
+  }
+
+ private:
+  [[gnu::noinline]] void Add(bool required, std::string_view name, Json form, const char* description) {
+    if (description != nullptr) form["description"] = description;
+    if (required) json["required"].push_back(name);
+    Set(json["properties"], name, std::move(form));
+  }
+};
+
+template <class T>
+Json FormOf(const T& any) {
+  if constexpr (Word<T>) {
+    Json words = Json::array();
+    for (unsigned i = 0; i <= static_cast<unsigned>(EnumeratorsOf(T{}).last); ++i) words.push_back(ToText(static_cast<T>(i)));
+    return {{"enum", std::move(words)}};
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return {{"type", "boolean"}};
+  } else if constexpr (std::is_enum_v<T> || std::is_unsigned_v<T>) {
+    return {{"type", "integer"}, {"minimum", 0}};
+  } else if constexpr (std::is_signed_v<T>) {
+    return {{"type", "integer"}};
+  } else {
+    Form form;
+    Tell(form, any);
+    return std::move(form.json);
+  }
 }
 
 // ---- parts of a state ------------------------------------------------------------------------------------------------------
 
-Json ToJson(AllocationId id, const Allocation& a) {
-  Json j = {{"allocation", id.value}, {"bytes", a.bytes}, {"own", a.own()}};
-  if (a.remote) Put(j, *a.remote);
-  j["properties"] = Object(a.properties);
-  j["flags"] = a.flags;
-  j["created_seq"] = a.created.value;
-  if (a.placed()) {
-    j["slab"] = a.slab.value;
-    j["offset"] = a.offset;
-    j["reserved"] = a.reserved;
-    j["touched"] = a.touched;
+// A row with its key first, an address or the id of a peer, and then the fields or the one value of what is held.
+auto Keyed(const char* key) {
+  return [key](auto& to, const auto& item) {
+    to(key, item.first);
+    Tell(to, item.second);
+  };
+}
+auto Keyed(const char* key, const char* name) {
+  return [key, name](auto& to, const auto& item) {
+    to(key, item.first);
+    to(name, item.second);
+  };
+}
+
+template <class To>
+void TellAllocation(To& to, AllocationId id, const Allocation& a) {
+  to("allocation", id);
+  to("bytes", a.bytes);
+  to("own", a.own());
+  const RemoteAllocation remote = a.remote.value_or(RemoteAllocation{});
+  to.If(!a.own(), "owner", remote.owner);
+  to.If(!a.own(), "owner_allocation", remote.allocation);
+  to("properties", a.properties);
+  to("flags", a.flags);
+  to("created_seq", a.created);
+  to.If(a.placed(), "slab", a.slab);
+  to.If(a.placed(), "offset", a.offset);
+  to.If(a.placed(), "reserved", a.reserved);
+  to.If(a.placed(), "touched", a.touched);
+  to("backed", a.resident);
+  to("saved", a.saved);
+  to("stale", a.awaiting_restore);
+  to("kept", WhyKept(a) == KeepReason::kNone ? std::nullopt : std::optional(WhyKept(a)), "Why a pause leaves it in place");
+  to("tag", IfAny{a.tag});
+  to.If(static_cast<bool>(a.pool), "pool", a.pool, "Whose chunk it is");
+  to("communicator", IfAny{a.communicator});
+  to("multicast", a.multicast);
+  to("guest_references", a.guest_references);
+  to("mappings", a.mappings);
+  to("exports", a.exports);
+  to("registrations", a.registrations);
+  to("multicast_bindings", a.multicast_bindings);
+  to.Rows("importers", a.importers, [](auto& row, const auto& item) {
+    row("by", item.first.by);
+    row("as", item.first.as);
+    row("count", item.second);
+  });
+  to("site", a.site);
+}
+
+template <class To>
+void Tell(To& to, const Cycle& cycle) {
+  to("kind", cycle.kind);
+  to("number", cycle.number);
+  to("members", cycle.members);
+  to("phase", cycle.phase);
+  to("open_step", cycle.open_step);
+  to("failure", cycle.failure);
+}
+
+template <class To>
+void Tell(To& to, const Holdings& h) {
+  to("own_device_bytes", h.own_device);
+  to("own_device_resident_bytes", h.own_device_resident);
+  to("user_bytes", h.user);
+  to("user_resident_bytes", h.user_resident);
+  to("imported_bytes", h.imported);
+  to("host_bytes", h.host);
+  to("async_bytes", h.async);
+  to("legacy_kept_bytes", h.legacy_kept);
+  to("kept_bytes", h.kept);
+  to("own_count", h.own_count);
+  to("imported_count", h.imported_count);
+  to("slab_bytes", h.slabs);
+  to("slab_free_bytes", h.slabs_free);
+  to("slab_count", h.slab_count);
+  to("imported_slab_count", h.imported_slab_count);
+  to("pool_bytes", h.pools, "Chunks of all pools");
+  to("pool_resident_bytes", h.pools_resident);
+}
+
+void TellSlab(auto& to, AllocationId id, const Slab& slab) {
+  to("slab", id);
+  to("address", slab.address);
+  std::vector<std::pair<Bytes, AllocationId>> parts;
+  for (const auto& [offset, at] : slab.parts) {
+    for (const AllocationId part : at) parts.emplace_back(offset, part);
   }
-  j["backed"] = a.resident;
-  j["saved"] = a.saved;
-  j["stale"] = a.awaiting_restore;
-  j["kept"] = WhyKept(a) == KeepReason::kNone ? Json(nullptr) : Json(ToText(WhyKept(a)));
-  if (a.tag != MemoryTag::kNccl) j["tag"] = ToText(a.tag);
-  if (a.pool) j["pool"] = a.pool.value;
-  if (a.communicator) j["communicator"] = a.communicator.value;
-  j["multicast"] = a.multicast;
-  j["guest_references"] = a.guest_references;
-  j["mappings"] = a.mappings;
-  j["exports"] = a.exports;
-  j["registrations"] = a.registrations;
-  j["multicast_bindings"] = a.multicast_bindings;
-  Json importers = Json::array();
-  for (const auto& [importer, count] : a.importers) {
-    importers.push_back({{"by", SessionText(importer.by)}, {"as", importer.as.value}, {"count", count}});
+  to.Rows("parts", parts, Keyed("offset", "allocation"));
+  to.Rows("dirty", slab.dirty, Keyed("offset", "bytes"));
+}
+
+void TellMulticast(auto& to, AllocationId id, const Multicast& multicast) {
+  to("allocation", id);
+  to("devices", multicast.devices);
+  to("added", multicast.added);
+  std::vector<std::pair<Bytes, MulticastBinding>> bindings;
+  for (const auto& [offset, bound] : multicast.bindings) {
+    for (const MulticastBinding& binding : bound) bindings.emplace_back(offset, binding);
   }
-  j["importers"] = std::move(importers);
-  j["site"] = Show(a.site);
-  return j;
+  to.Rows("bindings", bindings, Keyed("multicast_offset"));
 }
 
-Json ToJson(const Cycle& cycle) {
-  Json j = {{"kind", ToText(cycle.kind)}, {"number", cycle.number}, {"members", Show(cycle.members)}};
-  j["phase"] = cycle.phase ? Json(ToText(*cycle.phase)) : Json(nullptr);
-  j["open_step"] = cycle.open_step ? Object(*cycle.open_step) : Json(nullptr);
-  j["failure"] = cycle.failure;
-  return j;
+void TellPool(auto& to, PoolId id, const PoolHoldings& holdings, const Pool& pool) {
+  to("pool", id);
+  to("tag", pool.tag);
+  to("policy", pool.policy);
+  to("lifecycle", pool.lifecycle);
+  to("cycles", pool.cycles, "Pauses of it begun");
+  to("cycle", pool.cycle);
+  to("bytes", holdings.own, "Of its chunks");
+  to("resident_bytes", holdings.own_resident, "Of these, on devices now");
+  to("kept_bytes", holdings.kept, "What a pause leaves in place, by reason");
+  to("part_bytes", holdings.parts, "In use: given out by amem_alloc");
+  to("chunk_count", holdings.chunk_count);
+  to("part_count", holdings.part_count);
+  to("devices", holdings.devices);
 }
 
-Json ToJson(const Holdings& h) {
-  Json kept = Json::object();
-  for (const auto& [reason, bytes] : h.kept) kept[std::string(ToText(reason))] = bytes;
-  return {{"own_device_bytes", h.own_device},
-          {"own_device_resident_bytes", h.own_device_resident},
-          {"user_bytes", h.user},
-          {"user_resident_bytes", h.user_resident},
-          {"imported_bytes", h.imported},
-          {"host_bytes", h.host},
-          {"async_bytes", h.async},
-          {"legacy_kept_bytes", h.legacy_kept},
-          {"kept_bytes", std::move(kept)},
-          {"own_count", h.own_count},
-          {"imported_count", h.imported_count},
-          {"slab_bytes", h.slabs},
-          {"slab_free_bytes", h.slabs_free},
-          {"slab_count", h.slab_count},
-          {"imported_slab_count", h.imported_slab_count},
-          {"pool_bytes", h.pools},
-          {"pool_resident_bytes", h.pools_resident}};
-}
-
-// A list of objects, each with its key first: an address, or the id of a peer.
-template <class Map>
-Json Listed(const char* key, const Map& map) {
-  Json list = Json::array();
-  for (const auto& [id, value] : map) {
-    Json j = {{key, Show(id)}};
-    Put(j, value);
-    list.push_back(std::move(j));
-  }
-  return list;
-}
-
-// The same where what is held is one value.
-template <class Map>
-Json Listed(const char* key, const Map& map, const char* name) {
-  Json list = Json::array();
-  for (const auto& [id, value] : map) list.push_back({{key, Show(id)}, {name, Show(value)}});
-  return list;
-}
-
-Json Slabs(const State& state) {
-  Json list = Json::array();
-  for (const auto& [id, slab] : state.slabs) {
-    Json parts = Json::array();
-    for (const auto& [offset, at] : slab.parts) {
-      for (const AllocationId part : at) parts.push_back({{"offset", offset}, {"allocation", part.value}});
-    }
-    Json dirty = Json::array();
-    for (const auto& [offset, bytes] : slab.dirty) dirty.push_back({{"offset", offset}, {"bytes", bytes}});
-    list.push_back({{"slab", id.value}, {"address", Hex(slab.address.value)}, {"parts", parts}, {"dirty", dirty}});
-  }
-  return list;
-}
-
-Json Multicasts(const State& state) {
-  Json list = Json::array();
-  for (const auto& [id, multicast] : state.multicasts) {
-    Json bindings = Json::array();
-    for (const auto& [offset, bound] : multicast.bindings) {
-      for (const MulticastBinding& b : bound) {
-        Json j = {{"multicast_offset", offset}};
-        Put(j, b);
-        bindings.push_back(std::move(j));
-      }
-    }
-    list.push_back(
-        {{"allocation", id.value}, {"devices", multicast.devices}, {"added", Show(multicast.added)}, {"bindings", bindings}});
-  }
-  return list;
-}
-
-Json Pools(const State& state) {
-  Json list = Json::array();
-  for (const auto& [id, holdings] : MeasurePools(state)) {
-    const Pool& pool = state.pools.at(id);
-    Json kept = Json::object(), devices = Json::array();
-    for (const auto& [reason, bytes] : holdings.kept) kept[std::string(ToText(reason))] = bytes;
-    for (const DeviceOrdinal device : holdings.devices) devices.push_back(device.value);
-    list.push_back({{"pool", id.value},
-                    {"tag", pool.tag},
-                    {"policy", ToText(pool.policy)},
-                    {"lifecycle", ToText(pool.lifecycle)},
-                    {"cycles", pool.cycles},
-                    {"cycle", ToJson(pool.cycle)},
-                    {"bytes", holdings.own},
-                    {"resident_bytes", holdings.own_resident},
-                    {"kept_bytes", std::move(kept)},
-                    {"part_bytes", holdings.parts},
-                    {"chunk_count", holdings.chunk_count},
-                    {"part_count", holdings.part_count},
-                    {"devices", std::move(devices)}});
-  }
-  return list;
-}
-
-Json CountsByKind(const State& state) {
-  Json counts = Json::object();
-  for (std::size_t kind = 0; kind < kEventKinds; ++kind) {
-    if (state.totals.events[kind] != 0) counts[KindWord(kind)] = state.totals.events[kind];
-  }
-  return counts;
+template <class To>
+void Tell(To& to, const State& state) {
+  const std::uint64_t digest = Digest(state);
+  const auto pools = MeasurePools(state);
+  to("seq", state.last);
+  to("digest", Hexadecimal{digest}, "The same for the same events on every machine");
+  to("lifecycle", state.lifecycle);
+  to("broken", state.broken);
+  to("opened", state.session, "Who wrote it");
+  to("holdings", Measure(state), "Bytes that it holds");
+  to("cycles", state.cycles);
+  to("cycle", state.cycle);
+  to("next_allocation", state.next_allocation);
+  to("libraries", state.libraries);
+  to.Rows("allocations", state.allocations, [](auto& row, const auto& item) { TellAllocation(row, item.first, item.second); });
+  to.Rows("mappings", state.mappings, Keyed("address"));
+  to.Rows("slabs", state.slabs, [](auto& row, const auto& item) { TellSlab(row, item.first, item.second); });
+  to.Rows("ranges", state.ranges, Keyed("address"));
+  to.Rows("legacy", state.legacy, Keyed("address"), "cuMemAlloc");
+  to.Rows("legacy_imports", state.legacy_imports, Keyed("address", "allocation"));
+  to.Rows("host", state.host, Keyed("address"));
+  to.Rows("async", state.async, Keyed("address", "bytes"), "cuMemAllocAsync");
+  to.Rows("multicasts", state.multicasts, [](auto& row, const auto& item) { TellMulticast(row, item.first, item.second); });
+  to.Rows("registrations", state.registrations, Keyed("address"));
+  to.Rows("peers", state.peers, Keyed("peer"));
+  to.Rows(
+      "pools", pools,
+      [&](auto& row, const auto& item) {
+        const auto pool = state.pools.find(item.first);
+        TellPool(row, item.first, item.second, pool == state.pools.end() ? Pool{} : pool->second);
+      },
+      "Memory of the program under tags");
+  to.Rows("communicators", state.communicators, Keyed("communicator"));
+  to("events", state.totals, "How many events there were of each kind");
 }
 
 }  // namespace
@@ -257,41 +400,25 @@ std::string KindWord(std::size_t kind) {
 Json ToJson(const Step& step) { return Object(step); }
 
 Json ToJson(const Event& event) {
-  Json j = {
-      {"seq", event.seq.value}, {"time_ns", event.time_ns}, {"thread", event.thread}, {"kind", KindWord(event.body.index())}};
-  std::visit([&j](const auto& body) { Put(j, body); }, event.body);
-  return j;
+  Shown to{
+      {{"seq", event.seq.value}, {"time_ns", event.time_ns}, {"thread", event.thread}, {"kind", KindWord(event.body.index())}}};
+  std::visit([&to](const auto& body) { Tell(to, body); }, event.body);
+  return std::move(to.json);
 }
 
-Json ToJson(const State& state) {
-  Json j;
-  j["seq"] = state.last.value;
-  j["digest"] = Hex(Digest(state));
-  j["lifecycle"] = ToText(state.lifecycle);
-  j["broken"] = state.broken;
-  Put(j["opened"], state.session);
-  j["holdings"] = ToJson(Measure(state));
-  j["cycles"] = state.cycles;
-  j["cycle"] = ToJson(state.cycle);
-  j["next_allocation"] = state.next_allocation;
-  j["libraries"] = Show(state.libraries);
-  Json allocations = Json::array();
-  for (const auto& [id, allocation] : state.allocations) allocations.push_back(ToJson(id, allocation));
-  j["allocations"] = std::move(allocations);
-  j["mappings"] = Listed("address", state.mappings);
-  j["slabs"] = Slabs(state);
-  j["ranges"] = Listed("address", state.ranges);
-  j["legacy"] = Listed("address", state.legacy);
-  j["legacy_imports"] = Listed("address", state.legacy_imports, "allocation");
-  j["host"] = Listed("address", state.host);
-  j["async"] = Listed("address", state.async, "bytes");
-  j["multicasts"] = Multicasts(state);
-  j["registrations"] = Listed("address", state.registrations);
-  j["peers"] = Listed("peer", state.peers);
-  j["pools"] = Pools(state);
-  j["communicators"] = Listed("communicator", state.communicators);
-  j["events"] = CountsByKind(state);
-  return j;
+Json ToJson(const State& state) { return Object(state); }
+
+Json EventForms() {
+  Json forms = Json::array();
+  const auto add = [&forms](const auto& body) {
+    Json then = FormOf(body);
+    then.erase("type");
+    forms.push_back({{"if", {{"properties", {{"kind", {{"const", KindWord(forms.size())}}}}}}}, {"then", std::move(then)}});
+  };
+  [&]<class... Kinds>(const std::variant<Kinds...>*) { (add(Kinds{}), ...); }(static_cast<const EventVariant*>(nullptr));
+  return forms;
 }
+
+Json StateForm() { return FormOf(State{}); }
 
 }  // namespace amem

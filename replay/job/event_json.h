@@ -17,6 +17,11 @@ nlohmann::ordered_json ToJson(const Event& event);
 nlohmann::ordered_json ToJson(const State& state);
 nlohmann::ordered_json ToJson(const Step& step);
 
+// The same in words of JSON Schema: for each kind of event its fields ("if" it is of that kind "then"), and what a state has.
+// They refer to "#/$defs/session" and "#/$defs/hex".
+nlohmann::ordered_json EventForms();
+nlohmann::ordered_json StateForm();
+
 // A session id the way directories of journals are named: 16 hex digits.
 std::string SessionText(SessionId session);
 // "allocation-created": a kind's name without blanks, for command lines and JSON.

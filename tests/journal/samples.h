@@ -13,44 +13,9 @@
 
 namespace amem::test {
 
-// ---- an aggregate as a tuple of references -----------------------------------------------------------------------------
-
-struct Anything {
-  template <class T>
-  operator T() const;  // NOLINT: only named, never called
-};
-
-template <class T, class... Init>
-consteval std::size_t FieldCount() {
-  if constexpr (requires { T{Init{}..., Anything{}}; }) {
-    return FieldCount<T, Init..., Anything>();
-  } else {
-    return sizeof...(Init);
-  }
-}
-
 template <class T, class Visit>
-void VisitFields(T& object, Visit&& visit) {
-  const auto all = [&](auto&... fields) { (visit(fields), ...); };
-  constexpr std::size_t n = FieldCount<std::remove_const_t<T>>();
-  static_assert(n >= 1 && n <= 15, "add a line below");
-  // clang-format off
-  if constexpr (n == 1) { auto& [a] = object; all(a); }
-  if constexpr (n == 2) { auto& [a, b] = object; all(a, b); }
-  if constexpr (n == 3) { auto& [a, b, c] = object; all(a, b, c); }
-  if constexpr (n == 4) { auto& [a, b, c, d] = object; all(a, b, c, d); }
-  if constexpr (n == 5) { auto& [a, b, c, d, e] = object; all(a, b, c, d, e); }
-  if constexpr (n == 6) { auto& [a, b, c, d, e, f] = object; all(a, b, c, d, e, f); }
-  if constexpr (n == 7) { auto& [a, b, c, d, e, f, g] = object; all(a, b, c, d, e, f, g); }
-  if constexpr (n == 8) { auto& [a, b, c, d, e, f, g, h] = object; all(a, b, c, d, e, f, g, h); }
-  if constexpr (n == 9) { auto& [a, b, c, d, e, f, g, h, i] = object; all(a, b, c, d, e, f, g, h, i); }
-  if constexpr (n == 10) { auto& [a, b, c, d, e, f, g, h, i, j] = object; all(a, b, c, d, e, f, g, h, i, j); }
-  if constexpr (n == 11) { auto& [a, b, c, d, e, f, g, h, i, j, k] = object; all(a, b, c, d, e, f, g, h, i, j, k); }
-  if constexpr (n == 12) { auto& [a, b, c, d, e, f, g, h, i, j, k, l] = object; all(a, b, c, d, e, f, g, h, i, j, k, l); }
-  if constexpr (n == 13) { auto& [a, b, c, d, e, f, g, h, i, j, k, l, m] = object; all(a, b, c, d, e, f, g, h, i, j, k, l, m); }
-  if constexpr (n == 14) { auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, o] = object; all(a, b, c, d, e, f, g, h, i, j, k, l, m, o); }
-  if constexpr (n == 15) { auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, o, p] = object; all(a, b, c, d, e, f, g, h, i, j, k, l, m, o, p); }
-  // clang-format on
+void VisitFields(T& object, const Visit& visit) {
+  std::apply([&](auto&... members) { (visit(members), ...); }, Members(object));
 }
 
 template <class T>

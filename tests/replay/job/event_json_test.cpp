@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "statemachine/apply.h"
 #include "tests/journal/samples.h"
@@ -34,6 +35,26 @@ TEST(EventJson, every_field_of_every_kind_is_shown_as_it_always_was) {
   for (std::size_t kind = 0; kind < kEventKinds; ++kind) {
     const auto json = ToJson(Event{SequenceNumber{kind + 1}, 2, 3, test::Sample(kind)});
     EXPECT_EQ(json.dump(-1, ' ', true, nlohmann::ordered_json::error_handler_t::replace), test::kSampleEvents[kind]);
+  }
+}
+
+std::set<std::string> KeysOf(const nlohmann::ordered_json& json) {
+  std::set<std::string> keys;
+  for (const auto& [key, value] : json.items()) keys.insert(key);
+  for (const char* common : {"seq", "time_ns", "thread", "kind"}) keys.erase(common);
+  return keys;
+}
+
+// A sample has a value in every field, and a default in none: what both have is required, and what the sample has may be there.
+TEST(EventJson, the_schema_of_every_kind_names_its_fields_and_requires_those_that_are_always_there) {
+  const auto forms = EventForms();
+  ASSERT_EQ(forms.size(), kEventKinds);
+  for (std::size_t kind = 0; kind < kEventKinds; ++kind) {
+    const auto& form = forms[kind]["then"];
+    EXPECT_EQ(forms[kind]["if"]["properties"]["kind"]["const"], KindWord(kind));
+    EXPECT_EQ(KeysOf(form["properties"]), KeysOf(ToJson(Event{{}, 0, 0, test::Sample(kind)}))) << KindName(kind);
+    const auto required = form["required"].get<std::set<std::string>>();
+    EXPECT_EQ(required, KeysOf(ToJson(Event{{}, 0, 0, test::DefaultBody(kind)}))) << KindName(kind);
   }
 }
 

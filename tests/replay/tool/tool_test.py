@@ -21,7 +21,6 @@ import warnings
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.normpath(os.path.join(HERE, "../../.."))
 GOLDEN = os.path.join(ROOT, "tests/replay/golden")
-SCHEMAS = os.path.join(ROOT, "replay/tool/schemas")
 TOOL = ""
 BUILD = ""
 
@@ -66,7 +65,7 @@ class Schemas(Scratch):
 
     @classmethod
     def setUpClass(cls):
-        cls.schemas = {os.path.basename(p).removesuffix(".schema.json"): json_schema.Schema(p) for p in glob.glob(SCHEMAS + "/*.json")}
+        cls.schemas = {os.path.basename(p).removesuffix(".schema.json"): json_schema.Schema(p) for p in glob.glob(BUILD + "/share/amem/schemas/*.json")}
 
     def check(self, record, name):
         self.assertEqual(record["schema"], "amem-replay/" + name)

@@ -1,13 +1,13 @@
-# What a journal holds, on disk and in the shared-memory tail: Cap'n Proto messages of one segment, unpacked, without a segment
-# table, each behind a record header (record.h).
+# What a journal holds, on disk and in the shared-memory tail, in Cap'n Proto's own language: messages of one segment, unpacked,
+# without a segment table, each behind a record header (journal/record.h). `capnp decode` reads them with this file.
 #
+# AMem itself derives the same from the structs of statemachine/event.h. This file is what was promised: layout_test.cpp finds
+# each member of each struct here, under its name, in its place, with its type and its default, and says what is to be added.
 # Rules for changes, because old journals stay readable for ever:
 #   * Fields are only ever added, at the end, and a new field's default must be the old behaviour.
-#   * A new kind of event must go to the end of the union in Event and of EventBody (statemachine/event.h): its place in both
-#     must be the same number. A reader that must not skip it needs kJournalFormat and kJournalLeastReader to rise.
+#   * A new kind of event must go to the end of the union in Event and of EventBody: its place in both must be the same number.
+#     A reader that must not skip it needs kJournalFormat and kJournalLeastReader to rise.
 #   * Ordinals, names of union members and values of enums must not be reused.
-# codec_events.h takes every C++ struct apart with a structured binding, so that a field that is added there and not here does not
-# compile.
 @0xd3a7be2f6c1e90b5;
 
 using Cxx = import "/capnp/c++.capnp";
@@ -26,7 +26,7 @@ struct Event {
   timeNs @1 :UInt64;  # CLOCK_MONOTONIC of the host
   thread @2 :UInt32;
 
-  union {  # the discriminant must be the index in EventBody; static_asserts in codec.cpp hold both together
+  union {  # the discriminant must be the index in EventBody
     sessionOpened @3 :SessionOpened;
     sessionClosed @4 :SessionClosed;
     sessionBroken @5 :SessionBroken;
@@ -99,14 +99,10 @@ struct Event {
 # ---- values --------------------------------------------------------------------------------------------------------------
 # An id, an address or a number of bytes is a UInt64; what it means is in statemachine/types.h.
 
-struct Location {
-  type @0 :UInt32;  # CUmemLocationType, also values this build does not know
-  id @1 :Int32;
-}
 struct AllocationProperties {  # CUmemAllocationProp, whole
   type @0 :UInt32 = 1;
   handleTypes @1 :UInt32;
-  locationType @2 :UInt32;
+  locationType @2 :UInt32;  # CUmemLocationType, also values this build does not know
   locationId @3 :Int32;
   compression @4 :UInt8;
   gpuDirectRdma @5 :UInt8;
@@ -402,14 +398,14 @@ struct Condensed {
 
 # ---- slabs ---------------------------------------------------------------------------------------------------------------
 
-struct Spread {
+struct ByteRange {
   offset @0 :UInt64;
   bytes @1 :UInt64;
 }
 struct SlabOpened {
   slab @0 :UInt64;
   address @1 :UInt64;
-  dirty @2 :List(Spread);
+  dirty @2 :List(ByteRange);
 }
 struct Placed {
   allocation @0 :UInt64;

@@ -1,0 +1,58 @@
+// Writes the JSON schemas of `--json` into a folder. Most are as they stand in this one. Those of events, states and sessions
+// say with "made" what follows from the fields of events and states (replay/job/event_json.h).
+//   make_schemas FROM TO
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "replay/job/event_json.h"
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+void AddFields(Json& schema, const Json& state, const Json& names) {
+  for (const Json& name : names) {
+    schema["required"].push_back(name);
+    schema["properties"][name.get<std::string>()] = state["properties"].at(name.get<std::string>());
+  }
+}
+
+void Fill(Json& schema) {
+  const Json made = schema["made"];
+  schema.erase("made");
+  if (made == "events") {
+    schema["allOf"] = amem::EventForms();
+  } else {
+    const Json state = amem::StateForm();
+    AddFields(schema, state, made == "state" ? state["required"] : made);
+  }
+  schema["$defs"] = {{"session", {{"description", "The id of a session"}, {"type", "string"}, {"pattern", "^[0-9a-f]{16}$"}}},
+                     {"hex", {{"type", "string"}, {"pattern", "^0x[0-9a-f]+$"}}}};
+}
+
+void Make(const std::filesystem::path& from, const std::filesystem::path& to) {
+  std::ifstream in(from);
+  Json schema = Json::parse(in);
+  if (schema.contains("made")) Fill(schema);
+  std::ofstream out(to);
+  out << schema.dump(1) << "\n";
+  if (!out.flush()) throw std::runtime_error("cannot write " + to.string());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 1;
+  try {
+    std::filesystem::create_directories(argv[2]);
+    for (const auto& entry : std::filesystem::directory_iterator(argv[1])) {
+      if (entry.path().extension() == ".json") Make(entry.path(), std::filesystem::path(argv[2]) / entry.path().filename());
+    }
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "make_schemas: %s\n", e.what());
+    return 1;
+  }
+}

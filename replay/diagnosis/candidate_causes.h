@@ -29,9 +29,9 @@ struct CandidateCause {
   std::uint64_t wall_ns = 0;  // when it became true
   // An absence: since when it was more than a wait that might have ended well. UINT64_MAX: it was not.
   std::uint64_t established_ns = UINT64_MAX;
-  const JournalHistory* journal = nullptr;  // of `session`; null: it was not given
-  const Attempt* attempt = nullptr;         // that failed or hangs: of `session`, or of `witness`
-  const JournalHistory* witness = nullptr;  // of a session that waited for this one, or noticed its end
+  const SessionStory* journal = nullptr;  // of `session`; null: it was not given
+  const Attempt* attempt = nullptr;       // that failed or hangs: of `session`, or of `witness`
+  const SessionStory* witness = nullptr;  // of a session that waited for this one, or noticed its end
   SequenceNumber witness_seq;
   AllocationId allocation;
   std::vector<SessionId> missing;  // sessions that did not join
@@ -55,7 +55,7 @@ struct References {
   std::vector<Violation> disagreements, impossible;
   std::set<std::tuple<SessionId, AllocationId>> unknown_to_owner;  // imports (importer, its id) that the owner does not know
 };
-References CompareReferences(std::span<const JournalHistory> journals);
+References CompareReferences(std::span<const SessionStory> journals);
 
 // The one to believe first, and after it the others by weight and time. Empty: nothing is wrong.
 std::vector<CandidateCause> FindCandidateCauses(const Roster& roster, const References& references);

@@ -37,10 +37,10 @@ bool SameRoot(const CandidateCause& a, const CandidateCause& b) {
 
 }  // namespace
 
-bool HasOpenAttempt(const JournalHistory& j) { return !j.attempts.empty() && j.attempts.back().end == Attempt::End::kOpen; }
-bool LastAttemptDone(const JournalHistory& j) { return j.attempts.empty() || j.attempts.back().end == Attempt::End::kDone; }
-bool IsDead(const JournalHistory& j) { return j.findings.info.status == SessionStatus::kCrashed; }
-bool IsLive(const JournalHistory& j) { return j.findings.info.status == SessionStatus::kLive; }
+bool HasOpenAttempt(const SessionStory& j) { return j.OpenAttempt() != nullptr; }
+bool LastAttemptDone(const SessionStory& j) { return j.attempts.empty() || j.attempts.back().end == Attempt::End::kDone; }
+bool IsDead(const SessionStory& j) { return j.findings.info.status == SessionStatus::kCrashed; }
+bool IsLive(const SessionStory& j) { return j.findings.info.status == SessionStatus::kLive; }
 bool IsHalfWay(Lifecycle lifecycle) {
   return lifecycle == Lifecycle::kPausing || lifecycle == Lifecycle::kPaused || lifecycle == Lifecycle::kResuming;
 }
@@ -52,7 +52,7 @@ CauseSearch::CauseSearch(const Roster& roster, const References& references) : r
 }
 
 std::vector<CandidateCause> CauseSearch::Run() {
-  for (const JournalHistory& j : roster_.journals()) {
+  for (const SessionStory& j : roster_.journals()) {
     FailedStep(j);
     FailedVote(j);
     FailedArrival(j);
@@ -74,7 +74,7 @@ std::vector<CandidateCause> CauseSearch::Run() {
   return std::move(candidates_);
 }
 
-CandidateCause& CauseSearch::Add(Weight weight, VerdictKind kind, const JournalHistory& j, std::uint64_t time_ns) {
+CandidateCause& CauseSearch::Add(Weight weight, VerdictKind kind, const SessionStory& j, std::uint64_t time_ns) {
   return candidates_.emplace_back(CandidateCause{.weight = weight,
                                                  .kind = kind,
                                                  .session = j.session(),
@@ -84,7 +84,7 @@ CandidateCause& CauseSearch::Add(Weight weight, VerdictKind kind, const JournalH
                                                  .live = IsLive(j)});
 }
 
-CandidateCause& CauseSearch::AddWitnessed(Weight weight, VerdictKind kind, SessionId session, const JournalHistory& witness,
+CandidateCause& CauseSearch::AddWitnessed(Weight weight, VerdictKind kind, SessionId session, const SessionStory& witness,
                                           SequenceNumber seq) {
   return candidates_.emplace_back(CandidateCause{.weight = weight,
                                                  .kind = kind,
@@ -98,7 +98,7 @@ CandidateCause& CauseSearch::AddWitnessed(Weight weight, VerdictKind kind, Sessi
 // Whether all are known to have ended. Of one journal alone, those that it shared memory with count as well.
 bool CauseSearch::AllEnded() const {
   if (roster_.journals().size() != 1) return true;
-  const JournalHistory& j = roster_.journals().front();
+  const SessionStory& j = roster_.journals().front();
   const std::set<SessionId> sharing = roster_.SharingWith(j.session(), roster_.Wall(j, j.last.time_ns));
   std::set<SessionId> ended;
   for (const auto& [session, end] : ends_) ended.insert(session);
@@ -107,8 +107,8 @@ bool CauseSearch::AllEnded() const {
 
 // It gave up an arrival because another one was gone, before it had noted whose connection that was. Journals of older builds
 // do not name it: then it is the one that is dead and has not said so itself.
-void CauseSearch::WitnessAtArrival(const JournalHistory& j) {
-  const auto gave_up = [](const JournalHistory& one) {
+void CauseSearch::WitnessAtArrival(const SessionStory& j) {
+  const auto gave_up = [](const SessionStory& one) {
     return !one.attempts.empty() && !one.attempts.back().begun && one.attempts.back().end == Attempt::End::kFailed &&
            one.attempts.back().code == Code::kPeerLost;
   };
@@ -116,7 +116,7 @@ void CauseSearch::WitnessAtArrival(const JournalHistory& j) {
   const Moment& at = j.attempts.back().ended;
   const std::uint64_t wall = roster_.Wall(j, at.time_ns);
   for (const CycleMember& culprit : j.attempts.back().culprits) {
-    const JournalHistory* other = roster_.Find(culprit.session);
+    const SessionStory* other = roster_.Find(culprit.session);
     if (other != nullptr && !IsDead(*other)) continue;
     SessionEnd& end = ends_[culprit.session];
     if (!end.witnessed || end.wall_ns > wall)
@@ -124,7 +124,7 @@ void CauseSearch::WitnessAtArrival(const JournalHistory& j) {
   }
   if (!j.attempts.back().culprits.empty()) return;
   for (const SessionId session : roster_.SharingWith(j.session(), wall)) {
-    const JournalHistory* other = roster_.Find(session);
+    const SessionStory* other = roster_.Find(session);
     if (other == nullptr || !IsDead(*other) || gave_up(*other) || roster_.Wall(*other, other->last.time_ns) > wall) continue;
     SessionEnd& end = ends_.at(session);
     if (!end.witnessed) end = {.wall_ns = wall, .witnessed = true, .witness = &j, .witness_seq = at.seq};
@@ -136,7 +136,7 @@ void CauseSearch::WitnessAtArrival(const JournalHistory& j) {
 void CauseSearch::FindEnds() {
   bool live = false;
   std::uint64_t last_event = 0;
-  for (const JournalHistory& j : roster_.journals()) {
+  for (const SessionStory& j : roster_.journals()) {
     job_end_ = std::max(job_end_, roster_.KnownUntil(j));
     last_event = std::max(last_event, roster_.Wall(j, j.last.time_ns));
     live = live || IsLive(j) || j.findings.info.status == SessionStatus::kCopied;
@@ -154,7 +154,7 @@ void CauseSearch::FindEnds() {
       if (sight.seen == nullptr || wall >= sight.wall_ns) sight = {&seen, &j, wall};
     }
   }
-  for (const JournalHistory& j : roster_.journals()) {
+  for (const SessionStory& j : roster_.journals()) {
     const std::uint64_t last = roster_.Wall(j, j.last.time_ns);
     if (j.closed) {
       ends_[j.session()] = {.wall_ns = roster_.Wall(j, j.closed->at.time_ns), .in_order = true, .witnessed = true};
@@ -166,7 +166,7 @@ void CauseSearch::FindEnds() {
       ends_.erase(j.session());  // a connection that was lost is not an end
     }
   }
-  for (const JournalHistory& j : roster_.journals()) WitnessAtArrival(j);
+  for (const SessionStory& j : roster_.journals()) WitnessAtArrival(j);
   for (const auto& [session, end] : ends_) {
     if (end.witnessed) first_end_ = std::min(first_end_, end.wall_ns);
   }
@@ -180,7 +180,7 @@ const SessionEnd* CauseSearch::EndOf(SessionId session) const {
 }
 
 std::string CauseSearch::SeenState(SessionId session) const {
-  const JournalHistory* j = roster_.Find(session);
+  const SessionStory* j = roster_.Find(session);
   if (j != nullptr && !j->process_now.empty()) return j->process_now;
   const auto sight = sights_.find(session);
   return sight == sights_.end() ? "" : sight->second.seen->state;
@@ -191,7 +191,7 @@ std::int32_t CauseSearch::SeenExitCode(SessionId session) const {
   return sight == end_sights_.end() ? -1 : sight->second.seen->exit_code;
 }
 
-const Progress& CauseSearch::ProgressOfSession(const JournalHistory& j) {
+const Progress& CauseSearch::ProgressOfSession(const SessionStory& j) {
   const auto [at, fresh] = progress_.try_emplace(j.session());
   if (fresh) at->second = ProgressOf(j);
   return at->second;

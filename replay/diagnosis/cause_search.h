@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "replay/diagnosis/candidate_causes.h"
-#include "replay/diagnosis/progress.h"
 #include "replay/diagnosis/roster.h"
+#include "replay/job/story/progress.h"
 
 namespace amem {
 
@@ -17,9 +17,9 @@ inline constexpr std::uint64_t kPatience_ns = 1'000'000'000;
 // How and when a process ended, as well as it is known.
 struct SessionEnd {
   std::uint64_t wall_ns = 0;
-  bool in_order = false;                    // it closed its journal
-  bool witnessed = false;                   // false: the time is only the latest one possible
-  const JournalHistory* witness = nullptr;  // another session that noticed it
+  bool in_order = false;                  // it closed its journal
+  bool witnessed = false;                 // false: the time is only the latest one possible
+  const SessionStory* witness = nullptr;  // another session that noticed it
   SequenceNumber witness_seq;
 };
 
@@ -32,65 +32,65 @@ class CauseSearch {
   using Weight = CandidateCause::Weight;
 
   // ---- cause_search.cpp: what the others build on, and the order in the end ----
-  CandidateCause& Add(Weight weight, VerdictKind kind, const JournalHistory& j, std::uint64_t time_ns);
+  CandidateCause& Add(Weight weight, VerdictKind kind, const SessionStory& j, std::uint64_t time_ns);
   // About a session that `witness` waited for or heard of, as its event `seq` shows.
-  CandidateCause& AddWitnessed(Weight weight, VerdictKind kind, SessionId session, const JournalHistory& witness,
+  CandidateCause& AddWitnessed(Weight weight, VerdictKind kind, SessionId session, const SessionStory& witness,
                                SequenceNumber seq);
   void FindEnds();
-  void WitnessAtArrival(const JournalHistory& j);
+  void WitnessAtArrival(const SessionStory& j);
   [[nodiscard]] bool AllEnded() const;
   [[nodiscard]] const SessionEnd* EndOf(SessionId session) const;
   // All processes ended within moments, so that somebody ended them all.
   [[nodiscard]] bool WasTornDown() const { return torn_down_; }
   [[nodiscard]] std::string SeenState(SessionId session) const;  // as ProcessSeen::state; empty: nobody looked
-  const Progress& ProgressOfSession(const JournalHistory& j);
+  const Progress& ProgressOfSession(const SessionStory& j);
   void DemoteEnds();
   void Order();
 
   // ---- search_failures.cpp: what a session records of itself, or a vote of another one ----
-  void FailedStep(const JournalHistory& j);
-  void FailedVote(const JournalHistory& j);
-  void OwnVote(const JournalHistory& j, const Attempt::Decision& decision);
-  void FailedVoteAlone(const JournalHistory& j);
-  void VoteOfAnother(const JournalHistory& j, const Attempt::Decision& decision);
-  void Broken(const JournalHistory& j);
-  void Undone(const JournalHistory& j);
+  void FailedStep(const SessionStory& j);
+  void FailedVote(const SessionStory& j);
+  void OwnVote(const SessionStory& j, const Attempt::Decision& decision);
+  void FailedVoteAlone(const SessionStory& j);
+  void VoteOfAnother(const SessionStory& j, const Attempt::Decision& decision);
+  void Broken(const SessionStory& j);
+  void Undone(const SessionStory& j);
   // Pauses and resumes of pools, which concern no other session.
-  void FailedPools(const JournalHistory& j);
-  void RefusedLaunch(const JournalHistory& j);
+  void FailedPools(const SessionStory& j);
+  void RefusedLaunch(const SessionStory& j);
   void Disagreements();
 
   // ---- search_absences.cpp: who was waited for ----
-  void FailedArrival(const JournalHistory& j);
-  [[nodiscard]] bool GaveUpBefore(const JournalHistory& j, const Attempt& attempt) const;
-  void LongArrival(const JournalHistory& j);
-  void Awaited(const JournalHistory& j);
+  void FailedArrival(const SessionStory& j);
+  [[nodiscard]] bool GaveUpBefore(const SessionStory& j, const Attempt& attempt) const;
+  void LongArrival(const SessionStory& j);
+  void Awaited(const SessionStory& j);
   // `j` waited until `until` for sessions that share memory with it and had not joined the same kind of cycle.
-  void Absent(const JournalHistory& j, const Attempt& attempt, std::uint64_t until, SequenceNumber seq);
-  [[nodiscard]] std::vector<SessionId> Missing(const JournalHistory& j, const Attempt& attempt, std::uint64_t from,
+  void Absent(const SessionStory& j, const Attempt& attempt, std::uint64_t until, SequenceNumber seq);
+  [[nodiscard]] std::vector<SessionId> Missing(const SessionStory& j, const Attempt& attempt, std::uint64_t from,
                                                std::uint64_t until) const;
-  [[nodiscard]] std::vector<SessionId> Uncounted(const JournalHistory& j, const Attempt& attempt, std::uint64_t from) const;
-  [[nodiscard]] bool Joined(const JournalHistory& j, CycleKind kind, std::uint64_t from, std::uint64_t until) const;
+  [[nodiscard]] std::vector<SessionId> Uncounted(const SessionStory& j, const Attempt& attempt, std::uint64_t from) const;
+  [[nodiscard]] bool Joined(const SessionStory& j, CycleKind kind, std::uint64_t from, std::uint64_t until) const;
   // Of the sessions that share memory with it, those whose group is not that of most.
   [[nodiscard]] std::vector<SessionId> OtherGroups(SessionId session, std::uint64_t wall_ns) const;
-  void Waiting(const JournalHistory& j);
+  void Waiting(const SessionStory& j);
   bool CounterStalled(const Attempt& attempt);
-  void WaitingInside(const JournalHistory& j, const Attempt& attempt, const Progress& progress);
-  void Stalled(const JournalHistory& j, const JournalHistory* witness, std::uint64_t since_ns);
+  void WaitingInside(const SessionStory& j, const Attempt& attempt, const Progress& progress);
+  void Stalled(const SessionStory& j, const SessionStory* witness, std::uint64_t since_ns);
   // Pauses and resumes of pools that are open and silent.
-  void StalledPools(const JournalHistory& j);
-  void AbsentVoters(const JournalHistory& j, const Attempt& attempt, const Progress& progress);
+  void StalledPools(const SessionStory& j);
+  void AbsentVoters(const SessionStory& j, const Attempt& attempt, const Progress& progress);
 
   // ---- search_ends.cpp: processes that ended ----
-  void Death(const JournalHistory& j);
-  void Leaving(const JournalHistory& j);
+  void Death(const SessionStory& j);
+  void Leaving(const SessionStory& j);
   void EndsOfAbsent();
-  [[nodiscard]] bool FailedBecauseOf(const JournalHistory& j, SessionId session, const SessionEnd& end) const;
-  [[nodiscard]] std::uint64_t MissedSince(const JournalHistory& j) const;
-  [[nodiscard]] bool CalledOffBecauseOf(const JournalHistory& j) const;
-  [[nodiscard]] bool OneDiedIn(const JournalHistory& j, const Attempt& attempt) const;
-  [[nodiscard]] bool EndedTogether(const JournalHistory& j, std::uint64_t wall_ns) const;
-  [[nodiscard]] bool OthersNeeded(const JournalHistory& j, std::uint64_t since) const;
+  [[nodiscard]] bool FailedBecauseOf(const SessionStory& j, SessionId session, const SessionEnd& end) const;
+  [[nodiscard]] std::uint64_t MissedSince(const SessionStory& j) const;
+  [[nodiscard]] bool CalledOffBecauseOf(const SessionStory& j) const;
+  [[nodiscard]] bool OneDiedIn(const SessionStory& j, const Attempt& attempt) const;
+  [[nodiscard]] bool EndedTogether(const SessionStory& j, std::uint64_t wall_ns) const;
+  [[nodiscard]] bool OthersNeeded(const SessionStory& j, std::uint64_t since) const;
 
   const Roster& roster_;
   const References& references_;
@@ -98,7 +98,7 @@ class CauseSearch {
   std::map<SessionId, SessionEnd> ends_;
   struct Sight {
     const ProcessSeen* seen = nullptr;
-    const JournalHistory* by = nullptr;
+    const SessionStory* by = nullptr;
     std::uint64_t wall_ns = 0;
   };
   std::map<SessionId, Sight> sights_;                                // the last look at each while it lived
@@ -109,10 +109,10 @@ class CauseSearch {
   std::vector<CandidateCause> candidates_;
 };
 
-bool HasOpenAttempt(const JournalHistory& j);
-bool LastAttemptDone(const JournalHistory& j);  // or there is none
-bool IsDead(const JournalHistory& j);
-bool IsLive(const JournalHistory& j);
+bool HasOpenAttempt(const SessionStory& j);
+bool LastAttemptDone(const SessionStory& j);  // or there is none
+bool IsDead(const SessionStory& j);
+bool IsLive(const SessionStory& j);
 bool IsHalfWay(Lifecycle lifecycle);  // paused, or on the way to it or back
 bool BlamesAnother(Code code);
 

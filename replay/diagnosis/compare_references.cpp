@@ -5,11 +5,11 @@
 
 namespace amem {
 
-References CompareReferences(std::span<const JournalHistory> journals) {
+References CompareReferences(std::span<const SessionStory> journals) {
   References references;
   std::vector<const JournalFindings*> findings;
   std::map<SessionId, const JournalFindings*> by_session;
-  for (const JournalHistory& j : journals) {
+  for (const SessionStory& j : journals) {
     findings.push_back(&j.findings);
     by_session[j.session()] = &j.findings;
     references.impossible.insert(references.impossible.end(), j.findings.violations.begin(), j.findings.violations.end());
@@ -17,7 +17,7 @@ References CompareReferences(std::span<const JournalHistory> journals) {
   JobFindings job = VerifyJob(findings);
   references.compared = job.references;
   references.disagreements = std::move(job.violations);
-  for (const JournalHistory& j : journals) {
+  for (const SessionStory& j : journals) {
     for (const auto& [id, import] : j.findings.imports) {
       const auto owner = by_session.find(import.remote.owner);
       if (owner == by_session.end() || import.dropped) continue;

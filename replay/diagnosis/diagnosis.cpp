@@ -17,14 +17,10 @@ namespace {
 
 void Count(const Roster& roster, Verdict& verdict) {
   Verdict::Totals& totals = verdict.totals;
-  for (const JournalHistory& j : roster.journals()) {
+  for (const SessionStory& j : roster.journals()) {
     ++totals.journals;
     totals.events += j.findings.events;
-    auto [pauses, resumes, failures, members] = j.forgotten;
-    for (const Attempt& attempt : j.attempts) {
-      failures += attempt.end == Attempt::End::kFailed ? 1 : 0;
-      if (attempt.end == Attempt::End::kDone) ++(attempt.kind == CycleKind::kPause ? pauses : resumes);
-    }
+    const auto [pauses, resumes, failures] = j.AllAttempts();
     totals.pauses = std::max(totals.pauses, pauses);
     totals.resumes = std::max(totals.resumes, resumes);
     totals.failures = std::max(totals.failures, failures);
@@ -36,7 +32,7 @@ void Count(const Roster& roster, Verdict& verdict) {
 }
 
 void NoteDamage(const Roster& roster, Verdict& verdict) {
-  for (const JournalHistory& j : roster.journals()) {
+  for (const SessionStory& j : roster.journals()) {
     const std::string damage = DamageText(j.findings.report);
     if (!damage.empty()) verdict.damage.push_back(fmt::format("{}: {}", j.findings.info.directory.string(), damage));
   }
@@ -45,11 +41,11 @@ void NoteDamage(const Roster& roster, Verdict& verdict) {
 // An earlier attempt that failed and was repeated with success is not what is wrong now, but worth knowing.
 void NoteOvercome(const Roster& roster, Verdict& verdict) {
   std::set<std::string> said;
-  for (const JournalHistory& j : roster.journals()) {
+  for (const SessionStory& j : roster.journals()) {
     const bool overcome = !j.attempts.empty() && j.attempts.back().end == Attempt::End::kDone;
     for (const Attempt& attempt : j.attempts) {
       if (!overcome || attempt.end != Attempt::End::kFailed) continue;
-      const std::string cycle = fmt::format("{} {}", ToText(attempt.kind), attempt.cycle);
+      const std::string cycle = NameOf(attempt);
       if (!said.insert(cycle).second) continue;
       verdict.notes.push_back(fmt::format("an earlier try at {} failed and was overcome: {}", cycle, attempt.failure));
     }
@@ -59,8 +55,8 @@ void NoteOvercome(const Roster& roster, Verdict& verdict) {
 // A job that somebody outside keeps paused looks like one that hangs, and nothing in it is wrong.
 void NoteOutside(const Roster& roster, Verdict& verdict) {
   std::vector<SessionId> kept, frozen;
-  const JournalHistory *one_kept = nullptr, *one_frozen = nullptr;
-  for (const JournalHistory& j : roster.journals()) {
+  const SessionStory *one_kept = nullptr, *one_frozen = nullptr;
+  for (const SessionStory& j : roster.journals()) {
     if (j.outside.paused && j.outside.waits_in) {
       kept.push_back(j.session());
       one_kept = &j;
@@ -89,7 +85,7 @@ void NoteOutside(const Roster& roster, Verdict& verdict) {
 
 // No failure as a rule: a program may end while a tag is paused. Who misses the contents learns here where they went.
 void NoteEndedPaused(const Roster& roster, Verdict& verdict) {
-  for (const JournalHistory& j : roster.journals()) {
+  for (const SessionStory& j : roster.journals()) {
     if (!j.closed && j.findings.info.status != SessionStatus::kCrashed) continue;
     const State& state = j.findings.state;
     for (const auto& [id, pool] : state.pools) {
@@ -110,7 +106,7 @@ void NoteEndedPaused(const Roster& roster, Verdict& verdict) {
 
 void NoteAbsent(const Roster& roster, Verdict& verdict) {
   std::set<SessionId> absent;
-  for (const JournalHistory& j : roster.journals()) {
+  for (const SessionStory& j : roster.journals()) {
     for (const SessionId session : roster.SharingWith(j.session(), roster.KnownUntil(j))) {
       if (roster.Find(session) == nullptr) absent.insert(session);
     }
@@ -127,7 +123,7 @@ void NoteAbsent(const Roster& roster, Verdict& verdict) {
 std::string JobText(const Roster& roster) {
   std::set<std::string> hosts;
   std::uint64_t since = UINT64_MAX;
-  for (const JournalHistory& j : roster.journals()) {
+  for (const SessionStory& j : roster.journals()) {
     if (!j.who().host.empty()) hosts.insert(j.who().host);
     since = std::min(since, roster.Wall(j, j.who().monotonic_ns));
   }
@@ -135,18 +131,6 @@ std::string JobText(const Roster& roster) {
                             : hosts.empty()   ? std::string()
                                               : " on " + Plural(hosts.size(), "host");
   return Plural(roster.journals().size(), "session") + where + (since == UINT64_MAX ? "" : ", since " + DateText(since));
-}
-
-// Copies of one journal, as from a backup: the one that goes further is used.
-void DropCopies(std::vector<JournalHistory>& journals, std::vector<std::string>& damage) {
-  std::ranges::stable_sort(journals, std::greater{}, [](const JournalHistory& j) { return j.last.seq; });
-  std::set<SessionId> seen;
-  std::erase_if(journals, [&](const JournalHistory& j) {
-    if (seen.insert(j.session()).second) return false;
-    damage.push_back(j.findings.info.directory.string() +
-                     " is another copy of a journal that was given; the longer one is used");
-    return true;
-  });
 }
 
 void Finish(Verdict& verdict) {
@@ -160,7 +144,7 @@ void Finish(Verdict& verdict) {
 
 }  // namespace
 
-Verdict Diagnose(std::span<const JournalHistory> journals) {
+Verdict Diagnose(std::span<const SessionStory> journals) {
   const Roster roster(journals);
   const References references = CompareReferences(journals);
   const std::vector<CandidateCause> candidates = FindCandidateCauses(roster, references);
@@ -186,25 +170,25 @@ Verdict Diagnose(std::span<const JournalHistory> journals) {
 namespace {
 
 // A session that has not voted yet belongs to a build that records votes if another one of that build does.
-void ExpectVotes(std::vector<JournalHistory>& journals) {
+void ExpectVotes(std::vector<SessionStory>& journals) {
   std::set<std::string> builds;
-  for (const JournalHistory& j : journals) {
+  for (const SessionStory& j : journals) {
     if (j.records_votes) builds.insert(j.who().amem_version);
   }
-  for (JournalHistory& j : journals) {
+  for (SessionStory& j : journals) {
     const bool began_here = j.first.seq.value <= 1;
     j.records_votes = j.records_votes || (began_here && builds.contains(j.who().amem_version));
   }
 }
 
 struct ReadJournals {
-  std::vector<JournalHistory> journals;
+  std::vector<SessionStory> journals;
   std::vector<std::string> unread;
 };
 
 Result<ReadJournals> ReadAll(std::span<const std::filesystem::path> sessions) {
-  std::vector<std::optional<Result<JournalHistory>>> read(sessions.size());
-  SideBySide(sessions.size(), [&](std::size_t i) { read[i] = ReadHistory(sessions[i]); });
+  std::vector<std::optional<Result<SessionStory>>> read(sessions.size());
+  SideBySide(sessions.size(), [&](std::size_t i) { read[i] = ReadStory(sessions[i]); });
   ReadJournals all;
   for (std::size_t i = 0; i < sessions.size(); ++i) {
     if (read[i]->ok()) {
@@ -218,7 +202,8 @@ Result<ReadJournals> ReadAll(std::span<const std::filesystem::path> sessions) {
     return Status{Code::kNotFound, all.unread.empty() ? "there is no journal to read: give directories of sessions"
                                                       : "none of the journals could be read: " + Listed(all.unread)};
   }
-  DropCopies(all.journals, all.unread);
+  for (const auto& directory : DropCopies(all.journals))
+    all.unread.push_back(directory.string() + " is another copy of a journal that was given; the longer one is used");
   ExpectVotes(all.journals);
   CountTheDying(all.journals);
   return all;
@@ -243,10 +228,10 @@ Result<std::vector<Verdict>> DiagnoseJobs(std::span<const std::filesystem::path>
   Result<ReadJournals> all = ReadAll(sessions);
   if (!all) return all.status();
   std::vector<JobTies> ties;
-  for (const JournalHistory& j : all->journals) ties.push_back(TiesOf(j));
+  for (const SessionStory& j : all->journals) ties.push_back(TiesOf(j));
   std::vector<Verdict> verdicts;
   for (const std::vector<std::size_t>& job : GroupIntoJobs(ties)) {
-    std::vector<JournalHistory> journals;
+    std::vector<SessionStory> journals;
     for (const std::size_t i : job) journals.push_back(std::move(all->journals[i]));
     verdicts.push_back(Diagnose(journals));
   }

@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "replay/diagnosis/verdict.h"
-#include "replay/job/history.h"
+#include "replay/job/story/story.h"
 #include "statemachine/types.h"
 
 namespace amem {
 
 // Of journals that were read, in any order; pure.
-Verdict Diagnose(std::span<const JournalHistory> journals);
+Verdict Diagnose(std::span<const SessionStory> journals);
 
 // Reads the journals in these session directories (ListSessions finds them) in parallel and diagnoses them. What cannot be read
 // is in Verdict::damage; a failure means that nothing could be read at all.

@@ -16,7 +16,7 @@ constexpr std::size_t kWaitingMost = 16;  // whose events are shown
 // The sessions that joined and saw the cycle not begin.
 std::vector<SessionId> AddWaiting(Explanation& e) {
   std::vector<SessionId> waiting;
-  for (const JournalHistory& j : e.roster.journals()) {
+  for (const SessionStory& j : e.roster.journals()) {
     if (j.attempts.empty()) continue;
     const Attempt& attempt = j.attempts.back();
     if (attempt.kind != e.cause.attempt->kind || attempt.begun || attempt.end == Attempt::End::kDone) continue;
@@ -28,7 +28,7 @@ std::vector<SessionId> AddWaiting(Explanation& e) {
   return waiting;
 }
 
-std::string PresenceText(const Roster& roster, const JournalHistory& j) {
+std::string PresenceText(const Roster& roster, const SessionStory& j) {
   switch (j.findings.info.status) {
     case SessionStatus::kLive:
       return "the process lives";
@@ -45,7 +45,7 @@ std::string PresenceText(const Roster& roster, const JournalHistory& j) {
 
 // What is known of a session that should have joined.
 void SayWhereabouts(Explanation& e, SessionId session) {
-  const JournalHistory* j = e.roster.Find(session);
+  const SessionStory* j = e.roster.Find(session);
   e.SaySight(session);
   if (j == nullptr) return;
   // The journal counts in its host's time, and the waiting is dated in that of the job.
@@ -69,7 +69,7 @@ void SayWhereabouts(Explanation& e, SessionId session) {
 }
 
 // Its last attempt is open: it is there still, or was when its journal ended.
-void TellStuck(Explanation& e, const JournalHistory& j, const Progress& progress) {
+void TellStuck(Explanation& e, const SessionStory& j, const Progress& progress) {
   const Moment since = progress.since ? progress.since : j.last;
   e.verdict.seq = since.seq;
   if (progress.phase) e.Say(Capitalized(e.ProgressText(j, progress)));
@@ -88,7 +88,7 @@ void TellStuck(Explanation& e, const JournalHistory& j, const Progress& progress
 }
 
 // It went on in the end, too late for the others.
-void TellLate(Explanation& e, const JournalHistory& j) {
+void TellLate(Explanation& e, const SessionStory& j) {
   const Attempt::Silence& silence = e.cause.attempt->silence;
   e.verdict.seq = silence.from.seq;
   if (silence.phase) e.verdict.phase = silence.phase;
@@ -108,12 +108,12 @@ void TellLate(Explanation& e, const JournalHistory& j) {
   e.AddEvidence(j, silence.from, Role::kCause, longest);
 }
 
-bool HasOpen(const JournalHistory& j) { return !j.attempts.empty() && j.attempts.back().end == Attempt::End::kOpen; }
+bool HasOpen(const SessionStory& j) { return !j.attempts.empty() && j.attempts.back().end == Attempt::End::kOpen; }
 
 const char* IsOrAre(const Explanation& e) { return e.cause.together.empty() ? " is" : " are"; }
 
 // What its threads did when it ran out of patience itself.
-void SayThreads(Explanation& e, const JournalHistory& j) {
+void SayThreads(Explanation& e, const SessionStory& j) {
   constexpr std::size_t kShown = 4;
   std::size_t shown = 0;
   for (const auto& [thread, at] : j.threads) {
@@ -159,14 +159,14 @@ namespace {
 
 // What kept a pause or resume from beginning, by the code of its failure.
 void RecommendForRefusal(Explanation& e) {
-  const JournalHistory& j = *e.cause.witness;
+  const SessionStory& j = *e.cause.witness;
   if (e.cause.groups_differ) {
     e.Recommend(Action::kOneGroup);
     e.verdict.remedy.process = e.NamesOfAll();
     return;
   }
   const bool other_settings = std::ranges::any_of(e.roster.SharingWith(j.session(), e.cause.wall_ns), [&](SessionId session) {
-    const JournalHistory* other = e.roster.Find(session);
+    const SessionStory* other = e.roster.Find(session);
     return other != nullptr && (other->who().amem_version != j.who().amem_version || other->who().layout != j.who().layout ||
                                 other->who().content != j.who().content);
   });
@@ -204,7 +204,7 @@ void ExplainRefused(Explanation& e) {
                     EventText(e.cause.witness_seq)));
   if (!e.cause.message.empty()) e.Say(Sentence(e.cause.message));
   for (const SessionId session : e.cause.groups_differ ? e.Named() : std::vector<SessionId>{}) {
-    if (const JournalHistory* j = e.roster.Find(session))
+    if (const SessionStory* j = e.roster.Find(session))
       e.Say(fmt::format("{} is of group {}.", Capitalized(e.roster.names().ShortName(session)), j->who().group));
   }
   e.verdict.seq = e.cause.witness_seq;
@@ -217,7 +217,7 @@ namespace {
 
 // The other tags of that process whose memory is away, or on its way. One thread does what was asked for without waiting, a
 // pause or a resume of one tag after the other, so they may wait behind the one that hangs.
-void SayTagsBehind(Explanation& e, const JournalHistory& j) {
+void SayTagsBehind(Explanation& e, const SessionStory& j) {
   std::vector<std::string> behind;
   for (const auto& [id, pool] : j.findings.state.pools) {
     if (pool.tag != e.cause.attempt->tag && pool.lifecycle != Lifecycle::kRunning) behind.push_back(pool.tag);
@@ -232,7 +232,7 @@ void SayTagsBehind(Explanation& e, const JournalHistory& j) {
 
 // A pause or resume of a pool waits for no other session: the process itself does not finish it.
 void ExplainStalledPool(Explanation& e) {
-  const JournalHistory& j = *e.cause.journal;
+  const SessionStory& j = *e.cause.journal;
   const Progress progress = ProgressOf(j, e.cause.attempt->tag);
   Verdict& v = e.verdict;
   v.code = Code::kTimeout;
@@ -258,8 +258,8 @@ void ExplainStalledPool(Explanation& e) {
 
 void ExplainStalled(Explanation& e) {
   if (e.cause.attempt != nullptr && !e.cause.attempt->tag.empty()) return ExplainStalledPool(e);
-  const JournalHistory* j = e.cause.journal;
-  const JournalHistory* witness = e.cause.witness;
+  const SessionStory* j = e.cause.journal;
+  const SessionStory* witness = e.cause.witness;
   const Progress progress = j != nullptr ? ProgressOf(*j) : Progress{};
   Verdict& v = e.verdict;
   v.code = Code::kTimeout;

@@ -19,7 +19,7 @@ struct Others {
   std::size_t left_out = 0;  // beyond kEvidenceOfOthersMax
 };
 
-void AddMember(Explanation& e, const JournalHistory& j, Others& others) {
+void AddMember(Explanation& e, const SessionStory& j, Others& others) {
   const Attempt& attempt = j.attempts.back();
   if (attempt.decided || attempt.failed_step) {
     (attempt.undone ? others.gave_up : others.half_way).push_back(j.session());
@@ -48,7 +48,7 @@ void AddMember(Explanation& e, const JournalHistory& j, Others& others) {
 Others AddOthers(Explanation& e) {
   Others others;
   const std::vector<SessionId> roots = e.Named();
-  for (const JournalHistory& j : e.roster.journals()) {
+  for (const SessionStory& j : e.roster.journals()) {
     if (std::ranges::find(roots, j.session()) != roots.end() || j.attempts.empty()) continue;
     const Attempt& attempt = j.attempts.back();
     if (attempt.kind != e.cause.attempt->kind || attempt.end == Attempt::End::kDone || !attempt.begun) continue;
@@ -63,7 +63,7 @@ Others AddOthers(Explanation& e) {
 
 void SaySurvivors(Explanation& e) {
   std::vector<SessionId> resumed;
-  for (const JournalHistory& j : e.roster.journals()) {
+  for (const SessionStory& j : e.roster.journals()) {
     if (j.session() == e.cause.session || j.attempts.empty()) continue;
     const Attempt& attempt = j.attempts.back();
     const bool done = attempt.end == Attempt::End::kDone && attempt.kind == CycleKind::kResume;
@@ -98,7 +98,7 @@ void ExplainConsequences(Explanation& e) {
 void ExplainLaterAttempts(Explanation& e) {
   std::vector<SessionId> failed;
   const Attempt* example = nullptr;
-  for (const JournalHistory& j : e.roster.journals()) {
+  for (const SessionStory& j : e.roster.journals()) {
     if (j.session() == e.cause.session || j.attempts.empty()) continue;
     const Attempt& attempt = j.attempts.back();
     if (attempt.end == Attempt::End::kDone || !attempt.ended || e.roster.Wall(j, attempt.ended.time_ns) < e.cause.wall_ns)
@@ -117,7 +117,7 @@ void ExplainLaterAttempts(Explanation& e) {
 
 std::string PresentState(const Roster& roster) {
   std::vector<SessionId> running, paused, half_way, ended;
-  for (const JournalHistory& j : roster.journals()) {
+  for (const SessionStory& j : roster.journals()) {
     const Lifecycle lifecycle = j.findings.state.lifecycle;
     const SessionStatus status = j.findings.info.status;
     if (!j.findings.whole && status == SessionStatus::kLive) return {};  // its state is not known

@@ -10,7 +10,7 @@ namespace {
 
 using Role = Evidence::Role;
 
-std::uint64_t TimeOfLoss(const JournalHistory& witness, SessionId lost) {
+std::uint64_t TimeOfLoss(const SessionStory& witness, SessionId lost) {
   const auto it = std::ranges::find(witness.lost, lost, [](const auto& dated) { return dated.event.peer; });
   return it == witness.lost.end() ? 0 : it->at.time_ns;
 }
@@ -23,7 +23,7 @@ void SayWhatItDid(Explanation& e, const Progress& progress) {
 }
 
 void AddDeath(Explanation& e) {
-  const JournalHistory& journal = *e.cause.journal;
+  const SessionStory& journal = *e.cause.journal;
   e.AddBeginning(journal);
   if (e.cause.attempt != nullptr && e.cause.attempt->open_step) {
     const Attempt::OpenStep& open = *e.cause.attempt->open_step;
@@ -38,7 +38,7 @@ void AddDeath(Explanation& e) {
 }
 
 void TellEnd(Explanation& e, const std::string& when) {
-  const JournalHistory& journal = *e.cause.journal;
+  const SessionStory& journal = *e.cause.journal;
   const Progress progress = e.cause.attempt != nullptr ? ProgressOf(journal, e.cause.attempt->tag) : Progress{};
   e.verdict.seq = journal.last.seq;
   e.verdict.phase = progress.phase;
@@ -77,8 +77,8 @@ void ExplainDied(Explanation& e) {
 }
 
 void ExplainLeft(Explanation& e) {
-  const JournalHistory& journal = *e.cause.journal;
-  const JournalHistory::Closing& closing = *journal.closed;
+  const SessionStory& journal = *e.cause.journal;
+  const SessionStory::Closing& closing = *journal.closed;
   const bool half = closing.in_attempt || (closing.before != Lifecycle::kRunning && closing.before != Lifecycle::kNew);
   const std::string when = closing.in_attempt && e.cause.attempt != nullptr
                                ? "in the middle of " + e.Cycle()
@@ -98,7 +98,7 @@ void ExplainLeft(Explanation& e) {
 }
 
 void ExplainLaunchRefused(Explanation& e) {
-  const JournalHistory& journal = *e.cause.journal;
+  const SessionStory& journal = *e.cause.journal;
   const auto& [refused, at] = *journal.refused;
   e.verdict.seq = at.seq;
   e.verdict.headline = fmt::format("{} used NCCL while it was paused", Capitalized(e.NamesOfAll()));
@@ -113,7 +113,7 @@ void ExplainLaunchRefused(Explanation& e) {
 
 // Only others tell of it: its own journal was not given, or does not say.
 void ExplainReported(Explanation& e) {
-  const JournalHistory& witness = *e.cause.witness;
+  const SessionStory& witness = *e.cause.witness;
   Verdict& v = e.verdict;
   v.code = e.cause.code;
   v.driver_result = e.cause.driver_result;

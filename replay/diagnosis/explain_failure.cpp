@@ -40,7 +40,7 @@ void SayWhere(Explanation& e, PhaseKind phase, SequenceNumber seq, const std::st
 
 // Says all about a failed step but what to do.
 void TellStep(Explanation& e, const Attempt::Failure& failure) {
-  const JournalHistory& journal = *e.cause.journal;
+  const SessionStory& journal = *e.cause.journal;
   Verdict& v = e.verdict;
   v.phase = failure.phase;
   v.code = failure.code;
@@ -65,7 +65,7 @@ void TellStep(Explanation& e, const Attempt::Failure& failure) {
   e.AddBeginning(journal);
   e.AddEvidence(journal, failure.at, Role::kCause, "step failed: " + failure.message);
   for (const SessionId other : e.cause.together) {
-    const JournalHistory* j = e.roster.Find(other);
+    const SessionStory* j = e.roster.Find(other);
     const Attempt* attempt = j == nullptr ? nullptr : LastAttempt(*j, e.cause.attempt->tag);
     if (attempt == nullptr || !attempt->failed_step) continue;
     const Attempt::Failure& too = *attempt->failed_step;
@@ -196,7 +196,7 @@ void ExplainReferences(Explanation& e) {
 }
 
 void ExplainBroken(Explanation& e) {
-  const JournalHistory& j = *e.cause.journal;
+  const SessionStory& j = *e.cause.journal;
   e.verdict.code = Code::kBroken;
   e.verdict.seq = j.broken_at ? j.broken_at->seq : j.last.seq;
   e.verdict.headline =
@@ -207,7 +207,7 @@ void ExplainBroken(Explanation& e) {
                   e.verdict.process, WallText(e.cause.wall_ns), EventText(e.verdict.seq)));
   e.Say("The reason: " + Sentence(e.cause.message));
   e.AddEvidence(j, j.broken_at ? *j.broken_at : Moment{{}, j.last.time_ns}, Role::kCause, "broken: " + e.cause.message);
-  for (const JournalHistory& other : e.roster.journals()) {
+  for (const SessionStory& other : e.roster.journals()) {
     if (other.attempts.empty() || other.attempts.back().end != Attempt::End::kFailed) continue;
     const Attempt& attempt = other.attempts.back();
     e.AddEvidence(other, attempt.ended, Role::kConsequence, "gave up: " + attempt.failure);

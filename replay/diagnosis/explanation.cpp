@@ -35,7 +35,7 @@ void Explanation::Say(const std::string& sentence) {
   verdict.summary += sentence;
 }
 
-void Explanation::AddEvidence(const JournalHistory& journal, const Moment& at, Evidence::Role role, std::string text) {
+void Explanation::AddEvidence(const SessionStory& journal, const Moment& at, Evidence::Role role, std::string text) {
   verdict.evidence.push_back({.session = journal.session(),
                               .rank = roster.names().RankOf(journal.session()),
                               .seq = at.seq,
@@ -44,14 +44,14 @@ void Explanation::AddEvidence(const JournalHistory& journal, const Moment& at, E
                               .text = std::move(text)});
 }
 
-void Explanation::AddBeginning(const JournalHistory& journal) {
+void Explanation::AddBeginning(const SessionStory& journal) {
   if (cause.attempt == nullptr || !cause.attempt->begun) return;
   const bool of_pool = !cause.attempt->tag.empty();
   AddEvidence(journal, cause.attempt->begun, Evidence::Role::kContext,
               fmt::format("{} begun{}", Cycle(), of_pool ? "" : " by " + Plural(cause.attempt->members.size(), "session")));
 }
 
-void Explanation::TakeStep(const JournalHistory* journal, const Step& step) {
+void Explanation::TakeStep(const SessionStory* journal, const Step& step) {
   verdict.step = step;
   verdict.bytes = step.bytes;
   if (!step.allocation) return;
@@ -80,10 +80,10 @@ std::vector<SessionId> Explanation::Named() const {
 std::string Explanation::NamesOfAll() const { return roster.names().Names(Named()); }
 
 void Explanation::SaySight(SessionId session) {
-  const JournalHistory* j = roster.Find(session);
+  const SessionStory* j = roster.Find(session);
   const std::string name = Capitalized(roster.names().ShortName(session));
   if (j != nullptr && j->process_now == "stopped") Say(name + " is stopped now (SIGSTOP, a debugger, or job control).");
-  for (const JournalHistory& witness : roster.journals()) {
+  for (const SessionStory& witness : roster.journals()) {
     for (const auto& [seen, at] : witness.seen) {
       if (seen.session != session || seen.state.empty()) continue;
       std::string text = fmt::format("{}: its process {}", roster.names().ShortName(session),
@@ -103,14 +103,14 @@ void Explanation::SaySight(SessionId session) {
 void Explanation::RecommendForStopped() {
   std::vector<SessionId> stopped;
   for (const SessionId session : Named()) {
-    const JournalHistory* j = roster.Find(session);
+    const SessionStory* j = roster.Find(session);
     const bool now = j != nullptr && j->process_now == "stopped";
     if (now || (session == cause.session && cause.seen_state == "stopped")) stopped.push_back(session);
   }
   if (stopped.empty()) return;
   verdict.remedy.action = Remedy::Action::kContinueProcess;
   verdict.remedy.process = roster.names().Names(stopped);
-  const JournalHistory* j = roster.Find(stopped.front());
+  const SessionStory* j = roster.Find(stopped.front());
   verdict.remedy.pid = j != nullptr ? j->who().pid : cause.seen != nullptr ? cause.seen->pid : 0;
 }
 
@@ -129,11 +129,7 @@ std::string ExitText(std::int32_t exit_code) {
   return fmt::format("it was ended by signal {}{}", signal, hint);
 }
 
-std::string Explanation::Cycle() const {
-  if (cause.attempt == nullptr) return "";
-  const std::string cycle = fmt::format("{} {}", ToText(cause.attempt->kind), cause.attempt->cycle);
-  return cause.attempt->tag.empty() ? cycle : fmt::format("{} of tag {}", cycle, cause.attempt->tag);
-}
+std::string Explanation::Cycle() const { return cause.attempt == nullptr ? "" : NameOf(*cause.attempt); }
 
 std::string Explanation::CycleOfAll() const {
   const std::size_t members = cause.attempt->members.size();
@@ -147,7 +143,7 @@ std::string Explanation::HowItEnded() const {
 
 const char* Explanation::CallOfCycle() const { return cause.attempt->kind == CycleKind::kPause ? "ncclPause" : "ncclResume"; }
 
-std::string Explanation::AllocationText(const JournalHistory& journal, AllocationId id) const {
+std::string Explanation::AllocationText(const SessionStory& journal, AllocationId id) const {
   const State& state = journal.findings.state;
   const auto it = state.allocations.find(id);
   if (it == state.allocations.end()) return ToText(id);
@@ -166,7 +162,7 @@ std::string Explanation::AllocationText(const JournalHistory& journal, Allocatio
   return text + ")";
 }
 
-std::string Explanation::ProgressText(const JournalHistory& journal, const Progress& p) const {
+std::string Explanation::ProgressText(const SessionStory& journal, const Progress& p) const {
   if (p.did_its_part) return "its own steps there were done, and it waited for the others.";
   std::string text = fmt::format("{} done there and {} left; ", Plural(p.steps_done, "step was", "steps were"), p.steps_left);
   if (!p.step) return text + "none was under way.";

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "replay/diagnosis/candidate_causes.h"
-#include "replay/diagnosis/progress.h"
 #include "replay/diagnosis/roster.h"
 #include "replay/diagnosis/verdict.h"
+#include "replay/job/story/progress.h"
 
 namespace amem {
 
@@ -20,9 +20,9 @@ struct Explanation {
   Verdict& verdict;
 
   void Say(const std::string& sentence);
-  void AddEvidence(const JournalHistory& journal, const Moment& at, Evidence::Role role, std::string text);
-  void AddBeginning(const JournalHistory& journal);                     // of the attempt, if it began
-  void TakeStep(const JournalHistory* journal, const Step& step);       // null: the session's journal was not given
+  void AddEvidence(const SessionStory& journal, const Moment& at, Evidence::Role role, std::string text);
+  void AddBeginning(const SessionStory& journal);                       // of the attempt, if it began
+  void TakeStep(const SessionStory* journal, const Step& step);         // null: the session's journal was not given
   void Recommend(Remedy::Action action, Remedy::Outlook outlook = {});  // about the session of the cause
 
   [[nodiscard]] std::string Cycle() const;             // "resume 3", "resume 3 of tag weights"; empty without
@@ -34,9 +34,9 @@ struct Explanation {
   void SaySight(SessionId session);                    // what was seen of its process
   void RecommendForStopped();                          // instead of what was recommended, if the process is stopped
   // "allocation 7 (10 MiB on device 2, made at libnccl+1234)".
-  [[nodiscard]] std::string AllocationText(const JournalHistory& journal, AllocationId id) const;
+  [[nodiscard]] std::string AllocationText(const SessionStory& journal, AllocationId id) const;
   // "3 steps were done there and 2 left; the next was ..."
-  [[nodiscard]] std::string ProgressText(const JournalHistory& journal, const Progress& progress) const;
+  [[nodiscard]] std::string ProgressText(const SessionStory& journal, const Progress& progress) const;
 };
 
 // One for each kind of verdict.

@@ -5,33 +5,33 @@
 namespace amem {
 namespace {
 
-std::vector<JobClock::Journal> ForClock(std::span<const JournalHistory> journals) {
+std::vector<JobClock::Journal> ForClock(std::span<const SessionStory> journals) {
   std::vector<JobClock::Journal> all;
-  for (const JournalHistory& j : journals) all.push_back({&j.who(), j.first.time_ns, j.for_clock});
+  for (const SessionStory& j : journals) all.push_back({&j.who(), j.first.time_ns, j.for_clock});
   return all;
 }
 
 }  // namespace
 
-Roster::Roster(std::span<const JournalHistory> journals) : journals_(journals), clock_(ForClock(journals)) {
-  for (const JournalHistory& j : journals_) {
+Roster::Roster(std::span<const SessionStory> journals) : journals_(journals), clock_(ForClock(journals)) {
+  for (const SessionStory& j : journals_) {
     by_session_[j.session()] = &j;
     names_.Add(j.who());
   }
-  for (const JournalHistory& j : journals_) names_.AddPeersOf(j.findings.state);
-  for (const JournalHistory& j : journals_) {
+  for (const SessionStory& j : journals_) names_.AddPeersOf(j.findings.state);
+  for (const SessionStory& j : journals_) {
     for (const auto& [session, met] : j.met)  // members share a host, also where only a number is known of it
       names_.Add({.session = session, .host = met.host.empty() ? j.who().host : met.host, .pid = met.pid, .rank = met.rank});
   }
   FindNeighbours();
 }
 
-const JournalHistory* Roster::Find(SessionId session) const {
+const SessionStory* Roster::Find(SessionId session) const {
   const auto it = by_session_.find(session);
   return it == by_session_.end() ? nullptr : it->second;
 }
 
-std::uint64_t Roster::KnownUntil(const JournalHistory& journal) const {
+std::uint64_t Roster::KnownUntil(const SessionStory& journal) const {
   const bool live = journal.findings.info.status == SessionStatus::kLive;
   return Wall(journal, std::max(journal.last.time_ns, live ? journal.findings.as_of_ns : 0));
 }
@@ -39,7 +39,7 @@ std::uint64_t Roster::KnownUntil(const JournalHistory& journal) const {
 // A session shares many allocations with its neighbours, for times that overlap: they are joined to one.
 void Roster::FindNeighbours() {
   std::map<std::pair<SessionId, SessionId>, std::map<std::uint64_t, std::uint64_t>> times;
-  const auto connect = [&](const JournalHistory& j, SessionId with, const auto& record) {
+  const auto connect = [&](const SessionStory& j, SessionId with, const auto& record) {
     const std::uint64_t from = Wall(j, record.time_ns), until = record.dropped ? Wall(j, record.dropped_ns) : UINT64_MAX;
     auto& intervals = times[std::minmax(j.session(), with)];
     auto next = intervals.upper_bound(from);
@@ -54,7 +54,7 @@ void Roster::FindNeighbours() {
       after = intervals.erase(after);
     }
   };
-  for (const JournalHistory& j : journals_) {
+  for (const SessionStory& j : journals_) {
     for (const auto& [id, import] : j.findings.imports) connect(j, import.remote.owner, import);
     for (const auto& [key, records] : j.findings.references) {
       for (const ReferenceRecord& record : records) connect(j, key.by, record);

@@ -16,7 +16,7 @@ struct Position {
   friend auto operator<=>(const Position&, const Position&) = default;
 };
 
-Position PositionOf(const JournalHistory& j, const Progress& progress) {
+Position PositionOf(const SessionStory& j, const Progress& progress) {
   const Attempt& attempt = j.attempts.back();
   if (!attempt.begun || attempt.phases.empty()) return {};
   Position position{attempt.phases.size(), 0};
@@ -31,7 +31,7 @@ Position PositionOf(const JournalHistory& j, const Progress& progress) {
 bool SameAttempt(const Attempt& a, const Attempt& b) { return a.kind == b.kind && a.cycle == b.cycle; }
 
 // It waits for what another session gives it.
-bool WaitsForOwner(const JournalHistory& j) {
+bool WaitsForOwner(const SessionStory& j) {
   const Attempt& attempt = j.attempts.back();
   return attempt.open_step && attempt.open_step->step.kind == StepKind::kImport;
 }
@@ -42,7 +42,7 @@ std::uint64_t ArrivalOf(const Attempt& attempt) {
 
 }  // namespace
 
-void CauseSearch::FailedArrival(const JournalHistory& j) {
+void CauseSearch::FailedArrival(const SessionStory& j) {
   if (LastAttemptDone(j) || j.attempts.back().begun || j.attempts.back().end != Attempt::End::kFailed) return;
   const Attempt& attempt = j.attempts.back();
   const std::uint64_t until = roster_.Wall(j, attempt.ended.time_ns), came = roster_.Wall(j, ArrivalOf(attempt));
@@ -73,7 +73,7 @@ void CauseSearch::FailedArrival(const JournalHistory& j) {
 }
 
 // Another member had come and waited as long, ran out of patience first, and left in order: what it waited for had not come.
-bool CauseSearch::GaveUpBefore(const JournalHistory& j, const Attempt& attempt) const {
+bool CauseSearch::GaveUpBefore(const SessionStory& j, const Attempt& attempt) const {
   const std::uint64_t from = roster_.Wall(j, ArrivalOf(attempt)), until = roster_.Wall(j, attempt.ended.time_ns);
   if (attempt.culprits.empty() || until < from + kPatience_ns) return false;
   for (const CycleMember& culprit : attempt.culprits) {
@@ -91,12 +91,12 @@ std::vector<SessionId> CauseSearch::OtherGroups(SessionId session, std::uint64_t
   std::map<SessionId, std::int64_t> met;
   const std::set<SessionId> set = roster_.SharingWith(session, wall_ns);
   for (const SessionId member : set) {
-    const JournalHistory* j = roster_.Find(member);
+    const SessionStory* j = roster_.Find(member);
     if (j == nullptr) continue;
     for (const auto& [peer, known] : j->findings.state.peers) met.try_emplace(peer, known.group);
   }
   for (const SessionId member : set) {
-    const JournalHistory* j = roster_.Find(member);
+    const SessionStory* j = roster_.Find(member);
     if (j != nullptr) {
       groups[j->who().group].push_back(member);
     } else if (met.contains(member)) {
@@ -113,7 +113,7 @@ std::vector<SessionId> CauseSearch::OtherGroups(SessionId session, std::uint64_t
 }
 
 // A wait for a member that ended only when the launcher ended the member: the others then went on without it for a moment.
-void CauseSearch::LongArrival(const JournalHistory& j) {
+void CauseSearch::LongArrival(const SessionStory& j) {
   if (!WasTornDown() || j.attempts.empty()) return;
   const Attempt& attempt = j.attempts.back();
   const bool begun = attempt.begun && attempt.arrived && attempt.begun.time_ns - attempt.arrived.time_ns >= kPatience_ns;
@@ -123,7 +123,7 @@ void CauseSearch::LongArrival(const JournalHistory& j) {
 
 // Others asked this session for so long whether it comes that it was recorded, and it never came. Where one of their journals
 // is given, that tells of it.
-void CauseSearch::Awaited(const JournalHistory& j) {
+void CauseSearch::Awaited(const SessionStory& j) {
   if (!j.awaited) return;
   const Attempt& attempt = *j.awaited;
   if (std::ranges::any_of(attempt.asking, [&](SessionId session) { return roster_.Find(session) != nullptr; })) return;
@@ -142,7 +142,7 @@ void CauseSearch::Awaited(const JournalHistory& j) {
 
 // Those that did not come, as far as their journals tell; of a session without a journal this is not known, and it is blamed
 // when all others did come, unless the session that counts arrivals has heard it.
-std::vector<SessionId> CauseSearch::Missing(const JournalHistory& j, const Attempt& attempt, std::uint64_t from,
+std::vector<SessionId> CauseSearch::Missing(const SessionStory& j, const Attempt& attempt, std::uint64_t from,
                                             std::uint64_t until) const {
   std::set<SessionId> missing, silent, waited_for;
   for (const auto& [seen, at] : j.seen) {
@@ -158,7 +158,7 @@ std::vector<SessionId> CauseSearch::Missing(const JournalHistory& j, const Attem
     if (session == j.session()) continue;
     const SessionEnd* end = EndOf(session);
     const bool gone = end != nullptr && end->witnessed && end->wall_ns <= from;
-    const JournalHistory* other = roster_.Find(session);
+    const SessionStory* other = roster_.Find(session);
     if (other != nullptr) {
       if (!gone && !Joined(*other, attempt.kind, from, until)) missing.insert(session);
     } else if (!gone && !came(session)) {
@@ -176,12 +176,12 @@ std::vector<SessionId> CauseSearch::Missing(const JournalHistory& j, const Attem
 }
 
 // All have come, and yet it did not begin: the members that stopped between their arrival and being counted.
-std::vector<SessionId> CauseSearch::Uncounted(const JournalHistory& j, const Attempt& attempt, std::uint64_t from) const {
-  std::vector<const JournalHistory*> members;
+std::vector<SessionId> CauseSearch::Uncounted(const SessionStory& j, const Attempt& attempt, std::uint64_t from) const {
+  std::vector<const SessionStory*> members;
   std::set<SessionId> heard;
   bool counted = false;
   for (const SessionId session : roster_.SharingWith(j.session(), from)) {
-    const JournalHistory* other = roster_.Find(session);
+    const SessionStory* other = roster_.Find(session);
     if (other == nullptr || other->attempts.empty() || !SameAttempt(other->attempts.back(), attempt)) continue;
     members.push_back(other);
     for (const auto& [member, what] : other->attempts.back().heard) heard.insert(member);
@@ -189,14 +189,14 @@ std::vector<SessionId> CauseSearch::Uncounted(const JournalHistory& j, const Att
   }
   const auto those = [&](auto holds) {
     std::vector<SessionId> found;
-    for (const JournalHistory* member : members) {
+    for (const SessionStory* member : members) {
       if (holds(*member)) found.push_back(member->session());
     }
     return found.size() < members.size() ? found : std::vector<SessionId>{};
   };
-  std::vector<SessionId> found = those([&](const JournalHistory& m) { return SeenState(m.session()) == "stopped"; });
+  std::vector<SessionId> found = those([&](const SessionStory& m) { return SeenState(m.session()) == "stopped"; });
   if (found.empty() && counted) {
-    found = those([&](const JournalHistory& m) { return !heard.contains(m.session()) && m.attempts.back().heard.empty(); });
+    found = those([&](const SessionStory& m) { return !heard.contains(m.session()) && m.attempts.back().heard.empty(); });
   }
   if (found.empty()) {
     for (const auto& [seen, at] : j.seen) {
@@ -204,13 +204,13 @@ std::vector<SessionId> CauseSearch::Uncounted(const JournalHistory& j, const Att
         found.push_back(seen.session);
     }
   }
-  if (found.empty()) found = those([](const JournalHistory& m) { return HasOpenAttempt(m) && !m.attempts.back().begun; });
+  if (found.empty()) found = those([](const SessionStory& m) { return HasOpenAttempt(m) && !m.attempts.back().begun; });
   // The one with the lowest number counts arrivals.
   if (found.empty() && attempt.end == Attempt::End::kOpen && !members.empty()) found = {members.front()->session()};
   return found;
 }
 
-void CauseSearch::Absent(const JournalHistory& j, const Attempt& attempt, std::uint64_t until, SequenceNumber seq) {
+void CauseSearch::Absent(const SessionStory& j, const Attempt& attempt, std::uint64_t until, SequenceNumber seq) {
   const std::uint64_t from = roster_.Wall(j, ArrivalOf(attempt));
   std::vector<SessionId> missing = Missing(j, attempt, from, until);
   // One that ended while it was waited for is told as an end, unless everybody was ended then, or the wait had failed before.
@@ -240,7 +240,7 @@ void CauseSearch::Absent(const JournalHistory& j, const Attempt& attempt, std::u
 }
 
 // The session waited for a cycle of that kind, or was in one, at some time between `from` and `until`.
-bool CauseSearch::Joined(const JournalHistory& j, CycleKind kind, std::uint64_t from, std::uint64_t until) const {
+bool CauseSearch::Joined(const SessionStory& j, CycleKind kind, std::uint64_t from, std::uint64_t until) const {
   return std::ranges::any_of(j.attempts, [&](const Attempt& a) {
     const Moment came = a.arrived ? a.arrived : a.begun;
     if (a.kind != kind || !came) return false;
@@ -250,7 +250,7 @@ bool CauseSearch::Joined(const JournalHistory& j, CycleKind kind, std::uint64_t 
 }
 
 // An attempt that is open: the session waits, for others to join or to finish their parts, or is waited for itself.
-void CauseSearch::Waiting(const JournalHistory& j) {
+void CauseSearch::Waiting(const SessionStory& j) {
   if (!HasOpenAttempt(j)) return;
   const Attempt& attempt = j.attempts.back();
   const Progress& progress = ProgressOfSession(j);
@@ -259,7 +259,7 @@ void CauseSearch::Waiting(const JournalHistory& j) {
   if (IsLive(j) && !stopped && job_end_ - std::min(job_end_, since) < kPatience_ns) return;  // under way
   if (attempt.begun) return WaitingInside(j, attempt, progress);
   const bool left_behind = std::ranges::any_of(roster_.SharingWith(j.session(), since), [&](SessionId session) {
-    const JournalHistory* other = session == j.session() ? nullptr : roster_.Find(session);
+    const SessionStory* other = session == j.session() ? nullptr : roster_.Find(session);
     return other != nullptr && !other->attempts.empty() && other->attempts.back().begun &&
            SameAttempt(other->attempts.back(), attempt) &&
            std::ranges::find(other->attempts.back().members, j.session()) != other->attempts.back().members.end();
@@ -273,7 +273,7 @@ void CauseSearch::Waiting(const JournalHistory& j) {
 bool CauseSearch::CounterStalled(const Attempt& attempt) {
   std::size_t untold = 0;
   const Attempt* begun = nullptr;
-  for (const JournalHistory& other : roster_.journals()) {
+  for (const SessionStory& other : roster_.journals()) {
     if (!HasOpenAttempt(other) || !SameAttempt(other.attempts.back(), attempt)) continue;
     if (other.attempts.back().begun) {
       begun = &other.attempts.back();
@@ -282,7 +282,7 @@ bool CauseSearch::CounterStalled(const Attempt& attempt) {
     }
   }
   if (begun == nullptr || begun->members.empty()) return false;
-  const JournalHistory* counter = roster_.Find(*std::ranges::min_element(begun->members));
+  const SessionStory* counter = roster_.Find(*std::ranges::min_element(begun->members));
   if (counter == nullptr || !HasOpenAttempt(*counter) || !counter->attempts.back().begun) return false;
   const bool at_work = PositionOf(*counter, ProgressOfSession(*counter)).within == 0;
   if (untold < 2 && !at_work) return false;
@@ -292,7 +292,7 @@ bool CauseSearch::CounterStalled(const Attempt& attempt) {
   return true;
 }
 
-void CauseSearch::WaitingInside(const JournalHistory& j, const Attempt& attempt, const Progress& progress) {
+void CauseSearch::WaitingInside(const SessionStory& j, const Attempt& attempt, const Progress& progress) {
   const Position own = PositionOf(j, progress);
   bool behind = false, ahead = false, stopped = false, unknown = false, dead = false, others_work = false;
   const SessionId counter = attempt.members.empty() ? j.session() : *std::ranges::min_element(attempt.members);
@@ -302,7 +302,7 @@ void CauseSearch::WaitingInside(const JournalHistory& j, const Attempt& attempt,
   SessionId lowest = j.session();
   for (const SessionId session : attempt.members) {
     if (session == j.session()) continue;
-    const JournalHistory* other = roster_.Find(session);
+    const SessionStory* other = roster_.Find(session);
     unknown = unknown || other == nullptr;
     stopped = stopped || SeenState(session) == "stopped";
     if (other == nullptr || other->attempts.empty() || !SameAttempt(other->attempts.back(), attempt)) continue;
@@ -334,7 +334,7 @@ void CauseSearch::WaitingInside(const JournalHistory& j, const Attempt& attempt,
   if (lowest == j.session() && !dead) Stalled(j, nullptr, progress.since.time_ns);
 }
 
-void CauseSearch::Stalled(const JournalHistory& j, const JournalHistory* witness, std::uint64_t since_ns) {
+void CauseSearch::Stalled(const SessionStory& j, const SessionStory* witness, std::uint64_t since_ns) {
   CandidateCause& candidate = Add(Weight::kAbsence, VerdictKind::kStalled, j, since_ns);
   candidate.witness = witness;
   candidate.waited_ns = job_end_ - std::min(job_end_, candidate.wall_ns);
@@ -342,20 +342,20 @@ void CauseSearch::Stalled(const JournalHistory& j, const JournalHistory* witness
   if (before_the_end) candidate.established_ns = candidate.wall_ns + kPatience_ns;
 }
 
-void CauseSearch::StalledPools(const JournalHistory& j) {
+void CauseSearch::StalledPools(const SessionStory& j) {
   if (IsDead(j) || j.closed) return;  // see Death
-  for (const auto& [id, attempt] : j.pools) {
-    if (attempt.end != Attempt::End::kOpen) continue;
-    const Moment since = ProgressOf(j, attempt.tag).since;
+  for (const Attempt* attempt : j.LastOfPools()) {
+    if (!attempt->open()) continue;
+    const Moment since = ProgressOf(j, attempt->tag).since;
     const std::uint64_t wall_ns = roster_.Wall(j, since.time_ns);
     if (SeenState(j.session()) != "stopped" && job_end_ - std::min(job_end_, wall_ns) < kPatience_ns) continue;
     Stalled(j, nullptr, since.time_ns);
-    candidates_.back().attempt = &attempt;
+    candidates_.back().attempt = attempt;
   }
 }
 
 // It did its part and waits for votes. A member whose journal was not given may be the one that did not vote.
-void CauseSearch::AbsentVoters(const JournalHistory& j, const Attempt& attempt, const Progress& progress) {
+void CauseSearch::AbsentVoters(const SessionStory& j, const Attempt& attempt, const Progress& progress) {
   for (const SessionId member : attempt.members) {
     if (roster_.Find(member) != nullptr || EndOf(member) != nullptr) continue;
     const auto heard = attempt.heard.find(member);

@@ -7,9 +7,9 @@ namespace amem {
 namespace {
 
 // A pause or resume of a pool that the process was in the middle of; null: none.
-const Attempt* OpenPoolAttempt(const JournalHistory& j) {
-  for (const auto& [id, attempt] : j.pools) {
-    if (attempt.end == Attempt::End::kOpen) return &attempt;
+const Attempt* OpenPoolAttempt(const SessionStory& j) {
+  for (const Attempt* attempt : j.LastOfPools()) {
+    if (attempt->open()) return attempt;
   }
   return nullptr;
 }
@@ -23,19 +23,19 @@ constexpr std::uint64_t kNextEnd_ns = 100'000'000;
 
 }  // namespace
 
-void CauseSearch::Death(const JournalHistory& j) {
+void CauseSearch::Death(const SessionStory& j) {
   if (!IsDead(j)) return;
   const SessionEnd& end = ends_.at(j.session());
   const bool in_cycle = HasOpenAttempt(j), half = IsHalfWay(j.findings.state.lifecycle);
   const std::uint64_t last = roster_.Wall(j, j.last.time_ns);
   // Those that share memory with a process notice its death. One that nobody noticed was, as a rule, the end of all of them.
   const std::set<SessionId> sharing = roster_.SharingWith(j.session(), last);
-  const bool others_lived = std::ranges::any_of(roster_.journals(), [&](const JournalHistory& other) {
+  const bool others_lived = std::ranges::any_of(roster_.journals(), [&](const SessionStory& other) {
     if (&other == &j) return false;
     if (sharing.size() > 1) return sharing.contains(other.session()) && !IsDead(other);
     return !IsDead(other) || roster_.KnownUntil(other) > last + kPatience_ns;
   });
-  const bool waited_for = std::ranges::any_of(roster_.journals(), [&](const JournalHistory& other) {
+  const bool waited_for = std::ranges::any_of(roster_.journals(), [&](const SessionStory& other) {
     if (&other == &j || LastAttemptDone(other)) return false;
     const Attempt& attempt = other.attempts.back();
     return attempt.arrived && roster_.Wall(other, attempt.arrived.time_ns) <= end.wall_ns &&
@@ -60,8 +60,8 @@ void CauseSearch::Death(const JournalHistory& j) {
 
 // Whether another session was paused, in a pause or resume, or in one that failed, after that time. Those that say that they
 // ended well while they were paused had no need of each other.
-bool CauseSearch::OthersNeeded(const JournalHistory& j, std::uint64_t since) const {
-  return std::ranges::any_of(roster_.journals(), [&](const JournalHistory& other) {
+bool CauseSearch::OthersNeeded(const SessionStory& j, std::uint64_t since) const {
+  return std::ranges::any_of(roster_.journals(), [&](const SessionStory& other) {
     const SessionEnd* end = EndOf(other.session());
     if (&other == &j || (end != nullptr && end->witnessed && end->wall_ns <= since)) return false;
     const Moment ended = other.attempts.empty() ? Moment{} : other.attempts.back().ended;
@@ -74,7 +74,7 @@ bool CauseSearch::OthersNeeded(const JournalHistory& j, std::uint64_t since) con
 
 // A rank that ends in order while it is paused takes its memory along. That is how a job may end; it is wrong when others are
 // still there to need it, or when it ended because of an error.
-void CauseSearch::Leaving(const JournalHistory& j) {
+void CauseSearch::Leaving(const SessionStory& j) {
   if (!j.closed) return;
   const std::uint64_t at = roster_.Wall(j, j.closed->at.time_ns);
   const bool half = j.closed->in_attempt || IsHalfWay(j.closed->before);
@@ -100,8 +100,8 @@ void CauseSearch::Leaving(const JournalHistory& j) {
 
 // The last pause or resume of another session did not begin because this one was gone. A process that ends lets go of its
 // connections before it writes so into its journal.
-bool CauseSearch::CalledOffBecauseOf(const JournalHistory& j) const {
-  return std::ranges::any_of(roster_.journals(), [&](const JournalHistory& other) {
+bool CauseSearch::CalledOffBecauseOf(const SessionStory& j) const {
+  return std::ranges::any_of(roster_.journals(), [&](const SessionStory& other) {
     if (&other == &j || LastAttemptDone(other) || other.attempts.back().code != Code::kPeerLost) return false;
     const std::vector<CycleMember>& culprits = other.attempts.back().culprits;
     return std::ranges::find(culprits, j.session(), &CycleMember::session) != culprits.end();
@@ -109,9 +109,9 @@ bool CauseSearch::CalledOffBecauseOf(const JournalHistory& j) const {
 }
 
 // When others noticed its end, or failed because of it; UINT64_MAX: none did.
-std::uint64_t CauseSearch::MissedSince(const JournalHistory& j) const {
+std::uint64_t CauseSearch::MissedSince(const SessionStory& j) const {
   std::uint64_t since = UINT64_MAX;
-  for (const JournalHistory& other : roster_.journals()) {
+  for (const SessionStory& other : roster_.journals()) {
     for (const auto& [lost, at] : other.lost) {
       if (lost.peer == j.session()) since = std::min(since, roster_.Wall(other, at.time_ns));
     }
@@ -124,7 +124,7 @@ std::uint64_t CauseSearch::MissedSince(const JournalHistory& j) const {
 }
 
 // Whether no more than a moment passed between that time and the next end that this session saw, and so on until its own.
-bool CauseSearch::EndedTogether(const JournalHistory& j, std::uint64_t wall_ns) const {
+bool CauseSearch::EndedTogether(const SessionStory& j, std::uint64_t wall_ns) const {
   std::vector<std::uint64_t> ends;
   for (const auto& [lost, at] : j.lost) ends.push_back(roster_.Wall(j, at.time_ns));
   if (j.closed) ends.push_back(roster_.Wall(j, j.closed->at.time_ns));
@@ -138,7 +138,7 @@ bool CauseSearch::EndedTogether(const JournalHistory& j, std::uint64_t wall_ns) 
 }
 
 // The last attempt of that journal failed because of this end, which it noticed by itself only a moment later.
-bool CauseSearch::FailedBecauseOf(const JournalHistory& j, SessionId session, const SessionEnd& end) const {
+bool CauseSearch::FailedBecauseOf(const SessionStory& j, SessionId session, const SessionEnd& end) const {
   if (LastAttemptDone(j) || j.attempts.back().end != Attempt::End::kFailed) return false;
   const Attempt& attempt = j.attempts.back();
   const std::uint64_t failed = roster_.Wall(j, attempt.ended.time_ns);
@@ -147,7 +147,7 @@ bool CauseSearch::FailedBecauseOf(const JournalHistory& j, SessionId session, co
          std::ranges::find(attempt.culprits, session, &CycleMember::session) != attempt.culprits.end();
 }
 
-bool CauseSearch::OneDiedIn(const JournalHistory& j, const Attempt& attempt) const {
+bool CauseSearch::OneDiedIn(const SessionStory& j, const Attempt& attempt) const {
   const Moment came = attempt.arrived ? attempt.arrived : attempt.begun;
   const std::uint64_t from = roster_.Wall(j, came.time_ns);
   const std::uint64_t until = attempt.ended ? roster_.Wall(j, attempt.ended.time_ns) : UINT64_MAX;
@@ -161,7 +161,7 @@ bool CauseSearch::OneDiedIn(const JournalHistory& j, const Attempt& attempt) con
 void CauseSearch::EndsOfAbsent() {
   for (const auto& [session, end] : ends_) {
     if (roster_.Find(session) != nullptr || end.witness == nullptr) continue;
-    const JournalHistory& witness = *end.witness;
+    const SessionStory& witness = *end.witness;
     // What the witness was in the middle of at that moment.
     const Attempt* during = nullptr;
     for (const Attempt& attempt : witness.attempts) {

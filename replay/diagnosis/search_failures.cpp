@@ -11,7 +11,7 @@ VerdictKind KindOfCode(Code code) {
   return code == Code::kBroken ? VerdictKind::kBroken : VerdictKind::kStepFailed;
 }
 
-bool TellsItself(const JournalHistory& culprit) {
+bool TellsItself(const SessionStory& culprit) {
   if (culprit.attempts.empty()) return false;
   const Attempt& attempt = culprit.attempts.back();
   const bool own_vote = attempt.decided && attempt.decided->culprit == culprit.session() &&
@@ -33,7 +33,7 @@ std::uint64_t WaitedForVotes(const Attempt& attempt) {
 
 }  // namespace
 
-void CauseSearch::FailedStep(const JournalHistory& j) {
+void CauseSearch::FailedStep(const SessionStory& j) {
   if (LastAttemptDone(j) || !j.attempts.back().failed_step) return;
   const Attempt::Failure& failure = *j.attempts.back().failed_step;
   const bool unknown = references_.unknown_to_owner.contains({j.session(), failure.step.allocation});
@@ -41,7 +41,7 @@ void CauseSearch::FailedStep(const JournalHistory& j) {
       unknown ? VerdictKind::kReferences : KindOfCode(failure.code), j, failure.at.time_ns);
   // What a step imports is given by its owner, which did not answer in time.
   if (failure.code != Code::kTimeout || !failure.remote || EndOf(failure.remote->owner) != nullptr) return;
-  const JournalHistory* owner = roster_.Find(failure.remote->owner);
+  const SessionStory* owner = roster_.Find(failure.remote->owner);
   if (owner != nullptr && (owner->attempts.empty() || owner->attempts.back().failed_step)) return;
   CandidateCause& candidate = AddWitnessed(Weight::kAbsence, VerdictKind::kStalled, failure.remote->owner, j, failure.at.seq);
   if (owner != nullptr) candidate.attempt = &owner->attempts.back();
@@ -51,7 +51,7 @@ void CauseSearch::FailedStep(const JournalHistory& j) {
 }
 
 // A vote that failed: by this session's own vote, or because of another member.
-void CauseSearch::FailedVote(const JournalHistory& j) {
+void CauseSearch::FailedVote(const SessionStory& j) {
   if (LastAttemptDone(j) || !j.attempts.back().decided || !j.attempts.back().decided->culprit) {
     if (!LastAttemptDone(j) && j.attempts.back().failed_vote && !j.attempts.back().failed_step) FailedVoteAlone(j);
     return;
@@ -62,7 +62,7 @@ void CauseSearch::FailedVote(const JournalHistory& j) {
 }
 
 // Its own vote was no, and no step of its own failed.
-void CauseSearch::OwnVote(const JournalHistory& j, const Attempt::Decision& decision) {
+void CauseSearch::OwnVote(const SessionStory& j, const Attempt::Decision& decision) {
   const Attempt& attempt = j.attempts.back();
   if (attempt.failed_step || !j.findings.state.broken.empty()) return;
   const Code code = attempt.failed_vote ? attempt.failed_vote->code : decision.code;
@@ -87,7 +87,7 @@ void CauseSearch::OwnVote(const JournalHistory& j, const Attempt::Decision& deci
 }
 
 // It voted no, and was told nothing of the outcome.
-void CauseSearch::FailedVoteAlone(const JournalHistory& j) {
+void CauseSearch::FailedVoteAlone(const SessionStory& j) {
   const Attempt::Vote& vote = *j.attempts.back().failed_vote;
   CandidateCause& candidate =
       Add(BlamesAnother(vote.code) ? Weight::kConsequence : Weight::kCause, KindOfCode(vote.code), j, vote.at.time_ns);
@@ -95,8 +95,8 @@ void CauseSearch::FailedVoteAlone(const JournalHistory& j) {
   candidate.message = vote.message;
 }
 
-void CauseSearch::VoteOfAnother(const JournalHistory& j, const Attempt::Decision& decision) {
-  const JournalHistory* culprit = roster_.Find(decision.culprit);
+void CauseSearch::VoteOfAnother(const SessionStory& j, const Attempt::Decision& decision) {
+  const SessionStory* culprit = roster_.Find(decision.culprit);
   if (culprit != nullptr && TellsItself(*culprit)) return;
   const bool ended_before = EndOf(decision.culprit) != nullptr &&
                             EndOf(decision.culprit)->wall_ns <= roster_.Wall(j, decision.at.time_ns) + kPatience_ns;
@@ -128,35 +128,35 @@ void CauseSearch::VoteOfAnother(const JournalHistory& j, const Attempt::Decision
   candidate.driver_result = decision.driver_result;
 }
 
-void CauseSearch::Broken(const JournalHistory& j) {
+void CauseSearch::Broken(const SessionStory& j) {
   const bool marked = j.findings.info.status == SessionStatus::kBroken;
   if (!marked && j.findings.state.broken.empty()) return;
   CandidateCause& candidate = Add(Weight::kCause, VerdictKind::kBroken, j, j.broken_at ? j.broken_at->time_ns : j.last.time_ns);
   candidate.message = j.findings.info.broken_reason.empty() ? j.findings.state.broken : j.findings.info.broken_reason;
 }
 
-void CauseSearch::Undone(const JournalHistory& j) {
+void CauseSearch::Undone(const SessionStory& j) {
   if (j.attempts.empty() || j.attempts.back().end != Attempt::End::kFailed || j.attempts.back().undone) return;
   Add(Weight::kConsequence, VerdictKind::kHalfDone, j, j.attempts.back().ended.time_ns).message = j.attempts.back().failure;
 }
 
-void CauseSearch::FailedPools(const JournalHistory& j) {
-  for (const auto& [id, attempt] : j.pools) {
-    if (attempt.end != Attempt::End::kFailed) continue;
-    const bool by_step = attempt.failed_step.has_value();
-    const Code code = by_step ? attempt.failed_step->code : attempt.code;
+void CauseSearch::FailedPools(const SessionStory& j) {
+  for (const Attempt* attempt : j.LastOfPools()) {
+    if (attempt->end != Attempt::End::kFailed) continue;
+    const bool by_step = attempt->failed_step.has_value();
+    const Code code = by_step ? attempt->failed_step->code : attempt->code;
     // It may be an old one that the program lives with: what is wrong with NCCL's memory is believed first.
     const Weight weight = LastAttemptDone(j) ? Weight::kCause : Weight::kEnd;
-    CandidateCause& candidate = Add(weight, by_step || attempt.undone ? KindOfCode(code) : VerdictKind::kHalfDone, j,
-                                    by_step ? attempt.failed_step->at.time_ns : attempt.ended.time_ns);
-    candidate.attempt = &attempt;
+    CandidateCause& candidate = Add(weight, by_step || attempt->undone ? KindOfCode(code) : VerdictKind::kHalfDone, j,
+                                    by_step ? attempt->failed_step->at.time_ns : attempt->ended.time_ns);
+    candidate.attempt = attempt;
     candidate.code = code;
-    candidate.message = attempt.failure;
+    candidate.message = attempt->failure;
   }
 }
 
 // NCCL was used while its memory was away. The program got an error for that, which may have been its end.
-void CauseSearch::RefusedLaunch(const JournalHistory& j) {
+void CauseSearch::RefusedLaunch(const SessionStory& j) {
   if (!j.refused) return;
   const bool ended = EndOf(j.session()) != nullptr;
   const bool failed = !LastAttemptDone(j);
@@ -168,7 +168,7 @@ void CauseSearch::RefusedLaunch(const JournalHistory& j) {
 
 void CauseSearch::Disagreements() {
   const auto add = [&](const Violation& violation, VerdictKind kind) {
-    const JournalHistory* j = roster_.Find(violation.session);
+    const SessionStory* j = roster_.Find(violation.session);
     if (j == nullptr) return;
     CandidateCause& candidate = Add(Weight::kDisagreement, kind, *j, 0);
     candidate.witness_seq = violation.seq;

@@ -77,14 +77,12 @@ void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict
 void ExplainHealth(const Roster& roster, Verdict& verdict) {
   const Verdict::Totals& t = verdict.totals;
   std::size_t live = 0, closed = 0, paused = 0, under_way = 0, copied = 0;
-  for (const JournalHistory& j : roster.journals()) {
+  for (const SessionStory& j : roster.journals()) {
     live += j.findings.info.status == SessionStatus::kLive ? 1 : 0;
     copied += j.findings.info.status == SessionStatus::kCopied ? 1 : 0;
     closed += j.findings.info.status == SessionStatus::kClosed ? 1 : 0;
     paused += j.findings.state.lifecycle == Lifecycle::kPaused ? 1 : 0;
-    const auto open = [](const Attempt& attempt) { return attempt.end == Attempt::End::kOpen; };
-    const bool of_pool = std::ranges::any_of(j.pools, [&](const auto& pool) { return open(pool.second); });
-    under_way += of_pool || (!j.attempts.empty() && open(j.attempts.back())) ? 1 : 0;
+    under_way += j.OpenAttempt() != nullptr || std::ranges::any_of(j.LastOfPools(), &Attempt::open) ? 1 : 0;
   }
   verdict.live = live != 0;
   verdict.headline = fmt::format("Nothing is wrong: {} and {} of {} completed", Plural(t.pauses, "pause"),

@@ -17,54 +17,45 @@ Status OutOfSequence(std::uint64_t expected, std::uint64_t got) {
   return {Code::kInvalid, fmt::format("events {} to {} are missing", expected, got - 1)};
 }
 
-class Folding {
- public:
-  Folding(Folded& out, std::span<FoldObserver* const> observers) : out_(out), observers_(observers) {}
+}  // namespace
 
-  void Begin(Result<State> before) {
-    if (before) {
-      out_.state = *std::move(before);
-    } else {
-      Break(BreakKind::kBeginning, out_.info.first, before.status());
-    }
-    for (FoldObserver* observer : observers_) observer->Begin(out_.state);
+void Folding::Begin(Result<State> before) {
+  if (before) {
+    out_.state = *std::move(before);
+  } else {
+    Break(BreakKind::kBeginning, out_.info.first, before.status());
   }
+  for (FoldObserver* observer : observers_) observer->Begin(out_.state);
+}
 
-  bool Take(const Event& event) {
-    if (!out_.broken && event.seq.value != out_.state.last.value + 1)
-      Break(BreakKind::kSequence, event.seq, OutOfSequence(out_.state.last.value + 1, event.seq.value));
-    return out_.broken ? Behind(event) : Follow(event);
-  }
+bool Folding::Take(const Event& event) {
+  if (!out_.broken && event.seq.value != out_.state.last.value + 1)
+    Break(BreakKind::kSequence, event.seq, OutOfSequence(out_.state.last.value + 1, event.seq.value));
+  return out_.broken ? Behind(event) : Follow(event);
+}
 
- private:
-  bool Follow(const Event& event) {
-    for (FoldObserver* observer : observers_) observer->Before(event, out_.state);
-    if (const Status applied = Apply(out_.state, event); !applied) {
-      Break(BreakKind::kOrder, event.seq, applied.Within(ToText(event.body)));
-      return true;
-    }
-    ++out_.events;
-    out_.last_ns = event.time_ns;
-    for (FoldObserver* observer : observers_) {
-      const Status sound = observer->After(event, out_.state);
-      if (!sound && !out_.broken) Break(BreakKind::kState, event.seq, sound);
-    }
+bool Folding::Follow(const Event& event) {
+  for (FoldObserver* observer : observers_) observer->Before(event, out_.state);
+  if (const Status applied = Apply(out_.state, event); !applied) {
+    Break(BreakKind::kOrder, event.seq, applied.Within(ToText(event.body)));
     return true;
   }
-
-  bool Behind(const Event& event) {
-    bool go_on = false;
-    for (FoldObserver* observer : observers_) go_on |= observer->Behind(event);
-    return go_on;
+  ++out_.events;
+  out_.last_ns = event.time_ns;
+  for (FoldObserver* observer : observers_) {
+    const Status sound = observer->After(event, out_.state);
+    if (!sound && !out_.broken) Break(BreakKind::kState, event.seq, sound);
   }
+  return true;
+}
 
-  void Break(BreakKind kind, SequenceNumber at, Status why) { out_.broken = Folded::Break{kind, at, std::move(why)}; }
+bool Folding::Behind(const Event& event) {
+  bool go_on = false;
+  for (FoldObserver* observer : observers_) go_on |= observer->Behind(event);
+  return go_on;
+}
 
-  Folded& out_;
-  std::span<FoldObserver* const> observers_;
-};
-
-}  // namespace
+void Folding::Break(BreakKind kind, SequenceNumber at, Status why) { out_.broken = Folded::Break{kind, at, std::move(why)}; }
 
 Result<Folded> FoldJournal(JournalReader& reader, std::span<FoldObserver* const> observers) {
   Result<JournalInfo> info = reader.Info();

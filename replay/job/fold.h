@@ -48,6 +48,24 @@ struct Folded {
   std::optional<Break> broken;
 };
 
+// A fold that goes on as a journal grows.
+class Folding {
+ public:
+  Folding(Folded& out, std::span<FoldObserver* const> observers) : out_(out), observers_(observers) {}
+  // The state that the next event follows; a failure says that it is not known.
+  void Begin(Result<State> before);
+  // False: no observer wants more.
+  bool Take(const Event& event);
+
+ private:
+  bool Follow(const Event& event);
+  bool Behind(const Event& event);
+  void Break(Folded::Break::Kind kind, SequenceNumber at, Status why);
+
+  Folded& out_;
+  std::span<FoldObserver* const> observers_;
+};
+
 // A failure means that nothing could be read.
 Result<Folded> FoldJournal(JournalReader& reader, std::span<FoldObserver* const> observers);
 

@@ -213,7 +213,7 @@ void AddFromState(JobTies& ties, const State& state) {
 
 }  // namespace
 
-JobTies TiesOf(const JournalHistory& history) {
+JobTies TiesOf(const SessionStory& history) {
   const bool live = history.findings.info.status == SessionStatus::kLive;
   JobTies ties{.who = history.who(), .live = live, .last_ns = std::max(history.last.time_ns, history.findings.as_of_ns)};
   AddFromState(ties, history.findings.state);

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "replay/job/history.h"
+#include "replay/job/story/story.h"
 #include "statemachine/event.h"
 
 namespace amem {
@@ -29,7 +29,7 @@ struct JobTies {
   std::vector<CommunicatorReady> communicators;  // those with a hash
   std::string launch;  // not empty: sessions with the same one are ranks of one start by one launcher; not in the journal
 };
-JobTies TiesOf(const JournalHistory& history);
+JobTies TiesOf(const SessionStory& history);
 // Of a journal that is not read otherwise. A failure means that its state could not be computed.
 Result<JobTies> ReadTies(const std::filesystem::path& session);
 

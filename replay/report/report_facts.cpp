@@ -39,23 +39,28 @@ FactsJson SeenJson(const JobTimeline& job, std::size_t session) {
   for (std::size_t by = 0; by < job.sessions.size(); ++by) {
     for (const SeenRecord& seen : job.sessions[by].seen) {
       if (seen.of != job.sessions[session].info.session) continue;
-      others.push_back({by, seen.seq.value, WrappedSum(seen.time_ns, job.offsets_ns[by]), seen.text, seen.dead});
+      others.push_back({by, seen.at.seq.value, WrappedSum(seen.at.time_ns, job.offsets_ns[by]), seen.text, seen.dead});
     }
   }
-  return {{"by", std::move(others)}, {"threads", job.sessions[session].threads}};
+  FactsJson threads = FactsJson::array();
+  for (const auto& [thread, at] : job.sessions[session].story.threads) {
+    const bool room = thread.stack.size() < SessionTimeline::kSeen && threads.size() < SessionTimeline::kSeen;
+    if (room) threads.push_back(ToText(EventBody(thread)));
+  }
+  return {{"by", std::move(others)}, {"threads", std::move(threads)}};
 }
 
 FactsJson DeathJson(const JobTimeline& job, std::size_t session) {
   const auto death = job.deaths.find(session);
   if (death == job.deaths.end()) return nullptr;
   const DeathNotice& notice = death->second;
-  return {notice.at_ns, notice.by, job.sessions[notice.by].seen[notice.record].seq.value};
+  return {notice.at_ns, notice.by, job.sessions[notice.by].seen[notice.record].at.seq.value};
 }
 
 FactsJson OutsideJson(const JobTimeline& job, std::size_t session) {
   FactsJson all = FactsJson::array();
-  for (const OutsideRecord& record : job.sessions[session].outside)
-    all.push_back({record.seq.value, WrappedSum(record.time_ns, job.offsets_ns[session]), record.text});
+  for (const auto& [text, at] : job.sessions[session].story.outside.results)
+    all.push_back({at.seq.value, WrappedSum(at.time_ns, job.offsets_ns[session]), text});
   return all;
 }
 

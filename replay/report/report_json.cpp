@@ -133,9 +133,9 @@ Json SessionJson(const JobTimeline& job, std::size_t index, const SessionIndex& 
           {"start", At(job, index, s.first_ns)},
           {"end", At(job, index, s.last_ns)},
           {"kinds", std::move(kinds)},
-          {"pauses", s.pauses_done},
-          {"resumes", s.resumes_done},
-          {"failed", s.cycles_failed},
+          {"pauses", s.done.pauses},
+          {"resumes", s.done.resumes},
+          {"failed", s.done.failures},
           {"most", ToJson(s.most)},
           {"tags", TagsJson(s.state)},
           {"peak", {At(job, index, s.peak.time_ns), DeviceBytes(s.peak.held)}},
@@ -143,47 +143,51 @@ Json SessionJson(const JobTimeline& job, std::size_t index, const SessionIndex& 
           {"allocations", s.allocations_total},
           {"seen", SeenJson(job, index)},
           {"died", DeathJson(job, index)},
-          {"refused", s.launches_refused},
+          {"refused", s.story.launches_refused},
           {"outside", OutsideJson(job, index)},
-          {"exit", s.exit_code},
+          {"exit", s.story.closed ? s.story.closed->event.exit_code : -1},
           {"as_of", s.as_of_ns == 0 ? Json(nullptr) : Json(At(job, index, s.as_of_ns))},
           {"series", SeriesJson(job, index)}};
 }
 
 // ---- pauses and resumes ----------------------------------------------------------------------------------------------------
 
-Json PhasesJson(const JobTimeline& job, std::size_t session, const CycleRecord& cycle) {
+Json PhasesJson(const JobTimeline& job, std::size_t session, const Attempt& cycle) {
   Json phases = Json::array();
-  for (const PhaseRecord& p : cycle.phases) {
-    phases.push_back({static_cast<int>(p.phase), At(job, session, p.begun_ns), At(job, session, p.worked_ns),
-                      p.decided_ns == 0 ? Json(nullptr) : Json(At(job, session, p.decided_ns)), p.passed ? 1 : 0, p.steps,
+  std::vector<Attempt::PhaseTaken> all = PhasesWithArrival(cycle);
+  all.insert(all.end(), cycle.skipped.begin(), cycle.skipped.end());
+  std::ranges::stable_sort(all, {}, [](const Attempt::PhaseTaken& p) { return p.begun.seq; });
+  for (const Attempt::PhaseTaken& p : all) {
+    phases.push_back({static_cast<int>(p.phase), At(job, session, p.begun.time_ns), At(job, session, p.worked.time_ns),
+                      p.decided ? Json(At(job, session, p.decided.time_ns)) : Json(nullptr), p.passed ? 1 : 0, p.steps,
                       p.voted ? (p.voted_for ? 1 : -1) : 0});
   }
   return phases;
 }
 
-Json PartJson(const JobTimeline& job, std::size_t session, const CycleRecord& cycle, SessionIndex& names) {
+Json PartJson(const JobTimeline& job, std::size_t session, const Attempt& cycle, SessionIndex& names) {
   Json steps = Json::array();
   for (std::size_t kind = 0; kind < kStepKinds; ++kind) {
     if (cycle.steps[kind].count != 0) steps.push_back({kind, cycle.steps[kind].count, cycle.steps[kind].duration_ns});
   }
   Json part = {{"s", session},
-               {"n", cycle.number},
-               {"a", At(job, session, cycle.arrived_ns)},
-               {"b", cycle.begun ? Json(At(job, session, cycle.begun_ns)) : Json(nullptr)},
-               {"e", At(job, session, cycle.ended_ns)},
-               {"q", {cycle.begun.value, cycle.ended.value}},
-               {"o", static_cast<int>(cycle.outcome)},
+               {"n", cycle.begun || cycle.ended ? cycle.cycle : 0},
+               {"a", At(job, session, cycle.came().time_ns)},
+               {"b", cycle.begun ? Json(At(job, session, cycle.begun.time_ns)) : Json(nullptr)},
+               {"e", At(job, session, cycle.last.time_ns)},
+               {"q", {cycle.begun.seq.value, cycle.ended.seq.value}},
+               {"o", static_cast<int>(OutcomeOf(cycle))},
                {"d", {DeviceBytes(cycle.before), DeviceBytes(cycle.after)}},
                {"p", PhasesJson(job, session, cycle)},
                {"st", std::move(steps)}};
-  if (!cycle.message.empty()) part["m"] = cycle.message;
-  if (cycle.culprit) part["c"] = names.Of(cycle.culprit);
-  if (cycle.failed) {
-    part["f"] = {{"step", amem::ToText(cycle.failed->step)},
-                 {"code", ToText(cycle.failed->code)},
-                 {"message", cycle.failed->message},
-                 {"seq", cycle.failed_seq.value}};
+  const std::string& message = cycle.open() && cycle.decided ? cycle.decided->message : cycle.failure;
+  if (!message.empty()) part["m"] = message;
+  if (cycle.decided && cycle.decided->culprit) part["c"] = names.Of(cycle.decided->culprit);
+  if (cycle.failed_step) {
+    part["f"] = {{"step", amem::ToText(cycle.failed_step->step)},
+                 {"code", ToText(cycle.failed_step->code)},
+                 {"message", cycle.failed_step->message},
+                 {"seq", cycle.failed_step->at.seq.value}};
   }
   return part;
 }
@@ -434,7 +438,7 @@ std::string ReportJson(const JobTimeline& job, const Verdict& verdict, std::stri
     sessions.push_back(SessionJson(job, s, names));
     events += job.sessions[s].events;
     bytes += job.sessions[s].info.file_bytes;
-    cycles_left_out = std::max(cycles_left_out, job.sessions[s].cycles_left_out);
+    cycles_left_out = std::max(cycles_left_out, job.sessions[s].story.forgotten.count);
   }
   json["job"] = {{"began_ms", job.wall_known ? job.began_ns / 1'000'000 : 0},
                  {"duration", job.duration_ns},

@@ -72,15 +72,15 @@ class Search {
  public:
   Search(JobTimeline& job, const std::function<JournalReader*(std::size_t)>& reader_of) : job_(job), reader_of_(reader_of) {}
 
-  void Add(std::size_t session, const CycleRecord& cycle) {
+  void Add(std::size_t session, const Attempt::Failure& failure) {
     JournalReader* const reader = reader_of_(session);
-    if (reader == nullptr || !cycle.failed_seq) return;
-    const Result<State> state = reader->StateAt(cycle.failed_seq);
-    const auto device = state ? DeviceOf(cycle.failed->step, *state) : std::nullopt;
+    if (reader == nullptr) return;
+    const Result<State> state = reader->StateAt(failure.at.seq);
+    const auto device = state ? DeviceOf(failure.step, *state) : std::nullopt;
     if (!device) return;
     const SessionOpened& who = job_.sessions[session].who;
-    MemoryShortage shortage{.session = session, .seq = cycle.failed_seq, .device = *device, .uuid = UuidOf(who, *device)};
-    const std::int64_t at_ns = WrappedSum(cycle.failed_ns, job_.offsets_ns[session]);
+    MemoryShortage shortage{.session = session, .seq = failure.at.seq, .device = *device, .uuid = UuidOf(who, *device)};
+    const std::int64_t at_ns = WrappedSum(failure.at.time_ns, job_.offsets_ns[session]);
     for (std::size_t s = 0; s < job_.sessions.size(); ++s) AddHolder(shortage, s, at_ns);
     job_.shortages.push_back(std::move(shortage));
   }
@@ -118,9 +118,9 @@ void FindShortages(JobTimeline& job, const std::function<JournalReader*(std::siz
   Search search(job, reader_of);
   for (auto cycle = job.cycles.rbegin(); cycle != job.cycles.rend(); ++cycle) {
     for (const auto& [session, index] : cycle->parts) {
-      const CycleRecord& part = job.sessions[session].cycles[index];
-      const bool memory = part.failed && part.failed->code == Code::kOutOfMemory;
-      if (memory && job.shortages.size() < kShortages) search.Add(session, part);
+      const auto& failure = job.sessions[session].cycles[index].failed_step;
+      const bool memory = failure && failure->code == Code::kOutOfMemory;
+      if (memory && job.shortages.size() < kShortages) search.Add(session, *failure);
     }
   }
 }

@@ -63,22 +63,21 @@ std::uint64_t SinceNs(const StandingPicture& picture, const Standing& s) {
 // "pause 3", with what happens in it.
 std::string AttemptText(const Standing& s, bool with_steps) {
   if (!s.attempt) return {};
-  const Standing::Attempt& a = *s.attempt;
-  std::string text = fmt::format("{} {}", ToText(a.kind), a.number);
-  if (!a.begun) return text + ", has come";
-  if (a.undoing) text += ", undoing";
-  if (a.phases.empty()) return text;
-  text += fmt::format(", {}", PhaseWord(a.phases.back()));
-  if (a.decided) return text + " is done by all";
-  if (with_steps && a.steps_done + a.steps_left != 0)
-    text += fmt::format(", {} of {} steps done", a.steps_done, a.steps_done + a.steps_left);
+  const Progress& p = s.progress;
+  std::string text = NameOf(*s.attempt);
+  if (!p.begun) return text + ", has come";
+  if (p.undoing) text += ", undoing";
+  if (!p.phase) return text;
+  text += fmt::format(", {}", PhaseWord(*p.phase));
+  if (p.decided) return text + " is done by all";
+  if (with_steps && p.steps_done + p.steps_left != 0)
+    text += fmt::format(", {} of {} steps done", p.steps_done, p.steps_done + p.steps_left);
   return text;
 }
 
 std::string Trouble(const Standing& s) {
-  std::string text = !s.trouble.empty() ? s.trouble : s.failure;
-  if (s.trouble.empty() && !text.empty() && s.ended_kind)
-    text = fmt::format("{} {} failed: {}", ToText(*s.ended_kind), s.ended_number, text);
+  std::string text = s.trouble;
+  if (text.empty() && !s.failure().empty()) text = fmt::format("{} failed: {}", NameOf(*s.ended), s.failure());
   return text.size() <= kFailureLength ? text : text.substr(0, kFailureLength) + " ...";
 }
 
@@ -99,7 +98,7 @@ class PictureTable {
   [[nodiscard]] Row RowOf(std::size_t index) const {
     const Standing& s = picture_.sessions[index];
     Row row = {names_.ShortName(s.who.session), std::to_string(s.who.pid), StateWord(s),
-               s.attempt ? fmt::format("{} {}", ToText(s.attempt->kind), s.attempt->number) : std::string()};
+               s.attempt ? NameOf(*s.attempt) : std::string()};
     for (std::size_t phase = 0; phase < kPhases; ++phase) row.push_back(Cell(s, phase));
     row.push_back(DurationText(SinceNs(picture_, s)));
     row.push_back(RoundedBytes(s.held));
@@ -111,15 +110,16 @@ class PictureTable {
  private:
   [[nodiscard]] std::string Cell(const Standing& s, std::size_t phase) const {
     if (!s.attempt || s.attempt->kind != kind_) return {};
-    const Standing::Attempt& a = *s.attempt;
-    if (phase == 0) return a.begun ? "done" : "waits";
-    if (!a.begun) return {};
+    const Progress& p = s.progress;
+    if (phase == 0) return p.begun ? "done" : "waits";
     const auto wanted = static_cast<PhaseKind>(phase + (kind_ == CycleKind::kPause ? 0 : kPhases));
-    const auto at = std::ranges::find(a.phases, wanted);
-    if (at == a.phases.end()) return {};
-    if (at + 1 != a.phases.end() || a.decided) return a.undoing && at + 1 == a.phases.end() ? "failed" : "done";
-    if (a.waits()) return "waits";
-    return fmt::format("{}/{}", a.steps_done, a.steps_done + a.steps_left);
+    const auto& phases = s.attempt->phases;
+    const auto at = std::ranges::find(phases, wanted, &Attempt::PhaseTaken::phase);
+    if (!p.begun || at == phases.end()) return {};
+    const bool last = at + 1 == phases.end();
+    if (!last || p.decided) return p.undoing && last ? "failed" : "done";
+    if (p.waits()) return "waits";
+    return fmt::format("{}/{}", p.steps_done, p.steps_done + p.steps_left);
   }
 
   [[nodiscard]] std::string Note(std::size_t index) const {
@@ -128,8 +128,8 @@ class PictureTable {
     if (const auto by = picture_.waited_for_by.find(s.who.session); by != picture_.waited_for_by.end())
       parts.push_back(fmt::format("<- {} for it", by->second == 1 ? "1 waits" : fmt::format("{} wait", by->second)));
     if (const auto& late = picture_.waits_for[index]; !late.empty()) parts.push_back("waits for " + FewNames(names_, late));
-    if (s.attempt && (s.attempt->undoing || s.attempt->kind != kind_)) parts.push_back(AttemptText(s, true));
-    if (s.attempt && s.attempt->step && SinceNs(picture_, s) >= kLong_ns) parts.push_back(ToText(*s.attempt->step));
+    if (s.attempt && (s.progress.undoing || s.attempt->kind != kind_)) parts.push_back(AttemptText(s, true));
+    if (s.progress.step_begun && SinceNs(picture_, s) >= kLong_ns) parts.push_back(ToText(*s.progress.step));
     if (const std::string trouble = Trouble(s); !trouble.empty()) parts.push_back(trouble);
     return fmt::format("{}", fmt::join(parts, "; "));
   }
@@ -144,7 +144,7 @@ CycleKind KindShown(const StandingPicture& picture) {
   std::array<std::size_t, 2> open{}, ended{};
   for (const Standing& s : picture.sessions) {
     if (s.attempt) ++open[static_cast<std::size_t>(s.attempt->kind)];
-    if (s.ended_kind) ++ended[static_cast<std::size_t>(*s.ended_kind)];
+    if (s.ended) ++ended[static_cast<std::size_t>(s.ended->kind)];
   }
   const auto& votes = open[0] + open[1] != 0 ? open : ended;
   return votes[1] > votes[0] ? CycleKind::kResume : CycleKind::kPause;
@@ -158,7 +158,7 @@ std::vector<std::size_t> RowsShown(const StandingPicture& picture, std::size_t r
   const auto dull = [&](std::size_t i) {
     const Standing& s = picture.sessions[i];
     if (picture.waited_for_by.contains(s.who.session)) return 0;
-    if (s.status != SessionStatus::kLive || !s.failure.empty() || !s.trouble.empty()) return 1;
+    if (s.status != SessionStatus::kLive || !s.failure().empty() || !s.trouble.empty()) return 1;
     return s.attempt ? 2 : 3;
   };
   std::ranges::stable_sort(shown, {}, dull);
@@ -230,19 +230,21 @@ nlohmann::ordered_json PictureJson(const StandingPicture& picture, std::uint64_t
                  {"held_bytes", s.held},
                  {"released_bytes", s.released},
                  {"cycle", nullptr},
-                 {"failure", s.failure},
+                 {"failure", s.failure()},
                  {"trouble", s.trouble}};
     if (s.attempt) {
-      const Standing::Attempt& a = *s.attempt;
+      const Attempt& a = *s.attempt;
+      const Progress& p = s.progress;
+      const auto arrival = a.kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive;
       json["cycle"] = {{"kind", ToText(a.kind)},
-                       {"number", a.number},
-                       {"begun", a.begun},
-                       {"phase", a.phases.empty() ? Json(nullptr) : Json(ToText(a.phases.back()))},
-                       {"undoing", a.undoing},
-                       {"waits", a.waits()},
-                       {"steps_done", a.steps_done},
-                       {"steps_left", a.steps_left},
-                       {"step", a.step ? Json(ToText(*a.step)) : Json(nullptr)}};
+                       {"number", a.cycle},
+                       {"begun", p.begun},
+                       {"phase", p.begun && !p.phase ? Json(nullptr) : Json(ToText(p.phase.value_or(arrival)))},
+                       {"undoing", p.undoing},
+                       {"waits", p.waits()},
+                       {"steps_done", p.steps_done},
+                       {"steps_left", p.steps_left},
+                       {"step", p.step_begun ? Json(ToText(*p.step)) : Json(nullptr)}};
     }
     Json late = Json::array();
     for (const SessionId session : picture.waits_for[i]) late.push_back(SessionText(session));

@@ -1,16 +1,74 @@
 #include "replay/report/timeline.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <iterator>
 #include <map>
 
 #include "replay/job/fold.h"
+#include "replay/job/names.h"
 #include "replay/job/opening.h"
 #include "replay/report/timeline_parts.h"
 
 namespace amem {
 namespace {
+
+class StripBuilder {
+ public:
+  explicit StripBuilder(std::vector<StripRecord>& strip) : strip_(strip) {}
+
+  // Pairs become one when there are too many.
+  void Add(const Attempt& attempt) {
+    const StripRecord record{.kind = attempt.kind,
+                             .number = attempt.begun || attempt.ended ? attempt.cycle : 0,
+                             .failed = attempt.end == Attempt::End::kFailed ? 1U : 0U,
+                             .arrived_ns = attempt.came().time_ns,
+                             .ended_ns = attempt.last.time_ns};
+    if (!strip_.empty() && strip_.back().count < width_) return Join(strip_.back(), record);
+    strip_.push_back(record);
+    if (strip_.size() < SessionTimeline::kStrip) return;
+    for (std::size_t i = 0; 2 * i < strip_.size(); ++i) {
+      strip_[i] = strip_[2 * i];
+      if (2 * i + 1 < strip_.size()) Join(strip_[i], strip_[2 * i + 1]);
+    }
+    strip_.resize((strip_.size() + 1) / 2);
+    width_ *= 2;
+  }
+
+ private:
+  static void Join(StripRecord& to, const StripRecord& next) {
+    to.count += next.count;
+    to.failed += next.failed;
+    to.ended_ns = next.ended_ns;
+  }
+
+  std::vector<StripRecord>& strip_;
+  std::uint64_t width_ = 1;  // so many pauses and resumes are one record
+};
+
+std::string TextOfSeen(const ProcessSeen& seen) {
+  std::string text = seen.state.empty() ? "unknown" : seen.state;
+  if (!seen.where.empty()) text += " " + seen.where;
+  if (seen.exit_code > 128) text += fmt::format(", ended by signal {}", seen.exit_code - 128);
+  if (seen.exit_code >= 0 && seen.exit_code <= 128) text += fmt::format(", exit code {}", seen.exit_code);
+  if (!seen.answer.empty()) text += "; it answered: " + seen.answer;
+  if (seen.waited_ns != 0) text += "; waited for " + DurationText(seen.waited_ns);
+  return text;
+}
+
+std::vector<SeenRecord> SightsOf(const SessionStory& story) {
+  std::vector<SeenRecord> all;
+  for (const auto& [seen, at] : story.seen)
+    all.push_back({seen.session, at, seen.state == "gone" || seen.state == "zombie", TextOfSeen(seen)});
+  for (const auto& [lost, at] : story.lost) {
+    if (lost.reason == kPeerDied) all.push_back({lost.peer, at, true, "its connection was lost: it died"});
+  }
+  std::ranges::sort(all, {}, [](const SeenRecord& seen) { return seen.at.seq; });
+  if (all.size() > SessionTimeline::kSeen) all.resize(SessionTimeline::kSeen);
+  return all;
+}
 
 class TimelineBuilder final : public FoldObserver {
  public:
@@ -19,17 +77,18 @@ class TimelineBuilder final : public FoldObserver {
         points_(limits.points),
         series_(limits.points - limits.points / 4),
         rows_(limits.rows),
-        limit_of_cycles_(limits.cycles),
-        cycles_(out, out.cycles, limits.cycles),
-        allocations_(out, limits.allocations),
-        seen_(out) {}
+        story_(out.story, std::max<std::size_t>(limits.cycles, 8), false),
+        strip_(out.strip),
+        allocations_(out, limits.allocations) {}
 
   void Begin(const State& before) override {
     start_ = &before;
+    story_.Begin(before);
     memory_.Recount(before);
   }
   void Before(const Event& event, const State& before) override {
     Count(event);
+    story_.Before(event, before);
     held_before_ = memory_.held();
     memory_.Before(event, before);
   }
@@ -37,8 +96,12 @@ class TimelineBuilder final : public FoldObserver {
     memory_.After(after);
     allocations_.Take(event, after);
     for (const AllocationId id : memory_.touched()) allocations_.Check(id, event, after);
-    CyclesOf(PoolOfCycle(event.body), after).Take(event, memory_.held());
-    seen_.Take(event);
+    static_cast<void>(story_.After(event, after));
+    if (Attempt* attempt = story_.OfLastEvent()) {
+      if (attempt->came().seq == event.seq) attempt->before = memory_.held();
+      attempt->after = memory_.held();
+    }
+    if (const Attempt* over = story_.over()) strip_.Add(*over);
     if (held_before_ != memory_.held() || series_.changes() == 0) {
       Note({.time_ns = event.time_ns, .seq = event.seq, .held = memory_.held()});
     }
@@ -56,12 +119,13 @@ class TimelineBuilder final : public FoldObserver {
     out_.damage = std::move(folded.damage);
     out_.state = std::move(folded.state);
     out_.changes = series_.changes();
-    cycles_.Finish();
-    for (auto& [id, pool] : pools_) {
-      pool.collector.Finish();
-      std::ranges::move(pool.cycles, std::back_inserter(out_.cycles));
-    }
-    std::ranges::stable_sort(out_.cycles, {}, &CycleRecord::arrived_ns);
+    if (const Attempt* open = out_.story.OpenAttempt()) strip_.Add(*open);
+    out_.done = out_.story.AllAttempts();
+    story_.Finish(false);
+    out_.cycles = std::move(out_.story.attempts);
+    for (auto& [id, attempts] : out_.story.pools) std::ranges::move(attempts, std::back_inserter(out_.cycles));
+    out_.seen = SightsOf(out_.story);
+    std::ranges::stable_sort(out_.cycles, {}, [](const Attempt& attempt) { return attempt.came().time_ns; });
     out_.series = series_.Points();
     if (series_.thinned()) AddMoments();
     allocations_.Finish(out_.state);
@@ -78,12 +142,6 @@ class TimelineBuilder final : public FoldObserver {
     rows_.Add(event);
   }
 
-  CycleCollector& CyclesOf(PoolId id, const State& state) {
-    const auto pool = state.pools.find(id);
-    if (pool == state.pools.end()) return cycles_;
-    return pools_.try_emplace(id, out_, limit_of_cycles_, pool->second.tag).first->second.collector;
-  }
-
   void Start(const Event& event) {
     out_.first_ns = event.time_ns;
     if (!start_->last) return;
@@ -98,8 +156,8 @@ class TimelineBuilder final : public FoldObserver {
     if (out_.peak.seq) out_.series.push_back(out_.peak);
     for (auto cycle = out_.cycles.rbegin(); cycle != out_.cycles.rend() && room >= 2; ++cycle) {
       if (cycle->kind != CycleKind::kPause || !cycle->begun || !cycle->ended) continue;
-      out_.series.push_back({.time_ns = cycle->begun_ns, .seq = cycle->begun, .held = cycle->before});
-      out_.series.push_back({.time_ns = cycle->ended_ns, .seq = cycle->ended, .held = cycle->after});
+      out_.series.push_back({.time_ns = cycle->begun.time_ns, .seq = cycle->begun.seq, .held = cycle->before});
+      out_.series.push_back({.time_ns = cycle->ended.time_ns, .seq = cycle->ended.seq, .held = cycle->after});
       room -= 2;
     }
     std::sort(out_.series.begin(), out_.series.end(), [](const auto& a, const auto& b) { return a.seq < b.seq; });
@@ -113,27 +171,25 @@ class TimelineBuilder final : public FoldObserver {
     if (DeviceBytes(point.held) > DeviceBytes(out_.peak.held)) out_.peak = point;
   }
 
-  struct PoolCycles {
-    PoolCycles(SessionTimeline& out, std::size_t limit, std::string tag) : collector(out, cycles, limit, std::move(tag)) {}
-    std::vector<CycleRecord> cycles;
-    CycleCollector collector;
-  };
-
   SessionTimeline& out_;
   std::size_t points_;
   SeriesBuilder series_;
   RowBuilder rows_;
-  std::size_t limit_of_cycles_;
-  CycleCollector cycles_;  // NCCL's
-  std::map<PoolId, PoolCycles> pools_;
+  StoryBuilder story_;
+  StripBuilder strip_;
   AllocationCollector allocations_;
-  SeenCollector seen_;
   HeldCounter memory_;
   Held held_before_{};
   const State* start_ = nullptr;
 };
 
 }  // namespace
+
+Outcome OutcomeOf(const Attempt& attempt) {
+  if (attempt.open()) return Outcome::kOpen;
+  if (attempt.end == Attempt::End::kDone) return Outcome::kDone;
+  return attempt.undone ? Outcome::kUndone : Outcome::kNotUndone;
+}
 
 std::string_view ToText(Outcome outcome) {
   constexpr std::array<std::string_view, 4> kWords = {"done", "failed, undone", "failed, not undone", "not finished"};

@@ -16,6 +16,7 @@
 
 #include "journal/journal.h"
 #include "replay/job/clock.h"
+#include "replay/job/story/job_cycles.h"
 #include "replay/report/timeline_rows.h"
 #include "replay/report/timeline_series.h"
 #include "statemachine/event.h"
@@ -30,51 +31,14 @@ struct TimelineLimits {  // for one session
   std::size_t cycles = 200;        // failed ones come first
 };
 
-struct PhaseRecord {
-  PhaseKind phase{};
-  std::uint64_t begun_ns = 0;
-  // Of this session's vote, or of its last step where no vote is recorded; what follows is waiting for the others.
-  std::uint64_t worked_ns = 0;
-  bool voted = false, voted_for = true;
-  std::uint64_t decided_ns = 0;  // 0: never
-  bool passed = false;
-  SessionId culprit;
-  std::uint64_t steps = 0;
-};
-
 enum class Outcome : std::uint8_t {
   kDone = 0,
   kUndone,     // failed, and what was done has been undone
   kNotUndone,  // failed, and could not be undone
   kOpen,       // the journal ends in the middle of it
 };
+Outcome OutcomeOf(const Attempt& attempt);
 std::string_view ToText(Outcome outcome);
-
-struct StepTotal {
-  std::uint64_t count = 0, duration_ns = 0;
-};
-inline constexpr std::size_t kStepKinds = static_cast<std::size_t>(StepKind::kUnbind) + 1;
-
-// A pause or resume as one session saw it.
-struct CycleRecord {
-  CycleKind kind{};
-  std::uint64_t number = 0;
-  std::string tag;  // of the pool whose memory it was about; empty: NCCL's
-  std::vector<SessionId> members;
-  SequenceNumber begun, ended;   // begun 0: it waited for the others, and never began; ended 0: open
-  std::uint64_t arrived_ns = 0;  // began to wait for the others; when it began, where the journal has no arrival
-  std::uint64_t begun_ns = 0;
-  std::uint64_t ended_ns = 0;  // of the last event seen in it while it is open
-  Outcome outcome = Outcome::kOpen;
-  std::string message;               // of a failure
-  std::optional<StepFailed> failed;  // the first step that failed here
-  SequenceNumber failed_seq;
-  std::uint64_t failed_ns = 0;
-  SessionId culprit;  // of the first phase that did not pass
-  Held before{}, after{};
-  std::vector<PhaseRecord> phases;
-  std::array<StepTotal, kStepKinds> steps{};
-};
 
 enum class AllocationKind : std::uint8_t {
   kOwn = 0,
@@ -120,17 +84,9 @@ struct LinkRecord {
 // What this session saw of another one's process: it lost the connection, or looked at a deadline.
 struct SeenRecord {
   SessionId of;
-  SequenceNumber seq;
-  std::uint64_t time_ns = 0;
+  Moment at;
   bool dead = false;  // the process had ended
   std::string text;   // what was seen: "stopped in the CUDA driver, silent, waited 5 s"
-};
-
-// A request from outside that ended, or a freeze.
-struct OutsideRecord {
-  SequenceNumber seq;
-  std::uint64_t time_ns = 0;
-  std::string text;
 };
 
 // A pause or resume in the strip of all of them, or several that follow each other.
@@ -162,10 +118,10 @@ struct SessionTimeline {
   Held most{};                // each class at its own peak
   SeriesPoint peak;           // when DeviceBytes was highest
 
-  std::vector<CycleRecord> cycles;  // by arrival, those of pools too; the counts and the strip are NCCL's only
-  std::uint64_t cycles_left_out = 0;
-  std::vector<StripRecord> strip;  // every one, in order
-  std::uint64_t pauses_done = 0, resumes_done = 0, cycles_failed = 0;
+  SessionStory story;              // up to where it stopped
+  std::vector<Attempt> cycles;     // its attempts by arrival, those of pools too
+  std::vector<StripRecord> strip;  // every one of NCCL, in order
+  SessionStory::Sums done;         // likewise
 
   std::vector<AllocationRecord> allocations;  // in order of creation
   std::uint64_t allocations_total = 0;
@@ -174,11 +130,7 @@ struct SessionTimeline {
   std::map<SessionId, LinkRecord> imports;               // by owner
   std::map<SessionId, LinkRecord> importers;             // by importer, as this session's journal says
   std::vector<EventRow> rows;
-  std::vector<SeenRecord> seen;        // of other sessions' processes, the first kSeen
-  std::vector<std::string> threads;    // of its own process, as it saw them at its last deadline
-  std::uint64_t launches_refused = 0;  // while memory was paused
-  std::vector<OutsideRecord> outside;  // the last kSeen
-  std::int32_t exit_code = -1;         // of its process, where it closed; -1: unknown
+  std::vector<SeenRecord> seen;  // of other sessions' processes, the first kSeen
   static constexpr std::size_t kSeen = 64, kStrip = 4096;
 };
 
@@ -188,13 +140,6 @@ Result<SessionTimeline> ReadTimeline(JournalReader& reader, const TimelineLimits
 
 // Leaves out allocations until `limit` are left: those that are there at the end stay longest, then the largest.
 void ThinAllocations(SessionTimeline& timeline, std::size_t limit);
-
-// The same pause or resume in all sessions that took part: (session, cycle in it) by index.
-struct JobCycle {
-  CycleKind kind{};
-  std::vector<std::pair<std::size_t, std::size_t>> parts;
-  std::vector<SessionId> absent;  // members without a part of their own; if it never began, sessions that did not come
-};
 
 // The end of a process that closed nothing, as somebody else noticed it: (session that noticed, its SeenRecord) by index, and
 // the time on the job's clock.

@@ -1,38 +1,8 @@
 #include "replay/report/timeline_series.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace amem {
-
-Bytes Sum(const Held& held) { return std::accumulate(held.begin(), held.end(), Bytes{0}); }
-
-Bytes DeviceBytes(const Held& held) {
-  return Sum(held) - held[static_cast<std::size_t>(MemoryClass::kImported)] -
-         held[static_cast<std::size_t>(MemoryClass::kHost)];
-}
-
-Share ShareOf(const Allocation& a) {
-  if (a.placed()) return {};  // a part of a slab, which counts as a whole
-  const Bytes bytes = a.resident ? a.bytes : 0;
-  if (a.pool) return {MemoryClass::kTagged, bytes};
-  if (!a.own()) return {MemoryClass::kImported, bytes};
-  if (a.multicast) return {};  // it has no memory of its own; the allocations bound to it count
-  if (!a.on_device()) return {MemoryClass::kHost, bytes};
-  return {WhyKept(a) == KeepReason::kNone ? MemoryClass::kOwn : MemoryClass::kOwnKept, bytes};
-}
-
-Held HeldIn(const State& state) {
-  Held held{};
-  const auto add = [&held](MemoryClass as, Bytes bytes) { held[static_cast<std::size_t>(as)] += bytes; };
-  for (const auto& [id, a] : state.allocations) add(ShareOf(a).as, ShareOf(a).bytes);
-  for (const auto& [address, h] : state.host) add(MemoryClass::kHost, h.bytes);
-  for (const auto& [address, bytes] : state.async) add(MemoryClass::kPool, bytes);
-  for (const auto& [address, l] : state.legacy) {
-    if (!l.backing) add(MemoryClass::kDriver, l.bytes);
-  }
-  return held;
-}
 
 SeriesBuilder::SeriesBuilder(std::size_t limit)
     : limit_(std::max<std::size_t>(4, (limit - std::min<std::size_t>(limit, 2)) / 3)) {

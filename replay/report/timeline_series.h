@@ -5,38 +5,13 @@
 // pause of 0.3 s in a day keeps its shape), and no extreme of the sum is ever lost.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "statemachine/state.h"
+#include "replay/job/story/held.h"
 
 namespace amem {
-
-// The classes of memory. Only bytes that are occupied now are counted: memory that a pause released counts as nothing.
-enum class MemoryClass : std::uint8_t {
-  kOwn = 0,   // own device memory that a pause releases; of slabs all, also what is free in them
-  kOwnKept,   // own device memory that a pause leaves in place (registered with a network card, multicast)
-  kImported,  // peers' device memory, held through a reference; it occupies the peer's device
-  kHost,      // pinned host memory
-  kPool,      // of the driver's asynchronous pools
-  kDriver,    // cuMemAlloc memory that is the driver's own
-  kTagged,    // chunks of pools: memory of the program under a tag
-};
-inline constexpr std::size_t kMemoryClasses = 7;
-using Held = std::array<Bytes, kMemoryClasses>;  // by MemoryClass
-
-Held HeldIn(const State& state);      // summed up anew
-Bytes DeviceBytes(const Held& held);  // what occupies this session's device: all but imported and host
-Bytes Sum(const Held& held);
-
-// What one allocation adds to `held` now, so that the sums can be kept up to date event by event.
-struct Share {
-  MemoryClass as = MemoryClass::kOwn;
-  Bytes bytes = 0;
-};
-Share ShareOf(const Allocation& allocation);
 
 struct SeriesPoint {
   std::uint64_t time_ns = 0;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <chrono>
 #include <map>
@@ -17,6 +18,7 @@
 #include "journal/base/clock.h"
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
+#include "replay/job/opening.h"
 #include "replay/report/standing_text.h"
 #include "replay/tool/command.h"
 
@@ -46,10 +48,11 @@ class WatchedSession {
   // Reads what is new. A failure ends what is known of the session.
   void Look() {
     if (ended_ > kLooksAtTheDead || !failure_.ok()) return;
-    const auto read = reader_->Read(SequenceNumber{builder_.last().value + 1}, kToTheEnd, [this](const Event& event) {
-      builder_.Take(event);
-      return true;
-    });
+    Result<ReadReport> read = ReadReport{};
+    if (!folded_.broken) {
+      read = reader_->Read(SequenceNumber{folded_.state.last.value + 1}, kToTheEnd,
+                           [this](const Event& event) { return folding_.Take(event) && !folded_.broken; });
+    }
     const auto info = read ? reader_->Info() : Result<JournalInfo>(read.status());
     if (!info) {
       failure_ = info.status();
@@ -59,7 +62,7 @@ class WatchedSession {
     ended_ = status_ == SessionStatus::kLive ? 0 : ended_ + 1;
   }
   [[nodiscard]] Standing Now() const {
-    Standing now = builder_.Now(status_);
+    Standing now = StandingOf(folded_, story_, status_);
     if (!now.who.session) now.who.session = session_;
     if (now.who.pid == 0) now.who.pid = pid_;
     if (!failure_.ok()) now.trouble = failure_.message();
@@ -77,15 +80,18 @@ class WatchedSession {
     status_ = info->status;
     session_ = info->session;
     pid_ = info->pid;
-    if (info->first.value <= 1) return {};
-    Result<State> before = reader_->StateAt(SequenceNumber{info->first.value - 1});
+    Result<State> before = StateBefore(*reader_, *info);
     if (!before) return before.status();
-    builder_.Begin(*std::move(before));
+    folding_.Begin(std::move(before));
     return {};
   }
 
   std::unique_ptr<JournalReader> reader_;
-  StandingBuilder builder_;
+  Folded folded_;
+  SessionStory story_;
+  StoryBuilder builder_{story_, kAttemptsKept, false};
+  const std::array<FoldObserver*, 1> observers_ = {&builder_};
+  Folding folding_{folded_, observers_};
   SessionStatus status_{};
   SessionId session_;
   std::int32_t pid_ = 0;

@@ -10,8 +10,8 @@
 
 #include "journal/journal.h"
 #include "replay/job/fold.h"
-#include "replay/job/history.h"
 #include "replay/job/jobs.h"
+#include "replay/job/story/story.h"
 #ifndef AMEM_FUZZ_LIBRARIES_ONLY
 #include "replay/diagnosis/diagnosis.h"
 #include "replay/report/report_json.h"
@@ -45,7 +45,7 @@ inline void ReadAsTheToolDoes(const std::vector<std::filesystem::path>& sessions
     static_cast<void>((*reader)->Info());
     static_cast<void>((*reader)->Read(SequenceNumber{1}, kToTheEnd, [](const Event&) { return true; }));
     static_cast<void>((*reader)->StateAt(std::nullopt));
-    static_cast<void>(ReadHistory(session));
+    static_cast<void>(ReadStory(session));
   }
   static_cast<void>(SelectLatestJob(sessions));
 #ifndef AMEM_FUZZ_LIBRARIES_ONLY

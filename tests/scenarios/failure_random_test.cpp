@@ -66,12 +66,12 @@ class DoomedJob {
     return happened;
   }
   Verdict Look() {
-    std::vector<JournalHistory> journals;
+    std::vector<SessionStory> journals;
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       const DoomedRank& r = ranks_[i];
       const SessionStatus status = r.closed ? SessionStatus::kClosed : r.alive ? SessionStatus::kLive : SessionStatus::kCrashed;
       MemoryReader reader(r.events, SessionId{i + 1}, status);
-      auto history = ReadHistory(reader);
+      auto history = ReadStory(reader);
       EXPECT_TRUE(history.ok()) << history.status().message();
       if (history.ok()) journals.push_back(*std::move(history));
     }

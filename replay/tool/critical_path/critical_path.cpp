@@ -7,19 +7,129 @@
 
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
+#include "replay/job/story/job_cycles.h"
 #include "replay/tool/command.h"
-#include "replay/tool/critical_path/cycles.h"
 
 namespace amem::tool {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr std::size_t kSlack = 16;  // ranks may have failed attempts that others have not
+
 struct CriticalPathOptions {
   Directories directories;
   std::uint64_t last = 2;
   bool all = false, json = false;
 };
+
+struct PhaseWait {
+  SessionId session;
+  std::uint64_t waited_ns = 0;  // from the end of its own part to that of the last one's
+};
+struct CyclePhase {
+  std::string name;  // "arrival", "pause: save"
+  std::uint64_t took_ns = 0;
+  SessionId last;                // whose part ended last
+  std::uint64_t cost_ns = 0;     // after the last but one
+  std::vector<PhaseWait> waits;  // of all, the last one's is 0
+  std::string step;              // of the last one, the longest; empty: it had none
+  std::uint64_t step_ns = 0;
+};
+struct CriticalPath {                   // of one pause or resume
+  std::string name;                     // "pause 3"
+  std::uint64_t began_ns = 0;           // wall clock: the first one came
+  std::uint64_t took_ns = 0;            // until the last one was through
+  std::uint64_t members = 0, seen = 0;  // sessions, and those whose journals are here
+  std::string outcome;                  // the worst of all
+  std::vector<CyclePhase> phases;
+};
+
+// ---- who was last ----------------------------------------------------------------------------------------------------------
+
+// One session's part, on the clock of all.
+struct Part {
+  SessionId session;
+  std::int64_t offset_ns = 0;
+  const Attempt* attempt = nullptr;
+  std::vector<Attempt::PhaseTaken> phases;
+  [[nodiscard]] std::int64_t At(const Moment& moment) const { return WrappedSum(moment.time_ns, offset_ns); }
+  [[nodiscard]] bool Arrives(std::size_t nth) const { return nth == 0 && attempt->arrived; }
+};
+
+std::uint64_t Positive(std::int64_t difference_ns) { return difference_ns < 0 ? 0 : static_cast<std::uint64_t>(difference_ns); }
+
+// The nth phase of each part that has the same.
+CyclePhase JoinPhase(const std::vector<Part>& parts, std::size_t nth, const Part& like) {
+  CyclePhase phase{.name = like.Arrives(nth) ? "arrival" : std::string(ToText(like.phases[nth].phase))};
+  std::vector<std::pair<std::int64_t, const Part*>> ends;
+  std::int64_t begun = 0, over = 0;
+  for (const Part& part : parts) {
+    if (nth >= part.phases.size() || part.phases[nth].phase != like.phases[nth].phase || part.Arrives(nth) != like.Arrives(nth))
+      continue;
+    const Attempt::PhaseTaken& taken = part.phases[nth];
+    const std::int64_t from = part.At(taken.begun);
+    const std::int64_t to = part.At(taken.decided.time_ns > taken.worked.time_ns ? taken.decided : taken.worked);
+    begun = ends.empty() ? from : std::min(begun, from);
+    over = ends.empty() ? to : std::max(over, to);
+    ends.emplace_back(part.At(taken.worked), &part);
+  }
+  std::ranges::sort(ends, {}, [](const auto& end) { return std::pair(end.first, end.second->session); });
+  const auto& [last_ns, last] = ends.back();
+  phase.took_ns = Positive(WrappedDifference(over, begun));
+  phase.last = last->session;
+  if (const auto& longest = last->phases[nth].longest) phase.step = ToText(*longest);
+  phase.step_ns = last->phases[nth].longest_ns;
+  phase.cost_ns = ends.size() < 2 ? 0 : Positive(WrappedDifference(last_ns, ends[ends.size() - 2].first));
+  for (const auto& [end_ns, part] : ends) phase.waits.push_back({part->session, Positive(WrappedDifference(last_ns, end_ns))});
+  return phase;
+}
+
+CriticalPath PathOf(const std::vector<Part>& parts) {
+  const Part& first = parts.front();
+  CriticalPath path{.seen = parts.size(), .outcome = "done"};
+  const auto longest = std::ranges::max_element(parts, {}, [](const Part& part) { return part.phases.size(); });
+  std::int64_t began = first.At(first.attempt->came()), ended = first.At(first.attempt->last);
+  std::uint64_t number = 0;
+  for (const Part& part : parts) {
+    const Attempt& a = *part.attempt;
+    began = std::min(began, part.At(a.came()));
+    ended = std::max(ended, part.At(a.last));
+    number = std::max(number, a.begun ? a.cycle : 0);
+    const char* outcome = a.open() ? "not over" : a.end == Attempt::End::kDone ? "done" : "failed";
+    if (a.end == Attempt::End::kFailed || path.outcome == "done") path.outcome = outcome;
+  }
+  path.name = fmt::format("{} {}", ToText(first.attempt->kind), number == 0 ? "that never began" : std::to_string(number));
+  path.members = std::max<std::uint64_t>(first.attempt->members.size(), parts.size());
+  path.began_ns = Positive(began);
+  path.took_ns = Positive(WrappedDifference(ended, began));
+  for (std::size_t i = 0; i < longest->phases.size(); ++i) path.phases.push_back(JoinPhase(parts, i, *longest));
+  return path;
+}
+
+// Of the last so many pauses and resumes, oldest first.
+std::vector<CriticalPath> PathsOf(const std::vector<SessionStory>& stories, std::uint64_t last) {
+  std::vector<JobClock::Journal> journals;
+  for (const SessionStory& s : stories) journals.push_back({&s.who(), s.first.time_ns, s.for_clock});
+  const JobClock clock(journals);
+  std::vector<TimedStory> timed;
+  for (const SessionStory& s : stories)
+    timed.push_back({&s.who(), clock.OffsetOf(s.who()), s.first.time_ns, s.last.time_ns, s.attempts});
+  const std::vector<JobCycle> cycles = JoinAttempts(timed);
+  std::vector<CriticalPath> paths;
+  for (std::size_t i = cycles.size() - std::min<std::size_t>(cycles.size(), last); i < cycles.size(); ++i) {
+    std::vector<Part> parts;
+    for (const auto& [session, index] : cycles[i].parts) {
+      const Attempt& attempt = timed[session].attempts[index];
+      parts.push_back({timed[session].who->session, timed[session].offset_ns, &attempt, PhasesWithArrival(attempt)});
+    }
+    std::ranges::stable_sort(parts, {}, [](const Part& part) { return part.At(part.attempt->came()); });
+    paths.push_back(PathOf(parts));
+  }
+  return paths;
+}
+
+// ---- what is printed -------------------------------------------------------------------------------------------------------
 
 // Phases take milliseconds, of which a tenth matters.
 std::string Time(std::uint64_t ns) {
@@ -33,10 +143,9 @@ std::string WaitText(const CyclePhase& phase, const JobNames& names) {
   return fmt::format("{} ({})", Time(longest->waited_ns), names.ShortName(longest->session));
 }
 
-void PrintCycle(Output& out, const JobCycle& cycle, const JobNames& names) {
-  out.Styled(Output::Style::kHeading,
-             fmt::format("{} of {} at {}: {} in {}", CycleName(cycle), Plural(cycle.members, "session"),
-                         WallText(cycle.began_ns), cycle.outcome, Time(cycle.took_ns)))
+void PrintCycle(Output& out, const CriticalPath& cycle, const JobNames& names) {
+  out.Styled(Output::Style::kHeading, fmt::format("{} of {} at {}: {} in {}", cycle.name, Plural(cycle.members, "session"),
+                                                  WallText(cycle.began_ns), cycle.outcome, Time(cycle.took_ns)))
       << "\n";
   if (cycle.seen < cycle.members)
     out << "  of " << Plural(cycle.members - cycle.seen, "session")
@@ -55,9 +164,9 @@ struct Share {
 };
 
 // How often each session was the last one, and how much sooner the phases would have been over without it.
-std::map<SessionId, Share> Shares(const std::vector<JobCycle>& cycles) {
+std::map<SessionId, Share> Shares(const std::vector<CriticalPath>& cycles) {
   std::map<SessionId, Share> shares;
-  for (const JobCycle& cycle : cycles) {
+  for (const CriticalPath& cycle : cycles) {
     for (const CyclePhase& phase : cycle.phases) {
       if (phase.waits.size() < 2) continue;
       Share& share = shares[phase.last];
@@ -78,7 +187,7 @@ void PrintShares(Output& out, const std::map<SessionId, Share>& shares, std::siz
   }
 }
 
-Json ToJson(const JobCycle& cycle, const JobNames& names) {
+Json ToJson(const CriticalPath& cycle, const JobNames& names) {
   const auto rank = [&names](SessionId session) {
     return names.RankOf(session) < 0 ? Json(nullptr) : Json(names.RankOf(session));
   };
@@ -96,14 +205,14 @@ Json ToJson(const JobCycle& cycle, const JobNames& names) {
                       {"waits", waits},
                       {"longest_step", step}});
   }
-  return {{"cycle", CycleName(cycle)}, {"outcome", cycle.outcome},  {"began_wall_ns", cycle.began_ns},
-          {"took_ns", cycle.took_ns},  {"sessions", cycle.members}, {"journals", cycle.seen},
+  return {{"cycle", cycle.name},      {"outcome", cycle.outcome},  {"began_wall_ns", cycle.began_ns},
+          {"took_ns", cycle.took_ns}, {"sessions", cycle.members}, {"journals", cycle.seen},
           {"phases", phases}};
 }
 
-Json ToJson(const std::vector<JobCycle>& cycles, const JobNames& names) {
+Json ToJson(const std::vector<CriticalPath>& cycles, const JobNames& names) {
   Json list = Json::array(), shares = Json::array();
-  for (const JobCycle& cycle : cycles) list.push_back(ToJson(cycle, names));
+  for (const CriticalPath& cycle : cycles) list.push_back(ToJson(cycle, names));
   for (const auto& [session, share] : Shares(cycles))
     shares.push_back({{"session", SessionText(session)},
                       {"rank", names.RankOf(session) < 0 ? Json(nullptr) : Json(names.RankOf(session))},
@@ -115,18 +224,20 @@ Json ToJson(const std::vector<JobCycle>& cycles, const JobNames& names) {
 int RunCriticalPath(const CriticalPathOptions& options, Output& out) {
   bool failed = false;
   JobNames names;
-  std::vector<SessionCycles> sessions;
+  std::vector<SessionStory> stories;
+  const std::size_t kept = std::max<std::size_t>(kAttemptsKept, 2 * (options.last + kSlack));  // a half of them are the last
   ForEachJournal(SelectSessions(options.directories, options.all, failed).latest, failed,
                  [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) -> Status {
-                   Result<SessionCycles> read = ReadCycles(reader, damage);
+                   Result<SessionStory> read = ReadAttempts(reader, kept);
                    if (!read) return read.status();
-                   names.Add(read->who);
-                   sessions.push_back(*std::move(read));
+                   damage = read->findings.report;
+                   names.Add(read->who());
+                   stories.push_back(*std::move(read));
                    return {};
                  });
-  if (sessions.empty()) return kCannotRead;
-  std::vector<JobCycle> cycles = JoinCycles(sessions);
-  if (cycles.size() > options.last) cycles.erase(cycles.begin(), cycles.end() - static_cast<std::ptrdiff_t>(options.last));
+  if (stories.empty()) return kCannotRead;
+  DropCopies(stories);
+  const std::vector<CriticalPath> cycles = PathsOf(stories, options.last);
   if (options.json) {
     PrintJson(out, ToJson(cycles, names));
   } else if (cycles.empty()) {

@@ -97,8 +97,8 @@ TEST(Diagnosis, of_a_failed_step_and_later_deaths_the_step_is_the_cause) {
   job.Work(job.owner, PhaseKind::kPauseArrive, {kQuiesce});
   job.owner.Then(PhaseDecided{PhaseKind::kPauseArrive, false, job.importer.id(), "rank 1 failed"});
   job.owner.Then(PeerLost{job.importer.id(), "died"});
-  const std::vector<JournalHistory> journals = {History(job.owner, SessionStatus::kCrashed),
-                                                History(job.importer, SessionStatus::kCrashed)};
+  const std::vector<SessionStory> journals = {History(job.owner, SessionStatus::kCrashed),
+                                              History(job.importer, SessionStatus::kCrashed)};
   const Verdict verdict = Diagnose(journals);
   EXPECT_EQ(verdict.kind, VerdictKind::kStepFailed) << verdict.summary;
   EXPECT_EQ(verdict.rank, 1);
@@ -119,12 +119,12 @@ TEST(Diagnosis, a_process_that_others_saw_die_counts_as_dead_and_one_that_wrote_
   job.importer.Then(StepBegun{kQuiesce});
   job.owner.Then(PeerLost{job.importer.id(), kPeerDied});
   const auto read = [&] {
-    std::vector<JournalHistory> journals = {History(job.owner, SessionStatus::kLive, job.clock),
-                                            History(job.importer, SessionStatus::kLive, job.clock)};
+    std::vector<SessionStory> journals = {History(job.owner, SessionStatus::kLive, job.clock),
+                                          History(job.importer, SessionStatus::kLive, job.clock)};
     CountTheDying(journals);
     return journals;
   };
-  const std::vector<JournalHistory> journals = read();
+  const std::vector<SessionStory> journals = read();
   EXPECT_FALSE(journals[0].dying);
   EXPECT_TRUE(journals[1].dying);
   const Verdict verdict = Diagnose(journals);
@@ -138,8 +138,8 @@ TEST(Diagnosis, a_process_that_others_saw_die_counts_as_dead_and_one_that_wrote_
 TEST(Diagnosis, a_job_killed_while_it_waited_for_a_rank_names_that_rank) {
   CycleJob job;
   job.Arrive(job.owner, CycleKind::kPause);
-  const std::vector<JournalHistory> journals = {History(job.owner, SessionStatus::kCrashed),
-                                                History(job.importer, SessionStatus::kCrashed)};
+  const std::vector<SessionStory> journals = {History(job.owner, SessionStatus::kCrashed),
+                                              History(job.importer, SessionStatus::kCrashed)};
   const Verdict verdict = Diagnose(journals);
   EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived) << verdict.summary;
   EXPECT_EQ(verdict.rank, 1);
@@ -152,8 +152,8 @@ TEST(Diagnosis, a_reference_that_only_one_side_has_is_found) {
   std::erase_if(events, [](const Event& e) { return std::holds_alternative<ReferenceAdded>(e.body); });
   for (std::size_t i = 0; i < events.size(); ++i) events[i].seq = SequenceNumber{i + 1};
   job.Close();
-  const std::vector<JournalHistory> journals = {History(job.owner, SessionStatus::kClosed),
-                                                History(job.importer, SessionStatus::kClosed)};
+  const std::vector<SessionStory> journals = {History(job.owner, SessionStatus::kClosed),
+                                              History(job.importer, SessionStatus::kClosed)};
   const Verdict verdict = Diagnose(journals);
   EXPECT_EQ(verdict.kind, VerdictKind::kReferences);
   EXPECT_EQ(verdict.rank, 1);
@@ -173,7 +173,7 @@ TEST(Diagnosis, a_failure_that_was_overcome_is_a_note_of_a_healthy_job) {
   alone.Then(PhaseBegun{PhaseKind::kPauseArrive});
   alone.Then(CycleBegun{CycleKind::kPause, 1, {alone.id()}});
   alone.Then(CycleDone{CycleKind::kPause, 1, 1000});
-  const std::vector<JournalHistory> journals = {History(alone, SessionStatus::kLive)};
+  const std::vector<SessionStory> journals = {History(alone, SessionStatus::kLive)};
   const Verdict verdict = Diagnose(journals);
   EXPECT_TRUE(verdict.healthy()) << verdict.summary;
   ASSERT_EQ(verdict.notes.size(), 1U);
@@ -186,8 +186,8 @@ TEST(Diagnosis, what_was_damaged_is_said_and_does_not_hide_the_rest) {
   job.owner.Then(CycleFailed{CycleKind::kPause, 1, true, "waited 600 ms for rank 1 (pid 1001 on host alpha) to come"});
   MemoryReader damaged(job.importer.events(), job.importer.id(), SessionStatus::kClosed);
   damaged.report = {.corrupt_records = 1, .corruption = "event 7 is damaged: 32 bytes dropped"};
-  std::vector<JournalHistory> journals = {History(job.owner, SessionStatus::kClosed)};
-  Result<JournalHistory> history = ReadHistory(damaged);
+  std::vector<SessionStory> journals = {History(job.owner, SessionStatus::kClosed)};
+  Result<SessionStory> history = ReadStory(damaged);
   ASSERT_TRUE(history.ok());
   journals.push_back(*std::move(history));
   const Verdict verdict = Diagnose(journals);

@@ -90,7 +90,7 @@ TEST(EndOfJob, a_stopped_process_is_named_and_is_to_be_continued) {
     job.Work(job.importer, PhaseKind::kPauseArrive);
     if (!seen_now)
       job.importer.Then(ProcessSeen{.session = job.owner.id(), .pid = 1000, .state = "stopped", .answer = "silent"});
-    std::vector<JournalHistory> journals = job.Read(kAlive, kAlive, 3 * kSecond);
+    std::vector<SessionStory> journals = job.Read(kAlive, kAlive, 3 * kSecond);
     if (seen_now) journals[0].process_now = "stopped";
     const Verdict verdict = Diagnose(journals);
     EXPECT_EQ(verdict.kind, VerdictKind::kStalled) << verdict.summary;
@@ -150,7 +150,7 @@ TEST(EndOfJob, teardown_of_a_waiting_rank_does_not_hide_the_one_that_it_waited_f
   third.Then(PeerConnected{.peer = job.owner.id(), .host = "alpha", .pid = 1000, .group = 7, .rank = 0});
   job.clock += 4 * kSecond;
   third.Then(PeerLost{job.owner.id(), kPeerDied});
-  std::vector<JournalHistory> journals = job.Read(kGone, kGone);
+  std::vector<SessionStory> journals = job.Read(kGone, kGone);
   journals.push_back(History(third, kGone));
   const Verdict verdict = Diagnose(journals);
   EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived) << verdict.summary;
@@ -216,7 +216,7 @@ TEST(EndOfJob, the_journal_of_a_rank_that_never_came_tells_so_alone) {
       job.clock += kSecond;
       job.owner.Then(asks);
     }
-    const std::vector<JournalHistory> alone = {History(job.owner, kGone)};
+    const std::vector<SessionStory> alone = {History(job.owner, kGone)};
     const Verdict verdict = Diagnose(alone);
     EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{0});
     if (!long_enough) {  // it ended while it was waited for, and nobody had waited for long
@@ -245,7 +245,7 @@ TEST(EndOfJob, a_rank_that_came_is_not_called_absent_because_it_was_asked) {
   job.owner.Then(failed);
   job.clock += kSecond / 2;
   job.owner.Then(asks);
-  const std::vector<JournalHistory> alone = {History(job.owner, kGone)};
+  const std::vector<SessionStory> alone = {History(job.owner, kGone)};
   const Verdict verdict = Diagnose(alone);
   EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived) << verdict.summary;
   EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{1}) << "neither itself, nor the one that asked";
@@ -261,7 +261,7 @@ TEST(EndOfJob, a_member_that_one_journal_was_told_of_is_named_by_it_alone) {
   job.Work(job.owner, PhaseKind::kPauseArrive);
   job.owner.Then(PhaseDecided{PhaseKind::kPauseArrive, false, stranger, "rank 9 died in phase pause: arrive", Code::kPeerLost});
   job.owner.Then(CycleFailed{CycleKind::kPause, 1, true, "rank 9 died", Code::kPeerLost});
-  const std::vector<JournalHistory> alone = {History(job.owner, kGone)};
+  const std::vector<SessionStory> alone = {History(job.owner, kGone)};
   const Verdict verdict = Diagnose(alone);
   EXPECT_EQ(verdict.kind, VerdictKind::kDied) << verdict.summary;
   EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{9});
@@ -274,7 +274,7 @@ TEST(EndOfJob, a_rank_that_cannot_answer_is_named_by_the_one_that_it_told) {
   CycleFailed failed{CycleKind::kPause, 1, true, "rank 1 has no descriptor left", Code::kNoDescriptors};
   failed.culprits = {{job.importer.id(), 1, 1001, "alpha"}};
   job.owner.Then(failed);
-  const std::vector<JournalHistory> alone = {History(job.owner, kAlive, job.clock)};
+  const std::vector<SessionStory> alone = {History(job.owner, kAlive, job.clock)};
   const Verdict verdict = Diagnose(alone);
   EXPECT_EQ(verdict.kind, VerdictKind::kRefused) << verdict.summary;
   EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{1});
@@ -303,7 +303,7 @@ TEST(EndOfJob, of_a_job_that_was_ended_the_rank_that_left_before_is_named_by_one
     job.owner.Then(PeerLost{job.importer.id(), "has closed"});
     if (before) job.clock += kSecond / 2;
     job.owner.Then(SessionClosed{.reason = "exit", .exit_code = 130});
-    const std::vector<JournalHistory> alone = {History(job.owner, SessionStatus::kClosed)};
+    const std::vector<SessionStory> alone = {History(job.owner, SessionStatus::kClosed)};
     EXPECT_EQ(Diagnose(alone).ranks, std::vector<std::int32_t>{before ? 1 : 0}) << Diagnose(alone).summary;
   }
 }
@@ -328,7 +328,7 @@ TEST(EndOfJob, a_rank_that_was_stopped_is_to_be_continued_also_when_its_end_was_
 TEST(EndOfJob, a_stopped_rank_needs_no_second_to_be_noticed) {
   CycleJob job;
   job.BeginAll(CycleKind::kPause);
-  std::vector<JournalHistory> journals = job.Read(kAlive, kAlive, kSecond / 10);
+  std::vector<SessionStory> journals = job.Read(kAlive, kAlive, kSecond / 10);
   journals[0].process_now = "stopped";
   EXPECT_EQ(Diagnose(journals).remedy.action, Action::kContinueProcess);
 }
@@ -354,7 +354,7 @@ TEST(EndOfJob, an_unwitnessed_death_does_not_beat_a_witnessed_one_by_its_last_ev
     job.owner.Then(PeerLost{job.importer.id(), kPeerDied});
     job.clock += 5 * kSecond;
     job.owner.Then(HostAllocated{.address = Address{0x5000}, .bytes = kMiB});
-    std::vector<JournalHistory> journals = job.Read(kGone, kGone);
+    std::vector<SessionStory> journals = job.Read(kGone, kGone);
     journals.push_back(History(third, kGone));
     const Verdict verdict = Diagnose(journals);
     EXPECT_EQ(verdict.kind, paused ? VerdictKind::kDied : VerdictKind::kEnded) << verdict.summary;
@@ -459,7 +459,7 @@ TEST(EndOfJob, the_first_death_wins_over_later_ones) {
   job.owner.Then(CycleDone{CycleKind::kPause, 1, 1000});
   job.clock += 5 * kSecond;
   third.Then(PeerLost{job.owner.id(), kPeerDied});
-  std::vector<JournalHistory> journals = job.Read(kGone, kGone);
+  std::vector<SessionStory> journals = job.Read(kGone, kGone);
   journals.push_back(History(third, kGone));
   const Verdict verdict = Diagnose(journals);
   EXPECT_EQ(verdict.kind, VerdictKind::kEnded) << verdict.summary;
@@ -574,7 +574,7 @@ TEST(EndOfJob, groups_that_differ_are_named_and_not_called_absent) {
       job.Arrive(*story, CycleKind::kPause);
       story->Then(CycleFailed{CycleKind::kPause, 1, true, "the groups differ", code});
     }
-    std::vector<JournalHistory> journals = job.Read(kAlive, kAlive);
+    std::vector<SessionStory> journals = job.Read(kAlive, kAlive);
     journals.push_back(History(third, kAlive, job.clock));
     const Verdict verdict = Diagnose(journals);
     EXPECT_EQ(verdict.kind, VerdictKind::kRefused) << verdict.summary;
@@ -657,7 +657,7 @@ TEST(EndOfJob, a_copy_of_a_job_that_hung_tells_so_as_of_the_copy) {
   EXPECT_EQ(verdict.rank, 1);
   EXPECT_HAS(verdict.summary, "when this copy was made");
   job.owner.Then(PeerLost{job.importer.id(), kPeerDied});
-  std::vector<JournalHistory> journals = job.Read(kACopy, kACopy);
+  std::vector<SessionStory> journals = job.Read(kACopy, kACopy);
   CountTheDying(journals);
   EXPECT_EQ(journals[1].findings.info.status, kGone) << "somebody saw it die";
 }

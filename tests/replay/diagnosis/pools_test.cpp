@@ -16,7 +16,7 @@ struct PoolJob : CycleJob {
     weights.Chunk(test::kMiB * 6);
   }
   Verdict Judge(SessionStatus status = SessionStatus::kLive) {
-    std::vector<JournalHistory> journals;
+    std::vector<SessionStory> journals;
     journals.push_back(History(owner, status));
     journals.push_back(History(importer, SessionStatus::kLive));
     return Diagnose(journals);
@@ -192,7 +192,7 @@ TEST(PoolVerdict, a_stopped_process_is_to_be_continued) {
   PoolJob job;
   job.weights.Begin(CycleKind::kPause);
   job.weights.Work(CycleKind::kPause, StepKind::kUnmap);
-  std::vector<JournalHistory> journals = job.Read(SessionStatus::kLive, SessionStatus::kLive);
+  std::vector<SessionStory> journals = job.Read(SessionStatus::kLive, SessionStatus::kLive);
   journals[0].process_now = "stopped";
   const Verdict verdict = Diagnose(journals);
   EXPECT_EQ(verdict.kind, VerdictKind::kStalled) << "at once: it cannot go on by itself";
@@ -222,12 +222,12 @@ TEST(PoolVerdict, events_of_a_pool_do_not_count_for_a_pause_of_nccl_that_is_unde
   job.BeginAll(CycleKind::kPause);
   job.PhaseOfAll(PhaseKind::kPauseArrive);
   job.weights.Run(CycleKind::kPause);
-  const JournalHistory history = History(job.owner, SessionStatus::kLive);
+  const SessionStory history = History(job.owner, SessionStatus::kLive);
   ASSERT_EQ(history.attempts.size(), 1u);
   EXPECT_EQ(history.attempts[0].end, Attempt::End::kOpen);
   EXPECT_EQ(history.attempts[0].phases.size(), 1u);
   ASSERT_EQ(history.pools.size(), 1u);
-  EXPECT_EQ(history.pools.begin()->second.end, Attempt::End::kDone);
+  EXPECT_EQ(history.pools.begin()->second.back().end, Attempt::End::kDone);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Progress: where a session stands in an attempt that is open.
-#include "replay/diagnosis/progress.h"
+#include "replay/job/story/progress.h"
 
 #include <gtest/gtest.h>
 

@@ -18,8 +18,8 @@ TEST(Roster, sessions_share_memory_from_the_import_until_it_is_dropped) {
   job.Share();
   const std::uint64_t during = job.clock;
   job.LetGo();
-  const std::vector<JournalHistory> journals = {test::History(job.owner, SessionStatus::kLive),
-                                                test::History(job.importer, SessionStatus::kLive)};
+  const std::vector<SessionStory> journals = {test::History(job.owner, SessionStatus::kLive),
+                                              test::History(job.importer, SessionStatus::kLive)};
   const Roster roster(journals);
   const auto sharing_at = [&](std::uint64_t time_ns) {
     return roster.SharingWith(job.owner.id(), roster.Wall(journals[0], time_ns));
@@ -37,8 +37,8 @@ TEST(Roster, sessions_share_memory_through_others_and_without_a_journal) {
   third.Then(PeerConnected{.peer = job.importer.id(), .host = "alpha", .pid = 1001, .group = 7, .rank = 1});
   third.Then(Imported{
       .allocation = held, .remote = {job.importer.id(), second}, .bytes = 2 * test::kMiB, .properties = Story::Properties()});
-  const std::vector<JournalHistory> journals = {test::History(job.owner, SessionStatus::kLive),
-                                                test::History(third, SessionStatus::kLive)};
+  const std::vector<SessionStory> journals = {test::History(job.owner, SessionStatus::kLive),
+                                              test::History(third, SessionStatus::kLive)};
   const Roster roster(journals);
   const std::uint64_t now = roster.Wall(journals[0], job.clock);
   EXPECT_EQ(roster.Find(job.importer.id()), nullptr);
@@ -50,7 +50,7 @@ TEST(Roster, sessions_share_memory_through_others_and_without_a_journal) {
 
 TEST(Roster, a_live_journal_tells_up_to_its_reading_and_another_up_to_its_last_event) {
   CycleJob job;
-  const std::vector<JournalHistory> journals = job.Read(SessionStatus::kLive, SessionStatus::kCrashed, 5 * kSecond);
+  const std::vector<SessionStory> journals = job.Read(SessionStatus::kLive, SessionStatus::kCrashed, 5 * kSecond);
   const Roster roster(journals);
   EXPECT_EQ(roster.KnownUntil(journals[0]), roster.Wall(journals[0], job.clock + 5 * kSecond));
   EXPECT_EQ(roster.KnownUntil(journals[1]), roster.Wall(journals[1], journals[1].last.time_ns));

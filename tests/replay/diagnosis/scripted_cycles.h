@@ -18,9 +18,9 @@ namespace amem::test {
 
 inline constexpr std::uint64_t kSecond = 1'000'000'000;
 
-inline JournalHistory History(Story& story, SessionStatus status, std::uint64_t as_of_ns = 0) {
+inline SessionStory History(Story& story, SessionStatus status, std::uint64_t as_of_ns = 0) {
   MemoryReader reader(story.events(), story.id(), status);
-  Result<JournalHistory> history = ReadHistory(reader);
+  Result<SessionStory> history = ReadStory(reader);
   EXPECT_TRUE(history.ok()) << history.status().message();
   EXPECT_TRUE(history->findings.violations.empty()) << history->findings.violations[0].text;
   if (as_of_ns != 0) history->findings.as_of_ns = as_of_ns;
@@ -103,15 +103,15 @@ struct CycleJob : Job {
                                                 PhaseKind::kResumeVerify, PhaseKind::kResumeOpen};
 
   // What is read `waited_ns` after the last event.
-  std::vector<JournalHistory> Read(SessionStatus of_owner, SessionStatus of_importer, std::uint64_t waited_ns = 0) {
-    std::vector<JournalHistory> journals;
+  std::vector<SessionStory> Read(SessionStatus of_owner, SessionStatus of_importer, std::uint64_t waited_ns = 0) {
+    std::vector<SessionStory> journals;
     journals.push_back(History(owner, of_owner, clock + waited_ns));
     journals.push_back(History(importer, of_importer, clock + waited_ns));
     return journals;
   }
   // The verdict must not depend on the order in which journals are given.
   Verdict Judge(SessionStatus of_owner, SessionStatus of_importer, std::uint64_t waited_ns = 0) {
-    std::vector<JournalHistory> journals = Read(of_owner, of_importer, waited_ns);
+    std::vector<SessionStory> journals = Read(of_owner, of_importer, waited_ns);
     Verdict verdict = Diagnose(journals);
     std::swap(journals[0], journals[1]);
     const Verdict swapped = Diagnose(journals);
@@ -126,7 +126,7 @@ struct CycleJob : Job {
 
 // The verdict on the journal of one session, when the others are not given.
 inline Verdict JudgeAlone(Story& story, SessionStatus status, std::uint64_t as_of_ns = 0) {
-  const std::vector<JournalHistory> journals = {History(story, status, as_of_ns)};
+  const std::vector<SessionStory> journals = {History(story, status, as_of_ns)};
   return Diagnose(journals);
 }
 

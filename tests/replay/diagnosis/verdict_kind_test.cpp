@@ -288,7 +288,7 @@ TEST(VerdictKind, died_when_the_first_of_two_witnesses_noticed_it) {
   job.clock += kSecond;
   third.Then(PeerLost{job.importer.id(), kPeerDied});
   for (const bool owner_first : {true, false}) {
-    std::vector<JournalHistory> journals = job.Read(kLive, kCrashed);
+    std::vector<SessionStory> journals = job.Read(kLive, kCrashed);
     journals.insert(owner_first ? journals.end() : journals.begin(), test::History(third, kLive, job.clock));
     const Verdict verdict = Diagnose(journals);
     EXPECT_EQ(verdict.kind, VerdictKind::kDied) << verdict.summary;
@@ -336,7 +336,7 @@ TEST(VerdictKind, never_arrived_names_all_ranks_that_are_missing) {
   CycleJob job;
   Story third = ThirdRank(job);
   job.Arrive(job.owner, CycleKind::kPause);
-  std::vector<JournalHistory> journals = job.Read(kLive, kLive, 3 * kSecond);
+  std::vector<SessionStory> journals = job.Read(kLive, kLive, 3 * kSecond);
   journals.push_back(test::History(third, kLive, job.clock + 3 * kSecond));
   const Verdict verdict = Diagnose(journals);
   EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived);
@@ -489,9 +489,9 @@ TEST(VerdictKind, impossible_order_of_events_is_found_at_its_event) {
   Story story(0x5, 7, &clock);
   const SequenceNumber seq = story.Then(Unmapped{.address = Address{0x7f0000000000}, .bytes = 2 * kMiB});
   test::MemoryReader reader(story.events(), story.id(), kClosed);
-  Result<JournalHistory> history = ReadHistory(reader);
+  Result<SessionStory> history = ReadStory(reader);
   ASSERT_TRUE(history.ok());
-  const std::vector<JournalHistory> journals = {*std::move(history)};
+  const std::vector<SessionStory> journals = {*std::move(history)};
   const Verdict verdict = Diagnose(journals);
   EXPECT_EQ(verdict.kind, VerdictKind::kImpossible);
   EXPECT_EQ(verdict.rank, 7);

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "replay/job/history.h"
+#include "replay/job/story/story.h"
 #include "statemachine/apply.h"
 #include "tests/replay/job/memory_reader.h"
 #include "tests/replay/job/scripted_journal.h"
@@ -168,7 +168,7 @@ TEST_F(Fold, history_reads_on_behind_damage_and_not_behind_a_wrong_order) {
   for (const bool damaged : {true, false}) {
     MemoryReader reader(story_.events(), story_.id(), SessionStatus::kClosed);
     reader.report.corrupt_records = damaged ? 1 : 0;
-    const Result<JournalHistory> history = ReadHistory(reader);
+    const Result<SessionStory> history = ReadStory(reader);
     ASSERT_TRUE(history.ok()) << history.status().message();
     EXPECT_EQ(history->lost.size(), damaged ? 1U : 0U);
     EXPECT_EQ(history->last.seq.value, damaged ? last : 2U);
@@ -189,10 +189,11 @@ TEST(History, of_a_session_that_paused_thousands_of_times_is_bounded) {
     story.Then(CycleFailed{CycleKind::kPause, 1, true, "no"});
   }
   MemoryReader reader(story.events(), story.id(), SessionStatus::kClosed);
-  const Result<JournalHistory> history = ReadHistory(reader);
+  const Result<SessionStory> history = ReadStory(reader);
   ASSERT_TRUE(history.ok());
   EXPECT_LE(history->attempts.size(), 512u);
   EXPECT_EQ(history->forgotten.failures + history->attempts.size(), kTimes);
+  EXPECT_EQ(history->AllAttempts().failures, kTimes);
 }
 
 // Of a long journal every event of the end is known, and of what is older every so many.

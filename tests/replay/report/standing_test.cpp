@@ -9,15 +9,13 @@
 
 #include "replay/report/standing_text.h"
 #include "tests/replay/diagnosis/scripted_cycles.h"
+#include "tests/replay/report/standing_after.h"
 
 namespace amem {
 namespace {
 
 Standing StandingOf(test::Story& story, SessionStatus status = SessionStatus::kLive) {
-  StandingBuilder builder;
-  builder.Begin({});
-  for (const Event& event : story.events()) builder.Take(event);
-  return builder.Now(status);
+  return test::StandingAfter(story.events(), status);
 }
 
 class StandingOfCycle : public ::testing::Test {
@@ -55,11 +53,11 @@ TEST_F(StandingOfCycle, the_steps_of_a_phase_are_counted_and_the_one_under_way_i
   const Standing now = StandingOf(job_.owner);
   ASSERT_TRUE(now.attempt);
   EXPECT_TRUE(now.attempt->begun);
-  EXPECT_EQ(now.attempt->steps_done + now.attempt->steps_left, planned);
-  EXPECT_GE(now.attempt->steps_left, 1U);
-  ASSERT_TRUE(now.attempt->step);
-  EXPECT_EQ(now.attempt->step->kind, StepKind::kScan);
-  EXPECT_FALSE(now.attempt->waits());
+  EXPECT_EQ(now.progress.steps_done + now.progress.steps_left, planned);
+  EXPECT_GE(now.progress.steps_left, 1U);
+  ASSERT_TRUE(now.progress.step_begun);
+  EXPECT_EQ(now.progress.step->kind, StepKind::kScan);
+  EXPECT_FALSE(now.progress.waits());
   EXPECT_EQ(now.since_ns, job_.owner.events().back().time_ns);
 }
 
@@ -90,12 +88,12 @@ TEST_F(StandingOfCycle, an_undo_names_itself_and_what_failed_stays_until_the_nex
   job_.PhaseOfAll(PhaseKind::kPauseSave);
   job_.Work(job_.owner, PhaseKind::kPauseDropImports);
   job_.Decide(job_.owner, PhaseKind::kPauseDropImports, job_.importer.id(), "rank 1 failed");
-  EXPECT_TRUE(StandingOf(job_.owner).attempt->undoing);
+  EXPECT_TRUE(StandingOf(job_.owner).progress.undoing);
   job_.owner.Then(CycleFailed{CycleKind::kPause, 1, true, "rank 1 failed"});
   const Standing now = StandingOf(job_.owner);
   EXPECT_FALSE(now.attempt);
-  EXPECT_EQ(now.failure, "rank 1 failed");
-  EXPECT_EQ(now.ended_number, 1U);
+  EXPECT_EQ(now.failure(), "rank 1 failed");
+  EXPECT_EQ(now.ended->cycle, 1U);
 }
 
 TEST_F(StandingOfCycle, the_picture_has_a_cell_for_each_phase) {

@@ -5,11 +5,11 @@
 #include <set>
 
 #include "replay/report/report_json.h"
-#include "replay/report/standing.h"
 #include "replay/report/timeline.h"
 #include "replay/report/trace.h"
 #include "tests/replay/job/memory_reader.h"
 #include "tests/replay/job/scripted_pool.h"
+#include "tests/replay/report/standing_after.h"
 
 namespace amem {
 namespace {
@@ -54,13 +54,13 @@ TEST(Tags, a_timeline_has_their_pauses_and_resumes_apart_from_those_of_nccl) {
   const JobTimeline timeline = job.Timeline();
   const SessionTimeline& session = timeline.sessions[0];
   std::map<std::pair<std::string, CycleKind>, Outcome> outcomes;
-  for (const CycleRecord& cycle : session.cycles) outcomes[{cycle.tag, cycle.kind}] = cycle.outcome;
+  for (const Attempt& cycle : session.cycles) outcomes[{cycle.tag, cycle.kind}] = OutcomeOf(cycle);
   const std::map<std::pair<std::string, CycleKind>, Outcome> expected = {{{"", CycleKind::kPause}, Outcome::kUndone},
                                                                          {{"weights", CycleKind::kPause}, Outcome::kDone},
                                                                          {{"weights", CycleKind::kResume}, Outcome::kUndone}};
   EXPECT_EQ(outcomes, expected);
-  EXPECT_EQ(session.cycles_failed, 1u) << "NCCL's only";
-  EXPECT_EQ(session.pauses_done, 0u);
+  EXPECT_EQ(session.done.failures, 1u) << "NCCL's only";
+  EXPECT_EQ(session.done.pauses, 0u);
   EXPECT_EQ(session.strip.size(), 1u);
   EXPECT_EQ(timeline.cycles.size(), 3u);
   for (const JobCycle& cycle : timeline.cycles) EXPECT_TRUE(cycle.absent.empty());
@@ -121,13 +121,10 @@ TEST(Tags, a_trace_draws_each_on_a_row_of_its_own) {
 
 TEST(Tags, who_stands_where_is_about_nccl_and_memory_held_about_all) {
   TagsJob job;
-  StandingBuilder builder;
-  builder.Begin({});
-  for (const Event& event : job.story.events()) {
-    if (std::holds_alternative<CycleFailed>(event.body)) break;  // of NCCL's pause
-    builder.Take(event);
-  }
-  const Standing now = builder.Now(SessionStatus::kLive);
+  const auto failed = std::ranges::find_if(job.story.events(), [](const Event& event) {
+    return std::holds_alternative<CycleFailed>(event.body);  // NCCL's pause
+  });
+  const Standing now = test::StandingAfter({job.story.events().begin(), failed}, SessionStatus::kLive);
   ASSERT_TRUE(now.trouble.empty()) << now.trouble;
   ASSERT_TRUE(now.attempt.has_value());
   EXPECT_EQ(now.attempt->kind, CycleKind::kPause);

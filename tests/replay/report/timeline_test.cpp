@@ -158,12 +158,12 @@ TEST(Timeline, a_pause_is_seen_however_long_the_job_is) {
   const auto own = static_cast<std::size_t>(MemoryClass::kOwn);
   ASSERT_GT(timeline.cycles.size(), 100U);
   for (std::size_t i = timeline.cycles.size() - 60; i < timeline.cycles.size(); ++i) {  // a quarter of the points is for them
-    const CycleRecord& cycle = timeline.cycles[i];
+    const Attempt& cycle = timeline.cycles[i];
     if (cycle.kind != CycleKind::kPause) continue;
     const bool seen = std::any_of(timeline.series.begin(), timeline.series.end(), [&](const SeriesPoint& p) {
-      return p.held[own] == 0 && p.time_ns >= cycle.begun_ns && p.time_ns <= cycle.ended_ns + 1'000'000'000;
+      return p.held[own] == 0 && p.time_ns >= cycle.begun.time_ns && p.time_ns <= cycle.ended.time_ns + 1'000'000'000;
     });
-    EXPECT_TRUE(seen) << "pause " << cycle.number;
+    EXPECT_TRUE(seen) << NameOf(cycle);
   }
 }
 
@@ -256,35 +256,36 @@ TEST(Timeline, cycles_have_their_phases_and_the_step_that_failed) {
   auto journals = Make(Small(true));
   const SessionTimeline victim = Timeline(journals[2]), other = Timeline(journals[0]);
   ASSERT_GE(victim.cycles.size(), 2U);
-  const CycleRecord& pause = victim.cycles[victim.cycles.size() - 2];
+  const Attempt& pause = victim.cycles[victim.cycles.size() - 2];
   EXPECT_EQ(pause.kind, CycleKind::kPause);
-  EXPECT_EQ(pause.outcome, Outcome::kDone);
-  ASSERT_EQ(pause.phases.size(), 1 + PlanPause({}).phases.size()) << "the wait for the others, and those of the plan";
-  EXPECT_GT(pause.begun_ns, pause.arrived_ns);
-  for (const PhaseRecord& phase : pause.phases) {
+  EXPECT_EQ(OutcomeOf(pause), Outcome::kDone);
+  const std::vector<Attempt::PhaseTaken> phases = PhasesWithArrival(pause);
+  ASSERT_EQ(phases.size(), 1 + PlanPause({}).phases.size()) << "the wait for the others, and those of the plan";
+  EXPECT_GT(pause.begun.time_ns, pause.arrived.time_ns);
+  for (const Attempt::PhaseTaken& phase : phases) {
     EXPECT_TRUE(phase.passed);
-    EXPECT_LE(phase.begun_ns, phase.worked_ns);
-    EXPECT_LE(phase.worked_ns, phase.decided_ns);
+    EXPECT_LE(phase.begun.time_ns, phase.worked.time_ns);
+    EXPECT_LE(phase.worked.time_ns, phase.decided.time_ns);
   }
   const auto own = static_cast<std::size_t>(MemoryClass::kOwn);
   EXPECT_GT(pause.before[own], 0U);
   EXPECT_EQ(pause.after[own], 0U);
   EXPECT_EQ(pause.steps[static_cast<std::size_t>(StepKind::kReleaseOwn)].count, 24U);
 
-  const CycleRecord& resume = victim.cycles.back();
+  const Attempt& resume = victim.cycles.back();
   EXPECT_EQ(resume.kind, CycleKind::kResume);
-  EXPECT_EQ(resume.outcome, Outcome::kUndone);
-  ASSERT_TRUE(resume.failed);
-  EXPECT_EQ(resume.failed->step.kind, StepKind::kCreate);
-  EXPECT_EQ(resume.failed->code, Code::kOutOfMemory);
-  EXPECT_EQ(resume.culprit, victim.info.session);
-  EXPECT_EQ(other.cycles.back().outcome, Outcome::kUndone);
-  EXPECT_FALSE(other.cycles.back().failed);
-  EXPECT_EQ(other.cycles.back().culprit, victim.info.session);
+  EXPECT_EQ(OutcomeOf(resume), Outcome::kUndone);
+  ASSERT_TRUE(resume.failed_step);
+  EXPECT_EQ(resume.failed_step->step.kind, StepKind::kCreate);
+  EXPECT_EQ(resume.failed_step->code, Code::kOutOfMemory);
+  EXPECT_EQ(resume.decided->culprit, victim.info.session);
+  EXPECT_EQ(OutcomeOf(other.cycles.back()), Outcome::kUndone);
+  EXPECT_FALSE(other.cycles.back().failed_step);
+  EXPECT_EQ(other.cycles.back().decided->culprit, victim.info.session);
   const auto noted =
       std::find_if(victim.allocations.begin(), victim.allocations.end(), [](const auto& a) { return !a.note.empty(); });
   ASSERT_NE(noted, victim.allocations.end());
-  EXPECT_EQ(noted->id, resume.failed->step.allocation);
+  EXPECT_EQ(noted->id, resume.failed_step->step.allocation);
 }
 
 TEST(Timeline, cycle_that_never_began_names_who_did_not_come) {
@@ -301,9 +302,9 @@ TEST(Timeline, cycle_that_never_began_names_who_did_not_come) {
   const JobTimeline job = JoinTimelines(std::move(sessions));
   ASSERT_EQ(job.cycles.size(), 1U);
   EXPECT_EQ(job.cycles[0].absent, std::vector<SessionId>{away.id()});
-  const CycleRecord& cycle = job.sessions[0].cycles[0];
+  const Attempt& cycle = job.sessions[0].cycles[0];
   EXPECT_FALSE(cycle.begun);
-  EXPECT_EQ(cycle.outcome, Outcome::kUndone);
+  EXPECT_EQ(OutcomeOf(cycle), Outcome::kUndone);
 }
 
 TEST(Timeline, of_many_cycles_the_failed_and_the_last_stay) {
@@ -322,13 +323,13 @@ TEST(Timeline, of_many_cycles_the_failed_and_the_last_stay) {
   const SessionTimeline timeline = Timeline(story.events(), {.cycles = 40});
   EXPECT_LE(timeline.cycles.size(), 40U);
   EXPECT_GE(timeline.cycles.size(), 30U);
-  EXPECT_EQ(timeline.cycles.size() + timeline.cycles_left_out, 1'999U);
-  EXPECT_EQ(timeline.cycles.front().number, 1U);
-  EXPECT_EQ(timeline.cycles.back().number, 1'000U);
-  EXPECT_EQ(timeline.pauses_done, 999U);
-  EXPECT_EQ(timeline.cycles_failed, 1U);
-  EXPECT_TRUE(
-      std::any_of(timeline.cycles.begin(), timeline.cycles.end(), [](const auto& c) { return c.outcome == Outcome::kUndone; }));
+  EXPECT_EQ(timeline.cycles.size() + timeline.story.forgotten.count, 1'999U);
+  EXPECT_EQ(timeline.cycles.front().cycle, 1U);
+  EXPECT_EQ(timeline.cycles.back().cycle, 1'000U);
+  EXPECT_EQ(timeline.done.pauses, 999U);
+  EXPECT_EQ(timeline.done.failures, 1U);
+  EXPECT_TRUE(std::any_of(timeline.cycles.begin(), timeline.cycles.end(),
+                          [](const auto& c) { return OutcomeOf(c) == Outcome::kUndone; }));
 }
 
 TEST(Timeline, the_same_pause_of_all_ranks_is_one) {
@@ -481,18 +482,18 @@ TEST(Rows, more_failures_than_room_are_counted_too) {
 TEST(Timeline, a_vote_ends_the_work_of_a_phase_and_says_what_it_was) {
   auto with = Make(Small(true));
   const SessionTimeline victim = Timeline(with[2]);
-  for (const PhaseRecord& phase : victim.cycles.front().phases) {
+  for (const Attempt::PhaseTaken& phase : victim.cycles.front().phases) {
     if (phase.phase == PhaseKind::kPauseArrive) continue;
     EXPECT_TRUE(phase.voted);
     EXPECT_TRUE(phase.voted_for);
   }
   std::size_t against = 0;
-  for (const PhaseRecord& phase : victim.cycles.back().phases) against += phase.voted && !phase.voted_for ? 1 : 0;
+  for (const Attempt::PhaseTaken& phase : victim.cycles.back().phases) against += phase.voted && !phase.voted_for ? 1 : 0;
   EXPECT_EQ(against, 1U);
   const auto vote = std::ranges::find_if(with[2], [](const Event& e) { return std::holds_alternative<VoteCast>(e.body); });
   ASSERT_NE(vote, with[2].end());
   EXPECT_TRUE(std::ranges::any_of(victim.cycles.front().phases,
-                                  [&](const PhaseRecord& phase) { return phase.worked_ns == vote->time_ns; }));
+                                  [&](const Attempt::PhaseTaken& phase) { return phase.worked.time_ns == vote->time_ns; }));
 }
 
 TEST(Timeline, the_strip_has_every_pause_and_resume_in_bounded_room) {
@@ -560,10 +561,11 @@ TEST(Timeline, what_came_of_requests_from_outside_and_freezes_are_kept) {
   story.Then(RequestEnded{1, CycleKind::kPause, Code::kOk, "", 4096});
   story.Then(Frozen{1'000'000, 3'000'000, 4096, ""});
   const SessionTimeline timeline = Timeline(story.events());
-  ASSERT_EQ(timeline.outside.size(), 2U);
-  EXPECT_EQ(timeline.outside[0].text, "request 1 to pause done, 4 KiB given back");
-  EXPECT_EQ(timeline.outside[1].text, "was frozen by the driver for 2 ms, 4 KiB moved out");
-  EXPECT_EQ(timeline.outside[1].seq, story.events().back().seq);
+  const std::vector<Dated<std::string>>& results = timeline.story.outside.results;
+  ASSERT_EQ(results.size(), 2U);
+  EXPECT_EQ(results[0].event, "request 1 to pause done, 4 KiB given back");
+  EXPECT_EQ(results[1].event, "was frozen by the driver for 2 ms, 4 KiB moved out");
+  EXPECT_EQ(results[1].at.seq, story.events().back().seq);
 }
 
 TEST(Timeline, a_session_that_closed_in_order_did_not_die) {
@@ -576,7 +578,7 @@ TEST(Timeline, a_session_that_closed_in_order_did_not_die) {
   sessions[0].info.status = SessionStatus::kClosed;
   const JobTimeline job = JoinTimelines(std::move(sessions));
   EXPECT_TRUE(job.deaths.empty());
-  EXPECT_EQ(job.sessions[0].exit_code, 1);
+  EXPECT_EQ(job.sessions[0].story.closed->event.exit_code, 1);
 }
 
 TEST(Shortages, holders_are_those_of_the_same_device_at_that_moment) {

@@ -1,11 +1,44 @@
-// The sums of memory held along a timeline.
-#include <algorithm>
+#include "replay/job/story/held.h"
 
-#include "replay/report/timeline_parts.h"
+#include <algorithm>
+#include <numeric>
+#include <type_traits>
 
 namespace amem {
 
+Bytes Sum(const Held& held) { return std::accumulate(held.begin(), held.end(), Bytes{0}); }
+
+Bytes DeviceBytes(const Held& held) {
+  return Sum(held) - held[static_cast<std::size_t>(MemoryClass::kImported)] -
+         held[static_cast<std::size_t>(MemoryClass::kHost)];
+}
+
+Share ShareOf(const Allocation& a) {
+  if (a.placed()) return {};  // a part of a slab, which counts as a whole
+  const Bytes bytes = a.resident ? a.bytes : 0;
+  if (a.pool) return {MemoryClass::kTagged, bytes};
+  if (!a.own()) return {MemoryClass::kImported, bytes};
+  if (a.multicast) return {};  // it has no memory of its own; the allocations bound to it count
+  if (!a.on_device()) return {MemoryClass::kHost, bytes};
+  return {WhyKept(a) == KeepReason::kNone ? MemoryClass::kOwn : MemoryClass::kOwnKept, bytes};
+}
+
+Held HeldIn(const State& state) {
+  Held held{};
+  const auto add = [&held](MemoryClass as, Bytes bytes) { held[static_cast<std::size_t>(as)] += bytes; };
+  for (const auto& [id, a] : state.allocations) add(ShareOf(a).as, ShareOf(a).bytes);
+  for (const auto& [address, h] : state.host) add(MemoryClass::kHost, h.bytes);
+  for (const auto& [address, bytes] : state.async) add(MemoryClass::kPool, bytes);
+  for (const auto& [address, l] : state.legacy) {
+    if (!l.backing) add(MemoryClass::kDriver, l.bytes);
+  }
+  return held;
+}
+
 namespace {
+
+template <class Body, class... Kinds>
+constexpr bool kIsOneOf = (std::is_same_v<Body, Kinds> || ...);
 
 // Kinds of events that leave the memory held as it is.
 template <class Body>

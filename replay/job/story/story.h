@@ -1,7 +1,9 @@
-// Histories: what a diagnosis needs of a journal - its pauses and resumes, each with its first failure and how far it came,
-// besides the checks of postmortem.h.
+// The story of a session: its journal, folded once into pauses and resumes with their phases, votes and undo, what it saw of
+// other processes, and what it was asked from outside. `why`, `watch`, `report`, `trace` and `critical-path` show parts of it.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -12,8 +14,9 @@
 
 #include "journal/journal.h"
 #include "replay/job/clock.h"
-#include "replay/job/event_times.h"
 #include "replay/job/postmortem.h"
+#include "replay/job/story/event_times.h"
+#include "replay/job/story/held.h"
 #include "statemachine/event.h"
 
 namespace amem {
@@ -21,8 +24,11 @@ namespace amem {
 struct Moment {  // of one event
   SequenceNumber seq;
   std::uint64_t time_ns = 0;  // of the session's host
+  std::uint32_t thread = 0;   // that recorded it
   explicit operator bool() const { return static_cast<bool>(seq); }
 };
+
+inline constexpr std::size_t kStepKinds = static_cast<std::size_t>(StepKind::kUnbind) + 1;
 
 // One try at a pause or resume, from this session's arrival to its end, as this session saw it.
 struct Attempt {
@@ -30,9 +36,10 @@ struct Attempt {
   CycleKind kind{};
   std::uint64_t cycle = 0;
   std::string tag;  // of the pool that this is about; empty: NCCL
-  Moment arrived;   // began to wait for the others; none in journals of older builds
+  Moment arrived;   // began to wait for the others; none: it had to wait for nobody
   Moment begun;     // all had come; none: it never began
   Moment ended;
+  Moment last;  // the last event seen in it
   End end = End::kOpen;
   std::vector<SessionId> members;  // empty until begun
   std::uint64_t duration_ns = 0;
@@ -43,10 +50,20 @@ struct Attempt {
   struct PhaseTaken {
     PhaseKind phase{};
     Moment begun, voted, decided;
-    Moment done;  // the last of its steps that was
-    std::uint64_t steps = 0;
+    Moment worked;  // its last step ended, or its vote; what follows is waiting for the others
+    bool voted_for = true, passed = false;
+    std::uint64_t steps = 0;        // that ended
+    std::optional<Step> longest{};  // of those
+    std::uint64_t longest_ns = 0;
   };
-  std::vector<PhaseTaken> phases;  // in order, those of an undo too
+  std::vector<PhaseTaken> phases;   // in order, those of an undo too; not the wait until all had come
+  std::vector<PhaseTaken> skipped;  // that were decided, and in which this session had nothing to do
+
+  struct StepTotal {
+    std::uint64_t count = 0, duration_ns = 0;
+  };
+  std::array<StepTotal, kStepKinds> steps{};  // that ended, by kind
+  Held before{}, after{};                     // where memory is followed
 
   struct Failure {
     Step step;
@@ -103,7 +120,14 @@ struct Attempt {
     [[nodiscard]] std::uint64_t ns() const { return to.time_ns - from.time_ns; }
   };
   Silence silence;
+
+  [[nodiscard]] Moment came() const { return arrived ? arrived : begun ? begun : ended; }
+  [[nodiscard]] bool open() const { return end == End::kOpen; }
 };
+inline constexpr std::size_t kAttemptsKept = 256;
+std::string NameOf(const Attempt& attempt);  // "pause 3", "resume 1 of tag weights"
+// Its phases, and before them the wait until all had come, where it waited.
+std::vector<Attempt::PhaseTaken> PhasesWithArrival(const Attempt& attempt);
 
 // An event of which a session keeps several, and when it was recorded.
 template <class Event>
@@ -120,23 +144,30 @@ struct Outside {
   std::optional<Dated<RequestEnded>> failed;        // the last request that came to nothing
   std::optional<Dated<Frozen>> frozen;              // the last time
   std::uint64_t freezes = 0;
+  std::vector<Dated<std::string>> results;  // of requests, and freezes: the last of them
 };
 
-struct JournalHistory {
+struct SessionStory {
   JournalFindings findings;
-  std::vector<Attempt> attempts;    // oldest first; of a long journal the last ones
-  std::map<PoolId, Attempt> pools;  // the last of each pool
-  struct Forgotten {                // attempts before those
+  // Oldest first; of a long journal the first ones, the last ones, and those between that failed.
+  std::vector<Attempt> attempts;
+  std::map<PoolId, std::vector<Attempt>> pools;  // those of each pool
+  struct Sums {
     std::uint64_t pauses = 0, resumes = 0, failures = 0;
+    void Add(const Attempt& attempt);
+  };
+  struct Forgotten : Sums {   // NCCL's attempts that are not kept
+    std::uint64_t count = 0;  // those of pools, too
     std::set<SessionId> members;
   } forgotten;
   std::vector<Dated<PeerLost>> lost;                    // peers that closed or died, as seen here
   std::vector<Dated<ProcessSeen>> seen;                 // processes of others, looked at here
-  std::vector<Dated<ThreadSeen>> threads;               // of this process, the last ones that were looked at
+  std::vector<Dated<ThreadSeen>> threads;               // of this process, at its last look
   std::vector<Dated<CommunicatorReady>> communicators;  // those with a hash
   ReadyCommunicators for_clock;
   std::map<SessionId, CycleMember> met;         // who others are, as cycles and arrivals name them
   std::optional<Dated<LaunchRefused>> refused;  // the first refused since it was paused last, with the count of all
+  std::uint64_t launches_refused = 0;           // ever
   // That others have come to and this session has not: only `kind`, `cycle`, `asking` and when the first was heard (`arrived`).
   std::optional<Attempt> awaited;
   Outside outside;
@@ -151,6 +182,7 @@ struct JournalHistory {
   Moment first;                // event that could be read
   EventTimes times;            // of a damaged journal: those behind the damage
   Moment last;                 // event that could be read
+  Moment since;                // when it began what it does: to run, to wait, to be paused, a step
   bool records_votes = false;  // journals of older builds do not have them
   bool dying = false;          // see CountTheDying
   std::string last_text;       // of `last`
@@ -159,19 +191,68 @@ struct JournalHistory {
 
   [[nodiscard]] const SessionOpened& who() const { return findings.who; }
   [[nodiscard]] SessionId session() const { return findings.info.session; }
+  // NCCL's attempt that is open; null: none is.
+  [[nodiscard]] const Attempt* OpenAttempt() const {
+    return attempts.empty() || !attempts.back().open() ? nullptr : &attempts.back();
+  }
+  [[nodiscard]] std::vector<const Attempt*> LastOfPools() const;  // that has begun
+  [[nodiscard]] Sums AllAttempts() const;                         // NCCL's, the forgotten ones too
 };
 
-// The attempt in that journal that is about the same as `like`: NCCL's last one, or the last of the pool with that tag. Null:
-// there is none.
-const Attempt* LastAttempt(const JournalHistory& journal, const std::string& tag);
+// NCCL's last attempt in that journal, or the last that has begun of the pool with that tag. Null: there is none.
+const Attempt* LastAttempt(const SessionStory& story, const std::string& tag);
+
+// Follows a session event by event. What could not follow, and what is behind a break, it takes as well.
+class StoryBuilder final : public FoldObserver {
+ public:
+  // `attempts`: so many of NCCL are kept, and of each pool. `times`: SessionStory::times is wanted.
+  explicit StoryBuilder(SessionStory& story, std::size_t attempts = kAttemptsKept, bool times = true)
+      : story_(story), kept_(attempts), times_(times) {}
+
+  void Begin(const State& before) override;
+  void Before(const Event& event, const State& before) override { Take(event, before); }
+  Status After(const Event& event, const State& after) override;
+  bool Behind(const Event& event) override;
+  // Behind damage the state is not known any more, but what pauses and resumes did still is; behind a wrong order nothing is
+  // believed. Which of them it was is known only at the end. Whether something behind damage was taken.
+  bool Finish(bool damaged);
+
+  // NCCL's attempt that the event before ended, or that another one took the place of; null: none.
+  [[nodiscard]] const Attempt* over() const { return over_; }
+  // The attempt that is under way, of NCCL or of a pool; null: none is.
+  Attempt* OpenOf(PoolId pool);
+  // The same, or the one that the event before ended.
+  Attempt* OfLastEvent() { return touched_; }
+
+ private:
+  struct Taker;
+  void Take(const Event& event, const State& before);
+  Attempt& Push(PoolId pool, Attempt attempt);
+  void Forget(PoolId pool, std::vector<Attempt>& attempts, std::size_t limit);
+
+  SessionStory& story_;
+  const std::size_t kept_;
+  const bool times_;
+  std::optional<SessionStory> whole_;  // as it was before the first event behind a break
+  const State* state_ = nullptr;       // before the event; behind a break, the last that is known
+  Lifecycle lifecycle_{};
+  Moment now_;
+  const Attempt* over_ = nullptr;
+  Attempt* touched_ = nullptr;
+};
 
 // Reads and checks one journal. A failure means that nothing could be read.
-Result<JournalHistory> ReadHistory(JournalReader& reader);
+Result<SessionStory> ReadStory(JournalReader& reader);
+// The same without the checks, and with so many attempts.
+Result<SessionStory> ReadAttempts(JournalReader& reader, std::size_t attempts);
 // Opens it first; `as_of_ns` of a live journal of this boot is set to the time at which reading began.
-Result<JournalHistory> ReadHistory(const std::filesystem::path& session_directory);
+Result<SessionStory> ReadStory(const std::filesystem::path& session_directory);
+
+// Copies of one journal, as from a backup: the one that goes further stays. The directories of the others.
+std::vector<std::filesystem::path> DropCopies(std::vector<SessionStory>& stories);
 
 // A process that is killed lives on for a moment, while the driver takes down its memory, and so its journal still counts as
 // live. When others saw it die after its last event, its status becomes that of the dead, and `dying` is set.
-void CountTheDying(std::vector<JournalHistory>& journals);
+void CountTheDying(std::vector<SessionStory>& journals);
 
 }  // namespace amem

@@ -1,4 +1,4 @@
-#include "replay/job/event_times.h"
+#include "replay/job/story/event_times.h"
 
 #include "statemachine/event.h"
 

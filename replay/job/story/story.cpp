@@ -1,0 +1,477 @@
+#include "replay/job/story/story.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <utility>
+
+#include "journal/base/process_sight.h"
+#include "journal/tail.h"
+#include "replay/job/opening.h"
+
+namespace amem {
+namespace {
+
+constexpr std::size_t kResultsKept = 64;
+constexpr std::uint64_t kOneLook_ns = 1'000'000'000;  // the threads of a process are recorded one right after the other
+
+CycleKind KindOfPhase(PhaseKind phase) { return phase < PhaseKind::kResumeArrive ? CycleKind::kPause : CycleKind::kResume; }
+
+bool IsArrival(PhaseKind phase) { return phase == PhaseKind::kPauseArrive || phase == PhaseKind::kResumeArrive; }
+
+// Whose pause or resume an event is about; what is about none is NCCL's.
+PoolId PoolOf(const EventBody& body) {
+  if (const auto* vote = std::get_if<VoteCast>(&body)) return vote->pool;
+  if (const auto* decided = std::get_if<PhaseDecided>(&body)) return decided->pool;
+  return PoolOfCycle(body);
+}
+
+}  // namespace
+
+// One event, by its kind.
+struct StoryBuilder::Taker {
+  StoryBuilder& b;
+  const State& before;
+  SessionStory& story = b.story_;
+  const Moment& now = b.now_;
+
+  template <class Other>
+  void operator()(const Other&) const {}
+
+  // ---- what the session saw of others, and was asked ----
+  void operator()(const SessionOpened& e) const { story.findings.who = e; }
+  void operator()(const PeerLost& e) const { story.lost.push_back({e, now}); }
+  void operator()(const ProcessSeen& e) const { story.seen.push_back({e, now}); }
+  void operator()(const ThreadSeen& e) const {
+    if (!story.threads.empty() && now.time_ns > story.threads.back().at.time_ns + kOneLook_ns) story.threads.clear();
+    story.threads.push_back({e, now});
+  }
+  void operator()(const LaunchRefused& e) const {
+    story.launches_refused += e.count;
+    if (!story.refused) {
+      story.refused = Dated<LaunchRefused>{e, now};
+    } else {
+      story.refused->event.count += e.count;
+    }
+  }
+  void operator()(const RequestSeen& e) const { story.outside.asked = Dated<RequestSeen>{e, now}; }
+  void operator()(const SafepointReached& e) const { story.outside.waits_in = Dated<SafepointReached>{e, now}; }
+  void operator()(const RequestEnded& e) const {
+    Outside& outside = story.outside;
+    const bool done = e.code == Code::kOk, pause = e.kind == CycleKind::kPause;
+    AddResult(e);
+    if (!done) outside.failed = Dated<RequestEnded>{e, now};
+    if (done != pause) {  // a resume was done, or a pause came to nothing
+      outside.waits_in.reset();
+      outside.paused.reset();
+    } else if (done) {
+      outside.paused = Dated<RequestEnded>{e, now};
+    }
+  }
+  void operator()(const Frozen& e) const {
+    AddResult(e);
+    story.outside.frozen = Dated<Frozen>{e, now};
+    ++story.outside.freezes;
+  }
+  void AddResult(const EventBody& body) const {
+    std::vector<Dated<std::string>>& results = story.outside.results;
+    if (results.size() >= kResultsKept) results.erase(results.begin());
+    results.push_back({ToText(body), now});
+  }
+  void operator()(const CommunicatorReady& e) const {
+    if (e.hash != 0) story.communicators.push_back({e, now});
+  }
+  void operator()(const SessionClosed& e) const {
+    story.closed = SessionStory::Closing{e, now, before.lifecycle, story.OpenAttempt() != nullptr};
+  }
+  void operator()(const SessionBroken&) const {
+    if (!story.broken_at) story.broken_at = now;
+  }
+
+  // ---- who came to a pause or resume, and how they voted ----
+  void operator()(const VoteCast& e) const {
+    story.records_votes = true;
+    Attempt* attempt = b.OpenOf(e.pool);
+    if (attempt == nullptr) return;
+    if (Attempt::PhaseTaken* phase = PhaseOf(*attempt, e.phase)) {
+      phase->voted = now;
+      phase->voted_for = e.ok;
+      if (!phase->decided) phase->worked = now;
+    }
+    if (!e.ok && !attempt->failed_vote) attempt->failed_vote = Attempt::Vote{e.phase, e.ok, e.code, e.message, now};
+  }
+  void operator()(const MemberHeard& e) const {
+    if (e.rank >= 0 || e.pid != 0)
+      story.met.try_emplace(e.member, CycleMember{.session = e.member, .rank = e.rank, .pid = e.pid, .host = {}});
+    if (e.asks) return Asked(e);
+    // What was heard is recorded later, on another thread: the last vote of a pause may come behind the arrival at its resume.
+    Attempt* attempt = b.OpenOf({});
+    if (attempt == nullptr || attempt->kind != e.kind) return;
+    Attempt::Heard& heard = attempt->heard[e.member];
+    heard.at = now;
+    heard.votes += e.voted ? 1 : 0;
+  }
+  // This session had come as well and has run out of patience first. The other one will, too, within as long again, or twice as
+  // long where it was in a round that lost the member that counts.
+  [[nodiscard]] bool HasGivenUpWith(const MemberHeard& e) const {
+    if (story.attempts.empty()) return false;
+    const Attempt& last = story.attempts.back();
+    if (last.kind != e.kind || last.begun || last.end != Attempt::End::kFailed) return false;
+    return now.time_ns - last.ended.time_ns <= 2 * (last.ended.time_ns - last.arrived.time_ns);
+  }
+  void Asked(const MemberHeard& e) const {
+    if (Attempt* attempt = b.OpenOf({})) {
+      if (attempt->kind == e.kind && !attempt->begun) attempt->asking.insert(e.member);
+      return;
+    }
+    if (HasGivenUpWith(e)) return;
+    std::optional<Attempt>& awaited = story.awaited;
+    if (!awaited || awaited->kind != e.kind) awaited = Fresh(e.kind, {});
+    awaited->asking.insert(e.member);
+  }
+  // It has come after all.
+  void TakeAwaited(Attempt& attempt) const {
+    std::optional<Attempt>& awaited = story.awaited;
+    if (awaited && awaited->kind == attempt.kind) attempt.asking = std::move(awaited->asking);
+    awaited.reset();
+  }
+
+  // ---- from arrival to end ----
+  [[nodiscard]] std::string TagOf(PoolId id) const {
+    if (!id) return {};
+    const auto pool = before.pools.find(id);
+    return pool == before.pools.end() ? ToText(id) : pool->second.tag;
+  }
+  // One that begins with an arrival.
+  [[nodiscard]] Attempt Fresh(CycleKind kind, PoolId id) const {
+    const auto pool = before.pools.find(id);
+    const std::uint64_t cycles = pool == before.pools.end() ? before.cycles : pool->second.cycles;
+    return {.kind = kind, .cycle = cycles + (kind == CycleKind::kPause ? 1 : 0), .tag = TagOf(id), .arrived = now};
+  }
+  static Attempt::PhaseTaken* PhaseOf(Attempt& attempt, PhaseKind phase) {
+    return attempt.phases.empty() || attempt.phases.back().phase != phase ? nullptr : &attempt.phases.back();
+  }
+  void operator()(const PhaseBegun& e) const {
+    Attempt* attempt = b.OpenOf(e.pool);
+    if (attempt != nullptr && (attempt->begun || !IsArrival(e.phase))) {
+      attempt->phases.push_back({.phase = e.phase, .begun = now, .worked = now});
+    } else if (IsArrival(e.phase)) {
+      Attempt& arrived = b.Push(e.pool, Fresh(KindOfPhase(e.phase), e.pool));
+      if (!e.pool) TakeAwaited(arrived);
+    }
+  }
+  void operator()(const CycleBegun& e) const {
+    Attempt* attempt = b.OpenOf(e.pool);
+    if (attempt == nullptr || attempt->begun || attempt->kind != e.kind)
+      attempt = &b.Push(e.pool, {.kind = e.kind, .tag = TagOf(e.pool)});
+    attempt->cycle = e.cycle;
+    attempt->members = e.members;
+    for (const CycleMember& member : e.processes) story.met.try_emplace(member.session, member);
+    attempt->begun = now;
+  }
+  void operator()(const StepBegun& e) const {
+    if (Attempt* attempt = b.OpenOf(e.pool)) attempt->open_step = Attempt::OpenStep{e.step, now};
+  }
+  void operator()(const StepDone& e) const {
+    if (Attempt* attempt = b.OpenOf(e.pool)) StepEnded(*attempt, e.step);
+  }
+  void StepEnded(Attempt& attempt, const Step& step) const {
+    const std::uint64_t from = attempt.open_step ? attempt.open_step->at.time_ns : now.time_ns;
+    const std::uint64_t took = now.time_ns - std::min(now.time_ns, from);
+    attempt.open_step.reset();
+    if (const auto kind = static_cast<std::size_t>(step.kind); kind < kStepKinds) {
+      ++attempt.steps[kind].count;
+      attempt.steps[kind].duration_ns += took;
+    }
+    if (attempt.phases.empty()) return;
+    Attempt::PhaseTaken& phase = attempt.phases.back();
+    phase.worked = now;
+    ++phase.steps;
+    if (took < phase.longest_ns) return;
+    phase.longest = step;
+    phase.longest_ns = took;
+  }
+  void operator()(const StepFailed& e) const {
+    Attempt* attempt = b.OpenOf(e.pool);
+    if (attempt == nullptr) return;
+    StepEnded(*attempt, e.step);
+    if (attempt->failed_step) return;
+    Attempt::Failure failure{.step = e.step, .code = e.code, .driver_result = e.driver_result, .message = e.message, .at = now};
+    if (!attempt->phases.empty()) failure.phase = attempt->phases.back().phase;
+    if (const auto it = before.allocations.find(e.step.allocation); it != before.allocations.end()) {
+      failure.allocation_bytes = it->second.bytes;
+      failure.location = it->second.properties.location;
+      failure.remote = it->second.remote;
+      failure.site = it->second.site;
+    }
+    for (const auto& [id, a] : before.allocations) {
+      if (a.pool == e.pool && a.own() && a.on_device() && !a.resident && a.properties.location.id == e.step.device.value)
+        failure.still_missing += a.bytes;
+    }
+    attempt->failed_step = std::move(failure);
+  }
+  void operator()(const PhaseDecided& e) const {
+    Attempt* attempt = b.OpenOf(e.pool);
+    if (attempt == nullptr) return;
+    Attempt::PhaseTaken* phase = PhaseOf(*attempt, e.phase);
+    if (phase == nullptr || phase->decided)
+      phase = &attempt->skipped.emplace_back(Attempt::PhaseTaken{.phase = e.phase, .begun = now, .worked = now});
+    phase->decided = now;
+    phase->passed = e.passed;
+    if (!e.passed && !attempt->decided)
+      attempt->decided = Attempt::Decision{e.phase, e.culprit, e.message, now, e.code, e.driver_result};
+  }
+  void operator()(const CycleDone& e) const {
+    Attempt* attempt = b.OpenOf(e.pool);
+    if (attempt == nullptr) return;
+    attempt->duration_ns = e.duration_ns;
+    if (e.kind == CycleKind::kResume && !e.pool) story.refused.reset();
+    End(*attempt, Attempt::End::kDone, e.pool);
+  }
+  void operator()(const CycleFailed& e) const {
+    Attempt* attempt = b.OpenOf(e.pool);
+    if (attempt == nullptr) attempt = &b.Push(e.pool, {.kind = e.kind, .cycle = e.cycle, .tag = TagOf(e.pool)});
+    attempt->failure = e.message;
+    attempt->code = e.code;
+    attempt->undone = e.undone;
+    attempt->culprits = e.culprits;
+    for (const CycleMember& who : e.culprits) story.met.try_emplace(who.session, who);
+    End(*attempt, Attempt::End::kFailed, e.pool);
+  }
+  void End(Attempt& attempt, Attempt::End end, PoolId pool) const {
+    attempt.end = end;
+    attempt.ended = now;
+    attempt.open_step.reset();
+    if (!pool) b.over_ = &attempt;
+  }
+};
+
+namespace {
+
+void NoteSilence(Attempt& attempt, const Moment& from, const Moment& now) {
+  if (!from || now.time_ns < from.time_ns || now.time_ns - from.time_ns <= attempt.silence.ns()) return;
+  attempt.silence = {from, now, {}, {}};
+  if (!attempt.phases.empty()) attempt.silence.phase = attempt.phases.back().phase;
+  if (attempt.open_step) attempt.silence.step = attempt.open_step->step;
+}
+
+// Whether an event begins or ends something that a session is in the middle of.
+bool IsTurn(const EventBody& body, bool begun) {
+  const auto is = [&]<class... Kinds>(std::variant<Kinds...>*) { return (std::holds_alternative<Kinds>(body) || ...); };
+  using Always = std::variant<PhaseBegun, CycleBegun, CycleDone, CycleFailed>;
+  using Inside = std::variant<StepBegun, StepDone, StepFailed, VoteCast, PhaseDecided>;
+  return is(static_cast<Always*>(nullptr)) || (begun && is(static_cast<Inside*>(nullptr)));
+}
+
+}  // namespace
+
+void StoryBuilder::Take(const Event& event, const State& before) {
+  const Moment before_it = now_;
+  now_ = {event.seq, event.time_ns, event.thread};
+  if (!story_.first) story_.first = now_;
+  story_.last = now_;
+  story_.for_clock.Take(event);
+  if (times_) story_.times.Add(event.seq, event.time_ns, event.body.index());
+  if (Attempt* open = OpenOf({}); open != nullptr && open->begun) NoteSilence(*open, before_it, now_);
+  const PoolId pool = PoolOf(event.body);
+  over_ = nullptr;
+  touched_ = OpenOf(pool);
+  std::visit(Taker{*this, before}, static_cast<const EventVariant&>(event.body));
+  if (touched_ == nullptr) return;
+  touched_->last = now_;
+  if (!pool && IsTurn(event.body, static_cast<bool>(touched_->begun))) story_.since = now_;
+}
+
+void StoryBuilder::Begin(const State& before) {
+  state_ = &before;
+  lifecycle_ = before.lifecycle;
+}
+
+Status StoryBuilder::After(const Event&, const State& after) {
+  if (std::exchange(lifecycle_, after.lifecycle) != after.lifecycle) story_.since = now_;
+  return {};
+}
+
+bool StoryBuilder::Behind(const Event& event) {
+  if (!whole_) whole_ = story_;
+  Take(event, *state_);
+  return true;
+}
+
+bool StoryBuilder::Finish(bool damaged) {
+  const bool behind = whole_.has_value() && damaged;
+  if (whole_ && !damaged) story_ = *std::move(whole_);
+  Forget({}, story_.attempts, kept_);
+  for (auto& [pool, attempts] : story_.pools) Forget(pool, attempts, kept_);
+  return behind;
+}
+
+Attempt* StoryBuilder::OpenOf(PoolId pool) {
+  std::vector<Attempt>* attempts = &story_.attempts;
+  if (pool) {
+    const auto it = story_.pools.find(pool);
+    if (it == story_.pools.end()) return nullptr;
+    attempts = &it->second;
+  }
+  return attempts->empty() || !attempts->back().open() ? nullptr : &attempts->back();
+}
+
+Attempt& StoryBuilder::Push(PoolId pool, Attempt attempt) {
+  std::vector<Attempt>& attempts = pool ? story_.pools[pool] : story_.attempts;
+  const bool replaces = OpenOf(pool) != nullptr;
+  if (attempts.size() >= 2 * kept_) Forget(pool, attempts, kept_);
+  attempts.push_back(std::move(attempt));
+  if (replaces && !pool) over_ = &attempts.rbegin()[1];
+  return *(touched_ = &attempts.back());
+}
+
+// A session may pause and resume for weeks. What counts is how it began and ended, and what failed: the first quarter stays,
+// the last half, and of those between them the newest that failed.
+void StoryBuilder::Forget(PoolId pool, std::vector<Attempt>& attempts, std::size_t limit) {
+  if (attempts.size() <= limit) return;
+  const std::size_t begin = limit / 4, end = attempts.size() - limit / 2;
+  std::size_t room = limit - limit / 4 - limit / 2;
+  std::vector<bool> keep(attempts.size(), true);
+  for (std::size_t i = end; i-- > begin;) {
+    keep[i] = attempts[i].end == Attempt::End::kFailed && room > 0;
+    if (keep[i]) {
+      --room;
+      continue;
+    }
+    ++story_.forgotten.count;
+    if (pool) continue;
+    story_.forgotten.Add(attempts[i]);
+    story_.forgotten.members.insert(attempts[i].members.begin(), attempts[i].members.end());
+  }
+  std::size_t at = 0;
+  std::erase_if(attempts, [&](const Attempt&) { return !keep[at++]; });
+}
+
+std::string NameOf(const Attempt& attempt) {
+  const std::string of_tag = attempt.tag.empty() ? "" : " of tag " + attempt.tag;
+  return fmt::format("{} {}{}", ToText(attempt.kind), attempt.cycle, of_tag);
+}
+
+std::vector<Attempt::PhaseTaken> PhasesWithArrival(const Attempt& attempt) {
+  std::vector<Attempt::PhaseTaken> phases;
+  if (attempt.arrived) {
+    phases.push_back({.phase = attempt.kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive,
+                      .begun = attempt.arrived,
+                      .decided = attempt.begun,
+                      .worked = attempt.arrived,
+                      .passed = static_cast<bool>(attempt.begun)});
+  }
+  phases.insert(phases.end(), attempt.phases.begin(), attempt.phases.end());
+  return phases;
+}
+
+void SessionStory::Sums::Add(const Attempt& attempt) {
+  if (attempt.end == Attempt::End::kDone) ++(attempt.kind == CycleKind::kPause ? pauses : resumes);
+  if (attempt.end == Attempt::End::kFailed) ++failures;
+}
+
+SessionStory::Sums SessionStory::AllAttempts() const {
+  Sums sums = forgotten;
+  for (const Attempt& attempt : attempts) sums.Add(attempt);
+  return sums;
+}
+
+std::vector<const Attempt*> SessionStory::LastOfPools() const {
+  std::vector<const Attempt*> all;
+  for (const auto& [id, of_pool] : pools) {
+    const auto it = std::find_if(of_pool.rbegin(), of_pool.rend(), [](const Attempt& a) { return a.begun.seq.value != 0; });
+    if (it != of_pool.rend()) all.push_back(&*it);
+  }
+  return all;
+}
+
+const Attempt* LastAttempt(const SessionStory& story, const std::string& tag) {
+  if (tag.empty()) return story.attempts.empty() ? nullptr : &story.attempts.back();
+  for (const Attempt* attempt : story.LastOfPools()) {
+    if (attempt->tag == tag) return attempt;
+  }
+  return nullptr;
+}
+
+namespace {
+
+// As ProcessSeen::state has it; empty: it cannot be seen from here.
+std::string StateOfWriter(const std::filesystem::path& session) {
+  const std::int32_t pid = ProcessOfWriter(session / "tail");
+  if (pid == 0) return {};
+  return StateOfProcess(pid);
+}
+
+}  // namespace
+
+Result<SessionStory> ReadStory(JournalReader& reader) {
+  SessionStory story;
+  StoryBuilder builder(story);
+  Result<JournalFindings> found = VerifyJournal(reader, std::array<FoldObserver*, 1>{&builder});
+  if (!found) return found.status();
+  if (builder.Finish(found->report.corrupt_records != 0)) found->last_ns = story.last.time_ns;
+  story.findings = *std::move(found);
+  const Result<ReadReport> last = reader.Read(story.last.seq, story.last.seq, [&](const Event& event) {
+    story.last_text = ToText(event.body);
+    return false;
+  });
+  if (!last) return last.status();
+  return story;
+}
+
+Result<SessionStory> ReadAttempts(JournalReader& reader, std::size_t attempts) {
+  SessionStory story;
+  StoryBuilder builder(story, attempts, false);
+  Result<Folded> folded = FoldJournal(reader, std::array<FoldObserver*, 1>{&builder});
+  if (!folded) return folded.status();
+  builder.Finish(folded->damage.corrupt_records != 0);
+  const SessionOpened& who = folded->state.session;
+  story.findings.who = Completed(who.session ? who : story.findings.who, folded->info, story.first.time_ns);
+  story.findings.info = std::move(folded->info);
+  story.findings.report = std::move(folded->damage);
+  story.findings.state = std::move(folded->state);
+  return story;
+}
+
+Result<SessionStory> ReadStory(const std::filesystem::path& session_directory) {
+  Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(session_directory);
+  if (!reader) return reader.status();
+  Result<SessionStory> story = ReadStory(**reader);
+  if (story && story->findings.info.status == SessionStatus::kLive) story->process_now = StateOfWriter(session_directory);
+  return story;
+}
+
+std::vector<std::filesystem::path> DropCopies(std::vector<SessionStory>& stories) {
+  std::ranges::stable_sort(stories, std::greater{}, [](const SessionStory& story) { return story.last.seq; });
+  std::vector<std::filesystem::path> dropped;
+  std::set<SessionId> known;
+  std::erase_if(stories, [&](const SessionStory& story) {
+    if (known.insert(story.session()).second) return false;
+    dropped.push_back(story.findings.info.directory);
+    return true;
+  });
+  return dropped;
+}
+
+void CountTheDying(std::vector<SessionStory>& journals) {
+  std::map<SessionId, SessionStory*> unsure;
+  for (SessionStory& j : journals) {
+    const SessionStatus status = j.findings.info.status;
+    if (status == SessionStatus::kLive || status == SessionStatus::kCopied) unsure[j.session()] = &j;
+  }
+  for (const SessionStory& other : journals) {
+    for (const auto& [lost, at] : other.lost) {
+      const auto found = unsure.find(lost.peer);
+      if (found == unsure.end() || lost.reason != kPeerDied) continue;
+      SessionStory& j = *found->second;
+      if (!SameBoot(other.who(), j.who()) || at.time_ns < j.last.time_ns) continue;
+      j.dying = j.findings.info.status == SessionStatus::kLive;
+      j.findings.info.status = SessionStatus::kCrashed;
+      unsure.erase(found);
+    }
+  }
+}
+
+}  // namespace amem

@@ -70,7 +70,7 @@ SessionOpened Describe(const Options& options, Driver& driver, SessionId session
 
 }  // namespace
 
-Result<std::unique_ptr<Session>> StartSession(const Options& options) {
+Result<std::unique_ptr<Session>> StartSession(const Options& options, control::RequestServer& requests) {
   const Result<SessionId> session = RandomSession();
   if (!session) return session.status();
 
@@ -90,6 +90,7 @@ Result<std::unique_ptr<Session>> StartSession(const Options& options) {
     settings.deadlines = options.deadlines;
     settings.abstract_names = true;
     settings.report = journaling.report;
+    settings.requests = &requests;
     // Who looks at a terminal sees why nothing goes on; elsewhere it is in the journals, and `amem watch` shows it.
     settings.waiting = [](const std::string& message) {
       ::isatty(STDERR_FILENO) == 1 ? log::Warn(message) : log::Info(message);

@@ -4,12 +4,14 @@
 #include <memory>
 
 #include "ncclpatch/runtime/options.h"
+#include "replay/peers/requests.h"
 #include "replay/session/session.h"
 
 namespace amem {
 
 // Opens the journal, the driver (through the libcuda that NCCL opened) and the peers. The message of a failure says which of
 // them failed, and what to do.
-Result<std::unique_ptr<Session>> StartSession(const Options& options);
+// `requests` answers what is asked from outside, and outlives the session.
+Result<std::unique_ptr<Session>> StartSession(const Options& options, control::RequestServer& requests);
 
 }  // namespace amem

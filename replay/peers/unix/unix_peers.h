@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "replay/peers/peers.h"
+#include "replay/peers/requests.h"
 
 namespace amem {
 
@@ -38,6 +39,7 @@ struct UnixPeersOptions {
   std::function<void(const std::string&)> report = {};  // told in a sentence when only one of the two ways works
   // Told for whom a resume waits that has waited for longer than a call may take, ever more seldom; on the calling thread.
   std::function<void(const std::string&)> waiting = {};
+  control::RequestServer* requests = nullptr;  // outlives the object; null: nothing can be asked from outside
 };
 
 class UnixPeers final : public Peers {

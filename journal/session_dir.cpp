@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // data.mdb is removed last: without it, a directory is not a session's any more.
-constexpr const char* kFiles[] = {"tail", "control", "lock.mdb", "closed", "broken", "data.mdb"};
+constexpr const char* kFiles[] = {"tail", "lock.mdb", "closed", "broken", "data.mdb"};
 constexpr const char* kNewPrefix = ".new-";
 constexpr std::string_view kBrokenSuffix = ".broken";
 constexpr std::int64_t kStaleAfterSeconds = 3600;

@@ -185,7 +185,7 @@ Session* Runtime::Start() {
   NoteLibraries(*session);
   for (EventBody& event : std::exchange(pending_, {})) session->Note(std::move(event));
   if (!keep_everything_.empty()) session->KeepEverything(keep_everything_);
-  safepoint::Begin(*session);
+  safepoint::Begin(*session, options_.socket_directory);
   session_.store(session, std::memory_order_release);
   ::on_exit(&CloseAtExit, nullptr);  // like atexit, but with the exit code; this library is never unloaded
   return session;
@@ -195,7 +195,7 @@ Result<std::unique_ptr<Session>> Runtime::MakeSession() {
   AMEM_TRY(Usable());
   Status status;
   try {
-    return StartSession(options_);
+    return StartSession(options_, safepoint::Requests());
   } catch (const std::exception& error) {
     status = {Code::kIo, fmt::format("starting AMem's session: {}", error.what())};
   }

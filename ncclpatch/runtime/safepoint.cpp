@@ -1,18 +1,21 @@
 #include "ncclpatch/runtime/safepoint.h"
 
+#include <cuda.h>
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <atomic>
 #include <ctime>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "ncclpatch/amem.h"
+#include "ncclpatch/hook/hook.h"
 #include "ncclpatch/runtime/border.h"
-#include "ncclpatch/runtime/log.h"
 #include "ncclpatch/runtime/runtime.h"
 #include "ncclpatch/runtime/tags.h"
 #include "replay/control/rank_control.h"
+#include "replay/control/rank_link.h"
 
 namespace amem::safepoint {
 namespace {
@@ -26,7 +29,7 @@ thread_local bool t_serving = false;  // this thread does what a request asks fo
 // What a request does to this rank's memory; the thread that waits in the safe point calls it.
 class OnSession final : public control::Actions {
  public:
-  explicit OnSession(Session& session) : session_(session) {}
+  OnSession(Session& session, const std::filesystem::path& socket_directory) : session_(session), sockets_(socket_directory) {}
 
   // A pool that forgets its contents stays: its program does not expect to lose them here.
   Status PauseTags() override {
@@ -58,6 +61,7 @@ class OnSession final : public control::Actions {
     });
   }
   void Note(EventBody event) override { session_.Note(std::move(event)); }
+  Result<control::Standing> Ask(SessionId rank) override { return control::StandingOf(sockets_, rank); }
 
  private:
   static Status CycleAll(const std::vector<std::string>& tags, CycleKind kind) {
@@ -75,6 +79,7 @@ class OnSession final : public control::Actions {
   }
 
   Session& session_;
+  const control::ToolSockets sockets_;
   std::vector<std::string> paused_;  // by a request
 };
 
@@ -94,27 +99,52 @@ int Wait(control::RankControl& control, std::uint64_t step, bool return_soon) no
   return failed != kOk ? failed : result;
 }
 
+bool ProgramUsesCuda() {
+  void* const driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  if (driver == nullptr) return false;
+  ::dlclose(driver);
+  const auto current = reinterpret_cast<decltype(&cuCtxGetCurrent)>(hook::DriverSymbol("cuCtxGetCurrent"));
+  CUcontext context = nullptr;
+  return current != nullptr && current(&context) != CUDA_ERROR_NOT_INITIALIZED;
+}
+
+// Looks at the first safe points, and now and then. A session makes forked children inert, but so does CUDA that is in use.
+void StartSession(std::uint64_t step) noexcept {
+  constexpr std::uint64_t kSeldom = 64;
+  if ((step & (step - 1)) != 0 && step % kSeldom != 0) return;
+  try {
+    if (ProgramUsesCuda()) static_cast<void>(Runtime::Get().ForPools());
+  } catch (const std::exception&) {  // no memory: the program goes on, and cannot be asked yet
+  }
+}
+
 // True: something is asked.
 bool Come(control::RankControl*& control, std::uint64_t& step) noexcept {
   step = g_steps.fetch_add(1, std::memory_order_relaxed) + 1;
   control = g_control.load(std::memory_order_acquire);
-  if (control == nullptr) return false;
+  if (control == nullptr) {
+    StartSession(step);
+    control = g_control.load(std::memory_order_acquire);
+    if (control == nullptr) return false;
+  }
   control->CameAt(CoarseNs());
   return control->Came(step);
 }
 
 }  // namespace
 
-void Begin(Session& session) {
-  const Session::Whereabouts where = session.Where();
-  // That there is no journal has been warned of already.
-  if (where.journal.empty()) return log::Info("without a journal this process takes no requests from outside (amem pause)");
-  auto page = control::MappedPage::Create(where.journal, where.session, where.rank);
-  if (!page.ok()) return log::Warn("this process takes no requests from outside (amem pause): " + page.status().message());
-  // Both are never destroyed, as the session.
-  auto* const control = new control::RankControl(*std::move(page), *new OnSession(session));
-  control->BeginAt(g_steps.load(std::memory_order_relaxed));
-  g_control.store(control, std::memory_order_release);
+static control::RankControl& Control() {
+  static auto* const control = new control::RankControl;
+  return *control;
+}
+
+control::RequestServer& Requests() { return Control(); }
+
+void Begin(Session& session, const std::filesystem::path& socket_directory) {
+  // Never destroyed, as the session.
+  auto* const actions = new OnSession(session, socket_directory);
+  Control().Begin(session.Where().session, *actions, g_steps.load(std::memory_order_relaxed));
+  g_control.store(&Control(), std::memory_order_release);
 }
 
 void ForgetInChild() { g_control.store(nullptr, std::memory_order_relaxed); }

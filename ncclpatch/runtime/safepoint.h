@@ -1,14 +1,19 @@
-// Safe points, and requests from outside: what connects the page that this rank shares with the tool (replay/control) to the
-// session's memory. Without a session, without a journal and in a forked child a safe point is counted, and nothing else.
+// Safe points, and requests from outside: what connects this rank's side of them (replay/control) to the session's memory.
+// Without a session and in a forked child a safe point is counted, and nothing else. Where the program has begun to use CUDA, a
+// safe point starts the session, so that the rank can be asked before it has used NCCL or a tag.
 #pragma once
 
+#include <filesystem>
+
+#include "replay/peers/requests.h"
 #include "replay/session/session.h"
 #include "statemachine/types.h"
 
 namespace amem::safepoint {
 
-// Once, when the session has started: makes its page. Without one the rank cannot be asked, which is said once in the log.
-void Begin(Session& session);
+control::RequestServer& Requests();  // never destroyed
+// Once, when the session has started.
+void Begin(Session& session, const std::filesystem::path& socket_directory);
 void ForgetInChild();
 
 // Around a pause or resume of NCCL's memory that the program makes. Before a resume: waits while a request from outside stands.

@@ -70,7 +70,7 @@ SessionOpened Describe(const Options& options, Driver& driver, SessionId session
 
 }  // namespace
 
-Result<std::unique_ptr<Session>> StartSession(const Options& options) {
+Result<std::unique_ptr<Session>> StartSession(const Options& options, control::RequestServer& requests) {
   const Result<SessionId> session = RandomSession();
   if (!session) return session.status();
 
@@ -90,6 +90,7 @@ Result<std::unique_ptr<Session>> StartSession(const Options& options) {
     settings.deadlines = options.deadlines;
     settings.abstract_names = true;
     settings.report = journaling.report;
+    settings.requests = &requests;
     // Tells whoever looks at a terminal why nothing goes on; otherwise the journals and `amem watch` tell.
     settings.waiting = [](const std::string& message) {
       ::isatty(STDERR_FILENO) == 1 ? log::Warn(message) : log::Info(message);

@@ -1,70 +1,198 @@
+// What pauses and resumes have in common: the connections to a job's ranks, and the order that they all have.
 #include "replay/control/job_control.h"
 
-#include "replay/control/asking.h"
-#include "replay/control/look.h"
+#include <unistd.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <utility>
 
 namespace amem::control {
 namespace {
 
-RankLook LookAtPage(const Page& page, const std::filesystem::path& directory) {
-  RankLook look;
-  look.session = SessionId{page.session};
-  look.pid = page.pid;
-  look.start_ticks = page.start_ticks;
-  look.rank_name = NameOfRank(page);
-  look.directory = directory;
-  look.alive = ProcessLives(page);
-  look.phase = static_cast<Phase>(page.phase.load(std::memory_order_acquire));
-  look.steps = page.steps.load(std::memory_order_relaxed);
-  look.paused_by_program = page.own_pause.load(std::memory_order_acquire) == static_cast<std::uint32_t>(OwnPause::kPaused);
-  look.doing = Doing(page, look.alive);
-  look.held = page.held_bytes.load(std::memory_order_relaxed);
-  look.freed = page.freed_bytes.load(std::memory_order_relaxed);
-  return look;
+constexpr std::chrono::milliseconds kAnswerSoon{1000};  // a rank that lives and is not stopped has answered by then
+constexpr std::chrono::milliseconds kBeat{1000};        // between signs of life to the ranks
+constexpr std::chrono::milliseconds kForWaiting{3'000}, kForPausing{60'000};  // for an earlier tool
+
+RankLook LookOf(const RankLink& rank) {
+  const Standing& is = rank.standing();
+  return {.session = rank.place().session,
+          .pid = rank.pid(),
+          .start_ticks = rank.start_ticks(),
+          .rank_name = rank.name(),
+          .directory = rank.place().directory,
+          .alive = rank.alive(),
+          .phase = rank.heard() ? ToText(is.phase) : "silent",
+          .steps = is.steps,
+          .paused = is.phase == Phase::kPaused,
+          .paused_by_program = is.own_pause == OwnPause::kPaused,
+          .doing = rank.Doing(),
+          .freed = is.freed,
+          .held = is.held};
+}
+
+bool Answered(const std::vector<RankLink>& ranks) {
+  return std::ranges::all_of(ranks, [](const RankLink& rank) { return rank.answered() || !rank.alive(); });
+}
+
+// Those that owe an answer already are not waited for.
+void AskAll(std::vector<RankLink>& ranks) {
+  std::vector<const RankLink*> asked;
+  for (RankLink& rank : ranks)
+    if (rank.Ask()) asked.push_back(&rank);
+  Await(ranks, In(kAnswerSoon),
+        [&] { return std::ranges::all_of(asked, [](const RankLink* rank) { return rank->answered() || !rank->alive(); }); });
+}
+
+std::vector<RankLook> LooksOf(const std::vector<RankLink>& ranks) {
+  std::vector<RankLook> all;
+  for (const RankLink& rank : ranks)
+    if (rank.refused().ok()) all.push_back(LookOf(rank));
+  return all;
 }
 
 }  // namespace
 
-struct JobControl::Implementation {
-  Asking asking;
-};
-
-JobControl::JobControl(std::unique_ptr<Implementation> implementation) : implementation_(std::move(implementation)) {}
-JobControl::JobControl(JobControl&&) noexcept = default;
-JobControl& JobControl::operator=(JobControl&&) noexcept = default;
-JobControl::~JobControl() {
-  if (implementation_ != nullptr) implementation_->asking.Withdraw();
+std::string_view ToText(Phase phase) {
+  constexpr std::string_view kTexts[] = {"running", "held", "arrived", "pausing", "paused", "resuming", "failed"};
+  const auto index = static_cast<std::size_t>(phase);
+  return index < std::size(kTexts) ? kTexts[index] : "unknown";
 }
 
-Result<JobControl> JobControl::Open(std::span<const std::filesystem::path> session_directories) {
-  auto asking = Asking::Open(session_directories);
-  if (!asking.ok()) return asking.status();
-  return JobControl(std::make_unique<Implementation>(Implementation{*std::move(asking)}));
+Result<JobControl> JobControl::Open(const std::vector<RankPlace>& ranks, const std::filesystem::path& socket_directory) {
+  std::vector<RankPlace> sorted = ranks;
+  std::ranges::sort(sorted, {}, &RankPlace::directory);
+  auto sockets = std::make_unique<ToolSockets>(socket_directory);
+  std::vector<RankLink> links;
+  for (RankPlace& place : sorted) {
+    auto link = RankLink::Connect(*sockets, std::move(place));
+    if (!link) return link.status();
+    if (*link) links.push_back(**std::move(link));
+  }
+  JobControl job(std::move(sockets), std::move(links));
+  job.GiveAll();  // nothing yet; but from now on the ranks take this tool's orders only
+  job.AwaitAnswers(kAnswerSoon);
+  for (const RankLink& rank : job.ranks_) AMEM_TRY(rank.refused().Within(rank.name()));
+  std::erase_if(job.ranks_, [](const RankLink& rank) { return !rank.alive(); });
+  if (job.ranks_.empty()) return Status{Code::kNotFound, "none of the job's processes lives on this host"};
+  job.AwaitEndOfEarlier();
+  return job;
 }
+
+// Ranks that come, or wait, for a tool that has died see its end, and go on or pause as the first of them was told. A program
+// that was interrupted in its safe point may never come back to it, and is not waited for.
+void JobControl::AwaitEndOfEarlier() {
+  const auto none = [&](std::initializer_list<Phase> phases) {
+    return std::ranges::none_of(ranks_, [&](const RankLink& rank) {
+      return rank.alive() && std::ranges::find(phases, rank.standing().phase) != phases.end();
+    });
+  };
+  Await(ranks_, In(kForWaiting), [&] { return none({Phase::kHeld, Phase::kArrived, Phase::kPausing}); });
+  Await(ranks_, In(kForPausing), [&] { return none({Phase::kPausing}); });
+  for (const RankLink& rank : ranks_) order_.request = std::max(order_.request, rank.standing().last_request);
+}
+
+void JobControl::Refresh() { AskAll(ranks_); }
 
 std::vector<RankLook> JobControl::Look() {
-  std::vector<RankLook> all;
-  for (const Asking::Rank& rank : implementation_->asking.ranks()) all.push_back(LookAtPage(rank.page.page(), rank.directory));
-  return all;
+  Refresh();
+  return LooksOf(ranks_);
 }
 
-Status JobControl::Pause(const AskOptions& options, const Progress& progress) {
-  return implementation_->asking.Pause(options, progress);
-}
-Status JobControl::Resume(std::chrono::milliseconds deadline, const Progress& progress) {
-  return implementation_->asking.Resume(deadline, progress);
-}
-Status JobControl::LeaveNote(SessionId session, const FrozenNote& note) {
-  return implementation_->asking.LeaveNote(session, note);
-}
-
-std::vector<RankLook> LookAt(std::span<const std::filesystem::path> session_directories) {
-  std::vector<RankLook> all;
-  for (const auto& directory : session_directories) {
-    const auto page = MappedPage::Open(directory);
-    if (page.ok()) all.push_back(LookAtPage(page->page(), directory));
+std::vector<RankLook> LookAt(const std::vector<RankPlace>& ranks, const std::filesystem::path& socket_directory) {
+  const ToolSockets sockets(socket_directory);
+  std::vector<RankLink> links;
+  for (const RankPlace& place : ranks) {
+    auto link = RankLink::Connect(sockets, place);
+    if (link && *link) links.push_back(**std::move(link));
   }
-  return all;
+  AskAll(links);
+  return LooksOf(links);
+}
+
+Status JobControl::LeaveNote(SessionId session, const Frozen& frozen) {
+  const auto rank = std::ranges::find(ranks_, session, [](const RankLink& one) { return one.place().session; });
+  if (rank == ranks_.end()) return {Code::kNotFound, ToText(session) + " is none of this job's"};
+  const bool told = rank->Tell(frozen);
+  Await(ranks_, In(kAnswerSoon), [&] { return rank->answered() || !rank->alive(); });
+  if (!told || !rank->alive() || !rank->answered()) return {Code::kPeerLost, rank->name() + " " + rank->Doing()};
+  return {};
+}
+
+// ---- orders ----------------------------------------------------------------------------------------------------------------
+
+void JobControl::GiveAll() {
+  order_.by_pid = ::getpid();
+  for (RankLink& rank : ranks_) {
+    rank.Give(order_);
+    // That this one was told first holds of what was sent, and not of what waits for room.
+    if (rank.place().session == order_.told_first)
+      Await({&rank, 1}, In(kAnswerSoon), [&] { return rank.has_room() || !rank.alive(); });
+  }
+}
+
+void JobControl::Post(Ask ask, bool all_tags, Stage stage) {
+  const auto first = std::ranges::find_if(ranks_, &RankLink::alive);
+  order_ = {.request = order_.request + 1, .ask = ask, .stage = stage, .all_tags = all_tags};
+  if (first != ranks_.end()) order_.told_first = first->place().session;
+  standing_ = stage == Stage::kNccl;
+  GiveAll();
+}
+
+void JobControl::SetStage(Stage stage) {
+  if (stage == Stage::kNccl) standing_ = true;
+  order_.stage = stage;
+  GiveAll();
+}
+
+void JobControl::Withdraw() {
+  if (std::exchange(standing_, true)) return;
+  order_.ask = Ask::kNothing;
+  GiveAll();
+}
+
+bool JobControl::AllAnswered() const { return Answered(ranks_); }
+
+bool JobControl::AwaitAnswers(std::chrono::milliseconds most) {
+  Await(ranks_, In(most), [&] { return AllAnswered(); });
+  return AllAnswered();
+}
+
+void JobControl::Wait(std::chrono::milliseconds most) {
+  if (Passed(next_beat_)) {
+    next_beat_ = In(kBeat);
+    for (RankLink& rank : ranks_)
+      if (rank.answered()) rank.Give({});
+  }
+  bool first = true;
+  Await(ranks_, In(most), [&] { return !std::exchange(first, false); });
+}
+
+// ---- how they stand --------------------------------------------------------------------------------------------------------
+
+bool JobControl::HasCome(const RankLink& rank) const {
+  return Has(rank, Phase::kArrived) || Has(rank, Phase::kPaused) || rank.standing().own_pause == OwnPause::kPaused;
+}
+
+bool JobControl::HasDone(const RankLink& rank, Stage stage) const {
+  const Standing& is = rank.standing();
+  if (!IsAbout(rank)) return is.own_pause == OwnPause::kPaused;  // what its program paused, it has paused
+  return is.stage_done >= stage && (stage != Stage::kNccl || is.phase == Phase::kPaused);
+}
+
+bool JobControl::HasGivenUp(const RankLink& rank) const {
+  return rank.answered() && Has(rank, Phase::kRunning) && rank.standing().asked.request == 0;
+}
+
+Status JobControl::FirstFailure(Ask asked) const {
+  for (const RankLink& rank : ranks_) {
+    if (!rank.refused().ok()) return rank.refused().Within(rank.name());
+    // A rank whose pause fails runs on, which is all that a resume wants.
+    const Status& why = rank.standing().failure;
+    const bool failed = (asked == Ask::kPause && Has(rank, Phase::kFailed)) || (Has(rank, Phase::kPaused) && !why.ok());
+    if (failed) return why.Within(rank.name());
+  }
+  return {};
 }
 
 }  // namespace amem::control

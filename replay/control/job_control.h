@@ -1,11 +1,8 @@
 // The tool's side of requests from outside: the processes of one job on this host, asked to pause and to resume.
 //
-// Each session with a journal has a page of shared memory, the file `control` in its directory (page.h). A JobControl holds the
-// lock of each of its job's pages for as long as it lives, so that there is one request at a time; when the tool dies the locks
-// go with it, and a request that nobody has begun to carry out is void. Of one thread.
+// Each rank is asked over its session's socket. A JobControl is the only one whose orders the ranks take, for as long as it
+// lives; when the tool dies its connections end, and a request that nobody has begun to carry out is void. Of one thread.
 #pragma once
-
-#include <sys/types.h>
 
 #include <chrono>
 #include <cstdint>
@@ -13,16 +10,17 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "replay/control/page.h"
-#include "statemachine/types.h"
+#include "replay/control/rank_link.h"
+#include "replay/peers/requests.h"
+#include "statemachine/event.h"
 
 namespace amem::control {
 
-// What is known of a rank from outside. Nothing here waits for the rank.
+// What is known of a rank from outside.
 struct RankLook {
   SessionId session;
   pid_t pid = 0;
@@ -30,8 +28,9 @@ struct RankLook {
   std::string rank_name;          // "rank 2", or "pid 4711" where no launcher gave it a number
   std::filesystem::path directory;
   bool alive = false;
-  Phase phase{};
+  std::string_view phase;          // as Phase, or "silent": it does not answer
   std::uint64_t steps = 0;         // safe points passed
+  bool paused = false;             // by a request
   bool paused_by_program = false;  // the program's own pause holds
   std::string doing;               // a sentence for people
   Bytes freed = 0;                 // by the last pause from outside
@@ -47,23 +46,13 @@ struct AskOptions {
   std::function<std::optional<Status>()> may_pause;
 };
 
-// Written to the rank's journal when it resumes: its process was frozen by the driver, and is back. Times are CLOCK_MONOTONIC.
-struct FrozenNote {
-  std::uint64_t from_ns = 0, to_ns = 0;
-  Bytes bytes = 0;         // that the driver moved out of the process's GPUs
-  std::string moved_gpus;  // "GPU-a -> GPU-b, ..."; empty: each came back to its own
-};
-
 using Progress = std::function<void(const std::string& sentence)>;
 
 class JobControl {
  public:
-  // Takes the locks. kRefused: another request is under way (the message names its pid), a page belongs to another user or to
-  // another version of AMem, or a process has no page. Sessions whose process has ended are left out; kNotFound: none is left.
-  static Result<JobControl> Open(std::span<const std::filesystem::path> session_directories);
-  JobControl(JobControl&&) noexcept;
-  JobControl& operator=(JobControl&&) noexcept;
-  ~JobControl();  // withdraws a request that nobody has begun to carry out, and gives the locks back; a pause that holds stays
+  // kRefused: another request is under way (the message names its pid), or a process cannot be asked. Sessions whose process
+  // has ended are left out; kNotFound: none is left. Waits until what a tool that died has left has come to its end.
+  static Result<JobControl> Open(const std::vector<RankPlace>& ranks, const std::filesystem::path& socket_directory);
 
   [[nodiscard]] std::vector<RankLook> Look();
 
@@ -73,16 +62,47 @@ class JobControl {
   // Ok when every rank has its memory back, or was never paused. Ranks that their program paused stay so until it resumes them.
   // After a failure everything is still paused, with the contents kept, and it can be called again.
   Status Resume(std::chrono::milliseconds deadline, const Progress& progress = {});
-  // The rank writes it down as it resumes. kNotFound: no session of this job.
-  Status LeaveNote(SessionId session, const FrozenNote& note);
+  // The rank writes down that its process was frozen by the driver, and is back. kNotFound: no session of this job.
+  Status LeaveNote(SessionId session, const Frozen& frozen);
 
  private:
-  struct Implementation;
-  explicit JobControl(std::unique_ptr<Implementation> implementation);
-  std::unique_ptr<Implementation> implementation_;
+  JobControl(std::unique_ptr<ToolSockets> sockets, std::vector<RankLink> ranks)
+      : sockets_(std::move(sockets)), ranks_(std::move(ranks)) {}
+
+  enum class Coming { kAll, kNotYet, kOnceMore };
+  void Refresh();  // hears from all ranks how they stand now
+  void AwaitEndOfEarlier();
+  void Post(Ask ask, bool all_tags, Stage stage);
+  void SetStage(Stage stage);
+  void Withdraw();  // what nobody has begun to carry out
+  void GiveAll();
+  void Wait(std::chrono::milliseconds most);  // until something comes
+  bool AwaitAnswers(std::chrono::milliseconds most);
+  [[nodiscard]] bool AllAnswered() const;
+  [[nodiscard]] bool IsAbout(const RankLink& rank) const { return rank.standing().about == order_.request; }
+  [[nodiscard]] bool Has(const RankLink& rank, Phase phase) const { return IsAbout(rank) && rank.standing().phase == phase; }
+  [[nodiscard]] bool HasCome(const RankLink& rank) const;
+  [[nodiscard]] bool HasDone(const RankLink& rank, Stage stage) const;
+  [[nodiscard]] bool HasGivenUp(const RankLink& rank) const;  // because this tool was silent for too long
+  Status AgreeOnStep(const AskOptions& options);
+  [[nodiscard]] Coming HowTheyCome() const;
+  Status AwaitAll(const AskOptions& options, const Progress& progress);
+  Status AwaitStage(Stage stage);
+  Status UndoPause(const Status& why);
+  Status AwaitResumed(Stage stage, Deadline until);
+  [[nodiscard]] Status DidNotCome(std::chrono::milliseconds deadline) const;
+  [[nodiscard]] Status FirstFailure(Ask asked) const;
+
+  std::unique_ptr<ToolSockets> sockets_;  // outlives the ranks' connections
+  std::vector<RankLink> ranks_;
+  std::vector<const RankLink*> resuming_;  // those that a resume waits for
+  Order order_;                            // the last one
+  bool standing_ = true;                   // nothing is to be withdrawn
+  Deadline next_beat_ = Now();
 };
 
-// The same look without taking locks: for commands that only show. What cannot be looked at is left out.
-[[nodiscard]] std::vector<RankLook> LookAt(std::span<const std::filesystem::path> session_directories);
+// The same look without keeping others from asking: for commands that only show. What cannot be looked at is left out.
+[[nodiscard]] std::vector<RankLook> LookAt(const std::vector<RankPlace>& ranks, const std::filesystem::path& socket_directory);
+std::string_view ToText(Phase phase);
 
 }  // namespace amem::control

@@ -2,156 +2,143 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <thread>
 
-#include "replay/control/asking.h"
-#include "replay/control/look.h"
+#include "replay/control/job_control.h"
 
 namespace amem::control {
 namespace {
 
-constexpr std::chrono::milliseconds kLook{1}, kLookForDead{50};
-constexpr std::chrono::milliseconds kMostBetween{500};
+constexpr std::chrono::milliseconds kLook{50};  // what comes is seen at once
+constexpr std::chrono::milliseconds kAskTheCaller{1};
+constexpr std::chrono::milliseconds kFirstBetween{10}, kMostBetween{500};
 constexpr std::chrono::seconds kTell{1};
-// Beyond the deadline, for ranks that have begun to pause: each of them has a deadline of its own (AMEM_TIMEOUT_MS).
+// For ranks that have begun to pause: each of them has a deadline of its own (AMEM_TIMEOUT_MS).
 constexpr std::chrono::seconds kToPause{600}, kToUndo{60};
 
 }  // namespace
 
-Status Asking::Pause(const AskOptions& options, const Progress& progress) {
-  const auto until = Clock::now() + options.deadline;
-  const bool was_paused = std::ranges::any_of(ranks_, [](const Rank& rank) { return PhaseOf(rank) == Phase::kPaused; });
+Status JobControl::Pause(const AskOptions& options, const Progress& progress) {
+  Refresh();
+  const bool was_paused =
+      std::ranges::any_of(ranks_, [](const RankLink& rank) { return rank.standing().phase == Phase::kPaused; });
   Post(Ask::kPause, options.all_tags, Stage::kCome);
-  Status come = AgreeOnStep(options);
-  if (come.ok()) come = AwaitAll(options, progress);
-  if (!come.ok() || Clock::now() > until) {
-    Status why = come.ok() ? DidNotCome(options.deadline) : come;
+  if (const Status come = AwaitAll(options, progress); !come.ok()) {
     Withdraw();
-    return why;
+    return come;
   }
-  if (progress) progress("all have come; they pause");
-  SetStage(Stage::kTags);
-  if (const Status tags = AwaitStage(Stage::kTags, until + kToPause); !tags.ok()) return was_paused ? tags : UndoPause(tags);
-  SetStage(Stage::kNccl);
-  if (const Status nccl = AwaitStage(Stage::kNccl, until + kToPause); !nccl.ok()) return was_paused ? nccl : UndoPause(nccl);
+  if (progress) progress("all ranks have come, and pause");
+  for (const Stage stage : {Stage::kTags, Stage::kNccl}) {
+    SetStage(stage);
+    if (const Status done = AwaitStage(stage); !done.ok()) return was_paused ? done : UndoPause(done);
+  }
   return {};
 }
 
 // Those that are paused already, by a request or by their program, have no say: they pass no safe point meanwhile.
-Status Asking::AgreeOnStep(const AskOptions& options) {
+Status JobControl::AgreeOnStep(const AskOptions& options) {
   std::uint64_t least = 1;
-  for (const Rank& rank : ranks_) {
-    const Page& page = rank.page.page();
-    if (HasCome(rank) || PhaseOf(rank) == Phase::kPaused) continue;
-    const bool held = Has(rank, Phase::kHeld);
-    const std::uint64_t next = held ? page.at.load() : page.steps.load(std::memory_order_seq_cst) + 1;
+  for (const RankLink& rank : ranks_) {
+    const Standing& is = rank.standing();
+    if (HasCome(rank) || is.phase == Phase::kPaused) continue;
+    const std::uint64_t next = Has(rank, Phase::kHeld) ? is.at : is.steps + 1;
     if (options.at_step && *options.at_step < next)
-      return {Code::kRefused, fmt::format("{} has come to safe point {} already; choose a later one than {}", NameOfRank(page),
+      return {Code::kRefused, fmt::format("{} has come to safe point {} already; choose a later one than {}", rank.name(),
                                           next - 1, *options.at_step)};
     least = std::max(least, next);
   }
-  target_ = options.at_step.value_or(least);
-  for (const Rank& rank : ranks_) {
-    rank.page->target.store(target_, std::memory_order_release);
-    rank.page->bell.Ring();
-  }
+  order_.target = options.at_step.value_or(least);
+  GiveAll();
   return {};
 }
 
 // A program's own resume is made by all its ranks. Where some of them had begun it before the request, and others wait for the
 // request, these must be let go, or those would wait for them in vain.
-Asking::Coming Asking::Look() const {
+JobControl::Coming JobControl::HowTheyCome() const {
   bool all = true, resuming = false, at_resume = false;
-  for (const Rank& rank : ranks_) {
-    const OwnPause own = OwnPauseOf(rank);
+  for (const RankLink& rank : ranks_) {
+    const OwnPause own = rank.standing().own_pause;
     resuming = resuming || own == OwnPause::kResuming;
     at_resume = at_resume || own == OwnPause::kPaused;
-    if (Has(rank, Phase::kHeld) && rank.page->at.load() > target_) return Coming::kOnceMore;
+    if (HasGivenUp(rank) || (Has(rank, Phase::kHeld) && rank.standing().at > order_.target)) return Coming::kOnceMore;
     all = all && HasCome(rank);
   }
   if (resuming && at_resume) return Coming::kOnceMore;
   return all ? Coming::kAll : Coming::kNotYet;
 }
 
-Status Asking::AwaitAll(const AskOptions& options, const Progress& progress) {
-  const auto from = Clock::now();
-  auto told = from, looked = from;
-  std::chrono::milliseconds between = 10 * kLook;  // requests that are put again
+Status JobControl::AwaitAll(const AskOptions& options, const Progress& progress) {
+  const Deadline until = In(options.deadline);
+  Deadline tell = In(kTell);
+  std::chrono::milliseconds between = kFirstBetween;  // requests that are put again
   for (;;) {
-    Beat();
     const auto allowed = options.may_pause ? options.may_pause() : Status();
     if (allowed && !allowed->ok()) return *allowed;
-    const Coming coming = Look();
+    for (const RankLink& rank : ranks_)
+      if (!rank.alive()) return {Code::kPeerLost, rank.name() + " has ended before it paused; nothing was paused"};
+    AMEM_TRY(FirstFailure(Ask::kPause));
+    if (order_.target == 0 && AllAnswered()) AMEM_TRY(AgreeOnStep(options));
+    // Of a rank that has not answered it is not known yet how it takes the step.
+    const Coming coming = order_.target != 0 && AllAnswered() ? HowTheyCome() : Coming::kNotYet;
     if (coming == Coming::kAll && allowed) return {};
-    const auto now = Clock::now();
-    if (now - looked > kLookForDead) {
-      looked = now;
-      for (const Rank& rank : ranks_)
-        if (!ProcessLives(rank.page.page()))
-          return {Code::kPeerLost, NameOfRank(rank.page.page()) + " has ended before it paused; nothing was paused"};
-    }
-    if (now - from > options.deadline) return DidNotCome(options.deadline);
+    if (Passed(until)) return DidNotCome(options.deadline);
     if (coming == Coming::kOnceMore) {
       Withdraw();
-      std::this_thread::sleep_for(between);
+      const Deadline again = In(between);
+      Await(ranks_, again, [] { return false; });
       between = std::min(2 * between, kMostBetween);
       Post(Ask::kPause, options.all_tags, Stage::kCome);
-      AMEM_TRY(AgreeOnStep(options));
     }
-    if (progress && now - told > kTell) {
-      told = now;
-      for (const Rank& rank : ranks_)
-        if (!HasCome(rank)) progress(fmt::format("{} {}", NameOfRank(rank.page.page()), Doing(rank.page.page(), true)));
+    if (progress && Passed(tell)) {
+      tell = In(kTell);
+      for (const RankLink& rank : ranks_)
+        if (!HasCome(rank)) progress(rank.name() + " " + rank.Doing());
     }
-    std::this_thread::sleep_for(kLook);
+    Wait(std::min(allowed ? kLook : kAskTheCaller, LeftUntil(until)));
   }
 }
 
-Status Asking::AwaitStage(Stage stage, Clock::time_point until) {
+Status JobControl::AwaitStage(Stage stage) {
+  const Deadline until = In(kToPause);
   for (;;) {
-    Beat();
     AMEM_TRY(FirstFailure(Ask::kPause));
     bool all = true;
-    for (const Rank& rank : ranks_) {
+    for (const RankLink& rank : ranks_) {
       if (HasDone(rank, stage)) continue;
       all = false;
-      if (!ProcessLives(rank.page.page()))
-        return {Code::kPeerLost, NameOfRank(rank.page.page()) + " has ended while it paused"};
+      if (!rank.alive()) return {Code::kPeerLost, rank.name() + " has ended while it paused"};
+      if (HasGivenUp(rank)) return {Code::kPeerLost, rank.name() + " has not heard of this program for too long, and runs on"};
     }
     if (all) return {};
-    if (Clock::now() > until) return {Code::kTimeout, "some ranks neither pause nor fail; `amem status` shows what they do"};
-    std::this_thread::sleep_for(kLook);
+    if (Passed(until)) return {Code::kTimeout, "some ranks neither pause nor fail; `amem status` shows what they do"};
+    Wait(kLook);
   }
 }
 
 // Where ranks that share no memory differ, those that have paused resume.
-Status Asking::UndoPause(const Status& why) {
-  const auto until = Clock::now() + kToPause;
-  for (const Rank& rank : ranks_) rank.page->stage.store(static_cast<std::uint32_t>(Stage::kTags), std::memory_order_release);
+Status JobControl::UndoPause(const Status& why) {
   standing_ = false;
   Withdraw();
   // Every rank is to have ended its part first: a pause of NCCL's memory fails on all ranks that share any.
-  const auto busy = [&](const Rank& rank) { return Has(rank, Phase::kPausing) && ProcessLives(rank.page.page()); };
-  while (std::ranges::any_of(ranks_, busy) && Clock::now() < until) {
-    Beat();
-    std::this_thread::sleep_for(kLook);
-  }
-  if (std::ranges::none_of(ranks_, [&](const Rank& rank) { return PhaseOf(rank) == Phase::kPaused; })) return why;
+  const auto busy = [&](const RankLink& rank) { return rank.alive() && (!rank.answered() || Has(rank, Phase::kPausing)); };
+  for (const Deadline until = In(kToPause); std::ranges::any_of(ranks_, busy) && !Passed(until);) Wait(kLook);
+  const auto paused = [](const RankLink& rank) { return rank.alive() && rank.standing().phase == Phase::kPaused; };
+  if (std::ranges::none_of(ranks_, paused)) return why;
   const Status back = Resume(kToUndo, {});
   if (back.ok()) return why;
   return {why.code(), why.message() + "; then not all that had paused could be resumed: " + back.message()};
 }
 
-Status Asking::DidNotCome(std::chrono::milliseconds deadline) const {
+Status JobControl::DidNotCome(std::chrono::milliseconds deadline) const {
   std::string all;
-  for (const Rank& rank : ranks_) {
-    if (HasCome(rank)) continue;
-    all += fmt::format("{}{}: {}", all.empty() ? "" : "\n", NameOfRank(rank.page.page()),
-                       DoingInDetail(rank.page.page(), rank.directory));
+  for (const RankLink& rank : ranks_) {
+    const bool waits = HasCome(rank) || (order_.target == 0 && Has(rank, Phase::kHeld));
+    if (waits && rank.answered()) continue;
+    all += fmt::format("{}{}: {}", all.empty() ? "" : "\n", rank.name(), rank.DoingInDetail());
   }
   if (all.empty()) all = "all came in the end";
-  return {Code::kTimeout, fmt::format("not all ranks came to safe point {} within {:.1f} s, and nothing was paused\n{}",
-                                      target_, static_cast<double>(deadline.count()) / 1e3, all)};
+  const std::string step = order_.target == 0 ? "a safe point" : fmt::format("safe point {}", order_.target);
+  return {Code::kTimeout, fmt::format("not all ranks came to {} within {:.1f} s, and nothing was paused\n{}", step,
+                                      static_cast<double>(deadline.count()) / 1e3, all)};
 }
 
 }  // namespace amem::control

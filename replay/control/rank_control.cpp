@@ -3,35 +3,105 @@
 #include <algorithm>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "journal/base/clock.h"
-#include "journal/base/process_stat.h"
 
 namespace amem::control {
 namespace {
 
 constexpr int kTries = 20;
-constexpr std::chrono::milliseconds kSlice{100};  // how soon the death of the tool is seen
-
-Stage StageOf(const Page& page) {
-  return static_cast<Stage>(std::min(page.stage.load(std::memory_order_acquire), static_cast<std::uint32_t>(Stage::kNccl)));
-}
-Ask AskOf(const Page& page) { return static_cast<Ask>(page.kind.load(std::memory_order_acquire)); }
+constexpr std::chrono::milliseconds kSlice{100};
 
 }  // namespace
 
-bool RankControl::ToolLives() const {
-  return page_.LockedByAnother() && MonotonicNs() < page_->void_after_ns.load(std::memory_order_acquire);
+// ---- what both threads know ------------------------------------------------------------------------------------------------
+
+void RankControl::Begin(SessionId self, Actions& actions, std::uint64_t steps) {
+  const std::lock_guard serving(serving_);
+  self_ = self;
+  actions_ = &actions;
+  steps_.store(steps, std::memory_order_seq_cst);
 }
 
-// The tool died between its last word to one rank and that to another. The one that it told first decides for all.
-bool RankControl::AnotherIsTold() const {
-  const std::string first = GetText(page_->told_first, sizeof page_->told_first);
-  if (first.empty() || StageOf(page_.page()) != Stage::kTags) return false;
-  const auto page = MappedPage::Open(first);
-  return page.ok() && (*page)->asked.load(std::memory_order_seq_cst) == about_ && AskOf(page->page()) == Ask::kPause &&
-         StageOf(page->page()) == Stage::kNccl && StartTicks((*page)->pid) == (*page)->start_ticks;
+template <class Change>
+void RankControl::Tell(const Change& change) {
+  const std::lock_guard lock(mutex_);
+  Standing before = standing_;
+  change(standing_);
+  if (tell_ && standing_ != before) tell_();
 }
+
+void RankControl::TellChanges(std::function<void()> tell) {
+  const std::lock_guard lock(mutex_);
+  tell_ = std::move(tell);
+}
+
+void RankControl::OnOrder(const Order& order) {
+  const std::lock_guard lock(mutex_);
+  void_after_ = In(patience_);
+  if (order.request == 0 || order.request <= settled_ || order.request < last_request_) return;
+  last_request_ = order.request;
+  order_ = order;
+  tool_lives_ = true;
+  asked_.store(order.ask == Ask::kNothing ? 0 : order.request, std::memory_order_seq_cst);
+  ++changes_;
+  changed_.notify_all();
+}
+
+void RankControl::OnToolGone() {
+  const std::lock_guard lock(mutex_);
+  tool_lives_ = false;
+  ++changes_;
+  changed_.notify_all();
+}
+
+Standing RankControl::Look() {
+  const std::lock_guard lock(mutex_);
+  Standing now = standing_;
+  now.steps = steps_.load(std::memory_order_seq_cst);
+  now.last_step_ns = last_step_ns_.load(std::memory_order_relaxed);
+  now.last_request = last_request_;
+  if (asked_.load(std::memory_order_relaxed) != 0) now.asked = order_;
+  return now;
+}
+
+Order RankControl::Asked(std::uint64_t* change) {
+  const std::lock_guard lock(mutex_);
+  if (change != nullptr) *change = changes_;
+  return asked_.load(std::memory_order_relaxed) != 0 ? order_ : Order();
+}
+
+bool RankControl::ToolLives() {
+  const std::lock_guard lock(mutex_);
+  return tool_lives_ && !Passed(void_after_);
+}
+
+void RankControl::Settle(std::uint64_t request) {
+  const std::lock_guard lock(mutex_);
+  settled_ = std::max(settled_, request);
+  if (asked_.load(std::memory_order_relaxed) == request) asked_.store(0, std::memory_order_seq_cst);
+}
+
+// The tool reads `about`, so that it takes nothing that is about an earlier request for an answer to this one.
+void RankControl::Begin(std::uint64_t request, Phase phase) {
+  Tell([&](Standing& mine) {
+    if (mine.about == request) return;
+    mine.about = request;
+    mine.failure = {};
+    mine.phase = phase;
+    mine.stage_done = Stage::kCome;
+  });
+}
+
+void RankControl::Report(Phase phase, Stage done) {
+  Tell([&](Standing& mine) {
+    mine.phase = phase;
+    mine.stage_done = done;
+  });
+}
+
+// ---- the thread of the program ---------------------------------------------------------------------------------------------
 
 bool RankControl::Serve(std::uint64_t step, bool return_soon) {
   std::unique_lock serving(serving_, std::defer_lock);
@@ -40,91 +110,87 @@ bool RankControl::Serve(std::uint64_t step, bool return_soon) {
     if (return_soon && tries >= kTries) return false;
     std::this_thread::sleep_for(kSlice / kTries);
   }
-  for (;;) {
-    const std::uint32_t ticket = page_->bell.Ticket();
-    const Next next = Look(step);
+  for (bool slept = false;;) {
+    std::uint64_t change = 0;
+    const Next next = LookAt(Asked(&change), step);
     if (next == Next::kGoOn) return true;
     if (next == Next::kAgain) continue;
-    page_->bell.Wait(ticket, static_cast<std::uint32_t>(kSlice.count()));
-    if (return_soon && Look(step) == Next::kWait) return false;
+    if (return_soon && std::exchange(slept, true)) return false;
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, kSlice, [&] { return changes_ != change; });
   }
 }
 
-RankControl::Next RankControl::Look(std::uint64_t step) {
-  const std::uint64_t request = page_->asked.load(std::memory_order_seq_cst);
-  if (mode_ == Mode::kPaused) return LookPaused(request);
-  if (mode_ == Mode::kWaiting) {
-    Stage stage = StageOf(page_.page());
-    // Looked at again: a stage that belongs to a later request was written after `asked` had changed.
-    if (request != about_ || page_->asked.load(std::memory_order_seq_cst) != about_)
-      return GiveUp({Code::kRefused, "the request was withdrawn"}, Phase::kRunning);
-    if (stage != Stage::kNccl && !ToolLives()) {
-      if (!AnotherIsTold())
-        return GiveUp({Code::kPeerLost, "the program that asked has ended, or does not answer"}, Phase::kRunning);
-      stage = Stage::kNccl;
-    }
-    return LookWaiting(stage);
-  }
-  if (request == 0 || request == settled_) {
-    if (page_->phase.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(Phase::kHeld))
-      Report(Phase::kRunning, Stage::kCome);
-    return Next::kGoOn;
-  }
-  return LookIdle(request, step);
+RankControl::Next RankControl::LookAt(const Order& order, std::uint64_t step) {
+  if (mode_ == Mode::kPaused) return LookPaused(order);
+  if (mode_ == Mode::kWaiting) return LookWaiting(order);
+  if (order.request != 0) return LookIdle(order, step);
+  Tell([](Standing& mine) {
+    if (mine.phase == Phase::kHeld) mine.phase = Phase::kRunning;
+  });
+  return Next::kGoOn;
 }
 
-RankControl::Next RankControl::LookIdle(std::uint64_t request, std::uint64_t step) {
-  const Ask ask = AskOf(page_.page());
-  if (ask != Ask::kPause) {  // a resume, and nothing is paused
-    Begin(request, Phase::kRunning);
-    settled_ = request;
-    TellFrozen();
-    Report(Phase::kRunning, Stage::kNccl);
+RankControl::Next RankControl::LookIdle(const Order& order, std::uint64_t step) {
+  Begin(order.request, Phase::kRunning);
+  const bool resumes = order.ask == Ask::kResume;  // and nothing is paused
+  if (resumes || (order.stage == Stage::kCome && !ToolLives())) {
+    Settle(order.request);
+    Report(Phase::kRunning, resumes ? Stage::kNccl : Stage::kCome);
     return Next::kGoOn;
   }
-  const Stage stage = StageOf(page_.page());
-  Begin(request, Phase::kRunning);
-  if (stage == Stage::kCome && !ToolLives()) {
-    settled_ = request;
-    Report(Phase::kRunning, Stage::kCome);
-    return Next::kGoOn;
-  }
-  const std::uint64_t target = page_->target.load(std::memory_order_acquire);
   // Inside its own pause a program may come to safe points whose numbers the others have not agreed on, and need not.
-  const bool own = page_->own_pause.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(OwnPause::kPaused);
-  if (step == kOwnResume || own) return Arrive(request, step, true);
-  if (stage == Stage::kCome && (target == 0 || step > target)) {
-    page_->at.store(step, std::memory_order_relaxed);
-    Report(Phase::kHeld, Stage::kCome);
+  if (step == kOwnResume || OwnPauseIs(OwnPause::kPaused)) return Arrive(order, step, true);
+  if (order.stage == Stage::kCome && (order.target == 0 || step > order.target)) {
+    Tell([&](Standing& mine) {
+      mine.at = step;
+      mine.phase = Phase::kHeld;
+      mine.stage_done = Stage::kCome;
+    });
     return Next::kWait;
   }
-  if (step == target) return Arrive(request, step, false);
+  if (step == order.target) return Arrive(order, step, false);
   Report(Phase::kRunning, Stage::kCome);
   return Next::kGoOn;
 }
 
-RankControl::Next RankControl::Arrive(std::uint64_t request, std::uint64_t step, bool own_pause) {
-  See(request, CycleKind::kPause);
-  actions_.Note(SafepointReached{request, step});
+RankControl::Next RankControl::Arrive(const Order& order, std::uint64_t step, bool own_pause) {
+  See(order);
+  actions_->Note(SafepointReached{order.request, step});
   mode_ = Mode::kWaiting;
-  about_ = request;
+  about_ = order.request;
   own_pause_ = own_pause;
   tags_done_ = false;
   nccl_paused_ = false;
-  held_before_ = actions_.Held();
-  page_->at.store(step, std::memory_order_relaxed);
-  page_->at_ns.store(MonotonicNs(), std::memory_order_relaxed);
-  page_->held_bytes.store(held_before_, std::memory_order_relaxed);
-  Report(Phase::kArrived, Stage::kCome);
+  held_before_ = actions_->Held();
+  Tell([&](Standing& mine) {
+    mine.at = step;
+    mine.at_ns = MonotonicNs();
+    mine.held = held_before_;
+    mine.phase = Phase::kArrived;
+    mine.stage_done = Stage::kCome;
+  });
   return Next::kAgain;
 }
 
-RankControl::Next RankControl::LookWaiting(Stage stage) {
+RankControl::Next RankControl::LookWaiting(const Order& order) {
+  if (order.request != about_) return GiveUp({Code::kRefused, "the request was withdrawn"}, Phase::kRunning);
+  Stage stage = order.stage;
+  if (stage != Stage::kNccl && !ToolLives()) {
+    // It may have died between its last word to one rank and that to another. The one that it told first decides for all.
+    const bool asks = stage == Stage::kTags && order.told_first != SessionId() && order.told_first != self_;
+    const auto first = asks ? actions_->Ask(order.told_first) : Result<Standing>(Status(Code::kPeerLost, "nobody"));
+    if (!first && first.status().code() == Code::kTimeout) return Next::kWait;  // stopped: what it was told is not known yet
+    const bool told =
+        first && first->asked.request == about_ && first->asked.ask == Ask::kPause && first->asked.stage == Stage::kNccl;
+    if (!told) return GiveUp({Code::kPeerLost, "the program that asked has ended, or does not answer"}, Phase::kRunning);
+    stage = Stage::kNccl;
+  }
   if (stage == Stage::kCome) return Next::kWait;
   if (!tags_done_) {
     Report(Phase::kPausing, Stage::kCome);
-    if (page_->all_tags.load(std::memory_order_acquire) != 0)
-      if (const Status paused = actions_.PauseTags(); !paused.ok()) return GiveUp(paused, Phase::kFailed);
+    if (order.all_tags)
+      if (const Status paused = actions_->PauseTags(); !paused.ok()) return GiveUp(paused, Phase::kFailed);
     tags_done_ = true;
     Report(Phase::kPausing, Stage::kTags);
     return Next::kAgain;
@@ -134,141 +200,130 @@ RankControl::Next RankControl::LookWaiting(Stage stage) {
 
 RankControl::Next RankControl::PauseNow() {
   if (!own_pause_) {
-    if (const Status paused = actions_.PauseNccl(); !paused.ok()) return GiveUp(paused, Phase::kFailed);
+    if (const Status paused = actions_->PauseNccl(); !paused.ok()) return GiveUp(paused, Phase::kFailed);
     nccl_paused_ = true;
   }
   mode_ = Mode::kPaused;
-  const Bytes held = actions_.Held();
+  const Bytes held = actions_->Held();
   const Bytes freed = held_before_ - std::min(held_before_, held);
-  page_->held_bytes.store(held, std::memory_order_relaxed);
-  page_->freed_bytes.store(freed, std::memory_order_relaxed);
-  actions_.Note(RequestEnded{about_, CycleKind::kPause, Code::kOk, "", freed});
-  Report(Phase::kPaused, Stage::kNccl);
+  actions_->Note(RequestEnded{about_, CycleKind::kPause, Code::kOk, "", freed});
+  Tell([&](Standing& mine) {
+    mine.held = held;
+    mine.freed = freed;
+    mine.phase = Phase::kPaused;
+    mine.stage_done = Stage::kNccl;
+  });
   return Next::kWait;
 }
 
 // The rank goes on as before the request. Where its tags do not come back, it must not: it stays, and a resume from outside can
 // mend it.
 RankControl::Next RankControl::GiveUp(const Status& why, Phase phase) {
-  settled_ = about_;
-  if (const Status undone = actions_.ResumeTags(); !undone.ok()) {
+  const Status undone = actions_->ResumeTags();
+  Settle(about_);
+  if (!undone.ok()) {
     mode_ = Mode::kPaused;
     return StayPaused({undone.code(), why.message() + "; then its tags could not be resumed: " + undone.message()});
   }
   mode_ = Mode::kIdle;
-  actions_.Note(RequestEnded{about_, CycleKind::kPause, why.code(), why.message()});
-  if (phase == Phase::kFailed) ReportFailure(why);
-  Report(phase, Stage::kCome);
+  actions_->Note(RequestEnded{about_, CycleKind::kPause, why.code(), why.message()});
+  Tell([&](Standing& mine) {
+    if (phase == Phase::kFailed) mine.failure = why;
+    mine.phase = phase;
+    mine.stage_done = Stage::kCome;
+  });
   return phase == Phase::kFailed ? Next::kGoOn : Next::kAgain;
 }
 
-RankControl::Next RankControl::LookPaused(std::uint64_t request) {
-  if (request == 0 || request == about_) return Next::kWait;
-  if (AskOf(page_.page()) == Ask::kResume) return ResumeAsAsked(request);
-  See(request, CycleKind::kPause);
-  about_ = request;
-  Begin(request, Phase::kPausing);
-  if (page_->all_tags.load(std::memory_order_acquire) != 0)
-    if (const Status paused = actions_.PauseTags(); !paused.ok()) return StayPaused(paused);
+RankControl::Next RankControl::LookPaused(const Order& order) {
+  if (order.request == 0 || order.request == about_) return Next::kWait;
+  if (order.ask == Ask::kResume) return ResumeAsAsked(order);
+  See(order);
+  about_ = order.request;
+  Begin(order.request, Phase::kPausing);
+  if (order.all_tags)
+    if (const Status paused = actions_->PauseTags(); !paused.ok()) return StayPaused(paused);
   tags_done_ = true;
-  page_->held_bytes.store(actions_.Held(), std::memory_order_relaxed);
-  actions_.Note(RequestEnded{request, CycleKind::kPause, Code::kOk, ""});
-  Report(Phase::kPaused, Stage::kNccl);
+  actions_->Note(RequestEnded{order.request, CycleKind::kPause, Code::kOk, ""});
+  Tell([held = actions_->Held()](Standing& mine) {
+    mine.held = held;
+    mine.phase = Phase::kPaused;
+    mine.stage_done = Stage::kNccl;
+  });
   return Next::kWait;
 }
 
-RankControl::Next RankControl::ResumeAsAsked(std::uint64_t request) {
-  if (seen_ != request) {
-    See(request, CycleKind::kResume);
-    TellFrozen();
+RankControl::Next RankControl::ResumeAsAsked(const Order& order) {
+  if (seen_ != order.request) {
+    See(order);
     tags_done_ = false;
-    Begin(request, Phase::kResuming);
+    Begin(order.request, Phase::kResuming);
   }
   if (!tags_done_) {
-    if (const Status resumed = actions_.ResumeTags(); !resumed.ok()) {
-      about_ = request;
+    if (const Status resumed = actions_->ResumeTags(); !resumed.ok()) {
+      about_ = order.request;
       return StayPaused(resumed);
     }
     tags_done_ = true;
     Report(Phase::kResuming, Stage::kTags);
   }
   // Others may have been told already to bring NCCL's memory back, so that this goes on when the tool has died.
-  if (StageOf(page_.page()) != Stage::kNccl && ToolLives()) return Next::kWait;
-  about_ = request;
+  if (order.stage != Stage::kNccl && ToolLives()) return Next::kWait;
+  about_ = order.request;
   if (nccl_paused_)
-    if (const Status resumed = actions_.ResumeNccl(); !resumed.ok()) return StayPaused(resumed);
+    if (const Status resumed = actions_->ResumeNccl(); !resumed.ok()) return StayPaused(resumed);
   nccl_paused_ = false;
   mode_ = Mode::kIdle;
-  settled_ = request;
-  page_->held_bytes.store(actions_.Held(), std::memory_order_relaxed);
-  actions_.Note(RequestEnded{request, CycleKind::kResume, Code::kOk, ""});
-  Report(Phase::kRunning, Stage::kNccl);
+  actions_->Note(RequestEnded{order.request, CycleKind::kResume, Code::kOk, ""});
+  Settle(order.request);
+  Tell([held = actions_->Held()](Standing& mine) {
+    mine.held = held;
+    mine.phase = Phase::kRunning;
+    mine.stage_done = Stage::kNccl;
+  });
   return Next::kGoOn;
 }
 
 RankControl::Next RankControl::StayPaused(const Status& why) {
-  actions_.Note(RequestEnded{about_, CycleKind::kResume, why.code(), why.message()});
-  ReportFailure(why);
-  Report(Phase::kPaused, Stage::kCome);
+  actions_->Note(RequestEnded{about_, CycleKind::kResume, why.code(), why.message()});
+  Tell([&](Standing& mine) {
+    mine.failure = why;
+    mine.phase = Phase::kPaused;
+    mine.stage_done = Stage::kCome;
+  });
   return Next::kWait;
 }
 
-void RankControl::See(std::uint64_t request, CycleKind kind) {
-  if (seen_ == request) return;
-  seen_ = request;
-  const Page& page = page_.page();
-  actions_.Note(RequestSeen{request, kind, page.by_pid.load(std::memory_order_relaxed),
-                            kind == CycleKind::kPause ? page.target.load(std::memory_order_relaxed) : 0,
-                            page.all_tags.load(std::memory_order_relaxed) != 0});
+void RankControl::See(const Order& order) {
+  if (std::exchange(seen_, order.request) == order.request) return;
+  const bool pauses = order.ask == Ask::kPause;
+  actions_->Note(RequestSeen{order.request, pauses ? CycleKind::kPause : CycleKind::kResume, order.by_pid,
+                             pauses ? order.target : 0, order.all_tags});
 }
 
-void RankControl::TellFrozen() {
-  const Page& page = page_.page();
-  const std::uint64_t note = page.note.load(std::memory_order_acquire);
-  if (note == note_told_) return;
-  note_told_ = note;
-  actions_.Note(Frozen{page.note_from_ns.load(std::memory_order_relaxed), page.note_to_ns.load(std::memory_order_relaxed),
-                       page.note_bytes.load(std::memory_order_relaxed), GetText(page.note_gpus, sizeof page.note_gpus)});
+// ---- the program's own pauses ----------------------------------------------------------------------------------------------
+
+bool RankControl::OwnPauseIs(OwnPause own) {
+  const std::lock_guard lock(mutex_);
+  return standing_.own_pause == own;
 }
 
-// The tool reads `about` first, so that it takes nothing that is about an earlier request for an answer to this one.
-void RankControl::Begin(std::uint64_t request, Phase phase) {
-  if (page_->about.load(std::memory_order_relaxed) == request) return;
-  page_->code.store(0, std::memory_order_relaxed);
-  Report(phase, Stage::kCome);
-  page_->about.store(request, std::memory_order_release);
+void RankControl::SetOwnPause(OwnPause own) {
+  Tell([&](Standing& mine) { mine.own_pause = own; });
 }
 
-void RankControl::Report(Phase phase, Stage done) {
-  page_->stage_done.store(static_cast<std::uint32_t>(done), std::memory_order_relaxed);
-  page_->phase.store(static_cast<std::uint32_t>(phase), std::memory_order_release);
-}
-
-void RankControl::ReportFailure(const Status& why) {
-  PutText(page_->message, sizeof page_->message, why.message());
-  page_->code.store(static_cast<std::uint32_t>(why.code()), std::memory_order_relaxed);
-}
-
-void RankControl::OwnPauseHolds() {
-  page_->own_pause.store(static_cast<std::uint32_t>(OwnPause::kPaused), std::memory_order_seq_cst);
-}
-
-// The tool takes a rank whose own pause holds for one that has come. So the rank first says that it resumes and looks then
-// whether it is asked; the tool asks first and looks then. Where a request has paused the rank, and another thread of the
-// program resumes, that thread waits as well.
+// The tool takes a rank whose own pause holds for one that has come, so under one lock the rank looks whether it is asked, and
+// says that it resumes. Where a request has paused the rank, and another thread of the program resumes, that thread waits too.
 bool RankControl::MayResume(bool return_soon) {
-  const bool own = page_->own_pause.load(std::memory_order_relaxed) != static_cast<std::uint32_t>(OwnPause::kNo);
   for (;;) {
-    if (own) page_->own_pause.store(static_cast<std::uint32_t>(OwnPause::kResuming), std::memory_order_seq_cst);
-    const std::uint64_t request = page_->asked.load(std::memory_order_seq_cst);
-    if (request == 0 || request == settled_.load()) return true;
-    if (own) page_->own_pause.store(static_cast<std::uint32_t>(OwnPause::kPaused), std::memory_order_seq_cst);
+    bool may = false;
+    Tell([&](Standing& mine) {
+      may = asked_.load(std::memory_order_relaxed) == 0;
+      if (may && mine.own_pause != OwnPause::kNo) mine.own_pause = OwnPause::kResuming;
+    });
+    if (may) return true;
     if (!Serve(kOwnResume, return_soon)) return false;
   }
-}
-
-void RankControl::OwnResumeEnded(bool resumed) {
-  page_->own_pause.store(static_cast<std::uint32_t>(resumed ? OwnPause::kNo : OwnPause::kPaused), std::memory_order_seq_cst);
 }
 
 }  // namespace amem::control

@@ -2,14 +2,17 @@
 //
 // What a rank does for a request is done by the thread that came to the safe point (or to the program's own resume), and by no
 // other. The state is the object's and not that thread's, so that a wait that was left for a signal handler is gone on with.
+// The session's service thread hands over what is asked, and tells the tool how the rank stands.
 #pragma once
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <mutex>
 
-#include "replay/control/page.h"
+#include "journal/base/deadline.h"
+#include "replay/peers/requests.h"
 #include "statemachine/event.h"
 
 namespace amem::control {
@@ -26,34 +29,41 @@ class Actions {
   virtual Status ResumeNccl() = 0;
   virtual Bytes Held() = 0;  // GPU memory that is resident now
   virtual void Note(EventBody event) = 0;
+  // How another rank stands; waits for a moment at most. kPeerLost: it has ended.
+  virtual Result<Standing> Ask(SessionId rank) = 0;
 };
 
-class RankControl {
+class RankControl final : public RequestServer {
  public:
-  RankControl(MappedPage page, Actions& actions) : page_(std::move(page)), actions_(actions) {}
+  // How long a tool is taken for alive that is silent, because it was stopped.
+  explicit RankControl(std::chrono::milliseconds patience = std::chrono::seconds(30)) : patience_(patience) {}
+  // Before a thread of the program comes with Serve or MayResume. `steps`: safe points that were passed before.
+  void Begin(SessionId self, Actions& actions, std::uint64_t steps);
 
   // The program came to its `step`th safe point. True: something is asked, and Serve must be called.
   bool Came(std::uint64_t step) {
-    Page& page = page_.page();
-    std::uint64_t last = page.steps.load(std::memory_order_relaxed);
-    // Both ends are sequentially consistent (page.h). Of several threads the one that is ahead has told.
-    while (last < step && !page.steps.compare_exchange_weak(last, step, std::memory_order_seq_cst)) {
+    std::uint64_t last = steps_.load(std::memory_order_relaxed);
+    // Both ends are sequentially consistent (requests.h). Of several threads the one that is ahead has told.
+    while (last < step && !steps_.compare_exchange_weak(last, step, std::memory_order_seq_cst)) {
     }
-    return page.asked.load(std::memory_order_seq_cst) != 0;
+    return asked_.load(std::memory_order_seq_cst) != 0;
   }
-  void CameAt(std::uint64_t coarse_ns) { page_->last_step_ns.store(coarse_ns, std::memory_order_relaxed); }
-  // Before the page is shown to other threads: safe points that were passed without it.
-  void BeginAt(std::uint64_t step) { page_->steps.store(step, std::memory_order_seq_cst); }
+  void CameAt(std::uint64_t coarse_ns) { last_step_ns_.store(coarse_ns, std::memory_order_relaxed); }
 
   // Waits for as long as a request holds the caller. With `return_soon` it returns false after a tenth of a second, and the
   // caller, an interpreter that has to run its signal handlers, is to call again.
   bool ServeAtStep(std::uint64_t step, bool return_soon) { return Serve(step, return_soon); }
 
   // Around the program's own pauses and resumes.
-  void OwnPauseHolds();
+  void OwnPauseHolds() { SetOwnPause(OwnPause::kPaused); }
   // True: it may resume now. Waits while a request stands, so that the memory stays away until the resume from outside.
   bool MayResume(bool return_soon);
-  void OwnResumeEnded(bool resumed);
+  void OwnResumeEnded(bool resumed) { SetOwnPause(resumed ? OwnPause::kNo : OwnPause::kPaused); }
+
+  void OnOrder(const Order& order) override;
+  void OnToolGone() override;
+  [[nodiscard]] Standing Look() override;
+  void TellChanges(std::function<void()> tell) override;
 
  private:
   enum class Mode { kIdle, kWaiting, kPaused };
@@ -61,33 +71,48 @@ class RankControl {
   static constexpr std::uint64_t kOwnResume = 0;  // a step that no safe point has
 
   bool Serve(std::uint64_t step, bool return_soon);
-  Next Look(std::uint64_t step);
-  Next LookIdle(std::uint64_t request, std::uint64_t step);
-  Next LookWaiting(Stage stage);
-  Next LookPaused(std::uint64_t request);
-  Next ResumeAsAsked(std::uint64_t request);
-  Next Arrive(std::uint64_t request, std::uint64_t step, bool own_pause);
+  Next LookAt(const Order& order, std::uint64_t step);
+  Next LookIdle(const Order& order, std::uint64_t step);
+  Next LookWaiting(const Order& order);
+  Next LookPaused(const Order& order);
+  Next ResumeAsAsked(const Order& order);
+  Next Arrive(const Order& order, std::uint64_t step, bool own_pause);
   Next PauseNow();
   Next StayPaused(const Status& why);
   Next GiveUp(const Status& why, Phase phase);
-  void See(std::uint64_t request, CycleKind kind);
-  void TellFrozen();
+  void See(const Order& order);
+
+  [[nodiscard]] Order Asked(std::uint64_t* change = nullptr);  // request 0: nothing is asked
+  [[nodiscard]] bool ToolLives();
+  [[nodiscard]] bool OwnPauseIs(OwnPause own);
+  void SetOwnPause(OwnPause own);
+  void Settle(std::uint64_t request);  // nothing more is to be done about this one
   void Begin(std::uint64_t request, Phase phase);
   void Report(Phase phase, Stage done);
-  void ReportFailure(const Status& why);
-  [[nodiscard]] bool ToolLives() const;
-  [[nodiscard]] bool AnotherIsTold() const;
+  template <class Change>
+  void Tell(const Change& change);  // of standing_, under the lock
 
-  MappedPage page_;
-  Actions& actions_;
+  const std::chrono::milliseconds patience_;
+  alignas(64) std::atomic<std::uint64_t> steps_{0};
+  std::atomic<std::uint64_t> last_step_ns_{0};
+  std::atomic<std::uint64_t> asked_{0};  // the request of order_, while something is to be done about it
+  alignas(64) std::mutex mutex_;         // over the next ones
+  std::condition_variable changed_;
+  Order order_;
+  Standing standing_;  // but for steps and what is asked
+  std::uint64_t changes_ = 0, settled_ = 0, last_request_ = 0;
+  Deadline void_after_{};    // unless the tool is heard before
+  bool tool_lives_ = false;  // the one that gave order_
+  std::function<void()> tell_;
+
   std::mutex serving_;  // over all below: one thread does what is asked
+  Actions* actions_ = nullptr;
+  SessionId self_;
   Mode mode_ = Mode::kIdle;
-  std::uint64_t about_ = 0;                 // the request of kWaiting and kPaused
-  std::atomic<std::uint64_t> settled_ = 0;  // nothing more is to be done about this one
-  std::uint64_t seen_ = 0;                  // is in the journal
-  std::uint64_t note_told_ = 0;
-  bool own_pause_ = false;  // of kWaiting and kPaused: NCCL's memory is away because of the program, which brings it back
-  std::uint64_t held_before_ = 0;
+  std::uint64_t about_ = 0;  // the request of kWaiting and kPaused
+  std::uint64_t seen_ = 0;   // is in the journal
+  bool own_pause_ = false;   // of kWaiting and kPaused: NCCL's memory is away because of the program, which brings it back
+  Bytes held_before_ = 0;
   bool tags_done_ = false;    // of `about_`: paused, or back
   bool nccl_paused_ = false;  // by a request
 };

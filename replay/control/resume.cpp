@@ -2,26 +2,26 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <thread>
 
-#include "replay/control/asking.h"
-#include "replay/control/look.h"
+#include "replay/control/job_control.h"
 
 namespace amem::control {
 namespace {
 
-constexpr std::chrono::milliseconds kLookAgain{1};
+constexpr std::chrono::milliseconds kLookAgain{50};
 
 }  // namespace
 
-Status Asking::Resume(std::chrono::milliseconds deadline, const Progress& progress) {
-  const auto until = Clock::now() + deadline;
+Status JobControl::Resume(std::chrono::milliseconds deadline, const Progress& progress) {
+  const Deadline until = In(deadline);
   resuming_.clear();
+  Refresh();
   bool tags = false;
-  for (const Rank& rank : ranks_) {
-    const Phase phase = PhaseOf(rank);
-    tags = tags || rank.page->all_tags.load() != 0;
-    if (phase == Phase::kPaused || phase == Phase::kPausing || phase == Phase::kResuming) resuming_.push_back(&rank);
+  for (const RankLink& rank : ranks_) {
+    const Phase phase = rank.standing().phase;
+    tags = tags || rank.standing().asked.all_tags;
+    if (!rank.heard() || (phase != Phase::kRunning && phase != Phase::kHeld && phase != Phase::kFailed))
+      resuming_.push_back(&rank);
   }
   Post(Ask::kResume, tags, Stage::kTags);
   standing_ = true;  // what is paused must not be forgotten when this object goes
@@ -36,31 +36,25 @@ Status Asking::Resume(std::chrono::milliseconds deadline, const Progress& progre
     if (status.code() != Code::kTimeout) Post(Ask::kPause, tags, Stage::kNccl);
     return status;
   }
-  for (const Rank& rank : ranks_) {
-    rank.page->asked.store(0, std::memory_order_seq_cst);
-    rank.page->stage.store(static_cast<std::uint32_t>(Stage::kCome), std::memory_order_release);
-    rank.page->bell.Ring();
-  }
-  return {};
+  return {};  // those that were not paused have nothing to do about it when they come to their next safe point
 }
 
-Status Asking::AwaitResumed(Stage stage, Clock::time_point until) {
+Status JobControl::AwaitResumed(Stage stage, Deadline until) {
   for (;;) {
-    Beat();
     AMEM_TRY(FirstFailure(Ask::kResume));
-    const Rank* waits_for = nullptr;
-    for (const Rank* rank : resuming_) {
+    const RankLink* waits_for = nullptr;
+    for (const RankLink* rank : resuming_) {
+      const Standing& is = rank->standing();
       // A tool that died while it told one rank after the other may have left some of them in the resume of NCCL's memory,
       // which ends when the others come to it.
-      const bool speaks = IsAbout(*rank) || (stage == Stage::kTags && PhaseOf(*rank) == Phase::kResuming);
-      const bool done = speaks && rank->page->stage_done.load() >= static_cast<std::uint32_t>(stage);
-      if (!done && ProcessLives(rank->page.page())) waits_for = rank;
+      const bool speaks = IsAbout(*rank) || (stage == Stage::kTags && is.phase == Phase::kResuming);
+      if (rank->alive() && !(speaks && is.stage_done >= stage)) waits_for = rank;
     }
     if (waits_for == nullptr) return {};
-    if (Clock::now() > until)
-      return {Code::kTimeout, fmt::format("{} has not resumed in time: {}; try again", NameOfRank(waits_for->page.page()),
-                                          DoingInDetail(waits_for->page.page(), waits_for->directory))};
-    std::this_thread::sleep_for(kLookAgain);
+    if (Passed(until))
+      return {Code::kTimeout,
+              fmt::format("{} has not resumed in time: {}; try again", waits_for->name(), waits_for->DoingInDetail())};
+    Wait(std::min(kLookAgain, LeftUntil(until)));
   }
 }
 

@@ -1,5 +1,5 @@
-// What a freeze needs of a job: its processes, and their pause and resume by AMem. The tool's is on the sessions' control pages
-// (replay/control); tests have their own.
+// What a freeze needs of a job: its processes, and their pause and resume by AMem. The tool's asks the ranks (replay/control);
+// tests have their own.
 #pragma once
 
 #include <sys/types.h>
@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "statemachine/event.h"
 #include "statemachine/state.h"
 
 namespace amem {
@@ -32,13 +33,6 @@ struct RankSight {
   std::string doing;    // in words
 };
 
-// What a rank writes into its own journal after a thaw.
-struct FrozenNote {
-  std::uint64_t from_ns = 0, to_ns = 0;  // MonotonicNs(): the checkpoint's end, and the restore's
-  Bytes bytes = 0;                       // that the driver had moved to host memory
-  std::string moved_gpus;                // "GPU-a -> GPU-b"; empty: each came back to its own
-};
-
 using Say = std::function<void(const std::string& progress)>;
 // Nothing: not known yet. A failure: the pause must not be.
 using MayPause = std::function<std::optional<Status>()>;
@@ -52,7 +46,8 @@ class FreezableJob {
   // answer.
   virtual Status Pause(const Say& say, const MayPause& may_pause) = 0;
   virtual Status Resume(const Say& say) = 0;
-  virtual Status LeaveNote(SessionId session, const FrozenNote& note) = 0;
+  // For the rank's own journal.
+  virtual Status LeaveNote(SessionId session, const Frozen& frozen) = 0;
   // What the session's journal says of its memory now.
   virtual Result<State> MemoryOf(const RankProcess& process) = 0;
 };

@@ -410,7 +410,7 @@ Status FreezeOperation::RestoreAll() {
   }
   if (!In(CheckpointState::kCheckpointed).empty()) return StayFrozen(restored, done);
   for (const FrozenProcess* one : restored) {
-    const Status noted = job_.LeaveNote(one->process.session, {one->from_ns, now, SumOf(one->taken), MovedText()});
+    const Status noted = job_.LeaveNote(one->process.session, Frozen{one->from_ns, now, SumOf(one->taken), MovedText()});
     if (!noted.ok()) report_.notes.push_back("its journal will not tell of the freeze: " + noted.message());
   }
   return {};

@@ -56,6 +56,9 @@ inline bool IsBack(const FreezeHistory& history) {
   return history.ended && (history.outcome == "running" || history.outcome == "paused");
 }
 
+// It came to its end with the job off its GPUs, whose calls of the driver wait until a thaw.
+inline bool IsFrozen(const FreezeHistory& history) { return history.ended && history.outcome == "frozen"; }
+
 class FreezeJournal {
  public:
   // A new operation on these processes, in the directory of their journals.

@@ -120,6 +120,68 @@ void Put(wire::Reference::Builder to, const ShareRequest& from) {
 }
 ShareRequest Get(wire::Reference::Reader from) { return {AllocationId{from.getAllocation()}, AllocationId{from.getAs()}}; }
 
+void Put(wire::Order::Builder to, const control::Order& from) {
+  to.setRequest(from.request);
+  to.setAsk(static_cast<std::uint8_t>(from.ask));
+  to.setStage(static_cast<std::uint8_t>(from.stage));
+  to.setAllTags(from.all_tags);
+  to.setTarget(from.target);
+  to.setByPid(from.by_pid);
+  to.setToldFirst(from.told_first.value);
+}
+control::Order Get(wire::Order::Reader from) {
+  return {from.getRequest(),
+          Known(from.getAsk(), control::Ask::kResume),
+          Known(from.getStage(), control::Stage::kNccl),
+          from.getAllTags(),
+          from.getTarget(),
+          from.getByPid(),
+          SessionId{from.getToldFirst()}};
+}
+
+void Put(wire::Standing::Builder to, const control::Standing& from) {
+  to.setSteps(from.steps);
+  to.setLastStepNs(from.last_step_ns);
+  to.setOwnPause(static_cast<std::uint8_t>(from.own_pause));
+  to.setPhase(static_cast<std::uint8_t>(from.phase));
+  to.setStageDone(static_cast<std::uint8_t>(from.stage_done));
+  to.setAbout(from.about);
+  to.setAt(from.at);
+  to.setAtNs(from.at_ns);
+  Put(to.initFailure(), from.failure);
+  to.setFreed(from.freed);
+  to.setHeld(from.held);
+  Put(to.initAsked(), from.asked);
+  to.setLastRequest(from.last_request);
+}
+control::Standing Get(wire::Standing::Reader from) {
+  control::Standing to;
+  to.steps = from.getSteps();
+  to.last_step_ns = from.getLastStepNs();
+  to.own_pause = Known(from.getOwnPause(), control::OwnPause::kResuming);
+  to.phase = Known(from.getPhase(), control::Phase::kFailed);
+  to.stage_done = Known(from.getStageDone(), control::Stage::kNccl);
+  to.about = from.getAbout();
+  to.at = from.getAt();
+  to.at_ns = from.getAtNs();
+  to.failure = Get(from.getFailure());
+  to.freed = from.getFreed();
+  to.held = from.getHeld();
+  to.asked = Get(from.getAsked());
+  to.last_request = from.getLastRequest();
+  return to;
+}
+
+void Put(wire::Frozen::Builder to, const Frozen& from) {
+  to.setFromNs(from.from_ns);
+  to.setToNs(from.to_ns);
+  to.setBytes(from.bytes);
+  to.setMovedGpus(Cut(from.moved_gpus));
+}
+Frozen Get(wire::Frozen::Reader from) {
+  return {from.getFromNs(), from.getToNs(), from.getBytes(), GetText(from.getMovedGpus())};
+}
+
 template <class ListBuilder, class T>
 void PutAll(ListBuilder to, const std::vector<T>& from) {
   for (unsigned i = 0; i < to.size(); ++i) Put(to[i], from[i]);
@@ -211,6 +273,11 @@ void PutBody(wire::Message::Builder to, const DecisionMessage& m) {
 }
 void PutBody(wire::Message::Builder to, const LeaveMessage& m) { to.setLeave(m.round); }
 
+void PutBody(wire::Message::Builder to, const OrderMessage& m) { Put(to.initOrder(), m.order); }
+void PutBody(wire::Message::Builder to, const LookMessage&) { to.setLook(); }
+void PutBody(wire::Message::Builder to, const StandingMessage& m) { Put(to.initStanding(), m.standing); }
+void PutBody(wire::Message::Builder to, const FrozenMessage& m) { Put(to.initFrozen(), m.frozen); }
+
 ImportMessage GetImport(wire::Import::Reader from) {
   auto bytes = from.getToken();
   auto token = Decode(std::as_bytes(std::span(bytes.begin(), bytes.size())));
@@ -218,11 +285,19 @@ ImportMessage GetImport(wire::Import::Reader from) {
   return {AllocationId{from.getAs()}, *token};
 }
 
+NeighbourhoodMessage GetNeighbourhood(wire::Neighbourhood::Reader from) {
+  const bool known = from.getLifecycle() <= static_cast<std::uint8_t>(Lifecycle::kClosed);
+  return {Get(from.getSelf()),
+          GetAll<PeerIdentity>(from.getNeighbours(), kMembersMax),
+          {known ? static_cast<Lifecycle>(from.getLifecycle()) : Lifecycle::kNew, from.getCycle()},
+          from.hasLost() ? std::optional(Get(from.getLost())) : std::nullopt};
+}
+
 MessageBody GetBody(wire::Message::Reader from) {
   switch (from.which()) {
     case wire::Message::HELLO: {
       auto b = from.getHello();
-      return HelloMessage{b.getVersion(), b.getLeastVersion(), Known(b.getPurpose(), Purpose::kRound), Get(b.getSelf()),
+      return HelloMessage{b.getVersion(), b.getLeastVersion(), Known(b.getPurpose(), Purpose::kRequest), Get(b.getSelf()),
                           SessionId{b.getTo()}};
     }
     case wire::Message::WELCOME:
@@ -239,14 +314,8 @@ MessageBody GetBody(wire::Message::Reader from) {
       return DroppedMessage{GetAll<ShareRequest>(from.getDropped(), kReferencesMax)};
     case wire::Message::ASK_NEIGHBOURS:
       return AskNeighboursMessage{GetText(from.getAskNeighbours())};
-    case wire::Message::NEIGHBOURHOOD: {
-      auto b = from.getNeighbourhood();
-      const bool known = b.getLifecycle() <= static_cast<std::uint8_t>(Lifecycle::kClosed);
-      return NeighbourhoodMessage{Get(b.getSelf()),
-                                  GetAll<PeerIdentity>(b.getNeighbours(), kMembersMax),
-                                  {known ? static_cast<Lifecycle>(b.getLifecycle()) : Lifecycle::kNew, b.getCycle()},
-                                  b.hasLost() ? std::optional(Get(b.getLost())) : std::nullopt};
-    }
+    case wire::Message::NEIGHBOURHOOD:
+      return GetNeighbourhood(from.getNeighbourhood());
     case wire::Message::ARRIVE: {
       auto b = from.getArrive();
       return ArriveMessage{Known(b.getKind(), CycleKind::kResume), b.getCycle(), GetAll<PeerIdentity>(b.getSet(), kMembersMax),
@@ -270,6 +339,14 @@ MessageBody GetBody(wire::Message::Reader from) {
     }
     case wire::Message::LEAVE:
       return LeaveMessage{from.getLeave()};
+    case wire::Message::ORDER:
+      return OrderMessage{Get(from.getOrder())};
+    case wire::Message::LOOK:
+      return LookMessage{};
+    case wire::Message::STANDING:
+      return StandingMessage{Get(from.getStanding())};
+    case wire::Message::FROZEN:
+      return FrozenMessage{Get(from.getFrozen())};
   }
   throw OutOfBounds{"a kind of message that this build does not know"};
 }

@@ -9,21 +9,23 @@
 #include <vector>
 
 #include "replay/peers/peers.h"
+#include "replay/peers/requests.h"
 #include "statemachine/event.h"
 #include "statemachine/types.h"
 
 namespace amem {
 
-inline constexpr std::uint32_t kPeerProtocol = 3;       // the newest and the oldest that this build speaks
-inline constexpr std::uint32_t kPeerProtocolLeast = 3;  // 2 knew no tags
+inline constexpr std::uint32_t kPeerProtocol = 4;       // the newest and the oldest that this build speaks
+inline constexpr std::uint32_t kPeerProtocolLeast = 4;  // 2 knew no tags, 3 no requests
 inline constexpr std::size_t kMessageBytesMax = 128 * 1024;
 inline constexpr std::size_t kDescriptorsMax = 250;  // beside one message; the kernel's limit is 253
 inline constexpr std::size_t kMembersMax = 512;      // sessions in one message
 inline constexpr std::size_t kReferencesMax = 4096;  // in one message
 
 enum class Purpose : std::uint8_t {
-  kData = 0,   // import, reimport, dropped; when it closes, the peer is gone
-  kRound = 1,  // discovery, arrivals and votes
+  kData = 0,     // import, reimport, dropped; when it closes, the peer is gone
+  kRound = 1,    // discovery, arrivals and votes
+  kRequest = 2,  // of a tool: orders and looks; while one that has given an order is open, no other may give any
 };
 
 struct HelloMessage {
@@ -103,10 +105,21 @@ struct DecisionMessage {
 struct LeaveMessage {
   std::uint64_t round = 0;
 };
+struct OrderMessage {  // answered by a standing, as a look is
+  control::Order order;
+};
+struct LookMessage {};
+struct StandingMessage {
+  control::Standing standing;
+};
+struct FrozenMessage {  // for the rank's journal
+  Frozen frozen;
+};
 
-using MessageBody = std::variant<HelloMessage, WelcomeMessage, FailureMessage, ImportMessage, ReimportMessage, SharedMessage,
-                                 DroppedMessage, AskNeighboursMessage, NeighbourhoodMessage, ArriveMessage, BegunMessage,
-                                 WithdrawMessage, WithdrawnMessage, VoteMessage, DecisionMessage, LeaveMessage>;
+using MessageBody =
+    std::variant<HelloMessage, WelcomeMessage, FailureMessage, ImportMessage, ReimportMessage, SharedMessage, DroppedMessage,
+                 AskNeighboursMessage, NeighbourhoodMessage, ArriveMessage, BegunMessage, WithdrawMessage, WithdrawnMessage,
+                 VoteMessage, DecisionMessage, LeaveMessage, OrderMessage, LookMessage, StandingMessage, FrozenMessage>;
 
 struct Message {
   std::uint64_t request = 0;

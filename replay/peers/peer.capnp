@@ -108,6 +108,39 @@ struct Decision {
   outcome @3 :Outcome;
 }
 
+struct Order {                # Order in requests.h
+  request @0 :UInt64;
+  ask @1 :UInt8;
+  stage @2 :UInt8;
+  allTags @3 :Bool;
+  target @4 :UInt64;
+  byPid @5 :Int32;
+  toldFirst @6 :UInt64;
+}
+
+struct Standing {             # Standing in requests.h
+  steps @0 :UInt64;
+  lastStepNs @1 :UInt64;
+  ownPause @2 :UInt8;
+  phase @3 :UInt8;
+  stageDone @4 :UInt8;
+  about @5 :UInt64;
+  at @6 :UInt64;
+  atNs @7 :UInt64;
+  failure @8 :Outcome;
+  freed @9 :UInt64;
+  held @10 :UInt64;
+  asked @11 :Order;
+  lastRequest @12 :UInt64;
+}
+
+struct Frozen {               # the event of that name
+  fromNs @0 :UInt64;
+  toNs @1 :UInt64;
+  bytes @2 :UInt64;
+  movedGpus @3 :Text;
+}
+
 struct Message {
   request @0 :UInt64;         # a reply carries its request's number
   union {
@@ -127,5 +160,9 @@ struct Message {
     vote @14 :Vote;
     decision @15 :Decision;
     leave @16 :UInt64;        # the sender is through with that round
+    order @17 :Order;
+    look @18 :Void;
+    standing @19 :Standing;
+    frozen @20 :Frozen;
   }
 }

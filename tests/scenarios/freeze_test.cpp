@@ -118,6 +118,22 @@ TEST_F(Frozen, a_reader_finds_the_count_of_steps_at_any_time) {  // all that fol
   ExpectGoodEnd();
 }
 
+TEST_F(Frozen, a_resume_of_a_frozen_job_says_that_it_must_be_thawed) {
+  Start(2);
+  ASSERT_EQ(Fails({"freeze", First()}), "");
+  const Rank refused = Tool({"resume", First(), "--deadline", "30"});
+  EXPECT_EQ(refused.status, 2) << refused.out << refused.err;
+  EXPECT_NE(refused.err.find("the job is frozen"), std::string::npos) << refused.err;
+  EXPECT_NE(refused.err.find("amem thaw brings it back"), std::string::npos) << refused.err;
+  EXPECT_TRUE(AllAre(ProcessState::kCheckpointed));
+  EXPECT_NE(Tool({"status", First()}).out.find("the job was frozen at"), std::string::npos);
+  EXPECT_EQ(Fails({"thaw", First()}), "");
+  EXPECT_EQ(Tool({"status", First()}).out.find("frozen"), std::string::npos);
+  EXPECT_EQ(Fails({"resume", First()}), "") << "nothing is paused";
+  ExpectTraining();
+  ExpectGoodEnd();
+}
+
 TEST_F(Frozen, json_follows_its_schema_and_tells_times_and_bytes) {
   Start(2);
   for (const char* command : {"freeze", "thaw"}) {

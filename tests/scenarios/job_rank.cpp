@@ -314,6 +314,15 @@ std::string Steps(const std::string& text) {
   const std::string last = Reduce();
   return last == whole ? last : "at the end: " + last + " for " + whole;
 }
+// A program that has begun to use CUDA, and neither NCCL nor a tag.
+std::string OnlySafepoints() {
+  const auto safepoint = Function<int()>("amem_safepoint");
+  while (access(Text("JOB_STOP", ""), F_OK) != 0) {
+    if (const int code = safepoint(); code != 0) return WithReason(code);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return "0";
+}
 // What a safe point costs when nothing is asked.
 std::string TimeSafepoints() {
   constexpr int kCount = 2'000'000;
@@ -324,7 +333,7 @@ std::string TimeSafepoints() {
   const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - from;
   return std::to_string(static_cast<int>(took.count() / kCount * 10) / 10.0);
 }
-// The child has no page that it shares with anybody, and its safe points are its own.
+// Nobody can ask the child, and its safe points are its own.
 std::string ForkSafepoints() {
   const auto safepoint = Function<int()>("amem_safepoint");
   const pid_t child = fork();
@@ -618,6 +627,7 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"read tags", ReadTags},
     {"pause weights later", PauseWeightsLater},
     {"bring weights back", BringWeightsBack},
+    {"only safe points", OnlySafepoints},
     {"time safepoints", TimeSafepoints},
     {"fork safepoints", ForkSafepoints},
     {"exit", [] { return std::exit(3), std::string(); }},

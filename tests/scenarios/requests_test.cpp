@@ -2,7 +2,6 @@
 // asks them.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -293,6 +292,40 @@ TEST_F(Requests, a_tag_that_the_program_is_pausing_stays_paused_after_a_request)
   }
 }
 
+// The tool is killed before and after each message that it sends, of a pause and of a resume; in each case the job runs on as a
+// whole or is paused as a whole, and another tool resumes it. Some of them by day, all with AMEM_MATRIX_STRIDE=1.
+TEST_F(Requests, a_tool_that_is_killed_at_any_message_leaves_the_job_whole) {
+  Start({"cuda", "load", "init", "tags", "barrier", "steps=1000000,2", "read tags", "barrier"});
+  ASSERT_TRUE(UntilSteps(5));
+  const char* const set = std::getenv("AMEM_MATRIX_STRIDE");
+  const int stride = set != nullptr ? std::max(1, std::atoi(set)) : 4;
+  for (const Words& command : {Words{"pause", "--tags"}, Words{"resume"}}) {
+    int killed = 0;
+    for (int moment = 1;; moment += stride == 1 ? 1 : stride + killed % 2) {
+      if (command.front() == "resume") Ask({"pause", "--tags"});
+      const Rank ran =
+          Tool(command, {{"LD_PRELOAD", AMEM_KILL_AT_MESSAGE}, {"STAND_IN_KILL_AT_MESSAGE", std::to_string(moment)}});
+      if (ran.status == 0) break;
+      ASSERT_EQ(ran.status, 256 + SIGKILL) << command.front() << " " << moment << ": " << ran.out << ran.err;
+      ++killed;
+      const Rank resumed = Tool({"resume", "--deadline", "30"});
+      ASSERT_EQ(resumed.status, 0) << command.front() << " " << moment << ": " << resumed.out << resumed.err;
+      const json then = Ask({"status"});
+      ASSERT_TRUE(Until([&] {
+        const json now = Ask({"status"});
+        for (std::size_t rank = 0; rank < kRanks; ++rank)
+          if (now[rank]["phase"] != "running" || now[rank]["safepoints"] < then[rank]["safepoints"].get<std::uint64_t>() + 2)
+            return false;
+        return true;
+      })) << command.front()
+          << " " << moment;
+    }
+    EXPECT_GE(killed, 5) << command.front();
+    Ask({"resume"});
+  }
+  AllEndWell("steps");
+}
+
 TEST_F(Requests, a_rank_that_dies_while_paused_does_not_keep_the_others) {
   Start({"cuda", "load", "init", "reduce", "barrier", "steps=100000,4"});
   ASSERT_TRUE(UntilSteps(5));
@@ -319,22 +352,29 @@ TEST_F(Requests, safe_points_cost_little_and_do_nothing_where_nobody_can_ask) {
   }
 }
 
-TEST_F(Requests, the_page_is_its_users_alone_and_without_it_nobody_can_ask) {
+TEST_F(Requests, a_rank_whose_socket_cannot_be_reached_is_refused_and_nobody_is_asked) {
+  job_.environment["AMEM_SOCKET_DIR"] = job_.directory() / "sockets";
   Start({"cuda", "load", "init", "steps=100000,4", "barrier"});
-  ASSERT_TRUE(UntilSteps(1));
-  const auto sessions = ListSessions(job_.journals());
-  ASSERT_TRUE(sessions.ok());
-  for (const auto& session : *sessions) {
-    struct stat page {};
-    ASSERT_EQ(::stat((session / "control").c_str(), &page), 0);
-    EXPECT_EQ(page.st_mode & 0777U, 0600U);
-    EXPECT_EQ(page.st_size, 4096);
-    std::filesystem::remove(session / "control");
-  }
-  const Rank refused = Tool({"pause"});
-  EXPECT_EQ(refused.status, 2);
+  ASSERT_TRUE(UntilSteps(1)) << "a tool that does not know the directory finds them by their abstract names";
+  const std::string before = Tool({"log", job_.journals(), "--kind", "request-seen"}).out;
+  const Rank refused = job::RunProgram({"/usr/bin/unshare", "-rn", AMEM_REPLAY, "pause"},
+                                       {{"AMEM_JOURNAL_DIR", job_.journals()}, {"AMEM_SOCKET_DIR", job_.directory() / "none"}},
+                                       job_.directory());
+  if (refused.err.find("unshare") != std::string::npos)
+    GTEST_SKIP() << "no network namespace can be made here: " << refused.err;
+  EXPECT_EQ(refused.status, 2) << refused.out;
   EXPECT_NE(refused.err.find("takes no requests"), std::string::npos) << refused.err;
+  EXPECT_EQ(Tool({"log", job_.journals(), "--kind", "request-seen"}).out, before);
   AllEndWell();
+}
+
+TEST_F(Requests, a_program_with_safe_points_is_visible_before_it_has_used_NCCL_or_a_tag) {
+  Start({"cuda", "load", "only safe points"});
+  ASSERT_TRUE(UntilSteps(3));
+  for (const json& rank : Ask({"pause", Pid(0), Pid(1), Pid(2)})) EXPECT_EQ(rank["phase"], "paused") << rank;
+  for (const json& rank : Ask({"resume", Pid(0), Pid(1), Pid(2)})) EXPECT_EQ(rank["phase"], "running") << rank;
+  Stop(job_);
+  for (const Rank& rank : job_.Finish(std::chrono::milliseconds(60'000))) EXPECT_EQ(rank.status, 0) << rank.out << rank.err;
 }
 
 }  // namespace

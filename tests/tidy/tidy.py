@@ -35,7 +35,7 @@ ROOMS = {room: set(below.split()) for room, below in {
     "replay/ledger": _BASE + "journal replay/driver",
     "replay/cycle": _BASE + "journal replay/driver replay/peers replay/ledger",
     "replay/session": _BASE + "journal replay/driver replay/peers replay/ledger replay/cycle",
-    "replay/control": _BASE + "journal",
+    "replay/control": _BASE + "journal replay/peers replay/peers/unix",
     "ncclpatch": "",
     "ncclpatch/hook": _BASE + "ncclpatch",
     "ncclpatch/nccl": _BASE + "ncclpatch/hook",

@@ -32,9 +32,10 @@ UniqueFd SpareDescriptor() { return UniqueFd(::open("/dev/null", O_RDONLY | O_CL
 }  // namespace
 
 PeerService::PeerService(const ConnectionContext& context, Listeners listeners, const PeerIdentity& self,
-                         PeerDelegate& delegate)
+                         PeerDelegate& delegate, control::RequestServer* requests)
     : context_(context),
       delegate_(delegate),
+      requests_(requests),
       listeners_(std::move(listeners)),
       loop_(*this),
       sessions_(
@@ -61,10 +62,13 @@ Status PeerService::Start() {
     if (key == 0) return {Code::kIo, "starting the service of peers: epoll: " + ErrnoText(errno)};
     listener_keys_.push_back(key);
   }
-  return loop_.Start();
+  AMEM_TRY(loop_.Start());
+  if (requests_ != nullptr) requests_->TellChanges([this] { Post([this] { TellAsker(); }); });
+  return {};
 }
 
 void PeerService::Stop(std::optional<std::chrono::milliseconds> patience) {
+  if (requests_ != nullptr) requests_->TellChanges({});
   if (!loop_.Stop(patience)) return;
   if (!facts_.empty() || !notices_.empty()) TellDelegate();
   for (auto& [id, connection] : inbound_) MarkForClose(*connection, "");
@@ -262,10 +266,12 @@ void PeerService::Ready(std::uint64_t id, std::uint32_t events) {
   if (at == inbound_.end()) return;
   Inbound& connection = *at->second;
   try {
+    const bool ended = (events & (EPOLLHUP | EPOLLERR)) != 0;
     if ((events & EPOLLOUT) != 0) WriteQueue(connection);
+    if (ended && connection.purpose == Purpose::kRequest) return HearOut(connection);
     if (!connection.marked && connection.queue.empty()) Readable(connection);
     // Nothing is read from a peer that does not take its answers, but its end counts.
-    if (!connection.marked && !connection.queue.empty() && (events & (EPOLLHUP | EPOLLERR)) != 0)
+    if (!connection.marked && !connection.queue.empty() && ended)
       MarkForClose(connection, HowItEnded(context_, connection.peer.session));
   } catch (const std::exception& e) {  // no memory: this peer pays, the process goes on
     MarkForClose(connection, std::string("was dropped: ") + e.what());
@@ -275,7 +281,7 @@ void PeerService::Ready(std::uint64_t id, std::uint32_t events) {
 void PeerService::ProcessDied(std::uint64_t id) {
   const auto at = inbound_.find(id);
   if (at == inbound_.end()) return;
-  Readable(*at->second);  // what it said last counts
+  at->second->purpose == Purpose::kRequest ? HearOut(*at->second) : void(Readable(*at->second));  // what it said last counts
   MarkForClose(*at->second, HowItEnded(context_, at->second->peer.session));
 }
 
@@ -285,6 +291,10 @@ void PeerService::MarkForClose(Inbound& connection, std::string why) {
   if (connection.purpose == Purpose::kData && connection.process && why == kPeerDied)
     connection.seen = SeeProcessOf(connection.peer, connection.process.pid(), connection.process.process(), {});
   connection.marked = std::move(why);
+  if (asker_ == connection.id) {
+    asker_ = 0;
+    requests_->OnToolGone();
+  }
   connection.queue.clear();
   connection.retry.reset();
   connection.process.End();
@@ -293,21 +303,29 @@ void PeerService::MarkForClose(Inbound& connection, std::string why) {
   connection.socket.Reset();
 }
 
-void PeerService::Readable(Inbound& connection) {
-  for (int i = 0; i < kMessagesATurn && !connection.marked && connection.queue.empty(); ++i) {
+bool PeerService::Readable(Inbound& connection) {
+  for (int i = 0; i < kMessagesATurn; ++i) {
+    if (connection.marked || !connection.queue.empty()) return false;
     const Packet packet = ReceivePacket(connection.socket.get(), {buffer_.get(), kMessageBytesMax}, false);
-    if (packet.state == Packet::State::kNothing) return;
-    if (packet.state == Packet::State::kClosed) return MarkForClose(connection, HowItEnded(context_, connection.peer.session));
-    if (packet.state == Packet::State::kMalformed) return MarkForClose(connection, "sent a message that is too long");
-    const auto message = DecodeMessage({buffer_.get(), packet.bytes});
-    if (!message) return MarkForClose(connection, "sent " + message.status().message());
-    Handle(connection, *message);
+    if (packet.state == Packet::State::kNothing) return false;
+    const auto message = packet.state == Packet::State::kMessage
+                             ? DecodeMessage({buffer_.get(), packet.bytes})
+                             : Result<Message>(Status(Code::kCorrupt, "a message that is too long"));
+    if (packet.state == Packet::State::kClosed) {
+      MarkForClose(connection, HowItEnded(context_, connection.peer.session));
+    } else if (!message) {
+      MarkForClose(connection, "sent " + message.status().message());
+    } else {
+      Handle(connection, *message);
+    }
   }
+  return !connection.marked;
 }
 
 void PeerService::Handle(Inbound& connection, const Message& message) {
   if (!connection.welcome) return Greet(connection, message);
   if (connection.purpose == Purpose::kData) return HandleData(connection, message);
+  if (connection.purpose == Purpose::kRequest) return HandleRequest(connection, message);
   HandleRound(connection, message);
 }
 
@@ -330,7 +348,8 @@ void PeerService::Greet(Inbound& connection, const Message& message) {
     return refuse(Code::kNotFound, "this is session " + Hex(self.session.value));
   connection.peer = hello->self;
   connection.purpose = hello->purpose;
-  if (connection.by_name) context_.elsewhere->Add(hello->self.session);
+  if (hello->purpose == Purpose::kRequest && requests_ == nullptr) return refuse(Code::kRefused, "it takes no requests");
+  if (connection.by_name && hello->purpose != Purpose::kRequest) context_.elsewhere->Add(hello->self.session);
   if (hello->purpose == Purpose::kData) {
     if (Status connected = sessions_.Connected(hello->self); !connected.ok())
       return refuse(connected.code(), connected.message());
@@ -457,6 +476,10 @@ void PeerService::WriteQueue(Inbound& connection) {
     std::vector<int> descriptors;
     for (const auto& fd : next.descriptors) descriptors.push_back(fd.get());
     const Sent sent = SendPacket(connection.socket.get(), next.bytes, descriptors);
+    if (sent == Sent::kClosed && connection.purpose == Purpose::kRequest) {  // what it has asked for counts (HearOut)
+      connection.queue.clear();
+      break;
+    }
     if (sent == Sent::kClosed) return MarkForClose(connection, HowItEnded(context_, connection.peer.session));
     if (sent == Sent::kTooManyInFlight) connection.retry = Clock::now() + kSendRetry;
     if (sent != Sent::kDone) break;

@@ -31,7 +31,9 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
   struct Listeners {
     Listener in_directory, by_name;  // at least one of them
   };
-  PeerService(const ConnectionContext& context, Listeners listeners, const PeerIdentity& self, PeerDelegate& delegate);
+  // `requests` may be null: this session takes none from outside.
+  PeerService(const ConnectionContext& context, Listeners listeners, const PeerIdentity& self, PeerDelegate& delegate,
+              control::RequestServer* requests = nullptr);
   ~PeerService() override;
   PeerService(const PeerService&) = delete;
   PeerService& operator=(const PeerService&) = delete;
@@ -107,7 +109,7 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
   void Listen(std::uint32_t events);
   void MakeRoom();
   void Ready(std::uint64_t id, std::uint32_t events);
-  void Readable(Inbound& connection);
+  bool Readable(Inbound& connection);  // true: there may be more to read
   void ProcessDied(std::uint64_t id);
   void MarkForClose(Inbound& connection, std::string why);
 
@@ -115,6 +117,12 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
   void Greet(Inbound& connection, const Message& message);
   void HandleData(Inbound& connection, const Message& message);
   void HandleRound(Inbound& connection, const Message& message);
+  void HandleRequest(Inbound& connection, const Message& message);
+  Status TakeAsker(Inbound& connection);
+  Inbound* Asker();
+  void HearAsker();
+  void HearOut(Inbound& tool);
+  void TellAsker();
   void NoteWaiting(Inbound& connection, Clock::time_point now);
   void Import(Inbound& connection, std::uint64_t request, const ImportMessage& import);
   void Reimport(Inbound& connection, std::uint64_t request, const ReimportMessage& reimport);
@@ -128,6 +136,7 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
 
   const ConnectionContext context_;
   PeerDelegate& delegate_;
+  control::RequestServer* const requests_;
   Listeners listeners_;
   ServiceLoop loop_;
   Notices notices_;
@@ -140,6 +149,7 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
   std::optional<Clock::time_point> full_since_;  // no connection could be taken since then, for want of descriptors
   std::map<std::uint64_t, std::unique_ptr<Inbound>> inbound_;  // by id
   std::uint64_t last_id_ = 0;
+  std::uint64_t asker_ = 0;  // the connection whose orders this session takes; 0: there is none
   std::unique_ptr<std::byte[]> buffer_;
   std::map<std::string, VoteCounter> votes_;  // by tag
   std::vector<EventBody> facts_;

@@ -32,7 +32,7 @@ class UnixPeers::Impl {
     AMEM_TRY(Listen(self.session, listeners));
     context_ = {directory_.get(), options_.abstract_names ? &elsewhere_ : nullptr, stop_.get(),
                 options_.expected_uid.value_or(::geteuid())};
-    service_ = std::make_unique<PeerService>(context_, std::move(listeners), self, delegate_);
+    service_ = std::make_unique<PeerService>(context_, std::move(listeners), self, delegate_, options_.requests);
     Status started = service_->Start();
     if (!started.ok()) RemoveSocket(directory_.get(), self.session);
     return started;

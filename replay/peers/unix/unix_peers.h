@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "replay/peers/peers.h"
+#include "replay/peers/requests.h"
 
 namespace amem {
 
@@ -38,6 +39,7 @@ struct UnixPeersOptions {
   std::function<void(const std::string&)> report = {};  // told once, in a sentence, if only one of the two ways works
   // Told for whom a resume waits beyond its time, more and more rarely; on the calling thread.
   std::function<void(const std::string&)> waiting = {};
+  control::RequestServer* requests = nullptr;  // outlives the object; null: nothing can be asked from outside
 };
 
 class UnixPeers final : public Peers {

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "journal/base/process_stat.h"
+#include "journal/tail.h"
 #include "replay/job/jobs.h"
 #include "replay/job/sessions.h"
 #include "replay/tool/command.h"
@@ -20,6 +21,7 @@ namespace {
 struct Living {
   std::filesystem::path directory;
   JobTies ties;
+  std::int32_t pid = 0;  // as seen from here; 0: of another pid namespace, where its number may be another process's here
 };
 using JobOfLiving = std::vector<const Living*>;
 
@@ -30,7 +32,7 @@ Result<std::vector<Living>> LivingUnder(const std::filesystem::path& place) {
   for (const auto& session : found.sessions) {
     if (!std::filesystem::is_directory(session)) continue;
     Result<JobTies> ties = ReadTies(session);
-    if (ties.ok() && ties->live) living.push_back({session, *std::move(ties)});
+    if (ties.ok() && ties->live) living.push_back({session, *std::move(ties), ProcessOfWriter(session / "tail")});
   }
   if (!living.empty()) return living;
   return Status{
@@ -78,9 +80,10 @@ std::string VariableOf(const SessionOpened& who, std::string_view name) {
 
 // What all ranks have in common that one launcher started at one time, and nobody else; empty: not known. torchrun's id is
 // "none" unless it is given one, so that its process is a part of it; Slurm and PMIx number each start.
-std::string LaunchOf(const SessionOpened& who) {
+std::string LaunchOf(const Living& rank) {
+  const SessionOpened& who = rank.ties.who;
   const std::string elastic = VariableOf(who, "TORCHELASTIC_RUN_ID");
-  if (const std::int32_t parent = ParentOf(who.pid); !elastic.empty())
+  if (const std::int32_t parent = ParentOf(rank.pid); !elastic.empty())
     return parent <= 1 ? "" : fmt::format("torchrun {} {} {}", elastic, VariableOf(who, "TORCHELASTIC_RESTART_COUNT"), parent);
   const std::string job = VariableOf(who, "SLURM_JOB_ID"), step = VariableOf(who, "SLURM_STEP_ID");
   if (!job.empty() && !step.empty()) return fmt::format("slurm {} {} {}", job, step, VariableOf(who, "SLURM_RESTART_COUNT"));
@@ -91,7 +94,7 @@ std::string LaunchOf(const SessionOpened& who) {
 // A rank twice in one launch means that some processes inherited its environment: then it tells nothing.
 void NoteLaunches(std::vector<Living>& living) {
   std::map<std::string, std::multiset<std::int32_t>> ranks;
-  for (Living& one : living) ranks[one.ties.launch = LaunchOf(one.ties.who)].insert(one.ties.who.rank);
+  for (Living& one : living) ranks[one.ties.launch = LaunchOf(one)].insert(one.ties.who.rank);
   for (Living& one : living) {
     const auto& of_launch = ranks[one.ties.launch];
     const bool twice = std::ranges::adjacent_find(of_launch) != of_launch.end();
@@ -115,7 +118,7 @@ std::size_t RanksOfLauncher(const JobOfLiving& job) {
 
 FoundJob Chosen(const JobOfLiving& job) {
   FoundJob found;
-  for (const Living* one : job) found.directories.push_back(one->directory);
+  for (const Living* one : job) found.ranks.push_back({one->ties.who.session, one->directory, one->ties.who.rank});
   const std::size_t ranks = RanksOfLauncher(job);
   found.elsewhere = ranks > job.size() ? ranks - job.size() : 0;
   return found;
@@ -124,8 +127,9 @@ FoundJob Chosen(const JobOfLiving& job) {
 std::string ListOf(const std::vector<JobOfLiving>& jobs) {
   std::string text;
   for (const JobOfLiving& job : jobs) {
-    std::set<std::int32_t> pids;
-    for (const Living* one : job) pids.insert(one->ties.who.pid);
+    std::set<std::string> pids;
+    for (const Living* one : job)
+      pids.insert(one->pid != 0 ? std::to_string(one->pid) : fmt::format("{} of another pid namespace", one->ties.who.pid));
     text += fmt::format("\n  pid {} in {}", fmt::join(pids, ", "), job.front()->directory.parent_path().string());
     if (!job.front()->ties.who.launcher.empty()) text += fmt::format(" ({})", fmt::join(job.front()->ties.who.launcher, " "));
   }
@@ -144,13 +148,13 @@ std::optional<std::filesystem::path> SessionNamed(const std::string& what, const
 }
 
 bool Is(const Living* one, std::optional<std::uint64_t> pid) {
-  return pid && static_cast<std::uint64_t>(one->ties.who.pid) == *pid;
+  return pid && one->pid != 0 && static_cast<std::uint64_t>(one->pid) == *pid;
 }
 
 std::string PidsOf(const std::vector<JobOfLiving>& jobs) {
   std::set<std::int32_t> pids;
   for (const JobOfLiving& job : jobs)
-    for (const Living* one : job) pids.insert(one->ties.who.pid);
+    for (const Living* one : job) pids.insert(one->pid != 0 ? one->pid : one->ties.who.pid);
   return fmt::format("{}", fmt::join(pids, " "));
 }
 
@@ -187,9 +191,8 @@ Status CheckComplete(const JobOfLiving& job, const std::vector<Living>& living) 
 
 bool Names(const std::string& what, const JobOfLiving& job) {
   const auto pid = Number(what);
-  return std::ranges::any_of(job, [&](const Living* one) {
-    return (pid && DescendsFrom(one->ties.who.pid, *pid)) || LaunchedAs(one->ties.who, what);
-  });
+  return std::ranges::any_of(
+      job, [&](const Living* one) { return (pid && DescendsFrom(one->pid, *pid)) || LaunchedAs(one->ties.who, what); });
 }
 
 }  // namespace
@@ -200,10 +203,9 @@ Result<FoundJob> FindJob(const std::vector<std::string>& names, Ties ties) {
   const bool place = !what.empty() && std::filesystem::exists(what, missing);
   Result<std::vector<Living>> living = LivingUnder(place ? std::filesystem::path(what) : DefaultJournalDirectory());
   // Of one session's directory the job is meant, whose other sessions lie beside it.
-  std::optional<std::uint64_t> pid = Number(what);
+  const std::optional<std::uint64_t> pid = Number(what);
   const auto session = place && living.ok() ? SessionNamed(what, *living) : std::nullopt;
   if (session) {
-    pid = static_cast<std::uint64_t>(living->front().ties.who.pid);
     living = LivingUnder(session->parent_path());
   }
   if (!living.ok()) return living.status();
@@ -211,7 +213,7 @@ Result<FoundJob> FindJob(const std::vector<std::string>& names, Ties ties) {
   std::vector<JobOfLiving> jobs = JobsOf(*living, ties);
   if (names.size() > 1) return FindRanks(names, jobs);
   const auto has_pid = [&](const JobOfLiving& job) {
-    return std::ranges::any_of(job, [&](const Living* one) { return Is(one, pid); });
+    return std::ranges::any_of(job, [&](const Living* one) { return session ? one->directory == *session : Is(one, pid); });
   };
   if (session || (!place && std::ranges::any_of(jobs, has_pid))) {  // a rank, and not what it has started
     std::erase_if(jobs, std::not_fn(has_pid));

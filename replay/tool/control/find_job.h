@@ -2,18 +2,18 @@
 #pragma once
 
 #include <cstddef>
-#include <filesystem>
 #include <string>
 #include <vector>
 
+#include "replay/control/rank_link.h"
 #include "replay/job/jobs.h"
 #include "statemachine/types.h"
 
 namespace amem::tool {
 
 struct FoundJob {
-  std::vector<std::filesystem::path> directories;  // of the sessions whose processes live
-  std::size_t elsewhere = 0;  // ranks that the launcher counts beside these: on other hosts, or not started
+  std::vector<control::RankPlace> ranks;  // the sessions whose processes live
+  std::size_t elsewhere = 0;              // ranks that the launcher counts beside these: on other hosts, or not started
 };
 
 // `names`: the pid of a rank, or of a process from which ranks descend (a launcher); a directory of journals; the launcher's id

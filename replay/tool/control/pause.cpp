@@ -1,9 +1,12 @@
 // Pause, resume and status of a living job, from outside.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <string_view>
 
+#include "replay/freeze/operation_journal.h"
+#include "replay/freeze/standing.h"
 #include "replay/job/names.h"
 #include "replay/tool/control/request.h"
 
@@ -21,12 +24,14 @@ double SecondsSince(std::chrono::steady_clock::time_point from) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
 }
 
-// Finds the job, takes its locks, has `ask` done, and prints what came of it.
+// Finds the job, connects to its ranks, has `ask` done, and prints what came of it.
 template <class Ask>
-int RunRequest(const RequestOptions& options, Output& out, std::string_view done, const Ask& ask) {
+int RunRequest(const RequestOptions& options, Output& out, std::string_view done, const Ask& ask,
+               Status (*refuse)(const FoundJob& job) = nullptr) {
   const Result<FoundJob> job = FindJob(options.job, Ties::kCertain);
-  if (!job.ok()) return ComplainOf(job.status(), kCannotRead);
-  Result<control::JobControl> control = control::JobControl::Open(job->directories);
+  const Status refused = !job.ok() ? job.status() : refuse != nullptr ? refuse(*job) : Status();
+  if (!refused.ok()) return ComplainOf(refused, kCannotRead);
+  Result<control::JobControl> control = control::JobControl::Open(job->ranks, DefaultSocketDirectory());
   if (!control.ok()) return ComplainOf(control.status(), kCannotRead);
   const auto from = std::chrono::steady_clock::now();
   if (const Status asked = ask(*control); !asked.ok())
@@ -47,21 +52,36 @@ int RunPause(const PauseOptions& options, Output& out) {
   });
 }
 
+// A resume would wait for the driver until its deadline.
+Status RefuseFrozen(const FoundJob& job) {
+  const auto concerned = [&](const RankProcess& process) {
+    return std::ranges::any_of(job.ranks, [&](const control::RankPlace& rank) { return rank.session == process.session; });
+  };
+  const auto freeze = LatestFreeze(job.ranks.front().directory.parent_path(), concerned);
+  if (!freeze || !IsFrozen(*freeze)) return {};
+  return {Code::kRefused, "the job is frozen, and its calls of the driver wait: amem thaw brings it back, and lets it go on"};
+}
+
 int RunResume(const RequestOptions& options, Output& out) {
-  return RunRequest(options, out, "resumed", [&](control::JobControl& job) {
+  const auto resume = [&](control::JobControl& job) {
     return job.Resume(std::chrono::seconds(options.deadline_s), PrintProgress);
-  });
+  };
+  return RunRequest(options, out, "resumed", resume, RefuseFrozen);
 }
 
 int RunStatus(const RequestOptions& options, Output& out) {
   const Result<FoundJob> job = FindJob(options.job, Ties::kProbable);
   if (!job.ok()) return ComplainOf(job.status(), kCannotRead);
-  const auto ranks = control::LookAt(job->directories);
+  const auto ranks = control::LookAt(job->ranks, DefaultSocketDirectory());
   if (ranks.empty())
     return Complain(
         "the job's processes take no requests: their libamem_nccl.so is older than this program, or they are another "
         "user's");
   PrintRanks(out, ranks, *job, "", 0, options.json);
+  std::vector<std::filesystem::path> sessions;
+  for (const control::RankPlace& rank : job->ranks) sessions.push_back(rank.directory);
+  for (const std::string& freeze : FreezeStandings(sessions))
+    if (!options.json) out << freeze << "\n";
   return kFine;
 }
 

@@ -1,9 +1,11 @@
 #include "replay/tool/control/request.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "replay/job/names.h"
@@ -19,7 +21,7 @@ nlohmann::ordered_json JsonOf(const control::RankLook& rank) {
           {"start_ticks", rank.start_ticks},
           {"directory", rank.directory.string()},
           {"alive", rank.alive},
-          {"phase", std::string(ToText(rank.phase))},
+          {"phase", std::string(rank.phase)},
           {"safepoints", rank.steps},
           {"paused_by_program", rank.paused_by_program},
           {"held_bytes", rank.held},
@@ -45,6 +47,11 @@ Exit ComplainOf(const Status& why, Exit code) {
     rest.remove_prefix(std::min(end + 1, rest.size()));
   }
   return code;
+}
+
+std::filesystem::path DefaultSocketDirectory() {
+  if (const char* set = std::getenv("AMEM_SOCKET_DIR"); set && *set) return set;
+  return fmt::format("/tmp/amem-{}/sockets", ::getuid());
 }
 
 void PrintProgress(const std::string& sentence) { std::fprintf(stderr, "%s\n", Escaped(sentence).c_str()); }

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,8 @@ void AddRequest(Arguments& arguments, RequestOptions& options, bool deadline = t
 // Complains in one line for each of the message's, and returns the exit code: kCannotRead where the job cannot be asked,
 // kViolationFound where it was asked and did not do it.
 Exit ComplainOf(const Status& why, Exit code);
+
+std::filesystem::path DefaultSocketDirectory();  // AMEM_SOCKET_DIR, or /tmp/amem-UID/sockets
 
 // A sentence on stderr while a request is under way.
 void PrintProgress(const std::string& sentence);

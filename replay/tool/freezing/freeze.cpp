@@ -103,7 +103,7 @@ int Perform(const FreezeCommandOptions& options, Status (FreezeOperation::*forwa
   const Result<FoundJob> found = FindJob(options.job, Ties::kCertain);
   if (!found.ok()) return ComplainOf(found.status(), kCannotRead);
   if (!checkpointer.ok()) return Finish(options, {}, checkpointer.status().Within("nothing was touched"), machine, out);
-  auto control = control::JobControl::Open(found->directories);
+  auto control = control::JobControl::Open(found->ranks, DefaultSocketDirectory());
   if (!control.ok()) return Finish(options, {}, control.status().Within("nothing was touched"), machine, out);
   ControlledJob job(*std::move(control), {.deadline = std::chrono::seconds(options.deadline_s), .at_step = options.at_step});
   FreezeOptions how{.allowances = {.this_host_only = options.this_host, .others_stay = options.others_stay},

@@ -20,7 +20,7 @@ std::vector<RankSight> ControlledJob::Look() {
                                   .name = std::move(look.rank_name),
                                   .directory = std::move(look.directory)},
                       .alive = look.alive,
-                      .paused = look.phase == control::Phase::kPaused,
+                      .paused = look.paused,
                       .doing = std::move(look.doing)});
   }
   return sights;
@@ -33,10 +33,6 @@ Status ControlledJob::Pause(const Say& say, const MayPause& may_pause) {
 }
 
 Status ControlledJob::Resume(const Say& say) { return control_.Resume(asked_.deadline, say); }
-
-Status ControlledJob::LeaveNote(SessionId session, const FrozenNote& note) {
-  return control_.LeaveNote(session, {note.from_ns, note.to_ns, note.bytes, note.moved_gpus});
-}
 
 Result<State> ControlledJob::MemoryOf(const RankProcess& process) {
   auto reader = JournalReader::Open(process.directory);

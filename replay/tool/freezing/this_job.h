@@ -1,4 +1,4 @@
-// The job and the machine that a freeze works on, as the tool sees them: sessions by their control pages, GPUs by NVML.
+// The job and the machine that a freeze works on, as the tool sees them: sessions by their sockets, GPUs by NVML.
 #pragma once
 
 #include <filesystem>
@@ -14,7 +14,7 @@
 
 namespace amem::tool {
 
-// Holds the locks of the job's pages for as long as it lives.
+// Nobody else can ask the job for as long as it lives.
 class ControlledJob final : public FreezableJob {
  public:
   // `asked.all_tags` is set: what AMem can take out at the link's speed need not go the driver's way.
@@ -23,7 +23,7 @@ class ControlledJob final : public FreezableJob {
   std::vector<RankSight> Look() override;
   Status Pause(const Say& say, const MayPause& may_pause) override;
   Status Resume(const Say& say) override;
-  Status LeaveNote(SessionId session, const FrozenNote& note) override;
+  Status LeaveNote(SessionId session, const Frozen& frozen) override { return control_.LeaveNote(session, frozen); }
   Result<State> MemoryOf(const RankProcess& process) override;
 
  private:

@@ -1,19 +1,17 @@
 // Requests from outside, between processes.
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
+#include <functional>
 #include <optional>
 #include <random>
 #include <thread>
 #include <vector>
 
-#include "replay/control/page.h"
+#include "journal/base/process_sight.h"
 #include "tests/guards.h"
 #include "tests/replay/control/ranks.h"
 
@@ -41,7 +39,7 @@ void PausesAtOneStep(Ranks& ranks, int repeats) {
     ASSERT_TRUE(ranks.AllArePaused());
     for (int rank = 1; rank < ranks.count(); ++rank) ASSERT_EQ(ranks[rank].paused_at, ranks[0].paused_at) << "rank " << rank;
     for (const RankLook& look : job->Look()) {
-      EXPECT_EQ(look.phase, Phase::kPaused) << look.doing;
+      EXPECT_EQ(look.phase, "paused") << look.doing;
       EXPECT_EQ(look.freed, 990U);
     }
     const Status resumed = job->Resume(kLong);
@@ -209,7 +207,7 @@ TEST(Control, a_tool_that_is_killed_at_any_point_leaves_a_job_that_can_be_resume
     Result<JobControl> job = ranks.Open();
     ASSERT_TRUE(job.ok()) << job.status().message();
     std::this_thread::sleep_for(milliseconds(15));
-    (job->Look().front().phase == Phase::kPaused ? paused : running) += 1;
+    (job->Look().front().phase == "paused" ? paused : running) += 1;
     const Status resumed = job->Resume(kLong);
     ASSERT_TRUE(resumed.ok()) << resumed.message();
     ASSERT_TRUE(ranks.AllGoOn()) << "kill " << kill;
@@ -219,16 +217,46 @@ TEST(Control, a_tool_that_is_killed_at_any_point_leaves_a_job_that_can_be_resume
   EXPECT_GT(ranks[0].tag_pauses, 0) << "no tool came to ask for anything";
 }
 
-// As a tool has them, which dies when they go.
-std::vector<MappedPage> LockPages(const Ranks& ranks) {
-  std::vector<MappedPage> pages;
-  for (const std::filesystem::path& directory : ranks.directories()) {
-    auto page = MappedPage::Open(directory);
-    EXPECT_TRUE(page.ok() && page->Lock().ok()) << directory;
-    if (page.ok()) pages.push_back(*std::move(page));
+// A tool that gives each rank an order of its own, and dies when it goes.
+class Tool {
+ public:
+  explicit Tool(const Ranks& ranks) : sockets_(ranks.sockets()) {
+    for (const RankPlace& place : ranks.places()) {
+      auto link = RankLink::Connect(sockets_, place);
+      EXPECT_TRUE(link.ok() && link->has_value()) << link.status().message();
+      if (link.ok() && *link) links_.push_back(**std::move(link));
+    }
+    GiveAll({});
+    for (const RankLink& link : links_) last_ = std::max(last_, link.standing().last_request);
   }
-  return pages;
-}
+  void Give(std::size_t rank, Order order) {
+    order.request = last_ + 1;
+    order.by_pid = ::getpid();
+    order.told_first = links_.front().place().session;
+    links_[rank].Give(order);
+  }
+  void GiveAll(const Order& order) {
+    for (std::size_t rank = 0; rank < links_.size(); ++rank) order == Order() ? links_[rank].Give(order) : Give(rank, order);
+    EXPECT_TRUE(Becomes([](const RankLink& link) { return link.answered(); }));
+  }
+  bool Becomes(const std::function<bool(const RankLink&)>& so) {
+    const auto all = [&] { return std::ranges::all_of(links_, so); };
+    Await(links_, In(milliseconds(20'000)), all);
+    return all();
+  }
+  bool AllAre(Phase phase, Stage done) {
+    return Becomes([&](const RankLink& link) {
+      const Standing& is = link.standing();
+      return is.about == last_ + 1 && is.phase == phase && is.stage_done == done;
+    });
+  }
+  std::vector<RankLink>& links() { return links_; }
+
+ private:
+  const ToolSockets sockets_;
+  std::vector<RankLink> links_;
+  std::uint64_t last_ = 0;
+};
 
 // Rank 0 has been told to bring NCCL's memory back, and the tool died before it told the others.
 TEST(Control, a_resume_whose_tool_died_between_two_ranks_is_ended_by_the_next) {
@@ -239,17 +267,11 @@ TEST(Control, a_resume_whose_tool_died_between_two_ranks_is_ended_by_the_next) {
     ASSERT_TRUE(job->Pause({.deadline = kLong}).ok());
   }
   {
-    std::vector<MappedPage> pages = LockPages(ranks);
-    ASSERT_EQ(pages.size(), 3U);
-    const std::uint64_t request = pages[0]->last_request + 1;
-    for (MappedPage& page : pages) {
-      page->last_request = request;
-      page->kind = static_cast<std::uint32_t>(Ask::kResume);
-      page->stage = static_cast<std::uint32_t>(&page == &pages[0] ? Stage::kNccl : Stage::kTags);
-      page->asked = request;
-      page->bell.Ring();
-    }
-    ASSERT_TRUE(Ranks::Becomes([&] { return pages[0]->phase == static_cast<std::uint32_t>(Phase::kResuming); }));
+    Tool tool(ranks);
+    ASSERT_EQ(tool.links().size(), 3U);
+    for (std::size_t rank = 0; rank < 3; ++rank)
+      tool.Give(rank, {.ask = Ask::kResume, .stage = rank == 0 ? Stage::kNccl : Stage::kTags});
+    ASSERT_TRUE(tool.Becomes([](const RankLink& link) { return link.standing().phase == Phase::kResuming; }));
   }
   Result<JobControl> next = ranks.Open();
   ASSERT_TRUE(next.ok()) << next.status().message();
@@ -262,36 +284,19 @@ TEST(Control, a_resume_whose_tool_died_between_two_ranks_is_ended_by_the_next) {
 
 // Rank 0 has been told to pause NCCL's memory, and the tool died before it told the others.
 void DieBetweenTwoRanks(const Ranks& ranks) {
-  const std::vector<MappedPage> pages = LockPages(ranks);
-  ASSERT_EQ(pages.size(), 3U);
-  const auto all_are = [&](Phase phase, Stage done) {
-    return Ranks::Becomes([&] {
-      return std::ranges::all_of(pages, [&](const MappedPage& page) {
-        return page->about == page->asked && page->phase == static_cast<std::uint32_t>(phase) &&
-               page->stage_done == static_cast<std::uint32_t>(done);
-      });
-    });
-  };
-  std::uint64_t step = 0;
-  for (const MappedPage& page : pages) {
-    page->void_after_ns = ~0ULL;
-    page->kind = static_cast<std::uint32_t>(Ask::kPause);
-    PutText(page->told_first, sizeof page->told_first, ranks.directories().front().string());
-    page->last_request = 1;
-    page->asked = 1;
-  }
-  ASSERT_TRUE(all_are(Phase::kHeld, Stage::kCome));
-  for (const MappedPage& page : pages) step = std::max(step, page->at.load());
-  for (const MappedPage& page : pages) page->target = step;
-  for (const MappedPage& page : pages) page->bell.Ring();
-  ASSERT_TRUE(all_are(Phase::kArrived, Stage::kCome));
-  for (const MappedPage& page : pages) {
-    page->stage = static_cast<std::uint32_t>(Stage::kTags);
-    page->bell.Ring();
-  }
-  ASSERT_TRUE(all_are(Phase::kPausing, Stage::kTags));
-  pages[0]->stage = static_cast<std::uint32_t>(Stage::kNccl);
-  pages[0]->bell.Ring();
+  Tool tool(ranks);
+  ASSERT_EQ(tool.links().size(), 3U);
+  Order order{.ask = Ask::kPause};
+  tool.GiveAll(order);
+  ASSERT_TRUE(tool.AllAre(Phase::kHeld, Stage::kCome));
+  for (const RankLink& link : tool.links()) order.target = std::max(order.target, link.standing().at);
+  tool.GiveAll(order);
+  ASSERT_TRUE(tool.AllAre(Phase::kArrived, Stage::kCome));
+  order.stage = Stage::kTags;
+  tool.GiveAll(order);
+  ASSERT_TRUE(tool.AllAre(Phase::kPausing, Stage::kTags));
+  order.stage = Stage::kNccl;
+  tool.Give(0, order);
 }
 
 TEST(Control, a_pause_whose_tool_died_between_two_ranks_goes_through) {
@@ -331,15 +336,16 @@ TEST(Control, the_step_is_the_next_of_the_rank_that_is_ahead) {
   for (int rank = 0; rank < ranks.count(); ++rank) ahead = std::max(ahead, ranks[rank].steps.load());
   Result<JobControl> job = ranks.Open();
   ASSERT_TRUE(job.ok());
+  const ToolSockets sockets(ranks.sockets());
+  const auto standing = [&] { return StandingOf(sockets, ranks.places().front().session); };
   const auto go_on = [&]() -> std::optional<Status> {  // when the step is agreed on
+    if (standing()->asked.target == 0) return std::nullopt;
     for (int rank = 0; rank < ranks.count(); ++rank) ranks[rank].away = false;
     return Status();
   };
   ASSERT_TRUE(job->Pause({.deadline = kLong, .may_pause = go_on}).ok());
   for (int rank = 0; rank < ranks.count(); ++rank) EXPECT_EQ(ranks[rank].paused_at, ahead + 1);
-  const auto page = MappedPage::Open(ranks.directories().front());
-  ASSERT_TRUE(page.ok());
-  EXPECT_EQ((*page)->last_request, 1U);
+  EXPECT_EQ(standing()->last_request, 1U);
   EXPECT_TRUE(job->Resume(kLong).ok());
 }
 
@@ -457,60 +463,55 @@ TEST(Control, a_resume_of_the_program_that_some_ranks_have_begun_is_let_through)
   EXPECT_TRUE(ranks.AllGoOn());
 }
 
-TEST(Control, a_note_about_a_freeze_is_written_down_once) {
+TEST(Control, a_rank_that_is_stopped_is_named_and_takes_part_when_it_goes_on) {
   Ranks ranks(2);
-  Result<JobControl> job = ranks.Open();
-  ASSERT_TRUE(job.ok());
-  ASSERT_TRUE(job->Pause({.deadline = kLong}).ok());
-  ASSERT_TRUE(job->LeaveNote(SessionId{2}, {.from_ns = 5, .to_ns = 9, .bytes = 77, .moved_gpus = "a -> b"}).ok());
-  EXPECT_EQ(job->LeaveNote(SessionId{99}, {}).code(), Code::kNotFound);
-  ASSERT_TRUE(job->Resume(kLong).ok());
-  ASSERT_TRUE(job->Pause({.deadline = kLong}).ok());
-  ASSERT_TRUE(job->Resume(kLong).ok());
-  EXPECT_EQ(ranks[0].frozen, 0U);
-  EXPECT_EQ(ranks[1].frozen, 1U);
-  EXPECT_EQ(ranks[1].frozen_bytes, 77U);
-}
-
-void Overwrite(const std::filesystem::path& file, std::streamoff at, const std::string& bytes) {
-  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
-  stream.seekp(at);
-  stream.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-}
-
-TEST(Control, pages_of_others_and_of_other_versions_are_refused) {
-  Ranks ranks(1);
-  const auto refused = [&](const std::string& why) {
-    const Result<JobControl> job = ranks.Open();
-    ASSERT_FALSE(job.ok());
-    EXPECT_EQ(job.status().code(), Code::kRefused);
-    EXPECT_TRUE(Has(job.status().message(), why)) << job.status().message();
-    EXPECT_TRUE(LookAt(ranks.directories()).empty());
-  };
-  const auto page = ranks.directories().front() / kPageName;
-  Overwrite(page, 8, std::string("\x09\0\0\0", 4));
-  refused("of version 9, and this program knows version 1");
-  Overwrite(page, 0, "nonsense");
-  refused("it is no control page");
-  if (::geteuid() == 0) {
-    ASSERT_EQ(::chown(page.c_str(), 65534, 65534), 0);
-    refused("it belongs to user 65534");
-    ASSERT_EQ(::chown(page.c_str(), 0, 0), 0);
+  ASSERT_TRUE(ranks.AllGoOn());
+  ASSERT_EQ(::kill(ranks.pid(1), SIGSTOP), 0);
+  ASSERT_TRUE(Ranks::Becomes([&] { return StateOfProcess(ranks.pid(1)) == "stopped"; }));
+  {
+    Result<JobControl> job = ranks.Open();
+    ASSERT_TRUE(job.ok()) << job.status().message();
+    EXPECT_EQ(job->Look().at(1).phase, "silent");
+    const Status late = job->Pause({.deadline = kShort});
+    EXPECT_EQ(late.code(), Code::kTimeout);
+    EXPECT_TRUE(Has(late.message(), "rank 1: does not answer; its process is stopped")) << late.message();
+    EXPECT_FALSE(Has(late.message(), "rank 0:")) << late.message();
   }
-  std::filesystem::resize_file(page, 100);
-  refused("it has 100 bytes");
+  EXPECT_EQ(ranks[0].pauses, 0U);
+  ASSERT_EQ(::kill(ranks.pid(1), SIGCONT), 0);
+  EXPECT_TRUE(ranks.AllGoOn());
+  Result<JobControl> job = ranks.Open();
+  ASSERT_TRUE(job.ok()) << job.status().message();
+  const Status second = job->Pause({.deadline = kLong});
+  EXPECT_TRUE(second.ok()) << second.message();
+  EXPECT_TRUE(job->Resume(kLong).ok());
+  EXPECT_TRUE(ranks.AllGoOn());
 }
 
-TEST(Control, a_link_is_not_followed_and_an_ended_process_is_left_out) {
-  Ranks ranks(2);
+TEST(Control, a_rank_that_has_ended_is_left_out_also_where_a_child_of_it_lives) {
+  Ranks ranks(3);
+  ranks[1].forks = true;
+  ASSERT_TRUE(Ranks::Becomes([&] { return !ranks[1].forks; }));
   ranks.Kill(1);
+  ranks.Kill(2);
   Result<JobControl> job = ranks.Open();
   ASSERT_TRUE(job.ok()) << job.status().message();
   EXPECT_EQ(job->Look().size(), 1U);
-  const auto page = ranks.directories()[1] / kPageName;
-  std::filesystem::rename(page, page.string() + "2");
-  std::filesystem::create_symlink(page.string() + "2", page);
-  EXPECT_FALSE(MappedPage::Open(ranks.directories()[1]).ok());
+  EXPECT_EQ(job->LeaveNote(SessionId{99}, {}).code(), Code::kNotFound);
+}
+
+TEST(Control, a_rank_that_dies_while_it_is_asked_is_seen_also_where_a_child_of_it_lives) {
+  Ranks ranks(2);
+  ranks[1].forks = true;
+  ASSERT_TRUE(Ranks::Becomes([&] { return !ranks[1].forks; }));
+  ranks[1].away = true;
+  Result<JobControl> job = ranks.Open();
+  ASSERT_TRUE(job.ok());
+  const Status died = job->Pause({.deadline = kLong}, [&](const std::string&) {
+    if (ranks.pid(1) != 0) ranks.Kill(1);
+  });
+  EXPECT_EQ(died.code(), Code::kPeerLost) << died.message();
+  EXPECT_TRUE(ranks.AllGoOn());
 }
 
 }  // namespace

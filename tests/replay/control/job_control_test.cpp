@@ -1,10 +1,11 @@
-// The tool's side of a request against ranks that do and say what the test wants: their pages, played by a thread.
+// The tool's side of a request against ranks that do and say what the test wants: real sockets, played by a thread.
 #include "replay/control/job_control.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -13,7 +14,8 @@
 #include <vector>
 
 #include "journal/base/clock.h"
-#include "replay/control/look.h"
+#include "journal/base/process_stat.h"
+#include "replay/peers/unix/unix_peers.h"
 #include "tests/journal/temporary.h"
 #include "tests/replay/control/ranks.h"
 
@@ -26,16 +28,85 @@ using test::Has, test::kLong;
 
 constexpr milliseconds kBriefly{60};
 
-// The pages of a job. While a tool is at work, `play` is called for each page again and again.
+// A rank without a program: what it was told, and what it says of itself.
+class Played final : public RequestServer {
+ public:
+  Order order;  // both with the lock
+  Standing is;
+
+  void OnOrder(const Order& given) override {
+    const std::lock_guard lock(mutex_);
+    if (given.request != 0) order = given;
+    is.last_request = std::max(is.last_request, given.request);
+  }
+  void OnToolGone() override {}
+  Standing Look() override {
+    const std::lock_guard lock(mutex_);
+    Standing now = is;
+    if (order.ask != Ask::kNothing) now.asked = order;
+    return now;
+  }
+  void TellChanges(std::function<void()> tell) override {
+    const std::lock_guard lock(mutex_);
+    tell_ = std::move(tell);
+  }
+  template <class Change>
+  void With(const Change& change) {
+    const std::lock_guard lock(mutex_);
+    const Standing before = is;
+    change(*this);
+    if (tell_ && before != is) tell_();
+  }
+
+  void Say(Phase phase, Stage done = Stage::kCome) {
+    is.phase = phase;
+    is.stage_done = done;
+    is.about = order.request;
+  }
+  void Fail(Phase phase, const std::string& why) {
+    is.failure = {Code::kOutOfMemory, why};
+    Say(phase);
+  }
+  [[nodiscard]] bool Is(Ask ask, Stage stage) const { return order.ask == ask && order.stage == stage; }
+  // Does as it is asked, at once.
+  void Obey() {
+    if (Is(Ask::kPause, Stage::kCome)) Say(Phase::kArrived);
+    if (Is(Ask::kPause, Stage::kTags)) Say(Phase::kPausing, Stage::kTags);
+    if (Is(Ask::kPause, Stage::kNccl)) Say(Phase::kPaused, Stage::kNccl);
+    if (Is(Ask::kResume, Stage::kTags)) Say(Phase::kResuming, Stage::kTags);
+    if (Is(Ask::kResume, Stage::kNccl)) Say(Phase::kRunning, Stage::kNccl);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::function<void()> tell_;
+};
+
+struct Noting : test::Alone {
+  bool OnWitnessed(std::span<const EventBody> facts, milliseconds) override {
+    const std::lock_guard lock(mutex);
+    witnessed.insert(witnessed.end(), facts.begin(), facts.end());
+    return true;
+  }
+  std::mutex mutex;
+  std::vector<EventBody> witnessed;
+};
+
+// The ranks of a job. While a tool is at work, `play` is called for each again and again, with its lock.
 class PlayedRanks : public testing::Test {
  protected:
-  using Play = std::function<void(std::size_t rank, Page& page)>;
+  using Play = std::function<void(std::size_t rank, Played& played)>;
 
   void Make(std::size_t count) {
     for (std::size_t rank = 0; rank < count; ++rank) {
-      directories.push_back(directory.path() / std::to_string(rank));
-      std::filesystem::create_directory(directories.back());
-      pages.push_back(*MappedPage::Create(directories.back(), SessionId{rank + 1}, static_cast<std::int64_t>(rank)));
+      places.push_back({test::NewSession(), directory.path() / std::to_string(rank), static_cast<std::int32_t>(rank)});
+      ranks.push_back(std::make_unique<Played>());
+      const PeerIdentity self{.session = places.back().session, .host = "here", .pid = ::getpid(), .rank = places.back().rank};
+      UnixPeersOptions options{.socket_directory = sockets(), .deadlines = {}, .expected_uid = {}};
+      options.requests = ranks.back().get();
+      auto started = UnixPeers::Start(self, options, alone);
+      ASSERT_TRUE(started.ok()) << started.status().message();
+      peers.push_back(*std::move(started));
     }
   }
   void TearDown() override { Stop(); }
@@ -43,7 +114,10 @@ class PlayedRanks : public testing::Test {
     play = std::move(played);
     player = std::thread([this] {
       while (!stop) {
-        for (std::size_t rank = 0; rank < pages.size(); ++rank) play(rank, pages[rank].page());
+        for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+          ranks[rank]->With([&](Played& one) { play(rank, one); });
+          if (ends[rank].exchange(false)) peers[rank]->Stop();
+        }
         std::this_thread::sleep_for(std::chrono::microseconds(200));
       }
     });
@@ -53,34 +127,28 @@ class PlayedRanks : public testing::Test {
     if (player.joinable()) player.join();
     stop = false;
   }
-
-  static void Say(Page& page, Phase phase, Stage done = Stage::kCome) {
-    page.stage_done = static_cast<std::uint32_t>(done);
-    page.phase = static_cast<std::uint32_t>(phase);
-    page.about = page.asked.load();
+  [[nodiscard]] std::filesystem::path sockets() const { return directory.path() / "sockets"; }
+  [[nodiscard]] Result<JobControl> Open() const { return JobControl::Open(places, sockets()); }
+  [[nodiscard]] Standing Of(std::size_t rank) const { return ranks[rank]->Look(); }
+  [[nodiscard]] Order OrderOf(std::size_t rank) const {
+    Order order;
+    ranks[rank]->With([&](const Played& one) { order = one.order; });
+    return order;
   }
-  static void Fail(Page& page, Phase phase, const std::string& why) {
-    PutText(page.message, sizeof page.message, why);
-    page.code = static_cast<std::uint32_t>(Code::kOutOfMemory);
-    Say(page, phase);
+  // What was given last may still be on its way.
+  [[nodiscard]] bool IsWithdrawn(std::size_t rank) const {
+    return test::Ranks::Becomes([&] { return Of(rank).asked.request == 0; });
   }
-  static bool Is(const Page& page, Ask ask, Stage stage) {
-    return page.asked != 0 && page.kind == static_cast<std::uint32_t>(ask) && page.stage == static_cast<std::uint32_t>(stage);
+  void Set(std::size_t rank, const std::function<void(Standing&)>& change) {
+    ranks[rank]->With([&](Played& one) { change(one.is); });
   }
-  // A rank that does as it is asked, at once.
-  static void Obey(Page& page) {
-    if (Is(page, Ask::kPause, Stage::kCome)) Say(page, Phase::kArrived);
-    if (Is(page, Ask::kPause, Stage::kTags)) Say(page, Phase::kPausing, Stage::kTags);
-    if (Is(page, Ask::kPause, Stage::kNccl)) Say(page, Phase::kPaused, Stage::kNccl);
-    if (Is(page, Ask::kResume, Stage::kTags)) Say(page, Phase::kResuming, Stage::kTags);
-    if (Is(page, Ask::kResume, Stage::kNccl)) Say(page, Phase::kRunning, Stage::kNccl);
-  }
-  [[nodiscard]] Result<JobControl> Open() const { return JobControl::Open(directories); }
-  [[nodiscard]] Page& Of(std::size_t rank) const { return pages[rank].page(); }
 
   TemporaryDirectory directory;
-  std::vector<std::filesystem::path> directories;
-  std::vector<MappedPage> pages;
+  Noting alone;
+  std::vector<RankPlace> places;
+  std::vector<std::unique_ptr<Played>> ranks;
+  std::vector<std::unique_ptr<UnixPeers>> peers;
+  std::array<std::atomic<bool>, 8> ends{};  // the process of that rank is to end
   Play play;
   std::atomic<bool> stop = false;
   std::thread player;
@@ -97,7 +165,9 @@ class Steps : public PlayedRanks {
     if (!job.ok()) return job.status();
     AskOptions options{.deadline = kLong, .at_step = at_step};
     options.may_pause = [&]() -> std::optional<Status> {
-      for (std::size_t rank = 0; rank < 3; ++rank) targets.push_back(Of(rank).target);
+      targets.clear();
+      for (std::size_t rank = 0; rank < 3; ++rank) targets.push_back(Of(rank).asked.target);
+      if (std::ranges::find(targets, 0U) != targets.end()) return std::nullopt;
       return Status{Code::kUnsupported, "seen enough"};
     };
     return job->Pause(options);
@@ -106,8 +176,8 @@ class Steps : public PlayedRanks {
 };
 
 TEST_F(Steps, the_step_is_the_next_one_of_the_rank_that_is_ahead) {
-  Of(0).steps = 5;
-  Of(1).steps = 9;
+  Set(0, [](Standing& is) { is.steps = 5; });
+  Set(1, [](Standing& is) { is.steps = 9; });
   EXPECT_EQ(Ask().message(), "seen enough");
   EXPECT_EQ(targets, (std::vector<std::uint64_t>{10, 10, 10}));
 }
@@ -118,52 +188,51 @@ TEST_F(Steps, a_program_that_has_not_begun_comes_to_its_first) {
 }
 
 TEST_F(Steps, what_is_paused_has_no_say) {
-  Of(0).steps = 5;
-  Of(1).steps = 90;
-  Of(1).phase = static_cast<std::uint32_t>(Phase::kPaused);
-  Of(2).steps = 80;
-  Of(2).own_pause = static_cast<std::uint32_t>(OwnPause::kPaused);
+  Set(0, [](Standing& is) { is.steps = 5; });
+  Set(1, [](Standing& is) { is.steps = 90, is.phase = Phase::kPaused; });
+  Set(2, [](Standing& is) { is.steps = 80, is.own_pause = OwnPause::kPaused; });
   EXPECT_EQ(Ask().message(), "seen enough");
   EXPECT_EQ(targets.at(0), 6U);
 }
 
 TEST_F(Steps, one_that_is_named_may_be_the_next_and_no_earlier) {
-  Of(1).steps = 9;
+  Set(1, [](Standing& is) { is.steps = 9; });
   EXPECT_EQ(Ask(10).message(), "seen enough");
   EXPECT_EQ(targets.at(2), 10U);
   const Status early = Ask(9);
   EXPECT_EQ(early.code(), Code::kRefused);
   EXPECT_TRUE(Has(early.message(), "rank 1 has come to safe point 9 already; choose a later one than 9")) << early.message();
-  for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_EQ(Of(rank).asked, 0U) << "it is withdrawn";
+  for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_TRUE(IsWithdrawn(rank));
 }
 
 // ---- coming --------------------------------------------------------------------------------------------------------------
 
 TEST_F(PlayedRanks, one_that_is_held_past_the_step_is_asked_once_more_for_its_own) {
   Make(2);
-  Of(0).steps = 4;
+  Set(0, [](Standing& is) { is.steps = 4; });
   std::atomic<std::uint64_t> last = 0;
-  Begin([&](std::size_t rank, Page& page) {
-    if (rank == 1) return Obey(page);
-    if (!Is(page, Ask::kPause, Stage::kCome)) return Obey(page);
-    last = page.asked.load();
-    page.steps = 7;  // it had got so far when it saw the request
-    page.at = std::max<std::uint64_t>(page.target, 7);
-    Say(page, page.target >= 7 ? Phase::kArrived : Phase::kHeld);
+  Begin([&](std::size_t rank, Played& one) {
+    if (rank == 1 || !one.Is(Ask::kPause, Stage::kCome)) return one.Obey();
+    last = one.order.request;
+    if (one.order.target == 0) return;
+    one.is.steps = 7;  // it had got so far when it saw the request
+    one.is.at = std::max<std::uint64_t>(one.order.target, 7);
+    one.Say(one.order.target >= 7 ? Phase::kArrived : Phase::kHeld);
   });
   auto job = Open();
   ASSERT_TRUE(job.ok());
   const Status paused = job->Pause({.deadline = kLong});
   EXPECT_TRUE(paused.ok()) << paused.message();
   EXPECT_GE(last, 2U);
-  EXPECT_GE(Of(0).target, 7U);
+  EXPECT_GE(OrderOf(0).target, 7U);
 }
 
 TEST_F(PlayedRanks, a_request_that_does_not_fit_is_put_again_more_and_more_seldom) {
   Make(1);
-  Begin([&](std::size_t, Page& page) {
-    page.at = page.target + 1;
-    Say(page, Phase::kHeld);
+  Begin([&](std::size_t, Played& one) {
+    one.is.at = one.order.target + 1;
+    one.Say(Phase::kHeld);
+    if (one.order.target == 0) one.is.phase = Phase::kRunning;
   });
   auto job = Open();
   ASSERT_TRUE(job.ok());
@@ -174,8 +243,8 @@ TEST_F(PlayedRanks, a_request_that_does_not_fit_is_put_again_more_and_more_seldo
 
 TEST_F(PlayedRanks, who_does_not_come_is_named_and_nobody_else) {
   Make(3);
-  Begin([&](std::size_t rank, Page& page) {
-    if (rank != 1) Obey(page);
+  Begin([&](std::size_t rank, Played& one) {
+    if (rank != 1) one.Obey();
   });
   auto job = Open();
   ASSERT_TRUE(job.ok());
@@ -185,15 +254,15 @@ TEST_F(PlayedRanks, who_does_not_come_is_named_and_nobody_else) {
   EXPECT_EQ(late.code(), Code::kTimeout);
   EXPECT_TRUE(Has(late.message(), "rank 1: has made no safe point")) << late.message();
   EXPECT_FALSE(Has(late.message(), "rank 0") || Has(late.message(), "rank 2")) << late.message();
-  for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_EQ(Of(rank).asked, 0U);
+  for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_TRUE(IsWithdrawn(rank));
 }
 
 TEST_F(PlayedRanks, nothing_is_paused_while_the_caller_does_not_know) {
   Make(1);
   std::atomic<bool> told = false;
-  Begin([&](std::size_t, Page& page) {
-    told = told || Is(page, Ask::kPause, Stage::kTags);
-    Obey(page);
+  Begin([&](std::size_t, Played& one) {
+    told = told || one.Is(Ask::kPause, Stage::kTags);
+    one.Obey();
   });
   auto job = Open();
   ASSERT_TRUE(job.ok());
@@ -205,30 +274,29 @@ TEST_F(PlayedRanks, nothing_is_paused_while_the_caller_does_not_know) {
 
 TEST_F(PlayedRanks, one_that_ends_before_it_comes_ends_the_request) {
   Make(2);
-  Begin([&](std::size_t rank, Page& page) {
-    if (rank == 0) return Obey(page);
-    if (Is(page, Ask::kPause, Stage::kCome)) page.start_ticks = 1;  // the pid is another process's now
+  Begin([&](std::size_t rank, Played& one) {
+    if (rank == 0) return one.Obey();
+    if (one.Is(Ask::kPause, Stage::kCome)) ends[1] = true;
   });
   auto job = Open();
   ASSERT_TRUE(job.ok());
   const Status lost = job->Pause({.deadline = kLong});
   EXPECT_EQ(lost.code(), Code::kPeerLost);
   EXPECT_EQ(lost.message(), "rank 1 has ended before it paused; nothing was paused");
-  EXPECT_EQ(Of(0).asked, 0U);
+  EXPECT_TRUE(IsWithdrawn(0));
 }
 
 TEST_F(PlayedRanks, a_resume_of_the_program_that_some_have_begun_is_let_through) {
   Make(2);
-  Of(0).own_pause = static_cast<std::uint32_t>(OwnPause::kPaused);
-  Of(1).own_pause = static_cast<std::uint32_t>(OwnPause::kResuming);
+  Set(0, [](Standing& is) { is.own_pause = OwnPause::kPaused; });
+  Set(1, [](Standing& is) { is.own_pause = OwnPause::kResuming; });
   std::atomic<int> requests = 0;
   std::uint64_t seen = 0;
-  Begin([&](std::size_t rank, Page& page) {
-    if (rank == 0 && page.asked != 0 && page.asked != seen) {
-      seen = page.asked;
-      if (++requests == 2) Of(0).own_pause = Of(1).own_pause = static_cast<std::uint32_t>(OwnPause::kNo);  // both are through
-    }
-    if (requests >= 2) Obey(page);
+  Begin([&](std::size_t rank, Played& one) {
+    if (rank == 0 && one.order.ask != Ask::kNothing && one.order.request != std::exchange(seen, one.order.request)) ++requests;
+    if (requests < 2) return;
+    one.is.own_pause = OwnPause::kNo;  // both are through
+    one.Obey();
   });
   auto job = Open();
   ASSERT_TRUE(job.ok());
@@ -238,15 +306,14 @@ TEST_F(PlayedRanks, a_resume_of_the_program_that_some_have_begun_is_let_through)
 }
 
 TEST_F(PlayedRanks, one_that_resumes_by_itself_while_no_other_waits_to_is_left_in_peace) {
+  Make(2);
   for (const OwnPause own : {OwnPause::kResuming, OwnPause::kPaused}) {
-    pages.clear();
-    directories.clear();
-    Make(2);
-    Of(0).own_pause = static_cast<std::uint32_t>(own);
+    Set(0, [&](Standing& is) { is.own_pause = own; });
     auto job = Open();
     ASSERT_TRUE(job.ok());
+    const std::uint64_t before = Of(1).last_request;
     EXPECT_EQ(job->Pause({.deadline = kBriefly}).code(), Code::kTimeout);
-    EXPECT_EQ(Of(1).last_request, 1U);
+    EXPECT_EQ(Of(1).last_request, before + 1);
   }
 }
 
@@ -256,13 +323,13 @@ TEST_F(PlayedRanks, NCCL_is_paused_when_all_tags_are_and_not_before) {
   Make(3);
   std::atomic<bool> slow_is_done = false, too_early = false;
   const auto slow_until = std::chrono::steady_clock::now() + milliseconds(150);
-  Begin([&](std::size_t rank, Page& page) {
-    if (Is(page, Ask::kPause, Stage::kNccl) && !slow_is_done) too_early = true;
-    if (rank == 2 && Is(page, Ask::kPause, Stage::kTags)) {
-      if (std::chrono::steady_clock::now() < slow_until) return Say(page, Phase::kPausing, Stage::kCome);
+  Begin([&](std::size_t rank, Played& one) {
+    if (one.Is(Ask::kPause, Stage::kNccl) && !slow_is_done) too_early = true;
+    if (rank == 2 && one.Is(Ask::kPause, Stage::kTags)) {
+      if (std::chrono::steady_clock::now() < slow_until) return one.Say(Phase::kPausing, Stage::kCome);
       slow_is_done = true;
     }
-    Obey(page);
+    one.Obey();
   });
   auto job = Open();
   ASSERT_TRUE(job.ok());
@@ -271,69 +338,70 @@ TEST_F(PlayedRanks, NCCL_is_paused_when_all_tags_are_and_not_before) {
   EXPECT_TRUE(slow_is_done);
   EXPECT_FALSE(too_early);
   for (std::size_t rank = 0; rank < 3; ++rank) {
-    EXPECT_EQ(Of(rank).all_tags, 1U);
-    EXPECT_EQ(GetText(Of(rank).told_first, sizeof Of(rank).told_first), directories[0].string());
+    EXPECT_TRUE(OrderOf(rank).all_tags);
+    EXPECT_EQ(OrderOf(rank).told_first, places[0].session);
+    EXPECT_EQ(OrderOf(rank).by_pid, ::getpid());
   }
 }
 
 TEST_F(PlayedRanks, a_pause_is_no_pause_before_the_rank_says_that_it_is_paused) {
   Make(1);
   const auto until = std::chrono::steady_clock::now() + milliseconds(100);
-  Begin([&](std::size_t, Page& page) {
-    if (Is(page, Ask::kPause, Stage::kNccl) && std::chrono::steady_clock::now() < until)
-      return Say(page, Phase::kPausing, Stage::kNccl);
-    Obey(page);
+  Begin([&](std::size_t, Played& one) {
+    if (one.Is(Ask::kPause, Stage::kNccl) && std::chrono::steady_clock::now() < until)
+      return one.Say(Phase::kPausing, Stage::kNccl);
+    one.Obey();
   });
   auto job = Open();
   ASSERT_TRUE(job.ok());
   EXPECT_TRUE(job->Pause({.deadline = kLong}).ok());
-  EXPECT_EQ(Of(0).phase, static_cast<std::uint32_t>(Phase::kPaused));
+  EXPECT_EQ(Of(0).phase, Phase::kPaused);
 }
 
 TEST_F(PlayedRanks, tags_that_fail_on_one_withdraw_the_request_from_all) {
   Make(2);
   std::atomic<bool> failed = false;
-  Begin([&](std::size_t rank, Page& page) {
-    if (rank == 1 && Is(page, Ask::kPause, Stage::kTags)) {
+  Begin([&](std::size_t rank, Played& one) {
+    if (rank == 1 && one.Is(Ask::kPause, Stage::kTags)) {
       failed = true;
-      return Fail(page, Phase::kFailed, "no room");
+      return one.Fail(Phase::kFailed, "no room");
     }
-    if (failed && page.asked == 0) return Say(page, Phase::kRunning);
-    Obey(page);
+    if (failed && one.order.ask == Ask::kNothing) return one.Say(Phase::kRunning);
+    one.Obey();
   });
   auto job = Open();
   ASSERT_TRUE(job.ok());
   const Status status = job->Pause({.deadline = kLong, .all_tags = true});
   EXPECT_EQ(status.code(), Code::kOutOfMemory);
   EXPECT_EQ(status.message(), "rank 1: no room");
-  for (std::size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(Of(rank).asked, 0U);
+  for (std::size_t rank = 0; rank < 2; ++rank) EXPECT_TRUE(IsWithdrawn(rank));
 }
 
 TEST_F(PlayedRanks, NCCL_that_fails_on_one_is_resumed_where_it_was_paused) {
   Make(2);
   std::atomic<bool> resumed = false;
-  Begin([&](std::size_t rank, Page& page) {
-    if (rank == 1 && Is(page, Ask::kPause, Stage::kNccl)) return Fail(page, Phase::kFailed, "no room");
-    if (rank == 0 && Is(page, Ask::kResume, Stage::kNccl)) resumed = true;
-    if (rank == 0 || page.phase != static_cast<std::uint32_t>(Phase::kFailed)) Obey(page);
+  Begin([&](std::size_t rank, Played& one) {
+    if (rank == 1 && one.Is(Ask::kPause, Stage::kNccl)) return one.Fail(Phase::kFailed, "no room");
+    if (rank == 0 && one.Is(Ask::kResume, Stage::kNccl)) resumed = true;
+    if (rank == 0 || one.is.phase != Phase::kFailed) one.Obey();
   });
   auto job = Open();
   ASSERT_TRUE(job.ok());
   const Status status = job->Pause({.deadline = kLong});
   EXPECT_EQ(status.message(), "rank 1: no room");
-  EXPECT_TRUE(resumed);
-  EXPECT_EQ(Of(0).phase, static_cast<std::uint32_t>(Phase::kRunning));
+  EXPECT_EQ(resumed, true);
+  EXPECT_EQ(Of(0).phase, Phase::kRunning);
 }
 
 TEST_F(PlayedRanks, one_that_ends_while_it_pauses_is_named) {
   Make(2);
-  Begin([&](std::size_t rank, Page& page) {
-    if (rank == 1 && Is(page, Ask::kPause, Stage::kTags)) {
-      page.start_ticks = 1;
+  Begin([&](std::size_t rank, Played& one) {
+    if (rank == 1 && one.Is(Ask::kPause, Stage::kTags)) {
+      ends[1] = true;
       return;
     }
-    if (rank == 0 && page.asked == 0) return Say(page, Phase::kRunning);
-    Obey(page);
+    if (rank == 0 && one.order.ask == Ask::kNothing) return one.Say(Phase::kRunning);
+    one.Obey();
   });
   auto job = Open();
   ASSERT_TRUE(job.ok());
@@ -342,29 +410,48 @@ TEST_F(PlayedRanks, one_that_ends_while_it_pauses_is_named) {
   EXPECT_EQ(lost.message(), "rank 1 has ended while it paused");
 }
 
+// This program was stopped for so long that a rank took it for dead.
+TEST_F(PlayedRanks, one_that_has_given_up_ends_the_pause) {
+  Make(2);
+  Begin([&](std::size_t rank, Played& one) {
+    if (rank == 1 && one.Is(Ask::kPause, Stage::kTags)) {
+      one.order.ask = Ask::kNothing;
+      return one.Say(Phase::kRunning);
+    }
+    if (one.order.ask == Ask::kNothing) return one.Say(Phase::kRunning);
+    one.Obey();
+  });
+  auto job = Open();
+  ASSERT_TRUE(job.ok());
+  const Status lost = job->Pause({.deadline = kLong});
+  EXPECT_EQ(lost.code(), Code::kPeerLost);
+  EXPECT_TRUE(Has(lost.message(), "rank 1 has not heard of this program for too long")) << lost.message();
+  EXPECT_EQ(Of(0).phase, Phase::kRunning);
+}
+
 // ---- a resume ------------------------------------------------------------------------------------------------------------
 
 class PausedRanks : public PlayedRanks {
  protected:
   void SetUp() override {
     Make(2);
-    Begin([](std::size_t, Page& page) { Obey(page); });
+    Begin([](std::size_t, Played& one) { one.Obey(); });
     ASSERT_TRUE(Open()->Pause({.deadline = kLong, .all_tags = true}).ok());
     Stop();
-    for (std::size_t rank = 0; rank < 2; ++rank) ASSERT_NE(Of(rank).asked, 0U) << "a pause stands without its tool";
+    for (std::size_t rank = 0; rank < 2; ++rank) ASSERT_NE(Of(rank).asked.request, 0U) << "a pause stands without its tool";
   }
 };
 
 TEST_F(PausedRanks, resume_tags_first_and_NCCL_when_all_have_theirs) {
   std::atomic<bool> both = false, too_early = false;
   const auto until = std::chrono::steady_clock::now() + milliseconds(100);
-  Begin([&](std::size_t rank, Page& page) {
-    if (Is(page, Ask::kResume, Stage::kNccl) && !both) too_early = true;
-    if (rank == 1 && Is(page, Ask::kResume, Stage::kTags)) {
+  Begin([&](std::size_t rank, Played& one) {
+    if (one.Is(Ask::kResume, Stage::kNccl) && !both) too_early = true;
+    if (rank == 1 && one.Is(Ask::kResume, Stage::kTags)) {
       if (std::chrono::steady_clock::now() < until) return;
       both = true;
     }
-    Obey(page);
+    one.Obey();
   });
   std::vector<std::string> said;
   auto job = Open();
@@ -374,24 +461,21 @@ TEST_F(PausedRanks, resume_tags_first_and_NCCL_when_all_have_theirs) {
   EXPECT_TRUE(both);
   EXPECT_FALSE(too_early);
   EXPECT_EQ(said, std::vector<std::string>{"2 of 2 ranks resume"});
-  for (std::size_t rank = 0; rank < 2; ++rank) {
-    EXPECT_EQ(Of(rank).asked, 0U);
-    EXPECT_EQ(Of(rank).stage, static_cast<std::uint32_t>(Stage::kCome));
-  }
+  for (std::size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(Of(rank).phase, Phase::kRunning);
 }
 
 TEST_F(PausedRanks, whoever_runs_already_is_not_waited_for) {
-  Say(Of(1), Phase::kRunning);
-  Begin([&](std::size_t rank, Page& page) {
-    if (rank == 0) Obey(page);
+  Set(1, [](Standing& is) { is.phase = Phase::kRunning; });
+  Begin([&](std::size_t rank, Played& one) {
+    if (rank == 0) one.Obey();
   });
   const Status resumed = Open()->Resume(kLong);
   EXPECT_TRUE(resumed.ok()) << resumed.message();
 }
 
 TEST_F(PausedRanks, that_do_not_answer_are_named_and_may_be_asked_again) {
-  Begin([&](std::size_t rank, Page& page) {
-    if (rank == 0) Obey(page);
+  Begin([&](std::size_t rank, Played& one) {
+    if (rank == 0) one.Obey();
   });
   {
     auto job = Open();
@@ -402,98 +486,100 @@ TEST_F(PausedRanks, that_do_not_answer_are_named_and_may_be_asked_again) {
     EXPECT_EQ(late.code(), Code::kTimeout);
     EXPECT_TRUE(Has(late.message(), "rank 1 has not resumed in time: is paused")) << late.message();
   }
-  EXPECT_NE(Of(1).asked, 0U) << "it is not forgotten when the tool goes";
+  EXPECT_NE(Of(1).asked.request, 0U) << "it is not forgotten when the tool goes";
   Stop();
-  Begin([](std::size_t, Page& page) { Obey(page); });
+  Begin([](std::size_t, Played& one) { one.Obey(); });
   EXPECT_TRUE(Open()->Resume(kLong).ok());
 }
 
 TEST_F(PausedRanks, one_whose_resume_fails_keeps_all_paused_and_its_message_is_told) {
-  Begin([&](std::size_t rank, Page& page) {
-    if (rank == 1 && page.kind == static_cast<std::uint32_t>(Ask::kResume)) return Fail(page, Phase::kPaused, "no room");
-    Obey(page);
+  Begin([&](std::size_t rank, Played& one) {
+    if (rank == 1 && one.order.ask == Ask::kResume) return one.Fail(Phase::kPaused, "no room");
+    one.Obey();
   });
   auto job = Open();
   ASSERT_TRUE(job.ok());
   const Status failed = job->Resume(kLong);
   EXPECT_EQ(failed.code(), Code::kOutOfMemory);
   EXPECT_EQ(failed.message(), "rank 1: no room");
-  EXPECT_TRUE(Is(Of(0), Ask::kPause, Stage::kNccl)) << "tags that are back are paused again";
-  EXPECT_EQ(Of(0).all_tags, 1U);
+  EXPECT_TRUE(test::Ranks::Becomes([&] {
+    const Order order = OrderOf(0);
+    return order.ask == Ask::kPause && order.stage == Stage::kNccl && order.all_tags;
+  })) << "tags that are back are paused again";
 }
 
 TEST_F(PausedRanks, one_that_has_ended_is_not_waited_for) {
-  Begin([&](std::size_t rank, Page& page) {
-    if (rank == 0) return Obey(page);
-    if (Is(page, Ask::kResume, Stage::kTags)) page.start_ticks = 1;
+  Begin([&](std::size_t rank, Played& one) {
+    if (rank == 0) return one.Obey();
+    if (one.Is(Ask::kResume, Stage::kTags)) ends[1] = true;
   });
   EXPECT_TRUE(Open()->Resume(kLong).ok());
 }
 
 // ---- opening -------------------------------------------------------------------------------------------------------------
 
-TEST_F(PlayedRanks, what_a_tool_that_died_has_asked_is_withdrawn_and_numbers_go_on) {
+TEST_F(PlayedRanks, numbers_go_on_where_an_earlier_tool_ended) {
   Make(2);
-  for (std::size_t rank = 0; rank < 2; ++rank) Of(rank).asked = 3 + rank;
-  Of(1).last_request = 9;
+  Set(1, [](Standing& is) { is.last_request = 9; });
   auto job = Open();
   ASSERT_TRUE(job.ok());
-  for (std::size_t rank = 0; rank < 2; ++rank) {
-    EXPECT_EQ(Of(rank).asked, 0U);
-    EXPECT_EQ(Of(rank).by_pid, getpid());
-  }
-  Begin([](std::size_t, Page& page) { Obey(page); });
+  Begin([](std::size_t, Played& one) { one.Obey(); });
   ASSERT_TRUE(job->Pause({.deadline = kLong}).ok());
-  EXPECT_EQ(Of(0).asked, 10U);
-  EXPECT_EQ(Of(0).last_request, 10U);
+  EXPECT_EQ(OrderOf(0).request, 10U);
 }
 
-TEST_F(PlayedRanks, what_a_tool_that_died_has_told_one_is_told_the_rest) {
+TEST_F(PlayedRanks, nothing_is_asked_before_what_a_tool_that_died_has_left_has_come_to_its_end) {
   Make(2);
-  for (std::size_t rank = 0; rank < 2; ++rank) {
-    Page& page = Of(rank);
-    page.asked = 3;
-    page.kind = static_cast<std::uint32_t>(Ask::kPause);
-    page.stage = static_cast<std::uint32_t>(rank == 0 ? Stage::kNccl : Stage::kTags);
-    Say(page, Phase::kPausing, Stage::kTags);
+  for (const Phase phase : {Phase::kHeld, Phase::kArrived, Phase::kPausing}) {
+    Set(1, [&](Standing& is) { is.phase = phase; });
+    std::atomic<bool> ended = false;
+    std::thread later([&] {
+      std::this_thread::sleep_for(milliseconds(80));
+      ended = true;
+      Set(1, [](Standing& is) { is.phase = Phase::kPaused; });
+    });
+    EXPECT_TRUE(Open().ok());
+    EXPECT_TRUE(ended) << ToText(phase);
+    later.join();
   }
-  std::atomic<bool> rest_is_told = false;
-  Begin([&](std::size_t, Page& page) {
-    if (Is(Of(1), Ask::kPause, Stage::kNccl)) rest_is_told = true;
-    if (rest_is_told) Obey(page);
-  });
-  auto job = Open();
-  ASSERT_TRUE(job.ok());
-  EXPECT_TRUE(rest_is_told);
-  EXPECT_EQ(Of(1).asked, 3U) << "and stands";
-  EXPECT_EQ(Of(1).phase, static_cast<std::uint32_t>(Phase::kPaused));
+  for (const Phase phase : {Phase::kRunning, Phase::kPaused, Phase::kResuming, Phase::kFailed}) {
+    Set(1, [&](Standing& is) { is.phase = phase; });
+    EXPECT_TRUE(Open().ok());
+  }
 }
 
 TEST_F(PlayedRanks, a_job_whose_processes_have_ended_is_not_found) {
   Make(1);
-  pages[0].page().start_ticks = 1;
+  peers[0]->Stop();
   EXPECT_EQ(Open().status().code(), Code::kNotFound);
 }
 
-TEST_F(PlayedRanks, of_another_pid_namespace_are_asked_from_inside) {
-  Make(1);
-  ++pages[0].page().pid_namespace;
-  const auto job = Open();
-  EXPECT_EQ(job.status().code(), Code::kRefused);
-  EXPECT_TRUE(Has(job.status().message(), "another pid namespace")) << job.status().message();
+TEST_F(PlayedRanks, one_asks_at_a_time_and_others_may_look) {
+  Make(2);
+  {
+    const auto first = Open();
+    ASSERT_TRUE(first.ok()) << first.status().message();
+    const auto second = Open();
+    EXPECT_EQ(second.status().code(), Code::kRefused);
+    EXPECT_TRUE(Has(second.status().message(), "rank 0: another request is under way, by pid " + std::to_string(::getpid())))
+        << second.status().message();
+    EXPECT_EQ(LookAt(places, sockets()).size(), 2U);
+  }
+  EXPECT_TRUE(Open().ok());
 }
 
-TEST_F(PlayedRanks, a_note_is_for_the_session_that_it_names) {
+TEST_F(PlayedRanks, a_freeze_is_noted_by_the_session_that_is_named) {
   Make(2);
   auto job = Open();
   ASSERT_TRUE(job.ok());
-  ASSERT_TRUE(job->LeaveNote(SessionId{2}, {.from_ns = 5, .to_ns = 9, .bytes = 77, .moved_gpus = "a -> b"}).ok());
-  EXPECT_EQ(Of(0).note, 0U);
-  EXPECT_EQ(Of(1).note, 1U);
-  EXPECT_EQ(Of(1).note_from_ns, 5U);
-  EXPECT_EQ(Of(1).note_to_ns, 9U);
-  EXPECT_EQ(Of(1).note_bytes, 77U);
-  EXPECT_EQ(GetText(Of(1).note_gpus, sizeof Of(1).note_gpus), "a -> b");
+  const Frozen frozen{5, 9, 77, "a -> b"};
+  ASSERT_TRUE(job->LeaveNote(places[1].session, frozen).ok());
+  EXPECT_TRUE(test::Ranks::Becomes([&] {
+    const std::lock_guard lock(alone.mutex);
+    return !alone.witnessed.empty();
+  }));
+  const std::lock_guard lock(alone.mutex);
+  EXPECT_EQ(alone.witnessed, std::vector<EventBody>{frozen});
   EXPECT_EQ(job->LeaveNote(SessionId{3}, {}).code(), Code::kNotFound);
 }
 
@@ -503,57 +589,60 @@ class WhatIsSaid : public PlayedRanks {
  protected:
   void SetUp() override { Make(1); }
   std::string Of(Phase phase) {
-    pages[0]->phase = static_cast<std::uint32_t>(phase);
-    return LookAt(directories).at(0).doing;
+    Set(0, [&](Standing& is) { is.phase = phase; });
+    return LookAt(places, sockets()).at(0).doing;
   }
 };
 
 TEST_F(WhatIsSaid, of_each_phase) {
-  Page& page = pages[0].page();
-  PutText(page.message, sizeof page.message, "no room");
+  Set(0, [](Standing& is) { is.failure = {Code::kOutOfMemory, "no room"}; });
   EXPECT_EQ(Of(Phase::kRunning), "has made no safe point; it comes when its program pauses by itself");
-  page.steps = 1;
-  page.last_step_ns = MonotonicNs() - 3'000'000'000;
-  EXPECT_EQ(Of(Phase::kRunning), "has come to 1 safe point, to the last one 3.0 s ago");
-  page.steps = 2;
-  EXPECT_EQ(Of(Phase::kFailed), "has come to 2 safe points, to the last one 3.0 s ago; its last pause failed: no room");
-  page.at = 12;
-  page.at_ns = MonotonicNs() + kLong.count();
+  Set(0, [](Standing& is) {
+    is.steps = 1;
+    is.last_step_ns = MonotonicNs() - 3'000'000'000;
+  });
+  EXPECT_TRUE(Has(Of(Phase::kRunning), "has come to 1 safe point, to the last one 3.")) << Of(Phase::kRunning);
+  Set(0, [](Standing& is) { is.steps = 2; });
+  const std::string failed = Of(Phase::kFailed);
+  EXPECT_TRUE(Has(failed, "has come to 2 safe points, to the last one 3.")) << failed;
+  EXPECT_TRUE(Has(failed, "s ago; its last pause failed: no room")) << failed;
+  Set(0, [](Standing& is) {
+    is.failure = {};
+    is.at = 12;
+    is.at_ns = MonotonicNs() + kLong.count();
+  });
   EXPECT_EQ(Of(Phase::kHeld), "waits in safe point 12 until a step is agreed on");
-  EXPECT_EQ(Of(Phase::kArrived), "waits in safe point 12 for the others, came 0.0 s ago");
+  EXPECT_TRUE(Has(Of(Phase::kArrived), "waits in safe point 12 for the others, came 0."));
   EXPECT_EQ(Of(Phase::kPausing), "pauses");
   EXPECT_EQ(Of(Phase::kResuming), "resumes");
   EXPECT_EQ(Of(Phase::kPaused), "is paused, waits in safe point 12 for a resume");
-  page.code = 1;
-  page.at = 0;
+  Set(0, [](Standing& is) {
+    is.failure = {Code::kOutOfMemory, "no room"};
+    is.at = 0;
+  });
   EXPECT_EQ(Of(Phase::kPaused), "is paused, waits in its program's own resume for a resume; the last one failed: no room");
-  page.own_pause = static_cast<std::uint32_t>(OwnPause::kPaused);
+  Set(0, [](Standing& is) { is.own_pause = OwnPause::kPaused; });
   EXPECT_EQ(Of(Phase::kRunning), "is paused by its program");
-  page.start_ticks = 0;
-  EXPECT_EQ(Of(Phase::kPaused), "has ended");
 }
 
-TEST_F(WhatIsSaid, of_a_rank_is_what_its_page_has) {
-  Page& page = pages[0].page();
-  page.steps = 8;
-  page.held_bytes = 100;
-  page.freed_bytes = 50;
-  page.own_pause = static_cast<std::uint32_t>(OwnPause::kPaused);
-  RankLook look = LookAt(directories).at(0);
-  EXPECT_EQ(look.session, SessionId{1});
+TEST_F(WhatIsSaid, of_a_rank_is_what_it_tells) {
+  Set(0, [](Standing& is) {
+    is.steps = 8;
+    is.held = 100;
+    is.freed = 50;
+    is.own_pause = OwnPause::kPaused;
+  });
+  const RankLook look = LookAt(places, sockets()).at(0);
+  EXPECT_EQ(look.session, places[0].session);
   EXPECT_EQ(look.rank_name, "rank 0");
-  EXPECT_EQ(look.directory, directories[0]);
-  EXPECT_TRUE(look.alive && look.paused_by_program);
-  EXPECT_EQ(look.pid, getpid());
-  EXPECT_EQ(look.start_ticks, page.start_ticks);
+  EXPECT_EQ(look.directory, places[0].directory);
+  EXPECT_TRUE(look.alive && look.paused_by_program && !look.paused);
+  EXPECT_EQ(look.pid, ::getpid());
+  EXPECT_EQ(look.start_ticks, StartTicks(::getpid()));
   EXPECT_EQ(look.steps, 8U);
   EXPECT_EQ(look.held, 100U);
   EXPECT_EQ(look.freed, 50U);
-  page.rank = -1;
-  ++page.start_ticks;
-  look = LookAt(directories).at(0);
-  EXPECT_EQ(look.rank_name, "pid " + std::to_string(getpid()));
-  EXPECT_FALSE(look.alive);
+  EXPECT_EQ(look.phase, "running");
 }
 
 }  // namespace

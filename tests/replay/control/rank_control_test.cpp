@@ -2,23 +2,19 @@
 #include "replay/control/rank_control.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <optional>
 #include <thread>
 #include <vector>
 
 #include "journal/base/clock.h"
-#include "tests/journal/temporary.h"
 #include "tests/replay/control/ranks.h"
 
 namespace amem::control {
 namespace {
 
-using amem::test::TemporaryDirectory;
 using test::Has;
 
-constexpr std::uint64_t kSoon = 60'000'000'000;
 constexpr Bytes kResident = 1000, kTagBytes = 300, kNcclBytes = 600;
 
 class Memory final : public Actions {
@@ -29,6 +25,10 @@ class Memory final : public Actions {
   Status ResumeNccl() override { return Do("resume NCCL", &nccl); }
   Bytes Held() override { return kResident - (tags ? kTagBytes : 0) - (nccl ? kNcclBytes : 0) + grown; }
   void Note(EventBody event) override { notes.push_back(std::move(event)); }
+  Result<Standing> Ask(SessionId rank) override {
+    asked.push_back(rank);
+    return other;
+  }
 
   template <class Kind>
   [[nodiscard]] std::vector<Kind> All() const {
@@ -40,6 +40,8 @@ class Memory final : public Actions {
 
   std::vector<std::string> calls;
   std::vector<EventBody> notes;
+  std::vector<SessionId> asked;
+  Result<Standing> other = Status{Code::kPeerLost, "it has ended"};
   std::string fails;
   bool tags = false, nccl = false;  // are paused
   Bytes grown = 0;
@@ -55,37 +57,43 @@ class Memory final : public Actions {
 
 using Calls = std::vector<std::string>;
 
+constexpr SessionId kSelf{1}, kOther{2};
+
 class RankControlTest : public testing::Test {
  protected:
   void SetUp() override {
-    auto made = MappedPage::Create(directory.path(), SessionId{1}, 0);
-    ASSERT_TRUE(made.ok()) << made.status().message();
-    control.emplace(*std::move(made), memory);
-    tool.emplace(*MappedPage::Open(directory.path()));
-    ASSERT_TRUE((*tool)->pid == getpid());
-    ASSERT_TRUE(tool->Lock().ok());
-    page().void_after_ns = MonotonicNs() + kSoon;
-    page().by_pid = 77;
+    control.emplace();
+    control->Begin(kSelf, memory, 0);
+    order.by_pid = 77;
   }
-  [[nodiscard]] Page& page() const { return tool->page(); }
-  void ToolDies() { tool.emplace(*MappedPage::Open(directory.path())); }  // the lock goes with the open file
+  [[nodiscard]] Standing is() { return control->Look(); }
+  void Give() { control->OnOrder(order); }
+  void AskFor(std::uint64_t request, Ask ask, std::uint64_t target = 0, bool all_tags = false) {
+    order = {
+        .request = request, .ask = ask, .all_tags = all_tags, .target = target, .by_pid = 77, .told_first = order.told_first};
+    Give();
+  }
+  void Allow(Stage stage) {
+    order.stage = stage;
+    Give();
+  }
+  void Agree(std::uint64_t target) {
+    order.target = target;
+    Give();
+  }
+  void Withdraw() {
+    order.ask = Ask::kNothing;
+    Give();
+  }
+  void ToolDies() { control->OnToolGone(); }
 
-  void AskFor(std::uint64_t request, Ask ask, std::uint64_t target = 0, bool all_tags = false) const {
-    page().kind = static_cast<std::uint32_t>(ask);
-    page().target = target;
-    page().all_tags = all_tags ? 1 : 0;
-    page().stage = static_cast<std::uint32_t>(Stage::kCome);
-    page().asked = request;
-    page().bell.Ring();
-  }
-  void Allow(Stage stage) const { page().stage = static_cast<std::uint32_t>(stage); }
   // Whether the program goes on from this safe point; false: it has to wait.
   bool GoesOnAt(std::uint64_t step) { return !control->Came(step) || control->ServeAtStep(step, true); }
-  [[nodiscard]] Phase phase() const { return static_cast<Phase>(page().phase.load()); }
-  [[nodiscard]] Stage done() const { return static_cast<Stage>(page().stage_done.load()); }
-  [[nodiscard]] OwnPause own() const { return static_cast<OwnPause>(page().own_pause.load()); }
-  [[nodiscard]] std::string Message() const { return GetText(page().message, sizeof page().message); }
-  [[nodiscard]] Code FailedWith() const { return static_cast<Code>(page().code.load()); }
+  [[nodiscard]] Phase phase() { return is().phase; }
+  [[nodiscard]] Stage done() { return is().stage_done; }
+  [[nodiscard]] OwnPause own() { return is().own_pause; }
+  [[nodiscard]] std::string Message() { return is().failure.message(); }
+  [[nodiscard]] Code FailedWith() { return is().failure.code(); }
   void PauseAt(std::uint64_t step, bool all_tags = true) {
     AskFor(1, Ask::kPause, step, all_tags);
     ASSERT_FALSE(GoesOnAt(step));
@@ -95,22 +103,21 @@ class RankControlTest : public testing::Test {
     memory.calls.clear();
   }
 
-  TemporaryDirectory directory;
   Memory memory;
   std::optional<RankControl> control;
-  std::optional<MappedPage> tool;
+  Order order;
 };
 
 // ---- coming --------------------------------------------------------------------------------------------------------------
 
 TEST_F(RankControlTest, while_nothing_is_asked_a_safe_point_is_counted_and_no_more) {
-  control->BeginAt(4);
-  EXPECT_EQ(page().steps, 4U);
+  control->Begin(kSelf, memory, 4);
+  EXPECT_EQ(is().steps, 4U);
   EXPECT_FALSE(control->Came(9));
   EXPECT_FALSE(control->Came(7)) << "of another thread, which is behind";
-  EXPECT_EQ(page().steps, 9U);
+  EXPECT_EQ(is().steps, 9U);
   control->CameAt(123);
-  EXPECT_EQ(page().last_step_ns, 123U);
+  EXPECT_EQ(is().last_step_ns, 123U);
   EXPECT_TRUE(control->ServeAtStep(9, true)) << "the request was withdrawn before this thread had looked";
   EXPECT_TRUE(memory.notes.empty());
 }
@@ -119,10 +126,10 @@ TEST_F(RankControlTest, until_a_step_is_agreed_on_the_rank_is_held_where_it_come
   AskFor(1, Ask::kPause);
   EXPECT_FALSE(GoesOnAt(5));
   EXPECT_EQ(phase(), Phase::kHeld);
-  EXPECT_EQ(page().at, 5U);
-  EXPECT_EQ(page().about, 1U);
+  EXPECT_EQ(is().at, 5U);
+  EXPECT_EQ(is().about, 1U);
   EXPECT_TRUE(memory.notes.empty()) << "it can still be withdrawn without a trace";
-  page().target = 7;
+  Agree(7);
   EXPECT_TRUE(GoesOnAt(5));
   EXPECT_EQ(phase(), Phase::kRunning);
   EXPECT_TRUE(GoesOnAt(6));
@@ -134,13 +141,13 @@ TEST_F(RankControlTest, one_that_is_past_the_step_is_held_there) {
   AskFor(1, Ask::kPause, 7);
   EXPECT_FALSE(GoesOnAt(8));
   EXPECT_EQ(phase(), Phase::kHeld);
-  EXPECT_EQ(page().at, 8U);
+  EXPECT_EQ(is().at, 8U);
 }
 
 TEST_F(RankControlTest, what_is_held_runs_again_when_the_request_is_withdrawn) {
   AskFor(1, Ask::kPause);
   ASSERT_FALSE(GoesOnAt(5));
-  page().asked = 0;
+  Withdraw();
   EXPECT_TRUE(control->ServeAtStep(5, true));
   EXPECT_EQ(phase(), Phase::kRunning);
 }
@@ -149,27 +156,38 @@ TEST_F(RankControlTest, at_the_agreed_step_it_says_what_it_holds_and_waits) {
   AskFor(3, Ask::kPause, 7, true);
   const std::uint64_t before = MonotonicNs();
   EXPECT_FALSE(GoesOnAt(7));
-  EXPECT_EQ(page().at, 7U);
-  EXPECT_GE(page().at_ns, before);
-  EXPECT_EQ(page().held_bytes, kResident);
-  EXPECT_EQ(page().about, 3U);
+  EXPECT_EQ(is().at, 7U);
+  EXPECT_GE(is().at_ns, before);
+  EXPECT_EQ(is().held, kResident);
+  EXPECT_EQ(is().about, 3U);
   EXPECT_FALSE(GoesOnAt(7)) << "no stage is allowed yet";
   EXPECT_TRUE(memory.calls.empty());
   EXPECT_EQ(memory.All<RequestSeen>(), (std::vector<RequestSeen>{{3, CycleKind::kPause, 77, 7, true}}));
   EXPECT_EQ(memory.All<SafepointReached>(), (std::vector<SafepointReached>{{3, 7}}));
 }
 
-TEST_F(RankControlTest, a_tool_that_is_dead_or_stopped_holds_nobody) {
+TEST_F(RankControlTest, a_tool_that_is_dead_holds_nobody) {
   AskFor(1, Ask::kPause);
-  page().void_after_ns = MonotonicNs() - 1;
-  EXPECT_TRUE(GoesOnAt(5)) << "stopped: its time is over";
-  page().void_after_ns = MonotonicNs() + kSoon;
-  EXPECT_TRUE(GoesOnAt(6)) << "a request that was void once stays void";
-  AskFor(2, Ask::kPause);
   ASSERT_FALSE(GoesOnAt(7));
   ToolDies();
   EXPECT_TRUE(GoesOnAt(7));
   EXPECT_EQ(phase(), Phase::kRunning);
+  EXPECT_FALSE(control->Came(8)) << "and nothing of it is left";
+}
+
+TEST_F(RankControlTest, a_tool_that_is_stopped_holds_nobody_for_long) {
+  control.emplace(std::chrono::milliseconds(1500));
+  control->Begin(kSelf, memory, 0);
+  AskFor(1, Ask::kPause, 5);
+  ASSERT_FALSE(GoesOnAt(5));
+  control->OnOrder({});  // a sign of life
+  EXPECT_FALSE(GoesOnAt(5));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1600));
+  EXPECT_TRUE(GoesOnAt(5));
+  EXPECT_EQ(memory.All<RequestEnded>().at(0).code, Code::kPeerLost);
+  Allow(Stage::kNccl);
+  EXPECT_TRUE(GoesOnAt(6)) << "a request that was void once stays void";
+  EXPECT_FALSE(memory.nccl);
 }
 
 // ---- a pause -------------------------------------------------------------------------------------------------------------
@@ -189,8 +207,8 @@ TEST_F(RankControlTest, tags_are_paused_at_their_stage_and_NCCL_at_its_own) {
   EXPECT_EQ(memory.calls, (Calls{"pause tags", "pause NCCL"}));
   EXPECT_EQ(phase(), Phase::kPaused);
   EXPECT_EQ(done(), Stage::kNccl);
-  EXPECT_EQ(page().freed_bytes, kTagBytes + kNcclBytes);
-  EXPECT_EQ(page().held_bytes, kResident - kTagBytes - kNcclBytes);
+  EXPECT_EQ(is().freed, kTagBytes + kNcclBytes);
+  EXPECT_EQ(is().held, kResident - kTagBytes - kNcclBytes);
   EXPECT_EQ(memory.All<RequestEnded>(),
             (std::vector<RequestEnded>{{1, CycleKind::kPause, Code::kOk, "", kTagBytes + kNcclBytes}}));
 }
@@ -201,7 +219,7 @@ TEST_F(RankControlTest, tags_that_nobody_asked_for_stay) {
   Allow(Stage::kNccl);
   EXPECT_FALSE(GoesOnAt(7));
   EXPECT_EQ(memory.calls, Calls{"pause NCCL"});
-  EXPECT_EQ(page().freed_bytes, kNcclBytes);
+  EXPECT_EQ(is().freed, kNcclBytes);
 }
 
 TEST_F(RankControlTest, a_pause_that_holds_more_than_before_has_freed_nothing) {
@@ -210,7 +228,7 @@ TEST_F(RankControlTest, a_pause_that_holds_more_than_before_has_freed_nothing) {
   memory.grown = 10'000;  // another thread
   Allow(Stage::kNccl);
   EXPECT_FALSE(GoesOnAt(7));
-  EXPECT_EQ(page().freed_bytes, 0U);
+  EXPECT_EQ(is().freed, 0U);
 }
 
 TEST_F(RankControlTest, a_failure_is_told_the_tags_come_back_and_the_rank_runs_on) {
@@ -250,7 +268,7 @@ TEST_F(RankControlTest, tags_that_do_not_come_back_keep_the_rank_until_a_resume_
   Allow(Stage::kTags);
   ASSERT_FALSE(GoesOnAt(7));
   memory.fails = "resume tags";
-  page().asked = 0;
+  Withdraw();
   EXPECT_FALSE(GoesOnAt(7) && control->ServeAtStep(7, true));
   EXPECT_EQ(phase(), Phase::kPaused);
   EXPECT_TRUE(Has(Message(), "withdrawn; then its tags could not be resumed: no room")) << Message();
@@ -268,7 +286,7 @@ TEST_F(RankControlTest, a_request_that_is_withdrawn_leaves_the_rank_as_it_was) {
   ASSERT_FALSE(GoesOnAt(7));
   Allow(Stage::kTags);
   ASSERT_FALSE(GoesOnAt(7));
-  page().asked = 0;
+  Withdraw();
   EXPECT_TRUE(control->ServeAtStep(7, true));
   EXPECT_FALSE(memory.tags);
   EXPECT_EQ(phase(), Phase::kRunning);
@@ -284,74 +302,89 @@ TEST_F(RankControlTest, one_that_is_replaced_while_the_rank_waits_is_withdrawn) 
   Allow(Stage::kNccl);
   EXPECT_TRUE(GoesOnAt(7)) << "it is to come to step 9";
   EXPECT_FALSE(memory.nccl);
-  EXPECT_EQ(page().about, 2U);
+  EXPECT_EQ(is().about, 2U);
 }
 
 // ---- the tool dies -------------------------------------------------------------------------------------------------------
 
-// Another rank of the job, whose page says that it was told.
+// Another rank of the job, which was told first, and says so when it is asked.
 class AnotherRank : public RankControlTest {
  protected:
   void SetUp() override {
     RankControlTest::SetUp();
-    other.emplace(*MappedPage::Create(others.path(), SessionId{2}, 1));
-    PutText(page().told_first, sizeof page().told_first, others.path().string());
-    (*other)->kind = static_cast<std::uint32_t>(Ask::kPause);
-    (*other)->asked = 1;
-    (*other)->stage = static_cast<std::uint32_t>(Stage::kNccl);
+    order.told_first = kOther;
     AskFor(1, Ask::kPause, 7, true);
     ASSERT_FALSE(GoesOnAt(7));
     Allow(Stage::kTags);
     ASSERT_FALSE(GoesOnAt(7));
+    told = {.request = 1, .ask = Ask::kPause, .stage = Stage::kNccl};
   }
-  TemporaryDirectory others;
-  std::optional<MappedPage> other;
+  bool GivesUp() {
+    Standing other;
+    other.asked = told;
+    memory.other = other;
+    ToolDies();
+    const bool goes_on = GoesOnAt(7);
+    EXPECT_EQ(memory.asked, (std::vector<SessionId>{kOther}));
+    EXPECT_EQ(phase(), goes_on ? Phase::kRunning : Phase::kPaused);
+    EXPECT_EQ(memory.tags && memory.nccl, !goes_on);
+    return goes_on;
+  }
+  Order told;
 };
 
-TEST_F(AnotherRank, was_told_and_so_this_one_goes_through) {
-  ToolDies();
-  EXPECT_FALSE(GoesOnAt(7));
-  EXPECT_EQ(phase(), Phase::kPaused);
-  EXPECT_TRUE(memory.nccl);
-}
+TEST_F(AnotherRank, was_told_and_so_this_one_goes_through) { EXPECT_FALSE(GivesUp()); }
 
 TEST_F(AnotherRank, was_not_told_and_so_this_one_gives_up) {
-  (*other)->stage = static_cast<std::uint32_t>(Stage::kTags);
-  ToolDies();
-  EXPECT_TRUE(GoesOnAt(7));
+  told.stage = Stage::kTags;
+  EXPECT_TRUE(GivesUp());
   EXPECT_FALSE(memory.tags || memory.nccl);
-  EXPECT_EQ(phase(), Phase::kRunning);
   EXPECT_EQ(memory.All<RequestEnded>().at(0).code, Code::kPeerLost);
 }
 
 TEST_F(AnotherRank, was_told_of_another_request) {
-  (*other)->asked = 2;
-  ToolDies();
-  EXPECT_TRUE(GoesOnAt(7));
+  told.request = 2;
+  EXPECT_TRUE(GivesUp());
 }
 
 TEST_F(AnotherRank, was_told_to_resume) {
-  (*other)->kind = static_cast<std::uint32_t>(Ask::kResume);
-  ToolDies();
-  EXPECT_TRUE(GoesOnAt(7));
+  told.ask = Ask::kResume;
+  EXPECT_TRUE(GivesUp());
 }
 
 TEST_F(AnotherRank, has_ended) {
-  ++(*other)->start_ticks;
   ToolDies();
   EXPECT_TRUE(GoesOnAt(7));
+  EXPECT_FALSE(memory.nccl);
 }
 
-TEST_F(AnotherRank, has_no_page_any_more) {
-  std::filesystem::remove(others.path() / kPageName);
+TEST_F(AnotherRank, does_not_answer_and_is_asked_again_until_it_does) {
+  memory.other = Status{Code::kTimeout, "it is stopped"};
   ToolDies();
-  EXPECT_TRUE(GoesOnAt(7));
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_FALSE(memory.nccl);
+  EXPECT_EQ(phase(), Phase::kPausing);
+  memory.asked.clear();
+  EXPECT_FALSE(GivesUp());
 }
 
 TEST_F(AnotherRank, counts_only_from_the_stage_of_tags_on) {
   Allow(Stage::kCome);
   ToolDies();
   EXPECT_TRUE(GoesOnAt(7));
+  EXPECT_TRUE(memory.asked.empty());
+}
+
+TEST_F(RankControlTest, the_one_that_was_told_first_asks_nobody) {
+  order.told_first = kSelf;
+  AskFor(1, Ask::kPause, 7, true);
+  ASSERT_FALSE(GoesOnAt(7));
+  Allow(Stage::kTags);
+  ASSERT_FALSE(GoesOnAt(7));
+  ToolDies();
+  EXPECT_TRUE(GoesOnAt(7));
+  EXPECT_TRUE(memory.asked.empty());
+  EXPECT_FALSE(memory.tags || memory.nccl);
 }
 
 TEST_F(RankControlTest, a_pause_that_was_told_goes_through_without_the_tool) {
@@ -368,7 +401,7 @@ TEST_F(RankControlTest, a_pause_that_was_told_goes_through_without_the_tool) {
 TEST_F(RankControlTest, paused_it_stays_until_it_is_asked) {
   PauseAt(7);
   EXPECT_FALSE(GoesOnAt(7));
-  page().asked = 0;  // by a tool that tidied up
+  Withdraw();  // by a tool that tidied up
   EXPECT_FALSE(control->ServeAtStep(7, true));
   EXPECT_TRUE(memory.calls.empty());
 }
@@ -380,7 +413,7 @@ TEST_F(RankControlTest, a_resume_brings_tags_first_and_NCCL_when_all_have_theirs
   EXPECT_EQ(memory.calls, Calls{"resume tags"});
   EXPECT_EQ(phase(), Phase::kResuming);
   EXPECT_EQ(done(), Stage::kTags);
-  EXPECT_EQ(page().about, 2U);
+  EXPECT_EQ(is().about, 2U);
   EXPECT_FALSE(GoesOnAt(7));
   EXPECT_EQ(memory.calls.size(), 1U);
   Allow(Stage::kNccl);
@@ -388,7 +421,7 @@ TEST_F(RankControlTest, a_resume_brings_tags_first_and_NCCL_when_all_have_theirs
   EXPECT_EQ(memory.calls, (Calls{"resume tags", "resume NCCL"}));
   EXPECT_EQ(phase(), Phase::kRunning);
   EXPECT_EQ(done(), Stage::kNccl);
-  EXPECT_EQ(page().held_bytes, kResident);
+  EXPECT_EQ(is().held, kResident);
   EXPECT_EQ(memory.All<RequestSeen>().back(), (RequestSeen{2, CycleKind::kResume, 77, 0, false}));
   EXPECT_EQ(memory.All<RequestEnded>().back(), (RequestEnded{2, CycleKind::kResume, Code::kOk, "", 0}));
   EXPECT_TRUE(GoesOnAt(8)) << "the request is settled";
@@ -433,8 +466,8 @@ TEST_F(RankControlTest, what_is_paused_may_be_asked_to_pause_once_more) {
   EXPECT_EQ(memory.calls, Calls{"pause tags"}) << "which the first had left";
   EXPECT_EQ(phase(), Phase::kPaused);
   EXPECT_EQ(done(), Stage::kNccl);
-  EXPECT_EQ(page().about, 2U);
-  EXPECT_EQ(page().held_bytes, kResident - kTagBytes - kNcclBytes);
+  EXPECT_EQ(is().about, 2U);
+  EXPECT_EQ(is().held, kResident - kTagBytes - kNcclBytes);
   EXPECT_EQ(memory.All<RequestEnded>().back(), (RequestEnded{2, CycleKind::kPause, Code::kOk, "", 0}));
   AskFor(3, Ask::kPause, 0, false);
   EXPECT_FALSE(GoesOnAt(7));
@@ -454,32 +487,11 @@ TEST_F(RankControlTest, tags_that_fail_in_a_second_pause_leave_it_paused) {
 TEST_F(RankControlTest, a_resume_where_nothing_is_paused_is_settled_at_once) {
   AskFor(1, Ask::kResume);
   EXPECT_TRUE(GoesOnAt(5));
-  EXPECT_EQ(page().about, 1U);
+  EXPECT_EQ(is().about, 1U);
   EXPECT_EQ(phase(), Phase::kRunning);
   EXPECT_EQ(done(), Stage::kNccl);
   EXPECT_TRUE(memory.calls.empty());
-  page().stage_done = 0;
-  EXPECT_TRUE(GoesOnAt(6));
-  EXPECT_EQ(done(), Stage::kCome) << "nothing is said again";
-}
-
-TEST_F(RankControlTest, a_note_about_a_freeze_is_told_once) {
-  PauseAt(7);
-  page().note_from_ns = 5;
-  page().note_to_ns = 9;
-  page().note_bytes = 77;
-  PutText(page().note_gpus, sizeof page().note_gpus, "a -> b");
-  page().note = 1;
-  AskFor(2, Ask::kResume);
-  EXPECT_FALSE(GoesOnAt(7));
-  EXPECT_FALSE(GoesOnAt(7));
-  EXPECT_EQ(memory.All<Frozen>(), (std::vector<Frozen>{{5, 9, 77, "a -> b"}}));
-  Allow(Stage::kNccl);
-  ASSERT_TRUE(GoesOnAt(7));
-  page().note = 2;
-  AskFor(3, Ask::kResume);
-  EXPECT_TRUE(GoesOnAt(8));
-  EXPECT_EQ(memory.All<Frozen>().size(), 2U) << "another note, where nothing is paused";
+  EXPECT_FALSE(control->Came(6)) << "and nothing is asked any more";
 }
 
 // ---- the program's own pauses --------------------------------------------------------------------------------------------
@@ -531,56 +543,48 @@ TEST_F(RankControlTest, while_one_thread_is_inside_another_comes_back_after_a_mo
   std::this_thread::sleep_for(std::chrono::milliseconds(150));
   AskFor(2, Ask::kResume);
   Allow(Stage::kNccl);
-  page().bell.Ring();
   inside.join();
   also.join();
   EXPECT_EQ(memory.calls, (Calls{"resume tags", "resume NCCL"}));
 }
 
-// ---- the page ------------------------------------------------------------------------------------------------------------
+// ---- what the tool hears -------------------------------------------------------------------------------------------------
 
-TEST(ControlPage, texts_are_cut_to_what_there_is_room_for) {
-  char into[5] = {'x', 'x', 'x', 'x', 'x'};
-  PutText(into, sizeof into, "1234");
-  EXPECT_EQ(GetText(into, sizeof into), "1234");
-  PutText(into, sizeof into, "12345");
-  EXPECT_EQ(GetText(into, sizeof into), "1234");
-  PutText(into, sizeof into, "");
-  EXPECT_EQ(GetText(into, sizeof into), "");
-  into[0] = into[1] = into[2] = into[3] = into[4] = 'x';  // of somebody who does not keep to it
-  EXPECT_EQ(GetText(into, sizeof into), "xxxxx");
+TEST_F(RankControlTest, each_change_is_told_and_a_safe_point_is_none) {
+  int told = 0;
+  control->TellChanges([&] { ++told; });
+  EXPECT_TRUE(GoesOnAt(1));
+  EXPECT_TRUE(control->MayResume(true));
+  EXPECT_EQ(told, 0);
+  AskFor(1, Ask::kPause, 7);
+  EXPECT_TRUE(GoesOnAt(2));
+  const int on_its_way = std::exchange(told, 0);
+  EXPECT_GT(on_its_way, 0);
+  EXPECT_TRUE(GoesOnAt(3));
+  EXPECT_EQ(told, 0) << "it is on its way still";
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_GT(told, 0);
+  control->TellChanges({});
+  told = 0;
+  Allow(Stage::kNccl);
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_EQ(told, 0) << "nobody listens any more";
 }
 
-TEST(ControlPage, one_at_a_time_has_the_lock) {
-  const TemporaryDirectory directory;
-  const auto page = MappedPage::Create(directory.path(), SessionId{1}, 0);
-  ASSERT_TRUE(page.ok());
-  EXPECT_FALSE(page->LockedByAnother());
-  {
-    const auto first = MappedPage::Open(directory.path()), second = MappedPage::Open(directory.path());
-    ASSERT_TRUE(first.ok() && second.ok());
-    ASSERT_TRUE(first->Lock().ok());
-    (*first)->by_pid = 4711;
-    EXPECT_FALSE(first->LockedByAnother());
-    EXPECT_TRUE(page->LockedByAnother());
-    EXPECT_EQ(second->Lock().code(), Code::kRefused);
-    EXPECT_TRUE(Has(second->Lock().message(), "4711"));
-  }
-  EXPECT_FALSE(page->LockedByAnother());
-}
-
-TEST(ControlPage, says_whose_it_is) {
-  const TemporaryDirectory directory;
-  ASSERT_TRUE(MappedPage::Create(directory.path(), SessionId{8}, 2).ok());
-  const auto page = MappedPage::Create(directory.path(), SessionId{9}, 3);  // a file of that name is replaced
-  ASSERT_TRUE(page.ok());
-  const auto seen = MappedPage::Open(directory.path());
-  ASSERT_TRUE(seen.ok());
-  EXPECT_EQ((*seen)->session, 9U);
-  EXPECT_EQ((*seen)->rank, 3);
-  EXPECT_EQ((*seen)->pid, getpid());
-  EXPECT_NE((*seen)->start_ticks, 0U);
-  EXPECT_NE((*seen)->pid_namespace, 0U);
+TEST_F(RankControlTest, numbers_go_up_and_what_is_settled_stays_so) {
+  AskFor(5, Ask::kPause);
+  EXPECT_EQ(is().last_request, 5U);
+  EXPECT_EQ(is().asked, order);
+  AskFor(4, Ask::kPause, 9);
+  EXPECT_EQ(is().asked.request, 5U);
+  order.request = 5;
+  Withdraw();
+  EXPECT_EQ(is().asked, Order());
+  AskFor(6, Ask::kResume);
+  EXPECT_TRUE(GoesOnAt(1));
+  Allow(Stage::kNccl);
+  EXPECT_EQ(is().asked, Order());
+  EXPECT_EQ(is().last_request, 6U);
 }
 
 }  // namespace

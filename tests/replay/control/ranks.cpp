@@ -22,8 +22,8 @@ void Nap(std::chrono::microseconds time) { std::this_thread::sleep_for(time); }
 
 class Numbers final : public Actions {
  public:
-  Numbers(Shared& shared, int rank, int count)
-      : shared_(shared), words_(shared.ranks[static_cast<std::size_t>(rank)]), count_(count) {}
+  Numbers(Shared& shared, int rank, int count, const std::filesystem::path& sockets)
+      : shared_(shared), words_(shared.ranks[static_cast<std::size_t>(rank)]), count_(count), sockets_(sockets) {}
 
   std::uint64_t step = 0;  // at which this rank is
 
@@ -45,11 +45,8 @@ class Numbers final : public Actions {
     if (std::holds_alternative<RequestSeen>(event)) ++words_.seen;
     if (std::holds_alternative<SafepointReached>(event)) ++words_.reached;
     if (const auto* ended = std::get_if<RequestEnded>(&event)) ++(ended->code == Code::kOk ? words_.ended : words_.failed);
-    if (const auto* frozen = std::get_if<Frozen>(&event)) {
-      ++words_.frozen;
-      words_.frozen_bytes = frozen->bytes;
-    }
   }
+  Result<Standing> Ask(SessionId rank) override { return StandingOf(sockets_, rank); }
   // Fails on all ranks, as NCCL's pause does, when one of them fails or does not come.
   Status Together(Fails fails, std::atomic<std::uint64_t>& counter) {
     // No rank gets past a call before this one has come to it, so its number is known before, and so is a failure.
@@ -84,6 +81,7 @@ class Numbers final : public Actions {
   Shared& shared_;
   RankWords& words_;
   const int count_;
+  const ToolSockets sockets_;
 };
 
 }  // namespace
@@ -93,9 +91,10 @@ Ranks::Ranks(int count, bool lockstep, std::uint32_t most_us) {
   root_ = ::mkdtemp(name.data());
   shared_ = new (::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Shared;
   for (int rank = 0; rank < count; ++rank) {
-    directories_.push_back(root_ / std::to_string(rank));
-    std::filesystem::create_directory(directories_.back());
+    places_.push_back({NewSession(), root_ / std::to_string(rank), rank});
+    std::filesystem::create_directory(places_.back().directory);
   }
+  static_cast<void>(OpenSocketDirectory(sockets()));
   pids_.resize(static_cast<std::size_t>(count));
   for (int rank = 0; rank < count; ++rank) {
     const pid_t child = ::fork();
@@ -106,23 +105,32 @@ Ranks::Ranks(int count, bool lockstep, std::uint32_t most_us) {
     pids_[static_cast<std::size_t>(rank)] = child;
   }
   Becomes([&] {
-    for (const auto& directory : directories_)
-      if (!std::filesystem::exists(directory / "ready")) return false;
+    for (const RankPlace& place : places_)
+      if (!std::filesystem::exists(place.directory / "ready")) return false;
     return true;
   });
 }
 
 void Ranks::BeRank(int rank, bool lockstep, std::uint32_t most_us) {
-  auto page =
-      MappedPage::Create(directories_[static_cast<std::size_t>(rank)], SessionId{static_cast<std::uint64_t>(rank) + 1}, rank);
-  if (!page.ok()) ::_exit(1);
-  Numbers actions(*shared_, rank, count());
-  RankControl control(*std::move(page), actions);
-  std::filesystem::create_directory(directories_[static_cast<std::size_t>(rank)] / "ready");
+  const RankPlace& place = places_[static_cast<std::size_t>(rank)];
   RankWords& words = (*this)[rank];
+  Numbers actions(*shared_, rank, count(), sockets());
+  RankControl control;
+  control.Begin(place.session, actions, 0);
+  Alone alone;
+  UnixPeersOptions options{.socket_directory = sockets(), .deadlines = {}, .expected_uid = {}};
+  options.requests = &control;
+  const auto peers =
+      UnixPeers::Start({.session = place.session, .host = "here", .pid = ::getpid(), .rank = rank}, options, alone);
+  if (!peers.ok()) ::_exit(1);
+  std::filesystem::create_directory(place.directory / "ready");
   std::mt19937 random(static_cast<unsigned>(::getpid()));
   std::uint64_t step = 0;
   while (!shared_->stop) {
+    if (words.forks.exchange(false) && ::fork() == 0) {
+      while (!shared_->stop) Nap(milliseconds(1));
+      ::_exit(0);
+    }
     if (most_us > 0) Nap(std::chrono::microseconds(random() % most_us));
     if (words.own_pause) {
       if (actions.Together(kNothingFails, words.own_pauses).ok()) control.OwnPauseHolds();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -14,6 +15,7 @@
 
 #include "replay/control/job_control.h"
 #include "replay/control/rank_control.h"
+#include "replay/peers/unix/unix_peers.h"
 
 namespace amem::control::test {
 
@@ -31,12 +33,27 @@ struct RankWords {
   std::atomic<bool> away{false};       // makes no safe points meanwhile
   std::atomic<bool> own_pause{false};  // its program is to pause, as long as this holds
   std::atomic<bool> makes_no_safepoints{false};
-  std::atomic<bool> safepoints_inside{false};                                      // of its own pause, too
-  std::atomic<std::uint32_t> fails{0};                                             // Fails, of the next call
-  std::atomic<std::uint64_t> seen{0}, reached{0}, ended{0}, failed{0}, frozen{0};  // events
-  std::atomic<std::uint64_t> frozen_bytes{0};
+  std::atomic<bool> forks{false};              // a child that lives on when it ends, as workers that load data do
+  std::atomic<bool> safepoints_inside{false};  // of its own pause, too
+  std::atomic<std::uint32_t> fails{0};         // Fails, of the next call
+  std::atomic<std::uint64_t> seen{0}, reached{0}, ended{0}, failed{0};  // events
 };
 enum Fails : std::uint32_t { kNothingFails, kPauseTagsFails, kPauseNcclFails, kResumeTagsFails, kResumeNcclFails };
+
+// A session that shares no memory.
+struct Alone : PeerDelegate {
+  Result<SharedAllocation> OnImport(const PeerIdentity&, AllocationId, const Token&) override { return Nothing(); }
+  Result<SharedAllocation> OnReimport(const PeerIdentity&, const ShareRequest&) override { return Nothing(); }
+  bool OnReferenceDropped(const PeerIdentity&, AllocationId, AllocationId) override { return true; }
+  bool OnPeerConnected(const PeerIdentity&) override { return true; }
+  bool OnPeerLost(const PeerIdentity&, const std::string&) override { return true; }
+  Result<std::vector<SessionId>> Neighbours(const std::string&, Deadline) override { return std::vector<SessionId>(); }
+  static Status Nothing() { return {Code::kNotFound, "there is nothing"}; }
+};
+inline SessionId NewSession() {
+  static std::uint64_t last = static_cast<std::uint64_t>(::getpid()) << 24U;
+  return SessionId{++last};
+}
 
 struct Shared {
   std::array<RankWords, kMostRanks> ranks;
@@ -56,8 +73,9 @@ class Ranks {
   RankWords& operator[](int rank) { return shared_->ranks[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] int count() const { return static_cast<int>(pids_.size()); }
   [[nodiscard]] pid_t pid(int rank) const { return pids_[static_cast<std::size_t>(rank)]; }
-  [[nodiscard]] const std::vector<std::filesystem::path>& directories() const { return directories_; }
-  [[nodiscard]] Result<JobControl> Open() const { return JobControl::Open(directories_); }
+  [[nodiscard]] const std::vector<RankPlace>& places() const { return places_; }
+  [[nodiscard]] std::filesystem::path sockets() const { return root_ / "sockets"; }
+  [[nodiscard]] Result<JobControl> Open() const { return JobControl::Open(places_, sockets()); }
   void Kill(int rank);
   // True: it became so within some seconds.
   static bool Becomes(const std::function<bool()>& condition);
@@ -69,7 +87,7 @@ class Ranks {
 
   std::filesystem::path root_;
   Shared* shared_ = nullptr;
-  std::vector<std::filesystem::path> directories_;
+  std::vector<RankPlace> places_;
   std::vector<pid_t> pids_;
 };
 

@@ -149,7 +149,7 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
       return {};
     });
   }
-  Status LeaveNote(SessionId, const FrozenNote&) override {
+  Status LeaveNote(SessionId, const Frozen&) override {
     return Call(FakeCall::kNote, [&]() -> Status {
       ++shared->notes;
       return {};

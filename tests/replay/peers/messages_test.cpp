@@ -11,6 +11,23 @@ PeerIdentity Who(unsigned n) {
   return {SessionId{n}, "host" + std::to_string(n), static_cast<std::int32_t>(n), -5, static_cast<std::int32_t>(n) - 1};
 }
 
+const control::Order kOrder{7, control::Ask::kResume, control::Stage::kNccl, true, 99, 4711, SessionId{12}};
+control::Standing Stands() {
+  return {11,
+          12,
+          control::OwnPause::kResuming,
+          control::Phase::kFailed,
+          control::Stage::kTags,
+          13,
+          14,
+          15,
+          {Code::kTimeout, "late"},
+          16,
+          17,
+          kOrder,
+          18};
+}
+
 std::vector<Message> OneOfEach() {
   AllocationProperties properties{1, 9, {LocationType::kHostNuma, 2}, 1, 1, 77, 5};
   Token token{SessionId{5}, AllocationId{6}, {1, 2, 3}, 8};
@@ -32,6 +49,10 @@ std::vector<Message> OneOfEach() {
       {14, VoteMessage{44, 3, PhaseKind::kResumeOpen, 60000, {Code::kOutOfMemory, "no", 2}}},
       {15, DecisionMessage{44, 3, SessionId{8}, {}}},
       {16, LeaveMessage{44}},
+      {17, OrderMessage{kOrder}},
+      {18, LookMessage{}},
+      {19, StandingMessage{Stands()}},
+      {20, FrozenMessage{{5, 9, 77, "a -> b"}}},
   };
 }
 
@@ -135,6 +156,9 @@ TEST(PeerMessages, fields_of_a_round_are_where_they_belong) {
   EXPECT_EQ(decision.culprit, SessionId{8});
   EXPECT_TRUE(decision.status.ok());
   EXPECT_EQ(Back<LeaveMessage>().round, 44U);
+  EXPECT_EQ(Back<OrderMessage>().order, kOrder);
+  EXPECT_EQ(Back<StandingMessage>().standing, Stands());
+  EXPECT_EQ(Back<FrozenMessage>().frozen, (Frozen{5, 9, 77, "a -> b"}));
 }
 
 TEST(PeerMessages, the_longest_lists_fit) {

@@ -299,7 +299,7 @@ TEST_F(UnixPeersTest, another_protocol_version_is_refused_in_words) {
   hello.to = owner.identity.session;
   const Status refused = AnswerTo(fd, hello);
   EXPECT_EQ(refused.code(), Code::kUnsupported);
-  EXPECT_NE(refused.message().find("speaks 4 to 4"), std::string::npos) << refused.message();
+  EXPECT_NE(refused.message().find("speaks 5 to 5"), std::string::npos) << refused.message();
 }
 
 TEST_F(UnixPeersTest, a_greeting_for_another_session_is_refused_and_ends_the_connection) {

@@ -1,0 +1,202 @@
+#include "replay/control/rank_link.h"
+
+#include <poll.h>
+#include <spdlog/fmt/fmt.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <deque>
+
+#include "journal/base/clock.h"
+#include "journal/base/process_sight.h"
+#include "journal/base/process_stat.h"
+#include "journal/journal.h"
+
+namespace amem::control {
+namespace {
+
+constexpr std::size_t kLastEvents = 3;
+constexpr std::chrono::milliseconds kForRoom{1000};  // in the queue of a rank that is busy
+
+std::string Ago(std::uint64_t then_ns) {
+  const std::uint64_t now = MonotonicNs();
+  return fmt::format("{:.1f} s ago", static_cast<double>(now - std::min(now, then_ns)) / 1e9);
+}
+
+std::string Running(const Standing& is) {
+  if (is.steps == 0) return "has made no safe point; it comes when its program pauses by itself";
+  return fmt::format("has come to {} safe point{}, to the last one {}", is.steps, is.steps == 1 ? "" : "s",
+                     Ago(is.last_step_ns));
+}
+
+std::string Text(const Standing& is) {
+  const std::string place = is.at != 0 ? fmt::format("in safe point {}", is.at) : "in its program's own resume";
+  switch (is.phase) {
+    case Phase::kHeld:
+      return fmt::format("waits {} until a step is agreed on", place);
+    case Phase::kArrived:
+      return fmt::format("waits {} for the others, came {}", place, Ago(is.at_ns));
+    case Phase::kPausing:
+      return "pauses";
+    case Phase::kPaused:
+      return fmt::format("is paused, waits {} for a resume{}", place,
+                         is.failure.ok() ? "" : "; the last one failed: " + is.failure.message());
+    case Phase::kResuming:
+      return "resumes";
+    case Phase::kFailed:
+      return fmt::format("{}; its last pause failed: {}", Running(is), is.failure.message());
+    case Phase::kRunning:
+      break;
+  }
+  return is.own_pause == OwnPause::kPaused ? "is paused by its program" : Running(is);
+}
+
+std::string FromJournal(const std::filesystem::path& directory) {
+  const auto reader = JournalReader::Open(directory);
+  if (!reader.ok()) return "";
+  const auto info = (*reader)->Info();
+  if (!info.ok()) return "";
+  std::deque<std::string> last;
+  const SequenceNumber from{info->last.value - std::min<std::uint64_t>(info->last.value, kLastEvents - 1)};
+  const auto read = (*reader)->Read(from, kToTheEnd, [&](const Event& event) {
+    last.push_back(fmt::format("{}: {}", event.seq.value, ToText(event.body)));
+    if (last.size() > kLastEvents) last.pop_front();
+    return true;
+  });
+  std::string text = last.empty() ? "" : fmt::format("; last in its journal: {}", fmt::join(last, "; "));
+  const auto state = (*reader)->StateAt(std::nullopt);
+  if (!state.ok() || !read.ok()) return text;
+  if (state->lifecycle == Lifecycle::kPausing) text += "; a pause is under way";
+  if (state->lifecycle == Lifecycle::kResuming) text += "; a resume is under way";
+  return text;
+}
+
+bool Lives(const std::filesystem::path& directory) {
+  const auto reader = JournalReader::Open(directory);
+  const auto info = reader ? (*reader)->Info() : Result<JournalInfo>(reader.status());
+  return info && info->status == SessionStatus::kLive;
+}
+
+}  // namespace
+
+// ---- connecting ------------------------------------------------------------------------------------------------------------
+
+ToolSockets::ToolSockets(const std::filesystem::path& directory) {
+  std::error_code missing;
+  if (std::filesystem::exists(directory, missing))
+    if (auto opened = OpenSocketDirectory(directory)) directory_ = *std::move(opened);
+  context_ = {directory_.get(), &elsewhere_, -1, ::geteuid()};
+  while (self_.session == SessionId())
+    if (getrandom(&self_.session.value, sizeof self_.session.value, 0) < 0) self_.session.value = MonotonicNs();
+  self_.pid = ::getpid();
+}
+
+RankLink::RankLink(RankPlace place, pid_t pid, std::unique_ptr<PeerConnection> connection)
+    : place_(std::move(place)), pid_(pid), start_ticks_(StartTicks(pid)), connection_(std::move(connection)) {}
+
+Result<std::optional<RankLink>> RankLink::Connect(const ToolSockets& sockets, RankPlace place) {
+  const std::string where = place.directory.string();
+  auto connection = PeerConnection::Begin(sockets.context(), place.session, Purpose::kRequest, sockets.self(), In(kForRoom));
+  if (!connection) {
+    if (connection.status().code() != Code::kPeerLost) return connection.status().Within(where);
+    if (!Lives(place.directory)) return std::optional<RankLink>();
+    return Status{Code::kRefused,
+                  where +
+                      ": its process takes no requests: its libamem_nccl.so is older than this program, or its sockets cannot "
+                      "be seen from here (set AMEM_SOCKET_DIR as for the job; in a container, ask from inside)"};
+  }
+  const auto process = CredentialsOf((*connection)->fd());
+  if (!process || process->pid == 0)
+    return Status{Code::kRefused, where + ": its process is in another pid namespace (a container); ask from inside"};
+  return std::optional<RankLink>(RankLink(std::move(place), process->pid, *std::move(connection)));
+}
+
+// ---- talking ---------------------------------------------------------------------------------------------------------------
+
+bool RankLink::Send(MessageBody body) {
+  const std::uint64_t number = connection_->NextRequest();
+  const auto sent = connection_->TrySend({number, std::move(body)});
+  if (sent && *sent) sent_ = number;
+  return !sent || *sent;  // what is lost is found by Take
+}
+
+void RankLink::Give(const Order& order) {
+  if (!alive_) return;
+  unsent_.reset();
+  if (!Send(OrderMessage{order})) unsent_ = order;
+}
+
+bool RankLink::Ask() { return alive_ && answered() && Send(LookMessage{}); }
+
+bool RankLink::Tell(const Frozen& frozen) { return alive_ && Send(FrozenMessage{frozen}); }
+
+void RankLink::Hear(const Message& message) {
+  if (message.request != 0) answered_ = std::max(answered_, message.request);
+  if (const auto* welcome = std::get_if<WelcomeMessage>(&message.body)) {
+    if (place_.rank < 0) place_.rank = welcome->self.rank;
+  } else if (const auto* told = std::get_if<StandingMessage>(&message.body)) {
+    standing_ = told->standing;
+    heard_ = true;
+  } else if (const auto* failure = std::get_if<FailureMessage>(&message.body)) {
+    refused_ = failure->status;
+  }
+}
+
+void RankLink::Take() {
+  if (!alive_) return;
+  if (unsent_ && Send(OrderMessage{*unsent_})) unsent_.reset();
+  const bool died = CanBeRead(connection_->process_fd());  // what it said last counts
+  for (;;) {
+    const auto came = connection_->TryReceive();
+    if (!came) alive_ = false;
+    if (!came || !*came) break;
+    Hear((*came)->message);
+  }
+  if (died) alive_ = false;
+}
+
+void Await(std::span<RankLink> links, Deadline until, const std::function<bool()>& done) {
+  for (;;) {
+    std::vector<pollfd> polled;
+    for (RankLink& link : links) {
+      link.Take();
+      if (!link.alive_) continue;
+      polled.push_back({link.connection_->fd(), static_cast<short>(link.unsent_ ? POLLIN | POLLOUT : POLLIN), 0});
+      polled.push_back({link.connection_->process_fd(), POLLIN, 0});
+    }
+    if (done() || Passed(until)) return;
+    static_cast<void>(::poll(polled.data(), polled.size(), MillisecondsUntil(until)));
+  }
+}
+
+Result<Standing> StandingOf(const ToolSockets& sockets, SessionId session) {
+  auto link = RankLink::Connect(sockets, {.session = session});
+  if (!link) return link.status();
+  if (!*link) return Status{Code::kPeerLost, ToText(session) + " has ended"};
+  RankLink& rank = **link;
+  static_cast<void>(rank.Ask());
+  Await({&rank, 1}, In(kForRoom), [&] { return rank.heard() || !rank.alive(); });
+  if (rank.heard()) return rank.standing();
+  return Status{rank.alive() ? Code::kTimeout : Code::kPeerLost, rank.name() + " " + rank.Doing()};
+}
+
+// ---- what is said of it ----------------------------------------------------------------------------------------------------
+
+std::string RankLink::name() const {
+  return place_.rank >= 0 ? fmt::format("rank {}", place_.rank) : fmt::format("pid {}", pid_);
+}
+
+std::string RankLink::Doing() const {
+  if (!alive_) return "has ended";
+  return heard_ ? Text(standing_) : "does not answer";
+}
+
+std::string RankLink::DoingInDetail() const {
+  if (!alive_) return "has ended";
+  const Sight sight = SeeProcess(pid_, connection_->process_fd());
+  return fmt::format("{}; its process is {}{}{}", Doing(), sight.state, sight.where.empty() ? "" : " " + sight.where,
+                     FromJournal(place_.directory));
+}
+
+}  // namespace amem::control

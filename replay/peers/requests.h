@@ -1,0 +1,80 @@
+// What a tool asks of a rank from outside, and what the rank says of itself: plain values, and how a service hands them to the
+// rank. replay/control has both sides.
+//
+//   The step that all agree on. A rank stores the number of its safe point and then looks whether it is asked; its service
+//   stores what is asked and then reads that number, which is in its answer to the tool. Everything is sequentially
+//   consistent, so a rank that has stored s and did not see the request is seen with s at least, and sees the request at s + 1:
+//   no rank passes the largest number that the tool has been told by more than one.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "statemachine/types.h"
+
+namespace amem::control {
+
+enum class Phase : std::uint8_t {
+  kRunning,  // nothing is asked, or the rank is on its way to the step that was agreed on
+  kHeld,     // in a safe point, until a step is agreed on
+  kArrived,  // in the safe point that was agreed on, or in its own resume; waits for all others
+  kPausing,
+  kPaused,  // stays inside the safe point until a resume is asked for
+  kResuming,
+  kFailed,  // the pause failed, and the rank runs on as before
+};
+
+enum class Ask : std::uint8_t { kNothing, kPause, kResume };
+
+// How far a request may be carried out. A rank waits at each, until all have got there.
+enum class Stage : std::uint8_t {
+  kCome,  // no more than coming: the request can be withdrawn, and is void when the tool dies
+  kTags,  // the program's tags
+  kNccl,  // NCCL's memory, together with all others; from here on the request stands without the tool
+};
+
+// Whether the program's own pause holds.
+enum class OwnPause : std::uint8_t { kNo, kPaused, kResuming };
+
+// What a tool wants of a rank; it takes the place of what was wanted before.
+struct Order {
+  std::uint64_t request = 0;  // goes up within a job; 0: what was asked stays, and the tool lives
+  Ask ask{};                  // kNothing: the request is withdrawn
+  Stage stage{};
+  bool all_tags = false;
+  std::uint64_t target = 0;  // the step; 0: not agreed on yet
+  std::int32_t by_pid = 0;
+  SessionId told_first{};  // whether this one was told to pause NCCL's memory is decided for all, should the tool die
+  friend bool operator==(const Order&, const Order&) = default;
+};
+
+// How a rank stands.
+struct Standing {
+  std::uint64_t steps = 0;         // safe points that it came to
+  std::uint64_t last_step_ns = 0;  // CLOCK_MONOTONIC_COARSE of the last one
+  OwnPause own_pause{};
+  Phase phase{};
+  Stage stage_done{};              // of request `about`
+  std::uint64_t about = 0;         // the request that phase, stage_done, at and failure are about
+  std::uint64_t at = 0;            // the step at which it waits
+  std::uint64_t at_ns = 0;         // and since when (CLOCK_MONOTONIC)
+  Status failure{};                // why `about` failed on this rank
+  Bytes freed = 0, held = 0;       // by the last pause; resident when it last came, paused or resumed
+  Order asked{};                   // what stands; request 0: nothing
+  std::uint64_t last_request = 0;  // numbers up to this one were given out
+  friend bool operator==(const Standing&, const Standing&) = default;
+};
+
+// The rank's side, as its service sees it. The first two and Look are called by the service thread, and wait for nobody.
+class RequestServer {
+ public:
+  virtual ~RequestServer() = default;
+  virtual void OnOrder(const Order& order) = 0;
+  virtual void OnToolGone() = 0;  // the connection of the tool that gave the last order has ended
+  [[nodiscard]] virtual Standing Look() = 0;
+  // `tell` is called by whatever thread changes something that Look shows, but for steps. Empty: nobody listens any more, and
+  // no call of the one before is under way when this returns.
+  virtual void TellChanges(std::function<void()> tell) = 0;
+};
+
+}  // namespace amem::control

@@ -1,0 +1,56 @@
+// Requests from outside: a service hands the orders of one tool at a time to the rank's side, and answers whoever looks.
+#include <fmt/format.h>
+
+#include "replay/peers/unix/service.h"
+
+namespace amem {
+
+// ---------------------------------------------------------------------------------------------------
+
+PeerService::Inbound* PeerService::Asker() {
+  const auto at = inbound_.find(asker_);
+  return at == inbound_.end() ? nullptr : at->second.get();
+}
+
+// A tool that has ended takes no answers any more, and all that it has sent counts.
+void PeerService::HearOut(Inbound& tool) {
+  do {
+    tool.queue.clear();
+  } while (Readable(tool));
+}
+
+// Before anybody else is answered, all that the tool has sent counts, and so does its end.
+void PeerService::HearAsker() {
+  for (Inbound* asker = Asker(); asker != nullptr && Readable(*asker); asker = Asker()) {
+  }
+}
+
+Status PeerService::TakeAsker(Inbound& connection) {
+  if (asker_ == connection.id) return {};
+  HearAsker();
+  if (const Inbound* other = Asker())
+    return {Code::kRefused, fmt::format("another request is under way, by pid {}", other->peer.pid)};
+  asker_ = connection.id;
+  return {};
+}
+
+void PeerService::HandleRequest(Inbound& connection, const Message& message) {
+  if (const auto* order = std::get_if<OrderMessage>(&message.body)) {
+    if (const Status taken = TakeAsker(connection); !taken.ok())
+      return Reply(connection, message.request, FailureMessage{taken});
+    requests_->OnOrder(order->order);
+  } else if (const auto* frozen = std::get_if<FrozenMessage>(&message.body); frozen != nullptr && asker_ == connection.id) {
+    Witness(frozen->frozen);
+  } else if (std::holds_alternative<LookMessage>(message.body)) {
+    if (asker_ != connection.id) HearAsker();
+  } else {
+    return MarkForClose(connection, "sent a message that has no place on a connection for requests");
+  }
+  Reply(connection, message.request, StandingMessage{requests_->Look()});
+}
+
+void PeerService::TellAsker() {
+  if (Inbound* asker = Asker()) Reply(*asker, 0, StandingMessage{requests_->Look()});
+}
+
+}  // namespace amem

@@ -37,8 +37,8 @@ bool SameRoot(const CandidateCause& a, const CandidateCause& b) {
 
 }  // namespace
 
-bool HasOpenAttempt(const SessionStory& j) { return j.OpenAttempt() != nullptr; }
-bool LastAttemptDone(const SessionStory& j) { return j.attempts.empty() || j.attempts.back().end == Attempt::End::kDone; }
+bool HasOpenAttempt(const SessionStory& j) { return j.Last().open(); }
+bool LastAttemptDone(const SessionStory& j) { return j.Last().end == Attempt::End::kDone; }
 bool IsDead(const SessionStory& j) { return j.findings.info.status == SessionStatus::kCrashed; }
 bool IsLive(const SessionStory& j) { return j.findings.info.status == SessionStatus::kLive; }
 bool IsHalfWay(Lifecycle lifecycle) {
@@ -109,20 +109,19 @@ bool CauseSearch::AllEnded() const {
 // do not name it: then it is the one that is dead and has not said so itself.
 void CauseSearch::WitnessAtArrival(const SessionStory& j) {
   const auto gave_up = [](const SessionStory& one) {
-    return !one.attempts.empty() && !one.attempts.back().begun && one.attempts.back().end == Attempt::End::kFailed &&
-           one.attempts.back().code == Code::kPeerLost;
+    return !one.Last().begun && one.Last().end == Attempt::End::kFailed && one.Last().code == Code::kPeerLost;
   };
   if (!gave_up(j)) return;
-  const Moment& at = j.attempts.back().ended;
+  const Moment& at = j.Last().ended;
   const std::uint64_t wall = roster_.Wall(j, at.time_ns);
-  for (const CycleMember& culprit : j.attempts.back().culprits) {
+  for (const CycleMember& culprit : j.Last().culprits) {
     const SessionStory* other = roster_.Find(culprit.session);
     if (other != nullptr && !IsDead(*other)) continue;
     SessionEnd& end = ends_[culprit.session];
     if (!end.witnessed || end.wall_ns > wall)
       end = {.wall_ns = wall, .in_order = end.in_order, .witnessed = true, .witness = &j, .witness_seq = at.seq};
   }
-  if (!j.attempts.back().culprits.empty()) return;
+  if (!j.Last().culprits.empty()) return;
   for (const SessionId session : roster_.SharingWith(j.session(), wall)) {
     const SessionStory* other = roster_.Find(session);
     if (other == nullptr || !IsDead(*other) || gave_up(*other) || roster_.Wall(*other, other->last.time_ns) > wall) continue;

@@ -75,6 +75,8 @@ class CauseSearch {
   [[nodiscard]] std::vector<SessionId> OtherGroups(SessionId session, std::uint64_t wall_ns) const;
   void Waiting(const SessionStory& j);
   bool CounterStalled(const Attempt& attempt);
+  struct Inside;
+  [[nodiscard]] Inside Look(const SessionStory& j, const Attempt& attempt);
   void WaitingInside(const SessionStory& j, const Attempt& attempt, const Progress& progress);
   void Stalled(const SessionStory& j, const SessionStory* witness, std::uint64_t since_ns);
   // Pauses and resumes of pools that are open and silent.

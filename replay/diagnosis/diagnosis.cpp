@@ -42,7 +42,7 @@ void NoteDamage(const Roster& roster, Verdict& verdict) {
 void NoteOvercome(const Roster& roster, Verdict& verdict) {
   std::set<std::string> said;
   for (const SessionStory& j : roster.journals()) {
-    const bool overcome = !j.attempts.empty() && j.attempts.back().end == Attempt::End::kDone;
+    const bool overcome = j.Last().end == Attempt::End::kDone;
     for (const Attempt& attempt : j.attempts) {
       if (!overcome || attempt.end != Attempt::End::kFailed) continue;
       const std::string cycle = NameOf(attempt);
@@ -110,8 +110,7 @@ void NoteAbsent(const Roster& roster, Verdict& verdict) {
     for (const SessionId session : roster.SharingWith(j.session(), roster.KnownUntil(j))) {
       if (roster.Find(session) == nullptr) absent.insert(session);
     }
-    if (j.attempts.empty()) continue;
-    for (const SessionId session : j.attempts.back().members) {
+    for (const SessionId session : j.Last().members) {
       if (roster.Find(session) == nullptr) absent.insert(session);
     }
   }

@@ -17,8 +17,7 @@ constexpr std::size_t kWaitingMost = 16;  // whose events are shown
 std::vector<SessionId> AddWaiting(Explanation& e) {
   std::vector<SessionId> waiting;
   for (const SessionStory& j : e.roster.journals()) {
-    if (j.attempts.empty()) continue;
-    const Attempt& attempt = j.attempts.back();
+    const Attempt& attempt = j.Last();
     if (attempt.kind != e.cause.attempt->kind || attempt.begun || attempt.end == Attempt::End::kDone) continue;
     waiting.push_back(j.session());
     if (waiting.size() > kWaitingMost) continue;
@@ -107,8 +106,6 @@ void TellLate(Explanation& e, const SessionStory& j) {
         (about ? "; it is about " + e.AllocationText(j, silence.step->allocation) + "." : "."));
   e.AddEvidence(j, silence.from, Role::kCause, longest);
 }
-
-bool HasOpen(const SessionStory& j) { return !j.attempts.empty() && j.attempts.back().end == Attempt::End::kOpen; }
 
 const char* IsOrAre(const Explanation& e) { return e.cause.together.empty() ? " is" : " are"; }
 
@@ -264,8 +261,7 @@ void ExplainStalled(Explanation& e) {
   Verdict& v = e.verdict;
   v.code = Code::kTimeout;
   v.phase = progress.phase;
-  if (!v.phase && witness != nullptr && !witness->attempts.empty() && witness->attempts.back().decided)
-    v.phase = witness->attempts.back().decided->phase;
+  if (!v.phase && witness != nullptr && witness->Last().decided) v.phase = witness->Last().decided->phase;
   if (progress.step) e.TakeStep(j, *progress.step);
   v.headline = fmt::format("{} {} for {}{}", Capitalized(e.Cycle()), e.cause.live ? "waits" : "waited", e.NamesOfAll(),
                            v.step ? ", which is at \"" + ToText(*v.step) + "\"" : "");
@@ -277,7 +273,7 @@ void ExplainStalled(Explanation& e) {
     v.seq = e.cause.witness_seq;
   } else {
     e.AddBeginning(*j);
-    HasOpen(*j) ? TellStuck(e, *j, progress) : TellLate(e, *j);
+    j->OpenAttempt() != nullptr ? TellStuck(e, *j, progress) : TellLate(e, *j);
   }
   if (!e.cause.message.empty()) e.Say("The others were told: " + Sentence(e.cause.message));
   e.SaySight(e.cause.session);

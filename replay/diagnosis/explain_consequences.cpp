@@ -20,7 +20,7 @@ struct Others {
 };
 
 void AddMember(Explanation& e, const SessionStory& j, Others& others) {
-  const Attempt& attempt = j.attempts.back();
+  const Attempt& attempt = j.Last();
   if (attempt.decided || attempt.failed_step) {
     (attempt.undone ? others.gave_up : others.half_way).push_back(j.session());
     if (attempt.decided) {
@@ -49,8 +49,8 @@ Others AddOthers(Explanation& e) {
   Others others;
   const std::vector<SessionId> roots = e.Named();
   for (const SessionStory& j : e.roster.journals()) {
-    if (std::ranges::find(roots, j.session()) != roots.end() || j.attempts.empty()) continue;
-    const Attempt& attempt = j.attempts.back();
+    if (std::ranges::find(roots, j.session()) != roots.end()) continue;
+    const Attempt& attempt = j.Last();
     if (attempt.kind != e.cause.attempt->kind || attempt.end == Attempt::End::kDone || !attempt.begun) continue;
     if (others.gave_up.size() + others.half_way.size() + others.waiting.size() < kEvidenceOfOthersMax) {
       AddMember(e, j, others);
@@ -64,8 +64,8 @@ Others AddOthers(Explanation& e) {
 void SaySurvivors(Explanation& e) {
   std::vector<SessionId> resumed;
   for (const SessionStory& j : e.roster.journals()) {
-    if (j.session() == e.cause.session || j.attempts.empty()) continue;
-    const Attempt& attempt = j.attempts.back();
+    if (j.session() == e.cause.session) continue;
+    const Attempt& attempt = j.Last();
     const bool done = attempt.end == Attempt::End::kDone && attempt.kind == CycleKind::kResume;
     if (done && e.roster.Wall(j, attempt.ended.time_ns) > e.cause.wall_ns) resumed.push_back(j.session());
   }
@@ -99,8 +99,8 @@ void ExplainLaterAttempts(Explanation& e) {
   std::vector<SessionId> failed;
   const Attempt* example = nullptr;
   for (const SessionStory& j : e.roster.journals()) {
-    if (j.session() == e.cause.session || j.attempts.empty()) continue;
-    const Attempt& attempt = j.attempts.back();
+    if (j.session() == e.cause.session) continue;
+    const Attempt& attempt = j.Last();
     if (attempt.end == Attempt::End::kDone || !attempt.ended || e.roster.Wall(j, attempt.ended.time_ns) < e.cause.wall_ns)
       continue;
     failed.push_back(j.session());

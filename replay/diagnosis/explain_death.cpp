@@ -128,9 +128,9 @@ void ExplainReported(Explanation& e) {
   Moment at{e.cause.witness_seq, 0};
   if (ended) {
     at.time_ns = TimeOfLoss(witness, e.cause.session);
-    if (at.time_ns == 0 && !witness.attempts.empty() && witness.attempts.back().decided) {  // it was told of it
-      v.phase = witness.attempts.back().decided->phase;
-      at.time_ns = witness.attempts.back().decided->at.time_ns;
+    if (at.time_ns == 0 && witness.Last().decided) {  // it was told of it
+      v.phase = witness.Last().decided->phase;
+      at.time_ns = witness.Last().decided->at.time_ns;
     }
     v.headline = fmt::format("{} {}, {}", name, e.cause.kind == VerdictKind::kLeft ? "left" : "died", when);
     e.Say(fmt::format("{} noticed at {}{} that {} had ended, {}.", Capitalized(told), WallText(e.cause.wall_ns),
@@ -138,9 +138,9 @@ void ExplainReported(Explanation& e) {
     if (e.cause.exit_code >= 0) e.Say(Sentence(ExitText(e.cause.exit_code)));
   } else {
     if (e.cause.attempt->decided) v.phase = e.cause.attempt->decided->phase;
-    if (!witness.attempts.empty() && witness.attempts.back().decided) {
-      v.phase = witness.attempts.back().decided->phase;
-      at.time_ns = witness.attempts.back().decided->at.time_ns;
+    if (witness.Last().decided) {
+      v.phase = witness.Last().decided->phase;
+      at.time_ns = witness.Last().decided->at.time_ns;
     }
     v.headline = fmt::format("{} failed on {}{}", Capitalized(e.Cycle()), e.NamesOfAll(),
                              e.cause.code == Code::kOk ? "" : fmt::format(": {}", ToText(e.cause.code)));

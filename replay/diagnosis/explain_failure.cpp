@@ -208,8 +208,8 @@ void ExplainBroken(Explanation& e) {
   e.Say("The reason: " + Sentence(e.cause.message));
   e.AddEvidence(j, j.broken_at ? *j.broken_at : Moment{{}, j.last.time_ns}, Role::kCause, "broken: " + e.cause.message);
   for (const SessionStory& other : e.roster.journals()) {
-    if (other.attempts.empty() || other.attempts.back().end != Attempt::End::kFailed) continue;
-    const Attempt& attempt = other.attempts.back();
+    if (other.Last().end != Attempt::End::kFailed) continue;
+    const Attempt& attempt = other.Last();
     e.AddEvidence(other, attempt.ended, Role::kConsequence, "gave up: " + attempt.failure);
   }
   e.Recommend(Action::kRepairJournal);

@@ -17,7 +17,7 @@ struct Position {
 };
 
 Position PositionOf(const SessionStory& j, const Progress& progress) {
-  const Attempt& attempt = j.attempts.back();
+  const Attempt& attempt = j.Last();
   if (!attempt.begun || attempt.phases.empty()) return {};
   Position position{attempt.phases.size(), 0};
   if (attempt.phases.back().decided) {
@@ -32,20 +32,16 @@ bool SameAttempt(const Attempt& a, const Attempt& b) { return a.kind == b.kind &
 
 // It waits for what another session gives it.
 bool WaitsForOwner(const SessionStory& j) {
-  const Attempt& attempt = j.attempts.back();
+  const Attempt& attempt = j.Last();
   return attempt.open_step && attempt.open_step->step.kind == StepKind::kImport;
-}
-
-std::uint64_t ArrivalOf(const Attempt& attempt) {
-  return (attempt.arrived ? attempt.arrived : attempt.begun ? attempt.begun : attempt.ended).time_ns;
 }
 
 }  // namespace
 
 void CauseSearch::FailedArrival(const SessionStory& j) {
-  if (LastAttemptDone(j) || j.attempts.back().begun || j.attempts.back().end != Attempt::End::kFailed) return;
-  const Attempt& attempt = j.attempts.back();
-  const std::uint64_t until = roster_.Wall(j, attempt.ended.time_ns), came = roster_.Wall(j, ArrivalOf(attempt));
+  if (LastAttemptDone(j) || j.Last().begun || j.Last().end != Attempt::End::kFailed) return;
+  const Attempt& attempt = j.Last();
+  const std::uint64_t until = roster_.Wall(j, attempt.ended.time_ns), came = roster_.Wall(j, attempt.came().time_ns);
   if (attempt.code == Code::kOk || attempt.code == Code::kRefused) {
     if (std::vector<SessionId> others = OtherGroups(j.session(), came); !others.empty()) {
       CandidateCause& candidate = AddWitnessed(Weight::kCause, VerdictKind::kRefused, others.front(), j, attempt.ended.seq);
@@ -74,7 +70,7 @@ void CauseSearch::FailedArrival(const SessionStory& j) {
 
 // Another member had come and waited as long, ran out of patience first, and left in order: what it waited for had not come.
 bool CauseSearch::GaveUpBefore(const SessionStory& j, const Attempt& attempt) const {
-  const std::uint64_t from = roster_.Wall(j, ArrivalOf(attempt)), until = roster_.Wall(j, attempt.ended.time_ns);
+  const std::uint64_t from = roster_.Wall(j, attempt.came().time_ns), until = roster_.Wall(j, attempt.ended.time_ns);
   if (attempt.culprits.empty() || until < from + kPatience_ns) return false;
   for (const CycleMember& culprit : attempt.culprits) {
     const SessionEnd* end = EndOf(culprit.session);
@@ -114,8 +110,8 @@ std::vector<SessionId> CauseSearch::OtherGroups(SessionId session, std::uint64_t
 
 // A wait for a member that ended only when the launcher ended the member: the others then went on without it for a moment.
 void CauseSearch::LongArrival(const SessionStory& j) {
-  if (!WasTornDown() || j.attempts.empty()) return;
-  const Attempt& attempt = j.attempts.back();
+  if (!WasTornDown()) return;
+  const Attempt& attempt = j.Last();
   const bool begun = attempt.begun && attempt.arrived && attempt.begun.time_ns - attempt.arrived.time_ns >= kPatience_ns;
   if (!begun || roster_.Wall(j, attempt.begun.time_ns) + kPatience_ns < first_end_) return;
   Absent(j, attempt, roster_.Wall(j, attempt.begun.time_ns), attempt.begun.seq);
@@ -146,7 +142,7 @@ std::vector<SessionId> CauseSearch::Missing(const SessionStory& j, const Attempt
                                             std::uint64_t until) const {
   std::set<SessionId> missing, silent, waited_for;
   for (const auto& [seen, at] : j.seen) {
-    const bool now = at.time_ns >= ArrivalOf(attempt) && (!attempt.ended || at.time_ns <= attempt.ended.time_ns);
+    const bool now = at.time_ns >= attempt.came().time_ns && (!attempt.ended || at.time_ns <= attempt.ended.time_ns);
     if (now) waited_for.insert(seen.session);
   }
   const auto came = [&](SessionId session) { return attempt.heard.contains(session) || attempt.asking.contains(session); };
@@ -182,10 +178,10 @@ std::vector<SessionId> CauseSearch::Uncounted(const SessionStory& j, const Attem
   bool counted = false;
   for (const SessionId session : roster_.SharingWith(j.session(), from)) {
     const SessionStory* other = roster_.Find(session);
-    if (other == nullptr || other->attempts.empty() || !SameAttempt(other->attempts.back(), attempt)) continue;
+    if (other == nullptr || !SameAttempt(other->Last(), attempt)) continue;
     members.push_back(other);
-    for (const auto& [member, what] : other->attempts.back().heard) heard.insert(member);
-    counted = counted || !other->attempts.back().heard.empty();
+    for (const auto& [member, what] : other->Last().heard) heard.insert(member);
+    counted = counted || !other->Last().heard.empty();
   }
   const auto those = [&](auto holds) {
     std::vector<SessionId> found;
@@ -196,22 +192,22 @@ std::vector<SessionId> CauseSearch::Uncounted(const SessionStory& j, const Attem
   };
   std::vector<SessionId> found = those([&](const SessionStory& m) { return SeenState(m.session()) == "stopped"; });
   if (found.empty() && counted) {
-    found = those([&](const SessionStory& m) { return !heard.contains(m.session()) && m.attempts.back().heard.empty(); });
+    found = those([&](const SessionStory& m) { return !heard.contains(m.session()) && m.Last().heard.empty(); });
   }
   if (found.empty()) {
     for (const auto& [seen, at] : j.seen) {
-      if (at.time_ns >= ArrivalOf(attempt) && std::ranges::find(found, seen.session) == found.end())
+      if (at.time_ns >= attempt.came().time_ns && std::ranges::find(found, seen.session) == found.end())
         found.push_back(seen.session);
     }
   }
-  if (found.empty()) found = those([](const SessionStory& m) { return HasOpenAttempt(m) && !m.attempts.back().begun; });
+  if (found.empty()) found = those([](const SessionStory& m) { return HasOpenAttempt(m) && !m.Last().begun; });
   // The one with the lowest number counts arrivals.
-  if (found.empty() && attempt.end == Attempt::End::kOpen && !members.empty()) found = {members.front()->session()};
+  if (found.empty() && attempt.open() && !members.empty()) found = {members.front()->session()};
   return found;
 }
 
 void CauseSearch::Absent(const SessionStory& j, const Attempt& attempt, std::uint64_t until, SequenceNumber seq) {
-  const std::uint64_t from = roster_.Wall(j, ArrivalOf(attempt));
+  const std::uint64_t from = roster_.Wall(j, attempt.came().time_ns);
   std::vector<SessionId> missing = Missing(j, attempt, from, until);
   // One that ended while it was waited for is told as an end, unless everybody was ended then, or the wait had failed before.
   const bool long_wait = WasTornDown() && first_end_ >= from + kPatience_ns;
@@ -233,26 +229,24 @@ void CauseSearch::Absent(const SessionStory& j, const Attempt& attempt, std::uin
   candidate.together = std::move(uncounted);
   if (!candidate.together.empty()) candidate.together.erase(candidate.together.begin());
   candidate.waited_ns = until > from ? until - from : 0;
-  candidate.live = attempt.end == Attempt::End::kOpen && IsLive(j);
+  candidate.live = attempt.open() && IsLive(j);
   candidate.message = attempt.failure;
   candidate.code = Code::kTimeout;
-  if (kind == VerdictKind::kStalled && candidate.journal != nullptr) candidate.attempt = &candidate.journal->attempts.back();
+  if (kind == VerdictKind::kStalled && candidate.journal != nullptr) candidate.attempt = &candidate.journal->Last();
 }
 
 // The session waited for a cycle of that kind, or was in one, at some time between `from` and `until`.
 bool CauseSearch::Joined(const SessionStory& j, CycleKind kind, std::uint64_t from, std::uint64_t until) const {
   return std::ranges::any_of(j.attempts, [&](const Attempt& a) {
-    const Moment came = a.arrived ? a.arrived : a.begun;
-    if (a.kind != kind || !came) return false;
     const std::uint64_t end = a.ended ? roster_.Wall(j, a.ended.time_ns) : UINT64_MAX;
-    return roster_.Wall(j, came.time_ns) <= until && end >= from;
+    return a.kind == kind && roster_.Wall(j, a.came().time_ns) <= until && end >= from;
   });
 }
 
 // An attempt that is open: the session waits, for others to join or to finish their parts, or is waited for itself.
 void CauseSearch::Waiting(const SessionStory& j) {
   if (!HasOpenAttempt(j)) return;
-  const Attempt& attempt = j.attempts.back();
+  const Attempt& attempt = j.Last();
   const Progress& progress = ProgressOfSession(j);
   const std::uint64_t since = roster_.Wall(j, progress.since.time_ns);
   const bool stopped = SeenState(j.session()) == "stopped";
@@ -260,9 +254,8 @@ void CauseSearch::Waiting(const SessionStory& j) {
   if (attempt.begun) return WaitingInside(j, attempt, progress);
   const bool left_behind = std::ranges::any_of(roster_.SharingWith(j.session(), since), [&](SessionId session) {
     const SessionStory* other = session == j.session() ? nullptr : roster_.Find(session);
-    return other != nullptr && !other->attempts.empty() && other->attempts.back().begun &&
-           SameAttempt(other->attempts.back(), attempt) &&
-           std::ranges::find(other->attempts.back().members, j.session()) != other->attempts.back().members.end();
+    return other != nullptr && other->Last().begun && SameAttempt(other->Last(), attempt) &&
+           std::ranges::find(other->Last().members, j.session()) != other->Last().members.end();
   });
   if (left_behind && CounterStalled(attempt)) return;
   left_behind ? Stalled(j, nullptr, progress.since.time_ns) : Absent(j, attempt, job_end_, attempt.arrived.seq);
@@ -274,8 +267,8 @@ bool CauseSearch::CounterStalled(const Attempt& attempt) {
   std::size_t untold = 0;
   const Attempt* begun = nullptr;
   for (const SessionStory& other : roster_.journals()) {
-    if (!HasOpenAttempt(other) || !SameAttempt(other.attempts.back(), attempt)) continue;
-    if (other.attempts.back().begun) {
+    if (!HasOpenAttempt(other) || !SameAttempt(other.Last(), attempt)) continue;
+    if (other.Last().begun) {
       begun = &other.attempts.back();
     } else {
       ++untold;
@@ -283,7 +276,7 @@ bool CauseSearch::CounterStalled(const Attempt& attempt) {
   }
   if (begun == nullptr || begun->members.empty()) return false;
   const SessionStory* counter = roster_.Find(*std::ranges::min_element(begun->members));
-  if (counter == nullptr || !HasOpenAttempt(*counter) || !counter->attempts.back().begun) return false;
+  if (counter == nullptr || !HasOpenAttempt(*counter) || !counter->Last().begun) return false;
   const bool at_work = PositionOf(*counter, ProgressOfSession(*counter)).within == 0;
   if (untold < 2 && !at_work) return false;
   const bool told = std::ranges::any_of(
@@ -292,46 +285,78 @@ bool CauseSearch::CounterStalled(const Attempt& attempt) {
   return true;
 }
 
-void CauseSearch::WaitingInside(const SessionStory& j, const Attempt& attempt, const Progress& progress) {
-  const Position own = PositionOf(j, progress);
-  bool behind = false, ahead = false, stopped = false, unknown = false, dead = false, others_work = false;
+// What the journals of an attempt that began and is silent say, as one of its members sees it.
+struct CauseSearch::Inside {
+  Position own;
+  bool counts = false;   // it has the lowest number, and so it counts the votes
+  bool stopped = false;  // its process is
+  bool waits_for_owner = false;
+  bool alive_and_first = true;  // of those whose attempt is open it has the lowest number, and none of them is dead
+  // Of the others:
+  bool one_stopped = false, one_unknown = false;  // a process is stopped; a journal was not given
+  bool one_behind = false, one_ahead = false;
+  bool one_works_beside = false;  // in the same phase, and not because it waits for an owner
+  bool counter_works_ahead = false;
+  bool rest_voted = true;  // all but such a counter have voted, on the decision that is known to the one that counts
+};
+
+CauseSearch::Inside CauseSearch::Look(const SessionStory& j, const Attempt& attempt) {
+  Inside inside{.own = PositionOf(j, ProgressOfSession(j)),
+                .stopped = SeenState(j.session()) == "stopped",
+                .waits_for_owner = WaitsForOwner(j)};
   const SessionId counter = attempt.members.empty() ? j.session() : *std::ranges::min_element(attempt.members);
-  const bool counts = counter == j.session();
-  // The one that counts has gone on and is at work; all others have voted and were not told the decision.
-  bool counter_ahead = false, others_wait = true;
-  SessionId lowest = j.session();
+  inside.counts = counter == j.session();
   for (const SessionId session : attempt.members) {
     if (session == j.session()) continue;
     const SessionStory* other = roster_.Find(session);
-    unknown = unknown || other == nullptr;
-    stopped = stopped || SeenState(session) == "stopped";
-    if (other == nullptr || other->attempts.empty() || !SameAttempt(other->attempts.back(), attempt)) continue;
+    inside.one_unknown |= other == nullptr;
+    inside.one_stopped |= SeenState(session) == "stopped";
+    if (other == nullptr || !SameAttempt(other->Last(), attempt)) continue;
     if (!HasOpenAttempt(*other)) {
-      ahead = true;
+      inside.one_ahead = true;
       continue;
     }
-    lowest = std::min(lowest, session);
-    dead = dead || IsDead(*other);
     const Position position = PositionOf(*other, ProgressOfSession(*other));
-    behind = behind || position < own;
-    ahead = ahead || position > own;
-    if (position > own && position.within == 0 && session == counter) {
-      counter_ahead = true;
+    const bool works = position.within == 0;
+    inside.alive_and_first &= session > j.session() && !IsDead(*other);
+    inside.one_behind |= position < inside.own;
+    inside.one_ahead |= position > inside.own;
+    inside.one_works_beside |= works && position == inside.own && !WaitsForOwner(*other);
+    if (works && position > inside.own && session == counter) {
+      inside.counter_works_ahead = true;
     } else {
-      others_wait = others_wait && position.within == 1 && (counts ? position < own : position == own);
+      inside.rest_voted &= position.within == 1 && (inside.counts ? position < inside.own : position == inside.own);
     }
-    others_work = others_work || (position == own && position.within == 0 && !WaitsForOwner(*other));
   }
-  const bool own_stopped = SeenState(j.session()) == "stopped";
-  if (own_stopped) return Stalled(j, nullptr, progress.since.time_ns);
-  if (stopped) return;  // another one is told of
-  if (behind && others_wait && !unknown && counts && own.within == 0) return Stalled(j, nullptr, progress.since.time_ns);
-  if (behind || (own.within == 1 && counter_ahead && others_wait)) return;
-  if (own.within == 0 && WaitsForOwner(j) && others_work) return;
-  if (own.within == 0 || ahead) return Stalled(j, nullptr, progress.since.time_ns);
-  if (unknown) return AbsentVoters(j, attempt, progress);
-  // All have done their parts and wait for the decision, which is for the session with the lowest number to make.
-  if (lowest == j.session() && !dead) Stalled(j, nullptr, progress.since.time_ns);
+  return inside;
+}
+
+void CauseSearch::WaitingInside(const SessionStory& j, const Attempt& attempt, const Progress& progress) {
+  enum class Blame { kThis, kAnother, kWhoDidNotVote };  // another one: its own journal, or a look at it, tells of it
+  struct Rule {
+    bool (*holds)(const Inside&);
+    Blame blame;
+  };
+  static constexpr Rule kRules[] = {
+      // the first that holds
+      {[](const Inside& i) { return i.stopped; }, Blame::kThis},
+      {[](const Inside& i) { return i.one_stopped; }, Blame::kAnother},
+      // It counted the votes, went on, and told nobody.
+      {[](const Inside& i) { return i.counts && i.own.within == 0 && i.one_behind && i.rest_voted && !i.one_unknown; },
+       Blame::kThis},
+      {[](const Inside& i) { return i.one_behind; }, Blame::kAnother},
+      // The one that counts went on, and did not tell it.
+      {[](const Inside& i) { return i.own.within == 1 && i.counter_works_ahead && i.rest_voted; }, Blame::kAnother},
+      {[](const Inside& i) { return i.own.within == 0 && i.waits_for_owner && i.one_works_beside; }, Blame::kAnother},
+      {[](const Inside& i) { return i.own.within == 0 || i.one_ahead; }, Blame::kThis},
+      // All that is known did its part, and waits for the decision.
+      {[](const Inside& i) { return i.one_unknown; }, Blame::kWhoDidNotVote},
+      {[](const Inside& i) { return i.alive_and_first; }, Blame::kThis},
+  };
+  const Inside inside = Look(j, attempt);
+  const auto* rule = std::ranges::find_if(kRules, [&](const Rule& r) { return r.holds(inside); });
+  if (rule == std::end(kRules) || rule->blame == Blame::kAnother) return;
+  rule->blame == Blame::kThis ? Stalled(j, nullptr, progress.since.time_ns) : AbsentVoters(j, attempt, progress);
 }
 
 void CauseSearch::Stalled(const SessionStory& j, const SessionStory* witness, std::uint64_t since_ns) {
@@ -359,7 +384,7 @@ void CauseSearch::AbsentVoters(const SessionStory& j, const Attempt& attempt, co
   for (const SessionId member : attempt.members) {
     if (roster_.Find(member) != nullptr || EndOf(member) != nullptr) continue;
     const auto heard = attempt.heard.find(member);
-    if (heard != attempt.heard.end() && heard->second.votes >= attempt.phases.size()) continue;
+    if (heard != attempt.heard.end() && heard->second >= attempt.phases.size()) continue;
     CandidateCause& candidate = AddWitnessed(Weight::kConsequence, VerdictKind::kStalled, member, j, progress.since.seq);
     candidate.wall_ns = roster_.Wall(j, progress.since.time_ns);
     candidate.waited_ns = job_end_ - std::min(job_end_, candidate.wall_ns);

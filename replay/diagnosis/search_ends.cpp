@@ -37,7 +37,7 @@ void CauseSearch::Death(const SessionStory& j) {
   });
   const bool waited_for = std::ranges::any_of(roster_.journals(), [&](const SessionStory& other) {
     if (&other == &j || LastAttemptDone(other)) return false;
-    const Attempt& attempt = other.attempts.back();
+    const Attempt& attempt = other.Last();
     return attempt.arrived && roster_.Wall(other, attempt.arrived.time_ns) <= end.wall_ns &&
            (!attempt.ended || roster_.Wall(other, attempt.ended.time_ns) >= end.wall_ns);
   });
@@ -64,7 +64,7 @@ bool CauseSearch::OthersNeeded(const SessionStory& j, std::uint64_t since) const
   return std::ranges::any_of(roster_.journals(), [&](const SessionStory& other) {
     const SessionEnd* end = EndOf(other.session());
     if (&other == &j || (end != nullptr && end->witnessed && end->wall_ns <= since)) return false;
-    const Moment ended = other.attempts.empty() ? Moment{} : other.attempts.back().ended;
+    const Moment ended = other.Last().ended;
     if (!LastAttemptDone(other) && (!ended || roster_.Wall(other, ended.time_ns) >= since)) return true;
     if (!other.closed) return IsHalfWay(other.findings.state.lifecycle);
     const bool well = j.closed->event.exit_code == 0 && other.closed->event.exit_code == 0;
@@ -79,17 +79,16 @@ void CauseSearch::Leaving(const SessionStory& j) {
   const std::uint64_t at = roster_.Wall(j, j.closed->at.time_ns);
   const bool half = j.closed->in_attempt || IsHalfWay(j.closed->before);
   // Alone, its journal does not tell whether the others ended as well as it did.
-  const bool met = !j.findings.state.peers.empty() ||
-                   (!j.attempts.empty() && std::ranges::any_of(j.attempts.back().members, [&](SessionId member) {
-                     return member != j.session() && EndOf(member) == nullptr;
-                   }));
+  const bool met = !j.findings.state.peers.empty() || (std::ranges::any_of(j.Last().members, [&](SessionId member) {
+    return member != j.session() && EndOf(member) == nullptr;
+  }));
   const bool alone = roster_.journals().size() == 1 && met;
   const bool awaited = roster_.journals().size() == 1 && j.awaited.has_value();
   const bool needed = alone || OthersNeeded(j, at) || CalledOffBecauseOf(j);
   const bool error = j.closed->event.exit_code > 0;
   if (!error && !(half && needed)) return;
   // It left because another one was gone when it needed that.
-  const bool followed = !LastAttemptDone(j) && j.attempts.back().code == Code::kPeerLost && !j.attempts.back().culprits.empty();
+  const bool followed = !LastAttemptDone(j) && j.Last().code == Code::kPeerLost && !j.Last().culprits.empty();
   CandidateCause& candidate = Add(!followed && (half || awaited || (needed && !alone)) ? Weight::kCause : Weight::kEnd,
                                   VerdictKind::kLeft, j, j.closed->at.time_ns);
   candidate.live = false;
@@ -102,8 +101,8 @@ void CauseSearch::Leaving(const SessionStory& j) {
 // connections before it writes so into its journal.
 bool CauseSearch::CalledOffBecauseOf(const SessionStory& j) const {
   return std::ranges::any_of(roster_.journals(), [&](const SessionStory& other) {
-    if (&other == &j || LastAttemptDone(other) || other.attempts.back().code != Code::kPeerLost) return false;
-    const std::vector<CycleMember>& culprits = other.attempts.back().culprits;
+    if (&other == &j || LastAttemptDone(other) || other.Last().code != Code::kPeerLost) return false;
+    const std::vector<CycleMember>& culprits = other.Last().culprits;
     return std::ranges::find(culprits, j.session(), &CycleMember::session) != culprits.end();
   });
 }
@@ -115,9 +114,9 @@ std::uint64_t CauseSearch::MissedSince(const SessionStory& j) const {
     for (const auto& [lost, at] : other.lost) {
       if (lost.peer == j.session()) since = std::min(since, roster_.Wall(other, at.time_ns));
     }
-    if (other.attempts.empty() || other.attempts.back().code != Code::kPeerLost) continue;
-    for (const CycleMember& culprit : other.attempts.back().culprits) {
-      if (culprit.session == j.session()) since = std::min(since, roster_.Wall(other, other.attempts.back().ended.time_ns));
+    if (other.Last().code != Code::kPeerLost) continue;
+    for (const CycleMember& culprit : other.Last().culprits) {
+      if (culprit.session == j.session()) since = std::min(since, roster_.Wall(other, other.Last().ended.time_ns));
     }
   }
   return since;
@@ -139,8 +138,8 @@ bool CauseSearch::EndedTogether(const SessionStory& j, std::uint64_t wall_ns) co
 
 // The last attempt of that journal failed because of this end, which it noticed by itself only a moment later.
 bool CauseSearch::FailedBecauseOf(const SessionStory& j, SessionId session, const SessionEnd& end) const {
-  if (LastAttemptDone(j) || j.attempts.back().end != Attempt::End::kFailed) return false;
-  const Attempt& attempt = j.attempts.back();
+  if (LastAttemptDone(j) || j.Last().end != Attempt::End::kFailed) return false;
+  const Attempt& attempt = j.Last();
   const std::uint64_t failed = roster_.Wall(j, attempt.ended.time_ns);
   if (attempt.code != Code::kPeerLost || end.wall_ns < failed || end.wall_ns > failed + kPatience_ns) return false;
   return (attempt.decided && attempt.decided->culprit == session) ||
@@ -148,8 +147,7 @@ bool CauseSearch::FailedBecauseOf(const SessionStory& j, SessionId session, cons
 }
 
 bool CauseSearch::OneDiedIn(const SessionStory& j, const Attempt& attempt) const {
-  const Moment came = attempt.arrived ? attempt.arrived : attempt.begun;
-  const std::uint64_t from = roster_.Wall(j, came.time_ns);
+  const std::uint64_t from = roster_.Wall(j, attempt.came().time_ns);
   const std::uint64_t until = attempt.ended ? roster_.Wall(j, attempt.ended.time_ns) : UINT64_MAX;
   return std::ranges::any_of(ends_, [&](const auto& item) {
     const SessionEnd& end = item.second;
@@ -165,8 +163,7 @@ void CauseSearch::EndsOfAbsent() {
     // What the witness was in the middle of at that moment.
     const Attempt* during = nullptr;
     for (const Attempt& attempt : witness.attempts) {
-      const Moment came = attempt.arrived ? attempt.arrived : attempt.begun;
-      const bool from = came && roster_.Wall(witness, came.time_ns) <= end.wall_ns;
+      const bool from = roster_.Wall(witness, attempt.came().time_ns) <= end.wall_ns;
       if (from && (!attempt.ended || roster_.Wall(witness, attempt.ended.time_ns) >= end.wall_ns)) during = &attempt;
     }
     if (during == nullptr && FailedBecauseOf(witness, session, end)) during = &witness.attempts.back();

@@ -13,7 +13,7 @@ VerdictKind KindOfCode(Code code) {
 
 bool TellsItself(const SessionStory& culprit) {
   if (culprit.attempts.empty()) return false;
-  const Attempt& attempt = culprit.attempts.back();
+  const Attempt& attempt = culprit.Last();
   const bool own_vote = attempt.decided && attempt.decided->culprit == culprit.session() &&
                         attempt.decided->code != Code::kOk && !BlamesAnother(attempt.decided->code);
   return attempt.failed_step || attempt.failed_vote || own_vote || !culprit.findings.state.broken.empty();
@@ -34,15 +34,15 @@ std::uint64_t WaitedForVotes(const Attempt& attempt) {
 }  // namespace
 
 void CauseSearch::FailedStep(const SessionStory& j) {
-  if (LastAttemptDone(j) || !j.attempts.back().failed_step) return;
-  const Attempt::Failure& failure = *j.attempts.back().failed_step;
+  if (LastAttemptDone(j) || !j.Last().failed_step) return;
+  const Attempt::Failure& failure = *j.Last().failed_step;
   const bool unknown = references_.unknown_to_owner.contains({j.session(), failure.step.allocation});
   Add(BlamesAnother(failure.code) ? Weight::kConsequence : Weight::kCause,
       unknown ? VerdictKind::kReferences : KindOfCode(failure.code), j, failure.at.time_ns);
   // What a step imports is given by its owner, which did not answer in time.
   if (failure.code != Code::kTimeout || !failure.remote || EndOf(failure.remote->owner) != nullptr) return;
   const SessionStory* owner = roster_.Find(failure.remote->owner);
-  if (owner != nullptr && (owner->attempts.empty() || owner->attempts.back().failed_step)) return;
+  if (owner != nullptr && (owner->attempts.empty() || owner->Last().failed_step)) return;
   CandidateCause& candidate = AddWitnessed(Weight::kAbsence, VerdictKind::kStalled, failure.remote->owner, j, failure.at.seq);
   if (owner != nullptr) candidate.attempt = &owner->attempts.back();
   candidate.wall_ns = candidate.established_ns = roster_.Wall(j, failure.at.time_ns);
@@ -52,18 +52,18 @@ void CauseSearch::FailedStep(const SessionStory& j) {
 
 // A vote that failed: by this session's own vote, or because of another member.
 void CauseSearch::FailedVote(const SessionStory& j) {
-  if (LastAttemptDone(j) || !j.attempts.back().decided || !j.attempts.back().decided->culprit) {
-    if (!LastAttemptDone(j) && j.attempts.back().failed_vote && !j.attempts.back().failed_step) FailedVoteAlone(j);
+  if (LastAttemptDone(j) || !j.Last().decided || !j.Last().decided->culprit) {
+    if (!LastAttemptDone(j) && j.Last().failed_vote && !j.Last().failed_step) FailedVoteAlone(j);
     return;
   }
-  const Attempt::Decision& decision = *j.attempts.back().decided;
+  const Attempt::Decision& decision = *j.Last().decided;
   if (decision.culprit == j.session()) return OwnVote(j, decision);
   VoteOfAnother(j, decision);
 }
 
 // Its own vote was no, and no step of its own failed.
 void CauseSearch::OwnVote(const SessionStory& j, const Attempt::Decision& decision) {
-  const Attempt& attempt = j.attempts.back();
+  const Attempt& attempt = j.Last();
   if (attempt.failed_step || !j.findings.state.broken.empty()) return;
   const Code code = attempt.failed_vote ? attempt.failed_vote->code : decision.code;
   if (code == Code::kTimeout && !attempt.failed_vote) {  // it came too late itself
@@ -88,7 +88,7 @@ void CauseSearch::OwnVote(const SessionStory& j, const Attempt::Decision& decisi
 
 // It voted no, and was told nothing of the outcome.
 void CauseSearch::FailedVoteAlone(const SessionStory& j) {
-  const Attempt::Vote& vote = *j.attempts.back().failed_vote;
+  const Attempt::Vote& vote = *j.Last().failed_vote;
   CandidateCause& candidate =
       Add(BlamesAnother(vote.code) ? Weight::kConsequence : Weight::kCause, KindOfCode(vote.code), j, vote.at.time_ns);
   candidate.code = vote.code;
@@ -103,7 +103,7 @@ void CauseSearch::VoteOfAnother(const SessionStory& j, const Attempt::Decision& 
   const bool unrecorded = decision.code == Code::kOk;
   if ((decision.code == Code::kPeerLost || unrecorded) && ended_before) return;  // see Death, Leaving and EndsOfAbsent
   const bool silent = decision.code == Code::kTimeout || decision.code == Code::kPeerLost ||
-                      (unrecorded && (culprit != nullptr || WaitedForVotes(j.attempts.back()) >= kPatience_ns));
+                      (unrecorded && (culprit != nullptr || WaitedForVotes(j.Last()) >= kPatience_ns));
   if (unrecorded && culprit != nullptr && HasOpenAttempt(*culprit) && IsDead(*culprit)) return;
   // Lost by the one that counts the votes, and not connected with this session.
   const bool died = decision.code == Code::kPeerLost && culprit == nullptr && EndOf(decision.culprit) == nullptr;
@@ -120,7 +120,7 @@ void CauseSearch::VoteOfAnother(const SessionStory& j, const Attempt::Decision& 
                    decision.culprit, j, decision.at.seq);
   if (culprit != nullptr && !culprit->attempts.empty()) candidate.attempt = &culprit->attempts.back();
   candidate.wall_ns = candidate.established_ns = roster_.Wall(j, decision.at.time_ns);
-  candidate.waited_ns = silent && culprit == nullptr ? WaitedForVotes(j.attempts.back()) : 0;
+  candidate.waited_ns = silent && culprit == nullptr ? WaitedForVotes(j.Last()) : 0;
   candidate.live = culprit != nullptr && IsLive(*culprit);
   candidate.reported = !silent;
   candidate.message = decision.message;
@@ -136,8 +136,8 @@ void CauseSearch::Broken(const SessionStory& j) {
 }
 
 void CauseSearch::Undone(const SessionStory& j) {
-  if (j.attempts.empty() || j.attempts.back().end != Attempt::End::kFailed || j.attempts.back().undone) return;
-  Add(Weight::kConsequence, VerdictKind::kHalfDone, j, j.attempts.back().ended.time_ns).message = j.attempts.back().failure;
+  if (j.Last().end != Attempt::End::kFailed || j.Last().undone) return;
+  Add(Weight::kConsequence, VerdictKind::kHalfDone, j, j.Last().ended.time_ns).message = j.Last().failure;
 }
 
 void CauseSearch::FailedPools(const SessionStory& j) {

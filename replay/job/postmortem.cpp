@@ -333,12 +333,13 @@ Result<JournalFindings> VerifyJournal(JournalReader& reader, std::span<FoldObser
 }
 
 void SetPresent(JournalFindings& found, const ThisHost& began) {
-  if (found.info.status != SessionStatus::kLive) return;
-  if (const std::uint64_t packed_ns = PackedAt(found.info.directory)) {
-    found.as_of_ns = std::max(found.last_ns, packed_ns);
-  } else if (began.Wrote(found.who)) {
-    found.as_of_ns = std::max(found.as_of_ns, began.now_ns);
-  }
+  found.as_of_ns = std::max(found.as_of_ns, PresentOf(found.info, found.who, began));
+}
+
+std::uint64_t PresentOf(const JournalInfo& info, const SessionOpened& who, const ThisHost& began) {
+  if (info.status != SessionStatus::kLive) return 0;
+  if (const std::uint64_t packed_ns = PackedAt(info.directory)) return packed_ns;
+  return began.Wrote(who) ? began.now_ns : 0;
 }
 
 JobFindings VerifyJob(std::span<const JournalFindings> journals) {

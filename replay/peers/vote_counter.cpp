@@ -19,40 +19,43 @@ Status FailedVote(const PeerIdentity& who, PhaseKind phase, const Status& reason
 
 namespace {
 
-std::string WhatItDoes(const RoundCall& round, Lifecycle lifecycle) {
+// What a member does that has not come to a round, as its lifecycle tells.
+struct Doing {
+  std::string what;
+  bool may_come = false;  // it only has not called yet
+  std::string advice;     // otherwise
+};
+
+Doing DoingOf(const RoundCall& round, Lifecycle lifecycle) {
   const bool pause = round.kind == CycleKind::kPause;
-  const std::string call = NameOf(round.kind, round.tag);
+  const auto half_way = [&](const char* what) {
+    return Doing{what, false, " that did not end well: call " + NameOf(CycleKind::kResume, round.tag) + " on all"};
+  };
   switch (lifecycle) {
     case Lifecycle::kRunning:
-      return pause ? "is running and has not called " + call : "is running already: pause it, or let it call nothing";
+      return pause ? Doing{"running", true, {}} : Doing{"running already", false, ": pause it, or let it call nothing"};
     case Lifecycle::kPaused:
-      return pause ? "is paused already: resume it first" : "is paused and has not called " + call;
+      return pause ? Doing{"paused already", false, ": resume it first"} : Doing{"paused", true, {}};
     case Lifecycle::kPausing:
+      return half_way("in the middle of a pause");
     case Lifecycle::kResuming:
-      return "is in the middle of a " + std::string(lifecycle == Lifecycle::kPausing ? "pause" : "resume") +
-             " that did not end well: call " + NameOf(CycleKind::kResume, round.tag) + " on all";
+      return half_way("in the middle of a resume");
     default:
       return {};
   }
 }
 
+std::string WhatItDoes(const RoundCall& round, Lifecycle lifecycle) {
+  const Doing doing = DoingOf(round, lifecycle);
+  if (doing.what.empty()) return {};
+  return "is " + doing.what + (doing.may_come ? " and has not called " + NameOf(round.kind, round.tag) : doing.advice);
+}
+
 }  // namespace
 
 std::string AnswerOf(const RoundCall& round, Lifecycle lifecycle) {
-  const bool pause = round.kind == CycleKind::kPause;
-  const std::string not_called = ", has not called " + NameOf(round.kind, round.tag);
-  switch (lifecycle) {
-    case Lifecycle::kRunning:
-      return pause ? "running" + not_called : "running already";
-    case Lifecycle::kPaused:
-      return pause ? "paused already" : "paused" + not_called;
-    case Lifecycle::kPausing:
-      return "in the middle of a pause";
-    case Lifecycle::kResuming:
-      return "in the middle of a resume";
-    default:
-      return {};
-  }
+  const Doing doing = DoingOf(round, lifecycle);
+  return doing.what + (doing.may_come ? ", has not called " + NameOf(round.kind, round.tag) : "");
 }
 
 std::string WhyLate(const ProcessSeen& seen) {

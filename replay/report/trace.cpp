@@ -136,15 +136,15 @@ class SessionTrace final : public FoldObserver {
     lane.phase = Start(std::string(lane.cycle ? name.substr(name.find(' ') + 1) : name), e.pool);
   }
   void On(const PhaseDecided& e) {
-    if (!e.passed) Mark("vote failed", e.message);
-    ClosePhase(LaneOf({}), e.passed ? "" : e.message);
+    if (!e.passed) Mark("vote failed", e.message, e.pool);
+    ClosePhase(LaneOf(e.pool), e.passed ? "" : e.message);
     Sample();
   }
   void On(const VoteCast& e) {
-    Lane& lane = LaneOf({});
-    Mark(e.ok ? "vote" : "vote against", e.message);
+    Lane& lane = LaneOf(e.pool);
+    Mark(e.ok ? "vote" : "vote against", e.message, e.pool);
     Close(lane.wait, "wait", "");
-    lane.wait = Start("waiting for the others", {});
+    lane.wait = Start("waiting for the others", e.pool);
   }
   void On(const CycleBegun& e) {
     Lane& lane = LaneOf(e.pool);

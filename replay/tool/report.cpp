@@ -26,24 +26,14 @@ struct ReportOptions {
   bool all = false;  // all sessions given, not only those of the latest job
 };
 
-// Of a journal that was packed while its process lived, the present is the moment of packing (pack.h).
-void SetPresentOf(SessionTimeline& timeline, const ThisHost& began) {
-  std::string word;
-  std::uint64_t packed_ns = 0;
-  if (std::ifstream(timeline.info.directory / "status") >> word >> packed_ns && word == "live") {
-    timeline.info.status = SessionStatus::kLive;
-    timeline.as_of_ns = std::max(timeline.last_ns, packed_ns);
-  } else if (timeline.info.status == SessionStatus::kLive && began.Wrote(timeline.who)) {
-    timeline.as_of_ns = std::max(timeline.last_ns, began.now_ns);
-  }
-}
-
 Result<SessionTimeline> ReadWithPresent(const std::filesystem::path& session, const TimelineLimits& limits) {
   const ThisHost began = ThisHost::Now();
   const auto reader = JournalReader::Open(session);
   if (!reader) return reader.status();
   Result<SessionTimeline> timeline = ReadTimeline(**reader, limits);
-  if (timeline) SetPresentOf(*timeline, began);
+  if (!timeline) return timeline;
+  const std::uint64_t present_ns = PresentOf(timeline->info, timeline->who, began);
+  if (present_ns != 0) timeline->as_of_ns = std::max(timeline->last_ns, present_ns);
   return timeline;
 }
 

@@ -46,14 +46,15 @@ class Joining {
     for (const auto& [session, index] : cycle.parts) {
       if (session == s) return false;
     }
-    const bool of_pool = !mine.tag.empty();  // each session's own affair: those of one number are shown together
-    if (of_pool && theirs.cycle != mine.cycle) return false;
-    if (!of_pool && theirs.begun && mine.begun) {
-      const SessionId me = sessions_[s].who->session;
-      if (std::find(theirs.members.begin(), theirs.members.end(), me) == theirs.members.end()) return false;
+    const SessionOpened &me = *sessions_[s].who, &them = *sessions_[other].who;
+    if (!mine.tag.empty()) {  // each session's own affair: those of one number are shown together
+      if (theirs.cycle != mine.cycle) return false;
+    } else if (theirs.begun && mine.begun) {
+      if (std::ranges::find(theirs.members, me.session) == theirs.members.end()) return false;
+    } else if (me.host != them.host && !me.host.empty() && !them.host.empty()) {  // no other host shares memory
+      return false;
     }
-    const bool one_clock = SameBoot(*sessions_[s].who, *sessions_[other].who);
-    const std::int64_t slack = one_clock ? 0 : kSkew_ns;
+    const std::int64_t slack = SameBoot(me, them) ? 0 : kSkew_ns;
     const auto until = [slack](std::int64_t end) { return WrappedSum(static_cast<std::uint64_t>(end), slack); };
     return Begin(s, c) <= until(End(other, number)) && Begin(other, number) <= until(End(s, c));
   }

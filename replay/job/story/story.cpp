@@ -56,13 +56,11 @@ struct StoryBuilder::Taker {
       story.refused->event.count += e.count;
     }
   }
-  void operator()(const RequestSeen& e) const { story.outside.asked = Dated<RequestSeen>{e, now}; }
   void operator()(const SafepointReached& e) const { story.outside.waits_in = Dated<SafepointReached>{e, now}; }
   void operator()(const RequestEnded& e) const {
     Outside& outside = story.outside;
     const bool done = e.code == Code::kOk, pause = e.kind == CycleKind::kPause;
     AddResult(e);
-    if (!done) outside.failed = Dated<RequestEnded>{e, now};
     if (done != pause) {  // a resume was done, or a pause came to nothing
       outside.waits_in.reset();
       outside.paused.reset();
@@ -100,7 +98,7 @@ struct StoryBuilder::Taker {
       phase->voted_for = e.ok;
       if (!phase->decided) phase->worked = now;
     }
-    if (!e.ok && !attempt->failed_vote) attempt->failed_vote = Attempt::Vote{e.phase, e.ok, e.code, e.message, now};
+    if (!e.ok && !attempt->failed_vote) attempt->failed_vote = Attempt::Vote{e.phase, e.code, e.message, now};
   }
   void operator()(const MemberHeard& e) const {
     if (e.rank >= 0 || e.pid != 0)
@@ -109,9 +107,7 @@ struct StoryBuilder::Taker {
     // What was heard is recorded later, on another thread: the last vote of a pause may come behind the arrival at its resume.
     Attempt* attempt = b.OpenOf({});
     if (attempt == nullptr || attempt->kind != e.kind) return;
-    Attempt::Heard& heard = attempt->heard[e.member];
-    heard.at = now;
-    heard.votes += e.voted ? 1 : 0;
+    attempt->heard[e.member] += e.voted ? 1 : 0;
   }
   // This session had come as well and has run out of patience first. The other one will, too, within as long again, or twice as
   // long where it was in a round that lost the member that counts.
@@ -226,7 +222,6 @@ struct StoryBuilder::Taker {
   void operator()(const CycleDone& e) const {
     Attempt* attempt = b.OpenOf(e.pool);
     if (attempt == nullptr) return;
-    attempt->duration_ns = e.duration_ns;
     if (e.kind == CycleKind::kResume && !e.pool) story.refused.reset();
     End(*attempt, Attempt::End::kDone, e.pool);
   }
@@ -372,6 +367,11 @@ void SessionStory::Sums::Add(const Attempt& attempt) {
   if (attempt.end == Attempt::End::kFailed) ++failures;
 }
 
+const Attempt& SessionStory::Last() const {
+  static const Attempt kNone{.end = Attempt::End::kDone};
+  return attempts.empty() ? kNone : attempts.back();
+}
+
 SessionStory::Sums SessionStory::AllAttempts() const {
   Sums sums = forgotten;
   for (const Attempt& attempt : attempts) sums.Add(attempt);
@@ -444,7 +444,9 @@ Result<SessionStory> ReadStory(const std::filesystem::path& session_directory) {
 }
 
 std::vector<std::filesystem::path> DropCopies(std::vector<SessionStory>& stories) {
-  std::ranges::stable_sort(stories, std::greater{}, [](const SessionStory& story) { return story.last.seq; });
+  std::ranges::stable_sort(stories, std::greater{}, [](const SessionStory& story) {
+    return std::pair(story.last.seq, ~story.findings.report.corrupt_records);
+  });
   std::vector<std::filesystem::path> dropped;
   std::set<SessionId> known;
   std::erase_if(stories, [&](const SessionStory& story) {

@@ -42,9 +42,8 @@ struct Attempt {
   Moment last;  // the last event seen in it
   End end = End::kOpen;
   std::vector<SessionId> members;  // empty until begun
-  std::uint64_t duration_ns = 0;
-  std::string failure;  // as this session told its caller
-  Code code{};          // of that; kOk: not recorded
+  std::string failure;             // as this session told its caller
+  Code code{};                     // of that; kOk: not recorded
   bool undone = true;
 
   struct PhaseTaken {
@@ -82,20 +81,15 @@ struct Attempt {
 
   struct Vote {  // this session's own
     PhaseKind phase{};
-    bool ok = true;
     Code code{};
     std::string message;
     Moment at;
   };
   std::optional<Vote> failed_vote;  // the first vote of no
 
-  struct Heard {  // what the session that counts the votes has heard of a member
-    Moment at;
-    std::uint64_t votes = 0;
-  };
-  std::map<SessionId, Heard> heard;
-  std::set<SessionId> asking;         // have come to it, because they asked this session whether it comes
-  std::vector<CycleMember> culprits;  // because of whom it failed, as this session was told
+  std::map<SessionId, std::uint64_t> heard;  // of whom the session that counts has heard, and how many votes
+  std::set<SessionId> asking;                // have come to it, because they asked this session whether it comes
+  std::vector<CycleMember> culprits;         // because of whom it failed, as this session was told
 
   struct OpenStep {
     Step step;
@@ -138,10 +132,8 @@ struct Dated {
 
 // What this session was asked from outside, and what the driver did to its process.
 struct Outside {
-  std::optional<Dated<RequestSeen>> asked;          // the last request
   std::optional<Dated<SafepointReached>> waits_in;  // where it waits: it has come for a pause, and no resume has ended
   std::optional<Dated<RequestEnded>> paused;        // the pause that holds
-  std::optional<Dated<RequestEnded>> failed;        // the last request that came to nothing
   std::optional<Dated<Frozen>> frozen;              // the last time
   std::uint64_t freezes = 0;
   std::vector<Dated<std::string>> results;  // of requests, and freezes: the last of them
@@ -191,12 +183,11 @@ struct SessionStory {
 
   [[nodiscard]] const SessionOpened& who() const { return findings.who; }
   [[nodiscard]] SessionId session() const { return findings.info.session; }
-  // NCCL's attempt that is open; null: none is.
-  [[nodiscard]] const Attempt* OpenAttempt() const {
-    return attempts.empty() || !attempts.back().open() ? nullptr : &attempts.back();
-  }
-  [[nodiscard]] std::vector<const Attempt*> LastOfPools() const;  // that has begun
-  [[nodiscard]] Sums AllAttempts() const;                         // NCCL's, the forgotten ones too
+  // NCCL's last attempt; where there is none, one that is done and has nothing in it.
+  [[nodiscard]] const Attempt& Last() const;
+  [[nodiscard]] const Attempt* OpenAttempt() const { return Last().open() ? &Last() : nullptr; }  // null: none is open
+  [[nodiscard]] std::vector<const Attempt*> LastOfPools() const;                                  // that has begun
+  [[nodiscard]] Sums AllAttempts() const;  // NCCL's, the forgotten ones too
 };
 
 // NCCL's last attempt in that journal, or the last that has begun of the pool with that tag. Null: there is none.

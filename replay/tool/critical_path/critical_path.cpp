@@ -231,12 +231,12 @@ int RunCriticalPath(const CriticalPathOptions& options, Output& out) {
                    Result<SessionStory> read = ReadAttempts(reader, kept);
                    if (!read) return read.status();
                    damage = read->findings.report;
-                   names.Add(read->who());
                    stories.push_back(*std::move(read));
                    return {};
                  });
   if (stories.empty()) return kCannotRead;
   DropCopies(stories);
+  for (const SessionStory& story : stories) names.Add(story.who());
   const std::vector<CriticalPath> cycles = PathsOf(stories, options.last);
   if (options.json) {
     PrintJson(out, ToJson(cycles, names));

@@ -179,23 +179,6 @@ TEST_F(Fold, history_reads_on_behind_damage_and_not_behind_a_wrong_order) {
   }
 }
 
-// Only the last attempts are kept, and all are counted.
-TEST(History, of_a_session_that_paused_thousands_of_times_is_bounded) {
-  std::uint64_t clock = 1;
-  Story story(0x5, 7, &clock);
-  constexpr std::uint64_t kTimes = 2'000;
-  for (std::uint64_t i = 0; i < kTimes; ++i) {
-    story.Then(PhaseBegun{PhaseKind::kPauseArrive});
-    story.Then(CycleFailed{CycleKind::kPause, 1, true, "no"});
-  }
-  MemoryReader reader(story.events(), story.id(), SessionStatus::kClosed);
-  const Result<SessionStory> history = ReadStory(reader);
-  ASSERT_TRUE(history.ok());
-  EXPECT_LE(history->attempts.size(), 512u);
-  EXPECT_EQ(history->forgotten.failures + history->attempts.size(), kTimes);
-  EXPECT_EQ(history->AllAttempts().failures, kTimes);
-}
-
 // Of a long journal every event of the end is known, and of what is older every so many.
 TEST(EventTimes, answer_exactly_about_the_end_and_say_when_they_do_not) {
   EventTimes times;

@@ -119,6 +119,27 @@ TEST(Tags, a_trace_draws_each_on_a_row_of_its_own) {
   EXPECT_TRUE(counters.contains("tag weights (MiB)"));
 }
 
+TEST(Tags, votes_on_a_tag_that_ranks_share_are_drawn_on_its_row) {
+  std::uint64_t clock = 1'000'000'000;
+  test::Story story(0x51ab, 0, &clock);
+  const test::ScriptedPool weights(story, "weights");
+  story.Then(CycleBegun{.kind = CycleKind::kPause, .cycle = 1, .members = {story.id()}, .pool = weights.id()});
+  story.Then(PhaseBegun{.phase = PhaseKind::kPauseArrive, .pool = weights.id()});
+  story.Then(VoteCast{.phase = PhaseKind::kPauseArrive, .pool = weights.id()});
+  story.Then(PhaseDecided{.phase = PhaseKind::kPauseArrive, .pool = weights.id()});
+  std::vector<std::unique_ptr<JournalReader>> readers;
+  readers.push_back(std::make_unique<test::MemoryReader>(story.events(), story.id(), SessionStatus::kClosed));
+  std::string text;
+  ASSERT_TRUE(WriteTrace(readers, [&](std::string_view piece) { text += piece; }).ok());
+  std::map<std::string, std::int64_t> row_of;
+  const TagsJson trace = TagsJson::parse(text);
+  for (const TagsJson& e : trace["traceEvents"]) {
+    if (e["ph"] == "X") row_of[e["name"]] = e["tid"];
+  }
+  ASSERT_TRUE(row_of.contains("pause 1 of weights"));
+  EXPECT_EQ(row_of["waiting for the others"], row_of["pause 1 of weights"]);
+}
+
 TEST(Tags, who_stands_where_is_about_nccl_and_memory_held_about_all) {
   TagsJob job;
   const auto failed = std::ranges::find_if(job.story.events(), [](const Event& event) {

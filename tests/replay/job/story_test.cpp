@@ -1,0 +1,111 @@
+// The story of a session: what its pauses and resumes were, as its journal tells.
+#include "replay/job/story/story.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "replay/job/story/job_cycles.h"
+#include "tests/replay/job/memory_reader.h"
+#include "tests/replay/job/scripted_pool.h"
+
+namespace amem {
+namespace {
+
+class StoryOfSession : public ::testing::Test {
+ protected:
+  SessionStory Told() {
+    test::MemoryReader reader(script_.events(), script_.id(), SessionStatus::kClosed);
+    Result<SessionStory> story = ReadStory(reader);
+    EXPECT_TRUE(story.ok()) << story.status().message();
+    return *std::move(story);
+  }
+  void FailToBegin() {
+    script_.Then(PhaseBegun{PhaseKind::kPauseArrive});
+    script_.Then(CycleFailed{CycleKind::kPause, 1, true, "no"});
+  }
+  void Begin() {
+    script_.Then(PhaseBegun{PhaseKind::kPauseArrive});
+    script_.Then(CycleBegun{CycleKind::kPause, 1, {script_.id()}});
+    script_.Then(PhaseBegun{PhaseKind::kPauseArrive});
+  }
+
+  std::uint64_t clock_ = 1;
+  test::Story script_{0x5, 7, &clock_};
+};
+
+// The first and the last attempts are kept, and all are counted.
+TEST_F(StoryOfSession, of_thousands_of_pauses_is_bounded) {
+  constexpr std::uint64_t kTimes = 2'000;
+  for (std::uint64_t i = 0; i < kTimes; ++i) FailToBegin();
+  const SessionStory story = Told();
+  EXPECT_EQ(story.attempts.size(), kAttemptsKept);
+  EXPECT_EQ(story.attempts.front().arrived.seq, SequenceNumber{2});
+  EXPECT_EQ(story.attempts.back().ended.seq, script_.events().back().seq);
+  EXPECT_EQ(story.forgotten.failures + story.attempts.size(), kTimes);
+  EXPECT_EQ(story.AllAttempts().failures, kTimes);
+}
+
+TEST_F(StoryOfSession, an_attempt_goes_from_the_arrival_to_the_end) {
+  Begin();
+  const SequenceNumber voted = script_.Then(VoteCast{.phase = PhaseKind::kPauseArrive});
+  script_.Then(PhaseDecided{PhaseKind::kPauseArrive, true});
+  const SessionStory story = Told();
+  ASSERT_EQ(story.attempts.size(), 1U);
+  const Attempt& attempt = story.attempts[0];
+  EXPECT_TRUE(attempt.open());
+  EXPECT_EQ(attempt.came().seq, attempt.arrived.seq);
+  EXPECT_EQ(attempt.last.seq, script_.events().back().seq);
+  ASSERT_EQ(attempt.phases.size(), 1U);
+  EXPECT_EQ(attempt.phases[0].worked.seq, voted);
+  const auto phases = PhasesWithArrival(attempt);
+  ASSERT_EQ(phases.size(), 2U);
+  EXPECT_EQ(phases[0].begun.seq, attempt.arrived.seq);
+  EXPECT_EQ(phases[0].decided.seq, attempt.begun.seq);
+  EXPECT_EQ(NameOf(attempt), "pause 1");
+}
+
+TEST_F(StoryOfSession, a_decision_on_a_phase_that_it_did_not_take_stands_apart) {
+  Begin();
+  script_.Then(VoteCast{.phase = PhaseKind::kPauseArrive});
+  script_.Then(PhaseDecided{PhaseKind::kPauseArrive, false, SessionId{9}, "no vote came"});
+  const SequenceNumber late = script_.Then(VoteCast{.phase = PhaseKind::kPauseArrive});
+  script_.Then(PhaseDecided{PhaseKind::kPauseArrive, true});
+  const SessionStory story = Told();
+  const Attempt& attempt = story.attempts.at(0);
+  ASSERT_EQ(attempt.phases.size(), 1U);
+  EXPECT_FALSE(attempt.phases[0].passed) << "the first decision counts";
+  EXPECT_LT(attempt.phases[0].worked.seq, late) << "a vote behind the decision is no work of that phase";
+  ASSERT_EQ(attempt.skipped.size(), 1U);
+  EXPECT_TRUE(attempt.skipped[0].passed);
+  EXPECT_EQ(attempt.decided->message, "no vote came");
+}
+
+TEST_F(StoryOfSession, votes_on_a_tag_are_none_on_the_pause_of_nccl_that_is_under_way) {
+  test::ScriptedPool weights(script_, "weights");
+  Begin();
+  script_.Then(VoteCast{.phase = PhaseKind::kPauseArrive, .ok = false, .message = "no", .pool = weights.id()});
+  script_.Then(PhaseDecided{.phase = PhaseKind::kPauseArrive, .passed = false, .message = "no", .pool = weights.id()});
+  const SessionStory story = Told();
+  const Attempt& attempt = story.attempts.at(0);
+  EXPECT_FALSE(attempt.failed_vote);
+  EXPECT_FALSE(attempt.decided);
+  EXPECT_FALSE(attempt.phases.at(0).voted);
+}
+
+TEST(JobCycles, who_never_began_is_put_to_those_of_its_host_only) {
+  const auto session = [](std::uint64_t id, const char* host) { return SessionOpened{.session = SessionId{id}, .host = host}; };
+  const SessionOpened here = session(1, "here"), beside = session(2, "here"), away = session(3, "away");
+  Attempt begun{.begun = {SequenceNumber{2}, 20}, .last = {SequenceNumber{9}, 90}, .members = {here.session, beside.session}};
+  Attempt waiting{.arrived = {SequenceNumber{1}, 10}, .last = {SequenceNumber{2}, 80}};
+  const std::vector<TimedStory> stories = {
+      {&here, 0, 1, 90, {&begun, 1}}, {&beside, 0, 1, 90, {&waiting, 1}}, {&away, 0, 1, 90, {&waiting, 1}}};
+  const std::vector<JobCycle> cycles = JoinAttempts(stories);
+  ASSERT_EQ(cycles.size(), 2U);
+  std::size_t alone = 0;
+  for (const JobCycle& cycle : cycles) alone += cycle.parts == std::vector<std::pair<std::size_t, std::size_t>>{{2, 0}} ? 1 : 0;
+  EXPECT_EQ(alone, 1U);
+}
+
+}  // namespace
+}  // namespace amem

@@ -11,6 +11,7 @@
 
 #include "ncclpatch/amem.h"
 #include "ncclpatch/hook/hook.h"
+#include "ncclpatch/hook/replacements.h"
 #include "ncclpatch/runtime/border.h"
 #include "ncclpatch/runtime/runtime.h"
 #include "ncclpatch/runtime/tags.h"
@@ -111,7 +112,7 @@ bool ProgramUsesCuda() {
 // Looks at the first safe points, and now and then. A session makes forked children inert, but so does CUDA that is in use.
 void StartSession(std::uint64_t step) noexcept {
   constexpr std::uint64_t kSeldom = 64;
-  if ((step & (step - 1)) != 0 && step % kSeldom != 0) return;
+  if (((step & (step - 1)) != 0 && step % kSeldom != 0) || replacements::inert.load()) return;
   try {
     if (ProgramUsesCuda()) static_cast<void>(Runtime::Get().ForPools());
   } catch (const std::exception&) {  // no memory: the program goes on, and cannot be asked yet

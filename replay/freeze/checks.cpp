@@ -20,12 +20,22 @@ Status Refusal(const std::vector<std::string>& problems) {
   return {Code::kRefused, text};
 }
 
-// A rank's memory that a pause leaves and the driver's checkpoint cannot take.
-void FindUntakable(const RankProcess& process, const State& state, std::vector<std::string>& problems) {
-  Bytes multicast = 0, registered = 0, shared = 0, on_host = 0;
+// On driver 580 cuMulticastAddDevice answers 101 in every process that was restored; 610 has it mended.
+constexpr int kRestoresMulticast = 610;
+
+int BranchOf(const std::string& driver_version) {
+  int branch = 0;  // of what is no number, too
+  std::from_chars(driver_version.data(), driver_version.data() + driver_version.size(), branch);
+  return branch;
+}
+
+// A rank's memory that a pause leaves and the driver's checkpoint cannot take, or that could not be made again after it.
+void FindUntakable(const RankProcess& process, const State& state, const std::string& driver,
+                   std::vector<std::string>& problems) {
+  Bytes multicast = 0, made_again = 0, registered = 0, shared = 0, on_host = 0;
   for (const auto& [id, allocation] : state.allocations) {
     if (allocation.placed()) continue;  // what is said of its slab
-    if (allocation.multicast && !allocation.rebuilt()) multicast += allocation.bytes;
+    if (allocation.multicast) (allocation.rebuilt() ? made_again : multicast) += allocation.bytes;
     if (allocation.registrations > 0) registered += allocation.bytes;
     if (allocation.tag == MemoryTag::kUser && allocation.own() && !allocation.multicast && !allocation.on_device()) {
       on_host += allocation.bytes;
@@ -38,8 +48,15 @@ void FindUntakable(const RankProcess& process, const State& state, std::vector<s
   if (multicast > 0) {
     problems.push_back(
         fmt::format("{} holds {} in multicast objects (NVLS), which a checkpoint does not cover: run the job with "
-                    "NCCL_NVLS_ENABLE=0, or AMEM_NVLS=release",
-                    process.name, RoundedUpBytes(multicast)));
+                    "NCCL_NVLS_ENABLE=0, or with driver {} or newer AMEM_NVLS=release",
+                    process.name, RoundedUpBytes(multicast), kRestoresMulticast));
+  }
+  if (made_again > 0 && BranchOf(driver) < kRestoresMulticast) {
+    problems.push_back(
+        fmt::format("{} holds {} in multicast objects (NVLS), and a restored process can make none again before driver {} "
+                    "(this is {}): run "
+                    "the job with NCCL_NVLS_ENABLE=0",
+                    process.name, RoundedUpBytes(made_again), kRestoresMulticast, driver.empty() ? "not known" : driver));
   }
   if (registered > 0) {
     problems.push_back(
@@ -158,7 +175,7 @@ Status CheckBeforeFreeze(FreezableJob& job, FreezeHost& host, std::span<const Ra
       problems.push_back(fmt::format("what {} holds cannot be read: {}", process.name, state.status().message()));
       continue;
     }
-    FindUntakable(process, *state, problems);
+    FindUntakable(process, *state, host.DriverVersion(), problems);
     const auto by_gpu = held.find(process.pid);
     if (by_gpu != held.end()) {
       for (const auto& [uuid, bytes] : by_gpu->second) needed += bytes;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
 
@@ -35,6 +36,12 @@ std::vector<pid_t> ReadSiblings(pid_t pid) {
     for (auto it = begin; it != end; ++it) found.push_back(it->second);
   }
   return found;
+}
+
+std::string ReadDriverVersion() {
+  std::string version;
+  std::ifstream("/sys/module/nvidia/version") >> version;
+  return version;
 }
 
 }  // namespace amem

@@ -34,8 +34,10 @@ class FreezeHost {
   virtual std::uint64_t StartTicks(pid_t pid) = 0;
   // The descendants of the process's parent, itself included: what a launcher has started beside a rank.
   virtual std::vector<pid_t> Siblings(pid_t pid) = 0;
+  virtual std::string DriverVersion() = 0;  // "580.159.04"; empty: not known
 };
 
 std::vector<pid_t> ReadSiblings(pid_t pid);
+std::string ReadDriverVersion();  // of the kernel's module
 
 }  // namespace amem

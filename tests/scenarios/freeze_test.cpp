@@ -238,9 +238,11 @@ TEST_F(Frozen, job_comes_back_on_other_gpus) {
 
 class KilledTool : public Frozen {
  protected:
-  // Kills `command` at moments around the lines of its journal, from `first` on, and lets `then` go on. At every one with
-  // AMEM_MATRIX_STRIDE=1, else at every fourth.
-  void KillEverywhere(const std::string& command, const std::string& then, bool frozen_after, int first) {
+  // Kills `command` at moments around the lines of its journal, or the messages that it sends to the ranks, from `first` on,
+  // and lets `then` go on. At every one with AMEM_MATRIX_STRIDE=1, else at every fourth.
+  enum class At { kLines, kMessages };
+  void KillEverywhere(const std::string& command, const std::string& then, bool frozen_after, int first, At at = At::kLines) {
+    const bool lines = at == At::kLines;
     Start(2);
     const char* const set = std::getenv("AMEM_MATRIX_STRIDE");
     const int stride = set != nullptr ? std::max(1, std::atoi(set)) : 4;
@@ -249,7 +251,8 @@ class KilledTool : public Frozen {
         ASSERT_EQ(Fails({"freeze", First()}), "") << moment;
       }
       const Rank killed =
-          Tool({command, First()}, {{"LD_PRELOAD", AMEM_KILL_AT_SYNC}, {"STAND_IN_KILL_AT_SYNC", std::to_string(moment)}});
+          Tool({command, First()}, {{"LD_PRELOAD", lines ? AMEM_KILL_AT_SYNC : AMEM_KILL_AT_MESSAGE},
+                                    {lines ? "STAND_IN_KILL_AT_SYNC" : "STAND_IN_KILL_AT_MESSAGE", std::to_string(moment)}});
       if (killed.status == 0) {
         EXPECT_GT(moment, 10);
         if (command == "freeze") {
@@ -306,6 +309,8 @@ TEST_F(KilledTool, freeze_is_continued) { KillEverywhere("freeze", "--continue",
 TEST_F(KilledTool, freeze_is_undone) { KillEverywhere("freeze", "--undo", false, 2); }
 TEST_F(KilledTool, thaw_is_continued) { KillEverywhere("thaw", "--continue", false, 3); }
 TEST_F(KilledTool, thaw_is_undone) { KillEverywhere("thaw", "--undo", true, 4); }
+TEST_F(KilledTool, freeze_is_undone_after_any_message) { KillEverywhere("freeze", "--undo", false, 1, At::kMessages); }
+TEST_F(KilledTool, thaw_is_continued_after_any_message) { KillEverywhere("thaw", "--continue", false, 2, At::kMessages); }
 
 }  // namespace
 }  // namespace amem

@@ -239,6 +239,42 @@ TEST_F(Named, ranks_that_have_not_met_are_one_job_by_one_launch_or_by_their_pids
   for (const pid_t one : launched.processes()) ::kill(one, SIGKILL);
 }
 
+// As in a container: the launcher is pid 1 of a pid namespace of its own, and the rank has a number that outside is another
+// process's, or nobody's.
+TEST_F(Named, a_launcher_may_be_pid_1_and_a_pid_means_a_process_of_this_namespace) {
+  job::Environment environment = job_.environment;
+  environment["RANK"] = "0";
+  environment["WORLD"] = "1";
+  const std::filesystem::path scratch = job_.directory() / "container";
+  std::filesystem::create_directory(scratch);
+  environment["JOB_STOP"] = job_.directory() / "stop";
+  environment["PRELOAD"] = AMEM_LIBRARY_FILE;
+  const std::string script = R"(
+    LD_PRELOAD=$PRELOAD "$0" cuda load 'only safe points' & echo $! > inner
+    for i in $(seq 400); do "$1" status 1 > status 2>&1 && break; sleep 0.05; done
+    "$1" pause 1 > paused 2>&1 && "$1" status 1 > status && "$1" resume 1 > resumed 2>&1 && touch ready
+    wait)";
+  std::thread container([&] {
+    static_cast<void>(
+        job::RunProgram({"/bin/sh", "-c", "cd '" + job_.directory().string() + "' && exec \"$@\"", "sh", "/usr/bin/unshare",
+                         "-rpf", "--mount-proc", "/bin/sh", "-c", script, AMEM_JOB_RANK, AMEM_REPLAY},
+                        environment, scratch));
+  });
+  const auto text = [&](const char* file) {
+    std::ifstream in(job_.directory() / file);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  const bool ready = Until([&] { return std::filesystem::exists(job_.directory() / "ready"); });
+  EXPECT_TRUE(ready) << text("status") << text("paused") << text("resumed");
+  EXPECT_NE(text("status").find("is paused"), std::string::npos) << text("status");
+  const Rank stranger = Tool({"pause", text("inner").substr(0, text("inner").find('\n'))});
+  EXPECT_EQ(stranger.status, 2) << stranger.out;
+  EXPECT_NE(stranger.err.find("is no rank or launcher of a living job"), std::string::npos) << stranger.err;
+  EXPECT_EQ(Tool({"log", job_.journals(), "--kind", "request-seen"}).out.find("request 3"), std::string::npos);
+  Stop(job_);
+  container.join();
+}
+
 TEST_F(Requests, a_program_without_safe_points_is_asked_at_its_next_own_pause) {
   Start({"cuda", "load", "init", "reduce", "barrier", "sleep=700", "pause", "sleep=300", "resume", "reduce", "barrier"});
   ASSERT_TRUE(UntilSaid("reduce:"));

@@ -38,6 +38,7 @@ class ThisMachine final : public FreezeHost {
   std::optional<HostRoom> RoomFor(pid_t pid) override { return HostMemoryAvailable("/", std::to_string(pid)); }
   std::uint64_t StartTicks(pid_t pid) override { return amem::StartTicks(pid); }
   std::vector<pid_t> Siblings(pid_t pid) override { return ReadSiblings(pid); }
+  std::string DriverVersion() override { return ReadDriverVersion(); }
 
  private:
   std::jthread nvml_;

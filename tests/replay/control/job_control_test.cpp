@@ -568,6 +568,24 @@ TEST_F(PlayedRanks, one_asks_at_a_time_and_others_may_look) {
   EXPECT_TRUE(Open().ok());
 }
 
+// Whatever it had not read yet.
+TEST_F(PlayedRanks, what_a_tool_sent_just_before_it_ended_counts) {
+  Make(1);
+  const ToolSockets tool(sockets());
+  for (std::uint64_t request = 1; request <= 300; ++request) {
+    {
+      auto link = RankLink::Connect(tool, places[0]);
+      ASSERT_TRUE(link.ok() && link->has_value()) << link.status().message();
+      for (std::uint64_t target = 0; target < 5; ++target)
+        (*link)->Give({.request = request, .ask = Ask::kPause, .stage = Stage::kNccl, .target = target});
+      if (request % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(request));
+      ASSERT_TRUE((*link)->has_room());
+    }
+    ASSERT_TRUE(test::Ranks::Becomes([&] { return OrderOf(0).request == request && OrderOf(0).target == 4; }))
+        << OrderOf(0).request << " of " << request << ", message " << OrderOf(0).target;
+  }
+}
+
 TEST_F(PlayedRanks, a_freeze_is_noted_by_the_session_that_is_named) {
   Make(2);
   auto job = Open();

@@ -74,6 +74,7 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
   MemoryTag user_memory = MemoryTag::kNccl;
   LocationType location = LocationType::kDevice;
   bool imported = false, multicast = false, registered = false;
+  std::string driver = "580.159.04";
 
   // What a tool does, in this process.
   Status Do(Status (FreezeOperation::*what)(), FreezeOptions options = {}) {
@@ -176,6 +177,8 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
     state.communicators.emplace(CommunicatorId{1}, communicator);
     return state;
   }
+
+  std::string DriverVersion() override { return driver; }
 
   // ---- Checkpointer
   [[nodiscard]] std::string Version() const override { return "CUDA 13.0"; }

@@ -258,7 +258,16 @@ TEST(FreezeChecks, refuse_what_the_driver_cannot_take) {
   {
     FrozenWorld world;
     world.multicast = true;
-    ExpectUntouched(world, "NCCL_NVLS_ENABLE=0");
+    ExpectUntouched(world, "NCCL_NVLS_ENABLE=0, or with driver 610");
+  }
+  for (const char* driver : {"580.159.04", "609.99", ""}) {
+    FrozenWorld world;
+    world.multicast = true;
+    world.user_memory = MemoryTag::kMulticastReleased;
+    world.driver = driver;
+    ExpectUntouched(world, "can make none again before driver 610");
+    world.driver = "610.21";
+    EXPECT_TRUE(world.Do(&FreezeOperation::Freeze).ok());
   }
   {
     FrozenWorld world;

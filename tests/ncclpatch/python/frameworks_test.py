@@ -15,13 +15,15 @@ import unittest
 from unittest import mock
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [os.path.join(HERE, "frameworks"), os.path.join(HERE, "../../../ncclpatch/python")]
+PACKAGE = os.path.join(HERE, "../../../ncclpatch/python")
+sys.path[:0] = [os.path.join(HERE, "frameworks"), PACKAGE, os.path.join(PACKAGE, "examples")]
 sys.dont_write_bytecode = True
 import amem  # noqa: E402
 import amem_plugins  # noqa: E402
 import fake_library  # noqa: E402
 import released  # noqa: E402
 import released_code  # noqa: E402
+import sketches  # noqa: E402
 import stand_ins  # noqa: E402
 import store_for_tests  # noqa: E402
 from amem import frameworks  # noqa: E402
@@ -566,7 +568,7 @@ class Slime(OnTheFake):
 
 
 class Roll(Slime):
-    NAME, PROJECT, TURN_ON = groups.ROLL, "ROLL", staticmethod(groups.roll)
+    NAME, PROJECT, TURN_ON = "roll.utils.offload_nccl", "ROLL", staticmethod(sketches.roll)
 
 
 class Verl(OnTheFake):

@@ -137,6 +137,16 @@ class Vllm(OnTheFake):
         worker.wake_up()
         self.assertNotIn("paused", self.library.states.values())
 
+    def test_a_wake_up_waits_for_memory_that_another_engine_is_still_giving_back(self):
+        worker = self.loaded()
+        worker.sleep(1)
+        self.library.too_little = 2
+        with self.assertLogs("amem", "WARNING") as logged:
+            worker.wake_up()
+        self.assertIn("resume of nccl waits for memory, up to 5 s: device 0 has too little", logged.output[0])
+        self.assertEqual([call[1] for call in self.library.named("ask")], [("nccl",)] * 3 + [("vllm.weights", "vllm.runtime", "vllm.kv_cache")])
+        self.assertNotIn("paused", self.library.states.values())
+
     def test_without_nccl_under_amem_tensors_go_alone(self):
         self.library.nccl_libraries = []
         worker = self.loaded()
@@ -398,6 +408,13 @@ class Sglang(OnTheFake):
         manager.resume_memory_occupation(self.request("weights"))
         manager.resume_memory_occupation(self.request("kv_cache", "cuda_graph"))
         self.assertEqual(self.paused_and_resumed(), ["ncclResume", ("resume", "weights"), ("resume", "kv_cache")])
+
+    def test_a_return_waits_for_memory_that_another_engine_is_still_giving_back(self):
+        manager = self.started()
+        manager.release_memory_occupation(self.request())
+        manager.resume_memory_occupation(self.request("weights"))
+        manager.resume_memory_occupation(self.request("kv_cache"))
+        self.assertEqual([call[1] for call in self.library.named("ask")], [("nccl",), ("weights",), ("kv_cache",)])
 
     def test_a_release_of_the_cache_alone_leaves_nccl_for_weight_updates(self):
         manager = self.started()

@@ -140,13 +140,13 @@ Json Show(const T& value) {
 // ---- the form of any value of a type, in words of JSON Schema
 // ------------------------------------------------------------------
 
-const char* const kSessionForm = "#/$defs/session";
+const char* const kSessionRef = "#/$defs/session";
 const char* const kHex = "#/$defs/hex";
 
 template <class T>
 Json FormOf(const T& any);
 Json FormOf(const std::string&) { return {{"type", "string"}}; }
-Json FormOf(SessionId) { return {{"$ref", kSessionForm}}; }
+Json FormOf(SessionId) { return {{"$ref", kSessionRef}}; }
 Json FormOf(Address) { return {{"$ref", kHex}}; }
 Json FormOf(DriverHandle) { return {{"$ref", kHex}}; }
 Json FormOf(const CallSite&) { return {{"type", "array"}, {"items", {{"$ref", kHex}}}}; }

@@ -6,6 +6,7 @@
 
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
+#include "replay/tool/gpus.h"
 #include "replay/tool/symbols.h"
 
 namespace amem::tool {
@@ -16,7 +17,7 @@ struct TopOptions {
   std::string by = "site";  // "site", "communicator", "tag", "peer", "size", "age"
   std::optional<std::uint64_t> at;
   std::size_t limit = 20;
-  bool json = false;
+  bool json = false, gpu = false;
 };
 
 struct Sum {
@@ -188,6 +189,7 @@ void PrintUnused(Output& out, const std::vector<std::pair<std::string, Sum>>& gr
 
 int RunTop(const TopOptions& options, Output& out) {
   bool failed = false;
+  if (options.gpu) return PrintGpus(FindSessions(options.directories, failed), failed, out);
   Groups groups;
   std::string note;
   Bytes held = 0;  // on devices, as ls counts it
@@ -230,6 +232,7 @@ void AddOptions(Arguments& arguments, TopOptions& options) {
       .OneOf({"site", "communicator", "tag", "peer", "size", "age"});
   arguments.Add("--at", "SEQ", options.at, "After this event; default: the last one");
   arguments.Add("--limit", "N", options.limit, "So many lines; 20 by default", std::size_t{1});
+  arguments.Flag("--gpu", options.gpu, "Whose memory this machine's GPUs hold now: by tag, contexts, other processes, unknown");
   AddJson(arguments, options.json, "One JSON array");
 }
 
@@ -240,7 +243,8 @@ Command TopCommand() {
           "  amem-replay top DIR                  by the place in libnccl that asked for it\n"
           "  amem-replay top DIR --by communicator\n"
           "  amem-replay top DIR --by tag         NCCL's memory, and tensors under tags\n"
-          "  amem-replay top DIR --by peer --at 1200\n",
+          "  amem-replay top DIR --by peer --at 1200\n"
+          "  amem-replay top --gpu                what is left on the GPUs, and whose it is\n",
           [](Arguments& arguments) { return SetUp<TopOptions>(arguments, AddOptions, RunTop); }};
 }
 

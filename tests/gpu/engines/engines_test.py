@@ -25,6 +25,7 @@ FAKE = {"vllm/__init__.py": """
         def __init__(self, **named):
             assert arg_utils.EngineArgs().create_model_config().sleep_mode_backend == "amem" and os.path.exists(named["model"] + "/config.json")
             self.worker, self.seed, self.asleep, self.stale, self.scheduled, self.cycles = subprocess.Popen(["sleep", "100"]), 0, False, [], True, 0
+            self.moods = 0
 
         def collective_rpc(self, name, args=()):
             if self.stale:
@@ -69,7 +70,8 @@ FAKE = {"vllm/__init__.py": """
             if self._state() == "Z":
                 raise RuntimeError("EngineCore died")
             assert self.scheduled
-            return [types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=[number * self.seed])]) for number, _ in enumerate(prompts)]
+            self.moods += FAKE == "moody"
+            return [types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=[(one["prompt_token_ids"][0] - 3) * self.seed + self.moods])]) for one in prompts]
     """, "vllm/engine/__init__.py": "", "vllm/engine/arg_utils.py": """
     import types
     class EngineArgs:
@@ -118,7 +120,12 @@ class Job(unittest.TestCase):
     def test_tokens_of_weights_that_were_lost_are_noticed(self):
         report, code = self.run_job("loses")
         self.assertEqual(code, 1)
-        self.assertIn("cycle 0: AssertionError: the tokens differ", report["error"])
+        self.assertIn("cycle 0: AssertionError: 3 of 4 tokens differ from those of the same weights, after a sleep", report["error"])
+
+    def test_an_engine_that_never_says_the_same_is_told_from_one_that_loses_its_weights(self):
+        report, code = self.run_job("moody")
+        self.assertEqual(code, 1)
+        self.assertIn("two sets of weights: AssertionError: 4 of 4 tokens differ from those of the same weights, twice in a row", report["error"])
 
     def test_a_failure_that_does_not_come_is_one(self):
         report, code = self.run_job("roomy", cycles=1, failures="full")

@@ -15,13 +15,15 @@ import unittest
 from unittest import mock
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [os.path.join(HERE, "frameworks"), os.path.join(HERE, "../../../ncclpatch/python")]
+PACKAGE = os.path.join(HERE, "../../../ncclpatch/python")
+sys.path[:0] = [os.path.join(HERE, "frameworks"), PACKAGE, os.path.join(PACKAGE, "examples")]
 sys.dont_write_bytecode = True
 import amem  # noqa: E402
 import amem_plugins  # noqa: E402
 import fake_library  # noqa: E402
 import released  # noqa: E402
 import released_code  # noqa: E402
+import sketches  # noqa: E402
 import stand_ins  # noqa: E402
 import store_for_tests  # noqa: E402
 from amem import frameworks  # noqa: E402
@@ -133,6 +135,16 @@ class Vllm(OnTheFake):
         self.assertEqual(worker.sleep_mode_backend.state(), "SUSPENDED")
         self.library.fail.clear()
         worker.wake_up()
+        self.assertNotIn("paused", self.library.states.values())
+
+    def test_a_wake_up_waits_for_memory_that_another_engine_is_still_giving_back(self):
+        worker = self.loaded()
+        worker.sleep(1)
+        self.library.too_little = 2
+        with self.assertLogs("amem", "WARNING") as logged:
+            worker.wake_up()
+        self.assertIn("resume of nccl waits for memory, up to 5 s: device 0 has too little", logged.output[0])
+        self.assertEqual([call[1] for call in self.library.named("ask")], [("nccl",)] * 3 + [("vllm.weights", "vllm.runtime", "vllm.kv_cache")])
         self.assertNotIn("paused", self.library.states.values())
 
     def test_without_nccl_under_amem_tensors_go_alone(self):
@@ -397,6 +409,13 @@ class Sglang(OnTheFake):
         manager.resume_memory_occupation(self.request("kv_cache", "cuda_graph"))
         self.assertEqual(self.paused_and_resumed(), ["ncclResume", ("resume", "weights"), ("resume", "kv_cache")])
 
+    def test_a_return_waits_for_memory_that_another_engine_is_still_giving_back(self):
+        manager = self.started()
+        manager.release_memory_occupation(self.request())
+        manager.resume_memory_occupation(self.request("weights"))
+        manager.resume_memory_occupation(self.request("kv_cache"))
+        self.assertEqual([call[1] for call in self.library.named("ask")], [("nccl",), ("weights",), ("kv_cache",)])
+
     def test_a_release_of_the_cache_alone_leaves_nccl_for_weight_updates(self):
         manager = self.started()
         manager.release_memory_occupation(self.request("kv_cache"))
@@ -566,7 +585,7 @@ class Slime(OnTheFake):
 
 
 class Roll(Slime):
-    NAME, PROJECT, TURN_ON = groups.ROLL, "ROLL", staticmethod(groups.roll)
+    NAME, PROJECT, TURN_ON = "roll.utils.offload_nccl", "ROLL", staticmethod(sketches.roll)
 
 
 class Verl(OnTheFake):

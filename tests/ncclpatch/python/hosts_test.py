@@ -3,6 +3,7 @@
 Each rank is a process that does what its lines of input say, so that a test decides who comes, who fails and who dies. The store is a
 small one over a Unix socket, so that no PyTorch is needed; where there is one, its TCPStore and FileStore serve the same tests.
 """
+import concurrent.futures
 import json
 import os
 import random
@@ -21,6 +22,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import guards  # noqa: E402
 import hosts_bench  # noqa: E402
 import store_for_tests  # noqa: E402
+import amem  # noqa: E402
 
 try:
     import torch.distributed as distributed
@@ -499,6 +501,66 @@ class Interrupts(unittest.TestCase):
         self.assertIsInstance(outcomes[1], KeyboardInterrupt)
         self.assertIsNone(outcomes[0])
         self.assertEqual(undone, [])
+
+
+class CutOff(unittest.TestCase):
+    """Two members in threads, and a store that falls silent for both after so many answers."""
+
+    TIMEOUT_S, LATE_S = 0.5, 4  # an agreement's, and how much later a busy machine may answer
+
+    class Silent:
+        """In the place of the server's event: answers so many requests, and then none before it is set."""
+
+        def __init__(self, answers):
+            self.lock, self.left, self.event = threading.Lock(), answers, threading.Event()
+
+        def wait(self):
+            with self.lock:
+                self.left -= 1
+                answered = self.left >= 0
+            if not answered:
+                self.event.wait()
+
+    def outcome(self, answers):
+        """(of each rank its error or None, the ranks that are paused, whether a decision to pause is in the store, seconds)"""
+        from amem import _hosts
+        errors, paused = [None, None], set()
+        with tempfile.TemporaryDirectory() as folder:
+            server = store_for_tests.Server(folder + "/store")
+            server.answers = self.Silent(answers)
+            clients = [store_for_tests.Client(folder + "/store") for _ in range(2)]
+            groups = [_hosts.StoreGroup(clients[rank], rank, 2, "h%d" % rank) for rank in range(2)]
+
+            def member(rank):
+                try:
+                    _hosts.together(groups[rank], "pause of nccl", lambda: paused.add(rank), lambda: paused.discard(rank), self.TIMEOUT_S)
+                except amem.AmemError as error:
+                    errors[rank] = error
+
+            began = time.monotonic()
+            threads = [threading.Thread(target=member, args=(rank,)) for rank in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            seconds = time.monotonic() - began
+            decided = '"ok": true' in server.values.get("cycle/1/decision", "")
+            server.answers.event.set()
+            server.close()
+            for client in clients:
+                client.close()
+        return errors, paused, decided, seconds
+
+    def test_at_each_point_all_are_back_in_time_and_who_did_not_hear_of_a_success_is_not_paused(self):
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            outcomes = list(pool.map(self.outcome, range(40)))
+        for answers, (errors, paused, decided, seconds) in enumerate(outcomes):
+            with self.subTest(answers=answers):
+                self.assertLess(seconds, self.TIMEOUT_S + self.LATE_S)
+                self.assertEqual(paused, {rank for rank in range(2) if errors[rank] is None})
+                self.assertTrue(decided or not paused)
+        self.assertEqual([bool(paused) for _, paused, _, _ in outcomes[:6]], [False] * 6, "it fell silent before anything could be agreed")
+        self.assertEqual(outcomes[-1][0], [None, None], "so many answers suffice")
 
 
 class Cost(unittest.TestCase):

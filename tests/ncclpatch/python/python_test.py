@@ -325,6 +325,38 @@ for stream in (None, 0):
 """
         )
 
+    @unittest.skipUnless(os.environ.get("STAND_IN_NVML"), "no stand-in for libnvidia-ml")
+    def test_the_tool_says_whose_the_memory_of_a_gpu_is(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.check_pools(
+                """
+import re, subprocess, sys
+take("weights", fill=5), take("cache", "discard")
+amem.pause("weights")
+other = subprocess.Popen([sys.executable, "-c", os.environ["OTHER"]], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+assert other.stdout.readline() == b"there\\n"
+environment = {**os.environ, "LD_LIBRARY_PATH": os.environ["STAND_IN_NVML"] + ":" + os.environ["LD_LIBRARY_PATH"]}
+done = subprocess.run([os.environ["TOOL_FOR_GPUS"], "top", "--gpu"], env=environment, capture_output=True, text=True)
+other.communicate()
+assert done.returncode == 0 and done.stderr == "", done
+cache, weights = (row(tag)["bytes"] >> 20 for tag in ("cache", "weights"))
+gpu = done.stdout.split("GPU-")[1]
+for line in ("%d MiB .* tag cache" % cache, "6 MiB .* process %d .python" % other.pid, "%d MiB more are paused" % weights):
+    assert re.search(line, gpu), (line, gpu)
+assert "unknown" not in gpu and "tag weights" not in gpu, gpu
+""",
+                AMEM_SIM_WORLD=folder + "/world",
+                AMEM_SIM_DEVICES="2",
+                OTHER=PREAMBLE
+                + """
+import sys
+memory = ctypes.c_uint64()
+assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(6 << 20)) == 0
+print("there", flush=True)
+sys.stdin.read()
+""",
+            )
+
     FULL = """
 import logging, threading, time
 logging.basicConfig(format="%(message)s")

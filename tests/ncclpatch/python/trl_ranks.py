@@ -87,7 +87,7 @@ def with_tools(made, rank):
     made._async_tool_dicts = [{}] * 64
     made.max_tool_calling_iterations = 5
     made._get_tool_suffix_ids = lambda messages: [5] * len(messages)
-    type(made._tokenizer).response_template = "a template"
+    made._tokenizer.response_template = "a template"
 
 
 def main(told):

@@ -142,7 +142,7 @@ class Trainers(unittest.TestCase):
 
 @unittest.skipIf(trl is None, "this python has no TRL")
 class Ranks(unittest.TestCase):
-    """Two processes of TRL's GRPOTrainer under gloo. A pause of NCCL's memory waits for both, until a deadline. AMEM_TRL_LATE: how many seconds
+    """Two processes of TRL's GRPOTrainer under gloo. A pause of NCCL's memory waits for both, until a deadline. TRL_LATE_SECONDS: how many seconds
     late a rank comes (6), with a deadline of a third of it."""
 
     STEPS = 4
@@ -181,7 +181,7 @@ class Ranks(unittest.TestCase):
         self.assertEqual([one["successes"] for one in found], [2 * self.STEPS] * 2)
 
     def test_a_rank_that_comes_late_costs_one_pause_and_no_training(self):
-        late_s = float(os.environ.get("AMEM_TRL_LATE", "6"))
+        late_s = float(os.environ.get("TRL_LATE_SECONDS", "6"))
         for sleep_mode in (False, True):
             found, errors = self.run_ranks(late_s=late_s, deadline_s=late_s / 3, sleep_mode=sleep_mode)
             self.assertEqual([(one["attempts"], one["successes"]) for one in found], [(self.STEPS, self.STEPS - 1)] * 2)

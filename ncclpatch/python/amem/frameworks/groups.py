@@ -2,7 +2,7 @@
 memory is paused: milliseconds in place of seconds, and no communicator, address or CUDA graph becomes invalid.
 
     slime:  --custom-megatron-init-path amem.frameworks.groups.slime --train-env-vars '{"AMEM_ENABLE": "1"}'
-    ROLL:   two lines in roll/distributed/executor/worker.py, see README.md beside the package
+    ROLL, which has functions of the same names:  examples/sketches.py beside the package
 """
 
 import functools
@@ -14,7 +14,7 @@ from amem import _calls, _hosts, _tags, frameworks
 
 _log = logging.getLogger("amem")
 
-SLIME, ROLL = "slime.utils.reloadable_process_group", "roll.utils.offload_nccl"
+SLIME = "slime.utils.reloadable_process_group"
 DESTROY, RELOAD = "destroy_process_groups", "reload_process_groups"
 
 
@@ -94,8 +94,3 @@ def slime(args=None):
     """What slime calls as its --custom-megatron-init-path, in each training actor, before the first rollout."""
     del args
     keep(SLIME)
-
-
-def roll():
-    """For ROLL, in each worker."""
-    keep(ROLL)

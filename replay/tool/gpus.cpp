@@ -1,0 +1,108 @@
+#include "replay/tool/gpus.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "replay/job/names.h"
+
+namespace amem::tool {
+namespace {
+
+// A driver context with the modules of PyTorch and NCCL takes 450 to 550 MiB; what exceeds this is something else as well.
+constexpr Bytes kContextAtMost = Bytes{640} << 20;
+
+std::string TagOf(const State& state, const Allocation& a) {
+  const auto pool = state.pools.find(a.pool);
+  return pool != state.pools.end() ? pool->second.tag : a.tag == MemoryTag::kNccl ? "nccl" : "user";
+}
+
+// By the GPU's UUID.
+std::map<std::string, ProcessOnGpu> OnGpus(const State& state) {
+  const SessionOpened& who = state.session;
+  std::map<std::string, ProcessOnGpu> found;
+  for (const std::string& uuid : who.gpu_uuids)
+    found[uuid] = {.pid = who.pid, .name = ShortNameOf({.session = who.session, .pid = who.pid, .rank = who.rank}), .tags = {}};
+  for (const auto& [id, a] : state.allocations) {
+    const auto device = static_cast<std::size_t>(a.properties.location.id);
+    if (!a.own() || !a.on_device() || a.placed() || a.multicast || device >= who.gpu_uuids.size()) continue;
+    ProcessOnGpu& here = found[who.gpu_uuids[device]];
+    (a.resident ? here.tags[TagOf(state, a)] : here.paused) += a.bytes;
+  }
+  return found;
+}
+
+void AddRest(std::vector<GpuShare>& shares, const ProcessOnGpu& process, const MemoryHolder& holder, Bytes known) {
+  if (holder.bytes <= known) return;
+  const Bytes rest = holder.bytes - known;
+  shares.push_back(
+      {process.name + (rest <= kContextAtMost ? ": context and modules"
+                                              : ": context and modules (some 500 MiB), and memory that is not under AMem"),
+       rest});
+}
+
+void PrintGpu(const GpuInUse& gpu, const std::vector<ProcessOnGpu>& ours, Output& out) {
+  out << gpu.uuid << ": " << FormatBytes(gpu.used) << " of " << FormatBytes(gpu.memory.total) << " in use, "
+      << FormatBytes(gpu.memory.free) << " free\n";
+  for (const GpuShare& share : SharesOf(gpu, ours)) {
+    (out << "  ").Left(FormatBytes(share.bytes), 12);
+    out.Padded(gpu.used == 0 ? 0 : share.bytes * 100 / gpu.used, 3, ' ') << " %  " << share.whose << "\n";
+  }
+  for (const ProcessOnGpu& process : ours) {
+    if (process.paused != 0)
+      out << "  " << process.name << ": " << FormatBytes(process.paused) << " more are paused, and not there\n";
+  }
+}
+
+}  // namespace
+
+std::vector<GpuShare> SharesOf(const GpuInUse& gpu, const std::vector<ProcessOnGpu>& ours) {
+  std::vector<GpuShare> shares;
+  std::set<std::int32_t> listed;
+  for (const ProcessOnGpu& process : ours) {
+    Bytes known = 0;
+    for (const auto& [tag, bytes] : process.tags) {
+      shares.push_back({process.name + ": tag " + tag, bytes});
+      known += bytes;
+    }
+    const auto holder = std::ranges::find(gpu.holders, process.pid, &MemoryHolder::pid);
+    if (holder != gpu.holders.end()) AddRest(shares, process, *holder, known);
+    listed.insert(process.pid);
+  }
+  for (const MemoryHolder& holder : gpu.holders) {
+    if (!listed.contains(holder.pid) && holder.bytes != 0)
+      shares.push_back({fmt::format("process {} ({})", holder.pid, holder.name), holder.bytes});
+  }
+  std::ranges::stable_sort(shares, std::greater<>(), &GpuShare::bytes);
+  Bytes explained = 0;
+  for (const GpuShare& share : shares) explained += share.bytes;
+  if (gpu.used > explained) {
+    const bool seen = gpu.holders_known && !gpu.holders.empty();
+    const char* const why =
+        seen ? "no process says that it holds it" : "NVML shows no processes here, as in a container; ask on the host";
+    shares.push_back({fmt::format("unknown: {}", why), gpu.used - explained});
+  }
+  return shares;
+}
+
+int PrintGpus(const std::vector<std::filesystem::path>& sessions, bool failed, Output& out) {
+  const std::vector<GpuInUse> gpus = GpusByNvml(OpenNvml());
+  if (gpus.empty()) return Complain("top --gpu: NVIDIA's management library (libnvidia-ml.so.1) is not there or shows no GPU");
+  std::map<std::string, std::vector<ProcessOnGpu>> ours;
+  ForEachJournal(sessions, failed, [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) -> Status {
+    const Result<JournalInfo> info = reader.Info();
+    if (!info) return info.status();
+    if (info->status != SessionStatus::kLive) return {};
+    const Result<State> state = reader.StateAt(std::nullopt, &damage);
+    if (!state) return state.status();
+    for (auto& [uuid, process] : OnGpus(*state)) {
+      if (!process.tags.empty() || process.paused != 0) ours[uuid].push_back(std::move(process));
+    }
+    return {};
+  });
+  for (const GpuInUse& gpu : gpus) PrintGpu(gpu, ours[gpu.uuid], out);
+  return failed ? kCannotRead : kFine;
+}
+
+}  // namespace amem::tool

@@ -309,7 +309,10 @@ void PinnedSupply::GiveSpareBack() {
   Bytes keep = 0;
   {
     const std::lock_guard lock(mutex_);
-    keep = std::max(most_wanted_, most_before_);
+    Bytes used = statistics_.pinned_bytes - IdleBytes();
+    for (const Kept& kept : kept_) used -= kept.buffers.size() * options_.chunk;
+    recently_used_ = std::max(used, recently_used_ - recently_used_ / 8);
+    keep = std::max({most_wanted_, most_before_, recently_used_});
     most_before_ = std::exchange(most_wanted_, Wanted());
   }
   constexpr Bytes kLittle = Bytes{64} << 20;  // below this a scope wants nothing ahead

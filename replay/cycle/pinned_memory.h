@@ -82,7 +82,8 @@ class PinnedSupply {
   // Frees idle buffers that are not promised, then kept ones, until `keep` is left, and stops preparing. CUDA waits for all
   // running kernels, so call it in quiet times, such as the end of a pause.
   void Trim(Bytes keep);
-  // In quiet times: frees what was not wanted since the call before the last, because the scopes have shrunk for good.
+  // While contents are saved, and in quiet times: frees what was neither wanted since the call before the last nor used at
+  // recent ones, because the scopes have shrunk for good. What contents take varies from pause to pause.
   void GiveSpareBack();
   void GiveBack(Bytes bytes);  // in quiet times: frees so much of idle buffers and populated pages
   [[nodiscard]] Statistics Count() const;
@@ -122,6 +123,7 @@ class PinnedSupply {
   Statistics statistics_;
   std::map<PoolId, Bytes> wanted_;
   Bytes most_wanted_ = 0, most_before_ = 0;  // at once, since the last GiveSpareBack, and before that
+  Bytes recently_used_ = 0;                  // at calls of GiveSpareBack; an eighth less at each
   Bytes target_ = 0;                         // of preparing
   std::chrono::steady_clock::time_point asked_;
   int resting_ = 0;

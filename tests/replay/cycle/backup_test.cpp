@@ -497,6 +497,33 @@ TEST_F(Contents, trim_gives_back_what_holds_nothing_and_keeps_what_is_saved) {
 }
 
 // Two backups, as of two tags, and a GPU that hangs for a while.
+// Pinning in a pause is slow. Buffers that the last pauses used stay, also where nobody had foreseen that they would be needed.
+TEST_F(Contents, what_recent_pauses_used_is_not_given_back_and_pinned_again) {
+  constexpr std::size_t kLittleBuffers = 16, kUsed = 120;  // of 4 MiB: 64 MiB always stay
+  PinnedSupply supply(*sim_, {.chunk = 4 * kMiB});
+  const auto pause = [&](std::size_t buffers) {
+    std::size_t pinned = 0;
+    PinnedSupply::Buffers held;
+    for (std::size_t i = 0; i < buffers; ++i) {
+      auto taken = supply.Take(In(std::chrono::seconds(5)));
+      EXPECT_TRUE(taken.ok()) << taken.status().message();
+      if (!taken.ok()) break;
+      pinned += taken->pinned_now ? 1 : 0;
+      held.push_back(std::move(taken->buffer));
+    }
+    supply.GiveSpareBack();
+    supply.Give(std::move(held));
+    return pinned;
+  };
+  EXPECT_EQ(pause(kUsed), kUsed);
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(pause(kUsed - kLittleBuffers - 8), 0);
+    EXPECT_EQ(pause(kUsed), 0);
+  }
+  for (int i = 0; i < 40; ++i) EXPECT_EQ(pause(1), 0);  // shrunk for good
+  EXPECT_LE(supply.Count().pinned_bytes, (kLittleBuffers + 2) * 4 * kMiB);
+}
+
 TEST_F(Contents, memory_of_copies_that_have_not_ended_serves_nothing_else) {
   Block& block = Add(64 * kKiB);
   Write(block, 0, std::byte{1});

@@ -77,7 +77,8 @@ AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
 #define AMEM_NO_WAIT 1u /* amem_pause, amem_resume: return at once; a failure comes at amem_wait */
 #define AMEM_ON_STREAM                                                                                  \
   2u /* amem_pause: after what `stream` holds now (null: CUDA's default stream), and no other stream is \
-        waited for; contents are copied whole, without kernels. Else the devices must become idle. */
+        waited for; copy engines copy what has changed, and all of it until a pause without this flag   \
+        has loaded the kernels that know. Else the devices must become idle. */
 
 #define AMEM_IN_TIME 4u /* amem_resume: of "nccl", waits no longer than AMEM_TIMEOUT_MS for ranks that are still paused */
 #define AMEM_ONLY_ASK                                                                                                        \

@@ -95,7 +95,7 @@ BREACHES = {
         "[a](gone.h)", "[a](../statemachine/gone.md#x)", "![a](shot.png)", '<img src="shot.png">', "[a]: gone/b.h", "[a](#no-heading)",
         "[a](../README.md#no-heading)", "`journal/gone.cpp`", "`statemachine/gone/`", "see `store.h` and `gone.cpp`", "as DESIGN.md says: `DESIGN.md`",
         "`base/gone.h`", "`statemachine/a.{h,cpp}`", "`journal/*.capnp`", "`python3 tests/gone.py --x`", "`journal/gone.cpp:12`",
-        "```\ntests/gone --all\n```", "`./journal/gone`")],
+        "```\ntests/gone --all\n```", "`./journal/gone`")] + [("SECURITY.md", "see `journal/gone.cpp`\n")],
 }
 
 HARMLESS = [("replay/cycle/c.cpp", text) for text in

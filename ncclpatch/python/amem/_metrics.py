@@ -154,7 +154,7 @@ def write_metrics(path: str) -> None:
     _prometheus().write_to_textfile(path, _Collector())
 
 
-class MetricsServer(contextlib.AbstractContextManager):  # type: ignore[type-arg]  # Python 3.8's cannot be subscripted
+class MetricsServer:
     """What serve_metrics() started; close() ends it. `address` is as serve_metrics takes it, with the port or the path that was given."""
 
     def __init__(self, address: str, close: Callable[[], None]) -> None:

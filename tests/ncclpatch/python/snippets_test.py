@@ -101,6 +101,13 @@ def staged(trees):
     return {name: Anything() for name in used - defined}
 
 
+def trainer(stand_ins):
+    """TRL's, of one rank."""
+    made = stand_ins.trl()(0, lambda: None)
+    made.model, made.optimizer, made.add_callback = Model(), None, lambda callback: None
+    return made
+
+
 def look_up(tree, names):
     """Every a.b.c of a snippet that begins with a module exists."""
     for node in ast.walk(tree):
@@ -138,8 +145,7 @@ def run_page(document):
     names = staged([tree for _, tree in snippets])
     known = {"model": Model(), "optimizer": types.SimpleNamespace(param_groups=[], state={}, step=lambda: None), "_offload": None,
              "ActorRolloutRefWorker": workers.ActorRolloutRefWorker, "TrainingWorker": workers.TrainingWorker,
-             "GRPOTrainer": lambda *_, **__: types.SimpleNamespace(add_callback=lambda one: None, _generate=lambda prompts: None, model=Model(),
-                                                                   optimizer=None, vllm_generation=None, use_vllm=False)}
+             "GRPOTrainer": lambda *_, **__: trainer(stand_ins)}
     names.update(known)
     for text, tree in snippets:
         if LOOKED_UP.search(text):

@@ -78,7 +78,7 @@ class Wheel(unittest.TestCase):
                 self.assertIn(wanted, file.read(), path)
         where = subprocess.run([self.python, "-c", "import amem; print(amem.__path__[0])"], capture_output=True, text=True, check=True).stdout.strip()
         program = "#include <amem.h>\nint main(void) { return amem_version() == 0; }\n"
-        built = subprocess.run(["cc", "-x", "c", "-", "-I" + where + "/include", "-o", self.folder.name + "/program", where + "/libamem_nccl.so"],
+        built = subprocess.run(["cc", "-x", "c", "-", "-I" + where + "/include", "-o", self.folder.name + "/program", "-x", "none", where + "/libamem_nccl.so"],
                                input=program, capture_output=True, text=True, check=False)
         self.assertEqual(built.returncode, 0, built.stderr)
 

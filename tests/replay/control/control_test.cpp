@@ -195,14 +195,19 @@ TEST(Control, a_tool_that_is_killed_at_any_point_leaves_a_job_that_can_be_resume
   Ranks ranks(3);
   int paused = 0, running = 0;
   amem::test::Kills kill_tool(kKills / 5);  // late ones find a tool that has ended
-  for (int kill = 0; kill < kKills; ++kill) {
+  const auto start_tool = [&] {
     const pid_t tool = ::fork();
-    if (tool == 0) {
-      Result<JobControl> job = ranks.Open();
-      if (job.ok() && job->Pause({.deadline = kLong, .all_tags = true}).ok()) static_cast<void>(job->Resume(kLong));
-      ::_exit(0);
-    }
-    std::this_thread::sleep_for(std::chrono::microseconds(kill * 12'000 / kKills));
+    if (tool != 0) return tool;
+    Result<JobControl> job = ranks.Open();
+    if (job.ok() && job->Pause({.deadline = kLong, .all_tags = true}).ok()) static_cast<void>(job->Resume(kLong));
+    ::_exit(0);
+  };
+  const auto began = std::chrono::steady_clock::now();
+  ::waitpid(start_tool(), nullptr, 0);
+  const auto whole = std::chrono::steady_clock::now() - began;  // on this machine, as busy as it is
+  for (int kill = 0; kill < kKills; ++kill) {
+    const pid_t tool = start_tool();
+    std::this_thread::sleep_for(whole * kill / kKills);
     kill_tool(tool);
     Result<JobControl> job = ranks.Open();
     ASSERT_TRUE(job.ok()) << job.status().message();

@@ -1,4 +1,4 @@
-// What `amem-replay tail` costs the process whose journal it follows: an append with it, and without.
+// What `amem log -f` costs the process whose journal it follows: an append with it, and without.
 //   journal_follow_bench [rounds] [directory] [tail | watch]
 //
 // A process and its twin write journals at the same pace, each at its end of the machine, and one tail follows: nobody, the
@@ -110,7 +110,7 @@ class Follower {
     pid_ = fork();
     if (pid_ == 0) {
       StayOn({});
-      if (PrintsEvents()) Tool(output, {Replay(), follows, session});
+      if (PrintsEvents()) Tool(output, {Replay(), "log", "-f", session});
       Tool(output, {Replay(), follows, "--interval", "200", session});  // as often as tail looks
     }
     const auto attached = [&] {  // it has said whom it follows

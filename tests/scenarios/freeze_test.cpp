@@ -288,7 +288,7 @@ TEST_F(KilledTool, freeze_half_done_is_told_by_a_pack) {
   EXPECT_EQ(why.out.find("ended meanwhile"), std::string::npos) << why.out;
   EXPECT_EQ(Tool({"why", "--json", anonymous}).out.find("had not come to its end"), std::string::npos);
   const std::filesystem::path unpacked = job.directory() / "unpacked";
-  ASSERT_EQ(Fails({"unpack", pack, "-o", unpacked}), "");
+  ASSERT_EQ(Fails({"pack", "-x", pack, "-o", unpacked}), "");
   int freezes = 0;
   for (const auto& entry : std::filesystem::directory_iterator(unpacked)) {
     if (!entry.path().filename().string().starts_with("freeze-")) continue;

@@ -15,14 +15,14 @@ std::string NotANumber(const Argument& argument, const std::string& text, std::u
   return fmt::format("{}: give a whole number{}, not \"{}\"", argument.Names().back(), bounds, text);
 }
 
+}  // namespace
+
 std::optional<std::uint64_t> WholeNumber(const std::string& text) {
   std::uint64_t number = 0;
   const char* end = text.data() + text.size();
   const auto parsed = std::from_chars(text.data(), end, number);
   return parsed.ec == std::errc() && parsed.ptr == end ? std::optional(number) : std::nullopt;
 }
-
-}  // namespace
 
 std::vector<std::string> Argument::Names() const {
   std::vector<std::string> parts;
@@ -52,7 +52,7 @@ Argument& Arguments::Add(const char* names, const char* value, std::string& targ
 }
 
 Argument& Arguments::Add(const char* names, const char* value, std::filesystem::path& target, const char* help) {
-  Argument& argument = Describe(names, value, help).Offers(Completes::kFiles);
+  Argument& argument = Describe(names, value, help);
   argument.take = [&target](const std::vector<std::string>& given) { return target = given.back(), std::string(); };
   return argument;
 }
@@ -61,15 +61,6 @@ Argument& Arguments::Add(const char* names, const char* value, std::vector<std::
   Argument& argument = Describe(names, value, help);
   argument.several = true;
   argument.take = [&target](const std::vector<std::string>& given) { return target = given, std::string(); };
-  return argument;
-}
-
-Argument& Arguments::Add(const char* names, const char* value, std::vector<std::filesystem::path>& target, const char* help) {
-  Argument& argument = Describe(names, value, help).Offers(Completes::kFiles);
-  argument.several = true;
-  argument.take = [&target](const std::vector<std::string>& given) {
-    return target.assign(given.begin(), given.end()), std::string();
-  };
   return argument;
 }
 

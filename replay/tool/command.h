@@ -68,7 +68,6 @@ struct Targets {
 };
 void AddTargets(Arguments& arguments, Targets& targets);
 void AddJson(Arguments& arguments, bool& json, const char* shape = "One JSON object");
-std::vector<std::string> SplitAtCommas(const std::vector<std::string>& lists);  // "a,b" and "a" "b" are the same
 
 // One line on stderr: "amem-replay: ...". Returns the exit code of a command that ends with it. With --json, a command that
 // prints nothing else prints what was complained about (PrintErrors).
@@ -113,6 +112,7 @@ void PrintParagraph(Output& out, const std::string& text, const std::string& ind
 
 int PrintLive(const std::vector<std::string>& job, bool json, Output& out);  // control/pause.cpp: `amem ls --live`
 int PrintSlowest(const Targets& targets, std::uint64_t last, bool all, bool json, Output& out);  // `amem why --slow`
+void PrintStanding(Output& out, const State& state);                           // of `amem state`: lifecycle, memory and tags
 bool PrintDifference(const State& a, const State& b, bool json, Output& out);  // of `amem state`; true: there is one
 struct TraceOptions {
   Targets targets;

@@ -63,7 +63,7 @@ Json ToJson(const Facts& facts) {
 // "label     value", nothing if there is no value.
 void Line(Output& out, std::string_view label, const std::string& value) {
   if (value.empty()) return;
-  (out << "  ").Left(label, 12) << value << "\n";
+  out.Left(label, 11) << value << "\n";
 }
 
 std::string Counts(const State& state) {
@@ -75,36 +75,10 @@ std::string Counts(const State& state) {
   return all;
 }
 
-std::string Memory(const State& state) {
-  const Holdings h = Measure(state);
-  std::string text = fmt::format("{} own allocations {} ({} on the device now), {} imported {}", Grouped(h.own_count),
-                                 FormatBytes(h.own_device), FormatBytes(h.own_device_resident), Grouped(h.imported_count),
-                                 FormatBytes(h.imported));
-  if (h.host != 0) text += ", pinned host " + FormatBytes(h.host);
-  if (h.async != 0) text += ", cuMemAllocAsync " + FormatBytes(h.async);
-  if (h.legacy_kept != 0) text += ", cuMemAlloc kept " + FormatBytes(h.legacy_kept);
-  if (h.user != 0) text += ", of the program (ncclMemAlloc) " + FormatBytes(h.user);
-  for (const auto& [reason, bytes] : h.kept) {
-    if (reason != KeepReason::kNone) text += fmt::format(", stays ({}) {}", ToText(reason), FormatBytes(bytes));
-  }
-  return text;
-}
-
-std::string Tags(const State& state) {
-  std::string text;
-  for (const auto& [id, holdings] : MeasurePools(state)) {
-    const Pool& pool = state.pools.at(id);
-    text += fmt::format("{}{} ({}, {}) {}, on the device now {}", text.empty() ? "" : "; ", pool.tag, ToText(pool.policy),
-                        ToText(pool.lifecycle), FormatBytes(holdings.own), FormatBytes(holdings.own_resident));
-    if (!pool.cycle.failure.empty()) text += ", failed: " + pool.cycle.failure;
-  }
-  return text;
-}
-
 void PrintText(Output& out, const Facts& facts) {
   const JournalInfo& info = facts.info;
   const SessionOpened& who = facts.state.session;
-  out << "session " << SessionText(info.session) << "  " << ToText(info.status) << "\n";
+  Line(out, "session", fmt::format("{}  {}", SessionText(info.session), ToText(info.status)));
   Line(out, "process", fmt::format("{}, group {}", NameOf(who), who.group));
   Line(out, "opened", DateText(who.realtime_ns));
   Line(out, "versions",
@@ -120,13 +94,9 @@ void PrintText(Output& out, const Facts& facts) {
        fmt::format("{}, numbers {} to {}{}", Grouped(info.events), info.first.value, info.last.value,
                    facts.report.torn_tail ? ", the last append was cut short" : ""));
   Line(out, "kinds", Counts(facts.state));
-  Line(out, "state",
-       fmt::format("{}, {}, digest {}", ToText(facts.state.lifecycle), Plural(facts.state.cycles, "pause"),
-                   Hex(Digest(facts.state))));
-  Line(out, "memory", Memory(facts.state));
-  Line(out, "tags", Tags(facts.state));
-  Line(out, "failure", facts.state.cycle.failure);
-  Line(out, "broken", info.broken_reason.empty() ? facts.state.broken : info.broken_reason);
+  Line(out, "digest", Hex(Digest(facts.state)));
+  if (facts.state.broken.empty()) Line(out, "broken", info.broken_reason);
+  PrintStanding(out, facts.state);
 }
 
 // Shows the facts of each journal, or all of them as one JSON array.

@@ -42,18 +42,6 @@ std::string AsCalled(std::string text) {
   return text;
 }
 
-std::vector<std::string> SplitAtCommas(const std::vector<std::string>& lists) {
-  std::vector<std::string> words;
-  for (const std::string& list : lists) {
-    for (std::size_t begin = 0; begin <= list.size();) {
-      const std::size_t end = std::min(list.find(',', begin), list.size());
-      words.push_back(list.substr(begin, end - begin));
-      begin = end + 1;
-    }
-  }
-  return words;
-}
-
 void AddTargets(Arguments& arguments, Targets& targets) {
   arguments.Add("TARGET", "TARGET", targets.names, kTargetHelp);
   Argument& rank = arguments.Add("--rank", "RANK", targets.ranks,

@@ -63,6 +63,16 @@ void PrintPools(Output& out, const State& state) {
   }
 }
 
+}  // namespace
+
+void PrintStanding(Output& out, const State& state) {
+  PrintCycle(out, state);
+  PrintHoldings(out, state);
+  PrintPools(out, state);
+}
+
+namespace {
+
 void PrintPeers(Output& out, const State& state) {
   for (const auto& [id, peer] : state.peers) {
     const SessionOpened who{.host = peer.host, .pid = peer.pid, .rank = peer.rank};
@@ -94,9 +104,7 @@ void PrintAllocation(Output& out, AllocationId id, const Allocation& a, const st
 void PrintText(Output& out, const State& state) {
   out << "session    " << SessionText(state.session.session) << ", " << NameOf(state.session) << "\n";
   out << "after      event " << state.last.value << ", digest " << Hex(Digest(state)) << "\n";
-  PrintCycle(out, state);
-  PrintHoldings(out, state);
-  PrintPools(out, state);
+  PrintStanding(out, state);
   PrintPeers(out, state);
 
   std::map<AllocationId, std::vector<Address>> places;

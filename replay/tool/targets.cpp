@@ -1,6 +1,5 @@
 #include "replay/tool/targets.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -8,10 +7,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <iostream>
 #include <optional>
 
 #include "journal/base/process_stat.h"
-#include "journal/base/unique_fd.h"
 #include "journal/session_dir.h"
 #include "replay/job/jobs.h"
 #include "replay/job/opening.h"
@@ -22,21 +22,6 @@ namespace amem::tool {
 namespace {
 
 namespace fs = std::filesystem;
-
-// Copies until the end. False: errno says why not.
-bool CopyAll(int from, int to) {
-  char buffer[1 << 16];
-  for (;;) {
-    const ssize_t got = ::read(from, buffer, sizeof buffer);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return got == 0;
-    for (ssize_t done = 0; done < got;) {
-      const ssize_t written = ::write(to, buffer + done, static_cast<std::size_t>(got - done));
-      if (written < 0 && errno != EINTR) return false;
-      done += std::max<ssize_t>(written, 0);
-    }
-  }
-}
 
 // The sessions of a process: those that live, else the newest.
 std::vector<fs::path> OfProcess(std::uint64_t pid, const std::vector<fs::path>& sessions) {
@@ -147,8 +132,9 @@ Result<std::filesystem::path> PackFromStandardInput(ScratchDirectory& scratch) {
                   "amem why -`"};
   const Result<std::filesystem::path> file = scratch.New();
   if (!file) return file;
-  const UniqueFd to(::open(file->c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!to || !CopyAll(STDIN_FILENO, to.get()))
+  std::ofstream to(*file, std::ios::binary);
+  to << std::cin.rdbuf();
+  if (!to.flush())
     return Status{Code::kIo,
                   "read a pack from standard input: " + std::string(std::strerror(errno)) + "; TMPDIR names where it goes"};
   if (!IsPack(*file)) return Status{Code::kInvalid, "what is on standard input is not what `amem pack` writes"};

@@ -9,11 +9,13 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace amem::tool {
 
-std::optional<std::uint64_t> WholeNumber(const std::string& text);  // nothing: it is none
+std::vector<std::string> SplitAtCommas(const std::vector<std::string>& lists);  // "a,b" and "a" "b" are the same
+std::optional<std::uint64_t> WholeNumber(const std::string& text);              // nothing: it is none
 
 struct Argument {
   std::string names;  // "--all", "-o,--output"; without hyphens it is told by its place
@@ -35,8 +37,12 @@ struct Argument {
 class Arguments {
  public:
   Argument& Flag(const char* names, bool& target, const char* help);
-  Argument& Add(const char* names, const char* value, std::string& target, const char* help);
-  Argument& Add(const char* names, const char* value, std::filesystem::path& target, const char* help);
+  // Text or a path: the last one given.
+  template <class Text>
+  requires std::is_assignable_v<Text&, const std::string&> Argument& Add(const char* names, const char* value, Text& target,
+                                                                         const char* help) {
+    return Take(names, value, help, [&target](const std::vector<std::string>& given) { target = given.back(); });
+  }
   Argument& Add(const char* names, const char* value, std::vector<std::string>& target, const char* help);
   Argument& Add(const char* names, const char* value, std::optional<std::uint64_t>& target, const char* help);
   // A whole number that fits the target, from `least` on.
@@ -51,7 +57,8 @@ class Arguments {
  private:
   Argument& AddNumber(const char* names, const char* value, const char* help, std::uint64_t least, std::uint64_t most,
                       std::function<void(std::uint64_t)> set);
-  Argument& Describe(const char* names, const char* value, const char* help);
+  Argument& Take(const char* names, const char* value, const char* help,
+                 std::function<void(const std::vector<std::string>&)> take);
 
   std::deque<Argument> all_;  // references to its elements stay
 };

@@ -37,14 +37,12 @@ std::string Hint(const std::string& word, const std::vector<std::string>& known)
   return meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant);
 }
 
-// An argument with what CLI11 found of it. An argument that takes any number of places has no option: CLI11 would split a place
+// An argument with what CLI11 found of it. What an argument is told by its place has no option: CLI11 would split a place
 // that is called "[a,b]", so what is left over belongs to it.
 struct Found {
   const Argument* argument;
   const CLI::Option* option;
 };
-
-bool TakesPlaces(const Argument& argument) { return argument.positional() && argument.several; }
 
 // CLI11 sorts the words out to the arguments; what values mean is up to the arguments, whose messages name what was given.
 std::vector<Found> Register(const Arguments& arguments, CLI::App& app) {
@@ -52,7 +50,7 @@ std::vector<Found> Register(const Arguments& arguments, CLI::App& app) {
   app.allow_extras();  // so that all other words have found their places when the first wrong one is complained about
   std::vector<Found> found;
   for (const Argument& argument : arguments.all()) {
-    if (TakesPlaces(argument)) {
+    if (argument.positional()) {
       found.push_back({&argument, nullptr});
       continue;
     }
@@ -89,7 +87,6 @@ std::string ValueLeftOut(const PreparedCommand& command, std::span<const std::st
 }
 
 std::string Unknown(const PreparedCommand& command, const std::string& word) {
-  if (word == "-" || !word.starts_with('-')) return fmt::format("\"{}\" is one too many", word);
   const std::string name = word.starts_with("--") ? word.substr(0, word.find('=')) : word.substr(0, 2);
   std::vector<std::string> known = {"--help"};
   for (const Argument& argument : command.arguments.all()) {
@@ -133,13 +130,12 @@ std::string Parse(const PreparedCommand& command, std::vector<std::string> words
     return left_out.empty() ? error.what() : left_out;
   }
   if (!left_out.empty()) return left_out;
-  const bool takes_places = std::ranges::any_of(found, [](const Found& one) { return TakesPlaces(*one.argument); });
   std::vector<std::string> places;
   bool no_more_options = false;
   for (const std::string& word : app.remaining()) {
     if (word == "--" && !no_more_options) {
       no_more_options = true;
-    } else if (takes_places && (no_more_options || word == "-" || !word.starts_with('-'))) {
+    } else if (no_more_options || word == "-" || !word.starts_with('-')) {
       places.push_back(word);
     } else {
       return Unknown(command, word);

@@ -218,164 +218,111 @@ class Logger {
   std::int64_t origin_ns_ = 0;
 };
 
-// The wanted events of one session.
-class SessionLog {
+// The wanted events of sessions in one order of time, on the way to the output.
+class Stream {
  public:
-  static Result<SessionLog> Begin(Source& source, const Logger& logger, const EventWishes& wishes, Output& out) {
+  Stream(const Logger& logger, const EventWishes& wishes, Output& out) : logger_(logger), wishes_(wishes), out_(out) {}
+
+  Status Add(Source& source) {
     auto reader = TakeReader(source);
     if (!reader) return reader.status();
-    SessionLog log(*std::move(reader), source, logger, out);
-    Result<JournalInfo> info = log.reader_->Info();
-    if (!info) return info.status();
-    log.info_ = *std::move(info);
-    log.wishes_ = &wishes;
-    log.next_ = log.filter_.ReadFrom();
-    if (wishes.allocation) {
-      const Result<State> before = StateBefore(*log.reader_, log.info_);
-      if (!before) return before.status();
-      log.filter_.StartFrom(*before);
+    AMEM_TRY(merge_->Add(source.directory, *std::move(reader), logger_.OffsetOf(source), logger_.Filter(source), wishes_));
+    printers_.emplace_back(out_, source.who, logger_.Printing(source));
+    return {};
+  }
+  // Prints what there is; of that the last ones only, if `last` is given.
+  void Print(std::optional<std::uint64_t> last) {
+    std::deque<EventMerge::Next> kept;
+    while (std::optional<EventMerge::Next> next = out_.ReaderGone() ? std::nullopt : merge_->Take()) {
+      ++wanted_;
+      if (!last) printers_[next->source].Print(next->event);
+      if (last) kept.push_back(*std::move(next));
+      if (last && kept.size() > *last) kept.pop_front();
     }
-    return log;
+    for (const auto& [source, event] : kept) printers_[source].Print(event);
   }
-
-  // Those that have not been printed yet; of them the last ones only, if `last` is given.
-  Result<bool> Print(std::optional<std::uint64_t> last, Output& out) {  // whether there was any event
-    std::deque<Event> kept;
-    bool any = false;
-    Result<ReadReport> read = reader_->Read(next_, SequenceNumber{wishes_->to}, [&](const Event& event) {
-      any = true;
-      next_ = SequenceNumber{event.seq.value + 1};
-      if (!filter_.Wants(event)) return true;
-      if (last) {
-        kept.push_back(event);
-        if (kept.size() > *last) kept.pop_front();
-      } else {
-        PrintOne(event);
-      }
-      return !out.ReaderGone();
-    });
-    if (!read) return read.status();
-    damage_ = *std::move(read);
-    for (const Event& event : kept) PrintOne(event);
-    return any;
+  // Says what could not be read. True: there was any.
+  bool Complain() const {
+    for (const std::string& problem : merge_->problems()) tool::Complain(problem);
+    return !merge_->problems().empty();
   }
-  // What is new. False: the session has ended, and all of it was printed.
-  Result<bool> Look(Output& out) {
-    const auto any = Print({}, out);
-    if (!any || *any) return any;
-    const auto info = reader_->Info();
-    if (!info) return info.status();
-    return LivesNow(*info) ? Result<bool>(true) : Print({}, out);  // it may have ended between the two looks
-  }
-  [[nodiscard]] std::string Name() const { return NameOf(who_); }
-  [[nodiscard]] const JournalInfo& info() const { return info_; }
-  [[nodiscard]] const ReadReport& damage() const { return damage_; }
-  [[nodiscard]] std::uint64_t printed() const { return printed_; }
+  [[nodiscard]] EventMerge& merge() { return *merge_; }
+  [[nodiscard]] std::uint64_t wanted() const { return wanted_; }
 
  private:
-  SessionLog(std::unique_ptr<JournalReader> reader, const Source& source, const Logger& logger, Output& out)
-      : reader_(std::move(reader)),
-        who_(source.who),
-        filter_(logger.Filter(source)),
-        printer_(std::make_unique<EventPrinter>(out, source.who, logger.Printing(source))) {}
-  void PrintOne(const Event& event) {
-    ++printed_;
-    printer_->Print(event);
-  }
-
-  std::unique_ptr<JournalReader> reader_;
-  SessionOpened who_;
-  EventFilter filter_;
-  std::unique_ptr<EventPrinter> printer_;
-  const EventWishes* wishes_ = nullptr;
-  JournalInfo info_;
-  SequenceNumber next_;
-  ReadReport damage_;
-  std::uint64_t printed_ = 0;
+  const Logger& logger_;
+  const EventWishes& wishes_;
+  Output& out_;
+  std::unique_ptr<EventMerge> merge_ = std::make_unique<EventMerge>();
+  std::deque<EventPrinter> printers_;  // by the number that the merge gives a source
+  std::uint64_t wanted_ = 0;
 };
 
-void PrintHeading(const SessionLog& log, const Source& source, Output& out) {
-  out.Styled(Output::Style::kHeading, fmt::format("# session {}, {}", SessionText(source.who.session), log.Name())) << "\n";
-}
-
-// One session after the other.
-std::uint64_t LogEach(std::vector<Source>& sources, const Logger& logger, const LogOptions& options, const EventWishes& wishes,
-                      Output& out, bool& failed) {
-  std::uint64_t printed = 0;
-  for (Source& source : sources) {
-    if (out.ReaderGone()) break;
-    auto log = SessionLog::Begin(source, logger, wishes, out);
-    if (log && sources.size() > 1 && !options.json) PrintHeading(*log, source, out);
-    const Result<bool> done = log ? log->Print(options.last, out) : log.status();
-    failed |= !Went(done.status());
-    if (log) failed |= ComplainAboutDamage(source.directory, log->damage());
-    if (log) printed += log->printed();
+// All sessions as one stream, or one after the other. Returns how many events were wanted.
+std::uint64_t LogAll(std::vector<Source>& sources, const Logger& logger, const LogOptions& options, const EventWishes& wishes,
+                     Output& out, bool& failed) {
+  std::uint64_t wanted = 0;
+  const std::size_t at_once = options.merge ? sources.size() : 1;
+  for (std::size_t first = 0; first < sources.size() && !out.ReaderGone(); first += at_once) {
+    Stream stream(logger, wishes, out);
+    const SessionOpened& who = sources[first].who;
+    if (!options.merge && sources.size() > 1 && !options.json)
+      out.Styled(Output::Style::kHeading, fmt::format("# session {}, {}", SessionText(who.session), NameOf(who))) << "\n";
+    for (std::size_t i = first; i < first + at_once; ++i) failed |= !Went(stream.Add(sources[i]));
+    stream.Print(options.last);
+    failed |= stream.Complain();
+    wanted += stream.wanted();
     Progress::OneDone();
   }
-  return printed;
+  return wanted;
 }
+
+// A live session: its events as they come.
+struct Followed {
+  std::string name;
+  Stream stream;
+  int ended = 0;  // how often it was seen to have ended
+
+  // False: it has ended, and all of it was printed.
+  Result<bool> GoOn() {
+    const Result<JournalInfo> info = stream.merge().InfoOf(0);  // asked first: what it wrote before it ended is there then
+    const bool any = stream.merge().ReadOn();
+    stream.Print({});
+    if (!info) return info.status();
+    return any || LivesNow(*info);
+  }
+};
 
 // What live sessions do, as they do it.
 int Follow(std::vector<Source>& sources, const Logger& logger, const LogOptions& options, const EventWishes& wishes,
            Output& out, bool failed) {
-  constexpr int kLooksBeforeForgotten = 5;         // the last events of a process may become visible a little after its end
-  std::list<std::pair<SessionLog, int>> followed;  // and how often it was seen to have ended
+  constexpr int kLooksBeforeForgotten = 5;  // the last events of a process may become visible a little after its end
+  std::list<Followed> followed;
   for (Source& source : sources) {
-    auto log = SessionLog::Begin(source, logger, wishes, out);
-    failed |= !Went(log.status());
-    if (log && (sources.size() == 1 || LivesNow(log->info()))) followed.emplace_back(*std::move(log), 0);
+    Followed one{NameOf(source.who), Stream(logger, wishes, out)};
+    const Status added = one.stream.Add(source);
+    failed |= !Went(added);
+    const auto info = added ? one.stream.merge().InfoOf(0) : Result<JournalInfo>(added);
+    if (!info || (sources.size() > 1 && !LivesNow(*info))) continue;
+    if (!options.json) out << "# " << one.name << ", " << ToText(info->status) << ", " << Grouped(info->events) << " events\n";
+    one.stream.Print(options.last.value_or(kLastWhenFollowed));
+    followed.push_back(std::move(one));
   }
   if (followed.empty() && !failed) return Complain("no session of these is live: `amem log` shows what the dead ones did");
-  for (auto& [log, ended] : followed) {
-    if (!options.json)
-      out << "# " << log.Name() << ", " << ToText(log.info().status) << ", " << Grouped(log.info().events) << " events\n";
-    failed |= !Went(log.Print(options.last.value_or(kLastWhenFollowed), out).status());
-  }
   while (!followed.empty()) {
-    std::erase_if(followed, [&](auto& one) {
-      auto& [log, ended] = one;
-      const Result<bool> lives = log.Look(out);
+    std::erase_if(followed, [&](Followed& one) {
+      const Result<bool> lives = one.GoOn();
       failed |= !Went(lives.status());
-      ended = lives.ok() && *lives ? 0 : ended + 1;
-      const bool over = !lives.ok() || ended >= kLooksBeforeForgotten;
-      if (over && !options.json) out << "# " << log.Name() << " has ended\n";
+      one.ended = lives.ok() && *lives ? 0 : one.ended + 1;
+      const bool over = !lives.ok() || one.ended >= kLooksBeforeForgotten;
+      if (over) failed |= one.stream.Complain();
+      if (over && !options.json) out << "# " << one.name << " has ended\n";
       return over;
     });
     if (const Status written = out.Finish(); !written || out.ReaderGone()) break;
     if (!followed.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(options.interval_ms));
   }
   return failed ? kCannotRead : kFine;
-}
-
-// All sessions in one order of time.
-std::uint64_t LogMerged(std::vector<Source>& sources, const Logger& logger, const LogOptions& options,
-                        const EventWishes& wishes, Output& out, bool& failed) {
-  std::uint64_t printed = 0;
-  EventMerge merge;
-  std::deque<EventPrinter> printers;  // by the number that the merge gives a source
-  for (Source& source : sources) {
-    auto reader = TakeReader(source);
-    const Status added =
-        reader ? merge.Add(source.directory, *std::move(reader), logger.OffsetOf(source), logger.Filter(source), wishes)
-               : reader.status();
-    failed |= !Went(added);
-    if (added) printers.emplace_back(out, source.who, logger.Printing(source));
-  }
-  std::deque<EventMerge::Next> last;
-  while (std::optional<EventMerge::Next> next = merge.Take()) {
-    ++printed;
-    if (!options.last) {
-      printers[next->source].Print(next->event);
-    } else {
-      last.push_back(*std::move(next));
-      if (last.size() > *options.last) last.pop_front();
-    }
-    if (out.ReaderGone()) return printed;
-  }
-  for (const auto& [source, event] : last) printers[source].Print(event);
-  for (const std::string& problem : merge.problems()) Complain(problem);
-  failed |= !merge.problems().empty();
-  return printed;
 }
 
 int RunLog(const LogOptions& options, Output& out) {
@@ -385,9 +332,8 @@ int RunLog(const LogOptions& options, Output& out) {
   std::vector<Source> sources = FindSources(options, failed);
   const Logger logger(options, wishes, sources);
   if (options.follow) return Follow(sources, logger, options, wishes.events, out, failed);
-  const auto log = options.merge ? LogMerged : LogEach;
-  const std::uint64_t printed = log(sources, logger, options, wishes.events, out, failed);
-  if (printed == 0 && !failed && !options.json && !out.ReaderGone())
+  const std::uint64_t wanted = LogAll(sources, logger, options, wishes.events, out, failed);
+  if (wanted == 0 && !failed && !options.json && !out.ReaderGone())
     std::fprintf(stderr, "None of the events of %s is wanted.\n", Plural(sources.size(), "session").c_str());
   return failed ? kCannotRead : kFine;
 }

@@ -16,7 +16,7 @@
 #include <mutex>
 #include <thread>
 
-#include "replay/tool/command_line/arguments.h"
+#include "replay/tool/command.h"
 #include "statemachine/event.h"
 
 namespace amem::tool {
@@ -166,7 +166,7 @@ class ProgressLine {
       std::string line;
       {
         const std::lock_guard guard(mutex_);
-        line = "amem-replay: " + (done_ == 0 ? "" : std::to_string(done_) + " of ") + std::to_string(journals_) +
+        line = program_name + ": " + (done_ == 0 ? "" : std::to_string(done_) + " of ") + std::to_string(journals_) +
                (journals_ == 1 ? " journal, " : " journals, ") + FormatBytes(bytes_ >> 20 << 20) + ", " +
                std::to_string(seconds) + " s";
       }

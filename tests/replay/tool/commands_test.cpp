@@ -236,7 +236,7 @@ TEST_F(Commands, tags_are_shown_by_top_state_info_log_why_and_run) {
   EXPECT_EQ(state.json()["pools"][0]["lifecycle"], "paused");
   const Ran schema = Shell("$TOOL state --json $S/tags > $S/state && python3 -B " AMEM_JSON_SCHEMA " < $S/state");
   EXPECT_EQ(schema.code, 0) << schema.out << schema.err;
-  EXPECT_HAS(Shell("$TOOL ls -v $S/tags").out, "weights (preserve, paused) 6 MiB");
+  EXPECT_HAS(Shell("$TOOL ls -v $S/tags").out, "weights (preserve) paused, 2 pauses begun, 1 chunk 6 MiB");
   EXPECT_HAS(Shell("$TOOL log $S/tags --allocation " + std::to_string(chunk.value)).out, "pool allocated");
   EXPECT_EQ(Shell("$TOOL why --json $S/tags").json()["healthy"], true);
   const Ran run = Shell("$TOOL replay --json $S/tags");

@@ -8,8 +8,8 @@
 
 #include "replay/job/names.h"
 #include "replay/job/sessions.h"
-#include "replay/tool/collect/collect.h"
 #include "replay/tool/command.h"
+#include "replay/tool/packing/remote.h"
 #include "replay/tool/targets.h"
 
 namespace amem::tool {

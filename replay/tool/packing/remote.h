@@ -20,7 +20,8 @@ struct Fetched {
   std::filesystem::path place;  // a pack, or a directory that was unpacked; empty: nothing
   std::string problem;          // empty: none
 };
-// In the order of `hosts`, each HOST:DIR; many at once, into `scratch`.
+// In the order of `hosts`, each HOST:DIR, or HOST: for what is in AMEM_JOURNAL_DIR of the login there, else in
+// /tmp/amem-UID/journal. Many at once, into `scratch`.
 std::vector<Fetched> FetchAll(const std::vector<std::string>& hosts, const RemoteOptions& options,
                               const std::filesystem::path& scratch);
 

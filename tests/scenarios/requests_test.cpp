@@ -103,6 +103,9 @@ TEST_F(Requests, a_job_is_paused_at_one_step_with_its_tags_and_goes_on_with_the_
       EXPECT_EQ(rank["safepoints"], paused[0]["safepoints"]) << rank;
       EXPECT_GT(rank["freed_bytes"], 20 << 20) << rank;
     }
+    const std::string listed = Tool({"ls", Pid(0)}).out;
+    EXPECT_NE(listed.find("SAFE POINT  PAUSED BY"), std::string::npos) << listed;
+    EXPECT_NE(listed.find(" request "), std::string::npos) << listed;
     const json status = Ask({"ls", "--live", Pid(0)});
     for (const json& rank : status) EXPECT_EQ(rank["safepoints"], paused[0]["safepoints"]) << "it stands still";
     for (const json& rank : Ask({"resume", Pid(0)})) EXPECT_EQ(rank["phase"], "running") << rank;

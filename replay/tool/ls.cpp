@@ -3,12 +3,16 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
+#include "journal/session_dir.h"
+#include "journal/tail.h"
 #include "replay/control/job_control.h"
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
+#include "replay/tool/control/request.h"
 #include "replay/tool/targets.h"
 #include "statemachine/apply.h"
 #include "statemachine/event.h"
@@ -131,14 +135,20 @@ int PrintVerbosely(const std::vector<std::filesystem::path>& sessions, Output& o
 using Looks = std::map<std::filesystem::path, control::RankLook>;
 
 Looks LookAtLiving(const std::vector<std::filesystem::path>& sessions) {
+  std::vector<control::RankPlace> living;
+  for (const auto& session : sessions) {
+    const std::optional<SessionId> id = SessionOfName(session.filename().string());
+    if (id && WriterIsAlive(session / "tail")) living.push_back({.session = *id, .directory = session});
+  }
   Looks looks;
-  for (control::RankLook& look : control::LookAt(sessions))
+  if (living.empty()) return looks;
+  for (control::RankLook& look : control::LookAt(living, DefaultSocketDirectory()))
     if (look.alive) looks.emplace(look.directory, std::move(look));
   return looks;
 }
 
 std::string PausedBy(const control::RankLook& look) {
-  return look.paused_by_program ? "program" : ToText(look.phase) == "paused" ? "request" : "-";
+  return look.paused_by_program ? "program" : look.paused ? "request" : "-";
 }
 
 void PrintRow(Output& out, const Facts& facts, const Looks& looks) {

@@ -316,9 +316,9 @@ std::string Steps(const std::string& text) {
 }
 // A program that has begun to use CUDA, and neither NCCL nor a tag.
 std::string OnlySafepoints() {
-  const auto safepoint = Function<int()>("amem_safepoint");
+  const auto safepoint = Function<int(unsigned)>("amem_safepoint");
   while (access(Text("JOB_STOP", ""), F_OK) != 0) {
-    if (const int code = safepoint(); code != 0) return WithReason(code);
+    if (const int code = safepoint(0); code != 0) return WithReason(code);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   return "0";

@@ -315,9 +315,9 @@ TEST_F(Requests, a_tool_that_is_killed_at_any_message_leaves_the_job_whole) {
       ++killed;
       const Rank resumed = Tool({"resume", "--deadline", "30"});
       ASSERT_EQ(resumed.status, 0) << command.front() << " " << moment << ": " << resumed.out << resumed.err;
-      const json then = Ask({"status"});
+      const json then = Ask({"ls", "--live"});
       ASSERT_TRUE(Until([&] {
-        const json now = Ask({"status"});
+        const json now = Ask({"ls", "--live"});
         for (std::size_t rank = 0; rank < kRanks; ++rank)
           if (now[rank]["phase"] != "running" || now[rank]["safepoints"] < then[rank]["safepoints"].get<std::uint64_t>() + 2)
             return false;

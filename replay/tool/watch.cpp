@@ -19,6 +19,7 @@
 #include "replay/job/opening.h"
 #include "replay/report/standing_text.h"
 #include "replay/tool/command.h"
+#include "replay/tool/targets.h"
 
 namespace amem::tool {
 namespace {
@@ -57,7 +58,8 @@ class WatchedSession {
       return;
     }
     status_ = info->status;
-    ended_ = status_ == SessionStatus::kLive ? 0 : ended_ + 1;
+    lives_ = LivesNow(*info);
+    ended_ = lives_ ? 0 : ended_ + 1;
   }
   [[nodiscard]] Standing Now() const {
     Standing now = StandingOf(folded_, story_, status_);
@@ -67,7 +69,7 @@ class WatchedSession {
     return now;
   }
   [[nodiscard]] bool Over() const { return ended_ > kLooksAtTheDead || !failure_.ok(); }
-  [[nodiscard]] bool Lives() const { return status_ == SessionStatus::kLive; }
+  [[nodiscard]] bool Lives() const { return lives_; }
 
  private:
   explicit WatchedSession(std::unique_ptr<JournalReader> reader) : reader_(std::move(reader)) {}
@@ -75,6 +77,7 @@ class WatchedSession {
     const auto info = reader_->Info();
     if (!info) return info.status();
     status_ = info->status;
+    lives_ = LivesNow(*info);
     session_ = info->session;
     pid_ = info->pid;
     Result<State> before = StateBefore(*reader_, *info);
@@ -90,6 +93,7 @@ class WatchedSession {
   const std::array<FoldObserver*, 1> observers_ = {&builder_};
   Folding folding_{folded_, observers_};
   SessionStatus status_{};
+  bool lives_ = false;  // now; that of a pack is as it was then
   SessionId session_;
   std::int32_t pid_ = 0;
   int ended_ = 0;  // looks at it since it has ended

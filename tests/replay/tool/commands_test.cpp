@@ -562,6 +562,7 @@ TEST_F(Commands, a_pack_of_a_living_job_is_known_as_one) {
   EXPECT_EQ(followed.code, 0) << "it does not wait for a process that it cannot see";
   EXPECT_HAS(followed.out, "has ended");
   EXPECT_EQ(Shell("$TOOL watch --once $S/job.amem").code, 0);
+  EXPECT_EQ(Shell("timeout 10 $TOOL watch $S/job.amem").code, 2) << "nobody lives in it";
 }
 
 TEST_F(Commands, what_is_asked_in_vain_says_so) {

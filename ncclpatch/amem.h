@@ -47,14 +47,24 @@ AMEM_EXPORT int ncclGetGroupID(int* group);
  * Harmless and not needed with LD_PRELOAD or a patched copy. 5: there is none, or it is too late for one of them. */
 AMEM_EXPORT int amem_attach(void);
 
-/* Statistics as JSON, one object, terminated by NUL. In: *length is the size of `buffer`. Out: *length is the size needed, with
- * the NUL. `buffer` null: only that. Too small: 4, and nothing is written. Before NCCL has used memory: {"session":null,...}.
- * "nccl_libraries" names every NCCL of the process: path, version, under_amem, way, why_not.
- */
-AMEM_EXPORT int amem_stats_json(char* buffer, size_t* length);
+/* What AMem knows, as one JSON object terminated by NUL. `what`: AMEM_STATS or AMEM_MEMORY. In: *length is the size of
+ * `buffer`. Out: *length is the size needed, with the NUL. `buffer` null: only that. Too small, or another `what`: 4, and
+ * nothing is written. */
+AMEM_EXPORT int amem_json(const char* what, char* buffer, size_t* length);
+
+/* Statistics of NCCL's memory. Before NCCL has used memory: {"session":null,...}. "nccl_libraries" names every NCCL of the
+ * process: path, version, under_amem, way, why_not. */
+#define AMEM_STATS "stats"
+
+/* Memory by tag: {"schema":1,"tags":[{"tag","policy","state":"resident|pausing|paused|resuming","bytes","resident_bytes",
+ * "kept_bytes","kept":{reason:bytes},"parts","devices":[ordinals],"pinned_bytes","last_pause_ms","last_resume_ms","failure"}]}.
+ * Sizes in bytes: of chunks, as the driver gave them; "part_bytes" is what amem_alloc handed out, "pinned_bytes" the host
+ * memory that holds contents of the tag now. Times are null where there was none. "nccl" and "user" (ncclMemAlloc) are tags as
+ * well. Before memory was asked for: no tags, and a "reason". */
+#define AMEM_MEMORY "memory"
 
 /* Unpins host memory that holds no contents, until at most `keep_bytes` are left. A pause pins what it needs and keeps it for
- * the next one; AMEM_PINNED_MB bounds what is pinned ahead for NCCL's memory. Waits for a pause or resume of NCCL's memory,
+ * the next one. Waits for a pause or resume of NCCL's memory,
  * leaves what a tag's needs, and may wait for running kernels, because CUDA does when it unpins memory. */
 AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
 
@@ -67,7 +77,7 @@ AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
  * A tag whose memory no other process imported is private: no other rank takes part. If ranks share it, for example through a
  * window of NCCL's, all of them must pause and resume that tag, several tags in the same order. A rank that imported memory of
  * a tag has the tag from then on, and a rank that cannot release it keeps it in place for all. Memory registered with a network
- * card stays in place and is reported (amem_memory_json, kept_bytes).
+ * card stays in place and is reported (AMEM_MEMORY, kept_bytes).
  *
  * "nccl" is a tag too: what NCCL holds. With AMEM_ENABLE=0 amem_alloc hands out plain driver memory, and everything else does
  * nothing and returns 0. */
@@ -76,9 +86,9 @@ AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
 
 #define AMEM_NO_WAIT 1u /* amem_pause, amem_resume: return at once; a failure comes at amem_wait */
 #define AMEM_ON_STREAM                                                                                  \
-  2u /* amem_pause: after what `stream` holds now (null: CUDA's default stream), and no other stream is \
-        waited for; copy engines copy what has changed, and all of it until a pause without this flag   \
-        has loaded the kernels that know. Else the devices must become idle. */
+  2u /* amem_wait: see there; amem_pause: after what `stream` holds now (null: CUDA's default stream), and no other stream is \
+        waited for; copy engines copy what has changed, and all of it until a pause without this flag has loaded the kernels    \
+        that know. Else the devices must become idle. */
 
 #define AMEM_IN_TIME 4u /* amem_resume: of "nccl", waits no longer than AMEM_TIMEOUT_MS for ranks that are still paused */
 #define AMEM_ONLY_ASK                                                                                                        \
@@ -114,19 +124,10 @@ AMEM_EXPORT int amem_pause(const char* const* tags, size_t count, unsigned flags
  * with its contents kept, and those that this call had resumed are paused again; call it again. */
 AMEM_EXPORT int amem_resume(const char* const* tags, size_t count, unsigned flags, int priority);
 
-/* Waits for what is under way on this tag, and returns its failure, once. */
-AMEM_EXPORT int amem_wait(const char* tag);
-
-/* What is submitted to `stream` from now on (null: CUDA's default stream) waits for the resume of this tag that is under way;
- * the host waits only until its copies are queued. Resident: 0. Paused, and no resume asked for: 5. */
-AMEM_EXPORT int amem_wait_stream(const char* tag, void* stream);
-
-/* Memory by tag as JSON, in the manner of amem_stats_json: {"schema":1,"tags":[{"tag","policy","state":"resident|pausing|
- * paused|resuming","bytes","resident_bytes","kept_bytes","kept":{reason:bytes},"parts","devices":[ordinals],"pinned_bytes",
- * "last_pause_ms","last_resume_ms","failure"}]}. Sizes in bytes: of chunks, as the driver gave them; "part_bytes" is what
- * amem_alloc handed out, "pinned_bytes" the host memory that holds contents of the tag now. Times are null where there was
- * none. "nccl" and "user" (ncclMemAlloc) are tags as well. Before memory was asked for: no tags, and a "reason". */
-AMEM_EXPORT int amem_memory_json(char* buffer, size_t* length);
+/* Waits for what is under way on this tag, and returns its failure, once. With AMEM_ON_STREAM, what is submitted to `stream`
+ * from now on (null: CUDA's default stream) waits for the resume that is under way, and the host only until its copies are
+ * queued. Resident: 0. Paused, and no resume asked for: 5. */
+AMEM_EXPORT int amem_wait(const char* tag, unsigned flags, void* stream);
 
 /* ---- Safe points, and requests from outside ----
  *
@@ -137,15 +138,15 @@ AMEM_EXPORT int amem_memory_json(char* buffer, size_t* length);
  * can go on, also after a pause from outside that failed or was withdrawn, with AMEM_ENABLE=0, and in a forked child.
  *
  * A program that pauses by itself can be asked too: the request waits for its next own pause, and holds its resume. */
-AMEM_EXPORT int amem_safepoint(void);
+AMEM_EXPORT int amem_safepoint(unsigned how);
 
-/* The same for interpreters, which must run their signal handlers. amem_safepoint_begin never waits, and returns 7
- * (ncclInProgress) if something is asked. Then call amem_safepoint_go_on until it returns something else; it waits a tenth of a
- * second at most, except for a pause or resume that is under way. amem_resume_may_begin, before a resume: 7 while a request
- * from outside stands, which the resume would wait for. */
-AMEM_EXPORT int amem_safepoint_begin(void);
-AMEM_EXPORT int amem_safepoint_go_on(void);
-AMEM_EXPORT int amem_resume_may_begin(void);
+/* `how` is 0, or one of these, for interpreters, which must run their signal handlers. AMEM_BEGIN: a safe point that never
+ * waits, and returns 7 (ncclInProgress) if something is asked. Then call it with AMEM_GO_ON until it returns something else; that
+ * waits a tenth of a second at most, except for a pause or resume that is under way. AMEM_BEFORE_RESUME is no safe point: 7 while
+ * a request from outside stands, which a resume would wait for. */
+#define AMEM_BEGIN 1u
+#define AMEM_GO_ON 2u
+#define AMEM_BEFORE_RESUME 3u
 
 /* Why this thread's last failed call failed; "" if none did. Valid until this thread's next call. After a pause or resume it
  * ends with the command that explains it, "amem-replay why DIR", quoted for a shell. */

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 
 #include "ncclpatch/amem.h"
 #include "ncclpatch/hook/hook.h"
@@ -33,6 +34,18 @@ Status Statistics(std::string& json) {
   all["nccl_libraries"] = NcclLibraries();
   json = all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return Status::Ok();
+}
+
+// Asking starts nothing: a process that holds no memory of AMem's has no session, and needs none to say so.
+Status MemoryJson(std::string& json) {
+  const bool off = Runtime::Get().SwitchedOff();
+  const Result<Session*> session = off ? Result<Session*>(nullptr) : Runtime::Get().IfStarted();
+  if (!session) return session.status();
+  const nlohmann::json none{{"schema", 1},
+                            {"tags", nlohmann::json::array()},
+                            {"reason", off ? "AMem is switched off (AMEM_ENABLE=0)" : "no memory has been asked for yet"}};
+  json = *session == nullptr ? none.dump() : (*session)->MemoryJson();
+  return {};
 }
 
 std::string LibrariesText() {
@@ -95,10 +108,14 @@ int amem_attach() {
   return AtBorder("amem_attach", [] { return Runtime::Get().Attach(); });
 }
 
-int amem_stats_json(char* buffer, size_t* length) {
+int amem_json(const char* what, char* buffer, size_t* length) {
+  const std::string_view wanted = what == nullptr ? "" : what;
+  if (wanted != AMEM_STATS && wanted != AMEM_MEMORY)
+    return amem::Fail(amem::kInvalidArgument, fmt::format("amem_json: \"{}\" is not known; known: stats, memory", wanted));
   std::string json;
-  const int result = AtBorder("amem_stats_json", [&] { return amem::Statistics(json); });
-  return result != amem::kOk ? result : amem::CopyOut("amem_stats_json", json, buffer, length);
+  const int result =
+      AtBorder("amem_json", [&] { return wanted == AMEM_STATS ? amem::Statistics(json) : amem::MemoryJson(json); });
+  return result != amem::kOk ? result : amem::CopyOut("amem_json", json, buffer, length);
 }
 
 const char* amem_last_error() { return amem::LastError().c_str(); }

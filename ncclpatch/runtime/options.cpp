@@ -94,16 +94,22 @@ std::size_t Distance(std::string_view a, std::string_view b) {  // Levenshtein
   return row[b.size()];
 }
 
+// "slab", "slab,64M" or "direct".
+Status ParseLayout(const Lookup& get, Options& options) {
+  const char* set = get("AMEM_LAYOUT");
+  const std::string_view text = set == nullptr ? "" : set;
+  if (text == "direct") options.layout = Layout::kDirect;
+  if (text.empty() || text == "slab" || text == "direct") return Status::Ok();
+  const auto mib =
+      text.starts_with("slab,") && text.ends_with("M") ? ParseNumber<Bytes>(text.substr(5, text.size() - 6)) : std::nullopt;
+  if (!mib || *mib < 2 || *mib > 4096 || (*mib & (*mib - 1)) != 0)
+    return Unknown("AMEM_LAYOUT", text, "slab, direct, or slab,64M: the largest slab, a power of two from 2M to 4096M");
+  options.slab_bytes = *mib << 20;
+  return Status::Ok();
+}
+
 Status ParseMemory(const Lookup& get, Options& options) {
-  AMEM_TRY(ParseChoiceInto(get, "AMEM_LAYOUT", {{"slab", Layout::kSlab}, {"direct", Layout::kDirect}}, options.layout));
-  Bytes mib = options.slab_bytes >> 20;
-  constexpr std::string_view kSizes = "a power of two of MiB, 2 to 4096";
-  AMEM_TRY(ParseNumberInto<Bytes>(get, "AMEM_SLAB_MB", kSizes, 2, mib));
-  if (mib > 4096 || (mib & (mib - 1)) != 0) return Unknown("AMEM_SLAB_MB", std::to_string(mib), kSizes);
-  options.slab_bytes = mib << 20;
-  std::uint32_t pinned_mib = static_cast<std::uint32_t>(options.pinned_bytes >> 20);
-  AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_PINNED_MB", "MiB, 0 to 4294967295", 0, pinned_mib));
-  options.pinned_bytes = Bytes{pinned_mib} << 20;
+  AMEM_TRY(ParseLayout(get, options));
   AMEM_TRY(ParseChoiceInto(get, "AMEM_USER_MEMORY", {{"keep", UserMemory::kKeep}, {"release", UserMemory::kRelease}},
                            options.user_memory));
   return ParseChoiceInto(get, "AMEM_NVLS", {{"keep", Nvls::kKeep}, {"release", Nvls::kRelease}}, options.nvls);

@@ -162,35 +162,35 @@ void OwnCycleEnded(Session& session, CycleKind kind, bool was_paused, bool succe
   if (kind == CycleKind::kResume) control->OwnResumeEnded(!session.paused());
 }
 
+namespace {
+
+int GoOn() noexcept {
+  control::RankControl* const control = g_control.load(std::memory_order_acquire);
+  return control == nullptr ? kOk : Wait(*control, g_steps.load(std::memory_order_relaxed), true);
+}
+
+int BeforeResume() noexcept {
+  control::RankControl* const control = g_control.load(std::memory_order_acquire);
+  Session* const session = Runtime::Get().started();
+  if (control == nullptr || session == nullptr || !session->paused()) return kOk;
+  int result = kOk;
+  const int failed = AtBorder("amem_safepoint", [&] {
+    if (!control->MayResume(true)) result = kInProgress;
+    return Status{};
+  });
+  return failed != kOk ? failed : result;
+}
+
+}  // namespace
 }  // namespace amem::safepoint
 
-int amem_safepoint() {
-  amem::control::RankControl* control = nullptr;
+int amem_safepoint(unsigned how) {
+  using namespace amem;
+  if (how == AMEM_GO_ON) return safepoint::GoOn();
+  if (how == AMEM_BEFORE_RESUME) return safepoint::BeforeResume();
+  if (how > AMEM_BEFORE_RESUME) return Fail(kInvalidArgument, "amem_safepoint: give 0 or one of amem.h's");
+  control::RankControl* control = nullptr;
   std::uint64_t step = 0;
-  return amem::safepoint::Come(control, step) ? amem::safepoint::Wait(*control, step, false) : amem::kOk;
-}
-
-int amem_safepoint_begin() {
-  amem::control::RankControl* control = nullptr;
-  std::uint64_t step = 0;
-  return amem::safepoint::Come(control, step) ? amem::kInProgress : amem::kOk;
-}
-
-int amem_safepoint_go_on() {
-  using namespace amem::safepoint;
-  amem::control::RankControl* const control = g_control.load(std::memory_order_acquire);
-  return control == nullptr ? amem::kOk : Wait(*control, g_steps.load(std::memory_order_relaxed), true);
-}
-
-int amem_resume_may_begin() {
-  using namespace amem::safepoint;
-  amem::control::RankControl* const control = g_control.load(std::memory_order_acquire);
-  amem::Session* const session = amem::Runtime::Get().started();
-  if (control == nullptr || session == nullptr || !session->paused()) return amem::kOk;
-  int result = amem::kOk;
-  const int failed = amem::AtBorder("amem_resume_may_begin", [&] {
-    if (!control->MayResume(true)) result = amem::kInProgress;
-    return amem::Status{};
-  });
-  return failed != amem::kOk ? failed : result;
+  if (!safepoint::Come(control, step)) return kOk;
+  return how == AMEM_BEGIN ? kInProgress : safepoint::Wait(*control, step, false);
 }

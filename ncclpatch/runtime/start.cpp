@@ -4,6 +4,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "journal/base/clock.h"
@@ -103,6 +104,7 @@ Result<std::unique_ptr<Session>> StartSession(const Options& options, control::R
   // The driver must outlive the session, which is never destroyed.
   SessionOptions settings = options;
   settings.pool_pinned_bytes = PinnedForPools(options);
+  settings.pinned_bytes = std::min(options.pinned_bytes, settings.pool_pinned_bytes);
   // The directory may be on a shared file system.
   settings.host_claims = options.socket_directory / ("host-memory-" + who.boot_id);
   return Session::Start(settings, *(*std::move(driver)).release(), std::move(who), std::move(journal), start_peers);

@@ -3,7 +3,7 @@
 
 #include <atomic>
 #include <cstring>
-#include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -126,18 +126,6 @@ void Free(void* memory, void* stream) {
   if (!freed.ok() && wrong.fetch_add(1) == 0) log::Warn(freed.message() + "; it is left alone");
 }
 
-// Asking starts nothing: a process that holds no memory of AMem's has no session, and needs none to say so.
-Status MemoryJson(std::string& json) {
-  const bool off = Runtime::Get().SwitchedOff();
-  const Result<Session*> session = off ? Result<Session*>(nullptr) : Runtime::Get().IfStarted();
-  if (!session) return session.status();
-  const nlohmann::json none{{"schema", 1},
-                            {"tags", nlohmann::json::array()},
-                            {"reason", off ? "AMem is switched off (AMEM_ENABLE=0)" : "no memory has been asked for yet"}};
-  json = *session == nullptr ? none.dump() : (*session)->MemoryJson();
-  return {};
-}
-
 Status CycleTags(const char* const* names, size_t count, unsigned flags, unsigned known, tags::Asked asked) {
   if (names == nullptr && count > 0) return {Code::kInvalid, "the list of tags is null"};
   if ((flags & ~known) != 0) return {Code::kInvalid, fmt::format("flags {:#x} are not known; known: {:#x}", flags, known)};
@@ -199,16 +187,9 @@ int amem_resume(const char* const* tags, size_t count, unsigned flags, int prior
   });
 }
 
-int amem_wait(const char* tag) {
-  return amem::AtTagBorder("amem_wait", [&] { return amem::tags::Wait(tag, std::nullopt); });
-}
-
-int amem_wait_stream(const char* tag, void* stream) {
-  return amem::AtTagBorder("amem_wait_stream", [&] { return amem::tags::Wait(tag, stream); });
-}
-
-int amem_memory_json(char* buffer, size_t* length) {
-  std::string json;
-  const int result = amem::AtTagBorder("amem_memory_json", [&] { return amem::MemoryJson(json); });
-  return result != amem::kOk ? result : amem::CopyOut("amem_memory_json", json, buffer, length);
+int amem_wait(const char* tag, unsigned flags, void* stream) {
+  return amem::AtTagBorder("amem_wait", [&]() -> amem::Status {
+    if ((flags & ~AMEM_ON_STREAM) != 0) return {amem::Code::kInvalid, fmt::format("flags {:#x} are not known", flags)};
+    return amem::tags::Wait(tag, flags != 0 ? std::optional(stream) : std::nullopt);
+  });
 }

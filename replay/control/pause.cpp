@@ -109,7 +109,7 @@ Status JobControl::AwaitStage(Stage stage) {
       if (HasGivenUp(rank)) return {Code::kPeerLost, rank.name() + " has not heard of this program for too long, and runs on"};
     }
     if (all) return {};
-    if (Passed(until)) return {Code::kTimeout, "some ranks neither pause nor fail; `amem status` shows what they do"};
+    if (Passed(until)) return {Code::kTimeout, "some ranks neither pause nor fail; `amem ls --live` shows what they do"};
     Wait(kLook);
   }
 }

@@ -47,10 +47,10 @@ constexpr std::array<std::string_view, kRemedyActions> kActions = {
     // kResumeAgain
     "call ncclResume again on all ranks to finish what is left; if that fails too, restart the job",
     // kReportReference
-    "keep these journals (`amem-replay pack`) for a bug report, because the owner does not know the reference that this rank "
+    "keep these journals (`amem pack`) for a bug report, because the owner does not know the reference that this rank "
     "holds, and restart the job",
     // kReportJournals
-    "keep these journals (`amem-replay pack`) for a bug report, because this should not be possible; no pause or resume has "
+    "keep these journals (`amem pack`) for a bug report, because this should not be possible; no pause or resume has "
     "failed because of it so far, but one may",
     // kGiveWholeJournals
     "give whole journals (copy the directories of sessions with all their files), or accept that the verdict is about the "

@@ -223,7 +223,7 @@ Status CheckWhilePaused(FreezableJob& job, std::span<const RankProcess> processe
     if (shared > 0) {
       problems.push_back(
           fmt::format("{} still shares {} of GPU memory with another process, and the driver could not restore it; "
-                      "`amem-replay state {}` tells which",
+                      "`amem state {}` tells which",
                       process.name, RoundedUpBytes(shared), process.directory.string()));
     }
   }

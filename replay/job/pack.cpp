@@ -430,7 +430,7 @@ Result<Unpacked> Unpack(const fs::path& file, const fs::path& directory, bool ho
   std::ifstream in(file, std::ios::binary);
   const auto magic = ReadMagic(in);
   if (!magic) {
-    return Status{Code::kCorrupt, file.string() + " is no pack of journals: make one with `amem-replay pack DIR -o FILE`"};
+    return Status{Code::kCorrupt, file.string() + " is no pack of journals: make one with `amem pack DIR -o FILE`"};
   }
   if (*magic != kMagic) return Status{Code::kUnsupported, file.string() + " was packed by a newer AMem: use that to read it"};
   std::error_code failed;

@@ -89,6 +89,11 @@ FoundSessions FindPlaces(std::span<const std::filesystem::path> places) {
       found.sessions.push_back(place);
       continue;
     }
+    std::error_code ignored;
+    if (std::filesystem::is_regular_file(place, ignored)) {
+      found.problems.push_back(place.string() + " is neither a pack (`amem pack` makes one) nor a directory of journals");
+      continue;
+    }
     const std::size_t before = found.sessions.size();
     const Status searched = Search(found).In(place);
     if (!searched) {
@@ -96,7 +101,7 @@ FoundSessions FindPlaces(std::span<const std::filesystem::path> places) {
     } else if (found.sessions.size() == before && !Holds(found.sessions, place)) {
       found.problems.push_back(fmt::format(
           "no session under {}: give a session's directory (it holds data.mdb), one that holds several, or a parent "
-          "of such directories; `amem-replay ls` shows this user's",
+          "of such directories; `amem ls` shows this user's",
           place.string()));
     }
   }

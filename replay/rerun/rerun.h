@@ -1,5 +1,5 @@
 // Rerun: makes the driver calls of journals again, on the simulator or on GPUs, and compares results. The library behind
-// `amem-replay run`. The steps of pauses and resumes are performed by the same code as in a live session
+// `amem replay`. The steps of pauses and resumes are performed by the same code as in a live session
 // (replay/cycle/perform_step.h).
 //
 // All sessions are replayed in the order of their common clock, one call at a time. On the simulator each has a driver of its

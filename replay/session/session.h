@@ -171,7 +171,7 @@ class Session final : public PeerDelegate {
     return look(ledger_.state());
   }
   [[nodiscard]] std::string StatisticsJson();
-  [[nodiscard]] std::string MemoryJson();      // by tag, with "nccl" and "user" (amem_memory_json in ncclpatch/amem.h)
+  [[nodiscard]] std::string MemoryJson();      // by tag, with "nccl" and "user" (amem_json in ncclpatch/amem.h)
   [[nodiscard]] std::string StatisticsText();  // some lines for people
   void TrimPinned(Bytes keep);                 // unpins host memory that holds no contents; waits for a cycle's end
 

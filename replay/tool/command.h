@@ -1,6 +1,7 @@
 // Commands: each reads journals, prints to standard output and returns its exit code. Errors go to stderr, with a remedy.
 //
-// A new command is a file replay/tool/NAME.cpp, which defines NameCommand(), and its line in the list of main.cpp.
+// A new command is a file replay/tool/NAME.cpp, which defines NameCommand(), and its line in the list of main.cpp. The text of
+// messages, help and examples calls the program `amem`; AsCalled puts the name in by which it was started.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,10 +24,18 @@ namespace amem::tool {
 // kViolationFound: verify found a violation, why a failure, run or diff a difference.
 enum Exit : int { kFine = 0, kUsage = 1, kCannotRead = 2, kViolationFound = 3 };
 
+// The groups of --help.
+inline constexpr const char* kFailureGroup = "A failure";
+inline constexpr const char* kLivingGroup = "A living job";
+inline constexpr const char* kMemoryGroup = "Memory";
+inline constexpr const char* kExpertGroup = "Experts";
+inline constexpr const char* kHandOnGroup = "To hand on";
+
 struct Command {
+  const char* group;
   const char* name;
-  const char* does;      // one line for the list of commands
-  const char* examples;  // lines for its own --help
+  const char* does;      // a short line for the list of commands
+  const char* examples;  // lines for its own --help: commands with two blanks before them, and sentences
   // Adds the options to the command line. What it returns is run when the command was chosen, after they were parsed.
   std::function<int(Output&)> (*set_up)(Arguments& arguments);
   bool paged = true;  // false: it writes files, or goes on for long
@@ -42,23 +52,35 @@ std::function<int(Output&)> SetUp(Arguments& arguments, void (*add)(Arguments&, 
 
 // ---- shared by the commands (sessions.cpp) ---------------------------------------------------------------------------------
 
-// Places as given: the directory of a session, one that holds several, a parent of such directories, a file that `amem-replay
-// pack` made, or "-" for such a file on standard input. None: DefaultJournalDirectory().
-using Directories = std::vector<std::filesystem::path>;
-void AddDirectories(Arguments& arguments, Directories& directories);
-void AddForce(Arguments& arguments);  // as AddDirectories does
+// "amem" or "amem-replay", which is the same program without the commands of the Python package.
+extern std::string program_name;
+std::string AsCalled(std::string text);  // of ours: names the program as it was called
+
+// What a command is given to read. Each name is the directory of a session, one that holds several, a parent of such
+// directories or of packs; a file that `amem pack` made, or "-" for such a file on standard input; or, of the journals in
+// DefaultJournalDirectory(), the pid of a rank or of its launcher, the launcher's id of a job, or a session. A pid or a
+// launcher's id means all sessions of that job. No name: all in DefaultJournalDirectory().
+struct Targets {
+  std::vector<std::string> names;
+  std::vector<std::string> ranks;  // as in "0,3"; empty: all
+  bool one_process = false;        // a pid means that process, and not its job
+  bool force = false;              // packs however much they unpack to
+};
+void AddTargets(Arguments& arguments, Targets& targets);
 void AddJson(Arguments& arguments, bool& json, const char* shape = "One JSON object");
 
 // One line on stderr: "amem-replay: ...". Returns the exit code of a command that ends with it. With --json, a command that
 // prints nothing else prints what was complained about (PrintErrors).
 Exit Complain(const std::string& message, Exit code = kCannotRead);
 
-// The session directories that `directories` name, each once; packs are unpacked until the tool ends. What cannot be listed is
-// complained about and makes `failed` true.
-std::vector<std::filesystem::path> FindSessions(const Directories& directories, bool& failed);
+// The session directories that are meant, each once; packs are unpacked until the tool ends. What cannot be found is complained
+// about and makes `failed` true.
+std::vector<std::filesystem::path> FindSessions(const Targets& targets, bool& failed);
+// Where a target lies that is a directory of this machine, or the default; nothing: it is named otherwise, or is a pack.
+std::optional<std::filesystem::path> DirectoryOf(const Targets& targets);
 
 // Of those the latest job's, or `all`.
-JobSelection SelectSessions(const Directories& directories, bool all, bool& failed);
+JobSelection SelectSessions(const Targets& targets, bool all, bool& failed);
 
 // What the command line chose, for messages and for "schema" in JSON.
 extern std::string running_command;
@@ -70,17 +92,13 @@ std::filesystem::path DefaultJournalDirectory();
 using ReadOne = std::function<Status(const std::filesystem::path& session, JournalReader& reader, ReadReport& damage)>;
 void ForEachJournal(const std::vector<std::filesystem::path>& sessions, bool& failed, const ReadOne& read);
 // Opens all of them.
-std::vector<std::unique_ptr<JournalReader>> OpenJournals(const Directories& directories, bool& failed);
+std::vector<std::unique_ptr<JournalReader>> OpenJournals(const Targets& targets, bool& failed);
 
 // Complains about records that could not be read. True if there were any.
 bool ComplainAboutDamage(const std::filesystem::path& session, const ReadReport& report);
 
 // What was written to a file, in a line: on stderr when the file is standard output.
 void Summarize(bool to_standard_output, Output& out, const std::string& line);
-inline constexpr const char* kOutputHelp = "The file to write; - for standard output";
-inline constexpr const char* kForceHelp =
-    "Read packs however much they unpack to, and take as much memory and time as it needs";
-
 // An object, or an array of objects, each of which then begins with "schema" and "version": the file of that name in schemas/
 // describes it. Without a name it is that of the command.
 void PrintJson(Output& out, nlohmann::ordered_json json, const char* schema = nullptr);
@@ -88,5 +106,19 @@ inline constexpr int kSchemaVersion = 1;  // goes up when a key goes away or mea
 void PrintErrors(Output& out, const std::string& command, int exit_code);
 // Broken into lines of a terminal's width, each after `indent`.
 void PrintParagraph(Output& out, const std::string& text, const std::string& indent);
+
+// ---- commands that are options of another one
+// --------------------------------------------------------------------------------
+
+int PrintLive(const std::vector<std::string>& job, bool json, Output& out);  // control/pause.cpp: `amem ls --live`
+int PrintSlowest(const Targets& targets, std::uint64_t last, bool all, bool json, Output& out);  // `amem why --slow`
+void PrintStanding(Output& out, const State& state);                           // of `amem state`: lifecycle, memory and tags
+bool PrintDifference(const State& a, const State& b, bool json, Output& out);  // of `amem state`; true: there is one
+struct TraceOptions {
+  Targets targets;
+  std::filesystem::path file;
+  std::string from, to;  // positions; empty: the beginning or the end
+};
+int RunTrace(const TraceOptions& options, Output& out);  // `amem report --perfetto`
 
 }  // namespace amem::tool

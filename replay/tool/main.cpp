@@ -1,4 +1,5 @@
-// amem-replay: reads journals, also of live processes and without a GPU.
+// amem-replay, which is also `amem` but for the commands of the Python package: reads journals, also of live processes and
+// without a GPU, and asks living jobs to pause.
 #include <unistd.h>
 
 #include <csignal>
@@ -9,33 +10,11 @@
 #include "replay/tool/command_line/command_line.h"
 #include "replay/tool/terminal/terminal.h"
 
-// The commands, in the order in which --help lists them.
-#define AMEM_REPLAY_COMMANDS(COMMAND) \
-  COMMAND(Why)                        \
-  COMMAND(List)                       \
-  COMMAND(Info)                       \
-  COMMAND(Log)                        \
-  COMMAND(State)                      \
-  COMMAND(CriticalPath)               \
-  COMMAND(Verify)                     \
-  COMMAND(Report)                     \
-  COMMAND(Run)                        \
-  COMMAND(Diff)                       \
-  COMMAND(Refs)                       \
-  COMMAND(Top)                        \
-  COMMAND(Tail)                       \
-  COMMAND(Watch)                      \
-  COMMAND(Trace)                      \
-  COMMAND(Status)                     \
-  COMMAND(Pause)                      \
-  COMMAND(Resume)                     \
-  COMMAND(Freeze)                     \
-  COMMAND(Thaw)                       \
-  COMMAND(Collect)                    \
-  COMMAND(Pack)                       \
-  COMMAND(Unpack)                     \
-  COMMAND(Completion)                 \
-  COMMAND(Manual)
+// The commands, in the order in which --help lists them, each group together.
+#define AMEM_REPLAY_COMMANDS(COMMAND)                                                                                    \
+  COMMAND(Why)                                                                                                           \
+  COMMAND(List) COMMAND(Log) COMMAND(Report) COMMAND(Watch) COMMAND(Pause) COMMAND(Resume) COMMAND(Freeze) COMMAND(Thaw) \
+      COMMAND(Top) COMMAND(State) COMMAND(Replay) COMMAND(Verify) COMMAND(Pack)
 
 namespace amem::tool {
 
@@ -72,7 +51,7 @@ int Run(int argc, char** argv, Output& out) {
   if (!parsed.wrong.empty()) return WithErrors(argc, argv, out, Complain(parsed.wrong, kUsage));
   if (parsed.chosen == nullptr) return kFine;
   running_command = parsed.chosen->command->name;
-  const Pager pager(terminal, parsed.chosen->command->paged, out);
+  const Pager pager(terminal, parsed.paged, out);
   const int code = parsed.chosen->run(out);
   Progress::End();
   return WithErrors(argc, argv, out, code);
@@ -82,6 +61,9 @@ int Main(int argc, char** argv) {
   // A reader that went away (head) then shows as EPIPE, which Output takes for a quiet end.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes (ulimit -f) fails a write then
+  const char* slash = argc > 0 ? std::strrchr(argv[0], '/') : nullptr;
+  const bool short_name = argc > 0 && std::strcmp(slash != nullptr ? slash + 1 : argv[0], "amem") == 0;
+  program_name = short_name ? "amem" : "amem-replay";
   Output out(STDOUT_FILENO);
   const int code = Run(argc, argv, out);
   if (const Status written = out.Finish(); !written) return Complain(written.message());

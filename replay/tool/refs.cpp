@@ -1,4 +1,6 @@
-// refs: which sessions reference whose memory, as a table, a graph for Graphviz, or JSON.
+// top --by peer: which sessions reference whose memory, as a table, a graph for Graphviz, or JSON.
+#include "replay/tool/refs.h"
+
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -12,10 +14,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct RefsOptions {
-  Directories directories;
-  bool dot = false, json = false;
-};
+}  // namespace
 
 struct Edge {
   std::uint64_t allocations = 0;
@@ -32,6 +31,8 @@ struct Graph {
   std::map<std::pair<SessionId, SessionId>, Edge> edges;  // (owner, importer)
   std::set<std::pair<SessionId, SessionId>> lost;         // (session, peer that it lost)
 };
+
+namespace {
 
 // An edge that both journals have is counted as the importer's says, and as the owner's where the importer's is missing.
 void Add(Graph& graph, SessionId self, const State& state) {
@@ -128,34 +129,13 @@ Json ToJson(const Graph& graph) {
   return {{"sessions", nodes}, {"references", edges}};
 }
 
-int RunRefs(const RefsOptions& options, Output& out) {
-  bool failed = false;
-  Graph graph;
-  ForEachJournal(FindSessions(options.directories, failed), failed,
-                 [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) -> Status {
-                   const Result<JournalInfo> info = reader.Info();
-                   const Result<State> state = info ? reader.StateAt(std::nullopt, &damage) : info.status();
-                   if (state) Add(graph, info->session, *state);
-                   return state.status();
-                 });
-  if (graph.nodes.empty()) return kCannotRead;
-  options.dot ? PrintDot(out, graph) : options.json ? PrintJson(out, ToJson(graph)) : PrintText(out, graph);
-  return failed ? kCannotRead : kFine;
-}
-
-void AddOptions(Arguments& arguments, RefsOptions& options) {
-  AddDirectories(arguments, options.directories);
-  arguments.Flag("--dot", options.dot, "A graph for Graphviz");
-  AddJson(arguments, options.json);
-}
-
 }  // namespace
 
-Command RefsCommand() {
-  return {"refs", "Who references whose memory, with how much",
-          "  amem-replay refs DIR\n"
-          "  amem-replay refs DIR --dot | dot -Tsvg > references.svg\n",
-          [](Arguments& arguments) { return SetUp<RefsOptions>(arguments, AddOptions, RunRefs); }};
-}
+References::References() : graph_(std::make_unique<Graph>()) {}
+References::~References() = default;
+void References::Add(SessionId self, const State& state) { tool::Add(*graph_, self, state); }
+void References::PrintText(Output& out) const { tool::PrintText(out, *graph_); }
+void References::PrintDot(Output& out) const { tool::PrintDot(out, *graph_); }
+Json References::ToJson() const { return tool::ToJson(*graph_); }
 
 }  // namespace amem::tool

@@ -4,11 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <memory>
 
 #include "journal/base/clock.h"
+#include "journal/session_dir.h"
 #include "replay/diagnosis/diagnosis.h"
 #include "replay/job/clock.h"
 #include "replay/job/names.h"
@@ -16,14 +16,17 @@
 #include "replay/report/report_json.h"
 #include "replay/report/shortages.h"
 #include "replay/tool/command.h"
+#include "replay/tool/position.h"
 
 namespace amem::tool {
 namespace {
 
 struct ReportOptions {
-  Directories directories;
-  std::filesystem::path output = "amem-report.html";
+  Targets targets;
+  std::filesystem::path output;
   bool all = false;  // all sessions given, not only those of the latest job
+  bool perfetto = false;
+  std::string from, to;  // with perfetto
 };
 
 Result<SessionTimeline> ReadWithPresent(const std::filesystem::path& session, const TimelineLimits& limits) {
@@ -62,8 +65,13 @@ void AddShortages(JobTimeline& job) {
 }
 
 int RunReport(const ReportOptions& options, Output& out) {
+  const std::filesystem::path path = !options.output.empty() ? options.output
+                                     : options.perfetto      ? "amem-trace.json"
+                                                             : "amem-report.html";
+  if (options.perfetto) return RunTrace({options.targets, path, options.from, options.to}, out);
+  if (!options.from.empty() || !options.to.empty()) return Complain("--from and --to are for --perfetto", kUsage);
   bool failed = false;
-  const JobSelection jobs = SelectSessions(options.directories, options.all, failed);
+  const JobSelection jobs = SelectSessions(options.targets, options.all, failed);
   std::vector<SessionTimeline> timelines = ReadAll(jobs.latest, failed);
   if (timelines.empty()) return kCannotRead;
   JobTimeline job = JoinTimelines(std::move(timelines));
@@ -78,32 +86,46 @@ int RunReport(const ReportOptions& options, Output& out) {
   for (const SessionTimeline& s : job.sessions) events += s.events;
   const std::size_t sessions = job.sessions.size();
   const std::string page = ReportPage(ReportTemplate(), std::move(job), *verdict, {}, AMEM_VERSION, DateText(RealtimeNs()));
-  auto file = OutputFile::Open(options.output);
+  auto file = OutputFile::Open(path);
   if (!file) return Complain(file.status().message());
   file->Write(page);
   if (const Status written = file->Commit(); !written) return Complain(written.message());
   Summarize(file->is_standard_output(), out,
-            fmt::format("{}: {}, {} events, {:.2f} MB", options.output.string(), Plural(sessions, "session"), Grouped(events),
+            fmt::format("{}: {}, {} events, {:.2f} MB", path.string(), Plural(sessions, "session"), Grouped(events),
                         static_cast<double>(page.size()) / 1e6));
   return failed ? kCannotRead : kFine;
 }
 
-constexpr const char* kReportOutputHelp = "The file to write, amem-report.html by default; - for standard output";
-
 void AddOptions(Arguments& arguments, ReportOptions& options) {
-  AddDirectories(arguments, options.directories);
-  arguments.Add("-o,--output", "FILE.html", options.output, kReportOutputHelp);
+  AddTargets(arguments, options.targets);
+  arguments.Add("-o,--output", "FILE", options.output,
+                "The file to write, amem-report.html or amem-trace.json by default; - for standard output");
   arguments.Flag("--all", options.all, "All sessions, not only those of the latest job");
+  arguments.Flag("--perfetto", options.perfetto,
+                 "A trace of all sessions for ui.perfetto.dev or chrome://tracing, in place of the page");
+  arguments.Add(
+      "--from", kPosition, options.from,
+      "With --perfetto: only from there on: seconds after the job's first event, a date and time, \"5 min ago\", or an "
+      "event (2#115: of rank 2)");
+  arguments.Add("--to", kPosition, options.to, "Only up to there, likewise; what is under way then is drawn up to it");
 }
 
 }  // namespace
 
 Command ReportCommand() {
-  return {"report", "One page for a browser: memory over time, pauses, allocations, references, events",
-          "  amem-replay report /tmp/amem-1000/journal -o job.html     all sessions of this host\n"
-          "  amem-replay report hostA/journal hostB/journal -o job.html\n"
-          "The file needs no network and no other file. Long journals are summed up; the page says what it leaves out.\n",
-          [](Arguments& arguments) { return SetUp<ReportOptions>(arguments, AddOptions, RunReport); }, false};
+  return {
+      kFailureGroup,
+      "report",
+      "A page for a browser; --perfetto: a trace",
+      "  amem report                                              the latest job of this host\n"
+      "  amem report hostA/journal hostB/journal -o job.html      of these journals the latest job; --all: all of them\n"
+      "  amem report DIR --perfetto -o job.trace.json\n"
+      "  amem report DIR --perfetto --from 12.5 --to 13\n"
+      "  amem report DIR --perfetto --from '2025-11-21 07:34:01.203 UTC' --to 2#115\n"
+      "The page has memory over time, pauses, allocations, references and events. It needs no network and no other file. Long "
+      "journals are summed up; the page says what it leaves out.\n",
+      [](Arguments& arguments) { return SetUp<ReportOptions>(arguments, AddOptions, RunReport); },
+      false};
 }
 
 }  // namespace amem::tool

@@ -9,71 +9,84 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "journal/session_dir.h"
 #include "replay/job/fold.h"
 #include "replay/tool/budget.h"
 #include "replay/tool/command.h"
-#include "replay/tool/places.h"
+#include "replay/tool/targets.h"
 #include "replay/tool/terminal/terminal.h"
 
 namespace amem::tool {
 
 std::string running_command;
+std::string program_name = "amem";
 
 namespace {
 
-bool force = false;                   // --force, of whatever command
 std::vector<std::string> complaints;  // for PrintErrors
 
-constexpr const char* kDirectoryHelp =
-    "Directories of sessions, directories that hold several, parents of those, or packs; - is a pack on standard input; "
-    "default: "
-    "AMEM_JOURNAL_DIR, else /tmp/amem-UID/journal";
+constexpr const char* kTargetHelp =
+    "Directories of sessions, directories that hold several, parents of those, or packs (- is one on standard input); a pid, a "
+    "launcher's id of a job or a session of this user; default: AMEM_JOURNAL_DIR, else /tmp/amem-UID/journal";
 
-// With "-" replaced by a file that has what is on standard input, and nothing by the default.
-Directories Places(const Directories& given, ScratchDirectory& scratch, bool& failed) {
-  if (given.empty()) return {DefaultJournalDirectory()};
-  Directories places;
-  for (const auto& place : given) {
-    const Result<std::filesystem::path> file = place == "-" ? PackFromStandardInput(scratch) : Result(place);
-    if (!file) Complain(file.status().message());
-    failed |= !file.ok();
-    if (file) places.push_back(*file);
-  }
-  return places;
-}
+constexpr const char* kForceHelp = "Read packs however much they unpack to, and take as much memory and time as it needs";
 
 }  // namespace
 
-void AddDirectories(Arguments& arguments, Directories& directories) {
-  arguments.Add("DIR", "DIR", directories, kDirectoryHelp);
-  AddForce(arguments);
+std::string AsCalled(std::string text) {
+  for (const std::string_view before : {"`", "  ", "| ", "&& "}) {
+    const std::string ours = fmt::format("{}amem ", before);
+    for (std::size_t at = 0; (at = text.find(ours, at)) != std::string::npos; at += ours.size())
+      text.replace(at, ours.size(), fmt::format("{}{} ", before, program_name));
+  }
+  return text;
 }
 
-void AddForce(Arguments& arguments) { arguments.Flag("--force", force, kForceHelp); }
+void AddTargets(Arguments& arguments, Targets& targets) {
+  arguments.Add("TARGET", "TARGET", targets.names, kTargetHelp);
+  Argument& rank = arguments.Add("--rank", "RANK", targets.ranks,
+                                 "Only the sessions of these ranks, as in 2 or 0,3; a session's id for one that has no rank");
+  rank.take = [&targets](const std::vector<std::string>& given) -> std::string {
+    for (const std::string& word : SplitAtCommas(given))
+      if (!SessionOfName(word) && !WholeNumber(word))
+        return fmt::format("--rank: \"{}\" is not a rank; give numbers, as in --rank 2 or --rank 0,3", word);
+    targets.ranks = given;
+    return {};
+  };
+  arguments.Flag("--force", targets.force, kForceHelp);
+}
 
 void AddJson(Arguments& arguments, bool& json, const char* shape) { arguments.Flag("--json", json, shape); }
 
 Exit Complain(const std::string& message, Exit code) {
   Progress::End();
-  complaints.push_back(message);
-  std::fprintf(stderr, "amem-replay: %s\n", Escaped(message).c_str());
+  complaints.push_back(AsCalled(message));
+  std::fprintf(stderr, "%s: %s\n", program_name.c_str(), Escaped(complaints.back()).c_str());
   return code;
 }
 
-std::vector<std::filesystem::path> FindSessions(const Directories& directories, bool& failed) {
+std::vector<std::filesystem::path> FindSessions(const Targets& targets, bool& failed) {
   static ScratchDirectory unpacked;  // removed when the tool ends
-  const Directories places = Places(directories, unpacked, failed);
-  if (!force) KeepWithinBudget(FindPlaces(places).sessions, unpacked);
-  FoundSessions found = amem::FindSessions(places, unpacked, force);
-  const char* hint = directories.empty() ? " (the default; give a DIR, or set AMEM_JOURNAL_DIR)" : "";
+  const std::vector<std::filesystem::path> places = PlacesOf(targets, unpacked, failed);
+  if (!targets.force) KeepWithinBudget(FindPlaces(places).sessions, unpacked);
+  FoundSessions found = amem::FindSessions(places, unpacked, targets.force);
+  const char* hint = targets.names.empty() ? " (the default; give a TARGET, or set AMEM_JOURNAL_DIR)" : "";
   for (const std::string& problem : found.problems) Complain(problem + hint);
   failed |= !found.problems.empty();
+  if (!targets.ranks.empty()) found.sessions = OfRanks(std::move(found.sessions), targets.ranks, failed);
   Progress::Begin(found.sessions.size(), BytesOf(found.sessions));
   return std::move(found.sessions);
 }
 
-JobSelection SelectSessions(const Directories& directories, bool all, bool& failed) {
-  std::vector<std::filesystem::path> sessions = FindSessions(directories, failed);
+std::optional<std::filesystem::path> DirectoryOf(const Targets& targets) {
+  if (targets.names.empty()) return DefaultJournalDirectory();
+  std::error_code failed;
+  const bool directory = targets.names.size() == 1 && std::filesystem::is_directory(targets.names.front(), failed);
+  return directory ? std::optional<std::filesystem::path>(targets.names.front()) : std::nullopt;
+}
+
+JobSelection SelectSessions(const Targets& targets, bool all, bool& failed) {
+  std::vector<std::filesystem::path> sessions = FindSessions(targets, failed);
   return all ? JobSelection{.latest = std::move(sessions), .earlier = {}} : SelectLatestJob(sessions);
 }
 
@@ -94,9 +107,9 @@ void ForEachJournal(const std::vector<std::filesystem::path>& sessions, bool& fa
   }
 }
 
-std::vector<std::unique_ptr<JournalReader>> OpenJournals(const Directories& directories, bool& failed) {
+std::vector<std::unique_ptr<JournalReader>> OpenJournals(const Targets& targets, bool& failed) {
   std::vector<std::unique_ptr<JournalReader>> journals;
-  for (const auto& session : FindSessions(directories, failed)) {
+  for (const auto& session : FindSessions(targets, failed)) {
     Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(session);
     if (!reader) Complain(reader.status().message());
     failed |= !reader.ok();

@@ -1,4 +1,4 @@
-// state: everything AMem knew after one event.
+// state: everything AMem knew after one event, or what changed between two.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -6,15 +6,15 @@
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
+#include "replay/tool/position.h"
 #include "statemachine/apply.h"
 
 namespace amem::tool {
 namespace {
 
 struct StateOptions {
-  Directories directories;
-  std::optional<std::uint64_t> at;
-  std::string session;  // empty: the only one
+  Targets targets{.names = {}, .ranks = {}, .one_process = true};
+  std::string at, to;  // positions; empty: the last event
   bool json = false;
 };
 
@@ -63,6 +63,16 @@ void PrintPools(Output& out, const State& state) {
   }
 }
 
+}  // namespace
+
+void PrintStanding(Output& out, const State& state) {
+  PrintCycle(out, state);
+  PrintHoldings(out, state);
+  PrintPools(out, state);
+}
+
+namespace {
+
 void PrintPeers(Output& out, const State& state) {
   for (const auto& [id, peer] : state.peers) {
     const SessionOpened who{.host = peer.host, .pid = peer.pid, .rank = peer.rank};
@@ -94,9 +104,7 @@ void PrintAllocation(Output& out, AllocationId id, const Allocation& a, const st
 void PrintText(Output& out, const State& state) {
   out << "session    " << SessionText(state.session.session) << ", " << NameOf(state.session) << "\n";
   out << "after      event " << state.last.value << ", digest " << Hex(Digest(state)) << "\n";
-  PrintCycle(out, state);
-  PrintHoldings(out, state);
-  PrintPools(out, state);
+  PrintStanding(out, state);
   PrintPeers(out, state);
 
   std::map<AllocationId, std::vector<Address>> places;
@@ -114,44 +122,75 @@ void PrintText(Output& out, const State& state) {
   }
 }
 
-int RunState(const StateOptions& options, Output& out) {
+// The only session of a target. Nothing: it was complained about.
+std::optional<std::filesystem::path> OnlySession(const Targets& targets, Exit& code) {
   bool failed = false;
-  std::vector<std::filesystem::path> sessions = FindSessions(options.directories, failed);
-  if (!options.session.empty() && !failed) {
-    std::erase_if(sessions, [&](const auto& directory) { return directory.filename() != options.session; });
-    if (sessions.empty())
-      return Complain("--session: there is no session " + options.session + " here; `amem-replay ls` lists them", kUsage);
-  }
-  if (failed || sessions.empty()) return kCannotRead;
-  if (sessions.size() > 1)
-    return Complain(
-        fmt::format("there are {} sessions and state is about one: give its directory, or --session, for example {}",
-                    sessions.size(), sessions.front().filename().string()),
-        kUsage);
-  Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(sessions.front());
-  if (!reader) return Complain(reader.status().message());
+  const std::vector<std::filesystem::path> sessions = FindSessions(targets, failed);
+  code = kCannotRead;
+  if (failed || sessions.empty()) return std::nullopt;
+  if (sessions.size() == 1) return sessions.front();
+  code = Complain(fmt::format("there are {} sessions, and state is about one: give --rank, or its directory, for example {}",
+                              sessions.size(), sessions.front().string()),
+                  kUsage);
+  return std::nullopt;
+}
+
+// The state at a position of the target's only session; `failed`: some of its journal could not be read.
+std::optional<State> StateOf(const Targets& targets, const char* option, const std::string& text, Exit& code, bool& failed) {
   std::optional<SequenceNumber> at;
-  if (options.at) at = SequenceNumber{*options.at};
+  const std::optional<std::filesystem::path> session = OnlySession(targets, code);
+  if (!session) return std::nullopt;
+  const Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(*session);
+  if (reader && !text.empty()) {
+    const Result<Position> position = UnderstandPosition(option, text);
+    const Result<SequenceNumber> seq = position ? EventAt(*position, **reader) : position.status();
+    if (!seq) return code = Complain(seq.status().message(), position ? kCannotRead : kUsage), std::nullopt;
+    at = *seq;
+  }
   ReadReport report;
-  const Result<State> state = (*reader)->StateAt(at, &report);
-  if (!state) return Complain(state.status().message());
-  options.json ? PrintJson(out, ToJson(*state)) : PrintText(out, *state);
-  return ComplainAboutDamage(sessions.front(), report) ? kCannotRead : kFine;
+  Result<State> state = reader ? (*reader)->StateAt(at, &report) : reader.status();
+  if (!state) return code = Complain(state.status().message()), std::nullopt;
+  failed |= ComplainAboutDamage(*session, report);
+  return *std::move(state);
+}
+
+int RunState(const StateOptions& options, Output& out) {
+  const bool two = options.targets.names.size() == 2;
+  Targets first = options.targets, second = options.targets;
+  if (two) first.names.pop_back();
+  if (two) second.names.erase(second.names.begin());
+  Exit code = kFine;
+  bool failed = false;
+  const std::optional<State> a = StateOf(first, "--at", options.at, code, failed);
+  if (!a) return code;
+  if (!two && options.to.empty()) {
+    options.json ? PrintJson(out, ToJson(*a)) : PrintText(out, *a);
+    return failed ? kCannotRead : kFine;
+  }
+  const std::optional<State> b = StateOf(second, "--to", options.to, code, failed);
+  if (!b) return code;
+  const bool different = PrintDifference(*a, *b, options.json, out);
+  return failed ? kCannotRead : different ? kViolationFound : kFine;
 }
 
 void AddOptions(Arguments& arguments, StateOptions& options) {
-  AddDirectories(arguments, options.directories);
-  arguments.Add("--session", "ID", options.session, "The session, where there are several");
-  arguments.Add("--at", "SEQ", options.at, "After this event; default: the last one");
+  AddTargets(arguments, options.targets);
+  arguments.Add("--at", kPosition, options.at, "After this event (--at=#1200), or then; default: the last event");
+  arguments.Add(
+      "--to", kPosition, options.to,
+      "What changed from --at to there; of two targets: what is different between the first, at --at, and the second");
   AddJson(arguments, options.json);
 }
 
 }  // namespace
 
 Command StateCommand() {
-  return {"state", "What AMem knew after an event: allocations, mappings, references, where a cycle stood",
-          "  amem-replay state DIR\n"
-          "  amem-replay state DIR --at 1200 --json\n",
+  return {kMemoryGroup, "state", "What AMem knew after an event; --to: what changed",
+          "  amem state DIR\n"
+          "  amem state job.amem --rank 2 --at=#1200 --json\n"
+          "  amem state DIR --at=#1200 --to=#1300          what changed between two events\n"
+          "  amem state DIR --at 12.5 --to 13\n"
+          "  amem state DIR_A DIR_B --to=#1200             between two journals\n",
           [](Arguments& arguments) { return SetUp<StateOptions>(arguments, AddOptions, RunState); }};
 }
 

@@ -7,17 +7,19 @@
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
 #include "replay/tool/gpus.h"
+#include "replay/tool/position.h"
+#include "replay/tool/refs.h"
 #include "replay/tool/symbols.h"
 
 namespace amem::tool {
 namespace {
 
 struct TopOptions {
-  Directories directories;
-  std::string by = "site";  // "site", "communicator", "tag", "peer", "size", "age"
-  std::optional<std::uint64_t> at;
+  Targets targets;
+  std::string by = "tag";  // "site", "communicator", "tag", "peer", "size", "age"
+  std::string at;          // a position; empty: the last event
   std::size_t limit = 20;
-  bool json = false, gpu = false;
+  bool dot = false, json = false, gpu = false;
 };
 
 struct Sum {
@@ -183,68 +185,101 @@ void PrintUnused(Output& out, const std::vector<std::pair<std::string, Sum>>& gr
   Bytes used = 0;
   for (const auto& [key, sum] : groups) used += sum.resident;
   if (held > used)
-    out << FormatBytes(held) << " on devices in all, as `amem-replay ls` has it: " << FormatBytes(held - used)
+    out << FormatBytes(held) << " on devices in all, as `" << program_name << " ls` has it: " << FormatBytes(held - used)
         << " of that lie in slabs and are not in use\n";
+}
+
+using Sorted = std::vector<std::pair<std::string, Sum>>;
+
+nlohmann::ordered_json ToJson(const std::string& by, const Sorted& sorted) {
+  auto list = nlohmann::ordered_json::array();
+  for (const auto& [key, sum] : sorted)
+    list.push_back({{by, key}, {"bytes", sum.bytes}, {"count", sum.count}, {"backed_bytes", sum.resident}});
+  return list;
+}
+
+// By peer there is also who references whose memory.
+void PrintWithReferences(const TopOptions& options, const Sorted& sorted, const References& references, Output& out) {
+  if (options.dot) return references.PrintDot(out);
+  if (options.json) {
+    nlohmann::ordered_json all = references.ToJson();
+    all["peers"] = ToJson("peer", sorted);
+    return PrintJson(out, all, "refs");
+  }
+  references.PrintText(out);
+  out << "\n";
+  PrintText(out, "peer", sorted, options.limit);
 }
 
 int RunTop(const TopOptions& options, Output& out) {
   bool failed = false;
-  if (options.gpu) return PrintGpus(FindSessions(options.directories, failed), failed, out);
+  if (options.gpu) return PrintGpus(FindSessions(options.targets, failed), failed, out);
   Groups groups;
   std::string note;
   Bytes held = 0;  // on devices, as ls counts it
-  std::optional<SequenceNumber> at;
-  if (options.at) at = SequenceNumber{*options.at};
-  ForEachJournal(FindSessions(options.directories, failed), failed,
+  References references;
+  const std::string by = options.dot ? "peer" : options.by;
+  const Result<Position> at = options.at.empty() ? Result<Position>(Position{}) : UnderstandPosition("--at", options.at);
+  if (!at) return Complain(at.status().message(), kUsage);
+  ForEachJournal(FindSessions(options.targets, failed), failed,
                  [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) -> Status {
-                   const Result<State> state = reader.StateAt(at, &damage);
+                   std::optional<SequenceNumber> until;
+                   if (!options.at.empty()) {
+                     const Result<SequenceNumber> seq = EventAt(*at, reader);
+                     if (!seq) return seq.status();
+                     until = *seq;
+                   }
+                   const Result<State> state = reader.StateAt(until, &damage);
                    if (!state) return state.status();
                    const Holdings holdings = Measure(*state);
                    held += holdings.own_device_resident + holdings.pools_resident;
-                   const Result<Times> times = options.by == "age" ? ReadTimes(reader) : Result<Times>(Times{});
+                   const Result<Times> times = by == "age" ? ReadTimes(reader) : Result<Times>(Times{});
                    if (!times) return times.status();
-                   Grouper grouper(options.by, *state, *times, groups);
+                   Grouper grouper(by, *state, *times, groups);
                    grouper.Run();
-                   if (options.by == "site" && note.empty()) note = grouper.note();
-                   return {};
+                   if (by == "site" && note.empty()) note = grouper.note();
+                   const Result<JournalInfo> info = reader.Info();
+                   if (info && by == "peer") references.Add(info->session, *state);
+                   return info.status();
                  });
-  std::vector<std::pair<std::string, Sum>> sorted(groups.begin(), groups.end());
+  Sorted sorted(groups.begin(), groups.end());
   std::ranges::stable_sort(sorted, [&](const auto& a, const auto& b) {
-    return options.by == "age" ? a.second.order < b.second.order : a.second.bytes > b.second.bytes;
+    return by == "age" ? a.second.order < b.second.order : a.second.bytes > b.second.bytes;
   });
-  if (options.json && failed && sorted.empty()) return kCannotRead;
-  if (options.json) {
-    auto list = nlohmann::ordered_json::array();
-    for (const auto& [key, sum] : sorted)
-      list.push_back({{options.by, key}, {"bytes", sum.bytes}, {"count", sum.count}, {"backed_bytes", sum.resident}});
-    PrintJson(out, list);
+  if (failed && sorted.empty()) return kCannotRead;
+  if (by == "peer") {
+    PrintWithReferences(options, sorted, references, out);
+  } else if (options.json) {
+    PrintJson(out, ToJson(by, sorted));
   } else if (!sorted.empty()) {
-    PrintText(out, options.by, sorted, options.limit);
-    if (options.by != "peer") PrintUnused(out, sorted, held);
+    PrintText(out, by, sorted, options.limit);
+    PrintUnused(out, sorted, held);
     if (!note.empty()) out << "\n" << note << "\n";
   }
   return failed ? kCannotRead : kFine;
 }
 
 void AddOptions(Arguments& arguments, TopOptions& options) {
-  AddDirectories(arguments, options.directories);
-  arguments.Add("--by", "WHAT", options.by, "What to group by; site, the place in libnccl, is the default")
-      .OneOf({"site", "communicator", "tag", "peer", "size", "age"});
-  arguments.Add("--at", "SEQ", options.at, "After this event; default: the last one");
+  AddTargets(arguments, options.targets);
+  arguments.Add("--by", "WHAT", options.by, "What to group by; the default is tag; site is the place in libnccl")
+      .OneOf({"tag", "communicator", "peer", "site", "size", "age"});
+  arguments.Add("--at", kPosition, options.at, "After this event (--at=#1200), or then; default: the last event");
   arguments.Add("--limit", "N", options.limit, "So many lines; 20 by default", std::size_t{1});
+  arguments.Flag("--dot", options.dot, "Who references whose memory, as a graph for Graphviz");
   arguments.Flag("--gpu", options.gpu, "Whose memory this machine's GPUs hold now: by tag, contexts, other processes, unknown");
-  AddJson(arguments, options.json, "One JSON array");
+  AddJson(arguments, options.json, "One JSON array; by peer an object");
 }
 
 }  // namespace
 
 Command TopCommand() {
-  return {"top", "What holds the most memory, by call site, communicator, tag, peer, size or age",
-          "  amem-replay top DIR                  by the place in libnccl that asked for it\n"
-          "  amem-replay top DIR --by communicator\n"
-          "  amem-replay top DIR --by tag         NCCL's memory, and tensors under tags\n"
-          "  amem-replay top DIR --by peer --at 1200\n"
-          "  amem-replay top --gpu                what is left on the GPUs, and whose it is\n",
+  return {kMemoryGroup, "top", "What holds the most memory; --by peer: who references whose",
+          "  amem top DIR                         NCCL's memory, and tensors under tags\n"
+          "  amem top DIR --by communicator\n"
+          "  amem top DIR --by site               by the place in libnccl that asked for it\n"
+          "  amem top DIR --by peer --at=#1200    who references whose memory, with how much\n"
+          "  amem top --gpu                       what is left on the GPUs, and whose it is\n"
+          "  amem top DIR --dot | dot -Tsvg > references.svg\n",
           [](Arguments& arguments) { return SetUp<TopOptions>(arguments, AddOptions, RunTop); }};
 }
 

@@ -1,34 +1,31 @@
-// trace: a job as a file for ui.perfetto.dev or chrome://tracing.
+// report --perfetto: a job as a file for ui.perfetto.dev or chrome://tracing.
 #include "replay/report/trace.h"
 
 #include <fmt/format.h>
 
 #include <optional>
 
-#include "journal/base/clock.h"
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
-#include "replay/tool/events/moment.h"
+#include "replay/tool/position.h"
 
 namespace amem::tool {
 namespace {
 
-struct TraceOptions {
-  Directories directories;
-  std::filesystem::path file;
-  std::string from, to;  // as given; empty: the beginning or the end
-};
-
-// Empty text is no time, which is fine.
-bool UnderstandTime(const char* option, const std::string& text, std::optional<TraceTime>& time) {
+// What a position is in the trace; empty text is none, which is fine. False: it is complained about.
+bool UnderstandTime(const char* option, const std::string& text, std::span<const std::unique_ptr<JournalReader>> journals,
+                    std::optional<TraceTime>& time) {
   if (text.empty()) return true;
-  const std::optional<GivenTime> given = ParseTime(text, RealtimeNs());
-  if (!given) {
-    Complain(fmt::format("{}: \"{}\" is not a time; {}", option, text, kTimesKnown), kUsage);
-    return false;
+  const Result<Position> position = UnderstandPosition(option, text);
+  if (position && !position->seq) {
+    time = TraceTime{static_cast<std::int64_t>(position->ns), position->wall};
+    return true;
   }
-  time = TraceTime{static_cast<std::int64_t>(given->ns), given->wall};
-  return true;
+  const Result<JournalReader*> journal = position ? JournalOf(*position, journals) : position.status();
+  const Result<std::uint64_t> wall_ns = journal ? WallTimeOf(*position->seq, **journal) : journal.status();
+  if (wall_ns) time = TraceTime{static_cast<std::int64_t>(*wall_ns), true};
+  if (!wall_ns) Complain(wall_ns.status().message(), kUsage);
+  return wall_ns.ok();
 }
 
 int DrawTrace(const std::vector<std::unique_ptr<JournalReader>>& journals, const TraceOptions& options,
@@ -37,7 +34,7 @@ int DrawTrace(const std::vector<std::unique_ptr<JournalReader>>& journals, const
   if (!file) return Complain(file.status().message());
   const Result<TraceSummary> summary = WriteTrace(
       journals, [&file](std::string_view text) { file->Write(text); }, window);
-  if (!summary && summary.status().code() == Code::kInvalid) return Complain("trace: " + summary.status().message(), kUsage);
+  if (!summary && summary.status().code() == Code::kInvalid) return Complain("report: " + summary.status().message(), kUsage);
   const Status written = summary ? file->Commit() : summary.status();
   if (!written) return Complain(written.message());
   for (const std::string& incomplete : summary->incomplete) Complain(incomplete);
@@ -50,30 +47,16 @@ int DrawTrace(const std::vector<std::unique_ptr<JournalReader>>& journals, const
   return failed || !summary->incomplete.empty() ? kCannotRead : kFine;
 }
 
-int RunTrace(const TraceOptions& options, Output& out) {
-  TraceWindow window;
-  if (!UnderstandTime("--from", options.from, window.from) || !UnderstandTime("--to", options.to, window.to)) return kUsage;
-  bool failed = false;
-  const std::vector<std::unique_ptr<JournalReader>> journals = OpenJournals(options.directories, failed);
-  return journals.empty() ? kCannotRead : DrawTrace(journals, options, window, failed, out);
-}
-
-void AddOptions(Arguments& arguments, TraceOptions& options) {
-  AddDirectories(arguments, options.directories);
-  arguments.Add("-o,--output", "FILE", options.file, kOutputHelp).Required();
-  arguments.Add("--from", "TIME", options.from,
-                "Only from this time on: seconds after the job's first event, a date and time, or \"5 min ago\"");
-  arguments.Add("--to", "TIME", options.to, "Only up to this time, likewise; what is under way then is drawn up to it");
-}
-
 }  // namespace
 
-Command TraceCommand() {
-  return {"trace", "A job as a trace for ui.perfetto.dev or chrome://tracing",
-          "  amem-replay trace DIR -o job.trace.json\n"
-          "  amem-replay trace DIR -o job.trace.json --from 12.5 --to 13\n"
-          "  amem-replay trace DIR -o job.trace.json --from '2025-11-21 07:34:01.203 UTC'\n",
-          [](Arguments& arguments) { return SetUp<TraceOptions>(arguments, AddOptions, RunTrace); }, false};
+int RunTrace(const TraceOptions& options, Output& out) {
+  bool failed = false;
+  TraceWindow window;
+  const std::vector<std::unique_ptr<JournalReader>> journals = OpenJournals(options.targets, failed);
+  const bool understood =
+      UnderstandTime("--from", options.from, journals, window.from) && UnderstandTime("--to", options.to, journals, window.to);
+  if (!understood) return kUsage;
+  return journals.empty() ? kCannotRead : DrawTrace(journals, options, window, failed, out);
 }
 
 }  // namespace amem::tool

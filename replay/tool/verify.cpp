@@ -16,7 +16,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct VerifyOptions {
-  Directories directories;
+  Targets targets;
   bool json = false;
 };
 
@@ -71,7 +71,7 @@ Json ToJson(const std::vector<JournalFindings>& journals, const JobFindings& job
 int RunVerify(const VerifyOptions& options, Output& out) {
   bool failed = false;
   std::vector<JournalFindings> journals;
-  ForEachJournal(FindSessions(options.directories, failed), failed,
+  ForEachJournal(FindSessions(options.targets, failed), failed,
                  [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) -> Status {
                    const ThisHost began = ThisHost::Now();
                    Result<JournalFindings> found = VerifyJournal(reader);
@@ -102,16 +102,16 @@ int RunVerify(const VerifyOptions& options, Output& out) {
 }
 
 void AddOptions(Arguments& arguments, VerifyOptions& options) {
-  AddDirectories(arguments, options.directories);
+  AddTargets(arguments, options.targets);
   AddJson(arguments, options.json);
 }
 
 }  // namespace
 
 Command VerifyCommand() {
-  return {"verify", "Checks journals, and the references between all journals given, best all of a job",
-          "  amem-replay verify /tmp/amem-1000/journal    all ranks that ran on this host\n"
-          "  amem-replay verify hostA/journal hostB/journal --json\n",
+  return {kExpertGroup, "verify", "Checks journals, and the references between them",
+          "  amem verify /tmp/amem-1000/journal    all ranks that ran on this host\n"
+          "  amem verify hostA/journal hostB/journal --json\n",
           [](Arguments& arguments) { return SetUp<VerifyOptions>(arguments, AddOptions, RunVerify); }};
 }
 

@@ -6,12 +6,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <chrono>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
 #include <thread>
 
@@ -21,12 +19,13 @@
 #include "replay/job/opening.h"
 #include "replay/report/standing_text.h"
 #include "replay/tool/command.h"
+#include "replay/tool/targets.h"
 
 namespace amem::tool {
 namespace {
 
 struct WatchOptions {
-  std::string what;  // a pid or a directory; empty: the default directory
+  Targets targets;
   std::uint32_t interval_ms = 0;
   bool once = false, json = false;
 };
@@ -59,7 +58,8 @@ class WatchedSession {
       return;
     }
     status_ = info->status;
-    ended_ = status_ == SessionStatus::kLive ? 0 : ended_ + 1;
+    lives_ = LivesNow(*info);
+    ended_ = lives_ ? 0 : ended_ + 1;
   }
   [[nodiscard]] Standing Now() const {
     Standing now = StandingOf(folded_, story_, status_);
@@ -69,8 +69,7 @@ class WatchedSession {
     return now;
   }
   [[nodiscard]] bool Over() const { return ended_ > kLooksAtTheDead || !failure_.ok(); }
-  [[nodiscard]] bool Lives() const { return status_ == SessionStatus::kLive; }
-  [[nodiscard]] std::int32_t pid() const { return pid_; }
+  [[nodiscard]] bool Lives() const { return lives_; }
 
  private:
   explicit WatchedSession(std::unique_ptr<JournalReader> reader) : reader_(std::move(reader)) {}
@@ -78,6 +77,7 @@ class WatchedSession {
     const auto info = reader_->Info();
     if (!info) return info.status();
     status_ = info->status;
+    lives_ = LivesNow(*info);
     session_ = info->session;
     pid_ = info->pid;
     Result<State> before = StateBefore(*reader_, *info);
@@ -93,20 +93,22 @@ class WatchedSession {
   const std::array<FoldObserver*, 1> observers_ = {&builder_};
   Folding folding_{folded_, observers_};
   SessionStatus status_{};
+  bool lives_ = false;  // now; that of a pack is as it was then
   SessionId session_;
   std::int32_t pid_ = 0;
   int ended_ = 0;  // looks at it since it has ended
   Status failure_;
 };
 
-// The sessions of a place: those that live, and those that the living know and that have ended.
+// The sessions of a place or those that were named: who lives, and who is known by the living and has ended.
 class WatchedJob {
  public:
-  WatchedJob(std::filesystem::path place, std::optional<std::int32_t> pid) : place_(std::move(place)), pid_(pid) {}
+  WatchedJob(std::filesystem::path place, std::vector<std::filesystem::path> named)
+      : place_(std::move(place)), named_(std::move(named)) {}
 
   // Looks for sessions that are new. `all`: the dead, too.
   void Find(bool all) {
-    const auto sessions = ListSessions(place_);
+    const auto sessions = named_.empty() ? ListSessions(place_) : Result(named_);
     if (!sessions) {
       failure_ = sessions.status();
       return;
@@ -119,7 +121,6 @@ class WatchedJob {
         if (!session.status().message().empty()) last_failure_ = session.status();
         continue;
       }
-      if (pid_ && (*session)->pid() != *pid_) continue;
       if (!all && !(*session)->Lives() && !Known(directory)) {
         dead_.insert(directory);
         continue;
@@ -164,7 +165,7 @@ class WatchedJob {
   }
 
   const std::filesystem::path place_;
-  const std::optional<std::int32_t> pid_;
+  const std::vector<std::filesystem::path> named_;  // empty: all of the place
   std::map<std::filesystem::path, std::unique_ptr<WatchedSession>> watched_;
   std::set<std::filesystem::path> dead_;  // had ended before
   std::set<std::string> known_;           // sessions that a watched one has met
@@ -257,31 +258,24 @@ int WatchOn(WatchedJob& job, const WatchOptions& options, Output& out) {
 }
 
 int RunWatch(const WatchOptions& options, Output& out) {
-  std::int32_t pid = 0;
-  const char* end = options.what.data() + options.what.size();
-  const auto parsed = std::from_chars(options.what.data(), end, pid);
-  const bool is_pid = !options.what.empty() && parsed.ec == std::errc() && parsed.ptr == end;
-  const std::filesystem::path place =
-      is_pid || options.what.empty() ? DefaultJournalDirectory() : std::filesystem::path(options.what);
-  WatchedJob job(place, is_pid ? std::optional(pid) : std::nullopt);
+  const auto directory = options.targets.ranks.empty() ? DirectoryOf(options.targets) : std::nullopt;
+  bool failed = false;
+  std::vector<std::filesystem::path> named;
+  if (!directory) named = FindSessions(options.targets, failed);
+  if (!directory && named.empty()) return kCannotRead;
+  WatchedJob job(directory.value_or(""), std::move(named));
   job.Find(false);
   if (job.Empty() && options.once) job.Find(true);  // a picture of the dead is one, too
   if (!job.Empty()) return options.once ? WatchOnce(job, options.json, out) : WatchOn(job, options, out);
   if (const Status failure = job.Failure(); !failure.ok()) return Complain(failure.message());
-  if (is_pid)
-    return Complain(
-        fmt::format("process {} has no journal in {}: set AMEM_JOURNAL_DIR as for that process, or give the "
-                    "directory; `amem-replay ls` lists what is there",
-                    pid, place.string()));
   return Complain(
-      fmt::format("no session under {} is live: `amem-replay why` explains the dead ones, and `watch --once` shows "
-                  "where they ended",
-                  place.string()));
+      fmt::format("no session of {} is live: `amem why` explains the dead ones, and `amem watch --once` shows where they "
+                  "ended",
+                  directory ? directory->string() : fmt::format("{}", fmt::join(options.targets.names, ", "))));
 }
 
 void AddOptions(Arguments& arguments, WatchOptions& options) {
-  arguments.Add("PID|DIR", "PID|DIR", options.what,
-                "A process, or the directory of a job's journals; default: where this user's sessions put them");
+  AddTargets(arguments, options.targets);
   arguments.Add("--interval", "MS", options.interval_ms, "Look every so many milliseconds; default: 500, with --json 1000", 1U);
   arguments.Flag("--once", options.once, "Print one picture and end; also of sessions that have ended");
   AddJson(arguments, options.json, "One JSON object a look, each on a line");
@@ -290,13 +284,17 @@ void AddOptions(Arguments& arguments, WatchOptions& options) {
 }  // namespace
 
 Command WatchCommand() {
-  return {"watch", "Ranks and phases of a job that runs, as it goes on: who waits for whom; ends when the job does",
-          "  amem-replay watch                                the sessions of this user on this host\n"
-          "  amem-replay watch /tmp/amem-1000/journal         those of a directory\n"
-          "  amem-replay watch --once                         one picture\n"
-          "  amem-replay watch --json | jq '.sessions[] | select(.waits_for != [])'\n"
-          "On a terminal the picture is redrawn in place; elsewhere each change is a line.\n",
-          [](Arguments& arguments) { return SetUp<WatchOptions>(arguments, AddOptions, RunWatch); }, false};
+  return {kLivingGroup,
+          "watch",
+          "Ranks and phases as a job goes on: who waits for whom",
+          "  amem watch                                the sessions of this user on this host\n"
+          "  amem watch 4711                           the job of that process\n"
+          "  amem watch /tmp/amem-1000/journal         those of a directory\n"
+          "  amem watch --once job.amem                one picture, also of the dead and of a pack\n"
+          "  amem watch --json | jq '.sessions[] | select(.waits_for != [])'\n"
+          "It ends when the job does. On a terminal the picture is redrawn in place; elsewhere each change is a line.\n",
+          [](Arguments& arguments) { return SetUp<WatchOptions>(arguments, AddOptions, RunWatch); },
+          false};
 }
 
 }  // namespace amem::tool

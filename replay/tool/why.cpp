@@ -1,4 +1,4 @@
-// why: what went wrong with the last pause or resume of a job, and what to do.
+// why: what went wrong with the last pause or resume of a job, and what to do; with --slow who made it slow.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,9 +17,10 @@ namespace amem::tool {
 namespace {
 
 struct WhyOptions {
-  Directories directories;
+  Targets targets;
   bool all = false;  // all sessions given as one job
-  bool json = false;
+  bool slow = false, json = false;
+  std::uint64_t last = 2;
 };
 
 // "rank 2    event 17   +0.003215s  CAUSE  step failed: ..."; the same from several ranks is one line.
@@ -59,7 +60,8 @@ void PrintText(Output& out, const Verdict& verdict) {
   if (!verdict.evidence.empty()) {
     const auto timed = std::ranges::find_if(verdict.evidence, [](const Evidence& e) { return e.wall_ns != 0; });
     const std::uint64_t first = timed == verdict.evidence.end() ? 0 : timed->wall_ns;
-    out << "\nEvidence (times count from " << WallText(first) << "; `amem-replay log DIR --from SEQ` shows what is around)\n";
+    out << "\nEvidence (times count from " << WallText(first) << "; "
+        << AsCalled("`amem log DIR --from=#SEQ` shows what is around)\n");
     PrintEvidence(out, verdict.evidence, first);
   }
   if (!verdict.notes.empty() || !verdict.damage.empty()) out << "\n";
@@ -93,8 +95,9 @@ Result<std::vector<Verdict>> Judge(const std::vector<std::filesystem::path>& ses
 }
 
 int RunWhy(const WhyOptions& options, Output& out) {
+  if (options.slow) return PrintSlowest(options.targets, options.last, options.all, options.json, out);
   bool failed = false;
-  const std::vector<std::filesystem::path> sessions = FindSessions(options.directories, failed);
+  const std::vector<std::filesystem::path> sessions = FindSessions(options.targets, failed);
   Result<std::vector<Verdict>> verdicts = Judge(sessions, options.all);
   if (!verdicts) return Complain(verdicts.status().message());
   // Of a frozen process the journal says only that it is paused.
@@ -120,18 +123,23 @@ int RunWhy(const WhyOptions& options, Output& out) {
 }
 
 void AddOptions(Arguments& arguments, WhyOptions& options) {
-  AddDirectories(arguments, options.directories);
+  AddTargets(arguments, options.targets);
   arguments.Flag("--all", options.all, "Take all sessions for one job, whatever ties them together");
+  arguments.Flag("--slow", options.slow, "Who made each phase of a pause or resume slow, and how long the others waited");
+  arguments.Add("--last", "N", options.last, "With --slow: the last N pauses and resumes; 2 by default", std::uint64_t{1});
   AddJson(arguments, options.json);
 }
 
 }  // namespace
 
 Command WhyCommand() {
-  return {"why", "What went wrong with a job's last pause or resume: which rank, step and allocation, and what to do",
-          "  amem-replay why /tmp/amem-1000/journal    the jobs of this host, running or dead, the newest failure first\n"
-          "  amem-replay why hostA/journal hostB/journal\n"
-          "  amem-replay why --json DIR | jq -r .kind\n",
+  return {kFailureGroup, "why", "What went wrong, and what to do; --slow: who was slow",
+          "  amem why                                   the jobs of this host, running or dead, the newest failure first\n"
+          "  amem why 4711                              the job of that process\n"
+          "  amem why hostA/journal hostB/journal\n"
+          "  amem why --json DIR | jq -r .kind\n"
+          "  amem why --slow DIR                        the last pause and the last resume\n"
+          "  amem why --slow DIR --last 100             and who was the last one most often\n",
           [](Arguments& arguments) { return SetUp<WhyOptions>(arguments, AddOptions, RunWhy); }};
 }
 

@@ -167,22 +167,22 @@ std::optional<Amem> Amem::Find(const Nccl& nccl) {
   amem.MemStats = reinterpret_cast<decltype(amem.MemStats)>(symbol("ncclMemStats"));
   amem.SetGroupId = reinterpret_cast<decltype(amem.SetGroupId)>(symbol("ncclSetGroupID"));
   amem.GetGroupId = reinterpret_cast<decltype(amem.GetGroupId)>(symbol("ncclGetGroupID"));
-  amem.stats_json_ = symbol("amem_stats_json");
+  amem.json_ = symbol("amem_json");
   amem.last_error_ = symbol("amem_last_error");
   return amem;
 }
 
 std::string Amem::StatsJson() const {
-  if (stats_json_ == nullptr) return {};
-  const auto call = reinterpret_cast<int (*)(char*, std::size_t*)>(stats_json_);
+  if (json_ == nullptr) return {};
+  const auto call = reinterpret_cast<int (*)(const char*, char*, std::size_t*)>(json_);
   std::size_t length = 0;
-  if (const int result = call(nullptr, &length); result != 0)
-    throw Failure(Format("amem_stats_json: %d: %s", result, LastError().c_str()));
+  if (const int result = call("stats", nullptr, &length); result != 0)
+    throw Failure(Format("amem_json: %d: %s", result, LastError().c_str()));
   // It may grow between the two calls, while NCCL's threads allocate.
   std::string text(length + 4096, '\0');
   length = text.size();
-  if (const int result = call(text.data(), &length); result != 0)
-    throw Failure(Format("amem_stats_json: %d: %s", result, LastError().c_str()));
+  if (const int result = call("stats", text.data(), &length); result != 0)
+    throw Failure(Format("amem_json: %d: %s", result, LastError().c_str()));
   text.resize(std::min(text.size(), length > 0 ? length - 1 : 0));
   return text;
 }

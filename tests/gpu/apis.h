@@ -128,7 +128,7 @@ struct Amem {
   void Check(ncclResult_t result, const Nccl& nccl, const std::string& what) const;
 
  private:
-  void* stats_json_ = nullptr;
+  void* json_ = nullptr;
   void* last_error_ = nullptr;
 };
 

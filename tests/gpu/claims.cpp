@@ -59,7 +59,7 @@ Json Stats(const Rank& rank) {
   const std::string text = rank.amem.StatsJson();
   if (text.empty()) return nullptr;
   Json parsed = Json::parse(text, nullptr, false);
-  if (parsed.is_discarded()) throw Failure("amem_stats_json gives no JSON: " + text.substr(0, 300));
+  if (parsed.is_discarded()) throw Failure("amem_json gives no JSON: " + text.substr(0, 300));
   return parsed;
 }
 

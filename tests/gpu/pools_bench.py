@@ -75,7 +75,7 @@ class Library:
         self.c.amem_last_error.restype = ctypes.c_char_p
         self.c.amem_pause.argtypes = [ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_uint, ctypes.c_void_p]
         self.c.amem_resume.argtypes = [ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_uint, ctypes.c_int]
-        self.c.amem_wait_stream.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+        self.c.amem_wait.argtypes = [ctypes.c_char_p, ctypes.c_uint, ctypes.c_void_p]
 
     def check(self, result):
         if result != 0:
@@ -91,24 +91,24 @@ class Library:
         self.check(self.c.amem_resume((ctypes.c_char_p * 1)(tag.encode()), 1, flags, priority))
 
     def wait(self, tag):
-        self.check(self.c.amem_wait(tag.encode()))
+        self.check(self.c.amem_wait(tag.encode(), 0, None))
 
     def wait_stream(self, tag, stream):
-        self.check(self.c.amem_wait_stream(tag.encode(), stream))
+        self.check(self.c.amem_wait(tag.encode(), 2, stream))
 
-    def told(self, call):
+    def told(self, what):
         length = ctypes.c_size_t(0)
-        self.check(call(None, ctypes.byref(length)))
+        self.check(self.c.amem_json(what, None, ctypes.byref(length)))
         text = ctypes.create_string_buffer(length.value + 65536)
         length.value += 65536
-        self.check(call(text, ctypes.byref(length)))
+        self.check(self.c.amem_json(what, text, ctypes.byref(length)))
         return json.loads(text.value)
 
     def stats(self):
-        return self.told(self.c.amem_stats_json)
+        return self.told(b"stats")
 
     def memory(self, tag):
-        return next(one for one in self.told(self.c.amem_memory_json)["tags"] if one["tag"] == tag)
+        return next(one for one in self.told(b"memory")["tags"] if one["tag"] == tag)
 
 
 class Tensors:

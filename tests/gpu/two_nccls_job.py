@@ -86,8 +86,8 @@ def amem_of(options):
 def statistics_of(amem):
     size = ctypes.c_size_t(1 << 20)
     text = ctypes.create_string_buffer(size.value)
-    if amem.amem_stats_json(text, ctypes.byref(size)) != 0:
-        raise RuntimeError("amem_stats_json: " + amem.amem_last_error().decode())
+    if amem.amem_json(b"stats", text, ctypes.byref(size)) != 0:
+        raise RuntimeError("amem_json: " + amem.amem_last_error().decode())
     return json.loads(text.value.decode())
 
 

@@ -1,4 +1,4 @@
-// What `amem-replay tail` costs the process whose journal it follows: an append with it, and without.
+// What `amem log -f` costs the process whose journal it follows: an append with it, and without.
 //   journal_follow_bench [rounds] [directory] [tail | watch]
 //
 // A process and its twin write journals at the same pace, each at its end of the machine, and one tail follows: nobody, the
@@ -110,7 +110,7 @@ class Follower {
     pid_ = fork();
     if (pid_ == 0) {
       StayOn({});
-      if (PrintsEvents()) Tool(output, {Replay(), follows, session});
+      if (PrintsEvents()) Tool(output, {Replay(), "log", "-f", session});
       Tool(output, {Replay(), follows, "--interval", "200", session});  // as often as tail looks
     }
     const auto attached = [&] {  // it has said whom it follows
@@ -262,7 +262,7 @@ Cost Once(const fs::path& directory, std::vector<Event>& events, const Pace& pac
   const Cost cost = run.Write();
   twin.Wait();
   if (const std::size_t seen = follower ? follower->Wait() : run.Appended(); PrintsEvents() && seen != run.Appended()) {
-    Fail("amem-replay tail printed " + std::to_string(seen) + " of " + std::to_string(run.Appended()) + " events");
+    Fail("amem log -f printed " + std::to_string(seen) + " of " + std::to_string(run.Appended()) + " events");
   }
   std::error_code ignored;
   for (const fs::path& path : {output, of_twin, own}) fs::remove_all(path, ignored);
@@ -349,7 +349,7 @@ void InTurns(bool followed, std::size_t fours, const fs::path& directory, std::v
   follower.GoOn();
   run.Close();
   if (const std::size_t seen = follower.Wait(); PrintsEvents() && seen != run.Appended())
-    Fail("amem-replay tail printed " + std::to_string(seen) + " of " + std::to_string(run.Appended()) + " events");
+    Fail("amem log -f printed " + std::to_string(seen) + " of " + std::to_string(run.Appended()) + " events");
   std::printf("in turns of 1 030 events in 10 ms, %s %s; what following adds to an append, medians of %zu:\n", follows,
               followed ? "stopped, going on, going on, stopped" : "stopped all the time", fours);
   PrintTurns("processor time", processor);

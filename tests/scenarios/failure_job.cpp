@@ -110,7 +110,7 @@ class Case {
     job.environment["AMEM_SIM_DEVICES"] = "16";
     // Of its own: whoever starts sweeps the sockets of the dead, and an end whose socket is gone counts as one in order.
     job.environment["AMEM_SOCKET_DIR"] = job.directory() / "sockets";
-    job.environment["AMEM_SLAB_MB"] = "16";  // little memory, because many jobs run at once
+    job.environment["AMEM_LAYOUT"] = "slab,16M";  // little memory, because many jobs run at once
     job.environment["STAND_IN_BUFFERS"] = "3";
     for (const auto& [name, value] : more) job.environment[name] = value;
   }

@@ -281,9 +281,8 @@ void AddExhaustion(std::vector<Failure>& all) {
                  .expected = {oom, {1}, kFreeDevice},
                  .culprit_knows = true});
   all.push_back({.name = "pinned host memory runs out",
-                 .environment = {{"AMEM_PINNED_MB", "0"}},
                  .first_cycle = false,
-                 .commands = {"1:at=AllocatePinned|HostRegister,1,fail-all=2", "pause"},
+                 .commands = {"trim", "1:at=AllocatePinned|HostRegister,1,fail-all=2", "pause"},
                  .fate = Fate::kFails,
                  .silent = false,
                  .expected = {host, {1}, kHostMemory},

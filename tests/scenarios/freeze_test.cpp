@@ -126,9 +126,9 @@ TEST_F(Frozen, a_resume_of_a_frozen_job_says_that_it_must_be_thawed) {
   EXPECT_NE(refused.err.find("the job is frozen"), std::string::npos) << refused.err;
   EXPECT_NE(refused.err.find("amem thaw brings it back"), std::string::npos) << refused.err;
   EXPECT_TRUE(AllAre(ProcessState::kCheckpointed));
-  EXPECT_NE(Tool({"status", First()}).out.find("the job was frozen at"), std::string::npos);
+  EXPECT_NE(Tool({"ls", "--live", First()}).out.find("the job was frozen at"), std::string::npos);
   EXPECT_EQ(Fails({"thaw", First()}), "");
-  EXPECT_EQ(Tool({"status", First()}).out.find("frozen"), std::string::npos);
+  EXPECT_EQ(Tool({"ls", "--live", First()}).out.find("frozen"), std::string::npos);
   EXPECT_EQ(Fails({"resume", First()}), "") << "nothing is paused";
   ExpectTraining();
   ExpectGoodEnd();
@@ -291,7 +291,7 @@ TEST_F(KilledTool, freeze_half_done_is_told_by_a_pack) {
   EXPECT_EQ(why.out.find("ended meanwhile"), std::string::npos) << why.out;
   EXPECT_EQ(Tool({"why", "--json", anonymous}).out.find("had not come to its end"), std::string::npos);
   const std::filesystem::path unpacked = job.directory() / "unpacked";
-  ASSERT_EQ(Fails({"unpack", pack, "-o", unpacked}), "");
+  ASSERT_EQ(Fails({"pack", "-x", pack, "-o", unpacked}), "");
   int freezes = 0;
   for (const auto& entry : std::filesystem::directory_iterator(unpacked)) {
     if (!entry.path().filename().string().starts_with("freeze-")) continue;

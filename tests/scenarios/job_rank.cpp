@@ -224,11 +224,11 @@ std::string BytesGone() {
 }
 
 std::string Stats() {
-  const auto stats = Function<int(char*, std::size_t*)>("amem_stats_json");
+  const auto stats = Function<int(const char*, char*, std::size_t*)>("amem_json");
   std::size_t length = 0;
-  if (const int code = stats(nullptr, &length); code != 0) return WithReason(code);
+  if (const int code = stats("stats", nullptr, &length); code != 0) return WithReason(code);
   std::vector<char> text(length);
-  const int code = stats(text.data(), &length);
+  const int code = stats("stats", text.data(), &length);
   return code == 0 ? std::string(text.data()) : WithReason(code);
 }
 
@@ -283,7 +283,7 @@ std::string PauseWeightsLater() {
 std::string BringWeightsBack() {
   std::string text(1 << 16, '\0');
   std::size_t length = text.size();
-  if (const int code = Function<int(char*, std::size_t*)>("amem_memory_json")(text.data(), &length); code != 0)
+  if (const int code = Function<int(const char*, char*, std::size_t*)>("amem_json")("memory", text.data(), &length); code != 0)
     return WithReason(code);
   const bool paused = text.find(R"("state":"paused","tag":"weights")") != std::string::npos;
   const char* const tags[] = {"weights"};
@@ -300,7 +300,7 @@ std::string ReadTags() {
 // is.
 std::string Steps(const std::string& text) {
   const long count = std::atol(text.c_str()), most_ms = std::atol(text.c_str() + text.find(',') + 1);
-  const auto safepoint = Function<int()>("amem_safepoint");
+  const auto safepoint = Function<int(unsigned)>("amem_safepoint");
   const std::string first = ReduceOfStep().sum, whole = Reduce();
   std::uint32_t random = static_cast<std::uint32_t>(getpid());
   for (long step = 0; step < count; ++step) {
@@ -309,16 +309,16 @@ std::string Steps(const std::string& text) {
     const Reduced now = ReduceOfStep();
     if (now.sum != first) return "step " + std::to_string(step) + ": " + now.sum + " for " + first;
     if (now.any_wants_to_stop) break;
-    if (const int code = safepoint(); code != 0) return "safe point " + std::to_string(step) + ": " + WithReason(code);
+    if (const int code = safepoint(0); code != 0) return "safe point " + std::to_string(step) + ": " + WithReason(code);
   }
   const std::string last = Reduce();
   return last == whole ? last : "at the end: " + last + " for " + whole;
 }
 // A program that has begun to use CUDA, and neither NCCL nor a tag.
 std::string OnlySafepoints() {
-  const auto safepoint = Function<int()>("amem_safepoint");
+  const auto safepoint = Function<int(unsigned)>("amem_safepoint");
   while (access(Text("JOB_STOP", ""), F_OK) != 0) {
-    if (const int code = safepoint(); code != 0) return WithReason(code);
+    if (const int code = safepoint(0); code != 0) return WithReason(code);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   return "0";
@@ -326,18 +326,18 @@ std::string OnlySafepoints() {
 // What a safe point costs when nothing is asked.
 std::string TimeSafepoints() {
   constexpr int kCount = 2'000'000;
-  const auto safepoint = Function<int()>("amem_safepoint");
+  const auto safepoint = Function<int(unsigned)>("amem_safepoint");
   const auto from = std::chrono::steady_clock::now();
   for (int i = 0; i < kCount; ++i)
-    if (safepoint() != 0) return "failed";
+    if (safepoint(0) != 0) return "failed";
   const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - from;
   return std::to_string(static_cast<int>(took.count() / kCount * 10) / 10.0);
 }
 // Nobody can ask the child, and its safe points are its own.
 std::string ForkSafepoints() {
-  const auto safepoint = Function<int()>("amem_safepoint");
+  const auto safepoint = Function<int(unsigned)>("amem_safepoint");
   const pid_t child = fork();
-  if (child == 0) _exit(safepoint() + safepoint() + safepoint());
+  if (child == 0) _exit(safepoint(0) + safepoint(0) + safepoint(0));
   int status = 0;
   waitpid(child, &status, 0);
   return std::to_string(status);
@@ -570,7 +570,7 @@ bool OwnIsWhole() {
 std::string Train(const std::string&) {
   const std::string steps_file = std::string(Text("JOB_STEPS", "")) + std::to_string(kRank);
   const std::string halt_file = std::string(Text("JOB_HALT", "")) + std::to_string(kRank);
-  const auto safepoint = Function<int()>("amem_safepoint");
+  const auto safepoint = Function<int(unsigned)>("amem_safepoint");
   const std::string first = ReduceOfStep().sum;
   for (long step = 1;; ++step) {
     if (unlink(halt_file.c_str()) == 0) raise(SIGSTOP);
@@ -580,7 +580,7 @@ std::string Train(const std::string&) {
     std::ofstream(steps_file + ".next") << step << "\n";
     std::rename((steps_file + ".next").c_str(), steps_file.c_str());  // a reader finds a number at any time
     if (now.any_wants_to_stop) return Reduce();
-    if (const int code = safepoint(); code != 0) return "safepoint " + WithReason(code);
+    if (const int code = safepoint(0); code != 0) return "safepoint " + WithReason(code);
     ExitIfInterrupted();
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }

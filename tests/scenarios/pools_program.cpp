@@ -50,10 +50,10 @@ int Resume(std::vector<const char*> tags, unsigned flags = 0, int priority = 0) 
 bool Says(const char* text) { return std::strstr(amem_last_error(), text) != nullptr; }
 std::string Memory() {
   std::size_t length = 0;
-  EXPECT(amem_memory_json(nullptr, &length) == 0);
+  EXPECT(amem_json(AMEM_MEMORY, nullptr, &length) == 0);
   std::string text(length + 4096, '\0');
   length = text.size();
-  EXPECT(amem_memory_json(text.data(), &length) == 0);
+  EXPECT(amem_json(AMEM_MEMORY, text.data(), &length) == 0);
   text.resize(length - 1);
   return text;
 }
@@ -111,8 +111,8 @@ void Off() {
   EXPECT(Pause({"weights", "nobody"}) == 0);
   EXPECT(Holds(block));
   EXPECT(Resume({"weights"}) == 0);
-  EXPECT(amem_wait("weights") == 0);
-  EXPECT(amem_wait_stream("weights", nullptr) == 0);
+  EXPECT(amem_wait("weights", 0, nullptr) == 0);
+  EXPECT(amem_wait("weights", AMEM_ON_STREAM, nullptr) == 0);
   EXPECT(Shows("switched off"));
   Give(block);
   EXPECT(InUse() == 0);
@@ -144,7 +144,7 @@ void WrongUse() {
   EXPECT(amem_pause(nullptr, 0, 0, nullptr) == 0);
   EXPECT(amem_alloc(-1, 0, nullptr) == nullptr && Says("no size"));
   EXPECT(amem_alloc(kMiB, 77, nullptr) == nullptr);
-  EXPECT(amem_wait("wieghts") == 4 && amem_wait(nullptr) == 4 && amem_wait("nccl") == 0);
+  EXPECT(amem_wait("wieghts", 0, nullptr) == 4 && amem_wait(nullptr, 0, nullptr) == 4 && amem_wait("nccl", 0, nullptr) == 0);
   const Block block = Take("weights", kMiB, 1);
   amem_free(block.at + 512, 0, 0, nullptr);  // counted, logged once, left alone
   amem_free(block.at + 1024, 0, 0, nullptr);
@@ -153,11 +153,12 @@ void WrongUse() {
   EXPECT(Pause({"weights"}) == 0);
   EXPECT(amem_pool_enter("weights") == 5 && Says("weights is paused"));
   EXPECT(amem_pool_leave() == 5);
-  EXPECT(amem_wait_stream("weights", nullptr) == 5 && Says("resume it first"));
+  EXPECT(amem_wait("weights", AMEM_ON_STREAM, nullptr) == 5 && Says("resume it first"));
   EXPECT(Resume({"weights"}) == 0);
   std::size_t length = 4;
   char few[4];
-  EXPECT(amem_memory_json(few, &length) == 4 && amem_memory_json(few, nullptr) == 4);
+  EXPECT(amem_json(AMEM_MEMORY, few, &length) == 4 && amem_json(AMEM_MEMORY, few, nullptr) == 4 &&
+         amem_json("what", few, &length) == 4 && Says("known: stats, memory"));
 }
 
 // As PyTorch sees it: null, and after something was freed it works. AMEM_SIM_CAPACITY_MIB=256
@@ -185,13 +186,13 @@ void WithoutWaiting() {
   EXPECT(DRIVER(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
   for (int i = 0; i < 3; ++i) {
     EXPECT(Pause({"weights", "optimizer"}, AMEM_NO_WAIT | AMEM_ON_STREAM, i == 0 ? nullptr : stream) == 0);
-    EXPECT(amem_wait("weights") == 0 && amem_wait("optimizer") == 0);
+    EXPECT(amem_wait("weights", 0, nullptr) == 0 && amem_wait("optimizer", 0, nullptr) == 0);
     EXPECT(InUse() == 0);
     EXPECT(Resume({"optimizer"}, AMEM_NO_WAIT, -1) == 0 && Resume({"weights"}, AMEM_NO_WAIT, 1) == 0);
-    EXPECT(amem_wait_stream("weights", stream) == 0 && amem_wait_stream("weights", nullptr) == 0);
-    EXPECT(amem_wait("weights") == 0);
+    EXPECT(amem_wait("weights", AMEM_ON_STREAM, stream) == 0 && amem_wait("weights", AMEM_ON_STREAM, nullptr) == 0);
+    EXPECT(amem_wait("weights", 0, nullptr) == 0);
     EXPECT(Holds(weights));
-    EXPECT(amem_wait("optimizer") == 0);
+    EXPECT(amem_wait("optimizer", 0, nullptr) == 0);
     EXPECT(Holds(optimizer));
   }
   EXPECT(DRIVER(cuStreamBeginCapture)(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) == CUDA_SUCCESS);
@@ -199,14 +200,14 @@ void WithoutWaiting() {
   // A tag without memory has no moment to wait for. Its pause has begun when the next one's is refused, and nobody waits.
   EXPECT(amem_pool("empty", AMEM_PRESERVE) == 0);
   EXPECT(Pause({"empty", "weights"}, AMEM_NO_WAIT | AMEM_ON_STREAM, stream) == 5 && Says("tag empty is being resumed again"));
-  EXPECT(amem_wait("empty") == 0 && Shows("\"state\":\"resident\",\"tag\":\"empty\""));
+  EXPECT(amem_wait("empty", 0, nullptr) == 0 && Shows("\"state\":\"resident\",\"tag\":\"empty\""));
   CUgraph graph = nullptr;
   EXPECT(DRIVER(cuStreamEndCapture)(stream, &graph) == CUDA_SUCCESS);
   EXPECT(Pause({"weights"}) == 0);
   FailNext("Create", 1, CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT(Resume({"weights"}, AMEM_NO_WAIT) == 0);
-  EXPECT(amem_wait("weights") == 1 && Says("stays paused, with its contents kept") && Says("amem-replay why"));
-  EXPECT(amem_wait("weights") == 0);
+  EXPECT(amem_wait("weights", 0, nullptr) == 1 && Says("stays paused, with its contents kept") && Says("amem-replay why"));
+  EXPECT(amem_wait("weights", 0, nullptr) == 0);
   EXPECT(Resume({"weights"}) == 0);
   EXPECT(Holds(weights));
 }
@@ -237,7 +238,7 @@ void Priorities() {
   FailNext("Map", 2, CUDA_ERROR_UNKNOWN);
   EXPECT(Resume({"a"}, AMEM_NO_WAIT, 2) == 0);  // the thread may not have begun it yet
   EXPECT(Resume({"b"}, AMEM_NO_WAIT, -1) == 0 && Resume({"c"}, AMEM_NO_WAIT, 1) == 0);
-  EXPECT(amem_wait("a") == 0 && amem_wait("b") == 0 && amem_wait("c") == 1);
+  EXPECT(amem_wait("a", 0, nullptr) == 0 && amem_wait("b", 0, nullptr) == 0 && amem_wait("c", 0, nullptr) == 1);
   EXPECT(Holds(a) && Holds(b));
   EXPECT(Resume({"c"}) == 0 && Holds(c));
 }

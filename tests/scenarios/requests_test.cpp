@@ -63,7 +63,7 @@ class Requests : public ::testing::Test {
     return Until([&] {
       const auto sessions = ListSessions(job_.journals());
       if (!sessions.ok() || sessions->size() < kRanks) return false;
-      const Rank ran = Tool({"status", "--json"});
+      const Rank ran = Tool({"ls", "--live", "--json"});
       const json answer = json::parse(ran.out, nullptr, false);
       if (ran.status != 0 || !answer.is_object() || answer["ranks"].size() < kRanks) return false;
       for (const json& rank : answer["ranks"])
@@ -103,7 +103,10 @@ TEST_F(Requests, a_job_is_paused_at_one_step_with_its_tags_and_goes_on_with_the_
       EXPECT_EQ(rank["safepoints"], paused[0]["safepoints"]) << rank;
       EXPECT_GT(rank["freed_bytes"], 20 << 20) << rank;
     }
-    const json status = Ask({"status", Pid(0)});
+    const std::string listed = Tool({"ls", Pid(0)}).out;
+    EXPECT_NE(listed.find("SAFE POINT  PAUSED BY"), std::string::npos) << listed;
+    EXPECT_NE(listed.find(" request "), std::string::npos) << listed;
+    const json status = Ask({"ls", "--live", Pid(0)});
     for (const json& rank : status) EXPECT_EQ(rank["safepoints"], paused[0]["safepoints"]) << "it stands still";
     for (const json& rank : Ask({"resume", Pid(0)})) EXPECT_EQ(rank["phase"], "running") << rank;
   }
@@ -119,7 +122,7 @@ TEST_F(Requests, a_job_is_paused_at_one_step_with_its_tags_and_goes_on_with_the_
   EXPECT_NE(log.out.find("request 2 to resume done"), std::string::npos) << log.out << log.err;
   EXPECT_EQ(Tool({"why", job_.journals()}).status, 0);
   EXPECT_EQ(Tool({"verify", job_.journals()}).status, 0) << Tool({"verify", job_.journals()}).out;
-  const Rank traced = Tool({"trace", job_.journals(), "-o", "-"});
+  const Rank traced = Tool({"report", "--perfetto", job_.journals(), "-o", "-"});
   EXPECT_NE(traced.out.find("\"safe point "), std::string::npos);
 }
 
@@ -131,8 +134,8 @@ TEST_F(Requests, a_job_is_found_by_what_people_know_of_it) {
   const auto session = ListSessions(job_.journals())->front().string();
   for (const std::string& name : {Pid(1), std::to_string(::getpid()), std::string("run-77"), job_.journals().string(), session,
                                   session + "/", session + "/.", session + "/tail"})
-    EXPECT_EQ(Ask({"status", name}).size(), kRanks) << name;
-  EXPECT_NE(Tool({"status"}).out.find("The launcher counts 2 more ranks"), std::string::npos);
+    EXPECT_EQ(Ask({"ls", "--live", name}).size(), kRanks) << name;
+  EXPECT_NE(Tool({"ls", "--live"}).out.find("The launcher counts 2 more ranks"), std::string::npos);
   for (const char* nobody : {"4194999", "run-78", "/nowhere"}) {
     const Rank none = Tool({"pause", nobody});
     EXPECT_EQ(none.status, 2);
@@ -147,7 +150,7 @@ TEST_F(Requests, a_job_is_found_by_what_people_know_of_it) {
   const Rank both = Tool({"pause"});
   EXPECT_EQ(both.status, 2);
   EXPECT_NE(both.err.find("there are 2 living jobs"), std::string::npos) << both.err;
-  EXPECT_EQ(Ask({"status", "run-79"}).size(), kRanks);
+  EXPECT_EQ(Ask({"ls", "--live", "run-79"}).size(), kRanks);
   Stop(other);
   other.Finish(std::chrono::milliseconds(60'000));
   AllEndWell();
@@ -188,7 +191,7 @@ TEST_F(Named, two_programs_that_one_shell_started_in_the_same_second_are_asked_b
   for (Job* program : {&job_, &other}) program->Start(1, {"cuda", "load", "init", "steps=100000,4"});
   const std::string mine = Pid(0), others = std::to_string(other.processes()[0]);
   ASSERT_TRUE(Until([&] {
-    const json answer = json::parse(Tool({"status", "--json"}).out, nullptr, false);
+    const json answer = json::parse(Tool({"ls", "--live", "--json"}).out, nullptr, false);
     const json ranks = answer.is_object() ? answer.value("ranks", json::array()) : json::array();
     return StepsOf(ranks, mine) > 2 && StepsOf(ranks, others) > 2;
   }));
@@ -200,8 +203,10 @@ TEST_F(Named, two_programs_that_one_shell_started_in_the_same_second_are_asked_b
   const json paused = Ask({"pause", mine});
   ASSERT_EQ(paused.size(), 1u) << paused;
   EXPECT_EQ(std::to_string(paused[0]["pid"].get<int>()), mine);
-  const std::uint64_t then = StepsOf(Ask({"status"}), others);
-  EXPECT_TRUE(Until([&] { return StepsOf(Ask({"status"}), others) > then + 2; })) << "the other program stands still, too";
+  const std::uint64_t then = StepsOf(Ask({"ls", "--live"}), others);
+  EXPECT_TRUE(Until([&] {
+    return StepsOf(Ask({"ls", "--live"}), others) > then + 2;
+  })) << "the other program stands still, too";
   EXPECT_EQ(Ask({"resume", mine}).size(), 1u);
   const json both = Ask({"pause", mine, others});
   ASSERT_EQ(both.size(), 2u) << both;
@@ -232,7 +237,7 @@ TEST_F(Named, ranks_that_have_not_met_are_one_job_by_one_launch_or_by_their_pids
   launched.environment["AMEM_JOURNAL_DIR"] = job_.journals();
   Start({"cuda", "load", "malloc", "barrier", "sleep=20000"}, launched);
   const std::string rank = std::to_string(launched.processes()[1]);
-  ASSERT_TRUE(Until([&] { return Tool({"status", rank}).status == 0 && Ask({"status", rank}).size() == kRanks; }));
+  ASSERT_TRUE(Until([&] { return Tool({"ls", "--live", rank}).status == 0 && Ask({"ls", "--live", rank}).size() == kRanks; }));
   const Rank asked = Tool({"pause", rank, "--deadline", "1"});
   EXPECT_EQ(asked.status, 3) << asked.err;
   for (int i = 0; i < kRanks; ++i) EXPECT_NE(asked.err.find("rank " + std::to_string(i)), std::string::npos) << asked.err;
@@ -346,9 +351,9 @@ TEST_F(Requests, a_tool_that_is_killed_at_any_message_leaves_the_job_whole) {
       ++killed;
       const Rank resumed = Tool({"resume", "--deadline", "30"});
       ASSERT_EQ(resumed.status, 0) << command.front() << " " << moment << ": " << resumed.out << resumed.err;
-      const json then = Ask({"status"});
+      const json then = Ask({"ls", "--live"});
       ASSERT_TRUE(Until([&] {
-        const json now = Ask({"status"});
+        const json now = Ask({"ls", "--live"});
         for (std::size_t rank = 0; rank < kRanks; ++rank)
           if (now[rank]["phase"] != "running" || now[rank]["safepoints"] < then[rank]["safepoints"].get<std::uint64_t>() + 2)
             return false;
@@ -370,7 +375,7 @@ TEST_F(Requests, a_rank_that_dies_while_paused_does_not_keep_the_others) {
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   const Rank resumed = Tool({"resume"});
   EXPECT_EQ(resumed.status, 0) << resumed.err;
-  for (const json& rank : Ask({"status"})) EXPECT_EQ(rank["phase"], "running") << rank;
+  for (const json& rank : Ask({"ls", "--live"})) EXPECT_EQ(rank["phase"], "running") << rank;
 }
 
 TEST_F(Requests, safe_points_cost_little_and_do_nothing_where_nobody_can_ask) {

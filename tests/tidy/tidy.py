@@ -176,7 +176,7 @@ def the_simulator_stays_out_of_the_library(tree):
         for number, line in enumerate(lines, 1):
             match = re.search(r"\bamem_(simulator|local_peers)\b|\bSimulator\w*|\bLocal(Network|Peers)\b", line)
             if match:
-                yield path, number, f"{match.group(0)}: the simulator and the peers in memory are for tests and for amem-replay run"
+                yield path, number, f"{match.group(0)}: the simulator and the peers in memory are for tests and for amem replay"
 
 
 def statemachine_is_pure(tree):

@@ -71,7 +71,7 @@ def attach() -> None:
 
 def stats() -> Dict[str, Any]:
     """Statistics as a dict; {"session": None, ...} before NCCL has used memory."""
-    answer: Dict[str, Any] = _calls.read_json("amem_stats_json")
+    answer: Dict[str, Any] = _calls.read_json(b"stats")
     return answer
 
 

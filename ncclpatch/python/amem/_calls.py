@@ -44,12 +44,12 @@ def check(code: int) -> None:
         raise AmemError(code, text, _why.first_line(text, _library.find()))
 
 
-def read_json(name: str) -> Any:
-    """What a function of the library writes as JSON, parsed."""
+def read_json(what: bytes) -> Any:
+    """What the library says of b"stats" or b"memory", parsed."""
     size = 16384
     while True:
         buffer, length = ctypes.create_string_buffer(size), ctypes.c_size_t(size)
-        code = getattr(lib, name)(buffer, ctypes.byref(length))
+        code = lib.amem_json(what, buffer, ctypes.byref(length))
         if code == 0:
             return json.loads(buffer.value)
         if length.value <= size:

@@ -6,7 +6,7 @@
     amem demo                             four processes share memory, pause, resume and compare, on the simulator
     amem version
 
-Every other word is a command of amem-replay (ls, why, top, report, log, watch, ...): `amem help` lists them.
+All else is amem-replay, which is installed with this package: `amem help` lists its commands and these.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import sys
 from . import _doctor, _library, _measure, _why
 
 USAGE = 2
+HELP = ("help", "--help", "-h")
 MEASURE_SECONDS = 360  # after which `doctor --measure` ends whatever happens; it gives itself less
 
 
@@ -140,10 +141,10 @@ def measure(library, libraries, gpus, as_json):
 
 
 def become(program, arguments):
-    """Replaces this process by a program that must not be under AMem. Returns only where that fails."""
+    """Replaces this process by a program that must not be under AMem, and that calls itself amem. Returns only where that fails."""
     sys.stdout.flush()
     try:
-        os.execve(program, [program, *arguments], _why.environment())
+        os.execve(program, ["amem", *arguments], _why.environment())
     except OSError as error:
         return fail("%s cannot be started: %s; install the package amem-nccl for this machine" % (program, error.strerror))
 
@@ -151,7 +152,7 @@ def become(program, arguments):
 def replay(arguments):
     program = _why.find(_library.find())
     if not program:
-        return fail("%s: amem-replay was not found; set AMEM_REPLAY to its path" % arguments[0])
+        return fail("%s: amem-replay was not found; set AMEM_REPLAY to its path" % (arguments or ["help"])[0])
     return become(program, arguments)
 
 
@@ -176,10 +177,15 @@ def version(_arguments):
 
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(__doc__.strip())
-        return 0 if arguments else USAGE
-    if arguments[0] != "run":
+    own = {"run": run, "doctor": doctor, "demo": demo, "version": version, "--version": version, "-V": version}
+    name, rest = (arguments or [""])[0], arguments[1:]
+    if name in HELP and rest and rest[0] in own:  # amem help doctor
+        name, rest = rest[0], ["--help"]
+    if name != "run":
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `amem doctor | head` ends quietly
-    own = {"run": run, "doctor": doctor, "demo": demo, "version": version, "--version": version}
-    return own[arguments[0]](arguments[1:]) if arguments[0] in own else replay(arguments)
+    if name not in own:
+        return replay(arguments)
+    if name != "doctor" and rest[:1] in (["--help"], ["-h"]):
+        print(__doc__.strip())
+        return 0
+    return own[name](rest)

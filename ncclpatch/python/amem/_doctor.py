@@ -18,6 +18,7 @@ be, or a thing may fail; "problem": AMem cannot work like this."""
 TESTED = ((2, 18), (2, 32))   # versions of NCCL that were run, the oldest and the newest
 DESCRIPTORS = 1024            # enough for a rank of a host with eight GPUs, several times over
 JOURNAL_BYTES = 256 << 20     # a long job's journal and what is kept of the one before
+PINNED_KIB = 4 << 20           # of host memory, that a pause of a job of some size needs
 SHM_BYTES = 64 << 20          # what NCCL takes of /dev/shm for a few communicators
 SOCKET_PATH = 108 - 40        # of a Unix socket's path, less the name that AMem adds
 
@@ -241,10 +242,9 @@ def limits(machine):
     if shm is not None and shm < SHM_BYTES:
         found.append(warning("/dev/shm", "%s are free; NCCL may fail to start" % mib(shm), "start the container with --shm-size=1g or --ipc=host"))
     available = re.search(r"MemAvailable:\s*(\d+) kB", machine.read("/proc/meminfo"))
-    pinned = machine.variable("AMEM_PINNED_MB") or "4096"
-    if available and pinned.isdigit() and int(pinned) << 10 > int(available.group(1)):
-        found.append(warning("host memory", "%d MiB are available, and up to %s MiB are pinned ahead for contents" % (int(available.group(1)) >> 10, pinned),
-                             "give the job more memory, or lower AMEM_PINNED_MB (a pause then takes longer)"))
+    if available and int(available.group(1)) < PINNED_KIB:
+        found.append(warning("host memory", "%d MiB are available, and a pause needs as much as is not zero of what it takes" % (int(available.group(1)) >> 10),
+                             "give the job more memory"))
     if machine.read("/sys/fs/selinux/enforce").strip() == "1":
         found.append(note("SELinux", "where it forbids execmod, NCCL's own names (ncclCommSuspend) are not redirected; ncclPause works",
                           "setsebool -P selinuxuser_execmod on"))

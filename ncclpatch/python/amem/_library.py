@@ -122,7 +122,6 @@ def load() -> Any:
 
 
 _TAGS = [ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_uint]
-_TEXT = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t)]
 _FUNCTIONS = {
     "ncclPause": [ctypes.c_void_p],
     "ncclResume": [ctypes.c_void_p],
@@ -130,19 +129,15 @@ _FUNCTIONS = {
     "amem_attach": [],
     "amem_last_error": [],
     "amem_version": [],
-    "amem_stats_json": _TEXT,
-    "amem_memory_json": _TEXT,
+    "amem_json": [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t)],
     "amem_trim_pinned": [ctypes.c_size_t],
     "amem_pool": [ctypes.c_char_p, ctypes.c_int],
     "amem_pool_enter": [ctypes.c_char_p],
     "amem_pool_leave": [],
     "amem_pause": _TAGS + [ctypes.c_void_p],
     "amem_resume": _TAGS + [ctypes.c_int],
-    "amem_wait": [ctypes.c_char_p],
-    "amem_wait_stream": [ctypes.c_char_p, ctypes.c_void_p],
-    "amem_safepoint_begin": [],
-    "amem_safepoint_go_on": [],
-    "amem_resume_may_begin": [],
+    "amem_wait": [ctypes.c_char_p, ctypes.c_uint, ctypes.c_void_p],
+    "amem_safepoint": [ctypes.c_uint],
 }
 
 

@@ -108,11 +108,11 @@ def metrics() -> Dict[str, Dict[str, Any]]:
     Every sample has the labels rank ("" where it is not known) and host. Counters are this process's, from its start, and are there
     from then on, at 0; families of what is not known yet are left out. AmemError where the library cannot answer.
     """
-    stats = _calls.read_json("amem_stats_json")
+    stats = _calls.read_json(b"stats")
     out = _Collected({"rank": _rank(stats), "host": socket.gethostname()})
     nccl = next((one["version"] for one in stats.get("nccl_libraries", ()) if one["under_amem"]), "")
     out.add("amem", 1, version=_calls.lib.amem_version().decode(), nccl=nccl, layout=stats.get("layout", ""), driver=stats.get("driver", ""))
-    _of_tags(out, _calls.read_json("amem_memory_json"))
+    _of_tags(out, _calls.read_json(b"memory"))
     _of_cycles(out, stats)
     out.add("amem_dropped_events", stats.get("dropped_events", 0))
     if stats.get("session"):

@@ -2,39 +2,42 @@
 
 import ctypes
 import warnings
-from typing import Any, Callable, NoReturn
+from typing import Any, NoReturn
 
 from . import _calls, _library
 
 _IN_PROGRESS = 7  # the library returns now and then while a request holds the rank, so that Python runs its signal handlers
 
 
-def _nobody_can_ask() -> int:
-    global _begin
-    _begin = int  # 0, and said once
+def _nobody_can_ask(_how: int) -> int:
+    global _quick_safepoint
+    _quick_safepoint = _nothing_is_asked  # said once
     warnings.warn("amem.safepoint: AMem's library is not in this process, so nobody can pause it from outside; amem.stats() says why", RuntimeWarning,
                   stacklevel=3)
     return 0
 
 
-def _function(name: str, quick: bool = False) -> Any:
+def _nothing_is_asked(_how: int) -> int:
+    return 0
+
+
+def _function(quick: bool) -> Any:
     """A quick one is called without letting other threads run, which takes longer than the function itself."""
     library = _calls.lib
     if not _library.is_there(library):
-        return _nobody_can_ask if quick else int
+        return _nobody_can_ask if quick else _nothing_is_asked
     if quick:
         library = ctypes.PyDLL(library._name, handle=library._handle)
-    return getattr(library, name)
+    return library.amem_safepoint
 
 
-_begin = _function("amem_safepoint_begin", quick=True)
-_go_on = _function("amem_safepoint_go_on")
-_may_resume = _function("amem_resume_may_begin")
+_BEGIN, _GO_ON, _BEFORE_RESUME = 1, 2, 3  # amem.h
+_quick_safepoint, _safepoint = _function(quick=True), _function(quick=False)
 
 
-def _wait(result: int, again: Callable[[], int]) -> None:
+def _wait(result: int, how: int) -> None:
     while result == _IN_PROGRESS:
-        result = again()
+        result = _safepoint(how)
     _calls.check(result)
 
 
@@ -50,14 +53,14 @@ def safepoint() -> None:
     from outside fails or is withdrawn: the job runs on as before. Signal handlers run meanwhile. One that raises (Ctrl-C) leaves the
     safe point; memory that is paused by then stays so, and the next safe point waits on.
     """
-    result = _begin()
+    result = _quick_safepoint(_BEGIN)
     if result:
-        _wait(result, _go_on)
+        _wait(result, _GO_ON)
 
 
 def await_resume() -> None:
     """Before a resume of NCCL's memory: waits while a request from outside stands, as the resume itself would, but for signals."""
-    _wait(_may_resume(), _may_resume)
+    _wait(_safepoint(_BEFORE_RESUME), _BEFORE_RESUME)
 
 
 def frozen(*_: object, **__: object) -> NoReturn:

@@ -191,10 +191,8 @@ def wait(tag: str, stream: Any = None) -> None:
 
     AmemError: the failure of what was under way (the tag is as before it, contents kept), or an unknown tag (4).
     """
-    if stream is None:
-        _calls.check(_calls.lib.amem_wait(encode(tag)))
-    else:
-        _calls.check(_calls.lib.amem_wait_stream(encode(tag), stream_pointer(stream)))
+    flags, handle = (0, None) if stream is None else (ON_STREAM, stream_pointer(stream))
+    _calls.check(_calls.lib.amem_wait(encode(tag), flags, handle))
 
 
 _blocks: "collections.Counter[str]" = collections.Counter()  # how many open blocks want a tag paused
@@ -259,7 +257,7 @@ def memory() -> Dict[str, Any]:
     "last_resume_ms" (None if there was none), "failure". The tags "nccl" and "user" (memory of ncclMemAlloc) are among them. No tags
     before memory was asked for, or where AMem is switched off (AMEM_ENABLE=0); "reason" says which.
     """
-    answer: Dict[str, Any] = _calls.read_json("amem_memory_json")
+    answer: Dict[str, Any] = _calls.read_json(b"memory")
     return answer
 
 

@@ -123,7 +123,7 @@ class Session(_Record):
 
     def state(self, at=None):
         """What AMem knew after the event with that sequence number, by default the last one, as a dict."""
-        options = ["--session", self["session"]] + (["--at", str(at)] if at is not None else [])
+        options = ["--rank", self["session"]] + (["--at=#%d" % at] if at is not None else [])
         return _ask("state", options, self._places())
 
     def _places(self):
@@ -147,7 +147,7 @@ class Job:
         return max(found, key=lambda s: s["opened"]["realtime_ns"])
 
     def events(self, **filters):
-        """An iterator over the events of all sessions in one order of time. Filters, as of `amem-replay log`:
+        """An iterator over the events of all sessions in one order of time. Filters, as of `amem log`:
         kinds (list of str), ranks (list of int), grep (regular expression), allocation, first and last_seq (sequence numbers),
         since and until (seconds since the first opening, or "10 min ago", or "2026-11-21 20:20:58" in UTC), last (only so many)."""
         return _log(["--merge"] + _log_options(filters), self._places, None)
@@ -162,26 +162,27 @@ class Job:
 
     def references(self):
         """Who references whose memory: a dict with "sessions" and "references"."""
-        return _ask("refs", [], self._places)
+        return _ask("top", ["--by", "peer"], self._places)
 
     def top(self, by="site"):
-        """What holds the most memory, by "site", "communicator", "peer", "size" or "age": a list of dicts."""
-        return _ask("top", ["--by", by], self._places)
+        """What holds the most memory, by "site", "communicator", "tag", "peer", "size" or "age": a list of dicts."""
+        answer = _ask("top", ["--by", by], self._places)
+        return answer["peers"] if by == "peer" else answer
 
     def critical_path(self, last=2):
         """Who made each phase of the last pauses and resumes slow: a dict with "cycles" and "last"."""
-        return _ask("critical-path", ["--last", str(last)], self._places)
+        return _ask("why", ["--slow", "--last", str(last)], self._places)
 
 
-_OPTIONS = {"kinds": "--kind", "ranks": "--rank", "grep": "--grep", "allocation": "--allocation", "first": "--from", "last_seq": "--to",
-            "since": "--since", "until": "--until", "last": "--last"}
+_OPTIONS = {"kinds": "--kind=%s", "ranks": "--rank=%s", "grep": "--grep=%s", "allocation": "--allocation=%s", "first": "--from=#%s",
+            "last_seq": "--to=#%s", "since": "--from=%s", "until": "--to=%s", "last": "--last=%s"}
 
 
 def _log_options(filters):
     if unknown := sorted(filters.keys() - _OPTIONS):
         raise TypeError("there is no filter %s" % ", ".join(unknown))
     lists = {name: (value or ()) if name in ("kinds", "ranks") else [value] for name, value in filters.items()}
-    return ["%s=%s" % (_OPTIONS[name], value) for name, values in lists.items() for value in values if value is not None]
+    return [_OPTIONS[name] % value for name, values in lists.items() for value in values if value is not None]
 
 
 def _run(command, errors=subprocess.PIPE):

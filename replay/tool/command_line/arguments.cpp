@@ -15,6 +15,8 @@ std::string NotANumber(const Argument& argument, const std::string& text, std::u
   return fmt::format("{}: give a whole number{}, not \"{}\"", argument.Names().back(), bounds, text);
 }
 
+}  // namespace
+
 std::optional<std::uint64_t> WholeNumber(const std::string& text) {
   std::uint64_t number = 0;
   const char* end = text.data() + text.size();
@@ -22,54 +24,34 @@ std::optional<std::uint64_t> WholeNumber(const std::string& text) {
   return parsed.ec == std::errc() && parsed.ptr == end ? std::optional(number) : std::nullopt;
 }
 
-}  // namespace
-
-std::vector<std::string> Argument::Names() const {
-  std::vector<std::string> parts;
-  for (std::size_t begin = 0; begin <= names.size();) {
-    const std::size_t end = std::min(names.find(',', begin), names.size());
-    parts.push_back(names.substr(begin, end - begin));
-    begin = end + 1;
+std::vector<std::string> SplitAtCommas(const std::vector<std::string>& lists) {
+  std::vector<std::string> words;
+  for (const std::string& list : lists) {
+    for (std::size_t begin = 0; begin <= list.size();) {
+      const std::size_t end = std::min(list.find(',', begin), list.size());
+      words.push_back(list.substr(begin, end - begin));
+      begin = end + 1;
+    }
   }
-  return parts;
+  return words;
 }
 
-Argument& Arguments::Describe(const char* names, const char* value, const char* help) {
+std::vector<std::string> Argument::Names() const { return SplitAtCommas({names}); }
+
+Argument& Arguments::Take(const char* names, const char* value, const char* help,
+                          std::function<void(const std::vector<std::string>&)> take) {
   all_.push_back({.names = names, .value = value, .help = help});
+  all_.back().take = [take = std::move(take)](const std::vector<std::string>& given) { return take(given), std::string(); };
   return all_.back();
 }
 
 Argument& Arguments::Flag(const char* names, bool& target, const char* help) {
-  Argument& argument = Describe(names, "", help);
-  argument.take = [&target](const std::vector<std::string>&) { return target = true, std::string(); };
-  return argument;
-}
-
-Argument& Arguments::Add(const char* names, const char* value, std::string& target, const char* help) {
-  Argument& argument = Describe(names, value, help);
-  argument.take = [&target](const std::vector<std::string>& given) { return target = given.back(), std::string(); };
-  return argument;
-}
-
-Argument& Arguments::Add(const char* names, const char* value, std::filesystem::path& target, const char* help) {
-  Argument& argument = Describe(names, value, help).Offers(Completes::kFiles);
-  argument.take = [&target](const std::vector<std::string>& given) { return target = given.back(), std::string(); };
-  return argument;
+  return Take(names, "", help, [&target](const std::vector<std::string>&) { target = true; });
 }
 
 Argument& Arguments::Add(const char* names, const char* value, std::vector<std::string>& target, const char* help) {
-  Argument& argument = Describe(names, value, help);
+  Argument& argument = Take(names, value, help, [&target](const std::vector<std::string>& given) { target = given; });
   argument.several = true;
-  argument.take = [&target](const std::vector<std::string>& given) { return target = given, std::string(); };
-  return argument;
-}
-
-Argument& Arguments::Add(const char* names, const char* value, std::vector<std::filesystem::path>& target, const char* help) {
-  Argument& argument = Describe(names, value, help).Offers(Completes::kFiles);
-  argument.several = true;
-  argument.take = [&target](const std::vector<std::string>& given) {
-    return target.assign(given.begin(), given.end()), std::string();
-  };
   return argument;
 }
 
@@ -80,7 +62,7 @@ Argument& Arguments::Add(const char* names, const char* value, std::optional<std
 
 Argument& Arguments::AddNumber(const char* names, const char* value, const char* help, std::uint64_t least, std::uint64_t most,
                                std::function<void(std::uint64_t)> set) {
-  Argument& argument = Describe(names, value, help);
+  Argument& argument = Take(names, value, help, {});
   argument.take = [&argument, least, most, set = std::move(set)](const std::vector<std::string>& given) -> std::string {
     const std::optional<std::uint64_t> number = WholeNumber(given.back());
     if (!number || *number < least || *number > most) return NotANumber(argument, given.back(), least, most);

@@ -4,6 +4,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "replay/tool/command.h"
@@ -23,26 +24,31 @@ std::span<const PreparedCommand> AllCommands();
 
 struct ParsedCommandLine {
   const PreparedCommand* chosen = nullptr;  // null: nothing is to be run
-  std::string print;                        // then this belongs on standard output (--help, --version) ...
-  std::string wrong;                        // ... or this is what is wrong, with what to do
+  bool paged = true;
+  std::string print;  // then this belongs on standard output (--help, --version) ...
+  std::string wrong;  // ... and this is what is wrong, with what to do
 };
 ParsedCommandLine ParseCommandLine(int argc, const char* const* argv, std::span<const PreparedCommand> commands);
+
+// Null: there is none.
+const PreparedCommand* FindCommand(std::string_view name, std::span<const PreparedCommand> commands);
+const Argument* OptionNamed(const PreparedCommand& command, std::string_view name);
 
 // The known word that `word` was probably meant to be, at most two or, of long words, three letters away; empty: none.
 std::string DidYouMean(const std::string& word, const std::vector<std::string>& known);
 
-// What `amem-replay --help` and `amem-replay COMMAND --help` print, in a terminal's width.
-std::string HelpOfTool(std::span<const PreparedCommand> commands);
-std::string HelpOf(const PreparedCommand& command);
+// What `amem --help` and `amem help COMMAND` print.
+std::string HelpOfTool(std::span<const PreparedCommand> commands, std::size_t width);
+std::string HelpOf(const PreparedCommand& command, std::size_t width);
+std::string ManualPage(std::span<const PreparedCommand> commands);  // the same in roff, for man
 
-// The manual page, in roff; and a script for "bash", "zsh" or "fish" that makes it complete commands, options and values.
-std::string ManualPage(std::span<const PreparedCommand> commands);
-std::string CompletionScript(const std::string& shell, std::span<const PreparedCommand> commands);
+// A script with which "bash", "zsh" or "fish" asks `amem --complete WORD...`, and the answer: what the last of the words can
+// be, each on a line, with a tab and what it does. The answer is empty where the name of a file belongs.
+std::string CompletionScript(const std::string& shell);
+std::string Completions(std::span<const char* const> words, std::span<const PreparedCommand> commands);
 
 inline constexpr const char* kExitCodes =
     "Exit codes: 0 fine, 1 wrong usage, 2 something could not be read (what could be is printed), 3 a violation, failure or "
-    "difference was found.";
-inline constexpr const char* kToolDoes =
-    "Reads the journals of AMem: what happened to NCCL's GPU memory, and why a pause or resume failed.";
+    "difference was found, or a job that was asked did not do it.";
 
 }  // namespace amem::tool

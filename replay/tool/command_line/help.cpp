@@ -1,4 +1,4 @@
-// --help: the commands, and the options of each.
+// --help and --man: the commands, and the options of each.
 #include <fmt/format.h>
 
 #include "replay/tool/command_line/command_line.h"
@@ -6,6 +6,8 @@
 
 namespace amem::tool {
 namespace {
+
+constexpr std::size_t kManualWidth = 76;  // man indents what it shows, and a terminal has 80 columns
 
 // "  --last N        Only the last N", broken at `width` and indented behind the names.
 std::string HelpLine(const std::string& names, const std::string& text, std::size_t column, std::size_t width) {
@@ -34,40 +36,93 @@ std::string HelpText(const Argument& argument) {
   return text + ".";
 }
 
-}  // namespace
-
-std::string HelpOfTool(std::span<const PreparedCommand> commands) {
-  const std::size_t width = TextWidth();
-  std::string help;
-  for (const std::string& row : BrokenIntoLines(kToolDoes, width)) help += row + "\n";
-  help += "\nUsage: amem-replay COMMAND [OPTIONS] [DIR...]\n\nCommands:\n";
-  for (const PreparedCommand& c : commands) help += HelpLine(c.command->name, std::string(c.command->does) + ".", 18, width);
-  for (const char* paragraph :
-       {"DIR is the directory of a session, one that holds several, or a parent of such directories; a file that `amem-replay "
-        "pack` wrote; or - for such a file on standard input. Without any it is AMEM_JOURNAL_DIR, else /tmp/amem-UID/journal.",
-        kExitCodes, "`amem-replay COMMAND --help` has the options and examples of a command, `man amem-replay` all of them."}) {
-    help += "\n";
-    for (const std::string& row : BrokenIntoLines(paragraph, width)) help += row + "\n";
-  }
-  return help;
+std::string Paragraph(std::string_view text, std::size_t width) {
+  std::string lines;
+  for (const std::string& row : BrokenIntoLines(text, width)) lines += row + "\n";
+  return lines;
 }
 
-std::string HelpOf(const PreparedCommand& command) {
-  const std::size_t width = TextWidth();
-  std::string help, usage = fmt::format("Usage: amem-replay {} [OPTIONS]", command.command->name);
-  for (const std::string& row : BrokenIntoLines(std::string(command.command->does) + ".", width)) help += row + "\n";
+std::string OptionsOf(const PreparedCommand& command, std::size_t width, bool common) {
+  std::string usage = fmt::format("Usage: {} {} [OPTIONS]", program_name, command.command->name), options;
   for (const Argument& a : command.arguments.all()) {
-    if (a.positional())
-      usage += fmt::format(" {}{}{}{}", a.required ? "" : "[", a.names, a.several ? "..." : "", a.required ? "" : "]");
-    else if (a.required)
-      usage += fmt::format(" {} {}", a.Names().front(), a.value);
+    if (a.positional()) usage += fmt::format(" [{}{}]", a.names, a.several ? "..." : "");
+    if (common || !a.common) options += HelpLine(HelpName(a), HelpText(a), 26, width);
   }
-  help += "\n" + usage + "\n\n";
-  for (const Argument& a : command.arguments.all()) help += HelpLine(HelpName(a), HelpText(a), 26, width);
-  help += HelpLine("-h, --help", "This text.", 26, width);
-  help += std::string("\nExamples:\n") + command.command->examples + "\n";
-  for (const std::string& row : BrokenIntoLines(kExitCodes, width)) help += row + "\n";
-  return help;
+  return usage + "\n\n" + options;
+}
+
+std::string ExamplesOf(const PreparedCommand& command, std::size_t width) {
+  std::string lines = "\nExamples:\n";
+  for (std::string_view rest = command.command->examples; !rest.empty();) {
+    const std::size_t end = rest.find('\n');
+    const std::string line = AsCalled(std::string(rest.substr(0, end)));
+    lines += line.starts_with(' ') ? line + "\n" : Paragraph(line, width);
+    rest.remove_prefix(end + 1);
+  }
+  return lines;
+}
+
+// As roff has it: a line that begins with a control character does not, and hyphens stay hyphens.
+std::string Verbatim(std::string_view text) {
+  std::string roff = ".nf\n";
+  for (const char c : text) {
+    if ((c == '.' || c == '\'') && roff.back() == '\n') roff += "\\&";
+    if (c == '\\' || c == '-') roff += '\\';
+    roff += c == '\\' ? 'e' : c;
+  }
+  return roff + ".fi\n";
+}
+
+}  // namespace
+
+std::string HelpOfTool(std::span<const PreparedCommand> commands, std::size_t width) {
+  std::string help = fmt::format("Usage: {} COMMAND [OPTIONS] [TARGET...]\n", program_name), group;
+  const auto begin = [&](std::string_view next) {
+    if (group != next) help += fmt::format("\n{}\n", next);
+    group = next;
+  };
+  if (program_name == "amem") {  // those of the Python package, which starts this program for all others (_command.py)
+    begin("To begin");
+    help += HelpLine("run", "Starts a command with AMem in it: `amem run -- torchrun train.py`.", 11, width);
+    help += HelpLine("doctor", "Says what stands in AMem's way on this machine.", 11, width);
+    help += HelpLine("demo", "Four processes pause and resume on a simulated GPU.", 11, width);
+  }
+  for (const PreparedCommand& c : commands) {
+    begin(c.command->group);
+    help += HelpLine(c.command->name, std::string(c.command->does) + ".", 11, width);
+  }
+  return help + "\n" +
+         Paragraph(
+             AsCalled("TARGET: a pid, a launcher's id of a job, a session, a directory of journals, a pack, or - for a pack "
+                      "on standard input; without any it is AMEM_JOURNAL_DIR, else /tmp/amem-UID/journal. `amem help "
+                      "COMMAND` has options and examples."),
+             width) +
+         Paragraph(kExitCodes, width);
+}
+
+std::string HelpOf(const PreparedCommand& command, std::size_t width) {
+  return Paragraph(std::string(command.command->does) + ".", width) + "\n" + OptionsOf(command, width, true) +
+         HelpLine("-h, --help", "This text.", 26, width) + ExamplesOf(command, width) + "\n" + Paragraph(kExitCodes, width);
+}
+
+std::string ManualPage(std::span<const PreparedCommand> commands) {
+  std::string page = fmt::format(
+      ".TH {0} 1 \"\" \"AMem {1}\" \"AMem\"\n.SH NAME\n{0} \\- pauses and resumes NCCL's GPU memory, and reads its "
+      "journals\n.SH SYNOPSIS\n",
+      program_name, AMEM_VERSION);
+  page += Verbatim(HelpOfTool(commands, kManualWidth));
+  for (const PreparedCommand& c : commands)
+    page += fmt::format(".SH {}\n{}.\n.PP\n", c.command->name, c.command->does) +
+            Verbatim(OptionsOf(c, kManualWidth, false) + ExamplesOf(c, kManualWidth));
+  page += ".SH OPTIONS OF EVERY COMMAND\n";
+  std::string common;
+  for (const Argument& a : commands.front().arguments.all())
+    if (a.common) common += HelpLine(HelpName(a), HelpText(a), 26, kManualWidth);
+  return page + Verbatim(common) +
+         ".SH JSON\nWith \\-\\-json each object has a \"schema\" and a \"version\": the JSON schema of that name is in "
+         "share/amem/schemas.\n.SH ENVIRONMENT\nAMEM_JOURNAL_DIR (where journals are), PAGER, NO_COLOR, TMPDIR (where packs "
+         "are "
+         "unpacked).\n";
 }
 
 }  // namespace amem::tool

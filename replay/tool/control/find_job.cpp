@@ -9,11 +9,11 @@
 #include <optional>
 #include <set>
 
-#include "journal/base/process_stat.h"
 #include "journal/tail.h"
 #include "replay/job/jobs.h"
 #include "replay/job/sessions.h"
 #include "replay/tool/command.h"
+#include "replay/tool/targets.h"
 
 namespace amem::tool {
 namespace {
@@ -60,18 +60,6 @@ std::optional<std::uint64_t> Number(const std::string& text) {
   return !text.empty() && parsed.ec == std::errc() && parsed.ptr == end ? std::optional(number) : std::nullopt;
 }
 
-std::int32_t ParentOf(std::int32_t pid) {
-  const auto stat = ReadProcessStat(pid);
-  return stat ? stat->parent : 0;
-}
-
-bool DescendsFrom(std::int32_t pid, std::uint64_t ancestor) {
-  constexpr int kDeepest = 64;
-  for (int depth = 0; pid > 0 && depth < kDeepest; ++depth, pid = ParentOf(pid))
-    if (static_cast<std::uint64_t>(pid) == ancestor) return true;
-  return false;
-}
-
 std::string VariableOf(const SessionOpened& who, std::string_view name) {
   for (const std::string& variable : who.launcher)
     if (variable.starts_with(name) && variable.substr(name.size()).starts_with('=')) return variable.substr(name.size() + 1);
@@ -100,16 +88,6 @@ void NoteLaunches(std::vector<Living>& living) {
     const bool twice = std::ranges::adjacent_find(of_launch) != of_launch.end();
     if (twice || of_launch.contains(-1)) one.ties.launch.clear();
   }
-}
-
-// The value of a variable that tells jobs apart.
-bool LaunchedAs(const SessionOpened& who, const std::string& id) {
-  constexpr std::string_view kOfJob[] = {
-      "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "RAY_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid",
-      "LSB_JOBID",    "PBS_JOBID",           "FLUX_JOB_ID"};
-  return std::ranges::any_of(who.launcher, [&](const std::string& variable) {
-    return std::ranges::any_of(kOfJob, [&](std::string_view name) { return variable == fmt::format("{}={}", name, id); });
-  });
 }
 
 std::size_t RanksOfLauncher(const JobOfLiving& job) {

@@ -1,4 +1,4 @@
-// Pause, resume and status of a living job, from outside.
+// pause and resume of a living job, from outside, and what its ranks say of themselves (ls --live).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -69,22 +69,6 @@ int RunResume(const RequestOptions& options, Output& out) {
   return RunRequest(options, out, "resumed", resume, RefuseFrozen);
 }
 
-int RunStatus(const RequestOptions& options, Output& out) {
-  const Result<FoundJob> job = FindJob(options.job, Ties::kProbable);
-  if (!job.ok()) return ComplainOf(job.status(), kCannotRead);
-  const auto ranks = control::LookAt(job->ranks, DefaultSocketDirectory());
-  if (ranks.empty())
-    return Complain(
-        "the job's processes take no requests: their libamem_nccl.so is older than this program, or they are another "
-        "user's");
-  PrintRanks(out, ranks, *job, "", 0, options.json);
-  std::vector<std::filesystem::path> sessions;
-  for (const control::RankPlace& rank : job->ranks) sessions.push_back(rank.directory);
-  for (const std::string& freeze : FreezeStandings(sessions))
-    if (!options.json) out << freeze << "\n";
-  return kFine;
-}
-
 void AddPause(Arguments& arguments, PauseOptions& options) {
   AddRequest(arguments, options);
   arguments.Add("--at-step", "N", options.at_step,
@@ -94,38 +78,49 @@ void AddPause(Arguments& arguments, PauseOptions& options) {
 
 }  // namespace
 
+int PrintLive(const std::vector<std::string>& names, bool json, Output& out) {
+  const Result<FoundJob> job = FindJob(names, Ties::kProbable);
+  if (!job.ok()) return ComplainOf(job.status(), kCannotRead);
+  const auto ranks = control::LookAt(job->ranks, DefaultSocketDirectory());
+  if (ranks.empty())
+    return Complain(
+        "the job's processes take no requests: their libamem_nccl.so is older than this program, or they are another "
+        "user's");
+  PrintRanks(out, ranks, *job, "", 0, json);
+  std::vector<std::filesystem::path> sessions;
+  for (const control::RankPlace& rank : job->ranks) sessions.push_back(rank.directory);
+  for (const std::string& freeze : FreezeStandings(sessions))
+    if (!json) out << freeze << "\n";
+  return kFine;
+}
+
 Command PauseCommand() {
   return {
-      "pause", "Pauses a living job at one safe point of all its ranks; all or nothing",
-      "  amem-replay pause                      the only living job of this user on this host\n"
-      "  amem-replay pause 4711 --deadline 300  the job of that process, or of that launcher\n"
-      "  amem-replay pause --tags               the program's tags too\n"
-      "  amem-replay pause 4711 4712            ranks of which nothing else says that they belong together\n"
-      "Programs call amem.safepoint() once a step; one without is asked at its next own pause. Exit code 3: it was asked and\n"
+      kLivingGroup,
+      "pause",
+      "Pauses a job at one safe point of all ranks, or not at all",
+      "  amem pause                      the only living job of this user on this host\n"
+      "  amem pause 4711 --deadline 300  the job of that process, or of that launcher\n"
+      "  amem pause --tags               the program's tags too\n"
+      "  amem pause 4711 4712            ranks of which nothing else says that they belong together\n"
+      "Programs call amem.safepoint() once a step; one without is asked at its next own pause. Exit code 3: it was asked and "
       "did not pause, and runs as before.\n",
-      [](Arguments& arguments) { return SetUp<PauseOptions>(arguments, AddPause, RunPause); }, false};
+      [](Arguments& arguments) { return SetUp<PauseOptions>(arguments, AddPause, RunPause); },
+      false};
 }
 
 Command ResumeCommand() {
-  return {"resume", "Resumes a job that was paused from outside",
-          "  amem-replay resume\n"
-          "  amem-replay resume 4711\n"
+  return {kLivingGroup,
+          "resume",
+          "Resumes a job that was paused from outside",
+          "  amem resume\n"
+          "  amem resume 4711\n"
           "A rank that its program had paused goes on when its program resumes it.\n",
           [](Arguments& arguments) {
             return SetUp<RequestOptions>(
                 arguments, [](Arguments& a, RequestOptions& o) { AddRequest(a, o); }, RunResume);
           },
           false};
-}
-
-Command StatusCommand() {
-  return {"status", "What each rank of a living job does: safe points passed, whether it is paused and by whom",
-          "  amem-replay status\n"
-          "  amem-replay status --json | jq '.ranks[] | {rank, phase, safepoints}'\n",
-          [](Arguments& arguments) {
-            return SetUp<RequestOptions>(
-                arguments, [](Arguments& a, RequestOptions& o) { AddRequest(a, o, false); }, RunStatus);
-          }};
 }
 
 }  // namespace amem::tool

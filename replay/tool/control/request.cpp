@@ -31,11 +31,10 @@ nlohmann::ordered_json JsonOf(const control::RankLook& rank) {
 
 }  // namespace
 
-void AddRequest(Arguments& arguments, RequestOptions& options, bool deadline) {
+void AddRequest(Arguments& arguments, RequestOptions& options) {
   arguments.Add("JOB", "JOB", options.job, kJobHelp);
-  if (deadline)
-    arguments.Add("--deadline", "SECONDS", options.deadline_s,
-                  "Give up after so many seconds, and leave the job as it was; default: 60", 1U);
+  arguments.Add("--deadline", "SECONDS", options.deadline_s,
+                "Give up after so many seconds, and leave the job as it was; default: 60", 1U);
   AddJson(arguments, options.json);
 }
 

@@ -18,7 +18,7 @@ struct RequestOptions {
   std::uint32_t deadline_s = 60;
   bool json = false;
 };
-void AddRequest(Arguments& arguments, RequestOptions& options, bool deadline = true);
+void AddRequest(Arguments& arguments, RequestOptions& options);
 
 // Complains in one line for each of the message's, and returns the exit code: kCannotRead where the job cannot be asked,
 // kViolationFound where it was asked and did not do it.

@@ -1,4 +1,4 @@
-// critical-path: who made each phase of a pause or resume slow.
+// why --slow: who made each phase of a pause or resume slow.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,12 +16,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::size_t kSlack = 16;  // ranks may have failed attempts that others have not
-
-struct CriticalPathOptions {
-  Directories directories;
-  std::uint64_t last = 2;
-  bool all = false, json = false;
-};
 
 struct PhaseWait {
   SessionId session;
@@ -221,12 +215,14 @@ Json ToJson(const std::vector<CriticalPath>& cycles, const JobNames& names) {
   return {{"cycles", list}, {"last", shares}};
 }
 
-int RunCriticalPath(const CriticalPathOptions& options, Output& out) {
+}  // namespace
+
+int PrintSlowest(const Targets& targets, std::uint64_t last, bool all, bool json, Output& out) {
   bool failed = false;
   JobNames names;
   std::vector<SessionStory> stories;
-  const std::size_t kept = std::max<std::size_t>(kAttemptsKept, 2 * (options.last + kSlack));  // a half of them are the last
-  ForEachJournal(SelectSessions(options.directories, options.all, failed).latest, failed,
+  const std::size_t kept = std::max<std::size_t>(kAttemptsKept, 2 * (last + kSlack));  // a half of them are the last
+  ForEachJournal(SelectSessions(targets, all, failed).latest, failed,
                  [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) -> Status {
                    Result<SessionStory> read = ReadAttempts(reader, kept);
                    if (!read) return read.status();
@@ -237,9 +233,9 @@ int RunCriticalPath(const CriticalPathOptions& options, Output& out) {
   if (stories.empty()) return kCannotRead;
   DropCopies(stories);
   for (const SessionStory& story : stories) names.Add(story.who());
-  const std::vector<CriticalPath> cycles = PathsOf(stories, options.last);
-  if (options.json) {
-    PrintJson(out, ToJson(cycles, names));
+  const std::vector<CriticalPath> cycles = PathsOf(stories, last);
+  if (json) {
+    PrintJson(out, ToJson(cycles, names), "critical-path");
   } else if (cycles.empty()) {
     out << "no pause or resume has begun\n";
   } else {
@@ -250,22 +246,6 @@ int RunCriticalPath(const CriticalPathOptions& options, Output& out) {
     if (const auto shares = Shares(cycles); !shares.empty()) PrintShares(out, shares, cycles.size(), names);
   }
   return failed ? kCannotRead : kFine;
-}
-
-void AddOptions(Arguments& arguments, CriticalPathOptions& options) {
-  AddDirectories(arguments, options.directories);
-  arguments.Add("--last", "N", options.last, "The last N pauses and resumes; 2 by default", std::uint64_t{1});
-  arguments.Flag("--all", options.all, "All sessions, not only those of the latest job");
-  AddJson(arguments, options.json);
-}
-
-}  // namespace
-
-Command CriticalPathCommand() {
-  return {"critical-path", "Who made each phase of a pause or resume slow, and how long the others waited",
-          "  amem-replay critical-path DIR                 the last pause and the last resume\n"
-          "  amem-replay critical-path DIR --last 100      and who was the last one most often\n",
-          [](Arguments& arguments) { return SetUp<CriticalPathOptions>(arguments, AddOptions, RunCriticalPath); }};
 }
 
 }  // namespace amem::tool

@@ -1,11 +1,15 @@
-// log: the events of journals, one a line.
+// log: the events of journals, one a line; of live sessions also as they happen. Their processes are not touched: only their
+// journals are read.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <deque>
 #include <limits>
+#include <list>
+#include <thread>
 
-#include "journal/base/clock.h"
 #include "replay/job/clock.h"
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
@@ -13,48 +17,38 @@
 #include "replay/tool/command.h"
 #include "replay/tool/events/filter.h"
 #include "replay/tool/events/merge.h"
-#include "replay/tool/events/moment.h"
 #include "replay/tool/events/printer.h"
+#include "replay/tool/position.h"
+#include "replay/tool/targets.h"
 #include "replay/tool/terminal/terminal.h"
 
 namespace amem::tool {
 namespace {
 
 struct LogOptions {
-  Directories directories;
-  bool json = false, merge = false, wall = false;
-  std::vector<std::string> kinds, ranks;  // empty: all
-  std::optional<std::uint64_t> allocation, from, to;
-  std::string since, until, grep;     // empty: any
+  Targets targets{.names = {}, .ranks = {}, .one_process = true};
+  bool json = false, merge = false, wall = false, follow = false;
+  std::vector<std::string> kinds;  // empty: all
+  std::optional<std::uint64_t> allocation;
+  std::vector<std::string> from, to;  // positions; all of them count
+  std::string grep;                   // empty: any
   std::optional<std::uint64_t> last;  // only so many, after all other filters
+  std::uint32_t interval_ms = 200;
 };
 
 constexpr std::uint64_t kEnd = std::numeric_limits<std::uint64_t>::max();
+constexpr std::uint64_t kLastWhenFollowed = 10;
 
 // The options, understood.
 struct LogWishes {
   EventWishes events;
-  std::vector<std::int32_t> ranks;
-  std::optional<GivenTime> since, until;
+  std::vector<Position> since, until;  // times
 };
-
-// "a,b" and "a" "b" are the same.
-std::vector<std::string> Split(const std::vector<std::string>& lists) {
-  std::vector<std::string> words;
-  for (const std::string& list : lists) {
-    for (std::size_t begin = 0; begin <= list.size();) {
-      const std::size_t end = std::min(list.find(',', begin), list.size());
-      words.push_back(list.substr(begin, end - begin));
-      begin = end + 1;
-    }
-  }
-  return words;
-}
 
 // A kind as KindName writes it, blanks or hyphens between the words. Returns what is wrong, or an empty text.
 std::string UnderstandKinds(const std::vector<std::string>& given, std::array<bool, kEventKinds>& kinds) {
   kinds.fill(given.empty());
-  for (const std::string& word : Split(given)) {
+  for (const std::string& word : SplitAtCommas(given)) {
     std::string name = word;
     std::ranges::replace_if(
         name, [](char c) { return c == '-' || c == '_'; }, ' ');
@@ -69,45 +63,46 @@ std::string UnderstandKinds(const std::vector<std::string>& given, std::array<bo
   return {};
 }
 
-std::string UnderstandRanks(const std::vector<std::string>& given, std::vector<std::int32_t>& ranks) {
-  for (const std::string& word : Split(given)) {
-    if (word.empty() || word.size() > 8 || word.find_first_not_of("0123456789") != std::string::npos)
-      return fmt::format("--rank: \"{}\" is not a rank; give numbers, as in --rank 2 or --rank 0,3", word);
-    ranks.push_back(std::stoi(word));
+// Sequence numbers go into `seq` by `narrower`, times into `times`.
+template <class Narrower>
+std::string UnderstandPositions(const char* option, const std::vector<std::string>& given, std::uint64_t& seq,
+                                std::vector<Position>& times, const Narrower& narrower) {
+  for (const std::string& text : given) {
+    const Result<Position> position = UnderstandPosition(option, text);
+    if (!position) return position.status().message();
+    if (position->rank) return fmt::format("{} {}: give #{} here, and the rank by --rank", option, text, position->seq->value);
+    if (position->seq) seq = narrower(seq, position->seq->value);
+    if (!position->seq) times.push_back(*position);
   }
   return {};
 }
 
-std::string UnderstandTimes(const LogOptions& options, LogWishes& wishes) {
-  const std::uint64_t now = RealtimeNs();
-  for (const auto& [name, text, time] :
-       {std::tuple("--since", &options.since, &wishes.since), {"--until", &options.until, &wishes.until}}) {
-    if (text->empty()) continue;
-    *time = ParseTime(*text, now);
-    if (!*time) return fmt::format("{}: \"{}\" is not a time; {}", name, *text, kTimesKnown);
-  }
-  const bool both = wishes.since && wishes.until && wishes.since->wall == wishes.until->wall;
-  if (both && wishes.since->ns > wishes.until->ns)
-    return fmt::format("--since {} is later than --until {}: no event is both", options.since, options.until);
-  return {};
+bool NoneIsBoth(const LogWishes& wishes) {
+  if (wishes.events.from > wishes.events.to) return true;
+  return std::ranges::any_of(wishes.since, [&](const Position& since) {
+    return std::ranges::any_of(wishes.until,
+                               [&](const Position& until) { return since.wall == until.wall && since.ns > until.ns; });
+  });
 }
 
 // Returns what is wrong, or an empty text.
 std::string Understand(const LogOptions& options, LogWishes& wishes) {
   wishes.events.allocation = options.allocation;
-  wishes.events.from = options.from.value_or(1);
-  wishes.events.to = options.to.value_or(kEnd);
-  if (wishes.events.from > wishes.events.to)
-    return fmt::format("--from {} is behind --to {}: no event is both", wishes.events.from, wishes.events.to);
-  if (!options.grep.empty()) {
-    auto pattern = Pattern::Compile(options.grep);
-    if (!pattern) return "--grep: " + pattern.status().message();
-    wishes.events.pattern = *std::move(pattern);
-  }
-  for (const std::string& wrong : {UnderstandKinds(options.kinds, wishes.events.kinds),
-                                   UnderstandRanks(options.ranks, wishes.ranks), UnderstandTimes(options, wishes)}) {
+  const auto later = [](std::uint64_t a, std::uint64_t b) { return std::max(a, b); };
+  const auto earlier = [](std::uint64_t a, std::uint64_t b) { return std::min(a, b); };
+  for (const std::string& wrong : {UnderstandPositions("--from", options.from, wishes.events.from, wishes.since, later),
+                                   UnderstandPositions("--to", options.to, wishes.events.to, wishes.until, earlier),
+                                   UnderstandKinds(options.kinds, wishes.events.kinds)}) {
     if (!wrong.empty()) return wrong;
   }
+  if (NoneIsBoth(wishes))
+    return fmt::format("--from {} is behind --to {}: no event is both", fmt::join(options.from, ", "),
+                       fmt::join(options.to, ", "));
+  if (options.follow && !options.to.empty()) return "give --follow or --to, not both";
+  if (options.grep.empty()) return {};
+  auto pattern = Pattern::Compile(options.grep);
+  if (!pattern) return "--grep: " + pattern.status().message();
+  wishes.events.pattern = *std::move(pattern);
   return {};
 }
 
@@ -152,27 +147,20 @@ void CompareClocks(std::vector<Source>& sources, bool& failed) {
   for (Source& source : sources) failed |= !Went(ReadForClock(source));
 }
 
-Status AddSource(const std::filesystem::path& directory, const LogWishes& wishes, std::vector<Source>& sources) {
+Status AddSource(const std::filesystem::path& directory, std::vector<Source>& sources) {
   auto reader = JournalReader::Open(directory);
   if (!reader) return reader.status();
   Result<Opening> opening = ReadOpening(**reader);
   if (!opening) return opening.status();
-  const bool wanted = wishes.ranks.empty() || std::ranges::find(wishes.ranks, opening->who.rank) != wishes.ranks.end();
-  if (!wanted) return {};
   if (sources.size() >= kKeptOpen) reader->reset();
   sources.push_back({*std::move(reader), directory, std::move(opening->who), opening->first_ns});
   return {};
 }
 
-std::vector<Source> FindSources(const LogOptions& options, const LogWishes& wishes, bool& failed) {
+std::vector<Source> FindSources(const LogOptions& options, bool& failed) {
   std::vector<Source> sources;
-  for (const auto& directory : FindSessions(options.directories, failed))
-    failed |= !Went(AddSource(directory, wishes, sources));
+  for (const auto& directory : FindSessions(options.targets, failed)) failed |= !Went(AddSource(directory, sources));
   CompareClocks(sources, failed);
-  if (sources.empty() && !failed && !wishes.ranks.empty()) {
-    Complain("--rank: no session here has such a rank; `amem-replay ls` lists them");
-    failed = true;
-  }
   return sources;
 }
 
@@ -180,7 +168,7 @@ std::vector<Source> FindSources(const LogOptions& options, const LogWishes& wish
 class Logger {
  public:
   Logger(const LogOptions& options, const LogWishes& wishes, const std::vector<Source>& sources)
-      : options_(options), wishes_(wishes), clock_(Journals(sources)) {
+      : options_(options), wishes_(wishes), several_(sources.size() > 1), clock_(Journals(sources)) {
     for (const Source& source : sources) names_.Add(source.who);
     for (const Source& source : sources) {
       const std::int64_t opened = WrappedSum(source.who.monotonic_ns, clock_.OffsetOf(source.who));
@@ -192,14 +180,16 @@ class Logger {
     const std::int64_t offset = clock_.OffsetOf(source.who);
     return {.json = options_.json,
             .wall = options_.wall,
-            .several = options_.merge,
+            .several = options_.merge || (options_.follow && several_),
             .name = names_.ShortName(source.who.session),
             .origin_ns = Origin(source),
             .wall_offset_ns = offset};
   }
   [[nodiscard]] EventFilter Filter(const Source& source) const {
-    return {wishes_.events, wishes_.since ? OwnTime(source, *wishes_.since) : 0,
-            wishes_.until ? OwnTime(source, *wishes_.until) : kEnd};
+    std::uint64_t since = 0, until = kEnd;
+    for (const Position& time : wishes_.since) since = std::max(since, OwnTime(source, time));
+    for (const Position& time : wishes_.until) until = std::min(until, OwnTime(source, time));
+    return {wishes_.events, since, until};
   }
   [[nodiscard]] std::int64_t OffsetOf(const Source& source) const { return clock_.OffsetOf(source.who); }
 
@@ -214,7 +204,7 @@ class Logger {
     if (!options_.merge) return source.who.monotonic_ns;
     return static_cast<std::uint64_t>(WrappedDifference(origin_ns_, clock_.OffsetOf(source.who)));
   }
-  [[nodiscard]] std::uint64_t OwnTime(const Source& source, const GivenTime& time) const {
+  [[nodiscard]] std::uint64_t OwnTime(const Source& source, const Position& time) const {
     if (!time.wall) return Origin(source) > kEnd - time.ns ? kEnd : Origin(source) + time.ns;
     const std::int64_t own = WrappedDifference(static_cast<std::int64_t>(time.ns), clock_.OffsetOf(source.who));
     return own < 0 ? 0 : static_cast<std::uint64_t>(own);
@@ -222,122 +212,169 @@ class Logger {
 
   const LogOptions& options_;
   const LogWishes& wishes_;
+  const bool several_;
   JobClock clock_;
   JobNames names_;
   std::int64_t origin_ns_ = 0;
 };
 
-Status LogSession(Source& source, const Logger& logger, const LogOptions& options, const EventWishes& wishes, bool with_header,
-                  Output& out, ReadReport& report) {
-  const auto opened = TakeReader(source);
-  if (!opened) return opened.status();
-  JournalReader& reader = **opened;
-  const Result<JournalInfo> info = reader.Info();
-  if (!info) return info.status();
-  const SessionOpened& who = source.who;
-  if (with_header && !options.json)
-    out.Styled(Output::Style::kHeading, fmt::format("# session {}, {}", SessionText(who.session), NameOf(who))) << "\n";
-  EventFilter filter = logger.Filter(source);
-  if (wishes.allocation) {
-    const Result<State> before = StateBefore(reader, *info);
-    if (!before) return before.status();
-    filter.StartFrom(*before);
+// The wanted events of sessions in one order of time, on the way to the output.
+class Stream {
+ public:
+  Stream(const Logger& logger, const EventWishes& wishes, Output& out) : logger_(logger), wishes_(wishes), out_(out) {}
+
+  Status Add(Source& source) {
+    auto reader = TakeReader(source);
+    if (!reader) return reader.status();
+    AMEM_TRY(merge_->Add(source.directory, *std::move(reader), logger_.OffsetOf(source), logger_.Filter(source), wishes_));
+    printers_.emplace_back(out_, source.who, logger_.Printing(source));
+    return {};
   }
-  EventPrinter printer(out, who, logger.Printing(source));
-  std::deque<Event> last;
-  const auto visit = [&](const Event& event) {
-    if (!filter.Wants(event)) return true;
-    if (!options.last) {
-      printer.Print(event);
-      return !out.ReaderGone();
+  // Prints what there is; of that the last ones only, if `last` is given.
+  void Print(std::optional<std::uint64_t> last) {
+    std::deque<EventMerge::Next> kept;
+    while (std::optional<EventMerge::Next> next = out_.ReaderGone() ? std::nullopt : merge_->Take()) {
+      ++wanted_;
+      if (!last) printers_[next->source].Print(next->event);
+      if (last) kept.push_back(*std::move(next));
+      if (last && kept.size() > *last) kept.pop_front();
     }
-    last.push_back(event);
-    if (last.size() > *options.last) last.pop_front();
-    return true;
-  };
-  Result<ReadReport> read = reader.Read(filter.ReadFrom(), SequenceNumber{wishes.to}, visit);
-  if (!read) return read.status();
-  report = *std::move(read);
-  for (const Event& event : last) printer.Print(event);
-  return {};
+    for (const auto& [source, event] : kept) printers_[source].Print(event);
+  }
+  // Says what could not be read. True: there was any.
+  bool Complain() const {
+    for (const std::string& problem : merge_->problems()) tool::Complain(problem);
+    return !merge_->problems().empty();
+  }
+  [[nodiscard]] EventMerge& merge() { return *merge_; }
+  [[nodiscard]] std::uint64_t wanted() const { return wanted_; }
+
+ private:
+  const Logger& logger_;
+  const EventWishes& wishes_;
+  Output& out_;
+  std::unique_ptr<EventMerge> merge_ = std::make_unique<EventMerge>();
+  std::deque<EventPrinter> printers_;  // by the number that the merge gives a source
+  std::uint64_t wanted_ = 0;
+};
+
+// All sessions as one stream, or one after the other. Returns how many events were wanted.
+std::uint64_t LogAll(std::vector<Source>& sources, const Logger& logger, const LogOptions& options, const EventWishes& wishes,
+                     Output& out, bool& failed) {
+  std::uint64_t wanted = 0;
+  const std::size_t at_once = options.merge ? sources.size() : 1;
+  for (std::size_t first = 0; first < sources.size() && !out.ReaderGone(); first += at_once) {
+    Stream stream(logger, wishes, out);
+    const SessionOpened& who = sources[first].who;
+    if (!options.merge && sources.size() > 1 && !options.json)
+      out.Styled(Output::Style::kHeading, fmt::format("# session {}, {}", SessionText(who.session), NameOf(who))) << "\n";
+    for (std::size_t i = first; i < first + at_once; ++i) failed |= !Went(stream.Add(sources[i]));
+    stream.Print(options.last);
+    failed |= stream.Complain();
+    wanted += stream.wanted();
+    Progress::OneDone();
+  }
+  return wanted;
 }
 
-// All sessions in one order of time.
-void LogMerged(std::vector<Source>& sources, const Logger& logger, const LogOptions& options, const EventWishes& wishes,
-               Output& out, bool& failed) {
-  EventMerge merge;
-  std::deque<EventPrinter> printers;  // by the number that the merge gives a source
+// A live session: its events as they come.
+struct Followed {
+  std::string name;
+  Stream stream;
+  int ended = 0;  // how often it was seen to have ended
+
+  // False: it has ended, and all of it was printed.
+  Result<bool> GoOn() {
+    const Result<JournalInfo> info = stream.merge().InfoOf(0);  // asked first: what it wrote before it ended is there then
+    const bool any = stream.merge().ReadOn();
+    stream.Print({});
+    if (!info) return info.status();
+    return any || LivesNow(*info);
+  }
+};
+
+// What live sessions do, as they do it.
+int Follow(std::vector<Source>& sources, const Logger& logger, const LogOptions& options, const EventWishes& wishes,
+           Output& out, bool failed) {
+  constexpr int kLooksBeforeForgotten = 5;  // the last events of a process may become visible a little after its end
+  std::list<Followed> followed;
   for (Source& source : sources) {
-    auto reader = TakeReader(source);
-    const Status added =
-        reader ? merge.Add(source.directory, *std::move(reader), logger.OffsetOf(source), logger.Filter(source), wishes)
-               : reader.status();
+    Followed one{NameOf(source.who), Stream(logger, wishes, out)};
+    const Status added = one.stream.Add(source);
     failed |= !Went(added);
-    if (added) printers.emplace_back(out, source.who, logger.Printing(source));
+    const auto info = added ? one.stream.merge().InfoOf(0) : Result<JournalInfo>(added);
+    if (!info || (sources.size() > 1 && !LivesNow(*info))) continue;
+    if (!options.json) out << "# " << one.name << ", " << ToText(info->status) << ", " << Grouped(info->events) << " events\n";
+    one.stream.Print(options.last.value_or(kLastWhenFollowed));
+    followed.push_back(std::move(one));
   }
-  std::deque<EventMerge::Next> last;
-  while (std::optional<EventMerge::Next> next = merge.Take()) {
-    if (!options.last) {
-      printers[next->source].Print(next->event);
-    } else {
-      last.push_back(*std::move(next));
-      if (last.size() > *options.last) last.pop_front();
-    }
-    if (out.ReaderGone()) return;
+  if (followed.empty() && !failed) return Complain("no session of these is live: `amem log` shows what the dead ones did");
+  while (!followed.empty()) {
+    std::erase_if(followed, [&](Followed& one) {
+      const Result<bool> lives = one.GoOn();
+      failed |= !Went(lives.status());
+      one.ended = lives.ok() && *lives ? 0 : one.ended + 1;
+      const bool over = !lives.ok() || one.ended >= kLooksBeforeForgotten;
+      if (over) failed |= one.stream.Complain();
+      if (over && !options.json) out << "# " << one.name << " has ended\n";
+      return over;
+    });
+    if (const Status written = out.Finish(); !written || out.ReaderGone()) break;
+    if (!followed.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(options.interval_ms));
   }
-  for (const auto& [source, event] : last) printers[source].Print(event);
-  for (const std::string& problem : merge.problems()) Complain(problem);
-  failed |= !merge.problems().empty();
+  return failed ? kCannotRead : kFine;
 }
 
 int RunLog(const LogOptions& options, Output& out) {
   LogWishes wishes;
   if (const std::string wrong = Understand(options, wishes); !wrong.empty()) return Complain(wrong, kUsage);
   bool failed = false;
-  std::vector<Source> sources = FindSources(options, wishes, failed);
+  std::vector<Source> sources = FindSources(options, failed);
   const Logger logger(options, wishes, sources);
-  if (options.merge) {
-    LogMerged(sources, logger, options, wishes.events, out, failed);
-    return failed ? kCannotRead : kFine;
-  }
-  for (Source& source : sources) {
-    ReadReport damage;
-    const bool header = sources.size() > 1;
-    failed |= !out.ReaderGone() && !Went(LogSession(source, logger, options, wishes.events, header, out, damage));
-    failed |= ComplainAboutDamage(source.directory, damage);
-    Progress::OneDone();
-  }
+  if (options.follow) return Follow(sources, logger, options, wishes.events, out, failed);
+  const std::uint64_t wanted = LogAll(sources, logger, options, wishes.events, out, failed);
+  if (wanted == 0 && !failed && !options.json && !out.ReaderGone())
+    std::fprintf(stderr, "None of the events of %s is wanted.\n", Plural(sources.size(), "session").c_str());
   return failed ? kCannotRead : kFine;
 }
 
 void AddOptions(Arguments& arguments, LogOptions& options) {
-  AddDirectories(arguments, options.directories);
+  AddTargets(arguments, options.targets);
   AddJson(arguments, options.json, "One JSON object a line");
+  arguments
+      .Flag("-f,--follow", options.follow,
+            "Begin with the last 10, and go on with what live sessions do, as they do it; ends when they do")
+      .paged = false;
   arguments.Flag("--merge", options.merge, "All sessions in one order of time, each line with its rank");
-  arguments.Add("--rank", "RANK", options.ranks, "Only the sessions of these ranks, as in 2 or 0,3");
   arguments.Add("--kind", "KIND", options.kinds, "Only these kinds of events, as in step-failed,cycle-failed");
   arguments.Add("--grep", "PATTERN", options.grep, "Only events whose sentence matches this extended regular expression");
   arguments.Add("--allocation", "ID", options.allocation,
                 "Only what is about this allocation, or an address while it is there");
-  arguments.Add("--from", "SEQ", options.from, "Only from this sequence number on");
-  arguments.Add("--to", "SEQ", options.to, "Only up to this sequence number");
-  arguments.Add("--since", "TIME", options.since,
-                "Only from then on: seconds since the session's opening, or \"10 min ago\", or \"2026-11-21 20:20:58\" in UTC");
-  arguments.Add("--until", "TIME", options.until, "Only up to then");
+  arguments.Add(
+      "--from", kPosition, options.from,
+      "Only from there on: an event (--from=#17), seconds since the session's opening, \"10 min ago\", or \"2026-11-21 "
+      "20:20:58\" in UTC");
+  arguments.Add("--to", kPosition, options.to, "Only up to there");
   arguments.Add("--last", "N", options.last, "Only the last N of those, of each session, or with --merge of all");
   arguments.Flag("--wall", options.wall, "The date and time (UTC) of each event in place of seconds since the opening");
+  arguments.Add("--interval", "MS", options.interval_ms, "With -f: look every so many milliseconds; 200 by default",
+                std::uint32_t{1});
 }
 
 }  // namespace
 
 Command LogCommand() {
-  return {"log", "The events, one a line: number, seconds since the opening, thread, what happened",
-          "  amem-replay log DIR --last 20\n"
-          "  amem-replay log --merge --since \"10 min ago\" --wall\n"
-          "  amem-replay log DIR --rank 2 --grep 'device [01]'\n"
-          "  amem-replay log DIR --allocation 3           the life of one allocation\n"
-          "  amem-replay log DIR --kind step-failed --kind cycle-failed\n"
-          "  amem-replay log DIR --json --since 12.5 --until 13\n",
+  return {kFailureGroup, "log", "The events, one a line; -f: as they happen",
+          "  amem log DIR --last 20\n"
+          "  amem log -f 4711                             what that process does, as it does it\n"
+          "  amem log --merge --from \"10 min ago\" --wall\n"
+          "  amem log DIR --rank 2 --grep 'device [01]'\n"
+          "  amem log DIR --allocation 3                  the life of one allocation\n"
+          "  amem log DIR --kind step-failed --kind cycle-failed\n"
+          "  amem log DIR --json --from 12.5 --to=#1300\n"
+          "A line has the event's number, seconds since the opening, the thread, and what happened. A shell takes a # that "
+          "begins a "
+          "word for a comment; write --from=#17.\n",
           [](Arguments& arguments) { return SetUp<LogOptions>(arguments, AddOptions, RunLog); }};
 }
 

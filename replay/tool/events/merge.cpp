@@ -1,6 +1,5 @@
 #include "replay/tool/events/merge.h"
 
-#include <algorithm>
 #include <deque>
 
 #include "journal/journal.h"
@@ -41,12 +40,12 @@ Status EventMerge::Add(const std::filesystem::path& session, std::unique_ptr<Jou
   const SequenceNumber from = filter.ReadFrom();
   sources_.push_back(std::unique_ptr<Source>(
       new Source{session, std::move(reader), offset_ns, std::move(filter), from, SequenceNumber{wishes.to}, {}}));
-  Fill(*sources_.back());
-  heap_.clear();  // made when the first event is taken
+  Fill(sources_.size() - 1);
   return {};
 }
 
-void EventMerge::Fill(Source& source) {
+void EventMerge::Fill(std::size_t number) {
+  Source& source = *sources_[number];
   const auto read = source.reader->Read(source.next, source.last, [&](const Event& event) {
     source.next = SequenceNumber{event.seq.value + 1};
     if (source.filter.Wants(event)) source.ahead.push_back(event);
@@ -58,32 +57,31 @@ void EventMerge::Fill(Source& source) {
     problems_.push_back(source.directory.string() + ": " + DamageText(*read));
     source.told = true;
   }
+  if (!source.ahead.empty()) queue_.emplace(source.Time(), number);
 }
 
 std::optional<EventMerge::Next> EventMerge::Take() {
-  // Equal times go by the order in which the journals were given, so that the outcome is always the same.
-  const auto later = [this](std::size_t a, std::size_t b) {
-    return std::pair(sources_[a]->Time(), a) > std::pair(sources_[b]->Time(), b);
-  };
-  if (heap_.empty()) {
-    for (std::size_t i = 0; i < sources_.size(); ++i) {
-      if (!sources_[i]->ahead.empty()) heap_.push_back(i);
-    }
-    std::ranges::make_heap(heap_, later);
-  }
-  if (heap_.empty()) return std::nullopt;
-  std::ranges::pop_heap(heap_, later);
-  const std::size_t number = heap_.back();
+  if (queue_.empty()) return std::nullopt;
+  const std::size_t number = queue_.top().second;
+  queue_.pop();
   Source& source = *sources_[number];
   Next next{number, std::move(source.ahead.front())};
   source.ahead.pop_front();
-  if (source.ahead.empty() && !source.ended) Fill(source);
-  if (source.ahead.empty()) {
-    heap_.pop_back();
-  } else {
-    std::ranges::push_heap(heap_, later);
+  if (!source.ahead.empty()) {
+    queue_.emplace(source.Time(), number);
+  } else if (!source.ended) {
+    Fill(number);
   }
   return next;
 }
+
+bool EventMerge::ReadOn() {
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    if (sources_[i]->ahead.empty()) Fill(i);
+  }
+  return !queue_.empty();
+}
+
+Result<JournalInfo> EventMerge::InfoOf(std::size_t source) { return sources_[source]->reader->Info(); }
 
 }  // namespace amem::tool

@@ -1,11 +1,14 @@
-// The wanted events of many journals in one order of time, in memory that does not grow with their length.
+// The wanted events of one or more journals in one order of time, in memory that does not grow with their length.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <queue>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "journal/journal.h"
@@ -29,15 +32,21 @@ class EventMerge {
     Event event;
   };
   std::optional<Next> Take();  // nothing: there are no more
+  // What live journals have got since Take returned nothing can be taken then. False: there is nothing new.
+  bool ReadOn();
   // What could not be read, for people; complete once Take has returned nothing.
   [[nodiscard]] const std::vector<std::string>& problems() const { return problems_; }
+  [[nodiscard]] Result<JournalInfo> InfoOf(std::size_t source);
 
  private:
   struct Source;
-  void Fill(Source& source);
+  void Fill(std::size_t number);  // the source's own events ahead, and the queue with the first of them
 
   std::vector<std::unique_ptr<Source>> sources_;
-  std::vector<std::size_t> heap_;  // sources that have an event, the earliest first
+  // When each source that has an event ahead goes on, the earliest first. Equal times go by the order in which the journals
+  // were given, so that the outcome is always the same.
+  std::priority_queue<std::pair<std::int64_t, std::size_t>, std::vector<std::pair<std::int64_t, std::size_t>>, std::greater<>>
+      queue_;
   std::vector<std::string> problems_;
 };
 

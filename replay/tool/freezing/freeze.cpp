@@ -146,18 +146,24 @@ int RunThaw(const FreezeCommandOptions& options, Output& out) { return Perform(o
 }  // namespace
 
 Command FreezeCommand() {
-  return {"freeze", "Takes a living job off its GPUs, contexts and all: paused by AMem, then checkpointed by the driver",
-          "  amem-replay freeze 4711                  the job of that process, or of that launcher\n"
-          "  amem-replay freeze 4711 --json --deadline 120\n"
-          "  amem-replay freeze 4711 --undo           after the death of the tool: the job runs as before\n",
-          [](Arguments& arguments) { return SetUp<FreezeCommandOptions>(arguments, AddFreeze, RunFreeze); }, false};
+  return {kLivingGroup,
+          "freeze",
+          "Takes a job off its GPUs, contexts and all",
+          "  amem freeze 4711                  the job of that process, or of that launcher\n"
+          "  amem freeze 4711 --json --deadline 120\n"
+          "  amem freeze 4711 --undo           after the death of the tool: the job runs as before\n",
+          [](Arguments& arguments) { return SetUp<FreezeCommandOptions>(arguments, AddFreeze, RunFreeze); },
+          false};
 }
 
 Command ThawCommand() {
-  return {"thaw", "Brings a frozen job back onto its GPUs, or onto others, and lets it go on",
-          "  amem-replay thaw 4711\n"
-          "  amem-replay thaw 4711 --gpus 0=1,1=0     GPUs 0 and 1 change places\n",
-          [](Arguments& arguments) { return SetUp<FreezeCommandOptions>(arguments, AddThaw, RunThaw); }, false};
+  return {kLivingGroup,
+          "thaw",
+          "Brings a frozen job back onto its GPUs, or onto others",
+          "  amem thaw 4711\n"
+          "  amem thaw 4711 --gpus 0=1,1=0     GPUs 0 and 1 change places\n",
+          [](Arguments& arguments) { return SetUp<FreezeCommandOptions>(arguments, AddThaw, RunThaw); },
+          false};
 }
 
 }  // namespace amem::tool

@@ -16,7 +16,7 @@
 #include <mutex>
 #include <thread>
 
-#include "replay/tool/command_line/arguments.h"
+#include "replay/tool/command.h"
 #include "statemachine/event.h"
 
 namespace amem::tool {
@@ -37,10 +37,8 @@ bool WantsColor(const TerminalOptions& options, bool terminal) {
 
 // The command of the pager; null: none is wanted.
 const char* PagerCommand() {
-  for (const char* name : {"AMEM_PAGER", "PAGER"}) {
-    const char* command = std::getenv(name);
-    if (command != nullptr) return *command == '\0' || std::strcmp(command, "cat") == 0 ? nullptr : command;
-  }
+  const char* command = std::getenv("PAGER");
+  if (command != nullptr) return *command == '\0' || std::strcmp(command, "cat") == 0 ? nullptr : command;
   return "if command -v less >/dev/null 2>&1; then exec less; else exec cat; fi";
 }
 
@@ -58,7 +56,7 @@ bool BelongTogether(std::string_view before, std::string_view after) {
 }  // namespace
 
 void AddTerminalOptions(Arguments& arguments, TerminalOptions& options) {
-  arguments.Flag("--no-pager", options.no_pager, "Straight to the terminal, without AMEM_PAGER, PAGER or less").common = true;
+  arguments.Flag("--no-pager", options.no_pager, "Straight to the terminal, without PAGER or less").common = true;
   arguments.Add("--color", "WHEN", options.color, "Whether to use colours; auto is the default")
       .OneOf({"auto", "always", "never"})
       .common = true;
@@ -168,7 +166,7 @@ class ProgressLine {
       std::string line;
       {
         const std::lock_guard guard(mutex_);
-        line = "amem-replay: " + (done_ == 0 ? "" : std::to_string(done_) + " of ") + std::to_string(journals_) +
+        line = program_name + ": " + (done_ == 0 ? "" : std::to_string(done_) + " of ") + std::to_string(journals_) +
                (journals_ == 1 ? " journal, " : " journals, ") + FormatBytes(bytes_ >> 20 << 20) + ", " +
                std::to_string(seconds) + " s";
       }

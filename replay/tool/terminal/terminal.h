@@ -27,7 +27,7 @@ std::size_t TextWidth();
 // Text broken into lines of at most `width` columns; never within a number, or between it and its unit.
 std::vector<std::string> BrokenIntoLines(std::string_view text, std::size_t width);
 
-// Standard output as the options want it: in colours, through AMEM_PAGER, else PAGER, else less, which gets LESS=FRX unless it
+// Standard output as the options want it: in colours, through PAGER, else less, which gets LESS=FRX unless it
 // is set. Only a terminal is paged. The destructor waits until the reader has closed the pager.
 class Pager {
  public:

@@ -109,7 +109,7 @@ BROKEN = {
     "few descriptors": (lambda m: setattr(m, "may_open", 64), "problem", "64", "ulimit -n"),
     "no memory files": (lambda m: setattr(m, "no_memfd", "Operation not permitted"), "problem", "not permitted", "seccomp"),
     "little shared memory": (lambda m: m.free.update({"/dev/shm": 1 << 20}), "warning", "1 MiB", "--shm-size"),
-    "little host memory": (lambda m: m.files.update({"/proc/meminfo": "MemAvailable: 1048576 kB\n"}), "warning", "1024 MiB", "AMEM_PINNED_MB"),
+    "little host memory": (lambda m: m.files.update({"/proc/meminfo": "MemAvailable: 1048576 kB\n"}), "warning", "1024 MiB", "more memory"),
     "SELinux": (lambda m: m.files.update({"/sys/fs/selinux/enforce": "1"}), "note", "execmod", "setsebool"),
     "journals cannot be written": (lambda m: m.not_writable.update({"/data/journal": "Read-only file system"}), "problem", "Read-only", "AMEM_JOURNAL_DIR"),
     "/tmp cannot be written": (lambda m: (m.environment.pop("AMEM_JOURNAL_DIR"), m.not_writable.update({"/tmp/amem-1000/journal": "Permission denied"})),
@@ -207,6 +207,25 @@ class Command(unittest.TestCase):
             code, out, err = self.amem(*arguments)
             self.assertEqual((code, out), (2, ""), err)
             self.assertIn(word, err)
+
+    def test_each_of_its_commands_has_help(self):
+        for arguments in (["run", "--help"], ["help", "run"], ["demo", "-h"], ["--help", "version"]):
+            code, out, err = self.amem(*arguments)
+            self.assertEqual((code, err), (0, ""), arguments)
+            self.assertIn("amem run [--] COMMAND", out)
+        for arguments in (["help", "doctor"], ["doctor", "--help"]):
+            code, out, err = self.amem(*arguments)
+            self.assertEqual((code, err), (0, ""), arguments)
+            self.assertIn("--measure", out)
+
+    def test_all_else_is_the_other_programs_and_it_calls_itself_amem(self):
+        with tempfile.TemporaryDirectory() as folder:
+            tool = os.path.join(folder, "amem-replay")
+            subprocess.run(["gcc", "-x", "c", "-", "-o", tool], text=True, check=True,
+                           input='#include <stdio.h>\nint main(int n, char** v) { for (int i = 0; i < n; ++i) printf("%s|", v[i]); return 3; }\n')
+            for arguments in ([], ["help"], ["help", "why"], ["why", "4711", "--json"], ["--completion", "bash"], ["freeze"]):
+                code, out, err = self.amem(*arguments, AMEM_REPLAY=tool)
+                self.assertEqual((code, out, err), (3, "|".join(["amem", *arguments, ""]), ""))
 
     def test_doctor_as_json_has_a_schema_and_an_exit_code(self):
         shown = io.StringIO()

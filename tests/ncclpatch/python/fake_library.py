@@ -21,10 +21,8 @@ class Library:
         "amem_pool_leave": ctypes.CFUNCTYPE(ctypes.c_int),
         "amem_pause": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_uint, ctypes.c_void_p),
         "amem_resume": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_uint, ctypes.c_int),
-        "amem_wait": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p),
-        "amem_wait_stream": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p),
-        "amem_memory_json": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)),
-        "amem_stats_json": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)),
+        "amem_wait": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_uint, ctypes.c_void_p),
+        "amem_json": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)),
         "ncclPause": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p),
         "ncclResume": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p),
     }
@@ -128,17 +126,13 @@ class Library:
                 self.states[tag] = PAUSED
             else:
                 self._bring_back(tag)
-                if name == "amem_wait_stream":
+                if name == "amem_wait on a stream":
                     self.states[tag] = RESUMING  # the stream waits, the copies are under way
         return code
 
-    def _amem_wait(self, tag):
-        self.calls.append(("wait", tag.decode()))
-        return self._waited("amem_wait", tag.decode())
-
-    def _amem_wait_stream(self, tag, stream):
-        self.calls.append(("wait on", tag.decode(), stream))
-        return self._waited("amem_wait_stream", tag.decode())
+    def _amem_wait(self, tag, flags, stream):
+        self.calls.append(("wait on", tag.decode(), stream) if flags else ("wait", tag.decode()))
+        return self._waited("amem_wait on a stream" if flags else "amem_wait", tag.decode())
 
     def _write(self, value, buffer, length):
         text = json.dumps(value).encode() + b"\0"
@@ -146,11 +140,13 @@ class Library:
         if buffer is None:
             return 0
         if room < len(text):
-            return self._result("amem_memory_json", "", 4, "too small")
+            return self._result("amem_json", "", 4, "too small")
         ctypes.memmove(buffer, text, len(text))
         return 0
 
-    def _amem_memory_json(self, buffer, length):
+    def _amem_json(self, what, buffer, length):
+        if what == b"stats":
+            return self._write({"session": None, "nccl_libraries": self.nccl_libraries}, buffer, length)
         rows = [{"tag": tag, "state": state, "policy": ("preserve", "discard")[self.policies[tag]], "bytes": self._bytes(tag), "part_bytes": self._bytes(tag),
                  "resident_bytes": 0 if state == PAUSED else self._bytes(tag), "kept_bytes": self.kept.get(tag, 0)}
                 for tag, state in self.states.items()]
@@ -159,9 +155,6 @@ class Library:
     def _bytes(self, tag):
         held = sum(storage.nbytes() for storage in self.contents.storages(tag)) if self.contents and not self.bypassed else 0
         return held + self.sizes.get(tag, 0)
-
-    def _amem_stats_json(self, buffer, length):
-        return self._write({"session": None, "nccl_libraries": self.nccl_libraries}, buffer, length)
 
     def _ncclPause(self, _):
         self.calls.append(("ncclPause",))

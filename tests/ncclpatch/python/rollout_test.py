@@ -289,7 +289,7 @@ class Failures(WithTheFake):
         self.assertTrue(self.intact())
 
     def test_a_resume_that_fails_is_raised_and_can_be_tried_again(self):
-        for call, tag in (("ncclResume", "nccl"), ("amem_resume", PARAMETERS), ("amem_wait_stream", PARAMETERS)):
+        for call, tag in (("ncclResume", "nccl"), ("amem_resume", PARAMETERS), ("amem_wait on a stream", PARAMETERS)):
             self.library.fail[call, tag] = (1, "256 MiB short")
             with self.assertRaisesRegex(amem.AmemError, "256 MiB short"), self.offload.rollout():
                 pass
@@ -305,7 +305,7 @@ class Failures(WithTheFake):
             pass
         before = [p.clone() for p in self.model.parameters()]
         self.model(torch.ones(2, 8)).sum().backward()
-        self.library.fail["amem_wait_stream", OPTIMIZER] = (1, "256 MiB short")
+        self.library.fail["amem_wait on a stream", OPTIMIZER] = (1, "256 MiB short")
         for _ in range(2):
             with self.assertRaisesRegex(amem.AmemError, "256 MiB short"):
                 self.optimizer.step()

@@ -37,8 +37,6 @@ TEST(Options, values_are_taken) {
                               {"AMEM_SOCKET_DIR", "/data/s"},
                               {"AMEM_LOG", "debug"},
                               {"AMEM_LAYOUT", "direct"},
-                              {"AMEM_SLAB_MB", "64"},
-                              {"AMEM_PINNED_MB", "0"},
                               {"RANK", "12"}});
   ASSERT_TRUE(options.ok()) << options.status().message();
   EXPECT_EQ(options->group, -4);
@@ -49,8 +47,9 @@ TEST(Options, values_are_taken) {
   EXPECT_EQ(options->socket_directory, "/data/s");
   EXPECT_EQ(options->log_level, "debug");
   EXPECT_EQ(options->layout, Layout::kDirect);
-  EXPECT_EQ(options->slab_bytes, Bytes{64} << 20);
-  EXPECT_EQ(options->pinned_bytes, 0U);
+  const auto sized = Parse({{"AMEM_LAYOUT", "slab,64M"}});
+  EXPECT_EQ(sized->layout, Layout::kSlab);
+  EXPECT_EQ(sized->slab_bytes, Bytes{64} << 20);
   EXPECT_EQ(options->rank, 12);
 }
 
@@ -59,9 +58,11 @@ TEST(Options, an_unknown_value_names_variable_value_and_known_ones) {
                                              {"AMEM_GROUPID", "one"},
                                              {"AMEM_TIMEOUT_MS", "0"},
                                              {"AMEM_LAYOUT", "slabs"},
-                                             {"AMEM_SLAB_MB", "100"},
-                                             {"AMEM_SLAB_MB", "1"},
-                                             {"AMEM_PINNED_MB", "-1"},
+                                             {"AMEM_LAYOUT", "slab,100M"},
+                                             {"AMEM_LAYOUT", "slab,1M"},
+                                             {"AMEM_LAYOUT", "slab,64"},
+                                             {"AMEM_LAYOUT", "slab,8192M"},
+                                             {"AMEM_LAYOUT", "direct,64M"},
                                              {"AMEM_LOG", "loud"},
                                              {"AMEM_TIMEOUT_MS", "10s"},
                                              {"AMEM_JOURNAL_DIR", "relative"},

@@ -118,7 +118,7 @@ TEST_F(Report, of_a_pack_of_a_living_process_is_as_of_the_packing) {
 
 class TraceTool : public test::ToolTest {
  protected:
-  Ran Trace(const std::string& arguments) { return Shell("exec $TOOL trace " + arguments); }
+  Ran Trace(const std::string& arguments) { return Shell("exec $TOOL report --perfetto " + arguments); }
 };
 
 TEST_F(TraceTool, takes_no_more_memory_for_a_longer_journal) {

@@ -50,7 +50,7 @@ def trace_of_demo(bin_directory, scratch):
     directory, trace = os.path.join(scratch, "demo"), os.path.join(scratch, "demo.json")
     os.mkdir(directory)
     subprocess.run([os.path.join(bin_directory, "amem-demo"), "--ranks", "4", "--directory", directory], check=True, stdout=subprocess.DEVNULL)
-    subprocess.run([os.path.join(bin_directory, "amem-replay"), "trace", os.path.join(directory, "journal"), "-o", trace], check=True,
+    subprocess.run([os.path.join(bin_directory, "amem-replay"), "report", "--perfetto", os.path.join(directory, "journal"), "-o", trace], check=True,
                    stdout=subprocess.DEVNULL)
     return trace
 

@@ -29,7 +29,7 @@ class Agreement : public test::ToolTest {
     ASSERT_EQ(Shell("$TOOL pack $S/journals -o $S/job.amem").code, 0);
     why_ = Shell("$TOOL why --json $S/job.amem").json();
     ASSERT_TRUE(why_.is_object());
-    const Ran trace = Shell("$TOOL trace $S/job.amem -o $S/trace.json");
+    const Ran trace = Shell("$TOOL report --perfetto $S/job.amem -o $S/trace.json");
     ASSERT_EQ(trace.code, 0) << trace.err;
     trace_ = Json::parse(test::Contents(scratch_ / "trace.json"))["traceEvents"].get<std::vector<Json>>();
     const std::string page = Shell("$TOOL report $S/job.amem -o -").out;
@@ -54,15 +54,15 @@ TEST_F(Agreement, all_commands_name_a_rank_the_same) {
   EXPECT_EQ(tracks[kVictimsName], 20080);
   EXPECT_HAS(Shell("$TOOL log $S/job.amem --kind session-opened").out, ", " + kVictimsName + "\n");
   EXPECT_HAS(Shell("$TOOL verify $S/job.amem").out, kVictimsName + ", closed");
-  EXPECT_HAS(Shell("$TOOL info $S/job.amem").out, kVictimsName + ", group");
-  EXPECT_HAS(Shell("$TOOL run $S/job.amem").out, kVictimsName);
+  EXPECT_HAS(Shell("$TOOL ls -v $S/job.amem").out, kVictimsName + ", group");
+  EXPECT_HAS(Shell("$TOOL replay $S/job.amem").out, kVictimsName);
   // Where there is one session of a rank, its number is enough.
   for (int rank = 0; rank < kRanks; ++rank) {
     const std::string name = "rank " + std::to_string(rank);
     EXPECT_EQ(report_["sessions"][static_cast<std::size_t>(rank)]["name"], name);
-    EXPECT_HAS(Shell("$TOOL refs $S/job.amem").out, "\n" + name + " ");
+    EXPECT_HAS(Shell("$TOOL top --by peer $S/job.amem").out, "\n" + name + " ");
     EXPECT_HAS(Shell("$TOOL top --by peer $S/job.amem").out, "shared with " + name + "\n");
-    EXPECT_HAS(Shell("$TOOL run --json $S/job.amem").json()["devices"].dump(), "\"" + name + "\"");
+    EXPECT_HAS(Shell("$TOOL replay --json $S/job.amem").json()["devices"].dump(), "\"" + name + "\"");
   }
 }
 
@@ -98,7 +98,7 @@ TEST_F(Agreement, all_commands_say_the_same_of_when_a_step_failed) {
   }
   EXPECT_EQ(row_ns, traced_ns);
   const Json log = Json::parse(Shell("$TOOL log --json --kind step-failed $S/job.amem").out, nullptr, false);
-  const Json info = Shell("$TOOL info --json $S/job.amem").json();
+  const Json info = Shell("$TOOL ls --json $S/job.amem").json();
   for (const Json& session : info) {
     if (session["opened"]["rank"] != kVictim) continue;
     const std::uint64_t opened = session["opened"]["realtime_ns"], ticks = session["opened"]["monotonic_ns"];

@@ -1,4 +1,4 @@
-// The commands of amem-replay about whole jobs: run, diff, refs, top, tail, trace, pack, completion, and why of damaged
+// The commands of amem-replay about whole jobs: replay, state, top, log -f, report, pack, completion, and why of damaged
 // journals.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -49,10 +49,10 @@ class Commands : public test::ToolTest {
 };
 fs::path Commands::jobs_;
 
-// ---- run -------------------------------------------------------------------------------------------------------------------
+// ---- replay ----------------------------------------------------------------------------------------------------------------
 
 TEST_F(Commands, run_replays_a_healthy_job_without_a_difference) {
-  const Ran ran = Shell("$TOOL run --json $OK");
+  const Ran ran = Shell("$TOOL replay --json $OK");
   EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
   const Json report = ran.json();
   EXPECT_EQ(report["same"], true);
@@ -63,11 +63,11 @@ TEST_F(Commands, run_replays_a_healthy_job_without_a_difference) {
 }
 
 TEST_F(Commands, run_reproduces_an_out_of_memory_with_as_little_memory_and_not_with_more) {
-  const Ran little = Shell("$TOOL run --json $OOM --memory 2=20MiB");
+  const Ran little = Shell("$TOOL replay --json $OOM --memory 2=20MiB");
   EXPECT_EQ(little.code, 0) << little.out << little.err;
   EXPECT_EQ(little.json()["failures_reproduced"], 1);
   EXPECT_EQ(little.json()["same"], true);
-  const Ran enough = Shell("$TOOL run $OOM --memory SIM-2=64MiB");
+  const Ran enough = Shell("$TOOL replay $OOM --memory SIM-2=64MiB");
   EXPECT_EQ(enough.code, 3) << enough.err;
   EXPECT_HAS(enough.out, "first difference: rank 2");
   EXPECT_HAS(enough.out, "recorded  check memory device 2, 36 MiB: device 2 has 16 MiB free");
@@ -76,40 +76,40 @@ TEST_F(Commands, run_reproduces_an_out_of_memory_with_as_little_memory_and_not_w
 }
 
 TEST_F(Commands, run_shows_where_less_memory_would_have_failed) {
-  const Ran ran = Shell("$TOOL run --json $OK --memory 1=20MiB");
+  const Ran ran = Shell("$TOOL replay --json $OK --memory 1=20MiB");
   EXPECT_EQ(ran.code, 3) << ran.err;
   EXPECT_HAS(std::string(ran.json()["difference"]["what"]), "check memory device 1");
   EXPECT_HAS(std::string(ran.json()["difference"]["replayed"]), "20 MiB free");
 }
 
 TEST_F(Commands, run_stops_where_it_is_told_and_refuses_what_it_does_not_understand) {
-  const Ran ran = Shell("$TOOL run --json $OK --until 1:60");
+  const Ran ran = Shell("$TOOL replay --json $OK --to 1#60");
   EXPECT_EQ(ran.code, 0) << ran.err;
-  EXPECT_LT(ran.json()["events"], Shell("$TOOL run --json $OK").json()["events"]);
-  for (const char* wrong : {"--until 9:60", "--until 60", "--until x", "--memory 9=1G", "--memory 2", "--memory 2=lots"}) {
-    const Ran refused = Shell(std::string("$TOOL run $OK ") + wrong);
+  EXPECT_LT(ran.json()["events"], Shell("$TOOL replay --json $OK").json()["events"]);
+  for (const char* wrong : {"--to 9#60", "--to=#60", "--to x", "--memory 9=1G", "--memory 2", "--memory 2=lots"}) {
+    const Ran refused = Shell(std::string("$TOOL replay $OK ") + wrong);
     EXPECT_EQ(refused.code, 1) << wrong << refused.out;
     EXPECT_FALSE(refused.err.empty());
   }
 }
 
 TEST_F(Commands, run_of_one_journal_does_without_the_others) {
-  const Ran ran = Shell("$TOOL run $(ls -d $OK/*1)");
+  const Ran ran = Shell("$TOOL replay $(ls -d $OK/*1)");
   EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
   EXPECT_HAS(ran.out, "replayed 1 session, ");
 }
 
 // The same job and the same failures, with a process for each rank and descriptors over sockets.
 TEST_F(Commands, run_with_a_process_per_rank_finds_the_same) {
-  const Json together = Shell("$TOOL run --json $OK").json();
-  const Ran apart = Shell("$TOOL run --json --processes $OK");
+  const Json together = Shell("$TOOL replay --json $OK").json();
+  const Ran apart = Shell("$TOOL replay --json --processes $OK");
   EXPECT_EQ(apart.code, 0) << apart.out << apart.err;
   EXPECT_EQ(apart.json(), together);
   const std::string wrong = " $OOM --memory 2=64MiB";
-  EXPECT_EQ(Shell("$TOOL run --json --processes" + wrong).json(), Shell("$TOOL run --json" + wrong).json());
-  EXPECT_EQ(Shell("$TOOL run --json --processes $OOM --memory 2=20MiB").json()["failures_reproduced"], 1);
-  EXPECT_EQ(Shell("$TOOL run --json --processes $OK --until 1:60").json(), Shell("$TOOL run --json $OK --until 1:60").json());
-  const Ran alone = Shell("$TOOL run --processes $(ls -d $OK/*1)");
+  EXPECT_EQ(Shell("$TOOL replay --json --processes" + wrong).json(), Shell("$TOOL replay --json" + wrong).json());
+  EXPECT_EQ(Shell("$TOOL replay --json --processes $OOM --memory 2=20MiB").json()["failures_reproduced"], 1);
+  EXPECT_EQ(Shell("$TOOL replay --json --processes $OK --to 1#60").json(), Shell("$TOOL replay --json $OK --to 1#60").json());
+  const Ran alone = Shell("$TOOL replay --processes $(ls -d $OK/*1)");
   EXPECT_EQ(alone.code, 0) << alone.out << alone.err;
   EXPECT_HAS(alone.out, "steps on the simulator, one process a session;");
   EXPECT_EQ(Shell("ls -d ${TMPDIR:-/tmp}/amem-replay-*").code, 2) << "nothing is left behind";
@@ -118,17 +118,17 @@ TEST_F(Commands, run_with_a_process_per_rank_finds_the_same) {
 // A stand-in for libcuda: what is shown here is that the calls go where libcuda is.
 TEST_F(Commands, run_on_the_driver_makes_the_calls_there) {
   const std::string on_sim = "LD_LIBRARY_PATH='" AMEM_STAND_INS "' AMEM_SIM_WORLD=$S/world AMEM_SIM_DEVICES=";
-  const Ran ran = Shell(on_sim + "4 $TOOL run --json --driver cuda $OK");
+  const Ran ran = Shell(on_sim + "4 $TOOL replay --json --driver cuda $OK");
   EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
   EXPECT_EQ(ran.json()["same"], true) << ran.out;
-  EXPECT_EQ(ran.json()["calls"], Shell("$TOOL run --json $OK").json()["calls"]);
-  EXPECT_HAS(Shell("rm $S/world; " + on_sim + "2 $TOOL run --driver cuda $OK").err, "there are fewer here");
-  const Ran limited = Shell("rm $S/world; " + on_sim + "4 $TOOL run --json --driver cuda --memory 2=20MiB $OOM");
+  EXPECT_EQ(ran.json()["calls"], Shell("$TOOL replay --json $OK").json()["calls"]);
+  EXPECT_HAS(Shell("rm $S/world; " + on_sim + "2 $TOOL replay --driver cuda $OK").err, "there are fewer here");
+  const Ran limited = Shell("rm $S/world; " + on_sim + "4 $TOOL replay --json --driver cuda --memory 2=20MiB $OOM");
   EXPECT_EQ(limited.json()["failures_reproduced"], 1) << limited.out << limited.err;
 }
 
 TEST_F(Commands, run_on_gpus_says_what_is_missing) {
-  const Ran ran = Shell("CUDA_VISIBLE_DEVICES= $TOOL run $OK --driver cuda");
+  const Ran ran = Shell("CUDA_VISIBLE_DEVICES= $TOOL replay $OK --driver cuda");
   EXPECT_EQ(ran.code, 1) << ran.out << ran.err;
   EXPECT_HAS(ran.err, "the journals use 4 devices, and there are fewer here (asked for device 0)");
 }
@@ -141,7 +141,7 @@ TEST_F(Commands, run_finds_a_result_that_cannot_be) {
   story.Then(RangeReserved{.address = Address{0x7f0000000000}, .bytes = 4 * test::kMiB});
   story.Then(Mapped{.address = Address{0x7f0000000000}, .bytes = test::kMiB, .allocation = id});  // a handle is mapped whole
   test::WriteJournal(story, scratch_ / "journal");
-  const Ran ran = Shell("$TOOL run $S/journal");
+  const Ran ran = Shell("$TOOL replay $S/journal");
   EXPECT_EQ(ran.code, 3) << ran.err;
   EXPECT_HAS(ran.out, "event 4: result of \"mapped: address 0x7f0000000000");
   EXPECT_HAS(ran.out, "CUDA_ERROR_NOT_SUPPORTED");
@@ -180,36 +180,38 @@ TEST_F(Commands, log_reads_more_journals_than_a_process_may_have_open) {
   EXPECT_EQ(ran.err, "");
 }
 
-// ---- diff, refs, top -------------------------------------------------------------------------------------------------------
+// ---- state, top ----------------------------------------------------------------------------------------------------
 
-TEST_F(Commands, diff_tells_what_changed_between_two_events) {
-  const Ran same = Shell("$TOOL diff $(ls -d $OK/*1)@40 @40");
+TEST_F(Commands, state_tells_what_changed_between_two_events) {
+  const Ran same = Shell("$TOOL state $(ls -d $OK/*1) --at=#40 --to=#40");
   EXPECT_EQ(same.code, 0) << same.err;
   EXPECT_HAS(same.out, "no difference");
-  const Ran ran = Shell("$TOOL diff $(ls -d $OK/*1)@20 @104");
+  const Ran ran = Shell("$TOOL state $(ls -d $OK/*1) --at=#20 --to=#104");
   EXPECT_EQ(ran.code, 3) << ran.err;
   EXPECT_HAS(ran.out, "~ lifecycle: running  ->  pausing");
   EXPECT_HAS(ran.out, "+ allocation 9: 10 MiB on device 1, own, saved");
   EXPECT_HAS(ran.out, "~ pauses begun: 0  ->  1");
-  const Ran json = Shell("$TOOL diff --json $(ls -d $OK/*1)@20 @104");
+  const Ran json = Shell("$TOOL state --json $(ls -d $OK/*1) --at=#20 --to=#104");
   EXPECT_EQ(json.json()["differences"].size() + 2, std::count(ran.out.begin(), ran.out.end(), '\n') - 1U);
-  EXPECT_EQ(Shell("$TOOL diff $(ls -d $OK/*1)@x @104").code, 1);
-  EXPECT_EQ(Shell("$TOOL diff $OK $OK").code, 2);
+  EXPECT_EQ(Shell("$TOOL state $(ls -d $OK/*1) --at x --to=#104").code, 1);
+  EXPECT_EQ(Shell("$TOOL state $OK --to=#5").code, 1) << "of which session?";
+  const Ran two = Shell("$TOOL state $(ls -d $OK/*1) $(ls -d $OK/*1) --at=#20 --to=#104");
+  EXPECT_EQ(two.out, ran.out);
 }
 
 TEST_F(Commands, refs_are_the_ring_that_the_job_made) {
-  const Json graph = Shell("$TOOL refs --json $OK").json();
+  const Json graph = Shell("$TOOL top --by peer --json $OK").json();
   ASSERT_EQ(graph["references"].size(), 4U);
   for (const Json& edge : graph["references"]) {
     EXPECT_EQ(edge["allocations"], 3);
     EXPECT_EQ(edge["bytes"], Bytes{6} << 20);
     EXPECT_EQ(edge["known_to_importer"], true);
   }
-  const Ran dot = Shell("$TOOL refs --dot $OK");
+  const Ran dot = Shell("$TOOL top --dot $OK");
   EXPECT_HAS(dot.out, "digraph references {");
   // Who closed first may be marked as lost by the others.
   EXPECT_HAS(dot.out, "\"5e55000000000001\" -> \"5e55000000000000\" [label=\"3, 6 MiB");
-  EXPECT_HAS(Shell("$TOOL refs $(ls -d $OK/*1)").out, "not given");
+  EXPECT_HAS(Shell("$TOOL top --by peer $(ls -d $OK/*1)").out, "not given");
 }
 
 TEST_F(Commands, tags_are_shown_by_top_state_info_log_why_and_run) {
@@ -234,29 +236,29 @@ TEST_F(Commands, tags_are_shown_by_top_state_info_log_why_and_run) {
   EXPECT_EQ(state.json()["pools"][0]["lifecycle"], "paused");
   const Ran schema = Shell("$TOOL state --json $S/tags > $S/state && python3 -B " AMEM_JSON_SCHEMA " < $S/state");
   EXPECT_EQ(schema.code, 0) << schema.out << schema.err;
-  EXPECT_HAS(Shell("$TOOL info $S/tags").out, "weights (preserve, paused) 6 MiB");
+  EXPECT_HAS(Shell("$TOOL ls -v $S/tags").out, "weights (preserve) paused, 2 pauses begun, 1 chunk 6 MiB");
   EXPECT_HAS(Shell("$TOOL log $S/tags --allocation " + std::to_string(chunk.value)).out, "pool allocated");
   EXPECT_EQ(Shell("$TOOL why --json $S/tags").json()["healthy"], true);
-  const Ran run = Shell("$TOOL run --json $S/tags");
+  const Ran run = Shell("$TOOL replay --json $S/tags");
   EXPECT_EQ(run.json()["same"], true) << run.out << run.err;
 }
 
 TEST_F(Commands, top_sums_by_site_peer_size_and_age) {
-  const Json by_site = Shell("$TOOL top --json $OK").json();
+  const Json by_site = Shell("$TOOL top --by site --json $OK").json();
   ASSERT_EQ(by_site.size(), 2U);
   EXPECT_EQ(by_site[0]["site"], "libnccl+46b260 < +4471f2");
   EXPECT_EQ(by_site[0]["bytes"], Bytes{120} << 20);
   EXPECT_EQ(by_site[0]["count"], 12);
   EXPECT_EQ(Shell("$TOOL top --by size --json $OK").json()[1]["size"], "2 MiB");
   EXPECT_EQ(Shell("$TOOL top --by age --json $OK").json()[0]["age"], "under 1 s");
-  EXPECT_GE(Shell("$TOOL top --by peer --json $OK").json().size(), 5U);  // owners may have seen others leave
+  EXPECT_GE(Shell("$TOOL top --by peer --json $OK").json()["peers"].size(), 5U);  // owners may have seen others leave
   EXPECT_EQ(Shell("$TOOL top --by colour $OK").code, 1);
 }
 
 // ---- trace -----------------------------------------------------------------------------------------------------------------
 
 TEST_F(Commands, trace_has_a_track_for_each_rank_slices_arrows_and_counters) {
-  const Ran ran = Shell("$TOOL trace $OK -o $S/trace.json");
+  const Ran ran = Shell("$TOOL report --perfetto $OK -o $S/trace.json");
   ASSERT_EQ(ran.code, 0) << ran.err;
   const Json trace = Json::parse(Contents(scratch_ / "trace.json"), nullptr, false);
   ASSERT_TRUE(trace.is_object());
@@ -278,7 +280,7 @@ TEST_F(Commands, trace_has_a_track_for_each_rank_slices_arrows_and_counters) {
   EXPECT_EQ(starts.size(), 12U);
   EXPECT_EQ(starts, ends);
   EXPECT_EQ(counted.size(), 4U);
-  const Ran failed = Shell("$TOOL trace $OOM -o $S/trace.json");
+  const Ran failed = Shell("$TOOL report --perfetto $OOM -o $S/trace.json");
   EXPECT_EQ(failed.code, 0);
   EXPECT_HAS(Contents(scratch_ / "trace.json"), "\"name\":\"step failed\"");
 }
@@ -288,7 +290,7 @@ TEST_F(Commands, trace_has_a_track_for_each_rank_slices_arrows_and_counters) {
 TEST_F(Commands, a_pack_says_the_same_as_the_journals) {
   ASSERT_EQ(Shell("$TOOL pack $OOM -o $S/job.amem").code, 0);
   EXPECT_LT(fs::file_size(scratch_ / "job.amem"), 20'000U);
-  for (const char* command : {"log", "verify", "why", "why --json", "run", "refs", "top"}) {
+  for (const char* command : {"log", "verify", "why", "why --json", "replay", "top --by peer", "top"}) {
     // Sessions may be listed in another order, and where they lie is another place; all else is the same, word for word.
     const auto ran = [&](const std::string& place) {
       return Shell(std::string("$TOOL ") + command + " " + place +
@@ -299,7 +301,7 @@ TEST_F(Commands, a_pack_says_the_same_as_the_journals) {
     EXPECT_EQ(directory.out, pack.out) << command;
     EXPECT_FALSE(pack.out.empty()) << command;
   }
-  const Ran unpacked = Shell("$TOOL unpack $S/job.amem -o $S/journals && $TOOL state --json $S/journals/5e55000000000002");
+  const Ran unpacked = Shell("$TOOL pack -x $S/job.amem -o $S/journals && $TOOL state --json $S/journals/5e55000000000002");
   EXPECT_EQ(unpacked.code, 0) << unpacked.err;
   EXPECT_HAS(unpacked.out, Shell("$TOOL state --json $OOM/5e55000000000002").out);
   EXPECT_FALSE(Has(Shell("ls $S").out, "amem-replay-")) << "what was unpacked is still there";
@@ -307,7 +309,7 @@ TEST_F(Commands, a_pack_says_the_same_as_the_journals) {
 
 TEST_F(Commands, an_anonymous_pack_has_no_names_and_the_same_verdict) {
   ASSERT_EQ(Shell("$TOOL pack $OOM -o $S/job.amem --anonymous").code, 0);
-  const std::string log = Shell("$TOOL log $S/job.amem; $TOOL why $S/job.amem; $TOOL info --json $S/job.amem").out;
+  const std::string log = Shell("$TOOL log $S/job.amem; $TOOL why $S/job.amem; $TOOL ls --json $S/job.amem").out;
   EXPECT_FALSE(Has(log, "alpha"));
   EXPECT_FALSE(Has(log, "SIM-"));
   EXPECT_HAS(log, "host-1");
@@ -325,7 +327,7 @@ TEST_F(Commands, a_damaged_pack_exits_with_2_and_says_so) {
   const Ran cut = Shell("$TOOL why $S/cut.amem");
   EXPECT_EQ(cut.code, 2) << cut.out;
   EXPECT_HAS(cut.err, "cut short");
-  EXPECT_EQ(Shell("$TOOL unpack $S/noise.amem -o $S/x").code, 2);
+  EXPECT_EQ(Shell("$TOOL pack -x $S/noise.amem -o $S/x").code, 2);
   EXPECT_EQ(Shell("$TOOL why $S/noise.amem").code, 2);
 }
 
@@ -380,7 +382,7 @@ TEST_F(Commands, why_of_some_ranks_only_names_those_that_are_missing) {
 }
 
 TEST_F(Commands, why_tells_job_by_job_and_the_failure_first) {
-  ASSERT_EQ(Shell("$TOOL pack $OOM -o $S/job.amem && $TOOL unpack $S/job.amem -o $S/journals").code, 0);
+  ASSERT_EQ(Shell("$TOOL pack $OOM -o $S/job.amem && $TOOL pack -x $S/job.amem -o $S/journals").code, 0);
   // A later job, which has nothing to do with the first.
   std::uint64_t clock = 1'000'000'000;
   Story story(0x77, 0, &clock);
@@ -400,9 +402,9 @@ TEST_F(Commands, why_tells_job_by_job_and_the_failure_first) {
   EXPECT_EQ(Shell("$TOOL why --all $S/journals").code, 3);
 }
 
-// ---- tail ------------------------------------------------------------------------------------------------------------------
+// ---- log -f ---------------------------------------------------------------------------------------------------------------
 
-TEST_F(Commands, tail_follows_a_live_session_to_its_end) {
+TEST_F(Commands, log_f_follows_a_live_session_to_its_end) {
   std::uint64_t clock = 1'000'000'000;
   Story story(0x77, 5, &clock);
   const auto writer = test::BeginJournal(story, scratch_ / "journal");
@@ -418,7 +420,7 @@ TEST_F(Commands, tail_follows_a_live_session_to_its_end) {
     EXPECT_TRUE(writer->Close().ok());
   });
   // Where it starts late, as under a sanitizer, it begins with what was there before.
-  const Ran ran = Shell("timeout 20 $TOOL tail --last 100 --interval 20 $S/journal");
+  const Ran ran = Shell("timeout 20 $TOOL log -f --last 100 --interval 20 $S/journal");
   EXPECT_EQ(ran.code, 0) << ran.err;
   EXPECT_HAS(ran.out, "# rank 5");
   for (int id = 1; id <= 20; ++id) EXPECT_HAS(ran.out, "allocation created: allocation " + std::to_string(id) + ",");
@@ -426,24 +428,169 @@ TEST_F(Commands, tail_follows_a_live_session_to_its_end) {
   EXPECT_HAS(ran.out, "has ended");
 }
 
-TEST_F(Commands, tail_of_nobody_says_so) {
-  const Ran ran = Shell("export AMEM_JOURNAL_DIR=$OK; $TOOL tail 999999");
+TEST_F(Commands, log_f_of_nobody_says_so) {
+  const Ran ran = Shell("export AMEM_JOURNAL_DIR=$OK; $TOOL log -f 999999");
   EXPECT_EQ(ran.code, 2);
   EXPECT_HAS(ran.err, "process 999999 has no journal");
 }
 
 // ---- completion ------------------------------------------------------------------------------------------------------------
 
-TEST_F(Commands, completion_knows_every_command_and_option) {
+TEST_F(Commands, completion_knows_every_command_option_and_value) {
   const Ran ran = Shell(
-      "source <($TOOL completion bash); complete_for() { COMP_WORDS=(amem-replay \"$@\"); COMP_CWORD=$#; "
-      "_amem_replay; printf '%s ' \"${COMPREPLY[@]}\"; echo; }; complete_for ''; complete_for wh; complete_for run --m");
+      "cd $S; PATH=$(dirname $TOOL):$PATH; source <($TOOL --completion bash); complete_for() { COMP_WORDS=(amem-replay "
+      "\"$@\"); "
+      "COMP_CWORD=$#; _amem-replay; printf '%s ' \"${COMPREPLY[@]}\"; echo; }; complete_for ''; complete_for wh; complete_for "
+      "replay --m; complete_for top --by ''; complete_for why ''");
   EXPECT_EQ(ran.code, 0) << ran.err;
+  const std::vector<std::string> lines = ran.lines();
+  ASSERT_EQ(lines.size(), 5U) << ran.out;
+  for (const char* command : {"why", "ls", "log", "state", "verify", "replay", "top", "pack", "help"})
+    EXPECT_HAS(lines[0], command);
+  EXPECT_EQ(lines[1], "why ");
+  EXPECT_EQ(lines[2], "--memory ");
+  EXPECT_EQ(lines[3], "tag communicator peer site size age ");
+  EXPECT_EQ(lines[4], " ") << "the shell's own files";
+}
+
+// ---- what a command is given
+// -------------------------------------------------------------------------------------------------
+
+TEST_F(Commands, the_old_names_print_the_new_ones) {
+  for (const auto& [was, is] : std::map<std::string, std::string>{{"info", "ls -v"},
+                                                                  {"status", "ls --live"},
+                                                                  {"tail", "log -f"},
+                                                                  {"trace", "report --perfetto"},
+                                                                  {"refs", "top --by peer"},
+                                                                  {"diff", "state --at A --to B"},
+                                                                  {"run", "replay"},
+                                                                  {"critical-path", "why --slow"},
+                                                                  {"unpack", "pack -x"},
+                                                                  {"collect", "pack HOST:[DIR]"},
+                                                                  {"completion", "--completion SHELL"},
+                                                                  {"manual", "--man"}}) {
+    const Ran ran = Shell("$TOOL " + was + " $OK");
+    EXPECT_EQ(ran.code, 1) << was;
+    EXPECT_EQ(ran.err, "amem-replay: " + was + " is `amem-replay " + is + "` now\n");
+    EXPECT_EQ(ran.out, "");
+  }
+}
+
+// Two jobs in one directory: of ranks 0 and 1, with the pids 1000 and 1001, and of another program.
+TEST_F(Commands, a_pid_a_jobs_id_or_a_session_means_its_job_for_every_command) {
+  test::Job job;
+  for (Story* story : {&job.owner, &job.importer})
+    std::get<SessionOpened>(story->events()[0].body).launcher = {"SLURM_JOB_ID=77"};
+  job.Share();
+  job.LetGo();
+  job.Close();
+  const fs::path owner = test::WriteJournal(job.owner, scratch_ / "home");
+  const fs::path importer = test::WriteJournal(job.importer, scratch_ / "home");
+  std::uint64_t clock = 1'000'000'000;
+  Story other(0x77, 5, &clock);
+  std::get<SessionOpened>(other.events()[0].body).realtime_ns = 4'000'000'000'000'000'000;
+  std::get<SessionOpened>(other.events()[0].body).pid = 9999;
+  for (int i = 0; i < 2; ++i) other.Create();
+  other.Then(SessionClosed{"exit"});
+  test::WriteJournal(other, scratch_ / "home");
+  const std::string home = "export AMEM_JOURNAL_DIR=$S/home; $TOOL ";
+  const std::string both = owner.string() + " " + importer.string();
   for (const char* command :
-       {"why", "ls", "info", "log", "state", "verify", "run", "diff", "refs", "top", "tail", "trace", "pack", "unpack"})
-    EXPECT_HAS(ran.out, command);
-  EXPECT_HAS(ran.out, "\nwhy \n");
-  EXPECT_HAS(ran.out, "--memory");
+       {"why", "ls", "ls -v", "verify", "replay", "top", "top --by peer", "watch --once --json", "why --slow"}) {
+    const auto sorted = [&](const std::string& targets) {  // the time of a picture aside
+      return Shell(home + command + " " + targets + " | sed -E 's/\"at_ns\":[0-9]+//; s/_wall_ns\":[0-9]+//' | sort").out;
+    };
+    for (const char* target : {"1000", "1001", "77"})
+      EXPECT_EQ(sorted(target).size(), sorted(both).size()) << command << " " << target;
+    if (command != std::string("why --slow")) EXPECT_NE(sorted("1000"), sorted("9999")) << command;  // neither has paused
+  }
+  EXPECT_EQ(Shell(home + "log 1001").out, Shell("$TOOL log " + importer.string()).out) << "a process alone";
+  EXPECT_EQ(Shell(home + "state 1001").out, Shell("$TOOL state " + importer.string()).out);
+  EXPECT_EQ(Shell(home + "state " + owner.filename().string()).out, Shell("$TOOL state " + owner.string()).out);
+  EXPECT_EQ(Shell(home + "state 77 --rank 1").out, Shell("$TOOL state " + importer.string()).out);
+  EXPECT_EQ(Shell(home + "pack 77 -o $S/job.amem >&2 && $TOOL ls $S/job.amem | wc -l").out, "3\n") << "two and the heading";
+  const Ran nobody = Shell(home + "why 4242");
+  EXPECT_EQ(nobody.code, 2);
+  EXPECT_HAS(nobody.err, "process 4242 has no journal");
+  EXPECT_HAS(Shell(home + "ls nothing-of-this-name").err, "no file or directory here, and no job or session");
+}
+
+TEST_F(Commands, ranks_are_chosen_in_one_way) {
+  for (const char* command : {"why", "ls", "ls -v", "log", "top", "verify", "replay", "watch --once"}) {
+    const Ran one = Shell(std::string("$TOOL ") + command + " $OK --rank 1 | sed s/20..-..-.....*UTC,//");
+    EXPECT_EQ(one.out, Shell(std::string("$TOOL ") + command + " $(ls -d $OK/*1) | sed s/20..-..-.....*UTC,//").out) << command;
+    EXPECT_EQ(Shell(std::string("$TOOL ") + command + " $OK --rank 9").code, 2) << command;
+  }
+  EXPECT_EQ(Shell("$TOOL ls $OK --rank 0,2 | tail -n +2 | wc -l").out, "2\n");
+  EXPECT_EQ(Shell("$TOOL ls $OK --rank 5e55000000000003 | tail -n +2 | wc -l").out, "1\n");
+  EXPECT_EQ(Shell("$TOOL ls $OK --rank x").code, 1);
+}
+
+TEST_F(Commands, positions_are_events_or_times_in_every_command) {
+  const std::string one = " $(ls -d $OK/*1) ";
+  const Ran then = Shell("$TOOL log" + one + "--to=#60 --last 1");
+  const std::string seconds = then.out.substr(then.out.find('+') + 1, 8);  // of event 60, cut to microseconds
+  const std::string after = "$(python3 -c 'print(" + seconds + "+0.000001)')";
+  EXPECT_EQ(Shell("$TOOL log" + one + "--to " + after).out, Shell("$TOOL log" + one + "--to=#60").out);
+  EXPECT_EQ(Shell("$TOOL log" + one + "--from=#10 --from " + seconds + " --to=#60 | wc -l").out, "1\n") << "both count";
+  EXPECT_EQ(Shell("$TOOL state" + one + "--at " + after).out, Shell("$TOOL state" + one + "--at=#60").out);
+  EXPECT_EQ(Shell("$TOOL top" + one + "--at " + after).out, Shell("$TOOL top" + one + "--at=#60").out);
+  EXPECT_EQ(Shell("$TOOL replay" + one + "--json --to " + after).out, Shell("$TOOL replay" + one + "--json --to=#60").out);
+  EXPECT_EQ(Shell("$TOOL replay $OK --json --to 1#60").code, 0);
+  const auto slices = [&](const std::string& from) {
+    EXPECT_EQ(Shell("$TOOL report --perfetto $OK -o $S/trace.json " + from).code, 0) << from;
+    return Json::parse(Contents(scratch_ / "trace.json"))["traceEvents"].size();
+  };
+  EXPECT_LT(slices("--from 1#60"), slices(""));
+  for (const char* wrong : {"log --from '#x'", "log --from 2#17", "state --at nine", "top --at yesterday", "report --from 1",
+                            "report --perfetto --from '#5'", "log -f --to 3"})
+    EXPECT_EQ(Shell(std::string("$TOOL ") + wrong + " $OK").code, 1) << wrong;
+  EXPECT_HAS(Shell("$TOOL log $OK --from #17").err, "write --from=#17");
+}
+
+TEST_F(Commands, a_pack_of_a_living_job_is_known_as_one) {
+  std::uint64_t clock = 1'000'000'000;
+  Story story(0x77, 5, &clock);
+  story.Create();
+  const auto writer = test::BeginJournal(story, scratch_ / "journal");
+  EXPECT_HAS(Shell("$TOOL ls $S/journal").out, "live");
+  ASSERT_EQ(Shell("$TOOL pack $S/journal -o $S/job.amem").code, 0);
+  const Ran listed = Shell("$TOOL ls $S/job.amem");
+  EXPECT_HAS(listed.out, " packed ");
+  EXPECT_FALSE(Has(listed.out, "live")) << listed.out;
+  const Ran followed = Shell("timeout 10 $TOOL log -f $S/job.amem");
+  EXPECT_EQ(followed.code, 0) << "it does not wait for a process that it cannot see";
+  EXPECT_HAS(followed.out, "has ended");
+  EXPECT_EQ(Shell("$TOOL watch --once $S/job.amem").code, 0);
+  EXPECT_EQ(Shell("timeout 10 $TOOL watch $S/job.amem").code, 2) << "nobody lives in it";
+}
+
+TEST_F(Commands, what_is_asked_in_vain_says_so) {
+  const Ran nothing = Shell("$TOOL log $OK --allocation 999");
+  EXPECT_EQ(nothing.code, 0);
+  EXPECT_HAS(nothing.err, "None of the events of 4 sessions is wanted.");
+  EXPECT_EQ(Shell("$TOOL log --json $OK --allocation 999").err, "") << "for programs nothing is an answer";
+  const Ran file = Shell("echo text > $S/file; $TOOL why $S/file");
+  EXPECT_EQ(file.code, 2);
+  EXPECT_HAS(file.err, "file is neither a pack (`amem-replay pack` makes one) nor a directory of journals");
+}
+
+TEST_F(Commands, it_calls_itself_by_the_name_by_which_it_was_called) {
+  const Ran ran = Shell("ln -s $TOOL $S/amem; $S/amem help why; $S/amem help; $S/amem frobnicate");
+  EXPECT_HAS(ran.out, "Usage: amem why ");
+  EXPECT_HAS(ran.out, "  amem why --slow DIR");
+  EXPECT_HAS(ran.out, "  doctor ");
+  EXPECT_FALSE(Has(ran.out + ran.err, "amem-replay"));
+  EXPECT_HAS(ran.err, "amem: there is no command \"frobnicate\"; `amem help` lists them");
+  const Ran other = Shell("$TOOL help why; $TOOL help");
+  EXPECT_HAS(other.out, "  amem-replay why --slow DIR");
+  EXPECT_FALSE(Has(other.out, "  doctor "));
+}
+
+TEST_F(Commands, output_has_a_name_by_default) {
+  EXPECT_EQ(Shell("cd $S; $TOOL pack $OK && $TOOL pack -x job.amem && $TOOL report --perfetto $OK && $TOOL report $OK").code,
+            0);
+  EXPECT_EQ(Shell("cd $S; ls -d *; ls job | wc -l").out, "amem-report.html\namem-trace.json\nerr\njob\njob.amem\nout\n4\n");
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ class VerdictTest : public test::ToolTest, public ::testing::WithParamInterface<
     EXPECT_NE(verdict["healthy"], !verdict["evidence"].empty());
     for (const auto& [list, code] : {std::pair("reproduces", 0), std::pair("reproduces_not", 3)}) {
       for (const std::string options : expected.value(list, Json::array())) {
-        const test::Ran ran = Shell("$TOOL run '" + journals.string() + "' " + options);
+        const test::Ran ran = Shell("$TOOL replay '" + journals.string() + "' " + options);
         EXPECT_EQ(ran.code, code) << list << " with '" << options << "'\n" << ran.out << ran.err;
       }
     }

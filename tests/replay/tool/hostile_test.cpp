@@ -24,19 +24,19 @@ using test::Story;
 constexpr const char* kCommands[] = {"why",
                                      "why --json",
                                      "ls",
-                                     "info",
-                                     "info --json",
+                                     "ls -v",
+                                     "ls --json",
                                      "log",
                                      "log --json",
                                      "verify",
-                                     "refs",
+                                     "top --by peer",
                                      "top",
-                                     "run",
-                                     "run --json",
+                                     "replay",
+                                     "replay --json",
                                      "state",
                                      "state --json",
                                      "report -o $S/page.html",
-                                     "trace -o $S/trace.json",
+                                     "report --perfetto -o $S/trace.json",
                                      "pack -o $S/again.amem"};
 #ifdef AMEM_SANITIZED
 constexpr long kMore = 8;  // what a sanitizer takes besides
@@ -226,7 +226,7 @@ TEST_F(Hostile, a_device_with_a_number_beyond_reason_is_refused_at_once) {
     far.location.id = ordinal;
     story.Then(AllocationCreated{.allocation = AllocationId{1}, .bytes = 2 << 20, .properties = far});
     WriteJournal(story);
-    const Ran ran = Shell("timeout 10 $TOOL run $S/journal");
+    const Ran ran = Shell("timeout 10 $TOOL replay $S/journal");
     EndsWell(ran, std::to_string(ordinal));
     EXPECT_TRUE(ordinal < 0 || ran.err.find("device " + std::to_string(ordinal)) != std::string::npos) << ran.err;
     fs::remove_all(scratch_ / "journal");
@@ -255,7 +255,7 @@ TEST_F(Hostile, what_could_control_a_terminal_does_not_reach_it) {
   AllEndWell("$S/journal");
   EXPECT_HAS(Shell("$TOOL log $S/journal").out, "evil\\x1b]0;owned\\x07");
   EXPECT_EQ(
-      nlohmann::json::parse(Shell("$TOOL info --json $S/journal").out)[0]["opened"]["layout"].get<std::string>().substr(0, 5),
+      nlohmann::json::parse(Shell("$TOOL ls --json $S/journal").out)[0]["opened"]["layout"].get<std::string>().substr(0, 5),
       "evil\x1b")
       << "JSON has rules of its own";
 }
@@ -298,7 +298,7 @@ class OutputOption : public Hostile {
 };
 
 TEST_F(OutputOption, minus_is_standard_output_for_every_command) {
-  for (const auto& [command, begins] : {std::pair{"pack", "AMEMPACK"}, {"trace", "{"}, {"report", "<!"}}) {
+  for (const auto& [command, begins] : {std::pair{"pack", "AMEMPACK"}, {"report --perfetto", "{"}, {"report", "<!"}}) {
     for (const char* name : {"-", "/dev/stdout"}) {
       const Ran ran = Shell(std::string("cd $S; $TOOL ") + command + " journal -o " + name + " | cat");
       EXPECT_TRUE(ran.out.starts_with(begins)) << command << " " << ran.out.substr(0, 20);
@@ -311,7 +311,7 @@ TEST_F(OutputOption, minus_is_standard_output_for_every_command) {
 }
 
 TEST_F(OutputOption, what_is_no_file_is_written_to_and_stays) {
-  for (const char* command : {"pack", "trace", "report"}) {
+  for (const char* command : {"pack", "report --perfetto", "report"}) {
     const std::string to = std::string("$TOOL ") + command + " $S/journal -o ";
     const Ran pipe =
         Shell("mkfifo $S/pipe; cat $S/pipe > $S/read & " + to + "$S/pipe; wait; test -p $S/pipe; echo $?; rm $S/pipe");

@@ -63,23 +63,28 @@ class Tool : public test::ToolTest {
 TEST_F(Tool, help_is_on_stdout_and_names_every_command_and_the_exit_codes) {
   const Ran ran = Shell("$TOOL --help");
   EXPECT_EQ(ran.code, 0);
-  const std::vector<std::string> commands = {"why",  "ls",     "info",       "log",     "state",         "verify",
-                                             "run",  "diff",   "refs",       "top",     "tail",          "trace",
-                                             "pack", "unpack", "completion", "collect", "critical-path", "manual"};
+  const std::vector<std::string> commands = {"why",    "ls",   "log", "report", "watch",  "pause",  "resume",
+                                             "freeze", "thaw", "top", "state",  "replay", "verify", "pack"};
   EXPECT_HAS(ran.out, "Exit codes: 0 fine, 1 wrong usage");
   for (const std::string& command : commands) {
     EXPECT_HAS(ran.out, command);
     const Ran help = Shell("$TOOL " + command + " --help");
     EXPECT_EQ(help.code, 0);
     EXPECT_HAS(help.out, "Examples:");
+    EXPECT_EQ(Shell("$TOOL help " + command).out, help.out);
   }
+  for (const char* question : {"help", "-h", "version", "-V", "--version"})
+    EXPECT_EQ(Shell(std::string("$TOOL ") + question).code, 0) << question;
+  EXPECT_LE(ran.lines().size(), 40U) << "one screen";
+  EXPECT_EQ(Shell("$TOOL").out, ran.out) << "without a command, it says what there is";
+  EXPECT_EQ(Shell("$TOOL").code, 1);
 }
 
 TEST_F(Tool, wrong_usage_exits_with_1_and_says_so_on_stderr) {
   WriteJob();
   for (const char* arguments :
-       {"", "frobnicate", "log --no-such", "log $JOURNALS --from minus", "log $JOURNALS --kind no-such-kind", "state $JOURNALS",
-        "state $JOURNALS --at x", "info $JOURNALS --nonsense"}) {
+       {"frobnicate", "log --no-such", "log $JOURNALS --from minus", "log $JOURNALS --kind no-such-kind", "state $JOURNALS",
+        "state $JOURNALS --at x", "ls -v $JOURNALS --nonsense"}) {
     const Ran ran = Shell(std::string("$TOOL ") + arguments);
     EXPECT_EQ(ran.code, 1) << arguments << "\n" << ran.err;
     EXPECT_TRUE(ran.out.empty()) << arguments;
@@ -92,7 +97,7 @@ TEST_F(Tool, what_cannot_be_read_exits_with_2_and_names_it) {
   fs::create_directories(journals() / "00000000000000aa");
   std::ofstream(journals() / "00000000000000aa" / "data.mdb") << std::string(8192, 'x');
   fs::create_directories(scratch_ / "empty");
-  for (const char* command : {"info", "log", "state", "verify", "ls"}) {
+  for (const char* command : {"ls -v", "log", "state", "verify", "ls"}) {
     const Ran corrupt = Shell(std::string("$TOOL ") + command + " $JOURNALS");
     EXPECT_EQ(corrupt.code, 2) << command << "\n" << corrupt.out << corrupt.err;
     EXPECT_HAS(corrupt.err, "00000000000000aa");
@@ -108,24 +113,24 @@ TEST_F(Tool, readable_journals_are_shown_beside_one_that_cannot_be_read) {
   WriteJob();
   fs::create_directories(journals() / "00000000000000aa");
   std::ofstream(journals() / "00000000000000aa" / "data.mdb") << std::string(8192, 'x');
-  const Ran ran = Shell("$TOOL info $JOURNALS");
+  const Ran ran = Shell("$TOOL ls -v $JOURNALS");
   EXPECT_EQ(ran.code, 2);
   EXPECT_HAS(ran.out, "rank 0 (pid 1000 on host alpha)");
   EXPECT_HAS(ran.out, "rank 1 (pid 1001 on host alpha)");
 }
 
-// ---- info and ls -----------------------------------------------------------------------------------------------------------
+// ---- ls --------------------------------------------------------------------------------------------------------
 
-TEST_F(Tool, info_tells_who_what_and_how_far) {
+TEST_F(Tool, ls_v_tells_who_what_and_how_far) {
   WriteJob();
-  const Ran ran = Shell("$TOOL info " + owner_.string());
+  const Ran ran = Shell("$TOOL ls -v " + owner_.string());
   EXPECT_EQ(ran.code, 0) << ran.err;
   for (const char* part :
-       {"session 00000000000a11ce  closed", "rank 0 (pid 1000 on host alpha), group 7", "2023-11-14 22:13:20 UTC",
-        "NCCL 2.28.9", "GPU-0", "layout direct, content preserve", "reference added 1", "1 own allocations 2 MiB"}) {
+       {"session    00000000000a11ce  closed", "rank 0 (pid 1000 on host alpha), group 7", "2023-11-14 22:13:20 UTC",
+        "NCCL 2.28.9", "GPU-0", "layout direct, content preserve", "reference added 1", "own 1 allocations 2 MiB"}) {
     EXPECT_HAS(ran.out, part);
   }
-  const auto json = nlohmann::json::parse(Shell("$TOOL info --json $JOURNALS").out);
+  const auto json = nlohmann::json::parse(Shell("$TOOL ls -v --json $JOURNALS").out);
   ASSERT_EQ(json.size(), 2u);
   EXPECT_EQ(json[0]["status"], "closed");
   EXPECT_EQ(json[0]["events"], json[0]["last"]);
@@ -193,12 +198,12 @@ TEST_F(Tool, log_filters_by_kind_number_time_and_count) {
   EXPECT_EQ(count("--kind mapped"), 10u);
   EXPECT_EQ(count("--kind mapped --kind 'allocation created'"), 20u);
   EXPECT_EQ(count("--kind mapped,allocation-created,access_set"), 30u);
-  EXPECT_EQ(count("--from 11"), 31u);
-  EXPECT_EQ(count("--from 11 --to 20"), 10u);
-  EXPECT_EQ(count("--since 0.0095"), 31u);  // event 11 is 10 ms after the first, and so on
-  EXPECT_EQ(count("--since 0.0095 --until 0.0195"), 10u);
+  EXPECT_EQ(count("--from=#11"), 31u);
+  EXPECT_EQ(count("--from=#11 --to=#20"), 10u);
+  EXPECT_EQ(count("--from 0.0095"), 31u);  // event 11 is 10 ms after the first, and so on
+  EXPECT_EQ(count("--from 0.0095 --to 0.0195"), 10u);
   EXPECT_EQ(count("--last 7"), 7u);
-  EXPECT_EQ(count("--kind mapped --last 3 --to 20"), 3u);
+  EXPECT_EQ(count("--kind mapped --last 3 --to=#20"), 3u);
   EXPECT_HAS(Shell(log + " --kind mapped --last 1").out, "allocation 10");
 }
 
@@ -285,17 +290,17 @@ TEST_F(Tool, state_goes_back_in_time) {
   EXPECT_EQ(last.code, 0) << last.err;
   EXPECT_HAS(last.out, "closed");
   EXPECT_FALSE(Has(last.out, "ALLOCATIONS"));
-  const Ran then = Shell("$TOOL state --at 5 " + importer_.string());
+  const Ran then = Shell("$TOOL state --at=#5 " + importer_.string());
   EXPECT_HAS(then.out, "after      event 5");
   EXPECT_HAS(then.out, "allocation 1 of session 00000000000a11ce, at 0x7f0010000000");
-  const auto json = nlohmann::json::parse(Shell("$TOOL state --json --at 5 " + importer_.string()).out);
+  const auto json = nlohmann::json::parse(Shell("$TOOL state --json --at=#5 " + importer_.string()).out);
   EXPECT_EQ(json["seq"], 5);
   EXPECT_EQ(json["allocations"].size(), 1u);
 }
 
 TEST_F(Tool, state_after_an_event_that_is_not_there_exits_with_2) {
   WriteJob();
-  const Ran ran = Shell("$TOOL state --at 100000 " + importer_.string());
+  const Ran ran = Shell("$TOOL state --at=#100000 " + importer_.string());
   EXPECT_EQ(ran.code, 2) << ran.out;
   EXPECT_FALSE(ran.err.empty());
 }

@@ -183,8 +183,8 @@ int Main(int ranks, std::uint64_t events) {
   Report("why", Tool({"why", journals}), all);
   Report("log", Tool({"log", journals}), all);
   Report("verify", Tool({"verify", journals}), all);
-  Report("run", Tool({"run", journals}), all);
-  Report("trace", Tool({"trace", journals, "-o", directory / "trace.json"}), all);
+  Report("replay", Tool({"replay", journals}), all);
+  Report("report --perfetto", Tool({"report", "--perfetto", journals, "-o", directory / "trace.json"}), all);
   Report("pack", Tool({"pack", journals, "-o", directory / "job.amem"}), all);
   std::printf("%-28s %.1f MiB (journals %.1f MiB)\n", "packed",
               static_cast<double>(fs::file_size(directory / "job.amem")) / 1048576, [&] {

@@ -51,17 +51,16 @@ class Scratch(unittest.TestCase):
         return os.path.join(self.scratch, *names)
 
     def unpack(self, pack, *names):
-        self.assertEqual(run("unpack", pack, "-o", self.path(*names)).returncode, 0)
+        self.assertEqual(run("pack", "-x", pack, "-o", self.path(*names)).returncode, 0)
         return self.path(*names)
 
 
 class Schemas(Scratch):
     """Every command that has --json, on every golden journal."""
 
-    COMMANDS = {"why": "why", "ls": "session", "info": "session", "log": "event", "state": "state", "verify": "verify", "run": "run",
-                "diff": "diff", "refs": "refs", "top": "top", "tail": "event", "critical-path": "critical-path", "watch": "watch",
-                "pause": "control", "resume": "control", "status": "control", "freeze": "freeze",
-                "thaw": "freeze"}
+    COMMANDS = {"why": "why", "why --slow": "critical-path", "ls": "session", "ls -v": "session", "ls --live": "control", "log": "event",
+                "log -f": "event", "state": "state", "state --to=#9": "diff", "verify": "verify", "replay": "run", "top": "top",
+                "top --by peer": "refs", "watch": "watch", "pause": "control", "resume": "control", "freeze": "freeze", "thaw": "freeze"}
 
     @classmethod
     def setUpClass(cls):
@@ -72,17 +71,17 @@ class Schemas(Scratch):
         self.assertEqual(self.schemas[name].problems(record), [], json.dumps(record)[:2000])
 
     def test_every_command_with_json_has_a_schema_and_none_is_left_over(self):
-        commands = re.findall(r"^  ([a-z-]+) ", run("--help").stdout.split("Commands:")[1], re.M)
-        self.assertEqual({c for c in commands if "--json" in run(c, "--help").stdout}, set(self.COMMANDS))
+        commands = re.findall(r"^  ([a-z-]+) ", run("--help").stdout, re.M)
+        self.assertEqual({c for c in commands if "--json" in run(c, "--help").stdout}, {c.split()[0] for c in self.COMMANDS})
         self.assertEqual({*self.COMMANDS.values(), "error"}, set(self.schemas))
 
     def test_what_commands_print_about_golden_journals(self):
         for pack in sorted(glob.glob(GOLDEN + "/*.amem") + glob.glob(GOLDEN + "/gpu/*.amem")):
-            for command in ("why", "ls", "info", "verify", "run", "refs", "critical-path"):
-                answer = json.loads(run(command, "--json", pack).stdout)
+            for command in ("why", "ls", "ls -v", "verify", "replay", "top --by peer", "why --slow"):
+                answer = json.loads(run(*command.split(), "--json", pack).stdout)
                 for record in answer if isinstance(answer, list) else [answer]:
                     self.check(record, self.COMMANDS[command])
-            for by in ("site", "communicator", "peer", "size", "age"):
+            for by in ("site", "communicator", "tag", "size", "age"):
                 for record in json.loads(run("top", "--json", "--by", by, pack).stdout):
                     self.check(record, "top")
 
@@ -106,20 +105,19 @@ class Schemas(Scratch):
         journals = self.unpack(golden("sim_healthy_in_slabs"), "journals")
         sessions = [s["session"] for s in json.loads(run("ls", "--json", journals).stdout)]
         for at in ("20", "60", "100", "140"):
-            self.check(json.loads(run("state", "--json", "--at", at, "--session", sessions[0], journals).stdout), "state")
+            self.check(json.loads(run("state", "--json", "--at=#" + at, "--rank", sessions[0], journals).stdout), "state")
         directory = os.path.join(journals, sessions[0])
-        self.check(json.loads(run("diff", "--json", directory + "@20", "@100").stdout), "diff")
+        self.check(json.loads(run("state", "--json", directory, "--at=#20", "--to=#100").stdout), "diff")
         watched = run("watch", "--once", "--json", journals)
         self.assertEqual(len(json.loads(watched.stdout)["sessions"]), 4, watched.stderr)
         self.check(json.loads(watched.stdout), "watch")
-        tailed = run("tail", "--json", "--last", "5", "--interval", "1", directory)
+        tailed = run("log", "-f", "--json", "--last", "5", "--interval", "1", directory)
         self.assertEqual(len(tailed.stdout.splitlines()), 5, tailed.stderr)
         self.check(json.loads(tailed.stdout.splitlines()[0]), "event")
 
     def test_errors_are_json_too(self):
-        more = {"watch": ["--once"], "diff": ["/nowhere"]}
-        nowhere = [[command, "--json", *more.get(command, []), "/nowhere"] for command in self.COMMANDS]
-        wrong = [["why", "--json", "--al"], ["nonsense", "--json"], *([c, "--json"] for c in ("collect", "pack", "report", "trace", "unpack"))]
+        nowhere = [[*command.split(), "--json", "/nowhere"] for command in self.COMMANDS]
+        wrong = [["why", "--json", "--al"], ["nonsense", "--json"], *([c, "--json"] for c in ("pack", "report"))]
         for arguments, code in [(a, 2) for a in nowhere] + [(a, 1) for a in wrong]:
             ran = run(*arguments)
             self.assertEqual(ran.returncode, code, arguments)
@@ -212,7 +210,7 @@ class Module(Scratch):
         job = self.journal.open(HEALTHY)
         with self.assertRaisesRegex(self.journal.JournalError, "no session of rank 9"):
             job.session(9)
-        with self.assertRaisesRegex(self.journal.JournalError, "--since"):
+        with self.assertRaisesRegex(self.journal.JournalError, "--from"):
             list(job.events(since="the day before yesterday"))
         with self.assertRaises(TypeError):
             job.events(colour="blue")
@@ -237,9 +235,10 @@ class Module(Scratch):
 class Places(Scratch):
     def test_without_a_directory_every_command_takes_the_default(self):
         journals = self.unpack(OOM, "journals")
-        for command in ("why", "ls", "info", "log", "verify", "refs", "top", "critical-path"):
-            self.assertEqual(run(command, AMEM_JOURNAL_DIR=journals).stdout, run(command, journals).stdout, command)
-        self.assertEqual(run("trace", "-o", self.path("t"), AMEM_JOURNAL_DIR=journals).returncode, 0)
+        for command in ("why", "ls", "ls -v", "log", "verify", "top --by peer", "top", "why --slow"):
+            words = command.split()
+            self.assertEqual(run(*words, AMEM_JOURNAL_DIR=journals).stdout, run(*words, journals).stdout, command)
+        self.assertEqual(run("report", "--perfetto", "-o", self.path("t"), AMEM_JOURNAL_DIR=journals).returncode, 0)
         self.assertEqual(run("pack", "-o", self.path("p"), AMEM_JOURNAL_DIR=journals).returncode, 0)
         self.assertEqual(run("report", "-o", self.path("r"), AMEM_JOURNAL_DIR=journals).returncode, 0)
 
@@ -259,7 +258,7 @@ class Places(Scratch):
     def test_a_file_of_a_session_stands_for_it(self):
         journals = self.unpack(HEALTHY, "all")
         session = os.path.join(journals, sorted(os.listdir(journals))[0])
-        self.assertEqual(run("info", session + "/data.mdb").stdout, run("info", session).stdout)
+        self.assertEqual(run("ls", "-v", session + "/data.mdb").stdout, run("ls", "-v", session).stdout)
 
     def test_a_pack_on_standard_input(self):
         with open(OOM, "rb") as pack:
@@ -285,17 +284,17 @@ class Options(Scratch):
 
     def test_nonsense_is_refused(self):
         for arguments, says in (
-                (["log", "--last", "-5", OOM], "give a whole number"), (["log", "--from", "100", "--to", "50", OOM], "behind --to 50"),
-                (["log", "--since", "13", "--until", "12", OOM], "later than --until"), (["log", "--since", "-3", OOM], "is not a time"),
-                (["log", "--since", "5 parsecs ago", OOM], "10 min ago"), (["log", "--rank", "x", OOM], "is not a rank"),
-                (["log", "--grep", "(", OOM], "regular expression"), (["run", "--memory", "2=34", OOM], "with a unit"),
-                (["run", "--memory", "2=-3GiB", OOM], "with a unit"), (["top", "--limit", "0", OOM], "from 1 on"),
-                (["tail", "--interval", "99999999999", OOM], "from 1 to 4294967295"), (["log", "--last"], "needs a value (N)"),
+                (["log", "--last", "-5", OOM], "give a whole number"), (["log", "--from=#100", "--to=#50", OOM], "behind --to #50"),
+                (["log", "--from", "13", "--to", "12", OOM], "behind --to 12"), (["log", "--from", "-3", OOM], "is not a position"),
+                (["log", "--from", "5 parsecs ago", OOM], "10 min ago"), (["log", "--rank", "x", OOM], "is not a rank"),
+                (["log", "--grep", "(", OOM], "regular expression"), (["replay", "--memory", "2=34", OOM], "with a unit"),
+                (["replay", "--memory", "2=-3GiB", OOM], "with a unit"), (["top", "--limit", "0", OOM], "from 1 on"),
+                (["log", "--interval", "99999999999", OOM], "from 1 to 4294967295"), (["log", "--last"], "needs a value (N)"),
                 (["log", "--last", "3", "--last", "4", OOM], "given twice"), (["why", "--json=yes", OOM], "takes no value"),
-                (["diff", "a", "b", "c"], "one too many"), (["diff", "a"], "B is missing"), ([], "a command is missing"),
+                (["pack", "-x"], "give one pack"), (["--completion", "tcsh"], "give bash, zsh or fish"), (["help", "tail"], "log -f"),
                 (["why", "--color", "blue", OOM], "none of auto, always, never"), (["log", "--rank=", OOM], "--rank needs a value (RANK)"),
                 (["log", "--last", "--wall", OOM], "--last needs a value (N)"), (["log", OOM, "--last="], "needs a value"),
-                (["why", "-x", OOM], "has no option -x"), (["pack", OOM], "--output is missing")):
+                (["why", "-x", OOM], "has no option -x"), (["report", "--from", "1", OOM], "are for --perfetto")):
             self.assertIn(says, self.wrong(*arguments))
 
     def test_numbers_and_their_units_stay_on_one_line(self):
@@ -304,7 +303,7 @@ class Options(Scratch):
         self.assertNotRegex(text, r"\d\n\d{3}\b|\d\n[KMG]iB")
 
     def test_help_and_files_with_odd_names(self):
-        self.assertIn("Usage: amem-replay diff [OPTIONS] A B", run("diff", "-h").stdout)
+        self.assertIn("Usage: amem-replay state [OPTIONS] [TARGET...]", run("state", "-h").stdout)
         odd = self.path("--json")
         shutil.copy(HEALTHY, odd)
         self.assertEqual(subprocess.run([TOOL, "why", "--", "--json"], cwd=self.scratch, capture_output=True, check=False).returncode, 0)
@@ -352,13 +351,13 @@ class Options(Scratch):
         return seen.decode().replace("\r\n", "\n")
 
     def test_a_terminal_has_its_width_colours_and_a_pager(self):
-        plain = self.on_terminal("why", OOM, AMEM_PAGER="")
+        plain = self.on_terminal("why", OOM, PAGER="")
         summary = plain.split("\n\n")[1]
         self.assertLessEqual(max(len(line) for line in summary.splitlines()), 60)
-        self.assertIn("\x1b[", self.on_terminal("ls", OOM, AMEM_PAGER=""))
-        self.assertNotIn("\x1b[", self.on_terminal("ls", OOM, AMEM_PAGER="", NO_COLOR="1"))
+        self.assertIn("\x1b[", self.on_terminal("ls", OOM, PAGER=""))
+        self.assertNotIn("\x1b[", self.on_terminal("ls", OOM, PAGER="", NO_COLOR="1"))
         self.assertIn("paged:", self.on_terminal("ls", HEALTHY, PAGER="sed s/^/paged:/"))
-        self.assertIn("mine:", self.on_terminal("ls", HEALTHY, PAGER="sed s/^/paged:/", AMEM_PAGER="sed s/^/mine:/"))
+        self.assertNotIn("paged:", self.on_terminal("log", "-f", self.unpack(HEALTHY, "all"), "--rank", "0", PAGER="sed s/^/paged:/"))
         self.assertNotIn("paged:", self.on_terminal("ls", "--no-pager", HEALTHY, PAGER="sed s/^/paged:/"))
         self.assertNotIn("paged:", run("ls", HEALTHY, PAGER="sed s/^/paged:/").stdout)
 
@@ -375,10 +374,10 @@ class Log(Scratch):
     def test_ranks_patterns_and_times(self):
         self.assertEqual(run("log", "--rank", "2", "--grep", "^resume .* failed", OOM).stdout.count("\n"), 1)
         self.assertIn("no session here has such a rank", run("log", "--rank", "9", OOM).stderr)
-        self.assertEqual(run("log", "--since", "10 min ago", OOM).stdout.count("event"), 0)
+        self.assertEqual(run("log", "--from", "10 min ago", OOM).stdout.count("event"), 0)
         whole = run("log", "--rank", "1", "--wall", OOM).stdout.splitlines()
         middle = re.search(r"\d{4}\S* \S+", whole[len(whole) // 2]).group()
-        later = run("log", "--rank", "1", "--wall", "--since", middle, OOM).stdout.splitlines()
+        later = run("log", "--rank", "1", "--wall", "--from", middle, OOM).stdout.splitlines()
         self.assertTrue(0 < len(later) < len(whole))
         self.assertEqual(later, whole[-len(later):])
 
@@ -391,15 +390,15 @@ class Log(Scratch):
 
     def test_critical_path_names_the_last_one(self):
         pack = os.path.join(GOLDEN, "gpu/golden-healthy-2gpus.amem")
-        path = json.loads(run("critical-path", "--json", "--last", "10", pack).stdout)
+        path = json.loads(run("why", "--slow", "--json", "--last", "10", pack).stdout)
         self.assertEqual([c["cycle"] for c in path["cycles"]], ["pause 1", "resume 1", "pause 2", "resume 2"])
         for phase in (p for c in path["cycles"] for p in c["phases"]):
             waits = {w["rank"]: w["waited_ns"] for w in phase["waits"]}
             self.assertEqual(waits[phase["last"]["rank"]], 0)
             self.assertEqual(phase["cost_ns"], max(waits.values()))  # of two
-        text = run("critical-path", pack).stdout
+        text = run("why", "--slow", pack).stdout
         self.assertRegex(text, r"pause: save +\S+ \S+ +rank \d +\S+ \S+ \(rank \d\) +\w.*: \S+")
-        last = json.loads(run("critical-path", "--json", golden("sim_never_came")).stdout)["cycles"][-1]
+        last = json.loads(run("why", "--slow", "--json", golden("sim_never_came")).stdout)["cycles"][-1]
         self.assertEqual(last["outcome"], "failed")
 
 
@@ -426,10 +425,10 @@ class Collect(Scratch):
         with open(self.path("ssh"), "w", encoding="utf-8") as file:
             file.write(SSH)
         os.chmod(self.path("ssh"), 0o755)
-        self.settings = {"AMEM_SSH": self.path("ssh"), "HOSTS": self.path("hosts"), "TOOLS": os.path.dirname(TOOL)}
+        self.settings = {"HOSTS": self.path("hosts"), "TOOLS": os.path.dirname(TOOL)}
 
     def collect(self, *arguments, **more):
-        return run("collect", *arguments, "-o", self.path("job.amem"), **{**self.settings, **more})
+        return run("pack", "--ssh", self.path("ssh"), *arguments, "-o", self.path("job.amem"), **{**self.settings, **more})
 
     def verdict(self):
         return json.loads(run("why", "--json", self.path("job.amem")).stdout)
@@ -437,7 +436,7 @@ class Collect(Scratch):
     def test_hosts_with_amem_replay_and_without_it(self):
         with open(self.path("hosts", "node1", "without"), "w", encoding="utf-8"):
             pass
-        ran = self.collect("node0", "node1", "me@node2".removeprefix("me@"), "node3")
+        ran = self.collect("node0:", "node1:", "node2:", "node3:")
         self.assertEqual((ran.returncode, ran.stderr), (0, ""))
         self.assertIn("4 sessions of 4 hosts", ran.stdout)
         self.assertEqual((self.verdict()["kind"], self.verdict()["rank"], self.verdict()["totals"]["journals"]), ("out-of-memory", 2, 4))
@@ -445,9 +444,9 @@ class Collect(Scratch):
     def test_a_host_that_fails_is_named_and_the_others_go_on(self):
         os.makedirs(self.path("hosts", "slow", "journal"))
         os.makedirs(self.path("hosts", "bare"))
-        ran = self.collect("node0", "nowhere", "node2", "slow", "bare", "-x", "--timeout", "5")
+        ran = self.collect("node0:", "nowhere:", "node2:", "slow:", "bare:", "-y", "--timeout", "5")
         self.assertEqual(ran.returncode, 1, "a host is no option")
-        ran = self.collect("node0", "nowhere", "node2", "slow", "bare", "--timeout", "5")
+        ran = self.collect("node0:", "nowhere:", "node2:", "slow:", "bare:", "--timeout", "5")
         self.assertEqual(ran.returncode, 2)
         self.assertIn("nowhere: ssh: Could not resolve hostname nowhere", ran.stderr)
         self.assertIn("slow: gave up after 5 s", ran.stderr)
@@ -456,14 +455,14 @@ class Collect(Scratch):
         self.assertEqual((self.verdict()["rank"], self.verdict()["totals"]["journals"]), (2, 2))
 
     def test_nothing_is_written_when_nothing_came(self):
-        ran = self.collect("nowhere")
+        ran = self.collect("nowhere:")
         self.assertEqual(ran.returncode, 2)
         self.assertIn("nothing was written", ran.stderr)
         self.assertFalse(os.path.exists(self.path("job.amem")))
 
     def test_other_directories_and_tar_in_any_case(self):
         os.rename(self.path("hosts", "node2", "journal"), self.path("it's elsewhere"))
-        ran = self.collect("node0", "node2:" + self.path("it's elsewhere"), "--tar")
+        ran = self.collect("node0:", "node2:" + self.path("it's elsewhere"), "--tar")
         self.assertEqual((ran.returncode, ran.stderr), (0, ""))
         self.assertEqual(self.verdict()["totals"]["journals"], 2)
 
@@ -474,7 +473,7 @@ class Collect(Scratch):
             entry = tarfile.TarInfo("../../../../../../.." + self.path("planted"))
             entry.size = 1
             archive.addfile(entry, io.BytesIO(b"x"))
-        self.assertEqual(self.collect("node0").returncode, 2)
+        self.assertEqual(self.collect("node0:").returncode, 2)
         self.assertFalse(os.path.exists(self.path("planted")))
 
 
@@ -484,10 +483,10 @@ class Described(Scratch):
     @classmethod
     def setUpClass(cls):
         cls.commands = {}
-        for name in re.findall(r"^  ([a-z-]+) ", run("--help").stdout.split("Commands:")[1], re.M):
+        for name in re.findall(r"^  ([a-z-]+) ", run("--help").stdout, re.M):
             text = run(name, "--help").stdout.split("Examples:")[0]
             cls.commands[name] = set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", text, re.M)) - {"--help"}
-        assert len(cls.commands) > 15 and all(cls.commands.values())
+        assert len(cls.commands) == 14 and all(cls.commands.values())
 
     def sections(self, text, pattern):
         found = list(re.finditer(pattern, text, re.M))
@@ -495,42 +494,30 @@ class Described(Scratch):
         return {m.group(1): text[m.start():end] for m, end in zip(found, ends)}
 
     def test_the_manual_page(self):
-        page = run("manual").stdout
+        page = run("--man").stdout
         common = page.split(".SH OPTIONS OF EVERY COMMAND")[1].replace("\\-", "-")
-        sections = self.sections(page.replace("\\-", "-"), r"^\.SS (\S+)$")
+        sections = self.sections(page.replace("\\-", "-"), r"^\.SH ([a-z]+)$")
         self.assertEqual(set(sections), set(self.commands))
         for command, options in self.commands.items():
             for option in options:
-                self.assertTrue(f"\\fB{option}\\fR" in sections[command] or f"\\fB{option}\\fR" in common, (command, option))
+                self.assertTrue(f" {option} " in sections[command] or f" {option} " in common, (command, option))
         if shutil.which("groff"):
             checked = subprocess.run(["groff", "-man", "-Tutf8", "-ww", "-z"], input=page, capture_output=True, text=True, check=False)
             self.assertEqual((checked.returncode, checked.stderr), (0, ""))
 
     def test_the_completions(self):
-        for shell, begin in (("bash", r"^    ([a-z-]+)\)$"), ("zsh", r"^    ([a-z-]+)\)$")):
-            script = run("completion", shell).stdout
-            sections = self.sections(script, begin)
-            self.assertEqual(set(sections), set(self.commands), shell)
-            for command, options in self.commands.items():
-                for option in options:
-                    self.assertRegex(sections[command], r"(?<![\w-])" + option + r"(?![\w-])", shell)
-        fish = run("completion", "fish").stdout
+        self.assertEqual({line.split("\t")[0] for line in run("--complete", "").stdout.splitlines()}, {*self.commands, "help"})
         for command, options in self.commands.items():
-            self.assertIn(f"__fish_use_subcommand -f -a {command} -d", fish)
-            for option in options:
-                self.assertRegex(fish, rf"__fish_seen_subcommand_from {command}'.* -l {option[2:]} ")
+            self.assertLessEqual(options, {line.split("\t")[0] for line in run("--complete", command, "-").stdout.splitlines()}, command)
+        self.assertEqual(run("--complete", "why", "").stdout, "", "the names of files are the shell's")
 
     def test_shells_take_the_completions(self):
         for shell in ("bash", "zsh", "fish"):
             if shutil.which(shell):
                 with open(self.path(shell), "w", encoding="utf-8") as file:
-                    file.write(run("completion", shell).stdout)
+                    file.write(run("--completion", shell).stdout)
                 checked = subprocess.run([shell, "-n", self.path(shell)], capture_output=True, text=True, check=False)
                 self.assertEqual((checked.returncode, checked.stderr), (0, ""), shell)
-        script = ("source <(%s completion bash); COMP_WORDS=(amem-replay top --by ''); COMP_CWORD=3; _amem_replay; "
-                  "printf '%%s ' \"${COMPREPLY[@]}\"" % TOOL)
-        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
-        self.assertEqual(done.stdout.split(), ["site", "communicator", "tag", "peer", "size", "age"])
 
 
 class Install(Scratch):
@@ -538,7 +525,7 @@ class Install(Scratch):
         ran = subprocess.run(["cmake", "--install", BUILD, "--prefix", self.path("usr"), "--component", "tool"], capture_output=True,
                              text=True, check=False)
         self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
-        for path, word in (("share/man/man1/amem-replay.1", ".TH AMEM"), ("share/bash-completion/completions/amem-replay", "complete -o"),
+        for path, word in (("share/man/man1/amem-replay.1", ".TH amem-replay"), ("share/bash-completion/completions/amem-replay", "complete -o"),
                            ("share/zsh/site-functions/_amem-replay", "#compdef amem-replay"), ("share/amem/schemas/why.schema.json", "$schema"),
                            ("share/fish/vendor_completions.d/amem-replay.fish", "complete -c amem-replay")):
             with open(self.path("usr", path), encoding="utf-8") as file:

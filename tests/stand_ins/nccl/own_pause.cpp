@@ -109,7 +109,7 @@ EXPORT int ncclGetGroupID(int* group) {
   return kSuccess;
 }
 EXPORT const char* amem_last_error() { return last_error.c_str(); }
-EXPORT int amem_stats_json(char* buffer, size_t* length) {
+EXPORT int amem_json(const char* /*what*/, char* buffer, size_t* length) {
   const size_t held = kHeldBytes * all.size();
   const std::string text = "{\"own_device_bytes\": " + std::to_string(held) +
                            ", \"own_device_resident_bytes\": " + std::to_string(paused ? 0 : held) +

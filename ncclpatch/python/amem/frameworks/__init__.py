@@ -18,7 +18,7 @@ def nccl_is_under_amem():
     """Whether a pause of NCCL's memory gives anything back in this process."""
     if not _library.nccl_is_loaded():
         return False
-    return any(one["under_amem"] for one in _calls.read_json("amem_stats_json").get("nccl_libraries", []))
+    return any(one["under_amem"] for one in _calls.read_json(b"stats").get("nccl_libraries", []))
 
 
 def pause_nccl():

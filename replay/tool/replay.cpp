@@ -1,4 +1,4 @@
-// run: does again what journals say, and compares.
+// replay: does again what journals say, and compares.
 #include <fmt/format.h>
 
 #include <cstdlib>
@@ -10,6 +10,7 @@
 #include "replay/job/opening.h"
 #include "replay/rerun/rerun.h"
 #include "replay/tool/command.h"
+#include "replay/tool/position.h"
 #include "statemachine/event.h"
 
 namespace amem::tool {
@@ -17,9 +18,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct RunOptions {
-  Directories directories;
-  std::string until;                // "SEQ", or "RANK:SEQ"
+struct ReplayOptions {
+  Targets targets;
+  std::string to;                   // a position
   std::vector<std::string> memory;  // "DEVICE=BYTES"
   std::string driver = "sim";       // or "cuda"
   bool processes = false;
@@ -46,16 +47,34 @@ struct Prepared {
   RerunOptions options;
 };
 
-std::optional<SessionId> SessionOfRank(std::span<const std::unique_ptr<JournalReader>> journals, std::int32_t rank) {
-  for (const auto& reader : journals) {
-    const Result<Opening> opening = ReadOpening(*reader);
-    if (opening && opening->who.rank == rank) return opening->info.session;
+// Up to which event of which session, in the order of the job's common clock. A time is that of the last event before it.
+Status StopAt(const std::string& text, Prepared& prepared) {
+  const Result<Position> position = UnderstandPosition("--to", text);
+  if (!position) return position.status();
+  std::vector<JournalReader*> journals;
+  for (const auto& reader : prepared.journals) journals.push_back(reader.get());
+  if (position->seq) {
+    const Result<JournalReader*> one = JournalOf(*position, prepared.journals);
+    if (!one) return one.status();
+    journals = {*one};
   }
-  return std::nullopt;
+  std::uint64_t latest_ns = 0;
+  Status nothing;
+  for (JournalReader* reader : journals) {
+    const Result<SequenceNumber> seq = EventAt(*position, *reader);
+    const Result<std::uint64_t> wall_ns = seq ? WallTimeOf(*seq, *reader) : seq.status();
+    const Result<JournalInfo> info = reader->Info();
+    if (!wall_ns || !info) nothing = wall_ns ? info.status() : wall_ns.status();
+    if (!wall_ns || !info || *wall_ns < latest_ns) continue;
+    latest_ns = *wall_ns;
+    prepared.options.until = *seq;
+    prepared.options.until_session = info->session;
+  }
+  return prepared.options.until ? Status{} : nothing;
 }
 
 // Fills the options. Returns what is wrong with them, or an empty text.
-std::string Understand(const RunOptions& options, Prepared& prepared) {
+std::string Understand(const ReplayOptions& options, Prepared& prepared) {
   for (const std::string& limit : options.memory) {
     const std::size_t equals = limit.rfind('=');
     const auto bytes = equals == std::string::npos ? std::nullopt : ParseBytes(limit.substr(equals + 1));
@@ -63,22 +82,8 @@ std::string Understand(const RunOptions& options, Prepared& prepared) {
       return fmt::format("--memory {}: give DEVICE=BYTES with a unit (B, KiB, MiB, GiB, TiB), as in --memory 2=34GiB", limit);
     prepared.options.memory[limit.substr(0, equals)] = *bytes;
   }
-  if (options.until.empty()) return {};
-  const std::size_t colon = options.until.find(':');
-  const std::string rank = colon == std::string::npos ? "" : options.until.substr(0, colon);
-  const std::string seq = colon == std::string::npos ? options.until : options.until.substr(colon + 1);
-  const std::string wrong =
-      fmt::format("--until {}: give SEQ for one journal, RANK:SEQ for a job, as in --until 2:115", options.until);
-  const auto number = [](const std::string& text) {
-    return !text.empty() && text.size() < 19 && text.find_first_not_of("0123456789") == std::string::npos;
-  };
-  if (!number(seq) || (!rank.empty() && !number(rank))) return wrong;
-  prepared.options.until = SequenceNumber{std::stoull(seq)};
-  if (rank.empty()) return prepared.journals.size() == 1 ? "" : wrong;
-  const auto session = SessionOfRank(prepared.journals, static_cast<std::int32_t>(std::stoll(rank)));
-  if (!session) return fmt::format("--until {}: there is no journal of rank {} here", options.until, rank);
-  prepared.options.until_session = *session;
-  return {};
+  if (options.to.empty()) return {};
+  return StopAt(options.to, prepared).message();
 }
 
 void PrintText(Output& out, const RerunReport& report, const std::string& where, const std::string& whose) {
@@ -137,10 +142,10 @@ Json ToJson(const RerunReport& report) {
   return j;
 }
 
-int RunRun(const RunOptions& options, Output& out) {
+int RunReplay(const ReplayOptions& options, Output& out) {
   bool failed = false;
   Prepared prepared;
-  prepared.journals = OpenJournals(options.directories, failed);
+  prepared.journals = OpenJournals(options.targets, failed);
   if (prepared.journals.empty()) return kCannotRead;
   if (const std::string wrong = Understand(options, prepared); !wrong.empty()) return Complain(wrong, kUsage);
   prepared.options.processes = options.processes;
@@ -154,7 +159,7 @@ int RunRun(const RunOptions& options, Output& out) {
     if (report->difference && opening && opening->info.session == report->difference->session) whose = NameOf(opening->who);
   }
   if (options.json) {
-    PrintJson(out, ToJson(*report));
+    PrintJson(out, ToJson(*report), "run");
   } else {
     const std::string where = prepared.options.cuda ? "on GPUs, one process a session"
                               : options.processes   ? "on the simulator, one process a session"
@@ -164,9 +169,9 @@ int RunRun(const RunOptions& options, Output& out) {
   return report->difference ? kViolationFound : failed ? kCannotRead : kFine;
 }
 
-void AddOptions(Arguments& arguments, RunOptions& options) {
-  AddDirectories(arguments, options.directories);
-  arguments.Add("--until", "SEQ", options.until, "Stop after this event: SEQ of the one journal, RANK:SEQ of a job");
+void AddOptions(Arguments& arguments, ReplayOptions& options) {
+  AddTargets(arguments, options.targets);
+  arguments.Add("--to", kPosition, options.to, "Stop after this event (#115 of the one journal, 2#115 of rank 2), or then");
   arguments.Add("--memory", "DEVICE=BYTES", options.memory,
                 "How much a device has once it was paused, with a unit: 2=34GiB; DEVICE is a number or UUID");
   arguments.Flag("--processes", options.processes, "Each session in a process of its own, as in the job");
@@ -177,15 +182,16 @@ void AddOptions(Arguments& arguments, RunOptions& options) {
 
 }  // namespace
 
-Command RunCommand() {
-  return {"run", "Does again what journals say, and compares each result; on the simulator, which needs no GPU",
-          "  amem-replay run DIR                            all ranks of a job, up to the end\n"
-          "  amem-replay run DIR --until 2:115              up to event 115 of rank 2\n"
-          "  amem-replay run job.amem --memory 2=34GiB      others took the rest of device 2 while it was paused\n"
-          "  amem-replay run DIR --processes                one process per rank, descriptors over Unix sockets\n"
-          "  amem-replay run DIR --driver cuda              likewise, on this host's GPUs\n"
-          "A failed resume for want of memory fails again with as little, and not with more.\n",
-          [](Arguments& arguments) { return SetUp<RunOptions>(arguments, AddOptions, RunRun); }};
+Command ReplayCommand() {
+  return {kExpertGroup, "replay", "Does again what journals say, and compares",
+          "  amem replay DIR                            all ranks of a job, up to the end\n"
+          "  amem replay DIR --to 2#115                 up to event 115 of rank 2\n"
+          "  amem replay job.amem --memory 2=34GiB      others took the rest of device 2 while it was paused\n"
+          "  amem replay DIR --processes                one process per rank, descriptors over Unix sockets\n"
+          "  amem replay DIR --driver cuda              likewise, on this host's GPUs\n"
+          "It needs no GPU: the simulator takes its place. A failed resume for want of memory fails again with as little, and "
+          "not with more.\n",
+          [](Arguments& arguments) { return SetUp<ReplayOptions>(arguments, AddOptions, RunReplay); }};
 }
 
 }  // namespace amem::tool

@@ -1,7 +1,6 @@
-// diff: what is different between two points of a journal, or between two journals.
+// state --at A --to B: what is different between two points of a journal, or between two journals.
 #include <fmt/format.h>
 
-#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "replay/job/event_json.h"
@@ -13,31 +12,6 @@ namespace amem::tool {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-struct DiffOptions {
-  std::string a, b;  // "DIR", "DIR@SEQ"; the second also "@SEQ"
-  bool json = false;
-};
-
-struct Point {
-  std::filesystem::path directory;
-  std::optional<SequenceNumber> at;
-};
-
-// "DIR", "DIR@SEQ", or "@SEQ" of the journal that was named before.
-std::optional<Point> Parse(const std::string& text, const std::filesystem::path& before) {
-  const std::size_t mark = text.rfind('@');
-  Point point{text.substr(0, mark), {}};
-  if (mark != std::string::npos) {
-    std::uint64_t seq = 0;
-    const char* end = text.data() + text.size();
-    if (const auto parsed = std::from_chars(text.data() + mark + 1, end, seq); parsed.ec != std::errc() || parsed.ptr != end)
-      return std::nullopt;
-    point.at = SequenceNumber{seq};
-  }
-  if (point.directory.empty()) point.directory = before;
-  return point;
-}
 
 struct Difference {
   char sign;  // + only in B, - only in A, ~ in both, and different
@@ -126,75 +100,45 @@ class Comparison {
   std::vector<Difference> found_;
 };
 
-Result<State> Load(const Point& point, bool& failed) {
-  const std::vector<std::filesystem::path> sessions = FindSessions({point.directory}, failed);
-  if (sessions.size() != 1)
-    return Status{Code::kInvalid, fmt::format("diff: {} holds {}: give the directory of one", point.directory.string(),
-                                              sessions.empty() ? "no session" : "several sessions")};
-  auto reader = JournalReader::Open(sessions.front());
-  if (!reader) return reader.status();
-  ReadReport report;
-  auto state = (*reader)->StateAt(point.at, &report);
-  failed |= ComplainAboutDamage(sessions.front(), report);
-  return state;
+Json ToJson(const Difference& d) {
+  return {{"change", d.sign == '+'   ? "added"
+                     : d.sign == '-' ? "removed"
+                                     : "changed"},
+          {"what", d.what},
+          {"before", d.before.empty() ? Json(nullptr) : Json(d.before)},
+          {"after", d.after.empty() ? Json(nullptr) : Json(d.after)}};
 }
 
-int RunDiff(const DiffOptions& options, Output& out) {
-  const auto a = Parse(options.a, DefaultJournalDirectory());
-  const auto b = a ? Parse(options.b, a->directory) : std::nullopt;
-  if (!a || !b || a->directory.empty())
-    return Complain(
-        "diff: a point is DIR, DIR@SEQ, or for the second @SEQ of the same journal, as in `amem-replay diff DIR@100 @200`",
-        kUsage);
-  bool failed = false;
-  const Result<State> before = Load(*a, failed), after = Load(*b, failed);
-  if (!before || !after) return Complain((before ? after : before).status().message());
-  const std::vector<Difference> found = Comparison(*before, *after).Run();
-  if (options.json) {
-    Json list = Json::array();
-    for (const Difference& d : found)
-      list.push_back({{"change", d.sign == '+'   ? "added"
-                                 : d.sign == '-' ? "removed"
-                                                 : "changed"},
-                      {"what", d.what},
-                      {"before", d.before.empty() ? Json(nullptr) : Json(d.before)},
-                      {"after", d.after.empty() ? Json(nullptr) : Json(d.after)}});
-    const Json all = {{"a", {{"seq", before->last.value}, {"digest", Hex(Digest(*before))}}},
-                      {"b", {{"seq", after->last.value}, {"digest", Hex(Digest(*after))}}},
-                      {"differences", list}};
-    PrintJson(out, all);
-  } else {
-    out << "A: session " << SessionText(before->session.session) << " after event " << before->last.value << "\n";
-    out << "B: session " << SessionText(after->session.session) << " after event " << after->last.value << "\n";
-    for (const Difference& d : found) {
-      out << std::string_view(&d.sign, 1) << " " << d.what << ": ";
-      if (d.sign == '~') {
-        out << (d.before.empty() ? "none" : d.before) << "  ->  " << (d.after.empty() ? "none" : d.after) << "\n";
-      } else {
-        out << (d.sign == '+' ? d.after : d.before) << "\n";
-      }
+void PrintText(Output& out, const State& a, const State& b, const std::vector<Difference>& found) {
+  out << "A: session " << SessionText(a.session.session) << " after event " << a.last.value << "\n";
+  out << "B: session " << SessionText(b.session.session) << " after event " << b.last.value << "\n";
+  for (const Difference& d : found) {
+    out << std::string_view(&d.sign, 1) << " " << d.what << ": ";
+    if (d.sign == '~') {
+      out << (d.before.empty() ? "none" : d.before) << "  ->  " << (d.after.empty() ? "none" : d.after) << "\n";
+    } else {
+      out << (d.sign == '+' ? d.after : d.before) << "\n";
     }
-    out << (found.empty() ? "no difference" : Plural(found.size(), "difference")) << "\n";
   }
-  return failed ? kCannotRead : found.empty() ? kFine : kViolationFound;
-}
-
-void AddOptions(Arguments& arguments, DiffOptions& options) {
-  arguments.Add("A", "A", options.a, "DIR or DIR@SEQ: the state at the end, or after that event; @SEQ of the default directory")
-      .Required()
-      .Offers(Completes::kFiles);
-  arguments.Add("B", "B", options.b, "DIR, DIR@SEQ, or @SEQ of the same journal").Required().Offers(Completes::kFiles);
-  AddForce(arguments);
-  AddJson(arguments, options.json);
+  out << (found.empty() ? "no difference" : Plural(found.size(), "difference")) << "\n";
 }
 
 }  // namespace
 
-Command DiffCommand() {
-  return {"diff", "What changed between two points of a journal, or is different between two journals",
-          "  amem-replay diff DIR@100 @200\n"
-          "  amem-replay diff DIR_A DIR_B@1200 --json\n",
-          [](Arguments& arguments) { return SetUp<DiffOptions>(arguments, AddOptions, RunDiff); }};
+bool PrintDifference(const State& a, const State& b, bool json, Output& out) {
+  const std::vector<Difference> found = Comparison(a, b).Run();
+  if (json) {
+    Json list = Json::array();
+    for (const Difference& d : found) list.push_back(ToJson(d));
+    PrintJson(out,
+              {{"a", {{"seq", a.last.value}, {"digest", Hex(Digest(a))}}},
+               {"b", {{"seq", b.last.value}, {"digest", Hex(Digest(b))}}},
+               {"differences", list}},
+              "diff");
+  } else {
+    PrintText(out, a, b, found);
+  }
+  return !found.empty();
 }
 
 }  // namespace amem::tool

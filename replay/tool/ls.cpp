@@ -1,12 +1,19 @@
-// info: what a journal is and how far it goes. ls: all sessions of a directory, one a line.
+// ls: the sessions of a directory, one a line, or with -v all that each is and how far it goes.
 #include <fmt/format.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
+#include "journal/session_dir.h"
+#include "journal/tail.h"
+#include "replay/control/job_control.h"
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
+#include "replay/tool/control/request.h"
+#include "replay/tool/targets.h"
 #include "statemachine/apply.h"
 #include "statemachine/event.h"
 
@@ -27,8 +34,7 @@ Result<Facts> Gather(const std::filesystem::path& session, JournalReader& reader
   Facts facts{.info = *std::move(info)};
   Result<State> state = reader.StateAt(std::nullopt, &facts.report);
   if (!state) {
-    return state.status().Within(session.string() +
-                                 ": the state cannot be computed (`amem-replay verify` says where it breaks)");
+    return state.status().Within(session.string() + ": the state cannot be computed (`amem verify` says where it breaks)");
   }
   facts.state = *std::move(state);
   return facts;
@@ -61,7 +67,7 @@ Json ToJson(const Facts& facts) {
 // "label     value", nothing if there is no value.
 void Line(Output& out, std::string_view label, const std::string& value) {
   if (value.empty()) return;
-  (out << "  ").Left(label, 12) << value << "\n";
+  out.Left(label, 11) << value << "\n";
 }
 
 std::string Counts(const State& state) {
@@ -73,36 +79,10 @@ std::string Counts(const State& state) {
   return all;
 }
 
-std::string Memory(const State& state) {
-  const Holdings h = Measure(state);
-  std::string text = fmt::format("{} own allocations {} ({} on the device now), {} imported {}", Grouped(h.own_count),
-                                 FormatBytes(h.own_device), FormatBytes(h.own_device_resident), Grouped(h.imported_count),
-                                 FormatBytes(h.imported));
-  if (h.host != 0) text += ", pinned host " + FormatBytes(h.host);
-  if (h.async != 0) text += ", cuMemAllocAsync " + FormatBytes(h.async);
-  if (h.legacy_kept != 0) text += ", cuMemAlloc kept " + FormatBytes(h.legacy_kept);
-  if (h.user != 0) text += ", of the program (ncclMemAlloc) " + FormatBytes(h.user);
-  for (const auto& [reason, bytes] : h.kept) {
-    if (reason != KeepReason::kNone) text += fmt::format(", stays ({}) {}", ToText(reason), FormatBytes(bytes));
-  }
-  return text;
-}
-
-std::string Tags(const State& state) {
-  std::string text;
-  for (const auto& [id, holdings] : MeasurePools(state)) {
-    const Pool& pool = state.pools.at(id);
-    text += fmt::format("{}{} ({}, {}) {}, on the device now {}", text.empty() ? "" : "; ", pool.tag, ToText(pool.policy),
-                        ToText(pool.lifecycle), FormatBytes(holdings.own), FormatBytes(holdings.own_resident));
-    if (!pool.cycle.failure.empty()) text += ", failed: " + pool.cycle.failure;
-  }
-  return text;
-}
-
 void PrintText(Output& out, const Facts& facts) {
   const JournalInfo& info = facts.info;
   const SessionOpened& who = facts.state.session;
-  out << "session " << SessionText(info.session) << "  " << ToText(info.status) << "\n";
+  Line(out, "session", fmt::format("{}  {}", SessionText(info.session), ToText(info.status)));
   Line(out, "process", fmt::format("{}, group {}", NameOf(who), who.group));
   Line(out, "opened", DateText(who.realtime_ns));
   Line(out, "versions",
@@ -118,13 +98,9 @@ void PrintText(Output& out, const Facts& facts) {
        fmt::format("{}, numbers {} to {}{}", Grouped(info.events), info.first.value, info.last.value,
                    facts.report.torn_tail ? ", the last append was cut short" : ""));
   Line(out, "kinds", Counts(facts.state));
-  Line(out, "state",
-       fmt::format("{}, {}, digest {}", ToText(facts.state.lifecycle), Plural(facts.state.cycles, "pause"),
-                   Hex(Digest(facts.state))));
-  Line(out, "memory", Memory(facts.state));
-  Line(out, "tags", Tags(facts.state));
-  Line(out, "failure", facts.state.cycle.failure);
-  Line(out, "broken", info.broken_reason.empty() ? facts.state.broken : info.broken_reason);
+  Line(out, "digest", Hex(Digest(facts.state)));
+  if (facts.state.broken.empty()) Line(out, "broken", info.broken_reason);
+  PrintStanding(out, facts.state);
 }
 
 // Shows the facts of each journal, or all of them as one JSON array.
@@ -142,69 +118,92 @@ int ShowAll(const std::vector<std::filesystem::path>& sessions, bool json, bool 
   return failed ? kCannotRead : kFine;
 }
 
-struct InfoOptions {
-  Directories directories;
-  bool json = false;
+struct ListOptions {
+  Targets targets;
+  bool verbose = false, live = false, json = false;
 };
 
-int RunInfo(const InfoOptions& options, Output& out) {
-  bool failed = false;
+int PrintVerbosely(const std::vector<std::filesystem::path>& sessions, Output& out, bool failed) {
   bool first = true;
-  const std::vector<std::filesystem::path> sessions = FindSessions(options.directories, failed);
-  return ShowAll(sessions, options.json, failed, true, out, [&](const Facts& facts) {
+  return ShowAll(sessions, false, failed, true, out, [&](const Facts& facts) {
     if (!std::exchange(first, false)) out << "\n";
     PrintText(out, facts);
   });
 }
 
-void AddOptions(Arguments& arguments, InfoOptions& options) {
-  AddDirectories(arguments, options.directories);
-  AddJson(arguments, options.json, "One JSON array");
+// What living processes say of themselves, by the directory of the session.
+using Looks = std::map<std::filesystem::path, control::RankLook>;
+
+Looks LookAtLiving(const std::vector<std::filesystem::path>& sessions) {
+  std::vector<control::RankPlace> living;
+  for (const auto& session : sessions) {
+    const std::optional<SessionId> id = SessionOfName(session.filename().string());
+    if (id && WriterIsAlive(session / "tail")) living.push_back({.session = *id, .directory = session});
+  }
+  Looks looks;
+  if (living.empty()) return looks;
+  for (control::RankLook& look : control::LookAt(living, DefaultSocketDirectory()))
+    if (look.alive) looks.emplace(look.directory, std::move(look));
+  return looks;
 }
 
-struct ListOptions {
-  Directories directories;
-  bool json = false;
-};
+std::string PausedBy(const control::RankLook& look) {
+  return look.paused_by_program ? "program" : look.paused ? "request" : "-";
+}
 
-void PrintRow(Output& out, const Facts& facts) {
+void PrintRow(Output& out, const Facts& facts, const Looks& looks) {
   const SessionOpened& who = facts.state.session;
-  out.Left(SessionText(facts.info.session), 18).Left(ToText(facts.info.status), 9);
+  const bool lived = facts.info.status == SessionStatus::kLive && !LivesNow(facts.info);  // when it was packed
+  out.Left(SessionText(facts.info.session), 18).Left(lived ? "packed" : ToText(facts.info.status), 9);
   out.Left(who.rank < 0 ? "-" : std::to_string(who.rank), 6).Left(std::to_string(facts.info.pid), 9);
   out.Left(Grouped(facts.info.events), 10).Left(ToText(facts.state.lifecycle), 10);
   const Holdings h = Measure(facts.state);
-  out.Left(RoundedBytes(h.own_device_resident + h.pools_resident), 12).Left(DateText(who.realtime_ns), 25) << who.host << "\n";
+  out.Left(RoundedBytes(h.own_device_resident + h.pools_resident), 12);
+  if (!looks.empty()) {
+    const auto look = looks.find(facts.info.directory);
+    const bool known = look != looks.end();
+    out.Left(known ? Grouped(look->second.steps) : "-", 12).Left(known ? PausedBy(look->second) : "-", 11);
+  }
+  out.Left(DateText(who.realtime_ns), 25) << who.host << "\n";
 }
 
 int RunList(const ListOptions& options, Output& out) {
+  if (options.live) return PrintLive(options.targets.names, options.json, out);
   bool failed = false;
-  const std::vector<std::filesystem::path> sessions = FindSessions(options.directories, failed);
+  const std::vector<std::filesystem::path> sessions = FindSessions(options.targets, failed);
+  if (options.verbose && !options.json) return PrintVerbosely(sessions, out, failed);
+  const Looks looks = options.json ? Looks{} : LookAtLiving(sessions);
   if (!options.json && !sessions.empty()) {
-    out.Styled(Output::Style::kHeading,
-               "SESSION           STATUS   RANK  PID      EVENTS    STATE     HELD        OPENED                   HOST")
+    out.Styled(
+        Output::Style::kHeading,
+        fmt::format("SESSION           STATUS   RANK  PID      EVENTS    STATE     HELD        {}OPENED                   HOST",
+                    looks.empty() ? "" : "SAFE POINT  PAUSED BY  "))
         << "\n";
   }
-  return ShowAll(sessions, options.json, failed, false, out, [&out](const Facts& facts) { PrintRow(out, facts); });
+  return ShowAll(sessions, options.json, failed, options.verbose, out,
+                 [&](const Facts& facts) { PrintRow(out, facts, looks); });
 }
 
 void AddOptions(Arguments& arguments, ListOptions& options) {
-  AddDirectories(arguments, options.directories);
-  AddJson(arguments, options.json, "One JSON array");
+  AddTargets(arguments, options.targets);
+  arguments.Flag("-v,--verbose", options.verbose, "All of each: process, versions, events, memory held, last failure");
+  arguments.Flag(
+      "--live", options.live,
+      "What the ranks of a living job say of themselves: safe points, whether they are paused and by whom; TARGET is as "
+      "for pause");
+  AddJson(arguments, options.json, "One JSON array; with --live an object");
 }
 
 }  // namespace
 
-Command InfoCommand() {
-  return {"info", "What a journal is: process, versions, events, memory held, last failure",
-          "  amem-replay info /tmp/amem-1000/journal/00c0ffee00c0ffee\n"
-          "  amem-replay info --json DIR | jq '.[].holdings'\n",
-          [](Arguments& arguments) { return SetUp<InfoOptions>(arguments, AddOptions, RunInfo); }};
-}
-
 Command ListCommand() {
-  return {"ls", "The sessions of a directory, newest first",
-          "  amem-replay ls                  sessions of this user on this host\n"
-          "  amem-replay ls /data/job17      journals that were copied from elsewhere\n",
+  return {kFailureGroup, "ls", "The sessions, newest first; -v: all of each",
+          "  amem ls                         sessions of this user on this host\n"
+          "  amem ls 4711                    those of one job\n"
+          "  amem ls /data/job17             journals that were copied from elsewhere\n"
+          "  amem ls -v 4711 --rank 2\n"
+          "  amem ls --json DIR | jq '.[].holdings'\n"
+          "  amem ls --live --json | jq '.ranks[] | {rank, phase, safepoints}'\n",
           [](Arguments& arguments) { return SetUp<ListOptions>(arguments, AddOptions, RunList); }};
 }
 

@@ -1,0 +1,149 @@
+#include "replay/tool/position.h"
+
+#include <fmt/format.h>
+
+#include <cctype>
+#include <charconv>
+#include <ctime>
+#include <string_view>
+#include <utility>
+
+#include "journal/base/clock.h"
+#include "replay/job/clock.h"
+#include "replay/job/opening.h"
+#include "replay/tool/command_line/arguments.h"
+
+namespace amem::tool {
+namespace {
+
+std::string_view Trimmed(std::string_view text) {
+  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
+  return text;
+}
+
+// Takes a decimal number off the front; below zero: there is none.
+double TakeNumber(std::string_view& text) {
+  double number = -1;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
+  if (parsed.ec != std::errc() || text.front() == '-') return -1;
+  text.remove_prefix(static_cast<std::size_t>(parsed.ptr - text.data()));
+  return number;
+}
+
+// In seconds; below zero: not a unit.
+double UnitSeconds(std::string_view unit) {
+  static constexpr std::pair<std::string_view, double> kUnits[] = {
+      {"", 1},        {"us", 1e-6},    {"ms", 1e-3}, {"s", 1},       {"sec", 1},      {"second", 1},
+      {"seconds", 1}, {"m", 60},       {"min", 60},  {"minute", 60}, {"minutes", 60}, {"h", 3600},
+      {"hour", 3600}, {"hours", 3600}, {"d", 86400}, {"day", 86400}, {"days", 86400}};
+  for (const auto& [name, seconds] : kUnits) {
+    if (name == unit) return seconds;
+  }
+  return -1;
+}
+
+std::optional<std::uint64_t> Nanoseconds(double seconds) {
+  if (!(seconds >= 0) || seconds > 1.8e10) return std::nullopt;
+  return static_cast<std::uint64_t>(seconds * 1e9);
+}
+
+Position MomentAt(bool wall, std::uint64_t ns) { return {.rank = {}, .seq = {}, .wall = wall, .ns = ns}; }
+
+// "2026-11-21", with or without a time behind it.
+std::optional<Position> ParseDate(std::string_view text) {
+  if (text.ends_with("UTC")) text = Trimmed(text.substr(0, text.size() - 3));
+  if (text.ends_with("Z")) text.remove_suffix(1);
+  const std::string whole(text);
+  for (const char* form : {"%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%d"}) {
+    std::tm parts{};
+    const char* end = ::strptime(whole.c_str(), form, &parts);
+    if (end == nullptr) continue;
+    std::string_view rest(end);
+    const double fraction = rest.starts_with('.') ? TakeNumber(rest) : 0;
+    const std::time_t seconds = ::timegm(&parts);
+    if (!rest.empty() || fraction < 0 || seconds < 0) continue;
+    return MomentAt(true, static_cast<std::uint64_t>(seconds) * 1'000'000'000 + static_cast<std::uint64_t>(fraction * 1e9));
+  }
+  return std::nullopt;
+}
+
+std::optional<Position> ParseTime(std::string_view rest, std::uint64_t now_ns) {
+  if (rest.empty() || rest.front() == '-' || rest.front() == '+') return std::nullopt;
+  if (rest.size() > 4 && rest[4] == '-') return ParseDate(rest);
+  const double number = TakeNumber(rest);
+  rest = Trimmed(rest);
+  const bool ago = rest.ends_with("ago") && rest.size() > 3;
+  if (ago) rest = Trimmed(rest.substr(0, rest.size() - 3));
+  const double unit = UnitSeconds(rest);
+  if (number < 0 || unit < 0 || (ago && rest.empty())) return std::nullopt;
+  const std::optional<std::uint64_t> ns = Nanoseconds(number * unit);
+  if (!ns) return std::nullopt;
+  return ago ? MomentAt(true, now_ns > *ns ? now_ns - *ns : 0) : MomentAt(false, *ns);
+}
+
+}  // namespace
+
+std::optional<Position> ParsePosition(const std::string& text, std::uint64_t now_ns) {
+  const std::size_t mark = text.find('#');
+  if (mark == std::string::npos) return ParseTime(Trimmed(text), now_ns);
+  const auto seq = WholeNumber(text.substr(mark + 1)), rank = WholeNumber(text.substr(0, mark));
+  if (!seq || (mark != 0 && (!rank || *rank > INT32_MAX))) return std::nullopt;
+  Position position{.rank = {}, .seq = SequenceNumber{*seq}};
+  if (rank) position.rank = static_cast<std::int32_t>(*rank);
+  return position;
+}
+
+Result<Position> UnderstandPosition(const char* option, const std::string& text) {
+  const std::optional<Position> position = ParsePosition(text, RealtimeNs());
+  if (position) return *position;
+  return Status{Code::kInvalid, fmt::format("{}: \"{}\" is not a position: {}", option, text, kPositionsKnown)};
+}
+
+Result<JournalReader*> JournalOf(const Position& position, std::span<const std::unique_ptr<JournalReader>> journals) {
+  for (const auto& reader : journals) {
+    if (!position.rank && journals.size() == 1) return reader.get();
+    const Result<Opening> opening = ReadOpening(*reader);
+    if (position.rank && opening && opening->who.rank == *position.rank) return reader.get();
+  }
+  if (position.rank) return Status{Code::kInvalid, fmt::format("there is no journal of rank {} here", *position.rank)};
+  return Status{Code::kInvalid,
+                fmt::format("{} of which journal? give RANK#SEQ, as in 2#{}", position.seq->value, position.seq->value)};
+}
+
+Result<SequenceNumber> EventAt(const Position& position, JournalReader& reader) {
+  if (position.seq) return *position.seq;
+  const Result<Opening> opening = ReadOpening(reader);
+  if (!opening) return opening.status();
+  const SessionOpened& who = opening->who;
+  const std::int64_t wall =
+      WrappedDifference(static_cast<std::int64_t>(who.realtime_ns), static_cast<std::int64_t>(who.monotonic_ns));
+  const std::int64_t until = position.wall ? WrappedDifference(static_cast<std::int64_t>(position.ns), wall)
+                                           : WrappedSum(who.monotonic_ns, static_cast<std::int64_t>(position.ns));
+  SequenceNumber last;
+  const auto read = reader.Read(opening->info.first, kToTheEnd, [&](const Event& event) {
+    const bool before = static_cast<std::int64_t>(event.time_ns) <= until;
+    if (before) last = event.seq;
+    return before;
+  });
+  if (!read) return read.status();
+  if (last) return last;
+  return Status{Code::kInvalid, "no event lies before that time; the first is " + std::to_string(opening->info.first.value)};
+}
+
+Result<std::uint64_t> WallTimeOf(SequenceNumber seq, JournalReader& reader) {
+  const Result<Opening> opening = ReadOpening(reader);
+  if (!opening) return opening.status();
+  const SessionOpened& who = opening->who;
+  std::optional<std::uint64_t> found;
+  const auto read = reader.Read(seq, seq, [&](const Event& event) {
+    found = event.time_ns - who.monotonic_ns + who.realtime_ns;
+    return false;
+  });
+  if (!read) return read.status();
+  if (!found)
+    return Status{Code::kInvalid, fmt::format("there is no event {}; the last is {}", seq.value, opening->info.last.value)};
+  return *found;
+}
+
+}  // namespace amem::tool

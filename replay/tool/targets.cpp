@@ -1,0 +1,176 @@
+#include "replay/tool/targets.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <optional>
+
+#include "journal/base/process_stat.h"
+#include "journal/session_dir.h"
+#include "replay/job/jobs.h"
+#include "replay/job/opening.h"
+#include "replay/job/pack.h"
+#include "replay/job/sessions.h"
+
+namespace amem::tool {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The sessions of a process: those that live, else the newest.
+std::vector<fs::path> OfProcess(std::uint64_t pid, const std::vector<fs::path>& sessions) {
+  std::vector<fs::path> live, ended;
+  for (const fs::path& session : sessions) {
+    const auto reader = JournalReader::Open(session);
+    const auto opening = reader ? ReadOpening(**reader) : Result<Opening>(reader.status());
+    if (!opening || static_cast<std::uint64_t>(opening->who.pid) != pid) continue;
+    (opening->info.status == SessionStatus::kLive ? live : ended).push_back(session);
+  }
+  if (live.empty() && !ended.empty()) live.push_back(ended.front());
+  return live;
+}
+
+// The sessions of each job of which `matches` is true for one; of the latest alone, or of all such jobs.
+template <class Matches>
+std::vector<fs::path> OfJobs(std::span<const JobTies> ties, std::span<const fs::path> sessions, bool latest,
+                             const Matches& matches) {
+  std::vector<fs::path> found;
+  for (const auto& job : GroupIntoJobs(ties)) {
+    if (std::ranges::none_of(job, [&](std::size_t i) { return matches(ties[i]); })) continue;
+    for (const std::size_t i : job) found.push_back(sessions[i]);
+    if (latest) break;
+  }
+  return found;
+}
+
+// Of the journals of this user: the job of a process or of a launcher, or one session.
+std::vector<fs::path> SessionsNamed(const std::string& name, bool one_process) {
+  const fs::path home[] = {DefaultJournalDirectory()};
+  std::vector<fs::path> sessions = FindPlaces(home).sessions;
+  std::erase_if(sessions, [](const fs::path& place) { return IsPack(place); });
+  for (const fs::path& session : sessions)
+    if (session.filename() == name) return {session};
+  const std::optional<std::uint64_t> pid = WholeNumber(name);
+  if (pid && one_process) {
+    std::vector<fs::path> of_process = OfProcess(*pid, sessions);
+    if (!of_process.empty()) return of_process;
+  }
+  std::vector<Result<JobTies>> read(sessions.size(), Status{});
+  SideBySide(sessions.size(), [&](std::size_t i) { read[i] = ReadTies(sessions[i]); });
+  std::vector<JobTies> ties;
+  std::vector<fs::path> readable;
+  for (std::size_t i = 0; i < sessions.size(); ++i) {
+    if (!read[i]) continue;
+    ties.push_back(*std::move(read[i]));
+    readable.push_back(sessions[i]);
+  }
+  std::vector<fs::path> found =
+      OfJobs(ties, readable, true, [&](const JobTies& one) { return pid && static_cast<std::uint64_t>(one.who.pid) == *pid; });
+  if (!found.empty()) return found;
+  return OfJobs(ties, readable, false, [&](const JobTies& one) {
+    return LaunchedAs(one.who, name) || (pid && one.live && DescendsFrom(one.who.pid, *pid));
+  });
+}
+
+std::string NothingNamed(const std::string& name) {
+  const std::string home = DefaultJournalDirectory().string();
+  if (WholeNumber(name))
+    return fmt::format(
+        "process {} has no journal in {}, and is no launcher's id of a job: set AMEM_JOURNAL_DIR as for that process, or give "
+        "the "
+        "directory; `amem ls` lists what is there",
+        name, home);
+  return fmt::format("{} is no file or directory here, and no job or session of {}; `amem ls` lists what is there", name, home);
+}
+
+}  // namespace
+
+std::vector<fs::path> PlacesOf(const Targets& targets, ScratchDirectory& scratch, bool& failed) {
+  if (targets.names.empty()) return {DefaultJournalDirectory()};
+  std::vector<fs::path> places;
+  for (const std::string& name : targets.names) {
+    std::error_code ignored;
+    const bool path = name.find('/') != std::string::npos || fs::exists(name, ignored);
+    const std::vector<fs::path> named =
+        name == "-" || path ? std::vector<fs::path>{} : SessionsNamed(name, targets.one_process);
+    places.insert(places.end(), named.begin(), named.end());
+    const Result<fs::path> file = name == "-" ? PackFromStandardInput(scratch) : Result(fs::path(name));
+    if (file.ok() && (path || name == "-")) places.push_back(*file);
+    const bool nothing = !path && name != "-" && named.empty();
+    if (nothing || !file.ok()) Complain(nothing ? NothingNamed(name) : file.status().message());
+    failed |= nothing || !file.ok();
+  }
+  return places;
+}
+
+std::vector<fs::path> OfRanks(std::vector<fs::path> sessions, const std::vector<std::string>& ranks, bool& failed) {
+  const std::vector<std::string> wanted = SplitAtCommas(ranks);
+  const bool any = !sessions.empty();
+  std::erase_if(sessions, [&](const fs::path& session) {
+    if (std::ranges::find(wanted, session.filename().string()) != wanted.end()) return false;
+    const auto reader = JournalReader::Open(session);
+    const auto opening = reader ? ReadOpening(**reader) : Result<Opening>(reader.status());
+    return opening.ok() && std::ranges::find(wanted, std::to_string(opening->who.rank)) == wanted.end();
+  });
+  if (any && sessions.empty()) {
+    Complain("--rank: no session here has such a rank; `amem ls` lists them");
+    failed = true;
+  }
+  return sessions;
+}
+
+Result<std::filesystem::path> PackFromStandardInput(ScratchDirectory& scratch) {
+  if (::isatty(STDIN_FILENO) != 0)
+    return Status{Code::kInvalid,
+                  "- is a pack on standard input, and that is a terminal: pipe one in, as in `ssh HOST amem-replay pack -o - | "
+                  "amem why -`"};
+  const Result<std::filesystem::path> file = scratch.New();
+  if (!file) return file;
+  std::ofstream to(*file, std::ios::binary);
+  to << std::cin.rdbuf();
+  if (!to.flush())
+    return Status{Code::kIo,
+                  "read a pack from standard input: " + std::string(std::strerror(errno)) + "; TMPDIR names where it goes"};
+  if (!IsPack(*file)) return Status{Code::kInvalid, "what is on standard input is not what `amem pack` writes"};
+  return file;
+}
+
+bool LivesNow(const JournalInfo& info) { return info.status == SessionStatus::kLive && PackedAt(info.directory) == 0; }
+
+Bytes BytesOf(std::span<const std::filesystem::path> sessions) {
+  Bytes total = 0;
+  for (const auto& session : sessions) {
+    struct stat data {};
+    if (::stat((session / "data.mdb").c_str(), &data) == 0) total += static_cast<Bytes>(data.st_blocks) * 512;
+  }
+  return total;
+}
+
+bool LaunchedAs(const SessionOpened& who, const std::string& id) {
+  constexpr std::string_view kOfJob[] = {
+      "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "RAY_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid",
+      "LSB_JOBID",    "PBS_JOBID",           "FLUX_JOB_ID"};
+  return std::ranges::any_of(who.launcher, [&](const std::string& variable) {
+    return std::ranges::any_of(kOfJob, [&](std::string_view name) { return variable == fmt::format("{}={}", name, id); });
+  });
+}
+
+std::int32_t ParentOf(std::int32_t pid) {
+  const auto stat = ReadProcessStat(pid);
+  return stat ? stat->parent : 0;
+}
+
+bool DescendsFrom(std::int32_t pid, std::uint64_t ancestor) {
+  constexpr int kDeepest = 64;
+  for (int depth = 0; pid > 0 && depth < kDeepest; ++depth, pid = ParentOf(pid))
+    if (static_cast<std::uint64_t>(pid) == ancestor) return true;
+  return false;
+}
+
+}  // namespace amem::tool

@@ -1,0 +1,36 @@
+// What a command is given to read, made into directories of sessions (Targets in command.h).
+#pragma once
+
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "replay/job/scratch_directory.h"
+#include "replay/tool/command.h"
+
+namespace amem::tool {
+
+// Where the targets are, as FindSessions of replay/job takes it: what is on standard input is a file in `scratch`, and a pid, a
+// job or a session's id the directories of its sessions. What is none of these is complained about and makes `failed` true.
+std::vector<std::filesystem::path> PlacesOf(const Targets& targets, ScratchDirectory& scratch, bool& failed);
+
+// What is on standard input, as a file in `scratch`. kInvalid: standard input is a terminal, or not what `pack` writes.
+Result<std::filesystem::path> PackFromStandardInput(ScratchDirectory& scratch);
+
+// The sessions of those ranks; complains where there is none.
+std::vector<std::filesystem::path> OfRanks(std::vector<std::filesystem::path> sessions, const std::vector<std::string>& ranks,
+                                           bool& failed);
+
+// Whether its process lives. Of a pack only whether it lived then can be known.
+bool LivesNow(const JournalInfo& info);
+
+// What the journals take on disk; what cannot be looked at counts as nothing.
+Bytes BytesOf(std::span<const std::filesystem::path> sessions);
+
+// Whether the launcher calls the job so, in a variable that tells jobs apart.
+bool LaunchedAs(const SessionOpened& who, const std::string& id);
+std::int32_t ParentOf(std::int32_t pid);  // 0: not known
+bool DescendsFrom(std::int32_t pid, std::uint64_t ancestor);
+
+}  // namespace amem::tool

@@ -522,9 +522,10 @@ class Described(Scratch):
 
 class Install(Scratch):
     def test_cmake_installs_the_program_its_manual_completions_and_schemas(self):
-        ran = subprocess.run(["cmake", "--install", BUILD, "--prefix", self.path("usr"), "--component", "tool"], capture_output=True,
-                             text=True, check=False)
-        self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
+        for component in ("tool", "pages"):
+            ran = subprocess.run(["cmake", "--install", BUILD, "--prefix", self.path("usr"), "--component", component],
+                                 capture_output=True, text=True, check=False)
+            self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
         for path, word in (("share/man/man1/amem-replay.1", ".TH amem-replay"), ("share/bash-completion/completions/amem-replay", "complete -o"),
                            ("share/zsh/site-functions/_amem-replay", "#compdef amem-replay"), ("share/amem/schemas/why.schema.json", "$schema"),
                            ("share/fish/vendor_completions.d/amem-replay.fish", "complete -c amem-replay")):

@@ -170,7 +170,9 @@ TEST_F(ServedSuspends, ranks_of_a_part_make_a_communicator_while_the_world_stays
       EXPECT_EQ(one.Said("reduce", 1).starts_with("sum "), of_part) << "the world stays suspended\n" << Everything(ranks);
       EXPECT_EQ(one.Said("reduce", 2), one.Said("reduce", 1)) << Everything(ranks);
       EXPECT_EQ(one.Said("resume first"), "0") << Everything(ranks);
-      if (of_part) EXPECT_EQ(one.Said("reduce", 3), one.Said("reduce", 1)) << Everything(ranks);
+      if (of_part) {
+        EXPECT_EQ(one.Said("reduce", 3), one.Said("reduce", 1)) << Everything(ranks);
+      }
       EXPECT_EQ(one.Said("reduce", of_part ? 4 : 3), one.Said("reduce", 0)) << Everything(ranks);
       EXPECT_EQ(one.Said("reduce", of_part ? 5 : 4), one.Said("reduce", 0)) << Everything(ranks);
     }
@@ -198,6 +200,46 @@ TEST_F(ServedSuspends, a_rank_that_does_not_come_fails_the_others_and_all_run_on
     EXPECT_EQ(rank.Said("suspend last", rank.Said("suspend last", 1) == "(not run)" ? 0 : 1), "0") << Everything(ranks);
     EXPECT_EQ(rank.Said("bytes"), "0");
     EXPECT_EQ(rank.Said("reduce", 2), rank.Said("reduce", 0));
+  }
+}
+
+TEST_F(ServedSuspends, a_suspend_that_fails_on_one_rank_leaves_all_as_they_were_and_a_second_try_works) {
+  for (const char* fault : {"AllocatePinned|HostRegister,1,fail-all=2", "Unmap,1,fail=1", "Release,1,fail=1"}) {
+    SCOPED_TRACE(fault);
+    Job job;
+    job.environment = job_.environment;
+    job.environment["AMEM_PINNED_MB"] = "0";  // nothing is pinned before the suspend
+    const auto ranks = job.Run(2, {"cuda",         "load",
+                                   "init",         "init",
+                                   "reduce",       "barrier",
+                                   "bytes",        "suspend first",
+                                   "barrier",      std::string("1:at=") + fault,
+                                   "suspend last", "barrier",
+                                   "bytes",        "reduce",
+                                   "barrier",      "1:at=nothing,1,fail=1",
+                                   "suspend last", "barrier",
+                                   "bytes",        "barrier",
+                                   "resume last",  "reduce"});
+    for (const Rank& rank : ranks) {
+      EXPECT_NE(rank.Said("suspend last", 0), "0") << "success would be no proof\n" << Everything(ranks);
+      EXPECT_EQ(rank.Said("bytes", 1), rank.Said("bytes", 0)) << "no half of it stays paused\n" << Everything(ranks);
+      EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0)) << Everything(ranks);
+      EXPECT_EQ(rank.Said("suspend last", 1), "0") << Everything(ranks);
+      EXPECT_EQ(rank.Said("bytes", 2), "0") << Everything(ranks);
+      EXPECT_EQ(rank.Said("reduce", 2), rank.Said("reduce", 0)) << Everything(ranks);
+    }
+  }
+}
+
+TEST_F(ServedSuspends, a_resume_that_fails_on_one_rank_leaves_all_suspended_and_a_second_try_works) {
+  const auto ranks =
+      Run({"init", "init", "reduce", "barrier", "suspend first", "suspend last", "barrier", "1:at=Create,1,fail=2",
+           "resume last", "barrier", "bytes", "barrier", "1:at=nothing,1,fail=1", "resume last", "reduce"});
+  for (const Rank& rank : ranks) {
+    EXPECT_NE(rank.Said("resume last", 0), "0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("bytes"), "0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("resume last", 1), "0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0)) << Everything(ranks);
   }
 }
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "statemachine/event.h"
+#include "statemachine/state.h"
 
 namespace amem {
 
@@ -43,5 +43,10 @@ class Encoder {
 // not know, the result is kCorrupt, and its message says what is wrong with them.
 Result<Event> DecodeEvent(std::span<const std::byte> message);
 Result<FileMeta> DecodeMeta(std::span<const std::byte> message);
+
+// A state as the payload of a snapshot's record: the messages of ToSnapshotEvents(state), each behind its length.
+Result<std::vector<std::byte>> EncodeSnapshot(const State& state);
+// Any bytes may be given; kCorrupt names what is wrong with them.
+Result<State> DecodeSnapshot(std::span<const std::byte> payload);
 
 }  // namespace amem

@@ -4,6 +4,7 @@
 
 #include "journal/base/thread.h"
 #include "journal/session_dir.h"
+#include "statemachine/check.h"
 
 namespace amem {
 namespace {
@@ -39,6 +40,7 @@ Status BrokenLatch::Break(const Status& failure) {
 }
 
 Status Drain::Start() {
+  AMEM_CHECK(!thread_.joinable());
   auto started = StartThread("amem-journal", [this] { Run(); });
   if (!started) return started.status();
   thread_ = *std::move(started);
@@ -74,11 +76,17 @@ Status Drain::WaitFor(std::uint64_t position) {
 
 Status Drain::Store(Direct direct) {
   const std::lock_guard lock(store_mutex_);
-  direct_.store(&direct, std::memory_order_release);
+  AMEM_CHECK(direct_.load() == nullptr);
+  AMEM_CHECK(!direct.frame.empty());
+  const std::uint64_t before = stored_.load();
+  direct_.store(new Direct(std::move(direct)), std::memory_order_release);
   for (;;) {
     const std::uint32_t ticket = progress_.Ticket();
-    if (direct_.load(std::memory_order_acquire) == nullptr) return {};
-    if (latch_.broken()) return latch_.reason();
+    if (stored_.load(std::memory_order_acquire) != before) return {};
+    if (latch_.broken()) {
+      const std::unique_ptr<Direct> not_taken(direct_.exchange(nullptr));
+      return latch_.reason();
+    }
     Hurry();
     progress_.Wait(ticket);
   }
@@ -146,22 +154,25 @@ Status Drain::MoveSome(std::uint64_t up_to) {
     return {Code::kCorrupt, "the tail was overwritten by other code in this process, and events are lost"};
   };
   AMEM_TRY(store_.Write(move));
+  AMEM_CHECK(moved > 0U, from);
+  AMEM_CHECK(from + moved <= up_to, from);
   tail_.Drained(from + moved);
   return {};
 }
 
 Status Drain::StoreDirect() {
-  Direct* direct = direct_.load(std::memory_order_acquire);
-  if (direct == nullptr) return {};
+  const std::unique_ptr<Direct> direct(direct_.exchange(nullptr));
+  if (!direct) return {};
   AMEM_TRY(store_.Write(
       [&](const amem::Store::Writing& writing) { return writing.Append(direct->table, direct->key, direct->frame); }));
   if (direct->obsolete_events_below > obsolete_events_below_) {
+    AMEM_CHECK(direct->obsolete_snapshots_below < direct->obsolete_events_below, direct->key);
     obsolete_events_below_ = direct->obsolete_events_below;
     obsolete_snapshots_below_ = direct->obsolete_snapshots_below;
     removing_ = true;
     store_.ForgetDeadReaders();
   }
-  direct_.store(nullptr, std::memory_order_release);  // from here on its owner may have destroyed it
+  stored_.fetch_add(1, std::memory_order_release);
   return {};
 }
 

@@ -85,8 +85,9 @@ class Drain {
   std::atomic<bool> urgent_{false};
   std::atomic<bool> stop_{false};
 
-  std::mutex store_mutex_;  // one Store() at a time
-  std::atomic<Direct*> direct_{nullptr};
+  std::mutex store_mutex_;                   // one Store() at a time
+  std::atomic<Direct*> direct_{nullptr};     // owned by whoever takes it out: the thread, or a Store() that gives up
+  std::atomic<std::uint64_t> stored_{0};     // how many were stored
   std::uint64_t obsolete_events_below_ = 0;  // the thread's
   std::uint64_t obsolete_snapshots_below_ = 0;
   bool removing_ = false;

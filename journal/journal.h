@@ -77,6 +77,7 @@ class JournalWriter {
 // kCopied: a copy of a journal that was not closed, made by cp, rsync or tar. Whether its process lives, or lived when it was
 // copied, cannot be told from it.
 enum class SessionStatus : std::uint8_t { kLive, kClosed, kCrashed, kBroken, kCopied };
+constexpr Enumerators<SessionStatus> EnumeratorsOf(SessionStatus) { return {SessionStatus::kCopied, "status"}; }
 std::string_view ToText(SessionStatus);
 
 struct JournalInfo {

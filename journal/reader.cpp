@@ -8,7 +8,6 @@
 #include "journal/journal.h"
 #include "journal/record_source.h"
 #include "journal/session_dir.h"
-#include "journal/snapshot.h"
 #include "journal/tail.h"
 #include "statemachine/apply.h"
 
@@ -95,9 +94,9 @@ Result<Reader::View> Reader::Look() const {
   auto tail = ReadTail(directory_ / "tail");
   if (!tail) return tail.status();
   view.tail = std::move(*tail);
-  const auto last = source_->LastKey(Table::kEvents);
-  if (!last) return last.status();
-  view.stored_last = last->value_or(0);
+  const auto stored = source_->ExtentOf(Table::kEvents);
+  if (!stored) return stored.status();
+  view.stored_last = stored->last.value_or(0);
   view.last = view.stored_last;
   if (!view.tail.records.empty()) view.last = std::max(view.last, view.tail.records.back().seq);
   return view;
@@ -121,10 +120,9 @@ Status Reader::ReadBatch(std::uint64_t from, std::uint64_t to, Batch& batch) con
     batch.bytes.insert(batch.bytes.end(), frame.begin(), frame.end());
     return true;
   }));
-  const auto first =
-      source_->FirstKey(Table::kEvents);  // asked afterwards, so that events removed meanwhile do not count as lost
-  if (!first) return first.status();
-  batch.first_kept = first->value_or(0);
+  const auto left = source_->ExtentOf(Table::kEvents);  // asked afterwards: events removed meanwhile do not count as lost
+  if (!left) return left.status();
+  batch.first_kept = left->first.value_or(0);
   return {};
 }
 
@@ -245,8 +243,8 @@ Result<State> Reader::Fold(State state, std::uint64_t to, ReadReport& report) {
 // Why the event after `reached` is not available.
 std::string Reader::WhyNot(const State& reached, const std::string& otherwise, const ReadReport& report) const {
   if (report.corrupt_records != 0) return report.corruption;
-  const auto key = source_->FirstKey(Table::kEvents);
-  const std::uint64_t first = key ? key->value_or(0) : 0;
+  const auto stored = source_->ExtentOf(Table::kEvents);
+  const std::uint64_t first = stored ? stored->first.value_or(0) : 0;
   if (first <= reached.last.value + 1) return otherwise;
   return fmt::format("the events before {} were let go after a later snapshot; ask for a later state", first);
 }
@@ -287,9 +285,8 @@ Result<JournalInfo> Reader::Info() {
   info.broken_reason = BrokenReason(directory_);
   if (info.broken_reason.empty()) info.broken_reason = view->tail.broken_reason;
   if (!info.broken_reason.empty()) info.status = SessionStatus::kBroken;
-  const auto first_key = source_->FirstKey(Table::kEvents);
-  const auto stored = source_->Count(Table::kEvents);
-  if (!first_key || !stored) return first_key ? stored.status() : first_key.status();
+  const auto stored = source_->ExtentOf(Table::kEvents);
+  if (!stored) return stored.status();
   AMEM_TRY(source_->Scan(Table::kSnapshots, 0, [&](std::uint64_t through, std::span<const std::byte>) {
     info.snapshots.emplace_back(through);
     return true;
@@ -298,9 +295,9 @@ Result<JournalInfo> Reader::Info() {
   const auto unstored =
       std::find_if(records.begin(), records.end(), [&](const Record& r) { return r.seq > view->stored_last; });
   const std::uint64_t first_in_tail = unstored != records.end() ? unstored->seq : 0;
-  info.first = SequenceNumber{first_key->value_or(first_in_tail)};
+  info.first = SequenceNumber{stored->first.value_or(first_in_tail)};
   info.last = SequenceNumber{view->last};
-  info.events = *stored + static_cast<std::uint64_t>(records.end() - unstored);
+  info.events = stored->records + static_cast<std::uint64_t>(records.end() - unstored);
   const auto data = File::Open(directory_ / "data.mdb", O_RDONLY);
   if (!data) return data.status();
   const auto bytes = data->Size();

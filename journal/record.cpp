@@ -17,6 +17,12 @@ void WriteRecord(std::byte* at, RecordType type, std::uint64_t seq, std::span<co
   std::memcpy(at + offsetof(RecordHeader, crc), &header.crc, sizeof header.crc);
 }
 
+std::vector<std::byte> Framed(RecordType type, std::uint64_t seq, std::span<const std::byte> payload) {
+  std::vector<std::byte> frame(RecordBytes(payload.size()));
+  WriteRecord(frame.data(), type, seq, payload);
+  return frame;
+}
+
 std::optional<RecordHeader> PeekRecord(std::span<const std::byte> bytes) {
   RecordHeader header;
   if (bytes.size() < sizeof header) return std::nullopt;

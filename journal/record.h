@@ -40,6 +40,7 @@ struct Record {
 
 // Writes header and payload at `at`, which has room for RecordBytes(payload.size()).
 void WriteRecord(std::byte* at, RecordType type, std::uint64_t seq, std::span<const std::byte> payload);
+std::vector<std::byte> Framed(RecordType type, std::uint64_t seq, std::span<const std::byte> payload);
 // The header at the start of `bytes`, if magic and length are plausible; the checksum is not looked at.
 std::optional<RecordHeader> PeekRecord(std::span<const std::byte> bytes);
 // nullopt: too short, no magic or a wrong checksum.

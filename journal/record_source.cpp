@@ -60,26 +60,16 @@ class StoreSource final : public RecordSource {
     touched_.LetGo();
     return done;
   }
-  [[nodiscard]] Result<std::uint64_t> Count(Table table) const override {
-    return Ask<std::uint64_t>([&](const Store::Reading& reading) { return reading.Count(table); });
-  }
-  [[nodiscard]] Result<std::optional<std::uint64_t>> FirstKey(Table table) const override {
-    return Ask<std::optional<std::uint64_t>>([&](const Store::Reading& reading) { return reading.FirstKey(table); });
-  }
-  [[nodiscard]] Result<std::optional<std::uint64_t>> LastKey(Table table) const override {
-    return Ask<std::optional<std::uint64_t>>([&](const Store::Reading& reading) { return reading.LastKey(table); });
+  [[nodiscard]] Result<Extent> ExtentOf(Table table) const override {
+    Result<Extent> extent = Extent{};
+    AMEM_TRY(store_->Read([&](const Store::Reading& reading) {
+      extent = reading.ExtentOf(table);
+      return extent.status();
+    }));
+    return extent;
   }
 
  private:
-  template <class T, class Question>
-  Result<T> Ask(const Question& question) const {
-    Result<T> answer = T{};
-    AMEM_TRY(store_->Read([&](const Store::Reading& reading) {
-      answer = question(reading);
-      return answer.status();
-    }));
-    return answer;
-  }
   std::unique_ptr<Store> store_;
   mutable std::mutex touched_mutex_;
   mutable TouchedPages touched_;
@@ -112,16 +102,10 @@ class SalvagedSource final : public RecordSource {
     }
     return {};
   }
-  [[nodiscard]] Result<std::uint64_t> Count(Table table) const override {
-    return std::uint64_t{places_[static_cast<std::size_t>(table)].size()};
-  }
-  [[nodiscard]] Result<std::optional<std::uint64_t>> FirstKey(Table table) const override {
+  [[nodiscard]] Result<Extent> ExtentOf(Table table) const override {
     const auto& places = places_[static_cast<std::size_t>(table)];
-    return places.empty() ? std::optional<std::uint64_t>{} : places.begin()->first;
-  }
-  [[nodiscard]] Result<std::optional<std::uint64_t>> LastKey(Table table) const override {
-    const auto& places = places_[static_cast<std::size_t>(table)];
-    return places.empty() ? std::optional<std::uint64_t>{} : places.rbegin()->first;
+    if (places.empty()) return Extent{};
+    return Extent{places.size(), places.begin()->first, places.rbegin()->first};
   }
   [[nodiscard]] std::string Damage() const override { return damage_; }
 

@@ -15,6 +15,7 @@
 #include "journal/base/directory.h"
 #include "journal/base/file.h"
 #include "journal/tail.h"
+#include "statemachine/check.h"
 
 namespace amem {
 namespace {
@@ -176,6 +177,7 @@ void PutAside(const fs::path& directory, const fs::path& name) {
 }  // namespace
 
 Result<fs::path> NewSessionDirectory::Publish() {
+  AMEM_CHECK(!path_.empty(), name_.native());  // it has one name only, and gets it once
   // A directory is renamed over an empty one only. The two change names at once, where the file system can do that.
   if (Exists(name_) && renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, name_.c_str(), RENAME_EXCHANGE) == 0) {
     PutAside(path_, name_);
@@ -252,21 +254,7 @@ void RemoveOldSessions(const fs::path& directory, std::uint32_t keep_sessions, B
   }
 }
 
-std::string_view ToText(SessionStatus status) {
-  switch (status) {
-    case SessionStatus::kLive:
-      return "live";
-    case SessionStatus::kClosed:
-      return "closed";
-    case SessionStatus::kCrashed:
-      return "crashed";
-    case SessionStatus::kBroken:
-      return "broken";
-    case SessionStatus::kCopied:
-      return "copied";
-  }
-  return "unknown";
-}
+std::string_view ToText(SessionStatus status) { return NameIn(status, "live", "closed", "crashed", "broken", "copied"); }
 
 Result<std::vector<fs::path>> ListSessions(const fs::path& directory) {
   if (IsSessionDirectory(directory)) return std::vector{directory};

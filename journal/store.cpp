@@ -17,6 +17,7 @@
 
 #include "journal/base/file.h"
 #include "journal/base/fork_guard.h"
+#include "statemachine/check.h"
 
 namespace amem {
 namespace {
@@ -295,25 +296,22 @@ Status Store::Reading::Scan(Table table, std::uint64_t from,
   return rc == MDB_NOTFOUND ? Status{} : TableFailure("scan", table, rc);
 }
 
-Result<std::uint64_t> Store::Reading::Count(Table table) const {
+Result<Extent> Store::Reading::ExtentOf(Table table) const {
   MDB_stat stat{};
-  const int rc = mdb_stat(txn_, tables_[static_cast<std::size_t>(table)], &stat);
-  if (rc != 0) return TableFailure("count", table, rc);
-  return stat.ms_entries;
-}
-
-Result<std::optional<std::uint64_t>> Store::Reading::Edge(Table table, bool last) const {
   Cursor cursor;
-  int rc = cursor.Open(txn_, tables_[static_cast<std::size_t>(table)]);
-  std::uint64_t key = 0;
+  const unsigned id = tables_[static_cast<std::size_t>(table)];
+  int rc = mdb_stat(txn_, id, &stat);
+  if (rc == 0) rc = cursor.Open(txn_, id);
+  Extent extent{stat.ms_entries, 0, 0};
   MDB_val value{};
-  if (rc == 0) rc = cursor.Get(key, value, last ? MDB_LAST : MDB_FIRST);
-  if (rc == MDB_NOTFOUND) return std::optional<std::uint64_t>{};
-  if (rc != 0) return TableFailure("read", table, rc);
-  return std::optional(key);
+  if (rc == 0) rc = cursor.Get(*extent.first, value, MDB_FIRST);
+  if (rc == 0) rc = cursor.Get(*extent.last, value, MDB_LAST);
+  if (rc == MDB_NOTFOUND) return Extent{};
+  return rc == 0 ? Result<Extent>(extent) : TableFailure("read", table, rc);
 }
 
 Status Store::Writing::Append(Table table, std::uint64_t key, std::span<const std::byte> value) const {
+  AMEM_CHECK(!value.empty(), key);
   MDB_val k = KeyOf(key);
   MDB_val v = ValueOf(value);
   const int rc = mdb_put(txn_, tables_[static_cast<std::size_t>(table)], &k, &v, MDB_APPEND);

@@ -22,6 +22,12 @@ namespace amem {
 enum class Table : std::size_t { kMeta = 0, kEvents = 1, kSnapshots = 2 };
 inline constexpr std::size_t kTables = 3;
 
+// What a table holds; its keys are not contiguous.
+struct Extent {
+  std::uint64_t records = 0;
+  std::optional<std::uint64_t> first, last;  // keys
+};
+
 class Store {
  public:
   using TableIds = std::array<unsigned, kTables>;
@@ -33,12 +39,9 @@ class Store {
     // Calls `visit` for the entries with key >= `from` in order, until it returns false.
     Status Scan(Table table, std::uint64_t from,
                 const std::function<bool(std::uint64_t key, std::span<const std::byte> value)>& visit) const;
-    [[nodiscard]] Result<std::uint64_t> Count(Table table) const;
-    [[nodiscard]] Result<std::optional<std::uint64_t>> FirstKey(Table table) const { return Edge(table, false); }
-    [[nodiscard]] Result<std::optional<std::uint64_t>> LastKey(Table table) const { return Edge(table, true); }
+    [[nodiscard]] Result<Extent> ExtentOf(Table table) const;
 
    protected:
-    [[nodiscard]] Result<std::optional<std::uint64_t>> Edge(Table table, bool last) const;
     MDB_txn* txn_;
     const TableIds& tables_;
   };

@@ -12,7 +12,6 @@
 #include "journal/drain.h"
 #include "journal/journal.h"
 #include "journal/session_dir.h"
-#include "journal/snapshot.h"
 #include "journal/store.h"
 #include "journal/tail.h"
 
@@ -131,9 +130,7 @@ Status Writer::AppendEncoded(std::uint64_t seq, std::span<const std::byte> messa
 }
 
 Status Writer::AppendLarge(std::uint64_t seq, std::span<const std::byte> message) {
-  std::vector<std::byte> frame(RecordBytes(message.size()));
-  WriteRecord(frame.data(), RecordType::kEvent, seq, message);
-  return core_->drain.Store({.table = Table::kEvents, .key = seq, .frame = std::move(frame)});
+  return core_->drain.Store({.table = Table::kEvents, .key = seq, .frame = Framed(RecordType::kEvent, seq, message)});
 }
 
 Status Writer::Flush() {
@@ -148,12 +145,6 @@ Status Writer::Flush() {
 void Writer::SnapshotDueAfter(std::uint64_t events, Bytes bytes) {
   snapshot_due_.store(appended_.load() + events, std::memory_order_relaxed);
   snapshot_due_bytes_.store(appended_bytes_.load() + bytes, std::memory_order_relaxed);
-}
-
-std::vector<std::byte> SnapshotFrame(std::uint64_t through, std::span<const std::byte> payload) {
-  std::vector<std::byte> frame(RecordBytes(payload.size()));
-  WriteRecord(frame.data(), RecordType::kSnapshot, through, payload);
-  return frame;
 }
 
 Status Writer::Snapshot(const State& state) {
@@ -177,7 +168,7 @@ Status Writer::Snapshot(const State& state) {
   }
   AMEM_TRY(core_->drain.Store({.table = Table::kSnapshots,
                                .key = through,
-                               .frame = SnapshotFrame(through, *payload),
+                               .frame = Framed(RecordType::kSnapshot, through, *payload),
                                .obsolete_events_below = last_snapshot_ == 0 ? 0 : last_snapshot_ + 1,
                                .obsolete_snapshots_below = last_snapshot_}));
   last_snapshot_ = through;
@@ -205,16 +196,14 @@ Status Writer::Close() {
 Status Introduce(Store& store, SessionId session) {
   const FileMeta meta{kJournalFormat, kJournalLeastReader, session, getpid(), RealtimeNs()};
   Encoder encoder;
-  const auto message = encoder.Encode(meta);
-  std::vector<std::byte> frame(RecordBytes(message.size()));
-  WriteRecord(frame.data(), RecordType::kMeta, 1, message);
+  const auto frame = Framed(RecordType::kMeta, 1, encoder.Encode(meta));
   return store.Write([&](const Store::Writing& writing) { return writing.Append(Table::kMeta, 1, frame); });
 }
 
 Status Begin(Store& store, const State& state) {
   const auto payload = EncodeSnapshot(state);
   if (!payload) return payload.status();
-  const auto frame = SnapshotFrame(state.last.value, *payload);
+  const auto frame = Framed(RecordType::kSnapshot, state.last.value, *payload);
   return store.Write([&](const Store::Writing& writing) { return writing.Append(Table::kSnapshots, state.last.value, frame); });
 }
 

@@ -57,12 +57,14 @@ Status Fold::EraseIfDead(AllocationId id) {
   const auto it = s_.allocations.find(id);
   if (it == s_.allocations.end() || !it->second.dead()) return {};
   AMEM_TRY(RemoveFromSlab(id, it->second));
-  s_.slabs.erase(id);
+  if (const auto slab = s_.slabs.find(id); slab != s_.slabs.end()) {
+    AMEM_CHECK(slab->second.parts.empty(), id);
+    s_.slabs.erase(slab);
+  }
   AMEM_TRY(EraseMulticast(id));
   const CommunicatorId communicator = it->second.communicator;
   s_.allocations.erase(it);
-  UncountMemory(communicator);
-  return {};
+  return UncountMemory(communicator);
 }
 
 Status Fold::Running(const std::string& doing, PoolId pool) const {

@@ -11,10 +11,12 @@ void Fold::CountMemory(CommunicatorId id) {
   if (const auto it = s_.communicators.find(id); it != s_.communicators.end()) ++it->second.memory;
 }
 
-void Fold::UncountMemory(CommunicatorId id) {
+Status Fold::UncountMemory(CommunicatorId id) {
   const auto it = s_.communicators.find(id);
-  if (it == s_.communicators.end() || it->second.memory == 0) return;
+  if (it == s_.communicators.end()) return {};
+  AMEM_CHECK(it->second.memory > 0U, id);
   if (--it->second.memory == 0 && !it->second.ended.empty()) s_.communicators.erase(it);
+  return {};
 }
 
 Status Fold::operator()(const CommunicatorBegun& e) {

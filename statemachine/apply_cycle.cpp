@@ -210,6 +210,7 @@ Status Fold::DoRelease(const std::string& doing, const Step& step, Allocation& a
   if (s_.Preserves(a) && !a.saved) return Bad(doing + ": its contents were not saved");
   if (WhyKept(a) != KeepReason::kNone) return Bad(doing + ": it must stay: " + std::string(ToText(WhyKept(a))));
   if (IsBound(step.allocation)) return Bad(doing + ": a binding to a multicast object is in force");
+  AMEM_CHECK(!a.placed(), step.allocation, a.slab);
   a.resident = a.awaiting_restore = false;
   if (const auto it = s_.multicasts.find(step.allocation); it != s_.multicasts.end()) LoseDevices(it->second);
   return {};

@@ -27,8 +27,7 @@ Status Fold::operator()(const LegacyFreed& e) {
   if (it == s_.legacy.end()) return Bad("cuMemFree " + Hex(e.address.value) + ": nothing is allocated there");
   const CommunicatorId communicator = it->second.communicator;
   s_.legacy.erase(it);
-  UncountMemory(communicator);
-  return {};
+  return UncountMemory(communicator);
 }
 
 Status Fold::operator()(const LegacyExported& e) {
@@ -82,6 +81,7 @@ Status Fold::operator()(const Registered& e) {
 Status Fold::operator()(const Deregistered& e) {
   const auto it = s_.registrations.find(e.address);
   if (it == s_.registrations.end()) return Bad("deregister " + Hex(e.address.value) + ": it was not registered");
+  AMEM_CHECK(it->second.count > 0U, e.address);
   if (--it->second.count > 0) return {};
   for (const AllocationId id : it->second.allocations) {
     if (Allocation* a = Find(id); a != nullptr && a->registrations > 0) --a->registrations;

@@ -35,6 +35,7 @@ Status Fold::operator()(const ReferenceDropped& e) {
   if (a == nullptr) return Bad(doing + ": it does not exist");
   const auto it = a->importers.find(Importer{e.by, e.as});
   if (it == a->importers.end()) return Bad(doing + ": that session holds none as " + ToText(e.as));
+  AMEM_CHECK(it->second > 0U, e.allocation, e.by);
   if (--it->second == 0) a->importers.erase(it);
   LeaveMulticast(e.allocation, *a, e.by);
   return EraseIfDead(e.allocation);

@@ -57,6 +57,7 @@ Status Fold::operator()(const Placed& e) {
     return Bad(doing + ": there is no such allocation, or no such slab");
   const Allocation* whole = Find(e.slab);
   AMEM_CHECK(whole != nullptr, e.slab);
+  AMEM_CHECK(!whole->placed(), e.slab, whole->slab);
   const auto mapping = s_.mappings.find(slab->second.address);
   if (mapping == s_.mappings.end() || mapping->second.allocation != e.slab) return Bad(doing + ": that slab is not mapped");
   if (!a->untouched()) return Bad(doing + ": it is in use where it is");
@@ -94,7 +95,8 @@ Status Fold::RemoveFromSlab(AllocationId id, Allocation& a) {
   AMEM_CHECK(slab != s_.slabs.end(), id, a.slab);
   const auto at = slab->second.parts.find(a.offset);
   AMEM_CHECK(at != slab->second.parts.end(), id, a.slab, a.offset);
-  std::erase(at->second, id);
+  const auto erased = std::erase(at->second, id);
+  AMEM_CHECK(erased == 1U, id, a.slab);
   if (at->second.empty()) slab->second.parts.erase(at);
   if (a.own() && a.touched) MarkDirty(slab->second, a.offset, a.bytes);
   a.slab = {};
@@ -110,6 +112,7 @@ Status Fold::MarkGapsDirty(AllocationId id, const Allocation& whole) {
   for (const auto& [offset, parts] : slab->second.parts) {
     const Allocation* part = Find(parts.front());
     AMEM_CHECK(part != nullptr, id, offset, parts.front());
+    AMEM_CHECK(at <= offset, id, parts.front());
     if (at < offset) dirty.emplace(at, offset - at);
     at = offset + part->bytes;
   }

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <iterator>
 
+#include "statemachine/check.h"
 #include "statemachine/event.h"
 #include "statemachine/state.h"
 
@@ -15,15 +16,6 @@ constexpr std::array<std::string_view, kEventKinds> NamesOf(const std::variant<K
   return {Kinds::kKind...};
 }
 constexpr auto kKindNames = NamesOf(static_cast<const EventVariant*>(nullptr));
-
-// The name of an enumerator, of one for each.
-template <class Enum, class... Names>
-std::string_view NameIn(Enum value, Names... names) {
-  constexpr Enum last = EnumeratorsOf(Enum{}).last;
-  static_assert(sizeof...(Names) == static_cast<std::size_t>(last) + 1, "an enumerator has no name");
-  const std::string_view all[] = {names...};
-  return value <= last ? all[static_cast<std::size_t>(value)] : "unknown";
-}
 
 using std::to_string;
 
@@ -314,6 +306,14 @@ std::string_view ToText(KeepReason reason) {
 
 std::string_view ToText(Lifecycle lifecycle) {
   return NameIn(lifecycle, "new", "running", "pausing", "paused", "resuming", "closed");
+}
+
+Status check::Failed(std::string_view expression, std::string_view file, int line, const std::string& operands,
+                     std::string_view names, const std::string& values) {
+  const std::string place = std::string(file.substr(file.rfind('/') + 1)) + ":" + std::to_string(line);
+  std::string text = "check failed at " + place + ": " + std::string(expression) + " (" + operands + ")";
+  if (!names.empty()) text += ", " + std::string(names) + " = " + values;
+  return {Code::kInvalid, text + "; this is a defect of AMem, report it with the journal"};
 }
 
 }  // namespace amem

@@ -109,7 +109,7 @@ class Fold {
   [[nodiscard]] Communicator* FindLiving(CommunicatorId id);
   // Memory was made for a communicator, or is gone; an unknown one counts nothing.
   void CountMemory(CommunicatorId id);
-  void UncountMemory(CommunicatorId id);
+  Status UncountMemory(CommunicatorId id);
   // What is the same of memory that is created here and that is imported.
   [[nodiscard]] Allocation MadeBy(const auto& e) const {
     return {.bytes = e.bytes,

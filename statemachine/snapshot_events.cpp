@@ -34,6 +34,8 @@ Status AddParts(std::vector<EventBody>& out, const State& s) {
         const auto found = s.allocations.find(part);
         AMEM_CHECK(found != s.allocations.end(), id, part);
         const Allocation& a = found->second;
+        AMEM_CHECK(a.slab == id, part);
+        AMEM_CHECK(a.offset == offset, part, id);
         const Address address = slab.address + offset;
         out.emplace_back(Placed{part, id, offset, a.touched});
         for (std::uint32_t i = 0; i < a.reserved; ++i) out.emplace_back(RangeReserved{address, a.bytes, 0, {}, 0, {}, part});

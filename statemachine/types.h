@@ -50,6 +50,15 @@ struct Enumerators {
   const char* called;
 };
 
+// The name of an enumerator, of one for each.
+template <class Enum, class... Names>
+std::string_view NameIn(Enum value, Names... names) {
+  constexpr Enum last = EnumeratorsOf(Enum{}).last;
+  static_assert(sizeof...(Names) == static_cast<std::size_t>(last) + 1, "an enumerator has no name");
+  const std::string_view all[] = {names...};
+  return value <= last ? all[static_cast<std::size_t>(value)] : "unknown";
+}
+
 enum class LocationType : std::uint32_t {  // values of CUmemLocationType
   kInvalid = 0,
   kDevice = 1,

@@ -19,7 +19,6 @@
 #include "journal/journal.h"
 #include "journal/record.h"
 #include "journal/session_dir.h"
-#include "journal/snapshot.h"
 #include "journal/store.h"
 #include "replay/job/output_file.h"
 #include "replay/job/pack_anonymous.h"
@@ -241,12 +240,6 @@ class Decompressor {
   std::size_t at_ = 0;
 };
 
-std::vector<std::byte> Frame(RecordType type, std::uint64_t seq, std::span<const std::byte> payload) {
-  std::vector<std::byte> frame(RecordBytes(payload.size()));
-  WriteRecord(frame.data(), type, seq, payload);
-  return frame;
-}
-
 // One session's directory while it is filled.
 class SessionUnpacker {
  public:
@@ -258,7 +251,7 @@ class SessionUnpacker {
     if (!store) return store.status();
     const FileMeta meta{kJournalFormat, kJournalLeastReader, session, static_cast<std::int32_t>(Number(header, "pid")), 0};
     Encoder encoder;
-    const auto frame = Frame(RecordType::kMeta, 1, encoder.Encode(meta));
+    const auto frame = Framed(RecordType::kMeta, 1, encoder.Encode(meta));
     AMEM_TRY((*store)->Write([&](const Store::Writing& writing) { return writing.Append(Table::kMeta, 1, frame); }));
     return std::unique_ptr<SessionUnpacker>(new SessionUnpacker(*std::move(fresh), *std::move(store), header));
   }
@@ -266,13 +259,13 @@ class SessionUnpacker {
   Status Snapshot(std::span<const std::byte> payload) {
     const auto state = DecodeSnapshot(payload);
     if (!state) return state.status();
-    const auto frame = Frame(RecordType::kSnapshot, state->last.value, payload);
+    const auto frame = Framed(RecordType::kSnapshot, state->last.value, payload);
     return store_->Write([&](const Store::Writing& w) { return w.Append(Table::kSnapshots, state->last.value, frame); });
   }
   Status Event(std::span<const std::byte> payload) {
     const auto event = DecodeEvent(payload);
     if (!event) return event.status();
-    waiting_.emplace_back(event->seq.value, Frame(RecordType::kEvent, event->seq.value, payload));
+    waiting_.emplace_back(event->seq.value, Framed(RecordType::kEvent, event->seq.value, payload));
     waiting_bytes_ += payload.size();
     return waiting_.size() >= kEventsPerTransaction || waiting_bytes_ >= kBytesPerTransaction ? Flush() : Status{};
   }

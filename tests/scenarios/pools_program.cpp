@@ -142,7 +142,7 @@ void WrongUse() {
   EXPECT(Pause({"user"}) == 4 && Says("AMEM_USER_MEMORY") && Pause({nullptr}) == 4 && amem_pause(nullptr, 1, 0, nullptr) == 4);
   EXPECT(Pause({"weights"}, 64) == 4 && Resume({"weights"}, AMEM_ON_STREAM) == 4);
   EXPECT(amem_pause(nullptr, 0, 0, nullptr) == 0);
-  EXPECT(amem_alloc(-1, 0, nullptr) == nullptr && Says("no size"));
+  EXPECT(amem_alloc(-1, 0, nullptr) == nullptr && Says("cannot be -1 bytes"));
   EXPECT(amem_alloc(kMiB, 77, nullptr) == nullptr);
   EXPECT(amem_wait("wieghts", 0, nullptr) == 4 && amem_wait(nullptr, 0, nullptr) == 4 && amem_wait("nccl", 0, nullptr) == 0);
   const Block block = Take("weights", kMiB, 1);

@@ -256,8 +256,8 @@ TEST_F(Named, a_launcher_may_be_pid_1_and_a_pid_means_a_process_of_this_namespac
   environment["PRELOAD"] = AMEM_LIBRARY_FILE;
   const std::string script = R"(
     LD_PRELOAD=$PRELOAD "$0" cuda load 'only safe points' & echo $! > inner
-    for i in $(seq 400); do "$1" status 1 > status 2>&1 && break; sleep 0.05; done
-    "$1" pause 1 > paused 2>&1 && "$1" status 1 > status && "$1" resume 1 > resumed 2>&1 && touch ready
+    for i in $(seq 400); do "$1" ls --live 1 > status 2>&1 && break; sleep 0.05; done
+    "$1" pause 1 > paused 2>&1 && "$1" ls --live 1 > status && "$1" resume 1 > resumed 2>&1 && touch ready
     wait)";
   std::thread container([&] {
     static_cast<void>(

@@ -5,8 +5,6 @@
 
 namespace amem {
 
-// ---------------------------------------------------------------------------------------------------
-
 PeerService::Inbound* PeerService::Asker() {
   const auto at = inbound_.find(asker_);
   return at == inbound_.end() ? nullptr : at->second.get();
@@ -21,7 +19,9 @@ void PeerService::HearOut(Inbound& tool) {
 
 // Before anybody else is answered, all that the tool has sent counts, and so does its end.
 void PeerService::HearAsker() {
-  for (Inbound* asker = Asker(); asker != nullptr && Readable(*asker); asker = Asker()) {
+  for (Inbound* asker = Asker(); asker != nullptr; asker = Asker()) {
+    WriteQueue(*asker);  // nothing is read from one that does not take its answers, unless it has ended
+    if (!Readable(*asker)) return;
   }
 }
 

@@ -13,6 +13,8 @@
 #include <thread>
 #include <vector>
 
+#include "replay/driver/driver.h"
+
 // ---- the kernels' source, for lanes that are threads ------------------------------------------------------------------------
 
 namespace amem::lanes {

@@ -54,13 +54,14 @@ void PinnedSupply::WantPages() {
   const auto pieces = [&](Bytes wanted, Bytes there) {
     return (wanted - std::min(wanted, there) + options_.chunk - 1) / options_.chunk;
   };
-  if (const std::size_t now = pieces(promised_, IdleBytes()); now > 0) return pages_.Want(now, PageSupply::Haste::kNow);
-  pages_.Want(pieces(target_, statistics_.pinned_bytes), PageSupply::Haste::kAhead);
+  if (const std::size_t now = pieces(promised_, IdleBytes() + Coming()); now > 0)
+    return pages_.Want(now, PageSupply::Haste::kNow);
+  pages_.Want(pieces(target_, statistics_.pinned_bytes + Coming()), PageSupply::Haste::kAhead);
 }
 
 // What is promised and not yet populated.
 Bytes PinnedSupply::Missing(Bytes promised) const {
-  return promised - std::min(promised, IdleBytes() + pages_.Pieces() * options_.chunk);
+  return promised - std::min(promised, IdleBytes() + Coming() + pages_.Pieces() * options_.chunk);
 }
 
 Status PinnedSupply::Promise(Bytes bytes) {

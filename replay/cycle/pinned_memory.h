@@ -97,6 +97,7 @@ class PinnedSupply {
   void AwaitQuiet();
   void WantPages();
   [[nodiscard]] Bytes IdleBytes() const { return idle_.size() * options_.chunk; }
+  [[nodiscard]] Bytes Coming() const { return pinning_ ? options_.chunk : 0; }  // Take waits for what the thread pins
   [[nodiscard]] Bytes Missing(Bytes promised) const;
   [[nodiscard]] Bytes Wanted() const;
   [[nodiscard]] Bytes Target() const;

@@ -209,9 +209,11 @@ class Agreement:
             if decision is None:
                 return newest
             decision = json.loads(decision)
-            if not decision["ok"] and not group.was_late:
+            if not decision["ok"] and not (group.was_late and decision.get("absent")):
                 group.last[self.kind] = newest
-                group.was_late = True  # once: who calls again meets the others, however often they have tried meanwhile
+                # Once: who comes a moment after the others have given up waiting for it meets them when it calls again. Where
+                # they gave up because a rank failed, they will call again as this one does.
+                group.was_late = decision.get("absent", False)
                 raise _calls.AmemError(REMOTE, "%s: %s (%s); nothing was done here, and it can be called again on all ranks"
                                        % (self.what, LATE, decision["message"]))
         return int(group.store.compare_set(epoch, text, str(newest + 1)))
@@ -223,9 +225,9 @@ class Agreement:
             if self.group.rank == 0:
                 self.group.forget(self.key("decision", number))
 
-    def decide(self, ok, message=""):
-        """Sets the decision, unless there is one; returns the one that holds."""
-        text = json.dumps({"ok": ok, "message": message, "by": self.group.describe()})
+    def decide(self, ok, message="", absent=False):
+        """Sets the decision, unless there is one; returns the one that holds. absent: because ranks did not come."""
+        text = json.dumps({"ok": ok, "message": message, "absent": absent, "by": self.group.describe()})
         return json.loads(self.group.store.compare_set(self.key("decision"), "", text))
 
     def vote(self, failure=None):
@@ -290,7 +292,7 @@ class Agreement:
                 ", ".join(self._absent(rank) for rank in missing), self.timeout, ", ".join(sorted(set(hosts.values()))))
         else:
             message = "%s, which collects the outcomes, fell silent" % _name({"rank": 0, "host": hosts[0]})
-        return self.decide(False, message)
+        return self.decide(False, message, absent=bool(missing))
 
     def _absent(self, rank):
         value = self.group.peek("names/%d" % rank)

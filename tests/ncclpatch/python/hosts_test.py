@@ -219,6 +219,15 @@ class Agreement(Job):
         self.assertEqual([self.all[0].do("pause", TIMEOUT), self.all[1].answer()], ["ok", "ok"])
         self.all_are("paused")
 
+    def test_who_is_late_for_failures_twice_waits_for_nobody(self):
+        for _ in range(3):
+            self.all[0].do("fail_next_pause")
+            self.assertIn("rank 0 on host-a failed: planted failure", self.all[0].do("pause", TIMEOUT))
+            began = time.monotonic()
+            self.assertIn("had given up already", self.all[1].do("pause", TIMEOUT))
+            self.assertLess(time.monotonic() - began, TIMEOUT / 2)
+        self.assertEqual(self.all_do("pause", TIMEOUT), ["ok", "ok"])
+
     def test_whose_pause_takes_too_long_undoes_it(self):
         self.all[1].do("slow_next_pause", 2)
         self.all[1].ask("pause", TIMEOUT)

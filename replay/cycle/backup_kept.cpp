@@ -127,7 +127,7 @@ void Backup::FreeKept() {
 void Backup::Keep() {
   if (!queued_.empty()) static_cast<void>(Finish());
   if (contents_ == Contents::kNone) return;
-  if (contents_ != Contents::kSaved || !queued_.empty()) return ForgetAll();
+  if (contents_ != Contents::kSaved || !queued_.empty() || !options_.keep) return ForgetAll();
   kept_ = std::exchange(saved_, {});
   for (auto& [key, kept] : kept_) {
     for (Unit& unit : kept.units) {

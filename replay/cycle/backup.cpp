@@ -365,14 +365,18 @@ Status Backup::ReadBack(std::span<const Item> items,
                         const std::function<Status(const Item&, std::size_t, std::span<const std::byte>)>& one) {
   if (items.empty()) return {};
   const Bytes most = std::min(std::ranges::max(items, {}, &Item::bytes).bytes, kQueueBytes);
-  const auto buffer = copier_.AllocatePinned(most);
+  auto buffer = copier_.AllocatePinned(most);
   if (!buffer.ok()) return buffer.status();
   const std::byte* const host = (*buffer)->data();
   for (const Item& item : items) {
     for (Bytes from = 0; from < item.bytes; from += most) {
       const Bytes bytes = std::min(item.bytes - from, most);
-      AMEM_TRY(copier_.CopyToHost(item.device, (*buffer)->data(), item.address + from, bytes));
-      AMEM_TRY(copier_.FinishCopies(item.device, until_));
+      Status read = copier_.CopyToHost(item.device, (*buffer)->data(), item.address + from, bytes);
+      if (read.ok()) read = copier_.FinishCopies(item.device, until_);
+      if (!read.ok()) {  // a copy that has not ended must not outlive the buffer; rather the buffer stays for good
+        if (!copier_.FinishCopies(item.device, until_).ok()) static_cast<void>(buffer->release());
+        return read;
+      }
       for (Bytes at = 0; at < bytes; at += kUnitBytes)
         AMEM_TRY(one(item, (from + at) / kUnitBytes, std::span(host + at, std::min(bytes - at, kUnitBytes))));
     }

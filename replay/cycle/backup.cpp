@@ -373,8 +373,8 @@ Status Backup::ReadBack(std::span<const Item> items,
       const Bytes bytes = std::min(item.bytes - from, most);
       Status read = copier_.CopyToHost(item.device, (*buffer)->data(), item.address + from, bytes);
       if (read.ok()) read = copier_.FinishCopies(item.device, until_);
-      if (!read.ok()) {  // a copy that has not ended must not outlive the buffer; rather the buffer stays for good
-        if (!copier_.FinishCopies(item.device, until_).ok()) static_cast<void>(buffer->release());
+      if (!read.ok()) {  // a copy that has not ended must not outlive the buffer
+        if (!copier_.FinishCopies(item.device, until_).ok()) stuck_.push_back(*std::move(buffer));
         return read;
       }
       for (Bytes at = 0; at < bytes; at += kUnitBytes)

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -176,8 +177,9 @@ class Backup {
   Contents contents_ = Contents::kNone;
   std::uint64_t began_ns_ = 0;  // the copies that are queued
 
-  mutable std::mutex mutex_;     // over statistics_
-  BackupStatistics statistics_;  // but for what the supply counts
+  mutable std::mutex mutex_;                          // over statistics_
+  BackupStatistics statistics_;                       // but for what the supply counts
+  std::vector<std::unique_ptr<PinnedBuffer>> stuck_;  // of comparisons whose copies had not ended
 };
 
 }  // namespace amem

@@ -496,6 +496,23 @@ TEST_F(Contents, trim_gives_back_what_holds_nothing_and_keeps_what_is_saved) {
   Cycle(backup);
 }
 
+// The GPU hangs while contents are compared: the copy ends later, and what it writes to must still be there.
+TEST_F(Contents, a_comparison_that_fails_leaves_no_copy_without_its_buffer) {
+  Block& block = Add(64 * kKiB);
+  Write(block, 0, std::byte{1});
+  test::LoneBackup backup(*sim_);
+  ASSERT_TRUE(backup.Save(Items()).ok() && backup.Finish().ok());
+  ASSERT_TRUE(backup.Restore(Items()).ok() && backup.Finish().ok());
+  for (const int failures : {1, 2}) {
+    int left = failures;
+    sim_->SetHook(
+        [&left](std::string_view call, std::uint64_t) { return call == "FinishCopies" && left-- > 0 ? cuda::kTimeout : 0; });
+    EXPECT_FALSE(backup.Compare(Items()).ok());
+    sim_->SetHook({});
+    EXPECT_TRUE(backup.Compare(Items()).ok()) << failures;
+  }
+}
+
 // Two backups, as of two tags, and a GPU that hangs for a while.
 // Pinning in a pause is slow. Buffers that the last pauses used stay, also where nobody had foreseen that they would be needed.
 TEST_F(Contents, what_recent_pauses_used_is_not_given_back_and_pinned_again) {

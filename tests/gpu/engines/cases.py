@@ -96,7 +96,7 @@ def part(run, gpus):
         if not run.options.second:
             run.step("engines", "vLLM, several ranks on one GPU", gpus, "SKIPPED", "needs --second, a stock libnccl.so.2 of 2.30 or later")
         found = {}
-        for backends in (("amem", "cumem"), ("torch_memory_saver",) if has(run.options.python, "torch_memory_saver") else ()):
+        for backends in (("cumem", "amem"), ("torch_memory_saver",) if has(run.options.python, "torch_memory_saver") else ()):
             for case in all_cases(gpus, run.options.second):
                 for backend in backends:
                     found[case, backend] = one_case(run, gpus, "%s, %s" % (case[0], backend), backend, *case[1:])

@@ -9,7 +9,7 @@ import tempfile
 import unittest
 from xml.etree import ElementTree
 
-EXAMPLES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../ncclpatch/python/examples")
+EXAMPLES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../gpu")
 HAVE_TORCH = importlib.util.find_spec("torch") is not None
 
 
@@ -26,7 +26,7 @@ class Grpo(unittest.TestCase):
         global torch
         import torch
 
-        self.grpo = load("grpo")
+        self.grpo = load("grpo_job")
 
     def test_rewards_advantages_and_loss_are_those_of_the_definition(self):
         prompts = torch.tensor([[3, 1, 2, 10], [3, 1, 2, 10]])
@@ -61,7 +61,7 @@ class Grpo(unittest.TestCase):
 
     def test_losses_that_are_all_zero_prove_nothing(self):
         zeros, others = ({"iterations": [{"loss": loss.hex()} for loss in losses]} for losses in ((-0.0, -0.0), (0.5, -0.0)))
-        grpo = load("grpo")
+        grpo = load("grpo_job")
         self.assertGreater(grpo.compare(zeros, zeros), 0)
         self.assertEqual(grpo.compare(others, others), 0)
 
@@ -71,7 +71,7 @@ class Grpo(unittest.TestCase):
             file = os.path.join(folder, "one.json")
 
             def run(*more):
-                return subprocess.run([sys.executable, "-B", os.path.join(EXAMPLES, "grpo.py"), *small, *more], capture_output=True,
+                return subprocess.run([sys.executable, "-B", os.path.join(EXAMPLES, "grpo_job.py"), *small, *more], capture_output=True,
                                       text=True, timeout=300, env=dict(os.environ, OMP_NUM_THREADS="1"))
 
             first = run("--json", file)

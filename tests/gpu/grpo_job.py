@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """GRPO on one set of GPUs: a small transformer learns to sort digits, by sampling answers, checking them, and learning from the better ones.
 
-    torchrun --standalone --nproc-per-node 2 grpo.py --strategy fsdp2 --json off.json
-    torchrun --standalone --nproc-per-node 2 grpo.py --strategy fsdp2 --json on.json --rl-amem-offload-during-rollout
+    torchrun --standalone --nproc-per-node 2 grpo_job.py --strategy fsdp2 --json off.json
+    torchrun --standalone --nproc-per-node 2 grpo_job.py --strategy fsdp2 --json on.json --rl-amem-offload-during-rollout
     python3 grpo_plot.py off.json on.json -o memory.svg
 
 Training (FSDP2 or DDP, AdamW) and generation (an engine with bfloat16 weights of its own and a KV cache) take turns on the same GPUs.
@@ -54,7 +54,7 @@ def arguments():
     parser.add_argument("--same-as", default="", help="a file of --json; the losses must be equal to its")
     options = amem.rl.add_arguments(parser).parse_args()
     if options.rl_amem_offload_during_rollout and options.device == "cpu":
-        print("grpo.py: without a GPU there is nothing to give back; the flag does nothing", file=sys.stderr)
+        print("grpo_job.py: without a GPU there is nothing to give back; the flag does nothing", file=sys.stderr)
         options.rl_amem_offload_during_rollout = False
     return options
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws GPU memory over time of runs of grpo.py, one below the other on one scale. Needs matplotlib.
+"""Draws GPU memory over time of runs of grpo_job.py, one below the other on one scale. Needs matplotlib.
 
     python3 grpo_plot.py off.json on.json -o memory.svg [--iterations 3:6]
 
@@ -45,7 +45,7 @@ def draw(runs, first, last):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("runs", nargs="+", help="files that grpo.py --json wrote")
+    parser.add_argument("runs", nargs="+", help="files that grpo_job.py --json wrote")
     parser.add_argument("-o", "--output", default="memory.svg")
     parser.add_argument("--iterations", default="0:1000000", metavar="FIRST:LAST")
     options = parser.parse_args()

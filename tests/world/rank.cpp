@@ -201,9 +201,12 @@ Rank::PinnedBefore::PinnedBefore(Rank& rank)
 Rank::PinnedBefore::~PinnedBefore() { --rank_.pausing; }
 
 void Rank::PinnedBefore::Check(const Status& failed) {
-  const bool alone = alone_ && rank_.pauses_ == pauses_;
-  if (failed.ok() || !alone || !rank_.settings.CountsPinned()) return;
-  if (const Bytes now = rank_.simulator->PinnedBytes(); now > before_)
+  const auto alone = [&] { return alone_ && rank_.pauses_ == pauses_; };
+  if (failed.ok() || !rank_.settings.CountsPinned()) return;
+  // A worker that frees part of a slab or reads contents back has a buffer pinned for a moment.
+  for (int wait = 0; wait < 100 && alone() && rank_.simulator->PinnedBytes() > before_; ++wait)
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  if (const Bytes now = rank_.simulator->PinnedBytes(); alone() && now > before_)
     Found(
         fmt::format("a pause that failed keeps {} bytes of pinned host memory, {} before: {}", now, before_, failed.message()));
 }

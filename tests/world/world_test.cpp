@@ -25,10 +25,8 @@ const std::string kSeconds = "8";
 const std::string kSeconds = "20";
 #endif
 
-// What no program does, because the interception has the gates: deregistrations that pass by them. What the world cannot judge
-// while several scopes share one supply: host memory that a pause that failed keeps. And what is open: memory that is freed
-// while a copy is under way to it, because the driver could neither do nor wait for a resume's copies.
-const std::string kKnown = "ungated cards,pinned";
+// What no program does, because the interception has the gates: deregistrations that pass by them.
+const std::string kKnown = "ungated cards";
 
 // What it says, which is told to whoever watches as well, and its exit status.
 struct Ran {

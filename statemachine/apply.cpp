@@ -48,11 +48,6 @@ Status Fold::operator()(const Condensed& e) {
   return {};
 }
 
-Allocation* Fold::Find(AllocationId id) {
-  const auto it = s_.allocations.find(id);
-  return it == s_.allocations.end() ? nullptr : &it->second;
-}
-
 Status Fold::EraseIfDead(AllocationId id) {
   const auto it = s_.allocations.find(id);
   if (it == s_.allocations.end() || !it->second.dead()) return {};

@@ -3,12 +3,12 @@
 namespace amem {
 
 Communicator* Fold::FindLiving(CommunicatorId id) {
-  const auto it = s_.communicators.find(id);
-  return it == s_.communicators.end() || !it->second.ended.empty() ? nullptr : &it->second;
+  auto* const found = FindIn(s_.communicators, id);
+  return found == nullptr || !found->ended.empty() ? nullptr : found;
 }
 
 void Fold::CountMemory(CommunicatorId id) {
-  if (const auto it = s_.communicators.find(id); it != s_.communicators.end()) ++it->second.memory;
+  if (auto* const found = FindIn(s_.communicators, id)) ++found->memory;
 }
 
 Status Fold::UncountMemory(CommunicatorId id) {

@@ -6,9 +6,9 @@ namespace amem {
 
 Fold::Owner Fold::OwnerOf(PoolId pool) const {
   if (!pool) return {pool, &s_.lifecycle, &s_.cycle, &s_.cycles};
-  const auto it = s_.pools.find(pool);
-  if (it == s_.pools.end()) return {pool};
-  return {pool, &it->second.lifecycle, &it->second.cycle, &it->second.cycles};
+  auto* const found = FindIn(s_.pools, pool);
+  if (found == nullptr) return {pool};
+  return {pool, &found->lifecycle, &found->cycle, &found->cycles};
 }
 
 Status Fold::operator()(const CycleBegun& e) {
@@ -197,7 +197,7 @@ Status Fold::DoAllocationStep(const std::string& doing, const Step& step, PoolId
       if (a->saved) AMEM_TRY(MarkGapsDirty(step.allocation, *a));
       a->resident = true;
       a->awaiting_restore = a->saved;
-      if (const auto it = s_.multicasts.find(step.allocation); it != s_.multicasts.end()) it->second.fresh = a->own();
+      if (auto* const object = FindIn(s_.multicasts, step.allocation)) object->fresh = a->own();
       return {};
     default:
       return Bad(doing + ": not a step on an allocation");
@@ -212,7 +212,7 @@ Status Fold::DoRelease(const std::string& doing, const Step& step, Allocation& a
   if (IsBound(step.allocation)) return Bad(doing + ": a binding to a multicast object is in force");
   AMEM_CHECK(!a.placed(), step.allocation, a.slab);
   a.resident = a.awaiting_restore = false;
-  if (const auto it = s_.multicasts.find(step.allocation); it != s_.multicasts.end()) LoseDevices(it->second);
+  if (auto* const object = FindIn(s_.multicasts, step.allocation)) LoseDevices(*object);
   return {};
 }
 
@@ -235,9 +235,9 @@ Status Fold::AllBack(const std::string& doing, PoolId pool) const {
     if (a.awaiting_restore) return Bad(doing + ": the contents of " + ToText(id) + " were not restored");
   }
   for (const auto& [address, m] : s_.mappings) {
-    const auto a = s_.allocations.find(m.allocation);
-    AMEM_CHECK(a != s_.allocations.end(), address, m.allocation);
-    if (a->second.pool != pool) continue;
+    const auto* const a = FindIn(s_.allocations, m.allocation);
+    AMEM_CHECK(a != nullptr, address, m.allocation);
+    if (a->pool != pool) continue;
     if (!m.present || (!m.accessible && !m.access.empty()))
       return Bad(doing + ": " + Hex(address.value) + " is not mapped with access");
   }

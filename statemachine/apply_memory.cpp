@@ -1,33 +1,6 @@
-#include <algorithm>
-
 #include "statemachine/fold.h"
 
 namespace amem {
-namespace {
-
-bool Allows(const Mapping& mapping, const AccessDescriptor& wanted) {
-  return std::any_of(mapping.access.begin(), mapping.access.end(), [&](const AccessDescriptor& has) {
-    return has.location == wanted.location && (has.flags & wanted.flags) == wanted.flags;
-  });
-}
-
-void Merge(Mapping& mapping, const std::vector<AccessDescriptor>& access) {
-  for (const AccessDescriptor& a : access) {
-    auto& list = mapping.access;
-    const auto at =
-        std::lower_bound(list.begin(), list.end(), a, [](const auto& l, const auto& r) { return l.location < r.location; });
-    const bool found = at != list.end() && at->location == a.location;
-    if (a.flags == 0) {
-      if (found) list.erase(at);
-    } else if (found) {
-      at->flags = a.flags;
-    } else {
-      list.insert(at, a);
-    }
-  }
-}
-
-}  // namespace
 
 Status Fold::operator()(const RangeReserved& e) {
   const std::string doing = "reserve " + Hex(e.address.value);
@@ -143,15 +116,15 @@ Status Fold::operator()(const Unmapped& e) {
 
 Status Fold::operator()(const AccessSet& e) {
   const std::string doing = "set access to " + Hex(e.address.value);
-  const auto first = s_.mappings.find(e.address);
-  const Allocation* mapped = first == s_.mappings.end() ? nullptr : Find(first->second.allocation);
+  const auto* const first = FindIn(s_.mappings, e.address);
+  const Allocation* mapped = first == nullptr ? nullptr : Find(first->allocation);
   AMEM_TRY(Running(doing, mapped != nullptr ? mapped->pool : PoolId{}));
   if (e.allocation) {
     AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
-    const auto mapping = s_.mappings.find(s_.slabs.find(Find(e.allocation)->slab)->second.address);
-    AMEM_CHECK(mapping != s_.mappings.end(), e.allocation);
+    const auto* const mapping = FindIn(s_.mappings, s_.slabs.find(Find(e.allocation)->slab)->second.address);
+    AMEM_CHECK(mapping != nullptr, e.allocation);
     for (const AccessDescriptor& wanted : e.access) {
-      if (!Allows(mapping->second, wanted)) return Bad(doing + ": its slab has no such access for " + ToText(wanted.location));
+      if (!Allows(mapping->access, wanted)) return Bad(doing + ": its slab has no such access for " + ToText(wanted.location));
     }
     return {};
   }
@@ -160,7 +133,9 @@ Status Fold::operator()(const AccessSet& e) {
   for (auto it = s_.mappings.find(e.address); it != s_.mappings.end() && it->first < end; ++it) {
     if (!it->second.present) return Bad(doing + ": its memory is released");
   }
-  for (auto it = s_.mappings.find(e.address); it != s_.mappings.end() && it->first < end; ++it) Merge(it->second, e.access);
+  for (auto it = s_.mappings.find(e.address); it != s_.mappings.end() && it->first < end; ++it) {
+    for (const AccessDescriptor& change : e.access) MergeAccess(it->second.access, change);
+  }
   return {};
 }
 

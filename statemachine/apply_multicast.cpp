@@ -30,7 +30,7 @@ Status Fold::operator()(const MulticastCreated& e) {
 }
 
 Multicast* Fold::FindMulticast(AllocationId id) {
-  if (const auto it = s_.multicasts.find(id); it != s_.multicasts.end()) return &it->second;
+  if (auto* const known = FindIn(s_.multicasts, id)) return known;
   const Allocation* a = Find(id);
   return a == nullptr || a->own() || a->on_device() || a->placed() ? nullptr : &s_.multicasts[id];
 }
@@ -121,7 +121,7 @@ Status Fold::EraseMulticast(AllocationId id) {
 void Fold::LeaveMulticast(AllocationId id, const Allocation& a, SessionId peer) {
   if (!a.own() || !a.rebuilt()) return;
   const bool holds = std::any_of(a.importers.begin(), a.importers.end(), [&](const auto& one) { return one.first.by == peer; });
-  if (const auto it = s_.multicasts.find(id); it != s_.multicasts.end() && !holds) it->second.incomplete = true;
+  if (auto* const object = FindIn(s_.multicasts, id); object != nullptr && !holds) object->incomplete = true;
 }
 
 void Fold::LoseDevices(Multicast& released) {
@@ -144,12 +144,12 @@ Status Fold::DoMulticastStep(const std::string& doing, const Step& step) {
     multicast.missing.erase(missing);
     return {};
   }
-  const auto at = multicast.bindings.find(step.offset);
-  if (at == multicast.bindings.end()) return Bad(doing + ": that was never bound");
+  auto* const at = FindIn(multicast.bindings, step.offset);
+  if (at == nullptr) return Bad(doing + ": that was never bound");
   const bool bind = step.kind == StepKind::kBind;
-  const auto binding = std::find_if(at->second.begin(), at->second.end(),
+  const auto binding = std::find_if(at->begin(), at->end(),
                                     [&](const MulticastBinding& b) { return b.device == step.device && b.bound != bind; });
-  if (binding == at->second.end()) return Bad(doing + (bind ? ": it is bound already" : ": it is not bound"));
+  if (binding == at->end()) return Bad(doing + (bind ? ": it is bound already" : ": it is not bound"));
   if (bind && !multicast.missing.empty()) return Bad(doing + ": not all devices of this session were added to it");
   BoundMemory memory;
   AMEM_TRY(FindMemory(binding->allocation, memory));
@@ -162,8 +162,8 @@ Status Fold::DoMulticastStep(const std::string& doing, const Step& step) {
 bool Fold::IsBound(AllocationId id) const {
   const auto refers = [&](const MulticastBinding& b) {
     if (!b.bound) return false;
-    const auto memory = s_.allocations.find(b.allocation);
-    return b.allocation == id || (memory != s_.allocations.end() && memory->second.slab == id);
+    const auto* const memory = FindIn(s_.allocations, b.allocation);
+    return b.allocation == id || (memory != nullptr && memory->slab == id);
   };
   for (const auto& [object, multicast] : s_.multicasts) {
     for (const auto& [offset, bindings] : multicast.bindings) {
@@ -177,8 +177,8 @@ bool Fold::IsBound(AllocationId id) const {
 
 Status Fold::AllBound(const std::string& doing, bool bound) const {
   for (const auto& [id, multicast] : s_.multicasts) {
-    const auto object = s_.allocations.find(id);
-    if (object == s_.allocations.end() || !object->second.rebuilt()) continue;
+    const auto* const object = FindIn(s_.allocations, id);
+    if (object == nullptr || !object->rebuilt()) continue;
     for (const auto& [offset, bindings] : multicast.bindings) {
       for (const MulticastBinding& b : bindings) {
         if (b.bound != bound)

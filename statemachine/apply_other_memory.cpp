@@ -128,9 +128,9 @@ Status Fold::operator()(const PoolAllocated& e) {
   if (mapping == s_.mappings.end() || mapping->second.allocation != e.backing || mapping->second.offset != 0 ||
       mapping->first + e.offset != e.address || e.bytes > mapping->second.bytes - e.offset)
     return Bad(doing + ": that is no part of " + ToText(e.backing) + " from offset " + FormatBytes(e.offset));
-  const auto pool = s_.pools.find(chunk->pool);
-  AMEM_CHECK(pool != s_.pools.end(), chunk->pool);
-  auto& parts = pool->second.parts;
+  auto* const pool = FindIn(s_.pools, chunk->pool);
+  AMEM_CHECK(pool != nullptr, chunk->pool);
+  auto& parts = pool->parts;
   if (Address where; Overlaps(parts, e.address, e.bytes, &where))
     return Bad(doing + ": it overlaps the part at " + Hex(where.value));
   parts.emplace(e.address, PoolPart{e.bytes, e.device, e.backing, e.offset});
@@ -149,10 +149,10 @@ Status Fold::operator()(const PoolFreed& e) {
 Status Fold::NoParts(const std::string& doing, Address address, const Mapping& mapping) {
   const Allocation* chunk = Find(mapping.allocation);
   if (chunk == nullptr || !chunk->pool) return {};
-  const auto pool = s_.pools.find(chunk->pool);
-  AMEM_CHECK(pool != s_.pools.end(), address, mapping.allocation);
+  const auto* const pool = FindIn(s_.pools, chunk->pool);
+  AMEM_CHECK(pool != nullptr, address, mapping.allocation);
   Address where;
-  if (!Overlaps(pool->second.parts, address, mapping.bytes, &where)) return {};
+  if (!Overlaps(pool->parts, address, mapping.bytes, &where)) return {};
   return Bad(doing + ": amem_alloc's part at " + Hex(where.value) + " was not freed");
 }
 

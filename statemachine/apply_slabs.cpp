@@ -35,12 +35,11 @@ void MarkDirty(Slab& slab, Bytes offset, Bytes bytes) {
 Status Fold::operator()(const SlabOpened& e) {
   const std::string doing = "open slab " + std::to_string(e.slab.value);
   AMEM_TRY(Running(doing));
-  const auto m = s_.mappings.find(e.address);
-  if (m == s_.mappings.end() || m->second.allocation != e.slab)
-    return Bad(doing + ": it is not mapped at " + Hex(e.address.value));
+  const auto* const m = FindIn(s_.mappings, e.address);
+  if (m == nullptr || m->allocation != e.slab) return Bad(doing + ": it is not mapped at " + Hex(e.address.value));
   const Allocation* whole = Find(e.slab);
   AMEM_CHECK(whole != nullptr, e.slab, e.address);
-  if (m->second.offset != 0 || m->second.bytes != whole->bytes) return Bad(doing + ": it is not mapped whole");
+  if (m->offset != 0 || m->bytes != whole->bytes) return Bad(doing + ": it is not mapped whole");
   if (whole->placed()) return Bad(doing + ": it is itself a part of a slab");
   Slab slab{e.address, {}, {}};
   for (const ByteRange& d : e.dirty) slab.dirty.emplace(d.offset, d.bytes);
@@ -58,8 +57,8 @@ Status Fold::operator()(const Placed& e) {
   const Allocation* whole = Find(e.slab);
   AMEM_CHECK(whole != nullptr, e.slab);
   AMEM_CHECK(!whole->placed(), e.slab, whole->slab);
-  const auto mapping = s_.mappings.find(slab->second.address);
-  if (mapping == s_.mappings.end() || mapping->second.allocation != e.slab) return Bad(doing + ": that slab is not mapped");
+  const auto* const mapping = FindIn(s_.mappings, slab->second.address);
+  if (mapping == nullptr || mapping->allocation != e.slab) return Bad(doing + ": that slab is not mapped");
   if (!a->untouched()) return Bad(doing + ": it is in use where it is");
   if (e.offset > whole->bytes || a->bytes > whole->bytes - e.offset) return Bad(doing + ": it ends outside");
   if (a->own() != whole->own() || (a->remote && a->remote->owner != whole->remote->owner))
@@ -91,25 +90,25 @@ Status Fold::operator()(const PartCleared& e) {
 
 Status Fold::RemoveFromSlab(AllocationId id, Allocation& a) {
   if (!a.placed()) return {};
-  const auto slab = s_.slabs.find(a.slab);
-  AMEM_CHECK(slab != s_.slabs.end(), id, a.slab);
-  const auto at = slab->second.parts.find(a.offset);
-  AMEM_CHECK(at != slab->second.parts.end(), id, a.slab, a.offset);
+  auto* const slab = FindIn(s_.slabs, a.slab);
+  AMEM_CHECK(slab != nullptr, id, a.slab);
+  const auto at = slab->parts.find(a.offset);
+  AMEM_CHECK(at != slab->parts.end(), id, a.slab, a.offset);
   const auto erased = std::erase(at->second, id);
   AMEM_CHECK(erased == 1U, id, a.slab);
-  if (at->second.empty()) slab->second.parts.erase(at);
-  if (a.own() && a.touched) MarkDirty(slab->second, a.offset, a.bytes);
+  if (at->second.empty()) slab->parts.erase(at);
+  if (a.own() && a.touched) MarkDirty(*slab, a.offset, a.bytes);
   a.slab = {};
   a.offset = 0;
   return {};
 }
 
 Status Fold::MarkGapsDirty(AllocationId id, const Allocation& whole) {
-  const auto slab = s_.slabs.find(id);
-  if (slab == s_.slabs.end() || !whole.own()) return {};
+  auto* const slab = FindIn(s_.slabs, id);
+  if (slab == nullptr || !whole.own()) return {};
   std::map<Bytes, Bytes> dirty;
   Bytes at = 0;
-  for (const auto& [offset, parts] : slab->second.parts) {
+  for (const auto& [offset, parts] : slab->parts) {
     const Allocation* part = Find(parts.front());
     AMEM_CHECK(part != nullptr, id, offset, parts.front());
     AMEM_CHECK(at <= offset, id, parts.front());
@@ -117,7 +116,7 @@ Status Fold::MarkGapsDirty(AllocationId id, const Allocation& whole) {
     at = offset + part->bytes;
   }
   if (at < whole.bytes) dirty.emplace(at, whole.bytes - at);
-  slab->second.dirty = std::move(dirty);
+  slab->dirty = std::move(dirty);
   return {};
 }
 

@@ -104,7 +104,7 @@ class Fold {
 
  private:
   [[nodiscard]] static Status Bad(std::string message) { return {Code::kInvalid, std::move(message)}; }
-  [[nodiscard]] Allocation* Find(AllocationId id);
+  [[nodiscard]] Allocation* Find(AllocationId id) { return FindIn(s_.allocations, id); }
   // A communicator that lives; null: it never began, or has ended.
   [[nodiscard]] Communicator* FindLiving(CommunicatorId id);
   // Memory was made for a communicator, or is gone; an unknown one counts nothing.

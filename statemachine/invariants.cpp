@@ -42,12 +42,12 @@ Status CheckMappings(const State& s) {
     const auto range = s.RangeAt(address);
     if (range == s.ranges.end() || address + m.bytes > range->first + range->second.bytes)
       return Broken("mapping " + Hex(address.value) + " lies outside any reserved range");
-    const auto a = s.allocations.find(m.allocation);
-    if (a == s.allocations.end())
+    const auto* const a = FindIn(s.allocations, m.allocation);
+    if (a == nullptr)
       return Broken("mapping " + Hex(address.value) + " is of " + ToText(m.allocation) + ", which does not exist");
-    if (m.offset + m.bytes > a->second.bytes)
+    if (m.offset + m.bytes > a->bytes)
       return Broken("mapping " + Hex(address.value) + " is larger than " + ToText(m.allocation));
-    if (m.present && !a->second.resident)
+    if (m.present && !a->resident)
       return Broken("mapping " + Hex(address.value) + " is present and " + ToText(m.allocation) + " has no memory");
     if (m.accessible && !m.present) return Broken("mapping " + Hex(address.value) + " is accessible and not present");
   }
@@ -79,13 +79,13 @@ Status CheckParts(const State& s, AllocationId id, const Slab& slab, const Alloc
     if (whole.own() && (offset < end || list.size() > 1))
       return Broken("parts of slab " + std::to_string(id.value) + " overlap");
     for (const AllocationId part : list) {
-      const auto a = s.allocations.find(part);
-      if (a == s.allocations.end() || a->second.slab != id || a->second.offset != offset)
+      const auto* const a = FindIn(s.allocations, part);
+      if (a == nullptr || a->slab != id || a->offset != offset)
         return Broken("slab " + std::to_string(id.value) + " lists " + ToText(part) + ", which is not there");
-      if (a->second.own() != whole.own()) return Broken(ToText(part) + " and its slab are not the same session's");
-      end = offset + a->second.bytes;
+      if (a->own() != whole.own()) return Broken(ToText(part) + " and its slab are not the same session's");
+      end = offset + a->bytes;
       if (end > whole.bytes) return Broken(ToText(part) + " ends outside its slab");
-      if (whole.own() && !DirtyWithin(slab, offset, a->second.bytes).empty())
+      if (whole.own() && !DirtyWithin(slab, offset, a->bytes).empty())
         return Broken(ToText(part) + " lies where nothing was cleared");
       ++parts;
     }
@@ -96,12 +96,12 @@ Status CheckParts(const State& s, AllocationId id, const Slab& slab, const Alloc
 Status CheckSlabs(const State& s) {
   std::uint64_t parts = 0, placed = 0;
   for (const auto& [id, slab] : s.slabs) {
-    const auto whole = s.allocations.find(id);
-    if (whole == s.allocations.end()) return Broken("slab " + std::to_string(id.value) + " is no allocation");
-    const auto mapping = s.mappings.find(slab.address);
-    if (!slab.parts.empty() && (mapping == s.mappings.end() || mapping->second.allocation != id))
+    const auto* const whole = FindIn(s.allocations, id);
+    if (whole == nullptr) return Broken("slab " + std::to_string(id.value) + " is no allocation");
+    const auto* const mapping = FindIn(s.mappings, slab.address);
+    if (!slab.parts.empty() && (mapping == nullptr || mapping->allocation != id))
       return Broken("slab " + std::to_string(id.value) + " is not mapped at " + Hex(slab.address.value));
-    AMEM_TRY(CheckParts(s, id, slab, whole->second, parts));
+    AMEM_TRY(CheckParts(s, id, slab, *whole, parts));
   }
   for (const auto& [id, a] : s.allocations) {
     if (!a.placed()) continue;
@@ -129,9 +129,9 @@ Status CheckCommunicators(const State& s) {
 // While a session runs, all memory is bound that NCCL bound; while it is paused, none to an object that a pause releases.
 Status CheckBindings(const State& s, bool running) {
   for (const auto& [id, m] : s.multicasts) {
-    const auto a = s.allocations.find(id);
-    if (a == s.allocations.end()) return Broken("multicast object " + std::to_string(id.value) + " is no allocation");
-    const bool bound = running || !a->second.rebuilt();
+    const auto* const a = FindIn(s.allocations, id);
+    if (a == nullptr) return Broken("multicast object " + std::to_string(id.value) + " is no allocation");
+    const bool bound = running || !a->rebuilt();
     for (const auto& [offset, bindings] : m.bindings) {
       for (const MulticastBinding& b : bindings) {
         if (b.bound != bound)
@@ -162,8 +162,8 @@ Status CheckPool(const State& s, PoolId id, const Pool& pool) {
 // The memory of each pool, and NCCL's, is there as a whole or gone as a whole while no pause or resume of it is under way.
 Status CheckResidence(const State& s) {
   const auto whose = [&](PoolId pool) {
-    const auto found = s.pools.find(pool);
-    return found == s.pools.end() ? std::string("the session") : "pool " + found->second.tag;
+    const auto* const found = FindIn(s.pools, pool);
+    return found == nullptr ? std::string("the session") : "pool " + found->tag;
   };
   for (const auto& [id, a] : s.allocations) {
     const Lifecycle lifecycle = s.LifecycleOf(a.pool);
@@ -175,9 +175,9 @@ Status CheckResidence(const State& s) {
       return Broken(ToText(id) + " has memory and " + whose(a.pool) + " is paused");
   }
   for (const auto& [address, m] : s.mappings) {
-    const auto a = s.allocations.find(m.allocation);
-    if (a != s.allocations.end() && !m.present && s.LifecycleOf(a->second.pool) == Lifecycle::kRunning)
-      return Broken("mapping " + Hex(address.value) + " is absent and " + whose(a->second.pool) + " is running");
+    const auto* const a = FindIn(s.allocations, m.allocation);
+    if (a != nullptr && !m.present && s.LifecycleOf(a->pool) == Lifecycle::kRunning)
+      return Broken("mapping " + Hex(address.value) + " is absent and " + whose(a->pool) + " is running");
   }
   return {};
 }

@@ -17,8 +17,8 @@ class Places {
   }
   void Add(const Place& place) { places_[place.second.allocation].push_back(&place); }
   [[nodiscard]] const std::vector<const Place*>& Of(AllocationId id) const {
-    const auto it = places_.find(id);
-    return it == places_.end() ? none_ : it->second;
+    const auto* const found = FindIn(places_, id);
+    return found == nullptr ? none_ : *found;
   }
 
  private:
@@ -73,9 +73,9 @@ void UnmapAll(AllocationId id, const Allocation& a, const Places& places, std::v
 
 // The bindings of an object that are not as they are to be: in force, or not.
 void BindAll(const State& state, AllocationId object, bool bound, std::vector<Step>& steps) {
-  const auto multicast = state.multicasts.find(object);
-  if (multicast == state.multicasts.end()) return;
-  for (const auto& [offset, bindings] : multicast->second.bindings) {
+  const auto* const multicast = FindIn(state.multicasts, object);
+  if (multicast == nullptr) return;
+  for (const auto& [offset, bindings] : multicast->bindings) {
     for (const MulticastBinding& b : bindings) {
       if (b.bound != bound)
         steps.push_back({bound ? StepKind::kBind : StepKind::kUnbind, object, {}, b.bytes, b.device, offset});
@@ -129,9 +129,9 @@ DeviceOrdinal StandInDevice(const State& state, AllocationId id, const Places& p
 }
 
 void AddDevices(const State& state, AllocationId id, std::vector<Step>& steps) {
-  const auto multicast = state.multicasts.find(id);
-  if (multicast == state.multicasts.end()) return;
-  for (const DeviceOrdinal device : multicast->second.missing) steps.push_back({StepKind::kAddDevice, id, {}, 0, device});
+  const auto* const multicast = FindIn(state.multicasts, id);
+  if (multicast == nullptr) return;
+  for (const DeviceOrdinal device : multicast->missing) steps.push_back({StepKind::kAddDevice, id, {}, 0, device});
 }
 
 void PlanReturn(const State& state, PoolId pool, const Places& places, bool own, StepKind acquire, std::vector<Step>& steps) {
@@ -154,8 +154,8 @@ std::vector<Step> Quiesce(const State& state, PoolId pool) {
     if (a.pool == pool && a.on_device() && a.own()) devices.insert(a.properties.location.id);
   }
   for (const auto& [address, m] : state.mappings) {
-    const auto a = state.allocations.find(m.allocation);
-    if (a == state.allocations.end() || a->second.pool != pool) continue;
+    const auto* const a = FindIn(state.allocations, m.allocation);
+    if (a == nullptr || a->pool != pool) continue;
     for (const AccessDescriptor& d : m.access) {
       if (d.location.type == LocationType::kDevice) devices.insert(d.location.id);
     }
@@ -236,22 +236,20 @@ bool ImportsInDoubt(const State& state, PoolId pool) {
 // Own multicast objects that were made anew and then lost a member, so that they can never be complete.
 void DropHopeless(const State& state, const Places& places, std::vector<Step>& drop) {
   for (const auto& [id, multicast] : state.multicasts) {
-    const auto object = state.allocations.find(id);
-    if (object == state.allocations.end()) continue;
-    const Allocation& a = object->second;
-    if (!a.own() || !a.rebuilt() || !a.resident || !multicast.fresh || !multicast.incomplete) continue;
-    UnmapAll(id, a, places, drop);
+    const auto* const a = FindIn(state.allocations, id);
+    if (a == nullptr || !a->own() || !a->rebuilt() || !a->resident || !multicast.fresh || !multicast.incomplete) continue;
+    UnmapAll(id, *a, places, drop);
     BindAll(state, id, false, drop);
-    drop.push_back(On(StepKind::kReleaseOwn, id, a));
+    drop.push_back(On(StepKind::kReleaseOwn, id, *a));
   }
 }
 
 void Forget(AllocationId released, State& after) {
-  if (const auto a = after.allocations.find(released); a != after.allocations.end()) a->second.resident = false;
-  const auto multicast = after.multicasts.find(released);
-  if (multicast == after.multicasts.end()) return;
-  multicast->second.missing = multicast->second.added;
-  for (auto& [offset, bindings] : multicast->second.bindings) {
+  if (auto* const a = FindIn(after.allocations, released)) a->resident = false;
+  auto* const multicast = FindIn(after.multicasts, released);
+  if (multicast == nullptr) return;
+  multicast->missing = multicast->added;
+  for (auto& [offset, bindings] : multicast->bindings) {
     for (MulticastBinding& b : bindings) b.bound = false;
   }
 }
@@ -287,10 +285,10 @@ PlannedPhase PlanCreateOwn(const State& state, std::vector<Step> steps, std::set
   for (const Step& step : steps) {
     phase.steps.push_back(step);
     if (step.kind != StepKind::kSetAccess) continue;
-    const auto found = state.allocations.find(step.allocation);
+    const auto* const found = FindIn(state.allocations, step.allocation);
     const auto mapping = state.mappings.find(step.address);
-    if (found == state.allocations.end() || mapping == state.mappings.end()) continue;
-    const Allocation& a = found->second;
+    if (found == nullptr || mapping == state.mappings.end()) continue;
+    const Allocation& a = *found;
     Places place;
     place.Add(*mapping);
     if (!NeedsRestoring(a) || !Reachable(step.allocation, a, place, false)) continue;
@@ -330,9 +328,9 @@ void AppendBatch(SessionId owner, const std::vector<Step>& steps, PlannedPhase& 
 void AppendImports(const State& state, const std::vector<Step>& steps, PlannedPhase& phase) {
   std::map<SessionId, OwnersSteps> owners;
   for (const Step& step : steps) {
-    const auto a = state.allocations.find(step.allocation);
-    const bool imported = a != state.allocations.end() && a->second.remote;
-    AddToBatches(step, owners[imported ? a->second.remote->owner : SessionId{}]);
+    const auto* const a = FindIn(state.allocations, step.allocation);
+    const bool imported = a != nullptr && a->remote;
+    AddToBatches(step, owners[imported ? a->remote->owner : SessionId{}]);
   }
   const auto after_self = owners.upper_bound(state.session.session);
   std::size_t turns = 0;
@@ -355,8 +353,8 @@ PlannedPhase PlanImport(const State& state, PoolId pool, const Places& places, c
   PlanReturn(state, pool, places, false, StepKind::kImport, returns);
   for (const Step& step : returns) {
     // What stands in for lost memory comes first: clearing it waits for all copies of its device.
-    const auto a = state.allocations.find(step.allocation);
-    (a != state.allocations.end() && state.Orphaned(a->second) ? phase.steps : imports).push_back(step);
+    const auto* const a = FindIn(state.allocations, step.allocation);
+    (a != nullptr && state.Orphaned(*a) ? phase.steps : imports).push_back(step);
   }
   for (const auto& [id, a] : state.allocations) {
     if (a.pool != pool || !NeedsRestoring(a)) continue;

@@ -31,15 +31,14 @@ Status AddParts(std::vector<EventBody>& out, const State& s) {
     out.emplace_back(std::move(opened));
     for (const auto& [offset, parts] : slab.parts) {
       for (const AllocationId part : parts) {
-        const auto found = s.allocations.find(part);
-        AMEM_CHECK(found != s.allocations.end(), id, part);
-        const Allocation& a = found->second;
-        AMEM_CHECK(a.slab == id, part);
-        AMEM_CHECK(a.offset == offset, part, id);
+        const auto* const a = FindIn(s.allocations, part);
+        AMEM_CHECK(a != nullptr, id, part);
+        AMEM_CHECK(a->slab == id, part);
+        AMEM_CHECK(a->offset == offset, part, id);
         const Address address = slab.address + offset;
-        out.emplace_back(Placed{part, id, offset, a.touched});
-        for (std::uint32_t i = 0; i < a.reserved; ++i) out.emplace_back(RangeReserved{address, a.bytes, 0, {}, 0, {}, part});
-        for (std::uint32_t i = 0; i < a.mappings; ++i) out.emplace_back(Mapped{address, a.bytes, 0, part, 0});
+        out.emplace_back(Placed{part, id, offset, a->touched});
+        for (std::uint32_t i = 0; i < a->reserved; ++i) out.emplace_back(RangeReserved{address, a->bytes, 0, {}, 0, {}, part});
+        for (std::uint32_t i = 0; i < a->mappings; ++i) out.emplace_back(Mapped{address, a->bytes, 0, part, 0});
       }
     }
   }
@@ -48,11 +47,12 @@ Status AddParts(std::vector<EventBody>& out, const State& s) {
 
 Status AddMulticasts(std::vector<EventBody>& out, const State& s) {
   for (const auto& [id, m] : s.multicasts) {
-    const auto found = s.allocations.find(id);
-    AMEM_CHECK(found != s.allocations.end(), id);
-    const Allocation& a = found->second;
-    if (a.own())
-      out.emplace_back(MulticastCreated{id, a.bytes, m.devices, a.properties.handle_types, a.flags, {}, a.tag, m.incomplete});
+    const auto* const a = FindIn(s.allocations, id);
+    AMEM_CHECK(a != nullptr, id);
+    if (a->own()) {
+      out.emplace_back(
+          MulticastCreated{id, a->bytes, m.devices, a->properties.handle_types, a->flags, {}, a->tag, m.incomplete});
+    }
     for (const DeviceOrdinal d : m.added) out.emplace_back(MulticastDeviceAdded{id, d});
   }
   return {};

@@ -6,35 +6,52 @@
 namespace amem {
 namespace {
 
-template <class Map>
-typename Map::const_iterator Containing(const Map& map, Address address) {
-  auto it = map.upper_bound(address);
-  if (it == map.begin()) return map.end();
-  --it;
-  return address.value - it->first.value < it->second.bytes ? it : map.end();
-}
-
 // What holds the bytes of an allocation: the slab that it is a part of, or itself.
 const Allocation& Behind(const State& state, const Allocation& a) {
-  const auto slab = state.allocations.find(a.slab);
-  return slab == state.allocations.end() ? a : slab->second;
+  const auto* const slab = FindIn(state.allocations, a.slab);
+  return slab == nullptr ? a : *slab;
+}
+
+// Memory that the driver has behind an allocation, or had before a pause.
+void Add(PoolHoldings& sum, const Allocation& a) {
+  if (a.resident) sum.own_resident += a.bytes;
+  if (const KeepReason why = WhyKept(a); why != KeepReason::kNone) sum.kept[why] += a.bytes;
+  if (a.on_device()) sum.devices.emplace(a.properties.location.id);
 }
 
 }  // namespace
+
+bool Allows(const std::vector<AccessDescriptor>& access, const AccessDescriptor& wanted) {
+  return std::ranges::any_of(access, [&](const AccessDescriptor& has) {
+    return has.location == wanted.location && (has.flags & wanted.flags) == wanted.flags;
+  });
+}
+
+void MergeAccess(std::vector<AccessDescriptor>& access, const AccessDescriptor& change) {
+  const auto at = std::ranges::lower_bound(access, change.location, {}, &AccessDescriptor::location);
+  const bool there = at != access.end() && at->location == change.location;
+  if (change.flags == 0) {
+    if (there) access.erase(at);
+  } else if (there) {
+    at->flags = change.flags;
+  } else {
+    access.insert(at, change);
+  }
+}
 
 std::map<Address, Mapping>::const_iterator State::MappingAt(Address address) const { return Containing(mappings, address); }
 std::map<Address, Range>::const_iterator State::RangeAt(Address address) const { return Containing(ranges, address); }
 
 bool State::Orphaned(const Allocation& a) const {
   if (!a.remote) return false;
-  const auto owner = peers.find(a.remote->owner);
-  return owner != peers.end() && !owner->second.connected;
+  const auto* const owner = FindIn(peers, a.remote->owner);
+  return owner != nullptr && !owner->connected;
 }
 
 bool State::StandsIn(AllocationId id, const Allocation& a) const {
   if (!a.own() || !a.rebuilt()) return Orphaned(a);
-  const auto multicast = multicasts.find(id);
-  return multicast != multicasts.end() && multicast->second.incomplete;
+  const auto* const multicast = FindIn(multicasts, id);
+  return multicast != nullptr && multicast->incomplete;
 }
 
 AllocationId State::SlabAt(Address address) const {
@@ -44,19 +61,19 @@ AllocationId State::SlabAt(Address address) const {
 }
 
 AllocationId State::PartAt(Address address) const {
-  const auto slab = slabs.find(SlabAt(address));
-  if (slab == slabs.end()) return {};
-  auto at = slab->second.parts.upper_bound(address.value - slab->second.address.value);
-  if (at == slab->second.parts.begin()) return {};
+  const auto* const slab = FindIn(slabs, SlabAt(address));
+  if (slab == nullptr) return {};
+  auto at = slab->parts.upper_bound(address.value - slab->address.value);
+  if (at == slab->parts.begin()) return {};
   --at;
   const auto first = allocations.find(at->second.front());
-  const Bytes within = address.value - slab->second.address.value - at->first;
+  const Bytes within = address.value - slab->address.value - at->first;
   return first != allocations.end() && within < first->second.bytes ? first->first : AllocationId{};
 }
 
 Address State::PlaceOf(const Allocation& allocation) const {
-  const auto slab = slabs.find(allocation.slab);
-  return slab == slabs.end() ? Address{} : slab->second.address + allocation.offset;
+  const auto* const slab = FindIn(slabs, allocation.slab);
+  return slab == nullptr ? Address{} : slab->address + allocation.offset;
 }
 
 PoolId State::PoolNamed(std::string_view tag) const {
@@ -75,21 +92,21 @@ std::set<PoolId> State::PoolsIn(Address address, Bytes bytes) const {
   auto it = MappingAt(address);
   if (it == mappings.end()) it = mappings.lower_bound(address);
   for (; it != mappings.end() && it->first < address + bytes; ++it) {
-    const auto a = allocations.find(it->second.allocation);
-    if (a != allocations.end() && a->second.pool) found.insert(a->second.pool);
+    const auto* const a = FindIn(allocations, it->second.allocation);
+    if (a != nullptr && a->pool) found.insert(a->pool);
   }
   return found;
 }
 
 Lifecycle State::LifecycleOf(PoolId id) const {
   if (!id) return lifecycle;
-  const auto pool = pools.find(id);
-  return pool == pools.end() ? Lifecycle::kRunning : pool->second.lifecycle;
+  const auto* const pool = FindIn(pools, id);
+  return pool == nullptr ? Lifecycle::kRunning : pool->lifecycle;
 }
 
 const Cycle& State::CycleOf(PoolId id) const {
-  const auto pool = pools.find(id);
-  return pool == pools.end() ? cycle : pool->second.cycle;
+  const auto* const pool = FindIn(pools, id);
+  return pool == nullptr ? cycle : pool->cycle;
 }
 
 bool State::StepUnderWay(AllocationId id, const Allocation& a) const {
@@ -99,20 +116,20 @@ bool State::StepUnderWay(AllocationId id, const Allocation& a) const {
 
 bool State::Preserves(const Allocation& a) const {
   if (!a.own() || a.multicast) return false;
-  const auto pool = pools.find(a.pool);
-  return pool == pools.end() || pool->second.policy == PoolPolicy::kPreserve;
+  const auto* const pool = FindIn(pools, a.pool);
+  return pool == nullptr || pool->policy == PoolPolicy::kPreserve;
 }
 
 std::optional<Bytes> FindRoom(const State& state, AllocationId id, Bytes bytes, Bytes alignment,
                               const std::multimap<Bytes, Bytes>& kept) {
-  const auto slab = state.slabs.find(id);
-  const auto whole = state.allocations.find(id);
-  if (slab == state.slabs.end() || whole == state.allocations.end()) return std::nullopt;
+  const auto* const slab = FindIn(state.slabs, id);
+  const auto* const whole = FindIn(state.allocations, id);
+  if (slab == nullptr || whole == nullptr) return std::nullopt;
   const auto aligned = [&](Bytes at) { return (at + alignment - 1) / alignment * alignment; };
   Bytes at = 0;
   auto held = kept.begin();
-  for (auto next = slab->second.parts.begin(); next != slab->second.parts.end() || held != kept.end();) {
-    const bool is_part = held == kept.end() || (next != slab->second.parts.end() && next->first <= held->first);
+  for (auto next = slab->parts.begin(); next != slab->parts.end() || held != kept.end();) {
+    const bool is_part = held == kept.end() || (next != slab->parts.end() && next->first <= held->first);
     const auto part = is_part ? state.allocations.find(next->second.front()) : state.allocations.end();
     if (is_part && part == state.allocations.end()) return std::nullopt;  // an invariant is broken: nothing more is placed here
     const auto [offset, size] = is_part ? std::pair(next->first, part->second.bytes) : std::pair(held->first, held->second);
@@ -120,7 +137,7 @@ std::optional<Bytes> FindRoom(const State& state, AllocationId id, Bytes bytes, 
     at = std::max(at, aligned(offset + size));
     is_part ? static_cast<void>(++next) : static_cast<void>(++held);
   }
-  if (at + bytes <= whole->second.bytes) return at;
+  if (at + bytes <= whole->bytes) return at;
   return std::nullopt;
 }
 
@@ -200,13 +217,21 @@ std::map<PoolId, PoolHoldings> MeasurePools(const State& state) {
     PoolHoldings& sum = sums[a.pool];
     sum.own += a.bytes;
     ++sum.chunk_count;
-    if (a.resident) sum.own_resident += a.bytes;
-    if (const KeepReason why = WhyKept(a); why != KeepReason::kNone) sum.kept[why] += a.bytes;
-    const DeviceOrdinal device{a.properties.location.id};
-    const auto at = std::lower_bound(sum.devices.begin(), sum.devices.end(), device);
-    if (a.on_device() && (at == sum.devices.end() || *at != device)) sum.devices.insert(at, device);
+    Add(sum, a);
   }
   return sums;
+}
+
+PoolHoldings MeasureTag(const State& state, bool program) {
+  PoolHoldings sum;
+  for (const auto& [id, a] : state.allocations) {
+    if (!a.own() || !a.on_device() || a.multicast || a.pool || (a.tag != MemoryTag::kNccl) != program) continue;
+    const bool part = !state.slabs.contains(id);
+    sum.part_count += part ? 1 : 0;
+    sum.own += part ? a.bytes : 0;
+    if (!a.placed()) Add(sum, a);
+  }
+  return sum;
 }
 
 Savable MeasureSavable(const State& state, PoolId scope) {
@@ -239,11 +264,11 @@ std::map<CommunicatorId, CommunicatorHoldings> MeasureCommunicators(const State&
   for (const auto& [address, l] : state.legacy) {
     if (l.why == ToText(KeepReason::kUser)) continue;
     CommunicatorHoldings& sum = sums[l.communicator];
-    const auto backing = state.allocations.find(l.backing);
+    const auto* const backing = FindIn(state.allocations, l.backing);
     sum.own += l.bytes;
     ++sum.own_count;
-    const bool kept = backing == state.allocations.end() || WhyKept(backing->second) != KeepReason::kNone;
-    if (kept || backing->second.resident) sum.own_present += l.bytes;
+    const bool kept = backing == nullptr || WhyKept(*backing) != KeepReason::kNone;
+    if (kept || backing->resident) sum.own_present += l.bytes;
     if (kept) sum.own_kept += l.bytes;
   }
   return sums;

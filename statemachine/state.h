@@ -298,11 +298,13 @@ struct PoolHoldings {
   Bytes parts = 0;                   // what amem_alloc gave out of them and amem_free did not take back
   std::map<KeepReason, Bytes> kept;  // of own, what a pause leaves in place, by reason
   std::uint64_t chunk_count = 0, part_count = 0;
-  std::vector<DeviceOrdinal> devices;  // that have chunks, ascending
+  std::set<DeviceOrdinal> devices;  // that have chunks
   friend bool operator==(const PoolHoldings&, const PoolHoldings&) = default;
 };
 // By pool; every open one is there, also when it holds nothing.
 std::map<PoolId, PoolHoldings> MeasurePools(const State&);
+// The same for NCCL's own device memory, or what the program got from ncclMemAlloc: its allocations are the parts.
+PoolHoldings MeasureTag(const State&, bool program);
 
 // What a pause of a pool, or of NCCL's memory (zero), would save now; bytes. Most of what NCCL makes for itself is zero, and
 // hardly anything of what a program does.

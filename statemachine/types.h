@@ -42,6 +42,27 @@ using DeviceOrdinal = Id<struct DeviceTag, std::int32_t>;  // CUDA device ordina
 
 constexpr Address operator+(Address a, Bytes n) { return Address{a.value + n}; }
 
+// What a map has under a key; null: nothing.
+template <class Map>
+auto* FindIn(Map& map, const typename Map::key_type& key) {
+  const auto it = map.find(key);
+  return it == map.end() ? nullptr : &it->second;
+}
+
+// The entry of a map by address that contains `address`, end() if none. The map's values have `bytes`, or are that.
+template <class Map>
+auto Containing(Map& map, Address address) {
+  auto it = map.upper_bound(address);
+  if (it == map.begin()) return map.end();
+  --it;
+  const Bytes before = address.value - it->first.value;
+  if constexpr (requires { it->second.bytes; }) {
+    return before < it->second.bytes ? it : map.end();
+  } else {
+    return before < it->second ? it : map.end();
+  }
+}
+
 // The last enumerator of an enum, which EnumeratorsOf tells beside it. A reader rejects what is beyond it as a newer build's,
 // and every one has a name in ToText.
 template <class Enum>
@@ -105,6 +126,10 @@ struct AccessDescriptor {
   AMEM_STRUCT(AccessDescriptor, location, flags);
   friend auto operator<=>(const AccessDescriptor&, const AccessDescriptor&) = default;
 };
+
+// Whether rights by location give what is wanted; and a change of one, which takes it away if its flags are 0.
+bool Allows(const std::vector<AccessDescriptor>& access, const AccessDescriptor& wanted);
+void MergeAccess(std::vector<AccessDescriptor>& access, const AccessDescriptor& change);
 
 // Return addresses inside libnccl, innermost first, as offsets from its load address; 0 = no frame.
 struct CallSite {
@@ -196,6 +221,15 @@ class [[nodiscard]] Result {
   do {                                                                                          \
     if (::amem::Status amem_try_status = (expr); !amem_try_status.ok()) return amem_try_status; \
   } while (false)
+
+// AMEM_ASSIGN(auto handle, driver.Create(...)): the value of a Result, whose failure the enclosing function returns.
+#define AMEM_ASSIGN(declaration, ...) AMEM_ASSIGN_FROM(AMEM_JOINED(amem_result_, __LINE__), declaration, __VA_ARGS__)
+#define AMEM_ASSIGN_FROM(result, declaration, ...) \
+  auto result = (__VA_ARGS__);                     \
+  if (!result.ok()) return result.status();        \
+  declaration = *std::move(result)
+#define AMEM_JOINED(a, b) AMEM_JOINED_NOW(a, b)
+#define AMEM_JOINED_NOW(a, b) a##b
 
 std::string Hex(std::uint64_t value);  // "0x1f", the way addresses and ids are printed everywhere
 

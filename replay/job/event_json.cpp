@@ -348,7 +348,7 @@ void TellPool(auto& to, PoolId id, const PoolHoldings& holdings, const Pool& poo
   to("part_bytes", holdings.parts, "In use: given out by amem_alloc");
   to("chunk_count", holdings.chunk_count);
   to("part_count", holdings.part_count);
-  to("devices", holdings.devices);
+  to("devices", std::vector(holdings.devices.begin(), holdings.devices.end()));
 }
 
 template <class To>

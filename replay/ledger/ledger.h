@@ -64,6 +64,13 @@ class CAPABILITY("ledger") Ledger {
     Check(false, "no entry for " + KeyText(key), where);
     return nullptr;
   }
+  // The same for callers that answer with a Status: Broken() if it does not exist.
+  template <class Table>
+  [[nodiscard]] Result<const typename Table::mapped_type*> Known(const Table& table, const typename Table::key_type& key,
+                                                                 SourceLine where = SourceLine::Here()) REQUIRES(this) {
+    if (const auto* entry = Entry(table, key, where)) return entry;
+    return Broken();
+  }
   // Returns `holds`. False breaks the session; `otherwise` says what is wrong.
   bool Check(bool holds, std::string_view otherwise, SourceLine where = SourceLine::Here()) REQUIRES(this);
   [[nodiscard]] Status Broken() const REQUIRES(this);  // what a caller gets after a failed check

@@ -81,10 +81,10 @@ Address ChunkSpace::Add(const Chunk& chunk, Bytes first) {
 }
 
 std::optional<ChunkSpace::Part> ChunkSpace::PartAt(Address address) const {
-  const auto part = parts_.find(address);
-  if (part == parts_.end()) return std::nullopt;
+  const auto* const part = FindIn(parts_, address);
+  if (part == nullptr) return std::nullopt;
   const Chunk& chunk = ChunkAt(address);
-  return Part{chunk.allocation, address.value - chunk.address.value, part->second};
+  return Part{chunk.allocation, address.value - chunk.address.value, *part};
 }
 
 const ChunkSpace::Chunk& ChunkSpace::ChunkAt(Address address) const { return std::prev(chunks_.upper_bound(address))->second; }

@@ -10,36 +10,35 @@ void Session::Note(EventBody event) {
   if (const auto* host = std::get_if<HostAllocated>(&event)) {
     if (state.host.contains(host->address)) ledger_.Record(HostFreed{host->address});
   } else if (const auto* legacy = std::get_if<LegacyAllocated>(&event)) {
-    const auto known = state.legacy.find(legacy->address);
-    if (known != state.legacy.end() && !known->second.backing) ledger_.Record(LegacyFreed{legacy->address});
+    const auto* const known = FindIn(state.legacy, legacy->address);
+    if (known != nullptr && !known->backing) ledger_.Record(LegacyFreed{legacy->address});
   }
   ledger_.Record(std::move(event));
 }
 
 std::optional<HostAllocated> Session::NoteFree(HostFreed freed) {
   const LedgerLock lock(ledger_);
-  const auto it = ledger_.state().host.find(freed.address);
-  if (it == ledger_.state().host.end()) return std::nullopt;
-  const HostAllocated known{freed.address, it->second.bytes, it->second.flags, it->second.registered};
+  const auto* const found = FindIn(ledger_.state().host, freed.address);
+  if (found == nullptr) return std::nullopt;
+  const HostAllocated known{freed.address, found->bytes, found->flags, found->registered};
   ledger_.Record(freed);
   return known;
 }
 
 std::optional<AsyncAllocated> Session::NoteFree(AsyncFreed freed) {
   const LedgerLock lock(ledger_);
-  const auto it = ledger_.state().async.find(freed.address);
-  if (it == ledger_.state().async.end()) return std::nullopt;
-  const AsyncAllocated known{freed.address, it->second};
+  const auto* const found = FindIn(ledger_.state().async, freed.address);
+  if (found == nullptr) return std::nullopt;
+  const AsyncAllocated known{freed.address, *found};
   ledger_.Record(freed);
   return known;
 }
 
 std::optional<LegacyAllocated> Session::NoteFree(LegacyFreed freed) {
   const LedgerLock lock(ledger_);
-  const auto it = ledger_.state().legacy.find(freed.address);
-  if (it == ledger_.state().legacy.end() || it->second.backing) return std::nullopt;
-  LegacyAllocated known{freed.address,  it->second.bytes, AllocationId{},         0,
-                        it->second.why, it->second.site,  it->second.communicator};
+  const auto* const found = FindIn(ledger_.state().legacy, freed.address);
+  if (found == nullptr || found->backing) return std::nullopt;
+  LegacyAllocated known{freed.address, found->bytes, AllocationId{}, 0, found->why, found->site, found->communicator};
   ledger_.Record(freed);
   return known;
 }

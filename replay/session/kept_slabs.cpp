@@ -20,8 +20,8 @@ bool Serves(AllocationProperties has, const AllocationProperties& wanted) {
 }  // namespace
 
 KeptRanges::Home Slabs::HomeOf(AllocationId slab, const Slab& parts, const Allocation& whole) const {
-  const auto own = own_.find(slab);
-  return {slab, parts.address, whole.bytes, own == own_.end() ? Kind{} : own->second.kind, whole.remote};
+  const auto* const own = FindIn(own_, slab);
+  return {slab, parts.address, whole.bytes, own == nullptr ? Kind{} : own->kind, whole.remote};
 }
 
 void Slabs::Vacate(AllocationId part) {
@@ -73,19 +73,19 @@ bool Slabs::AwaitsReturns() const {
   ledger_.AssertHeld();
   return std::ranges::any_of(own_, [&](const auto& own) {
     ledger_.AssertHeld();
-    const auto slab = ledger_.state().slabs.find(own.first);
-    return slab != ledger_.state().slabs.end() && kept_.AnyIn(slab->second.address);
+    const auto* const slab = FindIn(ledger_.state().slabs, own.first);
+    return slab != nullptr && kept_.AnyIn(slab->address);
   });
 }
 
 std::optional<Bytes> Slabs::Room(AllocationId id, Bytes bytes, Bytes alignment) const {
   std::multimap<Bytes, Bytes> kept;
   const State& state = ledger_.state();
-  const auto slab = state.slabs.find(id);
-  const auto whole = state.allocations.find(id);
-  if (slab != state.slabs.end() && whole != state.allocations.end() && kept_.AnyIn(slab->second.address)) {
-    const Address base = slab->second.address;
-    for (auto range = kept_.From(base); range != kept_.end() && range->first < base + whole->second.bytes; ++range)
+  const auto* const slab = FindIn(state.slabs, id);
+  const auto* const whole = FindIn(state.allocations, id);
+  if (slab != nullptr && whole != nullptr && kept_.AnyIn(slab->address)) {
+    const Address base = slab->address;
+    for (auto range = kept_.From(base); range != kept_.end() && range->first < base + whole->bytes; ++range)
       kept.emplace(range->first.value - base.value, range->second);
   }
   return FindRoom(state, id, bytes, alignment, kept);
@@ -120,10 +120,10 @@ Result<bool> Slabs::PutBack(Address address, Bytes bytes, AllocationId id) {
   const State& state = ledger_.state();
   const auto suits = [&](const KeptRanges::Home* home) {
     ledger_.AssertHeld();
-    const auto a = state.allocations.find(id);
-    if (home == nullptr || a == state.allocations.end() || a->second.bytes != bytes) return false;
-    if (state.PlaceOf(a->second) == address) return true;
-    return !home->remote && a->second.untouched() && a->second.own() && Serves(home->kind.properties, a->second.properties) &&
+    const auto* const a = FindIn(state.allocations, id);
+    if (home == nullptr || a == nullptr || a->bytes != bytes) return false;
+    if (state.PlaceOf(*a) == address) return true;
+    return !home->remote && a->untouched() && a->own() && Serves(home->kind.properties, a->properties) &&
            (state.slabs.contains(home->slab) || (IsEmpty(*home) && !scarce_));
   };
   if (!suits(kept_.HomeOf(address, bytes))) return false;
@@ -157,14 +157,12 @@ Result<bool> Slabs::PutBack(Address address, Bytes bytes, AllocationId id) {
 Status Slabs::CopyContents(const Allocation& part, DriverHandle to) {
   const DeviceOrdinal device{part.properties.location.id};
   const AccessDescriptor access{part.properties.location, 3};
-  auto region = MappedRegion::Map(driver_, to, part.bytes, 0, std::span(&access, 1));
-  if (!region.ok()) return region.status();
-  auto pinned = driver_.AllocatePinned(part.bytes);
-  if (!pinned.ok()) return pinned.status();
+  AMEM_ASSIGN(auto region, MappedRegion::Map(driver_, to, part.bytes, 0, std::span(&access, 1)));
+  AMEM_ASSIGN(auto pinned, driver_.AllocatePinned(part.bytes));
   const Deadline until = In(options_.deadlines.call());
-  Status copied = driver_.CopyToHost(device, (*pinned)->data(), ledger_.state().PlaceOf(part), part.bytes);
+  Status copied = driver_.CopyToHost(device, pinned->data(), ledger_.state().PlaceOf(part), part.bytes);
   if (copied.ok()) copied = driver_.FinishCopies(device, until);
-  if (copied.ok()) copied = driver_.CopyToDevice(device, region->address(), (*pinned)->data(), part.bytes);
+  if (copied.ok()) copied = driver_.CopyToDevice(device, region.address(), pinned->data(), part.bytes);
   if (copied.ok()) copied = driver_.FinishCopies(device, until);
   // What is still queued must not outlive the buffer and the mapping.
   if (!copied.ok()) static_cast<void>(driver_.FinishCopies(device, until));
@@ -178,9 +176,8 @@ Status Slabs::CanDissolve(const Allocation& whole, const Slab& slab) const {
   const bool held = !whole.own() || !whole.importers.empty() || WhyKept(whole) != KeepReason::kNone || !whole.resident ||
                     whole.multicast_bindings > 0;
   const bool simple = std::ranges::all_of(slab.parts, [&](const auto& at) {
-    const auto part = state.allocations.find(at.second.front());
-    return part != state.allocations.end() && part->second.importers.empty() && part->second.mappings <= 1 &&
-           part->second.reserved <= 1;
+    const auto* const part = FindIn(state.allocations, at.second.front());
+    return part != nullptr && part->importers.empty() && part->mappings <= 1 && part->reserved <= 1;
   });
   if (!held && simple && state.lifecycle == Lifecycle::kRunning) return {};
   return {Code::kUnsupported, "a peer or a network card uses its slab, which cannot be cut up; set AMEM_LAYOUT=direct",
@@ -191,17 +188,15 @@ Status Slabs::Dissolve(AllocationId id) {
   const MutexLock one(mutex_);
   const LedgerLock lock(ledger_);
   const State& state = ledger_.state();
-  const auto slab = state.slabs.find(id);
-  const auto whole = state.allocations.find(id);
-  if (slab == state.slabs.end() || whole == state.allocations.end()) return {};
-  AMEM_TRY(CanDissolve(whole->second, slab->second));
+  const auto* const slab = FindIn(state.slabs, id);
+  const auto* const whole = FindIn(state.allocations, id);
+  if (slab == nullptr || whole == nullptr) return {};
+  AMEM_TRY(CanDissolve(*whole, *slab));
   std::map<AllocationId, OwnedHandle> handles;
-  for (const auto& [offset, parts] : slab->second.parts) {
-    const Allocation* part = ledger_.Entry(state.allocations, parts.front());
-    if (part == nullptr) return ledger_.Broken();
-    const auto created = driver_.Create(part->bytes, part->properties, part->flags);
-    if (!created.ok()) return created.status();
-    const auto handle = handles.emplace(parts.front(), OwnedHandle(driver_, *created)).first;
+  for (const auto& [offset, parts] : slab->parts) {
+    AMEM_ASSIGN(const Allocation* const part, ledger_.Known(state.allocations, parts.front()));
+    AMEM_ASSIGN(const auto created, driver_.Create(part->bytes, part->properties, part->flags));
+    const auto handle = handles.emplace(parts.front(), OwnedHandle(driver_, created)).first;
     AMEM_TRY(CopyContents(*part, handle->second.get()));
   }
   return Exchange(id, handles);

@@ -41,8 +41,7 @@ Result<ChunkSpace::Chunk> Session::NewLegacyChunk(Bytes bytes, DeviceOrdinal dev
   WithoutLedger apart(ledger_);
   if (const AllocationId part = NewLegacyPart(bytes, device, site)) {
     apart.End();
-    const Allocation* a = ledger_.Entry(ledger_.state().allocations, part);
-    if (a == nullptr) return ledger_.Broken();
+    AMEM_ASSIGN(const Allocation* const a, ledger_.Known(ledger_.state().allocations, part));
     const ChunkSpace::Chunk chunk{part, ledger_.state().PlaceOf(*a), a->bytes};
     RecordRegion(part, chunk.address, chunk.bytes, {ReadWrite(device)}, site);
     return chunk;
@@ -76,10 +75,9 @@ Result<Address> Session::LegacyAllocate(Bytes bytes, DeviceOrdinal device, const
   OpenLegacyTo(device);
   auto address = legacy_[device].Take(bytes);
   if (!address) {
-    const auto chunk = NewLegacyChunk(bytes, device, origin.site);
-    if (!chunk.ok()) return chunk.status();
-    coordinator_->Made(chunk->bytes);
-    address = legacy_[device].Add(*chunk, bytes);
+    AMEM_ASSIGN(const auto chunk, NewLegacyChunk(bytes, device, origin.site));
+    coordinator_->Made(chunk.bytes);
+    address = legacy_[device].Add(chunk, bytes);
   }
   const ChunkSpace::Part part = *legacy_[device].PartAt(*address);
   ledger_.Record(LegacyAllocated{*address, bytes, part.chunk, part.offset, {}, origin.site, origin.communicator});
@@ -102,8 +100,8 @@ Status Session::LegacyFree(Address address) {
 
 // Gives a chunk or an opened IPC handle back, with its reference.
 Status Session::DropLegacyRegion(Address address, Bytes bytes, AllocationId allocation) {
-  const auto it = ledger_.state().allocations.find(allocation);
-  const AllocationId slab = it == ledger_.state().allocations.end() ? AllocationId{} : it->second.slab;
+  const auto* const found = FindIn(ledger_.state().allocations, allocation);
+  const AllocationId slab = found == nullptr ? AllocationId{} : found->slab;
   if (slab) {
     ledger_.Record(Unmapped{address, bytes, allocation});
   } else {
@@ -122,9 +120,8 @@ Result<std::array<std::byte, 64>> Session::LegacyExport(Address address) {
   if (it == ledger_.state().legacy.end() || !it->second.backing)
     return NotOurs(fmt::format("IPC handle of {}: not memory that NCCL allocated", Hex(address.value)));
   const auto& [begin, memory] = *it;
-  auto secret = SecretOf(memory.backing);
-  if (!secret.ok()) return secret.status();
-  const Token token{peers_->Self().session, memory.backing, *secret, memory.offset + (address.value - begin.value)};
+  AMEM_ASSIGN(auto secret, SecretOf(memory.backing));
+  const Token token{peers_->Self().session, memory.backing, secret, memory.offset + (address.value - begin.value)};
   ledger_.Record(LegacyExported{address, memory.backing});
   return Encode(token);
 }
@@ -133,19 +130,17 @@ Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, Dev
   const auto gate = EnterCall();
   AMEM_TRY(RefuseWhilePaused("cuIpcOpenMemHandle"));
   pinned_.Busy();
-  auto token = Decode(handle);
-  if (!token.ok()) return token.status();
-  auto id = ImportToken(*token, 1, origin);
-  if (!id.ok()) return id.status();
-  ForgetLastHandle(*id);  // NCCL reserves no range for it
-  auto address = MapLegacyImport(*id, device, token->offset, origin.site);
-  if (address.ok() && *address) return *address + token->offset;
+  AMEM_ASSIGN(auto token, Decode(handle));
+  AMEM_ASSIGN(auto id, ImportToken(token, 1, origin));
+  ForgetLastHandle(id);  // NCCL reserves no range for it
+  auto address = MapLegacyImport(id, device, token.offset, origin.site);
+  if (address.ok() && *address) return *address + token.offset;
   // The mapping failed, or the handle is open already: memory in a slab has one address.
   const Locked lock(*this);
-  const auto it = ledger_.state().allocations.find(*id);
-  const bool part = it != ledger_.state().allocations.end() && it->second.placed();
-  const Address open = part ? ledger_.state().PlaceOf(it->second) + token->offset : Address{};
-  AMEM_TRY(ReleaseOne(*id));
+  const auto* const found = FindIn(ledger_.state().allocations, id);
+  const bool part = found != nullptr && found->placed();
+  const Address open = part ? ledger_.state().PlaceOf(*found) + token.offset : Address{};
+  AMEM_TRY(ReleaseOne(id));
   if (!address.ok()) return address.status();
   ++legacy_opened_again_[open];
   return open;
@@ -155,22 +150,20 @@ Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, Dev
 Result<Address> Session::MapLegacyImport(AllocationId id, DeviceOrdinal device, Bytes offset, const CallSite& site) {
   const AccessDescriptor access = ReadWrite(device);
   const bool part = Inspect([&](const State& state) {
-    const auto it = state.allocations.find(id);
-    return it != state.allocations.end() && it->second.placed();
+    const auto* const found = FindIn(state.allocations, id);
+    return found != nullptr && found->placed();
   });
   if (part) AMEM_TRY(slabs_.Open(id, std::span(&access, 1)));
   const LedgerLock lock(ledger_);
   const State& state = ledger_.state();
-  const Allocation* imported = ledger_.Entry(state.allocations, id);
-  if (imported == nullptr) return ledger_.Broken();
+  AMEM_ASSIGN(const Allocation* const imported, ledger_.Known(state.allocations, id));
   const Bytes bytes = imported->bytes;
   Address address = state.PlaceOf(*imported);
   if (part) {
     if (state.legacy_imports.contains(address + offset)) return Address{};
   } else {
-    auto region = MappedRegion::Map(driver_, ledger_.HandleOf(id), bytes, 0, std::span(&access, 1));
-    if (!region.ok()) return region.status();
-    address = region->Keep();
+    AMEM_ASSIGN(auto region, MappedRegion::Map(driver_, ledger_.HandleOf(id), bytes, 0, std::span(&access, 1)));
+    address = region.Keep();
   }
   RecordRegion(id, address, bytes, {access}, site);
   ledger_.Record(LegacyImported{address + offset, id});
@@ -190,13 +183,12 @@ Status Session::LegacyClose(Address address) {
     return {};
   }
   const AllocationId allocation = it->second;
-  const auto imported = state.allocations.find(allocation);
+  const auto* const imported = FindIn(state.allocations, allocation);
   const auto mapping = state.MappingAt(address);
   if (!ledger_.Check(mapping != state.mappings.end(), "nothing is mapped at an opened IPC handle, " + Hex(address.value)))
     return ledger_.Broken();
   auto [base, bytes] = std::pair{mapping->first, mapping->second.bytes};
-  if (imported != state.allocations.end() && imported->second.placed())
-    std::tie(base, bytes) = std::pair{state.PlaceOf(imported->second), imported->second.bytes};
+  if (imported != nullptr && imported->placed()) std::tie(base, bytes) = std::pair{state.PlaceOf(*imported), imported->bytes};
   ledger_.Record(LegacyClosed{address});
   return DropLegacyRegion(base, bytes, allocation);
 }

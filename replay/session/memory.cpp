@@ -17,18 +17,15 @@ Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& pr
   AMEM_TRY(RefuseWhilePaused("create an allocation"));
   AllocationId id;
   if (!for_application && !mapped_again) {  // a part of a slab has one address
-    const auto part = slabs_.Create(bytes, properties, flags, origin);
-    if (!part.ok()) return part.status();
-    id = *part;
+    AMEM_ASSIGN(id, slabs_.Create(bytes, properties, flags, origin));
   }
-  const auto handle = id ? Result<DriverHandle>(DriverHandle{}) : driver_.Create(bytes, properties, flags);
-  if (!handle.ok()) return handle.status();
+  AMEM_ASSIGN(const auto handle, id ? Result<DriverHandle>(DriverHandle{}) : driver_.Create(bytes, properties, flags));
   const LedgerLock lock(ledger_);
   if (!id) {
     id = ledger_.TakeAllocationId();
-    ledger_.SetHandle(id, *handle);
+    ledger_.SetHandle(id, handle);
     ledger_.Record(
-        AllocationCreated{id, bytes, properties, flags, *handle, origin.site, {}, TagOf(for_application), origin.communicator});
+        AllocationCreated{id, bytes, properties, flags, handle, origin.site, {}, TagOf(for_application), origin.communicator});
   }
   coordinator_->Made(bytes);
   RememberLastHandle(id);
@@ -40,8 +37,8 @@ Status Session::LetGo(AllocationId allocation) {
     AMEM_TRY(driver_.Release(handle));
     ledger_.ForgetHandle(allocation);
   }
-  const auto it = ledger_.state().allocations.find(allocation);
-  if (it != ledger_.state().allocations.end() && it->second.remote) dropped_.push_back({*it->second.remote, allocation});
+  const auto* const found = FindIn(ledger_.state().allocations, allocation);
+  if (found != nullptr && found->remote) dropped_.push_back({*found->remote, allocation});
   secrets_.erase(allocation);
   return {};
 }
@@ -85,10 +82,9 @@ Result<Address> Session::Reserve(Bytes bytes, Bytes alignment, Address hint, std
   const auto gate = EnterCall();
   AMEM_TRY(RefuseWhilePaused("reserve an address range"));
   if (auto place = ReservePart(bytes, alignment, hint, flags, site); place.ok()) return place;
-  auto address = driver_.Reserve(bytes, alignment, hint, flags);
-  if (!address.ok()) return address;
+  AMEM_ASSIGN(auto address, driver_.Reserve(bytes, alignment, hint, flags));
   const LedgerLock lock(ledger_);
-  ledger_.Record(RangeReserved{*address, bytes, alignment, hint, flags, site, {}});
+  ledger_.Record(RangeReserved{address, bytes, alignment, hint, flags, site, {}});
   return address;
 }
 
@@ -138,11 +134,9 @@ Status Session::MapOnce(Address address, Bytes bytes, Bytes offset, AllocationId
 
 // Forgets a mapping, on the driver too if it is there, and its allocation if nobody else holds it.
 Status Session::UnmapOne(Address address) {
-  const Mapping* found = ledger_.Entry(ledger_.state().mappings, address);
-  if (found == nullptr) return ledger_.Broken();
+  AMEM_ASSIGN(const Mapping* const found, ledger_.Known(ledger_.state().mappings, address));
   const Mapping mapping = *found;
-  const Allocation* a = ledger_.Entry(ledger_.state().allocations, mapping.allocation);
-  if (a == nullptr) return ledger_.Broken();
+  AMEM_ASSIGN(const Allocation* const a, ledger_.Known(ledger_.state().allocations, mapping.allocation));
   if (mapping.present) AMEM_TRY(driver_.Unmap(address, mapping.bytes));
   if (a->guest_references == 0 && a->mappings == 1 && a->importers.empty()) AMEM_TRY(LetGo(mapping.allocation));
   ledger_.Record(Unmapped{address, mapping.bytes, {}});
@@ -179,9 +173,7 @@ Status Session::SetAccess(Address address, Bytes bytes, std::span<const AccessDe
   LedgerLock lock(ledger_);
   AllocationId part;
   if (ledger_.state().SlabAt(address)) {
-    const auto found = WholePartAt("set access to", address, bytes);
-    if (!found.ok()) return found.status();
-    part = *found;
+    AMEM_ASSIGN(part, WholePartAt("set access to", address, bytes));
   } else if (!ledger_.state().mappings.contains(address)) {
     return NotOurs(fmt::format("set access to {}: NCCL mapped nothing there", Hex(address.value)));
   }
@@ -204,8 +196,7 @@ Result<std::pair<Address, Bytes>> Session::AddressRange(Address address) {
   const State& state = ledger_.state();
   if (const auto it = state.LegacyAt(address); it != state.legacy.end()) return std::pair{it->first, it->second.bytes};
   if (const AllocationId part = MappedPartAt(address)) {
-    const Allocation* a = ledger_.Entry(state.allocations, part);
-    if (a == nullptr) return ledger_.Broken();
+    AMEM_ASSIGN(const Allocation* const a, ledger_.Known(state.allocations, part));
     return std::pair{state.PlaceOf(*a), a->bytes};
   }
   const auto mapping = state.MappingAt(address);
@@ -216,9 +207,9 @@ Result<std::pair<Address, Bytes>> Session::AddressRange(Address address) {
 
 std::pair<DriverHandle, Bytes> Session::Backing(AllocationId allocation) {
   const LedgerLock lock(ledger_);
-  const auto it = ledger_.state().allocations.find(allocation);
-  if (it == ledger_.state().allocations.end() || !it->second.placed()) return {ledger_.HandleOf(allocation), 0};
-  return {ledger_.HandleOf(it->second.slab), it->second.offset};
+  const auto* const found = FindIn(ledger_.state().allocations, allocation);
+  if (found == nullptr || !found->placed()) return {ledger_.HandleOf(allocation), 0};
+  return {ledger_.HandleOf(found->slab), found->offset};
 }
 
 }  // namespace amem

@@ -22,15 +22,15 @@ void Session::PrepareBind(AllocationId memory) {
 bool Session::ForgetUnbound(AllocationId multicast, DeviceOrdinal device, Bytes offset, Bytes bytes) {
   const LedgerLock lock(ledger_);
   const State& state = ledger_.state();
-  const auto a = state.allocations.find(multicast);
-  if (a == state.allocations.end() || !a->second.rebuilt()) return false;
+  const auto* const a = FindIn(state.allocations, multicast);
+  if (a == nullptr || !a->rebuilt()) return false;
   if (ledger_.RebuiltAs(multicast).stands_in) return true;
-  const auto object = state.multicasts.find(multicast);
-  if (object == state.multicasts.end()) return false;
-  const auto at = object->second.bindings.find(offset);
-  if (at == object->second.bindings.end()) return false;
-  const bool unbound = std::ranges::any_of(
-      at->second, [&](const MulticastBinding& b) { return b.device == device && b.bytes == bytes && !b.bound; });
+  const auto* const object = FindIn(state.multicasts, multicast);
+  if (object == nullptr) return false;
+  const auto* const at = FindIn(object->bindings, offset);
+  if (at == nullptr) return false;
+  const bool unbound =
+      std::ranges::any_of(*at, [&](const MulticastBinding& b) { return b.device == device && b.bytes == bytes && !b.bound; });
   if (unbound) ledger_.Record(MulticastUnbound{multicast, device, offset, bytes});
   return unbound;
 }

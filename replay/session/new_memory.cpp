@@ -22,9 +22,8 @@ AllocationProperties PropertiesOn(DeviceOrdinal device, std::uint8_t rdma) {
 AccessDescriptor ReadWrite(DeviceOrdinal device) { return {{LocationType::kDevice, device.value}, 3}; }
 
 Result<Bytes> Rounded(Driver& driver, Bytes bytes, const AllocationProperties& properties) {
-  const auto granularity = driver.Granularity(properties);
-  if (!granularity.ok()) return granularity.status();
-  return (bytes + *granularity - 1) / *granularity * *granularity;
+  AMEM_ASSIGN(const auto granularity, driver.Granularity(properties));
+  return (bytes + granularity - 1) / granularity * granularity;
 }
 
 namespace {
@@ -55,22 +54,20 @@ std::optional<AccessSet> LetIn(Driver& driver, DeviceOrdinal device, const Exten
 
 Result<ChunkSpace::Chunk> MakeChunk(Driver& driver, Ledger& ledger, Bytes bytes, DeviceOrdinal device, const ChunkOwner& owner,
                                     const std::set<DeviceOrdinal>& others) {
-  auto memory = CreateMemory(driver, bytes, device);
-  if (!memory.ok()) return memory.status();
+  AMEM_ASSIGN(auto memory, CreateMemory(driver, bytes, device));
   const AccessDescriptor access = ReadWrite(device);
-  auto region = MappedRegion::Map(driver, memory->handle.get(), memory->bytes, 0, std::span(&access, 1));
-  if (!region.ok()) return region.status();
-  ChunkSpace::Chunk chunk{{}, region->Keep(), memory->bytes};
+  AMEM_ASSIGN(auto region, MappedRegion::Map(driver, memory.handle.get(), memory.bytes, 0, std::span(&access, 1)));
+  ChunkSpace::Chunk chunk{{}, region.Keep(), memory.bytes};
   std::vector<AccessSet> reached{{chunk.address, chunk.bytes, {access}, {}}};
   for (const DeviceOrdinal other : others) {
     if (auto set = other == device ? std::nullopt : LetIn(driver, other, {chunk.address, chunk.bytes})) reached.push_back(*set);
   }
-  const DriverHandle handle = memory->handle.Keep();
+  const DriverHandle handle = memory.handle.Keep();
   const LedgerLock lock(ledger);
   chunk.allocation = ledger.TakeAllocationId();
   ledger.SetHandle(chunk.allocation, handle);
   ledger.Record(AllocationCreated{
-      chunk.allocation, chunk.bytes, memory->properties, 0, handle, owner.site, {}, owner.tag, {}, owner.pool});
+      chunk.allocation, chunk.bytes, memory.properties, 0, handle, owner.site, {}, owner.tag, {}, owner.pool});
   ledger.Record(RangeReserved{chunk.address, chunk.bytes, 0, {}, 0, owner.site, {}, owner.pool});
   ledger.Record(Mapped{chunk.address, chunk.bytes, 0, chunk.allocation, 0});
   for (AccessSet& set : reached) ledger.Record(std::move(set));

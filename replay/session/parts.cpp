@@ -72,8 +72,7 @@ AllocationId Session::MappedPartAt(Address address) {
 Result<AllocationId> Session::WholePartAt(std::string_view call, Address address, Bytes bytes) {
   const AllocationId part = MappedPartAt(address);
   if (!part) return WrongCall(fmt::format("{} {}: NCCL mapped nothing there", call, Hex(address.value)));
-  const Allocation* a = ledger_.Entry(ledger_.state().allocations, part);
-  if (a == nullptr) return ledger_.Broken();
+  AMEM_ASSIGN(const Allocation* const a, ledger_.Known(ledger_.state().allocations, part));
   if (ledger_.state().PlaceOf(*a) != address || a->bytes != bytes)
     return WrongCall(fmt::format("{} {}: {} is not the size of the mapping there, which cannot be cut", call,
                                  Hex(address.value), FormatBytes(bytes)));
@@ -87,9 +86,9 @@ Result<Address> Session::ReservePart(Bytes bytes, Bytes alignment, Address hint,
   if (last.session != peers_->Self().session || hint || flags != 0) return no;
   const LedgerLock lock(ledger_);
   const State& state = ledger_.state();
-  const auto it = state.allocations.find(last.allocation);
-  if (it == state.allocations.end() || !it->second.placed() || it->second.bytes != bytes) return no;
-  const Address place = state.PlaceOf(it->second);
+  const auto* const found = FindIn(state.allocations, last.allocation);
+  if (found == nullptr || !found->placed() || found->bytes != bytes) return no;
+  const Address place = state.PlaceOf(*found);
   if (alignment != 0 && place.value % alignment != 0) return no;
   ledger_.Record(RangeReserved{place, bytes, alignment, hint, flags, site, last.allocation});
   return place;
@@ -98,8 +97,7 @@ Result<Address> Session::ReservePart(Bytes bytes, Bytes alignment, Address hint,
 Status Session::FreePart(Address address, Bytes bytes, AllocationId slab) {
   const State& state = ledger_.state();
   for (const AllocationId id : PartsAt(address)) {
-    const Allocation* a = ledger_.Entry(state.allocations, id);
-    if (a == nullptr) return ledger_.Broken();
+    AMEM_ASSIGN(const Allocation* const a, ledger_.Known(state.allocations, id));
     if (state.PlaceOf(*a) != address) break;
     if (a->reserved == 0 || a->bytes != bytes || a->reserved <= a->mappings) continue;
     ledger_.Record(RangeFreed{address, bytes, id});
@@ -167,9 +165,9 @@ bool Session::CutUpSlabOf(AllocationId allocation) {
   const OpenAtEnd open_at_end{gate};
   if (paused()) return false;
   const auto [slab, device] = Inspect([&](const State& state) {
-    const auto it = state.allocations.find(allocation);
-    if (it == state.allocations.end() || !it->second.own()) return std::pair(AllocationId{}, DeviceOrdinal{});
-    return std::pair(it->second.slab, DeviceOrdinal{it->second.properties.location.id});
+    const auto* const found = FindIn(state.allocations, allocation);
+    if (found == nullptr || !found->own()) return std::pair(AllocationId{}, DeviceOrdinal{});
+    return std::pair(found->slab, DeviceOrdinal{found->properties.location.id});
   });
   if (!slab || !driver_.Synchronize(device, In(options_.deadlines.call())).ok() || !slabs_.Dissolve(slab).ok()) return false;
   const LedgerLock lock(ledger_);
@@ -180,8 +178,7 @@ bool Session::CutUpSlabOf(AllocationId allocation) {
 // Gives `allocation` the place at `address` that was reserved for `other`.
 Status Session::MoveTo(Address address, AllocationId allocation, AllocationId other) {
   const State& state = ledger_.state();
-  const Allocation* there = ledger_.Entry(state.allocations, other);
-  if (there == nullptr) return ledger_.Broken();
+  AMEM_ASSIGN(const Allocation* const there, ledger_.Known(state.allocations, other));
   if (state.PlaceOf(*there) != address || there->reserved != 1 || there->mappings > 0 || there->guest_references == 0)
     return {Code::kUnsupported, ToText(other) + " is there; set AMEM_LAYOUT=direct", cuda::kNotSupported};
   const Bytes bytes = there->bytes;
@@ -192,13 +189,11 @@ Status Session::MoveTo(Address address, AllocationId allocation, AllocationId ot
 }
 
 Status Session::UnmapPart(Address address, Bytes bytes, AllocationId slab) {
-  const auto part = WholePartAt("unmap", address, bytes);
-  if (!part.ok()) return part.status();
-  const Allocation* a = ledger_.Entry(ledger_.state().allocations, *part);
-  if (a == nullptr) return ledger_.Broken();
-  if (a->guest_references == 0 && a->mappings == 1 && a->importers.empty()) AMEM_TRY(LetGo(*part));
-  ledger_.Record(Unmapped{address, bytes, *part});
-  slabs_.Vacate(*part);
+  AMEM_ASSIGN(const auto part, WholePartAt("unmap", address, bytes));
+  AMEM_ASSIGN(const Allocation* const a, ledger_.Known(ledger_.state().allocations, part));
+  if (a->guest_references == 0 && a->mappings == 1 && a->importers.empty()) AMEM_TRY(LetGo(part));
+  ledger_.Record(Unmapped{address, bytes, part});
+  slabs_.Vacate(part);
   RetireIfEmpty(slab);
   return {};
 }

@@ -58,8 +58,7 @@ Pools::Entry* Pools::Named(std::string_view tag) {
 
 Result<PoolId> Pools::OpenNew(const std::string& tag, PoolPolicy policy, bool joined) {
   const PoolId id{static_cast<std::uint32_t>(pools_.size() + 1)};
-  auto cycle = Coordinator::OfTag(context_, gates_.Of(id), id, tag);
-  if (!cycle.ok()) return cycle.status();
+  AMEM_ASSIGN(auto cycle, Coordinator::OfTag(context_, gates_.Of(id), id, tag));
   any_.store(true, std::memory_order_release);
   {
     const LedgerLock ledger(ledger_);
@@ -70,7 +69,7 @@ Result<PoolId> Pools::OpenNew(const std::string& tag, PoolPolicy policy, bool jo
   pool->tag = tag;
   pool->policy = policy;
   pool->joined = joined;
-  pool->cycle = *std::move(cycle);
+  pool->cycle = std::move(cycle);
   pools_.emplace(id, std::move(pool));
   return id;
 }
@@ -137,15 +136,14 @@ Result<Address> Pools::Allocate(PoolId id, Bytes bytes, DeviceOrdinal device) {
 
 // If memory is short, smaller chunks do: what a pool has in reserve, the program's other allocators lack.
 Result<Address> Pools::AddChunk(Entry& pool, ChunkSpace& space, Bytes bytes, DeviceOrdinal device) {
-  const auto granularity = driver_.Granularity(PropertiesOn(device, 0));
-  if (!granularity.ok()) return granularity.status();
+  AMEM_ASSIGN(const auto granularity, driver_.Granularity(PropertiesOn(device, 0)));
   const auto memory = driver_.Memory(device);
   const Bytes most = std::max(memory.ok() ? memory->free / 16 : 0, ChunkSpace::kLeastChunk);
   Result<Address> made = Status{Code::kOutOfMemory, "no chunk is small enough", cuda::kOutOfMemory};
   for (std::size_t attempt = 0; made.status().code() == Code::kOutOfMemory; ++attempt) {
-    const auto chunk = space.ChunkFor(bytes, *granularity, attempt);
+    const auto chunk = space.ChunkFor(bytes, granularity, attempt);
     if (!chunk) break;
-    if (*chunk <= std::max(most, bytes + *granularity)) made = MakeChunk(pool, space, *chunk, bytes, device);
+    if (*chunk <= std::max(most, bytes + granularity)) made = MakeChunk(pool, space, *chunk, bytes, device);
   }
   return made;
 }

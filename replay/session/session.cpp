@@ -27,9 +27,7 @@ Result<std::unique_ptr<Session>> Session::Start(const SessionOptions& options, D
   std::unique_ptr<Session> session(new Session(options, driver, std::move(journal)));
   const PeerIdentity self{who.session, who.host, who.pid, who.group, who.rank};
   session->Note(std::move(who));
-  auto peers = start_peers(self, *session);
-  if (!peers.ok()) return peers.status();
-  session->peers_ = *std::move(peers);
+  AMEM_ASSIGN(session->peers_, start_peers(self, *session));
   const CycleContext context{session->ledger_, driver, *session->peers_, session->pinned_, options.deadlines, options.compare};
   session->coordinator_ = std::make_unique<Coordinator>(context, session->gates_.Of({}));
   session->pools_ = std::make_unique<Pools>(context, session->gates_,
@@ -175,8 +173,8 @@ Session::InTags Session::EnterTagOf(AllocationId allocation) {
   InTags in;
   if (!HasTags()) return in;
   const PoolId tag = Inspect([&](const State& state) {
-    const auto it = state.allocations.find(allocation);
-    return it == state.allocations.end() ? PoolId{} : it->second.pool;
+    const auto* const found = FindIn(state.allocations, allocation);
+    return found == nullptr ? PoolId{} : found->pool;
   });
   if (tag) EnterTag(tag, in);
   return in;
@@ -219,9 +217,9 @@ bool Session::TouchesPaused(Address address, Bytes bytes) {
   if (it == state.mappings.end()) it = state.mappings.lower_bound(address);
   for (; it != state.mappings.end() && it->first < address + bytes; ++it) {
     if (!it->second.present) return true;
-    const auto allocation = state.allocations.find(it->second.allocation);
-    if (settled || allocation == state.allocations.end() || allocation->second.pool) continue;
-    if (WhyKept(allocation->second) == KeepReason::kNone) return true;
+    const auto* const allocation = FindIn(state.allocations, it->second.allocation);
+    if (settled || allocation == nullptr || allocation->pool) continue;
+    if (WhyKept(*allocation) == KeepReason::kNone) return true;
   }
   return false;
 }

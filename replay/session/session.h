@@ -6,7 +6,7 @@
 //
 // Any thread may call any method. Status::driver_result of a failure is the CUresult for NCCL. Sources: session.cpp (life,
 // pause and resume), memory.cpp, parts.cpp (allocations in slabs), sharing.cpp (peers), legacy.cpp (cuMemAlloc), multicast.cpp
-// (NVLS), counted.cpp (memory that is only counted), statistics.cpp, memory_json.cpp.
+// (NVLS), counted.cpp (memory that is only counted), statistics.cpp.
 #pragma once
 
 #include <array>

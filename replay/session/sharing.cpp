@@ -34,9 +34,7 @@ Result<UniqueFd> Session::Export(AllocationId allocation) {
     if (!it->second.own())
       return Status{Code::kUnsupported, "export " + ToText(allocation) + ": it is itself imported; export it from its owner",
                     cuda::kNotSupported};
-    auto secret = SecretOf(allocation);
-    if (!secret.ok()) return secret.status();
-    token.secret = *secret;
+    AMEM_ASSIGN(token.secret, SecretOf(allocation));
     ledger_.Record(Exported{allocation, 1});
   }
   return MakeTokenDescriptor(token);
@@ -46,9 +44,8 @@ Result<AllocationId> Session::Import(int descriptor, const Origin& origin) {
   const auto gate = EnterCall();
   AMEM_TRY(RefuseWhilePaused("import an allocation"));
   pinned_.Busy();
-  auto token = ReadTokenDescriptor(descriptor);
-  if (!token.ok()) return token.status();
-  return ImportToken(*token, 1, origin);
+  AMEM_ASSIGN(auto token, ReadTokenDescriptor(descriptor));
+  return ImportToken(token, 1, origin);
 }
 
 Result<AllocationId> Session::ImportToken(const Token& token, std::uint32_t handle_type, const Origin& origin) {
@@ -64,9 +61,8 @@ Result<AllocationId> Session::ImportToken(const Token& token, std::uint32_t hand
 
 // The pool here that memory under a tag belongs to; this session pauses it together with the owner.
 Result<PoolId> Session::JoinTag(const std::string& tag, PoolPolicy policy, InTags& in) {
-  const auto pool = pools_->Join(tag, policy);
-  if (!pool.ok()) return pool.status();
-  EnterTag(*pool, in);
+  AMEM_ASSIGN(const auto pool, pools_->Join(tag, policy));
+  EnterTag(pool, in);
   if (!in.paused) return pool;
   return Status{Code::kRefused, fmt::format("import memory of tag {}: refused, that tag is paused here; resume it first", tag),
                 cuda::kIllegalState};
@@ -79,11 +75,10 @@ Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle
     as = ledger_.TakeAllocationId();
   }
   // Without the lock, because the owner may be waiting for this session.
-  auto shared = peers_->Import(token, as);
-  if (!shared.ok()) return shared.status();
+  AMEM_ASSIGN(auto shared, peers_->Import(token, as));
   const RemoteAllocation remote{token.session, token.allocation};
-  if (shared->part) {
-    const auto placed = slabs_.Import(token, as, *shared, handle_type, origin, *peers_);
+  if (shared.part) {
+    const auto placed = slabs_.Import(token, as, shared, handle_type, origin, *peers_);
     if (!placed.ok()) {
       peers_->DropReference(remote, as);
       return placed;
@@ -91,25 +86,25 @@ Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle
     as = *placed;
   } else {
     InTags in;
-    const auto pool = shared->pool.empty() ? Result<PoolId>(PoolId{}) : JoinTag(shared->pool, shared->pool_policy, in);
-    auto handle = pool.ok() ? driver_.Import(shared->descriptor) : Result<DriverHandle>(pool.status());
+    const auto pool = shared.pool.empty() ? Result<PoolId>(PoolId{}) : JoinTag(shared.pool, shared.pool_policy, in);
+    auto handle = pool.ok() ? driver_.Import(shared.descriptor) : Result<DriverHandle>(pool.status());
     if (!handle.ok()) {
       peers_->DropReference(remote, as);
       return handle.status();
     }
     const LedgerLock lock(ledger_);
     ledger_.SetHandle(as, *handle);
-    if (shared->tag == MemoryTag::kMulticastReleased)
-      ledger_.SetRebuilt(as, {shared->incarnation.number, shared->incarnation.stands_in, {}});
+    if (shared.tag == MemoryTag::kMulticastReleased)
+      ledger_.SetRebuilt(as, {shared.incarnation.number, shared.incarnation.stands_in, {}});
     ledger_.Record(Imported{as,
                             remote,
-                            shared->bytes,
-                            shared->properties,
+                            shared.bytes,
+                            shared.properties,
                             handle_type,
                             *handle,
                             origin.site,
                             {},
-                            shared->tag,
+                            shared.tag,
                             origin.communicator,
                             *pool});
   }
@@ -181,9 +176,8 @@ Result<SharedAllocation> Session::Resolve(const PeerIdentity& by, const Token& t
   GiveOwnHandle(token.allocation);
   if (!a.slab) return shared;
   const bool first = memory->exports == 0;
-  auto slab_secret = SecretOf(a.slab);
-  if (!slab_secret.ok()) return slab_secret.status();
-  shared.part = SharedPart{a.slab, *slab_secret, a.offset};
+  AMEM_ASSIGN(auto slab_secret, SecretOf(a.slab));
+  shared.part = SharedPart{a.slab, slab_secret, a.offset};
   if (first) ledger_.Record(Exported{a.slab, 1});
   return shared;
 }
@@ -191,19 +185,18 @@ Result<SharedAllocation> Session::Resolve(const PeerIdentity& by, const Token& t
 Result<SharedAllocation> Session::OnImport(const PeerIdentity& by, AllocationId as, const Token& token) {
   if (!ledger_.TryLockFor(kForAnAnswer)) return ledger_.Held();
   LedgerLock lock(ledger_, std::adopt_lock);
-  auto shared = Resolve(by, token);
-  if (!shared.ok()) return shared;
+  AMEM_ASSIGN(auto shared, Resolve(by, token));
   // The reference comes first, so that the allocation cannot die during the export.
   ledger_.Record(ReferenceAdded{token.allocation, by.session, as});
   lock.Unlock();
-  if (shared->part) return shared;
+  if (shared.part) return shared;
   auto descriptor = ExportWhole(token.allocation);
   if (!descriptor.ok()) {
     const Locked again(*this);
     Dropped(by, token.allocation, as);
     return descriptor.status();
   }
-  shared->descriptor = *std::move(descriptor);
+  shared.descriptor = *std::move(descriptor);
   return shared;
 }
 
@@ -216,16 +209,16 @@ Result<UniqueFd> Session::ExportWhole(AllocationId allocation) {
 Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const ShareRequest& request) {
   if (!ledger_.TryLockFor(kForAnAnswer)) return ledger_.Held();
   LedgerLock lock(ledger_, std::adopt_lock);
-  const auto it = ledger_.state().allocations.find(request.allocation);
-  if (it == ledger_.state().allocations.end() || !it->second.importers.contains(Importer{by.session, request.as})) {
+  const auto* const found = FindIn(ledger_.state().allocations, request.allocation);
+  if (found == nullptr || !found->importers.contains(Importer{by.session, request.as})) {
     return Status{Code::kRefused,
                   fmt::format("{} holds no reference to {} as {}", ToText(by), ToText(request.allocation), ToText(request.as))};
   }
-  if (!it->second.resident) {
+  if (!found->resident) {
     return Status{Code::kNotFound,
                   fmt::format("{} has no memory yet at its owner, {}", ToText(request.allocation), ToText(peers_->Self()))};
   }
-  SharedAllocation shared{{}, it->second.bytes, it->second.properties, {}, it->second.tag, IncarnationOf(request.allocation)};
+  SharedAllocation shared{{}, found->bytes, found->properties, {}, found->tag, IncarnationOf(request.allocation)};
   // Memory stays until every member has voted on this phase, and the asking member has not.
   lock.Unlock();
   auto descriptor = ExportWhole(request.allocation);
@@ -246,12 +239,12 @@ bool Session::OnReferenceDropped(const PeerIdentity& by, AllocationId allocation
 }
 
 void Session::Dropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) {
-  const auto it = ledger_.state().allocations.find(allocation);
-  if (it == ledger_.state().allocations.end()) return;
-  const Allocation& a = it->second;
-  const auto importer = a.importers.find(Importer{by.session, as});
-  if (importer == a.importers.end()) return;
-  if (a.importers.size() == 1 && importer->second == 1 && a.guest_references == 0 && a.mappings == 0) LetGoOrBreak(allocation);
+  const auto* const found = FindIn(ledger_.state().allocations, allocation);
+  if (found == nullptr) return;
+  const Allocation& a = *found;
+  const auto* const importer = FindIn(a.importers, Importer{by.session, as});
+  if (importer == nullptr) return;
+  if (a.importers.size() == 1 && *importer == 1 && a.guest_references == 0 && a.mappings == 0) LetGoOrBreak(allocation);
   const AllocationId slab = ledger_.state().slabs.contains(allocation) ? allocation : a.slab;
   ledger_.Record(ReferenceDropped{allocation, by.session, as});
   slabs_.Vacate(allocation);
@@ -261,9 +254,9 @@ void Session::Dropped(const PeerIdentity& by, AllocationId allocation, Allocatio
 bool Session::OnPeerConnected(const PeerIdentity& peer) {
   if (!ledger_.TryLockFor(kForANotice)) return false;
   const LedgerLock lock(ledger_, std::adopt_lock);
-  const auto it = ledger_.state().peers.find(peer.session);
-  const bool known = it != ledger_.state().peers.end() && it->second.connected;
-  if (known && it->second.group == peer.group && it->second.rank == peer.rank) return true;
+  const auto* const found = FindIn(ledger_.state().peers, peer.session);
+  const bool known = found != nullptr && found->connected;
+  if (known && found->group == peer.group && found->rank == peer.rank) return true;
   ledger_.Record(PeerConnected{peer.session, peer.host, peer.pid, peer.group, peer.rank});
   return true;
 }
@@ -271,8 +264,8 @@ bool Session::OnPeerConnected(const PeerIdentity& peer) {
 bool Session::OnPeerLost(const PeerIdentity& peer, const std::string& reason) {
   if (!ledger_.TryLockFor(kForANotice)) return false;
   const Locked lock(*this, std::adopt_lock);
-  const auto known = ledger_.state().peers.find(peer.session);
-  if (known == ledger_.state().peers.end() || !known->second.connected) return true;
+  const auto* const known = FindIn(ledger_.state().peers, peer.session);
+  if (known == nullptr || !known->connected) return true;
   for (const auto& [id, a] : ledger_.state().allocations) {
     if (a.guest_references > 0 || a.mappings > 0 || a.importers.empty()) continue;
     if (std::all_of(a.importers.begin(), a.importers.end(), [&](const auto& one) { return one.first.by == peer.session; }))
@@ -309,8 +302,8 @@ CycleProgress Session::Progress(const std::string& tag) {
   }
   if (!ledger_.TryLockFor(kForAnAnswer)) return {};
   const LedgerLock lock(ledger_, std::adopt_lock);
-  const auto pool = ledger_.state().pools.find(ledger_.state().PoolNamed(tag));
-  return pool == ledger_.state().pools.end() ? CycleProgress{} : CycleProgress{pool->second.lifecycle, pool->second.cycles};
+  const auto* const pool = FindIn(ledger_.state().pools, ledger_.state().PoolNamed(tag));
+  return pool == nullptr ? CycleProgress{} : CycleProgress{pool->lifecycle, pool->cycles};
 }
 
 }  // namespace amem

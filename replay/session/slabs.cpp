@@ -78,11 +78,10 @@ Result<AllocationId> Slabs::OpenOwn(const Kind& kind, Bytes bytes) {
   OwnedHandle handle(driver_, *created);
   const AccessDescriptor access{kind.properties.location, 3};
   const Bytes alignment = AlignmentFor(kind, size);
-  auto region = MappedRegion::Map(driver_, handle.get(), size, alignment, std::span(&access, 1));
-  if (!region.ok()) return region.status();
+  AMEM_ASSIGN(auto region, MappedRegion::Map(driver_, handle.get(), size, alignment, std::span(&access, 1)));
   apart.End();
   const AllocationId id = ledger_.TakeAllocationId();
-  const Address address = region->Keep();
+  const Address address = region.Keep();
   ledger_.SetHandle(id, handle.get());
   ledger_.Record(AllocationCreated{id, size, kind.properties, kind.flags, handle.Keep(), {}, {}});
   ledger_.Record(RangeReserved{address, size, alignment, {}, 0, {}, {}});
@@ -99,9 +98,8 @@ void Slabs::RecordOwnOpened(AllocationId slab, Address address, Bytes bytes, con
 
 // Waits for the device without the lock: what runs there may wait for peers, and those for this process.
 Status Slabs::Clear(const Place& place, Bytes bytes) {
-  const Slab* slab = ledger_.Entry(ledger_.state().slabs, place.slab);
-  const Allocation* memory = ledger_.Entry(ledger_.state().allocations, place.slab);
-  if (slab == nullptr || memory == nullptr) return ledger_.Broken();
+  AMEM_ASSIGN(const Slab* const slab, ledger_.Known(ledger_.state().slabs, place.slab));
+  AMEM_ASSIGN(const Allocation* const memory, ledger_.Known(ledger_.state().allocations, place.slab));
   const std::vector<ByteRange> dirty = DirtyWithin(*slab, place.offset, bytes);
   if (dirty.empty()) return {};
   const Address base = slab->address;
@@ -171,26 +169,25 @@ Result<AllocationId> Slabs::OpenImported(const Token& token, Peers& peers) {
   const Extent kept = home == nullptr || !IsEmpty(*home) ? Extent{} : Extent{home->base, home->bytes};
   const AllocationId id = kept.address ? home->slab : ledger_.TakeAllocationId();
   WithoutLedger apart(ledger_);
-  auto shared = peers.Import(token, id);
-  if (!shared.ok()) return shared.status();
+  AMEM_ASSIGN(auto shared, peers.Import(token, id));
   const auto failed = [&](Status why) {
     peers.DropReference(remote, id);
     return why;
   };
-  if (kept.address && shared->bytes != kept.bytes)
+  if (kept.address && shared.bytes != kept.bytes)
     return failed({Code::kCorrupt, ToText(id) + " has another size than before", cuda::kInvalidValue});
-  const auto imported = driver_.Import(shared->descriptor);
+  const auto imported = driver_.Import(shared.descriptor);
   if (!imported.ok()) return failed(imported.status());
   OwnedHandle handle(driver_, *imported);
-  auto region = kept.address ? MappedRegion::MapAt(driver_, kept.address, handle.get(), shared->bytes, {})
-                             : MappedRegion::Map(driver_, handle.get(), shared->bytes, 0, {});
+  auto region = kept.address ? MappedRegion::MapAt(driver_, kept.address, handle.get(), shared.bytes, {})
+                             : MappedRegion::Map(driver_, handle.get(), shared.bytes, 0, {});
   if (!region.ok()) return failed(region.status());
   apart.End();
   const Address address = region->Keep();
   ledger_.SetHandle(id, handle.get());
-  ledger_.Record(Imported{id, remote, shared->bytes, shared->properties, 1, handle.Keep(), {}, {}});
-  if (!kept.address) ledger_.Record(RangeReserved{address, shared->bytes, 0, {}, 0, {}, {}});
-  ledger_.Record(Mapped{address, shared->bytes, 0, id, 0});
+  ledger_.Record(Imported{id, remote, shared.bytes, shared.properties, 1, handle.Keep(), {}, {}});
+  if (!kept.address) ledger_.Record(RangeReserved{address, shared.bytes, 0, {}, 0, {}, {}});
+  ledger_.Record(Mapped{address, shared.bytes, 0, id, 0});
   ledger_.Record(SlabOpened{id, address, {}});
   return id;
 }
@@ -201,12 +198,9 @@ Result<AllocationId> Slabs::Import(const Token& token, AllocationId as, const Sh
   LedgerLock lock(ledger_);
   AllocationId slab = ImportedAs({token.session, shared.part->slab});
   if (!slab) {
-    auto opened = OpenImported({token.session, shared.part->slab, shared.part->secret, 0}, peers);
-    if (!opened.ok()) return opened.status();
-    slab = *opened;
+    AMEM_ASSIGN(slab, OpenImported({token.session, shared.part->slab, shared.part->secret, 0}, peers));
   }
-  const Allocation* memory = ledger_.Entry(ledger_.state().allocations, slab);
-  if (memory == nullptr) return ledger_.Broken();
+  AMEM_ASSIGN(const Allocation* const memory, ledger_.Known(ledger_.state().allocations, slab));
   if (shared.part->offset > memory->bytes || shared.bytes > memory->bytes - shared.part->offset) {
     return Status{Code::kCorrupt, fmt::format("{} ends outside its owner's slab {}", ToText(token.allocation), slab.value),
                   cuda::kInvalidValue};
@@ -230,19 +224,15 @@ Status Slabs::Open(AllocationId part, std::span<const AccessDescriptor> access) 
   const MutexLock one(mutex_);
   LedgerLock lock(ledger_);
   const State& state = ledger_.state();
-  const Allocation* a = ledger_.Entry(state.allocations, part);
-  const Slab* slab = a == nullptr ? nullptr : ledger_.Entry(state.slabs, a->slab);
-  const Mapping* mapping = slab == nullptr ? nullptr : ledger_.Entry(state.mappings, slab->address);
-  if (mapping == nullptr) return ledger_.Broken();
+  AMEM_ASSIGN(const Allocation* const a, ledger_.Known(state.allocations, part));
+  AMEM_ASSIGN(const Slab* const slab, ledger_.Known(state.slabs, a->slab));
+  AMEM_ASSIGN(const Mapping* const mapping, ledger_.Known(state.mappings, slab->address));
   const Address address = slab->address;
   const Bytes bytes = mapping->bytes;
   std::vector<AccessDescriptor> missing;
   for (const AccessDescriptor& wanted : access) {
-    const bool there = std::any_of(mapping->access.begin(), mapping->access.end(), [&](const AccessDescriptor& has) {
-      return has.location == wanted.location && (has.flags & wanted.flags) == wanted.flags;
-    });
     // A part cannot have less access than its slab. NCCL never takes access away: it unmaps.
-    if (!there && wanted.flags != 0) missing.push_back(wanted);
+    if (wanted.flags != 0 && !Allows(mapping->access, wanted)) missing.push_back(wanted);
   }
   if (missing.empty()) return {};
   lock.Unlock();
@@ -254,17 +244,15 @@ Status Slabs::Open(AllocationId part, std::span<const AccessDescriptor> access) 
 
 Status Slabs::Back(AllocationId part) {
   ledger_.AssertHeld();
-  const Allocation* a = ledger_.Entry(ledger_.state().allocations, part);
-  if (a == nullptr) return ledger_.Broken();
+  AMEM_ASSIGN(const Allocation* const a, ledger_.Known(ledger_.state().allocations, part));
   if (!a->own() || a->reserved > 0 || a->mappings > 0 || !a->importers.empty() || a->multicast_bindings > 0) {
     return {
         Code::kUnsupported,
         ToText(part) + " lies in a slab, where NCCL has its address, and cannot be mapped elsewhere; set AMEM_LAYOUT=direct",
         cuda::kNotSupported};
   }
-  const auto created = driver_.Create(a->bytes, a->properties, a->flags);
-  if (!created.ok()) return created.status();
-  OwnedHandle handle(driver_, *created);
+  AMEM_ASSIGN(const auto created, driver_.Create(a->bytes, a->properties, a->flags));
+  OwnedHandle handle(driver_, created);
   if (a->touched) AMEM_TRY(CopyContents(*a, handle.get()).Within("copy the contents of " + ToText(part)));
   ++wrong_guesses_;
   ledger_.SetHandle(part, handle.get());
@@ -275,9 +263,8 @@ Status Slabs::Back(AllocationId part) {
 Status Slabs::Swap(AllocationId moved, AllocationId other) {
   ledger_.AssertHeld();
   const State& state = ledger_.state();
-  const Allocation* from = ledger_.Entry(state.allocations, moved);
-  const Allocation* to = ledger_.Entry(state.allocations, other);
-  if (from == nullptr || to == nullptr) return ledger_.Broken();
+  AMEM_ASSIGN(const Allocation* const from, ledger_.Known(state.allocations, moved));
+  AMEM_ASSIGN(const Allocation* const to, ledger_.Known(state.allocations, other));
   if (!from->placed() || !from->own() || !to->own() || !from->untouched() || !to->untouched() || from->bytes != to->bytes ||
       from->properties != to->properties) {
     return {Code::kUnsupported,
@@ -294,15 +281,14 @@ Status Slabs::Swap(AllocationId moved, AllocationId other) {
 Status Slabs::Retire(AllocationId id) {
   ledger_.AssertHeld();
   const State& state = ledger_.state();
-  const auto slab = state.slabs.find(id);
-  if (slab == state.slabs.end() || id == busy_) return {};
+  const auto* const slab = FindIn(state.slabs, id);
+  if (slab == nullptr || id == busy_) return {};
   if (const auto own = own_.find(id); own != own_.end()) own->second.refused = ~Bytes{0};
-  const Address address = slab->second.address;
-  const Allocation* a = ledger_.Entry(state.allocations, id);
-  const Mapping* mapping = ledger_.Entry(state.mappings, address);
-  if (a == nullptr || mapping == nullptr) return ledger_.Broken();
+  const Address address = slab->address;
+  AMEM_ASSIGN(const Allocation* const a, ledger_.Known(state.allocations, id));
+  AMEM_ASSIGN(const Mapping* const mapping, ledger_.Known(state.mappings, address));
   const bool whole = state.lifecycle == Lifecycle::kRunning || state.lifecycle == Lifecycle::kPaused;
-  if (!whole || !slab->second.parts.empty() || !a->importers.empty()) return {};
+  if (!whole || !slab->parts.empty() || !a->importers.empty()) return {};
   const Bytes bytes = a->bytes;
   const std::optional<RemoteAllocation> remote = a->remote;
   if (mapping->present) AMEM_TRY(driver_.Unmap(address, bytes));

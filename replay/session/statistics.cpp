@@ -1,9 +1,11 @@
-// Statistics for people and as JSON: what NCCL holds, by call site and peer, and what the last pause and resume took.
+// Statistics for people and as JSON: what NCCL holds, by call site and peer, what the last pause and resume took, and memory by
+// tag, for programs.
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "replay/session/session.h"
 
@@ -123,33 +125,64 @@ json ByCommunicator(const State& state) {
   return out;
 }
 
-Bytes Kept(const PoolHoldings& pool) {
+Bytes Kept(const PoolHoldings& held) {
   Bytes sum = 0;
-  for (const auto& [reason, bytes] : pool.kept) sum += bytes;
+  for (const auto& [reason, bytes] : held.kept) sum += bytes;
   return sum;
+}
+
+json ByReason(const std::map<KeepReason, Bytes>& kept) {
+  json all = json::object();
+  for (const auto& [reason, bytes] : kept) all[std::string(ToText(reason))] = bytes;
+  return all;
 }
 
 // NCCL's memory and the program's; `kept`: what a pause leaves in place.
 json ByTag(const State& state, const Holdings& held) {
-  Bytes user_kept = held.legacy_user, all_kept = held.legacy_kept;
-  for (const auto& [id, a] : state.allocations) {
-    if (!a.own() || a.pool || !a.on_device() || a.multicast || a.placed() || WhyKept(a) == KeepReason::kNone) continue;
-    all_kept += a.bytes;
-    if (a.tag != MemoryTag::kNccl) user_kept += a.bytes;
-  }
-  const auto figures = [](Bytes bytes, Bytes resident, Bytes kept) {
-    return json{{"bytes", bytes}, {"released_bytes", bytes - std::min(bytes, resident)}, {"kept_bytes", kept}};
+  const auto figures = [](const PoolHoldings& sum, Bytes legacy) {
+    return json{{"bytes", sum.own + legacy},
+                {"released_bytes", sum.own - std::min(sum.own, sum.own_resident)},
+                {"kept_bytes", Kept(sum) + legacy}};
   };
-  const Bytes nccl_resident = held.own_device_resident - held.user_resident;
-  const Bytes nccl_legacy = held.legacy_kept - held.legacy_user;
-  json tags = {{"nccl", figures(held.own_device - held.user + nccl_legacy, nccl_resident + nccl_legacy, all_kept - user_kept)},
-               {"user", figures(held.user + held.legacy_user, held.user_resident + held.legacy_user, user_kept)}};
+  json tags = {{"nccl", figures(MeasureTag(state, false), held.legacy_kept - held.legacy_user)},
+               {"user", figures(MeasureTag(state, true), held.legacy_user)}};
   for (const auto& [id, of_pool] : MeasurePools(state)) {
     json& tag = tags[state.pools.at(id).tag];
-    tag = figures(of_pool.own, of_pool.own_resident, Kept(of_pool));
+    tag = figures(of_pool, 0);
     tag["lifecycle"] = ToText(state.pools.at(id).lifecycle);
   }
   return tags;
+}
+
+// ---- for programs (MemoryJson) -------------------------------------------------------------------------------------------
+
+json MsOrNull(std::uint64_t ns) { return ns == 0 ? json(nullptr) : json(Ms(ns)); }
+
+std::string StateOf(Lifecycle lifecycle) {
+  const bool cycle_or_paused = lifecycle >= Lifecycle::kPausing && lifecycle <= Lifecycle::kResuming;
+  return cycle_or_paused ? std::string(ToText(lifecycle)) : "resident";
+}
+
+json MemoryOf(const Pools::Standing& now, const PoolHoldings& held) {
+  json devices = json::array();
+  for (const DeviceOrdinal device : held.devices) devices.push_back(device.value);
+  return {{"tag", now.tag},
+          {"policy", ToText(now.policy)},
+          {"state", now.state},
+          {"bytes", held.own},
+          {"resident_bytes", held.own_resident},
+          {"kept_bytes", Kept(held)},
+          {"kept", ByReason(held.kept)},
+          {"parts", held.part_count},
+          {"devices", devices},
+          {"pinned_bytes", now.contents.held_bytes},
+          {"pinned_kept_bytes", now.contents.kept_bytes},
+          {"saved_bytes", now.contents.bytes_saved},
+          {"unchanged_bytes", now.contents.bytes_unchanged},
+          {"zero_bytes", now.contents.bytes_zero},
+          {"last_pause_ms", MsOrNull(now.pause_ns)},
+          {"last_resume_ms", MsOrNull(now.resume_ns)},
+          {"failure", now.failure}};
 }
 
 std::string Mebibytes(Bytes bytes) { return fmt::format("{} MiB", bytes >> 20); }
@@ -211,8 +244,6 @@ std::string StatisticsJsonWithoutSession(std::string_view reason) {
 std::string Session::StatisticsJson() {
   const State state = CopyState();
   const Holdings held = Measure(state);
-  json kept = json::object();
-  for (const auto& [reason, bytes] : held.kept) kept[std::string(ToText(reason))] = bytes;
   std::uint64_t events = 0;
   for (const std::uint64_t n : state.totals.events) events += n;
   json out = {{"version", AMEM_VERSION},
@@ -238,7 +269,7 @@ std::string Session::StatisticsJson() {
               {"wrong_guesses", slabs_.wrong_guesses()},
               {"imported_allocations", held.imported_count},
               {"imported_bytes", held.imported},
-              {"kept_bytes", kept},
+              {"kept_bytes", ByReason(held.kept)},
               {"tags", ByTag(state, held)},
               {"communicators", ByCommunicator(state)},
               {"legacy_kept_bytes", held.legacy_kept},
@@ -259,6 +290,35 @@ std::string Session::StatisticsJson() {
   if (ledger_.journal() != nullptr) out["journal"] = ledger_.journal()->Directory().string();
   if (!ledger_.JournalLost().ok()) out["no_journal_because"] = ledger_.JournalLost().message();
   return out.dump();
+}
+
+std::string Session::MemoryJson() {
+  const std::vector<Pools::Standing> standing = pools_->Stand();
+  // A state is large: it is looked at, and not copied.
+  auto [lifecycle, failure, pools, nccl, user] = Inspect([](const State& state) {
+    return std::tuple(state.lifecycle, state.cycle.failure, MeasurePools(state), MeasureTag(state, false),
+                      MeasureTag(state, true));
+  });
+  json tags = json::array();
+  for (const Pools::Standing& pool : standing) {
+    const PoolHoldings& held = pools[pool.id];
+    tags.push_back(MemoryOf(pool, held));
+    tags.back().update({{"part_bytes", held.parts},
+                        {"chunks", held.chunk_count},
+                        {"pinned_in_pause_bytes", pool.contents.pinned_in_save},
+                        {"not_prepared_because", pool.contents.not_prepared}});
+  }
+  Pools::Standing now{.tag = "nccl", .state = StateOf(lifecycle), .failure = failure, .contents = coordinator_->Contents()};
+  now.pause_ns = coordinator_->Last(CycleKind::kPause).total_ns;
+  now.resume_ns = coordinator_->Last(CycleKind::kResume).total_ns;
+  tags.push_back(MemoryOf(now, nccl));
+  now.tag = "user";
+  now.contents = {};
+  const bool released = options_.user_memory == UserMemory::kRelease;
+  if (!released) now.pause_ns = now.resume_ns = 0;
+  tags.push_back(MemoryOf(now, user));
+  if (!released) tags.back()["policy"] = "keep";
+  return json{{"schema", 1}, {"tags", tags}}.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 }  // namespace amem

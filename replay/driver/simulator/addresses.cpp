@@ -29,19 +29,6 @@ int Protection(const std::vector<AccessDescriptor>& access) {
   return protection;
 }
 
-void Merge(std::vector<AccessDescriptor>& into, const AccessDescriptor& change) {
-  const auto at =
-      std::lower_bound(into.begin(), into.end(), change, [](const auto& a, const auto& b) { return a.location < b.location; });
-  const bool present = at != into.end() && at->location == change.location;
-  if (change.flags == 0) {
-    if (present) into.erase(at);
-  } else if (present) {
-    at->flags = change.flags;
-  } else {
-    into.insert(at, change);
-  }
-}
-
 }  // namespace
 
 bool Simulator::Reserved(Address address, Bytes bytes) const {
@@ -66,7 +53,7 @@ bool Simulator::Splits(Address address, Bytes bytes) const {
 Result<Address> Simulator::Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags) {
   const auto fail = Failing(
       [&] { return fmt::format("cuMemAddressReserve {} bytes aligned to {} at {}", bytes, alignment, Hex(hint.value)); });
-  if (const int result = Enter(kReserve)) return fail(result, WhyNotEntered());
+  AMEM_TRY(Enter(kReserve, fail));
   if (bytes == 0 || !Granular(bytes))
     return fail(cuda::kInvalidValue, "the size must be a multiple of the granularity, not zero");
   if (alignment != 0 && !std::has_single_bit(alignment))
@@ -99,7 +86,7 @@ Address Simulator::ReserveNumbers(Bytes bytes, Bytes alignment, Address hint) {
 
 Result<Address> Simulator::ReserveAddresses(Bytes bytes, Bytes alignment, Address hint) {
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-  const auto number = [](void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); };
+  const auto number = [](void* pointer) { return AddressOf(pointer).value; };
   if (hint) {
     void* at_hint = mmap(Pointer(hint), bytes, PROT_NONE, kFlags | MAP_FIXED_NOREPLACE, -1, 0);
     if (at_hint == Pointer(hint)) return hint;
@@ -121,7 +108,7 @@ Result<Address> Simulator::ReserveAddresses(Bytes bytes, Bytes alignment, Addres
 
 Status Simulator::FreeRange(Address address, Bytes bytes) {
   const auto fail = Failing([&] { return "cuMemAddressFree " + InRange(address, bytes); });
-  if (const int result = Enter(kFreeRange)) return fail(result, WhyNotEntered());
+  AMEM_TRY(Enter(kFreeRange, fail));
   const MutexLock lock(mutex_);
   const auto range = ranges_.find(address);
   if (range == ranges_.end() || range->second != bytes) return fail(cuda::kInvalidValue, "no such range was reserved");
@@ -136,7 +123,7 @@ Status Simulator::FreeRange(Address address, Bytes bytes) {
 Status Simulator::Map(Address address, Bytes bytes, Bytes offset, DriverHandle handle, std::uint64_t flags) {
   const auto fail =
       Failing([&] { return fmt::format("cuMemMap {}, offset {} of {}", InRange(address, bytes), offset, OfHandle(handle)); });
-  if (const int result = Enter(kMap)) return fail(result, WhyNotEntered());
+  AMEM_TRY(Enter(kMap, fail));
   if (bytes == 0 || !Granular(bytes | address.value | offset)) return fail(cuda::kInvalidValue, kNotGranular);
   if (flags != 0) return fail(cuda::kInvalidValue, "flags must be zero");
   const MutexLock lock(mutex_);
@@ -163,7 +150,7 @@ Status Simulator::Map(Address address, Bytes bytes, Bytes offset, DriverHandle h
 
 Status Simulator::Unmap(Address address, Bytes bytes) {
   const auto fail = Failing([&] { return "cuMemUnmap " + InRange(address, bytes); });
-  if (const int result = Enter(kUnmap)) return fail(result, WhyNotEntered());
+  AMEM_TRY(Enter(kUnmap, fail));
   if (bytes == 0 || !Granular(bytes | address.value)) return fail(cuda::kInvalidValue, kNotGranular);
   const MutexLock lock(mutex_);
   if (!Reserved(address, bytes)) return fail(cuda::kInvalidValue, "this range was not reserved");
@@ -184,7 +171,7 @@ Status Simulator::Unmap(Address address, Bytes bytes) {
 Status Simulator::SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access) {
   const auto fail =
       Failing([&] { return fmt::format("cuMemSetAccess {}, {} locations", InRange(address, bytes), access.size()); });
-  if (const int result = Enter(kSetAccess)) return fail(result, WhyNotEntered());
+  AMEM_TRY(Enter(kSetAccess, fail));
   if (bytes == 0 || !Granular(bytes | address.value)) return fail(cuda::kInvalidValue, kNotGranular);
   if (access.empty()) return fail(cuda::kInvalidValue, "no location was given");
   if (!std::all_of(access.begin(), access.end(), [&](const AccessDescriptor& one) { return AccessExists(one); })) {
@@ -213,7 +200,7 @@ int Simulator::ChangeAccess(Address address, Mapped& mapping, std::span<const Ac
   for (const AccessDescriptor& one : access) {
     if (on_device && one.location.type != LocationType::kDevice) return cuda::kNotSupported;
     if (apart_ && one.location != mapping.memory->properties.location) return cuda::kInvalidDevice;
-    Merge(changed, one);
+    MergeAccess(changed, one);
   }
   const int now = Protection(changed);
   if (options_.physical && now != Protection(mapping.access) && mprotect(Pointer(address), mapping.bytes, now) != 0) {

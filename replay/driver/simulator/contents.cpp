@@ -15,12 +15,6 @@ namespace {
 
 constexpr std::align_val_t kAlignment{4096};
 
-bool HasAccess(const std::vector<AccessDescriptor>& access, std::int32_t device, std::uint32_t flags) {
-  const Location location{LocationType::kDevice, device};
-  return std::any_of(access.begin(), access.end(),
-                     [&](const AccessDescriptor& one) { return one.location == location && (one.flags & flags) == flags; });
-}
-
 // Repeats a read or write until all bytes are done. False: errno says why.
 bool Fully(Bytes bytes, const auto& some) {
   for (Bytes done = 0; done < bytes;) {
@@ -40,12 +34,12 @@ class Simulator::SimulatedPinnedBuffer final : public PinnedBuffer {
                         Bytes bytes)
       : registry_(std::move(registry)), host_(std::move(host)), data_(data), bytes_(bytes) {
     const MutexLock lock(registry_->mutex);
-    registry_->buffers.emplace(data_, bytes_);
+    registry_->buffers.emplace(AddressOf(data_), bytes_);
   }
   ~SimulatedPinnedBuffer() override {
     {
       const MutexLock lock(registry_->mutex);
-      registry_->buffers.erase(data_);
+      registry_->buffers.erase(AddressOf(data_));
     }
     ::operator delete(data_, kAlignment);
     if (host_ != nullptr) host_->left += bytes_;
@@ -69,7 +63,7 @@ std::optional<HostRoom> Simulator::HostMemory() {
 
 Result<std::unique_ptr<PinnedBuffer>> Simulator::AllocatePinned(Bytes bytes) {
   const auto fail = Failing([&] { return fmt::format("cuMemHostAlloc {} bytes", bytes); });
-  if (const int result = Enter(kAllocatePinned)) return fail(result, WhyNotEntered());
+  AMEM_TRY(Enter(kAllocatePinned, fail));
   if (bytes == 0) return fail(cuda::kInvalidValue, "the size is zero");
   auto* data = static_cast<std::byte*>(::operator new(bytes, kAlignment, std::nothrow));
   if (data == nullptr) return fail(cuda::kOutOfMemory, "the host has not enough left");
@@ -81,26 +75,13 @@ Status Simulator::CopyOne(Call call, LaneNumber lane, DeviceOrdinal device, cons
   return Queue(call, lane, device, std::span(&copy, 1));
 }
 
-Status Simulator::CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) {
-  return CopyOne(Simulator::kCopyToHost, 0, device, {CopyKind::kToHost, from, to, bytes});
-}
-
-Status Simulator::CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) {
-  return CopyOne(Simulator::kCopyToDevice, 0, device, {CopyKind::kToDevice, to, const_cast<std::byte*>(from), bytes});
-}
-
-Status Simulator::Clear(DeviceOrdinal device, Address address, Bytes bytes) {
-  return CopyOne(Simulator::kClear, 0, device, {CopyKind::kClear, address, nullptr, bytes});
-}
-
 Status Simulator::Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Copy> copies) {
   const Copy* at = copies.data();
   const auto fail = [&](int result, std::string_view why) {
     const std::string what = copies.empty() ? "" : ", " + InRange(at->device_address, at->bytes);
     return SimulatedFailure(result, fmt::format("{} device {}{}", kCalls[call], device.value, what), why);
   };
-  if (const int result = Enter(call)) return fail(result, WhyNotEntered());
-  if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
+  AMEM_TRY(EnterOn(device, call, fail));
   OpenContext(device);
   const MutexLock lock(mutex_);
   for (; at != copies.data() + copies.size(); ++at) {
@@ -132,7 +113,7 @@ Result<std::vector<Simulator::Piece>> Simulator::Resolve(DeviceOrdinal device, c
       why = "not all of the device side is mapped";
       return invalid;
     }
-    if (!HasAccess(it->second.access, device.value, needed)) {
+    if (!Allows(it->second.access, {{LocationType::kDevice, device.value}, needed})) {
       why = "the device has no access to all of the device side";
       return invalid;
     }
@@ -145,13 +126,10 @@ Result<std::vector<Simulator::Piece>> Simulator::Resolve(DeviceOrdinal device, c
   return pieces;
 }
 
-Status Simulator::FinishCopies(DeviceOrdinal device, Deadline until) { return Finish(0, device, until); }
-
 Status Simulator::Finish(LaneNumber lane, DeviceOrdinal device, Deadline until) {
   const Deadline began = Now();
   const auto fail = Failing([&] { return "finish the copies of device " + std::to_string(device.value); });
-  if (const int result = Enter(kFinishCopies)) return fail(result, WhyNotEntered());
-  if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
+  AMEM_TRY(EnterOn(device, kFinishCopies, fail));
   if (!AwaitUntil(until, [&] { return work_ != Work::kCopies; })) return CopiesNotDone(device, began);
   OpenContext(device);
   return Drain(lane, device, until);

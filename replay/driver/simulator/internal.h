@@ -24,22 +24,8 @@ inline constexpr std::string_view kNotMulticastGranular =
     "sizes, offsets and addresses must be multiples of the multicast granularity, and sizes not zero";
 inline constexpr std::string_view kIncompleteTeam = "not all of its devices were added; the driver would let this call wait";
 
+inline Address AddressOf(const void* pointer) { return Address{reinterpret_cast<std::uint64_t>(pointer)}; }
 inline void* Pointer(Address address) { return reinterpret_cast<void*>(address.value); }  // NOLINT(performance-no-int-to-ptr)
-
-// The entry of an address map that contains `address`, or end().
-template <class Map>
-auto Containing(Map& map, Address address) {
-  auto it = map.upper_bound(address);
-  if (it == map.begin()) return map.end();
-  --it;
-  Bytes bytes = 0;
-  if constexpr (requires { it->second.bytes; }) {
-    bytes = it->second.bytes;
-  } else {
-    bytes = it->second;
-  }
-  return address.value - it->first.value < bytes ? it : map.end();
-}
 
 struct Simulator::Physical {
   SimulatorWorld::Key key;
@@ -59,14 +45,13 @@ inline constexpr std::uint16_t kMulticastUsage = 0x6d63;
 
 struct Simulator::PinnedRegistry {
   Mutex mutex{LockRank::kLast};
-  std::map<const std::byte*, Bytes> buffers GUARDED_BY(mutex);
+  std::map<Address, Bytes> buffers GUARDED_BY(mutex);
 
   bool Holds(const std::byte* from, Bytes bytes) {
     const MutexLock lock(mutex);
-    auto it = buffers.upper_bound(from);
-    if (it == buffers.begin()) return false;
-    --it;
-    return bytes <= it->second && static_cast<Bytes>(from - it->first) <= it->second - bytes;
+    const Address address = AddressOf(from);
+    const auto it = Containing(buffers, address);
+    return it != buffers.end() && bytes <= it->second - (address.value - it->first.value);
   }
 };
 

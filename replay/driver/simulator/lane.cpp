@@ -3,49 +3,14 @@
 
 namespace amem {
 
-class Simulator::Lane final : public Copier {
+class Simulator::Lane final : public SimulatedLane<Copier, Simulator> {
  public:
-  Lane(Simulator& sim, LaneNumber number) : sim_(sim), number_(number) {}
-  [[nodiscard]] std::string Name() const override { return sim_.Name(); }
+  using SimulatedLane::SimulatedLane;
   Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) override { return sim_.AllocatePinned(bytes); }
-  Status CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) override {
-    return sim_.CopyOne(kCopyToHost, number_, device, {CopyKind::kToHost, from, to, bytes});
-  }
-  Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) override {
-    return sim_.CopyOne(kCopyToDevice, number_, device, {CopyKind::kToDevice, to, const_cast<std::byte*>(from), bytes});
-  }
-  Status Clear(DeviceOrdinal device, Address address, Bytes bytes) override {
-    return sim_.CopyOne(kClear, number_, device, {CopyKind::kClear, address, nullptr, bytes});
-  }
-  Status FinishCopies(DeviceOrdinal device, Deadline until) override { return sim_.Finish(number_, device, until); }
-  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key, Deadline) override {
-    return sim_.Look(number_, device, extents, key);
-  }
-  [[nodiscard]] bool CanLook(DeviceOrdinal) override { return sim_.HasKernels(number_); }
-  Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override {
-    return sim_.MoveAll(kGather, number_, device, from, to);
-  }
-  Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) override {
-    return sim_.MoveAll(kScatter, number_, device, to, const_cast<std::byte*>(from));
-  }
-  Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override {
-    return sim_.MoveAll(kClearAll, number_, device, extents, nullptr);
-  }
-  Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal device, void* stream) override {
-    return sim_.MomentOf(device, stream);
-  }
-  Status Follow(DeviceOrdinal device, const StreamMoment& moment) override { return sim_.FollowIn(number_, device, moment); }
-  Status Lead(DeviceOrdinal device, void* stream, Deadline until) override {
-    return sim_.LeadFrom(number_, device, stream, until);
-  }
-
- private:
-  Simulator& sim_;
-  const LaneNumber number_;
 };
 
 Result<std::unique_ptr<Copier>> Simulator::OpenLane() {
-  if (const int result = Enter(kOpenLane)) return SimulatedFailure(result, "open a lane", WhyNotEntered());
+  AMEM_TRY(Enter(kOpenLane, Failing([] { return "open a lane"; })));
   const MutexLock lock(mutex_);
   return std::unique_ptr<Copier>(std::make_unique<Lane>(*this, ++lanes_));
 }
@@ -62,15 +27,14 @@ class Simulator::Moment final : public StreamMoment {
 // kRefused while the stream is being captured.
 Status Simulator::OfStream(Call call, DeviceOrdinal device, std::optional<void*> stream) {
   const auto fail = Failing([&] { return std::string(kCalls[call]) + " device " + std::to_string(device.value); });
-  if (const int result = Enter(call)) return fail(result, WhyNotEntered());
-  if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
+  AMEM_TRY(EnterOn(device, call, fail));
   SimulatedStreams* const streams = streams_;
   if (!stream || streams == nullptr || !streams->Capturing(stream)) return {};
   return {Code::kRefused, std::string(kCalls[call]) + ": a stream capture is running there; end it first",
           cuda::kCaptureUnsupported};
 }
 
-Result<std::unique_ptr<StreamMoment>> Simulator::MomentOf(DeviceOrdinal device, void* stream) {
+Result<std::unique_ptr<StreamMoment>> Simulator::MomentIn(DeviceOrdinal device, void* stream) {
   AMEM_TRY(OfStream(kMomentOf, device, stream));
   SimulatedStreams* const streams = streams_;
   if (streams == nullptr) return std::make_unique<StreamMoment>();
@@ -89,9 +53,6 @@ Status Simulator::LeadFrom(LaneNumber lane, DeviceOrdinal device, void* stream, 
   AMEM_TRY(OfStream(kLead, device, stream));
   return streams_ == nullptr ? Status{} : Drain(lane, device, until);
 }
-
-Status Simulator::Follow(DeviceOrdinal device, const StreamMoment& moment) { return FollowIn(0, device, moment); }
-Status Simulator::Lead(DeviceOrdinal device, void* stream, Deadline until) { return LeadFrom(0, device, stream, until); }
 
 Status Simulator::AwaitMoment(DeviceOrdinal device, const StreamMoment& moment, Deadline until) {
   const Deadline began = Now();

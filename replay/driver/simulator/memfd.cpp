@@ -15,9 +15,8 @@
 namespace amem {
 namespace {
 
-constexpr std::string_view kPrefix = "/memfd:amem-sim:";
+constexpr std::string_view kPrefix = "/memfd:amem-sim";
 constexpr int kSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW;
-constexpr std::size_t kFields = 11;
 
 bool RaiseDescriptorLimit() {
   rlimit limit{};
@@ -32,31 +31,19 @@ int OpenMemfd(const char* name) {
   return memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 }
 
-std::optional<std::array<std::uint64_t, kFields>> HexFields(std::string_view text) {
-  std::array<std::uint64_t, kFields> fields{};
-  const char* at = text.data();
-  const char* const end = at + text.size();
-  for (std::size_t i = 0; i < kFields; ++i) {
-    const auto [next, error] = std::from_chars(at, end, fields[i], 16);
-    if (error != std::errc{}) return std::nullopt;
-    at = next;
-    if (i + 1 < kFields) {
-      if (at == end || *at != ':') return std::nullopt;
-      ++at;
-    }
-  }
-  if (at != end && *at != ' ') return std::nullopt;  // the kernel appends " (deleted)"
-  return fields;
+// Visits what a name consists of, in its order.
+void EachField(auto& tag, const auto& visit) {
+  auto& p = tag.properties;
+  const auto all = [&](auto&... fields) { (visit(fields), ...); };
+  all(tag.world, tag.key.index, tag.key.id, p.type, p.handle_types, p.location.type, p.location.id, p.compression,
+      p.gpu_direct_rdma, p.usage, p.reserved);
 }
 
 }  // namespace
 
 Result<UniqueFd> MakeTaggedMemfd(const MemfdTag& tag, Bytes bytes) {
-  const AllocationProperties& p = tag.properties;
-  const std::string name =
-      fmt::format("amem-sim:{:x}:{:x}:{:x}:{:x}:{:x}:{:x}:{:x}:{:x}:{:x}:{:x}:{:x}", tag.world, tag.key.index, tag.key.id,
-                  p.type, p.handle_types, static_cast<std::uint32_t>(p.location.type),
-                  static_cast<std::uint32_t>(p.location.id), p.compression, p.gpu_direct_rdma, p.usage, p.reserved);
+  std::string name = "amem-sim";
+  EachField(tag, [&](const auto& field) { name += fmt::format(":{:x}", static_cast<std::uint64_t>(field)); });
   UniqueFd fd(OpenMemfd(name.c_str()));
   if (!fd || ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 || fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
     return Status(Code::kIo, fmt::format("memfd of {} bytes for simulated memory: {}; raise the limit of open files "
@@ -68,19 +55,20 @@ Result<UniqueFd> MakeTaggedMemfd(const MemfdTag& tag, Bytes bytes) {
 
 std::optional<MemfdTag> ParseMemfdLink(std::string_view link) {
   if (!link.starts_with(kPrefix)) return std::nullopt;
-  const auto fields = HexFields(link.substr(kPrefix.size()));
-  if (!fields) return std::nullopt;
-  const auto& f = *fields;
+  const char* at = link.data() + kPrefix.size();
+  const char* const end = link.data() + link.size();
+  bool whole = true;
   MemfdTag tag;
-  tag.world = f[0];
-  tag.key = {static_cast<std::uint32_t>(f[1]), f[2]};
-  tag.properties.type = static_cast<std::uint32_t>(f[3]);
-  tag.properties.handle_types = static_cast<std::uint32_t>(f[4]);
-  tag.properties.location = {static_cast<LocationType>(f[5]), static_cast<std::int32_t>(static_cast<std::uint32_t>(f[6]))};
-  tag.properties.compression = static_cast<std::uint8_t>(f[7]);
-  tag.properties.gpu_direct_rdma = static_cast<std::uint8_t>(f[8]);
-  tag.properties.usage = static_cast<std::uint16_t>(f[9]);
-  tag.properties.reserved = static_cast<std::uint32_t>(f[10]);
+  EachField(tag, [&]<class Field>(Field& field) {
+    whole = whole && at != end && *at++ == ':';
+    if (!whole) return;
+    std::uint64_t number = 0;
+    const auto [next, error] = std::from_chars(at, end, number, 16);
+    whole = error == std::errc{};
+    field = static_cast<Field>(number);
+    at = next;
+  });
+  if (!whole || (at != end && *at != ' ')) return std::nullopt;  // the kernel appends " (deleted)"
   return tag;
 }
 

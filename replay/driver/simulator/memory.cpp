@@ -34,9 +34,7 @@ Status Simulator::EnsureDescriptor(Physical& memory) const {
   if (memory.descriptor) return {};
   MemfdTag tag{world_->id(), memory.key, memory.properties};
   if (memory.world_device >= 0) tag.properties.location.id = memory.world_device;
-  auto made = MakeTaggedMemfd(tag, memory.bytes);
-  if (!made.ok()) return made.status();
-  memory.descriptor = *std::move(made);
+  AMEM_ASSIGN(memory.descriptor, MakeTaggedMemfd(tag, memory.bytes));
   return {};
 }
 
@@ -47,7 +45,7 @@ Result<DriverHandle> Simulator::Create(Bytes bytes, const AllocationProperties& 
     return fmt::format("cuMemCreate {} bytes at location type {} id {}", bytes,
                        static_cast<std::uint32_t>(properties.location.type), properties.location.id);
   });
-  if (const int result = Enter(kCreate)) return fail(result, WhyNotEntered());
+  AMEM_TRY(Enter(kCreate, fail));
   if (const int result = CheckProperties(properties)) return fail(result, "these properties cannot be had");
   if (bytes == 0 || !Granular(bytes))
     return fail(cuda::kInvalidValue, "the size must be a multiple of the granularity, not zero");
@@ -65,7 +63,7 @@ Result<DriverHandle> Simulator::Create(Bytes bytes, const AllocationProperties& 
 
 Status Simulator::Release(DriverHandle handle) {
   const auto fail = Failing([&] { return "cuMemRelease " + OfHandle(handle); });
-  if (const int result = Enter(kRelease)) return fail(result, WhyNotEntered());
+  AMEM_TRY(Enter(kRelease, fail));
   const MutexLock lock(mutex_);
   const auto memory = Find(handle);
   if (!memory) return fail(cuda::kInvalidValue, kNoSuchHandle);
@@ -96,7 +94,7 @@ Result<AllocationProperties> Simulator::PropertiesOf(DriverHandle handle) {
 
 Result<UniqueFd> Simulator::ExportAs(DriverHandle handle, std::uint32_t type) {
   const auto fail = Failing([&] { return "cuMemExportToShareableHandle " + OfHandle(handle); });
-  if (const int result = Enter(kExport)) return fail(result, WhyNotEntered());
+  AMEM_TRY(Enter(kExport, fail));
   const MutexLock lock(mutex_);
   const auto memory = Find(handle);
   if (!memory) return fail(cuda::kInvalidValue, kNoSuchHandle);
@@ -113,7 +111,7 @@ Result<UniqueFd> Simulator::ExportAs(DriverHandle handle, std::uint32_t type) {
 
 Result<DriverHandle> Simulator::Import(const UniqueFd& descriptor) {
   const auto fail = Failing([&] { return fmt::format("cuMemImportFromShareableHandle descriptor {}", descriptor.get()); });
-  if (const int result = Enter(kImport)) return fail(result, WhyNotEntered());
+  AMEM_TRY(Enter(kImport, fail));
   const auto shared = ReadTaggedMemfd(descriptor.get());
   if (!shared) return fail(cuda::kUnknown, "this is no descriptor of device memory");
   if (shared->tag.world != world_->id()) return fail(cuda::kUnknown, "this memory belongs to another simulated world");

@@ -23,15 +23,14 @@ bool Simulator::MulticastGranular(std::uint64_t value) const {
 }
 
 Result<Bytes> Simulator::MulticastGranularity() {
-  if (const int result = Enter(kMulticastGranularity))
-    return SimulatedFailure(result, "cuMulticastGetGranularity", WhyNotEntered());
+  AMEM_TRY(Enter(kMulticastGranularity, Failing([] { return "cuMulticastGetGranularity"; })));
   return options_.multicast_granularity != 0 ? options_.multicast_granularity : options_.granularity;
 }
 
 Result<DriverHandle> Simulator::CreateMulticast(const MulticastProperties& wanted) {
   const auto fail =
       Failing([&] { return fmt::format("cuMulticastCreate {} bytes for {} devices", wanted.bytes, wanted.devices); });
-  if (const int result = Enter(kCreateMulticast)) return fail(result, WhyNotEntered());
+  AMEM_TRY(Enter(kCreateMulticast, fail));
   if (wanted.devices == 0 || wanted.devices > static_cast<std::uint32_t>(world_->devices()))
     return fail(cuda::kInvalidValue, "there are not as many devices, or none was asked for");
   if (wanted.bytes == 0 || !MulticastGranular(wanted.bytes)) return fail(cuda::kInvalidValue, kNotMulticastGranular);
@@ -55,9 +54,8 @@ Result<DriverHandle> Simulator::CreateMulticast(const MulticastProperties& wante
 Status Simulator::AddDevice(DriverHandle multicast, DeviceOrdinal device) {
   const auto fail =
       Failing([&] { return fmt::format("cuMulticastAddDevice device {} to {}", device.value, OfHandle(multicast)); });
-  if (const int result = Enter(kAddDevice)) return fail(result, WhyNotEntered());
+  AMEM_TRY(EnterOn(device, kAddDevice, fail));
   const std::int32_t world_device = WorldDevice(device.value);
-  if (world_device < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
   const MutexLock lock(mutex_);
   const auto object = Find(multicast);
   if (!object || !object->multicast) return fail(cuda::kInvalidValue, kNoMulticast);
@@ -83,7 +81,7 @@ std::pair<int, std::string_view> Simulator::Bind(DriverHandle multicast, Bytes o
 
 Status Simulator::BindMemory(DriverHandle multicast, Bytes offset, DriverHandle handle, Bytes memory_offset, Bytes bytes) {
   const auto fail = Failing([&] { return Doing("cuMulticastBindMem", multicast, offset, bytes); });
-  if (const int result = Enter(kBindMemory)) return fail(result, WhyNotEntered());
+  AMEM_TRY(Enter(kBindMemory, fail));
   const MutexLock lock(mutex_);
   const auto [result, why] = Bind(multicast, offset, Find(handle), memory_offset, bytes);
   return result == 0 ? Status{} : fail(result, why);
@@ -91,7 +89,7 @@ Status Simulator::BindMemory(DriverHandle multicast, Bytes offset, DriverHandle 
 
 Status Simulator::BindAddress(DriverHandle multicast, Bytes offset, Address address, Bytes bytes) {
   const auto fail = Failing([&] { return Doing("cuMulticastBindAddr", multicast, offset, bytes); });
-  if (const int result = Enter(kBindAddress)) return fail(result, WhyNotEntered());
+  AMEM_TRY(Enter(kBindAddress, fail));
   const MutexLock lock(mutex_);
   if (!MulticastGranular(address.value)) return fail(cuda::kInvalidValue, kNotMulticastGranular);
   const auto mapping = Containing(mappings_, address);
@@ -103,9 +101,8 @@ Status Simulator::BindAddress(DriverHandle multicast, Bytes offset, Address addr
 
 Status Simulator::Unbind(DriverHandle multicast, DeviceOrdinal device, Bytes offset, Bytes bytes) {
   const auto fail = Failing([&] { return Doing("cuMulticastUnbind", multicast, offset, bytes); });
-  if (const int result = Enter(kUnbind)) return fail(result, WhyNotEntered());
+  AMEM_TRY(EnterOn(device, kUnbind, fail));
   const std::int32_t world_device = WorldDevice(device.value);
-  if (world_device < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
   const MutexLock lock(mutex_);
   const auto object = Find(multicast);
   if (!object || !object->multicast) return fail(cuda::kInvalidValue, kNoMulticast);

@@ -33,14 +33,9 @@ bool EachPage(int fd, Bytes from, Bytes bytes, const auto& saw) {
 
 }  // namespace
 
-Result<NonZero> Simulator::FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key, Deadline) {
-  return Look(0, device, extents, key);
-}
-
 Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key) {
   const auto fail = Failing([&] { return "find what is not zero on device " + std::to_string(device.value); });
-  if (const int result = Enter(kFindNonZero)) return fail(result, WhyNotEntered());
-  if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
+  AMEM_TRY(EnterOn(device, kFindNonZero, fail));
   OpenContext(device);
   const MutexLock lock(mutex_);
   const auto queued = queued_.find({lane, device});
@@ -95,18 +90,6 @@ Status Simulator::MoveAll(Call call, LaneNumber lane, DeviceOrdinal device, std:
     kernels_.insert(lane);
   }
   return Queue(call, lane, device, copies);
-}
-
-Status Simulator::Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) {
-  return MoveAll(kGather, 0, device, from, to);
-}
-
-Status Simulator::Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) {
-  return MoveAll(kScatter, 0, device, to, const_cast<std::byte*>(from));
-}
-
-Status Simulator::ClearAll(DeviceOrdinal device, std::span<const Extent> extents) {
-  return MoveAll(kClearAll, 0, device, extents, nullptr);
 }
 
 }  // namespace amem

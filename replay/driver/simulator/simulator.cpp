@@ -27,13 +27,9 @@ Result<std::unique_ptr<Simulator>> Simulator::Open(SimulatorOptions options) {
   }
   std::shared_ptr<SimulatorWorld> world = options.in_memory;
   if (!options.world.empty()) {
-    auto opened = SimulatorWorld::Open(options.world, options.devices, options.capacity_per_device);
-    if (!opened.ok()) return opened.status();
-    world = *opened;
+    AMEM_ASSIGN(world, SimulatorWorld::Open(options.world, options.devices, options.capacity_per_device));
   } else if (!world) {
-    auto made = SimulatorWorld::InMemory(options.devices, options.capacity_per_device);
-    if (!made.ok()) return made.status();
-    world = *made;
+    AMEM_ASSIGN(world, SimulatorWorld::InMemory(options.devices, options.capacity_per_device));
   }
   for (const std::int32_t device : options.visible) {
     if (device < 0 || device >= world->devices()) {
@@ -41,13 +37,13 @@ Result<std::unique_ptr<Simulator>> Simulator::Open(SimulatorOptions options) {
                     fmt::format("simulator with device {} visible: the world has {}", device, world->devices()));
     }
   }
-  const auto member = world->Attach();
-  if (!member.ok()) return member.status();
-  return std::unique_ptr<Simulator>(new Simulator(std::move(options), std::move(world), *member));
+  AMEM_ASSIGN(const auto member, world->Attach());
+  return std::unique_ptr<Simulator>(new Simulator(std::move(options), std::move(world), member));
 }
 
 Simulator::Simulator(SimulatorOptions options, std::shared_ptr<SimulatorWorld> world, std::uint32_t member)
-    : options_(std::move(options)),
+    : SimulatedLane(*this, 0),
+      options_(std::move(options)),
       world_(std::move(world)),
       member_(member),
       visible_(options_.visible),
@@ -119,16 +115,15 @@ bool Simulator::AccessExists(const AccessDescriptor& access) const {
 
 Result<Bytes> Simulator::Granularity(const AllocationProperties& properties) {
   const auto fail = Failing([&] { return "cuMemGetAllocationGranularity"; });
-  if (const int result = Enter(kGranularity)) return fail(result, WhyNotEntered());
+  AMEM_TRY(Enter(kGranularity, fail));
   if (const int result = CheckProperties(properties)) return fail(result, "these properties cannot be had");
   return options_.granularity;
 }
 
 Result<MemoryInfo> Simulator::Memory(DeviceOrdinal device) {
   const auto fail = Failing([&] { return "cuMemGetInfo device " + std::to_string(device.value); });
-  if (const int result = Enter(kMemory)) return fail(result, WhyNotEntered());
+  AMEM_TRY(EnterOn(device, kMemory, fail));
   const std::int32_t world_device = WorldDevice(device.value);
-  if (world_device < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
   OpenContext(device);
   const Bytes total = world_->capacity(), used = world_->InUse(world_device);
   return MemoryInfo{.free = total - std::min(total, used), .total = total};
@@ -140,23 +135,21 @@ void Simulator::OpenContext(DeviceOrdinal device) {
 }
 
 Result<int> Simulator::DeviceCount() {
-  if (const int result = Enter(kDeviceCount)) return SimulatedFailure(result, "cuDeviceGetCount", WhyNotEntered());
+  AMEM_TRY(Enter(kDeviceCount, Failing([] { return "cuDeviceGetCount"; })));
   return static_cast<int>(visible_.size());
 }
 
 Result<std::string> Simulator::DeviceUuid(DeviceOrdinal device) {
   const auto fail = Failing([&] { return "cuDeviceGetUuid device " + std::to_string(device.value); });
-  if (const int result = Enter(kDeviceUuid)) return fail(result, WhyNotEntered());
+  AMEM_TRY(EnterOn(device, kDeviceUuid, fail));
   const std::int32_t world_device = WorldDevice(device.value);
-  if (world_device < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
   return fmt::format("GPU-51000000-0000-4000-8000-{:012}", world_device);
 }
 
 Status Simulator::Synchronize(DeviceOrdinal device, Deadline until) {
   const Deadline began = Now();
   const auto fail = Failing([&] { return "cuCtxSynchronize device " + std::to_string(device.value); });
-  if (const int result = Enter(kSynchronize)) return fail(result, WhyNotEntered());
-  if (WorldDevice(device.value) < 0) return fail(cuda::kInvalidDevice, kNoSuchDevice);
+  AMEM_TRY(EnterOn(device, kSynchronize, fail));
   SimulatedStreams* const streams = streams_;
   if (capturing_ || (streams != nullptr && streams->Capturing({})))
     return fail(cuda::kCaptureUnsupported, "a stream capture is running; end it first");

@@ -120,7 +120,58 @@ class SimulatedStreams {
   virtual std::function<bool()> Submitted(std::optional<void*> stream) = 0;
 };
 
-class Simulator final : public Driver {
+// The copies of one lane: the simulator's calls, with the lane's number. `Seam` is Driver or Copier.
+template <class Seam, class Sim>
+class SimulatedLane : public Seam {
+ public:
+  using LaneNumber = std::uint32_t;  // 0: the simulator's own
+  SimulatedLane(Sim& sim, LaneNumber number) : sim_(sim), number_(number) {}
+  [[nodiscard]] std::string Name() const override { return "sim"; }
+  Status CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) override {
+    return sim_.CopyOne(Sim::kCopyToHost, number_, device, {Sim::CopyKind::kToHost, from, to, bytes});
+  }
+  Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) override {
+    return sim_.CopyOne(Sim::kCopyToDevice, number_, device,
+                        {Sim::CopyKind::kToDevice, to, const_cast<std::byte*>(from), bytes});
+  }
+  Status Clear(DeviceOrdinal device, Address address, Bytes bytes) override {
+    return sim_.CopyOne(Sim::kClear, number_, device, {Sim::CopyKind::kClear, address, nullptr, bytes});
+  }
+  Status FinishCopies(DeviceOrdinal device, Deadline until) override { return sim_.Finish(number_, device, until); }
+  // All parts of one call are queued, or none. FindNonZero looks at memory as it is, so it refuses (401, ILLEGAL_STATE) while
+  // something that writes to the device is queued.
+  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key, Deadline) override {
+    return sim_.Look(number_, device, extents, key);
+  }
+  Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override {
+    return sim_.MoveAll(Sim::kGather, number_, device, from, to);
+  }
+  Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) override {
+    return sim_.MoveAll(Sim::kScatter, number_, device, to, const_cast<std::byte*>(from));
+  }
+  Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override {
+    return sim_.MoveAll(Sim::kClearAll, number_, device, extents, nullptr);
+  }
+  // As where kernels are loaded at first need: once some call in parts was made in that lane.
+  [[nodiscard]] bool CanLook(DeviceOrdinal) override { return sim_.HasKernels(number_); }
+  // Without SetStreams there are none: MomentOf, Follow, Lead and AwaitMoment are counted, may be made to fail, and do nothing
+  // else. Lead waits for the copies itself.
+  Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal device, void* stream) override {
+    return sim_.MomentIn(device, stream);
+  }
+  Status Follow(DeviceOrdinal device, const StreamMoment& moment) override { return sim_.FollowIn(number_, device, moment); }
+  Status Lead(DeviceOrdinal device, void* stream, Deadline until) override {
+    return sim_.LeadFrom(number_, device, stream, until);
+  }
+
+ protected:
+  Sim& sim_;
+
+ private:
+  const LaneNumber number_;
+};
+
+class Simulator final : public SimulatedLane<Driver, Simulator> {
  public:
   // Methods that can be made to fail, by name ("Create"), in the order of driver.h.
   // clang-format off
@@ -139,7 +190,6 @@ class Simulator final : public Driver {
   ~Simulator() override;  // gives everything back, except pinned buffers
 
   // ---- Driver
-  [[nodiscard]] std::string Name() const override { return "sim"; }
   Result<DriverHandle> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) override;
   Status Release(DriverHandle handle) override;
   Result<Address> Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags) override;
@@ -164,24 +214,6 @@ class Simulator final : public Driver {
   Status Synchronize(DeviceOrdinal device, Deadline until) override;
   [[nodiscard]] std::optional<HostRoom> HostMemory() override;
   Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) override;
-  Status CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) override;
-  Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) override;
-  Status Clear(DeviceOrdinal device, Address address, Bytes bytes) override;
-  Status FinishCopies(DeviceOrdinal device, Deadline until) override;
-  // All parts of one call are queued, or none. FindNonZero looks at memory as it is, so it refuses (401, ILLEGAL_STATE) while
-  // something that writes to the device is queued.
-  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key,
-                              Deadline until) override;
-  Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override;
-  Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) override;
-  Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override;
-  // As where kernels are loaded at first need: once some call in parts was made in that lane.
-  [[nodiscard]] bool CanLook(DeviceOrdinal) override { return HasKernels(0); }
-  // Without SetStreams there are none: MomentOf, Follow, Lead and AwaitMoment are counted, may be made to fail, and do nothing
-  // else. Lead waits for the copies itself.
-  Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal device, void* stream) override;
-  Status Follow(DeviceOrdinal device, const StreamMoment& moment) override;
-  Status Lead(DeviceOrdinal device, void* stream, Deadline until) override;
   Status AwaitMoment(DeviceOrdinal device, const StreamMoment& moment, Deadline until) override;
   // Its calls are counted with the simulator's own, and fail like those.
   Result<std::unique_ptr<Copier>> OpenLane() override;
@@ -235,6 +267,8 @@ class Simulator final : public Driver {
   [[nodiscard]] Bytes PinnedBytes() const;                            // in all pinned buffers
 
  private:
+  template <class, class>
+  friend class SimulatedLane;
 #define AMEM_CONSTANT(call) k##call,
   enum Call : std::size_t { AMEM_SIMULATED_CALLS(AMEM_CONSTANT) };
 #undef AMEM_CONSTANT
@@ -262,8 +296,16 @@ class Simulator final : public Driver {
 
   Simulator(SimulatorOptions options, std::shared_ptr<SimulatorWorld> world, std::uint32_t member);
 
-  // Begins every call: 0, or the CUresult that it must fail with.
+  // Begins every call: 0, or the CUresult that it must fail with. With `fail`, which words that; and on a device that exists.
   int Enter(Call call);
+  Status Enter(Call call, const auto& fail) {
+    const int result = Enter(call);
+    return result == 0 ? Status{} : fail(result, WhyNotEntered());
+  }
+  Status EnterOn(DeviceOrdinal device, Call call, const auto& fail) {
+    AMEM_TRY(Enter(call, fail));
+    return WorldDevice(device.value) < 0 ? fail(cuda::kInvalidDevice, "there is no such device") : Status{};
+  }
   int EnterSlow(Call call, std::uint64_t count);
   [[nodiscard]] std::string_view WhyNotEntered() const;
   static std::size_t IndexOf(std::string_view call);  // kCalls.size(): there is none
@@ -295,7 +337,7 @@ class Simulator final : public Driver {
   void OpenContext(DeviceOrdinal device);
   class Lane;
   class Moment;
-  using LaneNumber = std::uint32_t;  // 0: the simulator's own
+  Result<std::unique_ptr<StreamMoment>> MomentIn(DeviceOrdinal device, void* stream);
   Status Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Copy> copies);
   [[nodiscard]] bool HasKernels(LaneNumber lane);
   Status CopyOne(Call call, LaneNumber lane, DeviceOrdinal device, const Copy& copy);

@@ -55,7 +55,7 @@ void InsertOpenIds(std::int32_t pid, std::uint64_t world, std::set<std::uint64_t
 
 Result<std::shared_ptr<SimulatorWorld>> SimulatorWorld::InMemory(std::int32_t devices, Bytes capacity_per_device) {
   AMEM_TRY(CheckSettings(devices, capacity_per_device));
-  Table* table = Table::MapPrivate();
+  Table* table = Table::Map(-1);
   if (table == nullptr) return Status(Code::kOutOfMemory, Errno("map the table of a simulated world"));
   table->Initialise(devices, capacity_per_device, false);
   return std::shared_ptr<SimulatorWorld>(new SimulatorWorld(table));
@@ -89,7 +89,7 @@ Result<std::shared_ptr<SimulatorWorld>> SimulatorWorld::Open(const std::filesyst
   UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (!fd && errno == ENOENT) {
     AMEM_TRY(MakeFile(path, sizeof(Table), [&](int file) -> Status {
-      Table* table = Table::MapFile(file);
+      Table* table = Table::Map(file);
       if (table == nullptr) return {Code::kIo, Errno("map the file of a simulated world")};
       table->Initialise(devices, capacity_per_device, true);
       munmap(table, sizeof(Table));
@@ -103,7 +103,7 @@ Result<std::shared_ptr<SimulatorWorld>> SimulatorWorld::Open(const std::filesyst
     return Status(Code::kCorrupt, fmt::format("the simulated world {} has {} bytes and not {}: remove it if no job uses it",
                                               path.string(), info.st_size, sizeof(Table)));
   }
-  Table* table = Table::MapFile(fd.get());
+  Table* table = Table::Map(fd.get());
   if (table == nullptr) return Status(Code::kIo, Errno("map the simulated world " + path.string()));
   std::shared_ptr<SimulatorWorld> world(new SimulatorWorld(table));
   if (table->magic != kWorldMagic || table->version != kWorldVersion) {
@@ -172,10 +172,7 @@ std::optional<SimulatorWorld::Key> SimulatorWorld::AddReference(std::uint32_t me
 
 void SimulatorWorld::DropReference(std::uint32_t member, Key key) {
   const Guard guard(*table_);
-  WorldEntry* entry = table_->Find(key);
-  if (entry == nullptr || entry->references[member] == 0) return;
-  --entry->references[member];
-  table_->AfterDrop(table_->IndexOf(*entry));
+  table_->DropReferenceOf(member, key);
 }
 
 void SimulatorWorld::MarkExported(Key key) {

@@ -106,8 +106,7 @@ int SimulatorWorld::CheckpointProcess(std::int32_t pid) {
   if (StateIn(*found.member) != ProcessState::kLocked) return cuda::kIllegalState;
   table_->ForgetClosedDescriptors();
   std::uint32_t shared = 0;
-  for (std::uint32_t i = 0; i < table_->end; ++i) {
-    WorldEntry& entry = table_->entries[i];
+  for (WorldEntry& entry : table_->Entries()) {
     if (entry.id.load() == 0 || entry.references[found.number] == 0) continue;
     const bool elsewhere = HeldByAnother(entry, found.number);
     if (elsewhere || entry.device < 0) {
@@ -142,8 +141,7 @@ int SimulatorWorld::RestoreProcess(std::int32_t pid, std::span<const DevicePair>
   }
   std::vector<WorldEntry*> away;
   std::map<std::int32_t, Bytes> needed;
-  for (std::uint32_t i = 0; i < table_->end; ++i) {
-    WorldEntry& entry = table_->entries[i];
+  for (WorldEntry& entry : table_->Entries()) {
     if (entry.id.load() == 0 || entry.references[found.number] == 0 || entry.away == 0) continue;
     if (!pairs.empty() && !target.contains(entry.device)) return cuda::kInvalidValue;
     away.push_back(&entry);
@@ -184,14 +182,11 @@ std::vector<SimulatorWorld::Use> SimulatorWorld::UsesOf(std::int32_t device) {
   const Guard guard(*table_);
   table_->Refresh();
   std::map<std::int32_t, Bytes> by_process;
-  for (std::uint32_t i = 0; i < table_->end; ++i) {
-    const WorldEntry& entry = table_->entries[i];
+  for (const WorldEntry& entry : table_->Entries()) {
     if (entry.id.load() == 0 || entry.device != device || entry.away != 0) continue;
-    for (std::uint32_t m = 0; m < kMembers; ++m) {
-      if (entry.references[m] == 0) continue;
-      by_process[table_->members[m].pid] += entry.bytes;  // the first holder counts as the owner
-      break;
-    }
+    const auto owner = std::ranges::find_if(entry.references, [](auto count) { return count != 0; });  // the first holder
+    if (owner != entry.references.end())
+      by_process[table_->members[static_cast<std::size_t>(owner - entry.references.begin())].pid] += entry.bytes;
   }
   std::vector<Use> uses;
   for (const auto& [pid, bytes] : by_process) uses.push_back({pid, bytes});

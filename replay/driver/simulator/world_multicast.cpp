@@ -1,6 +1,5 @@
 // Multicast objects in a simulated world, shared by all its processes.
 #include <algorithm>
-#include <bit>
 #include <limits>
 #include <tuple>
 
@@ -30,7 +29,7 @@ int SimulatorWorld::AddDevice(Key key, std::int32_t device) {
   if (multicast == nullptr) return cuda::kInvalidValue;
   const std::uint64_t bit = std::uint64_t{1} << static_cast<unsigned>(device);
   if ((multicast->added & bit) != 0) return cuda::kInvalidValue;
-  if (static_cast<std::uint32_t>(std::popcount(multicast->added)) >= multicast->devices) return cuda::kInvalidValue;
+  if (multicast->IsComplete()) return cuda::kInvalidValue;
   multicast->added |= bit;
   return 0;
 }
@@ -38,7 +37,7 @@ int SimulatorWorld::AddDevice(Key key, std::int32_t device) {
 bool SimulatorWorld::IsComplete(Key key) {
   const Guard guard(*table_);
   const WorldMulticast* multicast = table_->FindMulticast(key);
-  return multicast != nullptr && static_cast<std::uint32_t>(std::popcount(multicast->added)) == multicast->devices;
+  return multicast != nullptr && multicast->IsComplete();
 }
 
 int SimulatorWorld::Bind(std::uint32_t member, Key key, const Binding& wanted) {
@@ -47,7 +46,7 @@ int SimulatorWorld::Bind(std::uint32_t member, Key key, const Binding& wanted) {
   WorldEntry* memory = table_->Find(wanted.memory);
   if (multicast == nullptr || memory == nullptr) return cuda::kInvalidValue;
   if ((multicast->added >> static_cast<unsigned>(wanted.device) & 1) == 0) return cuda::kInvalidDevice;
-  if (static_cast<std::uint32_t>(std::popcount(multicast->added)) != multicast->devices) return cuda::kNotReady;
+  if (!multicast->IsComplete()) return cuda::kNotReady;
   if (wanted.offset > multicast->bytes || wanted.bytes > multicast->bytes - wanted.offset) return cuda::kInvalidValue;
   WorldBinding* room = nullptr;
   for (WorldBinding& one : multicast->bindings) {

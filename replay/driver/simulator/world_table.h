@@ -6,11 +6,15 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cerrno>
 #include <optional>
 #include <set>
+#include <span>
+#include <utility>
 
 #include "replay/driver/simulator/world.h"
 
@@ -53,6 +57,8 @@ struct WorldMulticast {  // belongs to the entry of the same id
   std::uint64_t added;  // one bit for each device of the world
   std::uint32_t devices;
   std::array<WorldBinding, SimulatorWorld::kBindings> bindings;
+
+  [[nodiscard]] bool IsComplete() const { return static_cast<std::uint32_t>(std::popcount(added)) == devices; }
 };
 
 bool IsAlive(const WorldMember& member);
@@ -81,12 +87,9 @@ struct SimulatorWorld::Table {
   std::array<WorldMulticast, kMulticasts> multicasts;
   std::array<WorldEntry, kAllocations> entries;
 
-  static Table* MapFile(int fd) {
-    void* memory = mmap(nullptr, sizeof(Table), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    return memory == MAP_FAILED ? nullptr : static_cast<Table*>(memory);
-  }
-  static Table* MapPrivate() {
-    void* memory = mmap(nullptr, sizeof(Table), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  static Table* Map(int fd) {  // -1: for this process alone
+    const int flags = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* memory = mmap(nullptr, sizeof(Table), PROT_READ | PROT_WRITE, flags, fd, 0);
     return memory == MAP_FAILED ? nullptr : static_cast<Table*>(memory);
   }
 
@@ -109,20 +112,18 @@ struct SimulatorWorld::Table {
   [[nodiscard]] WorldEntry* Find(Key key) {
     if (key.index >= kAllocations || key.id == 0) return nullptr;
     if (entries[key.index].id.load() == key.id) return &entries[key.index];
-    for (std::uint32_t i = 0; i < end; ++i) {  // forgotten, and counted again elsewhere
-      if (entries[i].id.load() == key.id) return &entries[i];
+    for (WorldEntry& entry : Entries()) {  // forgotten, and counted again elsewhere
+      if (entry.id.load() == key.id) return &entry;
     }
     return nullptr;
   }
+  [[nodiscard]] std::span<WorldEntry> Entries() { return {entries.data(), end}; }  // some of them free
   [[nodiscard]] std::uint32_t IndexOf(const WorldEntry& entry) const {
     return static_cast<std::uint32_t>(&entry - entries.data());
   }
 
   static bool Referenced(const WorldEntry& entry) {
-    for (const std::uint16_t count : entry.references) {
-      if (count != 0) return true;
-    }
-    return false;
+    return std::ranges::any_of(entry.references, [](std::uint16_t count) { return count != 0; });
   }
 
   void Use(std::uint32_t index, std::uint64_t entry_id, std::int32_t device, Bytes bytes, std::uint32_t member) {
@@ -194,11 +195,8 @@ struct SimulatorWorld::Table {
   }
 
   void DropAll(std::uint32_t member) {
-    for (std::uint32_t i = 0; i < end; ++i) {
-      WorldEntry& entry = entries[i];
-      if (entry.id.load() == 0 || entry.references[member] == 0) continue;
-      entry.references[member] = 0;
-      AfterDrop(i);
+    for (WorldEntry& entry : Entries()) {
+      if (entry.id.load() != 0 && std::exchange(entry.references[member], 0) != 0) AfterDrop(IndexOf(entry));
     }
     for (WorldMulticast& multicast : multicasts) {
       for (WorldBinding& binding : multicast.bindings) {

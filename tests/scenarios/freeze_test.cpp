@@ -298,7 +298,7 @@ TEST_F(KilledTool, freeze_half_done_is_told_by_a_pack) {
 TEST_F(KilledTool, freeze_is_continued) { KillEverywhere("freeze", "--continue", true, 1); }
 TEST_F(KilledTool, freeze_is_undone) { KillEverywhere("freeze", "--undo", false, 2); }
 TEST_F(KilledTool, thaw_is_continued) { KillEverywhere("thaw", "--continue", false, 3); }
-TEST_F(KilledTool, thaw_is_undone) { KillEverywhere("thaw", "--undo", true, 4); }
+TEST_F(KilledTool, thaw_is_undone) { KillEverywhere("thaw", "--undo", true, 6); }
 
 }  // namespace
 }  // namespace amem

@@ -146,6 +146,7 @@ std::uint64_t Digest(const State& s) {
     h.AddAll(id, pool.tag, pool.policy, pool.lifecycle, pool.cycles, pool.parts.size(), pool.parts);
     AddCycle(h, pool.cycle);
   }
+  if (s.freeze) h.Add(*s.freeze);
   return h.value();
 }
 

@@ -403,7 +403,7 @@ using EventVariant =
                  StepBegun, StepDone, StepFailed, PhaseBegun, PhaseDecided, CycleDone, CycleFailed, Condensed, SlabOpened,
                  Placed, Backed, PartCleared, CommunicatorBegun, CommunicatorReady, CommunicatorEnded, CommunicatorSuspended,
                  VoteCast, MemberHeard, ProcessSeen, ThreadSeen, LaunchRefused, PoolOpened, PoolAllocated, PoolFreed,
-                 RequestSeen, SafepointReached, RequestEnded, Frozen, EverythingKept>;
+                 RequestSeen, SafepointReached, RequestEnded, Frozen, EverythingKept, FreezeStep>;
 
 template <class T, class Variant>
 inline constexpr bool kIsAlternative = false;

@@ -211,4 +211,45 @@ struct Frozen {                          // the driver had taken the whole proce
   AMEM_EVENT(Frozen, "frozen", from_ns, to_ns, bytes, moved_gpus);
 };
 
+// What was on the GPU `from` is restored on `to`. UUIDs, "GPU-...".
+struct GpuPair {
+  std::string from, to;
+  AMEM_STRUCT(GpuPair, from, to);
+};
+struct GpuShare {  // of one process on one GPU, by UUID
+  std::string gpu;
+  Bytes before = 0, taken = 0;  // before it was paused, and when the driver took it
+  AMEM_STRUCT(GpuShare, gpu, before, taken);
+};
+struct FreezeMember {
+  SessionId session;
+  std::int32_t pid = 0;
+  std::uint64_t start_ticks = 0;  // field 22 of /proc/PID/stat
+  std::string name;               // "rank 1"
+  AMEM_STRUCT(FreezeMember, session, pid, start_ticks, name);
+};
+// How a freeze or thaw of this process stands. Each event has all that a tool needs to go on where another one died: a step is
+// recorded before it is made, and once more when it is known what came of it.
+struct FreezeStep {
+  std::uint64_t begun_ns = 0;  // the wall clock when the freeze was asked for; a thaw goes on with its freeze
+  std::uint64_t command = 0;   // counts the freeze, its thaw and what else was asked of it
+  std::string goal;            // of the command: "frozen" or "running"
+  std::string step;            // the last one: "begin", "pause", "lock", "checkpoint", "restore", "unlock", "resume"
+  bool done = false;           // it is known what came of that
+  std::string outcome;         // of the command: "frozen", "running", "paused", "lost", "stuck"; empty: it has not ended
+  std::string message;         // why it failed
+  bool pauses = false;         // the freeze has paused the job, which was not paused before
+  std::uint64_t from_ns = 0;   // when the driver had taken this process (CLOCK_MONOTONIC); 0: it has not
+  std::vector<FreezeMember> members;
+  std::vector<GpuShare> gpus;
+  std::vector<GpuPair> pairs;  // where the last restore was to bring what
+  std::vector<GpuPair> moved;  // where restores have brought what was on a GPU at the freeze; not there: where it was
+  AMEM_EVENT(FreezeStep, "freeze step", begun_ns, command, goal, As{"freeze_step", step}, done, outcome, message, pauses,
+             from_ns, As{"frozen_processes", members}, gpus, pairs, moved);
+  friend auto Order(const FreezeStep& e) {
+    return std::tuple(e.begun_ns, e.command, e.outcome.empty());
+  }                                                                                                    // the last of several
+  friend bool IsBack(const FreezeStep& e) { return e.outcome == "running" || e.outcome == "paused"; }  // nothing is left of it
+};
+
 }  // namespace amem

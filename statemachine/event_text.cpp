@@ -181,6 +181,12 @@ struct Describe {
     return "was frozen by the driver for " + to_string((e.to_ns - e.from_ns) / 1'000'000) + " ms, " + FormatBytes(e.bytes) +
            " moved out" + After(", on other GPUs since: ", e.moved_gpus);
   }
+  std::string operator()(const FreezeStep& e) const {
+    const std::string command = e.goal == "frozen" ? "freeze" : "thaw";
+    if (!e.outcome.empty()) return command + " ended, the process is " + e.outcome + After(": ", e.message);
+    if (e.step == "begin") return command + " begun";
+    return command + (e.done ? ": made " : ": begins to ") + e.step;
+  }
   std::string operator()(const Condensed& e) const {
     return "snapshot of everything up to event " + to_string(e.through.value);
   }

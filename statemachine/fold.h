@@ -87,6 +87,10 @@ class Fold {
                             RequestSeen, SafepointReached, RequestEnded, Frozen>;
   template <class Kind>
   requires kIsAlternative<Kind, Seen> Status operator()(const Kind&) { return {}; }
+  Status operator()(const FreezeStep& e) {
+    s_.freeze = e;
+    return {};
+  }
   // Slabs: apply_slabs.cpp.
   Status operator()(const SlabOpened& e);
   Status operator()(const Placed& e);

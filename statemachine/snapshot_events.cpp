@@ -79,6 +79,7 @@ void AddEnds(std::vector<EventBody>& out, const State& s) {
   for (const auto& [id, c] : s.communicators) {
     if (!c.ended.empty()) out.emplace_back(CommunicatorEnded{id, c.ended});
   }
+  if (s.freeze) out.emplace_back(*s.freeze);
 }
 
 // The events of a pool's pause, and of the resume that may have followed, that lead to where its memory stands.

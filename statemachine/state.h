@@ -233,6 +233,7 @@ struct State {
   std::uint64_t cycles = 0;           // pauses begun
   Cycle cycle;
   std::map<PoolId, Pool> pools;
+  std::optional<FreezeStep> freeze;  // how the last one stands
   Totals totals;
   friend bool operator==(const State&, const State&) = default;
 

@@ -110,10 +110,10 @@ std::vector<RankLook> LookAt(const std::vector<RankPlace>& ranks, const std::fil
   return LooksOf(links);
 }
 
-Status JobControl::LeaveNote(SessionId session, const Frozen& frozen) {
+Status JobControl::LeaveNote(SessionId session, EventBody note) {
   const auto rank = std::ranges::find(ranks_, session, [](const RankLink& one) { return one.place().session; });
   if (rank == ranks_.end()) return {Code::kNotFound, ToText(session) + " is none of this job's"};
-  const bool told = rank->Tell(frozen);
+  const bool told = rank->Tell(std::move(note));
   Await(ranks_, In(kAnswerSoon), [&] { return rank->answered() || !rank->alive(); });
   if (!told || !rank->alive() || !rank->answered()) return {Code::kPeerLost, rank->name() + " " + rank->Doing()};
   return {};

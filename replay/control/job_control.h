@@ -62,8 +62,8 @@ class JobControl {
   // Ok when every rank has its memory back, or was never paused. Ranks that their program paused stay so until it resumes them.
   // After a failure everything is still paused, with the contents kept, and it can be called again.
   Status Resume(std::chrono::milliseconds deadline, const Progress& progress = {});
-  // The rank writes down that its process was frozen by the driver, and is back. kNotFound: no session of this job.
-  Status LeaveNote(SessionId session, const Frozen& frozen);
+  // The rank has it in its journal when this returns ok: a Frozen or a FreezeStep. kNotFound: no session of this job.
+  Status LeaveNote(SessionId session, EventBody note);
 
  private:
   JobControl(std::unique_ptr<ToolSockets> sockets, std::vector<RankLink> ranks)

@@ -129,7 +129,7 @@ void RankLink::Give(const Order& order) {
 
 bool RankLink::Ask() { return alive_ && answered() && Send(LookMessage{}); }
 
-bool RankLink::Tell(const Frozen& frozen) { return alive_ && Send(FrozenMessage{frozen}); }
+bool RankLink::Tell(EventBody note) { return alive_ && Send(NoteMessage{std::move(note)}); }
 
 void RankLink::Hear(const Message& message) {
   if (message.request != 0) answered_ = std::max(answered_, message.request);

@@ -47,10 +47,10 @@ class RankLink {
   // Nothing: its process has ended. kRefused: it lives, and cannot be asked from here.
   static Result<std::optional<RankLink>> Connect(const ToolSockets& sockets, RankPlace place);
 
-  void Give(const Order& order);    // in place of one that had no room yet
-  bool Ask();                       // how it stands; false: it owes an answer already
-  bool Tell(const Frozen& frozen);  // false: there is no room now
-  void Take();                      // all that has come, its end included
+  void Give(const Order& order);  // in place of one that had no room yet
+  bool Ask();                     // how it stands; false: it owes an answer already
+  bool Tell(EventBody note);      // false: there is no room now
+  void Take();                    // all that has come, its end included
 
   [[nodiscard]] const RankPlace& place() const { return place_; }
   [[nodiscard]] pid_t pid() const { return pid_; }

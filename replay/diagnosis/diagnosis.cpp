@@ -119,6 +119,18 @@ void NoteAbsent(const Roster& roster, Verdict& verdict) {
                           " was not given; give the directories of all ranks for the whole story");
 }
 
+// Of a frozen process pauses and resumes say only that it is paused.
+void NoteFreeze(const Roster& roster, Verdict& verdict) {
+  const FreezeStep* last = nullptr;
+  bool here = false;
+  for (const SessionStory& j : roster.journals()) {
+    const auto& freeze = j.findings.state.freeze;
+    here |= !j.process_now.empty();
+    if (freeze && (last == nullptr || Order(*last) < Order(*freeze))) last = &*freeze;
+  }
+  if (last != nullptr && !IsBack(*last)) verdict.notes.push_back(TextOf(*last, here));
+}
+
 std::string JobText(const Roster& roster) {
   std::set<std::string> hosts;
   std::uint64_t since = UINT64_MAX;
@@ -162,6 +174,7 @@ Verdict Diagnose(std::span<const SessionStory> journals) {
   NoteOutside(roster, verdict);
   NoteEndedPaused(roster, verdict);
   NoteAbsent(roster, verdict);
+  NoteFreeze(roster, verdict);
   Finish(verdict);
   return verdict;
 }

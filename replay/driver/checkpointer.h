@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "statemachine/types.h"
+#include "statemachine/event.h"
 
 namespace amem {
 
@@ -34,12 +34,6 @@ constexpr std::string_view ToText(CheckpointState state) {
   }
   return "failed";
 }
-
-// What was on the GPU `from` is restored on `to`. UUIDs, "GPU-...".
-struct GpuPair {
-  std::string from, to;
-  friend bool operator==(const GpuPair&, const GpuPair&) = default;
-};
 
 class Checkpointer {
  public:

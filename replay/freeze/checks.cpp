@@ -78,14 +78,14 @@ void FindUntakable(const RankProcess& process, const State& state, const std::st
 }
 
 // Ranks of living communicators that no session here has.
-std::size_t RanksElsewhere(std::span<const State> states) {
+std::size_t RanksElsewhere(std::span<const Result<State>> states) {
   struct Seen {
     std::set<std::int32_t> ranks;
     std::size_t all = 0;
   };
   std::map<std::uint64_t, Seen> communicators;
-  for (const State& state : states) {
-    for (const auto& [id, communicator] : state.communicators) {
+  for (const Result<State>& state : states) {
+    for (const auto& [id, communicator] : state.ok() ? state->communicators : std::map<CommunicatorId, Communicator>()) {
       if (!communicator.ready || !communicator.ended.empty() || communicator.hash == 0) continue;
       Seen& seen = communicators[communicator.hash];
       seen.ranks.insert(communicator.rank);
@@ -151,6 +151,11 @@ void NoteSharedGpus(std::map<std::string, std::set<std::string>> users, std::spa
 
 }  // namespace
 
+const std::string& FrozenProcess::NowAt(const std::string& gpu) const {
+  const auto way = std::ranges::find(moved, gpu, &GpuPair::from);
+  return way == moved.end() ? gpu : way->to;
+}
+
 std::map<pid_t, std::map<std::string, Bytes>> HeldBy(std::span<const GpuSight> gpus, std::span<const RankProcess> processes) {
   std::map<pid_t, std::map<std::string, Bytes>> held;
   for (const GpuSight& gpu : gpus) {
@@ -162,32 +167,30 @@ std::map<pid_t, std::map<std::string, Bytes>> HeldBy(std::span<const GpuSight> g
   return held;
 }
 
-Status CheckBeforeFreeze(FreezableJob& job, FreezeHost& host, std::span<const RankProcess> processes,
+Status CheckBeforeFreeze(std::span<const Result<State>> states, FreezeHost& host, std::span<const RankProcess> processes,
                          const FreezeAllowances& allowances, std::size_t ranks_elsewhere, std::vector<std::string>& notes) {
   std::vector<std::string> problems;
-  std::vector<State> states;
   const std::vector<GpuSight> gpus = host.GpusInUse();
   const auto held = HeldBy(gpus, processes);
   Bytes needed = 0;
-  for (const RankProcess& process : processes) {
-    auto state = job.MemoryOf(process);
-    if (!state.ok()) {
-      problems.push_back(fmt::format("what {} holds cannot be read: {}", process.name, state.status().message()));
+  for (std::size_t i = 0; i < processes.size(); ++i) {
+    const RankProcess& process = processes[i];
+    if (!states[i].ok()) {
+      problems.push_back(fmt::format("what {} holds cannot be read: {}", process.name, states[i].status().message()));
       continue;
     }
-    FindUntakable(process, *state, host.DriverVersion(), problems);
+    FindUntakable(process, *states[i], host.DriverVersion(), problems);
     const auto by_gpu = held.find(process.pid);
     if (by_gpu != held.end()) {
       for (const auto& [uuid, bytes] : by_gpu->second) needed += bytes;
     } else {
-      const Holdings holdings = Measure(*state);
+      const Holdings holdings = Measure(*states[i]);
       needed += holdings.own_device_resident + holdings.pools_resident + holdings.legacy_kept;
       notes.push_back(
           fmt::format("NVML does not say what {} holds on its GPUs (a container may hide it): only what AMem knows of "
                       "is checked",
                       process.name));
     }
-    states.push_back(*std::move(state));
   }
   FindHostRoom(host, processes, needed, problems, notes);
   std::map<std::string, std::set<std::string>> users;
@@ -243,10 +246,9 @@ Status CheckRoom(FreezeHost& host, std::span<const FrozenProcess> processes, con
   for (const FrozenProcess& process : processes) {
     const RankProcess& plain = process.process;
     auto held = HeldBy(gpus, std::span(&plain, 1));
-    for (const auto& [uuid, bytes] : process.before_pause) {
+    for (const auto& [uuid, bytes, was_taken] : process.gpus) {
       const auto pair = std::ranges::find(pairs, uuid, &GpuPair::from);
-      const auto moved = process.moved.find(uuid);
-      const std::string& now = moved == process.moved.end() ? uuid : moved->second;
+      const std::string& now = process.NowAt(uuid);
       const bool is_taken = taken.contains(plain.pid);
       const Bytes there = is_taken ? 0 : held[plain.pid][now];  // a paused process that the driver has not taken needs the rest
       const std::string& then = pair == pairs.end() || !is_taken ? now : pair->to;

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "replay/driver/checkpointer.h"
 #include "replay/freeze/host.h"
 #include "replay/freeze/job.h"
-#include "replay/freeze/operation_journal.h"
 
 namespace amem {
 
@@ -19,14 +19,26 @@ struct FreezeAllowances {
   bool others_stay = false;     // so may processes beside the ranks that use GPUs and are not under AMem
 };
 
+// A process of a freeze, with the facts of its own that its journal keeps (FreezeStep).
+struct FrozenProcess {
+  RankProcess process;
+  std::vector<GpuShare> gpus;
+  std::vector<GpuPair> moved;
+  std::uint64_t from_ns = 0;
+  bool told = false;                // this freeze is in its journal
+  bool restore_unanswered = false;  // it was begun, and the tool died before it wrote what came of it
+  // Where the contents of a GPU are that it had at the freeze.
+  [[nodiscard]] const std::string& NowAt(const std::string& gpu) const;
+};
+
 // By process and GPU, from those who hold memory now. A container's NVML may not see its own processes, and a process that is
 // nowhere among them is left out.
 std::map<pid_t, std::map<std::string, Bytes>> HeldBy(std::span<const GpuSight> gpus, std::span<const RankProcess> processes);
 
-// Of sessions that run: what a pause would leave that the driver cannot take (multicast objects, memory that a network card or
-// another process holds), other processes of the job, and whether the host has room for what is on the GPUs.
-// `ranks_elsewhere`: what the launcher says. kRefused; `notes` gets what could not be found out.
-Status CheckBeforeFreeze(FreezableJob& job, FreezeHost& host, std::span<const RankProcess> processes,
+// Of sessions that run, with the `states` of their memory: what a pause would leave that the driver cannot take (multicast
+// objects, memory that a network card or another process holds), other processes of the job, and whether the host has room for
+// what is on the GPUs. `ranks_elsewhere`: what the launcher says. kRefused; `notes` gets what could not be found out.
+Status CheckBeforeFreeze(std::span<const Result<State>> states, FreezeHost& host, std::span<const RankProcess> processes,
                          const FreezeAllowances& allowances, std::size_t ranks_elsewhere, std::vector<std::string>& notes);
 // Of sessions that are paused: device memory that is still shared, of which the driver's restore would lose the process.
 Status CheckWhilePaused(FreezableJob& job, std::span<const RankProcess> processes);

@@ -23,7 +23,7 @@ struct RankProcess {
   std::uint64_t start_ticks = 0;    // field 22 of /proc/PID/stat
   std::string name;                 // "rank 1", for messages
   std::filesystem::path directory;  // of its journal
-  friend bool operator==(const RankProcess&, const RankProcess&) = default;
+  friend bool Same(const RankProcess& a, const RankProcess& b) { return a.pid == b.pid && a.start_ticks == b.start_ticks; }
 };
 
 struct RankSight {
@@ -46,8 +46,8 @@ class FreezableJob {
   // answer.
   virtual Status Pause(const Say& say, const MayPause& may_pause) = 0;
   virtual Status Resume(const Say& say) = 0;
-  // For the rank's own journal.
-  virtual Status LeaveNote(SessionId session, const Frozen& frozen) = 0;
+  // Ok: it is in the rank's own journal, Frozen or FreezeStep.
+  virtual Status LeaveNote(SessionId session, EventBody note) = 0;
   // What the session's journal says of its memory now.
   virtual Result<State> MemoryOf(const RankProcess& process) = 0;
 };

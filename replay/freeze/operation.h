@@ -3,7 +3,7 @@
 // Both directions start from where each process is, as the driver says, and do what is left. So a tool that died is succeeded
 // by another: --continue goes on to what was wanted, --undo goes back to where it began. A step that fails has what was done
 // undone: after a failed freeze the job runs, after a failed thaw it is frozen, unless the driver has lost a process, which is
-// said.
+// said. What was begun and done is in the ranks' own journals (FreezeStep), written there by the ranks.
 #pragma once
 
 #include <chrono>
@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "journal/base/clock.h"
@@ -18,9 +19,13 @@
 #include "replay/freeze/checks.h"
 #include "replay/freeze/host.h"
 #include "replay/freeze/job.h"
-#include "replay/freeze/operation_journal.h"
 
 namespace amem {
+
+enum class FreezeGoal : std::uint8_t { kFrozen, kRunning };
+enum class StepOfFreeze : std::uint8_t { kBegin, kPause, kLock, kCheckpoint, kRestore, kUnlock, kResume };
+std::string_view ToText(FreezeGoal goal);
+std::string_view ToText(StepOfFreeze step);
 
 struct FreezeOptions {
   std::chrono::milliseconds lock_timeout{10'000};
@@ -35,10 +40,9 @@ struct FreezeReport {
   // "frozen", "running", "paused" (as it was before the freeze), "lost" (a process is; the others run), "stuck" (see the
   // failure)
   std::string outcome;
-  std::filesystem::path journal;
   std::vector<FrozenProcess> processes;
   struct Time {
-    // ToText(FreezeStep); "checks", all that came before the first; "rest", what was between them. The checks of a freeze are
+    // ToText(StepOfFreeze); "checks", all that came before the first; "rest", what was between them. The checks of a freeze are
     // made while the ranks come to their safe point, and are part of its pause.
     std::string step;
     double ms = 0;
@@ -69,19 +73,26 @@ class FreezeOperation {
  private:
   using Processes = std::vector<FrozenProcess*>;
 
-  // Who there is, and what was done before. Sets processes_ and history_.
+  // Who lives. Sets processes_.
   Status LookAround();
-  Status BeginNew();
-  Status OpenOld();
+  // What was done before, as the journals of processes_ say: sets history_, and adds those that were frozen with them and have
+  // ended. The states that it read, by process.
+  std::vector<Result<State>> ReadJournals();
+  Status LookBack();
+  void BeginNew();
+  void Measure();
+  Status GoOn();
   Status AnswerRestores();
-  bool Unfinished();
+  [[nodiscard]] bool Unfinished() const { return history_ && (history_->outcome.empty() || history_->outcome == "stuck"); }
+  [[nodiscard]] bool HasEnded(const FrozenProcess& one) const;
   Status AskDriver();
+  Status Begin(FreezeGoal goal, StepOfFreeze first = StepOfFreeze::kBegin);
   Status Towards(FreezeGoal goal);
 
   Status ToFrozen();
   [[nodiscard]] bool AllArePaused();
   Status PauseAll();
-  Status CheckAndBegin();
+  Status Check();
   Status PauseWhenChecked();
   Status PauseBeforeAsking();
   Status NoteTaken();
@@ -95,8 +106,15 @@ class FreezeOperation {
 
   // The processes in a state; what cannot be asked or is no more goes to report_.lost, once.
   Processes In(CheckpointState state);
-  Status Each(FreezeStep step, const Processes& whom, const std::function<Status(const FrozenProcess&)>& make);
-  Status Step(FreezeStep step, FrozenProcess& process, const std::function<Status(const FrozenProcess&)>& make);
+  // Towards the freeze nothing is done that the journals do not tell. On the way back the job counts for more than they do.
+  Status Note(const FrozenProcess& process, StepOfFreeze step, bool done);
+  std::optional<Status> WhyNot(const FrozenProcess& process, StepOfFreeze step);
+  Status NoteAll(StepOfFreeze step, bool done);
+  // For all of them side by side; `made` is called for each that was done.
+  Status Each(StepOfFreeze step, const Processes& whom, const std::function<Status(const FrozenProcess&)>& make,
+              const std::function<void(FrozenProcess&)>& made = {});
+  // For the job as a whole.
+  Status ForAll(StepOfFreeze step, const std::function<Status()>& make);
   // For one process: from where its GPUs' contents are now.
   [[nodiscard]] std::vector<GpuPair> PairsOf(const FrozenProcess& process) const;
   void Took(std::string_view step, std::uint64_t since_ns);
@@ -109,11 +127,13 @@ class FreezeOperation {
   FreezeHost& host_;
   const FreezeOptions options_;
   std::vector<FrozenProcess> processes_;
-  std::optional<FreezeHistory> history_;
+  std::optional<FreezeStep> history_;  // of a freeze of which something is left
+  FreezeStep is_;                      // what the journals are told of it, but for what is each process's own
   std::vector<GpuPair> pairs_;
   FreezeGoal goal_{};
   bool resumes_ = false;  // on the way back: not where the job was paused before the freeze, which that leaves as it was
-  std::unique_ptr<FreezeJournal> journal_;
+  bool checked_ = false;  // a freeze: it may be
+  StepOfFreeze last_{};
   std::uint64_t began_ns_ = 0;
   FreezeReport report_;
 };

@@ -22,7 +22,6 @@
 #include "journal/store.h"
 #include "replay/job/output_file.h"
 #include "replay/job/pack_anonymous.h"
-#include "replay/job/pack_freezes.h"
 
 namespace amem {
 namespace {
@@ -31,7 +30,7 @@ namespace fs = std::filesystem;
 using PackJson = nlohmann::json;
 
 constexpr std::array<char, 12> kMagic = {'A', 'M', 'E', 'M', 'P', 'A', 'C', 'K', 1, 0, 0, 0};
-enum class Block : std::uint32_t { kSession = 1, kSnapshot = 2, kEvent = 3, kDamage = 4, kFreeze = 5 };
+enum class Block : std::uint32_t { kSession = 1, kSnapshot = 2, kEvent = 3, kDamage = 4 };  // others are skipped
 constexpr std::uint32_t kLargestBlock = std::uint32_t{1} << 30;
 constexpr std::size_t kHeaderMost = std::size_t{1} << 16;  // of a block that introduces a session
 constexpr std::size_t kDamageMost = 100;                   // sentences about it
@@ -322,11 +321,6 @@ Result<Packed> Pack(std::span<const fs::path> sessions, const fs::path& file, co
   for (const fs::path& session : sessions) {
     if (const Status added = packer.Add(session); !added) packed.damage.push_back(added.message());
   }
-  // They name GPUs and paths, and each of their lines has a checksum.
-  if (!options.anonymous) {
-    for (const FreezeText& freeze : FreezesOf(sessions, packed.damage))
-      compressor.Add(Block::kFreeze, BytesOf(ToBlock(freeze)));
-  }
   if (packed.sessions == 0) return Status{Code::kNotFound, "pack: none of the journals could be read"};
   if (!compressor.Finish()) return Status{Code::kIo, "pack " + file.string() + ": zstd failed"};
   AMEM_TRY(out->Commit());
@@ -368,10 +362,6 @@ class Unpacker {
     if (kind == Block::kSession) return Begin(text);
     if (kind == Block::kDamage) {
       Note(std::string(text.substr(0, kHeaderMost)));
-    } else if (kind == Block::kFreeze) {
-      if (++freezes_ > limits_.sessions) return TooLarge();
-      const Status written = WriteFreeze(payload, directory_);
-      if (!written) Damaged("a block is left out: " + written.message());
     } else if (session_) {
       const Status added = kind == Block::kSnapshot ? session_->Snapshot(payload)
                            : kind == Block::kEvent  ? session_->Event(payload)
@@ -414,7 +404,7 @@ class Unpacker {
   const Limits limits_;
   Unpacked unpacked_;
   std::unique_ptr<SessionUnpacker> session_;
-  std::uint64_t sessions_ = 0, freezes_ = 0, unnamed_ = 0;
+  std::uint64_t sessions_ = 0, unnamed_ = 0;
 };
 
 }  // namespace

@@ -59,9 +59,18 @@ void Anonymizer::Clean(SessionOpened& who) {
 
 void Anonymizer::Clean(LibraryAttached& library) { library.path = FileName(library.path); }
 
+void Anonymizer::Clean(FreezeStep& freeze) {
+  for (GpuShare& share : freeze.gpus) share.gpu = Word(gpus_, share.gpu, "gpu-");
+  for (std::vector<GpuPair>* pairs : {&freeze.pairs, &freeze.moved}) {
+    for (GpuPair& pair : *pairs) pair = {Word(gpus_, pair.from, "gpu-"), Word(gpus_, pair.to, "gpu-")};
+  }
+  freeze.message = CleanText(std::move(freeze.message));
+}
+
 Event Anonymizer::Clean(Event event) {
   if (auto* opened = std::get_if<SessionOpened>(&event.body)) Clean(*opened);
   if (auto* library = std::get_if<LibraryAttached>(&event.body)) Clean(*library);
+  if (auto* freeze = std::get_if<FreezeStep>(&event.body)) Clean(*freeze);
   if (auto* peer = std::get_if<PeerConnected>(&event.body)) peer->host = Host(peer->host);
   std::visit(
       [this](auto& e) {  // texts for people
@@ -71,6 +80,7 @@ Event Anonymizer::Clean(Event event) {
         if constexpr (requires { e.why; }) e.why = CleanText(std::move(e.why));
         if constexpr (requires { e.where; }) e.where = CleanText(std::move(e.where));
         if constexpr (requires { e.answer; }) e.answer = CleanText(std::move(e.answer));
+        if constexpr (requires { e.moved_gpus; }) e.moved_gpus = CleanText(std::move(e.moved_gpus));
         if constexpr (requires { e.stack; }) {
           for (std::string& frame : e.stack) frame = CleanText(std::move(frame));
         }
@@ -87,6 +97,7 @@ State Anonymizer::Clean(State state) {
     peer.lost_reason = CleanText(std::move(peer.lost_reason));
   }
   for (auto& [address, legacy] : state.legacy) legacy.why = CleanText(std::move(legacy.why));
+  if (state.freeze) Clean(*state.freeze);
   state.broken = CleanText(std::move(state.broken));
   state.cycle.failure = CleanText(std::move(state.cycle.failure));
   return state;

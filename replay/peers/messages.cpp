@@ -9,6 +9,7 @@
 #include <cstring>
 #include <string>
 
+#include "journal/codec.h"
 #include "replay/peers/peer.capnp.h"
 #include "replay/peers/token.h"
 
@@ -172,16 +173,6 @@ control::Standing Get(wire::Standing::Reader from) {
   return to;
 }
 
-void Put(wire::Frozen::Builder to, const Frozen& from) {
-  to.setFromNs(from.from_ns);
-  to.setToNs(from.to_ns);
-  to.setBytes(from.bytes);
-  to.setMovedGpus(Cut(from.moved_gpus));
-}
-Frozen Get(wire::Frozen::Reader from) {
-  return {from.getFromNs(), from.getToNs(), from.getBytes(), GetText(from.getMovedGpus())};
-}
-
 template <class ListBuilder, class T>
 void PutAll(ListBuilder to, const std::vector<T>& from) {
   for (unsigned i = 0; i < to.size(); ++i) Put(to[i], from[i]);
@@ -276,7 +267,11 @@ void PutBody(wire::Message::Builder to, const LeaveMessage& m) { to.setLeave(m.r
 void PutBody(wire::Message::Builder to, const OrderMessage& m) { Put(to.initOrder(), m.order); }
 void PutBody(wire::Message::Builder to, const LookMessage&) { to.setLook(); }
 void PutBody(wire::Message::Builder to, const StandingMessage& m) { Put(to.initStanding(), m.standing); }
-void PutBody(wire::Message::Builder to, const FrozenMessage& m) { Put(to.initFrozen(), m.frozen); }
+void PutBody(wire::Message::Builder to, const NoteMessage& m) {
+  Encoder encoder;
+  const auto bytes = encoder.Encode(Event{{}, 0, 0, m.event});
+  to.setNote(kj::arrayPtr(reinterpret_cast<const kj::byte*>(bytes.data()), bytes.size()));
+}
 
 ImportMessage GetImport(wire::Import::Reader from) {
   auto bytes = from.getToken();
@@ -291,6 +286,14 @@ NeighbourhoodMessage GetNeighbourhood(wire::Neighbourhood::Reader from) {
           GetAll<PeerIdentity>(from.getNeighbours(), kMembersMax),
           {known ? static_cast<Lifecycle>(from.getLifecycle()) : Lifecycle::kNew, from.getCycle()},
           from.hasLost() ? std::optional(Get(from.getLost())) : std::nullopt};
+}
+
+NoteMessage GetNote(capnp::Data::Reader bytes) {
+  auto event = DecodeEvent(std::as_bytes(std::span(bytes.begin(), bytes.size())));
+  if (!event) throw OutOfBounds{event.status().message()};
+  if (!std::holds_alternative<Frozen>(event->body) && !std::holds_alternative<FreezeStep>(event->body))
+    throw OutOfBounds{"an event that a tool does not record"};
+  return {std::move(event->body)};
 }
 
 MessageBody GetBody(wire::Message::Reader from) {
@@ -345,8 +348,8 @@ MessageBody GetBody(wire::Message::Reader from) {
       return LookMessage{};
     case wire::Message::STANDING:
       return StandingMessage{Get(from.getStanding())};
-    case wire::Message::FROZEN:
-      return FrozenMessage{Get(from.getFrozen())};
+    case wire::Message::NOTE:
+      return GetNote(from.getNote());
   }
   throw OutOfBounds{"a kind of message that this build does not know"};
 }

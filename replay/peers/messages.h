@@ -15,8 +15,8 @@
 
 namespace amem {
 
-inline constexpr std::uint32_t kPeerProtocol = 4;       // the newest and the oldest that this build speaks
-inline constexpr std::uint32_t kPeerProtocolLeast = 4;  // 2 knew no tags, 3 no requests
+inline constexpr std::uint32_t kPeerProtocol = 5;       // the newest and the oldest that this build speaks
+inline constexpr std::uint32_t kPeerProtocolLeast = 5;  // 2 knew no tags, 3 no requests, 4 no steps of a freeze
 inline constexpr std::size_t kMessageBytesMax = 128 * 1024;
 inline constexpr std::size_t kDescriptorsMax = 250;  // beside one message; the kernel's limit is 253
 inline constexpr std::size_t kMembersMax = 512;      // sessions in one message
@@ -112,14 +112,14 @@ struct LookMessage {};
 struct StandingMessage {
   control::Standing standing;
 };
-struct FrozenMessage {  // for the rank's journal
-  Frozen frozen;
+struct NoteMessage {  // for the rank's journal: Frozen or FreezeStep. Answered by a standing when it is there
+  EventBody event;
 };
 
 using MessageBody =
     std::variant<HelloMessage, WelcomeMessage, FailureMessage, ImportMessage, ReimportMessage, SharedMessage, DroppedMessage,
                  AskNeighboursMessage, NeighbourhoodMessage, ArriveMessage, BegunMessage, WithdrawMessage, WithdrawnMessage,
-                 VoteMessage, DecisionMessage, LeaveMessage, OrderMessage, LookMessage, StandingMessage, FrozenMessage>;
+                 VoteMessage, DecisionMessage, LeaveMessage, OrderMessage, LookMessage, StandingMessage, NoteMessage>;
 
 struct Message {
   std::uint64_t request = 0;

@@ -134,13 +134,6 @@ struct Standing {             # Standing in requests.h
   lastRequest @12 :UInt64;
 }
 
-struct Frozen {               # the event of that name
-  fromNs @0 :UInt64;
-  toNs @1 :UInt64;
-  bytes @2 :UInt64;
-  movedGpus @3 :Text;
-}
-
 struct Message {
   request @0 :UInt64;         # a reply carries its request's number
   union {
@@ -163,6 +156,6 @@ struct Message {
     order @17 :Order;
     look @18 :Void;
     standing @19 :Standing;
-    frozen @20 :Frozen;
+    note @20 :Data;           # an event, as in journals
   }
 }

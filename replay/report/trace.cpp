@@ -14,6 +14,7 @@
 #include "replay/job/fold.h"
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
+#include "replay/job/story/story.h"
 #include "replay/report/trace_writer.h"
 #include "statemachine/fnv1a.h"
 
@@ -60,26 +61,36 @@ class SessionTrace final : public FoldObserver {
                std::uint64_t sample_every_ns)
       : out_(out), process_(process), who_(who), origin_ns_(origin_ns), window_(window), sample_every_ns_(sample_every_ns) {}
 
-  void Begin(const State& before) override { state_ = &before; }
-  void Before(const Event& event, const State&) override {
-    next_ = TimeOf(event.time_ns, origin_ns_);
-    if (left_ || next_ < window_.from) return;
-    if (!entered_) Enter();
-    if (next_ > window_.to) return Leave();
-    // A counter is drawn before a silence, too: the last change was not at the silence's end.
-    if (next_ >= next_sample_ && unsampled_) Sample();
+  void Begin(const State& before) override {
+    state_ = &before;
+    builder_.Begin(before);
   }
-  Status After(const Event& event, const State&) override {
+  void Before(const Event& event, const State& before) override {
+    next_ = TimeOf(event.time_ns, origin_ns_);
+    if (left_) return;
+    if (next_ >= window_.from) {
+      if (!entered_) Enter();
+      if (next_ > window_.to) return Leave();
+      // A counter is drawn before a silence, too: the last change was not at the silence's end.
+      if (next_ >= next_sample_ && unsampled_) Sample();
+    }
+    builder_.Before(event, before);
+  }
+  Status After(const Event& event, const State& after) override {
     if (left_) return {};
+    static_cast<void>(builder_.After(event, after));
     now_ = next_;
     event_ = &event;
     const bool inside = now_ >= window_.from;
     unsampled_ = inside;
     std::visit([this](const auto& body) { On(body); }, event.body);
+    const std::string_view detail = DetailOf(event.body);
+    Follow(builder_.PoolOfLastEvent(), detail);
+    FollowRequest(detail);
     if (!inside) return {};
     drawn_[event.thread] = now_;
     ++events_;
-    if (now_ >= next_sample_) Sample();
+    if (std::exchange(sample_now_, false) || now_ >= next_sample_) Sample();
     return {};
   }
   // What is still open ends with the journal, which left this state, or with the window.
@@ -105,11 +116,17 @@ class SessionTrace final : public FoldObserver {
   }
 
  private:
+  // A slice that has begun.
   struct Open {
     std::string name;
-    std::uint64_t from = 0;
-    std::uint32_t thread = 0;
-    SequenceNumber seq;
+    Moment from;
+  };
+  // What the story has open of NCCL's pause or resume, which is drawn on the row of its thread, or of a pool's, which has a row
+  // of its own: several may be under way at once.
+  enum Part : std::size_t { kStep, kWait, kPhase, kCycle, kParts };
+  struct Lane {
+    std::array<std::optional<Open>, kParts> parts;
+    bool drawn = false;
   };
 
   // The first event in the window: until then the memory held was this.
@@ -127,53 +144,33 @@ class SessionTrace final : public FoldObserver {
   }
   [[nodiscard]] bool Drawing() const { return !left_ && now_ >= window_.from; }
 
+  // What a slice says that ends with this event.
+  static std::string_view DetailOf(const EventBody& body) {
+    if (const auto* e = std::get_if<StepFailed>(&body)) return e->message;
+    if (const auto* e = std::get_if<PhaseDecided>(&body); e != nullptr && !e->passed) return e->message;
+    if (const auto* e = std::get_if<CycleFailed>(&body)) return e->message;
+    if (const auto* e = std::get_if<RequestEnded>(&body)) return e->message;
+    return {};
+  }
+
   template <class Body>
   void On(const Body&) {}
-  void On(const PhaseBegun& e) {
-    Lane& lane = LaneOf(e.pool);
-    ClosePhase(lane, "");
-    const std::string_view name = ToText(e.phase);  // "pause: save"
-    lane.phase = Start(std::string(lane.cycle ? name.substr(name.find(' ') + 1) : name), e.pool);
-  }
   void On(const PhaseDecided& e) {
     if (!e.passed) Mark("vote failed", e.message, e.pool);
-    ClosePhase(LaneOf(e.pool), e.passed ? "" : e.message);
-    Sample();
+    sample_now_ = true;
   }
-  void On(const VoteCast& e) {
-    Lane& lane = LaneOf(e.pool);
-    Mark(e.ok ? "vote" : "vote against", e.message, e.pool);
-    Close(lane.wait, "wait", "");
-    lane.wait = Start("waiting for the others", e.pool);
-  }
-  void On(const CycleBegun& e) {
-    Lane& lane = LaneOf(e.pool);
-    ClosePhase(lane, "");
-    lane.cycle = Start(fmt::format("{} {}{}", ToText(e.kind), e.cycle, OfTag(e.pool)), e.pool);
-  }
-  void On(const CycleDone& e) { CloseCycle(LaneOf(e.pool), ""); }
+  void On(const VoteCast& e) { Mark(e.ok ? "vote" : "vote against", e.message, e.pool); }
+  void On(const CycleDone&) { sample_now_ = true; }
   void On(const CycleFailed& e) {
     Mark("cycle failed", e.message, e.pool);
-    ClosePhase(LaneOf(e.pool), e.message);
-    CloseCycle(LaneOf(e.pool), e.message);
+    sample_now_ = true;
   }
-  void On(const StepBegun& e) { LaneOf(e.pool).step = Start(ToText(e.step), e.pool); }
-  void On(const StepDone& e) { CloseStep(LaneOf(e.pool), ""); }
-  void On(const StepFailed& e) {
-    Mark("step failed", e.message, e.pool);
-    CloseStep(LaneOf(e.pool), e.message);
-  }
+  void On(const StepFailed& e) { Mark("step failed", e.message, e.pool); }
   void On(const PeerLost& e) { Mark("peer lost", e.reason); }
   void On(const ProcessSeen& e) { Mark("process seen", ToText(EventBody(e))); }
   void On(const LaunchRefused& e) { Mark("launch refused", ToText(EventBody(e))); }
   void On(const RequestSeen& e) { Mark("request", ToText(EventBody(e))); }
-  void On(const SafepointReached& e) {
-    waits_ = Start(e.step != 0 ? fmt::format("safe point {}", e.step) : "resume waits for the outside", {});
-  }
-  void On(const RequestEnded& e) {
-    Mark("request ended", ToText(EventBody(e)));
-    if ((e.code != Code::kOk) == (e.kind == CycleKind::kPause)) Close(waits_, "request", e.message);
-  }
+  void On(const RequestEnded& e) { Mark("request ended", ToText(EventBody(e))); }
   void On(const Frozen& e) {
     const auto from = std::max(TimeOf(e.from_ns, origin_ns_), window_.from), to = std::min(TimeOf(e.to_ns, origin_ns_), now_);
     if (Drawing() && from < to) out_.Slice(process_, RowNow({}), "frozen", "request", from, to, event_->seq, e.moved_gpus);
@@ -193,22 +190,50 @@ class SessionTrace final : public FoldObserver {
               ArrowId(e.remote.owner, e.remote.allocation, who_.session, e.allocation));
   }
 
-  // What is under way of NCCL's pause or resume, which is drawn on the row of its thread, or of a pool's, which has a row of
-  // its own: several may be under way at once.
-  struct Lane {
-    std::optional<Open> cycle, phase, step, wait;
-    bool drawn = false;
-  };
-  Lane& LaneOf(PoolId pool) { return lanes_[pool]; }
   static std::uint32_t RowOf(PoolId pool) { return kTagRows + pool.value; }
   [[nodiscard]] std::uint32_t RowNow(PoolId pool) const { return pool ? RowOf(pool) : event_->thread; }
   [[nodiscard]] std::string OfTag(PoolId pool) const {
     const auto it = state_->pools.find(pool);
     return it == state_->pools.end() ? "" : " of " + it->second.tag;
   }
-  Open Start(std::string name, PoolId pool) {
-    lanes_[pool].drawn = true;
-    return {std::move(name), now_, RowNow(pool), event_->seq};
+  // Draws what the last event has ended of it, and notes what it has begun.
+  void Follow(PoolId pool, std::string_view detail) {
+    const Attempt* attempt = builder_.OpenOf(pool);
+    if (attempt == nullptr && !lanes_.contains(pool)) return;
+    Lane& lane = lanes_[pool];
+    std::array<Moment, kParts> begun;
+    const Attempt::PhaseTaken* phase = nullptr;
+    if (attempt != nullptr) {
+      if (!attempt->phases.empty() && !attempt->phases.back().decided) phase = &attempt->phases.back();
+      if (attempt->open_step) begun[kStep] = attempt->open_step->at;
+      if (phase != nullptr) begun[kWait] = phase->voted;
+      begun[kPhase] = phase != nullptr ? phase->begun : attempt->begun ? Moment{} : attempt->arrived;
+      begun[kCycle] = attempt->begun;
+    }
+    for (std::size_t part = 0; part < kParts; ++part) {
+      if (lane.parts[part] && lane.parts[part]->from.seq != begun[part].seq) Close(pool, static_cast<Part>(part), detail);
+    }
+    for (std::size_t part = 0; part < kParts; ++part) {
+      if (begun[part] && !lane.parts[part])
+        lane.parts[part] = Open{NameOf(*attempt, static_cast<Part>(part), pool), begun[part]};
+    }
+    lane.drawn = true;
+  }
+  [[nodiscard]] std::string NameOf(const Attempt& attempt, Part part, PoolId pool) const {
+    if (part == kStep) return ToText(attempt.open_step->step);
+    if (part == kWait) return "waiting for the others";
+    if (part == kCycle) return fmt::format("{} {}{}", ToText(attempt.kind), attempt.cycle, OfTag(pool));
+    const bool pause = attempt.kind == CycleKind::kPause;
+    if (!attempt.begun) return std::string(ToText(pause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive));
+    const std::string_view name = ToText(attempt.phases.back().phase);  // "pause: save"
+    return std::string(name.substr(name.find(' ') + 1));
+  }
+  void FollowRequest(std::string_view detail) {
+    const auto& waits = story_.outside.waits_in;
+    if (waits_ && (!waits || waits->at.seq != waits_->from.seq)) Draw(waits_, {}, "request", detail);
+    if (!waits || waits_) return;
+    const std::uint64_t step = waits->event.step;
+    waits_ = Open{step != 0 ? fmt::format("safe point {}", step) : "resume waits for the outside", waits->at};
   }
   // The slice ends with its event and begins no sooner than the slice before ended: viewers drop slices that cross.
   void Reference(char phase, const std::string& name, std::uint64_t id) {
@@ -220,32 +245,24 @@ class SessionTrace final : public FoldObserver {
   void Mark(const char* name, const std::string& message, PoolId pool = {}) {
     if (Drawing()) out_.Instant(process_, RowNow(pool), name, now_, event_->seq, message);
   }
-  void Close(std::optional<Open>& open, const char* category, std::string_view detail) {
+  void Draw(std::optional<Open>& open, PoolId pool, const char* category, std::string_view detail) {
     if (!open) return;
     if (now_ >= window_.from) {
-      out_.Slice(process_, open->thread, open->name, category, open->from, now_, open->seq, detail);
-      if (open->thread < kTagRows) drawn_[open->thread] = now_;
+      const std::uint32_t row = pool ? RowOf(pool) : open->from.thread;
+      out_.Slice(process_, row, open->name, category, TimeOf(open->from.time_ns, origin_ns_), now_, open->from.seq, detail);
+      if (!pool) drawn_[row] = now_;
     }
     open.reset();
   }
-  void CloseStep(Lane& lane, std::string_view detail) { Close(lane.step, "step", detail); }
-  void ClosePhase(Lane& lane, std::string_view detail) {
-    Close(lane.wait, "wait", "");
-    Close(lane.phase, "phase", detail);
-  }
-  void CloseCycle(Lane& lane, std::string_view detail) {
-    CloseStep(lane, detail);
-    ClosePhase(lane, detail);
-    Close(lane.cycle, "cycle", detail);
-    Sample();
+  void Close(PoolId pool, Part part, std::string_view detail) {
+    constexpr std::array kCategories = {"step", "wait", "phase", "cycle"};
+    Draw(lanes_[pool].parts[part], pool, kCategories[part], part == kWait ? "" : detail);
   }
   void CloseAll(const char* detail) {
-    for (auto& [pool, lane] : lanes_) {
-      CloseStep(lane, detail);
-      ClosePhase(lane, "");
-      CloseCycle(lane, detail);
+    for (const auto& [pool, lane] : lanes_) {
+      for (const Part part : {kStep, kWait, kPhase, kCycle}) Close(pool, part, part == kPhase ? "" : detail);
     }
-    Close(waits_, "request", detail);
+    Draw(waits_, {}, "request", detail);
   }
   void Sample(bool last = false) {
     if (left_ || now_ < window_.from) return;
@@ -282,11 +299,13 @@ class SessionTrace final : public FoldObserver {
   const State* state_ = nullptr;
   std::uint64_t now_ = 0, next_ = 0, next_sample_ = 0;  // of the last event, of the one to come, of the counters
   const Event* event_ = nullptr;
-  bool unsampled_ = false;
+  bool unsampled_ = false, sample_now_ = false;
   std::optional<TracedMemory> sampled_;
   std::map<std::uint32_t, std::uint64_t> drawn_;  // per thread, up to where
   std::set<std::uint32_t> exporters_;
   std::map<PoolId, Lane> lanes_;
+  SessionStory story_;
+  StoryBuilder builder_{story_, 8, false};
   std::optional<Open> waits_;  // in a safe point, or in its own resume, for a request from outside
 };
 

@@ -8,7 +8,6 @@
 #include "replay/diagnosis/diagnosis.h"
 #include "replay/diagnosis/roster.h"
 #include "replay/diagnosis/verdict_json.h"
-#include "replay/freeze/standing.h"
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
@@ -100,8 +99,6 @@ int RunWhy(const WhyOptions& options, Output& out) {
   const std::vector<std::filesystem::path> sessions = FindSessions(options.targets, failed);
   Result<std::vector<Verdict>> verdicts = Judge(sessions, options.all);
   if (!verdicts) return Complain(verdicts.status().message());
-  // Of a frozen process the journal says only that it is paused.
-  for (std::string& freeze : FreezeStandings(sessions)) verdicts->front().notes.push_back(std::move(freeze));
   bool damaged = false;
   for (const Verdict& verdict : *verdicts) {
     for (const std::string& damage : verdict.damage) Complain(damage);

@@ -20,7 +20,6 @@ A table comes before the last line, which is JSON. Exit code 0: all well, 1: not
 import argparse
 import ctypes
 import datetime
-import glob
 import json
 import os
 import signal
@@ -305,21 +304,18 @@ class Job:
             raise Failed(f"{command} {' '.join(more)}: {answer.get('message') or answer.get('errors')}")
         return seconds, answer
 
-    def journal_lines(self):
-        text = ""
-        for path in glob.glob(os.path.join(self.journals, "freeze-*.journal")):
-            with open(path, errors="replace") as file:
-                text += file.read()
-        return text
-
     def kill_tool(self, command, step, *more):
-        """Starts the command and kills the tool (never the job) when its journal announces the step. False: it was too quick."""
-        announced = f'"what":"step","step":"{step}"'
-        before = self.journal_lines().count(announced)
+        """Starts the command and kills the tool (never the job) when a journal tells of the step. False: it was too quick."""
+        since = time.monotonic_ns()
+        follow = subprocess.Popen([self.options.tool, "log", "--follow", "--interval", "1", "--json", "--kind", "freeze-step", self.journals],
+                                  env=self.environment, stdout=subprocess.PIPE, text=True)
         tool = subprocess.Popen([self.options.tool, command, str(self.process.pid), "--json", *more], env=self.environment,
                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while tool.poll() is None and self.journal_lines().count(announced) == before:
-            time.sleep(0.0005)
+        for event in (json.loads(line) for line in follow.stdout):
+            if event["time_ns"] >= since and (event["outcome"] or (event["freeze_step"] == step and not event["done"])):
+                break
+        follow.kill()
+        follow.wait()
         killed = tool.poll() is None
         if killed:
             tool.kill()

@@ -93,6 +93,7 @@ struct Event {
     requestEnded @66 :RequestEnded;
     frozen @67 :Frozen;
     everythingKept @68 :EverythingKept;
+    freezeStep @69 :FreezeStep;
   }
 }
 
@@ -494,3 +495,22 @@ struct RequestSeen { request @0 :UInt64; kind @1 :CycleKind; byPid @2 :Int32; ta
 struct SafepointReached { request @0 :UInt64; step @1 :UInt64; }
 struct RequestEnded { request @0 :UInt64; kind @1 :CycleKind; code @2 :Code; message @3 :Text; bytes @4 :UInt64; }
 struct Frozen { fromNs @0 :UInt64; toNs @1 :UInt64; bytes @2 :UInt64; movedGpus @3 :Text; }
+
+struct GpuPair { from @0 :Text; to @1 :Text; }
+struct GpuShare { gpu @0 :Text; before @1 :UInt64; taken @2 :UInt64; }
+struct FreezeMember { session @0 :UInt64; pid @1 :Int32; startTicks @2 :UInt64; name @3 :Text; }
+struct FreezeStep {
+  begunNs @0 :UInt64;
+  command @1 :UInt64;
+  goal @2 :Text;
+  step @3 :Text;
+  done @4 :Bool;
+  outcome @5 :Text;
+  message @6 :Text;
+  pauses @7 :Bool;
+  fromNs @8 :UInt64;
+  members @9 :List(FreezeMember);
+  gpus @10 :List(GpuShare);
+  pairs @11 :List(GpuPair);
+  moved @12 :List(GpuPair);
+}

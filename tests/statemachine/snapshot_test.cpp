@@ -66,6 +66,20 @@ TEST(Snapshot, knows_that_everything_is_kept) {
   EXPECT_EQ(Expand(*snapshot), f.state);
 }
 
+TEST(Snapshot, knows_how_the_last_freeze_stands) {
+  Folding f;
+  const FreezeStep step{
+      .begun_ns = 7, .goal = "frozen", .step = "lock", .gpus = {{"GPU-a", 2, 1}}, .moved = {{"GPU-a", "GPU-b"}}};
+  f.Ok(step);
+  ASSERT_EQ(f.state.freeze, step);
+  const auto snapshot = ToSnapshotEvents(f.state);
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status().message();
+  EXPECT_EQ(Expand(*snapshot), f.state);
+  State other = f.state;
+  other.freeze->step = "checkpoint";
+  EXPECT_NE(Digest(other), Digest(f.state));
+}
+
 TEST(Snapshot, is_followed_by_the_next_event) {
   Folding f;
   f.Allocate(kA);

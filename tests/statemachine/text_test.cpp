@@ -147,6 +147,10 @@ TEST(Text, an_event_tells_what_was_set_and_what_it_is_about) {
       {RequestEnded{3, CycleKind::kPause, Code::kPeerLost, "the tool has ended"},
        "request 3 to pause failed: peer lost: the tool has ended"},
       {Frozen{1'000'000, 2'501'000'000, 2U << 20, ""}, "was frozen by the driver for 2500 ms, 2 MiB moved out"},
+      {FreezeStep{.goal = "frozen", .step = "begin"}, "freeze begun"},
+      {FreezeStep{.goal = "frozen", .step = "lock"}, "freeze: begins to lock"},
+      {FreezeStep{.goal = "running", .step = "restore", .done = true}, "thaw: made restore"},
+      {FreezeStep{.goal = "running", .outcome = "stuck", .message = "why"}, "thaw ended, the process is stuck: why"},
       {Frozen{0, 1'000'000, 0, "a -> b"}, "was frozen by the driver for 1 ms, 0 B moved out, on other GPUs since: a -> b"},
       {Condensed{SequenceNumber{70}, 1, 0, {}}, "snapshot of everything up to event 70"}};
   for (const auto& [body, sentence] : all) EXPECT_EQ(ToText(body), sentence);

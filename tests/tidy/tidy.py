@@ -30,7 +30,7 @@ ROOMS = {room: set(below.split()) for room, below in {
     "replay/driver": _BASE,
     "replay/driver/cuda": _BASE + "replay/driver",
     "replay/driver/simulator": _BASE + "replay/driver",
-    "replay/peers": _BASE,
+    "replay/peers": _BASE + "journal/codec.h",
     "replay/peers/unix": _BASE + "replay/peers",
     "replay/ledger": _BASE + "journal replay/driver",
     "replay/cycle": _BASE + "journal replay/driver replay/peers replay/ledger",

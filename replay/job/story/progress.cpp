@@ -1,7 +1,11 @@
 #include "replay/job/story/progress.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
+#include "journal/base/process_stat.h"
+#include "replay/job/clock.h"
 #include "statemachine/plan.h"
 
 namespace amem {
@@ -68,6 +72,33 @@ Progress ProgressOf(const SessionStory& story, const std::string& tag) {
 
 Progress ProgressOf(const SessionStory& story, const Attempt& attempt, const State& state) {
   return Of(story, attempt, &state);
+}
+
+std::string TextOf(const FreezeStep& standing, bool here) {
+  const std::string when = DateText(standing.begun_ns), command = standing.goal == "frozen" ? "freeze" : "thaw";
+  std::string text;
+  if (standing.outcome.empty()) {
+    text = fmt::format(
+        "a {} that was begun with the freeze at {} {}: unless its tool is still at work, amem freeze --continue "
+        "finishes it, and amem freeze --undo goes back",
+        command, when, here ? "has not come to its end" : "had not come to its end when this copy of its journal was made");
+  } else if (standing.outcome == "frozen") {
+    text = fmt::format(
+        "the job was frozen at {}: the driver keeps its GPU memory in host memory, and its calls wait; amem thaw "
+        "brings it back",
+        when);
+  } else if (standing.outcome == "lost") {
+    text = fmt::format("at the thaw after the freeze at {} a process was lost, and the others came back without it", when);
+  } else {
+    text = fmt::format("the thaw after the freeze at {} stopped half way; amem thaw tries again", when);
+  }
+  std::string gone;  // their number is another process's now, or nobody's
+  for (const FreezeMember& one : standing.members) {
+    if (here && StartTicks(one.pid) != one.start_ticks)
+      gone += fmt::format("{}{} (pid {})", gone.empty() ? "" : ", ", one.name, one.pid);
+  }
+  return text + (gone.empty() ? "" : "; ended meanwhile, with what it had on GPUs: " + gone) +
+         "; amem log --kind freeze-step has the steps";
 }
 
 }  // namespace amem

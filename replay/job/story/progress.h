@@ -29,4 +29,7 @@ Progress ProgressOf(const SessionStory& story, const std::string& tag = {});
 // The same of a session that goes on, in this state.
 Progress ProgressOf(const SessionStory& story, const Attempt& attempt, const State& state);
 
+// A freeze that stands, in a sentence. `here`: its processes are this host's, and not those of a copy of their journals.
+std::string TextOf(const FreezeStep& standing, bool here);
+
 }  // namespace amem

@@ -270,13 +270,13 @@ void StoryBuilder::Take(const Event& event, const State& before) {
   story_.for_clock.Take(event);
   if (times_) story_.times.Add(event.seq, event.time_ns, event.body.index());
   if (Attempt* open = OpenOf({}); open != nullptr && open->begun) NoteSilence(*open, before_it, now_);
-  const PoolId pool = PoolOf(event.body);
+  pool_ = PoolOf(event.body);
   over_ = nullptr;
-  touched_ = OpenOf(pool);
+  touched_ = OpenOf(pool_);
   std::visit(Taker{*this, before}, static_cast<const EventVariant&>(event.body));
   if (touched_ == nullptr) return;
   touched_->last = now_;
-  if (!pool && IsTurn(event.body, static_cast<bool>(touched_->begun))) story_.since = now_;
+  if (!pool_ && IsTurn(event.body, static_cast<bool>(touched_->begun))) story_.since = now_;
 }
 
 void StoryBuilder::Begin(const State& before) {

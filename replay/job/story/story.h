@@ -214,6 +214,8 @@ class StoryBuilder final : public FoldObserver {
   Attempt* OpenOf(PoolId pool);
   // The same, or the one that the event before ended.
   Attempt* OfLastEvent() { return touched_; }
+  // Whose pauses and resumes the event before is about; zero: NCCL's, or it is about none.
+  [[nodiscard]] PoolId PoolOfLastEvent() const { return pool_; }
 
  private:
   struct Taker;
@@ -230,6 +232,7 @@ class StoryBuilder final : public FoldObserver {
   Moment now_;
   const Attempt* over_ = nullptr;
   Attempt* touched_ = nullptr;
+  PoolId pool_;
 };
 
 // Reads and checks one journal. A failure means that nothing could be read.

@@ -135,12 +135,10 @@ void PeerService::Witness(EventBody fact) {
 
 void PeerService::TellDelegate() {
   const bool told = notices_.Flush() && (facts_.empty() || delegate_.OnWitnessed(facts_, std::chrono::milliseconds(0)));
-  tell_again_.reset();
-  if (told) {
-    facts_.clear();
-  } else {
-    tell_again_ = Clock::now() + kTellAgain;
-  }
+  tell_again_ = told ? std::nullopt : std::optional(Clock::now() + kTellAgain);
+  if (!told) return;
+  facts_.clear();
+  AnswerNote();
 }
 
 std::string PeerService::Late(const PeerIdentity& who, std::chrono::nanoseconds waited) {
@@ -292,7 +290,7 @@ void PeerService::MarkForClose(Inbound& connection, std::string why) {
     connection.seen = SeeProcessOf(connection.peer, connection.process.pid(), connection.process.process(), {});
   connection.marked = std::move(why);
   if (asker_ == connection.id) {
-    asker_ = 0;
+    asker_ = note_ = 0;
     requests_->OnToolGone();
   }
   connection.queue.clear();

@@ -123,6 +123,7 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
   void HearAsker();
   void HearOut(Inbound& tool);
   void TellAsker();
+  void AnswerNote();
   void NoteWaiting(Inbound& connection, Clock::time_point now);
   void Import(Inbound& connection, std::uint64_t request, const ImportMessage& import);
   void Reimport(Inbound& connection, std::uint64_t request, const ReimportMessage& reimport);
@@ -150,6 +151,7 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
   std::map<std::uint64_t, std::unique_ptr<Inbound>> inbound_;  // by id
   std::uint64_t last_id_ = 0;
   std::uint64_t asker_ = 0;  // the connection whose orders this session takes; 0: there is none
+  std::uint64_t note_ = 0;   // the number of its last note, to be answered when that is in the journal; 0: none is owed
   std::unique_ptr<std::byte[]> buffer_;
   std::map<std::string, VoteCounter> votes_;  // by tag
   std::vector<EventBody> facts_;

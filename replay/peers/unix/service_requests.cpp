@@ -39,14 +39,22 @@ void PeerService::HandleRequest(Inbound& connection, const Message& message) {
     if (const Status taken = TakeAsker(connection); !taken.ok())
       return Reply(connection, message.request, FailureMessage{taken});
     requests_->OnOrder(order->order);
-  } else if (const auto* frozen = std::get_if<FrozenMessage>(&message.body); frozen != nullptr && asker_ == connection.id) {
-    Witness(frozen->frozen);
+  } else if (const auto* note = std::get_if<NoteMessage>(&message.body); note != nullptr && asker_ == connection.id) {
+    facts_.push_back(note->event);  // whatever else waits: the tool does nothing before it is written
+    note_ = message.request;
+    return TellDelegate();
   } else if (std::holds_alternative<LookMessage>(message.body)) {
     if (asker_ != connection.id) HearAsker();
   } else {
     return MarkForClose(connection, "sent a message that has no place on a connection for requests");
   }
   Reply(connection, message.request, StandingMessage{requests_->Look()});
+}
+
+void PeerService::AnswerNote() {
+  Inbound* asker = Asker();
+  if (note_ != 0 && asker != nullptr) Reply(*asker, note_, StandingMessage{requests_->Look()});
+  note_ = 0;
 }
 
 void PeerService::TellAsker() {

@@ -5,9 +5,9 @@
 #include <chrono>
 #include <string_view>
 
-#include "replay/freeze/operation_journal.h"
-#include "replay/freeze/standing.h"
+#include "journal/journal.h"
 #include "replay/job/names.h"
+#include "replay/job/story/progress.h"
 #include "replay/tool/control/request.h"
 
 namespace amem::tool {
@@ -52,13 +52,21 @@ int RunPause(const PauseOptions& options, Output& out) {
   });
 }
 
+// How a freeze of the job stands, as its journals say. Nothing: nothing is left of one.
+std::optional<FreezeStep> FreezeOf(const FoundJob& job) {
+  std::optional<FreezeStep> last;
+  for (const control::RankPlace& rank : job.ranks) {
+    const auto reader = JournalReader::Open(rank.directory);
+    const auto state = reader.ok() ? (*reader)->StateAt(std::nullopt) : Result<State>(reader.status());
+    if (state.ok() && state->freeze && (!last || Order(*last) < Order(*state->freeze))) last = state->freeze;
+  }
+  return last && IsBack(*last) ? std::nullopt : last;
+}
+
 // A resume would wait for the driver until its deadline.
 Status RefuseFrozen(const FoundJob& job) {
-  const auto concerned = [&](const RankProcess& process) {
-    return std::ranges::any_of(job.ranks, [&](const control::RankPlace& rank) { return rank.session == process.session; });
-  };
-  const auto freeze = LatestFreeze(job.ranks.front().directory.parent_path(), concerned);
-  if (!freeze || !IsFrozen(*freeze)) return {};
+  const auto freeze = FreezeOf(job);
+  if (!freeze || freeze->outcome != "frozen") return {};
   return {Code::kRefused, "the job is frozen, and its calls of the driver wait: amem thaw brings it back, and lets it go on"};
 }
 
@@ -87,10 +95,8 @@ int PrintLive(const std::vector<std::string>& names, bool json, Output& out) {
         "the job's processes take no requests: their libamem_nccl.so is older than this program, or they are another "
         "user's");
   PrintRanks(out, ranks, *job, "", 0, json);
-  std::vector<std::filesystem::path> sessions;
-  for (const control::RankPlace& rank : job->ranks) sessions.push_back(rank.directory);
-  for (const std::string& freeze : FreezeStandings(sessions))
-    if (!json) out << freeze << "\n";
+  const auto freeze = json ? std::nullopt : FreezeOf(*job);
+  if (freeze) out << TextOf(*freeze, true) << "\n";
   return kFine;
 }
 

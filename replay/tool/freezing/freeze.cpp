@@ -30,10 +30,7 @@ struct FreezeCommandOptions {
 
 Json ToJson(const FrozenProcess& one) {
   Json gpus = Json::array();
-  for (const auto& [uuid, bytes] : one.before_pause) {
-    const auto taken = one.taken.find(uuid);
-    gpus.push_back({{"uuid", uuid}, {"before", bytes}, {"taken", taken == one.taken.end() ? 0 : taken->second}});
-  }
+  for (const auto& [uuid, before, taken] : one.gpus) gpus.push_back({{"uuid", uuid}, {"before", before}, {"taken", taken}});
   return {{"session", fmt::format("{:016x}", one.process.session.value)},
           {"name", one.process.name},
           {"pid", one.process.pid},
@@ -47,15 +44,10 @@ Json ToJson(const FreezeReport& report, const Status& status, std::span<const Gp
   for (const GpuSight& gpu : gpus) {
     used.push_back({{"uuid", gpu.uuid}, {"used", gpu.used}, {"total", gpu.memory.total}});
   }
-  return {{"ok", status.ok()},
-          {"outcome", report.outcome.empty() ? "untouched" : report.outcome},
-          {"message", status.message()},
-          {"journal", report.journal.string()},
-          {"processes", std::move(processes)},
-          {"times", std::move(times)},
-          {"gpus", std::move(used)},
-          {"lost", report.lost},
-          {"notes", report.notes}};
+  return {{"ok", status.ok()},           {"outcome", report.outcome.empty() ? "untouched" : report.outcome},
+          {"message", status.message()}, {"processes", std::move(processes)},
+          {"times", std::move(times)},   {"gpus", std::move(used)},
+          {"lost", report.lost},         {"notes", report.notes}};
 }
 
 void PrintText(Output& out, const FreezeReport& report, std::span<const GpuSight> gpus) {
@@ -73,8 +65,8 @@ void PrintText(Output& out, const FreezeReport& report, std::span<const GpuSight
   for (const GpuSight& gpu : gpus) {
     Bytes before = 0;
     for (const FrozenProcess& one : report.processes) {
-      const auto held = one.before_pause.find(gpu.uuid);
-      before += held == one.before_pause.end() ? 0 : held->second;
+      const auto held = std::ranges::find(one.gpus, gpu.uuid, &GpuShare::gpu);
+      before += held == one.gpus.end() ? 0 : held->before;
     }
     if (before == 0) continue;
     out << fmt::format("  GPU {}  the job held {}; now {} of {} are in use\n", &gpu - gpus.data(), RoundedUpBytes(before),

@@ -23,7 +23,7 @@ class ControlledJob final : public FreezableJob {
   std::vector<RankSight> Look() override;
   Status Pause(const Say& say, const MayPause& may_pause) override;
   Status Resume(const Say& say) override;
-  Status LeaveNote(SessionId session, const Frozen& frozen) override { return control_.LeaveNote(session, frozen); }
+  Status LeaveNote(SessionId session, EventBody note) override { return control_.LeaveNote(session, std::move(note)); }
   Result<State> MemoryOf(const RankProcess& process) override;
 
  private:

@@ -11,13 +11,16 @@
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <new>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "journal/codec.h"
 #include "replay/freeze/operation.h"
 
 namespace amem::test {
@@ -25,7 +28,7 @@ namespace amem::test {
 inline constexpr int kFakeRanks = 3;
 inline constexpr Bytes kOnGpu = Bytes{6} << 30, kLeftByPause = Bytes{1} << 30, kGpuTotal = Bytes{80} << 30;
 
-enum class FakeCall : int { kPause, kLock, kCheckpoint, kRestore, kUnlock, kResume, kNote, kCount };
+enum class FakeCall : int { kPause, kLock, kCheckpoint, kRestore, kUnlock, kResume, kNote, kTell, kCount };
 
 struct FakeRank {
   std::atomic<int> state{0};  // CheckpointState
@@ -150,14 +153,27 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
       return {};
     });
   }
-  Status LeaveNote(SessionId, const Frozen&) override {
-    return Call(FakeCall::kNote, [&]() -> Status {
-      ++shared->notes;
+  Status LeaveNote(SessionId session, EventBody note) override {
+    const bool back = std::holds_alternative<::amem::Frozen>(note);
+    return Call(back ? FakeCall::kNote : FakeCall::kTell, [&]() -> Status {
+      if (back) return ++shared->notes, Status();
+      Encoder encoder;
+      const auto bytes = encoder.Encode(Event{{}, 0, 0, std::move(note)});
+      std::ofstream(NoteOf(session))
+          .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
       return {};
     });
   }
+  // As the journal of that rank has it.
+  [[nodiscard]] std::optional<FreezeStep> Told(SessionId session) const {
+    std::ifstream file(NoteOf(session));
+    const std::string bytes(std::istreambuf_iterator<char>(file), {});
+    if (bytes.empty()) return std::nullopt;
+    return std::get<FreezeStep>(DecodeEvent(std::as_bytes(std::span(bytes)))->body);
+  }
   Result<State> MemoryOf(const RankProcess& process) override {
     State state;
+    state.freeze = Told(process.session);
     Allocation one{.bytes = kOnGpu, .properties = {.location = {LocationType::kDevice, 0}}};
     one.tag = user_memory;
     one.properties.location.type = location;
@@ -229,6 +245,9 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
   std::atomic<bool> saw_asked{false};  // they were
 
  private:
+  [[nodiscard]] std::filesystem::path NoteOf(SessionId session) const {
+    return directory / std::to_string(session.value - 1) / "note";
+  }
   static constexpr int kDied = 77;
   static std::size_t At(int rank) { return static_cast<std::size_t>(rank); }
 

@@ -52,7 +52,7 @@ std::vector<Message> OneOfEach() {
       {17, OrderMessage{kOrder}},
       {18, LookMessage{}},
       {19, StandingMessage{Stands()}},
-      {20, FrozenMessage{{5, 9, 77, "a -> b"}}},
+      {20, NoteMessage{Frozen{5, 9, 77, "a -> b"}}},
   };
 }
 
@@ -158,7 +158,12 @@ TEST(PeerMessages, fields_of_a_round_are_where_they_belong) {
   EXPECT_EQ(Back<LeaveMessage>().round, 44U);
   EXPECT_EQ(Back<OrderMessage>().order, kOrder);
   EXPECT_EQ(Back<StandingMessage>().standing, Stands());
-  EXPECT_EQ(Back<FrozenMessage>().frozen, (Frozen{5, 9, 77, "a -> b"}));
+  EXPECT_EQ(Back<NoteMessage>().event, EventBody(Frozen{5, 9, 77, "a -> b"}));
+}
+
+TEST(PeerMessages, a_tool_records_nothing_but_freezes) {
+  EXPECT_TRUE(DecodeMessage(*EncodeMessage({1, NoteMessage{FreezeStep{.goal = "frozen", .step = "lock"}}})));
+  EXPECT_EQ(DecodeMessage(*EncodeMessage({1, NoteMessage{SessionClosed{}}})).status().code(), Code::kCorrupt);
 }
 
 TEST(PeerMessages, the_longest_lists_fit) {

@@ -22,14 +22,14 @@ class Simulator::Lane final : public Copier {
     return sim_.Look(number_, device, extents, key);
   }
   [[nodiscard]] bool CanLook(DeviceOrdinal) override { return sim_.HasKernels(number_); }
-  Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override {
-    return sim_.MoveAll(kGather, number_, device, from, to);
+  Status Gather(DeviceOrdinal device, std::span<const Extent> extents) override {
+    return sim_.MoveAll(kGather, number_, device, extents);
   }
-  Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) override {
-    return sim_.MoveAll(kScatter, number_, device, to, const_cast<std::byte*>(from));
+  Status Scatter(DeviceOrdinal device, std::span<const Extent> extents) override {
+    return sim_.MoveAll(kScatter, number_, device, extents);
   }
   Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override {
-    return sim_.MoveAll(kClearAll, number_, device, extents, nullptr);
+    return sim_.MoveAll(kClearAll, number_, device, extents);
   }
   Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal device, void* stream) override {
     return sim_.MomentOf(device, stream);

@@ -172,8 +172,8 @@ class Simulator final : public Driver {
   // something that writes to the device is queued.
   Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key,
                               Deadline until) override;
-  Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override;
-  Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) override;
+  Status Gather(DeviceOrdinal device, std::span<const Extent> extents) override;
+  Status Scatter(DeviceOrdinal device, std::span<const Extent> extents) override;
   Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override;
   // As where kernels are loaded at first need: once some call in parts was made in that lane.
   [[nodiscard]] bool CanLook(DeviceOrdinal) override { return HasKernels(0); }
@@ -299,7 +299,7 @@ class Simulator final : public Driver {
   Status Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Copy> copies);
   [[nodiscard]] bool HasKernels(LaneNumber lane);
   Status CopyOne(Call call, LaneNumber lane, DeviceOrdinal device, const Copy& copy);
-  Status MoveAll(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, std::byte* host);
+  Status MoveAll(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents);
   Status Finish(LaneNumber lane, DeviceOrdinal device, Deadline until);
   Result<NonZero> Look(LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key);
   Status OfStream(Call call, DeviceOrdinal device, std::optional<void*> stream = {});

@@ -63,49 +63,52 @@ Status InBatches(std::span<const Backup::Item> items, Bytes bytes, const auto& o
 
 }  // namespace
 
+// Copies between units and their rooms. What copy engines do not take goes to the driver at once, wherever the rooms lie.
 class Backup::Queue {
  public:
   Queue(Copier& copier, DeviceOrdinal device, bool save) : copier_(copier), device_(device), save_(save) {}
 
   // `engine`: by a copy engine, in copies as large as the memory on both sides allows.
   Status Add(Address address, const PinnedMemory::Piece& piece, bool engine) {
-    const bool follows = bytes_ > 0 && engine == engine_ && piece.joined && piece.at == host_ + bytes_ && bytes_ < kQueueBytes;
-    const bool extends = follows && parts_.back().address + parts_.back().bytes == address;
-    if (!follows || (engine && !extends)) AMEM_TRY(Flush());
-    if (bytes_ == 0) host_ = piece.at;
-    if (extends) {
-      parts_.back().bytes += piece.bytes;
+    const Extent part{address, piece.bytes, piece.at};
+    Extent* const last = engine ? &whole_ : parts_.empty() ? nullptr : &parts_.back();
+    if (piece.joined && last != nullptr && last->bytes < kQueueBytes && last->address + last->bytes == address &&
+        last->host + last->bytes == piece.at) {
+      last->bytes += piece.bytes;
+    } else if (engine) {
+      AMEM_TRY(CopyWhole());
+      whole_ = part;
     } else {
-      parts_.push_back({address, piece.bytes});
+      parts_.push_back(part);
     }
-    engine_ = engine;
-    bytes_ += piece.bytes;
-    return {};
+    bytes_ += engine ? 0 : piece.bytes;
+    return bytes_ >= kQueueBytes ? MoveParts() : Status{};
   }
 
   Status Flush() {
-    if (bytes_ == 0) return {};
-    Status queued = engine_ ? ByEngine(parts_.front())
-                    : save_ ? copier_.Gather(device_, host_, parts_)
-                            : copier_.Scatter(device_, parts_, host_);
-    parts_.clear();
-    bytes_ = 0;
-    return queued;
+    AMEM_TRY(CopyWhole());
+    return parts_.empty() ? Status{} : MoveParts();
   }
 
  private:
-  Status ByEngine(const Extent& part) {
-    return save_ ? copier_.CopyToHost(device_, host_, part.address, part.bytes)
-                 : copier_.CopyToDevice(device_, part.address, host_, part.bytes);
+  Status CopyWhole() {
+    const Extent one = std::exchange(whole_, {});
+    if (one.bytes == 0) return {};
+    return save_ ? copier_.CopyToHost(device_, one.host, one.address, one.bytes)
+                 : copier_.CopyToDevice(device_, one.address, one.host, one.bytes);
+  }
+  Status MoveParts() {
+    const std::vector<Extent> parts = std::exchange(parts_, {});
+    bytes_ = 0;
+    return save_ ? copier_.Gather(device_, parts) : copier_.Scatter(device_, parts);
   }
 
   Copier& copier_;
   const DeviceOrdinal device_;
   const bool save_;
+  Extent whole_;
   std::vector<Extent> parts_;
-  std::byte* host_ = nullptr;
-  Bytes bytes_ = 0;
-  bool engine_ = false;
+  Bytes bytes_ = 0;  // of the parts
 };
 
 Backup::Backup(Copier& copier, PinnedSupply& supply, BackupOptions options)

@@ -36,7 +36,6 @@ struct BackupOptions {
   // back. Never, if it is above 1.
   double dense = 2;
   bool compare = false;  // also what the hash says is unchanged, byte by byte with the kept copy
-  bool keep = true;      // false: Keep forgets
 };
 
 // About the contents that were saved last, and the calls that saved and restored them.

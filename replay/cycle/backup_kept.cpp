@@ -8,7 +8,8 @@
 namespace amem {
 namespace {
 
-// So many unchanged units between two that changed travel with them: that takes less time than another copy does to begin.
+// So many unchanged units between two that changed travel with them, where copy engines take them: that takes less time than
+// another copy does to begin.
 constexpr std::size_t kBridged = 2;
 
 }  // namespace
@@ -94,7 +95,9 @@ std::vector<Backup::Wanted> Backup::WhatToSave(std::span<const Item> items, cons
 
 // Between two that are copied to where they were.
 void Backup::Bridge(std::span<Wanted> units) {
-  const auto again = [](const Wanted& one) { return !one.unchanged && one.kept != nullptr && one.kept->stored == one.pages; };
+  const auto again = [](const Wanted& one) {
+    return one.engine && !one.unchanged && one.kept != nullptr && one.kept->stored == one.pages;
+  };
   std::size_t apart = kBridged + 1;
   for (std::size_t i = 0; i < units.size(); ++i) {
     if (units[i].unchanged) {
@@ -127,7 +130,7 @@ void Backup::FreeKept() {
 void Backup::Keep() {
   if (!queued_.empty()) static_cast<void>(Finish());
   if (contents_ == Contents::kNone) return;
-  if (contents_ != Contents::kSaved || !queued_.empty() || !options_.keep) return ForgetAll();
+  if (contents_ != Contents::kSaved || !queued_.empty()) return ForgetAll();
   kept_ = std::exchange(saved_, {});
   for (auto& [key, kept] : kept_) {
     for (Unit& unit : kept.units) {

@@ -13,10 +13,9 @@ namespace {
 constexpr std::chrono::milliseconds kToRecord{100};
 
 // A program fills its tags, so the contents are dense: copy engines move them, and host memory is prepared for all of them.
-// NCCL's are sparse, and most of what is not zero changes with each collective. Copies to where pages lie already are many
-// small ones: with a copy that was kept a suspend of 5 GB took 39 ms, without one 17 (H200, two ranks on it, NCCL 2.32.3).
+// NCCL's are sparse.
 BackupOptions OptionsFor(const CycleContext& context, PoolId pool) {
-  BackupOptions options{.compare = context.compare, .keep = static_cast<bool>(pool)};
+  BackupOptions options{.compare = context.compare};
   if (!pool) return options;
   options.first_guess = 1;
   options.dense = 0.9;

@@ -36,19 +36,13 @@ Result<NonZero> Copier::FindNonZero(DeviceOrdinal, std::span<const Extent> exten
   return Unscanned(extents, "the " + Name() + " driver does not look at contents");
 }
 
-Status Copier::Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) {
-  for (const Extent& extent : from) {
-    AMEM_TRY(CopyToHost(device, to, extent.address, extent.bytes));
-    to += extent.bytes;
-  }
+Status Copier::Gather(DeviceOrdinal device, std::span<const Extent> extents) {
+  for (const Extent& extent : extents) AMEM_TRY(CopyToHost(device, extent.host, extent.address, extent.bytes));
   return {};
 }
 
-Status Copier::Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) {
-  for (const Extent& extent : to) {
-    AMEM_TRY(CopyToDevice(device, extent.address, from, extent.bytes));
-    from += extent.bytes;
-  }
+Status Copier::Scatter(DeviceOrdinal device, std::span<const Extent> extents) {
+  for (const Extent& extent : extents) AMEM_TRY(CopyToDevice(device, extent.address, extent.host, extent.bytes));
   return {};
 }
 

@@ -61,10 +61,11 @@ class HostPages {
   virtual ~HostPages() = default;
 };
 
-// A part of device memory.
+// A part of device memory, and the part of a PinnedBuffer to or from which Gather or Scatter copies it.
 struct Extent {
   Address address;
   Bytes bytes = 0;
+  std::byte* host = nullptr;
   friend bool operator==(const Extent&, const Extent&) = default;
 };
 
@@ -117,8 +118,8 @@ class Copier {
   virtual Status FinishCopies(DeviceOrdinal device, Deadline until) = 0;
 
   // In parts. The same demands as above, and the device is idle but for copies (the first call of all loads kernels,
-  // which would wait for what runs); addresses and sizes are multiples of 4096. Gather, Scatter and ClearAll come
-  // after the copies, clears and ClearAlls that were queued before them; they do not wait for one another otherwise, and
+  // which would wait for what runs); addresses, of the host too, and sizes are multiples of 4096. Gather, Scatter and ClearAll
+  // come after the copies, clears and ClearAlls that were queued before them; they do not wait for one another otherwise, and
   // nothing that is queued later waits for them: FinishCopies does, and gives back what they needed on the device. They work,
   // slower, where that cannot be had. The defaults use the calls above and take all extents for not zero.
   //
@@ -127,8 +128,8 @@ class Copier {
                                       Deadline until);
   // Whether FindNonZero can look at once: it has loaded its kernels.
   [[nodiscard]] virtual bool CanLook(DeviceOrdinal device) { return static_cast<void>(device), true; }
-  virtual Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from);         // without gaps at `to`
-  virtual Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from);  // the reverse
+  virtual Status Gather(DeviceOrdinal device, std::span<const Extent> extents);   // to the host
+  virtual Status Scatter(DeviceOrdinal device, std::span<const Extent> extents);  // the reverse
   virtual Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents);
   // Marks what is queued on the device so far; numbers that ascend, and are good until FinishCopies. Await returns once all
   // before the mark is done. The defaults mark nothing, and wait for everything.

@@ -164,8 +164,12 @@ Status Slabs::CopyContents(const Allocation& part, DriverHandle to) {
   if (copied.ok()) copied = driver_.FinishCopies(device, until);
   if (copied.ok()) copied = driver_.CopyToDevice(device, region.address(), pinned->data(), part.bytes);
   if (copied.ok()) copied = driver_.FinishCopies(device, until);
-  // What is still queued must not outlive the buffer and the mapping.
-  if (!copied.ok()) static_cast<void>(driver_.FinishCopies(device, until));
+  // A copy that has not ended must not outlive the buffer and the mapping.
+  if (copied.ok() || driver_.FinishCopies(device, until).ok()) {
+    stuck_.erase(device);
+  } else {
+    stuck_.emplace(device, std::pair(*std::move(pinned), *std::move(region)));
+  }
   return copied;
 }
 

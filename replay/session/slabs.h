@@ -10,10 +10,12 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "replay/driver/driver.h"
@@ -126,6 +128,8 @@ class Slabs {
   bool scarce_ GUARDED_BY(ledger_) = false;
   AllocationId busy_ GUARDED_BY(ledger_);  // being cleared without the ledger's lock; must not be retired
   std::uint64_t wrong_guesses_ = 0;
+  // What copies on a device that had not ended read or write.
+  std::multimap<DeviceOrdinal, std::pair<std::unique_ptr<PinnedBuffer>, MappedRegion>> stuck_ GUARDED_BY(ledger_);
 };
 
 }  // namespace amem

@@ -224,7 +224,7 @@ Status CudaDriver::OnStream(DeviceOrdinal device, const char* call, Address addr
 
 Status CudaDriver::CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) {
   if (is_lane_) {
-    Status queued = nonzero_->On(device).CopyWhole(to, {from, bytes}, true);
+    Status queued = nonzero_->On(device).CopyWhole({from, bytes, to}, true);
     if (queued.code() != Code::kUnsupported) return queued;
   }
   return OnStream(device, "cuMemcpyDtoHAsync", from, bytes, [&](void* stream) -> int {
@@ -234,7 +234,7 @@ Status CudaDriver::CopyToHost(DeviceOrdinal device, std::byte* to, Address from,
 
 Status CudaDriver::CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) {
   if (is_lane_) {
-    Status queued = nonzero_->On(device).CopyWhole(const_cast<std::byte*>(from), {to, bytes}, false);
+    Status queued = nonzero_->On(device).CopyWhole({to, bytes, const_cast<std::byte*>(from)}, false);
     if (queued.code() != Code::kUnsupported) return queued;
   }
   return OnStream(device, "cuMemcpyHtoDAsync", to, bytes, [&](void* stream) -> int {
@@ -270,12 +270,12 @@ Result<NonZero> CudaDriver::FindNonZero(DeviceOrdinal device, std::span<const Ex
   return nonzero_->On(device).FindNonZero(extents, key, until);
 }
 
-Status CudaDriver::Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) {
-  return nonzero_->On(device).Move(to, from, true);
+Status CudaDriver::Gather(DeviceOrdinal device, std::span<const Extent> extents) {
+  return nonzero_->On(device).Move(extents, true);
 }
 
-Status CudaDriver::Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) {
-  return nonzero_->On(device).Move(const_cast<std::byte*>(from), to, false);
+Status CudaDriver::Scatter(DeviceOrdinal device, std::span<const Extent> extents) {
+  return nonzero_->On(device).Move(extents, false);
 }
 
 Status CudaDriver::ClearAll(DeviceOrdinal device, std::span<const Extent> extents) {

@@ -68,8 +68,8 @@ class CudaDriver final : public Driver {
   Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key,
                               Deadline until) override;
   [[nodiscard]] bool CanLook(DeviceOrdinal device) override;
-  Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override;
-  Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) override;
+  Status Gather(DeviceOrdinal device, std::span<const Extent> extents) override;
+  Status Scatter(DeviceOrdinal device, std::span<const Extent> extents) override;
   Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override;
   Result<std::uint64_t> Mark(DeviceOrdinal device) override;
   Status Await(DeviceOrdinal device, std::uint64_t mark, Deadline until) override;

@@ -18,13 +18,16 @@ constexpr Bytes kBitmapBytes = Bytes{kTableUnits} * sizeof(std::uint32_t),
 constexpr Bytes kBitmapAt = kExtentsBytes, kHashesAt = kBitmapAt + kBitmapBytes, kKeyAt = kHashesAt + kHashesBytes;
 constexpr Bytes kScanBytes = kKeyAt + sizeof(ContentKey);
 constexpr Bytes kDirectBytes = Bytes{16} << 20;  // copied by one launch where there is no buffer
+constexpr Bytes kStagedBytes = Bytes{1} << 20;   // without gaps in host memory are worth a copy by a copy engine
 constexpr std::size_t kMaxBlocks = 4096;         // thread blocks of a launch; each takes several units then
 constexpr std::uint32_t kWarps = sparse::kThreads / 32;
 
 Status Multiples(std::span<const Extent> extents) {
   for (const Extent& extent : extents) {
-    if (extent.bytes % kPageBytes == 0 && extent.address.value % kPageBytes == 0) continue;
-    return {Code::kInvalid, "contents in parts: " + InRange(extent.address, extent.bytes) + ": both must be multiples of 4096"};
+    const auto host = reinterpret_cast<std::uintptr_t>(extent.host);
+    if (extent.bytes % kPageBytes == 0 && extent.address.value % kPageBytes == 0 && host % kPageBytes == 0) continue;
+    return {Code::kInvalid, "contents in parts: " + InRange(extent.address, extent.bytes) + ", host memory " + Hex(host) +
+                                ": all must be multiples of 4096"};
   }
   return {};
 }
@@ -166,57 +169,78 @@ CUresult CudaDriver::NonZeroCopier::Device::CatchUp(Lane& lane) {
   return result;
 }
 
-Status CudaDriver::NonZeroCopier::Device::Move(std::byte* host, std::span<const Extent> extents, bool gather) {
+Status CudaDriver::NonZeroCopier::Device::Move(std::span<const Extent> extents, bool gather) {
   AMEM_TRY(Multiples(extents));
   if (extents.empty()) return {};
   MutexLock lock(mutex_);
   if (!Ready().ok()) {
     lock.Unlock();  // the copies of a lane take it
-    return gather ? driver_.Driver::Gather(device_, host, extents) : driver_.Driver::Scatter(device_, extents, host);
+    return gather ? driver_.Driver::Gather(device_, extents) : driver_.Driver::Scatter(device_, extents);
   }
   AMEM_TRY(FollowMain());
   const Parts::Way way = gather ? parts_.to_host : parts_.to_device;
-  if (way == Parts::Way::kRuns || !Load().ok()) return MoveRuns(host, extents, gather);
+  if (way == Parts::Way::kRuns || !Load().ok()) return MoveRuns(extents, gather);
   if (way == Parts::Way::kStaged) OpenBuffer();
-  const bool staged = way == Parts::Way::kStaged && buffer_.slot != 0;
+  if (way != Parts::Way::kStaged || buffer_.slot == 0) return MovePieces(extents, gather, false);
+  std::vector<Extent> scattered;
+  while (!extents.empty()) {
+    std::size_t count = 1;
+    Bytes bytes = extents.front().bytes;
+    for (; count < extents.size() && extents[count].host == extents.front().host + bytes; ++count)
+      bytes += extents[count].bytes;
+    if (bytes >= kStagedBytes) {
+      AMEM_TRY(MovePieces(extents.first(count), gather, true));
+    } else {
+      scattered.insert(scattered.end(), extents.begin(), extents.begin() + static_cast<std::ptrdiff_t>(count));
+    }
+    extents = extents.subspan(count);
+  }
+  return MovePieces(scattered, gather, false);
+}
+
+// By as few launches as there is room for. Staged: the extents' host memory has no gaps.
+Status CudaDriver::NonZeroCopier::Device::MovePieces(std::span<const Extent> extents, bool gather, bool staged) {
   const auto room = static_cast<std::uint32_t>((staged ? buffer_.slot : kDirectBytes) / kPageBytes);
   pieces_.clear();
   std::uint32_t filled = 0;  // pages
+  std::uint64_t base = 0;    // of the host addresses that the pieces' page numbers reach
   const auto flush = [&]() -> Status {
     mutex_.AssertHeld();
-    const Bytes bytes = Bytes{filled} * kPageBytes;
-    Status moved = MovePieces(pieces_, bytes, host, gather, staged);
-    host += bytes;
+    if (pieces_.empty()) return {};
+    Status moved = LaunchMove(base, Bytes{filled} * kPageBytes, gather, staged);
     pieces_.clear();
     filled = 0;
     return moved;
   };
   for (const Extent& extent : extents) {
-    std::uint64_t at = extent.address.value;
-    const std::uint64_t end = at + extent.bytes;
-    while (at < end) {
-      const auto left = static_cast<std::uint32_t>(std::min<Bytes>((end - at) / kPageBytes, kPiecePages));
-      const std::uint32_t pages = std::min(left, room - filled);
-      pieces_.push_back({at, filled, pages});
-      at += Bytes{pages} * kPageBytes;
+    for (Bytes done = 0; done < extent.bytes;) {
+      const std::uint64_t host = reinterpret_cast<std::uint64_t>(extent.host) + done;
+      const std::uint64_t reached = host - host % (Bytes{kPageBytes} << 32);
+      if (filled == room || reached != base) AMEM_TRY(flush());
+      base = reached;
+      const auto pages =
+          static_cast<std::uint32_t>(std::min<Bytes>({(extent.bytes - done) / kPageBytes, kPiecePages, room - filled}));
+      pieces_.push_back({extent.address.value + done, static_cast<std::uint32_t>((host - base) / kPageBytes), pages});
+      done += Bytes{pages} * kPageBytes;
       filled += pages;
-      if (filled == room) AMEM_TRY(flush());
     }
   }
-  return pieces_.empty() ? Status{} : flush();
+  return flush();
 }
 
-Status CudaDriver::NonZeroCopier::Device::MovePieces(std::span<const TablePiece> pieces, Bytes bytes, std::byte* host,
-                                                     bool gather, bool staged) {
+Status CudaDriver::NonZeroCopier::Device::LaunchMove(std::uint64_t base, Bytes bytes, bool gather, bool staged) {
+  const std::span<const TablePiece> pieces = pieces_;
   auto pinned = Table(pieces.size_bytes());
   if (!pinned.ok()) return pinned.status();
   std::memcpy(*pinned, pieces.data(), pieces.size_bytes());
   Lane& lane = lanes_[next_lane_++ % lanes_.size()];
+  const Bytes past = Bytes{pieces.front().first_page} * kPageBytes;
+  auto* const host = reinterpret_cast<std::byte*>(base + past);
   auto table = reinterpret_cast<CUdeviceptr>(*pinned);
-  CUdeviceptr dense = staged ? lane.slot : reinterpret_cast<CUdeviceptr>(host);
+  CUdeviceptr other = staged ? lane.slot - past : base;  // may wrap, and does so back in the kernel
   auto count = static_cast<unsigned>(pieces.size());
   int direction = gather ? 1 : 0;
-  void* arguments[] = {&table, &count, &dense, &direction};
+  void* arguments[] = {&table, &count, &other, &direction};
   const InContext current(calls_, opened_.context);
   CUresult result = current.result();
   if (result == CUDA_SUCCESS && staged && !gather) result = calls_.copy_to_device(lane.slot, host, bytes, lane.stream);
@@ -227,25 +251,24 @@ Status CudaDriver::NonZeroCopier::Device::MovePieces(std::span<const TablePiece>
   return result == CUDA_SUCCESS ? Status{} : Failure(result, gather ? "copy to the host" : "copy to the device");
 }
 
-Status CudaDriver::NonZeroCopier::Device::MoveRuns(std::byte* host, std::span<const Extent> extents, bool gather) {
+Status CudaDriver::NonZeroCopier::Device::MoveRuns(std::span<const Extent> extents, bool gather) {
   const InContext current(calls_, opened_.context);
   CUresult result = current.result();
   for (const Extent& extent : extents) {
     Lane& lane = lanes_[next_lane_++ % lanes_.size()];
     if (result == CUDA_SUCCESS) result = CatchUp(lane);
     if (result != CUDA_SUCCESS) break;
-    result = gather ? calls_.copy_to_host(host, extent.address.value, extent.bytes, lane.stream)
-                    : calls_.copy_to_device(extent.address.value, host, extent.bytes, lane.stream);
-    host += extent.bytes;
+    result = gather ? calls_.copy_to_host(extent.host, extent.address.value, extent.bytes, lane.stream)
+                    : calls_.copy_to_device(extent.address.value, extent.host, extent.bytes, lane.stream);
   }
   return result == CUDA_SUCCESS ? Status{} : Failure(result, gather ? "copy to the host" : "copy to the device");
 }
 
-Status CudaDriver::NonZeroCopier::Device::CopyWhole(std::byte* host, const Extent& extent, bool to_host) {
+Status CudaDriver::NonZeroCopier::Device::CopyWhole(const Extent& extent, bool to_host) {
   const MutexLock lock(mutex_);
   AMEM_TRY(Ready());
   AMEM_TRY(FollowMain());
-  return MoveRuns(host, std::span(&extent, 1), to_host);
+  return MoveRuns(std::span(&extent, 1), to_host);
 }
 
 // ---- marks -----------------------------------------------------------------------------------------------------------------

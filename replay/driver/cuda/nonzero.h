@@ -60,7 +60,7 @@ class CudaDriver::NonZeroCopier::Device {
   // As the methods of Driver.
   Result<NonZero> FindNonZero(std::span<const Extent> extents, const ContentKey& key, Deadline until);
   [[nodiscard]] bool CanLook();
-  Status Move(std::byte* host, std::span<const Extent> extents, bool gather);
+  Status Move(std::span<const Extent> extents, bool gather);
   Status ClearAll(std::span<const Extent> extents);
   Status Finish(Deadline until);
   Result<std::uint64_t> Mark();
@@ -68,7 +68,7 @@ class CudaDriver::NonZeroCopier::Device {
   Status Lead(CUstream stream);
   // By a copy engine, in one of the lanes, after what is queued on the device's own stream: so that looking at contents, there,
   // waits for no copy. kUnsupported: there are no lanes.
-  Status CopyWhole(std::byte* host, const Extent& extent, bool to_host);
+  Status CopyWhole(const Extent& extent, bool to_host);
 
  private:
   struct Lane {
@@ -98,9 +98,9 @@ class CudaDriver::NonZeroCopier::Device {
   Status LookAtPart(std::span<const sparse::TableExtent> table, std::uint32_t units, NonZero& found, Deadline until)
       REQUIRES(mutex_);
   Status ClearPart(std::span<const sparse::TableExtent> table, std::uint32_t units) REQUIRES(mutex_);
-  Status MovePieces(std::span<const sparse::TablePiece> pieces, Bytes bytes, std::byte* host, bool gather, bool staged)
-      REQUIRES(mutex_);
-  Status MoveRuns(std::byte* host, std::span<const Extent> extents, bool gather) REQUIRES(mutex_);
+  Status MovePieces(std::span<const Extent> extents, bool gather, bool staged) REQUIRES(mutex_);
+  Status LaunchMove(std::uint64_t base, Bytes bytes, bool gather, bool staged) REQUIRES(mutex_);
+  Status MoveRuns(std::span<const Extent> extents, bool gather) REQUIRES(mutex_);
   Status Failure(CUresult result, const char* tried, Deadline began = Now()) const;  // `began`: of a wait
 
   CudaDriver& driver_;

@@ -18,10 +18,10 @@ struct TableExtent {
   std::uint32_t pages;
 };
 
-// A part of device memory and its place in the dense buffer.
+// A part of device memory and its place in the other memory of a copy.
 struct TablePiece {
   std::uint64_t address;
-  std::uint32_t first_page;  // in the dense buffer
+  std::uint32_t first_page;  // from where the kernel is told that the other memory begins
   std::uint32_t pages;
 };
 

@@ -12,7 +12,10 @@
 namespace amem {
 namespace {
 
-bool Multiple(const Extent& extent) { return extent.address.value % kPageBytes == 0 && extent.bytes % kPageBytes == 0; }
+bool Multiple(const Extent& extent) {
+  const auto host = reinterpret_cast<std::uintptr_t>(extent.host);
+  return extent.address.value % kPageBytes == 0 && extent.bytes % kPageBytes == 0 && host % kPageBytes == 0;
+}
 
 // Calls saw(offset, page) for every page of [from, from + bytes) of the memfd that is not a hole. False: errno says why.
 bool EachPage(int fd, Bytes from, Bytes bytes, const auto& saw) {
@@ -77,14 +80,12 @@ bool Simulator::HasKernels(LaneNumber lane) {
   return kernels_.contains(lane);
 }
 
-// Queues a copy between the extents and what lies at `host` without gaps, or a clear of each.
-Status Simulator::MoveAll(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, std::byte* host) {
+// Queues a copy between each extent and its part of host memory, or a clear of each.
+Status Simulator::MoveAll(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents) {
   const CopyKind kind = call == kGather ? CopyKind::kToHost : call == kScatter ? CopyKind::kToDevice : CopyKind::kClear;
   std::vector<Copy> copies;
-  for (const Extent& extent : extents) {
-    copies.push_back({kind, extent.address, host, Multiple(extent) ? extent.bytes : 0});
-    if (host != nullptr) host += extent.bytes;
-  }
+  for (const Extent& extent : extents)
+    copies.push_back({kind, extent.address, extent.host, Multiple(extent) ? extent.bytes : 0});
   {
     const MutexLock lock(mutex_);
     kernels_.insert(lane);

@@ -143,14 +143,14 @@ class SimulatedLane : public Seam {
   Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key, Deadline) override {
     return sim_.Look(number_, device, extents, key);
   }
-  Status Gather(DeviceOrdinal device, std::byte* to, std::span<const Extent> from) override {
-    return sim_.MoveAll(Sim::kGather, number_, device, from, to);
+  Status Gather(DeviceOrdinal device, std::span<const Extent> extents) override {
+    return sim_.MoveAll(Sim::kGather, number_, device, extents);
   }
-  Status Scatter(DeviceOrdinal device, std::span<const Extent> to, const std::byte* from) override {
-    return sim_.MoveAll(Sim::kScatter, number_, device, to, const_cast<std::byte*>(from));
+  Status Scatter(DeviceOrdinal device, std::span<const Extent> extents) override {
+    return sim_.MoveAll(Sim::kScatter, number_, device, extents);
   }
   Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override {
-    return sim_.MoveAll(Sim::kClearAll, number_, device, extents, nullptr);
+    return sim_.MoveAll(Sim::kClearAll, number_, device, extents);
   }
   // As where kernels are loaded at first need: once some call in parts was made in that lane.
   [[nodiscard]] bool CanLook(DeviceOrdinal) override { return sim_.HasKernels(number_); }
@@ -341,7 +341,7 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
   Status Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Copy> copies);
   [[nodiscard]] bool HasKernels(LaneNumber lane);
   Status CopyOne(Call call, LaneNumber lane, DeviceOrdinal device, const Copy& copy);
-  Status MoveAll(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, std::byte* host);
+  Status MoveAll(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents);
   Status Finish(LaneNumber lane, DeviceOrdinal device, Deadline until);
   Result<NonZero> Look(LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key);
   Status OfStream(Call call, DeviceOrdinal device, std::optional<void*> stream = {});

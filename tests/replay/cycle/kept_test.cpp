@@ -89,6 +89,23 @@ TEST_F(Kept, up_to_two_unchanged_units_between_two_that_changed_travel_with_them
   EXPECT_EQ(KeepingCycle(backup), (Seen{5 * kUnit, 7 * kUnit, 0}));
 }
 
+// Wherever in host memory they go, and where they have moved to because they have grown.
+TEST_F(Kept, sparse_units_travel_in_one_call_however_many_have_changed) {
+  Block& block = Add(64 * kUnit);
+  for (Bytes unit = 0; unit < 64; ++unit) Fill(block, unit, unit * kUnit + kPage, 2 * kPage);
+  test::LoneBackup backup(*sim_, {.chunk = 128 * kKiB});
+  KeepingCycle(backup);
+  for (const Bytes apart : {32, 8, 2}) {
+    for (const bool grow : {false, true}) {
+      const std::uint64_t gathers = sim_->Calls("Gather"), scatters = sim_->Calls("Scatter");
+      for (Bytes unit = 1; unit < 64; unit += apart) Fill(block, apart, unit * kUnit + kPage, (grow ? apart : 1) * kPage / 2);
+      EXPECT_GE(KeepingCycle(backup).saved, 64 / apart * 2 * kPage);
+      EXPECT_EQ(sim_->Calls("Gather") - gathers, 1U) << apart << ", " << grow;
+      EXPECT_EQ(sim_->Calls("Scatter") - scatters, 1U) << apart << ", " << grow;
+    }
+  }
+}
+
 TEST_F(Kept, memory_that_becomes_zero_or_stops_to_be_is_seen) {
   Block& block = Add(4 * kUnit);
   Fill(block, 1);

@@ -19,7 +19,9 @@
 #include <thread>
 #include <vector>
 
+#include "replay/driver/cuda/nonzero_kernels.h"
 #include "replay/driver/cuda/nvml.h"
+#include "replay/driver/mapped_region.h"
 #include "replay/driver/simulator/simulator.h"
 #include "tests/stand_ins/cuda/control.h"
 
@@ -511,13 +513,13 @@ TEST_P(Contract, a_lane_copies_to_and_from_memory_that_another_lane_pinned) {
   auto pinned = (*pins)->AllocatePinned(block.bytes);
   ASSERT_TRUE(pinned.ok()) << pinned.status().message();
   std::memset((*pinned)->data(), 0x5a, block.bytes);
-  const Extent all{block.address, block.bytes};
+  const Extent all{block.address, block.bytes, (*pinned)->data()};
   ASSERT_OK((*copies)->CopyToDevice(kGpu, block.address, (*pinned)->data(), page_));
   ASSERT_OK((*copies)->FinishCopies(kGpu, In(std::chrono::minutes(1))));
-  ASSERT_OK((*copies)->Scatter(kGpu, std::span(&all, 1), (*pinned)->data()));
+  ASSERT_OK((*copies)->Scatter(kGpu, std::span(&all, 1)));
   ASSERT_OK((*copies)->FinishCopies(kGpu, In(std::chrono::minutes(1))));
   std::memset((*pinned)->data(), 0, block.bytes);
-  ASSERT_OK((*copies)->Gather(kGpu, (*pinned)->data(), std::span(&all, 1)));
+  ASSERT_OK((*copies)->Gather(kGpu, std::span(&all, 1)));
   ASSERT_OK((*copies)->FinishCopies(kGpu, In(std::chrono::minutes(1))));
   const auto is_back = [&] {
     return std::all_of((*pinned)->data(), (*pinned)->data() + page_, [](std::byte b) { return b == std::byte{0x5a}; });
@@ -702,6 +704,89 @@ TEST(CudaDriver, without_multicast_objects_is_as_fast) {
   ASSERT_TRUE(found.ok()) << found.status().message();
   EXPECT_EQ(found->unscanned.find("the CUDA driver has no"), std::string::npos) << found->unscanned;
   EXPECT_FALSE((*driver)->CreateMulticast({}).ok());
+}
+
+// With kernels that are host functions. amem_sparse_copy does here what the real one does, and counts.
+struct CountedCalls {
+  std::size_t launches = 0, copies = 0;
+} counted;
+
+void CopyPieces(void** arguments) {
+  const auto* const pieces = reinterpret_cast<const sparse::TablePiece*>(*static_cast<CUdeviceptr*>(arguments[0]));
+  const auto other = *static_cast<CUdeviceptr*>(arguments[2]);
+  ++counted.launches;
+  for (unsigned i = 0; i < *static_cast<unsigned*>(arguments[1]); ++i) {
+    auto* const device = reinterpret_cast<std::byte*>(pieces[i].address);
+    auto* const packed = reinterpret_cast<std::byte*>(other + Bytes{pieces[i].first_page} * kPageBytes);
+    const bool gather = *static_cast<int*>(arguments[3]) != 0;
+    std::memcpy(gather ? packed : device, gather ? device : packed, Bytes{pieces[i].pages} * kPageBytes);
+  }
+}
+
+CUresult LookUpWithKernels(const char* name, void** found, int version, cuuint64_t flags, CUdriverProcAddressQueryResult* why) {
+  const auto look_up = reinterpret_cast<decltype(&LookUpWithKernels)>(dlsym(FakeLibrary(), "cuGetProcAddress_v2"));
+  const std::string_view call(name);
+  if (call == "cuModuleLoadData") {
+    *found = reinterpret_cast<void*>(+[](CUmodule*, const void*) { return CUDA_SUCCESS; });
+  } else if (call == "cuModuleGetGlobal") {
+    *found = reinterpret_cast<void*>(+[](CUdeviceptr*, std::size_t* bytes, CUmodule, const char*) {
+      *bytes = sizeof(ContentKey);
+      return CUDA_SUCCESS;
+    });
+  } else if (call == "cuModuleGetFunction") {
+    *found = reinterpret_cast<void*>(+[](CUfunction* function, CUmodule, const char*) {
+      static HostKernel kernel{&CopyPieces};
+      *function = reinterpret_cast<CUfunction>(&kernel);
+      return CUDA_SUCCESS;
+    });
+  } else if (call == "cuMemcpyDtoHAsync") {
+    *found = reinterpret_cast<void*>(+[](void* to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+      ++counted.copies;
+      return reinterpret_cast<decltype(&cuMemcpyDtoHAsync)>(dlsym(FakeLibrary(), "cuMemcpyDtoHAsync_v2"))(to, from, bytes,
+                                                                                                          stream);
+    });
+  } else {
+    return look_up(name, found, version, flags, why);
+  }
+  return CUDA_SUCCESS;
+}
+
+TEST(CudaDriver, copies_parts_that_lie_anywhere_in_host_memory_by_one_kernel_and_long_runs_by_a_copy_engine) {
+  const auto driver = CudaDriver::Load([](const char*) { return reinterpret_cast<void*>(&LookUpWithKernels); });
+  ASSERT_TRUE(driver.ok()) << driver.status().message();
+  constexpr Bytes kMemory = Bytes{16} << 20, kLong = Bytes{2} << 20, kScattered = 500;
+  const auto handle = (*driver)->Create(kMemory, OnDevice(0), 0);
+  ASSERT_TRUE(handle.ok()) << handle.status().message();
+  const auto region = MappedRegion::Map(**driver, *handle, kMemory, 0, Access());
+  ASSERT_TRUE(region.ok()) << region.status().message();
+  auto* const device = reinterpret_cast<std::byte*>(region->address().value);
+  std::array<std::unique_ptr<PinnedBuffer>, 2> pinned{*(*driver)->AllocatePinned(kMemory), *(*driver)->AllocatePinned(kMemory)};
+  std::vector<Extent> extents{{region->address() + kLong, kLong, pinned[1]->data() + kPageBytes}};
+  for (Bytes i = 0; i < kScattered; ++i) {
+    const Bytes pages = 1 + i % 3;
+    extents.push_back({region->address() + 2 * kLong + 4 * i * kPageBytes, pages * kPageBytes,
+                       pinned[i % 2]->data() + kLong + (4 * (kScattered - i)) * kPageBytes});
+  }
+  for (Bytes i = 0; i < kMemory; ++i) device[i] = static_cast<std::byte>(i * 2654435761 >> 24);
+  const std::vector<std::byte> before(device, device + kMemory);
+  counted = {};
+  ASSERT_OK((*driver)->Gather(kGpu, extents));
+  ASSERT_OK((*driver)->FinishCopies(kGpu, In(std::chrono::minutes(1))));
+  EXPECT_EQ(counted.launches, 2U);
+  EXPECT_EQ(counted.copies, 1U);
+  std::memset(device, 0xab, kMemory);
+  ASSERT_OK((*driver)->Scatter(kGpu, extents));
+  ASSERT_OK((*driver)->FinishCopies(kGpu, In(std::chrono::minutes(1))));
+  std::vector<std::byte> expected(kMemory, std::byte{0xab});
+  for (const Extent& extent : extents) {
+    const Bytes at = extent.address.value - region->address().value;
+    std::memcpy(expected.data() + at, before.data() + at, extent.bytes);
+  }
+  EXPECT_EQ(std::memcmp(device, expected.data(), kMemory), 0);
+  Extent odd = extents.front();
+  odd.host += 512;
+  EXPECT_EQ((*driver)->Gather(kGpu, std::span(&odd, 1)).code(), Code::kInvalid);
+  EXPECT_TRUE((*driver)->Release(*handle).ok());
 }
 
 TEST(CudaDriver, a_host_without_the_driver_is_named) {

@@ -109,6 +109,23 @@ TEST_F(CutUpSlab, any_call_that_fails_once_costs_nothing_but_that_mapping) {
   EXPECT_GE(failures, 20) << "calls that were made to fail";
 }
 
+// The GPU hangs while contents are copied: the copies end later, and what they read and write must still be there.
+TEST_F(CutUpSlab, copies_that_have_not_ended_do_not_lose_their_memory) {
+  for (const int fine : {0, 1}) {
+    Allocate();
+    int calls = 0;
+    a.simulator->SetHook(
+        [&](std::string_view call, std::uint64_t) { return call == "FinishCopies" && calls++ >= fine ? cuda::kTimeout : 0; });
+    EXPECT_FALSE(MapOnceMore().ok());
+    EXPECT_GE(calls, fine + 2);
+    a.simulator->SetHook({});
+    EXPECT_EQ(MapOnceMore(), Status{}) << fine;
+    AllIsThere();
+    WorksOverAPause();
+    FreeAll();
+  }
+}
+
 TEST_F(CutUpSlab, one_that_a_network_card_uses_stays_whole) {
   Allocate();
   const Registered by_card{Address{reinterpret_cast<std::uint64_t>(memory_[1])}, k2M, "ibv_reg_mr"};

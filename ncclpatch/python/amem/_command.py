@@ -116,7 +116,7 @@ def doctor(arguments):
             print("%-8s %s: %s" % (finding.level, finding.subject, finding.text))
             if finding.remedy:
                 print("%-8s   -> %s" % ("", finding.remedy))
-        print("Nothing stands in AMem's way here." if problems == 0 else "AMem cannot work here: %d problem%s." % (problems, "s" if problems > 1 else ""))
+        print(_doctor.conclusion(findings))
     return 1 if problems else 0
 
 

@@ -301,3 +301,14 @@ def examine(machine, library_path, replay_path, libraries):
     return (library(machine, library_path) + replay(machine, replay_path) + activation(machine) + driver(machine)
             + nccl(machine, libraries) + nccl_settings(machine, nccl_setting_reader(machine)) + limits(machine) + places(machine)
             + container(machine))
+
+
+def conclusion(findings):
+    """The last line: whether AMem can work here, and what follows where there is no GPU to work on."""
+    problems = sum(finding.level == "problem" for finding in findings)
+    if problems:
+        return "AMem cannot work here: %d problem%s." % (problems, "s" if problems > 1 else "")
+    if any(finding.level == "note" and finding.subject == "GPU" for finding in findings):
+        return ("There is no GPU here, so AMem frees nothing: jobs run as without it. `amem why` reads journals of other machines, and `amem demo` "
+                "shows a pause on the simulator. Nothing else stands in AMem's way.")
+    return "Nothing stands in AMem's way here."

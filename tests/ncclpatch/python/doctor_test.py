@@ -131,6 +131,13 @@ class Doctor(unittest.TestCase):
         self.assertEqual({finding.level for finding in found}, {"ok"}, found)
         self.assertIn("driver 580.159.04", " ".join(finding.text for finding in found))
 
+    def test_the_last_line_says_what_follows(self):
+        self.assertEqual(_doctor.conclusion(examined()), "Nothing stands in AMem's way here.")
+        without_gpu = _doctor.conclusion(examined(BROKEN["no GPU"][0]))
+        for words in ("no GPU", "frees nothing", "amem why", "amem demo"):
+            self.assertIn(words, without_gpu)
+        self.assertIn("1 problem.", _doctor.conclusion(examined(BROKEN["the driver is old"][0])))
+
     def test_each_broken_machine_is_named_with_its_remedy(self):
         for name, (change, level, text, remedy) in BROKEN.items():
             with self.subTest(name):

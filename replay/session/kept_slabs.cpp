@@ -168,7 +168,7 @@ Status Slabs::CopyContents(const Allocation& part, DriverHandle to) {
   if (copied.ok() || driver_.FinishCopies(device, until).ok()) {
     stuck_.erase(device);
   } else {
-    stuck_.emplace(device, std::pair(*std::move(pinned), *std::move(region)));
+    stuck_.emplace(device, std::pair(std::move(pinned), std::move(region)));
   }
   return copied;
 }

@@ -36,6 +36,9 @@ struct BackupOptions {
   // back. Never, if it is above 1.
   double dense = 2;
   bool compare = false;  // also what the hash says is unchanged, byte by byte with the kept copy
+  // A copy that was of little use is not kept: pages that go to their places in it one by one travel more slowly than packed
+  // ones. After so many pauses it is tried again. 0: copies are kept always.
+  unsigned rest = 0;
 };
 
 // About the contents that were saved last, and the calls that saved and restored them.
@@ -141,6 +144,7 @@ class Backup {
   void BeginSave();
   Status FindRoom(std::span<const Item> items, Looking looking, Bytes total);
   [[nodiscard]] Bytes KeptFor(std::span<const Item> items);
+  bool Rests();
   Status SaveOn(DeviceOrdinal device, std::span<const Item> items, Looking looking);
   Status LookAndSave(DeviceOrdinal device, std::span<const Item> items, Looking looking);
   Result<NonZero> Look(DeviceOrdinal device, std::span<const Item> items, Looking looking);
@@ -172,6 +176,8 @@ class Backup {
 
   std::map<Key, SavedItem> saved_;
   std::map<Key, SavedItem> kept_;   // of before; nothing is saved there any more
+  bool had_copy_ = false;           // when what is saved was
+  unsigned resting_ = 0;            // pauses after which a copy is kept again
   std::set<DeviceOrdinal> queued_;  // on which something is
   Contents contents_ = Contents::kNone;
   std::uint64_t began_ns_ = 0;  // the copies that are queued

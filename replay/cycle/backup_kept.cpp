@@ -127,10 +127,17 @@ void Backup::FreeKept() {
   kept_.clear();
 }
 
+// Whether the copy is not worth keeping: less than a quarter of the last one was unchanged.
+bool Backup::Rests() {
+  const BackupStatistics last = Statistics();
+  if (had_copy_ && 4 * last.bytes_unchanged < last.bytes_saved + last.bytes_unchanged) resting_ = options_.rest;
+  return resting_ > 0 && resting_-- > 0;
+}
+
 void Backup::Keep() {
   if (!queued_.empty()) static_cast<void>(Finish());
   if (contents_ == Contents::kNone) return;
-  if (contents_ != Contents::kSaved || !queued_.empty()) return ForgetAll();
+  if (contents_ != Contents::kSaved || !queued_.empty() || Rests()) return ForgetAll();
   kept_ = std::exchange(saved_, {});
   for (auto& [key, kept] : kept_) {
     for (Unit& unit : kept.units) {

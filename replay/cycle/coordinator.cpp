@@ -16,7 +16,10 @@ constexpr std::chrono::milliseconds kToRecord{100};
 // NCCL's are sparse.
 BackupOptions OptionsFor(const CycleContext& context, PoolId pool) {
   BackupOptions options{.compare = context.compare};
-  if (!pool) return options;
+  if (!pool) {
+    options.rest = 15;
+    return options;
+  }
   options.first_guess = 1;
   options.dense = 0.9;
   return options;

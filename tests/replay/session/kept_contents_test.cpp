@@ -1,6 +1,8 @@
 // Unchanged contents do not travel: of tags and of NCCL's memory, in the journal, after failures, and beside the program.
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "tests/replay/session/pools_fixture.h"
 
 namespace amem {
@@ -81,6 +83,22 @@ TEST_F(KeptContents, of_nccl_memory_only_what_changed_travels_and_in_one_call) {
     EXPECT_EQ(a.simulator->Calls("Scatter") - scatters, 1U);
     EXPECT_EQ(std::memcmp(buffer, expected.data(), kMiB), 0) << units;
   }
+}
+
+// Pages that go to their places in a copy one by one travel more slowly than packed ones.
+TEST_F(KeptContents, of_nccl_memory_that_changes_all_the_time_a_copy_is_kept_only_now_and_then) {
+  std::byte* const buffer = a.Place(a.Create());
+  std::vector<int> with_copy;
+  for (int pause = 1; pause <= 40; ++pause) {
+    Fill(buffer, kMiB, pause);
+    const std::size_t events = a.journal->events.size();
+    ASSERT_TRUE(a.session->Pause().ok() && a.session->Resume().ok());
+    EXPECT_GT(a.journal->events.size(), events);
+    EXPECT_EQ(LastPause().changed, kMiB);
+    EXPECT_TRUE(Holds(buffer, kMiB, pause));
+    if (nlohmann::json::parse(a.session->StatisticsJson())["contents"]["pinned_kept_bytes"] > 0) with_copy.push_back(pause);
+  }
+  EXPECT_EQ(with_copy, (std::vector{1, 17, 33}));
 }
 
 TEST_F(KeptContents, a_part_that_is_freed_and_given_out_again_at_the_same_place_brings_its_own_bytes) {

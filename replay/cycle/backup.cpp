@@ -218,11 +218,12 @@ Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items, std:
       const Wanted& one = wanted[next];
       Unit& unit = saved.units.emplace_back();
       if (!hashes.empty()) unit = {hashes[next], 0, 0, true};
-      AMEM_TRY(MakeRoom(one, unit));
+      if (one.pages != 0 || one.kept != nullptr) AMEM_TRY(MakeRoom(one, unit));
+      saved.whole = saved.whole && unit.stored == PagesOf(item.bytes - done);
+      if (unit.stored == 0) continue;
       const bool travels = !one.unchanged || one.travels;
       if (travels) AMEM_TRY(QueueUnit(queue, item.address + done, unit, one.engine));
       (travels ? sums.bytes_saved : sums.bytes_unchanged) += SizeOf(unit.stored);
-      saved.whole = saved.whole && unit.stored == PagesOf(item.bytes - done);
     }
     sums.bytes_total += item.bytes;
     SavedItem& before = saved_[{item.allocation, item.offset}];
@@ -252,20 +253,19 @@ Status Backup::MakeRoom(const Wanted& wanted, Unit& unit) {
     return {};
   }
   FreeRoom(kept);
-  const std::uint64_t began = MonotonicNs();
   const auto room = pinned_.Take(needs, until_);
   if (!room.ok()) return room.status();
   unit.at = room->at;
   if (room->pinned_now == 0) return {};
   const std::lock_guard lock(mutex_);
-  statistics_.pin_ns += MonotonicNs() - began;
+  statistics_.pin_ns += room->pin_ns;
   statistics_.pinned_in_save += room->pinned_now * supply_.chunk();
   return {};
 }
 
 void Backup::FreeRoom(const Unit& unit) { pinned_.Free(unit.at, SizeOf(unit.stored)); }
 
-Status Backup::EachPiece(const Unit& unit, const std::function<Status(Bytes, const PinnedMemory::Piece&)>& one) const {
+Status Backup::EachPiece(const Unit& unit, const auto& one) const {
   Bytes at = unit.at;
   for (unsigned page = 0; page < kUnitPages;) {
     const std::uint32_t rest = unit.stored >> page;
@@ -347,7 +347,7 @@ Status Backup::RestoreBatch(DeviceOrdinal device, std::span<const Item> items) {
     const SavedItem& saved = saved_.at({item.allocation, item.offset});
     Address to = item.address;
     for (const Unit& unit : saved.units) {
-      AMEM_TRY(QueueUnit(queue, to, unit, saved.whole && options_.dense <= 1));
+      if (unit.stored != 0) AMEM_TRY(QueueUnit(queue, to, unit, saved.whole && options_.dense <= 1));
       to = to + kUnitBytes;
     }
   }

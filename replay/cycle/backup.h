@@ -157,7 +157,7 @@ class Backup {
   void FreeRoom(const Unit& unit);
   void FreeKept();
   // Calls one(offset in the unit, piece of host memory) for all that is stored.
-  Status EachPiece(const Unit& unit, const std::function<Status(Bytes, const PinnedMemory::Piece&)>& one) const;
+  Status EachPiece(const Unit& unit, const auto& one) const;
   Status QueueUnit(Queue& queue, Address address, const Unit& unit, bool engine);
   Status RestoreOn(DeviceOrdinal device, std::span<const Item> items);
   Status RestoreBatch(DeviceOrdinal device, std::span<const Item> items);

@@ -60,6 +60,7 @@ void Backup::BeginSave() {
 
 Bytes Backup::KeptFor(std::span<const Item> items) {
   Bytes bytes = 0;
+  if (kept_.empty()) return bytes;
   for (const Item& item : items) {
     KeptOnes kept(kept_, item);
     for (Bytes done = 0; done < item.bytes; done += kUnitBytes) {

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <utility>
 
+#include "journal/base/clock.h"
 #include "journal/base/thread.h"
 
 namespace amem {
@@ -367,9 +368,11 @@ void PinnedMemory::Unpromise() {
 }
 
 Result<PinnedMemory::Room> PinnedMemory::Take(Bytes bytes, Deadline until) {
-  Room room{filled_, 0};
+  Room room{.at = filled_};
   while (filled_ + bytes > buffers_.size() * supply_.chunk()) {
+    const std::uint64_t began = MonotonicNs();
     auto taken = supply_.Take(until);
+    room.pin_ns += MonotonicNs() - began;
     if (!taken.ok()) return taken.status();
     room.pinned_now += taken->pinned_now ? 1 : 0;
     const Bytes kept = std::min(promised_, supply_.chunk());

@@ -140,6 +140,7 @@ class PinnedMemory {
   struct Room {
     Bytes at = 0;                // its place; it may reach over several buffers
     std::size_t pinned_now = 0;  // buffers
+    std::uint64_t pin_ns = 0;    // getting them
   };
   struct Piece {
     std::byte* at = nullptr;

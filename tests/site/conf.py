@@ -17,7 +17,7 @@ suppress_warnings = ["myst.header"]  # a section of a README may begin with a he
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["amem.css"]
-html_show_sphinx = html_show_sourcelink = False
+html_show_sphinx = html_show_sourcelink = html_show_copyright = False
 html_copy_source = False
 highlight_language = "text"
 nitpicky = True

@@ -29,6 +29,7 @@ import readmes  # noqa: E402
 PAGES = "tests/site/pages"
 DIRECTIVE = re.compile(r"^\{\{ (\w+) ?(.*?) ?\}\}$", re.M)
 ITEM = re.compile(r"^([\w, ]+):  +(?=\S)")
+ITEM_OF_A_LIST = re.compile(ITEM.pattern + "|^([a-z_]+): ")  # below the longest name there is no second space
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
@@ -179,12 +180,13 @@ def paragraph(lines):
     if table or all(line.startswith("    ") for line in lines) or lines[0].endswith(":") and lines[1:] and lines[1].startswith("    "):
         return "```%s\n%s\n```" % ("text" if table else "python", textwrap.dedent("\n".join(lines)))
     made, inside = [], False
+    item_of = ITEM_OF_A_LIST if any(map(ITEM.match, lines)) else ITEM
     for line in lines:
-        item = ITEM.match(line)
+        item = item_of.match(line)
         if made and (bool(item) and not inside or inside and not item and not line.startswith(" ")):
             made.append("")
         inside = bool(item) or inside and line.startswith(" ")
-        made.append(ITEM.sub(r"* `\1`: ", line) if item else "  " + line.strip() if inside else line)
+        made.append("* `%s`: %s" % (item.group(item.lastindex), line[item.end():]) if item else "  " + line.strip() if inside else line)
     return "\n".join(made)
 
 

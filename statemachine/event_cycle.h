@@ -123,13 +123,13 @@ struct CycleFailed {  // whatever was done has been undone, unless `undone` is f
   std::uint64_t cycle = 0;
   bool undone = true;
   std::string message;
-  Code code{};  // as in PhaseDecided
+  Code code{};  // kOk: not recorded
   std::int32_t driver_result = 0;
   // Those because of whom it failed, as this session was told: they did not come, died, or are of another group. Empty: it was
   // this session itself, or it is not known.
   std::vector<CycleMember> culprits;
   PoolId pool;
-  AMEM_EVENT(CycleFailed, "cycle failed", As{"cycle_kind", kind}, cycle, undone, message, code, driver_result, culprits,
+  AMEM_EVENT(CycleFailed, "cycle failed", As{"cycle_kind", kind}, cycle, undone, message, OrNull{code}, driver_result, culprits,
              IfAny{pool});
 };
 

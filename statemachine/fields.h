@@ -34,7 +34,7 @@ struct IfAny {  // left out when it is zero
   const T& field;
 };
 template <class T>
-struct OrNull {  // null when it is zero
+struct OrNull {  // null when it is zero, or the first of its enumerators
   explicit constexpr OrNull(const T& value) : field(value) {}
   const T& field;
 };

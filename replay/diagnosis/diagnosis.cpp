@@ -198,9 +198,9 @@ struct ReadJournals {
   std::vector<std::string> unread;
 };
 
-Result<ReadJournals> ReadAll(std::span<const std::filesystem::path> sessions) {
+Result<ReadJournals> ReadAll(std::span<const std::filesystem::path> sessions, const OtherFor& other_for = {}) {
   std::vector<std::optional<Result<SessionStory>>> read(sessions.size());
-  SideBySide(sessions.size(), [&](std::size_t i) { read[i] = ReadStory(sessions[i]); });
+  SideBySide(sessions.size(), [&](std::size_t i) { read[i] = ReadStory(sessions[i], other_for ? other_for(i) : nullptr); });
   ReadJournals all;
   for (std::size_t i = 0; i < sessions.size(); ++i) {
     if (read[i]->ok()) {
@@ -227,8 +227,8 @@ void AddDamage(Verdict& verdict, const std::vector<std::string>& unread) {
 
 }  // namespace
 
-Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions) {
-  const Result<ReadJournals> all = ReadAll(sessions);
+Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions, const OtherFor& other_for) {
+  const Result<ReadJournals> all = ReadAll(sessions, other_for);
   if (!all) return all.status();
   Verdict verdict = Diagnose(all->journals);
   AddDamage(verdict, all->unread);

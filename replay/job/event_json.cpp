@@ -61,7 +61,7 @@ Json Show(const Hexadecimal<T>& hexadecimal) {
 }
 template <class T>
 Json Show(const OrNull<T>& value) {
-  return value.field ? Show(value.field) : Json(nullptr);
+  return value.field != T{} ? Show(value.field) : Json(nullptr);
 }
 template <class T>
 Json Show(const std::optional<T>& value) {

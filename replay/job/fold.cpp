@@ -67,6 +67,7 @@ Result<Folded> FoldJournal(JournalReader& reader, std::span<FoldObserver* const>
                                         [&folding](const Event& event) { return folding.Take(event); });
   if (!read) return read.status();
   folded.damage = *std::move(read);
+  for (FoldObserver* observer : observers) observer->End(folded);
   return folded;
 }
 

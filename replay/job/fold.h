@@ -13,6 +13,8 @@
 
 namespace amem {
 
+struct Folded;
+
 class FoldObserver {
  public:
   virtual ~FoldObserver() = default;
@@ -24,6 +26,7 @@ class FoldObserver {
   virtual Status After(const Event& /*event*/, const State& /*after*/) { return {}; }
   // Behind a break, where the state is not known any more. False: no more of that; reading ends when no observer wants more.
   virtual bool Behind(const Event& /*event*/) { return false; }
+  virtual void End(const Folded& /*folded*/) {}
 };
 
 struct Folded {

@@ -316,7 +316,7 @@ Result<JournalFindings> VerifyJournal(JournalReader& reader, std::span<FoldObser
   if (!folded) return folded.status();
   if (folded->broken && folded->broken->kind == Folded::Break::Kind::kBeginning) return folded->broken->why.Within("verify");
   check.Finish(*std::move(folded));
-  SetPresent(found, began);
+  found.as_of_ns = std::max(found.as_of_ns, PresentOf(found.info, found.who, began));
   if (found.info.status == SessionStatus::kCrashed) {
     found.notes.push_back({found.info.session, found.state.last,
                            fmt::format("crashed: the process is dead and the journal was not closed{}",
@@ -330,10 +330,6 @@ Result<JournalFindings> VerifyJournal(JournalReader& reader, std::span<FoldObser
     found.notes.push_back({found.info.session, found.state.last, "broken: " + found.state.broken});
   }
   return found;
-}
-
-void SetPresent(JournalFindings& found, const ThisHost& began) {
-  found.as_of_ns = std::max(found.as_of_ns, PresentOf(found.info, found.who, began));
 }
 
 std::uint64_t PresentOf(const JournalInfo& info, const SessionOpened& who, const ThisHost& began) {

@@ -85,9 +85,7 @@ struct JournalFindings {
 Result<JournalFindings> VerifyJournal(JournalReader& reader, std::span<FoldObserver* const> others = {});
 
 // A live journal of this boot tells what happened until `began`, when reading began; one that was packed while its process
-// lived, until it was packed. VerifyJournal does it.
-void SetPresent(JournalFindings& found, const ThisHost& began);
-// That moment; 0: it has ended, or that is not known.
+// lived, until it was packed. That moment; 0: it has ended, or that is not known.
 std::uint64_t PresentOf(const JournalInfo& info, const SessionOpened& who, const ThisHost& began);
 
 struct JobFindings {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
 #include <iterator>
 #include <thread>
 
@@ -14,10 +15,13 @@ namespace amem {
 
 namespace {
 
+constexpr const char* kUnpackedFrom = "unpacked-from";  // a file beside the sessions in scratch
+
 void AddPack(const std::filesystem::path& pack, ScratchDirectory& scratch, bool however_large, FoundSessions& found) {
   const Result<std::filesystem::path> directory = scratch.New();
   Result<Unpacked> unpacked = directory ? Unpack(pack, *directory, however_large) : directory.status();
   if (!unpacked) return found.problems.push_back(unpacked.status().message());
+  std::ofstream(*directory / kUnpackedFrom) << pack.string();
   std::ranges::move(unpacked->damage, std::back_inserter(found.problems));
   std::ranges::move(unpacked->sessions, std::back_inserter(found.sessions));
 }
@@ -120,6 +124,12 @@ FoundSessions FindSessions(std::span<const std::filesystem::path> places, Scratc
     }
   }
   return found;
+}
+
+std::string PlaceOf(const std::filesystem::path& session) {
+  std::ifstream from(session.parent_path() / kUnpackedFrom);
+  const std::string pack(std::istreambuf_iterator<char>(from), {});
+  return pack.empty() ? session.string() : pack;
 }
 
 void SideBySide(std::size_t count, const std::function<void(std::size_t)>& read) {

@@ -25,6 +25,9 @@ FoundSessions FindSessions(std::span<const std::filesystem::path> places, Scratc
 // The same without unpacking: packs are among the sessions.
 FoundSessions FindPlaces(std::span<const std::filesystem::path> places);
 
+// Where a person finds that session: in its directory, or in the pack that it was unpacked from for a command.
+std::string PlaceOf(const std::filesystem::path& session);
+
 // Calls `read` with each number below `count`, on several threads: every journal has files of its own.
 void SideBySide(std::size_t count, const std::function<void(std::size_t)>& read);
 

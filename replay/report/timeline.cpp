@@ -10,6 +10,7 @@
 #include "replay/job/fold.h"
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
+#include "replay/job/postmortem.h"
 #include "replay/report/timeline_parts.h"
 
 namespace amem {
@@ -113,11 +114,11 @@ class TimelineBuilder final : public FoldObserver {
     return true;
   }
 
-  void Finish(Folded folded) {
+  void End(const Folded& folded) override {
     if (folded.broken) out_.stopped = ToText(*folded.broken);
-    out_.info = std::move(folded.info);
-    out_.damage = std::move(folded.damage);
-    out_.state = std::move(folded.state);
+    out_.info = folded.info;
+    out_.damage = folded.damage;
+    out_.state = folded.state;
     out_.changes = series_.changes();
     if (const Attempt* open = out_.story.OpenAttempt()) strip_.Add(*open);
     out_.done = out_.story.AllAttempts();
@@ -131,6 +132,8 @@ class TimelineBuilder final : public FoldObserver {
     allocations_.Finish(out_.state);
     out_.rows = rows_.Take();
     out_.who = Completed(out_.state.session, out_.info, out_.first_ns);
+    const std::uint64_t present_ns = PresentOf(out_.info, out_.who, began_);
+    if (present_ns != 0) out_.as_of_ns = std::max(out_.last_ns, present_ns);
   }
 
  private:
@@ -172,6 +175,7 @@ class TimelineBuilder final : public FoldObserver {
   }
 
   SessionTimeline& out_;
+  const ThisHost began_ = ThisHost::Now();
   std::size_t points_;
   SeriesBuilder series_;
   RowBuilder rows_;
@@ -202,12 +206,15 @@ std::string_view ToText(AllocationKind kind) {
   return kWords.at(static_cast<std::size_t>(kind));
 }
 
+std::unique_ptr<FoldObserver> CollectTimeline(SessionTimeline& out, const TimelineLimits& limits) {
+  return std::make_unique<TimelineBuilder>(out, limits);
+}
+
 Result<SessionTimeline> ReadTimeline(JournalReader& reader, const TimelineLimits& limits) {
   SessionTimeline timeline;
-  TimelineBuilder builder(timeline, limits);
-  Result<Folded> folded = FoldJournal(reader, std::array<FoldObserver*, 1>{&builder});
+  const auto collector = CollectTimeline(timeline, limits);
+  const Result<Folded> folded = FoldJournal(reader, std::array<FoldObserver*, 1>{collector.get()});
   if (!folded) return folded.status();
-  builder.Finish(*std::move(folded));
   return timeline;
 }
 

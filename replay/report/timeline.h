@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -134,8 +135,10 @@ struct SessionTimeline {
   static constexpr std::size_t kSeen = 64, kStrip = 4096;
 };
 
-// Reads a whole journal. Where its events stop making sense (damage, a wrong order), memory and cycles end, and `stopped` says
-// why; the list of events goes on. A failure means that nothing could be read.
+// Fills `out` while a journal is folded from its beginning to its end. Where its events stop making sense (damage, a wrong
+// order), memory and cycles end, and `stopped` says why; the list of events goes on.
+std::unique_ptr<FoldObserver> CollectTimeline(SessionTimeline& out, const TimelineLimits& limits);
+// The same in a fold of its own. A failure means that nothing could be read.
 Result<SessionTimeline> ReadTimeline(JournalReader& reader, const TimelineLimits& limits);
 
 // Leaves out allocations until `limit` are left: those that are there at the end stay longest, then the largest.

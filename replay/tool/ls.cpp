@@ -11,6 +11,7 @@
 #include "replay/control/job_control.h"
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
+#include "replay/job/sessions.h"
 #include "replay/tool/command.h"
 #include "replay/tool/control/request.h"
 #include "replay/tool/targets.h"
@@ -47,7 +48,7 @@ Json ToJson(const Facts& facts) {
   Json j = {{"session", SessionText(info.session)},
             {"status", ToText(info.status)},
             {"broken_reason", info.broken_reason},
-            {"directory", info.directory.string()},
+            {"directory", PlaceOf(info.directory)},
             {"format", info.format},
             {"first", info.first.value},
             {"last", info.last.value},
@@ -93,7 +94,7 @@ void PrintText(Output& out, const Facts& facts) {
   for (const LibraryAttached& library : facts.state.libraries) {
     Line(out, "library", library.path + " (" + library.way + "), build " + library.build_id);
   }
-  Line(out, "journal", fmt::format("{}, format {}, {}", info.directory.string(), info.format, FormatBytes(info.file_bytes)));
+  Line(out, "journal", fmt::format("{}, format {}, {}", PlaceOf(info.directory), info.format, FormatBytes(info.file_bytes)));
   Line(out, "events",
        fmt::format("{}, numbers {} to {}{}", Grouped(info.events), info.first.value, info.last.value,
                    facts.report.torn_tail ? ", the last append was cut short" : ""));

@@ -10,9 +10,8 @@
 #include "journal/base/clock.h"
 #include "journal/session_dir.h"
 #include "replay/diagnosis/diagnosis.h"
-#include "replay/job/clock.h"
+#include "replay/job/fold.h"
 #include "replay/job/names.h"
-#include "replay/job/sessions.h"
 #include "replay/report/report_json.h"
 #include "replay/report/shortages.h"
 #include "replay/tool/command.h"
@@ -29,28 +28,20 @@ struct ReportOptions {
   std::string from, to;  // with perfetto
 };
 
-Result<SessionTimeline> ReadWithPresent(const std::filesystem::path& session, const TimelineLimits& limits) {
-  const ThisHost began = ThisHost::Now();
-  const auto reader = JournalReader::Open(session);
-  if (!reader) return reader.status();
-  Result<SessionTimeline> timeline = ReadTimeline(**reader, limits);
-  if (!timeline) return timeline;
-  const std::uint64_t present_ns = PresentOf(timeline->info, timeline->who, began);
-  if (present_ns != 0) timeline->as_of_ns = std::max(timeline->last_ns, present_ns);
-  return timeline;
-}
-
-std::vector<SessionTimeline> ReadAll(const std::vector<std::filesystem::path>& sessions, bool& failed) {
-  const TimelineLimits limits = LimitsOf(sessions.size(), {});
-  std::vector<Result<SessionTimeline>> read(sessions.size(), Status{});
-  SideBySide(sessions.size(), [&](std::size_t i) { read[i] = ReadWithPresent(sessions[i], limits); });
-  std::vector<SessionTimeline> timelines;
+// What is wrong with the journals goes to standard error. Leaves out those that could not be read.
+bool Complained(const std::vector<std::filesystem::path>& sessions, std::vector<SessionTimeline>& timelines) {
+  bool complained = false;
   for (std::size_t i = 0; i < sessions.size(); ++i) {
-    if (!read[i]) Complain(read[i].status().message());
-    if (!read[i] || ComplainAboutDamage(sessions[i], read[i]->damage)) failed = true;
-    if (read[i]) timelines.push_back(*std::move(read[i]));
+    if (timelines[i].info.session) {
+      complained |= ComplainAboutDamage(sessions[i], timelines[i].damage);
+    } else {
+      const auto reader = JournalReader::Open(sessions[i]);
+      Complain(reader ? sessions[i].string() + " could not be read" : reader.status().message());
+      complained = true;
+    }
   }
-  return timelines;
+  std::erase_if(timelines, [](const SessionTimeline& timeline) { return !timeline.info.session; });
+  return complained;
 }
 
 // Who held a device when its memory ran out.
@@ -72,12 +63,15 @@ int RunReport(const ReportOptions& options, Output& out) {
   if (!options.from.empty() || !options.to.empty()) return Complain("--from and --to are for --perfetto", kUsage);
   bool failed = false;
   const JobSelection jobs = SelectSessions(options.targets, options.all, failed);
-  std::vector<SessionTimeline> timelines = ReadAll(jobs.latest, failed);
-  if (timelines.empty()) return kCannotRead;
+  if (jobs.latest.empty()) return kCannotRead;
+  std::vector<SessionTimeline> timelines(jobs.latest.size());
+  std::vector<std::unique_ptr<FoldObserver>> collectors;
+  for (SessionTimeline& timeline : timelines) collectors.push_back(CollectTimeline(timeline, LimitsOf(timelines.size(), {})));
+  const Result<Verdict> verdict = Diagnose(jobs.latest, [&](std::size_t session) { return collectors[session].get(); });
+  failed |= Complained(jobs.latest, timelines);
+  if (!verdict) return timelines.empty() ? kCannotRead : Complain(verdict.status().message());
   JobTimeline job = JoinTimelines(std::move(timelines));
   AddShortages(job);
-  Result<Verdict> verdict = Diagnose(jobs.latest);
-  if (!verdict) return Complain(verdict.status().message());
   if (!jobs.earlier.empty()) {
     job.notes.push_back(fmt::format("{} of earlier jobs in the same directories were left aside; --all takes them in.",
                                     Plural(jobs.earlier.size(), "session")));

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "replay/job/clock.h"
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/job/postmortem.h"
+#include "replay/job/sessions.h"
 #include "replay/tool/command.h"
 
 namespace amem::tool {
@@ -31,7 +31,7 @@ Json ToJson(const std::vector<Violation>& violations) {
 Json ToJson(const JournalFindings& journal) {
   return {{"session", SessionText(journal.info.session)},
           {"name", NameOf(journal.who)},
-          {"directory", journal.info.directory.string()},
+          {"directory", PlaceOf(journal.info.directory)},
           {"status", ToText(journal.info.status)},
           {"events", journal.events},
           {"whole", journal.whole},
@@ -73,10 +73,8 @@ int RunVerify(const VerifyOptions& options, Output& out) {
   std::vector<JournalFindings> journals;
   ForEachJournal(FindSessions(options.targets, failed), failed,
                  [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) -> Status {
-                   const ThisHost began = ThisHost::Now();
                    Result<JournalFindings> found = VerifyJournal(reader);
                    if (!found) return found.status();
-                   SetPresent(*found, began);
                    damage = found->report;
                    journals.push_back(*std::move(found));
                    return {};

@@ -8,7 +8,7 @@ PLACEHOLDER = re.compile(r"[<>$]|\.\.\.|(?<![A-Za-z])(NAME|DIR|FILE|FOLDER|ROOM|
 BUILT = re.compile(r"^build(-\w+)?(/|$)")  # what a build makes
 
 
-def _slug(heading):
+def slug(heading):
     """The anchor that GitHub gives to a heading."""
     heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading.strip().strip("#").strip())
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
@@ -19,7 +19,7 @@ def _anchors(tree, path):
     for line in tree.lines(path):
         fenced ^= line.startswith("```")
         if not fenced and re.match(r"#{1,6} ", line):
-            found.add(_slug(line))
+            found.add(slug(line))
         found |= set(re.findall(r'(?:id|name)="([^"]+)"', line))
     return found
 

@@ -16,6 +16,16 @@ import urllib.parse
 # Of these only declarations are used; what they declare is asked for at run time, or is not there at all.
 NOT_IN_IT = {"glibc", "linux", "cuda"}
 
+# What a licence asks for beside its text. elfutils' libraries may be used under the LGPL, version 3 or later: whoever has a program with one in
+# it must be able to link it with another one, for which its section 4 (d) 0 takes the sources of both.
+BESIDE_THE_TEXT = {"elfutils": """libelf of elfutils {version} is linked into the programs amem-replay and amem-patch of this package, unchanged, under the GNU Lesser
+General Public License, version 3 or later. You may change it and link these programs with what you made: the source distribution of
+this package, of the same version, is all of their source under the Apache License 2.0, and builds them with the libelf that it finds
+(pip install amem_nccl-*.tar.gz). The source of libelf is Debian's source package elfutils {version}; whoever gave you this package
+without one of the two has to give it to you when you ask.
+"""}
+COMMON = "/usr/share/common-licenses/"  # texts that a copyright file only names
+
 
 def lines_of(*command):
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "LC_ALL": "C"}).stdout.splitlines()
@@ -66,11 +76,22 @@ def licences(text):
     return list(dict.fromkeys(name.strip() for name in named)) or ["see the notice in .dist-info/licenses"]
 
 
+def notice(source, version, text):
+    """All that has to come with the code of a source package. Where its source has to be offered that includes the texts of licences, which a
+    copyright file only names; the exception of GCC's runtime library frees that of it."""
+    parts = [BESIDE_THE_TEXT[source].format(version=version)] if source in BESIDE_THE_TEXT else []
+    parts.append(text)
+    for name in sorted(set(re.findall(COMMON + r"(L?GPL-[\d.]*\d)", text))) if parts[1:] else ():
+        with open(COMMON + name, encoding="utf-8") as file:
+            parts.append(file.read())
+    return ("\n" + "-" * 100 + "\n\n").join(parts)
+
+
 def component(source, version, package, folder):
     with open("/usr/share/doc/%s/copyright" % package, encoding="utf-8") as file:
         text = file.read()
     with open(os.path.join(folder, source + ".txt"), "w", encoding="utf-8") as file:
-        file.write(text)
+        file.write(notice(source, version, text))
     return {"type": "library", "bom-ref": source, "name": source, "version": version, "purl": "pkg:deb/debian/%s@%s?arch=source" % (source, urllib.parse.quote(version)),
             "licenses": [{"license": {"name": name}} for name in licences(text)]}
 

@@ -406,10 +406,11 @@ std::string StateOfWriter(const std::filesystem::path& session) {
 
 }  // namespace
 
-Result<SessionStory> ReadStory(JournalReader& reader) {
+Result<SessionStory> ReadStory(JournalReader& reader, FoldObserver* other) {
   SessionStory story;
   StoryBuilder builder(story);
-  Result<JournalFindings> found = VerifyJournal(reader, std::array<FoldObserver*, 1>{&builder});
+  const std::array<FoldObserver*, 2> observers = {&builder, other};
+  Result<JournalFindings> found = VerifyJournal(reader, std::span(observers).first(other == nullptr ? 1 : 2));
   if (!found) return found.status();
   if (builder.Finish(found->report.corrupt_records != 0)) found->last_ns = story.last.time_ns;
   story.findings = *std::move(found);
@@ -435,10 +436,10 @@ Result<SessionStory> ReadAttempts(JournalReader& reader, std::size_t attempts) {
   return story;
 }
 
-Result<SessionStory> ReadStory(const std::filesystem::path& session_directory) {
+Result<SessionStory> ReadStory(const std::filesystem::path& session_directory, FoldObserver* other) {
   Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(session_directory);
   if (!reader) return reader.status();
-  Result<SessionStory> story = ReadStory(**reader);
+  Result<SessionStory> story = ReadStory(**reader, other);
   if (story && story->findings.info.status == SessionStatus::kLive) story->process_now = StateOfWriter(session_directory);
   return story;
 }

@@ -235,12 +235,12 @@ class StoryBuilder final : public FoldObserver {
   PoolId pool_;
 };
 
-// Reads and checks one journal. A failure means that nothing could be read.
-Result<SessionStory> ReadStory(JournalReader& reader);
+// Reads and checks one journal; `other` observes the same fold. A failure means that nothing could be read.
+Result<SessionStory> ReadStory(JournalReader& reader, FoldObserver* other = nullptr);
 // The same without the checks, and with so many attempts.
 Result<SessionStory> ReadAttempts(JournalReader& reader, std::size_t attempts);
 // Opens it first; `as_of_ns` of a live journal of this boot is set to the time at which reading began.
-Result<SessionStory> ReadStory(const std::filesystem::path& session_directory);
+Result<SessionStory> ReadStory(const std::filesystem::path& session_directory, FoldObserver* other = nullptr);
 
 // Copies of one journal, as from a backup: the one that goes further stays. The directories of the others.
 std::vector<std::filesystem::path> DropCopies(std::vector<SessionStory>& stories);

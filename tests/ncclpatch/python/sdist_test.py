@@ -19,6 +19,7 @@ GOLDEN = os.path.join(HERE, "../../replay/golden/gpu/golden-out-of-memory-2gpus.
 
 sys.path.insert(0, WHEEL)
 import check_wheel  # noqa: E402  pylint: disable=wrong-import-position
+import linked_in  # noqa: E402  pylint: disable=wrong-import-position
 
 
 class Needs(unittest.TestCase):
@@ -87,6 +88,24 @@ class SearchPaths(unittest.TestCase):
             found = check_wheel.problems(wheel)
             self.assertIn("libamem_nccl.so is missing", found)
             self.assertEqual([problem for problem in found if " element " in problem], problems)
+
+
+class Notices(unittest.TestCase):
+    @unittest.skipUnless(os.path.exists(linked_in.COMMON + "LGPL-3"), "this system keeps no texts of licences where Debian does")
+    def test_libelf_comes_with_its_licence_and_with_what_one_needs_to_link_another(self):
+        named = "The text is in /usr/share/common-licenses/LGPL-3 and `/usr/share/common-licenses/GPL-2'."
+        text = linked_in.notice("elfutils", "0.188-2.1", named)
+        for words in ("amem-replay and amem-patch", "elfutils 0.188-2.1", "source distribution", named, "GNU LESSER GENERAL PUBLIC LICENSE", "Version 2, June 1991"):
+            self.assertIn(words, text)
+        self.assertEqual(linked_in.notice("zlib", "1", named), named)
+
+    def test_a_wheel_without_the_text_of_libelfs_licence_is_refused(self):
+        for text, refused in (("see Debian", True), ("GNU LESSER GENERAL PUBLIC LICENSE", False)):
+            with tempfile.TemporaryDirectory() as folder:
+                with zipfile.ZipFile(folder + "/amem.whl", "w") as archive:
+                    archive.writestr("amem.dist-info/licenses/elfutils.txt", text)
+                with zipfile.ZipFile(folder + "/amem.whl") as archive:
+                    self.assertEqual("the text of elfutils' licence" in check_wheel.missing_files(archive), refused)
 
 
 @unittest.skipUnless(SDIST, "no source distribution was named")

@@ -19,8 +19,9 @@ import unittest
 HERE = os.path.dirname(os.path.abspath(__file__))
 TREE = os.path.normpath(os.path.join(HERE, "../../.."))
 GOLDEN = os.path.join(TREE, "tests/replay/golden")
-# Snippets of what has no stand-in: their names are looked up, and they are not run. Python.ray and ./run frameworks-test run such code.
-LOOKED_UP = re.compile(r"amem\.(frameworks\.ray|hosts)\b|@ray\.|import ray\b")
+# Snippets of what has no stand-in, or opens a port of a fixed number: their names are looked up, and they are not run. Python.ray,
+# Python.metrics and ./run frameworks-test run such code.
+LOOKED_UP = re.compile(r"amem\.(frameworks\.ray|hosts|serve_metrics)\b|@ray\.|import ray\b")
 
 
 def documents():

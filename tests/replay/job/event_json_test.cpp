@@ -72,6 +72,12 @@ TEST(EventJson, numbers_that_do_not_fit_a_double_are_strings) {
   EXPECT_EQ(json["site"], (nlohmann::ordered_json{"0x12", "0x34"}));
 }
 
+TEST(EventJson, a_failure_whose_code_was_not_recorded_has_none) {
+  EXPECT_EQ(ToJson(Event{.body = CycleFailed{.message = "why"}})["code"], nullptr);
+  EXPECT_EQ(ToJson(Event{.body = CycleFailed{.code = Code::kTimeout}})["code"], "timed out");
+  EXPECT_EQ(ToJson(Event{.body = PhaseDecided{}})["code"], "ok");
+}
+
 TEST(EventJson, state_tells_allocations_holdings_and_digest) {
   test::Job job;
   job.Share();

@@ -301,6 +301,11 @@ TEST_F(Commands, a_pack_says_the_same_as_the_journals) {
     EXPECT_EQ(directory.out, pack.out) << command;
     EXPECT_FALSE(pack.out.empty()) << command;
   }
+  for (const char* command : {"ls -v", "ls --json", "verify --json"}) {
+    const Ran told = Shell("$TOOL " + std::string(command) + " $S/job.amem");
+    EXPECT_HAS(told.out, (scratch_ / "job.amem").string());
+    EXPECT_FALSE(Has(told.out, "/amem-replay-")) << "where it was unpacked for a moment";
+  }
   const Ran unpacked = Shell("$TOOL pack -x $S/job.amem -o $S/journals && $TOOL state --json $S/journals/5e55000000000002");
   EXPECT_EQ(unpacked.code, 0) << unpacked.err;
   EXPECT_HAS(unpacked.out, Shell("$TOOL state --json $OOM/5e55000000000002").out);

@@ -101,8 +101,8 @@ Status Fold::End(const std::string& doing, const Owner& owner, bool paused) {
 }
 
 std::string Fold::Standing(const Owner& owner) const {
-  const auto pool = s_.pools.find(owner.pool);
-  return (pool != s_.pools.end() ? "pool " + pool->second.tag : "the session") + " is " + std::string(ToText(*owner.lifecycle));
+  const auto* const pool = FindIn(s_.pools, owner.pool);
+  return (pool != nullptr ? "pool " + pool->tag : "the session") + " is " + std::string(ToText(*owner.lifecycle));
 }
 
 Status Fold::InCycle(const std::string& doing, const Owner& owner) const {

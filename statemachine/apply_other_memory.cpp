@@ -104,9 +104,9 @@ Status Fold::operator()(const PoolOpened& e) {
   if (s_.lifecycle == Lifecycle::kNew || s_.lifecycle == Lifecycle::kClosed) return Bad(doing + ": the session is not open");
   if (!e.pool) return Bad(doing + ": zero is no id");
   // A pool that a peer's memory came with has the policy that the program gives it later.
-  if (const auto known = s_.pools.find(e.pool); known != s_.pools.end() && known->second.tag == e.tag) {
-    if (!known->second.parts.empty()) return Bad(doing + ": it holds memory, and its policy cannot change");
-    known->second.policy = e.policy;
+  if (auto* const known = FindIn(s_.pools, e.pool); known != nullptr && known->tag == e.tag) {
+    if (!known->parts.empty()) return Bad(doing + ": it holds memory, and its policy cannot change");
+    known->policy = e.policy;
     return {};
   }
   if (s_.pools.contains(e.pool)) return Bad(doing + ": that id is in use");
@@ -140,8 +140,8 @@ Status Fold::operator()(const PoolAllocated& e) {
 Status Fold::operator()(const PoolFreed& e) {
   const auto mapping = s_.MappingAt(e.address);
   const Allocation* chunk = mapping == s_.mappings.end() ? nullptr : Find(mapping->second.allocation);
-  const auto pool = chunk == nullptr ? s_.pools.end() : s_.pools.find(chunk->pool);
-  if (pool == s_.pools.end() || pool->second.parts.erase(e.address) != 1)
+  auto* const pool = chunk == nullptr ? nullptr : FindIn(s_.pools, chunk->pool);
+  if (pool == nullptr || pool->parts.erase(e.address) != 1)
     return Bad("amem_free " + Hex(e.address.value) + ": nothing is allocated there");
   return {};
 }

@@ -136,14 +136,13 @@ Status Fold::IsFree(const std::string& doing, const Slab& slab, Bytes offset, By
 }
 
 Status Fold::AtItsPlace(const std::string& doing, AllocationId id, Address address, Bytes bytes) const {
-  const auto a = s_.allocations.find(id);
-  if (a == s_.allocations.end()) return Bad(doing + ": " + ToText(id) + " does not exist");
-  if (!a->second.placed()) return Bad(doing + ": " + ToText(id) + " is not part of a slab");
-  AMEM_CHECK(s_.slabs.contains(a->second.slab), id, a->second.slab);
-  if (s_.PlaceOf(a->second) != address || a->second.bytes != bytes) {
-    return Bad(doing + ": " + ToText(id) + " is " + FormatBytes(a->second.bytes) + " at " + Hex(s_.PlaceOf(a->second).value));
-  }
-  return {};
+  const auto* const a = FindIn(s_.allocations, id);
+  if (a == nullptr) return Bad(doing + ": " + ToText(id) + " does not exist");
+  if (!a->placed()) return Bad(doing + ": " + ToText(id) + " is not part of a slab");
+  AMEM_CHECK(s_.slabs.contains(a->slab), id, a->slab);
+  const Address place = s_.PlaceOf(*a);
+  if (place == address && a->bytes == bytes) return {};
+  return Bad(doing + ": " + ToText(id) + " is " + FormatBytes(a->bytes) + " at " + Hex(place.value));
 }
 
 }  // namespace amem

@@ -1,22 +1,9 @@
 #include "replay/session/new_memory.h"
 
 namespace amem {
-namespace {
-
-struct NewMemory {
-  OwnedHandle handle;
-  AllocationProperties properties;
-  Bytes bytes;
-};
-
-}  // namespace
 
 AllocationProperties PropertiesOn(DeviceOrdinal device, std::uint8_t rdma) {
-  AllocationProperties properties;
-  properties.handle_types = 1;
-  properties.location = {LocationType::kDevice, device.value};
-  properties.gpu_direct_rdma = rdma;
-  return properties;
+  return {.handle_types = 1, .location = {LocationType::kDevice, device.value}, .gpu_direct_rdma = rdma};
 }
 
 AccessDescriptor ReadWrite(DeviceOrdinal device) { return {{LocationType::kDevice, device.value}, 3}; }
@@ -28,6 +15,12 @@ Result<Bytes> Rounded(Driver& driver, Bytes bytes, const AllocationProperties& p
 
 namespace {
 
+struct NewMemory {
+  OwnedHandle handle;
+  AllocationProperties properties;
+  Bytes bytes;
+};
+
 Result<NewMemory> CreateMemory(Driver& driver, Bytes bytes, DeviceOrdinal device) {
   Status failure;
   for (const std::uint8_t rdma : kWithAndWithoutRdma) {
@@ -35,9 +28,8 @@ Result<NewMemory> CreateMemory(Driver& driver, Bytes bytes, DeviceOrdinal device
     const auto size = Rounded(driver, bytes, properties);
     failure = size.status();
     if (!size.ok()) continue;
-    const Bytes rounded = *size;
-    const auto handle = driver.Create(rounded, properties, 0);
-    if (handle.ok()) return NewMemory{OwnedHandle(driver, *handle), properties, rounded};
+    const auto handle = driver.Create(*size, properties, 0);
+    if (handle.ok()) return NewMemory{OwnedHandle(driver, *handle), properties, *size};
     failure = handle.status();
     if (failure.code() == Code::kOutOfMemory) break;
   }

@@ -64,13 +64,8 @@ Result<PoolId> Pools::OpenNew(const std::string& tag, PoolPolicy policy, bool jo
     const LedgerLock ledger(ledger_);
     ledger_.Record(PoolOpened{id, tag, policy});
   }
-  auto pool = std::make_unique<Entry>();
-  pool->id = id;
-  pool->tag = tag;
-  pool->policy = policy;
-  pool->joined = joined;
-  pool->cycle = std::move(cycle);
-  pools_.emplace(id, std::move(pool));
+  Entry pool{.id = id, .tag = tag, .policy = policy, .joined = joined, .cycle = std::move(cycle)};
+  pools_.emplace(id, std::make_unique<Entry>(std::move(pool)));
   return id;
 }
 

@@ -154,7 +154,7 @@ TEST(Checks, a_damaged_state_is_told_with_values_by_the_next_event_that_meets_th
        Backed{kSecond, DriverHandle{1}}},
       {"at != slab->parts.end() (... != ...), id, a.slab, a.offset = 5, 3, 4194304",
        [](State& s) { s.slabs.at(kSlab).parts.erase(4 * kMiB); }, AllocationReleased{kSecond}},
-      {"s_.slabs.contains(a->second.slab) (false), id, a->second.slab = 5, 3", [](State& s) { s.slabs.erase(kSlab); },
+      {"s_.slabs.contains(a->slab) (false), id, a->slab = 5, 3", [](State& s) { s.slabs.erase(kSlab); },
        RangeReserved{kSlabAddress + 4 * kMiB, k2M, 0, {}, 0, {}, kSecond}},
       {"mapping != nullptr (null != null), e.allocation = 4", [](State& s) { s.mappings.erase(kSlabAddress); },
        AccessSet{kSlabAddress, k2M, {{{LocationType::kDevice, 0}, 3}}, kPart}},

@@ -113,13 +113,17 @@ TEST_F(CutUpSlab, any_call_that_fails_once_costs_nothing_but_that_mapping) {
 TEST_F(CutUpSlab, copies_that_have_not_ended_do_not_lose_their_memory) {
   for (const int fine : {0, 1}) {
     Allocate();
+    const Bytes pinned = a.simulator->PinnedBytes();
     int calls = 0;
     a.simulator->SetHook(
         [&](std::string_view call, std::uint64_t) { return call == "FinishCopies" && calls++ >= fine ? cuda::kTimeout : 0; });
     EXPECT_FALSE(MapOnceMore().ok());
-    EXPECT_GE(calls, fine + 2);
+    EXPECT_EQ(calls, fine + 2);
+    EXPECT_EQ(a.simulator->QueuedCopies(kDevice), 1U);
+    EXPECT_EQ(a.simulator->PinnedBytes() - pinned, k2M);
     a.simulator->SetHook({});
     EXPECT_EQ(MapOnceMore(), Status{}) << fine;
+    EXPECT_EQ(a.simulator->PinnedBytes(), pinned);
     AllIsThere();
     WorksOverAPause();
     FreeAll();

@@ -141,7 +141,7 @@ void ExplainNeverArrived(Explanation& e) {
                     : waiting.size() == 1 ? "has been waiting"
                                           : "have been waiting",
                     DurationText(e.cause.waited_ns), WallText(e.cause.wall_ns), missing, e.Cycle()));
-  if (!e.cause.message.empty()) e.Say("They were told: " + Sentence(e.cause.message));
+  if (!e.cause.message.empty()) e.Say((waiting.size() == 1 ? "It was told: " : "They were told: ") + Sentence(e.cause.message));
   constexpr std::size_t kToldMost = 4;  // the others are named
   for (std::size_t i = 0; i < e.cause.missing.size() && i < kToldMost; ++i) SayWhereabouts(e, e.cause.missing[i]);
   e.Recommend(Action::kCallOnEveryRank);

@@ -2,12 +2,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include "replay/diagnosis/explanation.h"
 
 namespace amem {
 namespace {
 
+using Action = Remedy::Action;
 using Outlook = Remedy::Outlook;
 using Role = Evidence::Role;
 
@@ -115,14 +117,35 @@ void ExplainLaterAttempts(Explanation& e) {
                     example->failure));
 }
 
+namespace {
+
+bool HasEnded(const SessionStory& j) {
+  const SessionStatus status = j.findings.info.status;
+  return status == SessionStatus::kClosed || status == SessionStatus::kCrashed ||
+         j.findings.state.lifecycle == Lifecycle::kClosed;
+}
+
+}  // namespace
+
+void RecommendForTheDead(Explanation& e) {
+  constexpr std::array kForTheLiving = {Action::kExamineProcess, Action::kCallOnEveryRank, Action::kFollowVote,
+                                        Action::kFollowRefusal,  Action::kContinueProcess, Action::kCallTheSame};
+  Remedy& remedy = e.verdict.remedy;
+  const bool for_the_living =
+      remedy.outlook == Outlook::kCallAgain ||
+      (remedy.outlook == Outlook::kUnsaid && std::ranges::find(kForTheLiving, remedy.action) != kForTheLiving.end());
+  if (!for_the_living || !std::ranges::all_of(e.roster.journals(), HasEnded)) return;
+  remedy.outlook = Outlook::kAllEnded;
+  remedy.pid = 0;
+}
+
 std::string PresentState(const Roster& roster) {
   std::vector<SessionId> running, paused, half_way, ended;
   for (const SessionStory& j : roster.journals()) {
     const Lifecycle lifecycle = j.findings.state.lifecycle;
     const SessionStatus status = j.findings.info.status;
     if (!j.findings.whole && status == SessionStatus::kLive) return {};  // its state is not known
-    const bool gone = status == SessionStatus::kClosed || status == SessionStatus::kCrashed || lifecycle == Lifecycle::kClosed;
-    (gone                               ? ended
+    (HasEnded(j)                        ? ended
      : lifecycle == Lifecycle::kRunning ? running
      : lifecycle == Lifecycle::kPaused  ? paused
                                         : half_way)

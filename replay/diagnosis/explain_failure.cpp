@@ -32,7 +32,7 @@ void RecommendForStep(Explanation& e, const Attempt::Failure& failure) {
   e.Recommend(action, final ? Outlook::kUnsaid : undone);
 }
 
-// "Resume 1 of 4 sessions failed at 2025-11-21 ... on rank 2 (...), in phase "resume: arrive" (event 12): the message."
+// "Resume 1 (4 processes) failed at 2025-11-21 ... on rank 2 (...), in phase "resume: arrive" (event 12): the message."
 void SayWhere(Explanation& e, PhaseKind phase, SequenceNumber seq, const std::string& message) {
   e.Say(Sentence(fmt::format("{}{} at {} on {}, in phase \"{}\"{}: {}", e.CycleOfAll(), e.HowItEnded(),
                              WallText(e.cause.wall_ns), e.verdict.process, ToText(phase), EventText(seq), message)));

@@ -133,7 +133,7 @@ std::string Explanation::Cycle() const { return cause.attempt == nullptr ? "" : 
 
 std::string Explanation::CycleOfAll() const {
   const std::size_t members = cause.attempt->members.size();
-  return Capitalized(Cycle()) + (members > 1 ? fmt::format(" of {} sessions", members) : "");
+  return Capitalized(Cycle()) + (members > 1 ? fmt::format(" ({} processes)", members) : "");
 }
 
 std::string Explanation::HowItEnded() const {

@@ -60,6 +60,8 @@ Remedy::Action ActionForFailure(Code code, int driver_result, std::optional<Step
 void ExplainConsequences(Explanation&);
 // What the others tried, or completed, after a process had died outside of any attempt.
 void ExplainLaterAttempts(Explanation&);
+// A call again, or a look at a process, is for the next run where all have ended.
+void RecommendForTheDead(Explanation&);
 // "Now rank 0 is paused with its contents kept and rank 1 has ended."; empty when it is not known.
 std::string PresentState(const Roster& roster);
 

@@ -142,7 +142,9 @@ constexpr std::array<std::string_view, kRemedyOutlooks> kOutlooks = {
     // kOthersResumed
     "; the others have their own memory back, but what it shared with them is gone: communicators with that rank cannot be "
     "used "
-    "any more"};
+    "any more",
+    // kAllEnded
+    "; all have ended, so this is for the next run"};
 
 }  // namespace
 

@@ -50,6 +50,7 @@ struct Remedy {
     kOthersMissMemory,  // the other ranks are paused and need memory that the dead one shared
     kOthersHalfWay,     // the other ranks are neither running nor paused, for want of such memory
     kOthersResumed,     // the other ranks resumed without the dead one
+    kAllEnded,          // nobody lives for whom anything could be done
   };
   Action action = Action::kNone;
   Outlook outlook = Outlook::kUnsaid;
@@ -64,7 +65,7 @@ struct Remedy {
 };
 
 inline constexpr std::size_t kRemedyActions = static_cast<std::size_t>(Remedy::Action::kCallTheSame) + 1;
-inline constexpr std::size_t kRemedyOutlooks = static_cast<std::size_t>(Remedy::Outlook::kOthersResumed) + 1;
+inline constexpr std::size_t kRemedyOutlooks = static_cast<std::size_t>(Remedy::Outlook::kAllEnded) + 1;
 
 // "free-memory", "end-captures", ...; "none". These words are stable: programs compare them.
 std::string_view ToText(Remedy::Action action);

@@ -72,6 +72,7 @@ void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict
   if (cause.attempt == nullptr && (cause.kind == VerdictKind::kDied || cause.kind == VerdictKind::kLeft))
     ExplainLaterAttempts(explanation);
   explanation.Say(PresentState(roster));
+  RecommendForTheDead(explanation);
 }
 
 void ExplainHealth(const Roster& roster, Verdict& verdict) {

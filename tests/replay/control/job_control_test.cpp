@@ -613,7 +613,8 @@ class WhatIsSaid : public PlayedRanks {
 
 TEST_F(WhatIsSaid, of_each_phase) {
   Set(0, [](Standing& is) { is.failure = {Code::kOutOfMemory, "no room"}; });
-  EXPECT_EQ(Of(Phase::kRunning), "has made no safe point; it comes when its program pauses by itself");
+  EXPECT_EQ(Of(Phase::kRunning),
+            "has made no safe point; it comes when its program calls amem.safepoint(), once a step, or pauses by itself");
   Set(0, [](Standing& is) {
     is.steps = 1;
     is.last_step_ns = MonotonicNs() - 3'000'000'000;

@@ -63,7 +63,8 @@ TEST(Remedy, each_action_has_the_sentence_that_belongs_to_it) {
            {Outlook::kOthersRun, "; the others run on"},
            {Outlook::kOthersMissMemory, "cannot get back the memory"},
            {Outlook::kOthersHalfWay, "need memory that it had"},
-           {Outlook::kOthersResumed, "have their own memory back"}}) {
+           {Outlook::kOthersResumed, "have their own memory back"},
+           {Outlook::kAllEnded, "; all have ended, so this is for the next run"}}) {
     EXPECT_TRUE(Has(Of(Action::kReadMessage, outlook), part)) << ToText(Of(Action::kReadMessage, outlook));
     EXPECT_TRUE(Has(Of(Action::kReadMessage, outlook), "read the message; "));
   }

@@ -78,8 +78,22 @@ Verdict OfFailedStep(Code code, int driver_result, bool undone = true) {
   EXPECT_EQ(verdict.code, code);
   EXPECT_EQ(verdict.phase, PhaseKind::kPauseArrive);
   EXPECT_HAS(verdict.headline, "Pause 1 failed on rank 1 at the step \"quiesce device 0\"");
-  EXPECT_HAS(verdict.summary, "Pause 1 of 2 sessions failed");
+  EXPECT_HAS(verdict.summary, "Pause 1 (2 processes) failed");
   return verdict;
+}
+
+TEST(VerdictKind, what_is_to_be_done_for_the_living_is_for_the_next_run_when_all_have_ended) {
+  for (const bool ended : {false, true}) {
+    CycleJob job;
+    job.BeginAll(CycleKind::kPause);
+    job.WorkInto(job.importer, PhaseKind::kPauseArrive, StepKind::kQuiesce);
+    job.Work(job.owner, PhaseKind::kPauseArrive);
+    job.GiveUp(CycleKind::kPause, PhaseKind::kPauseArrive, job.importer.id(), "rank 1 failed", true);
+    const SessionStatus status = ended ? SessionStatus::kCrashed : kLive;
+    const Verdict verdict = job.Judge(status, status);
+    EXPECT_EQ(verdict.remedy.outlook == Outlook::kAllEnded, ended) << ToText(verdict.remedy);
+    if (ended) EXPECT_EQ(verdict.remedy.pid, 0);
+  }
 }
 
 TEST(VerdictKind, step_failed_in_the_driver) {

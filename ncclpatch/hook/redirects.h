@@ -2,7 +2,7 @@
 //
 // A redirected function is a type E with
 //   kName      NCCL's name; its alias pncclX is redirected with it
-//   Function   its C type
+//   Function   its C type; not needed if it follows from With(library, pass, arguments...), which Around calls
 // and one of
 //   Call(library, real, arguments...)  runs in its place
 //   Before(library, arguments...)      runs before the jump to NCCL's function; must not throw. A result other than zero is the
@@ -16,7 +16,9 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <functional>
 #include <span>
+#include <type_traits>
 
 #include "ncclpatch/hook/hook.h"
 #include "ncclpatch/hook/replacements.h"
@@ -32,7 +34,29 @@ struct Redirect {
 };
 using Table = std::span<const Redirect>;
 
-template <class E, class F = typename E::Function>
+// Runs `Self::With(library, pass, arguments...)` in place of NCCL's function; pass() makes the original call.
+using Pass = std::function<int()>;
+template <class Self, replacements::Text Name>
+struct Around {
+  static constexpr const char* kName = Name.data;
+  template <class Real, class... A>
+  static int Call(std::size_t library, Real real, A... arguments) {
+    const auto pass = [&] { return real(arguments...); };
+    return Self::With(library, std::ref(pass), arguments...);
+  }
+};
+
+template <class... A>
+std::type_identity<int(A...)> TypeBehind(int (*with)(std::size_t, const Pass&, A...));
+template <class E>
+auto TypeOf() {
+  if constexpr (requires { typename E::Function; })
+    return std::type_identity<typename E::Function>();
+  else
+    return decltype(TypeBehind(&E::With))();
+}
+
+template <class E, class F = typename decltype(TypeOf<E>())::type>
 struct Entry;
 template <class E, class R, class... A>
 struct Entry<E, R(A...)> {

@@ -6,17 +6,6 @@
 namespace amem::intercept {
 namespace {
 
-// `touches(touch, arguments...)`: whether this call touches paused memory.
-template <Text Name, Text Exported, class F, auto touches>
-struct Copy {
-  static constexpr const char *kName = Name.data, *kExported = Exported.data;
-  using Function = F;
-  template <class... A>
-  static CUresult Call(Function* real, A... arguments) {
-    return ThroughTheGate(kName, touches, real, arguments...);
-  }
-};
-
 // What each shape of arguments touches. A trailing stream does not matter.
 constexpr auto kBoth = [](Touch touch, CUdeviceptr to, CUdeviceptr from, size_t bytes, auto...) {
   return touch(to, bytes) || touch(from, bytes);
@@ -59,81 +48,42 @@ constexpr auto kFillPlane = [](Touch touch, CUdeviceptr to, size_t pitch, auto, 
   return touch(to, pitch * height);
 };
 
-using Memcpy = Copy<"cuMemcpy", "cuMemcpy", CUresult(CUdeviceptr, CUdeviceptr, size_t), kBoth>;
-using MemcpyAsync = Copy<"cuMemcpyAsync", "cuMemcpyAsync", CUresult(CUdeviceptr, CUdeviceptr, size_t, CUstream), kBoth>;
-using MemcpyDtoD = Copy<"cuMemcpyDtoD", "cuMemcpyDtoD_v2", CUresult(CUdeviceptr, CUdeviceptr, size_t), kBoth>;
-using MemcpyDtoDAsync =
-    Copy<"cuMemcpyDtoDAsync", "cuMemcpyDtoDAsync_v2", CUresult(CUdeviceptr, CUdeviceptr, size_t, CUstream), kBoth>;
-using MemcpyHtoD = Copy<"cuMemcpyHtoD", "cuMemcpyHtoD_v2", CUresult(CUdeviceptr, const void*, size_t), kTo>;
-using MemcpyHtoDAsync =
-    Copy<"cuMemcpyHtoDAsync", "cuMemcpyHtoDAsync_v2", CUresult(CUdeviceptr, const void*, size_t, CUstream), kTo>;
-using MemcpyDtoH = Copy<"cuMemcpyDtoH", "cuMemcpyDtoH_v2", CUresult(void*, CUdeviceptr, size_t), kFrom>;
-using MemcpyDtoHAsync =
-    Copy<"cuMemcpyDtoHAsync", "cuMemcpyDtoHAsync_v2", CUresult(void*, CUdeviceptr, size_t, CUstream), kFrom>;
-using MemcpyPeer =
-    Copy<"cuMemcpyPeer", "cuMemcpyPeer", CUresult(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t), kPeer>;
-using MemcpyPeerAsync = Copy<"cuMemcpyPeerAsync", "cuMemcpyPeerAsync",
-                             CUresult(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t, CUstream), kPeer>;
-using Memcpy2D = Copy<"cuMemcpy2D", "cuMemcpy2D_v2", CUresult(const CUDA_MEMCPY2D*), kPlane>;
-using Memcpy2DUnaligned = Copy<"cuMemcpy2DUnaligned", "cuMemcpy2DUnaligned_v2", CUresult(const CUDA_MEMCPY2D*), kPlane>;
-using Memcpy2DAsync = Copy<"cuMemcpy2DAsync", "cuMemcpy2DAsync_v2", CUresult(const CUDA_MEMCPY2D*, CUstream), kPlane>;
-using Memcpy3D = Copy<"cuMemcpy3D", "cuMemcpy3D_v2", CUresult(const CUDA_MEMCPY3D*), kVolume>;
-using Memcpy3DAsync = Copy<"cuMemcpy3DAsync", "cuMemcpy3DAsync_v2", CUresult(const CUDA_MEMCPY3D*, CUstream), kVolume>;
-using Memcpy3DPeer = Copy<"cuMemcpy3DPeer", "cuMemcpy3DPeer", CUresult(const CUDA_MEMCPY3D_PEER*), kVolume>;
-using Memcpy3DPeerAsync =
-    Copy<"cuMemcpy3DPeerAsync", "cuMemcpy3DPeerAsync", CUresult(const CUDA_MEMCPY3D_PEER*, CUstream), kVolume>;
 // The attributes' type is new in CUDA 12.8. AMem does not read them, so they are opaque here.
 struct MemcpyBatchV1
-    : Copy<"cuMemcpyBatchAsync", "cuMemcpyBatchAsync",
-           CUresult(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, void*, size_t*, size_t, size_t*, CUstream), kBatch> {
+    : Gated<kBatch, CUresult(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, void*, size_t*, size_t, size_t*, CUstream),
+            "cuMemcpyBatchAsync"> {
   static constexpr int kSince = 12080, kBefore = 13000;
 };
-struct MemcpyBatch : Copy<"cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2",
-                          CUresult(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, void*, size_t*, size_t, CUstream), kBatch> {
+struct MemcpyBatch : Gated<kBatch, CUresult(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, void*, size_t*, size_t, CUstream),
+                           "cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2"> {
   static constexpr int kSince = 13000;
 };
-using MemcpyWithAttributes = Copy<"cuMemcpyWithAttributesAsync", "cuMemcpyWithAttributesAsync",
-                                  CUresult(CUdeviceptr, CUdeviceptr, size_t, void*, CUstream), kBoth>;
-using Memcpy3DWithAttributes = Copy<"cuMemcpy3DWithAttributesAsync", "cuMemcpy3DWithAttributesAsync",
-                                    CUresult(void*, unsigned long long, CUstream), kAnything>;
-struct Memcpy3DBatchV1 : Copy<"cuMemcpy3DBatchAsync", "cuMemcpy3DBatchAsync",
-                              CUresult(size_t, void*, size_t*, unsigned long long, CUstream), kAnything> {
+using MemcpyWithAttributes =
+    Gated<kBoth, CUresult(CUdeviceptr, CUdeviceptr, size_t, void*, CUstream), "cuMemcpyWithAttributesAsync">;
+using Memcpy3DWithAttributes = Gated<kAnything, CUresult(void*, unsigned long long, CUstream), "cuMemcpy3DWithAttributesAsync">;
+struct Memcpy3DBatchV1
+    : Gated<kAnything, CUresult(size_t, void*, size_t*, unsigned long long, CUstream), "cuMemcpy3DBatchAsync"> {
   static constexpr int kSince = 12080, kBefore = 13000;
 };
-struct Memcpy3DBatch : Copy<"cuMemcpy3DBatchAsync", "cuMemcpy3DBatchAsync_v2",
-                            CUresult(size_t, void*, unsigned long long, CUstream), kAnything> {
+struct Memcpy3DBatch : Gated<kAnything, CUresult(size_t, void*, unsigned long long, CUstream), "cuMemcpy3DBatchAsync",
+                             "cuMemcpy3DBatchAsync_v2"> {
   static constexpr int kSince = 13000;
 };
-using MemsetD8 = Copy<"cuMemsetD8", "cuMemsetD8_v2", CUresult(CUdeviceptr, unsigned char, size_t), kFill<1>>;
-using MemsetD16 = Copy<"cuMemsetD16", "cuMemsetD16_v2", CUresult(CUdeviceptr, unsigned short, size_t), kFill<2>>;
-using MemsetD32 = Copy<"cuMemsetD32", "cuMemsetD32_v2", CUresult(CUdeviceptr, unsigned int, size_t), kFill<4>>;
-using MemsetD8Async =
-    Copy<"cuMemsetD8Async", "cuMemsetD8Async", CUresult(CUdeviceptr, unsigned char, size_t, CUstream), kFill<1>>;
-using MemsetD16Async =
-    Copy<"cuMemsetD16Async", "cuMemsetD16Async", CUresult(CUdeviceptr, unsigned short, size_t, CUstream), kFill<2>>;
-using MemsetD32Async =
-    Copy<"cuMemsetD32Async", "cuMemsetD32Async", CUresult(CUdeviceptr, unsigned int, size_t, CUstream), kFill<4>>;
-using MemsetD2D8 =
-    Copy<"cuMemsetD2D8", "cuMemsetD2D8_v2", CUresult(CUdeviceptr, size_t, unsigned char, size_t, size_t), kFillPlane>;
-using MemsetD2D16 =
-    Copy<"cuMemsetD2D16", "cuMemsetD2D16_v2", CUresult(CUdeviceptr, size_t, unsigned short, size_t, size_t), kFillPlane>;
-using MemsetD2D32 =
-    Copy<"cuMemsetD2D32", "cuMemsetD2D32_v2", CUresult(CUdeviceptr, size_t, unsigned int, size_t, size_t), kFillPlane>;
-using MemsetD2D8Async = Copy<"cuMemsetD2D8Async", "cuMemsetD2D8Async",
-                             CUresult(CUdeviceptr, size_t, unsigned char, size_t, size_t, CUstream), kFillPlane>;
-using MemsetD2D16Async = Copy<"cuMemsetD2D16Async", "cuMemsetD2D16Async",
-                              CUresult(CUdeviceptr, size_t, unsigned short, size_t, size_t, CUstream), kFillPlane>;
-using MemsetD2D32Async = Copy<"cuMemsetD2D32Async", "cuMemsetD2D32Async",
-                              CUresult(CUdeviceptr, size_t, unsigned int, size_t, size_t, CUstream), kFillPlane>;
 
 }  // namespace
 
 std::span<const replacements::Replacement> CopyReplacements() {
-  return replacements::Table<Memcpy, MemcpyAsync, MemcpyDtoD, MemcpyDtoDAsync, MemcpyHtoD, MemcpyHtoDAsync, MemcpyDtoH,
-                             MemcpyDtoHAsync, MemcpyPeer, MemcpyPeerAsync, Memcpy2D, Memcpy2DUnaligned, Memcpy2DAsync, Memcpy3D,
-                             Memcpy3DAsync, Memcpy3DPeer, Memcpy3DPeerAsync, MemcpyBatchV1, MemcpyBatch, MemcpyWithAttributes,
-                             Memcpy3DWithAttributes, Memcpy3DBatchV1, Memcpy3DBatch, MemsetD8, MemsetD16, MemsetD32,
-                             MemsetD8Async, MemsetD16Async, MemsetD32Async, MemsetD2D8, MemsetD2D16, MemsetD2D32,
-                             MemsetD2D8Async, MemsetD2D16Async, MemsetD2D32Async>();
+  return replacements::Table<
+      AMEM_GATED(kBoth, cuMemcpy), AMEM_GATED(kBoth, cuMemcpyAsync), AMEM_GATED(kBoth, cuMemcpyDtoD),
+      AMEM_GATED(kBoth, cuMemcpyDtoDAsync), AMEM_GATED(kTo, cuMemcpyHtoD), AMEM_GATED(kTo, cuMemcpyHtoDAsync),
+      AMEM_GATED(kFrom, cuMemcpyDtoH), AMEM_GATED(kFrom, cuMemcpyDtoHAsync), AMEM_GATED(kPeer, cuMemcpyPeer),
+      AMEM_GATED(kPeer, cuMemcpyPeerAsync), AMEM_GATED(kPlane, cuMemcpy2D), AMEM_GATED(kPlane, cuMemcpy2DUnaligned),
+      AMEM_GATED(kPlane, cuMemcpy2DAsync), AMEM_GATED(kVolume, cuMemcpy3D), AMEM_GATED(kVolume, cuMemcpy3DAsync),
+      AMEM_GATED(kVolume, cuMemcpy3DPeer), AMEM_GATED(kVolume, cuMemcpy3DPeerAsync), MemcpyBatchV1, MemcpyBatch,
+      MemcpyWithAttributes, Memcpy3DWithAttributes, Memcpy3DBatchV1, Memcpy3DBatch, AMEM_GATED(kFill<1>, cuMemsetD8),
+      AMEM_GATED(kFill<2>, cuMemsetD16), AMEM_GATED(kFill<4>, cuMemsetD32), AMEM_GATED(kFill<1>, cuMemsetD8Async),
+      AMEM_GATED(kFill<2>, cuMemsetD16Async), AMEM_GATED(kFill<4>, cuMemsetD32Async), AMEM_GATED(kFillPlane, cuMemsetD2D8),
+      AMEM_GATED(kFillPlane, cuMemsetD2D16), AMEM_GATED(kFillPlane, cuMemsetD2D32), AMEM_GATED(kFillPlane, cuMemsetD2D8Async),
+      AMEM_GATED(kFillPlane, cuMemsetD2D16Async), AMEM_GATED(kFillPlane, cuMemsetD2D32Async)>();
 }
 }  // namespace amem::intercept

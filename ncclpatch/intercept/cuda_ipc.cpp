@@ -49,9 +49,7 @@ struct MemFree : InSession<MemFree, "cuMemFree", "cuMemFree_v2"> {
     };
     if (free_counted(LegacyFreed{Address{address}})) return freed;
     if (free_counted(AsyncFreed{Address{address}})) return freed;  // cudaFree takes memory of pools too
-    const Status status = session.LegacyFree(Address{address});
-    if (status.code() == Code::kNotFound) return PassedOn(session, kName, address, pass());
-    return ToDriver(kName, status);
+    return OrPassOn(session, kName, address, session.LegacyFree(Address{address}), pass);
   }
 };
 
@@ -83,8 +81,7 @@ struct IpcOpenMemHandle : InSession<IpcOpenMemHandle, "cuIpcOpenMemHandle", "cuI
     std::array<std::byte, sizeof handle.reserved> token;
     std::memcpy(token.data(), handle.reserved, token.size());
     const auto opened = session.LegacyImport(token, *device, OriginOfCall());
-    if (opened.status().code() == Code::kNotFound) return PassedOn(session, kName, 0, pass());
-    if (!opened) return ToDriver(kName, opened.status());
+    if (!opened) return OrPassOn(session, kName, 0, opened.status(), pass);
     *address = opened->value;
     return CUDA_SUCCESS;
   }
@@ -92,9 +89,7 @@ struct IpcOpenMemHandle : InSession<IpcOpenMemHandle, "cuIpcOpenMemHandle", "cuI
 
 struct IpcCloseMemHandle : InSession<IpcCloseMemHandle, "cuIpcCloseMemHandle"> {
   static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address) {
-    const Status status = session.LegacyClose(Address{address});
-    if (status.code() == Code::kNotFound) return PassedOn(session, kName, address, pass());
-    return ToDriver(kName, status);
+    return OrPassOn(session, kName, address, session.LegacyClose(Address{address}), pass);
   }
 };
 

@@ -22,11 +22,10 @@ CUresult ByCode(Code code) {
       return CUDA_ERROR_NOT_FOUND;
     case Code::kOutOfMemory:
       return CUDA_ERROR_OUT_OF_MEMORY;
-    case Code::kIo:
-    case Code::kNoDescriptors:
-      return CUDA_ERROR_OPERATING_SYSTEM;
     case Code::kTimeout:
       return CUDA_ERROR_TIMEOUT;
+    case Code::kIo:
+    case Code::kNoDescriptors:
     case Code::kPeerLost:
       return CUDA_ERROR_OPERATING_SYSTEM;
     case Code::kRefused:
@@ -61,6 +60,12 @@ CUresult PassedOn(Session& session, const char* call, std::uint64_t subject, CUr
   session.Note(PassedThrough{call, "not AMem's: " + Hex(subject), static_cast<std::int32_t>(result)});
   return result;
 }
+
+CUresult OrPassOn(Session& session, const char* call, std::uint64_t subject, const Status& status, const Pass<>& pass) {
+  return status.code() == Code::kNotFound ? PassedOn(session, call, subject, pass()) : ToDriver(call, status);
+}
+
+CUresult AnswerPaused(const char* call) { return ToDriver(call, {Code::kRefused, "memory is paused; call ncclResume first"}); }
 
 bool BesideAPause(Session& session) {
   if (!session.paused()) return false;

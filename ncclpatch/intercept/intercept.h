@@ -65,6 +65,12 @@ Origin OriginOfCall(bool* for_application = nullptr, bool* for_window = nullptr)
 // Records a call about memory that is not AMem's, and returns its result.
 CUresult PassedOn(Session& session, const char* call, std::uint64_t subject, CUresult result);
 
+// Answers a call that AMem has carried out; what AMem does not know (kNotFound) passes through.
+CUresult OrPassOn(Session& session, const char* call, std::uint64_t subject, const Status& status, const Pass<>& pass);
+
+// Why nothing can be added to memory that is paused, said in the name of `call`.
+CUresult AnswerPaused(const char* call);
+
 // Whether this call is for a communicator made beside a pause in which others are suspended: its memory is the driver's, and
 // its kernels touch no paused memory.
 bool BesideAPause(Session& session);
@@ -125,6 +131,19 @@ CUresult ThroughTheGate(const char* call, const Touches& touches, F* real, A... 
     return away ? RefusedWhilePaused(call) : real(arguments...);
   }
 }
+
+// A replacement that passes the gate and changes nothing else.
+template <auto touches, class F, Text Name, Text Exported = Name>
+struct Gated : Named<Name, Exported> {
+  using Function = F;
+  template <class... A>
+  static CUresult Call(F* real, A... arguments) {
+    return ThroughTheGate(Name.data, touches, real, arguments...);
+  }
+};
+// The same for a function that cuda.h declares, under the name that libcuda exports (cuMemcpyDtoD_v2).
+#define AMEM_TEXT(text) #text
+#define AMEM_GATED(touches, name) Gated<touches, decltype(name), #name, AMEM_TEXT(name)>
 
 AllocationProperties FromDriver(const CUmemAllocationProp& properties);
 CUmemAllocationProp ToDriver(const AllocationProperties& properties);

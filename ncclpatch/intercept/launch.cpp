@@ -4,31 +4,18 @@
 namespace amem::intercept {
 namespace {
 
-template <Text Name, class F>
-struct Launch {
-  static constexpr const char *kName = Name.data, *kExported = kName;
-  using Function = F;
-  template <class... A>
-  static CUresult Call(Function* real, A... arguments) {
-    return ThroughTheGate(
-        kName, [](Touch touch, A...) { return !BesideAPause(touch.session); }, real, arguments...);
-  }
-};
+constexpr auto kLaunch = [](Touch touch, auto...) { return !BesideAPause(touch.session); };
 
-using LaunchKernel = Launch<"cuLaunchKernel", CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                                       unsigned, CUstream, void**, void**)>;
-using LaunchKernelEx = Launch<"cuLaunchKernelEx", CUresult(const CUlaunchConfig*, CUfunction, void**, void**)>;
-using LaunchCooperativeKernel = Launch<"cuLaunchCooperativeKernel", CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned,
-                                                                             unsigned, unsigned, unsigned, CUstream, void**)>;
-using LaunchCooperativeKernelMultiDevice =
-    Launch<"cuLaunchCooperativeKernelMultiDevice", CUresult(CUDA_LAUNCH_PARAMS*, unsigned, unsigned)>;
-using GraphLaunch = Launch<"cuGraphLaunch", CUresult(CUgraphExec, CUstream)>;
+// cuda.h calls it deprecated, which is an error where it is named.
+using LaunchMultiDevice =
+    Gated<kLaunch, CUresult(CUDA_LAUNCH_PARAMS*, unsigned, unsigned), "cuLaunchCooperativeKernelMultiDevice">;
 
 }  // namespace
 
 std::span<const replacements::Replacement> LaunchReplacements() {
-  return replacements::Table<LaunchKernel, LaunchKernelEx, LaunchCooperativeKernel, LaunchCooperativeKernelMultiDevice,
-                             GraphLaunch>();
+  return replacements::Table<AMEM_GATED(kLaunch, cuLaunchKernel), AMEM_GATED(kLaunch, cuLaunchKernelEx),
+                             AMEM_GATED(kLaunch, cuLaunchCooperativeKernel), LaunchMultiDevice,
+                             AMEM_GATED(kLaunch, cuGraphLaunch)>();
 }
 
 }  // namespace amem::intercept

@@ -87,7 +87,7 @@ struct EndpointBindMem : Named<"cuLogicalEndpointBindMem"> {
                        cuuint64_t memory_offset, cuuint64_t bytes, unsigned long long flags) {
     Session* session = Runtime::Get().started();
     if (session == nullptr || !IsGuest(memory)) return real(id, device, offset, memory, memory_offset, bytes, flags);
-    if (session->paused()) return ToDriver(kName, {Code::kRefused, "memory is paused; call ncclResume first"});
+    if (session->paused()) return AnswerPaused(kName);
     const auto [handle, begin] = session->Backing(ToAllocation(memory));
     if (handle.value == 0) return CUDA_ERROR_INVALID_HANDLE;
     const Address address = PlaceOf(*session, ToAllocation(memory));

@@ -42,9 +42,7 @@ struct MemAddressReserve : InSession<MemAddressReserve, "cuMemAddressReserve"> {
 
 struct MemAddressFree : InSession<MemAddressFree, "cuMemAddressFree"> {
   static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes) {
-    const Status status = session.FreeRange(Address{address}, bytes);
-    if (status.code() == Code::kNotFound) return PassedOn(session, kName, address, pass());
-    return ToDriver(kName, status);
+    return OrPassOn(session, kName, address, session.FreeRange(Address{address}, bytes), pass);
   }
 };
 
@@ -58,9 +56,7 @@ struct MemMap : InSession<MemMap, "cuMemMap"> {
 
 struct MemUnmap : InSession<MemUnmap, "cuMemUnmap"> {
   static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes) {
-    const Status status = session.Unmap(Address{address}, bytes);
-    if (status.code() == Code::kNotFound) return PassedOn(session, kName, address, pass());
-    return ToDriver(kName, status);
+    return OrPassOn(session, kName, address, session.Unmap(Address{address}, bytes), pass);
   }
 };
 
@@ -73,9 +69,7 @@ struct MemSetAccess : InSession<MemSetAccess, "cuMemSetAccess"> {
     descriptors.reserve(count);
     for (size_t i = 0; i < count; ++i)
       descriptors.push_back({{static_cast<LocationType>(access[i].location.type), access[i].location.id}, access[i].flags});
-    const Status status = session.SetAccess(Address{address}, bytes, descriptors);
-    if (status.code() == Code::kNotFound) return PassedOn(session, kName, address, pass());
-    return ToDriver(kName, status);
+    return OrPassOn(session, kName, address, session.SetAccess(Address{address}, bytes, descriptors), pass);
   }
 };
 
@@ -84,8 +78,7 @@ struct MemRetainAllocationHandle : InSession<MemRetainAllocationHandle, "cuMemRe
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const auto at = reinterpret_cast<std::uint64_t>(address);
     const auto retained = session.Retain(Address{at});
-    if (retained.status().code() == Code::kNotFound) return PassedOn(session, kName, at, pass());
-    if (!retained) return ToDriver(kName, retained.status());
+    if (!retained) return OrPassOn(session, kName, at, retained.status(), pass);
     *handle = ToGuest(*retained);
     return CUDA_SUCCESS;
   }

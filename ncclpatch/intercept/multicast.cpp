@@ -5,13 +5,6 @@
 namespace amem::intercept {
 namespace {
 
-// Nothing may be added to a multicast object while memory is paused. Taking memory from it is freeing, which always works.
-bool Paused(Session& session, const char* call, CUresult& result) {
-  if (!session.paused()) return false;
-  result = ToDriver(call, {Code::kRefused, "memory is paused; call ncclResume first"});
-  return true;
-}
-
 struct RealHandle {
   CUmemGenericAllocationHandle handle = 0;
   size_t offset = 0;  // where NCCL's memory begins in it
@@ -31,11 +24,11 @@ CUresult OnObject(const char* call, CUmemGenericAllocationHandle object, const M
   Session* session = Runtime::Get().session();
   if (session == nullptr) return make_call(static_cast<Session*>(nullptr), object);
   const auto gate = session->EnterCall();
-  CUresult result{};
-  if (!also_paused && Paused(*session, call, result)) return result;
+  // Taking memory from an object is freeing, which always works.
+  if (!also_paused && session->paused()) return AnswerPaused(call);
   const CUmemGenericAllocationHandle real = Real(*session, object).handle;
   if (real == 0) return CUDA_ERROR_INVALID_HANDLE;
-  result = make_call(session, real);
+  const CUresult result = make_call(session, real);
   if (!IsGuest(object)) return PassedOn(*session, call, object, result);
   if (result == CUDA_SUCCESS) session->Note(make_event(ToAllocation(object)));
   return result;
@@ -46,9 +39,8 @@ struct MulticastCreate : InSession<MulticastCreate, "cuMulticastCreate"> {
                        const CUmulticastObjectProp* properties) {
     if (handle == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const auto gate = session.EnterCall();
-    CUresult result{};
-    if (Paused(session, kName, result)) return result;
-    if (result = pass(); result != CUDA_SUCCESS) return result;
+    if (session.paused()) return AnswerPaused(kName);
+    if (const CUresult result = pass(); result != CUDA_SUCCESS) return result;
     *handle = ToGuest(session.NoteMulticast({{},
                                              properties->size,
                                              properties->numDevices,
@@ -70,79 +62,55 @@ struct MulticastAddDevice : Named<"cuMulticastAddDevice"> {
   }
 };
 
-// Calls `make_call(object, memory, memory_offset)` with the driver's handles.
-template <class MakeCall>
-CUresult BindMemory(const char* call, CUmemGenericAllocationHandle object, size_t object_offset,
-                    CUmemGenericAllocationHandle memory, size_t memory_offset, size_t bytes, const MakeCall& make_call) {
-  const auto bind = [&](Session* session, CUmemGenericAllocationHandle handle) {
-    const auto tag = session != nullptr && IsGuest(memory) ? session->EnterTagOf(ToAllocation(memory)) : Session::InTags{};
-    if (tag.paused) return RefusedWhilePaused(call);
-    if (session != nullptr && IsGuest(memory)) session->PrepareBind(ToAllocation(memory));
-    const RealHandle known = session == nullptr ? RealHandle{memory, 0} : Real(*session, memory);
-    return known.handle == 0 ? CUDA_ERROR_INVALID_HANDLE : make_call(handle, known.handle, known.offset + memory_offset);
-  };
-  return OnObject(call, object, bind, [&](AllocationId id) {
-    return MulticastBound{id,    object_offset, IsGuest(memory) ? ToAllocation(memory) : AllocationId{}, memory_offset,
-                          bytes, Address{}};
-  });
-}
-
 // CUDA 13.1 inserted the device after the object's handle, under the same names.
 constexpr int kWithDevice = 13010;
+using Handle = CUmemGenericAllocationHandle;
 
-struct MulticastBindMem : Named<"cuMulticastBindMem"> {
-  static constexpr int kBefore = kWithDevice;
-  using Handle = CUmemGenericAllocationHandle;
-  using Function = CUresult(Handle, size_t, Handle, size_t, size_t, unsigned long long);
-  static CUresult Call(Function* real, Handle object, size_t object_offset, Handle memory, size_t memory_offset, size_t bytes,
-                       unsigned long long flags) {
-    return BindMemory(kName, object, object_offset, memory, memory_offset, bytes,
-                      [&](Handle o, Handle m, size_t offset) { return real(o, object_offset, m, offset, bytes, flags); });
-  }
-};
-
-struct MulticastBindMem2 : Named<"cuMulticastBindMem", "cuMulticastBindMem_v2"> {
-  static constexpr int kSince = kWithDevice;
-  using Handle = CUmemGenericAllocationHandle;
-  using Function = CUresult(Handle, CUdevice, size_t, Handle, size_t, size_t, unsigned long long);
-  static CUresult Call(Function* real, Handle object, CUdevice device, size_t object_offset, Handle memory,
+template <Text Exported, class... Device>
+struct BindMem : Named<"cuMulticastBindMem", Exported> {
+  using Function = CUresult(Handle, Device..., size_t, Handle, size_t, size_t, unsigned long long);
+  static CUresult Call(Function* real, Handle object, Device... device, size_t object_offset, Handle memory,
                        size_t memory_offset, size_t bytes, unsigned long long flags) {
-    return BindMemory(kName, object, object_offset, memory, memory_offset, bytes, [&](Handle o, Handle m, size_t offset) {
-      return real(o, device, object_offset, m, offset, bytes, flags);
-    });
+    const char* const call = BindMem::kName;
+    const AllocationId guest = IsGuest(memory) ? ToAllocation(memory) : AllocationId{};
+    const auto bind = [&](Session* session, Handle handle) {
+      const auto tag = session != nullptr && guest ? session->EnterTagOf(guest) : Session::InTags{};
+      if (tag.paused) return RefusedWhilePaused(call);
+      if (session != nullptr && guest) session->PrepareBind(guest);
+      const RealHandle known = session == nullptr ? RealHandle{memory, 0} : Real(*session, memory);
+      if (known.handle == 0) return CUDA_ERROR_INVALID_HANDLE;
+      return real(handle, device..., object_offset, known.handle, known.offset + memory_offset, bytes, flags);
+    };
+    return OnObject(call, object, bind,
+                    [&](AllocationId id) { return MulticastBound{id, object_offset, guest, memory_offset, bytes, Address{}}; });
   }
 };
-
-template <class MakeCall>
-CUresult BindAddress(const char* call, CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr address, size_t bytes,
-                     const MakeCall& make_call) {
-  return OnObject(
-      call, object,
-      [&](Session* session, CUmemGenericAllocationHandle handle) {
-        const auto tags = session == nullptr ? Session::InTags{} : session->EnterTags({Address{address}, bytes}, call);
-        return tags.paused ? RefusedWhilePaused(call) : make_call(handle);
-      },
-      [&](AllocationId id) { return MulticastBound{id, offset, AllocationId{}, 0, bytes, Address{address}}; });
-}
-
-struct MulticastBindAddr : Named<"cuMulticastBindAddr"> {
+struct MulticastBindMem : BindMem<"cuMulticastBindMem"> {
   static constexpr int kBefore = kWithDevice;
-  using Function = CUresult(CUmemGenericAllocationHandle, size_t, CUdeviceptr, size_t, unsigned long long);
-  static CUresult Call(Function* real, CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr address, size_t bytes,
-                       unsigned long long flags) {
-    return BindAddress(kName, object, offset, address, bytes,
-                       [&](auto handle) { return real(handle, offset, address, bytes, flags); });
-  }
+};
+struct MulticastBindMem2 : BindMem<"cuMulticastBindMem_v2", CUdevice> {
+  static constexpr int kSince = kWithDevice;
 };
 
-struct MulticastBindAddr2 : Named<"cuMulticastBindAddr", "cuMulticastBindAddr_v2"> {
-  static constexpr int kSince = kWithDevice;
-  using Function = CUresult(CUmemGenericAllocationHandle, CUdevice, size_t, CUdeviceptr, size_t, unsigned long long);
-  static CUresult Call(Function* real, CUmemGenericAllocationHandle object, CUdevice device, size_t offset, CUdeviceptr address,
-                       size_t bytes, unsigned long long flags) {
-    return BindAddress(kName, object, offset, address, bytes,
-                       [&](auto handle) { return real(handle, device, offset, address, bytes, flags); });
+template <Text Exported, class... Device>
+struct BindAddr : Named<"cuMulticastBindAddr", Exported> {
+  using Function = CUresult(Handle, Device..., size_t, CUdeviceptr, size_t, unsigned long long);
+  static CUresult Call(Function* real, Handle object, Device... device, size_t offset, CUdeviceptr address, size_t bytes,
+                       unsigned long long flags) {
+    const char* const call = BindAddr::kName;
+    const auto bind = [&](Session* session, Handle handle) {
+      const auto tags = session == nullptr ? Session::InTags{} : session->EnterTags({Address{address}, bytes}, call);
+      return tags.paused ? RefusedWhilePaused(call) : real(handle, device..., offset, address, bytes, flags);
+    };
+    return OnObject(call, object, bind,
+                    [&](AllocationId id) { return MulticastBound{id, offset, AllocationId{}, 0, bytes, Address{address}}; });
   }
+};
+struct MulticastBindAddr : BindAddr<"cuMulticastBindAddr"> {
+  static constexpr int kBefore = kWithDevice;
+};
+struct MulticastBindAddr2 : BindAddr<"cuMulticastBindAddr_v2", CUdevice> {
+  static constexpr int kSince = kWithDevice;
 };
 
 struct MulticastUnbind : Named<"cuMulticastUnbind"> {

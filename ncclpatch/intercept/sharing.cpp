@@ -17,7 +17,7 @@ CUresult HandOut(Session& session,
   constexpr const char* kName = "cuMemExportToShareableHandle";
   const AllocationId id = ToAllocation(handle);
   const auto inside = session.EnterCall();
-  if (session.paused()) return ToDriver(kName, {Code::kRefused, "memory is paused; call ncclResume first"});
+  if (session.paused()) return AnswerPaused(kName);
   const bool rebuilt = session.Inspect([&](const State& state) {
     const auto found = state.allocations.find(id);
     return found != state.allocations.end() && found->second.rebuilt();
@@ -62,8 +62,7 @@ struct MemImportFromShareableHandle : InSession<MemImportFromShareableHandle, "c
     }
     if (BesideAPause(session)) return PassedOn(session, kName, subject, pass());
     const auto imported = session.Import(static_cast<int>(subject), OriginOfCall());
-    if (imported.status().code() == Code::kNotFound) return PassedOn(session, kName, subject, pass());
-    if (!imported) return ToDriver(kName, imported.status());
+    if (!imported) return OrPassOn(session, kName, subject, imported.status(), pass);
     *handle = ToGuest(*imported);
     return CUDA_SUCCESS;
   }

@@ -123,31 +123,21 @@ struct GdrHandle {
   unsigned long value;
 };
 // The versions differ in the arguments between size and handle.
-template <class... Middle>
-int PinForGdr(int (*real)(void*, unsigned long, size_t, Middle..., GdrHandle*), void* gdr, unsigned long address, size_t bytes,
-              Middle... middle, GdrHandle* handle) {
-  const Part part{Address{address}, bytes};
-  const Registering gate("gdr_pin_buffer", part);
-  if (gate.refused()) return EBUSY;
-  const int result = real(gdr, address, bytes, middle..., handle);
-  if (result == 0 && handle != nullptr) Registrations::Get().Add({Registrar::kGdrCopy, handle->value}, part, "gdr_pin_buffer");
-  return result;
-}
-
-struct GdrPin : Named<"gdr_pin_buffer"> {
-  using Function = int(void*, unsigned long, size_t, std::uint64_t, std::uint32_t, GdrHandle*);
-  static int Call(Function* real, void* gdr, unsigned long address, size_t bytes, std::uint64_t token, std::uint32_t space,
-                  GdrHandle* handle) {
-    return PinForGdr<std::uint64_t, std::uint32_t>(real, gdr, address, bytes, token, space, handle);
+template <Text Name, class... Middle>
+struct PinForGdr : Named<Name> {
+  using Function = int(void*, unsigned long, size_t, Middle..., GdrHandle*);
+  static int Call(Function* real, void* gdr, unsigned long address, size_t bytes, Middle... middle, GdrHandle* handle) {
+    const Part part{Address{address}, bytes};
+    const Registering gate("gdr_pin_buffer", part);
+    if (gate.refused()) return EBUSY;
+    const int result = real(gdr, address, bytes, middle..., handle);
+    if (result == 0 && handle != nullptr)
+      Registrations::Get().Add({Registrar::kGdrCopy, handle->value}, part, "gdr_pin_buffer");
+    return result;
   }
 };
-
-struct GdrPin2 : Named<"gdr_pin_buffer_v2"> {
-  using Function = int(void*, unsigned long, size_t, std::uint32_t, GdrHandle*);
-  static int Call(Function* real, void* gdr, unsigned long address, size_t bytes, std::uint32_t flags, GdrHandle* handle) {
-    return PinForGdr<std::uint32_t>(real, gdr, address, bytes, flags, handle);
-  }
-};
+using GdrPin = PinForGdr<"gdr_pin_buffer", std::uint64_t, std::uint32_t>;
+using GdrPin2 = PinForGdr<"gdr_pin_buffer_v2", std::uint32_t>;
 
 struct GdrUnpin : Instead<GdrUnpin, "gdr_unpin_buffer"> {
   static int With(const Pass<int>& pass, void*, GdrHandle handle) {

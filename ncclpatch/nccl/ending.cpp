@@ -53,52 +53,33 @@ int Change(ncclComm* comm, Stage stage, const Call& call) {
   return result;
 }
 
-struct Destroy {
-  static constexpr const char* kName = "ncclCommDestroy";
-  using Function = int(ncclComm*);
-  template <class Real>
-  static int Call(std::size_t, Real real, ncclComm* comm) {
+struct Destroy : redirects::Around<Destroy, "ncclCommDestroy"> {
+  static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm) {
     const auto held_back = t_state.inside ? std::nullopt : HoldingOthersBack(comm);
-    const int result = EndOne(comm, "destroyed", [&] { return real(comm); });
+    const int result = EndOne(comm, "destroyed", pass);
     if (held_back && Accepted(result)) LetOthersGo(*held_back, kName);
     return result;
   }
 };
 
-struct Abort {
-  static constexpr const char* kName = "ncclCommAbort";
-  using Function = int(ncclComm*);
-  template <class Real>
-  static int Call(std::size_t, Real real, ncclComm* comm) {
-    return EndOne(comm, "aborted", [&] { return real(comm); });
-  }
+struct Abort : redirects::Around<Abort, "ncclCommAbort"> {
+  static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm) { return EndOne(comm, "aborted", pass); }
 };
 
-struct Finalize {
-  static constexpr const char* kName = "ncclCommFinalize";
-  using Function = int(ncclComm*);
-  template <class Real>
-  static int Call(std::size_t, Real real, ncclComm* comm) {
-    return Change(comm, Stage::kFinalized, [&] { return real(comm); });
-  }
+struct Finalize : redirects::Around<Finalize, "ncclCommFinalize"> {
+  static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm) { return Change(comm, Stage::kFinalized, pass); }
 };
 
-struct Revoke {
-  static constexpr const char* kName = "ncclCommRevoke";
-  using Function = int(ncclComm*, int);
-  template <class Real>
-  static int Call(std::size_t, Real real, ncclComm* comm, int flags) {
-    return Change(comm, Stage::kRevoked, [&] { return real(comm, flags); });
+struct Revoke : redirects::Around<Revoke, "ncclCommRevoke"> {
+  static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm, int /*flags*/) {
+    return Change(comm, Stage::kRevoked, pass);
   }
 };
 
 // The program asks this until a nonblocking communicator is made, and NCCL itself at the beginning of each call.
-struct GetAsyncError {
-  static constexpr const char* kName = "ncclCommGetAsyncError";
-  using Function = int(ncclComm*, int*);
-  template <class Real>
-  static int Call(std::size_t, Real real, ncclComm* comm, int* error) {
-    const int result = real(comm, error);
+struct GetAsyncError : redirects::Around<GetAsyncError, "ncclCommGetAsyncError"> {
+  static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm, int* error) {
+    const int result = pass();
     if (registry::AnyUnready() && result == kSuccess && error != nullptr && *error == kSuccess && !t_state.inside)
       AskWhetherReady(registry::IdOf(comm), comm);
     return result;

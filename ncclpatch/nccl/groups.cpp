@@ -34,33 +34,21 @@ int EndGroup(std::size_t place, const Call& call) {
   return result == kSuccess ? settled : result;
 }
 
-struct GroupStart {
-  static constexpr const char* kName = "ncclGroupStart";
-  using Function = int();
-  template <class Real>
-  static int Call(std::size_t place, Real real) {
-    const int result = real();
+struct GroupStart : redirects::Around<GroupStart, "ncclGroupStart"> {
+  static int With(std::size_t place, const redirects::Pass& pass) {
+    const int result = pass();
     if (!t_state.inside && result == kSuccess) ++t_state.groups[place].depth;
     return result;
   }
 };
 
-struct GroupEnd {
-  static constexpr const char* kName = "ncclGroupEnd";
-  using Function = int();
-  template <class Real>
-  static int Call(std::size_t place, Real real) {
-    return EndGroup(place, [&] { return real(); });
-  }
+struct GroupEnd : redirects::Around<GroupEnd, "ncclGroupEnd"> {
+  static int With(std::size_t place, const redirects::Pass& pass) { return EndGroup(place, pass); }
 };
 
-struct GroupSimulateEnd {  // ends the group too
-  static constexpr const char* kName = "ncclGroupSimulateEnd";
-  using Function = int(void*);
-  template <class Real>
-  static int Call(std::size_t place, Real real, void* information) {
-    return EndGroup(place, [&] { return real(information); });
-  }
+// Ends the group too.
+struct GroupSimulateEnd : redirects::Around<GroupSimulateEnd, "ncclGroupSimulateEnd"> {
+  static int With(std::size_t place, const redirects::Pass& pass, void*) { return EndGroup(place, pass); }
 };
 
 }  // namespace

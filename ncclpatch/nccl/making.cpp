@@ -70,47 +70,36 @@ int MakeFrom(ncclComm* parent, Communicator asked, ncclComm** out, const Call& c
   return MakeOne(asked, out, call);
 }
 
-struct InitRank {
-  static constexpr const char* kName = "ncclCommInitRank";
-  using Function = int(ncclComm**, int, UniqueId, int);
-  template <class Real>
-  static int Call(std::size_t place, Real real, ncclComm** comm, int ranks, UniqueId unique, int rank) {
+struct InitRank : redirects::Around<InitRank, "ncclCommInitRank"> {
+  static int With(std::size_t place, const redirects::Pass& pass, ncclComm** comm, int ranks, UniqueId unique, int rank) {
     Communicator asked = Asked(place, "init", rank, ranks);
     Expect(asked, unique);
-    return MakeOne(asked, comm, [&] { return real(comm, ranks, unique, rank); });
+    return MakeOne(asked, comm, pass);
   }
 };
 
-struct InitRankConfig {
-  static constexpr const char* kName = "ncclCommInitRankConfig";
-  using Function = int(ncclComm**, int, UniqueId, int, Config*);
-  template <class Real>
-  static int Call(std::size_t place, Real real, ncclComm** comm, int ranks, UniqueId unique, int rank, Config* config) {
+struct InitRankConfig : redirects::Around<InitRankConfig, "ncclCommInitRankConfig"> {
+  static int With(std::size_t place, const redirects::Pass& pass, ncclComm** comm, int ranks, UniqueId unique, int rank,
+                  Config*) {
     Communicator asked = Asked(place, "init", rank, ranks);
     Expect(asked, unique);
-    return MakeOne(asked, comm, [&] { return real(comm, ranks, unique, rank, config); });
+    return MakeOne(asked, comm, pass);
   }
 };
 
-struct InitRankScalable {
-  static constexpr const char* kName = "ncclCommInitRankScalable";
-  using Function = int(ncclComm**, int, int, int, UniqueId*, Config*);
-  template <class Real>
-  static int Call(std::size_t place, Real real, ncclComm** comm, int ranks, int rank, int ids, UniqueId* unique,
-                  Config* config) {
+struct InitRankScalable : redirects::Around<InitRankScalable, "ncclCommInitRankScalable"> {
+  static int With(std::size_t place, const redirects::Pass& pass, ncclComm** comm, int ranks, int rank, int ids,
+                  UniqueId* unique, Config*) {
     Communicator asked = Asked(place, "init", rank, ranks);
     if (unique != nullptr && ids > 0) Expect(asked, unique[0]);  // NCCL uses the first
-    return MakeOne(asked, comm, [&] { return real(comm, ranks, rank, ids, unique, config); });
+    return MakeOne(asked, comm, pass);
   }
 };
 
 // All of a process at once. Allocations meanwhile are for an unknown one, unless there is only one.
-struct InitAll {
-  static constexpr const char* kName = "ncclCommInitAll";
-  using Function = int(ncclComm**, int, const int*);
-  template <class Real>
-  static int Call(std::size_t place, Real real, ncclComm** comms, int count, const int* devices) {
-    if (t_state.inside || comms == nullptr || count < 1) return real(comms, count, devices);
+struct InitAll : redirects::Around<InitAll, "ncclCommInitAll"> {
+  static int With(std::size_t place, const redirects::Pass& pass, ncclComm** comms, int count, const int* /*devices*/) {
+    if (t_state.inside || comms == nullptr || count < 1) return pass();
     std::vector<CommunicatorId> ids;
     try {
       for (int rank = 0; rank < count; ++rank) ids.push_back(registry::Begin(Asked(place, "init all", rank, count)));
@@ -120,42 +109,32 @@ struct InitAll {
     for (const CommunicatorId id : ids) result = result == kSuccess ? MakeWay(Asked(place, "init all", -1, count), id) : result;
     if (result == kSuccess) {
       const Following following(count == 1 && !ids.empty() ? ids.front() : CommunicatorId{});
-      result = real(comms, count, devices);
+      result = pass();
     }
     for (std::size_t i = 0; i < ids.size(); ++i) Settle(ids[i], result == kSuccess ? comms[i] : nullptr, result);
     return result;
   }
 };
 
-struct Split {
-  static constexpr const char* kName = "ncclCommSplit";
-  using Function = int(ncclComm*, int, int, ncclComm**, Config*);
-  template <class Real>
-  static int Call(std::size_t place, Real real, ncclComm* parent, int color, int key, ncclComm** comm, Config* config) {
-    return MakeFrom(parent, Asked(place, "split", -1, 0), comm, [&] { return real(parent, color, key, comm, config); });
+struct Split : redirects::Around<Split, "ncclCommSplit"> {
+  static int With(std::size_t place, const redirects::Pass& pass, ncclComm* parent, int /*color*/, int /*key*/, ncclComm** comm,
+                  Config*) {
+    return MakeFrom(parent, Asked(place, "split", -1, 0), comm, pass);
   }
 };
 
-struct Shrink {
-  static constexpr const char* kName = "ncclCommShrink";
-  using Function = int(ncclComm*, int*, int, ncclComm**, Config*, int);
-  template <class Real>
-  static int Call(std::size_t place, Real real, ncclComm* parent, int* excluded, int count, ncclComm** comm, Config* config,
-                  int flags) {
-    return MakeFrom(parent, Asked(place, "shrink", -1, 0), comm,
-                    [&] { return real(parent, excluded, count, comm, config, flags); });
+struct Shrink : redirects::Around<Shrink, "ncclCommShrink"> {
+  static int With(std::size_t place, const redirects::Pass& pass, ncclComm* parent, int* /*excluded*/, int /*count*/,
+                  ncclComm** comm, Config*, int /*flags*/) {
+    return MakeFrom(parent, Asked(place, "shrink", -1, 0), comm, pass);
   }
 };
 
 // A joining rank has no parent; a staying one passes no rank.
-struct Grow {
-  static constexpr const char* kName = "ncclCommGrow";
-  using Function = int(ncclComm*, int, const UniqueId*, int, ncclComm**, Config*);
-  template <class Real>
-  static int Call(std::size_t place, Real real, ncclComm* parent, int ranks, const UniqueId* unique, int rank, ncclComm** comm,
-                  Config* config) {
-    return MakeFrom(parent, Asked(place, "grow", rank, ranks), comm,
-                    [&] { return real(parent, ranks, unique, rank, comm, config); });
+struct Grow : redirects::Around<Grow, "ncclCommGrow"> {
+  static int With(std::size_t place, const redirects::Pass& pass, ncclComm* parent, int ranks, const UniqueId*, int rank,
+                  ncclComm** comm, Config*) {
+    return MakeFrom(parent, Asked(place, "grow", rank, ranks), comm, pass);
   }
 };
 

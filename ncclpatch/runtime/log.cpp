@@ -25,21 +25,7 @@ spdlog::logger& Logger() {
   return **logger;
 }
 
-spdlog::level::level_enum ToSpdlog(Level level) {
-  switch (level) {
-    case Level::kTrace:
-      return spdlog::level::trace;
-    case Level::kDebug:
-      return spdlog::level::debug;
-    case Level::kInfo:
-      return spdlog::level::info;
-    case Level::kWarn:
-      return spdlog::level::warn;
-    case Level::kError:
-      return spdlog::level::err;
-  }
-  return spdlog::level::err;
-}
+static_assert(static_cast<int>(Level::kTrace) == SPDLOG_LEVEL_TRACE && static_cast<int>(Level::kError) == SPDLOG_LEVEL_ERROR);
 
 }  // namespace
 
@@ -57,7 +43,7 @@ void Configure(const std::string& level, int rank) noexcept {
 
 void Write(Level level, std::string_view message) noexcept {
   try {
-    Logger().log(ToSpdlog(level), spdlog::string_view_t(message.data(), message.size()));
+    Logger().log(static_cast<spdlog::level::level_enum>(level), spdlog::string_view_t(message.data(), message.size()));
   } catch (...) {
   }
 }

@@ -223,39 +223,30 @@ bool ResumeIsForNccl(const ncclComm* comm) {
   const std::optional<nccl::Communicator> known = nccl::Find(comm);
   return !known || (!known->suspended && SuspendedByNccl().Has(comm));
 }
-bool FigureIsForNccl(const ncclComm* comm, int stat) {
+bool FigureIsForNccl(const ncclComm* comm, int stat, std::uint64_t* /*value*/) {
   return comm != nullptr && (stat > static_cast<int>(Figure::kTotal) || SuspendedByNccl().Has(comm) || !nccl::Find(comm));
 }
 
-struct SuspendCall {
-  static constexpr const char* kName = "ncclCommSuspend";
-  using Function = int(ncclComm*, int);
-  template <class Real>
-  static int Call(std::size_t, Real real, ncclComm* comm, int flags) {
+struct SuspendCall : redirects::Around<SuspendCall, "ncclCommSuspend"> {
+  static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm, int flags) {
     if (!SuspendIsForNccl(comm, flags)) return Suspend(comm, flags);
-    const int result = real(comm, flags);
+    const int result = pass();
     if (result == kOk || result == nccl::kInProgress) SuspendedByNccl().Add(comm);
     return result;
   }
 };
 
-struct ResumeCall {
-  static constexpr const char* kName = "ncclCommResume";
-  using Function = int(ncclComm*);
-  template <class Real>
-  static int Call(std::size_t, Real real, ncclComm* comm) {
+struct ResumeCall : redirects::Around<ResumeCall, "ncclCommResume"> {
+  static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm) {
     if (!ResumeIsForNccl(comm)) return Resume(comm);
     SuspendedByNccl().Remove(comm);
-    return real(comm);
+    return pass();
   }
 };
 
-struct MemStatsCall {
-  static constexpr const char* kName = "ncclCommMemStats";
-  using Function = int(ncclComm*, int, std::uint64_t*);
-  template <class Real>
-  static int Call(std::size_t, Real real, ncclComm* comm, int stat, std::uint64_t* value) {
-    return FigureIsForNccl(comm, stat) ? real(comm, stat, value) : MemoryStatistics(comm, stat, value);
+struct MemStatsCall : redirects::Around<MemStatsCall, "ncclCommMemStats"> {
+  static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm, int stat, std::uint64_t* value) {
+    return FigureIsForNccl(comm, stat, value) ? pass() : MemoryStatistics(comm, stat, value);
   }
 };
 
@@ -280,6 +271,16 @@ int NotServed(const char* name) noexcept {
   }
 }
 
+// What an export does: AMem's call, or that of the function which `caller` would have reached without AMem.
+template <class... A>
+int Answer(const char* name, int (*own)(ncclComm*, A...), const void* caller, bool (*for_nccl)(const ncclComm*, A...),
+           int (*serve)(ncclComm*, A...), ncclComm* comm, std::type_identity_t<A>... arguments) {
+  const bool serves = Runtime::Get().ServesSuspend();
+  if (serves && !for_nccl(comm, arguments...)) return serve(comm, arguments...);
+  if (auto* real = Elsewhere(name, own, caller)) return real(comm, arguments...);
+  return serves ? serve(comm, arguments...) : NotServed(name);
+}
+
 }  // namespace
 
 nccl::SuspendServer* TheServer() {
@@ -293,27 +294,17 @@ redirects::Table Calls() { return redirects::MakeTable<SuspendCall, ResumeCall, 
 
 #define AMEM_EXPORTED __attribute__((visibility("default")))
 
+using namespace amem::suspend;
+
 AMEM_EXPORTED int ncclCommSuspend(ncclComm* comm, int flags) {
-  using namespace amem::suspend;
-  const bool serves = amem::Runtime::Get().ServesSuspend();
-  if (serves && !SuspendIsForNccl(comm, flags)) return Suspend(comm, flags);
-  if (auto* real = Elsewhere("ncclCommSuspend", &ncclCommSuspend, __builtin_return_address(0))) return real(comm, flags);
-  return serves ? Suspend(comm, flags) : NotServed("ncclCommSuspend");
+  return Answer("ncclCommSuspend", &ncclCommSuspend, __builtin_return_address(0), &SuspendIsForNccl, &Suspend, comm, flags);
 }
 
 AMEM_EXPORTED int ncclCommResume(ncclComm* comm) {
-  using namespace amem::suspend;
-  const bool serves = amem::Runtime::Get().ServesSuspend();
-  if (serves && !ResumeIsForNccl(comm)) return Resume(comm);
-  if (auto* real = Elsewhere("ncclCommResume", &ncclCommResume, __builtin_return_address(0))) return real(comm);
-  return serves ? Resume(comm) : NotServed("ncclCommResume");
+  return Answer("ncclCommResume", &ncclCommResume, __builtin_return_address(0), &ResumeIsForNccl, &Resume, comm);
 }
 
 AMEM_EXPORTED int ncclCommMemStats(ncclComm* comm, int stat, std::uint64_t* value) {
-  using namespace amem::suspend;
-  const bool serves = amem::Runtime::Get().ServesSuspend();
-  if (serves && !FigureIsForNccl(comm, stat)) return MemoryStatistics(comm, stat, value);
-  if (auto* real = Elsewhere("ncclCommMemStats", &ncclCommMemStats, __builtin_return_address(0)))
-    return real(comm, stat, value);
-  return serves ? MemoryStatistics(comm, stat, value) : NotServed("ncclCommMemStats");
+  return Answer("ncclCommMemStats", &ncclCommMemStats, __builtin_return_address(0), &FigureIsForNccl, &MemoryStatistics, comm,
+                stat, value);
 }

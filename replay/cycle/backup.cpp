@@ -192,8 +192,9 @@ Status Backup::LookAndSave(DeviceOrdinal device, std::span<const Item> items, Lo
     statistics_.scan_ns += looked;
     if (!found->unscanned.empty()) statistics_.unscanned = found->unscanned;
   }
-  const std::vector<Wanted> wanted = WhatToSave(items, *found, looking);
+  std::vector<Wanted> wanted = WhatToSave(items, *found, looking);
   if (options_.compare) AMEM_TRY(CompareKept(items, wanted));
+  if (FreesKept(items, wanted)) wanted = WhatToSave(items, *found, looking);
   AMEM_TRY(pinned_.Promise(RoomFor(wanted)));
   std::size_t unit = 0;
   return InBatches(items, options_.batch, [&](std::span<const Item> batch) {

@@ -151,6 +151,7 @@ class Backup {
   std::vector<Wanted> WhatToSave(std::span<const Item> items, const NonZero& found, Looking looking);
   static void Bridge(std::span<Wanted> units);
   static Bytes RoomFor(std::span<const Wanted> wanted);
+  bool FreesKept(std::span<const Item> items, std::span<const Wanted> wanted);
   Status SaveBatch(DeviceOrdinal device, std::span<const Item> items, std::span<const Wanted> wanted,
                    std::span<const ContentHash> hashes);
   Status MakeRoom(const Wanted& wanted, Unit& unit);

@@ -120,6 +120,19 @@ Bytes Backup::RoomFor(std::span<const Wanted> wanted) {
   return bytes;
 }
 
+// If much of the kept rooms would lie idle between the others: host memory must not grow from cycle to cycle.
+bool Backup::FreesKept(std::span<const Item> items, std::span<const Wanted> wanted) {
+  Bytes idle = 0;
+  for (const Wanted& one : wanted) {
+    if (one.unchanged || one.kept == nullptr) continue;
+    const Bytes has = SizeOf(one.kept->stored), needs = SizeOf(one.pages);
+    idle += has < needs ? has : has - needs;
+  }
+  if (idle <= KeptFor(items) / 8 + supply_.chunk()) return false;
+  FreeKept();
+  return true;
+}
+
 // Copies of memory that is not there any more, or not saved any more.
 void Backup::FreeKept() {
   for (const auto& [key, kept] : kept_) {

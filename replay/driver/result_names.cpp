@@ -1,5 +1,7 @@
 #include "replay/driver/result_names.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 
@@ -57,6 +59,15 @@ Code CodeOfResult(int result) {
   if (result == cuda::kOutOfMemory) return Code::kOutOfMemory;
   if (result == cuda::kCaptureUnsupported) return Code::kRefused;
   return Code::kDriver;
+}
+
+std::string GpuUuid(std::span<const char, 16> bytes) {
+  std::string text = "GPU-";
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += fmt::format("{:02x}", static_cast<unsigned char>(bytes[i]));
+  }
+  return text;
 }
 
 }  // namespace amem

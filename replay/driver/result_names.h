@@ -1,6 +1,8 @@
-// Names of CUresult values, without CUDA: for the simulator's messages and for readers of journals.
+// Names of CUresult values and GPUs, without CUDA: for the simulator's messages and for readers of journals.
 #pragma once
 
+#include <span>
+#include <string>
 #include <string_view>
 
 #include "statemachine/types.h"
@@ -13,5 +15,7 @@ std::string_view CudaErrorDescription(int result);
 
 // kOutOfMemory for CUDA_ERROR_OUT_OF_MEMORY, kRefused for a running stream capture (900), otherwise kDriver.
 Code CodeOfResult(int result);
+// As nvidia-smi prints it: "GPU-" and the bytes of a CUuuid.
+std::string GpuUuid(std::span<const char, 16> bytes);
 
 }  // namespace amem

@@ -47,15 +47,6 @@ struct CheckpointCalls {
   CUresult (*unlock)(int, void*) = nullptr;
 };
 
-std::string UuidText(const CUuuid& uuid) {
-  std::string text = "GPU-";
-  for (std::size_t i = 0; i < sizeof uuid.bytes; ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
-  }
-  return text;
-}
-
 bool ReadUuid(std::string_view text, CUuuid& uuid) {
   if (!text.starts_with("GPU-")) return false;
   std::size_t nibble = 0;
@@ -111,7 +102,7 @@ class CudaCheckpointer final : public Checkpointer {
       CUuuid uuid{};
       AMEM_TRY(Said(calls_.device_get(&device, ordinal), "cuDeviceGet"));
       AMEM_TRY(Said(calls_.uuid(&uuid, device), "cuDeviceGetUuid"));
-      uuids.push_back(UuidText(uuid));
+      uuids.push_back(GpuUuid(uuid.bytes));
     }
     return uuids;
   }

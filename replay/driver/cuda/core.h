@@ -98,6 +98,10 @@ class CudaDriver::Core {
   [[nodiscard]] Status Failure(CUresult result, const std::string& tried) const;
   // cuInit, once.
   Status Initialise();
+  // Makes a call that needs no context, once the driver is initialised; null: this driver lacks it. `tried` is asked for the
+  // message of a failure. Other threads' captures are as with RelaxedCapture.
+  template <class... Parameters, class... Arguments>
+  Status Call(const auto& tried, CUresult (*call)(Parameters...), Arguments... arguments);
   Result<int> Devices();  // how many; initialises
 
   struct Device {
@@ -135,6 +139,14 @@ class RelaxedCapture {
   const CudaCalls& calls_;
   CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
+
+template <class... Parameters, class... Arguments>
+Status CudaDriver::Core::Call(const auto& tried, CUresult (*call)(Parameters...), Arguments... arguments) {
+  AMEM_TRY(Initialise());
+  const RelaxedCapture relaxed(calls);
+  const CUresult result = call == nullptr ? CUDA_ERROR_NOT_SUPPORTED : call(static_cast<Parameters>(arguments)...);
+  return result == CUDA_SUCCESS ? Status{} : Failure(result, tried());
+}
 
 // Makes a context current while it lives. Check result() first.
 class CurrentContext {

@@ -10,6 +10,7 @@
 #include "replay/driver/cuda/idle_wait.h"
 #include "replay/driver/cuda/nonzero.h"
 #include "replay/driver/cuda/nvml.h"
+#include "replay/driver/result_names.h"
 
 namespace amem {
 namespace {
@@ -67,102 +68,78 @@ CudaDriver::~CudaDriver() = default;
 // ---- memory and addresses --------------------------------------------------------------------------------------------------
 
 Result<DriverHandle> CudaDriver::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) {
-  AMEM_TRY(core_->Initialise());
-  const RelaxedCapture relaxed(core_->calls);
   const CUmemAllocationProp prop = ToCuda(properties);
   CUmemGenericAllocationHandle handle = 0;
-  const CUresult result = core_->calls.mem_create(&handle, bytes, &prop, flags);
-  if (result == CUDA_SUCCESS) return DriverHandle{handle};
-  return core_->Failure(result, fmt::format("cuMemCreate {} bytes at {}", bytes, Where(properties)));
+  AMEM_TRY(core_->Call([&] { return fmt::format("cuMemCreate {} bytes at {}", bytes, Where(properties)); },
+                       core_->calls.mem_create, &handle, bytes, &prop, flags));
+  return DriverHandle{handle};
 }
 
 Status CudaDriver::Release(DriverHandle handle) {
-  AMEM_TRY(core_->Initialise());
-  const RelaxedCapture relaxed(core_->calls);
-  const CUresult result = core_->calls.mem_release(handle.value);
-  return result == CUDA_SUCCESS ? Status{} : core_->Failure(result, "cuMemRelease " + OfHandle(handle));
+  return core_->Call([&] { return "cuMemRelease " + OfHandle(handle); }, core_->calls.mem_release, handle.value);
 }
 
 Result<Address> CudaDriver::Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags) {
-  AMEM_TRY(core_->Initialise());
-  const RelaxedCapture relaxed(core_->calls);
   CUdeviceptr address = 0;
-  const CUresult result = core_->calls.mem_reserve(&address, bytes, alignment, hint.value, flags);
-  if (result == CUDA_SUCCESS) return Address{address};
-  return core_->Failure(result,
-                        fmt::format("cuMemAddressReserve {} bytes aligned to {} at {}", bytes, alignment, Hex(hint.value)));
+  AMEM_TRY(core_->Call(
+      [&] { return fmt::format("cuMemAddressReserve {} bytes aligned to {} at {}", bytes, alignment, Hex(hint.value)); },
+      core_->calls.mem_reserve, &address, bytes, alignment, hint.value, flags));
+  return Address{address};
 }
 
 Status CudaDriver::FreeRange(Address address, Bytes bytes) {
-  AMEM_TRY(core_->Initialise());
-  const RelaxedCapture relaxed(core_->calls);
-  const CUresult result = core_->calls.mem_address_free(address.value, bytes);
-  return result == CUDA_SUCCESS ? Status{} : core_->Failure(result, "cuMemAddressFree " + InRange(address, bytes));
+  return core_->Call([&] { return "cuMemAddressFree " + InRange(address, bytes); }, core_->calls.mem_address_free,
+                     address.value, bytes);
 }
 
 Status CudaDriver::Map(Address address, Bytes bytes, Bytes offset, DriverHandle handle, std::uint64_t flags) {
-  AMEM_TRY(core_->Initialise());
-  const RelaxedCapture relaxed(core_->calls);
-  const CUresult result = core_->calls.mem_map(address.value, bytes, offset, handle.value, flags);
-  if (result == CUDA_SUCCESS) return {};
-  return core_->Failure(result, fmt::format("cuMemMap {}, offset {} of {}", InRange(address, bytes), offset, OfHandle(handle)));
+  return core_->Call(
+      [&] { return fmt::format("cuMemMap {}, offset {} of {}", InRange(address, bytes), offset, OfHandle(handle)); },
+      core_->calls.mem_map, address.value, bytes, offset, handle.value, flags);
 }
 
 Status CudaDriver::Unmap(Address address, Bytes bytes) {
-  AMEM_TRY(core_->Initialise());
-  const RelaxedCapture relaxed(core_->calls);
-  const CUresult result = core_->calls.mem_unmap(address.value, bytes);
-  return result == CUDA_SUCCESS ? Status{} : core_->Failure(result, "cuMemUnmap " + InRange(address, bytes));
+  return core_->Call([&] { return "cuMemUnmap " + InRange(address, bytes); }, core_->calls.mem_unmap, address.value, bytes);
 }
 
 Status CudaDriver::SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access) {
-  AMEM_TRY(core_->Initialise());
   std::vector<CUmemAccessDesc> descriptors;
-  descriptors.reserve(access.size());
   for (const AccessDescriptor& one : access) {
-    CUmemAccessDesc descriptor{};
+    CUmemAccessDesc& descriptor = descriptors.emplace_back();
     descriptor.location.type = static_cast<CUmemLocationType>(one.location.type);
     descriptor.location.id = one.location.id;
     descriptor.flags = static_cast<CUmemAccess_flags>(one.flags);
-    descriptors.push_back(descriptor);
   }
-  const RelaxedCapture relaxed(core_->calls);
-  const CUresult result = core_->calls.mem_set_access(address.value, bytes, descriptors.data(), descriptors.size());
-  if (result == CUDA_SUCCESS) return {};
-  std::string locations;
-  for (const AccessDescriptor& one : access) {
-    locations += fmt::format(", access {} for {}", one.flags, Where(one.location));
-  }
-  return core_->Failure(result, "cuMemSetAccess " + InRange(address, bytes) + locations);
+  const auto tried = [&] {
+    std::string text = "cuMemSetAccess " + InRange(address, bytes);
+    for (const AccessDescriptor& one : access) text += fmt::format(", access {} for {}", one.flags, Where(one.location));
+    return text;
+  };
+  return core_->Call(tried, core_->calls.mem_set_access, address.value, bytes, descriptors.data(), descriptors.size());
 }
 
 Result<UniqueFd> CudaDriver::Export(DriverHandle handle) {
-  AMEM_TRY(core_->Initialise());
-  const RelaxedCapture relaxed(core_->calls);
   int fd = -1;
-  const CUresult result = core_->calls.mem_export(&fd, handle.value, kDescriptor, 0);
-  if (result != CUDA_SUCCESS) return core_->Failure(result, "cuMemExportToShareableHandle " + OfHandle(handle));
+  AMEM_TRY(core_->Call([&] { return "cuMemExportToShareableHandle " + OfHandle(handle); }, core_->calls.mem_export, &fd,
+                       handle.value, kDescriptor, 0));
   fcntl(fd, F_SETFD, FD_CLOEXEC);  // a child of the process must not keep GPU memory alive
   return UniqueFd(fd);
 }
 
 Result<DriverHandle> CudaDriver::Import(const UniqueFd& descriptor) {
-  AMEM_TRY(core_->Initialise());
-  const RelaxedCapture relaxed(core_->calls);
   CUmemGenericAllocationHandle handle = 0;
   void* shareable = reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor.get()));  // NOLINT(performance-no-int-to-ptr)
-  const CUresult result = core_->calls.mem_import(&handle, shareable, kDescriptor);
-  if (result == CUDA_SUCCESS) return DriverHandle{handle};
-  return core_->Failure(result, fmt::format("cuMemImportFromShareableHandle descriptor {}", descriptor.get()));
+  AMEM_TRY(core_->Call([&] { return fmt::format("cuMemImportFromShareableHandle descriptor {}", descriptor.get()); },
+                       core_->calls.mem_import, &handle, shareable, kDescriptor));
+  return DriverHandle{handle};
 }
 
 Result<Bytes> CudaDriver::Granularity(const AllocationProperties& properties) {
-  AMEM_TRY(core_->Initialise());
   const CUmemAllocationProp prop = ToCuda(properties);
   std::size_t granularity = 0;
-  const CUresult result = core_->calls.mem_granularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
-  if (result == CUDA_SUCCESS) return Bytes{granularity};
-  return core_->Failure(result, "cuMemGetAllocationGranularity at " + Where(properties));
+  AMEM_TRY(core_->Call([&] { return "cuMemGetAllocationGranularity at " + Where(properties); }, core_->calls.mem_granularity,
+                       &granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+  return Bytes{granularity};
 }
 
 // ---- devices ---------------------------------------------------------------------------------------------------------------
@@ -192,12 +169,7 @@ Result<std::string> CudaDriver::DeviceUuid(DeviceOrdinal device) {
   CUresult result = core_->calls.device_get(&cuda_device, device.value);
   if (result == CUDA_SUCCESS) result = core_->calls.device_uuid(&uuid, cuda_device);
   if (result != CUDA_SUCCESS) return core_->Failure(result, "cuDeviceGetUuid " + OfDevice(device));
-  std::string text = "GPU-";
-  for (std::size_t i = 0; i < sizeof(uuid.bytes); ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
-  }
-  return text;
+  return GpuUuid(uuid.bytes);
 }
 
 std::string CudaDriver::Version() {

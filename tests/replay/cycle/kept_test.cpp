@@ -2,7 +2,9 @@
 // no more than without, and what is kept goes before anything fails for want of it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <numeric>
 #include <random>
 
 #include "tests/replay/cycle/contents.h"
@@ -281,6 +283,27 @@ TEST_F(Kept, after_fifty_cycles_no_more_host_memory_is_pinned_than_contents_need
     if (HasFailure()) return;
   }
   EXPECT_LE(keeps.pinned_bytes(), most + most / 8 + 2 * 128 * kKiB);
+}
+
+// Each cycle as much is not zero, elsewhere.
+TEST_F(Kept, contents_that_move_about_pin_what_they_take_after_fifty_cycles_as_after_two) {
+  constexpr std::size_t kPages = 16 * kUnitPages;
+  Block& block = Add(kPages * kPage);
+  std::vector<std::size_t> pages(kPages);
+  std::iota(pages.begin(), pages.end(), std::size_t{0});
+  std::mt19937_64 random(50);
+  test::LoneBackup backup(*sim_, {.chunk = 64 * kKiB});
+  Bytes after_two = 0;
+  for (int cycle = 1; cycle <= 50; ++cycle) {
+    std::ranges::shuffle(pages, random);
+    for (std::size_t i = 0; i < kPages; ++i) Fill(block, random(), pages[i] * kPage, 16);
+    for (std::size_t i = kPages / 4; i < kPages; ++i)
+      for (Bytes at = 0; at < 16; ++at) Write(block, pages[i] * kPage + at, std::byte{});
+    EXPECT_EQ(KeepingCycle(backup).zero, (kPages - kPages / 4) * kPage);
+    if (cycle == 2) after_two = backup.pinned_bytes();
+  }
+  EXPECT_EQ(backup.pinned_bytes(), after_two);
+  EXPECT_LE(after_two, kPages / 4 * kPage + 64 * kKiB);
 }
 
 TEST_F(Kept, what_is_not_there_any_more_is_not_kept) {

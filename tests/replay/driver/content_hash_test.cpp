@@ -229,6 +229,25 @@ TEST_F(Hash, of_extreme_words_and_factors_the_kernel_gives_what_its_twin_gives) 
   EXPECT_LT(found.hashes[1].first, kHashPrime);
 }
 
+TEST_F(Hash, the_kernel_copies_each_piece_to_its_page_of_the_other_memory_and_back) {
+  const std::vector<std::byte> contents = Unit(40);
+  std::vector<std::byte> device = contents, host(64 * kPageBytes, std::byte{0xAB}), expected = host;
+  std::vector<sparse::TablePiece> pieces;
+  for (const auto [from, to, pages] : {std::array{0U, 63U, 1U}, std::array{1U, 40U, 16U}, std::array{20U, 3U, 7U}}) {
+    pieces.push_back({reinterpret_cast<std::uint64_t>(device.data()) + Bytes{from} * kPageBytes, to, pages});
+    std::memcpy(&expected[Bytes{to} * kPageBytes], &contents[Bytes{from} * kPageBytes], Bytes{pages} * kPageBytes);
+  }
+  const auto copy = [&](int gather) {
+    for (threadIdx.x = 0; threadIdx.x < sparse::kThreads; ++threadIdx.x)
+      amem_sparse_copy(pieces.data(), 3, reinterpret_cast<std::uint64_t>(host.data()), gather);
+  };
+  copy(1);
+  EXPECT_EQ(host, expected);
+  for (const std::size_t page : {0, 1, 16, 20, 26}) std::memset(&device[page * kPageBytes], 0xCD, kPageBytes);
+  copy(0);
+  EXPECT_EQ(device, contents);
+}
+
 TEST_F(Hash, no_random_change_is_missed) { EXPECT_EQ(Missed(*Key(), Wanted(20'000)), 0U); }
 
 TEST_F(Hash, with_a_key_of_zeros_changes_are_missed) { EXPECT_GT(Missed(ContentKey{}, 1'000), 0U); }

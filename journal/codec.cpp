@@ -273,11 +273,10 @@ Result<Event> DecodeEvent(std::span<const std::byte> message) {
 Result<FileMeta> DecodeMeta(std::span<const std::byte> message) { return Parse<FileMeta>(message, Made<FileMeta>); }
 
 Result<std::vector<std::byte>> EncodeSnapshot(const State& state) {
-  const auto bodies = ToSnapshotEvents(state);
-  if (!bodies) return bodies.status();
+  AMEM_ASSIGN(const auto bodies, ToSnapshotEvents(state));
   std::vector<std::byte> payload;
   Encoder encoder;
-  for (const EventBody& body : *bodies) {
+  for (const EventBody& body : bodies) {
     const auto message = encoder.Encode(Event{{}, 0, 0, body});
     if (message.empty()) return Status{Code::kInvalid, "snapshot: an event of it is too large to be stored"};
     const std::uint64_t length = message.size();

@@ -15,30 +15,24 @@
 
 namespace amem {
 
-// kBetweenProcesses: it lies in memory that processes share. Four bytes, and zero is a fresh one.
-template <bool kBetweenProcesses>
-class BasicDoorbell {
+class Doorbell {
  public:
   [[nodiscard]] std::uint32_t Ticket() const { return word_.load(std::memory_order_acquire); }
   void Ring() {
     word_.fetch_add(1, std::memory_order_release);
-    syscall(SYS_futex, &word_, kBetweenProcesses ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+    syscall(SYS_futex, &word_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
   }
   // Returns when the bell rang after the ticket was taken, after `timeout_ms`, when a signal handler ran, or spuriously. False:
   // it has timed out.
   bool Wait(std::uint32_t ticket, std::optional<std::uint32_t> timeout_ms = std::nullopt) const {
     const std::uint32_t ms = timeout_ms.value_or(0);
     const timespec timeout{static_cast<time_t>(ms / 1000), static_cast<long>(ms % 1000) * 1'000'000};
-    const long rc = syscall(SYS_futex, &word_, kBetweenProcesses ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE, ticket,
-                            timeout_ms ? &timeout : nullptr, nullptr, 0);
+    const long rc = syscall(SYS_futex, &word_, FUTEX_WAIT_PRIVATE, ticket, timeout_ms ? &timeout : nullptr, nullptr, 0);
     return rc == 0 || errno != ETIMEDOUT;
   }
 
  private:
   std::atomic<std::uint32_t> word_{0};
 };
-
-using Doorbell = BasicDoorbell<false>;
-using SharedDoorbell = BasicDoorbell<true>;
 
 }  // namespace amem

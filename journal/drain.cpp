@@ -54,11 +54,6 @@ void Drain::Stop() {
   thread_.join();
 }
 
-void Drain::WakeFromIdle() {
-  idle_ = false;
-  work_.Ring();
-}
-
 void Drain::Hurry() {
   urgent_.store(true, std::memory_order_release);
   work_.Ring();
@@ -179,11 +174,9 @@ Status Drain::StoreDirect() {
 Status Drain::RemoveSome() {
   if (!removing_) return {};
   return store_.Write([&](const amem::Store::Writing& writing) -> Status {
-    const auto snapshots = writing.RemoveBelow(Table::kSnapshots, obsolete_snapshots_below_, kRemoveAtOnce);
-    if (!snapshots) return snapshots.status();
-    const auto events = writing.RemoveBelow(Table::kEvents, obsolete_events_below_, kRemoveAtOnce);
-    if (!events) return events.status();
-    removing_ = *events == kRemoveAtOnce;
+    AMEM_TRY(writing.RemoveBelow(Table::kSnapshots, obsolete_snapshots_below_, kRemoveAtOnce).status());
+    AMEM_ASSIGN(const auto events, writing.RemoveBelow(Table::kEvents, obsolete_events_below_, kRemoveAtOnce));
+    removing_ = events == kRemoveAtOnce;
     return {};
   });
 }

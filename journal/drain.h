@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "journal/doorbell.h"
@@ -46,13 +47,11 @@ class Drain {
 
   // After an append, with the mutex held. Wakes the thread only when it sleeps for good or the tail fills up.
   void Appended() {
-    if (idle_) WakeFromIdle();
+    if (std::exchange(idle_, false)) work_.Ring();
     if (!urgent_.load(std::memory_order_relaxed) && tail_.Used() > tail_.Capacity() / 4) Hurry();
   }
   // Waits until everything before `position` of the tail is in LMDB.
   Status WaitFor(std::uint64_t position);
-  // Waits until the tail has given anything back since `drained`.
-  Status WaitForRoom(std::uint64_t drained) { return WaitFor(drained + 1); }
 
   // A record that goes into LMDB directly, after everything in the tail. What it makes obsolete is removed afterwards.
   struct Direct {
@@ -65,7 +64,6 @@ class Drain {
   Status Store(Direct direct);
 
  private:
-  void WakeFromIdle();
   void Hurry();
   void Run();
   void Gather();

@@ -77,9 +77,8 @@ class Checker {
 
 Result<Meta> Checker::ReadMeta(std::uint64_t number, Bytes offset) const {
   std::vector<std::byte> bytes(kPageHeader + Meta::kBytes);
-  const auto n = file_.ReadAt(offset, bytes);
-  if (!n) return n.status();
-  if (*n != bytes.size()) return Bad(number, "is missing: the file is cut off");
+  AMEM_ASSIGN(const auto n, file_.ReadAt(offset, bytes));
+  if (n != bytes.size()) return Bad(number, "is missing: the file is cut off");
   const auto meta = std::span<const std::byte>(bytes).subspan(kPageHeader);
   if ((At<std::uint16_t>(bytes, 10) & kMeta) == 0 || At<std::uint32_t>(meta, 0) != kMagic) {
     return Bad(number, "is not the beginning of an LMDB file");
@@ -93,20 +92,17 @@ Result<Meta> Checker::ReadMeta(std::uint64_t number, Bytes offset) const {
 }
 
 Status Checker::Run() {
-  const auto first = ReadMeta(0, 0);
-  if (!first) return first.status();
-  page_bytes_ = first->free.pad;
+  AMEM_ASSIGN(const auto first, ReadMeta(0, 0));
+  page_bytes_ = first.free.pad;
   if (page_bytes_ < 512 || page_bytes_ > 65536 || !std::has_single_bit(page_bytes_))
     return Bad(0, "does not give a possible page size");
-  const auto second = ReadMeta(1, page_bytes_);
-  if (!second) return second.status();
-  const Meta& meta = first->transaction < second->transaction ? *second : *first;  // as LMDB chooses
-  const auto bytes = file_.Size();
-  if (!bytes) return bytes.status();
+  AMEM_ASSIGN(const auto second, ReadMeta(1, page_bytes_));
+  const Meta& meta = first.transaction < second.transaction ? second : first;  // as LMDB chooses
+  AMEM_ASSIGN(const auto bytes, file_.Size());
   last_page_ = meta.last_page;
-  if (meta.free.pad != page_bytes_ || last_page_ > *bytes / page_bytes_ || (last_page_ + 1) * page_bytes_ > *bytes) {
+  if (meta.free.pad != page_bytes_ || last_page_ > bytes / page_bytes_ || (last_page_ + 1) * page_bytes_ > bytes) {
     return {Code::kCorrupt,
-            fmt::format("data.mdb has {} bytes, too few for {} pages after the first: it is cut off", *bytes, last_page_)};
+            fmt::format("data.mdb has {} bytes, too few for {} pages after the first: it is cut off", bytes, last_page_)};
   }
   budget_ = last_page_ + 1;
   if (meta.main.flags != 0) return Bad(0, "has an unknown kind of table");
@@ -116,9 +112,8 @@ Status Checker::Run() {
 Status Checker::Load(std::uint64_t number, Page& page) const {
   if (number < 2 || number > last_page_) return Bad(number, "is referred to, and does not exist");
   page.resize(page_bytes_);
-  const auto n = file_.ReadAt(number * page_bytes_, page);
-  if (!n) return n.status();
-  if (*n != page_bytes_) return Bad(number, "is missing: the file is cut off");
+  AMEM_ASSIGN(const auto n, file_.ReadAt(number * page_bytes_, page));
+  if (n != page_bytes_) return Bad(number, "is missing: the file is cut off");
   if (At<std::uint64_t>(page, 0) != number) return Bad(number, "has the number of another page");
   return {};
 }

@@ -59,6 +59,16 @@ class Losses {
   ReadReport& report_;
 };
 
+// A copy of what a table has under a key; empty: nothing.
+Result<std::vector<std::byte>> FrameAt(const RecordSource& source, Table table, std::uint64_t key) {
+  std::vector<std::byte> frame;
+  AMEM_TRY(source.Scan(table, key, [&](std::uint64_t found, std::span<const std::byte> value) {
+    if (found == key) frame.assign(value.begin(), value.end());
+    return false;
+  }));
+  return frame;
+}
+
 class Reader final : public JournalReader {
  public:
   Reader(fs::path directory, std::unique_ptr<RecordSource> source, FileMeta meta)
@@ -91,12 +101,9 @@ class Reader final : public JournalReader {
 
 Result<Reader::View> Reader::Look() const {
   View view;
-  auto tail = ReadTail(directory_ / "tail");
-  if (!tail) return tail.status();
-  view.tail = std::move(*tail);
-  const auto stored = source_->ExtentOf(Table::kEvents);
-  if (!stored) return stored.status();
-  view.stored_last = stored->last.value_or(0);
+  AMEM_ASSIGN(view.tail, ReadTail(directory_ / "tail"));
+  AMEM_ASSIGN(const auto stored, source_->ExtentOf(Table::kEvents));
+  view.stored_last = stored.last.value_or(0);
   view.last = view.stored_last;
   if (!view.tail.records.empty()) view.last = std::max(view.last, view.tail.records.back().seq);
   return view;
@@ -144,9 +151,8 @@ std::optional<Event> DecodeStored(std::span<const std::byte> frame, std::uint64_
 }
 
 Result<ReadReport> Reader::Read(SequenceNumber first, SequenceNumber last, const Visitor& visit) {
-  const auto view = Look();
-  if (!view) return view.status();
-  return ReadSeen(*view, first, last, visit);
+  AMEM_ASSIGN(const auto view, Look());
+  return ReadSeen(view, first, last, visit);
 }
 
 Result<ReadReport> Reader::ReadSeen(const View& view, SequenceNumber first, SequenceNumber last, const Visitor& visit) const {
@@ -202,11 +208,7 @@ Result<State> Reader::NearestSnapshot(std::uint64_t at, Losses& losses) const {
     return through < at;
   }));
   for (auto it = candidates.rbegin(); it != candidates.rend(); ++it) {  // newest first
-    std::vector<std::byte> frame;
-    AMEM_TRY(source_->Scan(Table::kSnapshots, *it, [&](std::uint64_t through, std::span<const std::byte> value) {
-      if (through == *it) frame.assign(value.begin(), value.end());
-      return false;
-    }));
+    AMEM_ASSIGN(const auto frame, FrameAt(*source_, Table::kSnapshots, *it));
     if (frame.empty()) continue;  // removed meanwhile
     const auto record = ReadRecord(frame);
     const std::string which = fmt::format("the snapshot through event {}", *it);
@@ -224,10 +226,9 @@ Result<State> Reader::NearestSnapshot(std::uint64_t at, Losses& losses) const {
 // The state after event `to`, or after the last one if that comes before.
 Result<State> Reader::Fold(State state, std::uint64_t to, ReadReport& report) {
   if (to <= state.last.value) return state;
-  const auto view = Look();
-  if (!view) return view.status();
+  AMEM_ASSIGN(const auto view, Look());
   Status failed;
-  const auto read = ReadSeen(*view, SequenceNumber{state.last.value + 1}, SequenceNumber{to}, [&](const Event& event) {
+  const auto read = ReadSeen(view, SequenceNumber{state.last.value + 1}, SequenceNumber{to}, [&](const Event& event) {
     failed = Apply(state, event);
     return failed.ok();
   });
@@ -235,7 +236,7 @@ Result<State> Reader::Fold(State state, std::uint64_t to, ReadReport& report) {
   report.torn_tail = read->torn_tail;
   report.corrupt_records += read->corrupt_records;
   if (report.corruption.empty()) report.corruption = read->corruption;
-  const bool complete = state.last.value >= std::min(to, view->last) || report.corrupt_records != 0;
+  const bool complete = state.last.value >= std::min(to, view.last) || report.corrupt_records != 0;
   if (failed.ok() && complete) return state;
   return Status{Code::kCorrupt, WhyNot(state, failed.message(), report)};
 }
@@ -280,38 +281,29 @@ Result<JournalInfo> Reader::Info() {
   info.session = meta_.session;
   info.pid = meta_.pid;
   info.format = meta_.format;
-  const auto view = Look();
-  if (!view) return view.status();
+  AMEM_ASSIGN(const auto view, Look());
   info.broken_reason = BrokenReason(directory_);
-  if (info.broken_reason.empty()) info.broken_reason = view->tail.broken_reason;
+  if (info.broken_reason.empty()) info.broken_reason = view.tail.broken_reason;
   if (!info.broken_reason.empty()) info.status = SessionStatus::kBroken;
-  const auto stored = source_->ExtentOf(Table::kEvents);
-  if (!stored) return stored.status();
+  AMEM_ASSIGN(const auto stored, source_->ExtentOf(Table::kEvents));
   AMEM_TRY(source_->Scan(Table::kSnapshots, 0, [&](std::uint64_t through, std::span<const std::byte>) {
     info.snapshots.emplace_back(through);
     return true;
   }));
-  const auto& records = view->tail.records;
-  const auto unstored =
-      std::find_if(records.begin(), records.end(), [&](const Record& r) { return r.seq > view->stored_last; });
+  const auto& records = view.tail.records;
+  const auto unstored = std::find_if(records.begin(), records.end(), [&](const Record& r) { return r.seq > view.stored_last; });
   const std::uint64_t first_in_tail = unstored != records.end() ? unstored->seq : 0;
-  info.first = SequenceNumber{stored->first.value_or(first_in_tail)};
-  info.last = SequenceNumber{view->last};
-  info.events = stored->records + static_cast<std::uint64_t>(records.end() - unstored);
-  const auto data = File::Open(directory_ / "data.mdb", O_RDONLY);
-  if (!data) return data.status();
-  const auto bytes = data->Size();
-  if (!bytes) return bytes.status();
-  info.file_bytes = *bytes + view->tail.file_bytes;
+  info.first = SequenceNumber{stored.first.value_or(first_in_tail)};
+  info.last = SequenceNumber{view.last};
+  info.events = stored.records + static_cast<std::uint64_t>(records.end() - unstored);
+  AMEM_ASSIGN(const auto data, File::Open(directory_ / "data.mdb", O_RDONLY));
+  AMEM_ASSIGN(const auto bytes, data.Size());
+  info.file_bytes = bytes + view.tail.file_bytes;
   return info;
 }
 
 Result<FileMeta> ReadMeta(const RecordSource& source, const fs::path& directory) {
-  std::vector<std::byte> frame;
-  AMEM_TRY(source.Scan(Table::kMeta, 1, [&](std::uint64_t, std::span<const std::byte> value) {
-    frame.assign(value.begin(), value.end());
-    return false;
-  }));
+  AMEM_ASSIGN(const auto frame, FrameAt(source, Table::kMeta, 1));
   const auto record = ReadRecord(frame);
   const auto name = SessionOfName(directory.filename().string());
   const FileMeta unknown{kJournalFormat, kJournalLeastReader, name.value_or(SessionId{}), 0, 0};
@@ -338,12 +330,10 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const fs::path& given
                                        "holds one directory for each session"};
   }
   const bool live = WriterIsAlive(directory / "tail");
-  const bool untrusted = live && !Store::IsOpenHere(directory) && !WriterIsTrusted(directory / "tail");
-  auto source = untrusted ? OpenUntrusted(directory) : OpenSource(directory, live);
-  if (!source) return source.status();
-  auto meta = ReadMeta(**source, directory);
-  if (!meta) return meta.status();
-  return std::unique_ptr<JournalReader>(new Reader(directory, std::move(*source), std::move(*meta)));
+  const bool trusted = !live || Store::IsOpenHere(directory) || WriterIsTrusted(directory / "tail");
+  AMEM_ASSIGN(auto source, OpenSource(directory, live, trusted));
+  AMEM_ASSIGN(auto meta, ReadMeta(*source, directory));
+  return std::unique_ptr<JournalReader>(new Reader(directory, std::move(source), std::move(meta)));
 }
 
 }  // namespace amem

@@ -96,8 +96,7 @@ class SalvagedSource final : public RecordSource {
     std::vector<std::byte> frame;
     for (auto it = places.lower_bound(from); it != places.end(); ++it) {
       frame.resize(it->second.bytes);
-      const auto n = file_.ReadAt(it->second.offset, frame);
-      if (!n) return n.status();
+      AMEM_TRY(file_.ReadAt(it->second.offset, frame).status());
       if (!visit(it->first, frame)) break;
     }
     return {};
@@ -128,14 +127,12 @@ class SalvagedSource final : public RecordSource {
     return std::nullopt;
   }
   Status ScanFile() {
-    const auto size = file_.Size();
-    if (!size) return size.status();
+    AMEM_ASSIGN(const auto size, file_.Size());
     std::vector<std::byte> chunk(kChunkBytes);
-    for (Bytes offset = 0; offset < *size;) {
-      const auto n = file_.ReadAt(offset, chunk);
-      if (!n) return n.status();
-      if (*n == 0) return {};
-      const auto bytes = std::span<const std::byte>(chunk).first(*n);
+    for (Bytes offset = 0; offset < size;) {
+      AMEM_ASSIGN(const auto n, file_.ReadAt(offset, chunk));
+      if (n == 0) return {};
+      const auto bytes = std::span<const std::byte>(chunk).first(n);
       const std::size_t rest = ScanRecords(bytes, [&](const Record& record) {
         const auto* start = record.payload.data() - sizeof(RecordHeader);
         if (const auto table = TableOf(record.type)) {
@@ -144,13 +141,13 @@ class SalvagedSource final : public RecordSource {
         }
       });
       // A record that goes on after the chunk is read again from its start, in a larger chunk if it fills this one.
-      if (offset + *n >= *size) return {};
-      if (rest < *n) {
-        offset += *n - rest;
+      if (offset + n >= size) return {};
+      if (rest < n) {
+        offset += n - rest;
       } else if (chunk.size() < kLargestChunkBytes) {
         chunk.resize(chunk.size() * 2);
       } else {
-        offset += *n;
+        offset += n;
       }
     }
     return {};
@@ -169,20 +166,15 @@ class SalvagedSource final : public RecordSource {
   std::string damage_;
 };
 
-Result<std::unique_ptr<RecordSource>> Salvage(File file, const Status& damage, const std::filesystem::path& path) {
-  auto salvaged = SalvagedSource::Collect(std::move(file), damage);
-  return salvaged ? std::move(salvaged)
-                  : Result<std::unique_ptr<RecordSource>>(salvaged.status().Within("open " + path.string()));
-}
-
 }  // namespace
 
-Result<std::unique_ptr<RecordSource>> OpenSource(const std::filesystem::path& directory, bool live) {
-  Status damage;
+Result<std::unique_ptr<RecordSource>> OpenSource(const std::filesystem::path& directory, bool live, bool trusted) {
   const auto path = directory / "data.mdb";
-  auto file = File::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-  if (!file) return file.status();
-  if (!live) damage = CheckStructure(*file);
+  AMEM_ASSIGN(auto file, File::OpenToRead(path));
+  Status damage{Code::kCorrupt, path.string() +
+                                    " is locked, and by no process of this user that can be seen from here, so LMDB's locks "
+                                    "beside it are not used; read it as its user and where it runs, or copy the directory"};
+  if (trusted) damage = live ? Status{} : CheckStructure(file);
   if (damage.ok()) {
     auto store = Store::Open(directory, live);
     if (store) return std::unique_ptr<RecordSource>(new StoreSource(std::move(*store)));
@@ -190,18 +182,9 @@ Result<std::unique_ptr<RecordSource>> OpenSource(const std::filesystem::path& di
     if (live || damage.code() != Code::kCorrupt) return damage;
   }
   if (damage.code() != Code::kCorrupt) return damage.Within("open " + path.string());
-  return Salvage(std::move(*file), damage, path);
-}
-
-Result<std::unique_ptr<RecordSource>> OpenUntrusted(const std::filesystem::path& directory) {
-  const auto path = directory / "data.mdb";
-  auto file = File::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-  if (!file) return file.status();
-  return Salvage(
-      std::move(*file),
-      {Code::kCorrupt, path.string() + " is locked, and by no process of this user that can be seen from here, so LMDB's locks "
-                                       "beside it are not used; read it as its user and where it runs, or copy the directory"},
-      path);
+  auto salvaged = SalvagedSource::Collect(std::move(file), damage);
+  return salvaged ? std::move(salvaged)
+                  : Result<std::unique_ptr<RecordSource>>(salvaged.status().Within("open " + path.string()));
 }
 
 }  // namespace amem

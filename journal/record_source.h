@@ -24,10 +24,9 @@ class RecordSource {
   [[nodiscard]] virtual std::string Damage() const { return {}; }
 };
 
-// The records in `directory`/data.mdb. `live`: its writer works on it, and is trusted to have LMDB's locks in order. When it is
-// not, and LMDB cannot walk the file, whole records are collected from it by their own lengths and checksums.
-Result<std::unique_ptr<RecordSource>> OpenSource(const std::filesystem::path& directory, bool live);
-// The same of a file that may be changing under the hands of a writer that is not trusted: LMDB is not used.
-Result<std::unique_ptr<RecordSource>> OpenUntrusted(const std::filesystem::path& directory);
+// The records in `directory`/data.mdb. `live`: its writer works on it, and is `trusted` to have LMDB's locks in order, or LMDB
+// is not used. Where it is not, and where LMDB cannot walk the file of an ended session, whole records are collected from the
+// file by their own lengths and checksums.
+Result<std::unique_ptr<RecordSource>> OpenSource(const std::filesystem::path& directory, bool live, bool trusted);
 
 }  // namespace amem

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -112,6 +113,14 @@ void RemoveStaleNew(int parent, const fs::path& directory, const std::string& na
   RemoveSession(parent, name);
 }
 
+// The journal in `directory`, if there is one, becomes the one that `name` had before it broke. Only the last such is kept.
+void PutAside(const fs::path& directory, const fs::path& name) {
+  const fs::path aside = name.string() + std::string(kBrokenSuffix);
+  if (!Exists(directory)) return;
+  if (const auto parent = OpenDirectory(name.parent_path())) RemoveSession(dirfd(parent.get()), aside.filename());
+  (void)rename(directory.c_str(), aside.c_str());
+}
+
 timespec LastWritten(const fs::path& session) {
   struct stat st {};
   return lstat((session / "data.mdb").c_str(), &st) == 0 ? st.st_mtim : timespec{};
@@ -120,20 +129,14 @@ timespec LastWritten(const fs::path& session) {
 }  // namespace
 
 std::string DirectoryName(SessionId session) {
-  char name[17];
-  std::snprintf(name, sizeof name, "%016llx", static_cast<unsigned long long>(session.value));
-  return name;
+  const std::string digits = Hex(session.value).substr(2);
+  return std::string(16 - digits.size(), '0') + digits;
 }
 
 std::optional<SessionId> SessionOfName(std::string_view name) {
-  if (name.size() != 16) return std::nullopt;
-  std::uint64_t value = 0;
-  for (const char c : name) {
-    const bool digit = c >= '0' && c <= '9';
-    if (!digit && (c < 'a' || c > 'f')) return std::nullopt;
-    value = value << 4 | static_cast<std::uint64_t>(digit ? c - '0' : c - 'a' + 10);
-  }
-  return SessionId{value};
+  SessionId session;
+  (void)std::from_chars(name.data(), name.data() + name.size(), session.value, 16);
+  return DirectoryName(session) == name ? std::optional(session) : std::nullopt;
 }
 
 bool IsSessionDirectory(const fs::path& directory) {
@@ -164,18 +167,6 @@ NewSessionDirectory::~NewSessionDirectory() {
   if (const auto parent = OpenDirectory(path_.parent_path())) RemoveSession(dirfd(parent.get()), path_.filename());
 }
 
-namespace {
-
-// The journal in `directory`, if there is one, becomes the one that `name` had before it broke. Only the last such is kept.
-void PutAside(const fs::path& directory, const fs::path& name) {
-  const fs::path aside = name.string() + std::string(kBrokenSuffix);
-  if (!Exists(directory)) return;
-  if (const auto parent = OpenDirectory(name.parent_path())) RemoveSession(dirfd(parent.get()), aside.filename());
-  (void)rename(directory.c_str(), aside.c_str());
-}
-
-}  // namespace
-
 Result<fs::path> NewSessionDirectory::Publish() {
   AMEM_CHECK(!path_.empty(), name_.native());  // it has one name only, and gets it once
   // A directory is renamed over an empty one only. The two change names at once, where the file system can do that.
@@ -191,12 +182,11 @@ Result<fs::path> NewSessionDirectory::Publish() {
 
 Status MarkClosed(const fs::path& directory, SyncMode sync, bool failed) {
   const auto path = directory / "closed";
-  const auto file = File::Open(path, O_WRONLY | O_CREAT | O_NOFOLLOW);
-  if (!file) return file.status();
+  AMEM_ASSIGN(const auto file, File::Open(path, O_WRONLY | O_CREAT | O_NOFOLLOW));
   // On a full disk the file stays empty: that it is there is what counts.
-  (void)file->Write(HostLine() + "\n" + (failed ? std::string(kFailed) + "\n" : ""));
+  (void)file.Write(HostLine() + "\n" + (failed ? std::string(kFailed) + "\n" : ""));
   if (sync != SyncMode::kFull) return {};
-  if (fsync(file->fd()) != 0) return SystemFailure("sync", path, errno);
+  if (fsync(file.fd()) != 0) return SystemFailure("sync", path, errno);
   const auto dir = OpenDirectory(directory);
   if (!dir || fsync(dirfd(dir.get())) != 0) return SystemFailure("sync", directory, errno);
   return {};

@@ -50,6 +50,15 @@ Status Failure(std::string_view doing, const std::filesystem::path& directory, i
           fmt::format("{} {}: {} (LMDB {}){}", doing, path.string(), mdb_strerror(rc), rc, advice)};
 }
 
+Status TableFailure(std::string_view doing, Table table, int rc) {
+  const std::string what = fmt::format("{} table {}", doing, kTableNames[static_cast<std::size_t>(table)]);
+  if (rc > 0) return {Code::kIo, what + ": " + SystemFailure("", "", rc).message()};
+  if (rc == MDB_MAP_FULL) {
+    return {Code::kIo, what + ": the file reached the limit of its size (MDB_MAP_FULL); raise JournalOptions::map_bytes"};
+  }
+  return {Code::kCorrupt, fmt::format("{}: {} (LMDB {})", what, mdb_strerror(rc), rc)};
+}
+
 MDB_val ValueOf(std::span<const std::byte> bytes) { return {bytes.size(), const_cast<std::byte*>(bytes.data())}; }
 MDB_val KeyOf(std::uint64_t& key) { return {sizeof key, &key}; }
 
@@ -97,20 +106,26 @@ struct Store::Environment {
   TableIds tables{};
   std::filesystem::path directory;
   FileKey file;
-  int users = 0;  // stores of this process; under the registry's mutex
+  int users = 1;  // stores of this process; under the registry's mutex
 };
-
-namespace {
 
 // LMDB allows a process one environment for each file, so this list belongs to the process. It is never destroyed, because
 // stores may outlive static objects.
-struct Registry {
+struct Store::Registry {
   ForkGuard guard;
   std::mutex mutex;
-  std::map<FileKey, std::shared_ptr<void>> environments;
+  std::map<FileKey, std::shared_ptr<Environment>> environments;
+
+  static Registry& The();
+  std::unique_ptr<Store> Enter(std::shared_ptr<Environment> made, const std::filesystem::path& directory, const FileKey& file) {
+    made->directory = directory;
+    made->file = file;
+    environments[file] = made;
+    return std::unique_ptr<Store>(new Store(std::move(made)));
+  }
 };
 
-Registry& TheRegistry() {
+Store::Registry& Store::Registry::The() {
   static std::atomic<Registry*> current{nullptr};
   Registry* seen = current.load(std::memory_order_acquire);
   while (seen == nullptr || seen->guard.InChild()) {  // a child starts with an empty list and leaves its parent's alone
@@ -120,6 +135,8 @@ Registry& TheRegistry() {
   }
   return *seen;
 }
+
+namespace {
 
 int OpenTables(MDB_env* env, Store::TableIds& tables, bool create) {
   MDB_txn* txn = nullptr;
@@ -147,9 +164,8 @@ int OpenEnvironment(MDB_env** env, const std::filesystem::path& directory, Bytes
 // LMDB maps a lock file that has holes: on a full disk, touching a hole would raise a signal.
 Status ReserveLockFile(const std::filesystem::path& directory) {
   const auto path = directory / "lock.mdb";
-  const auto file = File::Open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW);
-  if (!file) return file.status();
-  if (const int error = posix_fallocate(file->fd(), 0, kLockFileBytes); error != 0) {
+  AMEM_ASSIGN(const auto file, File::Open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW));
+  if (const int error = posix_fallocate(file.fd(), 0, kLockFileBytes); error != 0) {
     return SystemFailure("make room in", path, error);
   }
   return {};
@@ -161,35 +177,29 @@ Store::Store(std::shared_ptr<Environment> environment) : environment_(std::move(
 
 Result<std::unique_ptr<Store>> Store::Create(const std::filesystem::path& directory, Bytes map_bytes, SyncMode sync) {
   AMEM_TRY(ReserveLockFile(directory));
-  Registry& registry = TheRegistry();
+  Registry& registry = Registry::The();
   const std::lock_guard lock(registry.mutex);
   auto made = std::make_shared<Environment>();
   const unsigned flags = MDB_NOTLS | (sync == SyncMode::kProcess ? MDB_NOSYNC : 0U);
   if (const int rc = OpenEnvironment(&made->env, directory, map_bytes, flags); rc != 0) {
     return Failure("create", directory, rc);
   }
-  made->directory = directory;
-  made->users = 1;
   const int rc = OpenTables(made->env, made->tables, true);
   const auto file = Identify(directory);
   if (rc != 0 || !file) {
     mdb_env_close(made->env);
     return rc != 0 ? Failure("create tables in", directory, rc) : file.status();
   }
-  made->file = *file;
-  registry.environments[*file] = made;
-  return std::unique_ptr<Store>(new Store(std::move(made)));
+  return registry.Enter(std::move(made), directory, *file);
 }
 
 Result<std::unique_ptr<Store>> Store::Open(const std::filesystem::path& directory, bool live) {
-  Registry& registry = TheRegistry();
+  Registry& registry = Registry::The();
   const std::lock_guard lock(registry.mutex);
-  const auto file = Identify(directory);
-  if (!file) return file.status();
-  if (const auto it = registry.environments.find(*file); it != registry.environments.end()) {
-    auto shared = std::static_pointer_cast<Environment>(it->second);
-    ++shared->users;
-    return std::unique_ptr<Store>(new Store(std::move(shared)));
+  AMEM_ASSIGN(const auto file, Identify(directory));
+  if (const auto it = registry.environments.find(file); it != registry.environments.end()) {
+    ++it->second->users;
+    return std::unique_ptr<Store>(new Store(it->second));
   }
   auto made = std::make_shared<Environment>();
   if (live && access((directory / "lock.mdb").c_str(), W_OK) != 0) {
@@ -205,22 +215,18 @@ Result<std::unique_ptr<Store>> Store::Open(const std::filesystem::path& director
     mdb_env_close(made->env);
     return Failure("open the tables of", directory, rc);
   }
-  made->directory = directory;
-  made->file = *file;
-  made->users = 1;
-  registry.environments[*file] = made;
-  return std::unique_ptr<Store>(new Store(std::move(made)));
+  return registry.Enter(std::move(made), directory, file);
 }
 
 bool Store::IsOpenHere(const std::filesystem::path& directory) {
-  Registry& registry = TheRegistry();
+  Registry& registry = Registry::The();
   const std::lock_guard lock(registry.mutex);
   const auto file = Identify(directory);
   return file && registry.environments.contains(*file);
 }
 
 Store::~Store() {
-  Registry& registry = TheRegistry();
+  Registry& registry = Registry::The();
   const std::lock_guard lock(registry.mutex);
   const auto it = registry.environments.find(environment_->file);
   // A forked child has another list, and leaves LMDB's memory as it is: closing would release the locks of the parent's
@@ -269,19 +275,6 @@ void Store::ForgetDeadReaders() {
   int dead = 0;
   mdb_reader_check(environment_->env, &dead);
 }
-
-namespace {
-
-Status TableFailure(std::string_view doing, Table table, int rc) {
-  const std::string what = fmt::format("{} table {}", doing, kTableNames[static_cast<std::size_t>(table)]);
-  if (rc > 0) return {Code::kIo, what + ": " + SystemFailure("", "", rc).message()};
-  if (rc == MDB_MAP_FULL) {
-    return {Code::kIo, what + ": the file reached the limit of its size (MDB_MAP_FULL); raise JournalOptions::map_bytes"};
-  }
-  return {Code::kCorrupt, fmt::format("{}: {} (LMDB {})", what, mdb_strerror(rc), rc)};
-}
-
-}  // namespace
 
 Status Store::Reading::Scan(Table table, std::uint64_t from,
                             const std::function<bool(std::uint64_t, std::span<const std::byte>)>& visit) const {

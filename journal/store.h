@@ -77,6 +77,7 @@ class Store {
 
  private:
   struct Environment;
+  struct Registry;
   explicit Store(std::shared_ptr<Environment> environment);
   std::shared_ptr<Environment> environment_;
 };

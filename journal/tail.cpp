@@ -87,9 +87,8 @@ void Tail::Unmap::operator()(std::byte* at) const { munmap(at, bytes); }
 Result<Tail> Tail::Create(const std::filesystem::path& path, Bytes bytes, SessionId session) {
   bytes = std::max(bytes, kLeastTailBytes) / kTailHeaderBytes * kTailHeaderBytes;
   AMEM_TRY(CheckFileLimit(path, bytes));
-  auto file = File::Open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW);
-  if (!file) return file.status();
-  const int fd = file->fd();
+  AMEM_ASSIGN(auto file, File::Open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW));
+  const int fd = file.fd();
   const std::string doing = "make room for " + std::to_string(bytes) + " bytes in";
   if (const int error = posix_fallocate(fd, 0, static_cast<off_t>(bytes)); error != 0) {
     return SystemFailure(doing, path, error);
@@ -100,7 +99,7 @@ Result<Tail> Tail::Create(const std::filesystem::path& path, Bytes bytes, Sessio
   if (at == MAP_FAILED) return SystemFailure("map", path, errno);
   std::unique_ptr<std::byte[], Unmap> map(static_cast<std::byte*>(at), Unmap{bytes});
   Introduce(*new (at) TailHeader, bytes - kTailHeaderBytes, session, fd);
-  return Tail(std::move(*file), std::move(map), bytes - kTailHeaderBytes);
+  return Tail(std::move(file), std::move(map), bytes - kTailHeaderBytes);
 }
 
 Bytes Tail::Used() const {
@@ -166,31 +165,21 @@ struct Positions {
 
 // The header of another process's tail. It is mapped, because positions must be read whole while their owner moves them. Only
 // the first page is mapped: the file has been seen to have it, and no tail ever gets shorter.
-class HeaderView {
- public:
-  explicit HeaderView(const File& file) {
-    void* at = mmap(nullptr, kTailHeaderBytes, PROT_READ, MAP_SHARED, file.fd(), 0);
-    if (at != MAP_FAILED) header_ = static_cast<const TailHeader*>(at);
-  }
-  ~HeaderView() {
-    if (header_ != nullptr) munmap(const_cast<TailHeader*>(header_), kTailHeaderBytes);
-  }
-  HeaderView(const HeaderView&) = delete;
-  HeaderView& operator=(const HeaderView&) = delete;
-  explicit operator bool() const { return header_ != nullptr; }
-  const TailHeader* operator->() const { return header_; }
-  const TailHeader& operator*() const { return *header_; }
-  [[nodiscard]] Positions Read() const {
-    Positions p;  // drained first, then published, then begun: each is at most the next, also while they move
-    p.drained = header_->drained.load(std::memory_order_acquire);
-    p.published = header_->published.load(std::memory_order_acquire);
-    p.begun = header_->begun.load(std::memory_order_acquire);
-    return p;
-  }
-
- private:
-  const TailHeader* header_ = nullptr;
+struct UnmapHeader {
+  void operator()(const TailHeader* header) const { munmap(const_cast<TailHeader*>(header), kTailHeaderBytes); }
 };
+std::unique_ptr<const TailHeader, UnmapHeader> MapHeader(const File& file) {
+  void* at = mmap(nullptr, kTailHeaderBytes, PROT_READ, MAP_SHARED, file.fd(), 0);
+  return std::unique_ptr<const TailHeader, UnmapHeader>(at == MAP_FAILED ? nullptr : static_cast<const TailHeader*>(at));
+}
+
+Positions PositionsIn(const TailHeader& header) {
+  Positions p;  // drained first, then published, then begun: each is at most the next, also while they move
+  p.drained = header.drained.load(std::memory_order_acquire);
+  p.published = header.published.load(std::memory_order_acquire);
+  p.begun = header.begun.load(std::memory_order_acquire);
+  return p;
+}
 
 bool Plausible(const TailHeader& header, const Positions& p, Bytes ring_bytes) {
   const std::uint64_t used = p.published - p.drained;
@@ -231,21 +220,17 @@ void Salvage(std::span<const std::byte> ring, TailContents& out) {
   out.damaged_at_end = true;
 }
 
-Result<bool> CopyRing(const File& file, std::uint64_t capacity, const Positions& p, TailContents& out) {
+Status CopyRing(const File& file, std::uint64_t capacity, const Positions& p, TailContents& out) {
   const std::uint64_t start = p.drained % capacity;
   const std::uint64_t used = p.published - p.drained;
   const std::uint64_t first = std::min(used, capacity - start);
   out.copy.resize(used);
   const auto into = std::span(out.copy);
-  const auto a = file.ReadAt(kTailHeaderBytes + start, into.first(first));
-  if (!a) return a.status();
-  const auto b = file.ReadAt(kTailHeaderBytes, into.subspan(first));
-  if (!b) return b.status();
-  return *a + *b == used;
+  AMEM_TRY(file.ReadAt(kTailHeaderBytes + start, into.first(first)).status());
+  return file.ReadAt(kTailHeaderBytes, into.subspan(first)).status();
 }
 
 Status ReadPresent(const File& file, Bytes file_bytes, TailContents& out) {
-  out.present = true;
   out.file_bytes = file_bytes;
   const Bytes ring_bytes = file_bytes > kTailHeaderBytes ? file_bytes - kTailHeaderBytes : 0;
   if (ring_bytes == 0) {
@@ -253,30 +238,26 @@ Status ReadPresent(const File& file, Bytes file_bytes, TailContents& out) {
     out.damaged_at_end = true;
     return {};
   }
-  const HeaderView header(file);
+  const auto header = MapHeader(file);
   if (!header) return SystemFailure("map", "tail", errno);
-  const Positions before = header.Read();
+  const Positions before = PositionsIn(*header);
   if (!Plausible(*header, before, ring_bytes)) {
     out.damage = "the header of the tail is damaged, or the tail was cut off; whole records in it are used";
     out.copy.resize(ring_bytes);
-    const auto n = file.ReadAt(kTailHeaderBytes, out.copy);
-    if (!n) return n.status();
-    out.copy.resize(*n);
+    AMEM_ASSIGN(const auto n, file.ReadAt(kTailHeaderBytes, out.copy));
+    out.copy.resize(n);
     Salvage(out.copy, out);
     return {};
   }
-  out.pid = header->pid;
-  out.session = SessionId{header->session};
   if (header->broken.load(std::memory_order_acquire) != 0) {
     out.broken_reason.assign(header->reason, strnlen(header->reason, sizeof header->reason));
   }
-  const auto whole = CopyRing(file, ring_bytes, before, out);
-  if (!whole) return whole.status();
+  AMEM_TRY(CopyRing(file, ring_bytes, before, out));
 #ifndef AMEM_THREAD_SANITIZED  // the thread sanitizer does not know fences
   std::atomic_thread_fence(std::memory_order_acquire);
 #endif
   // Records that were drained during the copy may be overwritten in it; they are in LMDB.
-  const std::uint64_t drained = std::clamp(header.Read().drained, before.drained, before.published);
+  const std::uint64_t drained = std::clamp(PositionsIn(*header).drained, before.drained, before.published);
   out.torn = before.begun != before.published;
   const std::uint64_t gone = drained - before.drained;
   const std::uint64_t first = std::min(before.published - before.drained, ring_bytes - before.drained % ring_bytes);
@@ -287,79 +268,11 @@ Status ReadPresent(const File& file, Bytes file_bytes, TailContents& out) {
   return {};
 }
 
-}  // namespace
-
-Result<TailContents> ReadTail(const std::filesystem::path& path) {
-  TailContents out;
-  const auto file = File::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-  if (!file) {
-    if (file.status().code() == Code::kNotFound) return out;
-    return file.status();
-  }
-  const auto bytes = file->Size();
-  if (!bytes) return bytes.status();
-  AMEM_TRY(ReadPresent(*file, *bytes, out).Within("read " + path.string()));
-  return out;
-}
-
-std::uint32_t HostNumber() {
-  Fnv1a number;
-  utsname names{};
-  if (uname(&names) == 0) number.Add(std::as_bytes(std::span(names.nodename, strnlen(names.nodename, sizeof names.nodename))));
-  const std::string machine = ReadSmallFile("/etc/machine-id");
-  number.Add(std::as_bytes(std::span(machine)));
-  const auto folded = static_cast<std::uint32_t>(number.value() ^ number.value() >> 32);
-  return folded != 0 ? folded : 1;
-}
-
-WriterLife LifeOfWriter(const std::filesystem::path& path, bool shared) {
-  const auto file = File::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-  if (!file) return file.status().code() == Code::kNotFound ? WriterLife::kEnded : WriterLife::kUnknown;
-  const bool free = flock(file->fd(), LOCK_SH | LOCK_NB) == 0;
-  if (free && !shared) return WriterLife::kEnded;
-  const bool locked = !free && errno == EWOULDBLOCK;
-  // A child that the writer forked keeps the lock, and anybody can lock a file that is open to reading, so the writer's process
-  // must exist as well. Its pid means something only in the same pid namespace.
-  TailHeader header;
-  if (!ReadHeader(*file, header)) return WriterLife::kUnknown;
-  const bool made_here = header.host == HostNumber();
-  if (header.boot != BootNumber()) return made_here || (!shared && !locked) ? WriterLife::kEnded : WriterLife::kUnknown;
-  if (free) return made_here ? WriterLife::kEnded : WriterLife::kUnknown;
-  if (header.pid_namespace != PidNamespace() || header.process_start == 0) return WriterLife::kAlive;
-  return StartOf(header.pid) == header.process_start ? WriterLife::kAlive : WriterLife::kEnded;
-}
-
-namespace {
-
 // The process that the header names, if it is to be seen from here and has not ended; else 0.
 std::int32_t LivingWriter(const TailHeader& header) {
   const bool here = header.boot == BootNumber() && header.pid_namespace == PidNamespace() && header.process_start != 0;
   return here && StartOf(header.pid) == header.process_start ? header.pid : 0;
 }
-
-}  // namespace
-
-bool IsCopy(const std::filesystem::path& path) {
-  const auto file = File::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-  TailHeader header;
-  struct stat st {};
-  if (!file || !ReadHeader(*file, header) || fstat(file->fd(), &st) != 0) return false;
-  std::uint64_t inode = 0;
-  std::array<std::byte, sizeof inode> bytes;
-  const auto n = file->ReadAt(offsetof(TailHeader, inode), bytes);
-  if (n && *n == bytes.size()) std::memcpy(&inode, bytes.data(), sizeof inode);
-  if (inode != 0) return inode != st.st_ino;
-  // Earlier builds did not note it. What a living process writes is locked by it.
-  return LivingWriter(header) != 0 && flock(file->fd(), LOCK_SH | LOCK_NB) == 0;
-}
-
-std::int32_t ProcessOfWriter(const std::filesystem::path& path) {
-  const auto file = File::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-  TailHeader header;
-  return file && ReadHeader(*file, header) ? LivingWriter(header) : 0;
-}
-
-namespace {
 
 // Whether process `pid`, of this user, has the file open that `st` is of.
 bool HasOpen(std::int32_t pid, const struct stat& st) {
@@ -391,8 +304,67 @@ std::int32_t LockHolder(const struct stat& st) {
 
 }  // namespace
 
+Result<TailContents> ReadTail(const std::filesystem::path& path) {
+  TailContents out;
+  const auto file = File::OpenToRead(path);
+  if (!file) {
+    if (file.status().code() == Code::kNotFound) return out;
+    return file.status();
+  }
+  AMEM_ASSIGN(const auto bytes, file->Size());
+  AMEM_TRY(ReadPresent(*file, bytes, out).Within("read " + path.string()));
+  return out;
+}
+
+std::uint32_t HostNumber() {
+  Fnv1a number;
+  utsname names{};
+  if (uname(&names) == 0) number.Add(std::as_bytes(std::span(names.nodename, strnlen(names.nodename, sizeof names.nodename))));
+  const std::string machine = ReadSmallFile("/etc/machine-id");
+  number.Add(std::as_bytes(std::span(machine)));
+  const auto folded = static_cast<std::uint32_t>(number.value() ^ number.value() >> 32);
+  return folded != 0 ? folded : 1;
+}
+
+WriterLife LifeOfWriter(const std::filesystem::path& path, bool shared) {
+  const auto file = File::OpenToRead(path);
+  if (!file) return file.status().code() == Code::kNotFound ? WriterLife::kEnded : WriterLife::kUnknown;
+  const bool free = flock(file->fd(), LOCK_SH | LOCK_NB) == 0;
+  if (free && !shared) return WriterLife::kEnded;
+  const bool locked = !free && errno == EWOULDBLOCK;
+  // A child that the writer forked keeps the lock, and anybody can lock a file that is open to reading, so the writer's process
+  // must exist as well. Its pid means something only in the same pid namespace.
+  TailHeader header;
+  if (!ReadHeader(*file, header)) return WriterLife::kUnknown;
+  const bool made_here = header.host == HostNumber();
+  if (header.boot != BootNumber()) return made_here || (!shared && !locked) ? WriterLife::kEnded : WriterLife::kUnknown;
+  if (free) return made_here ? WriterLife::kEnded : WriterLife::kUnknown;
+  if (header.pid_namespace != PidNamespace() || header.process_start == 0) return WriterLife::kAlive;
+  return StartOf(header.pid) == header.process_start ? WriterLife::kAlive : WriterLife::kEnded;
+}
+
+bool IsCopy(const std::filesystem::path& path) {
+  const auto file = File::OpenToRead(path);
+  TailHeader header;
+  struct stat st {};
+  if (!file || !ReadHeader(*file, header) || fstat(file->fd(), &st) != 0) return false;
+  std::uint64_t inode = 0;
+  std::array<std::byte, sizeof inode> bytes;
+  const auto n = file->ReadAt(offsetof(TailHeader, inode), bytes);
+  if (n && *n == bytes.size()) std::memcpy(&inode, bytes.data(), sizeof inode);
+  if (inode != 0) return inode != st.st_ino;
+  // Earlier builds did not note it. What a living process writes is locked by it.
+  return LivingWriter(header) != 0 && flock(file->fd(), LOCK_SH | LOCK_NB) == 0;
+}
+
+std::int32_t ProcessOfWriter(const std::filesystem::path& path) {
+  const auto file = File::OpenToRead(path);
+  TailHeader header;
+  return file && ReadHeader(*file, header) ? LivingWriter(header) : 0;
+}
+
 bool WriterIsTrusted(const std::filesystem::path& path) {
-  const auto file = File::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  const auto file = File::OpenToRead(path);
   struct stat st {};
   if (!file || fstat(file->fd(), &st) != 0 || st.st_uid != geteuid()) return false;
   TailHeader header;

@@ -105,7 +105,6 @@ bool WalkRing(const RingStretch& stretch,
 
 // What a reader finds in a tail, also while its owner writes to it.
 struct TailContents {
-  bool present = false;
   std::vector<std::byte> copy;
   std::vector<Record> records;  // in order, whole; they point into `copy`
   bool torn = false;            // an append was under way
@@ -113,8 +112,6 @@ struct TailContents {
   bool damaged_at_end = false;  // no whole record follows the damage
   std::string damage;           // in words
   std::string broken_reason;    // set when the writer said that it is broken
-  std::int32_t pid = 0;
-  SessionId session;
   Bytes file_bytes = 0;
 };
 // Any bytes may be in the file. A file that is not there is no failure.

@@ -77,7 +77,6 @@ class Writer final : public JournalWriter {
         {Code::kInvalid, fmt::format("append event {} to journal {}: {}", event.seq.value, directory_.string(), why)});
   }
   Status AppendEncoded(std::uint64_t seq, std::span<const std::byte> message);
-  Status AppendLarge(std::uint64_t seq, std::span<const std::byte> message);
   void SnapshotDueAfter(std::uint64_t events, Bytes bytes);
 
   std::unique_ptr<Core> core_;
@@ -119,26 +118,22 @@ Status Writer::Append(const Event& event) {
 }
 
 Status Writer::AppendEncoded(std::uint64_t seq, std::span<const std::byte> message) {
-  if (message.size() > core_->tail.LargestPayload()) return AppendLarge(seq, message);
+  if (message.size() > core_->tail.LargestPayload())
+    return core_->drain.Store({.table = Table::kEvents, .key = seq, .frame = Framed(RecordType::kEvent, seq, message)});
   for (;;) {
     const std::uint64_t drained = core_->tail.DrainedUpTo();  // before the attempt
     if (core_->tail.Append(RecordType::kEvent, seq, message)) break;
-    AMEM_TRY(core_->drain.WaitForRoom(drained));
+    AMEM_TRY(core_->drain.WaitFor(drained + 1));  // until the tail has given anything back
   }
   core_->drain.Appended();
   return {};
 }
 
-Status Writer::AppendLarge(std::uint64_t seq, std::span<const std::byte> message) {
-  return core_->drain.Store({.table = Table::kEvents, .key = seq, .frame = Framed(RecordType::kEvent, seq, message)});
-}
-
 Status Writer::Flush() {
   if (guard_.InChild()) return Refused();
-  {
-    const std::lock_guard lock(core_->append_mutex);
-    AMEM_TRY(Unusable());
-  }
+  std::unique_lock lock(core_->append_mutex);
+  AMEM_TRY(Unusable());
+  lock.unlock();
   return core_->drain.WaitFor(core_->tail.Published());
 }
 
@@ -201,26 +196,21 @@ Status Introduce(Store& store, SessionId session) {
 }
 
 Status Begin(Store& store, const State& state) {
-  const auto payload = EncodeSnapshot(state);
-  if (!payload) return payload.status();
-  const auto frame = Framed(RecordType::kSnapshot, state.last.value, *payload);
+  AMEM_ASSIGN(const auto payload, EncodeSnapshot(state));
+  const auto frame = Framed(RecordType::kSnapshot, state.last.value, payload);
   return store.Write([&](const Store::Writing& writing) { return writing.Append(Table::kSnapshots, state.last.value, frame); });
 }
 
 Result<std::unique_ptr<JournalWriter>> Make(const JournalOptions& options, SessionId session, const State* before) {
-  auto fresh = NewSessionDirectory::Create(options.directory, session, before != nullptr);
-  if (!fresh) return fresh.status();
+  AMEM_ASSIGN(auto fresh, NewSessionDirectory::Create(options.directory, session, before != nullptr));
   RemoveOldSessions(options.directory, options.keep_sessions, options.keep_bytes);
-  auto tail = Tail::Create(fresh->path() / "tail", options.tail_bytes, session);
-  if (!tail) return tail.status();
-  auto store = Store::Create(fresh->path(), options.map_bytes, options.sync);
-  if (!store) return store.status();
-  AMEM_TRY(Introduce(**store, session));
-  if (before != nullptr) AMEM_TRY(Begin(**store, *before));
-  const auto directory = fresh->Publish();
-  if (!directory) return directory.status();
-  (*store)->MovedTo(*directory);
-  auto core = std::make_unique<Core>(*directory, std::move(*tail), std::move(*store));
+  AMEM_ASSIGN(auto tail, Tail::Create(fresh.path() / "tail", options.tail_bytes, session));
+  AMEM_ASSIGN(auto store, Store::Create(fresh.path(), options.map_bytes, options.sync));
+  AMEM_TRY(Introduce(*store, session));
+  if (before != nullptr) AMEM_TRY(Begin(*store, *before));
+  AMEM_ASSIGN(const auto directory, fresh.Publish());
+  store->MovedTo(directory);
+  auto core = std::make_unique<Core>(directory, std::move(tail), std::move(store));
   if (before != nullptr) core->last = before->last.value;
   AMEM_TRY(core->drain.Start());
   return std::unique_ptr<JournalWriter>(new Writer(std::move(core), options));

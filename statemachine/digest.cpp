@@ -49,6 +49,40 @@ class Hasher {
   void Add(const std::map<Key, Value>& map) {
     for (const auto& [key, value] : map) AddAll(key, value);
   }
+  void Add(const Allocation& a) {
+    AddAll(a.bytes, a.properties, a.flags, a.site, a.created, a.remote.has_value(), a.multicast, a.guest_references, a.mappings,
+           a.exports, a.registrations, a.multicast_bindings, a.importers.size(), a.resident, a.saved, a.awaiting_restore);
+    if (a.placed()) AddAll(a.slab, a.offset, a.reserved, a.touched);
+    AddAll(IfAny{a.tag}, IfAny{a.communicator}, IfAny{a.pool}, IfAny{a.handed_out}, IfAny{a.kept_with_all},
+           IfAny{a.released_bindings});
+    if (a.remote) Add(*a.remote);
+    for (const auto& [importer, count] : a.importers) AddAll(importer.by, importer.as, count);
+  }
+  void Add(const Slab& slab) {
+    AddAll(slab.address, slab.parts.size(), slab.dirty.size());
+    for (const auto& [offset, parts] : slab.parts) {
+      for (const AllocationId part : parts) AddAll(offset, part);
+    }
+    Add(slab.dirty);
+  }
+  void Add(const Multicast& m) {
+    AddAll(m.devices, m.added);
+    for (const auto& [offset, bindings] : m.bindings) {
+      for (const MulticastBinding& b : bindings) {
+        AddAll(offset, b.allocation, b.address, b.allocation_offset, b.bytes);
+        if (!b.bound) AddAll(b.device, b.bound);
+      }
+    }
+    if (!m.missing.empty() || m.incomplete || m.fresh) AddAll(m.missing.size(), m.missing, m.incomplete, m.fresh);
+  }
+  void Add(const Cycle& c) {
+    const int phase = c.phase ? 1 + static_cast<int>(*c.phase) : 0;
+    AddAll(c.kind, c.number, c.members.size(), phase, c.open_step.has_value(), c.failure, c.after_failed_undo, c.members);
+    if (const auto& open = c.open_step) AddAll(open->kind, open->allocation, open->address, IfAny{open->offset});
+  }
+  void Add(const Pool& pool) {
+    AddAll(pool.tag, pool.policy, pool.lifecycle, pool.cycles, pool.parts.size(), pool.parts, pool.cycle);
+  }
   template <class T>
   void Add(const T& value) {
     if constexpr (Described<T>) {  // lists last
@@ -75,77 +109,18 @@ class Hasher {
   Fnv1a hash_;
 };
 
-void AddAllocation(Hasher& h, const Allocation& a) {
-  h.AddAll(a.bytes, a.properties, a.flags, a.site, a.created, a.remote.has_value(), a.multicast, a.guest_references, a.mappings,
-           a.exports, a.registrations, a.multicast_bindings, a.importers.size(), a.resident, a.saved, a.awaiting_restore);
-  if (a.placed()) h.AddAll(a.slab, a.offset, a.reserved, a.touched);
-  if (a.tag != MemoryTag::kNccl) h.Add(a.tag);
-  if (a.communicator) h.Add(a.communicator);
-  if (a.pool) h.Add(a.pool);
-  if (a.handed_out) h.Add(a.handed_out);
-  if (a.kept_with_all) h.Add(a.kept_with_all);
-  if (a.released_bindings > 0) h.Add(std::uint64_t{a.released_bindings});
-  if (a.remote) h.Add(*a.remote);
-  for (const auto& [importer, count] : a.importers) h.AddAll(importer.by, importer.as, count);
-}
-
-void AddSlab(Hasher& h, const Slab& slab) {
-  h.AddAll(slab.address, slab.parts.size(), slab.dirty.size());
-  for (const auto& [offset, parts] : slab.parts) {
-    for (const AllocationId part : parts) h.AddAll(offset, part);
-  }
-  h.Add(slab.dirty);
-}
-
-void AddMulticast(Hasher& h, const Multicast& m) {
-  h.AddAll(m.devices, m.added);
-  for (const auto& [offset, bindings] : m.bindings) {
-    for (const MulticastBinding& b : bindings) {
-      h.AddAll(offset, b.allocation, b.address, b.allocation_offset, b.bytes);
-      if (!b.bound) h.AddAll(b.device, b.bound);
-    }
-  }
-  if (!m.missing.empty() || m.incomplete || m.fresh) h.AddAll(m.missing.size(), m.missing, m.incomplete, m.fresh);
-}
-
-void AddCycle(Hasher& h, const Cycle& c) {
-  const int phase = c.phase ? 1 + static_cast<int>(*c.phase) : 0;
-  h.AddAll(c.kind, c.number, c.members.size(), phase, c.open_step.has_value(), c.failure, c.after_failed_undo, c.members);
-  if (c.open_step) h.AddAll(c.open_step->kind, c.open_step->allocation, c.open_step->address);
-  if (c.open_step && c.open_step->offset != 0) h.Add(c.open_step->offset);
-}
-
 }  // namespace
 
 std::uint64_t Digest(const State& s) {
   Hasher h;
   h.AddAll(s.last, s.lifecycle, s.session.session, s.session.host, s.session.pid, s.session.group, s.session.rank, s.broken,
-           s.next_allocation, s.cycles, s.libraries, s.ranges);
-  for (const auto& [id, a] : s.allocations) {
-    h.Add(id);
-    AddAllocation(h, a);
-  }
-  h.Add(s.mappings);
-  for (const auto& [id, slab] : s.slabs) {
-    h.Add(id);
-    AddSlab(h, slab);
-  }
-  h.AddAll(s.legacy, s.legacy_imports, s.host, s.async);
-  for (const auto& [id, m] : s.multicasts) {
-    h.Add(id);
-    AddMulticast(h, m);
-  }
-  h.AddAll(s.registrations, s.peers);
-  AddCycle(h, s.cycle);
+           s.next_allocation, s.cycles, s.libraries, s.ranges, s.allocations, s.mappings, s.slabs, s.legacy, s.legacy_imports,
+           s.host, s.async, s.multicasts, s.registrations, s.peers, s.cycle);
   for (std::size_t kind = 0; kind < s.totals.events.size(); ++kind) {
     if (kind < kFirstKinds || s.totals.events[kind] != 0) h.Add(s.totals.events[kind]);
   }
   if (!s.kept_whole.empty()) h.Add(s.kept_whole);
-  h.Add(s.communicators);
-  for (const auto& [id, pool] : s.pools) {
-    h.AddAll(id, pool.tag, pool.policy, pool.lifecycle, pool.cycles, pool.parts.size(), pool.parts);
-    AddCycle(h, pool.cycle);
-  }
+  h.AddAll(s.communicators, s.pools);
   if (s.freeze) h.Add(*s.freeze);
   return h.value();
 }

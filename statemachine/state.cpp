@@ -125,20 +125,19 @@ std::optional<Bytes> FindRoom(const State& state, AllocationId id, Bytes bytes, 
   const auto* const slab = FindIn(state.slabs, id);
   const auto* const whole = FindIn(state.allocations, id);
   if (slab == nullptr || whole == nullptr) return std::nullopt;
-  const auto aligned = [&](Bytes at) { return (at + alignment - 1) / alignment * alignment; };
-  Bytes at = 0;
-  auto held = kept.begin();
-  for (auto next = slab->parts.begin(); next != slab->parts.end() || held != kept.end();) {
-    const bool is_part = held == kept.end() || (next != slab->parts.end() && next->first <= held->first);
-    const auto part = is_part ? state.allocations.find(next->second.front()) : state.allocations.end();
-    if (is_part && part == state.allocations.end()) return std::nullopt;  // an invariant is broken: nothing more is placed here
-    const auto [offset, size] = is_part ? std::pair(next->first, part->second.bytes) : std::pair(held->first, held->second);
-    if (at + bytes <= offset) return at;
-    at = std::max(at, aligned(offset + size));
-    is_part ? static_cast<void>(++next) : static_cast<void>(++held);
+  std::vector<std::pair<Bytes, Bytes>> taken(kept.begin(), kept.end());
+  for (const auto& [offset, parts] : slab->parts) {
+    const auto* const part = FindIn(state.allocations, parts.front());
+    if (part == nullptr) return std::nullopt;  // an invariant is broken: nothing more is placed here
+    taken.emplace_back(offset, part->bytes);
   }
-  if (at + bytes <= whole->bytes) return at;
-  return std::nullopt;
+  std::ranges::sort(taken);
+  Bytes at = 0;
+  for (const auto& [offset, size] : taken) {
+    if (at + bytes <= offset) return at;
+    at = std::max(at, (offset + size + alignment - 1) / alignment * alignment);
+  }
+  return at + bytes <= whole->bytes ? std::optional(at) : std::nullopt;
 }
 
 std::vector<ByteRange> DirtyWithin(const Slab& slab, Bytes offset, Bytes bytes) {

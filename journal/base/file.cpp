@@ -50,6 +50,8 @@ Result<File> File::Open(const std::filesystem::path& path, int flags, unsigned m
   return File(fd);
 }
 
+Result<File> File::OpenToRead(const std::filesystem::path& path) { return Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK); }
+
 Result<Bytes> File::Size() const {
   struct stat st {};
   if (fstat(fd(), &st) != 0) return Status{Code::kIo, "fstat: " + std::generic_category().message(errno)};
@@ -79,7 +81,7 @@ Status File::Write(std::string_view text) const {
 }
 
 std::string ReadSmallFile(const std::filesystem::path& path, std::size_t limit) {
-  const auto file = File::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  const auto file = File::OpenToRead(path);
   if (!file) return {};
   std::string text(limit, '\0');
   const auto n = file->ReadAt(0, std::as_writable_bytes(std::span(text)));

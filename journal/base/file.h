@@ -20,6 +20,7 @@ class File {
 
   // open(2), close-on-exec; kNotFound when there is no such file, kIo otherwise.
   static Result<File> Open(const std::filesystem::path& path, int flags, unsigned mode = 0600);
+  static Result<File> OpenToRead(const std::filesystem::path& path);  // follows no link, and waits for nobody
   [[nodiscard]] int fd() const { return fd_.get(); }
   [[nodiscard]] Result<Bytes> Size() const;
   // Reads until `into` is full or the file ends; the number of bytes read.

@@ -31,15 +31,13 @@
 #define CAPABILITY(name) AMEM_CHECKED_BY_CLANG(capability(name))    // of a class: its objects can be held
 #define SCOPED_CAPABILITY AMEM_CHECKED_BY_CLANG(scoped_lockable)    // of a class: its objects hold something while they live
 #define GUARDED_BY(mutex) AMEM_CHECKED_BY_CLANG(guarded_by(mutex))  // of a member
-#define PT_GUARDED_BY(mutex) AMEM_CHECKED_BY_CLANG(pt_guarded_by(mutex))             // of a pointer: what it points to
 #define REQUIRES(...) AMEM_CHECKED_BY_CLANG(requires_capability(__VA_ARGS__))        // of a function: the caller holds it
 #define EXCLUDES(...) AMEM_CHECKED_BY_CLANG(locks_excluded(__VA_ARGS__))             // the caller does not hold it
 #define ACQUIRE(...) AMEM_CHECKED_BY_CLANG(acquire_capability(__VA_ARGS__))          // the caller holds it from now on
 #define TRY_ACQUIRE(...) AMEM_CHECKED_BY_CLANG(try_acquire_capability(__VA_ARGS__))  // ... if the answer is the first argument
 #define RELEASE(...) AMEM_CHECKED_BY_CLANG(release_capability(__VA_ARGS__))
 #define ASSERTS_HELD(...) AMEM_CHECKED_BY_CLANG(assert_capability(__VA_ARGS__))
-#define RETURN_CAPABILITY(mutex) AMEM_CHECKED_BY_CLANG(lock_returned(mutex))  // of a function: it returns that mutex
-#define UNCHECKED_LOCKS AMEM_CHECKED_BY_CLANG(no_thread_safety_analysis)      // of a function whose locks Clang cannot follow
+#define UNCHECKED_LOCKS AMEM_CHECKED_BY_CLANG(no_thread_safety_analysis)  // of a function whose locks Clang cannot follow
 
 namespace amem {
 
@@ -155,7 +153,6 @@ class SCOPED_CAPABILITY WithoutLock {
 // What threads wait for that hold a mutex: it is free while they wait, and theirs again afterwards.
 class Condition {
  public:
-  void NotifyOne() { changed_.notify_one(); }
   void NotifyAll() { changed_.notify_all(); }
   // These may return although nothing has changed: they belong in a loop.
   void Wait(Mutex& mutex) REQUIRES(mutex) {

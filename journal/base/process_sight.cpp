@@ -1,8 +1,7 @@
 #include "journal/base/process_sight.h"
 
-#include <dirent.h>
 #include <dlfcn.h>
-#include <fcntl.h>
+#include <fmt/format.h>
 #include <link.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -11,43 +10,31 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstdlib>
+#include <filesystem>
 #include <optional>
 #include <string_view>
 
+#include "journal/base/file.h"
 #include "journal/base/process_stat.h"
-#include "journal/base/unique_fd.h"
 
 namespace amem {
 namespace {
 
-// The first bytes of a file of /proc; nullopt: it cannot be read.
-std::optional<std::string> ReadSome(const std::string& path) {
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) return std::nullopt;
-  std::array<char, 1024> buffer;
-  const ssize_t n = ::read(file.get(), buffer.data(), buffer.size());
-  if (n < 0) return std::nullopt;
-  return std::string(buffer.data(), static_cast<std::size_t>(n));
-}
-
 std::string LinkOf(const std::string& path) {
-  std::array<char, 512> buffer;
-  const ssize_t n = ::readlink(path.c_str(), buffer.data(), buffer.size());
-  return n <= 0 ? std::string() : std::string(buffer.data(), static_cast<std::size_t>(n));
+  std::error_code failed;
+  return std::filesystem::read_symlink(path, failed).string();
 }
 
 std::string_view BaseName(std::string_view path) { return path.substr(path.rfind('/') + 1); }  // npos + 1 is 0
 
 // The kernel shows how a process ended to those who may look into it, and zero to others.
 bool MaySeeExitCode(const std::string& directory) {
-  const auto status = ReadSome(directory + "/status");
-  if (!status) return false;
+  const std::string status = ReadSmallFile(directory + "/status");
   const auto all_are = [&](const char* key, unsigned long id) {
-    const std::size_t at = status->find(key);
+    const std::size_t at = status.find(key);
     if (at == std::string::npos) return false;
-    const char* text = status->c_str() + at + std::string_view(key).size();
+    const char* text = status.c_str() + at + std::string_view(key).size();
     char* end = nullptr;
     for (int i = 0; i < 3; ++i, text = end) {  // real, effective, saved
       if (std::strtoul(text, &end, 10) != id || end == text) return false;
@@ -86,13 +73,13 @@ struct InKernel {
 };
 InKernel SeeKernelSide(const std::string& process, const std::string& thread) {
   InKernel in;
-  if (auto wchan = ReadSome(thread + "/wchan"); wchan && *wchan != "0") in.waits_in = *std::move(wchan);
-  const auto call = ReadSome(thread + "/syscall");
-  if (!call || call->empty()) return in;
-  in.in_user_code = call->starts_with("running") || call->starts_with("-1");
+  if (std::string wchan = ReadSmallFile(thread + "/wchan"); wchan != "0") in.waits_in = std::move(wchan);
+  const std::string call = ReadSmallFile(thread + "/syscall");
+  if (call.empty()) return in;
+  in.in_user_code = call.starts_with("running") || call.starts_with("-1");
   if (in.in_user_code) return in;
   char* end = nullptr;
-  in.call = std::strtol(call->c_str(), &end, 10);
+  in.call = std::strtol(call.c_str(), &end, 10);
   if (in.call == SYS_ioctl) in.descriptor = LinkOf(process + "/fd/" + std::to_string(std::strtoul(end, nullptr, 16)));
   return in;
 }
@@ -122,10 +109,10 @@ std::int32_t ExitCode(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(
 
 // The number behind a pidfd; -1: its process has been reaped. nullopt: that cannot be known.
 std::optional<long> NumberBehind(int pidfd) {
-  const auto text = ReadSome("/proc/self/fdinfo/" + std::to_string(pidfd));
-  const std::size_t at = text ? text->find("Pid:") : std::string::npos;
+  const std::string text = ReadSmallFile("/proc/self/fdinfo/" + std::to_string(pidfd));
+  const std::size_t at = text.find("Pid:");
   if (at == std::string::npos) return std::nullopt;
-  return std::strtol(text->c_str() + at + 4, nullptr, 10);
+  return std::strtol(text.c_str() + at + 4, nullptr, 10);
 }
 
 }  // namespace
@@ -160,16 +147,12 @@ std::vector<ThreadSight> SeeOwnThreads(std::size_t most) {
   const auto self = static_cast<pid_t>(::syscall(SYS_gettid));
   const pid_t main = ::getpid();
   std::vector<ThreadSight> threads;
-  DIR* tasks = ::opendir("/proc/self/task");
-  if (tasks == nullptr) return threads;
-  while (const dirent* entry = ::readdir(tasks)) {
-    const std::string_view name = entry->d_name;
-    pid_t thread = 0;
-    if (std::from_chars(name.data(), name.data() + name.size(), thread).ec != std::errc()) continue;
-    const auto stat = ReadProcessStat(process + "/task/" + std::string(name));
+  std::error_code failed;
+  for (std::filesystem::directory_iterator it(process + "/task", failed), end; !failed && it != end; it.increment(failed)) {
+    const auto thread = static_cast<pid_t>(std::atoi(it->path().filename().c_str()));
+    const auto stat = ReadProcessStat(it->path());
     if (stat) threads.push_back({thread, stat->name, {StateText(stat->state), "", -1}});
   }
-  ::closedir(tasks);
   const auto rank = [&](const ThreadSight& seen) {
     return seen.thread == self ? 0 : seen.thread == main ? 1 : seen.sight.state != "sleeping" ? 2 : 3;
   };
@@ -193,11 +176,6 @@ _Unwind_Reason_Code TakeFrame(_Unwind_Context* context, void* argument) {
   if (address == 0 || frames.addresses.size() >= frames.most) return _URC_END_OF_STACK;
   frames.addresses.push_back(address);
   return _URC_NO_REASON;
-}
-
-std::string Hexadecimal(std::uintptr_t value) {
-  std::array<char, 24> digits{'0', 'x'};
-  return {digits.data(), std::to_chars(digits.data() + 2, digits.data() + digits.size(), value, 16).ptr};
 }
 
 // _dl_find_object of glibc 2.35 and later, declared here because the library is also built with older headers and runs with
@@ -254,9 +232,9 @@ bool UnwindingTakesNoLock() {
 
 std::string NameOfFrame(std::uintptr_t address) {
   const link_map* object = ObjectAt(address);
-  if (object == nullptr) return Hexadecimal(address);
+  if (object == nullptr) return fmt::format("{:#x}", address);
   const std::string_view file = object->l_name;
-  return std::string(file.empty() ? "exe" : BaseName(file)) + "+" + Hexadecimal(address - object->l_addr);
+  return std::string(file.empty() ? "exe" : BaseName(file)) + "+" + fmt::format("{:#x}", address - object->l_addr);
 }
 
 }  // namespace

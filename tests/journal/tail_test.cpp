@@ -77,8 +77,6 @@ TEST_F(TailTest, what_is_appended_is_read) {
   }
   EXPECT_FALSE(contents.torn);
   EXPECT_EQ(contents.damaged_bytes, 0U);
-  EXPECT_EQ(contents.session, SessionId{77});
-  EXPECT_EQ(contents.pid, getpid());
 }
 
 TEST_F(TailTest, every_round_of_the_ring_is_read_back_whole) {
@@ -221,7 +219,6 @@ TEST_F(TailTest, a_tail_with_a_damaged_header_gives_up_its_records) {
 
 TEST_F(TailTest, one_that_is_not_there_is_no_failure) {
   const TailContents contents = Read();
-  EXPECT_FALSE(contents.present);
   EXPECT_TRUE(contents.records.empty());
 }
 

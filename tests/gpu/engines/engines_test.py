@@ -111,7 +111,7 @@ class Job(unittest.TestCase):
     def test_a_good_engine_passes_every_step_and_every_failure(self):
         report, code = self.run_job(failures="full,stopped,killed")
         self.assertEqual((code, report["ok"], report["error"]), (0, True, ""))
-        self.assertEqual([row["level"] for row in report["cycles"]], [1] * 8 + [2, 2, 1])
+        self.assertEqual([row["level"] for row in report["cycles"]], [1] * 8 + [2, 1, 1])
         self.assertEqual(report["messages"]["full"], "RuntimeError: too little free GPU memory")
         self.assertEqual(report["messages"]["stopped"], "RuntimeError: rank 1 did not come")
         self.assertIn("rank 1 did not come", report["messages"]["killed"])

@@ -289,8 +289,8 @@ void Cycles(CudaDriver& driver, Memory& memory, Mover& mover, PinnedBuffer& patt
   std::printf(
       "%-34s saved %5.0f MiB  first %6.1f | scan %5.2f queued %5.2f save %6.2f (%4.1f GB/s) | "
       "queued %5.2f restore %6.2f (%4.1f GB/s)%s\n",
-      variant.name, static_cast<double>(statistics.bytes_saved) / static_cast<double>(kMiB), first, Median(scan), Median(queue), Median(save),
-      gb / Median(save), Median(restore_queue), Median(restore), gb / Median(restore),
+      variant.name, static_cast<double>(statistics.bytes_saved) / static_cast<double>(kMiB), first, Median(scan), Median(queue),
+      Median(save), gb / Median(save), Median(restore_queue), Median(restore), gb / Median(restore),
       statistics.unscanned.empty() ? "" : (" UNSCANNED: " + statistics.unscanned).c_str());
   std::fflush(stdout);
 }

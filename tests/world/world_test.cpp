@@ -25,9 +25,9 @@ const std::string kSeconds = "8";
 const std::string kSeconds = "20";
 #endif
 
-// What no program does, because the interception has the gates: deregistrations that pass by them. Open, and found in one of some
-// two hundred worlds with faults: a resume behind which a stream goes on already fails to finish its copies, and its undo takes
-// memory that kernels use.
+// What no program does, because the interception has the gates: deregistrations that pass by them. Open, and found in one of
+// some two hundred worlds with faults: a resume behind which a stream goes on already fails to finish its copies, and its undo
+// takes memory that kernels use.
 const std::string kKnown = "ungated cards";
 
 // What it says, which is told to whoever watches as well, and its exit status.

@@ -127,10 +127,7 @@ Status Backup::Save(std::span<const Item> items, Looking looking) {
   if (contents_ == Contents::kForgotten) return {Code::kInvalid, "save contents: copies of an earlier Save have not ended"};
   if (contents_ == Contents::kLost) return {Code::kInvalid, "save contents: the last Save failed and was not forgotten"};
   pinned_.Rest(true);
-  if (contents_ == Contents::kNone) {
-    had_copy_ = !kept_.empty();
-    BeginSave();
-  }
+  if (contents_ == Contents::kNone) BeginSave();
   if (queued_.empty()) began_ns_ = MonotonicNs();
   contents_ = Contents::kQueued;
   if (Status room = FindRoom(items, looking, SumOf(items)); !room.ok()) {
@@ -164,6 +161,7 @@ Status Backup::FindRoom(std::span<const Item> items, Looking looking, Bytes tota
   room = pinned_.Promise(exactly);
   if (room.ok() || kept_.empty() || !saved_.empty()) return room;
   kept_.clear();
+  had_copy_ = false;
   pinned_.TakeBack();
   return FindRoom(items, looking, total);
 }

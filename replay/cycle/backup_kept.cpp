@@ -53,7 +53,8 @@ void Backup::BeginSave() {
     }
   }
   const Bytes used = pinned_.used_bytes();
-  if (used > 0 && pinned_.held_bytes() <= used + used / 8 + supply_.chunk()) return;
+  had_copy_ = used > 0 && pinned_.held_bytes() <= used + used / 8 + supply_.chunk();
+  if (had_copy_) return;
   kept_.clear();
   pinned_.TakeBack();
 }
@@ -130,6 +131,7 @@ bool Backup::FreesKept(std::span<const Item> items, std::span<const Wanted> want
   }
   if (idle <= KeptFor(items) / 8 + supply_.chunk()) return false;
   FreeKept();
+  had_copy_ = false;
   return true;
 }
 
@@ -141,7 +143,8 @@ void Backup::FreeKept() {
   kept_.clear();
 }
 
-// Whether the copy is not worth keeping: less than a quarter of the last one was unchanged.
+// Whether the copy is not worth keeping: less than a quarter of the last one was unchanged. One that others had to have back
+// says nothing about that.
 bool Backup::Rests() {
   const BackupStatistics last = Statistics();
   if (had_copy_ && 4 * last.bytes_unchanged < last.bytes_saved + last.bytes_unchanged) resting_ = options_.rest;

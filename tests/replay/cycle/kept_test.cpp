@@ -121,6 +121,23 @@ TEST_F(Kept, memory_that_becomes_zero_or_stops_to_be_is_seen) {
 }
 
 // A tag's parts come and go, so its chunk is saved in other extents each time.
+TEST_F(Kept, a_copy_of_little_use_rests_and_one_that_others_took_does_not) {
+  Block& block = Add(8 * kUnit);
+  Fill(block, 1);
+  test::LoneBackup backup(*sim_, {.chunk = 256 * kKiB, .rest = 2});
+  KeepingCycle(backup);
+  backup.Trim(0);
+  KeepingCycle(backup);  // nothing was left of the copy
+  EXPECT_EQ(KeepingCycle(backup), (Seen{0, 8 * kUnit, 0}));
+  Fill(block, 2, 0, 6 * kUnit);
+  EXPECT_EQ(KeepingCycle(backup), (Seen{6 * kUnit, 2 * kUnit, 0}));
+  EXPECT_GT(backup.Statistics().kept_bytes, 0U) << "a quarter was unchanged";
+  Fill(block, 3, 0, 7 * kUnit);
+  EXPECT_EQ(KeepingCycle(backup), (Seen{7 * kUnit, kUnit, 0}));
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(KeepingCycle(backup), (Seen{8 * kUnit, 0, 0})) << "it rests";
+  EXPECT_EQ(KeepingCycle(backup), (Seen{0, 8 * kUnit, 0}));
+}
+
 TEST_F(Kept, items_may_be_cut_otherwise_than_before) {
   Block& block = Add(8 * kUnit);
   Fill(block, 1);

@@ -11,6 +11,7 @@ struct LoneOptions {
   Bytes prepare_limit = Bytes{4} << 30;
   double dense = BackupOptions{}.dense;
   bool compare = false;
+  unsigned rest = 0;
   std::shared_ptr<const ContentKey> key{};
 };
 
@@ -24,7 +25,11 @@ class LoneBackup : private LoneSupply, public Backup {
       : LoneSupply{{copier,
                     {.chunk = options.chunk, .quiet = options.quiet, .nccl_limit = options.prepare_limit, .key = options.key}}},
         Backup(copier, supply,
-               {.look = options.look, .batch = options.batch, .dense = options.dense, .compare = options.compare}) {}
+               {.look = options.look,
+                .batch = options.batch,
+                .dense = options.dense,
+                .compare = options.compare,
+                .rest = options.rest}) {}
   void Prepare(Bytes expected) { supply.Want({}, expected); }
   void StopPreparing() { static_cast<void>(supply.StopPreparing()); }
   void Trim(Bytes keep) { supply.Trim(keep); }

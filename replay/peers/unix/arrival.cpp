@@ -96,14 +96,13 @@ Status Arrival::MoveTo(std::vector<PeerIdentity> set) {
     state_ = State::kAlone;
     return {};
   }
-  if (leader_ != nullptr && set == announced_ && !withdrawn_) return {};
+  if (leader_ != nullptr && set == announced_) return {};
   announced_ = std::move(set);
   return Arrive(lowest);
 }
 
 Status Arrival::Arrive(SessionId leader) {
   last_leader_ = leader;
-  withdrawn_ = false;
   if (leader_ == nullptr) {
     auto connection =
         PeerConnection::Begin(context_.connection, leader, Purpose::kRound, context_.service->sessions().Self(), deadline_);
@@ -260,21 +259,22 @@ bool Arrival::MayComeYet(const std::vector<PeerIdentity>& absent) const {
 }
 
 Status Arrival::WaitOn(const std::vector<PeerIdentity>& absent) {
-  if (missing_ && leader_ != nullptr) {
-    withdrawn_ = true;
-  } else {
-    leader_.reset();  // it did not answer; ask again
-  }
+  // Counted again before anything that takes time, so that nobody who comes meanwhile misses this session. A leader that did
+  // not answer is asked anew.
   deadline_ = In(context_.deadlines.margin());
-  if (!Passed(next_word_)) return {};
+  if (leader_ != nullptr && (!missing_ || !Arrive(leader_->to()).ok())) leader_.reset();
+  if (Passed(next_word_)) SayForWhom(absent);
+  deadline_ = In(context_.deadlines.margin());
+  return {};
+}
+
+void Arrival::SayForWhom(const std::vector<PeerIdentity>& absent) {
   const auto waited = Waited();
   next_word_ = In(waited);  // more and more rarely
   const auto seen = Witness(absent);
-  if (context_.waiting) {
-    context_.waiting(fmt::format("resume{}: waits since {} s for {}{}", OfTag(call_.tag), waited.count() / 1000, ToText(absent),
-                                 WhatTheyDo(call_, absent, discovery_.progress(), discovery_.silent(), seen)));
-  }
-  return {};
+  if (!context_.waiting) return;
+  context_.waiting(fmt::format("resume{}: waits since {} s for {}{}", OfTag(call_.tag), waited.count() / 1000, ToText(absent),
+                               WhatTheyDo(call_, absent, discovery_.progress(), discovery_.silent(), seen)));
 }
 
 // A member did not even say with whom it shares memory.
@@ -323,6 +323,11 @@ Status Arrival::TimedOut(const std::vector<PeerIdentity>& absent, const Status& 
                                         NameOf(leader_->to()), what, advice)};
   }
   culprits_ = absent;
+  if (absent.empty()) {
+    return {Code::kTimeout, fmt::format("after {} ms this process had not yet learned with whom it shares memory: it had hardly "
+                                        "any time to run{}",
+                                        Waited().count(), OrRaiseTheTimeout("; look at the load of this host"))};
+  }
   const auto seen = Witness(absent);
   return {Code::kTimeout, fmt::format("waited {} ms for {} to come{}{}", Waited().count(), ToText(absent),
                                       WhatTheyDo(call_, absent, discovery_.progress(), discovery_.silent(), seen), advice)};

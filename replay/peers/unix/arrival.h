@@ -84,6 +84,7 @@ class Arrival {
   [[nodiscard]] std::vector<PeerIdentity> Absent(const Status& why, const Status& withdrawn) const;
   [[nodiscard]] bool MayComeYet(const std::vector<PeerIdentity>& absent) const;
   Status WaitOn(const std::vector<PeerIdentity>& absent);
+  void SayForWhom(const std::vector<PeerIdentity>& absent);
   Status Withdraw();
   Status GiveUp(const Status& why);
   Status TimedOut(const std::vector<PeerIdentity>& absent, const Status& withdrawn);
@@ -107,7 +108,6 @@ class Arrival {
   Lifecycle settled_{};                               // valid if kSettled
   std::unique_ptr<PeerConnection> leader_;            // null: not arrived, or to arrive again
   std::vector<PeerIdentity> announced_;               // the set as the leader knows it
-  bool withdrawn_ = false;                            // and must arrive again
   std::optional<std::vector<PeerIdentity>> missing_;  // the leader's answer to a withdrawal
   std::vector<PeerIdentity> vanished_;                // left the set
   SessionId last_leader_;                             // where this session arrived last

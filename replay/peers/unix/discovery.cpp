@@ -9,6 +9,7 @@ namespace amem {
 namespace {
 
 constexpr auto kAfterFailure = std::chrono::milliseconds(50);  // for the rest to answer, once one has failed
+constexpr auto kToAnswer = std::chrono::milliseconds(100);     // for this session's own service thread
 constexpr auto kToCallAgain = std::chrono::milliseconds(300);  // for members that heard of a death
 
 }  // namespace
@@ -17,7 +18,10 @@ Result<std::vector<SessionId>> Discovery::OwnNeighbours() {
   auto found = delegate_.Neighbours(tag_, until_);
   if (!found) return found.status();
   std::vector<SessionId> neighbours = *std::move(found);
+  const Deadline asked = Now();
   const auto doubtful = service_.Run([&sessions = service_.sessions()] { return sessions.Doubtful(); }, until_);
+  // A thread that was asked at the very end of the call hangs nowhere: the time is up.
+  if (!doubtful && Passed(until_) && SinceThen(asked) < kToAnswer) return Status{Code::kTimeout, ""};
   if (!doubtful) return PeerService::NotServed();
   AMEM_TRY(RefuseLivingLost(*doubtful));
   std::erase(neighbours, service_.sessions().Self().session);

@@ -108,7 +108,8 @@ class FakeSession : public PeerDelegate {
     changed_.notify_all();
     return true;
   }
-  Result<std::vector<SessionId>> Neighbours(const std::string&, Deadline) override {
+  Result<std::vector<SessionId>> Neighbours(const std::string&, Deadline until) override {
+    if (before_neighbours) before_neighbours(until);
     const std::lock_guard lock(mutex_);
     return std::vector<SessionId>(neighbours_.begin(), neighbours_.end());
   }
@@ -116,6 +117,7 @@ class FakeSession : public PeerDelegate {
   CycleProgress Progress(const std::string&) override { return {lifecycle.load(), 1}; }
 
   bool OnWitnessed(std::span<const EventBody> facts, std::chrono::milliseconds /*patience*/) override {
+    std::this_thread::sleep_for(witness_takes.load());
     if (busy_journal-- > 0) return false;
     const std::lock_guard lock(mutex_);
     facts_.insert(facts_.end(), facts.begin(), facts.end());
@@ -164,6 +166,8 @@ class FakeSession : public PeerDelegate {
     return changed_.wait_for(lock, patience, [&] { return references_.size() == count; });
   }
 
+  std::function<void(Deadline until)> before_neighbours;  // set before anybody calls; the caller's deadline
+  std::atomic<std::chrono::milliseconds> witness_takes{std::chrono::milliseconds(0)};
   std::atomic<std::chrono::milliseconds> import_takes{std::chrono::milliseconds(0)};
   std::atomic<bool> forget_lost{false};
   std::atomic<Lifecycle> lifecycle{Lifecycle::kNew};

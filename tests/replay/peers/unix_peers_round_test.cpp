@@ -224,6 +224,42 @@ TEST_F(RoundTest, a_resume_waits_for_paused_peers_as_long_as_they_need_and_says_
   EXPECT_LE(seen[2], 5) << "ever more seldom";
 }
 
+// On a busy machine a look at the others can take longer than the time until the next one.
+TEST_F(RoundTest, a_resume_waits_on_however_long_it_takes_to_see_for_whom) {
+  JoinRing(2, 400 * kFew);
+  for (auto& rank : ranks_) rank->session.lifecycle = Lifecycle::kPaused;
+  ranks_[0]->session.witness_takes = ranks_[0]->deadlines.margin() * 3;
+  Everybody([&](Rank& rank, std::size_t i) {
+    if (i == 1) std::this_thread::sleep_for(rank.deadlines.call() * 4);
+    auto round = rank.Arrive(CycleKind::kResume, 1);
+    ASSERT_TRUE(round) << round.status().message();
+    EXPECT_TRUE((*round)->Vote(PhaseKind::kResumeArrive, {}, nullptr).ok());
+  });
+}
+
+TEST_F(RoundTest, a_look_that_meets_the_deadline_blames_whoever_did_not_come) {
+  JoinRing(2, 400 * kFew);
+  for (auto& rank : ranks_) rank->session.lifecycle = Lifecycle::kRunning;
+  int looks = 0;
+  ranks_[0]->session.before_neighbours = [&](Deadline until) {
+    if (++looks > 1) std::this_thread::sleep_until(until + milliseconds(1));
+  };
+  const Status late = ranks_[0]->Arrive(CycleKind::kPause, 1).status();
+  EXPECT_EQ(late.code(), Code::kTimeout);
+  EXPECT_NE(late.message().find("ms for rank 1 (pid "), std::string::npos) << late.message();
+  ASSERT_EQ(ranks_[0]->culprits.size(), 1U);
+  EXPECT_EQ(ranks_[0]->culprits[0].session, ranks_[1]->identity.session);
+}
+
+TEST_F(RoundTest, a_call_that_had_no_time_to_look_says_so_and_blames_nobody) {
+  JoinRing(2, 400 * kFew);
+  ranks_[0]->session.before_neighbours = [](Deadline until) { std::this_thread::sleep_until(until + milliseconds(1)); };
+  const Status late = ranks_[0]->Arrive(CycleKind::kPause, 1).status();
+  EXPECT_EQ(late.code(), Code::kTimeout);
+  EXPECT_NE(late.message().find("had not yet learned with whom it shares memory"), std::string::npos) << late.message();
+  EXPECT_TRUE(ranks_[0]->culprits.empty());
+}
+
 TEST_F(RoundTest, a_resume_does_not_wait_for_a_peer_that_runs) {
   JoinRing(2, 300 * kFew);
   ranks_[0]->session.lifecycle = Lifecycle::kPaused;

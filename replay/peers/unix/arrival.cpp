@@ -324,9 +324,10 @@ Status Arrival::TimedOut(const std::vector<PeerIdentity>& absent, const Status& 
   }
   culprits_ = absent;
   if (absent.empty()) {
-    return {Code::kTimeout, fmt::format("after {} ms this process had not yet learned with whom it shares memory: it had hardly "
-                                        "any time to run{}",
-                                        Waited().count(), OrRaiseTheTimeout("; look at the load of this host"))};
+    return {Code::kTimeout,
+            fmt::format("after {} ms this process had not yet learned with whom it shares memory: it had hardly "
+                        "any time to run{}",
+                        Waited().count(), OrRaiseTheTimeout("; look at the load of this host"))};
   }
   const auto seen = Witness(absent);
   return {Code::kTimeout, fmt::format("waited {} ms for {} to come{}{}", Waited().count(), ToText(absent),

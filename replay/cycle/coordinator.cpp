@@ -135,6 +135,8 @@ Status Coordinator::Cycle(CycleKind kind, const Manner& manner) {
     const Lifecycle target = kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
     if (ledger_.state().LifecycleOf(pool_) == target) return {};
   }
+  // Its contents are newer than the copies that it was resumed from.
+  if (in_use_ && kind == CycleKind::kPause) AMEM_TRY(Cycle(CycleKind::kResume));
   auto round = Arrive(kind, until, manner.patient);
   if (!round.ok()) return round.status();
   if (const Status closed = CloseGate(deadlines_.OwnPartOf((*round)->until())); !closed.ok())
@@ -230,6 +232,7 @@ std::string Coordinator::Doing(CycleKind kind) const {
 
 std::string Coordinator::After(CycleKind kind, const Status& undone) const {
   const std::string who = pool_ ? "the tag" : "the session";
+  if (in_use_) return "; a stream of the program goes on behind it, so the memory stays where it is; resume the tag again";
   if (undone.ok())
     return kind == CycleKind::kPause ? "; " + who + " runs on as before" : "; " + who + " stays paused, with its contents kept";
   return "; undoing it failed too: " + undone.message() +
@@ -302,6 +305,7 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
     WantHostMemory();
   }
   if (kind == CycleKind::kResume) backup_.Keep();
+  in_use_ = false;
   if (kind == CycleKind::kPause && manner.after == nullptr) pinned_.GiveSpareBack();  // the devices are idle
   Add(kind, report, true);
   const std::lock_guard lock(report_mutex_);
@@ -310,7 +314,7 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
 }
 
 Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, const Status& why) {
-  const Status undone = Undo(kind, round);
+  const Status undone = in_use_ ? why : Undo(kind, round);
   const std::string message = Doing(kind) + why.message() + After(kind, undone);
   LedgerLock lock(ledger_);
   ledger_.Record(CycleFailed{kind, cycle, undone.ok(), message, why.code(), why.driver_result(), culprits_, pool_});
@@ -379,6 +383,7 @@ Coordinator::Decided Coordinator::Vote(Round& round, PhaseKind phase, const Stat
 // nothing is copied, because memory that was discarded or freed is released next.
 Status Coordinator::RunPhase(const PlannedPhase& planned, CycleKind kind, const Manner& manner) {
   PlannedPhase phase = planned;
+  if (in_use_) std::erase_if(phase.steps, [](const Step& step) { return step.kind == StepKind::kBeginRestore; });
   const bool follows = manner.after != nullptr && phase.phase == PhaseKind::kPauseArrive;
   if (follows) std::erase_if(phase.steps, [](const Step& step) { return step.kind == StepKind::kQuiesce; });
   AMEM_TRY(executor_.Run(phase));
@@ -401,6 +406,7 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, const Manner& manner
   for (const PlannedPhase& phase : plan.phases) {
     const std::uint64_t begun = MonotonicNs();
     Status mine = RunPhase(phase, kind, manner);
+    if (!mine.ok() && kind == CycleKind::kResume) mine = GoOn(phase, manner, round, mine);
     if (mine.ok() && compare_ && phase.phase == PhaseKind::kResumeVerify) mine = executor_.CompareRestored(plan);
     const std::uint64_t voted = MonotonicNs();
     if (!mine.ok() && Passed(deadlines_.OwnPartOf(round.until()))) RecordThreads();
@@ -464,31 +470,6 @@ Status Coordinator::RunUndoPhase(CycleKind undo, PhaseKind phase) {
     if (status.code() != Code::kPeerLost || now == tried) return status;
     tried = std::move(now);
   }
-}
-
-// The next cycle waits for these copies too, and may fail again meanwhile.
-Status Coordinator::AwaitCopies() {
-  std::uint64_t since = copying_since_ns_;
-  if (since == 0) return {};
-  const Deadline until = In(deadlines_.call());
-  for (const DeviceOrdinal device : Devices())
-    AMEM_TRY(copier_.FinishCopies(device, until)
-                 .Within("give memory back while copies of a pause or resume that failed are under way"));
-  copying_since_ns_.compare_exchange_strong(since, 0);
-  return {};
-}
-
-// ---- beside streams of the program -----------------------------------------------------------------------------------------
-
-Status Coordinator::Lead(void* stream) {
-  for (const DeviceOrdinal device : Devices()) AMEM_TRY(copier_.Lead(device, stream, In(deadlines_.call())));
-  return {};
-}
-
-Result<std::unique_ptr<StreamMoment>> Coordinator::MomentOf(void* stream) {
-  const auto devices = Devices();
-  if (devices.empty()) return std::make_unique<StreamMoment>();  // waiting must open no context on a device
-  return copier_.MomentOf(devices.front(), stream);
 }
 
 }  // namespace amem

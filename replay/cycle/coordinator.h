@@ -54,6 +54,9 @@ struct Manner {
   bool patient = false;  // the resume waits as long as the other members live and stay paused
   // Called once all memory is back and all copies to it are queued (Lead); only for a resume of memory that nobody shares.
   std::function<void()> queued;
+  // Asked, after `queued`, when such a resume fails: whether a stream already goes on behind its copies (Lead). If not, none
+  // may from now on, and the resume is undone.
+  std::function<bool()> in_use;
   std::function<void()> kept_out;  // called when the scope's calls are kept out
   std::function<void()> ended;     // called before they are let in again
 };
@@ -79,6 +82,7 @@ class Coordinator {
 
   // A whole pause or resume: Arrive, the gate, Run. Does nothing if the scope is in that state already. After a failure it has
   // undone what it could, no contents are lost, the message names the tag or rank and the reason, and the caller can try again.
+  // A resume that a stream already follows is not undone: what is left of it waits for the next call, which ends it first.
   Status Cycle(CycleKind kind, const Manner& manner = {});
 
   // Waits for all members of the set. NCCL's calls go on meanwhile, because a peer may still need something from this process.
@@ -143,6 +147,7 @@ class Coordinator {
   Status GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, const Status& why);
   Status RunPhases(CycleKind kind, Round& round, const Manner& manner, CycleReport& report);
   Status Undo(CycleKind failed, Round& round);
+  Status GoOn(const PlannedPhase& phase, const Manner& manner, Round& round, Status why);
   [[nodiscard]] std::uint64_t CycleNumber(CycleKind kind);
   void Add(CycleKind kind, const CycleReport& report, bool succeeded);
 
@@ -169,6 +174,7 @@ class Coordinator {
   std::atomic<std::uint64_t> copying_since_ns_ = 0;  // when a cycle failed whose copies may still be under way
   bool all_keep_ = false;                            // a member of this cycle keeps all its memory
   bool alone_ = false;                               // the round has no other member
+  bool in_use_ = false;                              // a stream follows the copies of a resume that has not ended
   std::vector<CycleMember> culprits_;                // other sessions that caused the failure
 };
 

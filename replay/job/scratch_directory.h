@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <system_error>
 
@@ -17,10 +18,7 @@ class ScratchDirectory {
   ScratchDirectory() = default;
   ScratchDirectory(const ScratchDirectory&) = delete;
   ScratchDirectory& operator=(const ScratchDirectory&) = delete;
-  ~ScratchDirectory() {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-  }
+  ~ScratchDirectory() { Remove(path_); }
   // Below TMPDIR, with mode 0700.
   Result<std::filesystem::path> Get() {
     if (path_.empty()) {
@@ -35,6 +33,18 @@ class ScratchDirectory {
   Result<std::filesystem::path> New() {
     const Result<std::filesystem::path> directory = Get();
     return directory ? *directory / std::to_string(++paths_) : directory;
+  }
+  // Also while other threads make files in the directory, or remove it too: a file in its place leaves them nothing to make any
+  // in.
+  static void Remove(const std::filesystem::path& directory) {
+    namespace fs = std::filesystem;
+    if (directory.empty()) return;
+    std::error_code ignored;
+    const fs::path gone = directory.string() + ".gone";
+    fs::rename(directory, gone, ignored);
+    std::ofstream{directory};
+    for (int tries = 0; tries < 10 && fs::exists(gone, ignored); ++tries) fs::remove_all(gone, ignored);
+    fs::remove(directory, ignored);
   }
 
  private:

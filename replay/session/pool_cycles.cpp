@@ -7,6 +7,14 @@
 #include "replay/session/pools.h"
 
 namespace amem {
+namespace {
+
+// A resume failed and nobody has heard of it; the program believes that the tag is back.
+Status NotBack(const std::string& tag, bool in_use, const Status& unheard) {
+  return unheard.Within("tag " + tag + (in_use ? " is not wholly resumed" : " is still paused"));
+}
+
+}  // namespace
 
 // ---- one pause or resume ---------------------------------------------------------------------------------------------------
 
@@ -14,15 +22,21 @@ namespace amem {
 Status Pools::Run(Entry& pool, const Task& task) {
   while (pool.dropping > 0) changed_.Wait(mutex_);
   pool.running = task.kind;
-  pool.queued = false;
+  pool.queued = pool.led = false;
   WithoutLock apart(mutex_);
-  Status status = pool.cycle->Cycle(task.kind, {.after = task.after.get(), .patient = task.patient, .queued = [&] {
-                                                  const MutexLock now(mutex_);
-                                                  // A device that gets access only at the end of the resume cannot use the
-                                                  // memory earlier.
-                                                  pool.queued = pool.let_in == devices_;
-                                                  changed_.NotifyAll();
-                                                }});
+  const auto queued = [&] {
+    const MutexLock now(mutex_);
+    // A device that gets access only at the end of the resume cannot use the memory earlier.
+    pool.queued = pool.let_in == devices_;
+    changed_.NotifyAll();
+  };
+  const auto in_use = [&] {
+    const MutexLock now(mutex_);
+    pool.queued = false;
+    return pool.led;
+  };
+  Status status =
+      pool.cycle->Cycle(task.kind, {.after = task.after.get(), .patient = task.patient, .queued = queued, .in_use = in_use});
   apart.End();
   if (!pool.late.empty()) GiveLate(pool, Who::kCycle);
   if (LifecycleOf(pool) == Lifecycle::kRunning) LetAllIn(pool);
@@ -48,7 +62,7 @@ Status Pools::Now(const Task& task) {
   const Status unheard = std::exchange(pool.unheard, {});
   // A failed resume that nobody heard of left the pool paused; the program believes that it runs.
   if (!unheard.ok() && task.kind == CycleKind::kPause && LifecycleOf(pool) != Lifecycle::kRunning)
-    return unheard.Within(fmt::format("tag {} is still paused", pool.tag));
+    return NotBack(pool.tag, pool.led, unheard);
   pool.last_asked = task.kind;
   return Run(pool, task);
 }
@@ -86,6 +100,7 @@ Status Pools::WaitOn(PoolId id, void* stream) {
   Entry& pool = At(id);
   while (Busy(pool) && (pool.waiting > 0 || !pool.queued)) changed_.Wait(mutex_);
   if (Busy(pool)) {
+    pool.led = true;
     lock.Unlock();
     return pool.cycle->Lead(stream).Within("wait for tag " + pool.tag);
   }
@@ -118,7 +133,7 @@ Status Pools::Later(Task task) {
   if (!Busy(pool)) {
     const Lifecycle now = LifecycleOf(pool);
     if (!pool.unheard.ok() && kind == CycleKind::kPause && now != Lifecycle::kRunning)
-      return std::exchange(pool.unheard, {}).Within(fmt::format("tag {} is still paused", pool.tag));
+      return NotBack(pool.tag, pool.led, std::exchange(pool.unheard, {}));
     if (now == (kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning)) return {};
   }
   AMEM_TRY(StartWorker(kind));

@@ -118,6 +118,7 @@ class Pools {
     std::size_t inside = 0;            // how often threads have entered it
     CycleKind last_asked = CycleKind::kResume;
     bool queued = false;  // all copies of the current resume
+    bool led = false;     // and a stream goes on behind them
     Status unheard;       // a failure that nobody has heard of
     std::string failure;  // of the last pause or resume
   };

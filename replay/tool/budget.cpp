@@ -54,8 +54,7 @@ void KeepWithinBudget(std::span<const std::filesystem::path> places, ScratchDire
                    : fmt::format("given up with {} of memory taken, which is more than a pack of this size should need; use "
                                  "--force if you trust who made it",
                                  FormatBytes(MemoryNow())));
-      std::error_code ignored;
-      if (!directory.empty()) std::filesystem::remove_all(directory, ignored);
+      ScratchDirectory::Remove(directory);
       ::_exit(kCannotRead);
     }
   }).detach();

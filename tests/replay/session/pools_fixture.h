@@ -4,12 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "replay/session/pools.h"
@@ -86,6 +89,14 @@ class PoolsTest : public TwoProcesses {
       if (standing.id == pool) return standing.state;
     }
     return "unknown";
+  }
+  // The end of the copies of a resume waits until a stream goes on behind them, and then fails while `fails` says so.
+  void FailOnceLed(const std::atomic<bool>& led, std::function<bool()> fails) const {
+    a.simulator->SetHook([&led, fails = std::move(fails)](std::string_view call, std::uint64_t) {
+      if (call != "FinishCopies") return 0;
+      while (!led) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return fails() ? cuda::kUnknown : 0;
+    });
   }
   // Once calls of that name have begun, each waits until the gate is opened.
   struct Gate {

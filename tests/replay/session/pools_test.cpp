@@ -509,6 +509,69 @@ TEST_F(PoolsTest, a_resume_without_waiting_is_waited_for_by_the_host_or_by_a_str
   EXPECT_EQ(a.simulator->Calls("Lead"), 1U);
 }
 
+// The program's stream goes on behind the copies, so memory that it writes to must not be taken back.
+TEST_F(PoolsTest, a_resume_that_fails_behind_a_stream_takes_nothing_back) {
+  const PoolId pool = Open("weights");
+  std::byte* const memory = Take(pool, 4 * kMiB);
+  Fill(memory, 4 * kMiB, 1);
+  ASSERT_TRUE(Pause(pool).ok());
+  std::atomic<bool> led = false;
+  std::atomic<int> failing = 5;
+  FailOnceLed(led, [&] { return failing-- > 0; });
+  ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
+  ASSERT_TRUE(pools().WaitOn(pool, nullptr).ok());
+  led = true;
+  EXPECT_TRUE(pools().Wait(pool).ok()) << "it is tried again";
+  EXPECT_LT(failing, 1);
+  EXPECT_EQ(StateOf(pool), "resident");
+  EXPECT_TRUE(Holds(memory, 4 * kMiB, 1));
+}
+
+class InAHurry : public PoolsTest {
+ protected:
+  InAHurry() : PoolsTest(Hurry()) { a.simulator->SetStreams(&streams_); }
+  ~InAHurry() override { a.simulator->SetStreams(nullptr); }
+  static SessionOptions Hurry() {
+    SessionOptions options;
+    options.deadlines = Deadlines(std::chrono::milliseconds(400));
+    return options;
+  }
+  // Streams that run at once what they are given, also the copies that they wait for.
+  class Prompt final : public SimulatedStreams {
+    bool Capturing(std::optional<void*> /*stream*/) override { return false; }
+    std::function<bool()> Submitted(std::optional<void*> /*stream*/) override {
+      return [] { return true; };
+    }
+  };
+  Prompt streams_;
+};
+
+TEST_F(InAHurry, a_resume_that_cannot_end_behind_a_stream_stays_where_it_is_and_is_ended_by_the_next_call) {
+  const PoolId pool = Open("weights");
+  std::byte* const memory = Take(pool, 4 * kMiB);
+  for (const bool by_a_pause : {false, true}) {
+    Fill(memory, 4 * kMiB, 1);
+    ASSERT_TRUE(Pause(pool).ok());
+    std::atomic<bool> led = false, hold = true;
+    FailOnceLed(led, [&] { return hold.load(); });
+    ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
+    ASSERT_TRUE(pools().WaitOn(pool, nullptr).ok());
+    led = true;
+    const Status failed = pools().Wait(pool);
+    ASSERT_FALSE(failed.ok());
+    EXPECT_NE(failed.message().find("the memory stays where it is; resume the tag again"), std::string::npos)
+        << failed.message();
+    EXPECT_EQ(StateOf(pool), "resuming");
+    hold = false;
+    ASSERT_TRUE(Holds(memory, 4 * kMiB, 1)) << "the stream waited for the copies";
+    Fill(memory, 4 * kMiB, 2);  // the program goes on with it
+    EXPECT_TRUE((by_a_pause ? Pause(pool) : Resume(pool)).ok());
+    if (by_a_pause) EXPECT_EQ(a.InUse(), 0U);
+    EXPECT_TRUE(Resume(pool).ok());
+    EXPECT_TRUE(Holds(memory, 4 * kMiB, 2)) << "what it wrote meanwhile";
+  }
+}
+
 TEST_F(PoolsTest, a_stream_cannot_wait_for_a_tag_that_nobody_resumes) {
   const PoolId pool = Open("weights");
   Take(pool, kMiB);

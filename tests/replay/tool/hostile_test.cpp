@@ -142,6 +142,18 @@ TEST_F(Hostile, a_pack_of_many_sessions_fills_no_disk) {
   EXPECT_LT(std::stol(ran.out), 100);
 }
 
+// It stands still in the middle until its time is up, so that it unpacks while what it unpacked is removed.
+TEST_F(Hostile, a_pack_that_is_given_up_leaves_no_files) {
+  PackFile pack;
+  for (std::uint64_t id = 1; id <= 60'000; ++id) pack.Session(id);
+  pack.Write(scratch_ / "bomb.amem");
+  const Ran ran = Shell(
+      "$TOOL why $S/bomb.amem & tool=$!; while kill -0 $tool && [ -z \"$(ls -A $S/tmp/*/)\" ]; do sleep 0.01; done; "
+      "kill -STOP $tool; sleep 10.5; kill -CONT $tool; wait $tool; code=$?; ls $S/tmp | wc -l; exit $code");
+  EXPECT_EQ(ran.code, 2) << ran.err.substr(0, 1000);
+  EXPECT_EQ(ran.out, "0\n");
+}
+
 TEST_F(Hostile, damage_without_end_is_told_in_some_lines) {
   PackFile pack;
   pack.Session(1);

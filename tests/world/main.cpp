@@ -12,6 +12,7 @@ int main(int argc, char** argv) {
       "Random worlds on the simulator. A finding prints the seed of its world; --seed SEED --worlds 1 --times 20 repeats it.");
   std::uint64_t seed = 1, worlds = ~0ULL, times = 1;
   double seconds = 10;
+  std::uint64_t late_ms = 0;
   bool processes = false, verbose = false;
   std::string without, lose;
   app.add_option("--seed", seed, "of the first world; the next has the next");
@@ -21,6 +22,7 @@ int main(int argc, char** argv) {
   app.add_option("--without", without, "names of actions that nobody takes; pinned: whose host memory nobody counts");
   app.add_option("--lose", lose, "byte, range or thread: is lost on purpose, and must be found")
       ->check(CLI::IsMember({"byte", "range", "thread"}));
+  app.add_option("--late", late_ms, "milliseconds that the machine may take besides a deadline; more where others work on it");
   app.add_flag("--processes", processes, "ranks are processes, and some are killed");
   app.add_flag("--verbose", verbose, "one line a world");
   int rank = -1;
@@ -32,6 +34,7 @@ int main(int argc, char** argv) {
     Settings settings = SettingsOf(seed, true);
     settings.directory = directory;
     settings.without = without;
+    if (late_ms != 0) settings.late = std::chrono::milliseconds(late_ms);
     RunAsProcess(settings, rank);
     return 0;
   }
@@ -40,6 +43,7 @@ int main(int argc, char** argv) {
   for (; run < worlds && (worlds != ~0ULL || std::chrono::steady_clock::now() < until); ++run) {
     Settings settings = SettingsOf(seed + run, processes);
     settings.without = without;
+    if (late_ms != 0) settings.late = std::chrono::milliseconds(late_ms);
     settings.lose = lose;
     if (verbose) std::fprintf(stderr, "seed %lu: %s\n", settings.seed, Describe(settings).c_str());
     for (std::uint64_t i = 0; i < times; ++i) {

@@ -79,6 +79,7 @@ class Children {
   pid_t Start(const char* program, int rank) {
     std::vector<std::string> words = {
         program, "--rank", std::to_string(rank), "--seed", std::to_string(settings_.seed), "--directory", settings_.directory};
+    words.insert(words.end(), {"--late", std::to_string(settings_.late.count())});
     if (!settings_.without.empty()) words.insert(words.end(), {"--without", settings_.without});
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());

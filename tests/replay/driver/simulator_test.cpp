@@ -827,13 +827,18 @@ TEST(SimulatedWorld, short_lives_are_quick) {
 #ifdef AMEM_SANITIZED
   GTEST_SKIP() << "measures time";
 #endif
-  const auto begin = std::chrono::steady_clock::now();
+  const auto processor = [] {
+    timespec time{};
+    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+  };
+  const auto begin = processor();
   constexpr int kLives = 4000;
   for (int i = 0; i < kLives; ++i) {
     const auto sim = Make({.physical = false});
     for (int n = 0; n < 3; ++n) FreeBlock(*sim, MakeBlock(*sim));
   }
-  const auto each = (std::chrono::steady_clock::now() - begin) / kLives;
+  const auto each = (processor() - begin) / kLives;
   RecordProperty("ns_per_life", std::to_string(std::chrono::nanoseconds(each).count()));
   EXPECT_LT(each, std::chrono::microseconds(1000))
       << "400 000 of them would take " << (each * 400000).count() / 1000000000 << " s";

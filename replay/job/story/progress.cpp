@@ -6,6 +6,7 @@
 
 #include "journal/base/process_stat.h"
 #include "replay/job/clock.h"
+#include "replay/job/names.h"
 #include "statemachine/plan.h"
 
 namespace amem {

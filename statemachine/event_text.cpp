@@ -214,20 +214,26 @@ std::string FormatBytes(Bytes bytes) {
   return digits + unit;
 }
 
-std::string RoundedBytes(Bytes bytes) {
-  if (bytes < kWholeMiB || bytes % kWholeMiB == 0) return FormatBytes(bytes);
-  const Bytes tenth = bytes % kWholeMiB * 10 / kWholeMiB;
-  std::string text = FormatBytes(bytes - bytes % kWholeMiB);
-  if (tenth != 0) text.insert(text.size() - 4, "." + to_string(tenth));
+namespace {
+
+constexpr Bytes kWholeGiB = 1024 * kWholeMiB;
+
+// In MiB, from 10 GiB on in GiB, with one decimal. `up`: what is less than a tenth counts as one.
+std::string InTenths(Bytes bytes, bool up) {
+  if (bytes < kWholeMiB) return FormatBytes(bytes);
+  const bool large = bytes >= 10 * kWholeGiB;
+  const Bytes unit = large ? kWholeGiB : kWholeMiB;
+  const Bytes tenths = bytes / unit * 10 + (bytes % unit * 10 + (up ? unit - 1 : 0)) / unit;
+  std::string text = FormatBytes(tenths / 10 * kWholeMiB);
+  if (tenths % 10 != 0) text.insert(text.size() - 4, "." + to_string(tenths % 10));
+  if (large) text[text.size() - 3] = 'G';
   return text;
 }
 
-std::string RoundedUpBytes(Bytes bytes) {
-  if (bytes < kWholeMiB) return FormatBytes(bytes);
-  const Bytes fraction = bytes % kWholeMiB;
-  const Bytes tenths = (fraction * 10 + kWholeMiB - 1) / kWholeMiB;
-  return RoundedBytes(bytes - fraction + (tenths * kWholeMiB + 9) / 10);
-}
+}  // namespace
+
+std::string RoundedBytes(Bytes bytes) { return InTenths(bytes, false); }
+std::string RoundedUpBytes(Bytes bytes) { return InTenths(bytes, true); }
 
 std::string_view ToText(Code code) {
   return NameIn(code, "ok", "invalid", "not found", "out of memory", "driver error", "I/O error", "corrupt", "timed out",

@@ -141,7 +141,8 @@ std::string JobText(const Roster& roster) {
   const std::string where = hosts.size() == 1 ? " on host " + *hosts.begin()
                             : hosts.empty()   ? std::string()
                                               : " on " + Plural(hosts.size(), "host");
-  return Plural(roster.journals().size(), "session") + where + (since == UINT64_MAX ? "" : ", since " + DateText(since));
+  return Plural(roster.journals().size(), "process", "processes") + where +
+         (since == UINT64_MAX ? "" : ", since " + DateText(since));
 }
 
 void Finish(Verdict& verdict) {
@@ -211,7 +212,7 @@ Result<ReadJournals> ReadAll(std::span<const std::filesystem::path> sessions, co
     read[i].reset();
   }
   if (all.journals.empty()) {
-    return Status{Code::kNotFound, all.unread.empty() ? "there is no journal to read: give directories of sessions"
+    return Status{Code::kNotFound, all.unread.empty() ? "there is no journal to read: give a directory of journals, or a pack"
                                                       : "none of the journals could be read: " + Listed(all.unread)};
   }
   for (const auto& directory : DropCopies(all.journals))

@@ -30,7 +30,7 @@ std::vector<SessionId> AddWaiting(Explanation& e) {
 std::string PresenceText(const Roster& roster, const SessionStory& j) {
   switch (j.findings.info.status) {
     case SessionStatus::kLive:
-      return "the process lives";
+      return WasPacked(j) ? "the process lived when this was packed" : "the process lives";
     case SessionStatus::kClosed:
       return "it closed its journal in order at " + WallText(roster.Wall(j, j.last.time_ns));
     case SessionStatus::kCrashed:

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "journal/session_dir.h"
 #include "replay/diagnosis/explanation.h"
 
 namespace amem {
@@ -139,8 +140,11 @@ void RecommendForTheDead(Explanation& e) {
   remedy.pid = 0;
 }
 
+bool WasPacked(const SessionStory& journal) { return PackedAt(journal.findings.info.directory) != 0; }
+
 std::string PresentState(const Roster& roster) {
   std::vector<SessionId> running, paused, half_way, ended;
+  const bool packed = std::ranges::any_of(roster.journals(), WasPacked);
   for (const SessionStory& j : roster.journals()) {
     const Lifecycle lifecycle = j.findings.state.lifecycle;
     const SessionStatus status = j.findings.info.status;
@@ -154,19 +158,20 @@ std::string PresentState(const Roster& roster) {
   const std::size_t all = roster.journals().size();
   if (ended.size() == all) return all == 1 ? "" : "All have ended since.";
   std::vector<std::string> parts;
-  const auto add = [&](const std::vector<SessionId>& sessions, const char* one, const char* many) {
+  const auto add = [&](const std::vector<SessionId>& sessions, const std::string& one, const std::string& many) {
     if (sessions.empty()) return;
     const bool everyone = sessions.size() == all && all > 1;
     const std::string names = !everyone  ? roster.names().Names(sessions)
-                              : all == 2 ? "both sessions"
-                                         : fmt::format("all {} sessions", all);
+                              : all == 2 ? "both processes"
+                                         : fmt::format("all {} processes", all);
     parts.push_back(names + (sessions.size() == 1 ? one : many));
   };
-  add(running, " is running", " are running");
-  add(paused, " is paused with its contents kept", " are paused with their contents kept");
-  add(half_way, " is neither running nor paused", " are neither running nor paused");
-  add(ended, " has ended", " have ended");
-  return "Now " + Listed(parts) + ".";
+  const std::string is = packed ? " was " : " is ", are = packed ? " were " : " are ";
+  add(running, is + "running", are + "running");
+  add(paused, is + "paused with its contents kept", are + "paused with their contents kept");
+  add(half_way, is + "neither running nor paused", are + "neither running nor paused");
+  add(ended, packed ? " had ended" : " has ended", packed ? " had ended" : " have ended");
+  return (packed ? "When the journals were packed, " : "Now ") + Listed(parts) + ".";
 }
 
 }  // namespace amem

@@ -48,7 +48,8 @@ void Explanation::AddBeginning(const SessionStory& journal) {
   if (cause.attempt == nullptr || !cause.attempt->begun) return;
   const bool of_pool = !cause.attempt->tag.empty();
   AddEvidence(journal, cause.attempt->begun, Evidence::Role::kContext,
-              fmt::format("{} begun{}", Cycle(), of_pool ? "" : " by " + Plural(cause.attempt->members.size(), "session")));
+              fmt::format("{} begun{}", Cycle(),
+                          of_pool ? "" : " by " + Plural(cause.attempt->members.size(), "process", "processes")));
 }
 
 void Explanation::TakeStep(const SessionStory* journal, const Step& step) {

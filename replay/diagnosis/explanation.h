@@ -26,7 +26,7 @@ struct Explanation {
   void Recommend(Remedy::Action action, Remedy::Outlook outlook = {});  // about the session of the cause
 
   [[nodiscard]] std::string Cycle() const;             // "resume 3", "resume 3 of tag weights"; empty without
-  [[nodiscard]] std::string CycleOfAll() const;        // "Resume 3 of 4 sessions"
+  [[nodiscard]] std::string CycleOfAll() const;        // "Resume 3 (4 processes)"
   [[nodiscard]] std::string HowItEnded() const;        // " failed", " hangs", " did not complete"
   [[nodiscard]] const char* CallOfCycle() const;       // "ncclPause"
   [[nodiscard]] std::vector<SessionId> Named() const;  // the session of the cause, and those to which the same happened
@@ -62,7 +62,9 @@ void ExplainConsequences(Explanation&);
 void ExplainLaterAttempts(Explanation&);
 // A call again, or a look at a process, is for the next run where all have ended.
 void RecommendForTheDead(Explanation&);
-// "Now rank 0 is paused with its contents kept and rank 1 has ended."; empty when it is not known.
+// Whether the journal came out of a pack that was made of a living process: what it says of the present is of then.
+bool WasPacked(const SessionStory& journal);
+// "Now rank 0 is paused with its contents kept and rank 1 has ended.", or of when they were packed; empty when it is not known.
 std::string PresentState(const Roster& roster);
 
 // Of a text that may begin with a name of the driver's, which keeps its spelling.

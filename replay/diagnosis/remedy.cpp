@@ -29,10 +29,10 @@ constexpr std::array<std::string_view, kRemedyActions> kActions = {
     // kFollowRefusal
     "do what the message says, then call {call} again on all ranks that share memory",
     // kCallOnEveryRank
-    "call {call} on every rank that shares memory, in any order; find out what keeps {process} from it (py-spy dump, gdb), or "
+    "call {call} on every rank that shares memory, in any order; find out what keeps {process} from it{look}, or "
     "raise AMEM_TIMEOUT_MS if it only comes late",
     // kExamineProcess
-    "look at where {process} is (gdb -p {pid}, py-spy dump --pid {pid}): a kernel that never ends keeps \"quiesce\" and copies "
+    "look at where {process} is{look}: a kernel that never ends keeps \"quiesce\" and copies "
     "waiting, and a driver call may hang after a GPU fault (dmesg); if it is only slow, raise AMEM_TIMEOUT_MS",
     // kFindReasonOfDeath
     "find what ended that process (its own output, `dmesg` for the OOM killer and Xid lines, the launcher's log)",
@@ -115,8 +115,8 @@ constexpr std::array<std::string_view, kRemedyActions> kActionWords = {"none",
                                                                        "call-the-same"};
 
 constexpr std::string_view kExamineTag =
-    "look at where {process} is (gdb -p {pid}, py-spy dump --pid {pid}; what was asked for without waiting is done by its "
-    "threads amem-pool-out and amem-pool-in): a kernel that never ends keeps \"quiesce\" and copies waiting, and a driver "
+    "look at where {process} is{look}; what was asked for without waiting is done by its "
+    "threads amem-pool-out and amem-pool-in; a kernel that never ends keeps \"quiesce\" and copies waiting, and a driver "
     "call may hang after a GPU fault (dmesg); if it is only slow, it goes on by itself";
 
 constexpr std::string_view kContinueTag =
@@ -144,31 +144,51 @@ constexpr std::array<std::string_view, kRemedyOutlooks> kOutlooks = {
     "used "
     "any more",
     // kAllEnded
-    "; all have ended, so this is for the next run"};
+    "all have ended, so for the next run: "};
 
 }  // namespace
 
 std::string_view ToText(Remedy::Action action) { return kActionWords.at(static_cast<std::size_t>(action)); }
 
+// With what to see where a process is; nothing where it has ended.
+static std::string LookAt(const Remedy& r) {
+  if (r.outlook == Remedy::Outlook::kAllEnded) return "";
+  return r.pid > 0 ? fmt::format(" (gdb -p {0}, py-spy dump --pid {0})", r.pid) : " (py-spy dump, gdb)";
+}
+
+// Of a pool, which concerns its own process only; empty: as for NCCL's memory.
+static std::string_view TextForTag(Remedy::Action action) {
+  switch (action) {
+    case Remedy::Action::kResumeAgain:
+      return "call {call} again to finish what is left; if that fails too, restart the process";
+    case Remedy::Action::kExamineProcess:
+      return kExamineTag;
+    case Remedy::Action::kContinueProcess:
+      return kContinueTag;
+    default:
+      return "";
+  }
+}
+
 std::string ToText(const Remedy& r) {
-  const std::string call = r.tag.empty() ? (r.cycle == CycleKind::kPause ? "ncclPause" : "ncclResume")
-                                         : fmt::format("amem_{} for {}", ToText(r.cycle), r.tag);
+  const bool of_pool = !r.tag.empty();
+  const std::string call = of_pool                        ? fmt::format("amem_{} for {}", ToText(r.cycle), r.tag)
+                           : r.cycle == CycleKind::kPause ? "ncclPause"
+                                                          : "ncclResume";
   const auto filled = [&r, &call](std::string_view text) {
     return fmt::format(fmt::runtime(text), fmt::arg("call", call), fmt::arg("process", r.process),
-                       fmt::arg("pid", r.pid > 0 ? std::to_string(r.pid) : "PID"), fmt::arg("device", r.device.value),
-                       fmt::arg("bytes", FormatBytes(r.bytes)), fmt::arg("gpu", r.gpu.empty() ? "" : " (" + r.gpu + ")"));
+                       fmt::arg("pid", r.pid > 0 ? std::to_string(r.pid) : "PID"), fmt::arg("look", LookAt(r)),
+                       fmt::arg("device", r.device.value), fmt::arg("bytes", FormatBytes(r.bytes)),
+                       fmt::arg("gpu", r.gpu.empty() ? "" : " (" + r.gpu + ")"));
   };
-  // A pool concerns its own process only.
-  const bool of_pool = !r.tag.empty();
-  if (of_pool && r.action == Remedy::Action::kResumeAgain)
-    return filled("call {call} again to finish what is left; if that fails too, restart the process");
-  if (of_pool && r.action == Remedy::Action::kExamineProcess) return filled(kExamineTag);
-  if (of_pool && r.action == Remedy::Action::kContinueProcess) return filled(kContinueTag);
-  const std::string outlook = of_pool && r.outlook == Remedy::Outlook::kCallAgain
-                                  ? filled("; then call {call} again; a failed try loses nothing")
-                                  : filled(kOutlooks.at(static_cast<std::size_t>(r.outlook)));
   const bool unknown_device = r.action == Remedy::Action::kFreeMemory && r.bytes == 0;  // only others tell of it
-  return filled(unknown_device ? kFreeSomeMemory : kActions.at(static_cast<std::size_t>(r.action))) + outlook;
+  std::string_view text = of_pool ? TextForTag(r.action) : "", outlook = kOutlooks.at(static_cast<std::size_t>(r.outlook));
+  const bool own = !text.empty();
+  if (!own) text = unknown_device ? kFreeSomeMemory : kActions.at(static_cast<std::size_t>(r.action));
+  if (r.outlook == Remedy::Outlook::kAllEnded) return filled(outlook) + filled(text);
+  if (own) return filled(text);
+  if (of_pool && r.outlook == Remedy::Outlook::kCallAgain) outlook = "; then call {call} again; a failed try loses nothing";
+  return filled(text) + filled(outlook);
 }
 
 }  // namespace amem

@@ -49,7 +49,7 @@ void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict
   verdict.rank = roster.names().RankOf(cause.session);
   verdict.process = roster.names().Name(cause.session);
   verdict.wall_ns = cause.wall_ns;
-  verdict.live = cause.live;
+  verdict.live = cause.live && std::ranges::none_of(roster.journals(), WasPacked);
   if (cause.attempt != nullptr) {
     verdict.cycle_kind = cause.attempt->kind;
     verdict.cycle = cause.attempt->cycle;
@@ -78,6 +78,7 @@ void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict
 void ExplainHealth(const Roster& roster, Verdict& verdict) {
   const Verdict::Totals& t = verdict.totals;
   std::size_t live = 0, closed = 0, paused = 0, under_way = 0, copied = 0;
+  const bool packed = std::ranges::any_of(roster.journals(), WasPacked);
   for (const SessionStory& j : roster.journals()) {
     live += j.findings.info.status == SessionStatus::kLive ? 1 : 0;
     copied += j.findings.info.status == SessionStatus::kCopied ? 1 : 0;
@@ -85,24 +86,26 @@ void ExplainHealth(const Roster& roster, Verdict& verdict) {
     paused += j.findings.state.lifecycle == Lifecycle::kPaused ? 1 : 0;
     under_way += j.OpenAttempt() != nullptr || std::ranges::any_of(j.LastOfPools(), &Attempt::open) ? 1 : 0;
   }
-  verdict.live = live != 0;
+  verdict.live = live != 0 && !packed;
   verdict.headline = fmt::format("Nothing is wrong: {} and {} of {} completed", Plural(t.pauses, "pause"),
-                                 Plural(t.resumes, "resume"), Plural(t.journals, "session"));
-  verdict.summary = fmt::format("{} were checked, and {} between sessions {} on both sides.", Plural(t.events, "event"),
+                                 Plural(t.resumes, "resume"), Plural(t.journals, "process", "processes"));
+  verdict.summary = fmt::format("{} were checked, and {} between processes {} on both sides.", Plural(t.events, "event"),
                                 Plural(t.references, "reference"), t.references == 1 ? "agrees" : "agree");
   if (under_way != 0) verdict.summary += " A pause or resume is under way and makes progress.";
   if (live != 0) {
-    verdict.summary +=
-        fmt::format(" {}{}; they hold {} of their own memory on devices{}.", Plural(live, "session lives", "sessions live"),
-                    paused != 0 ? fmt::format(", {} paused", paused) : "", FormatBytes(t.held),
-                    t.released != 0 ? fmt::format(", and {} are given back", FormatBytes(t.released)) : "");
+    verdict.summary += fmt::format(
+        " {}{}; they {} {} of their own memory on devices{}.",
+        packed ? Plural(live, "process", "processes") + " lived when the journals were packed"
+               : Plural(live, "process lives", "processes live"),
+        paused != 0 ? fmt::format(", {} paused", paused) : "", packed ? "held" : "hold", FormatBytes(t.held),
+        t.released != 0 ? fmt::format(", and {} given back {}", packed ? "had" : "have", FormatBytes(t.released)) : "");
   }
   if (copied != 0) {
     verdict.summary += fmt::format(" {} of a journal that was not closed{}; whether the processes live now is not known.",
-                                   Plural(copied, "session is known from a copy", "sessions are known from copies"),
+                                   Plural(copied, "process is known from a copy", "processes are known from copies"),
                                    live == 0 && paused != 0 ? fmt::format(", {} paused as of the copy", paused) : "");
   }
-  if (closed != 0) verdict.summary += fmt::format(" {} in order.", Plural(closed, "session has ended", "sessions have ended"));
+  if (closed != 0) verdict.summary += fmt::format(" {} in order.", Plural(closed, "process has ended", "processes have ended"));
 }
 
 void ExplainUnreadable(Verdict& verdict) {

@@ -10,12 +10,20 @@
 namespace amem {
 namespace {
 
-std::string Utc(std::uint64_t wall_ns) {  // without the zone's name; empty: not a time
+// In the time zone of whoever reads (TZ); `format` as strftime has it. Empty: not a time.
+std::string Local(std::uint64_t wall_ns, const char* format) {
   const auto seconds = static_cast<std::time_t>(wall_ns / 1'000'000'000);
-  std::tm utc{};
-  if (wall_ns == 0 || !::gmtime_r(&seconds, &utc)) return {};
+  std::tm local{};
+  if (wall_ns == 0 || !::localtime_r(&seconds, &local)) return {};
   char text[40];
-  return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &utc)};
+  return {text, std::strftime(text, sizeof text, format, &local)};
+}
+
+std::string Date(std::uint64_t wall_ns) { return Local(wall_ns, "%Y-%m-%d %H:%M:%S"); }
+
+std::string Zone(std::uint64_t wall_ns) {
+  const std::string zone = Local(wall_ns, "%z");
+  return zone == "+0000" ? "UTC" : zone;
 }
 
 }  // namespace
@@ -112,6 +120,8 @@ std::string NameOf(CommunicatorId id, const Communicator& c, const std::map<Comm
   return name;
 }
 
+bool IsUndo(PhaseKind phase, CycleKind of) { return (phase >= PhaseKind::kResumeArrive) != (of == CycleKind::kResume); }
+
 std::string Grouped(std::uint64_t number) {
   std::string digits = std::to_string(number);
   for (std::size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, 1, ' ');
@@ -132,6 +142,21 @@ std::string Listed(const std::vector<std::string>& words) {
   return text;
 }
 
+std::vector<std::string> TableLines(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::vector<std::string> lines;
+  for (const auto& row : rows) {
+    std::string& line = lines.emplace_back();
+    for (std::size_t i = 0; i < row.size(); ++i) line += fmt::format("{:<{}}", row[i], widths[i] + 2);
+    line.erase(line.find_last_not_of(' ') + 1);
+  }
+  return lines;
+}
+
 std::string DurationText(std::uint64_t ns) {
   const double seconds = static_cast<double>(ns) / 1e9;
   if (ns >= 60'000'000'000) return fmt::format("{} min {} s", ns / 60'000'000'000, ns / 1'000'000'000 % 60);
@@ -140,18 +165,18 @@ std::string DurationText(std::uint64_t ns) {
 }
 
 std::string WallText(std::uint64_t wall_ns) {
-  const std::string date = Utc(wall_ns);
-  return date.empty() ? "unknown time" : fmt::format("{}.{:03} UTC", date, wall_ns / 1'000'000 % 1000);
+  const std::string date = Date(wall_ns);
+  return date.empty() ? "unknown time" : fmt::format("{}.{:03} {}", date, wall_ns / 1'000'000 % 1000, Zone(wall_ns));
 }
 
 std::string PreciseText(std::uint64_t wall_ns) {
-  const std::string date = Utc(wall_ns);
+  const std::string date = Date(wall_ns);
   return date.empty() ? "unknown time" : fmt::format("{}.{:06}", date, wall_ns / 1'000 % 1'000'000);
 }
 
 std::string DateText(std::uint64_t wall_ns) {
-  const std::string date = Utc(wall_ns);
-  return date.empty() ? "unknown" : date + " UTC";
+  const std::string date = Date(wall_ns);
+  return date.empty() ? "unknown" : date + " " + Zone(wall_ns);
 }
 
 }  // namespace amem

@@ -42,14 +42,20 @@ std::string NameOf(CommunicatorId id, const Communicator& communicator, const st
 
 // ---- numbers and times -----------------------------------------------------------------------------------------------------
 
+// Whether a phase takes a pause or resume back; the phases of an undo are those of the other direction.
+bool IsUndo(PhaseKind phase, CycleKind of);
+
 std::string Grouped(std::uint64_t number);  // "8 280": digits in groups of three
 // "1 mapping", "12 345 mappings"; `many` where it is not `one` with an s.
 std::string Plural(std::uint64_t number, std::string_view one, std::string_view many = {});
 std::vector<std::string> InRanges(const std::vector<std::int32_t>& ascending);  // "0 to 7", "9", "11"
 std::string Listed(const std::vector<std::string>& words);                      // "a", "a and b", "a, b and c"
-std::string DurationText(std::uint64_t nanoseconds);                            // "3 min 12 s", "12.3 s", "45 ms"
-std::string WallText(std::uint64_t wall_ns);     // "2025-11-21 07:34:01.203 UTC"; "unknown time" for 0
-std::string DateText(std::uint64_t wall_ns);     // "2025-11-21 07:34:01 UTC"; "unknown" for 0
-std::string PreciseText(std::uint64_t wall_ns);  // "2025-11-21 07:34:01.203004", UTC, for lines of a log
+// Rows, the first with the headings, as lines whose columns are as wide as what is in them.
+std::vector<std::string> TableLines(const std::vector<std::vector<std::string>>& rows);
+std::string DurationText(std::uint64_t nanoseconds);  // "3 min 12 s", "12.3 s", "45 ms"
+std::string WallText(
+    std::uint64_t wall_ns);  // "2025-11-21 07:34:01.203 UTC", or "... +0100": where TZ is; "unknown time" for 0
+std::string DateText(std::uint64_t wall_ns);     // likewise: "2025-11-21 07:34:01 UTC"; "unknown" for 0
+std::string PreciseText(std::uint64_t wall_ns);  // likewise: "2025-11-21 07:34:01.203004", for lines of a log
 
 }  // namespace amem

@@ -190,17 +190,8 @@ std::vector<std::string> PictureLines(const StandingPicture& picture, PictureSiz
   const std::vector<std::size_t> shown = RowsShown(picture, size.rows > 2 ? size.rows - 2 : size.rows);
   std::vector<Row> rows = {table.Head()};
   for (const std::size_t index : shown) rows.push_back(table.RowOf(index));
-  std::vector<std::size_t> widths(rows[0].size());
-  for (const Row& row : rows) {
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  }
-  std::vector<std::string> lines;
-  for (const Row& row : rows) {
-    std::string line;
-    for (std::size_t i = 0; i < row.size(); ++i) line += fmt::format("{:<{}}", row[i], i + 1 < row.size() ? widths[i] + 2 : 0);
-    line.erase(line.find_last_not_of(' ') + 1);
-    lines.push_back(Cut(std::move(line), size.columns));
-  }
+  std::vector<std::string> lines = TableLines(rows);
+  for (std::string& line : lines) line = Cut(std::move(line), size.columns);
   if (const std::size_t hidden = picture.sessions.size() - shown.size(); hidden != 0)
     lines.push_back(Cut(Plural(hidden, "more session") + " for which there is no room", size.columns));
   return lines;
@@ -221,7 +212,7 @@ nlohmann::ordered_json PictureJson(const StandingPicture& picture, std::uint64_t
   for (std::size_t i = 0; i < picture.sessions.size(); ++i) {
     const Standing& s = picture.sessions[i];
     Json json = {{"session", SessionText(s.who.session)},
-                 {"rank", s.who.rank},
+                 {"rank", s.who.rank < 0 ? Json(nullptr) : Json(s.who.rank)},
                  {"pid", s.who.pid},
                  {"host", s.who.host},
                  {"status", ToText(s.status)},

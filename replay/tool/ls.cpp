@@ -1,15 +1,18 @@
 // ls: the sessions of a directory, one a line, or with -v all that each is and how far it goes.
 #include <fmt/format.h>
 
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "journal/session_dir.h"
 #include "journal/tail.h"
 #include "replay/control/job_control.h"
 #include "replay/job/event_json.h"
+#include "replay/job/jobs.h"
 #include "replay/job/names.h"
 #include "replay/job/sessions.h"
 #include "replay/tool/command.h"
@@ -46,7 +49,7 @@ Json ToJson(const Facts& facts) {
   Json snapshots = Json::array();
   for (SequenceNumber snapshot : info.snapshots) snapshots.push_back(snapshot.value);
   Json j = {{"session", SessionText(info.session)},
-            {"status", ToText(info.status)},
+            {"status", StatusText(info)},
             {"broken_reason", info.broken_reason},
             {"directory", PlaceOf(info.directory)},
             {"format", info.format},
@@ -83,9 +86,10 @@ std::string Counts(const State& state) {
 void PrintText(Output& out, const Facts& facts) {
   const JournalInfo& info = facts.info;
   const SessionOpened& who = facts.state.session;
-  Line(out, "session", fmt::format("{}  {}", SessionText(info.session), ToText(info.status)));
+  Line(out, "session", fmt::format("{}  {}", SessionText(info.session), StatusText(info)));
   Line(out, "process", fmt::format("{}, group {}", NameOf(who), who.group));
   Line(out, "opened", DateText(who.realtime_ns));
+  Line(out, "launcher", fmt::format("{}", fmt::join(who.launcher, " ")));
   Line(out, "versions",
        "AMem " + who.amem_version + (who.driver_version.empty() ? "" : ", driver " + who.driver_version) +
            (who.nccl_version.empty() ? "" : ", NCCL " + who.nccl_version));
@@ -106,10 +110,10 @@ void PrintText(Output& out, const Facts& facts) {
 
 // Shows the facts of each journal, or all of them as one JSON array.
 int ShowAll(const std::vector<std::filesystem::path>& sessions, bool json, bool failed, bool tell_damage, Output& out,
-            const std::function<void(const Facts&)>& show) {
+            const std::function<void(Facts&)>& show) {
   Json list = Json::array();
   ForEachJournal(sessions, failed, [&](const std::filesystem::path& session, JournalReader& reader, ReadReport& damage) {
-    const Result<Facts> facts = Gather(session, reader);
+    Result<Facts> facts = Gather(session, reader);
     if (!facts) return facts.status();
     if (tell_damage) damage = facts->report;
     json ? list.push_back(ToJson(*facts)) : show(*facts);
@@ -126,8 +130,11 @@ struct ListOptions {
 
 int PrintVerbosely(const std::vector<std::filesystem::path>& sessions, Output& out, bool failed) {
   bool first = true;
-  return ShowAll(sessions, false, failed, true, out, [&](const Facts& facts) {
+  std::set<std::string> told;
+  return ShowAll(sessions, false, failed, true, out, [&](Facts& facts) {
     if (!std::exchange(first, false)) out << "\n";
+    std::string& failure = facts.state.cycle.failure;  // all of a job have the same
+    if (!failure.empty() && !told.insert(failure).second) failure = "the same";
     PrintText(out, facts);
   });
 }
@@ -152,20 +159,63 @@ std::string PausedBy(const control::RankLook& look) {
   return look.paused_by_program ? "program" : look.paused ? "request" : "-";
 }
 
-void PrintRow(Output& out, const Facts& facts, const Looks& looks) {
+// "python3 train.py", of a process that lives here.
+std::string ProgramOf(const std::filesystem::path& session) {
+  const std::string file = fmt::format("/proc/{}/cmdline", ProcessOfWriter(session / "tail"));
+  std::ifstream words(file);
+  std::string program, word;
+  std::getline(words, program, '\0');
+  while (std::getline(words, word, '\0') && word.starts_with('-')) {
+  }
+  const auto name = [](const std::string& path) { return std::filesystem::path(path).filename().string(); };
+  return word.starts_with('-') ? name(program) : name(program) + " " + name(word);
+}
+
+using Row = std::vector<std::string>;
+
+Row RowOf(const Facts& facts, const Looks& looks) {
   const SessionOpened& who = facts.state.session;
-  const bool lived = facts.info.status == SessionStatus::kLive && !LivesNow(facts.info);  // when it was packed
-  out.Left(SessionText(facts.info.session), 18).Left(lived ? "packed" : ToText(facts.info.status), 9);
-  out.Left(who.rank < 0 ? "-" : std::to_string(who.rank), 6).Left(std::to_string(facts.info.pid), 9);
-  out.Left(Grouped(facts.info.events), 10).Left(ToText(facts.state.lifecycle), 10);
   const Holdings h = Measure(facts.state);
-  out.Left(RoundedBytes(h.own_device_resident + h.pools_resident), 12);
+  Row row = {SessionText(facts.info.session),
+             std::string(StatusText(facts.info)),
+             who.rank < 0 ? "-" : std::to_string(who.rank),
+             std::to_string(facts.info.pid),
+             Grouped(facts.info.events),
+             std::string(ToText(facts.state.lifecycle)),
+             RoundedBytes(h.own_device_resident + h.pools_resident)};
   if (!looks.empty()) {
     const auto look = looks.find(facts.info.directory);
     const bool known = look != looks.end();
-    out.Left(known ? Grouped(look->second.steps) : "-", 12).Left(known ? PausedBy(look->second) : "-", 11);
+    row.push_back(known ? Grouped(look->second.steps) : "-");
+    row.push_back(known ? PausedBy(look->second) : "-");
+    row.push_back(known ? ProgramOf(facts.info.directory) : "-");
   }
-  out.Left(DateText(who.realtime_ns), 25) << who.host << "\n";
+  row.push_back(DateText(who.realtime_ns));
+  row.push_back(who.host);
+  return row;
+}
+
+// One line a session. Those of a job are together, and a line between jobs is empty.
+int PrintTable(const std::vector<std::filesystem::path>& sessions, Output& out, bool failed) {
+  const Looks looks = LookAtLiving(sessions);
+  std::vector<Row> known;
+  std::vector<JobTies> ties;
+  const int code = ShowAll(sessions, false, failed, false, out, [&](const Facts& facts) {
+    const Result<JobTies> tied = ReadTies(facts.info.directory);
+    ties.push_back(tied ? *tied : JobTies{.who = facts.state.session});
+    known.push_back(RowOf(facts, looks));
+  });
+  if (sessions.empty()) return code;
+  std::vector<Row> rows = {{"SESSION", "STATUS", "RANK", "PID", "EVENTS", "STATE", "HELD", "OPENED", "HOST"}};
+  if (!looks.empty()) rows[0].insert(rows[0].end() - 2, {"SAFE POINT", "PAUSED BY", "PROGRAM"});
+  for (const auto& job : GroupIntoJobs(ties)) {
+    if (rows.size() > 1) rows.emplace_back();
+    for (const std::size_t i : job) rows.push_back(std::move(known[i]));
+  }
+  const std::vector<std::string> lines = TableLines(rows);
+  out.Styled(Output::Style::kHeading, lines.front()) << "\n";
+  for (std::size_t i = 1; i < lines.size(); ++i) out << lines[i] << "\n";
+  return code;
 }
 
 int RunList(const ListOptions& options, Output& out) {
@@ -173,16 +223,7 @@ int RunList(const ListOptions& options, Output& out) {
   bool failed = false;
   const std::vector<std::filesystem::path> sessions = FindSessions(options.targets, failed);
   if (options.verbose && !options.json) return PrintVerbosely(sessions, out, failed);
-  const Looks looks = options.json ? Looks{} : LookAtLiving(sessions);
-  if (!options.json && !sessions.empty()) {
-    out.Styled(
-        Output::Style::kHeading,
-        fmt::format("SESSION           STATUS   RANK  PID      EVENTS    STATE     HELD        {}OPENED                   HOST",
-                    looks.empty() ? "" : "SAFE POINT  PAUSED BY  "))
-        << "\n";
-  }
-  return ShowAll(sessions, options.json, failed, options.verbose, out,
-                 [&](const Facts& facts) { PrintRow(out, facts, looks); });
+  return options.json ? ShowAll(sessions, true, failed, options.verbose, out, {}) : PrintTable(sessions, out, failed);
 }
 
 void AddOptions(Arguments& arguments, ListOptions& options) {

@@ -50,10 +50,18 @@ std::optional<std::uint64_t> Nanoseconds(double seconds) {
 
 Position MomentAt(bool wall, std::uint64_t ns) { return {.rank = {}, .seq = {}, .wall = wall, .ns = ns}; }
 
-// "2026-11-21", with or without a time behind it.
+// Seconds since 1970. `zone`: "UTC", "+0100", "Z"; empty: local time. Below zero: it is none.
+std::time_t SecondsOf(std::tm parts, std::string_view zone) {
+  parts.tm_isdst = -1;
+  if (zone.empty()) return ::mktime(&parts);
+  std::tm offset{};
+  const std::string text(zone == "UTC" ? "Z" : zone);
+  const char* end = ::strptime(text.c_str(), "%z", &offset);
+  return end == nullptr || *end != '\0' ? -1 : ::timegm(&parts) - offset.tm_gmtoff;
+}
+
+// "2026-11-21", with or without a time and a zone behind it.
 std::optional<Position> ParseDate(std::string_view text) {
-  if (text.ends_with("UTC")) text = Trimmed(text.substr(0, text.size() - 3));
-  if (text.ends_with("Z")) text.remove_suffix(1);
   const std::string whole(text);
   for (const char* form : {"%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%d"}) {
     std::tm parts{};
@@ -61,8 +69,8 @@ std::optional<Position> ParseDate(std::string_view text) {
     if (end == nullptr) continue;
     std::string_view rest(end);
     const double fraction = rest.starts_with('.') ? TakeNumber(rest) : 0;
-    const std::time_t seconds = ::timegm(&parts);
-    if (!rest.empty() || fraction < 0 || seconds < 0) continue;
+    const std::time_t seconds = SecondsOf(parts, Trimmed(rest));
+    if (fraction < 0 || seconds < 0) continue;
     return MomentAt(true, static_cast<std::uint64_t>(seconds) * 1'000'000'000 + static_cast<std::uint64_t>(fraction * 1e9));
   }
   return std::nullopt;

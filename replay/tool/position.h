@@ -20,13 +20,13 @@ struct Position {
   std::uint64_t ns = 0;
 };
 
-// `now`: the wall clock, from which "ago" counts. Dates and times are UTC. Nothing: it is none.
+// `now`: the wall clock, from which "ago" counts. Dates and times are local, unless a zone is behind them. Nothing: it is none.
 std::optional<Position> ParsePosition(const std::string& text, std::uint64_t now_ns);
 
 inline constexpr const char* kPosition = "POSITION";  // how --help calls one
 inline constexpr const char* kPositionsKnown =
     "give an event (#17, or 2#17 of rank 2), seconds since the opening (12.5), a time ago (\"90 s ago\", \"10 min ago\", \"2 h "
-    "ago\", \"1 day ago\"), or a date and time in UTC (\"2026-11-21 20:20:58\")";
+    "ago\", \"1 day ago\"), or a date and time (\"2026-11-21 20:20:58\", with UTC or +0100 behind it where it is not local)";
 
 // As ParsePosition, with what is wrong in words: "--from: ...".
 Result<Position> UnderstandPosition(const char* option, const std::string& text);

@@ -86,7 +86,7 @@ void PrintText(Output& out, const Graph& graph) {
         .Left(Grouped(edge.allocations), 13);
     out.Left(FormatBytes(edge.bytes), 14) << Doubt(edge, graph, key) << "\n";
   }
-  out << "\nSESSION           OWN MEMORY     ON THE DEVICE NOW\n";
+  out << "\nPROCESS           REQUESTED      HELD NOW\n";
   for (const auto& [session, node] : graph.nodes) {
     out.Left(graph.names.ShortName(session), 18).Left(node.given ? FormatBytes(node.own) : "not given", 15)
         << (node.given ? FormatBytes(node.resident) : "") << "\n";

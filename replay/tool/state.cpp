@@ -5,6 +5,7 @@
 
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
+#include "replay/job/opening.h"
 #include "replay/tool/command.h"
 #include "replay/tool/position.h"
 #include "statemachine/apply.h"
@@ -23,7 +24,7 @@ void PrintCycle(Output& out, const State& state) {
   out << "lifecycle  " << ToText(state.lifecycle) << ", " << Plural(state.cycles, "pause") << " begun\n";
   const bool running = state.lifecycle == Lifecycle::kPausing || state.lifecycle == Lifecycle::kResuming;
   if (running)
-    out << "cycle      " << ToText(cycle.kind) << " " << cycle.number << " of " << cycle.members.size() << " sessions\n";
+    out << "cycle      " << ToText(cycle.kind) << " " << cycle.number << " of " << cycle.members.size() << " processes\n";
   if (running && cycle.phase) out << "phase      " << ToText(*cycle.phase) << "\n";
   if (cycle.open_step) out << "open step  " << ToText(*cycle.open_step) << " (begun, neither done nor failed)\n";
   if (!cycle.failure.empty()) out << "failure    " << cycle.failure << "\n";
@@ -32,13 +33,14 @@ void PrintCycle(Output& out, const State& state) {
 
 void PrintHoldings(Output& out, const State& state) {
   const Holdings h = Measure(state);
-  out << "memory     own " << Grouped(h.own_count) << " allocations " << FormatBytes(h.own_device) << ", on the device now "
-      << FormatBytes(h.own_device_resident) << "\n";
-  out << "           imported " << Grouped(h.imported_count) << " allocations " << FormatBytes(h.imported) << ", pinned host "
-      << FormatBytes(h.host) << ", cuMemAllocAsync " << FormatBytes(h.async) << ", cuMemAlloc kept "
+  out << "memory     requested " << FormatBytes(h.own_device) << " in " << Plural(h.own_count, "allocation");
+  if (h.slab_count != 0) out << ", most in " << Plural(h.slab_count, "slab") << " of " << FormatBytes(h.slabs) << " in all";
+  out << "; held on devices now " << FormatBytes(h.own_device_resident) << "\n";
+  out << "           imported " << Grouped(h.imported_count) << " allocations of " << FormatBytes(h.imported)
+      << ", pinned host " << FormatBytes(h.host) << ", cuMemAllocAsync " << FormatBytes(h.async) << ", cuMemAlloc kept "
       << FormatBytes(h.legacy_kept) << "\n";
   if (h.user != 0)
-    out << "           of the program (ncclMemAlloc) " << FormatBytes(h.user) << ", on the device now "
+    out << "           of the program (ncclMemAlloc) " << FormatBytes(h.user) << ", held on devices now "
         << FormatBytes(h.user_resident) << "\n";
   for (const auto& [reason, bytes] : h.kept) {
     if (reason != KeepReason::kNone) {
@@ -52,7 +54,7 @@ void PrintPools(Output& out, const State& state) {
     const Pool& pool = state.pools.at(id);
     out << "tag        " << pool.tag << " (" << ToText(pool.policy) << ") " << ToText(pool.lifecycle) << ", "
         << Plural(pool.cycles, "pause") << " begun, " << Plural(holdings.chunk_count, "chunk") << " "
-        << FormatBytes(holdings.own) << ", on the device now " << FormatBytes(holdings.own_resident) << ", "
+        << FormatBytes(holdings.own) << ", held on devices now " << FormatBytes(holdings.own_resident) << ", "
         << Plural(holdings.part_count, "part") << " in use " << FormatBytes(holdings.parts) << "\n";
     for (const auto& [reason, bytes] : holdings.kept)
       out << "           a pause leaves " << FormatBytes(bytes) << " in place: " << ToText(reason) << "\n";
@@ -122,6 +124,13 @@ void PrintText(Output& out, const State& state) {
   }
 }
 
+// As --rank takes it.
+std::string RankOrSession(const std::filesystem::path& session) {
+  const auto reader = JournalReader::Open(session);
+  const auto opening = reader ? ReadOpening(**reader) : Result<Opening>(reader.status());
+  return opening && opening->who.rank >= 0 ? std::to_string(opening->who.rank) : session.filename().string();
+}
+
 // The only session of a target. Nothing: it was complained about.
 std::optional<std::filesystem::path> OnlySession(const Targets& targets, Exit& code) {
   bool failed = false;
@@ -129,8 +138,8 @@ std::optional<std::filesystem::path> OnlySession(const Targets& targets, Exit& c
   code = kCannotRead;
   if (failed || sessions.empty()) return std::nullopt;
   if (sessions.size() == 1) return sessions.front();
-  code = Complain(fmt::format("there are {} sessions, and state is about one: give --rank, or its directory, for example {}",
-                              sessions.size(), sessions.front().string()),
+  code = Complain(fmt::format("there are {} sessions, and state is about one: give --rank, as in --rank {}", sessions.size(),
+                              RankOrSession(sessions.front())),
                   kUsage);
   return std::nullopt;
 }

@@ -143,6 +143,8 @@ Result<std::filesystem::path> PackFromStandardInput(ScratchDirectory& scratch) {
 
 bool LivesNow(const JournalInfo& info) { return info.status == SessionStatus::kLive && PackedAt(info.directory) == 0; }
 
+std::string_view StatusText(const JournalInfo& info) { return PackedAt(info.directory) != 0 ? "packed" : ToText(info.status); }
+
 Bytes BytesOf(std::span<const std::filesystem::path> sessions) {
   Bytes total = 0;
   for (const auto& session : sessions) {

@@ -24,6 +24,7 @@ std::vector<std::filesystem::path> OfRanks(std::vector<std::filesystem::path> se
 
 // Whether its process lives. Of a pack only whether it lived then can be known.
 bool LivesNow(const JournalInfo& info);
+std::string_view StatusText(const JournalInfo& info);  // "packed" where it lived when it was packed
 
 // What the journals take on disk; what cannot be looked at counts as nothing.
 Bytes BytesOf(std::span<const std::filesystem::path> sessions);

@@ -163,7 +163,7 @@ class Grouper {
 void PrintText(Output& out, const std::string& by, const std::vector<std::pair<std::string, Sum>>& sorted, std::size_t most) {
   Bytes all = 0;
   for (const auto& [key, sum] : sorted) all += sum.bytes;
-  out << "BYTES         SHARE  COUNT    ON THE DEVICE  "
+  out << "REQUESTED     SHARE  COUNT    HELD NOW       "
       << (by == "site"           ? "CALL SITE, INNERMOST FIRST"
           : by == "communicator" ? "COMMUNICATOR"
           : by == "tag"          ? "TAG"
@@ -185,8 +185,8 @@ void PrintUnused(Output& out, const std::vector<std::pair<std::string, Sum>>& gr
   Bytes used = 0;
   for (const auto& [key, sum] : groups) used += sum.resident;
   if (held > used)
-    out << FormatBytes(held) << " on devices in all, as `" << program_name << " ls` has it: " << FormatBytes(held - used)
-        << " of that lie in slabs and are not in use\n";
+    out << FormatBytes(held) << " held on devices in all, as `" << program_name << " ls` says: " << FormatBytes(held - used)
+        << " of that are parts of slabs that nobody uses\n";
 }
 
 using Sorted = std::vector<std::pair<std::string, Sum>>;

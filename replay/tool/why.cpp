@@ -11,6 +11,7 @@
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
+#include "replay/tool/terminal/terminal.h"
 
 namespace amem::tool {
 namespace {
@@ -22,11 +23,22 @@ struct WhyOptions {
   std::uint64_t last = 2;
 };
 
-// "rank 2    event 17   +0.003215s  CAUSE  step failed: ..."; the same from several ranks is one line.
-// Times count from `first`.
 constexpr std::size_t kEventsMost = 8;  // whose numbers are printed
 
-void PrintEvidence(Output& out, const std::vector<Evidence>& evidence, std::uint64_t first) {
+// Without the end that the summary says already.
+std::string Shortened(const std::string& text, const std::string& summary) {
+  constexpr std::size_t kShort = 40;
+  for (std::size_t at = text.rfind(": "); at != std::string::npos && at != 0; at = text.rfind(": ", at - 1)) {
+    const std::string end = text.substr(at + 2);
+    if (end.size() >= kShort) return summary.find(end) == std::string::npos ? text : text.substr(0, at);
+  }
+  return text;
+}
+
+// "rank 2    event 17   +0.003215s  CAUSE  step failed: ..."; the same from several ranks is one line.
+// Times count from `first`.
+void PrintEvidence(Output& out, const Verdict& verdict, std::uint64_t first) {
+  const std::vector<Evidence>& evidence = verdict.evidence;
   std::vector<bool> said(evidence.size());
   for (std::size_t i = 0; i < evidence.size(); ++i) {
     const Evidence& e = evidence[i];
@@ -42,10 +54,15 @@ void PrintEvidence(Output& out, const std::vector<Evidence>& evidence, std::uint
     }
     std::ranges::sort(ranks);
     const std::string who = e.rank < 0 ? SessionText(e.session) : fmt::format("rank {}", fmt::join(InRanges(ranks), ","));
-    out << "  ";
-    out.Left(who, 12).Left(" " + events, 22);
-    out.Left(e.wall_ns == 0 || e.wall_ns < first ? " " : " +" + DurationText(e.wall_ns - first), 11);
-    out.Left(e.role == Evidence::Role::kCause ? " CAUSE" : " " + std::string(ToText(e.role)), 13) << " " << e.text << "\n";
+    const std::string when = e.wall_ns == 0 || e.wall_ns < first ? "" : "+" + DurationText(e.wall_ns - first);
+    const std::string_view role = e.role == Evidence::Role::kCause ? "CAUSE" : ToText(e.role);
+    const std::string line =
+        fmt::format("{:<10} {:<15} {:<8} {:<11} {}", who, events, when, role, Shortened(e.text, verdict.summary));
+    std::string indent = "  ";
+    for (const std::string& part : BrokenIntoLines(line, TextWidth() - 6)) {
+      out << indent << part << "\n";
+      indent = "      ";
+    }
   }
 }
 
@@ -59,9 +76,10 @@ void PrintText(Output& out, const Verdict& verdict) {
   if (!verdict.evidence.empty()) {
     const auto timed = std::ranges::find_if(verdict.evidence, [](const Evidence& e) { return e.wall_ns != 0; });
     const std::uint64_t first = timed == verdict.evidence.end() ? 0 : timed->wall_ns;
-    out << "\nEvidence (times count from " << WallText(first) << "; "
-        << AsCalled("`amem log DIR --from=#SEQ` shows what is around)\n");
-    PrintEvidence(out, verdict.evidence, first);
+    out << "\n";
+    PrintParagraph(
+        out, AsCalled("Evidence (times count from " + WallText(first) + "; `amem log --from=#SEQ` shows what is around)"), "");
+    PrintEvidence(out, verdict, first);
   }
   if (!verdict.notes.empty() || !verdict.damage.empty()) out << "\n";
   for (const std::string& note : verdict.notes) PrintParagraph(out, "Note: " + note + ".", "  ");

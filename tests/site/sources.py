@@ -4,6 +4,7 @@
     {{ intro PATH [body] }}                    what stands before the first section
     {{ whole PATH }}                           all but the title
     {{ usage run | COMMAND }}                  what `amem help` or `amem COMMAND --help` prints
+    {{ verdict PACK }}                         what `amem why` says of a pack of the tree, and what to do
     {{ remedies }}  {{ doctor }}               messages, from the lists in the code
     {{ metrics }}  {{ schemas }}               families of metrics; what the JSON schemas say of themselves
     {{ python FILE [NAME...] }}                signatures and docstrings
@@ -100,7 +101,7 @@ def remedies():
     about = re.findall(r"^    k\w+(?: = 0)?,(?: +// (.*))?$", header[:header.index("enum class Outlook")], re.M)
     if not len(words) == len(texts) == len(about) > 20:
         raise ValueError("remedy.cpp and remedy.h do not have the same remedies: %d, %d, %d" % (len(words), len(texts), len(about)))
-    values = {"{call}": "`ncclPause` or `ncclResume`", "{process}": "rank N", "{device}": "N", "{bytes}": "the missing bytes", "{pid}": "PID", "{gpu}": ""}
+    values = {"{call}": "`ncclPause` or `ncclResume`", "{process}": "rank N", "{device}": "N", "{bytes}": "the missing bytes", "{pid}": "PID", "{look}": " (`py-spy dump`, `gdb`)", "{gpu}": ""}
     for name, value in values.items():
         texts = [text.replace(name, value) for text in texts]
     rows = ["| `%s` | %s | %s |" % (word, what.replace("`", ""), text) for word, what, text in zip(words, about, texts) if text]
@@ -142,6 +143,12 @@ def usage(command):
                                env={**os.environ, "COLUMNS": "88", "NO_COLOR": "1"}).stdout
         text = shown.strip() if command == "help" else shown[:shown.rfind("\n\nExit codes:")].strip()
     return "replay/tool", "```text\n%s\n```" % text
+
+
+def verdict(pack):
+    said = subprocess.run(["amem", "why", os.path.join(TREE, pack)], executable=tool(), stdout=subprocess.PIPE, text=True, check=False,
+                          env={**os.environ, "NO_COLOR": "1", "TZ": "UTC"}).stdout
+    return "replay/tool", "```text\n$ amem why %s\n%s\n```" % (os.path.basename(pack), said[:said.index("\n\nEvidence")])
 
 
 def metrics():
@@ -224,7 +231,7 @@ def header(first, last):
 
 # ---- pages ------------------------------------------------------------------------------------------------------------------
 
-SOURCES = {one.__name__: one for one in (section, intro, whole, remedies, doctor, usage, metrics, schemas, python, header)}
+SOURCES = {one.__name__: one for one in (section, intro, whole, remedies, doctor, usage, verdict, metrics, schemas, python, header)}
 
 
 def all_pages():

@@ -27,11 +27,16 @@ TEST(Text, bytes_use_the_largest_unit_that_loses_nothing) {
 
 TEST(Text, amounts_that_are_compared_are_in_one_unit) {
   EXPECT_EQ(RoundedBytes(Bytes{32256} << 10), "31.5 MiB");
-  EXPECT_EQ(RoundedBytes(Bytes{146591680} << 10), "143 155.9 MiB");
+  EXPECT_EQ(RoundedBytes(Bytes{146591680} << 10), "139.8 GiB");
   EXPECT_EQ(RoundedBytes(Bytes{128} << 20), "128 MiB");
   EXPECT_EQ(RoundedBytes((Bytes{1} << 20) + 1), "1 MiB");
   EXPECT_EQ(RoundedBytes(Bytes{48} << 10), "48 KiB");
   EXPECT_EQ(RoundedBytes(0), "0 B");
+  EXPECT_EQ(RoundedBytes((Bytes{10} << 30) - 1), "10 239.9 MiB");
+  EXPECT_EQ(RoundedBytes(Bytes{10} << 30), "10 GiB");
+  EXPECT_EQ(RoundedUpBytes((Bytes{10} << 30) - 1), "10 240 MiB");
+  EXPECT_EQ(RoundedUpBytes((Bytes{12} << 30) + 1), "12.1 GiB");
+  EXPECT_EQ(RoundedUpBytes((Bytes{13} << 30) - 1), "13 GiB");
   EXPECT_EQ(RoundedUpBytes(Bytes{98816} << 10), "96.5 MiB");
   EXPECT_EQ(RoundedUpBytes((Bytes{1} << 20) + 1), "1.1 MiB");
   EXPECT_EQ(RoundedUpBytes((Bytes{2} << 20) - 1), "2 MiB");

@@ -47,7 +47,10 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module("." + name, __name__)
     if name == "__version__":
-        return _version()
+        try:
+            return _version()
+        except AmemError as error:  # in a source tree without a build
+            raise AttributeError("amem.__version__: %s" % error) from error
     raise AttributeError("module %r has no attribute %r" % (__name__, name))
 
 

@@ -1,7 +1,9 @@
 """The loaded library, its errors, and what its callers share. Standard library only."""
 
 import ctypes
+import difflib
 import json
+import re
 from typing import Any, Optional, Tuple
 
 from . import _library, _why
@@ -37,10 +39,17 @@ def last_error() -> str:
     return str(lib.amem_last_error().decode(errors="replace"))
 
 
+def with_guess(text: str) -> str:
+    """Of "tag X is not known; known: A, B": with what was probably meant."""
+    found = re.search(r"tag (\S+) is not known; known: (.+)$", text)
+    near = difflib.get_close_matches(found[1], found[2].split(", "), 1) if found else []
+    return "%s; did you mean %s?" % (text, near[0]) if near else text
+
+
 def check(code: int) -> None:
     """Raises AmemError unless `code`, an ncclResult_t, is 0."""
     if code != 0:
-        text = last_error()
+        text = with_guess(last_error())
         raise AmemError(code, text, _why.first_line(text, _library.find()))
 
 

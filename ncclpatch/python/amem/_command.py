@@ -1,12 +1,13 @@
 """The command `amem`, also as `python -m amem`: starts jobs under AMem, says what a machine means for it, and reads journals.
 
     amem run [--] COMMAND [ARGUMENT...]   starts any command, a launcher such as torchrun too, with AMem in it and its children
-    amem doctor [--json] [--nccl PATH]    looks at this machine, its settings and its NCCL; exit code 1 if AMem cannot work
+    amem doctor [--json] [--nccl PATH]    looks at this machine, its settings and its NCCL; exit code 3 if AMem cannot work
     amem doctor --measure [--gpus N]      what NCCL_CUMEM_ENABLE=0 and 1 hold and cost here, by a small job with each; some minutes at most
     amem demo                             four processes share memory, pause, resume and compare, on the simulator
     amem version
 
-All else is amem-replay, which is installed with this package: `amem help` lists its commands and these.
+All else is amem-replay, which is installed with this package: `amem help` lists its commands and these. Exit codes are the same:
+0 fine, 1 wrong usage, 2 something is missing, 3 a problem was found; of `amem run` those of the command.
 """
 
 import argparse
@@ -20,14 +21,20 @@ import sys
 
 from . import _doctor, _library, _measure, _why
 
-USAGE = 2
+USAGE, MISSING, FOUND = 1, 2, 3
 HELP = ("help", "--help", "-h")
 MEASURE_SECONDS = 360  # after which `doctor --measure` ends whatever happens; it gives itself less
 
 
-def fail(text):
+def fail(text, code=MISSING):
     print("amem: " + text, file=sys.stderr)
-    return USAGE
+    return code
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.print_usage(sys.stderr)
+        self.exit(USAGE, "%s: %s\n" % (self.prog, message))
 
 
 # ---- run --------------------------------------------------------------------------------------------------------------------
@@ -48,7 +55,7 @@ def run(arguments):
     if arguments[:1] == ["--"]:
         arguments = arguments[1:]
     if not arguments:
-        return fail("run: which command? For example `amem run -- torchrun --nproc-per-node 4 train.py`")
+        return fail("run: which command? For example `amem run -- torchrun --nproc-per-node 4 train.py`", USAGE)
     if os.environ.get("AMEM_ENABLE") == "0":
         print("amem: AMEM_ENABLE=0, so the command is started without AMem", file=sys.stderr)
         environment = dict(os.environ)
@@ -92,7 +99,7 @@ def nccl_libraries(more=()):
 
 
 def doctor(arguments):
-    parser = argparse.ArgumentParser(prog="amem doctor", allow_abbrev=False)
+    parser = Parser(prog="amem doctor", allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--nccl", metavar="PATH", action="append", default=[], help="a libnccl.so.2 to look at, too")
     parser.add_argument("--measure", action="store_true", help="what NCCL_CUMEM_ENABLE=0 and 1 hold and cost here")
@@ -117,11 +124,11 @@ def doctor(arguments):
             if finding.remedy:
                 print("%-8s   -> %s" % ("", finding.remedy))
         print(_doctor.conclusion(findings))
-    return 1 if problems else 0
+    return FOUND if problems else 0
 
 
 def measure(library, libraries, gpus, as_json):
-    """`doctor --measure`. Exit code 0 where both settings ran, 1 where one did not, 2 where nothing could be measured."""
+    """`doctor --measure`. Exit code 0 where both settings ran, 3 where one did not, 2 where nothing could be measured."""
     if found := problem_of(library):
         return fail("doctor --measure: %s. %s" % (found.text, found.remedy))
     if not libraries:
@@ -134,7 +141,7 @@ def measure(library, libraries, gpus, as_json):
     except _measure.CannotMeasure as error:
         return fail("doctor --measure: %s" % error)
     print(json.dumps(answer, indent=1) if as_json else _measure.table(answer))
-    return 1 if any("failure" in one for one in answer["NCCL_CUMEM_ENABLE"].values()) else 0
+    return FOUND if any("failure" in one for one in answer["NCCL_CUMEM_ENABLE"].values()) else 0
 
 
 # ---- the rest ---------------------------------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ class Job:
     def events(self, **filters):
         """An iterator over the events of all sessions in one order of time. Filters, as of `amem log`:
         kinds (list of str), ranks (list of int), grep (regular expression), allocation, first and last_seq (sequence numbers),
-        since and until (seconds since the first opening, or "10 min ago", or "2026-11-21 20:20:58" in UTC), last (only so many)."""
+        since and until (seconds since the first opening, or "10 min ago", or "2026-11-21 20:20:58" in local time), last (only so many)."""
         return _log(["--merge"] + _log_options(filters), self._places, None)
 
     def verdict(self, all_sessions=False):

@@ -14,7 +14,7 @@ import zipfile
 
 PRODUCTS = {"libamem_nccl.so", "amem-replay", "amem-patch", "amem-demo"}
 BESIDE_THEM = (r"amem/py\.typed", r"amem/include/amem\.h", r".*\.dist-info/licenses/LICENSE", r".*\.dist-info/sboms/amem\.cdx\.json",
-               *(r".*\.data/data/share/" + one for one in (r"man/man1/amem-replay\.1", r"bash-completion/completions/amem-replay",
+               *(r".*\.data/data/share/" + one for one in (r"man/man1/amem\.1", r"bash-completion/completions/amem", r"man/man1/amem-replay\.1", r"bash-completion/completions/amem-replay",
                  r"zsh/site-functions/_amem-replay", r"fish/vendor_completions\.d/amem-replay\.fish", r"amem/schemas/why\.schema\.json")))
 # What is always linked in; the list of a wheel that lacks one of them was not made from its build.
 LINKED_IN = {"capnproto", "lmdb", "spdlog", "fmtlib", "cli11", "nlohmann-json3", "elfutils", "libzstd", "zlib", "gcc-12"}

@@ -57,6 +57,12 @@ function moment(ns) {
   const negative = ns < 0, micro = Math.round(Math.abs(ns) / 1e3);
   return (negative ? '\u2212' : '+') + grouped(Math.floor(micro / 1e6)) + '.' + String(micro % 1e6).padStart(6, '0') + THIN + 's';
 }
+// Milliseconds since 1970 as a date, in the time zone of whoever reads.
+function localTime(ms) {
+  const ahead = -new Date(ms).getTimezoneOffset(), two = (n) => String(n).padStart(2, '0'), far = Math.abs(ahead);
+  const zone = ahead === 0 ? 'UTC' : (ahead < 0 ? '-' : '+') + two(Math.floor(far / 60)) + two(far % 60);
+  return new Date(ms + ahead * 60e3).toISOString().replace('T', ' ').slice(0, 19) + ' ' + zone;
+}
 // The same, no longer than what is looked at needs.
 function tick(ns, step) {
   if (ns === 0) return '0';
@@ -94,7 +100,7 @@ const CLASSES = [
   { name: 'tagged', label: 'Tags', hint: 'the program\u2019s tensors under tags, such as weights and optimizer' },
 ];
 const ON_DEVICE = [0, 1, 4, 5, 6];  // classes that occupy the rank's own device
-const STACK = [0, 1, 6, 5, 4, 3, 2];  // from the bottom up
+const STACK = [0, 1, 6, 5, 4, 3, 2];  // away from the line between the device and elsewhere
 
 const nameOf = (index) => (index >= 0 && everybody[index] ? everybody[index].name : 'unknown');
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);

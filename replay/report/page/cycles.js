@@ -3,7 +3,8 @@
 const cycles = (() => {
   // A phase's word without "pause: " before it, and its colour. An undo has phases of both kinds side by side, so all differ.
   const phaseOf = (phase) => [(data.phases[phase] || '').replace(/^.*: /, ''), 'p' + phase];
-  const isResume = (phase) => phase >= 5;
+  const isUndo = (phase, cycle) => (phase >= 5) !== (cycle.kind === 1);
+  const undoOr = (phase, cycle) => (isUndo(phase, cycle) ? 'undo, ' : '') + data.phases[phase];
   let selected = -1;
   let list = null;
 
@@ -105,7 +106,7 @@ const cycles = (() => {
     for (const [at, [phase, begun, worked, decided, passed, steps, voted]] of part.p.entries()) {
       if (part.b !== null && decided !== null && decided <= part.b) continue;  // the wait for the others
       const [word, colour] = phaseOf(phase);
-      const undo = isResume(phase) !== (cycle.kind === 1);
+      const undo = isUndo(phase, cycle);
       const end = decided === null ? part.e : decided;
       const from = x(begun), middle = x(worked), to = Math.max(x(end), from + 0.7);
       const title = `${nameOf_(part.s)}, ${undo ? 'undo: ' : ''}${word}: ${duration(worked - begun)} of work` +
@@ -129,7 +130,7 @@ const cycles = (() => {
     cycle.parts.forEach((part) => part.p.forEach((phase, at) => rows.push({ part, phase, at })));
     makeTable(host, { caption: `${nameOf(cycle)}: phases of each rank`, unit: ['phase', 'phases'], rows, perPage: 60, columns: [
       { label: 'Rank', first: true, cell: (r) => capital(sessions[r.part.s].name), sort: (r) => r.part.s },
-      { label: 'Phase', cell: (r) => links.link(links.phase(index, r.part, r.at), (isResume(r.phase[0]) !== (cycle.kind === 1) ? 'undo, ' : '') + data.phases[r.phase[0]]), sort: (r) => r.phase[1] },
+      { label: 'Phase', cell: (r) => links.link(links.phase(index, r.part, r.at), undoOr(r.phase[0], cycle)), sort: (r) => r.phase[1] },
       { label: 'Steps', number: true, cell: (r) => grouped(r.phase[5]), sort: (r) => r.phase[5], downFirst: true },
       { label: 'Work', number: true, cell: (r) => duration(r.phase[2] - r.phase[1]), sort: (r) => r.phase[2] - r.phase[1], downFirst: true },
       { label: 'Wait', number: true, cell: (r) => (r.phase[3] === null ? 'to the end' : duration(r.phase[3] - r.phase[2])),
@@ -166,7 +167,7 @@ const cycles = (() => {
     for (const part of cycle.parts) for (const [phase] of part.p) used.add(phase);
     const waited = cycle.parts.some((part) => part.a < ganttStart(cycle));
     return el('div', { class: 'legend small' }, [...used].sort((a, b) => a - b).map((phase) =>
-      el('span', { class: 'key' }, el('i', { class: 'swatch ' + phaseOf(phase)[1] }), data.phases[phase])),
+      el('span', { class: 'key' }, el('i', { class: 'swatch ' + phaseOf(phase)[1] }), undoOr(phase, cycle))),
     el('span', { class: 'key' }, el('i', { class: 'swatch waiting' }), 'paler: waiting for other ranks'),
     cycle.parts.some((part) => part.p.some((p) => p[6])) ? el('span', { class: 'key' }, el('i', { class: 'swatch vote-mark' }), 'its vote') : '',
     waited ? el('span', { class: 'key muted' }, 'The clock starts when all ranks had come; \u201cwaited\u201d is what each had waited for that.') : '');

@@ -1,4 +1,5 @@
-// Memory held over time: one chart a rank, stacked by class, all on one scale; a lane above shows pauses and resumes.
+// Memory held over time: one chart a rank, stacked by class, all on one scale: above the line what lies on its device, below what
+// lies elsewhere. A lane above shows pauses and resumes.
 
 const memory = (() => {
   const NARROW = 560;
@@ -15,27 +16,29 @@ const memory = (() => {
   let cursor = null;  // { t, session }
   const charts = [];
 
-  // Cumulative heights of the classes shown, from the bottom up.
+  // Cumulative heights of the classes shown: upwards of those on the device, downwards of the others.
   function stack(index) {
     const { t, held } = series[index];
-    const layers = [];
-    let below = new Float64Array(t.length);
+    const layers = [], last = { 1: new Float64Array(t.length), '-1': new Float64Array(t.length) };
     for (const c of present) {
       if (!shown.has(c) || !held[c]) continue;
-      const top = below.map((value, i) => value + held[c][i]);
-      layers.push({ c, below, top });
-      below = top;
+      const way = ON_DEVICE.includes(c) ? 1 : -1, below = last[way];
+      last[way] = below.map((value, i) => value + way * held[c][i]);
+      layers.push({ c, below, top: last[way] });
     }
     return layers;
   }
   let stacks = [];
-  let highest = 1;
+  let highest = 1, lowest = 0;
   function restack() {
     stacks = sessions.map((_, index) => stack(index));
     highest = 1;
-    for (const layers of stacks) {
-      const top = layers.length ? layers[layers.length - 1].top : [];
-      for (const value of top) if (value > highest) highest = value;
+    lowest = 0;
+    for (const { top } of stacks.flat()) {
+      for (const value of top) {
+        highest = Math.max(highest, value);
+        lowest = Math.min(lowest, value);
+      }
     }
   }
 
@@ -77,10 +80,10 @@ const memory = (() => {
     return g;
   }
 
-  const heightOf = () => (sessions.length > 32 ? 34 : sessions.length > 16 ? 52 : sessions.length > 4 ? 72 : 104);
+  const heightOf = () => (sessions.length > 32 ? 46 : sessions.length > 16 ? 60 : sessions.length > 4 ? 80 : 116);
 
   function draw() {
-    for (const chart of charts) chart.draw();
+    for (const chart of charts) if (!chart.row.hidden) chart.draw();
     drawLane();
     placeCursor();
   }
@@ -155,6 +158,7 @@ const memory = (() => {
   function makeChart(index) {
     const session = sessions[index];
     const plot = svg('svg', { class: 'plot', preserveAspectRatio: 'none', 'aria-hidden': 'true' });
+    const scale = svg('svg', { class: 'axis-scale', 'aria-hidden': 'true' });
     const peak = session.peak[1];
     const box = el('div', { class: 'plot-box', tabindex: 0, role: 'img', 'data-session': index,
       'aria-label': `Memory held by ${session.name} over time. At most ${bytes(peak)} on its device, at ${moment(session.peak[0])}` +
@@ -164,44 +168,44 @@ const memory = (() => {
     box.append(line);
     const row = el('div', { class: 'chart' },
       el('div', { class: 'chart-label' }, el('strong', {}, capital(session.name)),
-        el('span', { class: 'muted' }, 'peak ', el('span', { class: 'nowrap' }, bytes(peak)))),
-      box);
+        el('span', { class: 'muted' }, 'peak ', el('span', { class: 'nowrap' }, bytes(peak))),
+        el('span', { class: 'muted end' }, howItEnds())),
+      scale, box);
+
+    function howItEnds() {
+      if (session.died) return `crashed, as ${nameOf(session.died[1])} noticed`;
+      return { closed: 'closed', crashed: 'crashed after its last event', broken: 'broken' }[session.status] || '';
+    }
 
     function drawChart() {
       const width = box.clientWidth || 600, height = heightOf();
       plot.setAttribute('viewBox', `0 0 ${width} ${height}`);
       plot.setAttribute('height', height);
       const x = (t) => ((t - domain[0]) / (domain[1] - domain[0])) * width;
-      const y = (value) => height - 0.5 - (value / highest) * (height - 12);
+      const y = (value) => height - 5.5 - ((value - lowest) / (highest - lowest)) * (height - 14);
       plot.replaceChildren();
-      const step = roundBytes(highest, height > 90 ? 4 : 2.2);
-      for (let value = step; value < highest * 1.02; value += step) {
+      const wide = scale.clientWidth || 54;
+      scale.setAttribute('viewBox', `0 0 ${wide} ${height}`);
+      scale.setAttribute('height', height);
+      scale.replaceChildren();
+      const step = roundBytes(highest - lowest, height > 90 ? 4 : 2.2);
+      for (let value = Math.ceil(lowest / step) * step; value < highest * 1.02; value += step) {
         plot.append(svg('line', { class: 'gridline', x1: 0, x2: width, y1: y(value), y2: y(value) }));
+        scale.append(svg('text', { class: 'scale', x: wide, y: Math.max(9, y(value) + 4), 'text-anchor': 'end' }, value === 0 ? '0' : axisBytes(Math.abs(value))));
       }
       for (const layer of stacks[index]) {
         plot.append(svg('path', { class: 'area c' + layer.c, 'data-class': CLASSES[layer.c].name, d: areaPath(index, layer, x, y) }));
         if (layer.c === 2) plot.append(svg('path', { class: 'stripes', d: areaPath(index, layer, x, y) }));
       }
-      for (let value = step; value < highest * 1.02; value += step) {
-        plot.append(svg('text', { class: 'scale', x: 4, y: y(value) - 3 }, axisBytes(value)));
-      }
-      plot.append(svg('line', { class: 'baseline', x1: 0, x2: width, y1: height - 0.5, y2: height - 0.5 }));
-      const end = series[index].end;
-      if ((end < whole[1] || session.status === 'crashed') && x(end) <= width) drawEnd(x(end), height, width);
+      plot.append(svg('line', { class: 'baseline', x1: 0, x2: width, y1: y(0), y2: y(0) }));
+      const end = x(series[index].end);
+      if (end >= 0 && end <= width) plot.append(svg('line', { class: 'ended', x1: end, x2: end, y1: 0, y2: height }, svg('title', {}, howItEnds() || 'last event so far')));
       for (const failure of cycles.failuresOf(index)) {
         const at = x(failure.t);
         if (at < 0 || at > width) continue;
         plot.append(svg('g', { class: 'failure' }, svg('title', {}, failure.text),
           svg('line', { x1: at, x2: at, y1: 0, y2: height }), svg('text', { x: Math.min(at + 3, width - 12), y: 11 }, '\u2715')));
       }
-    }
-    function drawEnd(at, height, width) {
-      if (at < 0) return;
-      plot.append(svg('line', { class: 'ended', x1: at, x2: at, y1: 0, y2: height }));
-      const crashed = session.died ? `crashed, as ${nameOf(session.died[1])} noticed` : 'last event; it crashed later';
-      const why = { closed: 'closed', crashed, broken: 'broken', live: 'last event so far' }[session.status] || 'ends';
-      const left = at > width - why.length * 6 - 8;
-      plot.append(svg('text', { class: 'scale', x: left ? at - 4 : at + 4, y: height - 6, 'text-anchor': left ? 'end' : 'start' }, why));
     }
 
     // ---- looking closer ------------------------------------------------------------------------------------------------------
@@ -241,6 +245,34 @@ const memory = (() => {
     box.addEventListener('focus', () => { if (!cursor || cursor.session !== index) setCursor(cursor ? cursor.t : domain[0], index); });
     charts.push({ draw: drawChart, row, line, index });
     return row;
+  }
+
+  // Of many ranks those that failed come first, then one of each kind: ranks that held about as much as another are folded.
+  const FEW = 8;
+  function addCharts(host) {
+    const failed = (index) => cycles.failuresOf(index).length > 0 || ['crashed', 'broken'].includes(sessions[index].status);
+    const alike = (a, b) => sessions[a].most.every((value, c) => Math.abs(value - sessions[b].most[c]) <= 0.15 * Math.max(value, sessions[b].most[c]));
+    const kinds = [], folded = [];
+    const order = sessions.map((_, index) => index);
+    if (order.length > FEW) order.sort((a, b) => failed(b) - failed(a) || a - b);
+    for (const index of order) {
+      const row = makeChart(index);
+      row.hidden = order.length > FEW && !failed(index) && kinds.some((kind) => alike(index, kind));
+      if (row.hidden) folded.push(row);
+      else if (!failed(index)) kinds.push(index);
+      host.append(row);
+    }
+    if (!folded.length) return;
+    const button = el('button', { type: 'button', 'aria-expanded': 'false', onclick: () => {
+      const open = folded[0].hidden;
+      for (const row of folded) row.hidden = !open;
+      button.setAttribute('aria-expanded', String(open));
+      button.textContent = name(open);
+      draw();
+    } });
+    const name = (open) => (open ? 'Hide' : 'Show') + ` ${plural(folded.length, 'rank')} that held about as much as one above`;
+    button.textContent = name(false);
+    host.append(el('p', { class: 'folded' }, button));
   }
 
   function onKey(event, index) {
@@ -364,9 +396,9 @@ const memory = (() => {
     makeLegend();
     laneSvg = svg('svg', { class: 'lane-svg', 'aria-hidden': 'true' });
     axisSvg = svg('svg', { class: 'axis-svg', 'aria-hidden': 'true' });
-    host.append(el('div', { class: 'chart' }, el('div', { class: 'chart-label muted small' }, strip.length ? 'Pauses, resumes' : ''), el('div', {}, laneSvg, laneNote)));
-    sessions.forEach((_, index) => host.append(makeChart(index)));
-    host.append(el('div', { class: 'chart' }, el('div', { class: 'chart-label' }), el('div', {}, axisSvg)));
+    host.append(el('div', { class: 'chart' }, el('div', { class: 'chart-label muted small' }, strip.length ? 'Pauses, resumes' : ''), el('span'), el('div', {}, laneSvg, laneNote)));
+    addCharts(host);
+    host.append(el('div', { class: 'chart' }, el('div', { class: 'chart-label' }), el('span'), el('div', {}, axisSvg)));
     makeTable_();
     restack();
     setDomain(...whole);

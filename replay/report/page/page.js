@@ -9,7 +9,7 @@ const typed = (text) => text.split('`').map((part, i) => (i % 2 ? el('code', {},
 function presentText() {
   const known = sessions.map((s) => s.as_of).filter((t) => t !== null);
   const t = known.length ? Math.max(...known) : data.job.duration;
-  return data.job.began_ms ? new Date(data.job.began_ms + t / 1e6).toISOString().replace('T', ' ').slice(0, 19) + ' UTC' : moment(t);
+  return data.job.began_ms ? localTime(data.job.began_ms + t / 1e6) : moment(t);
 }
 
 function drawVerdict() {
@@ -20,7 +20,7 @@ function drawVerdict() {
     e.t !== null && e.t !== undefined ? el('span', { class: 'muted' }, ` ${moment(e.t)} `) : ' ', e.x,
     e.role === 1 ? el('span', { class: 'badge bad' }, 'cause') : e.role === 2 ? el('span', { class: 'badge' }, 'consequence') : ''));
   fill(byId('verdict'), { class: 'card verdict ' + (v.healthy ? 'good' : 'bad') },
-    [el('p', { class: 'eyebrow' }, el('span', { 'aria-hidden': 'true' }, v.healthy ? '\u2713 ' : '\u2715 '), v.healthy ? 'Healthy' : 'A failure', v.live ? `, as of ${presentText()}` : ''),
+    [el('p', { class: 'eyebrow' }, el('span', { 'aria-hidden': 'true' }, v.healthy ? '\u2713 ' : '\u2715 '), v.healthy ? 'Healthy' : 'A failure', sessions.some((s) => s.as_of !== null) ? `, as of ${presentText()}` : ''),
       el('h1', { id: 'verdict-title' }, v.headline || (v.healthy ? 'Nothing is wrong' : 'Something failed')),
       v.summary ? el('p', {}, typed(v.summary)) : '',
       v.remedy ? el('p', { class: 'remedy' }, el('strong', {}, 'To do. '), typed(sentence(v.remedy))) : '',
@@ -41,7 +41,7 @@ function drawFacts() {
     const bad = failed(kind);
     return tile(word, grouped(Math.max(times.length, known)), [times.length ? `median ${duration(median(times))}` : '', bad ? `${grouped(bad)} failed` : ''].filter(Boolean).join(', '));
   };
-  const began = data.job.began_ms ? new Date(data.job.began_ms).toISOString().replace('T', ' ').slice(0, 19) + ' UTC' : '';
+  const began = data.job.began_ms ? localTime(data.job.began_ms) : '';
   byId('facts').append(el('dl', { class: 'tiles' },
     tile(sessions.every((s) => s.rank >= 0) ? 'Ranks' : 'Sessions', grouped(sessions.length), hosts.size ? `on ${plural(hosts.size, 'host')}` : ''),
     tile('Time', duration(data.job.duration), began ? `from ${began}` : ''),

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "replay/tool/command.h"
@@ -36,6 +37,10 @@ const Argument* OptionNamed(const PreparedCommand& command, std::string_view nam
 
 // The known word that `word` was probably meant to be, at most two or, of long words, three letters away; empty: none.
 std::string DidYouMean(const std::string& word, const std::vector<std::string>& known);
+
+// Of the Python package, which starts this program for all others (_command.py): name and what it does. None where the program
+// is called amem-replay.
+std::span<const std::pair<const char*, const char*>> PackageCommands();
 
 // What `amem --help` and `amem help COMMAND` print.
 std::string HelpOfTool(std::span<const PreparedCommand> commands, std::size_t width);

@@ -46,6 +46,7 @@ std::string Completions(std::span<const char* const> words, std::span<const Prep
   const std::string_view last = words.empty() ? "" : words.back();
   if (words.size() < 2 || std::string_view(words[0]) == "help") {
     std::string lines = "help\tThe commands, or one of them\n";
+    for (const auto& [name, does] : PackageCommands()) lines += fmt::format("{}\t{}\n", name, does);
     for (const PreparedCommand& c : commands) lines += fmt::format("{}\t{}\n", c.command->name, c.command->does);
     return lines;
   }

@@ -51,12 +51,22 @@ std::string OptionsOf(const PreparedCommand& command, std::size_t width, bool co
   return usage + "\n\n" + options;
 }
 
+// "  amem why 4711    the job of that process", with the comment below where both are too wide.
+std::string Example(const std::string& line, std::size_t width) {
+  const std::size_t gap = line.find("  ", 2);
+  if (line.size() <= width || gap == std::string::npos) return line + "\n";
+  std::string lines = line.substr(0, gap) + "\n";
+  for (const std::string& row : BrokenIntoLines(line.substr(line.find_first_not_of(' ', gap)), width - 6))
+    lines += "      " + row + "\n";
+  return lines;
+}
+
 std::string ExamplesOf(const PreparedCommand& command, std::size_t width) {
   std::string lines = "\nExamples:\n";
   for (std::string_view rest = command.command->examples; !rest.empty();) {
     const std::size_t end = rest.find('\n');
     const std::string line = AsCalled(std::string(rest.substr(0, end)));
-    lines += line.starts_with(' ') ? line + "\n" : Paragraph(line, width);
+    lines += line.starts_with(' ') ? Example(line, width) : Paragraph(line, width);
     rest.remove_prefix(end + 1);
   }
   return lines;
@@ -75,17 +85,23 @@ std::string Verbatim(std::string_view text) {
 
 }  // namespace
 
+std::span<const std::pair<const char*, const char*>> PackageCommands() {
+  static constexpr std::pair<const char*, const char*> kAll[] = {
+      {"run", "Starts a command with AMem in it: `amem run -- torchrun train.py`"},
+      {"doctor", "Says what stands in AMem's way on this machine"},
+      {"demo", "Four processes pause and resume on a simulated GPU"}};
+  return program_name == "amem" ? std::span(kAll) : std::span<const std::pair<const char*, const char*>>();
+}
+
 std::string HelpOfTool(std::span<const PreparedCommand> commands, std::size_t width) {
   std::string help = fmt::format("Usage: {} COMMAND [OPTIONS] [TARGET...]\n", program_name), group;
   const auto begin = [&](std::string_view next) {
     if (group != next) help += fmt::format("\n{}\n", next);
     group = next;
   };
-  if (program_name == "amem") {  // those of the Python package, which starts this program for all others (_command.py)
+  for (const auto& [name, does] : PackageCommands()) {
     begin("To begin");
-    help += HelpLine("run", "Starts a command with AMem in it: `amem run -- torchrun train.py`.", 11, width);
-    help += HelpLine("doctor", "Says what stands in AMem's way on this machine.", 11, width);
-    help += HelpLine("demo", "Four processes pause and resume on a simulated GPU.", 11, width);
+    help += HelpLine(name, std::string(does) + ".", 11, width);
   }
   for (const PreparedCommand& c : commands) {
     begin(c.command->group);

@@ -23,6 +23,7 @@ struct PhaseWait {
 };
 struct CyclePhase {
   std::string name;  // "arrival", "pause: save"
+  bool undo = false;
   std::uint64_t took_ns = 0;
   SessionId last;                // whose part ended last
   std::uint64_t cost_ns = 0;     // after the last but one
@@ -55,7 +56,8 @@ std::uint64_t Positive(std::int64_t difference_ns) { return difference_ns < 0 ? 
 
 // The nth phase of each part that has the same.
 CyclePhase JoinPhase(const std::vector<Part>& parts, std::size_t nth, const Part& like) {
-  CyclePhase phase{.name = like.Arrives(nth) ? "arrival" : std::string(ToText(like.phases[nth].phase))};
+  CyclePhase phase{.name = like.Arrives(nth) ? "arrival" : std::string(ToText(like.phases[nth].phase)),
+                   .undo = IsUndo(like.phases[nth].phase, like.attempt->kind)};
   std::vector<std::pair<std::int64_t, const Part*>> ends;
   std::int64_t begun = 0, over = 0;
   for (const Part& part : parts) {
@@ -138,19 +140,19 @@ std::string WaitText(const CyclePhase& phase, const JobNames& names) {
 }
 
 void PrintCycle(Output& out, const CriticalPath& cycle, const JobNames& names) {
-  out.Styled(Output::Style::kHeading, fmt::format("{} of {} at {}: {} in {}", cycle.name, Plural(cycle.members, "session"),
-                                                  WallText(cycle.began_ns), cycle.outcome, Time(cycle.took_ns)))
+  out.Styled(Output::Style::kHeading,
+             fmt::format("{} ({}) at {}: {} in {}", cycle.name, Plural(cycle.members, "process", "processes"),
+                         WallText(cycle.began_ns), cycle.outcome, Time(cycle.took_ns)))
       << "\n";
   if (cycle.seen < cycle.members)
-    out << "  of " << Plural(cycle.members - cycle.seen, "session")
+    out << "  of " << Plural(cycle.members - cycle.seen, "process", "processes")
         << " there is no journal here: who was last among the others is told\n";
-  out << "  PHASE                       TOOK      LAST      OTHERS WAITED       LONGEST STEP OF THE LAST\n";
-  for (const CyclePhase& phase : cycle.phases) {
-    (out << "  ").Left(phase.name, 28).Left(Time(phase.took_ns), 10).Left(names.ShortName(phase.last), 10);
-    const std::string waited = WaitText(phase, names);
-    const std::string step = phase.step.empty() ? "" : fmt::format("{}: {}", phase.step, Time(phase.step_ns));
-    out.Left(waited, step.empty() ? 0 : 20) << step << "\n";
-  }
+  std::vector<std::vector<std::string>> rows = {{"  PHASE", "TOOK", "LAST", "OTHERS WAITED", "LONGEST STEP OF THE LAST"}};
+  for (const CyclePhase& phase : cycle.phases)
+    rows.push_back({fmt::format("  {}{}", phase.undo ? "undo, " : "", phase.name), Time(phase.took_ns),
+                    names.ShortName(phase.last), WaitText(phase, names),
+                    phase.step.empty() ? "" : fmt::format("{}: {}", phase.step, Time(phase.step_ns))});
+  for (const std::string& line : TableLines(rows)) out << line << "\n";
 }
 
 struct Share {
@@ -193,6 +195,7 @@ Json ToJson(const CriticalPath& cycle, const JobNames& names) {
     Json step = nullptr;
     if (!phase.step.empty()) step = {{"text", phase.step}, {"took_ns", phase.step_ns}};
     phases.push_back({{"phase", phase.name},
+                      {"undo", phase.undo},
                       {"took_ns", phase.took_ns},
                       {"last", {{"session", SessionText(phase.last)}, {"rank", rank(phase.last)}}},
                       {"cost_ns", phase.cost_ns},

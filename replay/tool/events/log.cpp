@@ -304,7 +304,7 @@ int Follow(std::vector<Source>& sources, const Logger& logger, const LogOptions&
     failed |= !Went(added);
     const auto info = added ? one.stream.merge().InfoOf(0) : Result<JournalInfo>(added);
     if (!info || (sources.size() > 1 && !LivesNow(*info))) continue;
-    if (!options.json) out << "# " << one.name << ", " << ToText(info->status) << ", " << Grouped(info->events) << " events\n";
+    if (!options.json) out << "# " << one.name << ", " << StatusText(*info) << ", " << Grouped(info->events) << " events\n";
     one.stream.Print(options.last.value_or(kLastWhenFollowed));
     followed.push_back(std::move(one));
   }
@@ -353,10 +353,10 @@ void AddOptions(Arguments& arguments, LogOptions& options) {
   arguments.Add(
       "--from", kPosition, options.from,
       "Only from there on: an event (--from=#17), seconds since the session's opening, \"10 min ago\", or \"2026-11-21 "
-      "20:20:58\" in UTC");
+      "20:20:58\", in local time unless UTC or +0100 is behind it");
   arguments.Add("--to", kPosition, options.to, "Only up to there");
   arguments.Add("--last", "N", options.last, "Only the last N of those, of each session, or with --merge of all");
-  arguments.Flag("--wall", options.wall, "The date and time (UTC) of each event in place of seconds since the opening");
+  arguments.Flag("--wall", options.wall, "The local date and time of each event in place of seconds since the opening");
   arguments.Add("--interval", "MS", options.interval_ms, "With -f: look every so many milliseconds; 200 by default",
                 std::uint32_t{1});
 }

@@ -13,6 +13,19 @@ namespace amem::tool {
 EventPrinter::EventPrinter(Output& out, const SessionOpened& who, PrinterOptions options)
     : out_(out), options_(std::move(options)), session_(SessionText(who.session)), rank_(who.rank) {}
 
+bool EventPrinter::TakesBack(const EventBody& body) {
+  const auto is_undo = [this](PoolId pool, PhaseKind phase) {
+    const auto cycle = cycles_.find(pool);
+    return cycle != cycles_.end() && IsUndo(phase, cycle->second);
+  };
+  if (const auto* begun = std::get_if<CycleBegun>(&body)) cycles_[begun->pool] = begun->kind;
+  if (const auto* phase = std::get_if<PhaseBegun>(&body)) return is_undo(phase->pool, phase->phase);
+  if (const auto* phase = std::get_if<PhaseDecided>(&body)) return is_undo(phase->pool, phase->phase);
+  if (const auto* done = std::get_if<CycleDone>(&body)) cycles_.erase(done->pool);
+  if (const auto* failed = std::get_if<CycleFailed>(&body)) cycles_.erase(failed->pool);
+  return false;
+}
+
 void EventPrinter::PrintText(const Event& event) {
   if (options_.several) (out_.Left(options_.name, 8)) << " ";
   head_.clear();  // put together in one piece, because a log has a million such lines
@@ -32,7 +45,7 @@ void EventPrinter::PrintText(const Event& event) {
   head_ += " t";
   AppendPadded(head_, event.thread, 1, '0');
   head_ += "  ";
-  (out_.Verbatim(head_) << ToText(event.body)).Verbatim("\n");
+  (out_.Verbatim(head_) << (TakesBack(event.body) ? "undo, " : "") << ToText(event.body)).Verbatim("\n");
 }
 
 void EventPrinter::PrintJson(const Event& event) {

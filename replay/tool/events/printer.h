@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 #include "replay/tool/output.h"
@@ -26,12 +27,14 @@ class EventPrinter {
  private:
   void PrintText(const Event& event);  // "    17 +0.003215s t4711  mapped: address 0x7f00, 2 MiB, allocation 3"
   void PrintJson(const Event& event);
+  bool TakesBack(const EventBody& body);  // a phase of the undo of the pause or resume that is under way
 
   Output& out_;
   const PrinterOptions options_;
   const std::string session_;
   const std::int32_t rank_;
-  std::string head_;  // of a line: its memory is used again
+  std::map<PoolId, CycleKind> cycles_;  // under way
+  std::string head_;                    // of a line: its memory is used again
 };
 
 }  // namespace amem::tool

@@ -189,7 +189,7 @@ class Command(unittest.TestCase):
             for variables in ({"AMEM_LIBRARY": broken.name}, {"AMEM_LIBRARY": "/nowhere/libamem_nccl.so"}):
                 code, out, err = self.amem("doctor", "--json", **variables)
                 found = [one for one in json.loads(out)["findings"] if one["subject"] == "library"]
-                self.assertEqual((code, [one["level"] for one in found], err), (1, ["problem"], ""))
+                self.assertEqual((code, [one["level"] for one in found], err), (3, ["problem"], ""))
                 self.assertTrue(found[0]["remedy"])
                 for arguments in (["run", "true"], ["version"], ["why", "/nowhere"], ["demo"], ["help"]):
                     code, out, err = self.amem(*arguments, AMEM_REPLAY="/nowhere/amem-replay", **variables)
@@ -203,16 +203,17 @@ class Command(unittest.TestCase):
             source = "__attribute__((constructor)) static void die(void) { __builtin_trap(); }\n"
             subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=source, text=True, check=True)
             code, out, err = self.amem("doctor", AMEM_LIBRARY=library)
-            self.assertEqual(code, 1, err)
+            self.assertEqual(code, 3, err)
             self.assertIn("problem", out)
             code, out, err = self.amem("run", "echo", "started", AMEM_LIBRARY=library)
             self.assertEqual((code, out), (2, ""), err)
             self.assertIn("nothing was started", err)
 
     def test_wrong_use_says_what_to_do(self):
-        for arguments, word in ((["run"], "which command"), (["doctor", "--jsno"], "--jsno"), (["doctor", "--nccl", "/no/such"], "/no/such")):
+        for arguments, word, wanted in ((["run"], "which command", 1), (["doctor", "--jsno"], "--jsno", 1), (["doctor", "--gpus", "0"], "--gpus", 1),
+                                        (["doctor", "--nccl", "/no/such"], "/no/such", 2)):
             code, out, err = self.amem(*arguments)
-            self.assertEqual((code, out), (2, ""), err)
+            self.assertEqual((code, out), (wanted, ""), err)
             self.assertIn(word, err)
 
     def test_each_of_its_commands_has_help(self):

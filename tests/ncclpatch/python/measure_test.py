@@ -83,7 +83,7 @@ class OnTheStandIn(unittest.TestCase):
 
     def test_an_nccl_that_cannot_be_loaded_is_said(self):
         code, out, err = run("--nccl", __file__, "--gpus", "1")
-        self.assertEqual(code, 1, err)
+        self.assertEqual(code, 3, err)
         self.assertIn("ran with neither setting", out)
         self.assertIn("invalid ELF header", out)
 

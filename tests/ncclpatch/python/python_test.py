@@ -655,6 +655,22 @@ class Import(Scripts):
         for name in ("frameworks", "hosts", "journal", "rl"):
             self.check("import amem, sys\nassert 'amem.%s' not in sys.modules\nassert amem.%s is sys.modules['amem.%s']\n" % (name, name, name))
         self.check("import amem\nassert not hasattr(amem, 'nothing') and amem.rl.RolloutOffload\n")
+        self.check("import amem\nassert not hasattr(amem.frameworks, 'nothing') and amem.frameworks.ray.environment\n")
+
+    def test_a_tag_that_nobody_knows_is_answered_with_the_one_that_was_meant(self):
+        self.check("""
+from amem._calls import with_guess
+text = "amem_pause: tag weigths is not known; known: weights, nccl"
+assert with_guess(text) == text + "; did you mean weights?"
+assert with_guess(text.replace("weigths", "states")) == text.replace("weigths", "states")
+assert with_guess("no room") == "no room"
+""")
+
+    def test_without_a_library_there_is_no_version_and_no_error_of_ours(self):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(os.path.join(PYTHON, "amem"), folder + "/amem", ignore=shutil.ignore_patterns("__pycache__"))
+            done = run("import os\nos.environ.pop('AMEM_LIBRARY')\nimport amem\nassert not hasattr(amem, '__version__')\n", PYTHONPATH=folder)
+            self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_dir_shows_what_a_user_may_use_and_nothing_else(self):
         self.check("""

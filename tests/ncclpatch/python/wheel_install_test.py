@@ -72,7 +72,7 @@ class Wheel(unittest.TestCase):
 
     def test_header_schemas_manual_and_completions_are_installed(self):
         share = self.folder.name + "/venv/share/"
-        for path, wanted in (("man/man1/amem-replay.1", ".TH"), ("bash-completion/completions/amem-replay", "complete "), ("zsh/site-functions/_amem-replay", "#compdef"),
+        for path, wanted in (("man/man1/amem.1", ".TH amem 1"), ("bash-completion/completions/amem", " amem"), ("man/man1/amem-replay.1", ".TH"), ("bash-completion/completions/amem-replay", "complete "), ("zsh/site-functions/_amem-replay", "#compdef"),
                              ("fish/vendor_completions.d/amem-replay.fish", "complete "), ("amem/schemas/why.schema.json", '"$schema"')):
             with open(share + path, encoding="utf-8") as file:
                 self.assertIn(wanted, file.read(), path)

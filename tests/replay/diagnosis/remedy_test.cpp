@@ -63,11 +63,18 @@ TEST(Remedy, each_action_has_the_sentence_that_belongs_to_it) {
            {Outlook::kOthersRun, "; the others run on"},
            {Outlook::kOthersMissMemory, "cannot get back the memory"},
            {Outlook::kOthersHalfWay, "need memory that it had"},
-           {Outlook::kOthersResumed, "have their own memory back"},
-           {Outlook::kAllEnded, "; all have ended, so this is for the next run"}}) {
+           {Outlook::kOthersResumed, "have their own memory back"}}) {
     EXPECT_TRUE(Has(Of(Action::kReadMessage, outlook), part)) << ToText(Of(Action::kReadMessage, outlook));
     EXPECT_TRUE(Has(Of(Action::kReadMessage, outlook), "read the message; "));
   }
+}
+
+TEST(Remedy, for_the_dead_is_about_the_next_run_and_looks_at_no_process) {
+  EXPECT_EQ(ToText(Of(Action::kReadMessage, Outlook::kAllEnded)), "all have ended, so for the next run: read the message");
+  EXPECT_TRUE(Has(Of(Action::kExamineProcess, Outlook::kAllEnded), "for the next run: look at where rank 2 is: a kernel"));
+  Remedy of_tag = Of(Action::kResumeAgain, Outlook::kAllEnded);
+  of_tag.tag = "weights";
+  EXPECT_TRUE(Has(of_tag, "all have ended, so for the next run: call amem_resume for weights again to finish"));
 }
 
 TEST(Remedy, the_call_is_that_of_the_cycle) {
@@ -82,7 +89,7 @@ TEST(Remedy, unknown_facts_leave_no_gap) {
   EXPECT_TRUE(Has(remedy, "until 36 MiB fit; nvidia-smi"));
   remedy = Of(Action::kExamineProcess);
   remedy.pid = 0;
-  EXPECT_TRUE(Has(remedy, "(gdb -p PID, py-spy dump --pid PID)"));
+  EXPECT_TRUE(Has(remedy, "look at where rank 2 is (py-spy dump, gdb)"));
 }
 
 }  // namespace

@@ -49,13 +49,13 @@ TEST(VerdictKind, healthy_after_a_pause_and_a_resume) {
   EXPECT_TRUE(paused.healthy()) << paused.summary;
   EXPECT_EQ(paused.totals.released, 2 * kMiB);
   EXPECT_HAS(paused.summary,
-             "2 sessions live, 2 paused; they hold 0 B of their own memory on devices, and 2 MiB are given back");
+             "2 processes live, 2 paused; they hold 0 B of their own memory on devices, and have given back 2 MiB");
   job.Resume();
   job.LetGo();
   job.Close();
   const Verdict verdict = job.Judge(kClosed, kClosed);
   EXPECT_TRUE(verdict.healthy()) << verdict.summary;
-  EXPECT_EQ(verdict.headline, "Nothing is wrong: 1 pause and 1 resume of 2 sessions completed");
+  EXPECT_EQ(verdict.headline, "Nothing is wrong: 1 pause and 1 resume of 2 processes completed");
   EXPECT_EQ(verdict.remedy, Remedy{});
   EXPECT_EQ(verdict.session, std::nullopt);
   EXPECT_TRUE(verdict.evidence.empty());
@@ -187,7 +187,7 @@ TEST(VerdictKind, out_of_memory_says_how_much_must_be_free_where) {
   EXPECT_EQ(remedy.cycle, CycleKind::kResume);
   EXPECT_HAS(verdict.summary, "device 0 has 1 MiB free");
   EXPECT_HAS(verdict.summary, "AMem itself checked how much memory was free");
-  EXPECT_HAS(verdict.summary, "Now both sessions are paused with their contents kept.");
+  EXPECT_HAS(verdict.summary, "Now both processes are paused with their contents kept.");
   EXPECT_EQ(OfTooLittleMemory(false).remedy.outlook, Outlook::kCannotBeUndone);
 }
 
@@ -534,7 +534,7 @@ TEST_F(VerdictOfDirectories, is_healthy_if_all_could_be_read) {
   const Result<Verdict> verdict = Judge({Write("a")});
   ASSERT_TRUE(verdict.ok()) << verdict.status().message();
   EXPECT_TRUE(verdict->healthy()) << verdict->summary;
-  EXPECT_HAS(verdict->summary, "1 session has ended in order.");
+  EXPECT_HAS(verdict->summary, "1 process has ended in order.");
 }
 
 TEST_F(VerdictOfDirectories, is_unreadable_if_a_part_could_not_be_read) {
@@ -598,11 +598,11 @@ TEST_F(VerdictOfDirectories, are_told_job_by_job_and_the_newest_failure_first) {
   EXPECT_EQ((*verdicts)[0].session, SessionId{2});
   EXPECT_EQ((*verdicts)[1].session, SessionId{1});
   EXPECT_TRUE((*verdicts)[2].healthy());
-  EXPECT_HAS((*verdicts)[0].job, "1 session on host alpha, since ");
+  EXPECT_HAS((*verdicts)[0].job, "1 process on host alpha, since ");
 }
 
 TEST_F(VerdictOfDirectories, fails_if_nothing_could_be_read) {
-  EXPECT_HAS(Judge({}).status().message(), "give directories of sessions");
+  EXPECT_HAS(Judge({}).status().message(), "give a directory of journals, or a pack");
   const Result<Verdict> verdict = Judge({*scratch_.Get() / "missing"});
   EXPECT_EQ(verdict.status().code(), Code::kNotFound);
   EXPECT_HAS(verdict.status().message(), "none of the journals could be read");

@@ -56,10 +56,34 @@ TEST(Names, numbers_lists_and_times_are_for_people) {
   EXPECT_EQ(DurationText(45'000'000), "45 ms");
   EXPECT_EQ(DurationText(12'345'000'000), "12.3 s");
   EXPECT_EQ(DurationText(192'999'000'000), "3 min 12 s");
+  ::setenv("TZ", "UTC", 1);
+  ::tzset();
   EXPECT_EQ(WallText(1'700'000'000'042'000'000), "2023-11-14 22:13:20.042 UTC");
   EXPECT_EQ(DateText(1'700'000'000'042'000'000), "2023-11-14 22:13:20 UTC");
   EXPECT_EQ(WallText(0), "unknown time");
   EXPECT_EQ(DateText(0), "unknown");
+}
+
+TEST(Names, times_are_those_of_the_readers_zone) {
+  ::setenv("TZ", "EST5", 1);
+  ::tzset();
+  EXPECT_EQ(WallText(1'700'000'000'042'000'000), "2023-11-14 17:13:20.042 -0500");
+  EXPECT_EQ(DateText(1'700'000'000'042'000'000), "2023-11-14 17:13:20 -0500");
+  EXPECT_EQ(PreciseText(1'700'000'000'042'000'000), "2023-11-14 17:13:20.042000");
+  ::setenv("TZ", "UTC", 1);
+  ::tzset();
+}
+
+TEST(Names, the_columns_of_a_table_are_as_wide_as_what_is_in_them) {
+  EXPECT_EQ(TableLines({{"A", "LONG", "C"}, {"wide", "b"}, {}, {"", "", "c"}}),
+            (std::vector<std::string>{"A     LONG  C", "wide  b", "", "            c"}));
+}
+
+TEST(Names, a_phase_of_the_other_direction_takes_back) {
+  EXPECT_TRUE(IsUndo(PhaseKind::kPauseSave, CycleKind::kResume));
+  EXPECT_TRUE(IsUndo(PhaseKind::kResumeOpen, CycleKind::kPause));
+  EXPECT_FALSE(IsUndo(PhaseKind::kPauseGone, CycleKind::kPause));
+  EXPECT_FALSE(IsUndo(PhaseKind::kResumeArrive, CycleKind::kResume));
 }
 
 }  // namespace

@@ -113,7 +113,7 @@ class ReportPage(unittest.TestCase):
         self.assertIn("out of memory", page.evaluate("document.querySelector('h1').textContent"))
         self.assertIn("bad", page.evaluate("document.querySelector('#verdict').className"))
         self.assertIn("out of memory", page.evaluate("document.title"))
-        self.assertIn("Free memory on device 2", page.evaluate("document.querySelector('.remedy').textContent"))
+        self.assertIn("ree memory on device 2", page.evaluate("document.querySelector('.remedy').textContent"))
         self.assertEqual(page.evaluate("scrollY"), 0, "it opens at the top")
 
     def test_healthy_job_says_so(self):
@@ -150,6 +150,48 @@ class ReportPage(unittest.TestCase):
         self.assertEqual(page.evaluate("document.querySelectorAll('.gantt .cross').length >= 1"), True)
         self.assertEqual(page.evaluate("document.querySelectorAll('.graph .node').length"), 4)
         self.assertGreater(page.evaluate("document.querySelectorAll('.graph .edge').length"), 4)
+
+    def test_what_lies_elsewhere_is_below_the_line(self):
+        page = self.open()
+        areas = page.evaluate("""(() => { const plot = document.querySelector('#memory .plot'), line = Number(plot.querySelector('.baseline').getAttribute('y1'));
+          return Array.from(plot.querySelectorAll('.area'), (area) => { const box = area.getBBox(); return [area.dataset.class, box.y - line, box.y + box.height - line, box.height]; }); })()""")
+        seen = {name: (above, below) for name, above, below, height in areas if height}
+        self.assertIn("own", seen)
+        self.assertIn("imported", seen)
+        for name, (above, below) in seen.items():
+            if name in ("imported", "host"):
+                self.assertGreater(above, -0.2, name)
+            else:
+                self.assertLess(below, 0.2, name)
+        # What the axis and the end say stands beside the bars.
+        self.assertEqual(page.evaluate("Array.from(document.querySelectorAll('#memory .plot text'), (t) => t.textContent).filter((t) => t !== '\\u2715')"), [])
+        self.assertEqual(page.evaluate("Array.from(document.querySelectorAll('#memory .end'), (t) => t.textContent)"), ["closed"] * 4)
+        self.assertIn("0", page.evaluate("Array.from(document.querySelectorAll('#memory .axis-scale text'), (t) => t.textContent)"))
+
+    def test_phases_of_an_undo_are_called_so_in_the_legend(self):
+        names = self.open("failed").evaluate("Array.from(document.querySelectorAll('#cycle-detail .legend .key'), (k) => k.textContent)")
+        self.assertTrue(any(name.startswith("undo, pause: ") for name in names), names)
+        self.assertTrue(any(name.startswith("resume: ") for name in names), names)
+        self.assertFalse(any(name.startswith("pause: ") for name in names), names)
+
+    def test_of_many_ranks_those_that_failed_come_first_and_alike_ones_are_folded(self):
+        def many(data):
+            for number in range(4, 20):
+                data["sessions"].append({**data["sessions"][1], "rank": number, "name": f"rank {number}"})
+        page = self.edited("failed", many, "many")
+        shown = "Array.from(document.querySelectorAll('#memory .plot-box'), (b) => b.parentNode).filter((r) => !r.hidden).map((r) => r.querySelector('strong').textContent)"
+        names = page.evaluate(shown)
+        self.assertEqual(names[0], "Rank 2", "which failed")
+        self.assertLess(len(names), 6)
+        page.evaluate("document.querySelector('.folded button').click()")
+        self.assertEqual(len(page.evaluate(shown)), 20)
+        self.assertIn("Hide", page.evaluate("document.querySelector('.folded button').textContent"))
+
+    def test_a_narrow_page_shows_all_its_sections(self):
+        page = self.open(width=500)
+        hidden = page.evaluate("""(() => { const nav = document.querySelector('nav').getBoundingClientRect();
+          return Array.from(document.querySelectorAll('nav a'), (a) => [a.textContent, a.getBoundingClientRect()]).filter(([, r]) => r.right > nav.right + 1 || r.bottom > nav.bottom + 1).map(([t]) => t); })()""")
+        self.assertEqual(hidden, [])
 
     def test_heights_are_what_is_held(self):
         page = self.open()
@@ -438,8 +480,8 @@ class ReportPage(unittest.TestCase):
     @by_night
     def test_crash_is_drawn_where_it_was_noticed(self):
         page = self.open("died", width=1440)
-        at, text, width = page.evaluate("""(() => { const plot = document.querySelector('.plot-box[data-session="3"] .plot');
-          return [Number(plot.querySelector('.ended').getAttribute('x1')), plot.querySelector('.ended + text').textContent, plot.viewBox.baseVal.width]; })()""")
+        at, text, width = page.evaluate("""(() => { const box = document.querySelector('.plot-box[data-session="3"]'), plot = box.querySelector('.plot');
+          return [Number(plot.querySelector('.ended').getAttribute('x1')), box.parentNode.querySelector('.end').textContent, plot.viewBox.baseVal.width]; })()""")
         self.assertEqual(text, "crashed, as rank 0 noticed")
         data = page.evaluate("(() => { const d = JSON.parse(document.getElementById('data').textContent); return [d.sessions[3].end, d.sessions[3].died[0], d.job.duration]; })()")
         self.assertGreater(data[1] - data[0], 15e9, "long after its last event")
@@ -554,6 +596,7 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     BIN = sys.argv.pop(1)
     DAY = "--day" in sys.argv
+    os.environ["TZ"] = "UTC"
     sys.argv = [a for a in sys.argv if a != "--day"]
     if chromium.find() is None:
         print("SKIPPED: the report's page was not tested: there is no Chromium (install one, or name it in AMEM_CHROMIUM)")

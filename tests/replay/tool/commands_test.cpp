@@ -5,12 +5,10 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 #include <thread>
 
 #include "tests/replay/job/scripted_journal.h"
@@ -233,7 +231,7 @@ TEST_F(Commands, tags_are_shown_by_top_state_info_log_why_and_run) {
   EXPECT_EQ(top[1]["tag"], "nccl");
   EXPECT_EQ(top[1]["backed_bytes"], 2 * test::kMiB);
   EXPECT_HAS(Shell("$TOOL state $S/tags").out,
-             "weights (preserve) paused, 2 pauses begun, 1 chunk 6 MiB, on the device now 0 B");
+             "weights (preserve) paused, 2 pauses begun, 1 chunk 6 MiB, held on devices now 0 B");
   const Ran state = Shell("$TOOL state --json $S/tags");
   EXPECT_EQ(state.json()["pools"][0]["lifecycle"], "paused");
   const Ran schema = Shell("$TOOL state --json $S/tags > $S/state && python3 -B " AMEM_JSON_SCHEMA " < $S/state");
@@ -400,7 +398,7 @@ TEST_F(Commands, why_tells_job_by_job_and_the_failure_first) {
   const Ran both = Shell("$TOOL why $S/journals");
   EXPECT_EQ(both.code, 3) << both.out;
   EXPECT_HAS(both.out, "Resume 1 failed on rank 2");
-  EXPECT_HAS(both.out, "Another job (1 session");
+  EXPECT_HAS(both.out, "Another job (1 process on host alpha, since ");
   const Json json = Shell("$TOOL why --json $S/journals").json();
   EXPECT_EQ(json["kind"], "out-of-memory");
   EXPECT_EQ(json["totals"]["journals"], 4);
@@ -442,6 +440,13 @@ TEST_F(Commands, log_f_of_nobody_says_so) {
 }
 
 // ---- completion ------------------------------------------------------------------------------------------------------------
+
+TEST_F(Commands, completion_of_amem_has_the_commands_of_the_package) {
+  const Ran ran = Shell("ln -s $TOOL $S/amem; $S/amem --complete ''; $S/amem --completion bash; $S/amem --man | head -1");
+  for (const char* word : {"run\t", "doctor\t", "demo\t", "why\t", "complete -o default -F _amem amem", ".TH amem 1"})
+    EXPECT_HAS(ran.out, word);
+  EXPECT_FALSE(Has(Shell("$TOOL --complete ''").out, "doctor"));
+}
 
 TEST_F(Commands, completion_knows_every_command_option_and_value) {
   const Ran ran = Shell(
@@ -516,6 +521,9 @@ TEST_F(Commands, a_pid_a_jobs_id_or_a_session_means_its_job_for_every_command) {
   EXPECT_EQ(Shell(home + "state " + owner.filename().string()).out, Shell("$TOOL state " + owner.string()).out);
   EXPECT_EQ(Shell(home + "state 77 --rank 1").out, Shell("$TOOL state " + importer.string()).out);
   EXPECT_EQ(Shell(home + "pack 77 -o $S/job.amem >&2 && $TOOL ls $S/job.amem | wc -l").out, "3\n") << "two and the heading";
+  const std::vector<std::string> listed = Shell(home + "ls").lines();
+  ASSERT_EQ(listed.size(), 5U);
+  EXPECT_TRUE(listed[2].empty() || listed[3].empty()) << "between the two jobs";
   const Ran nobody = Shell(home + "why 4242");
   EXPECT_EQ(nobody.code, 2);
   EXPECT_HAS(nobody.err, "process 4242 has no journal");
@@ -533,39 +541,25 @@ TEST_F(Commands, ranks_are_chosen_in_one_way) {
   EXPECT_EQ(Shell("$TOOL ls $OK --rank x").code, 1);
 }
 
-// The number of an event, not the first ones, that shares its microsecond with neither neighbour, and has its successor at
-// least two microseconds behind it; `seconds` is its time as `log` prints it. Otherwise no time at this precision means just
-// this event.
-int EventAlone(const std::string& log, std::string* seconds) {
-  std::vector<std::pair<int, std::string>> events;
-  std::istringstream lines(log);
-  for (std::string line; std::getline(lines, line);) {
-    const std::size_t plus = line.find('+');
-    if (plus != std::string::npos) events.emplace_back(std::stoi(line), line.substr(plus + 1, 8));
-  }
-  const auto microseconds = [&](std::size_t i) { return std::llround(std::stod(events[i].second) * 1e6); };
-  for (std::size_t i = 40; i + 1 < events.size(); ++i)
-    if (microseconds(i - 1) < microseconds(i) && microseconds(i) + 2 <= microseconds(i + 1)) {
-      *seconds = events[i].second;
-      return events[i].first;
-    }
-  return 0;
-}
-
 TEST_F(Commands, positions_are_events_or_times_in_every_command) {
   const std::string one = " $(ls -d $OK/*1) ";
-  std::string seconds;
-  const int alone = EventAlone(Shell("$TOOL log" + one).out, &seconds);
-  ASSERT_GT(alone, 0) << "no event stands alone";
-  const std::string number = std::to_string(alone);
-  const std::string after = "$(python3 -c 'print(" + seconds + "+0.000001)')";
-  EXPECT_EQ(Shell("$TOOL log" + one + "--to " + after).out, Shell("$TOOL log" + one + "--to=#" + number).out);
-  EXPECT_EQ(Shell("$TOOL log" + one + "--from=#10 --from " + seconds + " --to=#" + number + " | wc -l").out, "1\n")
-      << "both count";
-  EXPECT_EQ(Shell("$TOOL state" + one + "--at " + after).out, Shell("$TOOL state" + one + "--at=#" + number).out);
-  EXPECT_EQ(Shell("$TOOL top" + one + "--at " + after).out, Shell("$TOOL top" + one + "--at=#" + number).out);
-  EXPECT_EQ(Shell("$TOOL replay" + one + "--json --to " + after).out,
-            Shell("$TOOL replay" + one + "--json --to=#" + number).out);
+  // An event that shares its nanosecond with none of its neighbours, and half a nanosecond later.
+  std::vector<std::uint64_t> times;
+  for (const std::string& line : Shell("$TOOL log --json" + one + "--from=#59").lines())
+    times.push_back(Json::parse(line)["time_ns"].get<std::uint64_t>());
+  std::size_t i = 1;
+  while (i + 1 < times.size() && (times[i - 1] == times[i] || times[i] == times[i + 1])) ++i;
+  ASSERT_LT(i + 1, times.size());
+  const std::uint64_t ns = times[i] - Shell("$TOOL ls --json" + one).json()[0]["opened"]["monotonic_ns"].get<std::uint64_t>();
+  std::string fraction = std::to_string(ns % 1'000'000'000);
+  fraction.insert(0, 9 - fraction.size(), '0');
+  const std::string then = std::to_string(ns / 1'000'000'000) + "." + fraction + "5 ",
+                    event = "=#" + std::to_string(59 + i) + " ";
+  EXPECT_EQ(Shell("$TOOL log" + one + "--to " + then).out, Shell("$TOOL log" + one + "--to" + event).out);
+  EXPECT_EQ(Shell("$TOOL log" + one + "--from=#10 --from " + then + "--to" + event + "| wc -l").out, "1\n") << "both count";
+  EXPECT_EQ(Shell("$TOOL state" + one + "--at " + then).out, Shell("$TOOL state" + one + "--at" + event).out);
+  EXPECT_EQ(Shell("$TOOL top" + one + "--at " + then).out, Shell("$TOOL top" + one + "--at" + event).out);
+  EXPECT_EQ(Shell("$TOOL replay" + one + "--json --to " + then).out, Shell("$TOOL replay" + one + "--json --to" + event).out);
   EXPECT_EQ(Shell("$TOOL replay $OK --json --to 1#60").code, 0);
   const auto slices = [&](const std::string& from) {
     EXPECT_EQ(Shell("$TOOL report --perfetto $OK -o $S/trace.json " + from).code, 0) << from;
@@ -593,6 +587,67 @@ TEST_F(Commands, a_pack_of_a_living_job_is_known_as_one) {
   EXPECT_HAS(followed.out, "has ended");
   EXPECT_EQ(Shell("$TOOL watch --once $S/job.amem").code, 0);
   EXPECT_EQ(Shell("timeout 10 $TOOL watch $S/job.amem").code, 2) << "nobody lives in it";
+  EXPECT_HAS(Shell("$TOOL ls -v $S/job.amem").out, "0077  packed");
+  EXPECT_EQ(Shell("$TOOL ls --json $S/job.amem").json()[0]["status"], "packed");
+  EXPECT_EQ(Shell("$TOOL ls --json $S/journal").json()[0]["status"], "live");
+  const Json why = Shell("$TOOL why --json $S/job.amem").json();
+  EXPECT_EQ(why["live"], false);
+  EXPECT_HAS(why["summary"].get<std::string>(), "1 process lived when the journals were packed; they held 2 MiB");
+  EXPECT_EQ(Shell("$TOOL why --json $S/journal").json()["live"], true);
+}
+
+TEST_F(Commands, a_cause_is_told_once_and_lines_fit) {
+  const Ran why = Shell("$TOOL why $OOM");
+  const std::string cause = "36 MiB must come back";  // in the summary, in "To do" it is said otherwise
+  std::size_t told = 0;
+  for (std::size_t at = why.out.find(cause); at != std::string::npos; at = why.out.find(cause, at + 1)) ++told;
+  EXPECT_EQ(told, 1U) << why.out;
+  EXPECT_HAS(why.out, "CAUSE       step failed: check memory device 2, 36 MiB\n");
+  const Ran help =
+      Shell("for c in why ls log report watch pause resume freeze thaw top state replay verify pack; do $TOOL help $c; done");
+  for (const std::string& line : help.lines()) EXPECT_LE(line.size(), 100U) << line;
+  for (const std::string& line : why.lines()) EXPECT_LE(line.size(), 100U) << line;
+}
+
+TEST_F(Commands, phases_of_an_undo_say_so) {
+  const Ran log = Shell("$TOOL log $OOM --rank 2");
+  EXPECT_HAS(log.out, "undo, phase begun: pause: save");
+  EXPECT_FALSE(Has(log.out, "undo, phase begun: resume")) << log.out;
+  const Ran slow = Shell("$TOOL why --slow $OOM");
+  EXPECT_HAS(slow.out, "resume 1 (4 processes) at ");
+  EXPECT_HAS(slow.out, "  undo, pause: save");
+  for (const Json& phase : Shell("$TOOL why --slow --json $OOM").json()["cycles"].back()["phases"])
+    EXPECT_EQ(phase["undo"], phase["phase"].get<std::string>().starts_with("pause")) << phase;
+}
+
+TEST_F(Commands, a_state_of_several_sessions_names_a_rank_to_choose) {
+  const Ran ran = Shell("$TOOL pack $OK -o $S/job.amem >&2; $TOOL state $S/job.amem");
+  EXPECT_EQ(ran.code, 1);
+  EXPECT_HAS(ran.err, "there are 4 sessions, and state is about one: give --rank, as in --rank ");
+  EXPECT_FALSE(Has(ran.err, "/tmp/amem-replay-")) << "it is gone when this is read";
+}
+
+TEST_F(Commands, sizes_have_names_and_a_failure_is_told_once) {
+  const Ran all = Shell("$TOOL ls -v $OOM");
+  EXPECT_HAS(all.out, "memory     requested ");
+  EXPECT_HAS(all.out, "; held on devices now ");
+  EXPECT_HAS(all.out, "failure    the same\n");
+  EXPECT_HAS(Shell("$TOOL top $OK").out, "REQUESTED     SHARE  COUNT    HELD NOW");
+}
+
+TEST_F(Commands, dates_are_local_unless_they_have_a_zone) {
+  const std::string wall = "$(TZ=UTC $TOOL log $OK --rank 1 --wall --from=#60 --to=#60 | awk '$1 == 60 {print $2 \" \" $3}')";
+  const auto events = [&](const std::string& zone, const std::string& behind) {
+    return Shell("w=\"" + wall + "\"; TZ=" + zone + " $TOOL log $OK --rank 1 --to \"${w}" + behind + "\" | wc -l").out;
+  };
+  const std::string all = events("UTC", "");
+  EXPECT_GT(std::stoi(all), 50);
+  EXPECT_EQ(events("EST5", " UTC"), all);
+  EXPECT_EQ(events("EST5", "Z"), all);
+  EXPECT_EQ(events("EST5", " +0000"), all);
+  EXPECT_EQ(events("CET-1", ""), "0\n") << "an hour earlier";
+  EXPECT_EQ(events("CET-1", " -05:00"), Shell("$TOOL log $OK --rank 1 | wc -l").out);
+  EXPECT_EQ(Shell("$TOOL log $OK --from '2026-11-21 20:20:58 nowhere'").code, 1);
 }
 
 TEST_F(Commands, what_is_asked_in_vain_says_so) {

@@ -40,7 +40,10 @@ struct Ran {
 
 class ToolTest : public ::testing::Test {
  protected:
-  ToolTest() { setenv("TOOL", AMEM_REPLAY, 1); }
+  ToolTest() {
+    setenv("TOOL", AMEM_REPLAY, 1);
+    setenv("TZ", "UTC", 1);
+  }
   void SetUp() override { scratch_ = NewDirectory(); }
   void TearDown() override {
     std::filesystem::permissions(scratch_, std::filesystem::perms::owner_all);

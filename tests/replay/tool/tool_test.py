@@ -38,7 +38,7 @@ OOM, HEALTHY = golden("sim_out_of_memory"), golden("sim_healthy")
 
 def run(*arguments, stdin=subprocess.DEVNULL, **more):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("AMEM_")}
-    environment.update(more)
+    environment.update(TZ="UTC", **more)
     return subprocess.run([TOOL, *arguments], capture_output=True, text=True, env=environment, stdin=stdin, timeout=120, check=False)
 
 
@@ -386,7 +386,7 @@ class Log(Scratch):
         held = sum(s["holdings"]["own_device_resident_bytes"] for s in json.loads(run("ls", "--json", pack).stdout))
         used = sum(group["backed_bytes"] for group in json.loads(run("top", "--json", pack).stdout))
         self.assertLess(used, held)
-        self.assertIn(f"{held >> 20} MiB on devices in all, as `amem-replay ls` has it: {(held - used) >> 20} MiB", run("top", pack).stdout)
+        self.assertIn(f"{held >> 20} MiB held on devices in all, as `amem-replay ls` says: {(held - used) >> 20} MiB of that", run("top", pack).stdout)
 
     def test_critical_path_names_the_last_one(self):
         pack = os.path.join(GOLDEN, "gpu/golden-healthy-2gpus.amem")
@@ -526,7 +526,9 @@ class Install(Scratch):
             ran = subprocess.run(["cmake", "--install", BUILD, "--prefix", self.path("usr"), "--component", component],
                                  capture_output=True, text=True, check=False)
             self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
-        for path, word in (("share/man/man1/amem-replay.1", ".TH amem-replay"), ("share/bash-completion/completions/amem-replay", "complete -o"),
+        for path, word in (("share/man/man1/amem.1", ".TH amem 1"), ("share/bash-completion/completions/amem", "-F _amem amem"),
+                           ("share/zsh/site-functions/_amem", "#compdef amem\n"), ("share/fish/vendor_completions.d/amem.fish", "complete -c amem "),
+                           ("share/man/man1/amem-replay.1", ".TH amem-replay"), ("share/bash-completion/completions/amem-replay", "complete -o"),
                            ("share/zsh/site-functions/_amem-replay", "#compdef amem-replay"), ("share/amem/schemas/why.schema.json", "$schema"),
                            ("share/fish/vendor_completions.d/amem-replay.fish", "complete -c amem-replay")):
             with open(self.path("usr", path), encoding="utf-8") as file:

@@ -5,13 +5,22 @@ README.md beside the package says for each project how to turn it on, what is gi
 """
 
 import functools
+import importlib
 import logging
+import pkgutil
 
 from .. import _calls, _library, _tags
 
 _log = logging.getLogger("amem")
 _paused = False
 WAIT_FOR_MEMORY = 5  # seconds of a resume (amem.resume): the engine that had the GPU before may still be giving memory back
+
+
+def __getattr__(name):
+    """amem.frameworks.trl and the like, which are imported by their first use."""
+    if name in {module.name for module in pkgutil.iter_modules(__path__)}:
+        return importlib.import_module("." + name, __name__)
+    raise AttributeError("module %r has no attribute %r" % (__name__, name))
 
 
 def nccl_is_under_amem():

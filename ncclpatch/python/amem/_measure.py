@@ -4,6 +4,7 @@ The job makes communicators over all visible GPUs, reduces, pauses and resumes, 
 because start-ups differ by whatever else the machine does. Ranks that do not end are killed, and what they wrote is removed.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -80,11 +81,8 @@ class Run:
         return [self._result(rank) for rank in range(self.ranks)]
 
     def _result(self, rank):
-        try:
-            with open(self.folder + "/result.%d" % rank, encoding="utf-8") as file:
-                return json.load(file)
-        except (OSError, ValueError):
-            pass
+        with contextlib.suppress(OSError, ValueError), open(self.folder + "/result.%d" % rank, encoding="utf-8") as file:
+            return json.load(file)
         code = self.processes[rank].poll()
         with open(self.folder + "/log.%d" % rank, encoding="utf-8", errors="replace") as file:
             lines = [line.strip() for line in file.read()[-4000:].splitlines() if line.strip()]
@@ -95,14 +93,10 @@ class Run:
     def end(self):
         for process in self.processes:
             if process.poll() is None:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel; nothing more can be done
                 process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                pass  # in the kernel; nothing more can be done
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -15,7 +15,7 @@ except ImportError:
     ray = None
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-EXAMPLE = os.path.join(HERE, "../../../ncclpatch/python/examples/ray_actors.py")
+EXAMPLE = os.path.join(HERE, "examples/ray_actors.py")
 
 
 class Rank:

@@ -26,7 +26,7 @@ SOCKET_PATH = 108 - 40        # of a Unix socket's path, less the name that AMem
 ok, note, warning, problem = (functools.partial(Finding, level) for level in ("ok", "note", "warning", "problem"))
 
 
-def findings(*otherwise):
+def listed(*otherwise):
     """Has a generator of findings return a list: `otherwise` where it finds nothing."""
     return lambda look: functools.wraps(look)(lambda *arguments: list(look(*arguments)) or list(otherwise))
 
@@ -107,7 +107,7 @@ class Machine:
         return ""
 
 
-# ---- AMem itself ------------------------------------------------------------------------------------------------------------
+# ---- AMem itself
 
 
 def library(machine, path):
@@ -141,7 +141,7 @@ def replay(machine, path):
     return [ok("amem-replay", "%s %s" % (path, out.strip().split()[-1] if out.strip() else ""))]
 
 
-@findings()
+@listed()
 def activation(machine):
     """How AMem gets into the job, and what is in its way."""
     if machine.variable("AMEM_ENABLE") == "0":
@@ -171,25 +171,26 @@ def activation(machine):
         yield ok("activation", "preloaded by LD_PRELOAD")
 
 
-# ---- GPU and NCCL -----------------------------------------------------------------------------------------------------------
+# ---- GPU and NCCL
 
 
+@listed()
 def driver(machine):
     text = machine.read("/proc/driver/nvidia/version")
     version = re.search(r"Kernel Module\b.*?\s([0-9]+\.[0-9.]+)", text)  # the open one is "for x86_64" as well
     devices = machine.find("/dev/nvidia[0-9]*")
     if not devices and not version:
-        return [note("GPU", "this machine has no NVIDIA GPU: AMem has nothing to free here; journals can be read",
-                     "in a container: start it with the GPUs (--gpus all)")]
-    if not devices:
-        return [problem("GPU", "the driver %s is loaded, and no GPU is visible here" % version.group(1), "start the container with the GPUs (--gpus all)")]
-    found = [ok("GPU", "%d visible, driver %s" % (len(devices), version.group(1) if version else "unknown"))]
-    if version and int(version.group(1).split(".")[0]) < 525:
-        found.append(problem("GPU", "driver %s is older than those that AMem knows (525 and later)" % version.group(1), "update the driver"))
-    return found
+        yield note("GPU", "this machine has no NVIDIA GPU: AMem has nothing to free here; journals can be read",
+                   "in a container: start it with the GPUs (--gpus all)")
+    elif not devices:
+        yield problem("GPU", "the driver %s is loaded, and no GPU is visible here" % version.group(1), "start the container with the GPUs (--gpus all)")
+    else:
+        yield ok("GPU", "%d visible, driver %s" % (len(devices), version.group(1) if version else "unknown"))
+        if version and int(version.group(1).split(".")[0]) < 525:
+            yield problem("GPU", "driver %s is older than those that AMem knows (525 and later)" % version.group(1), "update the driver")
 
 
-@findings()
+@listed()
 def nccl(machine, libraries):
     """`libraries`: (path, version as a tuple or None) of each libnccl that Python would load."""
     if not libraries:
@@ -210,7 +211,7 @@ def nccl(machine, libraries):
         yield note("NCCL", "there are several versions; a process may load more than one, and AMem takes in all of them")
 
 
-@findings(ok("NCCL's settings", "nothing that keeps memory"))
+@listed(ok("NCCL's settings", "nothing that keeps memory"))
 def nccl_settings(machine, value):
     """`value(name)`: an NCCL setting, from the environment or from NCCL's own files; "" if unset."""
     if value("NCCL_CUMEM_ENABLE") == "0":
@@ -230,7 +231,7 @@ def nccl_settings(machine, value):
         yield note("GDRCopy", "memory that GDRCopy pins stays in a pause", "NCCL_GDRCOPY_ENABLE=0 frees it")
 
 
-# ---- limits of the machine --------------------------------------------------------------------------------------------------
+# ---- limits of the machine
 
 
 def limits(machine):
@@ -254,7 +255,7 @@ def limits(machine):
     return found or [ok("limits", "%d descriptors, enough shared memory" % descriptors)]
 
 
-@findings(ok("directories", "journals and sockets can be written"))
+@listed(ok("directories", "journals and sockets can be written"))
 def places(machine):
     """The directories of journals and of sockets."""
     home = "/tmp/amem-%d" % machine.user()
@@ -275,15 +276,15 @@ def places(machine):
                           "free some, or set AMEM_JOURNAL_DIR to another file system")
 
 
+@listed()
 def container(machine):
-    inside = machine.exists("/.dockerenv") or machine.exists("/run/.containerenv") or "kubepods" in machine.read("/proc/1/cgroup")
-    if not inside:
-        return []
-    found = [note("container", "journals under /tmp are lost with it", "set AMEM_JOURNAL_DIR to a volume")] if not machine.variable("AMEM_JOURNAL_DIR") else []
+    if not (machine.exists("/.dockerenv") or machine.exists("/run/.containerenv") or "kubepods" in machine.read("/proc/1/cgroup")):
+        return
+    if not machine.variable("AMEM_JOURNAL_DIR"):
+        yield note("container", "journals under /tmp are lost with it", "set AMEM_JOURNAL_DIR to a volume")
     if not machine.variable("AMEM_SOCKET_DIR"):
-        found.append(note("container", "ranks of one host in several containers find each other only if those share /tmp or the network",
-                          "else set AMEM_SOCKET_DIR to a volume that they share"))
-    return found
+        yield note("container", "ranks of one host in several containers find each other only if those share /tmp or the network",
+                   "else set AMEM_SOCKET_DIR to a volume that they share")
 
 
 def nccl_setting_reader(machine):

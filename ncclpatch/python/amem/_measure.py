@@ -176,9 +176,10 @@ def advice(answer):
     better = _differences(zero, one)
     if not better["0"] and not better["1"]:
         return "Leave NCCL_CUMEM_ENABLE as it is: on this machine it makes no difference that could be measured."
-    for mine, setting, other in (("1", "unset, or 1", "0"), ("0", "0", "1")):
-        if better[mine] and not better[other]:
-            return "Set NCCL_CUMEM_ENABLE=0: %s." % ", ".join(better["0"]) if mine == "0" else "Leave NCCL_CUMEM_ENABLE %s: %s than with 0." % (setting, ", ".join(better["1"]))
+    if not better["0"]:
+        return "Leave NCCL_CUMEM_ENABLE unset, or 1: %s than with 0." % ", ".join(better["1"])
+    if not better["1"]:
+        return "Set NCCL_CUMEM_ENABLE=0: %s." % ", ".join(better["0"])
     return "It depends on what counts: with NCCL_CUMEM_ENABLE=0 %s; with 1 %s." % (", ".join(better["0"]), ", ".join(better["1"]))
 
 

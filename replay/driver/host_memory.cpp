@@ -103,8 +103,6 @@ std::optional<HostRoom> HostMemoryAvailable(const std::filesystem::path& root, c
   return least;
 }
 
-// ---- claims ----------------------------------------------------------------------------------------------------------------
-
 // As in the file; all zero: free.
 struct HostClaims::Place {
   std::int64_t pid = 0;

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "journal/base/unique_fd.h"
-#include "replay/driver/simulator/memory_key.h"
+#include "replay/driver/simulator/world.h"
 #include "statemachine/types.h"
 
 namespace amem {

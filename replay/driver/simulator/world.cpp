@@ -13,20 +13,18 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
-#include <cstring>
 #include <limits>
 #include <set>
 #include <string>
 
 #include "journal/base/process_stat.h"
 #include "journal/base/unique_fd.h"
+#include "replay/driver/simulator/failure.h"
 #include "replay/driver/simulator/memfd.h"
 #include "replay/driver/simulator/world_table.h"
 
 namespace amem {
 namespace {
-
-std::string Errno(const std::string& tried) { return tried + ": " + std::strerror(errno); }
 
 Status CheckSettings(std::int32_t devices, Bytes capacity) {
   if (devices < 1 || devices > SimulatorWorld::kMaxDevices) {
@@ -106,9 +104,8 @@ Result<std::shared_ptr<SimulatorWorld>> SimulatorWorld::Open(const std::filesyst
   Table* table = Table::Map(fd.get());
   if (table == nullptr) return Status(Code::kIo, Errno("map the simulated world " + path.string()));
   std::shared_ptr<SimulatorWorld> world(new SimulatorWorld(table));
-  if (table->magic != kWorldMagic || table->version != kWorldVersion) {
+  if (table->magic != kWorldMagic || table->version != kWorldVersion)
     return Status(Code::kCorrupt, path.string() + " is no simulated world of this version: remove it if no job uses it");
-  }
   if (table->devices != devices || table->capacity != capacity_per_device) {
     return Status(Code::kInvalid, fmt::format("the simulated world {} has {} devices of {} bytes, not {} of {}: give every "
                                               "process of the job the same",
@@ -186,14 +183,10 @@ Bytes SimulatorWorld::InUse(std::int32_t device) {
   return device >= 0 && device < table_->devices ? table_->used[device] : 0;
 }
 
-std::uint32_t SimulatorWorld::Members() {
-  const Guard guard(*table_);
-  table_->ReapTheDead();
-  std::uint32_t count = 0;
-  for (const WorldMember& member : table_->members) count += member.pid != 0;
-  return count;
+std::int32_t SimulatorWorld::DeviceNow(std::uint32_t member, std::int32_t device) const {
+  if (device < 0 || device >= kMaxDevices) return device;
+  const std::int32_t moved = table_->members[member].moved[static_cast<std::size_t>(device)];
+  return moved == 0 ? device : moved - 1;
 }
-
-void SimulatorWorld::LockForEver() { pthread_mutex_lock(&table_->mutex); }
 
 }  // namespace amem

@@ -32,6 +32,21 @@ NonZero Unscanned(std::span<const Extent> extents, std::string why) {
   return all;
 }
 
+Status Copier::Gather(DeviceOrdinal device, std::span<const Extent> extents) {
+  for (const Extent& extent : extents) AMEM_TRY(CopyToHost(device, extent.host, extent.address, extent.bytes));
+  return {};
+}
+
+Status Copier::Scatter(DeviceOrdinal device, std::span<const Extent> extents) {
+  for (const Extent& extent : extents) AMEM_TRY(CopyToDevice(device, extent.address, extent.host, extent.bytes));
+  return {};
+}
+
+Status Copier::ClearAll(DeviceOrdinal device, std::span<const Extent> extents) {
+  for (const Extent& extent : extents) AMEM_TRY(Clear(device, extent.address, extent.bytes));
+  return {};
+}
+
 Status NotIdle(DeviceOrdinal device, Deadline began, const std::string& details) {
   return {Code::kRefused,
           fmt::format("device {}: a kernel or copy that was submitted before the pause has not ended within {} ms{}; {}",

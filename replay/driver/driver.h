@@ -121,16 +121,16 @@ class Copier {
   // which would wait for what runs); addresses, of the host too, and sizes are multiples of 4096. Gather, Scatter and ClearAll
   // come after the copies, clears and ClearAlls that were queued before them; they do not wait for one another otherwise, and
   // nothing that is queued later waits for them: FinishCopies does, and gives back what they needed on the device. They work,
-  // slower, where that cannot be had.
+  // slower, where that cannot be had. The defaults use the calls above.
   //
   // Looks at the extents after all copies and clears queued before, and hashes them; waits for the answer.
   virtual Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key,
                                       Deadline until) = 0;
   // Whether FindNonZero can look at once: it has loaded its kernels.
   [[nodiscard]] virtual bool CanLook(DeviceOrdinal device) = 0;
-  virtual Status Gather(DeviceOrdinal device, std::span<const Extent> extents) = 0;   // to the host
-  virtual Status Scatter(DeviceOrdinal device, std::span<const Extent> extents) = 0;  // the reverse
-  virtual Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) = 0;
+  virtual Status Gather(DeviceOrdinal device, std::span<const Extent> extents);   // to the host
+  virtual Status Scatter(DeviceOrdinal device, std::span<const Extent> extents);  // the reverse
+  virtual Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents);
   // Marks what is queued on the device so far; numbers that ascend, and are good until FinishCopies. Await returns once all
   // before the mark is done. The defaults mark nothing, and wait for everything.
   virtual Result<std::uint64_t> Mark(DeviceOrdinal) { return std::uint64_t{0}; }

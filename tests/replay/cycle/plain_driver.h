@@ -12,7 +12,7 @@
 
 namespace amem::test {
 
-// A driver without kernels, streams, lanes and multicast objects: its calls in parts are made one by one.
+// A driver without kernels, streams, lanes and multicast objects: for the rest, the defaults of the seam.
 class PlainDriver : public Driver {
  public:
   explicit PlainDriver(Simulator& sim) : sim_(sim) {}
@@ -42,18 +42,6 @@ class PlainDriver : public Driver {
   Status FinishCopies(DeviceOrdinal d, Deadline u) override { return sim_.FinishCopies(d, u); }
   Result<NonZero> FindNonZero(DeviceOrdinal, std::span<const Extent> e, const ContentKey&, Deadline) override {
     return Unscanned(e, "the plain driver does not look at contents");
-  }
-  Status Gather(DeviceOrdinal d, std::span<const Extent> all) override {
-    for (const Extent& e : all) AMEM_TRY(CopyToHost(d, e.host, e.address, e.bytes));
-    return {};
-  }
-  Status Scatter(DeviceOrdinal d, std::span<const Extent> all) override {
-    for (const Extent& e : all) AMEM_TRY(CopyToDevice(d, e.address, e.host, e.bytes));
-    return {};
-  }
-  Status ClearAll(DeviceOrdinal d, std::span<const Extent> all) override {
-    for (const Extent& e : all) AMEM_TRY(Clear(d, e.address, e.bytes));
-    return {};
   }
   bool CanLook(DeviceOrdinal) override { return true; }
   Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal, void*) override { return std::make_unique<StreamMoment>(); }

@@ -1,7 +1,6 @@
 #include "statemachine/state.h"
 
 #include <algorithm>
-#include <set>
 
 namespace amem {
 namespace {

@@ -10,7 +10,6 @@
 #include <limits>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "replay/driver/host_memory.h"
 

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <future>
-#include <memory>
 #include <thread>
 #include <utility>
 

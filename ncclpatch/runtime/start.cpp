@@ -1,6 +1,5 @@
 #include "ncclpatch/runtime/start.h"
 
-#include <spdlog/fmt/fmt.h>
 #include <sys/random.h>
 #include <unistd.h>
 

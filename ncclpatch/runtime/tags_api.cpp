@@ -2,10 +2,8 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <atomic>
-#include <cstring>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "ncclpatch/amem.h"

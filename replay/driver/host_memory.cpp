@@ -12,7 +12,6 @@
 #include <fstream>
 #include <limits>
 #include <span>
-#include <string>
 #include <string_view>
 #include <thread>
 #include <vector>

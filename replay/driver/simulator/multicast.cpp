@@ -1,8 +1,6 @@
 // The simulator's multicast objects. Stores to a mapped object do not reach the bound memory.
 #include <fmt/format.h>
 
-#include <bit>
-
 #include "replay/driver/simulator/internal.h"
 
 namespace amem {

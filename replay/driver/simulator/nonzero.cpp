@@ -70,11 +70,6 @@ Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span
   return found;
 }
 
-bool Simulator::HasKernels(LaneNumber lane) {
-  const MutexLock lock(mutex_);
-  return kernels_.contains(lane);
-}
-
 // Queues a copy between each extent and its part of host memory, or a clear of each.
 Status Simulator::MoveAll(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents) {
   const CopyKind kind = call == kGather ? CopyKind::kToHost : call == kScatter ? CopyKind::kToDevice : CopyKind::kClear;

@@ -80,17 +80,9 @@ int Simulator::CheckProperties(const AllocationProperties& properties) const {
   if (properties.type != 1 || (properties.handle_types & ~(kPosixDescriptor | kFabric)) != 0) return cuda::kInvalidValue;
   if ((properties.handle_types & kFabric) != 0 && !options_.fabric)
     return cuda::kNotPermitted;  // as without access to an IMEX channel
-  switch (properties.location.type) {
-    case LocationType::kDevice:
-      return WorldDevice(properties.location.id) < 0 ? cuda::kInvalidDevice : 0;
-    case LocationType::kHost:
-    case LocationType::kHostNuma:
-    case LocationType::kHostNumaCurrent:
-      return 0;
-    case LocationType::kInvalid:
-      break;
-  }
-  return cuda::kInvalidValue;
+  const LocationType type = properties.location.type;
+  if (type == LocationType::kInvalid || type > LocationType::kHostNumaCurrent) return cuda::kInvalidValue;
+  return type == LocationType::kDevice && WorldDevice(properties.location.id) < 0 ? cuda::kInvalidDevice : 0;
 }
 
 Result<Bytes> Simulator::Granularity(const AllocationProperties& properties) {

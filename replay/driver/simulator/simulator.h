@@ -148,7 +148,10 @@ class SimulatedLane : public Seam {
     return sim_.MoveAll(Sim::kClearAll, number_, device, extents);
   }
   // As where kernels are loaded at first need: once some call in parts was made in that lane.
-  [[nodiscard]] bool CanLook(DeviceOrdinal) override { return sim_.HasKernels(number_); }
+  [[nodiscard]] bool CanLook(DeviceOrdinal) override {
+    const MutexLock lock(sim_.mutex_);
+    return sim_.kernels_.contains(number_);
+  }
   // Without SetStreams there are none: MomentOf, Follow, Lead and AwaitMoment are counted, may be made to fail, and do nothing
   // else. Lead waits for the copies itself.
   Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal device, void* stream) override {
@@ -324,7 +327,6 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
   class Moment;
   Result<std::unique_ptr<StreamMoment>> MomentIn(DeviceOrdinal device, void* stream);
   Status Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Copy> copies);
-  [[nodiscard]] bool HasKernels(LaneNumber lane);
   Status CopyOne(Call call, LaneNumber lane, DeviceOrdinal device, const Copy& copy);
   Status MoveAll(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents);
   Status Finish(LaneNumber lane, DeviceOrdinal device, Deadline until);

@@ -1,18 +1,12 @@
 #include "replay/driver/simulator/world.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <array>
-#include <atomic>
 #include <cerrno>
-#include <csignal>
-#include <cstdio>
 #include <limits>
 #include <set>
 #include <string>
@@ -34,33 +28,6 @@ Status CheckSettings(std::int32_t devices, Bytes capacity) {
   return {};
 }
 
-}  // namespace
-
-bool IsAlive(const WorldMember& member) { return StartTicks(member.pid) == member.start_time; }
-
-void InsertOpenIds(std::int32_t pid, std::uint64_t world, std::set<std::uint64_t>& ids) {
-  DIR* directory = opendir(("/proc/" + std::to_string(pid) + "/fd").c_str());
-  if (directory == nullptr) return;
-  while (const dirent* entry = readdir(directory)) {
-    std::array<char, 320> link{};
-    const ssize_t length = readlinkat(dirfd(directory), entry->d_name, link.data(), link.size());
-    if (length <= 0) continue;
-    const auto tag = ParseMemfdLink({link.data(), static_cast<std::size_t>(length)});
-    if (tag && tag->world == world) ids.insert(tag->key.id);
-  }
-  closedir(directory);
-}
-
-Result<std::shared_ptr<SimulatorWorld>> SimulatorWorld::InMemory(std::int32_t devices, Bytes capacity_per_device) {
-  AMEM_TRY(CheckSettings(devices, capacity_per_device));
-  Table* table = Table::Map(-1);
-  if (table == nullptr) return Status(Code::kOutOfMemory, Errno("map the table of a simulated world"));
-  table->Initialise(devices, capacity_per_device, false);
-  return std::shared_ptr<SimulatorWorld>(new SimulatorWorld(table));
-}
-
-namespace {
-
 // The file gets its name only when it is whole, so no process maps half of one.
 Status MakeFile(const std::filesystem::path& path, Bytes bytes, const auto& initialise) {
   const std::string temporary = path.string() + "." + std::to_string(getpid()) + "." + std::to_string(RandomNumber());
@@ -80,6 +47,26 @@ Status MakeFile(const std::filesystem::path& path, Bytes bytes, const auto& init
 }
 
 }  // namespace
+
+bool IsAlive(const WorldMember& member) { return StartTicks(member.pid) == member.start_time; }
+
+void InsertOpenIds(std::int32_t pid, std::uint64_t world, std::set<std::uint64_t>& ids) {
+  std::error_code gone;
+  const auto all = std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/fd", gone);
+  for (auto at = begin(all); !gone && at != end(all); at.increment(gone)) {
+    std::error_code none;
+    const auto tag = ParseMemfdLink(std::filesystem::read_symlink(at->path(), none).native());
+    if (tag && tag->world == world) ids.insert(tag->key.id);
+  }
+}
+
+Result<std::shared_ptr<SimulatorWorld>> SimulatorWorld::InMemory(std::int32_t devices, Bytes capacity_per_device) {
+  AMEM_TRY(CheckSettings(devices, capacity_per_device));
+  Table* table = Table::Map(-1);
+  if (table == nullptr) return Status(Code::kOutOfMemory, Errno("map the table of a simulated world"));
+  table->Initialise(devices, capacity_per_device, false);
+  return std::shared_ptr<SimulatorWorld>(new SimulatorWorld(table));
+}
 
 Result<std::shared_ptr<SimulatorWorld>> SimulatorWorld::Open(const std::filesystem::path& path, std::int32_t devices,
                                                              Bytes capacity_per_device) {

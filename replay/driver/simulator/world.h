@@ -11,7 +11,6 @@
 // Thread-safe and process-safe. A child must not use a world in memory after a fork.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>

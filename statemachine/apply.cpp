@@ -49,24 +49,22 @@ Status Fold::operator()(const Condensed& e) {
 }
 
 Status Fold::EraseIfDead(AllocationId id) {
-  const auto it = s_.allocations.find(id);
-  if (it == s_.allocations.end() || !it->second.dead()) return {};
-  AMEM_TRY(RemoveFromSlab(id, it->second));
-  if (const auto slab = s_.slabs.find(id); slab != s_.slabs.end()) {
-    AMEM_CHECK(slab->second.parts.empty(), id);
-    s_.slabs.erase(slab);
-  }
+  Allocation* const a = Find(id);
+  if (a == nullptr || !a->dead()) return {};
+  AMEM_TRY(RemoveFromSlab(id, *a));
+  if (const Slab* const slab = FindIn(s_.slabs, id)) AMEM_CHECK(slab->parts.empty(), id);
+  s_.slabs.erase(id);
   AMEM_TRY(EraseMulticast(id));
-  const CommunicatorId communicator = it->second.communicator;
-  s_.allocations.erase(it);
+  const CommunicatorId communicator = a->communicator;
+  s_.allocations.erase(id);
   return UncountMemory(communicator);
 }
 
 Status Fold::Running(const std::string& doing, PoolId pool) const {
   const bool open = s_.lifecycle != Lifecycle::kNew && s_.lifecycle != Lifecycle::kClosed;
   const Owner owner = OwnerOf(open ? pool : PoolId{});
-  if (owner.lifecycle == nullptr) return Bad(doing + ": " + ToText(pool) + " does not exist");
-  return *owner.lifecycle == Lifecycle::kRunning ? Status{} : Bad(doing + ": " + Standing(owner));
+  if (owner.scope == nullptr) return Bad(doing + ": " + ToText(pool) + " does not exist");
+  return owner->lifecycle == Lifecycle::kRunning ? Status{} : Bad(doing + ": " + Standing(owner));
 }
 
 Status Fold::Add(const char* verb, AllocationId id, Allocation a) {

@@ -4,24 +4,17 @@
 
 namespace amem {
 
-Fold::Owner Fold::OwnerOf(PoolId pool) const {
-  if (!pool) return {pool, &s_.lifecycle, &s_.cycle, &s_.cycles};
-  auto* const found = FindIn(s_.pools, pool);
-  if (found == nullptr) return {pool};
-  return {pool, &found->lifecycle, &found->cycle, &found->cycles};
-}
-
 Status Fold::operator()(const CycleBegun& e) {
   const std::string doing = "begin " + std::string(ToText(e.kind)) + " " + std::to_string(e.cycle);
   const Owner owner = OwnerOf(e.pool);
-  if (owner.lifecycle == nullptr) return Bad(doing + ": " + ToText(e.pool) + " does not exist");
-  const bool half = *owner.lifecycle == Lifecycle::kPausing || *owner.lifecycle == Lifecycle::kResuming;
+  if (owner.scope == nullptr) return Bad(doing + ": " + ToText(e.pool) + " does not exist");
+  const bool half = owner->lifecycle == Lifecycle::kPausing || owner->lifecycle == Lifecycle::kResuming;
   const bool pause = e.kind == CycleKind::kPause;
-  if (*owner.lifecycle != (pause ? Lifecycle::kRunning : Lifecycle::kPaused) && !half)
+  if (owner->lifecycle != (pause ? Lifecycle::kRunning : Lifecycle::kPaused) && !half)
     return Bad(doing + ": " + Standing(owner));
-  *owner.lifecycle = pause ? Lifecycle::kPausing : Lifecycle::kResuming;
-  *owner.cycles = std::max(*owner.cycles, e.cycle);
-  *owner.cycle = Cycle{e.kind, e.cycle, e.members, {}, {}, {}, half};
+  owner->lifecycle = pause ? Lifecycle::kPausing : Lifecycle::kResuming;
+  owner->cycles = std::max(owner->cycles, e.cycle);
+  owner->cycle = Cycle{e.kind, e.cycle, e.members, {}, {}, {}, half};
   return {};
 }
 
@@ -32,19 +25,19 @@ Status Fold::operator()(const StepFailed& e) { return Worded("fail step ", e.ste
 Status Fold::BeginStep(const StepBegun& e) {
   const Owner owner = OwnerOf(e.pool);
   AMEM_TRY(InCycle({}, owner));
-  if (owner.cycle->open_step)
-    return Bad(": the step before it (" + ToText(*owner.cycle->open_step) + ") is neither done nor failed");
-  owner.cycle->open_step = e.step;
+  if (owner->cycle.open_step)
+    return Bad(": the step before it (" + ToText(*owner->cycle.open_step) + ") is neither done nor failed");
+  owner->cycle.open_step = e.step;
   return {};
 }
 
 Status Fold::EndStep(const Step& step, PoolId pool, const std::string* failure) {
   const Owner owner = OwnerOf(pool);
   AMEM_TRY(InCycle({}, owner));
-  if (owner.cycle->open_step != step) return Bad(": that step was not begun");
+  if (owner->cycle.open_step != step) return Bad(": that step was not begun");
   if (failure == nullptr) AMEM_TRY(DoStep({}, step, pool));
-  owner.cycle->open_step.reset();
-  if (failure != nullptr) owner.cycle->failure = *failure;
+  owner->cycle.open_step.reset();
+  if (failure != nullptr) owner->cycle.failure = *failure;
   return {};
 }
 
@@ -52,14 +45,14 @@ Status Fold::operator()(const PhaseBegun& e) {
   const Owner owner = OwnerOf(e.pool);
   if (Waits(e.phase, owner)) return {};  // for the others; a cycle begins once all have come
   AMEM_TRY(InCycle("begin phase " + std::string(ToText(e.phase)), owner));
-  owner.cycle->phase = e.phase;
+  owner->cycle.phase = e.phase;
   return {};
 }
 
 Status Fold::operator()(const PhaseDecided& e) {
   const Owner owner = OwnerOf(e.pool);
   AMEM_TRY(InCycle("decide phase " + std::string(ToText(e.phase)), owner));
-  if (!e.passed) owner.cycle->failure = e.message;
+  if (!e.passed) owner->cycle.failure = e.message;
   return {};
 }
 
@@ -67,10 +60,10 @@ Status Fold::operator()(const CycleDone& e) {
   const std::string doing = "finish " + std::string(ToText(e.kind)) + " " + std::to_string(e.cycle);
   const Owner owner = OwnerOf(e.pool);
   AMEM_TRY(InCycle(doing, owner));
-  if (owner.cycle->kind != e.kind || owner.cycle->number != e.cycle) return Bad(doing + ": another cycle is under way");
-  if (owner.cycle->open_step) return Bad(doing + ": step " + ToText(*owner.cycle->open_step) + " is open");
+  if (owner->cycle.kind != e.kind || owner->cycle.number != e.cycle) return Bad(doing + ": another cycle is under way");
+  if (owner->cycle.open_step) return Bad(doing + ": step " + ToText(*owner->cycle.open_step) + " is open");
   AMEM_TRY(End(doing, owner, e.kind == CycleKind::kPause));
-  *owner.cycle = {};
+  owner->cycle = {};
   return {};
 }
 
@@ -79,43 +72,43 @@ Status Fold::operator()(const CycleFailed& e) {
   const Owner owner = OwnerOf(e.pool);
   if (Waits(e.kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive, owner)) {
     // It never began, because not all have come, and is not counted.
-    *owner.cycle = Cycle{e.kind, std::min(e.cycle, *owner.cycles), {}, {}, {}, e.message};
+    owner->cycle = Cycle{e.kind, std::min(e.cycle, owner->cycles), {}, {}, {}, e.message};
     return {};
   }
   AMEM_TRY(InCycle(doing, owner));
   if (e.undone) {
     AMEM_TRY(End(doing, owner, e.kind == CycleKind::kResume));
-    owner.cycle->after_failed_undo = false;
+    owner->cycle.after_failed_undo = false;
   }
-  owner.cycle->open_step.reset();
-  owner.cycle->phase.reset();
-  owner.cycle->failure = e.message;
+  owner->cycle.open_step.reset();
+  owner->cycle.phase.reset();
+  owner->cycle.failure = e.message;
   return {};
 }
 
 Status Fold::End(const std::string& doing, const Owner& owner, bool paused) {
   AMEM_TRY(paused ? AllGone(doing, owner.pool) : AllBack(doing, owner.pool));
-  *owner.lifecycle = paused ? Lifecycle::kPaused : Lifecycle::kRunning;
+  owner->lifecycle = paused ? Lifecycle::kPaused : Lifecycle::kRunning;
   paused ? ForgetSavedOfKept(owner.pool) : ForgetSaved(owner.pool);
   return {};
 }
 
 std::string Fold::Standing(const Owner& owner) const {
   const auto* const pool = FindIn(s_.pools, owner.pool);
-  return (pool != nullptr ? "pool " + pool->tag : "the session") + " is " + std::string(ToText(*owner.lifecycle));
+  return (pool != nullptr ? "pool " + pool->tag : "the session") + " is " + std::string(ToText(owner->lifecycle));
 }
 
 Status Fold::InCycle(const std::string& doing, const Owner& owner) const {
-  if (owner.lifecycle == nullptr) return Bad(doing + ": " + ToText(owner.pool) + " does not exist");
-  if (*owner.lifecycle == Lifecycle::kPausing || *owner.lifecycle == Lifecycle::kResuming) return {};
+  if (owner.scope == nullptr) return Bad(doing + ": " + ToText(owner.pool) + " does not exist");
+  if (owner->lifecycle == Lifecycle::kPausing || owner->lifecycle == Lifecycle::kResuming) return {};
   if (!seq_) return {};  // a snapshot repeats the last failure of a session that runs again
   return Bad(doing + ": no pause or resume is under way, " + Standing(owner));
 }
 
 bool Fold::Waits(PhaseKind phase, const Owner& owner) const {
-  if (!seq_ || owner.lifecycle == nullptr) return false;
-  return (*owner.lifecycle == Lifecycle::kRunning && phase == PhaseKind::kPauseArrive) ||
-         (*owner.lifecycle == Lifecycle::kPaused && phase == PhaseKind::kResumeArrive);
+  if (!seq_ || owner.scope == nullptr) return false;
+  return (owner->lifecycle == Lifecycle::kRunning && phase == PhaseKind::kPauseArrive) ||
+         (owner->lifecycle == Lifecycle::kPaused && phase == PhaseKind::kResumeArrive);
 }
 
 Status Fold::DoStep(const std::string& doing, const Step& step, PoolId pool) {
@@ -141,26 +134,25 @@ Status Fold::DoStep(const std::string& doing, const Step& step, PoolId pool) {
 }
 
 Status Fold::DoMappingStep(const std::string& doing, const Step& step, PoolId pool) {
-  const auto it = s_.mappings.find(step.address);
-  if (it == s_.mappings.end()) return Bad(doing + ": there is no such mapping");
-  Mapping& m = it->second;
-  const Allocation* a = Find(m.allocation);
-  AMEM_CHECK(a != nullptr, step.address, m.allocation);
-  if (m.allocation != step.allocation) return Bad(doing + ": that address belongs to " + ToText(m.allocation));
+  auto* const m = FindIn(s_.mappings, step.address);
+  if (m == nullptr) return Bad(doing + ": there is no such mapping");
+  const Allocation* a = Find(m->allocation);
+  AMEM_CHECK(a != nullptr, step.address, m->allocation);
+  if (m->allocation != step.allocation) return Bad(doing + ": that address belongs to " + ToText(m->allocation));
   AMEM_TRY(OfPool(doing, *a, pool));
   switch (step.kind) {
     case StepKind::kUnmap:
-      if (!m.present) return Bad(doing + ": it is unmapped already");
-      m.present = m.accessible = false;
+      if (!m->present) return Bad(doing + ": it is unmapped already");
+      m->present = m->accessible = false;
       return {};
     case StepKind::kMap:
-      if (m.present) return Bad(doing + ": it is mapped already");
-      if (!a->resident) return Bad(doing + ": " + ToText(m.allocation) + " has no memory yet");
-      m.present = true;
+      if (m->present) return Bad(doing + ": it is mapped already");
+      if (!a->resident) return Bad(doing + ": " + ToText(m->allocation) + " has no memory yet");
+      m->present = true;
       return {};
     default:
-      if (!m.present) return Bad(doing + ": it is not mapped");
-      m.accessible = true;
+      if (!m->present) return Bad(doing + ": it is not mapped");
+      m->accessible = true;
       return {};
   }
 }
@@ -212,7 +204,10 @@ Status Fold::DoRelease(const std::string& doing, const Step& step, Allocation& a
   if (IsBound(step.allocation)) return Bad(doing + ": a binding to a multicast object is in force");
   AMEM_CHECK(!a.placed(), step.allocation, a.slab);
   a.resident = a.awaiting_restore = false;
-  if (auto* const object = FindIn(s_.multicasts, step.allocation)) LoseDevices(*object);
+  if (auto* const object = FindIn(s_.multicasts, step.allocation)) {
+    object->missing = object->added;
+    object->fresh = false;
+  }
   return {};
 }
 
@@ -239,7 +234,7 @@ Status Fold::AllBack(const std::string& doing, PoolId pool) const {
     AMEM_CHECK(a != nullptr, address, m.allocation);
     if (a->pool != pool) continue;
     if (!m.present || (!m.accessible && !m.access.empty()))
-      return Bad(doing + ": " + Hex(address.value) + " is not mapped with access");
+      return Bad(doing + ": " + Hex(address) + " is not mapped with access");
   }
   return pool ? Status{} : AllBound(doing, true);
 }

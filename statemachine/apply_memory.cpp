@@ -3,7 +3,7 @@
 namespace amem {
 
 Status Fold::operator()(const RangeReserved& e) {
-  const std::string doing = "reserve " + Hex(e.address.value);
+  const std::string doing = "reserve " + Hex(e.address);
   AMEM_TRY(Running(doing, e.pool));
   if (e.allocation) {
     AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
@@ -11,14 +11,14 @@ Status Fold::operator()(const RangeReserved& e) {
     return {};
   }
   if (e.bytes == 0 || !e.address) return Bad(doing + ": a range needs an address and a size");
-  if (Address where; Overlaps(s_.ranges, e.address, e.bytes, &where))
-    return Bad(doing + ": overlaps the range reserved at " + Hex(where.value) + ", which was not freed");
+  if (const auto there = Touching(s_.ranges, e.address, e.bytes); !there.empty())
+    return Bad(doing + ": overlaps the range reserved at " + Hex(there.where()) + ", which was not freed");
   s_.ranges.emplace(e.address, Range{e.bytes, e.alignment, e.hint, e.flags});
   return {};
 }
 
 Status Fold::operator()(const RangeFreed& e) {
-  const std::string doing = "free range " + Hex(e.address.value);
+  const std::string doing = "free range " + Hex(e.address);
   if (e.allocation) {
     AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
     Allocation& a = *Find(e.allocation);
@@ -27,13 +27,13 @@ Status Fold::operator()(const RangeFreed& e) {
     --a.reserved;
     return EraseIfDead(e.allocation);
   }
-  const auto it = s_.ranges.find(e.address);
-  if (it == s_.ranges.end()) return Bad(doing + ": no range is reserved there");
-  if (it->second.bytes != e.bytes)
-    return Bad(doing + ": its size is " + FormatBytes(it->second.bytes) + ", not " + FormatBytes(e.bytes));
-  if (Address where; Overlaps(s_.mappings, e.address, e.bytes, &where))
-    return Bad(doing + ": something is still mapped at " + Hex(where.value));
-  s_.ranges.erase(it);
+  const auto* const range = FindIn(s_.ranges, e.address);
+  if (range == nullptr) return Bad(doing + ": no range is reserved there");
+  if (range->bytes != e.bytes)
+    return Bad(doing + ": its size is " + FormatBytes(range->bytes) + ", not " + FormatBytes(e.bytes));
+  if (const auto there = Touching(s_.mappings, e.address, e.bytes); !there.empty())
+    return Bad(doing + ": something is still mapped at " + Hex(there.where()));
+  s_.ranges.erase(e.address);
   return {};
 }
 
@@ -47,7 +47,7 @@ Status Fold::operator()(const AllocationRetained& e) {
   Allocation* a = Find(e.allocation);
   if (a == nullptr) return Bad("retain " + ToText(e.allocation) + ": it does not exist");
   if (a->mappings == 0 && e.address)
-    return Bad("retain " + ToText(e.allocation) + " by " + Hex(e.address.value) + ": it is not mapped anywhere");
+    return Bad("retain " + ToText(e.allocation) + " by " + Hex(e.address) + ": it is not mapped anywhere");
   ++a->guest_references;
   return {};
 }
@@ -61,7 +61,7 @@ Status Fold::operator()(const AllocationReleased& e) {
 }
 
 Status Fold::operator()(const Mapped& e) {
-  const std::string doing = "map " + Hex(e.address.value) + " of " + ToText(e.allocation);
+  const std::string doing = "map " + Hex(e.address) + " of " + ToText(e.allocation);
   Allocation* a = Find(e.allocation);
   if (a == nullptr) return Bad(doing + ": the allocation does not exist");
   AMEM_TRY(Running(doing, a->pool));
@@ -81,15 +81,15 @@ Status Fold::operator()(const Mapped& e) {
   const auto range = s_.RangeAt(e.address);
   if (range == s_.ranges.end() || e.bytes > range->second.bytes - (e.address.value - range->first.value))
     return Bad(doing + ": the address range is not reserved");
-  if (Address where; Overlaps(s_.mappings, e.address, e.bytes, &where))
-    return Bad(doing + ": that range is mapped already (at " + Hex(where.value) + ")");
+  if (const auto there = Touching(s_.mappings, e.address, e.bytes); !there.empty())
+    return Bad(doing + ": that range is mapped already (at " + Hex(there.where()) + ")");
   s_.mappings.emplace(e.address, Mapping{e.bytes, e.offset, e.allocation, e.flags, {}});
   ++a->mappings;
   return {};
 }
 
 Status Fold::operator()(const Unmapped& e) {
-  const std::string doing = "unmap " + Hex(e.address.value);
+  const std::string doing = "unmap " + Hex(e.address);
   if (e.allocation) {
     AMEM_TRY(AtItsPlace(doing, e.allocation, e.address, e.bytes));
     Allocation& a = *Find(e.allocation);
@@ -97,11 +97,11 @@ Status Fold::operator()(const Unmapped& e) {
     --a.mappings;
     return EraseIfDead(e.allocation);
   }
-  for (auto it = s_.mappings.lower_bound(e.address); it != s_.mappings.end() && it->first < e.address + e.bytes; ++it) {
-    const auto slab = s_.slabs.find(it->second.allocation);
-    if (slab != s_.slabs.end() && !slab->second.parts.empty())
-      return Bad(doing + ": that slab has " + std::to_string(slab->second.parts.size()) + " allocations");
-    AMEM_TRY(NoParts(doing, it->first, it->second));
+  for (const auto& [address, mapping] : Touching(s_.mappings, e.address, e.bytes)) {
+    const auto* const slab = FindIn(s_.slabs, mapping.allocation);
+    if (slab != nullptr && !slab->parts.empty())
+      return Bad(doing + ": that slab has " + std::to_string(slab->parts.size()) + " allocations");
+    AMEM_TRY(NoParts(doing, address, mapping));
   }
   AMEM_TRY(CoversWhole(doing, e.address, e.bytes));
   const Address end = e.address + e.bytes;
@@ -115,7 +115,7 @@ Status Fold::operator()(const Unmapped& e) {
 }
 
 Status Fold::operator()(const AccessSet& e) {
-  const std::string doing = "set access to " + Hex(e.address.value);
+  const std::string doing = "set access to " + Hex(e.address);
   const auto* const first = FindIn(s_.mappings, e.address);
   const Allocation* mapped = first == nullptr ? nullptr : Find(first->allocation);
   AMEM_TRY(Running(doing, mapped != nullptr ? mapped->pool : PoolId{}));
@@ -129,29 +129,26 @@ Status Fold::operator()(const AccessSet& e) {
     return {};
   }
   AMEM_TRY(CoversWhole(doing, e.address, e.bytes));
-  const Address end = e.address + e.bytes;
-  for (auto it = s_.mappings.find(e.address); it != s_.mappings.end() && it->first < end; ++it) {
-    if (!it->second.present) return Bad(doing + ": its memory is released");
+  for (const auto& [address, mapping] : Touching(s_.mappings, e.address, e.bytes)) {
+    if (!mapping.present) return Bad(doing + ": its memory is released");
   }
-  for (auto it = s_.mappings.find(e.address); it != s_.mappings.end() && it->first < end; ++it) {
-    for (const AccessDescriptor& change : e.access) MergeAccess(it->second.access, change);
+  for (auto& [address, mapping] : Touching(s_.mappings, e.address, e.bytes)) {
+    for (const AccessDescriptor& change : e.access) MergeAccess(mapping.access, change);
   }
   return {};
 }
 
 Status Fold::CoversWhole(const std::string& doing, Address address, Bytes bytes) {
   Address at = address;
-  const Address end = address + bytes;
-  auto it = s_.mappings.find(address);
-  while (at < end) {
-    if (it == s_.mappings.end() || it->first != at) return Bad(doing + ": nothing is mapped at " + Hex(at.value));
-    const Allocation* a = Find(it->second.allocation);
-    AMEM_CHECK(a != nullptr, at, it->second.allocation);
-    AMEM_CHECK(a->mappings > 0U, at, it->second.allocation);
-    at = at + it->second.bytes;
-    ++it;
+  for (const auto& [begin, mapping] : Touching(s_.mappings, address, bytes)) {
+    if (begin != at) break;
+    const Allocation* a = Find(mapping.allocation);
+    AMEM_CHECK(a != nullptr, at, mapping.allocation);
+    AMEM_CHECK(a->mappings > 0U, at, mapping.allocation);
+    at = at + mapping.bytes;
   }
-  if (at != end || bytes == 0) return Bad(doing + ": " + FormatBytes(bytes) + " would cut a mapping in two");
+  if (at < address + bytes) return Bad(doing + ": nothing is mapped at " + Hex(at));
+  if (at != address + bytes || bytes == 0) return Bad(doing + ": " + FormatBytes(bytes) + " would cut a mapping in two");
   return {};
 }
 

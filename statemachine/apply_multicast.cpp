@@ -69,7 +69,7 @@ Status Fold::operator()(const MulticastBound& e) {
     bound->released_bindings += released ? 1 : 0;
   }
   const DeviceOrdinal device = DeviceOf(memory.part, *object);
-  object->bindings[e.multicast_offset].push_back({id, e.address, e.allocation_offset, e.bytes, device, true});
+  object->bindings.emplace(e.multicast_offset, MulticastBinding{id, e.address, e.allocation_offset, e.bytes, device, true});
   return {};
 }
 
@@ -77,18 +77,17 @@ Status Fold::operator()(const MulticastUnbound& e) {
   const std::string doing = "unbind memory from " + Object(e.multicast);
   const auto it = s_.multicasts.find(e.multicast);
   if (it == s_.multicasts.end()) return Bad(doing + ": it does not exist");
-  const auto at = it->second.bindings.find(e.multicast_offset);
-  if (at == it->second.bindings.end()) return Bad(doing + ": nothing is bound at offset " + FormatBytes(e.multicast_offset));
-  auto& list = at->second;
-  const auto mine = std::find_if(list.begin(), list.end(),
-                                 [&](const MulticastBinding& b) { return b.device == e.device || b.device.value < 0; });
-  if (mine == list.end()) return Bad(doing + ": device " + std::to_string(e.device.value) + " has nothing bound there");
+  auto& bindings = it->second.bindings;
+  const auto [first, end] = bindings.equal_range(e.multicast_offset);
+  if (first == end) return Bad(doing + ": nothing is bound at offset " + FormatBytes(e.multicast_offset));
+  const auto mine =
+      std::find_if(first, end, [&](const auto& one) { return one.second.device == e.device || one.second.device.value < 0; });
+  if (mine == end) return Bad(doing + ": device " + std::to_string(e.device.value) + " has nothing bound there");
   const Allocation* object = Find(e.multicast);
-  AMEM_TRY(CountUnbound(mine->allocation, object != nullptr && object->rebuilt()));
-  list.erase(mine);
-  if (list.empty()) it->second.bindings.erase(at);
+  AMEM_TRY(CountUnbound(mine->second.allocation, object != nullptr && object->rebuilt()));
+  bindings.erase(mine);
   const bool imported = object != nullptr && !object->own();
-  if (imported && it->second.bindings.empty() && it->second.added.empty()) s_.multicasts.erase(it);
+  if (imported && bindings.empty() && it->second.added.empty()) s_.multicasts.erase(it);
   return {};
 }
 
@@ -110,9 +109,7 @@ Status Fold::EraseMulticast(AllocationId id) {
   if (it == s_.multicasts.end()) return {};
   const Allocation* a = Find(id);
   if (a != nullptr && a->rebuilt()) {
-    for (const auto& [offset, bindings] : it->second.bindings) {
-      for (const MulticastBinding& b : bindings) AMEM_TRY(CountUnbound(b.allocation, true));
-    }
+    for (const auto& [offset, b] : it->second.bindings) AMEM_TRY(CountUnbound(b.allocation, true));
   }
   s_.multicasts.erase(it);
   return {};
@@ -120,56 +117,42 @@ Status Fold::EraseMulticast(AllocationId id) {
 
 void Fold::LeaveMulticast(AllocationId id, const Allocation& a, SessionId peer) {
   if (!a.own() || !a.rebuilt()) return;
-  const bool holds = std::any_of(a.importers.begin(), a.importers.end(), [&](const auto& one) { return one.first.by == peer; });
+  const bool holds = std::ranges::any_of(a.importers, [&](const auto& one) { return one.first.by == peer; });
   if (auto* const object = FindIn(s_.multicasts, id); object != nullptr && !holds) object->incomplete = true;
 }
 
-void Fold::LoseDevices(Multicast& released) {
-  released.missing = released.added;
-  released.fresh = false;
-}
-
-// ---- in a pause or a resume ---------------------------------------------------------------------------------------------
-
 Status Fold::DoMulticastStep(const std::string& doing, const Step& step) {
   const Allocation* object = Find(step.allocation);
-  const auto it = s_.multicasts.find(step.allocation);
-  if (object == nullptr || it == s_.multicasts.end()) return Bad(doing + ": it does not exist");
+  auto* const multicast = FindIn(s_.multicasts, step.allocation);
+  if (object == nullptr || multicast == nullptr) return Bad(doing + ": it does not exist");
   if (!object->rebuilt()) return Bad(doing + ": it stays in a pause");
   if (!object->resident) return Bad(doing + ": it is released");
-  Multicast& multicast = it->second;
   if (step.kind == StepKind::kAddDevice) {
-    const auto missing = std::find(multicast.missing.begin(), multicast.missing.end(), step.device);
-    if (missing == multicast.missing.end()) return Bad(doing + ": it is there already");
-    multicast.missing.erase(missing);
+    const auto missing = std::ranges::find(multicast->missing, step.device);
+    if (missing == multicast->missing.end()) return Bad(doing + ": it is there already");
+    multicast->missing.erase(missing);
     return {};
   }
-  auto* const at = FindIn(multicast.bindings, step.offset);
-  if (at == nullptr) return Bad(doing + ": that was never bound");
+  const auto [first, end] = multicast->bindings.equal_range(step.offset);
+  if (first == end) return Bad(doing + ": that was never bound");
   const bool bind = step.kind == StepKind::kBind;
-  const auto binding = std::find_if(at->begin(), at->end(),
-                                    [&](const MulticastBinding& b) { return b.device == step.device && b.bound != bind; });
-  if (binding == at->end()) return Bad(doing + (bind ? ": it is bound already" : ": it is not bound"));
-  if (bind && !multicast.missing.empty()) return Bad(doing + ": not all devices of this session were added to it");
+  const auto at =
+      std::find_if(first, end, [&](const auto& one) { return one.second.device == step.device && one.second.bound != bind; });
+  if (at == end) return Bad(doing + (bind ? ": it is bound already" : ": it is not bound"));
+  if (bind && !multicast->missing.empty()) return Bad(doing + ": not all devices of this session were added to it");
   BoundMemory memory;
-  AMEM_TRY(FindMemory(binding->allocation, memory));
+  AMEM_TRY(FindMemory(at->second.allocation, memory));
   if (bind && memory.part != nullptr && !(memory.slab != nullptr ? memory.slab : memory.part)->resident)
-    return Bad(doing + ": " + ToText(binding->allocation) + " has no memory yet");
-  binding->bound = bind;
+    return Bad(doing + ": " + ToText(at->second.allocation) + " has no memory yet");
+  at->second.bound = bind;
   return {};
 }
 
 bool Fold::IsBound(AllocationId id) const {
-  const auto refers = [&](const MulticastBinding& b) {
-    if (!b.bound) return false;
-    const auto* const memory = FindIn(s_.allocations, b.allocation);
-    return b.allocation == id || (memory != nullptr && memory->slab == id);
-  };
   for (const auto& [object, multicast] : s_.multicasts) {
-    for (const auto& [offset, bindings] : multicast.bindings) {
-      if (std::any_of(bindings.begin(), bindings.end(),
-                      [&, object = object](const MulticastBinding& b) { return object == id ? b.bound : refers(b); }))
-        return true;
+    for (const auto& [offset, b] : multicast.bindings) {
+      const auto* const memory = FindIn(s_.allocations, b.allocation);
+      if (b.bound && (object == id || b.allocation == id || (memory != nullptr && memory->slab == id))) return true;
     }
   }
   return false;
@@ -179,11 +162,9 @@ Status Fold::AllBound(const std::string& doing, bool bound) const {
   for (const auto& [id, multicast] : s_.multicasts) {
     const auto* const object = FindIn(s_.allocations, id);
     if (object == nullptr || !object->rebuilt()) continue;
-    for (const auto& [offset, bindings] : multicast.bindings) {
-      for (const MulticastBinding& b : bindings) {
-        if (b.bound != bound)
-          return Bad(doing + ": memory is " + (bound ? "not " : "") + "bound to " + Object(id) + " at " + FormatBytes(offset));
-      }
+    for (const auto& [offset, b] : multicast.bindings) {
+      if (b.bound != bound)
+        return Bad(doing + ": memory is " + (bound ? "not " : "") + "bound to " + Object(id) + " at " + FormatBytes(offset));
     }
   }
   return {};

@@ -6,25 +6,25 @@ namespace amem {
 
 Status Fold::operator()(const HostAllocated& e) {
   const auto [it, fresh] = s_.host.emplace(e.address, HostAllocation{e.bytes, e.flags, e.registered});
-  return fresh ? Status{} : Bad("host memory at " + Hex(e.address.value) + " is known already");
+  return fresh ? Status{} : Bad("host memory at " + Hex(e.address) + " is known already");
 }
 
 Status Fold::operator()(const HostFreed& e) {
-  return s_.host.erase(e.address) == 1 ? Status{} : Bad("free host memory " + Hex(e.address.value) + ": none is known there");
+  return s_.host.erase(e.address) == 1 ? Status{} : Bad("free host memory " + Hex(e.address) + ": none is known there");
 }
 
 Status Fold::operator()(const LegacyAllocated& e) {
   if (e.backing && Find(e.backing) == nullptr)
-    return Bad("cuMemAlloc " + Hex(e.address.value) + ": " + ToText(e.backing) + " does not exist");
+    return Bad("cuMemAlloc " + Hex(e.address) + ": " + ToText(e.backing) + " does not exist");
   const auto [it, fresh] =
       s_.legacy.emplace(e.address, LegacyAllocation{e.bytes, e.backing, e.offset, e.why, e.site, e.communicator});
   if (fresh) CountMemory(e.communicator);
-  return fresh ? Status{} : Bad("cuMemAlloc " + Hex(e.address.value) + ": that address is allocated already");
+  return fresh ? Status{} : Bad("cuMemAlloc " + Hex(e.address) + ": that address is allocated already");
 }
 
 Status Fold::operator()(const LegacyFreed& e) {
   const auto it = s_.legacy.find(e.address);
-  if (it == s_.legacy.end()) return Bad("cuMemFree " + Hex(e.address.value) + ": nothing is allocated there");
+  if (it == s_.legacy.end()) return Bad("cuMemFree " + Hex(e.address) + ": nothing is allocated there");
   const CommunicatorId communicator = it->second.communicator;
   s_.legacy.erase(it);
   return UncountMemory(communicator);
@@ -32,21 +32,21 @@ Status Fold::operator()(const LegacyFreed& e) {
 
 Status Fold::operator()(const LegacyExported& e) {
   Allocation* a = Find(e.backing);
-  if (a == nullptr) return Bad("IPC handle of " + Hex(e.address.value) + ": " + ToText(e.backing) + " does not exist");
+  if (a == nullptr) return Bad("IPC handle of " + Hex(e.address) + ": " + ToText(e.backing) + " does not exist");
   ++a->exports;
   return {};
 }
 
 Status Fold::operator()(const LegacyImported& e) {
   if (Find(e.allocation) == nullptr)
-    return Bad("open IPC handle at " + Hex(e.address.value) + ": " + ToText(e.allocation) + " does not exist");
+    return Bad("open IPC handle at " + Hex(e.address) + ": " + ToText(e.allocation) + " does not exist");
   const auto [it, fresh] = s_.legacy_imports.emplace(e.address, e.allocation);
-  return fresh ? Status{} : Bad("open IPC handle at " + Hex(e.address.value) + ": one is open there");
+  return fresh ? Status{} : Bad("open IPC handle at " + Hex(e.address) + ": one is open there");
 }
 
 Status Fold::operator()(const LegacyClosed& e) {
   return s_.legacy_imports.erase(e.address) == 1 ? Status{}
-                                                 : Bad("close IPC handle at " + Hex(e.address.value) + ": none is open there");
+                                                 : Bad("close IPC handle at " + Hex(e.address) + ": none is open there");
 }
 
 Status Fold::operator()(const AsyncAllocated& e) {
@@ -55,23 +55,21 @@ Status Fold::operator()(const AsyncAllocated& e) {
 }
 
 Status Fold::operator()(const AsyncFreed& e) {
-  return s_.async.erase(e.address) == 1 ? Status{} : Bad("free pool memory " + Hex(e.address.value) + ": none is known there");
+  return s_.async.erase(e.address) == 1 ? Status{} : Bad("free pool memory " + Hex(e.address) + ": none is known there");
 }
 
 Status Fold::operator()(const Registered& e) {
   std::vector<AllocationId> below;
-  auto it = s_.MappingAt(e.address);
-  if (it == s_.mappings.end()) it = s_.mappings.lower_bound(e.address);
-  for (; it != s_.mappings.end() && it->first < e.address + e.bytes; ++it) {
-    AMEM_CHECK(Find(it->second.allocation) != nullptr, it->first, it->second.allocation);
-    below.push_back(it->second.allocation);
+  for (const auto& [address, mapping] : Touching(s_.mappings, e.address, e.bytes)) {
+    AMEM_CHECK(Find(mapping.allocation) != nullptr, address, mapping.allocation);
+    below.push_back(mapping.allocation);
   }
   // Again at that address: perhaps more bytes, or other memory, whose registration outlived what was there before.
   Registration& r = s_.registrations.try_emplace(e.address, Registration{0, e.how, 0, {}}).first->second;
   ++r.count;
   r.bytes = std::max(r.bytes, e.bytes);
   for (const AllocationId id : below) {
-    if (std::find(r.allocations.begin(), r.allocations.end(), id) != r.allocations.end()) continue;
+    if (std::ranges::find(r.allocations, id) != r.allocations.end()) continue;
     r.allocations.push_back(id);
     ++Find(id)->registrations;
   }
@@ -79,14 +77,14 @@ Status Fold::operator()(const Registered& e) {
 }
 
 Status Fold::operator()(const Deregistered& e) {
-  const auto it = s_.registrations.find(e.address);
-  if (it == s_.registrations.end()) return Bad("deregister " + Hex(e.address.value) + ": it was not registered");
-  AMEM_CHECK(it->second.count > 0U, e.address);
-  if (--it->second.count > 0) return {};
-  for (const AllocationId id : it->second.allocations) {
+  auto* const known = FindIn(s_.registrations, e.address);
+  if (known == nullptr) return Bad("deregister " + Hex(e.address) + ": it was not registered");
+  AMEM_CHECK(known->count > 0U, e.address);
+  if (--known->count > 0) return {};
+  for (const AllocationId id : known->allocations) {
     if (Allocation* a = Find(id); a != nullptr && a->registrations > 0) --a->registrations;
   }
-  s_.registrations.erase(it);
+  s_.registrations.erase(e.address);
   return {};
 }
 
@@ -96,8 +94,6 @@ Status Fold::operator()(const EverythingKept& e) {
   for (auto& [id, a] : s_.allocations) a.kept_with_all = true;
   return {};
 }
-
-// ---- pools -------------------------------------------------------------------------------------------------------------
 
 Status Fold::operator()(const PoolOpened& e) {
   const std::string doing = "open " + ToText(e.pool) + " (" + e.tag + ")";
@@ -112,12 +108,15 @@ Status Fold::operator()(const PoolOpened& e) {
   if (s_.pools.contains(e.pool)) return Bad(doing + ": that id is in use");
   if (e.tag.empty() || e.tag == "nccl" || e.tag == "user") return Bad(doing + ": that is no tag for a pool");
   if (s_.PoolNamed(e.tag)) return Bad(doing + ": that tag is " + ToText(s_.PoolNamed(e.tag)) + "'s");
-  s_.pools[e.pool] = {.tag = e.tag, .policy = e.policy, .cycles = e.cycles};
+  Pool& pool = s_.pools[e.pool];
+  pool.tag = e.tag;
+  pool.policy = e.policy;
+  pool.cycles = e.cycles;
   return {};
 }
 
 Status Fold::operator()(const PoolAllocated& e) {
-  const std::string doing = "amem_alloc " + Hex(e.address.value);
+  const std::string doing = "amem_alloc " + Hex(e.address);
   const Allocation* chunk = Find(e.backing);
   if (chunk == nullptr || !chunk->pool) return Bad(doing + ": " + ToText(e.backing) + " is no chunk of a pool");
   AMEM_TRY(Running(doing, chunk->pool));
@@ -131,8 +130,8 @@ Status Fold::operator()(const PoolAllocated& e) {
   auto* const pool = FindIn(s_.pools, chunk->pool);
   AMEM_CHECK(pool != nullptr, chunk->pool);
   auto& parts = pool->parts;
-  if (Address where; Overlaps(parts, e.address, e.bytes, &where))
-    return Bad(doing + ": it overlaps the part at " + Hex(where.value));
+  if (const auto there = Touching(parts, e.address, e.bytes); !there.empty())
+    return Bad(doing + ": it overlaps the part at " + Hex(there.where()));
   parts.emplace(e.address, PoolPart{e.bytes, e.device, e.backing, e.offset});
   return {};
 }
@@ -142,7 +141,7 @@ Status Fold::operator()(const PoolFreed& e) {
   const Allocation* chunk = mapping == s_.mappings.end() ? nullptr : Find(mapping->second.allocation);
   auto* const pool = chunk == nullptr ? nullptr : FindIn(s_.pools, chunk->pool);
   if (pool == nullptr || pool->parts.erase(e.address) != 1)
-    return Bad("amem_free " + Hex(e.address.value) + ": nothing is allocated there");
+    return Bad("amem_free " + Hex(e.address) + ": nothing is allocated there");
   return {};
 }
 
@@ -151,9 +150,8 @@ Status Fold::NoParts(const std::string& doing, Address address, const Mapping& m
   if (chunk == nullptr || !chunk->pool) return {};
   const auto* const pool = FindIn(s_.pools, chunk->pool);
   AMEM_CHECK(pool != nullptr, address, mapping.allocation);
-  Address where;
-  if (!Overlaps(pool->parts, address, mapping.bytes, &where)) return {};
-  return Bad(doing + ": amem_alloc's part at " + Hex(where.value) + " was not freed");
+  const auto there = Touching(pool->parts, address, mapping.bytes);
+  return there.empty() ? Status{} : Bad(doing + ": amem_alloc's part at " + Hex(there.where()) + " was not freed");
 }
 
 }  // namespace amem

@@ -47,10 +47,10 @@ Status Fold::operator()(const PeerConnected& e) {
 }
 
 Status Fold::operator()(const PeerLost& e) {
-  const auto peer = s_.peers.find(e.peer);
-  if (peer == s_.peers.end()) return Bad("lose peer " + Hex(e.peer.value) + ": it was never connected");
-  peer->second.connected = false;
-  peer->second.lost_reason = e.reason;
+  auto* const peer = FindIn(s_.peers, e.peer);
+  if (peer == nullptr) return Bad("lose peer " + Hex(e.peer) + ": it was never connected");
+  peer->connected = false;
+  peer->lost_reason = e.reason;
   for (auto it = s_.allocations.begin(); it != s_.allocations.end();) {
     const AllocationId id = it->first;
     const auto gone = std::erase_if(it->second.importers, [&](const auto& entry) { return entry.first.by == e.peer; });

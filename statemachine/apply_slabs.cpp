@@ -36,7 +36,7 @@ Status Fold::operator()(const SlabOpened& e) {
   const std::string doing = "open slab " + std::to_string(e.slab.value);
   AMEM_TRY(Running(doing));
   const auto* const m = FindIn(s_.mappings, e.address);
-  if (m == nullptr || m->allocation != e.slab) return Bad(doing + ": it is not mapped at " + Hex(e.address.value));
+  if (m == nullptr || m->allocation != e.slab) return Bad(doing + ": it is not mapped at " + Hex(e.address));
   const Allocation* whole = Find(e.slab);
   AMEM_CHECK(whole != nullptr, e.slab, e.address);
   if (m->offset != 0 || m->bytes != whole->bytes) return Bad(doing + ": it is not mapped whole");
@@ -51,24 +51,24 @@ Status Fold::operator()(const Placed& e) {
   const std::string doing = "place " + ToText(e.allocation) + " in slab " + std::to_string(e.slab.value);
   AMEM_TRY(Running(doing));
   Allocation* a = Find(e.allocation);
-  const auto slab = s_.slabs.find(e.slab);
-  if (a == nullptr || slab == s_.slabs.end() || s_.slabs.contains(e.allocation))
+  auto* const slab = FindIn(s_.slabs, e.slab);
+  if (a == nullptr || slab == nullptr || s_.slabs.contains(e.allocation))
     return Bad(doing + ": there is no such allocation, or no such slab");
   const Allocation* whole = Find(e.slab);
   AMEM_CHECK(whole != nullptr, e.slab);
   AMEM_CHECK(!whole->placed(), e.slab, whole->slab);
-  const auto* const mapping = FindIn(s_.mappings, slab->second.address);
+  const auto* const mapping = FindIn(s_.mappings, slab->address);
   if (mapping == nullptr || mapping->allocation != e.slab) return Bad(doing + ": that slab is not mapped");
   if (!a->untouched()) return Bad(doing + ": it is in use where it is");
   if (e.offset > whole->bytes || a->bytes > whole->bytes - e.offset) return Bad(doing + ": it ends outside");
   if (a->own() != whole->own() || (a->remote && a->remote->owner != whole->remote->owner))
     return Bad(doing + ": they are not the same session's");
-  if (a->own()) AMEM_TRY(IsFree(doing, slab->second, e.offset, a->bytes));
+  if (a->own()) AMEM_TRY(IsFree(doing, *slab, e.offset, a->bytes));
   AMEM_TRY(RemoveFromSlab(e.allocation, *a));
   a->slab = e.slab;
   a->offset = e.offset;
   a->touched = e.touched;
-  slab->second.parts[e.offset].push_back(e.allocation);
+  slab->parts[e.offset].push_back(e.allocation);
   return {};
 }
 
@@ -82,9 +82,9 @@ Status Fold::operator()(const Backed& e) {
 }
 
 Status Fold::operator()(const PartCleared& e) {
-  const auto slab = s_.slabs.find(e.slab);
-  if (slab == s_.slabs.end()) return Bad("clear part of slab " + std::to_string(e.slab.value) + ": it does not exist");
-  MarkClean(slab->second, e.offset, e.bytes);
+  auto* const slab = FindIn(s_.slabs, e.slab);
+  if (slab == nullptr) return Bad("clear part of slab " + std::to_string(e.slab.value) + ": it does not exist");
+  MarkClean(*slab, e.offset, e.bytes);
   return {};
 }
 
@@ -142,7 +142,7 @@ Status Fold::AtItsPlace(const std::string& doing, AllocationId id, Address addre
   AMEM_CHECK(s_.slabs.contains(a->slab), id, a->slab);
   const Address place = s_.PlaceOf(*a);
   if (place == address && a->bytes == bytes) return {};
-  return Bad(doing + ": " + ToText(id) + " is " + FormatBytes(a->bytes) + " at " + Hex(place.value));
+  return Bad(doing + ": " + ToText(id) + " is " + FormatBytes(a->bytes) + " at " + Hex(place));
 }
 
 }  // namespace amem

@@ -26,7 +26,7 @@ std::string Show(const T& value) {
   } else if constexpr (std::is_pointer_v<T>) {
     return value == nullptr ? "null" : "not null";
   } else if constexpr (std::is_same_v<T, Address>) {
-    return Hex(value.value);
+    return Hex(value);
   } else if constexpr (requires { value.value; }) {  // an id
     return Show(value.value);
   } else if constexpr (std::is_enum_v<T>) {

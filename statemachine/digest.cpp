@@ -67,11 +67,9 @@ class Hasher {
   }
   void Add(const Multicast& m) {
     AddAll(m.devices, m.added);
-    for (const auto& [offset, bindings] : m.bindings) {
-      for (const MulticastBinding& b : bindings) {
-        AddAll(offset, b.allocation, b.address, b.allocation_offset, b.bytes);
-        if (!b.bound) AddAll(b.device, b.bound);
-      }
+    for (const auto& [offset, b] : m.bindings) {
+      AddAll(offset, b.allocation, b.address, b.allocation_offset, b.bytes);
+      if (!b.bound) AddAll(b.device, b.bound);
     }
     if (!m.missing.empty() || m.incomplete || m.fresh) AddAll(m.missing.size(), m.missing, m.incomplete, m.fresh);
   }

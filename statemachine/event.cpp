@@ -1,6 +1,5 @@
 #include "statemachine/event.h"
 
-#include <memory>
 #include <utility>
 
 namespace amem {

@@ -17,7 +17,7 @@
 
 namespace amem {
 
-// ---- life of a session -------------------------------------------------------------------------------------------------
+// ---- life of a session
 
 struct SessionOpened {
   SessionId session;
@@ -68,7 +68,7 @@ struct DriverSymbolBound {
   AMEM_EVENT(DriverSymbolBound, "driver symbol bound", name, cuda_version, replaced);
 };
 
-// ---- address ranges, allocations, mappings -----------------------------------------------------------------------------
+// ---- address ranges, allocations, mappings
 
 // `allocation` here and in the events below: NCCL did this at the place that a slab gives that allocation (Placed), and the
 // driver was not asked. Zero: a call of the driver's.
@@ -134,7 +134,7 @@ struct AccessSet {
   AMEM_EVENT(AccessSet, "access set", IfAny{allocation}, address, bytes, access);
 };
 
-// ---- sharing -----------------------------------------------------------------------------------------------------------
+// ---- sharing
 
 inline constexpr std::uint32_t kFabricHandle = 8;  // CU_MEM_HANDLE_TYPE_FABRIC
 // NCCL has a way to share it; no peer holds anything yet. A descriptor (1) is of a token. Any other type (8 is fabric) is the
@@ -186,7 +186,7 @@ struct PeerLost {  // all references held by `peer` are gone with it
   AMEM_EVENT(PeerLost, "peer lost", peer, reason);
 };
 
-// ---- other kinds of memory ---------------------------------------------------------------------------------------------
+// ---- other kinds of memory
 
 struct HostAllocated {  // pinned host memory: counted, never released
   Address address;
@@ -294,7 +294,7 @@ struct PassedThrough {  // seen and not understood, or about memory that is not 
   AMEM_EVENT(PassedThrough, "passed through", name, detail, result);
 };
 
-// ---- pause and resume, and what was seen when one failed: event_cycle.h ------------------------------------------------
+// ---- pause and resume, and what was seen when one failed: event_cycle.h
 
 // First event of a snapshot, which stands for all events up to `through`: the totals they had added up to (State::totals, as
 // pairs of kind and count). The events of a snapshot have sequence number 0 and do not move State::last; this one sets it.
@@ -306,7 +306,7 @@ struct Condensed {
   AMEM_EVENT(Condensed, "condensed", through, next_allocation, cycles, totals);
 };
 
-// ---- slabs -------------------------------------------------------------------------------------------------------------
+// ---- slabs
 // A slab is an allocation of AMem's own, or of a peer's AMem, mapped once as a whole. NCCL's allocations are parts of it.
 
 struct ByteRange {  // a part of a slab
@@ -339,7 +339,7 @@ struct PartCleared {  // zeros were written to a part of a slab that nobody hold
   AMEM_EVENT(PartCleared, "part cleared", slab, offset, bytes);
 };
 
-// ---- communicators -----------------------------------------------------------------------------------------------------
+// ---- communicators
 // Numbered by AMem, because an allocation may be made before NCCL has an address or a hash for its communicator.
 
 struct CommunicatorBegun {  // NCCL was asked to make one
@@ -369,7 +369,7 @@ struct CommunicatorSuspended {  // ncclCommSuspend or ncclCommResume on it, whic
   AMEM_EVENT(CommunicatorSuspended, "communicator suspended", communicator, suspended);
 };
 
-// ---- pools -------------------------------------------------------------------------------------------------------------
+// ---- pools
 // A pool holds memory of the program under a tag: "weights", "optimizer". It takes memory from the driver in chunks, each an
 // allocation of its own that is mapped once as a whole, and amem_alloc's parts lie in them. A pool has pauses and resumes of
 // its own; they concern no other session.

@@ -10,7 +10,7 @@
 
 namespace amem {
 
-// ---- pause and resume --------------------------------------------------------------------------------------------------
+// ---- pause and resume
 // `pool` of an event says whose pause or resume it belongs to: that pool's, or NCCL's when it is zero, as in all journals from
 // before there were pools. Several may be under way at once, and then their events interleave.
 
@@ -133,7 +133,7 @@ struct CycleFailed {  // whatever was done has been undone, unless `undone` is f
              IfAny{pool});
 };
 
-// ---- what was seen -----------------------------------------------------------------------------------------------------
+// ---- what was seen
 // For people, and for a verdict on a cycle that failed: no state follows from these but their number.
 
 struct VoteCast {  // this session's own vote on a phase, recorded before it waits for those of the others; also in an undo
@@ -180,7 +180,7 @@ struct LaunchRefused {  // of NCCL's: a launch, copy or fill that was refused be
   AMEM_EVENT(LaunchRefused, "launch refused", call, count);
 };
 
-// ---- requests from outside -----------------------------------------------------------------------------------------------
+// ---- requests from outside
 // Nothing of the state follows from them: what a request does to memory is in the events of its pauses and resumes.
 
 struct RequestSeen {          // this process has seen what the tool asks for

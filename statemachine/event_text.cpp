@@ -28,7 +28,7 @@ std::string Joined(const std::vector<std::string>& texts, const char* between) {
 }
 std::string After(const char* between, const std::string& text) { return text.empty() ? "" : between + text; }
 
-// ---- a struct as the words for its fields -------------------------------------------------------------------------------
+// ---- a struct as the words for its fields
 
 template <Described T>
 std::string FieldsText(const T& value, bool first_too = false);
@@ -41,7 +41,7 @@ std::string Value(const T& value) {
     const char* const may = value.flags == 3 ? "read-write" : value.flags == 1 ? "read" : value.flags == 0 ? "none" : nullptr;
     return amem::ToText(value.location) + (may != nullptr ? " " + std::string(may) : " flags " + to_string(value.flags));
   } else if constexpr (std::is_same_v<T, Address> || std::is_same_v<T, SessionId> || std::is_same_v<T, DriverHandle>) {
-    return Hex(value.value);
+    return Hex(value);
   } else if constexpr (requires { value.value; }) {  // another id
     return to_string(value.value);
   } else if constexpr (std::is_arithmetic_v<T>) {
@@ -127,7 +127,7 @@ std::string FieldsText(const T& value, bool first_too) {
   return Joined(told, ", ");
 }
 
-// ---- events of which a list of fields does not read well ------------------------------------------------------------------
+// ---- events of which a list of fields does not read well
 
 std::string NameOf(const auto& cycle) {
   return std::string(ToText(cycle.kind)) + " " + to_string(cycle.cycle) + (cycle.pool ? " of " + ToText(cycle.pool) : "");
@@ -270,7 +270,7 @@ std::string ToText(const Step& step) {
            ", " + FormatBytes(step.bytes);
   if (step.kind == kQuiesce || step.kind == kCheckMemory || step.kind == kScan || step.kind == kBeginRestore) out += device;
   if (step.allocation) out += " " + ToText(step.allocation);
-  if (step.address) out += " at " + Hex(step.address.value);
+  if (step.address) out += " at " + Hex(step.address);
   if (step.bytes != 0) out += ", " + FormatBytes(step.bytes);
   return out;
 }
@@ -278,7 +278,7 @@ std::string ToText(const Step& step) {
 std::string ToText(AllocationId id) { return "allocation " + to_string(id.value); }
 std::string ToText(CommunicatorId id) { return "communicator " + to_string(id.value); }
 std::string ToText(PoolId id) { return "pool " + to_string(id.value); }
-std::string ToText(SessionId id) { return "session " + Hex(id.value); }
+std::string ToText(SessionId id) { return "session " + Hex(id); }
 std::string ToText(const Location& location) {
   switch (location.type) {
     case LocationType::kDevice:

@@ -14,20 +14,6 @@
 
 namespace amem {
 
-// Whether something in a map by address lies in [address, address + bytes), and where that begins.
-template <class Map>
-bool Overlaps(const Map& map, Address address, Bytes bytes, Address* where) {
-  auto it = map.lower_bound(address);
-  if (it != map.end() && it->first.value - address.value < bytes) {
-    *where = it->first;
-    return true;
-  }
-  if (it == map.begin()) return false;
-  --it;
-  *where = it->first;
-  return address.value - it->first.value < it->second.bytes;
-}
-
 class Fold {
  public:
   Fold(State& state, SequenceNumber seq) : s_(state), seq_(seq) {}
@@ -142,18 +128,16 @@ class Fold {
   [[nodiscard]] Status FindMemory(AllocationId id, BoundMemory& memory);
   Status CountUnbound(AllocationId memory, bool released);
   Status EraseMulticast(AllocationId id);
-  static void LoseDevices(Multicast& released);
   // A peer has let go of one of its imports of `id`, or was lost.
   void LeaveMulticast(AllocationId id, const Allocation& a, SessionId peer);
 
-  // Whose pauses and resumes an event is about: NCCL's, or a pool's. Null pointers: there is no such pool.
+  // Whose pauses and resumes an event is about: NCCL's, or a pool's. Null: there is no such pool.
   struct Owner {
     PoolId pool;
-    Lifecycle* lifecycle = nullptr;
-    Cycle* cycle = nullptr;
-    std::uint64_t* cycles = nullptr;
+    Scope* scope = nullptr;
+    Scope* operator->() const { return scope; }
   };
-  [[nodiscard]] Owner OwnerOf(PoolId pool) const;
+  [[nodiscard]] Owner OwnerOf(PoolId pool) const { return {pool, pool ? FindIn(s_.pools, pool) : static_cast<Scope*>(&s_)}; }
   [[nodiscard]] std::string Standing(const Owner& owner) const;  // "the session is running"
   [[nodiscard]] Status InCycle(const std::string& doing, const Owner& owner) const;
   // Whether this session has come to a cycle that has not begun, because others have not come yet.

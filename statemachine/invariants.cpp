@@ -15,7 +15,7 @@ class Counts {
   explicit Counts(std::size_t most) { ids_.reserve(most); }
   void Add(Id id) { ids_.push_back(id); }
   [[nodiscard]] std::uint64_t Of(Id id) {
-    if (!sorted_) std::sort(ids_.begin(), ids_.end());
+    if (!sorted_) std::ranges::sort(ids_);
     sorted_ = true;
     const auto [first, last] = std::equal_range(ids_.begin(), ids_.end(), id);
     return static_cast<std::uint64_t>(last - first);
@@ -30,7 +30,7 @@ class Counts {
 Status CheckOverlaps(const std::string& what, const auto& by_address) {
   Address end;
   for (const auto& [address, one] : by_address) {
-    if (address < end) return Broken(what + " overlap at " + Hex(address.value));
+    if (address < end) return Broken(what + " overlap at " + Hex(address));
     end = address + one.bytes;
   }
   return {};
@@ -41,15 +41,13 @@ Status CheckMappings(const State& s) {
   for (const auto& [address, m] : s.mappings) {
     const auto range = s.RangeAt(address);
     if (range == s.ranges.end() || address + m.bytes > range->first + range->second.bytes)
-      return Broken("mapping " + Hex(address.value) + " lies outside any reserved range");
+      return Broken("mapping " + Hex(address) + " lies outside any reserved range");
     const auto* const a = FindIn(s.allocations, m.allocation);
-    if (a == nullptr)
-      return Broken("mapping " + Hex(address.value) + " is of " + ToText(m.allocation) + ", which does not exist");
-    if (m.offset + m.bytes > a->bytes)
-      return Broken("mapping " + Hex(address.value) + " is larger than " + ToText(m.allocation));
+    if (a == nullptr) return Broken("mapping " + Hex(address) + " is of " + ToText(m.allocation) + ", which does not exist");
+    if (m.offset + m.bytes > a->bytes) return Broken("mapping " + Hex(address) + " is larger than " + ToText(m.allocation));
     if (m.present && !a->resident)
-      return Broken("mapping " + Hex(address.value) + " is present and " + ToText(m.allocation) + " has no memory");
-    if (m.accessible && !m.present) return Broken("mapping " + Hex(address.value) + " is accessible and not present");
+      return Broken("mapping " + Hex(address) + " is present and " + ToText(m.allocation) + " has no memory");
+    if (m.accessible && !m.present) return Broken("mapping " + Hex(address) + " is accessible and not present");
   }
   return {};
 }
@@ -100,7 +98,7 @@ Status CheckSlabs(const State& s) {
     if (whole == nullptr) return Broken("slab " + std::to_string(id.value) + " is no allocation");
     const auto* const mapping = FindIn(s.mappings, slab.address);
     if (!slab.parts.empty() && (mapping == nullptr || mapping->allocation != id))
-      return Broken("slab " + std::to_string(id.value) + " is not mapped at " + Hex(slab.address.value));
+      return Broken("slab " + std::to_string(id.value) + " is not mapped at " + Hex(slab.address));
     AMEM_TRY(CheckParts(s, id, slab, *whole, parts));
   }
   for (const auto& [id, a] : s.allocations) {
@@ -132,12 +130,10 @@ Status CheckBindings(const State& s, bool running) {
     const auto* const a = FindIn(s.allocations, id);
     if (a == nullptr) return Broken("multicast object " + std::to_string(id.value) + " is no allocation");
     const bool bound = running || !a->rebuilt();
-    for (const auto& [offset, bindings] : m.bindings) {
-      for (const MulticastBinding& b : bindings) {
-        if (b.bound != bound)
-          return Broken("memory at " + FormatBytes(offset) + " of multicast object " + std::to_string(id.value) + " is " +
-                        (b.bound ? "bound and the session is paused" : "not bound and the session is not paused"));
-      }
+    for (const auto& [offset, b] : m.bindings) {
+      if (b.bound != bound)
+        return Broken("memory at " + FormatBytes(offset) + " of multicast object " + std::to_string(id.value) + " is " +
+                      (b.bound ? "bound and the session is paused" : "not bound and the session is not paused"));
     }
   }
   return {};
@@ -147,13 +143,13 @@ Status CheckBindings(const State& s, bool running) {
 Status CheckPool(const State& s, PoolId id, const Pool& pool) {
   AMEM_TRY(CheckOverlaps("parts of pool " + pool.tag, pool.parts));
   for (const auto& [address, part] : pool.parts) {
-    const auto chunk = s.allocations.find(part.backing);
-    if (chunk == s.allocations.end() || chunk->second.pool != id)
-      return Broken("part " + Hex(address.value) + " of pool " + pool.tag + " lies in no chunk of it");
+    auto* const chunk = FindIn(s.allocations, part.backing);
+    if (chunk == nullptr || chunk->pool != id)
+      return Broken("part " + Hex(address) + " of pool " + pool.tag + " lies in no chunk of it");
     const auto mapping = s.MappingAt(address);
     if (mapping == s.mappings.end() || mapping->second.allocation != part.backing ||
         address + part.bytes > mapping->first + mapping->second.bytes || address != mapping->first + part.offset)
-      return Broken("part " + Hex(address.value) + " of pool " + pool.tag + " does not lie where " + ToText(part.backing) +
+      return Broken("part " + Hex(address) + " of pool " + pool.tag + " does not lie where " + ToText(part.backing) +
                     " is mapped");
   }
   return {};
@@ -177,7 +173,7 @@ Status CheckResidence(const State& s) {
   for (const auto& [address, m] : s.mappings) {
     const auto* const a = FindIn(s.allocations, m.allocation);
     if (a != nullptr && !m.present && s.LifecycleOf(a->pool) == Lifecycle::kRunning)
-      return Broken("mapping " + Hex(address.value) + " is absent and " + whose(a->pool) + " is running");
+      return Broken("mapping " + Hex(address) + " is absent and " + whose(a->pool) + " is running");
   }
   return {};
 }

@@ -75,11 +75,8 @@ void UnmapAll(AllocationId id, const Allocation& a, const Places& places, std::v
 void BindAll(const State& state, AllocationId object, bool bound, std::vector<Step>& steps) {
   const auto* const multicast = FindIn(state.multicasts, object);
   if (multicast == nullptr) return;
-  for (const auto& [offset, bindings] : multicast->bindings) {
-    for (const MulticastBinding& b : bindings) {
-      if (b.bound != bound)
-        steps.push_back({bound ? StepKind::kBind : StepKind::kUnbind, object, {}, b.bytes, b.device, offset});
-    }
+  for (const auto& [offset, b] : multicast->bindings) {
+    if (b.bound != bound) steps.push_back({bound ? StepKind::kBind : StepKind::kUnbind, object, {}, b.bytes, b.device, offset});
   }
 }
 
@@ -128,23 +125,16 @@ DeviceOrdinal StandInDevice(const State& state, AllocationId id, const Places& p
   return !reached.empty() ? reached.front() : !used.empty() ? used.front() : DeviceOrdinal{};
 }
 
-void AddDevices(const State& state, AllocationId id, std::vector<Step>& steps) {
-  const auto* const multicast = FindIn(state.multicasts, id);
-  if (multicast == nullptr) return;
-  for (const DeviceOrdinal device : multicast->missing) steps.push_back({StepKind::kAddDevice, id, {}, 0, device});
-}
-
 void PlanReturn(const State& state, PoolId pool, const Places& places, bool own, StepKind acquire, std::vector<Step>& steps) {
   for (const auto& [id, a] : state.allocations) {
     if (a.pool != pool || a.own() != own) continue;
     const bool lost = state.StandsIn(id, a);
     if (!a.resident && lost) steps.push_back({StepKind::kCreate, id, {}, a.bytes, StandInDevice(state, id, places)});
     if (!a.resident && !lost) steps.push_back(On(acquire, id, a));
-    if (a.rebuilt()) {
-      if (!lost) AddDevices(state, id, steps);
-    } else {
-      MapAll(id, a, places, steps);
-    }
+    if (!a.rebuilt()) MapAll(id, a, places, steps);
+    const auto* const multicast = a.rebuilt() && !lost ? FindIn(state.multicasts, id) : nullptr;
+    if (multicast == nullptr) continue;
+    for (const DeviceOrdinal device : multicast->missing) steps.push_back({StepKind::kAddDevice, id, {}, 0, device});
   }
 }
 
@@ -226,7 +216,7 @@ namespace {
 // session that counts the votes dies, some members may have heard that the phase passed, and others not.
 bool ImportsInDoubt(const State& state, PoolId pool) {
   const Lifecycle lifecycle = state.LifecycleOf(pool);
-  const Cycle& cycle = state.CycleOf(pool);
+  const Cycle& cycle = state.ScopeOf(pool).cycle;
   if (lifecycle == Lifecycle::kResuming) return !cycle.phase;  // begun with imports in place
   if (lifecycle != Lifecycle::kPausing || !cycle.phase) return false;
   const bool undone_already = *cycle.phase > PhaseKind::kPauseGone;
@@ -249,9 +239,7 @@ void Forget(AllocationId released, State& after) {
   auto* const multicast = FindIn(after.multicasts, released);
   if (multicast == nullptr) return;
   multicast->missing = multicast->added;
-  for (auto& [offset, bindings] : multicast->bindings) {
-    for (MulticastBinding& b : bindings) b.bound = false;
-  }
+  for (auto& [offset, b] : multicast->bindings) b.bound = false;
 }
 
 // The state once what is in doubt, and what cannot be completed, was dropped.
@@ -285,16 +273,15 @@ PlannedPhase PlanCreateOwn(const State& state, std::vector<Step> steps, std::set
   for (const Step& step : steps) {
     phase.steps.push_back(step);
     if (step.kind != StepKind::kSetAccess) continue;
-    const auto* const found = FindIn(state.allocations, step.allocation);
+    const auto* const a = FindIn(state.allocations, step.allocation);
     const auto mapping = state.mappings.find(step.address);
-    if (found == nullptr || mapping == state.mappings.end()) continue;
-    const Allocation& a = *found;
+    if (a == nullptr || mapping == state.mappings.end()) continue;
     Places place;
     place.Add(*mapping);
-    if (!NeedsRestoring(a) || !Reachable(step.allocation, a, place, false)) continue;
+    if (!NeedsRestoring(*a) || !Reachable(step.allocation, *a, place, false)) continue;
     if (!begun.insert(step.allocation).second) continue;
-    reachable.push_back(On(StepKind::kRestore, step.allocation, a, step.address));
-    bytes += a.bytes;
+    reachable.push_back(On(StepKind::kRestore, step.allocation, *a, step.address));
+    bytes += a->bytes;
     if (bytes >= kRestoreAtOnce) begin();
   }
   begin();

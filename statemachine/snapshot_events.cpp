@@ -60,10 +60,8 @@ Status AddMulticasts(std::vector<EventBody>& out, const State& s) {
 
 void AddBindings(std::vector<EventBody>& out, const State& s) {
   for (const auto& [id, m] : s.multicasts) {
-    for (const auto& [offset, bindings] : m.bindings) {
-      for (const auto& b : bindings)
-        out.emplace_back(MulticastBound{id, offset, b.allocation, b.allocation_offset, b.bytes, b.address});
-    }
+    for (const auto& [offset, b] : m.bindings)
+      out.emplace_back(MulticastBound{id, offset, b.allocation, b.allocation_offset, b.bytes, b.address});
   }
 }
 

@@ -1,7 +1,6 @@
 #include "statemachine/state.h"
 
 #include <algorithm>
-#include <set>
 
 namespace amem {
 namespace {
@@ -38,9 +37,6 @@ void MergeAccess(std::vector<AccessDescriptor>& access, const AccessDescriptor& 
     access.insert(at, change);
   }
 }
-
-std::map<Address, Mapping>::const_iterator State::MappingAt(Address address) const { return Containing(mappings, address); }
-std::map<Address, Range>::const_iterator State::RangeAt(Address address) const { return Containing(ranges, address); }
 
 bool State::Orphaned(const Allocation& a) const {
   if (!a.remote) return false;
@@ -83,34 +79,26 @@ PoolId State::PoolNamed(std::string_view tag) const {
   return {};
 }
 
-std::map<Address, LegacyAllocation>::const_iterator State::LegacyAt(Address address) const {
-  return Containing(legacy, address);
-}
-
 std::set<PoolId> State::PoolsIn(Address address, Bytes bytes) const {
   std::set<PoolId> found;
-  auto it = MappingAt(address);
-  if (it == mappings.end()) it = mappings.lower_bound(address);
-  for (; it != mappings.end() && it->first < address + bytes; ++it) {
-    const auto* const a = FindIn(allocations, it->second.allocation);
+  for (const auto& [at, mapping] : Touching(mappings, address, bytes)) {
+    const auto* const a = FindIn(allocations, mapping.allocation);
     if (a != nullptr && a->pool) found.insert(a->pool);
   }
   return found;
 }
 
 Lifecycle State::LifecycleOf(PoolId id) const {
-  if (!id) return lifecycle;
-  const auto* const pool = FindIn(pools, id);
-  return pool == nullptr ? Lifecycle::kRunning : pool->lifecycle;
+  return id && !pools.contains(id) ? Lifecycle::kRunning : ScopeOf(id).lifecycle;
 }
 
-const Cycle& State::CycleOf(PoolId id) const {
-  const auto* const pool = FindIn(pools, id);
-  return pool == nullptr ? cycle : pool->cycle;
+const Scope& State::ScopeOf(PoolId id) const {
+  const Pool* const pool = FindIn(pools, id);
+  return pool == nullptr ? static_cast<const Scope&>(*this) : *pool;
 }
 
 bool State::StepUnderWay(AllocationId id, const Allocation& a) const {
-  const std::optional<Step>& open = CycleOf(a.pool).open_step;
+  const std::optional<Step>& open = ScopeOf(a.pool).cycle.open_step;
   return open && open->allocation == id;
 }
 

@@ -135,8 +135,8 @@ struct MulticastBinding {
 struct Multicast {
   std::uint32_t devices = 0;
   std::vector<DeviceOrdinal> added;
-  std::map<Bytes, std::vector<MulticastBinding>> bindings;  // by offset in the multicast object
-  std::vector<DeviceOrdinal> missing;                       // of those added, which the driver's object of today has not yet
+  std::multimap<Bytes, MulticastBinding> bindings;  // by offset in the multicast object; at one, as they were bound
+  std::vector<DeviceOrdinal> missing;               // of those added, which the driver's object of today has not yet
   // Of an own object: a session that had imported it has let go of all of it, or was lost. Its devices can never be added to a
   // new object, which would accept no memory, so that once released the object is replaced by ordinary memory.
   bool incomplete = false;
@@ -185,6 +185,15 @@ struct Cycle {
   friend bool operator==(const Cycle&, const Cycle&) = default;
 };
 
+// What pauses and resumes as a whole: NCCL's memory, or a pool's.
+struct Scope {
+  Lifecycle lifecycle =
+      Lifecycle::kRunning;  // of a pool: running, pausing, paused or resuming; not touched by the end of the session
+  Cycle cycle;
+  std::uint64_t cycles = 0;  // pauses begun
+  friend bool operator==(const Scope&, const Scope&) = default;
+};
+
 // What amem_alloc gave out of a chunk, by its address in Pool::parts.
 struct PoolPart {
   Bytes bytes = 0;
@@ -195,12 +204,9 @@ struct PoolPart {
 };
 
 // Memory of the program under a tag, with pauses and resumes of its own. Its chunks are the allocations that name it.
-struct Pool {
+struct Pool : Scope {
   std::string tag;
   PoolPolicy policy{};
-  Lifecycle lifecycle = Lifecycle::kRunning;  // running, pausing, paused or resuming; not touched by the end of the session
-  Cycle cycle;
-  std::uint64_t cycles = 0;  // pauses begun
   std::map<Address, PoolPart> parts;
   friend bool operator==(const Pool&, const Pool&) = default;
 };
@@ -210,9 +216,10 @@ struct Totals {
   friend bool operator==(const Totals&, const Totals&) = default;
 };
 
-struct State {
+struct State : Scope {  // NCCL's
+  State() { lifecycle = Lifecycle::kNew; }
+
   SequenceNumber last;  // of the last event applied
-  Lifecycle lifecycle = Lifecycle::kNew;
   SessionOpened session;
   std::string broken;      // why, once latched
   std::string kept_whole;  // why pauses leave all memory in place, once latched
@@ -230,8 +237,6 @@ struct State {
   std::map<SessionId, Peer> peers;
   std::map<CommunicatorId, Communicator> communicators;
   std::uint64_t next_allocation = 1;  // the id that the next create or import must use
-  std::uint64_t cycles = 0;           // pauses begun
-  Cycle cycle;
   std::map<PoolId, Pool> pools;
   std::optional<FreezeStep> freeze;  // how the last one stands
   Totals totals;
@@ -243,11 +248,10 @@ struct State {
   // Whether ordinary memory, all zero, takes the place of allocation `id` when a resume makes it again: it is an orphan, or an
   // own multicast object that can never be complete again.
   [[nodiscard]] bool StandsIn(AllocationId id, const Allocation&) const;
-  // The mapping or range that contains an address, end() if none.
-  [[nodiscard]] std::map<Address, Mapping>::const_iterator MappingAt(Address) const;
-  [[nodiscard]] std::map<Address, Range>::const_iterator RangeAt(Address) const;
-  // The cuMemAlloc memory that contains an address, end() if none.
-  [[nodiscard]] std::map<Address, LegacyAllocation>::const_iterator LegacyAt(Address) const;
+  // The mapping, range or cuMemAlloc memory that contains an address, end() if none.
+  [[nodiscard]] auto MappingAt(Address address) const { return Containing(mappings, address); }
+  [[nodiscard]] auto RangeAt(Address address) const { return Containing(ranges, address); }
+  [[nodiscard]] auto LegacyAt(Address address) const { return Containing(legacy, address); }
   // The slab whose mapping contains an address, and the part there (of several the first); zero if none.
   [[nodiscard]] AllocationId SlabAt(Address) const;
   [[nodiscard]] AllocationId PartAt(Address) const;
@@ -259,7 +263,7 @@ struct State {
   [[nodiscard]] std::set<PoolId> PoolsIn(Address address, Bytes bytes) const;
   // How the memory of a pool stands, or NCCL's for zero. A pool that does not exist runs.
   [[nodiscard]] Lifecycle LifecycleOf(PoolId pool) const;
-  [[nodiscard]] const Cycle& CycleOf(PoolId pool) const;  // the same; of a pool that does not exist, NCCL's
+  [[nodiscard]] const Scope& ScopeOf(PoolId pool) const;  // of a pool that does not exist, NCCL's
   // Whether a step on that allocation has begun, and is neither done nor failed: the driver may be ahead of this state.
   [[nodiscard]] bool StepUnderWay(AllocationId id, const Allocation&) const;
   // Whether a pause saves the contents of an allocation that it releases.

@@ -63,6 +63,23 @@ auto Containing(Map& map, Address address) {
   }
 }
 
+// The entries of such a map that lie in [address, address + bytes), if only partly.
+template <class Iterator>
+struct Touched {
+  Iterator first, last;
+  [[nodiscard]] Iterator begin() const { return first; }
+  [[nodiscard]] Iterator end() const { return last; }
+  [[nodiscard]] bool empty() const { return first == last; }
+  [[nodiscard]] Address where() const { return first->first; }
+};
+template <class Map>
+auto Touching(Map& map, Address address, Bytes bytes) {
+  const Address end = address + bytes;
+  auto first = Containing(map, address);
+  if (first == map.end()) first = map.lower_bound(address);
+  return Touched<decltype(first)>{first, end < address ? map.end() : map.lower_bound(end)};
+}
+
 // The last enumerator of an enum, which EnumeratorsOf tells beside it. A reader rejects what is beyond it as a newer build's,
 // and every one has a name in ToText.
 template <class Enum>
@@ -232,5 +249,9 @@ class [[nodiscard]] Result {
 #define AMEM_JOINED_NOW(a, b) a##b
 
 std::string Hex(std::uint64_t value);  // "0x1f", the way addresses and ids are printed everywhere
+template <class Tag>
+std::string Hex(Id<Tag> id) {
+  return Hex(id.value);
+}
 
 }  // namespace amem

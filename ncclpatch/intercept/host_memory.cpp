@@ -7,6 +7,12 @@ namespace {
 
 Address At(const void* pointer) { return Address{reinterpret_cast<std::uint64_t>(pointer)}; }
 
+CUresult Noted(Session& session, const Pass<>& pass, const auto& allocated) {
+  const CUresult result = pass();
+  if (result == CUDA_SUCCESS) session.Note(allocated());
+  return result;
+}
+
 CUresult FreeHost(const Pass<>& pass, const void* pointer) { return FreeNoted(HostFreed{At(pointer)}, pass); }
 
 // The CUDA runtime asks for these by old versions. They have no device pointer among their arguments, so one signature serves
@@ -14,17 +20,13 @@ CUresult FreeHost(const Pass<>& pass, const void* pointer) { return FreeNoted(Ho
 struct MemHostAlloc : InSession<MemHostAlloc, "cuMemHostAlloc"> {
   static constexpr int kSince = 2020;
   static CUresult With(Session& session, const Pass<>& pass, void** pointer, size_t bytes, unsigned int flags) {
-    const CUresult result = pass();
-    if (result == CUDA_SUCCESS) session.Note(HostAllocated{At(*pointer), bytes, flags, false});
-    return result;
+    return Noted(session, pass, [&] { return HostAllocated{At(*pointer), bytes, flags, false}; });
   }
 };
 
 struct MemAllocHost : InSession<MemAllocHost, "cuMemAllocHost", "cuMemAllocHost_v2"> {
   static CUresult With(Session& session, const Pass<>& pass, void** pointer, size_t bytes) {
-    const CUresult result = pass();
-    if (result == CUDA_SUCCESS) session.Note(HostAllocated{At(*pointer), bytes, 0, false});
-    return result;
+    return Noted(session, pass, [&] { return HostAllocated{At(*pointer), bytes, 0, false}; });
   }
 };
 
@@ -35,9 +37,7 @@ struct MemFreeHost : Instead<MemFreeHost, "cuMemFreeHost"> {
 
 struct MemHostRegister : InSession<MemHostRegister, "cuMemHostRegister", "cuMemHostRegister_v2"> {
   static CUresult With(Session& session, const Pass<>& pass, void* pointer, size_t bytes, unsigned int flags) {
-    const CUresult result = pass();
-    if (result == CUDA_SUCCESS) session.Note(HostAllocated{At(pointer), bytes, flags, true});
-    return result;
+    return Noted(session, pass, [&] { return HostAllocated{At(pointer), bytes, flags, true}; });
   }
 };
 
@@ -47,17 +47,13 @@ struct MemHostUnregister : Instead<MemHostUnregister, "cuMemHostUnregister"> {
 
 struct MemAllocAsync : InSession<MemAllocAsync, "cuMemAllocAsync"> {
   static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr* address, size_t bytes, CUstream) {
-    const CUresult result = pass();
-    if (result == CUDA_SUCCESS) session.Note(AsyncAllocated{Address{*address}, bytes});
-    return result;
+    return Noted(session, pass, [&] { return AsyncAllocated{Address{*address}, bytes}; });
   }
 };
 
 struct MemAllocFromPoolAsync : InSession<MemAllocFromPoolAsync, "cuMemAllocFromPoolAsync"> {
   static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr* address, size_t bytes, CUmemoryPool, CUstream) {
-    const CUresult result = pass();
-    if (result == CUDA_SUCCESS) session.Note(AsyncAllocated{Address{*address}, bytes});
-    return result;
+    return Noted(session, pass, [&] { return AsyncAllocated{Address{*address}, bytes}; });
   }
 };
 

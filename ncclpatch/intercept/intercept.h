@@ -6,11 +6,9 @@
 
 #include <cuda.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <span>
-#include <string>
 #include <thread>
 #include <type_traits>
 

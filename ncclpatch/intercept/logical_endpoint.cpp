@@ -72,8 +72,8 @@ struct EndpointBindAddr : Instead<EndpointBindAddr, "cuLogicalEndpointBindAddr">
 // Where an allocation of AMem is mapped; zero: nowhere.
 Address PlaceOf(Session& session, AllocationId allocation) {
   return session.Inspect([&](const State& state) {
-    const auto found = state.allocations.find(allocation);
-    if (found != state.allocations.end() && found->second.placed()) return state.PlaceOf(found->second);
+    auto* const found = FindIn(state.allocations, allocation);
+    if (found != nullptr && found->placed()) return state.PlaceOf(*found);
     for (const auto& [address, mapping] : state.mappings)
       if (mapping.allocation == allocation) return address;
     return Address{};

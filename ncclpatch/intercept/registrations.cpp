@@ -16,15 +16,15 @@ void Registrations::Exported(int descriptor, Part part) {
 
 void Registrations::Consumed(int descriptor) {
   const std::lock_guard lock(mutex_);
-  const auto found = exported_.find(descriptor);
-  if (found == exported_.end() || !std::exchange(found->second.pinned, false)) return;
-  Forget({found->second.part});
+  auto* const found = FindIn(exported_, descriptor);
+  if (found == nullptr || !std::exchange(found->pinned, false)) return;
+  Forget({found->part});
 }
 
 Part Registrations::ExportedAs(int descriptor) {
   const std::lock_guard lock(mutex_);
-  const auto found = exported_.find(descriptor);
-  return found == exported_.end() ? Part{} : found->second.part;
+  auto* const found = FindIn(exported_, descriptor);
+  return found == nullptr ? Part{} : found->part;
 }
 
 void Registrations::Add(RegionKey key, Part part, const char* how) {

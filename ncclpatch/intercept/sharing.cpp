@@ -19,8 +19,8 @@ CUresult HandOut(Session& session,
   const auto inside = session.EnterCall();
   if (session.paused()) return AnswerPaused(kName);
   const bool rebuilt = session.Inspect([&](const State& state) {
-    const auto found = state.allocations.find(id);
-    return found != state.allocations.end() && found->second.rebuilt();
+    auto* const found = FindIn(state.allocations, id);
+    return found != nullptr && found->rebuilt();
   });
   if (rebuilt)
     return ToDriver(kName, {Code::kUnsupported,

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -20,7 +19,7 @@ CommunicatorId CurrentCommunicator() noexcept;
 // The replacements of libnccl's ways to start a thread: the new thread inherits this one's communicator.
 std::span<const redirects::ThreadStart> ThreadStarts();
 
-// ---- for the calls of this folder ----------------------------------------------------------------------------------------
+// ---- for the calls of this folder
 
 // A communicator requested inside a group gets its address and result at the group's end.
 struct Pending {

@@ -27,14 +27,13 @@ Registry& TheRegistry() {
 bool IsUnready(const Communicator& one) { return one.stage == Stage::kMaking && one.address != nullptr; }
 
 // With the lock held.
-void Erase(Registry& registry, std::map<CommunicatorId, Communicator>::iterator at, const char* how) {
-  const CommunicatorId id = at->first;
-  if (IsUnready(at->second)) --registry.unready;
-  if (at->second.suspended) --registry.suspended;
-  if (const auto known = registry.by_address.find(at->second.address);
-      known != registry.by_address.end() && known->second == id)
-    registry.by_address.erase(known);
-  registry.all.erase(at);
+void Erase(Registry& registry, CommunicatorId id, const char* how) {
+  const Communicator& ended = registry.all.at(id);
+  if (IsUnready(ended)) --registry.unready;
+  if (ended.suspended) --registry.suspended;
+  if (const auto* const known = FindIn(registry.by_address, ended.address); known != nullptr && *known == id)
+    registry.by_address.erase(ended.address);
+  registry.all.erase(id);
   if (registry.observer != nullptr) registry.observer->Ended(id, how);
 }
 
@@ -48,6 +47,19 @@ void Locked(const Body& body) noexcept {
   } catch (...) {
   }
 }
+// The same for a communicator, if it is known by that id or address.
+template <class Body>
+void With(CommunicatorId id, const Body& body) noexcept {
+  Locked([&](Registry& registry) {
+    if (auto* const known = FindIn(registry.all, id)) body(registry, *known);
+  });
+}
+template <class Body>
+void With(const ncclComm* address, const Body& body) noexcept {
+  Locked([&](Registry& registry) {
+    if (const auto* const id = FindIn(registry.by_address, address)) body(registry, registry.all.at(*id));
+  });
+}
 
 }  // namespace
 
@@ -57,10 +69,7 @@ void SetObserver(Observer* observer) {
 
 std::optional<Communicator> Find(const ncclComm* address) {
   std::optional<Communicator> found;
-  Locked([&](Registry& registry) {
-    const auto at = registry.by_address.find(address);
-    if (at != registry.by_address.end()) found = registry.all.at(at->second);
-  });
+  With(address, [&](Registry&, Communicator& known) { found = known; });
   return found;
 }
 
@@ -74,10 +83,7 @@ std::vector<Communicator> All() {
 
 std::uint64_t AsideNow() noexcept {
   std::uint64_t aside = 0;
-  const CommunicatorId id = CurrentCommunicator();
-  Locked([&](Registry& registry) {
-    if (const auto at = registry.all.find(id); at != registry.all.end()) aside = at->second.aside;
-  });
+  With(CurrentCommunicator(), [&](Registry&, Communicator& known) { aside = known.aside; });
   return aside;
 }
 
@@ -97,76 +103,61 @@ CommunicatorId registry::Begin(const Communicator& known) noexcept {
 }
 
 void registry::Bind(CommunicatorId id, ncclComm* address) noexcept {
-  Locked([&](Registry& registry) {
-    const auto at = registry.all.find(id);
-    if (at == registry.all.end() || at->second.address == address) return;
-    if (const auto old = registry.by_address.find(address); old != registry.by_address.end())
-      Erase(registry, registry.all.find(old->second), "destroyed");
+  With(id, [&](Registry& registry, Communicator& known) {
+    if (known.address == address) return;
+    if (const auto* const old = FindIn(registry.by_address, address)) Erase(registry, *old, "destroyed");
     registry.by_address[address] = id;
-    at->second.address = address;
-    if (IsUnready(at->second)) ++registry.unready;
+    known.address = address;
+    if (IsUnready(known)) ++registry.unready;
   });
 }
 
 void registry::MarkReady(const Communicator& now) noexcept {
-  Locked([&](Registry& registry) {
-    const auto at = registry.all.find(now.id);
-    if (at == registry.all.end() || at->second.stage != Stage::kMaking) return;
-    if (IsUnready(at->second)) --registry.unready;
-    at->second.stage = Stage::kReady;
-    at->second.hash = now.hash;
-    at->second.rank = now.rank;
-    at->second.ranks = now.ranks;
-    at->second.device = now.device;
-    if (registry.observer != nullptr) registry.observer->Ready(at->second);
+  With(now.id, [&](Registry& registry, Communicator& known) {
+    if (known.stage != Stage::kMaking) return;
+    if (IsUnready(known)) --registry.unready;
+    known.stage = Stage::kReady;
+    known.hash = now.hash;
+    known.rank = now.rank;
+    known.ranks = now.ranks;
+    known.device = now.device;
+    if (registry.observer != nullptr) registry.observer->Ready(known);
   });
 }
 
 void registry::MarkStage(const ncclComm* address, Stage stage) noexcept {
-  Locked([&](Registry& registry) {
-    const auto at = registry.by_address.find(address);
-    if (at == registry.by_address.end()) return;
-    Communicator& communicator = registry.all.at(at->second);
-    if (IsUnready(communicator)) --registry.unready;
-    communicator.stage = stage;
+  With(address, [&](Registry& registry, Communicator& known) {
+    if (IsUnready(known)) --registry.unready;
+    known.stage = stage;
   });
 }
 
 void registry::End(CommunicatorId id, const char* how) noexcept {
-  Locked([&](Registry& registry) {
-    if (const auto at = registry.all.find(id); at != registry.all.end()) Erase(registry, at, how);
-  });
+  With(id, [&](Registry& registry, Communicator&) { Erase(registry, id, how); });
 }
 
 CommunicatorId registry::Detach(const ncclComm* address) noexcept {
   CommunicatorId id;
-  Locked([&](Registry& registry) {
-    const auto at = registry.by_address.find(address);
-    if (at == registry.by_address.end()) return;
-    id = at->second;
-    Communicator& communicator = registry.all.at(id);
-    if (IsUnready(communicator)) --registry.unready;
-    communicator.address = nullptr;
-    registry.by_address.erase(at);
+  With(address, [&](Registry& registry, Communicator& known) {
+    id = known.id;
+    if (IsUnready(known)) --registry.unready;
+    known.address = nullptr;
+    registry.by_address.erase(address);
   });
   return id;
 }
 
 CommunicatorId registry::IdOf(const ncclComm* address) noexcept {
   CommunicatorId id;
-  if (address == nullptr) return id;
-  Locked([&](Registry& registry) {
-    if (const auto at = registry.by_address.find(address); at != registry.by_address.end()) id = at->second;
-  });
+  if (address != nullptr) With(address, [&](Registry&, Communicator& known) { id = known.id; });
   return id;
 }
 
 bool registry::SetSuspended(CommunicatorId id, bool suspended) noexcept {
   bool changed = false;
-  Locked([&](Registry& registry) {
-    const auto at = registry.all.find(id);
-    if (at == registry.all.end() || at->second.suspended == suspended) return;
-    at->second.suspended = suspended;
+  With(id, [&](Registry& registry, Communicator& known) {
+    if (known.suspended == suspended) return;
+    known.suspended = suspended;
     registry.suspended += suspended ? 1 : -1;
     changed = true;
     if (registry.observer != nullptr) registry.observer->Suspended(id, suspended);
@@ -175,9 +166,7 @@ bool registry::SetSuspended(CommunicatorId id, bool suspended) noexcept {
 }
 
 void registry::SetAside(CommunicatorId id, std::uint64_t pause) noexcept {
-  Locked([&](Registry& registry) {
-    if (const auto at = registry.all.find(id); at != registry.all.end()) at->second.aside = pause;
-  });
+  With(id, [&](Registry&, Communicator& known) { known.aside = pause; });
 }
 
 bool registry::AnySuspended() noexcept { return TheRegistry().suspended.load(std::memory_order_relaxed) > 0; }

@@ -65,7 +65,7 @@ std::vector<Communicator> All();  // living ones, oldest first
 void BeforeFork();
 void AfterFork();
 
-// ---- for the calls of this folder ----------------------------------------------------------------------------------------
+// ---- for the calls of this folder
 
 namespace registry {
 

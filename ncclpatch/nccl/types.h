@@ -1,9 +1,6 @@
 // NCCL's own types, as far as its interface passes them: their sizes and values are the same in all versions from 2.18 on.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
 struct ncclComm;  // opaque, as in nccl.h
 
 namespace amem::nccl {

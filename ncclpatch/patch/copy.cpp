@@ -95,18 +95,16 @@ Status PutBeside(const fs::path& from, const fs::path& to, bool link) {
 }
 
 Result<std::vector<fs::path>> PutCompanions(const Request& request) {
-  const auto directory = PartnerDirectory();
-  if (!directory) return directory.status();
-  const auto partner = Inspect(*directory / kPartner);
-  if (!partner) return partner.status();
+  AMEM_ASSIGN(const auto directory, PartnerDirectory());
+  AMEM_ASSIGN(const auto partner, Inspect(directory / kPartner));
   std::vector<std::string> names = {kPartner};
   std::error_code error;
-  for (const std::string& needed : partner->needed)
-    if (fs::exists(*directory / needed, error)) names.push_back(needed);
+  for (const std::string& needed : partner.needed)
+    if (fs::exists(directory / needed, error)) names.push_back(needed);
   std::vector<fs::path> put;
   for (const std::string& name : names) {
     put.push_back(request.directory / name);
-    AMEM_TRY(PutBeside(*directory / name, put.back(), request.link));
+    AMEM_TRY(PutBeside(directory / name, put.back(), request.link));
   }
   return put;
 }
@@ -117,7 +115,7 @@ Status PatchFile(const fs::path& file) {
   AMEM_TRY(RunPatchelf("--add-needed", kPartner, file));
   const auto patched = Inspect(file);
   if (!patched) return patched.status().Within("reading the copy that patchelf wrote");
-  const bool finds_itself = std::find(patched->search.begin(), patched->search.end(), "$ORIGIN") != patched->search.end();
+  const bool finds_itself = std::ranges::find(patched->search, "$ORIGIN") != patched->search.end();
   if (patched->Needs(kPartner) && finds_itself) return Status::Ok();
   return {Code::kCorrupt,
           fmt::format("patchelf succeeded, but its copy does not look for {} beside itself; try another version of "
@@ -173,9 +171,7 @@ Result<Patched> MakePatchedCopy(const Request& request) {
     return Status{Code::kInvalid,
                   result.library.string() + " is the library to be patched itself; choose another directory with -o"};
   // The companions come first, because a copy without them would stop every program that loads it.
-  auto companions = PutCompanions(request);
-  if (!companions) return companions.status();
-  result.companions = *std::move(companions);
+  AMEM_ASSIGN(result.companions, PutCompanions(request));
   if (!in_place) AMEM_TRY(CopyAndPatch(fs::canonical(request.library, error), result.library, !result.was_patched));
   return result;
 }

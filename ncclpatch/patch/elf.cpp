@@ -58,7 +58,7 @@ bool DefinesNccl(Elf* elf) {
 
 }  // namespace
 
-bool LibraryFile::Needs(const std::string& name) const { return std::find(needed.begin(), needed.end(), name) != needed.end(); }
+bool LibraryFile::Needs(const std::string& name) const { return std::ranges::find(needed, name) != needed.end(); }
 
 Result<LibraryFile> Inspect(const std::filesystem::path& path) {
   const auto damaged = [&path](const char* what) { return Status{Code::kCorrupt, path.string() + ": " + what}; };

@@ -3,7 +3,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <cstring>
-#include <string>
 
 #include "ncclpatch/runtime/log.h"
 

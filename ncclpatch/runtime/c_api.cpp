@@ -27,10 +27,9 @@ nlohmann::json NcclLibraries() {
 }
 
 Status Statistics(std::string& json) {
-  const Result<Session*> session = Runtime::Get().ToPause();
-  if (!session) return session.status();
-  nlohmann::json all = nlohmann::json::parse(*session ? (*session)->StatisticsJson()
-                                                      : StatisticsJsonWithoutSession("NCCL has made no memory call yet"));
+  AMEM_ASSIGN(Session* const session, Runtime::Get().ToPause());
+  nlohmann::json all = nlohmann::json::parse(session ? session->StatisticsJson()
+                                                     : StatisticsJsonWithoutSession("NCCL has made no memory call yet"));
   all["nccl_libraries"] = NcclLibraries();
   json = all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return Status::Ok();
@@ -39,12 +38,11 @@ Status Statistics(std::string& json) {
 // Asking starts nothing: a process that holds no memory of AMem's has no session, and needs none to say so.
 Status MemoryJson(std::string& json) {
   const bool off = Runtime::Get().SwitchedOff();
-  const Result<Session*> session = off ? Result<Session*>(nullptr) : Runtime::Get().IfStarted();
-  if (!session) return session.status();
+  AMEM_ASSIGN(Session* const session, off ? Result<Session*>(nullptr) : Runtime::Get().IfStarted());
   const nlohmann::json none{{"schema", 1},
                             {"tags", nlohmann::json::array()},
                             {"reason", off ? "AMem is switched off (AMEM_ENABLE=0)" : "no memory has been asked for yet"}};
-  json = *session == nullptr ? none.dump() : (*session)->MemoryJson();
+  json = session == nullptr ? none.dump() : session->MemoryJson();
   return {};
 }
 
@@ -73,10 +71,9 @@ int ncclResume(ncclComm** /*comm*/) {
 
 int ncclMemStats() {
   return AtBorder("ncclMemStats", [] {
-    const auto session = Runtime::Get().ToPause();
-    if (!session) return session.status();
+    AMEM_ASSIGN(amem::Session* const session, Runtime::Get().ToPause());
     const std::string text =
-        (*session == nullptr ? std::string("AMem: NCCL holds no memory yet\n") : (*session)->StatisticsText()) +
+        (session == nullptr ? std::string("AMem: NCCL holds no memory yet\n") : session->StatisticsText()) +
         amem::LibrariesText();
     std::fputs(text.c_str(), stderr);
     return Status::Ok();

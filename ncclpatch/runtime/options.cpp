@@ -10,7 +10,6 @@
 #include <limits>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "replay/driver/host_memory.h"
 
@@ -43,6 +42,11 @@ constexpr std::array kLauncherVariables = {"SLURM_JOB_ID",
 
 using Lookup = std::function<const char*(const char*)>;
 
+std::string_view Text(const Lookup& get, const char* name) {  // empty: unset, or set to nothing
+  const char* const text = get(name);
+  return text == nullptr ? std::string_view() : text;
+}
+
 Status Unknown(std::string_view name, std::string_view value, std::string_view known) {
   return {Code::kInvalid, fmt::format("{}={} is not understood; known: {}", name, value, known)};
 }
@@ -57,8 +61,8 @@ std::optional<T> ParseNumber(std::string_view text) {
 
 template <class T>
 Status ParseNumberInto(const Lookup& get, const char* name, std::string_view known, T least, T& into) {
-  const char* text = get(name);
-  if (text == nullptr || *text == '\0') return Status::Ok();
+  const std::string_view text = Text(get, name);
+  if (text.empty()) return {};
   const auto value = ParseNumber<T>(text);
   if (!value || *value < least) return Unknown(name, text, known);
   into = *value;
@@ -69,8 +73,8 @@ Status ParseNumberInto(const Lookup& get, const char* name, std::string_view kno
 template <class T>
 Status ParseChoiceInto(const Lookup& get, const char* name, std::initializer_list<std::pair<std::string_view, T>> known,
                        T& into) {
-  const char* text = get(name);
-  if (text == nullptr || *text == '\0') return Status::Ok();
+  const std::string_view text = Text(get, name);
+  if (text.empty()) return {};
   std::string names;
   for (const auto& [value, meaning] : known) {
     if (value == text) return into = meaning, Status::Ok();
@@ -96,8 +100,7 @@ std::size_t Distance(std::string_view a, std::string_view b) {  // Levenshtein
 
 // "slab", "slab,64M" or "direct".
 Status ParseLayout(const Lookup& get, Options& options) {
-  const char* set = get("AMEM_LAYOUT");
-  const std::string_view text = set == nullptr ? "" : set;
+  const std::string_view text = Text(get, "AMEM_LAYOUT");
   if (text == "direct") options.layout = Layout::kDirect;
   if (text.empty() || text == "slab" || text == "direct") return Status::Ok();
   const auto mib =
@@ -108,22 +111,14 @@ Status ParseLayout(const Lookup& get, Options& options) {
   return Status::Ok();
 }
 
-Status ParseMemory(const Lookup& get, Options& options) {
-  AMEM_TRY(ParseLayout(get, options));
-  AMEM_TRY(ParseChoiceInto(get, "AMEM_USER_MEMORY", {{"keep", UserMemory::kKeep}, {"release", UserMemory::kRelease}},
-                           options.user_memory));
-  return ParseChoiceInto(get, "AMEM_NVLS", {{"keep", Nvls::kKeep}, {"release", Nvls::kRelease}}, options.nvls);
-}
-
 // "SESSIONS", "SESSIONS,SIZE" or ",SIZE".
 Status ParseKeep(const Lookup& get, JournalOptions& journal) {
-  const char* text = get("AMEM_JOURNAL_KEEP");
-  if (text == nullptr || *text == '\0') return Status::Ok();
+  const std::string_view all = Text(get, "AMEM_JOURNAL_KEEP");
+  if (all.empty()) return {};
   const Status unknown =
-      Unknown("AMEM_JOURNAL_KEEP", text,
+      Unknown("AMEM_JOURNAL_KEEP", all,
               "SESSIONS,SIZE as in 128,2G: how many ended sessions are kept, and in how many bytes with those "
               "of the living; K, M, G or T behind a size; either may be left out");
-  const std::string_view all(text);
   const std::string_view sessions = all.substr(0, all.find(','));
   std::string_view size = sessions.size() < all.size() ? all.substr(sessions.size() + 1) : std::string_view();
   if (!sessions.empty()) {
@@ -143,8 +138,8 @@ Status ParseKeep(const Lookup& get, JournalOptions& journal) {
 }
 
 Result<std::filesystem::path> ParseDirectory(const Lookup& get, const char* name, const std::filesystem::path& otherwise) {
-  const char* text = get(name);
-  const std::filesystem::path path = text != nullptr && *text != '\0' ? std::filesystem::path(text) : otherwise;
+  const std::string_view text = Text(get, name);
+  const std::filesystem::path path = text.empty() ? otherwise : std::filesystem::path(text);
   if (path.is_absolute()) return path;
   return Unknown(name, path.string(), "an absolute path (ranks may have different working directories)");
 }
@@ -153,9 +148,8 @@ std::vector<std::string> ParseLauncher(const Lookup& get) {
   constexpr std::size_t kValueMost = 256;
   std::vector<std::string> set;
   for (const char* name : kLauncherVariables) {
-    const char* value = get(name);
-    if (value != nullptr && *value != '\0')
-      set.push_back(fmt::format("{}={}", name, std::string_view(value).substr(0, kValueMost)));
+    const std::string_view value = Text(get, name);
+    if (!value.empty()) set.push_back(fmt::format("{}={}", name, value.substr(0, kValueMost)));
   }
   return set;
 }
@@ -164,9 +158,7 @@ std::vector<std::string> ParseLauncher(const Lookup& get) {
 std::uint32_t ParseRanksOfHost(const Lookup& get) {
   std::uint32_t ranks = 1;
   for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"}) {
-    const char* text = get(name);
-    const auto number = text == nullptr ? std::nullopt : ParseNumber<std::uint32_t>(text);
-    if (number) ranks = std::max(ranks, *number);
+    ranks = std::max(ranks, ParseNumber<std::uint32_t>(Text(get, name)).value_or(0));
   }
   return ranks;
 }
@@ -201,20 +193,19 @@ Result<Options> ParseOptions(const Lookup& get) {
   auto timeout_ms = static_cast<std::uint32_t>(options.deadlines.call().count());
   AMEM_TRY(ParseNumberInto<std::uint32_t>(get, "AMEM_TIMEOUT_MS", "milliseconds, 1 to 4294967295", 1, timeout_ms));
   options.deadlines = Deadlines(std::chrono::milliseconds(timeout_ms));
-  AMEM_TRY(ParseMemory(get, options));
+  AMEM_TRY(ParseLayout(get, options));
+  AMEM_TRY(ParseChoiceInto(get, "AMEM_USER_MEMORY", {{"keep", UserMemory::kKeep}, {"release", UserMemory::kRelease}},
+                           options.user_memory));
+  AMEM_TRY(ParseChoiceInto(get, "AMEM_NVLS", {{"keep", Nvls::kKeep}, {"release", Nvls::kRelease}}, options.nvls));
   AMEM_TRY(ParseChoiceInto(get, "AMEM_VERIFY", {{"0", false}, {"1", true}}, options.compare));
   options.ranks_of_host = ParseRanksOfHost(get);
   AMEM_TRY(ParseChoiceInto(get, "AMEM_SUSPEND", {{"serve", Suspend::kServe}, {"native", Suspend::kNative}}, options.suspend));
   if (const char* command = get("AMEM_ON_FAILURE")) options.on_failure = command;
   if (const char* replay = get("AMEM_REPLAY")) options.replay = replay;
   const std::filesystem::path home = fmt::format("/tmp/amem-{}", getuid());
-  const auto journal = ParseDirectory(get, "AMEM_JOURNAL_DIR", home / "journal");
-  if (!journal) return journal.status();
-  options.journal.directory = *journal;
+  AMEM_ASSIGN(options.journal.directory, ParseDirectory(get, "AMEM_JOURNAL_DIR", home / "journal"));
   AMEM_TRY(ParseKeep(get, options.journal));
-  const auto sockets = ParseDirectory(get, "AMEM_SOCKET_DIR", home / "sockets");
-  if (!sockets) return sockets.status();
-  options.socket_directory = *sockets;
+  AMEM_ASSIGN(options.socket_directory, ParseDirectory(get, "AMEM_SOCKET_DIR", home / "sockets"));
   return options;
 }
 
@@ -226,10 +217,9 @@ std::vector<std::string> UnknownVariables(const char* const* environment) {
     const std::string_view entry(*environment);
     const std::string_view name = entry.substr(0, entry.find('='));
     // AMEM_SIM_ variables belong to the simulator of tests and demos.
-    if (!name.starts_with("AMEM_") || name.starts_with("AMEM_SIM_") || std::find(all.begin(), all.end(), name) != all.end())
-      continue;
+    if (!name.starts_with("AMEM_") || name.starts_with("AMEM_SIM_") || std::ranges::find(all, name) != all.end()) continue;
     const auto nearer = [&](std::string_view a, std::string_view b) { return Distance(name, a) < Distance(name, b); };
-    const std::string_view nearest = *std::min_element(all.begin(), all.end(), nearer);
+    const std::string_view nearest = *std::ranges::min_element(all, nearer);
     warnings.push_back(fmt::format("{} is set, but AMem has no such variable{}", name,
                                    Distance(name, nearest) <= 4 ? fmt::format("; did you mean {}?", nearest) : ""));
   }

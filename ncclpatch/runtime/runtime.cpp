@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <future>
-#include <memory>
 #include <thread>
 #include <utility>
 
@@ -193,13 +192,11 @@ Session* Runtime::Start() {
 
 Result<std::unique_ptr<Session>> Runtime::MakeSession() {
   AMEM_TRY(Usable());
-  Status status;
   try {
     return StartSession(options_, safepoint::Requests());
   } catch (const std::exception& error) {
-    status = {Code::kIo, fmt::format("starting AMem's session: {}", error.what())};
+    return Status{Code::kIo, fmt::format("starting AMem's session: {}", error.what())};
   }
-  return status;
 }
 
 void Runtime::NoteLibraries(Session& session) {
@@ -301,16 +298,15 @@ Status Runtime::Failed(Session& session, const Status& why) {
 
 Status Runtime::RunCycle(CycleKind kind, bool patient) {
   LookForLibraries();
-  const Result<Session*> session = ToPause();
-  if (!session) return session.status();
-  if (*session == nullptr) {
+  AMEM_ASSIGN(Session* const session, ToPause());
+  if (session == nullptr) {
     log::Info("NCCL holds no GPU memory yet: nothing to pause or resume");
     return Status::Ok();
   }
-  if (kind == CycleKind::kResume) safepoint::BeforeOwnResume(**session);
-  const bool was_paused = (*session)->paused();
-  const Status status = Cycle(**session, kind, patient);
-  safepoint::OwnCycleEnded(**session, kind, was_paused, status.ok());
+  if (kind == CycleKind::kResume) safepoint::BeforeOwnResume(*session);
+  const bool was_paused = session->paused();
+  const Status status = Cycle(*session, kind, patient);
+  safepoint::OwnCycleEnded(*session, kind, was_paused, status.ok());
   return status;
 }
 

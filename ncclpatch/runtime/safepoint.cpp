@@ -91,10 +91,10 @@ std::uint64_t CoarseNs() {
 }
 
 // 0, or kInProgress: a request holds the caller still.
-int Wait(control::RankControl& control, std::uint64_t step, bool return_soon) noexcept {
+int InProgressUnless(const auto& served) noexcept {
   int result = kOk;
   const int failed = AtBorder("amem_safepoint", [&] {
-    if (!control.ServeAtStep(step, return_soon)) result = kInProgress;
+    if (!served()) result = kInProgress;
     return Status{};
   });
   return failed != kOk ? failed : result;
@@ -166,19 +166,15 @@ namespace {
 
 int GoOn() noexcept {
   control::RankControl* const control = g_control.load(std::memory_order_acquire);
-  return control == nullptr ? kOk : Wait(*control, g_steps.load(std::memory_order_relaxed), true);
+  if (control == nullptr) return kOk;
+  return InProgressUnless([&] { return control->ServeAtStep(g_steps.load(std::memory_order_relaxed), true); });
 }
 
 int BeforeResume() noexcept {
   control::RankControl* const control = g_control.load(std::memory_order_acquire);
   Session* const session = Runtime::Get().started();
   if (control == nullptr || session == nullptr || !session->paused()) return kOk;
-  int result = kOk;
-  const int failed = AtBorder("amem_safepoint", [&] {
-    if (!control->MayResume(true)) result = kInProgress;
-    return Status{};
-  });
-  return failed != kOk ? failed : result;
+  return InProgressUnless([&] { return control->MayResume(true); });
 }
 
 }  // namespace
@@ -192,5 +188,6 @@ int amem_safepoint(unsigned how) {
   control::RankControl* control = nullptr;
   std::uint64_t step = 0;
   if (!safepoint::Come(control, step)) return kOk;
-  return how == AMEM_BEGIN ? kInProgress : safepoint::Wait(*control, step, false);
+  if (how == AMEM_BEGIN) return kInProgress;
+  return safepoint::InProgressUnless([&] { return control->ServeAtStep(step, false); });
 }

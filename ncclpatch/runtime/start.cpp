@@ -1,6 +1,5 @@
 #include "ncclpatch/runtime/start.h"
 
-#include <spdlog/fmt/fmt.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -24,19 +23,6 @@ Result<SessionId> RandomSession() {
   return SessionId{value};
 }
 
-std::string HostName() {
-  char name[256] = "unknown";
-  gethostname(name, sizeof name - 1);
-  return name;
-}
-
-std::string BootId() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  file >> id;
-  return id;
-}
-
 // A UUID that cannot be read stays empty, because only people read it.
 std::vector<std::string> DeviceUuids(Driver& driver) {
   std::vector<std::string> uuids;
@@ -51,9 +37,11 @@ std::vector<std::string> DeviceUuids(Driver& driver) {
 SessionOpened Describe(const Options& options, Driver& driver, SessionId session) {
   SessionOpened who;
   who.session = session;
-  who.host = HostName();
+  char host[256] = "unknown";
+  gethostname(host, sizeof host - 1);
+  who.host = host;
   who.pid = getpid();
-  who.boot_id = BootId();
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> who.boot_id;
   who.amem_version = AMEM_VERSION;
   who.driver_version = driver.Version();
   if (const auto libraries = hook::Libraries(); !libraries.empty())
@@ -72,8 +60,7 @@ SessionOpened Describe(const Options& options, Driver& driver, SessionId session
 }  // namespace
 
 Result<std::unique_ptr<Session>> StartSession(const Options& options, control::RequestServer& requests) {
-  const Result<SessionId> session = RandomSession();
-  if (!session) return session.status();
+  AMEM_ASSIGN(const auto session, RandomSession());
 
   // If there is none, LoadSystem's message says so.
   const bool found = hook::DriverSymbol("cuGetProcAddress_v2") != nullptr;
@@ -83,7 +70,7 @@ Result<std::unique_ptr<Session>> StartSession(const Options& options, control::R
 
   JournalOptions journaling = options.journal;
   journaling.report = [](const std::string& message) { log::Warn(message); };
-  auto journal = JournalWriter::OpenLasting(journaling, *session);
+  auto journal = JournalWriter::OpenLasting(journaling, session);
 
   const auto start_peers = [&](const PeerIdentity& self, PeerDelegate& delegate) -> Result<std::unique_ptr<Peers>> {
     UnixPeersOptions settings;
@@ -96,11 +83,10 @@ Result<std::unique_ptr<Session>> StartSession(const Options& options, control::R
     settings.waiting = [](const std::string& message) {
       ::isatty(STDERR_FILENO) == 1 ? log::Warn(message) : log::Info(message);
     };
-    auto peers = UnixPeers::Start(self, settings, delegate);
-    if (!peers) return peers.status();
-    return std::unique_ptr<Peers>(*std::move(peers));
+    AMEM_ASSIGN(std::unique_ptr<Peers> peers, UnixPeers::Start(self, settings, delegate));
+    return peers;
   };
-  SessionOpened who = Describe(options, **driver, *session);
+  SessionOpened who = Describe(options, **driver, session);
   // The driver must outlive the session, which is never destroyed.
   SessionOptions settings = options;
   settings.pool_pinned_bytes = PinnedForPools(options);

@@ -2,7 +2,9 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -26,28 +28,17 @@ struct Change {
   bool suspended;
 };
 // Communicators that NCCL's own function suspended, with flags that AMem does not know: NCCL resumes them too.
-class NcclsOwn {
- public:
-  void Add(const ncclComm* comm) {
-    const std::lock_guard lock(mutex_);
-    all_.insert(comm);
-  }
-  void Remove(const ncclComm* comm) {
-    const std::lock_guard lock(mutex_);
-    all_.erase(comm);
-  }
-  bool Has(const ncclComm* comm) {
-    const std::lock_guard lock(mutex_);
-    return all_.contains(comm);
-  }
-
- private:
-  std::mutex mutex_;
-  std::set<const ncclComm*> all_;
+struct NcclsOwn {
+  std::mutex mutex;
+  std::set<const ncclComm*> all;
 };
-NcclsOwn& SuspendedByNccl() {  // never destroyed
-  static auto* all = new NcclsOwn;
-  return *all;
+// Whether it is one; from now on it is one or not, as `set` says.
+bool SuspendedByNccl(const ncclComm* comm, std::optional<bool> set = {}) {
+  static auto* own = new NcclsOwn;  // never destroyed
+  const std::lock_guard lock(own->mutex);
+  const bool known = own->all.contains(comm);
+  if (set) *set ? static_cast<void>(own->all.insert(comm)) : static_cast<void>(own->all.erase(comm));
+  return known;
 }
 
 // What this thread has marked and not yet settled; several inside a group.
@@ -85,9 +76,7 @@ bool IsAside(const nccl::Communicator& one) {
 
 // Whether a suspended communicator has ranks that the new one lacks.
 bool IsPart(const nccl::Communicator& asked) {
-  for (const nccl::Communicator& one : nccl::All())
-    if (one.suspended && one.ranks > asked.ranks) return true;
-  return false;
+  return std::ranges::any_of(nccl::All(), [&](const auto& one) { return one.suspended && one.ranks > asked.ranks; });
 }
 
 // Pauses the process once all its communicators are suspended, and resumes it with the first that is resumed. If that fails,
@@ -95,8 +84,7 @@ bool IsPart(const nccl::Communicator& asked) {
 Status Settle() {
   const std::lock_guard lock(Settling());
   const std::vector<Change> changes = std::exchange(t_changes, {});
-  bool resumes = false;
-  for (const Change& change : changes) resumes = resumes || !change.suspended;
+  const bool resumes = !std::ranges::all_of(changes, &Change::suspended);
   Status status;
   if (resumes && Paused()) {
     status = Runtime::Get().RunCycle(CycleKind::kResume, true);
@@ -118,21 +106,20 @@ Result<nccl::Communicator> Known(const ncclComm* comm) {
 }
 
 Status Mark(const ncclComm* comm, bool suspended) {
-  const Result<nccl::Communicator> one = Known(comm);
-  if (!one) return one.status();
-  if (one->stage != nccl::Stage::kReady)
-    return {Code::kRefused, ToText(one->id) + (one->stage == nccl::Stage::kMaking
-                                                   ? " is still being made; wait until ncclCommGetAsyncError says ncclSuccess"
-                                                   : " was finalized or revoked; destroy it, which frees its memory")};
-  if (one->suspended == suspended)
-    return {Code::kRefused, ToText(one->id) + (suspended ? " is suspended already" : " is not suspended")};
-  if (IsAside(*one)) {  // no pause took its memory, and the others cannot be waited for
-    nccl::registry::SetSuspended(one->id, suspended);
+  AMEM_ASSIGN(const auto one, Known(comm));
+  if (one.stage != nccl::Stage::kReady)
+    return {Code::kRefused, ToText(one.id) + (one.stage == nccl::Stage::kMaking
+                                                  ? " is still being made; wait until ncclCommGetAsyncError says ncclSuccess"
+                                                  : " was finalized or revoked; destroy it, which frees its memory")};
+  if (one.suspended == suspended)
+    return {Code::kRefused, ToText(one.id) + (suspended ? " is suspended already" : " is not suspended")};
+  if (IsAside(one)) {  // no pause took its memory, and the others cannot be waited for
+    nccl::registry::SetSuspended(one.id, suspended);
     return Status::Ok();
   }
-  t_changes.push_back({one->id, suspended});
-  nccl::registry::SetSuspended(one->id, suspended);
-  nccl::Group& group = nccl::t_state.groups[one->place];
+  t_changes.push_back({one.id, suspended});
+  nccl::registry::SetSuspended(one.id, suspended);
+  nccl::Group& group = nccl::t_state.groups[one.place];
   if (group.depth > 0) {
     group.settles = true;
     return Status::Ok();
@@ -154,25 +141,12 @@ int Resume(ncclComm* comm) {
 }
 
 Status Read(const ncclComm* comm, Figure figure, std::uint64_t& value) {
-  const Result<nccl::Communicator> one = Known(comm);
-  if (!one) return one.status();
+  AMEM_ASSIGN(const auto one, Known(comm));
   CommunicatorHoldings held;
   if (Session* session = Runtime::Get().started())
-    session->Inspect([&](const State& state) { held = MeasureCommunicators(state)[one->id]; });
-  switch (figure) {
-    case Figure::kSuspendable:
-      value = held.own - held.own_kept;
-      break;
-    case Figure::kSuspended:
-      value = one->suspended ? 1 : 0;
-      break;
-    case Figure::kPersistent:
-      value = held.own_kept;
-      break;
-    case Figure::kTotal:
-      value = held.own;
-      break;
-  }
+    session->Inspect([&](const State& state) { held = MeasureCommunicators(state)[one.id]; });
+  const Bytes figures[] = {held.own - held.own_kept, one.suspended ? 1U : 0U, held.own_kept, held.own};  // in Figure's order
+  value = figures[static_cast<std::size_t>(figure)];
   return Status::Ok();
 }
 
@@ -221,17 +195,17 @@ bool SuspendIsForNccl(const ncclComm* comm, int flags) {
 bool ResumeIsForNccl(const ncclComm* comm) {
   if (comm == nullptr) return false;
   const std::optional<nccl::Communicator> known = nccl::Find(comm);
-  return !known || (!known->suspended && SuspendedByNccl().Has(comm));
+  return !known || (!known->suspended && SuspendedByNccl(comm));
 }
 bool FigureIsForNccl(const ncclComm* comm, int stat, std::uint64_t* /*value*/) {
-  return comm != nullptr && (stat > static_cast<int>(Figure::kTotal) || SuspendedByNccl().Has(comm) || !nccl::Find(comm));
+  return comm != nullptr && (stat > static_cast<int>(Figure::kTotal) || SuspendedByNccl(comm) || !nccl::Find(comm));
 }
 
 struct SuspendCall : redirects::Around<SuspendCall, "ncclCommSuspend"> {
   static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm, int flags) {
     if (!SuspendIsForNccl(comm, flags)) return Suspend(comm, flags);
     const int result = pass();
-    if (result == kOk || result == nccl::kInProgress) SuspendedByNccl().Add(comm);
+    if (result == kOk || result == nccl::kInProgress) SuspendedByNccl(comm, true);
     return result;
   }
 };
@@ -239,7 +213,7 @@ struct SuspendCall : redirects::Around<SuspendCall, "ncclCommSuspend"> {
 struct ResumeCall : redirects::Around<ResumeCall, "ncclCommResume"> {
   static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm) {
     if (!ResumeIsForNccl(comm)) return Resume(comm);
-    SuspendedByNccl().Remove(comm);
+    SuspendedByNccl(comm, false);
     return pass();
   }
 };

@@ -21,9 +21,8 @@ Result<Named> Resolve(Session& session, const char* name) {
   if (tag == "user")
     return Status{Code::kInvalid,
                   "tag user is what ncclMemAlloc handed out; with AMEM_USER_MEMORY=release it is paused with tag nccl"};
-  const auto pool = session.pools().Find(tag);
-  if (!pool.ok()) return pool.status();
-  return Named{name, *pool};
+  AMEM_ASSIGN(const auto pool, session.pools().Find(tag));
+  return Named{name, pool};
 }
 
 Status CycleOf(Session& session, const Named& tag, const Asked& asked) {
@@ -59,9 +58,7 @@ Status Undone(Session& session, std::span<const Named> done, const Asked& asked,
 Result<std::vector<Named>> Resolve(Session& session, std::span<const char* const> names) {
   std::vector<Named> tags;
   for (const char* name : names) {
-    auto tag = Resolve(session, name);
-    if (!tag.ok()) return tag.status();
-    tags.push_back(*std::move(tag));
+    AMEM_ASSIGN(tags.emplace_back(), Resolve(session, name));
   }
   return tags;
 }
@@ -69,30 +66,27 @@ Result<std::vector<Named>> Resolve(Session& session, std::span<const char* const
 }  // namespace
 
 Status HasRoomFor(std::span<const char* const> names) {
-  const Result<Session*> session = Runtime::Get().ForPools();
-  if (!session.ok() || *session == nullptr) return session.status();
-  const auto tags = Resolve(**session, names);
-  if (!tags.ok()) return tags.status();
+  AMEM_ASSIGN(Session* const session, Runtime::Get().ForPools());
+  if (session == nullptr) return {};
+  AMEM_ASSIGN(const auto tags, Resolve(*session, names));
   std::vector<PoolId> scopes;
-  for (const Named& tag : *tags) scopes.push_back(tag.pool);
-  return (*session)->HasRoomFor(scopes);
+  for (const Named& tag : tags) scopes.push_back(tag.pool);
+  return session->HasRoomFor(scopes);
 }
 
 Status Cycle(std::span<const char* const> names, const Asked& asked) {
-  const Result<Session*> session = Runtime::Get().ForPools();
-  if (!session.ok()) return session.status();
-  if (*session == nullptr) {
+  AMEM_ASSIGN(Session* const session, Runtime::Get().ForPools());
+  if (session == nullptr) {
     log::Info("AMem is switched off (AMEM_ENABLE=0): tags are neither paused nor resumed");
     return {};
   }
-  const auto tags = Resolve(**session, names);
-  if (!tags.ok()) return tags.status();
+  AMEM_ASSIGN(const auto tags, Resolve(*session, names));
   std::vector<Named> done;
-  for (const Named& tag : *tags) {
-    const bool changes = Changes(**session, tag, asked.kind);
-    if (const Status status = CycleOf(**session, tag, asked); !status.ok()) {
-      const Status told = tag.pool ? Runtime::Get().Failed(**session, status) : status;
-      return Undone(**session, done, asked, told);
+  for (const Named& tag : tags) {
+    const bool changes = Changes(*session, tag, asked.kind);
+    if (const Status status = CycleOf(*session, tag, asked); !status.ok()) {
+      const Status told = tag.pool ? Runtime::Get().Failed(*session, status) : status;
+      return Undone(*session, done, asked, told);
     }
     if (changes) done.push_back(tag);
   }
@@ -100,13 +94,12 @@ Status Cycle(std::span<const char* const> names, const Asked& asked) {
 }
 
 Status Wait(const char* name, std::optional<void*> stream) {
-  const Result<Session*> session = Runtime::Get().ForPools();
-  if (!session.ok() || *session == nullptr) return session.status();
-  const auto tag = Resolve(**session, name);
-  if (!tag.ok()) return tag.status();
-  if (!tag->pool) return {};  // is always waited for
-  const Status status = stream ? (*session)->pools().WaitOn(tag->pool, *stream) : (*session)->pools().Wait(tag->pool);
-  return status.ok() || status.code() == Code::kRefused ? status : Runtime::Get().Failed(**session, status);
+  AMEM_ASSIGN(Session* const session, Runtime::Get().ForPools());
+  if (session == nullptr) return {};
+  AMEM_ASSIGN(const auto tag, Resolve(*session, name));
+  if (!tag.pool) return {};  // is always waited for
+  const Status status = stream ? session->pools().WaitOn(tag.pool, *stream) : session->pools().Wait(tag.pool);
+  return status.ok() || status.code() == Code::kRefused ? status : Runtime::Get().Failed(*session, status);
 }
 
 }  // namespace amem::tags

@@ -3,8 +3,6 @@
 
 #include <optional>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "ncclpatch/runtime/runtime.h"
 

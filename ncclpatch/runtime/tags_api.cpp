@@ -2,10 +2,8 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <atomic>
-#include <cstring>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "ncclpatch/amem.h"
@@ -58,19 +56,17 @@ Status OpenPool(const char* tag, int policy) {
   if (policy != AMEM_PRESERVE && policy != AMEM_DISCARD)
     return {Code::kInvalid,
             fmt::format("policy {} of tag {} is not known; known: 0 (AMEM_PRESERVE), 1 (AMEM_DISCARD)", policy, tag)};
-  const auto session = Runtime::Get().ForPools();
-  if (!session.ok() || *session == nullptr) return session.status();
-  return (*session)->pools().Open(tag, policy == AMEM_DISCARD ? PoolPolicy::kDiscard : PoolPolicy::kPreserve).status();
+  AMEM_ASSIGN(Session* const session, Runtime::Get().ForPools());
+  if (session == nullptr) return {};
+  return session->pools().Open(tag, policy == AMEM_DISCARD ? PoolPolicy::kDiscard : PoolPolicy::kPreserve).status();
 }
 
 Status EnterPool(const char* tag) {
   if (tag == nullptr) return {Code::kInvalid, "the tag is null"};
-  const auto session = Runtime::Get().ForPools();
-  if (!session.ok()) return session.status();
-  const auto pool = *session == nullptr ? Result<PoolId>(PoolId{}) : (*session)->pools().Find(tag);
-  if (!pool.ok()) return pool.status();
-  if (*pool) AMEM_TRY((*session)->pools().Enter(*pool));
-  t_entered.Enter(*pool);
+  AMEM_ASSIGN(const auto session, Runtime::Get().ForPools());
+  AMEM_ASSIGN(const auto pool, session == nullptr ? Result<PoolId>(PoolId{}) : session->pools().Find(tag));
+  if (pool) AMEM_TRY(session->pools().Enter(pool));
+  t_entered.Enter(pool);
   return {};
 }
 

@@ -31,12 +31,6 @@ std::vector<Extent> ExtentsOf(std::span<const Backup::Item> items) {
   return extents;
 }
 
-Bytes SumOf(std::span<const Backup::Item> items) {
-  Bytes sum = 0;
-  for (const Backup::Item& item : items) sum += item.bytes;
-  return sum;
-}
-
 // The same memory in as few extents as there are gaps in it.
 std::vector<Extent> Joined(std::span<const Backup::Item> items) {
   std::vector<Extent> extents;
@@ -120,8 +114,6 @@ Backup::~Backup() {
   ForgetAll();
 }
 
-// ---- saving ----------------------------------------------------------------------------------------------------------------
-
 Status Backup::Save(std::span<const Item> items, Looking looking) {
   if (contents_ == Contents::kForgotten) ForgetAll();
   if (contents_ == Contents::kForgotten) return {Code::kInvalid, "save contents: copies of an earlier Save have not ended"};
@@ -129,24 +121,20 @@ Status Backup::Save(std::span<const Item> items, Looking looking) {
   pinned_.Rest(true);
   if (contents_ == Contents::kNone) BeginSave();
   if (queued_.empty()) began_ns_ = MonotonicNs();
+  contents_ = Contents::kLost;  // if any of this fails
+  AMEM_TRY(FindRoom(items, looking).Within("save contents"));
+  for (const auto& [device, own] : ByDevice(items))
+    AMEM_TRY(SaveOn(device, own, looking).Within(fmt::format("save contents on device {}", device.value)));
   contents_ = Contents::kQueued;
-  if (Status room = FindRoom(items, looking, SumOf(items)); !room.ok()) {
-    contents_ = Contents::kLost;
-    return room.Within("save contents");
-  }
-  for (const auto& [device, own] : ByDevice(items)) {
-    if (Status saved = SaveOn(device, own, looking); !saved.ok()) {
-      contents_ = Contents::kLost;
-      return saved.Within(fmt::format("save contents on device {}", device.value));
-    }
-  }
   pinned_.Unpromise();
   return {};
 }
 
 // Before any of it is pinned. The guess may be too much: where the host has less, a look at all contents says what is needed. A
 // copy that was kept is of less use than room for what is to be saved.
-Status Backup::FindRoom(std::span<const Item> items, Looking looking, Bytes total) {
+Status Backup::FindRoom(std::span<const Item> items, Looking looking) {
+  Bytes total = 0;
+  for (const Item& item : items) total += item.bytes;
   const Bytes guess = looking == Looking::kBeside ? total : Expected(total);
   Status room = pinned_.Promise(guess - std::min(guess, KeptFor(items)));
   if (room.ok()) return room;
@@ -163,7 +151,7 @@ Status Backup::FindRoom(std::span<const Item> items, Looking looking, Bytes tota
   kept_.clear();
   had_copy_ = false;
   pinned_.TakeBack();
-  return FindRoom(items, looking, total);
+  return FindRoom(items, looking);
 }
 
 // While the next part is looked at, copies of the part before are under way. They are marked in smaller steps, so that memory
@@ -230,9 +218,8 @@ Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items, std:
     before = std::move(saved);
   }
   AMEM_TRY(queue.Flush());
-  const auto mark = copier_.Mark(device);
-  if (!mark.ok()) return mark.status();
-  for (const Item& item : items) saved_[{item.allocation, item.offset}].mark = *mark;
+  AMEM_ASSIGN(const auto mark, copier_.Mark(device));
+  for (const Item& item : items) saved_[{item.allocation, item.offset}].mark = mark;
   const std::lock_guard lock(mutex_);
   statistics_.bytes_total += sums.bytes_total;
   statistics_.bytes_saved += sums.bytes_saved;
@@ -252,13 +239,12 @@ Status Backup::MakeRoom(const Wanted& wanted, Unit& unit) {
     return {};
   }
   FreeRoom(kept);
-  const auto room = pinned_.Take(needs, until_);
-  if (!room.ok()) return room.status();
-  unit.at = room->at;
-  if (room->pinned_now == 0) return {};
+  AMEM_ASSIGN(const auto room, pinned_.Take(needs, until_));
+  unit.at = room.at;
+  if (room.pinned_now == 0) return {};
   const std::lock_guard lock(mutex_);
-  statistics_.pin_ns += room->pin_ns;
-  statistics_.pinned_in_save += room->pinned_now * supply_.chunk();
+  statistics_.pin_ns += room.pin_ns;
+  statistics_.pinned_in_save += room.pinned_now * supply_.chunk();
   return {};
 }
 
@@ -299,18 +285,16 @@ Status Backup::AwaitSaved(AllocationId allocation) {
   return {};
 }
 
-// ---- bringing back ---------------------------------------------------------------------------------------------------------
-
 Status Backup::Restore(std::span<const Item> items) {
   if (contents_ == Contents::kQueued) return {Code::kInvalid, "restore contents: they are not saved before Finish is OK"};
   for (const Item& item : items) {
-    const auto it = saved_.find({item.allocation, item.offset});
+    auto* const it = FindIn(saved_, {item.allocation, item.offset});
     // An item that was waited for by itself is whole, even if the rest was lost.
-    if (contents_ == Contents::kLost && (it == saved_.end() || !it->second.done))
+    if (contents_ == Contents::kLost && (it == nullptr || !it->done))
       return {Code::kInvalid, "restore contents of " + Name(item) + ": saving them failed"};
-    if (it == saved_.end()) return {Code::kNotFound, "the backup has no contents of " + Name(item)};
-    if (it->second.bytes != item.bytes) {
-      return {Code::kNotFound, fmt::format("the backup has {} bytes of {}", it->second.bytes, Name(item))};
+    if (it == nullptr) return {Code::kNotFound, "the backup has no contents of " + Name(item)};
+    if (it->bytes != item.bytes) {
+      return {Code::kNotFound, fmt::format("the backup has {} bytes of {}", it->bytes, Name(item))};
     }
   }
   pinned_.Rest(true);
@@ -325,11 +309,10 @@ Status Backup::Restore(std::span<const Item> items) {
 Status Backup::RestoreOn(DeviceOrdinal device, std::span<const Item> items) {
   queued_.insert(device);
   AMEM_TRY(InBatches(items, options_.batch, [&](std::span<const Item> batch) { return RestoreBatch(device, batch); }));
-  const auto mark = copier_.Mark(device);
-  if (!mark.ok()) return mark.status();
+  AMEM_ASSIGN(const auto mark, copier_.Mark(device));
   for (const Item& item : items) {
     SavedItem& saved = saved_.at({item.allocation, item.offset});
-    saved.mark = *mark;
+    saved.mark = mark;
     saved.restoring = true;
   }
   return {};
@@ -363,23 +346,20 @@ Status Backup::AwaitRestored(AllocationId allocation) {
   return {};
 }
 
-// ---- comparing -------------------------------------------------------------------------------------------------------------
-
 // Calls one(item, unit, its bytes) for all units, through host memory of its own.
 Status Backup::ReadBack(std::span<const Item> items,
                         const std::function<Status(const Item&, std::size_t, std::span<const std::byte>)>& one) {
   if (items.empty()) return {};
   const Bytes most = std::min(std::ranges::max(items, {}, &Item::bytes).bytes, kQueueBytes);
-  auto buffer = copier_.AllocatePinned(most);
-  if (!buffer.ok()) return buffer.status();
-  const std::byte* const host = (*buffer)->data();
+  AMEM_ASSIGN(auto buffer, copier_.AllocatePinned(most));
+  const std::byte* const host = buffer->data();
   for (const Item& item : items) {
     for (Bytes from = 0; from < item.bytes; from += most) {
       const Bytes bytes = std::min(item.bytes - from, most);
-      Status read = copier_.CopyToHost(item.device, (*buffer)->data(), item.address + from, bytes);
+      Status read = copier_.CopyToHost(item.device, buffer->data(), item.address + from, bytes);
       if (read.ok()) read = copier_.FinishCopies(item.device, until_);
       if (!read.ok()) {  // a copy that has not ended must not outlive the buffer
-        if (!copier_.FinishCopies(item.device, until_).ok()) stuck_.push_back(*std::move(buffer));
+        if (!copier_.FinishCopies(item.device, until_).ok()) stuck_.push_back(std::move(buffer));
         return read;
       }
       for (Bytes at = 0; at < bytes; at += kUnitBytes)
@@ -427,8 +407,6 @@ std::optional<Bytes> Backup::FirstDifference(const Unit& unit, std::span<const s
   if (differs.in1 == expected.end()) return {};
   return static_cast<Bytes>(differs.in1 - expected.begin());
 }
-
-// ---- the end ---------------------------------------------------------------------------------------------------------------
 
 Status Backup::Finish() {
   Status first;

@@ -142,7 +142,7 @@ class Backup {
   };
 
   void BeginSave();
-  Status FindRoom(std::span<const Item> items, Looking looking, Bytes total);
+  Status FindRoom(std::span<const Item> items, Looking looking);
   [[nodiscard]] Bytes KeptFor(std::span<const Item> items);
   bool Rests();
   Status SaveOn(DeviceOrdinal device, std::span<const Item> items, Looking looking);

@@ -8,10 +8,10 @@ namespace amem {
 // A peer may have imported memory after the members were found and before this session's part of the round began.
 Status Coordinator::AllNeighboursAreMembers(SessionId* outsider) const {
   const State& state = ledger_.state();
-  const auto& members = state.CycleOf(pool_).members;
+  const auto& members = state.ScopeOf(pool_).cycle.members;
   const auto outside = [&](SessionId session) {
-    const auto peer = state.peers.find(session);
-    return peer != state.peers.end() && peer->second.connected && std::ranges::find(members, session) == members.end();
+    auto* const peer = FindIn(state.peers, session);
+    return peer != nullptr && peer->connected && std::ranges::find(members, session) == members.end();
   };
   for (const auto& [id, a] : state.allocations) {
     if (a.pool != pool_) continue;
@@ -50,15 +50,13 @@ Status Coordinator::ImportsCanLeave() const {
 Status Coordinator::MulticastsCanLeave() const {
   const State& state = ledger_.state();
   for (const auto& [id, multicast] : state.multicasts) {
-    const auto object = state.allocations.find(id);
-    if (object == state.allocations.end() || !object->second.rebuilt()) continue;
-    for (const auto& [offset, bindings] : multicast.bindings) {
-      for (const MulticastBinding& b : bindings) {
-        if (b.device.value >= 0) continue;
-        return {Code::kRefused, "pause refused: memory at " + Hex(b.address.value) + ", bound to multicast object " +
-                                    std::to_string(id.value) +
-                                    ", is not AMem's, and its device is not known; set AMEM_NVLS=keep"};
-      }
+    auto* const object = FindIn(state.allocations, id);
+    if (object == nullptr || !object->rebuilt()) continue;
+    for (const auto& [offset, b] : multicast.bindings) {
+      if (b.device.value >= 0) continue;
+      return {Code::kRefused, "pause refused: memory at " + Hex(b.address) + ", bound to multicast object " +
+                                  std::to_string(id.value) +
+                                  ", is not AMem's, and its device is not known; set AMEM_NVLS=keep"};
     }
   }
   return {};

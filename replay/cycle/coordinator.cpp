@@ -28,7 +28,6 @@ BackupOptions OptionsFor(const CycleContext& context, PoolId pool) {
 CycleMember AsMember(const PeerIdentity& who) { return {who.session, who.rank, who.pid, who.host}; }
 
 PhaseKind FirstOf(CycleKind kind) { return kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive; }
-CycleKind Opposite(CycleKind kind) { return kind == CycleKind::kPause ? CycleKind::kResume : CycleKind::kPause; }
 
 // Nobody shares the memory, so nobody else votes.
 class RoundOfOne final : public Round {
@@ -68,9 +67,8 @@ Coordinator::Coordinator(const CycleContext& context, CallGate& gate, PoolId poo
 
 Result<std::unique_ptr<Coordinator>> Coordinator::OfTag(const CycleContext& context, CallGate& gate, PoolId pool,
                                                         std::string tag) {
-  auto lane = context.driver.OpenLane();
-  if (!lane.ok()) return lane.status();
-  return std::unique_ptr<Coordinator>(new Coordinator(context, gate, pool, std::move(tag), *std::move(lane)));
+  AMEM_ASSIGN(auto lane, context.driver.OpenLane());
+  return std::unique_ptr<Coordinator>(new Coordinator(context, gate, pool, std::move(tag), std::move(lane)));
 }
 
 void Coordinator::Made(Bytes bytes) {
@@ -119,10 +117,8 @@ void Coordinator::Add(CycleKind kind, const CycleReport& report, bool succeeded)
 
 std::uint64_t Coordinator::CycleNumber(CycleKind kind) {
   const LedgerLock lock(ledger_);
-  const State& state = ledger_.state();
-  const auto pool = state.pools.find(pool_);
-  const std::uint64_t cycles = pool == state.pools.end() ? state.cycles : pool->second.cycles;
-  return kind == CycleKind::kPause && state.LifecycleOf(pool_) == Lifecycle::kRunning ? cycles + 1 : cycles;
+  const std::uint64_t cycles = ledger_.state().ScopeOf(pool_).cycles;
+  return kind == CycleKind::kPause && ledger_.state().LifecycleOf(pool_) == Lifecycle::kRunning ? cycles + 1 : cycles;
 }
 
 Status Coordinator::Cycle(CycleKind kind, const Manner& manner) {
@@ -137,13 +133,12 @@ Status Coordinator::Cycle(CycleKind kind, const Manner& manner) {
   }
   // Its contents are newer than the copies that it was resumed from.
   if (in_use_ && kind == CycleKind::kPause) AMEM_TRY(Cycle(CycleKind::kResume));
-  auto round = Arrive(kind, until, manner.patient);
-  if (!round.ok()) return round.status();
-  if (const Status closed = CloseGate(deadlines_.OwnPartOf((*round)->until())); !closed.ok())
-    return Refuse(kind, *std::move(round), closed);
+  AMEM_ASSIGN(auto round, Arrive(kind, until, manner.patient));
+  if (const Status closed = CloseGate(deadlines_.OwnPartOf(round->until())); !closed.ok())
+    return Refuse(kind, std::move(round), closed);
   const OpenAtEnd open_at_end{gate_};
   if (manner.kept_out) manner.kept_out();
-  Status status = Run(kind, **round, manner);
+  Status status = Run(kind, *round, manner);
   if (manner.ended) manner.ended();
   return status;
 }
@@ -175,9 +170,7 @@ Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind, Deadline unti
   if (round.status().code() == Code::kTimeout) RecordThreads();
   if (round.ok()) return round;
   for (const PeerIdentity& who : culprits) culprits_.push_back(AsMember(who));
-  const Status why = pool_ ? Status{round.status().code(), Doing(kind) + round.status().message() + After(kind, {}),
-                                    round.status().driver_result()}
-                           : round.status();
+  const Status why = pool_ ? Told(kind, round.status()) : round.status();
   RecordNotBegun(kind, cycle, why);
   return why;
 }
@@ -226,29 +219,27 @@ void Coordinator::RecordThreads() {
   }
 }
 
-std::string Coordinator::Doing(CycleKind kind) const {
-  return tag_.empty() ? "" : std::string(ToText(kind)) + " of tag " + tag_ + ": ";
-}
-
-std::string Coordinator::After(CycleKind kind, const Status& undone) const {
+Status Coordinator::Told(CycleKind kind, const Status& why, const Status& undone) const {
   const std::string who = pool_ ? "the tag" : "the session";
-  if (in_use_) return "; a stream of the program goes on behind it, so the memory stays where it is; resume the tag again";
-  if (undone.ok())
-    return kind == CycleKind::kPause ? "; " + who + " runs on as before" : "; " + who + " stays paused, with its contents kept";
-  return "; undoing it failed too: " + undone.message() +
-         "; contents are kept: " + (pool_ ? "resume the tag again" : "call ncclResume on all ranks") +
-         " once the cause is gone";
+  std::string after = who + (kind == CycleKind::kPause ? " runs on as before" : " stays paused, with its contents kept");
+  if (!undone.ok())
+    after = "undoing it failed too: " + undone.message() +
+            "; contents are kept: " + (pool_ ? "resume the tag again" : "call ncclResume on all ranks") +
+            " once the cause is gone";
+  if (in_use_) after = "a stream of the program goes on behind it, so the memory stays where it is; resume the tag again";
+  const std::string doing = pool_ ? std::string(ToText(kind)) + " of tag " + tag_ + ": " : std::string();
+  return {undone.ok() ? why.code() : Code::kBroken, doing + why.message() + "; " + after, why.driver_result()};
 }
 
 // The others undo what they have begun. This session has nothing to undo and leaves the round once they know.
 Status Coordinator::Refuse(CycleKind kind, std::unique_ptr<Round> round, const Status& why) {
   RecordThreads();  // one of them is inside the call that has not returned
-  if (Alone(*round)) return {why.code(), Doing(kind) + why.message() + After(kind, {}), why.driver_result()};
+  if (Alone(*round)) return Told(kind, why);
   SessionId culprit;
   RecordVote(FirstOf(kind), why);
   const Status told = round->Vote(FirstOf(kind), why, &culprit);
   NoteFailure(*round, culprit);
-  const Status refused{why.code(), Doing(kind) + (told.ok() ? why : told).message() + After(kind, {}), why.driver_result()};
+  const Status refused = Told(kind, {why.code(), (told.ok() ? why : told).message(), why.driver_result()});
   RecordNotBegun(kind, arriving_, refused);
   return refused;
 }
@@ -280,10 +271,7 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
   }
   report.members = members.size();
   KeepIfAnyDoes(members);
-  {
-    const LedgerLock lock(ledger_);
-    ledger_.Record(std::move(begun));
-  }
+  ledger_.LockAndRecord(std::move(begun));
   executor_.BeginCycle(deadlines_.OwnPartOf(round.until()),
                        manner.after == nullptr ? Backup::Looking::kIdle : Backup::Looking::kBeside);
   if (const Status status = RunPhases(kind, round, manner, report); !status.ok()) {
@@ -315,21 +303,15 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
 
 Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, const Status& why) {
   const Status undone = in_use_ ? why : Undo(kind, round);
-  const std::string message = Doing(kind) + why.message() + After(kind, undone);
+  const Status told = Told(kind, why, undone);
   LedgerLock lock(ledger_);
-  ledger_.Record(CycleFailed{kind, cycle, undone.ok(), message, why.code(), why.driver_result(), culprits_, pool_});
+  ledger_.Record(CycleFailed{kind, cycle, undone.ok(), told.message(), why.code(), why.driver_result(), culprits_, pool_});
   const bool saved = std::ranges::any_of(ledger_.state().allocations,
                                          [&](const auto& item) { return item.second.saved && item.second.pool == pool_; });
   lock.Unlock();
   if (kind == CycleKind::kPause && !saved) backup_.Abandon();
   copying_since_ns_ = backup_.Queued() ? MonotonicNs() : 0;
-  return {undone.ok() ? why.code() : Code::kBroken, message, why.driver_result()};
-}
-
-// A session that cannot pause says so by its vote; if it did not arrive, the others would wait for it.
-Status Coordinator::JournalIntact() {
-  const LedgerLock lock(ledger_);
-  return ledger_.CanPause();
+  return told;
 }
 
 bool Coordinator::HasMulticasts() {
@@ -373,9 +355,8 @@ Coordinator::Decided Coordinator::Vote(Round& round, PhaseKind phase, const Stat
   // The plan for the rest must know of the loss: an object that lost a member is not made anew.
   if (decided.status.code() == Code::kPeerLost && decided.culprit && HasMulticasts())
     static_cast<void>(peers_.AwaitLoss(decided.culprit));
-  const LedgerLock lock(ledger_);
-  ledger_.Record(PhaseDecided{phase, decided.status.ok(), decided.culprit, decided.status.message(), decided.status.code(),
-                              decided.status.driver_result(), pool_});
+  ledger_.LockAndRecord(PhaseDecided{phase, decided.status.ok(), decided.culprit, decided.status.message(),
+                                     decided.status.code(), decided.status.driver_result(), pool_});
   return decided;
 }
 
@@ -393,7 +374,10 @@ Status Coordinator::RunPhase(const PlannedPhase& planned, CycleKind kind, const 
       AMEM_TRY(copier_.FinishCopies(device, executor_.until()));
     }
   }
-  if (kind == CycleKind::kPause) AMEM_TRY(JournalIntact());
+  if (kind == CycleKind::kPause) {  // who cannot pause says so by its vote; if it did not arrive, the others would wait for it
+    const LedgerLock lock(ledger_);
+    AMEM_TRY(ledger_.CanPause());
+  }
   // A chunk is mapped for its own device, so once own memory exists all copies have begun. The program may use the memory from
   // here on, which would disturb a comparison.
   if (phase.phase == PhaseKind::kResumeCreateOwn && manner.queued && alone_ && !compare_) manner.queued();
@@ -426,7 +410,7 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, const Manner& manner
 // Runs the opposite plan from wherever the failure left this session. Its phases are voted on like any others, because an
 // import needs its owner's create. A member goes on with its own undo if another fails, but reports that failure.
 Status Coordinator::Undo(CycleKind failed, Round& round) {
-  const CycleKind undo = Opposite(failed);
+  const CycleKind undo = failed == CycleKind::kPause ? CycleKind::kResume : CycleKind::kPause;
   Status mine, others;
   bool somebody_died = false;
   round.SetUntil(In(deadlines_.undo()));
@@ -435,7 +419,11 @@ Status Coordinator::Undo(CycleKind failed, Round& round) {
   for (const PlannedPhase& planned : outline.phases) {
     const PhaseKind phase = planned.phase;
     if (phase == FirstOf(undo)) continue;
-    if (mine.ok() && phase == PhaseKind::kResumeVerify && somebody_died) mine = TeamsAreWhole();
+    // A session that died during an undo may not have added its device to a new multicast object, and binding memory to such an
+    // object would hang. The next resume knows of the loss from the start.
+    if (mine.ok() && phase == PhaseKind::kResumeVerify && somebody_died && executor_.HasRenewedMulticasts())
+      mine = {Code::kRefused,
+              "a rank died before it was sure that its device was added to a multicast object; nothing was bound to it"};
     if (mine.ok()) mine = RunUndoPhase(undo, phase);
     Decided all = Vote(round, phase, mine);
     // Some members know why the cycle failed; others only lost the leader. This brings all to the same phase.
@@ -447,14 +435,6 @@ Status Coordinator::Undo(CycleKind failed, Round& round) {
     if (cannot && others.ok()) others = all.status;
   }
   return mine.ok() ? others : mine;
-}
-
-// A session that died during an undo may not have added its device to a new multicast object, and binding memory to such an
-// object would hang. The next resume knows of the loss from the start.
-Status Coordinator::TeamsAreWhole() const {
-  if (!executor_.HasRenewedMulticasts()) return {};
-  return {Code::kRefused,
-          "a rank died before it was sure that its device was added to a multicast object; nothing was bound to it"};
 }
 
 // A phase is planned when it begins, and again if an owner is lost meanwhile.

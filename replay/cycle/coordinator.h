@@ -115,12 +115,10 @@ class Coordinator {
   [[nodiscard]] bool IsShared() const REQUIRES(ledger_);
   Status RunPhase(const PlannedPhase& planned, CycleKind kind, const Manner& manner);
   Status CanBegin();  // what is known only when all have arrived
-  // Parts of messages: "pause of tag weights: " or nothing; what a failure leaves; "call ncclPause again on all ranks".
-  [[nodiscard]] std::string Doing(CycleKind kind) const;
-  [[nodiscard]] std::string After(CycleKind kind, const Status& undone) const;
+  // A failure as the caller is told: of which tag, and what it leaves; and "call ncclPause again on all ranks".
+  [[nodiscard]] Status Told(CycleKind kind, const Status& why, const Status& undone = {}) const;
   [[nodiscard]] std::string Again(CycleKind kind) const { return "call " + NameOf(kind, tag_) + " again on all ranks"; }
   [[nodiscard]] std::vector<DeviceOrdinal> Devices();  // of the scope's own memory, ascending
-  Status JournalIntact();
   // What only this session can see. `outsider`: the session that shares memory and is no member.
   [[nodiscard]] Status AllNeighboursAreMembers(SessionId* outsider) const REQUIRES(ledger_);
   [[nodiscard]] Status ImportsCanLeave() const REQUIRES(ledger_);
@@ -142,7 +140,6 @@ class Coordinator {
   void NoteFailure(const Round& round, SessionId culprit);
   void RecordThreads();  // once a cycle, at its first deadline
   Status RunUndoPhase(CycleKind undo, PhaseKind phase);
-  [[nodiscard]] Status TeamsAreWhole() const;
   void RecordNotBegun(CycleKind kind, std::uint64_t cycle, const Status& why);
   Status GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, const Status& why);
   Status RunPhases(CycleKind kind, Round& round, const Manner& manner, CycleReport& report);

@@ -54,7 +54,7 @@ Result<std::vector<Backup::Item>> CopyQueue::MapForCopies(std::span<const Step> 
   const LedgerLock lock(ledger_);
   parts_.clear();
   for (const Step& step : contents) {
-    if (!ledger_.state().allocations.contains(step.allocation) || restoring_.contains(step.allocation)) continue;
+    if (ledger_.Find(step.allocation) == nullptr || restoring_.contains(step.allocation)) continue;
     AMEM_TRY(MapForCopy(step, items));
     if (step.kind == StepKind::kRestore) restoring_.insert(step.allocation);
   }
@@ -71,10 +71,10 @@ Status CopyQueue::Compare(std::span<const Step> restored) {
 
 // A pause saves what amem_alloc gave out of a pool's chunk. A resume restores what was saved, even if some was freed since.
 std::vector<ByteRange> CopyQueue::ExtentsOf(const Step& step, PoolId pool) {
-  const auto known = ledger_.state().pools.find(pool);
-  if (known == ledger_.state().pools.end()) return {{0, step.bytes}};
+  auto* const known = FindIn(ledger_.state().pools, pool);
+  if (known == nullptr) return {{0, step.bytes}};
   if (step.kind == StepKind::kSave) {
-    if (!parts_.contains(pool)) parts_[pool] = PartsByChunk(known->second);
+    if (!parts_.contains(pool)) parts_[pool] = PartsByChunk(*known);
     const Extents& parts = parts_[pool][step.allocation];
     // The program has freed all of the chunk, and other processes still map it whole, so it is saved whole.
     const bool for_others = parts.empty() && !ledger_.state().allocations.at(step.allocation).importers.empty();
@@ -88,52 +88,48 @@ std::vector<ByteRange> CopyQueue::ExtentsOf(const Step& step, PoolId pool) {
 // What is copied: the allocation, or the parts of a slab or of a pool's chunk.
 Status CopyQueue::MapForCopy(const Step& step, std::vector<Backup::Item>& items) {
   const State& state = ledger_.state();
-  if (const auto slab = state.slabs.find(step.allocation); slab != state.slabs.end()) {
-    for (const auto& [offset, parts] : slab->second.parts) {
+  if (auto* const slab = FindIn(state.slabs, step.allocation)) {
+    for (const auto& [offset, parts] : slab->parts) {
       const AllocationId part = parts.front();
-      items.push_back({part, step.device, slab->second.address + offset, state.allocations.at(part).bytes});
+      items.push_back({part, step.device, slab->address + offset, state.allocations.at(part).bytes});
     }
     return {};
   }
-  const Result<Address> base = step.address ? Result<Address>(step.address) : MapScratch(step);
-  if (!base.ok()) return base.status();
+  AMEM_ASSIGN(const auto base, step.address ? Result<Address>(step.address) : MapScratch(step));
   for (const ByteRange& extent : ExtentsOf(step, state.allocations.at(step.allocation).pool))
-    items.push_back({step.allocation, step.device, *base + extent.offset, extent.bytes, extent.offset});
+    items.push_back({step.allocation, step.device, base + extent.offset, extent.bytes, extent.offset});
   return {};
 }
 
 // The allocation is not mapped for its own device, so the copy needs a mapping of its own.
 Result<Address> CopyQueue::MapScratch(const Step& step) {
   const Allocation& a = ledger_.state().allocations.at(step.allocation);
-  const auto range = driver_.Reserve(a.bytes, 0, {}, 0);
-  if (!range.ok()) return range.status();
+  AMEM_ASSIGN(const auto range, driver_.Reserve(a.bytes, 0, {}, 0));
   Scratch& scratch = scratch_[step.allocation];
-  scratch = {*range, a.bytes, false};
-  AMEM_TRY(driver_.Map(*range, a.bytes, 0, ledger_.HandleOf(step.allocation), 0));
+  scratch = {range, a.bytes, false};
+  AMEM_TRY(driver_.Map(range, a.bytes, 0, ledger_.HandleOf(step.allocation), 0));
   scratch.mapped = true;
   const AccessDescriptor access{a.properties.location, 3};
-  AMEM_TRY(driver_.SetAccess(*range, a.bytes, std::span(&access, 1)));
-  return *range;
-}
-
-// A chunk of which nothing was given out has no contents. If any other were not copied, its contents would be lost.
-Status CopyQueue::HasNoContents(AllocationId chunk, PoolId pool) const {
-  const auto& parts = ledger_.state().pools.at(pool).parts;
-  if (std::ranges::none_of(parts, [&](const auto& part) { return part.second.backing == chunk; })) return {};
-  return {Code::kBroken,
-          ToText(chunk) + " holds memory of the program, and none of it was copied; its contents stay where they are"};
+  AMEM_TRY(driver_.SetAccess(range, a.bytes, std::span(&access, 1)));
+  return range;
 }
 
 Status CopyQueue::Await(const Step& step) {
   std::vector<AllocationId> allocations{step.allocation};
   {
     const LedgerLock lock(ledger_);
-    const auto own = ledger_.state().allocations.find(step.allocation);
-    if (own != ledger_.state().allocations.end() && own->second.pool && !backup_.Has(step.allocation))
-      return HasNoContents(step.allocation, own->second.pool);
-    if (const auto slab = ledger_.state().slabs.find(step.allocation); slab != ledger_.state().slabs.end()) {
+    auto* const own = ledger_.Find(step.allocation);
+    if (own != nullptr && own->pool && !backup_.Has(step.allocation)) {
+      // A chunk of which nothing was given out has no contents. If any other were not copied, its contents would be lost.
+      const auto& parts = ledger_.state().pools.at(own->pool).parts;
+      if (std::ranges::none_of(parts, [&](const auto& part) { return part.second.backing == step.allocation; })) return {};
+      return {Code::kBroken, ToText(step.allocation) +
+                                 " holds memory of the program, and none of it was copied; its contents "
+                                 "stay where they are"};
+    }
+    if (auto* const slab = FindIn(ledger_.state().slabs, step.allocation)) {
       allocations.clear();
-      for (const auto& [offset, parts] : slab->second.parts) allocations.push_back(parts.front());
+      for (const auto& [offset, parts] : slab->parts) allocations.push_back(parts.front());
     }
   }
   for (const AllocationId allocation : allocations) {

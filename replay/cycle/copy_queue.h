@@ -42,7 +42,6 @@ class CopyQueue {
   Result<std::vector<Backup::Item>> MapForCopies(std::span<const Step> contents);
   Status MapForCopy(const Step& step, std::vector<Backup::Item>& items) REQUIRES(ledger_);
   std::vector<ByteRange> ExtentsOf(const Step& step, PoolId pool) REQUIRES(ledger_);
-  [[nodiscard]] Status HasNoContents(AllocationId chunk, PoolId pool) const REQUIRES(ledger_);
   Result<Address> MapScratch(const Step& step) REQUIRES(ledger_);
   Status Drop(Scratch& scratch);
   Status DropScratch();

@@ -98,23 +98,20 @@ void Executor::NoteHandle(const Step& step, DriverHandle handle, bool multicast)
   const bool own = step.kind == StepKind::kCreate;
   const std::uint64_t number = own ? before.number + 1 : imported_.number;
   if (!own && number == before.number && stands_in == before.stands_in) return;  // its owner kept it
-  const auto multicast_now = ledger_.state().multicasts.find(step.allocation);
+  auto* const multicast_now = FindIn(ledger_.state().multicasts, step.allocation);
   if (!stands_in) renewed_.insert(step.allocation);
   Ledger::Rebuilt now{number, stands_in, {}};
-  if (multicast_now != ledger_.state().multicasts.end() && !stands_in)
-    now.lacks = {multicast_now->second.added.begin(), multicast_now->second.added.end()};
+  if (multicast_now != nullptr && !stands_in) now.lacks = {multicast_now->added.begin(), multicast_now->added.end()};
   ledger_.SetRebuilt(step.allocation, std::move(now));
 }
 
 // Nothing can be bound to ordinary memory that stands in for a multicast object, so its bindings are not in force any more.
 void Executor::ForgetBindings(AllocationId multicast) {
   if (!performer_.StandsIn(multicast)) return;
-  const auto object = ledger_.state().multicasts.find(multicast);
-  if (object == ledger_.state().multicasts.end()) return;
+  auto* const object = FindIn(ledger_.state().multicasts, multicast);
+  if (object == nullptr) return;
   std::vector<MulticastUnbound> gone;
-  for (const auto& [offset, bindings] : object->second.bindings) {
-    for (const MulticastBinding& b : bindings) gone.push_back({multicast, b.device, offset, b.bytes});
-  }
+  for (const auto& [offset, b] : object->bindings) gone.push_back({multicast, b.device, offset, b.bytes});
   for (const MulticastUnbound& unbound : gone) ledger_.Record(unbound);
 }
 
@@ -127,13 +124,13 @@ Status Executor::Copy(const Step& step) {
 // An allocation that only a peer held goes as soon as the peer lets go of it or dies, even within a phase.
 bool Executor::Exists(const Step& step) const {
   if (!step.allocation) return true;
-  const auto allocation = ledger_.state().allocations.find(step.allocation);
-  if (allocation == ledger_.state().allocations.end()) return false;
+  auto* const allocation = ledger_.Find(step.allocation);
+  if (allocation == nullptr) return false;
   // A network card may have registered a chunk after the pause was planned. Then the chunk stays, and is only mapped again.
-  if (pool_ && step.kind == StepKind::kReleaseOwn && WhyKept(allocation->second) != KeepReason::kNone) return false;
+  if (pool_ && step.kind == StepKind::kReleaseOwn && WhyKept(*allocation) != KeepReason::kNone) return false;
   if (step.kind != StepKind::kBind && step.kind != StepKind::kUnbind) return true;
-  const auto object = ledger_.state().multicasts.find(step.allocation);
-  return object != ledger_.state().multicasts.end() && object->second.bindings.contains(step.offset);
+  auto* const object = FindIn(ledger_.state().multicasts, step.allocation);
+  return object != nullptr && object->bindings.contains(step.offset);
 }
 
 Status Executor::GiveBack(const Step& step, DriverHandle handle) {

@@ -1,7 +1,6 @@
 // The executor runs a plan's steps on the driver, each between a begun and a done in the journal.
 #pragma once
 
-#include <mutex>
 #include <optional>
 #include <set>
 #include <vector>

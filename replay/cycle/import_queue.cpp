@@ -14,8 +14,8 @@ ImportQueue::ImportQueue(Peers& peers, const std::vector<ImportBatch>& batches, 
   for (const ImportBatch& planned : batches) {
     Batch batch{planned.owner, {}};
     for (const AllocationId import : planned.imports) {
-      const auto a = state.allocations.find(import);
-      if (a != state.allocations.end() && a->second.remote) batch.requests.push_back({a->second.remote->allocation, import});
+      auto* const a = FindIn(state.allocations, import);
+      if (a != nullptr && a->remote) batch.requests.push_back({a->remote->allocation, import});
     }
     if (!batch.requests.empty()) batches_.push_back(std::move(batch));
   }

@@ -30,41 +30,41 @@ Result<DriverHandle> WithoutHandle(Status status) {
 Result<StepTarget> StepPerformer::TargetOf(const Step& step) const {
   StepTarget target;
   const State& state = side_.state();
-  if (const auto pool = state.pools.find(pool_); pool != state.pools.end()) target.tag = pool->second.tag;
+  if (auto* const pool = FindIn(state.pools, pool_)) target.tag = pool->tag;
+
   if (step.allocation) {
-    const auto it = state.allocations.find(step.allocation);
-    if (it == state.allocations.end()) return Status{Code::kNotFound, ToText(step.allocation) + " does not exist"};
+    auto* const it = FindIn(state.allocations, step.allocation);
+    if (it == nullptr) return Status{Code::kNotFound, ToText(step.allocation) + " does not exist"};
     target.handle = side_.HandleOf(step.allocation);
-    target.bytes = it->second.bytes;
-    target.properties = it->second.properties;
-    target.flags = it->second.flags;
-    target.stands_in = state.StandsIn(step.allocation, it->second);
-    target.multicast = it->second.rebuilt();
+    target.bytes = it->bytes;
+    target.properties = it->properties;
+    target.flags = it->flags;
+    target.stands_in = state.StandsIn(step.allocation, *it);
+    target.multicast = it->rebuilt();
     if (target.multicast) FindBinding(step, target);
   }
   if (step.address) {
     target.address = side_.Here(step.address);
-    const auto it = state.mappings.find(step.address);
-    if (it == state.mappings.end()) return Status{Code::kNotFound, "nothing is mapped at " + Hex(step.address.value)};
-    target.mapping = it->second;
+    auto* const it = FindIn(state.mappings, step.address);
+    if (it == nullptr) return Status{Code::kNotFound, "nothing is mapped at " + Hex(step.address)};
+    target.mapping = *it;
   }
   return target;
 }
 
 void StepPerformer::FindBinding(const Step& step, StepTarget& target) const {
   const State& state = side_.state();
-  const auto object = state.multicasts.find(step.allocation);
-  if (object == state.multicasts.end()) return;
-  target.devices = object->second.devices;
+  auto* const object = FindIn(state.multicasts, step.allocation);
+  if (object == nullptr) return;
+  target.devices = object->devices;
   target.lacks_device = step.kind == StepKind::kAddDevice && side_.Lacks(step.allocation, step.device);
-  const auto at = object->second.bindings.find(step.offset);
-  if (step.kind != StepKind::kBind || at == object->second.bindings.end()) return;
-  for (const MulticastBinding& b : at->second) {
-    if (b.device == step.device) target.binding = b;
+  if (step.kind != StepKind::kBind || !object->bindings.contains(step.offset)) return;
+  for (const auto& [offset, b] : object->bindings) {
+    if (offset == step.offset && b.device == step.device) target.binding = b;
   }
-  const auto memory = state.allocations.find(target.binding.allocation);
-  if (target.binding.address || memory == state.allocations.end()) return;
-  const Allocation& a = memory->second;
+  auto* const memory = FindIn(state.allocations, target.binding.allocation);
+  if (target.binding.address || memory == nullptr) return;
+  const Allocation& a = *memory;
   target.bound = side_.HandleOf(a.placed() ? a.slab : target.binding.allocation);
   target.bound_offset = target.binding.allocation_offset + (a.placed() ? a.offset : 0);
 }
@@ -74,7 +74,9 @@ Result<DriverHandle> StepPerformer::Perform(const Step& step, const StepTarget& 
     case StepKind::kQuiesce:
       return WithoutHandle(driver_.Synchronize(step.device, side_.until()));
     case StepKind::kCheckMemory:
-      return WithoutHandle(CheckMemory(step, target));
+      return WithoutHandle(
+          CheckFreeMemory(driver_, step.device, step.bytes,
+                          target.tag.empty() ? "call ncclResume again" : "resume tag " + target.tag + " again"));
     case StepKind::kUnmap:
       return WithoutHandle(driver_.Unmap(target.address, target.mapping.bytes));
     case StepKind::kReleaseImport:
@@ -109,21 +111,15 @@ Result<DriverHandle> StepPerformer::Perform(const Step& step, const StepTarget& 
 }
 
 Status CheckFreeMemory(Driver& driver, DeviceOrdinal device, Bytes needed, std::string_view then) {
-  const auto memory = driver.Memory(device);
-  if (!memory.ok()) return memory.status();
-  if (memory->free >= needed) return {};
+  AMEM_ASSIGN(const auto memory, driver.Memory(device));
+  if (memory.free >= needed) return {};
   const std::string holders = ToText(driver.MemoryHolders(device), ::getpid());
   return {Code::kOutOfMemory,
           fmt::format("device {} has {} free of {}, and {} must come back; free at least {} on it{} and {}", device.value,
-                      RoundedBytes(memory->free), RoundedBytes(memory->total), RoundedUpBytes(needed),
-                      RoundedUpBytes(needed - memory->free),
+                      RoundedBytes(memory.free), RoundedBytes(memory.total), RoundedUpBytes(needed),
+                      RoundedUpBytes(needed - memory.free),
                       holders.empty() ? " (nvidia-smi lists the processes that hold memory)" : holders, then),
           cuda::kOutOfMemory};
-}
-
-Status StepPerformer::CheckMemory(const Step& step, const StepTarget& target) {
-  return CheckFreeMemory(driver_, step.device, step.bytes,
-                         target.tag.empty() ? "call ncclResume again" : "resume tag " + target.tag + " again");
 }
 
 Result<DriverHandle> StepPerformer::Create(const Step& step, const StepTarget& target) {
@@ -138,11 +134,10 @@ Result<DriverHandle> StepPerformer::Create(const Step& step, const StepTarget& t
 }
 
 Result<DriverHandle> StepPerformer::Import(const Step& step) {
-  const auto shared = side_.Shared(step);
-  if (!shared.ok()) return shared.status();
-  auto handle = driver_.Import(shared->descriptor);
+  AMEM_ASSIGN(const auto shared, side_.Shared(step));
+  auto handle = driver_.Import(shared.descriptor);
   // The owner's piece of ordinary memory, mapped repeatedly here as well.
-  if (handle.ok() && shared->incarnation.stands_in) standing_in_[step.allocation] = step.device;
+  if (handle.ok() && shared.incarnation.stands_in) standing_in_[step.allocation] = step.device;
   return handle;
 }
 
@@ -187,12 +182,12 @@ Status StepPerformer::Map(const Step& step, const StepTarget& target) {
 
 Status StepPerformer::SetAccess(const Step& step, const StepTarget& target) {
   AMEM_TRY(driver_.SetAccess(target.address, target.mapping.bytes, target.mapping.access));
-  const auto stands_in = standing_in_.find(step.allocation);
-  if (stands_in == standing_in_.end()) return {};
+  auto* const stands_in = FindIn(standing_in_, step.allocation);
+  if (stands_in == nullptr) return {};
   std::optional<DeviceOrdinal> device;
   for (const AccessDescriptor& a : target.mapping.access) {
     if (a.location.type != LocationType::kDevice || a.flags != kReadAndWrite) continue;
-    if (!device || a.location.id == stands_in->second.value) device = DeviceOrdinal{a.location.id};
+    if (!device || a.location.id == stands_in->value) device = DeviceOrdinal{a.location.id};
   }
   if (!device) return {};
   // A kernel would take flags that the last user left there for its own.

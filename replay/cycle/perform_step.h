@@ -2,7 +2,6 @@
 #pragma once
 
 #include <map>
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -71,7 +70,6 @@ class StepPerformer {
   void EndPhase() { pieces_.clear(); }
 
  private:
-  Status CheckMemory(const Step& step, const StepTarget& target);
   void FindBinding(const Step& step, StepTarget& target) const;
   Result<DriverHandle> Create(const Step& step, const StepTarget& target);
   Result<DriverHandle> Import(const Step& step);

@@ -26,13 +26,15 @@ PinnedSupply::Options WithKey(PinnedSupply::Options options) {
   return options;
 }
 
+Bytes HeldOf(const PinnedSupply::Buffers& buffers) {  // without those that serve others
+  return buffers.size() - static_cast<Bytes>(std::count(buffers.begin(), buffers.end(), nullptr));
+}
+
 void Forget(PinnedSupply::Buffers& buffers) {
   for (auto& buffer : buffers) static_cast<void>(buffer.release());
 }
 
 }  // namespace
-
-// ---- the supply ------------------------------------------------------------------------------------------------------------
 
 PinnedSupply::PinnedSupply(Copier& copier, Options options)
     : copier_(copier),
@@ -176,9 +178,7 @@ PinnedSupply::Buffers PinnedSupply::Reclaim(const PinnedMemory& owner) {
 Bytes PinnedSupply::KeptFor(const PinnedMemory& owner) const {
   const std::lock_guard lock(mutex_);
   const auto it = std::ranges::find(kept_, &owner, &Kept::owner);
-  if (it == kept_.end()) return 0;
-  return options_.chunk *
-         static_cast<Bytes>(std::ranges::count_if(it->buffers, [](const auto& one) { return one != nullptr; }));
+  return it == kept_.end() ? 0 : options_.chunk * HeldOf(it->buffers);
 }
 
 // With the lock, and something is kept: of what is kept for longest, the last buffer. What an owner has lost all of is not
@@ -188,7 +188,7 @@ std::unique_ptr<PinnedBuffer> PinnedSupply::TakeKept() {
   const auto last = std::ranges::find_if(buffers.rbegin(), buffers.rend(), [](const auto& one) { return one != nullptr; });
   auto buffer = std::move(*last);
   while (!buffers.empty() && buffers.back() == nullptr) buffers.pop_back();
-  if (std::ranges::none_of(buffers, [](const auto& one) { return one != nullptr; })) kept_.erase(kept_.begin());
+  if (buffers.empty()) kept_.erase(kept_.begin());
   return buffer;
 }
 
@@ -196,8 +196,6 @@ PinnedSupply::Statistics PinnedSupply::Count() const {
   const std::lock_guard lock(mutex_);
   return statistics_;
 }
-
-// ---- preparing -------------------------------------------------------------------------------------------------------------
 
 // What all scopes together would take.
 Bytes PinnedSupply::Wanted() const {
@@ -343,8 +341,6 @@ void PinnedSupply::Drop(Bytes keep) {
   }
 }
 
-// ---- what one backup holds -------------------------------------------------------------------------------------------------
-
 PinnedMemory::~PinnedMemory() {
   if (fork_.InChild()) {
     Forget(buffers_);
@@ -430,8 +426,7 @@ void PinnedMemory::Reclaim() {
   if (kept.empty() && !buffers_.empty()) return;  // none was
   kept.resize(used_.size());
   buffers_ = std::move(kept);
-  held_bytes_ =
-      supply_.chunk() * static_cast<Bytes>(std::ranges::count_if(buffers_, [](const auto& one) { return one != nullptr; }));
+  held_bytes_ = supply_.chunk() * HeldOf(buffers_);
   // Nothing is put into a buffer that has gone, or reaches over into one.
   if (!buffers_.empty() && buffers_.back() == nullptr) filled_ = buffers_.size() * supply_.chunk();
 }

@@ -85,12 +85,4 @@ ContentHash UnitHasher::hash() const {
   return {Reduced(hashes_[0] + Times(last[0], pages_)), Reduced(hashes_[1] + Times(last[8], pages_))};
 }
 
-ContentHash HashUnit(const ContentKey& key, std::span<const std::byte> contents, std::uint32_t* pages) {
-  UnitHasher hasher(key);
-  for (unsigned page = 0; page < contents.size() / kPageBytes; ++page)
-    hasher.Add(page, contents.subspan(std::size_t{page} * kPageBytes).first<kPageBytes>());
-  if (pages != nullptr) *pages = hasher.pages();
-  return hasher.hash();
-}
-
 }  // namespace amem

@@ -53,11 +53,7 @@ struct ContentHash {
 
 Result<std::shared_ptr<const ContentKey>> RandomContentKey();
 
-// What the kernel computes, on the CPU. The contents of one unit, a multiple of 4096 bytes; `pages` (if not null) gets the
-// bitmap.
-ContentHash HashUnit(const ContentKey& key, std::span<const std::byte> contents, std::uint32_t* pages = nullptr);
-
-// The same page by page, for who knows of pages that they are zero without looking.
+// What the kernel computes of one unit, on the CPU, page by page: pages that are known to be zero need not be added.
 class UnitHasher {
  public:
   explicit UnitHasher(const ContentKey& key) : key_(key) {}

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 
 #include "statemachine/event.h"
 
@@ -32,10 +31,6 @@ NonZero Unscanned(std::span<const Extent> extents, std::string why) {
   return all;
 }
 
-Result<NonZero> Copier::FindNonZero(DeviceOrdinal, std::span<const Extent> extents, const ContentKey&, Deadline) {
-  return Unscanned(extents, "the " + Name() + " driver does not look at contents");
-}
-
 Status Copier::Gather(DeviceOrdinal device, std::span<const Extent> extents) {
   for (const Extent& extent : extents) AMEM_TRY(CopyToHost(device, extent.host, extent.address, extent.bytes));
   return {};
@@ -49,30 +44,6 @@ Status Copier::Scatter(DeviceOrdinal device, std::span<const Extent> extents) {
 Status Copier::ClearAll(DeviceOrdinal device, std::span<const Extent> extents) {
   for (const Extent& extent : extents) AMEM_TRY(Clear(device, extent.address, extent.bytes));
   return {};
-}
-
-namespace {
-
-Status WithoutMulticast() { return {Code::kUnsupported, "this driver has no multicast objects", cuda::kNotSupported}; }
-
-}  // namespace
-
-Result<DriverHandle> Driver::CreateMulticast(const MulticastProperties&) { return WithoutMulticast(); }
-Status Driver::AddDevice(DriverHandle, DeviceOrdinal) { return WithoutMulticast(); }
-Status Driver::BindMemory(DriverHandle, Bytes, DriverHandle, Bytes, Bytes) { return WithoutMulticast(); }
-Status Driver::BindAddress(DriverHandle, Bytes, Address, Bytes) { return WithoutMulticast(); }
-Status Driver::Unbind(DriverHandle, DeviceOrdinal, Bytes, Bytes) { return WithoutMulticast(); }
-Result<Bytes> Driver::MulticastGranularity() { return WithoutMulticast(); }
-
-Result<std::uint64_t> Copier::Mark(DeviceOrdinal) { return std::uint64_t{0}; }
-Status Copier::Await(DeviceOrdinal device, std::uint64_t, Deadline until) { return FinishCopies(device, until); }
-
-Result<std::unique_ptr<StreamMoment>> Copier::MomentOf(DeviceOrdinal, void*) { return std::make_unique<StreamMoment>(); }
-Status Copier::Follow(DeviceOrdinal, const StreamMoment&) { return {}; }
-Status Copier::Lead(DeviceOrdinal device, void*, Deadline until) { return FinishCopies(device, until); }
-
-Result<std::unique_ptr<Copier>> Driver::OpenLane() {
-  return Status{Code::kUnsupported, "the " + Name() + " driver copies in one lane"};
 }
 
 Status NotIdle(DeviceOrdinal device, Deadline began, const std::string& details) {
@@ -90,7 +61,7 @@ Status CopiesNotDone(DeviceOrdinal device, Deadline began) {
           cuda::kTimeout};
 }
 
-std::string InRange(Address address, Bytes bytes) { return Hex(address.value) + ", " + std::to_string(bytes) + " bytes"; }
-std::string OfHandle(DriverHandle handle) { return "handle " + Hex(handle.value); }
+std::string InRange(Address address, Bytes bytes) { return Hex(address) + ", " + std::to_string(bytes) + " bytes"; }
+std::string OfHandle(DriverHandle handle) { return "handle " + Hex(handle); }
 
 }  // namespace amem

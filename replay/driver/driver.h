@@ -121,29 +121,28 @@ class Copier {
   // which would wait for what runs); addresses, of the host too, and sizes are multiples of 4096. Gather, Scatter and ClearAll
   // come after the copies, clears and ClearAlls that were queued before them; they do not wait for one another otherwise, and
   // nothing that is queued later waits for them: FinishCopies does, and gives back what they needed on the device. They work,
-  // slower, where that cannot be had. The defaults use the calls above and take all extents for not zero.
+  // slower, where that cannot be had. The defaults use the calls above.
   //
   // Looks at the extents after all copies and clears queued before, and hashes them; waits for the answer.
   virtual Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key,
-                                      Deadline until);
+                                      Deadline until) = 0;
   // Whether FindNonZero can look at once: it has loaded its kernels.
-  [[nodiscard]] virtual bool CanLook(DeviceOrdinal device) { return static_cast<void>(device), true; }
+  [[nodiscard]] virtual bool CanLook(DeviceOrdinal device) = 0;
   virtual Status Gather(DeviceOrdinal device, std::span<const Extent> extents);   // to the host
   virtual Status Scatter(DeviceOrdinal device, std::span<const Extent> extents);  // the reverse
   virtual Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents);
   // Marks what is queued on the device so far; numbers that ascend, and are good until FinishCopies. Await returns once all
   // before the mark is done. The defaults mark nothing, and wait for everything.
-  virtual Result<std::uint64_t> Mark(DeviceOrdinal device);
-  virtual Status Await(DeviceOrdinal device, std::uint64_t mark, Deadline until);
+  virtual Result<std::uint64_t> Mark(DeviceOrdinal) { return std::uint64_t{0}; }
+  virtual Status Await(DeviceOrdinal device, std::uint64_t, Deadline until) { return FinishCopies(device, until); }
 
   // Copies beside streams of the program. kRefused: the stream is being captured, or cannot be asked about it.
   // What the stream holds now; `device` is where a null stream belongs when the thread has no current context.
-  virtual Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal device, void* stream);
+  virtual Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal device, void* stream) = 0;
   // What is queued on the device from now on begins when all that `moment` stands for is done.
-  virtual Status Follow(DeviceOrdinal device, const StreamMoment& moment);
-  // What is submitted to the stream from now on begins when all is done that is queued on the device so far. The defaults of
-  // the three know no streams: MomentOf and Follow do nothing, and Lead waits for the copies.
-  virtual Status Lead(DeviceOrdinal device, void* stream, Deadline until);
+  virtual Status Follow(DeviceOrdinal device, const StreamMoment& moment) = 0;
+  // What is submitted to the stream from now on begins when all is done that is queued on the device so far.
+  virtual Status Lead(DeviceOrdinal device, void* stream, Deadline until) = 0;
 };
 
 class Driver : public Copier {
@@ -159,14 +158,14 @@ class Driver : public Copier {
   virtual Result<DriverHandle> Import(const UniqueFd& descriptor) = 0;  // the descriptor stays the caller's
   virtual Result<Bytes> Granularity(const AllocationProperties& properties) = 0;
 
-  // Multicast objects (NVLS) are released, exported, imported and mapped like memory. The defaults answer 801.
-  virtual Result<DriverHandle> CreateMulticast(const MulticastProperties& properties);
-  virtual Status AddDevice(DriverHandle multicast, DeviceOrdinal device);
+  // Multicast objects (NVLS) are released, exported, imported and mapped like memory. A driver without them answers 801.
+  virtual Result<DriverHandle> CreateMulticast(const MulticastProperties& properties) = 0;
+  virtual Status AddDevice(DriverHandle multicast, DeviceOrdinal device) = 0;
   // `bytes` of `memory`, from `memory_offset` on, at `offset` of the object; all three are multiples of MulticastGranularity.
-  virtual Status BindMemory(DriverHandle multicast, Bytes offset, DriverHandle memory, Bytes memory_offset, Bytes bytes);
-  virtual Status BindAddress(DriverHandle multicast, Bytes offset, Address address, Bytes bytes);
-  virtual Status Unbind(DriverHandle multicast, DeviceOrdinal device, Bytes offset, Bytes bytes);  // exactly what was bound
-  virtual Result<Bytes> MulticastGranularity();  // the least, for objects shared as descriptors
+  virtual Status BindMemory(DriverHandle multicast, Bytes offset, DriverHandle memory, Bytes memory_offset, Bytes bytes) = 0;
+  virtual Status BindAddress(DriverHandle multicast, Bytes offset, Address address, Bytes bytes) = 0;
+  virtual Status Unbind(DriverHandle multicast, DeviceOrdinal device, Bytes offset, Bytes bytes) = 0;  // exactly what was bound
+  virtual Result<Bytes> MulticastGranularity() = 0;  // the least, for objects shared as descriptors
 
   virtual Result<MemoryInfo> Memory(DeviceOrdinal device) = 0;
   // As far as it can be known: a container does not see processes outside. For messages; takes milliseconds.
@@ -181,11 +180,9 @@ class Driver : public Copier {
   // names the last such call. Cheap if repeated for the same context.
   virtual void NoteStream(const char* call, void* stream) { static_cast<void>(call), static_cast<void>(stream); }
   // Waits until all that `moment` stands for is done. kRefused: it did not end in time.
-  virtual Status AwaitMoment(DeviceOrdinal device, const StreamMoment& moment, Deadline until) {
-    return static_cast<void>(device), static_cast<void>(moment), static_cast<void>(until), Status{};
-  }
-  // An independent copier on the same memory, which must not outlive the driver. kUnsupported by default.
-  virtual Result<std::unique_ptr<Copier>> OpenLane();
+  virtual Status AwaitMoment(DeviceOrdinal device, const StreamMoment& moment, Deadline until) = 0;
+  // An independent copier on the same memory, which must not outlive the driver.
+  virtual Result<std::unique_ptr<Copier>> OpenLane() = 0;
 };
 
 // The failures of waits that reached their deadline. `details`: "(...)" or nothing.

@@ -12,7 +12,6 @@
 #include <fstream>
 #include <limits>
 #include <span>
-#include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -102,8 +101,6 @@ std::optional<HostRoom> HostMemoryAvailable(const std::filesystem::path& root, c
   }
   return least;
 }
-
-// ---- claims ----------------------------------------------------------------------------------------------------------------
 
 // As in the file; all zero: free.
 struct HostClaims::Place {

@@ -4,9 +4,8 @@ namespace amem {
 
 Result<MappedRegion> MappedRegion::Map(Driver& driver, DriverHandle handle, Bytes bytes, Bytes alignment,
                                        std::span<const AccessDescriptor> access) {
-  const auto range = driver.Reserve(bytes, alignment, {}, 0);
-  if (!range.ok()) return range.status();
-  MappedRegion region(driver, *range, bytes, true);
+  AMEM_ASSIGN(const auto range, driver.Reserve(bytes, alignment, {}, 0));
+  MappedRegion region(driver, range, bytes, true);
   AMEM_TRY(region.Fill(handle, access));
   return region;
 }

@@ -328,11 +328,7 @@ void TellMulticast(auto& to, AllocationId id, const Multicast& multicast) {
   to("allocation", id);
   to("devices", multicast.devices);
   to("added", multicast.added);
-  std::vector<std::pair<Bytes, MulticastBinding>> bindings;
-  for (const auto& [offset, bound] : multicast.bindings) {
-    for (const MulticastBinding& binding : bound) bindings.emplace_back(offset, binding);
-  }
-  to.Rows("bindings", bindings, Keyed("multicast_offset"));
+  to.Rows("bindings", multicast.bindings, Keyed("multicast_offset"));
 }
 
 void TellPool(auto& to, PoolId id, const PoolHoldings& holdings, const Pool& pool) {

@@ -35,8 +35,8 @@ struct IsOnlyCounted {
            std::is_same_v<Kind, AsyncFreed> || std::is_same_v<Kind, Deregistered>;
   }
   [[nodiscard]] bool Stays(AllocationId multicast) const {
-    const auto it = state.allocations.find(multicast);
-    return it == state.allocations.end() || !it->second.rebuilt();
+    auto* const it = FindIn(state.allocations, multicast);
+    return it == nullptr || !it->rebuilt();
   }
 };
 
@@ -99,6 +99,11 @@ void Ledger::Record(EventBody body) {
   if (journal_ != nullptr && !broken_before) Append(event);
 }
 
+void Ledger::LockAndRecord(EventBody body) {
+  const LedgerLock lock(*this);
+  Record(std::move(body));
+}
+
 void Ledger::Append(const Event& event) {
   if (!lost_.ok()) {
     if (event.time_ns >= renew_after_ns_) RenewJournal();
@@ -145,30 +150,30 @@ void Ledger::SnapshotIfDue() {
 }
 
 DriverHandle Ledger::HandleOf(AllocationId allocation) const {
-  const auto it = backing_.find(allocation.value);
-  return it == backing_.end() ? DriverHandle{} : it->second.handle;
+  auto* const it = FindIn(backing_, allocation.value);
+  return it == nullptr ? DriverHandle{} : it->handle;
 }
 void Ledger::SetHandle(AllocationId allocation, DriverHandle handle) { backing_[allocation.value] = {handle, {}}; }
 void Ledger::ForgetHandle(AllocationId allocation) { backing_.erase(allocation.value); }
 
 const Ledger::Rebuilt& Ledger::RebuiltAs(AllocationId multicast) const {
   static const Rebuilt as_nccl_made_it;
-  const auto it = rebuilt_.find(multicast.value);
-  return it == rebuilt_.end() ? as_nccl_made_it : it->second;
+  auto* const it = FindIn(rebuilt_, multicast.value);
+  return it == nullptr ? as_nccl_made_it : *it;
 }
 void Ledger::SetRebuilt(AllocationId multicast, Rebuilt rebuilt) { rebuilt_[multicast.value] = std::move(rebuilt); }
 void Ledger::DeviceAdded(AllocationId multicast, DeviceOrdinal device) {
-  if (const auto it = rebuilt_.find(multicast.value); it != rebuilt_.end()) it->second.lacks.erase(device);
+  if (auto* const it = FindIn(rebuilt_, multicast.value)) it->lacks.erase(device);
 }
 
 UniqueFd Ledger::CopyOfDescriptor(AllocationId allocation) const {
-  const auto it = backing_.find(allocation.value);
-  if (it == backing_.end() || !it->second.descriptor) return {};
-  return UniqueFd(::fcntl(it->second.descriptor.get(), F_DUPFD_CLOEXEC, 3));
+  auto* const it = FindIn(backing_, allocation.value);
+  if (it == nullptr || !it->descriptor) return {};
+  return UniqueFd(::fcntl(it->descriptor.get(), F_DUPFD_CLOEXEC, 3));
 }
 void Ledger::KeepDescriptor(AllocationId allocation, const UniqueFd& descriptor) {
-  const auto it = backing_.find(allocation.value);
-  if (it != backing_.end()) it->second.descriptor = UniqueFd(::fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 3));
+  auto* const it = FindIn(backing_, allocation.value);
+  if (it != nullptr) it->descriptor = UniqueFd(::fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 3));
 }
 
 Result<UniqueFd> Ledger::Export(AllocationId allocation, Driver& driver, bool keep) {

@@ -12,7 +12,6 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string_view>
 #include <unordered_map>
@@ -54,13 +53,14 @@ class CAPABILITY("ledger") Ledger {
   // the journal says so. An append that fails costs the journal (JournalLost); the state goes on, and so does a fresh journal
   // once there can be one.
   void Record(EventBody body) REQUIRES(this);
+  void LockAndRecord(EventBody body) EXCLUDES(this);
   void Break(const std::string& reason) REQUIRES(this);  // pauses are refused with this reason from now on
   // An entry of the state that must exist. Null: it does not, and the session is broken.
   template <class Table>
   [[nodiscard]] const typename Table::mapped_type* Entry(const Table& table, const typename Table::key_type& key,
                                                          SourceLine where = SourceLine::Here()) REQUIRES(this) {
-    const auto it = table.find(key);
-    if (it != table.end()) return &it->second;
+    auto* const it = FindIn(table, key);
+    if (it != nullptr) return &*it;
     Check(false, "no entry for " + KeyText(key), where);
     return nullptr;
   }
@@ -71,6 +71,14 @@ class CAPABILITY("ledger") Ledger {
     if (const auto* entry = Entry(table, key, where)) return entry;
     return Broken();
   }
+  // The same of an allocation; and one that need not exist (null).
+  [[nodiscard]] const Allocation* Entry(AllocationId id, SourceLine where = SourceLine::Here()) REQUIRES(this) {
+    return Entry(state_.allocations, id, where);
+  }
+  [[nodiscard]] Result<const Allocation*> Known(AllocationId id, SourceLine where = SourceLine::Here()) REQUIRES(this) {
+    return Known(state_.allocations, id, where);
+  }
+  [[nodiscard]] const Allocation* Find(AllocationId id) const REQUIRES(this) { return FindIn(state_.allocations, id); }
   // Returns `holds`. False breaks the session; `otherwise` says what is wrong.
   bool Check(bool holds, std::string_view otherwise, SourceLine where = SourceLine::Here()) REQUIRES(this);
   [[nodiscard]] Status Broken() const REQUIRES(this);  // what a caller gets after a failed check
@@ -112,7 +120,7 @@ class CAPABILITY("ledger") Ledger {
   void SnapshotIfDue() REQUIRES(this);
   static std::string KeyText(AllocationId key) { return ToText(key); }
   static std::string KeyText(SessionId key) { return ToText(key); }
-  static std::string KeyText(Address key) { return "address " + Hex(key.value); }
+  static std::string KeyText(Address key) { return "address " + Hex(key); }
   static std::string KeyText(Bytes key) { return "offset " + Hex(key); }
 
   Mutex mutex_{LockRank::kLedger};

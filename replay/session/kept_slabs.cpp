@@ -27,17 +27,16 @@ KeptRanges::Home Slabs::HomeOf(AllocationId slab, const Slab& parts, const Alloc
 void Slabs::Vacate(AllocationId part) {
   ledger_.AssertHeld();
   const State& state = ledger_.state();
-  const auto it = state.allocations.find(part);
-  if (it == state.allocations.end() || !it->second.placed()) return;
-  const Allocation& a = it->second;
-  if (a.guest_references > 0 || a.mappings > 0 || !a.importers.empty()) return;
-  const Slab* slab = ledger_.Entry(state.slabs, a.slab);
-  const Allocation* whole = ledger_.Entry(state.allocations, a.slab);
+  auto* const a = FindIn(state.allocations, part);
+  if (a == nullptr || !a->placed()) return;
+  if (a->guest_references > 0 || a->mappings > 0 || !a->importers.empty()) return;
+  const Slab* slab = ledger_.Entry(state.slabs, a->slab);
+  const Allocation* whole = ledger_.Entry(a->slab);
   if (slab == nullptr || whole == nullptr) return;
-  const KeptRanges::Home home = HomeOf(a.slab, *slab, *whole);
-  const Address place = state.PlaceOf(a);
-  const Bytes bytes = a.bytes;
-  for (std::uint32_t left = a.reserved; left > 0; --left) {  // the last one frees it
+  const KeptRanges::Home home = HomeOf(a->slab, *slab, *whole);
+  const Address place = state.PlaceOf(*a);
+  const Bytes bytes = a->bytes;
+  for (std::uint32_t left = a->reserved; left > 0; --left) {  // the last one frees it
     kept_.Add(home, place, bytes);
     ledger_.Record(RangeFreed{place, bytes, part});
   }
@@ -58,7 +57,7 @@ Result<bool> Slabs::FreeKept(Address address, Bytes bytes) {
   const State& state = ledger_.state();
   const auto mapped = state.mappings.lower_bound(address);
   if (mapped != state.mappings.end() && mapped->first < address + bytes && !state.slabs.contains(mapped->second.allocation))
-    return WrongCall("free range " + Hex(address.value) + ": NCCL has memory mapped in it");
+    return WrongCall("free range", Hex(address), "NCCL has memory mapped in it");
   kept_.Remove(address, bytes);
   if (kept_.AnyIn(home.base) || state.slabs.contains(home.slab)) return true;
   if (Status freed = driver_.FreeRange(home.base, home.bytes); !freed.ok()) {
@@ -92,25 +91,7 @@ std::optional<Bytes> Slabs::Room(AllocationId id, Bytes bytes, Bytes alignment) 
 }
 
 bool Slabs::IsEmpty(const KeptRanges::Home& home) const {
-  const auto& mappings = ledger_.state().mappings;
-  const auto first = mappings.lower_bound(home.base);
-  return first == mappings.end() || !(first->first < home.base + home.bytes);
-}
-
-Status Slabs::OpenAgain(const KeptRanges::Home& home) {
-  WithoutLedger apart(ledger_);
-  const auto created = driver_.Create(home.bytes, home.kind.properties, home.kind.flags);
-  OwnedHandle handle(driver_, created.ok() ? *created : DriverHandle{});
-  const AccessDescriptor access{home.kind.properties.location, 3};
-  auto region = created.ok() ? MappedRegion::MapAt(driver_, home.base, handle.get(), home.bytes, std::span(&access, 1))
-                             : Result<MappedRegion>(created.status());
-  apart.End();
-  if (!region.ok()) return region.status();
-  region->Keep();
-  ledger_.SetHandle(home.slab, handle.get());
-  ledger_.Record(AllocationCreated{home.slab, home.bytes, home.kind.properties, home.kind.flags, handle.Keep(), {}, {}});
-  RecordOwnOpened(home.slab, home.base, home.bytes, home.kind);
-  return {};
+  return Touching(ledger_.state().mappings, home.base, home.bytes).empty();
 }
 
 Result<bool> Slabs::PutBack(Address address, Bytes bytes, AllocationId id) {
@@ -130,11 +111,11 @@ Result<bool> Slabs::PutBack(Address address, Bytes bytes, AllocationId id) {
   const KeptRanges::Home home = *kept_.HomeOf(address, bytes);
   if (state.PlaceOf(state.allocations.at(id)) != address) {
     if (!state.slabs.contains(home.slab)) {
-      Status opened = OpenAgain(home);
+      Status opened = OpenOwn(home.kind, home.bytes, &home).status();
       if (opened.code() == Code::kOutOfMemory) {  // giving up the allocation's present slab may make enough room
         AMEM_TRY(Back(id));
         AMEM_TRY(RetireAll());
-        opened = OpenAgain(home);
+        opened = OpenOwn(home.kind, home.bytes, &home).status();
       }
       scarce_ = opened.code() == Code::kOutOfMemory;
       if (scarce_) return false;
@@ -173,8 +154,6 @@ Status Slabs::CopyContents(const Allocation& part, DriverHandle to) {
   return copied;
 }
 
-// ---- a slab that is cut up ----------------------------------------------------------------------------------------------
-
 Status Slabs::CanDissolve(const Allocation& whole, const Slab& slab) const {
   const State& state = ledger_.state();
   const bool held = !whole.own() || !whole.importers.empty() || WhyKept(whole) != KeepReason::kNone || !whole.resident ||
@@ -198,7 +177,7 @@ Status Slabs::Dissolve(AllocationId id) {
   AMEM_TRY(CanDissolve(*whole, *slab));
   std::map<AllocationId, OwnedHandle> handles;
   for (const auto& [offset, parts] : slab->parts) {
-    AMEM_ASSIGN(const Allocation* const part, ledger_.Known(state.allocations, parts.front()));
+    AMEM_ASSIGN(const Allocation* const part, ledger_.Known(parts.front()));
     AMEM_ASSIGN(const auto created, driver_.Create(part->bytes, part->properties, part->flags));
     const auto handle = handles.emplace(parts.front(), OwnedHandle(driver_, created)).first;
     AMEM_TRY(CopyContents(*part, handle->second.get()));

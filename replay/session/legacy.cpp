@@ -1,6 +1,5 @@
 // cuMemAlloc and its IPC handles. AMem makes this memory from allocations of its own, in slabs like NCCL's, so that a pause can
 // take it as fast.
-#include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <map>
@@ -15,7 +14,7 @@ namespace amem {
 
 void Session::RecordRegion(AllocationId allocation, Address address, Bytes bytes, std::vector<AccessDescriptor> access,
                            const CallSite& site) {
-  const Allocation* a = ledger_.Entry(ledger_.state().allocations, allocation);
+  const Allocation* a = ledger_.Entry(allocation);
   const AllocationId part = a != nullptr && a->placed() ? allocation : AllocationId{};
   ledger_.Record(RangeReserved{address, bytes, 0, {}, 0, site, part});
   ledger_.Record(Mapped{address, bytes, 0, allocation, 0});
@@ -41,7 +40,7 @@ Result<ChunkSpace::Chunk> Session::NewLegacyChunk(Bytes bytes, DeviceOrdinal dev
   WithoutLedger apart(ledger_);
   if (const AllocationId part = NewLegacyPart(bytes, device, site)) {
     apart.End();
-    AMEM_ASSIGN(const Allocation* const a, ledger_.Known(ledger_.state().allocations, part));
+    AMEM_ASSIGN(const Allocation* const a, ledger_.Known(part));
     const ChunkSpace::Chunk chunk{part, ledger_.state().PlaceOf(*a), a->bytes};
     RecordRegion(part, chunk.address, chunk.bytes, {ReadWrite(device)}, site);
     return chunk;
@@ -70,7 +69,7 @@ Result<Address> Session::LegacyAllocate(Bytes bytes, DeviceOrdinal device, const
   AMEM_TRY(RefuseWhilePaused("cuMemAlloc"));
   if (TagOf(for_application) == MemoryTag::kUser)
     return Status{Code::kUnsupported, std::string(ToText(KeepReason::kUser)), cuda::kNotSupported};
-  if (bytes == 0) return WrongCall("cuMemAlloc of zero bytes");
+  if (bytes == 0) return Status{Code::kInvalid, "cuMemAlloc of zero bytes", cuda::kInvalidValue};
   const LedgerLock lock(ledger_);
   OpenLegacyTo(device);
   auto address = legacy_[device].Take(bytes);
@@ -88,8 +87,7 @@ Status Session::LegacyFree(Address address) {
   const auto gate = EnterCall();
   AMEM_TRY(coordinator_->AwaitCopies());
   const Locked lock(*this);
-  if (!ledger_.state().legacy.contains(address))
-    return NotOurs(fmt::format("cuMemFree {}: NCCL did not allocate it", Hex(address.value)));
+  if (!ledger_.state().legacy.contains(address)) return NotOurs("cuMemFree", Hex(address), "NCCL did not allocate it");
   ledger_.Record(LegacyFreed{address});
   for (auto& [device, space] : legacy_) {
     const auto given = space.Give(address);
@@ -100,7 +98,7 @@ Status Session::LegacyFree(Address address) {
 
 // Gives a chunk or an opened IPC handle back, with its reference.
 Status Session::DropLegacyRegion(Address address, Bytes bytes, AllocationId allocation) {
-  const auto* const found = FindIn(ledger_.state().allocations, allocation);
+  const auto* const found = ledger_.Find(allocation);
   const AllocationId slab = found == nullptr ? AllocationId{} : found->slab;
   if (slab) {
     ledger_.Record(Unmapped{address, bytes, allocation});
@@ -109,7 +107,7 @@ Status Session::DropLegacyRegion(Address address, Bytes bytes, AllocationId allo
     AMEM_TRY(driver_.FreeRange(address, bytes));
   }
   ledger_.Record(RangeFreed{address, bytes, slab ? allocation : AllocationId{}});
-  if (ledger_.Entry(ledger_.state().allocations, allocation) == nullptr) return ledger_.Broken();
+  if (ledger_.Entry(allocation) == nullptr) return ledger_.Broken();
   return ReleaseOne(allocation);
 }
 
@@ -118,7 +116,7 @@ Result<std::array<std::byte, 64>> Session::LegacyExport(Address address) {
   const LedgerLock lock(ledger_);
   const auto it = ledger_.state().LegacyAt(address);
   if (it == ledger_.state().legacy.end() || !it->second.backing)
-    return NotOurs(fmt::format("IPC handle of {}: not memory that NCCL allocated", Hex(address.value)));
+    return NotOurs("IPC handle of", Hex(address), "not memory that NCCL allocated");
   const auto& [begin, memory] = *it;
   AMEM_ASSIGN(auto secret, SecretOf(memory.backing));
   const Token token{peers_->Self().session, memory.backing, secret, memory.offset + (address.value - begin.value)};
@@ -137,7 +135,7 @@ Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, Dev
   if (address.ok() && *address) return *address + token.offset;
   // The mapping failed, or the handle is open already: memory in a slab has one address.
   const Locked lock(*this);
-  const auto* const found = FindIn(ledger_.state().allocations, id);
+  const auto* const found = ledger_.Find(id);
   const bool part = found != nullptr && found->placed();
   const Address open = part ? ledger_.state().PlaceOf(*found) + token.offset : Address{};
   AMEM_TRY(ReleaseOne(id));
@@ -156,7 +154,7 @@ Result<Address> Session::MapLegacyImport(AllocationId id, DeviceOrdinal device, 
   if (part) AMEM_TRY(slabs_.Open(id, std::span(&access, 1)));
   const LedgerLock lock(ledger_);
   const State& state = ledger_.state();
-  AMEM_ASSIGN(const Allocation* const imported, ledger_.Known(state.allocations, id));
+  AMEM_ASSIGN(const Allocation* const imported, ledger_.Known(id));
   const Bytes bytes = imported->bytes;
   Address address = state.PlaceOf(*imported);
   if (part) {
@@ -175,17 +173,16 @@ Status Session::LegacyClose(Address address) {
   AMEM_TRY(coordinator_->AwaitCopies());
   const Locked lock(*this);
   const State& state = ledger_.state();
-  const auto it = state.legacy_imports.find(address);
-  if (it == state.legacy_imports.end())
-    return NotOurs(fmt::format("cuIpcCloseMemHandle {}: NCCL did not open it", Hex(address.value)));
+  auto* const it = FindIn(state.legacy_imports, address);
+  if (it == nullptr) return NotOurs("cuIpcCloseMemHandle", Hex(address), "NCCL did not open it");
   if (const auto again = legacy_opened_again_.find(address); again != legacy_opened_again_.end()) {
     if (--again->second == 0) legacy_opened_again_.erase(again);
     return {};
   }
-  const AllocationId allocation = it->second;
+  const AllocationId allocation = *it;
   const auto* const imported = FindIn(state.allocations, allocation);
   const auto mapping = state.MappingAt(address);
-  if (!ledger_.Check(mapping != state.mappings.end(), "nothing is mapped at an opened IPC handle, " + Hex(address.value)))
+  if (!ledger_.Check(mapping != state.mappings.end(), "nothing is mapped at an opened IPC handle, " + Hex(address)))
     return ledger_.Broken();
   auto [base, bytes] = std::pair{mapping->first, mapping->second.bytes};
   if (imported != nullptr && imported->placed()) std::tie(base, bytes) = std::pair{state.PlaceOf(*imported), imported->bytes};

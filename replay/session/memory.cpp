@@ -1,5 +1,4 @@
 // Allocations, address ranges and mappings; parts.cpp has what concerns parts of slabs.
-#include <spdlog/fmt/fmt.h>
 
 #include "replay/session/failures.h"
 #include "replay/session/session.h"
@@ -37,7 +36,7 @@ Status Session::LetGo(AllocationId allocation) {
     AMEM_TRY(driver_.Release(handle));
     ledger_.ForgetHandle(allocation);
   }
-  const auto* const found = FindIn(ledger_.state().allocations, allocation);
+  const auto* const found = ledger_.Find(allocation);
   if (found != nullptr && found->remote) dropped_.push_back({*found->remote, allocation});
   secrets_.erase(allocation);
   return {};
@@ -51,13 +50,11 @@ Status Session::Release(AllocationId allocation) {
 }
 
 Status Session::ReleaseOne(AllocationId allocation) {
-  const auto it = ledger_.state().allocations.find(allocation);
-  if (it == ledger_.state().allocations.end() || it->second.guest_references == 0) {
-    return WrongCall("release " + ToText(allocation) + ": NCCL holds no reference to it");
-  }
-  const Allocation& a = it->second;
-  const AllocationId slab = a.slab;
-  if (a.guest_references == 1 && a.mappings == 0 && a.importers.empty()) AMEM_TRY(LetGo(allocation));
+  auto* const a = ledger_.Find(allocation);
+  if (a == nullptr || a->guest_references == 0)
+    return WrongCall("release", ToText(allocation), "NCCL holds no reference to it");
+  const AllocationId slab = a->slab;
+  if (a->guest_references == 1 && a->mappings == 0 && a->importers.empty()) AMEM_TRY(LetGo(allocation));
   ledger_.Record(AllocationReleased{allocation});
   slabs_.Vacate(allocation);
   RetireIfEmpty(slab);
@@ -72,7 +69,7 @@ Result<AllocationId> Session::Retain(Address address) {
     const auto mapping = ledger_.state().MappingAt(address);
     if (mapping != ledger_.state().mappings.end()) id = mapping->second.allocation;
   }
-  if (!id) return NotOurs(fmt::format("retain {}: no mapping of NCCL's is there", Hex(address.value)));
+  if (!id) return NotOurs("retain", Hex(address), "no mapping of NCCL's is there");
   ledger_.Record(AllocationRetained{id, address});
   RememberLastHandle(id);
   return id;
@@ -83,8 +80,7 @@ Result<Address> Session::Reserve(Bytes bytes, Bytes alignment, Address hint, std
   AMEM_TRY(RefuseWhilePaused("reserve an address range"));
   if (auto place = ReservePart(bytes, alignment, hint, flags, site); place.ok()) return place;
   AMEM_ASSIGN(auto address, driver_.Reserve(bytes, alignment, hint, flags));
-  const LedgerLock lock(ledger_);
-  ledger_.Record(RangeReserved{address, bytes, alignment, hint, flags, site, {}});
+  ledger_.LockAndRecord(RangeReserved{address, bytes, alignment, hint, flags, site, {}});
   return address;
 }
 
@@ -95,12 +91,10 @@ Status Session::FreeRange(Address address, Bytes bytes) {
   if (kept.ok() && *kept) RetireSpareSlabs();
   if (!kept.ok() || *kept) return kept.status();
   if (const AllocationId slab = ledger_.state().SlabAt(address)) return FreePart(address, bytes, slab);
-  if (!ledger_.state().ranges.contains(address))
-    return NotOurs(fmt::format("free range {}: it was not reserved by NCCL", Hex(address.value)));
+  if (!ledger_.state().ranges.contains(address)) return NotOurs("free range", Hex(address), "it was not reserved by NCCL");
   // While paused, the driver does not know of the mapping and would free the range under the resume.
-  const auto mapped = ledger_.state().mappings.lower_bound(address);
-  if (mapped != ledger_.state().mappings.end() && mapped->first < address + bytes)
-    return WrongCall(fmt::format("free range {}: memory is still mapped at {}", Hex(address.value), Hex(mapped->first.value)));
+  if (const auto mapped = Touching(ledger_.state().mappings, address, bytes); !mapped.empty())
+    return WrongCall("free range", Hex(address), "memory is still mapped at " + Hex(mapped.where()));
   AMEM_TRY(driver_.FreeRange(address, bytes));
   ledger_.Record(RangeFreed{address, bytes, {}});
   return {};
@@ -125,10 +119,9 @@ Status Session::MapOnce(Address address, Bytes bytes, Bytes offset, AllocationId
     if (!mapped.ok() || *mapped) return mapped.status();
     handle = ledger_.HandleOf(allocation);
   }
-  if (!handle) return WrongCall(fmt::format("map {}: {} does not exist", Hex(address.value), ToText(allocation)));
+  if (!handle) return WrongCall("map", Hex(address), ToText(allocation) + " does not exist");
   AMEM_TRY(driver_.Map(address, bytes, offset, handle, flags));
-  const LedgerLock lock(ledger_);
-  ledger_.Record(Mapped{address, bytes, offset, allocation, flags});
+  ledger_.LockAndRecord(Mapped{address, bytes, offset, allocation, flags});
   return {};
 }
 
@@ -136,7 +129,7 @@ Status Session::MapOnce(Address address, Bytes bytes, Bytes offset, AllocationId
 Status Session::UnmapOne(Address address) {
   AMEM_ASSIGN(const Mapping* const found, ledger_.Known(ledger_.state().mappings, address));
   const Mapping mapping = *found;
-  AMEM_ASSIGN(const Allocation* const a, ledger_.Known(ledger_.state().allocations, mapping.allocation));
+  AMEM_ASSIGN(const Allocation* const a, ledger_.Known(mapping.allocation));
   if (mapping.present) AMEM_TRY(driver_.Unmap(address, mapping.bytes));
   if (a->guest_references == 0 && a->mappings == 1 && a->importers.empty()) AMEM_TRY(LetGo(mapping.allocation));
   ledger_.Record(Unmapped{address, mapping.bytes, {}});
@@ -150,17 +143,13 @@ Status Session::Unmap(Address address, Bytes bytes) {
   const Locked lock(*this);
   if (const AllocationId slab = ledger_.state().SlabAt(address)) return UnmapPart(address, bytes, slab);
   // Holes are allowed, as in the driver: NCCL unmaps the whole range of its symmetric windows at once.
-  const auto& mappings = ledger_.state().mappings;
-  const Address end = address + bytes;
-  auto it = ledger_.state().MappingAt(address);
-  if (it == mappings.end()) it = mappings.lower_bound(address);
   std::vector<Address> whole;
-  for (; it != mappings.end() && it->first < end; ++it) {
-    if (it->first < address || it->first + it->second.bytes > end)
-      return WrongCall(fmt::format("unmap {}: {} would cut a mapping in two", Hex(address.value), FormatBytes(bytes)));
-    whole.push_back(it->first);
+  for (const auto& [at, mapping] : Touching(ledger_.state().mappings, address, bytes)) {
+    if (at < address || at + mapping.bytes > address + bytes)
+      return WrongCall("unmap", Hex(address), FormatBytes(bytes) + " would cut a mapping in two");
+    whole.push_back(at);
   }
-  if (whole.empty()) return NotOurs(fmt::format("unmap {}: NCCL mapped nothing there", Hex(address.value)));
+  if (whole.empty()) return NotOurs("unmap", Hex(address), "NCCL mapped nothing there");
   for (const Address one : whole) AMEM_TRY(UnmapOne(one));
   return {};
 }
@@ -175,7 +164,7 @@ Status Session::SetAccess(Address address, Bytes bytes, std::span<const AccessDe
   if (ledger_.state().SlabAt(address)) {
     AMEM_ASSIGN(part, WholePartAt("set access to", address, bytes));
   } else if (!ledger_.state().mappings.contains(address)) {
-    return NotOurs(fmt::format("set access to {}: NCCL mapped nothing there", Hex(address.value)));
+    return NotOurs("set access to", Hex(address), "NCCL mapped nothing there");
   }
   lock.Unlock();
   AMEM_TRY(part ? slabs_.Open(part, access) : driver_.SetAccess(address, bytes, access));
@@ -186,9 +175,9 @@ Status Session::SetAccess(Address address, Bytes bytes, std::span<const AccessDe
 
 Result<AllocationProperties> Session::Properties(AllocationId allocation) {
   const LedgerLock lock(ledger_);
-  const auto it = ledger_.state().allocations.find(allocation);
-  if (it == ledger_.state().allocations.end()) return WrongCall("properties of " + ToText(allocation) + ": it does not exist");
-  return it->second.properties;
+  auto* const it = ledger_.Find(allocation);
+  if (it == nullptr) return WrongCall("properties of", ToText(allocation), "it does not exist");
+  return it->properties;
 }
 
 Result<std::pair<Address, Bytes>> Session::AddressRange(Address address) {
@@ -196,18 +185,18 @@ Result<std::pair<Address, Bytes>> Session::AddressRange(Address address) {
   const State& state = ledger_.state();
   if (const auto it = state.LegacyAt(address); it != state.legacy.end()) return std::pair{it->first, it->second.bytes};
   if (const AllocationId part = MappedPartAt(address)) {
-    AMEM_ASSIGN(const Allocation* const a, ledger_.Known(state.allocations, part));
+    AMEM_ASSIGN(const Allocation* const a, ledger_.Known(part));
     return std::pair{state.PlaceOf(*a), a->bytes};
   }
   const auto mapping = state.MappingAt(address);
   if (mapping == state.mappings.end() || state.slabs.contains(mapping->second.allocation))
-    return NotOurs(fmt::format("address range of {}: not NCCL's memory", Hex(address.value)));
+    return NotOurs("address range of", Hex(address), "not NCCL's memory");
   return std::pair{mapping->first, mapping->second.bytes};
 }
 
 std::pair<DriverHandle, Bytes> Session::Backing(AllocationId allocation) {
   const LedgerLock lock(ledger_);
-  const auto* const found = FindIn(ledger_.state().allocations, allocation);
+  const auto* const found = ledger_.Find(allocation);
   if (found == nullptr || !found->placed()) return {ledger_.HandleOf(allocation), 0};
   return {ledger_.HandleOf(found->slab), found->offset};
 }

@@ -16,7 +16,7 @@ AllocationId Session::NoteMulticast(MulticastCreated created) {
 
 void Session::PrepareBind(AllocationId memory) {
   const LedgerLock lock(ledger_);
-  if (ledger_.state().allocations.contains(memory)) GiveOwnHandle(memory);
+  if (ledger_.Find(memory) != nullptr) GiveOwnHandle(memory);
 }
 
 bool Session::ForgetUnbound(AllocationId multicast, DeviceOrdinal device, Bytes offset, Bytes bytes) {
@@ -27,10 +27,10 @@ bool Session::ForgetUnbound(AllocationId multicast, DeviceOrdinal device, Bytes 
   if (ledger_.RebuiltAs(multicast).stands_in) return true;
   const auto* const object = FindIn(state.multicasts, multicast);
   if (object == nullptr) return false;
-  const auto* const at = FindIn(object->bindings, offset);
-  if (at == nullptr) return false;
-  const bool unbound =
-      std::ranges::any_of(*at, [&](const MulticastBinding& b) { return b.device == device && b.bytes == bytes && !b.bound; });
+  const bool unbound = std::ranges::any_of(object->bindings, [&](const auto& one) {
+    const MulticastBinding& b = one.second;
+    return one.first == offset && b.device == device && b.bytes == bytes && !b.bound;
+  });
   if (unbound) ledger_.Record(MulticastUnbound{multicast, device, offset, bytes});
   return unbound;
 }

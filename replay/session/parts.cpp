@@ -1,5 +1,4 @@
 // NCCL's calls on parts of slabs. The driver is not asked, because the slab is mapped already.
-#include <spdlog/fmt/fmt.h>
 
 #include <chrono>
 #include <thread>
@@ -29,7 +28,7 @@ void Session::ForgetLastHandle(AllocationId allocation) {
 void Session::RetireIfEmpty(AllocationId slab) {
   if (!slab) return;
   if (const Status retired = slabs_.Retire(slab); !retired.ok()) ledger_.Break(retired.message());
-  if (!ledger_.state().allocations.contains(slab)) secrets_.erase(slab);
+  if (ledger_.Find(slab) == nullptr) secrets_.erase(slab);
 }
 
 // Retires empty slabs that served while NCCL's resume put memory back, unless NCCL still keeps ranges that need them.
@@ -53,7 +52,7 @@ const std::vector<AllocationId>& Session::PartsAt(Address address) {
   const State& state = ledger_.state();
   const AllocationId part = state.PartAt(address);
   if (!part) return none;
-  const Allocation* first = ledger_.Entry(state.allocations, part);
+  const Allocation* first = ledger_.Entry(part);
   const Slab* slab = first == nullptr ? nullptr : ledger_.Entry(state.slabs, first->slab);
   const auto* parts = slab == nullptr ? nullptr : ledger_.Entry(slab->parts, first->offset);
   return parts == nullptr ? none : *parts;
@@ -62,7 +61,7 @@ const std::vector<AllocationId>& Session::PartsAt(Address address) {
 // The first of these that is mapped.
 AllocationId Session::MappedPartAt(Address address) {
   for (const AllocationId id : PartsAt(address)) {
-    const Allocation* a = ledger_.Entry(ledger_.state().allocations, id);
+    const Allocation* a = ledger_.Entry(id);
     if (a == nullptr) return {};
     if (a->mappings > 0 && address.value - ledger_.state().PlaceOf(*a).value < a->bytes) return id;
   }
@@ -71,11 +70,10 @@ AllocationId Session::MappedPartAt(Address address) {
 
 Result<AllocationId> Session::WholePartAt(std::string_view call, Address address, Bytes bytes) {
   const AllocationId part = MappedPartAt(address);
-  if (!part) return WrongCall(fmt::format("{} {}: NCCL mapped nothing there", call, Hex(address.value)));
-  AMEM_ASSIGN(const Allocation* const a, ledger_.Known(ledger_.state().allocations, part));
+  if (!part) return WrongCall(call, Hex(address), "NCCL mapped nothing there");
+  AMEM_ASSIGN(const Allocation* const a, ledger_.Known(part));
   if (ledger_.state().PlaceOf(*a) != address || a->bytes != bytes)
-    return WrongCall(fmt::format("{} {}: {} is not the size of the mapping there, which cannot be cut", call,
-                                 Hex(address.value), FormatBytes(bytes)));
+    return WrongCall(call, Hex(address), FormatBytes(bytes) + " is not the size of the mapping there, which cannot be cut");
   return part;
 }
 
@@ -97,15 +95,15 @@ Result<Address> Session::ReservePart(Bytes bytes, Bytes alignment, Address hint,
 Status Session::FreePart(Address address, Bytes bytes, AllocationId slab) {
   const State& state = ledger_.state();
   for (const AllocationId id : PartsAt(address)) {
-    AMEM_ASSIGN(const Allocation* const a, ledger_.Known(state.allocations, id));
+    AMEM_ASSIGN(const Allocation* const a, ledger_.Known(id));
     if (state.PlaceOf(*a) != address) break;
     if (a->reserved == 0 || a->bytes != bytes || a->reserved <= a->mappings) continue;
     ledger_.Record(RangeFreed{address, bytes, id});
     RetireIfEmpty(slab);
     return {};
   }
-  return WrongCall(fmt::format("free range {}: NCCL holds no range of {} there, or has memory mapped in it", Hex(address.value),
-                               FormatBytes(bytes)));
+  return WrongCall("free range", Hex(address),
+                   "NCCL holds no range of " + FormatBytes(bytes) + " there, or has memory mapped in it");
 }
 
 // NCCL's own suspend releases memory at both ends of a connection and keeps the addresses; its resume maps new memory there. A
@@ -129,24 +127,23 @@ Status Session::PutBackPart(Address address, Bytes bytes, AllocationId allocatio
 // Maps an allocation of a slab in its place, or takes it out of the slab so that it can be mapped where NCCL wants it.
 Result<bool> Session::MapPart(Address address, Bytes bytes, Bytes offset, AllocationId allocation) {
   const State& state = ledger_.state();
-  const auto it = state.allocations.find(allocation);
-  if (it == state.allocations.end()) return false;
-  const Allocation& a = it->second;
-  const auto doing = [&] { return fmt::format("map {} of {}", Hex(address.value), ToText(allocation)); };
-  if (const AllocationId other = state.PartAt(address); other && (!a.placed() || state.PlaceOf(a) != address)) {
+  auto* const a = FindIn(state.allocations, allocation);
+  if (a == nullptr) return false;
+  const auto subject = [&] { return Hex(address) + " of " + ToText(allocation); };
+  if (const AllocationId other = state.PartAt(address); other && (!a->placed() || state.PlaceOf(*a) != address)) {
     // The range was reserved for another allocation: the guess was wrong.
-    AMEM_TRY(MoveTo(address, allocation, other).Within(doing()));
+    AMEM_TRY(MoveTo(address, allocation, other).Within("map " + subject()));
   }
-  if (!a.placed()) return false;
-  if (state.PlaceOf(a) == address) {
-    if (offset != 0 || bytes != a.bytes) return WrongCall(doing() + ": an allocation is mapped whole");
-    if (a.mappings >= a.reserved)
-      return WrongCall(doing() + (a.reserved == 0 ? ": the address range is not reserved" : ": it is mapped there already"));
+  if (!a->placed()) return false;
+  if (state.PlaceOf(*a) == address) {
+    if (offset != 0 || bytes != a->bytes) return WrongCall("map", subject(), "an allocation is mapped whole");
+    if (a->mappings >= a->reserved)
+      return WrongCall("map", subject(), a->reserved == 0 ? "the address range is not reserved" : "it is mapped there already");
     ledger_.Record(Mapped{address, bytes, 0, allocation, 0});
     return true;
   }
-  const AllocationId slab = a.slab;
-  AMEM_TRY(slabs_.Back(allocation).Within(doing()));
+  const AllocationId slab = a->slab;
+  AMEM_TRY(slabs_.Back(allocation).Within("map " + subject()));
   RetireIfEmpty(slab);
   return false;
 }
@@ -178,7 +175,7 @@ bool Session::CutUpSlabOf(AllocationId allocation) {
 // Gives `allocation` the place at `address` that was reserved for `other`.
 Status Session::MoveTo(Address address, AllocationId allocation, AllocationId other) {
   const State& state = ledger_.state();
-  AMEM_ASSIGN(const Allocation* const there, ledger_.Known(state.allocations, other));
+  AMEM_ASSIGN(const Allocation* const there, ledger_.Known(other));
   if (state.PlaceOf(*there) != address || there->reserved != 1 || there->mappings > 0 || there->guest_references == 0)
     return {Code::kUnsupported, ToText(other) + " is there; set AMEM_LAYOUT=direct", cuda::kNotSupported};
   const Bytes bytes = there->bytes;
@@ -190,7 +187,7 @@ Status Session::MoveTo(Address address, AllocationId allocation, AllocationId ot
 
 Status Session::UnmapPart(Address address, Bytes bytes, AllocationId slab) {
   AMEM_ASSIGN(const auto part, WholePartAt("unmap", address, bytes));
-  AMEM_ASSIGN(const Allocation* const a, ledger_.Known(ledger_.state().allocations, part));
+  AMEM_ASSIGN(const Allocation* const a, ledger_.Known(part));
   if (a->guest_references == 0 && a->mappings == 1 && a->importers.empty()) AMEM_TRY(LetGo(part));
   ledger_.Record(Unmapped{address, bytes, part});
   slabs_.Vacate(part);

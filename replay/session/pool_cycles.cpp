@@ -16,8 +16,6 @@ Status NotBack(const std::string& tag, bool in_use, const Status& unheard) {
 
 }  // namespace
 
-// ---- one pause or resume ---------------------------------------------------------------------------------------------------
-
 // The caller made sure that nothing else of the pool is under way.
 Status Pools::Run(Entry& pool, const Task& task) {
   while (pool.dropping > 0) changed_.Wait(mutex_);
@@ -86,8 +84,6 @@ Status Pools::Resume(PoolId id, const HowToResume& how) {
   return how.wait ? Now(task) : Later(std::move(task));
 }
 
-// ---- waiting ---------------------------------------------------------------------------------------------------------------
-
 Status Pools::Wait(PoolId id) {
   const MutexLock lock(mutex_);
   Entry& pool = At(id);
@@ -124,8 +120,6 @@ std::vector<Pools::Standing> Pools::Stand() {
   return all;
 }
 
-// ---- without waiting -------------------------------------------------------------------------------------------------------
-
 Status Pools::Later(Task task) {
   Entry& pool = *task.pool;
   AMEM_TRY(CanAsk(pool, task.kind));
@@ -147,9 +141,9 @@ Status Pools::Later(Task task) {
 
 Status Pools::StartWorker(CycleKind kind) {
   if (workers_.contains(kind)) return {};
-  auto started = StartThread(kind == CycleKind::kPause ? "amem-pool-out" : "amem-pool-in", [this, kind] { Work(kind); });
-  if (!started.ok()) return started.status();
-  workers_.emplace(kind, *std::move(started));
+  AMEM_ASSIGN(auto started,
+              StartThread(kind == CycleKind::kPause ? "amem-pool-out" : "amem-pool-in", [this, kind] { Work(kind); }));
+  workers_.emplace(kind, std::move(started));
   return {};
 }
 

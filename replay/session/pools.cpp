@@ -38,10 +38,7 @@ Result<PoolId> Pools::Open(const std::string& tag, PoolPolicy policy) {
     return Status{Code::kInvalid, fmt::format("tag {} is open with policy {}, which cannot become {}", tag,
                                               ToText(known->policy), ToText(policy))};
   }
-  if (std::exchange(known->policy, policy) != policy) {
-    const LedgerLock ledger(ledger_);
-    ledger_.Record(PoolOpened{known->id, tag, policy});
-  }
+  if (std::exchange(known->policy, policy) != policy) ledger_.LockAndRecord(PoolOpened{known->id, tag, policy});
   return known->id;
 }
 
@@ -60,10 +57,7 @@ Result<PoolId> Pools::OpenNew(const std::string& tag, PoolPolicy policy, bool jo
   const PoolId id{static_cast<std::uint32_t>(pools_.size() + 1)};
   AMEM_ASSIGN(auto cycle, Coordinator::OfTag(context_, gates_.Of(id), id, tag));
   any_.store(true, std::memory_order_release);
-  {
-    const LedgerLock ledger(ledger_);
-    ledger_.Record(PoolOpened{id, tag, policy});
-  }
+  ledger_.LockAndRecord(PoolOpened{id, tag, policy});
   Entry pool{.id = id, .tag = tag, .policy = policy, .joined = joined, .cycle = std::move(cycle)};
   pools_.emplace(id, std::make_unique<Entry>(std::move(pool)));
   return id;
@@ -81,8 +75,6 @@ Lifecycle Pools::LifecycleOf(const Entry& pool) {
   const LedgerLock ledger(ledger_);
   return ledger_.state().LifecycleOf(pool.id);
 }
-
-// ---- allocating ------------------------------------------------------------------------------------------------------------
 
 Status Pools::AwaitUse(Entry& pool) {
   const Status paused{Code::kRefused, fmt::format("tag {} is paused; resume it before memory is allocated in it", pool.tag),
@@ -124,8 +116,7 @@ Result<Address> Pools::Allocate(PoolId id, Bytes bytes, DeviceOrdinal device) {
     address = *begun;
   }
   const ChunkSpace::Part part = *space.PartAt(*address);
-  const LedgerLock ledger(ledger_);
-  ledger_.Record(PoolAllocated{*address, part.bytes, device, part.chunk, part.offset});
+  ledger_.LockAndRecord(PoolAllocated{*address, part.bytes, device, part.chunk, part.offset});
   return *address;
 }
 
@@ -146,13 +137,12 @@ Result<Address> Pools::AddChunk(Entry& pool, ChunkSpace& space, Bytes bytes, Dev
 Result<Address> Pools::MakeChunk(Entry& pool, ChunkSpace& space, Bytes bytes, Bytes first, DeviceOrdinal device) {
   LetInEverywhere(device);
   LetAllIn(pool);
-  const auto chunk = amem::MakeChunk(driver_, ledger_, bytes, device, {MemoryTag::kUser, pool.id, {}}, devices_);
-  if (!chunk.ok()) return chunk.status();
+  AMEM_ASSIGN(const auto chunk, amem::MakeChunk(driver_, ledger_, bytes, device, {MemoryTag::kUser, pool.id, {}}, devices_));
   {
     const LedgerLock ledger(ledger_);
-    pool.cycle->Made(chunk->bytes);
+    pool.cycle->Made(chunk.bytes);
   }
-  return space.Add(*chunk, first);
+  return space.Add(chunk, first);
 }
 
 // If a process uses several devices, each may access the memory of all, as PyTorch expects of the CUDA runtime. A pool whose
@@ -170,15 +160,11 @@ void Pools::LetAllIn(Entry& pool) {
     for (const auto& [on, space] : pool.spaces) {
       for (const auto& [address, chunk] : space.chunks()) {
         const auto set = on == device ? std::nullopt : LetIn(driver_, device, {address, chunk.bytes});
-        if (!set) continue;
-        const LedgerLock ledger(ledger_);
-        ledger_.Record(*set);
+        if (set) ledger_.LockAndRecord(*set);
       }
     }
   }
 }
-
-// ---- giving back -----------------------------------------------------------------------------------------------------------
 
 Pools::Entry* Pools::Holding(Address address, DeviceOrdinal& device) {
   for (const auto& [id, pool] : pools_) {
@@ -215,8 +201,7 @@ Status Pools::Free(Address address, void* stream) {
   const auto given_already = [&] {
     return std::ranges::any_of(pool->late, [&](const Late& one) { return one.address == address; });
   };
-  if (pool == nullptr || given_already())
-    return NotOurs(fmt::format("amem_free {}: nothing is allocated there", Hex(address.value)));
+  if (pool == nullptr || given_already()) return NotOurs("amem_free", Hex(address), "nothing is allocated there");
   const bool running = LifecycleOf(*pool) == Lifecycle::kRunning;
   const bool paused = !running && !Busy(*pool);  // then nothing of the program touches it
   lock.Unlock();
@@ -224,7 +209,7 @@ Status Pools::Free(Address address, void* stream) {
   const bool idle = (paused || (running && Idle(late))) && pool->cycle->AwaitCopies().ok();
   lock.Lock();
   if (pool->spaces[late.device].PartAt(address) == std::nullopt || given_already())
-    return NotOurs(fmt::format("amem_free {}: it was freed by two threads at once", Hex(address.value)));
+    return NotOurs("amem_free", Hex(address), "it was freed by two threads at once");
   if (idle && !Busy(*pool)) return GiveBack(*pool, address, late.device);
   pool->late.push_back(std::move(late));
   return {};
@@ -233,11 +218,8 @@ Status Pools::Free(Address address, void* stream) {
 // Releases the mutex while the driver takes a chunk back, because that waits for NCCL's cycles.
 Status Pools::GiveBack(Entry& pool, Address address, DeviceOrdinal device) {
   const auto given = pool.spaces[device].Give(address);
-  if (!given) return NotOurs(fmt::format("amem_free {}: nothing is allocated there", Hex(address.value)));
-  {
-    const LedgerLock ledger(ledger_);
-    ledger_.Record(PoolFreed{address});
-  }
+  if (!given) return NotOurs("amem_free", Hex(address), "nothing is allocated there");
+  ledger_.LockAndRecord(PoolFreed{address});
   if (!given->emptied) return {};
   ++pool.dropping;
   WithoutLock apart(mutex_);

@@ -43,7 +43,7 @@ class Pools {
 
   [[nodiscard]] bool any() const { return any_.load(std::memory_order_acquire); }  // whether one was ever opened
 
-  // ---- memory ------------------------------------------------------------------------------------------------------------
+  // ---- memory
   // Returns the open pool if the policy is the same. kInvalid: another policy, or the tag is empty, "nccl" or "user".
   Result<PoolId> Open(const std::string& tag, PoolPolicy policy);
   // The pool of a tag that a peer shares memory of. Opens it if necessary, with the peer's policy until the program opens it.
@@ -60,7 +60,7 @@ class Pools {
   // the pool is in a pause or resume, the memory is given back later. kNotFound: no part begins there.
   Status Free(Address address, void* stream);
 
-  // ---- pauses and resumes ------------------------------------------------------------------------------------------------
+  // ---- pauses and resumes
   // With `wait` the result is that of the pause or resume, after all earlier requests. Otherwise a failure is returned by the
   // next Wait, or by the next Pause that finds the pool still paused; another Resume tries again.
   struct HowToPause {
@@ -83,7 +83,7 @@ class Pools {
   // resume was requested.
   Status WaitOn(PoolId pool, void* stream);
 
-  // ---- what there is -----------------------------------------------------------------------------------------------------
+  // ---- what there is
   struct Standing {
     PoolId id;
     std::string tag;

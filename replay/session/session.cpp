@@ -62,17 +62,14 @@ Status Session::RefuseWhilePaused(std::string_view call, Address at) const {
   if (!paused()) return {};
   return {Code::kRefused,
           fmt::format("{}{}: refused, this process's NCCL memory is paused; call ncclResume first", call,
-                      at ? " " + Hex(at.value) : std::string()),
+                      at ? " " + Hex(at) : std::string()),
           cuda::kIllegalState};
 }
 
 Status Session::RefuseInTag(std::string_view call, Address at) {
-  return {Code::kRefused,
-          fmt::format("{} {}: refused, the tag of that memory is paused; resume the tag first", call, Hex(at.value)),
+  return {Code::kRefused, fmt::format("{} {}: refused, the tag of that memory is paused; resume the tag first", call, Hex(at)),
           cuda::kIllegalState};
 }
-
-// ---- pause and resume --------------------------------------------------------------------------------------------------
 
 void Session::TrimPinned(Bytes keep) {
   const MutexLock cycle(cycle_mutex_);
@@ -213,11 +210,9 @@ bool Session::TouchesPaused(Address address, Bytes bytes) {
   const State& state = ledger_.state();
   // During a cycle, mapped memory may be about to leave or may not have its contents yet.
   const bool settled = !paused() || state.lifecycle == Lifecycle::kPaused;
-  auto it = state.MappingAt(address);
-  if (it == state.mappings.end()) it = state.mappings.lower_bound(address);
-  for (; it != state.mappings.end() && it->first < address + bytes; ++it) {
-    if (!it->second.present) return true;
-    const auto* const allocation = FindIn(state.allocations, it->second.allocation);
+  for (const auto& [at, mapping] : Touching(state.mappings, address, bytes)) {
+    if (!mapping.present) return true;
+    const auto* const allocation = FindIn(state.allocations, mapping.allocation);
     if (settled || allocation == nullptr || allocation->pool) continue;
     if (WhyKept(*allocation) == KeepReason::kNone) return true;
   }
@@ -225,11 +220,11 @@ bool Session::TouchesPaused(Address address, Bytes bytes) {
 }
 
 Result<AllocationProperties> Session::PausedAt(Address address) {
-  const Status none = NotOurs(fmt::format("{}: no memory of NCCL's is missing there", Hex(address.value)));
+  const Status none{Code::kNotFound, Hex(address) + ": no memory of NCCL's is missing there", cuda::kInvalidValue};
   const LedgerLock lock(ledger_);
   const auto mapping = ledger_.state().MappingAt(address);
   if (mapping == ledger_.state().mappings.end() || mapping->second.present) return none;
-  const Allocation* a = ledger_.Entry(ledger_.state().allocations, mapping->second.allocation);
+  const Allocation* a = ledger_.Entry(mapping->second.allocation);
   return a == nullptr || !a->own() || a->multicast ? Result<AllocationProperties>(none) : a->properties;
 }
 

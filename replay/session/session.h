@@ -53,7 +53,7 @@ class Session final : public PeerDelegate {
   // Closes the journal in order and stops serving peers. Memory stays. `exit_code`: the argument of exit(); -1: unknown.
   Status Close(const std::string& reason, std::int32_t exit_code = -1);
 
-  // ---- driver calls of NCCL ----------------------------------------------------------------------------------------------
+  // ---- driver calls of NCCL
   // `for_application`: memory for the program (ncclMemAlloc), which may hand it to libraries that ask the driver about it. So
   // it is never part of a slab; its tag says that it is the program's, and SessionOptions say what a pause does with it.
   Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const Origin& origin,
@@ -85,7 +85,7 @@ class Session final : public PeerDelegate {
                                const Origin& origin);  // kNotFound: not a token
   Status LegacyClose(Address address);
 
-  // ---- memory that stays the driver's, and is recorded -------------------------------------------------------------------
+  // ---- memory that stays the driver's, and is recorded
   // Records a call that the driver has answered (host memory, driver pools, multicast, passed through).
   void Note(EventBody event);
   // Records that memory will be freed, before the driver frees it, because another thread may get the same address right after.
@@ -99,7 +99,7 @@ class Session final : public PeerDelegate {
   // From the next pause on, this session and all that pause with it keep all memory. Waits for a cycle that is under way.
   void KeepEverything(const std::string& why);
 
-  // ---- multicast objects (multicast.cpp) ---------------------------------------------------------------------------------
+  // ---- multicast objects (multicast.cpp)
   // The caller makes the driver's calls itself, with handles from Backing, and records them (Note) while it holds the gate.
   [[nodiscard]] std::shared_lock<CallGate> EnterCall() { return std::shared_lock(gates_.Of({})); }
   // Records a multicast object that the driver made. The fresh id becomes NCCL's handle.
@@ -111,7 +111,7 @@ class Session final : public PeerDelegate {
   // make the object again; this is recorded.
   bool ForgetUnbound(AllocationId multicast, DeviceOrdinal device, Bytes offset, Bytes bytes);
 
-  // ---- pause and resume --------------------------------------------------------------------------------------------------
+  // ---- pause and resume
   // Idempotent; collective over the sessions that share memory with this one.
   Status Pause();
   // Waits for the other sessions as long as they live and stay paused: a program resumes when it needs the memory.
@@ -175,7 +175,7 @@ class Session final : public PeerDelegate {
   [[nodiscard]] std::string StatisticsText();  // some lines for people
   void TrimPinned(Bytes keep);                 // unpins host memory that holds no contents; waits for a cycle's end
 
-  // ---- PeerDelegate ------------------------------------------------------------------------------------------------------
+  // ---- PeerDelegate
   Result<SharedAllocation> OnImport(const PeerIdentity& by, AllocationId as, const Token& token) override;
   Result<SharedAllocation> OnReimport(const PeerIdentity& by, const ShareRequest& request) override;
   bool OnReferenceDropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) override;
@@ -207,7 +207,6 @@ class Session final : public PeerDelegate {
   static Status RefuseInTag(std::string_view call, Address at);  // because the tag is paused
   void EnterTag(PoolId tag, InTags& in);
   [[nodiscard]] MemoryTag TagOf(bool for_application) const;
-  [[nodiscard]] std::uint64_t DroppedEvents();
   void RememberLastHandle(AllocationId allocation) const;  // this thread's next reservation is meant for it
   static void ForgetLastHandle(AllocationId allocation);
   Result<UniqueFd> ExportWhole(AllocationId allocation);

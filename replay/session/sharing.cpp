@@ -18,7 +18,8 @@ constexpr std::chrono::milliseconds kForAnAnswer{20}, kForANotice{1};
 }  // namespace
 
 Result<Secret> Session::SecretOf(AllocationId allocation) {
-  if (const auto it = secrets_.find(allocation); it != secrets_.end()) return it->second;
+  if (auto* const it = FindIn(secrets_, allocation)) return *it;
+
   auto secret = RandomSecret();
   if (secret.ok()) secrets_.emplace(allocation, *secret);
   return secret;
@@ -29,9 +30,9 @@ Result<UniqueFd> Session::Export(AllocationId allocation) {
   Token token{peers_->Self().session, allocation, {}, 0};
   {
     const LedgerLock lock(ledger_);
-    const auto it = ledger_.state().allocations.find(allocation);
-    if (it == ledger_.state().allocations.end()) return WrongCall("export " + ToText(allocation) + ": it does not exist");
-    if (!it->second.own())
+    auto* const it = ledger_.Find(allocation);
+    if (it == nullptr) return WrongCall("export", ToText(allocation), "it does not exist");
+    if (!it->own())
       return Status{Code::kUnsupported, "export " + ToText(allocation) + ": it is itself imported; export it from its owner",
                     cuda::kNotSupported};
     AMEM_ASSIGN(token.secret, SecretOf(allocation));
@@ -112,12 +113,10 @@ Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle
   return as;
 }
 
-// ---- requests by peers -------------------------------------------------------------------------------------------------
-
 // NCCL maps most allocations before it shares them. What it shares first, such as memory behind a symmetric window, it maps at
 // addresses of its own choosing in all processes, where a part of a slab cannot be mapped.
 void Session::GiveOwnHandle(AllocationId allocation) {
-  const Allocation* a = ledger_.Entry(ledger_.state().allocations, allocation);
+  const Allocation* a = ledger_.Entry(allocation);
   if (ledger_.state().lifecycle != Lifecycle::kRunning) return;
   if (a == nullptr || !a->placed() || a->reserved > 0 || a->mappings > 0 || !a->importers.empty()) return;
   const AllocationId slab = a->slab;
@@ -130,8 +129,8 @@ Status Session::RefuseImport(const PeerIdentity& by, AllocationId allocation, Po
   const State& state = ledger_.state();
   const Lifecycle lifecycle = state.LifecycleOf(pool);
   if (lifecycle == Lifecycle::kRunning) return {};
-  const auto& cycle = state.CycleOf(pool);
-  const bool member = std::find(cycle.members.begin(), cycle.members.end(), by.session) != cycle.members.end();
+  const auto& cycle = state.ScopeOf(pool).cycle;
+  const bool member = std::ranges::find(cycle.members, by.session) != cycle.members.end();
   const bool begins = lifecycle == Lifecycle::kPausing && cycle.phase <= PhaseKind::kPauseArrive;
   if (member && begins && !cycle.after_failed_undo) return {};
   const std::string what = ToText(allocation), self = ToText(peers_->Self());
@@ -151,34 +150,33 @@ Incarnation Session::IncarnationOf(AllocationId allocation) const {
 Result<SharedAllocation> Session::Resolve(const PeerIdentity& by, const Token& token) {
   const State& state = ledger_.state();
   const std::string self = ToText(peers_->Self());
-  const auto it = state.allocations.find(token.allocation);
-  const auto secret = secrets_.find(token.allocation);
-  if (it == state.allocations.end() || secret == secrets_.end()) {
+  auto* const a = FindIn(state.allocations, token.allocation);
+  auto* const secret = FindIn(secrets_, token.allocation);
+  if (a == nullptr || secret == nullptr) {
     return Status{Code::kNotFound,
                   fmt::format("{} does not exist any more at its owner, {}; its communicator was probably destroyed",
                               ToText(token.allocation), self),
                   cuda::kInvalidValue};
   }
-  if (!SameSecret(secret->second, token.secret)) {
+  if (!SameSecret(*secret, token.secret)) {
     return Status{Code::kRefused,
                   fmt::format("the token's secret for {} is wrong; it was not made by {}", ToText(token.allocation), self),
                   cuda::kNotPermitted};
   }
-  const Allocation& a = it->second;
-  const Allocation* memory = a.slab ? ledger_.Entry(state.allocations, a.slab) : &a;
+  const Allocation* memory = a->slab ? ledger_.Entry(a->slab) : a;
   if (memory == nullptr) return ledger_.Broken();
-  AMEM_TRY(RefuseImport(by, token.allocation, a.pool));
-  SharedAllocation shared{{}, a.bytes, a.properties, {}, a.tag, IncarnationOf(token.allocation)};
-  if (const auto pool = state.pools.find(a.pool); pool != state.pools.end()) {
-    shared.pool = pool->second.tag;
-    shared.pool_policy = pool->second.policy;
+  AMEM_TRY(RefuseImport(by, token.allocation, a->pool));
+  SharedAllocation shared{{}, a->bytes, a->properties, {}, a->tag, IncarnationOf(token.allocation)};
+  if (auto* const pool = FindIn(state.pools, a->pool)) {
+    shared.pool = pool->tag;
+    shared.pool_policy = pool->policy;
   }
   GiveOwnHandle(token.allocation);
-  if (!a.slab) return shared;
+  if (!a->slab) return shared;
   const bool first = memory->exports == 0;
-  AMEM_ASSIGN(auto slab_secret, SecretOf(a.slab));
-  shared.part = SharedPart{a.slab, slab_secret, a.offset};
-  if (first) ledger_.Record(Exported{a.slab, 1});
+  AMEM_ASSIGN(auto slab_secret, SecretOf(a->slab));
+  shared.part = SharedPart{a->slab, slab_secret, a->offset};
+  if (first) ledger_.Record(Exported{a->slab, 1});
   return shared;
 }
 
@@ -209,7 +207,7 @@ Result<UniqueFd> Session::ExportWhole(AllocationId allocation) {
 Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const ShareRequest& request) {
   if (!ledger_.TryLockFor(kForAnAnswer)) return ledger_.Held();
   LedgerLock lock(ledger_, std::adopt_lock);
-  const auto* const found = FindIn(ledger_.state().allocations, request.allocation);
+  const auto* const found = ledger_.Find(request.allocation);
   if (found == nullptr || !found->importers.contains(Importer{by.session, request.as})) {
     return Status{Code::kRefused,
                   fmt::format("{} holds no reference to {} as {}", ToText(by), ToText(request.allocation), ToText(request.as))};
@@ -239,13 +237,12 @@ bool Session::OnReferenceDropped(const PeerIdentity& by, AllocationId allocation
 }
 
 void Session::Dropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) {
-  const auto* const found = FindIn(ledger_.state().allocations, allocation);
-  if (found == nullptr) return;
-  const Allocation& a = *found;
-  const auto* const importer = FindIn(a.importers, Importer{by.session, as});
+  const auto* const a = ledger_.Find(allocation);
+  if (a == nullptr) return;
+  const auto* const importer = FindIn(a->importers, Importer{by.session, as});
   if (importer == nullptr) return;
-  if (a.importers.size() == 1 && *importer == 1 && a.guest_references == 0 && a.mappings == 0) LetGoOrBreak(allocation);
-  const AllocationId slab = ledger_.state().slabs.contains(allocation) ? allocation : a.slab;
+  if (a->importers.size() == 1 && *importer == 1 && a->guest_references == 0 && a->mappings == 0) LetGoOrBreak(allocation);
+  const AllocationId slab = ledger_.state().slabs.contains(allocation) ? allocation : a->slab;
   ledger_.Record(ReferenceDropped{allocation, by.session, as});
   slabs_.Vacate(allocation);
   RetireIfEmpty(slab);
@@ -268,8 +265,7 @@ bool Session::OnPeerLost(const PeerIdentity& peer, const std::string& reason) {
   if (known == nullptr || !known->connected) return true;
   for (const auto& [id, a] : ledger_.state().allocations) {
     if (a.guest_references > 0 || a.mappings > 0 || a.importers.empty()) continue;
-    if (std::all_of(a.importers.begin(), a.importers.end(), [&](const auto& one) { return one.first.by == peer.session; }))
-      LetGoOrBreak(id);
+    if (std::ranges::all_of(a.importers, [&](const auto& one) { return one.first.by == peer.session; })) LetGoOrBreak(id);
   }
   ledger_.Record(PeerLost{peer.session, reason});
   RetireEmptySlabs();

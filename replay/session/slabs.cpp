@@ -36,8 +36,6 @@ std::optional<Bytes> Slabs::GranularityIfSuited(Bytes bytes, const AllocationPro
   return it->second;
 }
 
-// ---- own slabs ---------------------------------------------------------------------------------------------------------
-
 std::optional<Slabs::Place> Slabs::Find(const Kind& kind, Bytes bytes) {
   for (auto& [id, own] : own_) {
     if (own.kind != kind || bytes >= own.refused || ledger_.Entry(ledger_.state().slabs, id) == nullptr) continue;
@@ -60,46 +58,44 @@ Bytes Slabs::SizeOfNext(const Kind& kind) {
   Bytes held = 0;
   for (const auto& [id, own] : own_) {
     if (own.kind != kind) continue;
-    if (const Allocation* slab = ledger_.Entry(ledger_.state().allocations, id)) held += slab->bytes;
+    if (const Allocation* slab = ledger_.Entry(id)) held += slab->bytes;
   }
   return std::min(std::max(held / kShare / kStep * kStep, kSmallest), options_.slab_bytes);
 }
 
-// If memory is short, tries smaller slabs.
-Result<AllocationId> Slabs::OpenOwn(const Kind& kind, Bytes bytes) {
-  Bytes size = std::max(SizeOfNext(kind), bytes);
+// If memory is short, tries smaller slabs, unless a slab of before is made `again`.
+Result<AllocationId> Slabs::OpenOwn(const Kind& kind, Bytes bytes, const KeptRanges::Home* again) {
+  Bytes size = again != nullptr ? bytes : std::max(SizeOfNext(kind), bytes);
   WithoutLedger apart(ledger_);
   auto created = driver_.Create(size, kind.properties, kind.flags);
-  while (!created.ok() && created.status().code() == Code::kOutOfMemory && size > bytes) {
+  while (created.status().code() == Code::kOutOfMemory && size > bytes) {
     size = std::max(std::bit_floor(size - 1), bytes);
     created = driver_.Create(size, kind.properties, kind.flags);
   }
-  if (!created.ok()) return created.status();
+  AMEM_TRY(created.status());
   OwnedHandle handle(driver_, *created);
   const AccessDescriptor access{kind.properties.location, 3};
   const Bytes alignment = AlignmentFor(kind, size);
-  AMEM_ASSIGN(auto region, MappedRegion::Map(driver_, handle.get(), size, alignment, std::span(&access, 1)));
+  AMEM_ASSIGN(auto region, again != nullptr
+                               ? MappedRegion::MapAt(driver_, again->base, handle.get(), size, std::span(&access, 1))
+                               : MappedRegion::Map(driver_, handle.get(), size, alignment, std::span(&access, 1)));
   apart.End();
-  const AllocationId id = ledger_.TakeAllocationId();
+  const AllocationId id = again != nullptr ? again->slab : ledger_.TakeAllocationId();
   const Address address = region.Keep();
   ledger_.SetHandle(id, handle.get());
   ledger_.Record(AllocationCreated{id, size, kind.properties, kind.flags, handle.Keep(), {}, {}});
-  ledger_.Record(RangeReserved{address, size, alignment, {}, 0, {}, {}});
-  RecordOwnOpened(id, address, size, kind);
+  if (again == nullptr) ledger_.Record(RangeReserved{address, size, alignment, {}, 0, {}, {}});
+  ledger_.Record(Mapped{address, size, 0, id, 0});
+  ledger_.Record(AccessSet{address, size, {access}, {}});
+  ledger_.Record(SlabOpened{id, address, {}});
+  own_[id] = {kind};
   return id;
-}
-
-void Slabs::RecordOwnOpened(AllocationId slab, Address address, Bytes bytes, const Kind& kind) {
-  ledger_.Record(Mapped{address, bytes, 0, slab, 0});
-  ledger_.Record(AccessSet{address, bytes, {AccessDescriptor{kind.properties.location, 3}}, {}});
-  ledger_.Record(SlabOpened{slab, address, {}});
-  own_[slab] = {kind};
 }
 
 // Waits for the device without the lock: what runs there may wait for peers, and those for this process.
 Status Slabs::Clear(const Place& place, Bytes bytes) {
   AMEM_ASSIGN(const Slab* const slab, ledger_.Known(ledger_.state().slabs, place.slab));
-  AMEM_ASSIGN(const Allocation* const memory, ledger_.Known(ledger_.state().allocations, place.slab));
+  AMEM_ASSIGN(const Allocation* const memory, ledger_.Known(place.slab));
   const std::vector<ByteRange> dirty = DirtyWithin(*slab, place.offset, bytes);
   if (dirty.empty()) return {};
   const Address base = slab->address;
@@ -142,11 +138,9 @@ Result<AllocationId> Slabs::Create(Bytes bytes, const AllocationProperties& prop
   return id;
 }
 
-// ---- imported slabs ----------------------------------------------------------------------------------------------------
-
 AllocationId Slabs::ImportedAs(const RemoteAllocation& slab) {
   for (const auto& [id, unused] : ledger_.state().slabs) {
-    const Allocation* memory = ledger_.Entry(ledger_.state().allocations, id);
+    const Allocation* memory = ledger_.Entry(id);
     if (memory != nullptr && memory->remote == slab) return id;
   }
   return {};
@@ -156,7 +150,7 @@ AllocationId Slabs::PartImportedAs(const RemoteAllocation& part, AllocationId sl
   const Slab* parts = ledger_.Entry(ledger_.state().slabs, slab);
   if (parts == nullptr || !parts->parts.contains(offset)) return {};
   for (const AllocationId id : parts->parts.at(offset)) {
-    const Allocation* a = ledger_.Entry(ledger_.state().allocations, id);
+    const Allocation* a = ledger_.Entry(id);
     if (a != nullptr && a->remote == part) return id;
   }
   return {};
@@ -200,7 +194,7 @@ Result<AllocationId> Slabs::Import(const Token& token, AllocationId as, const Sh
   if (!slab) {
     AMEM_ASSIGN(slab, OpenImported({token.session, shared.part->slab, shared.part->secret, 0}, peers));
   }
-  AMEM_ASSIGN(const Allocation* const memory, ledger_.Known(ledger_.state().allocations, slab));
+  AMEM_ASSIGN(const Allocation* const memory, ledger_.Known(slab));
   if (shared.part->offset > memory->bytes || shared.bytes > memory->bytes - shared.part->offset) {
     return Status{Code::kCorrupt, fmt::format("{} ends outside its owner's slab {}", ToText(token.allocation), slab.value),
                   cuda::kInvalidValue};
@@ -218,13 +212,11 @@ Result<AllocationId> Slabs::Import(const Token& token, AllocationId as, const Sh
   return as;
 }
 
-// ---- both --------------------------------------------------------------------------------------------------------------
-
 Status Slabs::Open(AllocationId part, std::span<const AccessDescriptor> access) {
   const MutexLock one(mutex_);
   LedgerLock lock(ledger_);
   const State& state = ledger_.state();
-  AMEM_ASSIGN(const Allocation* const a, ledger_.Known(state.allocations, part));
+  AMEM_ASSIGN(const Allocation* const a, ledger_.Known(part));
   AMEM_ASSIGN(const Slab* const slab, ledger_.Known(state.slabs, a->slab));
   AMEM_ASSIGN(const Mapping* const mapping, ledger_.Known(state.mappings, slab->address));
   const Address address = slab->address;
@@ -244,7 +236,7 @@ Status Slabs::Open(AllocationId part, std::span<const AccessDescriptor> access) 
 
 Status Slabs::Back(AllocationId part) {
   ledger_.AssertHeld();
-  AMEM_ASSIGN(const Allocation* const a, ledger_.Known(ledger_.state().allocations, part));
+  AMEM_ASSIGN(const Allocation* const a, ledger_.Known(part));
   if (!a->own() || a->reserved > 0 || a->mappings > 0 || !a->importers.empty() || a->multicast_bindings > 0) {
     return {
         Code::kUnsupported,
@@ -262,9 +254,8 @@ Status Slabs::Back(AllocationId part) {
 
 Status Slabs::Swap(AllocationId moved, AllocationId other) {
   ledger_.AssertHeld();
-  const State& state = ledger_.state();
-  AMEM_ASSIGN(const Allocation* const from, ledger_.Known(state.allocations, moved));
-  AMEM_ASSIGN(const Allocation* const to, ledger_.Known(state.allocations, other));
+  AMEM_ASSIGN(const Allocation* const from, ledger_.Known(moved));
+  AMEM_ASSIGN(const Allocation* const to, ledger_.Known(other));
   if (!from->placed() || !from->own() || !to->own() || !from->untouched() || !to->untouched() || from->bytes != to->bytes ||
       from->properties != to->properties) {
     return {Code::kUnsupported,
@@ -283,9 +274,10 @@ Status Slabs::Retire(AllocationId id) {
   const State& state = ledger_.state();
   const auto* const slab = FindIn(state.slabs, id);
   if (slab == nullptr || id == busy_) return {};
-  if (const auto own = own_.find(id); own != own_.end()) own->second.refused = ~Bytes{0};
+  if (auto* const own = FindIn(own_, id)) own->refused = ~Bytes{0};
+
   const Address address = slab->address;
-  AMEM_ASSIGN(const Allocation* const a, ledger_.Known(state.allocations, id));
+  AMEM_ASSIGN(const Allocation* const a, ledger_.Known(id));
   AMEM_ASSIGN(const Mapping* const mapping, ledger_.Known(state.mappings, address));
   const bool whole = state.lifecycle == Lifecycle::kRunning || state.lifecycle == Lifecycle::kPaused;
   if (!whole || !slab->parts.empty() || !a->importers.empty()) return {};

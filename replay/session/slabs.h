@@ -94,12 +94,10 @@ class Slabs {
   Bytes AlignmentFor(const Kind& kind, Bytes bytes);
   // FindRoom, but outside the ranges that NCCL keeps in the slab.
   [[nodiscard]] std::optional<Bytes> Room(AllocationId slab, Bytes bytes, Bytes alignment) const REQUIRES(ledger_);
-  // These four release the lock while they wait for the driver or a peer.
-  Result<AllocationId> OpenOwn(const Kind& kind, Bytes bytes) REQUIRES(ledger_);
-  Status OpenAgain(const KeptRanges::Home& home) REQUIRES(ledger_);
+  // These three release the lock while they wait for the driver or a peer.
+  Result<AllocationId> OpenOwn(const Kind& kind, Bytes bytes, const KeptRanges::Home* again = nullptr) REQUIRES(ledger_);
   Result<AllocationId> OpenImported(const Token& token, Peers& peers) REQUIRES(ledger_);
   Status Clear(const Place& place, Bytes bytes) REQUIRES(ledger_);
-  void RecordOwnOpened(AllocationId slab, Address address, Bytes bytes, const Kind& kind) REQUIRES(ledger_);
   [[nodiscard]] bool IsKept(Address address, Bytes bytes);
   // Whether nothing is mapped where the slab was.
   [[nodiscard]] bool IsEmpty(const KeptRanges::Home& home) const REQUIRES(ledger_);

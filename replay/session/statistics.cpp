@@ -86,7 +86,7 @@ json ByPeer(const State& state) {
   json out = json::array();
   for (const auto& [id, peer] : state.peers) {
     const auto& [imported, lent] = sums[id];
-    out.push_back({{"session", Hex(id.value)},
+    out.push_back({{"session", Hex(id)},
                    {"host", peer.host},
                    {"pid", peer.pid},
                    {"rank", peer.rank},
@@ -154,8 +154,6 @@ json ByTag(const State& state, const Holdings& held) {
   return tags;
 }
 
-// ---- for programs (MemoryJson) -------------------------------------------------------------------------------------------
-
 json MsOrNull(std::uint64_t ns) { return ns == 0 ? json(nullptr) : json(Ms(ns)); }
 
 std::string StateOf(Lifecycle lifecycle) {
@@ -202,15 +200,10 @@ std::string ForPeople(CycleKind kind, const CycleReport& report) {
 
 }  // namespace
 
-std::uint64_t Session::DroppedEvents() {
-  const LedgerLock lock(ledger_);
-  return ledger_.dropped_events();
-}
-
 std::string Session::StatisticsText() {
   const State state = CopyState();
   const Holdings held = Measure(state);
-  std::string text = fmt::format("AMem " AMEM_VERSION ", session {}, {}, {} pauses\n", Hex(state.session.session.value),
+  std::string text = fmt::format("AMem " AMEM_VERSION ", session {}, {}, {} pauses\n", Hex(state.session.session),
                                  ToText(state.lifecycle), state.cycles);
   text += fmt::format("  own device memory    {} in {} allocations, {} of it on the device now\n", Mebibytes(held.own_device),
                       held.own_count, Mebibytes(held.own_device_resident));
@@ -247,7 +240,7 @@ std::string Session::StatisticsJson() {
   std::uint64_t events = 0;
   for (const std::uint64_t n : state.totals.events) events += n;
   json out = {{"version", AMEM_VERSION},
-              {"session", Hex(state.session.session.value)},
+              {"session", Hex(state.session.session)},
               {"pid", state.session.pid},
               {"rank", state.session.rank},
               {"group", state.session.group},
@@ -284,9 +277,9 @@ std::string Session::StatisticsJson() {
               {"resumes", Resumes(coordinator_->Totals(CycleKind::kResume))},
               {"call_sites", ByCallSite(state)},
               {"peers", ByPeer(state)},
-              {"events", events},
-              {"dropped_events", DroppedEvents()}};
+              {"events", events}};
   const LedgerLock lock(ledger_);
+  out["dropped_events"] = ledger_.dropped_events();
   if (ledger_.journal() != nullptr) out["journal"] = ledger_.journal()->Directory().string();
   if (!ledger_.JournalLost().ok()) out["no_journal_because"] = ledger_.JournalLost().message();
   return out.dump();

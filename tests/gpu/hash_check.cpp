@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "replay/driver/cuda/cuda_driver.h"
+#include "tests/replay/driver/hash_unit.h"
 
 namespace amem {
 namespace {

@@ -12,6 +12,7 @@
 #include "replay/driver/driver.h"
 #include "replay/driver/simulator/world.h"
 #include "tests/scenarios/job.h"
+#include "tests/stand_ins/checkpoint/world_checkpoint.h"
 
 namespace amem {
 namespace {
@@ -22,7 +23,7 @@ using namespace std::chrono_literals;
 
 constexpr Bytes kCapacity = Bytes{16384} << 20;
 constexpr Bytes kPlain = Bytes{32} << 20;  // what a rank has that the driver must take
-using ProcessState = SimulatorWorld::ProcessState;
+using ProcessState = checkpoint::ProcessState;
 
 // A job that trains until it is told to stop, with a tool beside it.
 class Frozen : public testing::Test {
@@ -78,7 +79,7 @@ class Frozen : public testing::Test {
   }
   [[nodiscard]] bool AllAre(ProcessState state) const {
     for (const pid_t pid : job.processes()) {
-      if (world->StateOf(pid) != state) return false;
+      if (checkpoint::StateOf(*world, pid) != state) return false;
     }
     return true;
   }
@@ -152,10 +153,10 @@ TEST_F(Frozen, json_follows_its_schema_and_tells_times_and_bytes) {
 TEST_F(Frozen, job_without_the_pause_of_amem_is_lost) {
   Start(2);
   const pid_t pid = job.processes().front();
-  ASSERT_EQ(world->LockProcess(pid, 5000), 0);
-  ASSERT_EQ(world->CheckpointProcess(pid), 0) << "as on GPUs, although memory is shared";
-  EXPECT_EQ(world->RestoreProcess(pid, {}), cuda::kNotSupported);
-  EXPECT_EQ(world->StateOf(pid), ProcessState::kFailed);
+  ASSERT_EQ(checkpoint::LockProcess(*world, pid, 5000), 0);
+  ASSERT_EQ(checkpoint::CheckpointProcess(*world, pid), 0) << "as on GPUs, although memory is shared";
+  EXPECT_EQ(checkpoint::RestoreProcess(*world, pid, {}), cuda::kNotSupported);
+  EXPECT_EQ(checkpoint::StateOf(*world, pid), ProcessState::kFailed);
   const std::string refused = Fails({"freeze", First(), "--deadline", "3"});
   EXPECT_NE(refused.find("The job runs as before"), std::string::npos) << refused;
   for (const pid_t one : job.processes()) kill(one, SIGKILL);
@@ -216,7 +217,7 @@ TEST_F(Frozen, rank_that_dies_is_said_and_the_others_come_back) {
   const std::string lost = Fails({"thaw", First(), "--deadline", "5"});
   EXPECT_NE(lost.find("rank 1"), std::string::npos) << lost;
   EXPECT_NE(lost.find("it has ended"), std::string::npos) << lost;
-  EXPECT_EQ(world->StateOf(job.processes()[0]), ProcessState::kRunning);
+  EXPECT_EQ(checkpoint::StateOf(*world, job.processes()[0]), ProcessState::kRunning);
   kill(job.processes()[0], SIGKILL);
 }
 

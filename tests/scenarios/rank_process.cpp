@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "tests/replay/driver/simulated.h"
 #include "tests/scenarios/multicast_calls.h"
 #include "tests/scenarios/start_session.h"
 
@@ -351,7 +352,7 @@ class RankSession {
       const auto object = state.multicasts.find(object_.allocation);
       return object != state.multicasts.end() && !object->second.bindings.empty();
     });
-    reply.reached = static_cast<std::uint32_t>(simulator_->Reach(object_.address).size());
+    reply.reached = static_cast<std::uint32_t>(Reach(*simulator_, object_.address).size());
     if (!bound) return {};
     AMEM_TRY(Reaches(object_.address, bound_.address));
     return Reaches(object_.address + kBound, bound_at_.address);
@@ -359,8 +360,8 @@ class RankSession {
   Status Reaches(Address object, Address memory) {
     const auto mapping = simulator_->MappingAt(memory);
     if (!mapping.ok()) return mapping.status();
-    const Simulator::Reached mine{rank_, *simulator_->MemoryAt(memory), memory.value - mapping->address.value};
-    const auto reached = simulator_->Reach(object);
+    const Reached mine{rank_, *MemoryAt(*simulator_, memory), memory.value - mapping->address.value};
+    const auto reached = Reach(*simulator_, object);
     if (std::find(reached.begin(), reached.end(), mine) != reached.end()) return {};
     return {Code::kCorrupt, "a store to the multicast object does not reach the memory that is bound"};
   }

@@ -15,6 +15,7 @@
 #include "replay/job/postmortem.h"
 #include "replay/peers/token.h"
 #include "tests/journal/memory_journal.h"
+#include "tests/replay/driver/simulated.h"
 #include "tests/replay/job/memory_reader.h"
 #include "tests/scenarios/baton.h"
 #include "tests/scenarios/multicast_calls.h"
@@ -302,14 +303,14 @@ class World {
         if (!At(m.rank).alive || !m.memory.allocation) continue;
         EXPECT_TRUE(Holds(m.memory, m.version)) << when << ": bound memory of rank " << m.rank;
         if (!team.whole) continue;
-        std::vector<Simulator::Reached> expected;
+        std::vector<Reached> expected;
         for (const Team::Member& other : team.members) {
           const auto mapping = At(other.rank).simulator->MappingAt(other.memory.address());
           ASSERT_TRUE(mapping.ok()) << when;
-          expected.push_back({other.rank, *At(other.rank).simulator->MemoryAt(other.memory.address()),
+          expected.push_back({other.rank, *MemoryAt(*At(other.rank).simulator, other.memory.address()),
                               other.memory.address().value - mapping->address.value});
         }
-        EXPECT_EQ(At(m.rank).simulator->Reach(m.object.address()), expected) << when << ": the object of rank " << m.rank;
+        EXPECT_EQ(Reach(*At(m.rank).simulator, m.object.address()), expected) << when << ": the object of rank " << m.rank;
       }
     }
   }

@@ -140,11 +140,11 @@ struct Damage {
 
 TEST(Checks, a_damaged_state_is_told_with_values_by_the_next_event_that_meets_the_damage) {
   const std::vector<Damage> all = {
-      {"a != nullptr (null != null), at, it->second.allocation = 0x7f0000000000, 1",
-       [](State& s) { s.allocations.erase(kOwn); }, Unmapped{kA, k2M, {}}},
-      {"a->mappings > 0U (0 > 0), at, it->second.allocation = 0x7f0000000000, 1", [](State& s) { Of(s, kOwn).mappings = 0; },
+      {"a != nullptr (null != null), at, mapping.allocation = 0x7f0000000000, 1", [](State& s) { s.allocations.erase(kOwn); },
        Unmapped{kA, k2M, {}}},
-      {"Find(it->second.allocation) != nullptr (null != null), it->first, it->second.allocation = 0x7f0000000000, 1",
+      {"a->mappings > 0U (0 > 0), at, mapping.allocation = 0x7f0000000000, 1", [](State& s) { Of(s, kOwn).mappings = 0; },
+       Unmapped{kA, k2M, {}}},
+      {"Find(mapping.allocation) != nullptr (null != null), address, mapping.allocation = 0x7f0000000000, 1",
        [](State& s) { s.allocations.erase(kOwn); }, Registered{kA, k2M, "dma-buf"}},
       {"whole != nullptr (null != null), e.slab, e.address = 1, 0x7f0000000000", [](State& s) { s.allocations.erase(kOwn); },
        SlabOpened{kOwn, kA, {}}},
@@ -197,7 +197,7 @@ TEST(Checks, a_step_that_meets_a_damaged_state_is_told) {
   damaged = f.state;
   damaged.allocations.erase(kSlab);
   const Status gone = Apply(damaged, Event{SequenceNumber{damaged.last.value + 1}, 0, 0, StepDone{*damaged.cycle.open_step}});
-  EXPECT_NE(gone.message().find("step.address, m.allocation = 0x7f0000800000, 3"), std::string::npos) << gone.message();
+  EXPECT_NE(gone.message().find("step.address, m->allocation = 0x7f0000800000, 3"), std::string::npos) << gone.message();
 }
 
 TEST(Checks, a_snapshot_of_a_damaged_state_is_refused_and_questions_about_it_have_careful_answers) {

@@ -119,7 +119,7 @@ TEST_F(MulticastPlans, memory_bound_to_one_that_stays_as_well_stays) {
   Pause();
   EXPECT_TRUE(f.state.allocations.at(memory).resident);
   EXPECT_FALSE(f.state.allocations.at(second).resident);
-  EXPECT_FALSE(f.state.multicasts.at(object).bindings.at(0).front().bound) << "it is unbound all the same";
+  EXPECT_FALSE(f.state.multicasts.at(object).bindings.find(0)->second.bound) << "it is unbound all the same";
   Resume();
   f.Ok(MulticastUnbound{kept, DeviceOrdinal{0}, 0, k2M});
   EXPECT_EQ(WhyKept(f.state.allocations.at(memory)), KeepReason::kNone);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "statemachine/apply.h"
+#include "tests/replay/driver/simulated.h"
 #include "tests/world/action.h"
 #include "tests/world/findings.h"
 

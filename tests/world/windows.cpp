@@ -5,6 +5,7 @@
 #include <shared_mutex>
 #include <thread>
 
+#include "tests/replay/driver/simulated.h"
 #include "tests/world/action.h"
 #include "tests/world/findings.h"
 
@@ -68,7 +69,7 @@ void RegisterWithCard(Worker& worker) {
   const auto entered = rank.session->EnterLaunch("ibv_reg_mr");
   const auto tags = rank.session->EnterTags({place->address, bytes}, "ibv_reg_mr");
   if (tags.away || (!entered.owns_lock() && rank.session->TouchesPaused(place->address, bytes))) return;
-  const auto physical = rank.simulator->MemoryAt(place->address);
+  const auto physical = MemoryAt(*rank.simulator, place->address);
   if (!physical) return;  // the card's driver finds nothing there
   std::this_thread::sleep_for(std::chrono::milliseconds(worker.Pick(3)));
   if (!rank.session->NoteRegistration({place->address, bytes, "ibv_reg_mr"})) Found("a registration was not noted");
@@ -77,7 +78,7 @@ void RegisterWithCard(Worker& worker) {
 }
 
 void CheckCard(Worker& worker, const Place& place) {
-  if (worker.rank.simulator->MemoryAt(place.address) != place.card)
+  if (MemoryAt(*worker.rank.simulator, place.address) != place.card)
     Found(fmt::format("a card writes to memory that is gone: {} at {:#x} has other memory since it was registered",
                       ToText(place.kind), place.address.value));
 }

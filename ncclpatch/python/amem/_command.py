@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE, "%s: %s\n" % (self.prog, message))
 
 
-# ---- run --------------------------------------------------------------------------------------------------------------------
+# ---- run
 
 
 def environment_with(library, environment):
@@ -73,7 +73,7 @@ def run(arguments):
         return 127 if isinstance(error, FileNotFoundError) else 126
 
 
-# ---- doctor -----------------------------------------------------------------------------------------------------------------
+# ---- doctor
 
 
 def nccl_version(path):
@@ -144,7 +144,7 @@ def measure(library, libraries, gpus, as_json):
     return FOUND if any("failure" in one for one in answer["NCCL_CUMEM_ENABLE"].values()) else 0
 
 
-# ---- the rest ---------------------------------------------------------------------------------------------------------------
+# ---- the rest
 
 
 def become(program, arguments):

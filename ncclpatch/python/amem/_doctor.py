@@ -26,6 +26,11 @@ SOCKET_PATH = 108 - 40        # of a Unix socket's path, less the name that AMem
 ok, note, warning, problem = (functools.partial(Finding, level) for level in ("ok", "note", "warning", "problem"))
 
 
+def listed(*otherwise):
+    """Has a generator of findings return a list: `otherwise` where it finds nothing."""
+    return lambda look: functools.wraps(look)(lambda *arguments: list(look(*arguments)) or list(otherwise))
+
+
 def mib(count):
     return "%d MiB" % (count >> 20)
 
@@ -102,7 +107,7 @@ class Machine:
         return ""
 
 
-# ---- AMem itself ------------------------------------------------------------------------------------------------------------
+# ---- AMem itself
 
 
 def library(machine, path):
@@ -136,98 +141,97 @@ def replay(machine, path):
     return [ok("amem-replay", "%s %s" % (path, out.strip().split()[-1] if out.strip() else ""))]
 
 
+@listed()
 def activation(machine):
     """How AMem gets into the job, and what is in its way."""
     if machine.variable("AMEM_ENABLE") == "0":
-        return [problem("activation", "AMEM_ENABLE=0: AMem is switched off", "unset AMEM_ENABLE")]
+        yield problem("activation", "AMEM_ENABLE=0: AMem is switched off", "unset AMEM_ENABLE")
+        return
     preloads = [name for name in re.split(r"[ :]+", machine.variable("LD_PRELOAD")) if name]
-    found = []
     nccls = [name for name in preloads if os.path.basename(name).startswith("libnccl.so")]
     if nccls:
-        found.append(problem("activation", "LD_PRELOAD has an NCCL (%s): its functions become those of every NCCL of the process" % nccls[0],
-                             "take it out of LD_PRELOAD; name it in VLLM_NCCL_SO_PATH or the like where an engine asks for one"))
+        yield problem("activation", "LD_PRELOAD has an NCCL (%s): its functions become those of every NCCL of the process" % nccls[0],
+                      "take it out of LD_PRELOAD; name it in VLLM_NCCL_SO_PATH or the like where an engine asks for one")
     own = [name for name in preloads if os.path.basename(name) == "libamem_nccl.so"]
     for name in own:
         if not machine.exists(name):
-            found.append(problem("activation", "LD_PRELOAD names %s, which is not there" % name, "start with `amem run -- COMMAND`"))
+            yield problem("activation", "LD_PRELOAD names %s, which is not there" % name, "start with `amem run -- COMMAND`")
     others = [name for name in preloads if name not in own and name not in nccls]
     for name in others:
         if "torch_memory_saver" in os.path.basename(name):
-            found.append(note("activation", "torch_memory_saver is preloaded as well: it manages its own allocations, AMem NCCL's and its pools'"))
+            yield note("activation", "torch_memory_saver is preloaded as well: it manages its own allocations, AMem NCCL's and its pools'")
         elif not machine.exists(name) and "/" in name:
-            found.append(warning("activation", "LD_PRELOAD names %s, which is not there" % name, "correct LD_PRELOAD; the loader goes on without it"))
+            yield warning("activation", "LD_PRELOAD names %s, which is not there" % name, "correct LD_PRELOAD; the loader goes on without it")
     if not own and machine.variable("AMEM_ENABLE") == "1":
-        found.append(note("activation", "LD_PRELOAD does not have AMem: processes that import torch attach by themselves, because AMEM_ENABLE=1",
-                          "`amem run -- COMMAND` covers engines that load NCCL by themselves, too"))
+        yield note("activation", "LD_PRELOAD does not have AMem: processes that import torch attach by themselves, because AMEM_ENABLE=1",
+                   "`amem run -- COMMAND` covers engines that load NCCL by themselves, too")
     elif not own:
-        found.append(note("activation", "nothing is preloaded in this shell", "start jobs with `amem run -- COMMAND`"))
+        yield note("activation", "nothing is preloaded in this shell", "start jobs with `amem run -- COMMAND`")
     else:
-        found.append(ok("activation", "preloaded by LD_PRELOAD"))
-    return found
+        yield ok("activation", "preloaded by LD_PRELOAD")
 
 
-# ---- GPU and NCCL -----------------------------------------------------------------------------------------------------------
+# ---- GPU and NCCL
 
 
+@listed()
 def driver(machine):
     text = machine.read("/proc/driver/nvidia/version")
     version = re.search(r"Kernel Module\b.*?\s([0-9]+\.[0-9.]+)", text)  # the open one is "for x86_64" as well
     devices = machine.find("/dev/nvidia[0-9]*")
     if not devices and not version:
-        return [note("GPU", "this machine has no NVIDIA GPU: AMem has nothing to free here; journals can be read",
-                     "in a container: start it with the GPUs (--gpus all)")]
-    if not devices:
-        return [problem("GPU", "the driver %s is loaded, and no GPU is visible here" % version.group(1), "start the container with the GPUs (--gpus all)")]
-    found = [ok("GPU", "%d visible, driver %s" % (len(devices), version.group(1) if version else "unknown"))]
-    if version and int(version.group(1).split(".")[0]) < 525:
-        found.append(problem("GPU", "driver %s is older than those that AMem knows (525 and later)" % version.group(1), "update the driver"))
-    return found
+        yield note("GPU", "this machine has no NVIDIA GPU: AMem has nothing to free here; journals can be read",
+                   "in a container: start it with the GPUs (--gpus all)")
+    elif not devices:
+        yield problem("GPU", "the driver %s is loaded, and no GPU is visible here" % version.group(1), "start the container with the GPUs (--gpus all)")
+    else:
+        yield ok("GPU", "%d visible, driver %s" % (len(devices), version.group(1) if version else "unknown"))
+        if version and int(version.group(1).split(".")[0]) < 525:
+            yield problem("GPU", "driver %s is older than those that AMem knows (525 and later)" % version.group(1), "update the driver")
 
 
+@listed()
 def nccl(machine, libraries):
     """`libraries`: (path, version as a tuple or None) of each libnccl that Python would load."""
     if not libraries:
-        return [note("NCCL", "no libnccl was found from this Python; one may be linked into another library, which AMem cannot reach",
-                     "run doctor with the Python that has PyTorch, or name the library: `amem doctor --nccl PATH`")]
-    found = []
+        yield note("NCCL", "no libnccl was found from this Python; one may be linked into another library, which AMem cannot reach",
+                   "run doctor with the Python that has PyTorch, or name the library: `amem doctor --nccl PATH`")
     for path, version in libraries:
         text = ".".join(map(str, version)) if version else "of unknown version"
         if not version:
-            found.append(warning("NCCL", "%s: its version cannot be read" % path, "it is taken as it is; look at `nccl_libraries` of amem.stats()"))
+            yield warning("NCCL", "%s: its version cannot be read" % path, "it is taken as it is; look at `nccl_libraries` of amem.stats()")
         elif version[:2] < TESTED[0]:
-            found.append(problem("NCCL", "%s is %s; the oldest that was run is %d.%d" % ((path, text) + TESTED[0]), "update nvidia-nccl"))
+            yield problem("NCCL", "%s is %s; the oldest that was run is %d.%d" % ((path, text) + TESTED[0]), "update nvidia-nccl")
         elif version[:2] > TESTED[1]:
-            found.append(warning("NCCL", "%s is %s; the newest that was run is %d.%d" % ((path, text) + TESTED[1]),
-                                 "it will probably work; compare results of a short job, and look for passed-through calls in amem.stats()"))
+            yield warning("NCCL", "%s is %s; the newest that was run is %d.%d" % ((path, text) + TESTED[1]),
+                          "it will probably work; compare results of a short job, and look for passed-through calls in amem.stats()")
         else:
-            found.append(ok("NCCL", "%s, version %s" % (path, text)))
+            yield ok("NCCL", "%s, version %s" % (path, text))
     if len({version for _, version in libraries}) > 1:
-        found.append(note("NCCL", "there are several versions; a process may load more than one, and AMem takes in all of them"))
-    return found
+        yield note("NCCL", "there are several versions; a process may load more than one, and AMem takes in all of them")
 
 
+@listed(ok("NCCL's settings", "nothing that keeps memory"))
 def nccl_settings(machine, value):
     """`value(name)`: an NCCL setting, from the environment or from NCCL's own files; "" if unset."""
-    found = []
     if value("NCCL_CUMEM_ENABLE") == "0":
-        found.append(note("NCCL_CUMEM_ENABLE", "0: NCCL allocates by cuMemAlloc, and AMem backs that; freed and as fast as the default",
-                          "unset it where nothing else needs it: NCCL holds less with it unset (5 756 in place of 6 270 MiB in the reference workload)"))
+        yield note("NCCL_CUMEM_ENABLE", "0: NCCL allocates by cuMemAlloc, and AMem backs that; freed and as fast as the default",
+                   "unset it where nothing else needs it: NCCL holds less with it unset (5 756 in place of 6 270 MiB in the reference workload)")
     if value("NCCL_NVLS_ENABLE") not in ("", "0") or (value("NCCL_NVLS_ENABLE") == "" and machine.find("/dev/nvidia-nvswitch*")):
-        found.append(warning("NVLS", "multicast objects may be used here: memory that is bound to them stays in a pause",
-                             "NCCL_NVLS_ENABLE=0 frees it; AMEM_NVLS=release is simulated only, and never ran on hardware"))
+        yield warning("NVLS", "multicast objects may be used here: memory that is bound to them stays in a pause",
+                      "NCCL_NVLS_ENABLE=0 frees it; AMEM_NVLS=release is simulated only, and never ran on hardware")
     for name, what in (("NCCL_GRAPH_REGISTER", "buffers of CUDA graphs"), ("NCCL_LOCAL_REGISTER", "user buffers")):
         if value(name) == "1" and machine.find("/sys/class/infiniband/*"):
-            found.append(warning(name, "1: %s are registered with network cards, and such memory stays in a pause" % what, "%s=0 frees it" % name))
+            yield warning(name, "1: %s are registered with network cards, and such memory stays in a pause" % what, "%s=0 frees it" % name)
     plugin = value("NCCL_NET_PLUGIN")
     if plugin not in ("", "none"):
-        found.append(note("network plugin", "NCCL_NET_PLUGIN=%s: what it registers stays; of versions other than 5 to 12, all NCCL memory stays" % plugin,
-                          "amem.stats() says how much; NCCL_NET_PLUGIN=none where no other host takes part"))
+        yield note("network plugin", "NCCL_NET_PLUGIN=%s: what it registers stays; of versions other than 5 to 12, all NCCL memory stays" % plugin,
+                   "amem.stats() says how much; NCCL_NET_PLUGIN=none where no other host takes part")
     if machine.exists("/dev/gdrdrv") and value("NCCL_GDRCOPY_ENABLE") == "1":
-        found.append(note("GDRCopy", "memory that GDRCopy pins stays in a pause", "NCCL_GDRCOPY_ENABLE=0 frees it"))
-    return found or [ok("NCCL's settings", "nothing that keeps memory")]
+        yield note("GDRCopy", "memory that GDRCopy pins stays in a pause", "NCCL_GDRCOPY_ENABLE=0 frees it")
 
 
-# ---- limits of the machine --------------------------------------------------------------------------------------------------
+# ---- limits of the machine
 
 
 def limits(machine):
@@ -251,37 +255,36 @@ def limits(machine):
     return found or [ok("limits", "%d descriptors, enough shared memory" % descriptors)]
 
 
+@listed(ok("directories", "journals and sockets can be written"))
 def places(machine):
     """The directories of journals and of sockets."""
     home = "/tmp/amem-%d" % machine.user()
-    found = []
     for name, default, purpose in (("AMEM_JOURNAL_DIR", home + "/journal", "journals"), ("AMEM_SOCKET_DIR", home + "/sockets", "sockets for peers")):
         path = machine.variable(name) or default
         if not os.path.isabs(path):
-            found.append(problem(name, "%s is not an absolute path" % path, "ranks may have different working directories: name it from /"))
+            yield problem(name, "%s is not an absolute path" % path, "ranks may have different working directories: name it from /")
             continue
         why = machine.why_not_writable(path)
         if why:
-            found.append(problem(purpose, "%s cannot be written: %s" % (path, why), "set %s to a directory of this user's" % name))
+            yield problem(purpose, "%s cannot be written: %s" % (path, why), "set %s to a directory of this user's" % name)
             continue
         if name == "AMEM_SOCKET_DIR" and len(path) > SOCKET_PATH:
-            found.append(problem(purpose, "%s is too long for the path of a Unix socket" % path, "set AMEM_SOCKET_DIR to a shorter one"))
+            yield problem(purpose, "%s is too long for the path of a Unix socket" % path, "set AMEM_SOCKET_DIR to a shorter one")
         free = machine.free_bytes(path)
         if name == "AMEM_JOURNAL_DIR" and free is not None and free < JOURNAL_BYTES:
-            found.append(warning(purpose, "%s are free in %s; a pause without a journal is refused" % (mib(free), path),
-                                 "free some, or set AMEM_JOURNAL_DIR to another file system"))
-    return found or [ok("directories", "journals and sockets can be written")]
+            yield warning(purpose, "%s are free in %s; a pause without a journal is refused" % (mib(free), path),
+                          "free some, or set AMEM_JOURNAL_DIR to another file system")
 
 
+@listed()
 def container(machine):
-    inside = machine.exists("/.dockerenv") or machine.exists("/run/.containerenv") or "kubepods" in machine.read("/proc/1/cgroup")
-    if not inside:
-        return []
-    found = [note("container", "journals under /tmp are lost with it", "set AMEM_JOURNAL_DIR to a volume")] if not machine.variable("AMEM_JOURNAL_DIR") else []
+    if not (machine.exists("/.dockerenv") or machine.exists("/run/.containerenv") or "kubepods" in machine.read("/proc/1/cgroup")):
+        return
+    if not machine.variable("AMEM_JOURNAL_DIR"):
+        yield note("container", "journals under /tmp are lost with it", "set AMEM_JOURNAL_DIR to a volume")
     if not machine.variable("AMEM_SOCKET_DIR"):
-        found.append(note("container", "ranks of one host in several containers find each other only if those share /tmp or the network",
-                          "else set AMEM_SOCKET_DIR to a volume that they share"))
-    return found
+        yield note("container", "ranks of one host in several containers find each other only if those share /tmp or the network",
+                   "else set AMEM_SOCKET_DIR to a volume that they share")
 
 
 def nccl_setting_reader(machine):

@@ -122,12 +122,8 @@ def _roles(group, transfer):
     transfer.set("here/%d" % group.rank, json.dumps(mine))
     if group.rank != 0:
         return None
-    found = {}
-    for rank in range(group.size):
-        value = transfer.wait("here/%d" % rank)
-        if value is not None:
-            found[rank] = json.loads(value)
-    return found
+    said = {rank: transfer.wait("here/%d" % rank) for rank in range(group.size)}
+    return {rank: json.loads(value) for rank, value in said.items() if value is not None}
 
 
 def _collect(group, transfer, path):

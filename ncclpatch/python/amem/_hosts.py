@@ -237,17 +237,16 @@ class Agreement:
         group.store.set(self.outcome_key(group.rank), json.dumps(outcome))
         if failure is not None:
             return self.decide(False, "%s failed: %s" % (_name(outcome), failure))
-        return self._collect() if group.rank == 0 else self._follow()
+        if group.rank == 0:
+            return self._collect()
+        decision = group.value_by(self.key("decision"), self.deadline)
+        return self._give_up() if decision is None else json.loads(decision)
 
     def interrupted(self, error):
         """Ends the agreement for all, unless it is decided. Returns whether all succeeded."""
         with contextlib.suppress(Exception):
             return self.decide(False, "%s failed: %s: %s" % (_name(self.group.describe()), type(error).__name__, error))["ok"]
         return False
-
-    def _follow(self):
-        decision = self.group.value_by(self.key("decision"), self.deadline)
-        return self._give_up() if decision is None else json.loads(decision)
 
     def _collect(self):
         keys = [self.outcome_key(rank) for rank in range(self.group.size)]
@@ -280,13 +279,9 @@ class Agreement:
         decision = self.group.peek(self.key("decision"))
         if decision is not None:
             return json.loads(decision)
-        missing, hosts = [], {}
-        for rank in range(self.group.size):
-            value = self.group.peek(self.outcome_key(rank))
-            if value is None:
-                missing.append(rank)
-            else:
-                hosts[rank] = json.loads(value)["host"]
+        outcomes = {rank: self.group.peek(self.outcome_key(rank)) for rank in range(self.group.size)}
+        missing = [rank for rank, value in outcomes.items() if value is None]
+        hosts = {rank: json.loads(value)["host"] for rank, value in outcomes.items() if value is not None}
         if missing:
             message = "%s did not come within %g s; those that came are on %s" % (
                 ", ".join(self._absent(rank) for rank in missing), self.timeout, ", ".join(sorted(set(hosts.values()))))

@@ -4,6 +4,7 @@ The job makes communicators over all visible GPUs, reduces, pauses and resumes, 
 because start-ups differ by whatever else the machine does. Ranks that do not end are killed, and what they wrote is removed.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -80,11 +81,8 @@ class Run:
         return [self._result(rank) for rank in range(self.ranks)]
 
     def _result(self, rank):
-        try:
-            with open(self.folder + "/result.%d" % rank, encoding="utf-8") as file:
-                return json.load(file)
-        except (OSError, ValueError):
-            pass
+        with contextlib.suppress(OSError, ValueError), open(self.folder + "/result.%d" % rank, encoding="utf-8") as file:
+            return json.load(file)
         code = self.processes[rank].poll()
         with open(self.folder + "/log.%d" % rank, encoding="utf-8", errors="replace") as file:
             lines = [line.strip() for line in file.read()[-4000:].splitlines() if line.strip()]
@@ -95,14 +93,10 @@ class Run:
     def end(self):
         for process in self.processes:
             if process.poll() is None:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel; nothing more can be done
                 process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                pass  # in the kernel; nothing more can be done
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -182,9 +176,10 @@ def advice(answer):
     better = _differences(zero, one)
     if not better["0"] and not better["1"]:
         return "Leave NCCL_CUMEM_ENABLE as it is: on this machine it makes no difference that could be measured."
-    for mine, setting, other in (("1", "unset, or 1", "0"), ("0", "0", "1")):
-        if better[mine] and not better[other]:
-            return "Set NCCL_CUMEM_ENABLE=0: %s." % ", ".join(better["0"]) if mine == "0" else "Leave NCCL_CUMEM_ENABLE %s: %s than with 0." % (setting, ", ".join(better["1"]))
+    if not better["0"]:
+        return "Leave NCCL_CUMEM_ENABLE unset, or 1: %s than with 0." % ", ".join(better["1"])
+    if not better["1"]:
+        return "Set NCCL_CUMEM_ENABLE=0: %s." % ", ".join(better["0"])
     return "It depends on what counts: with NCCL_CUMEM_ENABLE=0 %s; with 1 %s." % (", ".join(better["0"]), ", ".join(better["1"]))
 
 

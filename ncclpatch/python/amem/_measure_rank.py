@@ -32,7 +32,7 @@ class Driver:
             self.cuda = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
             raise Failed("the CUDA driver cannot be loaded: %s" % error) from None
-        self.simulated = hasattr(self.cuda, "stand_in_cuda_dump")
+        self.simulated = hasattr(self.cuda, "stand_in_cuda_at")
         self.call("cuInit", 0)
         count = ctypes.c_int()
         self.call("cuDeviceGetCount", ctypes.byref(count))

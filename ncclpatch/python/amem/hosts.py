@@ -24,7 +24,7 @@ from . import _calls, _hosts, _tags
 
 _numbers = itertools.count(1)
 
-# ---- in the actors ----------------------------------------------------------------------------------------------------------
+# ---- in the actors
 
 _lock = threading.Lock()
 _undo = {}      # attempt: what undoes this actor's part of it
@@ -74,7 +74,7 @@ def _give_up(attempt):
     return _undone(undo) if undo else None
 
 
-# ---- in the caller ----------------------------------------------------------------------------------------------------------
+# ---- in the caller
 
 
 class Ray:

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstring>
 #include <future>
+#include <type_traits>
 
 #include "replay/driver/driver.h"
 #include "replay/driver/result_names.h"
@@ -34,17 +35,22 @@ struct RestoreArguments {
 };
 static_assert(sizeof(LockArguments) == 64 && sizeof(RestoreArguments) == 64);
 
+// Member, name in the library, type.
+#define AMEM_CHECKPOINT_CALLS(X)                                             \
+  X(init, "cuInit", CUresult(unsigned))                                      \
+  X(version, "cuDriverGetVersion", CUresult(int*))                           \
+  X(device_count, "cuDeviceGetCount", CUresult(int*))                        \
+  X(device_get, "cuDeviceGet", CUresult(CUdevice*, int))                     \
+  X(uuid, "cuDeviceGetUuid_v2", CUresult(CUuuid*, CUdevice))                 \
+  X(state, "cuCheckpointProcessGetState", CUresult(int, int*))               \
+  X(lock, "cuCheckpointProcessLock", CUresult(int, LockArguments*))          \
+  X(checkpoint, "cuCheckpointProcessCheckpoint", CUresult(int, void*))       \
+  X(restore, "cuCheckpointProcessRestore", CUresult(int, RestoreArguments*)) \
+  X(unlock, "cuCheckpointProcessUnlock", CUresult(int, void*))
+
 struct CheckpointCalls {
-  CUresult (*init)(unsigned) = nullptr;
-  CUresult (*version)(int*) = nullptr;
-  CUresult (*device_count)(int*) = nullptr;
-  CUresult (*device_get)(CUdevice*, int) = nullptr;
-  CUresult (*uuid)(CUuuid*, CUdevice) = nullptr;
-  CUresult (*state)(int, int*) = nullptr;
-  CUresult (*lock)(int, LockArguments*) = nullptr;
-  CUresult (*checkpoint)(int, void*) = nullptr;
-  CUresult (*restore)(int, RestoreArguments*) = nullptr;
-  CUresult (*unlock)(int, void*) = nullptr;
+#define AMEM_CHECKPOINT_MEMBER(member, name, ...) std::add_pointer_t<__VA_ARGS__> member = nullptr;
+  AMEM_CHECKPOINT_CALLS(AMEM_CHECKPOINT_MEMBER)
 };
 
 bool ReadUuid(std::string_view text, CUuuid& uuid) {
@@ -195,16 +201,8 @@ Result<std::unique_ptr<Checkpointer>> OpenCudaCheckpointer() {
     pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(::dlsym(library, name));
     if (pointer == nullptr && missing == nullptr) missing = name;
   };
-  find("cuInit", calls.init);
-  find("cuDriverGetVersion", calls.version);
-  find("cuDeviceGetCount", calls.device_count);
-  find("cuDeviceGet", calls.device_get);
-  find("cuDeviceGetUuid_v2", calls.uuid);
-  find("cuCheckpointProcessGetState", calls.state);
-  find("cuCheckpointProcessLock", calls.lock);
-  find("cuCheckpointProcessCheckpoint", calls.checkpoint);
-  find("cuCheckpointProcessRestore", calls.restore);
-  find("cuCheckpointProcessUnlock", calls.unlock);
+#define AMEM_CHECKPOINT_FIND(member, name, ...) find(name, calls.member);
+  AMEM_CHECKPOINT_CALLS(AMEM_CHECKPOINT_FIND)
   if (missing != nullptr) {
     return Status(
         Code::kUnsupported,

@@ -34,7 +34,7 @@ Result<std::shared_ptr<CudaDriver::Core>> CudaDriver::Core::Make(const Resolve& 
     }
     pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(found);
   };
-#define AMEM_CUDA_FIND(member, name, type) find(name, core->calls.member);
+#define AMEM_CUDA_FIND(member, name) find(#name, core->calls.member);
   AMEM_CUDA_CALLS(AMEM_CUDA_FIND)
   const char* const needed = missing;
   AMEM_CUDA_OPTIONAL_CALLS(AMEM_CUDA_FIND)
@@ -45,12 +45,6 @@ Result<std::shared_ptr<CudaDriver::Core>> CudaDriver::Core::Make(const Resolve& 
   if (missing == nullptr) return core;
   return Status(Code::kUnsupported,
                 std::string("the CUDA driver has no ") + missing + ": a driver of CUDA 12.0 (525) or newer is needed");
-}
-
-std::shared_ptr<CudaDriver::Core> CudaDriver::Core::Sibling() const {
-  auto sibling = std::make_shared<Core>();
-  sibling->calls = calls;
-  return sibling;
 }
 
 CudaDriver::Core::~Core() {
@@ -90,13 +84,12 @@ Result<int> CudaDriver::Core::Devices() {
 }
 
 Result<CudaDriver::Core::Device> CudaDriver::Core::Open(DeviceOrdinal device) {
-  const auto count = Devices();
-  if (!count.ok()) return count.status();
-  if (device.value < 0 || device.value >= *count) {
-    return Failure(CUDA_ERROR_INVALID_DEVICE, fmt::format("device {} of the {} that this process sees", device.value, *count));
+  AMEM_ASSIGN(const auto count, Devices());
+  if (device.value < 0 || device.value >= count) {
+    return Failure(CUDA_ERROR_INVALID_DEVICE, fmt::format("device {} of the {} that this process sees", device.value, count));
   }
   const MutexLock lock(mutex_);
-  devices_.resize(static_cast<std::size_t>(*count));
+  devices_.resize(static_cast<std::size_t>(count));
   Device& opened = devices_[static_cast<std::size_t>(device.value)];
   if (opened.stream == nullptr) AMEM_TRY(OpenLocked(opened, device.value));
   return opened;
@@ -158,8 +151,7 @@ CUresult CudaDriver::Core::AwaitStream(Deadline until, CUstream stream) const {
 }
 
 Result<CUcontext> CudaDriver::Core::AnyContext() {
-  const auto count = Devices();
-  if (!count.ok()) return count.status();
+  AMEM_ASSIGN(const auto count, Devices());
   CUcontext current = nullptr;
   if (calls.context_current(&current) == CUDA_SUCCESS && current != nullptr) return current;
   {
@@ -169,18 +161,11 @@ Result<CUcontext> CudaDriver::Core::AnyContext() {
     }
   }
   int chosen = 0;
-  for (int i = *count - 1; i >= 0; --i) {
-    unsigned flags = 0;
-    int active = 0;
-    CUdevice device = 0;
-    if (calls.device_get(&device, i) == CUDA_SUCCESS && calls.primary_state(device, &flags, &active) == CUDA_SUCCESS &&
-        active != 0) {
-      chosen = i;
-    }
+  for (int i = count - 1; i >= 0; --i) {
+    if (const auto has = HasContext(DeviceOrdinal{i}); has.ok() && *has) chosen = i;
   }
-  const auto opened = Open(DeviceOrdinal{chosen});
-  if (!opened.ok()) return opened.status();
-  return opened->context;
+  AMEM_ASSIGN(const auto opened, Open(DeviceOrdinal{chosen}));
+  return opened.context;
 }
 
 }  // namespace amem

@@ -14,72 +14,72 @@
 
 namespace amem {
 
-// Member, name for cuGetProcAddress, and the declaration with its type (cuda.h maps that to the newest variant).
-#define AMEM_CUDA_CALLS(X)                                                                         \
-  X(init, "cuInit", cuInit)                                                                        \
-  X(driver_version, "cuDriverGetVersion", cuDriverGetVersion)                                      \
-  X(error_name, "cuGetErrorName", cuGetErrorName)                                                  \
-  X(error_string, "cuGetErrorString", cuGetErrorString)                                            \
-  X(device_count, "cuDeviceGetCount", cuDeviceGetCount)                                            \
-  X(device_get, "cuDeviceGet", cuDeviceGet)                                                        \
-  X(device_uuid, "cuDeviceGetUuid", cuDeviceGetUuid)                                               \
-  X(primary_retain, "cuDevicePrimaryCtxRetain", cuDevicePrimaryCtxRetain)                          \
-  X(primary_release, "cuDevicePrimaryCtxRelease", cuDevicePrimaryCtxRelease)                       \
-  X(primary_state, "cuDevicePrimaryCtxGetState", cuDevicePrimaryCtxGetState)                       \
-  X(context_push, "cuCtxPushCurrent", cuCtxPushCurrent)                                            \
-  X(context_pop, "cuCtxPopCurrent", cuCtxPopCurrent)                                               \
-  X(context_current, "cuCtxGetCurrent", cuCtxGetCurrent)                                           \
-  X(context_device, "cuCtxGetDevice", cuCtxGetDevice)                                              \
-  X(context_synchronize, "cuCtxSynchronize", cuCtxSynchronize)                                     \
-  X(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", cuThreadExchangeStreamCaptureMode) \
-  X(stream_create, "cuStreamCreate", cuStreamCreate)                                               \
-  X(stream_destroy, "cuStreamDestroy", cuStreamDestroy)                                            \
-  X(stream_synchronize, "cuStreamSynchronize", cuStreamSynchronize)                                \
-  X(stream_is_capturing, "cuStreamIsCapturing", cuStreamIsCapturing)                               \
-  X(mem_create, "cuMemCreate", cuMemCreate)                                                        \
-  X(mem_release, "cuMemRelease", cuMemRelease)                                                     \
-  X(mem_reserve, "cuMemAddressReserve", cuMemAddressReserve)                                       \
-  X(mem_address_free, "cuMemAddressFree", cuMemAddressFree)                                        \
-  X(mem_map, "cuMemMap", cuMemMap)                                                                 \
-  X(mem_unmap, "cuMemUnmap", cuMemUnmap)                                                           \
-  X(mem_set_access, "cuMemSetAccess", cuMemSetAccess)                                              \
-  X(mem_export, "cuMemExportToShareableHandle", cuMemExportToShareableHandle)                      \
-  X(mem_import, "cuMemImportFromShareableHandle", cuMemImportFromShareableHandle)                  \
-  X(mem_granularity, "cuMemGetAllocationGranularity", cuMemGetAllocationGranularity)               \
-  X(mem_info, "cuMemGetInfo", cuMemGetInfo)                                                        \
-  X(host_alloc, "cuMemHostAlloc", cuMemHostAlloc)                                                  \
-  X(host_free, "cuMemFreeHost", cuMemFreeHost)                                                     \
-  X(copy_to_host, "cuMemcpyDtoHAsync", cuMemcpyDtoHAsync)                                          \
-  X(copy_to_device, "cuMemcpyHtoDAsync", cuMemcpyHtoDAsync)                                        \
-  X(fill, "cuMemsetD8Async", cuMemsetD8Async)
+// Member, and its name for cuGetProcAddress, whose declaration has the type (cuda.h maps it to the newest variant).
+#define AMEM_CUDA_CALLS(X)                                    \
+  X(init, cuInit)                                             \
+  X(driver_version, cuDriverGetVersion)                       \
+  X(error_name, cuGetErrorName)                               \
+  X(error_string, cuGetErrorString)                           \
+  X(device_count, cuDeviceGetCount)                           \
+  X(device_get, cuDeviceGet)                                  \
+  X(device_uuid, cuDeviceGetUuid)                             \
+  X(primary_retain, cuDevicePrimaryCtxRetain)                 \
+  X(primary_release, cuDevicePrimaryCtxRelease)               \
+  X(primary_state, cuDevicePrimaryCtxGetState)                \
+  X(context_push, cuCtxPushCurrent)                           \
+  X(context_pop, cuCtxPopCurrent)                             \
+  X(context_current, cuCtxGetCurrent)                         \
+  X(context_device, cuCtxGetDevice)                           \
+  X(context_synchronize, cuCtxSynchronize)                    \
+  X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode) \
+  X(stream_create, cuStreamCreate)                            \
+  X(stream_destroy, cuStreamDestroy)                          \
+  X(stream_synchronize, cuStreamSynchronize)                  \
+  X(stream_is_capturing, cuStreamIsCapturing)                 \
+  X(mem_create, cuMemCreate)                                  \
+  X(mem_release, cuMemRelease)                                \
+  X(mem_reserve, cuMemAddressReserve)                         \
+  X(mem_address_free, cuMemAddressFree)                       \
+  X(mem_map, cuMemMap)                                        \
+  X(mem_unmap, cuMemUnmap)                                    \
+  X(mem_set_access, cuMemSetAccess)                           \
+  X(mem_export, cuMemExportToShareableHandle)                 \
+  X(mem_import, cuMemImportFromShareableHandle)               \
+  X(mem_granularity, cuMemGetAllocationGranularity)           \
+  X(mem_info, cuMemGetInfo)                                   \
+  X(host_alloc, cuMemHostAlloc)                               \
+  X(host_free, cuMemFreeHost)                                 \
+  X(copy_to_host, cuMemcpyDtoHAsync)                          \
+  X(copy_to_device, cuMemcpyHtoDAsync)                        \
+  X(fill, cuMemsetD8Async)
 
 // Null if the driver lacks them; only speed depends on them.
-#define AMEM_CUDA_OPTIONAL_CALLS(X)                              \
-  X(host_register, "cuMemHostRegister", cuMemHostRegister)       \
-  X(host_unregister, "cuMemHostUnregister", cuMemHostUnregister) \
-  X(module_load, "cuModuleLoadData", cuModuleLoadData)           \
-  X(module_function, "cuModuleGetFunction", cuModuleGetFunction) \
-  X(module_global, "cuModuleGetGlobal", cuModuleGetGlobal)       \
-  X(launch, "cuLaunchKernel", cuLaunchKernel)                    \
-  X(event_create, "cuEventCreate", cuEventCreate)                \
-  X(event_destroy, "cuEventDestroy", cuEventDestroy)             \
-  X(event_record, "cuEventRecord", cuEventRecord)                \
-  X(event_query, "cuEventQuery", cuEventQuery)                   \
-  X(stream_query, "cuStreamQuery", cuStreamQuery)                \
-  X(stream_context, "cuStreamGetCtx", cuStreamGetCtx)            \
-  X(stream_wait, "cuStreamWaitEvent", cuStreamWaitEvent)
+#define AMEM_CUDA_OPTIONAL_CALLS(X)       \
+  X(host_register, cuMemHostRegister)     \
+  X(host_unregister, cuMemHostUnregister) \
+  X(module_load, cuModuleLoadData)        \
+  X(module_function, cuModuleGetFunction) \
+  X(module_global, cuModuleGetGlobal)     \
+  X(launch, cuLaunchKernel)               \
+  X(event_create, cuEventCreate)          \
+  X(event_destroy, cuEventDestroy)        \
+  X(event_record, cuEventRecord)          \
+  X(event_query, cuEventQuery)            \
+  X(stream_query, cuStreamQuery)          \
+  X(stream_context, cuStreamGetCtx)       \
+  X(stream_wait, cuStreamWaitEvent)
 
 // Since CUDA 12.1; null in older drivers, which have no multicast objects.
-#define AMEM_CUDA_MULTICAST_CALLS(X)                                    \
-  X(multicast_create, "cuMulticastCreate", cuMulticastCreate)           \
-  X(multicast_add_device, "cuMulticastAddDevice", cuMulticastAddDevice) \
-  X(multicast_bind_memory, "cuMulticastBindMem", cuMulticastBindMem)    \
-  X(multicast_bind_address, "cuMulticastBindAddr", cuMulticastBindAddr) \
-  X(multicast_unbind, "cuMulticastUnbind", cuMulticastUnbind)           \
-  X(multicast_granularity, "cuMulticastGetGranularity", cuMulticastGetGranularity)
+#define AMEM_CUDA_MULTICAST_CALLS(X)             \
+  X(multicast_create, cuMulticastCreate)         \
+  X(multicast_add_device, cuMulticastAddDevice)  \
+  X(multicast_bind_memory, cuMulticastBindMem)   \
+  X(multicast_bind_address, cuMulticastBindAddr) \
+  X(multicast_unbind, cuMulticastUnbind)         \
+  X(multicast_granularity, cuMulticastGetGranularity)
 
 struct CudaCalls {
-#define AMEM_CUDA_MEMBER(member, name, type) decltype(&type) member = nullptr;
+#define AMEM_CUDA_MEMBER(member, name) decltype(&name) member = nullptr;
   AMEM_CUDA_CALLS(AMEM_CUDA_MEMBER)
   AMEM_CUDA_OPTIONAL_CALLS(AMEM_CUDA_MEMBER)
   AMEM_CUDA_MULTICAST_CALLS(AMEM_CUDA_MEMBER)
@@ -89,7 +89,6 @@ struct CudaCalls {
 class CudaDriver::Core {
  public:
   static Result<std::shared_ptr<Core>> Make(const Resolve& resolve);
-  [[nodiscard]] std::shared_ptr<Core> Sibling() const;  // with streams of its own
   ~Core();
 
   CudaCalls calls;

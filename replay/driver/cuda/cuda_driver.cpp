@@ -41,12 +41,9 @@ constexpr auto kDescriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 }  // namespace
 
-// ---- life ------------------------------------------------------------------------------------------------------------------
-
 Result<std::unique_ptr<CudaDriver>> CudaDriver::Load(const Resolve& resolve) {
-  auto core = Core::Make(resolve);
-  if (!core.ok()) return core.status();
-  return std::unique_ptr<CudaDriver>(new CudaDriver(*std::move(core)));
+  AMEM_ASSIGN(auto core, Core::Make(resolve));
+  return std::unique_ptr<CudaDriver>(new CudaDriver(std::move(core)));
 }
 
 Result<std::unique_ptr<CudaDriver>> CudaDriver::LoadSystem() {
@@ -65,8 +62,6 @@ CudaDriver::CudaDriver(std::shared_ptr<Core> core)
       nonzero_(std::make_unique<NonZeroCopier>(*this, core_)) {}
 CudaDriver::~CudaDriver() = default;
 
-// ---- memory and addresses --------------------------------------------------------------------------------------------------
-
 Result<DriverHandle> CudaDriver::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) {
   const CUmemAllocationProp prop = ToCuda(properties);
   CUmemGenericAllocationHandle handle = 0;
@@ -81,9 +76,9 @@ Status CudaDriver::Release(DriverHandle handle) {
 
 Result<Address> CudaDriver::Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags) {
   CUdeviceptr address = 0;
-  AMEM_TRY(core_->Call(
-      [&] { return fmt::format("cuMemAddressReserve {} bytes aligned to {} at {}", bytes, alignment, Hex(hint.value)); },
-      core_->calls.mem_reserve, &address, bytes, alignment, hint.value, flags));
+  AMEM_TRY(
+      core_->Call([&] { return fmt::format("cuMemAddressReserve {} bytes aligned to {} at {}", bytes, alignment, Hex(hint)); },
+                  core_->calls.mem_reserve, &address, bytes, alignment, hint.value, flags));
   return Address{address};
 }
 
@@ -142,12 +137,9 @@ Result<Bytes> CudaDriver::Granularity(const AllocationProperties& properties) {
   return Bytes{granularity};
 }
 
-// ---- devices ---------------------------------------------------------------------------------------------------------------
-
 Result<MemoryInfo> CudaDriver::Memory(DeviceOrdinal device) {
-  const auto opened = core_->Open(device);
-  if (!opened.ok()) return opened.status();
-  const InContext current(core_->calls, opened->context);
+  AMEM_ASSIGN(const auto opened, core_->Open(device));
+  const InContext current(core_->calls, opened.context);
   std::size_t free = 0, total = 0;
   CUresult result = current.result();
   if (result == CUDA_SUCCESS) result = core_->calls.mem_info(&free, &total);
@@ -181,15 +173,12 @@ std::string CudaDriver::Version() {
 Status CudaDriver::Synchronize(DeviceOrdinal device, Deadline until) { return idle_->Await(device, until); }
 void CudaDriver::NoteStream(const char* call, void* stream) { idle_->NoteStream(call, stream); }
 
-// ---- contents --------------------------------------------------------------------------------------------------------------
-
 Status CudaDriver::OnStream(DeviceOrdinal device, const char* call, Address address, Bytes bytes,
                             const std::function<int(void* stream)>& submit) {
-  const auto opened = core_->Open(device);
-  if (!opened.ok()) return opened.status();
-  const InContext current(core_->calls, opened->context);
+  AMEM_ASSIGN(const auto opened, core_->Open(device));
+  const InContext current(core_->calls, opened.context);
   CUresult result = current.result();
-  if (result == CUDA_SUCCESS) result = static_cast<CUresult>(submit(opened->stream));
+  if (result == CUDA_SUCCESS) result = static_cast<CUresult>(submit(opened.stream));
   if (result == CUDA_SUCCESS) return {};
   return core_->Failure(result, fmt::format("{} {}, {}", call, OfDevice(device), InRange(address, bytes)));
 }
@@ -232,8 +221,6 @@ Status CudaDriver::FinishCopies(DeviceOrdinal device, Deadline until) {
   Status parts = nonzero_->Finish(device, until);
   return whole.ok() ? parts : whole;
 }
-
-// ---- contents in parts -----------------------------------------------------------------------------------------------------
 
 bool CudaDriver::CanLook(DeviceOrdinal device) { return nonzero_->On(device).CanLook(); }
 

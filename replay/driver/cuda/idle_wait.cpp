@@ -25,21 +25,22 @@ bool Destroyed(CUresult result) { return result == CUDA_ERROR_INVALID_CONTEXT ||
 
 Status CudaDriver::IdleWait::Await(DeviceOrdinal device, Deadline until) {
   const Deadline began = Now();
-  const auto active = core_->HasContext(device);
-  if (!active.ok()) return active.status();
-  std::set<CUcontext> contexts = NotedOn(device);
+  AMEM_ASSIGN(const auto active, core_->HasContext(device));
+  std::set<CUcontext> contexts;
+  {
+    const MutexLock lock(mutex_);
+    if (const auto* const noted = FindIn(noted_, device)) contexts = *noted;
+  }
   CUcontext primary = nullptr;
-  if (*active) {  // nothing of this process runs without a context, and a new one would stay for good
-    const auto opened = core_->Open(device);
-    if (!opened.ok()) return opened.status();
-    primary = opened->context;
+  if (active) {  // nothing of this process runs without a context, and a new one would stay for good
+    AMEM_ASSIGN(const auto opened, core_->Open(device));
+    primary = opened.context;
     contexts.insert(primary);
   }
   for (const CUcontext context : contexts) {
-    const auto waited = AwaitContext(context, until);
-    if (!waited.ok()) return waited.status();
-    if (!*waited) return NotIdle(device, began, Details(context));
-    const CUresult result = **waited;
+    AMEM_ASSIGN(const auto waited, AwaitContext(context, until));
+    if (!waited) return NotIdle(device, began, Details(context));
+    const CUresult result = *waited;
     if (result == CUDA_SUCCESS) continue;
     if (context != primary && Destroyed(result)) {  // the program destroyed it, and its work with it
       Forget(device, context);
@@ -61,35 +62,33 @@ Result<std::optional<CUresult>> CudaDriver::IdleWait::AwaitContext(CUcontext con
   };
   // An earlier wait that is still under way began before the work that this one must wait for.
   if (const auto before = Unfinished(context); before != nullptr && !ended(*before)) return std::optional<CUresult>();
-  const auto wait = Begin(context);
-  if (!wait.ok()) return wait.status();
-  const auto result = ended(**wait);
+  AMEM_ASSIGN(const auto wait, Begin(context));
+  const auto result = ended(*wait);
   const MutexLock lock(mutex_);
   if (result) {
     unfinished_.erase(context);
   } else {
-    unfinished_[context] = *wait;
+    unfinished_[context] = wait;
   }
   return result;
 }
 
 Result<std::shared_ptr<CudaDriver::IdleWait::Wait>> CudaDriver::IdleWait::Begin(CUcontext context) {
   auto wait = std::make_shared<Wait>();
-  auto started = StartThread("amem-idle", [core = core_, wait, context] {
-    const CUresult result = WaitFor(core->calls, context);
-    const MutexLock lock(wait->mutex);
-    wait->result = result;
-    wait->changed.NotifyAll();
-  });
-  if (!started.ok()) return started.status();
-  started->detach();
+  AMEM_ASSIGN(auto started, StartThread("amem-idle", [core = core_, wait, context] {
+                const CUresult result = WaitFor(core->calls, context);
+                const MutexLock lock(wait->mutex);
+                wait->result = result;
+                wait->changed.NotifyAll();
+              }));
+  started.detach();
   return wait;
 }
 
 std::shared_ptr<CudaDriver::IdleWait::Wait> CudaDriver::IdleWait::Unfinished(CUcontext context) {
   const MutexLock lock(mutex_);
-  const auto it = unfinished_.find(context);
-  return it == unfinished_.end() ? nullptr : it->second;
+  auto* const it = FindIn(unfinished_, context);
+  return it == nullptr ? nullptr : *it;
 }
 
 // The default stream's state tells whether the program's own streams are busy. Those are not asked, because a destroyed stream
@@ -108,8 +107,6 @@ std::string CudaDriver::IdleWait::Details(CUcontext context) const {
   return text.empty() ? text : " (" + text + ")";
 }
 
-// ---- contexts of the program -----------------------------------------------------------------------------------------------
-
 void CudaDriver::IdleWait::NoteStream(const char* call, void* stream) {
   const CudaCalls& calls = core_->calls;
   CUcontext context = nullptr;
@@ -126,12 +123,6 @@ void CudaDriver::IdleWait::NoteStream(const char* call, void* stream) {
   const MutexLock lock(mutex_);
   noted_[DeviceOrdinal{device}].insert(context);
   Recent(context) = context;
-}
-
-std::set<CUcontext> CudaDriver::IdleWait::NotedOn(DeviceOrdinal device) {
-  const MutexLock lock(mutex_);
-  const auto it = noted_.find(device);
-  return it == noted_.end() ? std::set<CUcontext>() : it->second;
 }
 
 void CudaDriver::IdleWait::Forget(DeviceOrdinal device, CUcontext context) {

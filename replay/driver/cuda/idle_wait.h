@@ -38,7 +38,6 @@ class CudaDriver::IdleWait {
   Result<std::optional<CUresult>> AwaitContext(CUcontext context, Clock::time_point until);
   Result<std::shared_ptr<Wait>> Begin(CUcontext context);
   std::shared_ptr<Wait> Unfinished(CUcontext context);
-  std::set<CUcontext> NotedOn(DeviceOrdinal device);
   void Forget(DeviceOrdinal device, CUcontext context);
   [[nodiscard]] std::string Details(CUcontext context) const;
   std::atomic<CUcontext>& Recent(CUcontext context) {

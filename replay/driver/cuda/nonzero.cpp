@@ -61,8 +61,6 @@ CUresult CudaDriver::NonZeroCopier::Device::Launch(CUfunction kernel, CUstream s
   return calls_.launch(kernel, grid, 1, 1, sparse::kThreads, 1, 1, 0, stream, arguments, nullptr);
 }
 
-// ---- looking and clearing --------------------------------------------------------------------------------------------------
-
 bool CudaDriver::NonZeroCopier::Device::CanLook() {
   const MutexLock lock(mutex_);
   return tried_load_ && loaded_.ok();
@@ -139,10 +137,9 @@ Status CudaDriver::NonZeroCopier::Device::ClearAll(std::span<const Extent> exten
 }
 
 Status CudaDriver::NonZeroCopier::Device::ClearPart(std::span<const TableExtent> table, std::uint32_t units) {
-  auto pinned = Table(table.size_bytes());
-  if (!pinned.ok()) return pinned.status();
-  std::memcpy(*pinned, table.data(), table.size_bytes());
-  auto at = reinterpret_cast<CUdeviceptr>(*pinned);
+  AMEM_ASSIGN(auto pinned, Table(table.size_bytes()));
+  std::memcpy(pinned, table.data(), table.size_bytes());
+  auto at = reinterpret_cast<CUdeviceptr>(pinned);
   auto count = static_cast<unsigned>(table.size());
   void* arguments[] = {&at, &count, &units};
   const InContext current(calls_, opened_.context);
@@ -150,8 +147,6 @@ Status CudaDriver::NonZeroCopier::Device::ClearPart(std::span<const TableExtent>
   if (result == CUDA_SUCCESS) result = Launch(clear_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
   return result == CUDA_SUCCESS ? Status{} : Failure(result, "clear memory");
 }
-
-// ---- moving ----------------------------------------------------------------------------------------------------------------
 
 Status CudaDriver::NonZeroCopier::Device::FollowMain() {
   const InContext current(calls_, opened_.context);
@@ -230,13 +225,12 @@ Status CudaDriver::NonZeroCopier::Device::MovePieces(std::span<const Extent> ext
 
 Status CudaDriver::NonZeroCopier::Device::LaunchMove(std::uint64_t base, Bytes bytes, bool gather, bool staged) {
   const std::span<const TablePiece> pieces = pieces_;
-  auto pinned = Table(pieces.size_bytes());
-  if (!pinned.ok()) return pinned.status();
-  std::memcpy(*pinned, pieces.data(), pieces.size_bytes());
+  AMEM_ASSIGN(auto pinned, Table(pieces.size_bytes()));
+  std::memcpy(pinned, pieces.data(), pieces.size_bytes());
   Lane& lane = lanes_[next_lane_++ % lanes_.size()];
   const Bytes past = Bytes{pieces.front().first_page} * kPageBytes;
   auto* const host = reinterpret_cast<std::byte*>(base + past);
-  auto table = reinterpret_cast<CUdeviceptr>(*pinned);
+  auto table = reinterpret_cast<CUdeviceptr>(pinned);
   CUdeviceptr other = staged ? lane.slot - past : base;  // may wrap, and does so back in the kernel
   auto count = static_cast<unsigned>(pieces.size());
   int direction = gather ? 1 : 0;
@@ -270,8 +264,6 @@ Status CudaDriver::NonZeroCopier::Device::CopyWhole(const Extent& extent, bool t
   AMEM_TRY(FollowMain());
   return MoveRuns(std::span(&extent, 1), to_host);
 }
-
-// ---- marks -----------------------------------------------------------------------------------------------------------------
 
 Result<std::uint64_t> CudaDriver::NonZeroCopier::Device::Mark() {
   const MutexLock lock(mutex_);
@@ -330,8 +322,6 @@ Status CudaDriver::NonZeroCopier::Device::Lead(CUstream stream) {
   return {};
 }
 
-// ---- of all devices --------------------------------------------------------------------------------------------------------
-
 CudaDriver::NonZeroCopier::NonZeroCopier(CudaDriver& driver, std::shared_ptr<Core> core)
     : driver_(driver), core_(std::move(core)) {}
 CudaDriver::NonZeroCopier::~NonZeroCopier() = default;
@@ -353,9 +343,9 @@ Status CudaDriver::NonZeroCopier::Finish(DeviceOrdinal device, Deadline until) {
   Device* found = nullptr;
   {
     const MutexLock lock(mutex_);
-    const auto it = devices_.find(device);
-    if (it == devices_.end()) return {};
-    found = it->second.get();
+    auto* const it = FindIn(devices_, device);
+    if (it == nullptr) return {};
+    found = it->get();
   }
   return found->Finish(until);
 }

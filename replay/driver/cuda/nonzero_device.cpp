@@ -41,12 +41,10 @@ Status CudaDriver::NonZeroCopier::Device::Failure(CUresult result, const char* t
 
 Status CudaDriver::NonZeroCopier::Device::Ready() {
   if (tried_ready_) return ready_;
-  const auto opened = core_->Open(device_);
-  if (!opened.ok()) return opened.status();
-  opened_ = *opened;
+  AMEM_ASSIGN(opened_, core_->Open(device_));
   tried_ready_ = true;
-#define AMEM_CUDA_LACKS(member, name, type) \
-  if (calls_.member == nullptr) return ready_ = {Code::kUnsupported, "the CUDA driver has no " name};
+#define AMEM_CUDA_LACKS(member, name) \
+  if (calls_.member == nullptr) return ready_ = {Code::kUnsupported, "the CUDA driver has no " #name};
   AMEM_CUDA_OPTIONAL_CALLS(AMEM_CUDA_LACKS)
 #undef AMEM_CUDA_LACKS
   const InContext current(calls_, opened_.context);
@@ -98,24 +96,20 @@ void CudaDriver::NonZeroCopier::Device::OpenBuffer() {
 Status CudaDriver::NonZeroCopier::Device::TryBuffer(Bytes slot) {
   AllocationProperties properties;
   properties.location = {LocationType::kDevice, device_.value};
-  const auto granularity = driver_.Granularity(properties);
-  if (!granularity.ok()) return granularity.status();
+  AMEM_ASSIGN(const auto granularity, driver_.Granularity(properties));
   const Bytes needed = lanes_.size() * slot + kExtentsBytes;
-  const Bytes bytes = (needed + *granularity - 1) / *granularity * *granularity;
+  const Bytes bytes = (needed + granularity - 1) / granularity * granularity;
   if (buffer_.reserved < bytes) {
-    const auto range = driver_.Reserve(bytes, 0, {}, 0);
-    if (!range.ok()) return range.status();
+    AMEM_ASSIGN(const auto range, driver_.Reserve(bytes, 0, {}, 0));
     if (buffer_.reserved != 0) static_cast<void>(driver_.FreeRange(buffer_.address, buffer_.reserved));
-    buffer_.address = *range;
+    buffer_.address = range;
     buffer_.reserved = bytes;
   }
-  const auto created = driver_.Create(bytes, properties, 0);
-  if (!created.ok()) return created.status();
-  OwnedHandle handle(driver_, *created);
+  AMEM_ASSIGN(const auto created, driver_.Create(bytes, properties, 0));
+  OwnedHandle handle(driver_, created);
   const AccessDescriptor access{properties.location, 3};
-  auto region = MappedRegion::MapAt(driver_, buffer_.address, handle.get(), bytes, std::span(&access, 1));
-  if (!region.ok()) return region.status();
-  region->Keep();
+  AMEM_ASSIGN(auto region, MappedRegion::MapAt(driver_, buffer_.address, handle.get(), bytes, std::span(&access, 1)));
+  region.Keep();
   buffer_.handle = handle.Keep();
   buffer_.mapped = bytes;
   CUdeviceptr at = buffer_.address.value;

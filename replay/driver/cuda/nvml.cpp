@@ -29,15 +29,6 @@ std::string ProgramOf(unsigned pid) {
   return name;
 }
 
-}  // namespace
-
-void* OpenNvml() {
-  static void* const library = ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-  return library;
-}
-
-namespace {
-
 struct MemoryNumbers {  // nvmlMemory_t
   unsigned long long total, free, used;
 };
@@ -75,6 +66,11 @@ bool ListHolders(const NvmlCalls& calls, void* device, std::vector<MemoryHolder>
 }
 
 }  // namespace
+
+void* OpenNvml() {
+  static void* const library = ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+  return library;
+}
 
 std::vector<MemoryHolder> HoldersByNvml(void* library, const std::string& uuid) {
   NvmlCalls calls;

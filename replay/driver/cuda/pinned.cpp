@@ -93,15 +93,14 @@ Result<std::unique_ptr<PinnedBuffer>> CudaDriver::AllocatePinned(Bytes bytes) {
 }
 
 Result<std::unique_ptr<PinnedBuffer>> CudaDriver::Pin(std::unique_ptr<HostPages> pages, Bytes bytes) {
-  const auto context = core_->AnyContext();
-  if (!context.ok()) return context.status();
-  const InContext current(core_->calls, *context);
+  AMEM_ASSIGN(const auto context, core_->AnyContext());
+  const InContext current(core_->calls, context);
   CUresult result = current.result();
   if (pages == nullptr) pages = Populate(bytes);
   if (pages != nullptr && result == CUDA_SUCCESS) {
     std::byte* const data = static_cast<CudaHostPages&>(*pages).data();
     if (core_->calls.host_register(data, bytes, CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS)
-      return std::unique_ptr<PinnedBuffer>(std::make_unique<CudaPinnedBuffer>(core_, *context, data, bytes, std::move(pages)));
+      return std::unique_ptr<PinnedBuffer>(std::make_unique<CudaPinnedBuffer>(core_, context, data, bytes, std::move(pages)));
   }
   pages.reset();
   void* data = nullptr;
@@ -110,7 +109,7 @@ Result<std::unique_ptr<PinnedBuffer>> CudaDriver::Pin(std::unique_ptr<HostPages>
     return core_->Failure(result, fmt::format("cuMemHostAlloc {} bytes of host memory", bytes));
   }
   return std::unique_ptr<PinnedBuffer>(
-      std::make_unique<CudaPinnedBuffer>(core_, *context, static_cast<std::byte*>(data), bytes, nullptr));
+      std::make_unique<CudaPinnedBuffer>(core_, context, static_cast<std::byte*>(data), bytes, nullptr));
 }
 
 }  // namespace amem

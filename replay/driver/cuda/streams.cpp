@@ -41,10 +41,9 @@ class CudaDriver::CudaStreamMoment final : public StreamMoment {
 
 Status CudaDriver::OnProgramStream(DeviceOrdinal device, const char* call, void* stream,
                                    const std::function<int(void* stream)>& use) {
-  const auto opened = core_->Open(device);
-  if (!opened.ok()) return opened.status();
+  AMEM_ASSIGN(const auto opened, core_->Open(device));
   const CudaCalls& calls = core_->calls;
-  const InContext current(calls, ContextFor(calls, device, opened->context, stream));
+  const InContext current(calls, ContextFor(calls, device, opened.context, stream));
   CUresult result = current.result();
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
   if (result == CUDA_SUCCESS) result = calls.stream_is_capturing(static_cast<CUstream>(stream), &capture);
@@ -106,7 +105,9 @@ Status CudaDriver::AwaitMoment(DeviceOrdinal device, const StreamMoment& moment,
 }
 
 Result<std::unique_ptr<Copier>> CudaDriver::OpenLane() {
-  std::unique_ptr<CudaDriver> lane(new CudaDriver(core_->Sibling()));
+  auto core = std::make_shared<Core>();  // with streams of its own
+  core->calls = core_->calls;
+  std::unique_ptr<CudaDriver> lane(new CudaDriver(std::move(core)));
   lane->is_lane_ = true;
   Parts parts;
   parts.to_host = Parts::Way::kDirect;

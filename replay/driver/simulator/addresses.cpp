@@ -51,8 +51,8 @@ bool Simulator::Splits(Address address, Bytes bytes) const {
 }
 
 Result<Address> Simulator::Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags) {
-  const auto fail = Failing(
-      [&] { return fmt::format("cuMemAddressReserve {} bytes aligned to {} at {}", bytes, alignment, Hex(hint.value)); });
+  const auto fail =
+      Failing([&] { return fmt::format("cuMemAddressReserve {} bytes aligned to {} at {}", bytes, alignment, Hex(hint)); });
   AMEM_TRY(Enter(kReserve, fail));
   if (bytes == 0 || !Granular(bytes))
     return fail(cuda::kInvalidValue, "the size must be a multiple of the granularity, not zero");
@@ -112,9 +112,7 @@ Status Simulator::FreeRange(Address address, Bytes bytes) {
   const MutexLock lock(mutex_);
   const auto range = ranges_.find(address);
   if (range == ranges_.end() || range->second != bytes) return fail(cuda::kInvalidValue, "no such range was reserved");
-  if (Splits(address, bytes) || mappings_.lower_bound(address) != End(address, bytes)) {
-    return fail(cuda::kInvalidValue, "something is mapped in it");
-  }
+  if (!Touching(mappings_, address, bytes).empty()) return fail(cuda::kInvalidValue, "something is mapped in it");
   if (options_.physical) munmap(Pointer(address), bytes);
   ranges_.erase(range);
   return {};
@@ -133,14 +131,13 @@ Status Simulator::Map(Address address, Bytes bytes, Bytes offset, DriverHandle h
   if (memory->multicast && !MulticastGranular(bytes | address.value)) return fail(cuda::kInvalidValue, kNotMulticastGranular);
   if (memory->multicast && !world_->IsComplete(memory->key)) return fail(cuda::kNotReady, kIncompleteTeam);
   if (!Reserved(address, bytes)) return fail(cuda::kInvalidValue, "this range was not reserved");
-  if (Splits(address, bytes) || mappings_.lower_bound(address) != End(address, bytes)) {
+  if (!Touching(mappings_, address, bytes).empty())
     return fail(cuda::kInvalidValue, "something is mapped in this range already");
-  }
   if (options_.physical) {
     if (const Status made = EnsureDescriptor(*memory); !made.ok()) return fail(cuda::kOperatingSystem, made.message());
     if (mmap(Pointer(address), bytes, PROT_NONE, MAP_FIXED | MAP_SHARED | MAP_NORESERVE, memory->descriptor.get(), 0) ==
         MAP_FAILED) {
-      return fail(cuda::kOperatingSystem, std::string("mmap: ") + std::strerror(errno));
+      return fail(cuda::kOperatingSystem, Errno("mmap"));
     }
   }
   ++memory->mappings;
@@ -155,9 +152,7 @@ Status Simulator::Unmap(Address address, Bytes bytes) {
   const MutexLock lock(mutex_);
   if (!Reserved(address, bytes)) return fail(cuda::kInvalidValue, "this range was not reserved");
   if (Splits(address, bytes)) return fail(cuda::kInvalidValue, kPartOfMapping);
-  if (options_.physical && !MapNothing(address, bytes)) {
-    return fail(cuda::kOperatingSystem, std::string("mmap: ") + std::strerror(errno));
-  }
+  if (options_.physical && !MapNothing(address, bytes)) return fail(cuda::kOperatingSystem, Errno("mmap"));
   const auto end = End(address, bytes);
   for (auto it = mappings_.lower_bound(address); it != end;) {
     const auto memory = std::move(it->second.memory);
@@ -174,16 +169,16 @@ Status Simulator::SetAccess(Address address, Bytes bytes, std::span<const Access
   AMEM_TRY(Enter(kSetAccess, fail));
   if (bytes == 0 || !Granular(bytes | address.value)) return fail(cuda::kInvalidValue, kNotGranular);
   if (access.empty()) return fail(cuda::kInvalidValue, "no location was given");
-  if (!std::all_of(access.begin(), access.end(), [&](const AccessDescriptor& one) { return AccessExists(one); })) {
-    return fail(cuda::kInvalidValue, "there is no such location, or no such access");
-  }
+  const auto exists = [&](const AccessDescriptor& one) {
+    return (one.flags <= 1 || one.flags == 3) && CheckProperties({.location = one.location}) == 0;
+  };
+  if (!std::ranges::all_of(access, exists)) return fail(cuda::kInvalidValue, "there is no such location, or no such access");
   const MutexLock lock(mutex_);
   if (Splits(address, bytes)) return fail(cuda::kInvalidValue, kPartOfMapping);
   const auto first = mappings_.find(address);
   const auto end = End(address, bytes);
-  if (first == mappings_.end() || std::prev(end)->first + std::prev(end)->second.bytes != address + bytes) {
+  if (first == mappings_.end() || std::prev(end)->first + std::prev(end)->second.bytes != address + bytes)
     return fail(cuda::kInvalidValue, "it must begin with a mapping and end with one");
-  }
   for (auto it = first; it != end; ++it) {
     if (const int result = ChangeAccess(it->first, it->second, access)) {
       return fail(result, result == cuda::kNotSupported    ? "the host cannot have access to device memory"
@@ -203,9 +198,8 @@ int Simulator::ChangeAccess(Address address, Mapped& mapping, std::span<const Ac
     MergeAccess(changed, one);
   }
   const int now = Protection(changed);
-  if (options_.physical && now != Protection(mapping.access) && mprotect(Pointer(address), mapping.bytes, now) != 0) {
+  if (options_.physical && now != Protection(mapping.access) && mprotect(Pointer(address), mapping.bytes, now) != 0)
     return cuda::kOperatingSystem;
-  }
   mapping.access = std::move(changed);
   return 0;
 }

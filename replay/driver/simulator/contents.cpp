@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <new>
 
 #include "replay/driver/simulator/internal.h"
@@ -86,8 +85,7 @@ Status Simulator::Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::s
   const MutexLock lock(mutex_);
   for (; at != copies.data() + copies.size(); ++at) {
     if (at->bytes == 0) return fail(cuda::kInvalidValue, "the size is zero");
-    const char* why = "";
-    if (!Resolve(device, *at, why).ok()) return fail(cuda::kInvalidValue, why);
+    if (const auto pieces = Resolve(device, *at); !pieces.ok()) return fail(cuda::kInvalidValue, pieces.status().message());
   }
   if (!options_.physical) return {};  // the rules hold, and nothing is moved
   auto& queue = queued_[{lane, device}];
@@ -95,13 +93,9 @@ Status Simulator::Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::s
   return {};
 }
 
-Result<std::vector<Simulator::Piece>> Simulator::Resolve(DeviceOrdinal device, const Copy& copy, const char*& why) const {
-  const Status invalid(Code::kInvalid, "");
+Result<std::vector<Simulator::Piece>> Simulator::Resolve(DeviceOrdinal device, const Copy& copy) const {
   const bool copies = copy.kind == CopyKind::kToHost || copy.kind == CopyKind::kToDevice;
-  if (copies && !pinned_->Holds(copy.host, copy.bytes)) {
-    why = "the host side lies in no pinned buffer";
-    return invalid;
-  }
+  if (copies && !pinned_->Holds(copy.host, copy.bytes)) return Status(Code::kInvalid, "the host side lies in no pinned buffer");
   const bool writes = copy.kind == CopyKind::kToDevice || copy.kind == CopyKind::kClear || copy.kind == CopyKind::kKernelWrites;
   const std::uint32_t needed = writes ? 3 : 1;
   std::vector<Piece> pieces;
@@ -109,14 +103,9 @@ Result<std::vector<Simulator::Piece>> Simulator::Resolve(DeviceOrdinal device, c
   Bytes left = copy.bytes;
   while (left > 0) {
     const auto it = Containing(mappings_, at);
-    if (it == mappings_.end()) {
-      why = "not all of the device side is mapped";
-      return invalid;
-    }
-    if (!Allows(it->second.access, {{LocationType::kDevice, device.value}, needed})) {
-      why = "the device has no access to all of the device side";
-      return invalid;
-    }
+    if (it == mappings_.end()) return Status(Code::kInvalid, "not all of the device side is mapped");
+    if (!Allows(it->second.access, {{LocationType::kDevice, device.value}, needed}))
+      return Status(Code::kInvalid, "the device has no access to all of the device side");
     const Bytes offset = at.value - it->first.value;
     const Bytes bytes = std::min(left, it->second.bytes - offset);
     pieces.push_back({it->second.memory, offset, bytes});
@@ -124,6 +113,11 @@ Result<std::vector<Simulator::Piece>> Simulator::Resolve(DeviceOrdinal device, c
     left -= bytes;
   }
   return pieces;
+}
+
+Result<std::vector<Simulator::Piece>> Simulator::LockAndResolve(DeviceOrdinal device, const Copy& copy) const {
+  const MutexLock lock(mutex_);
+  return Resolve(device, copy);
 }
 
 Status Simulator::Finish(LaneNumber lane, DeviceOrdinal device, Deadline until) {
@@ -152,18 +146,13 @@ Status Simulator::Drain(LaneNumber lane, DeviceOrdinal device, Deadline until) {
     follows_.erase(at);
   }
   for (const Copy& copy : copies) {
-    const char* why = "";
-    const auto resolve = [&] {
-      const MutexLock lock(mutex_);
-      return Resolve(device, copy, why);
-    };
-    const auto pieces = resolve();
+    const auto pieces = LockAndResolve(device, copy);
     const Status done = pieces.ok() ? Perform(copy, *pieces) : Status{};
-    const auto after = resolve();
+    const auto after = LockAndResolve(device, copy);
     if (!pieces.ok() || !after.ok() || *after != *pieces) {
       dead_ = true;
-      return fail(cuda::kIllegalAddress, fmt::format("{} any more: {} was unmapped or freed before its copy was finished", why,
-                                                     InRange(copy.device_address, copy.bytes)));
+      return fail(cuda::kIllegalAddress, fmt::format("{} any more: {} was unmapped or freed before its copy was finished",
+                                                     after.status().message(), InRange(copy.device_address, copy.bytes)));
     }
     if (!done.ok()) return fail(cuda::kOperatingSystem, done.message());
   }
@@ -171,15 +160,11 @@ Status Simulator::Drain(LaneNumber lane, DeviceOrdinal device, Deadline until) {
 }
 
 Status Simulator::Kernel(DeviceOrdinal device, const Copy& access) {
-  const char* why = "";
-  Result<std::vector<Piece>> pieces = std::vector<Piece>{};
-  {
-    const MutexLock lock(mutex_);
-    pieces = Resolve(device, access, why);
-  }
+  const auto pieces = LockAndResolve(device, access);
   if (pieces.ok()) return Perform(access, *pieces);
   dead_ = true;
-  return SimulatedFailure(cuda::kIllegalAddress, "a kernel at " + InRange(access.device_address, access.bytes), why);
+  return SimulatedFailure(cuda::kIllegalAddress, "a kernel at " + InRange(access.device_address, access.bytes),
+                          pieces.status().message());
 }
 
 Status Simulator::KernelReads(DeviceOrdinal device, Address from, std::span<std::byte> to) {
@@ -218,7 +203,7 @@ Status Simulator::Perform(const Copy& copy, const std::vector<Piece>& pieces) {
       case CopyKind::kLook:  // never queued
         return {Code::kInvalid, "looking is no copy"};
     }
-    if (!done) return {Code::kIo, std::string("copy through the memfd: ") + std::strerror(errno)};
+    if (!done) return {Code::kIo, Errno("copy through the memfd")};
     if (host != nullptr) host += piece.bytes;
   }
   return {};

@@ -2,9 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
+#include <cstring>
+
 #include "replay/driver/result_names.h"
 
 namespace amem {
+
+std::string Errno(const std::string& tried) { return tried + ": " + std::strerror(errno); }
 
 Status SimulatedFailure(int result, std::string_view tried, std::string_view why) {
   const std::string_view name = CudaErrorName(result);

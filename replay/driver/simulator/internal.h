@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <map>
 #include <memory>
-#include <string>
 #include <string_view>
 
 #include "journal/base/mutex.h"

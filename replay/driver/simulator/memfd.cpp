@@ -7,10 +7,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <filesystem>
 
 namespace amem {
 namespace {
@@ -73,11 +73,8 @@ std::optional<MemfdTag> ParseMemfdLink(std::string_view link) {
 }
 
 std::optional<TaggedMemfd> ReadTaggedMemfd(int fd) {
-  const std::string path = fmt::format("/proc/self/fd/{}", fd);
-  std::array<char, 320> link{};
-  const ssize_t length = readlink(path.c_str(), link.data(), link.size());
-  if (length <= 0) return std::nullopt;
-  const auto tag = ParseMemfdLink({link.data(), static_cast<std::size_t>(length)});
+  std::error_code none;
+  const auto tag = ParseMemfdLink(std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", fd), none).native());
   struct stat info {};
   // A memfd of that name without our seals could shrink under a mapping, so it is not ours.
   if (!tag || fcntl(fd, F_GET_SEALS) != kSeals || fstat(fd, &info) != 0) return std::nullopt;

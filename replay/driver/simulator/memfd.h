@@ -3,11 +3,10 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <string_view>
 
 #include "journal/base/unique_fd.h"
-#include "replay/driver/simulator/memory_key.h"
+#include "replay/driver/simulator/world.h"
 #include "statemachine/types.h"
 
 namespace amem {

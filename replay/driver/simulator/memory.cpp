@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 #include "replay/driver/simulator/internal.h"
 #include "replay/driver/simulator/memfd.h"
@@ -12,8 +10,8 @@
 namespace amem {
 
 std::shared_ptr<Simulator::Physical> Simulator::Find(DriverHandle handle) const {
-  const auto it = memories_.find(handle.value);
-  return it == memories_.end() || it->second->references == 0 ? nullptr : it->second;
+  auto* const it = FindIn(memories_, handle.value);
+  return it == nullptr || (*it)->references == 0 ? nullptr : *it;
 }
 
 DriverHandle Simulator::Adopt(std::shared_ptr<Physical> memory) {
@@ -37,8 +35,6 @@ Status Simulator::EnsureDescriptor(Physical& memory) const {
   AMEM_ASSIGN(memory.descriptor, MakeTaggedMemfd(tag, memory.bytes));
   return {};
 }
-
-// ---- memory ----------------------------------------------------------------------------------------------------------------
 
 Result<DriverHandle> Simulator::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) {
   const auto fail = Failing([&] {
@@ -75,10 +71,8 @@ Status Simulator::Release(DriverHandle handle) {
 Result<DriverHandle> Simulator::Retain(Address address) {
   const MutexLock lock(mutex_);
   const auto it = Containing(mappings_, address);
-  if (it == mappings_.end()) {
-    return SimulatedFailure(cuda::kInvalidValue, "cuMemRetainAllocationHandle " + Hex(address.value),
-                            "nothing is mapped there");
-  }
+  if (it == mappings_.end())
+    return SimulatedFailure(cuda::kInvalidValue, "cuMemRetainAllocationHandle " + Hex(address), "nothing is mapped there");
   ++it->second.memory->references;
   return it->second.memory->handle;
 }
@@ -89,8 +83,6 @@ Result<AllocationProperties> Simulator::PropertiesOf(DriverHandle handle) {
   if (memory) return memory->properties;
   return SimulatedFailure(cuda::kInvalidValue, "cuMemGetAllocationPropertiesFromHandle " + OfHandle(handle), kNoSuchHandle);
 }
-
-// ---- sharing ---------------------------------------------------------------------------------------------------------------
 
 Result<UniqueFd> Simulator::ExportAs(DriverHandle handle, std::uint32_t type) {
   const auto fail = Failing([&] { return "cuMemExportToShareableHandle " + OfHandle(handle); });
@@ -104,7 +96,7 @@ Result<UniqueFd> Simulator::ExportAs(DriverHandle handle, std::uint32_t type) {
   }
   if (const Status made = EnsureDescriptor(*memory); !made.ok()) return fail(cuda::kOperatingSystem, made.message());
   UniqueFd copy(fcntl(memory->descriptor.get(), F_DUPFD_CLOEXEC, 0));
-  if (!copy) return fail(cuda::kOperatingSystem, std::string("duplicate the descriptor: ") + std::strerror(errno));
+  if (!copy) return fail(cuda::kOperatingSystem, Errno("duplicate the descriptor"));
   world_->MarkExported(memory->key);
   return copy;
 }
@@ -124,11 +116,12 @@ Result<DriverHandle> Simulator::Import(const UniqueFd& descriptor) {
   if (memory->properties.location.type == LocationType::kDevice) {
     memory->world_device = memory->properties.location.id;
     if (memory->world_device < 0 || memory->world_device >= world_->devices()) return fail(cuda::kInvalidDevice, kNoSuchDevice);
-    memory->properties.location.id = OrdinalOf(memory->world_device);
+    const auto at =
+        std::ranges::find(visible_, memory->world_device, [&](auto one) { return world_->DeviceNow(member_, one); });
+    memory->properties.location.id = at == visible_.end() ? -1 : static_cast<std::int32_t>(at - visible_.begin());
   }
   memory->descriptor.Reset(fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 0));
-  if (!memory->descriptor)
-    return fail(cuda::kOperatingSystem, std::string("duplicate the descriptor: ") + std::strerror(errno));
+  if (!memory->descriptor) return fail(cuda::kOperatingSystem, Errno("duplicate the descriptor"));
   const auto key = world_->AddReference(member_, shared->tag.key, memory->world_device, memory->bytes);
   if (!key) return fail(cuda::kOutOfMemory, "the world's table is full");
   memory->key = *key;

@@ -1,8 +1,5 @@
-// The simulator's multicast objects. Stores to a mapped object do not reach the bound memory; Reach tells which memory that
-// would be.
+// The simulator's multicast objects. Stores to a mapped object do not reach the bound memory.
 #include <fmt/format.h>
-
-#include <bit>
 
 #include "replay/driver/simulator/internal.h"
 
@@ -108,28 +105,6 @@ Status Simulator::Unbind(DriverHandle multicast, DeviceOrdinal device, Bytes off
   if (!object || !object->multicast) return fail(cuda::kInvalidValue, kNoMulticast);
   const int result = world_->Unbind(member_, object->key, world_device, offset, bytes);
   return result == 0 ? Status{} : fail(result, "this process has not bound just that");
-}
-
-std::vector<Simulator::Reached> Simulator::Reach(Address address) const {
-  const MutexLock lock(mutex_);
-  const auto mapping = Containing(mappings_, address);
-  if (mapping == mappings_.end() || !mapping->second.memory->multicast) return {};
-  const SimulatorWorld::Key object = mapping->second.memory->key;
-  if (!world_->IsComplete(object)) return {};
-  const Bytes at = address.value - mapping->first.value;
-  std::vector<Reached> reached;
-  for (const SimulatorWorld::Binding& one : world_->Bindings(object)) {
-    if (one.offset <= at && at - one.offset < one.bytes)
-      reached.push_back({one.device, one.memory, one.memory_offset + at - one.offset});
-  }
-  return reached;
-}
-
-std::optional<SimulatorWorld::Key> Simulator::MemoryAt(Address address) const {
-  const MutexLock lock(mutex_);
-  const auto mapping = Containing(mappings_, address);
-  if (mapping == mappings_.end()) return std::nullopt;
-  return mapping->second.memory->key;
 }
 
 }  // namespace amem

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 
 #include "replay/driver/simulator/internal.h"
 
@@ -41,19 +40,16 @@ Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span
   AMEM_TRY(EnterOn(device, kFindNonZero, fail));
   OpenContext(device);
   const MutexLock lock(mutex_);
-  const auto queued = queued_.find({lane, device});
-  if (queued != queued_.end() && std::any_of(queued->second.begin(), queued->second.end(),
-                                             [](const Copy& copy) { return copy.kind != CopyKind::kToHost; })) {
+  auto* const queued = FindIn(queued_, {lane, device});
+  if (queued != nullptr && std::ranges::any_of(*queued, [](const Copy& copy) { return copy.kind != CopyKind::kToHost; }))
     return fail(cuda::kIllegalState, "copies to the device are queued; finish them first");
-  }
   kernels_.insert(lane);
   NonZero found;
   for (const Extent& extent : extents) {
-    const std::string where = " at " + Hex(extent.address.value) + ", " + std::to_string(extent.bytes) + " bytes";
+    const std::string where = " at " + InRange(extent.address, extent.bytes);
     if (!Multiple(extent)) return fail(cuda::kInvalidValue, "not a multiple of 4096" + where);
-    const char* why = "";
-    const auto pieces = Resolve(device, {CopyKind::kLook, extent.address, nullptr, extent.bytes}, why);
-    if (!pieces.ok()) return fail(cuda::kInvalidValue, why + where);
+    const auto pieces = Resolve(device, {CopyKind::kLook, extent.address, nullptr, extent.bytes});
+    if (!pieces.ok()) return fail(cuda::kInvalidValue, pieces.status().message() + where);
     std::vector<UnitHasher> units(UnitsOf(extent.bytes), UnitHasher(key));
     Bytes passed = 0;
     for (const Piece& piece : *pieces) {
@@ -62,9 +58,8 @@ Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span
         const Bytes at = passed + in_memory - piece.offset;
         units[at / kUnitBytes].Add(static_cast<unsigned>(at % kUnitBytes / kPageBytes), page);
       };
-      if (!EachPage(piece.memory->descriptor.get(), piece.offset, piece.bytes, saw)) {
-        return fail(cuda::kUnknown, std::string("read the memfd: ") + std::strerror(errno));
-      }
+      if (!EachPage(piece.memory->descriptor.get(), piece.offset, piece.bytes, saw))
+        return fail(cuda::kUnknown, Errno("read the memfd"));
       passed += piece.bytes;
     }
     for (const UnitHasher& unit : units) {
@@ -73,11 +68,6 @@ Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span
     }
   }
   return found;
-}
-
-bool Simulator::HasKernels(LaneNumber lane) {
-  const MutexLock lock(mutex_);
-  return kernels_.contains(lane);
 }
 
 // Queues a copy between each extent and its part of host memory, or a clear of each.

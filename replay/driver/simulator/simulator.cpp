@@ -18,8 +18,6 @@ constexpr std::uint64_t kFirstNumberedAddress = 0x500000000000;
 
 }  // namespace
 
-// ---- life ------------------------------------------------------------------------------------------------------------------
-
 Result<std::unique_ptr<Simulator>> Simulator::Open(SimulatorOptions options) {
   if (!std::has_single_bit(options.granularity) || options.granularity < 4096) {
     return Status(Code::kInvalid, fmt::format("simulator with a granularity of {} bytes: give a power of two, at least 4096",
@@ -73,45 +71,19 @@ int Simulator::Enter(Call call) {
   return armed_.load(std::memory_order_relaxed) ? EnterSlow(call, count) : 0;
 }
 
-std::string_view Simulator::WhyNotEntered() const {
-  if (guard_.InChild()) return "a forked child cannot use its parent's GPU memory";
-  return dead_ ? "an access to what is not mapped has killed the context" : "a test asked for this failure";
-}
-
 std::int32_t Simulator::WorldDevice(std::int32_t ordinal) const {
   if (ordinal < 0 || static_cast<std::size_t>(ordinal) >= visible_.size()) return -1;
   return world_->DeviceNow(member_, visible_[static_cast<std::size_t>(ordinal)]);
-}
-
-std::int32_t Simulator::OrdinalOf(std::int32_t world_device) const {
-  const auto at = std::find_if(visible_.begin(), visible_.end(),
-                               [&](std::int32_t visible) { return world_->DeviceNow(member_, visible) == world_device; });
-  return at == visible_.end() ? -1 : static_cast<std::int32_t>(at - visible_.begin());
 }
 
 int Simulator::CheckProperties(const AllocationProperties& properties) const {
   if (properties.type != 1 || (properties.handle_types & ~(kPosixDescriptor | kFabric)) != 0) return cuda::kInvalidValue;
   if ((properties.handle_types & kFabric) != 0 && !options_.fabric)
     return cuda::kNotPermitted;  // as without access to an IMEX channel
-  switch (properties.location.type) {
-    case LocationType::kDevice:
-      return WorldDevice(properties.location.id) < 0 ? cuda::kInvalidDevice : 0;
-    case LocationType::kHost:
-    case LocationType::kHostNuma:
-    case LocationType::kHostNumaCurrent:
-      return 0;
-    case LocationType::kInvalid:
-      break;
-  }
-  return cuda::kInvalidValue;
+  const LocationType type = properties.location.type;
+  if (type == LocationType::kInvalid || type > LocationType::kHostNumaCurrent) return cuda::kInvalidValue;
+  return type == LocationType::kDevice && WorldDevice(properties.location.id) < 0 ? cuda::kInvalidDevice : 0;
 }
-
-bool Simulator::AccessExists(const AccessDescriptor& access) const {
-  const bool known = access.flags == 0 || access.flags == 1 || access.flags == 3;
-  return known && CheckProperties({.location = access.location}) == 0;
-}
-
-// ---- devices ---------------------------------------------------------------------------------------------------------------
 
 Result<Bytes> Simulator::Granularity(const AllocationProperties& properties) {
   const auto fail = Failing([&] { return "cuMemGetAllocationGranularity"; });

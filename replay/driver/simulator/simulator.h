@@ -78,7 +78,7 @@ struct SimulatorOptions {
   bool physical = true;                         // false: the same rules, but addresses are only numbers and copies move nothing
 };
 
-// ---- what a simulator holds, for tests -----------------------------------------------------------------------------------
+// ---- what a simulator holds, for tests
 
 struct SimulatedHandle {
   DriverHandle handle;
@@ -90,25 +90,20 @@ struct SimulatedHandle {
   SimulatorWorld::Key memory;  // equal for all handles of all processes on the same memory
   friend bool operator==(const SimulatedHandle&, const SimulatedHandle&) = default;
 };
-struct SimulatedRange {
-  Address address;
-  Bytes bytes = 0;
-  friend bool operator==(const SimulatedRange&, const SimulatedRange&) = default;
-};
 struct SimulatedMapping {
   Address address;
   Bytes bytes = 0;
   DriverHandle handle;
   std::vector<AccessDescriptor> access;  // by location
+  SimulatorWorld::Key memory;            // as in SimulatedHandle
   friend bool operator==(const SimulatedMapping&, const SimulatedMapping&) = default;
 };
 struct SimulatorSnapshot {  // lists in the order of ids or addresses
   std::vector<SimulatedHandle> handles;
-  std::vector<SimulatedRange> ranges;
+  std::vector<Extent> ranges;
   std::vector<SimulatedMapping> mappings;
   friend bool operator==(const SimulatorSnapshot&, const SimulatorSnapshot&) = default;
 };
-std::string ToText(const SimulatorSnapshot&);
 
 // The streams of a program on the simulator. Thread-safe; called without the simulator's locks.
 class SimulatedStreams {
@@ -153,7 +148,10 @@ class SimulatedLane : public Seam {
     return sim_.MoveAll(Sim::kClearAll, number_, device, extents);
   }
   // As where kernels are loaded at first need: once some call in parts was made in that lane.
-  [[nodiscard]] bool CanLook(DeviceOrdinal) override { return sim_.HasKernels(number_); }
+  [[nodiscard]] bool CanLook(DeviceOrdinal) override {
+    const MutexLock lock(sim_.mutex_);
+    return sim_.kernels_.contains(number_);
+  }
   // Without SetStreams there are none: MomentOf, Follow, Lead and AwaitMoment are counted, may be made to fail, and do nothing
   // else. Lead waits for the copies itself.
   Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal device, void* stream) override {
@@ -222,7 +220,7 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
   Result<DriverHandle> Retain(Address address);  // adds a reference to the handle mapped there
   Result<AllocationProperties> PropertiesOf(DriverHandle handle);
   Result<SimulatedMapping> MappingAt(Address address);  // kNotFound
-  Result<SimulatedRange> RangeAt(Address address);      // kNotFound
+  Result<Extent> RangeAt(Address address);              // kNotFound
 
   // What a kernel does: the answer tells whether the device may use that memory.
   Status KernelReads(DeviceOrdinal device, Address from, std::span<std::byte> to);
@@ -230,16 +228,6 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
 
   // ---- for tests
   [[nodiscard]] SimulatorSnapshot Snapshot() const;
-  // What a store to a mapped multicast object would reach: for each device with memory bound there, the memory and the offset.
-  // Empty: no multicast object, or not all devices were added.
-  struct Reached {
-    std::int32_t device = 0;  // of the world
-    SimulatorWorld::Key memory;
-    Bytes offset = 0;
-    friend bool operator==(const Reached&, const Reached&) = default;
-  };
-  [[nodiscard]] std::vector<Reached> Reach(Address multicast) const;  // by device
-  [[nodiscard]] std::optional<SimulatorWorld::Key> MemoryAt(Address address) const;
   [[nodiscard]] Bytes BytesInUse(DeviceOrdinal device) const;          // by all processes of the world
   [[nodiscard]] std::size_t QueuedCopies(DeviceOrdinal device) const;  // in all lanes
   // Devices where calls needed a context, which the real driver would keep.
@@ -300,25 +288,25 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
   int Enter(Call call);
   Status Enter(Call call, const auto& fail) {
     const int result = Enter(call);
-    return result == 0 ? Status{} : fail(result, WhyNotEntered());
+    return result == 0 ? Status{}
+                       : fail(result, guard_.InChild() ? "a forked child cannot use its parent's GPU memory"
+                                      : dead_          ? "an access to what is not mapped has killed the context"
+                                                       : "a test asked for this failure");
   }
   Status EnterOn(DeviceOrdinal device, Call call, const auto& fail) {
     AMEM_TRY(Enter(call, fail));
     return WorldDevice(device.value) < 0 ? fail(cuda::kInvalidDevice, "there is no such device") : Status{};
   }
   int EnterSlow(Call call, std::uint64_t count);
-  [[nodiscard]] std::string_view WhyNotEntered() const;
   static std::size_t IndexOf(std::string_view call);  // kCalls.size(): there is none
 
   [[nodiscard]] std::int32_t WorldDevice(std::int32_t ordinal) const;  // -1: none
-  [[nodiscard]] std::int32_t OrdinalOf(std::int32_t world_device) const;
   [[nodiscard]] bool Granular(std::uint64_t value) const { return (value & (options_.granularity - 1)) == 0; }
   [[nodiscard]] bool MulticastGranular(std::uint64_t value) const;
   // The second part says what is wrong.
   std::pair<int, std::string_view> Bind(DriverHandle multicast, Bytes offset, const std::shared_ptr<Physical>& memory,
                                         Bytes memory_offset, Bytes bytes) REQUIRES(mutex_);
   int CheckProperties(const AllocationProperties& properties) const;
-  [[nodiscard]] bool AccessExists(const AccessDescriptor& access) const;
   std::shared_ptr<Physical> Find(DriverHandle handle) const REQUIRES(mutex_);  // null: unknown or released
   DriverHandle Adopt(std::shared_ptr<Physical> memory) REQUIRES(mutex_);
   void ForgetIfUnused(const std::shared_ptr<Physical>& memory) REQUIRES(mutex_);
@@ -339,7 +327,6 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
   class Moment;
   Result<std::unique_ptr<StreamMoment>> MomentIn(DeviceOrdinal device, void* stream);
   Status Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Copy> copies);
-  [[nodiscard]] bool HasKernels(LaneNumber lane);
   Status CopyOne(Call call, LaneNumber lane, DeviceOrdinal device, const Copy& copy);
   Status MoveAll(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents);
   Status Finish(LaneNumber lane, DeviceOrdinal device, Deadline until);
@@ -349,7 +336,8 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
   Status LeadFrom(LaneNumber lane, DeviceOrdinal device, void* stream, Deadline until);
   Status Drain(LaneNumber lane, DeviceOrdinal device, Deadline until);  // performs queued copies
   Status Kernel(DeviceOrdinal device, const Copy& access);
-  Result<std::vector<Piece>> Resolve(DeviceOrdinal device, const Copy& copy, const char*& why) const REQUIRES(mutex_);
+  Result<std::vector<Piece>> Resolve(DeviceOrdinal device, const Copy& copy) const REQUIRES(mutex_);
+  Result<std::vector<Piece>> LockAndResolve(DeviceOrdinal device, const Copy& copy) const;
   static Status Perform(const Copy& copy, const std::vector<Piece>& pieces);
   [[nodiscard]] static bool AwaitUntil(Deadline until, const std::function<bool()>& idle);
 

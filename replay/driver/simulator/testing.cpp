@@ -1,6 +1,4 @@
 // The simulator for tests: what it holds, what it counted, and how it is made to fail.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <thread>
 
@@ -22,33 +20,7 @@ void Spend(std::chrono::nanoseconds time) {
   }
 }
 
-std::string LocationText(const Location& location) {
-  return fmt::format("{}/{}", static_cast<std::uint32_t>(location.type), location.id);
-}
-
-std::string AccessText(const std::vector<AccessDescriptor>& access) {
-  std::string text;
-  for (const AccessDescriptor& one : access) text += fmt::format(" {}={}", LocationText(one.location), one.flags);
-  return text.empty() ? " none" : text;
-}
-
 }  // namespace
-
-std::string ToText(const SimulatorSnapshot& snapshot) {
-  std::string text;
-  for (const SimulatedHandle& one : snapshot.handles) {
-    text += fmt::format("handle {}: {} bytes, location {}, {} references, {} mappings{}\n", Hex(one.handle.value), one.bytes,
-                        LocationText(one.properties.location), one.references, one.mappings, one.imported ? ", imported" : "");
-  }
-  for (const SimulatedRange& one : snapshot.ranges) {
-    text += fmt::format("range {}: {} bytes\n", Hex(one.address.value), one.bytes);
-  }
-  for (const SimulatedMapping& one : snapshot.mappings) {
-    text += fmt::format("mapping {}: {} bytes of handle {}, access{}\n", Hex(one.address.value), one.bytes,
-                        Hex(one.handle.value), AccessText(one.access));
-  }
-  return text;
-}
 
 SimulatorSnapshot Simulator::Snapshot() const {
   const MutexLock lock(mutex_);
@@ -57,11 +29,10 @@ SimulatorSnapshot Simulator::Snapshot() const {
     snapshot.handles.push_back({DriverHandle{handle}, memory->bytes, memory->properties, memory->references, memory->mappings,
                                 memory->imported, memory->key});
   }
-  std::sort(snapshot.handles.begin(), snapshot.handles.end(),
-            [](const SimulatedHandle& a, const SimulatedHandle& b) { return a.handle < b.handle; });
+  std::ranges::sort(snapshot.handles, [](const SimulatedHandle& a, const SimulatedHandle& b) { return a.handle < b.handle; });
   for (const auto& [address, bytes] : ranges_) snapshot.ranges.push_back({address, bytes});
   for (const auto& [address, mapped] : mappings_) {
-    snapshot.mappings.push_back({address, mapped.bytes, mapped.memory->handle, mapped.access});
+    snapshot.mappings.push_back({address, mapped.bytes, mapped.memory->handle, mapped.access, mapped.memory->key});
   }
   return snapshot;
 }
@@ -69,15 +40,15 @@ SimulatorSnapshot Simulator::Snapshot() const {
 Result<SimulatedMapping> Simulator::MappingAt(Address address) {
   const MutexLock lock(mutex_);
   const auto it = Containing(mappings_, address);
-  if (it == mappings_.end()) return Status(Code::kNotFound, "nothing is mapped at " + Hex(address.value));
-  return SimulatedMapping{it->first, it->second.bytes, it->second.memory->handle, it->second.access};
+  if (it == mappings_.end()) return Status(Code::kNotFound, "nothing is mapped at " + Hex(address));
+  return SimulatedMapping{it->first, it->second.bytes, it->second.memory->handle, it->second.access, it->second.memory->key};
 }
 
-Result<SimulatedRange> Simulator::RangeAt(Address address) {
+Result<Extent> Simulator::RangeAt(Address address) {
   const MutexLock lock(mutex_);
   const auto it = Containing(ranges_, address);
-  if (it == ranges_.end()) return Status(Code::kNotFound, "no range was reserved at " + Hex(address.value));
-  return SimulatedRange{it->first, it->second};
+  if (it == ranges_.end()) return Status(Code::kNotFound, "no range was reserved at " + Hex(address));
+  return Extent{it->first, it->second};
 }
 
 Bytes Simulator::BytesInUse(DeviceOrdinal device) const {
@@ -93,7 +64,7 @@ std::size_t Simulator::QueuedCopies(DeviceOrdinal device) const {
 }
 
 std::size_t Simulator::IndexOf(std::string_view call) {
-  return static_cast<std::size_t>(std::find(kCalls.begin(), kCalls.end(), call) - kCalls.begin());
+  return static_cast<std::size_t>(std::ranges::find(kCalls, call) - kCalls.begin());
 }
 
 std::set<DeviceOrdinal> Simulator::ContextsOpened() const {
@@ -144,7 +115,7 @@ int Simulator::EnterSlow(Call call, std::uint64_t count) {
     latency = faults_->latency[call];
     hook = faults_->hook;
     auto& planned = faults_->planned[call];
-    const auto due = std::find_if(planned.begin(), planned.end(), [&](const auto& one) { return one.at_count == count; });
+    const auto due = std::ranges::find_if(planned, [&](const auto& one) { return one.at_count == count; });
     if (due != planned.end()) {
       result = due->result;
       planned.erase(due);

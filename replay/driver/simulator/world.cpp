@@ -1,32 +1,24 @@
 #include "replay/driver/simulator/world.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <array>
-#include <atomic>
 #include <cerrno>
-#include <csignal>
-#include <cstdio>
-#include <cstring>
 #include <limits>
 #include <set>
 #include <string>
 
 #include "journal/base/process_stat.h"
 #include "journal/base/unique_fd.h"
+#include "replay/driver/simulator/failure.h"
 #include "replay/driver/simulator/memfd.h"
 #include "replay/driver/simulator/world_table.h"
 
 namespace amem {
 namespace {
-
-std::string Errno(const std::string& tried) { return tried + ": " + std::strerror(errno); }
 
 Status CheckSettings(std::int32_t devices, Bytes capacity) {
   if (devices < 1 || devices > SimulatorWorld::kMaxDevices) {
@@ -35,33 +27,6 @@ Status CheckSettings(std::int32_t devices, Bytes capacity) {
   if (capacity == 0) return {Code::kInvalid, "simulated world with devices of 0 bytes: give them a capacity"};
   return {};
 }
-
-}  // namespace
-
-bool IsAlive(const WorldMember& member) { return StartTicks(member.pid) == member.start_time; }
-
-void InsertOpenIds(std::int32_t pid, std::uint64_t world, std::set<std::uint64_t>& ids) {
-  DIR* directory = opendir(("/proc/" + std::to_string(pid) + "/fd").c_str());
-  if (directory == nullptr) return;
-  while (const dirent* entry = readdir(directory)) {
-    std::array<char, 320> link{};
-    const ssize_t length = readlinkat(dirfd(directory), entry->d_name, link.data(), link.size());
-    if (length <= 0) continue;
-    const auto tag = ParseMemfdLink({link.data(), static_cast<std::size_t>(length)});
-    if (tag && tag->world == world) ids.insert(tag->key.id);
-  }
-  closedir(directory);
-}
-
-Result<std::shared_ptr<SimulatorWorld>> SimulatorWorld::InMemory(std::int32_t devices, Bytes capacity_per_device) {
-  AMEM_TRY(CheckSettings(devices, capacity_per_device));
-  Table* table = Table::Map(-1);
-  if (table == nullptr) return Status(Code::kOutOfMemory, Errno("map the table of a simulated world"));
-  table->Initialise(devices, capacity_per_device, false);
-  return std::shared_ptr<SimulatorWorld>(new SimulatorWorld(table));
-}
-
-namespace {
 
 // The file gets its name only when it is whole, so no process maps half of one.
 Status MakeFile(const std::filesystem::path& path, Bytes bytes, const auto& initialise) {
@@ -82,6 +47,26 @@ Status MakeFile(const std::filesystem::path& path, Bytes bytes, const auto& init
 }
 
 }  // namespace
+
+bool IsAlive(const WorldMember& member) { return StartTicks(member.pid) == member.start_time; }
+
+void InsertOpenIds(std::int32_t pid, std::uint64_t world, std::set<std::uint64_t>& ids) {
+  std::error_code gone;
+  const auto all = std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/fd", gone);
+  for (auto at = begin(all); !gone && at != end(all); at.increment(gone)) {
+    std::error_code none;
+    const auto tag = ParseMemfdLink(std::filesystem::read_symlink(at->path(), none).native());
+    if (tag && tag->world == world) ids.insert(tag->key.id);
+  }
+}
+
+Result<std::shared_ptr<SimulatorWorld>> SimulatorWorld::InMemory(std::int32_t devices, Bytes capacity_per_device) {
+  AMEM_TRY(CheckSettings(devices, capacity_per_device));
+  Table* table = Table::Map(-1);
+  if (table == nullptr) return Status(Code::kOutOfMemory, Errno("map the table of a simulated world"));
+  table->Initialise(devices, capacity_per_device, false);
+  return std::shared_ptr<SimulatorWorld>(new SimulatorWorld(table));
+}
 
 Result<std::shared_ptr<SimulatorWorld>> SimulatorWorld::Open(const std::filesystem::path& path, std::int32_t devices,
                                                              Bytes capacity_per_device) {
@@ -106,9 +91,8 @@ Result<std::shared_ptr<SimulatorWorld>> SimulatorWorld::Open(const std::filesyst
   Table* table = Table::Map(fd.get());
   if (table == nullptr) return Status(Code::kIo, Errno("map the simulated world " + path.string()));
   std::shared_ptr<SimulatorWorld> world(new SimulatorWorld(table));
-  if (table->magic != kWorldMagic || table->version != kWorldVersion) {
+  if (table->magic != kWorldMagic || table->version != kWorldVersion)
     return Status(Code::kCorrupt, path.string() + " is no simulated world of this version: remove it if no job uses it");
-  }
   if (table->devices != devices || table->capacity != capacity_per_device) {
     return Status(Code::kInvalid, fmt::format("the simulated world {} has {} devices of {} bytes, not {} of {}: give every "
                                               "process of the job the same",
@@ -186,14 +170,10 @@ Bytes SimulatorWorld::InUse(std::int32_t device) {
   return device >= 0 && device < table_->devices ? table_->used[device] : 0;
 }
 
-std::uint32_t SimulatorWorld::Members() {
-  const Guard guard(*table_);
-  table_->ReapTheDead();
-  std::uint32_t count = 0;
-  for (const WorldMember& member : table_->members) count += member.pid != 0;
-  return count;
+std::int32_t SimulatorWorld::DeviceNow(std::uint32_t member, std::int32_t device) const {
+  if (device < 0 || device >= kMaxDevices) return device;
+  const std::int32_t moved = table_->members[member].moved[static_cast<std::size_t>(device)];
+  return moved == 0 ? device : moved - 1;
 }
-
-void SimulatorWorld::LockForEver() { pthread_mutex_lock(&table_->mutex); }
 
 }  // namespace amem

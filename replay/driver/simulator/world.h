@@ -11,18 +11,22 @@
 // Thread-safe and process-safe. A child must not use a world in memory after a fork.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <span>
 #include <vector>
 
-#include "replay/driver/simulator/memory_key.h"
 #include "statemachine/types.h"
 
 namespace amem {
+
+// The name of an allocation in a world's table and in its memfd.
+struct SimulatedMemoryKey {
+  std::uint32_t index = 0;  // where to look first in the table
+  std::uint64_t id = 0;     // never reused
+  friend bool operator==(const SimulatedMemoryKey&, const SimulatedMemoryKey&) = default;
+};
 
 class SimulatorWorld {
  public:
@@ -74,41 +78,15 @@ class SimulatorWorld {
   int Unbind(std::uint32_t member, Key multicast, std::int32_t device, Bytes offset, Bytes bytes);
   [[nodiscard]] std::vector<Binding> Bindings(Key multicast);  // by device and offset
 
-  // ---- the driver's checkpoint of a process (world_checkpoint.cpp), by any process of the world on any other
-  enum class ProcessState : std::uint32_t { kRunning, kLocked, kCheckpointed, kFailed };
-  struct DevicePair {
-    std::int32_t from = 0, to = 0;
-  };
-  // Called around each of the member's driver calls: waits until its process may make calls. False: the process is lost
-  // (kFailed).
-  bool EnterCall(std::uint32_t member);
-  void LeaveCall(std::uint32_t member);
-  void SetBusy(std::uint32_t member, bool busy);                // its work does not end, so it cannot be locked
-  std::optional<ProcessState> StateOf(std::int32_t pid);        // nothing: no member has that pid
-  int LockProcess(std::int32_t pid, std::uint32_t timeout_ms);  // CUresult, as below; 0: no timeout
-  // Its memory no longer counts to the devices. Succeeds although memory is shared, as measured.
-  int CheckpointProcess(std::int32_t pid);
-  // NOT_SUPPORTED if the process shared memory at its checkpoint, and it is lost, as measured. OUT_OF_MEMORY if a device lacks
-  // room; nothing changes then. Pairs, if any, must name every device that it had memory on.
-  int RestoreProcess(std::int32_t pid, std::span<const DevicePair> pairs);
-  int UnlockProcess(std::int32_t pid);
   [[nodiscard]] std::int32_t DeviceNow(std::uint32_t member, std::int32_t device) const;  // where a restore moved it
-  struct Use {
-    std::int32_t pid = 0;
-    Bytes bytes = 0;
-  };
-  [[nodiscard]] std::vector<Use> UsesOf(std::int32_t device);  // by process
-
   [[nodiscard]] Bytes InUse(std::int32_t device);
-  [[nodiscard]] std::uint32_t Members();  // attached and alive
 
-  // For tests: takes the lock and never releases it, like a process killed at that moment.
-  void LockForEver();
-
- private:
+  // For tests, and the stand-ins' checkpoint of a process (world_table.h).
   struct Table;
   class Guard;
-  struct OfProcess;
+  [[nodiscard]] Table& table() const { return *table_; }
+
+ private:
   SimulatorWorld(Table* table) : table_(table) {}  // NOLINT(google-explicit-constructor)
 
   Table* table_;

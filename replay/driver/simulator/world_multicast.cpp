@@ -10,8 +10,7 @@ namespace amem {
 
 std::optional<SimulatorWorld::Key> SimulatorWorld::AddMulticast(std::uint32_t member, std::uint32_t devices, Bytes bytes) {
   const Guard guard(*table_);
-  const auto room =
-      std::find_if(table_->multicasts.begin(), table_->multicasts.end(), [](const auto& one) { return one.id == 0; });
+  const auto room = std::ranges::find_if(table_->multicasts, [](const auto& one) { return one.id == 0; });
   const auto index = table_->FreeIndex();
   if (room == table_->multicasts.end() || !index) return std::nullopt;
   const std::uint64_t id = table_->next_id++;
@@ -59,7 +58,7 @@ int SimulatorWorld::Bind(std::uint32_t member, Key key, const Binding& wanted) {
   }
   if (room == nullptr || memory->references[member] == std::numeric_limits<std::uint16_t>::max()) return cuda::kOutOfMemory;
   ++memory->references[member];
-  *room = {wanted.offset, wanted.bytes, wanted.device, member, wanted.memory, wanted.memory_offset};
+  *room = {wanted, member};
   return 0;
 }
 
@@ -83,10 +82,10 @@ std::vector<SimulatorWorld::Binding> SimulatorWorld::Bindings(Key key) {
   const WorldMulticast* multicast = table_->FindMulticast(key);
   if (multicast == nullptr) return found;
   for (const WorldBinding& one : multicast->bindings) {
-    if (one.bytes != 0) found.push_back({one.device, one.offset, one.bytes, one.memory, one.memory_offset});
+    if (one.bytes != 0) found.push_back(one);
   }
-  std::sort(found.begin(), found.end(),
-            [](const Binding& a, const Binding& b) { return std::tie(a.device, a.offset) < std::tie(b.device, b.offset); });
+  std::ranges::sort(
+      found, [](const Binding& a, const Binding& b) { return std::tie(a.device, a.offset) < std::tie(b.device, b.offset); });
   return found;
 }
 

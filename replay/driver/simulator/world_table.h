@@ -1,4 +1,5 @@
-// The table of a simulated world, shared between processes. Only SimulatorWorld's sources include this.
+// The table of a simulated world, shared between processes. Only SimulatorWorld's sources include this, and the stand-ins'
+// checkpoint of a process, which has what the members say of their state.
 #pragma once
 
 #include <pthread.h>
@@ -26,7 +27,7 @@ inline constexpr std::uint64_t kWorldVersion = 3;
 struct WorldMember {
   std::int32_t pid;  // 0: free; written last when taken and first when left
   std::uint64_t start_time;
-  std::uint32_t state;                 // SimulatorWorld::ProcessState; accessed by std::atomic_ref, like the next two
+  std::uint32_t state;                 // checkpoint::ProcessState; accessed by std::atomic_ref, like the next two
   std::uint32_t in_calls;              // driver calls under way
   std::uint32_t busy;                  // its work does not end
   std::uint32_t shared;                // shared memory at its checkpoint
@@ -42,13 +43,8 @@ struct WorldEntry {
   std::array<std::uint16_t, SimulatorWorld::kMembers> references;
 };
 
-struct WorldBinding {  // of memory to a multicast object
-  std::uint64_t offset;
-  std::uint64_t bytes;  // 0: free
-  std::int32_t device;
+struct WorldBinding : SimulatorWorld::Binding {  // free if it has no bytes
   std::uint32_t member;
-  SimulatedMemoryKey memory;
-  std::uint64_t memory_offset;
 };
 
 struct WorldMulticast {  // belongs to the entry of the same id

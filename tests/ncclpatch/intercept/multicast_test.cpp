@@ -45,7 +45,7 @@ TEST_F(MulticastTest, bound_memory_stays_in_place_until_it_is_unbound) {
   ASSERT_EQ(add_device(object, 1), CUDA_SUCCESS);
   ASSERT_EQ(bind_memory(object, 0, bound_memory, 0, kBytes, 0), CUDA_SUCCESS);
   ASSERT_EQ(Recorded().bindings.size(), 1U);
-  EXPECT_EQ(Recorded().bindings.at(0).front().allocation, intercept::ToAllocation(bound_memory));
+  EXPECT_EQ(Recorded().bindings.find(0)->second.allocation, intercept::ToAllocation(bound_memory));
   EXPECT_TRUE(session().Pause().ok());
   EXPECT_TRUE(AllocationOfMemory().resident);
   EXPECT_EQ(WhyKept(AllocationOfMemory()), KeepReason::kMulticast);
@@ -60,7 +60,7 @@ TEST_F(MulticastTest, memory_can_be_bound_by_its_address) {
   ASSERT_EQ(add_device(object, 0), CUDA_SUCCESS);
   ASSERT_EQ(add_device(object, 1), CUDA_SUCCESS);
   ASSERT_EQ(bind_address(object, 0, memory(), kBytes, 0), CUDA_SUCCESS);
-  EXPECT_EQ(Recorded().bindings.at(0).front().address, Address{memory()});
+  EXPECT_EQ(Recorded().bindings.find(0)->second.address, Address{memory()});
   EXPECT_EQ(AllocationOfMemory().multicast_bindings, 1U);
   EXPECT_EQ(unbind(object, 0, 0, kBytes), CUDA_SUCCESS);
 }

@@ -16,7 +16,7 @@ from unittest import mock
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = os.path.join(HERE, "../../../ncclpatch/python")
-sys.path[:0] = [os.path.join(HERE, "frameworks"), PACKAGE, os.path.join(PACKAGE, "examples")]
+sys.path[:0] = [os.path.join(HERE, "frameworks"), PACKAGE, os.path.join(HERE, "examples")]
 sys.dont_write_bytecode = True
 import amem  # noqa: E402
 import amem_plugins  # noqa: E402

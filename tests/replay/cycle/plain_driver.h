@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -11,7 +12,7 @@
 
 namespace amem::test {
 
-// A driver without kernels: the defaults of the seam.
+// A driver without kernels, streams, lanes and multicast objects: for the rest, the defaults of the seam.
 class PlainDriver : public Driver {
  public:
   explicit PlainDriver(Simulator& sim) : sim_(sim) {}
@@ -39,8 +40,26 @@ class PlainDriver : public Driver {
   Status Clear(DeviceOrdinal d, Address a, Bytes b) override { return sim_.Clear(d, a, b); }
   std::optional<HostRoom> HostMemory() override { return sim_.HostMemory(); }
   Status FinishCopies(DeviceOrdinal d, Deadline u) override { return sim_.FinishCopies(d, u); }
+  Result<NonZero> FindNonZero(DeviceOrdinal, std::span<const Extent> e, const ContentKey&, Deadline) override {
+    return Unscanned(e, "the plain driver does not look at contents");
+  }
+  bool CanLook(DeviceOrdinal) override { return true; }
+  Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal, void*) override { return std::make_unique<StreamMoment>(); }
+  Status Follow(DeviceOrdinal, const StreamMoment&) override { return {}; }
+  Status Lead(DeviceOrdinal d, void*, Deadline u) override { return FinishCopies(d, u); }
+  Status AwaitMoment(DeviceOrdinal, const StreamMoment&, Deadline) override { return {}; }
+  Result<std::unique_ptr<Copier>> OpenLane() override { return Lacking("lanes"); }
+  Result<DriverHandle> CreateMulticast(const MulticastProperties&) override { return Lacking("multicast objects"); }
+  Status AddDevice(DriverHandle, DeviceOrdinal) override { return Lacking("multicast objects"); }
+  Status BindMemory(DriverHandle, Bytes, DriverHandle, Bytes, Bytes) override { return Lacking("multicast objects"); }
+  Status BindAddress(DriverHandle, Bytes, Address, Bytes) override { return Lacking("multicast objects"); }
+  Status Unbind(DriverHandle, DeviceOrdinal, Bytes, Bytes) override { return Lacking("multicast objects"); }
+  Result<Bytes> MulticastGranularity() override { return Lacking("multicast objects"); }
 
  protected:
+  static Status Lacking(const std::string& what) {
+    return {Code::kUnsupported, "this driver has no " + what, cuda::kNotSupported};
+  }
   Simulator& sim_;
 };
 

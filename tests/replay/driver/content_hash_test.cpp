@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "replay/driver/driver.h"
+#include "tests/replay/driver/hash_unit.h"
 
 // ---- the kernels' source, for lanes that are threads ------------------------------------------------------------------------
 

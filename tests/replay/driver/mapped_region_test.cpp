@@ -45,7 +45,7 @@ TEST_F(MappedRegionTest, a_call_that_fails_in_a_range_of_the_callers_leaves_the_
     ASSERT_TRUE(simulator->FailNext(call, 1, cuda::kUnknown).ok());
     EXPECT_FALSE(MappedRegion::MapAt(*simulator, range, handle, kBytes, std::span(&access, 1)).ok()) << call;
     EXPECT_TRUE(simulator->Snapshot().mappings.empty()) << call;
-    EXPECT_EQ(simulator->Snapshot().ranges, (std::vector<SimulatedRange>{{range, kBytes}})) << call;
+    EXPECT_EQ(simulator->Snapshot().ranges, (std::vector<Extent>{{range, kBytes}})) << call;
   }
   { EXPECT_EQ(MappedRegion::MapAt(*simulator, range, handle, kBytes, std::span(&access, 1))->address(), range); }
   EXPECT_TRUE(simulator->Snapshot().mappings.empty()) << "a guard that was not kept";

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "replay/driver/simulator/simulator.h"
+#include "tests/replay/driver/simulated.h"
 
 namespace amem {
 namespace {
@@ -145,16 +146,16 @@ TEST_F(SimulatedMulticast, a_store_reaches_what_every_device_has_bound_at_that_o
   Complete();
   const DriverHandle mine = Memory(*one, kFirst, 2 * kPiece), theirs = Memory(*other, kSecond, kPiece);
   const Address at = Map(*one, mine, 2 * kPiece), through = Map(*other, imported, 2 * kPiece);
-  EXPECT_TRUE(other->Reach(through).empty()) << "nothing is bound";
+  EXPECT_TRUE(Reach(*other, through).empty()) << "nothing is bound";
   ASSERT_TRUE(one->BindAddress(object, 0, at + kPiece, kPiece).ok());
   ASSERT_TRUE(other->BindMemory(imported, 0, theirs, 0, kPiece).ok());
-  const auto reached = other->Reach(through + 64);
+  const auto reached = Reach(*other, through + 64);
   ASSERT_EQ(reached.size(), 2U);
-  EXPECT_EQ(reached[0], (Simulator::Reached{0, *one->MemoryAt(at), kPiece + 64}));
+  EXPECT_EQ(reached[0], (Reached{0, *MemoryAt(*one, at), kPiece + 64}));
   EXPECT_EQ(reached[1].device, 1);
-  EXPECT_TRUE(other->Reach(through + kPiece).empty());
+  EXPECT_TRUE(Reach(*other, through + kPiece).empty());
   ASSERT_TRUE(one->Unbind(object, kFirst, 0, kPiece).ok());
-  const auto left = other->Reach(through);
+  const auto left = Reach(*other, through);
   ASSERT_EQ(left.size(), 1U) << "what was unbound is reached no more";
   EXPECT_EQ(left[0].device, 1);
 }

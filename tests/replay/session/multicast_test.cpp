@@ -2,6 +2,7 @@
 // allocation lies where it could not be bound.
 #include <gtest/gtest.h>
 
+#include "tests/replay/driver/simulated.h"
 #include "tests/replay/session/session_process.h"
 #include "tests/scenarios/multicast_calls.h"
 
@@ -83,7 +84,7 @@ TEST_P(MulticastSession, a_pause_keeps_or_releases_the_object_and_what_is_bound_
   *reinterpret_cast<int*>(at.value) = 17;  // NOLINT(performance-no-int-to-ptr)
   ASSERT_TRUE(calls->Bind(object, kPiece, memory, 0, kPiece).ok());
   const Address mapped = Place(object, 2 * kPiece);
-  const auto reached = simulator->Reach(mapped + kPiece);
+  const auto reached = Reach(*simulator, mapped + kPiece);
   ASSERT_EQ(reached.size(), 1U);
   for (int cycle = 0; cycle < 2; ++cycle) {
     ASSERT_TRUE(session->Pause().ok());
@@ -91,9 +92,9 @@ TEST_P(MulticastSession, a_pause_keeps_or_releases_the_object_and_what_is_bound_
     EXPECT_EQ(simulator->BytesInUse(DeviceOrdinal{0}) == 0, released());
     ASSERT_TRUE(session->Resume().ok());
     EXPECT_EQ(*reinterpret_cast<int*>(at.value), 17);  // NOLINT(performance-no-int-to-ptr)
-    const auto again = simulator->Reach(mapped + kPiece);
+    const auto again = Reach(*simulator, mapped + kPiece);
     ASSERT_EQ(again.size(), 1U);
-    EXPECT_EQ(again[0].memory, *simulator->MemoryAt(at));
+    EXPECT_EQ(again[0].memory, *MemoryAt(*simulator, at));
     EXPECT_EQ(again[0].offset, reached[0].offset);
   }
 }
@@ -104,7 +105,7 @@ TEST_P(MulticastSession, memory_that_was_bound_before_it_had_an_address_does_not
   EXPECT_FALSE(session->CopyState().allocations.at(memory).placed()) << "it has a handle of its own";
   const Address mapped = Place(object, 2 * kPiece);
   const Address at = Place(memory, kPiece);
-  EXPECT_EQ(simulator->Reach(mapped).at(0).memory, *simulator->MemoryAt(at));
+  EXPECT_EQ(Reach(*simulator, mapped).at(0).memory, *MemoryAt(*simulator, at));
 }
 
 TEST_P(MulticastSession, the_programs_memory_stays_and_is_bound_again_to_the_new_object) {
@@ -116,7 +117,7 @@ TEST_P(MulticastSession, the_programs_memory_stays_and_is_bound_again_to_the_new
   EXPECT_TRUE(Resident(user));
   EXPECT_EQ(Resident(object), !released());
   ASSERT_TRUE(session->Resume().ok());
-  EXPECT_EQ(simulator->Reach(mapped).at(0).memory, *simulator->MemoryAt(at));
+  EXPECT_EQ(Reach(*simulator, mapped).at(0).memory, *MemoryAt(*simulator, at));
 }
 
 TEST_P(MulticastSession, a_pause_that_could_not_unbind_foreign_memory_is_refused_and_says_what_to_do) {

@@ -5,9 +5,9 @@
 #include <optional>
 #include <vector>
 
+#include "tests/stand_ins/checkpoint/world_checkpoint.h"
 #include "tests/stand_ins/cuda/stand_in.h"
 
-using amem::SimulatorWorld;
 using amem::stand_in::AskFault;
 using amem::stand_in::Get;
 
@@ -20,15 +20,15 @@ InCall::InCall() : stand_in_(Get()) {
   if (stand_in_ == nullptr) return;
   if (depth++ > 0) return;
   const Simulator& simulator = *stand_in_->simulator;
-  if (simulator.world()->EnterCall(simulator.member())) return;
-  simulator.world()->LeaveCall(simulator.member());
+  if (amem::checkpoint::EnterCall(*simulator.world(), simulator.member())) return;
+  amem::checkpoint::LeaveCall(*simulator.world(), simulator.member());
   depth = 0;
   stand_in_ = nullptr;
 }
 
 InCall::~InCall() {
   if (stand_in_ == nullptr || --depth > 0) return;
-  stand_in_->simulator->world()->LeaveCall(stand_in_->simulator->member());
+  amem::checkpoint::LeaveCall(*stand_in_->simulator->world(), stand_in_->simulator->member());
 }
 
 }  // namespace amem::stand_in
@@ -63,7 +63,7 @@ CUresult As(int result) { return static_cast<CUresult>(result); }
 CUDA_CALL CUresult cuCheckpointProcessGetState(int pid, CUprocessState* state) {
   auto* const stand_in = Get();
   if (const auto refused = Refused(stand_in, "CheckpointState")) return *refused;
-  const auto found = stand_in->simulator->world()->StateOf(pid);
+  const auto found = amem::checkpoint::StateOf(*stand_in->simulator->world(), pid);
   if (!found || state == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *state = static_cast<CUprocessState>(*found);  // the same numbers
   return CUDA_SUCCESS;
@@ -73,20 +73,20 @@ CUDA_CALL CUresult cuCheckpointProcessLock(int pid, CUcheckpointLockArgs* args) 
   auto* const stand_in = Get();
   if (const auto refused = Refused(stand_in, "CheckpointLock")) return *refused;
   if (args != nullptr && (args->reserved0 != 0 || !IsZero(args->reserved1))) return CUDA_ERROR_INVALID_VALUE;
-  return As(stand_in->simulator->world()->LockProcess(pid, args == nullptr ? 0 : args->timeoutMs));
+  return As(amem::checkpoint::LockProcess(*stand_in->simulator->world(), pid, args == nullptr ? 0 : args->timeoutMs));
 }
 
 CUDA_CALL CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs* args) {
   auto* const stand_in = Get();
   if (const auto refused = Refused(stand_in, "CheckpointTake")) return *refused;
   if (args != nullptr && !IsZero(*args)) return CUDA_ERROR_INVALID_VALUE;
-  return As(stand_in->simulator->world()->CheckpointProcess(pid));
+  return As(amem::checkpoint::CheckpointProcess(*stand_in->simulator->world(), pid));
 }
 
 CUDA_CALL CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs* args) {
   auto* const stand_in = Get();
   if (const auto refused = Refused(stand_in, "CheckpointRestore")) return *refused;
-  std::vector<SimulatorWorld::DevicePair> pairs;
+  std::vector<amem::checkpoint::DevicePair> pairs;
   if (args != nullptr) {
     if (!IsZero(args->reserved) || args->reserved1 != 0) return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < args->gpuPairsCount; ++i) {
@@ -95,12 +95,12 @@ CUDA_CALL CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs* 
       pairs.push_back({*from, *to});
     }
   }
-  return As(stand_in->simulator->world()->RestoreProcess(pid, pairs));
+  return As(amem::checkpoint::RestoreProcess(*stand_in->simulator->world(), pid, pairs));
 }
 
 CUDA_CALL CUresult cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs* args) {
   auto* const stand_in = Get();
   if (const auto refused = Refused(stand_in, "CheckpointUnlock")) return *refused;
   if (args != nullptr && !IsZero(*args)) return CUDA_ERROR_INVALID_VALUE;
-  return As(stand_in->simulator->world()->UnlockProcess(pid));
+  return As(amem::checkpoint::UnlockProcess(*stand_in->simulator->world(), pid));
 }

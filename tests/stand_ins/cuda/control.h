@@ -42,6 +42,4 @@ int stand_in_cuda_do(const char* action);
 // "CheckpointLock", "CheckpointTake", "CheckpointRestore" and "CheckpointUnlock". Also "fail=2" (that call answers 2), and
 // "fail-all=2" (so do all that follow). The last of these calls counts.
 int stand_in_cuda_at(const char* call, std::uint64_t nth, const char* action);
-// Everything that this process holds, as text; valid until the thread's next call.
-const char* stand_in_cuda_dump();
 }

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "replay/driver/result_names.h"
+#include "tests/stand_ins/checkpoint/world_checkpoint.h"
 #include "tests/stand_ins/cuda/stand_in.h"
 
 namespace amem::stand_in {
@@ -177,7 +178,7 @@ namespace {
 void* FindOwn(const std::string& symbol) {
   static void* const self = [] {
     Dl_info info{};
-    dladdr(reinterpret_cast<void*>(&stand_in_cuda_dump), &info);
+    dladdr(reinterpret_cast<void*>(&stand_in_cuda_at), &info);
     return dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
   }();
   if (self == nullptr || !symbol.starts_with("cu")) return nullptr;
@@ -238,12 +239,5 @@ CUDA_CALL void stand_in_cuda_set_busy(void* context, int busy) {
   if (stand_in == nullptr) return;
   const std::lock_guard lock(stand_in->mutex);
   stand_in->busy[static_cast<CUcontext>(context)] = busy;
-  stand_in->simulator->world()->SetBusy(stand_in->simulator->member(), busy != 0);
-}
-
-CUDA_CALL const char* stand_in_cuda_dump() {
-  thread_local std::string text;
-  amem::stand_in::StandIn* const stand_in = amem::stand_in::Get();
-  text = stand_in == nullptr ? "" : ToText(stand_in->simulator->Snapshot());
-  return text.c_str();
+  amem::checkpoint::SetBusy(*stand_in->simulator->world(), stand_in->simulator->member(), busy != 0);
 }

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <memory>
 
-#include "replay/driver/simulator/world.h"
+#include "tests/stand_ins/checkpoint/world_checkpoint.h"
 
 namespace {
 
@@ -73,7 +73,7 @@ NVML_CALL nvmlDeviceGetMemoryInfo(void* device, MemoryNumbers* memory) {
   return 0;
 }
 NVML_CALL nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* count, ProcessInfo* found) {
-  const auto uses = World()->UsesOf(NumberOf(device));
+  const auto uses = amem::checkpoint::UsesOf(*World(), NumberOf(device));
   if (*count < uses.size()) return kTooSmall;
   *count = static_cast<unsigned>(uses.size());
   for (std::size_t i = 0; i < uses.size(); ++i) found[i] = {static_cast<unsigned>(uses[i].pid), uses[i].bytes, ~0U, ~0U};

@@ -44,9 +44,13 @@ CUresult ByCode(Code code) {
 
 CUresult ToDriver(const char* call, const Status& status) {
   if (status.ok()) return CUDA_SUCCESS;
-  if (status.driver_result() != 0) return static_cast<CUresult>(status.driver_result());
-  const CUresult result = ByCode(status.code());
-  log::Error(fmt::format("{} by NCCL: {} (NCCL gets CUresult {})", call, status.message(), static_cast<int>(result)));
+  const bool of_driver = status.driver_result() != 0, refused = status.code() == Code::kRefused;
+  const CUresult result = of_driver ? static_cast<CUresult>(status.driver_result()) : ByCode(status.code());
+  if (of_driver && !refused) return result;
+  static constinit log::Limited refusals;  // a program may try again and again
+  const std::string line =
+      fmt::format("{} by NCCL: {} (NCCL gets CUresult {})", call, status.message(), static_cast<int>(result));
+  refused ? refusals.Error(line) : log::Error(line);
   return result;
 }
 

@@ -52,8 +52,8 @@ inline CUmemGenericAllocationHandle ToGuest(AllocationId allocation) { return kH
 inline bool IsGuest(CUmemGenericAllocationHandle handle) { return (handle & kTagMask) == kHandleTag; }
 inline AllocationId ToAllocation(CUmemGenericAllocationHandle handle) { return AllocationId{handle & ~kTagMask}; }
 
-// The result for NCCL: the driver's own, or the nearest to the class of failure. A failure that is not the driver's is logged,
-// because NCCL reports only the number.
+// The result for NCCL: the driver's own, or the nearest to the class of failure. A failure that is not the driver's, or a
+// refusal, is logged, because NCCL reports only the number.
 CUresult ToDriver(const char* call, const Status& status);
 
 // The call site and communicator of NCCL's current allocation. What ncclMemAlloc makes is the program's and has no

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "ncclpatch/runtime/log.h"
 #include "tests/ncclpatch/intercept/intercepted.h"
 
 // The loader frees a thread's variables past ThreadSanitizer, which then sees the next thread's memory race with them.
@@ -118,6 +119,23 @@ TEST_F(Gate, no_write_of_four_threads_is_lost_or_faults_over_many_pauses) {
 }
 
 // A call that is inside the driver holds a pause back, and no other call.
+TEST_F(Gate, memory_that_is_asked_for_in_a_pause_is_refused_and_that_is_said) {
+  ASSERT_TRUE(session().Pause().ok());
+  log::Configure("warn", -1);
+  testing::internal::CaptureStderr();
+  CUmemGenericAllocationHandle handle{};
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  const CUresult refused = Driver<decltype(cuMemCreate)>("cuMemCreate")(&handle, kBytes, &properties, 0);
+  const std::string said = testing::internal::GetCapturedStderr();
+  log::Configure("off", -1);
+  EXPECT_EQ(refused, CUDA_ERROR_ILLEGAL_STATE);
+  EXPECT_NE(said.find("refused, this process's NCCL memory is paused; call ncclResume first (NCCL gets CUresult 401)"),
+            std::string::npos)
+      << said;
+}
+
 TEST_F(Gate, a_pause_waits_for_a_copy_that_is_under_way_and_other_copies_do_not) {
   using Real = decltype(cuMemcpyPeer);
   const auto slow = Replace<Real>("cuMemcpyPeer", &test::Held<Real>::Real);

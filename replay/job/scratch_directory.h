@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <string>
 #include <system_error>
 
@@ -39,6 +40,8 @@ class ScratchDirectory {
   static void Remove(const std::filesystem::path& directory) {
     namespace fs = std::filesystem;
     if (directory.empty()) return;
+    static std::mutex one_at_a_time;
+    const std::lock_guard lock(one_at_a_time);
     std::error_code ignored;
     const fs::path gone = directory.string() + ".gone";
     fs::rename(directory, gone, ignored);

@@ -237,16 +237,17 @@ class Agreement:
         group.store.set(self.outcome_key(group.rank), json.dumps(outcome))
         if failure is not None:
             return self.decide(False, "%s failed: %s" % (_name(outcome), failure))
-        if group.rank == 0:
-            return self._collect()
-        decision = group.value_by(self.key("decision"), self.deadline)
-        return self._give_up() if decision is None else json.loads(decision)
+        return self._collect() if group.rank == 0 else self._follow()
 
     def interrupted(self, error):
         """Ends the agreement for all, unless it is decided. Returns whether all succeeded."""
         with contextlib.suppress(Exception):
             return self.decide(False, "%s failed: %s: %s" % (_name(self.group.describe()), type(error).__name__, error))["ok"]
         return False
+
+    def _follow(self):
+        decision = self.group.value_by(self.key("decision"), self.deadline)
+        return self._give_up() if decision is None else json.loads(decision)
 
     def _collect(self):
         keys = [self.outcome_key(rank) for rank in range(self.group.size)]

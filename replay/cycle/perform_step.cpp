@@ -31,7 +31,6 @@ Result<StepTarget> StepPerformer::TargetOf(const Step& step) const {
   StepTarget target;
   const State& state = side_.state();
   if (auto* const pool = FindIn(state.pools, pool_)) target.tag = pool->tag;
-
   if (step.allocation) {
     auto* const it = FindIn(state.allocations, step.allocation);
     if (it == nullptr) return Status{Code::kNotFound, ToText(step.allocation) + " does not exist"};

@@ -19,7 +19,6 @@ constexpr std::chrono::milliseconds kForAnAnswer{20}, kForANotice{1};
 
 Result<Secret> Session::SecretOf(AllocationId allocation) {
   if (auto* const it = FindIn(secrets_, allocation)) return *it;
-
   auto secret = RandomSecret();
   if (secret.ok()) secrets_.emplace(allocation, *secret);
   return secret;

@@ -275,7 +275,6 @@ Status Slabs::Retire(AllocationId id) {
   const auto* const slab = FindIn(state.slabs, id);
   if (slab == nullptr || id == busy_) return {};
   if (auto* const own = FindIn(own_, id)) own->refused = ~Bytes{0};
-
   const Address address = slab->address;
   AMEM_ASSIGN(const Allocation* const a, ledger_.Known(id));
   AMEM_ASSIGN(const Mapping* const mapping, ledger_.Known(state.mappings, address));

@@ -213,7 +213,8 @@ def _next(group, timeout):
     if group.rank == 0:
         newest = int((group.peek("gather/newest") or b"0").decode())
         group.store.set("gather/newest", str(newest + 1))
-        _forget_old(group, newest - 1)
+        for name in ["who", "result"] + ["here/%d" % rank for rank in range(group.size)]:
+            group.forget("gather/%d/%s" % (newest - 1, name))
         return newest + 1
     end = time.monotonic() + timeout
     while time.monotonic() < end:
@@ -222,8 +223,3 @@ def _next(group, timeout):
             return newest
         time.sleep(_hosts.LONGEST_SECONDS)
     raise OSError("rank 0 did not come")
-
-
-def _forget_old(group, number):
-    for name in ["who", "result"] + ["here/%d" % rank for rank in range(group.size)]:
-        group.forget("gather/%d/%s" % (number, name))

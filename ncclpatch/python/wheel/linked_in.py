@@ -56,12 +56,6 @@ def owners(paths):
     return {name.split(",")[0].split(":")[0] for name in found.values()}
 
 
-def of_package(package):
-    """(source package, its version) of an installed package."""
-    source, version = lines_of("dpkg-query", "-W", "-f", "${source:Package} ${source:Version}\n", package)[0].split()
-    return source, version
-
-
 def built_here(static):
     """(source package, version, a package with its copyright file) of what ./run wheel compiled from Debian's sources."""
     copyright_of = {"capnproto": "libcapnp-dev", "lmdb": "liblmdb-dev"}
@@ -102,7 +96,7 @@ def main(build, static, output, version):
         os.makedirs(os.path.join(output, folder), exist_ok=True)
     rows = {row[0]: row for row in built_here(static)}
     for package in sorted(owners(inputs(build, static))):
-        source, its_version = of_package(package)
+        source, its_version = lines_of("dpkg-query", "-W", "-f", "${source:Package} ${source:Version}\n", package)[0].split()
         if source not in NOT_IN_IT and source not in rows:
             rows[source] = (source, its_version, package)
     found = [component(*rows[source], os.path.join(output, "licenses")) for source in sorted(rows)]

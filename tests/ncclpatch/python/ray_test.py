@@ -83,7 +83,10 @@ class Actors(unittest.TestCase):
             raise KeyError
         self.assertEqual(self.in_use(), self.before)
 
-    def test_3_when_one_fails_the_others_run_on_and_the_reason_is_raised(self):
+    def test_3_results_come_in_order(self):
+        self.assertEqual(adapter.call(self.actors, lambda rank, a, b: a + b, 1, 2), [3, 3, 3, 3])
+
+    def test_4_when_one_fails_the_others_run_on_and_the_reason_is_raised(self):
         ray.get(self.actors[1].forget.remote())
         with self.assertRaises(amem.AmemError) as caught:
             adapter.pause(self.actors, "weights")

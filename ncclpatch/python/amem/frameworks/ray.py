@@ -15,3 +15,10 @@ def environment(**variables):
     """The runtime_env of actors in which `import torch` attaches AMem (the wheel's entry point): LD_PRELOAD is not needed, and may be
     whatever the framework sets. `variables` are added to it."""
     return {"env_vars": {"AMEM_ENABLE": "1", **variables}}
+
+
+def call(actors, function, *arguments):
+    """function(actor's object, *arguments) in each actor at once; the results in order. The first failure is raised."""
+    import ray
+
+    return ray.get([actor.__ray_call__.remote(function, *arguments) for actor in actors])

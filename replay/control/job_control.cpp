@@ -19,6 +19,7 @@ RankLook LookOf(const RankLink& rank) {
   return {.session = rank.place().session,
           .pid = rank.pid(),
           .start_ticks = rank.start_ticks(),
+          .rank = rank.place().rank,
           .rank_name = rank.name(),
           .directory = rank.place().directory,
           .alive = rank.alive(),

@@ -25,6 +25,7 @@ struct RankLook {
   SessionId session;
   pid_t pid = 0;
   std::uint64_t start_ticks = 0;  // field 22 of /proc/PID/stat: with the pid it names one process, also when the pid is reused
+  std::int32_t rank = -1;         // -1: no launcher gave it a number
   std::string rank_name;          // "rank 2", or "pid 4711" where no launcher gave it a number
   std::filesystem::path directory;
   bool alive = false;

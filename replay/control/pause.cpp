@@ -2,6 +2,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <map>
 
 #include "replay/control/job_control.h"
 
@@ -69,6 +70,7 @@ JobControl::Coming JobControl::HowTheyCome() const {
 Status JobControl::AwaitAll(const AskOptions& options, const Progress& progress) {
   const Deadline until = In(options.deadline);
   Deadline tell = In(kTell);
+  std::map<SessionId, std::string> told;              // the same is not told again
   std::chrono::milliseconds between = kFirstBetween;  // requests that are put again
   for (;;) {
     const auto allowed = options.may_pause ? options.may_pause() : Status();
@@ -90,8 +92,12 @@ Status JobControl::AwaitAll(const AskOptions& options, const Progress& progress)
     }
     if (progress && Passed(tell)) {
       tell = In(kTell);
-      for (const RankLink& rank : ranks_)
-        if (!HasCome(rank)) progress(rank.name() + " " + rank.Doing());
+      for (const RankLink& rank : ranks_) {
+        std::string doing = HasCome(rank) ? "" : rank.Doing();
+        std::string& before = told[rank.place().session];
+        if (!doing.empty() && doing != before) progress(rank.name() + " " + doing);
+        before = std::move(doing);
+      }
     }
     Wait(std::min(allowed ? kLook : kAskTheCaller, LeftUntil(until)));
   }

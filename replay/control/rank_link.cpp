@@ -26,8 +26,8 @@ std::string Ago(std::uint64_t then_ns) {
 
 std::string Running(const Standing& is) {
   if (is.steps == 0)
-    return "has made no safe point; it comes when its program calls amem.safepoint(), once a step, or pauses by itself";
-  return fmt::format("has come to {} safe point{}, to the last one {}", is.steps, is.steps == 1 ? "" : "s",
+    return "runs, and has made no safe point: its program has to call amem.safepoint() once a step, or to pause by itself";
+  return fmt::format("runs, and has made {} safe point{}, the last one {}", is.steps, is.steps == 1 ? "" : "s",
                      Ago(is.last_step_ns));
 }
 

@@ -77,6 +77,9 @@ json ByCallSite(const State& state) {
   return out;
 }
 
+// As its directory is called.
+std::string Name(SessionId session) { return fmt::format("{:016x}", session.value); }
+
 json ByPeer(const State& state) {
   std::map<SessionId, std::pair<Bytes, Bytes>> sums;  // imported from, lent to
   for (const auto& [id, a] : state.allocations) {
@@ -86,10 +89,10 @@ json ByPeer(const State& state) {
   json out = json::array();
   for (const auto& [id, peer] : state.peers) {
     const auto& [imported, lent] = sums[id];
-    out.push_back({{"session", Hex(id)},
+    out.push_back({{"session", Name(id)},
                    {"host", peer.host},
                    {"pid", peer.pid},
-                   {"rank", peer.rank},
+                   {"rank", peer.rank < 0 ? json() : json(peer.rank)},
                    {"group", peer.group},
                    {"connected", peer.connected},
                    {"imported_bytes", imported},
@@ -203,7 +206,7 @@ std::string ForPeople(CycleKind kind, const CycleReport& report) {
 std::string Session::StatisticsText() {
   const State state = CopyState();
   const Holdings held = Measure(state);
-  std::string text = fmt::format("AMem " AMEM_VERSION ", session {}, {}, {} pauses\n", Hex(state.session.session),
+  std::string text = fmt::format("AMem " AMEM_VERSION ", session {}, {}, {} pauses\n", Name(state.session.session),
                                  ToText(state.lifecycle), state.cycles);
   text += fmt::format("  own device memory    {} in {} allocations, {} of it on the device now\n", Mebibytes(held.own_device),
                       held.own_count, Mebibytes(held.own_device_resident));
@@ -240,9 +243,9 @@ std::string Session::StatisticsJson() {
   std::uint64_t events = 0;
   for (const std::uint64_t n : state.totals.events) events += n;
   json out = {{"version", AMEM_VERSION},
-              {"session", Hex(state.session.session)},
+              {"session", Name(state.session.session)},
               {"pid", state.session.pid},
-              {"rank", state.session.rank},
+              {"rank", state.session.rank < 0 ? json() : json(state.session.rank)},
               {"group", state.session.group},
               {"lifecycle", ToText(state.lifecycle)},
               {"broken", state.broken},

@@ -103,13 +103,23 @@ TEST_F(Requests, a_job_is_paused_at_one_step_with_its_tags_and_goes_on_with_the_
       EXPECT_EQ(rank["safepoints"], paused[0]["safepoints"]) << rank;
       EXPECT_GT(rank["freed_bytes"], 20 << 20) << rank;
     }
+    const Rank again = Tool({"pause", Pid(1)});
+    EXPECT_EQ(again.status, 0) << again.err;
+    EXPECT_TRUE(again.out.starts_with("3 ranks are paused already; nothing was changed\n")) << again.out;
     const std::string listed = Tool({"ls", Pid(0)}).out;
-    EXPECT_NE(listed.find("SAFE POINT  PAUSED BY"), std::string::npos) << listed;
+    EXPECT_NE(listed.find("SAFE POINT  PAUSED BY  PROGRAM"), std::string::npos) << listed;
+    EXPECT_NE(listed.find("  job_rank cuda  "), std::string::npos) << listed;
     EXPECT_NE(listed.find(" request "), std::string::npos) << listed;
     const json status = Ask({"ls", "--live", Pid(0)});
     for (const json& rank : status) EXPECT_EQ(rank["safepoints"], paused[0]["safepoints"]) << "it stands still";
     for (const json& rank : Ask({"resume", Pid(0)})) EXPECT_EQ(rank["phase"], "running") << rank;
+    const Rank running = Tool({"resume", Pid(0)});
+    EXPECT_EQ(running.status, 0) << running.err;
+    EXPECT_TRUE(running.out.starts_with("3 ranks are running already; nothing was changed\nrank 0 (pid ")) << running.out;
+    EXPECT_NE(running.out.find("runs, and has made "), std::string::npos) << running.out;
   }
+  const std::string live = Tool({"ls", "--live", Pid(0)}).out;
+  EXPECT_NE(live.find("; holds "), std::string::npos) << live;
   Stop(job_);
   const auto ranks = job_.Finish(std::chrono::milliseconds(60'000));
   for (const Rank& rank : ranks) {
@@ -303,7 +313,7 @@ TEST_F(Requests, a_rank_that_does_not_come_is_named_and_the_job_runs_on) {
   EXPECT_EQ(late.status, 3) << late.out << late.err;
   EXPECT_NE(late.err.find("not all ranks came to safe point 1 within 1.0 s, and nothing was paused"), std::string::npos)
       << late.err;
-  EXPECT_NE(late.err.find("rank 1: has made no safe point"), std::string::npos) << late.err;
+  EXPECT_NE(late.err.find("rank 1: runs, and has made no safe point"), std::string::npos) << late.err;
   EXPECT_NE(late.err.find("last in its journal:"), std::string::npos) << late.err;
   AllEndWell();
 }

@@ -24,20 +24,29 @@ double SecondsSince(std::chrono::steady_clock::time_point from) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
 }
 
-// Finds the job, connects to its ranks, has `ask` done, and prints what came of it.
+// Finds the job, connects to its ranks, has `ask` done, and prints what came of it. Nothing is asked of a job whose ranks are
+// all in the phase `as_wanted` already.
 template <class Ask>
-int RunRequest(const RequestOptions& options, Output& out, std::string_view done, const Ask& ask,
+int RunRequest(const RequestOptions& options, Output& out, std::string_view done, std::string_view as_wanted, const Ask& ask,
                Status (*refuse)(const FoundJob& job) = nullptr) {
   const Result<FoundJob> job = FindJob(options.job, Ties::kCertain);
   const Status refused = !job.ok() ? job.status() : refuse != nullptr ? refuse(*job) : Status();
   if (!refused.ok()) return ComplainOf(refused, kCannotRead);
   Result<control::JobControl> control = control::JobControl::Open(job->ranks, DefaultSocketDirectory());
   if (!control.ok()) return ComplainOf(control.status(), kCannotRead);
+  auto ranks = control->Look();
+  const auto as_asked = [&](const control::RankLook& rank) { return rank.phase == as_wanted && !rank.paused_by_program; };
+  if (!ranks.empty() && std::ranges::all_of(ranks, as_asked)) {
+    PrintRanks(out, ranks, *job,
+               fmt::format("{} {} already; nothing was changed", Plural(ranks.size(), "rank is", "ranks are"), as_wanted), 0,
+               options.json);
+    return kFine;
+  }
   const auto from = std::chrono::steady_clock::now();
   if (const Status asked = ask(*control); !asked.ok())
     return ComplainOf(asked, asked.code() == Code::kRefused ? kCannotRead : kViolationFound);
   const double seconds = SecondsSince(from);
-  const auto ranks = control->Look();
+  ranks = control->Look();
   Bytes freed = 0;
   for (const control::RankLook& rank : ranks) freed += rank.freed;
   const std::string amount = done != kPaused || freed == 0 ? "" : ", " + FormatBytes(freed) + " given back";
@@ -47,17 +56,22 @@ int RunRequest(const RequestOptions& options, Output& out, std::string_view done
 }
 
 int RunPause(const PauseOptions& options, Output& out) {
-  return RunRequest(options, out, kPaused, [&](control::JobControl& job) {
+  const auto pause = [&](control::JobControl& job) {
     return job.Pause({std::chrono::seconds(options.deadline_s), options.at_step, options.tags}, PrintProgress);
-  });
+  };
+  return RunRequest(options, out, kPaused, options.tags ? "" : kPaused, pause);  // its tags may not be paused yet
+}
+
+Result<State> StateIn(const std::filesystem::path& session) {
+  const auto reader = JournalReader::Open(session);
+  return reader.ok() ? (*reader)->StateAt(std::nullopt) : Result<State>(reader.status());
 }
 
 // How a freeze of the job stands, as its journals say. Nothing: nothing is left of one.
 std::optional<FreezeStep> FreezeOf(const FoundJob& job) {
   std::optional<FreezeStep> last;
   for (const control::RankPlace& rank : job.ranks) {
-    const auto reader = JournalReader::Open(rank.directory);
-    const auto state = reader.ok() ? (*reader)->StateAt(std::nullopt) : Result<State>(reader.status());
+    const Result<State> state = StateIn(rank.directory);
     if (state.ok() && state->freeze && (!last || Order(*last) < Order(*state->freeze))) last = state->freeze;
   }
   return last && IsBack(*last) ? std::nullopt : last;
@@ -74,7 +88,7 @@ int RunResume(const RequestOptions& options, Output& out) {
   const auto resume = [&](control::JobControl& job) {
     return job.Resume(std::chrono::seconds(options.deadline_s), PrintProgress);
   };
-  return RunRequest(options, out, "resumed", resume, RefuseFrozen);
+  return RunRequest(options, out, "resumed", "running", resume, RefuseFrozen);
 }
 
 void AddPause(Arguments& arguments, PauseOptions& options) {
@@ -89,11 +103,16 @@ void AddPause(Arguments& arguments, PauseOptions& options) {
 int PrintLive(const std::vector<std::string>& names, bool json, Output& out) {
   const Result<FoundJob> job = FindJob(names, Ties::kProbable);
   if (!job.ok()) return ComplainOf(job.status(), kCannotRead);
-  const auto ranks = control::LookAt(job->ranks, DefaultSocketDirectory());
+  auto ranks = control::LookAt(job->ranks, DefaultSocketDirectory());
   if (ranks.empty())
     return Complain(
         "the job's processes take no requests: their libamem_nccl.so is older than this program, or they are another "
         "user's");
+  for (control::RankLook& rank : ranks)
+    if (const Result<State> state = StateIn(rank.directory); state.ok()) {
+      const Holdings holdings = Measure(*state);
+      rank.held = holdings.own_device_resident + holdings.pools_resident;
+    }
   PrintRanks(out, ranks, *job, "", 0, json);
   const auto freeze = json ? std::nullopt : FreezeOf(*job);
   if (freeze) out << TextOf(*freeze, true) << "\n";

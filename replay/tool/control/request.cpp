@@ -16,7 +16,7 @@ namespace {
 
 nlohmann::ordered_json JsonOf(const control::RankLook& rank) {
   return {{"session", fmt::format("{:016x}", rank.session.value)},
-          {"rank", rank.rank_name},
+          {"rank", rank.rank < 0 ? nlohmann::ordered_json() : nlohmann::ordered_json(rank.rank)},
           {"pid", rank.pid},
           {"start_ticks", rank.start_ticks},
           {"directory", rank.directory.string()},
@@ -58,7 +58,7 @@ void PrintProgress(const std::string& sentence) { std::fprintf(stderr, "%s\n", E
 void PrintRanks(Output& out, const std::vector<control::RankLook>& ranks, const FoundJob& job, const std::string& done,
                 double seconds, bool json) {
   std::vector<control::RankLook> sorted = ranks;
-  std::ranges::sort(sorted, {}, &control::RankLook::rank_name);
+  std::ranges::sort(sorted, {}, [](const control::RankLook& rank) { return std::pair(rank.rank, rank.pid); });
   if (json) {
     nlohmann::ordered_json all = nlohmann::ordered_json::array();
     for (const control::RankLook& rank : sorted) all.push_back(JsonOf(rank));
@@ -66,7 +66,9 @@ void PrintRanks(Output& out, const std::vector<control::RankLook>& ranks, const 
                      "control");
   }
   if (!done.empty()) out << done << "\n";
-  for (const control::RankLook& rank : sorted) out << fmt::format("{} (pid {}): {}\n", rank.rank_name, rank.pid, rank.doing);
+  for (const control::RankLook& rank : sorted)
+    out << fmt::format("{}: {}\n", rank.rank < 0 ? rank.rank_name : fmt::format("{} (pid {})", rank.rank_name, rank.pid),
+                       rank.doing + (rank.held != 0 ? "; holds " + RoundedBytes(rank.held) : ""));
   if (job.elsewhere > 0)
     out << fmt::format("The launcher counts {}: those of other hosts are asked there.\n", Plural(job.elsewhere, "more rank"));
 }

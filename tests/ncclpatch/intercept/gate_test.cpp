@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <ctime>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -198,11 +199,16 @@ TEST_F(Gate, is_cheap) {
   using Real = decltype(cuMemcpyPeerAsync);
   const auto copy = Replace<Real>("cuMemcpyPeerAsync", &test::Recorded<Real>::Real);
   constexpr int kCalls = 200'000;
-  const auto begin = std::chrono::steady_clock::now();
+  const auto processor_ns = [] {  // other processes have no part in it
+    timespec time{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) * 1e9 + static_cast<double>(time.tv_nsec);
+  };
+  const double begin = processor_ns();
   for (int i = 0; i < kCalls; ++i) copy(memory(), nullptr, memory(), nullptr, 64, nullptr);
-  const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;
-  std::printf("a copy through the gate: %.0f ns\n", took.count() / kCalls);
-  EXPECT_LT(took.count() / kCalls, 2'000) << "some 50 ns on an idle machine";
+  const double each = (processor_ns() - begin) / kCalls;
+  std::printf("a copy through the gate: %.0f ns of processor time\n", each);
+  EXPECT_LT(each, 2'000) << "some 50 ns on an idle machine";
 }
 #endif
 

@@ -118,6 +118,8 @@ with amem.paused():
 assert in_use() == before
 amem.trim_pinned()
 assert amem.stats()["contents"]["pinned_bytes"] == 0
+assert amem.stats()["session"] in os.listdir(os.environ["AMEM_JOURNAL_DIR"]), "the name of its journal, as every command has it"
+assert amem.stats()["rank"] is None, "no launcher gave it one"
 assert amem.version()
 """
         )

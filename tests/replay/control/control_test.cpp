@@ -93,7 +93,7 @@ TEST(Control, a_rank_that_does_not_come_costs_nobody_anything_and_is_named) {
   ASSERT_TRUE(job.ok());
   const Status late = job->Pause({.deadline = kShort});
   EXPECT_EQ(late.code(), Code::kTimeout);
-  EXPECT_TRUE(Has(late.message(), "rank 1: has come to")) << late.message();
+  EXPECT_TRUE(Has(late.message(), "rank 1: runs, and has made ")) << late.message();
   EXPECT_TRUE(Has(late.message(), "its process is")) << late.message();
   EXPECT_FALSE(Has(late.message(), "rank 0:")) << late.message();
   EXPECT_EQ(ranks[0].pauses, 0U);

@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -254,9 +255,22 @@ TEST_F(PlayedRanks, who_does_not_come_is_named_and_nobody_else) {
   const Status late = job->Pause({.deadline = kBriefly});
   EXPECT_GE(std::chrono::steady_clock::now() - began, kBriefly);
   EXPECT_EQ(late.code(), Code::kTimeout);
-  EXPECT_TRUE(Has(late.message(), "rank 1: has made no safe point")) << late.message();
+  EXPECT_TRUE(Has(late.message(), "rank 1: runs, and has made no safe point")) << late.message();
   EXPECT_FALSE(Has(late.message(), "rank 0") || Has(late.message(), "rank 2")) << late.message();
   for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_TRUE(IsWithdrawn(rank));
+}
+
+TEST_F(PlayedRanks, what_a_rank_does_is_told_again_only_when_it_does_something_else) {
+  Make(2);
+  Begin([&](std::size_t rank, Played& one) {
+    if (rank != 1) one.Obey();
+  });
+  auto job = Open();
+  ASSERT_TRUE(job.ok());
+  std::map<std::string, int> told;
+  const Status late = job->Pause({.deadline = milliseconds(3500)}, [&](const std::string& line) { ++told[line]; });
+  EXPECT_EQ(late.code(), Code::kTimeout);
+  for (const auto& [line, times] : told) EXPECT_EQ(times, 1) << line;
 }
 
 TEST_F(PlayedRanks, nothing_is_paused_while_the_caller_does_not_know) {
@@ -614,15 +628,15 @@ class WhatIsSaid : public PlayedRanks {
 TEST_F(WhatIsSaid, of_each_phase) {
   Set(0, [](Standing& is) { is.failure = {Code::kOutOfMemory, "no room"}; });
   EXPECT_EQ(Of(Phase::kRunning),
-            "has made no safe point; it comes when its program calls amem.safepoint(), once a step, or pauses by itself");
+            "runs, and has made no safe point: its program has to call amem.safepoint() once a step, or to pause by itself");
   Set(0, [](Standing& is) {
     is.steps = 1;
     is.last_step_ns = MonotonicNs() - 3'000'000'000;
   });
-  EXPECT_TRUE(Has(Of(Phase::kRunning), "has come to 1 safe point, to the last one 3.")) << Of(Phase::kRunning);
+  EXPECT_TRUE(Has(Of(Phase::kRunning), "runs, and has made 1 safe point, the last one 3.")) << Of(Phase::kRunning);
   Set(0, [](Standing& is) { is.steps = 2; });
   const std::string failed = Of(Phase::kFailed);
-  EXPECT_TRUE(Has(failed, "has come to 2 safe points, to the last one 3.")) << failed;
+  EXPECT_TRUE(Has(failed, "runs, and has made 2 safe points, the last one 3.")) << failed;
   EXPECT_TRUE(Has(failed, "s ago; its last pause failed: no room")) << failed;
   Set(0, [](Standing& is) {
     is.failure = {};

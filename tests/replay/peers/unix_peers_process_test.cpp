@@ -148,7 +148,7 @@ INSTANTIATE_TEST_SUITE_P(, ForkedChildTest,
                          testing::Values(Forking{"fork", ::fork},
                                          Forking{"clone",
                                                  [] { return static_cast<pid_t>(::syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0)); }}),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& forking) { return forking.param.name; });
 
 TEST_P(ForkedChildTest, that_holds_the_sockets_does_not_hide_the_death_of_its_parent) {
   Child owner([&] {

@@ -496,7 +496,9 @@ TEST_F(RoundTest, all_votes_of_a_round_together_have_the_time_of_one_call) {
       if (i == 1) std::this_thread::sleep_for(rank.deadlines.call() * 5 / 8);
       SessionId culprit;
       decided[i] = (*round)->Vote(static_cast<PhaseKind>(phase), {}, &culprit);
-      if (!decided[i].ok()) EXPECT_EQ(culprit, Identity(1).session);
+      if (!decided[i].ok()) {
+        EXPECT_EQ(culprit, Identity(1).session);
+      }
     }
     EXPECT_LT(SinceThen(began), rank.deadlines.call() * 3 / 2) << "rank " << i;
   });

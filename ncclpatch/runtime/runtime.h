@@ -73,6 +73,8 @@ class Runtime {
   // Called in the pausing thread after each successful pause, while the devices are idle. It cannot make the pause fail.
   using AfterPause = void (*)(Session& session);
   void AfterPauses(AfterPause call) { after_pause_.store(call, std::memory_order_release); }
+  // Called when the session has started and before each pause, to tell it what other libraries share.
+  void TellOfOthers(AfterPause call) { others_.store(call, std::memory_order_release); }
 
   Status SetGroup(std::int64_t group);
   Result<std::int64_t> Group();
@@ -87,6 +89,7 @@ class Runtime {
   Result<std::unique_ptr<Session>> MakeSession();
   Status Usable();  // a failure says why AMem does not work in this process
   void NoteLibraries(Session& session);
+  void NoteOthers(Session& session);
   static void BeforeFork();
   static void AfterFork();
   static void InChild();
@@ -98,7 +101,7 @@ class Runtime {
   std::atomic<bool> enabled_{false}, serves_suspend_{false};
   std::atomic<Session*> session_{nullptr};
   std::atomic<bool> failed_{false}, shares_foreign_{false};
-  std::atomic<AfterPause> after_pause_{nullptr};
+  std::atomic<AfterPause> after_pause_{nullptr}, others_{nullptr};
   std::mutex mutex_;       // guards all below
   bool starting_ = false;  // a thread makes the session, without the lock
   std::condition_variable start_ended_;

@@ -61,11 +61,18 @@ std::string FileName(const ElfImage& image) {
   return path.empty() ? "the program" : std::string(path.substr(path.rfind('/') + 1));
 }
 
-std::string CallingLibrary() {
+bool CallingImage(ElfImage* found) {
   Search search;
   static_cast<void>(ElfImage::Containing(reinterpret_cast<const void*>(&LookAt), &search.own));
   _Unwind_Backtrace(&LookAt, &search);
-  return FileName(search.found);
+  *found = search.found;
+  return search.found.text_end() != 0;
+}
+
+std::string CallingLibrary() {
+  ElfImage image;
+  static_cast<void>(CallingImage(&image));
+  return FileName(image);
 }
 
 CallSite CaptureCallSite(bool* for_application, bool* for_window) noexcept {

@@ -15,8 +15,9 @@ CallSite CaptureCallSite(bool* for_application = nullptr, bool* for_window = nul
 
 // An object's file name, for people.
 std::string FileName(const ElfImage& image);
-// That of the library whose call this thread is in: the innermost that is neither AMem nor one of those that only pass calls on
-// (libcudart, libcuda, libffi).
-std::string CallingLibrary();
+// The library whose call this thread is in: the innermost that is neither AMem nor one of those that only pass calls on
+// (libcudart, libcuda, libffi). False: none is known.
+bool CallingImage(ElfImage* found);
+std::string CallingLibrary();  // its file name
 
 }  // namespace amem

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -340,10 +341,134 @@ std::span<const replacements::Replacement> Table() {
 }
 
 }  // namespace counted
+// With AMEM_SCOPE=shared: what a library that imports functions of cudaIpc gets from cudaMalloc is a tag's, which is called as
+// the library is. Its handles carry tokens, and who opens one has the memory under the same tag, so that all pause it together.
+// What is not under a tag is only counted.
+namespace shared {
+
+// "libone_shot" of libone_shot.so.1; empty: the library shares nothing. Python's ctypes imports no function of CUDA's.
+std::string TagOfCaller() {
+  constexpr std::array kByRuntime = {"cudaIpcGetMemHandle", "cudaIpcOpenMemHandle"};
+  ElfImage image;
+  if (!CallingImage(&image)) return {};
+  const auto imports = [&](const char* function) { return static_cast<bool>(image.ImportSlot(function)); };
+  const std::string name = FileName(image), stem = name.substr(0, name.find('.'));
+  const bool shares = stem == "_ctypes" || std::ranges::any_of(kByRuntime, imports) || std::ranges::any_of(kSharing, imports);
+  return shares ? stem : std::string();
+}
+
+// Null: there is none, and the driver answers.
+Session* TheSession() {
+  const auto session = Runtime::Get().ForPools();
+  return session ? *session : nullptr;
+}
+
+Result<Address> Allocate(size_t bytes) {
+  const std::string tag = TagOfCaller();
+  Session* const session = tag.empty() ? nullptr : TheSession();
+  if (session == nullptr) return Status{Code::kNotFound, "not a tag's"};
+  AMEM_ASSIGN(const auto device, Runtime::Get().CurrentDevice());
+  AMEM_ASSIGN(const auto pool, session->pools().Open(tag, PoolPolicy::kPreserve));
+  return session->pools().Allocate(pool, bytes, device);
+}
+
+struct MemAlloc : Named<"cuMemAlloc", "cuMemAlloc_v2"> {
+  static CUresult Call(CUresult (*real)(CUdeviceptr*, size_t), CUdeviceptr* address, size_t bytes) {
+    if (address == nullptr || bytes == 0) return real(address, bytes);
+    const auto allocated = Allocate(bytes);
+    if (!allocated) return real(address, bytes);  // a stock job never fails because a tag has no room, or is paused
+    *address = allocated->value;
+    return CUDA_SUCCESS;
+  }
+};
+struct MemFree : Named<"cuMemFree", "cuMemFree_v2"> {
+  static CUresult Call(CUresult (*real)(CUdeviceptr), CUdeviceptr address) {
+    Session* const session = Runtime::Get().started();
+    const bool ours = session != nullptr && session->PartOfTag(Address{address}).ok();
+    if (!ours) return counted::MemFree::Call(real, address);
+    // As the driver does, which waits for all that may use it; only the default stream is known here.
+    if (const auto wait = DriverFunction<decltype(cuCtxSynchronize)>("cuCtxSynchronize"); wait != nullptr) wait();
+    return ToDriver(kName, session->pools().Free(Address{address}, nullptr));
+  }
+};
+struct IpcGet : Named<"cuIpcGetMemHandle"> {
+  static CUresult Call(CUresult (*real)(CUipcMemHandle*, CUdeviceptr), CUipcMemHandle* handle, CUdeviceptr address) {
+    Session* const session = Runtime::Get().started();
+    const auto token = session == nullptr ? Status{Code::kNotFound, "no session"} : session->ExportPart(Address{address});
+    if (handle == nullptr || token.status().code() == Code::kNotFound) return counted::IpcGet::Call(real, handle, address);
+    if (!token) return ToDriver(kName, token.status());
+    std::memcpy(handle->reserved, token->data(), token->size());
+    return CUDA_SUCCESS;
+  }
+};
+struct IpcOpen : Named<"cuIpcOpenMemHandle", "cuIpcOpenMemHandle_v2"> {
+  static CUresult Call(CUresult (*real)(CUdeviceptr*, CUipcMemHandle, unsigned), CUdeviceptr* address, CUipcMemHandle handle,
+                       unsigned flags) {
+    const auto opened = Open(handle);
+    if (address == nullptr || opened.status().code() == Code::kNotFound)
+      return counted::IpcOpen::Call(real, address, handle, flags);
+    if (!opened) return ToDriver(kName, opened.status());
+    *address = opened->value;
+    return CUDA_SUCCESS;
+  }
+  static Result<Address> Open(const CUipcMemHandle& handle) {
+    Session* const session = TheSession();
+    if (session == nullptr) return Status{Code::kNotFound, "no session"};
+    AMEM_ASSIGN(const auto device, Runtime::Get().CurrentDevice());
+    std::array<std::byte, sizeof handle.reserved> token;
+    std::memcpy(token.data(), handle.reserved, token.size());
+    return session->LegacyImport(token, device, Origin(), true);
+  }
+};
+struct IpcClose : Named<"cuIpcCloseMemHandle"> {
+  static CUresult Call(CUresult (*real)(CUdeviceptr), CUdeviceptr address) {
+    Session* const session = Runtime::Get().started();
+    const Status closed = session == nullptr ? Status{Code::kNotFound, "no session"} : session->LegacyClose(Address{address});
+    return closed.code() == Code::kNotFound ? counted::IpcClose::Call(real, address) : ToDriver(kName, closed);
+  }
+};
+
+// A part of a tag answers as memory of cudaMalloc does: its own range, and not its chunk's.
+struct AddressRange : Named<"cuMemGetAddressRange", "cuMemGetAddressRange_v2"> {
+  static CUresult Call(CUresult (*real)(CUdeviceptr*, size_t*, CUdeviceptr), CUdeviceptr* base, size_t* bytes,
+                       CUdeviceptr address) {
+    Session* const session = Runtime::Get().started();
+    const auto part = session == nullptr ? Status{Code::kNotFound, "no session"} : session->PartOfTag(Address{address});
+    if (!part) return real(base, bytes, address);
+    if (base != nullptr) *base = part->address.value;
+    if (bytes != nullptr) *bytes = part->bytes;
+    return CUDA_SUCCESS;
+  }
+};
+struct PointerAttribute : Named<"cuPointerGetAttribute"> {
+  static CUresult Call(CUresult (*real)(void*, CUpointer_attribute, CUdeviceptr), void* data, CUpointer_attribute attribute,
+                       CUdeviceptr address) {
+    const bool of_range = attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR || attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE;
+    Session* const session = of_range && data != nullptr ? Runtime::Get().started() : nullptr;
+    const auto part = session == nullptr ? Status{Code::kNotFound, "no session"} : session->PartOfTag(Address{address});
+    if (!part) return real(data, attribute, address);
+    if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE) {
+      *static_cast<size_t*>(data) = part->bytes;
+    } else {
+      *static_cast<CUdeviceptr*>(data) = part->address.value;
+    }
+    return CUDA_SUCCESS;
+  }
+};
+
+}  // namespace shared
 }  // namespace
 
 const replacements::Tables& CountingTables() {
   static const std::array all = {GetProcAddressReplacements(replacements::Caller::kOther), counted::Table()};
+  static const replacements::Tables tables(all);
+  return tables;
+}
+
+const replacements::Tables& SharingTables() {
+  static const std::array all = {replacements::Table<shared::MemAlloc, shared::MemFree, shared::IpcGet, shared::IpcOpen,
+                                                     shared::IpcClose, shared::AddressRange, shared::PointerAttribute>(),
+                                 GetProcAddressReplacements(replacements::Caller::kOther), counted::Table()};
   static const replacements::Tables tables(all);
   return tables;
 }

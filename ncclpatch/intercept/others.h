@@ -10,6 +10,8 @@ namespace amem::intercept {
 
 // For replacements::Install: what other libraries get with AMEM_SCOPE=nccl. All calls are made as they are, and counted.
 const replacements::Tables& CountingTables();
+// The same with AMEM_SCOPE=shared: memory that a library gets to share by cudaIpc is a tag's.
+const replacements::Tables& SharingTables();
 
 // Tells the session what other libraries share (SharedOutside), and which of them share by calls that AMem does not see. For
 // Runtime::TellOfOthers.

@@ -142,7 +142,10 @@ void Runtime::Load(std::span<const char* const> doorbells) {
     hook::SetReport(&Report);
     ShowNames(doorbells);
     hook::Enable();
-    if (options_.scope == LibraryScope::kShared) hook::ReachOthers();
+    if (options_.scope == LibraryScope::kShared) {
+      if (scope_shared_ != nullptr) scope_shared_();
+      hook::ReachOthers();
+    }
     hook::PatchAtLoad();
   });
 }

@@ -28,7 +28,7 @@ using ProcessState = checkpoint::ProcessState;
 // A job that trains until it is told to stop, with a tool beside it.
 class Frozen : public testing::Test {
  protected:
-  void Start(int ranks, const std::vector<std::string>& more = {}) {
+  void Start(int ranks, const std::vector<std::string>& more = {}, const std::vector<std::string>& after = {}) {
     ranks_ = ranks;
     job.environment.emplace("JOB_ONE_SHOT", AMEM_ONE_SHOT);
     job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
@@ -37,7 +37,9 @@ class Frozen : public testing::Test {
     job.environment["JOB_HALT"] = job.directory() / "halt";
     std::vector<std::string> commands = {"cuda", "load", "init", "own", "reduce"};
     commands.insert(commands.end(), more.begin(), more.end());
-    commands.insert(commands.end(), {"train", "barrier", "destroy"});
+    commands.push_back("train");
+    commands.insert(commands.end(), after.begin(), after.end());
+    commands.insert(commands.end(), {"barrier", "destroy"});
     job.Start(ranks, commands);
     for (int rank = 0; rank < ranks; ++rank) AwaitSteps(rank, 3);
     auto opened = SimulatorWorld::Open(job.directory() / "world", 4, kCapacity);
@@ -202,12 +204,29 @@ TEST_P(OthersShare, no_more_and_the_job_is_frozen) {
   ExpectGoodEnd();
 }
 
+TEST_F(Frozen, memory_that_a_library_shares_by_cudaipc_leaves_with_the_job_in_scope_shared) {
+  job.environment["AMEM_SCOPE"] = "shared";
+  Start(2, {"share=ipc", "read shared"}, {"read shared", "1:unshare", "barrier", "0:unshare"});
+  for (int cycle = 0; cycle < 3; ++cycle) {
+    EXPECT_EQ(Fails({"freeze", First()}), "");
+    ExpectOffTheGpus();
+    EXPECT_EQ(Fails({"thaw", First()}), "");
+    ExpectTraining();
+  }
+  std::ofstream(job.directory() / "stop").close();
+  for (const Rank& rank : job.Finish(60s)) {
+    EXPECT_EQ(rank.status, 0) << rank.out << rank.err;
+    EXPECT_EQ(rank.Said("read shared", 1), "as shared") << rank.out;
+    EXPECT_EQ(rank.Said("unshare"), "0") << rank.out;
+  }
+}
+
 TEST_F(Frozen, what_a_library_shares_by_calls_of_its_own_is_seen_in_scope_shared) {
   job.environment["AMEM_SCOPE"] = "shared";
   job.environment["JOB_ONE_SHOT"] = AMEM_ONE_SHOT_DIRECT;
-  Start(2, {"share=ipc"});
+  Start(2, {"share=handle"});
   const std::string refused = Fails({"freeze", First(), "--deadline", "30"});
-  EXPECT_NE(refused.find("cudaIpc export by libone_shot_direct.so (4 MiB in 1 piece)"), std::string::npos) << refused;
+  EXPECT_NE(refused.find("cuMem handle export by libone_shot_direct.so (4 MiB in 1 piece)"), std::string::npos) << refused;
   EXPECT_TRUE(AllAre(ProcessState::kRunning));
   ExpectTraining();
   ExpectGoodEnd();

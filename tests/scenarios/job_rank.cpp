@@ -449,6 +449,16 @@ std::string ReadShared() {
     if (memory[i] != Shared(i)) return "byte " + std::to_string(i) + " differs";
   return "as shared";
 }
+// "pause tag=libone_shot", "resume tag=libone_shot".
+std::string PauseTag(const std::string& tag) {
+  const char* const tags[] = {tag.c_str()};
+  return WithReason(Function<int(const char* const*, std::size_t, unsigned, void*)>("amem_pause")(tags, 1, 0, nullptr));
+}
+std::string ResumeTag(const std::string& tag) {
+  const char* const tags[] = {tag.c_str()};
+  return WithReason(Function<int(const char* const*, std::size_t, unsigned, int)>("amem_resume")(tags, 1, 0, 0));
+}
+
 std::string Unshare() { return std::to_string(OneShot<int()>("one_shot_free")()); }
 
 std::string AfterCycle(const char* name, int code) {
@@ -628,11 +638,21 @@ std::string Train(const std::string&) {
 }
 
 const std::map<std::string, std::function<std::string(const std::string&)>> kCommandsWithArgument = {
-    {"train", Train},        {"sleep", Sleep},   {"steps", Steps},
-    {"linger", Linger},      {"do", Do},         {"at", At},
-    {"later", Later},        {"hog", Hog},       {"descriptors", TakeDescriptors},
-    {"fill disk", FillDisk}, {"busy", StayBusy}, {"group", Group},
+    {"train", Train},
+    {"sleep", Sleep},
+    {"steps", Steps},
+    {"linger", Linger},
+    {"do", Do},
+    {"at", At},
+    {"later", Later},
+    {"hog", Hog},
+    {"descriptors", TakeDescriptors},
+    {"fill disk", FillDisk},
+    {"busy", StayBusy},
+    {"group", Group},
     {"share", Share},
+    {"pause tag", PauseTag},
+    {"resume tag", ResumeTag},
 };
 
 // The ranks that "1", "0,2" and "!1" stand for.

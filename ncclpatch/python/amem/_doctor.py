@@ -179,7 +179,7 @@ def scope(machine):
     if name not in SCOPES:
         return []  # the library says so
     if name == "shared":
-        return [ok("scope", "shared: what any library shares between processes is counted, and a freeze refuses it by name")]
+        return [ok("scope", "shared: what any library shares by cudaIpc is under a tag of its name, and what it shares otherwise makes a freeze refuse by name")]
     if not preloaded and machine.variable("AMEM_ENABLE") == "1":
         return [note("scope", "nccl, without the preload: what other libraries share between processes is not seen, and a freeze only warns",
                      "`amem run -- COMMAND`, or AMEM_SCOPE=shared")]

@@ -153,8 +153,8 @@ class Doctor(unittest.TestCase):
             self.assertEqual([(f.level, text in f.text, bool(f.remedy) or level == "note") for f in bad], [(level, True, True)], bad)
 
     def test_the_scope_says_what_a_freeze_will_know(self):
-        for variables, level, word in (({}, "ok", "where they look the driver up"), ({"AMEM_SCOPE": "shared"}, "ok", "what any library shares"),
-                                       ({"AMEM_SCOPE": "shared", "LD_PRELOAD": "", "AMEM_ENABLE": "1"}, "ok", "what any library shares")):
+        for variables, level, word in (({}, "ok", "where they look the driver up"), ({"AMEM_SCOPE": "shared"}, "ok", "what any library shares by cudaIpc"),
+                                       ({"AMEM_SCOPE": "shared", "LD_PRELOAD": "", "AMEM_ENABLE": "1"}, "ok", "what any library shares by cudaIpc")):
             found = [finding for finding in examined(environment(**variables)) if finding.subject == "scope"]
             self.assertEqual([(f.level, word in f.text) for f in found], [(level, True)], found)
 

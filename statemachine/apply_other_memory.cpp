@@ -95,6 +95,15 @@ Status Fold::operator()(const EverythingKept& e) {
   return {};
 }
 
+Status Fold::operator()(const SharedOutside& e) {
+  if (e.pieces == 0) {
+    s_.outside.erase({e.library, e.kind});
+  } else {
+    s_.outside[{e.library, e.kind}] = {e.pieces, e.bytes};
+  }
+  return {};
+}
+
 Status Fold::operator()(const PoolOpened& e) {
   const std::string doing = "open " + ToText(e.pool) + " (" + e.tag + ")";
   if (s_.lifecycle == Lifecycle::kNew || s_.lifecycle == Lifecycle::kClosed) return Bad(doing + ": the session is not open");

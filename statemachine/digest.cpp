@@ -120,6 +120,7 @@ std::uint64_t Digest(const State& s) {
   if (!s.kept_whole.empty()) h.Add(s.kept_whole);
   h.AddAll(s.communicators, s.pools);
   if (s.freeze) h.Add(*s.freeze);
+  for (const auto& [what, share] : s.outside) h.AddAll(what.first, what.second, share);
   return h.value();
 }
 

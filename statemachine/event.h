@@ -288,6 +288,14 @@ struct EverythingKept {
   std::string why;
   AMEM_EVENT(EverythingKept, "everything kept", why);
 };
+// What another library of the process shares with other processes past AMem, from now on; no pieces: nothing any more.
+struct SharedOutside {
+  std::string library;  // its file's name; of kUnseen empty where any library may be meant
+  OutsideKind kind{};
+  std::uint64_t pieces = 0;
+  Bytes bytes = 0;
+  AMEM_EVENT(SharedOutside, "shared outside", library, As{"sharing", kind}, pieces, bytes);
+};
 struct PassedThrough {  // seen and not understood, or about memory that is not ours; no effect on state but a count
   std::string name, detail;
   std::int32_t result = 0;
@@ -403,7 +411,7 @@ using EventVariant =
                  StepBegun, StepDone, StepFailed, PhaseBegun, PhaseDecided, CycleDone, CycleFailed, Condensed, SlabOpened,
                  Placed, Backed, PartCleared, CommunicatorBegun, CommunicatorReady, CommunicatorEnded, CommunicatorSuspended,
                  VoteCast, MemberHeard, ProcessSeen, ThreadSeen, LaunchRefused, PoolOpened, PoolAllocated, PoolFreed,
-                 RequestSeen, SafepointReached, RequestEnded, Frozen, EverythingKept, FreezeStep>;
+                 RequestSeen, SafepointReached, RequestEnded, Frozen, EverythingKept, FreezeStep, SharedOutside>;
 
 template <class T, class Variant>
 inline constexpr bool kIsAlternative = false;

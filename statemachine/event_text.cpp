@@ -311,6 +311,11 @@ std::string_view ToText(MemoryTag tag) { return NameIn(tag, "nccl", "user", "use
 
 std::string_view ToText(PoolPolicy policy) { return NameIn(policy, "preserve", "discard"); }
 
+std::string_view ToText(OutsideKind kind) {
+  return NameIn(kind, "cudaIpc export", "cudaIpc import", "cuMem handle export", "cuMem handle import", "multicast object",
+                "memory pool export", "memory pool import", "calls past AMem");
+}
+
 std::string_view ToText(KeepReason reason) {
   return NameIn(reason, "released", "host memory", "registered with a network card", "multicast",
                 "the program's own (ncclMemAlloc)", "held past AMem's sight", "shared by a fabric handle");

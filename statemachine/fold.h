@@ -58,6 +58,7 @@ class Fold {
   Status operator()(const Registered& e);
   Status operator()(const Deregistered& e);
   Status operator()(const EverythingKept& e);
+  Status operator()(const SharedOutside& e);
   // Pause and resume: apply_cycle.cpp.
   Status operator()(const CycleBegun& e);
   Status operator()(const StepBegun& e);

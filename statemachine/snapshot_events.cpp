@@ -78,6 +78,8 @@ void AddEnds(std::vector<EventBody>& out, const State& s) {
     if (!c.ended.empty()) out.emplace_back(CommunicatorEnded{id, c.ended});
   }
   if (s.freeze) out.emplace_back(*s.freeze);
+  for (const auto& [what, share] : s.outside)
+    out.emplace_back(SharedOutside{what.first, what.second, share.pieces, share.bytes});
 }
 
 // The events of a pool's pause, and of the resume that may have followed, that lead to where its memory stands.

@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "statemachine/event.h"
@@ -123,6 +124,12 @@ struct Registration {
   std::vector<AllocationId> allocations;  // whose pages it holds
   AMEM_STRUCT(Registration, bytes, how, count, Unlisted{allocations});
 };
+// What another library shares past AMem (SharedOutside).
+struct OutsideShare {
+  std::uint64_t pieces = 0;
+  Bytes bytes = 0;
+  AMEM_STRUCT(OutsideShare, pieces, bytes);
+};
 struct MulticastBinding {
   AllocationId allocation;
   Address address;
@@ -234,6 +241,7 @@ struct State : Scope {  // NCCL's
   std::map<Address, Bytes> async;
   std::map<AllocationId, Multicast> multicasts;
   std::map<Address, Registration> registrations;
+  std::map<std::pair<std::string, OutsideKind>, OutsideShare> outside;  // by library and kind
   std::map<SessionId, Peer> peers;
   std::map<CommunicatorId, Communicator> communicators;
   std::uint64_t next_allocation = 1;  // the id that the next create or import must use

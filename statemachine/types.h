@@ -137,6 +137,21 @@ enum class PoolPolicy : std::uint8_t { kPreserve = 0, kDiscard };
 constexpr Enumerators<PoolPolicy> EnumeratorsOf(PoolPolicy) { return {PoolPolicy::kDiscard, "pool policy"}; }
 std::string_view ToText(PoolPolicy policy);  // "preserve", "discard"
 
+// How another library of the process shares device memory with other processes past AMem. kUnseen: it may do so by calls that
+// AMem does not see.
+enum class OutsideKind : std::uint8_t {
+  kIpcExport = 0,
+  kIpcImport,
+  kHandleExport,
+  kHandleImport,
+  kMulticast,
+  kPoolExport,
+  kPoolImport,
+  kUnseen
+};
+constexpr Enumerators<OutsideKind> EnumeratorsOf(OutsideKind) { return {OutsideKind::kUnseen, "kind of sharing"}; }
+std::string_view ToText(OutsideKind kind);  // "cudaIpc export"
+
 struct AccessDescriptor {
   Location location;
   std::uint32_t flags = 0;  // CUmemAccess_flags: 0 none, 1 read, 3 read and write

@@ -2,6 +2,10 @@
 
 #include <unwind.h>
 
+#include <algorithm>
+#include <array>
+#include <string_view>
+
 #include "ncclpatch/hook/hook.h"
 
 namespace amem {
@@ -30,7 +34,46 @@ _Unwind_Reason_Code Visit(_Unwind_Context* context, void* argument) {
   return walk.found >= walk.most || walk.for_application || walk.for_window ? _URC_END_OF_STACK : _URC_NO_REASON;
 }
 
+struct Search {
+  ElfImage own, found;
+  std::size_t frames = 0;
+};
+
+_Unwind_Reason_Code LookAt(_Unwind_Context* context, void* argument) {
+  constexpr std::size_t kMostFrames = 64;
+  auto& search = *static_cast<Search*>(argument);
+  const auto address = static_cast<std::uintptr_t>(_Unwind_GetIP(context));
+  if (++search.frames > kMostFrames) return _URC_END_OF_STACK;
+  ElfImage image;
+  if (search.own.Contains(address) || !ElfImage::Containing(reinterpret_cast<const void*>(address), &image))
+    return _URC_NO_REASON;
+  search.found = image;
+  const std::string_view soname = image.soname();
+  const bool passes_on = std::ranges::any_of(std::array{"libcudart.so", "libcuda.so", "libffi.so"},
+                                             [&](const char* name) { return soname.starts_with(name); });
+  return passes_on ? _URC_NO_REASON : _URC_END_OF_STACK;
+}
+
 }  // namespace
+
+std::string FileName(const ElfImage& image) {
+  const std::string_view path = image.path();
+  return path.empty() ? "the program" : std::string(path.substr(path.rfind('/') + 1));
+}
+
+bool CallingImage(ElfImage* found) {
+  Search search;
+  static_cast<void>(ElfImage::Containing(reinterpret_cast<const void*>(&LookAt), &search.own));
+  _Unwind_Backtrace(&LookAt, &search);
+  *found = search.found;
+  return search.found.text_end() != 0;
+}
+
+std::string CallingLibrary() {
+  ElfImage image;
+  static_cast<void>(CallingImage(&image));
+  return FileName(image);
+}
 
 CallSite CaptureCallSite(bool* for_application, bool* for_window) noexcept {
   Walk walk{{}, for_application == nullptr ? CallSite{}.frames.size() : kMostLibraryFrames};

@@ -8,9 +8,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 
+#include "ncclpatch/hook/call_site.h"
 #include "ncclpatch/hook/libc_symbols.h"
 #include "ncclpatch/hook/libraries.h"
 #include "ncclpatch/hook/own_names.h"
@@ -33,7 +35,7 @@ namespace {
 using Dlsym = void* (*)(void*, const char*);
 using Dlvsym = void* (*)(void*, const char*, const char*);
 
-constinit std::atomic<bool> g_enabled{false};
+constinit std::atomic<bool> g_enabled{false}, g_reach{false};  // g_reach: other libraries, too
 constinit std::atomic<void*> g_driver_library{nullptr};
 
 constinit std::mutex g_patch_mutex;  // guards import tables: one thread at a time unseals, writes and seals a page
@@ -141,14 +143,36 @@ bool Concerns(void* return_address, const char* name) {
          !replacements::inert.load(std::memory_order_relaxed) && FromNccl(return_address);
 }
 
+// For any other library: a function of the driver that AMem replaces there. What a caller that asks for the next definition, or
+// any, would find depends on who it is, so that its answer is left alone.
+void* OthersDlsym(void* handle, const char* name) {
+  return replacements::BindExported(name, FirstDlsym()(handle, name), nullptr, replacements::Caller::kOther);
+}
+// Not AMem; nor one that has the driver's functions or dlsym itself, the driver or an interposer: it looks up what it passes
+// calls on to, AMem's own too.
+bool IsOther(const ElfImage& image) { return image.Find("cuMemAlloc_v2") == nullptr && image.Find("dlsym") == nullptr; }
+bool ConcernsOther(const void* return_address, void* handle, const char* name) {
+  ElfImage caller;
+  return g_enabled.load(std::memory_order_acquire) && name != nullptr && IsDriverName(name) && handle != RTLD_NEXT &&
+         handle != RTLD_DEFAULT && !replacements::inert.load(std::memory_order_relaxed) &&
+         replacements::Replaces(name, replacements::Caller::kOther) && ElfImage::Containing(return_address, &caller) &&
+         IsOther(caller);
+}
+
 // Whether a program looks up a function of NCCL.
 bool AsksForNccl(const char* name) {
   return g_enabled.load(std::memory_order_acquire) && name != nullptr &&
          (StartsWith(name, "nccl") || StartsWith(name, "pnccl")) && !replacements::inert.load(std::memory_order_relaxed);
 }
 
+namespace others {
+void PatchIfIdle();
+}
+
 void* RouteDlsym(void* return_address, void* handle, const char* name) {
+  if (g_reach.load(std::memory_order_relaxed) && !replacements::inert.load(std::memory_order_relaxed)) others::PatchIfIdle();
   if (Concerns(return_address, name)) return reinterpret_cast<void*>(&ReplacedDlsym);
+  if (ConcernsOther(return_address, handle, name)) return reinterpret_cast<void*>(&OthersDlsym);
   if (!AsksForNccl(name)) return nullptr;
   if (AnswersName(return_address, handle, name)) return reinterpret_cast<void*>(&AnswerName);
   PatchIfLoaded();
@@ -158,8 +182,11 @@ void* RouteDlvsym(void* return_address, const char* name) {
   return Concerns(return_address, name) ? reinterpret_cast<void*>(&ReplacedDlvsym) : nullptr;
 }
 
-// For an import that was redirected here. Only libnccl's may have led to a function other than libc's before.
-void* Before(Definitions& of, void* return_address) { return FromNccl(return_address) ? First(of) : InLibc(of); }
+// For an import that was redirected here. One of libnccl's, or of a library that was reached, may have led to another
+// interposer's before.
+void* Before(Definitions& of, void* return_address) {
+  return g_reach.load(std::memory_order_relaxed) || FromNccl(return_address) ? First(of) : InLibc(of);
+}
 
 // ---- patching ----------------------------------------------------------------------------------------------------------
 
@@ -196,6 +223,76 @@ Status AttachTo(const ElfImage& image) {
   return HasLookedUpTheDriver(image, slot) ? TooLate(image) : Patch(image, WayOf(image));
 }
 
+// ---- other libraries -----------------------------------------------------------------------------------------------------
+
+namespace others {
+
+constexpr const char* kDriver = "libcuda.so.1";
+struct Known {
+  std::set<std::pair<std::uintptr_t, std::string>> looked_at;  // by where it is, where another may be loaded later, and path
+  std::vector<std::string> too_late;
+};
+constinit Known* known = nullptr;  // with g_patch_mutex held; never destroyed
+
+// Without the loader, which may wait for a thread that waits for the lock.
+void* InDriver(const char* name) {
+  void* found = nullptr;
+  ElfImage::ForEach([&](const ElfImage& image) {
+    if (std::strcmp(image.soname(), kDriver) == 0) found = image.Find(name);
+    return found != nullptr;
+  });
+  return found;
+}
+
+// Its imports of the driver's functions lead to AMem's. What a slot of the PLT led to before its first use, the loader would
+// have found. After an attach, a library that is bound already may have shared unseen.
+Status PatchImports(const ElfImage& image) {
+  Status first;
+  bool bound = false;
+  image.ForEachImport([&](const char* name, const ElfImage::Slot& slot) {
+    if (!IsDriverName(name) || !replacements::Replaces(name, replacements::Caller::kOther)) return;
+    const bool unbound = image.Unbound(slot);
+    void* const real = unbound ? InDriver(name) : reinterpret_cast<void*>(*slot.where);
+    if (real == nullptr || LeadsHere(reinterpret_cast<std::uintptr_t>(real))) return;
+    bound = bound || !unbound;
+    void* const entry = replacements::BindExported(name, real, nullptr, replacements::Caller::kOther);
+    if (Status written = image.Write(slot, entry); !written && first) first = std::move(written);
+  });
+  if (bound && !IsPreloaded()) known->too_late.push_back(FileName(image));
+  return first;
+}
+
+Status Patch(const ElfImage& image) {
+  if (image.Needs(kDriver)) AMEM_TRY(PatchImports(image));
+  const ElfImage::Slot slot = image.ImportSlot("dlsym");
+  const bool finds_ours = slot && image.Unbound(slot) && IsPreloaded();
+  if (!slot || LeadsHere(*slot.where) || finds_ours) return Status::Ok();
+  if (HasLookedUpTheDriver(image, slot)) {
+    known->too_late.push_back(FileName(image));
+    return {
+        Code::kRefused,
+        fmt::format("{} has looked up the driver's functions already, and what it shares is not seen: start the process with "
+                    "LD_PRELOAD=libamem_nccl.so",
+                    image.path())};
+  }
+  return image.Write(slot, reinterpret_cast<const void*>(&amem_dlsym_stub));
+}
+
+void PatchAll() {
+  if (known == nullptr) known = new Known;
+  std::vector<ElfImage> images;
+  ElfImage::ForEach([&](const ElfImage& image) {
+    if (IsOther(image) && !IsNccl(image) && !known->looked_at.contains({image.base(), image.path()})) images.push_back(image);
+    return false;
+  });
+  for (const ElfImage& image : images) {
+    known->looked_at.emplace(image.base(), image.path());
+    if (const Status status = Patch(image); !status) Tell(true, status.message());
+  }
+}
+
+}  // namespace others
+
 // A copy, because objects are listed under the loader's lock, where neither mprotect nor logging is allowed.
 std::vector<ElfImage> LoadedNccls() {
   std::vector<ElfImage> found;
@@ -211,17 +308,8 @@ bool HasEntryPoints(const ElfImage& image) {
   return image.Find("ncclCommInitRankConfig") != nullptr || image.Find("ncclCommInitRank") != nullptr;
 }
 
-std::string VersionOf(const ElfImage& image) {
-  int code = 0;
-  using GetVersion = int (*)(int*);
-  const auto get_version = reinterpret_cast<GetVersion>(image.Find("ncclGetVersion"));
-  if (get_version == nullptr || get_version(&code) != 0 || code == 0) return {};
-  const int scale = code >= 10'000 ? 10'000 : 1'000;  // 2.9.0 changed 2908-style numbers to 20908-style
-  return fmt::format("{}.{}.{}", code / scale, code % scale / 100, code % 100);
-}
-
 Presence Look(const ElfImage& image) {
-  Presence found{image.path(), VersionOf(image), "", ""};
+  Presence found{image.path(), libraries::VersionOf(image), "", ""};
   const ElfImage::Slot slot = image.ImportSlot("dlsym");
   if (!IsNccl(image))
     found.why = "NCCL is linked into this library, whose driver calls AMem cannot tell from NCCL's";
@@ -256,8 +344,11 @@ bool IsNccl(const ElfImage& image) {
   return own > other;  // stock builds define nothing else
 }
 
-void PatchAtLoad() {
-  const std::lock_guard lock(g_patch_mutex);
+namespace {
+
+constinit std::atomic<std::uint64_t> g_patched_at{0};  // LoadCount
+
+void PatchLoaded() {
   for (const ElfImage& image : LoadedNccls()) {
     const ElfImage::Slot slot = image.ImportSlot("dlsym");
     if (!slot) continue;
@@ -268,11 +359,29 @@ void PatchAtLoad() {
     if (HasLookedUpTheDriver(image, slot)) continue;
     if (const Status status = Patch(image, WayOf(image)); !status) Tell(true, status.message());
   }
+  if (g_reach.load()) others::PatchAll();
+}
+
+// What the program has just loaded, before anything in it is called by name. Not where a dlsym comes from patching itself, or
+// beside it.
+void others::PatchIfIdle() {
+  const std::uint64_t loaded = LoadCount();
+  if (g_patched_at.load() == loaded) return;
+  const std::unique_lock lock(g_patch_mutex, std::try_to_lock);
+  if (!lock) return;
+  g_patched_at.store(loaded);
+  PatchLoaded();
+}
+
+}  // namespace
+
+void PatchAtLoad() {
+  const std::lock_guard lock(g_patch_mutex);
+  PatchLoaded();
 }
 
 void PatchIfLoaded() {
-  static constinit std::atomic<std::uint64_t> patched_at{0};
-  if (const std::uint64_t loaded = LoadCount(); patched_at.exchange(loaded) != loaded) PatchAtLoad();
+  if (const std::uint64_t loaded = LoadCount(); g_patched_at.exchange(loaded) != loaded) PatchAtLoad();
 }
 
 namespace {
@@ -303,15 +412,6 @@ Status Attach() {
   return status;
 }
 
-LibraryAttached Describe(const Library& library) {
-  LibraryAttached event{library.path, "", library.way, "", library.base};
-  ElfImage image;
-  if (!ElfImage::Containing(reinterpret_cast<const void*>(library.text_begin), &image)) return event;
-  event.build_id = image.BuildId();
-  event.nccl_version = VersionOf(image);
-  return event;
-}
-
 std::vector<Presence> Survey() {
   std::vector<ElfImage> images;
   ElfImage::ForEach([&](const ElfImage& image) {
@@ -324,15 +424,28 @@ std::vector<Presence> Survey() {
   return found;
 }
 
-std::uint64_t LoadCount() {
-  std::uint64_t count = 0;
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, std::size_t, void* found) {
-        *static_cast<std::uint64_t*>(found) = info->dlpi_adds;
-        return 1;
-      },
-      &count);
-  return count;
+void ReachOthers() { g_reach.store(true); }
+
+bool HearsOthers() {
+  static const bool first =
+      LeadsHere(reinterpret_cast<std::uintptr_t>(RealDlsym(dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD), "dlsym")));
+  return (first || g_reach.load()) && g_enabled.load(std::memory_order_acquire);
+}
+
+std::vector<std::string> PastAmem(std::span<const char* const> names) {
+  std::vector<std::string> found;
+  ElfImage::ForEach([&](const ElfImage& image) {
+    if (!image.Needs(others::kDriver) || libraries::Knows(image)) return false;
+    const auto past = [&](const char* name) {
+      const ElfImage::Slot slot = image.ImportSlot(name);
+      return slot && !LeadsHere(*slot.where);
+    };
+    if (std::ranges::any_of(names, past)) found.emplace_back(FileName(image));
+    return false;
+  });
+  const std::lock_guard lock(g_patch_mutex);
+  if (others::known != nullptr) found.insert(found.end(), others::known->too_late.begin(), others::known->too_late.end());
+  return found;
 }
 
 void BeforeFork() {

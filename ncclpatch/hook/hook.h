@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -60,6 +61,16 @@ struct Presence {
   std::string path, version, way, why;
 };
 std::vector<Presence> Survey();
+// From now on PatchAtLoad takes other libraries in, too: what each imports decides how. Imports of the driver's functions lead to
+// AMem's, where it has one (Caller::kOther), and so does an import of dlsym, by which CUDA runtimes, Python's ctypes and
+// NVSHMEM find the driver, unless the library was preloaded and so precedes libc's.
+void ReachOthers();
+// Whether other libraries look up the driver's functions through this one: by the dlsym that it exports, which is the first of
+// the process, or because of ReachOthers.
+bool HearsOthers();
+// Libraries that call one of these functions of the driver past AMem: they import it from libcuda, or had looked it up before
+// AMem was there.
+std::vector<std::string> PastAmem(std::span<const char* const> names);
 // Grows when the process loads an object.
 std::uint64_t LoadCount();
 

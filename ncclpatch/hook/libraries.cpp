@@ -1,5 +1,8 @@
 #include "ncclpatch/hook/libraries.h"
 
+#include <link.h>
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -82,6 +85,35 @@ const Library* LibraryAt(std::uintptr_t address) {
     if (library != nullptr && address >= library->text_begin && address < library->text_end) return library;
   }
   return nullptr;
+}
+
+std::string libraries::VersionOf(const ElfImage& image) {
+  int code = 0;
+  using GetVersion = int (*)(int*);
+  const auto get_version = reinterpret_cast<GetVersion>(image.Find("ncclGetVersion"));
+  if (get_version == nullptr || get_version(&code) != 0 || code == 0) return {};
+  const int scale = code >= 10'000 ? 10'000 : 1'000;  // 2.9.0 changed 2908-style numbers to 20908-style
+  return fmt::format("{}.{}.{}", code / scale, code % scale / 100, code % 100);
+}
+
+LibraryAttached Describe(const Library& library) {
+  LibraryAttached event{library.path, "", library.way, "", library.base};
+  ElfImage image;
+  if (!ElfImage::Containing(reinterpret_cast<const void*>(library.text_begin), &image)) return event;
+  event.build_id = image.BuildId();
+  event.nccl_version = libraries::VersionOf(image);
+  return event;
+}
+
+std::uint64_t LoadCount() {
+  std::uint64_t count = 0;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* found) {
+        *static_cast<std::uint64_t*>(found) = info->dlpi_adds;
+        return 1;
+      },
+      &count);
+  return count;
 }
 
 }  // namespace amem::hook

@@ -5,12 +5,14 @@
 namespace amem::replacements {
 namespace {
 
-constinit std::atomic<const Tables*> g_tables{nullptr};
+constinit std::atomic<const Tables*> g_tables[2]{};  // by Caller
 constinit std::atomic<WrapPlugin> g_wrap_plugin{nullptr};
 
+std::atomic<const Tables*>& TablesOf(Caller caller) { return g_tables[static_cast<std::size_t>(caller)]; }
+
 template <class Match>
-const Replacement* FindIf(const Match& match) {
-  const Tables* tables = g_tables.load(std::memory_order_acquire);
+const Replacement* FindIf(Caller caller, const Match& match) {
+  const Tables* tables = TablesOf(caller).load(std::memory_order_acquire);
   if (tables == nullptr) return nullptr;
   for (const auto& table : *tables)
     for (const Replacement& replacement : table)
@@ -22,6 +24,11 @@ std::string_view WithoutSuffix(std::string_view name, std::string_view suffix) {
   return name.ends_with(suffix) ? name.substr(0, name.size() - suffix.size()) : name;
 }
 std::string_view WithoutStream(std::string_view name) { return WithoutSuffix(WithoutSuffix(name, "_ptsz"), "_ptds"); }
+
+const Replacement* FindExported(const char* exported, Caller caller) {
+  const std::string_view base = WithoutStream(exported);
+  return FindIf(caller, [&](const Replacement& r) { return r.exported == base; });
+}
 
 void* BindTo(const Replacement* replacement, void* real, bool* replaced) {
   if (replaced != nullptr) *replaced = false;
@@ -39,26 +46,28 @@ void* BindTo(const Replacement* replacement, void* real, bool* replaced) {
 
 }  // namespace
 
-void Install(const Tables& tables) { g_tables.store(&tables, std::memory_order_release); }
+void Install(const Tables& tables, Caller caller) { TablesOf(caller).store(&tables, std::memory_order_release); }
 
-void* Bind(const char* name, int cuda_version, void* real, bool* replaced) {
+void* Bind(const char* name, int cuda_version, void* real, bool* replaced, Caller caller) {
   const std::string_view asked(name), base = WithoutStream(asked);
   const Replacement* found =
-      FindIf([&](const Replacement& r) { return r.exported == base && r.exported != std::string_view(r.name); });
+      FindIf(caller, [&](const Replacement& r) { return r.exported == base && r.exported != std::string_view(r.name); });
   if (found == nullptr)
-    found = FindIf([&](const Replacement& r) { return r.name == base && cuda_version >= r.since && cuda_version < r.before; });
+    found = FindIf(caller,
+                   [&](const Replacement& r) { return r.name == base && cuda_version >= r.since && cuda_version < r.before; });
   return BindTo(found, real, replaced);
 }
 
 void Install(WrapPlugin wrap) { g_wrap_plugin.store(wrap, std::memory_order_release); }
 
-void* BindExported(const char* exported, void* real, bool* replaced) {
+void* BindExported(const char* exported, void* real, bool* replaced, Caller caller) {
   if (std::string_view(exported).starts_with("nccl")) {
     const WrapPlugin wrap = g_wrap_plugin.load(std::memory_order_acquire);
     return wrap == nullptr || real == nullptr ? real : wrap(exported, real);
   }
-  const std::string_view base = WithoutStream(exported);
-  return BindTo(FindIf([&](const Replacement& r) { return r.exported == base; }), real, replaced);
+  return BindTo(FindExported(exported, caller), real, replaced);
 }
+
+bool Replaces(const char* exported, Caller caller) { return FindExported(exported, caller) != nullptr; }
 
 }  // namespace amem::replacements

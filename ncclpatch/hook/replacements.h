@@ -18,6 +18,7 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <limits>
@@ -29,6 +30,9 @@ namespace amem::replacements {
 
 inline constexpr std::size_t kVariants = 4;
 inline constexpr int kNoBound = std::numeric_limits<int>::max();
+
+// Who looks a function up: libnccl, or another library of the process.
+enum class Caller : std::uint8_t { kNccl, kOther };
 
 struct Replacement {
   const char* name;
@@ -116,15 +120,17 @@ std::span<const Replacement> Table() {
 }
 
 // The function to hand out in place of `real`, which the driver gave for `name` at `cuda_version`; `real` itself if AMem does
-// not replace it. *replaced (may be null) says which.
-void* Bind(const char* name, int cuda_version, void* real, bool* replaced);
+// not replace it for that caller. *replaced (may be null) says which.
+void* Bind(const char* name, int cuda_version, void* real, bool* replaced, Caller caller = Caller::kNccl);
 // The same for the exported name, which dlsym or dlvsym was asked for.
-void* BindExported(const char* exported, void* real, bool* replaced);
+void* BindExported(const char* exported, void* real, bool* replaced, Caller caller = Caller::kNccl);
+// Whether BindExported knows that name.
+bool Replaces(const char* exported, Caller caller);
 
-// What Bind looks in: one table for each file of ncclpatch/intercept/. Before this call nothing is replaced. `tables` must stay
-// valid.
+// What Bind looks in for that caller: one table for each file of ncclpatch/intercept/. Before this call nothing is replaced.
+// `tables` must stay valid.
 using Tables = std::span<const std::span<const Replacement>>;
-void Install(const Tables& tables);
+void Install(const Tables& tables, Caller caller = Caller::kNccl);
 
 // What NCCL gets in place of `real` for a plugin's table of functions.
 using WrapPlugin = void* (*)(const char* name, void* real);

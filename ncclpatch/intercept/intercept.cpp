@@ -111,11 +111,12 @@ CUmemAllocationProp ToDriver(const AllocationProperties& from) {
 }
 
 const replacements::Tables& Tables() {
-  static const std::array all = {CopyReplacements(),       CudaIpcReplacements(),   GetProcAddressReplacements(),
-                                 HostMemoryReplacements(), LaunchReplacements(),    LogicalEndpointReplacements(),
-                                 MemoryReplacements(),     MulticastReplacements(), PointerReplacements(),
-                                 PoolReplacements(),       SharingReplacements(),   StreamMemoryReplacements(),
-                                 VerbsReplacements()};
+  static const std::array all = {
+      CopyReplacements(),       CudaIpcReplacements(),   GetProcAddressReplacements(replacements::Caller::kNccl),
+      HostMemoryReplacements(), LaunchReplacements(),    LogicalEndpointReplacements(),
+      MemoryReplacements(),     MulticastReplacements(), PointerReplacements(),
+      PoolReplacements(),       SharingReplacements(),   StreamMemoryReplacements(),
+      VerbsReplacements()};
   static const replacements::Tables tables(all);
   return tables;
 }

@@ -1,7 +1,7 @@
 // What the replaced driver functions of this folder share.
 //
 // Rules: NCCL gets the driver's answers unless the memory is AMem's. A call on other memory passes through and is journaled. A
-// null argument is answered with CUDA_ERROR_INVALID_VALUE and never crashes. Only NCCL's own calls are seen.
+// null argument is answered with CUDA_ERROR_INVALID_VALUE and never crashes. What other libraries call is others.h's.
 #pragma once
 
 #include <cuda.h>
@@ -12,6 +12,7 @@
 #include <thread>
 #include <type_traits>
 
+#include "ncclpatch/hook/hook.h"
 #include "ncclpatch/hook/replacements.h"
 #include "ncclpatch/runtime/runtime.h"
 #include "replay/session/origin.h"
@@ -85,6 +86,12 @@ CUresult FreeNoted(const Freed& freed, const MakeCall& make_call) {
   return result;
 }
 
+// Driver functions that nobody need have looked up. Null: the driver is too old.
+template <class F>
+F* DriverFunction(const char* name) {
+  return reinterpret_cast<F*>(hook::DriverSymbol(name));
+}
+
 // Called for each address range that a call touches. Collects it, or says whether a pause took memory there away or is taking
 // it.
 struct Touch {
@@ -149,7 +156,7 @@ CUmemAllocationProp ToDriver(const AllocationProperties& properties);
 // One file for each family of driver calls, with a table; Tables() has all, for replacements::Install.
 std::span<const replacements::Replacement> CopyReplacements();
 std::span<const replacements::Replacement> CudaIpcReplacements();
-std::span<const replacements::Replacement> GetProcAddressReplacements();
+std::span<const replacements::Replacement> GetProcAddressReplacements(replacements::Caller caller);
 std::span<const replacements::Replacement> HostMemoryReplacements();
 std::span<const replacements::Replacement> LaunchReplacements();
 std::span<const replacements::Replacement> LogicalEndpointReplacements();

@@ -9,7 +9,6 @@
 #include <string>
 #include <thread>
 
-#include "ncclpatch/hook/hook.h"
 #include "ncclpatch/intercept/intercept.h"
 #include "ncclpatch/runtime/log.h"
 
@@ -19,12 +18,6 @@ namespace {
 void NotePoolCall(const char* call, CUresult result) {
   if (Session* session = Runtime::Get().started())
     session->Note(PassedThrough{call, "a pool of the driver's", static_cast<std::int32_t>(result)});
-}
-
-// Driver functions that NCCL need not have looked up. Null: the driver is too old.
-template <class F>
-F* DriverFunction(const char* name) {
-  return reinterpret_cast<F*>(hook::DriverSymbol(name));
 }
 
 // Pools that NCCL created in this process. The program's, the devices' default pools and imported ones are not here: others

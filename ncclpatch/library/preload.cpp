@@ -5,6 +5,7 @@
 
 #include "ncclpatch/hook/own_names.h"
 #include "ncclpatch/intercept/intercept.h"
+#include "ncclpatch/intercept/others.h"
 #include "ncclpatch/intercept/registrations.h"
 #include "ncclpatch/nccl/types.h"
 #include "ncclpatch/runtime/border.h"
@@ -35,7 +36,10 @@ __attribute__((constructor)) void OnLoad() {
   try {
     replacements::Install(intercept::Tables());
     replacements::Install(&intercept::WrapPlugin);
+    replacements::Install(intercept::CountingTables(), replacements::Caller::kOther);
     Runtime::Get().AfterPauses(&intercept::TrimPools);
+    Runtime::Get().TellOfOthers(&intercept::TellOfOthers);
+    Runtime::Get().InScopeShared([] { replacements::Install(intercept::SharingTables(), replacements::Caller::kOther); });
     Runtime::Get().Load(kNames);
   } catch (const std::exception& error) {
     log::Error(fmt::format("loading: {}; AMem is off in this process", error.what()));

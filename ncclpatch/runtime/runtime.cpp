@@ -142,6 +142,10 @@ void Runtime::Load(std::span<const char* const> doorbells) {
     hook::SetReport(&Report);
     ShowNames(doorbells);
     hook::Enable();
+    if (options_.scope == LibraryScope::kShared) {
+      if (scope_shared_ != nullptr) scope_shared_();
+      hook::ReachOthers();
+    }
     hook::PatchAtLoad();
   });
 }
@@ -186,6 +190,8 @@ Session* Runtime::Start() {
   if (!keep_everything_.empty()) session->KeepEverything(keep_everything_);
   safepoint::Begin(*session, options_.socket_directory);
   session_.store(session, std::memory_order_release);
+  lock.unlock();
+  NoteOthers(*session);
   ::on_exit(&CloseAtExit, nullptr);  // like atexit, but with the exit code; this library is never unloaded
   return session;
 }
@@ -207,6 +213,10 @@ void Runtime::NoteLibraries(Session& session) {
     log::Info(fmt::format("on, by {}: NCCL {} at {}", event.way, event.nccl_version, event.path));
     session.Note(std::move(event));
   }
+}
+
+void Runtime::NoteOthers(Session& session) {
+  if (const AfterPause tell = others_.load(std::memory_order_acquire)) tell(session);
 }
 
 void Runtime::LookForLibraries() {
@@ -304,6 +314,7 @@ Status Runtime::RunCycle(CycleKind kind, bool patient) {
     return Status::Ok();
   }
   if (kind == CycleKind::kResume) safepoint::BeforeOwnResume(*session);
+  if (kind == CycleKind::kPause) NoteOthers(*session);
   const bool was_paused = session->paused();
   const Status status = Cycle(*session, kind, patient);
   safepoint::OwnCycleEnded(*session, kind, was_paused, status.ok());

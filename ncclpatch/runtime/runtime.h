@@ -73,6 +73,11 @@ class Runtime {
   // Called in the pausing thread after each successful pause, while the devices are idle. It cannot make the pause fail.
   using AfterPause = void (*)(Session& session);
   void AfterPauses(AfterPause call) { after_pause_.store(call, std::memory_order_release); }
+  // Called when the session has started and before each pause, to tell it what other libraries share.
+  void TellOfOthers(AfterPause call) { others_.store(call, std::memory_order_release); }
+  // Called by Load() with AMEM_SCOPE=shared, before other libraries are taken in.
+  using ShareScope = void (*)();
+  void InScopeShared(ShareScope call) { scope_shared_ = call; }
 
   Status SetGroup(std::int64_t group);
   Result<std::int64_t> Group();
@@ -87,18 +92,20 @@ class Runtime {
   Result<std::unique_ptr<Session>> MakeSession();
   Status Usable();  // a failure says why AMem does not work in this process
   void NoteLibraries(Session& session);
+  void NoteOthers(Session& session);
   static void BeforeFork();
   static void AfterFork();
   static void InChild();
 
   std::once_flag loaded_;
+  ShareScope scope_shared_ = nullptr;
   Options options_;
   OnFailure on_failure_;
   Status settings_;  // of reading the environment
   std::atomic<bool> enabled_{false}, serves_suspend_{false};
   std::atomic<Session*> session_{nullptr};
   std::atomic<bool> failed_{false}, shares_foreign_{false};
-  std::atomic<AfterPause> after_pause_{nullptr};
+  std::atomic<AfterPause> after_pause_{nullptr}, others_{nullptr};
   std::mutex mutex_;       // guards all below
   bool starting_ = false;  // a thread makes the session, without the lock
   std::condition_variable start_ended_;

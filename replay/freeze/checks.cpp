@@ -77,6 +77,33 @@ void FindUntakable(const RankProcess& process, const State& state, const std::st
   }
 }
 
+// What other libraries of a process share with other processes. A pause leaves it, and the driver could not restore it.
+void FindSharedOutside(const RankProcess& process, const State& state, std::vector<std::string>& problems,
+                       std::vector<std::string>& notes) {
+  std::vector<std::string> shares;
+  for (const auto& [what, share] : state.outside) {
+    const auto& [library, kind] = what;
+    if (kind != OutsideKind::kUnseen) {
+      shares.push_back(fmt::format("{} by {} ({} in {} piece{})", ToText(kind), library, RoundedUpBytes(share.bytes),
+                                   share.pieces, share.pieces == 1 ? "" : "s"));
+      continue;
+    }
+    notes.push_back(
+        library.empty()
+            ? fmt::format("AMem does not see whether other libraries of {} share GPU memory with other processes, which would "
+                          "lose the job at the thaw: start it with `amem run` (LD_PRELOAD)",
+                          process.name)
+            : fmt::format("{} of {} can share GPU memory with other processes by calls that AMem does not see; if it does, the "
+                          "job is lost at the thaw",
+                          library, process.name));
+  }
+  if (shares.empty()) return;
+  problems.push_back(
+      fmt::format("{} (pid {}) shares GPU memory with other processes past AMem, and the driver could not restore it: {}; let "
+                  "the program free or close it first, or run without that feature of the library",
+                  process.name, process.pid, fmt::join(shares, ", ")));
+}
+
 // Ranks of living communicators that no session here has.
 std::size_t RanksElsewhere(std::span<const Result<State>> states) {
   struct Seen {
@@ -180,6 +207,7 @@ Status CheckBeforeFreeze(std::span<const Result<State>> states, FreezeHost& host
       continue;
     }
     FindUntakable(process, *states[i], host.DriverVersion(), problems);
+    FindSharedOutside(process, *states[i], problems, notes);
     const auto by_gpu = held.find(process.pid);
     if (by_gpu != held.end()) {
       for (const auto& [uuid, bytes] : by_gpu->second) needed += bytes;
@@ -214,10 +242,11 @@ Status CheckBeforeFreeze(std::span<const Result<State>> states, FreezeHost& host
 }
 
 Status CheckWhilePaused(FreezableJob& job, std::span<const RankProcess> processes) {
-  std::vector<std::string> problems;
+  std::vector<std::string> problems, noted_before;
   for (const RankProcess& process : processes) {
     const auto state = job.MemoryOf(process);
     if (!state.ok()) return state.status().Within("what " + process.name + " holds cannot be read");
+    FindSharedOutside(process, *state, problems, noted_before);
     Bytes shared = 0;
     for (const auto& [id, allocation] : state->allocations) {
       if (allocation.placed() || !allocation.resident || !allocation.on_device()) continue;

@@ -36,8 +36,9 @@ struct FrozenProcess {
 std::map<pid_t, std::map<std::string, Bytes>> HeldBy(std::span<const GpuSight> gpus, std::span<const RankProcess> processes);
 
 // Of sessions that run, with the `states` of their memory: what a pause would leave that the driver cannot take (multicast
-// objects, memory that a network card or another process holds), other processes of the job, and whether the host has room for
-// what is on the GPUs. `ranks_elsewhere`: what the launcher says. kRefused; `notes` gets what could not be found out.
+// objects, memory that a network card or another process holds, what other libraries share), other processes of the job, and
+// whether the host has room for what is on the GPUs. `ranks_elsewhere`: what the launcher says. kRefused; `notes` gets what
+// could not be found out.
 Status CheckBeforeFreeze(std::span<const Result<State>> states, FreezeHost& host, std::span<const RankProcess> processes,
                          const FreezeAllowances& allowances, std::size_t ranks_elsewhere, std::vector<std::string>& notes);
 // Of sessions that are paused: device memory that is still shared, of which the driver's restore would lose the process.

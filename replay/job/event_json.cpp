@@ -371,6 +371,14 @@ void Tell(To& to, const State& state) {
   to.Rows("async", state.async, Keyed("address", "bytes"), "cuMemAllocAsync");
   to.Rows("multicasts", state.multicasts, [](auto& row, const auto& item) { TellMulticast(row, item.first, item.second); });
   to.Rows("registrations", state.registrations, Keyed("address"));
+  to.Rows(
+      "shared_outside", state.outside,
+      [](auto& row, const auto& item) {
+        row("library", item.first.first);
+        row("sharing", item.first.second);
+        Tell(row, item.second);
+      },
+      "What other libraries share with other processes past AMem");
   to.Rows("peers", state.peers, Keyed("peer"));
   to.Rows(
       "pools", pools,

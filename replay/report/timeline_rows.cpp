@@ -18,7 +18,7 @@ Weight WeightOfBody(const Body&) {
   if (kIsOneOf<Body, MemberHeard>) return Weight::kBoundary;
   if (kIsOneOf<Body, CycleBegun, CycleDone, PoolOpened, SessionOpened, SessionClosed, LibraryAttached, GroupChanged,
                CommunicatorBegun, CommunicatorReady, CommunicatorEnded, CommunicatorSuspended, RequestSeen, SafepointReached,
-               Frozen, FreezeStep, EverythingKept>)
+               Frozen, FreezeStep, EverythingKept, SharedOutside>)
     return Weight::kLandmark;
   if (kIsOneOf<Body, StepBegun, StepDone>) return Weight::kStep;
   if (kIsOneOf<Body, AllocationCreated, AllocationReleased, Imported, ReferenceAdded, ReferenceDropped, HostAllocated,

@@ -16,7 +16,7 @@ void Session::RecordRegion(AllocationId allocation, Address address, Bytes bytes
                            const CallSite& site) {
   const Allocation* a = ledger_.Entry(allocation);
   const AllocationId part = a != nullptr && a->placed() ? allocation : AllocationId{};
-  ledger_.Record(RangeReserved{address, bytes, 0, {}, 0, site, part});
+  ledger_.Record(RangeReserved{address, bytes, 0, {}, 0, site, part, a == nullptr ? PoolId{} : a->pool});
   ledger_.Record(Mapped{address, bytes, 0, allocation, 0});
   ledger_.Record(AccessSet{address, bytes, std::move(access), part});
 }
@@ -118,20 +118,45 @@ Result<std::array<std::byte, 64>> Session::LegacyExport(Address address) {
   if (it == ledger_.state().legacy.end() || !it->second.backing)
     return NotOurs("IPC handle of", Hex(address), "not memory that NCCL allocated");
   const auto& [begin, memory] = *it;
-  AMEM_ASSIGN(auto secret, SecretOf(memory.backing));
-  const Token token{peers_->Self().session, memory.backing, secret, memory.offset + (address.value - begin.value)};
-  ledger_.Record(LegacyExported{address, memory.backing});
-  return Encode(token);
+  return LegacyToken(address, memory.backing, memory.offset + (address.value - begin.value));
 }
 
-Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device, const Origin& origin) {
+Result<std::array<std::byte, 64>> Session::LegacyToken(Address address, AllocationId backing, Bytes offset) {
+  AMEM_ASSIGN(auto secret, SecretOf(backing));
+  ledger_.Record(LegacyExported{address, backing});
+  return Encode(Token{peers_->Self().session, backing, secret, offset});
+}
+
+Result<Extent> Session::PartOfTag(Address address) {
+  const LedgerLock lock(ledger_);
+  for (const auto& [id, pool] : ledger_.state().pools) {
+    const auto part = Containing(pool.parts, address);
+    if (part != pool.parts.end()) return Extent{part->first, part->second.bytes};
+  }
+  return NotOurs("a tag's memory at", Hex(address), "there is none");
+}
+
+Result<std::array<std::byte, 64>> Session::ExportPart(Address address) {
+  AMEM_ASSIGN(const Extent whole, PartOfTag(address));
+  const LedgerLock lock(ledger_);
+  for (const auto& [id, pool] : ledger_.state().pools) {
+    const auto* const part = FindIn(pool.parts, whole.address);
+    if (part != nullptr) return LegacyToken(whole.address, part->backing, part->offset);
+  }
+  return NotOurs("IPC handle of", Hex(address), "it was just freed");
+}
+
+Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device, const Origin& origin,
+                                      bool of_tag) {
   const auto gate = EnterCall();
-  AMEM_TRY(RefuseWhilePaused("cuIpcOpenMemHandle"));
+  if (!of_tag) AMEM_TRY(RefuseWhilePaused("cuIpcOpenMemHandle"));
   pinned_.Busy();
   AMEM_ASSIGN(auto token, Decode(handle));
   AMEM_ASSIGN(auto id, ImportToken(token, 1, origin));
   ForgetLastHandle(id);  // NCCL reserves no range for it
-  auto address = MapLegacyImport(id, device, token.offset, origin.site);
+  const InTags tag = EnterTagOf(id);
+  auto address = tag.paused ? Result<Address>(RefuseInTag("cuIpcOpenMemHandle", Address{}))
+                            : MapLegacyImport(id, device, token.offset, origin.site);
   if (address.ok() && *address) return *address + token.offset;
   // The mapping failed, or the handle is open already: memory in a slab has one address.
   const Locked lock(*this);
@@ -171,6 +196,7 @@ Result<Address> Session::MapLegacyImport(AllocationId id, DeviceOrdinal device, 
 Status Session::LegacyClose(Address address) {
   const auto gate = EnterCall();
   AMEM_TRY(coordinator_->AwaitCopies());
+  const InTags tags = EnterTags({address, 1}, "cuIpcCloseMemHandle");
   const Locked lock(*this);
   const State& state = ledger_.state();
   auto* const it = FindIn(state.legacy_imports, address);

@@ -81,9 +81,14 @@ class Session final : public PeerDelegate {
   Result<Address> LegacyAllocate(Bytes bytes, DeviceOrdinal device, const Origin& origin, bool for_application = false);
   Status LegacyFree(Address address);  // kNotFound: not ours
   Result<std::array<std::byte, 64>> LegacyExport(Address address);
-  Result<Address> LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device,
-                               const Origin& origin);  // kNotFound: not a token
+  // `of_tag`: by another library than NCCL, whose pauses do not concern it.
+  Result<Address> LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device, const Origin& origin,
+                               bool of_tag = false);  // kNotFound: not a token
   Status LegacyClose(Address address);
+  // The same handle for memory of a tag: for the whole part that contains the address, as cudaMalloc memory is shared.
+  Result<std::array<std::byte, 64>> ExportPart(Address address);  // kNotFound: not a tag's
+  // That part; kNotFound.
+  Result<Extent> PartOfTag(Address address);
 
   // ---- memory that stays the driver's, and is recorded
   // Records a call that the driver has answered (host memory, driver pools, multicast, passed through).
@@ -251,6 +256,7 @@ class Session final : public PeerDelegate {
       REQUIRES(ledger_);  // releases the lock meanwhile
   void RecordRegion(AllocationId allocation, Address address, Bytes bytes, std::vector<AccessDescriptor> access,
                     const CallSite& site) REQUIRES(ledger_);
+  Result<std::array<std::byte, 64>> LegacyToken(Address address, AllocationId backing, Bytes offset) REQUIRES(ledger_);
   Status DropLegacyRegion(Address address, Bytes bytes, AllocationId allocation) REQUIRES(ledger_);
   void OpenLegacyTo(DeviceOrdinal device) REQUIRES(ledger_);
 

@@ -42,6 +42,11 @@ void PrintHoldings(Output& out, const State& state) {
   if (h.user != 0)
     out << "           of the program (ncclMemAlloc) " << FormatBytes(h.user) << ", held on devices now "
         << FormatBytes(h.user_resident) << "\n";
+  for (const auto& [what, share] : state.outside) {
+    if (what.second == OutsideKind::kUnseen) continue;
+    out << "           past AMem, through " << what.first << ": " << ToText(what.second) << ", "
+        << Plural(share.pieces, "piece") << " " << FormatBytes(share.bytes) << "\n";
+  }
   for (const auto& [reason, bytes] : h.kept) {
     if (reason != KeepReason::kNone) {
       out << "           a pause leaves " << FormatBytes(bytes) << " in place: " << ToText(reason) << "\n";

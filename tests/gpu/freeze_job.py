@@ -11,6 +11,8 @@ equal to the last bit. Everything ends by itself; no process is ended by force b
 
 --cases shows what is refused, each with a second try: a GPU that is full at the thaw, a rank that is stopped and does not come, and
 a host without the memory (the tool reads another /proc/meminfo, in a mount namespace of its own; skipped where that is not allowed).
+--share KINDS lets the ranks share tensors with each other, and rank 0 with a process of its own, past AMem: by cudaIpc (ipc), a descriptor
+of cuMemCreate (handle) and PyTorch's IPC (torch). The freeze must name each and touch nothing; it succeeds once they are shared no more.
 --kill-tool-at STEP kills the tool as soon as its journal announces that step, of each freeze and each thaw, and goes on with
 --continue and --undo in turn. --swap-gpus lets the GPUs change places at each thaw. --without-amem makes the driver's calls alone,
 without AMem's pause, which loses the job: run it last.
@@ -49,6 +51,7 @@ def arguments():
     parser.add_argument("--swap-gpus", action="store_true", help="at each thaw the GPUs change places")
     parser.add_argument("--kill-tool-at", default="", help="pause, lock, checkpoint, restore, unlock, resume, or all in turn")
     parser.add_argument("--cases", action="store_true", help="a full GPU at the thaw, a rank that does not come, too little host memory")
+    parser.add_argument("--share", default="", help="ipc, handle, torch, comma separated: memory that is shared past AMem")
     parser.add_argument("--without-amem", action="store_true", help="the sequence that loses the job")
     parser.add_argument("--no-hog", action="store_true", help="no other process uses the GPUs while the job is frozen")
     parser.add_argument("--no-reference", action="store_true", help="do not train again to compare")
@@ -166,6 +169,113 @@ class Training:
         return bool(self.stop.item() > 0)
 
 
+class Shared:
+    """Memory that this rank shares past AMem, of each kind; rank 0 has it, and rank 1 or a process of its own opens it."""
+
+    BYTES = 32 * MIB
+
+    def __init__(self, torch, dist, kinds, rank, device, work):
+        self.torch, self.dist, self.rank, self.device, self.work = torch, dist, rank, device, work
+        self.kinds, self.undo = kinds, []
+        self.driver = ctypes.CDLL("libcuda.so.1")
+        for kind in kinds:
+            {"ipc": self.ipc, "handle": self.handle, "torch": self.torch_ipc}[kind]()
+        torch.cuda.synchronize()
+        dist.barrier()
+
+    def check(self, result):
+        if result != 0:
+            raise RuntimeError(f"rank {self.rank}: a call that shares memory answered {result}")
+
+    def ipc(self):
+        with open("/proc/self/maps") as maps:
+            runtime = ctypes.CDLL(next(line.split()[-1] for line in maps if "libcudart.so" in line))
+
+        class Handle(ctypes.Structure):
+            _fields_ = [("reserved", ctypes.c_char * 64)]
+
+        handle, pointer = Handle(), ctypes.c_void_p()
+        if self.rank == 0:
+            self.check(runtime.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(self.BYTES)))
+            self.check(runtime.cudaIpcGetMemHandle(ctypes.byref(handle), pointer))
+        sent = [bytes(handle)]
+        self.dist.broadcast_object_list(sent)
+        if self.rank == 1:
+            ctypes.memmove(ctypes.byref(handle), sent[0], 64)
+            self.check(runtime.cudaIpcOpenMemHandle(ctypes.byref(pointer), handle, ctypes.c_uint(1)))
+            self.undo.append(lambda: runtime.cudaIpcCloseMemHandle(pointer))
+        if self.rank == 0:
+            self.undo.append(lambda: runtime.cudaFree(pointer))
+
+    def handle(self):
+        import socket
+
+        class Properties(ctypes.Structure):  # CUmemAllocationProp
+            _fields_ = [("type", ctypes.c_int), ("handle_types", ctypes.c_int), ("location_type", ctypes.c_int), ("location", ctypes.c_int),
+                        ("win32", ctypes.c_void_p), ("flags", ctypes.c_ubyte * 8)]
+
+        handle, size = ctypes.c_uint64(), ctypes.c_size_t(self.BYTES)
+        path = os.path.join(self.work, "descriptor")
+        if self.rank == 0:
+            properties, descriptor = Properties(1, 1, 1, self.device, None), ctypes.c_int(-1)
+            self.check(self.driver.cuMemCreate(ctypes.byref(handle), size, ctypes.byref(properties), ctypes.c_ulonglong(0)))
+            self.check(self.driver.cuMemExportToShareableHandle(ctypes.byref(descriptor), handle, 1, ctypes.c_ulonglong(0)))
+            server = socket.socket(socket.AF_UNIX)
+            server.bind(path)
+            server.listen()
+        self.dist.barrier()
+        if self.rank == 0:
+            connection, _ = server.accept()
+            socket.send_fds(connection, [b"x"], [descriptor.value])
+            os.close(descriptor.value)
+            connection.close()
+            server.close()
+        if self.rank == 1:
+            client = socket.socket(socket.AF_UNIX)
+            client.connect(path)
+            descriptor = socket.recv_fds(client, 1, 1)[1][0]
+            self.check(self.driver.cuMemImportFromShareableHandle(ctypes.byref(handle), ctypes.c_void_p(descriptor), 1))
+            os.close(descriptor)
+        if self.rank < 2:
+            self.undo.append(lambda: self.driver.cuMemRelease(handle))
+
+    def torch_ipc(self):
+        if self.rank != 0:
+            return
+        context = self.torch.multiprocessing.get_context("spawn")
+        queue, said = context.Queue(), context.Queue()
+        child = context.Process(target=hold_tensor, args=(queue, said))
+        child.start()
+        tensor = self.torch.ones(self.BYTES // 4, device="cuda")
+        queue.put(tensor)
+        said.get()
+
+        def undo():
+            queue.put(None)
+            child.join()
+
+        self.undo.append(undo)
+        self.tensor = tensor
+
+    def end(self):
+        for opened in (True, False):  # what was opened is closed before it is freed
+            if (self.rank != 0) == opened:
+                for undo in reversed(self.undo):
+                    undo()
+            self.dist.barrier()
+        self.kinds, self.undo, self.tensor = [], [], None
+        self.torch.cuda.synchronize()
+        self.torch.cuda.ipc_collect()
+        self.torch.cuda.empty_cache()
+
+
+def hold_tensor(queue, said):
+    """A process that reads a tensor of its parent's, as a DataLoader's consumer does, until it is told to end."""
+    tensor = queue.get()
+    said.put(float(tensor.sum()))
+    queue.get()
+
+
 def rank_main(options):
     end_after(options.time_limit)
     import torch
@@ -185,6 +295,7 @@ def rank_main(options):
     else:
         pooled = Tensors(torch, options.pool_gb, rank)
     plain = Tensors(torch, options.plain_gb, rank + 17)
+    shared = Shared(torch, dist, [kind for kind in options.share.split(",") if kind], rank, int(os.environ["LOCAL_RANK"]), options.work)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     stop_file = os.path.join(options.work, "stop")
@@ -198,6 +309,8 @@ def rank_main(options):
                     wrong.append(name)
             want = step >= options.last_step if options.last_step else os.path.exists(stop_file)
             done = training.all_stop(want)
+            if shared.kinds and training.all_stop(os.path.exists(os.path.join(options.work, "unshare"))):  # at the same step
+                shared.end()
             losses.write(json.dumps({"step": step, "loss": loss.hex(), "wrong": wrong, "pid": os.getpid()}) + "\n")
             if with_amem and not done:
                 amem.safepoint()
@@ -255,7 +368,7 @@ class Job:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.ranks),
                    os.path.abspath(__file__), "--rank", "--work", self.work, "--pool-gb", str(options.pool_gb),
                    "--plain-gb", str(options.plain_gb), "--width", str(options.width), "--time-limit", str(options.time_limit),
-                   "--last-step", str(last_step)] + (["--without-amem"] if options.without_amem else [])
+                   "--last-step", str(last_step), "--share", options.share] + (["--without-amem"] if options.without_amem else [])
         self.log = open(os.path.join(self.work, "log"), "w")
         self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=subprocess.STDOUT)
         self.environment = dict(os.environ, AMEM_JOURNAL_DIR=self.journals)
@@ -426,6 +539,21 @@ def absent_rank(options, job):
             "second_try": second_try(options, job)}
 
 
+SHARED_AS = {"ipc": ("cudaIpc export", "cudaIpc import"), "handle": ("cuMem handle export", "cuMem handle import"), "torch": ("cudaIpc export",)}
+
+
+def shared_past_amem(options, job):
+    """A freeze is refused by name while ranks share memory past AMem, and succeeds afterwards."""
+    refused = job.tool("freeze", may_fail=True)[1]
+    missing = [text for kind in options.share.split(",") for text in SHARED_AS[kind] if text not in refused["message"]]
+    if refused["ok"] or missing or "nothing was touched" not in refused["message"]:
+        raise Failed(f"a freeze of a job that shares memory by {options.share}: {missing} of {refused['message']}")
+    job.train(options.steps_between)
+    open(os.path.join(job.work, "unshare"), "w").close()
+    job.train(options.steps_between)
+    return {"case": "memory that is shared past AMem by " + options.share, "refused": refused["message"], "second_try": second_try(options, job)}
+
+
 def little_host_memory(options, job):
     """The tool is shown a host with 256 MiB left."""
     case = "too little host memory"
@@ -443,6 +571,9 @@ def little_host_memory(options, job):
 
 def cycles(options, job, report):
     try:
+        if options.share:
+            report["cases"] = [shared_past_amem(options, job)]
+            return
         if options.cases:
             report["cases"] = [full_at_thaw(options, job), absent_rank(options, job), little_host_memory(options, job)]
             return

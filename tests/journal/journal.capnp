@@ -94,6 +94,7 @@ struct Event {
     frozen @67 :Frozen;
     everythingKept @68 :EverythingKept;
     freezeStep @69 :FreezeStep;
+    sharedOutside @70 :SharedOutside;
   }
 }
 
@@ -315,6 +316,7 @@ struct Registered {
 }
 struct Deregistered { address @0 :UInt64; bytes @1 :UInt64; }
 struct EverythingKept { why @0 :Text; }
+struct SharedOutside { library @0 :Text; kind @1 :OutsideKind; pieces @2 :UInt64; bytes @3 :UInt64; }
 struct PassedThrough {
   name @0 :Text;
   detail @1 :Text;
@@ -331,6 +333,7 @@ using StepKind = UInt8;
 using Code = UInt8;
 using MemoryTag = UInt8;
 using PoolPolicy = UInt8;
+using OutsideKind = UInt8;
 
 struct Step {
   kind @0 :StepKind;

@@ -28,13 +28,19 @@ using ProcessState = checkpoint::ProcessState;
 // A job that trains until it is told to stop, with a tool beside it.
 class Frozen : public testing::Test {
  protected:
-  void Start(int ranks) {
+  void Start(int ranks, const std::vector<std::string>& more = {}, const std::vector<std::string>& after = {}) {
     ranks_ = ranks;
+    job.environment.emplace("JOB_ONE_SHOT", AMEM_ONE_SHOT);
     job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
     job.environment["JOB_STOP"] = job.directory() / "stop";
     job.environment["JOB_STEPS"] = job.directory() / "steps";
     job.environment["JOB_HALT"] = job.directory() / "halt";
-    job.Start(ranks, {"cuda", "load", "init", "own", "reduce", "train", "barrier", "destroy"});
+    std::vector<std::string> commands = {"cuda", "load", "init", "own", "reduce"};
+    commands.insert(commands.end(), more.begin(), more.end());
+    commands.push_back("train");
+    commands.insert(commands.end(), after.begin(), after.end());
+    commands.insert(commands.end(), {"barrier", "destroy"});
+    job.Start(ranks, commands);
     for (int rank = 0; rank < ranks; ++rank) AwaitSteps(rank, 3);
     auto opened = SimulatorWorld::Open(job.directory() / "world", 4, kCapacity);
     ASSERT_TRUE(opened.ok()) << opened.status().message();
@@ -161,6 +167,75 @@ TEST_F(Frozen, job_without_the_pause_of_amem_is_lost) {
   EXPECT_NE(refused.find("The job runs as before"), std::string::npos) << refused;
   for (const pid_t one : job.processes()) kill(one, SIGKILL);
 }
+
+// ---- memory that other libraries share -------------------------------------------------------------------------------------
+
+struct Sharing {
+  const char *how, *exported, *imported;
+};
+class OthersShare : public Frozen, public testing::WithParamInterface<Sharing> {};
+
+TEST_P(OthersShare, and_a_freeze_is_refused_by_name_and_costs_nothing) {
+  Start(2, {std::string("share=") + GetParam().how});
+  const std::string refused = Fails({"freeze", First(), "--deadline", "30"});
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::string what = rank == 0 ? GetParam().exported : GetParam().imported;
+    const std::string told =
+        "rank " + std::to_string(rank) + " (pid " + std::to_string(job.processes()[static_cast<std::size_t>(rank)]) +
+        ") shares GPU memory with other processes past AMem, and the driver could not restore it: " + what +
+        " by libone_shot.so (4 MiB in 1 piece)";
+    EXPECT_NE(refused.find(told), std::string::npos) << told << "\n" << refused;
+    EXPECT_NE(Tool({"state", (job.journals()).string(), "--rank", std::to_string(rank)})
+                  .out.find("past AMem, through libone_shot.so: " + what + ", 1 piece"),
+              std::string::npos);
+  }
+  EXPECT_NE(refused.find("nothing was touched"), std::string::npos) << refused;
+  EXPECT_TRUE(AllAre(ProcessState::kRunning));
+  ExpectTraining();
+  ExpectGoodEnd();
+}
+
+TEST_P(OthersShare, no_more_and_the_job_is_frozen) {
+  Start(2, {std::string("share=") + GetParam().how, "read shared", "1:unshare", "barrier", "0:unshare"});
+  EXPECT_EQ(Fails({"freeze", First()}), "");
+  EXPECT_EQ(Fails({"thaw", First()}), "");
+  ExpectTraining();
+  for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(job.SoFar(rank).Said("read shared"), "as shared");
+  ExpectGoodEnd();
+}
+
+TEST_F(Frozen, memory_that_a_library_shares_by_cudaipc_leaves_with_the_job_in_scope_shared) {
+  job.environment["AMEM_SCOPE"] = "shared";
+  Start(2, {"share=ipc", "read shared"}, {"read shared", "1:unshare", "barrier", "0:unshare"});
+  for (int cycle = 0; cycle < 3; ++cycle) {
+    EXPECT_EQ(Fails({"freeze", First()}), "");
+    ExpectOffTheGpus();
+    EXPECT_EQ(Fails({"thaw", First()}), "");
+    ExpectTraining();
+  }
+  std::ofstream(job.directory() / "stop").close();
+  for (const Rank& rank : job.Finish(60s)) {
+    EXPECT_EQ(rank.status, 0) << rank.out << rank.err;
+    EXPECT_EQ(rank.Said("read shared", 1), "as shared") << rank.out;
+    EXPECT_EQ(rank.Said("unshare"), "0") << rank.out;
+  }
+}
+
+TEST_F(Frozen, what_a_library_shares_by_calls_of_its_own_is_seen_in_scope_shared) {
+  job.environment["AMEM_SCOPE"] = "shared";
+  job.environment["JOB_ONE_SHOT"] = AMEM_ONE_SHOT_DIRECT;
+  Start(2, {"share=handle"});
+  const std::string refused = Fails({"freeze", First(), "--deadline", "30"});
+  EXPECT_NE(refused.find("cuMem handle export by libone_shot_direct.so (4 MiB in 1 piece)"), std::string::npos) << refused;
+  EXPECT_TRUE(AllAre(ProcessState::kRunning));
+  ExpectTraining();
+  ExpectGoodEnd();
+}
+
+INSTANTIATE_TEST_SUITE_P(By, OthersShare,
+                         testing::Values(Sharing{"ipc", "cudaIpc export", "cudaIpc import"},
+                                         Sharing{"handle", "cuMem handle export", "cuMem handle import"}),
+                         [](const auto& info) { return std::string(info.param.how); });
 
 TEST_F(Frozen, rank_that_does_not_come_costs_nobody_anything) {
   Start(2);

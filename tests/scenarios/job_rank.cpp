@@ -5,7 +5,7 @@
 //
 // Environment: RANK, WORLD (ranks), JOB (unique id of the communicator), BARRIER (a file of 8 bytes, shared),
 //   JOB_ON_FAILURE (what a program does whose pause or resume failed: "exit", as an exception that nobody catches; default: it
-//   goes on), JOB_NCCL (library to load; default libnccl.so.2), JOB_AMEM (for the command attach).
+//   goes on), JOB_NCCL (library to load; default libnccl.so.2), JOB_AMEM (for the command attach), JOB_ONE_SHOT (for share).
 #include <cuda.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -410,6 +410,57 @@ std::string ImportDrivers() {
   return std::to_string(Function<int(int)>("stand_in_nccl_import")(descriptor));
 }
 
+// ---- another library that shares memory between ranks
+
+template <class F>
+F* OneShot(const char* name) {
+  static void* const library = dlopen(Text("JOB_ONE_SHOT", ""), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) std::printf("%s\n", dlerror());
+  return library == nullptr ? nullptr : reinterpret_cast<F*>(dlsym(library, name));
+}
+unsigned char Shared(std::size_t at) { return static_cast<unsigned char>(at * 7 >> 2); }
+
+// "share=ipc" or "share=handle": the first rank shares what it has written, and the others read it there.
+std::string Share(const std::string& how) {
+  const std::string file = std::string(Text("BARRIER", "")) + ".shared";
+  const int by_handle = how == "handle" ? 1 : 0;
+  CUipcMemHandle token{};
+  std::size_t bytes = 0;
+  int result = 0;
+  if (kRank == 0) {
+    result = OneShot<int(int, int, CUipcMemHandle*)>("one_shot_share")(kRank, by_handle, &token);
+    unsigned char* const memory = OneShot<unsigned char*(std::size_t*)>("one_shot_memory")(&bytes);
+    for (std::size_t i = 0; result == 0 && i < bytes; ++i) memory[i] = Shared(i);
+    std::ofstream(file, std::ios::binary).write(token.reserved, sizeof token.reserved);
+  }
+  Barrier();
+  if (kRank != 0) {
+    std::ifstream(file, std::ios::binary).read(token.reserved, sizeof token.reserved);
+    result = OneShot<int(int, int, const CUipcMemHandle*)>("one_shot_open")(kRank, by_handle, &token);
+  }
+  Barrier();
+  OneShot<int()>("one_shot_all_have_it")();
+  return std::to_string(result);
+}
+std::string ReadShared() {
+  std::size_t bytes = 0;
+  const unsigned char* const memory = OneShot<unsigned char*(std::size_t*)>("one_shot_memory")(&bytes);
+  for (std::size_t i = 0; i < bytes; ++i)
+    if (memory[i] != Shared(i)) return "byte " + std::to_string(i) + " differs";
+  return "as shared";
+}
+// "pause tag=libone_shot", "resume tag=libone_shot".
+std::string PauseTag(const std::string& tag) {
+  const char* const tags[] = {tag.c_str()};
+  return WithReason(Function<int(const char* const*, std::size_t, unsigned, void*)>("amem_pause")(tags, 1, 0, nullptr));
+}
+std::string ResumeTag(const std::string& tag) {
+  const char* const tags[] = {tag.c_str()};
+  return WithReason(Function<int(const char* const*, std::size_t, unsigned, int)>("amem_resume")(tags, 1, 0, 0));
+}
+
+std::string Unshare() { return std::to_string(OneShot<int()>("one_shot_free")()); }
+
 std::string AfterCycle(const char* name, int code) {
   std::string text = WithReason(code);
   if (code == 0 || std::strcmp(Text("JOB_ON_FAILURE", ""), "exit") != 0) return text;
@@ -587,10 +638,21 @@ std::string Train(const std::string&) {
 }
 
 const std::map<std::string, std::function<std::string(const std::string&)>> kCommandsWithArgument = {
-    {"train", Train},        {"sleep", Sleep},   {"steps", Steps},
-    {"linger", Linger},      {"do", Do},         {"at", At},
-    {"later", Later},        {"hog", Hog},       {"descriptors", TakeDescriptors},
-    {"fill disk", FillDisk}, {"busy", StayBusy}, {"group", Group},
+    {"train", Train},
+    {"sleep", Sleep},
+    {"steps", Steps},
+    {"linger", Linger},
+    {"do", Do},
+    {"at", At},
+    {"later", Later},
+    {"hog", Hog},
+    {"descriptors", TakeDescriptors},
+    {"fill disk", FillDisk},
+    {"busy", StayBusy},
+    {"group", Group},
+    {"share", Share},
+    {"pause tag", PauseTag},
+    {"resume tag", ResumeTag},
 };
 
 // The ranks that "1", "0,2" and "!1" stand for.
@@ -652,6 +714,8 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"child", Child},
     {"hang", Hang},
     {"own", AllocateOwn},
+    {"read shared", ReadShared},
+    {"unshare", Unshare},
 };
 
 }  // namespace

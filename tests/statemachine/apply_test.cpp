@@ -134,6 +134,17 @@ TEST(Apply, what_was_shared_by_the_drivers_own_handle_is_kept_and_a_snapshot_kno
   EXPECT_EQ(again, f.state);
 }
 
+TEST(Apply, knows_what_other_libraries_share_now) {
+  Folding f;
+  f.Ok(SharedOutside{"liba.so", OutsideKind::kIpcExport, 1, 64});
+  const std::uint64_t shared = Digest(f.state);
+  f.Ok(SharedOutside{"liba.so", OutsideKind::kIpcExport, 2, 128});
+  EXPECT_NE(Digest(f.state), shared);
+  EXPECT_EQ(f.state.outside, (decltype(State::outside){{{"liba.so", OutsideKind::kIpcExport}, {2, 128}}}));
+  f.Ok(SharedOutside{"liba.so", OutsideKind::kIpcExport, 0, 0});
+  EXPECT_TRUE(f.state.outside.empty());
+}
+
 TEST(Apply, when_everything_is_kept_so_is_what_comes_later_and_a_pause_plans_no_release) {
   Folding f;
   const AllocationId before = f.Allocate(kA);

@@ -30,6 +30,7 @@ TEST(Snapshot, equals_the_state_it_was_taken_from) {
   f.Ok(Registered{kA, k2M, "dma-buf"});
   f.Ok(HostAllocated{Address{0x1000}, 64, 3, false});
   f.Ok(AsyncAllocated{Address{0x2000}, 64});
+  f.Ok(SharedOutside{"libone_shot.so", OutsideKind::kIpcExport, 2, 64});
   f.Ok(LegacyAllocated{kA, 512, id, 0, "", {}});
   f.Ok(MulticastCreated{AllocationId{9}, k2M, 2, 1, 0, {}});
   f.Ok(MulticastDeviceAdded{AllocationId{9}, DeviceOrdinal{0}});

@@ -101,6 +101,8 @@ TEST(Text, an_event_tells_what_was_set_and_what_it_is_about) {
       {Registered{Address{0x10}, 64, "dma-buf"}, "registered: address 0x10, 64 B, dma-buf"},
       {PassedThrough{"cuFoo", "a detail", -1}, "passed through: cuFoo, a detail, result -1"},
       {EverythingKept{"a plugin"}, "everything kept: a plugin"},
+      {SharedOutside{"libone_shot.so", OutsideKind::kIpcExport, 2, kMiB},
+       "shared outside: library libone_shot.so, sharing cudaIpc export, pieces 2, 1 MiB"},
       {CycleBegun{CycleKind::kPause, 3, {SessionId{1}, SessionId{2}}}, "pause 3 begun with 2 sessions"},
       {StepBegun{{StepKind::kQuiesce, {}, {}, 0, DeviceOrdinal{2}}}, "step begun: quiesce device 2"},
       {PhaseDecided{PhaseKind::kPauseSave, false, SessionId{1}, "no memory"},

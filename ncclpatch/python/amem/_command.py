@@ -1,6 +1,7 @@
 """The command `amem`, also as `python -m amem`: starts jobs under AMem, says what a machine means for it, and reads journals.
 
     amem run [--] COMMAND [ARGUMENT...]   starts any command, a launcher such as torchrun too, with AMem in it and its children
+    amem run --scope shared -- COMMAND    so that all that other libraries share between processes is seen, too (AMEM_SCOPE)
     amem doctor [--json] [--nccl PATH]    looks at this machine, its settings and its NCCL; exit code 3 if AMem cannot work
     amem doctor --measure [--gpus N]      what NCCL_CUMEM_ENABLE=0 and 1 hold and cost here, by a small job with each; some minutes at most
     amem demo                             four processes share memory, pause, resume and compare, on the simulator
@@ -52,6 +53,11 @@ def problem_of(library):
 
 
 def run(arguments):
+    scope = {}
+    if arguments[:1] == ["--scope"]:
+        scope, arguments = {"AMEM_SCOPE": "".join(arguments[1:2])}, arguments[2:]
+        if scope["AMEM_SCOPE"] not in _doctor.SCOPES:
+            return fail("run: --scope is one of %s" % ", ".join(_doctor.SCOPES), USAGE)
     if arguments[:1] == ["--"]:
         arguments = arguments[1:]
     if not arguments:
@@ -65,7 +71,7 @@ def run(arguments):
             return fail("run: %s was not found; set AMEM_LIBRARY to its path, or install the package amem-nccl" % _library.NAME)
         if found := problem_of(library):
             return fail("run: %s; nothing was started. %s" % (found.text, found.remedy))
-        environment = environment_with(library, os.environ)
+        environment = {**environment_with(library, os.environ), **scope}
     try:
         os.execvpe(arguments[0], arguments, environment)
     except OSError as error:

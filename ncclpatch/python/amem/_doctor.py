@@ -21,6 +21,7 @@ JOURNAL_BYTES = 256 << 20     # a long job's journal and what is kept of the one
 PINNED_KIB = 4 << 20           # of host memory, that a pause of a job of some size needs
 SHM_BYTES = 64 << 20          # what NCCL takes of /dev/shm for a few communicators
 SOCKET_PATH = 108 - 40        # of a Unix socket's path, less the name that AMem adds
+SCOPES = ("nccl", "shared")   # of AMEM_SCOPE
 
 
 ok, note, warning, problem = (functools.partial(Finding, level) for level in ("ok", "note", "warning", "problem"))
@@ -171,6 +172,20 @@ def activation(machine):
         yield ok("activation", "preloaded by LD_PRELOAD")
 
 
+def scope(machine):
+    """Whether a freeze will know of memory that libraries beside NCCL share between processes (AMEM_SCOPE)."""
+    name = machine.variable("AMEM_SCOPE") or SCOPES[0]
+    preloaded = any(os.path.basename(one) == "libamem_nccl.so" for one in re.split(r"[ :]+", machine.variable("LD_PRELOAD")))
+    if name not in SCOPES:
+        return []  # the library says so
+    if name == "shared":
+        return [ok("scope", "shared: what any library shares by cudaIpc is under a tag of its name, and what it shares otherwise makes a freeze refuse by name")]
+    if not preloaded and machine.variable("AMEM_ENABLE") == "1":
+        return [note("scope", "nccl, without the preload: what other libraries share between processes is not seen, and a freeze only warns",
+                     "`amem run -- COMMAND`, or AMEM_SCOPE=shared")]
+    return [ok("scope", "nccl: what other libraries share between processes is counted where they look the driver up, and a freeze refuses it by name")]
+
+
 # ---- GPU and NCCL
 
 
@@ -301,7 +316,7 @@ def nccl_setting_reader(machine):
 
 def examine(machine, library_path, replay_path, libraries):
     """All findings, in the order in which a person would look."""
-    return (library(machine, library_path) + replay(machine, replay_path) + activation(machine) + driver(machine)
+    return (library(machine, library_path) + replay(machine, replay_path) + activation(machine) + scope(machine) + driver(machine)
             + nccl(machine, libraries) + nccl_settings(machine, nccl_setting_reader(machine)) + limits(machine) + places(machine)
             + container(machine))
 

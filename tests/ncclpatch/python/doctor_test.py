@@ -93,6 +93,7 @@ BROKEN = {
     "an NCCL is preloaded": (environment(LD_PRELOAD="/opt/libnccl.so.2:" + LIBRARY), "problem", "libnccl.so.2", "take it out"),
     "the preload names what is gone": (environment(LD_PRELOAD="/old/libamem_nccl.so"), "problem", "/old/libamem_nccl.so", "amem run"),
     "a framework overwrote the preload": (environment(LD_PRELOAD="", AMEM_ENABLE="1"), "note", "attach by themselves", "amem run"),
+    "without the preload others are not seen": (environment(LD_PRELOAD="", AMEM_ENABLE="1"), "note", "a freeze only warns", "AMEM_SCOPE=shared"),
     "another preload is not there": (environment(LD_PRELOAD=LIBRARY + ":/gone/other.so"), "warning", "/gone/other.so", "correct LD_PRELOAD"),
     "no GPU": (lambda m: (m.files.pop("/proc/driver/nvidia/version"), m.there.difference_update({"/dev/nvidia0", "/dev/nvidia1"})), "note", "no NVIDIA GPU", "--gpus"),
     "the container has no GPU": (lambda m: m.there.difference_update({"/dev/nvidia0", "/dev/nvidia1"}), "problem", "no GPU is visible", "--gpus"),
@@ -151,6 +152,12 @@ class Doctor(unittest.TestCase):
             bad = [finding for finding in examined(libraries=libraries) if finding.level != "ok"]
             self.assertEqual([(f.level, text in f.text, bool(f.remedy) or level == "note") for f in bad], [(level, True, True)], bad)
 
+    def test_the_scope_says_what_a_freeze_will_know(self):
+        for variables, level, word in (({}, "ok", "where they look the driver up"), ({"AMEM_SCOPE": "shared"}, "ok", "what any library shares by cudaIpc"),
+                                       ({"AMEM_SCOPE": "shared", "LD_PRELOAD": "", "AMEM_ENABLE": "1"}, "ok", "what any library shares by cudaIpc")):
+            found = [finding for finding in examined(environment(**variables)) if finding.subject == "scope"]
+            self.assertEqual([(f.level, word in f.text) for f in found], [(level, True)], found)
+
     def test_without_amem_replay_journals_cannot_be_read_here(self):
         bad = [finding for finding in examined(replay=None) if finding.level != "ok"]
         self.assertEqual([(f.level, f.subject) for f in bad], [("warning", "amem-replay")])
@@ -175,6 +182,8 @@ class Command(unittest.TestCase):
             subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=source, text=True, check=True)
             code, out, err = self.amem("run", "--", "sh", "-c", 'echo "$LD_PRELOAD|$AMEM_ENABLE|$0|$1"; exit 7', "a b", "c", AMEM_LIBRARY=library)
             self.assertEqual((code, out), (7, "%s|1|a b|c\n" % library), err)
+            code, out, err = self.amem("run", "--scope", "shared", "--", "sh", "-c", 'echo "$AMEM_SCOPE"', AMEM_LIBRARY=library)
+            self.assertEqual((code, out), (0, "shared\n"), err)
             code, out, err = self.amem("run", "sh", "-c", 'echo "$LD_PRELOAD"', AMEM_LIBRARY=library, AMEM_ENABLE="0")
             self.assertEqual((code, out), (0, "\n"), err)
             self.assertIn("without AMem", err)
@@ -211,7 +220,7 @@ class Command(unittest.TestCase):
 
     def test_wrong_use_says_what_to_do(self):
         for arguments, word, wanted in ((["run"], "which command", 1), (["doctor", "--jsno"], "--jsno", 1), (["doctor", "--gpus", "0"], "--gpus", 1),
-                                        (["doctor", "--nccl", "/no/such"], "/no/such", 2)):
+                                        (["doctor", "--nccl", "/no/such"], "/no/such", 2), (["run", "--scope", "everything", "true"], "nccl, shared", 1)):
             code, out, err = self.amem(*arguments)
             self.assertEqual((code, out), (wanted, ""), err)
             self.assertIn(word, err)

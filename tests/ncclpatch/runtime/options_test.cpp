@@ -107,6 +107,9 @@ TEST(Options, memory_of_the_program_is_kept_unless_it_is_to_be_released) {
 TEST(Options, suspend_is_served_unless_it_is_to_be_nccls_own) {
   EXPECT_EQ(Parse({})->suspend, Suspend::kServe);
   EXPECT_EQ(Parse({{"AMEM_SUSPEND", "native"}})->suspend, Suspend::kNative);
+  EXPECT_EQ(Parse({})->scope, LibraryScope::kNccl);
+  EXPECT_EQ(Parse({{"AMEM_SCOPE", "shared"}})->scope, LibraryScope::kShared);
+  EXPECT_EQ(Parse({{"AMEM_SCOPE", "all"}}).status().message(), "AMEM_SCOPE=all is not understood; known: nccl, shared");
   EXPECT_EQ(Parse({{"AMEM_SUSPEND", "no"}}).status().message(), "AMEM_SUSPEND=no is not understood; known: serve, native");
 }
 

@@ -78,6 +78,8 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
   LocationType location = LocationType::kDevice;
   bool imported = false, multicast = false, registered = false;
   std::string driver = "580.159.04";
+  decltype(State::outside) outside;        // what other libraries of rank 1 share
+  decltype(State::outside) outside_later;  // the same, once it is paused
 
   // What a tool does, in this process.
   Status Do(Status (FreezeOperation::*what)(), FreezeOptions options = {}) {
@@ -185,6 +187,7 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
     if (imported || shares) one.importers[{SessionId{77}, AllocationId{1}}] = 1;
     if (shares) one.resident = true;
     state.allocations.emplace(AllocationId{1}, one);
+    if (process.pid == kFirstPid + 1) state.outside = shared->paused ? outside_later : outside;
     Communicator communicator;
     communicator.hash = 7;
     communicator.rank = process.pid - kFirstPid;

@@ -288,6 +288,33 @@ TEST(FreezeChecks, refuse_what_the_driver_cannot_take) {
   ExpectUntouched(world, "AMEM_USER_MEMORY=release");
 }
 
+TEST(FreezeChecks, refuse_by_name_what_other_libraries_share) {
+  const decltype(State::outside) shares = {{{"libone_shot.so", OutsideKind::kIpcExport}, {2, Bytes{3} << 20}},
+                                           {{"nvshmem.so", OutsideKind::kHandleImport}, {1, Bytes{512} << 20}}};
+  FrozenWorld world;
+  world.outside = shares;
+  ExpectUntouched(
+      world,
+      "rank 1 (pid 4000001) shares GPU memory with other processes past AMem, and the driver could not restore it: "
+      "cudaIpc export by libone_shot.so (3 MiB in 2 pieces), cuMem handle import by nvshmem.so (512 MiB in 1 piece)");
+
+  FrozenWorld late;  // it was shared while the ranks came to their safe point
+  late.outside_later = shares;
+  const Status refused = late.Do(&FreezeOperation::Freeze);
+  EXPECT_NE(refused.message().find("cudaIpc export by libone_shot.so"), std::string::npos) << refused.message();
+  EXPECT_TRUE(late.AllAre(kRunning, false));
+  EXPECT_EQ(late.shared->made[static_cast<std::size_t>(FakeCall::kLock)], 0);
+}
+
+TEST(FreezeChecks, say_where_shared_memory_would_not_be_seen) {
+  FrozenWorld world;
+  world.outside = {{{"", OutsideKind::kUnseen}, {1, 0}}, {{"libuct_cuda.so", OutsideKind::kUnseen}, {1, 0}}};
+  EXPECT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  const std::string notes = world.report.notes.at(0) + world.report.notes.at(1);
+  EXPECT_NE(notes.find("start it with `amem run` (LD_PRELOAD)"), std::string::npos) << notes;
+  EXPECT_NE(notes.find("libuct_cuda.so of rank 1 can share GPU memory"), std::string::npos) << notes;
+}
+
 TEST(FreezeChecks, memory_that_is_shared_in_spite_of_the_pause_is_not_given_to_the_driver) {
   FrozenWorld world;
   world.shared->ranks[1].shares = true;

@@ -61,6 +61,85 @@ TEST_F(SharedTagsTest, what_another_process_has_imported_leaves_and_comes_back_w
   EXPECT_GT(a.Count<VoteCast>(), 0U);
 }
 
+// As a library that shares what it has of cudaMalloc by cudaIpc.
+class TagsByIpcTest : public test::PoolsTest {
+ protected:
+  TagsByIpcTest() : pool(Open("libone_shot")), neighbour(Take(pool, kMiB)), part(Take(pool, kMiB)) {
+    Fill(neighbour, kMiB, 2);
+    Fill(part, kMiB, 1);
+  }
+  Pools& of_b() const { return b.session->pools(); }
+  PoolId pool_of_b() const { return *of_b().Find("libone_shot"); }
+  std::byte* OpenAtB() const {
+    const auto handle = a.session->ExportPart(AddressOf(part) + 4096);
+    EXPECT_TRUE(handle.ok()) << handle.status().message();
+    const auto opened = b.session->LegacyImport(*handle, kDevice, Origin(), true);
+    EXPECT_TRUE(opened.ok()) << opened.status().message();
+    return reinterpret_cast<std::byte*>(opened.ok() ? opened->value : 0);
+  }
+  std::pair<Status, Status> Both(CycleKind kind) const {
+    auto second = std::async(std::launch::async, [&] {
+      return kind == CycleKind::kPause ? of_b().Pause(pool_of_b(), {}) : of_b().Resume(pool_of_b(), {});
+    });
+    Status first = kind == CycleKind::kPause ? Pause(pool) : Resume(pool);
+    return {std::move(first), second.get()};
+  }
+  void BothSucceed(CycleKind kind) const {
+    const auto [first, second] = Both(kind);
+    ASSERT_TRUE(first.ok()) << first.message();
+    ASSERT_TRUE(second.ok()) << second.message();
+  }
+
+  PoolId pool;
+  std::byte *neighbour, *part;
+};
+
+TEST_F(TagsByIpcTest, a_part_is_shared_by_a_token_and_paused_together) {
+  std::byte* const theirs = OpenAtB();
+  ASSERT_NE(theirs, nullptr);
+  for (int cycle = 0; cycle < 20; ++cycle) {
+    BothSucceed(CycleKind::kPause);
+    EXPECT_EQ(a.InUse(), 0U) << "nothing of it stays on the device";
+    BothSucceed(CycleKind::kResume);
+    ASSERT_TRUE(Holds(part, kMiB, 1));
+    ASSERT_TRUE(Holds(theirs, kMiB, 1)) << "the handle of an address within it opens the whole part";
+    ASSERT_TRUE(Holds(neighbour, kMiB, 2));
+    theirs[cycle] = ~theirs[cycle];
+    EXPECT_EQ(part[cycle], theirs[cycle]);
+    part[cycle] = ~part[cycle];
+  }
+  EXPECT_TRUE(b.session->LegacyClose(AddressOf(theirs)).ok());
+  ASSERT_TRUE(Give(part).ok());
+  ASSERT_TRUE(Give(neighbour).ok());
+  EXPECT_EQ(a.InUse(), 0U);
+  EXPECT_EQ(a.session->LegacyClose(AddressOf(theirs)).code(), Code::kNotFound);
+}
+
+TEST_F(TagsByIpcTest, its_importer_closes_while_it_is_paused_and_opens_again_after_it) {
+  const std::byte* const theirs = OpenAtB();
+  BothSucceed(CycleKind::kPause);
+  EXPECT_TRUE(b.session->LegacyClose(AddressOf(theirs)).ok());
+  const auto handle = a.session->ExportPart(AddressOf(part));
+  ASSERT_TRUE(handle.ok()) << handle.status().message();
+  EXPECT_EQ(b.session->LegacyImport(*handle, kDevice, Origin(), true).status().code(), Code::kRefused) << "it is paused";
+  BothSucceed(CycleKind::kResume);
+  EXPECT_TRUE(Holds(OpenAtB(), kMiB, 1));
+}
+
+TEST_F(TagsByIpcTest, a_pause_of_NCCL_keeps_nobody_from_opening) {
+  a.Place(a.Create());
+  b.Place(b.Create());
+  ASSERT_TRUE(b.session->Pause().ok());
+  EXPECT_TRUE(Holds(OpenAtB(), kMiB, 1));
+  ASSERT_TRUE(b.session->Resume().ok());
+}
+
+TEST_F(TagsByIpcTest, memory_of_no_tag_has_no_such_handle) {
+  EXPECT_EQ(a.session->ExportPart(Address{0x1000}).status().code(), Code::kNotFound);
+  EXPECT_EQ(a.session->PartOfTag(Address{0x1000}).status().code(), Code::kNotFound);
+  EXPECT_EQ(a.session->PartOfTag(AddressOf(part) + 512)->address, AddressOf(part));
+}
+
 TEST_F(SharedTagsTest, a_tag_that_nobody_shares_asks_nobody) {
   const PoolId cache = Open("cache");
   Take(cache, kMiB);

@@ -1,0 +1,98 @@
+// Whose import tables are written, and what is known of libraries that call the driver past AMem. Each test needs a process of
+// its own, because what was written stays.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ncclpatch/hook/call_site.h"
+#include "ncclpatch/hook/hook.h"
+#include "ncclpatch/hook/replacements.h"
+#include "ncclpatch/intercept/others.h"
+
+namespace amem {
+namespace {
+
+constexpr const char* kSharing[] = {"cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2"};
+int in_this_program;
+
+class Reach : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (const char* path :
+         {AMEM_STAND_INS "/libcuda.so.1", AMEM_STAND_INS "/libnccl.so.2", AMEM_ONE_SHOT, AMEM_ONE_SHOT_DIRECT})
+      ASSERT_NE(loaded_.emplace_back(dlopen(path, RTLD_NOW | RTLD_LOCAL)), nullptr) << dlerror();
+    replacements::Install(intercept::CountingTables(), replacements::Caller::kOther);
+  }
+  // The slots of other objects that lead into this program, which has AMem in it: "libnccl.so.2 dlsym".
+  static std::set<std::string> Written() {
+    ElfImage own;
+    EXPECT_TRUE(ElfImage::Containing(&in_this_program, &own));
+    std::set<std::string> written;
+    ElfImage::ForEach([&](const ElfImage& image) {
+      image.ForEachImport([&](const char* name, const ElfImage::Slot& slot) {
+        if (image.base() != own.base() && own.InText(*slot.where)) written.insert(FileName(image) + " " + name);
+      });
+      return false;
+    });
+    return written;
+  }
+  void CallTheRuntime() const {
+    void* function = nullptr;
+    const auto get =
+        reinterpret_cast<int (*)(const char*, void**, unsigned long long, int*)>(dlsym(loaded_[2], "cudaGetDriverEntryPoint"));
+    ASSERT_NE(get, nullptr);
+    EXPECT_EQ(get("cuInit", &function, 0, nullptr), 0);
+  }
+
+ private:
+  std::vector<void*> loaded_;
+};
+
+using Slots = std::set<std::string>;
+
+TEST_F(Reach, nccl_writes_no_other_library) {
+  const Slots before = Written();
+  ASSERT_TRUE(hook::Attach().ok());
+  CallTheRuntime();
+  hook::PatchAtLoad();
+  Slots written = Written();
+  for (const std::string& slot : before) written.erase(slot);
+  EXPECT_EQ(written, Slots{"libnccl.so.2 dlsym"});
+  EXPECT_FALSE(hook::HearsOthers());
+  EXPECT_EQ(hook::PastAmem(kSharing), std::vector<std::string>{"libone_shot_direct.so"});
+}
+
+TEST_F(Reach, shared_reaches_a_library_by_what_it_imports) {
+  const Slots before = Written();
+  hook::ReachOthers();
+  ASSERT_TRUE(hook::Attach().ok());
+  hook::PatchAtLoad();
+  Slots written = Written();
+  for (const std::string& slot : before) written.erase(slot);
+  for (const char* slot : {"libnccl.so.2 dlsym", "libcudart.so.13 dlsym", "libone_shot_direct.so cuIpcGetMemHandle",
+                           "libone_shot_direct.so cuIpcOpenMemHandle_v2", "libone_shot_direct.so cuMemFree_v2",
+                           "libone_shot_direct.so cuGetProcAddress_v2"})
+    EXPECT_TRUE(written.contains(slot)) << slot;
+  for (const char* slot : {"libone_shot_direct.so cuMemAlloc_v2", "libcuda.so.1 dlsym"})
+    EXPECT_FALSE(written.contains(slot)) << slot;
+  CallTheRuntime();
+  EXPECT_TRUE(hook::HearsOthers());
+  EXPECT_EQ(hook::PastAmem(kSharing), std::vector<std::string>{"libone_shot_direct.so"}) << "it may have called before";
+}
+
+TEST_F(Reach, shared_names_a_library_that_had_looked_up_the_driver) {
+  CallTheRuntime();
+  hook::ReachOthers();
+  ASSERT_TRUE(hook::Attach().ok());
+  hook::PatchAtLoad();
+  EXPECT_FALSE(Written().contains("libcudart.so.13 dlsym"));
+  const std::vector<std::string> past = hook::PastAmem(kSharing);
+  EXPECT_TRUE(std::ranges::find(past, "libcudart.so.13") != past.end());
+}
+
+}  // namespace
+}  // namespace amem

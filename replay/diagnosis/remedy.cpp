@@ -4,115 +4,80 @@
 
 #include <array>
 #include <string_view>
+#include <utility>
 
 namespace amem {
 namespace {
 
-constexpr std::array<std::string_view, kRemedyActions> kActions = {
-    "",
-    // kFreeMemory
-    "free memory on device {device} of {process} until {bytes} fit{gpu}; nvidia-smi lists the processes that hold memory "
-    "there, "
-    "and a cache of this process counts too (for PyTorch torch.cuda.empty_cache())",
-    // kEndCaptures
-    "let all streams finish and end stream captures before the call",
-    // kFindDriverError
-    "look for an earlier CUDA error of that process (a sticky one makes every later call fail) and for Xid lines in dmesg",
-    // kExaminePeer
-    "find out why the rank that the message names died or does not answer; if it is dead, restart the job, otherwise {call} "
-    "can "
-    "be called again on all ranks",
-    // kReadMessage
-    "read the message",
-    // kFollowVote
-    "do what the message says; if a rank that it names is dead, restart the job, otherwise call {call} again on all ranks",
-    // kFollowRefusal
-    "do what the message says, then call {call} again on all ranks that share memory",
-    // kCallOnEveryRank
-    "call {call} on every rank that shares memory, in any order; find out what keeps {process} from it{look}, or "
-    "raise AMEM_TIMEOUT_MS if it only comes late",
-    // kExamineProcess
-    "look at where {process} is{look}: a kernel that never ends keeps \"quiesce\" and copies "
-    "waiting, and a driver call may hang after a GPU fault (dmesg); if it is only slow, raise AMEM_TIMEOUT_MS",
-    // kFindReasonOfDeath
-    "find what ended that process (its own output, `dmesg` for the OOM killer and Xid lines, the launcher's log)",
-    // kFindReasonOfEnd
-    "if it was not meant to end, look at its own output and the launcher's log; no pause or resume was under way, so nothing "
-    "of "
-    "AMem's failed, and only its journal was left open",
-    // kRepairJournal
-    "remove the cause (usually a full disk or an AMEM_JOURNAL_DIR that cannot be written) and restart the job; it runs on "
-    "until "
-    "then, but its memory cannot be given back",
-    // kResumeAgain
-    "call ncclResume again on all ranks to finish what is left; if that fails too, restart the job",
-    // kReportReference
-    "keep these journals (`amem pack`) for a bug report, because the owner does not know the reference that this rank "
-    "holds, and restart the job",
-    // kReportJournals
-    "keep these journals (`amem pack`) for a bug report, because this should not be possible; no pause or resume has "
-    "failed because of it so far, but one may",
-    // kGiveWholeJournals
-    "give whole journals (copy the directories of sessions with all their files), or accept that the verdict is about the "
-    "rest",
-    // kFreeHostMemory
-    "give {process} more memory of the host that may be pinned: free some (free -h, the container's limit), raise ulimit -l, "
-    "or "
-    "shut down what else pins it; a pause keeps the contents there",
-    // kRaiseDescriptors
-    "raise the limit of open descriptors of {process} (ulimit -n, LimitNOFILE of the service or container), or find what keeps "
-    "them open (ls /proc/{pid}/fd)",
-    // kRestartProcess
-    "restart the job: the CUDA context of {process} is dead after such an error, and every later call of that process fails as "
-    "well; look for what came first, in its own output and for Xid lines in dmesg (compute-sanitizer finds illegal accesses)",
-    // kOneGroup
-    "give all sessions that share memory one group (AMEM_GROUPID, or ncclSetGroupID before the pause), then call {call} again "
-    "on "
-    "all of them",
-    // kSameSettings
-    "run all ranks that share memory with the same version of AMem and the same AMEM_ settings",
-    // kReachPeer
-    "let the ranks reach each other's sockets: containers of one job need a common /tmp, or a common network namespace, or "
-    "AMEM_SOCKET_DIR on a volume that all of them mount",
-    // kContinueProcess
-    "continue {process} (kill -CONT {pid}), and find out who stopped it (a debugger, job control, SIGSTOP); the others go on "
-    "when it does, if they still wait",
-    // kResumeFirst
-    "call ncclResume on all ranks before the program uses NCCL again; CUDA graphs and other threads count, too",
-    // kStayUntilResumed
-    "find out why {process} ended (its own output, the launcher's log); a rank that ends must do so before a pause or after "
-    "the "
-    "resume, because the others need what it shared; restart the job",
-    // kCallTheSame
-    "call the same, ncclPause or ncclResume, on all ranks that share memory"};
-
-constexpr std::array<std::string_view, kRemedyActions> kActionWords = {"none",
-                                                                       "free-memory",
-                                                                       "end-captures",
-                                                                       "find-driver-error",
-                                                                       "examine-peer",
-                                                                       "read-message",
-                                                                       "follow-vote",
-                                                                       "follow-refusal",
-                                                                       "call-on-every-rank",
-                                                                       "examine-process",
-                                                                       "find-reason-of-death",
-                                                                       "find-reason-of-end",
-                                                                       "repair-journal",
-                                                                       "resume-again",
-                                                                       "report-reference",
-                                                                       "report-journals",
-                                                                       "give-whole-journals",
-                                                                       "free-host-memory",
-                                                                       "raise-descriptors",
-                                                                       "restart-process",
-                                                                       "one-group",
-                                                                       "same-settings",
-                                                                       "reach-peer",
-                                                                       "continue-process",
-                                                                       "resume-first",
-                                                                       "stay-until-resumed",
-                                                                       "call-the-same"};
+// In the order of the enumeration: the word for programs, and what to do.
+constexpr std::array<std::pair<std::string_view, std::string_view>, kRemedyActions> kActions = {{
+    {"none", ""},
+    {"free-memory",
+     "free memory on device {device} of {process} until {bytes} fit{gpu}; nvidia-smi lists the processes that "
+     "hold memory there, and a cache of this process counts too (for PyTorch torch.cuda.empty_cache())"},
+    {"end-captures", "let all streams finish and end stream captures before the call"},
+    {"find-driver-error",
+     "look for an earlier CUDA error of that process (a sticky one makes every later call fail) and for Xid lines "
+     "in dmesg"},
+    {"examine-peer",
+     "find out why the rank that the message names died or does not answer; if it is dead, restart the job, "
+     "otherwise {call} can be called again on all ranks"},
+    {"read-message", "read the message"},
+    {"follow-vote",
+     "do what the message says; if a rank that it names is dead, restart the job, otherwise call {call} again on "
+     "all ranks"},
+    {"follow-refusal", "do what the message says, then call {call} again on all ranks that share memory"},
+    {"call-on-every-rank",
+     "call {call} on every rank that shares memory, in any order; find out what keeps {process} from it{look}, or "
+     "raise AMEM_TIMEOUT_MS if it only comes late"},
+    {"examine-process",
+     "look at where {process} is{look}: a kernel that never ends keeps \"quiesce\" and copies waiting, and a "
+     "driver call may hang after a GPU fault (dmesg); if it is only slow, raise AMEM_TIMEOUT_MS"},
+    {"find-reason-of-death",
+     "find what ended that process (its own output, `dmesg` for the OOM killer and Xid lines, the launcher's log)"},
+    {"find-reason-of-end",
+     "if it was not meant to end, look at its own output and the launcher's log; no pause or resume was under "
+     "way, so nothing of AMem's failed, and only its journal was left open"},
+    {"repair-journal",
+     "remove the cause (usually a full disk or an AMEM_JOURNAL_DIR that cannot be written) and restart the job; "
+     "it runs on until then, but its memory cannot be given back"},
+    {"resume-again", "call ncclResume again on all ranks to finish what is left; if that fails too, restart the job"},
+    {"report-reference",
+     "keep these journals (`amem pack`) for a bug report, because the owner does not know the reference that this "
+     "rank holds, and restart the job"},
+    {"report-journals",
+     "keep these journals (`amem pack`) for a bug report, because this should not be possible; no pause or resume "
+     "has failed because of it so far, but one may"},
+    {"give-whole-journals",
+     "give whole journals (copy the directories of sessions with all their files), or accept that the verdict is "
+     "about the rest"},
+    {"free-host-memory",
+     "give {process} more memory of the host that may be pinned: free some (free -h, the container's limit), "
+     "raise ulimit -l, or shut down what else pins it; a pause keeps the contents there"},
+    {"raise-descriptors",
+     "raise the limit of open descriptors of {process} (ulimit -n, LimitNOFILE of the service or container), or "
+     "find what keeps them open (ls /proc/{pid}/fd)"},
+    {"restart-process",
+     "restart the job: the CUDA context of {process} is dead after such an error, and every later call of that "
+     "process fails as well; look for what came first, in its own output and for Xid lines in dmesg "
+     "(compute-sanitizer finds illegal accesses)"},
+    {"one-group",
+     "give all sessions that share memory one group (AMEM_GROUPID, or ncclSetGroupID before the pause), then call "
+     "{call} again on all of them"},
+    {"same-settings", "run all ranks that share memory with the same version of AMem and the same AMEM_ settings"},
+    {"reach-peer",
+     "let the ranks reach each other's sockets: containers of one job need a common /tmp, or a common network "
+     "namespace, or AMEM_SOCKET_DIR on a volume that all of them mount"},
+    {"continue-process",
+     "continue {process} (kill -CONT {pid}), and find out who stopped it (a debugger, job control, SIGSTOP); the "
+     "others go on when it does, if they still wait"},
+    {"resume-first",
+     "call ncclResume on all ranks before the program uses NCCL again; CUDA graphs and other threads count, too"},
+    {"stay-until-resumed",
+     "find out why {process} ended (its own output, the launcher's log); a rank that ends must do so before a "
+     "pause or after the resume, because the others need what it shared; restart the job"},
+    {"call-the-same", "call the same, ncclPause or ncclResume, on all ranks that share memory"},
+}};
 
 constexpr std::string_view kExamineTag =
     "look at where {process} is{look}; what was asked for without waiting is done by its "
@@ -124,8 +89,7 @@ constexpr std::string_view kContinueTag =
 
 constexpr std::string_view kFreeSomeMemory =
     "free memory on the device of {process} that the message names; nvidia-smi lists the processes that hold memory there, and "
-    "a "
-    "cache of this process counts too (for PyTorch torch.cuda.empty_cache())";
+    "a cache of this process counts too (for PyTorch torch.cuda.empty_cache())";
 
 constexpr std::array<std::string_view, kRemedyOutlooks> kOutlooks = {
     "",
@@ -141,14 +105,13 @@ constexpr std::array<std::string_view, kRemedyOutlooks> kOutlooks = {
     "; the others need memory that it had, so the job cannot go on: restart it",
     // kOthersResumed
     "; the others have their own memory back, but what it shared with them is gone: communicators with that rank cannot be "
-    "used "
-    "any more",
+    "used any more",
     // kAllEnded
     "all have ended, so for the next run: "};
 
 }  // namespace
 
-std::string_view ToText(Remedy::Action action) { return kActionWords.at(static_cast<std::size_t>(action)); }
+std::string_view ToText(Remedy::Action action) { return kActions.at(static_cast<std::size_t>(action)).first; }
 
 // With what to see where a process is; nothing where it has ended.
 static std::string LookAt(const Remedy& r) {
@@ -184,7 +147,7 @@ std::string ToText(const Remedy& r) {
   const bool unknown_device = r.action == Remedy::Action::kFreeMemory && r.bytes == 0;  // only others tell of it
   std::string_view text = of_pool ? TextForTag(r.action) : "", outlook = kOutlooks.at(static_cast<std::size_t>(r.outlook));
   const bool own = !text.empty();
-  if (!own) text = unknown_device ? kFreeSomeMemory : kActions.at(static_cast<std::size_t>(r.action));
+  if (!own) text = unknown_device ? kFreeSomeMemory : kActions.at(static_cast<std::size_t>(r.action)).second;
   if (r.outlook == Remedy::Outlook::kAllEnded) return filled(outlook) + filled(text);
   if (own) return filled(text);
   if (of_pool && r.outlook == Remedy::Outlook::kCallAgain) outlook = "; then call {call} again; a failed try loses nothing";

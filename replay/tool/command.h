@@ -104,6 +104,8 @@ void Summarize(bool to_standard_output, Output& out, const std::string& line);
 void PrintJson(Output& out, nlohmann::ordered_json json, const char* schema = nullptr);
 inline constexpr int kSchemaVersion = 1;  // goes up when a key goes away or means something else
 void PrintErrors(Output& out, const std::string& command, int exit_code);
+// Rows, the first with the headings, in columns as wide as what is in them.
+void PrintTable(Output& out, const std::vector<std::vector<std::string>>& rows);
 // Broken into lines of a terminal's width, each after `indent`.
 void PrintParagraph(Output& out, const std::string& text, const std::string& indent);
 

@@ -196,7 +196,7 @@ Row RowOf(const Facts& facts, const Looks& looks) {
 }
 
 // One line a session. Those of a job are together, and a line between jobs is empty.
-int PrintTable(const std::vector<std::filesystem::path>& sessions, Output& out, bool failed) {
+int PrintList(const std::vector<std::filesystem::path>& sessions, Output& out, bool failed) {
   const Looks looks = LookAtLiving(sessions);
   std::vector<Row> known;
   std::vector<JobTies> ties;
@@ -212,9 +212,7 @@ int PrintTable(const std::vector<std::filesystem::path>& sessions, Output& out, 
     if (rows.size() > 1) rows.emplace_back();
     for (const std::size_t i : job) rows.push_back(std::move(known[i]));
   }
-  const std::vector<std::string> lines = TableLines(rows);
-  out.Styled(Output::Style::kHeading, lines.front()) << "\n";
-  for (std::size_t i = 1; i < lines.size(); ++i) out << lines[i] << "\n";
+  PrintTable(out, rows);
   return code;
 }
 
@@ -223,7 +221,7 @@ int RunList(const ListOptions& options, Output& out) {
   bool failed = false;
   const std::vector<std::filesystem::path> sessions = FindSessions(options.targets, failed);
   if (options.verbose && !options.json) return PrintVerbosely(sessions, out, failed);
-  return options.json ? ShowAll(sessions, true, failed, options.verbose, out, {}) : PrintTable(sessions, out, failed);
+  return options.json ? ShowAll(sessions, true, failed, options.verbose, out, {}) : PrintList(sessions, out, failed);
 }
 
 void AddOptions(Arguments& arguments, ListOptions& options) {

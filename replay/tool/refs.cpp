@@ -79,18 +79,17 @@ const char* Doubt(const Edge& edge, const Graph& graph, const std::pair<SessionI
 }
 
 void PrintText(Output& out, const Graph& graph) {
-  out << "OWNER             IMPORTER          ALLOCATIONS  BYTES         \n";
-  for (const auto& [key, edge] : graph.edges) {
-    out.Left(graph.names.ShortName(key.first), 18)
-        .Left(graph.names.ShortName(key.second), 18)
-        .Left(Grouped(edge.allocations), 13);
-    out.Left(FormatBytes(edge.bytes), 14) << Doubt(edge, graph, key) << "\n";
-  }
-  out << "\nPROCESS           REQUESTED      HELD NOW\n";
-  for (const auto& [session, node] : graph.nodes) {
-    out.Left(graph.names.ShortName(session), 18).Left(node.given ? FormatBytes(node.own) : "not given", 15)
-        << (node.given ? FormatBytes(node.resident) : "") << "\n";
-  }
+  std::vector<std::vector<std::string>> edges = {{"OWNER", "IMPORTER", "ALLOCATIONS", "BYTES"}},
+                                        nodes = {{"PROCESS", "REQUESTED", "HELD NOW"}};
+  for (const auto& [key, edge] : graph.edges)
+    edges.push_back({graph.names.ShortName(key.first), graph.names.ShortName(key.second), Grouped(edge.allocations),
+                     FormatBytes(edge.bytes), Doubt(edge, graph, key)});
+  for (const auto& [session, node] : graph.nodes)
+    nodes.push_back({graph.names.ShortName(session), node.given ? FormatBytes(node.own) : "not given",
+                     node.given ? FormatBytes(node.resident) : ""});
+  PrintTable(out, edges);
+  out << "\n";
+  PrintTable(out, nodes);
 }
 
 void PrintDot(Output& out, const Graph& graph) {

@@ -11,6 +11,7 @@
 
 #include "journal/session_dir.h"
 #include "replay/job/fold.h"
+#include "replay/job/names.h"
 #include "replay/tool/budget.h"
 #include "replay/tool/command.h"
 #include "replay/tool/targets.h"
@@ -147,6 +148,12 @@ void PrintJson(Output& out, nlohmann::ordered_json json, const char* schema) {
 
 void PrintErrors(Output& out, const std::string& command, int exit_code) {
   PrintJson(out, {{"command", command}, {"exit", exit_code}, {"errors", complaints}}, "error");
+}
+
+void PrintTable(Output& out, const std::vector<std::vector<std::string>>& rows) {
+  const std::vector<std::string> lines = TableLines(rows);
+  out.Styled(Output::Style::kHeading, lines.front()) << "\n";
+  for (std::size_t i = 1; i < lines.size(); ++i) out << lines[i] << "\n";
 }
 
 void PrintParagraph(Output& out, const std::string& text, const std::string& indent) {

@@ -1,5 +1,6 @@
 // top: what holds the most memory, by call site, communicator, tag, peer, size or age.
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -163,20 +164,15 @@ class Grouper {
 void PrintText(Output& out, const std::string& by, const std::vector<std::pair<std::string, Sum>>& sorted, std::size_t most) {
   Bytes all = 0;
   for (const auto& [key, sum] : sorted) all += sum.bytes;
-  out << "REQUESTED     SHARE  COUNT    HELD NOW       "
-      << (by == "site"           ? "CALL SITE, INNERMOST FIRST"
-          : by == "communicator" ? "COMMUNICATOR"
-          : by == "tag"          ? "TAG"
-          : by == "peer"         ? "PEER"
-          : by == "age"          ? "AGE"
-                                 : "SIZE")
-      << "\n";
+  std::string heading = by == "site" ? "call site, innermost first" : by;
+  std::ranges::transform(heading, heading.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  std::vector<std::vector<std::string>> rows = {{"REQUESTED", "SHARE", "COUNT", "HELD NOW", heading}};
   for (std::size_t i = 0; i < std::min(most, sorted.size()); ++i) {
     const auto& [key, sum] = sorted[i];
-    out.Left(FormatBytes(sum.bytes), 14);
-    out.Padded(all == 0 ? 0 : sum.bytes * 100 / all, 3, ' ') << " %  ";
-    out.Left(Grouped(sum.count), 9).Left(FormatBytes(sum.resident), 15) << key << "\n";
+    rows.push_back({FormatBytes(sum.bytes), std::to_string(all == 0 ? 0 : sum.bytes * 100 / all) + " %", Grouped(sum.count),
+                    FormatBytes(sum.resident), key});
   }
+  PrintTable(out, rows);
   if (sorted.size() > most) out << "... and " << sorted.size() - most << " more (--limit)\n";
 }
 

@@ -97,7 +97,8 @@ def strings(text, name):
 def remedies():
     """Of `amem why`: its word for a remedy (`remedy_action`), what is wrong, and what to do."""
     source, header = read("replay/diagnosis/remedy.cpp"), read("replay/diagnosis/remedy.h")
-    words, texts = strings(source, "kActionWords"), strings(source, "kActions")
+    both = strings(source, "kActions")
+    words, texts = both[:-1:2], both[1::2]
     about = re.findall(r"^    k\w+(?: = 0)?,(?: +// (.*))?$", header[:header.index("enum class Outlook")], re.M)
     if not len(words) == len(texts) == len(about) > 20:
         raise ValueError("remedy.cpp and remedy.h do not have the same remedies: %d, %d, %d" % (len(words), len(texts), len(about)))

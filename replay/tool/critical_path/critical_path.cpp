@@ -152,7 +152,7 @@ void PrintCycle(Output& out, const CriticalPath& cycle, const JobNames& names) {
     rows.push_back({fmt::format("  {}{}", phase.undo ? "undo, " : "", phase.name), Time(phase.took_ns),
                     names.ShortName(phase.last), WaitText(phase, names),
                     phase.step.empty() ? "" : fmt::format("{}: {}", phase.step, Time(phase.step_ns))});
-  for (const std::string& line : TableLines(rows)) out << line << "\n";
+  PrintTable(out, rows);
 }
 
 struct Share {
@@ -176,11 +176,11 @@ std::map<SessionId, Share> Shares(const std::vector<CriticalPath>& cycles) {
 void PrintShares(Output& out, const std::map<SessionId, Share>& shares, std::size_t cycles, const JobNames& names) {
   std::vector<std::pair<SessionId, Share>> sorted(shares.begin(), shares.end());
   std::ranges::stable_sort(sorted, std::greater(), [](const auto& s) { return s.second.cost_ns; });
-  out << "\nOver " << Plural(cycles, "pause and resume", "pauses and resumes")
-      << ":\n  LAST      PHASES   COST (had it been as fast as the next one)\n";
-  for (const auto& [session, share] : sorted) {
-    (out << "  ").Left(names.ShortName(session), 10).Left(Grouped(share.times_last), 9) << Time(share.cost_ns) << "\n";
-  }
+  out << "\nOver " << Plural(cycles, "pause and resume", "pauses and resumes") << ":\n";
+  std::vector<std::vector<std::string>> rows = {{"  LAST", "PHASES", "COST (had it been as fast as the next one)"}};
+  for (const auto& [session, share] : sorted)
+    rows.push_back({"  " + names.ShortName(session), Grouped(share.times_last), Time(share.cost_ns)});
+  PrintTable(out, rows);
 }
 
 Json ToJson(const CriticalPath& cycle, const JobNames& names) {

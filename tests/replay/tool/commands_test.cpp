@@ -632,7 +632,7 @@ TEST_F(Commands, sizes_have_names_and_a_failure_is_told_once) {
   EXPECT_HAS(all.out, "memory     requested ");
   EXPECT_HAS(all.out, "; held on devices now ");
   EXPECT_HAS(all.out, "failure    the same\n");
-  EXPECT_HAS(Shell("$TOOL top $OK").out, "REQUESTED     SHARE  COUNT    HELD NOW");
+  EXPECT_HAS(Shell("$TOOL top $OK").out, "REQUESTED  SHARE  COUNT  HELD NOW  TAG");
 }
 
 TEST_F(Commands, dates_are_local_unless_they_have_a_zone) {

@@ -1,5 +1,6 @@
 #include "journal/base/process_stat.h"
 
+#include <fmt/format.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -31,7 +32,9 @@ std::optional<ProcessStat> ReadProcessStat(const std::filesystem::path& director
   return stat;
 }
 
-std::optional<ProcessStat> ReadProcessStat(pid_t pid) { return ReadProcessStat("/proc/" + std::to_string(pid)); }
+// By its first thread, which says the same: qemu-user shows a process a /proc/PID/stat of its own, with another start than
+// others see.
+std::optional<ProcessStat> ReadProcessStat(pid_t pid) { return ReadProcessStat(fmt::format("/proc/{0}/task/{0}", pid)); }
 
 std::uint64_t StartTicks(pid_t pid) {
   const auto stat = ReadProcessStat(pid);

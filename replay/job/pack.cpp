@@ -246,7 +246,8 @@ class SessionUnpacker {
     const SessionId session{Number(header, "session")};
     auto fresh = NewSessionDirectory::Create(directory, session);
     if (!fresh) return fresh.status();
-    auto store = Store::Create(fresh->path(), Bytes{64} << 30, SyncMode::kProcess);
+    const Bytes largest = 2 * JournalOptions{}.map_bytes;  // filled in another order, a journal may take more than it had
+    auto store = Store::Create(fresh->path(), largest, SyncMode::kProcess);
     if (!store) return store.status();
     const FileMeta meta{kJournalFormat, kJournalLeastReader, session, static_cast<std::int32_t>(Number(header, "pid")), 0};
     Encoder encoder;

@@ -116,5 +116,15 @@ TEST_P(Scenario, played_anew_gets_its_verdict) {
 }
 INSTANTIATE_TEST_SUITE_P(Simulator, Scenario, ::testing::ValuesIn(test::kScenarios), Name);
 
+class Unpacking : public test::ToolTest {};
+
+TEST_F(Unpacking, takes_few_addresses) {
+#ifdef AMEM_SANITIZED
+  GTEST_SKIP() << "a sanitizer reserves more";
+#endif
+  const test::Ran answer = Shell("ulimit -v $((32 << 20)); $TOOL why " AMEM_GOLDEN "/gpu/golden-healthy-2gpus.amem");
+  EXPECT_EQ(answer.code, 0) << answer.err;
+}
+
 }  // namespace
 }  // namespace amem

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What other projects' code is in a build: a CycloneDX list, and the notices that their licences ask for.
 
-    linked_in.py BUILD_FOLDER STATIC_FOLDER OUTPUT VERSION      writes OUTPUT/sboms/amem.cdx.json and OUTPUT/licenses/PACKAGE.txt
+    linked_in.py BUILD_FOLDER STATIC_FOLDER OUTPUT VERSION COMPILER [SYSROOT]
+                                writes OUTPUT/sboms/amem.cdx.json and OUTPUT/licenses/PACKAGE.txt
 
 It asks the build itself: ninja knows each header that was compiled in and each archive that was linked, dpkg knows whose they are, and
 Debian keeps each package's copyright file. So a library that somebody begins to use is listed without being named here.
@@ -24,6 +25,7 @@ this package, of the same version, is all of their source under the Apache Licen
 (pip install amem_nccl-*.tar.gz). The source of libelf is Debian's source package elfutils {version}; whoever gave you this package
 without one of the two has to give it to you when you ask.
 """}
+DPKG = "/var/lib/dpkg"
 COMMON = "/usr/share/common-licenses/"  # texts that a copyright file only names
 
 
@@ -35,25 +37,32 @@ def outside(path, build):
     return os.path.isabs(path) and not path.startswith(os.path.join(build, ""))
 
 
-def inputs(build, static):
+def inputs(build, static, compiler, sysroot):
     """Paths of headers and archives of others, and of the C++ library where that is linked in."""
     headers = {os.path.normpath(line.strip()) for line in lines_of("ninja", "-C", build, "-t", "deps") if line.startswith("    /")}
     commands = " ".join(lines_of("ninja", "-C", build, "-t", "commands", "in_wheel"))
     archives = {os.path.normpath(path) for path in re.findall(r"\S+\.a\b", commands) if outside(path, build)}
     if "-static-libstdc++" in commands:
-        archives.add(os.path.realpath(lines_of("c++", "-print-file-name=libstdc++.a")[0]))
-    return {path for path in headers if path.startswith("/usr/include/")} | {path for path in archives if not path.startswith(static)}
+        archives.add(os.path.realpath(lines_of(compiler, "-print-file-name=libstdc++.a")[0]))
+    return {path for path in headers if path.startswith(("/usr/include/", sysroot + "/usr/include/"))} | {path for path in archives if not path.startswith(static)}
 
 
-def owners(paths):
-    """The Debian packages that have these files. Their names in dpkg's list may be those of before /usr and / became one."""
+def owners(paths, root):
+    """The Debian packages that have these files, which are named as they are under `root`. Their names in dpkg's list may be those of before
+    /usr and / became one."""
     asked = sorted(paths | {path[len("/usr"):] for path in paths if path.startswith("/usr/lib/")})
-    said = subprocess.run(["dpkg-query", "-S", *asked], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False).stdout
+    said = subprocess.run(["dpkg-query", "--admindir=" + root + DPKG, "-S", *asked], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False).stdout
     found = dict(reversed(line.rsplit(": ", 1)) for line in said.splitlines() if not line.startswith("diversion"))
     ownerless = sorted(path for path in paths if path not in found and path[len("/usr"):] not in found)
     if ownerless:
-        sys.exit("linked_in: no package owns %s, so its licence is not known" % ", ".join(ownerless[:5]))
+        sys.exit("linked_in: no package owns %s, so its licence is not known" % ", ".join(root + path for path in ownerless[:5]))
     return {name.split(",")[0].split(":")[0] for name in found.values()}
+
+
+def of_package(package, root):
+    """(source package, its version) of an installed package."""
+    source, version = lines_of("dpkg-query", "--admindir=" + root + DPKG, "-W", "-f", "${source:Package} ${source:Version}\n", package)[0].split()
+    return source, version
 
 
 def built_here(static):
@@ -81,8 +90,8 @@ def notice(source, version, text):
     return ("\n" + "-" * 100 + "\n\n").join(parts)
 
 
-def component(source, version, package, folder):
-    with open("/usr/share/doc/%s/copyright" % package, encoding="utf-8") as file:
+def component(source, version, package, root, folder):
+    with open("%s/usr/share/doc/%s/copyright" % (root, package), encoding="utf-8") as file:
         text = file.read()
     with open(os.path.join(folder, source + ".txt"), "w", encoding="utf-8") as file:
         file.write(notice(source, version, text))
@@ -90,15 +99,19 @@ def component(source, version, package, folder):
             "licenses": [{"license": {"name": name}} for name in licences(text)]}
 
 
-def main(build, static, output, version):
+def main(build, static, output, version, compiler, sysroot=""):
     build, static = os.path.realpath(build), os.path.realpath(static)
+    sysroot = os.path.realpath(sysroot) if sysroot else ""  # what lies there is of its packages, and all else of this system's
     for folder in ("sboms", "licenses"):
         os.makedirs(os.path.join(output, folder), exist_ok=True)
-    rows = {row[0]: row for row in built_here(static)}
-    for package in sorted(owners(inputs(build, static))):
-        source, its_version = lines_of("dpkg-query", "-W", "-f", "${source:Package} ${source:Version}\n", package)[0].split()
-        if source not in NOT_IN_IT and source not in rows:
-            rows[source] = (source, its_version, package)
+    rows = {name: (name, its_version, package, sysroot) for name, its_version, package in built_here(static)}
+    used = inputs(build, static, compiler, sysroot)
+    there = {path for path in used if sysroot and path.startswith(sysroot + "/")}
+    for root, paths in (("", used - there), (sysroot, {path[len(sysroot):] for path in there})):
+        for package in sorted(owners(paths, root)) if paths else ():
+            source, its_version = of_package(package, root)
+            if source not in NOT_IN_IT and source not in rows:
+                rows[source] = (source, its_version, package, root)
     found = [component(*rows[source], os.path.join(output, "licenses")) for source in sorted(rows)]
     bom = {"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
            "metadata": {"component": {"type": "library", "bom-ref": "amem-nccl", "name": "amem-nccl", "version": version, "licenses": [{"license": {"id": "Apache-2.0"}}]}},
@@ -108,4 +121,4 @@ def main(build, static, output, version):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5])
+    main(*sys.argv[1:])

@@ -107,6 +107,20 @@ class Notices(unittest.TestCase):
                 with zipfile.ZipFile(folder + "/amem.whl") as archive:
                     self.assertEqual("the text of elfutils' licence" in check_wheel.missing_files(archive), refused)
 
+    @unittest.skipUnless(shutil.which("dpkg-query"), "this system has no dpkg")
+    def test_what_is_in_a_cross_compilers_file_system_is_of_its_packages(self):
+        with tempfile.TemporaryDirectory() as root:
+            os.makedirs(root + "/var/lib/dpkg/info")
+            with open(root + "/var/lib/dpkg/status", "w", encoding="utf-8") as file:
+                file.write("Package: libnowhere-dev\nSource: nowhere (1:2.0-1)\nVersion: 1:2.0-1+b3\nArchitecture: arm64\nMulti-Arch: same\nMaintainer: x\n"
+                           "Description: x\nStatus: install ok unpacked\n\n")
+            with open(root + "/var/lib/dpkg/info/libnowhere-dev.list", "w", encoding="utf-8") as file:
+                file.write("/.\n/usr\n/usr/include\n/usr/include/nowhere.h\n/lib/libnowhere.a\n")
+            self.assertEqual(linked_in.owners({"/usr/include/nowhere.h", "/usr/lib/libnowhere.a"}, root), {"libnowhere-dev"})
+            self.assertEqual(linked_in.of_package("libnowhere-dev", root), ("nowhere", "1:2.0-1"))
+            with self.assertRaisesRegex(SystemExit, root + "/usr/include/elsewhere.h"):
+                linked_in.owners({"/usr/include/elsewhere.h"}, root)
+
 
 @unittest.skipUnless(SDIST, "no source distribution was named")
 class Install(unittest.TestCase):

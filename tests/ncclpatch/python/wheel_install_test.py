@@ -14,7 +14,8 @@ import zipfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 WHEEL = os.path.abspath(sys.argv.pop(1))
-GOLDEN = os.path.join(HERE, "../../replay/golden/gpu/golden-out-of-memory-2gpus.amem")
+# Read with --force: an emulator takes more memory for a process than a pack should need.
+GOLDEN = os.path.abspath(os.path.join(HERE, "../../replay/golden/gpu/golden-out-of-memory-2gpus.amem"))
 C_INTERFACE = re.compile(r"^(nccl(Pause|Resume|MemStats|SetGroupID|GetGroupID|Comm(Suspend|Resume|MemStats|Init\w+|Grow)|GetUniqueId)|amem_\w+|dlsym|dlvsym)$")
 
 
@@ -42,7 +43,7 @@ class Wheel(unittest.TestCase):
         self.assertEqual(code, 0, out + err)
 
     def test_why_explains_a_golden_journal(self):
-        code, out, err = self.amem("why", os.path.abspath(GOLDEN))
+        code, out, err = self.amem("why", "--force", GOLDEN)
         self.assertIn("Resume 1 failed on rank 1", out, err)
         self.assertNotEqual(code, 0)
 
@@ -89,7 +90,8 @@ class Wheel(unittest.TestCase):
             notices = {os.path.basename(name)[:-len(".txt")]: wheel.read(name).decode() for name in names if "/licenses/" in name and name.endswith(".txt")}
         listed = {one["name"]: one for one in json.loads(text)["components"]}
         self.assertEqual(set(listed), set(notices))
-        for name, words in (("capnproto", "Sandstorm"), ("lmdb", "OpenLDAP"), ("spdlog", "MIT"), ("zlib", "Jean-loup Gailly"), ("elfutils", "link these programs with what you made"), ("gcc-12", "Runtime Library Exception")):
+        gcc = "gcc-12-cross" if "gcc-12-cross" in listed else "gcc-12"  # the same sources, as Debian compiles them for cross compilers
+        for name, words in (("capnproto", "Sandstorm"), ("lmdb", "OpenLDAP"), ("spdlog", "MIT"), ("zlib", "Jean-loup Gailly"), ("elfutils", "link these programs with what you made"), (gcc, "Runtime Library Exception")):
             self.assertIn(re.sub(r"\s", "", words).lower(), re.sub(r"\s", "", notices[name]).lower())
             self.assertRegex(listed[name]["version"], r"^\d")
         if importlib.util.find_spec("cyclonedx") is None:
@@ -156,7 +158,7 @@ class Wheel(unittest.TestCase):
             for name in ("libm.so.6", "libgcc_s.so.1"):
                 with open(os.path.join(here, name), "wb") as file:
                     file.write(b"not a library")  # the loader says so of one that it would have loaded
-            for arguments in (["why", os.path.abspath(GOLDEN)], ["demo"]):
+            for arguments in (["why", "--force", GOLDEN], ["demo"]):
                 code, out, err = self.amem(*arguments, here=here)
                 self.assertNotIn("file too short", err)
                 self.assertNotIn("invalid ELF header", err)

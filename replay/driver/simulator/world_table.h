@@ -22,7 +22,7 @@
 namespace amem {
 
 inline constexpr std::uint64_t kWorldMagic = 0x616d656d2d73696dULL;  // "amem-sim"
-inline constexpr std::uint64_t kWorldVersion = 3;
+inline constexpr std::uint64_t kWorldVersion = 4;
 
 struct WorldMember {
   std::int32_t pid;  // 0: free; written last when taken and first when left

@@ -60,8 +60,8 @@ class StoreSource final : public RecordSource {
     touched_.LetGo();
     return done;
   }
-  [[nodiscard]] Result<Extent> ExtentOf(Table table) const override {
-    Result<Extent> extent = Extent{};
+  [[nodiscard]] Result<KeyExtent> ExtentOf(Table table) const override {
+    Result<KeyExtent> extent = KeyExtent{};
     AMEM_TRY(store_->Read([&](const Store::Reading& reading) {
       extent = reading.ExtentOf(table);
       return extent.status();
@@ -101,10 +101,10 @@ class SalvagedSource final : public RecordSource {
     }
     return {};
   }
-  [[nodiscard]] Result<Extent> ExtentOf(Table table) const override {
+  [[nodiscard]] Result<KeyExtent> ExtentOf(Table table) const override {
     const auto& places = places_[static_cast<std::size_t>(table)];
-    if (places.empty()) return Extent{};
-    return Extent{places.size(), places.begin()->first, places.rbegin()->first};
+    if (places.empty()) return KeyExtent{};
+    return KeyExtent{places.size(), places.begin()->first, places.rbegin()->first};
   }
   [[nodiscard]] std::string Damage() const override { return damage_; }
 

@@ -19,7 +19,7 @@ class RecordSource {
   virtual ~RecordSource() = default;
   // As Store::Reading; each call sees the table as it is then.
   virtual Status Scan(Table table, std::uint64_t from, const Visitor& visit) const = 0;
-  [[nodiscard]] virtual Result<Extent> ExtentOf(Table table) const = 0;
+  [[nodiscard]] virtual Result<KeyExtent> ExtentOf(Table table) const = 0;
   // In words, when the file itself is damaged and this is what could be collected from it; else empty.
   [[nodiscard]] virtual std::string Damage() const { return {}; }
 };

@@ -289,18 +289,18 @@ Status Store::Reading::Scan(Table table, std::uint64_t from,
   return rc == MDB_NOTFOUND ? Status{} : TableFailure("scan", table, rc);
 }
 
-Result<Extent> Store::Reading::ExtentOf(Table table) const {
+Result<KeyExtent> Store::Reading::ExtentOf(Table table) const {
   MDB_stat stat{};
   Cursor cursor;
   const unsigned id = tables_[static_cast<std::size_t>(table)];
   int rc = mdb_stat(txn_, id, &stat);
   if (rc == 0) rc = cursor.Open(txn_, id);
-  Extent extent{stat.ms_entries, 0, 0};
+  KeyExtent extent{stat.ms_entries, 0, 0};
   MDB_val value{};
   if (rc == 0) rc = cursor.Get(*extent.first, value, MDB_FIRST);
   if (rc == 0) rc = cursor.Get(*extent.last, value, MDB_LAST);
-  if (rc == MDB_NOTFOUND) return Extent{};
-  return rc == 0 ? Result<Extent>(extent) : TableFailure("read", table, rc);
+  if (rc == MDB_NOTFOUND) return KeyExtent{};
+  return rc == 0 ? Result<KeyExtent>(extent) : TableFailure("read", table, rc);
 }
 
 Status Store::Writing::Append(Table table, std::uint64_t key, std::span<const std::byte> value) const {

@@ -23,7 +23,7 @@ enum class Table : std::size_t { kMeta = 0, kEvents = 1, kSnapshots = 2 };
 inline constexpr std::size_t kTables = 3;
 
 // What a table holds; its keys are not contiguous.
-struct Extent {
+struct KeyExtent {
   std::uint64_t records = 0;
   std::optional<std::uint64_t> first, last;  // keys
 };
@@ -39,7 +39,7 @@ class Store {
     // Calls `visit` for the entries with key >= `from` in order, until it returns false.
     Status Scan(Table table, std::uint64_t from,
                 const std::function<bool(std::uint64_t key, std::span<const std::byte> value)>& visit) const;
-    [[nodiscard]] Result<Extent> ExtentOf(Table table) const;
+    [[nodiscard]] Result<KeyExtent> ExtentOf(Table table) const;
 
    protected:
     MDB_txn* txn_;

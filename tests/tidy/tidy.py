@@ -15,6 +15,7 @@ from collections import Counter
 
 import functions
 import measures
+import one_definition
 import readmes
 
 # What each room may include beside itself: the one table of directions. The path of one fact goes from left to right and down;
@@ -266,7 +267,7 @@ def top_level_is_closed(tree):
 
 RULES = [include_directions, the_simulator_stays_out_of_the_library, statemachine_is_pure, cuda_stays_at_the_edge, headers_stay_light,
          headers_begin_with_their_contract, guests_behave, rooms_stay_small, nothing_is_left_over, top_level_is_closed,
-         readmes.every_path_in_a_readme_exists]
+         readmes.every_path_in_a_readme_exists, one_definition.a_type_has_one_definition]
 
 
 def findings(root):

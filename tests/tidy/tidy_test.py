@@ -90,6 +90,9 @@ BREACHES = {
                              long_function(60) + long_function(61), "void Open() {\n")]],
     "nothing_is_left_over": [("replay/cycle/c.cpp", "// TODO: later\n"), ("README.md", "FIXME\n"), ("run", "# XXX\n"),
                              ("run", "cd /" "work/x\n"), ("README.md", "see /home/me/x\n"), ("tests/x.py", "open('/" "root/x')\n")],
+    "a_type_has_one_definition": [[("journal/c.h", "// C.\n#pragma once\nnamespace amem {\nstruct Extent {\n  int a;\n};\n}\n"),
+                                   (path, text + "namespace amem {\nclass Extent final : public X {};\n}\n")]
+                                  for path, text in (("replay/driver/c.h", "// C.\n#pragma once\n"), ("replay/cycle/c.cpp", ""))],
     "top_level_is_closed": [("notes.txt", "x\n"), ("docs/x.md", "x\n")],
     "every_path_in_a_readme_exists": [readme(line) for line in (
         "[a](gone.h)", "[a](../statemachine/gone.md#x)", "![a](shot.png)", '<img src="shot.png">', "[a]: gone/b.h", "[a](#no-heading)",
@@ -106,6 +109,8 @@ HARMLESS = [("replay/cycle/c.cpp", text) for text in
              "struct Wide {\n" + "  int x = 1;\n" * 100 + "};\n", "const std::map<int, int> kTable = {\n" + "  {1, f(2)},\n" * 100 + "};\n",
              "enum class Many : std::uint8_t {\n" + "  kA,\n" * 100 + "};\n", "namespace a {\n" + "void F() { f(); }\n" * 100 + "}\n",
              "#ifdef A\nvoid F() {\n#else\nvoid F(int) {\n#endif\n}\n#define X(a) {\\\n  {\n")]
+HARMLESS += [(path, "namespace amem {\nnamespace {\nstruct Own {};\n}\nnamespace " + path.split("/")[1] + " {\nstruct Part {};\n}\nstruct Known;\n}\n")
+             for path in ("replay/job/c.cpp", "replay/cycle/d.cpp")]
 HARMLESS += [("ncclpatch/hook/c.cpp", '#include <dlfcn.h>\n#include "ncclpatch/amem.h"\n#include "statemachine/a.h"\n// the Simulator\n'),
              ("ncclpatch/patch/c.cpp", 'int main() { std::printf("%s", std::getenv("X")); }\n'),
              ("replay/rerun/c.cpp", '#include "replay/driver/simulator/simulator.h"\n#include "replay/peers/unix/socket.h"\n'),
@@ -147,7 +152,7 @@ class Planted(unittest.TestCase):
                 where = path
                 if rule == "top_level_is_closed":
                     where = path.split("/")[0]
-                elif len(files) > 1:
+                elif len(files) > 2:
                     where = os.path.dirname(path)
                 with self.subTest(rule=rule, path=path, text=text[:200]):
                     self.assertEqual({(f[0], f[1]) for f in self.found(*files)}, {(rule, where)})

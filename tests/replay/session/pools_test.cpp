@@ -569,6 +569,7 @@ TEST_F(InAHurry, a_resume_that_cannot_end_behind_a_stream_stays_where_it_is_and_
     if (by_a_pause) EXPECT_EQ(a.InUse(), 0U);
     EXPECT_TRUE(Resume(pool).ok());
     EXPECT_TRUE(Holds(memory, 4 * kMiB, 2)) << "what it wrote meanwhile";
+    a.simulator->SetHook({});
   }
 }
 

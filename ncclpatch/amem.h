@@ -85,9 +85,9 @@ AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
 #define AMEM_DISCARD 1  /* a pause forgets them; after the resume the memory may hold anything */
 
 #define AMEM_NO_WAIT 1u /* amem_pause, amem_resume: return at once; a failure comes at amem_wait */
-#define AMEM_ON_STREAM                                                                                  \
+#define AMEM_ON_STREAM                                                                                                        \
   2u /* amem_wait: see there; amem_pause: after what `stream` holds now (null: CUDA's default stream), and no other stream is \
-        waited for; copy engines copy what has changed, and all of it until a pause without this flag has loaded the kernels    \
+        waited for; copy engines copy what has changed, and all of it until a pause without this flag has loaded the kernels  \
         that know. Else the devices must become idle. */
 
 #define AMEM_IN_TIME 4u /* amem_resume: of "nccl", waits no longer than AMEM_TIMEOUT_MS for ranks that are still paused */
@@ -141,9 +141,9 @@ AMEM_EXPORT int amem_wait(const char* tag, unsigned flags, void* stream);
 AMEM_EXPORT int amem_safepoint(unsigned how);
 
 /* `how` is 0, or one of these, for interpreters, which must run their signal handlers. AMEM_BEGIN: a safe point that never
- * waits, and returns 7 (ncclInProgress) if something is asked. Then call it with AMEM_GO_ON until it returns something else; that
- * waits a tenth of a second at most, except for a pause or resume that is under way. AMEM_BEFORE_RESUME is no safe point: 7 while
- * a request from outside stands, which a resume would wait for. */
+ * waits, and returns 7 (ncclInProgress) if something is asked. Then call it with AMEM_GO_ON until it returns something else;
+ * that waits a tenth of a second at most, except for a pause or resume that is under way. AMEM_BEFORE_RESUME is no safe point:
+ * 7 while a request from outside stands, which a resume would wait for. */
 #define AMEM_BEGIN 1u
 #define AMEM_GO_ON 2u
 #define AMEM_BEFORE_RESUME 3u

@@ -61,8 +61,8 @@ struct Presence {
   std::string path, version, way, why;
 };
 std::vector<Presence> Survey();
-// From now on PatchAtLoad takes other libraries in, too: what each imports decides how. Imports of the driver's functions lead to
-// AMem's, where it has one (Caller::kOther), and so does an import of dlsym, by which CUDA runtimes, Python's ctypes and
+// From now on PatchAtLoad takes other libraries in, too: what each imports decides how. Imports of the driver's functions lead
+// to AMem's, where it has one (Caller::kOther), and so does an import of dlsym, by which CUDA runtimes, Python's ctypes and
 // NVSHMEM find the driver, unless the library was preloaded and so precedes libc's.
 void ReachOthers();
 // Whether other libraries look up the driver's functions through this one: by the dlsym that it exports, which is the first of

@@ -168,7 +168,7 @@ class Snippets(unittest.TestCase):
 
     def test_every_command_of_the_tree_that_is_shown_exists(self):
         usage = subprocess.run([TREE + "/run", "help"], stdout=subprocess.PIPE, text=True, check=True).stdout
-        commands = set(re.findall(r"^  ([a-z][a-z-]*)\b", usage, re.M))
+        commands = set(re.findall(r"^  ([a-z][a-z0-9-]*)\b", usage, re.M))
         found = 0
         for document in documents():
             with open(os.path.join(TREE, document), encoding="utf-8") as file:

@@ -47,7 +47,7 @@ class ScratchDirectory {
     fs::rename(directory, gone, ignored);
     std::ofstream{directory};
     for (int tries = 0; tries < 10 && fs::exists(gone, ignored); ++tries) fs::remove_all(gone, ignored);
-    fs::remove(directory, ignored);
+    fs::remove_all(directory, ignored);  // the file, or the directory if it could not be renamed
   }
 
  private:

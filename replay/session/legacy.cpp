@@ -137,13 +137,13 @@ Result<Extent> Session::PartOfTag(Address address) {
 }
 
 Result<std::array<std::byte, 64>> Session::ExportPart(Address address) {
-  AMEM_ASSIGN(const Extent whole, PartOfTag(address));
+  const auto gate = EnterCall();
   const LedgerLock lock(ledger_);
   for (const auto& [id, pool] : ledger_.state().pools) {
-    const auto* const part = FindIn(pool.parts, whole.address);
-    if (part != nullptr) return LegacyToken(whole.address, part->backing, part->offset);
+    const auto part = Containing(pool.parts, address);
+    if (part != pool.parts.end()) return LegacyToken(part->first, part->second.backing, part->second.offset);
   }
-  return NotOurs("IPC handle of", Hex(address), "it was just freed");
+  return NotOurs("IPC handle of", Hex(address), "no tag has memory there");
 }
 
 Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device, const Origin& origin,

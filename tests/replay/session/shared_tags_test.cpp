@@ -3,6 +3,8 @@
 
 #include <chrono>
 #include <future>
+#include <string>
+#include <utility>
 
 #include "tests/replay/session/pools_fixture.h"
 
@@ -11,15 +13,12 @@ namespace {
 
 using test::kChunk, test::kDevice, test::kMiB;
 
-class SharedTagsTest : public test::PoolsTest {
+// Two processes that share memory of a's tag.
+class SharersTest : public test::PoolsTest {
  protected:
-  // a's tensor under tag weights, which b has imported and mapped, as NCCL does for a window.
-  SharedTagsTest() : pool(Open("weights")), part(Take(pool, kMiB)), chunk(*a.session->Retain(AddressOf(part))) {
-    Fill(part, kMiB, 1);
-    theirs = b.Place(Pass(chunk), kChunk);
-  }
+  explicit SharersTest(std::string name) : tag(std::move(name)), pool(Open(tag)) {}
   Pools& of_b() const { return b.session->pools(); }
-  PoolId pool_of_b() const { return *of_b().Find("weights"); }
+  PoolId pool_of_b() const { return *of_b().Find(tag); }
 
   // Both call at once.
   std::pair<Status, Status> Both(CycleKind kind) const {
@@ -34,6 +33,18 @@ class SharedTagsTest : public test::PoolsTest {
     EXPECT_TRUE(first.ok()) << first.message();
     EXPECT_TRUE(second.ok()) << second.message();
   }
+
+  const std::string tag;
+  const PoolId pool;
+};
+
+class SharedTagsTest : public SharersTest {
+ protected:
+  // a's tensor under tag weights, which b has imported and mapped, as NCCL does for a window.
+  SharedTagsTest() : SharersTest("weights"), part(Take(pool, kMiB)), chunk(*a.session->Retain(AddressOf(part))) {
+    Fill(part, kMiB, 1);
+    theirs = b.Place(Pass(chunk), kChunk);
+  }
   // Each sees what the other writes.
   void SeeEachOther() const {
     EXPECT_TRUE(Holds(part, kMiB, 1));
@@ -44,7 +55,6 @@ class SharedTagsTest : public test::PoolsTest {
     EXPECT_TRUE(Holds(theirs, kMiB, 1));
   }
 
-  PoolId pool;
   std::byte* part;
   AllocationId chunk;
   std::byte* theirs = nullptr;
@@ -62,14 +72,12 @@ TEST_F(SharedTagsTest, what_another_process_has_imported_leaves_and_comes_back_w
 }
 
 // As a library that shares what it has of cudaMalloc by cudaIpc.
-class TagsByIpcTest : public test::PoolsTest {
+class TagsByIpcTest : public SharersTest {
  protected:
-  TagsByIpcTest() : pool(Open("libone_shot")), neighbour(Take(pool, kMiB)), part(Take(pool, kMiB)) {
+  TagsByIpcTest() : SharersTest("libone_shot"), neighbour(Take(pool, kMiB)), part(Take(pool, kMiB)) {
     Fill(neighbour, kMiB, 2);
     Fill(part, kMiB, 1);
   }
-  Pools& of_b() const { return b.session->pools(); }
-  PoolId pool_of_b() const { return *of_b().Find("libone_shot"); }
   std::byte* OpenAtB() const {
     const auto handle = a.session->ExportPart(AddressOf(part) + 4096);
     EXPECT_TRUE(handle.ok()) << handle.status().message();
@@ -77,22 +85,22 @@ class TagsByIpcTest : public test::PoolsTest {
     EXPECT_TRUE(opened.ok()) << opened.status().message();
     return reinterpret_cast<std::byte*>(opened.ok() ? opened->value : 0);
   }
-  std::pair<Status, Status> Both(CycleKind kind) const {
-    auto second = std::async(std::launch::async, [&] {
-      return kind == CycleKind::kPause ? of_b().Pause(pool_of_b(), {}) : of_b().Resume(pool_of_b(), {});
-    });
-    Status first = kind == CycleKind::kPause ? Pause(pool) : Resume(pool);
-    return {std::move(first), second.get()};
-  }
-  void BothSucceed(CycleKind kind) const {
-    const auto [first, second] = Both(kind);
-    ASSERT_TRUE(first.ok()) << first.message();
-    ASSERT_TRUE(second.ok()) << second.message();
-  }
 
-  PoolId pool;
   std::byte *neighbour, *part;
 };
+
+TEST_F(TagsByIpcTest, a_handle_is_not_made_in_the_middle_of_a_pause_of_nccl) {
+  a.Place(a.Create());
+  const auto saving = HoldAt("FinishCopies");
+  auto paused = std::async(std::launch::async, [&] { return a.session->Pause(); });
+  saving->AwaitReached();
+  auto handle = std::async(std::launch::async, [&] { return a.session->ExportPart(AddressOf(part)); });
+  EXPECT_EQ(handle.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout) << "as any other call waits";
+  saving->Open();
+  EXPECT_TRUE(paused.get().ok());
+  EXPECT_TRUE(handle.get().ok());
+  EXPECT_TRUE(a.session->Resume().ok());
+}
 
 TEST_F(TagsByIpcTest, a_part_is_shared_by_a_token_and_paused_together) {
   std::byte* const theirs = OpenAtB();

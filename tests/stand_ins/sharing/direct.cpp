@@ -1,18 +1,9 @@
 // What one_shot.cpp needs of a runtime, by functions of the driver that the loader binds.
-#include <cuda.h>
+#include "tests/stand_ins/sharing/runtime.h"
 
 namespace {
 CUdeviceptr At(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 }  // namespace
-
-extern "C" {
-int cudaMalloc(void** pointer, size_t bytes);
-int cudaFree(void* pointer);
-int cudaIpcGetMemHandle(CUipcMemHandle* handle, void* pointer);
-int cudaIpcOpenMemHandle(void** pointer, CUipcMemHandle handle, unsigned flags);
-int cudaIpcCloseMemHandle(void* pointer);
-int cudaGetDriverEntryPoint(const char* name, void** function, unsigned long long flags, int* found);
-}
 
 int cudaMalloc(void** pointer, size_t bytes) { return cuMemAlloc(reinterpret_cast<CUdeviceptr*>(pointer), bytes); }
 int cudaFree(void* pointer) { return cuMemFree(At(pointer)); }

@@ -11,14 +11,7 @@
 #include <cstdio>
 #include <cstring>
 
-extern "C" {
-int cudaMalloc(void** pointer, size_t bytes);
-int cudaFree(void* pointer);
-int cudaIpcGetMemHandle(CUipcMemHandle* handle, void* pointer);
-int cudaIpcOpenMemHandle(void** pointer, CUipcMemHandle handle, unsigned flags);
-int cudaIpcCloseMemHandle(void* pointer);
-int cudaGetDriverEntryPoint(const char* name, void** function, unsigned long long flags, int* found);
-}
+#include "tests/stand_ins/sharing/runtime.h"
 
 #define ONE_SHOT extern "C" __attribute__((visibility("default")))
 

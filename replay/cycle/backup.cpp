@@ -162,9 +162,8 @@ Status Backup::SaveOn(DeviceOrdinal device, std::span<const Item> items, Looking
 }
 
 Result<NonZero> Backup::Look(DeviceOrdinal device, std::span<const Item> items, Looking looking) {
-  if (supply_.key() == nullptr) return Unscanned(ExtentsOf(items), "getrandom gives no key");
   if (looking == Looking::kIdle || copier_.CanLook(device))
-    return copier_.FindNonZero(device, ExtentsOf(items), *supply_.key(), until_);
+    return copier_.FindNonZero(device, ExtentsOf(items), resting_ > 0 ? nullptr : supply_.key(), until_);
   return Unscanned(ExtentsOf(items), "loading kernels would wait for those of the program");
 }
 

@@ -36,8 +36,9 @@ struct BackupOptions {
   // back. Never, if it is above 1.
   double dense = 2;
   bool compare = false;  // also what the hash says is unchanged, byte by byte with the kept copy
-  // A copy that was of little use is not kept: pages that go to their places in it one by one travel more slowly than packed
-  // ones. After so many pauses it is tried again. 0: copies are kept always.
+  // A copy that is of little use is not kept: pages that go to their places in it one by one travel more slowly than packed
+  // ones, and hashing what is mostly zero takes longer than copying the rest. After so many pauses it is tried again. 0: copies
+  // are kept always.
   unsigned rest = 0;
 };
 
@@ -178,7 +179,7 @@ class Backup {
   std::map<Key, SavedItem> saved_;
   std::map<Key, SavedItem> kept_;   // of before; nothing is saved there any more
   bool had_copy_ = false;           // when what is saved was
-  unsigned resting_ = 0;            // pauses after which a copy is kept again
+  unsigned resting_ = 0;            // pauses after which a copy is kept again; until then nothing is hashed
   std::set<DeviceOrdinal> queued_;  // on which something is
   Contents contents_ = Contents::kNone;
   std::uint64_t began_ns_ = 0;  // the copies that are queued

@@ -123,6 +123,7 @@ Bytes Backup::RoomFor(std::span<const Wanted> wanted) {
 
 // If much of the kept rooms would lie idle between the others: host memory must not grow from cycle to cycle.
 bool Backup::FreesKept(std::span<const Item> items, std::span<const Wanted> wanted) {
+  if (kept_.empty()) return false;
   Bytes idle = 0;
   for (const Wanted& one : wanted) {
     if (one.unchanged || one.kept == nullptr) continue;
@@ -143,11 +144,13 @@ void Backup::FreeKept() {
   kept_.clear();
 }
 
-// Whether the copy is not worth keeping: less than a quarter of the last one was unchanged. One that others had to have back
-// says nothing about that.
+// Whether the copy is not worth keeping: the contents are mostly zero, or less than a quarter of the last copy was unchanged. One
+// that others had to have back says nothing about that.
 bool Backup::Rests() {
   const BackupStatistics last = Statistics();
-  if (had_copy_ && 4 * last.bytes_unchanged < last.bytes_saved + last.bytes_unchanged) resting_ = options_.rest;
+  const Bytes stored = last.bytes_saved + last.bytes_unchanged;
+  const bool mostly_zero = 8 * stored < last.bytes_total;
+  if (resting_ == 0 && (mostly_zero || (had_copy_ && 4 * last.bytes_unchanged < stored))) resting_ = options_.rest;
   return resting_ > 0 && resting_-- > 0;
 }
 

@@ -73,7 +73,7 @@ struct Extent {
 // extent may be part only.
 struct NonZero {
   std::vector<std::uint32_t> pages;  // of every unit, which of its pages have a byte that is not zero
-  std::vector<ContentHash> hashes;   // of every unit
+  std::vector<ContentHash> hashes;   // of every unit, if they were asked for
   std::string unscanned;             // not empty: why the contents were not looked at; there are no hashes, and all pages count
 };
 
@@ -123,8 +123,9 @@ class Copier {
   // nothing that is queued later waits for them: FinishCopies does, and gives back what they needed on the device. They work,
   // slower, where that cannot be had. The defaults use the calls above.
   //
-  // Looks at the extents after all copies and clears queued before, and hashes them; waits for the answer.
-  virtual Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key,
+  // Looks at the extents after all copies and clears queued before, and hashes them by `key`, unless it is null; waits for the
+  // answer.
+  virtual Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey* key,
                                       Deadline until) = 0;
   // Whether FindNonZero can look at once: it has loaded its kernels.
   [[nodiscard]] virtual bool CanLook(DeviceOrdinal device) = 0;

@@ -65,7 +65,7 @@ double Milliseconds(Copier& copier, const ContentKey& key, const std::vector<Ext
     const auto began = Clock::now();
     for (std::size_t first = 0; first < extents.size(); first += count) {
       const auto some = std::span(extents).subspan(first, std::min(count, extents.size() - first));
-      const NonZero found = Get(copier.FindNonZero(kGpu, some, key, Soon()), "look");
+      const NonZero found = Get(copier.FindNonZero(kGpu, some, &key, Soon()), "look");
       if (found.unscanned.empty()) continue;
       std::fprintf(stderr, "%s\n", found.unscanned.c_str());
       std::exit(1);
@@ -97,7 +97,7 @@ class Check {
   // Units that the kernel and its twin do not agree about, of the mirrored part cut in extents of that size.
   std::size_t Differing(const Memory& memory, const ContentKey& key, Bytes each) {
     const auto extents = Cut({memory.address, mirror_->size()}, each);
-    const NonZero found = Get(driver_.FindNonZero(kGpu, extents, key, Soon()), "look");
+    const NonZero found = Get(driver_.FindNonZero(kGpu, extents, &key, Soon()), "look");
     std::size_t unit = 0, differing = 0;
     for (const Extent& extent : extents) {
       for (Bytes done = 0; done < extent.bytes; done += kUnitBytes, ++unit) {
@@ -118,7 +118,7 @@ class Check {
     const Extent all{memory.address, mirror_->size()};
     const std::size_t units = all.bytes / kUnitBytes;
     Changes changes;
-    auto before = Get(driver_.FindNonZero(kGpu, std::span(&all, 1), key, Soon()), "look").hashes;
+    auto before = Get(driver_.FindNonZero(kGpu, std::span(&all, 1), &key, Soon()), "look").hashes;
     while (changes.made < wanted) {
       std::vector<bool> changed(units, false);
       for (int i = 0; i < 256; ++i) {
@@ -127,7 +127,7 @@ class Check {
         ChangeOne(memory, unit, other, changed);
       }
       Ok(driver_.FinishCopies(kGpu, Soon()), "finish");
-      const auto after = Get(driver_.FindNonZero(kGpu, std::span(&all, 1), key, Soon()), "look").hashes;
+      const auto after = Get(driver_.FindNonZero(kGpu, std::span(&all, 1), &key, Soon()), "look").hashes;
       for (std::size_t unit = 0; unit < units; ++unit) {
         changes.made += changed[unit] ? 1 : 0;
         changes.missed += changed[unit] && before[unit] == after[unit] ? 1 : 0;

@@ -224,7 +224,7 @@ Status CudaDriver::FinishCopies(DeviceOrdinal device, Deadline until) {
 
 bool CudaDriver::CanLook(DeviceOrdinal device) { return nonzero_->On(device).CanLook(); }
 
-Result<NonZero> CudaDriver::FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key,
+Result<NonZero> CudaDriver::FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey* key,
                                         Deadline until) {
   return nonzero_->On(device).FindNonZero(extents, key, until);
 }

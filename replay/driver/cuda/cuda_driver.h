@@ -65,7 +65,7 @@ class CudaDriver final : public Driver {
   Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) override;
   Status Clear(DeviceOrdinal device, Address address, Bytes bytes) override;
   Status FinishCopies(DeviceOrdinal device, Deadline until) override;
-  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key,
+  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey* key,
                               Deadline until) override;
   [[nodiscard]] bool CanLook(DeviceOrdinal device) override;
   Status Gather(DeviceOrdinal device, std::span<const Extent> extents) override;

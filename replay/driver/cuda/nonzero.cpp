@@ -66,42 +66,40 @@ bool CudaDriver::NonZeroCopier::Device::CanLook() {
   return tried_load_ && loaded_.ok();
 }
 
-Result<NonZero> CudaDriver::NonZeroCopier::Device::FindNonZero(std::span<const Extent> extents, const ContentKey& key,
+Result<NonZero> CudaDriver::NonZeroCopier::Device::FindNonZero(std::span<const Extent> extents, const ContentKey* key,
                                                                Deadline until) {
   AMEM_TRY(Multiples(extents));
   const MutexLock lock(mutex_);
   if (Status loaded = Load(); !loaded.ok()) return Unscanned(extents, loaded.message());
   if (parts_.to_host == Parts::Way::kStaged) OpenBuffer();
-  AMEM_TRY(UploadKey(key));
+  AMEM_TRY(PrepareLook(key));
   NonZero found;
   AMEM_TRY(InTables(extents, [&](std::span<const TableExtent> table, std::uint32_t units) {
     mutex_.AssertHeld();
-    return LookAtPart(table, units, found, until);
+    return LookAtPart(table, units, key != nullptr, found, until);
   }));
   return found;
 }
 
-// Once, unless there is another key.
-Status CudaDriver::NonZeroCopier::Device::UploadKey(const ContentKey& key) {
-  const bool first = scan_ == nullptr;
-  if (first) {
+// The key is uploaded once, unless there is another.
+Status CudaDriver::NonZeroCopier::Device::PrepareLook(const ContentKey* key) {
+  if (scan_ == nullptr) {
     auto pinned = driver_.AllocatePinned(kScanBytes);
     if (!pinned.ok()) return pinned.status().Within("pin host memory to look for contents");
     scan_ = *std::move(pinned);
   }
   std::byte* const kept = scan_->data() + kKeyAt;
-  if (!first && std::memcmp(kept, &key, sizeof key) == 0) return {};
-  std::memcpy(kept, &key, sizeof key);
+  if (key == nullptr || (has_key_ && std::memcmp(kept, key, sizeof *key) == 0)) return {};
+  std::memcpy(kept, key, sizeof *key);
   const InContext current(calls_, opened_.context);
   CUresult result = current.result();
-  if (result == CUDA_SUCCESS) result = calls_.copy_to_device(key_, kept, sizeof key, opened_.stream);
-  if (result == CUDA_SUCCESS) return {};
-  scan_.reset();
-  return Failure(result, "copy the key of hashes");
+  if (result == CUDA_SUCCESS) result = calls_.copy_to_device(key_, kept, sizeof *key, opened_.stream);
+  has_key_ = result == CUDA_SUCCESS;
+  return has_key_ ? Status{} : Failure(result, "copy the key of hashes");
 }
 
-Status CudaDriver::NonZeroCopier::Device::LookAtPart(std::span<const TableExtent> table, std::uint32_t units, NonZero& found,
-                                                     Deadline until) {
+Status CudaDriver::NonZeroCopier::Device::LookAtPart(std::span<const TableExtent> table, std::uint32_t units, bool hash,
+                                                     NonZero& found, Deadline until) {
   const Deadline began = Now();
   std::memcpy(scan_->data(), table.data(), table.size_bytes());
   const bool buffered = buffer_.slot != 0;
@@ -116,13 +114,13 @@ Status CudaDriver::NonZeroCopier::Device::LookAtPart(std::span<const TableExtent
   if (result == CUDA_SUCCESS && buffered) {
     result = calls_.copy_to_device(extents, scan_->data(), table.size_bytes(), opened_.stream);
   }
-  if (result == CUDA_SUCCESS) result = Launch(look_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
+  if (result == CUDA_SUCCESS) result = Launch(hash ? look_ : find_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
   if (result == CUDA_SUCCESS) result = core_->AwaitStream(until, opened_.stream);
   if (result != CUDA_SUCCESS) return Failure(result, "look for what is not zero", began);
   const auto* const pages = reinterpret_cast<const std::uint32_t*>(scan_->data() + kBitmapAt);
   const auto* const values = reinterpret_cast<const ContentHash*>(scan_->data() + kHashesAt);
   found.pages.insert(found.pages.end(), pages, pages + units);
-  found.hashes.insert(found.hashes.end(), values, values + units);
+  if (hash) found.hashes.insert(found.hashes.end(), values, values + units);
   return {};
 }
 

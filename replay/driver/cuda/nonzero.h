@@ -58,7 +58,7 @@ class CudaDriver::NonZeroCopier::Device {
   Device& operator=(const Device&) = delete;
 
   // As the methods of Driver.
-  Result<NonZero> FindNonZero(std::span<const Extent> extents, const ContentKey& key, Deadline until);
+  Result<NonZero> FindNonZero(std::span<const Extent> extents, const ContentKey* key, Deadline until);
   [[nodiscard]] bool CanLook();
   Status Move(std::span<const Extent> extents, bool gather);
   Status ClearAll(std::span<const Extent> extents);
@@ -94,8 +94,8 @@ class CudaDriver::NonZeroCopier::Device {
   Status FollowMain() REQUIRES(mutex_);
   CUresult CatchUp(Lane& lane) REQUIRES(mutex_);
   CUresult Launch(CUfunction kernel, CUstream stream, std::size_t blocks, void** arguments) const;
-  Status UploadKey(const ContentKey& key) REQUIRES(mutex_);
-  Status LookAtPart(std::span<const sparse::TableExtent> table, std::uint32_t units, NonZero& found, Deadline until)
+  Status PrepareLook(const ContentKey* key) REQUIRES(mutex_);
+  Status LookAtPart(std::span<const sparse::TableExtent> table, std::uint32_t units, bool hash, NonZero& found, Deadline until)
       REQUIRES(mutex_);
   Status ClearPart(std::span<const sparse::TableExtent> table, std::uint32_t units) REQUIRES(mutex_);
   Status MovePieces(std::span<const Extent> extents, bool gather, bool staged) REQUIRES(mutex_);
@@ -114,8 +114,9 @@ class CudaDriver::NonZeroCopier::Device {
   bool tried_ready_ GUARDED_BY(mutex_) = false, tried_load_ GUARDED_BY(mutex_) = false;
   Status ready_ GUARDED_BY(mutex_), loaded_ GUARDED_BY(mutex_);
   CUmodule module_ GUARDED_BY(mutex_) = nullptr;
-  CUfunction look_ GUARDED_BY(mutex_) = nullptr, copy_ GUARDED_BY(mutex_) = nullptr, clear_ GUARDED_BY(mutex_) = nullptr;
+  CUfunction find_ GUARDED_BY(mutex_) = nullptr, look_ GUARDED_BY(mutex_) = nullptr, copy_ GUARDED_BY(mutex_) = nullptr, clear_ GUARDED_BY(mutex_) = nullptr;
   CUdeviceptr key_ GUARDED_BY(mutex_) = 0;
+  bool has_key_ GUARDED_BY(mutex_) = false;
   CUevent main_event_ GUARDED_BY(mutex_) = nullptr;
   std::vector<Lane> lanes_ GUARDED_BY(mutex_);
   std::size_t next_lane_ GUARDED_BY(mutex_) = 0;

@@ -79,6 +79,7 @@ Status CudaDriver::NonZeroCopier::Device::LoadKernels() {
   std::size_t bytes = 0;
   result = calls_.module_global(&key_, &bytes, module_, "amem_sparse_key");
   if (result == CUDA_SUCCESS && bytes != sizeof(ContentKey)) result = CUDA_ERROR_INVALID_IMAGE;
+  if (result == CUDA_SUCCESS) result = calls_.module_function(&find_, module_, "amem_sparse_find");
   if (result == CUDA_SUCCESS) result = calls_.module_function(&look_, module_, "amem_sparse_look");
   if (result == CUDA_SUCCESS) result = calls_.module_function(&copy_, module_, "amem_sparse_copy");
   if (result == CUDA_SUCCESS) result = calls_.module_function(&clear_, module_, "amem_sparse_clear");

@@ -50,7 +50,7 @@ __device__ Part PartOf(const TableExtent* extents, unsigned count, unsigned unit
 
 }  // namespace
 
-// Written by the host before the first look.
+// Written by the host before the first look that hashes.
 extern "C" {
 __device__ ContentKey amem_sparse_key;
 }
@@ -88,8 +88,28 @@ __device__ unsigned FactorOf(unsigned lane) { return (lane & 8) + (lane & 4) + 2
 
 }  // namespace
 
-// Bit p of bitmap[u]: page p of unit u has a byte that is not zero. hashes[2 * u] and the next: the unit's hash
-// (content_hash.h). One warp a unit.
+// Bit p of bitmap[u]: page p of unit u has a byte that is not zero. One warp a unit.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    amem_sparse_find(const TableExtent* extents, unsigned count, unsigned units, unsigned* bitmap) {
+  const unsigned warps = gridDim.x * (kThreads / kWarp);
+  for (unsigned unit = (blockIdx.x * kThreads + threadIdx.x) / kWarp; unit < units; unit += warps) {
+    const Part part = PartOf(extents, count, unit);
+    const uint4* at = part.vectors + threadIdx.x % kWarp;
+    unsigned bits = 0;
+    for (unsigned page = 0; page < part.pages; ++page, at += kVectorsPerPage) {
+      uint4 v[kLoads];
+#pragma unroll
+      for (unsigned i = 0; i < kLoads; ++i) v[i] = __ldcs(at + i * kWarp);
+      unsigned any = 0;
+#pragma unroll
+      for (unsigned i = 0; i < kLoads; ++i) any |= v[i].x | v[i].y | v[i].z | v[i].w;
+      if (__any_sync(kAll, any != 0)) bits |= 1U << page;
+    }
+    if (threadIdx.x % kWarp == 0) bitmap[unit] = bits;
+  }
+}
+
+// The same, and hashes[2 * u] and the next: the unit's hash (content_hash.h).
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     amem_sparse_look(const TableExtent* extents, unsigned count, unsigned units, unsigned* bitmap, U64* hashes) {
   const unsigned lane = threadIdx.x % kWarp;

@@ -33,9 +33,11 @@ bool EachPage(int fd, Bytes from, Bytes bytes, const auto& saw) {
   return true;
 }
 
+constexpr ContentKey kNoKey{};
+
 }  // namespace
 
-Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key) {
+Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, const ContentKey* key) {
   const auto fail = Failing([&] { return "find what is not zero on device " + std::to_string(device.value); });
   AMEM_TRY(EnterOn(device, kFindNonZero, fail));
   OpenContext(device);
@@ -50,7 +52,7 @@ Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span
     if (!Multiple(extent)) return fail(cuda::kInvalidValue, "not a multiple of 4096" + where);
     const auto pieces = Resolve(device, {CopyKind::kLook, extent.address, nullptr, extent.bytes});
     if (!pieces.ok()) return fail(cuda::kInvalidValue, pieces.status().message() + where);
-    std::vector<UnitHasher> units(UnitsOf(extent.bytes), UnitHasher(key));
+    std::vector<UnitHasher> units(UnitsOf(extent.bytes), UnitHasher(key != nullptr ? *key : kNoKey));
     Bytes passed = 0;
     for (const Piece& piece : *pieces) {
       if (!options_.physical) break;  // all is zero
@@ -64,7 +66,7 @@ Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span
     }
     for (const UnitHasher& unit : units) {
       found.pages.push_back(unit.pages());
-      found.hashes.push_back(unit.hash());
+      if (key != nullptr) found.hashes.push_back(unit.hash());
     }
   }
   return found;

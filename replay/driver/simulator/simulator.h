@@ -135,7 +135,7 @@ class SimulatedLane : public Seam {
   Status FinishCopies(DeviceOrdinal device, Deadline until) override { return sim_.Finish(number_, device, until); }
   // All parts of one call are queued, or none. FindNonZero looks at memory as it is, so it refuses (401, ILLEGAL_STATE) while
   // something that writes to the device is queued.
-  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key, Deadline) override {
+  Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey* key, Deadline) override {
     return sim_.Look(number_, device, extents, key);
   }
   Status Gather(DeviceOrdinal device, std::span<const Extent> extents) override {
@@ -330,7 +330,7 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
   Status CopyOne(Call call, LaneNumber lane, DeviceOrdinal device, const Copy& copy);
   Status MoveAll(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents);
   Status Finish(LaneNumber lane, DeviceOrdinal device, Deadline until);
-  Result<NonZero> Look(LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, const ContentKey& key);
+  Result<NonZero> Look(LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, const ContentKey* key);
   Status OfStream(Call call, DeviceOrdinal device, std::optional<void*> stream = {});
   Status FollowIn(LaneNumber lane, DeviceOrdinal device, const StreamMoment& moment);
   Status LeadFrom(LaneNumber lane, DeviceOrdinal device, void* stream, Deadline until);

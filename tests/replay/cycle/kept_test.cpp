@@ -8,6 +8,7 @@
 #include <random>
 
 #include "tests/replay/cycle/contents.h"
+#include "tests/replay/cycle/plain_driver.h"
 
 namespace amem {
 namespace {
@@ -136,6 +137,38 @@ TEST_F(Kept, a_copy_of_little_use_rests_and_one_that_others_took_does_not) {
   EXPECT_EQ(KeepingCycle(backup), (Seen{7 * kUnit, kUnit, 0}));
   for (int i = 0; i < 2; ++i) EXPECT_EQ(KeepingCycle(backup), (Seen{8 * kUnit, 0, 0})) << "it rests";
   EXPECT_EQ(KeepingCycle(backup), (Seen{0, 8 * kUnit, 0}));
+}
+
+class CountsHashes : public test::PlainDriver {
+ public:
+  explicit CountsHashes(Simulator& sim) : PlainDriver(sim), looks_(sim) {}
+  Result<NonZero> FindNonZero(DeviceOrdinal d, std::span<const Extent> e, const ContentKey* key, Deadline until) override {
+    hashed += key != nullptr ? 1 : 0;
+    return looks_.FindNonZero(d, e, key, until);
+  }
+  int hashed = 0;
+
+ private:
+  Simulator& looks_;
+};
+
+// NCCL's contents: hashing all of them takes longer than copying the little that is not zero.
+TEST_F(Kept, what_is_mostly_zero_is_not_hashed_where_copies_may_rest) {
+  Fill(Add(16 * kUnit), 1, 0, 2 * kUnit);
+  Block& block = Add(kUnit);
+  CountsHashes driver(*sim_);
+  test::LoneBackup resting(driver, {.chunk = 256 * kKiB, .rest = 2}), keeping(*sim_, {.chunk = 256 * kKiB});
+  const Seen copied{2 * kUnit, 0, 15 * kUnit}, unchanged{0, 2 * kUnit, 15 * kUnit};
+  EXPECT_EQ(KeepingCycle(keeping), copied);
+  EXPECT_EQ(KeepingCycle(keeping), unchanged);
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(KeepingCycle(resting), copied);
+    EXPECT_EQ(driver.hashed, 1 + i / 2) << "every second time it is tried again";
+    EXPECT_EQ(resting.Statistics().kept_bytes, 0U);
+  }
+  Fill(block, 2);
+  EXPECT_EQ(KeepingCycle(resting), (Seen{3 * kUnit, 0, 14 * kUnit}));
+  EXPECT_EQ(KeepingCycle(resting), (Seen{0, 3 * kUnit, 14 * kUnit})) << "more than an eighth is not zero";
 }
 
 TEST_F(Kept, items_may_be_cut_otherwise_than_before) {

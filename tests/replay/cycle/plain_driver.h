@@ -40,7 +40,7 @@ class PlainDriver : public Driver {
   Status Clear(DeviceOrdinal d, Address a, Bytes b) override { return sim_.Clear(d, a, b); }
   std::optional<HostRoom> HostMemory() override { return sim_.HostMemory(); }
   Status FinishCopies(DeviceOrdinal d, Deadline u) override { return sim_.FinishCopies(d, u); }
-  Result<NonZero> FindNonZero(DeviceOrdinal, std::span<const Extent> e, const ContentKey&, Deadline) override {
+  Result<NonZero> FindNonZero(DeviceOrdinal, std::span<const Extent> e, const ContentKey*, Deadline) override {
     return Unscanned(e, "the plain driver does not look at contents");
   }
   bool CanLook(DeviceOrdinal) override { return true; }

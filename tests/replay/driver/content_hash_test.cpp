@@ -121,7 +121,7 @@ class Hash : public testing::Test {
     }
     return unit;
   }
-  // What the kernel says of all extents.
+  // What the kernels say of all extents: the one that hashes, and the one that does not.
   NonZero ByKernel(const ContentKey& key, const std::vector<std::vector<std::byte>*>& extents) {
     std::vector<sparse::TableExtent> table;
     std::uint32_t units = 0;
@@ -132,6 +132,7 @@ class Hash : public testing::Test {
     }
     amem_sparse_key = key;
     NonZero found{std::vector<std::uint32_t>(units), std::vector<ContentHash>(units), {}};
+    std::vector<std::uint32_t> pages(units);
     static_assert(sizeof(ContentHash) == 2 * sizeof(std::uint64_t));
     Warp one;
     warp = &one;
@@ -141,11 +142,14 @@ class Hash : public testing::Test {
         const auto count = static_cast<unsigned>(table.size());
         auto* const hashes = reinterpret_cast<unsigned long long*>(found.hashes.data());
         for (threadIdx.x = lane; threadIdx.x < sparse::kThreads;
-             threadIdx.x += kHashLanes)  // one warp of the block after the other
+             threadIdx.x += kHashLanes) {  // one warp of the block after the other
           amem_sparse_look(table.data(), count, units, found.pages.data(), hashes);
+          amem_sparse_find(table.data(), count, units, pages.data());
+        }
       });
     }
     for (std::thread& lane : lanes) lane.join();
+    EXPECT_EQ(pages, found.pages);
     return found;
   }
   // False: what was swapped was alike.

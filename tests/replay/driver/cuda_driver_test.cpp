@@ -486,7 +486,7 @@ TEST_P(Contract, lanes_copy_look_and_wait_apart_from_the_driver) {
   ASSERT_OK(lane->CopyToDevice(kGpu, block.address + page_, pattern->data(), page_));
   ASSERT_OK(lane->FinishCopies(kGpu, In(std::chrono::minutes(1))));
   const Extent all{block.address, block.bytes};
-  const auto found = lane->FindNonZero(kGpu, std::span(&all, 1), ContentKey{}, In(std::chrono::minutes(1)));
+  const auto found = lane->FindNonZero(kGpu, std::span(&all, 1), nullptr, In(std::chrono::minutes(1)));
   ASSERT_TRUE(found.ok()) << found.status().message();
   if (found->unscanned.empty()) {
     for (Bytes at = 0; at < block.bytes; at += kUnitBytes)
@@ -700,7 +700,7 @@ CUresult LookUpWithoutMulticast(const char* name, void** found, int version, cuu
 TEST(CudaDriver, without_multicast_objects_is_as_fast) {
   const auto driver = CudaDriver::Load([](const char*) { return reinterpret_cast<void*>(&LookUpWithoutMulticast); });
   ASSERT_TRUE(driver.ok()) << driver.status().message();
-  const auto found = (*driver)->FindNonZero(kGpu, {}, ContentKey{}, In(std::chrono::minutes(1)));
+  const auto found = (*driver)->FindNonZero(kGpu, {}, nullptr, In(std::chrono::minutes(1)));
   ASSERT_TRUE(found.ok()) << found.status().message();
   EXPECT_EQ(found->unscanned.find("the CUDA driver has no"), std::string::npos) << found->unscanned;
   EXPECT_FALSE((*driver)->CreateMulticast({}).ok());

@@ -519,7 +519,7 @@ TEST(SimulatedFaults, every_call_can_be_made_to_fail) {
       [&] { return sim->CopyToDevice(kGpu0, block.address, pinned->data(), kPage); },
       [&] { return sim->Clear(kGpu0, block.address, kPage); },
       [&] { return sim->FinishCopies(kGpu0, In(std::chrono::minutes(1))); },
-      [&] { return sim->FindNonZero(kGpu0, extents, ContentKey{}, In(std::chrono::minutes(1))).status(); },
+      [&] { return sim->FindNonZero(kGpu0, extents, nullptr, In(std::chrono::minutes(1))).status(); },
       [&] { return sim->Gather(kGpu0, extents); },
       [&] { return sim->Scatter(kGpu0, extents); },
       [&] { return sim->ClearAll(kGpu0, extents); },

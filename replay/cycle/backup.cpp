@@ -198,17 +198,17 @@ Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items, std:
   BackupStatistics sums;
   std::size_t next = 0;
   for (const Item& item : items) {
-    SavedItem saved{item.bytes, {}, device, true};
-    saved.units.reserve(UnitsOf(item.bytes));
-    for (Bytes done = 0; done < item.bytes; done += kUnitBytes, ++next) {
-      const Wanted& one = wanted[next];
-      Unit& unit = saved.units.emplace_back();
+    SavedItem saved{item.bytes, std::vector<Unit>(UnitsOf(item.bytes)), device, true};
+    Bytes done = 0;
+    for (Unit& unit : saved.units) {
+      const Bytes at = std::exchange(done, done + kUnitBytes);
       if (!hashes.empty()) unit = {hashes[next], 0, 0, true};
+      const Wanted& one = wanted[next++];
       if (one.pages != 0 || one.kept != nullptr) AMEM_TRY(MakeRoom(one, unit));
-      saved.whole = saved.whole && unit.stored == PagesOf(item.bytes - done);
+      saved.whole = saved.whole && unit.stored != 0 && unit.stored == PagesOf(item.bytes - at);
       if (unit.stored == 0) continue;
       const bool travels = !one.unchanged || one.travels;
-      if (travels) AMEM_TRY(QueueUnit(queue, item.address + done, unit, one.engine));
+      if (travels) AMEM_TRY(QueueUnit(queue, item.address + at, unit, one.engine));
       (travels ? sums.bytes_saved : sums.bytes_unchanged) += SizeOf(unit.stored);
     }
     sums.bytes_total += item.bytes;

@@ -77,11 +77,18 @@ std::vector<Backup::Wanted> Backup::WhatToSave(std::span<const Item> items, cons
   std::vector<Wanted> all;
   all.reserve(found.pages.size());
   for (const Item& item : items) {
-    const std::size_t first = all.size(), count = UnitsOf(item.bytes);
-    Bytes nonzero = 0;
-    for (const std::uint32_t pages : std::span(found.pages).subspan(first, count)) nonzero += SizeOf(pages);
-    const bool dense = nonzero > 0 && static_cast<double>(nonzero) >= options_.dense * static_cast<double>(item.bytes);
-    const bool engine = dense || looking == Looking::kBeside;
+    const std::size_t first = all.size();
+    const auto found_here = std::span(found.pages).subspan(first, UnitsOf(item.bytes));
+    bool engine = looking == Looking::kBeside;
+    if (!engine && options_.dense <= 1) {
+      Bytes nonzero = 0;
+      for (const std::uint32_t pages : found_here) nonzero += SizeOf(pages);
+      engine = nonzero > 0 && static_cast<double>(nonzero) >= options_.dense * static_cast<double>(item.bytes);
+    }
+    if (!engine && kept_.empty()) {
+      for (const std::uint32_t pages : found_here) all.push_back({pages});
+      continue;
+    }
     KeptOnes kept(kept_, item);
     for (Bytes done = 0; done < item.bytes; done += kUnitBytes) {
       Wanted one{found.pages[all.size()], kept.At(item.offset + done, std::min(item.bytes - done, kUnitBytes)), false, engine};
@@ -90,7 +97,7 @@ std::vector<Backup::Wanted> Backup::WhatToSave(std::span<const Item> items, cons
       if (engine) one.pages = PagesOf(item.bytes - done);
       all.push_back(one);
     }
-    Bridge(std::span(all).subspan(first));
+    if (engine) Bridge(std::span(all).subspan(first));
   }
   return all;
 }
@@ -144,8 +151,8 @@ void Backup::FreeKept() {
   kept_.clear();
 }
 
-// Whether the copy is not worth keeping: the contents are mostly zero, or less than a quarter of the last copy was unchanged. One
-// that others had to have back says nothing about that.
+// Whether the copy is not worth keeping: the contents are mostly zero, or less than a quarter of the last copy was unchanged.
+// One that others had to have back says nothing about that.
 bool Backup::Rests() {
   const BackupStatistics last = Statistics();
   const Bytes stored = last.bytes_saved + last.bytes_unchanged;

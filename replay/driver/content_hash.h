@@ -44,7 +44,11 @@ constexpr std::size_t UnitsOf(Bytes bytes) { return (bytes + kUnitBytes - 1) / k
 constexpr std::uint32_t PagesOf(Bytes left) {
   return left >= kUnitBytes ? ~std::uint32_t{0} : (std::uint32_t{1} << (left / kPageBytes)) - 1;
 }
-constexpr Bytes SizeOf(std::uint32_t pages) { return Bytes{kPageBytes} * static_cast<unsigned>(std::popcount(pages)); }
+constexpr Bytes SizeOf(
+    std::uint32_t pages) {  // mostly none or all; counting bits is a call where processors need not have an instruction
+  if (pages == 0 || pages == ~std::uint32_t{0}) return pages == 0 ? 0 : kUnitBytes;
+  return Bytes{kPageBytes} * static_cast<unsigned>(std::popcount(pages));
+}
 
 struct ContentHash {
   std::uint64_t first = 0, second = 0;

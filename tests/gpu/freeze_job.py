@@ -394,8 +394,9 @@ class Job:
             time.sleep(0.05)
 
     def tail(self):
+        """What the ranks said last, without what torchrun says of it."""
         with open(os.path.join(self.work, "log")) as file:
-            return file.read()[-1500:]
+            return file.read().split("torch.distributed.elastic.multiprocessing.errors")[0].split("Traceback (most recent call last):\n  File \"<frozen")[0][-1500:]
 
     def finish(self):
         open(os.path.join(self.work, "stop"), "w").close()

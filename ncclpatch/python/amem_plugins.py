@@ -75,7 +75,13 @@ def _vllm_worker_is_made(worker):
     if getattr(model, "sleep_mode_backend", None) == "amem" and getattr(model, "enable_sleep_mode", False):
         from amem.frameworks import vllm as adapter
 
-        adapter.install(nccl=not getattr(model, "enable_nccl_comm_suspend", False))
+        adapter.install(nccl=not getattr(model, "enable_nccl_comm_suspend", False) and not _in_a_trainers_process(worker))
+
+
+def _in_a_trainers_process(worker):
+    """Whether NCCL is used here by others than vLLM, who go on when it sleeps: a worker of vLLM's own makes its groups later."""
+    launched = getattr(worker.vllm_config.parallel_config, "distributed_executor_backend", None) == "external_launcher"
+    return launched or getattr(sys.modules.get("torch.distributed"), "is_initialized", bool)()
 
 
 def sglang():

@@ -67,10 +67,11 @@ class Vllm(OnTheFake):
         self.allocators = self.modules["vllm.device_allocator.cumem"].CuMemAllocator
         amem_plugins.vllm()
 
-    def worker(self, backend="amem", enable_nccl_comm_suspend=False):
+    def worker(self, backend="amem", enable_nccl_comm_suspend=False, executor="mp"):
         model = types.SimpleNamespace(sleep_mode_backend=backend, enable_sleep_mode=True, enable_cumem_allocator=True,
                                       enable_nccl_comm_suspend=enable_nccl_comm_suspend)
         config = mock.MagicMock(model_config=model)
+        config.parallel_config.distributed_executor_backend = executor
         return self.modules["vllm.v1.worker.gpu_worker"].Worker(config, 0, 0, "tcp://127.0.0.1:1")
 
     def loaded(self, **options):
@@ -159,6 +160,16 @@ class Vllm(OnTheFake):
         worker = self.loaded(enable_nccl_comm_suspend=True)
         worker.sleep(1)
         self.assertEqual(self.paused_and_resumed(), [("pause", "vllm.weights", "vllm.runtime", "vllm.kv_cache")])
+
+    def test_nccl_is_left_to_a_trainer_that_launched_vllm_in_its_process(self):
+        self.loaded(executor="external_launcher").sleep(2)
+        self.assertEqual((self.state("vllm.weights"), self.state("nccl")), ("paused", "resident"))
+
+    def test_nccl_is_left_to_a_program_that_used_it_before_vllm_came(self):
+        distributed = types.SimpleNamespace(is_initialized=lambda: True)
+        with mock.patch.dict(sys.modules, {"torch.distributed": distributed}):
+            self.loaded(executor="uni").sleep(2)
+        self.assertEqual((self.state("vllm.weights"), self.state("nccl")), ("paused", "resident"))
 
     def test_vllms_own_allocator_goes_on_when_it_was_there_first(self):
         own = self.allocators.instance = mock.Mock()

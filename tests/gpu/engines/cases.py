@@ -1,7 +1,8 @@
 """Part `engines` of run_gpu_tests: real inference engines that sleep and wake up, with AMem and with what else they can do it with.
 
-Each case is one run of vllm_job.py. AMem's is held against vLLM's own allocator, and against torch_memory_saver where that is installed, in the
-same run: at least as fast in every cell, the first sleep at least FIRST_TIMES as fast, less memory left wherever NCCL holds any."""
+Each case is one run of vllm_job.py, or of rl_loop.py. AMem's is held against vLLM's own allocator, and against torch_memory_saver where that is installed, in
+the same run: at least as fast in every cell, the first sleep at least FIRST_TIMES as fast, less memory left wherever NCCL holds any. Loops of
+reinforcement learning compute the same to the last bit."""
 import importlib.metadata
 import importlib.util
 import json
@@ -62,18 +63,22 @@ def environment_of(run, backend, ranks, one_gpu):
             "AMEM_LIBRARY": os.path.join(os.path.dirname(run.patched), "libamem_nccl.so"), **more}
 
 
-def one_case(run, gpus, name, backend, ranks, one_gpu):
-    """The report of one run of vllm_job.py, or None where it is not wanted, there was no time for it, or it wrote nothing."""
-    if run.options.tests and not any(text in name for text in run.options.tests.split(",")):
+def vllm_command(run, backend, ranks):
+    cycles = run.options.cycles if backend == "amem" else min(8, run.options.cycles)
+    failures = {1: "full", 2: "full,stopped,killed"}.get(ranks, "") if backend == "amem" else ""
+    return ["vllm_job.py", "--tp", str(ranks), "--cycles", str(cycles), "--failures", failures, "--tool", os.path.join(run.build, "bin", "amem-replay")]
+
+
+def one_case(run, gpus, name, backend, ranks, one_gpu, job):
+    """The report of one run of `job`, a script and its options, or None where it is not wanted, there was no time for it, or it wrote nothing."""
+    if run.options.tests and not any(text in name.replace(",", "") for text in run.options.tests.split(",")):
         return None
     if run.skip_for_time("engines", name, gpus, SECONDS[ranks] / 2):
         return None
     limit = min(SECONDS[ranks], run.left() - 12)
     file = os.path.join(run.scratch, "engines-%d.json" % len(run.steps))
-    cycles = run.options.cycles if backend == "amem" else min(8, run.options.cycles)
-    failures = ("full" if ranks == 1 else "full,stopped,killed") if backend == "amem" else ""
-    command = [run.options.python, os.path.join(HERE, "vllm_job.py"), "--backend", backend, "--tp", str(ranks), "--cycles", str(cycles),
-               "--failures", failures, "--time-limit", "%.0f" % (limit - 5), "--json", file, *(["--one-gpu"] if one_gpu else [])]
+    command = [run.options.python, os.path.join(HERE, job[0]), *job[1:], "--backend", backend, "--time-limit", "%.0f" % (limit - 5), "--json", file,
+               *(["--one-gpu"] if one_gpu else [])]
     run.new_journal()
     began = time.monotonic()
     code, _ = run.call(command, limit, environment_of(run, backend, ranks, one_gpu), echo=False)
@@ -82,11 +87,24 @@ def one_case(run, gpus, name, backend, ranks, one_gpu):
         with open(file, encoding="utf-8") as source:
             data = json.load(source)
     good = code == 0 and data is not None and data["ok"]
-    under_way = ", ".join(row["name"] for row in (data or {"steps": []})["steps"][-1:])
+    under_way = ", ".join(row["name"] for row in (data or {}).get("steps", [])[-1:] if "name" in row)
     reason = "" if good else (data or {}).get("error") or "ended with exit code %s in: %s" % (code, under_way or "nothing that it reported")
-    run.step("engines", name, gpus, "pass" if good else "FAIL", reason, time.monotonic() - began, data)
+    run.step("engines", name, gpus, "pass" if good else "FAIL", reason, time.monotonic() - began, {**data, "file": file} if data else None)
     print("\n".join(["", *table(run.steps)]), flush=True)
-    return data
+    return data and {**data, "file": file}
+
+
+def loops(run, gpus):
+    """A trainer and a vLLM that take turns in the same processes: with vLLM's own allocator, then with AMem."""
+    ranks, one_gpu = 2 if run.options.second or gpus >= 2 else 1, gpus < 2
+    for name, trainer in (("RL loop, FSDP2 and vLLM", "bare"), ("TRL's GRPOTrainer, vLLM colocated", "trl")):
+        if trainer == "trl" and not has(run.options.python, "trl"):
+            run.step("engines", name, gpus, "SKIPPED", "%s has no trl" % run.options.python)
+            continue
+        job = ["rl_loop.py", "--trainer", trainer, "--ranks", str(ranks)]
+        plain = one_case(run, gpus, name + ", cumem", "cumem", ranks, one_gpu, job)
+        if plain and plain["ok"]:
+            one_case(run, gpus, name + ", amem", "amem", ranks, one_gpu, [*job, "--same-as", plain["file"]])
 
 
 def part(run, gpus):
@@ -99,9 +117,10 @@ def part(run, gpus):
         for backends in (("cumem", "amem"), ("torch_memory_saver",) if has(run.options.python, "torch_memory_saver") else ()):
             for case in all_cases(gpus, run.options.second):
                 for backend in backends:
-                    found[case, backend] = one_case(run, gpus, "%s, %s" % (case[0], backend), backend, *case[1:])
+                    found[case, backend] = one_case(run, gpus, "%s, %s" % (case[0], backend), backend, *case[1:], vllm_command(run, backend, case[1]))
                 for rival in set(backends) - {"amem"}:
                     hold_against(run, gpus, case[0], found[case, "amem"], rival, found[case, rival])
+        loops(run, gpus)
     if not has(run.options.python, "sglang"):
         run.step("engines", "SGLang", gpus, "SKIPPED", "%s has no sglang" % run.options.python)
 
@@ -127,14 +146,19 @@ def slower(mine, theirs):
 
 def table(steps):
     """What each engine took, a line each; nothing where no case has come so far."""
-    rows = [step for step in steps if step["part"] == "engines" and (step["data"] or {}).get("summary")]
+    reports = [step for step in steps if step["part"] == "engines" and step["data"]]
+    rows = [step for step in reports if step["data"].get("summary")]
+    lines = ["%s: the same to the last bit as without AMem; %s" % (step["name"], step["data"]["steps"][-1] if step["data"].get("steps") else "")
+             for step in reports if step["data"].get("program") == "rl_loop" and step["data"]["backend"] == "amem" and step["outcome"] == "pass"]
     if not rows:
-        return []
+        return lines
     width = max(len(step["name"]) for step in rows)
-    lines = ["%-*s %s" % (width, "engines (ms; medians of five)", " ".join("%13s" % what for _, what in COLUMNS))]
+    lines += ["%-*s %s" % (width, "engines (ms; medians of five)", " ".join("%13s" % what for _, what in COLUMNS))]
     for step in rows:
         lines.append("%-*s %s" % (width, step["name"], " ".join("%13.0f" % step["data"]["summary"][key] for key, _ in COLUMNS)))
     for step in rows:
         for failure, text in (step["data"].get("messages") or {}).items():
             lines.append("%s, %s: %s" % (step["name"], failure, (text or "no message")[:600]))
+        for what in ("left", "phases"):
+            lines += ["%s, asleep: %s" % (step["name"], line) for line in ((step["data"].get("asleep") or {}).get(what) or "").splitlines()[:14]]
     return lines

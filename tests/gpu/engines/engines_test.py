@@ -7,9 +7,12 @@ import sys
 import tempfile
 import textwrap
 import time
+import types
 import unittest
+from unittest import mock
 
 import cases
+import rl_loop
 import vllm_job
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -165,6 +168,23 @@ class Reports(unittest.TestCase):
         self.assertIn("190", lines[1])
         self.assertEqual(lines[2], "vLLM, TP=1, amem, full: too little")
         self.assertEqual(cases.table(steps[1:]), [])
+
+    def test_loops_that_computed_something_else_are_told_by_what(self):
+        plain = {"losses": ["0x1p+0", "0x1p+1"], "norms": ["0x1p+0"], "tokens": ["aa"], "parameters": "bb"}
+        self.assertEqual(rl_loop.compared(plain, plain), [])
+        self.assertEqual(rl_loop.compared({**plain, "losses": ["0x1p+0", "0x1.8p+1"]}, plain), ["losses differ from those without AMem (1 of 2)"])
+        self.assertEqual(rl_loop.compared({**plain, "parameters": "cc"}, plain), ["parameters differ from those without AMem (1 of 1)"])
+        self.assertEqual(rl_loop.compared({**plain, "tokens": []}, plain), ["tokens differ from those without AMem (0 of 0)"])
+
+    def test_ranks_that_end_without_a_report_are_one_failure_and_those_that_hang_are_ended(self):
+        for code, within, word in (("import sys; sys.exit(3)", 20, "3"), ("import time; time.sleep(100)", 20, "-9")):
+            with mock.patch.object(sys, "argv", ["-c", code]), tempfile.TemporaryDirectory() as folder:
+                began = time.monotonic()
+                options = types.SimpleNamespace(time_limit=2, ranks=2, one_gpu=True, json=os.path.join(folder, "report"))
+                report = rl_loop.launch(options)
+            self.assertLess(time.monotonic() - began, within)
+            self.assertFalse(report["ok"])
+            self.assertIn(word, report["error"])
 
     def test_entry_points_are_those_of_the_package(self):
         import configparser

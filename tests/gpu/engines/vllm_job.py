@@ -6,8 +6,8 @@
 Its model is a Llama of this file's making with random weights, so that nothing is downloaded. Cycles are of sleep levels 1 and 2, woken up at once
 and by tag, at level 1 in both orders; at level 2 other weights are loaded by collective_rpc between. Greedy tokens are compared with those of the same weights before.
 --one-gpu has all ranks on the first GPU, for which NCCL must be of 2.30 or later. --failures: a wake-up into a full GPU and its second try, a rank that is
-stopped while the engine falls asleep, and one that is killed. Each step has a time limit and each process an alarm; the report is
-written after every step. Exit code 0: all well, 1: not, 2: refused (NCCL_NVLS_ENABLE is not 0).
+stopped while the engine falls asleep, and one that is killed. With --tool the report says whose the memory is that a sleep leaves, and what each
+phase of it took. Each step has a time limit and each process an alarm; the report is written after every step. Exit code 0: all well, 1: not, 2: refused (NCCL_NVLS_ENABLE is not 0).
 """
 import argparse
 import contextlib
@@ -27,6 +27,8 @@ MIB = 1 << 20
 ORDERS = ((1, ("weights", "kv_cache")), (1, ("kv_cache", "weights")), (2, ("weights", "kv_cache")))
 TIMED = 6  # cycles at level 1, woken up at once: the first, and those of which medians are taken
 PROMPTS = [{"prompt_token_ids": [(7 * prompt + 13 * place) % 997 + 3 for place in range(16)]} for prompt in range(4)]
+ENVIRONMENT = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+               "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
 # Takes all memory of a GPU but so many MiB until its standard input ends.
 FILLER = """
@@ -51,6 +53,7 @@ def arguments():
     parser.add_argument("--one-gpu", action="store_true", help="all ranks on the first GPU")
     parser.add_argument("--cycles", type=int, default=20)
     parser.add_argument("--failures", default="", help="of full, stopped, killed")
+    parser.add_argument("--tool", default="", help="amem-replay, which is asked while the engine sleeps")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--cache-mib", type=int, default=8192, help="KV cache of all ranks (default 8192)")
     parser.add_argument("--time-limit", type=int, default=240, help="seconds for everything")
@@ -127,10 +130,10 @@ def check(good, text):
         raise AssertionError(text)
 
 
-def model_folder(parent, layers):
+def model_folder(parent, layers, width=4096):
     """A Llama's configuration; vLLM makes its weights up (load_format dummy)."""
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 8192, "num_hidden_layers": layers,
-              "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": layers,
+              "num_attention_heads": width // 128, "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
               "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2}
     folder = os.path.join(parent, "model")
     os.makedirs(folder)
@@ -139,22 +142,28 @@ def model_folder(parent, layers):
     return folder
 
 
+def choose_backend(name):
+    """Of vLLM's sleep mode: 0.25.1 has the choice but no option for it."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    make = EngineArgs.create_model_config
+
+    def with_backend(engine_arguments):
+        config = make(engine_arguments)
+        config.sleep_mode_backend = name
+        return config
+
+    EngineArgs.create_model_config = with_backend
+
+
 class Engine:
     """vLLM, and what it said with each of two sets of weights."""
 
     def __init__(self, options, folder):
         import vllm
-        from vllm.engine.arg_utils import EngineArgs
 
         self.version = vllm.__version__
-        make = EngineArgs.create_model_config
-
-        def with_backend(engine_arguments):  # 0.25.1 has the choice of backends but no option for it
-            config = make(engine_arguments)
-            config.sleep_mode_backend = options.backend
-            return config
-
-        EngineArgs.create_model_config = with_backend
+        choose_backend(options.backend)
         more = {"distributed_executor_backend": "mp"} if options.tp > 1 else {}
         if options.one_gpu and options.tp > 1:
             more["worker_cls"] = "vllm_worker.SharedGpuWorker"
@@ -231,6 +240,19 @@ def cycles(engine, options, report, before):
             report.data["summary"] = {"first_sleep_ms": rows[0]["sleep_ms"], "sleep_ms": statistics.median(one["sleep_ms"] for one in later),
                                       "first_wake_ms": rows[0]["wake_ms"], "wake_ms": statistics.median(one["wake_ms"] for one in later),
                                       "left_mib": max(one["left_mib"] for one in later), "awake_mib": report.data["awake_mib"]}
+
+
+def asleep(engine, tool):
+    """While it sleeps: what AMem's tags hold and took, whose the memory is that is left, and what each phase took."""
+    engine.llm.sleep(1)
+    found = {"tags": engine.rpc("engines_memory")}
+    environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+    for name, command in (("left", ["top", "--gpu"]), ("phases", ["why", "--slow", "--last", "1"])) if tool else ():
+        ran = subprocess.run([tool, *command], env=environment, capture_output=True, text=True, timeout=30, check=False)
+        found[name] = ran.stdout + ran.stderr
+    engine.llm.wake_up()
+    engine.compare()
+    return found
 
 
 # ---- failures -------------------------------------------------------------------------------------------------------------------
@@ -339,7 +361,7 @@ def job(options, report):
         report.data["awake_mib"] = used_mib() - before
         cycles(engine, options, report, before)
         if options.backend == "amem":
-            report.data["memory"] = report.step("memory", lambda: engine.rpc("engines_memory"))
+            report.data["asleep"] = report.step("asleep", lambda: asleep(engine, options.tool))
         report.data["messages"] = {}
         for name in filter(None, options.failures.split(",")):
             text = report.step(name, lambda name=name: FAILURES[name](engine, [one["pid"] for one in workers]))
@@ -355,8 +377,7 @@ def main():
     os.environ["ENGINES_END"] = str(time.time() + options.time_limit)
     os.environ["PYTHONPATH"] = ":".join(filter(None, [HERE, os.environ.get("PYTHONPATH")]))
     sys.path.insert(0, HERE)
-    for name, value in {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
-                        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     signal.signal(signal.SIGALRM, out_of_time)
     report = Report(options)

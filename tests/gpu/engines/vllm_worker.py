@@ -1,6 +1,7 @@
 """What vllm_job.py has vLLM load in its own processes: an alarm, more calls of a worker, workers that share a GPU, and a rival's backend."""
 
 import contextlib
+import gc
 import importlib
 import os
 import signal
@@ -54,10 +55,23 @@ class Calls:
                 about["nccl_under_amem"] = frameworks.nccl_is_under_amem()
         return about
 
+    def engines_take(self, named):
+        """A weight update by a trainer in the same process: (name, tensor) as Hugging Face names them."""
+        self.model_runner.get_model().load_weights(named)
+
     def engines_memory(self):
-        """What AMem has under tags in this worker, in MiB."""
-        amem = importlib.import_module("amem")
-        return {row["tag"]: {"state": row["state"], "mib": row["bytes"] >> 20, "resident_mib": row["resident_bytes"] >> 20} for row in amem.memory()["tags"]}
+        """What AMem has under tags in this worker, in MiB, and what the last pause of each took, in ms; and what a sleep does before it."""
+        import torch
+
+        def timed(function):
+            began = time.monotonic()
+            function()
+            return round(1e3 * (time.monotonic() - began), 2)
+
+        amem, sizes = importlib.import_module("amem"), ("bytes", "resident_bytes", "saved_bytes", "unchanged_bytes", "zero_bytes", "pinned_bytes")
+        rows = {row["tag"]: {"state": row["state"], "last_pause_ms": row["last_pause_ms"], **{key.replace("bytes", "mib"): row.get(key, 0) >> 20 for key in sizes}}
+                for row in amem.memory()["tags"] if row["bytes"]}
+        return {**rows, "before": {"collect_ms": timed(gc.collect), "empty_cache_ms": timed(torch.cuda.empty_cache)}}
 
 
 def __getattr__(name):

@@ -146,6 +146,19 @@ class Job(unittest.TestCase):
 
 
 class Reports(unittest.TestCase):
+    def test_what_the_phases_of_the_last_pause_took_is_told_by_tag(self):
+        rows, time_ns = [{"kind": "pool-opened", "pool": 1, "pool_tag": "vllm.weights", "time_ns": 0}], 0
+        for scale in (1, 2):  # the second pause is the last one
+            for pool, phases in (({"pool": 1}, ("arrive", "save", "release")), ({}, ("arrive", "arrive", "all gone"))):
+                for number, phase in enumerate(phases):
+                    rows.append({"kind": "phase-begun", "phase": "pause: " + phase, "time_ns": time_ns, **pool})
+                    time_ns += scale * (number + 1) * 1_000_000
+                rows.append({"kind": "cycle-done", "cycle_kind": "pause", "time_ns": time_ns, **pool})
+            rows.append({"kind": "phase-begun", "phase": "resume: arrive", "time_ns": time_ns})
+            rows.append({"kind": "cycle-done", "cycle_kind": "resume", "time_ns": time_ns + 50_000_000})
+        text = "\n".join(json.dumps({"session": "08d6f962ac97bca0", **row}) for row in rows)
+        self.assertEqual(vllm_job.last_pauses(text), ["08d6 vllm.weights: arrive 2.0, save 4.0, release 6.0 ms", "08d6 nccl: arrive 6.0, all gone 6.0 ms"])
+
     def report(self, ranks=2, **summary):
         return {"ranks": ranks, "summary": {"first_sleep_ms": 200.0, "sleep_ms": 190.0, "first_wake_ms": 200.0, "wake_ms": 190.0, "left_mib": 900,
                                             "awake_mib": 9000, **summary}}

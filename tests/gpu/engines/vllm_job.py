@@ -242,14 +242,33 @@ def cycles(engine, options, report, before):
                                       "left_mib": max(one["left_mib"] for one in later), "awake_mib": report.data["awake_mib"]}
 
 
+def last_pauses(text):
+    """What each phase of the last pause took, a line for each tag of each process, from `amem log --json`."""
+    tags, pauses, under_way = {}, {}, {}
+    for row in map(json.loads, text.splitlines()):
+        session, pool = row["session"], row.get("pool", 0)
+        if row["kind"] == "pool-opened":
+            tags[session, pool] = row["pool_tag"]
+            continue
+        phase, began = under_way.pop((session, pool), (None, 0))
+        if phase:
+            pauses[session, pool][phase] = pauses[session, pool].get(phase, 0) + (row["time_ns"] - began) / 1e6
+        if row["kind"] == "phase-begun" and row["phase"].startswith("pause: "):
+            if row["phase"] == "pause: arrive" and phase != "arrive":
+                pauses[session, pool] = {}
+            under_way[session, pool] = row["phase"][7:], row["time_ns"]
+    return ["%s %s: %s ms" % (key[0][:4], tags.get(key, "nccl"), ", ".join("%s %.1f" % one for one in found.items())) for key, found in pauses.items()]
+
+
 def asleep(engine, tool):
     """While it sleeps: what AMem's tags hold and took, whose the memory is that is left, and what each phase took."""
     engine.llm.sleep(1)
     found = {"tags": engine.rpc("engines_memory")}
     environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
-    for name, command in (("left", ["top", "--gpu"]), ("phases", ["why", "--slow", "--last", "1"])) if tool else ():
-        ran = subprocess.run([tool, *command], env=environment, capture_output=True, text=True, timeout=30, check=False)
-        found[name] = ran.stdout + ran.stderr
+    for name, command in (("left", ["top", "--gpu"]), ("phases", ["log", "--json", *("--kind=" + kind for kind in ("phase-begun", "cycle-done", "pool-opened"))])):
+        if tool:
+            ran = subprocess.run([tool, *command], env=environment, capture_output=True, text=True, timeout=30, check=False)
+            found[name] = (last_pauses(ran.stdout) if name == "phases" else ran.stdout.splitlines()) if ran.returncode == 0 else [ran.stderr[-300:]]
     engine.llm.wake_up()
     engine.compare()
     return found

@@ -236,10 +236,10 @@ struct PointerAttribute : Named<"cuPointerGetAttribute"> {
 struct PointerAttributes : Named<"cuPointerGetAttributes"> {
   static CUresult Call(CUresult (*real)(unsigned, CUpointer_attribute*, void**, CUdeviceptr), unsigned count,
                        CUpointer_attribute* attributes, void** data, CUdeviceptr pointer) {
-    CUresult result = real(count, attributes, data, pointer);
-    const auto part = attributes == nullptr || data == nullptr ? Status{Code::kInvalid, ""} : PartAt(pointer);
-    for (unsigned i = 0; part && i < count; ++i)
-      if (Answer(*part, attributes[i], pointer, result == CUDA_SUCCESS, data[i])) result = CUDA_SUCCESS;
+    const CUresult result =
+        real(count, attributes, data, pointer);  // of memory that is not there it says nothing, and succeeds
+    const auto part = result != CUDA_SUCCESS ? Status{Code::kInvalid, ""} : PartAt(pointer);
+    for (unsigned i = 0; part && i < count; ++i) Answer(*part, attributes[i], pointer, true, data[i]);
     return result;
   }
 };

@@ -108,6 +108,18 @@ class Pauses:
         return json.loads(text.value)
 
 
+class Training(freeze_job.Training):
+    """As an ordinary job: no memory is registered with NCCL by hand."""
+
+    def make_registered(self):
+        self.registered = self.torch.zeros(1 << 22, device="cuda")
+
+    def end(self):
+        self.graph.reset()
+        self.graph = None
+        self.torch.cuda.synchronize()
+
+
 def rank_main(options):
     freeze_job.end_after(options.time_limit)
     import torch
@@ -125,7 +137,7 @@ def rank_main(options):
     pauses = Pauses(torch, meeting) if with_amem else None
     contexts = pauses.used_mib() if with_amem else 0
     meeting.gather("measured")
-    training = freeze_job.Training(torch, dist, options, rank, size)
+    training = Training(torch, dist, options, rank, size)
     tensors = freeze_job.Tensors(torch, options.gb * options.gpus / size, rank)
     rows = []
     with open(os.path.join(options.work, f"losses-{rank}"), "w", buffering=1) as losses:

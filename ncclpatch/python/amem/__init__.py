@@ -20,7 +20,6 @@ NCCL of the process, whether it is under AMem, and why not.
 """
 
 import importlib
-import os
 import sys
 import warnings
 from typing import Any, Dict, List, Tuple
@@ -114,5 +113,5 @@ if _library.nccl_is_loaded():
         warnings.warn(str(error), RuntimeWarning, stacklevel=2)
 if _library.is_there(_calls.lib):
     sys.addaudithook(_watch)
-    if os.environ.get("AMEM_SCOPE") == "all" and (_late := _tags.allocated_too_early()):
+    if _late := _tags.allocated_too_early():
         warnings.warn("AMEM_SCOPE=all came too late: " + _tags.too_late(_late), RuntimeWarning, stacklevel=2)

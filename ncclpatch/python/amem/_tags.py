@@ -4,6 +4,7 @@ import collections
 import contextlib
 import ctypes
 import logging
+import os
 import sys
 import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
@@ -60,7 +61,7 @@ def _rows() -> Dict[str, Dict[str, Any]]:
 def allocated_too_early() -> int:
     """Bytes that PyTorch's allocator has from the driver and AMem has not seen, with AMEM_SCOPE=all; 0 where PyTorch is not in use."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is None or not cuda.is_initialized():
+    if os.environ.get("AMEM_SCOPE") != "all" or cuda is None or not cuda.is_initialized():
         return 0
     said = memory()
     seen = sum(row.get("part_bytes", 0) for row in said["tags"]) + sum(one["bytes"] for one in said.get("left", {}).values())
@@ -118,7 +119,8 @@ def pause(*tags: str, wait: bool = True, stream: Any = None, process_group: Any 
 
     Returns Freed(bytes, tags, already, kept). With wait=False it says what had gone by then.
 
-    tags:    names of pools (see amem.pool), and "nccl"; none means "nccl". A tag that is paused already is left as it is.
+    tags:    names of pools (see amem.pool), and "nccl"; none means "nccl". A tag that is paused already is left as it is. With
+             AMEM_SCOPE=all "program" is all that this process has from cudaMalloc.
     wait:    whether to return only when the memory is given back. "nccl" is always waited for, and is collective: every rank that
              shares NCCL memory with this one pauses it too. Pools are not collective.
     stream:  a torch.cuda.Stream or its handle. Only its work is waited for. None: the pool's devices are waited for to be idle.

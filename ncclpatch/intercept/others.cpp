@@ -453,7 +453,7 @@ const replacements::Tables& WiderTables(LibraryScope scope) {
                                  ProgramReplacements(),
                                  left::Table()};
   constexpr std::size_t kOfAll = 2;  // the last tables
-  static const replacements::Tables of_all(all), of_shared(std::span(all).first<all.size() - kOfAll>());
+  static const replacements::Tables of_all(all), of_shared(all.data(), all.size() - kOfAll);
   return scope == LibraryScope::kAll ? of_all : of_shared;
 }
 

@@ -7,7 +7,7 @@
 namespace amem {
 namespace {
 
-constexpr Bytes kMostChunk = Bytes{1} << 30;
+constexpr Bytes kMostChunk = Bytes{1} << 30, kMostSpare = Bytes{256} << 20;
 
 Bytes UpTo(Bytes bytes, Bytes granularity) { return (bytes + granularity - 1) / granularity * granularity; }
 
@@ -53,7 +53,8 @@ std::optional<ChunkSpace::Given> ChunkSpace::Give(Address address) {
       RemoveFree(before);
     }
   }
-  const bool empty = bytes == chunk.bytes, spare = empty && keeps_spare_ && !spare_ && bytes <= kLeastChunk;
+  const Bytes most = std::clamp(held_ / 2, kLeastChunk, kMostSpare);
+  const bool empty = bytes == chunk.bytes, spare = empty && keeps_spare_ && !spare_ && bytes <= most;
   if (spare) spare_ = address;
   if (!empty || spare) {
     AddFree(address, bytes);

@@ -19,8 +19,8 @@ class ChunkSpace {
 
   static constexpr Bytes kLeastChunk = Bytes{32} << 20;  // for requests that share
 
-  // `keeps_spare`: one empty chunk of kLeastChunk stays, so that a program that allocates and frees again and again does not
-  // make a chunk each time.
+  // `keeps_spare`: one empty chunk stays, of at most half of what is held or of kLeastChunk, so that a program that allocates
+  // and frees again and again does not make a chunk each time.
   explicit ChunkSpace(bool keeps_spare = false) : keeps_spare_(keeps_spare) {}
 
   struct Chunk {

@@ -101,6 +101,7 @@ void Pools::Leave(PoolId id) {
 }
 
 Result<Address> Pools::Allocate(PoolId id, Bytes bytes, DeviceOrdinal device) {
+  context_.pinned.Busy();
   MutexLock lock(mutex_);
   Entry& pool = At(id);
   AMEM_TRY(AwaitUse(pool));
@@ -213,6 +214,7 @@ bool Pools::Idle(Late& late) const {
 }
 
 Status Pools::Free(Address address, std::optional<void*> stream) {
+  context_.pinned.Busy();
   MutexLock lock(mutex_);
   Late late{address, {}, stream.value_or(nullptr)};
   Entry* const pool = Holding(address, late.device);

@@ -29,7 +29,7 @@ TEST(ChunkSpace, the_smallest_free_place_that_fits_is_taken) {
 TEST(ChunkSpace, one_small_empty_chunk_is_a_spare_until_it_is_used_or_taken) {
   ChunkSpace space(true);
   const Address first = space.Add(ChunkOf(1, 32 * kMiB), kMiB), second = space.Add(ChunkOf(2, 32 * kMiB), 32 * kMiB),
-                large = space.Add(ChunkOf(3, 64 * kMiB), 64 * kMiB);
+                large = space.Add(ChunkOf(3, 512 * kMiB), 512 * kMiB);
   EXPECT_FALSE(space.TakeSpare());
   EXPECT_TRUE(space.Give(large)->emptied) << "too large to keep";
   EXPECT_FALSE(space.Give(first)->emptied);

@@ -128,7 +128,7 @@ Command PauseCommand() {
       "  amem pause                      the only living job of this user on this host\n"
       "  amem pause 4711 --deadline 300  the job of that process, or of that launcher\n"
       "  amem pause --tags               the program's tags too\n"
-      "  amem pause 4711 --all           the same of a job that `amem run --scope all` started: all its memory\n"
+      "  amem pause 4711 --all           the same; under AMEM_SCOPE=all that is all memory of the job\n"
       "  amem pause 4711 4712            ranks of which nothing else says that they belong together\n"
       "Programs call amem.safepoint() once a step; one without is asked at its next own pause. Exit code 3: it was asked and "
       "did not pause, and runs as before.\n",

@@ -171,6 +171,24 @@ TEST_F(Program, it_is_paused_and_comes_back_and_what_is_allocated_meanwhile_is_t
   EXPECT_EQ(free(kept), CUDA_SUCCESS);
 }
 
+TEST_F(Program, a_tag_of_its_own_is_paused_apart_and_is_no_memory_of_the_program) {
+  Pools& pools = session().pools();
+  const PoolId own = *pools.Open("own", PoolPolicy::kPreserve);
+  const Address tagged = *pools.Allocate(own, kBytes, DeviceOrdinal{0});
+  const CUdeviceptr memory = Take(kBytes);
+  EXPECT_EQ(Parts().size(), 1U);
+  ASSERT_TRUE(Pause().ok());
+  EXPECT_TRUE(session().TouchesPaused(Address{memory}, 1));
+  EXPECT_FALSE(session().TouchesPaused(tagged, 1));
+  ASSERT_TRUE(pools.Pause(own, {}).ok());
+  ASSERT_TRUE(Resume().ok());
+  EXPECT_FALSE(session().TouchesPaused(Address{memory}, 1));
+  EXPECT_TRUE(session().TouchesPaused(tagged, 1));
+  ASSERT_TRUE(pools.Resume(own, {}).ok());
+  EXPECT_EQ(free(tagged.value), CUDA_SUCCESS) << "cudaFree takes what is a tag's, whoever allocated it";
+  EXPECT_EQ(free(memory), CUDA_SUCCESS);
+}
+
 TEST_F(Program, free_memory_is_what_the_program_can_still_allocate) {
   const CUdeviceptr first = Take(512);
   const std::size_t before = FreeBytes();

@@ -267,24 +267,21 @@ struct EnablePeerAccess : Named<"cuCtxEnablePeerAccess"> {
   }
 };
 
-struct BeginCapture : Named<"cuStreamBeginCapture", "cuStreamBeginCapture_v2"> {
-  static CUresult Call(CUresult (*real)(CUstream, CUstreamCaptureMode), CUstream stream, CUstreamCaptureMode mode) {
-    Captures::Get().Begin(stream);
-    const CUresult result = real(stream, mode);
-    if (result != CUDA_SUCCESS) Captures::Get().End(stream);
-    return result;
-  }
-};
-struct BeginCaptureToGraph : Named<"cuStreamBeginCaptureToGraph"> {
-  using Function = CUresult(CUstream, CUgraph, const CUgraphNode*, const CUgraphEdgeData*, size_t, CUstreamCaptureMode);
+template <Text Name, Text Exported, class F>
+struct BeginsCapture : Named<Name, Exported> {
+  using Function = F;
   template <class... A>
-  static CUresult Call(Function* real, CUstream stream, A... arguments) {
+  static CUresult Call(F* real, CUstream stream, A... arguments) {
     Captures::Get().Begin(stream);
     const CUresult result = real(stream, arguments...);
     if (result != CUDA_SUCCESS) Captures::Get().End(stream);
     return result;
   }
 };
+using BeginCapture = BeginsCapture<"cuStreamBeginCapture", "cuStreamBeginCapture_v2", decltype(cuStreamBeginCapture)>;
+using BeginCaptureToGraph =
+    BeginsCapture<"cuStreamBeginCaptureToGraph", "cuStreamBeginCaptureToGraph",
+                  CUresult(CUstream, CUgraph, const CUgraphNode*, const CUgraphEdgeData*, size_t, CUstreamCaptureMode)>;
 struct EndCapture : Named<"cuStreamEndCapture"> {
   static CUresult Call(CUresult (*real)(CUstream, CUgraph*), CUstream stream, CUgraph* graph) {
     const CUresult result = real(stream, graph);

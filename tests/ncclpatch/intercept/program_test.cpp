@@ -31,6 +31,7 @@ class Program : public Intercepted {
     EXPECT_TRUE(Resume().ok());
     EXPECT_TRUE(Parts().empty());
     EXPECT_TRUE(Left().empty());
+    session().TrimPinned(0);  // ends the thread that pins
     Intercepted::TearDown();
   }
 

@@ -60,7 +60,8 @@ AMEM_EXPORT int amem_json(const char* what, char* buffer, size_t* length);
  * "kept_bytes","kept":{reason:bytes},"parts","devices":[ordinals],"pinned_bytes","last_pause_ms","last_resume_ms","failure"}]}.
  * Sizes in bytes: of chunks, as the driver gave them; "part_bytes" is what amem_alloc handed out, "pinned_bytes" the host
  * memory that holds contents of the tag now. Times are null where there was none. "nccl" and "user" (ncclMemAlloc) are tags as
- * well. Before memory was asked for: no tags, and a "reason". */
+ * well, and "left":{function:{"allocations","bytes"}} is what AMEM_SCOPE=all leaves to the driver. Before memory was asked for:
+ * no tags, and a "reason". */
 #define AMEM_MEMORY "memory"
 
 /* Unpins host memory that holds no contents, until at most `keep_bytes` are left. A pause pins what it needs and keeps it for
@@ -79,8 +80,8 @@ AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
  * a tag has the tag from then on, and a rank that cannot release it keeps it in place for all. Memory registered with a network
  * card stays in place and is reported (AMEM_MEMORY, kept_bytes).
  *
- * "nccl" is a tag too: what NCCL holds. With AMEM_ENABLE=0 amem_alloc hands out plain driver memory, and everything else does
- * nothing and returns 0. */
+ * "nccl" is a tag too: what NCCL holds; with AMEM_SCOPE=all "program": what everybody else has from cudaMalloc. With
+ * AMEM_ENABLE=0 amem_alloc hands out plain driver memory, and everything else does nothing and returns 0. */
 #define AMEM_PRESERVE 0 /* a pause saves the contents to pinned host memory, and a resume brings them back to the last bit */
 #define AMEM_DISCARD 1  /* a pause forgets them; after the resume the memory may hold anything */
 

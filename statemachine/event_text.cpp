@@ -313,7 +313,7 @@ std::string_view ToText(PoolPolicy policy) { return NameIn(policy, "preserve", "
 
 std::string_view ToText(OutsideKind kind) {
   return NameIn(kind, "cudaIpc export", "cudaIpc import", "cuMem handle export", "cuMem handle import", "multicast object",
-                "memory pool export", "memory pool import", "calls past AMem");
+                "memory pool export", "memory pool import", "calls past AMem", "left to the driver");
 }
 
 std::string_view ToText(KeepReason reason) {

@@ -138,7 +138,7 @@ constexpr Enumerators<PoolPolicy> EnumeratorsOf(PoolPolicy) { return {PoolPolicy
 std::string_view ToText(PoolPolicy policy);  // "preserve", "discard"
 
 // How another library of the process shares device memory with other processes past AMem. kUnseen: it may do so by calls that
-// AMem does not see.
+// AMem does not see. kLeft: private memory that AMEM_SCOPE=all does not take; the function that made it stands for the library.
 enum class OutsideKind : std::uint8_t {
   kIpcExport = 0,
   kIpcImport,
@@ -147,9 +147,10 @@ enum class OutsideKind : std::uint8_t {
   kMulticast,
   kPoolExport,
   kPoolImport,
-  kUnseen
+  kUnseen,
+  kLeft
 };
-constexpr Enumerators<OutsideKind> EnumeratorsOf(OutsideKind) { return {OutsideKind::kUnseen, "kind of sharing"}; }
+constexpr Enumerators<OutsideKind> EnumeratorsOf(OutsideKind) { return {OutsideKind::kLeft, "kind of sharing"}; }
 std::string_view ToText(OutsideKind kind);  // "cudaIpc export"
 
 struct AccessDescriptor {

@@ -269,11 +269,10 @@ Status Patch(const ElfImage& image) {
   if (!slot || LeadsHere(*slot.where) || finds_ours) return Status::Ok();
   if (HasLookedUpTheDriver(image, slot)) {
     known->too_late.push_back(FileName(image));
-    return {
-        Code::kRefused,
-        fmt::format("{} has looked up the driver's functions already, and what it shares is not seen: start the process with "
-                    "LD_PRELOAD=libamem_nccl.so",
-                    image.path())};
+    return {Code::kRefused,
+            fmt::format("{} has looked up the driver's functions already, and its calls are not seen: start the process with "
+                        "LD_PRELOAD=libamem_nccl.so",
+                        image.path())};
   }
   return image.Write(slot, reinterpret_cast<const void*>(&amem_dlsym_stub));
 }

@@ -22,16 +22,6 @@
 namespace amem::intercept {
 namespace {
 
-// By these a library begins to share.
-constexpr std::array kSharing = {"cuIpcGetMemHandle",
-                                 "cuIpcOpenMemHandle",
-                                 "cuIpcOpenMemHandle_v2",
-                                 "cuMemExportToShareableHandle",
-                                 "cuMemImportFromShareableHandle",
-                                 "cuMulticastCreate",
-                                 "cuMemPoolExportToShareableHandle",
-                                 "cuMemPoolImportFromShareableHandle"};
-
 std::uint64_t KeyOf(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 
 // The allocation that contains `pointer`.
@@ -79,6 +69,10 @@ class Others {
     Piece piece{CallingLibrary(), bytes};
     Change([&] { AddPiece({kind, key}, piece); });
   }
+  void AddLeft(const char* function, std::uint64_t key, Bytes bytes) {
+    Piece piece{function, bytes};
+    Change([&] { AddPiece({OutsideKind::kLeft, key}, piece); });
+  }
   void AddHandle(OutsideKind kind, std::uint64_t handle) {
     Piece piece{CallingLibrary()};
     Change([&] {
@@ -107,11 +101,13 @@ class Others {
   }
 
   // `uses`: at most so many; what was exported is shared no more after one free.
-  Taken Drop(OutsideKind kind, std::uint64_t key, std::int64_t uses = std::numeric_limits<std::int64_t>::max()) {
+  Taken Drop(std::initializer_list<OutsideKind> kinds, std::uint64_t key,
+             std::int64_t uses = std::numeric_limits<std::int64_t>::max()) {
     Taken taken;
     if (count_.load(std::memory_order_relaxed) == 0) return taken;
     Change([&] {
-      if (const auto at = pieces_.find({kind, key}); at != pieces_.end()) TakePiece(at, uses, taken);
+      for (const OutsideKind kind : kinds)
+        if (const auto at = pieces_.find({kind, key}); at != pieces_.end()) TakePiece(at, uses, taken);
     });
     return taken;
   }
@@ -160,7 +156,8 @@ class Others {
 
  private:
   using Who = std::pair<std::string, OutsideKind>;
-  static constexpr std::array kOfHandles = {OutsideKind::kHandleExport, OutsideKind::kHandleImport, OutsideKind::kMulticast};
+  static constexpr std::array kOfHandles = {OutsideKind::kHandleExport, OutsideKind::kHandleImport, OutsideKind::kMulticast,
+                                            OutsideKind::kLeft};
 
   // Before there is a session a process may fork and go on; later its children are inert.
   Others() {
@@ -184,7 +181,7 @@ class Others {
     sum.pieces += static_cast<std::uint64_t>(sign);
     sum.bytes += static_cast<std::uint64_t>(sign) * piece.second.bytes;
     if (sum.pieces == 0) sums_.erase(who);
-    changed_ = true;
+    changed_ = changed_ || who.second != OutsideKind::kLeft;  // which is told before pauses only, because it changes so often
   }
   void AddPiece(const Pieces::key_type& what, const Piece& piece) {
     const auto [at, fresh] = pieces_.try_emplace(what, piece);
@@ -273,7 +270,9 @@ struct IpcGet : Begins<IpcGet, decltype(cuIpcGetMemHandle), "cuIpcGetMemHandle">
   }
 };
 struct MemFree : Ends<MemFree, decltype(cuMemFree), "cuMemFree", "cuMemFree_v2"> {
-  static Others::Taken Take(Others& others, CUdeviceptr pointer) { return others.Drop(OutsideKind::kIpcExport, pointer); }
+  static Others::Taken Take(Others& others, CUdeviceptr pointer) {
+    return others.Drop({OutsideKind::kIpcExport, OutsideKind::kLeft}, pointer);
+  }
 };
 struct IpcOpen : Begins<IpcOpen, decltype(cuIpcOpenMemHandle), "cuIpcOpenMemHandle", "cuIpcOpenMemHandle_v2"> {
   static void Made(Others& others, const CUdeviceptr* pointer, const CUipcMemHandle&, unsigned) {
@@ -281,7 +280,7 @@ struct IpcOpen : Begins<IpcOpen, decltype(cuIpcOpenMemHandle), "cuIpcOpenMemHand
   }
 };
 struct IpcClose : Ends<IpcClose, decltype(cuIpcCloseMemHandle), "cuIpcCloseMemHandle"> {
-  static Others::Taken Take(Others& others, CUdeviceptr pointer) { return others.Drop(OutsideKind::kIpcImport, pointer, 1); }
+  static Others::Taken Take(Others& others, CUdeviceptr pointer) { return others.Drop({OutsideKind::kIpcImport}, pointer, 1); }
 };
 
 struct Export : Begins<Export, decltype(cuMemExportToShareableHandle), "cuMemExportToShareableHandle"> {
@@ -330,8 +329,7 @@ struct PoolImport : Begins<PoolImport, decltype(cuMemPoolImportFromShareableHand
 };
 struct PoolDestroy : Ends<PoolDestroy, decltype(cuMemPoolDestroy), "cuMemPoolDestroy"> {
   static Others::Taken Take(Others& others, CUmemoryPool pool) {
-    Others::Taken taken = others.Drop(OutsideKind::kPoolExport, KeyOf(pool));
-    return taken.pieces.empty() ? others.Drop(OutsideKind::kPoolImport, KeyOf(pool)) : taken;
+    return others.Drop({OutsideKind::kPoolExport, OutsideKind::kPoolImport}, KeyOf(pool));
   }
 };
 
@@ -341,21 +339,59 @@ std::span<const replacements::Replacement> Table() {
 }
 
 }  // namespace counted
-// With AMEM_SCOPE=shared: what a library that imports functions of cudaIpc gets from cudaMalloc is a tag's, which is called as
-// the library is. Its handles carry tokens, and who opens one has the memory under the same tag, so that all pause it together.
-// What is not under a tag is only counted.
-namespace shared {
+// With AMEM_SCOPE=all: private memory that is no tag's, by the function that made it.
+namespace left {
 
-// "libone_shot" of libone_shot.so.1; empty: the library shares nothing. Python's ctypes imports no function of CUDA's.
-std::string TagOfCaller() {
-  constexpr std::array kByRuntime = {"cudaIpcGetMemHandle", "cudaIpcOpenMemHandle"};
-  ElfImage image;
-  if (!CallingImage(&image)) return {};
-  const auto imports = [&](const char* function) { return static_cast<bool>(image.ImportSlot(function)); };
-  const std::string name = FileName(image), stem = name.substr(0, name.find('.'));
-  const bool shares = stem == "_ctypes" || std::ranges::any_of(kByRuntime, imports) || std::ranges::any_of(kSharing, imports);
-  return shares ? stem : std::string();
+struct Managed : Begins<Managed, decltype(cuMemAllocManaged), "cuMemAllocManaged"> {
+  static void Made(Others& others, const CUdeviceptr* pointer, size_t bytes, unsigned) {
+    others.AddLeft(kName, *pointer, bytes);
+  }
+};
+struct Async : Begins<Async, decltype(cuMemAllocAsync), "cuMemAllocAsync"> {
+  static void Made(Others& others, const CUdeviceptr* pointer, size_t bytes, CUstream) {
+    others.AddLeft(kName, *pointer, bytes);
+  }
+};
+struct FromPool : Begins<FromPool, decltype(cuMemAllocFromPoolAsync), "cuMemAllocFromPoolAsync"> {
+  static void Made(Others& others, const CUdeviceptr* pointer, size_t bytes, CUmemoryPool, CUstream) {
+    others.AddLeft(kName, *pointer, bytes);
+  }
+};
+struct FreeAsync : Ends<FreeAsync, decltype(cuMemFreeAsync), "cuMemFreeAsync"> {
+  static Others::Taken Take(Others& others, CUdeviceptr pointer, CUstream) {
+    return others.Drop({OutsideKind::kLeft}, pointer);
+  }
+};
+template <Text Name, Text Exported, class F>
+struct ArrayMade : Begins<ArrayMade<Name, Exported, F>, F, Name, Exported> {
+  static void Made(Others& others, const auto* array, const auto&...) { others.AddLeft(Name.data, KeyOf(*array), 0); }
+};
+template <Text Name, class F>
+struct ArrayGone : Ends<ArrayGone<Name, F>, F, Name> {
+  static Others::Taken Take(Others& others, const auto& array) { return others.Drop({OutsideKind::kLeft}, KeyOf(array)); }
+};
+struct Create : Begins<Create, decltype(cuMemCreate), "cuMemCreate"> {
+  static void Made(Others& others, const CUmemGenericAllocationHandle* handle, size_t bytes,
+                   const CUmemAllocationProp* properties, unsigned long long) {
+    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return;
+    others.Refer(*handle);
+    others.AddLeft(kName, *handle, bytes);
+  }
+};
+
+std::span<const replacements::Replacement> Table() {
+  return replacements::Table<Managed, Async, FromPool, FreeAsync, Create,
+                             ArrayMade<"cuArrayCreate", "cuArrayCreate_v2", decltype(cuArrayCreate)>,
+                             ArrayMade<"cuArray3DCreate", "cuArray3DCreate_v2", decltype(cuArray3DCreate)>,
+                             ArrayMade<"cuMipmappedArrayCreate", "cuMipmappedArrayCreate", decltype(cuMipmappedArrayCreate)>,
+                             ArrayGone<"cuArrayDestroy", decltype(cuArrayDestroy)>,
+                             ArrayGone<"cuMipmappedArrayDestroy", decltype(cuMipmappedArrayDestroy)>>();
 }
+
+}  // namespace left
+// With AMEM_SCOPE=shared or all: what is a tag's (program.cpp) has handles that carry tokens, and who opens one has the memory
+// under the same tag, so that all pause it together. What is not under a tag is only counted.
+namespace shared {
 
 // Null: there is none, and the driver answers.
 Session* TheSession() {
@@ -363,34 +399,6 @@ Session* TheSession() {
   return session ? *session : nullptr;
 }
 
-Result<Address> Allocate(size_t bytes) {
-  const std::string tag = TagOfCaller();
-  Session* const session = tag.empty() ? nullptr : TheSession();
-  if (session == nullptr) return Status{Code::kNotFound, "not a tag's"};
-  AMEM_ASSIGN(const auto device, Runtime::Get().CurrentDevice());
-  AMEM_ASSIGN(const auto pool, session->pools().Open(tag, PoolPolicy::kPreserve));
-  return session->pools().Allocate(pool, bytes, device);
-}
-
-struct MemAlloc : Named<"cuMemAlloc", "cuMemAlloc_v2"> {
-  static CUresult Call(CUresult (*real)(CUdeviceptr*, size_t), CUdeviceptr* address, size_t bytes) {
-    if (address == nullptr || bytes == 0) return real(address, bytes);
-    const auto allocated = Allocate(bytes);
-    if (!allocated) return real(address, bytes);  // a stock job never fails because a tag has no room, or is paused
-    *address = allocated->value;
-    return CUDA_SUCCESS;
-  }
-};
-struct MemFree : Named<"cuMemFree", "cuMemFree_v2"> {
-  static CUresult Call(CUresult (*real)(CUdeviceptr), CUdeviceptr address) {
-    Session* const session = Runtime::Get().started();
-    const bool ours = session != nullptr && session->PartOfTag(Address{address}).ok();
-    if (!ours) return counted::MemFree::Call(real, address);
-    // As the driver does, which waits for all that may use it; only the default stream is known here.
-    if (const auto wait = DriverFunction<decltype(cuCtxSynchronize)>("cuCtxSynchronize"); wait != nullptr) wait();
-    return ToDriver(kName, session->pools().Free(Address{address}, nullptr));
-  }
-};
 struct IpcGet : Named<"cuIpcGetMemHandle"> {
   static CUresult Call(CUresult (*real)(CUipcMemHandle*, CUdeviceptr), CUipcMemHandle* handle, CUdeviceptr address) {
     Session* const session = Runtime::Get().started();
@@ -428,34 +436,6 @@ struct IpcClose : Named<"cuIpcCloseMemHandle"> {
   }
 };
 
-// A part of a tag answers as memory of cudaMalloc does: its own range, and not its chunk's.
-struct AddressRange : Named<"cuMemGetAddressRange", "cuMemGetAddressRange_v2"> {
-  static CUresult Call(CUresult (*real)(CUdeviceptr*, size_t*, CUdeviceptr), CUdeviceptr* base, size_t* bytes,
-                       CUdeviceptr address) {
-    Session* const session = Runtime::Get().started();
-    const auto part = session == nullptr ? Status{Code::kNotFound, "no session"} : session->PartOfTag(Address{address});
-    if (!part) return real(base, bytes, address);
-    if (base != nullptr) *base = part->address.value;
-    if (bytes != nullptr) *bytes = part->bytes;
-    return CUDA_SUCCESS;
-  }
-};
-struct PointerAttribute : Named<"cuPointerGetAttribute"> {
-  static CUresult Call(CUresult (*real)(void*, CUpointer_attribute, CUdeviceptr), void* data, CUpointer_attribute attribute,
-                       CUdeviceptr address) {
-    const bool of_range = attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR || attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE;
-    Session* const session = of_range && data != nullptr ? Runtime::Get().started() : nullptr;
-    const auto part = session == nullptr ? Status{Code::kNotFound, "no session"} : session->PartOfTag(Address{address});
-    if (!part) return real(data, attribute, address);
-    if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE) {
-      *static_cast<size_t*>(data) = part->bytes;
-    } else {
-      *static_cast<CUdeviceptr*>(data) = part->address.value;
-    }
-    return CUDA_SUCCESS;
-  }
-};
-
 }  // namespace shared
 }  // namespace
 
@@ -465,15 +445,26 @@ const replacements::Tables& CountingTables() {
   return tables;
 }
 
-const replacements::Tables& SharingTables() {
-  static const std::array all = {replacements::Table<shared::MemAlloc, shared::MemFree, shared::IpcGet, shared::IpcOpen,
-                                                     shared::IpcClose, shared::AddressRange, shared::PointerAttribute>(),
-                                 GetProcAddressReplacements(replacements::Caller::kOther), counted::Table()};
-  static const replacements::Tables tables(all);
-  return tables;
+const replacements::Tables& WiderTables(LibraryScope scope) {
+  static const std::array all = {TaggedReplacements(),
+                                 replacements::Table<shared::IpcGet, shared::IpcOpen, shared::IpcClose>(),
+                                 GetProcAddressReplacements(replacements::Caller::kOther),
+                                 counted::Table(),
+                                 ProgramReplacements(),
+                                 left::Table()};
+  constexpr std::size_t kOfAll = 2;  // the last tables
+  static const replacements::Tables of_all(all), of_shared(all.data(), all.size() - kOfAll);
+  return scope == LibraryScope::kAll ? of_all : of_shared;
+}
+
+CUresult FreeCounted(CUresult (*real)(CUdeviceptr), CUdeviceptr address) { return counted::MemFree::Call(real, address); }
+
+void CountLeft(const char* function, std::uint64_t key, Bytes bytes) {
+  Quietly([&](Others& others) { others.AddLeft(function, key, bytes); });
 }
 
 void TellOfOthers(Session& session) {
+  OpenProgram(session);
   Others::Get().LookForThosePastAmem();
   Others::Get().Tell(session);
 }

@@ -1,20 +1,44 @@
-// What other libraries of the process share with other processes past AMem.
+// What other libraries of the process allocate, and share with other processes past AMem.
 #pragma once
 
+#include <cuda.h>
+
+#include <array>
 #include <span>
 
 #include "ncclpatch/hook/replacements.h"
+#include "ncclpatch/runtime/options.h"
 #include "replay/session/session.h"
 
 namespace amem::intercept {
 
 // For replacements::Install: what other libraries get with AMEM_SCOPE=nccl. All calls are made as they are, and counted.
 const replacements::Tables& CountingTables();
-// The same with AMEM_SCOPE=shared: memory that a library gets to share by cudaIpc is a tag's.
-const replacements::Tables& SharingTables();
+// The same with AMEM_SCOPE=shared: what a library that imports functions of cudaIpc gets from cudaMalloc is a tag's, which is
+// called as the library is. With AMEM_SCOPE=all everybody's is, under the tag `program`.
+const replacements::Tables& WiderTables(LibraryScope scope);
+void Widen(LibraryScope scope);  // installs them
 
 // Tells the session what other libraries share (SharedOutside), and which of them share by calls that AMem does not see. For
 // Runtime::TellOfOthers.
 void TellOfOthers(Session& session);
+
+// By these a library begins to share.
+inline constexpr std::array kSharing = {"cuIpcGetMemHandle",
+                                        "cuIpcOpenMemHandle",
+                                        "cuIpcOpenMemHandle_v2",
+                                        "cuMemExportToShareableHandle",
+                                        "cuMemImportFromShareableHandle",
+                                        "cuMulticastCreate",
+                                        "cuMemPoolExportToShareableHandle",
+                                        "cuMemPoolImportFromShareableHandle"};
+
+// program.cpp: memory of tags; with AMEM_SCOPE=all also the second table.
+std::span<const replacements::Replacement> TaggedReplacements();
+std::span<const replacements::Replacement> ProgramReplacements();
+void OpenProgram(Session& session);  // the tag, with AMEM_SCOPE=all
+// others.cpp: frees what is not a tag's; counts memory that AMEM_SCOPE=all does not take, by its address or handle.
+CUresult FreeCounted(CUresult (*real)(CUdeviceptr), CUdeviceptr address);
+void CountLeft(const char* function, std::uint64_t key, Bytes bytes);
 
 }  // namespace amem::intercept

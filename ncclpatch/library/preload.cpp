@@ -39,7 +39,7 @@ __attribute__((constructor)) void OnLoad() {
     replacements::Install(intercept::CountingTables(), replacements::Caller::kOther);
     Runtime::Get().AfterPauses(&intercept::TrimPools);
     Runtime::Get().TellOfOthers(&intercept::TellOfOthers);
-    Runtime::Get().InScopeShared([] { replacements::Install(intercept::SharingTables(), replacements::Caller::kOther); });
+    Runtime::Get().InWiderScope(&intercept::Widen);
     Runtime::Get().Load(kNames);
   } catch (const std::exception& error) {
     log::Error(fmt::format("loading: {}; AMem is off in this process", error.what()));

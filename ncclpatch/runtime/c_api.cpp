@@ -42,6 +42,7 @@ Status MemoryJson(std::string& json) {
   const nlohmann::json none{{"schema", 1},
                             {"tags", nlohmann::json::array()},
                             {"reason", off ? "AMem is switched off (AMEM_ENABLE=0)" : "no memory has been asked for yet"}};
+  if (session != nullptr) Runtime::Get().TellInWiderScope(*session);
   json = session == nullptr ? none.dump() : session->MemoryJson();
   return {};
 }

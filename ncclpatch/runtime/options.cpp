@@ -200,8 +200,9 @@ Result<Options> ParseOptions(const Lookup& get) {
   AMEM_TRY(ParseChoiceInto(get, "AMEM_VERIFY", {{"0", false}, {"1", true}}, options.compare));
   options.ranks_of_host = ParseRanksOfHost(get);
   AMEM_TRY(ParseChoiceInto(get, "AMEM_SUSPEND", {{"serve", Suspend::kServe}, {"native", Suspend::kNative}}, options.suspend));
-  AMEM_TRY(
-      ParseChoiceInto(get, "AMEM_SCOPE", {{"nccl", LibraryScope::kNccl}, {"shared", LibraryScope::kShared}}, options.scope));
+  AMEM_TRY(ParseChoiceInto(get, "AMEM_SCOPE",
+                           {{"nccl", LibraryScope::kNccl}, {"shared", LibraryScope::kShared}, {"all", LibraryScope::kAll}},
+                           options.scope));
   if (const char* command = get("AMEM_ON_FAILURE")) options.on_failure = command;
   if (const char* replay = get("AMEM_REPLAY")) options.replay = replay;
   const std::filesystem::path home = fmt::format("/tmp/amem-{}", getuid());

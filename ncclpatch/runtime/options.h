@@ -16,14 +16,14 @@ namespace amem {
 enum class Suspend : std::uint8_t { kServe, kNative };
 
 // Which libraries' calls of the driver AMem sees. kNccl: libnccl's import tables are written, and no other's.
-enum class LibraryScope : std::uint8_t { kNccl, kShared };
+enum class LibraryScope : std::uint8_t { kNccl, kShared, kAll };
 
 struct Options : SessionOptions {
   bool enable = true;                        // AMEM_ENABLE=0|1
   std::int64_t group = 0;                    // AMEM_GROUPID
   std::int32_t rank = -1;                    // RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK; for messages only
   Suspend suspend = Suspend::kServe;         // AMEM_SUSPEND=serve|native
-  LibraryScope scope = LibraryScope::kNccl;  // AMEM_SCOPE=nccl|shared
+  LibraryScope scope = LibraryScope::kNccl;  // AMEM_SCOPE=nccl|shared|all
   // AMEM_JOURNAL_DIR (default /tmp/amem-UID/journal), AMEM_JOURNAL_KEEP
   JournalOptions journal;
   std::filesystem::path socket_directory;  // AMEM_SOCKET_DIR (default /tmp/amem-UID/sockets); best the same for all ranks

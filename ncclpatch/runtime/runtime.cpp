@@ -142,8 +142,8 @@ void Runtime::Load(std::span<const char* const> doorbells) {
     hook::SetReport(&Report);
     ShowNames(doorbells);
     hook::Enable();
-    if (options_.scope == LibraryScope::kShared) {
-      if (scope_shared_ != nullptr) scope_shared_();
+    if (options_.scope != LibraryScope::kNccl) {
+      if (wider_scope_ != nullptr) wider_scope_(options_.scope);
       hook::ReachOthers();
     }
     hook::PatchAtLoad();

@@ -75,9 +75,13 @@ class Runtime {
   void AfterPauses(AfterPause call) { after_pause_.store(call, std::memory_order_release); }
   // Called when the session has started and before each pause, to tell it what other libraries share.
   void TellOfOthers(AfterPause call) { others_.store(call, std::memory_order_release); }
-  // Called by Load() with AMEM_SCOPE=shared, before other libraries are taken in.
-  using ShareScope = void (*)();
-  void InScopeShared(ShareScope call) { scope_shared_ = call; }
+  // The same now, if AMEM_SCOPE is wider than `nccl`: for a look at memory, and a pause of tags.
+  void TellInWiderScope(Session& session) {
+    if (options_.scope != LibraryScope::kNccl) NoteOthers(session);
+  }
+  // Called by Load() with AMEM_SCOPE=shared or all, before other libraries are taken in.
+  using WiderScope = void (*)(LibraryScope scope);
+  void InWiderScope(WiderScope call) { wider_scope_ = call; }
 
   Status SetGroup(std::int64_t group);
   Result<std::int64_t> Group();
@@ -98,7 +102,7 @@ class Runtime {
   static void InChild();
 
   std::once_flag loaded_;
-  ShareScope scope_shared_ = nullptr;
+  WiderScope wider_scope_ = nullptr;
   Options options_;
   OnFailure on_failure_;
   Status settings_;  // of reading the environment

@@ -29,6 +29,7 @@ Status CycleOf(Session& session, const Named& tag, const Asked& asked) {
   const bool pausing = asked.kind == CycleKind::kPause;
   if (!tag.pool)
     return Runtime::Get().RunCycle(asked.kind, asked.patient).Within(pausing ? "pause of tag nccl" : "resume of tag nccl");
+  if (pausing) Runtime::Get().TellInWiderScope(session);
   if (pausing) return session.pools().Pause(tag.pool, {.wait = asked.wait, .after = asked.after});
   return session.pools().Resume(tag.pool, {.wait = asked.wait, .priority = asked.priority, .patient = asked.patient});
 }

@@ -83,6 +83,7 @@ void FindSharedOutside(const RankProcess& process, const State& state, std::vect
   std::vector<std::string> shares;
   for (const auto& [what, share] : state.outside) {
     const auto& [library, kind] = what;
+    if (kind == OutsideKind::kLeft) continue;
     if (kind != OutsideKind::kUnseen) {
       shares.push_back(fmt::format("{} by {} ({} in {} piece{})", ToText(kind), library, RoundedUpBytes(share.bytes),
                                    share.pieces, share.pieces == 1 ? "" : "s"));

@@ -7,7 +7,7 @@
 namespace amem {
 namespace {
 
-constexpr Bytes kMostChunk = Bytes{1} << 30;
+constexpr Bytes kMostChunk = Bytes{1} << 30, kMostSpare = Bytes{256} << 20;
 
 Bytes UpTo(Bytes bytes, Bytes granularity) { return (bytes + granularity - 1) / granularity * granularity; }
 
@@ -27,6 +27,7 @@ void ChunkSpace::TakeAt(Address address, Bytes room, Bytes bytes) {
   if (room > bytes) AddFree(address + bytes, room - bytes);
   parts_.emplace(address, bytes);
   taken_ += bytes;
+  if (spare_ == address) spare_.reset();
 }
 
 std::optional<ChunkSpace::Given> ChunkSpace::Give(Address address) {
@@ -52,14 +53,27 @@ std::optional<ChunkSpace::Given> ChunkSpace::Give(Address address) {
       RemoveFree(before);
     }
   }
-  if (bytes < chunk.bytes) {
+  const Bytes most = std::clamp(held_ / 2, kLeastChunk, kMostSpare);
+  const bool empty = bytes == chunk.bytes, spare = empty && keeps_spare_ && !spare_ && bytes <= most;
+  if (spare) spare_ = address;
+  if (!empty || spare) {
     AddFree(address, bytes);
-    return given;
+  } else {
+    given.emptied = Forget(chunk.address);
   }
-  chunks_.erase(chunk.address);
-  held_ -= chunk.bytes;
-  given.emptied = chunk;
   return given;
+}
+
+std::optional<ChunkSpace::Chunk> ChunkSpace::TakeSpare() {
+  if (!spare_) return std::nullopt;
+  RemoveFree(free_.find(*spare_));
+  return Forget(*std::exchange(spare_, std::nullopt));
+}
+
+ChunkSpace::Chunk ChunkSpace::Forget(Address address) {
+  const Chunk chunk = chunks_.extract(address).mapped();
+  held_ -= chunk.bytes;
+  return chunk;
 }
 
 std::optional<Bytes> ChunkSpace::ChunkFor(Bytes bytes, Bytes granularity, std::size_t attempt) const {

@@ -127,11 +127,11 @@ Result<std::array<std::byte, 64>> Session::LegacyToken(Address address, Allocati
   return Encode(Token{peers_->Self().session, backing, secret, offset});
 }
 
-Result<Extent> Session::PartOfTag(Address address) {
+Result<Session::TagPart> Session::PartOfTag(Address address) {
   const LedgerLock lock(ledger_);
   for (const auto& [id, pool] : ledger_.state().pools) {
     const auto part = Containing(pool.parts, address);
-    if (part != pool.parts.end()) return Extent{part->first, part->second.bytes};
+    if (part != pool.parts.end()) return TagPart{part->first, part->second.bytes, part->second.device};
   }
   return NotOurs("a tag's memory at", Hex(address), "there is none");
 }

@@ -26,14 +26,14 @@ Pools::~Pools() {
   for (auto& [kind, worker] : workers_) worker.join();
 }
 
-Result<PoolId> Pools::Open(const std::string& tag, PoolPolicy policy) {
+Result<PoolId> Pools::Open(const std::string& tag, PoolPolicy policy, bool keeps_spare) {
   if (tag.empty() || tag == "nccl" || tag == "user")
     return Status{Code::kInvalid, tag.empty() ? "the tag of a pool is empty" : "tag " + tag + " is AMem's own; take another"};
   constexpr std::size_t kLongest = 1000;  // it travels in messages of bounded size
   if (tag.size() > kLongest) return Status{Code::kInvalid, fmt::format("a tag of a pool has at most {} bytes", kLongest)};
   const MutexLock lock(mutex_);
   Entry* const known = Named(tag);
-  if (known == nullptr) return OpenNew(tag, policy, false);
+  if (known == nullptr) return OpenNew(tag, policy, false, keeps_spare);
   if (known->policy != policy && !std::exchange(known->joined, false)) {
     return Status{Code::kInvalid, fmt::format("tag {} is open with policy {}, which cannot become {}", tag,
                                               ToText(known->policy), ToText(policy))};
@@ -53,12 +53,12 @@ Pools::Entry* Pools::Named(std::string_view tag) {
   return found == pools_.end() ? nullptr : found->second.get();
 }
 
-Result<PoolId> Pools::OpenNew(const std::string& tag, PoolPolicy policy, bool joined) {
+Result<PoolId> Pools::OpenNew(const std::string& tag, PoolPolicy policy, bool joined, bool keeps_spare) {
   const PoolId id{static_cast<std::uint32_t>(pools_.size() + 1)};
   AMEM_ASSIGN(auto cycle, Coordinator::OfTag(context_, gates_.Of(id), id, tag));
   any_.store(true, std::memory_order_release);
   ledger_.LockAndRecord(PoolOpened{id, tag, policy});
-  Entry pool{.id = id, .tag = tag, .policy = policy, .joined = joined, .cycle = std::move(cycle)};
+  Entry pool{.id = id, .tag = tag, .policy = policy, .joined = joined, .keeps_spare = keeps_spare, .cycle = std::move(cycle)};
   pools_.emplace(id, std::make_unique<Entry>(std::move(pool)));
   return id;
 }
@@ -101,6 +101,7 @@ void Pools::Leave(PoolId id) {
 }
 
 Result<Address> Pools::Allocate(PoolId id, Bytes bytes, DeviceOrdinal device) {
+  context_.pinned.Busy();
   MutexLock lock(mutex_);
   Entry& pool = At(id);
   AMEM_TRY(AwaitUse(pool));
@@ -108,10 +109,16 @@ Result<Address> Pools::Allocate(PoolId id, Bytes bytes, DeviceOrdinal device) {
     GiveLate(pool, Who::kAnybody);
     AMEM_TRY(AwaitUse(pool));
   }
-  ChunkSpace& space = pool.spaces[device];
+  ChunkSpace& space = pool.spaces.try_emplace(device, pool.keeps_spare).first->second;
   auto address = space.Take(bytes);
   if (!address) {
-    const auto begun = AddChunk(pool, space, bytes, device);
+    auto begun = AddChunk(pool, space, bytes, device);
+    const auto spare = begun.status().code() == Code::kOutOfMemory ? space.TakeSpare() : std::nullopt;
+    if (spare) {
+      AMEM_TRY(DropNow(pool, *spare));
+      AMEM_TRY(AwaitUse(pool));
+      begun = AddChunk(pool, space, bytes, device);
+    }
     if (!begun.ok()) return begun.status().Within(fmt::format("tag {}: allocate {}", pool.tag, FormatBytes(bytes)));
     address = *begun;
   }
@@ -154,6 +161,18 @@ void Pools::LetInEverywhere(DeviceOrdinal device) {
   }
 }
 
+void Pools::OpenTo(DeviceOrdinal device) {
+  const MutexLock lock(mutex_);
+  LetInEverywhere(device);
+}
+
+Bytes Pools::Unused(PoolId id, DeviceOrdinal device) {
+  const MutexLock lock(mutex_);
+  Entry& pool = At(id);
+  const auto* const space = FindIn(pool.spaces, device);
+  return space == nullptr || LifecycleOf(pool) != Lifecycle::kRunning ? 0 : space->held() - space->taken();
+}
+
 void Pools::LetAllIn(Entry& pool) {
   for (const DeviceOrdinal device : devices_) {
     if (!pool.let_in.insert(device).second) continue;
@@ -194,9 +213,10 @@ bool Pools::Idle(Late& late) const {
       .ok();
 }
 
-Status Pools::Free(Address address, void* stream) {
+Status Pools::Free(Address address, std::optional<void*> stream) {
+  context_.pinned.Busy();
   MutexLock lock(mutex_);
-  Late late{address, {}, stream};
+  Late late{address, {}, stream.value_or(nullptr)};
   Entry* const pool = Holding(address, late.device);
   const auto given_already = [&] {
     return std::ranges::any_of(pool->late, [&](const Late& one) { return one.address == address; });
@@ -205,8 +225,8 @@ Status Pools::Free(Address address, void* stream) {
   const bool running = LifecycleOf(*pool) == Lifecycle::kRunning;
   const bool paused = !running && !Busy(*pool);  // then nothing of the program touches it
   lock.Unlock();
-  if (!paused) NoteMoment(late);
-  const bool idle = (paused || (running && Idle(late))) && pool->cycle->AwaitCopies().ok();
+  if (!paused && stream) NoteMoment(late);
+  const bool idle = (paused || (running && (!stream || Idle(late)))) && pool->cycle->AwaitCopies().ok();
   lock.Lock();
   if (pool->spaces[late.device].PartAt(address) == std::nullopt || given_already())
     return NotOurs("amem_free", Hex(address), "it was freed by two threads at once");
@@ -220,10 +240,13 @@ Status Pools::GiveBack(Entry& pool, Address address, DeviceOrdinal device) {
   const auto given = pool.spaces[device].Give(address);
   if (!given) return NotOurs("amem_free", Hex(address), "nothing is allocated there");
   ledger_.LockAndRecord(PoolFreed{address});
-  if (!given->emptied) return {};
+  return given->emptied ? DropNow(pool, *given->emptied) : Status{};
+}
+
+Status Pools::DropNow(Entry& pool, const ChunkSpace::Chunk& chunk) {
   ++pool.dropping;
   WithoutLock apart(mutex_);
-  Status dropped = drop_(*given->emptied);
+  Status dropped = drop_(chunk);
   apart.End();
   --pool.dropping;
   changed_.NotifyAll();

@@ -45,7 +45,8 @@ class Pools {
 
   // ---- memory
   // Returns the open pool if the policy is the same. kInvalid: another policy, or the tag is empty, "nccl" or "user".
-  Result<PoolId> Open(const std::string& tag, PoolPolicy policy);
+  // `keeps_spare`: as ChunkSpace's; what the first call says holds.
+  Result<PoolId> Open(const std::string& tag, PoolPolicy policy, bool keeps_spare = false);
   // The pool of a tag that a peer shares memory of. Opens it if necessary, with the peer's policy until the program opens it.
   Result<PoolId> Join(const std::string& tag, PoolPolicy policy);
   Result<PoolId> Find(std::string_view tag);  // kNotFound: the message names the open ones
@@ -56,9 +57,12 @@ class Pools {
   // kRefused: the pool is paused or about to be; waits for a resume that is under way. kOutOfMemory: from the driver. Zero
   // bytes get an address as well. Aligned to 512 bytes.
   Result<Address> Allocate(PoolId pool, Bytes bytes, DeviceOrdinal device);
-  // As cudaFree, waits for what was submitted to `stream`, where the memory was used last. If the stream is being captured, or
-  // the pool is in a pause or resume, the memory is given back later. kNotFound: no part begins there.
-  Status Free(Address address, void* stream);
+  // As cudaFree, waits for what was submitted to `stream`, where the memory was used last; none: the caller has waited for the
+  // device. If the stream is being captured, or the pool is in a pause or resume, the memory is given back later. kNotFound: no
+  // part begins there.
+  Status Free(Address address, std::optional<void*> stream);
+  Bytes Unused(PoolId pool, DeviceOrdinal device);  // what its chunks there have free; zero while the pool is away
+  void OpenTo(DeviceOrdinal device);                // lets the device access all chunks, as peer access does
 
   // ---- pauses and resumes
   // With `wait` the result is that of the pause or resume, after all earlier requests. Otherwise a failure is returned by the
@@ -108,6 +112,7 @@ class Pools {
     std::string tag;
     PoolPolicy policy{};
     bool joined = false;  // opened for a peer's memory, not by the program
+    bool keeps_spare = false;
     std::unique_ptr<Coordinator> cycle;
     std::map<DeviceOrdinal, ChunkSpace> spaces;
     std::set<DeviceOrdinal> let_in;  // may access all chunks
@@ -132,7 +137,7 @@ class Pools {
 
   Entry& At(PoolId pool) REQUIRES(mutex_) { return *pools_.at(pool); }
   Entry* Named(std::string_view tag) REQUIRES(mutex_);  // null: none
-  Result<PoolId> OpenNew(const std::string& tag, PoolPolicy policy, bool joined) REQUIRES(mutex_);
+  Result<PoolId> OpenNew(const std::string& tag, PoolPolicy policy, bool joined, bool keeps_spare = false) REQUIRES(mutex_);
   [[nodiscard]] Lifecycle LifecycleOf(const Entry& pool);
   [[nodiscard]] bool Busy(const Entry& pool) const REQUIRES(mutex_) { return pool.running || pool.waiting > 0; }
   // Functions with a star release the mutex while they wait.
@@ -146,6 +151,7 @@ class Pools {
   void NoteMoment(Late& late) const;
   [[nodiscard]] bool Idle(Late& late) const;
   Status GiveBack(Entry& pool, Address address, DeviceOrdinal device) REQUIRES(mutex_);  // *
+  Status DropNow(Entry& pool, const ChunkSpace::Chunk& chunk) REQUIRES(mutex_);          // *
   enum class Who : std::uint8_t { kAnybody, kCycle };    // kCycle: the pool's own pause or resume, at its end
   void GiveLate(Entry& pool, Who who) REQUIRES(mutex_);  // *
 

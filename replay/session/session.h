@@ -87,8 +87,12 @@ class Session final : public PeerDelegate {
   Status LegacyClose(Address address);
   // The same handle for memory of a tag: for the whole part that contains the address, as cudaMalloc memory is shared.
   Result<std::array<std::byte, 64>> ExportPart(Address address);  // kNotFound: not a tag's
-  // That part; kNotFound.
-  Result<Extent> PartOfTag(Address address);
+  struct TagPart {
+    Address address;
+    Bytes bytes = 0;
+    DeviceOrdinal device;
+  };
+  Result<TagPart> PartOfTag(Address address);  // that part; kNotFound
 
   // ---- memory that stays the driver's, and is recorded
   // Records a call that the driver has answered (host memory, driver pools, multicast, passed through).

@@ -186,6 +186,13 @@ json MemoryOf(const Pools::Standing& now, const PoolHoldings& held) {
           {"failure", now.failure}};
 }
 
+json ByFunction(const State& state) {
+  json left = json::object();
+  for (const auto& [what, share] : state.outside)
+    if (what.second == OutsideKind::kLeft) left[what.first] = {{"allocations", share.pieces}, {"bytes", share.bytes}};
+  return left;
+}
+
 std::string Mebibytes(Bytes bytes) { return fmt::format("{} MiB", bytes >> 20); }
 
 std::string ForPeople(CycleKind kind, const CycleReport& report) {
@@ -291,9 +298,9 @@ std::string Session::StatisticsJson() {
 std::string Session::MemoryJson() {
   const std::vector<Pools::Standing> standing = pools_->Stand();
   // A state is large: it is looked at, and not copied.
-  auto [lifecycle, failure, pools, nccl, user] = Inspect([](const State& state) {
+  auto [lifecycle, failure, pools, nccl, user, left] = Inspect([](const State& state) {
     return std::tuple(state.lifecycle, state.cycle.failure, MeasurePools(state), MeasureTag(state, false),
-                      MeasureTag(state, true));
+                      MeasureTag(state, true), ByFunction(state));
   });
   json tags = json::array();
   for (const Pools::Standing& pool : standing) {
@@ -314,7 +321,7 @@ std::string Session::MemoryJson() {
   if (!released) now.pause_ns = now.resume_ns = 0;
   tags.push_back(MemoryOf(now, user));
   if (!released) tags.back()["policy"] = "keep";
-  return json{{"schema", 1}, {"tags", tags}}.dump(-1, ' ', false, json::error_handler_t::replace);
+  return json{{"schema", 1}, {"tags", tags}, {"left", left}}.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 }  // namespace amem

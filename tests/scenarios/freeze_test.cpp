@@ -204,8 +204,12 @@ TEST_P(OthersShare, no_more_and_the_job_is_frozen) {
   ExpectGoodEnd();
 }
 
-TEST_F(Frozen, memory_that_a_library_shares_by_cudaipc_leaves_with_the_job_in_scope_shared) {
-  job.environment["AMEM_SCOPE"] = "shared";
+class WiderScope : public Frozen, public testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Is, WiderScope, testing::Values("shared", "all"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(WiderScope, memory_that_a_library_shares_by_cudaipc_leaves_with_the_job) {
+  job.environment["AMEM_SCOPE"] = GetParam();
   Start(2, {"share=ipc", "read shared"}, {"read shared", "1:unshare", "barrier", "0:unshare"});
   for (int cycle = 0; cycle < 3; ++cycle) {
     EXPECT_EQ(Fails({"freeze", First()}), "");

@@ -96,7 +96,7 @@ TEST_F(Requests, a_job_is_paused_at_one_step_with_its_tags_and_goes_on_with_the_
   Start({"cuda", "load", "init", "tags", "barrier", "steps=100000,4", "read tags", "barrier", "destroy"});
   ASSERT_TRUE(UntilSteps(5));
   for (int i = 0; i < 3; ++i) {
-    const json paused = Ask({"pause", Pid(i), "--tags"});
+    const json paused = Ask({"pause", Pid(i), "--all"});
     ASSERT_EQ(paused.size(), kRanks);
     for (const json& rank : paused) {
       EXPECT_EQ(rank["phase"], "paused") << rank;

@@ -24,7 +24,7 @@ import sys
 import warnings
 from typing import Any, Dict, List, Tuple
 
-from . import _calls, _library, _why
+from . import _calls, _library, _tags, _why
 from ._adopt import Adopted, Skipped, adopt
 from ._calls import AmemError
 from ._gather import gather
@@ -113,3 +113,5 @@ if _library.nccl_is_loaded():
         warnings.warn(str(error), RuntimeWarning, stacklevel=2)
 if _library.is_there(_calls.lib):
     sys.addaudithook(_watch)
+    if _late := _tags.allocated_too_early():
+        warnings.warn("AMEM_SCOPE=all came too late: " + _tags.too_late(_late), RuntimeWarning, stacklevel=2)

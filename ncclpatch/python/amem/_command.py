@@ -2,6 +2,7 @@
 
     amem run [--] COMMAND [ARGUMENT...]   starts any command, a launcher such as torchrun too, with AMem in it and its children
     amem run --scope shared -- COMMAND    so that all that other libraries share between processes is seen, too (AMEM_SCOPE)
+    amem run --scope all -- COMMAND       so that all memory of the program can be paused, under the tag "program"
     amem doctor [--json] [--nccl PATH]    looks at this machine, its settings and its NCCL; exit code 3 if AMem cannot work
     amem doctor --measure [--gpus N]      what NCCL_CUMEM_ENABLE=0 and 1 hold and cost here, by a small job with each; some minutes at most
     amem demo                             four processes share memory, pause, resume and compare, on the simulator

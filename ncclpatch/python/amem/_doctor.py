@@ -21,7 +21,7 @@ JOURNAL_BYTES = 256 << 20     # a long job's journal and what is kept of the one
 PINNED_KIB = 4 << 20           # of host memory, that a pause of a job of some size needs
 SHM_BYTES = 64 << 20          # what NCCL takes of /dev/shm for a few communicators
 SOCKET_PATH = 108 - 40        # of a Unix socket's path, less the name that AMem adds
-SCOPES = ("nccl", "shared")   # of AMEM_SCOPE
+SCOPES = ("nccl", "shared", "all")   # of AMEM_SCOPE
 
 
 ok, note, warning, problem = (functools.partial(Finding, level) for level in ("ok", "note", "warning", "problem"))
@@ -178,6 +178,10 @@ def scope(machine):
     preloaded = any(os.path.basename(one) == "libamem_nccl.so" for one in re.split(r"[ :]+", machine.variable("LD_PRELOAD")))
     if name not in SCOPES:
         return []  # the library says so
+    if name == "all" and not preloaded:
+        return [note("scope", "all, without the preload: memory that is allocated before AMem is attached stays on the GPU", "`amem run --scope all -- COMMAND`")]
+    if name == "all":
+        return [ok("scope", "all: what the program allocates is under the tag program, which amem.pause(\"program\"), amem pause --all and a freeze take")]
     if name == "shared":
         return [ok("scope", "shared: what any library shares by cudaIpc is under a tag of its name, and what it shares otherwise makes a freeze refuse by name")]
     if not preloaded and machine.variable("AMEM_ENABLE") == "1":

@@ -4,6 +4,8 @@ import collections
 import contextlib
 import ctypes
 import logging
+import os
+import sys
 import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -14,7 +16,7 @@ _log = logging.getLogger("amem")
 PRESERVE, DISCARD = 0, 1
 POLICIES = {"preserve": PRESERVE, "discard": DISCARD}
 NO_WAIT, ON_STREAM, IN_TIME, ONLY_ASK = 1, 2, 4, 8
-NCCL, USER = "nccl", "user"
+NCCL, USER, PROGRAM = "nccl", "user", "program"
 
 
 def encode(tag: str) -> bytes:
@@ -56,6 +58,21 @@ def _rows() -> Dict[str, Dict[str, Any]]:
         return {}
 
 
+def allocated_too_early() -> int:
+    """Bytes that PyTorch's allocator has from the driver and AMem has not seen, with AMEM_SCOPE=all; 0 where PyTorch is not in use."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if os.environ.get("AMEM_SCOPE") != "all" or cuda is None or not cuda.is_initialized():
+        return 0
+    said = memory()
+    seen = sum(row.get("part_bytes", 0) for row in said["tags"]) + sum(one["bytes"] for one in said.get("left", {}).values())
+    return max(0, sum(cuda.memory_reserved(device) for device in range(cuda.device_count())) - seen)
+
+
+def too_late(count: int) -> str:
+    return ("%s of PyTorch's memory were allocated before AMem was there, and stay on the GPU; start the job with "
+            "`amem run --scope all`" % _mebibytes(count))
+
+
 def _measured(tags: Sequence[str], act: Callable[[], None]) -> Freed:
     before = _rows()
     act()
@@ -64,6 +81,11 @@ def _measured(tags: Sequence[str], act: Callable[[], None]) -> Freed:
             for tag in [*tags, *([USER] if NCCL in tags and USER not in tags else [])]}
     already = tuple(tag for tag in tags if tag in before and before[tag]["state"] == "paused")
     kept = sum(after[tag]["kept_bytes"] for tag in gone if tag in after and tag not in already)
+    if PROGRAM in tags:
+        late = allocated_too_early()
+        kept += late + sum(one["bytes"] for one in memory().get("left", {}).values())
+        if late:
+            _log.warning("pause of tag program: %s", too_late(late))
     return Freed(sum(gone.values()), gone, already, kept)
 
 
@@ -97,7 +119,8 @@ def pause(*tags: str, wait: bool = True, stream: Any = None, process_group: Any 
 
     Returns Freed(bytes, tags, already, kept). With wait=False it says what had gone by then.
 
-    tags:    names of pools (see amem.pool), and "nccl"; none means "nccl". A tag that is paused already is left as it is.
+    tags:    names of pools (see amem.pool), and "nccl"; none means "nccl". A tag that is paused already is left as it is. With
+             AMEM_SCOPE=all "program" is all that this process has from cudaMalloc.
     wait:    whether to return only when the memory is given back. "nccl" is always waited for, and is collective: every rank that
              shares NCCL memory with this one pauses it too. Pools are not collective.
     stream:  a torch.cuda.Stream or its handle. Only its work is waited for. None: the pool's devices are waited for to be idle.

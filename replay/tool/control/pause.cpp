@@ -95,7 +95,8 @@ void AddPause(Arguments& arguments, PauseOptions& options) {
   AddRequest(arguments, options);
   arguments.Add("--at-step", "N", options.at_step,
                 "At the safe point of this number, which must lie ahead; of a job on many hosts the same on each");
-  arguments.Flag("--tags", options.tags, "The program's tags as well, but for those of policy discard");
+  arguments.Flag("--tags,--all", options.tags,
+                 "The program's tags as well, but for those of policy discard; under AMEM_SCOPE=all that is all its memory");
 }
 
 }  // namespace
@@ -127,6 +128,7 @@ Command PauseCommand() {
       "  amem pause                      the only living job of this user on this host\n"
       "  amem pause 4711 --deadline 300  the job of that process, or of that launcher\n"
       "  amem pause --tags               the program's tags too\n"
+      "  amem pause 4711 --all           the same; under AMEM_SCOPE=all that is all memory of the job\n"
       "  amem pause 4711 4712            ranks of which nothing else says that they belong together\n"
       "Programs call amem.safepoint() once a step; one without is asked at its next own pause. Exit code 3: it was asked and "
       "did not pause, and runs as before.\n",

@@ -154,7 +154,9 @@ class Doctor(unittest.TestCase):
 
     def test_the_scope_says_what_a_freeze_will_know(self):
         for variables, level, word in (({}, "ok", "where they look the driver up"), ({"AMEM_SCOPE": "shared"}, "ok", "what any library shares by cudaIpc"),
-                                       ({"AMEM_SCOPE": "shared", "LD_PRELOAD": "", "AMEM_ENABLE": "1"}, "ok", "what any library shares by cudaIpc")):
+                                       ({"AMEM_SCOPE": "shared", "LD_PRELOAD": "", "AMEM_ENABLE": "1"}, "ok", "what any library shares by cudaIpc"),
+                                       ({"AMEM_SCOPE": "all"}, "ok", "under the tag program"),
+                                       ({"AMEM_SCOPE": "all", "LD_PRELOAD": "", "AMEM_ENABLE": "1"}, "note", "before AMem is attached")):
             found = [finding for finding in examined(environment(**variables)) if finding.subject == "scope"]
             self.assertEqual([(f.level, word in f.text) for f in found], [(level, True)], found)
 
@@ -220,7 +222,7 @@ class Command(unittest.TestCase):
 
     def test_wrong_use_says_what_to_do(self):
         for arguments, word, wanted in ((["run"], "which command", 1), (["doctor", "--jsno"], "--jsno", 1), (["doctor", "--gpus", "0"], "--gpus", 1),
-                                        (["doctor", "--nccl", "/no/such"], "/no/such", 2), (["run", "--scope", "everything", "true"], "nccl, shared", 1)):
+                                        (["doctor", "--nccl", "/no/such"], "/no/such", 2), (["run", "--scope", "everything", "true"], "nccl, shared, all", 1)):
             code, out, err = self.amem(*arguments)
             self.assertEqual((code, out), (wanted, ""), err)
             self.assertIn(word, err)

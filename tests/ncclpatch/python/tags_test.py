@@ -97,6 +97,26 @@ class Tags(OnTheFake):
         self.assertEqual(amem.pause("a").bytes, 3 << 20)
         self.assertEqual(amem.pause("a").bytes, 0)
 
+    def test_a_pause_of_the_program_says_what_came_too_early_or_is_left_to_the_driver(self):
+        with amem.pool("program"):
+            pass
+        self.library.sizes = {"program": 3 << 20}
+        real = amem._tags.memory
+
+        def memory():
+            said = real()
+            rows = [{**row, "part_bytes": 3 << 20} if row["tag"] == "program" else row for row in said["tags"]]
+            return {**said, "tags": rows, "left": {"cuMemCreate": {"allocations": 2, "bytes": 1 << 20}}}
+
+        cuda = types.SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 2, memory_reserved=lambda device: (4 + device) << 20)
+        with mock.patch.dict(sys.modules, torch=types.SimpleNamespace(cuda=cuda)), mock.patch.object(amem._tags, "memory", memory):
+            for scope, kept in (("nccl", 1), ("all", 1 + 4 + 5 - 3 - 1)):
+                with mock.patch.dict("os.environ", AMEM_SCOPE=scope), self.subTest(scope):
+                    with contextlib.nullcontext() if scope == "nccl" else self.assertLogs("amem", "WARNING") as said:
+                        self.assertEqual(amem.pause("program").kept, kept << 20)
+                    amem.resume("program")
+        self.assertIn("5 MiB of PyTorch's memory were allocated before AMem was there", said.output[0])
+
     def test_an_error_stays_what_it_is_in_another_process(self):
         error = amem.AmemError(4, "no tag", "rank 1 did it")
         copy = pickle.loads(pickle.dumps(error))

@@ -109,7 +109,8 @@ TEST(Options, suspend_is_served_unless_it_is_to_be_nccls_own) {
   EXPECT_EQ(Parse({{"AMEM_SUSPEND", "native"}})->suspend, Suspend::kNative);
   EXPECT_EQ(Parse({})->scope, LibraryScope::kNccl);
   EXPECT_EQ(Parse({{"AMEM_SCOPE", "shared"}})->scope, LibraryScope::kShared);
-  EXPECT_EQ(Parse({{"AMEM_SCOPE", "all"}}).status().message(), "AMEM_SCOPE=all is not understood; known: nccl, shared");
+  EXPECT_EQ(Parse({{"AMEM_SCOPE", "all"}})->scope, LibraryScope::kAll);
+  EXPECT_EQ(Parse({{"AMEM_SCOPE", "none"}}).status().message(), "AMEM_SCOPE=none is not understood; known: nccl, shared, all");
   EXPECT_EQ(Parse({{"AMEM_SUSPEND", "no"}}).status().message(), "AMEM_SUSPEND=no is not understood; known: serve, native");
 }
 

@@ -230,6 +230,20 @@ TEST_F(PoolsTest, where_memory_is_short_chunks_are_smaller_and_then_it_is_an_err
   EXPECT_EQ(a.session->CopyState().broken, "");
 }
 
+TEST_F(PoolsTest, a_spare_chunk_does_not_stay_where_memory_is_short) {
+  const PoolId pool = *pools().Open("program", PoolPolicy::kPreserve, true);
+  std::byte* const first = Take(pool, kMiB);
+  EXPECT_TRUE(pools().Free(AddressOf(first), std::nullopt).ok());
+  EXPECT_EQ(a.InUse(), kChunk);
+  EXPECT_EQ(pools().Unused(pool, kDevice), kChunk);
+  Take(pool, 512 * kMiB - kChunk);
+  EXPECT_EQ(a.InUse(), 512 * kMiB);
+  EXPECT_FALSE(pools().Allocate(pool, 34 * kMiB, kDevice).ok());
+  EXPECT_EQ(pools().Unused(pool, kDevice), 0U) << "the spare was given back to try it";
+  Take(pool, 20 * kMiB);
+  EXPECT_EQ(a.session->CopyState().broken, "");
+}
+
 TEST_F(PoolsTest, what_is_taken_in_advance_is_a_sixteenth_of_what_is_free_at_most) {
   const PoolId pool = Open("weights");
   Take(pool, 130 * kMiB);

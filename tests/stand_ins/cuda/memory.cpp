@@ -134,7 +134,23 @@ CUDA_CALL CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribu
   if (!mapping.ok()) return CUDA_ERROR_INVALID_VALUE;
   const auto properties = stand_in->simulator->PropertiesOf(mapping->handle);
   const int device = properties.ok() ? properties->location.id : 0;
+  const auto legacy = [&] {
+    const std::lock_guard lock(stand_in->mutex);
+    return Containing(stand_in->legacy, pointer) != stand_in->legacy.end();
+  };
   switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+      *static_cast<CUcontext*>(data) = legacy() ? stand_in->primary[static_cast<std::size_t>(device)].get() : nullptr;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+      *static_cast<int*>(data) = legacy() ? 1 : 0;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+      *static_cast<std::uint64_t*>(data) = legacy() || !properties.ok() ? 0 : properties->handle_types;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+      *static_cast<int*>(data) = 0;
+      return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       *static_cast<unsigned*>(data) = CU_MEMORYTYPE_DEVICE;
       return CUDA_SUCCESS;
@@ -151,6 +167,18 @@ CUDA_CALL CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribu
     default:
       return CUDA_ERROR_NOT_SUPPORTED;
   }
+}
+
+CUDA_CALL CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data, CUdeviceptr pointer) {
+  STARTED_OR_RETURN(stand_in);
+  for (unsigned i = 0; i < count; ++i) static_cast<void>(cuPointerGetAttribute(data[i], attributes[i], pointer));
+  return CUDA_SUCCESS;  // also where nothing is known of the pointer
+}
+
+CUDA_CALL CUresult cuMemAllocPitch(CUdeviceptr* pointer, std::size_t* pitch, std::size_t width, std::size_t height, unsigned) {
+  constexpr std::size_t kRow = 512;
+  *pitch = (width + kRow - 1) / kRow * kRow;
+  return cuMemAlloc(pointer, *pitch * height);
 }
 
 // Nothing is done for the attribute: in the stand-in, copies are synchronous anyway.

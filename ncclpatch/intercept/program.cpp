@@ -1,0 +1,320 @@
+// What other libraries allocate with AMEM_SCOPE=shared or all: memory of a tag, which answers as cudaMalloc's does. What is not
+// a tag's is only counted.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <limits>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ncclpatch/hook/call_site.h"
+#include "ncclpatch/intercept/intercept.h"
+#include "ncclpatch/intercept/others.h"
+
+namespace amem::intercept {
+namespace {
+namespace program {
+
+constexpr const char* kProgram = "program";  // the tag of everything, with AMEM_SCOPE=all
+constinit std::atomic<bool> g_all{false};
+
+// "libone_shot" of libone_shot.so.1; empty: the library shares nothing. Python's ctypes imports no function of CUDA's.
+std::string TagOfCaller() {
+  constexpr std::array kByRuntime = {"cudaIpcGetMemHandle", "cudaIpcOpenMemHandle"};
+  ElfImage image;
+  if (!CallingImage(&image)) return {};
+  const auto imports = [&](const char* function) { return static_cast<bool>(image.ImportSlot(function)); };
+  const std::string name = FileName(image), stem = name.substr(0, name.find('.'));
+  const bool shares = stem == "_ctypes" || std::ranges::any_of(kByRuntime, imports) || std::ranges::any_of(kSharing, imports);
+  return shares ? stem : std::string();
+}
+
+Result<PoolId> Program(Session& session) {
+  static std::atomic<std::uint32_t> known{0};  // the runtime has one session at most
+  if (const std::uint32_t id = known.load(std::memory_order_acquire); id != 0) return PoolId{id};
+  AMEM_ASSIGN(const auto pool, session.pools().Open(kProgram, PoolPolicy::kPreserve, true));
+  known.store(pool.value, std::memory_order_release);
+  return pool;
+}
+
+// Null: this process has none.
+CUcontext PrimaryContext(DeviceOrdinal device) {
+  static constinit std::array<std::atomic<CUcontext>, 64> known{};
+  static const auto state = DriverFunction<decltype(cuDevicePrimaryCtxGetState)>("cuDevicePrimaryCtxGetState");
+  static const auto retain = DriverFunction<decltype(cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain");
+  static const auto release = DriverFunction<decltype(cuDevicePrimaryCtxRelease)>("cuDevicePrimaryCtxRelease_v2");
+  const auto index = static_cast<std::size_t>(device.value);
+  if (index >= known.size()) return nullptr;
+  CUcontext context = known[index].load(std::memory_order_relaxed);
+  unsigned flags = 0;
+  int active = 0;
+  if (context != nullptr || state == nullptr || retain == nullptr || release == nullptr ||
+      state(device.value, &flags, &active) != CUDA_SUCCESS || active == 0 || retain(&context, device.value) != CUDA_SUCCESS)
+    return context;
+  release(device.value);
+  known[index].store(context, std::memory_order_relaxed);
+  return context;
+}
+
+CUcontext CurrentContext() {
+  static const auto get = DriverFunction<decltype(cuCtxGetCurrent)>("cuCtxGetCurrent");
+  CUcontext context = nullptr;
+  return get == nullptr || get(&context) != CUDA_SUCCESS ? nullptr : context;
+}
+
+// Memory of a context that the program made goes with it, so that it stays the driver's.
+Result<Address> Allocate(std::size_t bytes) {
+  const bool all = g_all.load(std::memory_order_relaxed);
+  const std::string tag = all ? kProgram : TagOfCaller();
+  const auto session = tag.empty() ? Result<Session*>(nullptr) : Runtime::Get().ForPools();
+  if (!session || *session == nullptr) return Status{Code::kNotFound, "not a tag's"};
+  AMEM_ASSIGN(const auto device, Runtime::Get().CurrentDevice());
+  if (all && CurrentContext() != PrimaryContext(device)) return Status{Code::kUnsupported, "not of the primary context"};
+  AMEM_ASSIGN(const auto pool, all ? Program(**session) : (*session)->pools().Open(tag, PoolPolicy::kPreserve));
+  return (*session)->pools().Allocate(pool, bytes, device);
+}
+
+// A stock job never fails because a tag has no room, or is paused: then the driver allocates.
+CUresult AllocateOr(const char* call, CUdeviceptr* address, std::size_t bytes, const auto& pass) {
+  const auto allocated = address == nullptr || bytes == 0 ? Status{Code::kInvalid, ""} : Allocate(bytes);
+  if (allocated) return *address = allocated->value, CUDA_SUCCESS;
+  const CUresult result = pass();
+  if (result == CUDA_SUCCESS && g_all.load(std::memory_order_relaxed)) CountLeft(call, *address, bytes);
+  return result;
+}
+
+Result<Session::TagPart> PartAt(CUdeviceptr address) {
+  Session* const session = Runtime::Get().started();
+  if (session == nullptr || !session->HasTags()) return Status{Code::kNotFound, ""};
+  return session->PartOfTag(Address{address});
+}
+
+// Streams that are being captured. To wait for a device would break their captures, so what is freed meanwhile is given back by
+// a later call.
+class Captures {
+ public:
+  static Captures& Get() {
+    static auto* all = new Captures;  // never destroyed, because calls may come after main has returned
+    return *all;
+  }
+  [[nodiscard]] bool any() const { return count_.load() != 0; }
+  void Begin(CUstream stream) {
+    Change([&] { streams_.insert(stream); });
+  }
+  void End(CUstream stream) {
+    if (any()) Change([&] { streams_.erase(stream); });
+  }
+  // False: no stream is being captured any more.
+  bool Defer(CUdeviceptr address) {
+    bool deferred = false;
+    Change([&] {
+      if (deferred = !streams_.empty(); deferred) freed_.push_back(address);
+    });
+    return deferred;
+  }
+  std::vector<CUdeviceptr> TakeFreed() {
+    std::vector<CUdeviceptr> freed;
+    if (!any() && waiting_.load()) Change([&] { freed.swap(freed_); });
+    return freed;
+  }
+
+ private:
+  void Change(const auto& make) {
+    const std::lock_guard lock(mutex_);
+    make();
+    count_.store(streams_.size());
+    waiting_.store(!freed_.empty());
+  }
+  std::atomic<std::size_t> count_{0};
+  std::atomic<bool> waiting_{false};
+  std::mutex mutex_;
+  std::set<CUstream> streams_;
+  std::vector<CUdeviceptr> freed_;
+};
+
+// As the driver's free, waits for all that may use the memory.
+Status FreePart(const Session::TagPart& part) {
+  static const auto wait = DriverFunction<decltype(cuCtxSynchronize)>("cuCtxSynchronize");
+  static const auto push = DriverFunction<decltype(cuCtxPushCurrent)>("cuCtxPushCurrent_v2");
+  static const auto pop = DriverFunction<decltype(cuCtxPopCurrent)>("cuCtxPopCurrent_v2");
+  if (Captures::Get().any() && Captures::Get().Defer(part.address.value)) return {};
+  CUcontext context = PrimaryContext(part.device);
+  const bool there = context == nullptr || context == CurrentContext();
+  CUresult result = there ? CUDA_SUCCESS : push(context);
+  if (result == CUDA_SUCCESS) {
+    result = wait();
+    if (!there) pop(&context);
+  }
+  if (result != CUDA_SUCCESS) return {Code::kDriver, "wait for the device", result};  // of an earlier kernel, say
+  return Runtime::Get().started()->pools().Free(part.address, std::nullopt);
+}
+void FreeDeferred() {
+  for (const CUdeviceptr address : Captures::Get().TakeFreed())
+    if (const auto part = PartAt(address)) static_cast<void>(FreePart(*part));
+}
+
+struct MemAlloc : Named<"cuMemAlloc", "cuMemAlloc_v2"> {
+  static CUresult Call(CUresult (*real)(CUdeviceptr*, size_t), CUdeviceptr* address, size_t bytes) {
+    FreeDeferred();
+    return AllocateOr(kName, address, bytes, [&] { return real(address, bytes); });
+  }
+};
+struct MemAllocPitch : Named<"cuMemAllocPitch", "cuMemAllocPitch_v2"> {
+  static CUresult Call(CUresult (*real)(CUdeviceptr*, size_t*, size_t, size_t, unsigned), CUdeviceptr* address, size_t* pitch,
+                       size_t width, size_t height, unsigned element) {
+    constexpr std::size_t kRow = 512, kMost = std::numeric_limits<std::size_t>::max() / 2;
+    const bool valid = pitch != nullptr && width != 0 && width < kMost && (element == 4 || element == 8 || element == 16);
+    const std::size_t row = valid ? (width + kRow - 1) / kRow * kRow : 0;
+    const std::size_t bytes = valid && height < kMost / row ? row * height : 0;
+    FreeDeferred();
+    bool passed = false;
+    const CUresult result = AllocateOr(kName, address, bytes, [&] {
+      passed = true;
+      return real(address, pitch, width, height, element);
+    });
+    if (!passed) *pitch = row;
+    return result;
+  }
+};
+struct MemFree : Named<"cuMemFree", "cuMemFree_v2"> {
+  static CUresult Call(CUresult (*real)(CUdeviceptr), CUdeviceptr address) {
+    FreeDeferred();
+    const auto part = PartAt(address);
+    return part && part->address.value == address ? ToDriver(kName, FreePart(*part)) : FreeCounted(real, address);
+  }
+};
+
+// A part of a tag answers as memory of cudaMalloc does, also while it is paused: its own range, and not its chunk's.
+struct AddressRange : Named<"cuMemGetAddressRange", "cuMemGetAddressRange_v2"> {
+  static CUresult Call(CUresult (*real)(CUdeviceptr*, size_t*, CUdeviceptr), CUdeviceptr* base, size_t* bytes,
+                       CUdeviceptr address) {
+    const auto part = PartAt(address);
+    if (!part) return real(base, bytes, address);
+    if (base != nullptr) *base = part->address.value;
+    if (bytes != nullptr) *bytes = part->bytes;
+    return CUDA_SUCCESS;
+  }
+};
+
+template <class T>
+bool Set(void* data, T value) {
+  return *static_cast<T*>(data) = value, true;
+}
+// False: only the driver knows. `asked`: it has answered, so that the value has the width that it wrote.
+bool Answer(const Session::TagPart& part, CUpointer_attribute attribute, CUdeviceptr pointer, bool asked, void* data) {
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+      return Set(data, PrimaryContext(part.device));
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      return Set<unsigned>(data, CU_MEMORYTYPE_DEVICE);
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+      return Set(data, pointer);
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      return Set<int>(data, part.device.value);
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+      return Set<CUdeviceptr>(data, part.address.value);
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+      return Set<std::size_t>(data, part.bytes);
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+      return asked && Set<std::uint8_t>(data, 1);
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+      return asked && Set<std::uint8_t>(data, 0);
+    default:
+      return false;
+  }
+}
+struct PointerAttribute : Named<"cuPointerGetAttribute"> {
+  static CUresult Call(CUresult (*real)(void*, CUpointer_attribute, CUdeviceptr), void* data, CUpointer_attribute attribute,
+                       CUdeviceptr pointer) {
+    const CUresult result = real(data, attribute, pointer);
+    const auto part = data == nullptr ? Status{Code::kInvalid, ""} : PartAt(pointer);
+    return part && Answer(*part, attribute, pointer, result == CUDA_SUCCESS, data) ? CUDA_SUCCESS : result;
+  }
+};
+struct PointerAttributes : Named<"cuPointerGetAttributes"> {
+  static CUresult Call(CUresult (*real)(unsigned, CUpointer_attribute*, void**, CUdeviceptr), unsigned count,
+                       CUpointer_attribute* attributes, void** data, CUdeviceptr pointer) {
+    const CUresult result =
+        real(count, attributes, data, pointer);  // of memory that is not there it says nothing, and succeeds
+    const auto part = result != CUDA_SUCCESS ? Status{Code::kInvalid, ""} : PartAt(pointer);
+    for (unsigned i = 0; part && i < count; ++i) Answer(*part, attributes[i], pointer, true, data[i]);
+    return result;
+  }
+};
+
+// What the program's chunks have free it can allocate, as free memory of the driver's.
+struct MemGetInfo : Named<"cuMemGetInfo", "cuMemGetInfo_v2"> {
+  static CUresult Call(CUresult (*real)(size_t*, size_t*), size_t* free, size_t* total) {
+    const CUresult result = real(free, total);
+    Session* const session = Runtime::Get().started();
+    const auto device = Runtime::Get().CurrentDevice();
+    if (result != CUDA_SUCCESS || session == nullptr || !device) return result;
+    if (const auto pool = Program(*session)) *free = std::min(*total, *free + session->pools().Unused(*pool, *device));
+    return result;
+  }
+};
+// cudaMalloc memory is accessible to every device that peer access was enabled on.
+struct EnablePeerAccess : Named<"cuCtxEnablePeerAccess"> {
+  static CUresult Call(CUresult (*real)(CUcontext, unsigned), CUcontext peer, unsigned flags) {
+    const CUresult result = real(peer, flags);
+    const bool enabled = result == CUDA_SUCCESS || result == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+    const auto device = Runtime::Get().CurrentDevice();
+    const auto session = enabled && device ? Runtime::Get().ForPools() : Result<Session*>(nullptr);
+    if (session && *session != nullptr) (*session)->pools().OpenTo(*device);
+    return result;
+  }
+};
+
+template <Text Name, Text Exported, class F>
+struct BeginsCapture : Named<Name, Exported> {
+  using Function = F;
+  template <class... A>
+  static CUresult Call(F* real, CUstream stream, A... arguments) {
+    Captures::Get().Begin(stream);
+    const CUresult result = real(stream, arguments...);
+    if (result != CUDA_SUCCESS) Captures::Get().End(stream);
+    return result;
+  }
+};
+using BeginCapture = BeginsCapture<"cuStreamBeginCapture", "cuStreamBeginCapture_v2", decltype(cuStreamBeginCapture)>;
+using BeginCaptureToGraph =
+    BeginsCapture<"cuStreamBeginCaptureToGraph", "cuStreamBeginCaptureToGraph",
+                  CUresult(CUstream, CUgraph, const CUgraphNode*, const CUgraphEdgeData*, size_t, CUstreamCaptureMode)>;
+struct EndCapture : Named<"cuStreamEndCapture"> {
+  static CUresult Call(CUresult (*real)(CUstream, CUgraph*), CUstream stream, CUgraph* graph) {
+    const CUresult result = real(stream, graph);
+    Captures::Get().End(stream);
+    return result;
+  }
+};
+struct StreamDestroy : Named<"cuStreamDestroy", "cuStreamDestroy_v2"> {
+  static CUresult Call(CUresult (*real)(CUstream), CUstream stream) {
+    Captures::Get().End(stream);
+    return real(stream);
+  }
+};
+
+}  // namespace program
+}  // namespace
+
+std::span<const replacements::Replacement> TaggedReplacements() {
+  using namespace program;
+  return replacements::Table<program::MemAlloc, program::MemFree, AddressRange, PointerAttribute, PointerAttributes,
+                             BeginCapture, BeginCaptureToGraph, EndCapture, StreamDestroy>();
+}
+std::span<const replacements::Replacement> ProgramReplacements() {
+  return replacements::Table<program::MemAllocPitch, program::MemGetInfo, program::EnablePeerAccess>();
+}
+
+void Widen(LibraryScope scope) {
+  program::g_all.store(scope == LibraryScope::kAll);
+  replacements::Install(WiderTables(scope), replacements::Caller::kOther);
+}
+
+void OpenProgram(Session& session) {
+  if (program::g_all.load()) static_cast<void>(program::Program(session));
+}
+
+}  // namespace amem::intercept

@@ -1,0 +1,348 @@
+// Memory of the whole program with AMEM_SCOPE=all, beside what the driver answers for memory of its own.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "ncclpatch/intercept/others.h"
+#include "ncclpatch/runtime/tags.h"
+#include "tests/ncclpatch/intercept/intercepted.h"
+
+namespace amem::test {
+namespace {
+
+constexpr const char* kTags[] = {"program"};
+
+class Program : public Intercepted {
+ protected:
+  static void SetUpTestSuite() {
+    Intercepted::SetUpTestSuite();
+    intercept::Widen(LibraryScope::kAll);
+    intercept::TellOfOthers(session());
+  }
+  static void TearDownTestSuite() {
+    intercept::Widen(LibraryScope::kShared);
+    replacements::Install(intercept::CountingTables(), replacements::Caller::kOther);
+  }
+  void TearDown() override {
+    EXPECT_TRUE(Resume().ok());
+    EXPECT_TRUE(Parts().empty());
+    EXPECT_TRUE(Left().empty());
+    session().TrimPinned(0);  // ends the thread that pins
+    Intercepted::TearDown();
+  }
+
+  // What another library gets in place of the driver's function, or of `real`.
+  template <class F>
+  static F* Others(const char* name, F* real) {
+    bool replaced = false;
+    void* const entry = replacements::Bind(name, 13000, reinterpret_cast<void*>(real), &replaced, replacements::Caller::kOther);
+    EXPECT_TRUE(replaced) << name;
+    return reinterpret_cast<F*>(entry);
+  }
+  template <class F>
+  static F* OfDriver(const char* name, const char* exported) {
+    return Others(name, Plain<F>(exported));
+  }
+  static Status Pause() { return tags::Cycle(kTags, {.kind = CycleKind::kPause}); }
+  static Status Resume() { return tags::Cycle(kTags, {.kind = CycleKind::kResume}); }
+  static std::map<Address, PoolPart> Parts() {
+    const State state = session().CopyState();
+    return state.pools.at(state.PoolNamed("program")).parts;
+  }
+  static std::map<std::string, OutsideShare> Left() {
+    intercept::TellOfOthers(session());
+    std::map<std::string, OutsideShare> left;
+    for (const auto& [what, share] : session().CopyState().outside)
+      if (what.second == OutsideKind::kLeft) left[what.first] = share;
+    return left;
+  }
+  CUdeviceptr Take(std::size_t bytes) const {
+    CUdeviceptr address = 0;
+    EXPECT_EQ(alloc(&address, bytes), CUDA_SUCCESS);
+    return address;
+  }
+  [[nodiscard]] std::size_t FreeBytes() const {
+    std::size_t bytes = 0, total = 0;
+    EXPECT_EQ(info(&bytes, &total), CUDA_SUCCESS);
+    return bytes;
+  }
+  static void* At(CUdeviceptr address) { return reinterpret_cast<void*>(address); }  // NOLINT(performance-no-int-to-ptr)
+
+  decltype(cuMemAlloc)* alloc = OfDriver<decltype(cuMemAlloc)>("cuMemAlloc", "cuMemAlloc_v2");
+  decltype(cuMemFree)* free = OfDriver<decltype(cuMemFree)>("cuMemFree", "cuMemFree_v2");
+  decltype(cuMemGetInfo)* info = OfDriver<decltype(cuMemGetInfo)>("cuMemGetInfo", "cuMemGetInfo_v2");
+  decltype(cuMemGetAddressRange)* range =
+      OfDriver<decltype(cuMemGetAddressRange)>("cuMemGetAddressRange", "cuMemGetAddressRange_v2");
+  decltype(cuPointerGetAttribute)* attribute =
+      OfDriver<decltype(cuPointerGetAttribute)>("cuPointerGetAttribute", "cuPointerGetAttribute");
+  decltype(cuPointerGetAttributes)* attributes =
+      OfDriver<decltype(cuPointerGetAttributes)>("cuPointerGetAttributes", "cuPointerGetAttributes");
+
+  // What the driver says of a pointer, relative to where its memory begins.
+  using Said = std::tuple<std::uint64_t, unsigned, int, std::uint64_t, std::size_t, int, std::uint64_t, int, std::size_t>;
+  struct Ways {
+    decltype(cuMemGetAddressRange)* range;
+    decltype(cuPointerGetAttribute)* one;
+    decltype(cuPointerGetAttributes)* all;
+  };
+  static Said SaidOf(CUdeviceptr base, const Ways& ways) {
+    const CUdeviceptr inside = base + 4096;
+    CUcontext context = nullptr;
+    unsigned type = 0;
+    int ordinal = -1, legacy = -1, managed = -1;
+    CUdeviceptr begin = 0, begin_of_range = 0, device_pointer = 0;
+    std::size_t size = 0, size_of_range = 0;
+    std::uint64_t handle_types = 77;
+    std::vector<std::pair<CUpointer_attribute, void*>> asked = {{CU_POINTER_ATTRIBUTE_CONTEXT, &context},
+                                                                {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, &type},
+                                                                {CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, &ordinal},
+                                                                {CU_POINTER_ATTRIBUTE_DEVICE_POINTER, &device_pointer},
+                                                                {CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, &begin},
+                                                                {CU_POINTER_ATTRIBUTE_RANGE_SIZE, &size},
+                                                                {CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, &legacy},
+                                                                {CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, &handle_types},
+                                                                {CU_POINTER_ATTRIBUTE_IS_MANAGED, &managed}};
+    if (ways.all != nullptr) {
+      std::vector<CUpointer_attribute> names;
+      std::vector<void*> values;
+      for (const auto& [name, value] : asked) {
+        names.push_back(name);
+        values.push_back(value);
+      }
+      EXPECT_EQ(ways.all(static_cast<unsigned>(names.size()), names.data(), values.data(), inside), CUDA_SUCCESS);
+    } else {
+      for (const auto& [name, value] : asked) EXPECT_EQ(ways.one(value, name, inside), CUDA_SUCCESS) << name;
+    }
+    EXPECT_EQ(ways.range(&begin_of_range, &size_of_range, inside), CUDA_SUCCESS);
+    EXPECT_EQ(device_pointer, inside);
+    EXPECT_EQ(begin_of_range, base);
+    return {reinterpret_cast<std::uint64_t>(context),
+            type,
+            ordinal,
+            begin - base,
+            size,
+            legacy,
+            handle_types,
+            managed,
+            size_of_range};
+  }
+};
+
+TEST_F(Program, memory_of_the_program_answers_as_memory_of_the_driver_does) {
+  static_cast<void>(Take(512));  // so that its chunk begins elsewhere
+  const CUdeviceptr ours = Take(kBytes);
+  CUdeviceptr plain = 0;
+  ASSERT_EQ(Plain<decltype(cuMemAlloc)>("cuMemAlloc_v2")(&plain, kBytes), CUDA_SUCCESS);
+  const auto one_by_one = [&](auto* range_of, auto* one) { return Ways{range_of, one, nullptr}; };
+  const auto stock = one_by_one(Plain<decltype(cuMemGetAddressRange)>("cuMemGetAddressRange_v2"),
+                                Plain<decltype(cuPointerGetAttribute)>("cuPointerGetAttribute"));
+  const Said expected = SaidOf(plain, stock);
+  EXPECT_NE(std::get<0>(expected), 0U) << "a context";
+  EXPECT_EQ(SaidOf(ours, one_by_one(range, attribute)), expected);
+  EXPECT_EQ(SaidOf(ours, {range, attribute, attributes}), expected);
+  EXPECT_EQ(SaidOf(plain, {range, attribute, attributes}), expected) << "what is not ours passes through";
+  EXPECT_EQ(Plain<decltype(cuMemFree)>("cuMemFree_v2")(plain), CUDA_SUCCESS);
+  for (const auto& [address, part] : Parts()) EXPECT_EQ(free(address.value), CUDA_SUCCESS);
+  EXPECT_EQ(free(ours), CUDA_ERROR_INVALID_VALUE) << "a second time";
+}
+
+TEST_F(Program, it_is_paused_and_comes_back_and_what_is_allocated_meanwhile_is_the_drivers_and_counted) {
+  const CUdeviceptr kept = Take(kBytes), freed = Take(kBytes);
+  std::memset(At(kept), 0x5a, kBytes);
+  const std::size_t before = FreeBytes();
+  ASSERT_TRUE(Pause().ok());
+  EXPECT_GE(FreeBytes(), before + 2 * kBytes);
+  unsigned type = 0;
+  EXPECT_EQ(attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, kept), CUDA_SUCCESS);
+  EXPECT_EQ(type, static_cast<unsigned>(CU_MEMORYTYPE_DEVICE)) << "as if it were there";
+  const CUdeviceptr meanwhile = Take(kBytes);
+  std::memset(At(meanwhile), 1, kBytes);
+  EXPECT_EQ(Left(), (std::map<std::string, OutsideShare>{{"cuMemAlloc", {1, kBytes}}}));
+  EXPECT_EQ(free(freed), CUDA_SUCCESS);
+  ASSERT_TRUE(Resume().ok());
+  EXPECT_EQ(FreeBytes(), before) << "one was freed, and one allocated";
+  const auto* const bytes = static_cast<const unsigned char*>(At(kept));
+  EXPECT_TRUE(std::all_of(bytes, bytes + kBytes, [](unsigned char byte) { return byte == 0x5a; }));
+  EXPECT_EQ(free(meanwhile), CUDA_SUCCESS);
+  EXPECT_TRUE(Left().empty());
+  EXPECT_EQ(free(kept), CUDA_SUCCESS);
+}
+
+TEST_F(Program, a_tag_of_its_own_is_paused_apart_and_is_no_memory_of_the_program) {
+  Pools& pools = session().pools();
+  const PoolId own = *pools.Open("own", PoolPolicy::kPreserve);
+  const Address tagged = *pools.Allocate(own, kBytes, DeviceOrdinal{0});
+  const CUdeviceptr memory = Take(kBytes);
+  EXPECT_EQ(Parts().size(), 1U);
+  ASSERT_TRUE(Pause().ok());
+  EXPECT_TRUE(session().TouchesPaused(Address{memory}, 1));
+  EXPECT_FALSE(session().TouchesPaused(tagged, 1));
+  ASSERT_TRUE(pools.Pause(own, {}).ok());
+  ASSERT_TRUE(Resume().ok());
+  EXPECT_FALSE(session().TouchesPaused(Address{memory}, 1));
+  EXPECT_TRUE(session().TouchesPaused(tagged, 1));
+  ASSERT_TRUE(pools.Resume(own, {}).ok());
+  EXPECT_EQ(free(tagged.value), CUDA_SUCCESS) << "cudaFree takes what is a tag's, whoever allocated it";
+  EXPECT_EQ(free(memory), CUDA_SUCCESS);
+}
+
+TEST_F(Program, free_memory_is_what_the_program_can_still_allocate) {
+  const CUdeviceptr first = Take(512);
+  const std::size_t before = FreeBytes();
+  const CUdeviceptr more = Take(kBytes);
+  EXPECT_EQ(FreeBytes(), before - kBytes);
+  EXPECT_EQ(free(more), CUDA_SUCCESS);
+  EXPECT_EQ(FreeBytes(), before);
+  EXPECT_EQ(free(first), CUDA_SUCCESS);
+  EXPECT_EQ(FreeBytes(), before + 512) << "what a chunk keeps is free, too";
+}
+
+TEST_F(Program, who_allocates_and_frees_again_and_again_does_not_make_a_chunk_each_time) {
+  EXPECT_EQ(free(Take(kBytes)), CUDA_SUCCESS);
+  const auto before = Count<AllocationCreated>();
+  for (int time = 0; time < 10; ++time) EXPECT_EQ(free(Take(kBytes)), CUDA_SUCCESS);
+  EXPECT_EQ(Count<AllocationCreated>(), before);
+}
+
+TEST_F(Program, a_pitched_allocation_has_rows_as_the_drivers) {
+  const auto pitched = OfDriver<decltype(cuMemAllocPitch)>("cuMemAllocPitch", "cuMemAllocPitch_v2");
+  CUdeviceptr ours = 0, plain = 0;
+  std::size_t pitch = 0, expected = 0;
+  ASSERT_EQ(pitched(&ours, &pitch, 1000, 7, 4), CUDA_SUCCESS);
+  ASSERT_EQ(Plain<decltype(cuMemAllocPitch)>("cuMemAllocPitch_v2")(&plain, &expected, 1000, 7, 4), CUDA_SUCCESS);
+  EXPECT_EQ(pitch, expected);
+  EXPECT_EQ(Parts().at(Address{ours}).bytes, pitch * 7);
+  EXPECT_EQ(Plain<decltype(cuMemFree)>("cuMemFree_v2")(plain), CUDA_SUCCESS);
+  EXPECT_EQ(free(ours), CUDA_SUCCESS);
+}
+
+TEST_F(Program, a_free_during_a_capture_does_not_break_it_and_is_done_later) {
+  const auto begin = OfDriver<decltype(cuStreamBeginCapture)>("cuStreamBeginCapture", "cuStreamBeginCapture_v2");
+  const auto end = OfDriver<decltype(cuStreamEndCapture)>("cuStreamEndCapture", "cuStreamEndCapture");
+  const auto destroy = OfDriver<decltype(cuStreamDestroy)>("cuStreamDestroy", "cuStreamDestroy_v2");
+  const CUdeviceptr other = Take(512);
+  for (const bool ends : {true, false}) {
+    const CUdeviceptr memory = Take(kBytes);
+    CUstream stream = nullptr;
+    CUgraph graph = nullptr;
+    ASSERT_EQ(Plain<decltype(cuStreamCreate)>("cuStreamCreate")(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    ASSERT_EQ(begin(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    EXPECT_EQ(free(memory), CUDA_SUCCESS);
+    EXPECT_EQ(Parts().size(), 2U);
+    if (ends) EXPECT_EQ(end(stream, &graph), CUDA_SUCCESS) << "the capture is valid";
+    EXPECT_EQ(destroy(stream), CUDA_SUCCESS);
+    EXPECT_EQ(free(Take(512)), CUDA_SUCCESS);
+    EXPECT_EQ(Parts().size(), 1U) << "given back";
+  }
+  EXPECT_EQ(free(other), CUDA_SUCCESS);
+}
+
+TEST_F(Program, memory_of_a_context_that_the_program_made_stays_the_drivers) {
+  static CUcontext context = nullptr;  // which the stand-in never deletes
+  using Create = CUresult(CUcontext*, unsigned, CUdevice);
+  ASSERT_EQ(Plain<Create>("cuCtxCreate_v2")(&context, 0, 0), CUDA_SUCCESS);
+  const CUdeviceptr memory = Take(kBytes);
+  EXPECT_EQ(Left(), (std::map<std::string, OutsideShare>{{"cuMemAlloc", {1, kBytes}}}));
+  EXPECT_EQ(free(memory), CUDA_SUCCESS);
+  ASSERT_EQ(Plain<decltype(cuCtxDestroy)>("cuCtxDestroy_v2")(context), CUDA_SUCCESS);
+}
+
+TEST_F(Program, a_device_with_peer_access_reaches_all_of_it) {
+  const CUdeviceptr before = Take(kBytes);
+  CUcontext first = nullptr, second = nullptr;
+  ASSERT_EQ(Plain<decltype(cuCtxGetCurrent)>("cuCtxGetCurrent")(&first), CUDA_SUCCESS);
+  ASSERT_EQ(Plain<decltype(cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain")(&second, 1), CUDA_SUCCESS);
+  const auto on_second = [&](const auto& act) {
+    EXPECT_EQ(Plain<decltype(cuCtxPushCurrent)>("cuCtxPushCurrent_v2")(second), CUDA_SUCCESS);
+    act();
+    EXPECT_EQ(Plain<decltype(cuCtxPopCurrent)>("cuCtxPopCurrent_v2")(nullptr), CUDA_SUCCESS);
+  };
+  on_second([&] {
+    EXPECT_NE(Plain<decltype(cuMemsetD8)>("cuMemsetD8_v2")(before, 1, kBytes), CUDA_SUCCESS);
+    EXPECT_EQ(OfDriver<decltype(cuCtxEnablePeerAccess)>("cuCtxEnablePeerAccess", "cuCtxEnablePeerAccess")(first, 0),
+              CUDA_SUCCESS);
+  });
+  const CUdeviceptr after = Take(std::size_t{256} << 20);
+  on_second([&] {
+    for (const CUdeviceptr memory : {before, after})
+      EXPECT_EQ(Plain<decltype(cuMemsetD8)>("cuMemsetD8_v2")(memory, 1, kBytes), CUDA_SUCCESS);
+    EXPECT_EQ(free(after), CUDA_SUCCESS) << "whose device is not the current one";
+  });
+  EXPECT_EQ(free(before), CUDA_SUCCESS);
+}
+
+TEST_F(Program, what_is_not_taken_is_counted_by_the_function_that_made_it) {
+  static constexpr CUdeviceptr kThere = 0x7000'0000;
+  static const auto kArray = reinterpret_cast<CUarray>(0x7100);
+  const auto managed = Others<decltype(cuMemAllocManaged)>(
+      "cuMemAllocManaged", [](CUdeviceptr* pointer, std::size_t, unsigned) { return *pointer = kThere, CUDA_SUCCESS; });
+  const auto freed = Others<decltype(cuMemFree)>("cuMemFree", [](CUdeviceptr) { return CUDA_SUCCESS; });
+  const auto array = Others<decltype(cuArrayCreate)>(
+      "cuArrayCreate", [](CUarray* made, const CUDA_ARRAY_DESCRIPTOR*) { return *made = kArray, CUDA_SUCCESS; });
+  const auto destroy = Others<decltype(cuArrayDestroy)>("cuArrayDestroy", [](CUarray) { return CUDA_SUCCESS; });
+  const auto async = OfDriver<decltype(cuMemAllocAsync)>("cuMemAllocAsync", "cuMemAllocAsync");
+  const auto free_async = OfDriver<decltype(cuMemFreeAsync)>("cuMemFreeAsync", "cuMemFreeAsync");
+  const auto create = OfDriver<decltype(cuMemCreate)>("cuMemCreate", "cuMemCreate");
+  const auto release = OfDriver<decltype(cuMemRelease)>("cuMemRelease", "cuMemRelease");
+  CUdeviceptr one = 0, two = 0;
+  CUarray made = nullptr;
+  CUmemGenericAllocationHandle handle = 0;
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  ASSERT_EQ(managed(&one, 4096, 1), CUDA_SUCCESS);
+  ASSERT_EQ(array(&made, nullptr), CUDA_SUCCESS);
+  ASSERT_EQ(async(&two, kBytes, nullptr), CUDA_SUCCESS);
+  ASSERT_EQ(create(&handle, kBytes, &properties, 0), CUDA_SUCCESS);
+  const std::map<std::string, OutsideShare> all = {{"cuMemAllocManaged", {1, 4096}},
+                                                   {"cuArrayCreate", {1, 0}},
+                                                   {"cuMemAllocAsync", {1, kBytes}},
+                                                   {"cuMemCreate", {1, kBytes}}};
+  EXPECT_EQ(Left(), all);
+  EXPECT_NE(session().MemoryJson().find(R"("cuMemAllocAsync":{"allocations":1,"bytes":2097152})"), std::string::npos);
+  EXPECT_EQ(freed(one), CUDA_SUCCESS);
+  EXPECT_EQ(destroy(made), CUDA_SUCCESS);
+  EXPECT_EQ(free_async(two, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(release(handle), CUDA_SUCCESS);
+  EXPECT_TRUE(Left().empty());
+}
+
+TEST_F(Program, threads_allocate_and_free_while_it_is_paused_and_resumed) {
+  constexpr int kThreads = 4, kRounds = 60;
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      CUcontext context = nullptr;
+      Plain<decltype(cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain")(&context, 0);
+      Plain<decltype(cuCtxSetCurrent)>("cuCtxSetCurrent")(context);
+      std::minstd_rand random(static_cast<unsigned>(thread) + 1);
+      std::vector<CUdeviceptr> held;
+      for (int round = 0; round < kRounds; ++round) {
+        CUdeviceptr address = 0;
+        if (alloc(&address, 1 + random() % (std::size_t{3} << 20)) != CUDA_SUCCESS || address % 512 != 0) ++wrong;
+        held.push_back(address);
+        if (held.size() < 8) continue;
+        std::swap(held[random() % held.size()], held.back());
+        if (free(held.back()) != CUDA_SUCCESS) ++wrong;
+        held.pop_back();
+      }
+      for (const CUdeviceptr one : held)
+        if (free(one) != CUDA_SUCCESS) ++wrong;
+    });
+  }
+  for (int cycle = 0; cycle < 5; ++cycle) {
+    EXPECT_TRUE(Pause().ok());
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    EXPECT_TRUE(Resume().ok());
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+}  // namespace
+}  // namespace amem::test

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <kj/exception.h>
 
-#include <array>
 #include <cstring>
 #include <exception>
 
@@ -295,9 +294,8 @@ Result<State> DecodeSnapshot(std::span<const std::byte> payload) {
     std::memcpy(&length, payload.data(), sizeof length);
     payload = payload.subspan(sizeof length);
     if (length > payload.size()) return Status{Code::kCorrupt, "the snapshot ends inside an event"};
-    const auto event = DecodeEvent(payload.first(length));
-    if (!event) return event.status().Within("an event of the snapshot");
-    if (const Status applied = Apply(state, *event); !applied) {
+    AMEM_ASSIGN(const auto event, DecodeEvent(payload.first(length)).Within("an event of the snapshot"));
+    if (const Status applied = Apply(state, event); !applied) {
       return Status{Code::kCorrupt, "the snapshot does not fold: " + applied.message()};
     }
     payload = payload.subspan(length);

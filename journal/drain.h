@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <mutex>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>

@@ -1,7 +1,6 @@
 // A writer that outlasts its journal: the session goes on when there is none, and in a fresh directory once there can be one.
 #include <fmt/format.h>
 
-#include <mutex>
 #include <utility>
 
 #include "journal/base/fork_guard.h"

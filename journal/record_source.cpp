@@ -182,9 +182,7 @@ Result<std::unique_ptr<RecordSource>> OpenSource(const std::filesystem::path& di
     if (live || damage.code() != Code::kCorrupt) return damage;
   }
   if (damage.code() != Code::kCorrupt) return damage.Within("open " + path.string());
-  auto salvaged = SalvagedSource::Collect(std::move(file), damage);
-  return salvaged ? std::move(salvaged)
-                  : Result<std::unique_ptr<RecordSource>>(salvaged.status().Within("open " + path.string()));
+  return SalvagedSource::Collect(std::move(file), damage).Within("open " + path.string());
 }
 
 }  // namespace amem

@@ -12,7 +12,6 @@
 #include <cstdlib>
 #include <memory>
 
-#include "journal/base/clock.h"
 #include "journal/base/directory.h"
 #include "journal/base/file.h"
 #include "journal/tail.h"

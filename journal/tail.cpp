@@ -16,7 +16,6 @@
 #include <cstring>
 #include <fstream>
 #include <new>
-#include <optional>
 #include <span>
 #include <sstream>
 #include <string>

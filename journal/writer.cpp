@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <sys/types.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -219,14 +218,12 @@ Result<std::unique_ptr<JournalWriter>> Make(const JournalOptions& options, Sessi
 }  // namespace
 
 Result<std::unique_ptr<JournalWriter>> JournalWriter::Open(const JournalOptions& options, SessionId session) {
-  auto made = Make(options, session, nullptr);
-  return made ? std::move(made) : Result<std::unique_ptr<JournalWriter>>(made.status().Within("open a journal"));
+  return Make(options, session, nullptr).Within("open a journal");
 }
 
 Result<std::unique_ptr<JournalWriter>> JournalWriter::Continue(const JournalOptions& options, SessionId session,
                                                                const State& state) {
-  auto made = Make(options, session, &state);
-  return made ? std::move(made) : Result<std::unique_ptr<JournalWriter>>(made.status().Within("begin a journal anew"));
+  return Make(options, session, &state).Within("begin a journal anew");
 }
 
 }  // namespace amem

@@ -244,6 +244,7 @@ class [[nodiscard]] Result {
   T* operator->() { return &std::get<0>(data_); }
   const T* operator->() const { return &std::get<0>(data_); }
   [[nodiscard]] Status status() const { return ok() ? Status{} : std::get<1>(data_); }
+  [[nodiscard]] Result Within(std::string_view doing) && { return ok() ? std::move(*this) : Result(status().Within(doing)); }
 
  private:
   std::variant<T, Status> data_;

@@ -41,6 +41,11 @@ std::uint64_t StartTicks(pid_t pid) {
   return stat && !stat->ended() ? stat->start_ticks : 0;
 }
 
+pid_t ParentOf(pid_t pid) {
+  const auto stat = ReadProcessStat(pid);
+  return stat ? stat->parent : 0;
+}
+
 std::uint64_t PidNamespace() {
   struct stat found {};
   return ::stat("/proc/self/ns/pid", &found) == 0 ? static_cast<std::uint64_t>(found.st_ino) : 0;

@@ -31,6 +31,8 @@ std::optional<ProcessStat> ReadProcessStat(pid_t pid);
 // Its start_ticks; 0: there is no such process, or it has ended.
 std::uint64_t StartTicks(pid_t pid);
 
+pid_t ParentOf(pid_t pid);  // 0: not known
+
 // The pid namespace of this process, by inode; 0: unknown.
 std::uint64_t PidNamespace();
 

@@ -66,9 +66,8 @@ Result<JobControl> JobControl::Open(const std::vector<RankPlace>& ranks, const s
   auto sockets = std::make_unique<ToolSockets>(socket_directory);
   std::vector<RankLink> links;
   for (RankPlace& place : sorted) {
-    auto link = RankLink::Connect(*sockets, std::move(place));
-    if (!link) return link.status();
-    if (*link) links.push_back(**std::move(link));
+    AMEM_ASSIGN(auto link, RankLink::Connect(*sockets, std::move(place)));
+    if (link) links.push_back(*std::move(link));
   }
   JobControl job(std::move(sockets), std::move(links));
   job.GiveAll();  // nothing yet; but from now on the ranks take this tool's orders only

@@ -1,7 +1,6 @@
 #include "replay/control/rank_control.h"
 
 #include <algorithm>
-#include <string>
 #include <thread>
 #include <utility>
 
@@ -94,8 +93,9 @@ void RankControl::Begin(std::uint64_t request, Phase phase) {
   });
 }
 
-void RankControl::Report(Phase phase, Stage done) {
+void RankControl::Report(Phase phase, Stage done, std::optional<Bytes> held) {
   Tell([&](Standing& mine) {
+    mine.held = held.value_or(mine.held);
     mine.phase = phase;
     mine.stage_done = done;
   });
@@ -245,11 +245,7 @@ RankControl::Next RankControl::LookPaused(const Order& order) {
     if (const Status paused = actions_->PauseTags(); !paused.ok()) return StayPaused(paused);
   tags_done_ = true;
   actions_->Note(RequestEnded{order.request, CycleKind::kPause, Code::kOk, ""});
-  Tell([held = actions_->Held()](Standing& mine) {
-    mine.held = held;
-    mine.phase = Phase::kPaused;
-    mine.stage_done = Stage::kNccl;
-  });
+  Report(Phase::kPaused, Stage::kNccl, actions_->Held());
   return Next::kWait;
 }
 
@@ -276,11 +272,7 @@ RankControl::Next RankControl::ResumeAsAsked(const Order& order) {
   mode_ = Mode::kIdle;
   actions_->Note(RequestEnded{order.request, CycleKind::kResume, Code::kOk, ""});
   Settle(order.request);
-  Tell([held = actions_->Held()](Standing& mine) {
-    mine.held = held;
-    mine.phase = Phase::kRunning;
-    mine.stage_done = Stage::kNccl;
-  });
+  Report(Phase::kRunning, Stage::kNccl, actions_->Held());
   return Next::kGoOn;
 }
 

@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 
 #include "journal/base/deadline.h"
 #include "replay/peers/requests.h"
@@ -88,7 +89,7 @@ class RankControl final : public RequestServer {
   void SetOwnPause(OwnPause own);
   void Settle(std::uint64_t request);  // nothing more is to be done about this one
   void Begin(std::uint64_t request, Phase phase);
-  void Report(Phase phase, Stage done);
+  void Report(Phase phase, Stage done, std::optional<Bytes> held = {});
   template <class Change>
   void Tell(const Change& change);  // of standing_, under the lock
 

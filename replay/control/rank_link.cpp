@@ -172,10 +172,9 @@ void Await(std::span<RankLink> links, Deadline until, const std::function<bool()
 }
 
 Result<Standing> StandingOf(const ToolSockets& sockets, SessionId session) {
-  auto link = RankLink::Connect(sockets, {.session = session});
-  if (!link) return link.status();
-  if (!*link) return Status{Code::kPeerLost, ToText(session) + " has ended"};
-  RankLink& rank = **link;
+  AMEM_ASSIGN(auto link, RankLink::Connect(sockets, {.session = session}));
+  if (!link) return Status{Code::kPeerLost, ToText(session) + " has ended"};
+  RankLink& rank = *link;
   static_cast<void>(rank.Ask());
   Await({&rank, 1}, In(kForRoom), [&] { return rank.heard() || !rank.alive(); });
   if (rank.heard()) return rank.standing();

@@ -3,7 +3,6 @@
 
 #include <sys/types.h>
 
-#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -11,7 +10,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "replay/peers/requests.h"
 #include "replay/peers/unix/connection.h"

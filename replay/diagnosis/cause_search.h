@@ -2,7 +2,6 @@
 #pragma once
 
 #include <map>
-#include <set>
 #include <vector>
 
 #include "replay/diagnosis/candidate_causes.h"

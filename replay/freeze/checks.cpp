@@ -245,11 +245,10 @@ Status CheckBeforeFreeze(std::span<const Result<State>> states, FreezeHost& host
 Status CheckWhilePaused(FreezableJob& job, std::span<const RankProcess> processes) {
   std::vector<std::string> problems, noted_before;
   for (const RankProcess& process : processes) {
-    const auto state = job.MemoryOf(process);
-    if (!state.ok()) return state.status().Within("what " + process.name + " holds cannot be read");
-    FindSharedOutside(process, *state, problems, noted_before);
+    AMEM_ASSIGN(const auto state, job.MemoryOf(process).Within("what " + process.name + " holds cannot be read"));
+    FindSharedOutside(process, state, problems, noted_before);
     Bytes shared = 0;
-    for (const auto& [id, allocation] : state->allocations) {
+    for (const auto& [id, allocation] : state.allocations) {
       if (allocation.placed() || !allocation.resident || !allocation.on_device()) continue;
       if (!allocation.own() || !allocation.importers.empty()) shared += allocation.bytes;
     }

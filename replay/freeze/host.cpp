@@ -1,6 +1,5 @@
 #include "replay/freeze/host.h"
 
-#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <fstream>
@@ -10,14 +9,6 @@
 #include "journal/base/process_stat.h"
 
 namespace amem {
-namespace {
-
-pid_t ParentOf(pid_t pid) {
-  const auto stat = ReadProcessStat(pid);
-  return stat ? stat->parent : 0;
-}
-
-}  // namespace
 
 std::vector<pid_t> ReadSiblings(pid_t pid) {
   const pid_t launcher = ParentOf(pid);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <future>
-#include <thread>
 
 #include "journal/base/clock.h"
 #include "statemachine/event.h"
@@ -82,10 +81,9 @@ Status FreezeOperation::GoOn() {
 Status FreezeOperation::AnswerRestores() {
   for (FrozenProcess& one : processes_) {
     if (!one.restore_unanswered || HasEnded(one)) continue;
-    const auto state = checkpointer_.StateOf(one.process.pid);
-    if (!state.ok()) return state.status().Within(one.process.name);
+    AMEM_ASSIGN(const auto state, checkpointer_.StateOf(one.process.pid).Within(one.process.name));
     one.restore_unanswered = false;
-    if (*state == CheckpointState::kLocked || *state == CheckpointState::kRunning) Move(one, history_->pairs);
+    if (state == CheckpointState::kLocked || state == CheckpointState::kRunning) Move(one, history_->pairs);
     AMEM_TRY(Note(one, StepOfFreeze::kRestore, true));
   }
   return {};
@@ -165,14 +163,13 @@ Status FreezeOperation::AskDriver() {
   std::size_t frozen = 0, alive = 0;
   for (const FrozenProcess& one : processes_) {
     if (HasEnded(one)) continue;
-    const auto state = checkpointer_.StateOf(one.process.pid);
-    if (!state.ok()) return state.status().Within(one.process.name);
-    if (*state == CheckpointState::kFailed) {
+    AMEM_ASSIGN(const auto state, checkpointer_.StateOf(one.process.pid).Within(one.process.name));
+    if (state == CheckpointState::kFailed) {
       return {Code::kRefused,
               fmt::format("{} (pid {}) was lost by an earlier restore, and must end", one.process.name, one.process.pid)};
     }
     ++alive;
-    frozen += *state != CheckpointState::kRunning ? 1U : 0U;
+    frozen += state != CheckpointState::kRunning ? 1U : 0U;
   }
   if (frozen == 0) return {};
   if (Unfinished() && !checked_) {
@@ -211,13 +208,12 @@ Status FreezeOperation::Thaw() {
   if (!gpus.ok()) return gpus.status();
   if (In(CheckpointState::kCheckpointed).empty() && In(CheckpointState::kLocked).empty() && !Unfinished()) return IsNotFrozen();
   resumes_ = true;
-  const auto pairs = ReadGpuPairs(options_.gpus, *gpus);
-  if (!pairs.ok()) return pairs.status();
-  if (!pairs->empty() && !checkpointer_.TakesPairs()) {
+  AMEM_ASSIGN(const auto pairs, ReadGpuPairs(options_.gpus, *gpus));
+  if (!pairs.empty() && !checkpointer_.TakesPairs()) {
     return {Code::kUnsupported, "--gpus needs a driver of CUDA 13 (580) or newer; this is " + checkpointer_.Version()};
   }
   AMEM_TRY(GoOn());
-  pairs_ = *pairs;
+  pairs_ = pairs;
   // After a thaw onto other GPUs that was undone or refused half way, some processes' contents are there already.
   const bool some_moved = std::ranges::any_of(processes_, [](const FrozenProcess& one) { return !one.moved.empty(); });
   if (pairs_.empty() && some_moved) {

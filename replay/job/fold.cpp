@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
 #include "statemachine/apply.h"
@@ -46,7 +48,7 @@ bool Folding::Follow(const Event& event) {
     const Status sound = observer->After(event, out_.state);
     if (!sound && !out_.broken) Break(BreakKind::kState, event.seq, sound);
   }
-  return true;
+  return observers_.empty() || !std::ranges::all_of(observers_, &FoldObserver::Done);
 }
 
 bool Folding::Behind(const Event& event) {
@@ -57,16 +59,14 @@ bool Folding::Behind(const Event& event) {
 
 void Folding::Break(BreakKind kind, SequenceNumber at, Status why) { out_.broken = Folded::Break{kind, at, std::move(why)}; }
 
-Result<Folded> FoldJournal(JournalReader& reader, std::span<FoldObserver* const> observers) {
-  Result<JournalInfo> info = reader.Info();
-  if (!info) return info.status();
-  Folded folded{.info = *std::move(info)};
+Result<Folded> FoldJournal(JournalReader& reader, std::span<FoldObserver* const> observers, SequenceNumber last) {
+  Folded folded;
+  AMEM_ASSIGN(folded.info, reader.Info());
   Folding folding(folded, observers);
   folding.Begin(StateBefore(reader, folded.info));
-  Result<ReadReport> read = reader.Read(SequenceNumber{folded.state.last.value + 1}, kToTheEnd,
-                                        [&folding](const Event& event) { return folding.Take(event); });
-  if (!read) return read.status();
-  folded.damage = *std::move(read);
+  AMEM_ASSIGN(auto read, reader.Read(SequenceNumber{folded.state.last.value + 1}, last,
+                                     [&folding](const Event& event) { return folding.Take(event); }));
+  folded.damage = std::move(read);
   for (FoldObserver* observer : observers) observer->End(folded);
   return folded;
 }

@@ -26,6 +26,8 @@ class FoldObserver {
   virtual Status After(const Event& /*event*/, const State& /*after*/) { return {}; }
   // Behind a break, where the state is not known any more. False: no more of that; reading ends when no observer wants more.
   virtual bool Behind(const Event& /*event*/) { return false; }
+  // Nothing of what follows is wanted: reading ends when that is so for all observers.
+  [[nodiscard]] virtual bool Done() const { return false; }
   virtual void End(const Folded& /*folded*/) {}
 };
 
@@ -69,8 +71,8 @@ class Folding {
   std::span<FoldObserver* const> observers_;
 };
 
-// A failure means that nothing could be read.
-Result<Folded> FoldJournal(JournalReader& reader, std::span<FoldObserver* const> observers);
+// A failure means that nothing could be read. `last`: what follows that event is left out.
+Result<Folded> FoldJournal(JournalReader& reader, std::span<FoldObserver* const> observers, SequenceNumber last = kToTheEnd);
 
 // "event 17 does not fit what came before it: mapped: address 0x7f00 ...: there is no such allocation"; "events 3 to 4 are
 // missing".

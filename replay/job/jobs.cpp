@@ -226,15 +226,12 @@ JobTies TiesOf(const SessionStory& history) {
 }
 
 Result<JobTies> ReadTies(const std::filesystem::path& session) {
-  auto reader = JournalReader::Open(session);
-  if (!reader) return reader.status();
-  const Result<Opening> opening = ReadOpening(**reader);
-  if (!opening) return opening.status();
-  const Result<State> state = (*reader)->StateAt(std::nullopt);
-  if (!state) return state.status();
-  JobTies ties{.who = opening->who, .live = opening->info.status == SessionStatus::kLive, .last_ns = opening->last_ns};
-  AddFromState(ties, *state);
-  for (const auto& [id, c] : state->communicators) {
+  AMEM_ASSIGN(const auto reader, JournalReader::Open(session));
+  AMEM_ASSIGN(const auto opening, ReadOpening(*reader));
+  AMEM_ASSIGN(const auto state, reader->StateAt(std::nullopt));
+  JobTies ties{.who = opening.who, .live = opening.info.status == SessionStatus::kLive, .last_ns = opening.last_ns};
+  AddFromState(ties, state);
+  for (const auto& [id, c] : state.communicators) {
     if (c.hash != 0) ties.communicators.push_back({.communicator = id, .hash = c.hash, .rank = c.rank, .ranks = c.ranks});
   }
   return ties;

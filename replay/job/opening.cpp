@@ -8,10 +8,8 @@ namespace amem {
 
 Result<State> StateBefore(JournalReader& reader, const JournalInfo& info) {
   if (info.first.value <= 1) return State{};
-  Result<State> before = reader.StateAt(SequenceNumber{info.first.value - 1});
-  if (before) return before;
-  return before.status().Within(
-      fmt::format("the journal begins with event {}, and the state before it cannot be read", info.first.value));
+  return reader.StateAt(SequenceNumber{info.first.value - 1})
+      .Within(fmt::format("the journal begins with event {}, and the state before it cannot be read", info.first.value));
 }
 
 SessionOpened Completed(SessionOpened opened, const JournalInfo& info, std::uint64_t first_ns) {
@@ -19,6 +17,15 @@ SessionOpened Completed(SessionOpened opened, const JournalInfo& info, std::uint
   if (opened.pid == 0) opened.pid = info.pid;
   if (opened.monotonic_ns == 0) opened.monotonic_ns = first_ns;
   return opened;
+}
+
+Result<std::optional<Event>> ReadEvent(JournalReader& reader, SequenceNumber seq) {
+  std::optional<Event> found;
+  const auto read = reader.Read(seq, seq, [&found](const Event& event) {
+    found = event;
+    return false;
+  });
+  return read ? Result(std::move(found)) : read.status();
 }
 
 ReadyCommunicators ReadCommunicators(JournalReader& reader, const JournalInfo& info) {
@@ -32,11 +39,9 @@ ReadyCommunicators ReadCommunicators(JournalReader& reader, const JournalInfo& i
 }
 
 Result<Opening> ReadOpening(JournalReader& reader) {
-  Result<JournalInfo> info = reader.Info();
-  if (!info) return info.status();
-  Result<State> before = StateBefore(reader, *info);
-  if (!before) return before.status();
-  Opening opening{.info = *std::move(info), .before = *std::move(before)};
+  Opening opening;
+  AMEM_ASSIGN(opening.info, reader.Info());
+  AMEM_ASSIGN(opening.before, StateBefore(reader, opening.info));
   opening.who = opening.before.session;
   const auto look = [&](const Event& event) {
     if (const auto* opened = std::get_if<SessionOpened>(&event.body)) opening.who = *opened;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "journal/journal.h"
 #include "replay/job/clock.h"
@@ -19,6 +20,9 @@ struct Opening {
   std::uint64_t first_ns = 0, last_ns = 0;  // times of the first and the last event; 0: not readable
 };
 Result<Opening> ReadOpening(JournalReader& reader);
+
+// One event; nothing: there is none of that number, or it is damaged.
+Result<std::optional<Event>> ReadEvent(JournalReader& reader, SequenceNumber seq);
 
 // For JobClock, by a reader that does not read all events anyway. What cannot be read is left out.
 ReadyCommunicators ReadCommunicators(JournalReader& reader, const JournalInfo& info);

@@ -6,7 +6,6 @@
 
 #include <cerrno>
 #include <system_error>
-#include <utility>
 
 namespace amem {
 namespace {
@@ -38,16 +37,12 @@ Result<OutputFile> OutputFile::Open(const fs::path& path) {
   std::error_code failed;
   const bool dangling = !there && fs::is_symlink(path, failed);
   if ((there && !S_ISREG(st.st_mode)) || dangling) {
-    auto file = File::Open(path, O_WRONLY | (dangling ? O_CREAT : 0), 0666);
-    if (!file) return file.status();
-    out.file_ = *std::move(file);
+    AMEM_ASSIGN(out.file_, File::Open(path, O_WRONLY | (dangling ? O_CREAT : 0), 0666));
     return out;
   }
   if (there) out.path_ = fs::canonical(path, failed);
   out.unfinished_ = out.path_.string() + ".unfinished-" + std::to_string(getpid());
-  auto file = File::Open(out.unfinished_, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0666);
-  if (!file) return file.status();
-  out.file_ = *std::move(file);
+  AMEM_ASSIGN(out.file_, File::Open(out.unfinished_, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0666));
   return out;
 }
 

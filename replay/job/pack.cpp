@@ -1,6 +1,5 @@
 #include "replay/job/pack.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 #define ZSTD_STATIC_LINKING_ONLY  // for the default limit of a window
@@ -101,16 +100,14 @@ class Packer {
 
   Status Add(const fs::path& session) {
     const std::uint64_t as_of_ns = MonotonicNs();
-    auto reader = JournalReader::Open(session);
-    if (!reader) return reader.status();
-    const auto info = (*reader)->Info();
-    if (!info) return info.status();
-    const std::string reason = options_.anonymous ? names_.CleanText(info->broken_reason) : info->broken_reason;
-    const PackJson header = {{"session", info->session.value}, {"pid", info->pid},        {"format", info->format},
-                             {"status", ToText(info->status)}, {"broken_reason", reason}, {"as_of_ns", as_of_ns}};
+    AMEM_ASSIGN(const auto reader, JournalReader::Open(session));
+    AMEM_ASSIGN(const auto info, reader->Info());
+    const std::string reason = options_.anonymous ? names_.CleanText(info.broken_reason) : info.broken_reason;
+    const PackJson header = {{"session", info.session.value}, {"pid", info.pid},         {"format", info.format},
+                             {"status", ToText(info.status)}, {"broken_reason", reason}, {"as_of_ns", as_of_ns}};
     out_.Add(Block::kSession, BytesOf(header.dump(-1, ' ', false, PackJson::error_handler_t::replace)));
-    if (info->first.value > 1) AddSnapshot(session, **reader, SequenceNumber{info->first.value - 1});
-    const auto read = (*reader)->Read(info->first, info->last, [&](const Event& event) {
+    if (info.first.value > 1) AddSnapshot(session, *reader, SequenceNumber{info.first.value - 1});
+    const auto read = reader->Read(info.first, info.last, [&](const Event& event) {
       const auto message = encoder_.Encode(options_.anonymous ? names_.Clean(event) : event);
       out_.Add(Block::kEvent, message);
       ++packed_.events;
@@ -244,28 +241,24 @@ class SessionUnpacker {
  public:
   static Result<std::unique_ptr<SessionUnpacker>> Begin(const fs::path& directory, const PackJson& header) {
     const SessionId session{Number(header, "session")};
-    auto fresh = NewSessionDirectory::Create(directory, session);
-    if (!fresh) return fresh.status();
+    AMEM_ASSIGN(auto fresh, NewSessionDirectory::Create(directory, session));
     const Bytes largest = 2 * JournalOptions{}.map_bytes;  // filled in another order, a journal may take more than it had
-    auto store = Store::Create(fresh->path(), largest, SyncMode::kProcess);
-    if (!store) return store.status();
+    AMEM_ASSIGN(auto store, Store::Create(fresh.path(), largest, SyncMode::kProcess));
     const FileMeta meta{kJournalFormat, kJournalLeastReader, session, static_cast<std::int32_t>(Number(header, "pid")), 0};
     Encoder encoder;
     const auto frame = Framed(RecordType::kMeta, 1, encoder.Encode(meta));
-    AMEM_TRY((*store)->Write([&](const Store::Writing& writing) { return writing.Append(Table::kMeta, 1, frame); }));
-    return std::unique_ptr<SessionUnpacker>(new SessionUnpacker(*std::move(fresh), *std::move(store), header));
+    AMEM_TRY(store->Write([&](const Store::Writing& writing) { return writing.Append(Table::kMeta, 1, frame); }));
+    return std::unique_ptr<SessionUnpacker>(new SessionUnpacker(std::move(fresh), std::move(store), header));
   }
 
   Status Snapshot(std::span<const std::byte> payload) {
-    const auto state = DecodeSnapshot(payload);
-    if (!state) return state.status();
-    const auto frame = Framed(RecordType::kSnapshot, state->last.value, payload);
-    return store_->Write([&](const Store::Writing& w) { return w.Append(Table::kSnapshots, state->last.value, frame); });
+    AMEM_ASSIGN(const auto state, DecodeSnapshot(payload));
+    const auto frame = Framed(RecordType::kSnapshot, state.last.value, payload);
+    return store_->Write([&](const Store::Writing& w) { return w.Append(Table::kSnapshots, state.last.value, frame); });
   }
   Status Event(std::span<const std::byte> payload) {
-    const auto event = DecodeEvent(payload);
-    if (!event) return event.status();
-    waiting_.emplace_back(event->seq.value, Framed(RecordType::kEvent, event->seq.value, payload));
+    AMEM_ASSIGN(const auto event, DecodeEvent(payload));
+    waiting_.emplace_back(event.seq.value, Framed(RecordType::kEvent, event.seq.value, payload));
     waiting_bytes_ += payload.size();
     return waiting_.size() >= kEventsPerTransaction || waiting_bytes_ >= kBytesPerTransaction ? Flush() : Status{};
   }
@@ -313,20 +306,19 @@ class SessionUnpacker {
 }  // namespace
 
 Result<Packed> Pack(std::span<const fs::path> sessions, const fs::path& file, const PackOptions& options) {
-  auto out = OutputFile::Open(file);
-  if (!out) return out.status();
-  out->Write({kMagic.data(), kMagic.size()});
+  AMEM_ASSIGN(auto out, OutputFile::Open(file));
+  out.Write({kMagic.data(), kMagic.size()});
   Packed packed;
-  Compressor compressor(*out);
+  Compressor compressor(out);
   Packer packer(compressor, options, packed);
   for (const fs::path& session : sessions) {
     if (const Status added = packer.Add(session); !added) packed.damage.push_back(added.message());
   }
   if (packed.sessions == 0) return Status{Code::kNotFound, "pack: none of the journals could be read"};
   if (!compressor.Finish()) return Status{Code::kIo, "pack " + file.string() + ": zstd failed"};
-  AMEM_TRY(out->Commit());
-  packed.file_bytes = out->bytes();
-  packed.to_standard_output = out->is_standard_output();
+  AMEM_TRY(out.Commit());
+  packed.file_bytes = out.bytes();
+  packed.to_standard_output = out.is_standard_output();
   return packed;
 }
 
@@ -377,9 +369,7 @@ class Unpacker {
     if (++sessions_ > limits_.sessions) return TooLarge();
     const PackJson header = text.size() <= kHeaderMost ? PackJson::parse(text.begin(), text.end(), nullptr, false) : PackJson();
     if (!header.is_object()) return {Code::kCorrupt, file_.string() + ": what should introduce a session is no JSON"};
-    auto begun = SessionUnpacker::Begin(directory_, header);
-    if (!begun) return begun.status();
-    session_ = *std::move(begun);
+    AMEM_ASSIGN(session_, SessionUnpacker::Begin(directory_, header));
     return {};
   }
   Status Finish() {

@@ -312,10 +312,9 @@ Result<JournalFindings> VerifyJournal(JournalReader& reader, std::span<FoldObser
   JournalCheck check(found);
   std::vector<FoldObserver*> observers = {&check};
   observers.insert(observers.end(), others.begin(), others.end());
-  Result<Folded> folded = FoldJournal(reader, observers);
-  if (!folded) return folded.status();
-  if (folded->broken && folded->broken->kind == Folded::Break::Kind::kBeginning) return folded->broken->why.Within("verify");
-  check.Finish(*std::move(folded));
+  AMEM_ASSIGN(auto folded, FoldJournal(reader, observers));
+  if (folded.broken && folded.broken->kind == Folded::Break::Kind::kBeginning) return folded.broken->why.Within("verify");
+  check.Finish(std::move(folded));
   found.as_of_ns = std::max(found.as_of_ns, PresentOf(found.info, found.who, began));
   if (found.info.status == SessionStatus::kCrashed) {
     found.notes.push_back({found.info.session, found.state.last,

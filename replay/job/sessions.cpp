@@ -36,10 +36,9 @@ class Search {
   explicit Search(FoundSessions& found) : found_(found) {}
 
   Status In(const std::filesystem::path& folder, int levels = kLevelsDown) {
-    Result<std::vector<std::filesystem::path>> listed = ListSessions(folder);
-    if (!listed) return listed.status();
-    std::ranges::for_each(*listed, [this](auto& session) { AddOnce(std::move(session)); });
-    if (!listed->empty()) return {};
+    AMEM_ASSIGN(auto listed, ListSessions(folder));
+    std::ranges::for_each(listed, [this](auto& session) { AddOnce(std::move(session)); });
+    if (!listed.empty()) return {};
     std::error_code failed;
     std::vector<std::filesystem::path> below;
     for (std::filesystem::directory_iterator entry(folder, failed), end; !failed && entry != end; entry.increment(failed)) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "replay/job/clock.h"
+#include "replay/job/opening.h"
 
 namespace amem {
 namespace {
@@ -17,13 +18,9 @@ std::optional<SequenceNumber> LastUpTo(JournalReader& reader, const JournalInfo&
   std::optional<SequenceNumber> last;
   while (low <= high && low != 0) {
     const std::uint64_t middle = low + (high - low) / 2;
-    std::optional<std::uint64_t> at;
-    const auto read = reader.Read(SequenceNumber{middle}, SequenceNumber{middle}, [&](const Event& event) {
-      at = event.time_ns;
-      return false;
-    });
-    if (!read || !at) return last;  // damaged there
-    if (*at <= time_ns) {
+    const auto event = ReadEvent(reader, SequenceNumber{middle});
+    if (!event || !*event) return last;  // damaged there
+    if ((*event)->time_ns <= time_ns) {
       last = SequenceNumber{middle};
       low = middle + 1;
     } else {

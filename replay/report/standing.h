@@ -4,7 +4,6 @@
 // Plain values, of one moment of a story; no clock, and nothing is written.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>

@@ -6,7 +6,6 @@
 #include <array>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <set>
 #include <string_view>
 #include <utility>
 

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
-#include <span>
 #include <string>
 #include <vector>
 

@@ -9,10 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
-#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "journal/journal.h"

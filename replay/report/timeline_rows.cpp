@@ -1,7 +1,6 @@
 #include "replay/report/timeline_rows.h"
 
 #include <algorithm>
-#include <iterator>
 
 namespace amem {
 namespace {

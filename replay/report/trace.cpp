@@ -93,6 +93,7 @@ class SessionTrace final : public FoldObserver {
     if (std::exchange(sample_now_, false) || now_ >= next_sample_) Sample();
     return {};
   }
+  [[nodiscard]] bool Done() const override { return left_; }
   // What is still open ends with the journal, which left this state, or with the window.
   void Finish(const State& state) {
     state_ = &state;
@@ -309,21 +310,6 @@ class SessionTrace final : public FoldObserver {
   std::optional<Open> waits_;  // in a safe point, or in its own resume, for a request from outside
 };
 
-// A journal up to the first event behind a time.
-class ReaderUpTo final : public JournalReader {
- public:
-  ReaderUpTo(JournalReader& whole, std::uint64_t last_ns) : whole_(whole), last_ns_(last_ns) {}
-  Result<JournalInfo> Info() override { return whole_.Info(); }
-  Result<ReadReport> Read(SequenceNumber first, SequenceNumber last, const std::function<bool(const Event&)>& visit) override {
-    return whole_.Read(first, last, [&](const Event& event) { return visit(event) && event.time_ns <= last_ns_; });
-  }
-  Result<State> StateAt(std::optional<SequenceNumber> at, ReadReport* report) override { return whole_.StateAt(at, report); }
-
- private:
-  JournalReader& whole_;
-  const std::uint64_t last_ns_;
-};
-
 struct Part {
   JournalReader* reader = nullptr;
   Opening opening;
@@ -332,9 +318,8 @@ struct Part {
 Result<std::vector<Part>> PartsOf(std::span<const std::unique_ptr<JournalReader>> journals) {
   std::vector<Part> parts;
   for (const auto& reader : journals) {
-    Result<Opening> opening = ReadOpening(*reader);
-    if (!opening) return opening.status();
-    parts.push_back({reader.get(), *std::move(opening)});
+    AMEM_ASSIGN(auto opening, ReadOpening(*reader));
+    parts.push_back({reader.get(), std::move(opening)});
   }
   std::ranges::stable_sort(parts, {}, [](const Part& part) { return part.opening.who.rank; });
   return parts;
@@ -357,14 +342,6 @@ Result<Extent> ExtentOf(const TraceWindow& window, const JobClock& clock) {
   return extent;
 }
 
-// A journal's time at which a trace's time has come.
-std::uint64_t LastTimeOf(const Extent& window, std::int64_t origin_ns) {
-  constexpr std::uint64_t kEnd = std::numeric_limits<std::uint64_t>::max();
-  if (window.to >= kEnd / 4) return kEnd;
-  const std::int64_t last = WrappedSum(window.to, origin_ns);
-  return last < 0 ? kEnd : static_cast<std::uint64_t>(last);
-}
-
 // Draws one journal.
 Status DrawPart(const Part& part, const JobClock& clock, const Extent& window, std::uint64_t process, TraceWriter& out,
                 TraceSummary& summary) {
@@ -376,16 +353,14 @@ Status DrawPart(const Part& part, const JobClock& clock, const Extent& window, s
   const std::uint64_t last = std::min(SessionTrace::TimeOf(opening.last_ns, origin_ns), window.to);
   summary.duration_ns = std::max(summary.duration_ns, SessionTrace::TimeOf(opening.last_ns, origin_ns));
   SessionTrace session(out, process, opening.who, origin_ns, window, (last - std::min(last, first)) / kSamples);
-  ReaderUpTo reader(*part.reader, LastTimeOf(window, origin_ns));
-  const Result<Folded> folded = FoldJournal(reader, std::array<FoldObserver*, 1>{&session});
-  if (!folded) return folded.status();
-  session.Finish(folded->state);
+  AMEM_ASSIGN(const auto folded, FoldJournal(*part.reader, std::array<FoldObserver*, 1>{&session}));
+  session.Finish(folded.state);
   ++summary.sessions;
   summary.events += session.events();
   const std::string where = opening.info.directory.string();
-  if (const std::string damage = DamageText(folded->damage); !damage.empty())
+  if (const std::string damage = DamageText(folded.damage); !damage.empty())
     summary.incomplete.push_back(where + ": " + damage);
-  if (folded->broken) summary.incomplete.push_back(where + ": drawn only up to where " + ToText(*folded->broken));
+  if (folded.broken) summary.incomplete.push_back(where + ": drawn only up to where " + ToText(*folded.broken));
   return {};
 }
 
@@ -393,21 +368,19 @@ Status DrawPart(const Part& part, const JobClock& clock, const Extent& window, s
 
 Result<TraceSummary> WriteTrace(std::span<const std::unique_ptr<JournalReader>> journals,
                                 const std::function<void(std::string_view)>& write, const TraceWindow& window) {
-  const Result<std::vector<Part>> parts = PartsOf(journals);
-  if (!parts) return parts.status();
+  AMEM_ASSIGN(const auto parts, PartsOf(journals));
   std::vector<OpenedJournal> opened;
-  for (const Part& part : *parts) opened.push_back({&part.opening, part.reader});
+  for (const Part& part : parts) opened.push_back({&part.opening, part.reader});
   const JobClock clock = ClockOf(opened);
-  const Result<Extent> extent = ExtentOf(window, clock);
-  if (!extent) return extent.status();
+  AMEM_ASSIGN(const auto extent, ExtentOf(window, clock));
   TraceSummary summary;
   TraceWriter out(write, summary);
   std::set<std::uint64_t> processes;
-  for (const Part& part : *parts) {
+  for (const Part& part : parts) {
     // Viewers show the pid beside the name.
     std::uint64_t process = static_cast<std::uint64_t>(std::max(part.opening.who.pid, 0));
     while (!processes.insert(process).second) process += kOtherHosts;
-    AMEM_TRY(DrawPart(part, clock, *extent, process, out, summary));
+    AMEM_TRY(DrawPart(part, clock, extent, process, out, summary));
   }
   out.Finish();
   return summary;

@@ -22,9 +22,8 @@ class AbsentOwner {
       AllocationProperties properties = as_imported.properties;
       properties.handle_types = 1;
       if (own_device_ && properties.location.type == LocationType::kDevice) properties.location.id = 0;
-      const auto created = driver_->Create(as_imported.bytes, properties, 0);
-      if (!created) return created.status();
-      handle = *created;
+      AMEM_ASSIGN(const auto created, driver_->Create(as_imported.bytes, properties, 0));
+      handle = created;
     }
     return driver_->Export(handle);
   }

@@ -76,10 +76,8 @@ class Host {
   Status FindSessions() {
     for (const auto& reader : journals_) {
       auto one = std::make_unique<Rank>();
-      Result<Opening> opening = ReadOpening(*reader);
-      if (!opening) return opening.status();
+      AMEM_ASSIGN(one->opening, ReadOpening(*reader));
       one->reader = reader.get();
-      one->opening = *std::move(opening);
       one->stream =
           std::make_unique<EventStream>(*reader, SequenceNumber{one->opening.before.last.value + 1}, one->opening.info.last);
       AMEM_TRY(FindDevices(*reader, *one));
@@ -184,10 +182,10 @@ class Host {
     absent_owners_driver_ = *std::move(absent_owner);
     absent_owner_ = AbsentOwner(*absent_owners_driver_, true);
     for (const auto& one : ranks_) {
-      auto driver = Simulator::Open({.in_memory = *world, .visible = one->devices, .granularity = 4096, .physical = false});
-      if (!driver) return driver.status();
+      AMEM_ASSIGN(auto driver,
+                  Simulator::Open({.in_memory = *world, .visible = one->devices, .granularity = 4096, .physical = false}));
       auto session = std::make_unique<RerunSession>(
-          *std::move(driver), [this](const RemoteAllocation& remote, const Allocation& a) { return ExportRemote(remote, a); });
+          std::move(driver), [this](const RemoteAllocation& remote, const Allocation& a) { return ExportRemote(remote, a); });
       if (one->opening.before.last) session->StartFrom(std::move(one->opening.before));
       session->SetKilled(Killed());
       one->session = session.get();
@@ -198,10 +196,9 @@ class Host {
   }
 
   Status StartProcesses(std::int32_t devices) {
-    const auto scratch = scratch_.Get();
-    if (!scratch) return scratch.status();
+    AMEM_ASSIGN(const auto scratch, scratch_.Get());
     RerunProcessOptions start;
-    start.scratch = *scratch;
+    start.scratch = scratch;
     start.devices_of_host = devices;
     start.capacity = kPlenty;
     start.cuda = options_.cuda;
@@ -213,9 +210,7 @@ class Host {
       start.journal = one->opening.info.directory;
       start.self = {one->opening.info.session, "this host", 0, one->opening.who.group, one->opening.who.rank};
       start.devices = one->devices;
-      auto rank = RerunProcess::Start(start, std::move(one->opening.before));
-      if (!rank) return rank.status();
-      one->rank = *std::move(rank);
+      AMEM_ASSIGN(one->rank, RerunProcess::Start(start, std::move(one->opening.before)));
     }
     return {};
   }
@@ -269,12 +264,7 @@ class Host {
   Status Note(const Rank& one, const RerunRank::Outcome& outcome, bool& go_on) {
     if (!outcome.failure.ok()) return outcome.failure.Within(ShortNameOf(one.opening.who));
     if (outcome.mismatch.ok() && !outcome.reproduced) return {};
-    std::optional<Event> event;
-    const auto read = one.reader->Read(outcome.event, outcome.event, [&event](const Event& found) {
-      event = found;
-      return false;
-    });
-    if (!read) return read.status();
+    AMEM_ASSIGN(const auto event, ReadEvent(*one.reader, outcome.event));
     if (!event)
       return {Code::kNotFound, ShortNameOf(one.opening.who) + ": event " + std::to_string(outcome.event.value) + " is gone"};
     if (outcome.reproduced) {

@@ -21,9 +21,8 @@ Result<SharedAllocation> RerunSession::Share(AllocationId allocation) {
   const auto it = recorded_.allocations.find(allocation);
   if (it == recorded_.allocations.end()) return Status{Code::kNotFound, ToText(allocation) + " does not exist at its owner"};
   ++counts_.calls;
-  auto descriptor = driver_->Export(HandleOf(allocation));
-  if (!descriptor) return descriptor.status();
-  return SharedAllocation{*std::move(descriptor), it->second.bytes, it->second.properties, {}};
+  AMEM_ASSIGN(auto descriptor, driver_->Export(HandleOf(allocation)));
+  return SharedAllocation{std::move(descriptor), it->second.bytes, it->second.properties, {}};
 }
 
 // Where an address that was recorded is on this driver.
@@ -37,34 +36,29 @@ Address RerunSession::Here(Address recorded) const {
 
 Status RerunSession::Reserve(Address at, const Range& range) {
   ++counts_.calls;
-  const auto address = driver_->Reserve(range.bytes, range.alignment, at, range.flags);
-  if (!address) return address.status();
-  if (*address == at) return {};
-  if (simulator_ != nullptr) return {Code::kInvalid, "reserved at " + Hex(address->value)};
-  elsewhere_[at] = {range.bytes, *address};
+  AMEM_ASSIGN(const auto address, driver_->Reserve(range.bytes, range.alignment, at, range.flags));
+  if (address == at) return {};
+  if (simulator_ != nullptr) return {Code::kInvalid, "reserved at " + Hex(address.value)};
+  elsewhere_[at] = {range.bytes, address};
   ++counts_.elsewhere;
   return {};
 }
 
 Status RerunSession::LeaveOnly(DeviceOrdinal device, Bytes bytes) {
-  const auto memory = driver_->Memory(device);
-  if (!memory) return memory.status();
+  AMEM_ASSIGN(const auto memory, driver_->Memory(device));
   AllocationProperties properties;
   properties.location = {LocationType::kDevice, device.value};
-  const auto granularity = driver_->Granularity(properties);
-  if (!granularity) return granularity.status();
-  const Bytes over = memory->total > bytes ? (memory->total - bytes) / *granularity * *granularity : 0;
+  AMEM_ASSIGN(const auto granularity, driver_->Granularity(properties));
+  const Bytes over = memory.total > bytes ? (memory.total - bytes) / granularity * granularity : 0;
   if (over == 0) return {};
   return driver_->Create(over, properties, 0).status();  // and never given back
 }
 
 Status RerunSession::Import(AllocationId allocation, const RemoteAllocation& remote, const Allocation& as_imported) {
-  const Result<UniqueFd> descriptor = export_remote_(remote, as_imported);
-  if (!descriptor) return descriptor.status();
+  AMEM_ASSIGN(const auto descriptor, export_remote_(remote, as_imported));
   ++counts_.calls;
-  const Result<DriverHandle> handle = driver_->Import(*descriptor);
-  if (!handle) return handle.status();
-  handles_[allocation] = *handle;
+  AMEM_ASSIGN(const auto handle, driver_->Import(descriptor));
+  handles_[allocation] = handle;
   return {};
 }
 
@@ -90,9 +84,8 @@ Status RerunSession::BuildOwn() {
   for (const auto& [address, range] : recorded_.ranges) AMEM_TRY(Reserve(address, range));
   for (const auto& [id, a] : recorded_.allocations) {
     if (!a.own() || a.multicast || !a.resident || a.placed()) continue;
-    const auto handle = driver_->Create(a.bytes, a.properties, a.flags);
-    if (!handle) return handle.status();
-    handles_[id] = *handle;
+    AMEM_ASSIGN(const auto handle, driver_->Create(a.bytes, a.properties, a.flags));
+    handles_[id] = handle;
   }
   return Place(true);
 }
@@ -229,11 +222,9 @@ Status RerunSession::Perform(const Step& step) {
   const auto a = recorded_.allocations.find(step.allocation);
   if (a != recorded_.allocations.end() && a->second.multicast) return {};  // left out, as all of a multicast object
   ++counts_.calls;
-  const auto target = performer_.TargetOf(step);
-  if (!target) return target.status();
-  const auto handle = performer_.Perform(step, *target);
-  if (!handle) return handle.status();
-  if (*handle) handles_[step.allocation] = *handle;
+  AMEM_ASSIGN(const auto target, performer_.TargetOf(step));
+  AMEM_ASSIGN(const auto handle, performer_.Perform(step, target));
+  if (handle) handles_[step.allocation] = handle;
   if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) handles_.erase(step.allocation);
   return {};
 }
@@ -242,9 +233,8 @@ Result<SharedAllocation> RerunSession::Shared(const Step& import) {
   const auto a = recorded_.allocations.find(import.allocation);
   if (a == recorded_.allocations.end() || !a->second.remote)
     return Status{Code::kNotFound, ToText(import.allocation) + " is not imported"};
-  auto descriptor = export_remote_(*a->second.remote, a->second);
-  if (!descriptor) return descriptor.status();
-  return SharedAllocation{*std::move(descriptor), a->second.bytes, a->second.properties, {}};
+  AMEM_ASSIGN(auto descriptor, export_remote_(*a->second.remote, a->second));
+  return SharedAllocation{std::move(descriptor), a->second.bytes, a->second.properties, {}};
 }
 
 Status RerunSession::Compare() {

@@ -5,7 +5,6 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <string>
 
 #include "replay/cycle/perform_step.h"
 #include "replay/driver/simulator/simulator.h"

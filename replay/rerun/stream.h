@@ -2,10 +2,6 @@
 #pragma once
 
 #include <deque>
-#include <memory>
-#include <optional>
-#include <span>
-#include <vector>
 
 #include "journal/journal.h"
 #include "statemachine/event.h"

@@ -68,15 +68,12 @@ class RerunWorker final : public PeerDelegate {
 
  private:
   Status Open(State start) {
-    auto reader = JournalReader::Open(options_.journal);
-    if (!reader) return reader.status();
-    reader_ = *std::move(reader);
+    AMEM_ASSIGN(reader_, JournalReader::Open(options_.journal));
     const auto export_remote = [this](const RemoteAllocation& remote, const Allocation& a) { return ExportRemote(remote, a); };
     if (options_.cuda) {
-      auto driver = OpenCuda();
-      if (!driver) return driver.status();
-      absent_owner_ = AbsentOwner(**driver, false);
-      session_ = std::make_unique<RerunSession>(*std::move(driver), export_remote);
+      AMEM_ASSIGN(auto driver, OpenCuda());
+      absent_owner_ = AbsentOwner(*driver, false);
+      session_ = std::make_unique<RerunSession>(std::move(driver), export_remote);
     } else {
       auto driver = OpenSimulator(options_.devices), absent_owner = OpenSimulator({options_.devices_of_host});
       if (!driver || !absent_owner) return (driver ? absent_owner : driver).status();
@@ -114,13 +111,12 @@ class RerunWorker final : public PeerDelegate {
       mine += (mine.empty() ? "" : ",") + (options_.visible ? usable[index] : std::to_string(device));
     }
     setenv("CUDA_VISIBLE_DEVICES", mine.c_str(), 1);  // before the driver is loaded
-    auto driver = CudaDriver::LoadSystem();
-    if (!driver) return driver.status();
-    const auto count = (*driver)->DeviceCount();
+    AMEM_ASSIGN(auto driver, CudaDriver::LoadSystem());
+    const auto count = driver->DeviceCount();
     if (!count && count.status().driver_result() != cuda::kNoDevice) return count.status();
     const auto there = static_cast<std::size_t>(count ? *count : 0);
     if (there < options_.devices.size()) return TooFewDevices("CUDA_VISIBLE_DEVICES=" + mine);
-    return std::unique_ptr<Driver>(*std::move(driver));
+    return std::unique_ptr<Driver>(std::move(driver));
   }
   [[nodiscard]] Status TooFewDevices(const std::string& asked) const {
     return {Code::kInvalid, "the journals use " + std::to_string(options_.devices_of_host) +

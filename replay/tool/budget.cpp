@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <fstream>
-#include <string>
 #include <thread>
 
 #include "replay/job/pack.h"

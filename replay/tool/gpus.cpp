@@ -91,12 +91,10 @@ int PrintGpus(const std::vector<std::filesystem::path>& sessions, bool failed, O
   if (gpus.empty()) return Complain("top --gpu: NVIDIA's management library (libnvidia-ml.so.1) is not there or shows no GPU");
   std::map<std::string, std::vector<ProcessOnGpu>> ours;
   ForEachJournal(sessions, failed, [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) -> Status {
-    const Result<JournalInfo> info = reader.Info();
-    if (!info) return info.status();
-    if (info->status != SessionStatus::kLive) return {};
-    const Result<State> state = reader.StateAt(std::nullopt, &damage);
-    if (!state) return state.status();
-    for (auto& [uuid, process] : OnGpus(*state)) {
+    AMEM_ASSIGN(const auto info, reader.Info());
+    if (info.status != SessionStatus::kLive) return {};
+    AMEM_ASSIGN(const auto state, reader.StateAt(std::nullopt, &damage));
+    for (auto& [uuid, process] : OnGpus(state)) {
       if (!process.tags.empty() || process.paused != 0) ours[uuid].push_back(std::move(process));
     }
     return {};

@@ -121,37 +121,28 @@ Result<JournalReader*> JournalOf(const Position& position, std::span<const std::
 
 Result<SequenceNumber> EventAt(const Position& position, JournalReader& reader) {
   if (position.seq) return *position.seq;
-  const Result<Opening> opening = ReadOpening(reader);
-  if (!opening) return opening.status();
-  const SessionOpened& who = opening->who;
+  AMEM_ASSIGN(const auto opening, ReadOpening(reader));
+  const SessionOpened& who = opening.who;
   const std::int64_t wall =
       WrappedDifference(static_cast<std::int64_t>(who.realtime_ns), static_cast<std::int64_t>(who.monotonic_ns));
   const std::int64_t until = position.wall ? WrappedDifference(static_cast<std::int64_t>(position.ns), wall)
                                            : WrappedSum(who.monotonic_ns, static_cast<std::int64_t>(position.ns));
   SequenceNumber last;
-  const auto read = reader.Read(opening->info.first, kToTheEnd, [&](const Event& event) {
+  const auto read = reader.Read(opening.info.first, kToTheEnd, [&](const Event& event) {
     const bool before = static_cast<std::int64_t>(event.time_ns) <= until;
     if (before) last = event.seq;
     return before;
   });
   if (!read) return read.status();
   if (last) return last;
-  return Status{Code::kInvalid, "no event lies before that time; the first is " + std::to_string(opening->info.first.value)};
+  return Status{Code::kInvalid, "no event lies before that time; the first is " + std::to_string(opening.info.first.value)};
 }
 
 Result<std::uint64_t> WallTimeOf(SequenceNumber seq, JournalReader& reader) {
-  const Result<Opening> opening = ReadOpening(reader);
-  if (!opening) return opening.status();
-  const SessionOpened& who = opening->who;
-  std::optional<std::uint64_t> found;
-  const auto read = reader.Read(seq, seq, [&](const Event& event) {
-    found = event.time_ns - who.monotonic_ns + who.realtime_ns;
-    return false;
-  });
-  if (!read) return read.status();
-  if (!found)
-    return Status{Code::kInvalid, fmt::format("there is no event {}; the last is {}", seq.value, opening->info.last.value)};
-  return *found;
+  AMEM_ASSIGN(const auto opening, ReadOpening(reader));
+  AMEM_ASSIGN(const auto event, ReadEvent(reader, seq));
+  if (event) return event->time_ns - opening.who.monotonic_ns + opening.who.realtime_ns;
+  return Status{Code::kInvalid, fmt::format("there is no event {}; the last is {}", seq.value, opening.info.last.value)};
 }
 
 }  // namespace amem::tool

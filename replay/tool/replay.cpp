@@ -49,19 +49,17 @@ struct Prepared {
 
 // Up to which event of which session, in the order of the job's common clock. A time is that of the last event before it.
 Status StopAt(const std::string& text, Prepared& prepared) {
-  const Result<Position> position = UnderstandPosition("--to", text);
-  if (!position) return position.status();
+  AMEM_ASSIGN(const auto position, UnderstandPosition("--to", text));
   std::vector<JournalReader*> journals;
   for (const auto& reader : prepared.journals) journals.push_back(reader.get());
-  if (position->seq) {
-    const Result<JournalReader*> one = JournalOf(*position, prepared.journals);
-    if (!one) return one.status();
-    journals = {*one};
+  if (position.seq) {
+    AMEM_ASSIGN(const auto one, JournalOf(position, prepared.journals));
+    journals = {one};
   }
   std::uint64_t latest_ns = 0;
   Status nothing;
   for (JournalReader* reader : journals) {
-    const Result<SequenceNumber> seq = EventAt(*position, *reader);
+    const Result<SequenceNumber> seq = EventAt(position, *reader);
     const Result<std::uint64_t> wall_ns = seq ? WallTimeOf(*seq, *reader) : seq.status();
     const Result<JournalInfo> info = reader->Info();
     if (!wall_ns || !info) nothing = wall_ns ? info.status() : wall_ns.status();

@@ -163,11 +163,6 @@ bool LaunchedAs(const SessionOpened& who, const std::string& id) {
   });
 }
 
-std::int32_t ParentOf(std::int32_t pid) {
-  const auto stat = ReadProcessStat(pid);
-  return stat ? stat->parent : 0;
-}
-
 bool DescendsFrom(std::int32_t pid, std::uint64_t ancestor) {
   constexpr int kDeepest = 64;
   for (int depth = 0; pid > 0 && depth < kDeepest; ++depth, pid = ParentOf(pid))

@@ -31,7 +31,6 @@ Bytes BytesOf(std::span<const std::filesystem::path> sessions);
 
 // Whether the launcher calls the job so, in a variable that tells jobs apart.
 bool LaunchedAs(const SessionOpened& who, const std::string& id);
-std::int32_t ParentOf(std::int32_t pid);  // 0: not known
 bool DescendsFrom(std::int32_t pid, std::uint64_t ancestor);
 
 }  // namespace amem::tool

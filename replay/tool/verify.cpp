@@ -73,10 +73,9 @@ int RunVerify(const VerifyOptions& options, Output& out) {
   std::vector<JournalFindings> journals;
   ForEachJournal(FindSessions(options.targets, failed), failed,
                  [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) -> Status {
-                   Result<JournalFindings> found = VerifyJournal(reader);
-                   if (!found) return found.status();
-                   damage = found->report;
-                   journals.push_back(*std::move(found));
+                   AMEM_ASSIGN(auto found, VerifyJournal(reader));
+                   damage = found.report;
+                   journals.push_back(std::move(found));
                    return {};
                  });
 

@@ -38,9 +38,8 @@ constexpr int kLooksAtTheDead = 5;                   // the last events of a pro
 class WatchedSession {
  public:
   static Result<std::unique_ptr<WatchedSession>> Open(const std::filesystem::path& directory) {
-    auto reader = JournalReader::Open(directory);
-    if (!reader) return reader.status();
-    std::unique_ptr<WatchedSession> session(new WatchedSession(*std::move(reader)));
+    AMEM_ASSIGN(auto reader, JournalReader::Open(directory));
+    std::unique_ptr<WatchedSession> session(new WatchedSession(std::move(reader)));
     AMEM_TRY(session->Begin());
     return session;
   }
@@ -74,13 +73,12 @@ class WatchedSession {
  private:
   explicit WatchedSession(std::unique_ptr<JournalReader> reader) : reader_(std::move(reader)) {}
   Status Begin() {
-    const auto info = reader_->Info();
-    if (!info) return info.status();
-    status_ = info->status;
-    lives_ = LivesNow(*info);
-    session_ = info->session;
-    pid_ = info->pid;
-    Result<State> before = StateBefore(*reader_, *info);
+    AMEM_ASSIGN(const auto info, reader_->Info());
+    status_ = info.status;
+    lives_ = LivesNow(info);
+    session_ = info.session;
+    pid_ = info.pid;
+    Result<State> before = StateBefore(*reader_, info);
     if (!before) return before.status();
     folding_.Begin(std::move(before));
     return {};

@@ -6,7 +6,6 @@
 #include <span>
 
 #include "replay/diagnosis/diagnosis.h"
-#include "replay/diagnosis/roster.h"
 #include "replay/diagnosis/verdict_json.h"
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
@@ -106,9 +105,8 @@ void PrintOthers(Output& out, std::span<const Verdict> others) {
 
 Result<std::vector<Verdict>> Judge(const std::vector<std::filesystem::path>& sessions, bool as_one) {
   if (!as_one) return DiagnoseJobs(sessions);
-  Result<Verdict> verdict = Diagnose(sessions);
-  if (!verdict) return verdict.status();
-  return std::vector{*std::move(verdict)};
+  AMEM_ASSIGN(auto verdict, Diagnose(sessions));
+  return std::vector{std::move(verdict)};
 }
 
 int RunWhy(const WhyOptions& options, Output& out) {

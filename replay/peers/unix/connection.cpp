@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <sched.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -68,12 +67,11 @@ Result<std::unique_ptr<PeerConnection>> PeerConnection::Begin(const ConnectionCo
                                                               const PeerIdentity& self, Deadline deadline) {
   auto socket = ConnectBefore(context, to, deadline);
   if (!socket) return socket.status();
-  const auto owner = CredentialsOf(socket->get());
-  if (!owner) return owner.status();
-  if (owner->uid != context.uid) {
-    return Status{Code::kRefused, fmt::format("its socket belongs to user {} and not to user {}", owner->uid, context.uid)};
+  AMEM_ASSIGN(const auto owner, CredentialsOf(socket->get()));
+  if (owner.uid != context.uid) {
+    return Status{Code::kRefused, fmt::format("its socket belongs to user {} and not to user {}", owner.uid, context.uid)};
   }
-  std::unique_ptr<PeerConnection> connection(new PeerConnection(context, to, *std::move(socket), WatchProcess(owner->pid)));
+  std::unique_ptr<PeerConnection> connection(new PeerConnection(context, to, *std::move(socket), WatchProcess(owner.pid)));
   HelloMessage hello;
   hello.purpose = purpose;
   hello.self = self;
@@ -98,9 +96,8 @@ Status PeerConnection::Lost(int error) const {
 }
 
 Result<bool> PeerConnection::TrySend(const Message& message) {
-  auto bytes = EncodeMessage(message);
-  if (!bytes) return bytes.status();
-  switch (SendPacket(socket_.get(), *bytes, {})) {
+  AMEM_ASSIGN(const auto bytes, EncodeMessage(message));
+  switch (SendPacket(socket_.get(), bytes, {})) {
     case Sent::kDone:
       return true;
     case Sent::kClosed:
@@ -112,9 +109,8 @@ Result<bool> PeerConnection::TrySend(const Message& message) {
 
 Status PeerConnection::Send(const Message& message, Deadline deadline) {
   while (true) {
-    auto sent = TrySend(message);
-    if (!sent) return sent.status();
-    if (*sent) return {};
+    AMEM_ASSIGN(const auto sent, TrySend(message));
+    if (sent) return {};
     AMEM_TRY(Wait(Until::kWritable, deadline));
   }
 }
@@ -148,14 +144,12 @@ Result<PeerConnection::Incoming> PeerConnection::Receive(Deadline deadline) {
   // An answer usually comes before a sleeping thread could be woken.
   for (const Deadline spin = std::min(deadline, std::chrono::steady_clock::now() + (HasIdleCores() ? kSpin : kSpin.zero()));
        std::chrono::steady_clock::now() < spin; ::sched_yield()) {
-    auto incoming = TryReceive();
-    if (!incoming) return incoming.status();
-    if (incoming->has_value()) return std::move(**incoming);
+    AMEM_ASSIGN(auto incoming, TryReceive());
+    if (incoming.has_value()) return std::move(*incoming);
   }
   while (true) {
-    auto incoming = TryReceive();
-    if (!incoming) return incoming.status();
-    if (incoming->has_value()) return std::move(**incoming);
+    AMEM_ASSIGN(auto incoming, TryReceive());
+    if (incoming.has_value()) return std::move(*incoming);
     AMEM_TRY(Wait(Until::kReadable, deadline));
   }
 }

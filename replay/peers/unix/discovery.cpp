@@ -15,9 +15,7 @@ constexpr auto kToCallAgain = std::chrono::milliseconds(300);  // for members th
 }  // namespace
 
 Result<std::vector<SessionId>> Discovery::OwnNeighbours() {
-  auto found = delegate_.Neighbours(tag_, until_);
-  if (!found) return found.status();
-  std::vector<SessionId> neighbours = *std::move(found);
+  AMEM_ASSIGN(std::vector<SessionId> neighbours, delegate_.Neighbours(tag_, until_));
   const Deadline asked = Now();
   const auto doubtful = service_.Run([&sessions = service_.sessions()] { return sessions.Doubtful(); }, until_);
   // A thread that was asked at the very end of the call hangs nowhere: the time is up.
@@ -103,9 +101,8 @@ Status Discovery::OtherGroup(SessionId by, const PeerIdentity& other) {
 Result<std::uint64_t> Discovery::Ask(SessionId session, Deadline deadline) {
   auto at = connections_.find(session);
   if (at == connections_.end()) {
-    auto begun = PeerConnection::Begin(context_, session, Purpose::kRound, service_.sessions().Self(), deadline);
-    if (!begun) return begun.status();
-    at = connections_.emplace(session, *std::move(begun)).first;
+    AMEM_ASSIGN(auto begun, PeerConnection::Begin(context_, session, Purpose::kRound, service_.sessions().Self(), deadline));
+    at = connections_.emplace(session, std::move(begun)).first;
   }
   silent_.insert(session);
   const std::uint64_t question = at->second->NextRequest();
@@ -117,14 +114,13 @@ Result<NeighbourhoodMessage> Discovery::Hear(SessionId session, std::uint64_t qu
                                              int unless_readable) {
   PeerConnection& connection = *connections_.at(session);
   while (true) {
-    auto answer = connection.TryReceive();
-    if (!answer) return answer.status();
-    if (!answer->has_value()) {
+    AMEM_ASSIGN(auto answer, connection.TryReceive());
+    if (!answer.has_value()) {
       if (CanBeRead(unless_readable)) return Status{Code::kTimeout, ""};
       AMEM_TRY(connection.Wait(PeerConnection::Until::kReadable, deadline, unless_readable));
       continue;
     }
-    Message& message = (*answer)->message;
+    Message& message = answer->message;
     if (const auto* failure = std::get_if<FailureMessage>(&message.body)) return failure->status;
     auto* neighbourhood = std::get_if<NeighbourhoodMessage>(&message.body);
     // Other messages are the welcome, or the answer to an earlier question.
@@ -167,28 +163,26 @@ Result<std::vector<NeighbourhoodMessage>> Discovery::AskAll(const std::vector<Se
 Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_readable) {
   refusing_.reset();
   until_ = deadline;
-  auto frontier = OwnNeighbours();
-  if (!frontier) return frontier.status();
+  AMEM_ASSIGN(auto frontier, OwnNeighbours());
   const PeerIdentity self = service_.sessions().Self();
   std::map<SessionId, PeerIdentity> set{{self.session, self}};
   std::map<SessionId, SessionId> through;  // through which member it was found
-  for (const SessionId session : *frontier) through[session] = self.session;
+  for (const SessionId session : frontier) through[session] = self.session;
   bool others_failed = false;
-  while (!frontier->empty()) {
-    auto answers = AskAll(*frontier, deadline, unless_readable);
-    if (!answers) return answers.status();
-    frontier->clear();
-    for (const auto& answer : *answers) {
+  while (!frontier.empty()) {
+    AMEM_ASSIGN(const auto answers, AskAll(frontier, deadline, unless_readable));
+    frontier.clear();
+    for (const auto& answer : answers) {
       set[answer.self.session] = known_[answer.self.session] = answer.self;
       progress_[answer.self.session] = answer.progress;
       silent_.erase(answer.self.session);
     }
-    const auto other = std::ranges::find_if(*answers, [this](const auto& answer) { return FailedWithoutUs(answer); });
-    if (other != answers->end()) {
+    const auto other = std::ranges::find_if(answers, [this](const auto& answer) { return FailedWithoutUs(answer); });
+    if (other != answers.end()) {
       others_failed = true;
       AMEM_TRY(FailAs(*other));
     }
-    for (const auto& answer : *answers) {
+    for (const auto& answer : answers) {
       const SessionId session = answer.self.session;
       // Asks the service thread only if something is new, which is rare.
       if (const auto known = service_.sessions().Known(session); known && *known != answer.self)
@@ -199,7 +193,7 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
         if (neighbour.pid != 0) known_.try_emplace(neighbour.session, neighbour);
         if (set.contains(neighbour.session) || gone_.contains(neighbour.session)) continue;
         if (!through.try_emplace(neighbour.session, session).second) continue;
-        frontier->push_back(neighbour.session);
+        frontier.push_back(neighbour.session);
       }
     }
   }

@@ -67,15 +67,13 @@ Status OwnerConnection::Connect(Deadline deadline) {
     if (lost_) return {Code::kPeerLost, "it " + *lost_};
     if (connected_) return {};
   }
-  auto fresh = PeerConnection::Begin(context_, owner_, Purpose::kData, service_.sessions().Self(), deadline);
-  if (!fresh) return fresh.status();
-  auto welcome = (*fresh)->AwaitWelcome(deadline);
-  if (!welcome) return welcome.status();
+  AMEM_ASSIGN(auto fresh, PeerConnection::Begin(context_, owner_, Purpose::kData, service_.sessions().Self(), deadline));
+  AMEM_ASSIGN(const auto welcome, fresh->AwaitWelcome(deadline));
   {
     const std::lock_guard lock(send_mutex_);
-    connection_ = *std::move(fresh);
+    connection_ = std::move(fresh);
   }
-  const auto watch = [&sessions = service_.sessions(), peer = *welcome, self = shared_from_this()] {
+  const auto watch = [&sessions = service_.sessions(), peer = welcome, self = shared_from_this()] {
     return sessions.Watch(peer, self);
   };
   Status watched = service_.Run(watch, deadline).value_or(PeerService::NotServed());
@@ -104,12 +102,10 @@ Status OwnerConnection::Send(MessageBody body, std::uint64_t request, Deadline d
 
 Result<SharedAllocation> OwnerConnection::AwaitShared(std::uint64_t request, Deadline deadline) {
   while (true) {
-    auto incoming = connection_->Receive(deadline);
-    if (!incoming) return incoming.status();
-    if (incoming->message.request != request) continue;  // the answer to a request that gave up
-    auto shared = Unpack(*std::move(incoming), 1);
-    if (!shared) return shared.status();
-    return std::move(shared->front());
+    AMEM_ASSIGN(auto incoming, connection_->Receive(deadline));
+    if (incoming.message.request != request) continue;  // the answer to a request that gave up
+    AMEM_ASSIGN(auto shared, Unpack(std::move(incoming), 1));
+    return std::move(shared.front());
   }
 }
 
@@ -170,14 +166,13 @@ Result<std::vector<SharedAllocation>> OwnerConnection::Exchange(const std::vecto
       }
       if (!room) return room.status();
     }
-    auto incoming = connection_->TryReceive();
-    if (!incoming) return incoming.status();
-    if (!incoming->has_value()) {
+    AMEM_ASSIGN(auto incoming, connection_->TryReceive());
+    if (!incoming.has_value()) {
       AMEM_TRY(connection_->Wait(sent < batches ? PeerConnection::Until::kEither : PeerConnection::Until::kReadable, deadline));
       continue;
     }
-    if ((*incoming)->message.request != first + received) continue;  // the answer to a request that gave up
-    auto part = Unpack(std::move(**incoming), batch_at(received++).references.size());
+    if (incoming->message.request != first + received) continue;  // the answer to a request that gave up
+    auto part = Unpack(std::move(*incoming), batch_at(received++).references.size());
     if (!part && failure.ok()) failure = part.status();
     if (part) std::move(part->begin(), part->end(), std::back_inserter(all));
   }

@@ -33,10 +33,10 @@ class UnixRound final : public Round {
     RoundCall call = call_;
     call.until = std::max(until_, In(context_.deadlines.round_least()));
     call.patient = false;
-    auto again = Arrival(context_, std::move(call), true).Run();
-    if (!again) return again.status().Within("going on without " + ToText(LeaderIdentity()));
-    if (again->settled) return again->settled;
-    Adopt(*std::move(again));
+    AMEM_ASSIGN(auto again,
+                Arrival(context_, std::move(call), true).Run().Within("going on without " + ToText(LeaderIdentity())));
+    if (again.settled) return again.settled;
+    Adopt(std::move(again));
     return std::optional<Lifecycle>();
   }
 

@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <exception>
 
-#include "replay/peers/token.h"
 #include "replay/peers/unix/witness.h"
 
 namespace amem {

@@ -160,21 +160,20 @@ std::string SocketName(SessionId session) {
 
 Result<Listener> ListenAt(int directory, SessionId session) {
   const std::string name = SocketName(session), early = "." + name;
-  auto fd = NewSocket();
-  if (!fd) return fd.status();
+  AMEM_ASSIGN(auto fd, NewSocket());
   const sockaddr_un address = AddressOf(directory, early);
   (void)::unlinkat(directory, early.c_str(), 0);
-  if (::bind(fd->get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     return Status{Code::kIo, "bind of this session's socket " + name + ": " + ErrnoText(errno)};
   }
-  if (::listen(fd->get(), kBacklog) != 0)
+  if (::listen(fd.get(), kBacklog) != 0)
     return Status{Code::kIo, "listen on this session's socket " + name + ": " + ErrnoText(errno)};
   // link and unlink, not rename, which would take over another session's socket of that name.
   const bool named = ::linkat(directory, early.c_str(), directory, name.c_str(), 0) == 0;
   const int error = errno;
   (void)::unlinkat(directory, early.c_str(), 0);
   if (!named) return Status{Code::kIo, "naming this session's socket " + name + ": " + ErrnoText(error)};
-  return Listener(*std::move(fd));
+  return Listener(std::move(fd));
 }
 
 void RemoveSocket(int directory, SessionId session) { (void)::unlinkat(directory, SocketName(session).c_str(), 0); }
@@ -219,11 +218,10 @@ struct AbstractName {
 constexpr std::string_view kFarewell = "-closed";
 
 Result<Listener> ListenAtName(const AbstractName& name) {
-  auto fd = NewSocket();
-  if (!fd) return fd.status();
-  if (::bind(fd->get(), name.at(), name.length) != 0 || ::listen(fd->get(), kBacklog) != 0)
+  AMEM_ASSIGN(auto fd, NewSocket());
+  if (::bind(fd.get(), name.at(), name.length) != 0 || ::listen(fd.get(), kBacklog) != 0)
     return Status{Code::kIo, "binding an abstract socket: " + ErrnoText(errno)};
-  return Listener(*std::move(fd));
+  return Listener(std::move(fd));
 }
 
 Result<UniqueFd> ConnectToName(const AbstractName& name) {

@@ -180,9 +180,8 @@ Result<std::vector<SharedAllocation>> UnixPeers::Reimport(SessionId owner, const
       AMEM_TRY(impl->service().Settled());
       std::vector<SharedAllocation> all;
       for (const auto& request : requests) {
-        auto shared = impl->delegate().OnReimport(self, request);
-        if (!shared) return shared.status();
-        all.push_back(*std::move(shared));
+        AMEM_ASSIGN(auto shared, impl->delegate().OnReimport(self, request));
+        all.push_back(std::move(shared));
       }
       return all;
     };

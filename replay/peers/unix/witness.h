@@ -4,7 +4,6 @@
 #include <sys/types.h>
 
 #include <chrono>
-#include <string>
 
 #include "replay/peers/peers.h"
 #include "replay/peers/unix/connection.h"

@@ -4,7 +4,6 @@
 #include <concepts>
 #include <cstdint>
 #include <deque>
-#include <filesystem>
 #include <functional>
 #include <limits>
 #include <optional>

@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <functional>
 #include <map>
 #include <optional>
 #include <set>
 
+#include "journal/base/process_stat.h"
 #include "journal/tail.h"
 #include "replay/job/jobs.h"
 #include "replay/job/sessions.h"
@@ -53,13 +53,6 @@ std::vector<JobOfLiving> JobsOf(const std::vector<Living>& living, Ties certaint
   return jobs;
 }
 
-std::optional<std::uint64_t> Number(const std::string& text) {
-  std::uint64_t number = 0;
-  const char* const end = text.data() + text.size();
-  const auto parsed = std::from_chars(text.data(), end, number);
-  return !text.empty() && parsed.ec == std::errc() && parsed.ptr == end ? std::optional(number) : std::nullopt;
-}
-
 std::string VariableOf(const SessionOpened& who, std::string_view name) {
   for (const std::string& variable : who.launcher)
     if (variable.starts_with(name) && variable.substr(name.size()).starts_with('=')) return variable.substr(name.size() + 1);
@@ -91,7 +84,7 @@ void NoteLaunches(std::vector<Living>& living) {
 }
 
 std::size_t RanksOfLauncher(const JobOfLiving& job) {
-  return Number(VariableOf(job.front()->ties.who, "WORLD_SIZE")).value_or(0);
+  return WholeNumber(VariableOf(job.front()->ties.who, "WORLD_SIZE")).value_or(0);
 }
 
 FoundJob Chosen(const JobOfLiving& job) {
@@ -141,7 +134,7 @@ Result<FoundJob> FindRanks(const std::vector<std::string>& pids, const std::vect
   std::set<const JobOfLiving*> named;
   for (const std::string& pid : pids) {
     const auto job = std::ranges::find_if(jobs, [&](const JobOfLiving& candidate) {
-      return std::ranges::any_of(candidate, [&](const Living* one) { return Is(one, Number(pid)); });
+      return std::ranges::any_of(candidate, [&](const Living* one) { return Is(one, WholeNumber(pid)); });
     });
     if (job == jobs.end())
       return Status{Code::kNotFound,
@@ -168,7 +161,7 @@ Status CheckComplete(const JobOfLiving& job, const std::vector<Living>& living) 
 }
 
 bool Names(const std::string& what, const JobOfLiving& job) {
-  const auto pid = Number(what);
+  const auto pid = WholeNumber(what);
   return std::ranges::any_of(
       job, [&](const Living* one) { return (pid && DescendsFrom(one->pid, *pid)) || LaunchedAs(one->ties.who, what); });
 }
@@ -181,7 +174,7 @@ Result<FoundJob> FindJob(const std::vector<std::string>& names, Ties ties) {
   const bool place = !what.empty() && std::filesystem::exists(what, missing);
   Result<std::vector<Living>> living = LivingUnder(place ? std::filesystem::path(what) : DefaultJournalDirectory());
   // Of one session's directory the job is meant, whose other sessions lie beside it.
-  const std::optional<std::uint64_t> pid = Number(what);
+  const std::optional<std::uint64_t> pid = WholeNumber(what);
   const auto session = place && living.ok() ? SessionNamed(what, *living) : std::nullopt;
   if (session) {
     living = LivingUnder(session->parent_path());

@@ -1,7 +1,6 @@
 // What the commands that ask a living job have in common.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <string>

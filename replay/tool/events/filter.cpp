@@ -1,7 +1,6 @@
 #include "replay/tool/events/filter.h"
 
 #include <map>
-#include <utility>
 #include <variant>
 
 #include "statemachine/state.h"

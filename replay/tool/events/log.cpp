@@ -148,12 +148,10 @@ void CompareClocks(std::vector<Source>& sources, bool& failed) {
 }
 
 Status AddSource(const std::filesystem::path& directory, std::vector<Source>& sources) {
-  auto reader = JournalReader::Open(directory);
-  if (!reader) return reader.status();
-  Result<Opening> opening = ReadOpening(**reader);
-  if (!opening) return opening.status();
-  if (sources.size() >= kKeptOpen) reader->reset();
-  sources.push_back({*std::move(reader), directory, std::move(opening->who), opening->first_ns});
+  AMEM_ASSIGN(auto reader, JournalReader::Open(directory));
+  AMEM_ASSIGN(auto opening, ReadOpening(*reader));
+  if (sources.size() >= kKeptOpen) reader.reset();
+  sources.push_back({std::move(reader), directory, std::move(opening.who), opening.first_ns});
   return {};
 }
 
@@ -224,9 +222,8 @@ class Stream {
   Stream(const Logger& logger, const EventWishes& wishes, Output& out) : logger_(logger), wishes_(wishes), out_(out) {}
 
   Status Add(Source& source) {
-    auto reader = TakeReader(source);
-    if (!reader) return reader.status();
-    AMEM_TRY(merge_->Add(source.directory, *std::move(reader), logger_.OffsetOf(source), logger_.Filter(source), wishes_));
+    AMEM_ASSIGN(auto reader, TakeReader(source));
+    AMEM_TRY(merge_->Add(source.directory, std::move(reader), logger_.OffsetOf(source), logger_.Filter(source), wishes_));
     printers_.emplace_back(out_, source.who, logger_.Printing(source));
     return {};
   }

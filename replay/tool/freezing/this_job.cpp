@@ -35,9 +35,8 @@ Status ControlledJob::Pause(const Say& say, const MayPause& may_pause) {
 Status ControlledJob::Resume(const Say& say) { return control_.Resume(asked_.deadline, say); }
 
 Result<State> ControlledJob::MemoryOf(const RankProcess& process) {
-  auto reader = JournalReader::Open(process.directory);
-  if (!reader.ok()) return reader.status();
-  return (*reader)->StateAt(std::nullopt);
+  AMEM_ASSIGN(const auto reader, JournalReader::Open(process.directory));
+  return reader->StateAt(std::nullopt);
 }
 
 std::vector<GpuSight> ThisMachine::GpusInUse() {

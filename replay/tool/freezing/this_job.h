@@ -1,7 +1,6 @@
 // The job and the machine that a freeze works on, as the tool sees them: sessions by their sockets, GPUs by NVML.
 #pragma once
 
-#include <filesystem>
 #include <optional>
 #include <thread>
 #include <vector>

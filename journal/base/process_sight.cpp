@@ -142,6 +142,23 @@ std::string StateOfProcess(pid_t pid) {
   return state == "unknown" ? "" : state;
 }
 
+std::string ProgramIn(std::string_view command_line) {
+  constexpr std::size_t kMost = 64;
+  std::string program;
+  while (!command_line.empty()) {
+    const std::string_view word = command_line.substr(0, command_line.find('\0'));
+    command_line.remove_prefix(std::min(word.size() + 1, command_line.size()));
+    const bool first = program.empty(), code = word == "-c";
+    if (!first && word.starts_with('-') && !code) continue;
+    program.append(first ? "" : " ").append(BaseName(word));
+    if (!first) break;
+  }
+  program.resize(std::min(program.size(), kMost));
+  return program;
+}
+
+std::string OwnProgram() { return ProgramIn(ReadSmallFile("/proc/self/cmdline")); }
+
 std::vector<ThreadSight> SeeOwnThreads(std::size_t most) {
   const std::string process = "/proc/self";
   const auto self = static_cast<pid_t>(::syscall(SYS_gettid));

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace amem {
@@ -34,6 +35,10 @@ struct ThreadSight {
 };
 // At most `most` of them: the calling thread, the main thread, then those that do not merely sleep, then the others.
 std::vector<ThreadSight> SeeOwnThreads(std::size_t most);
+
+// What a process runs, as its /proc/PID/cmdline has it, without folders, options and code: "python3 train.py".
+std::string ProgramIn(std::string_view command_line);
+std::string OwnProgram();
 
 // The calling thread's stack, innermost first, at most `most` frames: "libc.so.6+0x1234". No symbols are looked up, because the
 // loader's lock may be held by a thread that hangs.

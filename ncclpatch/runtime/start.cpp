@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "journal/base/clock.h"
+#include "journal/base/process_sight.h"
 #include "ncclpatch/hook/hook.h"
 #include "ncclpatch/runtime/log.h"
 #include "replay/driver/cuda/cuda_driver.h"
@@ -53,6 +54,7 @@ SessionOpened Describe(const Options& options, Driver& driver, SessionId session
   who.monotonic_ns = MonotonicNs();
   who.layout = options.layout == Layout::kSlab ? "slab" : "direct";
   who.launcher = options.launcher;
+  who.program = OwnProgram();
   who.content = "preserve";
   return who;
 }

@@ -11,6 +11,7 @@
 #include "replay/diagnosis/verdict_text.h"
 #include "replay/job/jobs.h"
 #include "replay/job/sessions.h"
+#include "replay/job/story/job_cycles.h"
 
 namespace amem {
 namespace {
@@ -50,6 +51,14 @@ void NoteOvercome(const Roster& roster, Verdict& verdict) {
       verdict.notes.push_back(fmt::format("an earlier try at {} failed and was overcome: {}", cycle, attempt.failure));
     }
   }
+}
+
+// What explains how long it took.
+void NoteContents(const Roster& roster, Verdict& verdict) {
+  verdict.contents = LastContents(roster.journals());
+  for (const PauseContents& last : verdict.contents)
+    verdict.notes.push_back(fmt::format("of {} in pause {} ({}): {}", last.tag.empty() ? "NCCL's contents" : "tag " + last.tag,
+                                        last.cycle, Plural(last.processes, "process", "processes"), ToText(last.contents)));
 }
 
 // A job that somebody outside keeps paused looks like one that hangs, and nothing in it is wrong.
@@ -171,6 +180,7 @@ Verdict Diagnose(std::span<const SessionStory> journals) {
   } else {
     ExplainHealth(roster, verdict);
   }
+  NoteContents(roster, verdict);
   NoteOvercome(roster, verdict);
   NoteOutside(roster, verdict);
   NoteEndedPaused(roster, verdict);
@@ -229,30 +239,28 @@ void AddDamage(Verdict& verdict, const std::vector<std::string>& unread) {
 }  // namespace
 
 Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions, const OtherFor& other_for) {
-  const Result<ReadJournals> all = ReadAll(sessions, other_for);
-  if (!all) return all.status();
-  Verdict verdict = Diagnose(all->journals);
-  AddDamage(verdict, all->unread);
+  AMEM_ASSIGN(const auto all, ReadAll(sessions, other_for));
+  Verdict verdict = Diagnose(all.journals);
+  AddDamage(verdict, all.unread);
   if (verdict.healthy() && !verdict.damage.empty()) ExplainUnreadable(verdict);
   return verdict;
 }
 
 Result<std::vector<Verdict>> DiagnoseJobs(std::span<const std::filesystem::path> sessions) {
-  Result<ReadJournals> all = ReadAll(sessions);
-  if (!all) return all.status();
+  AMEM_ASSIGN(auto all, ReadAll(sessions));
   std::vector<JobTies> ties;
-  for (const SessionStory& j : all->journals) ties.push_back(TiesOf(j));
+  for (const SessionStory& j : all.journals) ties.push_back(TiesOf(j));
   std::vector<Verdict> verdicts;
   for (const std::vector<std::size_t>& job : GroupIntoJobs(ties)) {
     std::vector<SessionStory> journals;
-    for (const std::size_t i : job) journals.push_back(std::move(all->journals[i]));
+    for (const std::size_t i : job) journals.push_back(std::move(all.journals[i]));
     verdicts.push_back(Diagnose(journals));
   }
   // Of those that are healthy the order of the jobs stays: the one that went on for longest comes first.
   std::ranges::stable_sort(verdicts, std::greater{}, [](const Verdict& v) {
     return v.healthy() ? std::pair(false, std::uint64_t{0}) : std::pair(true, v.wall_ns);
   });
-  AddDamage(verdicts.front(), all->unread);
+  AddDamage(verdicts.front(), all.unread);
   const bool healthy = std::ranges::all_of(verdicts, &Verdict::healthy);
   const auto damaged = std::ranges::find_if(verdicts, [](const Verdict& v) { return !v.damage.empty(); });
   if (healthy && damaged != verdicts.end()) {

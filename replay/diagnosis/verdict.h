@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "replay/diagnosis/remedy.h"
+#include "replay/job/story/contents.h"
 #include "statemachine/event.h"
 #include "statemachine/types.h"
 
@@ -90,6 +91,7 @@ struct Verdict {
   std::vector<Evidence> evidence;       // by time
   std::vector<ConsideredCause> causes;  // the first of them is the verdict's; at most kCausesMost
   static constexpr std::size_t kCausesMost = 16;
+  std::vector<PauseContents> contents;  // of the last pauses, where it is recorded
   std::vector<std::string> notes;   // what a reader should know besides: earlier failures that were overcome, missing journals
   std::vector<std::string> damage;  // what could not be read, with the directory; the verdict rests on the rest
 

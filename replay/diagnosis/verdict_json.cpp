@@ -55,6 +55,8 @@ Json ToJson(const Verdict& v) {
                       {"text", c.text}});
   }
   j["causes"] = std::move(causes);
+  j["contents"] = Json::array();
+  for (const PauseContents& contents : v.contents) j["contents"].push_back(ToJson(contents));
   j["notes"] = v.notes;
   j["damage"] = v.damage;
   j["totals"] = {{"journals", v.totals.journals}, {"events", v.totals.events},          {"pauses", v.totals.pauses},

@@ -402,6 +402,8 @@ std::string KindWord(std::size_t kind) {
 }
 
 Json ToJson(const Step& step) { return Object(step); }
+Json ToJson(const SavedContents& contents) { return Object(contents); }
+Json ToJson(const PauseContents& contents) { return Object(contents); }
 
 Json ToJson(const Event& event) {
   Shown to{

@@ -8,6 +8,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "replay/job/story/contents.h"
 #include "statemachine/event.h"
 #include "statemachine/state.h"
 
@@ -16,6 +17,8 @@ namespace amem {
 nlohmann::ordered_json ToJson(const Event& event);
 nlohmann::ordered_json ToJson(const State& state);
 nlohmann::ordered_json ToJson(const Step& step);
+nlohmann::ordered_json ToJson(const SavedContents& contents);
+nlohmann::ordered_json ToJson(const PauseContents& contents);
 
 // The same in words of JSON Schema: for each kind of event its fields ("if" it is of that kind "then"), and what a state has.
 // They refer to "#/$defs/session" and "#/$defs/hex".

@@ -50,6 +50,7 @@ void Anonymizer::Clean(SessionOpened& who) {
   who.host = Host(who.host);
   who.boot_id = Word(boots_, who.boot_id, "boot-");
   for (std::string& uuid : who.gpu_uuids) uuid = Word(gpus_, uuid, "gpu-");
+  who.program = Word(programs_, who.program, "program-");
   for (std::string& variable : who.launcher) {
     const std::string name = variable.substr(0, variable.find('='));
     if (name.size() == variable.size() || TellsOnlyHowMany(name)) continue;

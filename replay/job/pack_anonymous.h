@@ -1,4 +1,4 @@
-// Replaces what a bug report need not show: host names, GPU and boot ids, ids of jobs, paths.
+// Replaces what a bug report need not show: host names, GPU and boot ids, ids of jobs, programs, paths.
 #pragma once
 
 #include <map>
@@ -24,7 +24,7 @@ class Anonymizer {
   std::string Word(std::map<std::string, std::string>& words, const std::string& name, const char* kind);
   std::string Host(const std::string& name) { return Word(hosts_, name, "host-"); }
 
-  std::map<std::string, std::string> hosts_, gpus_, boots_, jobs_;
+  std::map<std::string, std::string> hosts_, gpus_, boots_, jobs_, programs_;
 };
 
 }  // namespace amem

@@ -182,6 +182,7 @@ Json PartJson(const JobTimeline& job, std::size_t session, const Attempt& cycle,
                {"st", std::move(steps)}};
   const std::string& message = cycle.open() && cycle.decided ? cycle.decided->message : cycle.failure;
   if (!message.empty()) part["m"] = message;
+  if (cycle.contents) part["x"] = {cycle.contents.changed, cycle.contents.unchanged, cycle.contents.zero};
   if (cycle.decided && cycle.decided->culprit) part["c"] = names.Of(cycle.decided->culprit);
   if (cycle.failed_step) {
     part["f"] = {{"step", amem::ToText(cycle.failed_step->step)},

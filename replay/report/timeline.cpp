@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
-#include <map>
 
 #include "replay/job/fold.h"
 #include "replay/job/names.h"
@@ -123,10 +121,8 @@ class TimelineBuilder final : public FoldObserver {
     if (const Attempt* open = out_.story.OpenAttempt()) strip_.Add(*open);
     out_.done = out_.story.AllAttempts();
     story_.Finish(false);
-    out_.cycles = std::move(out_.story.attempts);
-    for (auto& [id, attempts] : out_.story.pools) std::ranges::move(attempts, std::back_inserter(out_.cycles));
+    out_.cycles = TakeAttempts(out_.story);
     out_.seen = SightsOf(out_.story);
-    std::ranges::stable_sort(out_.cycles, {}, [](const Attempt& attempt) { return attempt.came().time_ns; });
     out_.series = series_.Points();
     if (series_.thinned()) AddMoments();
     allocations_.Finish(out_.state);
@@ -213,8 +209,7 @@ std::unique_ptr<FoldObserver> CollectTimeline(SessionTimeline& out, const Timeli
 Result<SessionTimeline> ReadTimeline(JournalReader& reader, const TimelineLimits& limits) {
   SessionTimeline timeline;
   const auto collector = CollectTimeline(timeline, limits);
-  const Result<Folded> folded = FoldJournal(reader, std::array<FoldObserver*, 1>{collector.get()});
-  if (!folded) return folded.status();
+  AMEM_TRY(FoldJournal(reader, std::array<FoldObserver*, 1>{collector.get()}).status());
   return timeline;
 }
 

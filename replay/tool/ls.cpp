@@ -1,7 +1,8 @@
 // ls: the sessions of a directory, one a line, or with -v all that each is and how far it goes.
 #include <fmt/format.h>
 
-#include <fstream>
+#include <algorithm>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -33,14 +34,11 @@ struct Facts {
 };
 
 Result<Facts> Gather(const std::filesystem::path& session, JournalReader& reader) {
-  Result<JournalInfo> info = reader.Info();
-  if (!info) return info.status();
-  Facts facts{.info = *std::move(info)};
-  Result<State> state = reader.StateAt(std::nullopt, &facts.report);
-  if (!state) {
-    return state.status().Within(session.string() + ": the state cannot be computed (`amem verify` says where it breaks)");
-  }
-  facts.state = *std::move(state);
+  Facts facts;
+  AMEM_ASSIGN(facts.info, reader.Info());
+  AMEM_ASSIGN(facts.state,
+              reader.StateAt(std::nullopt, &facts.report)
+                  .Within(session.string() + ": the state cannot be computed (`amem verify` says where it breaks)"));
   return facts;
 }
 
@@ -88,6 +86,7 @@ void PrintText(Output& out, const Facts& facts) {
   const SessionOpened& who = facts.state.session;
   Line(out, "session", fmt::format("{}  {}", SessionText(info.session), StatusText(info)));
   Line(out, "process", fmt::format("{}, group {}", NameOf(who), who.group));
+  Line(out, "program", who.program);
   Line(out, "opened", DateText(who.realtime_ns));
   Line(out, "launcher", fmt::format("{}", fmt::join(who.launcher, " ")));
   Line(out, "versions",
@@ -113,10 +112,9 @@ int ShowAll(const std::vector<std::filesystem::path>& sessions, bool json, bool 
             const std::function<void(Facts&)>& show) {
   Json list = Json::array();
   ForEachJournal(sessions, failed, [&](const std::filesystem::path& session, JournalReader& reader, ReadReport& damage) {
-    Result<Facts> facts = Gather(session, reader);
-    if (!facts) return facts.status();
-    if (tell_damage) damage = facts->report;
-    json ? list.push_back(ToJson(*facts)) : show(*facts);
+    AMEM_ASSIGN(auto facts, Gather(session, reader));
+    if (tell_damage) damage = facts.report;
+    json ? list.push_back(ToJson(facts)) : show(facts);
     return Status{};
   });
   if (json && (!failed || !list.empty())) PrintJson(out, list, "session");
@@ -159,18 +157,6 @@ std::string PausedBy(const control::RankLook& look) {
   return look.paused_by_program ? "program" : look.paused ? "request" : "-";
 }
 
-// "python3 train.py", of a process that lives here.
-std::string ProgramOf(const std::filesystem::path& session) {
-  const std::string file = fmt::format("/proc/{}/cmdline", ProcessOfWriter(session / "tail"));
-  std::ifstream words(file);
-  std::string program, word;
-  std::getline(words, program, '\0');
-  while (std::getline(words, word, '\0') && word.starts_with('-')) {
-  }
-  const auto name = [](const std::string& path) { return std::filesystem::path(path).filename().string(); };
-  return word.starts_with('-') ? name(program) : name(program) + " " + name(word);
-}
-
 using Row = std::vector<std::string>;
 
 Row RowOf(const Facts& facts, const Looks& looks) {
@@ -188,7 +174,6 @@ Row RowOf(const Facts& facts, const Looks& looks) {
     const bool known = look != looks.end();
     row.push_back(known ? Grouped(look->second.steps) : "-");
     row.push_back(known ? PausedBy(look->second) : "-");
-    row.push_back(known ? ProgramOf(facts.info.directory) : "-");
   }
   row.push_back(DateText(who.realtime_ns));
   row.push_back(who.host);
@@ -200,14 +185,21 @@ int PrintList(const std::vector<std::filesystem::path>& sessions, Output& out, b
   const Looks looks = LookAtLiving(sessions);
   std::vector<Row> known;
   std::vector<JobTies> ties;
+  std::vector<std::string> programs;
   const int code = ShowAll(sessions, false, failed, false, out, [&](const Facts& facts) {
     const Result<JobTies> tied = ReadTies(facts.info.directory);
     ties.push_back(tied ? *tied : JobTies{.who = facts.state.session});
     known.push_back(RowOf(facts, looks));
+    programs.push_back(facts.state.session.program);
   });
   if (sessions.empty()) return code;
   std::vector<Row> rows = {{"SESSION", "STATUS", "RANK", "PID", "EVENTS", "STATE", "HELD", "OPENED", "HOST"}};
-  if (!looks.empty()) rows[0].insert(rows[0].end() - 2, {"SAFE POINT", "PAUSED BY", "PROGRAM"});
+  if (!looks.empty()) rows[0].insert(rows[0].end() - 2, {"SAFE POINT", "PAUSED BY"});
+  if (std::ranges::any_of(programs, std::not_fn(&std::string::empty))) {  // older builds did not record it
+    rows[0].insert(rows[0].end() - 2, "PROGRAM");
+    for (std::size_t i = 0; i < known.size(); ++i)
+      known[i].insert(known[i].end() - 2, programs[i].empty() ? "-" : std::move(programs[i]));
+  }
   for (const auto& job : GroupIntoJobs(ties)) {
     if (rows.size() > 1) rows.emplace_back();
     for (const std::size_t i : job) rows.push_back(std::move(known[i]));

@@ -5,7 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "replay/job/event_json.h"
 #include "replay/job/names.h"
+#include "replay/job/story/job_cycles.h"
 #include "replay/tool/command.h"
 #include "replay/tool/gpus.h"
 #include "replay/tool/position.h"
@@ -26,7 +28,8 @@ struct TopOptions {
 struct Sum {
   std::uint64_t count = 0;
   Bytes bytes = 0, resident = 0;
-  std::uint64_t order = 0;  // of groups that have an order of their own
+  std::uint64_t order = 0;   // of groups that have an order of their own
+  SavedContents last_pause;  // of tags
 };
 using Groups = std::map<std::string, Sum>;
 
@@ -42,27 +45,11 @@ constexpr AgeClass kAges[] = {{1, "under 1 s"},
                               {86400, "1 h to 1 day"},
                               {~std::uint64_t{0}, "over a day"}};
 
-// Times of creation by sequence number, and of the last event; only what `by age` needs.
-struct Times {
-  std::map<SequenceNumber, std::uint64_t> created;
-  std::uint64_t last = 0;
-};
-Result<Times> ReadTimes(JournalReader& reader) {
-  Times times;
-  const auto read = reader.Read(SequenceNumber{1}, kToTheEnd, [&](const Event& event) {
-    times.last = event.time_ns;
-    const bool creates = std::holds_alternative<AllocationCreated>(event.body) || std::holds_alternative<Imported>(event.body);
-    if (creates) times.created[event.seq] = event.time_ns;
-    return true;
-  });
-  if (!read) return read.status();
-  return times;
-}
-
 class Grouper {
  public:
-  Grouper(const std::string& by, const State& state, Times times, Groups& groups)
-      : by_(by), state_(state), times_(std::move(times)), symbols_(state.libraries), groups_(groups) {}
+  // `story`: by age only.
+  Grouper(const std::string& by, const State& state, const SessionStory* story, Groups& groups)
+      : by_(by), state_(state), story_(story), symbols_(state.libraries), groups_(groups) {}
 
   void Run() {
     if (by_ == "communicator") return RunByCommunicator();
@@ -124,9 +111,9 @@ class Grouper {
     if (by_ == "size") return {FormatBytes(a.bytes), a.bytes};
     if (by_ == "site" && a.pool) return {"amem_alloc", 0};
     if (by_ == "site") return {symbols_.Name(a.site), 0};
-    const auto created = times_.created.find(a.created);
-    if (created == times_.created.end()) return {"older than the journal goes back", ~std::uint64_t{0}};
-    const std::uint64_t seconds = (times_.last - std::min(times_.last, created->second)) / 1'000'000'000;
+    const std::optional<std::uint64_t> created = story_->times.TimeOf(a.created);
+    if (!created) return {"older than the journal goes back", ~std::uint64_t{0}};
+    const std::uint64_t now = story_->last.time_ns, seconds = (now - std::min(now, *created)) / 1'000'000'000;
     for (const AgeClass& age : kAges) {
       if (seconds < age.below_s) return {age.name, age.below_s};
     }
@@ -156,7 +143,7 @@ class Grouper {
 
   const std::string& by_;
   const State& state_;
-  const Times times_;
+  const SessionStory* const story_;
   const Symbols symbols_;
   Groups& groups_;
 };
@@ -167,10 +154,12 @@ void PrintText(Output& out, const std::string& by, const std::vector<std::pair<s
   std::string heading = by == "site" ? "call site, innermost first" : by;
   std::ranges::transform(heading, heading.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
   std::vector<std::vector<std::string>> rows = {{"REQUESTED", "SHARE", "COUNT", "HELD NOW", heading}};
+  if (std::ranges::any_of(sorted, [](const auto& group) { return static_cast<bool>(group.second.last_pause); }))
+    rows[0].emplace_back("LAST PAUSE");
   for (std::size_t i = 0; i < std::min(most, sorted.size()); ++i) {
     const auto& [key, sum] = sorted[i];
     rows.push_back({FormatBytes(sum.bytes), std::to_string(all == 0 ? 0 : sum.bytes * 100 / all) + " %", Grouped(sum.count),
-                    FormatBytes(sum.resident), key});
+                    FormatBytes(sum.resident), key, sum.last_pause ? ToText(sum.last_pause) : ""});
   }
   PrintTable(out, rows);
   if (sorted.size() > most) out << "... and " << sorted.size() - most << " more (--limit)\n";
@@ -189,8 +178,10 @@ using Sorted = std::vector<std::pair<std::string, Sum>>;
 
 nlohmann::ordered_json ToJson(const std::string& by, const Sorted& sorted) {
   auto list = nlohmann::ordered_json::array();
-  for (const auto& [key, sum] : sorted)
+  for (const auto& [key, sum] : sorted) {
     list.push_back({{by, key}, {"bytes", sum.bytes}, {"count", sum.count}, {"backed_bytes", sum.resident}});
+    if (by == "tag") list.back()["last_pause"] = sum.last_pause ? ToJson(sum.last_pause) : nlohmann::ordered_json();
+  }
   return list;
 }
 
@@ -214,6 +205,7 @@ int RunTop(const TopOptions& options, Output& out) {
   std::string note;
   Bytes held = 0;  // on devices, as ls counts it
   References references;
+  std::vector<SessionStory> stories;
   const std::string by = options.dot ? "peer" : options.by;
   const Result<Position> at = options.at.empty() ? Result<Position>(Position{}) : UnderstandPosition("--at", options.at);
   if (!at) return Complain(at.status().message(), kUsage);
@@ -221,23 +213,28 @@ int RunTop(const TopOptions& options, Output& out) {
                  [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) -> Status {
                    std::optional<SequenceNumber> until;
                    if (!options.at.empty()) {
-                     const Result<SequenceNumber> seq = EventAt(*at, reader);
-                     if (!seq) return seq.status();
-                     until = *seq;
+                     AMEM_ASSIGN(until, EventAt(*at, reader));
                    }
-                   const Result<State> state = reader.StateAt(until, &damage);
-                   if (!state) return state.status();
-                   const Holdings holdings = Measure(*state);
+                   AMEM_ASSIGN(const auto state, reader.StateAt(until, &damage));
+                   const Holdings holdings = Measure(state);
                    held += holdings.own_device_resident + holdings.pools_resident;
-                   const Result<Times> times = by == "age" ? ReadTimes(reader) : Result<Times>(Times{});
-                   if (!times) return times.status();
-                   Grouper grouper(by, *state, *times, groups);
+                   const bool with_story = by == "tag" || by == "age";
+                   if (with_story) {
+                     AMEM_ASSIGN(stories.emplace_back(), ReadAttempts(reader, kAttemptsKept, until.value_or(kToTheEnd)));
+                     stories.back().findings.state = {};
+                   }
+                   Grouper grouper(by, state, with_story ? &stories.back() : nullptr, groups);
                    grouper.Run();
+                   if (with_story) stories.back().times = {};
                    if (by == "site" && note.empty()) note = grouper.note();
                    const Result<JournalInfo> info = reader.Info();
-                   if (info && by == "peer") references.Add(info->session, *state);
+                   if (info && by == "peer") references.Add(info->session, state);
                    return info.status();
                  });
+  for (const PauseContents& last : LastContents(stories)) {
+    if (const auto group = groups.find(last.tag.empty() ? "nccl" : last.tag); group != groups.end())
+      group->second.last_pause = last.contents;
+  }
   Sorted sorted(groups.begin(), groups.end());
   std::ranges::stable_sort(sorted, [&](const auto& a, const auto& b) {
     return by == "age" ? a.second.order < b.second.order : a.second.bytes > b.second.bytes;

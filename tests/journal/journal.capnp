@@ -146,6 +146,7 @@ struct SessionOpened {
   layout @12 :Text;
   content @13 :Text;
   launcher @14 :List(Text);
+  program @15 :Text;
 }
 struct SessionClosed {
   reason @0 :Text;

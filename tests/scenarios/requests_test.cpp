@@ -130,6 +130,8 @@ TEST_F(Requests, a_job_is_paused_at_one_step_with_its_tags_and_goes_on_with_the_
   const Rank log = Tool({"log", job_.journals(), "--rank", "1", "--kind", "request-seen,safepoint-reached,request-ended"});
   EXPECT_NE(log.out.find("request seen: request 1, pause, by pid "), std::string::npos) << log.out << log.err;
   EXPECT_NE(log.out.find("request 2 to resume done"), std::string::npos) << log.out << log.err;
+  const std::string ended = Tool({"ls", job_.journals()}).out;
+  EXPECT_NE(ended.find("  job_rank cuda  "), std::string::npos) << "a program has its name when it has ended, too: " << ended;
   EXPECT_EQ(Tool({"why", job_.journals()}).status, 0);
   EXPECT_EQ(Tool({"verify", job_.journals()}).status, 0) << Tool({"verify", job_.journals()}).out;
   const Rank traced = Tool({"report", "--perfetto", job_.journals(), "-o", "-"});

@@ -1,5 +1,8 @@
 #include "replay/job/story/event_times.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "statemachine/event.h"
 
 namespace amem {
@@ -36,6 +39,14 @@ std::optional<EventTimes::Earlier> EventTimes::LastUpTo(std::uint64_t time_ns) c
   };
   if (const Entry* entry = find(recent_)) return told(*entry, true);
   if (const Entry* entry = find(older_)) return told(*entry, stride_ == 1);
+  return std::nullopt;
+}
+
+std::optional<std::uint64_t> EventTimes::TimeOf(SequenceNumber seq) const {
+  for (const std::vector<Entry>* entries : {&recent_, &older_}) {
+    const auto after = std::ranges::upper_bound(*entries, seq.value, {}, &Entry::seq);
+    if (after != entries->begin()) return std::prev(after)->time_ns;
+  }
   return std::nullopt;
 }
 

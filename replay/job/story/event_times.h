@@ -24,6 +24,8 @@ class EventTimes {
   };
   // The last event up to that time. Nothing: there is none.
   [[nodiscard]] std::optional<Earlier> LastUpTo(std::uint64_t time_ns) const;
+  // Of that event, or of one shortly before it, likewise.
+  [[nodiscard]] std::optional<std::uint64_t> TimeOf(SequenceNumber seq) const;
 
  private:
   struct Entry {

@@ -1,6 +1,7 @@
 #include "replay/job/story/job_cycles.h"
 
 #include <algorithm>
+#include <map>
 
 #include "replay/job/clock.h"
 
@@ -99,5 +100,26 @@ class Joining {
 }  // namespace
 
 std::vector<JobCycle> JoinAttempts(std::span<const TimedStory> sessions) { return Joining(sessions).Run(); }
+
+std::vector<PauseContents> LastContents(std::span<const SessionStory> stories) {
+  std::map<std::string, PauseContents> last;
+  const auto take = [&last](const std::vector<Attempt>& attempts) {
+    const auto it = std::ranges::find_if(attempts.rbegin(), attempts.rend(),
+                                         [](const Attempt& a) { return static_cast<bool>(a.contents); });
+    if (it == attempts.rend()) return;
+    PauseContents& known = last[it->tag];
+    if (it->cycle < known.cycle) return;
+    if (it->cycle > known.cycle || known.processes == 0) known = {it->tag, it->cycle, 0, {}};
+    ++known.processes;
+    known.contents += it->contents;
+  };
+  for (const SessionStory& story : stories) {
+    take(story.attempts);
+    for (const auto& [id, attempts] : story.pools) take(attempts);
+  }
+  std::vector<PauseContents> all;
+  for (auto& [tag, contents] : last) all.push_back(std::move(contents));
+  return all;
+}
 
 }  // namespace amem

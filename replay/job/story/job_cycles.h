@@ -1,4 +1,4 @@
-// The story of a job: which attempts of its sessions are one pause or resume.
+// The story of a job: which attempts of its sessions are one pause or resume, and what the last ones moved.
 #pragma once
 
 #include <cstddef>
@@ -27,5 +27,8 @@ struct JobCycle {
 };
 // By time.
 std::vector<JobCycle> JoinAttempts(std::span<const TimedStory> sessions);
+
+// Of the last pauses, where it is recorded: NCCL's first, then by tag.
+std::vector<PauseContents> LastContents(std::span<const SessionStory> stories);
 
 }  // namespace amem

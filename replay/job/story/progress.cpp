@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "journal/base/process_stat.h"
-#include "replay/job/clock.h"
 #include "replay/job/names.h"
 #include "statemachine/plan.h"
 

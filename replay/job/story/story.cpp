@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <iterator>
 #include <utility>
 
 #include "journal/base/process_sight.h"
@@ -223,6 +224,7 @@ struct StoryBuilder::Taker {
     Attempt* attempt = b.OpenOf(e.pool);
     if (attempt == nullptr) return;
     if (e.kind == CycleKind::kResume && !e.pool) story.refused.reset();
+    attempt->contents = {e.changed, e.unchanged, e.zero};
     End(*attempt, Attempt::End::kDone, e.pool);
   }
   void operator()(const CycleFailed& e) const {
@@ -387,6 +389,14 @@ std::vector<const Attempt*> SessionStory::LastOfPools() const {
   return all;
 }
 
+std::vector<Attempt> TakeAttempts(SessionStory& story) {
+  std::vector<Attempt> all = std::exchange(story.attempts, {});
+  for (auto& [id, attempts] : story.pools) std::ranges::move(attempts, std::back_inserter(all));
+  story.pools.clear();
+  std::ranges::stable_sort(all, {}, [](const Attempt& attempt) { return attempt.came().time_ns; });
+  return all;
+}
+
 const Attempt* LastAttempt(const SessionStory& story, const std::string& tag) {
   if (tag.empty()) return story.attempts.empty() ? nullptr : &story.attempts.back();
   for (const Attempt* attempt : story.LastOfPools()) {
@@ -410,36 +420,30 @@ Result<SessionStory> ReadStory(JournalReader& reader, FoldObserver* other) {
   SessionStory story;
   StoryBuilder builder(story);
   const std::array<FoldObserver*, 2> observers = {&builder, other};
-  Result<JournalFindings> found = VerifyJournal(reader, std::span(observers).first(other == nullptr ? 1 : 2));
-  if (!found) return found.status();
-  if (builder.Finish(found->report.corrupt_records != 0)) found->last_ns = story.last.time_ns;
-  story.findings = *std::move(found);
-  const Result<ReadReport> last = reader.Read(story.last.seq, story.last.seq, [&](const Event& event) {
-    story.last_text = ToText(event.body);
-    return false;
-  });
-  if (!last) return last.status();
+  AMEM_ASSIGN(auto found, VerifyJournal(reader, std::span(observers).first(other == nullptr ? 1 : 2)));
+  if (builder.Finish(found.report.corrupt_records != 0)) found.last_ns = story.last.time_ns;
+  story.findings = std::move(found);
+  AMEM_ASSIGN(const auto last, ReadEvent(reader, story.last.seq));
+  if (last) story.last_text = ToText(last->body);
   return story;
 }
 
-Result<SessionStory> ReadAttempts(JournalReader& reader, std::size_t attempts) {
+Result<SessionStory> ReadAttempts(JournalReader& reader, std::size_t attempts, SequenceNumber last) {
   SessionStory story;
-  StoryBuilder builder(story, attempts, false);
-  Result<Folded> folded = FoldJournal(reader, std::array<FoldObserver*, 1>{&builder});
-  if (!folded) return folded.status();
-  builder.Finish(folded->damage.corrupt_records != 0);
-  const SessionOpened& who = folded->state.session;
-  story.findings.who = Completed(who.session ? who : story.findings.who, folded->info, story.first.time_ns);
-  story.findings.info = std::move(folded->info);
-  story.findings.report = std::move(folded->damage);
-  story.findings.state = std::move(folded->state);
+  StoryBuilder builder(story, attempts);
+  AMEM_ASSIGN(auto folded, FoldJournal(reader, std::array<FoldObserver*, 1>{&builder}, last));
+  builder.Finish(folded.damage.corrupt_records != 0);
+  const SessionOpened& who = folded.state.session;
+  story.findings.who = Completed(who.session ? who : story.findings.who, folded.info, story.first.time_ns);
+  story.findings.info = std::move(folded.info);
+  story.findings.report = std::move(folded.damage);
+  story.findings.state = std::move(folded.state);
   return story;
 }
 
 Result<SessionStory> ReadStory(const std::filesystem::path& session_directory, FoldObserver* other) {
-  Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(session_directory);
-  if (!reader) return reader.status();
-  Result<SessionStory> story = ReadStory(**reader, other);
+  AMEM_ASSIGN(const auto reader, JournalReader::Open(session_directory));
+  Result<SessionStory> story = ReadStory(*reader, other);
   if (story && story->findings.info.status == SessionStatus::kLive) story->process_now = StateOfWriter(session_directory);
   return story;
 }

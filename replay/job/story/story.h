@@ -15,6 +15,7 @@
 #include "journal/journal.h"
 #include "replay/job/clock.h"
 #include "replay/job/postmortem.h"
+#include "replay/job/story/contents.h"
 #include "replay/job/story/event_times.h"
 #include "replay/job/story/held.h"
 #include "statemachine/event.h"
@@ -62,6 +63,7 @@ struct Attempt {
     std::uint64_t count = 0, duration_ns = 0;
   };
   std::array<StepTotal, kStepKinds> steps{};  // that ended, by kind
+  SavedContents contents;                     // of a pause that is done
   Held before{}, after{};                     // where memory is followed
 
   struct Failure {
@@ -190,6 +192,9 @@ struct SessionStory {
   [[nodiscard]] Sums AllAttempts() const;  // NCCL's, the forgotten ones too
 };
 
+// NCCL's attempts and those of pools, by arrival; the story has none any more.
+std::vector<Attempt> TakeAttempts(SessionStory& story);
+
 // NCCL's last attempt in that journal, or the last that has begun of the pool with that tag. Null: there is none.
 const Attempt* LastAttempt(const SessionStory& story, const std::string& tag);
 
@@ -237,8 +242,8 @@ class StoryBuilder final : public FoldObserver {
 
 // Reads and checks one journal; `other` observes the same fold. A failure means that nothing could be read.
 Result<SessionStory> ReadStory(JournalReader& reader, FoldObserver* other = nullptr);
-// The same without the checks, and with so many attempts.
-Result<SessionStory> ReadAttempts(JournalReader& reader, std::size_t attempts);
+// The same without the checks, with so many attempts, and up to an event.
+Result<SessionStory> ReadAttempts(JournalReader& reader, std::size_t attempts, SequenceNumber last = kToTheEnd);
 // Opens it first; `as_of_ns` of a live journal of this boot is set to the time at which reading began.
 Result<SessionStory> ReadStory(const std::filesystem::path& session_directory, FoldObserver* other = nullptr);
 

@@ -34,6 +34,13 @@ const cycles = (() => {
   }
   const moved = (cycle) => sum(cycle.parts.map((part) => part.d[0] - part.d[1])) * (cycle.kind === 0 ? 1 : -1);
 
+  // Of a pause, what became of the contents of all ranks: copied, unchanged, zero; null: that is not recorded.
+  const contentsOf = (cycle) => cycle.parts.reduce((all, part) => (part.x ? part.x.map((n, i) => n + (all ? all[i] : 0)) : all), null);
+  function contentsText(cycle) {
+    const [changed, unchanged, zero] = contentsOf(cycle);
+    return `Contents: ${bytes(changed)} copied, ${bytes(unchanged)} unchanged since the pause before, ${bytes(zero)} zero.`;
+  }
+
   function spanOf(cycle) {
     return { begin: Math.min(...cycle.parts.map((p) => p.a)), end: Math.max(...cycle.parts.map((p) => p.e)), failed: failedParts(cycle).length > 0 };
   }
@@ -239,6 +246,7 @@ const cycles = (() => {
         } }, 'Show in the memory chart'), el('button', { type: 'button', onclick: () => events.around(cycle) }, 'Show its events'))),
       root ? el('p', { class: 'failure-text' }, el('strong', {}, capital(sessions[root.s].name) + ': '), reason) : '',
       others ? el('p', { class: 'muted small' }, `${capital(sessions[others.s].name)} was told: ${others.m}`) : '',
+      contentsOf(cycle) ? el('p', { class: 'muted small' }, contentsText(cycle)) : '',
       ...holders(cycle), holder, legend(cycle),
       el('details', {}, el('summary', {}, 'Steps by kind'), stepSummary(cycle)),
       el('details', {}, el('summary', {}, 'Phases as a table'), phases));
@@ -271,6 +279,8 @@ const cycles = (() => {
         { label: 'Duration', number: true, downFirst: true, sort: (i) => durationOf(data.cycles[i]), cell: (i) => duration(durationOf(data.cycles[i])) },
         { label: 'Slowest', sort: (i) => slowest(data.cycles[i]).who[0], cell: (i) => slowestText(data.cycles[i]) },
         { label: 'Given back / brought back', number: true, downFirst: true, sort: (i) => moved(data.cycles[i]), cell: (i) => bytes(moved(data.cycles[i])) },
+        ...(data.cycles.some(contentsOf) ? [{ label: 'Contents copied', number: true, downFirst: true,
+          sort: (i) => (contentsOf(data.cycles[i]) || [-1])[0], cell: (i) => (contentsOf(data.cycles[i]) ? bytes(contentsOf(data.cycles[i])[0]) : '') }] : []),
         { label: 'Result', sort: (i) => outcomeOf(data.cycles[i]), cell: (i) => badge(outcomeOf(data.cycles[i])) },
       ] });
     host.append(detail);

@@ -37,6 +37,7 @@ struct CriticalPath {                   // of one pause or resume
   std::uint64_t took_ns = 0;            // until the last one was through
   std::uint64_t members = 0, seen = 0;  // sessions, and those whose journals are here
   std::string outcome;                  // the worst of all
+  SavedContents contents;               // of all
   std::vector<CyclePhase> phases;
 };
 
@@ -94,8 +95,10 @@ CriticalPath PathOf(const std::vector<Part>& parts) {
     number = std::max(number, a.begun ? a.cycle : 0);
     const char* outcome = a.open() ? "not over" : a.end == Attempt::End::kDone ? "done" : "failed";
     if (a.end == Attempt::End::kFailed || path.outcome == "done") path.outcome = outcome;
+    path.contents += a.contents;
   }
-  path.name = fmt::format("{} {}", ToText(first.attempt->kind), number == 0 ? "that never began" : std::to_string(number));
+  path.name = fmt::format("{} {}{}", ToText(first.attempt->kind), number == 0 ? "that never began" : std::to_string(number),
+                          first.attempt->tag.empty() ? "" : " of tag " + first.attempt->tag);
   path.members = std::max<std::uint64_t>(first.attempt->members.size(), parts.size());
   path.began_ns = Positive(began);
   path.took_ns = Positive(WrappedDifference(ended, began));
@@ -144,6 +147,7 @@ void PrintCycle(Output& out, const CriticalPath& cycle, const JobNames& names) {
              fmt::format("{} ({}) at {}: {} in {}", cycle.name, Plural(cycle.members, "process", "processes"),
                          WallText(cycle.began_ns), cycle.outcome, Time(cycle.took_ns)))
       << "\n";
+  if (cycle.contents) out << "  contents: " << ToText(cycle.contents) << "\n";
   if (cycle.seen < cycle.members)
     out << "  of " << Plural(cycle.members - cycle.seen, "process", "processes")
         << " there is no journal here: who was last among the others is told\n";
@@ -202,9 +206,14 @@ Json ToJson(const CriticalPath& cycle, const JobNames& names) {
                       {"waits", waits},
                       {"longest_step", step}});
   }
-  return {{"cycle", cycle.name},      {"outcome", cycle.outcome},  {"began_wall_ns", cycle.began_ns},
-          {"took_ns", cycle.took_ns}, {"sessions", cycle.members}, {"journals", cycle.seen},
-          {"phases", phases}};
+  return {{"cycle", cycle.name},
+          {"outcome", cycle.outcome},
+          {"began_wall_ns", cycle.began_ns},
+          {"took_ns", cycle.took_ns},
+          {"sessions", cycle.members},
+          {"journals", cycle.seen},
+          {"phases", phases},
+          {"contents", cycle.contents ? ToJson(cycle.contents) : Json(nullptr)}};
 }
 
 Json ToJson(const std::vector<CriticalPath>& cycles, const JobNames& names) {
@@ -227,10 +236,11 @@ int PrintSlowest(const Targets& targets, std::uint64_t last, bool all, bool json
   const std::size_t kept = std::max<std::size_t>(kAttemptsKept, 2 * (last + kSlack));  // a half of them are the last
   ForEachJournal(SelectSessions(targets, all, failed).latest, failed,
                  [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) -> Status {
-                   Result<SessionStory> read = ReadAttempts(reader, kept);
-                   if (!read) return read.status();
-                   damage = read->findings.report;
-                   stories.push_back(*std::move(read));
+                   AMEM_ASSIGN(auto read, ReadAttempts(reader, kept));
+                   damage = read.findings.report;
+                   stories.push_back(std::move(read));
+                   stories.back().attempts = TakeAttempts(stories.back());
+                   stories.back().times = {};
                    return {};
                  });
   if (stories.empty()) return kCannotRead;

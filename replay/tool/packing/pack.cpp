@@ -91,7 +91,7 @@ int RunPack(const PackCommandOptions& options, Output& out) {
   Summarize(packed->to_standard_output, out,
             fmt::format("{}: {}{}, {} events, {}{}", file.string(), Plural(packed->sessions, "session"),
                         hosts.empty() ? "" : " of " + of_hosts, Grouped(packed->events), FormatBytes(packed->file_bytes),
-                        options.anonymous ? ", without host names, GPU ids and paths" : ""));
+                        options.anonymous ? ", without host names, GPU ids, programs and paths" : ""));
   return failed || !packed->damage.empty() ? kCannotRead : kFine;
 }
 
@@ -100,7 +100,7 @@ void AddOptions(Arguments& arguments, PackCommandOptions& options) {
   arguments.Add("-o,--output", "FILE", options.output,
                 "The file to write, job.amem by default, - for standard output; with -x the directory, named like the pack by "
                 "default");
-  arguments.Flag("--anonymous", options.anonymous, "Without host names, GPU ids and paths");
+  arguments.Flag("--anonymous", options.anonymous, "Without host names, GPU ids, programs and paths");
   arguments.Flag("-x,--extract", options.extract, "Directories of journals from a pack");
   arguments.Add("--ssh", "COMMAND", options.remote.ssh, "What brings HOST:DIR in place of ssh; may have options");
   arguments.Add("--tool", "PATH", options.remote.tool, "amem-replay there; where it is not installed, tar is used");

@@ -118,6 +118,16 @@ TEST(SeeOwnThreads, the_calling_one_comes_first_then_the_main_one_and_no_more_th
   EXPECT_EQ(two.size(), 2u);
 }
 
+TEST(OwnProgram, is_named_without_folders_options_and_code) {
+  using namespace std::string_view_literals;
+  EXPECT_EQ(ProgramIn("/usr/bin/python3\0-u\0/home/ann/train.py\0--token\0secret\0"sv), "python3 train.py");
+  EXPECT_EQ(ProgramIn("python3\0-c\0key = 'secret'\0"sv), "python3 -c");
+  EXPECT_EQ(ProgramIn("./bench\0"sv), "bench");
+  EXPECT_EQ(ProgramIn(""sv), "");
+  EXPECT_EQ(ProgramIn(std::string(100, 'x')).size(), 64u);
+  EXPECT_EQ(OwnProgram().substr(0, 12), "journal_test") << "as long as it is a test of this program";
+}
+
 // A thread that hangs in dlopen holds the loader's lock, as this one does in the callback.
 TEST(OwnStack, does_not_wait_for_the_lock_of_the_loader) {
   std::promise<void> held, release;

@@ -15,7 +15,7 @@ using Ordered = nlohmann::ordered_json;
 const std::vector<std::string> kFields = {
     "healthy",       "kind",    "headline",    "summary",  "job",    "remedy_action", "remedy", "live",       "session", "rank",
     "ranks",         "process", "cycle_kind",  "cycle",    "tag",    "phase",         "step",   "allocation", "bytes",   "code",
-    "driver_result", "seq",     "realtime_ns", "evidence", "causes", "notes",         "damage", "totals"};
+    "driver_result", "seq",     "realtime_ns", "evidence", "causes", "contents",      "notes",  "damage",     "totals"};
 
 Verdict Full() {
   Verdict v;
@@ -48,6 +48,7 @@ Verdict Full() {
                  .text = "step failed"},
                 {.session = SessionId{0xb0b}, .role = Evidence::Role::kConsequence, .text = "gave up"},
                 {.session = SessionId{0xb0b}, .text = "begun"}};
+  v.contents = {{"", 3, 2, {10, 20, 30}}, {"weights", 1, 1, {0, 5, 0}}};
   v.notes = {"a note"};
   v.damage = {"a place: damaged"};
   v.totals = {.journals = 1, .events = 2, .pauses = 3, .resumes = 4, .failures = 5, .references = 6, .held = 7, .released = 8};
@@ -73,6 +74,10 @@ TEST(VerdictJson, has_the_value_of_every_field) {
   EXPECT_EQ(json["remedy_action"], "read-message");
   EXPECT_EQ(json["job"], "2 sessions on host a");
   EXPECT_EQ(json["ranks"], Ordered::array({0, 3}));
+  EXPECT_EQ(json["contents"].dump(),
+            R"([{"tag":null,"cycle":3,"processes":2,"contents":{"changed_bytes":10,"unchanged_bytes":20,)"
+            R"("zero_bytes":30}},{"tag":"weights","cycle":1,"processes":1,"contents":{"changed_bytes":0,)"
+            R"("unchanged_bytes":5,"zero_bytes":0}}])");
   EXPECT_EQ(json["causes"], Ordered::array({{{"kind", "out-of-memory"},
                                              {"session", "0000000000c0ffee"},
                                              {"rank", 0},

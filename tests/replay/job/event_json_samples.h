@@ -6,7 +6,7 @@ namespace amem::test {
 
 // clang-format off
 inline constexpr const char* kSampleEvents[] = {
-    R"json({"seq":1,"time_ns":2,"thread":3,"kind":"session-opened","session":"7ffffffffffffffe","host":"text 2\u0000 \ufffd","pid":-4,"boot_id":"text 4\u0000 \ufffd","amem_version":"text 5\u0000 \ufffd","driver_version":"text 6\u0000 \ufffd","nccl_version":"text 7\u0000 \ufffd","gpu_uuids":["text 8\u0000 \ufffd","text 9\u0000 \ufffd","text 10\u0000 \ufffd"],"group":9223372036854775796,"rank":-13,"realtime_ns":9223372036854775794,"monotonic_ns":9223372036854775793,"layout":"text 15\u0000 \ufffd","content":"text 16\u0000 \ufffd","launcher":["text 17\u0000 \ufffd","text 18\u0000 \ufffd","text 19\u0000 \ufffd"]})json",
+    R"json({"seq":1,"time_ns":2,"thread":3,"kind":"session-opened","session":"7ffffffffffffffe","host":"text 2\u0000 \ufffd","pid":-4,"boot_id":"text 4\u0000 \ufffd","amem_version":"text 5\u0000 \ufffd","driver_version":"text 6\u0000 \ufffd","nccl_version":"text 7\u0000 \ufffd","gpu_uuids":["text 8\u0000 \ufffd","text 9\u0000 \ufffd","text 10\u0000 \ufffd"],"group":9223372036854775796,"rank":-13,"realtime_ns":9223372036854775794,"monotonic_ns":9223372036854775793,"layout":"text 15\u0000 \ufffd","content":"text 16\u0000 \ufffd","launcher":["text 17\u0000 \ufffd","text 18\u0000 \ufffd","text 19\u0000 \ufffd"],"program":"text 20\u0000 \ufffd"})json",
     R"json({"seq":2,"time_ns":2,"thread":3,"kind":"session-closed","reason":"text 1\u0000 \ufffd","exit_code":-3})json",
     R"json({"seq":3,"time_ns":2,"thread":3,"kind":"session-broken","reason":"text 1\u0000 \ufffd"})json",
     R"json({"seq":4,"time_ns":2,"thread":3,"kind":"group-changed","group":9223372036854775806})json",

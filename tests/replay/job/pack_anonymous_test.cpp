@@ -17,6 +17,18 @@ TEST(PackAnonymous, the_launchers_ids_are_replaced_alike_and_sizes_stay) {
   EXPECT_EQ(anonymizer.Clean(Event{.body = who}), first) << "the same job is called the same in every journal";
 }
 
+TEST(PackAnonymous, the_program_is_called_the_same_in_every_rank) {
+  Anonymizer anonymizer;
+  const auto cleaned = [&](const char* program) {
+    const Event clean = anonymizer.Clean(Event{.body = SessionOpened{.program = program}});
+    return std::get<SessionOpened>(clean.body).program;
+  };
+  EXPECT_EQ(cleaned("python3 secret_model.py"), "program-1");
+  EXPECT_EQ(cleaned("python3 evaluate.py"), "program-2");
+  EXPECT_EQ(cleaned("python3 secret_model.py"), "program-1");
+  EXPECT_EQ(cleaned(""), "");
+}
+
 TEST(PackAnonymous, paths_in_what_was_seen_are_cut) {
   Anonymizer anonymizer;
   const Event process = anonymizer.Clean(Event{.body = ProcessSeen{.where = "in /srv/ann/job.py", .answer = "at /srv/ann"}});

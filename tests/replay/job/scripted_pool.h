@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -62,8 +63,16 @@ class ScriptedPool {
     return {};
   }
   void Done(CycleKind kind) {
-    story_.Then(CycleDone{.kind = kind, .cycle = FoldedState(story_).pools.at(id_).cycles, .duration_ns = 1000, .pool = id_});
+    story_.Then(CycleDone{.kind = kind,
+                          .cycle = FoldedState(story_).pools.at(id_).cycles,
+                          .duration_ns = 1000,
+                          .pool = id_,
+                          .changed = saved_[0],
+                          .unchanged = saved_[1],
+                          .zero = saved_[2]});
   }
+  void NextSave(Bytes changed, Bytes unchanged, Bytes zero) { saved_ = {changed, unchanged, zero}; }  // what Done tells
+
   void Run(CycleKind kind) {
     Begin(kind);
     Work(kind);
@@ -81,6 +90,7 @@ class ScriptedPool {
  private:
   Story& story_;
   PoolId id_;
+  std::array<Bytes, 3> saved_{};
 };
 
 }  // namespace amem::test

@@ -65,6 +65,43 @@ TEST_F(StoryOfSession, an_attempt_goes_from_the_arrival_to_the_end) {
   EXPECT_EQ(NameOf(attempt), "pause 1");
 }
 
+TEST(EventTimes, tells_when_an_event_was_and_of_old_ones_about_when) {
+  EventTimes times;
+  constexpr std::uint64_t kFirst = 10, kLast = 200'000;
+  for (std::uint64_t seq = kFirst; seq <= kLast; ++seq) times.Add(SequenceNumber{seq}, 1000 * seq, 0);
+  EXPECT_EQ(times.TimeOf(SequenceNumber{kFirst - 1}), std::nullopt);
+  EXPECT_EQ(times.TimeOf(SequenceNumber{kLast}), 1000 * kLast);
+  EXPECT_EQ(times.TimeOf(SequenceNumber{kLast - 30'000}), 1000 * (kLast - 30'000));
+  const std::optional<std::uint64_t> old = times.TimeOf(SequenceNumber{50'001});
+  ASSERT_TRUE(old);
+  EXPECT_LE(*old, 1000 * 50'001U);
+  EXPECT_GT(*old, 1000 * 49'900U);
+}
+
+// Who is behind does not count, and neither does what is not recorded.
+TEST_F(StoryOfSession, last_contents_are_those_of_the_furthest) {
+  const auto told = [&](std::uint64_t session, std::vector<Bytes> changed) {
+    test::Story script(session, static_cast<std::int32_t>(session), &clock_);
+    test::ScriptedPool weights(script, "weights");
+    weights.Chunk();
+    for (const Bytes bytes : changed) {
+      weights.NextSave(bytes, 7, 1);
+      weights.Run(CycleKind::kPause);
+      weights.NextSave(0, 0, 0);
+      weights.Run(CycleKind::kResume);
+    }
+    script.Then(CycleBegun{CycleKind::kPause, 1, {script.id()}});
+    script.Then(CycleDone{.kind = CycleKind::kPause, .cycle = 1});
+    test::MemoryReader reader(script.events(), script.id(), SessionStatus::kClosed);
+    return *ReadStory(reader);
+  };
+  const std::vector<SessionStory> stories = {told(1, {100, 2}), told(2, {50}), told(3, {80, 3})};
+  EXPECT_EQ(stories[0].pools.begin()->second.at(0).contents, (SavedContents{100, 7, 1}));
+  EXPECT_FALSE(stories[0].attempts.back().contents);
+  EXPECT_EQ(LastContents(stories), (std::vector<PauseContents>{{"weights", 2, 2, {5, 14, 2}}}));
+  EXPECT_EQ(ToText(SavedContents{test::kMiB, 3 * test::kMiB / 2, 5}), "1 MiB copied, 1.5 MiB unchanged, 5 B zero");
+}
+
 TEST_F(StoryOfSession, a_decision_on_a_phase_that_it_did_not_take_stands_apart) {
   Begin();
   script_.Then(VoteCast{.phase = PhaseKind::kPauseArrive});

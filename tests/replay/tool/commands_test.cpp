@@ -243,6 +243,62 @@ TEST_F(Commands, tags_are_shown_by_top_state_info_log_why_and_run) {
   EXPECT_EQ(run.json()["same"], true) << run.out << run.err;
 }
 
+// Why it took so long, or so little: by each command that tells about a pause, from the one story.
+TEST_F(Commands, what_a_pause_copied_is_told) {
+  std::uint64_t clock = 1'000'000'000;
+  Story story(0x77, 0, &clock);
+  story.Map(story.Create());
+  test::ScriptedPool weights(story, "weights");
+  weights.Chunk(6 * test::kMiB);
+  weights.NextSave(6 * test::kMiB, 0, 0);
+  weights.Run(CycleKind::kPause);
+  weights.NextSave(0, 0, 0);
+  weights.Run(CycleKind::kResume);
+  weights.NextSave(test::kMiB, 3 * test::kMiB, 2 * test::kMiB);
+  weights.Run(CycleKind::kPause);
+  const std::uint64_t seq = story.events().back().seq.value;
+  story.Then(SessionClosed{.reason = "exit"});
+  test::WriteJournal(story, scratch_ / "moved");
+  const Json expected = {{"changed_bytes", test::kMiB}, {"unchanged_bytes", 3 * test::kMiB}, {"zero_bytes", 2 * test::kMiB}};
+  const char* text = "1 MiB copied, 3 MiB unchanged, 2 MiB zero";
+
+  const Json why = Shell("$TOOL why --json $S/moved").json();
+  ASSERT_EQ(why["contents"].size(), 1U) << why.dump();
+  EXPECT_EQ(why["contents"][0], Json({{"tag", "weights"}, {"cycle", 2}, {"processes", 1}, {"contents", expected}}));
+  EXPECT_HAS(Shell("$TOOL why $S/moved").out, std::string("Note: of tag weights in pause 2 (1 process): ") + text + ".");
+
+  const Json slow = Shell("$TOOL why --slow --json $S/moved").json();
+  ASSERT_EQ(slow["cycles"].size(), 2U) << slow.dump();
+  EXPECT_EQ(slow["cycles"][0]["contents"], nullptr) << "a resume";
+  EXPECT_EQ(slow["cycles"][1]["cycle"], "pause 2 of tag weights");
+  EXPECT_EQ(slow["cycles"][1]["contents"], expected);
+  EXPECT_HAS(Shell("$TOOL why --slow $S/moved").out, std::string("  contents: ") + text);
+
+  const Json top = Shell("$TOOL top --json $S/moved").json();
+  EXPECT_EQ(top[0]["last_pause"], expected) << top.dump();
+  EXPECT_EQ(top[1]["last_pause"], nullptr) << "NCCL's memory was never paused";
+  EXPECT_HAS(Shell("$TOOL top $S/moved").out, text);
+  EXPECT_HAS(Shell("$TOOL top $S/moved '--at=#" + std::to_string(seq - 1) + "'").out, "6 MiB copied, 0 B unchanged, 0 B zero");
+
+  ASSERT_EQ(Shell("$TOOL report $S/moved -o $S/moved.html").code, 0);
+  EXPECT_HAS(Contents(scratch_ / "moved.html"), R"("x":[1048576,3145728,2097152])");
+}
+
+// A process that has ended has no /proc any more.
+TEST_F(Commands, ls_names_the_program_of_the_dead) {
+  std::uint64_t clock = 1'000'000'000;
+  Story story(0x77, 0, &clock), older(0x78, 1, &clock);
+  std::get<SessionOpened>(story.events()[0].body).program = "python3 train.py";
+  test::WriteJournal(story, scratch_ / "named");
+  test::WriteJournal(older, scratch_ / "older");
+  const std::string both = Shell("$TOOL ls $S/named $S/older").out;
+  EXPECT_HAS(both, "PROGRAM");
+  EXPECT_HAS(both, "  python3 train.py  ");
+  EXPECT_EQ(Shell("$TOOL ls $S/older").out.find("PROGRAM"), std::string::npos) << "its build did not record it";
+  EXPECT_HAS(Shell("$TOOL ls -v $S/named").out, "program    python3 train.py");
+  EXPECT_EQ(Shell("$TOOL ls --json $S/named").json()[0]["opened"]["program"], "python3 train.py");
+}
+
 TEST_F(Commands, top_sums_by_site_peer_size_and_age) {
   const Json by_site = Shell("$TOOL top --by site --json $OK").json();
   ASSERT_EQ(by_site.size(), 2U);

@@ -8,350 +8,152 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <tuple>
+#include <type_traits>
 
 #include "journal/codec.h"
-#include "replay/peers/peer.capnp.h"
-#include "replay/peers/token.h"
+#include "journal/struct_codec.h"
 
 namespace amem {
+
+// What has members that may be missing tells them itself.
+template <class Item>
+requires std::is_same_v<std::remove_const_t<Item>, SharedItem>
+constexpr auto Members(Item& of) {
+  return std::tie(of.bytes, of.properties, of.part, of.tag, of.incarnation, of.pool, of.pool_policy);
+}
+template <class Item>
+requires std::is_same_v<std::remove_const_t<Item>, NeighbourhoodMessage>
+constexpr auto Members(Item& of) { return std::tie(of.self, of.neighbours, of.progress, of.lost); }
+
 namespace {
+
+using codec::Reject;
 
 constexpr std::size_t kTextMax = 2000;
 constexpr std::size_t kHostMax = 64;  // keeps a list of kMembersMax identities inside kMessageBytesMax
 
-struct OutOfBounds {  // thrown and caught in this file only
-  std::string what;
+// What a message begins with, which then points to its body.
+struct MessageHeader {
+  std::uint64_t request = 0;
+  std::uint16_t kind = 0;  // the index in MessageBody
 };
 
-std::string Cut(const std::string& text, std::size_t most = kTextMax) {
-  return text.size() <= most ? text : text.substr(0, most - 3) + "...";
+// A note is an event as in journals.
+struct NoteBytes {
+  std::vector<std::uint8_t> event;
+};
+
+// ---- bounds ----------------------------------------------------------------------------------------------------------------
+
+template <class T>
+inline constexpr std::size_t kLongest = kMessageBytesMax;
+template <>
+inline constexpr std::size_t kLongest<PeerIdentity> = kMembersMax;
+template <>
+inline constexpr std::size_t kLongest<SharedItem> = kDescriptorsMax;
+template <>
+inline constexpr std::size_t kLongest<ShareRequest> = kReferencesMax;
+
+void Cut(std::string& text, std::size_t most) {
+  if (text.size() > most) text.replace(most - 3, text.size(), "...");
 }
 
-std::string GetText(capnp::Text::Reader text) { return Cut(std::string(text.begin(), text.size())); }
+// Cuts texts that are too long, and lists, if `own`; those of somebody else are refused.
+template <class T>
+void Fit(T& value, bool own);
 
-unsigned Bounded(std::size_t size, std::size_t most) { return static_cast<unsigned>(std::min(size, most)); }
-
-template <class List>
-const List& Within(const List& list, std::size_t most) {
-  if (list.size() > most)
-    throw OutOfBounds{fmt::format("a list of {} where at most {} are allowed", static_cast<std::size_t>(list.size()), most)};
-  return list;
+template <class T>
+void FitOne(T& value, bool own) {
+  if constexpr (!layout::Number<T> && !layout::kIsArray<T>)
+    std::apply([own](auto&... members) { (Fit(members, own), ...); }, Members(value));
 }
-
-template <class Enum>
-Enum Known(std::uint8_t value, Enum last) {
-  if (value > static_cast<std::uint8_t>(last))
-    throw OutOfBounds{fmt::format("a value of {} that this build does not know", value)};
-  return static_cast<Enum>(value);
+void FitOne(std::string& text, bool) { Cut(text, kTextMax); }
+void FitOne(PeerIdentity& who, bool) { Cut(who.host, kHostMax); }
+void FitOne(Status& status, bool) {
+  std::string message = status.message();
+  Cut(message, kTextMax);
+  if (message.size() < status.message().size()) status = Status{status.code(), std::move(message), status.driver_result()};
 }
-
-// ---- values, both ways -----------------------------------------------------------------------------------------------------
-
-void Put(wire::Identity::Builder to, const PeerIdentity& from) {
-  to.setSession(from.session.value);
-  to.setHost(Cut(from.host, kHostMax));
-  to.setPid(from.pid);
-  to.setGroup(from.group);
-  to.setRank(from.rank);
-  to.setKeeps(from.keeps);
+template <class T>
+void FitOne(std::vector<T>& list, bool own) {
+  if (list.size() > kLongest<T> && !own)
+    Reject(fmt::format("a list of {} where at most {} are allowed", list.size(), kLongest<T>));
+  list.resize(std::min(list.size(), kLongest<T>));
+  for (T& one : list) Fit(one, own);
 }
-PeerIdentity Get(wire::Identity::Reader from) {
-  return {
-      SessionId{from.getSession()}, GetText(from.getHost()), from.getPid(), from.getGroup(), from.getRank(), from.getKeeps()};
+template <class T>
+void FitOne(std::optional<T>& value, bool own) {
+  if (value) Fit(*value, own);
 }
-
-void Put(wire::Outcome::Builder to, const Status& from) {
-  to.setCode(static_cast<std::uint8_t>(from.code()));
-  to.setDriverResult(from.driver_result());
-  to.setMessage(Cut(from.message()));
-}
-Status Get(wire::Outcome::Reader from) {
-  const Code code = Known(from.getCode(), Code::kNoDescriptors);
-  return code == Code::kOk ? Status{} : Status{code, GetText(from.getMessage()), from.getDriverResult()};
-}
-
-void Put(wire::SharedItem::Builder to, const SharedItem& from) {
-  to.setBytes(from.bytes);
-  to.setTag(static_cast<std::uint8_t>(from.tag));
-  to.setIncarnation(from.incarnation.number);
-  to.setStandsIn(from.incarnation.stands_in);
-  if (!from.pool.empty()) to.setPool(Cut(from.pool));
-  to.setPoolPolicy(static_cast<std::uint8_t>(from.pool_policy));
-  auto p = to.initProperties();
-  p.setType(from.properties.type);
-  p.setHandleTypes(from.properties.handle_types);
-  p.setLocationType(static_cast<std::uint32_t>(from.properties.location.type));
-  p.setLocationId(from.properties.location.id);
-  p.setCompression(from.properties.compression);
-  p.setGpuDirectRdma(from.properties.gpu_direct_rdma);
-  p.setUsage(from.properties.usage);
-  p.setReserved(from.properties.reserved);
-  if (!from.part) return;
-  to.setSlab(from.part->slab.value);
-  to.setSlabSecret(kj::arrayPtr(from.part->secret.data(), from.part->secret.size()));
-  to.setOffset(from.part->offset);
-}
-SharedItem Get(wire::SharedItem::Reader from) {
-  auto p = from.getProperties();
-  SharedItem to;
-  to.bytes = from.getBytes();
-  to.tag = Known(from.getTag(), MemoryTag::kMulticastReleased);
-  to.incarnation = {from.getIncarnation(), from.getStandsIn()};
-  to.pool = GetText(from.getPool());
-  to.pool_policy = Known(from.getPoolPolicy(), PoolPolicy::kDiscard);
-  to.properties.type = p.getType();
-  to.properties.handle_types = p.getHandleTypes();
-  to.properties.location = {static_cast<LocationType>(p.getLocationType()), p.getLocationId()};
-  to.properties.compression = p.getCompression();
-  to.properties.gpu_direct_rdma = p.getGpuDirectRdma();
-  to.properties.usage = p.getUsage();
-  to.properties.reserved = p.getReserved();
-  if (from.getSlab() == 0) return to;
-  SharedPart part{AllocationId{from.getSlab()}, {}, from.getOffset()};
-  const auto secret = from.getSlabSecret();
-  if (secret.size() != part.secret.size()) throw OutOfBounds{fmt::format("a secret of {} bytes", secret.size())};
-  std::copy(secret.begin(), secret.end(), part.secret.begin());
-  to.part = part;
-  return to;
-}
-
-void Put(wire::Reference::Builder to, const ShareRequest& from) {
-  to.setAllocation(from.allocation.value);
-  to.setAs(from.as.value);
-}
-ShareRequest Get(wire::Reference::Reader from) { return {AllocationId{from.getAllocation()}, AllocationId{from.getAs()}}; }
-
-void Put(wire::Order::Builder to, const control::Order& from) {
-  to.setRequest(from.request);
-  to.setAsk(static_cast<std::uint8_t>(from.ask));
-  to.setStage(static_cast<std::uint8_t>(from.stage));
-  to.setAllTags(from.all_tags);
-  to.setTarget(from.target);
-  to.setByPid(from.by_pid);
-  to.setToldFirst(from.told_first.value);
-}
-control::Order Get(wire::Order::Reader from) {
-  return {from.getRequest(),
-          Known(from.getAsk(), control::Ask::kResume),
-          Known(from.getStage(), control::Stage::kNccl),
-          from.getAllTags(),
-          from.getTarget(),
-          from.getByPid(),
-          SessionId{from.getToldFirst()}};
-}
-
-void Put(wire::Standing::Builder to, const control::Standing& from) {
-  to.setSteps(from.steps);
-  to.setLastStepNs(from.last_step_ns);
-  to.setOwnPause(static_cast<std::uint8_t>(from.own_pause));
-  to.setPhase(static_cast<std::uint8_t>(from.phase));
-  to.setStageDone(static_cast<std::uint8_t>(from.stage_done));
-  to.setAbout(from.about);
-  to.setAt(from.at);
-  to.setAtNs(from.at_ns);
-  Put(to.initFailure(), from.failure);
-  to.setFreed(from.freed);
-  to.setHeld(from.held);
-  Put(to.initAsked(), from.asked);
-  to.setLastRequest(from.last_request);
-}
-control::Standing Get(wire::Standing::Reader from) {
-  control::Standing to;
-  to.steps = from.getSteps();
-  to.last_step_ns = from.getLastStepNs();
-  to.own_pause = Known(from.getOwnPause(), control::OwnPause::kResuming);
-  to.phase = Known(from.getPhase(), control::Phase::kFailed);
-  to.stage_done = Known(from.getStageDone(), control::Stage::kNccl);
-  to.about = from.getAbout();
-  to.at = from.getAt();
-  to.at_ns = from.getAtNs();
-  to.failure = Get(from.getFailure());
-  to.freed = from.getFreed();
-  to.held = from.getHeld();
-  to.asked = Get(from.getAsked());
-  to.last_request = from.getLastRequest();
-  return to;
-}
-
-template <class ListBuilder, class T>
-void PutAll(ListBuilder to, const std::vector<T>& from) {
-  for (unsigned i = 0; i < to.size(); ++i) Put(to[i], from[i]);
-}
-template <class T, class ListReader>
-std::vector<T> GetAll(const ListReader& from, std::size_t most) {
-  std::vector<T> to;
-  to.reserve(Within(from, most).size());
-  for (auto item : from) to.push_back(Get(item));
-  return to;
+template <class T>
+void Fit(T& value, bool own) {
+  FitOne(value, own);
 }
 
 // ---- bodies ----------------------------------------------------------------------------------------------------------------
 
-void PutBody(wire::Message::Builder to, const HelloMessage& m) {
-  auto b = to.initHello();
-  b.setVersion(m.version);
-  b.setLeastVersion(m.least_version);
-  b.setPurpose(static_cast<std::uint8_t>(m.purpose));
-  Put(b.initSelf(), m.self);
-  b.setTo(m.to.value);
-}
-void PutBody(wire::Message::Builder to, const WelcomeMessage& m) {
-  auto b = to.initWelcome();
-  b.setVersion(m.version);
-  Put(b.initSelf(), m.self);
-}
-void PutBody(wire::Message::Builder to, const FailureMessage& m) { Put(to.initFailure(), m.status); }
-
-void PutBody(wire::Message::Builder to, const ImportMessage& m) {
-  auto b = to.initImport();
-  b.setAs(m.as.value);
-  const auto token = Encode(m.token);
-  b.setToken(kj::arrayPtr(reinterpret_cast<const kj::byte*>(token.data()), token.size()));
-}
-void PutBody(wire::Message::Builder to, const ReimportMessage& m) {
-  PutAll(to.initReimport(Bounded(m.references.size(), kDescriptorsMax)), m.references);
-}
-void PutBody(wire::Message::Builder to, const SharedMessage& m) {
-  PutAll(to.initShared(Bounded(m.items.size(), kDescriptorsMax)), m.items);
-}
-void PutBody(wire::Message::Builder to, const DroppedMessage& m) {
-  PutAll(to.initDropped(Bounded(m.references.size(), kReferencesMax)), m.references);
+// What is one thing, and no number, stands for itself; what is nothing for nothing; else it is a struct.
+template <class Body>
+constexpr bool IsOneThing() {
+  if constexpr (std::is_empty_v<Body>) {
+    return false;
+  } else {
+    using All = decltype(Members(std::declval<Body&>()));
+    return std::tuple_size_v<All> == 1 && !layout::Number<std::remove_cvref_t<std::tuple_element_t<0, All>>>;
+  }
 }
 
-void PutBody(wire::Message::Builder to, const AskNeighboursMessage& m) { to.setAskNeighbours(Cut(m.tag)); }
-void PutBody(wire::Message::Builder to, const NeighbourhoodMessage& m) {
-  auto b = to.initNeighbourhood();
-  Put(b.initSelf(), m.self);
-  PutAll(b.initNeighbours(Bounded(m.neighbours.size(), kMembersMax)), m.neighbours);
-  b.setLifecycle(static_cast<std::uint8_t>(m.progress.lifecycle));
-  b.setCycle(m.progress.cycle);
-  if (m.lost) Put(b.initLost(), *m.lost);
+template <class Body>
+void PutBody([[maybe_unused]] codec::AnyPointer::Builder to, Body body) {
+  if constexpr (!std::is_empty_v<Body>) Fit(body, true);
+  if constexpr (IsOneThing<Body>()) {
+    codec::Point(to, std::get<0>(Members(body)));
+  } else if constexpr (!std::is_empty_v<Body>) {
+    codec::Point(to, body);
+  }
 }
-
-void PutBody(wire::Message::Builder to, const ArriveMessage& m) {
-  auto b = to.initArrive();
-  b.setKind(static_cast<std::uint8_t>(m.kind));
-  b.setCycle(m.cycle);
-  PutAll(b.initSet(Bounded(m.set.size(), kMembersMax)), m.set);
-  b.setLeftMs(m.left_ms);
-  if (!m.tag.empty()) b.setTag(Cut(m.tag));
-}
-void PutBody(wire::Message::Builder to, const BegunMessage& m) {
-  auto b = to.initBegun();
-  b.setRound(m.round);
-  PutAll(b.initMembers(Bounded(m.members.size(), kMembersMax)), m.members);
-  b.setLeftMs(m.left_ms);
-}
-void PutBody(wire::Message::Builder to, const WithdrawMessage&) { to.setWithdraw(); }
-void PutBody(wire::Message::Builder to, const WithdrawnMessage& m) {
-  PutAll(to.initWithdrawn(Bounded(m.missing.size(), kMembersMax)), m.missing);
-}
-
-void PutBody(wire::Message::Builder to, const VoteMessage& m) {
-  auto b = to.initVote();
-  b.setRound(m.round);
-  b.setIndex(m.index);
-  b.setPhase(static_cast<std::uint8_t>(m.phase));
-  b.setLeftMs(m.left_ms);
-  Put(b.initOutcome(), m.status);
-}
-void PutBody(wire::Message::Builder to, const DecisionMessage& m) {
-  auto b = to.initDecision();
-  b.setRound(m.round);
-  b.setIndex(m.index);
-  b.setCulprit(m.culprit.value);
-  Put(b.initOutcome(), m.status);
-}
-void PutBody(wire::Message::Builder to, const LeaveMessage& m) { to.setLeave(m.round); }
-
-void PutBody(wire::Message::Builder to, const OrderMessage& m) { Put(to.initOrder(), m.order); }
-void PutBody(wire::Message::Builder to, const LookMessage&) { to.setLook(); }
-void PutBody(wire::Message::Builder to, const StandingMessage& m) { Put(to.initStanding(), m.standing); }
-void PutBody(wire::Message::Builder to, const NoteMessage& m) {
+void PutBody(codec::AnyPointer::Builder to, const NoteMessage& note) {
   Encoder encoder;
-  const auto bytes = encoder.Encode(Event{{}, 0, 0, m.event});
-  to.setNote(kj::arrayPtr(reinterpret_cast<const kj::byte*>(bytes.data()), bytes.size()));
+  const auto bytes = encoder.Encode(Event{{}, 0, 0, note.event});
+  const auto* const begin = reinterpret_cast<const std::uint8_t*>(bytes.data());
+  PutBody(to, NoteBytes{{begin, begin + bytes.size()}});
 }
 
-ImportMessage GetImport(wire::Import::Reader from) {
-  auto bytes = from.getToken();
-  auto token = Decode(std::as_bytes(std::span(bytes.begin(), bytes.size())));
-  if (!token) throw OutOfBounds{token.status().message()};
-  return {AllocationId{from.getAs()}, *token};
+template <class Body>
+Body GetBody([[maybe_unused]] codec::AnyPointer::Reader from) {
+  Body body;
+  if constexpr (IsOneThing<Body>()) {
+    codec::Follow(from, std::get<0>(Members(body)));
+  } else if constexpr (!std::is_empty_v<Body>) {
+    codec::Follow(from, body);
+  }
+  if constexpr (!std::is_empty_v<Body>) Fit(body, false);
+  return body;
 }
-
-NeighbourhoodMessage GetNeighbourhood(wire::Neighbourhood::Reader from) {
-  const bool known = from.getLifecycle() <= static_cast<std::uint8_t>(Lifecycle::kClosed);
-  return {Get(from.getSelf()),
-          GetAll<PeerIdentity>(from.getNeighbours(), kMembersMax),
-          {known ? static_cast<Lifecycle>(from.getLifecycle()) : Lifecycle::kNew, from.getCycle()},
-          from.hasLost() ? std::optional(Get(from.getLost())) : std::nullopt};
+template <>
+ReimportMessage GetBody(codec::AnyPointer::Reader from) {
+  DroppedMessage likewise = GetBody<DroppedMessage>(from);
+  if (likewise.references.size() > kDescriptorsMax)
+    Reject(fmt::format("a list of {} where at most {} are allowed", likewise.references.size(), kDescriptorsMax));
+  return {std::move(likewise.references)};
 }
-
-NoteMessage GetNote(capnp::Data::Reader bytes) {
-  auto event = DecodeEvent(std::as_bytes(std::span(bytes.begin(), bytes.size())));
-  if (!event) throw OutOfBounds{event.status().message()};
+template <>
+NoteMessage GetBody(codec::AnyPointer::Reader from) {
+  const NoteBytes note = GetBody<NoteBytes>(from);
+  auto event = DecodeEvent(std::as_bytes(std::span(note.event)));
+  if (!event) throw event.status();
   if (!std::holds_alternative<Frozen>(event->body) && !std::holds_alternative<FreezeStep>(event->body))
-    throw OutOfBounds{"an event that a tool does not record"};
+    Reject("an event that a tool does not record");
   return {std::move(event->body)};
 }
 
-MessageBody GetBody(wire::Message::Reader from) {
-  switch (from.which()) {
-    case wire::Message::HELLO: {
-      auto b = from.getHello();
-      return HelloMessage{b.getVersion(), b.getLeastVersion(), Known(b.getPurpose(), Purpose::kRequest), Get(b.getSelf()),
-                          SessionId{b.getTo()}};
-    }
-    case wire::Message::WELCOME:
-      return WelcomeMessage{from.getWelcome().getVersion(), Get(from.getWelcome().getSelf())};
-    case wire::Message::FAILURE:
-      return FailureMessage{Get(from.getFailure())};
-    case wire::Message::IMPORT:
-      return GetImport(from.getImport());
-    case wire::Message::REIMPORT:
-      return ReimportMessage{GetAll<ShareRequest>(from.getReimport(), kDescriptorsMax)};
-    case wire::Message::SHARED:
-      return SharedMessage{GetAll<SharedItem>(from.getShared(), kDescriptorsMax)};
-    case wire::Message::DROPPED:
-      return DroppedMessage{GetAll<ShareRequest>(from.getDropped(), kReferencesMax)};
-    case wire::Message::ASK_NEIGHBOURS:
-      return AskNeighboursMessage{GetText(from.getAskNeighbours())};
-    case wire::Message::NEIGHBOURHOOD:
-      return GetNeighbourhood(from.getNeighbourhood());
-    case wire::Message::ARRIVE: {
-      auto b = from.getArrive();
-      return ArriveMessage{Known(b.getKind(), CycleKind::kResume), b.getCycle(), GetAll<PeerIdentity>(b.getSet(), kMembersMax),
-                           b.getLeftMs(), GetText(b.getTag())};
-    }
-    case wire::Message::BEGUN:
-      return BegunMessage{from.getBegun().getRound(), GetAll<PeerIdentity>(from.getBegun().getMembers(), kMembersMax),
-                          from.getBegun().getLeftMs()};
-    case wire::Message::WITHDRAW:
-      return WithdrawMessage{};
-    case wire::Message::WITHDRAWN:
-      return WithdrawnMessage{GetAll<PeerIdentity>(from.getWithdrawn(), kMembersMax)};
-    case wire::Message::VOTE: {
-      auto b = from.getVote();
-      return VoteMessage{b.getRound(), b.getIndex(), Known(b.getPhase(), PhaseKind::kResumeOpen), b.getLeftMs(),
-                         Get(b.getOutcome())};
-    }
-    case wire::Message::DECISION: {
-      auto b = from.getDecision();
-      return DecisionMessage{b.getRound(), b.getIndex(), SessionId{b.getCulprit()}, Get(b.getOutcome())};
-    }
-    case wire::Message::LEAVE:
-      return LeaveMessage{from.getLeave()};
-    case wire::Message::ORDER:
-      return OrderMessage{Get(from.getOrder())};
-    case wire::Message::LOOK:
-      return LookMessage{};
-    case wire::Message::STANDING:
-      return StandingMessage{Get(from.getStanding())};
-    case wire::Message::NOTE:
-      return GetNote(from.getNote());
-  }
-  throw OutOfBounds{"a kind of message that this build does not know"};
+template <class... Kinds>
+MessageBody ReadBody(std::uint16_t kind, codec::AnyPointer::Reader from, const std::variant<Kinds...>*) {
+  using Make = MessageBody (*)(codec::AnyPointer::Reader);
+  static constexpr Make kMake[] = {[](codec::AnyPointer::Reader body) -> MessageBody { return GetBody<Kinds>(body); }...};
+  if (kind >= sizeof...(Kinds)) Reject("a kind of message that this build does not know");
+  return kMake[kind](from);
 }
 
 }  // namespace
@@ -360,9 +162,9 @@ Result<std::vector<std::byte>> EncodeMessage(const Message& message) {
   try {
     capnp::word scratch[512] = {};
     capnp::MallocMessageBuilder builder(kj::arrayPtr(scratch, std::size(scratch)));
-    auto root = builder.initRoot<wire::Message>();
-    root.setRequest(message.request);
-    std::visit([&](const auto& body) { PutBody(root, body); }, message.body);
+    auto header = builder.getRoot<codec::AnyPointer>().initAsAnyStruct(codec::kLayout<MessageHeader>.words, 1);
+    codec::Write(header, MessageHeader{message.request, static_cast<std::uint16_t>(message.body.index())});
+    std::visit([to = header.getPointerSection()[0]](const auto& body) { PutBody(to, body); }, message.body);
     auto words = capnp::messageToFlatArray(builder);
     auto bytes = words.asBytes();
     if (bytes.size() > kMessageBytesMax) {
@@ -391,10 +193,13 @@ Result<Message> DecodeMessage(std::span<const std::byte> bytes) {
     limits.traversalLimitInWords = 4 * words.size() + 64;
     limits.nestingLimit = 8;
     capnp::FlatArrayMessageReader reader(words, limits);
-    auto root = reader.getRoot<wire::Message>();
-    return Message{root.getRequest(), GetBody(root)};
-  } catch (const OutOfBounds& e) {
-    return no_message(e.what);
+    const auto root = reader.getRoot<codec::AnyStruct>();
+    const auto header = codec::Made<MessageHeader>(root);
+    const auto pointers = root.getPointerSection();
+    return Message{header.request, ReadBody(header.kind, pointers.size() > 0 ? pointers[0] : codec::AnyPointer::Reader(),
+                                            static_cast<const MessageBody*>(nullptr))};
+  } catch (const Status& status) {
+    return no_message(status.message());
   } catch (const kj::Exception& e) {
     return no_message(e.getDescription().cStr());
   } catch (const std::exception& e) {

@@ -1,4 +1,8 @@
-// Messages between AMem processes, as plain values; peer.capnp is their form on the wire.
+// Messages between AMem processes, as plain values. Their form on the wire follows from the structs as they are declared
+// (journal/struct_codec.h): one message a packet, of SOCK_SEQPACKET sockets. A connection begins with a hello and a welcome.
+// Kinds go to the end of MessageBody, members to the end of their struct, with a default that means the old behaviour, and
+// raise the protocol's version. Hello, welcome and failure stay as they are: builds of different versions refuse each other by
+// them.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +19,8 @@
 
 namespace amem {
 
-inline constexpr std::uint32_t kPeerProtocol = 5;       // the newest and the oldest that this build speaks
-inline constexpr std::uint32_t kPeerProtocolLeast = 5;  // 2 knew no tags, 3 no requests, 4 no steps of a freeze
+inline constexpr std::uint32_t kPeerProtocol = 6;       // the newest and the oldest that this build speaks
+inline constexpr std::uint32_t kPeerProtocolLeast = 6;  // 2 knew no tags, 3 no requests, 4 no steps of a freeze, 5 another form
 inline constexpr std::size_t kMessageBytesMax = 128 * 1024;
 inline constexpr std::size_t kDescriptorsMax = 250;  // beside one message; the kernel's limit is 253
 inline constexpr std::size_t kMembersMax = 512;      // sessions in one message
@@ -27,16 +31,17 @@ enum class Purpose : std::uint8_t {
   kRound = 1,    // discovery, arrivals and votes
   kRequest = 2,  // of a tool: orders and looks; while one that has given an order is open, no other may give any
 };
+constexpr Enumerators<Purpose> EnumeratorsOf(Purpose) { return {Purpose::kRequest, "purpose"}; }
 
 struct HelloMessage {
-  std::uint32_t version = kPeerProtocol;
-  std::uint32_t least_version = kPeerProtocolLeast;
+  std::uint32_t version = 0;  // the newest that the sender speaks
+  std::uint32_t least_version = 0;
   Purpose purpose = Purpose::kData;
   PeerIdentity self;
   SessionId to;
 };
 struct WelcomeMessage {
-  std::uint32_t version = kPeerProtocol;
+  std::uint32_t version = 0;  // spoken from here on
   PeerIdentity self;
 };
 struct FailureMessage {

@@ -24,7 +24,10 @@ enum class Phase : std::uint8_t {
   kFailed,  // the pause failed, and the rank runs on as before
 };
 
+constexpr Enumerators<Phase> EnumeratorsOf(Phase) { return {Phase::kFailed, "phase"}; }
+
 enum class Ask : std::uint8_t { kNothing, kPause, kResume };
+constexpr Enumerators<Ask> EnumeratorsOf(Ask) { return {Ask::kResume, "request"}; }
 
 // How far a request may be carried out. A rank waits at each, until all have got there.
 enum class Stage : std::uint8_t {
@@ -32,9 +35,11 @@ enum class Stage : std::uint8_t {
   kTags,  // the program's tags
   kNccl,  // NCCL's memory, together with all others; from here on the request stands without the tool
 };
+constexpr Enumerators<Stage> EnumeratorsOf(Stage) { return {Stage::kNccl, "stage"}; }
 
 // Whether the program's own pause holds.
 enum class OwnPause : std::uint8_t { kNo, kPaused, kResuming };
+constexpr Enumerators<OwnPause> EnumeratorsOf(OwnPause) { return {OwnPause::kResuming, "pause of its own"}; }
 
 // What a tool wants of a rank; it takes the place of what was wanted before.
 struct Order {

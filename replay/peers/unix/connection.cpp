@@ -72,11 +72,8 @@ Result<std::unique_ptr<PeerConnection>> PeerConnection::Begin(const ConnectionCo
     return Status{Code::kRefused, fmt::format("its socket belongs to user {} and not to user {}", owner.uid, context.uid)};
   }
   std::unique_ptr<PeerConnection> connection(new PeerConnection(context, to, *std::move(socket), WatchProcess(owner.pid)));
-  HelloMessage hello;
-  hello.purpose = purpose;
-  hello.self = self;
-  hello.to = to;
-  AMEM_TRY(connection->Send({connection->NextRequest(), hello}, deadline));
+  AMEM_TRY(connection->Send({connection->NextRequest(), HelloMessage{kPeerProtocol, kPeerProtocolLeast, purpose, self, to}},
+                            deadline));
   return connection;
 }
 

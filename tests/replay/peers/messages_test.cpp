@@ -166,6 +166,36 @@ TEST(PeerMessages, a_tool_records_nothing_but_freezes) {
   EXPECT_EQ(DecodeMessage(*EncodeMessage({1, NoteMessage{SessionClosed{}}})).status().code(), Code::kCorrupt);
 }
 
+// As builds of protocol 5 wrote it with a schema of Cap'n Proto's. Those of different versions refuse each other by these two.
+TEST(PeerMessages, a_greeting_and_a_refusal_of_protocol_5_are_understood) {
+  const auto words = [](std::vector<std::uint64_t> all) {
+    const auto bytes = std::as_bytes(std::span(all));
+    return DecodeMessage(std::vector<std::byte>(bytes.begin(), bytes.end()));
+  };
+  const auto greeting = words({0xf00000000, 0x1000300000000, 7, 0, 0, 0x1000300000000, 0x500000005, 1, 9, 0x1000400000000, 4,
+                               0xfffffffc00000004, ~std::uint64_t{4}, 1, 0x3200000001, 0x3474736f68});
+  ASSERT_TRUE(greeting) << greeting.status().message();
+  EXPECT_EQ(greeting->request, 7U);
+  const auto& hello = std::get<HelloMessage>(greeting->body);
+  EXPECT_EQ(hello.version, 5U);
+  EXPECT_EQ(hello.least_version, 5U);
+  EXPECT_EQ(hello.purpose, Purpose::kRound);
+  EXPECT_EQ(hello.self, (PeerIdentity{SessionId{4}, "host4", 4, -5, 3, true}));
+  EXPECT_EQ(hello.to, SessionId{9});
+  const auto refusal = words({0x800000000, 0x1000300000000, 7, 2, 0, 0x1000100000000, 0x700000005, 0x1200000001, 0x78});
+  ASSERT_TRUE(refusal) << refusal.status().message();
+  EXPECT_EQ(std::get<FailureMessage>(refusal->body).status, (Status{Code::kIo, "x", 7}));
+}
+
+TEST(PeerMessages, lists_of_others_that_are_too_long_are_refused) {
+  DroppedMessage dropped;
+  dropped.references.resize(kDescriptorsMax + 1);
+  auto bytes = *EncodeMessage({1, dropped});
+  EXPECT_TRUE(DecodeMessage(bytes));
+  bytes[24] = std::byte{4};  // the same as a reimport
+  EXPECT_EQ(DecodeMessage(bytes).status().code(), Code::kCorrupt);
+}
+
 TEST(PeerMessages, the_longest_lists_fit) {
   BegunMessage begun;
   for (unsigned i = 1; i <= 2 * kMembersMax; ++i) begun.members.push_back(Who(i));

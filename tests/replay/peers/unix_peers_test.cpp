@@ -262,7 +262,7 @@ TEST_F(UnixPeersTest, garbage_ends_the_connection_and_nothing_else) {
   Rank owner(directory_, 0), importer(directory_, 1);
   ASSERT_TRUE(importer.ImportFrom(owner, AllocationId{1}, AllocationId{100}));
   std::mt19937_64 random(7);
-  HelloMessage hello;
+  HelloMessage hello{kPeerProtocol, kPeerProtocolLeast};
   hello.self = Identity(5);
   hello.to = owner.identity.session;
   for (int i = 0; i < 300 / kFew; ++i) {
@@ -281,7 +281,7 @@ TEST_F(UnixPeersTest, garbage_ends_the_connection_and_nothing_else) {
 TEST_F(UnixPeersTest, a_peer_that_does_not_take_its_answers_delays_nobody) {
   Rank owner(directory_, 0), importer(directory_, 1);
   const UniqueFd fd = Unauthenticated(owner.identity.session);
-  HelloMessage hello;
+  HelloMessage hello{kPeerProtocol, kPeerProtocolLeast};
   hello.self = Identity(5);
   hello.to = owner.identity.session;
   hello.purpose = Purpose::kRound;
@@ -294,7 +294,7 @@ TEST_F(UnixPeersTest, a_peer_that_does_not_take_its_answers_delays_nobody) {
 TEST_F(UnixPeersTest, another_protocol_version_is_refused_in_words) {
   Rank owner(directory_, 0);
   const UniqueFd fd = Unauthenticated(owner.identity.session);
-  HelloMessage hello;
+  HelloMessage hello{kPeerProtocol, kPeerProtocolLeast};
   hello.version = hello.least_version = kPeerProtocol + 1;
   hello.self = Identity(5);
   hello.to = owner.identity.session;
@@ -306,7 +306,7 @@ TEST_F(UnixPeersTest, another_protocol_version_is_refused_in_words) {
 
 TEST_F(UnixPeersTest, a_greeting_for_another_session_is_refused_and_ends_the_connection) {
   Rank owner(directory_, 0);
-  HelloMessage hello;
+  HelloMessage hello{kPeerProtocol, kPeerProtocolLeast};
   hello.self = Identity(5);
   hello.to = Identity(3).session;  // whose socket this was, until its process died and another took the name
   for (const bool without_a_name : {false, true}) {

@@ -209,9 +209,11 @@ struct ReadJournals {
   std::vector<std::string> unread;
 };
 
-Result<ReadJournals> ReadAll(std::span<const std::filesystem::path> sessions, const OtherFor& other_for = {}) {
+Result<ReadJournals> ReadAll(std::span<const std::filesystem::path> sessions, const BesideEach& beside = {}) {
   std::vector<std::optional<Result<SessionStory>>> read(sessions.size());
-  SideBySide(sessions.size(), [&](std::size_t i) { read[i] = ReadStory(sessions[i], other_for ? other_for(i) : nullptr); });
+  SideBySide(sessions.size(), [&](std::size_t i) {
+    read[i] = ReadStory(sessions[i], beside ? [&beside, i](StoryBuilder& story) { return beside(i, story); } : Beside());
+  });
   ReadJournals all;
   for (std::size_t i = 0; i < sessions.size(); ++i) {
     if (read[i]->ok()) {
@@ -238,8 +240,8 @@ void AddDamage(Verdict& verdict, const std::vector<std::string>& unread) {
 
 }  // namespace
 
-Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions, const OtherFor& other_for) {
-  AMEM_ASSIGN(const auto all, ReadAll(sessions, other_for));
+Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions, const BesideEach& beside) {
+  AMEM_ASSIGN(const auto all, ReadAll(sessions, beside));
   Verdict verdict = Diagnose(all.journals);
   AddDamage(verdict, all.unread);
   if (verdict.healthy() && !verdict.damage.empty()) ExplainUnreadable(verdict);

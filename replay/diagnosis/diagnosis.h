@@ -9,6 +9,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -21,11 +22,11 @@ namespace amem {
 // Of journals that were read, in any order; pure.
 Verdict Diagnose(std::span<const SessionStory> journals);
 
-// Reads the journals in these session directories (ListSessions finds them) in parallel and diagnoses them; `other_for`, if it
-// is given, names an observer of each fold by the index of its session. What cannot be read is in Verdict::damage; a failure
-// means that nothing could be read at all.
-using OtherFor = std::function<FoldObserver*(std::size_t session)>;
-Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions, const OtherFor& other_for = {});
+// Reads the journals in these session directories (ListSessions finds them) in parallel and diagnoses them; `beside`, if it is
+// given, makes an observer of each fold by the index of its session. What cannot be read is in Verdict::damage; a failure means
+// that nothing could be read at all.
+using BesideEach = std::function<std::unique_ptr<FoldObserver>(std::size_t session, StoryBuilder& story)>;
+Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions, const BesideEach& beside = {});
 
 // The same of journals that may be of several jobs (replay/job/jobs.h): a verdict on each. Those of failures come first, the
 // newest first; what could not be read is in the first of all.

@@ -71,23 +71,22 @@ std::vector<SeenRecord> SightsOf(const SessionStory& story) {
 
 class TimelineBuilder final : public FoldObserver {
  public:
-  TimelineBuilder(SessionTimeline& out, const TimelineLimits& limits)
+  TimelineBuilder(SessionTimeline& out, const TimelineLimits& limits, StoryBuilder& story)
       : out_(out),
+        cycles_(std::max<std::size_t>(limits.cycles, 8)),
         points_(limits.points),
         series_(limits.points - limits.points / 4),
         rows_(limits.rows),
-        story_(out.story, std::max<std::size_t>(limits.cycles, 8), false),
+        story_(story),
         strip_(out.strip),
         allocations_(out, limits.allocations) {}
 
   void Begin(const State& before) override {
     start_ = &before;
-    story_.Begin(before);
     memory_.Recount(before);
   }
   void Before(const Event& event, const State& before) override {
     Count(event);
-    story_.Before(event, before);
     held_before_ = memory_.held();
     memory_.Before(event, before);
   }
@@ -95,7 +94,6 @@ class TimelineBuilder final : public FoldObserver {
     memory_.After(after);
     allocations_.Take(event, after);
     for (const AllocationId id : memory_.touched()) allocations_.Check(id, event, after);
-    static_cast<void>(story_.After(event, after));
     if (Attempt* attempt = story_.OfLastEvent()) {
       if (attempt->came().seq == event.seq) attempt->before = memory_.held();
       attempt->after = memory_.held();
@@ -118,9 +116,10 @@ class TimelineBuilder final : public FoldObserver {
     out_.damage = folded.damage;
     out_.state = folded.state;
     out_.changes = series_.changes();
+    out_.story = story_.UpToBreak(cycles_);
+    out_.story.times = {};
     if (const Attempt* open = out_.story.OpenAttempt()) strip_.Add(*open);
     out_.done = out_.story.AllAttempts();
-    story_.Finish(false);
     out_.cycles = TakeAttempts(out_.story);
     out_.seen = SightsOf(out_.story);
     out_.series = series_.Points();
@@ -172,10 +171,11 @@ class TimelineBuilder final : public FoldObserver {
 
   SessionTimeline& out_;
   const ThisHost began_ = ThisHost::Now();
+  const std::size_t cycles_;
   std::size_t points_;
   SeriesBuilder series_;
   RowBuilder rows_;
-  StoryBuilder story_;
+  StoryBuilder& story_;
   StripBuilder strip_;
   AllocationCollector allocations_;
   HeldCounter memory_;
@@ -202,15 +202,8 @@ std::string_view ToText(AllocationKind kind) {
   return kWords.at(static_cast<std::size_t>(kind));
 }
 
-std::unique_ptr<FoldObserver> CollectTimeline(SessionTimeline& out, const TimelineLimits& limits) {
-  return std::make_unique<TimelineBuilder>(out, limits);
-}
-
-Result<SessionTimeline> ReadTimeline(JournalReader& reader, const TimelineLimits& limits) {
-  SessionTimeline timeline;
-  const auto collector = CollectTimeline(timeline, limits);
-  AMEM_TRY(FoldJournal(reader, std::array<FoldObserver*, 1>{collector.get()}).status());
-  return timeline;
+std::unique_ptr<FoldObserver> CollectTimeline(SessionTimeline& out, const TimelineLimits& limits, StoryBuilder& story) {
+  return std::make_unique<TimelineBuilder>(out, limits, story);
 }
 
 }  // namespace amem

@@ -132,11 +132,9 @@ struct SessionTimeline {
   static constexpr std::size_t kSeen = 64, kStrip = 4096;
 };
 
-// Fills `out` while a journal is folded from its beginning to its end. Where its events stop making sense (damage, a wrong
-// order), memory and cycles end, and `stopped` says why; the list of events goes on.
-std::unique_ptr<FoldObserver> CollectTimeline(SessionTimeline& out, const TimelineLimits& limits);
-// The same in a fold of its own. A failure means that nothing could be read.
-Result<SessionTimeline> ReadTimeline(JournalReader& reader, const TimelineLimits& limits);
+// Fills `out` while a journal is folded from its beginning to its end, behind `story`, which observes the same fold. Where its
+// events stop making sense (damage, a wrong order), memory and cycles end, and `stopped` says why; the list of events goes on.
+std::unique_ptr<FoldObserver> CollectTimeline(SessionTimeline& out, const TimelineLimits& limits, StoryBuilder& story);
 
 // Leaves out allocations until `limit` are left: those that are there at the end stay longest, then the largest.
 void ThinAllocations(SessionTimeline& timeline, std::size_t limit);

@@ -65,9 +65,10 @@ int RunReport(const ReportOptions& options, Output& out) {
   const JobSelection jobs = SelectSessions(options.targets, options.all, failed);
   if (jobs.latest.empty()) return kCannotRead;
   std::vector<SessionTimeline> timelines(jobs.latest.size());
-  std::vector<std::unique_ptr<FoldObserver>> collectors;
-  for (SessionTimeline& timeline : timelines) collectors.push_back(CollectTimeline(timeline, LimitsOf(timelines.size(), {})));
-  const Result<Verdict> verdict = Diagnose(jobs.latest, [&](std::size_t session) { return collectors[session].get(); });
+  const TimelineLimits limits = LimitsOf(timelines.size(), {});
+  const Result<Verdict> verdict = Diagnose(jobs.latest, [&](std::size_t session, StoryBuilder& story) {
+    return CollectTimeline(timelines[session], limits, story);
+  });
   failed |= Complained(jobs.latest, timelines);
   if (!verdict) return timelines.empty() ? kCannotRead : Complain(verdict.status().message());
   JobTimeline job = JoinTimelines(std::move(timelines));

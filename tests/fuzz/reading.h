@@ -17,6 +17,7 @@
 #include "replay/report/report_json.h"
 #include "replay/report/timeline.h"
 #include "replay/report/trace.h"
+#include "tests/replay/report/read_timeline.h"
 #endif
 
 namespace amem::test {

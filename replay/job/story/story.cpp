@@ -300,9 +300,14 @@ bool StoryBuilder::Behind(const Event& event) {
 bool StoryBuilder::Finish(bool damaged) {
   const bool behind = whole_.has_value() && damaged;
   if (whole_ && !damaged) story_ = *std::move(whole_);
-  Forget({}, story_.attempts, kept_);
-  for (auto& [pool, attempts] : story_.pools) Forget(pool, attempts, kept_);
+  Forget(story_, kept_);
   return behind;
+}
+
+SessionStory StoryBuilder::UpToBreak(std::size_t attempts) const {
+  SessionStory story = whole_ ? *whole_ : story_;
+  Forget(story, attempts);
+  return story;
 }
 
 Attempt* StoryBuilder::OpenOf(PoolId pool) {
@@ -318,7 +323,7 @@ Attempt* StoryBuilder::OpenOf(PoolId pool) {
 Attempt& StoryBuilder::Push(PoolId pool, Attempt attempt) {
   std::vector<Attempt>& attempts = pool ? story_.pools[pool] : story_.attempts;
   const bool replaces = OpenOf(pool) != nullptr;
-  if (attempts.size() >= 2 * kept_) Forget(pool, attempts, kept_);
+  if (attempts.size() >= 2 * kept_) Forget(story_, pool, kept_);
   attempts.push_back(std::move(attempt));
   if (replaces && !pool) over_ = &attempts.rbegin()[1];
   return *(touched_ = &attempts.back());
@@ -326,7 +331,8 @@ Attempt& StoryBuilder::Push(PoolId pool, Attempt attempt) {
 
 // A session may pause and resume for weeks. What counts is how it began and ended, and what failed: the first quarter stays,
 // the last half, and of those between them the newest that failed.
-void StoryBuilder::Forget(PoolId pool, std::vector<Attempt>& attempts, std::size_t limit) {
+void StoryBuilder::Forget(SessionStory& story, PoolId pool, std::size_t limit) {
+  std::vector<Attempt>& attempts = pool ? story.pools[pool] : story.attempts;
   if (attempts.size() <= limit) return;
   const std::size_t begin = limit / 4, end = attempts.size() - limit / 2;
   std::size_t room = limit - limit / 4 - limit / 2;
@@ -337,13 +343,18 @@ void StoryBuilder::Forget(PoolId pool, std::vector<Attempt>& attempts, std::size
       --room;
       continue;
     }
-    ++story_.forgotten.count;
+    ++story.forgotten.count;
     if (pool) continue;
-    story_.forgotten.Add(attempts[i]);
-    story_.forgotten.members.insert(attempts[i].members.begin(), attempts[i].members.end());
+    story.forgotten.Add(attempts[i]);
+    story.forgotten.members.insert(attempts[i].members.begin(), attempts[i].members.end());
   }
   std::size_t at = 0;
   std::erase_if(attempts, [&](const Attempt&) { return !keep[at++]; });
+}
+
+void StoryBuilder::Forget(SessionStory& story, std::size_t limit) {
+  Forget(story, PoolId{}, limit);
+  for (auto& [pool, attempts] : story.pools) Forget(story, pool, limit);
 }
 
 std::string NameOf(const Attempt& attempt) {
@@ -416,10 +427,11 @@ std::string StateOfWriter(const std::filesystem::path& session) {
 
 }  // namespace
 
-Result<SessionStory> ReadStory(JournalReader& reader, FoldObserver* other) {
+Result<SessionStory> ReadStory(JournalReader& reader, const Beside& beside) {
   SessionStory story;
   StoryBuilder builder(story);
-  const std::array<FoldObserver*, 2> observers = {&builder, other};
+  const std::unique_ptr<FoldObserver> other = beside ? beside(builder) : nullptr;
+  const std::array<FoldObserver*, 2> observers = {&builder, other.get()};
   AMEM_ASSIGN(auto found, VerifyJournal(reader, std::span(observers).first(other == nullptr ? 1 : 2)));
   if (builder.Finish(found.report.corrupt_records != 0)) found.last_ns = story.last.time_ns;
   story.findings = std::move(found);
@@ -441,9 +453,9 @@ Result<SessionStory> ReadAttempts(JournalReader& reader, std::size_t attempts, S
   return story;
 }
 
-Result<SessionStory> ReadStory(const std::filesystem::path& session_directory, FoldObserver* other) {
+Result<SessionStory> ReadStory(const std::filesystem::path& session_directory, const Beside& beside) {
   AMEM_ASSIGN(const auto reader, JournalReader::Open(session_directory));
-  Result<SessionStory> story = ReadStory(*reader, other);
+  Result<SessionStory> story = ReadStory(*reader, beside);
   if (story && story->findings.info.status == SessionStatus::kLive) story->process_now = StateOfWriter(session_directory);
   return story;
 }

@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -212,6 +214,8 @@ class StoryBuilder final : public FoldObserver {
   // Behind damage the state is not known any more, but what pauses and resumes did still is; behind a wrong order nothing is
   // believed. Which of them it was is known only at the end. Whether something behind damage was taken.
   bool Finish(bool damaged);
+  // What was told before a break, if there is one, with so many attempts of NCCL and of each pool at most.
+  [[nodiscard]] SessionStory UpToBreak(std::size_t attempts) const;
 
   // NCCL's attempt that the event before ended, or that another one took the place of; null: none.
   [[nodiscard]] const Attempt* over() const { return over_; }
@@ -226,7 +230,8 @@ class StoryBuilder final : public FoldObserver {
   struct Taker;
   void Take(const Event& event, const State& before);
   Attempt& Push(PoolId pool, Attempt attempt);
-  void Forget(PoolId pool, std::vector<Attempt>& attempts, std::size_t limit);
+  static void Forget(SessionStory& story, std::size_t limit);
+  static void Forget(SessionStory& story, PoolId pool, std::size_t limit);
 
   SessionStory& story_;
   const std::size_t kept_;
@@ -240,12 +245,14 @@ class StoryBuilder final : public FoldObserver {
   PoolId pool_;
 };
 
-// Reads and checks one journal; `other` observes the same fold. A failure means that nothing could be read.
-Result<SessionStory> ReadStory(JournalReader& reader, FoldObserver* other = nullptr);
+// What observes the fold of a journal beside the story, which it may look at and add to; null: nothing does.
+using Beside = std::function<std::unique_ptr<FoldObserver>(StoryBuilder& story)>;
+// Reads and checks one journal. A failure means that nothing could be read.
+Result<SessionStory> ReadStory(JournalReader& reader, const Beside& beside = {});
 // The same without the checks, with so many attempts, and up to an event.
 Result<SessionStory> ReadAttempts(JournalReader& reader, std::size_t attempts, SequenceNumber last = kToTheEnd);
 // Opens it first; `as_of_ns` of a live journal of this boot is set to the time at which reading began.
-Result<SessionStory> ReadStory(const std::filesystem::path& session_directory, FoldObserver* other = nullptr);
+Result<SessionStory> ReadStory(const std::filesystem::path& session_directory, const Beside& beside = {});
 
 // Copies of one journal, as from a backup: the one that goes further stays. The directories of the others.
 std::vector<std::filesystem::path> DropCopies(std::vector<SessionStory>& stories);

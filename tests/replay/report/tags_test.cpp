@@ -9,6 +9,7 @@
 #include "replay/report/trace.h"
 #include "tests/replay/job/memory_reader.h"
 #include "tests/replay/job/scripted_pool.h"
+#include "tests/replay/report/read_timeline.h"
 #include "tests/replay/report/standing_after.h"
 
 namespace amem {
@@ -41,7 +42,7 @@ struct TagsJob {
     return std::make_unique<test::MemoryReader>(story.events(), story.id(), SessionStatus::kClosed);
   }
   JobTimeline Timeline() {
-    auto timeline = ReadTimeline(*Reader(), {});
+    auto timeline = test::ReadTimeline(*Reader(), {});
     EXPECT_TRUE(timeline.ok()) << timeline.status().message();
     std::vector<SessionTimeline> sessions;
     sessions.push_back(*std::move(timeline));

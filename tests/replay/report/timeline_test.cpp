@@ -15,6 +15,7 @@
 #include "statemachine/apply.h"
 #include "statemachine/plan.h"
 #include "tests/replay/job/scripted_journal.h"
+#include "tests/replay/report/read_timeline.h"
 #include "tests/replay/report/report_job.h"
 
 namespace amem {
@@ -78,7 +79,7 @@ Journals Make(const test::ReportJob& job) {
 
 SessionTimeline Timeline(std::vector<Event> events, const TimelineLimits& limits = {}) {
   Memory reader(std::move(events));
-  auto timeline = ReadTimeline(reader, limits);
+  auto timeline = test::ReadTimeline(reader, limits);
   EXPECT_TRUE(timeline.ok()) << timeline.status().message();
   return *std::move(timeline);
 }
@@ -229,7 +230,7 @@ TEST(Timeline, journal_that_begins_with_a_snapshot_goes_on_from_its_state) {
   const SessionTimeline whole = Timeline(events);
   Memory reader(events);
   reader.DropThrough(SequenceNumber{cut->seq.value - 2});
-  const auto rest = ReadTimeline(reader, {});
+  const auto rest = test::ReadTimeline(reader, {});
   ASSERT_TRUE(rest.ok());
   EXPECT_TRUE(rest->beginning_dropped);
   EXPECT_TRUE(rest->stopped.empty()) << rest->stopped;

@@ -262,19 +262,19 @@ TEST_F(Commands, what_a_pause_copied_is_told) {
   const Json expected = {{"changed_bytes", test::kMiB}, {"unchanged_bytes", 3 * test::kMiB}, {"zero_bytes", 2 * test::kMiB}};
   const char* text = "1 MiB copied, 3 MiB unchanged, 2 MiB zero";
 
-  const Json why = Shell("$TOOL why --json $S/moved").json();
+  Json why = Shell("$TOOL why --json $S/moved").json();
   ASSERT_EQ(why["contents"].size(), 1U) << why.dump();
   EXPECT_EQ(why["contents"][0], Json({{"tag", "weights"}, {"cycle", 2}, {"processes", 1}, {"contents", expected}}));
   EXPECT_HAS(Shell("$TOOL why $S/moved").out, std::string("Note: of tag weights in pause 2 (1 process): ") + text + ".");
 
-  const Json slow = Shell("$TOOL why --slow --json $S/moved").json();
+  Json slow = Shell("$TOOL why --slow --json $S/moved").json();
   ASSERT_EQ(slow["cycles"].size(), 2U) << slow.dump();
   EXPECT_EQ(slow["cycles"][0]["contents"], nullptr) << "a resume";
   EXPECT_EQ(slow["cycles"][1]["cycle"], "pause 2 of tag weights");
   EXPECT_EQ(slow["cycles"][1]["contents"], expected);
   EXPECT_HAS(Shell("$TOOL why --slow $S/moved").out, std::string("  contents: ") + text);
 
-  const Json top = Shell("$TOOL top --json $S/moved").json();
+  Json top = Shell("$TOOL top --json $S/moved").json();
   EXPECT_EQ(top[0]["last_pause"], expected) << top.dump();
   EXPECT_EQ(top[1]["last_pause"], nullptr) << "NCCL's memory was never paused";
   EXPECT_HAS(Shell("$TOOL top $S/moved").out, text);

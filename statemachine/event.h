@@ -100,7 +100,7 @@ struct AllocationCreated {
   SequenceNumber created;  // in a snapshot: of the original event; 0: this event's own
   MemoryTag tag{};
   CommunicatorId communicator;  // that NCCL made it for; zero: none, or unknown
-  PoolId pool;                  // a chunk of that pool, with tag kUser, so that pauses of NCCL leave it; zero: no pool's
+  PoolId pool;  // a chunk of that pool, or a library's under its tag (MemoryTag); pauses of NCCL leave it; zero: no pool's
   AMEM_EVENT(AllocationCreated, "allocation created", allocation, bytes, properties, flags, handle, As{"created_seq", created},
              site, IfAny{tag}, IfAny{communicator}, IfAny{pool});
 };

@@ -204,6 +204,7 @@ std::map<PoolId, PoolHoldings> MeasurePools(const State& state) {
     PoolHoldings& sum = sums[a.pool];
     sum.own += a.bytes;
     ++sum.chunk_count;
+    if (a.tag == MemoryTag::kUserReleased) sum.parts += a.bytes, ++sum.part_count;
     Add(sum, a);
   }
   return sums;

@@ -126,7 +126,8 @@ struct AllocationProperties {
 };
 
 // Whose memory an allocation is, and so whether a pause takes it: NCCL's own it takes; the program's (ncclMemAlloc) it leaves,
-// because kernels and libraries of the program may use it at any time, unless the program asked for it to be released.
+// because kernels and libraries of the program may use it at any time, unless the program asked for it to be released. Of a
+// pool: a chunk is kUser, and memory that a library made whole under a tag kUserReleased.
 // kMulticastReleased: a multicast object that a pause releases and a resume makes anew; any other multicast object stays.
 enum class MemoryTag : std::uint8_t { kNccl = 0, kUser, kUserReleased, kMulticastReleased };
 constexpr Enumerators<MemoryTag> EnumeratorsOf(MemoryTag) { return {MemoryTag::kMulticastReleased, "memory tag"}; }

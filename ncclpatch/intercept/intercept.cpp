@@ -48,8 +48,9 @@ CUresult ToDriver(const char* call, const Status& status) {
   const CUresult result = of_driver ? static_cast<CUresult>(status.driver_result()) : ByCode(status.code());
   if (of_driver && !refused) return result;
   static constinit log::Limited refusals;  // a program may try again and again
-  const std::string line =
-      fmt::format("{} by NCCL: {} (NCCL gets CUresult {})", call, status.message(), static_cast<int>(result));
+  const std::string caller = OfAnother::now > 0 ? CallingLibrary() : "NCCL",
+                    line = fmt::format("{} by {}: {} ({} gets CUresult {})", call, caller, status.message(), caller,
+                                       static_cast<int>(result));
   refused ? refusals.Error(line) : log::Error(line);
   return result;
 }

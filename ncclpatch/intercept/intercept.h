@@ -53,6 +53,15 @@ inline CUmemGenericAllocationHandle ToGuest(AllocationId allocation) { return kH
 inline bool IsGuest(CUmemGenericAllocationHandle handle) { return (handle & kTagMask) == kHandleTag; }
 inline AllocationId ToAllocation(CUmemGenericAllocationHandle handle) { return AllocationId{handle & ~kTagMask}; }
 
+// This thread is in a call of another library than NCCL, for messages.
+struct OfAnother {
+  static inline thread_local int now = 0;
+  OfAnother() { ++now; }
+  OfAnother(const OfAnother&) = delete;
+  OfAnother& operator=(const OfAnother&) = delete;
+  ~OfAnother() { --now; }
+};
+
 // The result for NCCL: the driver's own, or the nearest to the class of failure. A failure that is not the driver's, or a
 // refusal, is logged, because NCCL reports only the number.
 CUresult ToDriver(const char* call, const Status& status);

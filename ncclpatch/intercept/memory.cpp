@@ -1,8 +1,9 @@
 // Address ranges, allocations and mappings.
+#include "ncclpatch/intercept/memory.h"
+
 #include <vector>
 
 #include "ncclpatch/hook/call_site.h"
-#include "ncclpatch/intercept/intercept.h"
 
 namespace amem::intercept {
 namespace {
@@ -18,13 +19,6 @@ struct MemCreate : InSession<MemCreate, "cuMemCreate"> {
     if (!created) return ToDriver(kName, created.status());
     *handle = ToGuest(*created);
     return CUDA_SUCCESS;
-  }
-};
-
-struct MemRelease : InSession<MemRelease, "cuMemRelease"> {
-  static CUresult With(Session& session, const Pass<>& pass, CUmemGenericAllocationHandle handle) {
-    if (!IsGuest(handle)) return PassedOn(session, kName, handle, pass());
-    return ToDriver(kName, session.Release(ToAllocation(handle)));
   }
 };
 
@@ -46,57 +40,6 @@ struct MemAddressFree : InSession<MemAddressFree, "cuMemAddressFree"> {
   }
 };
 
-struct MemMap : InSession<MemMap, "cuMemMap"> {
-  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes, size_t offset,
-                       CUmemGenericAllocationHandle handle, unsigned long long flags) {
-    if (!IsGuest(handle)) return PassedOn(session, kName, handle, pass());
-    return ToDriver(kName, session.Map(Address{address}, bytes, offset, ToAllocation(handle), flags));
-  }
-};
-
-struct MemUnmap : InSession<MemUnmap, "cuMemUnmap"> {
-  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes) {
-    return OrPassOn(session, kName, address, session.Unmap(Address{address}, bytes), pass);
-  }
-};
-
-struct MemSetAccess : InSession<MemSetAccess, "cuMemSetAccess"> {
-  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes, const CUmemAccessDesc* access,
-                       size_t count) {
-    if (access == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
-    if (BesideAPause(session)) return PassedOn(session, kName, address, pass());
-    std::vector<AccessDescriptor> descriptors;
-    descriptors.reserve(count);
-    for (size_t i = 0; i < count; ++i)
-      descriptors.push_back({{static_cast<LocationType>(access[i].location.type), access[i].location.id}, access[i].flags});
-    return OrPassOn(session, kName, address, session.SetAccess(Address{address}, bytes, descriptors), pass);
-  }
-};
-
-struct MemRetainAllocationHandle : InSession<MemRetainAllocationHandle, "cuMemRetainAllocationHandle"> {
-  static CUresult With(Session& session, const Pass<>& pass, CUmemGenericAllocationHandle* handle, void* address) {
-    if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const auto at = reinterpret_cast<std::uint64_t>(address);
-    const auto retained = session.Retain(Address{at});
-    if (!retained) return OrPassOn(session, kName, at, retained.status(), pass);
-    *handle = ToGuest(*retained);
-    return CUDA_SUCCESS;
-  }
-};
-
-struct MemGetAllocationPropertiesFromHandle
-    : InSession<MemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle"> {
-  static CUresult With(Session& session, const Pass<>& pass, CUmemAllocationProp* properties,
-                       CUmemGenericAllocationHandle handle) {
-    if (!IsGuest(handle)) return PassedOn(session, kName, handle, pass());
-    if (properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const auto known = session.Properties(ToAllocation(handle));
-    if (!known) return ToDriver(kName, known.status());
-    *properties = ToDriver(*known);
-    return CUDA_SUCCESS;
-  }
-};
-
 struct MemGetAddressRange : InSession<MemGetAddressRange, "cuMemGetAddressRange", "cuMemGetAddressRange_v2"> {
   static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
     const auto range = session.AddressRange(Address{address});
@@ -110,6 +53,52 @@ struct MemGetAddressRange : InSession<MemGetAddressRange, "cuMemGetAddressRange"
 };
 
 }  // namespace
+
+CUresult MemRelease::With(Session& session, const Pass<>& pass, CUmemGenericAllocationHandle handle) {
+  if (!IsGuest(handle)) return PassedOn(session, kName, handle, pass());
+  return ToDriver(kName, session.Release(ToAllocation(handle)));
+}
+
+CUresult MemMap::With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes, size_t offset,
+                      CUmemGenericAllocationHandle handle, unsigned long long flags) {
+  if (!IsGuest(handle)) return PassedOn(session, kName, handle, pass());
+  return ToDriver(kName, session.Map(Address{address}, bytes, offset, ToAllocation(handle), flags));
+}
+
+CUresult MemUnmap::With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes) {
+  return OrPassOn(session, kName, address, session.Unmap(Address{address}, bytes), pass);
+}
+
+CUresult MemSetAccess::With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes,
+                            const CUmemAccessDesc* access, size_t count) {
+  if (access == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (BesideAPause(session)) return PassedOn(session, kName, address, pass());
+  std::vector<AccessDescriptor> descriptors;
+  descriptors.reserve(count);
+  for (size_t i = 0; i < count; ++i)
+    descriptors.push_back({{static_cast<LocationType>(access[i].location.type), access[i].location.id}, access[i].flags});
+  return OrPassOn(session, kName, address, session.SetAccess(Address{address}, bytes, descriptors), pass);
+}
+
+CUresult MemRetainAllocationHandle::With(Session& session, const Pass<>& pass, CUmemGenericAllocationHandle* handle,
+                                         void* address) {
+  if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const auto at = reinterpret_cast<std::uint64_t>(address);
+  const auto retained = session.Retain(Address{at});
+  if (!retained) return OrPassOn(session, kName, at, retained.status(), pass);
+  *handle = ToGuest(*retained);
+  return CUDA_SUCCESS;
+}
+
+CUresult MemGetAllocationPropertiesFromHandle::With(Session& session, const Pass<>& pass, CUmemAllocationProp* properties,
+                                                    CUmemGenericAllocationHandle handle) {
+  if (!IsGuest(handle)) return PassedOn(session, kName, handle, pass());
+  if (properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const auto known = session.Properties(ToAllocation(handle));
+  if (!known) return ToDriver(kName, known.status());
+  *properties = ToDriver(*known);
+  return CUDA_SUCCESS;
+}
 
 std::span<const replacements::Replacement> MemoryReplacements() {
   return replacements::Table<MemCreate, MemRelease, MemAddressReserve, MemAddressFree, MemMap, MemUnmap, MemSetAccess,

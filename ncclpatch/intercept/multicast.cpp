@@ -1,6 +1,6 @@
 // NVLS multicast objects: NCCL holds AMem's ids; each call is made with the driver's handles and recorded.
 
-#include "ncclpatch/intercept/intercept.h"
+#include "ncclpatch/intercept/memory.h"
 
 namespace amem::intercept {
 namespace {
@@ -25,12 +25,19 @@ CUresult OnObject(const char* call, CUmemGenericAllocationHandle object, const M
   if (session == nullptr) return make_call(static_cast<Session*>(nullptr), object);
   const auto gate = session->EnterCall();
   // Taking memory from an object is freeing, which always works.
-  if (!also_paused && session->paused()) return AnswerPaused(call);
+  if (!also_paused && IsGuest(object) && session->paused()) return AnswerPaused(call);
   const CUmemGenericAllocationHandle real = Real(*session, object).handle;
   if (real == 0) return CUDA_ERROR_INVALID_HANDLE;
   const CUresult result = make_call(session, real);
   if (!IsGuest(object)) return PassedOn(*session, call, object, result);
   if (result == CUDA_SUCCESS) session->Note(make_event(ToAllocation(object)));
+  return result;
+}
+
+// Bound to an object that pauses know nothing of, it must stay: the object holds its very pages.
+CUresult BoundOutside(Session* session, CUmemGenericAllocationHandle object, AllocationId memory, CUresult result) {
+  if (session != nullptr && memory && !IsGuest(object) && result == CUDA_SUCCESS)
+    session->Note(Exported{memory, CU_MEM_HANDLE_TYPE_NONE});
   return result;
 }
 
@@ -78,8 +85,9 @@ struct BindMem : Named<"cuMulticastBindMem", Exported> {
       if (tag.paused) return RefusedWhilePaused(call);
       if (session != nullptr && guest) session->PrepareBind(guest);
       const RealHandle known = session == nullptr ? RealHandle{memory, 0} : Real(*session, memory);
-      if (known.handle == 0) return CUDA_ERROR_INVALID_HANDLE;
-      return real(handle, device..., object_offset, known.handle, known.offset + memory_offset, bytes, flags);
+      if (known.handle == 0) return session->paused() ? AnswerPaused(call) : CUDA_ERROR_INVALID_HANDLE;
+      return BoundOutside(session, object, guest,
+                          real(handle, device..., object_offset, known.handle, known.offset + memory_offset, bytes, flags));
     };
     return OnObject(call, object, bind,
                     [&](AllocationId id) { return MulticastBound{id, object_offset, guest, memory_offset, bytes, Address{}}; });
@@ -100,7 +108,13 @@ struct BindAddr : Named<"cuMulticastBindAddr", Exported> {
     const char* const call = BindAddr::kName;
     const auto bind = [&](Session* session, Handle handle) {
       const auto tags = session == nullptr ? Session::InTags{} : session->EnterTags({Address{address}, bytes}, call);
-      return tags.paused ? RefusedWhilePaused(call) : real(handle, device..., offset, address, bytes, flags);
+      if (tags.paused) return RefusedWhilePaused(call);
+      const auto memory = [&](const State& state) {
+        const auto mapping = state.MappingAt(Address{address});
+        return mapping == state.mappings.end() ? AllocationId{} : mapping->second.allocation;
+      };
+      return BoundOutside(session, object, session == nullptr ? AllocationId{} : session->Inspect(memory),
+                          real(handle, device..., offset, address, bytes, flags));
     };
     return OnObject(call, object, bind,
                     [&](AllocationId id) { return MulticastBound{id, offset, AllocationId{}, 0, bytes, Address{address}}; });
@@ -131,6 +145,10 @@ struct MulticastUnbind : Named<"cuMulticastUnbind"> {
 };
 
 }  // namespace
+
+std::span<const replacements::Replacement> BindReplacements() {
+  return replacements::Table<MulticastBindMem, MulticastBindMem2, MulticastBindAddr, MulticastBindAddr2>();
+}
 
 std::span<const replacements::Replacement> MulticastReplacements() {
   return replacements::Table<MulticastCreate, MulticastAddDevice, MulticastBindMem, MulticastBindMem2, MulticastBindAddr,

@@ -17,7 +17,7 @@
 
 #include "ncclpatch/hook/call_site.h"
 #include "ncclpatch/hook/hook.h"
-#include "ncclpatch/intercept/intercept.h"
+#include "ncclpatch/intercept/memory.h"
 
 namespace amem::intercept {
 namespace {
@@ -99,7 +99,6 @@ class Others {
       }
     });
   }
-
   // `uses`: at most so many; what was exported is shared no more after one free.
   Taken Drop(std::initializer_list<OutsideKind> kinds, std::uint64_t key,
              std::int64_t uses = std::numeric_limits<std::int64_t>::max()) {
@@ -134,9 +133,7 @@ class Others {
     });
   }
 
-  // Something could not be counted.
-  void Miss() { missed_.store(true); }
-
+  void Miss() { missed_.store(true); }  // something could not be counted
   void LookForThosePastAmem() {
     std::vector<std::string> found = hook::PastAmem(kSharing);
     const std::lock_guard lock(mutex_);
@@ -278,6 +275,9 @@ struct IpcOpen : Begins<IpcOpen, decltype(cuIpcOpenMemHandle), "cuIpcOpenMemHand
   static void Made(Others& others, const CUdeviceptr* pointer, const CUipcMemHandle&, unsigned) {
     others.Add(OutsideKind::kIpcImport, *pointer, AllocationAt(*pointer).bytes);
   }
+  static CUresult Call(Function* real, CUdeviceptr* pointer, CUipcMemHandle handle, unsigned flags) {
+    return NameScopes(kName, Decode(std::as_bytes(std::span(handle.reserved))), Begins::Call(real, pointer, handle, flags));
+  }
 };
 struct IpcClose : Ends<IpcClose, decltype(cuIpcCloseMemHandle), "cuIpcCloseMemHandle"> {
   static Others::Taken Take(Others& others, CUdeviceptr pointer) { return others.Drop({OutsideKind::kIpcImport}, pointer, 1); }
@@ -293,6 +293,9 @@ struct Import : Begins<Import, decltype(cuMemImportFromShareableHandle), "cuMemI
   static void Made(Others& others, const CUmemGenericAllocationHandle* handle, const void*, CUmemAllocationHandleType) {
     others.Refer(*handle);
     others.AddHandle(OutsideKind::kHandleImport, *handle);
+  }
+  static CUresult Call(Function* real, CUmemGenericAllocationHandle* handle, void* shareable, CUmemAllocationHandleType type) {
+    return NameScopes(kName, TokenIn(shareable, type), Begins::Call(real, handle, shareable, type));
   }
 };
 struct MulticastCreate : Begins<MulticastCreate, decltype(cuMulticastCreate), "cuMulticastCreate"> {
@@ -377,6 +380,10 @@ struct Create : Begins<Create, decltype(cuMemCreate), "cuMemCreate"> {
     others.Refer(*handle);
     others.AddLeft(kName, *handle, bytes);
   }
+  static CUresult Call(Function* real, Handle* handle, size_t bytes, const CUmemAllocationProp* properties,
+                       unsigned long long flags) {
+    return CreateShared(handle, bytes, properties, flags) ? CUDA_SUCCESS : Begins::Call(real, handle, bytes, properties, flags);
+  }
 };
 
 std::span<const replacements::Replacement> Table() {
@@ -423,9 +430,7 @@ struct IpcOpen : Named<"cuIpcOpenMemHandle", "cuIpcOpenMemHandle_v2"> {
     Session* const session = TheSession();
     if (session == nullptr) return Status{Code::kNotFound, "no session"};
     AMEM_ASSIGN(const auto device, Runtime::Get().CurrentDevice());
-    std::array<std::byte, sizeof handle.reserved> token;
-    std::memcpy(token.data(), handle.reserved, token.size());
-    return session->LegacyImport(token, device, Origin(), true);
+    return session->LegacyImport(std::as_bytes(std::span(handle.reserved)), device, Origin(), true);
   }
 };
 struct IpcClose : Named<"cuIpcCloseMemHandle"> {
@@ -446,14 +451,14 @@ const replacements::Tables& CountingTables() {
 }
 
 const replacements::Tables& WiderTables(LibraryScope scope) {
-  static const std::array all = {TaggedReplacements(),
-                                 replacements::Table<shared::IpcGet, shared::IpcOpen, shared::IpcClose>(),
-                                 GetProcAddressReplacements(replacements::Caller::kOther),
-                                 counted::Table(),
-                                 ProgramReplacements(),
-                                 left::Table()};
-  constexpr std::size_t kOfAll = 2;  // the last tables
-  static const replacements::Tables of_all(all), of_shared(all.data(), all.size() - kOfAll);
+  constexpr std::size_t kOfAll = 2;  // the first tables
+  static const std::array all = {
+      ProgramReplacements(), left::Table(),
+      TaggedReplacements(),  replacements::Table<shared::IpcGet, shared::IpcOpen, shared::IpcClose>(),
+      HandleReplacements(),  BindReplacements(),
+      VerbsReplacements(),   GetProcAddressReplacements(replacements::Caller::kOther),
+      counted::Table()};
+  static const replacements::Tables of_all(all), of_shared(all.data() + kOfAll, all.size() - kOfAll);
   return scope == LibraryScope::kAll ? of_all : of_shared;
 }
 
@@ -461,6 +466,26 @@ CUresult FreeCounted(CUresult (*real)(CUdeviceptr), CUdeviceptr address) { retur
 
 void CountLeft(const char* function, std::uint64_t key, Bytes bytes) {
   Quietly([&](Others& others) { others.AddLeft(function, key, bytes); });
+}
+
+CUresult ExportCounted(decltype(cuMemExportToShareableHandle)* real, void* shareable, Handle handle,
+                       CUmemAllocationHandleType type, unsigned long long flags) {
+  return counted::Export::Call(real, shareable, handle, type, flags);
+}
+CUresult ImportCounted(decltype(cuMemImportFromShareableHandle)* real, Handle* handle, void* shareable,
+                       CUmemAllocationHandleType type) {
+  return counted::Import::Call(real, handle, shareable, type);
+}
+CUresult RetainCounted(decltype(cuMemRetainAllocationHandle)* real, Handle* handle, void* address) {
+  return counted::Retain::Call(real, handle, address);
+}
+CUresult ReleaseCounted(decltype(cuMemRelease)* real, Handle handle) { return counted::Release::Call(real, handle); }
+CUresult MapCounted(decltype(cuMemMap)* real, CUdeviceptr at, size_t bytes, size_t offset, Handle handle,
+                    unsigned long long flags) {
+  return counted::Map::Call(real, at, bytes, offset, handle, flags);
+}
+CUresult UnmapCounted(decltype(cuMemUnmap)* real, CUdeviceptr at, size_t bytes) {
+  return counted::Unmap::Call(real, at, bytes);
 }
 
 void TellOfOthers(Session& session) {

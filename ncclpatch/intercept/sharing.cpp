@@ -3,7 +3,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "ncclpatch/intercept/intercept.h"
+#include "ncclpatch/intercept/memory.h"
 #include "ncclpatch/runtime/log.h"
 
 namespace amem::intercept {
@@ -31,25 +31,9 @@ CUresult HandOut(Session& session,
   const CUresult result = real(shareable, session.Backing(id).first.value, type, flags);
   if (result != CUDA_SUCCESS) return result;
   session.Note(Exported{id, static_cast<std::uint32_t>(type)});
-  Runtime::Get().NoteForeignSharing();
+  if (OfAnother::now == 0) Runtime::Get().NoteForeignSharing();
   return result;
 }
-
-struct MemExportToShareableHandle : Named<"cuMemExportToShareableHandle"> {
-  using Function = CUresult(void*, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long);
-  static CUresult Call(Function* real, void* shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
-                       unsigned long long flags) {
-    Session* session = Runtime::Get().session();
-    if (session == nullptr) return real(shareable, handle, type, flags);
-    if (!IsGuest(handle)) return PassedOn(*session, kName, handle, real(shareable, handle, type, flags));
-    if (shareable == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return HandOut(*session, real, shareable, handle, type, flags);
-    auto token = session->Export(ToAllocation(handle));
-    if (!token) return ToDriver(kName, token.status());
-    *static_cast<int*>(shareable) = token->Release();
-    return CUDA_SUCCESS;
-  }
-};
 
 struct MemImportFromShareableHandle : InSession<MemImportFromShareableHandle, "cuMemImportFromShareableHandle"> {
   static CUresult With(Session& session, const Pass<>& pass, CUmemGenericAllocationHandle* handle, void* shareable,
@@ -69,6 +53,19 @@ struct MemImportFromShareableHandle : InSession<MemImportFromShareableHandle, "c
 };
 
 }  // namespace
+
+CUresult MemExportToShareableHandle::Call(Function* real, void* shareable, CUmemGenericAllocationHandle handle,
+                                          CUmemAllocationHandleType type, unsigned long long flags) {
+  Session* session = Runtime::Get().session();
+  if (session == nullptr) return real(shareable, handle, type, flags);
+  if (!IsGuest(handle)) return PassedOn(*session, kName, handle, real(shareable, handle, type, flags));
+  if (shareable == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return HandOut(*session, real, shareable, handle, type, flags);
+  auto token = session->Export(ToAllocation(handle));
+  if (!token) return ToDriver(kName, token.status());
+  *static_cast<int*>(shareable) = token->Release();
+  return CUDA_SUCCESS;
+}
 
 std::span<const replacements::Replacement> SharingReplacements() {
   return replacements::Table<MemExportToShareableHandle, MemImportFromShareableHandle>();

@@ -69,16 +69,18 @@ Status CopyQueue::Compare(std::span<const Step> restored) {
   return same.ok() ? dropped : same;
 }
 
-// A pause saves what amem_alloc gave out of a pool's chunk. A resume restores what was saved, even if some was freed since.
+// A pause saves what amem_alloc gave out of a pool's chunk, and what a library made under its tag whole. A resume restores what
+// was saved, even if some was freed since.
 std::vector<ByteRange> CopyQueue::ExtentsOf(const Step& step, PoolId pool) {
   auto* const known = FindIn(ledger_.state().pools, pool);
   if (known == nullptr) return {{0, step.bytes}};
   if (step.kind == StepKind::kSave) {
     if (!parts_.contains(pool)) parts_[pool] = PartsByChunk(*known);
     const Extents& parts = parts_[pool][step.allocation];
-    // The program has freed all of the chunk, and other processes still map it whole, so it is saved whole.
-    const bool for_others = parts.empty() && !ledger_.state().allocations.at(step.allocation).importers.empty();
-    return for_others ? Extents{{0, step.bytes}} : Joined(parts, step.bytes);
+    const Allocation& a = ledger_.state().allocations.at(step.allocation);
+    // No chunk; or the program has freed all of it, and other processes still map it whole.
+    const bool whole = a.tag == MemoryTag::kUserReleased || (parts.empty() && !a.importers.empty());
+    return whole ? Extents{{0, step.bytes}} : Joined(parts, step.bytes);
   }
   Extents saved;
   for (const Backup::Item& item : backup_.ItemsOf(step.allocation)) saved.push_back({item.offset, item.bytes});

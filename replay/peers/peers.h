@@ -40,7 +40,8 @@ struct Token {
   SessionId session;
   AllocationId allocation;
   Secret secret{};
-  Bytes offset = 0;  // of the exported address in its allocation (legacy IPC), 0 otherwise
+  Bytes offset = 0;      // of the exported address in its allocation (legacy IPC), 0 otherwise
+  std::int32_t pid = 0;  // of the process that made it, for messages; 0: not said
   friend bool operator==(const Token&, const Token&) = default;
 };
 

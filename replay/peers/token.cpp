@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -78,6 +79,7 @@ std::array<std::byte, kTokenBytes> Encode(const Token& token) {
   PutNumber(all.subspan(16), token.allocation.value);
   std::memcpy(&bytes[24], token.secret.data(), token.secret.size());
   PutNumber(all.subspan(40), token.offset);
+  PutNumber(all.subspan(48), static_cast<std::uint32_t>(token.pid));
   PutNumber(all.subspan(kChecksumAt), Checksum(all.first(kChecksumAt)));
   return bytes;
 }
@@ -101,6 +103,7 @@ Result<Token> Decode(std::span<const std::byte> bytes) {
   token.allocation = AllocationId{GetNumber(bytes.subspan(16))};
   std::memcpy(token.secret.data(), &bytes[24], token.secret.size());
   token.offset = GetNumber(bytes.subspan(40));
+  token.pid = static_cast<std::int32_t>(GetNumber(bytes.subspan(48)));
   if (!token.session || !token.allocation)
     return Status{Code::kCorrupt, "a token of AMem that names no session or no allocation"};
   return token;
@@ -115,6 +118,20 @@ Result<UniqueFd> MakeTokenDescriptor(const Token& token) {
   }
   if (::fcntl(fd.get(), F_ADD_SEALS, kTokenSeals) != 0) return Status{Code::kIo, "export: sealing a token: " + SystemError()};
   return fd;
+}
+
+// A lock of flock belongs to what was opened: it goes with the last copy of that descriptor.
+Result<UniqueFd> OpenCounted(int token) {
+  UniqueFd fd(::open(fmt::format("/proc/self/fd/{}", token).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd || ::flock(fd.get(), LOCK_SH | LOCK_NB) != 0)
+    return Status{CodeOfErrno(errno), "export: opening a token again: " + SystemError()};
+  return fd;
+}
+
+bool AnyOpen(int token) {
+  if (::flock(token, LOCK_EX | LOCK_NB) != 0) return true;
+  ::flock(token, LOCK_UN);
+  return false;
 }
 
 Result<Token> ReadTokenDescriptor(int fd) {

@@ -5,7 +5,7 @@
 //          16  allocation, the owner's id
 //          24  secret, 16 bytes
 //          40  offset of the exported address in its allocation
-//          48  zero
+//          48  process that made it
 //          56  checksum of the 56 bytes before it
 //
 // Numbers are little-endian. The checksum finds accidents; what finds forgeries is the secret, which the owner checks.
@@ -34,6 +34,11 @@ Result<Token> Decode(std::span<const std::byte> bytes);
 
 // A sealed memfd with the token, close-on-exec.
 Result<UniqueFd> MakeTokenDescriptor(const Token& token);
+
+// Another descriptor of a token's memfd. AnyOpen(token) is true for as long as it, or a copy of it in any process, is open; the
+// kernel keeps that count, as the driver's for its own descriptors.
+Result<UniqueFd> OpenCounted(int token);
+bool AnyOpen(int token);
 
 // Reads a token without moving the descriptor's offset; `fd` stays the caller's. kNotFound: a descriptor of the driver or the
 // simulator; pass it through. kInvalid: something else; the message says what. kCorrupt: a damaged token.

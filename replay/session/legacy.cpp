@@ -124,7 +124,8 @@ Result<std::array<std::byte, 64>> Session::LegacyExport(Address address) {
 Result<std::array<std::byte, 64>> Session::LegacyToken(Address address, AllocationId backing, Bytes offset) {
   AMEM_ASSIGN(auto secret, SecretOf(backing));
   ledger_.Record(LegacyExported{address, backing});
-  return Encode(Token{peers_->Self().session, backing, secret, offset});
+  const PeerIdentity self = peers_->Self();
+  return Encode(Token{self.session, backing, secret, offset, self.pid});
 }
 
 Result<Session::TagPart> Session::PartOfTag(Address address) {
@@ -134,6 +135,19 @@ Result<Session::TagPart> Session::PartOfTag(Address address) {
     if (part != pool.parts.end()) return TagPart{part->first, part->second.bytes, part->second.device};
   }
   return NotOurs("a tag's memory at", Hex(address), "there is none");
+}
+
+Bytes Session::HandlesOfTags(Address address, Bytes bytes) {
+  if (!HasTags()) return 0;
+  const LedgerLock lock(ledger_);
+  const State& state = ledger_.state();
+  Bytes sum = 0;
+  for (const auto& [at, mapping] : Touching(state.mappings, address, bytes)) {
+    const auto* const a = FindIn(state.allocations, mapping.allocation);
+    if (a == nullptr || !a->pool || a->tag != MemoryTag::kUserReleased) continue;
+    sum += std::min(at + mapping.bytes, address + bytes).value - std::max(at, address).value;
+  }
+  return sum;
 }
 
 Result<std::array<std::byte, 64>> Session::ExportPart(Address address) {
@@ -146,12 +160,44 @@ Result<std::array<std::byte, 64>> Session::ExportPart(Address address) {
   return NotOurs("IPC handle of", Hex(address), "no tag has memory there");
 }
 
+Result<Address> Session::OpenAgain(const Token& token, DeviceOrdinal device) {
+  const std::pair key(token.session, token.allocation);
+  AllocationId chunk;
+  {
+    const LedgerLock lock(ledger_);
+    if (const auto* const open = FindIn(legacy_chunks_, key)) chunk = open->first;
+  }
+  const InTags tag = EnterTagOf(chunk);
+  const Locked lock(*this);
+  const auto* const open = FindIn(legacy_chunks_, key);
+  if (open == nullptr) return Address{};
+  const auto [id, base] = *open;
+  if (tag.paused) return RefuseInTag("cuIpcOpenMemHandle", base);
+  if (tag.gates.empty()) AMEM_TRY(RefuseWhilePaused("cuIpcOpenMemHandle"));
+  AMEM_ASSIGN(const Secret known, SecretOf(id));
+  AMEM_ASSIGN(const Mapping* const mapping, ledger_.Known(ledger_.state().mappings, base));
+  if (!SameSecret(known, token.secret) || token.offset >= mapping->bytes)
+    return WrongCall("cuIpcOpenMemHandle", ToText(id), "its owner did not make this handle", Code::kRefused);
+  const AccessDescriptor access = ReadWrite(device);
+  if (!Allows(mapping->access, access))
+    if (const auto set = LetIn(driver_, device, {base, mapping->bytes})) ledger_.Record(*set);
+  const Address address = base + token.offset;
+  if (ledger_.state().legacy_imports.contains(address)) {
+    ++legacy_opened_again_[address];
+  } else {
+    ledger_.Record(AllocationRetained{id, base});
+    ledger_.Record(LegacyImported{address, id});
+  }
+  return address;
+}
+
 Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device, const Origin& origin,
-                                      bool of_tag) {
+                                      bool of_others) {
   const auto gate = EnterCall();
-  if (!of_tag) AMEM_TRY(RefuseWhilePaused("cuIpcOpenMemHandle"));
+  if (!of_others) AMEM_TRY(RefuseWhilePaused("cuIpcOpenMemHandle"));
   pinned_.Busy();
   AMEM_ASSIGN(auto token, Decode(handle));
+  if (const auto again = OpenAgain(token, device); !again.ok() || *again) return again;
   AMEM_ASSIGN(auto id, ImportToken(token, 1, origin));
   ForgetLastHandle(id);  // NCCL reserves no range for it
   const InTags tag = EnterTagOf(id);
@@ -187,6 +233,7 @@ Result<Address> Session::MapLegacyImport(AllocationId id, DeviceOrdinal device, 
   } else {
     AMEM_ASSIGN(auto region, MappedRegion::Map(driver_, ledger_.HandleOf(id), bytes, 0, std::span(&access, 1)));
     address = region.Keep();
+    legacy_chunks_[{imported->remote->owner, imported->remote->allocation}] = {id, address};
   }
   RecordRegion(id, address, bytes, {access}, site);
   ledger_.Record(LegacyImported{address + offset, id});
@@ -213,6 +260,11 @@ Status Session::LegacyClose(Address address) {
   auto [base, bytes] = std::pair{mapping->first, mapping->second.bytes};
   if (imported != nullptr && imported->placed()) std::tie(base, bytes) = std::pair{state.PlaceOf(*imported), imported->bytes};
   ledger_.Record(LegacyClosed{address});
+  if (imported != nullptr && !imported->placed()) {
+    const auto other = state.legacy_imports.lower_bound(base);
+    if (other != state.legacy_imports.end() && other->first < base + bytes) return ReleaseOne(allocation);
+    legacy_chunks_.erase({imported->remote->owner, imported->remote->allocation});
+  }
   return DropLegacyRegion(base, bytes, allocation);
 }
 

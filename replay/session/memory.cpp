@@ -11,22 +11,31 @@ MemoryTag Session::TagOf(bool for_application) const {
 }
 
 Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags,
-                                     const Origin& origin, bool for_application, bool mapped_again) {
+                                     const Origin& origin, bool for_application, bool mapped_again, const std::string& tag) {
   const auto gate = EnterCall();
-  AMEM_TRY(RefuseWhilePaused("create an allocation"));
+  InTags in;
+  PoolId pool;
+  if (tag.empty()) {
+    AMEM_TRY(RefuseWhilePaused("create an allocation"));
+  } else {
+    AMEM_ASSIGN(pool, JoinTag(tag, PoolPolicy::kPreserve, in));
+    const Locked lock(*this);
+    AMEM_TRY(DropClosed());
+  }
   AllocationId id;
-  if (!for_application && !mapped_again) {  // a part of a slab has one address
+  if (!for_application && !mapped_again && !pool) {  // a part of a slab has one address
     AMEM_ASSIGN(id, slabs_.Create(bytes, properties, flags, origin));
   }
   AMEM_ASSIGN(const auto handle, id ? Result<DriverHandle>(DriverHandle{}) : driver_.Create(bytes, properties, flags));
+  if (pool) pools_->Made(pool, bytes);
   const LedgerLock lock(ledger_);
   if (!id) {
     id = ledger_.TakeAllocationId();
     ledger_.SetHandle(id, handle);
-    ledger_.Record(
-        AllocationCreated{id, bytes, properties, flags, handle, origin.site, {}, TagOf(for_application), origin.communicator});
+    const MemoryTag whose = pool ? MemoryTag::kUserReleased : TagOf(for_application);
+    ledger_.Record(AllocationCreated{id, bytes, properties, flags, handle, origin.site, {}, whose, origin.communicator, pool});
   }
-  coordinator_->Made(bytes);
+  if (!pool) coordinator_->Made(bytes);
   RememberLastHandle(id);
   return id;
 }
@@ -39,14 +48,17 @@ Status Session::LetGo(AllocationId allocation) {
   const auto* const found = ledger_.Find(allocation);
   if (found != nullptr && found->remote) dropped_.push_back({*found->remote, allocation});
   secrets_.erase(allocation);
+  exported_.erase(allocation);
   return {};
 }
 
 Status Session::Release(AllocationId allocation) {
   const auto gate = EnterCall();
   ForgetLastHandle(allocation);
+  const InTags tag = EnterTagOf(allocation);
   const Locked lock(*this);
-  return ReleaseOne(allocation);
+  AMEM_TRY(ReleaseOne(allocation));
+  return DropClosed(allocation);
 }
 
 Status Session::ReleaseOne(AllocationId allocation) {
@@ -108,10 +120,12 @@ Status Session::Map(Address address, Bytes bytes, Bytes offset, AllocationId all
 
 Status Session::MapOnce(Address address, Bytes bytes, Bytes offset, AllocationId allocation, std::uint64_t flags) {
   const auto gate = EnterCall();
-  AMEM_TRY(RefuseWhilePaused("map", address));
   const InTags tag = EnterTagOf(allocation);
   if (tag.paused) return RefuseInTag("map", address);
-  AMEM_TRY(PutBackPart(address, bytes, allocation));
+  if (tag.gates.empty()) {
+    AMEM_TRY(RefuseWhilePaused("map", address));
+    AMEM_TRY(PutBackPart(address, bytes, allocation));
+  }
   DriverHandle handle;
   {
     const Locked lock(*this);
@@ -121,7 +135,13 @@ Status Session::MapOnce(Address address, Bytes bytes, Bytes offset, AllocationId
   }
   if (!handle) return WrongCall("map", Hex(address), ToText(allocation) + " does not exist");
   AMEM_TRY(driver_.Map(address, bytes, offset, handle, flags));
-  ledger_.LockAndRecord(Mapped{address, bytes, offset, allocation, flags});
+  const LedgerLock lock(ledger_);
+  if (!tag.gates.empty() && ledger_.state().RangeAt(address) == ledger_.state().ranges.end()) {
+    AMEM_ASSIGN(const Allocation* const mapped, ledger_.Known(allocation));
+    ledger_.Record(RangeReserved{address, bytes, 0, {}, 0, {}, {}, mapped->pool});
+    others_ranges_.insert(address);
+  }
+  ledger_.Record(Mapped{address, bytes, offset, allocation, flags});
   return {};
 }
 
@@ -133,6 +153,8 @@ Status Session::UnmapOne(Address address) {
   if (mapping.present) AMEM_TRY(driver_.Unmap(address, mapping.bytes));
   if (a->guest_references == 0 && a->mappings == 1 && a->importers.empty()) AMEM_TRY(LetGo(mapping.allocation));
   ledger_.Record(Unmapped{address, mapping.bytes, {}});
+  if (exported_.contains(mapping.allocation)) left_to_descriptors_.insert(mapping.allocation);
+  if (others_ranges_.erase(address) > 0) ledger_.Record(RangeFreed{address, mapping.bytes, {}});
   return {};
 }
 
@@ -140,6 +162,8 @@ Status Session::Unmap(Address address, Bytes bytes) {
   const auto gate = EnterCall();
   AMEM_TRY(coordinator_->AwaitCopies());
   const InTags tags = EnterTags({address, bytes}, "unmap");
+  for (const PoolId pool : Inspect([&](const State& state) { return state.PoolsIn(address, bytes); }))
+    AMEM_TRY(pools_->AwaitCopies(pool));
   const Locked lock(*this);
   if (const AllocationId slab = ledger_.state().SlabAt(address)) return UnmapPart(address, bytes, slab);
   // Holes are allowed, as in the driver: NCCL unmaps the whole range of its symmetric windows at once.
@@ -151,25 +175,32 @@ Status Session::Unmap(Address address, Bytes bytes) {
   }
   if (whole.empty()) return NotOurs("unmap", Hex(address), "NCCL mapped nothing there");
   for (const Address one : whole) AMEM_TRY(UnmapOne(one));
-  return {};
+  return DropClosed();
 }
 
 Status Session::SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access) {
   const auto gate = EnterCall();
-  AMEM_TRY(RefuseWhilePaused("set access to", address));
   const InTags tags = EnterTags({address, bytes}, "set access");
   if (tags.paused) return RefuseInTag("set access to", address);
+  if (tags.gates.empty()) AMEM_TRY(RefuseWhilePaused("set access to", address));
   LedgerLock lock(ledger_);
   AllocationId part;
   if (ledger_.state().SlabAt(address)) {
     AMEM_ASSIGN(part, WholePartAt("set access to", address, bytes));
-  } else if (!ledger_.state().mappings.contains(address)) {
+  } else if (tags.gates.empty() && !ledger_.state().mappings.contains(address)) {
     return NotOurs("set access to", Hex(address), "NCCL mapped nothing there");
   }
   lock.Unlock();
   AMEM_TRY(part ? slabs_.Open(part, access) : driver_.SetAccess(address, bytes, access));
   lock.Lock();
-  ledger_.Record(AccessSet{address, bytes, {access.begin(), access.end()}, part});
+  if (tags.gates.empty()) {
+    ledger_.Record(AccessSet{address, bytes, {access.begin(), access.end()}, part});
+    return {};
+  }
+  // What another library has beside it may be the driver's.
+  std::vector<Extent> whole;
+  for (const auto& [at, mapping] : Touching(ledger_.state().mappings, address, bytes)) whole.push_back({at, mapping.bytes});
+  for (const Extent& one : whole) ledger_.Record(AccessSet{one.address, one.bytes, {access.begin(), access.end()}, {}});
   return {};
 }
 

@@ -152,6 +152,19 @@ Result<Address> Pools::MakeChunk(Entry& pool, ChunkSpace& space, Bytes bytes, By
   return space.Add(chunk, first);
 }
 
+void Pools::Made(PoolId id, Bytes bytes) {
+  const MutexLock lock(mutex_);
+  const LedgerLock ledger(ledger_);
+  At(id).cycle->Made(bytes);
+}
+
+Status Pools::AwaitCopies(PoolId id) {
+  MutexLock lock(mutex_);
+  Coordinator& cycle = *At(id).cycle;
+  lock.Unlock();
+  return cycle.AwaitCopies();
+}
+
 // If a process uses several devices, each may access the memory of all, as PyTorch expects of the CUDA runtime. A pool whose
 // chunks are away follows at the end of its next resume.
 void Pools::LetInEverywhere(DeviceOrdinal device) {

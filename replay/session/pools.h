@@ -57,6 +57,9 @@ class Pools {
   // kRefused: the pool is paused or about to be; waits for a resume that is under way. kOutOfMemory: from the driver. Zero
   // bytes get an address as well. Aligned to 512 bytes.
   Result<Address> Allocate(PoolId pool, Bytes bytes, DeviceOrdinal device);
+  void Made(PoolId pool, Bytes bytes);  // memory of the pool that is no chunk
+  // Call it before such memory is given back (Coordinator::AwaitCopies).
+  Status AwaitCopies(PoolId pool);
   // As cudaFree, waits for what was submitted to `stream`, where the memory was used last; none: the caller has waited for the
   // device. If the stream is being captured, or the pool is in a pause or resume, the memory is given back later. kNotFound: no
   // part begins there.

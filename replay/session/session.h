@@ -56,8 +56,9 @@ class Session final : public PeerDelegate {
   // ---- driver calls of NCCL
   // `for_application`: memory for the program (ncclMemAlloc), which may hand it to libraries that ask the driver about it. So
   // it is never part of a slab; its tag says that it is the program's, and SessionOptions say what a pause does with it.
+  // `tag`: it is another library's, under that tag. kRefused: the tag is paused.
   Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const Origin& origin,
-                              bool for_application = false, bool mapped_again = false);
+                              bool for_application = false, bool mapped_again = false, const std::string& tag = {});
   Status Release(AllocationId allocation);
   Result<AllocationId> Retain(Address address);  // kNotFound: not an address of ours
   Result<Address> Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site);
@@ -71,19 +72,21 @@ class Session final : public PeerDelegate {
   // The driver handle behind an allocation, and the allocation's offset in it; handle zero: none.
   [[nodiscard]] std::pair<DriverHandle, Bytes> Backing(AllocationId allocation);
 
-  Result<UniqueFd> Export(AllocationId allocation);  // a sealed memfd that holds a token
-  // `descriptor` stays the caller's. kNotFound: it is the driver's, so pass it through. kInvalid: neither ours nor the
-  // driver's.
-  Result<AllocationId> Import(int descriptor, const Origin& origin);
+  // A sealed memfd that holds a token. Memory of a tag lives as long as such a descriptor is open in any process, as the
+  // driver's would; that the last one was closed is noticed when something else of the tags' memory is let go of.
+  Result<UniqueFd> Export(AllocationId allocation);
+  // `descriptor` stays the caller's. `of_others`: by another library than NCCL, whose pauses do not concern it. kNotFound: it
+  // is the driver's, so pass it through. kInvalid: neither ours nor the driver's.
+  Result<AllocationId> Import(int descriptor, const Origin& origin, bool of_others = false);
 
   // cuMemAlloc and its IPC handles (64 bytes). kUnsupported: the driver should serve it, because it is the program's and is
   // kept.
   Result<Address> LegacyAllocate(Bytes bytes, DeviceOrdinal device, const Origin& origin, bool for_application = false);
   Status LegacyFree(Address address);  // kNotFound: not ours
   Result<std::array<std::byte, 64>> LegacyExport(Address address);
-  // `of_tag`: by another library than NCCL, whose pauses do not concern it.
+  // Opened again, a handle gives the same address, and must be closed as often. kNotFound: not a token.
   Result<Address> LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device, const Origin& origin,
-                               bool of_tag = false);  // kNotFound: not a token
+                               bool of_others = false);
   Status LegacyClose(Address address);
   // The same handle for memory of a tag: for the whole part that contains the address, as cudaMalloc memory is shared.
   Result<std::array<std::byte, 64>> ExportPart(Address address);  // kNotFound: not a tag's
@@ -93,6 +96,8 @@ class Session final : public PeerDelegate {
     DeviceOrdinal device;
   };
   Result<TagPart> PartOfTag(Address address);  // that part; kNotFound
+  // How much of [address, address + bytes) is mapped memory of handles that another library made or imported under a tag.
+  Bytes HandlesOfTags(Address address, Bytes bytes);
 
   // ---- memory that stays the driver's, and is recorded
   // Records a call that the driver has answered (host memory, driver pools, multicast, passed through).
@@ -223,6 +228,10 @@ class Session final : public PeerDelegate {
   AllocationId NewLegacyPart(Bytes bytes, DeviceOrdinal device, const CallSite& site);
   Result<AllocationId> ImportToken(const Token& token, std::uint32_t handle_type, const Origin& origin);
   Result<AllocationId> TryImport(const Token& token, std::uint32_t handle_type, const Origin& origin);
+  Result<Address> OpenAgain(const Token& token, DeviceOrdinal device);  // zero: its memory is not open here
+  Result<UniqueFd> CountedDescriptor(AllocationId allocation, const Token& token) REQUIRES(ledger_);
+  // Lets go of what only descriptors held that are all closed.
+  Status DropClosed(AllocationId touched = {}) REQUIRES(ledger_);
   Result<PoolId> JoinTag(const std::string& tag, PoolPolicy policy, InTags& in);
   Result<Address> ReservePart(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site);
   Status PutBackPart(Address address, Bytes bytes, AllocationId allocation);
@@ -273,11 +282,16 @@ class Session final : public PeerDelegate {
   std::unique_ptr<Peers> peers_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Pools> pools_;
-  std::map<AllocationId, Secret> secrets_ GUARDED_BY(ledger_);      // of exported allocations
+  std::map<AllocationId, Secret> secrets_ GUARDED_BY(ledger_);     // of exported allocations, and of tags' imports
+  std::map<AllocationId, UniqueFd> exported_ GUARDED_BY(ledger_);  // tokens of tags' memory, whose descriptors hold a reference
+  std::set<AllocationId> left_to_descriptors_ GUARDED_BY(ledger_);  // of these, what nothing else may hold any more
+  std::set<Address> others_ranges_ GUARDED_BY(ledger_);             // recorded for one mapping, because others reserve unseen
   std::map<DeviceOrdinal, ChunkSpace> legacy_ GUARDED_BY(ledger_);  // chunks for cuMemAlloc
   std::set<DeviceOrdinal> legacy_devices_ GUARDED_BY(ledger_);      // devices that may access them
   // How often IPC handles were opened again, by address.
   std::map<Address, std::uint64_t> legacy_opened_again_ GUARDED_BY(ledger_);
+  // Chunks that IPC handles opened, by owner and its id: the import, and where it is mapped.
+  std::map<std::pair<SessionId, AllocationId>, std::pair<AllocationId, Address>> legacy_chunks_ GUARDED_BY(ledger_);
   Mutex cycle_mutex_{LockRank::kCycle};  // one pause or resume at a time
   ScopeGates gates_;
   std::atomic<bool> paused_{false};

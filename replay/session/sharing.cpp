@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#include <tuple>
 
 #include "replay/peers/token.h"
 #include "replay/session/failures.h"
@@ -26,23 +27,51 @@ Result<Secret> Session::SecretOf(AllocationId allocation) {
 
 Result<UniqueFd> Session::Export(AllocationId allocation) {
   const auto gate = EnterCall();
-  Token token{peers_->Self().session, allocation, {}, 0};
+  const PeerIdentity self = peers_->Self();
+  Token token{self.session, allocation, {}, 0, self.pid};
   {
     const LedgerLock lock(ledger_);
     auto* const it = ledger_.Find(allocation);
     if (it == nullptr) return WrongCall("export", ToText(allocation), "it does not exist");
-    if (!it->own())
+    if (!it->own() && !it->pool)
       return Status{Code::kUnsupported, "export " + ToText(allocation) + ": it is itself imported; export it from its owner",
                     cuda::kNotSupported};
+    if (it->remote) std::tie(token.session, token.allocation) = std::pair(it->remote->owner, it->remote->allocation);
     AMEM_ASSIGN(token.secret, SecretOf(allocation));
-    ledger_.Record(Exported{allocation, 1});
+    if (it->own()) ledger_.Record(Exported{allocation, 1});
+    if (it->pool) return CountedDescriptor(allocation, token);
   }
   return MakeTokenDescriptor(token);
 }
 
-Result<AllocationId> Session::Import(int descriptor, const Origin& origin) {
+Result<UniqueFd> Session::CountedDescriptor(AllocationId allocation, const Token& token) {
+  if (const auto* const made = FindIn(exported_, allocation)) return OpenCounted(made->get());
+  AMEM_ASSIGN(auto made, MakeTokenDescriptor(token));
+  AMEM_ASSIGN(auto descriptor, OpenCounted(made.get()));
+  exported_.emplace(allocation, std::move(made));
+  ledger_.Record(AllocationRetained{allocation, {}});
+  return descriptor;
+}
+
+Status Session::DropClosed(AllocationId touched) {
+  if (exported_.contains(touched)) left_to_descriptors_.insert(touched);
+  std::vector<AllocationId> closed;
+  std::erase_if(left_to_descriptors_, [&](AllocationId id) REQUIRES(ledger_) {
+    const auto* const token = FindIn(exported_, id);
+    const Allocation* const a = ledger_.Find(id);
+    if (token == nullptr || a == nullptr) return true;
+    if (a->guest_references > 1 || a->mappings > 0 || !a->importers.empty()) return true;  // this is called again for it
+    if (AnyOpen(token->get())) return false;
+    closed.push_back(id);
+    return true;
+  });
+  for (const AllocationId id : closed) AMEM_TRY(ReleaseOne(id));
+  return {};
+}
+
+Result<AllocationId> Session::Import(int descriptor, const Origin& origin, bool of_others) {
   const auto gate = EnterCall();
-  AMEM_TRY(RefuseWhilePaused("import an allocation"));
+  if (!of_others) AMEM_TRY(RefuseWhilePaused("import an allocation"));
   pinned_.Busy();
   AMEM_ASSIGN(auto token, ReadTokenDescriptor(descriptor));
   return ImportToken(token, 1, origin);
@@ -77,6 +106,10 @@ Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle
   // Without the lock, because the owner may be waiting for this session.
   AMEM_ASSIGN(auto shared, peers_->Import(token, as));
   const RemoteAllocation remote{token.session, token.allocation};
+  if (const Status refused = shared.pool.empty() ? RefuseWhilePaused("import an allocation") : Status{}; !refused.ok()) {
+    peers_->DropReference(remote, as);
+    return refused;
+  }
   if (shared.part) {
     const auto placed = slabs_.Import(token, as, shared, handle_type, origin, *peers_);
     if (!placed.ok()) {
@@ -94,6 +127,7 @@ Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle
     }
     const LedgerLock lock(ledger_);
     ledger_.SetHandle(as, *handle);
+    secrets_.emplace(as, token.secret);
     if (shared.tag == MemoryTag::kMulticastReleased)
       ledger_.SetRebuilt(as, {shared.incarnation.number, shared.incarnation.stands_in, {}});
     ledger_.Record(Imported{as,
@@ -245,6 +279,7 @@ void Session::Dropped(const PeerIdentity& by, AllocationId allocation, Allocatio
   ledger_.Record(ReferenceDropped{allocation, by.session, as});
   slabs_.Vacate(allocation);
   RetireIfEmpty(slab);
+  if (const Status dropped = DropClosed(allocation); !dropped.ok()) ledger_.Break(dropped.message());
 }
 
 bool Session::OnPeerConnected(const PeerIdentity& peer) {
@@ -267,6 +302,8 @@ bool Session::OnPeerLost(const PeerIdentity& peer, const std::string& reason) {
     if (std::ranges::all_of(a.importers, [&](const auto& one) { return one.first.by == peer.session; })) LetGoOrBreak(id);
   }
   ledger_.Record(PeerLost{peer.session, reason});
+  for (const auto& [id, token] : exported_) left_to_descriptors_.insert(id);
+  if (const Status dropped = DropClosed(); !dropped.ok()) ledger_.Break(dropped.message());
   RetireEmptySlabs();
   return true;
 }

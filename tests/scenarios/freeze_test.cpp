@@ -225,13 +225,48 @@ TEST_P(WiderScope, memory_that_a_library_shares_by_cudaipc_leaves_with_the_job) 
   }
 }
 
-TEST_F(Frozen, what_a_library_shares_by_calls_of_its_own_is_seen_in_scope_shared) {
+// With look-ups by a runtime, and with calls that the loader binds.
+class SharedHandles : public Frozen, public testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Of, SharedHandles, testing::Values(AMEM_ONE_SHOT, AMEM_ONE_SHOT_DIRECT), [](const auto& info) {
+  return std::string(info.param == std::string(AMEM_ONE_SHOT) ? "runtime" : "driver");
+});
+
+TEST_P(SharedHandles, leave_with_the_job_in_scope_shared_and_alone_with_their_tag) {
+  const std::string library = GetParam(), name = library.substr(library.rfind('/') + 1), tag = name.substr(0, name.find('.'));
   job.environment["AMEM_SCOPE"] = "shared";
-  job.environment["JOB_ONE_SHOT"] = AMEM_ONE_SHOT_DIRECT;
-  Start(2, {"share=handle"});
-  const std::string refused = Fails({"freeze", First(), "--deadline", "30"});
-  EXPECT_NE(refused.find("cuMem handle export by libone_shot_direct.so (4 MiB in 1 piece)"), std::string::npos) << refused;
-  EXPECT_TRUE(AllAre(ProcessState::kRunning));
+  job.environment["JOB_ONE_SHOT"] = library;
+  const std::string pause = "pause tag=" + tag, resume = "resume tag=" + tag;
+  Start(2, {"share=handle", "read shared", pause, "barrier", "bytes", "barrier", resume, "read shared"},
+        {"read shared", "1:unshare", "barrier", "0:unshare"});
+  for (int cycle = 0; cycle < 3; ++cycle) {
+    EXPECT_EQ(Fails({"freeze", First()}), "");
+    ExpectOffTheGpus();
+    EXPECT_EQ(Fails({"thaw", First()}), "");
+    ExpectTraining();
+  }
+  std::ofstream(job.directory() / "stop").close();
+  const std::vector<Rank> ranks = job.Finish(60s);
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.status, 0) << rank.out << rank.err;
+    EXPECT_EQ(rank.Said("pause tag"), "0") << rank.out;
+    EXPECT_EQ(rank.Said("resume tag"), "0") << rank.out;
+    for (const int look : {0, 1, 2}) EXPECT_EQ(rank.Said("read shared", look), "as shared") << rank.out;
+    EXPECT_EQ(rank.Said("unshare"), "0") << rank.out << rank.err;
+  }
+  EXPECT_EQ(ranks[0].Said("bytes"), ranks[1].Said("bytes")) << "what rank 0 shares was gone";
+}
+
+TEST_P(OthersShare, with_a_process_of_another_scope_fails_by_name_and_the_job_goes_on) {
+  job.environment_of[0]["AMEM_SCOPE"] = "shared";
+  Start(2, {std::string("share=") + GetParam().how});
+  const Rank other = job.SoFar(1);
+  EXPECT_NE(other.Said("share"), "0") << other.out;
+  for (const std::string& part :
+       {"by libone_shot.so: it is given a handle that AMem made in process " + First() + ", which has AMEM_SCOPE=shared",
+        std::string("in this process AMEM_SCOPE is nccl"), std::string("set AMEM_SCOPE alike for all processes of the job")})
+    EXPECT_NE(other.err.find(part), std::string::npos) << part << "\n" << other.err;
+  EXPECT_NE(Tool({"log", job.journals().string(), "--rank", "1"}).out.find("a handle that AMem made in process " + First()),
+            std::string::npos);
   ExpectTraining();
   ExpectGoodEnd();
 }

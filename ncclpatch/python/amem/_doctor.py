@@ -183,7 +183,7 @@ def scope(machine):
     if name == "all":
         return [ok("scope", "all: what the program allocates is under the tag program, which amem.pause(\"program\"), amem pause --all and a freeze take")]
     if name == "shared":
-        return [ok("scope", "shared: what any library shares by cudaIpc is under a tag of its name, and what it shares otherwise makes a freeze refuse by name")]
+        return [ok("scope", "shared: what any library shares by cudaIpc or descriptors is under a tag of its name, and what it shares otherwise makes a freeze refuse by name; all processes of a job need the same scope")]
     if not preloaded and machine.variable("AMEM_ENABLE") == "1":
         return [note("scope", "nccl, without the preload: what other libraries share between processes is not seen, and a freeze only warns",
                      "`amem run -- COMMAND`, or AMEM_SCOPE=shared")]

@@ -1,6 +1,8 @@
 // What is counted of other libraries' calls that share memory.
 #include "ncclpatch/intercept/others.h"
 
+#include <unistd.h>
+
 #include "tests/ncclpatch/intercept/intercepted.h"
 
 namespace amem::test {
@@ -155,6 +157,133 @@ TEST_F(Others, what_is_no_sharing_is_left_to_the_driver) {
     EXPECT_EQ(replacements::Bind(name, 13000, &real, &replaced, replacements::Caller::kOther), &real) << name;
     EXPECT_FALSE(replaced) << name;
   }
+}
+
+// What another library gets with AMEM_SCOPE=shared.
+class SharedHandles : public Others {
+ protected:
+  static void SetUpTestSuite() {
+    Others::SetUpTestSuite();
+    replacements::Install(intercept::WiderTables(LibraryScope::kShared), replacements::Caller::kOther);
+  }
+  static void TearDownTestSuite() { replacements::Install(intercept::CountingTables(), replacements::Caller::kOther); }
+  static CUmemAllocationProp Properties(CUmemAllocationHandleType type) {
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.requestedHandleTypes = type;
+    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    return properties;
+  }
+  CUmemGenericAllocationHandle Create(CUmemAllocationHandleType type = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) const {
+    const CUmemAllocationProp properties = Properties(type);
+    CUmemGenericAllocationHandle handle = 0;
+    EXPECT_EQ(create(&handle, kBytes, &properties, 0), CUDA_SUCCESS);
+    return handle;
+  }
+  CUdeviceptr Map(CUmemGenericAllocationHandle handle, CUdeviceptr at = 0) const {
+    const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    if (at == 0) EXPECT_EQ(Plain<decltype(cuMemAddressReserve)>("cuMemAddressReserve")(&at, kBytes, 0, 0, 0), CUDA_SUCCESS);
+    EXPECT_EQ(map(at, kBytes, 0, handle, 0), CUDA_SUCCESS);
+    EXPECT_EQ(set_access(at, kBytes, &access, 1), CUDA_SUCCESS);
+    return at;
+  }
+  static PoolId Tag() {
+    for (const auto& [id, a] : session().CopyState().allocations)
+      if (a.pool) return a.pool;
+    return {};
+  }
+  static Bytes InUse() { return Plain<std::uint64_t(int)>("stand_in_cuda_bytes_in_use")(0); }
+
+  decltype(cuMemCreate)* create = OfDriver<decltype(cuMemCreate)>("cuMemCreate", "cuMemCreate");
+  decltype(cuMemMap)* map = OfDriver<decltype(cuMemMap)>("cuMemMap", "cuMemMap");
+  decltype(cuMemUnmap)* unmap = OfDriver<decltype(cuMemUnmap)>("cuMemUnmap", "cuMemUnmap");
+  decltype(cuMemSetAccess)* set_access = OfDriver<decltype(cuMemSetAccess)>("cuMemSetAccess", "cuMemSetAccess");
+  decltype(cuMemRelease)* release = OfDriver<decltype(cuMemRelease)>("cuMemRelease", "cuMemRelease");
+};
+
+TEST_F(SharedHandles, are_a_tags_from_their_creation_until_the_last_of_them_is_gone) {
+  const Bytes before = InUse();
+  const CUmemGenericAllocationHandle handle = Create();
+  ASSERT_TRUE(intercept::IsGuest(handle));
+  const CUdeviceptr address = Map(handle);
+  *reinterpret_cast<int*>(address) = 4711;
+  CUmemAllocationProp told{};
+  EXPECT_EQ(OfDriver<decltype(cuMemGetAllocationPropertiesFromHandle)>("cuMemGetAllocationPropertiesFromHandle",
+                                                                       "cuMemGetAllocationPropertiesFromHandle")(&told, handle),
+            CUDA_SUCCESS);
+  EXPECT_EQ(told.requestedHandleTypes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  CUmemGenericAllocationHandle retained = 0, imported = 0;
+  EXPECT_EQ(OfDriver<decltype(cuMemRetainAllocationHandle)>("cuMemRetainAllocationHandle", "cuMemRetainAllocationHandle")(
+                &retained, reinterpret_cast<void*>(address)),
+            CUDA_SUCCESS);
+  EXPECT_EQ(retained, handle);
+  int descriptor = -1;
+  ASSERT_EQ(OfDriver<decltype(cuMemExportToShareableHandle)>("cuMemExportToShareableHandle", "cuMemExportToShareableHandle")(
+                &descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+            CUDA_SUCCESS);
+  ASSERT_EQ(
+      OfDriver<decltype(cuMemImportFromShareableHandle)>("cuMemImportFromShareableHandle", "cuMemImportFromShareableHandle")(
+          &imported, reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor)), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+      CUDA_SUCCESS);
+  ::close(descriptor);
+  const CUdeviceptr again = Map(imported);
+  const PoolId tag = Tag();
+  ASSERT_TRUE(session().pools().Pause(tag, {}).ok());
+  EXPECT_EQ(InUse(), before);
+  const CUmemGenericAllocationHandle meanwhile = Create();
+  EXPECT_FALSE(intercept::IsGuest(meanwhile)) << "the tag is paused, and the library goes on with the driver's";
+  ASSERT_TRUE(session().pools().Resume(tag, {}).ok());
+  EXPECT_EQ(*reinterpret_cast<int*>(again), 4711);
+  for (const OutsideKind kind : {OutsideKind::kHandleExport, OutsideKind::kHandleImport}) EXPECT_EQ(Pieces(kind), 0U);
+  for (const CUmemGenericAllocationHandle one : {handle, retained, imported, meanwhile}) EXPECT_EQ(release(one), CUDA_SUCCESS);
+  for (const CUdeviceptr one : {address, again}) EXPECT_EQ(unmap(one, kBytes), CUDA_SUCCESS);
+  for (int waited = 0; InUse() != before && waited < 2000; ++waited) usleep(1000);  // for the message about the import
+  EXPECT_EQ(InUse(), before);
+}
+
+TEST_F(SharedHandles, cannot_be_had_of_what_cudaMalloc_gave) {
+  const PoolId pool = *session().pools().Open("cache", PoolPolicy::kPreserve);
+  const Address part = *session().pools().Allocate(pool, kBytes, DeviceOrdinal{0});
+  CUmemGenericAllocationHandle handle = 0;
+  EXPECT_EQ(OfDriver<decltype(cuMemRetainAllocationHandle)>("cuMemRetainAllocationHandle", "cuMemRetainAllocationHandle")(
+                &handle, reinterpret_cast<void*>(part.value + 512)),
+            CUDA_ERROR_INVALID_VALUE);
+  EXPECT_TRUE(session().pools().Free(part, nullptr).ok());
+}
+
+TEST_F(SharedHandles, what_nobody_is_to_share_is_the_drivers_also_beside_a_tags) {
+  const CUmemGenericAllocationHandle theirs = Create(CU_MEM_HANDLE_TYPE_NONE), ours = Create();
+  ASSERT_FALSE(intercept::IsGuest(theirs));
+  CUdeviceptr range = 0;
+  ASSERT_EQ(Plain<decltype(cuMemAddressReserve)>("cuMemAddressReserve")(&range, 2 * kBytes, 0, 0, 0), CUDA_SUCCESS);
+  Map(ours, range);
+  Map(theirs, range + kBytes);
+  EXPECT_EQ(session().HandlesOfTags(Address{range}, 2 * kBytes), kBytes);
+  EXPECT_EQ(unmap(range, 2 * kBytes), CUDA_SUCCESS) << "both at once";
+  EXPECT_EQ(Plain<decltype(cuMemAddressFree)>("cuMemAddressFree")(range, 2 * kBytes), CUDA_SUCCESS);
+  for (const CUmemGenericAllocationHandle one : {ours, theirs}) EXPECT_EQ(release(one), CUDA_SUCCESS);
+}
+
+TEST_F(SharedHandles, what_is_bound_to_a_multicast_object_stays_and_the_object_is_counted) {
+  CUmulticastObjectProp properties{};
+  properties.numDevices = 1;
+  properties.size = kBytes;
+  properties.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  CUmemGenericAllocationHandle object = 0;
+  ASSERT_EQ(OfDriver<decltype(cuMulticastCreate)>("cuMulticastCreate", "cuMulticastCreate")(&object, &properties),
+            CUDA_SUCCESS);
+  ASSERT_EQ(Plain<decltype(cuMulticastAddDevice)>("cuMulticastAddDevice")(object, 0), CUDA_SUCCESS);
+  const Bytes before = InUse();
+  const CUmemGenericAllocationHandle memory = Create(), free = Create();
+  ASSERT_EQ(OfDriver<decltype(cuMulticastBindMem)>("cuMulticastBindMem", "cuMulticastBindMem")(object, 0, memory, 0, kBytes, 0),
+            CUDA_SUCCESS);
+  EXPECT_EQ(Pieces(OutsideKind::kMulticast), 1U);
+  ASSERT_TRUE(session().pools().Pause(Tag(), {}).ok());
+  EXPECT_EQ(InUse(), before + kBytes) << "the object holds those very pages";
+  EXPECT_EQ(WhyKept(session().CopyState().allocations.at(intercept::ToAllocation(memory))), KeepReason::kHandedOut);
+  ASSERT_TRUE(session().pools().Resume(Tag(), {}).ok());
+  EXPECT_EQ(Plain<decltype(cuMulticastUnbind)>("cuMulticastUnbind")(object, 0, 0, kBytes), CUDA_SUCCESS);
+  for (const CUmemGenericAllocationHandle one : {memory, free, object}) EXPECT_EQ(release(one), CUDA_SUCCESS);
 }
 
 }  // namespace

@@ -153,8 +153,8 @@ class Doctor(unittest.TestCase):
             self.assertEqual([(f.level, text in f.text, bool(f.remedy) or level == "note") for f in bad], [(level, True, True)], bad)
 
     def test_the_scope_says_what_a_freeze_will_know(self):
-        for variables, level, word in (({}, "ok", "where they look the driver up"), ({"AMEM_SCOPE": "shared"}, "ok", "what any library shares by cudaIpc"),
-                                       ({"AMEM_SCOPE": "shared", "LD_PRELOAD": "", "AMEM_ENABLE": "1"}, "ok", "what any library shares by cudaIpc"),
+        for variables, level, word in (({}, "ok", "where they look the driver up"), ({"AMEM_SCOPE": "shared"}, "ok", "shares by cudaIpc or descriptors"),
+                                       ({"AMEM_SCOPE": "shared", "LD_PRELOAD": "", "AMEM_ENABLE": "1"}, "ok", "shares by cudaIpc or descriptors"),
                                        ({"AMEM_SCOPE": "all"}, "ok", "under the tag program"),
                                        ({"AMEM_SCOPE": "all", "LD_PRELOAD": "", "AMEM_ENABLE": "1"}, "note", "before AMem is attached")):
             found = [finding for finding in examined(environment(**variables)) if finding.subject == "scope"]

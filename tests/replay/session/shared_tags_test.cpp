@@ -1,17 +1,19 @@
 // Tags whose memory several processes share: a window of NCCL's over tensors is imported by every peer.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <future>
 #include <string>
 #include <utility>
 
+#include "replay/peers/token.h"
 #include "tests/replay/session/pools_fixture.h"
 
 namespace amem {
 namespace {
 
-using test::kChunk, test::kDevice, test::kMiB;
+using test::k2M, test::kChunk, test::kDevice, test::kMiB;
 
 // Two processes that share memory of a's tag.
 class SharersTest : public test::PoolsTest {
@@ -146,6 +148,218 @@ TEST_F(TagsByIpcTest, memory_of_no_tag_has_no_such_handle) {
   EXPECT_EQ(a.session->ExportPart(Address{0x1000}).status().code(), Code::kNotFound);
   EXPECT_EQ(a.session->PartOfTag(Address{0x1000}).status().code(), Code::kNotFound);
   EXPECT_EQ(a.session->PartOfTag(AddressOf(part) + 512)->address, AddressOf(part));
+}
+
+// torch.multiprocessing opens the handle of each tensor's segment, often, and closes it when the tensor has gone.
+TEST_F(TagsByIpcTest, what_is_opened_again_has_one_address_and_is_closed_as_often) {
+  const auto handle = [&](const std::byte* of) { return *a.session->ExportPart(AddressOf(of)); };
+  const auto open = [&](const std::byte* of) { return b.session->LegacyImport(handle(of), kDevice, Origin(), true); };
+  for (int round = 0; round < 50; ++round) {
+    const Address first = *open(part), again = *open(part), beside = *open(neighbour);
+    EXPECT_EQ(first, again) << "as the driver answers";
+    EXPECT_EQ(beside.value - first.value, AddressOf(neighbour).value - AddressOf(part).value) << "one mapping for the chunk";
+    EXPECT_EQ(b.session->CopyState().mappings.size(), 1U);
+    EXPECT_TRUE(b.session->LegacyClose(first).ok());
+    if (round % 10 == 0) {
+      BothSucceed(CycleKind::kPause);
+      EXPECT_EQ(a.InUse(), 0U);
+      BothSucceed(CycleKind::kResume);
+    }
+    EXPECT_TRUE(Holds(reinterpret_cast<std::byte*>(first.value), kMiB, 1)) << "it was opened twice";
+    EXPECT_TRUE(b.session->LegacyClose(again).ok());
+    EXPECT_EQ(b.session->LegacyClose(again).code(), Code::kNotFound) << "it was closed twice";
+    EXPECT_TRUE(Holds(reinterpret_cast<std::byte*>(beside.value), kMiB, 2));
+    EXPECT_TRUE(b.session->LegacyClose(beside).ok());
+    EXPECT_TRUE(b.session->CopyState().allocations.empty());
+  }
+  auto forged = handle(part);
+  ASSERT_TRUE(open(part).ok());
+  auto token = *Decode(forged);
+  token.secret[3] ^= 1;
+  forged = Encode(token);
+  EXPECT_EQ(b.session->LegacyImport(forged, kDevice, Origin(), true).status().code(), Code::kRefused);
+}
+
+// Handles of cuMemCreate of another library, at addresses that AMem did not see reserved.
+class TagsByHandleTest : public SharersTest {
+ protected:
+  TagsByHandleTest() : SharersTest("libone_shot"), memory(Make()), mine(Map(a, memory)) { Fill(mine, k2M, 1); }
+  AllocationId Make(const test::Process& of) const {
+    const auto made = of.session->Create(k2M, test::Process::On(kDevice), 0, {}, false, false, tag);
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    return made.ok() ? *made : AllocationId{};
+  }
+  AllocationId Make() const { return Make(a); }
+  static AccessDescriptor To(std::int32_t device) { return {{LocationType::kDevice, device}, 3}; }
+  static std::byte* Map(const test::Process& at, AllocationId id) {
+    const Address address = *at.simulator->Reserve(k2M, 0, {}, 0);
+    const AccessDescriptor access = To(0);
+    EXPECT_TRUE(at.session->Map(address, k2M, 0, id, 0).ok());
+    EXPECT_TRUE(at.session->SetAccess(address, k2M, std::span(&access, 1)).ok());
+    return reinterpret_cast<std::byte*>(address.value);
+  }
+  static void Drop(const test::Process& at, const std::byte* mapped, AllocationId id) {
+    EXPECT_TRUE(at.session->Unmap(AddressOf(mapped), k2M).ok());
+    EXPECT_TRUE(at.session->Release(id).ok());
+    EXPECT_TRUE(at.simulator->FreeRange(AddressOf(mapped), k2M).ok());
+  }
+  static AllocationId Import(const test::Process& at, int descriptor) {
+    const auto imported = at.session->Import(descriptor, {}, true);
+    EXPECT_TRUE(imported.ok()) << imported.status().message();
+    return imported.ok() ? *imported : AllocationId{};
+  }
+  void CycleAll(int cycles = 1) const {
+    for (int cycle = 0; cycle < cycles; ++cycle) {
+      BothSucceed(CycleKind::kPause);
+      EXPECT_EQ(a.InUse(), 0U) << "nothing of it stays on the device";
+      BothSucceed(CycleKind::kResume);
+    }
+  }
+
+  const AllocationId memory;
+  std::byte* const mine;
+};
+
+TEST_F(TagsByHandleTest, a_handle_is_shared_by_a_descriptor_and_paused_together) {
+  UniqueFd descriptor = *a.session->Export(memory);
+  const AllocationId there = Import(b, descriptor.get());
+  std::byte* const theirs = Map(b, there);
+  for (int cycle = 0; cycle < 20; ++cycle) {
+    CycleAll();
+    ASSERT_TRUE(Holds(mine, k2M, 1));
+    ASSERT_TRUE(Holds(theirs, k2M, 1));
+    theirs[cycle] = ~theirs[cycle];
+    EXPECT_EQ(mine[cycle], theirs[cycle]);
+    mine[cycle] = ~mine[cycle];
+  }
+  descriptor.Reset();
+  Drop(b, theirs, there);
+  Drop(a, mine, memory);
+  EXPECT_EQ(a.InUse(), 0U);
+  for (const test::Process* process : {&a, &b}) {
+    EXPECT_TRUE(process->session->CopyState().allocations.empty());
+    EXPECT_TRUE(process->session->CopyState().ranges.empty());
+  }
+}
+
+TEST_F(TagsByHandleTest, contents_that_nobody_shares_are_saved_too) {
+  Fill(mine, k2M, 1);
+  const AllocationId bare = Make();
+  std::byte* const mapped = Map(a, bare);
+  Fill(mapped, k2M, 2);
+  ASSERT_TRUE(a.session->Unmap(AddressOf(mapped), k2M).ok());
+  ASSERT_TRUE(Pause(pool).ok());
+  EXPECT_EQ(a.InUse(), 0U);
+  ASSERT_TRUE(Resume(pool).ok());
+  EXPECT_TRUE(Holds(mine, k2M, 1));
+  EXPECT_TRUE(Holds(Map(a, bare), k2M, 2));
+}
+
+TEST_F(TagsByHandleTest, a_descriptor_holds_the_memory_after_its_exporter_has_let_go) {
+  UniqueFd descriptor = *a.session->Export(memory), second = *a.session->Export(memory);
+  Drop(a, mine, memory);
+  EXPECT_EQ(a.InUse(), k2M) << "two descriptors are open";
+  ASSERT_TRUE(Pause(pool).ok());
+  EXPECT_EQ(a.InUse(), 0U);
+  ASSERT_TRUE(Resume(pool).ok());
+  const AllocationId there = Import(b, descriptor.get());
+  descriptor.Reset();
+  std::byte* const theirs = Map(b, there);
+  EXPECT_TRUE(Holds(theirs, k2M, 1));
+  CycleAll();
+  EXPECT_TRUE(Holds(theirs, k2M, 1));
+  Drop(b, theirs, there);
+  EXPECT_EQ(a.InUse(), k2M) << "a descriptor is open";
+  UniqueFd copy(::dup(second.get()));
+  second.Reset();
+  EXPECT_TRUE(a.session->Release(Make()).ok());
+  EXPECT_EQ(a.InUse(), k2M) << "a copy of it is";
+  EXPECT_TRUE(b.session->Release(Import(b, copy.get())).ok());
+  copy.Reset();
+  EXPECT_TRUE(a.session->Release(Make()).ok());
+  EXPECT_EQ(a.InUse(), 0U);
+}
+
+TEST_F(TagsByHandleTest, memory_goes_with_its_last_descriptor) {
+  for (const bool by_peer : {false, true}) {
+    const AllocationId one = Make();
+    UniqueFd descriptor = *a.session->Export(one);
+    const AllocationId there = by_peer ? Import(b, descriptor.get()) : AllocationId{};
+    EXPECT_TRUE(a.session->Release(one).ok());
+    descriptor.Reset();
+    EXPECT_EQ(a.InUse(), 2 * k2M);
+    EXPECT_TRUE(by_peer ? b.session->Release(there).ok() : a.session->Release(Make()).ok());
+    EXPECT_EQ(a.InUse(), k2M) << "what nobody has is gone with the next call";
+  }
+}
+
+TEST_F(TagsByHandleTest, a_descriptor_is_imported_twice_by_its_exporter_and_passed_on_by_its_importer) {
+  const UniqueFd descriptor = *a.session->Export(memory);
+  const AllocationId first = Import(b, descriptor.get()), second = Import(b, descriptor.get()),
+                     own = Import(a, descriptor.get());
+  const UniqueFd passed_on = *b.session->Export(first);
+  const AllocationId back = Import(a, passed_on.get());
+  std::byte* const views[] = {Map(b, first), Map(b, second), Map(a, own), Map(a, back)};
+  CycleAll(3);
+  mine[9] = std::byte{77};
+  for (const std::byte* const view : views) EXPECT_EQ(view[9], std::byte{77});
+  Drop(a, mine, memory);
+  CycleAll();
+  for (const std::byte* const view : views) EXPECT_EQ(view[9], std::byte{77});
+}
+
+TEST_F(TagsByHandleTest, several_handles_lie_in_one_range_and_several_devices_reach_them) {
+  const AllocationId one = Make(), other = Make();
+  const Address range = *a.simulator->Reserve(4 * k2M, 0, {}, 0), third = range + 2 * k2M;
+  const DriverHandle drivers = *a.simulator->Create(k2M, test::Process::On(kDevice), 0);
+  ASSERT_TRUE(a.session->Map(range, k2M, 0, one, 0).ok());
+  ASSERT_TRUE(a.session->Map(range + k2M, k2M, 0, other, 0).ok());
+  ASSERT_TRUE(a.simulator->Map(third, k2M, 0, drivers, 0).ok());
+  const AccessDescriptor both[] = {To(0), To(1)};
+  ASSERT_TRUE(a.session->SetAccess(range, 3 * k2M, both).ok()) << "the last is the driver's";
+  auto* const bytes = reinterpret_cast<std::byte*>(range.value);
+  Fill(bytes, 3 * k2M, 5);
+  ASSERT_TRUE(Pause(pool).ok());
+  EXPECT_EQ(a.InUse(), k2M) << "the driver's";
+  ASSERT_TRUE(Resume(pool).ok());
+  EXPECT_TRUE(Holds(bytes, 3 * k2M, 5));
+  for (const Address at : {range, range + k2M}) EXPECT_EQ(a.simulator->MappingAt(at)->access.size(), 2U);
+  EXPECT_EQ(a.session->HandlesOfTags(range, 4 * k2M), 2 * k2M);
+  ASSERT_TRUE(a.session->Unmap(range, k2M).ok());
+  EXPECT_EQ(a.session->HandlesOfTags(range, 4 * k2M), k2M);
+  ASSERT_TRUE(Pause(pool).ok());
+  ASSERT_TRUE(a.session->Unmap(range + k2M, k2M).ok()) << "while it is paused";
+  ASSERT_TRUE(a.session->Release(other).ok());
+  ASSERT_TRUE(Resume(pool).ok());
+  EXPECT_EQ(a.InUse(), 3 * k2M) << "`memory`, `one` and the driver's";
+}
+
+TEST_F(TagsByHandleTest, a_pause_of_nccl_keeps_nobody_from_anything) {
+  a.Place(a.Create());
+  b.Place(b.Create());
+  TwoProcesses::Both(&Session::Pause);
+  const AllocationId more = Make();
+  std::byte* const mapped = Map(a, more);
+  const UniqueFd descriptor = *a.session->Export(more);
+  const AllocationId there = Import(b, descriptor.get());
+  std::byte* const theirs = Map(b, there);
+  mapped[3] = std::byte{3};
+  EXPECT_EQ(theirs[3], std::byte{3});
+  Drop(b, theirs, there);
+  Drop(a, mapped, more);
+  TwoProcesses::Both(&Session::Resume);
+}
+
+TEST_F(TagsByHandleTest, a_paused_tag_takes_nothing_new_and_gives_all_back) {
+  const AllocationId bare = Make();
+  const UniqueFd descriptor = *a.session->Export(memory);
+  ASSERT_TRUE(Pause(pool).ok());
+  EXPECT_EQ(a.session->Create(k2M, test::Process::On(kDevice), 0, {}, false, false, tag).status().code(), Code::kRefused);
+  EXPECT_EQ(a.session->Map(*a.simulator->Reserve(k2M, 0, {}, 0), k2M, 0, bare, 0).code(), Code::kRefused);
+  EXPECT_EQ(b.session->Import(descriptor.get(), {}, true).status().code(), Code::kRefused);
+  Drop(a, mine, memory);
+  EXPECT_TRUE(a.session->Release(bare).ok());
+  ASSERT_TRUE(Resume(pool).ok());
 }
 
 TEST_F(SharedTagsTest, a_tag_that_nobody_shares_asks_nobody) {

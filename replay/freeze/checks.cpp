@@ -32,7 +32,7 @@ int BranchOf(const std::string& driver_version) {
 // A rank's memory that a pause leaves and the driver's checkpoint cannot take, or that could not be made again after it.
 void FindUntakable(const RankProcess& process, const State& state, const std::string& driver,
                    std::vector<std::string>& problems) {
-  Bytes multicast = 0, made_again = 0, registered = 0, shared = 0, on_host = 0;
+  Bytes multicast = 0, made_again = 0, registered = 0, shared = 0, on_host = 0, handed_out = 0;
   for (const auto& [id, allocation] : state.allocations) {
     if (allocation.placed()) continue;  // what is said of its slab
     if (allocation.multicast) (allocation.rebuilt() ? made_again : multicast) += allocation.bytes;
@@ -44,6 +44,7 @@ void FindUntakable(const RankProcess& process, const State& state, const std::st
     if (allocation.on_device() && held_elsewhere && WhyKept(allocation) == KeepReason::kUser) {
       shared += allocation.bytes;
     }
+    if (allocation.handed_out) handed_out += allocation.bytes;
   }
   if (multicast > 0) {
     problems.push_back(
@@ -68,6 +69,12 @@ void FindUntakable(const RankProcess& process, const State& state, const std::st
         fmt::format("{} shares {} of the program's memory with another process, which a pause would leave, and the "
                     "driver could not restore: run the job with AMEM_USER_MEMORY=release",
                     process.name, RoundedUpBytes(shared)));
+  }
+  if (handed_out > 0) {
+    problems.push_back(
+        fmt::format("{} has given the driver's own handles of {} to others, by fabric or to a multicast object, which a pause "
+                    "leaves, and the driver could not restore: run the job without that feature (NCCL_MNNVL_ENABLE=0)",
+                    process.name, RoundedUpBytes(handed_out)));
   }
   if (on_host > 0) {
     problems.push_back(

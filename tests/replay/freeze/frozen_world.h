@@ -76,7 +76,7 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
   bool ranks_elsewhere = false;  // a communicator has more ranks than there are here
   MemoryTag user_memory = MemoryTag::kNccl;
   LocationType location = LocationType::kDevice;
-  bool imported = false, multicast = false, registered = false;
+  bool imported = false, multicast = false, registered = false, handed_out = false;
   std::string driver = "580.159.04";
   decltype(State::outside) outside;        // what other libraries of rank 1 share
   decltype(State::outside) outside_later;  // the same, once it is paused
@@ -183,6 +183,7 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
     one.resident = !shared->paused || user_memory == MemoryTag::kUser;
     one.multicast = multicast;
     one.registrations = registered ? 1 : 0;
+    one.handed_out = handed_out;
     const bool shares = shared->ranks[At(process.pid - kFirstPid)].shares;
     if (imported || shares) one.importers[{SessionId{77}, AllocationId{1}}] = 1;
     if (shares) one.resident = true;

@@ -278,6 +278,11 @@ TEST(FreezeChecks, refuse_what_the_driver_cannot_take) {
   }
   {
     FrozenWorld world;
+    world.handed_out = true;
+    ExpectUntouched(world, "has given the driver's own handles of");
+  }
+  {
+    FrozenWorld world;
     world.user_memory = MemoryTag::kUser;
     world.location = LocationType::kHostNuma;
     ExpectUntouched(world, "cuMemHostAlloc");

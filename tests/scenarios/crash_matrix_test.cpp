@@ -1,7 +1,8 @@
 // Crash at every step: one rank of one to four is killed (SIGKILL, a process of its own) before each driver call and before
 // each append to its journal, that is at every boundary of a step; or one call fails there, or all calls from there on, or the
-// journal's disk is full. Whatever happens to that rank, the others do not hang, agree on how it ended, hold exactly the memory
-// that they should, and can try again; and the journals tell it.
+// journal's disk is full; of NCCL's memory, or of what another library shares in scope shared. Whatever happens to that rank,
+// the others do not hang, agree on how it ended, hold exactly the memory that they should, and can try again; and the journals
+// tell it.
 //
 // The expected memory is computed here from the scenario (rank_process.h), and not taken from AMem's own account.
 #include <gtest/gtest.h>
@@ -32,10 +33,11 @@ const char* Name(Op op) { return op == Op::kPause ? "pause" : "resume"; }
 class Matrix : public ::testing::Test {
  protected:
   // ---- the model ----
+  static Bytes Chunk(const RankProcesses& job) { return job.shared() ? kSharedChunk : 0; }  // of the part that was opened
   static Bytes Owned(const RankProcesses& job, int rank) {
     if (job.layout() == Layout::kSlab) return kSlab;
     const bool left = job.ranks() == 1 || job.alive((rank + 1) % job.ranks());  // the next rank is all that holds it
-    return kRing + kOwn + kBare + (left ? kLeft : 0) + (job.multicast() ? kObject : 0);
+    return kRing + kOwn + kBare + (left ? kLeft : 0) + (job.multicast() ? kObject : 0) + Chunk(job);
   }
   // What stands in for the multicast object once a rank has died: each rank has a piece of its own for one of rank 0's; for an
   // object that lacks another rank, rank 0 has a piece that all map.
@@ -46,15 +48,20 @@ class Matrix : public ::testing::Test {
     for (int rank = 0; rank < job.ranks(); ++rank) all = all && job.alive(rank);
     return device == 0 && !all ? kPage : 0;
   }
-  // What a device holds while all living ranks run. `replaced`: they have paused and resumed since the death.
+  // What a device holds while all living ranks run. `replaced`: they have paused and resumed since the death. A rank that
+  // undoes a cycle may have had the dead one's handles back before the death, and not its chunk, or the other way round.
   static Bytes Expected(const RankProcesses& job, int device, bool replaced) {
+    return Expected(job, device, replaced, replaced);
+  }
+  static Bytes Expected(const RankProcesses& job, int device, bool replaced, bool chunk_too) {
     const int ranks = job.ranks(), before = (device + ranks - 1) % ranks, after = (device + 1) % ranks;
     const bool slab = job.layout() == Layout::kSlab;
     // A piece of memory, mapped as often as it is needed, stands in for all that the dead had shared.
-    const Bytes piece = slab ? kSlab : kPage;
-    if (job.alive(device)) return Owned(job, device) + (replaced && !job.alive(before) ? piece : 0);
-    if (replaced || !job.alive(after)) return 0;  // the dead rank's memory lives as long as it is mapped
-    return slab ? kSlab : kRing + kLeft;
+    const Bytes piece = slab ? kSlab : kPage, chunk = Chunk(job);
+    if (job.alive(device))
+      return Owned(job, device) + (job.alive(before) ? 0 : (replaced ? piece : 0) + (chunk_too ? chunk : 0));
+    if (!job.alive(after)) return 0;  // the dead rank's memory lives as long as it is mapped
+    return (replaced ? 0 : slab ? kSlab : kRing + kLeft) + (chunk_too ? 0 : chunk);
   }
   static void ExpectMemory(const RankProcesses& job, bool paused, bool replaced, const std::string& where) {
     for (int device = 0; device < job.ranks(); ++device) {
@@ -62,9 +69,9 @@ class Matrix : public ::testing::Test {
       test::ExpectInUse(job, device, expected, where);
     }
   }
-  static bool MemoryIs(const RankProcesses& job, bool replaced) {
+  static bool MemoryIs(const RankProcesses& job, bool replaced, bool chunk_too) {
     for (int device = 0; device < job.ranks(); ++device) {
-      const Bytes used = job.InUse(device), expected = Expected(job, device, replaced);
+      const Bytes used = job.InUse(device), expected = Expected(job, device, replaced, chunk_too);
       // The object may be the old one still: a rank's import and the object are replaced at different moments.
       if (used != expected && used != expected + ExpectedForObject(job, device) &&
           !(job.multicast() && used == expected + kPage && !job.alive(0) && job.alive(device)))
@@ -83,7 +90,8 @@ class Matrix : public ::testing::Test {
   // references a moment after its death.
   static bool MemoryIsOneOrTheOther(const RankProcesses& job) {
     for (int i = 0; i < 1000; ++i, ::usleep(1000)) {
-      if (MemoryIs(job, false) || MemoryIs(job, true)) return true;
+      for (const bool replaced : {false, true})
+        if (MemoryIs(job, replaced, replaced) || (job.shared() && MemoryIs(job, replaced, !replaced))) return true;
     }
     return false;
   }
@@ -141,7 +149,7 @@ class Matrix : public ::testing::Test {
     std::uint64_t calls = 0, appends = 0;
   };
   Points Survey(int ranks, int victim, Op op) const {
-    RankProcesses job(ranks, layout_, 4000 * kSlower, multicast_);
+    RankProcesses job(ranks, layout_, 4000 * kSlower, multicast_, false, shared_);
     AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
     if (op == Op::kResume) AllOk(job, {.op = Op::kPause}, "pause");
     AllOk(job, {.op = Op::kArm}, "arm");
@@ -161,7 +169,7 @@ class Matrix : public ::testing::Test {
   void FailEverywhere(int ranks, Op op, Fault fault, std::uint64_t stride);
 
   Layout layout_ = Layout::kDirect;
-  bool multicast_ = false;
+  bool multicast_ = false, shared_ = false;
   std::vector<JournalFindings> journals_;
   std::uint64_t tried_ = 0, points_ = 0, slowest_ms_ = 0, undone_ = 0;
   std::map<StepKind, int> named_;  // the steps that journals of the dead leave open
@@ -172,7 +180,7 @@ void Matrix::KillAt(int ranks, int victim, Op op, Fault fault, std::uint64_t nth
                             (fault == Fault::kKillAtCall ? "driver call " : "append ") + std::to_string(nth) + " of the " +
                             Name(op) + (failing < 0 ? "" : ", which fails at rank " + std::to_string(failing));
   SCOPED_TRACE(where);
-  RankProcesses job(ranks, layout_, 4000 * kSlower, multicast_);
+  RankProcesses job(ranks, layout_, 4000 * kSlower, multicast_, false, shared_);
   AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
   if (op == Op::kResume) AllOk(job, {.op = Op::kPause}, "first pause");
   job.Do(victim, {.op = Op::kArm, .fault = fault, .nth = nth});
@@ -233,7 +241,8 @@ void Matrix::NameStep(int victim) {
   const JournalFindings* dead = JournalOf(victim);
   ASSERT_NE(dead, nullptr);
   EXPECT_EQ(dead->info.status, SessionStatus::kCrashed);
-  if (dead->state.cycle.open_step) ++named_[dead->state.cycle.open_step->kind];
+  const Cycle& cycle = dead->state.ScopeOf(shared_ ? PoolId{1} : PoolId{}).cycle;
+  if (cycle.open_step) ++named_[cycle.open_step->kind];
 }
 
 void Matrix::KillEverywhere(int ranks, Op op, std::uint64_t stride) {
@@ -290,7 +299,7 @@ void Matrix::FailEverywhere(int ranks, Op op, Fault fault, std::uint64_t stride)
   stride = Stride(stride);
   std::map<int, std::uint64_t> calls;  // that each victim makes when nothing fails
   for (int victim = 0; victim < ranks; victim += std::max(1, ranks - 1)) calls[victim] = Survey(ranks, victim, op).calls;
-  RankProcesses job(ranks, layout_, 4000 * kSlower, multicast_);
+  RankProcesses job(ranks, layout_, 4000 * kSlower, multicast_, false, shared_);
   AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
   if (op == Op::kResume) AllOk(job, {.op = Op::kPause}, "first pause");
   const Lifecycle before = op == Op::kPause ? Lifecycle::kRunning : Lifecycle::kPaused;
@@ -419,6 +428,23 @@ TEST_F(Matrix, a_rank_that_does_not_call_is_told_from_one_that_is_stopped_and_fr
   AllOk(job, {.op = Op::kPause}, "pause without the dead");
 }
 
+TEST_F(Matrix, twenty_cycles_of_what_libraries_share_bring_the_same_bytes_and_leave_nothing) {
+  RankProcesses job(2, Layout::kDirect, 4000 * kSlower, false, false, true);
+  for (std::uint64_t cycle = 0; cycle < 20; ++cycle) {
+    AllOk(job, {.op = Op::kFill, .version = cycle}, "fill");
+    AllOk(job, {.op = Op::kPause}, "pause");
+    ExpectMemory(job, true, false, "paused");
+    AllOk(job, {.op = Op::kResume}, "resume");
+    ExpectMemory(job, false, false, "resumed");
+    AllOk(job, {.op = Op::kCheck, .version = cycle}, "check");
+  }
+  AllOk(job, {.op = Op::kFree}, "free");
+  ExpectMemory(job, true, false, "all freed");
+  AllOk(job, {.op = Op::kClose}, "close");
+  for (int rank = 0; rank < job.ranks(); ++rank) EXPECT_EQ(job.Wait(rank), 0);
+  VerifyJournals(job, "at the end");
+}
+
 TEST_F(Matrix, a_signal_during_a_wait_changes_nothing) {
   RankProcesses job(2);
   AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
@@ -476,18 +502,20 @@ TEST_F(Matrix, killed_in_any_driver_call_of_a_resume_the_journal_shows_the_open_
 struct Where {
   int ranks;
   Layout layout;
-  bool multicast = false;
+  bool multicast = false, shared = false;
 };
 class OverRanks : public Matrix, public ::testing::WithParamInterface<Where> {
  protected:
   OverRanks() {
     layout_ = GetParam().layout;
     multicast_ = GetParam().multicast;
+    shared_ = GetParam().shared;
   }
   static int ranks() { return GetParam().ranks; }
 };
 std::string NameOfWhere(const ::testing::TestParamInfo<Where>& info) {
-  return std::to_string(info.param.ranks) + (info.param.layout == Layout::kSlab ? "_slab" : "_direct");
+  const char* const memory = info.param.shared ? "_shared" : info.param.layout == Layout::kSlab ? "_slab" : "_direct";
+  return std::to_string(info.param.ranks) + memory;
 }
 #ifdef AMEM_MATRIX_NVLS
 // With a multicast object over all ranks, AMEM_NVLS=release: its steps are more of each kind, so fewer points do.
@@ -498,7 +526,8 @@ const auto kWhere =
 std::uint64_t StrideFor(int ranks) { return ranks == 2 ? kStride : static_cast<std::uint64_t>(ranks) * 3 * kStride; }
 #else
 const auto kWhere = ::testing::Values(Where{1, Layout::kDirect}, Where{2, Layout::kDirect}, Where{3, Layout::kDirect},
-                                      Where{4, Layout::kDirect}, Where{2, Layout::kSlab}, Where{4, Layout::kSlab});
+                                      Where{4, Layout::kDirect}, Where{2, Layout::kSlab}, Where{4, Layout::kSlab},
+                                      Where{2, Layout::kDirect, false, true}, Where{3, Layout::kDirect, false, true});
 #ifdef AMEM_BY_NIGHT
 constexpr std::uint64_t kOfMany = 2;
 #else
@@ -511,6 +540,14 @@ class KillMatrix : public OverRanks {};
 TEST_P(KillMatrix, pause) { KillEverywhere(ranks(), Op::kPause, StrideFor(ranks())); }
 TEST_P(KillMatrix, resume) { KillEverywhere(ranks(), Op::kResume, StrideFor(ranks())); }
 INSTANTIATE_TEST_SUITE_P(Ranks, KillMatrix, kWhere, NameOfWhere);
+
+#ifndef AMEM_MATRIX_NVLS
+TEST_F(Matrix, killed_while_a_pause_or_a_resume_of_what_libraries_share_is_undone) {
+  shared_ = true;
+  KillDuringUndo(3, Op::kPause, 3 * kStride);
+  KillDuringUndo(3, Op::kResume, 3 * kStride);
+}
+#endif
 
 class UndoMatrix : public Matrix {
  protected:

@@ -62,13 +62,14 @@ class TriggeredJournal final : public JournalWriter {
 
 class RankSession {
  public:
-  RankSession(int rank, int ranks, Layout layout, bool multicast, bool tag, std::filesystem::path directory,
+  RankSession(int rank, int ranks, Layout layout, bool multicast, bool tag, bool shared, std::filesystem::path directory,
               std::uint32_t timeout_ms)
       : rank_(rank),
         ranks_(ranks),
         layout_(layout),
         multicast_(multicast),
         tag_(tag),
+        shared_(shared),
         directory_(std::move(directory)),
         timeout_ms_(timeout_ms) {}
 
@@ -103,7 +104,7 @@ class RankSession {
     reply.driver_result = status.driver_result();
     std::snprintf(reply.text.data(), reply.text.size(), "%s", status.message().c_str());
     session_->Inspect([&](const State& state) {
-      reply.lifecycle = state.lifecycle;
+      reply.lifecycle = shared_ ? state.LifecycleOf(pool_) : state.lifecycle;
       reply.tag = state.LifecycleOf(pool_);
       return 0;
     });
@@ -137,9 +138,9 @@ class RankSession {
         Arm(command);
         return {};
       case Op::kPause:
-        return session_->Pause();
+        return shared_ ? session_->pools().Pause(pool_, {}) : session_->Pause();
       case Op::kResume:
-        return session_->ResumeInTime();
+        return shared_ ? session_->pools().Resume(pool_, {.patient = false}) : session_->ResumeInTime();
       case Op::kPauseTag:
         return session_->pools().Pause(pool_, {});
       case Op::kResumeTag:
@@ -163,7 +164,7 @@ class RankSession {
     return properties;
   }
   Result<Buffer> Place(AllocationId id, Bytes bytes) {
-    auto address = session_->Reserve(bytes, 0, {}, 0, {});
+    auto address = shared_ ? simulator_->Reserve(bytes, 0, {}, 0) : session_->Reserve(bytes, 0, {}, 0, {});
     if (!address.ok()) return address.status();
     AMEM_TRY(session_->Map(*address, bytes, 0, id, 0));
     const AccessDescriptor access{{LocationType::kDevice, rank_}, 3};
@@ -171,9 +172,12 @@ class RankSession {
     return Buffer{id, *address, bytes};
   }
   Result<Buffer> New(Bytes bytes) {
-    auto id = session_->Create(bytes, Properties(), 0, {});
+    auto id = Make(bytes);
     if (!id.ok()) return id.status();
     return Place(*id, bytes);
+  }
+  Result<AllocationId> Make(Bytes bytes) {
+    return session_->Create(bytes, Properties(), 0, {}, false, false, shared_ ? kTagOfShared : "");
   }
   Status Token(AllocationId id, std::array<std::byte, kTokenBytes>& bytes) {
     auto descriptor = session_->Export(id);
@@ -186,7 +190,7 @@ class RankSession {
   Status Build(Reply& reply) {
     simulator_->SetHook([this](std::string_view, std::uint64_t) { return trigger_.Due(false) ? cuda::kUnknown : 0; });
     auto ring = New(kRing), own = New(kOwn), left = New(kLeft);
-    auto bare = session_->Create(kBare, Properties(), 0, {});
+    auto bare = Make(kBare);
     for (const Status& made : {ring.status(), own.status(), left.status(), bare.status()}) AMEM_TRY(made);
     ring_ = *ring;
     own_ = *own;
@@ -195,6 +199,7 @@ class RankSession {
     AMEM_TRY(Token(ring_.allocation, reply.tokens[0]));
     AMEM_TRY(Token(left_.allocation, reply.tokens[1]));
     if (tag_) AMEM_TRY(BuildPool());
+    if (shared_) AMEM_TRY(BuildPart(reply));
     return multicast_ ? BuildMulticast(reply) : Status{};
   }
   Status BuildPool() {
@@ -252,7 +257,23 @@ class RankSession {
         (i == 0 ? from_ring_ : from_left_) = *placed;
       }
     }
+    if (shared_ && ranks_ > 1) {
+      auto opened = session_->LegacyImport(command.tokens[2], DeviceOrdinal{rank_}, {}, true);
+      if (!opened.ok()) return opened.status();
+      from_part_ = {session_->CopyState().legacy_imports.at(*opened), *opened, kFirstPart};
+    }
     return multicast_ ? ImportMulticast(command) : Status{};
+  }
+  // In a chunk that is small, because the device has little left.
+  Status BuildPart(Reply& reply) {
+    AMEM_ASSIGN(pool_, session_->pools().Open(kTagOfShared, PoolPolicy::kPreserve));
+    AMEM_ASSIGN(const auto memory, simulator_->Memory(DeviceOrdinal{rank_}));
+    AMEM_ASSIGN(const auto hog, simulator_->Create(memory.free - kSharedChunk, Properties(), 0));
+    AMEM_ASSIGN(const auto address, session_->pools().Allocate(pool_, kFirstPart, DeviceOrdinal{rank_}));
+    AMEM_TRY(simulator_->Release(hog));
+    AMEM_ASSIGN(reply.tokens[2], session_->ExportPart(address));
+    first_part_ = {session_->CopyState().pools.at(pool_).parts.at(address).backing, address, kFirstPart};
+    return {};
   }
 
   static std::byte Pattern(int rank, int what, std::uint64_t version, Bytes at) {
@@ -272,6 +293,7 @@ class RankSession {
     if (from_left_.allocation) Write(from_left_, previous(), 2, version);
     if (tag_) Write(first_part_, rank_, 5, version);
     if (tag_) Write(second_part_, rank_, 6, version);
+    if (shared_) Write(first_part_, rank_, 5, version);
     if (!multicast_) return;
     Write(bound_, rank_, 3, version);
     Write(bound_at_, rank_, 4, version);
@@ -321,7 +343,9 @@ class RankSession {
     });
     AMEM_TRY(books);
     if (tag_) AMEM_TRY(CheckPool(version));
-    if (session_->paused()) return {};
+    if (shared_ ? session_->CopyState().LifecycleOf(pool_) != Lifecycle::kRunning : session_->paused()) return {};
+    if (shared_) AMEM_TRY(Compare(first_part_, "the part", rank_, 5, version));
+    if (from_part_.address) AMEM_TRY(Compare(from_part_, "the other's part", previous(), 5, version));
     AMEM_TRY(Compare(ring_, "ring", rank_, 0, version));
     AMEM_TRY(Compare(own_, "own", rank_, 1, version));
     if (multicast_) AMEM_TRY(CheckMulticast(version, reply));
@@ -379,7 +403,7 @@ class RankSession {
   Status FreeOne(Buffer& buffer) {
     if (!buffer.allocation) return {};
     AMEM_TRY(session_->Unmap(buffer.address, buffer.bytes));
-    AMEM_TRY(session_->FreeRange(buffer.address, buffer.bytes));
+    AMEM_TRY(shared_ ? simulator_->FreeRange(buffer.address, buffer.bytes) : session_->FreeRange(buffer.address, buffer.bytes));
     AMEM_TRY(session_->Release(buffer.allocation));
     buffer = {};
     return {};
@@ -391,6 +415,8 @@ class RankSession {
     }
     for (Buffer* buffer : {&from_left_, &from_ring_, &ring_, &own_, &left_, &bound_, &bound_at_, &object_})
       AMEM_TRY(FreeOne(*buffer));
+    if (from_part_.address) AMEM_TRY(session_->LegacyClose(from_part_.address));
+    from_part_ = {};
     for (Buffer* part : {&first_part_, &second_part_}) {
       if (part->address) AMEM_TRY(session_->pools().Free(part->address, nullptr));
       *part = {};
@@ -425,7 +451,8 @@ class RankSession {
 
   const int rank_, ranks_;
   const Layout layout_;
-  const bool multicast_, tag_;
+  static constexpr const char* kTagOfShared = "libone_shot";
+  const bool multicast_, tag_, shared_;
   const std::filesystem::path directory_;
   const std::uint32_t timeout_ms_;
   Trigger trigger_;
@@ -434,17 +461,17 @@ class RankSession {
   std::optional<MulticastCalls> calls_;
   Buffer ring_, own_, left_, from_ring_, from_left_, bound_, bound_at_, object_;
   PoolId pool_;
-  Buffer first_part_, second_part_;
+  Buffer first_part_, second_part_, from_part_;
   AllocationId bare_;
   DriverHandle hog_;
 };
 
-void Serve(int socket, int rank, int ranks, Layout layout, bool multicast, bool tag, const std::filesystem::path& directory,
-           std::uint32_t timeout_ms) {
+void Serve(int socket, int rank, int ranks, Layout layout, bool multicast, bool tag, bool shared,
+           const std::filesystem::path& directory, std::uint32_t timeout_ms) {
   struct sigaction interrupting {};
   interrupting.sa_handler = [](int) {};
   ::sigaction(SIGUSR1, &interrupting, nullptr);
-  RankSession session(rank, ranks, layout, multicast, tag, directory, timeout_ms);
+  RankSession session(rank, ranks, layout, multicast, tag, shared, directory, timeout_ms);
   if (const Status started = session.Start(); !started.ok()) {
     std::fprintf(stderr, "rank %d: %s\n", rank, started.message().c_str());
     ::_exit(9);
@@ -469,8 +496,8 @@ std::filesystem::path NewDirectory() {
 
 }  // namespace
 
-RankProcesses::RankProcesses(int ranks, Layout layout, std::uint32_t timeout_ms, bool multicast, bool tag)
-    : layout_(layout), multicast_(multicast), directory_(NewDirectory()) {
+RankProcesses::RankProcesses(int ranks, Layout layout, std::uint32_t timeout_ms, bool multicast, bool tag, bool shared)
+    : layout_(layout), multicast_(multicast), shared_(shared), directory_(NewDirectory()) {
   world_ = *SimulatorWorld::Open(directory_ / "world", ranks, kCapacity);
   for (int rank = 0; rank < ranks; ++rank) {
     int ends[2];
@@ -481,7 +508,7 @@ RankProcesses::RankProcesses(int ranks, Layout layout, std::uint32_t timeout_ms,
       if (::getppid() != parent) ::_exit(8);
       for (Child& other : children_) other.socket.Reset();
       ::close(ends[0]);
-      Serve(ends[1], rank, ranks, layout_, multicast_, tag, directory_, timeout_ms);
+      Serve(ends[1], rank, ranks, layout_, multicast_, tag, shared_, directory_, timeout_ms);
       ::_exit(0);
     }
     ::close(ends[1]);
@@ -494,7 +521,7 @@ RankProcesses::RankProcesses(int ranks, Layout layout, std::uint32_t timeout_ms,
     const auto& from = built[static_cast<std::size_t>((rank + ranks - 1) % ranks)];
     if (!from || !from->ok()) std::fprintf(stderr, "building: %s\n", from ? from->text.data() : "died");
     if (from) command.tokens = from->tokens;
-    if (built[0]) command.tokens[2] = built[0]->tokens[2];
+    if (built[0] && multicast_) command.tokens[2] = built[0]->tokens[2];
     const auto reply = Do(rank, command);
     if (!reply || !reply->ok()) std::fprintf(stderr, "importing: %s\n", reply ? reply->text.data() : "died");
   }

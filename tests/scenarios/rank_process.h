@@ -5,7 +5,8 @@
 // exported to the next rank and freed by its owner, "own" is mapped, and "bare" is only a handle. What is in them follows
 // from rank and version alone. With multicast, rank 0 makes an object for all, as NCCL does for NVLS; every rank adds its
 // device, binds two allocations of its own at different offsets, one by handle and one by address, and maps the object. With a
-// tag, every rank has a pool "weights" with two parts in one chunk.
+// tag, every rank has a pool "weights" with two parts in one chunk. Shared: all four are another library's than NCCL, under its
+// tag, which pauses and resumes mean then, and the next rank has opened a part of cudaMalloc's by cudaIpc.
 #pragma once
 
 #include <sys/types.h>
@@ -32,6 +33,7 @@ inline constexpr Bytes kPage = 4096, kRing = 3 * kPage, kLeft = 3 * kPage, kOwn 
 inline constexpr Bytes kBound = 2 * kPage, kBoundAt = kPage, kObject = kBound + kBoundAt;  // bound by handle, by address
 inline constexpr Bytes kSlab = 16 * kPage;                                                 // all of a rank's fit into one
 inline constexpr Bytes kFirstPart = 2 * kPage, kSecondPart = 3 * kPage;
+inline constexpr Bytes kSharedChunk = 8 * kPage;
 inline constexpr Bytes kChunk = 32 * kPage;  // what a pool takes here: half as much as the device has, as little is left
 #ifdef AMEM_SANITIZED
 inline constexpr int kSlower = 5;
@@ -83,13 +85,14 @@ class RankProcesses {
  public:
   // Starts the ranks, which build their allocations and share them.
   explicit RankProcesses(int ranks, Layout layout = Layout::kDirect, std::uint32_t timeout_ms = 4000 * kSlower,
-                         bool multicast = false, bool tag = false);
+                         bool multicast = false, bool tag = false, bool shared = false);
   ~RankProcesses();  // kills the processes that are left
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 
   [[nodiscard]] Layout layout() const { return layout_; }
   [[nodiscard]] bool multicast() const { return multicast_; }
+  [[nodiscard]] bool shared() const { return shared_; }
   [[nodiscard]] int ranks() const { return static_cast<int>(children_.size()); }
   [[nodiscard]] bool alive(int rank) const { return children_[static_cast<std::size_t>(rank)].alive; }
   // One rank; empty: it has died.
@@ -118,7 +121,7 @@ class RankProcesses {
   std::optional<Reply> Receive(Child& child);
 
   const Layout layout_;
-  const bool multicast_;
+  const bool multicast_, shared_;
   std::filesystem::path directory_;
   std::shared_ptr<SimulatorWorld> world_;
   std::vector<Child> children_;

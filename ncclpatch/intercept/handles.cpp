@@ -1,5 +1,7 @@
 // With AMEM_SCOPE=shared: what another library makes by cuMemCreate to be shared by descriptors is a tag's, which is called as
-// the library is. It holds AMem's handles, and its descriptors are of tokens, as NCCL's. All else is the driver's, and counted.
+// the library is. It holds AMem's handles, and its descriptors are of tokens, as NCCL's. With AMEM_SCOPE=all private memory, as
+// of PyTorch's expandable segments, is so too, and all has the tag of the whole program. What is neither is the driver's, and
+// counted.
 #include <spdlog/fmt/fmt.h>
 
 #include "ncclpatch/hook/call_site.h"
@@ -78,11 +80,12 @@ struct Unmap : Named<"cuMemUnmap"> {
 }  // namespace
 
 bool CreateShared(Handle* handle, size_t bytes, const CUmemAllocationProp* properties, unsigned long long flags) {
-  const bool shared = handle != nullptr && properties != nullptr && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-                      (properties->requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0;
-  const auto session = shared ? Runtime::Get().ForPools() : Result<Session*>(nullptr);
+  const bool on_device = handle != nullptr && properties != nullptr && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+  const bool shared = on_device && (properties->requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0;
+  const bool is_private = on_device && properties->requestedHandleTypes == CU_MEM_HANDLE_TYPE_NONE;
+  const auto session = shared || (is_private && TakesAll()) ? Runtime::Get().ForPools() : Result<Session*>(nullptr);
   if (!session || *session == nullptr) return false;
-  const std::string library = CallingLibrary(), tag = library.substr(0, library.find('.'));
+  const std::string library = TakesAll() ? kProgram : CallingLibrary(), tag = library.substr(0, library.find('.'));
   const auto made = (*session)->Create(bytes, FromDriver(*properties), flags, Origin(), false, false, tag);
   if (made) *handle = ToGuest(*made);
   return made.ok();  // or the tag is paused, or the driver says it again

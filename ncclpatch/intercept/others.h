@@ -37,7 +37,9 @@ inline constexpr std::array kSharing = {"cuIpcGetMemHandle",
 // program.cpp: memory of tags; with AMEM_SCOPE=all also the second table.
 std::span<const replacements::Replacement> TaggedReplacements();
 std::span<const replacements::Replacement> ProgramReplacements();
-void OpenProgram(Session& session);  // the tag, with AMEM_SCOPE=all
+inline constexpr const char* kProgram = "program";  // the tag of everything, with AMEM_SCOPE=all
+bool TakesAll();                                    // whether that is so
+void OpenProgram(Session& session);
 // others.cpp: frees what is not a tag's; counts memory that AMEM_SCOPE=all does not take, by its address or handle.
 CUresult FreeCounted(CUresult (*real)(CUdeviceptr), CUdeviceptr address);
 void CountLeft(const char* function, std::uint64_t key, Bytes bytes);

@@ -17,7 +17,6 @@ namespace amem::intercept {
 namespace {
 namespace program {
 
-constexpr const char* kProgram = "program";  // the tag of everything, with AMEM_SCOPE=all
 constinit std::atomic<bool> g_all{false};
 
 // "libone_shot" of libone_shot.so.1; empty: the library shares nothing. Python's ctypes imports no function of CUDA's.
@@ -66,7 +65,7 @@ CUcontext CurrentContext() {
 
 // Memory of a context that the program made goes with it, so that it stays the driver's.
 Result<Address> Allocate(std::size_t bytes) {
-  const bool all = g_all.load(std::memory_order_relaxed);
+  const bool all = TakesAll();
   const std::string tag = all ? kProgram : TagOfCaller();
   const auto session = tag.empty() ? Result<Session*>(nullptr) : Runtime::Get().ForPools();
   if (!session || *session == nullptr) return Status{Code::kNotFound, "not a tag's"};
@@ -81,7 +80,7 @@ CUresult AllocateOr(const char* call, CUdeviceptr* address, std::size_t bytes, c
   const auto allocated = address == nullptr || bytes == 0 ? Status{Code::kInvalid, ""} : Allocate(bytes);
   if (allocated) return *address = allocated->value, CUDA_SUCCESS;
   const CUresult result = pass();
-  if (result == CUDA_SUCCESS && g_all.load(std::memory_order_relaxed)) CountLeft(call, *address, bytes);
+  if (result == CUDA_SUCCESS && TakesAll()) CountLeft(call, *address, bytes);
   return result;
 }
 
@@ -308,13 +307,15 @@ std::span<const replacements::Replacement> ProgramReplacements() {
   return replacements::Table<program::MemAllocPitch, program::MemGetInfo, program::EnablePeerAccess>();
 }
 
+bool TakesAll() { return program::g_all.load(std::memory_order_relaxed); }
+
 void Widen(LibraryScope scope) {
   program::g_all.store(scope == LibraryScope::kAll);
   replacements::Install(WiderTables(scope), replacements::Caller::kOther);
 }
 
 void OpenProgram(Session& session) {
-  if (program::g_all.load()) static_cast<void>(program::Program(session));
+  if (TakesAll()) static_cast<void>(program::Program(session));
 }
 
 }  // namespace amem::intercept

@@ -188,8 +188,9 @@ class SharedHandles : public Others {
     return at;
   }
   static PoolId Tag() {
-    for (const auto& [id, a] : session().CopyState().allocations)
-      if (a.pool) return a.pool;
+    const State state = session().CopyState();
+    for (const auto& [id, a] : state.allocations)
+      if (a.pool && state.pools.at(a.pool).tag != "program") return a.pool;
     return {};
   }
   static Bytes InUse() { return Plain<std::uint64_t(int)>("stand_in_cuda_bytes_in_use")(0); }

@@ -297,6 +297,7 @@ TEST_F(Program, what_is_not_taken_is_counted_by_the_function_that_made_it) {
   ASSERT_EQ(managed(&one, 4096, 1), CUDA_SUCCESS);
   ASSERT_EQ(array(&made, nullptr), CUDA_SUCCESS);
   ASSERT_EQ(async(&two, kBytes, nullptr), CUDA_SUCCESS);
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_FABRIC;
   ASSERT_EQ(create(&handle, kBytes, &properties, 0), CUDA_SUCCESS);
   const std::map<std::string, OutsideShare> all = {{"cuMemAllocManaged", {1, 4096}},
                                                    {"cuArrayCreate", {1, 0}},
@@ -309,6 +310,45 @@ TEST_F(Program, what_is_not_taken_is_counted_by_the_function_that_made_it) {
   EXPECT_EQ(free_async(two, nullptr), CUDA_SUCCESS);
   EXPECT_EQ(release(handle), CUDA_SUCCESS);
   EXPECT_TRUE(Left().empty());
+}
+
+// As PyTorch's expandable segments do.
+TEST_F(Program, private_memory_of_cumemcreate_is_paused_where_it_is_mapped) {
+  const auto create = OfDriver<decltype(cuMemCreate)>("cuMemCreate", "cuMemCreate");
+  const auto map = OfDriver<decltype(cuMemMap)>("cuMemMap", "cuMemMap");
+  const auto unmap = OfDriver<decltype(cuMemUnmap)>("cuMemUnmap", "cuMemUnmap");
+  const auto release = OfDriver<decltype(cuMemRelease)>("cuMemRelease", "cuMemRelease");
+  const auto open = OfDriver<decltype(cuMemSetAccess)>("cuMemSetAccess", "cuMemSetAccess");
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  const CUmemAccessDesc access{properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  CUdeviceptr range = 0;
+  CUmemGenericAllocationHandle handles[3] = {};
+  ASSERT_EQ(Plain<decltype(cuMemAddressReserve)>("cuMemAddressReserve")(&range, 8 * kBytes, 0, 0, 0), CUDA_SUCCESS);
+  const auto add = [&](std::size_t piece) {
+    const CUdeviceptr at = range + piece * kBytes;
+    ASSERT_EQ(create(&handles[piece], kBytes, &properties, 0), CUDA_SUCCESS);
+    ASSERT_EQ(map(at, kBytes, 0, handles[piece], 0), CUDA_SUCCESS);
+    ASSERT_EQ(open(at, kBytes, &access, 1), CUDA_SUCCESS);
+    std::memset(At(at), static_cast<int>(piece) + 1, kBytes);
+  };
+  add(0);
+  add(1);
+  EXPECT_TRUE(Left().empty());
+  const std::size_t before = FreeBytes();
+  ASSERT_TRUE(Pause().ok());
+  EXPECT_GE(FreeBytes(), before + 2 * kBytes);
+  add(2);
+  EXPECT_EQ(Left(), (std::map<std::string, OutsideShare>{{"cuMemCreate", {1, kBytes}}})) << "while it is paused";
+  ASSERT_TRUE(Resume().ok());
+  for (std::size_t piece = 0; piece < 3; ++piece) {
+    const auto* const bytes = static_cast<const unsigned char*>(At(range + piece * kBytes));
+    EXPECT_TRUE(std::all_of(bytes, bytes + kBytes, [&](unsigned char byte) { return byte == piece + 1; })) << piece;
+    EXPECT_EQ(unmap(range + piece * kBytes, kBytes), CUDA_SUCCESS);
+    EXPECT_EQ(release(handles[piece]), CUDA_SUCCESS);
+  }
+  EXPECT_EQ(Plain<decltype(cuMemAddressFree)>("cuMemAddressFree")(range, 8 * kBytes), CUDA_SUCCESS);
 }
 
 TEST_F(Program, threads_allocate_and_free_while_it_is_paused_and_resumed) {

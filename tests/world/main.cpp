@@ -1,35 +1,60 @@
 // amem-world: worlds by seed, one after the other, until the time is over or one of them finds something.
-#include <CLI/CLI.hpp>
+#include <getopt.h>
+
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
+#include <map>
+#include <string>
 
 #include "tests/world/findings.h"
 #include "tests/world/world.h"
 
+namespace {
+
+// By getopt: CLI11 would be half of what this program takes to compile, in each stage of `./run test`.
+constexpr char kHelp[] =
+    "Random worlds on the simulator. A finding prints the seed of its world; --seed SEED --worlds 1 --times 20 repeats it.\n"
+    "  --seed N       of the first world; the next has the next\n"
+    "  --seconds S    no world begins after these (default: 10)\n"
+    "  --worlds N     at most\n"
+    "  --times N      each world, because threads do not meet in the same way twice\n"
+    "  --without X,.. names of actions that nobody takes; pinned: whose host memory nobody counts\n"
+    "  --lose WHAT    byte, range or thread: is lost on purpose, and must be found\n"
+    "  --late MS      that the machine may take besides a deadline; more where others work on it\n"
+    "  --processes    ranks are processes, and some are killed\n"
+    "  --verbose      one line a world\n";
+constexpr option With(const char* name) { return {name, required_argument, nullptr, 0}; }
+constexpr option Flag(const char* name) { return {name, no_argument, nullptr, 0}; }
+constexpr option kOptions[] = {With("seed"),      With("seconds"),
+                               With("worlds"),    With("times"),
+                               With("without"),   With("lose"),
+                               With("late"),      Flag("processes"),
+                               Flag("verbose"),   Flag("help"),
+                               With("directory"),  // for itself
+                               With("rank"),      {}};
+
+}  // namespace
+
 int main(int argc, char** argv) {
   using namespace amem::world;
-  CLI::App app(
-      "Random worlds on the simulator. A finding prints the seed of its world; --seed SEED --worlds 1 --times 20 repeats it.");
-  std::uint64_t seed = 1, worlds = ~0ULL, times = 1;
-  double seconds = 10;
-  std::uint64_t late_ms = 0;
-  bool processes = false, verbose = false;
-  std::string without, lose;
-  app.add_option("--seed", seed, "of the first world; the next has the next");
-  app.add_option("--seconds", seconds, "no world begins after these");
-  app.add_option("--worlds", worlds, "at most");
-  app.add_option("--times", times, "each world, because threads do not meet in the same way twice");
-  app.add_option("--without", without, "names of actions that nobody takes; pinned: whose host memory nobody counts");
-  app.add_option("--lose", lose, "byte, range or thread: is lost on purpose, and must be found")
-      ->check(CLI::IsMember({"byte", "range", "thread"}));
-  app.add_option("--late", late_ms, "milliseconds that the machine may take besides a deadline; more where others work on it");
-  app.add_flag("--processes", processes, "ranks are processes, and some are killed");
-  app.add_flag("--verbose", verbose, "one line a world");
-  int rank = -1;
-  std::string directory;
-  app.add_option("--rank", rank, "for itself")->group("");
-  app.add_option("--directory", directory, "for itself")->group("");
-  CLI11_PARSE(app, argc, argv);
+  std::map<std::string, std::string> given;
+  int found = 0, index = 0;
+  while ((found = getopt_long(argc, argv, "", kOptions, &index)) == 0)
+    given[kOptions[index].name] = optarg == nullptr ? "" : optarg;
+  const auto number = [&](const char* name, std::uint64_t unset) {
+    return given.contains(name) ? std::stoull(given[name]) : unset;
+  };
+  const std::uint64_t seed = number("seed", 1), worlds = number("worlds", ~0ULL), times = number("times", 1),
+                      late_ms = number("late", 0);
+  const double seconds = given.contains("seconds") ? std::stod(given["seconds"]) : 10;
+  const bool processes = given.contains("processes"), verbose = given.contains("verbose"), help = given.contains("help");
+  const std::string without = given["without"], lose = given["lose"], directory = given["directory"];
+  const int rank = given.contains("rank") ? std::stoi(given["rank"]) : -1;
+  if (help || found != -1 || optind != argc || !(lose.empty() || lose == "byte" || lose == "range" || lose == "thread")) {
+    std::fputs(kHelp, help ? stdout : stderr);
+    return help ? 0 : 1;
+  }
   if (rank >= 0) {
     Settings settings = SettingsOf(seed, true);
     settings.directory = directory;

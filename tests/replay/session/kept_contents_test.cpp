@@ -1,8 +1,6 @@
 // Unchanged contents do not travel: of tags and of NCCL's memory, in the journal, after failures, and beside the program.
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
 #include "tests/replay/session/pools_fixture.h"
 
 namespace amem {
@@ -96,7 +94,7 @@ TEST_F(KeptContents, of_nccl_memory_that_changes_all_the_time_a_copy_is_kept_onl
     EXPECT_GT(a.journal->events.size(), events);
     EXPECT_EQ(LastPause().changed, kMiB);
     EXPECT_TRUE(Holds(buffer, kMiB, pause));
-    if (nlohmann::json::parse(a.session->StatisticsJson())["contents"]["pinned_kept_bytes"] > 0) with_copy.push_back(pause);
+    if (a.Figure({"contents", "pinned_kept_bytes"}) > 0) with_copy.push_back(pause);
   }
   EXPECT_EQ(with_copy, (std::vector{1, 17, 33}));
 }

@@ -4,12 +4,13 @@
 #include <cstring>
 #include <thread>
 
+#include "tests/replay/session/bulk.h"
 #include "tests/replay/session/session_process.h"
 
 namespace amem {
 namespace {
 
-using test::k2M, test::kDevice, test::kMiB, test::Process;
+using test::Fill, test::Holds, test::k2M, test::kDevice, test::kMiB, test::Process;
 
 constexpr Bytes kWhole = 32 * kMiB;  // of all slabs here
 
@@ -24,25 +25,6 @@ SessionOptions InSmallSlabs() {
 Address At(const std::byte* memory) { return Address{reinterpret_cast<std::uint64_t>(memory)}; }
 std::byte* MemoryAt(Address address) { return reinterpret_cast<std::byte*>(address.value); }
 
-// Different for every place that a mistake could exchange for another.
-std::uint64_t Word(Bytes i, unsigned seed) { return (i + 1) * 0x9E3779B97F4A7C15U + seed; }
-// Megabytes word by word, many times over: neither instrumented nor left unoptimised.
-#ifdef __clang__  // which knows no such attribute
-#define AMEM_BULK __attribute__((no_sanitize("address", "thread", "undefined")))
-#else
-#define AMEM_BULK __attribute__((optimize("O2"), no_sanitize("address", "thread", "undefined")))
-#endif
-AMEM_BULK void Fill(std::byte* memory, Bytes bytes, unsigned seed) {
-  auto* words = reinterpret_cast<std::uint64_t*>(memory);
-  for (Bytes i = 0; i < bytes / 8; ++i) words[i] = Word(i, seed);
-}
-AMEM_BULK bool Holds(const std::byte* memory, Bytes bytes, unsigned seed) {
-  const auto* words = reinterpret_cast<const std::uint64_t*>(memory);
-  for (Bytes i = 0; i < bytes / 8; ++i) {
-    if (words[i] != Word(i, seed)) return false;
-  }
-  return true;
-}
 bool AllZero(const std::byte* memory, Bytes bytes) {
   return memory[0] == std::byte{0} && std::memcmp(memory, memory + 1, bytes - 1) == 0;
 }

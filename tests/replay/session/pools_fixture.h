@@ -3,10 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
@@ -16,6 +14,7 @@
 #include <vector>
 
 #include "replay/session/pools.h"
+#include "tests/replay/session/bulk.h"
 #include "tests/replay/session/session_process.h"
 
 namespace amem::test {
@@ -43,30 +42,9 @@ class PoolsTest : public TwoProcesses {
   }
   Status Give(const std::byte* part) const { return pools().Free(AddressOf(part), nullptr); }
   static Address AddressOf(const std::byte* part) { return Address{reinterpret_cast<std::uint64_t>(part)}; }
-  // Every word differs from the others of its block, and every block from the other blocks. Whole blocks are copied and
-  // compared, because a sanitizer looks at each access.
-  static constexpr Bytes kBlock = Bytes{64} << 10;
-  using Words = std::vector<std::uint64_t>;
-  static Words BlockOf(int seed) {
-    Words words(kBlock / sizeof(std::uint64_t));
-    for (std::uint64_t i = 0; i < words.size(); ++i)
-      words[i] = (i + 1) * 0x9e3779b97f4a7c15U + static_cast<std::uint64_t>(seed);
-    return words;
-  }
-  static void Fill(std::byte* memory, Bytes bytes, int seed) {
-    Words words = BlockOf(seed);
-    for (Bytes at = 0; at < bytes; at += kBlock) {
-      words[0] = at + static_cast<std::uint64_t>(seed);
-      std::memcpy(memory + at, words.data(), std::min(kBlock, bytes - at));
-    }
-  }
+  static void Fill(std::byte* memory, Bytes bytes, int seed) { test::Fill(memory, bytes, static_cast<unsigned>(seed)); }
   static bool Holds(const std::byte* memory, Bytes bytes, int seed) {
-    Words words = BlockOf(seed);
-    for (Bytes at = 0; at < bytes; at += kBlock) {
-      words[0] = at + static_cast<std::uint64_t>(seed);
-      if (std::memcmp(memory + at, words.data(), std::min(kBlock, bytes - at)) != 0) return false;
-    }
-    return true;
+    return test::Holds(memory, bytes, static_cast<unsigned>(seed));
   }
   // A tag with a part that is full, before a second device is used; that comes by way of `running`.
   struct OneDevice {

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstring>
 #include <future>
-#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "tests/replay/session/session_process.h"
@@ -36,8 +35,6 @@ void FreeAsNccl(const Process& p, const std::byte* memory, Bytes bytes = k2M) {
     EXPECT_TRUE(status.ok()) << status.message();
   }
 }
-
-nlohmann::json Statistics(const Process& p) { return p.Statistics(); }
 
 // ---- memory of the program ---------------------------------------------------------------------------------------------
 
@@ -75,13 +72,12 @@ TEST_P(UserMemoryTest, has_figures_of_its_own) {
   a.Place(a.Create(k2M, true));
   a.Place(a.Create(4 * kMiB), 4 * kMiB);
   EXPECT_TRUE(a.session->Pause().ok());
-  const auto tags = Statistics(a)["tags"];
-  EXPECT_EQ(tags["user"]["bytes"], k2M);
-  EXPECT_EQ(tags["user"]["kept_bytes"], kept() ? k2M : 0);
-  EXPECT_EQ(tags["user"]["released_bytes"], kept() ? 0 : k2M);
-  EXPECT_EQ(tags["nccl"]["bytes"], 4 * kMiB);
-  EXPECT_EQ(tags["nccl"]["kept_bytes"], 0);
-  EXPECT_EQ(tags["nccl"]["released_bytes"], 4 * kMiB);
+  EXPECT_EQ(a.Figure({"tags", "user", "bytes"}), k2M);
+  EXPECT_EQ(a.Figure({"tags", "user", "kept_bytes"}), kept() ? k2M : 0);
+  EXPECT_EQ(a.Figure({"tags", "user", "released_bytes"}), kept() ? 0 : k2M);
+  EXPECT_EQ(a.Figure({"tags", "nccl", "bytes"}), 4 * kMiB);
+  EXPECT_EQ(a.Figure({"tags", "nccl", "kept_bytes"}), 0U);
+  EXPECT_EQ(a.Figure({"tags", "nccl", "released_bytes"}), 4 * kMiB);
   const std::string text = a.session->StatisticsText();
   EXPECT_NE(text.find(kept() ? "2 MiB (ncclMemAlloc), 2 MiB of it on the device now"
                              : "2 MiB (ncclMemAlloc), 0 MiB of it on the device now"),
@@ -137,8 +133,8 @@ TEST_P(UserMemoryTest, of_cuMemAlloc_is_the_drivers_when_it_is_kept) {
   if (!kept()) return;
   EXPECT_EQ(address.status().code(), Code::kUnsupported);
   a.session->Note(LegacyAllocated{Address{0x5000}, k2M, {}, 0, address.status().message(), {}});
-  EXPECT_EQ(Statistics(a)["tags"]["user"]["kept_bytes"], k2M);
-  EXPECT_EQ(Statistics(a)["tags"]["nccl"]["kept_bytes"], 0);
+  EXPECT_EQ(a.Figure({"tags", "user", "kept_bytes"}), k2M);
+  EXPECT_EQ(a.Figure({"tags", "nccl", "kept_bytes"}), 0U);
 }
 
 // What a program fills is hardly zero anywhere, so that a first pause finds host memory for all of it.
@@ -366,7 +362,7 @@ TEST_F(Counted, an_event_that_cannot_follow_is_dropped_and_said) {
       HostFreed{Address{0x1000}}, AsyncFreed{Address{0x2000}}, Deregistered{Address{0x3000}, 1},
       MulticastDeviceAdded{AllocationId{77}, kDevice}, MulticastUnbound{AllocationId{77}, kDevice, 0, 1}};
   for (const EventBody& event : cannot_follow) a.session->Note(event);
-  EXPECT_EQ(Statistics(a)["dropped_events"], cannot_follow.size());
+  EXPECT_EQ(a.Figure({"dropped_events"}), cannot_follow.size());
   EXPECT_EQ(a.Count<PassedThrough>(), cannot_follow.size());
   EXPECT_EQ(ToText(a.journal->events.back().body),
             "passed through: multicast unbound, not counted: unbind memory from multicast object 77: it does not exist");

@@ -1,22 +1,22 @@
 // What the hash of contents promises: any change of a unit is seen, and the kernel's own source gives what its twin on the CPU
-// gives. The kernel runs here on threads that take the places of a warp's lanes.
+// gives. The kernel runs here with contexts of one thread in the places of a warp's lanes.
 #include "replay/driver/content_hash.h"
 
 #include <gtest/gtest.h>
+#include <ucontext.h>
 
 #include <algorithm>
 #include <array>
-#include <barrier>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <random>
-#include <thread>
 #include <vector>
 
 #include "replay/driver/driver.h"
 #include "tests/replay/driver/hash_unit.h"
 
-// ---- the kernels' source, for lanes that are threads ------------------------------------------------------------------------
+// ---- the kernels' source, for lanes that take turns ------------------------------------------------------------------------
 
 namespace amem::lanes {
 
@@ -29,29 +29,69 @@ struct uint4 {
 struct Index {
   unsigned x = 0;
 };
-inline thread_local Index threadIdx, blockIdx, gridDim{1};
+inline Index threadIdx, blockIdx, gridDim{1};
 
-// What the lanes show each other: each writes its own, and reads when all have.
+// Lanes that take turns on one thread: each goes on until it shows the others something, and reads when all have. Threads of
+// their own would wait for each other for a minute where many processes run.
 class Warp {
  public:
   std::uint64_t Exchange(unsigned lane, std::uint64_t value, unsigned with) {
     shown_[lane] = value;
-    all_.arrive_and_wait();
+    AwaitOthers(lane);
     const std::uint64_t other = shown_[with];
-    all_.arrive_and_wait();
+    AwaitOthers(lane);
     return other;
   }
   bool Any(unsigned lane, bool value) {
     shown_[lane] = value ? 1 : 0;
-    all_.arrive_and_wait();
+    AwaitOthers(lane);
     const bool any = std::ranges::any_of(shown_, [](std::uint64_t one) { return one != 0; });
-    all_.arrive_and_wait();
+    AwaitOthers(lane);
     return any;
+  }
+  void Run(const std::function<void(unsigned lane)>& work) {
+    work_ = &work;
+    running_ = this;
+    unsigned done = 0;
+    for (Lane& lane : lanes_) {
+      ::getcontext(&lane.context);
+      lane.context.uc_stack.ss_sp = lane.stack.data();
+      lane.context.uc_stack.ss_size = lane.stack.size();
+      lane.context.uc_link = &between_;
+      ::makecontext(&lane.context, &Warp::Begin, 0);
+    }
+    while (done < kHashLanes) {
+      done = 0;
+      for (now_ = 0; now_ < kHashLanes; ++now_) {
+        if (!lanes_[now_].done) ::swapcontext(&between_, &lanes_[now_].context);
+        done += lanes_[now_].done ? 1 : 0;
+      }
+    }
   }
 
  private:
+  struct Lane {
+    std::vector<std::byte> stack = std::vector<std::byte>(std::size_t{256} << 10);
+    ucontext_t context{};
+    bool done = false;
+  };
+  static void Begin() {
+    const unsigned lane = running_->now_;
+    (*running_->work_)(lane);
+    running_->lanes_[lane].done = true;
+  }
+  void AwaitOthers(unsigned lane) {
+    const Index index = threadIdx;
+    ::swapcontext(&lanes_[lane].context, &between_);
+    threadIdx = index;
+  }
+
+  static inline Warp* running_ = nullptr;
   std::array<std::uint64_t, kHashLanes> shown_{};
-  std::barrier<> all_{kHashLanes};
+  std::array<Lane, kHashLanes> lanes_;
+  ucontext_t between_{};
+  const std::function<void(unsigned)>* work_ = nullptr;
+  unsigned now_ = 0;
 };
 inline Warp* warp = nullptr;
 
@@ -136,19 +176,15 @@ class Hash : public testing::Test {
     static_assert(sizeof(ContentHash) == 2 * sizeof(std::uint64_t));
     Warp one;
     warp = &one;
-    std::vector<std::thread> lanes;
-    for (unsigned lane = 0; lane < kHashLanes; ++lane) {
-      lanes.emplace_back([&, lane] {
-        const auto count = static_cast<unsigned>(table.size());
-        auto* const hashes = reinterpret_cast<unsigned long long*>(found.hashes.data());
-        for (threadIdx.x = lane; threadIdx.x < sparse::kThreads;
-             threadIdx.x += kHashLanes) {  // one warp of the block after the other
-          amem_sparse_look(table.data(), count, units, found.pages.data(), hashes);
-          amem_sparse_find(table.data(), count, units, pages.data());
-        }
-      });
-    }
-    for (std::thread& lane : lanes) lane.join();
+    one.Run([&](unsigned lane) {
+      const auto count = static_cast<unsigned>(table.size());
+      auto* const hashes = reinterpret_cast<unsigned long long*>(found.hashes.data());
+      for (threadIdx.x = lane; threadIdx.x < sparse::kThreads;
+           threadIdx.x += kHashLanes) {  // one warp of the block after the other
+        amem_sparse_look(table.data(), count, units, found.pages.data(), hashes);
+        amem_sparse_find(table.data(), count, units, pages.data());
+      }
+    });
     EXPECT_EQ(pages, found.pages);
     return found;
   }

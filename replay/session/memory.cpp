@@ -20,7 +20,7 @@ Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& pr
   } else {
     AMEM_ASSIGN(pool, JoinTag(tag, PoolPolicy::kPreserve, in));
     const Locked lock(*this);
-    AMEM_TRY(DropClosed());
+    DropClosed();
   }
   AllocationId id;
   if (!for_application && !mapped_again && !pool) {  // a part of a slab has one address
@@ -58,7 +58,8 @@ Status Session::Release(AllocationId allocation) {
   const InTags tag = EnterTagOf(allocation);
   const Locked lock(*this);
   AMEM_TRY(ReleaseOne(allocation));
-  return DropClosed(allocation);
+  DropClosed(allocation);
+  return {};
 }
 
 Status Session::ReleaseOne(AllocationId allocation) {
@@ -175,7 +176,8 @@ Status Session::Unmap(Address address, Bytes bytes) {
   }
   if (whole.empty()) return NotOurs("unmap", Hex(address), "NCCL mapped nothing there");
   for (const Address one : whole) AMEM_TRY(UnmapOne(one));
-  return DropClosed();
+  DropClosed();
+  return {};
 }
 
 Status Session::SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access) {

@@ -35,6 +35,7 @@ Status Pools::Run(Entry& pool, const Task& task) {
   };
   Status status =
       pool.cycle->Cycle(task.kind, {.after = task.after.get(), .patient = task.patient, .queued = queued, .in_use = in_use});
+  ended_();
   apart.End();
   if (!pool.late.empty()) GiveLate(pool, Who::kCycle);
   if (LifecycleOf(pool) == Lifecycle::kRunning) LetAllIn(pool);

@@ -10,8 +10,13 @@
 
 namespace amem {
 
-Pools::Pools(const CycleContext& context, ScopeGates& gates, Drop drop)
-    : context_(context), driver_(context.driver), ledger_(context.ledger), gates_(gates), drop_(std::move(drop)) {}
+Pools::Pools(const CycleContext& context, ScopeGates& gates, Drop drop, std::function<void()> ended)
+    : context_(context),
+      driver_(context.driver),
+      ledger_(context.ledger),
+      gates_(gates),
+      drop_(std::move(drop)),
+      ended_(std::move(ended)) {}
 
 Pools::~Pools() {
   if (fork_.InChild()) {  // threads do not survive a fork

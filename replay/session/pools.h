@@ -36,7 +36,8 @@ class Pools {
  public:
   // Unmaps a chunk, releases it and frees its range.
   using Drop = std::function<Status(const ChunkSpace::Chunk&)>;
-  Pools(const CycleContext& context, ScopeGates& gates, Drop drop);  // `gates` must outlive the pools
+  // `gates` must outlive the pools; `ended` is called at the end of each cycle, without locks.
+  Pools(const CycleContext& context, ScopeGates& gates, Drop drop, std::function<void()> ended);
   ~Pools();  // waits for what is under way and drops what is only asked for; memory stays
   Pools(const Pools&) = delete;
   Pools& operator=(const Pools&) = delete;
@@ -170,6 +171,7 @@ class Pools {
   Ledger& ledger_;
   ScopeGates& gates_;
   const Drop drop_;
+  const std::function<void()> ended_;
   std::atomic<bool> any_ = false;
   const ForkGuard fork_;
 

@@ -230,8 +230,10 @@ class Session final : public PeerDelegate {
   Result<AllocationId> TryImport(const Token& token, std::uint32_t handle_type, const Origin& origin);
   Result<Address> OpenAgain(const Token& token, DeviceOrdinal device);  // zero: its memory is not open here
   Result<UniqueFd> CountedDescriptor(AllocationId allocation, const Token& token) REQUIRES(ledger_);
-  // Lets go of what only descriptors held that are all closed.
-  Status DropClosed(AllocationId touched = {}) REQUIRES(ledger_);
+  // Lets go of what only descriptors held that are all closed. What the driver refuses is tried again by the next call,
+  // or at the end of a tag's cycle.
+  void DropClosed(AllocationId touched = {}) REQUIRES(ledger_);
+  void TagCycleEnded();
   Result<PoolId> JoinTag(const std::string& tag, PoolPolicy policy, InTags& in);
   Result<Address> ReservePart(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site);
   Status PutBackPart(Address address, Bytes bytes, AllocationId allocation);

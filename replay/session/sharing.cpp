@@ -53,7 +53,7 @@ Result<UniqueFd> Session::CountedDescriptor(AllocationId allocation, const Token
   return descriptor;
 }
 
-Status Session::DropClosed(AllocationId touched) {
+void Session::DropClosed(AllocationId touched) {
   if (exported_.contains(touched)) left_to_descriptors_.insert(touched);
   std::vector<AllocationId> closed;
   std::erase_if(left_to_descriptors_, [&](AllocationId id) REQUIRES(ledger_) {
@@ -65,8 +65,14 @@ Status Session::DropClosed(AllocationId touched) {
     closed.push_back(id);
     return true;
   });
-  for (const AllocationId id : closed) AMEM_TRY(ReleaseOne(id));
-  return {};
+  for (const AllocationId id : closed)
+    if (!ReleaseOne(id).ok()) left_to_descriptors_.insert(id);
+}
+
+void Session::TagCycleEnded() {
+  if (!ledger_.TryLockFor(kForANotice)) return;
+  const Locked lock(*this, std::adopt_lock);
+  DropClosed();
 }
 
 Result<AllocationId> Session::Import(int descriptor, const Origin& origin, bool of_others) {
@@ -279,7 +285,7 @@ void Session::Dropped(const PeerIdentity& by, AllocationId allocation, Allocatio
   ledger_.Record(ReferenceDropped{allocation, by.session, as});
   slabs_.Vacate(allocation);
   RetireIfEmpty(slab);
-  if (const Status dropped = DropClosed(allocation); !dropped.ok()) ledger_.Break(dropped.message());
+  DropClosed(allocation);
 }
 
 bool Session::OnPeerConnected(const PeerIdentity& peer) {
@@ -303,7 +309,7 @@ bool Session::OnPeerLost(const PeerIdentity& peer, const std::string& reason) {
   }
   ledger_.Record(PeerLost{peer.session, reason});
   for (const auto& [id, token] : exported_) left_to_descriptors_.insert(id);
-  if (const Status dropped = DropClosed(); !dropped.ok()) ledger_.Break(dropped.message());
+  DropClosed();
   RetireEmptySlabs();
   return true;
 }

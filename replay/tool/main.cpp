@@ -15,8 +15,9 @@
   COMMAND(Why)                                                                                                            \
   COMMAND(List)                                                                                                           \
   COMMAND(Log)                                                                                                            \
-  COMMAND(Report) COMMAND(Watch) COMMAND(Pause) COMMAND(Resume) COMMAND(Freeze) COMMAND(Thaw) COMMAND(Top) COMMAND(State) \
-      COMMAND(Replay) COMMAND(Verify) COMMAND(Pack)
+  COMMAND(Report)                                                                                                         \
+  COMMAND(Watch) COMMAND(Pause) COMMAND(Resume) COMMAND(Freeze) COMMAND(Thaw) COMMAND(Top) COMMAND(State) COMMAND(Replay) \
+      COMMAND(Verify) COMMAND(Pack)
 
 namespace amem::tool {
 

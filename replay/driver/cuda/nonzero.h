@@ -114,7 +114,8 @@ class CudaDriver::NonZeroCopier::Device {
   bool tried_ready_ GUARDED_BY(mutex_) = false, tried_load_ GUARDED_BY(mutex_) = false;
   Status ready_ GUARDED_BY(mutex_), loaded_ GUARDED_BY(mutex_);
   CUmodule module_ GUARDED_BY(mutex_) = nullptr;
-  CUfunction find_ GUARDED_BY(mutex_) = nullptr, look_ GUARDED_BY(mutex_) = nullptr, copy_ GUARDED_BY(mutex_) = nullptr, clear_ GUARDED_BY(mutex_) = nullptr;
+  CUfunction find_ GUARDED_BY(mutex_) = nullptr, look_ GUARDED_BY(mutex_) = nullptr, copy_ GUARDED_BY(mutex_) = nullptr,
+                   clear_ GUARDED_BY(mutex_) = nullptr;
   CUdeviceptr key_ GUARDED_BY(mutex_) = 0;
   bool has_key_ GUARDED_BY(mutex_) = false;
   CUevent main_event_ GUARDED_BY(mutex_) = nullptr;

@@ -314,12 +314,6 @@ Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, co
   return told;
 }
 
-bool Coordinator::HasMulticasts() {
-  const LedgerLock lock(ledger_);
-  const auto& allocations = ledger_.state().allocations;
-  return std::ranges::any_of(allocations, [](const auto& item) { return item.second.rebuilt(); });
-}
-
 Plan Coordinator::MakePlan(CycleKind kind) {
   const LedgerLock lock(ledger_);
   return kind == CycleKind::kPause ? PlanPause(ledger_.state(), pool_) : PlanResume(ledger_.state(), pool_);
@@ -352,9 +346,9 @@ Coordinator::Decided Coordinator::Vote(Round& round, PhaseKind phase, const Stat
       decided.status = {decided.status.code(), decided.status.message() + "; " + gathered.status().message()};
     }
   }
-  // The plan for the rest must know of the loss: an object that lost a member is not made anew.
-  if (decided.status.code() == Code::kPeerLost && decided.culprit && HasMulticasts())
-    static_cast<void>(peers_.AwaitLoss(decided.culprit));
+  // The plans of the undo and of the next call must know of the loss: nothing is imported from the dead, and an object that
+  // lost a member is not made anew.
+  if (decided.status.code() == Code::kPeerLost && decided.culprit) static_cast<void>(peers_.AwaitLoss(decided.culprit));
   ledger_.LockAndRecord(PhaseDecided{phase, decided.status.ok(), decided.culprit, decided.status.message(),
                                      decided.status.code(), decided.status.driver_result(), pool_});
   return decided;

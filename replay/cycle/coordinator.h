@@ -123,7 +123,6 @@ class Coordinator {
   [[nodiscard]] Status AllNeighboursAreMembers(SessionId* outsider) const REQUIRES(ledger_);
   [[nodiscard]] Status ImportsCanLeave() const REQUIRES(ledger_);
   [[nodiscard]] Status MulticastsCanLeave() const REQUIRES(ledger_);
-  [[nodiscard]] bool HasMulticasts();  // ones that a pause releases
   [[nodiscard]] Plan MakePlan(CycleKind kind);
   // A vote's result. If the leader is lost, the others gather again; `settled` then says how one of them ended its cycle,
   // because it had heard a decision that did not reach this session.

@@ -11,13 +11,14 @@
 #include "replay/tool/terminal/terminal.h"
 
 // The commands, in the order in which --help lists them, each group together.
-#define AMEM_REPLAY_COMMANDS(COMMAND)                                                                                     \
-  COMMAND(Why)                                                                                                            \
-  COMMAND(List)                                                                                                           \
-  COMMAND(Log)                                                                                                            \
-  COMMAND(Report)                                                                                                         \
-  COMMAND(Watch) COMMAND(Pause) COMMAND(Resume) COMMAND(Freeze) COMMAND(Thaw) COMMAND(Top) COMMAND(State) COMMAND(Replay) \
-      COMMAND(Verify) COMMAND(Pack)
+// clang-format off
+#define AMEM_REPLAY_COMMANDS(COMMAND)                                                \
+  COMMAND(Why) COMMAND(List) COMMAND(Log) COMMAND(Report)                            \
+  COMMAND(Watch) COMMAND(Pause) COMMAND(Resume) COMMAND(Freeze) COMMAND(Thaw)        \
+  COMMAND(Top) COMMAND(State)                                                        \
+  COMMAND(Replay) COMMAND(Verify)                                                    \
+  COMMAND(Pack)
+// clang-format on
 
 namespace amem::tool {
 

@@ -97,8 +97,9 @@ class CycleFixture : public ::testing::Test {
     Record(opened);
     Record(PeerConnected{kOwner, "host", 2, 0, 1});
     peers_.reimport = [this](SessionId, const std::vector<ShareRequest>& requests) { return Share(requests); };
-    peers_.await_loss = [this](SessionId lost) {
-      Record(PeerLost{lost, kPeerDied});
+    peers_.await_loss = [this](SessionId lost) {  // as a session does
+      const auto known = ledger_.state().peers.find(lost);
+      if (known != ledger_.state().peers.end() && known->second.connected) Record(PeerLost{lost, kPeerDied});
       return true;
     };
   }

@@ -303,7 +303,7 @@ void Stages(CudaDriver& driver, const Memory& memory, const char* layout) {
   std::vector<double> find, nothing;
   for (int i = 0; i < 6; ++i) {
     auto began = Clock::now();
-    static_cast<void>(Get(driver.FindNonZero(kGpu, extents, key->get(), In(std::chrono::minutes(1))), "find"));
+    static_cast<void>(Get(driver.FindNonZero(kGpu, extents, key.get(), In(std::chrono::minutes(1))), "find"));
     find.push_back(MsSince(began));
     began = Clock::now();
     Ok(driver.FinishCopies(kGpu, In(std::chrono::minutes(1))), "finish");

@@ -197,6 +197,19 @@ TEST_F(CoordinatorTest, a_peer_that_died_or_is_late_does_not_keep_this_session_f
   }
 }
 
+// Otherwise the next resume would be planned with imports from the dead.
+TEST_F(CoordinatorTest, after_a_vote_that_a_member_died_the_journal_knows_of_the_loss) {
+  Create();
+  Record(PeerConnected{kOther, "host", 3, 0, 2});
+  round_.vote = [](PhaseKind phase, const Status&, SessionId* culprit) {
+    if (phase != PhaseKind::kPauseGone) return Status{};
+    *culprit = kOther;
+    return Status{Code::kPeerLost, "rank 2 died"};
+  };
+  EXPECT_EQ(Run(CycleKind::kPause).code(), Code::kPeerLost);
+  EXPECT_FALSE(ledger_.state().peers.at(kOther).connected);
+}
+
 // ---- the member that counts the votes dies
 // ------------------------------------------------------------------------------------
 

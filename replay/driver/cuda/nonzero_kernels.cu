@@ -83,6 +83,16 @@ __device__ U64 OneSum(const U64 (&sums)[kHashPasses], unsigned lane) {
   return sum;
 }
 
+// This lane's part of a page, which begins at `at`. False: the page is zero in all lanes.
+__device__ bool LoadPage(const uint4* at, uint4 (&v)[kLoads]) {
+  unsigned any = 0;
+#pragma unroll
+  for (unsigned i = 0; i < kLoads; ++i) v[i] = __ldcs(at + i * kWarp);
+#pragma unroll
+  for (unsigned i = 0; i < kLoads; ++i) any |= v[i].x | v[i].y | v[i].z | v[i].w;
+  return __any_sync(kAll, any != 0);
+}
+
 // Where a lane's factor lies in a row of the key. Lanes 16 to 31 repeat what those before do.
 __device__ unsigned FactorOf(unsigned lane) { return (lane & 8) + (lane & 4) + 2 * (lane & 1) + (lane / 2 & 1); }
 
@@ -98,12 +108,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     unsigned bits = 0;
     for (unsigned page = 0; page < part.pages; ++page, at += kVectorsPerPage) {
       uint4 v[kLoads];
-#pragma unroll
-      for (unsigned i = 0; i < kLoads; ++i) v[i] = __ldcs(at + i * kWarp);
-      unsigned any = 0;
-#pragma unroll
-      for (unsigned i = 0; i < kLoads; ++i) any |= v[i].x | v[i].y | v[i].z | v[i].w;
-      if (__any_sync(kAll, any != 0)) bits |= 1U << page;
+      if (LoadPage(at, v)) bits |= 1U << page;
     }
     if (threadIdx.x % kWarp == 0) bitmap[unit] = bits;
   }
@@ -129,12 +134,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     U64 hash = 0;  // this lane's part of it
     for (unsigned page = 0; page < part.pages; ++page, at += kVectorsPerPage) {
       uint4 v[kLoads];
-#pragma unroll
-      for (unsigned i = 0; i < kLoads; ++i) v[i] = __ldcs(at + i * kWarp);
-      unsigned any = 0;
-#pragma unroll
-      for (unsigned i = 0; i < kLoads; ++i) any |= v[i].x | v[i].y | v[i].z | v[i].w;
-      if (!__any_sync(kAll, any != 0)) continue;
+      if (!LoadPage(at, v)) continue;
       bits |= 1U << page;
       U64 sums[kHashPasses] = {};
 #pragma unroll

@@ -104,13 +104,23 @@ class Intercepted : public ::testing::Test {
     pauses.join();
     return went_on;
   }
-  // What NCCL gets in place of `real`, which the driver would give for that name.
+  // What the caller gets in place of `real`, which the driver would give for that name.
+  using Caller = replacements::Caller;
   template <class F>
-  static F* Replace(const char* name, F* real, int cuda_version = 13000) {
+  static F* Replace(const char* name, F* real, int cuda_version = 13000, Caller caller = Caller::kNccl) {
     bool replaced = false;
-    void* entry = replacements::Bind(name, cuda_version, reinterpret_cast<void*>(real), &replaced);
+    void* entry = replacements::Bind(name, cuda_version, reinterpret_cast<void*>(real), &replaced, caller);
     EXPECT_TRUE(replaced) << name;
     return reinterpret_cast<F*>(entry);
+  }
+  // What another library gets in place of `real`.
+  template <class F>
+  static F* ForOthers(const char* name, F* real) {
+    return Replace(name, real, 13000, Caller::kOther);
+  }
+  template <class F>
+  static F* OfDriver(const char* name, const char* exported) {
+    return ForOthers(name, Plain<F>(exported));
   }
   // What NCCL gets of the stand-in driver.
   template <class F>

@@ -15,18 +15,6 @@ class Others : public Intercepted {
     replacements::Install(intercept::CountingTables(), replacements::Caller::kOther);
     intercept::TellOfOthers(session());
   }
-  // What another library gets in place of `real`.
-  template <class F>
-  static F* Counted(const char* name, F* real) {
-    bool replaced = false;
-    void* const entry = replacements::Bind(name, 13000, reinterpret_cast<void*>(real), &replaced, replacements::Caller::kOther);
-    EXPECT_TRUE(replaced) << name;
-    return reinterpret_cast<F*>(entry);
-  }
-  template <class F>
-  static F* OfDriver(const char* name, const char* exported) {
-    return Counted(name, Plain<F>(exported));
-  }
   static OutsideShare Now(OutsideKind kind) {
     OutsideShare sum;
     for (const auto& [what, share] : session().CopyState().outside) {
@@ -51,7 +39,7 @@ TEST_F(Others, an_export_by_cudaipc_lasts_until_its_memory_is_freed) {
   EXPECT_EQ(Now(OutsideKind::kIpcExport), (OutsideShare{1, kBytes}));
   ASSERT_EQ(free(memory[1]), CUDA_SUCCESS);
   EXPECT_EQ(Pieces(OutsideKind::kIpcExport), 1U);
-  EXPECT_NE(Counted<decltype(cuMemFree)>("cuMemFree", [](CUdeviceptr) { return Refused(); })(memory[0]), CUDA_SUCCESS);
+  EXPECT_NE(ForOthers<decltype(cuMemFree)>("cuMemFree", [](CUdeviceptr) { return Refused(); })(memory[0]), CUDA_SUCCESS);
   EXPECT_EQ(Now(OutsideKind::kIpcExport), (OutsideShare{1, kBytes})) << "the driver refused to free it";
   ASSERT_EQ(free(memory[0]), CUDA_SUCCESS);
   EXPECT_EQ(Pieces(OutsideKind::kIpcExport), 0U);
@@ -60,11 +48,11 @@ TEST_F(Others, an_export_by_cudaipc_lasts_until_its_memory_is_freed) {
 TEST_F(Others, what_was_opened_twice_is_closed_twice) {
   static constexpr CUdeviceptr kOpened = 0x7000'0000;
   const auto open =
-      Counted<decltype(cuIpcOpenMemHandle)>("cuIpcOpenMemHandle", [](CUdeviceptr* pointer, CUipcMemHandle, unsigned) {
+      ForOthers<decltype(cuIpcOpenMemHandle)>("cuIpcOpenMemHandle", [](CUdeviceptr* pointer, CUipcMemHandle, unsigned) {
         *pointer = kOpened;
         return CUDA_SUCCESS;
       });
-  const auto close = Counted<decltype(cuIpcCloseMemHandle)>("cuIpcCloseMemHandle", [](CUdeviceptr) { return CUDA_SUCCESS; });
+  const auto close = ForOthers<decltype(cuIpcCloseMemHandle)>("cuIpcCloseMemHandle", [](CUdeviceptr) { return CUDA_SUCCESS; });
   CUdeviceptr pointer = 0;
   ASSERT_EQ(open(&pointer, {}, 1), CUDA_SUCCESS);
   ASSERT_EQ(open(&pointer, {}, 1), CUDA_SUCCESS);
@@ -115,22 +103,22 @@ TEST_F(Others, a_handle_is_shared_until_its_last_reference_and_mapping_are_gone)
 TEST_F(Others, imports_and_multicast_objects_and_pools_are_counted_until_they_are_gone) {
   static constexpr CUmemGenericAllocationHandle kImported = 0x71, kObject = 0x72;
   static const auto kPool = reinterpret_cast<CUmemoryPool>(0x7300);
-  const auto import = Counted<decltype(cuMemImportFromShareableHandle)>(
+  const auto import = ForOthers<decltype(cuMemImportFromShareableHandle)>(
       "cuMemImportFromShareableHandle", [](CUmemGenericAllocationHandle* handle, void*, CUmemAllocationHandleType) {
         *handle = kImported;
         return CUDA_SUCCESS;
       });
-  const auto create = Counted<decltype(cuMulticastCreate)>(
+  const auto create = ForOthers<decltype(cuMulticastCreate)>(
       "cuMulticastCreate", [](CUmemGenericAllocationHandle* handle, const CUmulticastObjectProp*) {
         *handle = kObject;
         return CUDA_SUCCESS;
       });
   const auto release =
-      Counted<decltype(cuMemRelease)>("cuMemRelease", [](CUmemGenericAllocationHandle) { return CUDA_SUCCESS; });
-  const auto share = Counted<decltype(cuMemPoolExportToShareableHandle)>(
+      ForOthers<decltype(cuMemRelease)>("cuMemRelease", [](CUmemGenericAllocationHandle) { return CUDA_SUCCESS; });
+  const auto share = ForOthers<decltype(cuMemPoolExportToShareableHandle)>(
       "cuMemPoolExportToShareableHandle",
       [](void*, CUmemoryPool, CUmemAllocationHandleType, unsigned long long) { return CUDA_SUCCESS; });
-  const auto destroy = Counted<decltype(cuMemPoolDestroy)>("cuMemPoolDestroy", [](CUmemoryPool) { return CUDA_SUCCESS; });
+  const auto destroy = ForOthers<decltype(cuMemPoolDestroy)>("cuMemPoolDestroy", [](CUmemoryPool) { return CUDA_SUCCESS; });
   CUmemGenericAllocationHandle handle = 0;
   ASSERT_EQ(import(&handle, nullptr, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR), CUDA_SUCCESS);
   ASSERT_EQ(create(&handle, nullptr), CUDA_SUCCESS);

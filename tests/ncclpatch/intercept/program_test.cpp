@@ -35,18 +35,6 @@ class Program : public Intercepted {
     Intercepted::TearDown();
   }
 
-  // What another library gets in place of the driver's function, or of `real`.
-  template <class F>
-  static F* Others(const char* name, F* real) {
-    bool replaced = false;
-    void* const entry = replacements::Bind(name, 13000, reinterpret_cast<void*>(real), &replaced, replacements::Caller::kOther);
-    EXPECT_TRUE(replaced) << name;
-    return reinterpret_cast<F*>(entry);
-  }
-  template <class F>
-  static F* OfDriver(const char* name, const char* exported) {
-    return Others(name, Plain<F>(exported));
-  }
   static Status Pause() { return tags::Cycle(kTags, {.kind = CycleKind::kPause}); }
   static Status Resume() { return tags::Cycle(kTags, {.kind = CycleKind::kResume}); }
   static std::map<Address, PoolPart> Parts() {
@@ -278,12 +266,12 @@ TEST_F(Program, a_device_with_peer_access_reaches_all_of_it) {
 TEST_F(Program, what_is_not_taken_is_counted_by_the_function_that_made_it) {
   static constexpr CUdeviceptr kThere = 0x7000'0000;
   static const auto kArray = reinterpret_cast<CUarray>(0x7100);
-  const auto managed = Others<decltype(cuMemAllocManaged)>(
+  const auto managed = ForOthers<decltype(cuMemAllocManaged)>(
       "cuMemAllocManaged", [](CUdeviceptr* pointer, std::size_t, unsigned) { return *pointer = kThere, CUDA_SUCCESS; });
-  const auto freed = Others<decltype(cuMemFree)>("cuMemFree", [](CUdeviceptr) { return CUDA_SUCCESS; });
-  const auto array = Others<decltype(cuArrayCreate)>(
+  const auto freed = ForOthers<decltype(cuMemFree)>("cuMemFree", [](CUdeviceptr) { return CUDA_SUCCESS; });
+  const auto array = ForOthers<decltype(cuArrayCreate)>(
       "cuArrayCreate", [](CUarray* made, const CUDA_ARRAY_DESCRIPTOR*) { return *made = kArray, CUDA_SUCCESS; });
-  const auto destroy = Others<decltype(cuArrayDestroy)>("cuArrayDestroy", [](CUarray) { return CUDA_SUCCESS; });
+  const auto destroy = ForOthers<decltype(cuArrayDestroy)>("cuArrayDestroy", [](CUarray) { return CUDA_SUCCESS; });
   const auto async = OfDriver<decltype(cuMemAllocAsync)>("cuMemAllocAsync", "cuMemAllocAsync");
   const auto free_async = OfDriver<decltype(cuMemFreeAsync)>("cuMemFreeAsync", "cuMemFreeAsync");
   const auto create = OfDriver<decltype(cuMemCreate)>("cuMemCreate", "cuMemCreate");

@@ -83,6 +83,14 @@ class Frozen : public testing::Test {
   void ExpectOffTheGpus() const {
     for (int rank = 0; rank < ranks_; ++rank) EXPECT_EQ(world->InUse(rank), 0U) << "device " << rank;
   }
+  void FreezeAndThaw(int times) {
+    for (int cycle = 0; cycle < times; ++cycle) {
+      EXPECT_EQ(Fails({"freeze", First()}), "");
+      ExpectOffTheGpus();
+      EXPECT_EQ(Fails({"thaw", First()}), "");
+      ExpectTraining();
+    }
+  }
   [[nodiscard]] bool AllAre(ProcessState state) const {
     for (const pid_t pid : job.processes()) {
       if (checkpoint::StateOf(*world, pid) != state) return false;
@@ -211,12 +219,7 @@ INSTANTIATE_TEST_SUITE_P(Is, WiderScope, testing::Values("shared", "all"),
 TEST_P(WiderScope, memory_that_a_library_shares_by_cudaipc_leaves_with_the_job) {
   job.environment["AMEM_SCOPE"] = GetParam();
   Start(2, {"share=ipc", "read shared"}, {"read shared", "1:unshare", "barrier", "0:unshare"});
-  for (int cycle = 0; cycle < 3; ++cycle) {
-    EXPECT_EQ(Fails({"freeze", First()}), "");
-    ExpectOffTheGpus();
-    EXPECT_EQ(Fails({"thaw", First()}), "");
-    ExpectTraining();
-  }
+  FreezeAndThaw(3);
   std::ofstream(job.directory() / "stop").close();
   for (const Rank& rank : job.Finish(60s)) {
     EXPECT_EQ(rank.status, 0) << rank.out << rank.err;
@@ -238,12 +241,7 @@ TEST_P(SharedHandles, leave_with_the_job_in_scope_shared_and_alone_with_their_ta
   const std::string pause = "pause tag=" + tag, resume = "resume tag=" + tag;
   Start(2, {"share=handle", "read shared", pause, "barrier", "bytes", "barrier", resume, "read shared"},
         {"read shared", "1:unshare", "barrier", "0:unshare"});
-  for (int cycle = 0; cycle < 3; ++cycle) {
-    EXPECT_EQ(Fails({"freeze", First()}), "");
-    ExpectOffTheGpus();
-    EXPECT_EQ(Fails({"thaw", First()}), "");
-    ExpectTraining();
-  }
+  FreezeAndThaw(3);
   std::ofstream(job.directory() / "stop").close();
   const std::vector<Rank> ranks = job.Finish(60s);
   for (const Rank& rank : ranks) {

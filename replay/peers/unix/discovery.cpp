@@ -16,10 +16,11 @@ constexpr auto kToCallAgain = std::chrono::milliseconds(300);  // for members th
 
 Result<std::vector<SessionId>> Discovery::OwnNeighbours() {
   AMEM_ASSIGN(std::vector<SessionId> neighbours, delegate_.Neighbours(tag_, until_));
-  const Deadline asked = Now();
+  const auto had = LeftUntil(until_);
+  if (had.count() == 0) return Status{Code::kTimeout, ""};
   const auto doubtful = service_.Run([&sessions = service_.sessions()] { return sessions.Doubtful(); }, until_);
   // A thread that was asked at the very end of the call hangs nowhere: the time is up.
-  if (!doubtful && Passed(until_) && SinceThen(asked) < kToAnswer) return Status{Code::kTimeout, ""};
+  if (!doubtful && had < kToAnswer) return Status{Code::kTimeout, ""};
   if (!doubtful) return PeerService::NotServed();
   AMEM_TRY(RefuseLivingLost(*doubtful));
   std::erase(neighbours, service_.sessions().Self().session);

@@ -170,7 +170,7 @@ class Agreement(Job):
     def test_a_host_that_does_not_come_is_named_within_the_deadline(self):
         began = time.monotonic()
         answer = self.all[0].do("pause", 1)
-        self.assertLess(time.monotonic() - began, 3)
+        self.assertLess(time.monotonic() - began, TIMEOUT)
         self.assertIn("rank 1 did not come within 1 s", answer)
         self.all_are("resident")
 
@@ -204,7 +204,7 @@ class Agreement(Job):
         self.all[0].do("pause", 1)
         began = time.monotonic()
         answer = self.all[1].do("pause", TIMEOUT)
-        self.assertLess(time.monotonic() - began, 1)
+        self.assertLess(time.monotonic() - began, TIMEOUT / 2)
         self.assertIn("had given up already", answer)
         self.all_are("resident")
         self.assertEqual(self.all_do("pause", TIMEOUT), ["ok", "ok"])
@@ -251,7 +251,7 @@ class Agreement(Job):
         began = time.monotonic()
         self.assertIn("not known", self.all[1].do("pause", TIMEOUT, "no such tag"))
         self.assertIn("rank 1 on host-b failed", self.all[0].answer())
-        self.assertLess(time.monotonic() - began, 4)
+        self.assertLess(time.monotonic() - began, TIMEOUT)
         self.all_are("resident")
 
     def test_what_was_paused_before_stays_paused_when_the_others_fail(self):

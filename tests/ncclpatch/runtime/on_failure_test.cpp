@@ -35,16 +35,17 @@ class OnFailureTest : public ::testing::Test {
     fs::permissions(path, fs::perms::owner_all);
     return path;
   }
-  // Runs a command that writes to the file "told", and waits for that.
+  // Runs a command that writes to the file "told", and waits for that. It begins only after the call has come back.
   std::string Run(const std::string& command, const fs::path& replay, const char* const* environment = nullptr) {
     OnFailure on_failure;
-    on_failure.Configure("exec >" + (directory_ / "part").string() + "; " + command + "; mv " + (directory_ / "part").string() +
+    const fs::path go = directory_ / "go";
+    EXPECT_EQ(::mkfifo(go.c_str(), 0600), 0);
+    on_failure.Configure("read -r _ <" + go.string() + "; exec >" + (directory_ / "part").string() + "; " + command + "; mv " + (directory_ / "part").string() +
                              " " + told().string(),
                          replay, PackDirectory(directory_ / "journal"), environment);
     FailureReport report{"rank 2 did 'not' come", directory_ / "journal", {directory_ / "journal" / "0001"}, "pack-1"};
-    const auto begun = std::chrono::steady_clock::now();
     EXPECT_EQ(on_failure.Run(report), "");
-    EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(900)) << "it was waited for";
+    std::ofstream(go) << "\n";  // opens once the command reads
     for (int i = 0; i < 1500 && !fs::exists(told()); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     std::ostringstream text;
     text << std::ifstream(told()).rdbuf();

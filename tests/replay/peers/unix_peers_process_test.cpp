@@ -358,7 +358,7 @@ TEST_F(ProcessTest, a_paused_peer_that_dies_long_after_a_resume_has_begun_ends_i
   const auto killed = std::chrono::steady_clock::now();
   children[1]->Kill(SIGKILL);
   EXPECT_EQ(children[0]->Wait(), 0);
-  EXPECT_LT(std::chrono::steady_clock::now() - killed, milliseconds(1500 * kFew));
+  EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(10)) << "it would wait for ever";
   ExpectLost(0, 1, "died");
 }
 

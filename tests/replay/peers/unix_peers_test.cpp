@@ -174,14 +174,17 @@ TEST_F(UnixPeersTest, drops_do_not_wait_for_an_owner_that_is_busy) {
   const unsigned count = 2000 / kFew;
   for (unsigned i = 1; i <= count; ++i)
     ASSERT_TRUE(importer.ImportFrom(owner, AllocationId{i % 10 + 1}, AllocationId{i + 100}));
-  owner.session.import_takes = milliseconds(500);
+  owner.session.import_takes = milliseconds(2000);
   const Token token = owner.session.Export(AllocationId{50});
-  std::thread busy([&] { (void)other.peers->Import(token, AllocationId{3}); });
+  std::atomic<bool> imported = false;
+  std::thread busy([&] {
+    (void)other.peers->Import(token, AllocationId{3});
+    imported = true;
+  });
   std::this_thread::sleep_for(milliseconds(100));
-  const auto begun = std::chrono::steady_clock::now();
   for (unsigned i = 1; i <= count; ++i)
     importer.peers->DropReference({owner.identity.session, AllocationId{i % 10 + 1}}, AllocationId{i + 100});
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, milliseconds(300 * kFew));
+  EXPECT_FALSE(imported);
   busy.join();
   EXPECT_TRUE(owner.session.WaitForReferences(1)) << owner.session.references();
 }
@@ -248,7 +251,7 @@ TEST_F(UnixPeersTest, silent_connections_delay_nobody_and_are_bounded) {
   for (int i = 0; i < 300; ++i) unauthenticated.push_back(Unauthenticated(owner.identity.session));
   const auto begun = std::chrono::steady_clock::now();
   ASSERT_TRUE(importer.ImportFrom(owner, AllocationId{1}, AllocationId{100}));
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, milliseconds(1000));
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, milliseconds(4000)) << "one of them may be silent for 5 s";
   std::size_t hung_up = 0;
   for (const auto& fd : unauthenticated) {
     std::array<std::byte, 64> bytes;

@@ -25,24 +25,7 @@ std::uint32_t GnuHash(const char* name) {
   return hash;
 }
 
-struct Iteration {
-  bool (*visit)(const ElfImage&, void*);
-  void* context;
-};
-
 }  // namespace
-
-bool ElfImage::Iterate(Visitor visit, void* context) {
-  Iteration iteration{visit, context};
-  return dl_iterate_phdr(&ElfImage::Step, &iteration) != 0;
-}
-
-int ElfImage::Step(dl_phdr_info* info, std::size_t /*size*/, void* context) {
-  auto& iteration = *static_cast<Iteration*>(context);
-  ElfImage image;
-  if (!image.Parse(*info)) return 0;
-  return iteration.visit(image, iteration.context) ? 1 : 0;
-}
 
 bool ElfImage::Containing(const void* address, ElfImage* found) {
   const auto wanted = reinterpret_cast<std::uintptr_t>(address);
@@ -87,40 +70,19 @@ void ElfImage::ParseDynamic(const ElfW(Dyn) * entry) {
   std::uint64_t soname_offset = 0;
   for (; entry->d_tag != DT_NULL; ++entry) {
     const ElfW(Addr) value = entry->d_un.d_ptr;
-    switch (entry->d_tag) {
-      case DT_SYMTAB:
-        symbols_ = reinterpret_cast<const ElfW(Sym)*>(Absolute(value));
-        break;
-      case DT_STRTAB:
-        strings_ = reinterpret_cast<const char*>(Absolute(value));
-        break;
-      case DT_SONAME:
-        soname_offset = value;
-        break;
-      case DT_VERSYM:
-        versions_ = reinterpret_cast<const ElfW(Half)*>(Absolute(value));
-        break;
-      case DT_GNU_HASH:
-        gnu_hash_ = reinterpret_cast<const std::uint32_t*>(Absolute(value));
-        break;
-      case DT_HASH:
-        sysv_hash_ = reinterpret_cast<const std::uint32_t*>(Absolute(value));
-        break;
-      case DT_JMPREL:
-        plt_relocations_ = reinterpret_cast<const ElfW(Rela)*>(Absolute(value));
-        break;
-      case DT_PLTRELSZ:
-        plt_bytes_ = value;
-        break;
-      case DT_RELA:
-        relocations_ = reinterpret_cast<const ElfW(Rela)*>(Absolute(value));
-        break;
-      case DT_RELASZ:
-        relocation_bytes_ = value;
-        break;
-      default:
-        break;
-    }
+    const auto is = [&](ElfW(Sxword) tag, auto*& table) {
+      if (entry->d_tag == tag) table = reinterpret_cast<std::remove_reference_t<decltype(table)>>(Absolute(value));
+    };
+    is(DT_SYMTAB, symbols_);
+    is(DT_STRTAB, strings_);
+    is(DT_VERSYM, versions_);
+    is(DT_GNU_HASH, gnu_hash_);
+    is(DT_HASH, sysv_hash_);
+    is(DT_JMPREL, plt_relocations_);
+    is(DT_RELA, relocations_);
+    if (entry->d_tag == DT_SONAME) soname_offset = value;
+    if (entry->d_tag == DT_PLTRELSZ) plt_bytes_ = value;
+    if (entry->d_tag == DT_RELASZ) relocation_bytes_ = value;
   }
   if (soname_offset != 0 && strings_ != nullptr) soname_ = strings_ + soname_offset;
 }
@@ -132,25 +94,17 @@ bool ElfImage::Needs(const char* soname) const {
 }
 
 std::string ElfImage::BuildId() const {
-  constexpr char kDigits[] = "0123456789abcdef";
   for (std::size_t i = 0; i < header_count_; ++i) {
     if (headers_[i].p_type != PT_NOTE) continue;
-    const auto* at = reinterpret_cast<const char*>(base_ + headers_[i].p_vaddr);
-    const char* end = at + headers_[i].p_memsz;
+    const auto* at = reinterpret_cast<const unsigned char*>(base_ + headers_[i].p_vaddr);
+    const auto* end = at + headers_[i].p_memsz;
     while (at + sizeof(ElfW(Nhdr)) <= end) {
       const auto& note = *reinterpret_cast<const ElfW(Nhdr)*>(at);
-      const char* name = at + sizeof note;
-      const char* content = name + (note.n_namesz + 3U) / 4U * 4U;
+      const auto* const name = at + sizeof note;
+      const auto* const content = name + (note.n_namesz + 3U) / 4U * 4U;
       if (content + note.n_descsz > end) break;
-      if (note.n_type == NT_GNU_BUILD_ID && note.n_namesz == 4 && std::memcmp(name, "GNU", 4) == 0) {
-        std::string hex;
-        for (std::uint32_t byte = 0; byte < note.n_descsz; ++byte) {
-          const auto value = static_cast<unsigned char>(content[byte]);
-          hex += kDigits[value >> 4];
-          hex += kDigits[value & 15];
-        }
-        return hex;
-      }
+      if (note.n_type == NT_GNU_BUILD_ID && note.n_namesz == 4 && std::memcmp(name, "GNU", 4) == 0)
+        return fmt::format("{:02x}", fmt::join(content, content + note.n_descsz, ""));
       at = content + (note.n_descsz + 3U) / 4U * 4U;
     }
   }

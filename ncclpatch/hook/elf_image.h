@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "statemachine/types.h"
@@ -21,8 +22,11 @@ class ElfImage {
   // Calls `visit(image)` for loaded objects until it returns true; true if it did.
   template <class Visit>
   static bool ForEach(Visit&& visit) {
-    return Iterate(
-        [](const ElfImage& image, void* context) { return static_cast<bool>((*static_cast<Visit*>(context))(image)); }, &visit);
+    const auto look = [](dl_phdr_info* info, std::size_t, void* context) {
+      ElfImage image;
+      return image.Parse(*info) && (*static_cast<std::remove_reference_t<Visit>*>(context))(image) ? 1 : 0;
+    };
+    return dl_iterate_phdr(look, &visit) != 0;
   }
   // The object whose segments contain `address`.
   static bool Containing(const void* address, ElfImage* found);
@@ -39,15 +43,6 @@ class ElfImage {
 
   // The address of a symbol in this object's dynamic table (the default version). `bytes` receives its size.
   [[nodiscard]] void* Find(const char* name, std::size_t* bytes = nullptr) const;
-
-  // Calls `visit(name)` for every function in this object's dynamic table.
-  template <class Visit>
-  void ForEachDefined(const Visit& visit) const {
-    for (std::uint32_t index = 1, count = SymbolCount(); index < count; ++index) {
-      const ElfW(Sym)& symbol = symbols_[index];
-      if (symbol.st_shndx != SHN_UNDEF && ELF64_ST_TYPE(symbol.st_info) == STT_FUNC) visit(strings_ + symbol.st_name);
-    }
-  }
 
   // Calls `visit(name, address, index)` for every function in this object's dynamic table, with the address that a look-up
   // gives. `index` is for PointNameTo.
@@ -90,9 +85,6 @@ class ElfImage {
   Status Write(const Slot& slot, const void* target) const;
 
  private:
-  using Visitor = bool (*)(const ElfImage&, void*);
-  static bool Iterate(Visitor visit, void* context);
-  static int Step(dl_phdr_info* info, std::size_t size, void* context);
   bool Parse(const dl_phdr_info& info);
   void ParseDynamic(const ElfW(Dyn) * entry);
   [[nodiscard]] std::uintptr_t Absolute(ElfW(Addr) value) const { return value < base_ ? base_ + value : value; }

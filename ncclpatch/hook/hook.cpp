@@ -169,6 +169,7 @@ namespace others {
 void PatchIfIdle();
 }
 
+// What answers in place of dlsym; null: nothing here.
 void* RouteDlsym(void* return_address, void* handle, const char* name) {
   if (g_reach.load(std::memory_order_relaxed) && !replacements::inert.load(std::memory_order_relaxed)) others::PatchIfIdle();
   if (Concerns(return_address, name)) return reinterpret_cast<void*>(&ReplacedDlsym);
@@ -178,14 +179,20 @@ void* RouteDlsym(void* return_address, void* handle, const char* name) {
   PatchIfLoaded();
   return nullptr;
 }
-void* RouteDlvsym(void* return_address, const char* name) {
-  return Concerns(return_address, name) ? reinterpret_cast<void*>(&ReplacedDlvsym) : nullptr;
-}
 
-// For an import that was redirected here. One of libnccl's, or of a library that was reached, may have led to another
-// interposer's before.
-void* Before(Definitions& of, void* return_address) {
+// What answers a look-up that is nobody's here. An import that was redirected, of libnccl or of a library that was reached, may
+// have led to another interposer's before; who found the exported function would have found the next.
+void* Otherwise(Definitions& of, void* return_address, bool exported) {
+  if (exported) return Next(of);
   return g_reach.load(std::memory_order_relaxed) || FromNccl(return_address) ? First(of) : InLibc(of);
+}
+void* ForDlsym(void* return_address, void* handle, const char* name, bool exported) {
+  void* const answers = RouteDlsym(return_address, handle, name);
+  return answers != nullptr ? answers : Otherwise(g_dlsym, return_address, exported);
+}
+void* ForDlvsym(void* return_address, const char* name, bool exported) {
+  return Concerns(return_address, name) ? reinterpret_cast<void*>(&ReplacedDlvsym)
+                                        : Otherwise(g_dlvsym, return_address, exported);
 }
 
 // ---- patching ----------------------------------------------------------------------------------------------------------
@@ -339,7 +346,9 @@ bool IsNccl(const ElfImage& image) {
   if (StartsWith(image.soname(), "libnccl.so")) return true;
   if (!HasEntryPoints(image)) return false;
   std::size_t own = 0, other = 0;
-  image.ForEachDefined([&](const char* name) { ++(StartsWith(name, "nccl") || StartsWith(name, "pnccl") ? own : other); });
+  image.ForEachExport([&](const char* name, std::uintptr_t, std::uint32_t) {
+    ++(StartsWith(name, "nccl") || StartsWith(name, "pnccl") ? own : other);
+  });
   return own > other;  // stock builds define nothing else
 }
 
@@ -348,16 +357,8 @@ namespace {
 constinit std::atomic<std::uint64_t> g_patched_at{0};  // LoadCount
 
 void PatchLoaded() {
-  for (const ElfImage& image : LoadedNccls()) {
-    const ElfImage::Slot slot = image.ImportSlot("dlsym");
-    if (!slot) continue;
-    if (LeadsHere(*slot.where)) {
-      Take(image, WayOf(image));
-      continue;
-    }
-    if (HasLookedUpTheDriver(image, slot)) continue;
-    if (const Status status = Patch(image, WayOf(image)); !status) Tell(true, status.message());
-  }
+  for (const ElfImage& image : LoadedNccls())
+    if (const Status status = AttachTo(image); status.code() == Code::kIo) Tell(true, status.message());
   if (g_reach.load()) others::PatchAll();
 }
 
@@ -469,25 +470,14 @@ void* DriverSymbol(const char* name) {
 }  // namespace amem::hook
 
 void* amem_route_dlsym(void* return_address, void* handle, const char* name) {
-  using namespace amem::hook;
-  void* const answers = RouteDlsym(return_address, handle, name);
-  return answers != nullptr ? answers : Before(g_dlsym, return_address);
+  return amem::hook::ForDlsym(return_address, handle, name, false);
 }
-
 void* amem_route_dlvsym(void* return_address, void* /*handle*/, const char* name) {
-  using namespace amem::hook;
-  void* const answers = RouteDlvsym(return_address, name);
-  return answers != nullptr ? answers : Before(g_dlvsym, return_address);
+  return amem::hook::ForDlvsym(return_address, name, false);
 }
-
 void* amem_route_exported_dlsym(void* return_address, void* handle, const char* name) {
-  using namespace amem::hook;
-  void* const answers = RouteDlsym(return_address, handle, name);
-  return answers != nullptr ? answers : Next(g_dlsym);
+  return amem::hook::ForDlsym(return_address, handle, name, true);
 }
-
 void* amem_route_exported_dlvsym(void* return_address, void* /*handle*/, const char* name) {
-  using namespace amem::hook;
-  void* const answers = RouteDlvsym(return_address, name);
-  return answers != nullptr ? answers : Next(g_dlvsym);
+  return amem::hook::ForDlvsym(return_address, name, true);
 }

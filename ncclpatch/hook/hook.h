@@ -85,5 +85,14 @@ void* FindLibcDlsym();
 // A symbol of the libcuda that NCCL opened, else the system's, as NCCL would get it without AMem, so that other interposers see
 // AMem's own calls too. Null: no such library or symbol.
 void* DriverSymbol(const char* name);
+template <class F>
+F* DriverFunction(const char* name) {
+  return reinterpret_cast<F*>(DriverSymbol(name));
+}
 
 }  // namespace amem::hook
+
+#define AMEM_TEXT(text) #text
+// A function of the driver, by its name in cuda.h, which has the name that libcuda exports (cuMemFree_v2). Null: this driver
+// lacks it.
+#define AMEM_DRIVER(name) ::amem::hook::DriverFunction<decltype(name)>(AMEM_TEXT(name))

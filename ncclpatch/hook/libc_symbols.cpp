@@ -14,13 +14,14 @@
 #endif
 
 namespace amem::hook {
-namespace {
 
-AMEM_ALONE bool Same(const char* a, const char* b) {
+AMEM_ALONE bool SameName(const char* a, const char* b) {
   for (; *a == *b; ++a, ++b)
     if (*a == '\0') return true;
   return false;
 }
+
+namespace {
 
 struct Symbols {
   const ElfW(Sym) * table = nullptr;
@@ -58,7 +59,7 @@ AMEM_ALONE void* Find(const link_map& object, const Symbols& symbols, const char
     for (std::uint32_t index = bucket[i]; index >= first; ++index) {
       const ElfW(Sym)& symbol = symbols.table[index];
       const bool current = symbols.versions == nullptr || (symbols.versions[index] & kHiddenVersion) == 0;
-      if (current && symbol.st_shndx != SHN_UNDEF && Same(symbols.strings + symbol.st_name, name))
+      if (current && symbol.st_shndx != SHN_UNDEF && SameName(symbols.strings + symbol.st_name, name))
         return reinterpret_cast<void*>(object.l_addr + symbol.st_value);
       if ((chain[index - first] & 1U) != 0) break;
     }
@@ -72,7 +73,7 @@ AMEM_ALONE void* FindInLibc(const char* name) {
   for (const char* soname : {"libc.so.6", "libdl.so.2"}) {  // before glibc 2.34 dlsym was in libdl
     for (const link_map* object = _r_debug.r_map; object != nullptr; object = object->l_next) {
       const Symbols symbols = Read(*object);
-      if (symbols.soname == nullptr || !Same(symbols.soname, soname)) continue;
+      if (symbols.soname == nullptr || !SameName(symbols.soname, soname)) continue;
       if (void* found = Find(*object, symbols, name)) return found;
     }
   }

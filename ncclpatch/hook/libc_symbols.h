@@ -7,6 +7,8 @@
 
 namespace amem::hook {
 
+bool SameName(const char* a, const char* b);
+
 // Null: no loaded libc defines it.
 void* FindInLibc(const char* name);
 

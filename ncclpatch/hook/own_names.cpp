@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ncclpatch/hook/hook.h"
+#include "ncclpatch/hook/libc_symbols.h"
 #include "ncclpatch/hook/libraries.h"
 #include "ncclpatch/hook/redirects.h"
 
@@ -28,13 +29,6 @@ constinit std::atomic<const std::vector<OwnName>*> g_own_names{nullptr};
 constinit std::atomic<void*> g_program{nullptr};  // dlopen(nullptr)'s handle
 
 bool Self(ElfImage* self) { return ElfImage::Containing(reinterpret_cast<const void*>(&amem_dlsym_stub), self); }
-
-// A loop of our own, as in hook.cpp.
-bool SameName(const char* a, const char* b) {
-  for (; *a == *b; ++a, ++b)
-    if (*a == '\0') return true;
-  return false;
-}
 
 const OwnName* FindOwn(const char* name) {
   const auto* all = g_own_names.load(std::memory_order_acquire);

@@ -46,17 +46,7 @@ struct Around {
   }
 };
 
-template <class... A>
-std::type_identity<int(A...)> TypeBehind(int (*with)(std::size_t, const Pass&, A...));
-template <class E>
-auto TypeOf() {
-  if constexpr (requires { typename E::Function; })
-    return std::type_identity<typename E::Function>();
-  else
-    return decltype(TypeBehind(&E::With))();
-}
-
-template <class E, class F = typename decltype(TypeOf<E>())::type>
+template <class E, class F = typename decltype(replacements::TypeOf<E>())::type>
 struct Entry;
 template <class E, class R, class... A>
 struct Entry<E, R(A...)> {

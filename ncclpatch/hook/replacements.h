@@ -61,8 +61,8 @@ template <class R, class... A>
 std::type_identity<R(A...)> TypeBehind(R (*call)(R (*)(A...), A...));
 template <class R, class... A>
 std::type_identity<R(A...)> TypeBehind(R (*with)(const std::function<R()>&, A...));
-template <class R, class Session, class... A>
-std::type_identity<R(A...)> TypeBehind(R (*with)(Session&, const std::function<R()>&, A...));
+template <class R, class First, class... A>  // a session; of redirects, a library
+std::type_identity<R(A...)> TypeBehind(R (*with)(First, const std::function<R()>&, A...));
 template <class E>
 auto TypeOf() {
   if constexpr (requires { typename E::Function; })

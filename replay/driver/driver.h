@@ -180,6 +180,9 @@ class Driver : public Copier {
   // The program submits work to that stream by that call. Synchronize also waits for the stream's context, and its message
   // names the last such call. Cheap if repeated for the same context.
   virtual void NoteStream(const char* call, void* stream) { static_cast<void>(call), static_cast<void>(stream); }
+  // The program is about to destroy the device's primary context, with all that the driver keeps in it: what is there of this
+  // object's is given up, and made anew when it is needed.
+  virtual void ForgetContext(DeviceOrdinal device) { static_cast<void>(device); }
   // Waits until all that `moment` stands for is done. kRefused: it did not end in time.
   virtual Status AwaitMoment(DeviceOrdinal device, const StreamMoment& moment, Deadline until) = 0;
   // An independent copier on the same memory, which must not outlive the driver.

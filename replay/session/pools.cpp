@@ -261,6 +261,15 @@ Status Pools::GiveBack(Entry& pool, Address address, DeviceOrdinal device) {
   return given->emptied ? DropNow(pool, *given->emptied) : Status{};
 }
 
+void Pools::DropSpare(DeviceOrdinal device) {
+  const MutexLock lock(mutex_);
+  for (auto& [id, pool] : pools_) {
+    auto* const space = FindIn(pool->spaces, device);
+    const auto spare = space == nullptr || Busy(*pool) ? std::nullopt : space->TakeSpare();
+    if (spare) static_cast<void>(DropNow(*pool, *spare));
+  }
+}
+
 Status Pools::DropNow(Entry& pool, const ChunkSpace::Chunk& chunk) {
   ++pool.dropping;
   WithoutLock apart(mutex_);

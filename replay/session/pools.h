@@ -65,6 +65,7 @@ class Pools {
   // device. If the stream is being captured, or the pool is in a pause or resume, the memory is given back later. kNotFound: no
   // part begins there.
   Status Free(Address address, std::optional<void*> stream);
+  void DropSpare(DeviceOrdinal device);             // gives back chunks there that are kept although they are empty
   Bytes Unused(PoolId pool, DeviceOrdinal device);  // what its chunks there have free; zero while the pool is away
   void OpenTo(DeviceOrdinal device);                // lets the device access all chunks, as peer access does
 

@@ -77,6 +77,30 @@ void Session::TrimPinned(Bytes keep) {
   pinned_.Trim(keep);
 }
 
+void Session::ForgetDevice(DeviceOrdinal device) {
+  const auto parts = Inspect([&](const State& state) {
+    std::vector<Address> found;
+    for (const auto& [id, pool] : state.pools)
+      for (const auto& [address, part] : pool.parts)
+        if (part.device == device) found.push_back(address);
+    return found;
+  });
+  for (const Address address : parts) static_cast<void>(pools_->Free(address, std::nullopt));
+  pools_->DropSpare(device);
+  TrimPinned(0);
+  driver_.ForgetContext(device);
+  const Bytes left = Inspect([&](const State& state) {
+    Bytes sum = 0;
+    for (const auto& [id, a] : state.allocations)
+      if (a.on_device() && a.properties.location.id == device.value && !a.placed() && !a.multicast) sum += a.bytes;
+    return sum;
+  });
+  if (left == 0 && pinned_.Count().pinned_bytes == 0) return;
+  Note(SessionBroken{fmt::format("the program reset device {} (cudaDeviceReset) while {}", device.value,
+                                 left == 0 ? "contents of paused memory were in host memory that was pinned there"
+                                           : FormatBytes(left) + " there were AMem's or NCCL's")});
+}
+
 // NCCL or a peer may still hold the memory.
 Status Session::DropChunk(const ChunkSpace::Chunk& chunk) {
   AMEM_TRY(Unmap(chunk.address, chunk.bytes));

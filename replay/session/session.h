@@ -110,6 +110,10 @@ class Session final : public PeerDelegate {
   std::optional<LegacyAllocated> NoteFree(LegacyFreed freed);
   // Records a network card's registration. False: the address is not AMem's, and nothing was recorded.
   bool NoteRegistration(const Registered& registered);
+  // The program, whose work on the device has ended, is about to reset it (cudaDeviceReset): the parts of tags there are freed,
+  // as the driver frees what cudaMalloc gave. What is AMem's there apart from that may be gone, too, and contents of paused
+  // memory are pinned in the context; then the session breaks, so that pauses say why they are refused.
+  void ForgetDevice(DeviceOrdinal device);
   // From the next pause on, this session and all that pause with it keep all memory. Waits for a cycle that is under way.
   void KeepEverything(const std::string& why);
 

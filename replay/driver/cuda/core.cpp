@@ -91,8 +91,21 @@ Result<CudaDriver::Core::Device> CudaDriver::Core::Open(DeviceOrdinal device) {
   const MutexLock lock(mutex_);
   devices_.resize(static_cast<std::size_t>(count));
   Device& opened = devices_[static_cast<std::size_t>(device.value)];
+  if (const std::uint64_t now = TimesForgotten(device); opened.times_forgotten != now) {
+    if (opened.context != nullptr) calls.primary_release(opened.device);
+    opened = {.times_forgotten = now};
+  }
   if (opened.stream == nullptr) AMEM_TRY(OpenLocked(opened, device.value));
   return opened;
+}
+
+void CudaDriver::Core::Forget(DeviceOrdinal device) {
+  if (const auto index = static_cast<std::size_t>(device.value); index < forgotten->size()) ++(*forgotten)[index];
+}
+
+std::uint64_t CudaDriver::Core::TimesForgotten(DeviceOrdinal device) const {
+  const auto index = static_cast<std::size_t>(device.value);
+  return index < forgotten->size() ? (*forgotten)[index].load() : 0;
 }
 
 Status CudaDriver::Core::OpenLocked(Device& device, int ordinal) {
@@ -157,7 +170,8 @@ Result<CUcontext> CudaDriver::Core::AnyContext() {
   {
     const MutexLock lock(mutex_);
     for (const Device& device : devices_) {
-      if (device.context != nullptr) return device.context;
+      if (device.context != nullptr && device.times_forgotten == TimesForgotten(DeviceOrdinal{device.device}))
+        return device.context;
     }
   }
   int chosen = 0;

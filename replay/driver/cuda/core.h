@@ -3,9 +3,11 @@
 
 #include <cuda.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -92,6 +94,8 @@ class CudaDriver::Core {
   ~Core();
 
   CudaCalls calls;
+  using Forgotten = std::array<std::atomic<std::uint64_t>, 64>;
+  std::shared_ptr<Forgotten> forgotten = std::make_shared<Forgotten>();  // by device; lanes have the same
 
   // The failure of `tried`, in the driver's words.
   [[nodiscard]] Status Failure(CUresult result, const std::string& tried) const;
@@ -107,9 +111,13 @@ class CudaDriver::Core {
     CUdevice device = 0;
     CUcontext context = nullptr;  // primary, retained
     CUstream stream = nullptr;
+    std::uint64_t times_forgotten = 0;  // when it was opened
   };
   // The device with context and stream, made at first need.
   Result<Device> Open(DeviceOrdinal device);
+  // Driver::ForgetContext, of all lanes, too. When the number has changed, what was made in the context before is gone.
+  void Forget(DeviceOrdinal device);
+  [[nodiscard]] std::uint64_t TimesForgotten(DeviceOrdinal device) const;
   // Whether this process has a primary context on the device. Makes none.
   Result<bool> HasContext(DeviceOrdinal device);
   // Asks until the answer is not "not ready" or the time is up, because the driver's own waits have no limit.

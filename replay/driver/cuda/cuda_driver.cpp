@@ -4,30 +4,15 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 
-#include <cstring>
-
 #include "replay/driver/cuda/core.h"
 #include "replay/driver/cuda/idle_wait.h"
 #include "replay/driver/cuda/nonzero.h"
 #include "replay/driver/cuda/nvml.h"
+#include "replay/driver/cuda/properties.h"
 #include "replay/driver/result_names.h"
 
 namespace amem {
 namespace {
-
-CUmemAllocationProp ToCuda(const AllocationProperties& properties) {
-  CUmemAllocationProp prop{};
-  prop.type = static_cast<CUmemAllocationType>(properties.type);
-  prop.requestedHandleTypes = static_cast<CUmemAllocationHandleType>(properties.handle_types);
-  prop.location.type = static_cast<CUmemLocationType>(properties.location.type);
-  prop.location.id = properties.location.id;
-  prop.allocFlags.compressionType = properties.compression;
-  prop.allocFlags.gpuDirectRDMACapable = properties.gpu_direct_rdma;
-  prop.allocFlags.usage = properties.usage;
-  static_assert(sizeof(prop.allocFlags.reserved) == sizeof(properties.reserved));
-  std::memcpy(prop.allocFlags.reserved, &properties.reserved, sizeof(properties.reserved));
-  return prop;
-}
 
 std::string Where(const Location& location) {
   return fmt::format("location type {} id {}", static_cast<std::uint32_t>(location.type), location.id);
@@ -172,6 +157,7 @@ std::string CudaDriver::Version() {
 
 Status CudaDriver::Synchronize(DeviceOrdinal device, Deadline until) { return idle_->Await(device, until); }
 void CudaDriver::NoteStream(const char* call, void* stream) { idle_->NoteStream(call, stream); }
+void CudaDriver::ForgetContext(DeviceOrdinal device) { core_->Forget(device); }
 
 Status CudaDriver::OnStream(DeviceOrdinal device, const char* call, Address address, Bytes bytes,
                             const std::function<int(void* stream)>& submit) {

@@ -57,6 +57,7 @@ class CudaDriver final : public Driver {
   // stream is found by the driver, which breaks that capture (measured; it offers no other way to ask).
   Status Synchronize(DeviceOrdinal device, Deadline until) override;
   void NoteStream(const char* call, void* stream) override;
+  void ForgetContext(DeviceOrdinal device) override;
   Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) override;
   [[nodiscard]] bool Populates(Bytes bytes) override;
   std::unique_ptr<HostPages> Populate(Bytes bytes) override;

@@ -333,6 +333,7 @@ void CudaDriver::NonZeroCopier::SetParts(const Parts& parts) {
 CudaDriver::NonZeroCopier::Device& CudaDriver::NonZeroCopier::On(DeviceOrdinal device) {
   const MutexLock lock(mutex_);
   auto& found = devices_[device];
+  if (found != nullptr && found->Forgotten()) forgotten_.push_back(std::move(found));
   if (found == nullptr) found = std::make_unique<Device>(driver_, core_, device, parts_);
   return *found;
 }
@@ -342,7 +343,7 @@ Status CudaDriver::NonZeroCopier::Finish(DeviceOrdinal device, Deadline until) {
   {
     const MutexLock lock(mutex_);
     auto* const it = FindIn(devices_, device);
-    if (it == nullptr) return {};
+    if (it == nullptr || (*it)->Forgotten()) return {};
     found = it->get();
   }
   return found->Finish(until);

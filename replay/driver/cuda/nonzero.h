@@ -47,6 +47,7 @@ class CudaDriver::NonZeroCopier {
   Mutex mutex_{LockRank::kDriverLanes};
   Parts parts_ GUARDED_BY(mutex_);
   std::map<DeviceOrdinal, std::unique_ptr<Device>> devices_ GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Device>> forgotten_ GUARDED_BY(mutex_);  // another thread may still be in one
 };
 
 // Of one device. Thread-safe.
@@ -56,6 +57,8 @@ class CudaDriver::NonZeroCopier::Device {
   ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
+
+  [[nodiscard]] bool Forgotten() const;  // its streams and kernels went with their context
 
   // As the methods of Driver.
   Result<NonZero> FindNonZero(std::span<const Extent> extents, const ContentKey* key, Deadline until);
@@ -108,6 +111,7 @@ class CudaDriver::NonZeroCopier::Device {
   const CudaCalls& calls_;
   const DeviceOrdinal device_;
   const Parts parts_;
+  const std::uint64_t times_forgotten_;
 
   Mutex mutex_{LockRank::kDriverLane};
   Core::Device opened_ GUARDED_BY(mutex_);

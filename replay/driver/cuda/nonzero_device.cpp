@@ -21,12 +21,20 @@ constexpr Bytes kTablesBytes = Bytes{2} << 20;  // pinned at once
 }  // namespace
 
 CudaDriver::NonZeroCopier::Device::Device(CudaDriver& driver, std::shared_ptr<Core> core, DeviceOrdinal device, Parts parts)
-    : driver_(driver), core_(std::move(core)), calls_(core_->calls), device_(device), parts_(parts) {}
+    : driver_(driver),
+      core_(std::move(core)),
+      calls_(core_->calls),
+      device_(device),
+      parts_(parts),
+      times_forgotten_(core_->TimesForgotten(device)) {}
+
+bool CudaDriver::NonZeroCopier::Device::Forgotten() const { return core_->TimesForgotten(device_) != times_forgotten_; }
 
 CudaDriver::NonZeroCopier::Device::~Device() {
   if (opened_.context == nullptr) return;
   static_cast<void>(CloseBuffer());
   if (buffer_.reserved != 0) static_cast<void>(driver_.FreeRange(buffer_.address, buffer_.reserved));
+  if (Forgotten()) return;
   const InContext current(calls_, opened_.context);
   if (current.result() != CUDA_SUCCESS) return;
   for (const Lane& lane : lanes_) calls_.stream_destroy(lane.stream);

@@ -107,6 +107,7 @@ Status CudaDriver::AwaitMoment(DeviceOrdinal device, const StreamMoment& moment,
 Result<std::unique_ptr<Copier>> CudaDriver::OpenLane() {
   auto core = std::make_shared<Core>();  // with streams of its own
   core->calls = core_->calls;
+  core->forgotten = core_->forgotten;
   std::unique_ptr<CudaDriver> lane(new CudaDriver(std::move(core)));
   lane->is_lane_ = true;
   Parts parts;

@@ -29,6 +29,13 @@ class SessionTest : public test::TwoProcesses {
   SessionTest() : TwoProcesses(Direct(), 256 * kMiB) {}
 };
 
+class BrokenSession : public SessionTest {
+ protected:
+  void TearDown() override {  // the journal of a broken session does not go on
+    for (const Process* p : {&a, &b}) EXPECT_TRUE(p->session->Close("test").ok());
+  }
+};
+
 TEST_F(SessionTest, an_import_is_journaled_on_both_sides) {
   const AllocationId own = a.Create();
   const AllocationId theirs = Pass(own);
@@ -42,6 +49,32 @@ TEST_F(SessionTest, an_import_is_journaled_on_both_sides) {
 
 TEST_F(SessionTest, a_pause_gives_all_memory_back_and_a_resume_brings_the_same_bytes_to_the_same_addresses) {
   CyclesBringTheSameBytesToTheSameAddresses(6 * k2M);
+}
+
+TEST_F(BrokenSession, a_reset_of_a_device_with_memory_of_nccls_is_why_later_pauses_are_refused) {
+  a.Place(a.Create());
+  a.session->ForgetDevice(DeviceOrdinal{kDevice.value + 1});
+  EXPECT_TRUE(a.session->Pause().ok());
+  EXPECT_TRUE(a.session->Resume().ok());
+  a.session->ForgetDevice(kDevice);
+  const Status refused = a.session->Pause();
+  EXPECT_EQ(refused.code(), Code::kBroken);
+  EXPECT_NE(refused.message().find("the program reset device 0 (cudaDeviceReset) while 2 MiB there were AMem's or NCCL's"),
+            std::string::npos)
+      << refused.message();
+}
+
+TEST_F(BrokenSession, a_reset_of_a_device_while_a_tag_is_paused_frees_its_memory_and_is_why_later_pauses_are_refused) {
+  Pools& pools = a.session->pools();
+  const PoolId tag = *pools.Open("weights", PoolPolicy::kPreserve);
+  const Address memory = *pools.Allocate(tag, k2M, kDevice);
+  std::memset(reinterpret_cast<void*>(memory.value), 1, k2M);
+  ASSERT_TRUE(pools.Pause(tag, {}).ok());
+  a.session->ForgetDevice(kDevice);
+  EXPECT_TRUE(a.session->CopyState().pools.at(tag).parts.empty());
+  EXPECT_TRUE(pools.Resume(tag, {}).ok());
+  EXPECT_NE(pools.Pause(tag, {}).message().find("while contents of paused memory were in host memory that was pinned there"),
+            std::string::npos);
 }
 
 TEST_F(SessionTest, contents_of_memory_that_its_owner_never_mapped_survive) {

@@ -56,6 +56,7 @@ bool Known(StandIn& stand_in, CUstream stream) {
 
 }  // namespace
 
+CUcontext amem::stand_in::CurrentContext() { return Current(); }
 int amem::stand_in::CurrentDevice() { return Current() == nullptr ? -1 : Current()->device; }
 
 // ---- devices ---------------------------------------------------------------------------------------------------------------
@@ -178,6 +179,24 @@ CUDA_CALL CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int* fla
   return CUDA_SUCCESS;
 }
 
+namespace {
+void DestroyAllOf(StandIn& stand_in, CUcontext context) {
+  amem::stand_in::FreeAllOf(stand_in, context);
+  const std::lock_guard lock(stand_in.mutex);
+  for (const CUstream stream : stand_in.streams)
+    if (stream->context == context) stand_in.gone.insert(stream);
+  for (const CUstream stream : stand_in.gone) stand_in.streams.erase(stream);
+}
+}  // namespace
+
+// Memory of cuMemCreate belongs to no context.
+CUDA_CALL CUresult cuDevicePrimaryCtxReset(CUdevice device) {
+  STARTED_OR_RETURN(stand_in);
+  if (device < 0 || device >= stand_in->devices) return CUDA_ERROR_INVALID_DEVICE;
+  DestroyAllOf(*stand_in, stand_in->primary[static_cast<std::size_t>(device)].get());
+  return CUDA_SUCCESS;
+}
+
 #undef cuCtxCreate
 CUDA_CALL CUresult cuCtxCreate_v2(CUcontext* context, unsigned int, CUdevice device);
 CUDA_CALL CUresult cuCtxCreate_v2(CUcontext* context, unsigned int, CUdevice device) {
@@ -192,6 +211,7 @@ CUDA_CALL CUresult cuCtxCreate_v2(CUcontext* context, unsigned int, CUdevice dev
 
 CUDA_CALL CUresult cuCtxDestroy(CUcontext context) {
   STARTED_OR_RETURN(stand_in);
+  DestroyAllOf(*stand_in, context);
   const std::lock_guard lock(stand_in->mutex);
   if (stand_in->created.erase(context) == 0) return CUDA_ERROR_INVALID_CONTEXT;
   std::erase(context_stack, context);

@@ -53,7 +53,10 @@ CUresult Allocate(StandIn& stand_in, int device, Bytes asked, CUdeviceptr* point
     return result;
   }
   const std::lock_guard lock(stand_in.mutex);
-  stand_in.legacy.emplace(*pointer, LegacyBlock{.asked = asked, .bytes = bytes, .handle = *handle, .device = device});
+  stand_in.legacy.emplace(
+      *pointer,
+      LegacyBlock{
+          .asked = asked, .bytes = bytes, .handle = *handle, .device = device, .context = amem::stand_in::CurrentContext()});
   return CUDA_SUCCESS;
 }
 
@@ -81,6 +84,18 @@ std::map<CUdeviceptr, LegacyBlock>::iterator Containing(std::map<CUdeviceptr, Le
 }
 
 }  // namespace
+
+void amem::stand_in::FreeAllOf(StandIn& stand_in, CUcontext context) {
+  for (auto* const blocks : {&stand_in.legacy, &stand_in.opened}) {
+    std::vector<CUdeviceptr> found;
+    {
+      const std::lock_guard lock(stand_in.mutex);
+      for (const auto& [pointer, block] : *blocks)
+        if (block.context == context) found.push_back(pointer);
+    }
+    for (const CUdeviceptr pointer : found) Free(stand_in, *blocks, pointer);
+  }
+}
 
 CUDA_CALL CUresult cuMemAlloc(CUdeviceptr* pointer, std::size_t bytes) {
   STARTED_OR_RETURN(stand_in);
@@ -235,9 +250,11 @@ CUDA_CALL CUresult cuIpcOpenMemHandle(CUdeviceptr* pointer, CUipcMemHandle handl
     return result;
   }
   const std::lock_guard lock(stand_in->mutex);
-  stand_in->opened.emplace(
-      *pointer,
-      LegacyBlock{.asked = contents.asked, .bytes = static_cast<Bytes>(bytes), .handle = *imported, .device = device});
+  stand_in->opened.emplace(*pointer, LegacyBlock{.asked = contents.asked,
+                                                 .bytes = static_cast<Bytes>(bytes),
+                                                 .handle = *imported,
+                                                 .device = device,
+                                                 .context = amem::stand_in::CurrentContext()});
   return CUDA_SUCCESS;
 }
 

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "replay/driver/cuda/properties.h"
 #include "replay/driver/simulator/simulator.h"
 
 #define CUDA_CALL extern "C" __attribute__((visibility("default")))
@@ -42,6 +43,7 @@ struct LegacyBlock {  // cuMemAlloc and the like
   Bytes asked = 0, bytes = 0;
   DriverHandle handle;
   int device = 0;
+  CUcontext context = nullptr;
   int exported = -1;  // descriptor that cuIpcGetMemHandle hands out
 };
 
@@ -56,14 +58,16 @@ struct StandIn {
   std::map<CUdeviceptr, LegacyBlock> opened;  // cuIpcOpenMemHandle
   std::map<void*, std::unique_ptr<PinnedBuffer>> host;
   std::map<void*, std::size_t> registered;
-  std::set<CUstream> streams;
-  std::set<CUcontext> created;    // by cuCtxCreate, and not destroyed
-  std::map<CUcontext, int> busy;  // stand_in_cuda_set_busy
+  std::set<CUstream> streams, gone;  // gone: with their contexts; not deleted, so that no other gets their addresses
+  std::set<CUcontext> created;       // by cuCtxCreate, and not destroyed
+  std::map<CUcontext, int> busy;     // stand_in_cuda_set_busy
 };
 
 StandIn* Get();       // null: cuInit was not called, or failed, or this is a forked child
 CUresult Start();     // cuInit
 int CurrentDevice();  // of the thread's context; -1: it has none
+CUcontext CurrentContext();
+void FreeAllOf(StandIn& stand_in, CUcontext context);  // memory of cuMemAlloc and cuIpcOpenMemHandle
 
 // With STAND_IN_LOOK_UPS: writes a look-up down, and gives a name that was not found (null) a function that does nothing.
 void* NoteLookUp(const char* symbol, int version, const void* caller, void* found);
@@ -75,8 +79,8 @@ int AskFault(std::string_view call);
 bool PlanFault(std::string_view text);
 
 CUresult Result(const Status& status);
-AllocationProperties FromCuda(const CUmemAllocationProp& prop);
-CUmemAllocationProp ToCuda(const AllocationProperties& properties);
+using amem::FromCuda;
+using amem::ToCuda;
 
 inline Address At(CUdeviceptr pointer) { return Address{pointer}; }
 

@@ -123,30 +123,6 @@ CUresult Result(const Status& status) {
   return status.driver_result() != 0 ? static_cast<CUresult>(status.driver_result()) : CUDA_ERROR_UNKNOWN;
 }
 
-AllocationProperties FromCuda(const CUmemAllocationProp& prop) {
-  AllocationProperties properties;
-  properties.type = static_cast<std::uint32_t>(prop.type);
-  properties.handle_types = static_cast<std::uint32_t>(prop.requestedHandleTypes);
-  properties.location = {static_cast<LocationType>(prop.location.type), prop.location.id};
-  properties.compression = prop.allocFlags.compressionType;
-  properties.gpu_direct_rdma = prop.allocFlags.gpuDirectRDMACapable;
-  properties.usage = prop.allocFlags.usage;
-  std::memcpy(&properties.reserved, prop.allocFlags.reserved, sizeof(properties.reserved));
-  return properties;
-}
-
-CUmemAllocationProp ToCuda(const AllocationProperties& properties) {
-  CUmemAllocationProp prop{};
-  prop.type = static_cast<CUmemAllocationType>(properties.type);
-  prop.requestedHandleTypes = static_cast<CUmemAllocationHandleType>(properties.handle_types);
-  prop.location = {static_cast<CUmemLocationType>(properties.location.type), properties.location.id};
-  prop.allocFlags.compressionType = properties.compression;
-  prop.allocFlags.gpuDirectRDMACapable = properties.gpu_direct_rdma;
-  prop.allocFlags.usage = properties.usage;
-  std::memcpy(prop.allocFlags.reserved, &properties.reserved, sizeof(properties.reserved));
-  return prop;
-}
-
 }  // namespace amem::stand_in
 
 CUDA_CALL CUresult cuInit(unsigned int flags) { return flags == 0 ? amem::stand_in::Start() : CUDA_ERROR_INVALID_VALUE; }

@@ -20,6 +20,13 @@
 
 namespace amem::control {
 
+// Memory that a pause leaves on the GPUs.
+struct Staying {
+  std::string what;
+  std::optional<std::uint64_t> pieces;  // where they are counted
+  Bytes bytes = 0;
+};
+
 // What is known of a rank from outside.
 struct RankLook {
   SessionId session;
@@ -36,6 +43,7 @@ struct RankLook {
   std::string doing;               // a sentence for people
   Bytes freed = 0;                 // by the last pause from outside
   Bytes held = 0;                  // GPU memory that AMem knows of and that is resident, as the rank last reported it
+  std::vector<Staying> stays{};    // where the tool has read the rank's journal
 };
 
 struct AskOptions {

@@ -34,7 +34,7 @@ class Actions {
   virtual Result<Standing> Ask(SessionId rank) = 0;
 };
 
-class RankControl final : public RequestServer {
+class RankControl : public RequestServer {
  public:
   // How long a tool is taken for alive that is silent, because it was stopped.
   explicit RankControl(std::chrono::milliseconds patience = std::chrono::seconds(30)) : patience_(patience) {}

@@ -67,6 +67,28 @@ Result<State> StateIn(const std::filesystem::path& session) {
   return reader.ok() ? (*reader)->StateAt(std::nullopt) : Result<State>(reader.status());
 }
 
+// What is not the program's memory under a tag is left by a pause with --all, too: other libraries' by their name or, with
+// AMEM_SCOPE=all, by the function that made it.
+std::vector<control::Staying> WhatStays(const State& state, const Holdings& holdings) {
+  std::vector<control::Staying> stays;
+  const auto add = [&](std::string what, std::optional<std::uint64_t> pieces, Bytes bytes) {
+    if (bytes != 0 || pieces) stays.push_back({std::move(what), pieces, bytes});
+  };
+  for (const auto& [reason, bytes] : holdings.kept)
+    if (reason != KeepReason::kNone) add(std::string(ToText(reason)), {}, bytes);
+  for (const auto& [id, pool] : MeasurePools(state))
+    for (const auto& [reason, bytes] : pool.kept)
+      add(fmt::format("tag {}: {}", state.pools.at(id).tag, ToText(reason)), {}, bytes);
+  add("NCCL's cuMemAlloc", {}, holdings.legacy_kept);
+  add("NCCL's driver pools", {}, holdings.async);
+  for (const auto& [what, share] : state.outside) {
+    if (what.second == OutsideKind::kUnseen) continue;
+    const bool left = what.second == OutsideKind::kLeft;
+    add(left ? what.first : fmt::format("{} by {}", ToText(what.second), what.first), share.pieces, share.bytes);
+  }
+  return stays;
+}
+
 // How a freeze of the job stands, as its journals say. Nothing: nothing is left of one.
 std::optional<FreezeStep> FreezeOf(const FoundJob& job) {
   std::optional<FreezeStep> last;
@@ -113,6 +135,7 @@ int PrintLive(const std::vector<std::string>& names, bool json, Output& out) {
     if (const Result<State> state = StateIn(rank.directory); state.ok()) {
       const Holdings holdings = Measure(*state);
       rank.held = holdings.own_device_resident + holdings.pools_resident;
+      rank.stays = WhatStays(*state, holdings);
     }
   PrintRanks(out, ranks, *job, "", 0, json);
   const auto freeze = json ? std::nullopt : FreezeOf(*job);

@@ -15,6 +15,11 @@ namespace amem::tool {
 namespace {
 
 nlohmann::ordered_json JsonOf(const control::RankLook& rank) {
+  auto stays = nlohmann::ordered_json::array();
+  for (const control::Staying& one : rank.stays)
+    stays.push_back({{"what", one.what},
+                     {"pieces", one.pieces ? nlohmann::ordered_json(*one.pieces) : nlohmann::ordered_json()},
+                     {"bytes", one.bytes}});
   return {{"session", fmt::format("{:016x}", rank.session.value)},
           {"rank", rank.rank < 0 ? nlohmann::ordered_json() : nlohmann::ordered_json(rank.rank)},
           {"pid", rank.pid},
@@ -26,7 +31,17 @@ nlohmann::ordered_json JsonOf(const control::RankLook& rank) {
           {"paused_by_program", rank.paused_by_program},
           {"held_bytes", rank.held},
           {"freed_bytes", rank.freed},
+          {"stays", std::move(stays)},
           {"doing", rank.doing}};
+}
+
+// "; a pause leaves 24.0 MiB (cuMemAllocAsync), 2.00 MiB (...)"; empty: nothing.
+std::string StaysOf(const control::RankLook& rank) {
+  std::string text;
+  for (const control::Staying& one : rank.stays)
+    text += fmt::format("{} {} ({}{})", text.empty() ? "; a pause leaves" : ",", RoundedBytes(one.bytes), one.what,
+                        one.pieces.value_or(1) == 1 ? "" : fmt::format(", {} pieces", *one.pieces));
+  return text;
 }
 
 }  // namespace
@@ -68,7 +83,7 @@ void PrintRanks(Output& out, const std::vector<control::RankLook>& ranks, const 
   if (!done.empty()) out << done << "\n";
   for (const control::RankLook& rank : sorted)
     out << fmt::format("{}: {}\n", rank.rank < 0 ? rank.rank_name : fmt::format("{} (pid {})", rank.rank_name, rank.pid),
-                       rank.doing + (rank.held != 0 ? "; holds " + RoundedBytes(rank.held) : ""));
+                       rank.doing + (rank.held != 0 ? "; holds " + RoundedBytes(rank.held) : "") + StaysOf(rank));
   if (job.elsewhere > 0)
     out << fmt::format("The launcher counts {}: those of other hosts are asked there.\n", Plural(job.elsewhere, "more rank"));
 }

@@ -332,6 +332,40 @@ Presence Look(const ElfImage& image) {
   return found;
 }
 
+constinit std::atomic<std::uint64_t> g_patched_at{0};  // LoadCount
+
+void PatchLoaded() {
+  for (const ElfImage& image : LoadedNccls())
+    if (const Status status = AttachTo(image); status.code() == Code::kIo) Tell(true, status.message());
+  if (g_reach.load()) others::PatchAll();
+}
+
+// What the program has just loaded, before anything in it is called by name. Not where a dlsym comes from patching itself, or
+// beside it.
+void others::PatchIfIdle() {
+  const std::uint64_t loaded = LoadCount();
+  if (g_patched_at.load() == loaded) return;
+  const std::unique_lock lock(g_patch_mutex, std::try_to_lock);
+  if (!lock) return;
+  g_patched_at.store(loaded);
+  PatchLoaded();
+}
+
+Status AttachToAll() {
+  const std::lock_guard lock(g_patch_mutex);
+  const std::vector<ElfImage> libraries = LoadedNccls();
+  if (libraries.empty())
+    return {Code::kNotFound,
+            "attach: no NCCL is loaded in this process; load it first (import torch, or load libnccl.so.2), then call "
+            "amem_attach() (Python: amem.attach())"};
+  // One that cannot be attached to does not keep the others from it.
+  Status first;
+  for (const ElfImage& image : libraries)
+    if (Status status = AttachTo(image); !status && first) first = std::move(status);
+  Enable();
+  return first;
+}
+
 }  // namespace
 
 void SetReport(Report report) { g_report.store(report, std::memory_order_release); }
@@ -352,29 +386,6 @@ bool IsNccl(const ElfImage& image) {
   return own > other;  // stock builds define nothing else
 }
 
-namespace {
-
-constinit std::atomic<std::uint64_t> g_patched_at{0};  // LoadCount
-
-void PatchLoaded() {
-  for (const ElfImage& image : LoadedNccls())
-    if (const Status status = AttachTo(image); status.code() == Code::kIo) Tell(true, status.message());
-  if (g_reach.load()) others::PatchAll();
-}
-
-// What the program has just loaded, before anything in it is called by name. Not where a dlsym comes from patching itself, or
-// beside it.
-void others::PatchIfIdle() {
-  const std::uint64_t loaded = LoadCount();
-  if (g_patched_at.load() == loaded) return;
-  const std::unique_lock lock(g_patch_mutex, std::try_to_lock);
-  if (!lock) return;
-  g_patched_at.store(loaded);
-  PatchLoaded();
-}
-
-}  // namespace
-
 void PatchAtLoad() {
   const std::lock_guard lock(g_patch_mutex);
   PatchLoaded();
@@ -383,25 +394,6 @@ void PatchAtLoad() {
 void PatchIfLoaded() {
   if (const std::uint64_t loaded = LoadCount(); g_patched_at.exchange(loaded) != loaded) PatchAtLoad();
 }
-
-namespace {
-
-Status AttachToAll() {
-  const std::lock_guard lock(g_patch_mutex);
-  const std::vector<ElfImage> libraries = LoadedNccls();
-  if (libraries.empty())
-    return {Code::kNotFound,
-            "attach: no NCCL is loaded in this process; load it first (import torch, or load libnccl.so.2), then call "
-            "amem_attach() (Python: amem.attach())"};
-  // One that cannot be attached to does not keep the others from it.
-  Status first;
-  for (const ElfImage& image : libraries)
-    if (Status status = AttachTo(image); !status && first) first = std::move(status);
-  Enable();
-  return first;
-}
-
-}  // namespace
 
 Status Attach() {
   Status status = AttachToAll();

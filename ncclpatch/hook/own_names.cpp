@@ -69,6 +69,32 @@ void* InOnlyLibrary(const char* name) {
   return found.size() == 1 ? found.front() : nullptr;
 }
 
+void Promote() {
+  ElfImage self;
+  if (!Self(&self) || self.path()[0] == '\0') return;
+  dlopen(self.path(), RTLD_LAZY | RTLD_NOLOAD | RTLD_GLOBAL);  // stays loaded
+}
+
+// An import of dlsym that is bound to a function other than libc's is somebody else's interposition, and stays.
+void RouteLookUps() {
+  ElfImage self;
+  if (!Self(&self)) return;
+  void* const libc = FindLibcDlsym();
+  const bool plain = RealDlsym(g_program.load(std::memory_order_acquire), "dlsym") == libc;  // RTLD_DEFAULT would find ours
+  ElfImage::ForEach([&](const ElfImage& image) {
+    if (image.base() == self.base() || std::strncmp(image.soname(), "libc.so", 7) == 0 ||
+        std::strncmp(image.soname(), "ld-linux", 8) == 0)
+      return false;
+    if (IsNccl(image)) return false;  // its look-ups say whether it is under AMem
+    image.ForEachImport([&](const char* name, const ElfImage::Slot& slot) {
+      if (!SameName(name, "dlsym")) return;
+      if (*slot.where != reinterpret_cast<std::uintptr_t>(libc) && !(plain && image.Unbound(slot))) return;
+      (void)image.Write(slot, reinterpret_cast<const void*>(&amem_dlsym_stub));  // if this fails, the caller gets libc's answer
+    });
+    return false;
+  });
+}
+
 }  // namespace
 
 void HideNames(std::span<const char* const> names) {
@@ -116,36 +142,6 @@ void* WithoutUs(const char* name, const void* own, const void* caller) {
   if (void* found = InTreeOf(caller, name, own)) return found;
   return InOnlyLibrary(name);
 }
-
-namespace {
-
-void Promote() {
-  ElfImage self;
-  if (!Self(&self) || self.path()[0] == '\0') return;
-  dlopen(self.path(), RTLD_LAZY | RTLD_NOLOAD | RTLD_GLOBAL);  // stays loaded
-}
-
-// An import of dlsym that is bound to a function other than libc's is somebody else's interposition, and stays.
-void RouteLookUps() {
-  ElfImage self;
-  if (!Self(&self)) return;
-  void* const libc = FindLibcDlsym();
-  const bool plain = RealDlsym(g_program.load(std::memory_order_acquire), "dlsym") == libc;  // RTLD_DEFAULT would find ours
-  ElfImage::ForEach([&](const ElfImage& image) {
-    if (image.base() == self.base() || std::strncmp(image.soname(), "libc.so", 7) == 0 ||
-        std::strncmp(image.soname(), "ld-linux", 8) == 0)
-      return false;
-    if (IsNccl(image)) return false;  // its look-ups say whether it is under AMem
-    image.ForEachImport([&](const char* name, const ElfImage::Slot& slot) {
-      if (!SameName(name, "dlsym")) return;
-      if (*slot.where != reinterpret_cast<std::uintptr_t>(libc) && !(plain && image.Unbound(slot))) return;
-      (void)image.Write(slot, reinterpret_cast<const void*>(&amem_dlsym_stub));  // if this fails, the caller gets libc's answer
-    });
-    return false;
-  });
-}
-
-}  // namespace
 
 void ShowServedNames() {
   const auto* all = g_own_names.load(std::memory_order_acquire);

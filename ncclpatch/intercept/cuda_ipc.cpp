@@ -41,14 +41,9 @@ struct MemFree : InSession<MemFree, "cuMemFree", "cuMemFree_v2"> {
   static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address) {
     if (address == 0) return pass();
     CUresult freed{};
-    const auto free_counted = [&](const auto& event) {
-      const auto take_back = session.NoteFree(event);
-      if (!take_back) return false;
-      if (freed = pass(); freed != CUDA_SUCCESS) session.Note(*take_back);
-      return true;
-    };
-    if (free_counted(LegacyFreed{Address{address}})) return freed;
-    if (free_counted(AsyncFreed{Address{address}})) return freed;  // cudaFree takes memory of pools too
+    const bool counted = FreeNoted(session, LegacyFreed{Address{address}}, pass, freed) ||
+                         FreeNoted(session, AsyncFreed{Address{address}}, pass, freed);  // cudaFree takes memory of pools too
+    if (counted) return freed;
     return OrPassOn(session, kName, address, session.LegacyFree(Address{address}), pass);
   }
 };

@@ -21,38 +21,26 @@ bool IsAboutMemory(std::string_view name) {
 using replacements::Caller;
 
 // Only NCCL's look-ups are journaled, because others look up all that the driver has.
-void Substitute(Caller caller, const char* symbol, int cuda_version, CUresult result, void** function) {
-  if (result != CUDA_SUCCESS || symbol == nullptr || function == nullptr || *function == nullptr) return;
-  bool replaced = false;
-  *function = replacements::Bind(symbol, cuda_version, *function, &replaced, caller);
-  if (caller == Caller::kNccl && (replaced || IsAboutMemory(symbol)))
-    Runtime::Get().Note(DriverSymbolBound{symbol, cuda_version, replaced});
-}
-
-template <Caller caller>
-struct GetProcAddress : Instead<GetProcAddress<caller>, "cuGetProcAddress", "cuGetProcAddress_v2"> {
-  static constexpr int kSince = 12000;
-  static CUresult With(const Pass<>& pass, const char* symbol, void** function, int version, cuuint64_t,
-                       CUdriverProcAddressQueryResult*) {
-    const CUresult result = pass();
-    Substitute(caller, symbol, version, result, function);
-    return result;
-  }
-};
-
-template <Caller caller>
-struct GetProcAddressV1 : Instead<GetProcAddressV1<caller>, "cuGetProcAddress"> {
-  static constexpr int kSince = 11030, kBefore = 12000;
-  static CUresult With(const Pass<>& pass, const char* symbol, void** function, int version, cuuint64_t) {
-    const CUresult result = pass();
-    Substitute(caller, symbol, version, result, function);
+template <Caller caller, Text Exported, int since, int before, class... Status>
+struct GetProcAddress : Named<"cuGetProcAddress", Exported> {
+  static constexpr int kSince = since, kBefore = before;
+  using Function = CUresult(const char*, void**, int, cuuint64_t, Status...);
+  static CUresult Call(Function* real, const char* symbol, void** function, int version, cuuint64_t flags, Status... status) {
+    const CUresult result = real(symbol, function, version, flags, status...);
+    if (result != CUDA_SUCCESS || symbol == nullptr || function == nullptr || *function == nullptr) return result;
+    bool replaced = false;
+    *function = replacements::Bind(symbol, version, *function, &replaced, caller);
+    if (caller == Caller::kNccl && (replaced || IsAboutMemory(symbol)))
+      Runtime::Get().Note(DriverSymbolBound{symbol, version, replaced});
     return result;
   }
 };
 
 template <Caller caller>
 std::span<const replacements::Replacement> LookUps() {
-  return replacements::Table<GetProcAddress<caller>, GetProcAddressV1<caller>>();
+  return replacements::Table<
+      GetProcAddress<caller, "cuGetProcAddress_v2", 12000, replacements::kNoBound, CUdriverProcAddressQueryResult*>,
+      GetProcAddress<caller, "cuGetProcAddress", 11030, 12000>>();
 }
 
 }  // namespace

@@ -7,45 +7,14 @@
 #include "ncclpatch/hook/call_site.h"
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/communicators.h"
+#include "ncclpatch/runtime/border.h"
 #include "ncclpatch/runtime/log.h"
 
 namespace amem::intercept {
-namespace {
-
-CUresult ByCode(Code code) {
-  switch (code) {
-    case Code::kOk:
-      return CUDA_SUCCESS;
-    case Code::kInvalid:
-      return CUDA_ERROR_INVALID_VALUE;
-    case Code::kNotFound:
-      return CUDA_ERROR_NOT_FOUND;
-    case Code::kOutOfMemory:
-      return CUDA_ERROR_OUT_OF_MEMORY;
-    case Code::kTimeout:
-      return CUDA_ERROR_TIMEOUT;
-    case Code::kIo:
-    case Code::kNoDescriptors:
-    case Code::kPeerLost:
-      return CUDA_ERROR_OPERATING_SYSTEM;
-    case Code::kRefused:
-      return CUDA_ERROR_ILLEGAL_STATE;
-    case Code::kUnsupported:
-      return CUDA_ERROR_NOT_SUPPORTED;
-    case Code::kDriver:
-    case Code::kCorrupt:
-    case Code::kBroken:
-      return CUDA_ERROR_UNKNOWN;
-  }
-  return CUDA_ERROR_UNKNOWN;
-}
-
-}  // namespace
-
 CUresult ToDriver(const char* call, const Status& status) {
   if (status.ok()) return CUDA_SUCCESS;
   const bool of_driver = status.driver_result() != 0, refused = status.code() == Code::kRefused;
-  const CUresult result = of_driver ? static_cast<CUresult>(status.driver_result()) : ByCode(status.code());
+  const CUresult result = of_driver ? static_cast<CUresult>(status.driver_result()) : AnswersFor(status.code()).driver;
   if (of_driver && !refused) return result;
   static constinit log::Limited refusals;  // a program may try again and again
   const std::string caller = OfAnother::now > 0 ? CallingLibrary() : "NCCL",
@@ -86,38 +55,16 @@ CUresult RefusedWhilePaused(const char* call) {
   return CUDA_ERROR_ILLEGAL_STATE;
 }
 
-AllocationProperties FromDriver(const CUmemAllocationProp& from) {
-  AllocationProperties to;
-  to.type = from.type;
-  to.handle_types = from.requestedHandleTypes;
-  to.location = {static_cast<LocationType>(from.location.type), from.location.id};
-  to.compression = from.allocFlags.compressionType;
-  to.gpu_direct_rdma = from.allocFlags.gpuDirectRDMACapable;
-  to.usage = from.allocFlags.usage;
-  for (int byte = 0; byte < 4; ++byte) to.reserved |= std::uint32_t{from.allocFlags.reserved[byte]} << (8 * byte);
-  return to;
-}
-
-CUmemAllocationProp ToDriver(const AllocationProperties& from) {
-  CUmemAllocationProp to{};
-  to.type = static_cast<CUmemAllocationType>(from.type);
-  to.requestedHandleTypes = static_cast<CUmemAllocationHandleType>(from.handle_types);
-  to.location.type = static_cast<CUmemLocationType>(from.location.type);
-  to.location.id = from.location.id;
-  to.allocFlags.compressionType = from.compression;
-  to.allocFlags.gpuDirectRDMACapable = from.gpu_direct_rdma;
-  to.allocFlags.usage = from.usage;
-  for (int byte = 0; byte < 4; ++byte) to.allocFlags.reserved[byte] = static_cast<unsigned char>(from.reserved >> (8 * byte));
-  return to;
-}
-
 const replacements::Tables& Tables() {
-  static const std::array all = {
-      CopyReplacements(),       CudaIpcReplacements(),   GetProcAddressReplacements(replacements::Caller::kNccl),
-      HostMemoryReplacements(), LaunchReplacements(),    LogicalEndpointReplacements(),
-      MemoryReplacements(),     MulticastReplacements(), PointerReplacements(),
-      PoolReplacements(),       SharingReplacements(),   StreamMemoryReplacements(),
-      VerbsReplacements()};
+  static const std::array all = {CountedReplacements(),
+                                 CudaIpcReplacements(),
+                                 GatedReplacements(),
+                                 GetProcAddressReplacements(replacements::Caller::kNccl),
+                                 LogicalEndpointReplacements(),
+                                 MemoryReplacements(),
+                                 MulticastReplacements(),
+                                 PointerReplacements(),
+                                 VerbsReplacements()};
   static const replacements::Tables tables(all);
   return tables;
 }

@@ -83,22 +83,14 @@ CUresult AnswerPaused(const char* call);
 // its kernels touch no paused memory.
 bool BesideAPause(Session& session);
 
-// Frees memory that AMem only counts. Records the free before the driver makes it (Session::NoteFree); if the driver refuses,
-// records the allocation again.
-template <class Freed, class MakeCall>
-CUresult FreeNoted(const Freed& freed, const MakeCall& make_call) {
-  Session* session = Runtime::Get().session();
-  if (session == nullptr) return make_call();
-  const auto take_back = session->NoteFree(freed);
-  const CUresult result = make_call();
-  if (take_back && result != CUDA_SUCCESS) session->Note(*take_back);
-  return result;
-}
-
-// Driver functions that nobody need have looked up. Null: the driver is too old.
-template <class F>
-F* DriverFunction(const char* name) {
-  return reinterpret_cast<F*>(hook::DriverSymbol(name));
+// Frees memory that AMem only counts, with the driver's answer in `result`. Records the free before the driver makes it
+// (Session::NoteFree); if the driver refuses, records the allocation again. False: that is not known, and nothing was done.
+template <class Freed>
+bool FreeNoted(Session& session, const Freed& freed, const Pass<>& pass, CUresult& result) {
+  const auto take_back = session.NoteFree(freed);
+  if (!take_back) return false;
+  if (result = pass(); result != CUDA_SUCCESS) session.Note(*take_back);
+  return true;
 }
 
 // Called for each address range that a call touches. Collects it, or says whether a pause took memory there away or is taking
@@ -156,29 +148,33 @@ struct Gated : Named<Name, Exported> {
   }
 };
 // The same for a function that cuda.h declares, under the name that libcuda exports (cuMemcpyDtoD_v2).
-#define AMEM_TEXT(text) #text
 #define AMEM_GATED(touches, name) Gated<touches, decltype(name), #name, AMEM_TEXT(name)>
 
-AllocationProperties FromDriver(const CUmemAllocationProp& properties);
-CUmemAllocationProp ToDriver(const AllocationProperties& properties);
+// The driver's answer about memory of AMem's as if it were there, with the width that the driver writes. False: only the driver
+// knows that attribute.
+bool AnswerPointer(CUpointer_attribute attribute, CUdeviceptr pointer, DeviceOrdinal device, const Extent& range, void* data);
+template <class T>
+bool SetTo(void* data, T value) {
+  return *static_cast<T*>(data) = value, true;
+}
 
 // One file for each family of driver calls, with a table; Tables() has all, for replacements::Install.
-std::span<const replacements::Replacement> CopyReplacements();
+std::span<const replacements::Replacement> CountedReplacements();
 std::span<const replacements::Replacement> CudaIpcReplacements();
+std::span<const replacements::Replacement> GatedReplacements();
 std::span<const replacements::Replacement> GetProcAddressReplacements(replacements::Caller caller);
-std::span<const replacements::Replacement> HostMemoryReplacements();
-std::span<const replacements::Replacement> LaunchReplacements();
 std::span<const replacements::Replacement> LogicalEndpointReplacements();
 std::span<const replacements::Replacement> MemoryReplacements();
 std::span<const replacements::Replacement> MulticastReplacements();
 std::span<const replacements::Replacement> PointerReplacements();
-std::span<const replacements::Replacement> PoolReplacements();
-std::span<const replacements::Replacement> SharingReplacements();
-std::span<const replacements::Replacement> StreamMemoryReplacements();
 std::span<const replacements::Replacement> VerbsReplacements();
 const replacements::Tables& Tables();
 
-// Gives back to the driver what pools made by NCCL keep unused, for Runtime::AfterPauses: NCCL's release threshold is so high
+// Of MulticastReplacements, binds by handle and by address, which translate AMem's handles. What is bound to an object of the
+// driver's stays in place.
+std::span<const replacements::Replacement> BindReplacements();
+
+// Gives back to the driver what pools made by NCCL keep unused, for Runtime::Above: NCCL's release threshold is so high
 // that the driver would never take it. A pool that cannot be trimmed keeps its memory, and the journal says so.
 void TrimPools(Session& session);
 

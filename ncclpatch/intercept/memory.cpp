@@ -1,21 +1,30 @@
-// Address ranges, allocations and mappings.
-#include "ncclpatch/intercept/memory.h"
+// Allocations, mappings and shareable handles. NCCL gets descriptors of tokens, and passes on what its peers sent; handles of
+// other types are the driver's.
+//
+// With AMEM_SCOPE=shared what another library makes by cuMemCreate to be shared by descriptors is a tag's, which is called as
+// the library is. It holds AMem's handles, and its descriptors are of tokens, as NCCL's. With AMEM_SCOPE=all private memory, as
+// of PyTorch's expandable segments, is so too, and all has the tag of the whole program. What is neither is the driver's, and
+// counted.
+#include <spdlog/fmt/fmt.h>
 
 #include <vector>
 
-#include "ncclpatch/hook/call_site.h"
+#include "ncclpatch/intercept/others.h"
+#include "ncclpatch/intercept/outside.h"
+#include "ncclpatch/runtime/log.h"
+#include "replay/driver/cuda/properties.h"
 
 namespace amem::intercept {
 namespace {
 
 struct MemCreate : InSession<MemCreate, "cuMemCreate"> {
-  static CUresult With(Session& session, const Pass<>& pass, CUmemGenericAllocationHandle* handle, size_t bytes,
+  static CUresult With(Session& session, const Pass<>& pass, Handle* handle, size_t bytes,
                        const CUmemAllocationProp* properties, unsigned long long flags) {
     if (handle == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (BesideAPause(session)) return PassedOn(session, kName, 0, pass());
     bool for_application = false, for_window = false;
     const Origin origin = OriginOfCall(&for_application, &for_window);
-    const auto created = session.Create(bytes, FromDriver(*properties), flags, origin, for_application, for_window);
+    const auto created = session.Create(bytes, FromCuda(*properties), flags, origin, for_application, for_window);
     if (!created) return ToDriver(kName, created.status());
     *handle = ToGuest(*created);
     return CUDA_SUCCESS;
@@ -52,56 +61,235 @@ struct MemGetAddressRange : InSession<MemGetAddressRange, "cuMemGetAddressRange"
   }
 };
 
+struct MemRelease : InSession<MemRelease, "cuMemRelease"> {
+  static CUresult With(Session& session, const Pass<>& pass, Handle handle) {
+    if (!IsGuest(handle)) return PassedOn(session, kName, handle, pass());
+    return ToDriver(kName, session.Release(ToAllocation(handle)));
+  }
+};
+
+struct MemMap : InSession<MemMap, "cuMemMap"> {
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes, size_t offset, Handle handle,
+                       unsigned long long flags) {
+    if (!IsGuest(handle)) return PassedOn(session, kName, handle, pass());
+    return ToDriver(kName, session.Map(Address{address}, bytes, offset, ToAllocation(handle), flags));
+  }
+};
+
+struct MemUnmap : InSession<MemUnmap, "cuMemUnmap"> {
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes) {
+    return OrPassOn(session, kName, address, session.Unmap(Address{address}, bytes), pass);
+  }
+};
+
+struct MemSetAccess : InSession<MemSetAccess, "cuMemSetAccess"> {
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes, const CUmemAccessDesc* access,
+                       size_t count) {
+    if (access == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (BesideAPause(session)) return PassedOn(session, kName, address, pass());
+    std::vector<AccessDescriptor> descriptors;
+    descriptors.reserve(count);
+    for (size_t i = 0; i < count; ++i)
+      descriptors.push_back({{static_cast<LocationType>(access[i].location.type), access[i].location.id}, access[i].flags});
+    return OrPassOn(session, kName, address, session.SetAccess(Address{address}, bytes, descriptors), pass);
+  }
+};
+
+struct MemRetainAllocationHandle : InSession<MemRetainAllocationHandle, "cuMemRetainAllocationHandle"> {
+  static CUresult With(Session& session, const Pass<>& pass, Handle* handle, void* address) {
+    if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const auto at = reinterpret_cast<std::uint64_t>(address);
+    const auto retained = session.Retain(Address{at});
+    if (!retained) return OrPassOn(session, kName, at, retained.status(), pass);
+    *handle = ToGuest(*retained);
+    return CUDA_SUCCESS;
+  }
+};
+
+struct MemGetAllocationPropertiesFromHandle
+    : InSession<MemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle"> {
+  static CUresult With(Session& session, const Pass<>& pass, CUmemAllocationProp* properties, Handle handle) {
+    if (!IsGuest(handle)) return PassedOn(session, kName, handle, pass());
+    if (properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const auto known = session.Properties(ToAllocation(handle));
+    if (!known) return ToDriver(kName, known.status());
+    *properties = ToCuda(*known);
+    return CUDA_SUCCESS;
+  }
+};
+
+// The driver's handle for another host, where nobody can ask this process over a socket. The memory stays in place.
+CUresult HandOut(Session& session, CUresult (*real)(void*, Handle, CUmemAllocationHandleType, unsigned long long),
+                 void* shareable, Handle handle, CUmemAllocationHandleType type, unsigned long long flags) {
+  constexpr const char* kName = "cuMemExportToShareableHandle";
+  const AllocationId id = ToAllocation(handle);
+  const auto inside = session.EnterCall();
+  if (session.paused()) return AnswerPaused(kName);
+  const bool rebuilt = session.Inspect([&](const State& state) {
+    auto* const found = FindIn(state.allocations, id);
+    return found != nullptr && found->rebuilt();
+  });
+  if (rebuilt)
+    return ToDriver(kName, {Code::kUnsupported,
+                            fmt::format("a multicast object that pauses release cannot be shared by a handle of "
+                                        "type {} (8 is fabric); set AMEM_NVLS=keep",
+                                        static_cast<int>(type)),
+                            CUDA_ERROR_NOT_SUPPORTED});
+  const CUresult result = real(shareable, session.Backing(id).first.value, type, flags);
+  if (result != CUDA_SUCCESS) return result;
+  session.Note(Exported{id, static_cast<std::uint32_t>(type)});
+  if (OfAnother::now == 0) Runtime::Get().NoteForeignSharing();
+  return result;
+}
+
+struct MemExportToShareableHandle : Named<"cuMemExportToShareableHandle"> {
+  using Function = decltype(cuMemExportToShareableHandle);
+  static CUresult Call(Function* real, void* shareable, Handle handle, CUmemAllocationHandleType type,
+                       unsigned long long flags) {
+    Session* session = Runtime::Get().session();
+    if (session == nullptr) return real(shareable, handle, type, flags);
+    if (!IsGuest(handle)) return PassedOn(*session, kName, handle, real(shareable, handle, type, flags));
+    if (shareable == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return HandOut(*session, real, shareable, handle, type, flags);
+    auto token = session->Export(ToAllocation(handle));
+    if (!token) return ToDriver(kName, token.status());
+    *static_cast<int*>(shareable) = token->Release();
+    return CUDA_SUCCESS;
+  }
+};
+
+struct MemImportFromShareableHandle : InSession<MemImportFromShareableHandle, "cuMemImportFromShareableHandle"> {
+  static CUresult With(Session& session, const Pass<>& pass, Handle* handle, void* shareable, CUmemAllocationHandleType type) {
+    if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const auto subject = reinterpret_cast<std::uint64_t>(shareable);  // the descriptor, or a pointer to 64 bytes
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+      Runtime::Get().NoteForeignSharing();
+      return PassedOn(session, kName, subject, pass());
+    }
+    if (BesideAPause(session)) return PassedOn(session, kName, subject, pass());
+    const auto imported = session.Import(static_cast<int>(subject), OriginOfCall());
+    if (!imported) return OrPassOn(session, kName, subject, imported.status(), pass);
+    *handle = ToGuest(*imported);
+    return CUDA_SUCCESS;
+  }
+};
+
+// ---- of other libraries
+
+namespace handles {
+
+int DescriptorIn(const void* shareable) { return static_cast<int>(reinterpret_cast<std::intptr_t>(shareable)); }
+
+// Makes memory that is to be shared by descriptors under the caller's tag. False: it is not, or the driver must answer.
+bool CreateShared(Handle* handle, size_t bytes, const CUmemAllocationProp* properties, unsigned long long flags) {
+  const bool on_device = handle != nullptr && properties != nullptr && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+  const bool shared = on_device && (properties->requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0;
+  const bool is_private = on_device && properties->requestedHandleTypes == CU_MEM_HANDLE_TYPE_NONE;
+  const auto session = shared || (is_private && TakesAll()) ? Runtime::Get().ForPools() : Result<Session*>(nullptr);
+  if (!session || *session == nullptr) return false;
+  const std::string library = TakesAll() ? kProgram : CallingLibrary(), tag = library.substr(0, library.find('.'));
+  const auto made = (*session)->Create(bytes, FromCuda(*properties), flags, Origin(), false, false, tag);
+  if (made) *handle = ToGuest(*made);
+  return made.ok();  // or the tag is paused, or the driver says it again
+}
+constexpr auto kCreated = [](Outside& outside, const Handle* handle, size_t bytes, const CUmemAllocationProp* properties,
+                             auto) {
+  if (!TakesAll() || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return;
+  outside.Refer(*handle);
+  outside.AddHandle(OutsideKind::kLeft, *handle, bytes, "cuMemCreate");
+};
+struct Create : AMEM_BEGINS(kCreated, cuMemCreate) {
+  static CUresult Call(Function* real, Handle* handle, size_t bytes, const CUmemAllocationProp* properties,
+                       unsigned long long flags) {
+    return CreateShared(handle, bytes, properties, flags) ? CUDA_SUCCESS : Begins::Call(real, handle, bytes, properties, flags);
+  }
+};
+
+struct Import : Named<"cuMemImportFromShareableHandle"> {
+  static CUresult Call(decltype(cuMemImportFromShareableHandle)* real, Handle* handle, void* shareable,
+                       CUmemAllocationHandleType type) {
+    const auto session = handle != nullptr && TokenIn(shareable, type) ? Runtime::Get().ForPools() : Result<Session*>(nullptr);
+    if (!session || *session == nullptr) return counted::Import::Call(real, handle, shareable, type);
+    const OfAnother caller;
+    const auto imported = (*session)->Import(DescriptorIn(shareable), Origin(), true);
+    if (!imported) return ToDriver(kName, imported.status());
+    *handle = ToGuest(*imported);
+    return CUDA_SUCCESS;
+  }
+};
+
+// A call as NCCL's if it is about memory of a tag, otherwise as `Theirs`; void: the driver's.
+template <class Ours, auto is_ours, class Theirs = void>
+struct Either : Ours {
+  template <class R, class... A>
+  static R Call(R (*real)(A...), std::type_identity_t<A>... arguments) {
+    Session* const session = Runtime::Get().started();
+    const OfAnother caller;
+    if (session != nullptr && is_ours(*session, arguments...)) return Ours::Call(real, arguments...);
+    if constexpr (std::is_void_v<Theirs>) {
+      return real(arguments...);
+    } else {
+      return Theirs::Call(real, arguments...);
+    }
+  }
+};
+constexpr auto kFirst = [](Session&, Handle handle) { return IsGuest(handle); };
+constexpr auto kSecond = [](Session&, const void*, Handle handle, auto...) { return IsGuest(handle); };
+constexpr auto kMapped = [](Session&, CUdeviceptr, size_t, size_t, Handle handle, auto) { return IsGuest(handle); };
+constexpr auto kWithin = [](Session& session, CUdeviceptr address, size_t bytes, auto...) {
+  return session.HandlesOfTags(Address{address}, bytes) > 0;
+};
+// What cudaMalloc gave has no such handle, and a tag's part is as that.
+struct Retain : Named<"cuMemRetainAllocationHandle"> {
+  static CUresult Call(decltype(cuMemRetainAllocationHandle)* real, Handle* handle, void* address) {
+    Session* const session = Runtime::Get().started();
+    const Address at{reinterpret_cast<std::uint64_t>(address)};
+    if (session == nullptr || !session->HasTags()) return counted::Retain::Call(real, handle, address);
+    if (session->HandlesOfTags(at, 1) > 0) return MemRetainAllocationHandle::Call(real, handle, address);
+    return session->PartOfTag(at).ok() ? CUDA_ERROR_INVALID_VALUE : counted::Retain::Call(real, handle, address);
+  }
+};
+struct Unmap : Named<"cuMemUnmap"> {
+  static CUresult Call(decltype(cuMemUnmap)* real, CUdeviceptr address, size_t bytes) {
+    Session* const session = Runtime::Get().started();
+    const Bytes ours = session == nullptr ? 0 : session->HandlesOfTags(Address{address}, bytes);
+    const OfAnother caller;
+    const CUresult result = ours == 0 ? CUDA_SUCCESS : MemUnmap::Call(real, address, bytes);
+    return result != CUDA_SUCCESS || ours == bytes ? result
+                                                   : counted::Unmap::Call(real, address, bytes);  // what is the driver's
+  }
+};
+
+}  // namespace handles
 }  // namespace
 
-CUresult MemRelease::With(Session& session, const Pass<>& pass, CUmemGenericAllocationHandle handle) {
-  if (!IsGuest(handle)) return PassedOn(session, kName, handle, pass());
-  return ToDriver(kName, session.Release(ToAllocation(handle)));
+Result<Token> TokenIn(const void* shareable, CUmemAllocationHandleType type) {
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return Status{Code::kNotFound, "no descriptor"};
+  return ReadTokenDescriptor(handles::DescriptorIn(shareable));
 }
 
-CUresult MemMap::With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes, size_t offset,
-                      CUmemGenericAllocationHandle handle, unsigned long long flags) {
-  if (!IsGuest(handle)) return PassedOn(session, kName, handle, pass());
-  return ToDriver(kName, session.Map(Address{address}, bytes, offset, ToAllocation(handle), flags));
-}
-
-CUresult MemUnmap::With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes) {
-  return OrPassOn(session, kName, address, session.Unmap(Address{address}, bytes), pass);
-}
-
-CUresult MemSetAccess::With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes,
-                            const CUmemAccessDesc* access, size_t count) {
-  if (access == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
-  if (BesideAPause(session)) return PassedOn(session, kName, address, pass());
-  std::vector<AccessDescriptor> descriptors;
-  descriptors.reserve(count);
-  for (size_t i = 0; i < count; ++i)
-    descriptors.push_back({{static_cast<LocationType>(access[i].location.type), access[i].location.id}, access[i].flags});
-  return OrPassOn(session, kName, address, session.SetAccess(Address{address}, bytes, descriptors), pass);
-}
-
-CUresult MemRetainAllocationHandle::With(Session& session, const Pass<>& pass, CUmemGenericAllocationHandle* handle,
-                                         void* address) {
-  if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const auto at = reinterpret_cast<std::uint64_t>(address);
-  const auto retained = session.Retain(Address{at});
-  if (!retained) return OrPassOn(session, kName, at, retained.status(), pass);
-  *handle = ToGuest(*retained);
-  return CUDA_SUCCESS;
-}
-
-CUresult MemGetAllocationPropertiesFromHandle::With(Session& session, const Pass<>& pass, CUmemAllocationProp* properties,
-                                                    CUmemGenericAllocationHandle handle) {
-  if (!IsGuest(handle)) return PassedOn(session, kName, handle, pass());
-  if (properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const auto known = session.Properties(ToAllocation(handle));
-  if (!known) return ToDriver(kName, known.status());
-  *properties = ToDriver(*known);
-  return CUDA_SUCCESS;
+// The process that made it has a wider scope: only there do other libraries get tokens.
+CUresult NameScopes(const char* call, const Result<Token>& token, CUresult result) {
+  if (!token || result == CUDA_SUCCESS) return result;
+  const std::string why = fmt::format("a handle that AMem made in process {}, which has AMEM_SCOPE=shared or all", token->pid);
+  if (Session* const session = Runtime::Get().started())
+    session->Note(PassedThrough{call, why, static_cast<std::int32_t>(result)});
+  log::Error(
+      fmt::format("{} by {}: it is given {}, and in this process AMEM_SCOPE is nccl, or AMem has no session; set "
+                  "AMEM_SCOPE alike for all processes of the job (amem run --scope)",
+                  call, CallingLibrary(), why));
+  return result;
 }
 
 std::span<const replacements::Replacement> MemoryReplacements() {
   return replacements::Table<MemCreate, MemRelease, MemAddressReserve, MemAddressFree, MemMap, MemUnmap, MemSetAccess,
-                             MemRetainAllocationHandle, MemGetAllocationPropertiesFromHandle, MemGetAddressRange>();
+                             MemRetainAllocationHandle, MemGetAllocationPropertiesFromHandle, MemGetAddressRange,
+                             MemExportToShareableHandle, MemImportFromShareableHandle>();
+}
+std::span<const replacements::Replacement> HandleReplacements() {
+  using namespace handles;
+  return replacements::Table<Create, Import, Unmap, Either<MemExportToShareableHandle, kSecond, counted::Export>,
+                             Either<MemRelease, kFirst, counted::Release>, Either<MemMap, kMapped, counted::Map>, Retain,
+                             Either<MemSetAccess, kWithin>, Either<MemGetAllocationPropertiesFromHandle, kSecond>>();
 }
 }  // namespace amem::intercept

@@ -1,6 +1,6 @@
 // NVLS multicast objects: NCCL holds AMem's ids; each call is made with the driver's handles and recorded.
 
-#include "ncclpatch/intercept/memory.h"
+#include "ncclpatch/intercept/intercept.h"
 
 namespace amem::intercept {
 namespace {

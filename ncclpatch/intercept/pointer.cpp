@@ -3,36 +3,25 @@
 #include "ncclpatch/intercept/intercept.h"
 
 namespace amem::intercept {
-namespace {
 
-template <class T>
-CUresult Answer(void* data, T value) {
-  *static_cast<T*>(data) = value;
-  return CUDA_SUCCESS;
-}
-
-// The driver's answer as if the memory were there. kNotFound: another attribute, which only the driver knows.
-CUresult AboutPaused(Session& session, const AllocationProperties& memory, CUpointer_attribute attribute, CUdeviceptr pointer,
-                     void* data) {
-  const auto range = session.AddressRange(Address{pointer});
-  if (!range) return CUDA_ERROR_NOT_FOUND;
+bool AnswerPointer(CUpointer_attribute attribute, CUdeviceptr pointer, DeviceOrdinal device, const Extent& range, void* data) {
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-      return Answer<unsigned>(data, CU_MEMORYTYPE_DEVICE);
+      return SetTo<unsigned>(data, CU_MEMORYTYPE_DEVICE);
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-      return Answer(data, pointer);
+      return SetTo(data, pointer);
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-      return Answer<int>(data, memory.location.id);
+      return SetTo<int>(data, device.value);
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-      return Answer<CUdeviceptr>(data, range->first.value);
+      return SetTo<CUdeviceptr>(data, range.address.value);
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-      return Answer<std::size_t>(data, range->second);
-    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-      return Answer<std::uint64_t>(data, memory.handle_types);
+      return SetTo<std::size_t>(data, range.bytes);
     default:
-      return CUDA_ERROR_NOT_FOUND;
+      return false;
   }
 }
+
+namespace {
 
 struct PointerGetAttribute : Instead<PointerGetAttribute, "cuPointerGetAttribute"> {
   static CUresult With(const Pass<>& pass, void* data, CUpointer_attribute attribute, CUdeviceptr pointer) {
@@ -40,9 +29,13 @@ struct PointerGetAttribute : Instead<PointerGetAttribute, "cuPointerGetAttribute
     Session* session = Runtime::Get().started();
     if (result == CUDA_SUCCESS || data == nullptr || session == nullptr) return result;
     const auto paused = session->PausedAt(Address{pointer});
-    if (!paused) return result;
-    const CUresult known = AboutPaused(*session, *paused, attribute, pointer, data);
-    return known == CUDA_SUCCESS ? known : result;
+    const auto range = paused ? session->AddressRange(Address{pointer}) : paused.status();
+    if (!range) return result;
+    const bool known =
+        attribute == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
+            ? SetTo<std::uint64_t>(data, paused->handle_types)
+            : AnswerPointer(attribute, pointer, DeviceOrdinal{paused->location.id}, {range->first, range->second}, data);
+    return known ? CUDA_SUCCESS : result;
   }
 };
 

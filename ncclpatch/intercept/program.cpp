@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "ncclpatch/hook/call_site.h"
-#include "ncclpatch/intercept/intercept.h"
 #include "ncclpatch/intercept/others.h"
+#include "ncclpatch/intercept/outside.h"
 
 namespace amem::intercept {
 namespace {
@@ -38,31 +38,6 @@ Result<PoolId> Program(Session& session) {
   return pool;
 }
 
-// Null: this process has none.
-CUcontext PrimaryContext(DeviceOrdinal device) {
-  static constinit std::array<std::atomic<CUcontext>, 64> known{};
-  static const auto state = DriverFunction<decltype(cuDevicePrimaryCtxGetState)>("cuDevicePrimaryCtxGetState");
-  static const auto retain = DriverFunction<decltype(cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain");
-  static const auto release = DriverFunction<decltype(cuDevicePrimaryCtxRelease)>("cuDevicePrimaryCtxRelease_v2");
-  const auto index = static_cast<std::size_t>(device.value);
-  if (index >= known.size()) return nullptr;
-  CUcontext context = known[index].load(std::memory_order_relaxed);
-  unsigned flags = 0;
-  int active = 0;
-  if (context != nullptr || state == nullptr || retain == nullptr || release == nullptr ||
-      state(device.value, &flags, &active) != CUDA_SUCCESS || active == 0 || retain(&context, device.value) != CUDA_SUCCESS)
-    return context;
-  release(device.value);
-  known[index].store(context, std::memory_order_relaxed);
-  return context;
-}
-
-CUcontext CurrentContext() {
-  static const auto get = DriverFunction<decltype(cuCtxGetCurrent)>("cuCtxGetCurrent");
-  CUcontext context = nullptr;
-  return get == nullptr || get(&context) != CUDA_SUCCESS ? nullptr : context;
-}
-
 // Memory of a context that the program made goes with it, so that it stays the driver's.
 Result<Address> Allocate(std::size_t bytes) {
   const bool all = TakesAll();
@@ -80,7 +55,8 @@ CUresult AllocateOr(const char* call, CUdeviceptr* address, std::size_t bytes, c
   const auto allocated = address == nullptr || bytes == 0 ? Status{Code::kInvalid, ""} : Allocate(bytes);
   if (allocated) return *address = allocated->value, CUDA_SUCCESS;
   const CUresult result = pass();
-  if (result == CUDA_SUCCESS && TakesAll()) CountLeft(call, *address, bytes);
+  if (result == CUDA_SUCCESS && TakesAll())
+    Outside::Quietly([&](Outside& outside) { outside.Add(OutsideKind::kLeft, *address, bytes, call); });
   return result;
 }
 
@@ -98,24 +74,27 @@ class Captures {
     static auto* all = new Captures;  // never destroyed, because calls may come after main has returned
     return *all;
   }
-  [[nodiscard]] bool any() const { return count_.load() != 0; }
   void Begin(CUstream stream) {
     Change([&] { streams_.insert(stream); });
   }
   void End(CUstream stream) {
-    if (any()) Change([&] { streams_.erase(stream); });
+    if (any_.load()) Change([&] { streams_.erase(stream); });
   }
-  // False: no stream is being captured any more.
+  // False: no stream is being captured.
   bool Defer(CUdeviceptr address) {
     bool deferred = false;
-    Change([&] {
-      if (deferred = !streams_.empty(); deferred) freed_.push_back(address);
-    });
+    if (any_.load())
+      Change([&] {
+        if (deferred = !streams_.empty(); deferred) freed_.push_back(address);
+      });
     return deferred;
   }
-  std::vector<CUdeviceptr> TakeFreed() {
+  std::vector<CUdeviceptr> TakeFreed() {  // nothing while one is
     std::vector<CUdeviceptr> freed;
-    if (!any() && waiting_.load()) Change([&] { freed.swap(freed_); });
+    if (any_.load())
+      Change([&] {
+        if (streams_.empty()) freed.swap(freed_);
+      });
     return freed;
   }
 
@@ -123,11 +102,9 @@ class Captures {
   void Change(const auto& make) {
     const std::lock_guard lock(mutex_);
     make();
-    count_.store(streams_.size());
-    waiting_.store(!freed_.empty());
+    any_.store(!streams_.empty() || !freed_.empty());
   }
-  std::atomic<std::size_t> count_{0};
-  std::atomic<bool> waiting_{false};
+  std::atomic<bool> any_{false};  // captures, or what waits for their end
   std::mutex mutex_;
   std::set<CUstream> streams_;
   std::vector<CUdeviceptr> freed_;
@@ -135,17 +112,10 @@ class Captures {
 
 // As the driver's free, waits for all that may use the memory.
 Status FreePart(const Session::TagPart& part) {
-  static const auto wait = DriverFunction<decltype(cuCtxSynchronize)>("cuCtxSynchronize");
-  static const auto push = DriverFunction<decltype(cuCtxPushCurrent)>("cuCtxPushCurrent_v2");
-  static const auto pop = DriverFunction<decltype(cuCtxPopCurrent)>("cuCtxPopCurrent_v2");
-  if (Captures::Get().any() && Captures::Get().Defer(part.address.value)) return {};
-  CUcontext context = PrimaryContext(part.device);
-  const bool there = context == nullptr || context == CurrentContext();
-  CUresult result = there ? CUDA_SUCCESS : push(context);
-  if (result == CUDA_SUCCESS) {
-    result = wait();
-    if (!there) pop(&context);
-  }
+  if (Captures::Get().Defer(part.address.value)) return {};
+  static const auto wait = AMEM_DRIVER(cuCtxSynchronize);
+  const CUcontext context = PrimaryContext(part.device);
+  const CUresult result = context == nullptr || context == CurrentContext() ? wait() : InContext(context, wait);
   if (result != CUDA_SUCCESS) return {Code::kDriver, "wait for the device", result};  // of an earlier kernel, say
   return Runtime::Get().started()->pools().Free(part.address, std::nullopt);
 }
@@ -181,7 +151,7 @@ struct MemFree : Named<"cuMemFree", "cuMemFree_v2"> {
   static CUresult Call(CUresult (*real)(CUdeviceptr), CUdeviceptr address) {
     FreeDeferred();
     const auto part = PartAt(address);
-    return part && part->address.value == address ? ToDriver(kName, FreePart(*part)) : FreeCounted(real, address);
+    return part && part->address.value == address ? ToDriver(kName, FreePart(*part)) : counted::MemFree::Call(real, address);
   }
 };
 
@@ -197,31 +167,17 @@ struct AddressRange : Named<"cuMemGetAddressRange", "cuMemGetAddressRange_v2"> {
   }
 };
 
-template <class T>
-bool Set(void* data, T value) {
-  return *static_cast<T*>(data) = value, true;
-}
-// False: only the driver knows. `asked`: it has answered, so that the value has the width that it wrote.
+// `asked`: the driver has answered, so that the value has the width that it wrote.
 bool Answer(const Session::TagPart& part, CUpointer_attribute attribute, CUdeviceptr pointer, bool asked, void* data) {
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
-      return Set(data, PrimaryContext(part.device));
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-      return Set<unsigned>(data, CU_MEMORYTYPE_DEVICE);
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-      return Set(data, pointer);
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-      return Set<int>(data, part.device.value);
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-      return Set<CUdeviceptr>(data, part.address.value);
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-      return Set<std::size_t>(data, part.bytes);
+      return SetTo(data, PrimaryContext(part.device));
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-      return asked && Set<std::uint8_t>(data, 1);
+      return asked && SetTo<std::uint8_t>(data, 1);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-      return asked && Set<std::uint8_t>(data, 0);
+      return asked && SetTo<std::uint8_t>(data, 0);
     default:
-      return false;
+      return AnswerPointer(attribute, pointer, part.device, {part.address, part.bytes}, data);
   }
 }
 struct PointerAttribute : Named<"cuPointerGetAttribute"> {

@@ -62,40 +62,38 @@ void* RegisterDmaBuf(const char* call, Registrar registrar, int descriptor, std:
   return region;
 }
 
-struct RegMr : Instead<RegMr, "ibv_reg_mr"> {
-  static void* With(const Pass<void*>& pass, void*, void* address, size_t bytes, int) {
-    return Register(kName, Registrar::kVerbs, PartAt(address, bytes), kName, pass);
+// By address; the functions differ in what follows the size.
+template <Text Name, Registrar registrar, Text How, class... More>
+struct RegisterAt : Named<Name> {
+  using Function = void*(void*, void*, size_t, More...);
+  static void* Call(Function* real, void* domain, void* address, size_t bytes, More... more) {
+    return Register(Name.data, registrar, PartAt(address, bytes), How.data,
+                    [&] { return real(domain, address, bytes, more...); });
   }
 };
+using RegMr = RegisterAt<"ibv_reg_mr", Registrar::kVerbs, "ibv_reg_mr", int>;
+using RegMrIova2 = RegisterAt<"ibv_reg_mr_iova2", Registrar::kVerbs, "ibv_reg_mr", std::uint64_t, unsigned>;
+using UmemReg = RegisterAt<"mlx5dv_devx_umem_reg", Registrar::kUserMemory, "mlx5dv_devx_umem_reg", std::uint32_t>;
 
-struct RegMrIova2 : Instead<RegMrIova2, "ibv_reg_mr_iova2"> {
-  static void* With(const Pass<void*>& pass, void*, void* address, size_t bytes, std::uint64_t, unsigned int) {
-    return Register(kName, Registrar::kVerbs, PartAt(address, bytes), "ibv_reg_mr", pass);
+// Of a dma-buf.
+template <Text Name, class... More>
+struct RegisterDescriptor : Named<Name> {
+  using Function = void*(void*, std::uint64_t, size_t, std::uint64_t, int, int, More...);
+  static void* Call(Function* real, void* domain, std::uint64_t offset, size_t bytes, std::uint64_t iova, int descriptor,
+                    int access, More... more) {
+    return RegisterDmaBuf(Name.data, Registrar::kVerbs, descriptor, offset, bytes,
+                          [&] { return real(domain, offset, bytes, iova, descriptor, access, more...); });
   }
 };
+using RegDmabufMr = RegisterDescriptor<"ibv_reg_dmabuf_mr">;
+using Mlx5RegDmabufMr = RegisterDescriptor<"mlx5dv_reg_dmabuf_mr", int>;
 
-struct RegDmabufMr : Instead<RegDmabufMr, "ibv_reg_dmabuf_mr"> {
-  static void* With(const Pass<void*>& pass, void*, std::uint64_t offset, size_t bytes, std::uint64_t, int descriptor, int) {
-    return RegisterDmaBuf(kName, Registrar::kVerbs, descriptor, offset, bytes, pass);
-  }
+template <Text Name, Registrar registrar>
+struct DeregisterHandle : Instead<DeregisterHandle<Name, registrar>, Name> {
+  static int With(const Pass<int>& pass, void* handle) { return Deregister(KeyOf(registrar, handle), pass); }
 };
-
-struct Mlx5RegDmabufMr : Instead<Mlx5RegDmabufMr, "mlx5dv_reg_dmabuf_mr"> {  // ibv_dereg_mr undoes its region
-  static void* With(const Pass<void*>& pass, void*, std::uint64_t offset, size_t bytes, std::uint64_t, int descriptor, int,
-                    int) {
-    return RegisterDmaBuf(kName, Registrar::kVerbs, descriptor, offset, bytes, pass);
-  }
-};
-
-struct DeregMr : Instead<DeregMr, "ibv_dereg_mr"> {
-  static int With(const Pass<int>& pass, void* region) { return Deregister(KeyOf(Registrar::kVerbs, region), pass); }
-};
-
-struct UmemReg : Instead<UmemReg, "mlx5dv_devx_umem_reg"> {
-  static void* With(const Pass<void*>& pass, void*, void* address, size_t bytes, std::uint32_t) {
-    return Register(kName, Registrar::kUserMemory, PartAt(address, bytes), kName, pass);
-  }
-};
+using DeregMr = DeregisterHandle<"ibv_dereg_mr", Registrar::kVerbs>;  // also of what mlx5dv_reg_dmabuf_mr gave
+using UmemDereg = DeregisterHandle<"mlx5dv_devx_umem_dereg", Registrar::kUserMemory>;
 
 struct UmemRegEx : Instead<UmemRegEx, "mlx5dv_devx_umem_reg_ex"> {
   struct Input {    // mlx5dv_devx_umem_in
@@ -113,10 +111,6 @@ struct UmemRegEx : Instead<UmemRegEx, "mlx5dv_devx_umem_reg_ex"> {
                             input->bytes, pass);
     return Register(kName, Registrar::kUserMemory, PartAt(input->address, input->bytes), kName, pass);
   }
-};
-
-struct UmemDereg : Instead<UmemDereg, "mlx5dv_devx_umem_dereg"> {
-  static int With(const Pass<int>& pass, void* memory) { return Deregister(KeyOf(Registrar::kUserMemory, memory), pass); }
 };
 
 struct GdrHandle {

@@ -37,9 +37,7 @@ __attribute__((constructor)) void OnLoad() {
     replacements::Install(intercept::Tables());
     replacements::Install(&intercept::WrapPlugin);
     replacements::Install(intercept::CountingTables(), replacements::Caller::kOther);
-    Runtime::Get().AfterPauses(&intercept::TrimPools);
-    Runtime::Get().TellOfOthers(&intercept::TellOfOthers);
-    Runtime::Get().InWiderScope(&intercept::Widen);
+    Runtime::Get().SetAbove({&intercept::TrimPools, &intercept::TellOfOthers, &intercept::Widen});
     Runtime::Get().Load(kNames);
   } catch (const std::exception& error) {
     log::Error(fmt::format("loading: {}; AMem is off in this process", error.what()));

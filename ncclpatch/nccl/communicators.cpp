@@ -3,6 +3,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "ncclpatch/nccl/attribution.h"
 
@@ -14,8 +15,12 @@ struct Registry {
   std::uint64_t last = 0;
   std::map<CommunicatorId, Communicator> all;
   std::map<const ncclComm*, CommunicatorId> by_address;
-  Observer* observer = nullptr;
+  Observer observer = nullptr;
   std::atomic<int> unready{0}, suspended{0};
+
+  void Tell(EventBody event) const {
+    if (observer != nullptr) observer(std::move(event));
+  }
 };
 
 // Never destroyed, because NCCL's threads may call after main has returned.
@@ -34,7 +39,7 @@ void Erase(Registry& registry, CommunicatorId id, const char* how) {
   if (const auto* const known = FindIn(registry.by_address, ended.address); known != nullptr && *known == id)
     registry.by_address.erase(ended.address);
   registry.all.erase(id);
-  if (registry.observer != nullptr) registry.observer->Ended(id, how);
+  registry.Tell(CommunicatorEnded{id, how});
 }
 
 // Runs `body` with the lock held. If the lock or memory cannot be had, the fact stays unknown.
@@ -63,7 +68,7 @@ void With(const ncclComm* address, const Body& body) noexcept {
 
 }  // namespace
 
-void SetObserver(Observer* observer) {
+void SetObserver(Observer observer) {
   Locked([&](Registry& registry) { registry.observer = observer; });
 }
 
@@ -97,7 +102,7 @@ CommunicatorId registry::Begin(const Communicator& known) noexcept {
     begun.id = CommunicatorId{registry.last + 1};
     registry.all.emplace(begun.id, begun);
     id = CommunicatorId{++registry.last};
-    if (registry.observer != nullptr) registry.observer->Begun(begun);
+    registry.Tell(CommunicatorBegun{id, begun.parent, begun.how, begun.rank, begun.ranks});
   });
   return id;
 }
@@ -121,7 +126,7 @@ void registry::MarkReady(const Communicator& now) noexcept {
     known.rank = now.rank;
     known.ranks = now.ranks;
     known.device = now.device;
-    if (registry.observer != nullptr) registry.observer->Ready(known);
+    registry.Tell(CommunicatorReady{known.id, known.hash, known.rank, known.ranks, known.device});
   });
 }
 
@@ -160,7 +165,7 @@ bool registry::SetSuspended(CommunicatorId id, bool suspended) noexcept {
     known.suspended = suspended;
     registry.suspended += suspended ? 1 : -1;
     changed = true;
-    if (registry.observer != nullptr) registry.observer->Suspended(id, suspended);
+    registry.Tell(CommunicatorSuspended{id, suspended});
   });
   return changed;
 }

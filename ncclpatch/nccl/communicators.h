@@ -1,7 +1,7 @@
 // The communicators of this process, as NCCL's calls show them.
 //
-// Any thread may call. Observers are called under the registry's one lock, so that facts about one communicator come in order;
-// an observer must not call back. Nothing throws: what cannot be noted for lack of memory is unknown, like a communicator made
+// Any thread may call. The observer is called under the registry's one lock, so that facts about one communicator come in
+// order; it must not call back. Nothing throws: what cannot be noted for lack of memory is unknown, like a communicator made
 // before AMem.
 #pragma once
 
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "ncclpatch/nccl/types.h"
-#include "statemachine/types.h"
+#include "statemachine/event.h"
 
 namespace amem::nccl {
 
@@ -43,18 +43,9 @@ struct Communicator {
   [[nodiscard]] bool usable() const { return stage == Stage::kMaking || stage == Stage::kReady; }
 };
 
-// Learns what happens to communicators.
-class Observer {
- public:
-  virtual ~Observer() = default;
-  virtual void Begun(const Communicator& communicator) = 0;
-  virtual void Ready(const Communicator& communicator) = 0;
-  // "destroyed", "aborted", "failed" (never made), "left out" (this rank has no part in it)
-  virtual void Ended(CommunicatorId id, const char* how) = 0;
-  virtual void Suspended(CommunicatorId id, bool suspended) = 0;
-};
-// Null: none. Must outlive all calls.
-void SetObserver(Observer* observer);
+// Learns by events what happens to communicators. Null: nobody does.
+using Observer = void (*)(EventBody event);
+void SetObserver(Observer observer);
 
 std::optional<Communicator> Find(const ncclComm* address);
 // Communicator::aside of the communicator that this thread's call is for; 0: unknown.

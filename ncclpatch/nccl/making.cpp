@@ -70,22 +70,17 @@ int MakeFrom(ncclComm* parent, Communicator asked, ncclComm** out, const Call& c
   return MakeOne(asked, out, call);
 }
 
-struct InitRank : redirects::Around<InitRank, "ncclCommInitRank"> {
-  static int With(std::size_t place, const redirects::Pass& pass, ncclComm** comm, int ranks, UniqueId unique, int rank) {
-    Communicator asked = Asked(place, "init", rank, ranks);
-    Expect(asked, unique);
-    return MakeOne(asked, comm, pass);
-  }
-};
-
-struct InitRankConfig : redirects::Around<InitRankConfig, "ncclCommInitRankConfig"> {
+template <replacements::Text Name, class... More>
+struct Init : redirects::Around<Init<Name, More...>, Name> {
   static int With(std::size_t place, const redirects::Pass& pass, ncclComm** comm, int ranks, UniqueId unique, int rank,
-                  Config*) {
+                  More...) {
     Communicator asked = Asked(place, "init", rank, ranks);
     Expect(asked, unique);
     return MakeOne(asked, comm, pass);
   }
 };
+using InitRank = Init<"ncclCommInitRank">;
+using InitRankConfig = Init<"ncclCommInitRankConfig", Config*>;
 
 struct InitRankScalable : redirects::Around<InitRankScalable, "ncclCommInitRankScalable"> {
   static int With(std::size_t place, const redirects::Pass& pass, ncclComm** comm, int ranks, int rank, int ids,

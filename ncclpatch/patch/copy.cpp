@@ -11,7 +11,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <sstream>
+#include <iterator>
 
 #include "journal/base/unique_fd.h"
 
@@ -180,10 +180,7 @@ std::optional<fs::path> FindPartner(const LibraryFile& file) {
   std::error_code error;
   const std::string origin = fs::absolute(file.path, error).parent_path().string();
   std::vector<std::string> places = file.search;
-  if (const char* more = std::getenv("LD_LIBRARY_PATH")) {
-    std::istringstream stream(more);
-    for (std::string place; std::getline(stream, place, ':');) places.push_back(place);
-  }
+  if (const char* more = std::getenv("LD_LIBRARY_PATH")) std::ranges::copy(SplitAtColons(more), std::back_inserter(places));
   for (const std::string& place : places) {
     const fs::path candidate = fs::path(Replace(Replace(place, "${ORIGIN}", origin), "$ORIGIN", origin)) / kPartner;
     if (fs::exists(candidate, error)) return candidate;

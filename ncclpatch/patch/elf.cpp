@@ -39,14 +39,6 @@ std::string Text(Elf* elf, GElf_Word strings, GElf_Xword at) {
   return text == nullptr ? "" : text;
 }
 
-std::vector<std::string> SplitAtColons(const std::string& text) {
-  std::vector<std::string> parts;
-  std::istringstream stream(text);
-  for (std::string part; std::getline(stream, part, ':');)
-    if (!part.empty()) parts.push_back(part);
-  return parts;
-}
-
 // Whether its dynamic symbol table, which strip keeps, has NCCL's functions.
 bool DefinesNccl(Elf* elf) {
   std::set<std::string> missing = {"ncclGetVersion", "ncclCommInitRank"};
@@ -57,6 +49,14 @@ bool DefinesNccl(Elf* elf) {
 }
 
 }  // namespace
+
+std::vector<std::string> SplitAtColons(const std::string& text) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, ':');)
+    if (!part.empty()) parts.push_back(part);
+  return parts;
+}
 
 bool LibraryFile::Needs(const std::string& name) const { return std::ranges::find(needed, name) != needed.end(); }
 

@@ -18,6 +18,8 @@ struct LibraryFile {
   [[nodiscard]] bool Needs(const std::string& name) const;
 };
 
+std::vector<std::string> SplitAtColons(const std::string& text);  // without empty parts
+
 // kIo: cannot be read; kCorrupt: not an ELF shared library of this machine, or one that contradicts itself.
 Result<LibraryFile> Inspect(const std::filesystem::path& path);
 

@@ -3,34 +3,28 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <cstring>
+#include <iterator>
 
 #include "ncclpatch/runtime/log.h"
 
 namespace amem {
 
-NcclResult ToNccl(Code code) {
-  switch (code) {
-    case Code::kOk:
-      return kOk;
-    case Code::kOutOfMemory:
-    case Code::kDriver:
-      return kCudaError;
-    case Code::kIo:
-    case Code::kCorrupt:
-    case Code::kNoDescriptors:
-      return kSystemError;
-    case Code::kBroken:
-      return kInternalError;
-    case Code::kInvalid:
-    case Code::kNotFound:
-    case Code::kRefused:
-    case Code::kUnsupported:
-      return kInvalidUsage;
-    case Code::kTimeout:
-    case Code::kPeerLost:
-      return kRemoteError;
-  }
-  return kInternalError;
+Answers AnswersFor(Code code) {
+  constexpr Answers kByCode[] = {{Code::kOk, kOk, CUDA_SUCCESS},
+                                 {Code::kInvalid, kInvalidUsage, CUDA_ERROR_INVALID_VALUE},
+                                 {Code::kNotFound, kInvalidUsage, CUDA_ERROR_NOT_FOUND},
+                                 {Code::kOutOfMemory, kCudaError, CUDA_ERROR_OUT_OF_MEMORY},
+                                 {Code::kDriver, kCudaError, CUDA_ERROR_UNKNOWN},
+                                 {Code::kIo, kSystemError, CUDA_ERROR_OPERATING_SYSTEM},
+                                 {Code::kCorrupt, kSystemError, CUDA_ERROR_UNKNOWN},
+                                 {Code::kTimeout, kRemoteError, CUDA_ERROR_TIMEOUT},
+                                 {Code::kPeerLost, kRemoteError, CUDA_ERROR_OPERATING_SYSTEM},
+                                 {Code::kRefused, kInvalidUsage, CUDA_ERROR_ILLEGAL_STATE},
+                                 {Code::kUnsupported, kInvalidUsage, CUDA_ERROR_NOT_SUPPORTED},
+                                 {Code::kBroken, kInternalError, CUDA_ERROR_UNKNOWN},
+                                 {Code::kNoDescriptors, kSystemError, CUDA_ERROR_OPERATING_SYSTEM}};
+  static_assert(std::size(kByCode) == static_cast<std::size_t>(EnumeratorsOf(Code{}).last) + 1);
+  return kByCode[static_cast<std::size_t>(code)];
 }
 
 std::string& LastError() {
@@ -49,7 +43,7 @@ int Fail(NcclResult result, const std::string& message) noexcept {
 int FailAtBorder(const char* call, const Status& status) {
   const Status told = status.Within(call);
   log::Error(told.message());
-  return Fail(ToNccl(told.code()), told.message());
+  return Fail(AnswersFor(told.code()).nccl, told.message());
 }
 
 int CopyOut(const char* call, const std::string& text, char* buffer, std::size_t* length) noexcept {

@@ -1,6 +1,8 @@
 // The border to C: results become numbers, reasons become amem_last_error(), and no exception passes.
 #pragma once
 
+#include <cuda.h>
+
 #include <cstddef>
 #include <exception>
 #include <string>
@@ -20,7 +22,13 @@ enum NcclResult : int {  // ncclResult_t
   kInProgress = 7
 };
 
-NcclResult ToNccl(Code code);
+// What stands for a class of failure in NCCL's interface, and in the driver's.
+struct Answers {
+  Code code;
+  NcclResult nccl;
+  CUresult driver;
+};
+Answers AnswersFor(Code code);
 
 // This thread's.
 std::string& LastError();

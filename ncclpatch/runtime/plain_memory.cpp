@@ -7,38 +7,10 @@
 #include <map>
 #include <mutex>
 
-#include "ncclpatch/hook/hook.h"
+#include "ncclpatch/runtime/contexts.h"
 
 namespace amem::plain_memory {
 namespace {
-
-#define AMEM_PLAIN_CALLS(X)                                       \
-  X(init, "cuInit", cuInit)                                       \
-  X(get, "cuDeviceGet", cuDeviceGet)                              \
-  X(retain, "cuDevicePrimaryCtxRetain", cuDevicePrimaryCtxRetain) \
-  X(push, "cuCtxPushCurrent_v2", cuCtxPushCurrent)                \
-  X(pop, "cuCtxPopCurrent_v2", cuCtxPopCurrent)                   \
-  X(alloc, "cuMemAlloc_v2", cuMemAlloc)                           \
-  X(free, "cuMemFree_v2", cuMemFree)
-
-struct PlainDriver {
-#define AMEM_PLAIN_MEMBER(member, name, type) decltype(&type) member = nullptr;
-  AMEM_PLAIN_CALLS(AMEM_PLAIN_MEMBER)
-  bool complete = false;
-};
-
-const PlainDriver& TheDriver() {
-  static const PlainDriver driver = [] {
-    PlainDriver found;
-    found.complete = true;
-#define AMEM_PLAIN_FIND(member, name, type)                                   \
-  found.member = reinterpret_cast<decltype(&type)>(hook::DriverSymbol(name)); \
-  found.complete = found.complete && found.member != nullptr;
-    AMEM_PLAIN_CALLS(AMEM_PLAIN_FIND)
-    return found;
-  }();
-  return driver;
-}
 
 struct Plain {
   std::mutex mutex;
@@ -50,32 +22,23 @@ Plain& ThePlain() {
   return *plain;
 }
 
-CUresult PrimaryContext(const PlainDriver& cu, int device, CUcontext& context) {  // retained for ever
+CUresult RetainPrimaryContext(int device, CUcontext& context) {  // for ever
   CUdevice handle = 0;
-  CUresult result = cu.init(0);
-  if (result == CUDA_SUCCESS) result = cu.get(&handle, device);
-  return result == CUDA_SUCCESS ? cu.retain(&context, handle) : result;
-}
-
-template <class Body>
-CUresult Within(const PlainDriver& cu, CUcontext context, const Body& body) {
-  CUresult result = cu.push(context);
-  if (result != CUDA_SUCCESS) return result;
-  result = body();
-  CUcontext popped = nullptr;
-  cu.pop(&popped);
-  return result;
+  CUresult result = AMEM_DRIVER(cuInit)(0);
+  if (result == CUDA_SUCCESS) result = AMEM_DRIVER(cuDeviceGet)(&handle, device);
+  return result == CUDA_SUCCESS ? AMEM_DRIVER(cuDevicePrimaryCtxRetain)(&context, handle) : result;
 }
 
 }  // namespace
 
 Result<void*> Allocate(Bytes bytes, DeviceOrdinal device) {
-  const PlainDriver& cu = TheDriver();
-  if (!cu.complete) return Status{Code::kUnsupported, "allocate memory: libcuda.so.1 is not there; this host may have no GPU"};
+  if (AMEM_DRIVER(cuInit) == nullptr)
+    return Status{Code::kUnsupported, "allocate memory: libcuda.so.1 is not there; this host may have no GPU"};
   CUcontext context = nullptr;
   CUdeviceptr address = 0;
-  CUresult result = PrimaryContext(cu, device.value, context);
-  if (result == CUDA_SUCCESS) result = Within(cu, context, [&] { return cu.alloc(&address, std::max<Bytes>(bytes, 1)); });
+  CUresult result = RetainPrimaryContext(device.value, context);
+  if (result == CUDA_SUCCESS)
+    result = InContext(context, [&] { return AMEM_DRIVER(cuMemAlloc)(&address, std::max<Bytes>(bytes, 1)); });
   if (result != CUDA_SUCCESS)
     return Status{
         result == CUDA_ERROR_OUT_OF_MEMORY ? Code::kOutOfMemory : Code::kDriver,
@@ -98,8 +61,7 @@ bool Free(void* address) {
     context = found->second;
     plain.taken.erase(found);
   }
-  const PlainDriver& cu = TheDriver();
-  Within(cu, context, [&] { return cu.free(reinterpret_cast<CUdeviceptr>(address)); });
+  InContext(context, [&] { return AMEM_DRIVER(cuMemFree)(reinterpret_cast<CUdeviceptr>(address)); });
   return true;
 }
 

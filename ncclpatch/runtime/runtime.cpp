@@ -28,19 +28,6 @@ namespace {
 
 void Report(bool failed, std::string_view message) { log::Write(failed ? log::Level::kError : log::Level::kDebug, message); }
 
-// Journals what happens to communicators.
-class CommunicatorJournal : public nccl::Observer {
- public:
-  void Begun(const nccl::Communicator& c) override {
-    Runtime::Get().Note(CommunicatorBegun{c.id, c.parent, c.how, c.rank, c.ranks});
-  }
-  void Ready(const nccl::Communicator& c) override {
-    Runtime::Get().Note(CommunicatorReady{c.id, c.hash, c.rank, c.ranks, c.device});
-  }
-  void Suspended(CommunicatorId id, bool suspended) override { Runtime::Get().Note(CommunicatorSuspended{id, suspended}); }
-  void Ended(CommunicatorId id, const char* how) override { Runtime::Get().Note(CommunicatorEnded{id, how}); }
-};
-
 thread_local bool t_forking = false;  // this thread holds locks that a child must not inherit
 
 // Makes no driver calls, because the driver may be gone at exit. A thread that hangs in the driver may hold the session's lock
@@ -106,7 +93,7 @@ void Runtime::ShowNames(std::span<const char* const> doorbells) {
   if (!enabled) return;
   using Names = std::span<const char* const>;
   hook::AnswerNames(serves ? Names(suspend::kNames) : Names(), preloaded ? doorbells : Names());
-  nccl::SetObserver(new CommunicatorJournal);  // never destroyed, like the runtime
+  nccl::SetObserver([](EventBody event) { Runtime::Get().Note(std::move(event)); });
   // Never destroyed, like the runtime.
   static auto* const tables = new std::vector<redirects::Table>(nccl::Tables().begin(), nccl::Tables().end());
   if (serves) {
@@ -143,7 +130,7 @@ void Runtime::Load(std::span<const char* const> doorbells) {
     ShowNames(doorbells);
     hook::Enable();
     if (options_.scope != LibraryScope::kNccl) {
-      if (wider_scope_ != nullptr) wider_scope_(options_.scope);
+      if (above_.widen != nullptr) above_.widen(options_.scope);
       hook::ReachOthers();
     }
     hook::PatchAtLoad();
@@ -215,8 +202,8 @@ void Runtime::NoteLibraries(Session& session) {
   }
 }
 
-void Runtime::NoteOthers(Session& session) {
-  if (const AfterPause tell = others_.load(std::memory_order_acquire)) tell(session);
+void Runtime::NoteOthers(Session& session, bool wait) {
+  if (above_.tell_of_others != nullptr) above_.tell_of_others(session, wait);
 }
 
 void Runtime::LookForLibraries() {
@@ -253,9 +240,8 @@ Result<Session*> Runtime::ForPools() {
   if (Session* running = started(); running != nullptr && !replacements::inert.load()) return running;
   if (SwitchedOff()) return static_cast<Session*>(nullptr);
   AMEM_TRY(Usable());
-  if (Session* session = this->session()) return session;
-  const std::lock_guard lock(mutex_);
-  return failure_.Within("AMem could not start its session in this process");
+  static_cast<void>(session());
+  return IfStarted();
 }
 
 void Runtime::Note(EventBody event) {
@@ -284,8 +270,7 @@ void Runtime::KeepEverything(const std::string& why) {
 Status Runtime::Cycle(Session& session, CycleKind kind, bool patient) {
   const bool was_paused = session.paused();
   const Status status = kind == CycleKind::kPause ? session.Pause() : patient ? session.Resume() : session.ResumeInTime();
-  const AfterPause after = after_pause_.load(std::memory_order_acquire);
-  if (status && kind == CycleKind::kPause && !was_paused && after != nullptr) after(session);
+  if (status && kind == CycleKind::kPause && !was_paused && above_.after_pause != nullptr) above_.after_pause(session);
   return status ? status : Failed(session, status);
 }
 
@@ -342,8 +327,7 @@ Result<std::int64_t> Runtime::Group() {
 }
 
 Result<DeviceOrdinal> Runtime::CurrentDevice() {
-  using CtxGetDevice = CUresult (*)(CUdevice*);
-  static const auto get = reinterpret_cast<CtxGetDevice>(hook::DriverSymbol("cuCtxGetDevice"));
+  static const auto get = AMEM_DRIVER(cuCtxGetDevice);
   if (get == nullptr) return Status{Code::kUnsupported, "asking for the current device: the driver has no cuCtxGetDevice"};
   CUdevice device = 0;
   if (const CUresult result = get(&device); result != CUDA_SUCCESS)

@@ -70,18 +70,20 @@ class Runtime {
   // The session for pools, started now if necessary, even without NCCL. Ok(null): AMem is switched off, and calls are answered
   // as if there were no tags.
   Result<Session*> ForPools();
-  // Called in the pausing thread after each successful pause, while the devices are idle. It cannot make the pause fail.
-  using AfterPause = void (*)(Session& session);
-  void AfterPauses(AfterPause call) { after_pause_.store(call, std::memory_order_release); }
-  // Called when the session has started and before each pause, to tell it what other libraries share.
-  void TellOfOthers(AfterPause call) { others_.store(call, std::memory_order_release); }
+  // What the rooms above do for this one; null: nothing. Set before Load().
+  struct Above {
+    // In the pausing thread after each successful pause, while the devices are idle. It cannot make the pause fail.
+    void (*after_pause)(Session& session) = nullptr;
+    // When the session has started, before each pause, and when somebody asks: tells it what other libraries share.
+    void (*tell_of_others)(Session& session, bool wait) = nullptr;
+    // With AMEM_SCOPE=shared or all, before other libraries are taken in.
+    void (*widen)(LibraryScope scope) = nullptr;
+  };
+  void SetAbove(const Above& above) { above_ = above; }
   // The same now, if AMEM_SCOPE is wider than `nccl`: for a look at memory, and a pause of tags.
-  void TellInWiderScope(Session& session) {
-    if (options_.scope != LibraryScope::kNccl) NoteOthers(session);
+  void TellInWiderScope(Session& session, bool wait = true) {
+    if (options_.scope != LibraryScope::kNccl) NoteOthers(session, wait);
   }
-  // Called by Load() with AMEM_SCOPE=shared or all, before other libraries are taken in.
-  using WiderScope = void (*)(LibraryScope scope);
-  void InWiderScope(WiderScope call) { wider_scope_ = call; }
 
   Status SetGroup(std::int64_t group);
   Result<std::int64_t> Group();
@@ -96,20 +98,19 @@ class Runtime {
   Result<std::unique_ptr<Session>> MakeSession();
   Status Usable();  // a failure says why AMem does not work in this process
   void NoteLibraries(Session& session);
-  void NoteOthers(Session& session);
+  void NoteOthers(Session& session, bool wait = true);
   static void BeforeFork();
   static void AfterFork();
   static void InChild();
 
   std::once_flag loaded_;
-  WiderScope wider_scope_ = nullptr;
+  Above above_;
   Options options_;
   OnFailure on_failure_;
   Status settings_;  // of reading the environment
   std::atomic<bool> enabled_{false}, serves_suspend_{false};
   std::atomic<Session*> session_{nullptr};
   std::atomic<bool> failed_{false}, shares_foreign_{false};
-  std::atomic<AfterPause> after_pause_{nullptr}, others_{nullptr};
   std::mutex mutex_;       // guards all below
   bool starting_ = false;  // a thread makes the session, without the lock
   std::condition_variable start_ended_;

@@ -104,7 +104,7 @@ bool ProgramUsesCuda() {
   void* const driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   if (driver == nullptr) return false;
   ::dlclose(driver);
-  const auto current = reinterpret_cast<decltype(&cuCtxGetCurrent)>(hook::DriverSymbol("cuCtxGetCurrent"));
+  const auto current = AMEM_DRIVER(cuCtxGetCurrent);
   CUcontext context = nullptr;
   return current != nullptr && current(&context) != CUDA_ERROR_NOT_INITIALIZED;
 }
@@ -135,7 +135,14 @@ bool Come(control::RankControl*& control, std::uint64_t& step) noexcept {
 }  // namespace
 
 static control::RankControl& Control() {
-  static auto* const control = new control::RankControl;
+  // Who asks from outside reads in the journal what stays on the GPU, so that it is told there first.
+  class Telling final : public control::RankControl {
+    control::Standing Look() override {
+      if (Session* const session = Runtime::Get().started()) Runtime::Get().TellInWiderScope(*session, false);
+      return RankControl::Look();
+    }
+  };
+  static auto* const control = new Telling;
   return *control;
 }
 

@@ -79,7 +79,7 @@ Status LeavePool() {
 void* Told(const Status& failure) {
   static std::atomic<bool> said = false;
   if (failure.code() != Code::kOutOfMemory && !said.exchange(true)) log::Warn("amem_alloc: " + failure.message());
-  Fail(ToNccl(failure.code()), "amem_alloc: " + failure.message());
+  Fail(AnswersFor(failure.code()).nccl, "amem_alloc: " + failure.message());
   return nullptr;
 }
 
@@ -136,7 +136,7 @@ int AskForRoom(std::span<const char* const> tags) {
     room = tags::HasRoomFor(tags);
     return room.code() == Code::kOutOfMemory ? Status{} : room;
   });
-  return failed != kOk || room.ok() ? failed : Fail(ToNccl(room.code()), room.message());
+  return failed != kOk || room.ok() ? failed : Fail(AnswersFor(room.code()).nccl, room.message());
 }
 
 }  // namespace

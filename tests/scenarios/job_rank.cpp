@@ -84,6 +84,14 @@ std::string LoadNccl() {
   return g_nccl == nullptr ? dlerror() : "0";
 }
 
+// "pass through=BYTES", of memory that AMEM_SCOPE=all leaves to the driver.
+std::string PassThrough(const std::string& size) {
+  CUdeviceptr memory = 0;
+  const std::size_t bytes = std::stoul(size);
+  return std::to_string(
+      reinterpret_cast<decltype(&cuMemAllocAsync)>(dlsym(g_cuda, "cuMemAllocAsync"))(&memory, bytes, nullptr));
+}
+
 std::string Attach() {
   g_amem = dlopen(Text("JOB_AMEM", "libamem_nccl.so"), RTLD_LAZY | RTLD_LOCAL);
   if (g_amem == nullptr) return dlerror();
@@ -651,6 +659,7 @@ const std::map<std::string, std::function<std::string(const std::string&)>> kCom
     {"busy", StayBusy},
     {"group", Group},
     {"share", Share},
+    {"pass through", PassThrough},
     {"pause tag", PauseTag},
     {"resume tag", ResumeTag},
 };

@@ -92,6 +92,26 @@ class Requests : public ::testing::Test {
   Job job_;
 };
 
+TEST_F(Requests, what_a_pause_leaves_on_the_gpus_is_said_by_name_before_there_is_one) {
+  job_.environment["AMEM_SCOPE"] = "all";
+  Start({"cuda", "load", "init", "1:pass through=4194304", "1:pass through=2097152", "barrier", "steps=100000,4", "barrier",
+         "destroy"});
+  ASSERT_TRUE(UntilSteps(5));
+  for (const char* const command : {"look", "pause", "resume"}) {
+    if (command != std::string("look")) EXPECT_EQ(Ask({command, Pid(0)}).size(), kRanks);
+    for (const json& rank : Ask({"ls", "--live", Pid(0)})) {
+      json left = json::array();
+      for (const json& one : rank["stays"])
+        if (one["what"] == "cuMemAllocAsync") left.push_back(one);
+      const json all = {{{"what", "cuMemAllocAsync"}, {"pieces", 2}, {"bytes", 6291456}}};
+      EXPECT_EQ(left, rank["rank"] == 1 ? all : json::array()) << rank;
+    }
+  }
+  const std::string live = Tool({"ls", "--live", Pid(0)}).out;
+  EXPECT_NE(live.find("6 MiB (cuMemAllocAsync, 2 pieces)"), std::string::npos) << live;
+  AllEndWell();
+}
+
 TEST_F(Requests, a_job_is_paused_at_one_step_with_its_tags_and_goes_on_with_the_same_sums) {
   Start({"cuda", "load", "init", "tags", "barrier", "steps=100000,4", "read tags", "barrier", "destroy"});
   ASSERT_TRUE(UntilSteps(5));

@@ -19,7 +19,7 @@ class PoolTest : public test::Intercepted {
 
   void SetUp() override {
     Intercepted::SetUp();
-    Runtime::Get().AfterPauses(&intercept::TrimPools);
+    Runtime::Get().SetAbove({.after_pause = &intercept::TrimPools});
     CUmemPoolProps properties{};
     properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     ASSERT_EQ(create(&pool, &properties), CUDA_SUCCESS);
@@ -27,7 +27,7 @@ class PoolTest : public test::Intercepted {
     ASSERT_EQ(set_attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all), CUDA_SUCCESS);
   }
   void TearDown() override {
-    Runtime::Get().AfterPauses(nullptr);
+    Runtime::Get().SetAbove({});
     EXPECT_TRUE(session().Resume().ok());
     EXPECT_TRUE(pool == nullptr || destroy(pool) == CUDA_SUCCESS);
     Intercepted::TearDown();

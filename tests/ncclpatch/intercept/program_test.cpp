@@ -41,8 +41,8 @@ class Program : public Intercepted {
     const State state = session().CopyState();
     return state.pools.at(state.PoolNamed("program")).parts;
   }
-  static std::map<std::string, OutsideShare> Left() {
-    intercept::TellOfOthers(session());
+  static std::map<std::string, OutsideShare> Left(bool wait = true) {
+    intercept::TellOfOthers(session(), wait);
     std::map<std::string, OutsideShare> left;
     for (const auto& [what, share] : session().CopyState().outside)
       if (what.second == OutsideKind::kLeft) left[what.first] = share;
@@ -239,6 +239,55 @@ TEST_F(Program, memory_of_a_context_that_the_program_made_stays_the_drivers) {
   ASSERT_EQ(Plain<decltype(cuCtxDestroy)>("cuCtxDestroy_v2")(context), CUDA_SUCCESS);
 }
 
+TEST_F(Program, memory_goes_with_the_context_that_the_program_made) {
+  static CUcontext context = nullptr;  // which the stand-in never deletes
+  using Create = CUresult(CUcontext*, unsigned, CUdevice);
+  ASSERT_EQ(Plain<Create>("cuCtxCreate_v2")(&context, 0, 0), CUDA_SUCCESS);
+  static_cast<void>(Take(kBytes));
+  EXPECT_EQ(Left(), (std::map<std::string, OutsideShare>{{"cuMemAlloc", {1, kBytes}}}));
+  const auto destroy = OfDriver<decltype(cuCtxDestroy)>("cuCtxDestroy", "cuCtxDestroy_v2");
+  EXPECT_NE(destroy(nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(Left().size(), 1U);
+  ASSERT_EQ(destroy(context), CUDA_SUCCESS);
+  EXPECT_TRUE(Left().empty());
+}
+
+TEST_F(Program, a_reset_of_a_device_frees_its_memory_and_later_pauses_work) {
+  constexpr int kReset = 2;
+  const auto reset = OfDriver<decltype(cuDevicePrimaryCtxReset)>("cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxReset_v2");
+  static constexpr CUdeviceptr kManaged = 0x7000'0000;
+  const auto managed = ForOthers<decltype(cuMemAllocManaged)>(
+      "cuMemAllocManaged", [](CUdeviceptr* pointer, std::size_t, unsigned) { return *pointer = kManaged, CUDA_SUCCESS; });
+  const auto retain = Plain<decltype(cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain");
+  const auto push = Plain<decltype(cuCtxPushCurrent)>("cuCtxPushCurrent_v2");
+  const auto pop = Plain<decltype(cuCtxPopCurrent)>("cuCtxPopCurrent_v2");
+  for (unsigned char round = 1; round <= 2; ++round) {
+    const CUdeviceptr elsewhere = round == 1 ? Take(kBytes) : 0;
+    CUcontext context = nullptr;
+    ASSERT_EQ(retain(&context, kReset), CUDA_SUCCESS);
+    ASSERT_EQ(push(context), CUDA_SUCCESS);
+    const std::size_t free_before = FreeBytes();
+    const CUdeviceptr memory = Take(kBytes);
+    std::memset(At(memory), round, kBytes);
+    const Status paused = Pause();
+    ASSERT_TRUE(paused.ok()) << paused.message();
+    ASSERT_TRUE(Resume().ok());
+    const auto* const bytes = static_cast<const unsigned char*>(At(memory));
+    EXPECT_TRUE(std::all_of(bytes, bytes + kBytes, [&](unsigned char byte) { return byte == round; }));
+    CUdeviceptr left = 0;
+    ASSERT_EQ(managed(&left, kBytes, 1), CUDA_SUCCESS);
+    EXPECT_EQ(Left().size(), 1U);
+    ASSERT_EQ(reset(kReset), CUDA_SUCCESS);
+    EXPECT_EQ(Parts().size(), round == 1 ? 1U : 0U) << "on another device";
+    EXPECT_TRUE(Left().empty());
+    EXPECT_EQ(free(memory), CUDA_ERROR_INVALID_VALUE) << "it was freed";
+    EXPECT_EQ(FreeBytes(), free_before);
+    EXPECT_TRUE(session().CopyState().broken.empty());
+    ASSERT_EQ(pop(nullptr), CUDA_SUCCESS);
+    EXPECT_EQ(free(elsewhere), CUDA_SUCCESS);
+  }
+}
+
 TEST_F(Program, a_device_with_peer_access_reaches_all_of_it) {
   const CUdeviceptr before = Take(kBytes);
   CUcontext first = nullptr, second = nullptr;
@@ -291,6 +340,9 @@ TEST_F(Program, what_is_not_taken_is_counted_by_the_function_that_made_it) {
                                                    {"cuArrayCreate", {1, 0}},
                                                    {"cuMemAllocAsync", {1, kBytes}},
                                                    {"cuMemCreate", {1, kBytes}}};
+  bool told = false;  // who asks how the process stands waits for nobody
+  for (int time = 0; time < 1000 && !told; ++time) told = Left(false) == all;
+  EXPECT_TRUE(told);
   EXPECT_EQ(Left(), all);
   EXPECT_NE(session().MemoryJson().find(R"("cuMemAllocAsync":{"allocations":1,"bytes":2097152})"), std::string::npos);
   EXPECT_EQ(freed(one), CUDA_SUCCESS);

@@ -26,14 +26,17 @@ namespace amem::nccl {
 namespace {
 
 // Keeps what it is told, and what NCCL's allocations were attributed to.
-struct Seen : Observer {
-  void Begun(const Communicator& one) override { lines.push_back("begun " + std::string(one.how)); }
-  void Ready(const Communicator& one) override { lines.push_back("ready " + std::to_string(one.rank)); }
-  void Ended(CommunicatorId, const char* how) override { lines.push_back("ended " + std::string(how)); }
-  void Suspended(CommunicatorId, bool suspended) override { lines.emplace_back(suspended ? "suspended" : "resumed"); }
+struct Seen {
   std::vector<std::string> lines;
 };
 Seen g_seen;
+void See(EventBody event) {
+  std::string& line = g_seen.lines.emplace_back();
+  if (const auto* begun = std::get_if<CommunicatorBegun>(&event)) line = "begun " + begun->how;
+  if (const auto* ready = std::get_if<CommunicatorReady>(&event)) line = "ready " + std::to_string(ready->rank);
+  if (const auto* ended = std::get_if<CommunicatorEnded>(&event)) line = "ended " + ended->how;
+  if (const auto* suspended = std::get_if<CommunicatorSuspended>(&event)) line = suspended->suspended ? "suspended" : "resumed";
+}
 std::mutex g_probe_mutex;
 std::multimap<std::string, std::uint64_t> g_probed;
 void Probe(const char* where) {
@@ -60,7 +63,7 @@ class Communicators : public ::testing::Test {
     nccl_ = dlopen(AMEM_NCCL_CALLS, RTLD_LAZY | RTLD_LOCAL);
     ASSERT_NE(nccl_, nullptr) << dlerror();
     plain_all_reduce_ = Function<AllReduce>("ncclAllReduce");
-    SetObserver(&g_seen);
+    SetObserver(&See);
     redirects::Install(Tables());
     redirects::InstallThreadStarts(ThreadStarts());
     ASSERT_TRUE(hook::Attach().ok());

@@ -1,6 +1,6 @@
-// The driver's memory pools. Used memory stays in place and is counted (host_memory.cpp), because addresses from a pool cannot
-// be mapped again. What NCCL's pools keep unused goes back to the driver at a pause, because NCCL tells them to keep
-// everything.
+// Memory that stays in place and is counted: pinned host memory, and what is in use of the driver's pools, because addresses
+// from a pool cannot be mapped again. What NCCL's pools keep unused goes back to the driver at a pause, because NCCL tells them
+// to keep everything.
 #include <spdlog/fmt/fmt.h>
 
 #include <chrono>
@@ -14,6 +14,50 @@
 
 namespace amem::intercept {
 namespace {
+
+Address At(const void* pointer) { return Address{reinterpret_cast<std::uint64_t>(pointer)}; }
+
+// A call that allocates, and what it is in the journal: allocated(arguments...).
+template <auto allocated, class F, Text Name, Text Exported = Name>
+struct Noted : Named<Name, Exported> {
+  using Function = F;
+  template <class... A>
+  static CUresult Call(F* real, A... arguments) {
+    Session* const session = Runtime::Get().session();
+    const CUresult result = real(arguments...);
+    if (session != nullptr && result == CUDA_SUCCESS) session->Note(allocated(arguments...));
+    return result;
+  }
+};
+#define AMEM_NOTED(allocated, name) Noted<allocated, decltype(name), #name, AMEM_TEXT(name)>
+constexpr auto kAllocated = [](void** pointer, size_t bytes, auto... flags) {
+  return HostAllocated{At(*pointer), bytes, (0U | ... | flags), false};
+};
+constexpr auto kRegistered = [](void* pointer, size_t bytes, unsigned flags) {
+  return HostAllocated{At(pointer), bytes, flags, true};
+};
+constexpr auto kFromPool = [](CUdeviceptr* address, size_t bytes, auto...) { return AsyncAllocated{Address{*address}, bytes}; };
+
+// The CUDA runtime asks for these two by old versions. They have no device pointer among their arguments, so one signature
+// serves all.
+struct MemHostAlloc : AMEM_NOTED(kAllocated, cuMemHostAlloc) {
+  static constexpr int kSince = 2020;
+};
+template <Text Name, int since>
+struct FreeHost : InSession<FreeHost<Name, since>, Name> {
+  static constexpr int kSince = since;
+  static CUresult With(Session& session, const Pass<>& pass, void* pointer) {
+    CUresult freed{};
+    return FreeNoted(session, HostFreed{At(pointer)}, pass, freed) ? freed : pass();
+  }
+};
+
+struct MemFreeAsync : InSession<MemFreeAsync, "cuMemFreeAsync"> {
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address, CUstream) {
+    CUresult freed{};
+    return FreeNoted(session, AsyncFreed{Address{address}}, pass, freed) ? freed : pass();
+  }
+};
 
 void NotePoolCall(const char* call, CUresult result) {
   if (Session* session = Runtime::Get().started())
@@ -53,7 +97,7 @@ class OwnPools {
       static_cast<void>(lock.try_lock());
     }
     if (!lock) return session.Note(PassedThrough{"cuMemPoolTrimTo", "no pool was trimmed: one is being destroyed", 0});
-    const auto trim = DriverFunction<decltype(cuMemPoolTrimTo)>("cuMemPoolTrimTo");
+    const auto trim = AMEM_DRIVER(cuMemPoolTrimTo);
     if (trim == nullptr) return;
     for (const CUmemoryPool pool : pools_) {
       const cuuint64_t before = Reserved(pool);
@@ -71,7 +115,7 @@ class OwnPools {
  private:
   // Bytes that the pool holds of the driver's memory; 0: the driver does not say.
   static cuuint64_t Reserved(CUmemoryPool pool) {
-    const auto ask = DriverFunction<decltype(cuMemPoolGetAttribute)>("cuMemPoolGetAttribute");
+    const auto ask = AMEM_DRIVER(cuMemPoolGetAttribute);
     cuuint64_t bytes = 0;
     if (ask == nullptr || ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes) != CUDA_SUCCESS) return 0;
     return bytes;
@@ -122,8 +166,11 @@ using PoolImportPointer = OnPool<"cuMemPoolImportPointer", CUdeviceptr*, CUmemor
 
 void TrimPools(Session& session) { OwnPools::Get().Trim(session); }
 
-std::span<const replacements::Replacement> PoolReplacements() {
-  return replacements::Table<PoolCreate, PoolDestroy, PoolTrim, PoolSetAttribute, PoolSetAccess, PoolExport, PoolImport,
-                             PoolExportPointer, PoolImportPointer>();
+std::span<const replacements::Replacement> CountedReplacements() {
+  return replacements::Table<MemHostAlloc, AMEM_NOTED(kAllocated, cuMemAllocHost), FreeHost<"cuMemFreeHost", 2000>,
+                             AMEM_NOTED(kRegistered, cuMemHostRegister), FreeHost<"cuMemHostUnregister", 3020>,
+                             AMEM_NOTED(kFromPool, cuMemAllocAsync), AMEM_NOTED(kFromPool, cuMemAllocFromPoolAsync),
+                             MemFreeAsync, PoolCreate, PoolDestroy, PoolTrim, PoolSetAttribute, PoolSetAccess, PoolExport,
+                             PoolImport, PoolExportPointer, PoolImportPointer>();
 }
 }  // namespace amem::intercept

@@ -1,4 +1,5 @@
-// Copies and fills by NCCL: none is under way when a pause begins, and none touches paused memory.
+// Calls by NCCL that read or write device memory: copies, fills, stream memory operations, kernels. None is under way when a
+// pause begins, and none touches paused memory.
 #include <algorithm>
 
 #include "ncclpatch/intercept/intercept.h"
@@ -70,9 +71,40 @@ struct Memcpy3DBatch : Gated<kAnything, CUresult(size_t, void*, unsigned long lo
   static constexpr int kSince = 13000;
 };
 
+// A stream writes a flag in device memory, or waits for one.
+template <class Value>
+constexpr auto kFlag = [](Touch touch, CUstream, CUdeviceptr flag, auto...) { return touch(flag, sizeof(Value)); };
+
+// An operation that AMem does not know is refused while anything is paused.
+bool Touches(Touch touch, const CUstreamBatchMemOpParams& operation) {
+  switch (operation.operation) {
+    case CU_STREAM_MEM_OP_WAIT_VALUE_32:
+    case CU_STREAM_MEM_OP_WRITE_VALUE_32:
+    case CU_STREAM_MEM_OP_WAIT_VALUE_64:
+    case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+      return touch(operation.writeValue.address, sizeof(cuuint64_t));
+    case CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES:
+    case CU_STREAM_MEM_OP_BARRIER:
+      return false;
+    default:
+      return true;
+  }
+}
+constexpr auto kOperations = [](Touch touch, CUstream, unsigned count, const CUstreamBatchMemOpParams* operations, auto...) {
+  return operations != nullptr &&
+         std::any_of(operations, operations + count, [&](const auto& operation) { return Touches(touch, operation); });
+};
+
+// A kernel or graph may touch anything.
+constexpr auto kLaunch = [](Touch touch, auto...) { return !BesideAPause(touch.session); };
+
+// cuda.h calls it deprecated, which is an error where it is named.
+using LaunchMultiDevice =
+    Gated<kLaunch, CUresult(CUDA_LAUNCH_PARAMS*, unsigned, unsigned), "cuLaunchCooperativeKernelMultiDevice">;
+
 }  // namespace
 
-std::span<const replacements::Replacement> CopyReplacements() {
+std::span<const replacements::Replacement> GatedReplacements() {
   return replacements::Table<
       AMEM_GATED(kBoth, cuMemcpy), AMEM_GATED(kBoth, cuMemcpyAsync), AMEM_GATED(kBoth, cuMemcpyDtoD),
       AMEM_GATED(kBoth, cuMemcpyDtoDAsync), AMEM_GATED(kTo, cuMemcpyHtoD), AMEM_GATED(kTo, cuMemcpyHtoDAsync),
@@ -84,6 +116,10 @@ std::span<const replacements::Replacement> CopyReplacements() {
       AMEM_GATED(kFill<2>, cuMemsetD16), AMEM_GATED(kFill<4>, cuMemsetD32), AMEM_GATED(kFill<1>, cuMemsetD8Async),
       AMEM_GATED(kFill<2>, cuMemsetD16Async), AMEM_GATED(kFill<4>, cuMemsetD32Async), AMEM_GATED(kFillPlane, cuMemsetD2D8),
       AMEM_GATED(kFillPlane, cuMemsetD2D16), AMEM_GATED(kFillPlane, cuMemsetD2D32), AMEM_GATED(kFillPlane, cuMemsetD2D8Async),
-      AMEM_GATED(kFillPlane, cuMemsetD2D16Async), AMEM_GATED(kFillPlane, cuMemsetD2D32Async)>();
+      AMEM_GATED(kFillPlane, cuMemsetD2D16Async), AMEM_GATED(kFillPlane, cuMemsetD2D32Async),
+      AMEM_GATED(kFlag<cuuint32_t>, cuStreamWriteValue32), AMEM_GATED(kFlag<cuuint64_t>, cuStreamWriteValue64),
+      AMEM_GATED(kFlag<cuuint32_t>, cuStreamWaitValue32), AMEM_GATED(kFlag<cuuint64_t>, cuStreamWaitValue64),
+      AMEM_GATED(kOperations, cuStreamBatchMemOp), AMEM_GATED(kLaunch, cuLaunchKernel), AMEM_GATED(kLaunch, cuLaunchKernelEx),
+      AMEM_GATED(kLaunch, cuLaunchCooperativeKernel), LaunchMultiDevice, AMEM_GATED(kLaunch, cuGraphLaunch)>();
 }
 }  // namespace amem::intercept

@@ -142,25 +142,17 @@ struct PoolDestroy : Instead<PoolDestroy, "cuMemPoolDestroy"> {
   }
 };
 
-template <Text Name, class... A>
-struct OnPool {
-  static constexpr const char *kName = Name.data, *kExported = kName;
-  using Function = CUresult(A...);
-  static CUresult Call(Function* real, A... arguments) {
+template <class F, Text Name>
+struct OnPool : Named<Name> {
+  using Function = F;
+  template <class... A>
+  static CUresult Call(F* real, A... arguments) {
     const CUresult result = real(arguments...);
-    NotePoolCall(kName, result);
+    NotePoolCall(Name.data, result);
     return result;
   }
 };
-using PoolTrim = OnPool<"cuMemPoolTrimTo", CUmemoryPool, size_t>;
-using PoolSetAttribute = OnPool<"cuMemPoolSetAttribute", CUmemoryPool, CUmemPool_attribute, void*>;
-using PoolSetAccess = OnPool<"cuMemPoolSetAccess", CUmemoryPool, const CUmemAccessDesc*, size_t>;
-using PoolExport =
-    OnPool<"cuMemPoolExportToShareableHandle", void*, CUmemoryPool, CUmemAllocationHandleType, unsigned long long>;
-using PoolImport =
-    OnPool<"cuMemPoolImportFromShareableHandle", CUmemoryPool*, void*, CUmemAllocationHandleType, unsigned long long>;
-using PoolExportPointer = OnPool<"cuMemPoolExportPointer", CUmemPoolPtrExportData*, CUdeviceptr>;
-using PoolImportPointer = OnPool<"cuMemPoolImportPointer", CUdeviceptr*, CUmemoryPool, CUmemPoolPtrExportData*>;
+#define AMEM_ON_POOL(name) OnPool<decltype(name), #name>
 
 }  // namespace
 
@@ -170,7 +162,9 @@ std::span<const replacements::Replacement> CountedReplacements() {
   return replacements::Table<MemHostAlloc, AMEM_NOTED(kAllocated, cuMemAllocHost), FreeHost<"cuMemFreeHost", 2000>,
                              AMEM_NOTED(kRegistered, cuMemHostRegister), FreeHost<"cuMemHostUnregister", 3020>,
                              AMEM_NOTED(kFromPool, cuMemAllocAsync), AMEM_NOTED(kFromPool, cuMemAllocFromPoolAsync),
-                             MemFreeAsync, PoolCreate, PoolDestroy, PoolTrim, PoolSetAttribute, PoolSetAccess, PoolExport,
-                             PoolImport, PoolExportPointer, PoolImportPointer>();
+                             MemFreeAsync, PoolCreate, PoolDestroy, AMEM_ON_POOL(cuMemPoolTrimTo),
+                             AMEM_ON_POOL(cuMemPoolSetAttribute), AMEM_ON_POOL(cuMemPoolSetAccess),
+                             AMEM_ON_POOL(cuMemPoolExportToShareableHandle), AMEM_ON_POOL(cuMemPoolImportFromShareableHandle),
+                             AMEM_ON_POOL(cuMemPoolExportPointer), AMEM_ON_POOL(cuMemPoolImportPointer)>();
 }
 }  // namespace amem::intercept

@@ -21,12 +21,12 @@ bool IsAboutMemory(std::string_view name) {
 using replacements::Caller;
 
 // Only NCCL's look-ups are journaled, because others look up all that the driver has.
-template <Caller caller, Text Exported, int since, int before, class... Status>
+template <Caller caller, Text Exported, int since, int before, class... More>
 struct GetProcAddress : Named<"cuGetProcAddress", Exported> {
   static constexpr int kSince = since, kBefore = before;
-  using Function = CUresult(const char*, void**, int, cuuint64_t, Status...);
-  static CUresult Call(Function* real, const char* symbol, void** function, int version, cuuint64_t flags, Status... status) {
-    const CUresult result = real(symbol, function, version, flags, status...);
+  using Function = CUresult(const char*, void**, int, cuuint64_t, More...);
+  static CUresult Call(Function* real, const char* symbol, void** function, int version, cuuint64_t flags, More... more) {
+    const CUresult result = real(symbol, function, version, flags, more...);
     if (result != CUDA_SUCCESS || symbol == nullptr || function == nullptr || *function == nullptr) return result;
     bool replaced = false;
     *function = replacements::Bind(symbol, version, *function, &replaced, caller);

@@ -101,10 +101,10 @@ TEST_F(Gate, no_write_of_four_threads_is_lost_or_faults_over_many_pauses) {
   std::atomic<int> writes{0}, refused{0};
   std::vector<std::thread> threads;
   CUcontext context = nullptr;
-  ASSERT_EQ(Plain<decltype(cuCtxGetCurrent)>("cuCtxGetCurrent")(&context), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuCtxGetCurrent)(&context), CUDA_SUCCESS);
   for (CUdeviceptr i = 0; i < 4; ++i)
     threads.emplace_back([&, i] {
-      Plain<decltype(cuCtxSetCurrent)>("cuCtxSetCurrent")(context);
+      PLAIN(cuCtxSetCurrent)(context);
       WriteAndLook(memory() + i * kBytes / 4 + kBytes / 8, stop, writes, refused);
     });
   for (int i = 0; i < cycles && !HasFailure(); ++i) {

@@ -179,3 +179,7 @@ class Intercepted : public ::testing::Test {
 };
 
 }  // namespace amem::test
+
+// The stand-in driver's own function of that name in cuda.h, and what another library gets in place of it.
+#define PLAIN(name) Plain<decltype(name)>(AMEM_TEXT(name))
+#define OF_DRIVER(name) OfDriver<decltype(name)>(#name, AMEM_TEXT(name))

@@ -29,11 +29,11 @@ class Others : public Intercepted {
 };
 
 TEST_F(Others, an_export_by_cudaipc_lasts_until_its_memory_is_freed) {
-  const auto get = OfDriver<decltype(cuIpcGetMemHandle)>("cuIpcGetMemHandle", "cuIpcGetMemHandle");
-  const auto free = OfDriver<decltype(cuMemFree)>("cuMemFree", "cuMemFree_v2");
+  const auto get = OF_DRIVER(cuIpcGetMemHandle);
+  const auto free = OF_DRIVER(cuMemFree);
   CUdeviceptr memory[2] = {};
   CUipcMemHandle handle{};
-  for (CUdeviceptr& one : memory) ASSERT_EQ(Plain<decltype(cuMemAlloc)>("cuMemAlloc_v2")(&one, kBytes), CUDA_SUCCESS);
+  for (CUdeviceptr& one : memory) ASSERT_EQ(PLAIN(cuMemAlloc)(&one, kBytes), CUDA_SUCCESS);
   ASSERT_EQ(get(&handle, memory[0]), CUDA_SUCCESS);
   ASSERT_EQ(get(&handle, memory[0]), CUDA_SUCCESS) << "for one more process";
   EXPECT_EQ(Now(OutsideKind::kIpcExport), (OutsideShare{1, kBytes}));
@@ -65,13 +65,11 @@ TEST_F(Others, what_was_opened_twice_is_closed_twice) {
 
 // As PyTorch and NVSHMEM do, in any order.
 TEST_F(Others, a_handle_is_shared_until_its_last_reference_and_mapping_are_gone) {
-  const auto map = OfDriver<decltype(cuMemMap)>("cuMemMap", "cuMemMap");
-  const auto unmap = OfDriver<decltype(cuMemUnmap)>("cuMemUnmap", "cuMemUnmap");
-  const auto retain =
-      OfDriver<decltype(cuMemRetainAllocationHandle)>("cuMemRetainAllocationHandle", "cuMemRetainAllocationHandle");
-  const auto release = OfDriver<decltype(cuMemRelease)>("cuMemRelease", "cuMemRelease");
-  const auto share =
-      OfDriver<decltype(cuMemExportToShareableHandle)>("cuMemExportToShareableHandle", "cuMemExportToShareableHandle");
+  const auto map = OF_DRIVER(cuMemMap);
+  const auto unmap = OF_DRIVER(cuMemUnmap);
+  const auto retain = OF_DRIVER(cuMemRetainAllocationHandle);
+  const auto release = OF_DRIVER(cuMemRelease);
+  const auto share = OF_DRIVER(cuMemExportToShareableHandle);
   for (const bool released_first : {true, false}) {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -80,8 +78,8 @@ TEST_F(Others, a_handle_is_shared_until_its_last_reference_and_mapping_are_gone)
     CUmemGenericAllocationHandle handle = 0, again = 0;
     CUdeviceptr address = 0;
     int descriptor = -1;
-    ASSERT_EQ(Plain<decltype(cuMemCreate)>("cuMemCreate")(&handle, kBytes, &properties, 0), CUDA_SUCCESS);
-    ASSERT_EQ(Plain<decltype(cuMemAddressReserve)>("cuMemAddressReserve")(&address, kBytes, 0, 0, 0), CUDA_SUCCESS);
+    ASSERT_EQ(PLAIN(cuMemCreate)(&handle, kBytes, &properties, 0), CUDA_SUCCESS);
+    ASSERT_EQ(PLAIN(cuMemAddressReserve)(&address, kBytes, 0, 0, 0), CUDA_SUCCESS);
     ASSERT_EQ(map(address, kBytes, 0, handle, 0), CUDA_SUCCESS);
     EXPECT_EQ(Pieces(OutsideKind::kHandleExport), 0U);
     for (int process = 0; process < 2; ++process) {
@@ -96,7 +94,7 @@ TEST_F(Others, a_handle_is_shared_until_its_last_reference_and_mapping_are_gone)
     EXPECT_EQ(Now(OutsideKind::kHandleExport), (OutsideShare{1, kBytes}));
     ASSERT_EQ(released_first ? unmap(address, kBytes) : release(handle), CUDA_SUCCESS);
     EXPECT_EQ(Pieces(OutsideKind::kHandleExport), 0U);
-    ASSERT_EQ(Plain<decltype(cuMemAddressFree)>("cuMemAddressFree")(address, kBytes), CUDA_SUCCESS);
+    ASSERT_EQ(PLAIN(cuMemAddressFree)(address, kBytes), CUDA_SUCCESS);
   }
 }
 
@@ -170,7 +168,7 @@ class SharedHandles : public Others {
   }
   CUdeviceptr Map(CUmemGenericAllocationHandle handle, CUdeviceptr at = 0) const {
     const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    if (at == 0) EXPECT_EQ(Plain<decltype(cuMemAddressReserve)>("cuMemAddressReserve")(&at, kBytes, 0, 0, 0), CUDA_SUCCESS);
+    if (at == 0) EXPECT_EQ(PLAIN(cuMemAddressReserve)(&at, kBytes, 0, 0, 0), CUDA_SUCCESS);
     EXPECT_EQ(map(at, kBytes, 0, handle, 0), CUDA_SUCCESS);
     EXPECT_EQ(set_access(at, kBytes, &access, 1), CUDA_SUCCESS);
     return at;
@@ -183,11 +181,11 @@ class SharedHandles : public Others {
   }
   static Bytes InUse() { return Plain<std::uint64_t(int)>("stand_in_cuda_bytes_in_use")(0); }
 
-  decltype(cuMemCreate)* create = OfDriver<decltype(cuMemCreate)>("cuMemCreate", "cuMemCreate");
-  decltype(cuMemMap)* map = OfDriver<decltype(cuMemMap)>("cuMemMap", "cuMemMap");
-  decltype(cuMemUnmap)* unmap = OfDriver<decltype(cuMemUnmap)>("cuMemUnmap", "cuMemUnmap");
-  decltype(cuMemSetAccess)* set_access = OfDriver<decltype(cuMemSetAccess)>("cuMemSetAccess", "cuMemSetAccess");
-  decltype(cuMemRelease)* release = OfDriver<decltype(cuMemRelease)>("cuMemRelease", "cuMemRelease");
+  decltype(cuMemCreate)* create = OF_DRIVER(cuMemCreate);
+  decltype(cuMemMap)* map = OF_DRIVER(cuMemMap);
+  decltype(cuMemUnmap)* unmap = OF_DRIVER(cuMemUnmap);
+  decltype(cuMemSetAccess)* set_access = OF_DRIVER(cuMemSetAccess);
+  decltype(cuMemRelease)* release = OF_DRIVER(cuMemRelease);
 };
 
 TEST_F(SharedHandles, are_a_tags_from_their_creation_until_the_last_of_them_is_gone) {
@@ -197,22 +195,17 @@ TEST_F(SharedHandles, are_a_tags_from_their_creation_until_the_last_of_them_is_g
   const CUdeviceptr address = Map(handle);
   *reinterpret_cast<int*>(address) = 4711;
   CUmemAllocationProp told{};
-  EXPECT_EQ(OfDriver<decltype(cuMemGetAllocationPropertiesFromHandle)>("cuMemGetAllocationPropertiesFromHandle",
-                                                                       "cuMemGetAllocationPropertiesFromHandle")(&told, handle),
-            CUDA_SUCCESS);
+  EXPECT_EQ(OF_DRIVER(cuMemGetAllocationPropertiesFromHandle)(&told, handle), CUDA_SUCCESS);
   EXPECT_EQ(told.requestedHandleTypes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
   CUmemGenericAllocationHandle retained = 0, imported = 0;
-  EXPECT_EQ(OfDriver<decltype(cuMemRetainAllocationHandle)>("cuMemRetainAllocationHandle", "cuMemRetainAllocationHandle")(
-                &retained, reinterpret_cast<void*>(address)),
-            CUDA_SUCCESS);
+  EXPECT_EQ(OF_DRIVER(cuMemRetainAllocationHandle)(&retained, reinterpret_cast<void*>(address)), CUDA_SUCCESS);
   EXPECT_EQ(retained, handle);
   int descriptor = -1;
-  ASSERT_EQ(OfDriver<decltype(cuMemExportToShareableHandle)>("cuMemExportToShareableHandle", "cuMemExportToShareableHandle")(
-                &descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+  ASSERT_EQ(OF_DRIVER(cuMemExportToShareableHandle)(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
             CUDA_SUCCESS);
   ASSERT_EQ(
-      OfDriver<decltype(cuMemImportFromShareableHandle)>("cuMemImportFromShareableHandle", "cuMemImportFromShareableHandle")(
-          &imported, reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor)), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+      OF_DRIVER(cuMemImportFromShareableHandle)(&imported, reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor)),
+                                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
       CUDA_SUCCESS);
   ::close(descriptor);
   const CUdeviceptr again = Map(imported);
@@ -234,8 +227,7 @@ TEST_F(SharedHandles, cannot_be_had_of_what_cudaMalloc_gave) {
   const PoolId pool = *session().pools().Open("cache", PoolPolicy::kPreserve);
   const Address part = *session().pools().Allocate(pool, kBytes, DeviceOrdinal{0});
   CUmemGenericAllocationHandle handle = 0;
-  EXPECT_EQ(OfDriver<decltype(cuMemRetainAllocationHandle)>("cuMemRetainAllocationHandle", "cuMemRetainAllocationHandle")(
-                &handle, reinterpret_cast<void*>(part.value + 512)),
+  EXPECT_EQ(OF_DRIVER(cuMemRetainAllocationHandle)(&handle, reinterpret_cast<void*>(part.value + 512)),
             CUDA_ERROR_INVALID_VALUE);
   EXPECT_TRUE(session().pools().Free(part, nullptr).ok());
 }
@@ -244,12 +236,12 @@ TEST_F(SharedHandles, what_nobody_is_to_share_is_the_drivers_also_beside_a_tags)
   const CUmemGenericAllocationHandle theirs = Create(CU_MEM_HANDLE_TYPE_NONE), ours = Create();
   ASSERT_FALSE(intercept::IsGuest(theirs));
   CUdeviceptr range = 0;
-  ASSERT_EQ(Plain<decltype(cuMemAddressReserve)>("cuMemAddressReserve")(&range, 2 * kBytes, 0, 0, 0), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuMemAddressReserve)(&range, 2 * kBytes, 0, 0, 0), CUDA_SUCCESS);
   Map(ours, range);
   Map(theirs, range + kBytes);
   EXPECT_EQ(session().HandlesOfTags(Address{range}, 2 * kBytes), kBytes);
   EXPECT_EQ(unmap(range, 2 * kBytes), CUDA_SUCCESS) << "both at once";
-  EXPECT_EQ(Plain<decltype(cuMemAddressFree)>("cuMemAddressFree")(range, 2 * kBytes), CUDA_SUCCESS);
+  EXPECT_EQ(PLAIN(cuMemAddressFree)(range, 2 * kBytes), CUDA_SUCCESS);
   for (const CUmemGenericAllocationHandle one : {ours, theirs}) EXPECT_EQ(release(one), CUDA_SUCCESS);
 }
 
@@ -259,19 +251,17 @@ TEST_F(SharedHandles, what_is_bound_to_a_multicast_object_stays_and_the_object_i
   properties.size = kBytes;
   properties.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   CUmemGenericAllocationHandle object = 0;
-  ASSERT_EQ(OfDriver<decltype(cuMulticastCreate)>("cuMulticastCreate", "cuMulticastCreate")(&object, &properties),
-            CUDA_SUCCESS);
-  ASSERT_EQ(Plain<decltype(cuMulticastAddDevice)>("cuMulticastAddDevice")(object, 0), CUDA_SUCCESS);
+  ASSERT_EQ(OF_DRIVER(cuMulticastCreate)(&object, &properties), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuMulticastAddDevice)(object, 0), CUDA_SUCCESS);
   const Bytes before = InUse();
   const CUmemGenericAllocationHandle memory = Create(), free = Create();
-  ASSERT_EQ(OfDriver<decltype(cuMulticastBindMem)>("cuMulticastBindMem", "cuMulticastBindMem")(object, 0, memory, 0, kBytes, 0),
-            CUDA_SUCCESS);
+  ASSERT_EQ(OF_DRIVER(cuMulticastBindMem)(object, 0, memory, 0, kBytes, 0), CUDA_SUCCESS);
   EXPECT_EQ(Pieces(OutsideKind::kMulticast), 1U);
   ASSERT_TRUE(session().pools().Pause(Tag(), {}).ok());
   EXPECT_EQ(InUse(), before + kBytes) << "the object holds those very pages";
   EXPECT_EQ(WhyKept(session().CopyState().allocations.at(intercept::ToAllocation(memory))), KeepReason::kHandedOut);
   ASSERT_TRUE(session().pools().Resume(Tag(), {}).ok());
-  EXPECT_EQ(Plain<decltype(cuMulticastUnbind)>("cuMulticastUnbind")(object, 0, 0, kBytes), CUDA_SUCCESS);
+  EXPECT_EQ(PLAIN(cuMulticastUnbind)(object, 0, 0, kBytes), CUDA_SUCCESS);
   for (const CUmemGenericAllocationHandle one : {memory, free, object}) EXPECT_EQ(release(one), CUDA_SUCCESS);
 }
 

@@ -56,7 +56,7 @@ class PoolTest : public test::Intercepted {
   CUmemoryPool pool = nullptr;
 
  private:
-  bool asked_ = (ask = Plain<decltype(cuMemPoolGetAttribute)>("cuMemPoolGetAttribute")) != nullptr;
+  bool asked_ = (ask = PLAIN(cuMemPoolGetAttribute)) != nullptr;
 };
 
 TEST_F(PoolTest, a_pause_gives_back_what_a_pool_of_nccls_only_keeps) {
@@ -88,7 +88,7 @@ TEST_F(PoolTest, what_a_stream_allocates_is_counted_until_it_is_freed_and_a_fail
 TEST_F(PoolTest, a_pool_of_the_programs_or_one_that_was_destroyed_is_left_alone) {
   CUmemPoolProps properties{};
   CUmemoryPool programs = nullptr;
-  ASSERT_EQ(Plain<decltype(cuMemPoolCreate)>("cuMemPoolCreate")(&programs, &properties), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuMemPoolCreate)(&programs, &properties), CUDA_SUCCESS);
   cuuint64_t keep_all = std::numeric_limits<cuuint64_t>::max();
   ASSERT_EQ(set_attribute(programs, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all), CUDA_SUCCESS);
   Keep(programs, kKept);
@@ -98,7 +98,7 @@ TEST_F(PoolTest, a_pool_of_the_programs_or_one_that_was_destroyed_is_left_alone)
   ASSERT_TRUE(Pause());
   EXPECT_EQ(Reserved(programs), kKept);
   EXPECT_EQ(Count<PassedThrough>(), before) << "no pool was trimmed";
-  EXPECT_EQ(Plain<decltype(cuMemPoolDestroy)>("cuMemPoolDestroy")(programs), CUDA_SUCCESS);
+  EXPECT_EQ(PLAIN(cuMemPoolDestroy)(programs), CUDA_SUCCESS);
 }
 
 TEST_F(PoolTest, a_pool_that_the_driver_does_not_destroy_is_trimmed_on) {
@@ -112,7 +112,7 @@ TEST_F(PoolTest, a_pool_that_cannot_be_trimmed_does_not_fail_the_pause) {
   CUmemPoolProps properties{};
   CUmemoryPool gone = nullptr;
   ASSERT_EQ(create(&gone, &properties), CUDA_SUCCESS);
-  ASSERT_EQ(Plain<decltype(cuMemPoolDestroy)>("cuMemPoolDestroy")(gone), CUDA_SUCCESS) << "AMem does not see it";
+  ASSERT_EQ(PLAIN(cuMemPoolDestroy)(gone), CUDA_SUCCESS) << "AMem does not see it";
   Keep(pool, kKept);
   log::Configure("warn", -1);
   testing::internal::CaptureStderr();

@@ -60,15 +60,12 @@ class Program : public Intercepted {
   }
   static void* At(CUdeviceptr address) { return reinterpret_cast<void*>(address); }  // NOLINT(performance-no-int-to-ptr)
 
-  decltype(cuMemAlloc)* alloc = OfDriver<decltype(cuMemAlloc)>("cuMemAlloc", "cuMemAlloc_v2");
-  decltype(cuMemFree)* free = OfDriver<decltype(cuMemFree)>("cuMemFree", "cuMemFree_v2");
-  decltype(cuMemGetInfo)* info = OfDriver<decltype(cuMemGetInfo)>("cuMemGetInfo", "cuMemGetInfo_v2");
-  decltype(cuMemGetAddressRange)* range =
-      OfDriver<decltype(cuMemGetAddressRange)>("cuMemGetAddressRange", "cuMemGetAddressRange_v2");
-  decltype(cuPointerGetAttribute)* attribute =
-      OfDriver<decltype(cuPointerGetAttribute)>("cuPointerGetAttribute", "cuPointerGetAttribute");
-  decltype(cuPointerGetAttributes)* attributes =
-      OfDriver<decltype(cuPointerGetAttributes)>("cuPointerGetAttributes", "cuPointerGetAttributes");
+  decltype(cuMemAlloc)* alloc = OF_DRIVER(cuMemAlloc);
+  decltype(cuMemFree)* free = OF_DRIVER(cuMemFree);
+  decltype(cuMemGetInfo)* info = OF_DRIVER(cuMemGetInfo);
+  decltype(cuMemGetAddressRange)* range = OF_DRIVER(cuMemGetAddressRange);
+  decltype(cuPointerGetAttribute)* attribute = OF_DRIVER(cuPointerGetAttribute);
+  decltype(cuPointerGetAttributes)* attributes = OF_DRIVER(cuPointerGetAttributes);
 
   // What the driver says of a pointer, relative to where its memory begins.
   using Said = std::tuple<std::uint64_t, unsigned, int, std::uint64_t, std::size_t, int, std::uint64_t, int, std::size_t>;
@@ -124,16 +121,15 @@ TEST_F(Program, memory_of_the_program_answers_as_memory_of_the_driver_does) {
   static_cast<void>(Take(512));  // so that its chunk begins elsewhere
   const CUdeviceptr ours = Take(kBytes);
   CUdeviceptr plain = 0;
-  ASSERT_EQ(Plain<decltype(cuMemAlloc)>("cuMemAlloc_v2")(&plain, kBytes), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuMemAlloc)(&plain, kBytes), CUDA_SUCCESS);
   const auto one_by_one = [&](auto* range_of, auto* one) { return Ways{range_of, one, nullptr}; };
-  const auto stock = one_by_one(Plain<decltype(cuMemGetAddressRange)>("cuMemGetAddressRange_v2"),
-                                Plain<decltype(cuPointerGetAttribute)>("cuPointerGetAttribute"));
+  const auto stock = one_by_one(PLAIN(cuMemGetAddressRange), PLAIN(cuPointerGetAttribute));
   const Said expected = SaidOf(plain, stock);
   EXPECT_NE(std::get<0>(expected), 0U) << "a context";
   EXPECT_EQ(SaidOf(ours, one_by_one(range, attribute)), expected);
   EXPECT_EQ(SaidOf(ours, {range, attribute, attributes}), expected);
   EXPECT_EQ(SaidOf(plain, {range, attribute, attributes}), expected) << "what is not ours passes through";
-  EXPECT_EQ(Plain<decltype(cuMemFree)>("cuMemFree_v2")(plain), CUDA_SUCCESS);
+  EXPECT_EQ(PLAIN(cuMemFree)(plain), CUDA_SUCCESS);
   for (const auto& [address, part] : Parts()) EXPECT_EQ(free(address.value), CUDA_SUCCESS);
   EXPECT_EQ(free(ours), CUDA_ERROR_INVALID_VALUE) << "a second time";
 }
@@ -197,27 +193,27 @@ TEST_F(Program, who_allocates_and_frees_again_and_again_does_not_make_a_chunk_ea
 }
 
 TEST_F(Program, a_pitched_allocation_has_rows_as_the_drivers) {
-  const auto pitched = OfDriver<decltype(cuMemAllocPitch)>("cuMemAllocPitch", "cuMemAllocPitch_v2");
+  const auto pitched = OF_DRIVER(cuMemAllocPitch);
   CUdeviceptr ours = 0, plain = 0;
   std::size_t pitch = 0, expected = 0;
   ASSERT_EQ(pitched(&ours, &pitch, 1000, 7, 4), CUDA_SUCCESS);
-  ASSERT_EQ(Plain<decltype(cuMemAllocPitch)>("cuMemAllocPitch_v2")(&plain, &expected, 1000, 7, 4), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuMemAllocPitch)(&plain, &expected, 1000, 7, 4), CUDA_SUCCESS);
   EXPECT_EQ(pitch, expected);
   EXPECT_EQ(Parts().at(Address{ours}).bytes, pitch * 7);
-  EXPECT_EQ(Plain<decltype(cuMemFree)>("cuMemFree_v2")(plain), CUDA_SUCCESS);
+  EXPECT_EQ(PLAIN(cuMemFree)(plain), CUDA_SUCCESS);
   EXPECT_EQ(free(ours), CUDA_SUCCESS);
 }
 
 TEST_F(Program, a_free_during_a_capture_does_not_break_it_and_is_done_later) {
-  const auto begin = OfDriver<decltype(cuStreamBeginCapture)>("cuStreamBeginCapture", "cuStreamBeginCapture_v2");
-  const auto end = OfDriver<decltype(cuStreamEndCapture)>("cuStreamEndCapture", "cuStreamEndCapture");
-  const auto destroy = OfDriver<decltype(cuStreamDestroy)>("cuStreamDestroy", "cuStreamDestroy_v2");
+  const auto begin = OF_DRIVER(cuStreamBeginCapture);
+  const auto end = OF_DRIVER(cuStreamEndCapture);
+  const auto destroy = OF_DRIVER(cuStreamDestroy);
   const CUdeviceptr other = Take(512);
   for (const bool ends : {true, false}) {
     const CUdeviceptr memory = Take(kBytes);
     CUstream stream = nullptr;
     CUgraph graph = nullptr;
-    ASSERT_EQ(Plain<decltype(cuStreamCreate)>("cuStreamCreate")(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    ASSERT_EQ(PLAIN(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     ASSERT_EQ(begin(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
     EXPECT_EQ(free(memory), CUDA_SUCCESS);
     EXPECT_EQ(Parts().size(), 2U);
@@ -236,7 +232,7 @@ TEST_F(Program, memory_of_a_context_that_the_program_made_stays_the_drivers) {
   const CUdeviceptr memory = Take(kBytes);
   EXPECT_EQ(Left(), (std::map<std::string, OutsideShare>{{"cuMemAlloc", {1, kBytes}}}));
   EXPECT_EQ(free(memory), CUDA_SUCCESS);
-  ASSERT_EQ(Plain<decltype(cuCtxDestroy)>("cuCtxDestroy_v2")(context), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuCtxDestroy)(context), CUDA_SUCCESS);
 }
 
 TEST_F(Program, memory_goes_with_the_context_that_the_program_made) {
@@ -245,7 +241,7 @@ TEST_F(Program, memory_goes_with_the_context_that_the_program_made) {
   ASSERT_EQ(Plain<Create>("cuCtxCreate_v2")(&context, 0, 0), CUDA_SUCCESS);
   static_cast<void>(Take(kBytes));
   EXPECT_EQ(Left(), (std::map<std::string, OutsideShare>{{"cuMemAlloc", {1, kBytes}}}));
-  const auto destroy = OfDriver<decltype(cuCtxDestroy)>("cuCtxDestroy", "cuCtxDestroy_v2");
+  const auto destroy = OF_DRIVER(cuCtxDestroy);
   EXPECT_NE(destroy(nullptr), CUDA_SUCCESS);
   EXPECT_EQ(Left().size(), 1U);
   ASSERT_EQ(destroy(context), CUDA_SUCCESS);
@@ -254,13 +250,13 @@ TEST_F(Program, memory_goes_with_the_context_that_the_program_made) {
 
 TEST_F(Program, a_reset_of_a_device_frees_its_memory_and_later_pauses_work) {
   constexpr int kReset = 2;
-  const auto reset = OfDriver<decltype(cuDevicePrimaryCtxReset)>("cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxReset_v2");
+  const auto reset = OF_DRIVER(cuDevicePrimaryCtxReset);
   static constexpr CUdeviceptr kManaged = 0x7000'0000;
   const auto managed = ForOthers<decltype(cuMemAllocManaged)>(
       "cuMemAllocManaged", [](CUdeviceptr* pointer, std::size_t, unsigned) { return *pointer = kManaged, CUDA_SUCCESS; });
-  const auto retain = Plain<decltype(cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain");
-  const auto push = Plain<decltype(cuCtxPushCurrent)>("cuCtxPushCurrent_v2");
-  const auto pop = Plain<decltype(cuCtxPopCurrent)>("cuCtxPopCurrent_v2");
+  const auto retain = PLAIN(cuDevicePrimaryCtxRetain);
+  const auto push = PLAIN(cuCtxPushCurrent);
+  const auto pop = PLAIN(cuCtxPopCurrent);
   for (unsigned char round = 1; round <= 2; ++round) {
     const CUdeviceptr elsewhere = round == 1 ? Take(kBytes) : 0;
     CUcontext context = nullptr;
@@ -291,22 +287,20 @@ TEST_F(Program, a_reset_of_a_device_frees_its_memory_and_later_pauses_work) {
 TEST_F(Program, a_device_with_peer_access_reaches_all_of_it) {
   const CUdeviceptr before = Take(kBytes);
   CUcontext first = nullptr, second = nullptr;
-  ASSERT_EQ(Plain<decltype(cuCtxGetCurrent)>("cuCtxGetCurrent")(&first), CUDA_SUCCESS);
-  ASSERT_EQ(Plain<decltype(cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain")(&second, 1), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuCtxGetCurrent)(&first), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuDevicePrimaryCtxRetain)(&second, 1), CUDA_SUCCESS);
   const auto on_second = [&](const auto& act) {
-    EXPECT_EQ(Plain<decltype(cuCtxPushCurrent)>("cuCtxPushCurrent_v2")(second), CUDA_SUCCESS);
+    EXPECT_EQ(PLAIN(cuCtxPushCurrent)(second), CUDA_SUCCESS);
     act();
-    EXPECT_EQ(Plain<decltype(cuCtxPopCurrent)>("cuCtxPopCurrent_v2")(nullptr), CUDA_SUCCESS);
+    EXPECT_EQ(PLAIN(cuCtxPopCurrent)(nullptr), CUDA_SUCCESS);
   };
   on_second([&] {
-    EXPECT_NE(Plain<decltype(cuMemsetD8)>("cuMemsetD8_v2")(before, 1, kBytes), CUDA_SUCCESS);
-    EXPECT_EQ(OfDriver<decltype(cuCtxEnablePeerAccess)>("cuCtxEnablePeerAccess", "cuCtxEnablePeerAccess")(first, 0),
-              CUDA_SUCCESS);
+    EXPECT_NE(PLAIN(cuMemsetD8)(before, 1, kBytes), CUDA_SUCCESS);
+    EXPECT_EQ(OF_DRIVER(cuCtxEnablePeerAccess)(first, 0), CUDA_SUCCESS);
   });
   const CUdeviceptr after = Take(std::size_t{256} << 20);
   on_second([&] {
-    for (const CUdeviceptr memory : {before, after})
-      EXPECT_EQ(Plain<decltype(cuMemsetD8)>("cuMemsetD8_v2")(memory, 1, kBytes), CUDA_SUCCESS);
+    for (const CUdeviceptr memory : {before, after}) EXPECT_EQ(PLAIN(cuMemsetD8)(memory, 1, kBytes), CUDA_SUCCESS);
     EXPECT_EQ(free(after), CUDA_SUCCESS) << "whose device is not the current one";
   });
   EXPECT_EQ(free(before), CUDA_SUCCESS);
@@ -321,10 +315,10 @@ TEST_F(Program, what_is_not_taken_is_counted_by_the_function_that_made_it) {
   const auto array = ForOthers<decltype(cuArrayCreate)>(
       "cuArrayCreate", [](CUarray* made, const CUDA_ARRAY_DESCRIPTOR*) { return *made = kArray, CUDA_SUCCESS; });
   const auto destroy = ForOthers<decltype(cuArrayDestroy)>("cuArrayDestroy", [](CUarray) { return CUDA_SUCCESS; });
-  const auto async = OfDriver<decltype(cuMemAllocAsync)>("cuMemAllocAsync", "cuMemAllocAsync");
-  const auto free_async = OfDriver<decltype(cuMemFreeAsync)>("cuMemFreeAsync", "cuMemFreeAsync");
-  const auto create = OfDriver<decltype(cuMemCreate)>("cuMemCreate", "cuMemCreate");
-  const auto release = OfDriver<decltype(cuMemRelease)>("cuMemRelease", "cuMemRelease");
+  const auto async = OF_DRIVER(cuMemAllocAsync);
+  const auto free_async = OF_DRIVER(cuMemFreeAsync);
+  const auto create = OF_DRIVER(cuMemCreate);
+  const auto release = OF_DRIVER(cuMemRelease);
   CUdeviceptr one = 0, two = 0;
   CUarray made = nullptr;
   CUmemGenericAllocationHandle handle = 0;
@@ -354,18 +348,18 @@ TEST_F(Program, what_is_not_taken_is_counted_by_the_function_that_made_it) {
 
 // As PyTorch's expandable segments do.
 TEST_F(Program, private_memory_of_cumemcreate_is_paused_where_it_is_mapped) {
-  const auto create = OfDriver<decltype(cuMemCreate)>("cuMemCreate", "cuMemCreate");
-  const auto map = OfDriver<decltype(cuMemMap)>("cuMemMap", "cuMemMap");
-  const auto unmap = OfDriver<decltype(cuMemUnmap)>("cuMemUnmap", "cuMemUnmap");
-  const auto release = OfDriver<decltype(cuMemRelease)>("cuMemRelease", "cuMemRelease");
-  const auto open = OfDriver<decltype(cuMemSetAccess)>("cuMemSetAccess", "cuMemSetAccess");
+  const auto create = OF_DRIVER(cuMemCreate);
+  const auto map = OF_DRIVER(cuMemMap);
+  const auto unmap = OF_DRIVER(cuMemUnmap);
+  const auto release = OF_DRIVER(cuMemRelease);
+  const auto open = OF_DRIVER(cuMemSetAccess);
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
   const CUmemAccessDesc access{properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   CUdeviceptr range = 0;
   CUmemGenericAllocationHandle handles[3] = {};
-  ASSERT_EQ(Plain<decltype(cuMemAddressReserve)>("cuMemAddressReserve")(&range, 8 * kBytes, 0, 0, 0), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuMemAddressReserve)(&range, 8 * kBytes, 0, 0, 0), CUDA_SUCCESS);
   const auto add = [&](std::size_t piece) {
     const CUdeviceptr at = range + piece * kBytes;
     ASSERT_EQ(create(&handles[piece], kBytes, &properties, 0), CUDA_SUCCESS);
@@ -388,7 +382,7 @@ TEST_F(Program, private_memory_of_cumemcreate_is_paused_where_it_is_mapped) {
     EXPECT_EQ(unmap(range + piece * kBytes, kBytes), CUDA_SUCCESS);
     EXPECT_EQ(release(handles[piece]), CUDA_SUCCESS);
   }
-  EXPECT_EQ(Plain<decltype(cuMemAddressFree)>("cuMemAddressFree")(range, 8 * kBytes), CUDA_SUCCESS);
+  EXPECT_EQ(PLAIN(cuMemAddressFree)(range, 8 * kBytes), CUDA_SUCCESS);
 }
 
 TEST_F(Program, threads_allocate_and_free_while_it_is_paused_and_resumed) {
@@ -398,8 +392,8 @@ TEST_F(Program, threads_allocate_and_free_while_it_is_paused_and_resumed) {
   for (int thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([&, thread] {
       CUcontext context = nullptr;
-      Plain<decltype(cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain")(&context, 0);
-      Plain<decltype(cuCtxSetCurrent)>("cuCtxSetCurrent")(context);
+      PLAIN(cuDevicePrimaryCtxRetain)(&context, 0);
+      PLAIN(cuCtxSetCurrent)(context);
       std::minstd_rand random(static_cast<unsigned>(thread) + 1);
       std::vector<CUdeviceptr> held;
       for (int round = 0; round < kRounds; ++round) {

@@ -61,11 +61,8 @@ TEST_F(FabricHandles, reach_other_hosts_whose_memory_stays_the_same_over_a_pause
   EXPECT_TRUE(Runtime::Get().SharesForeign());
   // Another host has no AMem that knows this one.
   CUmemGenericAllocationHandle theirs = 0;
-  ASSERT_EQ(Plain<decltype(cuMemImportFromShareableHandle)>("cuMemImportFromShareableHandle")(&theirs, fabric_,
-                                                                                              CU_MEM_HANDLE_TYPE_FABRIC),
-            CUDA_SUCCESS);
-  unsigned char* there = Map(theirs, Plain<decltype(cuMemAddressReserve)>("cuMemAddressReserve"),
-                             Plain<decltype(cuMemMap)>("cuMemMap"), Plain<decltype(cuMemSetAccess)>("cuMemSetAccess"));
+  ASSERT_EQ(PLAIN(cuMemImportFromShareableHandle)(&theirs, fabric_, CU_MEM_HANDLE_TYPE_FABRIC), CUDA_SUCCESS);
+  unsigned char* there = Map(theirs, PLAIN(cuMemAddressReserve), PLAIN(cuMemMap), PLAIN(cuMemSetAccess));
   mine_[7] = 1;
   for (int round = 0; round < 2; ++round) {
     ASSERT_TRUE(session().Pause().ok());
@@ -77,8 +74,7 @@ TEST_F(FabricHandles, reach_other_hosts_whose_memory_stays_the_same_over_a_pause
     there[7] = static_cast<unsigned char>(there[7] + 41);
     EXPECT_EQ(mine_[7], there[7]);
   }
-  Drop(theirs, there, Plain<decltype(cuMemUnmap)>("cuMemUnmap"), Plain<decltype(cuMemRelease)>("cuMemRelease"),
-       Plain<decltype(cuMemAddressFree)>("cuMemAddressFree"));
+  Drop(theirs, there, PLAIN(cuMemUnmap), PLAIN(cuMemRelease), PLAIN(cuMemAddressFree));
 }
 
 TEST_F(FabricHandles, that_nccl_imports_are_the_drivers_and_stay) {
@@ -89,7 +85,7 @@ TEST_F(FabricHandles, that_nccl_imports_are_the_drivers_and_stay) {
                                                                                                CU_MEM_HANDLE_TYPE_FABRIC),
             CUDA_SUCCESS);
   unsigned char* there = Map(imported, Driver<decltype(cuMemAddressReserve)>("cuMemAddressReserve"),
-                             Driver<decltype(cuMemMap)>("cuMemMap"), Plain<decltype(cuMemSetAccess)>("cuMemSetAccess"));
+                             Driver<decltype(cuMemMap)>("cuMemMap"), PLAIN(cuMemSetAccess));
   ASSERT_TRUE(session().Pause().ok());
   EXPECT_EQ(there[3], 9);
   ASSERT_TRUE(session().Resume().ok());

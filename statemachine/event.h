@@ -414,10 +414,12 @@ using EventVariant =
                  VoteCast, MemberHeard, ProcessSeen, ThreadSeen, LaunchRefused, PoolOpened, PoolAllocated, PoolFreed,
                  RequestSeen, SafepointReached, RequestEnded, Frozen, EverythingKept, FreezeStep, SharedOutside>;
 
+template <class T, class... Kinds>
+inline constexpr bool kIsOneOf = (std::is_same_v<T, Kinds> || ...);
 template <class T, class Variant>
 inline constexpr bool kIsAlternative = false;
 template <class T, class... Kinds>
-inline constexpr bool kIsAlternative<T, std::variant<Kinds...>> = (std::is_same_v<T, Kinds> || ...);
+inline constexpr bool kIsAlternative<T, std::variant<Kinds...>> = kIsOneOf<T, Kinds...>;
 
 // One event's content. Making, copying, comparing and destroying are compiled once, in event.cpp: they are large for so many
 // kinds.

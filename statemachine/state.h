@@ -189,7 +189,7 @@ struct Cycle {
   std::optional<Step> open_step;   // begun and neither done nor failed: where a crash happened
   std::string failure;             // of the last failed cycle, empty otherwise
   bool after_failed_undo = false;  // begun neither running nor paused
-  friend bool operator==(const Cycle&, const Cycle&) = default;
+  AMEM_STRUCT(Cycle, kind, number, members, phase, open_step, failure, Unlisted{after_failed_undo});
 };
 
 // What pauses and resumes as a whole: NCCL's memory, or a pool's.

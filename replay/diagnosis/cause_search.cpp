@@ -1,6 +1,7 @@
 #include "replay/diagnosis/cause_search.h"
 
 #include <algorithm>
+#include <tuple>
 
 namespace amem {
 namespace {
@@ -37,7 +38,6 @@ bool SameRoot(const CandidateCause& a, const CandidateCause& b) {
 
 }  // namespace
 
-bool HasOpenAttempt(const SessionStory& j) { return j.Last().open(); }
 bool LastAttemptDone(const SessionStory& j) { return j.Last().end == Attempt::End::kDone; }
 bool IsDead(const SessionStory& j) { return j.findings.info.status == SessionStatus::kCrashed; }
 bool IsLive(const SessionStory& j) { return j.findings.info.status == SessionStatus::kLive; }
@@ -47,7 +47,7 @@ bool IsHalfWay(Lifecycle lifecycle) {
 bool BlamesAnother(Code code) { return code == Code::kPeerLost || code == Code::kTimeout; }
 bool IsEnd(VerdictKind kind) { return kind == VerdictKind::kDied || kind == VerdictKind::kEnded || kind == VerdictKind::kLeft; }
 
-CauseSearch::CauseSearch(const Roster& roster, const References& references) : roster_(roster), references_(references) {
+CauseSearch::CauseSearch(const Roster& roster, const JobFindings& references) : roster_(roster), references_(references) {
   FindEnds();
 }
 
@@ -246,10 +246,6 @@ void CauseSearch::Order() {
       first.together.push_back(c.session);
     }
   }
-}
-
-std::vector<CandidateCause> FindCandidateCauses(const Roster& roster, const References& references) {
-  return CauseSearch(roster, references).Run();
 }
 
 }  // namespace amem

@@ -1,14 +1,53 @@
-// Cause search: goes through the journals of a job and collects candidate causes (candidate_causes.h).
+// Cause search: goes through the journals of a job and collects candidate causes: everything that could be the reason for what
+// went wrong, each with the time it became true and who witnessed it.
 #pragma once
 
+#include <cstdint>
 #include <map>
+#include <set>
+#include <string>
 #include <vector>
 
-#include "replay/diagnosis/candidate_causes.h"
 #include "replay/diagnosis/roster.h"
+#include "replay/diagnosis/verdict.h"
 #include "replay/job/story/progress.h"
 
 namespace amem {
+
+struct CandidateCause {
+  // How well it explains what went wrong: of two candidates the one named first here is believed, and of equals the earlier.
+  enum class Weight : std::uint8_t {
+    kCause = 0,     // a step, a process or a journal failed by itself
+    kAbsence,       // a session did not do what others waited for
+    kConsequence,   // something failed, and its record says that another session was the reason
+    kDisagreement,  // journals contradict each other
+    kEnd,           // a process ended at no harm to a pause or resume, or after something else had gone wrong
+  };
+  Weight weight{};
+  VerdictKind kind{};
+  SessionId session;
+  std::uint64_t wall_ns = 0;  // when it became true
+  // An absence: since when it was more than a wait that might have ended well. UINT64_MAX: it was not.
+  std::uint64_t established_ns = UINT64_MAX;
+  const SessionStory* journal = nullptr;  // of `session`; null: it was not given
+  const Attempt* attempt = nullptr;       // that failed or hangs: of `session`, or of `witness`
+  const SessionStory* witness = nullptr;  // of a session that waited for this one, or noticed its end
+  SequenceNumber witness_seq;
+  AllocationId allocation;
+  std::vector<SessionId> missing;  // sessions that did not join
+  std::uint64_t waited_ns = 0;     // how long the others waited for it
+  bool live = false;               // it is still so: the process lives
+  bool reported = false;           // only a witness tells of it: the session's own journal was not given, or does not have it
+  std::string message;             // as recorded
+  Code code = Code::kOk;           // as the witness was told
+  int driver_result = 0;
+  std::int32_t exit_code = -1;        // of an end; 128 + N: by signal N; -1: unknown
+  std::string seen_state;             // of its process, as ProcessSeen::state; empty: nobody looked
+  const ProcessSeen* seen = nullptr;  // where it was recorded; null: it was looked at just now, or not at all
+  bool groups_differ = false;         // of sessions that share memory
+  std::vector<SessionId> together;    // other sessions to which the same happened, each a root of its own
+};
+[[nodiscard]] bool IsEnd(VerdictKind kind);  // of a process, whichever way
 
 // A session that has been silent for less time than this is at work, not waiting.
 inline constexpr std::uint64_t kPatience_ns = 1'000'000'000;
@@ -24,7 +63,8 @@ struct SessionEnd {
 
 class CauseSearch {
  public:
-  CauseSearch(const Roster& roster, const References& references);
+  CauseSearch(const Roster& roster, const JobFindings& references);
+  // The one to believe first, and after it the others by weight and time. Empty: nothing is wrong.
   std::vector<CandidateCause> Run();
 
  private:
@@ -77,7 +117,7 @@ class CauseSearch {
   struct Inside;
   [[nodiscard]] Inside Look(const SessionStory& j, const Attempt& attempt);
   void WaitingInside(const SessionStory& j, const Attempt& attempt, const Progress& progress);
-  void Stalled(const SessionStory& j, const SessionStory* witness, std::uint64_t since_ns);
+  void Stalled(const SessionStory& j, std::uint64_t since_ns);
   // Pauses and resumes of pools that are open and silent.
   void StalledPools(const SessionStory& j);
   void AbsentVoters(const SessionStory& j, const Attempt& attempt, const Progress& progress);
@@ -94,7 +134,7 @@ class CauseSearch {
   [[nodiscard]] bool OthersNeeded(const SessionStory& j, std::uint64_t since) const;
 
   const Roster& roster_;
-  const References& references_;
+  const JobFindings& references_;
   std::map<SessionId, Progress> progress_;
   std::map<SessionId, SessionEnd> ends_;
   struct Sight {
@@ -110,7 +150,6 @@ class CauseSearch {
   std::vector<CandidateCause> candidates_;
 };
 
-bool HasOpenAttempt(const SessionStory& j);
 bool LastAttemptDone(const SessionStory& j);  // or there is none
 bool IsDead(const SessionStory& j);
 bool IsLive(const SessionStory& j);

@@ -6,9 +6,7 @@
 #include <functional>
 #include <set>
 
-#include "replay/diagnosis/candidate_causes.h"
-#include "replay/diagnosis/roster.h"
-#include "replay/diagnosis/verdict_text.h"
+#include "replay/diagnosis/explanation.h"
 #include "replay/job/jobs.h"
 #include "replay/job/sessions.h"
 #include "replay/job/story/job_cycles.h"
@@ -167,11 +165,13 @@ void Finish(Verdict& verdict) {
 
 Verdict Diagnose(std::span<const SessionStory> journals) {
   const Roster roster(journals);
-  const References references = CompareReferences(journals);
-  const std::vector<CandidateCause> candidates = FindCandidateCauses(roster, references);
+  std::vector<const JournalFindings*> findings;
+  for (const SessionStory& j : journals) findings.push_back(&j.findings);
+  const JobFindings references = VerifyJob(findings);
+  const std::vector<CandidateCause> candidates = CauseSearch(roster, references).Run();
   Verdict verdict;
   Count(roster, verdict);
-  verdict.totals.references = references.compared;
+  verdict.totals.references = references.references;
   NoteDamage(roster, verdict);
   verdict.job = JobText(roster);
   Consider(roster, candidates, verdict);

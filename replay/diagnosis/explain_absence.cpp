@@ -77,8 +77,8 @@ void TellStuck(Explanation& e, const SessionStory& j, const Progress& progress) 
                     WallText(e.roster.Wall(j, since.time_ns)), EventText(since.seq),
                     e.cause.waited_ns != 0 ? ", for " + DurationText(e.cause.waited_ns) : ""));
   if (e.cause.attempt->open_step) {
-    const Attempt::OpenStep& open = *e.cause.attempt->open_step;
-    e.AddEvidence(j, open.at, Role::kCause, "step begun, and neither done nor failed: " + ToText(open.step));
+    const Dated<Step>& open = *e.cause.attempt->open_step;
+    e.AddEvidence(j, open.at, Role::kCause, "step begun, and neither done nor failed: " + ToText(open.event));
   } else {
     const bool last = since.seq == j.last.seq;  // what NCCL and other pools did later is not about this
     e.AddEvidence(j, since, Role::kCause,
@@ -227,54 +227,41 @@ void SayTagsBehind(Explanation& e, const SessionStory& j) {
                   several ? "Tags" : "Tag", fmt::join(behind, ", "), several ? "are" : "is", several ? "their" : "its"));
 }
 
-// A pause or resume of a pool waits for no other session: the process itself does not finish it.
-void ExplainStalledPool(Explanation& e) {
-  const SessionStory& j = *e.cause.journal;
-  const Progress progress = ProgressOf(j, e.cause.attempt->tag);
-  Verdict& v = e.verdict;
-  v.code = Code::kTimeout;
-  v.phase = progress.phase;
-  v.seq = progress.since.seq;
-  if (progress.step) e.TakeStep(&j, *progress.step);
-  v.headline = fmt::format("{}{} on {}{}", Capitalized(e.Cycle()), e.HowItEnded(), e.NamesOfAll(),
-                           v.step ? ", which is at \"" + ToText(*v.step) + "\"" : "");
-  e.Say(fmt::format("{}{} on {}{}.", Capitalized(e.Cycle()), e.HowItEnded(),
-                    e.cause.together.empty() ? v.process : e.NamesOfAll(),
-                    v.phase ? fmt::format(", in phase \"{}\"", ToText(*v.phase)) : ""));
-  e.AddBeginning(j);
-  TellStuck(e, j, progress);
-  if (e.cause.attempt->kind == CycleKind::kResume) SayTagsBehind(e, j);
-  e.SaySight(e.cause.session);
-  SayThreads(e, j);
-  e.Recommend(Action::kExamineProcess);
-  v.remedy.process = e.NamesOfAll();
-  e.RecommendForStopped();
-}
-
 }  // namespace
 
+// Those that wait for a session say so; a pause or resume of a pool waits for no other one: the process itself does not finish
+// it.
 void ExplainStalled(Explanation& e) {
-  if (e.cause.attempt != nullptr && !e.cause.attempt->tag.empty()) return ExplainStalledPool(e);
-  const SessionStory* j = e.cause.journal;
-  const SessionStory* witness = e.cause.witness;
-  const Progress progress = j != nullptr ? ProgressOf(*j) : Progress{};
+  const SessionStory *j = e.cause.journal, *witness = e.cause.witness;
+  const std::string tag = e.cause.attempt != nullptr ? e.cause.attempt->tag : "";
+  const bool of_pool = !tag.empty();
+  const Progress progress = j != nullptr ? ProgressOf(*j, tag) : Progress{};
   Verdict& v = e.verdict;
   v.code = Code::kTimeout;
   v.phase = progress.phase;
   if (!v.phase && witness != nullptr && witness->Last().decided) v.phase = witness->Last().decided->phase;
   if (progress.step) e.TakeStep(j, *progress.step);
-  v.headline = fmt::format("{} {} for {}{}", Capitalized(e.Cycle()), e.cause.live ? "waits" : "waited", e.NamesOfAll(),
-                           v.step ? ", which is at \"" + ToText(*v.step) + "\"" : "");
-  e.Say(fmt::format("{}{}, because {} joined it and did not finish {}.", e.CycleOfAll(), e.HowItEnded(),
-                    e.cause.together.empty() ? v.process : e.NamesOfAll(),
-                    v.phase ? fmt::format("phase \"{}\"", ToText(*v.phase)) : "its part"));
+  const std::string who = e.cause.together.empty() ? v.process : e.NamesOfAll();
+  const std::string phase = v.phase ? fmt::format("phase \"{}\"", ToText(*v.phase)) : "";
+  v.headline = fmt::format("{}{}{}{}", Capitalized(e.Cycle()),
+                           of_pool        ? e.HowItEnded() + " on "
+                           : e.cause.live ? " waits for "
+                                          : " waited for ",
+                           e.NamesOfAll(), v.step ? fmt::format(", which is at \"{}\"", ToText(*v.step)) : "");
+  if (of_pool) {
+    e.Say(fmt::format("{}{} on {}{}.", Capitalized(e.Cycle()), e.HowItEnded(), who, phase.empty() ? "" : ", in " + phase));
+  } else {
+    e.Say(fmt::format("{}{}, because {} joined it and did not finish {}.", e.CycleOfAll(), e.HowItEnded(), who,
+                      phase.empty() ? "its part" : phase));
+  }
   if (j == nullptr) {
     e.Say("What it does is not known: its journal was not given.");
     v.seq = e.cause.witness_seq;
   } else {
     e.AddBeginning(*j);
-    j->OpenAttempt() != nullptr ? TellStuck(e, *j, progress) : TellLate(e, *j);
+    of_pool || j->OpenAttempt() != nullptr ? TellStuck(e, *j, progress) : TellLate(e, *j);
   }
+  if (of_pool && e.cause.attempt->kind == CycleKind::kResume) SayTagsBehind(e, *j);
   if (!e.cause.message.empty()) e.Say("The others were told: " + Sentence(e.cause.message));
   e.SaySight(e.cause.session);
   if (j != nullptr) SayThreads(e, *j);

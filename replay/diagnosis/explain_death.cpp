@@ -26,8 +26,8 @@ void AddDeath(Explanation& e) {
   const SessionStory& journal = *e.cause.journal;
   e.AddBeginning(journal);
   if (e.cause.attempt != nullptr && e.cause.attempt->open_step) {
-    const Attempt::OpenStep& open = *e.cause.attempt->open_step;
-    e.AddEvidence(journal, open.at, Role::kCause, "step begun, and neither done nor failed: " + ToText(open.step));
+    const Dated<Step>& open = *e.cause.attempt->open_step;
+    e.AddEvidence(journal, open.at, Role::kCause, "step begun, and neither done nor failed: " + ToText(open.event));
   }
   e.AddEvidence(
       journal, {{}, journal.last.time_ns}, Role::kCause,
@@ -119,8 +119,7 @@ void ExplainReported(Explanation& e) {
   v.driver_result = e.cause.driver_result;
   v.seq = e.cause.witness_seq;
   const std::string name = Capitalized(e.NamesOfAll()), told = e.roster.names().ShortName(witness.session());
-  const bool ended =
-      e.cause.kind == VerdictKind::kDied || e.cause.kind == VerdictKind::kEnded || e.cause.kind == VerdictKind::kLeft;
+  const bool ended = IsEnd(e.cause.kind);
   const std::string when = e.cause.attempt != nullptr ? "in the middle of " + e.Cycle()
                            : e.cause.kind == VerdictKind::kEnded
                                ? "while it was running"

@@ -89,14 +89,6 @@ void AddVote(Explanation& e, const Attempt::Decision& decision) {
   e.AddEvidence(*e.cause.journal, decision.at, Role::kCause, decision.message);
 }
 
-// As it was decided, or as it was cast where the decision is not known.
-Attempt::Decision OwnVoteOf(const Explanation& e) {
-  const Attempt& attempt = *e.cause.attempt;
-  if (!attempt.failed_vote) return *attempt.decided;
-  const Attempt::Vote& vote = *attempt.failed_vote;
-  return {vote.phase, e.cause.session, vote.message, vote.at, vote.code, 0};
-}
-
 void TellDisagreement(Explanation& e, std::string headline) {
   e.verdict.seq = e.cause.witness_seq;
   e.verdict.headline = std::move(headline);
@@ -131,7 +123,7 @@ void ExplainFailedStep(Explanation& e) {
     TellStep(e, *attempt.failed_step);
     RecommendForStep(e, *attempt.failed_step);
   } else {
-    const Attempt::Decision vote = OwnVoteOf(e);
+    const Attempt::Decision& vote = attempt.failed_vote ? *attempt.failed_vote : *attempt.decided;
     TellVote(e, vote);
     AddVote(e, vote);
     const Code code = e.cause.code;

@@ -7,10 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "replay/diagnosis/candidate_causes.h"
-#include "replay/diagnosis/roster.h"
-#include "replay/diagnosis/verdict.h"
-#include "replay/job/story/progress.h"
+#include "replay/diagnosis/cause_search.h"
 
 namespace amem {
 
@@ -55,6 +52,14 @@ void ExplainLaunchRefused(Explanation&);
 void ExplainReported(Explanation&);  // any of these, when only others tell of it
 // What to do about a failure with that code at a step of that kind, or without a step.
 Remedy::Action ActionForFailure(Code code, int driver_result, std::optional<StepKind> step, Remedy::Action otherwise);
+
+// ---- verdict_text.cpp ----
+void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict);
+// Tells what was considered, in order.
+void Consider(const Roster& roster, const std::vector<CandidateCause>& candidates, Verdict& verdict);
+void ExplainHealth(const Roster& roster, Verdict& verdict);
+// Nothing is wrong in what could be read, and verdict.damage says what could not be read.
+void ExplainUnreadable(Verdict& verdict);
 
 // What the failure of an attempt did to its other members.
 void ExplainConsequences(Explanation&);

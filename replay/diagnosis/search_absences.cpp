@@ -33,7 +33,7 @@ bool SameAttempt(const Attempt& a, const Attempt& b) { return a.kind == b.kind &
 // It waits for what another session gives it.
 bool WaitsForOwner(const SessionStory& j) {
   const Attempt& attempt = j.Last();
-  return attempt.open_step && attempt.open_step->step.kind == StepKind::kImport;
+  return attempt.open_step && attempt.open_step->event.kind == StepKind::kImport;
 }
 
 }  // namespace
@@ -200,7 +200,7 @@ std::vector<SessionId> CauseSearch::Uncounted(const SessionStory& j, const Attem
         found.push_back(seen.session);
     }
   }
-  if (found.empty()) found = those([](const SessionStory& m) { return HasOpenAttempt(m) && !m.Last().begun; });
+  if (found.empty()) found = those([](const SessionStory& m) { return m.Last().open() && !m.Last().begun; });
   // The one with the lowest number counts arrivals.
   if (found.empty() && attempt.open() && !members.empty()) found = {members.front()->session()};
   return found;
@@ -245,7 +245,7 @@ bool CauseSearch::Joined(const SessionStory& j, CycleKind kind, std::uint64_t fr
 
 // An attempt that is open: the session waits, for others to join or to finish their parts, or is waited for itself.
 void CauseSearch::Waiting(const SessionStory& j) {
-  if (!HasOpenAttempt(j)) return;
+  if (!j.Last().open()) return;
   const Attempt& attempt = j.Last();
   const Progress& progress = ProgressOfSession(j);
   const std::uint64_t since = roster_.Wall(j, progress.since.time_ns);
@@ -258,7 +258,7 @@ void CauseSearch::Waiting(const SessionStory& j) {
            std::ranges::find(other->Last().members, j.session()) != other->Last().members.end();
   });
   if (left_behind && CounterStalled(attempt)) return;
-  left_behind ? Stalled(j, nullptr, progress.since.time_ns) : Absent(j, attempt, job_end_, attempt.arrived.seq);
+  left_behind ? Stalled(j, progress.since.time_ns) : Absent(j, attempt, job_end_, attempt.arrived.seq);
 }
 
 // The one that counts says to each member that the cycle has begun. If several have not heard so, or one has not and it
@@ -267,7 +267,7 @@ bool CauseSearch::CounterStalled(const Attempt& attempt) {
   std::size_t untold = 0;
   const Attempt* begun = nullptr;
   for (const SessionStory& other : roster_.journals()) {
-    if (!HasOpenAttempt(other) || !SameAttempt(other.Last(), attempt)) continue;
+    if (!other.Last().open() || !SameAttempt(other.Last(), attempt)) continue;
     if (other.Last().begun) {
       begun = &other.attempts.back();
     } else {
@@ -276,12 +276,12 @@ bool CauseSearch::CounterStalled(const Attempt& attempt) {
   }
   if (begun == nullptr || begun->members.empty()) return false;
   const SessionStory* counter = roster_.Find(*std::ranges::min_element(begun->members));
-  if (counter == nullptr || !HasOpenAttempt(*counter) || !counter->Last().begun) return false;
+  if (counter == nullptr || !counter->Last().open() || !counter->Last().begun) return false;
   const bool at_work = PositionOf(*counter, ProgressOfSession(*counter)).within == 0;
   if (untold < 2 && !at_work) return false;
   const bool told = std::ranges::any_of(
       candidates_, [&](const CandidateCause& c) { return c.session == counter->session() && c.kind == VerdictKind::kStalled; });
-  if (!told) Stalled(*counter, nullptr, ProgressOfSession(*counter).since.time_ns);
+  if (!told) Stalled(*counter, ProgressOfSession(*counter).since.time_ns);
   return true;
 }
 
@@ -312,7 +312,7 @@ CauseSearch::Inside CauseSearch::Look(const SessionStory& j, const Attempt& atte
     inside.one_unknown |= other == nullptr;
     inside.one_stopped |= SeenState(session) == "stopped";
     if (other == nullptr || !SameAttempt(other->Last(), attempt)) continue;
-    if (!HasOpenAttempt(*other)) {
+    if (!other->Last().open()) {
       inside.one_ahead = true;
       continue;
     }
@@ -356,12 +356,11 @@ void CauseSearch::WaitingInside(const SessionStory& j, const Attempt& attempt, c
   const Inside inside = Look(j, attempt);
   const auto* rule = std::ranges::find_if(kRules, [&](const Rule& r) { return r.holds(inside); });
   if (rule == std::end(kRules) || rule->blame == Blame::kAnother) return;
-  rule->blame == Blame::kThis ? Stalled(j, nullptr, progress.since.time_ns) : AbsentVoters(j, attempt, progress);
+  rule->blame == Blame::kThis ? Stalled(j, progress.since.time_ns) : AbsentVoters(j, attempt, progress);
 }
 
-void CauseSearch::Stalled(const SessionStory& j, const SessionStory* witness, std::uint64_t since_ns) {
+void CauseSearch::Stalled(const SessionStory& j, std::uint64_t since_ns) {
   CandidateCause& candidate = Add(Weight::kAbsence, VerdictKind::kStalled, j, since_ns);
-  candidate.witness = witness;
   candidate.waited_ns = job_end_ - std::min(job_end_, candidate.wall_ns);
   const bool before_the_end = WasTornDown() && first_end_ >= candidate.wall_ns + kPatience_ns;
   if (before_the_end) candidate.established_ns = candidate.wall_ns + kPatience_ns;
@@ -374,7 +373,7 @@ void CauseSearch::StalledPools(const SessionStory& j) {
     const Moment since = ProgressOf(j, attempt->tag).since;
     const std::uint64_t wall_ns = roster_.Wall(j, since.time_ns);
     if (SeenState(j.session()) != "stopped" && job_end_ - std::min(job_end_, wall_ns) < kPatience_ns) continue;
-    Stalled(j, nullptr, since.time_ns);
+    Stalled(j, since.time_ns);
     candidates_.back().attempt = attempt;
   }
 }

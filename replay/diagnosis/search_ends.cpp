@@ -26,7 +26,7 @@ constexpr std::uint64_t kNextEnd_ns = 100'000'000;
 void CauseSearch::Death(const SessionStory& j) {
   if (!IsDead(j)) return;
   const SessionEnd& end = ends_.at(j.session());
-  const bool in_cycle = HasOpenAttempt(j), half = IsHalfWay(j.findings.state.lifecycle);
+  const bool in_cycle = j.Last().open(), half = IsHalfWay(j.findings.state.lifecycle);
   const std::uint64_t last = roster_.Wall(j, j.last.time_ns);
   // Those that share memory with a process notice its death. One that nobody noticed was, as a rule, the end of all of them.
   const std::set<SessionId> sharing = roster_.SharingWith(j.session(), last);

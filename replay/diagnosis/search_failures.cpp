@@ -65,30 +65,30 @@ void CauseSearch::FailedVote(const SessionStory& j) {
 void CauseSearch::OwnVote(const SessionStory& j, const Attempt::Decision& decision) {
   const Attempt& attempt = j.Last();
   if (attempt.failed_step || !j.findings.state.broken.empty()) return;
-  const Code code = attempt.failed_vote ? attempt.failed_vote->code : decision.code;
+  const Attempt::Decision& vote = attempt.failed_vote ? *attempt.failed_vote : decision;
+  const Code code = vote.code;
   if (code == Code::kTimeout && !attempt.failed_vote) {  // it came too late itself
     CandidateCause& late = Add(Weight::kAbsence, VerdictKind::kStalled, j, decision.at.time_ns);
     late.established_ns = late.wall_ns;
     late.message = decision.message;
     return;
   }
-  const auto unknown = std::ranges::find_if(references_.unknown_to_owner,
-                                            [&](const auto& import) { return std::get<0>(import) == j.session(); });
+  const auto unknown =
+      std::ranges::find_if(references_.unknown_to_owner, [&](const auto& import) { return import.first == j.session(); });
   const bool owner_denies = decision.phase == PhaseKind::kResumeImport && unknown != references_.unknown_to_owner.end();
   // Where the code was not recorded, a peer did not give what its steps need, as a rule.
   const bool by_itself = owner_denies || (code != Code::kOk && !BlamesAnother(code));
-  CandidateCause& candidate =
-      Add(by_itself ? Weight::kCause : Weight::kConsequence, owner_denies ? VerdictKind::kReferences : KindOfCode(code), j,
-          attempt.failed_vote ? attempt.failed_vote->at.time_ns : decision.at.time_ns);
+  CandidateCause& candidate = Add(by_itself ? Weight::kCause : Weight::kConsequence,
+                                  owner_denies ? VerdictKind::kReferences : KindOfCode(code), j, vote.at.time_ns);
   candidate.code = code;
   candidate.driver_result = decision.driver_result;
-  candidate.message = attempt.failed_vote ? attempt.failed_vote->message : decision.message;
-  if (owner_denies) candidate.allocation = std::get<1>(*unknown);
+  candidate.message = vote.message;
+  if (owner_denies) candidate.allocation = unknown->second;
 }
 
 // It voted no, and was told nothing of the outcome.
 void CauseSearch::FailedVoteAlone(const SessionStory& j) {
-  const Attempt::Vote& vote = *j.Last().failed_vote;
+  const Attempt::Decision& vote = *j.Last().failed_vote;
   CandidateCause& candidate =
       Add(BlamesAnother(vote.code) ? Weight::kConsequence : Weight::kCause, KindOfCode(vote.code), j, vote.at.time_ns);
   candidate.code = vote.code;
@@ -104,7 +104,7 @@ void CauseSearch::VoteOfAnother(const SessionStory& j, const Attempt::Decision& 
   if ((decision.code == Code::kPeerLost || unrecorded) && ended_before) return;  // see Death, Leaving and EndsOfAbsent
   const bool silent = decision.code == Code::kTimeout || decision.code == Code::kPeerLost ||
                       (unrecorded && (culprit != nullptr || WaitedForVotes(j.Last()) >= kPatience_ns));
-  if (unrecorded && culprit != nullptr && HasOpenAttempt(*culprit) && IsDead(*culprit)) return;
+  if (unrecorded && culprit != nullptr && culprit->Last().open() && IsDead(*culprit)) return;
   // Lost by the one that counts the votes, and not connected with this session.
   const bool died = decision.code == Code::kPeerLost && culprit == nullptr && EndOf(decision.culprit) == nullptr;
   if (died) {
@@ -176,8 +176,10 @@ void CauseSearch::Disagreements() {
     candidate.attempt = nullptr;
     candidate.live = false;
   };
-  for (const Violation& v : references_.impossible) add(v, VerdictKind::kImpossible);
-  for (const Violation& v : references_.disagreements) add(v, VerdictKind::kReferences);
+  for (const SessionStory& j : roster_.journals()) {
+    for (const Violation& v : j.findings.violations) add(v, VerdictKind::kImpossible);
+  }
+  for (const Violation& v : references_.violations) add(v, VerdictKind::kReferences);
 }
 
 }  // namespace amem

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -103,5 +104,8 @@ struct Verdict {
     Bytes released = 0;  // likewise, what paused sessions have given back
   } totals;
 };
+
+// For programs that read `amem-replay why --json`. What is not known is null.
+nlohmann::ordered_json ToJson(const Verdict& verdict);
 
 }  // namespace amem

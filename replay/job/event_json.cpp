@@ -17,8 +17,6 @@ namespace {
 // What is told of a part of a state, in its order. `to` shows a value as JSON (Shown), or says of which form any value is
 // (Form): JSON and its schema cannot disagree, because there is one telling of both. (Declared here for the templates below.)
 template <class To>
-void Tell(To& to, const Cycle& cycle);
-template <class To>
 void Tell(To& to, const Holdings& holdings);
 template <class To>
 void Tell(To& to, const State& state);
@@ -107,13 +105,13 @@ struct Shown {
   void If(bool told, std::string_view name, const T& field, const char* /*description*/ = nullptr) {
     if (told) Set(json, name, Show(field));
   }
-  // A list of objects: `each` tells one.
+  // A list of objects, pairs of a key and what is under it: `each` tells one.
   template <class List, class Each>
   void Rows(std::string_view name, const List& list, const Each& each, const char* /*description*/ = nullptr) {
     Json rows = Json::array();
-    for (const auto& element : list) {
+    for (const auto& [key, value] : list) {
       Shown row;
-      each(row, element);
+      each(row, key, value);
       rows.push_back(std::move(row.json));
     }
     Set(json, name, std::move(rows));
@@ -199,7 +197,8 @@ struct Form {
   template <class List, class Each>
   void Rows(std::string_view name, const List&, const Each& each, const char* description = nullptr) {
     Form row;
-    each(row, typename List::value_type());
+    const typename List::value_type any{};
+    each(row, any.first, any.second);
     Add(true, name, {{"type", "array"}, {"items", std::move(row.json)}}, description);
   }
 
@@ -234,20 +233,19 @@ Json FormOf(const T& any) {
 
 // A row with its key first, an address or the id of a peer, and then the fields or the one value of what is held.
 auto Keyed(const char* key) {
-  return [key](auto& to, const auto& item) {
-    to(key, item.first);
-    Tell(to, item.second);
+  return [key](auto& to, const auto& id, const auto& value) {
+    to(key, id);
+    Tell(to, value);
   };
 }
 auto Keyed(const char* key, const char* name) {
-  return [key, name](auto& to, const auto& item) {
-    to(key, item.first);
-    to(name, item.second);
+  return [key, name](auto& to, const auto& id, const auto& value) {
+    to(key, id);
+    to(name, value);
   };
 }
 
-template <class To>
-void TellAllocation(To& to, AllocationId id, const Allocation& a) {
+constexpr auto kAllocation = [](auto& to, AllocationId id, const Allocation& a) {
   to("allocation", id);
   to("bytes", a.bytes);
   to("own", a.own());
@@ -274,23 +272,13 @@ void TellAllocation(To& to, AllocationId id, const Allocation& a) {
   to("exports", a.exports);
   to("registrations", a.registrations);
   to("multicast_bindings", a.multicast_bindings);
-  to.Rows("importers", a.importers, [](auto& row, const auto& item) {
-    row("by", item.first.by);
-    row("as", item.first.as);
-    row("count", item.second);
+  to.Rows("importers", a.importers, [](auto& row, const Importer& importer, std::uint32_t count) {
+    row("by", importer.by);
+    row("as", importer.as);
+    row("count", count);
   });
   to("site", a.site);
-}
-
-template <class To>
-void Tell(To& to, const Cycle& cycle) {
-  to("kind", cycle.kind);
-  to("number", cycle.number);
-  to("members", cycle.members);
-  to("phase", cycle.phase);
-  to("open_step", cycle.open_step);
-  to("failure", cycle.failure);
-}
+};
 
 template <class To>
 void Tell(To& to, const Holdings& h) {
@@ -313,7 +301,7 @@ void Tell(To& to, const Holdings& h) {
   to("pool_resident_bytes", h.pools_resident);
 }
 
-void TellSlab(auto& to, AllocationId id, const Slab& slab) {
+constexpr auto kSlab = [](auto& to, AllocationId id, const Slab& slab) {
   to("slab", id);
   to("address", slab.address);
   std::vector<std::pair<Bytes, AllocationId>> parts;
@@ -322,14 +310,14 @@ void TellSlab(auto& to, AllocationId id, const Slab& slab) {
   }
   to.Rows("parts", parts, Keyed("offset", "allocation"));
   to.Rows("dirty", slab.dirty, Keyed("offset", "bytes"));
-}
+};
 
-void TellMulticast(auto& to, AllocationId id, const Multicast& multicast) {
+constexpr auto kMulticast = [](auto& to, AllocationId id, const Multicast& multicast) {
   to("allocation", id);
   to("devices", multicast.devices);
   to("added", multicast.added);
   to.Rows("bindings", multicast.bindings, Keyed("multicast_offset"));
-}
+};
 
 void TellPool(auto& to, PoolId id, const PoolHoldings& holdings, const Pool& pool) {
   to("pool", id);
@@ -361,30 +349,30 @@ void Tell(To& to, const State& state) {
   to("cycle", state.cycle);
   to("next_allocation", state.next_allocation);
   to("libraries", state.libraries);
-  to.Rows("allocations", state.allocations, [](auto& row, const auto& item) { TellAllocation(row, item.first, item.second); });
+  to.Rows("allocations", state.allocations, kAllocation);
   to.Rows("mappings", state.mappings, Keyed("address"));
-  to.Rows("slabs", state.slabs, [](auto& row, const auto& item) { TellSlab(row, item.first, item.second); });
+  to.Rows("slabs", state.slabs, kSlab);
   to.Rows("ranges", state.ranges, Keyed("address"));
   to.Rows("legacy", state.legacy, Keyed("address"), "cuMemAlloc");
   to.Rows("legacy_imports", state.legacy_imports, Keyed("address", "allocation"));
   to.Rows("host", state.host, Keyed("address"));
   to.Rows("async", state.async, Keyed("address", "bytes"), "cuMemAllocAsync");
-  to.Rows("multicasts", state.multicasts, [](auto& row, const auto& item) { TellMulticast(row, item.first, item.second); });
+  to.Rows("multicasts", state.multicasts, kMulticast);
   to.Rows("registrations", state.registrations, Keyed("address"));
   to.Rows(
       "shared_outside", state.outside,
-      [](auto& row, const auto& item) {
-        row("library", item.first.first);
-        row("sharing", item.first.second);
-        Tell(row, item.second);
+      [](auto& row, const auto& of, const OutsideShare& share) {
+        row("library", of.first);
+        row("sharing", of.second);
+        Tell(row, share);
       },
       "What other libraries share with other processes past AMem");
   to.Rows("peers", state.peers, Keyed("peer"));
   to.Rows(
       "pools", pools,
-      [&](auto& row, const auto& item) {
-        const auto pool = state.pools.find(item.first);
-        TellPool(row, item.first, item.second, pool == state.pools.end() ? Pool{} : pool->second);
+      [&](auto& row, PoolId id, const PoolHoldings& holdings) {
+        const auto pool = state.pools.find(id);
+        TellPool(row, id, holdings, pool == state.pools.end() ? Pool{} : pool->second);
       },
       "Memory of the program under tags");
   to.Rows("communicators", state.communicators, Keyed("communicator"));

@@ -142,6 +142,13 @@ std::string Listed(const std::vector<std::string>& words) {
   return text;
 }
 
+std::string CutTo(std::string text, std::size_t bytes) {
+  if (text.size() <= bytes) return text;
+  while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xC0U) == 0x80U) --bytes;
+  text.resize(bytes);
+  return text;
+}
+
 std::vector<std::string> TableLines(const std::vector<std::vector<std::string>>& rows) {
   std::vector<std::size_t> widths;
   for (const auto& row : rows) {

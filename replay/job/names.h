@@ -50,6 +50,7 @@ std::string Grouped(std::uint64_t number);  // "8 280": digits in groups of thre
 std::string Plural(std::uint64_t number, std::string_view one, std::string_view many = {});
 std::vector<std::string> InRanges(const std::vector<std::int32_t>& ascending);  // "0 to 7", "9", "11"
 std::string Listed(const std::vector<std::string>& words);                      // "a", "a and b", "a, b and c"
+std::string CutTo(std::string text, std::size_t bytes);                         // at most so many, and no part of a character
 // Rows, the first with the headings, as lines whose columns are as wide as what is in them.
 std::vector<std::string> TableLines(const std::vector<std::vector<std::string>>& rows);
 std::string DurationText(std::uint64_t nanoseconds);  // "3 min 12 s", "12.3 s", "45 ms"

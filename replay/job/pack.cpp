@@ -167,61 +167,49 @@ class Decompressor {
 
   // The next block's payload, valid until the next call; nullopt at the end, and then `damage` is empty or says what is wrong.
   std::optional<std::span<const std::byte>> Next(Block& kind, std::string& damage) {
-    if (!Need(sizeof(BlockHeader), damage)) {
-      if (damage.empty() && have() != 0) damage = "it ends inside a block";
-      return std::nullopt;
-    }
     BlockHeader header;
-    std::memcpy(&header, bytes_.data() + at_, sizeof header);
-    if (header.bytes > limits_.block) {
+    const std::size_t had = Read(std::as_writable_bytes(std::span(&header, 1)), damage);
+    if (had == sizeof header && header.bytes > limits_.block) {
       too_large_ = header.bytes <= kLargestBlock;
       damage = fmt::format("a block claims {} bytes", header.bytes);
       return std::nullopt;
     }
-    if (!Need(sizeof header + header.bytes, damage)) {
-      if (damage.empty()) damage = "it ends inside a block";
-      return std::nullopt;
+    // What a damaged block claims is not believed until it is there.
+    constexpr std::size_t kAtOnce = std::size_t{1} << 20;
+    bool whole = had == sizeof header;
+    for (payload_.clear(); whole && payload_.size() < header.bytes;) {
+      const std::size_t old = payload_.size(), more = std::min(header.bytes - old, kAtOnce);
+      payload_.resize(old + more);
+      whole = Read(std::span(payload_).subspan(old), damage) == more;
     }
-    const std::span<const std::byte> payload(bytes_.data() + at_ + sizeof header, header.bytes);
-    at_ += sizeof header + header.bytes;
+    if (!whole && had != 0 && damage.empty()) damage = "it ends inside a block";
     kind = header.kind;
-    return payload;
+    return whole ? std::optional<std::span<const std::byte>>(payload_) : std::nullopt;
   }
 
  private:
-  [[nodiscard]] std::size_t have() const { return bytes_.size() - at_; }
-
-  bool Need(std::size_t bytes, std::string& damage) {
-    while (have() < bytes) {
-      if (at_ > (std::size_t{1} << 20)) {
-        bytes_.erase(bytes_.begin(), bytes_.begin() + static_cast<std::ptrdiff_t>(at_));
-        at_ = 0;
-      }
+  // How many bytes there were.
+  std::size_t Read(std::span<std::byte> to, std::string& damage) {
+    ZSTD_outBuffer out{to.data(), to.size(), 0};
+    while (out.pos < out.size && total_ <= limits_.bytes) {
       if (source_.pos == source_.size) {
         file_.read(in_.data(), static_cast<std::streamsize>(in_.size()));
         source_ = {in_.data(), static_cast<std::size_t>(file_.gcount()), 0};
-        if (source_.size == 0) {
-          if (expects_more_) damage = "it is cut short";
-          return false;
-        }
       }
-      const std::size_t old = bytes_.size();
-      bytes_.resize(old + ZSTD_DStreamOutSize());
-      ZSTD_outBuffer out{bytes_.data() + old, bytes_.size() - old, 0};
-      const std::size_t more = ZSTD_decompressStream(context_.get(), &out, &source_);
-      bytes_.resize(old + out.pos);
-      total_ += out.pos;
-      if (total_ > limits_.bytes) {
-        too_large_ = true;
-        return false;
+      const std::size_t before = out.pos, left = ZSTD_decompressStream(context_.get(), &out, &source_);
+      if (source_.size == 0 && out.pos == before) {
+        if (expects_more_) damage = "it is cut short";
+        break;
       }
-      if (ZSTD_isError(more) != 0) {
-        damage = std::string("it does not decompress: ") + ZSTD_getErrorName(more);
-        return false;
+      if (ZSTD_isError(left) != 0) {
+        damage = std::string("it does not decompress: ") + ZSTD_getErrorName(left);
+        break;
       }
-      expects_more_ = more != 0;
+      total_ += out.pos - before;
+      expects_more_ = left != 0;
     }
-    return true;
+    too_large_ = total_ > limits_.bytes;
+    return out.pos;
   }
 
   std::ifstream& file_;
@@ -232,8 +220,7 @@ class Decompressor {
   std::vector<char> in_;
   ZSTD_inBuffer source_{nullptr, 0, 0};
   bool expects_more_ = true;
-  std::vector<std::byte> bytes_;
-  std::size_t at_ = 0;
+  std::vector<std::byte> payload_;
 };
 
 // One session's directory while it is filled.

@@ -216,6 +216,7 @@ class Job {
     }
     const auto records = owner->references.find({import.remote.allocation, importer.info.session, id});
     if (records == owner->references.end()) {
+      if (!import.dropped) found_.unknown_to_owner.emplace(importer.info.session, id);
       CheckImportWithoutReference(importer, id, import, *owner);
       return;
     }

@@ -9,8 +9,10 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "journal/journal.h"
@@ -92,6 +94,8 @@ struct JobFindings {
   std::vector<Violation> violations;
   std::vector<Violation> notes;
   std::uint64_t references = 0;  // pairs of import and reference that were compared
+  // Imports that are still held and have no reference in the journal of their owner: (importer, its id).
+  std::set<std::pair<SessionId, AllocationId>> unknown_to_owner;
 };
 // References across journals. Journals may be of different moments (a live job goes on while it is read): what one side has
 // done after the other side was read is left out.

@@ -8,10 +8,8 @@
 #include <span>
 #include <utility>
 
-#include "replay/diagnosis/verdict_json.h"
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
-#include "replay/report/report_facts.h"
 
 namespace amem {
 namespace {
@@ -22,9 +20,7 @@ constexpr std::size_t kTextBytes = 320, kFailureTextBytes = 2000;  // of an even
 constexpr std::size_t kKindsInACount = 6;
 
 std::string Shortened(std::string text, std::size_t limit) {
-  if (text.size() <= limit) return text;
-  while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xC0U) == 0x80U) --limit;  // not inside a character
-  return text.substr(0, limit) + " \u2026";
+  return text.size() <= limit ? text : CutTo(std::move(text), limit) + " \u2026";
 }
 
 // Sessions by index: those with a journal first, then those that were only heard of.
@@ -56,8 +52,6 @@ std::int64_t At(const JobTimeline& job, std::size_t session, std::uint64_t time_
   return WrappedSum(time_ns, job.offsets_ns[session]);
 }
 
-Json ToJson(const Held& held) { return Json(std::vector<Bytes>(held.begin(), held.end())); }
-
 // Written as differences from point to point, which are short numbers. A class that is never held is an empty list.
 Json SeriesJson(const JobTimeline& job, std::size_t index) {
   const SessionTimeline& s = job.sessions[index];
@@ -81,24 +75,78 @@ Json SeriesJson(const JobTimeline& job, std::size_t index) {
   return {{"t", std::move(times)}, {"h", std::move(classes)}};
 }
 
-// The pools of a session, as they stand at its end.
-Json TagsJson(const State& state) {
-  Json tags = Json::array();
-  for (const auto& [id, holdings] : MeasurePools(state)) {
-    const Pool& pool = state.pools.at(id);
-    Bytes kept = 0;
-    for (const auto& [why, bytes] : holdings.kept) kept += bytes;
-    tags.push_back({{"tag", pool.tag},
-                    {"policy", ToText(pool.policy)},
-                    {"state", ToText(pool.lifecycle)},
-                    {"bytes", holdings.own},
-                    {"resident", holdings.own_resident},
-                    {"kept", kept},
-                    {"parts", holdings.part_count},
-                    {"pauses", pool.cycles},
-                    {"failure", pool.cycle.failure}});
+// Every pause and resume, as columns: beginning (differences), length, kind, number of the first, how many, how many failed.
+// Taken from the session that has most of them.
+Json StripJson(const JobTimeline& job) {
+  Json columns = {{"t", Json::array()}, {"d", Json::array()}, {"k", Json::array()},
+                  {"m", Json::array()}, {"n", Json::array()}, {"f", Json::array()}};
+  std::uint64_t most = 0;
+  std::size_t longest = 0;
+  for (std::size_t s = 0; s < job.sessions.size(); ++s) {
+    std::uint64_t count = 0;
+    for (const StripRecord& record : job.sessions[s].strip) count += record.count;
+    if (count > most) most = count, longest = s;
   }
-  return tags;
+  if (most == 0) return columns;
+  std::int64_t last = 0;
+  for (const StripRecord& record : job.sessions[longest].strip) {
+    const std::int64_t begin = At(job, longest, record.arrived_ns);
+    columns["t"].push_back(WrappedDifference(begin, last));
+    columns["d"].push_back(record.ended_ns - std::min(record.ended_ns, record.arrived_ns));
+    columns["k"].push_back(static_cast<int>(record.kind));
+    columns["m"].push_back(record.number);
+    columns["n"].push_back(record.count);
+    columns["f"].push_back(record.failed);
+    last = begin;
+  }
+  return columns;
+}
+
+// What others saw of a session's process, [by, event, time, text], and what it saw of its own threads.
+Json SeenJson(const JobTimeline& job, std::size_t session) {
+  Json others = Json::array();
+  for (std::size_t by = 0; by < job.sessions.size(); ++by) {
+    for (const SeenRecord& seen : job.sessions[by].seen) {
+      if (seen.of != job.sessions[session].info.session) continue;
+      others.push_back({by, seen.at.seq.value, At(job, by, seen.at.time_ns), seen.text});
+    }
+  }
+  Json threads = Json::array();
+  for (const auto& [thread, at] : job.sessions[session].story.threads) {
+    const bool room = thread.stack.size() < SessionTimeline::kSeen && threads.size() < SessionTimeline::kSeen;
+    if (room) threads.push_back(ToText(EventBody(thread)));
+  }
+  return {{"by", std::move(others)}, {"threads", std::move(threads)}};
+}
+
+// When, and by whom, the end of a session was noticed, [time, by, event]; null: nobody did.
+Json DeathJson(const JobTimeline& job, std::size_t session) {
+  const auto death = job.deaths.find(session);
+  if (death == job.deaths.end()) return nullptr;
+  const DeathNotice& notice = death->second;
+  return {notice.at_ns, notice.by, job.sessions[notice.by].seen[notice.record].at.seq.value};
+}
+
+// What came of requests from outside, and freezes: [event, time, text].
+Json OutsideJson(const JobTimeline& job, std::size_t session) {
+  Json all = Json::array();
+  for (const auto& [text, at] : job.sessions[session].story.outside.results)
+    all.push_back({at.seq.value, At(job, session, at.time_ns), text});
+  return all;
+}
+
+Json ShortagesJson(const JobTimeline& job) {
+  Json all = Json::array();
+  for (const MemoryShortage& shortage : job.shortages) {
+    Json holders = Json::array();
+    for (const MemoryShortage::Holder& h : shortage.holders) holders.push_back({h.session, h.held, h.released, h.elsewhere});
+    all.push_back({{"s", shortage.session},
+                   {"q", shortage.seq.value},
+                   {"device", shortage.device},
+                   {"uuid", shortage.uuid},
+                   {"holders", std::move(holders)}});
+  }
+  return all;
 }
 
 Json SessionJson(const JobTimeline& job, std::size_t index, const SessionIndex& names) {
@@ -118,7 +166,6 @@ Json SessionJson(const JobTimeline& job, std::size_t index, const SessionIndex& 
           {"amem", s.who.amem_version},
           {"layout", s.who.layout},
           {"content", s.who.content},
-          {"group", s.who.group},
           {"status", ToText(s.info.status)},
           {"lifecycle", ToText(s.state.lifecycle)},
           {"broken", s.state.broken},
@@ -129,15 +176,13 @@ Json SessionJson(const JobTimeline& job, std::size_t index, const SessionIndex& 
           {"dropped", s.beginning_dropped},
           {"events", s.events},
           {"first", s.info.first.value},
-          {"last", s.info.last.value},
           {"start", At(job, index, s.first_ns)},
           {"end", At(job, index, s.last_ns)},
           {"kinds", std::move(kinds)},
           {"pauses", s.done.pauses},
           {"resumes", s.done.resumes},
           {"failed", s.done.failures},
-          {"most", ToJson(s.most)},
-          {"tags", TagsJson(s.state)},
+          {"most", std::vector<Bytes>(s.most.begin(), s.most.end())},
           {"peak", {At(job, index, s.peak.time_ns), DeviceBytes(s.peak.held)}},
           {"changes", s.changes},
           {"allocations", s.allocations_total},
@@ -212,91 +257,74 @@ Json CyclesJson(const JobTimeline& job, SessionIndex& names) {
 
 // ---- allocations -----------------------------------------------------------------------------------------------------------
 
-class AllocationColumns {
- public:
-  AllocationColumns(const JobTimeline& job, SessionIndex& names) : job_(job), names_(names) {
-    for (const char* column : {"s", "kind", "id", "addr", "bytes", "loc", "site", "q", "t", "qe", "te", "peer", "pid", "imp",
-                               "most", "state", "comm"}) {
-      columns_[column] = Json::array();
-    }
-  }
-
-  void Add(std::size_t session, const AllocationRecord& a) {
-    const auto put = [this](const char* column, auto&& value) {
-      columns_[column].push_back(std::forward<decltype(value)>(value));
-    };
-    if (!a.note.empty()) notes_[std::to_string(columns_["s"].size())] = Shortened(a.note, kFailureTextBytes);
-    put("s", session);
-    put("kind", static_cast<int>(a.kind));
-    put("id", a.id.value);
-    put("addr", a.address ? Hex(a.address.value).substr(2) : std::string());
-    put("bytes", a.bytes);
-    put("loc", Index(locations_, location_index_, a.location.type == LocationType::kInvalid ? "" : amem::ToText(a.location)));
-    put("site", Index(sites_, site_index_, amem::ToText(a.site)));
-    put("q", a.created.value);
-    put("t", At(job_, session, a.created_ns));
-    put("qe", a.ended.value);
-    put("te", a.ended ? At(job_, session, a.ended_ns) : 0);
-    put("peer", names_.OfOrNone(a.remote.owner));
-    put("pid", a.remote.allocation.value);
-    put("imp", a.importers);
-    put("most", a.most_importers);
-    put("slab", a.slab.value);
-    put("state", StateOf(a));
-    put("comm", Index(communicators_, communicator_index_, OwnerOf(session, a)));
-  }
-
-  Json Take() {
-    return {{"columns", std::move(columns_)},
-            {"sites", std::move(sites_)},
-            {"locations", std::move(locations_)},
-            {"communicators", std::move(communicators_)},
-            {"notes", std::move(notes_)}};
-  }
-
- private:
-  // 0 held, 1 given back by a pause, 2 freed, 3 and on: held, and a pause leaves it in place for this reason.
-  static int StateOf(const AllocationRecord& a) {
-    if (a.ended) return 2;
-    if (!a.resident) return 1;
-    return a.kept == KeepReason::kNone ? 0 : 2 + static_cast<int>(a.kept);
-  }
-  // The communicator that it was made for, or the tag that it is under.
-  [[nodiscard]] std::string OwnerOf(std::size_t session, const AllocationRecord& a) const {
-    const auto& pools = job_.sessions[session].state.pools;
-    if (const auto pool = pools.find(a.pool); pool != pools.end()) return "tag " + pool->second.tag;
-    const auto& all = job_.sessions[session].communicators;
-    const auto it = all.find(a.communicator);
-    return it == all.end() ? std::string() : NameOf(it->first, it->second, all);
-  }
-  static std::size_t Index(Json& list, std::map<std::string, std::size_t>& known, const std::string& text) {
+// Texts that are repeated, by number.
+struct Texts {
+  Json list = Json::array();
+  std::map<std::string, std::size_t> known = {};
+  std::size_t Of(const std::string& text) {
     const auto [it, fresh] = known.emplace(text, known.size());
     if (fresh) list.push_back(text);
     return it->second;
   }
-
-  const JobTimeline& job_;
-  SessionIndex& names_;
-  Json columns_ = Json::object(), sites_ = Json::array(), locations_ = Json::array(), communicators_ = Json::array(),
-       notes_ = Json::object();
-  std::map<std::string, std::size_t> site_index_, location_index_, communicator_index_;
 };
 
+// 0 held, 1 given back by a pause, 2 freed, 3 and on: held, and a pause leaves it in place for this reason.
+int StateOf(const AllocationRecord& a) {
+  if (a.ended) return 2;
+  if (!a.resident) return 1;
+  return a.kept == KeepReason::kNone ? 0 : 2 + static_cast<int>(a.kept);
+}
+// The communicator that it was made for, or the tag that it is under.
+std::string OwnerOf(const SessionTimeline& session, const AllocationRecord& a) {
+  if (const auto pool = session.state.pools.find(a.pool); pool != session.state.pools.end()) return "tag " + pool->second.tag;
+  const auto it = session.communicators.find(a.communicator);
+  return it == session.communicators.end() ? std::string() : NameOf(it->first, it->second, session.communicators);
+}
+
 Json AllocationsJson(const JobTimeline& job, SessionIndex& names) {
-  AllocationColumns columns(job, names);
+  Json columns = Json::object(), notes = Json::object();
+  for (const char* column :
+       {"s", "kind", "id", "addr", "bytes", "loc", "site", "q", "t", "qe", "te", "peer", "pid", "imp", "most", "state", "comm"})
+    columns[column] = Json::array();
+  Texts sites, locations, communicators;
   std::uint64_t total = 0, listed = 0;
   Bytes left_out = 0;
   for (std::size_t s = 0; s < job.sessions.size(); ++s) {
-    for (const AllocationRecord& a : job.sessions[s].allocations) columns.Add(s, a);
-    total += job.sessions[s].allocations_total;
-    listed += job.sessions[s].allocations.size();
-    left_out += job.sessions[s].allocations_left_out_bytes;
+    const SessionTimeline& session = job.sessions[s];
+    for (const AllocationRecord& a : session.allocations) {
+      const auto put = [&columns](const char* column, auto&& value) { columns[column].push_back(value); };
+      if (!a.note.empty()) notes[std::to_string(listed)] = Shortened(a.note, kFailureTextBytes);
+      put("s", s);
+      put("kind", static_cast<int>(a.kind));
+      put("id", a.id.value);
+      put("addr", a.address ? Hex(a.address.value).substr(2) : std::string());
+      put("bytes", a.bytes);
+      put("loc", locations.Of(a.location.type == LocationType::kInvalid ? "" : amem::ToText(a.location)));
+      put("site", sites.Of(amem::ToText(a.site)));
+      put("q", a.created.value);
+      put("t", At(job, s, a.created_ns));
+      put("qe", a.ended.value);
+      put("te", a.ended ? At(job, s, a.ended_ns) : 0);
+      put("peer", names.OfOrNone(a.remote.owner));
+      put("pid", a.remote.allocation.value);
+      put("imp", a.importers);
+      put("most", a.most_importers);
+      put("slab", a.slab.value);
+      put("state", StateOf(a));
+      put("comm", communicators.Of(OwnerOf(session, a)));
+      ++listed;
+    }
+    total += session.allocations_total;
+    left_out += session.allocations_left_out_bytes;
   }
-  Json json = columns.Take();
-  json["total"] = total;
-  json["left_out"] = total - listed;
-  json["left_out_bytes"] = left_out;
-  return json;
+  return {{"columns", std::move(columns)},
+          {"sites", std::move(sites.list)},
+          {"locations", std::move(locations.list)},
+          {"communicators", std::move(communicators.list)},
+          {"notes", std::move(notes)},
+          {"total", total},
+          {"left_out", total - listed},
+          {"left_out_bytes", left_out}};
 }
 
 // The memory that sessions hold of each other: from the importer's journal, or from the owner's where that is absent.
@@ -362,12 +390,9 @@ Json VerdictJson(const JobTimeline& job, const Verdict& v, SessionIndex& names) 
                         {"x", e.text}});
   }
   return {{"healthy", v.healthy()},
-          {"kind", amem::ToText(v.kind)},
           {"headline", v.headline},
           {"summary", v.summary},
           {"remedy", amem::ToText(v.remedy)},
-          {"live", v.live},
-          {"process", v.process},
           {"evidence", std::move(evidence)},
           {"notes", v.notes},
           {"damage", v.damage},
@@ -400,22 +425,15 @@ std::string ForScript(const std::string& json) {
 }
 
 // The page with its marks replaced, which are given in its order. Replacements are not searched for marks again.
-std::string Filled(std::string_view page, std::span<const std::pair<std::string_view, std::string>> marks) {
-  std::string out;
+std::string Filled(std::string page, std::span<const std::pair<std::string_view, std::string>> marks) {
+  std::size_t from = 0;
   for (const auto& [mark, text] : marks) {
-    const std::size_t at = page.find(mark);
+    const std::size_t at = page.find(mark, from);
     if (at == page.npos) continue;
-    out.append(page.substr(0, at)).append(text);
-    page.remove_prefix(at + mark.size());
+    page.replace(at, mark.size(), text);
+    from = at + text.size();
   }
-  return out.append(page);
-}
-
-void Shrink(JobTimeline& job, std::size_t divisor) {
-  for (SessionTimeline& s : job.sessions) {
-    RowBuilder::Thin(s.rows, std::max<std::size_t>(s.rows.size() / divisor, 100));
-    ThinAllocations(s, s.allocations.size() / divisor);
-  }
+  return page;
 }
 
 }  // namespace
@@ -452,9 +470,7 @@ std::string ReportJson(const JobTimeline& job, const Verdict& verdict, std::stri
   json["kinds"] = std::move(kinds);
   json["phases"] = Words<PhaseKind>(static_cast<std::size_t>(PhaseKind::kResumeOpen) + 1);
   json["steps"] = Words<StepKind>(kStepKinds);
-  json["kept"] = Words<KeepReason>(static_cast<std::size_t>(KeepReason::kHandedOut) + 1);
   json["allocation_kinds"] = Words<AllocationKind>(static_cast<std::size_t>(AllocationKind::kTagged) + 1);
-  json["outcomes"] = Words<Outcome>(static_cast<std::size_t>(Outcome::kOpen) + 1);
   json["verdict"] = VerdictJson(job, verdict, names);
   json["sessions"] = std::move(sessions);
   json["cycles"] = CyclesJson(job, names);
@@ -471,14 +487,14 @@ std::string ReportPage(std::string_view page, JobTimeline job, const Verdict& ve
                        std::string_view version, std::string_view made_at) {
   std::string data = ForScript(ReportJson(job, verdict, version, made_at));
   for (int attempt = 0; attempt < 6 && page.size() + data.size() > limits.page_bytes; ++attempt) {
-    Shrink(job, 2);
+    Halve(job);
     data = ForScript(ReportJson(job, verdict, version, made_at));
   }
   const std::pair<std::string_view, std::string> marks[] = {
       {"@TITLE@", Escaped(verdict.headline.empty() ? "AMem report" : "AMem: " + verdict.headline)},
       {"@WITHOUT_SCRIPT@", Escaped(verdict.headline + " " + verdict.summary + " " + ToText(verdict.remedy))},
       {"@DATA@", std::move(data)}};
-  return Filled(page, marks);
+  return Filled(std::string(page), marks);
 }
 
 }  // namespace amem

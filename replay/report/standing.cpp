@@ -1,9 +1,20 @@
 #include "replay/report/standing.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
+#include <string_view>
+#include <utility>
+
+#include "replay/job/event_json.h"
+#include "replay/job/names.h"
+#include "statemachine/event.h"
 
 namespace amem {
 
@@ -35,9 +46,11 @@ std::string Standing::failure() const {
 
 namespace {
 
+// For whom sessions wait. One waits when it has done its part of a phase; then for the members that have not done theirs, or,
+// before the beginning, for the sessions that it is connected with, directly or through others, and that have not come.
 class Waits {
  public:
-  explicit Waits(std::span<const Standing> sessions) : sessions_(sessions) {
+  explicit Waits(std::span<const Standing> sessions) {
     for (const Standing& s : sessions) by_id_.emplace(s.who.session, &s);
   }
 
@@ -81,17 +94,230 @@ class Waits {
     return !other.attempt && other.ended && other.ended->kind == mine.kind && other.ended->ended.time_ns >= mine.came().time_ns;
   }
 
-  std::span<const Standing> sessions_;
   std::map<SessionId, const Standing*> by_id_;
 };
 
+using Json = nlohmann::ordered_json;
+
+constexpr std::size_t kPhases = 5;  // of a pause, and of a resume
+constexpr std::array<std::array<std::string_view, kPhases>, 2> kPhaseHeads = {
+    {{"arrive", "save", "imports", "release", "gone"}, {"arrive", "create", "import", "verify", "open"}}};
+constexpr std::size_t kFewNames = 6;               // so many sessions are listed by name
+constexpr std::uint64_t kLong_ns = 1'000'000'000;  // a step that takes so long is named
+constexpr std::size_t kFailureLength = 160;
+
+std::string_view PhaseWord(PhaseKind phase) {
+  const std::string_view text = ToText(phase);  // "pause: save"
+  return text.substr(text.find(' ') + 1);
+}
+
+JobNames NamesIn(const StandingPicture& picture) {
+  JobNames names;
+  for (const Standing& s : picture.sessions) names.Add(s.who);
+  return names;
+}
+
+std::string FewNames(const JobNames& names, std::vector<SessionId> sessions) {
+  if (sessions.size() <= kFewNames) return names.Names(std::move(sessions));
+  std::ranges::sort(sessions, {}, [&](SessionId s) { return std::pair(names.RankOf(s), s); });
+  const std::size_t more = sessions.size() - kFewNames;
+  sessions.resize(kFewNames);
+  std::vector<std::string> words;
+  for (const SessionId s : sessions) words.push_back(names.ShortName(s));
+  return fmt::format("{} and {} more", fmt::join(words, ", "), more);
+}
+
+std::string StateWord(const Standing& s) {
+  if (s.status == SessionStatus::kCrashed) return "crashed";
+  if (s.status == SessionStatus::kBroken) return "broken";
+  if (s.status == SessionStatus::kClosed) return "closed";
+  return std::string(ToText(s.lifecycle));
+}
+
+std::uint64_t SinceNs(const StandingPicture& picture, const Standing& s) {
+  const bool here = s.status == SessionStatus::kLive && picture.now.Wrote(s.who);
+  const std::uint64_t now = here ? picture.now.now_ns : s.last_ns;
+  return now - std::min(now, s.since_ns);
+}
+
+// "pause 3", with what happens in it.
+std::string AttemptText(const Standing& s, bool with_steps) {
+  if (!s.attempt) return {};
+  const Progress& p = s.progress;
+  std::string text = NameOf(*s.attempt);
+  if (!p.begun) return text + ", has come";
+  if (p.undoing) text += ", undoing";
+  if (!p.phase) return text;
+  text += fmt::format(", {}", PhaseWord(*p.phase));
+  if (p.decided) return text + " is done by all";
+  if (with_steps && p.steps_done + p.steps_left != 0)
+    text += fmt::format(", {} of {} steps done", p.steps_done, p.steps_done + p.steps_left);
+  return text;
+}
+
+std::string Trouble(const Standing& s) {
+  std::string text = s.trouble;
+  if (text.empty() && !s.failure().empty()) text = fmt::format("{} failed: {}", NameOf(*s.ended), s.failure());
+  return text.size() <= kFailureLength ? text : text.substr(0, kFailureLength) + " ...";
+}
+
+// ---- the picture -----------------------------------------------------------------------------------------------------------
+
+using Row = std::vector<std::string>;
+
+class PictureTable {
+ public:
+  PictureTable(const StandingPicture& picture, CycleKind kind) : picture_(picture), names_(NamesIn(picture)), kind_(kind) {}
+
+  [[nodiscard]] Row Head() const {
+    Row row = {"RANK", "PID", "STATE", "CYCLE"};
+    for (const std::string_view head : kPhaseHeads[static_cast<std::size_t>(kind_)]) row.emplace_back(head);
+    for (const char* head : {"FOR", "HELD", "RELEASED", ""}) row.emplace_back(head);
+    return row;
+  }
+  [[nodiscard]] Row RowOf(std::size_t index) const {
+    const Standing& s = picture_.sessions[index];
+    Row row = {names_.ShortName(s.who.session), std::to_string(s.who.pid), StateWord(s),
+               s.attempt ? NameOf(*s.attempt) : std::string()};
+    for (std::size_t phase = 0; phase < kPhases; ++phase) row.push_back(Cell(s, phase));
+    row.push_back(DurationText(SinceNs(picture_, s)));
+    row.push_back(RoundedBytes(s.held));
+    row.push_back(s.released == 0 ? std::string() : RoundedBytes(s.released));
+    row.push_back(Note(index));
+    return row;
+  }
+
+ private:
+  [[nodiscard]] std::string Cell(const Standing& s, std::size_t phase) const {
+    if (!s.attempt || s.attempt->kind != kind_) return {};
+    const Progress& p = s.progress;
+    if (phase == 0) return p.begun ? "done" : "waits";
+    const auto wanted = static_cast<PhaseKind>(phase + (kind_ == CycleKind::kPause ? 0 : kPhases));
+    const auto& phases = s.attempt->phases;
+    const auto at = std::ranges::find(phases, wanted, &Attempt::PhaseTaken::phase);
+    if (!p.begun || at == phases.end()) return {};
+    const bool last = at + 1 == phases.end();
+    if (!last || p.decided) return p.undoing && last ? "failed" : "done";
+    if (p.waits()) return "waits";
+    return fmt::format("{}/{}", p.steps_done, p.steps_done + p.steps_left);
+  }
+
+  [[nodiscard]] std::string Note(std::size_t index) const {
+    const Standing& s = picture_.sessions[index];
+    std::vector<std::string> parts;
+    if (const auto by = picture_.waited_for_by.find(s.who.session); by != picture_.waited_for_by.end())
+      parts.push_back(fmt::format("<- {} for it", by->second == 1 ? "1 waits" : fmt::format("{} wait", by->second)));
+    if (const auto& late = picture_.waits_for[index]; !late.empty()) parts.push_back("waits for " + FewNames(names_, late));
+    if (s.attempt && (s.progress.undoing || s.attempt->kind != kind_)) parts.push_back(AttemptText(s, true));
+    if (s.progress.step_begun && SinceNs(picture_, s) >= kLong_ns) parts.push_back(ToText(*s.progress.step));
+    if (const std::string trouble = Trouble(s); !trouble.empty()) parts.push_back(trouble);
+    return fmt::format("{}", fmt::join(parts, "; "));
+  }
+
+  const StandingPicture& picture_;
+  const JobNames names_;
+  const CycleKind kind_;
+};
+
+// What most of them are in or, where none is, the kind of the last that ended.
+CycleKind KindShown(const StandingPicture& picture) {
+  std::array<std::size_t, 2> open{}, ended{};
+  for (const Standing& s : picture.sessions) {
+    if (s.attempt) ++open[static_cast<std::size_t>(s.attempt->kind)];
+    if (s.ended) ++ended[static_cast<std::size_t>(s.ended->kind)];
+  }
+  const auto& votes = open[0] + open[1] != 0 ? open : ended;
+  return votes[1] > votes[0] ? CycleKind::kResume : CycleKind::kPause;
+}
+
+// The rows for which there is room, in their order.
+std::vector<std::size_t> RowsShown(const StandingPicture& picture, std::size_t room) {
+  std::vector<std::size_t> shown(picture.sessions.size());
+  std::iota(shown.begin(), shown.end(), std::size_t{0});
+  if (room == 0 || shown.size() <= room) return shown;
+  const auto dull = [&](std::size_t i) {
+    const Standing& s = picture.sessions[i];
+    if (picture.waited_for_by.contains(s.who.session)) return 0;
+    if (s.status != SessionStatus::kLive || !s.failure().empty() || !s.trouble.empty()) return 1;
+    return s.attempt ? 2 : 3;
+  };
+  std::ranges::stable_sort(shown, {}, dull);
+  shown.resize(room);
+  std::ranges::sort(shown);
+  return shown;
+}
+
 }  // namespace
 
-std::vector<std::vector<SessionId>> WhoWaitsForWhom(std::span<const Standing> sessions) {
+StandingPicture::StandingPicture(std::vector<Standing> standings, ThisHost moment)
+    : sessions(std::move(standings)), now(std::move(moment)) {
+  std::ranges::stable_sort(sessions, {}, [](const Standing& s) { return std::pair(s.who.rank < 0, s.who.rank); });
   const Waits waits(sessions);
-  std::vector<std::vector<SessionId>> all;
-  for (const Standing& s : sessions) all.push_back(waits.Of(s));
-  return all;
+  for (const Standing& s : sessions) {
+    for (const SessionId session : waits_for.emplace_back(waits.Of(s))) ++waited_for_by[session];
+  }
+}
+
+std::vector<std::string> PictureLines(const StandingPicture& picture, PictureSize size) {
+  const PictureTable table(picture, KindShown(picture));
+  const std::vector<std::size_t> shown = RowsShown(picture, size.rows > 2 ? size.rows - 2 : size.rows);
+  std::vector<Row> rows = {table.Head()};
+  for (const std::size_t index : shown) rows.push_back(table.RowOf(index));
+  std::vector<std::string> lines = TableLines(rows);
+  if (const std::size_t hidden = picture.sessions.size() - shown.size(); hidden != 0)
+    lines.push_back(Plural(hidden, "more session") + " for which there is no room");
+  for (std::string& line : lines) {
+    if (size.columns != 0) line = CutTo(std::move(line), size.columns);
+  }
+  return lines;
+}
+
+std::string StandingSentence(const StandingPicture& picture, std::size_t index, bool with_steps) {
+  const Standing& s = picture.sessions[index];
+  const JobNames names = NamesIn(picture);
+  std::string text = fmt::format("{}: {}", names.ShortName(s.who.session), StateWord(s));
+  if (const std::string attempt = AttemptText(s, with_steps); !attempt.empty()) text += ", " + attempt;
+  if (!picture.waits_for[index].empty()) text += ", waits for " + FewNames(names, picture.waits_for[index]);
+  if (const std::string trouble = Trouble(s); !trouble.empty()) text += "; " + trouble;
+  return text;
+}
+
+nlohmann::ordered_json PictureJson(const StandingPicture& picture, std::uint64_t wall_ns) {
+  Json sessions = Json::array();
+  for (std::size_t i = 0; i < picture.sessions.size(); ++i) {
+    const Standing& s = picture.sessions[i];
+    Json json = {{"session", SessionText(s.who.session)},
+                 {"rank", s.who.rank < 0 ? Json(nullptr) : Json(s.who.rank)},
+                 {"pid", s.who.pid},
+                 {"host", s.who.host},
+                 {"status", ToText(s.status)},
+                 {"state", ToText(s.lifecycle)},
+                 {"since_seconds", static_cast<double>(SinceNs(picture, s)) / 1e9},
+                 {"held_bytes", s.held},
+                 {"released_bytes", s.released},
+                 {"cycle", nullptr},
+                 {"failure", s.failure()},
+                 {"trouble", s.trouble}};
+    if (s.attempt) {
+      const Attempt& a = *s.attempt;
+      const Progress& p = s.progress;
+      const auto arrival = a.kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive;
+      json["cycle"] = {{"kind", ToText(a.kind)},
+                       {"number", a.cycle},
+                       {"begun", p.begun},
+                       {"phase", p.begun && !p.phase ? Json(nullptr) : Json(ToText(p.phase.value_or(arrival)))},
+                       {"undoing", p.undoing},
+                       {"waits", p.waits()},
+                       {"steps_done", p.steps_done},
+                       {"steps_left", p.steps_left},
+                       {"step", p.step_begun ? Json(ToText(*p.step)) : Json(nullptr)}};
+    }
+    Json late = Json::array();
+    for (const SessionId session : picture.waits_for[i]) late.push_back(SessionText(session));
+    json["waits_for"] = std::move(late);
+    sessions.push_back(std::move(json));
+  }
+  return {{"at", WallText(wall_ns)}, {"at_ns", wall_ns}, {"sessions", std::move(sessions)}};
 }
 
 }  // namespace amem

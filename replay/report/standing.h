@@ -1,15 +1,20 @@
 // Standing: where each session of a job is at this moment - running, paused, in which phase of a pause or resume, how far, and
-// for whom it waits. What `amem-replay watch` draws.
+// for whom it waits. What `amem-replay watch` draws: as a picture of ranks and phases for a terminal, a line for each change,
+// and JSON.
 //
 // Plain values, of one moment of a story; no clock, and nothing is written.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "replay/job/clock.h"
 #include "replay/job/fold.h"
 #include "replay/job/story/progress.h"
 #include "replay/job/story/story.h"
@@ -34,9 +39,27 @@ struct Standing {
 };
 Standing StandingOf(const Folded& folded, const SessionStory& story, SessionStatus status);
 
-// For each of them the sessions that it waits for, by id; empty where it waits for nobody. A session waits when it has done its
-// part of a phase; then for the members that have not done theirs, or, before the beginning, for the sessions that it is
-// connected with, directly or through others, and that have not come.
-std::vector<std::vector<SessionId>> WhoWaitsForWhom(std::span<const Standing> sessions);
+// The sessions at one moment. `now` is the clock of this host: what ran on another boot is shown as of its last event.
+struct StandingPicture {
+  std::vector<Standing> sessions;                  // in the order in which they are drawn
+  std::vector<std::vector<SessionId>> waits_for;   // of each, by id; empty where it waits for nobody
+  std::map<SessionId, std::size_t> waited_for_by;  // by how many
+  ThisHost now;
+  StandingPicture(std::vector<Standing> standings, ThisHost moment);
+};
+
+struct PictureSize {
+  std::size_t columns = 0, rows = 0;  // 0: no limit
+};
+// A table of sessions and phases, a row a line; lines are cut to the columns. Where rows are left out, those stay of which
+// somebody waits for, that have ended, or that failed, and the last line says how many are not shown.
+std::vector<std::string> PictureLines(const StandingPicture& picture, PictureSize size = {});
+
+// "rank 2: pausing, pause 3, save, 12 of 40 steps done, waits for rank 0": one line, without times. The same words as long as
+// nothing but time has gone by; steps are left out when `with_steps` is false.
+std::string StandingSentence(const StandingPicture& picture, std::size_t index, bool with_steps);
+
+// One object; sizes in bytes, times in seconds.
+nlohmann::ordered_json PictureJson(const StandingPicture& picture, std::uint64_t wall_ns);
 
 }  // namespace amem

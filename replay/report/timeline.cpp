@@ -14,38 +14,13 @@
 namespace amem {
 namespace {
 
-class StripBuilder {
- public:
-  explicit StripBuilder(std::vector<StripRecord>& strip) : strip_(strip) {}
-
-  // Pairs become one when there are too many.
-  void Add(const Attempt& attempt) {
-    const StripRecord record{.kind = attempt.kind,
-                             .number = attempt.begun || attempt.ended ? attempt.cycle : 0,
-                             .failed = attempt.end == Attempt::End::kFailed ? 1U : 0U,
-                             .arrived_ns = attempt.came().time_ns,
-                             .ended_ns = attempt.last.time_ns};
-    if (!strip_.empty() && strip_.back().count < width_) return Join(strip_.back(), record);
-    strip_.push_back(record);
-    if (strip_.size() < SessionTimeline::kStrip) return;
-    for (std::size_t i = 0; 2 * i < strip_.size(); ++i) {
-      strip_[i] = strip_[2 * i];
-      if (2 * i + 1 < strip_.size()) Join(strip_[i], strip_[2 * i + 1]);
-    }
-    strip_.resize((strip_.size() + 1) / 2);
-    width_ *= 2;
-  }
-
- private:
-  static void Join(StripRecord& to, const StripRecord& next) {
-    to.count += next.count;
-    to.failed += next.failed;
-    to.ended_ns = next.ended_ns;
-  }
-
-  std::vector<StripRecord>& strip_;
-  std::uint64_t width_ = 1;  // so many pauses and resumes are one record
-};
+StripRecord InStrip(const Attempt& attempt) {
+  return {.kind = attempt.kind,
+          .number = attempt.begun || attempt.ended ? attempt.cycle : 0,
+          .failed = attempt.end == Attempt::End::kFailed ? 1U : 0U,
+          .arrived_ns = attempt.came().time_ns,
+          .ended_ns = attempt.last.time_ns};
+}
 
 std::string TextOfSeen(const ProcessSeen& seen) {
   std::string text = seen.state.empty() ? "unknown" : seen.state;
@@ -78,7 +53,6 @@ class TimelineBuilder final : public FoldObserver {
         series_(limits.points - limits.points / 4),
         rows_(limits.rows),
         story_(story),
-        strip_(out.strip),
         allocations_(out, limits.allocations) {}
 
   void Begin(const State& before) override {
@@ -98,7 +72,7 @@ class TimelineBuilder final : public FoldObserver {
       if (attempt->came().seq == event.seq) attempt->before = memory_.held();
       attempt->after = memory_.held();
     }
-    if (const Attempt* over = story_.over()) strip_.Add(*over);
+    if (const Attempt* over = story_.over()) strip_.Add(InStrip(*over));
     if (held_before_ != memory_.held() || series_.changes() == 0) {
       Note({.time_ns = event.time_ns, .seq = event.seq, .held = memory_.held()});
     }
@@ -118,7 +92,8 @@ class TimelineBuilder final : public FoldObserver {
     out_.changes = series_.changes();
     out_.story = story_.UpToBreak(cycles_);
     out_.story.times = {};
-    if (const Attempt* open = out_.story.OpenAttempt()) strip_.Add(*open);
+    if (const Attempt* open = out_.story.OpenAttempt()) strip_.Add(InStrip(*open));
+    out_.strip = strip_.all();
     out_.done = out_.story.AllAttempts();
     out_.cycles = TakeAttempts(out_.story);
     out_.seen = SightsOf(out_.story);
@@ -176,7 +151,7 @@ class TimelineBuilder final : public FoldObserver {
   SeriesBuilder series_;
   RowBuilder rows_;
   StoryBuilder& story_;
-  StripBuilder strip_;
+  Bundles<StripRecord> strip_{SessionTimeline::kStrip};
   AllocationCollector allocations_;
   HeldCounter memory_;
   Held held_before_{};

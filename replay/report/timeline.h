@@ -7,16 +7,17 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "journal/journal.h"
 #include "replay/job/clock.h"
 #include "replay/job/story/job_cycles.h"
-#include "replay/report/timeline_rows.h"
-#include "replay/report/timeline_series.h"
 #include "statemachine/event.h"
 #include "statemachine/state.h"
 
@@ -27,6 +28,37 @@ struct TimelineLimits {  // for one session
   std::size_t rows = 2000;         // of the event list
   std::size_t allocations = 4000;  // those alive at the end stay in any case
   std::size_t cycles = 200;        // failed ones come first
+};
+
+// Memory held at a time.
+struct SeriesPoint {
+  std::uint64_t time_ns = 0;
+  SequenceNumber seq;
+  Held held{};
+  friend bool operator==(const SeriesPoint&, const SeriesPoint&) = default;
+};
+
+// How much a person wants to see an event; when there is no room, the last of this list go first.
+enum class Weight : std::uint8_t {
+  kFailure = 0,  // something went wrong
+  kLandmark,     // the life of the session; cycles begun and ended
+  kPhase,        // phases of cycles
+  kNear,         // close to a failure
+  kBoundary,     // next to a phase's or a cycle's beginning or end
+  kUnusual,      // seldom kinds: peers, symbols, multicast, registrations, calls that passed through
+  kMemory,       // memory made, imported, referenced, freed
+  kDetail,       // ranges, mappings, access, exports
+  kStep,         // steps of cycles
+};
+
+struct EventRow {
+  Weight weight = Weight::kDetail;
+  // One event, or (when empty) `count` consecutive events that are not listed.
+  std::optional<Event> event;
+  SequenceNumber first, last;
+  std::uint64_t begin_ns = 0, end_ns = 0;
+  std::uint64_t count = 1;
+  std::vector<std::pair<std::uint8_t, std::uint64_t>> kinds;  // of a count: (kind, how many), most first when taken
 };
 
 enum class Outcome : std::uint8_t {
@@ -93,6 +125,11 @@ struct StripRecord {
   std::uint64_t number = 0;  // of the first
   std::uint64_t count = 1, failed = 0;
   std::uint64_t arrived_ns = 0, ended_ns = 0;
+  void Add(const StripRecord& next) {
+    count += next.count;
+    failed += next.failed;
+    ended_ns = next.ended_ns;
+  }
 };
 
 // A journal, folded.
@@ -136,9 +173,6 @@ struct SessionTimeline {
 // events stop making sense (damage, a wrong order), memory and cycles end, and `stopped` says why; the list of events goes on.
 std::unique_ptr<FoldObserver> CollectTimeline(SessionTimeline& out, const TimelineLimits& limits, StoryBuilder& story);
 
-// Leaves out allocations until `limit` are left: those that are there at the end stay longest, then the largest.
-void ThinAllocations(SessionTimeline& timeline, std::size_t limit);
-
 // The end of a process that closed nothing, as somebody else noticed it: (session that noticed, its SeenRecord) by index, and
 // the time on the job's clock.
 struct DeathNotice {
@@ -171,7 +205,13 @@ struct JobTimeline {
   std::vector<MemoryShortage> shortages;      // filled by FindShortages
   std::vector<std::string> notes;             // about the clocks
 };
+// Leaves out half of the allocations that are listed, and of the events: what matters most stays.
+void Halve(JobTimeline& job);
 // Puts the sessions of a job on one clock, and the parts of one pause or resume together.
 JobTimeline JoinTimelines(std::vector<SessionTimeline> sessions);
+
+// Fills JobTimeline::shortages with the latest few steps that failed for lack of device memory. The states of that moment are
+// read from the journals again: `reader_of` gives that of a session (by index in the job), null where it cannot be read.
+void FindShortages(JobTimeline& job, const std::function<JournalReader*(std::size_t session)>& reader_of);
 
 }  // namespace amem

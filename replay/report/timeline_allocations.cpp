@@ -41,6 +41,28 @@ bool Earlier(const AllocationRecord& a, const AllocationRecord& b) {
   return std::tie(a.created, a.id, a.address) < std::tie(b.created, b.id, b.address);
 }
 
+AllocationRecord RecordOf(AllocationId id, const Allocation& a, SequenceNumber seq, std::uint64_t now_ns) {
+  return {.kind = a.pool        ? AllocationKind::kTagged
+                  : !a.own()    ? AllocationKind::kImported
+                  : a.multicast ? AllocationKind::kMulticast
+                                : AllocationKind::kOwn,
+          .id = id,
+          .bytes = a.bytes,
+          .location = a.properties.location,
+          .site = a.site,
+          .communicator = a.communicator,
+          .pool = a.pool,
+          .created = seq,
+          .created_ns = now_ns,
+          .remote = a.remote.value_or(RemoteAllocation{})};
+}
+AllocationRecord RecordOf(AllocationKind kind, Address address, const auto& memory, SequenceNumber seq, std::uint64_t now_ns) {
+  AllocationRecord record{.kind = kind, .address = address, .bytes = memory.bytes, .created = seq, .created_ns = now_ns};
+  if constexpr (requires { memory.site; }) record.site = memory.site;
+  if constexpr (requires { memory.communicator; }) record.communicator = memory.communicator;
+  return record;
+}
+
 }  // namespace
 
 AllocationCollector::AllocationCollector(SessionTimeline& out, std::size_t limit)
@@ -54,12 +76,15 @@ struct AllocationCollector::Taker {
 
   void Created(AllocationId id) const {
     const auto it = after.allocations.find(id);
-    if (it != after.allocations.end()) c.Begin(id, it->second, event.seq, event.time_ns);
+    if (it != after.allocations.end()) c.Begin(RecordOf(id, it->second, event.seq, event.time_ns));
   }
-  template <class Ignored>
-  void operator()(const Ignored&) const {}
-  void operator()(const AllocationCreated& e) const { Created(e.allocation); }
-  void operator()(const MulticastCreated& e) const { Created(e.allocation); }
+  void Created(AllocationKind kind, const auto& e) const { c.Begin(RecordOf(kind, e.address, e, event.seq, event.time_ns)); }
+  void Freed(AllocationKind kind, Address address) const { c.End(c.live_.find({{}, kind, address}), event); }
+  template <class Body>
+  void operator()(const Body& e) const {
+    if constexpr (kIsOneOf<Body, AllocationCreated, MulticastCreated>) Created(e.allocation);
+    if constexpr (kIsOneOf<Body, CommunicatorBegun, CommunicatorReady, CommunicatorSuspended>) Keep(e.communicator);
+  }
   void operator()(const Imported& e) const {
     Created(e.allocation);
     HoldMore(c.out_.imports[e.remote.owner], e.bytes);
@@ -68,9 +93,6 @@ struct AllocationCollector::Taker {
   void Keep(CommunicatorId id) const {
     if (const auto it = after.communicators.find(id); it != after.communicators.end()) c.out_.communicators[id] = it->second;
   }
-  void operator()(const CommunicatorBegun& e) const { Keep(e.communicator); }
-  void operator()(const CommunicatorReady& e) const { Keep(e.communicator); }
-  void operator()(const CommunicatorSuspended& e) const { Keep(e.communicator); }
   void operator()(const CommunicatorEnded& e) const {
     c.out_.communicators[e.communicator].ended = e.how;
     c.out_.communicators[e.communicator].suspended = false;
@@ -79,50 +101,45 @@ struct AllocationCollector::Taker {
   void operator()(const SlabOpened& e) const { c.BecomeSlab(e.slab); }
   void operator()(const Placed& e) const { c.BecomePart(e.allocation, after); }
   void operator()(const Backed& e) const {
-    if (const auto it = c.live_.find(e.allocation); it != c.live_.end()) it->second.slab = {};
+    if (AllocationRecord* record = c.Find(e.allocation)) record->slab = {};
   }
   void operator()(const ReferenceAdded& e) const {
-    const auto it = c.live_.find(e.allocation);
-    if (it == c.live_.end()) return;
-    it->second.most_importers = std::max(it->second.most_importers, ++it->second.importers);
-    if (!IsSlab(it->second)) HoldMore(c.out_.importers[e.by], it->second.bytes);
+    AllocationRecord* record = c.Find(e.allocation);
+    if (record == nullptr) return;
+    record->most_importers = std::max(record->most_importers, ++record->importers);
+    if (!IsSlab(*record)) HoldMore(c.out_.importers[e.by], record->bytes);
   }
   void operator()(const ReferenceDropped& e) const {
-    const auto it = c.live_.find(e.allocation);
-    if (it == c.live_.end()) return;
-    it->second.importers -= std::min<std::uint64_t>(1, it->second.importers);
-    if (!IsSlab(it->second)) HoldLess(c.out_.importers[e.by], it->second.bytes);
+    AllocationRecord* record = c.Find(e.allocation);
+    if (record == nullptr) return;
+    record->importers -= std::min<std::uint64_t>(1, record->importers);
+    if (!IsSlab(*record)) HoldLess(c.out_.importers[e.by], record->bytes);
   }
   void operator()(const PeerLost& e) const {
     c.out_.importers[e.peer].bytes = c.out_.importers[e.peer].count = 0;
     for (auto it = c.live_.begin(); it != c.live_.end();) {
-      const auto known = after.allocations.find(it->first);
-      if (known == after.allocations.end()) {
-        c.End(it++, event);
-        continue;
+      const auto record = it++;
+      const auto known = after.allocations.find(record->second.id);
+      record->second.importers = 0;
+      if (known != after.allocations.end()) {
+        for (const auto& [importer, count] : known->second.importers) record->second.importers += count;
+      } else if (record->second.id) {
+        c.End(record, event);
       }
-      it->second.importers = 0;
-      for (const auto& [importer, count] : known->second.importers) it->second.importers += count;
-      ++it;
     }
   }
   void operator()(const StepFailed& e) const {
-    if (const auto it = c.live_.find(e.step.allocation); it != c.live_.end()) {
-      it->second.note = std::string(ToText(e.step.kind)) + " failed: " + e.message;
-    }
+    if (AllocationRecord* record = c.Find(e.step.allocation))
+      record->note = std::string(ToText(e.step.kind)) + " failed: " + e.message;
   }
-  void operator()(const HostAllocated& e) const {
-    c.Begin(AllocationKind::kHost, e.address, e.bytes, event.seq, event.time_ns, {});
-  }
-  void operator()(const HostFreed& e) const { c.End(AllocationKind::kHost, e.address, event); }
-  void operator()(const AsyncAllocated& e) const {
-    c.Begin(AllocationKind::kPool, e.address, e.bytes, event.seq, event.time_ns, {});
-  }
-  void operator()(const AsyncFreed& e) const { c.End(AllocationKind::kPool, e.address, event); }
+  void operator()(const HostAllocated& e) const { Created(AllocationKind::kHost, e); }
+  void operator()(const HostFreed& e) const { Freed(AllocationKind::kHost, e.address); }
+  void operator()(const AsyncAllocated& e) const { Created(AllocationKind::kPool, e); }
+  void operator()(const AsyncFreed& e) const { Freed(AllocationKind::kPool, e.address); }
   void operator()(const LegacyAllocated& e) const {
-    if (!e.backing) c.Begin(AllocationKind::kDriver, e.address, e.bytes, event.seq, event.time_ns, e.site, e.communicator);
+    if (!e.backing) Created(AllocationKind::kDriver, e);
   }
-  void operator()(const LegacyFreed& e) const { c.End(AllocationKind::kDriver, e.address, event); }
+  void operator()(const LegacyFreed& e) const { Freed(AllocationKind::kDriver, e.address); }
 };
 
 void AllocationCollector::Take(const Event& event, const State& after) {
@@ -132,7 +149,7 @@ void AllocationCollector::Take(const Event& event, const State& after) {
 void AllocationCollector::StartFrom(const State& state, std::uint64_t now_ns) {
   out_.communicators = state.communicators;
   for (const auto& [id, a] : state.allocations) {
-    AllocationRecord& record = Begin(id, a, a.created, now_ns);
+    AllocationRecord& record = Begin(RecordOf(id, a, a.created, now_ns));
     if (a.remote) HoldMore(out_.imports[a.remote->owner], a.bytes);
     for (const auto& [importer, count] : a.importers) {
       record.importers += count;
@@ -144,106 +161,81 @@ void AllocationCollector::StartFrom(const State& state, std::uint64_t now_ns) {
   for (const auto& [address, m] : state.mappings) Place(m.allocation, address);
   for (const auto& [id, slab] : state.slabs) BecomeSlab(id);
   for (const auto& [id, a] : state.allocations) BecomePart(id, state);
-  for (const auto& [address, h] : state.host) Begin(AllocationKind::kHost, address, h.bytes, {}, now_ns, {});
-  for (const auto& [address, bytes] : state.async) Begin(AllocationKind::kPool, address, bytes, {}, now_ns, {});
+  for (const auto& [address, h] : state.host) Begin(RecordOf(AllocationKind::kHost, address, h, {}, now_ns));
+  for (const auto& [address, bytes] : state.async)
+    Begin(RecordOf(AllocationKind::kPool, address, AsyncAllocated{address, bytes}, {}, now_ns));
   for (const auto& [address, l] : state.legacy) {
-    if (!l.backing) Begin(AllocationKind::kDriver, address, l.bytes, {}, now_ns, l.site, l.communicator);
+    if (!l.backing) Begin(RecordOf(AllocationKind::kDriver, address, l, {}, now_ns));
   }
 }
 
 void AllocationCollector::Check(AllocationId id, const Event& event, const State& state) {
-  const auto it = live_.find(id);
-  if (it != live_.end() && !state.allocations.contains(id)) End(it, event);
+  if (!state.allocations.contains(id)) End(live_.find({id, {}, {}}), event);
 }
 
 void AllocationCollector::Finish(const State& state) {
-  for (auto& [id, record] : live_) {
-    if (const auto it = state.allocations.find(id); it != state.allocations.end()) {
-      const auto whole = state.allocations.find(it->second.placed() ? it->second.slab : id);
+  for (auto& [key, record] : live_) {
+    if (const auto it = state.allocations.find(record.id); it != state.allocations.end()) {
+      const auto whole = state.allocations.find(it->second.placed() ? it->second.slab : record.id);
       record.resident = whole != state.allocations.end() && whole->second.resident;
       record.kept = it->second.own() ? WhyKept(it->second) : KeepReason::kNone;
     }
     out_.allocations.push_back(std::move(record));
   }
-  for (auto& [key, record] : other_) out_.allocations.push_back(std::move(record));
   Thin(limit_ - std::min(limit_, out_.allocations.size()));
   std::move(ended_.begin(), ended_.end(), std::back_inserter(out_.allocations));
   std::sort(out_.allocations.begin(), out_.allocations.end(), Earlier);
 }
 
+AllocationRecord& AllocationCollector::Begin(AllocationRecord record) {
+  ++out_.allocations_total;
+  const Live::key_type key = record.id ? Live::key_type{record.id, {}, {}} : Live::key_type{{}, record.kind, record.address};
+  return live_[key] = std::move(record);
+}
+AllocationRecord* AllocationCollector::Find(AllocationId id) {
+  const auto it = live_.find({id, {}, {}});
+  return it == live_.end() ? nullptr : &it->second;
+}
 void AllocationCollector::BecomeSlab(AllocationId id) {
-  const auto it = live_.find(id);
-  if (it == live_.end()) return;
-  const bool imported = it->second.kind == AllocationKind::kImported;
-  it->second.kind = imported ? AllocationKind::kImportedSlab : AllocationKind::kSlab;
+  AllocationRecord* record = Find(id);
+  if (record == nullptr) return;
+  const bool imported = record->kind == AllocationKind::kImported;
+  record->kind = imported ? AllocationKind::kImportedSlab : AllocationKind::kSlab;
   if (!imported) return;
-  LinkRecord& link = out_.imports[it->second.remote.owner];  // it was counted when it was imported
-  HoldLess(link, it->second.bytes);
+  LinkRecord& link = out_.imports[record->remote.owner];  // it was counted when it was imported
+  HoldLess(link, record->bytes);
   --link.total;
 }
 void AllocationCollector::BecomePart(AllocationId id, const State& state) {
-  const auto it = live_.find(id);
+  AllocationRecord* record = Find(id);
   const auto known = state.allocations.find(id);
-  if (it == live_.end() || known == state.allocations.end() || !known->second.placed()) return;
-  it->second.slab = known->second.slab;
-  it->second.address = state.PlaceOf(known->second);
-}
-AllocationRecord& AllocationCollector::Begin(AllocationId id, const Allocation& a, SequenceNumber seq, std::uint64_t now_ns) {
-  ++out_.allocations_total;
-  AllocationRecord& record = live_[id];
-  record = {.id = id,
-            .bytes = a.bytes,
-            .location = a.properties.location,
-            .site = a.site,
-            .communicator = a.communicator,
-            .created = seq,
-            .created_ns = now_ns};
-  record.pool = a.pool;
-  record.kind = a.pool        ? AllocationKind::kTagged
-                : !a.own()    ? AllocationKind::kImported
-                : a.multicast ? AllocationKind::kMulticast
-                              : AllocationKind::kOwn;
-  if (a.remote) record.remote = *a.remote;
-  return record;
-}
-void AllocationCollector::Begin(AllocationKind kind, Address address, Bytes bytes, SequenceNumber seq, std::uint64_t now_ns,
-                                const CallSite& site, CommunicatorId communicator) {
-  ++out_.allocations_total;
-  other_[{kind, address}] = {.kind = kind,
-                             .address = address,
-                             .bytes = bytes,
-                             .site = site,
-                             .communicator = communicator,
-                             .created = seq,
-                             .created_ns = now_ns};
+  if (record == nullptr || known == state.allocations.end() || !known->second.placed()) return;
+  record->slab = known->second.slab;
+  record->address = state.PlaceOf(known->second);
 }
 void AllocationCollector::Place(AllocationId id, Address address) {
-  const auto it = live_.find(id);
-  if (it != live_.end() && !it->second.address) it->second.address = address;
-}
-void AllocationCollector::End(AllocationKind kind, Address address, const Event& event) {
-  const auto it = other_.find({kind, address});
-  if (it == other_.end()) return;
-  Ended(std::move(it->second), event);
-  other_.erase(it);
+  AllocationRecord* record = Find(id);
+  if (record != nullptr && !record->address) record->address = address;
 }
 void AllocationCollector::End(Live::iterator it, const Event& event) {
-  if (it->second.kind == AllocationKind::kImported) HoldLess(out_.imports[it->second.remote.owner], it->second.bytes);
-  Ended(std::move(it->second), event);
-  live_.erase(it);
-}
-void AllocationCollector::Ended(AllocationRecord record, const Event& event) {
+  if (it == live_.end()) return;
+  AllocationRecord& record = it->second;
+  if (record.kind == AllocationKind::kImported) HoldLess(out_.imports[record.remote.owner], record.bytes);
   record.ended = event.seq;
   record.ended_ns = event.time_ns;
   record.resident = false;
   ended_.push_back(std::move(record));
+  live_.erase(it);
   if (ended_.size() >= 2 * limit_) Thin(limit_);
 }
 void AllocationCollector::Thin(std::size_t limit) { out_.allocations_left_out_bytes += KeepTheBest(ended_, limit); }
 
-void ThinAllocations(SessionTimeline& timeline, std::size_t limit) {
-  timeline.allocations_left_out_bytes += KeepTheBest(timeline.allocations, limit);
-  std::sort(timeline.allocations.begin(), timeline.allocations.end(), Earlier);
+void Halve(JobTimeline& job) {
+  for (SessionTimeline& s : job.sessions) {
+    RowBuilder::Thin(s.rows, std::max<std::size_t>(s.rows.size() / 2, 100));
+    s.allocations_left_out_bytes += KeepTheBest(s.allocations, s.allocations.size() / 2);
+    std::sort(s.allocations.begin(), s.allocations.end(), Earlier);
+  }
 }
 
 }  // namespace amem

@@ -1,10 +1,12 @@
-#include "replay/report/timeline_rows.h"
-
+// The events and the changes of memory of which a timeline keeps some.
 #include <algorithm>
+
+#include "replay/report/timeline_parts.h"
 
 namespace amem {
 namespace {
 
+constexpr std::size_t kWeights = static_cast<std::size_t>(Weight::kStep) + 1;
 constexpr std::size_t kBeforeFailure = 60, kAfterFailure = 20;  // rows listed around a failure
 constexpr std::size_t kAtBoundary = 3;                          // ... and on each side of a phase's beginning or end
 constexpr std::size_t kAtEnds = 40;                             // ... at the beginning and the end of a journal
@@ -79,14 +81,10 @@ void Collapse(std::vector<EventRow>& rows, const Drop& drop) {
 
 }  // namespace
 
-Weight WeightOf(const EventBody& body) {
-  return std::visit([](const auto& e) { return WeightOfBody(e); }, static_cast<const EventVariant&>(body));
-}
-
 RowBuilder::RowBuilder(std::size_t limit) : limit_(std::max<std::size_t>(limit, 4 * kAtEnds)) {}
 
 void RowBuilder::Add(const Event& event) {
-  EventRow row{.weight = WeightOf(event.body),
+  EventRow row{.weight = std::visit([](const auto& e) { return WeightOfBody(e); }, event.body),
                .event = event,
                .first = event.seq,
                .last = event.seq,
@@ -129,6 +127,39 @@ std::vector<EventRow> RowBuilder::Take() {
     std::stable_sort(row.kinds.begin(), row.kinds.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
   }
   return std::exchange(rows_, {});
+}
+
+SeriesBuilder::SeriesBuilder(std::size_t limit)
+    : buckets_(std::max<std::size_t>(4, (limit - std::min<std::size_t>(limit, 2)) / 3)) {}
+
+void SeriesBuilder::Bucket::Add(const Bucket& later) {
+  if (Sum(later.lowest.held) < Sum(lowest.held)) lowest = later.lowest;
+  if (Sum(later.highest.held) > Sum(highest.held)) highest = later.highest;
+  last = later.last;
+  count += later.count;
+}
+
+void SeriesBuilder::Add(const SeriesPoint& point) {
+  if (changes_ == 0) first_ = point;
+  if (changes_ != 0 && point.held == last_.held) return;
+  last_ = point;
+  ++changes_;
+  buckets_.Add({point, point, point, 1});
+}
+
+std::vector<SeriesPoint> SeriesBuilder::Points() const {
+  std::vector<SeriesPoint> points;
+  const auto add = [&points](const SeriesPoint& point) {
+    if (points.empty() || points.back().seq < point.seq || points.back().time_ns < point.time_ns) points.push_back(point);
+  };
+  if (changes_ != 0) add(first_);
+  for (const Bucket& bucket : buckets_.all()) {
+    const bool low_first = bucket.lowest.seq <= bucket.highest.seq;
+    add(low_first ? bucket.lowest : bucket.highest);
+    add(low_first ? bucket.highest : bucket.lowest);
+    add(bucket.last);
+  }
+  return points;
 }
 
 }  // namespace amem

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <limits>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <utility>
@@ -15,7 +17,6 @@
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
 #include "replay/job/story/story.h"
-#include "replay/report/trace_writer.h"
 #include "statemachine/fnv1a.h"
 
 namespace amem {
@@ -27,6 +28,88 @@ constexpr std::uint64_t kShortest_ns = 1'000;      // an export or import, so th
 constexpr std::uint32_t kTagRows = 2'000'000'000;  // more than any thread id: the rows of tags follow
 constexpr const char* kGoesOn = "goes on after the time that was asked for";
 constexpr const char* kStillOpen = "open at the end of the journal";
+constexpr std::size_t kWriteAt = std::size_t{1} << 16;  // so many bytes at once
+
+// The frame of JSON is written by hand, for a million small objects of a fixed shape. Strings come from elsewhere, so all but
+// the plainest are left to the JSON library, which escapes control bytes and replaces what is not UTF-8.
+std::string Quoted(std::string_view text) {
+  const auto plain = [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; };
+  if (std::ranges::all_of(text, plain)) return fmt::format("\"{}\"", text);
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::string Mebibytes(Bytes bytes) {
+  constexpr Bytes kMiB = Bytes{1} << 20;
+  if (bytes % kMiB == 0) return std::to_string(bytes / kMiB);
+  return fmt::format("{:.3f}", static_cast<double>(bytes) / static_cast<double>(kMiB));
+}
+
+std::string Microseconds(std::uint64_t ns) { return fmt::format("{}.{:03}", ns / 1000, ns % 1000); }
+
+std::string Category(std::string_view category, SequenceNumber seq, std::string_view detail) {
+  return fmt::format(R"(,"cat":"{}","args":{{"event":{}{}{}}})", category, seq.value, detail.empty() ? "" : R"(,"detail":)",
+                     detail.empty() ? "" : Quoted(detail));
+}
+
+// The JSON of a trace in the Trace Event Format, object by object. Processes are pids, threads are rows, times are nanoseconds
+// since the trace's beginning.
+class TraceWriter {
+ public:
+  // `write` gets the text in pieces; what is drawn is counted in `summary`. Both are the caller's.
+  TraceWriter(const std::function<void(std::string_view)>& write, TraceSummary& summary)
+      : write_(write), summary_(summary), text_("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n") {}
+  void Finish() { write_(text_ + "\n]}\n"); }
+
+  void Name(std::uint64_t process, std::optional<std::uint32_t> thread, std::string_view name) {
+    Add('M', thread ? "thread_name" : "process_name", process, thread.value_or(0), 0,
+        fmt::format(R"(,"args":{{"name":{}}})", Quoted(name)));
+  }
+  void SortIndex(std::uint64_t process, std::int64_t index) {
+    Add('M', "process_sort_index", process, 0, 0, fmt::format(R"(,"args":{{"sort_index":{}}})", index));
+  }
+  void Slice(std::uint64_t process, std::uint32_t thread, std::string_view name, std::string_view category, std::uint64_t from,
+             std::uint64_t to, SequenceNumber seq, std::string_view detail = {}) {
+    Add('X', name, process, thread, from,
+        fmt::format(R"(,"dur":{}{})", Microseconds(to > from ? to - from : 0), Category(category, seq, detail)));
+    ++summary_.slices;
+  }
+  void Instant(std::uint64_t process, std::uint32_t thread, std::string_view name, std::uint64_t at, SequenceNumber seq,
+               std::string_view detail) {
+    Add('i', name, process, thread, at, R"(,"s":"t")" + Category("failure", seq, detail));
+  }
+  // `phase`: 's' where an arrow begins, 'f' where it ends.
+  void Arrow(char phase, std::uint64_t process, std::uint32_t thread, std::uint64_t id, std::uint64_t at) {
+    // As text, so that no reader of JSON rounds it. Perfetto takes numbers of up to 64 bits for an id, and nothing else.
+    Add(phase, "reference", process, thread, at,
+        fmt::format(R"(,"cat":"reference","id":"{}"{})", Hex(id), phase == 'f' ? R"(,"bp":"e")" : ""));
+    summary_.arrows += phase == 'f' ? 1 : 0;
+  }
+  void Memory(std::uint64_t process, std::uint64_t at, Bytes held, Bytes released) {
+    Add('C', "memory (MiB)", process, 0, at,
+        fmt::format(R"(,"args":{{"held":{},"released":{}}})", Mebibytes(held), Mebibytes(released)));
+    ++summary_.samples;
+  }
+  void Counter(std::uint64_t process, std::uint64_t at, std::string_view name, Bytes bytes) {
+    Add('C', name, process, 0, at, fmt::format(R"(,"args":{{"value":{}}})", Mebibytes(bytes)));
+  }
+
+ private:
+  // An object: what all have, and what its kind has besides.
+  void Add(char phase, std::string_view name, std::uint64_t process, std::uint32_t thread, std::uint64_t at,
+           std::string_view rest) {
+    fmt::format_to(std::back_inserter(text_), R"({}{{"ph":"{}","name":{},"pid":{},"tid":{},"ts":{}{}}})", first_ ? "" : ",\n",
+                   phase, Quoted(name), process, thread, Microseconds(at), rest);
+    first_ = false;
+    if (text_.size() < kWriteAt) return;
+    write_(text_);
+    text_.clear();
+  }
+
+  const std::function<void(std::string_view)>& write_;
+  TraceSummary& summary_;
+  std::string text_;  // not written yet
+  bool first_ = true;
+};
 
 // A window in times of the trace.
 struct Extent {
@@ -155,33 +238,26 @@ class SessionTrace final : public FoldObserver {
   }
 
   template <class Body>
-  void On(const Body&) {}
+  void On(const Body& e) {
+    if constexpr (kIsOneOf<Body, ProcessSeen, LaunchRefused, RequestEnded, CommunicatorReady, CommunicatorEnded>)
+      Mark(Body::kKind, ToText(event_->body));
+    if constexpr (kIsOneOf<Body, PeerLost, SessionBroken>) Mark(Body::kKind, e.reason);
+    if constexpr (kIsOneOf<Body, StepFailed, CycleFailed>) Mark(Body::kKind, e.message, e.pool);
+    sample_now_ |= kIsOneOf<Body, CycleDone, CycleFailed>;
+  }
   void On(const PhaseDecided& e) {
     if (!e.passed) Mark("vote failed", e.message, e.pool);
     sample_now_ = true;
   }
   void On(const VoteCast& e) { Mark(e.ok ? "vote" : "vote against", e.message, e.pool); }
-  void On(const CycleDone&) { sample_now_ = true; }
-  void On(const CycleFailed& e) {
-    Mark("cycle failed", e.message, e.pool);
-    sample_now_ = true;
-  }
-  void On(const StepFailed& e) { Mark("step failed", e.message, e.pool); }
-  void On(const PeerLost& e) { Mark("peer lost", e.reason); }
-  void On(const ProcessSeen& e) { Mark("process seen", ToText(EventBody(e))); }
-  void On(const LaunchRefused& e) { Mark("launch refused", ToText(EventBody(e))); }
-  void On(const RequestSeen& e) { Mark("request", ToText(EventBody(e))); }
-  void On(const RequestEnded& e) { Mark("request ended", ToText(EventBody(e))); }
+  void On(const RequestSeen&) { Mark("request", ToText(event_->body)); }
   void On(const Frozen& e) {
     const auto from = std::max(TimeOf(e.from_ns, origin_ns_), window_.from), to = std::min(TimeOf(e.to_ns, origin_ns_), now_);
     if (Drawing() && from < to) out_.Slice(process_, RowNow({}), "frozen", "request", from, to, event_->seq, e.moved_gpus);
   }
-  void On(const CommunicatorReady& e) { Mark("communicator ready", ToText(EventBody(e))); }
-  void On(const CommunicatorEnded& e) { Mark("communicator ended", ToText(EventBody(e))); }
   void On(const CommunicatorSuspended& e) {
-    Mark(e.suspended ? "communicator suspended" : "communicator resumed", ToText(EventBody(e)));
+    Mark(e.suspended ? "communicator suspended" : "communicator resumed", ToText(event_->body));
   }
-  void On(const SessionBroken& e) { Mark("session broken", e.reason); }
   void On(const ReferenceAdded& e) {
     exporters_.insert(event_->thread);
     Reference('s', fmt::format("export allocation {}", e.allocation.value), ArrowId(who_.session, e.allocation, e.by, e.as));
@@ -221,7 +297,7 @@ class SessionTrace final : public FoldObserver {
     lane.drawn = true;
   }
   [[nodiscard]] std::string NameOf(const Attempt& attempt, Part part, PoolId pool) const {
-    if (part == kStep) return ToText(attempt.open_step->step);
+    if (part == kStep) return ToText(attempt.open_step->event);
     if (part == kWait) return "waiting for the others";
     if (part == kCycle) return fmt::format("{} {}{}", ToText(attempt.kind), attempt.cycle, OfTag(pool));
     const bool pause = attempt.kind == CycleKind::kPause;
@@ -243,7 +319,7 @@ class SessionTrace final : public FoldObserver {
     out_.Slice(process_, event_->thread, name, "reference", from, now_, event_->seq);
     out_.Arrow(phase, process_, event_->thread, id, from);
   }
-  void Mark(const char* name, const std::string& message, PoolId pool = {}) {
+  void Mark(std::string_view name, const std::string& message, PoolId pool = {}) {
     if (Drawing()) out_.Instant(process_, RowNow(pool), name, now_, event_->seq, message);
   }
   void Draw(std::optional<Open>& open, PoolId pool, const char* category, std::string_view detail) {

@@ -13,7 +13,6 @@
 #include "replay/job/fold.h"
 #include "replay/job/names.h"
 #include "replay/report/report_json.h"
-#include "replay/report/shortages.h"
 #include "replay/tool/command.h"
 #include "replay/tool/position.h"
 

@@ -17,7 +17,7 @@
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
-#include "replay/report/standing_text.h"
+#include "replay/report/standing.h"
 #include "replay/tool/command.h"
 #include "replay/tool/targets.h"
 

@@ -6,7 +6,7 @@
 #include <span>
 
 #include "replay/diagnosis/diagnosis.h"
-#include "replay/diagnosis/verdict_json.h"
+#include "replay/diagnosis/verdict.h"
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/tool/command.h"

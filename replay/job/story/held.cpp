@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <type_traits>
 
 namespace amem {
 
@@ -13,6 +12,13 @@ Bytes DeviceBytes(const Held& held) {
          held[static_cast<std::size_t>(MemoryClass::kHost)];
 }
 
+namespace {
+
+// What one allocation adds to what is held now.
+struct Share {
+  MemoryClass as = MemoryClass::kOwn;
+  Bytes bytes = 0;
+};
 Share ShareOf(const Allocation& a) {
   if (a.placed()) return {};  // a part of a slab, which counts as a whole
   const Bytes bytes = a.resident ? a.bytes : 0;
@@ -22,6 +28,8 @@ Share ShareOf(const Allocation& a) {
   if (!a.on_device()) return {MemoryClass::kHost, bytes};
   return {WhyKept(a) == KeepReason::kNone ? MemoryClass::kOwn : MemoryClass::kOwnKept, bytes};
 }
+
+}  // namespace
 
 Held HeldIn(const State& state) {
   Held held{};
@@ -36,9 +44,6 @@ Held HeldIn(const State& state) {
 }
 
 namespace {
-
-template <class Body, class... Kinds>
-constexpr bool kIsOneOf = (std::is_same_v<Body, Kinds> || ...);
 
 // Kinds of events that leave the memory held as it is.
 template <class Body>
@@ -58,20 +63,20 @@ struct HeldCounter::Looker {
   HeldCounter& c;
   const State& before;
 
-  template <class Other>
-  void operator()(const Other&) const {
-    c.recount_ = !ChangesNothing<Other>();
+  template <class Body>
+  void operator()(const Body& e) const {
+    if constexpr (kIsOneOf<Body, RangeFreed, AllocationCreated, AllocationReleased, Imported, ReferenceDropped, Placed,
+                           Backed>) {
+      c.Touch(e.allocation, before);
+    } else {
+      c.recount_ = !ChangesNothing<Body>();
+    }
   }
-  void operator()(const RangeFreed& e) const { c.Touch(e.allocation, before); }
-  void operator()(const AllocationCreated& e) const { c.Touch(e.allocation, before); }
-  void operator()(const AllocationReleased& e) const { c.Touch(e.allocation, before); }
   void operator()(const Unmapped& e) const {
     if (e.allocation) return c.Touch(e.allocation, before);
     const auto end = before.mappings.lower_bound(e.address + e.bytes);
     for (auto it = before.mappings.lower_bound(e.address); it != end; ++it) c.Touch(it->second.allocation, before);
   }
-  void operator()(const Imported& e) const { c.Touch(e.allocation, before); }
-  void operator()(const ReferenceDropped& e) const { c.Touch(e.allocation, before); }
   void operator()(const HostAllocated& e) const { c.Add(MemoryClass::kHost, e.bytes); }
   void operator()(const HostFreed& e) const {
     if (const auto it = before.host.find(e.address); it != before.host.end()) c.Remove(MemoryClass::kHost, it->second.bytes);
@@ -91,8 +96,6 @@ struct HeldCounter::Looker {
     if (it != before.legacy.end() && !it->second.backing) c.Remove(MemoryClass::kDriver, it->second.bytes);
   }
   void operator()(const StepDone& e) const { c.Touch(e.step.allocation, before); }
-  void operator()(const Placed& e) const { c.Touch(e.allocation, before); }
-  void operator()(const Backed& e) const { c.Touch(e.allocation, before); }
 };
 
 void HeldCounter::Before(const Event& event, const State& before) {

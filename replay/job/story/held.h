@@ -28,13 +28,6 @@ Held HeldIn(const State& state);      // summed up anew
 Bytes DeviceBytes(const Held& held);  // what occupies this session's device: all but imported and host
 Bytes Sum(const Held& held);
 
-// What one allocation adds to `held` now, so that the sums can be kept up to date event by event.
-struct Share {
-  MemoryClass as = MemoryClass::kOwn;
-  Bytes bytes = 0;
-};
-Share ShareOf(const Allocation& allocation);
-
 // Keeps the sums up to date with what each event touches; where that is not known for a kind, everything is summed up anew.
 class HeldCounter {
  public:

@@ -50,7 +50,7 @@ Progress Of(const SessionStory& story, const Attempt& attempt, const State* stat
   progress.steps_done = phase.steps;
   if (!phase.decided && state != nullptr) CountStepsLeft(*state, attempt, progress);
   if (attempt.open_step) {
-    progress.step = attempt.open_step->step;
+    progress.step = attempt.open_step->event;
     progress.step_begun = true;
     progress.since = attempt.open_step->at;
     progress.steps_left = std::max<std::uint64_t>(progress.steps_left, 1);

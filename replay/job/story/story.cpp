@@ -99,7 +99,8 @@ struct StoryBuilder::Taker {
       phase->voted_for = e.ok;
       if (!phase->decided) phase->worked = now;
     }
-    if (!e.ok && !attempt->failed_vote) attempt->failed_vote = Attempt::Vote{e.phase, e.code, e.message, now};
+    if (!e.ok && !attempt->failed_vote)
+      attempt->failed_vote = Attempt::Decision{e.phase, story.who().session, e.message, now, e.code};
   }
   void operator()(const MemberHeard& e) const {
     if (e.rank >= 0 || e.pid != 0)
@@ -169,7 +170,7 @@ struct StoryBuilder::Taker {
     attempt->begun = now;
   }
   void operator()(const StepBegun& e) const {
-    if (Attempt* attempt = b.OpenOf(e.pool)) attempt->open_step = Attempt::OpenStep{e.step, now};
+    if (Attempt* attempt = b.OpenOf(e.pool)) attempt->open_step = Dated<Step>{e.step, now};
   }
   void operator()(const StepDone& e) const {
     if (Attempt* attempt = b.OpenOf(e.pool)) StepEnded(*attempt, e.step);
@@ -251,15 +252,16 @@ void NoteSilence(Attempt& attempt, const Moment& from, const Moment& now) {
   if (!from || now.time_ns < from.time_ns || now.time_ns - from.time_ns <= attempt.silence.ns()) return;
   attempt.silence = {from, now, {}, {}};
   if (!attempt.phases.empty()) attempt.silence.phase = attempt.phases.back().phase;
-  if (attempt.open_step) attempt.silence.step = attempt.open_step->step;
+  if (attempt.open_step) attempt.silence.step = attempt.open_step->event;
 }
 
 // Whether an event begins or ends something that a session is in the middle of.
 bool IsTurn(const EventBody& body, bool begun) {
-  const auto is = [&]<class... Kinds>(std::variant<Kinds...>*) { return (std::holds_alternative<Kinds>(body) || ...); };
-  using Always = std::variant<PhaseBegun, CycleBegun, CycleDone, CycleFailed>;
-  using Inside = std::variant<StepBegun, StepDone, StepFailed, VoteCast, PhaseDecided>;
-  return is(static_cast<Always*>(nullptr)) || (begun && is(static_cast<Inside*>(nullptr)));
+  const auto is_turn = [begun]<class Kind>(const Kind&) {
+    return kIsOneOf<Kind, PhaseBegun, CycleBegun, CycleDone, CycleFailed> ||
+           (begun && kIsOneOf<Kind, StepBegun, StepDone, StepFailed, VoteCast, PhaseDecided>);
+  };
+  return std::visit(is_turn, body);
 }
 
 }  // namespace

@@ -31,6 +31,13 @@ struct Moment {  // of one event
   explicit operator bool() const { return static_cast<bool>(seq); }
 };
 
+// What was recorded, and when.
+template <class Event>
+struct Dated {
+  Event event;
+  Moment at;
+};
+
 inline constexpr std::size_t kStepKinds = static_cast<std::size_t>(StepKind::kUnbind) + 1;
 
 // One try at a pause or resume, from this session's arrival to its end, as this session saw it.
@@ -83,23 +90,11 @@ struct Attempt {
   };
   std::optional<Failure> failed_step;  // the first
 
-  struct Vote {  // this session's own
-    PhaseKind phase{};
-    Code code{};
-    std::string message;
-    Moment at;
-  };
-  std::optional<Vote> failed_vote;  // the first vote of no
-
   std::map<SessionId, std::uint64_t> heard;  // of whom the session that counts has heard, and how many votes
   std::set<SessionId> asking;                // have come to it, because they asked this session whether it comes
   std::vector<CycleMember> culprits;         // because of whom it failed, as this session was told
 
-  struct OpenStep {
-    Step step;
-    Moment at;
-  };
-  std::optional<OpenStep> open_step;  // begun and neither done nor failed
+  std::optional<Dated<Step>> open_step;  // begun and neither done nor failed
 
   struct Decision {
     PhaseKind phase{};
@@ -109,7 +104,8 @@ struct Attempt {
     Code code{};  // kOk: not recorded
     int driver_result = 0;
   };
-  std::optional<Decision> decided;  // the first vote that failed
+  std::optional<Decision> decided;      // the first vote that failed
+  std::optional<Decision> failed_vote;  // the first no of this session's own
 
   struct Silence {  // the longest time without an event, between two of this attempt's
     Moment from, to;
@@ -126,13 +122,6 @@ inline constexpr std::size_t kAttemptsKept = 256;
 std::string NameOf(const Attempt& attempt);  // "pause 3", "resume 1 of tag weights"
 // Its phases, and before them the wait until all had come, where it waited.
 std::vector<Attempt::PhaseTaken> PhasesWithArrival(const Attempt& attempt);
-
-// An event of which a session keeps several, and when it was recorded.
-template <class Event>
-struct Dated {
-  Event event;
-  Moment at;
-};
 
 // What this session was asked from outside, and what the driver did to its process.
 struct Outside {

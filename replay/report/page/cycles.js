@@ -8,8 +8,6 @@ const cycles = (() => {
   let selected = -1;
   let list = null;
 
-  for (const cycle of data.cycles) cycle.kindLetter = cycle.kind === 0 ? 'P' : 'R';
-
   const began = (part) => (part.b === null ? part.a : part.b);
   const nameOf = (cycle) => `${cycleWord(cycle.kind)} ${cycle.parts[0].n}${ofTag(cycle)}`;
   const failedParts = (cycle) => cycle.parts.filter((part) => part.o === 1 || part.o === 2);
@@ -138,8 +136,8 @@ const cycles = (() => {
     makeTable(host, { caption: `${nameOf(cycle)}: phases of each rank`, unit: ['phase', 'phases'], rows, perPage: 60, columns: [
       { label: 'Rank', first: true, cell: (r) => capital(sessions[r.part.s].name), sort: (r) => r.part.s },
       { label: 'Phase', cell: (r) => links.link(links.phase(index, r.part, r.at), undoOr(r.phase[0], cycle)), sort: (r) => r.phase[1] },
-      { label: 'Steps', number: true, cell: (r) => grouped(r.phase[5]), sort: (r) => r.phase[5], downFirst: true },
-      { label: 'Work', number: true, cell: (r) => duration(r.phase[2] - r.phase[1]), sort: (r) => r.phase[2] - r.phase[1], downFirst: true },
+      figure('Steps', (r) => r.phase[5], grouped),
+      figure('Work', (r) => r.phase[2] - r.phase[1], duration),
       { label: 'Wait', number: true, cell: (r) => (r.phase[3] === null ? 'to the end' : duration(r.phase[3] - r.phase[2])),
         sort: (r) => (r.phase[3] === null ? Infinity : r.phase[3] - r.phase[2]), downFirst: true },
       { label: 'Own vote', cell: (r) => ['against', 'not recorded', 'for'][r.phase[6] + 1], sort: (r) => r.phase[6] },
@@ -161,9 +159,9 @@ const cycles = (() => {
     const host = el('div');
     makeTable(host, { caption: `${nameOf(cycle)}: steps by kind, all ranks`, rows: [...totals.keys()], perPage: 20, columns: [
       { label: 'Step', first: true, cell: (k) => data.steps[k], sort: (k) => k },
-      { label: 'How many', number: true, cell: (k) => grouped(totals.get(k).count), sort: (k) => totals.get(k).count, downFirst: true },
-      { label: 'Mean', number: true, cell: (k) => duration(totals.get(k).ns / totals.get(k).count), sort: (k) => totals.get(k).ns / totals.get(k).count, downFirst: true },
-      { label: 'Longest sum', number: true, cell: (k) => duration(totals.get(k).worst), sort: (k) => totals.get(k).worst, downFirst: true },
+      figure('How many', (k) => totals.get(k).count, grouped),
+      figure('Mean', (k) => totals.get(k).ns / totals.get(k).count, duration),
+      figure('Longest sum', (k) => totals.get(k).worst, duration),
       { label: 'Of', cell: (k) => nameOf_(totals.get(k).who), sort: (k) => totals.get(k).who },
     ] });
     return host;
@@ -191,9 +189,9 @@ const cycles = (() => {
         const anywhere = shortage.holders.some((h) => h[3]);
         makeTable(host, { caption: 'Memory of the device by rank when it ran out', rows: shortage.holders, perPage: 20, sorted: { column: 1, down: true }, columns: [
           { label: 'Rank', first: true, cell: (h) => nameOf_(h[0]), sort: (h) => h[0] },
-          { label: 'Held', number: true, cell: (h) => bytes(h[1]), sort: (h) => h[1], downFirst: true },
-          { label: 'Given back, must return', number: true, cell: (h) => bytes(h[2]), sort: (h) => h[2], downFirst: true },
-          ...(anywhere ? [{ label: 'Pools and cuMemAlloc, any device', number: true, cell: (h) => bytes(h[3]), sort: (h) => h[3], downFirst: true }] : []),
+          figure('Held', (h) => h[1], bytes),
+          figure('Given back, must return', (h) => h[2], bytes),
+          ...(anywhere ? [figure('Pools and cuMemAlloc, any device', (h) => h[3], bytes)] : []),
         ] });
       }
       host.append(el('p', { class: 'muted small' }, (shortage.holders.length ? 'This is NCCL\u2019s memory under AMem. ' : 'No rank of this job held NCCL\u2019s memory on it. ') +
@@ -276,9 +274,9 @@ const cycles = (() => {
           cell: (i) => links.link(links.cycle(i), nameOf(data.cycles[i])) },
         { label: 'At', number: true, sort: (i) => spanOf(data.cycles[i]).begin, cell: (i) => moment(spanOf(data.cycles[i]).begin) },
         { label: 'Ranks', number: true, sort: (i) => data.cycles[i].parts.length, cell: (i) => grouped(data.cycles[i].parts.length + data.cycles[i].absent.length) },
-        { label: 'Duration', number: true, downFirst: true, sort: (i) => durationOf(data.cycles[i]), cell: (i) => duration(durationOf(data.cycles[i])) },
+        figure('Duration', (i) => durationOf(data.cycles[i]), duration),
         { label: 'Slowest', sort: (i) => slowest(data.cycles[i]).who[0], cell: (i) => slowestText(data.cycles[i]) },
-        { label: 'Given back / brought back', number: true, downFirst: true, sort: (i) => moved(data.cycles[i]), cell: (i) => bytes(moved(data.cycles[i])) },
+        figure('Given back / brought back', (i) => moved(data.cycles[i]), bytes),
         ...(data.cycles.some(contentsOf) ? [{ label: 'Contents copied', number: true, downFirst: true,
           sort: (i) => (contentsOf(data.cycles[i]) || [-1])[0], cell: (i) => (contentsOf(data.cycles[i]) ? bytes(contentsOf(data.cycles[i])[0]) : '') }] : []),
         { label: 'Result', sort: (i) => outcomeOf(data.cycles[i]), cell: (i) => badge(outcomeOf(data.cycles[i])) },

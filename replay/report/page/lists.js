@@ -2,6 +2,12 @@
 
 const rankChoices = () => [['', 'all ranks']].concat(sessions.map((session, index) => [String(index), session.name]));
 
+// The words of a row that a search looks at, put together when first needed.
+function searchable(wordsOf) {
+  const known = [];
+  return (i) => (known[i] = known[i] || wordsOf(i).join(' ').replaceAll(THIN, ' ').toLowerCase());
+}
+
 const allocations = (() => {
   const c = data.allocations.columns;
   const count = c.s.length;
@@ -20,17 +26,10 @@ const allocations = (() => {
   const note = (i) => data.allocations.notes[i];
   const filters = { text: '', rank: '', kind: '', state: '', group: '' };
   let inputs = {};
-  let words = null;  // what the search looks at, made when first needed
   let list = null;
 
-  function haystack(i) {
-    words = words || new Array(count);
-    if (!words[i]) {
-      words[i] = [sessions[c.s[i]].name, 'allocation ' + idOf(i), address(i), data.allocation_kinds[c.kind[i]], bytes(c.bytes[i]).replaceAll(THIN, ' '),
-        peer(i), site(i), communicator(i), place(i), stateOf(i), c.slab[i] ? 'slab ' + c.slab[i] : '', note(i) || '', c.q[i]].join(' ').toLowerCase();
-    }
-    return words[i];
-  }
+  const haystack = searchable((i) => [sessions[c.s[i]].name, 'allocation ' + idOf(i), address(i), data.allocation_kinds[c.kind[i]], bytes(c.bytes[i]),
+    peer(i), site(i), communicator(i), place(i), stateOf(i), c.slab[i] ? 'slab ' + c.slab[i] : '', note(i) || '', c.q[i]]);
   function matching() {
     const fits = matcher(filters.text);
     return everyRow.filter((i) => (filters.rank === '' || c.s[i] === Number(filters.rank)) && (filters.kind === '' || c.kind[i] === Number(filters.kind)) &&
@@ -46,7 +45,7 @@ const allocations = (() => {
     { label: 'Size', number: true, cell: (i) => bytes(c.bytes[i]), sort: (i) => (note(i) ? 1e18 : 0) + c.bytes[i], downFirst: true },
     { label: 'State', sort: (i) => c.state[i], cell: (i) => (note(i) ? el('span', { class: 'badge bad', title: note(i) }, '\u2715 ' + stateOf(i) + ', a step failed') : stateOf(i) + (c.slab[i] && c.state[i] !== 2 ? `, in slab ${grouped(c.slab[i])}` : '')) },
     { label: 'Made', number: true, cell: (i) => moment(c.t[i]), sort: (i) => c.t[i] },
-    { label: 'Lived', number: true, cell: (i) => duration(lived(i)), sort: lived, downFirst: true },
+    figure('Lived', lived, duration),
     { label: 'Peers', cell: (i) => peer(i) || (c.most[i] ? `held by ${grouped(c.imp[i])}, at most ${grouped(c.most[i])}` : ''), sort: (i) => (c.peer[i] >= 0 ? 1e6 + c.peer[i] : c.most[i]), downFirst: true },
     { label: 'Address', cell: (i) => (address(i) ? el('code', {}, address(i)) : ''), sort: (i) => c.addr[i].padStart(16, '0') },
     ...(anyCommunicator ? [{ label: 'Communicator', wide: true, cell: communicator, sort: communicator }] : []),
@@ -72,9 +71,9 @@ const allocations = (() => {
     const host = el('div');
     makeTable(host, { caption: 'Allocations by ' + label.toLowerCase(), unit: ['group', 'groups'], rows: [...all.values()], perPage: 25, sorted: { column: 3, down: true }, columns: [
       { label, first: true, cell: (g) => (filters.group === 'site' ? el('code', {}, g.name) : g.name), sort: (g) => g.name },
-      { label: 'Allocations', number: true, cell: (g) => grouped(g.count), sort: (g) => g.count, downFirst: true },
-      { label: 'Sum', number: true, cell: (g) => bytes(g.bytes), sort: (g) => g.bytes, downFirst: true },
-      { label: 'There at the end', number: true, cell: (g) => bytes(g.there), sort: (g) => g.there, downFirst: true },
+      figure('Allocations', (g) => g.count, grouped),
+      figure('Sum', (g) => g.bytes, bytes),
+      figure('There at the end', (g) => g.there, bytes),
     ] });
     return host;
   }
@@ -128,13 +127,9 @@ const events = (() => {
   const everyRow = Array.from({ length: count }, (_, i) => i).sort((a, b) => t[a] - t[b] || a - b);
   const isFailure = (i) => c.w[i] === 0;
   const filters = { text: '', rank: '', kind: '', failures: false, from: null, to: null };
-  let words = null, list = null, inputs = {};
+  let list = null, inputs = {};
 
-  function haystack(i) {
-    words = words || new Array(count);
-    if (!words[i]) words[i] = [sessions[c.s[i]].name, '#' + seq[i], c.k[i] >= 0 ? data.kinds[c.k[i]] : '', c.x[i], 't' + c.th[i]].join(' ').toLowerCase().replaceAll(THIN, ' ');
-    return words[i];
-  }
+  const haystack = searchable((i) => [sessions[c.s[i]].name, '#' + seq[i], c.k[i] >= 0 ? data.kinds[c.k[i]] : '', c.x[i], 't' + c.th[i]]);
   function matching() {
     const fits = matcher(filters.text);
     const kind = filters.kind === '' ? null : Number(filters.kind);

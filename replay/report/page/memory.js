@@ -2,7 +2,6 @@
 // lies elsewhere. A lane above shows pauses and resumes.
 
 const memory = (() => {
-  const NARROW = 560;
   const series = sessions.map((session) => {
     const t = running(session.series.t);
     const held = session.series.h.map((deltas) => (deltas.length ? running(deltas) : null));
@@ -373,13 +372,12 @@ const memory = (() => {
   }
   function makeTable_() {
     const columns = [{ label: 'Rank', first: true, cell: (i) => capital(sessions[i].name), sort: (i) => i },
-      { label: 'Peak on the device', number: true, cell: (i) => bytes(sessions[i].peak[1]), sort: (i) => sessions[i].peak[1], downFirst: true },
+      figure('Peak on the device', (i) => sessions[i].peak[1], bytes),
       { label: 'Peak at', number: true, cell: (i) => moment(sessions[i].peak[0]), sort: (i) => sessions[i].peak[0] }];
     for (const c of present) {
       const last = (i) => (series[i].held[c] ? series[i].held[c][series[i].t.length - 1] : 0);
-      columns.push({ label: `${CLASSES[c].label}, at most`, number: true, cell: (i) => bytes(sessions[i].most[c]),
-        sort: (i) => sessions[i].most[c], downFirst: true });
-      columns.push({ label: `${CLASSES[c].label}, at the end`, number: true, cell: (i) => bytes(last(i)), sort: last, downFirst: true });
+      columns.push(figure(`${CLASSES[c].label}, at most`, (i) => sessions[i].most[c], bytes));
+      columns.push(figure(`${CLASSES[c].label}, at the end`, last, bytes));
     }
     makeTable(byId('memory-table'), { caption: 'Memory held by rank', columns, rows: sessions.map((_, i) => i) });
   }
@@ -404,5 +402,5 @@ const memory = (() => {
     setDomain(...whole);
     new ResizeObserver(() => draw()).observe(host);
   }
-  return { start, setDomain, NARROW };
+  return { start, setDomain };
 })();

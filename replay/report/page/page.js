@@ -72,8 +72,8 @@ function drawRanks() {
     { label: 'Process', cell: (i) => `pid ${sessions[i].pid}` + (sessions[i].host ? ` on ${sessions[i].host}` : ''), sort: (i) => sessions[i].host + sessions[i].pid },
     { label: 'Journal', sort: (i) => sessions[i].status, cell: (i) => el('span', { class: 'badge ' + ({ closed: 'good', live: 'good', crashed: 'bad', broken: 'bad' }[sessions[i].status] || '') }, sessions[i].status) },
     { label: 'State', cell: (i) => sessions[i].lifecycle, sort: (i) => sessions[i].lifecycle },
-    { label: 'Events', number: true, cell: (i) => grouped(sessions[i].events), sort: (i) => sessions[i].events, downFirst: true },
-    { label: 'Allocations', number: true, cell: (i) => grouped(sessions[i].allocations), sort: (i) => sessions[i].allocations, downFirst: true },
+    figure('Events', (i) => sessions[i].events, grouped),
+    figure('Allocations', (i) => sessions[i].allocations, grouped),
     { label: 'Opened', number: true, cell: (i) => moment(sessions[i].start), sort: (i) => sessions[i].start },
     { label: 'Pauses, resumes, failed', number: true, cell: (i) => [sessions[i].pauses, sessions[i].resumes, sessions[i].failed].map(grouped).join(' \u00b7 '), sort: (i) => sessions[i].failed, downFirst: true },
     { label: 'Versions', cell: (i) => [sessions[i].nccl && 'NCCL ' + sessions[i].nccl, sessions[i].driver && 'driver ' + sessions[i].driver, sessions[i].amem && 'AMem ' + sessions[i].amem].filter(Boolean).join(', ') },
@@ -89,7 +89,7 @@ function drawRanks() {
   byId('ranks-body').append(el('details', {}, el('summary', {}, 'Events by kind, all ranks'), host));
   makeTable(host, { caption: 'Events by kind', rows: [...kinds.keys()], perPage: 64, sorted: { column: 1, down: true }, columns: [
     { label: 'Kind', first: true, cell: (k) => data.kinds[k], sort: (k) => data.kinds[k] },
-    { label: 'Events', number: true, cell: (k) => grouped(kinds.get(k)), sort: (k) => kinds.get(k), downFirst: true }] });
+    figure('Events', (k) => kinds.get(k), grouped)] });
 }
 
 function drawLeftOut() {
@@ -115,7 +115,17 @@ function drawPatterns() {
       svg('rect', { width: 4, height: 4, class: 'hatch-ground' }), svg('rect', { width: 2, height: 4, class: 'hatch' })))));
 }
 
+// The sections behind the memory, which are all alike: a title with tools beside it, and a body.
+function addSections() {
+  for (const [id, title] of Object.entries({ cycles: 'Pauses and resumes', allocations: 'Allocations', references: 'Who holds whose memory',
+    events: 'Events', ranks: 'Ranks', 'left-out': 'What this page leaves out' })) {
+    document.querySelector('main').append(el('section', { id, class: 'card', 'aria-labelledby': id + '-title', tabindex: -1 },
+      el('div', { class: 'head' }, el('h2', { id: id + '-title' }, title), el('div', { class: 'tools', id: id + '-tools' })), el('div', { id: id + '-body' })));
+  }
+}
+
 try {
+  addSections();
   drawPatterns();
   drawVerdict();
   drawFacts();

@@ -114,6 +114,9 @@ function makeTable(host, spec) {
   };
 }
 
+// A column of numbers, the largest first: what a row's number is, and how it is written.
+const figure = (label, value, write) => ({ label, number: true, downFirst: true, sort: value, cell: (row) => write(value(row)) });
+
 // What is wider than its place is scrolled sideways, and says so for as long as there is more to see.
 function scroller(caption, content) {
   const box = el('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption }, content);

@@ -1,11 +1,11 @@
 // The JSON of a verdict: every field under its name, and null for what is not known.
-#include "replay/diagnosis/verdict_json.h"
-
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
+
+#include "replay/diagnosis/verdict.h"
 
 namespace amem {
 namespace {

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "replay/report/standing_text.h"
 #include "tests/replay/diagnosis/scripted_cycles.h"
 #include "tests/replay/report/standing_after.h"
 

@@ -11,7 +11,7 @@
 
 #include "replay/job/names.h"
 #include "replay/report/report_json.h"
-#include "replay/report/shortages.h"
+#include "replay/report/timeline_parts.h"
 #include "statemachine/apply.h"
 #include "statemachine/plan.h"
 #include "tests/replay/job/scripted_journal.h"

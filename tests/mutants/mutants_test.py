@@ -37,9 +37,12 @@ class Sensible(unittest.TestCase):
     def test_what_changes_only_text_is_left_out(self):
         self.assertFalse(self.cpp('  f("a+b");', '  f("a-b");'))
         self.assertFalse(self.cpp("  f();  // 1", "  f();  // 2"))
-        text = 'def f():\n    """Of 1."""\n    return 1\n'
+        text = 'def f(a: List[int], b=1) -> int:\n    """Of 1."""\n    return 1\n'
         row = lambda line, mutated: sample.Mutant("f.py", line, "", text.splitlines(True)[line - 1], mutated)
         self.assertFalse(sample.is_sensible_python(text, row(2, '    """Of 2."""\n')))
+        self.assertFalse(sample.is_sensible_python(text, row(2, "    pass\n")))
+        self.assertFalse(sample.is_sensible_python(text, row(1, "def f(a: List[None], b=1) -> None:\n")))
+        self.assertTrue(sample.is_sensible_python(text, row(1, "def f(a: List[int], b=2) -> int:\n")))
         self.assertFalse(sample.is_sensible_python(text, row(3, "    return )\n")))
         self.assertTrue(sample.is_sensible_python(text, row(3, "    return 2\n")))
 

@@ -1,6 +1,6 @@
 """Part `engines` of run_gpu_tests: real inference engines that sleep and wake up, with AMem and with what else they can do it with.
 
-Each case is one run of vllm_job.py, or of rl_loop.py. AMem's is held against vLLM's own allocator, and against torch_memory_saver where that is installed, in
+Each case is one run of vllm_job.py, sglang_job.py or rl_loop.py. AMem's is held against vLLM's own allocator, and against torch_memory_saver where that is installed, in
 the same run: at least as fast in every cell, the first sleep at least FIRST_TIMES as fast, less memory left wherever NCCL holds any. Loops of
 reinforcement learning compute the same to the last bit."""
 import importlib.metadata
@@ -39,8 +39,10 @@ def entry_points(folder):
         importlib.metadata.distribution("amem-nccl")
         points = ""
     except importlib.metadata.PackageNotFoundError:
-        points = "[vllm.general_plugins]\namem = amem_plugins:vllm\n[torch.backends]\namem = amem_plugins:attach\n"
-    for name, text in (("amem_nccl", points), ("amem_engines_test", "[vllm.general_plugins]\nengines_test = vllm_worker:plugin\n")):
+        points = ("[vllm.general_plugins]\namem = amem_plugins:vllm\n[torch.backends]\namem = amem_plugins:attach\n"
+                  "[sglang.srt.plugins]\namem = amem_plugins:sglang\n")
+    ours = "[vllm.general_plugins]\nengines_test = vllm_worker:plugin\n[sglang.srt.plugins]\nengines_test = vllm_worker:end_in_time\n"
+    for name, text in (("amem_nccl", points), ("amem_engines_test", ours)):
         if text:
             place = os.path.join(folder, name + "-0.dist-info")
             os.makedirs(place, exist_ok=True)
@@ -49,11 +51,11 @@ def entry_points(folder):
                     out.write(content)
 
 
-def environment_of(run, backend, ranks, one_gpu):
+def environment_of(run, script, backend, ranks, one_gpu):
     folder = os.path.join(run.scratch, "engines")
     entry_points(folder)
     preload = [os.path.join(os.path.dirname(run.patched), "libamem_nccl.so")] if backend == "amem" else []
-    more = {}
+    more = {"AMEM_ENABLE": "1"} if backend == "amem" and script == "sglang_job.py" else {}
     if one_gpu and ranks > 1:
         preload.append(os.path.abspath(run.options.second))
         more["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
@@ -63,10 +65,10 @@ def environment_of(run, backend, ranks, one_gpu):
             "AMEM_LIBRARY": os.path.join(os.path.dirname(run.patched), "libamem_nccl.so"), **more}
 
 
-def vllm_command(run, backend, ranks):
+def engine_command(run, script, backend, ranks):
     cycles = run.options.cycles if backend == "amem" else min(8, run.options.cycles)
-    failures = {1: "full", 2: "full,stopped,killed"}.get(ranks, "") if backend == "amem" else ""
-    return ["vllm_job.py", "--tp", str(ranks), "--cycles", str(cycles), "--failures", failures, "--tool", os.path.join(run.build, "bin", "amem-replay")]
+    failures = {1: "full", 2: "full,stopped,killed"}.get(ranks, "") if backend == "amem" and script == "vllm_job.py" else ""
+    return [script, "--tp", str(ranks), "--cycles", str(cycles), "--failures", failures, "--tool", os.path.join(run.build, "bin", "amem-replay")]
 
 
 def one_case(run, gpus, name, backend, ranks, one_gpu, job):
@@ -81,7 +83,7 @@ def one_case(run, gpus, name, backend, ranks, one_gpu, job):
                *(["--one-gpu"] if one_gpu else [])]
     run.new_journal()
     began = time.monotonic()
-    code, _ = run.call(command, limit, environment_of(run, backend, ranks, one_gpu), echo=False)
+    code, _ = run.call(command, limit, environment_of(run, job[0], backend, ranks, one_gpu), echo=False)
     data = None
     if os.path.exists(file):
         with open(file, encoding="utf-8") as source:
@@ -113,16 +115,24 @@ def part(run, gpus):
     else:
         if not run.options.second:
             run.step("engines", "vLLM, several ranks on one GPU", gpus, "SKIPPED", "needs --second, a stock libnccl.so.2 of 2.30 or later")
-        found = {}
-        for backends in (("cumem", "amem"), ("torch_memory_saver",) if has(run.options.python, "torch_memory_saver") else ()):
-            for case in all_cases(gpus, run.options.second):
-                for backend in backends:
-                    found[case, backend] = one_case(run, gpus, "%s, %s" % (case[0], backend), backend, *case[1:], vllm_command(run, backend, case[1]))
-                for rival in set(backends) - {"amem"}:
-                    hold_against(run, gpus, case[0], found[case, "amem"], rival, found[case, rival])
+        savers = ("torch_memory_saver",) if has(run.options.python, "torch_memory_saver") else ()
+        race(run, gpus, "vllm_job.py", (("cumem", "amem"), savers), all_cases(gpus, run.options.second))
         loops(run, gpus)
     if not has(run.options.python, "sglang"):
         run.step("engines", "SGLang", gpus, "SKIPPED", "%s has no sglang" % run.options.python)
+    else:
+        race(run, gpus, "sglang_job.py", (("torch_memory_saver", "amem"),), [("SGLang, TP=1", 1, True), ("SGLang, TP=2 on two GPUs", 2, False)][:gpus])
+
+
+def race(run, gpus, script, turns, cases):
+    """Each case (name, ranks, on one GPU) with the backends of one turn after the other; AMem's run is held against each rival's."""
+    found = {}
+    for backends in turns:
+        for case in cases:
+            for backend in backends:
+                found[case, backend] = one_case(run, gpus, "%s, %s" % (case[0], backend), backend, *case[1:], engine_command(run, script, backend, case[1]))
+            for rival in set(backends) - {"amem"}:
+                hold_against(run, gpus, case[0], found[case, "amem"], rival, found[case, rival])
 
 
 def hold_against(run, gpus, name, mine, rival, theirs):

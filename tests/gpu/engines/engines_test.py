@@ -1,6 +1,7 @@
-"""vllm_job.py on a vLLM of a few lines, which can be told to be wrong, slow or stuck; and what cases.py makes of reports."""
+"""vllm_job.py and sglang_job.py on engines of a few lines, which can be told to be wrong, slow or stuck; and what cases.py makes of reports."""
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import rl_loop
 import vllm_job
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# One process; a worker that can be stopped or killed is a child that sleeps. FAKE says what goes wrong.
+# One process for two ranks; the one that can be stopped or killed is a child that sleeps. FAKE says what goes wrong.
 FAKE = {"vllm/__init__.py": """
     import os, subprocess, time, types
     from .engine import arg_utils
@@ -27,19 +28,27 @@ FAKE = {"vllm/__init__.py": """
     class LLM:
         def __init__(self, **named):
             assert arg_utils.EngineArgs().create_model_config().sleep_mode_backend == "amem" and os.path.exists(named["model"] + "/config.json")
-            self.worker, self.seed, self.asleep, self.stale, self.scheduled, self.cycles = subprocess.Popen(["sleep", "100"]), 0, False, [], True, 0
-            self.moods = 0
+            self.worker, self.seed, self.asleep, self.scheduled, self.cycles = subprocess.Popen(["sleep", "100"]), 0, False, True, 0
+            self.answers, self.moods = [[], []], 0
+
+        def _all(self, *answers):
+            # As vLLM's executor: each rank's answers are a queue, and an error that is read leaves those of later ranks where they are.
+            for queue, answer in zip(self.answers, answers):
+                queue.append(answer)
+            found = []
+            for queue in self.answers:
+                found.append(queue.pop(0))
+                if isinstance(found[-1], Exception):
+                    raise found[-1]
+            return found
 
         def collective_rpc(self, name, args=()):
-            if self.stale:
-                raise RuntimeError(self.stale.pop())
             if name == "engines_load":
                 self.seed = args[0]
-            return [{"rank": 1, "pid": self.worker.pid}] if name == "engines_about" else [{"nccl": {"state": "resident"}}]
+            return self._all(*[{"rank": rank, "pid": self.worker.pid} if name == "engines_about" else {"nccl": {"state": "resident"}} for rank in range(2)])
 
         def _fail(self, text):
-            self.stale.append(text)
-            raise RuntimeError(text)
+            self._all(RuntimeError(text), RuntimeError("stale: " + text))
 
         def _state(self):
             time.sleep(0.05)  # signals arrive a moment later
@@ -53,18 +62,16 @@ FAKE = {"vllm/__init__.py": """
                 time.sleep(100)
             if self._state() in "TZ":
                 self._fail("rank 1 did not come")
-            if self.stale:
-                raise RuntimeError(self.stale.pop())
+            self._all(None, None)
             self.asleep, self.tags = True, {"weights", "kv_cache"}
             if level == 2 or FAKE == "loses":
                 self.seed = -1
 
         def wake_up(self, tags=None):
-            if self.stale:
-                raise RuntimeError(self.stale.pop())
-            if os.path.exists(os.environ["FULL"]) and FAKE != "roomy":
-                self._fail("too little free GPU memory")
             if self.asleep:
+                if os.path.exists(os.environ["FULL"]) and FAKE != "roomy":
+                    self._fail("too little free GPU memory")
+                self._all(None, None)
                 self.tags -= set(tags or self.tags)
                 self.asleep = bool(self.tags)
             self.scheduled = not self.asleep
@@ -80,6 +87,42 @@ FAKE = {"vllm/__init__.py": """
     class EngineArgs:
         def create_model_config(self):
             return types.SimpleNamespace(sleep_mode_backend="cumem")
+    """, "sglang/__init__.py": """
+    import os, types
+    FAKE, __version__ = os.environ.get("FAKE", ""), "0.fake"
+
+    class Engine:
+        def __init__(self, **named):
+            assert named["cuda_graph_max_bs"] == 4 and os.path.exists(named["model_path"] + "/config.json")
+            self.seed, self.released, self.graphs = 0, set(), named["disable_prefill_cuda_graph"]
+
+        def release_memory_occupation(self, tags=None):
+            assert not self.released
+            self.released = set(tags)
+
+        def resume_memory_occupation(self, tags=None):
+            assert set(tags) <= self.released
+            self.released -= set(tags)
+            self.seed = 0 if FAKE == "loses" else self.seed
+
+        def update_weights_from_tensor(self, named):
+            assert "weights" not in self.released and named[0][0] == "lm_head.weight"
+            self.seed = named[0][1]
+            return FAKE != "refuses", "no such tensor"
+
+        def generate(self, input_ids, sampling_params):
+            assert not self.released
+            return {"output_ids": [(input_ids[0] - 3) * self.seed] * sampling_params["max_new_tokens"]}
+    """, "sglang/srt/server_args.py": """
+    def ServerArgs(cuda_graph_max_bs=None, disable_prefill_cuda_graph=False, disable_piecewise_cuda_graph=False):
+        pass
+    """, "sglang_needs/torch.py": """
+    bfloat16 = None
+    class Generator:
+        def manual_seed(self, seed):
+            return seed
+    def randn(*shape, generator, dtype):
+        return generator
     """, "pynvml.py": """
     import types
     def nvmlInit(): pass
@@ -100,12 +143,12 @@ class Job(unittest.TestCase):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(textwrap.dedent(text))
 
-    def run_job(self, fake="", cycles=11, failures="", more=()):
+    def run_job(self, fake="", cycles=11, failures="", more=(), engine="vllm_job"):
         """The report and the exit code. The filler, for which there is no GPU here, is a program that makes a file while it lives."""
         file, full = os.path.join(self.folder, "report"), os.path.join(self.folder, "full")
         filler = 'import os, sys; open(%r, "w").close(); print("full", flush=True); sys.stdin.read(); os.unlink(%r)' % (full, full)
-        code = "import sys, vllm_job; vllm_job.FILLER = %r; sys.exit(vllm_job.main())" % filler
-        environment = {**os.environ, "PYTHONPATH": self.folder + ":" + HERE, "FAKE": fake, "FULL": full, "NCCL_NVLS_ENABLE": "0"}
+        code = "import sys, vllm_job, %s as job; vllm_job.FILLER = %r; sys.exit(vllm_job.main(job.Engine))" % (engine, filler)
+        environment = {**os.environ, "PYTHONPATH": ":".join([self.folder, self.folder + "/sglang_needs", HERE]), "FAKE": fake, "FULL": full, "NCCL_NVLS_ENABLE": "0"}
         ran = subprocess.run([sys.executable, "-B", "-c", code, "--cycles", str(cycles), "--failures", failures, "--json", file, *more],
                              env=environment, capture_output=True, text=True, timeout=100, check=False)
         with open(file, encoding="utf-8") as source:
@@ -119,6 +162,16 @@ class Job(unittest.TestCase):
         self.assertEqual(report["messages"]["stopped"], "RuntimeError: rank 1 did not come")
         self.assertIn("rank 1 did not come", report["messages"]["killed"])
         self.assertIn("sleep_ms", report["summary"])
+
+    def test_a_good_sglang_passes_every_step_and_one_that_loses_its_weights_or_refuses_others_does_not(self):
+        report, code = self.run_job(engine="sglang_job")
+        self.assertEqual((code, report["ok"], report["error"], report["version"]), (0, True, "", "0.fake"))
+        self.assertEqual([row["level"] for row in report["cycles"]], [1] * 8 + [2, 1, 1])
+        self.assertIn("sleep_ms", report["summary"])
+        for fake, text in (("loses", "cycle 0: AssertionError: 72 of 96 tokens differ"), ("refuses", "two sets of weights: AssertionError: no such tensor")):
+            report, code = self.run_job(fake, engine="sglang_job")
+            self.assertEqual(code, 1)
+            self.assertIn(text, report["error"])
 
     def test_tokens_of_weights_that_were_lost_are_noticed(self):
         report, code = self.run_job("loses")
@@ -189,6 +242,19 @@ class Reports(unittest.TestCase):
         self.assertEqual(rl_loop.compared({**plain, "parameters": "cc"}, plain), ["parameters differ from those without AMem (1 of 1)"])
         self.assertEqual(rl_loop.compared({**plain, "tokens": []}, plain), ["tokens differ from those without AMem (0 of 0)"])
 
+    def test_each_engine_has_its_cases_and_what_they_need(self):
+        run = types.SimpleNamespace(scratch=tempfile.mkdtemp(), patched="/lib/libnccl.so.2", build="/build", options=types.SimpleNamespace(second="/second", cycles=20))
+        self.addCleanup(shutil.rmtree, run.scratch)
+        self.assertEqual([(ranks, one) for _, ranks, one in cases.all_cases(2, "/second")], [(1, True), (2, True), (2, False), (4, True)])
+        for script, backend, ranks, one_gpu, failures, more in (
+                ("vllm_job.py", "amem", 4, True, "", {"LD_PRELOAD": "/lib/libamem_nccl.so:/second", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}),
+                ("vllm_job.py", "amem", 2, False, "full,stopped,killed", {"LD_PRELOAD": "/lib/libamem_nccl.so"}),
+                ("sglang_job.py", "amem", 2, False, "", {"LD_PRELOAD": "/lib/libamem_nccl.so", "AMEM_ENABLE": "1"}),
+                ("sglang_job.py", "torch_memory_saver", 1, True, "", {})):
+            environment, command = cases.environment_of(run, script, backend, ranks, one_gpu), cases.engine_command(run, script, backend, ranks)
+            self.assertEqual({name: environment.get(name) for name in ("LD_PRELOAD", "NCCL_MULTI_RANK_GPU_ENABLE", "AMEM_ENABLE") if name in environment}, more)
+            self.assertEqual(command[:1] + command[command.index("--failures") + 1:][:1], [script, failures])
+
     def test_ranks_that_end_without_a_report_are_one_failure_and_those_that_hang_are_ended(self):
         for code, within, word in (("import sys; sys.exit(3)", 20, "3"), ("import time; time.sleep(100)", 20, "-9")):
             with mock.patch.object(sys, "argv", ["-c", code]), tempfile.TemporaryDirectory() as folder:
@@ -209,12 +275,12 @@ class Reports(unittest.TestCase):
                 made.read_file(file)
         with open(os.path.join(cases.PACKAGE, "pyproject.toml"), encoding="utf-8") as file:
             text = file.read()
-        self.assertEqual(len(made.sections()), 2)
+        self.assertEqual(len(made.sections()), 3)
         for group in made.sections():
             for name, value in made[group].items():
                 self.assertIn('[project.entry-points."%s"]\n%s = "%s"\n' % (group, name, value), text)
 
 
 if __name__ == "__main__":
-    signal.alarm(200)
+    signal.alarm(1150)
     unittest.main()

@@ -312,13 +312,15 @@ def wake_up_into_a_full_gpu(engine, _workers):
 
 
 def take_stale_answers(engine):
-    """After a call that failed on the first rank vLLM never reads the answers of the others, and takes each for that of its next call."""
-    try:
-        engine.rpc("engines_about")
-    except OutOfTime:
-        raise
-    except Exception:  # of the engine's process: vLLM raises no narrower type
-        pass
+    """After a call that failed on one rank vLLM does not read the answers of those behind it, and takes each for that of a later call: as many
+    calls later as such calls had failed before. Of each failure that is taken so, the ranks behind it fall back by one more."""
+    for _ in range(STALE):
+        try:
+            engine.rpc("engines_about")
+        except OutOfTime:
+            raise
+        except Exception:  # of the engine's process: vLLM raises no narrower type
+            pass
 
 
 def rank_that_is_stopped(engine, workers):
@@ -363,13 +365,14 @@ def lives(pid):
         return False
 
 
+STALE = 8  # calls that take all answers of two ranks after three failures, and of four after one
 FAILURES = {"full": wake_up_into_a_full_gpu, "stopped": rank_that_is_stopped, "killed": rank_that_is_killed}
 
 
-def job(options, report):
+def job(options, report, make):
     with tempfile.TemporaryDirectory() as folder:
         before = settled_mib()
-        engine = report.step("start", lambda: Engine(options, folder), times=3)
+        engine = report.step("start", lambda: make(options, folder), times=3)
         if engine is None:
             return
         report.data["version"] = engine.version
@@ -388,9 +391,9 @@ def job(options, report):
         report.data["ok"] = all(row["ok"] for row in report.data["steps"])
 
 
-def main():
+def main(make=Engine):
     if os.environ.get("NCCL_NVLS_ENABLE") != "0":
-        print("vllm_job.py: refused: NCCL_NVLS_ENABLE must be 0", file=sys.stderr)
+        print("%s: refused: NCCL_NVLS_ENABLE must be 0" % os.path.basename(sys.argv[0]), file=sys.stderr)
         return 2
     options = arguments()
     os.environ["ENGINES_END"] = str(time.time() + options.time_limit)
@@ -401,7 +404,7 @@ def main():
     signal.signal(signal.SIGALRM, out_of_time)
     report = Report(options)
     try:
-        job(options, report)
+        job(options, report, make)
     except OutOfTime:
         report.data["error"] = "%s did not end in time" % report.data["steps"][-1]["name"]
     failed = [row["name"] + ": " + row.get("error", "") for row in report.data["steps"] if not row["ok"]]

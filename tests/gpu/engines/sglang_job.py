@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""As vllm_job.py, of SGLang (0.5.13 and later): release_memory_occupation in place of a sleep, resume_memory_occupation in place of a wake-up.
+
+    NCCL_NVLS_ENABLE=0 AMEM_ENABLE=1 LD_PRELOAD=libamem_nccl.so python3 sglang_job.py --backend amem --tp 1 --json FILE
+
+Weights and KV cache are released, and the weights have a copy on the host, so that both levels are alike but for the update of weights. A rank has a
+GPU of its own: SGLang has no option for several on one. What a release fails by ends SGLang's scheduler, so there are no --failures.
+"""
+import inspect
+import os
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+import vllm_job  # noqa: E402
+
+TAGS = ["kv_cache", "weights"]
+BYTES_OF_A_TOKEN = 2 * 2 * 8 * 128  # of a layer's KV cache: keys and values of 8 heads
+
+
+class Memory:
+    """SGLang's calls by vLLM's names."""
+
+    def __init__(self, engine):
+        self.engine = engine
+
+    def sleep(self, _level):
+        self.engine.release_memory_occupation(TAGS)
+
+    def wake_up(self, tags=None):
+        self.engine.resume_memory_occupation(tags or TAGS)
+
+
+class Engine(vllm_job.Engine):
+    def __init__(self, options, folder):  # pylint: disable=super-init-not-called
+        import sglang
+        from sglang.srt.server_args import ServerArgs
+
+        self.version = sglang.__version__
+        known = inspect.signature(ServerArgs).parameters
+        renamed = {next((name for name in names if name in known), names[0]): value for names, value in
+                   ((("cuda_graph_max_bs_decode", "cuda_graph_max_bs"), 4), (("disable_prefill_cuda_graph", "disable_piecewise_cuda_graph"), True))}
+        self.llm = Memory(sglang.Engine(
+            model_path=vllm_job.model_folder(folder, options.layers), skip_tokenizer_init=True, load_format="dummy", dtype="bfloat16", tp_size=options.tp,
+            enable_memory_saver=True, enable_weights_cpu_backup=True, context_length=1024, max_running_requests=8, mem_fraction_static=0.5, random_seed=0,
+            max_total_tokens=options.cache_mib * vllm_job.MIB // (options.layers * BYTES_OF_A_TOKEN), disable_radix_cache=True, disable_custom_all_reduce=True,
+            attention_backend="triton", sampling_backend="pytorch", grammar_backend="none", **renamed))
+        self.prompts, self.said, self.seed = vllm_job.PROMPTS, {}, None
+        self.sampling = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
+
+    def rpc(self, name, *_values):
+        return [{"pid": pid} for pid in vllm_job.descendants(os.getpid())] if name == "engines_about" else None
+
+    def load(self, seed):
+        """Another last layer is enough for other tokens."""
+        import torch
+
+        values = torch.randn(32000, 4096, generator=torch.Generator().manual_seed(seed), dtype=torch.bfloat16)
+        good, text = self.llm.engine.update_weights_from_tensor([("lm_head.weight", values)])
+        vllm_job.check(good, text)
+        self.seed = seed
+
+    def tokens(self):
+        return [list(self.llm.engine.generate(input_ids=one["prompt_token_ids"], sampling_params=self.sampling)["output_ids"]) for one in self.prompts]
+
+
+if __name__ == "__main__":
+    sys.exit(vllm_job.main(Engine))

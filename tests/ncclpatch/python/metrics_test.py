@@ -50,8 +50,12 @@ assert one(samples, "amem_tag_resident_bytes", tag="user") == 0
 assert one(samples, "amem_paused", tag="user") == 1
 assert one(samples, "amem_pauses_total") == 1 and one(samples, "amem_resumes_total") == 0
 first = one(samples, "amem_phase_seconds_total", operation="pause", phase="save", kind="work")
+assert not [labels for name, labels in samples if name == "amem_last_resume_seconds"], samples
 amem.resume(); amem.pause()
 samples = parsed(amem.openmetrics())
+for row in amem.memory()["tags"]:
+    for cycle in ("pause", "resume"):
+        assert abs(one(samples, "amem_last_%s_seconds" % cycle, tag=row["tag"]) - row["last_%s_ms" % cycle] / 1e3) < 1e-6, (cycle, row)
 assert one(samples, "amem_pauses_total") == 2 and one(samples, "amem_resumes_total") == 1
 last = one(samples, "amem_last_phase_seconds", operation="pause", phase="save", kind="work")
 total = one(samples, "amem_phase_seconds_total", operation="pause", phase="save", kind="work")

@@ -4,6 +4,7 @@ import contextlib
 import pickle
 import sys
 import threading
+import traceback
 import types
 import unittest
 from unittest import mock
@@ -119,6 +120,7 @@ class Tags(OnTheFake):
 
     def test_an_error_stays_what_it_is_in_another_process(self):
         error = amem.AmemError(4, "no tag", "rank 1 did it")
+        self.assertEqual("".join(traceback.format_exception_only(type(error), error)), "amem.AmemError: no tag\nrank 1 did it\n")
         copy = pickle.loads(pickle.dumps(error))
         self.assertEqual((type(copy), copy.code, copy.why, str(copy)), (type(error), 4, "rank 1 did it", "no tag\nrank 1 did it"))
 

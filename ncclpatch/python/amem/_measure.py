@@ -5,7 +5,7 @@ because start-ups differ by whatever else the machine does. Ranks that do not en
 """
 
 import contextlib
-import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -14,6 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing import connection
+
+from . import _measure_rank
 
 SETTINGS = ("0", "1")
 ROUNDS = 2
@@ -30,65 +33,63 @@ class CannotMeasure(Exception):
 
 
 def gpu_count():
-    """How many GPUs a job sees here. Asked in a process of its own, which leaves no context behind."""
-    code = ("import json, sys; from amem._measure_rank import Driver, Failed\n"
-            "try:\n    print(json.dumps({'count': Driver(None).count}))\n"
-            "except Failed as error:\n    print(json.dumps({'failure': str(error)}))")
+    """How many GPUs a job sees here. It leaves no context behind."""
     try:
-        done = subprocess.run([sys.executable, "-c", code], env=_environment({"AMEM_ENABLE": "0", "LD_PRELOAD": ""}), stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, check=False, cwd=HOME)
-        answer = json.loads(done.stdout or b"{}")
-    except (subprocess.TimeoutExpired, ValueError) as error:
-        raise CannotMeasure("asking for the GPUs: %s" % error) from None
-    if answer.get("failure"):
-        raise CannotMeasure("no GPU can be used here: %s" % answer["failure"])
-    if not answer.get("count"):
+        count = _measure_rank.Driver(None).count
+    except _measure_rank.Failed as error:
+        raise CannotMeasure("no GPU can be used here: %s" % error) from None
+    if count == 0:
         raise CannotMeasure("no GPU is visible here; in a container: start it with the GPUs (--gpus all)")
-    return answer["count"]
-
-
-def _environment(more):
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    paths = [package] + [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1", **more}
+    return count
 
 
 class Run:
-    """The ranks of one run with one setting, in a folder of their own."""
+    """The ranks of one run with one setting, in a folder of their own, each at one end of a pipe."""
 
     def __init__(self, library, nccl, ranks, setting, environment_with):
         place = tempfile.gettempdir()
         self.folder = tempfile.mkdtemp(prefix="amem-m-", dir=place if len(place) < LONGEST_PLACE else "/tmp")
-        self.ranks = ranks
-        variables = {"AMEM_JOURNAL_DIR": self.folder + "/j", "AMEM_SOCKET_DIR": self.folder, "AMEM_SIM_WORLD": self.folder + "/world",
-                     "AMEM_TIMEOUT_MS": "20000", "NCCL_CUMEM_ENABLE": setting}
-        environment = _environment({**environment_with(library, os.environ), **variables})
-        self.processes = []
+        package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        paths = [package] + [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        variables = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1", "AMEM_TIMEOUT_MS": "20000", "NCCL_CUMEM_ENABLE": setting,
+                     "AMEM_JOURNAL_DIR": self.folder + "/j", "AMEM_SOCKET_DIR": self.folder, "AMEM_SIM_WORLD": self.folder + "/world"}
+        environment = {**environment_with(library, os.environ), **variables}
+        self.ranks, self.processes, self.pipes = ranks, [], []
         for rank in range(ranks):
-            with open(self.folder + "/log.%d" % rank, "wb") as log:
+            ours, theirs = multiprocessing.Pipe()
+            with theirs, open(self.folder + "/log.%d" % rank, "wb") as log:
                 self.processes.append(subprocess.Popen(
-                    [sys.executable, "-m", "amem._measure_rank", str(rank), str(ranks), self.folder, os.path.abspath(nccl), str(CYCLES)],
+                    [sys.executable, "-m", "amem._measure_rank", str(rank), str(ranks), str(theirs.fileno()), os.path.abspath(nccl), str(CYCLES)],
                     env={**environment, "RANK": str(rank)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                    cwd=HOME))
+                    cwd=HOME, pass_fds=[theirs.fileno()]))
+            self.pipes.append(ours)
 
     def results(self, deadline):
-        """The result of each rank. When one fails, the others are not waited for."""
+        """The result of each rank. What all ranks say goes to each of them; when one fails, the others are not waited for."""
+        said = {}
         while time.monotonic() < deadline:
-            codes = [process.poll() for process in self.processes]
-            if None not in codes or any(codes):
+            for pipe in connection.wait(set(self.pipes) - said.keys(), deadline - time.monotonic()):
+                said[pipe] = self._received(pipe)
+            if any("failure" in one for one in said.values()):
                 break
-            time.sleep(0.02)
-        return [self._result(rank) for rank in range(self.ranks)]
+            if len(said) == self.ranks:
+                if "said" not in said[self.pipes[0]]:
+                    break  # these are the results
+                for pipe in self.pipes:
+                    with contextlib.suppress(OSError):  # of one that has ended, which is received next
+                        pipe.send([said[one]["said"] for one in self.pipes])
+                said.clear()
+        return [said.get(pipe, {"unfinished": "rank %d did not end in its time" % rank}) for rank, pipe in enumerate(self.pipes)]
 
-    def _result(self, rank):
-        with contextlib.suppress(OSError, ValueError), open(self.folder + "/result.%d" % rank, encoding="utf-8") as file:
-            return json.load(file)
-        code = self.processes[rank].poll()
+    def _received(self, pipe):
+        with contextlib.suppress(EOFError, OSError):
+            return pipe.recv()
+        rank = self.pipes.index(pipe)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.processes[rank].wait(timeout=10)
         with open(self.folder + "/log.%d" % rank, encoding="utf-8", errors="replace") as file:
             lines = [line.strip() for line in file.read()[-4000:].splitlines() if line.strip()]
-        if code is None:
-            return {"unfinished": "rank %d did not end in its time" % rank}
-        return {"failure": "rank %d ended with %d%s" % (rank, code, ": " + lines[-1] if lines else "")}
+        return {"failure": "rank %d ended with %s%s" % (rank, self.processes[rank].returncode, ": " + lines[-1] if lines else "")}
 
     def end(self):
         for process in self.processes:

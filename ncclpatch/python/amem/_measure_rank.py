@@ -1,19 +1,19 @@
-"""One rank of `amem doctor --measure`, under AMem by preload: RANK SIZE FOLDER NCCL CYCLES. NCCL and the driver through ctypes, no PyTorch.
+"""One rank of `amem doctor --measure`, under AMem by preload: RANK SIZE PIPE NCCL CYCLES. NCCL and the driver through ctypes, no PyTorch.
 
-Writes FOLDER/result.RANK, JSON: what was measured, or {"failure": why}. It ends with the process that started it.
+The process that started it gets what was measured by the pipe, or {"failure": why}; until then {"said": value}, which it answers by the values
+of all ranks. It ends with that process.
 """
 
 import ctypes
-import json
 import os
 import signal
 import sys
 import time
+from multiprocessing.connection import Connection
 
 COMMUNICATORS = 4
 BYTES = 16 << 20  # of each all-reduce
 FLOAT32, SUM = 7, 0
-PATIENCE = 60
 
 
 class UniqueId(ctypes.Structure):
@@ -65,38 +65,9 @@ class Driver:
         return total.value - free.value
 
 
-class Meeting:
-    """Barriers and one value between the ranks, through files of the folder."""
-
-    def __init__(self, folder, rank, size):
-        self.folder, self.rank, self.size, self.count = folder, rank, size, 0
-
-    def put(self, name, data):
-        path = os.path.join(self.folder, name)
-        with open(path + ".part", "wb") as file:
-            file.write(data)
-        os.replace(path + ".part", path)
-
-    def take(self, name):
-        path, end = os.path.join(self.folder, name), time.monotonic() + PATIENCE
-        while not os.path.exists(path):
-            if time.monotonic() > end:
-                raise Failed("%s did not come within %d s" % (name, PATIENCE))
-            time.sleep(0.001)
-        with open(path, "rb") as file:
-            return file.read()
-
-    def barrier(self):
-        self.count += 1
-        self.put("barrier.%d.%d" % (self.count, self.rank), b"")
-        for rank in range(self.size):
-            self.take("barrier.%d.%d" % (self.count, rank))
-
-
 class Job:
-    def __init__(self, rank, size, folder, nccl):
-        self.rank, self.size = rank, size
-        self.meeting = Meeting(folder, rank, size)
+    def __init__(self, rank, size, pipe, nccl):
+        self.rank, self.size, self.pipe = rank, size, pipe
         self.driver = Driver(rank)
         if rank >= self.driver.count:
             raise Failed("rank %d has no GPU: %d are visible" % (rank, self.driver.count))
@@ -108,18 +79,22 @@ class Job:
         self.send, self.receive = self.driver.allocate(4 * self.floats), self.driver.allocate(4 * self.floats)
         self.communicators = []
 
+    def barrier(self, value=None):
+        """Waits for all ranks; the values that they gave, by rank."""
+        self.pipe.send({"said": value})
+        return self.pipe.recv()
+
     def check(self, name, *arguments):
         result = getattr(self.nccl, name)(*arguments)
         if result:
             raise Failed("%s answered %d (%s)" % (name, result, self.nccl.ncclGetErrorString(result).decode()))
 
     def make_communicators(self):
-        for number in range(COMMUNICATORS):
+        for _ in range(COMMUNICATORS):
             unique = UniqueId()
             if self.rank == 0:
                 self.check("ncclGetUniqueId", ctypes.byref(unique))
-                self.meeting.put("unique.%d" % number, bytes(unique.internal))
-            unique.internal[:] = self.meeting.take("unique.%d" % number)
+            unique.internal[:] = self.barrier(bytes(unique.internal))[0]
             communicator = ctypes.c_void_p()
             self.check("ncclCommInitRank", ctypes.byref(communicator), self.size, unique, self.rank)
             self.communicators.append(communicator)
@@ -143,19 +118,19 @@ class Job:
         return seconds
 
     def timed(self, function):
-        self.meeting.barrier()
+        self.barrier()
         began = time.monotonic()
         function()
         return time.monotonic() - began
 
 
-def measure(rank, size, folder, nccl, cycles):
-    job = Job(rank, size, folder, nccl)
+def measure(rank, size, pipe, nccl, cycles):
+    job = Job(rank, size, pipe, nccl)
     before = job.driver.used_bytes()
     result = {"simulated": job.driver.simulated, "start_seconds": job.timed(job.make_communicators)}
-    job.meeting.barrier()
+    job.barrier()
     result["first_seconds"] = job.reduce()
-    job.meeting.barrier()
+    job.barrier()
     result["device_bytes"] = job.driver.used_bytes() - before
     import amem
     stats = amem.stats()
@@ -167,22 +142,22 @@ def measure(rank, size, folder, nccl, cycles):
     result["pause_seconds"], result["resume_seconds"] = [], []
     for _ in range(cycles):
         result["pause_seconds"].append(job.timed(amem.pause))
-        job.meeting.barrier()
+        job.barrier()
         result["freed_bytes"] = before + result["device_bytes"] - job.driver.used_bytes()
         result["resume_seconds"].append(job.timed(amem.resume))
         job.reduce()
-    job.meeting.barrier()
+    job.barrier()
     return result
 
 
 def main():
-    rank, size, folder, nccl, cycles = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5])
+    rank, size, pipe, nccl, cycles = int(sys.argv[1]), int(sys.argv[2]), Connection(int(sys.argv[3])), sys.argv[4], int(sys.argv[5])
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: nothing is left behind
     try:
-        result = measure(rank, size, folder, nccl, cycles)
+        result = measure(rank, size, pipe, nccl, cycles)
     except Exception as error:  # pylint: disable=broad-except  # whatever it is goes into the result
         result = {"failure": str(error) or type(error).__name__}
-    Meeting(folder, rank, size).put("result.%d" % rank, json.dumps(result).encode())
+    pipe.send(result)
     sys.stdout.flush()
     os._exit(1 if "failure" in result else 0)  # communicators are not destroyed: that waits for every rank
 

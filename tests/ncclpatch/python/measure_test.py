@@ -26,15 +26,25 @@ NCCL = STAND_INS + "/libnccl.so.2"
 
 
 def start(*arguments, **variables):
-    environment = {**os.environ, "PYTHONPATH": PACKAGE, **variables}
+    folder, package = os.path.split(PACKAGE)  # a relative path is one of the folder in which the command is given
+    environment = {**os.environ, "PYTHONPATH": package, **variables}
     return subprocess.Popen([sys.executable, "-B", "-m", "amem", "doctor", "--measure", *arguments], env=environment, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True)
+                            stderr=subprocess.PIPE, text=True, cwd=folder)
 
 
 def run(*arguments, **variables):
     process = start(*arguments, **variables)
     out, err = process.communicate(timeout=120)
     return process.returncode, out, err
+
+
+def in_place():
+    """Files of processes that were started with the temporary folder of this test."""
+    found = []
+    for path in glob.glob("/proc/[0-9]*/environ"):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            found += [path] if b"TMPDIR=" + PLACE.encode() in file.read() else []
+    return found
 
 
 class OnTheStandIn(unittest.TestCase):
@@ -68,11 +78,12 @@ class OnTheStandIn(unittest.TestCase):
         end = time.monotonic() + 30
         while not glob.glob(PLACE + "/amem-m-*/world*") and time.monotonic() < end:
             time.sleep(0.05)
+        self.assertGreaterEqual(len(in_place()), 2)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)
         self.assertEqual(process.returncode, 128 + signal.SIGTERM)
         self.assertEqual(glob.glob(PLACE + "/*"), [])
-        self.assertEqual(subprocess.run(["pgrep", "-f", PLACE], capture_output=True, text=True, check=False).stdout, "")
+        self.assertEqual(in_place(), [])
 
     def test_a_job_that_hangs_is_ended_and_said(self):
         with mock.patch.object(_measure, "RUN_SECONDS", 2), mock.patch.object(_measure, "ROUNDS", 1), mock.patch.dict(os.environ, {"STAND_IN_FAULT": "hang-unmap"}):

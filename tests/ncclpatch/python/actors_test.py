@@ -267,6 +267,6 @@ class WithRay(Actors):
 
 
 if __name__ == "__main__":
-    signal.alarm(1150 if KILLS > 3 else 280)
+    signal.alarm(1150)
     atexit.register(shutil.rmtree, FOLDER, True)
     unittest.main()

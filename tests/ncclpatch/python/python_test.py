@@ -618,8 +618,8 @@ asked = tool("pause")
 def interrupt():
     asked.wait()
     os.kill(os.getpid(), signal.SIGUSR1)
-    time.sleep(0.5)
-    assert beats == [0], beats
+    while not beats:
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=interrupt).start()
 try:
@@ -628,6 +628,7 @@ try:
         time.sleep(0.001)
 except KeyboardInterrupt:
     pass
+assert beats == [0], beats
 assert in_use() == 0  # it is still paused, and the next safe point waits
 resumed = tool("resume")
 amem.safepoint()

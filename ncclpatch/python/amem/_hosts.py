@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 import weakref
+from concurrent import futures
 from typing import Any, Optional
 
 from . import _calls, _tags
@@ -41,47 +42,41 @@ class _Answering:
     GRACE_SECONDS = 1  # to say how it ended, when the time is up
 
     def __init__(self, store):
-        self._store, self._end, self._stuck, self._thread = store, 0, None, None
+        self._store, self._end, self._last, self._thread = store, 0, None, None
 
     def within(self, seconds):
         self._end = time.monotonic() + seconds
 
-    def _left(self):
-        return max(self._end - time.monotonic(), 0)
+    def _comes(self, answer, grace=0):
+        with contextlib.suppress(futures.TimeoutError):
+            answer.exception(max(self._end - time.monotonic(), 0) + grace)
+        return answer.done()
 
     def __getattr__(self, name):
         return functools.partial(self._call, name, getattr(self._store, name))
 
     def _call(self, name, function, *arguments):
-        if self._stuck and not self._stuck.wait(self._left()):
+        if self._last and not self._comes(self._last):
             raise Silence("it has not answered an earlier question")
         if self._thread is None or not self._thread.is_alive():  # the first call, also of a forked child
             self._calls = queue.SimpleQueue()
             self._thread = threading.Thread(target=_answer, args=(self._calls,), name="amem-store", daemon=True)
             self._thread.start()
             weakref.finalize(self, self._calls.put, None)
-        done, result = threading.Event(), []
-        self._calls.put((function, arguments, result, done))
-        if not done.wait(self._left() + self.GRACE_SECONDS):
-            self._stuck = done
+        self._last = answer = futures.Future()
+        self._calls.put((answer, function, arguments))
+        if not self._comes(answer, self.GRACE_SECONDS):
             raise Silence("no answer to %s in time" % name)
-        if isinstance(result[0], BaseException):
-            raise result[0]
-        return result[0]
+        return answer.result()
 
 
 def _answer(calls):
-    while True:
-        call = calls.get()
-        if call is None:
-            return
-        function, arguments, result, done = call
+    for answer, function, arguments in iter(calls.get, None):
         try:
-            result.append(function(*arguments))
+            answer.set_result(function(*arguments))
         except BaseException as error:  # pylint: disable=broad-except  # for whoever waits
-            result.append(error)
-        done.set()
-        del call, function, arguments, result, done  # the store may be let go while nobody calls
+            answer.set_exception(error)
+        del answer, function, arguments  # the store may be let go while nobody calls
 
 
 class StoreGroup:
@@ -180,17 +175,19 @@ def _name(who):
 class Agreement:
     """One agreement of all ranks of a group, from its number to its decision."""
 
-    def __init__(self, group, kind, what, timeout):
-        self.group, self.kind, self.what, self.timeout = group, kind, what, timeout
+    def __init__(self, group, what, timeout):
+        self.group, self.what, self.timeout = group, what, timeout
         self.deadline = time.monotonic() + timeout
         group.store.within(timeout)
-        self.number = self._join()
-        group.last[kind] = self.number
+        if "cycle" not in group.last:  # so that the others can name this rank if it does not come
+            group.store.set("names/%d" % group.rank, json.dumps(group.describe()))
+            group.last["cycle"] = 0
+        group.last["cycle"] = self.number = self._join()
         group.was_late = False
         self._clean(self.number - 2)
 
     def key(self, name, number=None):
-        return "%s/%d/%s" % (self.kind, self.number if number is None else number, name)
+        return "cycle/%d/%s" % (self.number if number is None else number, name)
 
     def outcome_key(self, rank, number=None):
         return self.key("outcome/%d" % rank, number)
@@ -201,22 +198,21 @@ class Agreement:
     def _join(self):
         """The number of the agreement that is under way, or of a new one. AmemError if this rank is late for one that was given up."""
         group = self.group
-        epoch = self.kind + "/epoch"
-        text = (group.peek(epoch) or b"").decode()
+        text = (group.peek("cycle/epoch") or b"").decode()
         newest = int(text or 0)
-        if newest > group.last.get(self.kind, 0):
+        if newest > group.last["cycle"]:
             decision = group.peek(self.key("decision", newest))
             if decision is None:
                 return newest
             decision = json.loads(decision)
             if not decision["ok"] and not (group.was_late and decision.get("absent")):
-                group.last[self.kind] = newest
+                group.last["cycle"] = newest
                 # Once: who comes a moment after the others have given up waiting for it meets them when it calls again. Where
                 # they gave up because a rank failed, they will call again as this one does.
                 group.was_late = decision.get("absent", False)
                 raise _calls.AmemError(REMOTE, "%s: %s (%s); nothing was done here, and it can be called again on all ranks"
                                        % (self.what, LATE, decision["message"]))
-        return int(group.store.compare_set(epoch, text, str(newest + 1)))
+        return int(group.store.compare_set("cycle/epoch", text, str(newest + 1)))
 
     def _clean(self, number):
         """Keys of an agreement that nobody reads any more, because all ranks have come to a later one, or it was given up."""
@@ -277,9 +273,6 @@ class Agreement:
         return self.decide(True)
 
     def _give_up(self):
-        decision = self.group.peek(self.key("decision"))
-        if decision is not None:
-            return json.loads(decision)
         outcomes = {rank: self.group.peek(self.outcome_key(rank)) for rank in range(self.group.size)}
         missing = [rank for rank, value in outcomes.items() if value is None]
         hosts = {rank: json.loads(value)["host"] for rank, value in outcomes.items() if value is not None}
@@ -295,21 +288,12 @@ class Agreement:
         return _name({"rank": rank, "host": json.loads(value)["host"] if value else None})
 
 
-def introduce(group):
-    """Once for each group: stores this rank's name, so that the others can name it if it does not come."""
-    if "introduced" not in group.last:
-        group.store.set("names/%d" % group.rank, json.dumps(group.describe()))
-        group.last["introduced"] = 1
-
-
 def together(group, what, act, undo, timeout):
     """Calls act() here, as every rank does. If a rank fails or does not come, those that succeeded call undo(), and all raise AmemError."""
     timeout = default_timeout() if timeout is None else timeout
     failure = done = None
     try:
-        group.store.within(timeout)
-        introduce(group)
-        agreement = Agreement(group, "cycle", what, timeout)
+        agreement = Agreement(group, what, timeout)
         try:
             act()
             done = True
@@ -347,29 +331,16 @@ def reason_of(error):
     return str(error.args[0] if isinstance(error, _calls.AmemError) else error) or type(error).__name__
 
 
-def states(tags):
-    """{tag: whether it is paused now}"""
-    rows = {row["tag"]: row["state"] for row in _tags.memory()["tags"]}
-    return {tag: rows.get(tag) == "paused" for tag in tags}
-
-
 def what_undoes(operation, tags):
     """A function that undoes the pause or resume of these tags that begins now, and nothing that was so before."""
-    before, opposite = states(tags), _tags.resume_in_time if operation == "pause" else _tags.pause
-    changed = [tag for tag in tags if before[tag] != (operation == "pause")]
+    states = {row["tag"]: row["state"] for row in _tags.memory()["tags"]}
+    changed = [tag for tag in tags if (states.get(tag) == "paused") != (operation == "pause")]
+    opposite = _tags.resume_in_time if operation == "pause" else _tags.pause
     return lambda: opposite(*changed) if changed else None
 
 
-def _cycle(operation, act, process_group, tags, timeout):
+def cycle(operation, act, process_group, tags, timeout):
+    """act(*tags), the pause or resume of these tags, on all hosts of a process group or on none: if one cannot resume, the others pause
+    again, contents kept."""
     undo = what_undoes(operation, tags)
     together(group_of(process_group), "%s of %s" % (operation, ", ".join(tags)), lambda: act(*tags), undo, timeout)
-
-
-def pause(process_group, tags, stream=None, timeout=None):
-    """As amem.pause, on all hosts of a process group or on none."""
-    _cycle("pause", functools.partial(_tags.pause, stream=stream), process_group, tags or (_tags.NCCL,), timeout)
-
-
-def resume(process_group, tags, timeout=None):
-    """As amem.resume, on all hosts of a process group or on none: if one cannot resume, the others pause again, contents kept."""
-    _cycle("resume", _tags.resume_in_time, process_group, tags or (_tags.NCCL,), timeout)

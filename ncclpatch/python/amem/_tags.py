@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import sys
@@ -136,7 +137,7 @@ def pause(*tags: str, wait: bool = True, stream: Any = None, process_group: Any 
     tags = tags or (NCCL,)
     names, count = _array(tags)
     if process_group is not None:
-        return _measured(tags, lambda: _across_hosts(wait).pause(process_group, tags, stream, timeout))
+        return _measured(tags, lambda: _across_hosts(wait, "pause", functools.partial(pause, stream=stream), process_group, tags, timeout))
     if set(tags) == {NCCL} and stream is None:
         return _measured(tags, lambda: _calls.check(_calls.lib.ncclPause(None)))
     flags = (0 if wait else NO_WAIT) | (0 if stream is None else ON_STREAM)
@@ -172,7 +173,7 @@ def resume(*tags: str, wait: bool = True, priority: int = 0, wait_for_memory: fl
         _log.warning("resume of %s: interrupted while it waited; what was paused of it is still paused", ", ".join(tags))
         raise
     if process_group is not None:
-        _across_hosts(wait).resume(process_group, tags, timeout)
+        _across_hosts(wait, "resume", resume_in_time, process_group, tags, timeout)
         return
     if set(tags) == {NCCL}:
         _calls.check(_calls.lib.ncclResume(None))
@@ -264,11 +265,11 @@ def resume_held(tags: Sequence[str], **how: Any) -> None:
         resume(*left, **how)
 
 
-def _across_hosts(wait: bool) -> Any:
+def _across_hosts(wait: bool, *cycle: Any) -> None:
     if not wait:
         raise ValueError("with a process_group a pause or resume is waited for: all ranks have to agree that it succeeded")
     from . import _hosts
-    return _hosts
+    _hosts.cycle(*cycle)
 
 
 def memory() -> Dict[str, Any]:

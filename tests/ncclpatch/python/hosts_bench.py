@@ -6,7 +6,7 @@
 
 Measures the agreement alone (amem._hosts.together with a part that does nothing), between processes that were forked from this one and
 wait for one another before each round. For each number of hosts: the median of the rounds by the clock, from the first that may begin to
-the last that knows the decision; the median processor time of all hosts and the store; and the requests that the store was sent for each
+the last that knows the decision; the median processor time of all hosts and the store; and the requests but for waits that the store was sent for each
 host ("plain" only). The store is the tests' own ("plain") or PyTorch's TCPStore ("tcp"). With --peers-bench, beside it, what one vote of as
 many ranks of one host takes in the engine. Exit code 1: the largest number of hosts took a second or more of the clock.
 """
@@ -119,7 +119,6 @@ class Bench:
         os.close(self.go[1])  # or its end would never be seen
         os.close(self.ask[1])
         group = _hosts.StoreGroup(self.store.client(), rank, self.hosts, "host-%d" % rank)
-        _hosts.introduce(group)
         os.write(self.done[1], ANSWER.pack(time.process_time()))
         while os.read(self.go[0], 1):
             _hosts.together(group, "pause of nccl", lambda: None, lambda: None, 60)

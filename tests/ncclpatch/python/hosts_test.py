@@ -578,9 +578,9 @@ class Cost(unittest.TestCase):
     def test_a_hundred_and_twenty_eight_hosts_agree_in_under_a_second_and_none_asks_more_than_four_do(self):
         few, many = hosts_bench.measure(4, rounds=3), hosts_bench.measure(128, rounds=1)
         self.assertLess(many["processor_seconds"], 1, "of all hosts and of this test's store")
-        self.assertLess(many["requests_per_host"], few["requests_per_host"] + 2, "a wait of 0.2 s that ends by its time is one more")
+        self.assertLess(many["requests_per_host"], few["requests_per_host"] + 2)
 
 
 if __name__ == "__main__":
-    signal.alarm(1150 if NIGHTLY else 280)
+    signal.alarm(1150)
     unittest.main()

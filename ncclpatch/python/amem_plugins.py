@@ -34,12 +34,7 @@ def _become(name):
         sys.exit("%s: %s: %s; install the package amem-nccl for this machine" % (name, program, error.strerror))
 
 
-def replay():
-    _become("amem-replay")
-
-
-def patch():
-    _become("amem-patch")
+replay, patch = functools.partial(_become, "amem-replay"), functools.partial(_become, "amem-patch")
 
 
 def vllm():

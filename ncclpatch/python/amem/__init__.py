@@ -48,7 +48,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("." + name, __name__)
     if name == "__version__":
         try:
-            return _version()
+            return _calls.package_version()
         except AmemError as error:  # in a source tree without a build
             raise AttributeError("amem.__version__: %s" % error) from error
     raise AttributeError("module %r has no attribute %r" % (__name__, name))
@@ -56,15 +56,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> List[str]:
     return sorted([*__all__, *_MODULES, "__version__"])
-
-
-def _version() -> str:
-    """Of the package; in the source tree, where none is installed, that of the library."""
-    from importlib import metadata
-    try:
-        return metadata.version("amem-nccl")
-    except metadata.PackageNotFoundError:
-        return version()
 
 
 def attach() -> None:
@@ -90,7 +81,7 @@ def set_group(group: int) -> None:
 
 def version() -> str:
     """The version of the library, which is that of the package unless AMEM_LIBRARY names another one."""
-    return str(_calls.lib.amem_version().decode())
+    return _calls.library_version()
 
 
 def _watch(event: str, arguments: Tuple[Any, ...]) -> None:

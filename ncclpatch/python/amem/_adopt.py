@@ -1,6 +1,7 @@
 """amem.adopt: moves the memory of existing tensors into a pool; everything that refers to them stays valid."""
 
 import bisect
+import functools
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from . import _calls, _pools, _tags
@@ -96,12 +97,13 @@ class _Segments:
 
     def __init__(self, torch_side):
         self._torch_side = torch_side
-        self._rows = None
+
+    @functools.cached_property
+    def _rows(self):
+        return sorted(self._torch_side.segments(), key=lambda row: row[0])
 
     def of(self, address):
         """(whether a MemPool has it, its tag or None)."""
-        if self._rows is None:
-            self._rows = sorted(self._torch_side.segments(), key=lambda row: row[0])
         place = bisect.bisect_right([row[0] for row in self._rows], address) - 1
         if place >= 0 and address < self._rows[place][1]:
             return True, self._rows[place][2]

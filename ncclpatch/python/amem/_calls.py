@@ -39,6 +39,19 @@ def last_error() -> str:
     return str(lib.amem_last_error().decode(errors="replace"))
 
 
+def library_version() -> str:
+    return str(lib.amem_version().decode())
+
+
+def package_version() -> str:
+    """Of the package; in the source tree, where none is installed, that of the library."""
+    from importlib import metadata
+    try:
+        return metadata.version("amem-nccl")
+    except metadata.PackageNotFoundError:
+        return library_version()
+
+
 def with_guess(text: str) -> str:
     """Of "tag X is not known; known: A, B": with what was probably meant."""
     found = re.search(r"tag (\S+) is not known; known: (.+)$", text)

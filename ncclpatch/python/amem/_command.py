@@ -21,7 +21,7 @@ import re
 import signal
 import sys
 
-from . import _doctor, _library, _measure, _why
+from . import _calls, _doctor, _library, _measure, _why
 
 USAGE, MISSING, FOUND = 1, 2, 3
 HELP = ("help", "--help", "-h")
@@ -178,14 +178,10 @@ def demo(arguments):
 
 
 def version(_arguments):
-    from importlib import metadata
     try:
-        print(metadata.version("amem-nccl"))
-    except metadata.PackageNotFoundError:
-        try:
-            print(_library.load().amem_version().decode())
-        except OSError as error:
-            return fail("version: %s" % error)
+        print(_calls.package_version())
+    except _calls.AmemError as error:
+        return fail("version: %s" % error)
     return 0
 
 

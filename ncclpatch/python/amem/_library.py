@@ -38,20 +38,17 @@ def nccl_is_loaded() -> bool:
     return _mapped(lambda name: name.startswith("libnccl.so")) is not None
 
 
+def beside(name: str, *folders: str, mode: int = os.R_OK) -> Optional[str]:
+    """The first file of that name in these folders, as seen from this package; None: there is none that can be read (or executed, by `mode`)."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    places = (os.path.normpath(os.path.join(here, folder, name)) for folder in folders)
+    return next((place for place in places if os.path.isfile(place) and os.access(place, mode)), None)
+
+
 def find() -> str:
     """The library to use: one that is loaded already, else AMEM_LIBRARY, else the one beside this package, else by name."""
-    loaded = _mapped(lambda name: name == NAME)
-    if loaded:
-        return loaded
-    chosen = os.environ.get("AMEM_LIBRARY")
-    if chosen:
-        return chosen
-    here = os.path.dirname(os.path.abspath(__file__))
-    for folder in ("", "../../../../lib", "../../../build/lib"):  # of the wheel, as installed, of the tree
-        beside = os.path.normpath(os.path.join(here, folder, NAME))
-        if os.path.exists(beside):
-            return beside
-    return NAME
+    return (_mapped(lambda name: name == NAME) or os.environ.get("AMEM_LIBRARY")
+            or beside(NAME, "", "../../../../lib", "../../../build/lib") or NAME)  # of the wheel, as installed, of the tree
 
 
 def path() -> str:

@@ -6,7 +6,6 @@ Nothing here is on unless serve_metrics() asks for it.
 
 import atexit
 import contextlib
-import http.server
 import os
 import re
 import socket
@@ -111,7 +110,7 @@ def metrics() -> Dict[str, Dict[str, Any]]:
     stats = _calls.read_json(b"stats")
     out = _Collected({"rank": _rank(stats), "host": socket.gethostname()})
     nccl = next((one["version"] for one in stats.get("nccl_libraries", ()) if one["under_amem"]), "")
-    out.add("amem", 1, version=_calls.lib.amem_version().decode(), nccl=nccl, layout=stats.get("layout", ""), driver=stats.get("driver", ""))
+    out.add("amem", 1, version=_calls.library_version(), nccl=nccl, layout=stats.get("layout", ""), driver=stats.get("driver", ""))
     _of_tags(out, _calls.read_json(b"memory"))
     _of_cycles(out, stats)
     out.add("amem_dropped_events", stats.get("dropped_events", 0))
@@ -186,17 +185,15 @@ def _handler() -> Any:
     return Answer.factory(_Collector())
 
 
-class _Tcp(http.server.ThreadingHTTPServer):
-    def __init__(self, address: Tuple[str, int], handler: Any) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    allow_reuse_address = daemon_threads = True
+
+    def __init__(self, family: int, address: Any, handler: Any) -> None:
+        self.address_family = family
         super().__init__(address, handler)
 
 
-class _Unix(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    daemon_threads = True
-
-
-def _serve(server: Any, address: str, path: Optional[str] = None) -> MetricsServer:
+def _serve(server: _Server, address: str, path: Optional[str] = None) -> MetricsServer:
     threading.Thread(target=server.serve_forever, name="amem-metrics", daemon=True).start()
 
     def close() -> None:
@@ -269,12 +266,12 @@ def serve_metrics(where: Union[int, str], seconds: float = FILE_SECONDS) -> Metr
         return _write_for_ever(place, seconds)
     handler = _handler()
     if kind == "tcp":
-        server = _Tcp((place, port), handler)
+        server = _Server(socket.AF_INET6 if ":" in place else socket.AF_INET, (place, port), handler)
         return _serve(server, "%s:%d" % ("[%s]" % place if ":" in place else place, server.server_address[1]))
     with contextlib.suppress(FileNotFoundError):
         if not _answers(place):
             os.unlink(place)  # of a process that was killed
-    return _serve(_Unix(place, handler), "unix:" + place, place)
+    return _serve(_Server(socket.AF_UNIX, place, handler), "unix:" + place, place)
 
 
 def _answers(path: str) -> bool:

@@ -5,6 +5,8 @@ import shlex
 import shutil
 import subprocess
 
+from . import _library
+
 SECONDS = 5
 try:
     _BEGAN_IN = os.getcwd()  # a relative AMEM_REPLAY is one of there, wherever the job goes
@@ -19,15 +21,9 @@ def find(library):
     chosen = os.environ.get("AMEM_REPLAY")
     if chosen:
         return os.path.join(_BEGAN_IN, chosen) if os.sep in chosen else shutil.which(chosen, path=environment().get("PATH", ""))
-    here = os.path.dirname(os.path.abspath(__file__))
-    places = [(here, "../../../../bin"), (here, "../../../build/bin")]
-    if os.path.dirname(library):  # else only the loader knows where it is
-        folder = os.path.dirname(os.path.abspath(library))
-        places = [(folder, "."), (folder, "../bin")] + places
-    for place in (os.path.normpath(os.path.join(folder, up, "amem-replay")) for folder, up in places):
-        if os.access(place, os.X_OK) and os.path.isfile(place):
-            return place
-    return shutil.which("amem-replay", path=environment().get("PATH", ""))
+    folder = os.path.dirname(library) and os.path.dirname(os.path.abspath(library))  # without one only the loader knows where it is
+    found = _library.beside("amem-replay", *([folder, folder + "/../bin"] if folder else []), "../../../../bin", "../../../build/bin", mode=os.X_OK)
+    return found or shutil.which("amem-replay", path=environment().get("PATH", ""))
 
 
 def environment():

@@ -192,8 +192,13 @@ def _run(command, errors=subprocess.PIPE):
         raise JournalError("cannot run %s: %s; set AMEM_REPLAY to the path of amem-replay" % (command[0], error)) from error
 
 
-def _messages(err):
-    return [line.removeprefix("amem-replay: ") for line in err.decode(errors="replace").splitlines()]
+def _ended(command, code, fine, err, level):
+    """JournalError, unless the code is one of these; complaints about a part are warnings of the caller `level` above."""
+    messages = [line.removeprefix("amem-replay: ") for line in err.decode(errors="replace").splitlines()]
+    if code not in fine:
+        raise JournalError("; ".join(messages) or "amem-replay %s ended with %d" % (command, code), code, messages)
+    for message in messages:
+        warnings.warn(message, ReadWarning, stacklevel=level)
 
 
 def _check(record):
@@ -204,20 +209,15 @@ def _check(record):
 
 
 def _ask(command, options, places):
-    """The JSON that a command prints. Complaints about a part are warnings."""
+    """The JSON that a command prints."""
     process = _run([tool(), command, "--json", *options, "--", *places])
     out, err = process.communicate()
-    messages = _messages(err)
     try:
         answer = json.loads(out)
     except ValueError:
         answer = None
     failed = answer is None or isinstance(answer, dict) and answer.get("schema") == "amem-replay/error"
-    if failed or process.returncode not in (_FINE, _CANNOT_READ, _VIOLATION):
-        text = "; ".join(messages) or "amem-replay %s ended with %d" % (command, process.returncode)
-        raise JournalError(text, process.returncode, messages)
-    for message in messages:
-        warnings.warn(message, ReadWarning, stacklevel=3)
+    _ended(command, process.returncode, () if failed else (_FINE, _CANNOT_READ, _VIOLATION), err, 4)
     for record in answer if isinstance(answer, list) else [answer]:
         _check(record)
     return answer
@@ -240,8 +240,4 @@ def _log(options, places, session):
             process.stdout.close()
             code = process.wait()
         errors.seek(0)
-        messages = _messages(errors.read())
-    if code not in (_FINE, _CANNOT_READ):
-        raise JournalError("; ".join(messages) or "amem-replay log ended with %d" % code, code, messages)
-    for message in messages:
-        warnings.warn(message, ReadWarning, stacklevel=2)
+        _ended("log", code, (_FINE, _CANNOT_READ), errors.read(), 3)

@@ -1,8 +1,5 @@
 """slime and ROLL destroy their process groups before a rollout and make them anew afterwards. With AMem the groups stay, and NCCL's
 memory is paused: milliseconds in place of seconds, and no communicator, address or CUDA graph becomes invalid.
-
-    slime:  --custom-megatron-init-path amem.frameworks.groups.slime --train-env-vars '{"AMEM_ENABLE": "1"}'
-    ROLL, which has functions of the same names:  tests/ncclpatch/python/examples/sketches.py in the source
 """
 
 import functools

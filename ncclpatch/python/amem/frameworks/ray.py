@@ -1,8 +1,4 @@
-"""Ray: pauses and resumes over actors. The actors need no method for it; the driver needs neither a GPU nor AMem's library.
-
-    actors = [Trainer.options(runtime_env=amem.frameworks.ray.environment()).remote() for _ in range(4)]
-    with amem.frameworks.ray.paused(actors, "weights", "nccl"):
-        ...
+"""Ray: pauses and resumes over actors, by amem.hosts.
 
 NCCL's memory is voted on by all ranks that share it, so that all of them must be among the actors of a call. Ray runs these calls as it
 runs an actor's methods: after those that were submitted before, and for an actor with max_concurrency beside those that run.

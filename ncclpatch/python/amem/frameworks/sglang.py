@@ -1,8 +1,5 @@
-"""SGLang's release_memory_occupation and resume_memory_occupation by AMem: AMEM_ENABLE=1, the wheel, and --enable-memory-saver.
-
-AMem carries out the calls of torch_memory_saver (tags kv_cache and weights), and NCCL's memory goes with the weights: after the last
-step of a release that names them, and back before anything that uses NCCL. The memory of CUDA graphs stays, and graphs stay valid.
-"""
+"""SGLang's release_memory_occupation and resume_memory_occupation by AMem: it carries out the calls of torch_memory_saver, and NCCL's memory
+goes after the last step of a release that names the weights, and is back before anything that uses NCCL."""
 
 import amem
 from amem import _saver, frameworks

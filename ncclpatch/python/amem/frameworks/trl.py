@@ -1,15 +1,7 @@
-"""TRL: what training holds is given back while completions are generated on the same GPU.
+"""TRL: what training holds is given back while completions are generated on the same GPU. ../../README.md says what in which mode.
 
-    import amem.frameworks.trl
-
-    trainer = GRPOTrainer(...)
-    trainer.add_callback(amem.frameworks.trl.callback(trainer))
-
-With use_vllm and vllm_mode="colocate" parameters, gradients and optimizer states go while vLLM generates (with vllm_enable_sleep_mode:
-before its KV cache comes back). NCCL's memory goes with them in the first generation of a step, which all ranks make: a pause of it waits
-for all of them, and how often a rank generates after that depends on its completions (tools), or on the program (rollout_func). It stays
-where tensor parallelism needs it. Without vLLM the model generates itself, so that its parameters stay. In server mode generation has
-GPUs of its own, and nothing is done.
+NCCL's memory goes only in the first generation of a step, which all ranks make: a pause of it waits for all of them, and how often a rank
+generates after that depends on its completions (tools), or on the program (rollout_func).
 """
 
 import contextlib

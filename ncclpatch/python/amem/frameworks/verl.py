@@ -1,12 +1,6 @@
 """verl's colocated training and rollout: NCCL's memory of the training ranks is the engine's while it generates.
 
-Two lines at the end of verl/workers/engine_workers.py:
-
-    import amem.frameworks.verl
-    amem.frameworks.verl.install(ActorRolloutRefWorker, TrainingWorker)
-
-NCCL's memory goes before the rollout's KV cache comes back, which is after the last use of NCCL of a weight update, and returns before
-the next training step, log-probabilities, checkpoint or weight update. Parameters and optimizer states are verl's own to offload.
+It goes before the rollout's KV cache comes back, which is after the last use of NCCL of a weight update, and returns before what uses it next.
 """
 
 import functools

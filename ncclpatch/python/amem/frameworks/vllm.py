@@ -1,8 +1,5 @@
-"""vLLM's sleep mode by AMem: vllm serve MODEL --enable-sleep-mode --sleep-mode-backend amem
-
-Weights, the KV cache and NCCL's memory go in one call and all or none of them, at unchanged addresses; CUDA graphs stay valid. The
-wheel's entry point registers the backend; without the wheel, call amem_plugins.vllm() in every process before the engine is made.
-"""
+"""vLLM's sleep mode by AMem. The wheel's entry point registers the backend; without the wheel, call amem_plugins.vllm() in every process
+before the engine is made."""
 
 import contextlib
 import gc

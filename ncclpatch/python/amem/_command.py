@@ -114,16 +114,14 @@ def doctor(arguments):
     options = parser.parse_args(arguments)
     if options.gpus is not None and options.gpus < 1:
         parser.error("--gpus is a number above 0")
-    named, as_json = options.nccl, options.json
-    missing = [path for path in named if not os.path.exists(path)]
-    if missing:
+    if missing := [path for path in options.nccl if not os.path.exists(path)]:
         return fail("doctor: %s is not there" % missing[0])
     library = _library.path()
     if options.measure:
-        return measure(library, nccl_libraries(named), options.gpus, as_json)
-    findings = _doctor.examine(_doctor.Machine(), library, _why.find(library), nccl_libraries(named))
+        return measure(library, nccl_libraries(options.nccl), options.gpus, options.json)
+    findings = _doctor.examine(_doctor.Machine(), library, _why.find(library), nccl_libraries(options.nccl))
     problems = sum(finding.level == "problem" for finding in findings)
-    if as_json:
+    if options.json:
         print(json.dumps({"schema": 1, "works": problems == 0, "findings": [finding._asdict() for finding in findings]}, indent=1))
     else:
         for finding in findings:

@@ -76,10 +76,7 @@ class Machine:
     def free_bytes(self, directory):
         """Free bytes of the file system that has `directory`, or will have it; None where that cannot be known."""
         while directory and not os.path.exists(directory):
-            parent = os.path.dirname(directory)
-            if parent == directory:
-                return None
-            directory = parent
+            directory = os.path.dirname(directory)
         try:
             return shutil.disk_usage(directory).free
         except OSError:

@@ -46,6 +46,17 @@ class Worker:
     def fail(self, call):
         assert self.cuda.stand_in_cuda_fail_next(call.encode(), ctypes.c_uint64(1), 2) == 0
 
+    def refuse_to_undo(self, text):
+        """The next undoing of its part of a pause fails."""
+        import amem._tags
+        real = amem._tags.resume_in_time
+
+        def refused(*_tags):
+            amem._tags.resume_in_time = real
+            raise amem.AmemError(1, text)
+
+        amem._tags.resume_in_time = refused
+
     def sleep(self, seconds):
         time.sleep(seconds)
 
@@ -156,6 +167,14 @@ class Actors(unittest.TestCase):
         self.all_are("paused")
         amem.hosts.resume(self.actors, timeout=TIMEOUT, engine=self.engine)
         self.all_are("resident")
+
+    def test_a_part_that_cannot_be_undone_is_told(self):
+        self.do(self.actors[0], "refuse_to_undo", "256 MiB short")
+        self.begin(self.actors[1], "die")
+        with self.assertRaisesRegex(amem.AmemError, "rank 1 does not answer.*; rank 0 could not undo its part: 256 MiB short$"):
+            amem.hosts.pause(self.actors, timeout=TIMEOUT, engine=self.engine)
+        self.all_are("paused", self.actors[:1])
+        self.all_are("resident", self.actors[2:])
 
     def test_one_that_is_busy_finds_that_it_was_given_up(self):
         busy = self.begin(self.actors[2], "sleep", 4)

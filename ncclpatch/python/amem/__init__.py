@@ -24,7 +24,7 @@ import sys
 import warnings
 from typing import Any, Dict, List, Tuple
 
-from . import _calls, _library, _tags, _why
+from . import _calls, _library, _tags
 from ._adopt import Adopted, Skipped, adopt
 from ._calls import AmemError
 from ._gather import gather

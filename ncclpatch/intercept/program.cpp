@@ -222,6 +222,13 @@ struct EnablePeerAccess : Named<"cuCtxEnablePeerAccess"> {
   }
 };
 
+// A begin may fail because the stream is being captured already, and an end because another thread has to call it.
+bool IsCaptured(CUstream stream) {
+  static const auto ask = AMEM_DRIVER(cuStreamIsCapturing);
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return ask != nullptr && ask(stream, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+}
+
 template <Text Name, Text Exported, class F>
 struct BeginsCapture : Named<Name, Exported> {
   using Function = F;
@@ -229,7 +236,7 @@ struct BeginsCapture : Named<Name, Exported> {
   static CUresult Call(F* real, CUstream stream, A... arguments) {
     Captures::Get().Begin(stream);
     const CUresult result = real(stream, arguments...);
-    if (result != CUDA_SUCCESS) Captures::Get().End(stream);
+    if (result != CUDA_SUCCESS && !IsCaptured(stream)) Captures::Get().End(stream);
     return result;
   }
 };
@@ -240,7 +247,7 @@ using BeginCaptureToGraph =
 struct EndCapture : Named<"cuStreamEndCapture"> {
   static CUresult Call(CUresult (*real)(CUstream, CUgraph*), CUstream stream, CUgraph* graph) {
     const CUresult result = real(stream, graph);
-    Captures::Get().End(stream);
+    if (result == CUDA_SUCCESS || !IsCaptured(stream)) Captures::Get().End(stream);
     return result;
   }
 };

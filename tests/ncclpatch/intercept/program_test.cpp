@@ -215,6 +215,7 @@ TEST_F(Program, a_free_during_a_capture_does_not_break_it_and_is_done_later) {
     CUgraph graph = nullptr;
     ASSERT_EQ(PLAIN(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     ASSERT_EQ(begin(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    EXPECT_NE(begin(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS) << "it goes on";
     EXPECT_EQ(free(memory), CUDA_SUCCESS);
     EXPECT_EQ(Parts().size(), 2U);
     if (ends) EXPECT_EQ(end(stream, &graph), CUDA_SUCCESS) << "the capture is valid";

@@ -363,6 +363,7 @@ CUDA_CALL CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* s
 CUDA_CALL CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode) {
   STARTED_OR_RETURN(stand_in);
   if (Legacy(stream) || !Known(*stand_in, stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (stream->capture != CU_STREAM_CAPTURE_STATUS_NONE) return CUDA_ERROR_ILLEGAL_STATE;
   stream->capture = CU_STREAM_CAPTURE_STATUS_ACTIVE;
   return CUDA_SUCCESS;
 }

@@ -318,19 +318,23 @@ Result<std::vector<SessionId>> Session::Neighbours(const std::string& tag, Deadl
   if (!ledger_.TryLockFor(LeftUntil(until))) return ledger_.Held();
   const LedgerLock lock(ledger_, std::adopt_lock);
   const State& state = ledger_.state();
-  std::set<SessionId> found;
+  std::vector<SessionId> found;
   const PoolId pool = tag.empty() ? PoolId{} : state.PoolNamed(tag);
-  if (!tag.empty() && !pool) return std::vector<SessionId>();
-  for (const auto& [id, a] : state.allocations) {
-    if (a.pool != pool) continue;
-    if (a.remote) found.insert(a.remote->owner);
-    for (const auto& [importer, count] : a.importers) found.insert(importer.by);
-  }
-  found.erase(state.session.session);
+  if (!tag.empty() && !pool) return found;
+  std::set<SessionId> sought;  // a few, of which the first allocations usually tell
   for (const auto& [id, peer] : state.peers) {
-    if (!peer.connected) found.erase(id);
+    if (peer.connected && id != state.session.session) sought.insert(id);
   }
-  return std::vector<SessionId>(found.begin(), found.end());
+  const auto shares = [&](SessionId session) {
+    if (sought.erase(session) != 0) found.push_back(session);
+  };
+  for (auto it = state.allocations.begin(); it != state.allocations.end() && !sought.empty(); ++it) {
+    const Allocation& a = it->second;
+    if (a.pool != pool) continue;
+    if (a.remote) shares(a.remote->owner);
+    for (const auto& [importer, count] : a.importers) shares(importer.by);
+  }
+  return found;
 }
 
 CycleProgress Session::Progress(const std::string& tag) {

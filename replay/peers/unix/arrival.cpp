@@ -1,10 +1,8 @@
 #include "replay/peers/unix/arrival.h"
 
 #include <fmt/format.h>
-#include <poll.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include "replay/peers/unix/witness.h"
@@ -103,6 +101,7 @@ Status Arrival::MoveTo(std::vector<PeerIdentity> set) {
 
 Status Arrival::Arrive(SessionId leader) {
   last_leader_ = leader;
+  if (leader_ == nullptr) leader_ = discovery_.Take(leader);
   if (leader_ == nullptr) {
     auto connection =
         PeerConnection::Begin(context_.connection, leader, Purpose::kRound, context_.service->sessions().Self(), deadline_);
@@ -171,8 +170,8 @@ Status Arrival::Poll(Deadline until) {
     polled.push_back({connection->fd(), POLLIN, 0});
     polled.push_back({connection->process_fd(), POLLIN, 0});
   }
-  const int n = ::poll(polled.data(), polled.size(), MillisecondsUntil(until));
-  if (n < 0 && errno != EINTR) return {Code::kIo, "poll: " + ErrnoText(errno)};
+  const int n = PollUntil(polled, until);
+  if (n < 0) return {Code::kIo, "poll: " + ErrnoText(errno)};
   if (n > 0 && polled[1].revents != 0) return {Code::kRefused, "this process has stopped serving its peers"};
   if (n > 0 && polled[2].revents != 0) {
     ReadEvent(change);

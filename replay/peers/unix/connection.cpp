@@ -1,7 +1,6 @@
 #include "replay/peers/unix/connection.h"
 
 #include <fmt/format.h>
-#include <poll.h>
 #include <sched.h>
 #include <sys/socket.h>
 
@@ -13,27 +12,36 @@
 namespace amem {
 namespace {
 
-constexpr auto kSpin = std::chrono::microseconds(300);  // polls awake for so long before it sleeps
+constexpr auto kSpin = std::chrono::microseconds(300);
 constexpr auto kRetryPause = std::chrono::milliseconds(1);
 
-Status TimedOut() { return {Code::kTimeout, "no answer in time"}; }
-
-Result<UniqueFd> ConnectBefore(const ConnectionContext& context, SessionId to, Deadline deadline) {
+Result<Connected> ConnectBefore(const ConnectionContext& context, SessionId to, Deadline deadline) {
   while (true) {
-    auto socket = ConnectTo(context, to);
-    if (socket || socket.status().code() != Code::kTimeout || Passed(deadline)) return socket;
+    auto connected = ConnectTo(context, to);
+    if (connected || connected.status().code() != Code::kTimeout || Passed(deadline)) return connected;
     std::this_thread::sleep_for(kRetryPause);
   }
 }
 
 }  // namespace
 
-Result<UniqueFd> ConnectTo(const ConnectionContext& context, SessionId to) {
-  auto socket = ConnectTo(context.directory, to);
-  if (socket || socket.status().code() != Code::kPeerLost) return socket;
-  if (context.elsewhere == nullptr || SocketExists(context.directory, to)) return socket;
+int PollUntil(std::span<pollfd> polled, Deadline until) {
+  const Deadline awake = HasIdleCores() ? Now() + kSpin : Deadline{};
+  while (true) {
+    const bool spins = Now() < std::min(awake, until);
+    const int n = ::poll(polled.data(), polled.size(), spins ? 0 : MillisecondsUntil(until));
+    if (n > 0 || (n < 0 && errno != EINTR)) return n;
+    if (Passed(until)) return 0;
+    if (spins) ::sched_yield();
+  }
+}
+
+Result<Connected> ConnectTo(const ConnectionContext& context, SessionId to) {
+  auto connected = ConnectTo(context.directory, to);
+  if (connected || connected.status().code() != Code::kPeerLost) return connected;
+  if (context.elsewhere == nullptr || SocketExists(context.directory, to)) return connected;
   auto by_name = ConnectByName(to);
-  if (!by_name && by_name.status().code() != Code::kTimeout) return socket;
+  if (!by_name && by_name.status().code() != Code::kTimeout) return connected;
   context.elsewhere->Add(to);
   return by_name;
 }
@@ -54,24 +62,20 @@ bool IsGone(const ConnectionContext& context, SessionId session, std::chrono::mi
   }
 }
 
-PeerConnection::PeerConnection(const ConnectionContext& context, SessionId to, UniqueFd socket, UniqueFd process)
+PeerConnection::PeerConnection(const ConnectionContext& context, SessionId to, Connected peer)
     : context_(context),
       to_(to),
-      socket_(std::move(socket)),
-      process_(std::move(process)),
+      peer_(std::move(peer)),
       buffer_(std::make_unique_for_overwrite<std::byte[]>(kMessageBytesMax)) {}
 
-PeerConnection::~PeerConnection() { (void)::shutdown(socket_.get(), SHUT_RDWR); }
+PeerConnection::~PeerConnection() { (void)::shutdown(fd(), SHUT_RDWR); }
 
 Result<std::unique_ptr<PeerConnection>> PeerConnection::Begin(const ConnectionContext& context, SessionId to, Purpose purpose,
                                                               const PeerIdentity& self, Deadline deadline) {
-  auto socket = ConnectBefore(context, to, deadline);
-  if (!socket) return socket.status();
-  AMEM_ASSIGN(const auto owner, CredentialsOf(socket->get()));
-  if (owner.uid != context.uid) {
-    return Status{Code::kRefused, fmt::format("its socket belongs to user {} and not to user {}", owner.uid, context.uid)};
-  }
-  std::unique_ptr<PeerConnection> connection(new PeerConnection(context, to, *std::move(socket), WatchProcess(owner.pid)));
+  AMEM_ASSIGN(auto peer, ConnectBefore(context, to, deadline));
+  if (const uid_t owner = peer.owner.uid; owner != context.uid)
+    return Status{Code::kRefused, fmt::format("its socket belongs to user {} and not to user {}", owner, context.uid)};
+  std::unique_ptr<PeerConnection> connection(new PeerConnection(context, to, std::move(peer)));
   AMEM_TRY(connection->Send({connection->NextRequest(), HelloMessage{kPeerProtocol, kPeerProtocolLeast, purpose, self, to}},
                             deadline));
   return connection;
@@ -94,7 +98,7 @@ Status PeerConnection::Lost(int error) const {
 
 Result<bool> PeerConnection::TrySend(const Message& message) {
   AMEM_ASSIGN(const auto bytes, EncodeMessage(message));
-  switch (SendPacket(socket_.get(), bytes, {})) {
+  switch (SendPacket(fd(), bytes, {})) {
     case Sent::kDone:
       return true;
     case Sent::kClosed:
@@ -113,7 +117,7 @@ Status PeerConnection::Send(const Message& message, Deadline deadline) {
 }
 
 Result<std::optional<PeerConnection::Incoming>> PeerConnection::TryReceive() {
-  Packet packet = ReceivePacket(socket_.get(), {buffer_.get(), kMessageBytesMax}, true);
+  Packet packet = ReceivePacket(fd(), {buffer_.get(), kMessageBytesMax}, true);
   switch (packet.state) {
     case Packet::State::kNothing:
       return std::optional<Incoming>();
@@ -138,12 +142,6 @@ Result<std::optional<PeerConnection::Incoming>> PeerConnection::TryReceive() {
 }
 
 Result<PeerConnection::Incoming> PeerConnection::Receive(Deadline deadline) {
-  // An answer usually comes before a sleeping thread could be woken.
-  for (const Deadline spin = std::min(deadline, std::chrono::steady_clock::now() + (HasIdleCores() ? kSpin : kSpin.zero()));
-       std::chrono::steady_clock::now() < spin; ::sched_yield()) {
-    AMEM_ASSIGN(auto incoming, TryReceive());
-    if (incoming.has_value()) return std::move(*incoming);
-  }
   while (true) {
     AMEM_ASSIGN(auto incoming, TryReceive());
     if (incoming.has_value()) return std::move(*incoming);
@@ -153,21 +151,16 @@ Result<PeerConnection::Incoming> PeerConnection::Receive(Deadline deadline) {
 
 Status PeerConnection::Wait(Until until, Deadline deadline, int or_readable) {
   const int events = until == Until::kReadable ? POLLIN : until == Until::kWritable ? POLLOUT : POLLIN | POLLOUT;
-  std::array<pollfd, 4> polled{{{socket_.get(), static_cast<short>(events), 0},
+  std::array<pollfd, 4> polled{{{fd(), static_cast<short>(events), 0},
                                 {context_.stop, POLLIN, 0},
-                                {process_.get(), POLLIN, 0},
+                                {process_fd(), POLLIN, 0},
                                 {or_readable, POLLIN, 0}}};
-  while (true) {
-    const int n = ::poll(polled.data(), polled.size(), MillisecondsUntil(deadline));
-    if (n < 0 && errno != EINTR) return {Code::kIo, "poll: " + ErrnoText(errno)};
-    if (n <= 0) {
-      if (Passed(deadline)) return TimedOut();
-      continue;
-    }
-    if (polled[0].revents != 0 || polled[3].revents != 0) return {};  // its last message counts, even if it is dead by now
-    if (polled[1].revents != 0) return {Code::kRefused, "this process has stopped serving its peers"};
-    if (polled[2].revents != 0) return Lost(0);
-  }
+  const int n = PollUntil(polled, deadline);
+  if (n < 0) return {Code::kIo, "poll: " + ErrnoText(errno)};
+  if (n == 0) return {Code::kTimeout, "no answer in time"};
+  if (polled[0].revents != 0 || polled[3].revents != 0) return {};  // its last message counts, even if it is dead by now
+  if (polled[1].revents != 0) return {Code::kRefused, "this process has stopped serving its peers"};
+  return Lost(0);
 }
 
 }  // namespace amem

@@ -1,9 +1,12 @@
 // The calling end of a connection to another session: one thread at a time sends, waits and receives, with deadlines.
 #pragma once
 
+#include <poll.h>
+
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,7 +17,9 @@
 namespace amem {
 
 inline int MillisecondsUntil(Deadline deadline) { return static_cast<int>(LeftUntil(deadline).count()); }  // for poll
-bool CanBeRead(int fd);                                                                                    // now; false for -1
+// As poll, at most until then. Where cores are idle it stays awake at first, because an answer usually comes before a sleeping
+// thread could be woken.
+int PollUntil(std::span<pollfd> polled, Deadline until);
 
 // A dying process ends its connections a moment before its socket refuses.
 inline constexpr std::chrono::milliseconds kDyingPatience{500};
@@ -28,7 +33,7 @@ struct ConnectionContext {
 };
 
 // Connects in the directory, or else by the abstract name. Does not wait; see ConnectTo in socket.h.
-Result<UniqueFd> ConnectTo(const ConnectionContext& context, SessionId to);
+Result<Connected> ConnectTo(const ConnectionContext& context, SessionId to);
 
 // How a session ended whose connection closed: "died" or "has closed".
 std::string HowItEnded(const ConnectionContext& context, SessionId session);
@@ -63,19 +68,19 @@ class PeerConnection {
   // Returns also when `or_readable` can be read.
   Status Wait(Until until, Deadline deadline, int or_readable = -1);
 
-  [[nodiscard]] int fd() const { return socket_.get(); }
-  [[nodiscard]] int process_fd() const { return process_.get(); }  // a pidfd, or -1
+  [[nodiscard]] int fd() const { return peer_.socket.get(); }
+  [[nodiscard]] int process_fd() const { return peer_.process.get(); }  // a pidfd, or -1
+  [[nodiscard]] pid_t pid() const { return peer_.owner.pid; }           // 0: cannot be seen from here
   [[nodiscard]] SessionId to() const { return to_; }
   std::uint64_t NextRequest() { return ++last_request_; }
 
  private:
-  PeerConnection(const ConnectionContext& context, SessionId to, UniqueFd socket, UniqueFd process);
+  PeerConnection(const ConnectionContext& context, SessionId to, Connected peer);
   [[nodiscard]] Status Lost(int error) const;
 
   ConnectionContext context_;
   SessionId to_;
-  UniqueFd socket_;
-  UniqueFd process_;
+  Connected peer_;
   std::uint64_t last_request_ = 0;
   std::unique_ptr<std::byte[]> buffer_;  // kMessageBytesMax
 };

@@ -16,13 +16,6 @@ constexpr auto kToCallAgain = std::chrono::milliseconds(300);  // for members th
 
 Result<std::vector<SessionId>> Discovery::OwnNeighbours() {
   AMEM_ASSIGN(std::vector<SessionId> neighbours, delegate_.Neighbours(tag_, until_));
-  const auto had = LeftUntil(until_);
-  if (had.count() == 0) return Status{Code::kTimeout, ""};
-  const auto doubtful = service_.Run([&sessions = service_.sessions()] { return sessions.Doubtful(); }, until_);
-  // A thread that was asked at the very end of the call hangs nowhere: the time is up.
-  if (!doubtful && had < kToAnswer) return Status{Code::kTimeout, ""};
-  if (!doubtful) return PeerService::NotServed();
-  AMEM_TRY(RefuseLivingLost(*doubtful));
   std::erase(neighbours, service_.sessions().Self().session);
   std::erase_if(neighbours, [&](SessionId session) { return gone_.contains(session); });
   std::ranges::sort(neighbours);
@@ -35,8 +28,10 @@ Result<std::vector<SessionId>> Discovery::OwnNeighbours() {
 
 // A session that lives although its connection broke still has its half of the shared memory. A pause without it would tear the
 // halves apart.
-Status Discovery::RefuseLivingLost(const std::vector<PeerIdentity>& doubtful) {
-  for (const auto& peer : doubtful) {
+Status Discovery::RefuseLivingLost(const std::optional<std::vector<PeerIdentity>>& doubtful, std::chrono::milliseconds had) {
+  // A thread that was asked at the very end of the call hangs nowhere: the time is up.
+  if (!doubtful) return had < kToAnswer ? Status{Code::kTimeout, ""} : PeerService::NotServed();
+  for (const auto& peer : *doubtful) {
     if (!IsGone(context_, peer.session, kDyingPatience)) {
       return {Code::kRefused, "the connection to " + ToText(peer) +
                                   " broke while they shared memory, and it still lives: neither can be paused without the "
@@ -99,10 +94,15 @@ Status Discovery::OtherGroup(SessionId by, const PeerIdentity& other) {
                       ToText(self.session == by ? self : sharer), self.group, ToText(other), other.group)};
 }
 
+std::unique_ptr<PeerConnection> Discovery::Take(SessionId session) {
+  auto taken = connections_.extract(session);
+  return taken.empty() ? nullptr : std::move(taken.mapped());
+}
+
 Result<std::uint64_t> Discovery::Ask(SessionId session, Deadline deadline) {
   auto at = connections_.find(session);
   if (at == connections_.end()) {
-    AMEM_ASSIGN(auto begun, PeerConnection::Begin(context_, session, Purpose::kRound, service_.sessions().Self(), deadline));
+    AMEM_ASSIGN(auto begun, PeerConnection::Begin(context_, session, Purpose::kRound, introduced_as_, deadline));
     at = connections_.emplace(session, std::move(begun)).first;
   }
   silent_.insert(session);
@@ -165,7 +165,13 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
   refusing_.reset();
   until_ = deadline;
   AMEM_ASSIGN(auto frontier, OwnNeighbours());
+  const auto had = LeftUntil(until_);
+  if (had.count() == 0) return Status{Code::kTimeout, ""};
+  // Its answer is waited for last: the thread that serves this session looks while others answer.
+  auto doubtful = service_.Ask([&sessions = service_.sessions()] { return sessions.Doubtful(); });
   const PeerIdentity self = service_.sessions().Self();
+  if (self != introduced_as_) connections_.clear();
+  introduced_as_ = self;
   std::map<SessionId, PeerIdentity> set{{self.session, self}};
   std::map<SessionId, SessionId> through;  // through which member it was found
   for (const SessionId session : frontier) through[session] = self.session;
@@ -198,6 +204,7 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
       }
     }
   }
+  AMEM_TRY(RefuseLivingLost(doubtful.Await(until_), had));
   if (!others_failed) others_failed_.reset();
   std::erase_if(connections_, [&](const auto& item) { return !set.contains(item.first); });
   std::vector<PeerIdentity> members;

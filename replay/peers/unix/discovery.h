@@ -27,6 +27,8 @@ class Discovery {
   // Neighbours that are dead when first asked are left out; with `without_the_dead`, all that die. Stops early with kTimeout
   // once `unless_readable` can be read.
   Result<std::vector<PeerIdentity>> Look(Deadline deadline, int unless_readable = -1);
+  // For the caller to arrive by, who greets the leader no second time; null: there is none. A later look makes another.
+  std::unique_ptr<PeerConnection> Take(SessionId session);
   // For a caller that waits: a connection becomes readable when its session ends.
   [[nodiscard]] const std::map<SessionId, std::unique_ptr<PeerConnection>>& connections() const { return connections_; }
   // Where the others were in their cycles when last asked.
@@ -42,7 +44,7 @@ class Discovery {
  private:
   Result<std::vector<SessionId>> OwnNeighbours();
   void NoteGone(SessionId session);
-  Status RefuseLivingLost(const std::vector<PeerIdentity>& doubtful);
+  Status RefuseLivingLost(const std::optional<std::vector<PeerIdentity>>& doubtful, std::chrono::milliseconds had);
   bool LeaveOut(SessionId session, const Status& why);
   Result<std::uint64_t> Ask(SessionId session, Deadline deadline);
   Result<NeighbourhoodMessage> Hear(SessionId session, std::uint64_t question, Deadline deadline, int unless_readable);
@@ -58,7 +60,8 @@ class Discovery {
   PeerDelegate& delegate_;
   const std::string tag_;
   const Deadline began_ = Now();
-  Deadline until_;  // of the look
+  Deadline until_;             // of the look
+  PeerIdentity introduced_as_; // on all connections
   std::map<SessionId, std::unique_ptr<PeerConnection>> connections_;
   std::map<SessionId, PeerIdentity> known_;
   std::map<SessionId, CycleProgress> progress_;  // of all that ever answered

@@ -6,7 +6,6 @@
 
 #include <array>
 #include <cerrno>
-#include <condition_variable>
 #include <exception>
 
 #include "journal/base/file.h"
@@ -75,36 +74,6 @@ bool ServiceLoop::Stopping() {
 }
 
 // ---- work of other threads -------------------------------------------------------------------------------------------------
-
-bool ServiceLoop::RunAndWait(std::function<void()> work, Deadline until) {
-  enum class Stage { kQueued, kDone, kGivenUp };
-  struct Wait {
-    std::mutex mutex;
-    std::condition_variable changed;
-    Stage stage = Stage::kQueued;
-    bool ran = false;
-  };
-  const auto wait = std::make_shared<Wait>();
-  {
-    const std::lock_guard lock(mutex_);
-    if (stopping_) return false;
-    commands_.emplace_back([this, wait, work = std::move(work)] {
-      {
-        const std::lock_guard inner(wait->mutex);
-        if (wait->stage == Stage::kGivenUp) return;
-      }
-      const bool ran = !Stopping() && Guarded(work);
-      const std::lock_guard inner(wait->mutex);
-      wait->stage = Stage::kDone;
-      wait->ran = ran;
-      wait->changed.notify_all();
-    });
-  }
-  SignalEvent(command_.get());
-  std::unique_lock lock(wait->mutex);
-  if (!wait->changed.wait_until(lock, until, [&] { return wait->stage == Stage::kDone; })) wait->stage = Stage::kGivenUp;
-  return wait->stage == Stage::kDone && wait->ran;
-}
 
 void ServiceLoop::Post(std::function<void()> work) {
   {

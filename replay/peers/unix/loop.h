@@ -5,7 +5,9 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -47,21 +49,46 @@ class ServiceLoop {
   // the loop waits for it.
   bool Stop(std::optional<std::chrono::milliseconds> patience = std::nullopt);
 
-  // Any thread. Runs `work` on the service thread and waits for its result, at most until then. Nothing: the service has
-  // stopped, had no memory, or hangs in this or an earlier call. The work may still run later, so it must own all it uses. For
-  // work without a result: whether it ran.
+  // What work on the service thread comes to.
+  template <class Made>
+  class Asked {
+   public:
+    // Waits, at most until then. Nothing: the service has stopped, had no memory, or hangs in this or an earlier call. For work
+    // without a result: whether it ran.
+    auto Await(Deadline until) {
+      const auto asker = std::exchange(asker_, nullptr);
+      using Answer = std::conditional_t<std::is_void_v<Made>, bool, std::optional<Made>>;
+      if (made_.wait_until(until) != std::future_status::ready) return Answer();
+      try {
+        if constexpr (!std::is_void_v<Made>) return Answer(made_.get());
+        if constexpr (std::is_void_v<Made>) return made_.get(), true;
+      } catch (const std::exception&) {  // the work's, or it was dropped
+        return Answer();
+      }
+    }
+
+   private:
+    friend class ServiceLoop;
+    std::future<Made> made_;
+    std::shared_ptr<char> asker_ = std::make_shared<char>();  // once that is gone nobody waits, and the work need not begin
+  };
+  // Any thread. Has `work` done on the service thread. It may still run when nobody waits any more, so it must own all it uses.
+  template <class Work>
+  auto Ask(Work work) {
+    using Made = std::invoke_result_t<Work&>;
+    const auto task = std::make_shared<std::packaged_task<Made()>>(std::move(work));
+    Asked<Made> asked;
+    asked.made_ = task->get_future();
+    Post([task, asker = std::weak_ptr<char>(asked.asker_)] {
+      if (!asker.expired()) (*task)();
+    });
+    return asked;
+  }
   template <class Work>
   auto Run(Work work, Deadline until = In(std::chrono::seconds(10))) {
-    using Made = std::invoke_result_t<Work&>;
-    if constexpr (std::is_void_v<Made>) {
-      return RunAndWait(std::move(work), until);
-    } else {
-      const auto made = std::make_shared<std::optional<Made>>();
-      const bool done = RunAndWait([made, work = std::move(work)]() mutable { made->emplace(work()); }, until);
-      return done ? std::move(*made) : std::optional<Made>();
-    }
+    return Ask(std::move(work)).Await(until);
   }
-  // The same without waiting; dropped if the service has stopped.
+  // Without a result; dropped if the service has stopped.
   void Post(std::function<void()> work);
 
   // On the service thread, or before Start. The descriptor stays the caller's, who removes it before closing: closing alone is
@@ -76,7 +103,6 @@ class ServiceLoop {
     std::shared_ptr<const Ready> ready;
   };
 
-  bool RunAndWait(std::function<void()> work, Deadline until);
   bool Stopping();
   [[nodiscard]] int Patience() const;  // milliseconds, for epoll
   void Turn();

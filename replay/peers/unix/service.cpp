@@ -448,6 +448,7 @@ void PeerService::HandleRound(Inbound& connection, const Message& message) {
   if (const auto* arrival = std::get_if<ArriveMessage>(&message.body)) {
     if (connection.tag.empty()) connection.tag = arrival->tag;
     if (connection.tag != arrival->tag) return MarkForClose(connection, "came for two tags on one connection");
+    connection.note_asking.reset();  // it has asked, and its arrival says more; if it waits it asks by another connection
     return VotesOn(arrival->tag).Arrived(connection.id, connection.peer, *arrival, Clock::now());
   }
   VoteCounter& votes = VotesOn(connection.tag);

@@ -44,7 +44,11 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
   void Stop(std::optional<std::chrono::milliseconds> patience = std::nullopt);
 
   [[nodiscard]] SessionRegistry& sessions() { return sessions_; }
-  // Work for the service thread: ServiceLoop's Run and Post.
+  // Work for the service thread: ServiceLoop's Ask, Run and Post.
+  template <class Work>
+  auto Ask(Work work) {
+    return loop_.Ask(std::move(work));
+  }
   template <class Work>
   auto Run(Work work, Deadline until = In(std::chrono::seconds(10))) {
     return loop_.Run(std::move(work), until);

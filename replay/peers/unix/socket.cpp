@@ -29,18 +29,37 @@ constexpr int kBacklog = 512;
 constexpr std::size_t kNameLength = 16;
 constexpr std::size_t kControlBytes = CMSG_SPACE(sizeof(int) * kDescriptorsMax);
 
-// A path of any length fits, and it leads into the directory that was checked, whatever its name means by now.
-sockaddr_un AddressOf(int directory, const std::string& name) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  const std::string path = "/proc/self/fd/" + std::to_string(directory) + "/" + name;
-  std::memcpy(address.sun_path, path.c_str(), std::min(path.size() + 1, sizeof(address.sun_path) - 1));
-  return address;
-}
+class SocketAddress {
+ public:
+  // A path of any length fits, and it leads into the directory that was checked, whatever its name means by now.
+  SocketAddress(int directory, const std::string& name) {
+    const std::string path = "/proc/self/fd/" + std::to_string(directory) + "/" + name;
+    std::memcpy(address_.sun_path, path.c_str(), std::min(path.size() + 1, sizeof(address_.sun_path) - 1));
+  }
+  // An abstract one.
+  SocketAddress(SessionId session, std::string_view suffix) {
+    const std::string name = "amem-" + SocketName(session) + std::string(suffix);  // after a zero, and without one at its end
+    std::memcpy(address_.sun_path + 1, name.data(), name.size());
+    length_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  }
+  [[nodiscard]] const sockaddr* at() const { return reinterpret_cast<const sockaddr*>(&address_); }
+  [[nodiscard]] socklen_t length() const { return length_; }
+
+ private:
+  sockaddr_un address_{.sun_family = AF_UNIX, .sun_path = {}};
+  socklen_t length_ = sizeof(address_);
+};
 
 Result<UniqueFd> NewSocket() {
   UniqueFd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return Status{CodeOfErrno(errno), "socket: " + ErrnoText(errno)};
+  return fd;
+}
+
+Result<UniqueFd> ListenAt(const SocketAddress& address) {
+  AMEM_ASSIGN(auto fd, NewSocket());
+  if (::bind(fd.get(), address.at(), address.length()) != 0) return Status{Code::kIo, "bind: " + ErrnoText(errno)};
+  if (::listen(fd.get(), kBacklog) != 0) return Status{Code::kIo, "listen: " + ErrnoText(errno)};
   return fd;
 }
 
@@ -76,20 +95,10 @@ class LeftToParent {
   std::array<std::atomic<int>, 64> sockets_;
 };
 
-// A connection's credentials are those of the process that listens, not of a child that holds its socket.
-Result<UniqueFd> StillListens(Result<UniqueFd> connected) {
-  if (!connected) return connected;
-  const auto process = CredentialsOf(connected->get());
-  if (process && CanBeRead(WatchProcess(process->pid).get()))
-    return Status{Code::kPeerLost, "its process has died, and a child that it forked holds its socket"};
-  return connected;
-}
-
-Result<UniqueFd> ConnectTo(int directory, const std::string& name) {
+Result<UniqueFd> ConnectTo(const SocketAddress& address) {
   auto fd = NewSocket();
   if (!fd) return fd;
-  const sockaddr_un address = AddressOf(directory, name);
-  while (::connect(fd->get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+  while (::connect(fd->get(), address.at(), address.length()) != 0) {
     if (errno == EINTR) continue;
     if (errno == EAGAIN) return Status{Code::kTimeout, "its queue of connections is full"};
     if (errno == ENOENT)
@@ -99,7 +108,16 @@ Result<UniqueFd> ConnectTo(int directory, const std::string& name) {
     if (errno == ECONNREFUSED) return Status{Code::kPeerLost, "nobody listens on its socket: its process has died"};
     return Status{Code::kIo, "connect: " + ErrnoText(errno)};
   }
-  return StillListens(std::move(fd));
+  return fd;
+}
+
+Result<Connected> ConnectToLiving(const SocketAddress& address) {
+  AMEM_ASSIGN(auto socket, ConnectTo(address));
+  AMEM_ASSIGN(const auto owner, CredentialsOf(socket.get()));
+  Connected connected{std::move(socket), owner, WatchProcess(owner.pid)};
+  if (CanBeRead(connected.process.get()))
+    return Status{Code::kPeerLost, "its process has died, and a child that it forked holds its socket"};
+  return connected;
 }
 
 }  // namespace
@@ -160,20 +178,15 @@ std::string SocketName(SessionId session) {
 
 Result<Listener> ListenAt(int directory, SessionId session) {
   const std::string name = SocketName(session), early = "." + name;
-  AMEM_ASSIGN(auto fd, NewSocket());
-  const sockaddr_un address = AddressOf(directory, early);
   (void)::unlinkat(directory, early.c_str(), 0);
-  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
-    return Status{Code::kIo, "bind of this session's socket " + name + ": " + ErrnoText(errno)};
-  }
-  if (::listen(fd.get(), kBacklog) != 0)
-    return Status{Code::kIo, "listen on this session's socket " + name + ": " + ErrnoText(errno)};
+  auto fd = ListenAt(SocketAddress(directory, early));
+  if (!fd) return fd.status().Within("this session's socket " + name);
   // link and unlink, not rename, which would take over another session's socket of that name.
   const bool named = ::linkat(directory, early.c_str(), directory, name.c_str(), 0) == 0;
   const int error = errno;
   (void)::unlinkat(directory, early.c_str(), 0);
   if (!named) return Status{Code::kIo, "naming this session's socket " + name + ": " + ErrnoText(error)};
-  return Listener(std::move(fd));
+  return Listener(*std::move(fd));
 }
 
 void RemoveSocket(int directory, SessionId session) { (void)::unlinkat(directory, SocketName(session).c_str(), 0); }
@@ -193,54 +206,30 @@ void SweepSockets(int directory) {
   while (const dirent* entry = ::readdir(listing.get())) {  // NOLINT(concurrency-mt-unsafe): a stream of our own
     const std::string name = entry->d_name;
     const bool ours = name.size() == kNameLength && name.find_first_not_of("0123456789abcdef") == std::string::npos;
-    if (ours && ConnectTo(directory, name).status().code() == Code::kPeerLost) (void)::unlinkat(directory, name.c_str(), 0);
+    if (ours && ConnectToLiving({directory, name}).status().code() == Code::kPeerLost)
+      (void)::unlinkat(directory, name.c_str(), 0);
   }
 }
 
-Result<UniqueFd> ConnectTo(int directory, SessionId session) { return ConnectTo(directory, SocketName(session)); }
+Result<Connected> ConnectTo(int directory, SessionId session) { return ConnectToLiving({directory, SocketName(session)}); }
 
 // ---- abstract names --------------------------------------------------------------------------------------------------------
 
 namespace {
 
-struct AbstractName {
-  AbstractName(SessionId session, std::string_view suffix) {
-    address.sun_family = AF_UNIX;
-    const std::string name = "amem-" + SocketName(session) + std::string(suffix);  // after a zero, and without one at its end
-    std::memcpy(address.sun_path + 1, name.data(), name.size());
-    length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  }
-  [[nodiscard]] const sockaddr* at() const { return reinterpret_cast<const sockaddr*>(&address); }
-  sockaddr_un address{};
-  socklen_t length = 0;
-};
-
 constexpr std::string_view kFarewell = "-closed";
 
-Result<Listener> ListenAtName(const AbstractName& name) {
-  AMEM_ASSIGN(auto fd, NewSocket());
-  if (::bind(fd.get(), name.at(), name.length) != 0 || ::listen(fd.get(), kBacklog) != 0)
-    return Status{Code::kIo, "binding an abstract socket: " + ErrnoText(errno)};
-  return Listener(std::move(fd));
-}
-
-Result<UniqueFd> ConnectToName(const AbstractName& name) {
-  auto fd = NewSocket();
-  if (!fd) return fd;
-  while (::connect(fd->get(), name.at(), name.length) != 0) {
-    if (errno == EINTR) continue;
-    if (errno == EAGAIN) return Status{Code::kTimeout, "its queue of connections is full"};
-    return Status{errno == ECONNREFUSED ? Code::kPeerLost : Code::kIo, "connect to its abstract socket: " + ErrnoText(errno)};
-  }
-  return fd;
+Result<Listener> ListenByName(const SocketAddress& name) {
+  auto fd = ListenAt(name);
+  return fd ? Result<Listener>(Listener(*std::move(fd))) : fd.status();
 }
 
 }  // namespace
 
-Result<Listener> ListenByName(SessionId session) { return ListenAtName({session, ""}); }
-Result<UniqueFd> ConnectByName(SessionId session) { return StillListens(ConnectToName({session, ""})); }
-Result<Listener> SayFarewell(SessionId session) { return ListenAtName({session, kFarewell}); }
-bool HasSaidFarewell(SessionId session) { return ConnectToName({session, kFarewell}).ok(); }
+Result<Listener> ListenByName(SessionId session) { return ListenByName({session, ""}); }
+Result<Connected> ConnectByName(SessionId session) { return ConnectToLiving({session, ""}); }
+Result<Listener> SayFarewell(SessionId session) { return ListenByName({session, kFarewell}); }
+bool HasSaidFarewell(SessionId session) { return ConnectTo(SocketAddress(session, kFarewell)).ok(); }
 
 void Elsewhere::Add(SessionId session) {
   const std::lock_guard lock(mutex_);

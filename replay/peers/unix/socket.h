@@ -58,15 +58,25 @@ void RemoveSocket(int directory, SessionId session);
 // Removes what dead processes left. Never touches a socket that still listens.
 void SweepSockets(int directory);
 
+struct PeerCredentials {
+  pid_t pid = 0;  // 0: in a pid namespace that cannot be seen from here
+  uid_t uid = 0;
+};
+Result<PeerCredentials> CredentialsOf(int socket);
+struct Connected {
+  UniqueFd socket;
+  PeerCredentials owner;  // of the process that listens, not of a child that holds its socket
+  UniqueFd process;       // as WatchProcess
+};
 // kPeerLost: no process listens there, or only a child of the one that did. kTimeout: its queue is full now; try again.
-Result<UniqueFd> ConnectTo(int directory, SessionId session);
+Result<Connected> ConnectTo(int directory, SessionId session);
 
 // Abstract sockets are names of the network namespace, which processes without a common directory find, such as containers with
 // a /tmp each. Anybody may connect, so both ends check the other's user. A name ends with its process; a second name, which
 // stays until the process ends, says that the session closed in order.
 Result<Listener> ListenByName(SessionId session);
-Result<UniqueFd> ConnectByName(SessionId session);  // as ConnectTo
-Result<Listener> SayFarewell(SessionId session);    // the name exists as long as the result
+Result<Connected> ConnectByName(SessionId session);  // as ConnectTo
+Result<Listener> SayFarewell(SessionId session);     // the name exists as long as the result
 [[nodiscard]] bool HasSaidFarewell(SessionId session);
 
 // Sessions that are reached by name, because this process cannot see their directory. Any thread.
@@ -79,12 +89,6 @@ class Elsewhere {
   mutable std::mutex mutex_;
   std::set<SessionId> sessions_;
 };
-
-struct PeerCredentials {
-  pid_t pid = 0;  // 0: in a pid namespace that cannot be seen from here
-  uid_t uid = 0;
-};
-Result<PeerCredentials> CredentialsOf(int socket);
 
 // A descriptor that becomes readable when the process has died, even if children it forked hold its sockets; none if the
 // process cannot be seen from here.

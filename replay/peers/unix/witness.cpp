@@ -12,20 +12,15 @@ ProcessSeen SeeProcessOf(const PeerIdentity& who, pid_t pid, int pidfd, std::chr
 }
 
 ProcessSeen SeeProcessOf(const PeerIdentity& who, const PeerConnection& connection, std::chrono::nanoseconds waited) {
-  const auto owner = CredentialsOf(connection.fd());
-  return SeeProcessOf(who, owner ? owner->pid : 0, connection.process_fd(), waited);
+  return SeeProcessOf(who, connection.pid(), connection.process_fd(), waited);
 }
 
 ProcessSeen SeeProcessOf(const PeerIdentity& who, const ConnectionContext& context, std::chrono::nanoseconds waited) {
-  const auto socket = ConnectTo(context, who.session);
-  if (!socket) {
-    ProcessSeen seen = SeeProcessOf(who, 0, -1, waited);
-    if (socket.status().code() == Code::kPeerLost) seen.state = "gone";
-    return seen;
-  }
-  const auto owner = CredentialsOf(socket->get());
-  const UniqueFd process = WatchProcess(owner ? owner->pid : 0);
-  return SeeProcessOf(who, owner ? owner->pid : 0, process.get(), waited);
+  const auto connected = ConnectTo(context, who.session);
+  if (connected) return SeeProcessOf(who, connected->owner.pid, connected->process.get(), waited);
+  ProcessSeen seen = SeeProcessOf(who, 0, -1, waited);
+  if (connected.status().code() == Code::kPeerLost) seen.state = "gone";
+  return seen;
 }
 
 }  // namespace amem

@@ -36,6 +36,8 @@ class ScriptedLeader {
   ScriptedLeader(const ScriptedLeader&) = delete;
   ScriptedLeader& operator=(const ScriptedLeader&) = delete;
 
+  // Whether the member that arrived last did so by the connection by which it had asked for the set.
+  [[nodiscard]] bool arrived_as_it_asked() const { return arrived_as_it_asked_; }
   // As a process that is killed: its connections end, and its socket stays where it was and refuses.
   void Die() {
     dead_ = true;
@@ -48,7 +50,7 @@ class ScriptedLeader {
   struct Connection {
     UniqueFd socket;
     PeerIdentity peer;
-    bool arrived = false;
+    bool asked = false, arrived = false;
   };
 
   void Turn() {
@@ -70,9 +72,11 @@ class ScriptedLeader {
       to.peer = hello->self;
       Say(to, message.request, WelcomeMessage{kPeerProtocol, members_.front()});
     } else if (std::holds_alternative<AskNeighboursMessage>(message.body)) {
+      to.asked = true;
       Say(to, message.request, NeighbourhoodMessage{members_.front(), members_, {Lifecycle::kPausing, 1}, {}});
     } else if (std::holds_alternative<ArriveMessage>(message.body)) {
       to.arrived = true;
+      arrived_as_it_asked_ = to.asked;
       std::vector<Connection*> arrived;
       for (const auto& one : connections_) {
         if (one->arrived) arrived.push_back(one.get());
@@ -94,7 +98,7 @@ class ScriptedLeader {
   Listener listener_;
   std::vector<std::unique_ptr<Connection>> connections_;
   std::vector<std::byte> buffer_ = std::vector<std::byte>(kMessageBytesMax);
-  std::atomic<bool> dead_{false};
+  std::atomic<bool> dead_{false}, arrived_as_it_asked_{false};
   std::thread thread_;
 };
 

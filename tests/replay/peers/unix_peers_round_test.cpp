@@ -549,6 +549,14 @@ class ScriptedLeaderTest : public RoundTest {
   }
 };
 
+TEST_F(ScriptedLeaderTest, a_member_greets_a_leader_once_to_ask_and_to_arrive) {
+  ScriptedLeader leader(directory_, {Identity(0), Identity(1)},
+                        [](const PeerIdentity&, const VoteMessage&) { return std::vector<MessageBody>(); });
+  auto round = JoinMember(1).Arrive(CycleKind::kPause, 1);
+  ASSERT_TRUE(round) << round.status().message();
+  EXPECT_TRUE(leader.arrived_as_it_asked());
+}
+
 TEST_F(ScriptedLeaderTest, a_decision_of_another_ballot_or_round_is_not_this_votes) {
   ScriptedLeader leader(directory_, {Identity(0), Identity(1)}, [](const PeerIdentity&, const VoteMessage& vote) {
     return std::vector<MessageBody>{

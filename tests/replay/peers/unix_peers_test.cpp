@@ -28,8 +28,8 @@ class UnixPeersTest : public ::testing::Test {
   // A connection that has not said hello.
   UniqueFd Unauthenticated(SessionId to) const {
     auto at = OpenSocketDirectory(directory_.sockets());
-    auto fd = ConnectTo(at->get(), to);
-    return fd ? *std::move(fd) : UniqueFd();
+    auto connected = ConnectTo(at->get(), to);
+    return connected ? std::move(connected->socket) : UniqueFd();
   }
   static std::pair<Packet, std::vector<std::byte>> NextPacket(const UniqueFd& fd) {
     std::vector<std::byte> bytes(kMessageBytesMax);

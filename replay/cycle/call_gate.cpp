@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <thread>
 #include <utility>
+
+#include "journal/base/deadline.h"
+#include "journal/base/mutex.h"
 
 namespace amem {
 namespace {
@@ -70,21 +72,12 @@ void CallGate::unlock_shared() {
 }
 
 Status CallGate::Close(std::chrono::milliseconds patience) {
-  using Clock = std::chrono::steady_clock;
-  constexpr std::chrono::microseconds kNapMin{20}, kNapMax{1000};
-  const auto until = Clock::now() + patience;
   closed_.fetch_add(1, std::memory_order_release);
-  for (auto nap = kNapMin; !mutex_.try_lock(); nap = std::min(nap * 2, kNapMax)) {
-    if (Clock::now() >= until) {
-      const std::string inside = CallsInside();
-      closed_.fetch_sub(1, std::memory_order_release);
-      closed_.notify_all();
-      return {Code::kRefused,
-              fmt::format("what NCCL called before has not returned within {} ms: {}", patience.count(), inside)};
-    }
-    std::this_thread::sleep_for(nap);
-  }
-  return {};
+  if (TryLockUntil(mutex_, In(patience))) return {};
+  const std::string inside = CallsInside();
+  closed_.fetch_sub(1, std::memory_order_release);
+  closed_.notify_all();
+  return {Code::kRefused, fmt::format("what NCCL called before has not returned within {} ms: {}", patience.count(), inside)};
 }
 
 void CallGate::Open() {

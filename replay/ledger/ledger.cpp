@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <thread>
 
 #include "journal/base/clock.h"
 #include "journal/base/deadline.h"
@@ -50,12 +49,7 @@ void Ledger::lock() {
 void Ledger::unlock() { mutex_.unlock(); }
 
 bool Ledger::TryLockFor(std::chrono::milliseconds patience) {
-  constexpr std::chrono::microseconds kNapMin{20}, kNapMax{1000};
-  const Deadline until = In(patience);
-  for (auto nap = kNapMin; !mutex_.try_lock(); nap = std::min(nap * 2, kNapMax)) {
-    if (Passed(until)) return false;
-    std::this_thread::sleep_for(nap);
-  }
+  if (!TryLockUntil(mutex_, In(patience))) return false;
   NoteHolder();
   return true;
 }

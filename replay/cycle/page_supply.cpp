@@ -77,7 +77,6 @@ PageSupply::~PageSupply() {
 }
 
 void PageSupply::Want(std::size_t pieces, Haste haste) {
-  if (fork_.InChild()) return;
   const std::lock_guard lock(shared_->mutex);
   shared_->wanted = pieces;
   const std::size_t there = shared_->ready.size() + shared_->under_way;
@@ -107,13 +106,11 @@ std::unique_ptr<HostPages> PageSupply::Take() {
 }
 
 std::size_t PageSupply::Pieces() const {
-  if (fork_.InChild()) return 0;
   const std::lock_guard lock(shared_->mutex);
   return shared_->ready.size() + shared_->under_way;
 }
 
 void PageSupply::Drop() {
-  if (fork_.InChild()) return;
   std::vector<std::unique_ptr<HostPages>> unused;  // freed after the lock is released, because that takes long
   const std::lock_guard lock(shared_->mutex);
   shared_->wanted = 0;

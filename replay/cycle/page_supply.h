@@ -11,7 +11,7 @@
 
 namespace amem {
 
-// Thread-safe.
+// Thread-safe. In a forked child only Take and the destructor may be called, and do nothing.
 class PageSupply {
  public:
   // `claim` says whether the host has room for another piece; `touched` is called once it exists. Several threads call them.

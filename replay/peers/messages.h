@@ -54,15 +54,6 @@ struct ImportMessage {
 struct ReimportMessage {
   std::vector<ShareRequest> references;
 };
-struct SharedItem {
-  Bytes bytes = 0;
-  AllocationProperties properties;
-  std::optional<SharedPart> part;
-  MemoryTag tag{};
-  Incarnation incarnation{};
-  std::string pool{};
-  PoolPolicy pool_policy{};
-};
 struct SharedMessage {  // one descriptor beside it for each item that is not a part of a slab
   std::vector<SharedItem> items;
 };

@@ -59,8 +59,7 @@ struct Incarnation {
   friend bool operator==(const Incarnation&, const Incarnation&) = default;
 };
 
-struct SharedAllocation {  // what an owner hands to an importer
-  UniqueFd descriptor;     // none for a part of a slab
+struct SharedItem {  // what an owner tells an importer
   Bytes bytes = 0;
   AllocationProperties properties;
   std::optional<SharedPart> part;
@@ -68,6 +67,9 @@ struct SharedAllocation {  // what an owner hands to an importer
   Incarnation incarnation{};  // of a multicast object
   std::string pool{};         // the tag of the chunk's pool; empty: no chunk
   PoolPolicy pool_policy{};   // of that pool
+};
+struct SharedAllocation : SharedItem {
+  UniqueFd descriptor{};  // none for a part of a slab
 };
 
 struct ShareRequest {       // on resume: "the allocation that I hold a reference to already"

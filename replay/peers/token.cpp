@@ -8,8 +8,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <climits>
+#include <cstddef>
 #include <cstring>
 #include <string>
 
@@ -21,22 +24,19 @@ namespace {
 
 constexpr std::string_view kTokenMagic = "AMEMTOK1";
 constexpr std::size_t kFamilyLength = 7;  // the magic without its version digit
-constexpr std::size_t kChecksumAt = 56;
 constexpr int kTokenSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
 
-void PutNumber(std::span<std::byte> at, std::uint64_t value) {
-  for (std::size_t i = 0; i < 8; ++i) at[i] = static_cast<std::byte>(value >> (8 * i));
-}
+struct Layout {
+  std::array<char, 8> magic{};
+  std::uint64_t session = 0, allocation = 0;
+  Secret secret{};
+  std::uint64_t offset = 0, pid = 0, checksum = 0;
+};
+static_assert(sizeof(Layout) == kTokenBytes && std::endian::native == std::endian::little);
 
-std::uint64_t GetNumber(std::span<const std::byte> at) {
-  std::uint64_t value = 0;
-  for (std::size_t i = 0; i < 8; ++i) value |= std::to_integer<std::uint64_t>(at[i]) << (8 * i);
-  return value;
-}
-
-std::uint64_t Checksum(std::span<const std::byte> bytes) {
+std::uint64_t Checksum(const Layout& token) {
   Fnv1a hash;
-  hash.Add(bytes);
+  hash.Add(std::as_bytes(std::span(&token, 1)).first(offsetof(Layout, checksum)));
   return hash.value();
 }
 
@@ -72,16 +72,11 @@ Status NotAToken(int fd, const std::string& what) {
 }  // namespace
 
 std::array<std::byte, kTokenBytes> Encode(const Token& token) {
-  std::array<std::byte, kTokenBytes> bytes{};
-  std::span<std::byte> all(bytes);
-  std::memcpy(bytes.data(), kTokenMagic.data(), kTokenMagic.size());
-  PutNumber(all.subspan(8), token.session.value);
-  PutNumber(all.subspan(16), token.allocation.value);
-  std::memcpy(&bytes[24], token.secret.data(), token.secret.size());
-  PutNumber(all.subspan(40), token.offset);
-  PutNumber(all.subspan(48), static_cast<std::uint32_t>(token.pid));
-  PutNumber(all.subspan(kChecksumAt), Checksum(all.first(kChecksumAt)));
-  return bytes;
+  Layout all{{},           token.session.value, token.allocation.value,
+             token.secret, token.offset,        static_cast<std::uint32_t>(token.pid)};
+  std::ranges::copy(kTokenMagic, all.magic.begin());
+  all.checksum = Checksum(all);
+  return std::bit_cast<std::array<std::byte, kTokenBytes>>(all);
 }
 
 Result<Token> Decode(std::span<const std::byte> bytes) {
@@ -95,15 +90,12 @@ Result<Token> Decode(std::span<const std::byte> bytes) {
                                               "one: use one version of AMem in the whole job",
                                               static_cast<char>(bytes[kFamilyLength]))};
   }
-  if (GetNumber(bytes.subspan(kChecksumAt)) != Checksum(bytes.first(kChecksumAt))) {
+  Layout all;
+  std::memcpy(&all, bytes.data(), sizeof all);
+  if (all.checksum != Checksum(all))
     return Status{Code::kCorrupt, "a token of AMem whose checksum does not match: it was damaged on the way"};
-  }
-  Token token;
-  token.session = SessionId{GetNumber(bytes.subspan(8))};
-  token.allocation = AllocationId{GetNumber(bytes.subspan(16))};
-  std::memcpy(token.secret.data(), &bytes[24], token.secret.size());
-  token.offset = GetNumber(bytes.subspan(40));
-  token.pid = static_cast<std::int32_t>(GetNumber(bytes.subspan(48)));
+  const Token token{SessionId{all.session}, AllocationId{all.allocation}, all.secret, all.offset,
+                    static_cast<std::int32_t>(all.pid)};
   if (!token.session || !token.allocation)
     return Status{Code::kCorrupt, "a token of AMem that names no session or no allocation"};
   return token;

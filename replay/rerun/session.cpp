@@ -22,7 +22,7 @@ Result<SharedAllocation> RerunSession::Share(AllocationId allocation) {
   if (it == recorded_.allocations.end()) return Status{Code::kNotFound, ToText(allocation) + " does not exist at its owner"};
   ++counts_.calls;
   AMEM_ASSIGN(auto descriptor, driver_->Export(HandleOf(allocation)));
-  return SharedAllocation{std::move(descriptor), it->second.bytes, it->second.properties, {}};
+  return SharedAllocation{{it->second.bytes, it->second.properties, {}}, std::move(descriptor)};
 }
 
 // Where an address that was recorded is on this driver.
@@ -234,7 +234,7 @@ Result<SharedAllocation> RerunSession::Shared(const Step& import) {
   if (a == recorded_.allocations.end() || !a->second.remote)
     return Status{Code::kNotFound, ToText(import.allocation) + " is not imported"};
   AMEM_ASSIGN(auto descriptor, export_remote_(*a->second.remote, a->second));
-  return SharedAllocation{std::move(descriptor), a->second.bytes, a->second.properties, {}};
+  return SharedAllocation{{a->second.bytes, a->second.properties, {}}, std::move(descriptor)};
 }
 
 Status RerunSession::Compare() {

@@ -205,7 +205,7 @@ Result<SharedAllocation> Session::Resolve(const PeerIdentity& by, const Token& t
   const Allocation* memory = a->slab ? ledger_.Entry(a->slab) : a;
   if (memory == nullptr) return ledger_.Broken();
   AMEM_TRY(RefuseImport(by, token.allocation, a->pool));
-  SharedAllocation shared{{}, a->bytes, a->properties, {}, a->tag, IncarnationOf(token.allocation)};
+  SharedAllocation shared{{a->bytes, a->properties, {}, a->tag, IncarnationOf(token.allocation)}};
   if (auto* const pool = FindIn(state.pools, a->pool)) {
     shared.pool = pool->tag;
     shared.pool_policy = pool->policy;
@@ -255,7 +255,7 @@ Result<SharedAllocation> Session::OnReimport(const PeerIdentity& by, const Share
     return Status{Code::kNotFound,
                   fmt::format("{} has no memory yet at its owner, {}", ToText(request.allocation), ToText(peers_->Self()))};
   }
-  SharedAllocation shared{{}, found->bytes, found->properties, {}, found->tag, IncarnationOf(request.allocation)};
+  SharedAllocation shared{{found->bytes, found->properties, {}, found->tag, IncarnationOf(request.allocation)}};
   // Memory stays until every member has voted on this phase, and the asking member has not.
   lock.Unlock();
   auto descriptor = ExportWhole(request.allocation);

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "replay/peers/unix/witness.h"
 #include "replay/peers/vote_counter.h"
 
 namespace amem {
@@ -54,9 +53,7 @@ RoundBegun Arrival::Outcome() {
   // A resume has no shortest time left; its time begins when all have come.
   const Deadline common = In(begun_.left_ms == 0 ? context_.deadlines.call() : std::chrono::milliseconds(begun_.left_ms));
   const Deadline until = std::max(common, In(context_.deadlines.round_least()));
-  if (state_ == State::kBegun) return {std::move(leader_), std::move(begun_), until, {}};
-  if (state_ == State::kSettled) return {nullptr, {}, until, settled_};
-  return {nullptr, {}, until, {}};
+  return {state_ == State::kBegun ? std::move(leader_) : nullptr, std::move(begun_), until, settled_};
 }
 
 // ---- looking ---------------------------------------------------------------------------------------------------------------
@@ -75,7 +72,7 @@ Status Arrival::LookAndArrive() {
     if (const auto settled = Settled()) {
       if (leader_ != nullptr) (void)Withdraw();
       if (state_ == State::kBegun) return {};
-      settled_ = *settled;
+      settled_ = settled;
       state_ = State::kSettled;
       return {};
     }
@@ -105,13 +102,13 @@ Status Arrival::Arrive(SessionId leader) {
   if (leader_ == nullptr) {
     auto connection =
         PeerConnection::Begin(context_.connection, leader, Purpose::kRound, context_.service->sessions().Self(), deadline_);
-    if (!connection) return connection.status().Within(NameOf(leader));
+    if (!connection) return connection.status().Within(discovery_.NameOf(leader));
     leader_ = *std::move(connection);
   }
   const auto left = call_.kind == CycleKind::kPause ? static_cast<std::uint32_t>(LeftUntil(deadline_).count()) : 0U;
   Status sent =
       leader_->Send({leader_->NextRequest(), ArriveMessage{call_.kind, call_.cycle, announced_, left, call_.tag}}, deadline_);
-  return sent.Within(NameOf(leader));
+  return sent.Within(discovery_.NameOf(leader));
 }
 
 // A member in a round is neither running nor paused; one that left it in order does not come back.
@@ -201,7 +198,7 @@ Status Arrival::RequireNoDeath(const std::vector<PeerIdentity>& set) {
 }
 
 Status Arrival::LeaderClosed(const Status& why) {
-  const std::string name = NameOf(leader_->to());
+  const std::string name = discovery_.NameOf(leader_->to());
   closed_leader_ = leader_->to();
   leader_.reset();
   // The next look tells whether it is still in the set, or has died.
@@ -295,9 +292,8 @@ std::map<SessionId, ProcessSeen> Arrival::Witness(const std::vector<PeerIdentity
   std::vector<EventBody> facts;
   for (const PeerIdentity& who : late) {
     if (who.session == context_.service->sessions().Self().session) continue;
-    const auto connection = discovery_.connections().find(who.session);
-    ProcessSeen seen = connection == discovery_.connections().end() ? SeeProcessOf(who, context_.connection, waited)
-                                                                    : SeeProcessOf(who, *connection->second, waited);
+    const auto* const open = FindIn(discovery_.connections(), who.session);
+    ProcessSeen seen = SeeProcessOf(who, open == nullptr ? nullptr : open->get(), context_.connection, waited);
     if (const auto at = discovery_.progress().find(who.session); at != discovery_.progress().end())
       seen.answer = AnswerOf(call_, at->second.lifecycle);
     if (discovery_.silent().contains(who.session)) seen.answer = "silent";
@@ -311,15 +307,11 @@ std::map<SessionId, ProcessSeen> Arrival::Witness(const std::vector<PeerIdentity
 Status Arrival::TimedOut(const std::vector<PeerIdentity>& absent, const Status& withdrawn) {
   const std::string advice = OrRaiseTheTimeout(": all that share memory must call it; look at what they are doing");
   if (!withdrawn.ok() && leader_ != nullptr) {
-    const auto leader = std::ranges::find(announced_, leader_->to(), &PeerIdentity::session);
-    std::string what;
-    culprits_ = {discovery_.IdentityOf(leader_->to())};
-    if (leader != announced_.end()) {
-      const auto seen = Witness({*leader});
-      if (const std::string why = WhyLate(seen.at(leader->session)); !why.empty()) what = ", which " + why;
-    }
+    const PeerIdentity leader = discovery_.IdentityOf(leader_->to());
+    culprits_ = {leader};
+    const std::string why = WhyLate(Witness(culprits_).at(leader.session));
     return {Code::kTimeout, fmt::format("waited {} ms for {}, who counts arrivals, to answer{}{}", Waited().count(),
-                                        NameOf(leader_->to()), what, advice)};
+                                        ToText(leader), why.empty() ? why : ", which " + why, advice)};
   }
   culprits_ = absent;
   if (absent.empty()) {
@@ -331,11 +323,6 @@ Status Arrival::TimedOut(const std::vector<PeerIdentity>& absent, const Status& 
   const auto seen = Witness(absent);
   return {Code::kTimeout, fmt::format("waited {} ms for {} to come{}{}", Waited().count(), ToText(absent),
                                       WhatTheyDo(call_, absent, discovery_.progress(), discovery_.silent(), seen), advice)};
-}
-
-std::string Arrival::NameOf(SessionId session) const {
-  const auto at = std::ranges::find(announced_, session, &PeerIdentity::session);
-  return at == announced_.end() ? ToText(session) : ToText(*at);
 }
 
 }  // namespace amem

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -22,13 +21,12 @@
 
 namespace amem {
 
-// `busy` is true as long as the round exists; the caller sets it.
 struct RoundContext {
   ConnectionContext connection;
   PeerService* service = nullptr;
   PeerDelegate* delegate = nullptr;
   Deadlines deadlines;
-  std::shared_ptr<std::atomic<bool>> busy;          // set while a round of that tag exists
+  std::shared_ptr<void> busy;                       // held while a round of that tag exists
   std::function<void(const std::string&)> waiting;  // as in UnixPeersOptions
 };
 
@@ -94,8 +92,6 @@ class Arrival {
 
   [[nodiscard]] bool TooLate() const { return Passed(deadline_); }
   [[nodiscard]] std::chrono::milliseconds Waited() const { return SinceThen(began_); }
-  [[nodiscard]] std::string NameOf(SessionId session) const;
-
   const RoundContext& context_;
   const RoundCall call_;
   const bool again_;
@@ -105,7 +101,7 @@ class Arrival {
   Discovery discovery_;
   State state_ = State::kWaiting;
   BegunMessage begun_;                                // valid if kBegun
-  Lifecycle settled_{};                               // valid if kSettled
+  std::optional<Lifecycle> settled_;                  // if kSettled
   std::unique_ptr<PeerConnection> leader_;            // null: not arrived, or to arrive again
   std::vector<PeerIdentity> announced_;               // the set as the leader knows it
   std::optional<std::vector<PeerIdentity>> missing_;  // the leader's answer to a withdrawal
@@ -118,5 +114,8 @@ class Arrival {
   int closings_ = 0;
   std::chrono::milliseconds pause_{};
 };
+
+// As Peers::Arrive. The round is a member's side of it (round.cpp); the leader's is vote_counter.h.
+Result<std::unique_ptr<Round>> ArriveAtRound(const RoundContext& context, RoundCall call, std::vector<PeerIdentity>* culprits);
 
 }  // namespace amem

@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <thread>
 
+#include "journal/base/process_sight.h"
+
 namespace amem {
 namespace {
 
@@ -112,7 +114,7 @@ Status PeerConnection::Send(const Message& message, Deadline deadline) {
   while (true) {
     AMEM_ASSIGN(const auto sent, TrySend(message));
     if (sent) return {};
-    AMEM_TRY(Wait(Until::kWritable, deadline));
+    AMEM_TRY(Wait(POLLOUT, deadline));
   }
 }
 
@@ -145,22 +147,38 @@ Result<PeerConnection::Incoming> PeerConnection::Receive(Deadline deadline) {
   while (true) {
     AMEM_ASSIGN(auto incoming, TryReceive());
     if (incoming.has_value()) return std::move(*incoming);
-    AMEM_TRY(Wait(Until::kReadable, deadline));
+    AMEM_TRY(Wait(POLLIN, deadline));
   }
 }
 
-Status PeerConnection::Wait(Until until, Deadline deadline, int or_readable) {
-  const int events = until == Until::kReadable ? POLLIN : until == Until::kWritable ? POLLOUT : POLLIN | POLLOUT;
-  std::array<pollfd, 4> polled{{{fd(), static_cast<short>(events), 0},
-                                {context_.stop, POLLIN, 0},
-                                {process_fd(), POLLIN, 0},
-                                {or_readable, POLLIN, 0}}};
+Status PeerConnection::Wait(int events, Deadline deadline, int or_readable) {
+  std::array<pollfd, 4> polled{
+      {{fd(), static_cast<short>(events), 0}, {context_.stop, POLLIN, 0}, {process_fd(), POLLIN, 0}, {or_readable, POLLIN, 0}}};
   const int n = PollUntil(polled, deadline);
   if (n < 0) return {Code::kIo, "poll: " + ErrnoText(errno)};
   if (n == 0) return {Code::kTimeout, "no answer in time"};
   if (polled[0].revents != 0 || polled[3].revents != 0) return {};  // its last message counts, even if it is dead by now
   if (polled[1].revents != 0) return {Code::kRefused, "this process has stopped serving its peers"};
   return Lost(0);
+}
+
+// ---- processes
+
+ProcessSeen SeeProcessOf(const PeerIdentity& who, pid_t pid, int pidfd, std::chrono::nanoseconds waited) {
+  Sight sight = SeeProcess(pid, pidfd);
+  ProcessSeen seen{who.session, who.pid, std::move(sight.state), std::move(sight.where), "", sight.exit_code};
+  seen.waited_ns = static_cast<std::uint64_t>(std::max<std::chrono::nanoseconds::rep>(waited.count(), 0));
+  return seen;
+}
+
+ProcessSeen SeeProcessOf(const PeerIdentity& who, const PeerConnection* open, const ConnectionContext& context,
+                         std::chrono::nanoseconds waited) {
+  if (open != nullptr) return SeeProcessOf(who, open->pid(), open->process_fd(), waited);
+  const auto connected = ConnectTo(context, who.session);
+  if (connected) return SeeProcessOf(who, connected->owner.pid, connected->process.get(), waited);
+  ProcessSeen seen = SeeProcessOf(who, 0, -1, waited);
+  if (connected.status().code() == Code::kPeerLost) seen.state = "gone";
+  return seen;
 }
 
 }  // namespace amem

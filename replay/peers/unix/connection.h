@@ -64,9 +64,8 @@ class PeerConnection {
   Result<bool> TrySend(const Message& message);
   Result<Incoming> Receive(Deadline deadline);
   Result<std::optional<Incoming>> TryReceive();
-  enum class Until { kReadable, kWritable, kEither };
-  // Returns also when `or_readable` can be read.
-  Status Wait(Until until, Deadline deadline, int or_readable = -1);
+  // For `events` of poll, or until `or_readable` can be read.
+  Status Wait(int events, Deadline deadline, int or_readable = -1);
 
   [[nodiscard]] int fd() const { return peer_.socket.get(); }
   [[nodiscard]] int process_fd() const { return peer_.process.get(); }  // a pidfd, or -1
@@ -84,5 +83,13 @@ class PeerConnection {
   std::uint64_t last_request_ = 0;
   std::unique_ptr<std::byte[]> buffer_;  // kMessageBytesMax
 };
+
+// ---- what this process sees of another session's process that it waits for or has lost
+
+// The process at the other end of a socket. `pid` is the kernel's, in this pid namespace, not the peer's word.
+ProcessSeen SeeProcessOf(const PeerIdentity& who, pid_t pid, int pidfd, std::chrono::nanoseconds waited);
+// The process at the end of a connection that is `open`; null: connects to find it, without waiting. "gone": nobody listens.
+ProcessSeen SeeProcessOf(const PeerIdentity& who, const PeerConnection* open, const ConnectionContext& context,
+                         std::chrono::nanoseconds waited);
 
 }  // namespace amem

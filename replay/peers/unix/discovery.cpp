@@ -43,7 +43,7 @@ Status Discovery::RefuseLivingLost(const std::optional<std::vector<PeerIdentity>
 }
 
 void Discovery::NoteGone(SessionId session) {
-  static_cast<void>(service_.Run([&sessions = service_.sessions(), session] { sessions.NoteGone(session); }, until_));
+  static_cast<void>(service_.loop().Run([&sessions = service_.sessions(), session] { sessions.NoteGone(session); }, until_));
 }
 
 // True: that session is dead, and the others go on without it.
@@ -58,6 +58,11 @@ bool Discovery::LeaveOut(SessionId session, const Status& why) {
 PeerIdentity Discovery::IdentityOf(SessionId session) const {
   const auto known = known_.find(session);
   return known != known_.end() ? known->second : PeerIdentity{.session = session};
+}
+
+std::string Discovery::NameOf(SessionId session) const {
+  const PeerIdentity known = IdentityOf(session);
+  return known.pid != 0 ? ToText(known) : ToText(session);
 }
 
 // A session died while the others waited for it; they were told and gave up. A member that comes later would find only the
@@ -75,23 +80,19 @@ Status Discovery::FailAs(const NeighbourhoodMessage& other) {
 }
 
 Status Discovery::Unreachable(SessionId session, const Status& why) const {
-  const PeerIdentity known = IdentityOf(session);
-  const std::string name = known.pid != 0 ? ToText(known) : ToText(session);
   const std::string reason = why.code() == Code::kTimeout && !IsBusy(why)
                                  ? fmt::format("no answer within {} ms", SinceThen(began_).count())
                                  : why.message();
-  return {why.code(), fmt::format("asking {} with whom it shares memory: {}", name, reason), why.driver_result()};
+  return {why.code(), fmt::format("asking {} with whom it shares memory: {}", NameOf(session), reason), why.driver_result()};
 }
 
 Status Discovery::OtherGroup(SessionId by, const PeerIdentity& other) {
   refusing_ = other;
-  const PeerIdentity self = service_.sessions().Self();
-  const auto at = known_.find(by);
-  const PeerIdentity& sharer = at == known_.end() ? self : at->second;
+  const PeerIdentity sharer = IdentityOf(by);
   return {Code::kRefused,
           fmt::format("{} of group {} shares memory with {} of group {}: sessions that share memory pause together; give them "
                       "one group (AMEM_GROUPID, ncclSetGroupID)",
-                      ToText(self.session == by ? self : sharer), self.group, ToText(other), other.group)};
+                      ToText(sharer), service_.sessions().Self().group, ToText(other), other.group)};
 }
 
 std::unique_ptr<PeerConnection> Discovery::Take(SessionId session) {
@@ -118,7 +119,7 @@ Result<NeighbourhoodMessage> Discovery::Hear(SessionId session, std::uint64_t qu
     AMEM_ASSIGN(auto answer, connection.TryReceive());
     if (!answer.has_value()) {
       if (CanBeRead(unless_readable)) return Status{Code::kTimeout, ""};
-      AMEM_TRY(connection.Wait(PeerConnection::Until::kReadable, deadline, unless_readable));
+      AMEM_TRY(connection.Wait(POLLIN, deadline, unless_readable));
       continue;
     }
     Message& message = answer->message;
@@ -168,10 +169,10 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
   const auto had = LeftUntil(until_);
   if (had.count() == 0) return Status{Code::kTimeout, ""};
   // Its answer is waited for last: the thread that serves this session looks while others answer.
-  auto doubtful = service_.Ask([&sessions = service_.sessions()] { return sessions.Doubtful(); });
+  auto doubtful = service_.loop().Ask([&sessions = service_.sessions()] { return sessions.Doubtful(); });
   const PeerIdentity self = service_.sessions().Self();
   if (self != introduced_as_) connections_.clear();
-  introduced_as_ = self;
+  introduced_as_ = known_[self.session] = self;
   std::map<SessionId, PeerIdentity> set{{self.session, self}};
   std::map<SessionId, SessionId> through;  // through which member it was found
   for (const SessionId session : frontier) through[session] = self.session;
@@ -194,7 +195,7 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
       // Asks the service thread only if something is new, which is rare.
       if (const auto known = service_.sessions().Known(session); known && *known != answer.self)
         static_cast<void>(
-            service_.Run([&sessions = service_.sessions(), self = answer.self] { sessions.SeenAs(self); }, until_));
+            service_.loop().Run([&sessions = service_.sessions(), self = answer.self] { sessions.SeenAs(self); }, until_));
       if (answer.self.group != self.group) return OtherGroup(through[session], answer.self);
       for (const auto& neighbour : answer.neighbours) {
         if (neighbour.pid != 0) known_.try_emplace(neighbour.session, neighbour);

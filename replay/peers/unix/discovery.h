@@ -34,6 +34,7 @@ class Discovery {
   // Where the others were in their cycles when last asked.
   [[nodiscard]] const std::map<SessionId, CycleProgress>& progress() const { return progress_; }
   [[nodiscard]] PeerIdentity IdentityOf(SessionId session) const;
+  [[nodiscard]] std::string NameOf(SessionId session) const;
   // Sessions that did not answer the last question.
   [[nodiscard]] const std::set<SessionId>& silent() const { return silent_; }
   // Whose end made the last look fail with kPeerLost.
@@ -60,8 +61,8 @@ class Discovery {
   PeerDelegate& delegate_;
   const std::string tag_;
   const Deadline began_ = Now();
-  Deadline until_;             // of the look
-  PeerIdentity introduced_as_; // on all connections
+  Deadline until_;              // of the look
+  PeerIdentity introduced_as_;  // on all connections
   std::map<SessionId, std::unique_ptr<PeerConnection>> connections_;
   std::map<SessionId, PeerIdentity> known_;
   std::map<SessionId, CycleProgress> progress_;  // of all that ever answered

@@ -19,10 +19,7 @@ Result<std::vector<SharedAllocation>> Unpack(PeerConnection::Incoming incoming, 
   std::vector<SharedAllocation> all;
   all.reserve(wanted);
   auto descriptor = incoming.descriptors.begin();
-  for (const SharedItem& item : shared->items) {
-    all.push_back({item.part ? UniqueFd() : std::move(*descriptor++), item.bytes, item.properties, item.part, item.tag,
-                   item.incarnation, item.pool, item.pool_policy});
-  }
+  for (const SharedItem& item : shared->items) all.push_back({item, item.part ? UniqueFd() : std::move(*descriptor++)});
   return all;
 }
 
@@ -76,7 +73,7 @@ Status OwnerConnection::Connect(Deadline deadline) {
   const auto watch = [&sessions = service_.sessions(), peer = welcome, self = shared_from_this()] {
     return sessions.Watch(peer, self);
   };
-  Status watched = service_.Run(watch, deadline).value_or(PeerService::NotServed());
+  Status watched = service_.loop().Run(watch, deadline).value_or(PeerService::NotServed());
   const std::lock_guard lock(send_mutex_);
   if (watched.ok()) {
     connected_ = true;
@@ -96,8 +93,21 @@ Status OwnerConnection::Send(MessageBody body, std::uint64_t request, Deadline d
       if (!sent) return sent.status();
       if (*sent) return {};
     }
-    AMEM_TRY(connection_->Wait(PeerConnection::Until::kWritable, deadline));
+    AMEM_TRY(connection_->Wait(POLLOUT, deadline));
   }
+}
+
+template <class Work>
+std::invoke_result_t<Work&> OwnerConnection::InTurn(const std::string& doing, Deadline deadline, const Work& work) {
+  const Deadline began = Now();
+  auto result = UntilFree(deadline, [&]() -> std::invoke_result_t<Work&> {
+    const Turn turn(*this, deadline);
+    if (!turn.mine()) return Status{Code::kTimeout, ""};
+    AMEM_TRY(Connect(deadline));
+    return work();
+  });
+  if (!result) return Failed(doing, began, result.status());
+  return result;
 }
 
 Result<SharedAllocation> OwnerConnection::AwaitShared(std::uint64_t request, Deadline deadline) {
@@ -110,35 +120,20 @@ Result<SharedAllocation> OwnerConnection::AwaitShared(std::uint64_t request, Dea
 }
 
 Result<SharedAllocation> OwnerConnection::Import(const Token& token, AllocationId as, Deadline deadline) {
-  const Deadline began = Now();
-  const auto run = [&]() -> Result<SharedAllocation> {
-    const Turn turn(*this, deadline);
-    if (!turn.mine()) return Status{Code::kTimeout, ""};
-    AMEM_TRY(Connect(deadline));
+  return InTurn("import of " + ToText(token.allocation), deadline, [&]() -> Result<SharedAllocation> {
     const std::uint64_t request = connection_->NextRequest();
     AMEM_TRY(Send(ImportMessage{as, token}, request, deadline));
     auto shared = AwaitShared(request, deadline);
     // The owner may have noted a reference that nobody will use.
     if (!shared) Drop({token.allocation, as});
     return shared;
-  };
-  auto result = UntilFree(deadline, run);
-  if (!result) return Failed("import of " + ToText(token.allocation), began, result.status());
-  return result;
+  });
 }
 
 Result<std::vector<SharedAllocation>> OwnerConnection::Reimport(const std::vector<ShareRequest>& requests, Deadline deadline) {
   if (requests.empty()) return std::vector<SharedAllocation>();
-  const Deadline began = Now();
-  const auto run = [&]() -> Result<std::vector<SharedAllocation>> {
-    const Turn turn(*this, deadline);
-    if (!turn.mine()) return Status{Code::kTimeout, ""};
-    AMEM_TRY(Connect(deadline));
-    return Exchange(requests, deadline);
-  };
-  auto result = UntilFree(deadline, run);
-  if (!result) return Failed("importing " + std::to_string(requests.size()) + " allocations again", began, result.status());
-  return result;
+  return InTurn("importing " + std::to_string(requests.size()) + " allocations again", deadline,
+                [&] { return Exchange(requests, deadline); });
 }
 
 // Sends all requests, as far as there is room, before it waits for answers: the owner exports while this side takes
@@ -168,7 +163,7 @@ Result<std::vector<SharedAllocation>> OwnerConnection::Exchange(const std::vecto
     }
     AMEM_ASSIGN(auto incoming, connection_->TryReceive());
     if (!incoming.has_value()) {
-      AMEM_TRY(connection_->Wait(sent < batches ? PeerConnection::Until::kEither : PeerConnection::Until::kReadable, deadline));
+      AMEM_TRY(connection_->Wait(sent < batches ? POLLIN | POLLOUT : POLLIN, deadline));
       continue;
     }
     if (incoming->message.request != first + received) continue;  // the answer to a request that gave up

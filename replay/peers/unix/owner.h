@@ -42,6 +42,8 @@ class OwnerConnection final : public WatchedConnection, public std::enable_share
 
  private:
   class Turn;
+  template <class Work>
+  std::invoke_result_t<Work&> InTurn(const std::string& doing, Deadline deadline, const Work& work);
   Status Connect(Deadline deadline);
   Status Send(MessageBody body, std::uint64_t request, Deadline deadline);
   Result<bool> SendDropsLocked();

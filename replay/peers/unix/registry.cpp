@@ -6,7 +6,6 @@
 #include <cerrno>
 
 #include "journal/base/file.h"
-#include "replay/peers/unix/witness.h"
 
 namespace amem {
 

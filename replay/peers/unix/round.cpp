@@ -1,11 +1,10 @@
-#include "replay/peers/unix/round.h"
-
+// A member's side of a round that has begun: voting, and gathering again when the leader is lost.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "replay/peers/unix/witness.h"
+#include "replay/peers/unix/arrival.h"
 #include "replay/peers/vote_counter.h"
 
 namespace amem {
@@ -18,10 +17,7 @@ class UnixRound final : public Round {
   UnixRound(const RoundContext& context, RoundCall call, RoundBegun begun) : context_(context), call_(std::move(call)) {
     Adopt(std::move(begun));
   }
-  ~UnixRound() override {
-    Leave();
-    *context_.busy = false;
-  }
+  ~UnixRound() override { Leave(); }
   [[nodiscard]] std::vector<PeerIdentity> Members() const override { return members_; }
   [[nodiscard]] Deadline until() const override { return until_; }
   void SetUntil(Deadline until) override { until_ = until; }
@@ -109,8 +105,7 @@ class UnixRound final : public Round {
   // Looks at a late member's process, tells the journal, and returns what would explain the delay.
   std::string Witness(const PeerIdentity& who, Deadline began) {
     const bool leads = leader_ != nullptr && leader_->to() == who.session;
-    const std::chrono::milliseconds waited = SinceThen(began);
-    const EventBody fact = leads ? SeeProcessOf(who, *leader_, waited) : SeeProcessOf(who, context_.connection, waited);
+    const EventBody fact = SeeProcessOf(who, leads ? leader_.get() : nullptr, context_.connection, SinceThen(began));
     (void)context_.delegate->OnWitnessed({&fact, 1}, kPatienceWithJournal);
     return WhyLate(std::get<ProcessSeen>(fact));
   }
@@ -141,7 +136,6 @@ Result<std::unique_ptr<Round>> ArriveAtRound(const RoundContext& context, RoundC
   auto begun = arrival.Run();
   if (!begun) {
     if (culprits != nullptr) *culprits = arrival.culprits();
-    *context.busy = false;
     return begun.status();
   }
   return std::unique_ptr<Round>(new UnixRound(context, std::move(call), *std::move(begun)));

@@ -9,8 +9,6 @@
 #include <cerrno>
 #include <exception>
 
-#include "replay/peers/unix/witness.h"
-
 namespace amem {
 namespace {
 
@@ -62,7 +60,7 @@ Status PeerService::Start() {
     listener_keys_.push_back(key);
   }
   AMEM_TRY(loop_.Start());
-  if (requests_ != nullptr) requests_->TellChanges([this] { Post([this] { TellAsker(); }); });
+  if (requests_ != nullptr) requests_->TellChanges([this] { loop_.Post([this] { TellAsker(); }); });
   return {};
 }
 
@@ -388,10 +386,7 @@ void PeerService::Import(Inbound& connection, std::uint64_t request, const Impor
   sessions_.AddReference(connection.peer.session, import.token.allocation, import.as);
   std::vector<UniqueFd> descriptors;
   if (!shared->part) descriptors.push_back(std::move(shared->descriptor));
-  Reply(connection, request,
-        SharedMessage{{{shared->bytes, shared->properties, shared->part, shared->tag, shared->incarnation, shared->pool,
-                        shared->pool_policy}}},
-        std::move(descriptors));
+  Reply(connection, request, SharedMessage{{*shared}}, std::move(descriptors));
   sessions_.Changed();
 }
 
@@ -404,7 +399,7 @@ void PeerService::Reimport(Inbound& connection, std::uint64_t request, const Rei
     if (!shared) return Reply(connection, request, FailureMessage{shared.status()});
     if (shared->part)
       return Reply(connection, request, FailureMessage{{Code::kInvalid, "a part of a slab is not imported again"}});
-    answer.items.push_back({shared->bytes, shared->properties, {}, shared->tag, shared->incarnation});
+    answer.items.push_back(*shared);
     descriptors.push_back(std::move(shared->descriptor));
   }
   Reply(connection, request, std::move(answer), std::move(descriptors));

@@ -44,20 +44,11 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
   void Stop(std::optional<std::chrono::milliseconds> patience = std::nullopt);
 
   [[nodiscard]] SessionRegistry& sessions() { return sessions_; }
-  // Work for the service thread: ServiceLoop's Ask, Run and Post.
-  template <class Work>
-  auto Ask(Work work) {
-    return loop_.Ask(std::move(work));
-  }
-  template <class Work>
-  auto Run(Work work, Deadline until = In(std::chrono::seconds(10))) {
-    return loop_.Run(std::move(work), until);
-  }
-  void Post(std::function<void()> work) { loop_.Post(std::move(work)); }
+  [[nodiscard]] ServiceLoop& loop() { return loop_; }  // for work on the service thread
   void TellLater(Notices::Tell tell) {
-    Post([this, tell = std::move(tell)] { notices_.Add(tell); });
+    loop_.Post([this, tell = std::move(tell)] { notices_.Add(tell); });
   }
-  // For a Run that came back with nothing.
+  // For work that came to nothing.
   static Status NotServed() {
     return {Code::kRefused, "this process has stopped serving its peers, or its service thread hangs in a driver call"};
   }

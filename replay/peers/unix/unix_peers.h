@@ -8,9 +8,8 @@
 // Guarantees
 // * A session is connected when the first connection for data to or from it stands, and lost when one of them closes or its
 //   process dies, once and for all: OnPeerLost says "died", or "has closed" if it stopped in order.
-// * The set of a round is found by asking; its leader is the session with the lowest id. Votes are numbered, and each has one
-//   decision, which the leader makes once. If the leader itself is lost, every vote from then on is kPeerLost at once. If the
-//   leader's process is stopped (not dead), members give up a little after it should have decided (Deadlines::margin).
+// * If a round's leader is lost, every vote from then on is kPeerLost at once. If the leader's process is stopped (not dead),
+//   members give up a little after it should have decided (Deadlines::margin).
 // * Sockets that dead processes left are swept at the start of the next session; those of the living are never touched.
 #pragma once
 
@@ -42,31 +41,13 @@ struct UnixPeersOptions {
   control::RequestServer* requests = nullptr;  // outlives the object; null: nothing can be asked from outside
 };
 
-class UnixPeers final : public Peers {
+// One round of a tag at a time: Arrive is kRefused while a round of this session about that tag is not destroyed. Rounds must
+// not outlive the object. In a forked child its destructor leaves everything to the parent.
+class UnixPeers : public Peers {
  public:
   // `delegate` must outlive what comes back; calls to it may come before this returns.
   static Result<std::unique_ptr<UnixPeers>> Start(const PeerIdentity& self, const UnixPeersOptions& options,
                                                   PeerDelegate& delegate);
-  // Stops. In a forked child it leaves everything to the parent.
-  ~UnixPeers() override;
-
-  [[nodiscard]] PeerIdentity Self() const override;
-  void SetGroup(std::int64_t group) override;
-  void KeepEverything() override;
-  Result<SharedAllocation> Import(const Token& token, AllocationId as) override;
-  Result<std::vector<SharedAllocation>> Reimport(SessionId owner, const std::vector<ShareRequest>& requests,
-                                                 Deadline until) override;
-  void DropReference(const RemoteAllocation& remote, AllocationId as) override;
-  bool AwaitLoss(SessionId session) override;
-  // One of a tag at a time: kRefused while a round of this session about that tag is not destroyed. The round must not outlive
-  // this object.
-  Result<std::unique_ptr<Round>> Arrive(const RoundCall& call, std::vector<PeerIdentity>* culprits = nullptr) override;
-  void Stop() override;
-
- private:
-  class Impl;
-  explicit UnixPeers(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace amem

@@ -150,7 +150,7 @@ class CycleFixture : public ::testing::Test {
     for (const ShareRequest& request : requests) {
       auto descriptor = owner_->Export(shared_.at(request.allocation));
       if (!descriptor.ok()) return descriptor.status();
-      all.push_back({*std::move(descriptor), k2M, {}, {}});
+      all.push_back({{k2M, {}, {}}, *std::move(descriptor)});
     }
     return all;
   }

@@ -308,6 +308,7 @@ Status Arrival::TimedOut(const std::vector<PeerIdentity>& absent, const Status& 
   const std::string advice = OrRaiseTheTimeout(": all that share memory must call it; look at what they are doing");
   if (!withdrawn.ok() && leader_ != nullptr) {
     const PeerIdentity leader = discovery_.IdentityOf(leader_->to());
+    if (leader.session == context_.service->sessions().Self().session) return PeerService::NotServed();
     culprits_ = {leader};
     const std::string why = WhyLate(Witness(culprits_).at(leader.session));
     return {Code::kTimeout, fmt::format("waited {} ms for {}, who counts arrivals, to answer{}{}", Waited().count(),

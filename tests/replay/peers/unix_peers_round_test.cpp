@@ -224,6 +224,24 @@ TEST_F(RoundTest, a_resume_waits_for_paused_peers_as_long_as_they_need_and_says_
   EXPECT_LE(seen[2], 5) << "ever more seldom";
 }
 
+// As where a call of the driver, made for a peer's import, does not return.
+TEST_F(RoundTest, a_leader_that_its_own_service_does_not_answer_any_more_fails_at_its_deadline) {
+  JoinRing(2);
+  Rank& leader = *ranks_[0];
+  leader.session.import_takes = milliseconds(2500);
+  std::thread importer([&] {
+    (void)leader.session.AwaitFacts<MemberHeard>(1);  // it has come, and waits
+    (void)ranks_[1]->peers->Import(leader.session.Export(AllocationId{2}), AllocationId{3});
+  });
+  const auto round = leader.peers->Arrive({CycleKind::kPause, 1, In(milliseconds(80))}, &leader.culprits);
+  importer.join();
+  ASSERT_FALSE(round);
+  if (round.status().code() == Code::kTimeout) return;  // this machine did not let it come in time
+  EXPECT_EQ(round.status().code(), Code::kRefused);
+  EXPECT_NE(round.status().message().find("its service thread hangs"), std::string::npos) << round.status().message();
+  EXPECT_TRUE(leader.culprits.empty());
+}
+
 // On a busy machine a look at the others can take longer than the time until the next one.
 TEST_F(RoundTest, a_resume_waits_on_however_long_it_takes_to_see_for_whom) {
   JoinRing(2, 400 * kFew);

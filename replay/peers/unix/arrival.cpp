@@ -185,7 +185,13 @@ Status Arrival::RequireNoDeath(const std::vector<PeerIdentity>& set) {
   for (const auto& member : announced_) {
     if (std::ranges::find(set, member.session, &PeerIdentity::session) == set.end()) vanished_.push_back(member);
   }
-  for (const auto& member : vanished_) {
+  AMEM_TRY(RequireAlive(vanished_));
+  closed_leader_ = {};
+  return {};
+}
+
+Status Arrival::RequireAlive(const std::vector<PeerIdentity>& members) {
+  for (const auto& member : members) {
     // A dying process may still seem to listen. Wait for a leader whose connection has ended; look at the others later.
     const auto patience = member.session == closed_leader_ ? kDyingPatience : kDyingPatience.zero();
     if (again_ || !IsGone(context_.connection, member.session, patience)) continue;
@@ -193,7 +199,6 @@ Status Arrival::RequireNoDeath(const std::vector<PeerIdentity>& set) {
     return {Code::kPeerLost,
             ToText(member) + " " + HowItEnded(context_.connection, member.session) + " while it was waited for"};
   }
-  closed_leader_ = {};
   return {};
 }
 
@@ -226,6 +231,7 @@ Status Arrival::GiveUp(const Status& why) {
   if (state_ == State::kBegun) return {};
   if (why.code() != Code::kTimeout) return why;
   const auto absent = Absent(why, withdrawn);
+  AMEM_TRY(RequireAlive(absent));  // the end may have come between the last look and the deadline
   if (MayComeYet(absent)) return WaitOn(absent);
   return why.message().empty() ? TimedOut(absent, withdrawn) : Unanswered(why);
 }
@@ -250,7 +256,7 @@ bool Arrival::MayComeYet(const std::vector<PeerIdentity>& absent) const {
     const auto at = discovery_.progress().find(who.session);
     const Lifecycle last = at == discovery_.progress().end() ? Lifecycle::kNew : at->second.lifecycle;
     const bool unheard = last == Lifecycle::kNew && discovery_.silent().contains(who.session);
-    return (last == Lifecycle::kPaused || unheard) && !IsGone(context_.connection, who.session, {});
+    return last == Lifecycle::kPaused || unheard;
   });
 }
 

@@ -76,6 +76,7 @@ class Arrival {
 
   // Lost members and leaders.
   Status RequireNoDeath(const std::vector<PeerIdentity>& set);
+  Status RequireAlive(const std::vector<PeerIdentity>& members);
   Status LeaderClosed(const Status& why);
 
   // Whether and how the wait ends.

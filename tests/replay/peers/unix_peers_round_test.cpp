@@ -269,6 +269,22 @@ TEST_F(RoundTest, a_look_that_meets_the_deadline_blames_whoever_did_not_come) {
   EXPECT_EQ(ranks_[0]->culprits[0].session, ranks_[1]->identity.session);
 }
 
+TEST_F(RoundTest, a_member_that_ends_between_the_last_look_and_the_deadline_is_lost_and_not_late) {
+  JoinRing(2, 1000 * kFew);
+  const PeerIdentity other = ranks_[1]->identity;
+  ranks_[1]->session.lifecycle = Lifecycle::kRunning;
+  int looks = 0;
+  ranks_[0]->session.before_neighbours = [&](Deadline until) {
+    if (++looks != 2) return;
+    ranks_[1].reset();
+    std::this_thread::sleep_until(until + milliseconds(1));
+  };
+  const Status lost = ranks_[0]->Arrive(CycleKind::kPause, 1).status();
+  EXPECT_EQ(lost.code(), Code::kPeerLost);
+  EXPECT_EQ(lost.message(), ToText(other) + " has closed while it was waited for");
+  EXPECT_EQ(ranks_[0]->culprits, std::vector{other});
+}
+
 TEST_F(RoundTest, a_call_that_had_no_time_to_look_says_so_and_blames_nobody) {
   JoinRing(2, 400 * kFew);
   ranks_[0]->session.before_neighbours = [](Deadline until) { std::this_thread::sleep_until(until + milliseconds(1)); };

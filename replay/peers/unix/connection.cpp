@@ -25,13 +25,15 @@ Result<Connected> ConnectBefore(const ConnectionContext& context, SessionId to, 
   }
 }
 
+Deadline AwakeUntil(Deadline deadline) { return HasIdleCores() ? std::min(Now() + kSpin, deadline) : Deadline{}; }
+
 }  // namespace
 
 int PollUntil(std::span<pollfd> polled, Deadline until) {
-  const Deadline awake = HasIdleCores() ? Now() + kSpin : Deadline{};
+  const Deadline awake = AwakeUntil(until);
   while (true) {
-    const bool spins = Now() < std::min(awake, until);
-    const int n = ::poll(polled.data(), polled.size(), spins ? 0 : MillisecondsUntil(until));
+    const bool spins = Now() < awake;
+    const int n = ::poll(polled.data(), spins ? 1 : polled.size(), spins ? 0 : MillisecondsUntil(until));
     if (n > 0 || (n < 0 && errno != EINTR)) return n;
     if (Passed(until)) return 0;
     if (spins) ::sched_yield();
@@ -144,6 +146,11 @@ Result<std::optional<PeerConnection::Incoming>> PeerConnection::TryReceive() {
 }
 
 Result<PeerConnection::Incoming> PeerConnection::Receive(Deadline deadline) {
+  // Without a poll, which would make a vote a tenth slower.
+  for (const Deadline awake = AwakeUntil(deadline); Now() < awake; ::sched_yield()) {
+    AMEM_ASSIGN(auto incoming, TryReceive());
+    if (incoming.has_value()) return std::move(*incoming);
+  }
   while (true) {
     AMEM_ASSIGN(auto incoming, TryReceive());
     if (incoming.has_value()) return std::move(*incoming);

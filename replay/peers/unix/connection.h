@@ -17,8 +17,8 @@
 namespace amem {
 
 inline int MillisecondsUntil(Deadline deadline) { return static_cast<int>(LeftUntil(deadline).count()); }  // for poll
-// As poll, at most until then. Where cores are idle it stays awake at first, because an answer usually comes before a sleeping
-// thread could be woken.
+// As poll, at most until then. Where cores are idle it stays awake at first, and looks at the first descriptor alone, because
+// an answer usually comes before a sleeping thread could be woken.
 int PollUntil(std::span<pollfd> polled, Deadline until);
 
 // A dying process ends its connections a moment before its socket refuses.

@@ -7,48 +7,18 @@
 #include <initializer_list>
 #include <utility>
 
+#include "journal/journal.h"
+
 namespace amem::control {
 namespace {
 
-constexpr std::chrono::milliseconds kAnswerSoon{1000};  // a rank that lives and is not stopped has answered by then
-constexpr std::chrono::milliseconds kBeat{1000};        // between signs of life to the ranks
+constexpr std::chrono::milliseconds kBeat{1000};                              // between signs of life to the ranks
 constexpr std::chrono::milliseconds kForWaiting{3'000}, kForPausing{60'000};  // for an earlier tool
-
-RankLook LookOf(const RankLink& rank) {
-  const Standing& is = rank.standing();
-  return {.session = rank.place().session,
-          .pid = rank.pid(),
-          .start_ticks = rank.start_ticks(),
-          .rank = rank.place().rank,
-          .rank_name = rank.name(),
-          .directory = rank.place().directory,
-          .alive = rank.alive(),
-          .phase = rank.heard() ? ToText(is.phase) : "silent",
-          .steps = is.steps,
-          .paused = is.phase == Phase::kPaused,
-          .paused_by_program = is.own_pause == OwnPause::kPaused,
-          .doing = rank.Doing(),
-          .freed = is.freed,
-          .held = is.held};
-}
-
-bool Answered(const std::vector<RankLink>& ranks) {
-  return std::ranges::all_of(ranks, [](const RankLink& rank) { return rank.answered() || !rank.alive(); });
-}
-
-// Those that owe an answer already are not waited for.
-void AskAll(std::vector<RankLink>& ranks) {
-  std::vector<const RankLink*> asked;
-  for (RankLink& rank : ranks)
-    if (rank.Ask()) asked.push_back(&rank);
-  Await(ranks, In(kAnswerSoon),
-        [&] { return std::ranges::all_of(asked, [](const RankLink* rank) { return rank->answered() || !rank->alive(); }); });
-}
 
 std::vector<RankLook> LooksOf(const std::vector<RankLink>& ranks) {
   std::vector<RankLook> all;
   for (const RankLink& rank : ranks)
-    if (rank.refused().ok()) all.push_back(LookOf(rank));
+    if (rank.refused().ok()) all.push_back(rank.look());
   return all;
 }
 
@@ -65,15 +35,15 @@ Result<JobControl> JobControl::Open(const std::vector<RankPlace>& ranks, const s
   std::ranges::sort(sorted, {}, &RankPlace::directory);
   auto sockets = std::make_unique<ToolSockets>(socket_directory);
   std::vector<RankLink> links;
-  for (RankPlace& place : sorted) {
-    AMEM_ASSIGN(auto link, RankLink::Connect(*sockets, std::move(place)));
+  for (const RankPlace& place : sorted) {
+    AMEM_ASSIGN(auto link, RankLink::Connect(*sockets, place));
     if (link) links.push_back(*std::move(link));
   }
   JobControl job(std::move(sockets), std::move(links));
   job.GiveAll();  // nothing yet; but from now on the ranks take this tool's orders only
-  job.AwaitAnswers(kAnswerSoon);
+  Await(job.ranks_, In(kAnswerSoon), [&] { return job.AllAnswered(); });
   for (const RankLink& rank : job.ranks_) AMEM_TRY(rank.refused().Within(rank.name()));
-  std::erase_if(job.ranks_, [](const RankLink& rank) { return !rank.alive(); });
+  std::erase_if(job.ranks_, [](const RankLink& rank) { return !rank->alive; });
   if (job.ranks_.empty()) return Status{Code::kNotFound, "none of the job's processes lives on this host"};
   job.AwaitEndOfEarlier();
   return job;
@@ -83,19 +53,16 @@ Result<JobControl> JobControl::Open(const std::vector<RankPlace>& ranks, const s
 // that was interrupted in its safe point may never come back to it, and is not waited for.
 void JobControl::AwaitEndOfEarlier() {
   const auto none = [&](std::initializer_list<Phase> phases) {
-    return std::ranges::none_of(ranks_, [&](const RankLink& rank) {
-      return rank.alive() && std::ranges::find(phases, rank.standing().phase) != phases.end();
-    });
+    return std::ranges::none_of(
+        ranks_, [&](const RankLink& rank) { return rank->alive && std::ranges::find(phases, rank->is.phase) != phases.end(); });
   };
   Await(ranks_, In(kForWaiting), [&] { return none({Phase::kHeld, Phase::kArrived, Phase::kPausing}); });
   Await(ranks_, In(kForPausing), [&] { return none({Phase::kPausing}); });
-  for (const RankLink& rank : ranks_) order_.request = std::max(order_.request, rank.standing().last_request);
+  for (const RankLink& rank : ranks_) order_.request = std::max(order_.request, rank->is.last_request);
 }
 
-void JobControl::Refresh() { AskAll(ranks_); }
-
 std::vector<RankLook> JobControl::Look() {
-  Refresh();
+  AskAll(ranks_);
   return LooksOf(ranks_);
 }
 
@@ -111,12 +78,17 @@ std::vector<RankLook> LookAt(const std::vector<RankPlace>& ranks, const std::fil
 }
 
 Status JobControl::LeaveNote(SessionId session, EventBody note) {
-  const auto rank = std::ranges::find(ranks_, session, [](const RankLink& one) { return one.place().session; });
+  const auto rank = std::ranges::find(ranks_, session, [](const RankLink& one) { return one->process.session; });
   if (rank == ranks_.end()) return {Code::kNotFound, ToText(session) + " is none of this job's"};
   const bool told = rank->Tell(std::move(note));
-  Await(ranks_, In(kAnswerSoon), [&] { return rank->answered() || !rank->alive(); });
-  if (!told || !rank->alive() || !rank->answered()) return {Code::kPeerLost, rank->name() + " " + rank->Doing()};
+  Await(ranks_, In(kAnswerSoon), [&] { return rank->answered() || !(*rank)->alive; });
+  if (!told || !(*rank)->alive || !rank->answered()) return {Code::kPeerLost, rank->name() + " " + (*rank)->Doing()};
   return {};
+}
+
+Result<State> JobControl::MemoryOf(const RankProcess& process) {
+  AMEM_ASSIGN(const auto reader, JournalReader::Open(process.directory));
+  return reader->StateAt(std::nullopt);
 }
 
 // ---- orders ----------------------------------------------------------------------------------------------------------------
@@ -126,15 +98,15 @@ void JobControl::GiveAll() {
   for (RankLink& rank : ranks_) {
     rank.Give(order_);
     // That this one was told first holds of what was sent, and not of what waits for room.
-    if (rank.place().session == order_.told_first)
-      Await({&rank, 1}, In(kAnswerSoon), [&] { return rank.has_room() || !rank.alive(); });
+    if (rank->process.session == order_.told_first)
+      Await({&rank, 1}, In(kAnswerSoon), [&] { return rank.has_room() || !rank->alive; });
   }
 }
 
 void JobControl::Post(Ask ask, bool all_tags, Stage stage) {
-  const auto first = std::ranges::find_if(ranks_, &RankLink::alive);
+  const auto first = std::ranges::find_if(ranks_, [](const RankLink& rank) { return rank->alive; });
   order_ = {.request = order_.request + 1, .ask = ask, .stage = stage, .all_tags = all_tags};
-  if (first != ranks_.end()) order_.told_first = first->place().session;
+  if (first != ranks_.end()) order_.told_first = (*first)->process.session;
   standing_ = stage == Stage::kNccl;
   GiveAll();
 }
@@ -151,11 +123,8 @@ void JobControl::Withdraw() {
   GiveAll();
 }
 
-bool JobControl::AllAnswered() const { return Answered(ranks_); }
-
-bool JobControl::AwaitAnswers(std::chrono::milliseconds most) {
-  Await(ranks_, In(most), [&] { return AllAnswered(); });
-  return AllAnswered();
+bool JobControl::AllAnswered() const {
+  return std::ranges::all_of(ranks_, [](const RankLink& rank) { return rank.answered() || !rank->alive; });
 }
 
 void JobControl::Wait(std::chrono::milliseconds most) {
@@ -168,27 +137,41 @@ void JobControl::Wait(std::chrono::milliseconds most) {
   Await(ranks_, In(most), [&] { return !std::exchange(first, false); });
 }
 
+Result<const RankLink*> JobControl::AwaitRanks(Ask asked, Deadline until,
+                                               const std::function<Result<bool>(const RankLink&)>& done) {
+  for (;;) {
+    AMEM_TRY(FirstFailure(asked));
+    const RankLink* waits_for = nullptr;
+    for (const RankLink& rank : ranks_) {
+      AMEM_ASSIGN(const bool has, done(rank));
+      if (!has) waits_for = &rank;
+    }
+    if (waits_for == nullptr || Passed(until)) return waits_for;
+    Wait(std::min(kLook, LeftUntil(until)));
+  }
+}
+
 // ---- how they stand --------------------------------------------------------------------------------------------------------
 
 bool JobControl::HasCome(const RankLink& rank) const {
-  return Has(rank, Phase::kArrived) || Has(rank, Phase::kPaused) || rank.standing().own_pause == OwnPause::kPaused;
+  return Has(rank, Phase::kArrived) || Has(rank, Phase::kPaused) || rank->is.own_pause == OwnPause::kPaused;
 }
 
 bool JobControl::HasDone(const RankLink& rank, Stage stage) const {
-  const Standing& is = rank.standing();
+  const Standing& is = rank->is;
   if (!IsAbout(rank)) return is.own_pause == OwnPause::kPaused;  // what its program paused, it has paused
   return is.stage_done >= stage && (stage != Stage::kNccl || is.phase == Phase::kPaused);
 }
 
 bool JobControl::HasGivenUp(const RankLink& rank) const {
-  return rank.answered() && Has(rank, Phase::kRunning) && rank.standing().asked.request == 0;
+  return rank.answered() && Has(rank, Phase::kRunning) && rank->is.asked.request == 0;
 }
 
 Status JobControl::FirstFailure(Ask asked) const {
   for (const RankLink& rank : ranks_) {
     if (!rank.refused().ok()) return rank.refused().Within(rank.name());
     // A rank whose pause fails runs on, which is all that a resume wants.
-    const Status& why = rank.standing().failure;
+    const Status& why = rank->is.failure;
     const bool failed = (asked == Ask::kPause && Has(rank, Phase::kFailed)) || (Has(rank, Phase::kPaused) && !why.ok());
     if (failed) return why.Within(rank.name());
   }

@@ -93,14 +93,6 @@ void RankControl::Begin(std::uint64_t request, Phase phase) {
   });
 }
 
-void RankControl::Report(Phase phase, Stage done, std::optional<Bytes> held) {
-  Tell([&](Standing& mine) {
-    mine.held = held.value_or(mine.held);
-    mine.phase = phase;
-    mine.stage_done = done;
-  });
-}
-
 // ---- the thread of the program ---------------------------------------------------------------------------------------------
 
 bool RankControl::Serve(std::uint64_t step, bool return_soon) {
@@ -142,11 +134,7 @@ RankControl::Next RankControl::LookIdle(const Order& order, std::uint64_t step) 
   // Inside its own pause a program may come to safe points whose numbers the others have not agreed on, and need not.
   if (step == kOwnResume || OwnPauseIs(OwnPause::kPaused)) return Arrive(order, step, true);
   if (order.stage == Stage::kCome && (order.target == 0 || step > order.target)) {
-    Tell([&](Standing& mine) {
-      mine.at = step;
-      mine.phase = Phase::kHeld;
-      mine.stage_done = Stage::kCome;
-    });
+    Report(Phase::kHeld, Stage::kCome, [step](Standing& mine) { mine.at = step; });
     return Next::kWait;
   }
   if (step == order.target) return Arrive(order, step, false);
@@ -163,12 +151,10 @@ RankControl::Next RankControl::Arrive(const Order& order, std::uint64_t step, bo
   tags_done_ = false;
   nccl_paused_ = false;
   held_before_ = actions_->Held();
-  Tell([&](Standing& mine) {
+  Report(Phase::kArrived, Stage::kCome, [&](Standing& mine) {
     mine.at = step;
     mine.at_ns = MonotonicNs();
     mine.held = held_before_;
-    mine.phase = Phase::kArrived;
-    mine.stage_done = Stage::kCome;
   });
   return Next::kAgain;
 }
@@ -207,11 +193,9 @@ RankControl::Next RankControl::PauseNow() {
   const Bytes held = actions_->Held();
   const Bytes freed = held_before_ - std::min(held_before_, held);
   actions_->Note(RequestEnded{about_, CycleKind::kPause, Code::kOk, "", freed});
-  Tell([&](Standing& mine) {
+  Report(Phase::kPaused, Stage::kNccl, [&](Standing& mine) {
     mine.held = held;
     mine.freed = freed;
-    mine.phase = Phase::kPaused;
-    mine.stage_done = Stage::kNccl;
   });
   return Next::kWait;
 }
@@ -227,10 +211,8 @@ RankControl::Next RankControl::GiveUp(const Status& why, Phase phase) {
   }
   mode_ = Mode::kIdle;
   actions_->Note(RequestEnded{about_, CycleKind::kPause, why.code(), why.message()});
-  Tell([&](Standing& mine) {
+  Report(phase, Stage::kCome, [&](Standing& mine) {
     if (phase == Phase::kFailed) mine.failure = why;
-    mine.phase = phase;
-    mine.stage_done = Stage::kCome;
   });
   return phase == Phase::kFailed ? Next::kGoOn : Next::kAgain;
 }
@@ -245,7 +227,7 @@ RankControl::Next RankControl::LookPaused(const Order& order) {
     if (const Status paused = actions_->PauseTags(); !paused.ok()) return StayPaused(paused);
   tags_done_ = true;
   actions_->Note(RequestEnded{order.request, CycleKind::kPause, Code::kOk, ""});
-  Report(Phase::kPaused, Stage::kNccl, actions_->Held());
+  Report(Phase::kPaused, Stage::kNccl, [held = actions_->Held()](Standing& mine) { mine.held = held; });
   return Next::kWait;
 }
 
@@ -272,17 +254,13 @@ RankControl::Next RankControl::ResumeAsAsked(const Order& order) {
   mode_ = Mode::kIdle;
   actions_->Note(RequestEnded{order.request, CycleKind::kResume, Code::kOk, ""});
   Settle(order.request);
-  Report(Phase::kRunning, Stage::kNccl, actions_->Held());
+  Report(Phase::kRunning, Stage::kNccl, [held = actions_->Held()](Standing& mine) { mine.held = held; });
   return Next::kGoOn;
 }
 
 RankControl::Next RankControl::StayPaused(const Status& why) {
   actions_->Note(RequestEnded{about_, CycleKind::kResume, why.code(), why.message()});
-  Tell([&](Standing& mine) {
-    mine.failure = why;
-    mine.phase = Phase::kPaused;
-    mine.stage_done = Stage::kCome;
-  });
+  Report(Phase::kPaused, Stage::kCome, [&](Standing& mine) { mine.failure = why; });
   return Next::kWait;
 }
 

@@ -89,9 +89,19 @@ class RankControl : public RequestServer {
   void SetOwnPause(OwnPause own);
   void Settle(std::uint64_t request);  // nothing more is to be done about this one
   void Begin(std::uint64_t request, Phase phase);
-  void Report(Phase phase, Stage done, std::optional<Bytes> held = {});
   template <class Change>
   void Tell(const Change& change);  // of standing_, under the lock
+  template <class Change>
+  void Report(Phase phase, Stage done, const Change& change) {
+    Tell([&](Standing& mine) {
+      change(mine);
+      mine.phase = phase;
+      mine.stage_done = done;
+    });
+  }
+  void Report(Phase phase, Stage done) {
+    Report(phase, done, [](Standing&) {});
+  }
 
   const std::chrono::milliseconds patience_;
   alignas(64) std::atomic<std::uint64_t> steps_{0};

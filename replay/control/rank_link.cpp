@@ -83,22 +83,30 @@ bool Lives(const std::filesystem::path& directory) {
 
 // ---- connecting ------------------------------------------------------------------------------------------------------------
 
-ToolSockets::ToolSockets(const std::filesystem::path& directory) {
+ToolSockets::ToolSockets(const std::filesystem::path& place) {
   std::error_code missing;
-  if (std::filesystem::exists(directory, missing))
-    if (auto opened = OpenSocketDirectory(directory)) directory_ = *std::move(opened);
-  context_ = {directory_.get(), &elsewhere_, -1, ::geteuid()};
-  while (self_.session == SessionId())
-    if (getrandom(&self_.session.value, sizeof self_.session.value, 0) < 0) self_.session.value = MonotonicNs();
-  self_.pid = ::getpid();
+  if (std::filesystem::exists(place, missing))
+    if (auto opened = OpenSocketDirectory(place)) directory = *std::move(opened);
+  context = {directory.get(), &elsewhere, -1, ::geteuid()};
+  while (self.session == SessionId())
+    if (getrandom(&self.session.value, sizeof self.session.value, 0) < 0) self.session.value = MonotonicNs();
+  self.pid = ::getpid();
 }
 
-RankLink::RankLink(RankPlace place, pid_t pid, std::unique_ptr<PeerConnection> connection)
-    : place_(std::move(place)), pid_(pid), start_ticks_(StartTicks(pid)), connection_(std::move(connection)) {}
+RankLink::RankLink(const RankPlace& place, pid_t pid, std::unique_ptr<PeerConnection> connection)
+    : connection_(std::move(connection)) {
+  look_.process = {place.session, pid, StartTicks(pid), {}, place.directory};
+  SetRank(place.rank);
+}
 
-Result<std::optional<RankLink>> RankLink::Connect(const ToolSockets& sockets, RankPlace place) {
+void RankLink::SetRank(std::int32_t rank) {
+  look_.rank = rank;
+  look_.process.name = rank >= 0 ? fmt::format("rank {}", rank) : fmt::format("pid {}", look_.process.pid);
+}
+
+Result<std::optional<RankLink>> RankLink::Connect(const ToolSockets& sockets, const RankPlace& place) {
   const std::string where = place.directory.string();
-  auto connection = PeerConnection::Begin(sockets.context(), place.session, Purpose::kRequest, sockets.self(), In(kForRoom));
+  auto connection = PeerConnection::Begin(sockets.context, place.session, Purpose::kRequest, sockets.self, In(kForRoom));
   if (!connection) {
     if (connection.status().code() != Code::kPeerLost) return connection.status().Within(where);
     if (!Lives(place.directory)) return std::optional<RankLink>();
@@ -110,7 +118,7 @@ Result<std::optional<RankLink>> RankLink::Connect(const ToolSockets& sockets, Ra
   const auto process = CredentialsOf((*connection)->fd());
   if (!process || process->pid == 0)
     return Status{Code::kRefused, where + ": its process is in another pid namespace (a container); ask from inside"};
-  return std::optional<RankLink>(RankLink(std::move(place), process->pid, *std::move(connection)));
+  return std::optional<RankLink>(RankLink(place, process->pid, *std::move(connection)));
 }
 
 // ---- talking ---------------------------------------------------------------------------------------------------------------
@@ -123,38 +131,38 @@ bool RankLink::Send(MessageBody body) {
 }
 
 void RankLink::Give(const Order& order) {
-  if (!alive_) return;
+  if (!look_.alive) return;
   unsent_.reset();
   if (!Send(OrderMessage{order})) unsent_ = order;
 }
 
-bool RankLink::Ask() { return alive_ && answered() && Send(LookMessage{}); }
+bool RankLink::Ask() { return look_.alive && answered() && Send(LookMessage{}); }
 
-bool RankLink::Tell(EventBody note) { return alive_ && Send(NoteMessage{std::move(note)}); }
+bool RankLink::Tell(EventBody note) { return look_.alive && Send(NoteMessage{std::move(note)}); }
 
 void RankLink::Hear(const Message& message) {
   if (message.request != 0) answered_ = std::max(answered_, message.request);
   if (const auto* welcome = std::get_if<WelcomeMessage>(&message.body)) {
-    if (place_.rank < 0) place_.rank = welcome->self.rank;
+    if (look_.rank < 0) SetRank(welcome->self.rank);
   } else if (const auto* told = std::get_if<StandingMessage>(&message.body)) {
-    standing_ = told->standing;
-    heard_ = true;
+    look_.is = told->standing;
+    look_.heard = true;
   } else if (const auto* failure = std::get_if<FailureMessage>(&message.body)) {
     refused_ = failure->status;
   }
 }
 
 void RankLink::Take() {
-  if (!alive_) return;
+  if (!look_.alive) return;
   if (unsent_ && Send(OrderMessage{*unsent_})) unsent_.reset();
   const bool died = CanBeRead(connection_->process_fd());  // what it said last counts
   for (;;) {
     const auto came = connection_->TryReceive();
-    if (!came) alive_ = false;
+    if (!came) look_.alive = false;
     if (!came || !*came) break;
     Hear((*came)->message);
   }
-  if (died) alive_ = false;
+  if (died) look_.alive = false;
 }
 
 void Await(std::span<RankLink> links, Deadline until, const std::function<bool()>& done) {
@@ -162,7 +170,7 @@ void Await(std::span<RankLink> links, Deadline until, const std::function<bool()
     std::vector<pollfd> polled;
     for (RankLink& link : links) {
       link.Take();
-      if (!link.alive_) continue;
+      if (!link->alive) continue;
       polled.push_back({link.connection_->fd(), static_cast<short>(link.unsent_ ? POLLIN | POLLOUT : POLLIN), 0});
       polled.push_back({link.connection_->process_fd(), POLLIN, 0});
     }
@@ -171,32 +179,36 @@ void Await(std::span<RankLink> links, Deadline until, const std::function<bool()
   }
 }
 
+void AskAll(std::span<RankLink> links) {
+  std::vector<const RankLink*> asked;
+  for (RankLink& link : links)
+    if (link.Ask()) asked.push_back(&link);
+  Await(links, In(kAnswerSoon),
+        [&] { return std::ranges::all_of(asked, [](const RankLink* link) { return link->answered() || !(*link)->alive; }); });
+}
+
 Result<Standing> StandingOf(const ToolSockets& sockets, SessionId session) {
   AMEM_ASSIGN(auto link, RankLink::Connect(sockets, {.session = session}));
   if (!link) return Status{Code::kPeerLost, ToText(session) + " has ended"};
   RankLink& rank = *link;
   static_cast<void>(rank.Ask());
-  Await({&rank, 1}, In(kForRoom), [&] { return rank.heard() || !rank.alive(); });
-  if (rank.heard()) return rank.standing();
-  return Status{rank.alive() ? Code::kTimeout : Code::kPeerLost, rank.name() + " " + rank.Doing()};
+  Await({&rank, 1}, In(kForRoom), [&] { return rank->heard || !rank->alive; });
+  if (rank->heard) return rank->is;
+  return Status{rank->alive ? Code::kTimeout : Code::kPeerLost, rank.name() + " " + rank->Doing()};
 }
 
 // ---- what is said of it ----------------------------------------------------------------------------------------------------
 
-std::string RankLink::name() const {
-  return place_.rank >= 0 ? fmt::format("rank {}", place_.rank) : fmt::format("pid {}", pid_);
-}
-
-std::string RankLink::Doing() const {
-  if (!alive_) return "has ended";
-  return heard_ ? Text(standing_) : "does not answer";
+std::string RankLook::Doing() const {
+  if (!alive) return "has ended";
+  return heard ? Text(is) : "does not answer";
 }
 
 std::string RankLink::DoingInDetail() const {
-  if (!alive_) return "has ended";
-  const Sight sight = SeeProcess(pid_, connection_->process_fd());
-  return fmt::format("{}; its process is {}{}{}", Doing(), sight.state, sight.where.empty() ? "" : " " + sight.where,
-                     FromJournal(place_.directory));
+  if (!look_.alive) return look_.Doing();
+  const Sight sight = SeeProcess(look_.process.pid, connection_->process_fd());
+  return fmt::format("{}; its process is {}{}{}", look_.Doing(), sight.state, sight.where.empty() ? "" : " " + sight.where,
+                     FromJournal(look_.process.directory));
 }
 
 }  // namespace amem::control

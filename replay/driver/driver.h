@@ -44,6 +44,14 @@ struct MemoryHolder {
   std::string name;  // of its program; empty: unknown
   friend bool operator==(const MemoryHolder&, const MemoryHolder&) = default;
 };
+// A GPU of this machine, even if CUDA does not show it to this process.
+struct GpuInUse {
+  std::string uuid;
+  MemoryInfo memory;
+  Bytes used = 0;              // by processes; what the driver reserves is neither free nor used
+  bool holders_known = false;  // in a container NVML may not see the processes
+  std::vector<MemoryHolder> holders;
+};
 // " (pid 7, python3, holds 3 072 MiB; pid 8 holds some)": the largest holders except the process `self`; or nothing.
 std::string ToText(std::vector<MemoryHolder> holders, std::int32_t self);
 

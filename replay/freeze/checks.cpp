@@ -13,11 +13,9 @@
 namespace amem {
 namespace {
 
-Status Refusal(const std::vector<std::string>& problems) {
+Status Refusal(const char* so_far, const std::vector<std::string>& problems) {
   if (problems.empty()) return {};
-  std::string text = "nothing was touched: ";
-  for (std::size_t i = 0; i < problems.size(); ++i) text += (i == 0 ? "" : "; and ") + problems[i];
-  return {Code::kRefused, text};
+  return {Code::kRefused, fmt::format("{}{}", so_far, fmt::join(problems, "; and "))};
 }
 
 // On driver 580 cuMulticastAddDevice answers 101 in every process that was restored; 610 has it mended.
@@ -46,42 +44,28 @@ void FindUntakable(const RankProcess& process, const State& state, const std::st
     }
     if (allocation.handed_out) handed_out += allocation.bytes;
   }
-  if (multicast > 0) {
-    problems.push_back(
-        fmt::format("{} holds {} in multicast objects (NVLS), which a checkpoint does not cover: run the job with "
-                    "NCCL_NVLS_ENABLE=0, or with driver {} or newer AMEM_NVLS=release",
-                    process.name, RoundedUpBytes(multicast), kRestoresMulticast));
-  }
-  if (made_again > 0 && BranchOf(driver) < kRestoresMulticast) {
-    problems.push_back(
-        fmt::format("{} holds {} in multicast objects (NVLS), and a restored process can make none again before driver {} "
-                    "(this is {}): run "
-                    "the job with NCCL_NVLS_ENABLE=0",
-                    process.name, RoundedUpBytes(made_again), kRestoresMulticast, driver.empty() ? "not known" : driver));
-  }
-  if (registered > 0) {
-    problems.push_back(
-        fmt::format("a network card holds {} of {}: run the job with NCCL_IB_DISABLE=1, or deregister that memory",
-                    RoundedUpBytes(registered), process.name));
-  }
-  if (shared > 0) {
-    problems.push_back(
-        fmt::format("{} shares {} of the program's memory with another process, which a pause would leave, and the "
-                    "driver could not restore: run the job with AMEM_USER_MEMORY=release",
-                    process.name, RoundedUpBytes(shared)));
-  }
-  if (handed_out > 0) {
-    problems.push_back(
-        fmt::format("{} has given the driver's own handles of {} to others, by fabric or to a multicast object, which a pause "
-                    "leaves, and the driver could not restore: run the job without that feature (NCCL_MNNVL_ENABLE=0)",
-                    process.name, RoundedUpBytes(handed_out)));
-  }
-  if (on_host > 0) {
-    problems.push_back(
-        fmt::format("the program of {} has {} of host memory from cuMemCreate, with which the driver does not restore a "
-                    "process: have that memory from cuMemHostAlloc",
-                    process.name, RoundedUpBytes(on_host)));
-  }
+  // 0: the process, 1: bytes, 2: kRestoresMulticast, 3: the driver.
+  const std::pair<Bytes, const char*> found[] = {
+      {multicast,
+       "{0} holds {1} in multicast objects (NVLS), which a checkpoint does not cover: run the job with NCCL_NVLS_ENABLE=0, or "
+       "with driver {2} or newer AMEM_NVLS=release"},
+      {BranchOf(driver) < kRestoresMulticast ? made_again : 0,
+       "{0} holds {1} in multicast objects (NVLS), and a restored process can make none again before driver {2} (this is {3}): "
+       "run the job with NCCL_NVLS_ENABLE=0"},
+      {registered, "a network card holds {1} of {0}: run the job with NCCL_IB_DISABLE=1, or deregister that memory"},
+      {shared,
+       "{0} shares {1} of the program's memory with another process, which a pause would leave, and the driver could not "
+       "restore: run the job with AMEM_USER_MEMORY=release"},
+      {handed_out,
+       "{0} has given the driver's own handles of {1} to others, by fabric or to a multicast object, which a pause leaves, and "
+       "the driver could not restore: run the job without that feature (NCCL_MNNVL_ENABLE=0)"},
+      {on_host,
+       "the program of {0} has {1} of host memory from cuMemCreate, with which the driver does not restore a process: have "
+       "that memory from cuMemHostAlloc"}};
+  for (const auto& [bytes, text] : found)
+    if (bytes > 0)
+      problems.push_back(fmt::format(fmt::runtime(text), process.name, RoundedUpBytes(bytes), kRestoresMulticast,
+                                     driver.empty() ? "not known" : driver));
 }
 
 // What other libraries of a process share with other processes. A pause leaves it, and the driver could not restore it.
@@ -132,15 +116,13 @@ std::size_t RanksElsewhere(std::span<const Result<State>> states) {
   return most;
 }
 
-void FindOthers(FreezeHost& host, std::span<const GpuSight> gpus, std::span<const RankProcess> processes,
+void FindOthers(FreezeHost& host, std::span<const GpuInUse> gpus, std::span<const FrozenProcess> processes,
                 std::vector<std::string>& problems) {
   std::set<pid_t> family;
-  for (const RankProcess& process : processes) {
-    for (const pid_t pid : host.Siblings(process.pid)) family.insert(pid);
-  }
-  for (const RankProcess& process : processes) family.erase(process.pid);
+  for (const FrozenProcess& one : processes) family.merge(host.Siblings(one.process.pid));
+  for (const FrozenProcess& one : processes) family.erase(one.process.pid);
   std::set<std::string> others;
-  for (const GpuSight& gpu : gpus) {
+  for (const GpuInUse& gpu : gpus) {
     for (const MemoryHolder& holder : gpu.holders) {
       if (family.contains(holder.pid)) others.insert(fmt::format("pid {} ({})", holder.pid, holder.name));
     }
@@ -153,9 +135,9 @@ void FindOthers(FreezeHost& host, std::span<const GpuSight> gpus, std::span<cons
   }
 }
 
-void FindHostRoom(FreezeHost& host, std::span<const RankProcess> processes, Bytes needed, std::vector<std::string>& problems,
+void FindHostRoom(FreezeHost& host, std::span<const FrozenProcess> processes, Bytes needed, std::vector<std::string>& problems,
                   std::vector<std::string>& notes) {
-  const auto room = processes.empty() ? std::nullopt : host.RoomFor(processes.front().pid);
+  const auto room = processes.empty() ? std::nullopt : host.RoomFor(processes.front().process.pid);
   if (!room) {
     notes.push_back("how much host memory is available could not be read, and was not checked");
   } else if (room->bytes < needed) {
@@ -168,12 +150,13 @@ void FindHostRoom(FreezeHost& host, std::span<const RankProcess> processes, Byte
 
 // A restored process's kernels are not preempted any more (driver 580.159.04 on an H200: two processes that took turns every
 // 260 ms took 511 ms after both were restored), so one that waits for a peer stops every other process on its GPU.
-void NoteSharedGpus(std::map<std::string, std::set<std::string>> users, std::span<const GpuSight> gpus,
-                    const std::set<pid_t>& ours, std::vector<std::string>& notes) {
+void NoteSharedGpus(std::map<std::string, std::set<std::string>> users, std::span<const GpuInUse> gpus,
+                    std::span<const FrozenProcess> processes, std::vector<std::string>& notes) {
   for (auto& [uuid, names] : users) {
-    const auto gpu = std::ranges::find(gpus, uuid, &GpuSight::uuid);
+    const auto gpu = std::ranges::find(gpus, uuid, &GpuInUse::uuid);
     for (const MemoryHolder& holder : gpu == gpus.end() ? std::vector<MemoryHolder>{} : gpu->holders) {
-      if (!ours.contains(holder.pid)) names.insert(fmt::format("pid {} ({})", holder.pid, holder.name));
+      if (std::ranges::none_of(processes, [&](const FrozenProcess& one) { return one.process.pid == holder.pid; }))
+        names.insert(fmt::format("pid {} ({})", holder.pid, holder.name));
     }
     if (names.size() < 2) continue;
     notes.push_back(fmt::format(
@@ -191,35 +174,34 @@ const std::string& FrozenProcess::NowAt(const std::string& gpu) const {
   return way == moved.end() ? gpu : way->to;
 }
 
-std::map<pid_t, std::map<std::string, Bytes>> HeldBy(std::span<const GpuSight> gpus, std::span<const RankProcess> processes) {
+std::map<pid_t, std::map<std::string, Bytes>> HeldBy(std::span<const GpuInUse> gpus) {
   std::map<pid_t, std::map<std::string, Bytes>> held;
-  for (const GpuSight& gpu : gpus) {
-    for (const MemoryHolder& holder : gpu.holders) {
-      const bool ours = std::ranges::any_of(processes, [&](const RankProcess& one) { return one.pid == holder.pid; });
-      if (ours) held[holder.pid][gpu.uuid] += holder.bytes;
-    }
-  }
+  for (const GpuInUse& gpu : gpus)
+    for (const MemoryHolder& holder : gpu.holders) held[holder.pid][gpu.uuid] += holder.bytes;
   return held;
 }
 
-Status CheckBeforeFreeze(std::span<const Result<State>> states, FreezeHost& host, std::span<const RankProcess> processes,
+Status CheckBeforeFreeze(std::span<const Result<State>> states, FreezeHost& host, std::span<const FrozenProcess> processes,
                          const FreezeAllowances& allowances, std::size_t ranks_elsewhere, std::vector<std::string>& notes) {
   std::vector<std::string> problems;
-  const std::vector<GpuSight> gpus = host.GpusInUse();
-  const auto held = HeldBy(gpus, processes);
+  const std::vector<GpuInUse> gpus = host.GpusInUse();
+  const auto held = HeldBy(gpus);
+  std::map<std::string, std::set<std::string>> users;
   Bytes needed = 0;
   for (std::size_t i = 0; i < processes.size(); ++i) {
-    const RankProcess& process = processes[i];
+    const RankProcess& process = processes[i].process;
+    const auto by_gpu = held.find(process.pid);
+    for (const auto& [uuid, bytes] : by_gpu != held.end() ? by_gpu->second : std::map<std::string, Bytes>()) {
+      users[uuid].insert(process.name);
+      needed += bytes;
+    }
     if (!states[i].ok()) {
       problems.push_back(fmt::format("what {} holds cannot be read: {}", process.name, states[i].status().message()));
       continue;
     }
     FindUntakable(process, *states[i], host.DriverVersion(), problems);
     FindSharedOutside(process, *states[i], problems, notes);
-    const auto by_gpu = held.find(process.pid);
-    if (by_gpu != held.end()) {
-      for (const auto& [uuid, bytes] : by_gpu->second) needed += bytes;
-    } else {
+    if (by_gpu == held.end()) {
       const Holdings holdings = Measure(*states[i]);
       needed += holdings.own_device_resident + holdings.pools_resident + holdings.legacy_kept;
       notes.push_back(
@@ -229,15 +211,7 @@ Status CheckBeforeFreeze(std::span<const Result<State>> states, FreezeHost& host
     }
   }
   FindHostRoom(host, processes, needed, problems, notes);
-  std::map<std::string, std::set<std::string>> users;
-  std::set<pid_t> ours;
-  for (const RankProcess& process : processes) {
-    ours.insert(process.pid);
-    const auto by_gpu = held.find(process.pid);
-    if (by_gpu == held.end()) continue;
-    for (const auto& [uuid, bytes] : by_gpu->second) users[uuid].insert(process.name);
-  }
-  NoteSharedGpus(std::move(users), gpus, ours, notes);
+  NoteSharedGpus(std::move(users), gpus, processes, notes);
   if (!allowances.others_stay) FindOthers(host, gpus, processes, problems);
   if (const std::size_t elsewhere = std::max(ranks_elsewhere, RanksElsewhere(states));
       elsewhere > 0 && !allowances.this_host_only) {
@@ -246,12 +220,13 @@ Status CheckBeforeFreeze(std::span<const Result<State>> states, FreezeHost& host
                     "processes of this host only: give --this-host, and run it on each host with the same --at-step",
                     elsewhere));
   }
-  return Refusal(problems);
+  return Refusal("nothing was touched: ", problems);
 }
 
-Status CheckWhilePaused(FreezableJob& job, std::span<const RankProcess> processes) {
+Status CheckWhilePaused(control::AskedJob& job, std::span<FrozenProcess* const> processes) {
   std::vector<std::string> problems, noted_before;
-  for (const RankProcess& process : processes) {
+  for (const FrozenProcess* one : processes) {
+    const RankProcess& process = one->process;
     AMEM_ASSIGN(const auto state, job.MemoryOf(process).Within("what " + process.name + " holds cannot be read"));
     FindSharedOutside(process, state, problems, noted_before);
     Bytes shared = 0;
@@ -266,22 +241,18 @@ Status CheckWhilePaused(FreezableJob& job, std::span<const RankProcess> processe
                       process.name, RoundedUpBytes(shared), process.directory.string()));
     }
   }
-  if (problems.empty()) return {};
-  std::string text;
-  for (const std::string& problem : problems) text += (text.empty() ? "" : "; and ") + problem;
-  return {Code::kRefused, text};
+  return Refusal("", problems);
 }
 
 Status CheckRoom(FreezeHost& host, std::span<const FrozenProcess> processes, const std::set<pid_t>& taken,
                  std::span<const GpuPair> pairs, std::vector<std::string>& notes) {
-  const std::vector<GpuSight> gpus = host.GpusInUse();
+  const std::vector<GpuInUse> gpus = host.GpusInUse();
+  auto held = HeldBy(gpus);
   std::map<std::string, Bytes> needed;
   std::map<std::string, std::set<std::string>> users;
-  std::set<pid_t> ours;
   bool known = false;
   for (const FrozenProcess& process : processes) {
     const RankProcess& plain = process.process;
-    auto held = HeldBy(gpus, std::span(&plain, 1));
     for (const auto& [uuid, bytes, was_taken] : process.gpus) {
       const auto pair = std::ranges::find(pairs, uuid, &GpuPair::from);
       const std::string& now = process.NowAt(uuid);
@@ -290,7 +261,6 @@ Status CheckRoom(FreezeHost& host, std::span<const FrozenProcess> processes, con
       const std::string& then = pair == pairs.end() || !is_taken ? now : pair->to;
       needed[then] += bytes - std::min(bytes, there);
       users[then].insert(plain.name);
-      ours.insert(plain.pid);
       known = true;
     }
   }
@@ -300,13 +270,13 @@ Status CheckRoom(FreezeHost& host, std::span<const FrozenProcess> processes, con
   }
   std::string text;
   for (const auto& [uuid, bytes] : needed) {
-    const auto gpu = std::ranges::find(gpus, uuid, &GpuSight::uuid);
+    const auto gpu = std::ranges::find(gpus, uuid, &GpuInUse::uuid);
     if (gpu == gpus.end() || gpu->memory.free >= bytes) continue;
     text += fmt::format("{}{} (GPU {}) has {} free and needs {}{}", text.empty() ? "" : "; ", uuid, gpu - gpus.begin(),
                         RoundedBytes(gpu->memory.free), RoundedUpBytes(bytes), ToText(gpu->holders, 0));
   }
   if (text.empty()) {
-    NoteSharedGpus(std::move(users), gpus, ours, notes);
+    NoteSharedGpus(std::move(users), gpus, processes, notes);
     return {};
   }
   return {Code::kOutOfMemory, "nothing was touched, the job stays frozen: " + text +
@@ -328,12 +298,9 @@ std::vector<std::string> SplitAt(const std::string& text, char separator) {
 }
 
 std::optional<std::size_t> IndexOf(const std::string& text, std::span<const std::string> gpus) {
-  const auto by_uuid = std::ranges::find(gpus, text);
-  if (by_uuid != gpus.end()) return static_cast<std::size_t>(by_uuid - gpus.begin());
-  std::size_t index = 0;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), index);
-  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || index >= gpus.size()) return std::nullopt;
-  return index;
+  for (std::size_t i = 0; i < gpus.size(); ++i)
+    if (text == gpus[i] || text == std::to_string(i)) return i;
+  return std::nullopt;
 }
 
 }  // namespace

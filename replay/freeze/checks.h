@@ -8,11 +8,13 @@
 #include <string>
 #include <vector>
 
+#include "replay/control/job.h"
 #include "replay/driver/checkpointer.h"
 #include "replay/freeze/host.h"
-#include "replay/freeze/job.h"
 
 namespace amem {
+
+using control::RankProcess;
 
 struct FreezeAllowances {
   bool this_host_only = false;  // the job may have processes on other hosts, which stay as they are
@@ -33,16 +35,16 @@ struct FrozenProcess {
 
 // By process and GPU, from those who hold memory now. A container's NVML may not see its own processes, and a process that is
 // nowhere among them is left out.
-std::map<pid_t, std::map<std::string, Bytes>> HeldBy(std::span<const GpuSight> gpus, std::span<const RankProcess> processes);
+std::map<pid_t, std::map<std::string, Bytes>> HeldBy(std::span<const GpuInUse> gpus);
 
 // Of sessions that run, with the `states` of their memory: what a pause would leave that the driver cannot take (multicast
 // objects, memory that a network card or another process holds, what other libraries share), other processes of the job, and
 // whether the host has room for what is on the GPUs. `ranks_elsewhere`: what the launcher says. kRefused; `notes` gets what
 // could not be found out.
-Status CheckBeforeFreeze(std::span<const Result<State>> states, FreezeHost& host, std::span<const RankProcess> processes,
+Status CheckBeforeFreeze(std::span<const Result<State>> states, FreezeHost& host, std::span<const FrozenProcess> processes,
                          const FreezeAllowances& allowances, std::size_t ranks_elsewhere, std::vector<std::string>& notes);
 // Of sessions that are paused: device memory that is still shared, of which the driver's restore would lose the process.
-Status CheckWhilePaused(FreezableJob& job, std::span<const RankProcess> processes);
+Status CheckWhilePaused(control::AskedJob& job, std::span<FrozenProcess* const> processes);
 // Whether each GPU has room for what comes back to it: what the processes had there before they were paused, less what those
 // that the driver has not `taken` have there now. kOutOfMemory names who holds it.
 Status CheckRoom(FreezeHost& host, std::span<const FrozenProcess> processes, const std::set<pid_t>& taken,

@@ -10,7 +10,7 @@
 
 namespace amem {
 
-std::vector<pid_t> ReadSiblings(pid_t pid) {
+std::set<pid_t> ReadSiblings(pid_t pid) {
   const pid_t launcher = ParentOf(pid);
   if (launcher <= 1) return {pid};
   std::multimap<pid_t, pid_t> children;
@@ -26,7 +26,7 @@ std::vector<pid_t> ReadSiblings(pid_t pid) {
     const auto [begin, end] = children.equal_range(found[i]);
     for (auto it = begin; it != end; ++it) found.push_back(it->second);
   }
-  return found;
+  return {found.begin(), found.end()};
 }
 
 std::string ReadDriverVersion() {

@@ -11,19 +11,14 @@
 namespace amem {
 namespace {
 
-std::vector<RankProcess> WithoutFigures(const std::vector<FrozenProcess>& processes) {
-  std::vector<RankProcess> plain;
-  plain.reserve(processes.size());
-  for (const FrozenProcess& one : processes) plain.push_back(one.process);
-  return plain;
-}
-
 void Move(FrozenProcess& one, const std::vector<GpuPair>& pairs) {
   for (const GpuPair& pair : pairs) {
     std::erase_if(one.moved, [&](const GpuPair& earlier) { return earlier.from == pair.from; });
     one.moved.push_back(pair);
   }
 }
+
+Status And(const Status& why, const std::string& more) { return {why.code(), why.message() + more, why.driver_result()}; }
 
 }  // namespace
 
@@ -33,8 +28,8 @@ std::string_view ToText(FreezeGoal goal) { return goal == FreezeGoal::kFrozen ? 
 
 Status FreezeOperation::LookAround() {
   processes_.clear();
-  for (const RankSight& sight : job_.Look()) {
-    if (sight.alive) processes_.push_back({.process = sight.process, .gpus = {}, .moved = {}});
+  for (const control::RankLook& look : job_.Look()) {
+    if (look.alive) processes_.push_back({.process = look.process, .gpus = {}, .moved = {}});
   }
   return processes_.empty() ? Status(Code::kNotFound, "no process of the job lives on this host") : Status();
 }
@@ -63,7 +58,7 @@ void FreezeOperation::BeginNew() {
 
 // With the figures of those that have none yet.
 void FreezeOperation::Measure() {
-  const auto held = HeldBy(host_.GpusInUse(), WithoutFigures(processes_));
+  const auto held = HeldBy(host_.GpusInUse());
   for (FrozenProcess& one : processes_) {
     const auto by_gpu = held.find(one.process.pid);
     if (one.told || by_gpu == held.end()) continue;
@@ -129,8 +124,7 @@ Status FreezeOperation::Check() {
   // to start, and a process that it has locked does not come to a pause.
   if (history_) AMEM_TRY(AskDriver());
   processes_.resize(states.size());  // those of an earlier freeze that have ended are no part of this one
-  AMEM_TRY(CheckBeforeFreeze(states, host_, WithoutFigures(processes_), options_.allowances, options_.ranks_elsewhere,
-                             report_.notes));
+  AMEM_TRY(CheckBeforeFreeze(states, host_, processes_, options_.allowances, options_.ranks_elsewhere, report_.notes));
   BeginNew();
   Measure();
   checked_ = true;
@@ -145,13 +139,15 @@ Status FreezeOperation::PauseWhenChecked() {
   auto checks = std::async(std::launch::async, [this] { return Check(); });
   std::optional<Status> passed;
   resumes_ = true;
-  Status paused = job_.Pause(options_.say, [&]() -> std::optional<Status> {
+  control::AskOptions asked = options_.asked;
+  asked.may_pause = [&]() -> std::optional<Status> {
     if (passed || checks.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return passed;
     passed = checks.get();
     is_.pauses = true;
     if (passed->ok()) passed = Begin(goal_, StepOfFreeze::kPause);
     return passed;
-  });
+  };
+  Status paused = job_.Pause(asked, options_.say);
   if (!passed) passed = checks.get();
   Took(ToText(StepOfFreeze::kPause), began);
   if (!passed->ok()) return *passed;
@@ -193,13 +189,13 @@ Status FreezeOperation::PauseBeforeAsking() {
     done = PauseWhenChecked();
   }
   if (!done.ok() && !checked_) return done;  // the checks found something
-  if (!done.ok()) return Ended("running", {done.code(), done.message() + ". The job runs as before", done.driver_result()});
+  if (!done.ok()) return Ended("running", And(done, ". The job runs as before"));
   done = AskDriver();
   if (done.ok()) return {};
   const Status resumed = ResumeAll();
-  if (!resumed.ok()) return Ended("stuck", {done.code(), done.message() + "; and then " + resumed.message()});
+  if (!resumed.ok()) return Ended("stuck", And(done, "; and then " + resumed.message()));
   const std::string undone = resumes_ ? ". The pause is undone, and " : ". Nothing was done, and ";
-  return Ended(resumes_ ? "running" : "paused", {done.code(), done.message() + undone + AsBefore(), done.driver_result()});
+  return Ended(resumes_ ? "running" : "paused", And(done, undone + AsBefore()));
 }
 
 Status FreezeOperation::Thaw() {
@@ -230,31 +226,23 @@ Status FreezeOperation::IsNotFrozen() {
   return {Code::kRefused, "the job is not frozen" + (doubt.empty() ? "" : ", as far as the driver says: " + doubt)};
 }
 
-Status FreezeOperation::Continue() {
+Status FreezeOperation::Succeed(bool undo) {
   AMEM_TRY(LookBack());
   if (!Unfinished()) return {Code::kNotFound, "no freeze or thaw of this job is unfinished"};
   if (const auto started = checkpointer_.Gpus(); !started.ok()) return started.status();
   AMEM_TRY(GoOn());
-  const FreezeGoal goal = history_->goal == ToText(FreezeGoal::kRunning) ? FreezeGoal::kRunning : FreezeGoal::kFrozen;
-  resumes_ = goal == FreezeGoal::kRunning || history_->pauses;
-  return Towards(goal);
-}
-
-Status FreezeOperation::Undo() {
-  AMEM_TRY(LookBack());
-  if (!Unfinished()) return {Code::kNotFound, "no freeze or thaw of this job is unfinished"};
-  if (const auto started = checkpointer_.Gpus(); !started.ok()) return started.status();
-  AMEM_TRY(GoOn());
-  const bool to_frozen = history_->goal == ToText(FreezeGoal::kRunning);
-  resumes_ = to_frozen || history_->pauses;
-  if (to_frozen) pairs_.clear();
-  for (const FrozenProcess& one : processes_) {
-    if (!to_frozen || std::ranges::none_of(one.moved, [](const GpuPair& way) { return way.from != way.to; })) continue;
-    report_.notes.push_back(one.process.name +
-                            " had come back on other GPUs already; amem thaw brings it to those that it had "
-                            "at the freeze, unless --gpus says otherwise");
+  const bool thawed = history_->goal == ToText(FreezeGoal::kRunning);
+  resumes_ = thawed || history_->pauses;
+  if (thawed && undo) {
+    pairs_.clear();
+    for (const FrozenProcess& one : processes_) {
+      if (std::ranges::none_of(one.moved, [](const GpuPair& way) { return way.from != way.to; })) continue;
+      report_.notes.push_back(one.process.name +
+                              " had come back on other GPUs already; amem thaw brings it to those that it had "
+                              "at the freeze, unless --gpus says otherwise");
+    }
   }
-  return Towards(to_frozen ? FreezeGoal::kFrozen : FreezeGoal::kRunning);
+  return Towards(thawed != undo ? FreezeGoal::kRunning : FreezeGoal::kFrozen);
 }
 
 void FreezeOperation::Took(std::string_view step, std::uint64_t since_ns) {
@@ -305,38 +293,41 @@ Status FreezeOperation::ToFrozen() {
     done = Each(StepOfFreeze::kLock, In(CheckpointState::kRunning),
                 [this](const FrozenProcess& one) { return checkpointer_.Lock(one.process.pid, options_.lock_timeout); });
   }
-  if (done.ok()) done = CheckpointAll();
+  if (done.ok()) {
+    done = Each(
+        StepOfFreeze::kCheckpoint, In(CheckpointState::kLocked),
+        [this](const FrozenProcess& one) { return checkpointer_.Checkpoint(one.process.pid); },
+        [](FrozenProcess& one) { one.from_ns = MonotonicNs(); });
+  }
   if (done.ok() && !report_.lost.empty()) done = {Code::kPeerLost, "lost on the way: " + report_.lost.front()};
   if (done.ok()) return Ended("frozen", {});
 
   options_.say("undoing: " + done.message());
   goal_ = FreezeGoal::kRunning;
   const Status undone = ToRunning();
-  if (undone.ok())
-    return {done.code(), done.message() + ". All that was done is undone, and " + AsBefore(), done.driver_result()};
-  return {done.code(), fmt::format("{}. What was done could not all be undone: {}", done.message(), undone.message()),
-          done.driver_result()};
+  if (undone.ok()) return And(done, std::string(". All that was done is undone, and ") + AsBefore());
+  return And(done, ". What was done could not all be undone: " + undone.message());
 }
 
 bool FreezeOperation::AllArePaused() {
-  const std::vector<RankSight> sights = job_.Look();
+  const std::vector<control::RankLook> looks = job_.Look();
   return std::ranges::all_of(processes_, [&](const FrozenProcess& one) {
-    return std::ranges::any_of(sights, [&](const RankSight& s) { return Same(s.process, one.process) && s.paused; });
+    return std::ranges::any_of(looks, [&](const control::RankLook& look) {
+      return Same(look.process, one.process) && look.is.phase == control::Phase::kPaused;
+    });
   });
 }
 
 Status FreezeOperation::PauseAll() {
   if (AllArePaused()) return {};
   resumes_ = is_.pauses = true;
-  return ForAll(StepOfFreeze::kPause, [this] { return job_.Pause(options_.say, {}); });
+  return ForAll(StepOfFreeze::kPause, [this] { return job_.Pause(options_.asked, options_.say); });
 }
 
 Status FreezeOperation::NoteTaken() {
   const Processes running = In(CheckpointState::kRunning);
-  std::vector<RankProcess> plain;
-  for (const FrozenProcess* one : running) plain.push_back(one->process);
-  AMEM_TRY(CheckWhilePaused(job_, plain));
-  auto held = HeldBy(host_.GpusInUse(), plain);
+  AMEM_TRY(CheckWhilePaused(job_, running));
+  auto held = HeldBy(host_.GpusInUse());
   for (FrozenProcess* one : running) {
     for (GpuShare& share : one->gpus) share.taken = 0;
     for (const auto& [gpu, bytes] : held[one->process.pid]) {
@@ -345,13 +336,6 @@ Status FreezeOperation::NoteTaken() {
     }
   }
   return {};
-}
-
-Status FreezeOperation::CheckpointAll() {
-  return Each(
-      StepOfFreeze::kCheckpoint, In(CheckpointState::kLocked),
-      [this](const FrozenProcess& one) { return checkpointer_.Checkpoint(one.process.pid); },
-      [](FrozenProcess& one) { one.from_ns = MonotonicNs(); });
 }
 
 // ---- and back --------------------------------------------------------------------------------------------------------------
@@ -369,11 +353,9 @@ Status FreezeOperation::ToRunning() {
     if (resumed.ok()) return Ended(resumes_ ? "running" : "paused", {});
     return Ended("stuck", resumed.Within("restored and unlocked, but still paused; amem resume tries again"));
   }
-  std::string lost;
-  for (const std::string& one : report_.lost) lost += (lost.empty() ? "" : "; ") + one;
   const std::string others = resumed.ok() ? "the other processes run; a collective with the lost ones will not end"
                                           : "the other processes are back and unlocked, but still paused: " + resumed.message();
-  return Ended("lost", {Code::kPeerLost, fmt::format("lost: {}. {}", lost, others)});
+  return Ended("lost", {Code::kPeerLost, fmt::format("lost: {}. {}", fmt::join(report_.lost, "; "), others)});
 }
 
 Status FreezeOperation::RestoreAll() {
@@ -400,22 +382,15 @@ Status FreezeOperation::RestoreAll() {
 Status FreezeOperation::StayFrozen(const Processes& restored, const Status& why) {
   const Status back = Each(StepOfFreeze::kCheckpoint, restored,
                            [this](const FrozenProcess& one) { return checkpointer_.Checkpoint(one.process.pid); });
-  if (!back.ok()) {
-    return Ended("stuck", {why.code(),
-                           fmt::format("{}. Those that were restored could not be frozen again and stay locked: {}. amem "
-                                       "thaw tries again",
-                                       why.message(), back.message()),
-                           why.driver_result()});
-  }
-  return Ended("frozen", {why.code(),
-                          why.message() + ". The whole job stays frozen, with its contents kept; mend that and run amem "
-                                          "thaw again",
-                          why.driver_result()});
+  if (!back.ok())
+    return Ended("stuck", And(why, ". Those that were restored could not be frozen again and stay locked: " + back.message() +
+                                       ". amem thaw tries again"));
+  return Ended("frozen", And(why, ". The whole job stays frozen, with its contents kept; mend that and run amem thaw again"));
 }
 
 Status FreezeOperation::ResumeAll() {
   if (!resumes_) return {};
-  return ForAll(StepOfFreeze::kResume, [this] { return job_.Resume(options_.say); });
+  return ForAll(StepOfFreeze::kResume, [this] { return job_.Resume(options_.asked.deadline, options_.say); });
 }
 
 std::vector<GpuPair> FreezeOperation::PairsOf(const FrozenProcess& process) const {

@@ -17,7 +17,6 @@
 #include "replay/driver/checkpointer.h"
 #include "replay/freeze/checks.h"
 #include "replay/freeze/host.h"
-#include "replay/freeze/job.h"
 
 namespace amem {
 
@@ -28,11 +27,12 @@ std::string_view ToText(StepOfFreeze step);
 
 struct FreezeOptions {
   std::chrono::milliseconds lock_timeout{10'000};
+  control::AskOptions asked{.all_tags = true};  // what AMem can take out at the link's speed need not go the driver's way
   FreezeAllowances allowances;
   std::size_t ranks_elsewhere = 0;  // that the launcher counts beside those of the job here
   std::string gpus;                 // of a thaw: ReadGpuPairs
   std::uint64_t began_ns = 0;       // MonotonicNs() of the command, for the times; 0: of the operation
-  Say say = [](const std::string&) {};
+  control::Progress say = [](const std::string&) {};
 };
 
 struct FreezeReport {
@@ -54,7 +54,7 @@ struct FreezeReport {
 // Of one thread; it makes the driver's calls for several processes side by side.
 class FreezeOperation {
  public:
-  FreezeOperation(FreezableJob& job, Checkpointer& checkpointer, FreezeHost& host, FreezeOptions options)
+  FreezeOperation(control::AskedJob& job, Checkpointer& checkpointer, FreezeHost& host, FreezeOptions options)
       : job_(job),
         checkpointer_(checkpointer),
         host_(host),
@@ -64,8 +64,8 @@ class FreezeOperation {
   Status Freeze();
   Status Thaw();
   // After the death of the tool: on to the goal of the last command, or back from it. kNotFound: no operation is unfinished.
-  Status Continue();
-  Status Undo();
+  Status Continue() { return Succeed(false); }
+  Status Undo() { return Succeed(true); }
 
   [[nodiscard]] const FreezeReport& report() const { return report_; }
 
@@ -78,6 +78,7 @@ class FreezeOperation {
   // ended. The states that it read, by process.
   std::vector<Result<State>> ReadJournals();
   Status LookBack();
+  Status Succeed(bool undo);
   void BeginNew();
   void Measure();
   Status GoOn();
@@ -95,7 +96,6 @@ class FreezeOperation {
   Status PauseWhenChecked();
   Status PauseBeforeAsking();
   Status NoteTaken();
-  Status CheckpointAll();
   Status ToRunning();
   Status RestoreAll();
   Status StayFrozen(const Processes& restored, const Status& why);
@@ -121,7 +121,7 @@ class FreezeOperation {
   [[nodiscard]] std::string MovedText() const;
   Status Ended(std::string outcome, const Status& status);
 
-  FreezableJob& job_;
+  control::AskedJob& job_;
   Checkpointer& checkpointer_;
   FreezeHost& host_;
   const FreezeOptions options_;

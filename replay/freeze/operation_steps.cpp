@@ -10,31 +10,19 @@
 namespace amem {
 namespace {
 
-std::string_view Doing(StepOfFreeze step) {
-  switch (step) {
-    case StepOfFreeze::kBegin:
-    case StepOfFreeze::kPause:
-      return "pausing at a safe point";
-    case StepOfFreeze::kLock:
-      return "locking";
-    case StepOfFreeze::kCheckpoint:
-      return "the driver takes the rest";
-    case StepOfFreeze::kRestore:
-      return "the driver brings it back";
-    case StepOfFreeze::kUnlock:
-      return "unlocking";
-    case StepOfFreeze::kResume:
-      break;
-  }
-  return "resuming";
-}
+constexpr struct {
+  const char *name, *doing;
+} kSteps[] = {{"begin", "pausing at a safe point"},
+              {"pause", "pausing at a safe point"},
+              {"lock", "locking"},
+              {"checkpoint", "the driver takes the rest"},
+              {"restore", "the driver brings it back"},
+              {"unlock", "unlocking"},
+              {"resume", "resuming"}};
 
 }  // namespace
 
-std::string_view ToText(StepOfFreeze step) {
-  constexpr std::string_view kTexts[] = {"begin", "pause", "lock", "checkpoint", "restore", "unlock", "resume"};
-  return kTexts[static_cast<std::size_t>(step)];
-}
+std::string_view ToText(StepOfFreeze step) { return kSteps[static_cast<std::size_t>(step)].name; }
 
 std::vector<Result<State>> FreezeOperation::ReadJournals() {
   std::vector<Result<State>> states(processes_.size(), Status());
@@ -104,7 +92,7 @@ std::optional<Status> FreezeOperation::WhyNot(const FrozenProcess& one, StepOfFr
 Status FreezeOperation::Each(StepOfFreeze step, const Processes& whom, const std::function<Status(const FrozenProcess&)>& make,
                              const std::function<void(FrozenProcess&)>& made) {
   if (whom.empty()) return {};
-  options_.say(std::string(Doing(step)));
+  options_.say(kSteps[static_cast<std::size_t>(step)].doing);
   last_ = step;
   const std::uint64_t began = MonotonicNs();
   std::vector<std::optional<Status>> results;

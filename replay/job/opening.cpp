@@ -64,7 +64,9 @@ JobClock ClockOf(std::span<const OpenedJournal> journals) {
   std::vector<JobClock::Journal> times;
   for (const auto& [opening, reader] : journals) {
     times.push_back({&opening->who, opening->first_ns, {}});
-    if (compare) times.back().communicators = ReadCommunicators(*reader, opening->info);
+    if (!compare) continue;
+    const auto own = reader == nullptr ? JournalReader::Open(opening->info.directory) : Status{};
+    if (reader != nullptr || own) times.back().communicators = ReadCommunicators(own ? **own : *reader, opening->info);
   }
   return JobClock(times);
 }

@@ -30,7 +30,7 @@ ReadyCommunicators ReadCommunicators(JournalReader& reader, const JournalInfo& i
 // The clock of these journals, which are read for their communicators only where they are of several boots.
 struct OpenedJournal {
   const Opening* opening = nullptr;
-  JournalReader* reader = nullptr;
+  JournalReader* reader = nullptr;  // null: opened where it is needed
 };
 JobClock ClockOf(std::span<const OpenedJournal> journals);
 

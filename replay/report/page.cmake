@@ -17,5 +17,5 @@ if(page MATCHES "\\)AMEM_PAGE\"")
   message(FATAL_ERROR "the report's page holds the end of the C++ string it is put in")
 endif()
 file(WRITE ${OUTPUT}
-     "// Generated from replay/report/page/ by replay/report/page.cmake.\n#include \"replay/tool/report.h\"\n"
-     "std::string_view amem::tool::ReportTemplate() {\n  return R\"AMEM_PAGE(${page})AMEM_PAGE\";\n}\n")
+     "// Generated from replay/report/page/ by replay/report/page.cmake.\n#include <string_view>\nnamespace amem::tool {\n"
+     "std::string_view ReportTemplate() {\n  return R\"AMEM_PAGE(${page})AMEM_PAGE\";\n}\n}  // namespace amem::tool\n")

@@ -15,11 +15,14 @@
 
 #include "journal/journal.h"
 #include "replay/job/jobs.h"
+#include "replay/job/opening.h"
 #include "replay/job/output_file.h"
 #include "replay/tool/command_line/arguments.h"
 #include "replay/tool/output.h"
 
 namespace amem::tool {
+
+using Json = nlohmann::ordered_json;
 
 // kViolationFound: verify found a violation, why a failure, run or diff a difference.
 enum Exit : int { kFine = 0, kUsage = 1, kCannotRead = 2, kViolationFound = 3 };
@@ -33,21 +36,21 @@ inline constexpr const char* kHandOnGroup = "To hand on";
 
 struct Command {
   const char* group;
-  const char* name;
+  std::string name;
   const char* does;      // a short line for the list of commands
   const char* examples;  // lines for its own --help: commands with two blanks before them, and sentences
-  // Adds the options to the command line. What it returns is run when the command was chosen, after they were parsed.
-  std::function<int(Output&)> (*set_up)(Arguments& arguments);
-  bool paged = true;  // false: it writes files, or goes on for long
+  bool paged = true;     // false: it writes files, or goes on for long
+  Arguments arguments = {};
+  std::function<int(Output&)> run = {};  // with what the arguments were given
 };
 
-// The set_up of a command that keeps its options in `Options`: `add` adds them, `run` runs with them.
+// A command that keeps its options in `Options`: `add` adds them to its arguments, `run` runs with them.
 template <class Options>
-std::function<int(Output&)> SetUp(Arguments& arguments, void (*add)(Arguments&, Options&),
-                                  int (*run)(const Options&, Output&)) {
+Command WithOptions(Command command, void (*add)(Arguments&, Options&), int (*run)(const Options&, Output&)) {
   const auto options = std::make_shared<Options>();
-  add(arguments, *options);
-  return [options, run](Output& out) { return run(*options, out); };
+  add(command.arguments, *options);
+  command.run = [options, run](Output& out) { return run(*options, out); };
+  return command;
 }
 
 // ---- shared by the commands (sessions.cpp) ---------------------------------------------------------------------------------
@@ -62,7 +65,7 @@ std::string AsCalled(std::string text);  // of ours: names the program as it was
 // launcher's id means all sessions of that job. No name: all in DefaultJournalDirectory().
 struct Targets {
   std::vector<std::string> names;
-  std::vector<std::string> ranks;  // as in "0,3"; empty: all
+  std::vector<std::string> ranks;  // or ids of sessions; empty: all
   bool one_process = false;        // a pid means that process, and not its job
   bool force = false;              // packs however much they unpack to
 };
@@ -72,36 +75,43 @@ void AddJson(Arguments& arguments, bool& json, const char* shape = "One JSON obj
 // One line on stderr: "amem-replay: ...". Returns the exit code of a command that ends with it. With --json, a command that
 // prints nothing else prints what was complained about (PrintErrors).
 Exit Complain(const std::string& message, Exit code = kCannotRead);
+bool Went(const Status& status);  // complains of a failure
+// What ends the commands that print what could be read: whether something could not.
+[[nodiscard]] bool AnyComplaint();
+[[nodiscard]] inline Exit ReadAll() { return AnyComplaint() ? kCannotRead : kFine; }
 
 // The session directories that are meant, each once; packs are unpacked until the tool ends. What cannot be found is complained
-// about and makes `failed` true.
-std::vector<std::filesystem::path> FindSessions(const Targets& targets, bool& failed);
+// about.
+std::vector<std::filesystem::path> FindSessions(const Targets& targets);
 // Where a target lies that is a directory of this machine, or the default; nothing: it is named otherwise, or is a pack.
 std::optional<std::filesystem::path> DirectoryOf(const Targets& targets);
 
 // Of those the latest job's, or `all`.
-JobSelection SelectSessions(const Targets& targets, bool all, bool& failed);
+JobSelection SelectSessions(const Targets& targets, bool all);
 
 // What the command line chose, for messages and for "schema" in JSON.
 extern std::string running_command;
 
+const char* Variable(const char* name);  // of the environment; null: unset or empty
 // Where sessions put their journals unless told otherwise: AMEM_JOURNAL_DIR, else /tmp/amem-UID/journal.
 std::filesystem::path DefaultJournalDirectory();
+std::filesystem::path DefaultSocketDirectory();  // AMEM_SOCKET_DIR, or /tmp/amem-UID/sockets
 
 // Opens the journals one after the other and has them read. What cannot be opened or read, or is damaged, is complained about
-using ReadOne = std::function<Status(const std::filesystem::path& session, JournalReader& reader, ReadReport& damage)>;
-void ForEachJournal(const std::vector<std::filesystem::path>& sessions, bool& failed, const ReadOne& read);
+using ReadOne = std::function<Status(JournalReader& reader, ReadReport& damage)>;
+void ForEachJournal(const std::vector<std::filesystem::path>& sessions, const ReadOne& read);
 // Opens all of them.
-std::vector<std::unique_ptr<JournalReader>> OpenJournals(const Targets& targets, bool& failed);
+std::vector<std::unique_ptr<JournalReader>> OpenJournals(const Targets& targets);
+Result<Opening> OpeningOf(const std::filesystem::path& session);
+Result<State> StateIn(const std::filesystem::path& session);  // after its last event
 
-// Complains about records that could not be read. True if there were any.
-bool ComplainAboutDamage(const std::filesystem::path& session, const ReadReport& report);
+// Complains about records that could not be read.
+void ComplainAboutDamage(const std::filesystem::path& session, const ReadReport& report);
 
-// What was written to a file, in a line: on stderr when the file is standard output.
-void Summarize(bool to_standard_output, Output& out, const std::string& line);
+void Note(const std::string& line);  // on stderr, as it is
 // An object, or an array of objects, each of which then begins with "schema" and "version": the file of that name in schemas/
 // describes it. Without a name it is that of the command.
-void PrintJson(Output& out, nlohmann::ordered_json json, const char* schema = nullptr);
+void PrintJson(Output& out, Json json, const char* schema = nullptr, int indent = 2);
 inline constexpr int kSchemaVersion = 1;  // goes up when a key goes away or means something else
 void PrintErrors(Output& out, const std::string& command, int exit_code);
 // Rows, the first with the headings, in columns as wide as what is in them.
@@ -109,18 +119,10 @@ void PrintTable(Output& out, const std::vector<std::vector<std::string>>& rows);
 // Broken into lines of a terminal's width, each after `indent`.
 void PrintParagraph(Output& out, const std::string& text, const std::string& indent);
 
-// ---- commands that are options of another one
-// --------------------------------------------------------------------------------
+// ---- commands that are options of another one ------------------------------------------------------------------------------
 
 int PrintLive(const std::vector<std::string>& job, bool json, Output& out);  // control/pause.cpp: `amem ls --live`
 int PrintSlowest(const Targets& targets, std::uint64_t last, bool all, bool json, Output& out);  // `amem why --slow`
-void PrintStanding(Output& out, const State& state);                           // of `amem state`: lifecycle, memory and tags
-bool PrintDifference(const State& a, const State& b, bool json, Output& out);  // of `amem state`; true: there is one
-struct TraceOptions {
-  Targets targets;
-  std::filesystem::path file;
-  std::string from, to;  // positions; empty: the beginning or the end
-};
-int RunTrace(const TraceOptions& options, Output& out);  // `amem report --perfetto`
+void PrintStanding(Output& out, const State& state);  // of `amem state`: lifecycle, memory and tags
 
 }  // namespace amem::tool

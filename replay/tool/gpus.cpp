@@ -13,11 +13,6 @@ namespace {
 // A driver context with the modules of PyTorch and NCCL takes 450 to 550 MiB; what exceeds this is something else as well.
 constexpr Bytes kContextAtMost = Bytes{640} << 20;
 
-std::string TagOf(const State& state, const Allocation& a) {
-  const auto pool = state.pools.find(a.pool);
-  return pool != state.pools.end() ? pool->second.tag : a.tag == MemoryTag::kNccl ? "nccl" : "user";
-}
-
 // By the GPU's UUID.
 std::map<std::string, ProcessOnGpu> OnGpus(const State& state) {
   const SessionOpened& who = state.session;
@@ -33,21 +28,12 @@ std::map<std::string, ProcessOnGpu> OnGpus(const State& state) {
   return found;
 }
 
-void AddRest(std::vector<GpuShare>& shares, const ProcessOnGpu& process, const MemoryHolder& holder, Bytes known) {
-  if (holder.bytes <= known) return;
-  const Bytes rest = holder.bytes - known;
-  shares.push_back(
-      {process.name + (rest <= kContextAtMost ? ": context and modules"
-                                              : ": context and modules (some 500 MiB), and memory that is not under AMem"),
-       rest});
-}
-
 void PrintGpu(const GpuInUse& gpu, const std::vector<ProcessOnGpu>& ours, Output& out) {
   out << gpu.uuid << ": " << FormatBytes(gpu.used) << " of " << FormatBytes(gpu.memory.total) << " in use, "
       << FormatBytes(gpu.memory.free) << " free\n";
   for (const GpuShare& share : SharesOf(gpu, ours)) {
-    (out << "  ").Left(FormatBytes(share.bytes), 12);
-    out.Padded(gpu.used == 0 ? 0 : share.bytes * 100 / gpu.used, 3, ' ') << " %  " << share.whose << "\n";
+    const Bytes percent = gpu.used == 0 ? 0 : share.bytes * 100 / gpu.used;
+    out << fmt::format("  {:<12}{:3} %  {}\n", FormatBytes(share.bytes), percent, share.whose);
   }
   for (const ProcessOnGpu& process : ours) {
     if (process.paused != 0)
@@ -56,6 +42,11 @@ void PrintGpu(const GpuInUse& gpu, const std::vector<ProcessOnGpu>& ours, Output
 }
 
 }  // namespace
+
+std::string TagOf(const State& state, const Allocation& a) {
+  const auto pool = state.pools.find(a.pool);
+  return pool != state.pools.end() ? pool->second.tag : a.tag == MemoryTag::kNccl ? "nccl" : "user";
+}
 
 std::vector<GpuShare> SharesOf(const GpuInUse& gpu, const std::vector<ProcessOnGpu>& ours) {
   std::vector<GpuShare> shares;
@@ -67,7 +58,9 @@ std::vector<GpuShare> SharesOf(const GpuInUse& gpu, const std::vector<ProcessOnG
       known += bytes;
     }
     const auto holder = std::ranges::find(gpu.holders, process.pid, &MemoryHolder::pid);
-    if (holder != gpu.holders.end()) AddRest(shares, process, *holder, known);
+    const Bytes rest = holder != gpu.holders.end() && holder->bytes > known ? holder->bytes - known : 0;
+    const char* const more = rest <= kContextAtMost ? "" : " (some 500 MiB), and memory that is not under AMem";
+    if (rest != 0) shares.push_back({process.name + ": context and modules" + more, rest});
     listed.insert(process.pid);
   }
   for (const MemoryHolder& holder : gpu.holders) {
@@ -86,11 +79,11 @@ std::vector<GpuShare> SharesOf(const GpuInUse& gpu, const std::vector<ProcessOnG
   return shares;
 }
 
-int PrintGpus(const std::vector<std::filesystem::path>& sessions, bool failed, Output& out) {
+int PrintGpus(const std::vector<std::filesystem::path>& sessions, Output& out) {
   const std::vector<GpuInUse> gpus = GpusByNvml(OpenNvml());
   if (gpus.empty()) return Complain("top --gpu: NVIDIA's management library (libnvidia-ml.so.1) is not there or shows no GPU");
   std::map<std::string, std::vector<ProcessOnGpu>> ours;
-  ForEachJournal(sessions, failed, [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) -> Status {
+  ForEachJournal(sessions, [&](JournalReader& reader, ReadReport& damage) -> Status {
     AMEM_ASSIGN(const auto info, reader.Info());
     if (info.status != SessionStatus::kLive) return {};
     AMEM_ASSIGN(const auto state, reader.StateAt(std::nullopt, &damage));
@@ -100,7 +93,7 @@ int PrintGpus(const std::vector<std::filesystem::path>& sessions, bool failed, O
     return {};
   });
   for (const GpuInUse& gpu : gpus) PrintGpu(gpu, ours[gpu.uuid], out);
-  return failed ? kCannotRead : kFine;
+  return ReadAll();
 }
 
 }  // namespace amem::tool

@@ -10,6 +10,9 @@
 
 namespace amem::tool {
 
+// "nccl", "user", or the tag of the pool that it is of.
+std::string TagOf(const State& state, const Allocation& allocation);
+
 // What a living process with AMem has on one GPU.
 struct ProcessOnGpu {
   std::int32_t pid = 0;
@@ -26,6 +29,6 @@ struct GpuShare {
 std::vector<GpuShare> SharesOf(const GpuInUse& gpu, const std::vector<ProcessOnGpu>& ours);
 
 // Prints it for every GPU; the exit code.
-int PrintGpus(const std::vector<std::filesystem::path>& sessions, bool failed, Output& out);
+int PrintGpus(const std::vector<std::filesystem::path>& sessions, Output& out);
 
 }  // namespace amem::tool

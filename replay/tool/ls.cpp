@@ -25,20 +25,18 @@
 namespace amem::tool {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 struct Facts {
   JournalInfo info;
   State state;
   ReadReport report;
 };
 
-Result<Facts> Gather(const std::filesystem::path& session, JournalReader& reader) {
+Result<Facts> Gather(JournalReader& reader) {
   Facts facts;
   AMEM_ASSIGN(facts.info, reader.Info());
-  AMEM_ASSIGN(facts.state,
-              reader.StateAt(std::nullopt, &facts.report)
-                  .Within(session.string() + ": the state cannot be computed (`amem verify` says where it breaks)"));
+  AMEM_ASSIGN(facts.state, reader.StateAt(std::nullopt, &facts.report)
+                               .Within(facts.info.directory.string() +
+                                       ": the state cannot be computed (`amem verify` says where it breaks)"));
   return facts;
 }
 
@@ -69,7 +67,7 @@ Json ToJson(const Facts& facts) {
 // "label     value", nothing if there is no value.
 void Line(Output& out, std::string_view label, const std::string& value) {
   if (value.empty()) return;
-  out.Left(label, 11) << value << "\n";
+  out << fmt::format("{:<11}{}\n", label, value);
 }
 
 std::string Counts(const State& state) {
@@ -107,18 +105,14 @@ void PrintText(Output& out, const Facts& facts) {
   PrintStanding(out, facts.state);
 }
 
-// Shows the facts of each journal, or all of them as one JSON array.
-int ShowAll(const std::vector<std::filesystem::path>& sessions, bool json, bool failed, bool tell_damage, Output& out,
-            const std::function<void(Facts&)>& show) {
-  Json list = Json::array();
-  ForEachJournal(sessions, failed, [&](const std::filesystem::path& session, JournalReader& reader, ReadReport& damage) {
-    AMEM_ASSIGN(auto facts, Gather(session, reader));
+void ForEachSession(const std::vector<std::filesystem::path>& sessions, bool tell_damage,
+                    const std::function<void(Facts&)>& show) {
+  ForEachJournal(sessions, [&](JournalReader& reader, ReadReport& damage) -> Status {
+    AMEM_ASSIGN(auto facts, Gather(reader));
     if (tell_damage) damage = facts.report;
-    json ? list.push_back(ToJson(facts)) : show(facts);
-    return Status{};
+    show(facts);
+    return {};
   });
-  if (json && (!failed || !list.empty())) PrintJson(out, list, "session");
-  return failed ? kCannotRead : kFine;
 }
 
 struct ListOptions {
@@ -126,10 +120,10 @@ struct ListOptions {
   bool verbose = false, live = false, json = false;
 };
 
-int PrintVerbosely(const std::vector<std::filesystem::path>& sessions, Output& out, bool failed) {
+void PrintVerbosely(const std::vector<std::filesystem::path>& sessions, Output& out) {
   bool first = true;
   std::set<std::string> told;
-  return ShowAll(sessions, false, failed, true, out, [&](Facts& facts) {
+  ForEachSession(sessions, true, [&](Facts& facts) {
     if (!std::exchange(first, false)) out << "\n";
     std::string& failure = facts.state.cycle.failure;  // all of a job have the same
     if (!failure.empty() && !told.insert(failure).second) failure = "the same";
@@ -149,12 +143,8 @@ Looks LookAtLiving(const std::vector<std::filesystem::path>& sessions) {
   Looks looks;
   if (living.empty()) return looks;
   for (control::RankLook& look : control::LookAt(living, DefaultSocketDirectory()))
-    if (look.alive) looks.emplace(look.directory, std::move(look));
+    if (look.alive) looks.emplace(look.process.directory, std::move(look));
   return looks;
-}
-
-std::string PausedBy(const control::RankLook& look) {
-  return look.paused_by_program ? "program" : look.paused ? "request" : "-";
 }
 
 using Row = std::vector<std::string>;
@@ -171,9 +161,9 @@ Row RowOf(const Facts& facts, const Looks& looks) {
              RoundedBytes(h.own_device_resident + h.pools_resident)};
   if (!looks.empty()) {
     const auto look = looks.find(facts.info.directory);
-    const bool known = look != looks.end();
-    row.push_back(known ? Grouped(look->second.steps) : "-");
-    row.push_back(known ? PausedBy(look->second) : "-");
+    const bool known = look != looks.end(), paused = known && look->second.is.phase == control::Phase::kPaused;
+    row.push_back(known ? Grouped(look->second.is.steps) : "-");
+    row.push_back(known && look->second.paused_by_program() ? "program" : paused ? "request" : "-");
   }
   row.push_back(DateText(who.realtime_ns));
   row.push_back(who.host);
@@ -181,18 +171,18 @@ Row RowOf(const Facts& facts, const Looks& looks) {
 }
 
 // One line a session. Those of a job are together, and a line between jobs is empty.
-int PrintList(const std::vector<std::filesystem::path>& sessions, Output& out, bool failed) {
+void PrintList(const std::vector<std::filesystem::path>& sessions, Output& out) {
   const Looks looks = LookAtLiving(sessions);
   std::vector<Row> known;
   std::vector<JobTies> ties;
   std::vector<std::string> programs;
-  const int code = ShowAll(sessions, false, failed, false, out, [&](const Facts& facts) {
+  ForEachSession(sessions, false, [&](const Facts& facts) {
     const Result<JobTies> tied = ReadTies(facts.info.directory);
     ties.push_back(tied ? *tied : JobTies{.who = facts.state.session});
     known.push_back(RowOf(facts, looks));
     programs.push_back(facts.state.session.program);
   });
-  if (sessions.empty()) return code;
+  if (sessions.empty()) return;
   std::vector<Row> rows = {{"SESSION", "STATUS", "RANK", "PID", "EVENTS", "STATE", "HELD", "OPENED", "HOST"}};
   if (!looks.empty()) rows[0].insert(rows[0].end() - 2, {"SAFE POINT", "PAUSED BY"});
   if (std::ranges::any_of(programs, std::not_fn(&std::string::empty))) {  // older builds did not record it
@@ -205,15 +195,19 @@ int PrintList(const std::vector<std::filesystem::path>& sessions, Output& out, b
     for (const std::size_t i : job) rows.push_back(std::move(known[i]));
   }
   PrintTable(out, rows);
-  return code;
 }
 
 int RunList(const ListOptions& options, Output& out) {
   if (options.live) return PrintLive(options.targets.names, options.json, out);
-  bool failed = false;
-  const std::vector<std::filesystem::path> sessions = FindSessions(options.targets, failed);
-  if (options.verbose && !options.json) return PrintVerbosely(sessions, out, failed);
-  return options.json ? ShowAll(sessions, true, failed, options.verbose, out, {}) : PrintList(sessions, out, failed);
+  const std::vector<std::filesystem::path> sessions = FindSessions(options.targets);
+  if (options.json) {
+    Json list = Json::array();
+    ForEachSession(sessions, options.verbose, [&list](const Facts& facts) { list.push_back(ToJson(facts)); });
+    if (!AnyComplaint() || !list.empty()) PrintJson(out, list, "session");
+  } else {
+    options.verbose ? PrintVerbosely(sessions, out) : PrintList(sessions, out);
+  }
+  return ReadAll();
 }
 
 void AddOptions(Arguments& arguments, ListOptions& options) {
@@ -229,14 +223,14 @@ void AddOptions(Arguments& arguments, ListOptions& options) {
 }  // namespace
 
 Command ListCommand() {
-  return {kFailureGroup, "ls", "The sessions, newest first; -v: all of each",
-          "  amem ls                         sessions of this user on this host\n"
-          "  amem ls 4711                    those of one job\n"
-          "  amem ls /data/job17             journals that were copied from elsewhere\n"
-          "  amem ls -v 4711 --rank 2\n"
-          "  amem ls --json DIR | jq '.[].holdings'\n"
-          "  amem ls --live --json | jq '.ranks[] | {rank, phase, safepoints}'\n",
-          [](Arguments& arguments) { return SetUp<ListOptions>(arguments, AddOptions, RunList); }};
+  return WithOptions<ListOptions>({kFailureGroup, "ls", "The sessions, newest first; -v: all of each",
+                                   "  amem ls                         sessions of this user on this host\n"
+                                   "  amem ls 4711                    those of one job\n"
+                                   "  amem ls /data/job17             journals that were copied from elsewhere\n"
+                                   "  amem ls -v 4711 --rank 2\n"
+                                   "  amem ls --json DIR | jq '.[].holdings'\n"
+                                   "  amem ls --live --json | jq '.ranks[] | {rank, phase, safepoints}'\n"},
+                                  AddOptions, RunList);
 }
 
 }  // namespace amem::tool

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 
 #include "replay/tool/command.h"
 #include "replay/tool/command_line/command_line.h"
@@ -29,18 +30,6 @@ namespace {
 
 TerminalOptions terminal;
 
-std::vector<PreparedCommand> Prepare() {
-#define AMEM_MAKE(name) name##Command(),
-  static const Command commands[] = {AMEM_REPLAY_COMMANDS(AMEM_MAKE)};
-  std::vector<PreparedCommand> prepared(std::size(commands));
-  for (std::size_t i = 0; i < prepared.size(); ++i) {
-    prepared[i].command = &commands[i];
-    prepared[i].run = commands[i].set_up(prepared[i].arguments);
-    AddTerminalOptions(prepared[i].arguments, terminal);
-  }
-  return prepared;
-}
-
 // A program that asked for JSON finds some on standard output whatever happened.
 int WithErrors(int argc, char** argv, Output& out, int code) {
   bool json = false;
@@ -50,11 +39,11 @@ int WithErrors(int argc, char** argv, Output& out, int code) {
 }
 
 int Run(int argc, char** argv, Output& out) {
-  const ParsedCommandLine parsed = ParseCommandLine(argc, argv, AllCommands());
+  const ParsedCommandLine parsed = ParseCommandLine(argc, argv);
   out << parsed.print;
   if (!parsed.wrong.empty()) return WithErrors(argc, argv, out, Complain(parsed.wrong, kUsage));
   if (parsed.chosen == nullptr) return kFine;
-  running_command = parsed.chosen->command->name;
+  running_command = parsed.chosen->name;
   const Pager pager(terminal, parsed.paged, out);
   const int code = parsed.chosen->run(out);
   Progress::End();
@@ -65,9 +54,7 @@ int Main(int argc, char** argv) {
   // A reader that went away (head) then shows as EPIPE, which Output takes for a quiet end.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes (ulimit -f) fails a write then
-  const char* slash = argc > 0 ? std::strrchr(argv[0], '/') : nullptr;
-  const bool short_name = argc > 0 && std::strcmp(slash != nullptr ? slash + 1 : argv[0], "amem") == 0;
-  program_name = short_name ? "amem" : "amem-replay";
+  program_name = argc > 0 && std::filesystem::path(argv[0]).filename() == "amem" ? "amem" : "amem-replay";
   Output out(STDOUT_FILENO);
   const int code = Run(argc, argv, out);
   if (const Status written = out.Finish(); !written) return Complain(written.message());
@@ -76,8 +63,16 @@ int Main(int argc, char** argv) {
 
 }  // namespace
 
-std::span<const PreparedCommand> AllCommands() {
-  static const std::vector<PreparedCommand> all = Prepare();
+std::span<const Command> AllCommands() {
+#define AMEM_MAKE(name) name##Command,
+  static const std::vector<Command> all = [] {
+    std::vector<Command> commands;
+    for (Command (*make)() : {AMEM_REPLAY_COMMANDS(AMEM_MAKE)}) {
+      commands.push_back(make());
+      AddTerminalOptions(commands.back().arguments, terminal);
+    }
+    return commands;
+  }();
   return all;
 }
 

@@ -61,25 +61,6 @@ std::string Escaped(std::string_view text) {
   return shown;
 }
 
-void AppendPadded(std::string& to, std::uint64_t number, std::size_t width, char fill) {
-  char digits[24];
-  const auto end = std::to_chars(digits, digits + sizeof digits, number).ptr;
-  const auto length = static_cast<std::size_t>(end - digits);
-  if (length < width) to.append(width - length, fill);
-  to.append(digits, length);
-}
-
-Output& Output::Padded(std::uint64_t number, std::size_t width, char fill) {
-  AppendPadded(buffer_, number, width, fill);
-  return *this;
-}
-
-Output& Output::Left(std::string_view text, std::size_t width) {
-  *this << text;
-  if (text.size() < width) buffer_.append(width - text.size(), ' ');
-  return *this;
-}
-
 Output& Output::Styled(Style style, std::string_view text) {
   if (!color_) return *this << text;
   const char* code = style == Style::kHeading ? "1" : style == Style::kBad ? "1;31" : style == Style::kGood ? "32" : "2";

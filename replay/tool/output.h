@@ -16,8 +16,6 @@ namespace amem::tool {
 // Whether it is printable ASCII, with lines and tabs; and any other text, made such that no part of it controls a terminal.
 bool IsPlain(std::string_view text);
 std::string Escaped(std::string_view text);
-// Right-aligned, filled with `fill`.
-void AppendPadded(std::string& to, std::uint64_t number, std::size_t width, char fill);
 
 class Output {
  public:
@@ -38,8 +36,6 @@ class Output {
     const auto end = std::to_chars(digits, digits + sizeof digits, number).ptr;
     return Verbatim({digits, static_cast<std::size_t>(end - digits)});
   }
-  Output& Padded(std::uint64_t number, std::size_t width, char fill);
-  Output& Left(std::string_view text, std::size_t width);
 
   // In colours only where they are wanted (terminal/terminal.h).
   enum class Style { kHeading, kBad, kGood, kQuiet };

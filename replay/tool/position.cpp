@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <ctime>
@@ -11,7 +12,6 @@
 #include "journal/base/clock.h"
 #include "replay/job/clock.h"
 #include "replay/job/opening.h"
-#include "replay/tool/command_line/arguments.h"
 
 namespace amem::tool {
 namespace {
@@ -43,12 +43,7 @@ double UnitSeconds(std::string_view unit) {
   return -1;
 }
 
-std::optional<std::uint64_t> Nanoseconds(double seconds) {
-  if (!(seconds >= 0) || seconds > 1.8e10) return std::nullopt;
-  return static_cast<std::uint64_t>(seconds * 1e9);
-}
-
-Position MomentAt(bool wall, std::uint64_t ns) { return {.rank = {}, .seq = {}, .wall = wall, .ns = ns}; }
+Position MomentAt(bool wall, std::uint64_t ns) { return {.text = {}, .rank = {}, .seq = {}, .wall = wall, .ns = ns}; }
 
 // Seconds since 1970. `zone`: "UTC", "+0100", "Z"; empty: local time. Below zero: it is none.
 std::time_t SecondsOf(std::tm parts, std::string_view zone) {
@@ -84,28 +79,38 @@ std::optional<Position> ParseTime(std::string_view rest, std::uint64_t now_ns) {
   const bool ago = rest.ends_with("ago") && rest.size() > 3;
   if (ago) rest = Trimmed(rest.substr(0, rest.size() - 3));
   const double unit = UnitSeconds(rest);
-  if (number < 0 || unit < 0 || (ago && rest.empty())) return std::nullopt;
-  const std::optional<std::uint64_t> ns = Nanoseconds(number * unit);
-  if (!ns) return std::nullopt;
-  return ago ? MomentAt(true, now_ns > *ns ? now_ns - *ns : 0) : MomentAt(false, *ns);
+  if (number < 0 || unit < 0 || !(number * unit <= 1.8e10) || (ago && rest.empty())) return std::nullopt;
+  const auto ns = static_cast<std::uint64_t>(number * unit * 1e9);
+  return ago ? MomentAt(true, now_ns - std::min(now_ns, ns)) : MomentAt(false, ns);
 }
 
-}  // namespace
-
+// `now`: the wall clock, from which "ago" counts. Nothing: it is none.
 std::optional<Position> ParsePosition(const std::string& text, std::uint64_t now_ns) {
   const std::size_t mark = text.find('#');
   if (mark == std::string::npos) return ParseTime(Trimmed(text), now_ns);
   const auto seq = WholeNumber(text.substr(mark + 1)), rank = WholeNumber(text.substr(0, mark));
   if (!seq || (mark != 0 && (!rank || *rank > INT32_MAX))) return std::nullopt;
-  Position position{.rank = {}, .seq = SequenceNumber{*seq}};
+  Position position{.text = {}, .rank = {}, .seq = SequenceNumber{*seq}};
   if (rank) position.rank = static_cast<std::int32_t>(*rank);
   return position;
 }
 
-Result<Position> UnderstandPosition(const char* option, const std::string& text) {
-  const std::optional<Position> position = ParsePosition(text, RealtimeNs());
-  if (position) return *position;
-  return Status{Code::kInvalid, fmt::format("{}: \"{}\" is not a position: {}", option, text, kPositionsKnown)};
+constexpr const char* kPositionsKnown =
+    "give an event (#17, or 2#17 of rank 2), seconds since the opening (12.5), a time ago (\"90 s ago\", \"10 min ago\", \"2 h "
+    "ago\", \"1 day ago\"), or a date and time (\"2026-11-21 20:20:58\", with UTC or +0100 behind it where it is not local)";
+
+}  // namespace
+
+Argument& AddPosition(Arguments& arguments, const char* name, std::vector<Position>& target, const char* help) {
+  return arguments.Take(name, kPosition, help, [name, &target](const std::vector<std::string>& given) -> std::string {
+    for (const std::string& text : given) {
+      std::optional<Position> position = ParsePosition(text, RealtimeNs());
+      if (!position) return fmt::format("{}: \"{}\" is not a position: {}", name, text, kPositionsKnown);
+      position->text = text;
+      target.push_back(*std::move(position));
+    }
+    return {};
+  });
 }
 
 Result<JournalReader*> JournalOf(const Position& position, std::span<const std::unique_ptr<JournalReader>> journals) {
@@ -136,6 +141,12 @@ Result<SequenceNumber> EventAt(const Position& position, JournalReader& reader) 
   if (!read) return read.status();
   if (last) return last;
   return Status{Code::kInvalid, "no event lies before that time; the first is " + std::to_string(opening.info.first.value)};
+}
+
+Result<std::optional<SequenceNumber>> EventAt(const std::vector<Position>& position, JournalReader& reader) {
+  if (position.empty()) return std::optional<SequenceNumber>();
+  AMEM_ASSIGN(const auto seq, EventAt(position.front(), reader));
+  return std::optional(seq);
 }
 
 Result<std::uint64_t> WallTimeOf(SequenceNumber seq, JournalReader& reader) {

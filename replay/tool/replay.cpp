@@ -16,16 +16,14 @@
 namespace amem::tool {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 struct ReplayOptions {
   Targets targets;
-  std::string to;                   // a position
-  std::vector<std::string> memory;  // "DEVICE=BYTES"
-  std::string driver = "sim";       // or "cuda"
-  bool processes = false;
+  std::vector<Position> to;  // empty: the last event
+  RerunOptions how;
+  std::string driver = "sim";  // or "cuda"
   bool json = false;
 };
+using Journals = std::vector<std::unique_ptr<JournalReader>>;
 
 // "34G", "512MiB", "1000000B": bytes with a unit, which counts in powers of 1 024. A number without one could be meant as GiB.
 std::optional<Bytes> ParseBytes(const std::string& text) {
@@ -42,18 +40,12 @@ std::optional<Bytes> ParseBytes(const std::string& text) {
   return number << shift;
 }
 
-struct Prepared {
-  std::vector<std::unique_ptr<JournalReader>> journals;
-  RerunOptions options;
-};
-
 // Up to which event of which session, in the order of the job's common clock. A time is that of the last event before it.
-Status StopAt(const std::string& text, Prepared& prepared) {
-  AMEM_ASSIGN(const auto position, UnderstandPosition("--to", text));
+Status StopAt(const Position& position, const Journals& all, RerunOptions& options) {
   std::vector<JournalReader*> journals;
-  for (const auto& reader : prepared.journals) journals.push_back(reader.get());
+  for (const auto& reader : all) journals.push_back(reader.get());
   if (position.seq) {
-    AMEM_ASSIGN(const auto one, JournalOf(position, prepared.journals));
+    AMEM_ASSIGN(const auto one, JournalOf(position, all));
     journals = {one};
   }
   std::uint64_t latest_ns = 0;
@@ -65,23 +57,10 @@ Status StopAt(const std::string& text, Prepared& prepared) {
     if (!wall_ns || !info) nothing = wall_ns ? info.status() : wall_ns.status();
     if (!wall_ns || !info || *wall_ns < latest_ns) continue;
     latest_ns = *wall_ns;
-    prepared.options.until = *seq;
-    prepared.options.until_session = info->session;
+    options.until = *seq;
+    options.until_session = info->session;
   }
-  return prepared.options.until ? Status{} : nothing;
-}
-
-// Fills the options. Returns what is wrong with them, or an empty text.
-std::string Understand(const ReplayOptions& options, Prepared& prepared) {
-  for (const std::string& limit : options.memory) {
-    const std::size_t equals = limit.rfind('=');
-    const auto bytes = equals == std::string::npos ? std::nullopt : ParseBytes(limit.substr(equals + 1));
-    if (!bytes)
-      return fmt::format("--memory {}: give DEVICE=BYTES with a unit (B, KiB, MiB, GiB, TiB), as in --memory 2=34GiB", limit);
-    prepared.options.memory[limit.substr(0, equals)] = *bytes;
-  }
-  if (options.to.empty()) return {};
-  return StopAt(options.to, prepared).message();
+  return options.until ? Status{} : nothing;
 }
 
 void PrintText(Output& out, const RerunReport& report, const std::string& where, const std::string& whose) {
@@ -90,8 +69,7 @@ void PrintText(Output& out, const RerunReport& report, const std::string& where,
                      where, Grouped(report.comparisons));
   for (std::size_t d = 0; d < report.devices.size(); ++d) {
     const RerunDevice& device = report.devices[d];
-    out << "device " << d << "  ";
-    out.Left(device.name, 20) << " held " << RoundedBytes(device.most) << " at most";
+    out << fmt::format("device {}  {:<20} held {} at most", d, device.name, RoundedBytes(device.most));
     if (device.limit) out << ", limited to " << RoundedBytes(*device.limit) << " once it was paused";
     for (std::size_t i = 0; i < device.used_by.size(); ++i) out << (i == 0 ? ", own memory of " : ", ") << device.used_by[i];
     out << "\n";
@@ -141,38 +119,49 @@ Json ToJson(const RerunReport& report) {
 }
 
 int RunReplay(const ReplayOptions& options, Output& out) {
-  bool failed = false;
-  Prepared prepared;
-  prepared.journals = OpenJournals(options.targets, failed);
-  if (prepared.journals.empty()) return kCannotRead;
-  if (const std::string wrong = Understand(options, prepared); !wrong.empty()) return Complain(wrong, kUsage);
-  prepared.options.processes = options.processes;
-  prepared.options.cuda = options.driver == "cuda";
-  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) prepared.options.cuda_visible_devices = visible;
-  const Result<RerunReport> report = Rerun(prepared.journals, prepared.options);
+  const Journals journals = OpenJournals(options.targets);
+  if (journals.empty()) return kCannotRead;
+  RerunOptions how = options.how;
+  const Status stop = options.to.empty() ? Status() : StopAt(options.to.front(), journals, how);
+  if (!stop.ok()) return Complain(stop.message(), kUsage);
+  how.cuda = options.driver == "cuda";
+  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) how.cuda_visible_devices = visible;
+  const Result<RerunReport> report = Rerun(journals, how);
   if (!report) return Complain(report.status().message(), report.status().code() == Code::kInvalid ? kUsage : kCannotRead);
   std::string whose;
-  for (const auto& reader : prepared.journals) {
+  for (const auto& reader : journals) {
     const Result<Opening> opening = ReadOpening(*reader);
     if (report->difference && opening && opening->info.session == report->difference->session) whose = NameOf(opening->who);
   }
   if (options.json) {
     PrintJson(out, ToJson(*report), "run");
   } else {
-    const std::string where = prepared.options.cuda ? "on GPUs, one process a session"
-                              : options.processes   ? "on the simulator, one process a session"
-                                                    : "on the simulator";
+    const std::string where = how.cuda        ? "on GPUs, one process a session"
+                              : how.processes ? "on the simulator, one process a session"
+                                              : "on the simulator";
     PrintText(out, *report, where, whose);
   }
-  return report->difference ? kViolationFound : failed ? kCannotRead : kFine;
+  return report->difference ? kViolationFound : ReadAll();
 }
 
 void AddOptions(Arguments& arguments, ReplayOptions& options) {
   AddTargets(arguments, options.targets);
-  arguments.Add("--to", kPosition, options.to, "Stop after this event (#115 of the one journal, 2#115 of rank 2), or then");
-  arguments.Add("--memory", "DEVICE=BYTES", options.memory,
-                "How much a device has once it was paused, with a unit: 2=34GiB; DEVICE is a number or UUID");
-  arguments.Flag("--processes", options.processes, "Each session in a process of its own, as in the job");
+  AddPosition(arguments, "--to", options.to, "Stop after this event (#115 of the one journal, 2#115 of rank 2), or then");
+  const auto take_memory = [&memory = options.how.memory](const std::vector<std::string>& given) -> std::string {
+    for (const std::string& limit : given) {
+      const std::size_t equals = limit.rfind('=');
+      const auto bytes = equals == std::string::npos ? std::nullopt : ParseBytes(limit.substr(equals + 1));
+      if (!bytes)
+        return fmt::format("--memory {}: give DEVICE=BYTES with a unit (B, KiB, MiB, GiB, TiB), as in --memory 2=34GiB", limit);
+      memory[limit.substr(0, equals)] = *bytes;
+    }
+    return {};
+  };
+  arguments
+      .Take("--memory", "DEVICE=BYTES",
+            "How much a device has once it was paused, with a unit: 2=34GiB; DEVICE is a number or UUID", take_memory)
+      .several = true;
+  arguments.Flag("--processes", options.how.processes, "Each session in a process of its own, as in the job");
   arguments.Add("--driver", "DRIVER", options.driver, "What the calls are made to: sim, the simulator (default), or cuda")
       .OneOf({"sim", "cuda"});
   AddJson(arguments, options.json);
@@ -181,15 +170,16 @@ void AddOptions(Arguments& arguments, ReplayOptions& options) {
 }  // namespace
 
 Command ReplayCommand() {
-  return {kExpertGroup, "replay", "Does again what journals say, and compares",
-          "  amem replay DIR                            all ranks of a job, up to the end\n"
-          "  amem replay DIR --to 2#115                 up to event 115 of rank 2\n"
-          "  amem replay job.amem --memory 2=34GiB      others took the rest of device 2 while it was paused\n"
-          "  amem replay DIR --processes                one process per rank, descriptors over Unix sockets\n"
-          "  amem replay DIR --driver cuda              likewise, on this host's GPUs\n"
-          "It needs no GPU: the simulator takes its place. A failed resume for want of memory fails again with as little, and "
-          "not with more.\n",
-          [](Arguments& arguments) { return SetUp<ReplayOptions>(arguments, AddOptions, RunReplay); }};
+  return WithOptions<ReplayOptions>(
+      {kExpertGroup, "replay", "Does again what journals say, and compares",
+       "  amem replay DIR                            all ranks of a job, up to the end\n"
+       "  amem replay DIR --to 2#115                 up to event 115 of rank 2\n"
+       "  amem replay job.amem --memory 2=34GiB      others took the rest of device 2 while it was paused\n"
+       "  amem replay DIR --processes                one process per rank, descriptors over Unix sockets\n"
+       "  amem replay DIR --driver cuda              likewise, on this host's GPUs\n"
+       "It needs no GPU: the simulator takes its place. A failed resume for want of memory fails again with as little, and "
+       "not with more.\n"},
+      AddOptions, RunReplay);
 }
 
 }  // namespace amem::tool

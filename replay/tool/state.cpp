@@ -1,7 +1,9 @@
 // state: everything AMem knew after one event, or what changed between two.
 #include <fmt/format.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
@@ -15,7 +17,7 @@ namespace {
 
 struct StateOptions {
   Targets targets{.names = {}, .ranks = {}, .one_process = true};
-  std::string at, to;  // positions; empty: the last event
+  std::vector<Position> at, to;  // empty: the last event
   bool json = false;
 };
 
@@ -29,6 +31,12 @@ void PrintCycle(Output& out, const State& state) {
   if (cycle.open_step) out << "open step  " << ToText(*cycle.open_step) << " (begun, neither done nor failed)\n";
   if (!cycle.failure.empty()) out << "failure    " << cycle.failure << "\n";
   if (!state.broken.empty()) out << "broken     " << state.broken << "\n";
+}
+
+void PrintKept(Output& out, const std::map<KeepReason, Bytes>& kept) {
+  for (const auto& [reason, bytes] : kept)
+    if (reason != KeepReason::kNone)
+      out << "           a pause leaves " << FormatBytes(bytes) << " in place: " << ToText(reason) << "\n";
 }
 
 void PrintHoldings(Output& out, const State& state) {
@@ -47,11 +55,7 @@ void PrintHoldings(Output& out, const State& state) {
     out << "           past AMem, through " << what.first << ": " << ToText(what.second) << ", "
         << Plural(share.pieces, "piece") << " " << FormatBytes(share.bytes) << "\n";
   }
-  for (const auto& [reason, bytes] : h.kept) {
-    if (reason != KeepReason::kNone) {
-      out << "           a pause leaves " << FormatBytes(bytes) << " in place: " << ToText(reason) << "\n";
-    }
-  }
+  PrintKept(out, h.kept);
 }
 
 void PrintPools(Output& out, const State& state) {
@@ -61,8 +65,7 @@ void PrintPools(Output& out, const State& state) {
         << Plural(pool.cycles, "pause") << " begun, " << Plural(holdings.chunk_count, "chunk") << " "
         << FormatBytes(holdings.own) << ", held on devices now " << FormatBytes(holdings.own_resident) << ", "
         << Plural(holdings.part_count, "part") << " in use " << FormatBytes(holdings.parts) << "\n";
-    for (const auto& [reason, bytes] : holdings.kept)
-      out << "           a pause leaves " << FormatBytes(bytes) << " in place: " << ToText(reason) << "\n";
+    PrintKept(out, holdings.kept);
     if (pool.cycle.phase) out << "           phase " << ToText(*pool.cycle.phase) << "\n";
     if (pool.cycle.open_step)
       out << "           open step " << ToText(*pool.cycle.open_step) << " (begun, neither done nor failed)\n";
@@ -89,9 +92,8 @@ void PrintPeers(Output& out, const State& state) {
 }
 
 void PrintAllocation(Output& out, AllocationId id, const Allocation& a, const std::vector<Address>& places) {
-  out.Padded(id.value, 6, ' ') << "  ";
-  out.Left(FormatBytes(a.bytes), 11).Left(ToText(a.properties.location), 10)
-      << (a.resident ? "" : "released, ") << (a.saved ? "saved, " : "");
+  out << fmt::format("{:6}  {:<11}{:<10}{}{}", id.value, FormatBytes(a.bytes), ToText(a.properties.location),
+                     a.resident ? "" : "released, ", a.saved ? "saved, " : "");
   if (a.remote) {
     out << "allocation " << a.remote->allocation.value << " of session " << SessionText(a.remote->owner);
   } else {
@@ -129,43 +131,139 @@ void PrintText(Output& out, const State& state) {
   }
 }
 
+// ---- what changed ----------------------------------------------------------------------------------------------------------
+
+struct Difference {
+  char sign;  // + only in B, - only in A, ~ in both, and different
+  std::string what, before, after;
+};
+
+// What there is in a state, as names and words, by kind and number.
+using Described = std::map<std::pair<int, std::uint64_t>, std::pair<std::string, std::string>>;
+
+std::string Words(const Allocation& a) {
+  return fmt::format("{} on {}{}{}{}{}, {} held by NCCL, {} mapped{}", FormatBytes(a.bytes), ToText(a.properties.location),
+                     a.remote ? ", of session " + SessionText(a.remote->owner) : ", own", a.resident ? "" : ", released",
+                     a.saved ? ", saved" : "", a.awaiting_restore ? ", contents missing" : "", a.guest_references, a.mappings,
+                     a.importers.empty() ? "" : ", " + Plural(a.importers.size(), "importer"));
+}
+std::string Words(const Mapping& m) {
+  const char* const now = !m.present ? ", not there now" : !m.accessible ? ", without access" : "";
+  return fmt::format("{} of {}{}, for {}", FormatBytes(m.bytes), ToText(m.allocation), now, Plural(m.access.size(), "device"));
+}
+std::string Words(const Pool& p) {
+  return fmt::format("tag {} ({}), {}, {} begun, {} in use{}", p.tag, ToText(p.policy), ToText(p.lifecycle),
+                     Plural(p.cycles, "pause"), Plural(p.parts.size(), "part"),
+                     p.cycle.failure.empty() ? "" : ", failed: " + p.cycle.failure);
+}
+std::string Words(const Peer& p) {
+  return (p.rank >= 0 ? fmt::format("rank {}, ", p.rank) : "") + (p.connected ? "connected" : "lost: " + p.lost_reason);
+}
+
+Described Describe(const State& state) {
+  const Holdings held = Measure(state);
+  Described all;
+  const auto value = [&all](const char* what, std::string is) { all[{0, all.size()}] = {what, std::move(is)}; };
+  value("lifecycle", std::string(ToText(state.lifecycle)));
+  value("pauses begun", std::to_string(state.cycles));
+  value("broken", state.broken);
+  value("last failure", state.cycle.failure);
+  value("own memory", FormatBytes(held.own_device));
+  value("own memory on the device", FormatBytes(held.own_device_resident));
+  value("imported memory", FormatBytes(held.imported));
+  value("pinned host memory", FormatBytes(held.host));
+  for (const auto& [id, a] : state.allocations) all[{1, id.value}] = {ToText(id), Words(a)};
+  for (const auto& [address, m] : state.mappings) all[{2, address.value}] = {"mapping " + Hex(address.value), Words(m)};
+  for (const auto& [address, r] : state.ranges) all[{3, address.value}] = {"range " + Hex(address.value), FormatBytes(r.bytes)};
+  for (const auto& [address, l] : state.legacy)
+    all[{4, address.value}] = {"cuMemAlloc " + Hex(address.value), FormatBytes(l.bytes)};
+  for (const auto& [id, p] : state.pools) all[{5, id.value}] = {ToText(id), Words(p)};
+  for (const auto& [session, p] : state.peers) all[{6, session.value}] = {"peer " + SessionText(session), Words(p)};
+  return all;
+}
+
+std::vector<Difference> Compare(const Described& a, const Described& b) {
+  std::vector<Difference> found;
+  Described both = a;
+  both.insert(b.begin(), b.end());
+  for (const auto& [key, one] : both) {
+    const auto before = a.find(key), after = b.find(key);
+    if (after == b.end()) {
+      found.push_back({'-', one.first, one.second, ""});
+    } else if (before == a.end()) {
+      found.push_back({'+', one.first, "", one.second});
+    } else if (before->second.second != after->second.second) {
+      found.push_back({'~', one.first, before->second.second, after->second.second});
+    }
+  }
+  return found;
+}
+
+Json ToJson(const Difference& d) {
+  return {{"change", d.sign == '+'   ? "added"
+                     : d.sign == '-' ? "removed"
+                                     : "changed"},
+          {"what", d.what},
+          {"before", d.before.empty() ? Json(nullptr) : Json(d.before)},
+          {"after", d.after.empty() ? Json(nullptr) : Json(d.after)}};
+}
+
+void PrintText(Output& out, const State& a, const State& b, const std::vector<Difference>& found) {
+  out << "A: session " << SessionText(a.session.session) << " after event " << a.last.value << "\n";
+  out << "B: session " << SessionText(b.session.session) << " after event " << b.last.value << "\n";
+  for (const Difference& d : found) {
+    out << std::string_view(&d.sign, 1) << " " << d.what << ": ";
+    if (d.sign == '~') {
+      out << (d.before.empty() ? "none" : d.before) << "  ->  " << (d.after.empty() ? "none" : d.after) << "\n";
+    } else {
+      out << (d.sign == '+' ? d.after : d.before) << "\n";
+    }
+  }
+  out << (found.empty() ? "no difference" : Plural(found.size(), "difference")) << "\n";
+}
+
+bool PrintDifference(const State& a, const State& b, bool json, Output& out) {
+  const std::vector<Difference> found = Compare(Describe(a), Describe(b));
+  if (json) {
+    Json list = Json::array();
+    for (const Difference& d : found) list.push_back(ToJson(d));
+    PrintJson(out,
+              {{"a", {{"seq", a.last.value}, {"digest", Hex(Digest(a))}}},
+               {"b", {{"seq", b.last.value}, {"digest", Hex(Digest(b))}}},
+               {"differences", list}},
+              "diff");
+  } else {
+    PrintText(out, a, b, found);
+  }
+  return !found.empty();
+}
+
+// ---- the command -----------------------------------------------------------------------------------------------------------
+
 // As --rank takes it.
 std::string RankOrSession(const std::filesystem::path& session) {
-  const auto reader = JournalReader::Open(session);
-  const auto opening = reader ? ReadOpening(**reader) : Result<Opening>(reader.status());
+  const Result<Opening> opening = OpeningOf(session);
   return opening && opening->who.rank >= 0 ? std::to_string(opening->who.rank) : session.filename().string();
 }
 
-// The only session of a target. Nothing: it was complained about.
-std::optional<std::filesystem::path> OnlySession(const Targets& targets, Exit& code) {
-  bool failed = false;
-  const std::vector<std::filesystem::path> sessions = FindSessions(targets, failed);
-  code = kCannotRead;
-  if (failed || sessions.empty()) return std::nullopt;
-  if (sessions.size() == 1) return sessions.front();
-  code = Complain(fmt::format("there are {} sessions, and state is about one: give --rank, as in --rank {}", sessions.size(),
-                              RankOrSession(sessions.front())),
+// kFine: `session` is the only one of the targets.
+Exit FindOnlySession(const Targets& targets, std::filesystem::path& session) {
+  const std::vector<std::filesystem::path> sessions = FindSessions(targets);
+  if (AnyComplaint() || sessions.empty()) return kCannotRead;
+  session = sessions.front();
+  if (sessions.size() == 1) return kFine;
+  return Complain(fmt::format("there are {} sessions, and state is about one: give --rank, as in --rank {}", sessions.size(),
+                              RankOrSession(session)),
                   kUsage);
-  return std::nullopt;
 }
 
-// The state at a position of the target's only session; `failed`: some of its journal could not be read.
-std::optional<State> StateOf(const Targets& targets, const char* option, const std::string& text, Exit& code, bool& failed) {
-  std::optional<SequenceNumber> at;
-  const std::optional<std::filesystem::path> session = OnlySession(targets, code);
-  if (!session) return std::nullopt;
-  const Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(*session);
-  if (reader && !text.empty()) {
-    const Result<Position> position = UnderstandPosition(option, text);
-    const Result<SequenceNumber> seq = position ? EventAt(*position, **reader) : position.status();
-    if (!seq) return code = Complain(seq.status().message(), position ? kCannotRead : kUsage), std::nullopt;
-    at = *seq;
-  }
+Result<State> StateOf(const std::filesystem::path& session, const std::vector<Position>& at) {
+  AMEM_ASSIGN(const auto reader, JournalReader::Open(session));
+  AMEM_ASSIGN(const auto until, EventAt(at, *reader));
   ReadReport report;
-  Result<State> state = reader ? (*reader)->StateAt(at, &report) : reader.status();
-  if (!state) return code = Complain(state.status().message()), std::nullopt;
-  failed |= ComplainAboutDamage(*session, report);
-  return *std::move(state);
+  AMEM_ASSIGN(auto state, reader->StateAt(until, &report));
+  ComplainAboutDamage(session, report);
+  return state;
 }
 
 int RunState(const StateOptions& options, Output& out) {
@@ -173,39 +271,39 @@ int RunState(const StateOptions& options, Output& out) {
   Targets first = options.targets, second = options.targets;
   if (two) first.names.pop_back();
   if (two) second.names.erase(second.names.begin());
-  Exit code = kFine;
-  bool failed = false;
-  const std::optional<State> a = StateOf(first, "--at", options.at, code, failed);
-  if (!a) return code;
+  std::filesystem::path of_a, of_b;
+  if (const Exit code = FindOnlySession(first, of_a); code != kFine) return code;
+  if (const Exit code = two ? FindOnlySession(second, of_b) : kFine; code != kFine) return code;
+  const Result<State> a = StateOf(of_a, options.at);
+  if (!a) return Complain(a.status().message());
   if (!two && options.to.empty()) {
     options.json ? PrintJson(out, ToJson(*a)) : PrintText(out, *a);
-    return failed ? kCannotRead : kFine;
+    return ReadAll();
   }
-  const std::optional<State> b = StateOf(second, "--to", options.to, code, failed);
-  if (!b) return code;
+  const Result<State> b = StateOf(two ? of_b : of_a, options.to);
+  if (!b) return Complain(b.status().message());
   const bool different = PrintDifference(*a, *b, options.json, out);
-  return failed ? kCannotRead : different ? kViolationFound : kFine;
+  return AnyComplaint() ? kCannotRead : different ? kViolationFound : kFine;
 }
 
 void AddOptions(Arguments& arguments, StateOptions& options) {
   AddTargets(arguments, options.targets);
-  arguments.Add("--at", kPosition, options.at, "After this event (--at=#1200), or then; default: the last event");
-  arguments.Add(
-      "--to", kPosition, options.to,
-      "What changed from --at to there; of two targets: what is different between the first, at --at, and the second");
+  AddPosition(arguments, "--at", options.at, "After this event (--at=#1200), or then; default: the last event");
+  AddPosition(arguments, "--to", options.to,
+              "What changed from --at to there; of two targets: what is different between the first, at --at, and the second");
   AddJson(arguments, options.json);
 }
 
 }  // namespace
 
 Command StateCommand() {
-  return {kMemoryGroup, "state", "What AMem knew after an event; --to: what changed",
-          "  amem state DIR\n"
-          "  amem state job.amem --rank 2 --at=#1200 --json\n"
-          "  amem state DIR --at=#1200 --to=#1300          what changed between two events\n"
-          "  amem state DIR --at 12.5 --to 13\n"
-          "  amem state DIR_A DIR_B --to=#1200             between two journals\n",
-          [](Arguments& arguments) { return SetUp<StateOptions>(arguments, AddOptions, RunState); }};
+  return WithOptions<StateOptions>({kMemoryGroup, "state", "What AMem knew after an event; --to: what changed",
+                                    "  amem state DIR\n"
+                                    "  amem state job.amem --rank 2 --at=#1200 --json\n"
+                                    "  amem state DIR --at=#1200 --to=#1300          what changed between two events\n"
+                                    "  amem state DIR --at 12.5 --to 13\n"
+                                    "  amem state DIR_A DIR_B --to=#1200             between two journals\n"},
+                                   AddOptions, RunState);
 }
 
 }  // namespace amem::tool

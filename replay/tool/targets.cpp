@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <iostream>
 #include <optional>
+#include <thread>
 
 #include "journal/base/process_stat.h"
 #include "journal/session_dir.h"
@@ -27,8 +29,7 @@ namespace fs = std::filesystem;
 std::vector<fs::path> OfProcess(std::uint64_t pid, const std::vector<fs::path>& sessions) {
   std::vector<fs::path> live, ended;
   for (const fs::path& session : sessions) {
-    const auto reader = JournalReader::Open(session);
-    const auto opening = reader ? ReadOpening(**reader) : Result<Opening>(reader.status());
+    const Result<Opening> opening = OpeningOf(session);
     if (!opening || static_cast<std::uint64_t>(opening->who.pid) != pid) continue;
     (opening->info.status == SessionStatus::kLive ? live : ended).push_back(session);
   }
@@ -83,45 +84,43 @@ std::string NothingNamed(const std::string& name) {
   if (WholeNumber(name))
     return fmt::format(
         "process {} has no journal in {}, and is no launcher's id of a job: set AMEM_JOURNAL_DIR as for that process, or give "
-        "the "
-        "directory; `amem ls` lists what is there",
+        "the directory; `amem ls` lists what is there",
         name, home);
   return fmt::format("{} is no file or directory here, and no job or session of {}; `amem ls` lists what is there", name, home);
 }
 
+Result<std::vector<fs::path>> PlacesNamed(const std::string& name, bool one_process, ScratchDirectory& scratch) {
+  if (name == "-") {
+    AMEM_ASSIGN(auto file, PackFromStandardInput(scratch));
+    return std::vector{std::move(file)};
+  }
+  std::error_code ignored;
+  if (name.find('/') != std::string::npos || fs::exists(name, ignored)) return std::vector{fs::path(name)};
+  std::vector<fs::path> sessions = SessionsNamed(name, one_process);
+  if (sessions.empty()) return Status{Code::kNotFound, NothingNamed(name)};
+  return sessions;
+}
+
 }  // namespace
 
-std::vector<fs::path> PlacesOf(const Targets& targets, ScratchDirectory& scratch, bool& failed) {
+std::vector<fs::path> PlacesOf(const Targets& targets, ScratchDirectory& scratch) {
   if (targets.names.empty()) return {DefaultJournalDirectory()};
   std::vector<fs::path> places;
   for (const std::string& name : targets.names) {
-    std::error_code ignored;
-    const bool path = name.find('/') != std::string::npos || fs::exists(name, ignored);
-    const std::vector<fs::path> named =
-        name == "-" || path ? std::vector<fs::path>{} : SessionsNamed(name, targets.one_process);
-    places.insert(places.end(), named.begin(), named.end());
-    const Result<fs::path> file = name == "-" ? PackFromStandardInput(scratch) : Result(fs::path(name));
-    if (file.ok() && (path || name == "-")) places.push_back(*file);
-    const bool nothing = !path && name != "-" && named.empty();
-    if (nothing || !file.ok()) Complain(nothing ? NothingNamed(name) : file.status().message());
-    failed |= nothing || !file.ok();
+    const Result<std::vector<fs::path>> named = PlacesNamed(name, targets.one_process, scratch);
+    if (Went(named.status())) places.insert(places.end(), named->begin(), named->end());
   }
   return places;
 }
 
-std::vector<fs::path> OfRanks(std::vector<fs::path> sessions, const std::vector<std::string>& ranks, bool& failed) {
-  const std::vector<std::string> wanted = SplitAtCommas(ranks);
+std::vector<fs::path> OfRanks(std::vector<fs::path> sessions, const std::vector<std::string>& ranks) {
   const bool any = !sessions.empty();
   std::erase_if(sessions, [&](const fs::path& session) {
-    if (std::ranges::find(wanted, session.filename().string()) != wanted.end()) return false;
-    const auto reader = JournalReader::Open(session);
-    const auto opening = reader ? ReadOpening(**reader) : Result<Opening>(reader.status());
-    return opening.ok() && std::ranges::find(wanted, std::to_string(opening->who.rank)) == wanted.end();
+    if (std::ranges::find(ranks, session.filename().string()) != ranks.end()) return false;
+    const Result<Opening> opening = OpeningOf(session);
+    return opening.ok() && std::ranges::find(ranks, std::to_string(opening->who.rank)) == ranks.end();
   });
-  if (any && sessions.empty()) {
-    Complain("--rank: no session here has such a rank; `amem ls` lists them");
-    failed = true;
-  }
+  if (any && sessions.empty()) Complain("--rank: no session here has such a rank; `amem ls` lists them");
   return sessions;
 }
 
@@ -168,6 +167,56 @@ bool DescendsFrom(std::int32_t pid, std::uint64_t ancestor) {
   for (int depth = 0; pid > 0 && depth < kDeepest; ++depth, pid = ParentOf(pid))
     if (static_cast<std::uint64_t>(pid) == ancestor) return true;
   return false;
+}
+
+// ---- what packs may cost
+// -----------------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr Bytes kMemory = Bytes{256} << 20;
+constexpr auto kTime = std::chrono::seconds(10);
+constexpr auto kLook = std::chrono::milliseconds(10);
+#ifdef AMEM_SANITIZED
+constexpr Bytes kMore = 8;  // what a sanitizer takes besides
+#else
+constexpr Bytes kMore = 1;
+#endif
+
+Bytes MemoryNow() {
+  Bytes total = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> total >> resident;
+  return resident * static_cast<Bytes>(::getpagesize());
+}
+
+}  // namespace
+
+void KeepWithinBudget(std::span<const std::filesystem::path> places, ScratchDirectory& scratch) {
+  Bytes packs = 0;
+  for (const auto& place : places) {
+    std::error_code failed;
+    if (IsPack(place)) packs += std::filesystem::file_size(place, failed);
+  }
+  if (packs == 0) return;
+  const Bytes times = kMore * (1 + packs / 1'000'000);
+  const Result<std::filesystem::path> unpacked = scratch.Get();
+  // A quarter is left for what is allocated between two looks.
+  std::thread([memory = times * kMemory / 4 * 3, time = static_cast<std::int64_t>(times) * kTime,
+               directory = unpacked ? *unpacked : std::filesystem::path()] {
+    const auto end = std::chrono::steady_clock::now() + time;
+    for (;; std::this_thread::sleep_for(kLook)) {
+      const bool too_long = std::chrono::steady_clock::now() >= end;
+      if (!too_long && MemoryNow() <= memory) continue;
+      const std::string taken = too_long
+                                    ? fmt::format("after {} s, which is more than a pack of this size should take",
+                                                  std::chrono::duration_cast<std::chrono::seconds>(time).count())
+                                    : fmt::format("with {} of memory taken, which is more than a pack of this size should need",
+                                                  FormatBytes(MemoryNow()));
+      Complain(fmt::format("given up {}; use --force if you trust who made it", taken));
+      ScratchDirectory::Remove(directory);
+      ::_exit(kCannotRead);
+    }
+  }).detach();
 }
 
 }  // namespace amem::tool

@@ -11,7 +11,6 @@
 #include "replay/tool/command.h"
 #include "replay/tool/gpus.h"
 #include "replay/tool/position.h"
-#include "replay/tool/refs.h"
 #include "replay/tool/symbols.h"
 
 namespace amem::tool {
@@ -19,8 +18,8 @@ namespace {
 
 struct TopOptions {
   Targets targets;
-  std::string by = "tag";  // "site", "communicator", "tag", "peer", "size", "age"
-  std::string at;          // a position; empty: the last event
+  std::string by = "tag";    // "site", "communicator", "tag", "peer", "size", "age"
+  std::vector<Position> at;  // empty: the last event
   std::size_t limit = 20;
   bool dot = false, json = false, gpu = false;
 };
@@ -32,18 +31,16 @@ struct Sum {
   SavedContents last_pause;  // of tags
 };
 using Groups = std::map<std::string, Sum>;
+using Sorted = std::vector<std::pair<std::string, Sum>>;
 
-struct AgeClass {
-  std::uint64_t below_s;
-  const char* name;
-};
-constexpr AgeClass kAges[] = {{1, "under 1 s"},
-                              {10, "1 to 10 s"},
-                              {60, "10 s to 1 min"},
-                              {600, "1 to 10 min"},
-                              {3600, "10 min to 1 h"},
-                              {86400, "1 h to 1 day"},
-                              {~std::uint64_t{0}, "over a day"}};
+// Up to how many seconds.
+constexpr std::pair<std::uint64_t, const char*> kAges[] = {{1, "under 1 s"},
+                                                           {10, "1 to 10 s"},
+                                                           {60, "10 s to 1 min"},
+                                                           {600, "1 to 10 min"},
+                                                           {3600, "10 min to 1 h"},
+                                                           {86400, "1 h to 1 day"},
+                                                           {~std::uint64_t{0}, "over a day"}};
 
 class Grouper {
  public:
@@ -52,13 +49,26 @@ class Grouper {
       : by_(by), state_(state), story_(story), symbols_(state.libraries), groups_(groups) {}
 
   void Run() {
-    if (by_ == "communicator") return RunByCommunicator();
-    if (by_ == "tag") return RunByTag();
+    std::set<AllocationId> backings;
+    if (by_ == "tag")
+      for (const auto& [id, pool] : state_.pools) groups_[pool.tag];
+    for (const auto& [address, l] : state_.legacy) {
+      const bool of_program = l.why == ToText(KeepReason::kUser);
+      // By communicator it is counted by its own size, in place of the blocks that it lies in.
+      if (by_ == "communicator") {
+        backings.insert(l.backing);
+        const auto backing = state_.allocations.find(l.backing);
+        const bool there = backing == state_.allocations.end() || backing->second.resident;
+        Add(CommunicatorName(l.communicator, of_program, l.site), 0, l.bytes, there);
+      } else if (by_ == "tag" && !l.backing) {
+        Add(of_program ? "user" : "nccl", 0, l.bytes, true);
+      }
+    }
     for (const auto& [id, a] : state_.allocations) {
-      if (state_.slabs.contains(id)) continue;  // its parts are what NCCL asked for
+      if (state_.slabs.contains(id) || backings.contains(id)) continue;  // a slab's parts are what NCCL asked for
       if (by_ == "peer") {
         AddPeers(a);
-      } else if (a.own()) {
+      } else if (a.own() && !(a.multicast && (by_ == "tag" || by_ == "communicator"))) {
         const auto [key, order] = Key(a);
         Add(key, order, a);
       }
@@ -67,35 +77,6 @@ class Grouper {
   [[nodiscard]] const std::string& note() const { return symbols_.note(); }
 
  private:
-  // cuMemAlloc memory is counted by its own size, in place of the blocks that it lies in.
-  void RunByCommunicator() {
-    std::set<AllocationId> backings;
-    for (const auto& [address, l] : state_.legacy) {
-      backings.insert(l.backing);
-      const auto backing = state_.allocations.find(l.backing);
-      const bool there = backing == state_.allocations.end() || backing->second.resident;
-      Add(CommunicatorName(l.communicator, l.why == ToText(KeepReason::kUser), l.site), 0, l.bytes, there);
-    }
-    for (const auto& [id, a] : state_.allocations) {
-      if (!a.own() || a.multicast || state_.slabs.contains(id) || backings.contains(id)) continue;
-      const auto pool = state_.pools.find(a.pool);
-      Add(pool != state_.pools.end() ? "none: tag " + pool->second.tag
-                                     : CommunicatorName(a.communicator, a.tag != MemoryTag::kNccl, a.site),
-          0, a);
-    }
-  }
-  // The pools, and beside them what NCCL and the program (ncclMemAlloc) hold.
-  void RunByTag() {
-    for (const auto& [id, pool] : state_.pools) groups_[pool.tag];
-    for (const auto& [address, l] : state_.legacy) {
-      if (!l.backing) Add(l.why == ToText(KeepReason::kUser) ? "user" : "nccl", 0, l.bytes, true);
-    }
-    for (const auto& [id, a] : state_.allocations) {
-      if (!a.own() || a.multicast || state_.slabs.contains(id)) continue;
-      const auto pool = state_.pools.find(a.pool);
-      Add(pool != state_.pools.end() ? pool->second.tag : a.tag == MemoryTag::kNccl ? "nccl" : "user", 0, a);
-    }
-  }
   // The same in all ranks of a communicator, so that the journals of a job add up.
   [[nodiscard]] std::string CommunicatorName(CommunicatorId id, bool of_program, const CallSite& site) const {
     if (of_program) return "none: the program's (ncclMemAlloc)";
@@ -108,16 +89,18 @@ class Grouper {
     return name;
   }
   std::pair<std::string, std::uint64_t> Key(const Allocation& a) const {
+    if (by_ == "tag") return {TagOf(state_, a), 0};
+    if (by_ == "communicator")
+      return {a.pool ? "none: tag " + TagOf(state_, a) : CommunicatorName(a.communicator, a.tag != MemoryTag::kNccl, a.site),
+              0};
     if (by_ == "size") return {FormatBytes(a.bytes), a.bytes};
     if (by_ == "site" && a.pool) return {"amem_alloc", 0};
     if (by_ == "site") return {symbols_.Name(a.site), 0};
     const std::optional<std::uint64_t> created = story_->times.TimeOf(a.created);
     if (!created) return {"older than the journal goes back", ~std::uint64_t{0}};
     const std::uint64_t now = story_->last.time_ns, seconds = (now - std::min(now, *created)) / 1'000'000'000;
-    for (const AgeClass& age : kAges) {
-      if (seconds < age.below_s) return {age.name, age.below_s};
-    }
-    return {"", 0};
+    const auto age = std::ranges::find_if(kAges, [seconds](const auto& one) { return seconds < one.first; });
+    return {age->second, age->first};
   }
   void AddPeers(const Allocation& a) {
     if (a.remote) Add("imported from " + Peer(a.remote->owner), 1, a);
@@ -148,7 +131,120 @@ class Grouper {
   Groups& groups_;
 };
 
-void PrintText(Output& out, const std::string& by, const std::vector<std::pair<std::string, Sum>>& sorted, std::size_t most) {
+// Which sessions reference whose memory.
+class References {
+ public:
+  void Add(SessionId self, const State& state) {
+    Node& node = nodes_[self];
+    const Holdings holdings = Measure(state);
+    node = {holdings.own_device, holdings.own_device_resident, true};
+    names_.Add(state.session);
+    names_.AddPeersOf(state);
+    for (const auto& [session, peer] : state.peers) {
+      if (!peer.connected) lost_.emplace(self, session);
+    }
+    std::map<Pair, Edge> imports, exports;
+    const auto count = [](Edge& edge, Bytes bytes) {
+      ++edge.allocations;
+      edge.bytes += bytes;
+    };
+    for (const auto& [id, a] : state.allocations) {
+      if (state.slabs.contains(id)) continue;  // its parts are what NCCL shares
+      if (a.remote) {
+        nodes_.try_emplace(a.remote->owner);
+        count(imports[{a.remote->owner, self}], a.bytes);
+      }
+      for (const auto& [importer, times] : a.importers) {
+        nodes_.try_emplace(importer.by);
+        count(exports[{self, importer.by}], a.bytes);
+      }
+    }
+    for (const auto& [key, edge] : imports) {
+      Edge& known = edges_[key];
+      known = {edge.allocations, edge.bytes, known.at_owner, true};
+    }
+    for (const auto& [key, edge] : exports) {
+      Edge& known = edges_[key];
+      if (!known.at_importer) known = edge;
+      known.at_owner = true;
+    }
+  }
+
+  void PrintText(Output& out) const {
+    std::vector<std::vector<std::string>> edges = {{"OWNER", "IMPORTER", "ALLOCATIONS", "BYTES"}},
+                                          nodes = {{"PROCESS", "REQUESTED", "HELD NOW"}};
+    for (const auto& [key, edge] : edges_)
+      edges.push_back({names_.ShortName(key.first), names_.ShortName(key.second), Grouped(edge.allocations),
+                       FormatBytes(edge.bytes), Doubt(edge, key)});
+    for (const auto& [session, node] : nodes_)
+      nodes.push_back({names_.ShortName(session), node.given ? FormatBytes(node.own) : "not given",
+                       node.given ? FormatBytes(node.resident) : ""});
+    PrintTable(out, edges);
+    out << "\n";
+    PrintTable(out, nodes);
+  }
+
+  void PrintDot(Output& out) const {
+    out << "// dot -Tsvg: who references whose memory; an arrow goes from the importer to the owner\n"
+           "digraph references {\n  rankdir=LR;\n  node [shape=box, fontname=\"sans-serif\"];\n  edge "
+           "[fontname=\"sans-serif\"];\n";
+    for (const auto& [session, node] : nodes_) {
+      out << "  \"" << SessionText(session) << "\" [label=\"" << names_.ShortName(session)
+          << (node.given ? "\\n" + FormatBytes(node.own) : "") << "\"" << (node.given ? "" : ", style=dashed") << "];\n";
+    }
+    for (const auto& [key, edge] : edges_) {
+      const bool doubt = *Doubt(edge, key) != '\0';
+      out << "  \"" << SessionText(key.second) << "\" -> \"" << SessionText(key.first) << "\" [label=\"" << edge.allocations
+          << ", " << FormatBytes(edge.bytes) << "\"" << (doubt ? ", color=red" : "") << "];\n";
+    }
+    out << "}\n";
+  }
+
+  [[nodiscard]] Json ToJson() const {
+    Json nodes = Json::array(), edges = Json::array();
+    for (const auto& [session, node] : nodes_) {
+      nodes.push_back({{"session", SessionText(session)},
+                       {"name", names_.ShortName(session)},
+                       {"given", node.given},
+                       {"own_bytes", node.own},
+                       {"own_resident_bytes", node.resident}});
+    }
+    for (const auto& [key, edge] : edges_) {
+      edges.push_back({{"owner", SessionText(key.first)},
+                       {"importer", SessionText(key.second)},
+                       {"allocations", edge.allocations},
+                       {"bytes", edge.bytes},
+                       {"known_to_owner", edge.at_owner},
+                       {"known_to_importer", edge.at_importer}});
+    }
+    return {{"sessions", nodes}, {"references", edges}};
+  }
+
+ private:
+  struct Edge {
+    std::uint64_t allocations = 0;
+    Bytes bytes = 0;
+    bool at_owner = false, at_importer = false;  // whose journal has it
+  };
+  struct Node {
+    Bytes own = 0, resident = 0;
+    bool given = false;
+  };
+  using Pair = std::pair<SessionId, SessionId>;
+  [[nodiscard]] const char* Doubt(const Edge& edge, const Pair& key) const {
+    if (!edge.at_owner && lost_.contains(key)) return "dropped by the owner, who saw the importer end";
+    if (!edge.at_owner && nodes_.at(key.first).given) return "only the importer knows of it";
+    if (!edge.at_importer && nodes_.at(key.second).given) return "only the owner knows of it";
+    return "";
+  }
+
+  JobNames names_;
+  std::map<SessionId, Node> nodes_;
+  std::map<Pair, Edge> edges_;  // (owner, importer)
+  std::set<Pair> lost_;         // (session, peer that it lost)
+};
+
+void PrintText(Output& out, const std::string& by, const Sorted& sorted, std::size_t most) {
   Bytes all = 0;
   for (const auto& [key, sum] : sorted) all += sum.bytes;
   std::string heading = by == "site" ? "call site, innermost first" : by;
@@ -166,7 +262,7 @@ void PrintText(Output& out, const std::string& by, const std::vector<std::pair<s
 }
 
 // Allocations are cut from slabs, which are held whole.
-void PrintUnused(Output& out, const std::vector<std::pair<std::string, Sum>>& groups, Bytes held) {
+void PrintUnused(Output& out, const Sorted& groups, Bytes held) {
   Bytes used = 0;
   for (const auto& [key, sum] : groups) used += sum.resident;
   if (held > used)
@@ -174,13 +270,11 @@ void PrintUnused(Output& out, const std::vector<std::pair<std::string, Sum>>& gr
         << " of that are parts of slabs that nobody uses\n";
 }
 
-using Sorted = std::vector<std::pair<std::string, Sum>>;
-
-nlohmann::ordered_json ToJson(const std::string& by, const Sorted& sorted) {
-  auto list = nlohmann::ordered_json::array();
+Json ToJson(const std::string& by, const Sorted& sorted) {
+  auto list = Json::array();
   for (const auto& [key, sum] : sorted) {
     list.push_back({{by, key}, {"bytes", sum.bytes}, {"count", sum.count}, {"backed_bytes", sum.resident}});
-    if (by == "tag") list.back()["last_pause"] = sum.last_pause ? ToJson(sum.last_pause) : nlohmann::ordered_json();
+    if (by == "tag") list.back()["last_pause"] = sum.last_pause ? ToJson(sum.last_pause) : Json();
   }
   return list;
 }
@@ -189,7 +283,7 @@ nlohmann::ordered_json ToJson(const std::string& by, const Sorted& sorted) {
 void PrintWithReferences(const TopOptions& options, const Sorted& sorted, const References& references, Output& out) {
   if (options.dot) return references.PrintDot(out);
   if (options.json) {
-    nlohmann::ordered_json all = references.ToJson();
+    Json all = references.ToJson();
     all["peers"] = ToJson("peer", sorted);
     return PrintJson(out, all, "refs");
   }
@@ -199,38 +293,31 @@ void PrintWithReferences(const TopOptions& options, const Sorted& sorted, const 
 }
 
 int RunTop(const TopOptions& options, Output& out) {
-  bool failed = false;
-  if (options.gpu) return PrintGpus(FindSessions(options.targets, failed), failed, out);
+  if (options.gpu) return PrintGpus(FindSessions(options.targets), out);
   Groups groups;
   std::string note;
   Bytes held = 0;  // on devices, as ls counts it
   References references;
   std::vector<SessionStory> stories;
   const std::string by = options.dot ? "peer" : options.by;
-  const Result<Position> at = options.at.empty() ? Result<Position>(Position{}) : UnderstandPosition("--at", options.at);
-  if (!at) return Complain(at.status().message(), kUsage);
-  ForEachJournal(FindSessions(options.targets, failed), failed,
-                 [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) -> Status {
-                   std::optional<SequenceNumber> until;
-                   if (!options.at.empty()) {
-                     AMEM_ASSIGN(until, EventAt(*at, reader));
-                   }
-                   AMEM_ASSIGN(const auto state, reader.StateAt(until, &damage));
-                   const Holdings holdings = Measure(state);
-                   held += holdings.own_device_resident + holdings.pools_resident;
-                   const bool with_story = by == "tag" || by == "age";
-                   if (with_story) {
-                     AMEM_ASSIGN(stories.emplace_back(), ReadAttempts(reader, kAttemptsKept, until.value_or(kToTheEnd)));
-                     stories.back().findings.state = {};
-                   }
-                   Grouper grouper(by, state, with_story ? &stories.back() : nullptr, groups);
-                   grouper.Run();
-                   if (with_story) stories.back().times = {};
-                   if (by == "site" && note.empty()) note = grouper.note();
-                   const Result<JournalInfo> info = reader.Info();
-                   if (info && by == "peer") references.Add(info->session, state);
-                   return info.status();
-                 });
+  ForEachJournal(FindSessions(options.targets), [&](JournalReader& reader, ReadReport& damage) -> Status {
+    AMEM_ASSIGN(const auto until, EventAt(options.at, reader));
+    AMEM_ASSIGN(const auto state, reader.StateAt(until, &damage));
+    const Holdings holdings = Measure(state);
+    held += holdings.own_device_resident + holdings.pools_resident;
+    const bool with_story = by == "tag" || by == "age";
+    if (with_story) {
+      AMEM_ASSIGN(stories.emplace_back(), ReadAttempts(reader, kAttemptsKept, until.value_or(kToTheEnd)));
+      stories.back().findings.state = {};
+    }
+    Grouper grouper(by, state, with_story ? &stories.back() : nullptr, groups);
+    grouper.Run();
+    if (with_story) stories.back().times = {};
+    if (by == "site" && note.empty()) note = grouper.note();
+    const Result<JournalInfo> info = reader.Info();
+    if (info && by == "peer") references.Add(info->session, state);
+    return info.status();
+  });
   for (const PauseContents& last : LastContents(stories)) {
     if (const auto group = groups.find(last.tag.empty() ? "nccl" : last.tag); group != groups.end())
       group->second.last_pause = last.contents;
@@ -239,7 +326,7 @@ int RunTop(const TopOptions& options, Output& out) {
   std::ranges::stable_sort(sorted, [&](const auto& a, const auto& b) {
     return by == "age" ? a.second.order < b.second.order : a.second.bytes > b.second.bytes;
   });
-  if (failed && sorted.empty()) return kCannotRead;
+  if (AnyComplaint() && sorted.empty()) return kCannotRead;
   if (by == "peer") {
     PrintWithReferences(options, sorted, references, out);
   } else if (options.json) {
@@ -249,15 +336,15 @@ int RunTop(const TopOptions& options, Output& out) {
     PrintUnused(out, sorted, held);
     if (!note.empty()) out << "\n" << note << "\n";
   }
-  return failed ? kCannotRead : kFine;
+  return ReadAll();
 }
 
 void AddOptions(Arguments& arguments, TopOptions& options) {
   AddTargets(arguments, options.targets);
   arguments.Add("--by", "WHAT", options.by, "What to group by; the default is tag; site is the place in libnccl")
       .OneOf({"tag", "communicator", "peer", "site", "size", "age"});
-  arguments.Add("--at", kPosition, options.at, "After this event (--at=#1200), or then; default: the last event");
-  arguments.Add("--limit", "N", options.limit, "So many lines; 20 by default", std::size_t{1});
+  AddPosition(arguments, "--at", options.at, "After this event (--at=#1200), or then; default: the last event");
+  arguments.Add("--limit", "N", options.limit, "So many lines; 20 by default", 1);
   arguments.Flag("--dot", options.dot, "Who references whose memory, as a graph for Graphviz");
   arguments.Flag("--gpu", options.gpu, "Whose memory this machine's GPUs hold now: by tag, contexts, other processes, unknown");
   AddJson(arguments, options.json, "One JSON array; by peer an object");
@@ -266,14 +353,14 @@ void AddOptions(Arguments& arguments, TopOptions& options) {
 }  // namespace
 
 Command TopCommand() {
-  return {kMemoryGroup, "top", "What holds the most memory; --by peer: who references whose",
-          "  amem top DIR                         NCCL's memory, and tensors under tags\n"
-          "  amem top DIR --by communicator\n"
-          "  amem top DIR --by site               by the place in libnccl that asked for it\n"
-          "  amem top DIR --by peer --at=#1200    who references whose memory, with how much\n"
-          "  amem top --gpu                       what is left on the GPUs, and whose it is\n"
-          "  amem top DIR --dot | dot -Tsvg > references.svg\n",
-          [](Arguments& arguments) { return SetUp<TopOptions>(arguments, AddOptions, RunTop); }};
+  return WithOptions<TopOptions>({kMemoryGroup, "top", "What holds the most memory; --by peer: who references whose",
+                                  "  amem top DIR                         NCCL's memory, and tensors under tags\n"
+                                  "  amem top DIR --by communicator\n"
+                                  "  amem top DIR --by site               by the place in libnccl that asked for it\n"
+                                  "  amem top DIR --by peer --at=#1200    who references whose memory, with how much\n"
+                                  "  amem top --gpu                       what is left on the GPUs, and whose it is\n"
+                                  "  amem top DIR --dot | dot -Tsvg > references.svg\n"},
+                                 AddOptions, RunTop);
 }
 
 }  // namespace amem::tool

@@ -13,8 +13,6 @@
 namespace amem::tool {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 struct VerifyOptions {
   Targets targets;
   bool json = false;
@@ -69,33 +67,28 @@ Json ToJson(const std::vector<JournalFindings>& journals, const JobFindings& job
 }
 
 int RunVerify(const VerifyOptions& options, Output& out) {
-  bool failed = false;
   std::vector<JournalFindings> journals;
-  ForEachJournal(FindSessions(options.targets, failed), failed,
-                 [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) -> Status {
-                   AMEM_ASSIGN(auto found, VerifyJournal(reader));
-                   damage = found.report;
-                   journals.push_back(std::move(found));
-                   return {};
-                 });
+  ForEachJournal(FindSessions(options.targets), [&](JournalReader& reader, ReadReport& damage) -> Status {
+    AMEM_ASSIGN(auto found, VerifyJournal(reader));
+    damage = found.report;
+    journals.push_back(std::move(found));
+    return {};
+  });
 
   JobFindings job = VerifyJob(journals);
   for (const JournalFindings& journal : journals) {
     job.violations.insert(job.violations.end(), journal.violations.begin(), journal.violations.end());
     job.notes.insert(job.notes.end(), journal.notes.begin(), journal.notes.end());
   }
-  const auto order = [](const Violation& a, const Violation& b) {
-    return std::pair(a.session, a.seq) < std::pair(b.session, b.seq);
-  };
-  std::stable_sort(job.violations.begin(), job.violations.end(), order);
-  std::stable_sort(job.notes.begin(), job.notes.end(), order);
+  for (auto* list : {&job.violations, &job.notes})
+    std::ranges::stable_sort(*list, {}, [](const Violation& one) { return std::pair(one.session, one.seq); });
   if (journals.empty()) return kCannotRead;  // nothing is well of which nothing is known
   if (options.json) {
     PrintJson(out, ToJson(journals, job));
   } else {
     PrintText(out, journals, job);
   }
-  return !job.violations.empty() ? kViolationFound : failed ? kCannotRead : kFine;
+  return !job.violations.empty() ? kViolationFound : ReadAll();
 }
 
 void AddOptions(Arguments& arguments, VerifyOptions& options) {
@@ -106,10 +99,10 @@ void AddOptions(Arguments& arguments, VerifyOptions& options) {
 }  // namespace
 
 Command VerifyCommand() {
-  return {kExpertGroup, "verify", "Checks journals, and the references between them",
-          "  amem verify /tmp/amem-1000/journal    all ranks that ran on this host\n"
-          "  amem verify hostA/journal hostB/journal --json\n",
-          [](Arguments& arguments) { return SetUp<VerifyOptions>(arguments, AddOptions, RunVerify); }};
+  return WithOptions<VerifyOptions>({kExpertGroup, "verify", "Checks journals, and the references between them",
+                                     "  amem verify /tmp/amem-1000/journal    all ranks that ran on this host\n"
+                                     "  amem verify hostA/journal hostB/journal --json\n"},
+                                    AddOptions, RunVerify);
 }
 
 }  // namespace amem::tool

@@ -1,7 +1,6 @@
 // watch: ranks and phases of a job that runs, redrawn as it goes on. Its processes are not touched: only their journals are
 // read.
 #include <fmt/format.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +19,7 @@
 #include "replay/report/standing.h"
 #include "replay/tool/command.h"
 #include "replay/tool/targets.h"
+#include "replay/tool/terminal/terminal.h"
 
 namespace amem::tool {
 namespace {
@@ -38,9 +38,14 @@ constexpr int kLooksAtTheDead = 5;                   // the last events of a pro
 class WatchedSession {
  public:
   static Result<std::unique_ptr<WatchedSession>> Open(const std::filesystem::path& directory) {
-    AMEM_ASSIGN(auto reader, JournalReader::Open(directory));
-    std::unique_ptr<WatchedSession> session(new WatchedSession(std::move(reader)));
-    AMEM_TRY(session->Begin());
+    std::unique_ptr<WatchedSession> session(new WatchedSession);
+    AMEM_ASSIGN(session->reader_, JournalReader::Open(directory));
+    AMEM_ASSIGN(const auto info, session->reader_->Info());
+    session->Take(info);
+    session->session_ = info.session;
+    session->pid_ = info.pid;
+    AMEM_ASSIGN(auto before, StateBefore(*session->reader_, info));
+    session->folding_.Begin(std::move(before));
     return session;
   }
   // Reads what is new. A failure ends what is known of the session.
@@ -52,12 +57,8 @@ class WatchedSession {
                            [this](const Event& event) { return folding_.Take(event) && !folded_.broken; });
     }
     const auto info = read ? reader_->Info() : Result<JournalInfo>(read.status());
-    if (!info) {
-      failure_ = info.status();
-      return;
-    }
-    status_ = info->status;
-    lives_ = LivesNow(*info);
+    failure_ = info.status();
+    if (info) Take(*info);
     ended_ = lives_ ? 0 : ended_ + 1;
   }
   [[nodiscard]] Standing Now() const {
@@ -71,17 +72,10 @@ class WatchedSession {
   [[nodiscard]] bool Lives() const { return lives_; }
 
  private:
-  explicit WatchedSession(std::unique_ptr<JournalReader> reader) : reader_(std::move(reader)) {}
-  Status Begin() {
-    AMEM_ASSIGN(const auto info, reader_->Info());
+  WatchedSession() = default;
+  void Take(const JournalInfo& info) {
     status_ = info.status;
     lives_ = LivesNow(info);
-    session_ = info.session;
-    pid_ = info.pid;
-    Result<State> before = StateBefore(*reader_, info);
-    if (!before) return before.status();
-    folding_.Begin(std::move(before));
-    return {};
   }
 
   std::unique_ptr<JournalReader> reader_;
@@ -114,17 +108,7 @@ class WatchedJob {
     failure_ = {};
     for (const auto& directory : *sessions) {
       if (watched_.contains(directory) || (dead_.contains(directory) && !all)) continue;
-      auto session = WatchedSession::Open(directory);
-      if (!session) {
-        if (!session.status().message().empty()) last_failure_ = session.status();
-        continue;
-      }
-      if (!all && !(*session)->Lives() && !Known(directory)) {
-        dead_.insert(directory);
-        continue;
-      }
-      (*session)->Look();
-      watched_.emplace(directory, *std::move(session));
+      Watch(directory, all || Known(directory));
     }
     if (!all) FindKnown();
   }
@@ -145,6 +129,17 @@ class WatchedJob {
 
  private:
   [[nodiscard]] bool Known(const std::filesystem::path& directory) const { return known_.contains(directory.filename()); }
+  void Watch(const std::filesystem::path& directory, bool dead_too) {
+    auto session = WatchedSession::Open(directory);
+    if (!session) {
+      if (!session.status().message().empty()) last_failure_ = session.status();
+    } else if (!dead_too && !(*session)->Lives()) {
+      dead_.insert(directory);
+    } else {
+      (*session)->Look();
+      watched_.emplace(directory, *std::move(session));
+    }
+  }
   // A rank that died takes part in the picture when the others have been connected with it.
   void FindKnown() {
     for (const auto& [directory, session] : watched_) {
@@ -153,13 +148,8 @@ class WatchedJob {
         for (const SessionId peer : peers) known_.insert(SessionText(peer));
       }
     }
-    for (const auto& directory : dead_) {
-      if (!Known(directory) || watched_.contains(directory)) continue;
-      if (auto session = WatchedSession::Open(directory)) {
-        (*session)->Look();
-        watched_.emplace(directory, *std::move(session));
-      }
-    }
+    for (const auto& directory : dead_)
+      if (Known(directory) && !watched_.contains(directory)) Watch(directory, true);
   }
 
   const std::filesystem::path place_;
@@ -172,20 +162,14 @@ class WatchedJob {
 
 // ---- what is printed -------------------------------------------------------------------------------------------------------
 
-PictureSize TerminalSize() {
-  winsize size{};
-  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return {};
-  return {size.ws_col, size.ws_row};
-}
-
 std::string TitleLine(const StandingPicture& picture) {
   return fmt::format("{}, {}", WallText(RealtimeNs()), Plural(picture.sessions.size(), "session"));
 }
 
 // Redraws in place: home, each line up to its end, then clear what is left below.
 void Redraw(const StandingPicture& picture, Output& out) {
-  PictureSize size = TerminalSize();
-  if (size.rows > 3) size.rows -= 2;
+  const winsize terminal = TerminalSize();
+  const PictureSize size{terminal.ws_col, terminal.ws_row > 3 ? terminal.ws_row - 2U : terminal.ws_row};
   out.Verbatim("\x1b[H") << TitleLine(picture);
   out.Verbatim("\x1b[K\n");
   for (const std::string& line : PictureLines(picture, size)) {
@@ -196,45 +180,32 @@ void Redraw(const StandingPicture& picture, Output& out) {
 }
 
 // A line for each session whose standing has changed in more than its count of steps.
-class ChangeLines {
- public:
-  void Print(const StandingPicture& picture, Output& out) {
-    for (std::size_t i = 0; i < picture.sessions.size(); ++i) {
-      std::string& before = last_[picture.sessions[i].who.session];
-      std::string now = StandingSentence(picture, i, false);
-      if (now == before) continue;
-      out << WallText(RealtimeNs()) << " " << StandingSentence(picture, i, true) << "\n";
-      before = std::move(now);
-    }
+void PrintChanges(const StandingPicture& picture, std::map<SessionId, std::string>& last, Output& out) {
+  for (std::size_t i = 0; i < picture.sessions.size(); ++i) {
+    std::string& before = last[picture.sessions[i].who.session];
+    std::string now = StandingSentence(picture, i, false);
+    if (now == before) continue;
+    out << WallText(RealtimeNs()) << " " << StandingSentence(picture, i, true) << "\n";
+    before = std::move(now);
   }
-
- private:
-  std::map<SessionId, std::string> last_;
-};
+}
 
 void PrintPictureJson(const StandingPicture& picture, Output& out) {
-  nlohmann::ordered_json json = {{"schema", "amem-replay/watch"}, {"version", kSchemaVersion}};
-  json.update(PictureJson(picture, RealtimeNs()));
-  out.Verbatim(json.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)) << "\n";
+  PrintJson(out, PictureJson(picture, RealtimeNs()), "watch", -1);
 }
 
-int WatchOnce(const WatchedJob& job, bool json, Output& out) {
+void WatchOnce(const WatchedJob& job, bool json, Output& out) {
   const StandingPicture picture = job.Picture();
-  if (json) {
-    PrintPictureJson(picture, out);
-    return kFine;
-  }
+  if (json) return PrintPictureJson(picture, out);
   out << TitleLine(picture) << "\n";
-  const PictureSize terminal = TerminalSize();
-  for (const std::string& line : PictureLines(picture, {terminal.columns, 0})) out << line << "\n";
-  return kFine;
+  for (const std::string& line : PictureLines(picture, {TerminalSize().ws_col, 0})) out << line << "\n";
 }
 
-int WatchOn(WatchedJob& job, const WatchOptions& options, Output& out) {
+void WatchOn(WatchedJob& job, const WatchOptions& options, Output& out) {
   const bool terminal = !options.json && isatty(STDOUT_FILENO) == 1;
   const std::uint32_t usual_ms = options.json ? kJsonInterval_ms : kInterval_ms;
   const std::chrono::milliseconds pause(options.interval_ms != 0 ? options.interval_ms : usual_ms);
-  ChangeLines lines;
+  std::map<SessionId, std::string> last;  // what was printed of each
   if (terminal) out.Verbatim("\x1b[2J");
   std::uint64_t scanned_ns = MonotonicNs();
   while (true) {
@@ -247,24 +218,23 @@ int WatchOn(WatchedJob& job, const WatchOptions& options, Output& out) {
     if (options.json) {
       PrintPictureJson(picture, out);
     } else {
-      terminal ? Redraw(picture, out) : lines.Print(picture, out);
+      terminal ? Redraw(picture, out) : PrintChanges(picture, last, out);
     }
     const Status written = out.Finish();
-    if (!written || out.ReaderGone() || job.Over()) return kFine;
+    if (!written || out.ReaderGone() || job.Over()) return;
     std::this_thread::sleep_for(pause);
   }
 }
 
 int RunWatch(const WatchOptions& options, Output& out) {
   const auto directory = options.targets.ranks.empty() ? DirectoryOf(options.targets) : std::nullopt;
-  bool failed = false;
   std::vector<std::filesystem::path> named;
-  if (!directory) named = FindSessions(options.targets, failed);
+  if (!directory) named = FindSessions(options.targets);
   if (!directory && named.empty()) return kCannotRead;
   WatchedJob job(directory.value_or(""), std::move(named));
   job.Find(false);
   if (job.Empty() && options.once) job.Find(true);  // a picture of the dead is one, too
-  if (!job.Empty()) return options.once ? WatchOnce(job, options.json, out) : WatchOn(job, options, out);
+  if (!job.Empty()) return options.once ? WatchOnce(job, options.json, out) : WatchOn(job, options, out), kFine;
   if (const Status failure = job.Failure(); !failure.ok()) return Complain(failure.message());
   return Complain(
       fmt::format("no session of {} is live: `amem why` explains the dead ones, and `amem watch --once` shows where they "
@@ -274,7 +244,7 @@ int RunWatch(const WatchOptions& options, Output& out) {
 
 void AddOptions(Arguments& arguments, WatchOptions& options) {
   AddTargets(arguments, options.targets);
-  arguments.Add("--interval", "MS", options.interval_ms, "Look every so many milliseconds; default: 500, with --json 1000", 1U);
+  arguments.Add("--interval", "MS", options.interval_ms, "Look every so many milliseconds; default: 500, with --json 1000", 1);
   arguments.Flag("--once", options.once, "Print one picture and end; also of sessions that have ended");
   AddJson(arguments, options.json, "One JSON object a look, each on a line");
 }
@@ -282,17 +252,16 @@ void AddOptions(Arguments& arguments, WatchOptions& options) {
 }  // namespace
 
 Command WatchCommand() {
-  return {kLivingGroup,
-          "watch",
-          "Ranks and phases as a job goes on: who waits for whom",
-          "  amem watch                                the sessions of this user on this host\n"
-          "  amem watch 4711                           the job of that process\n"
-          "  amem watch /tmp/amem-1000/journal         those of a directory\n"
-          "  amem watch --once job.amem                one picture, also of the dead and of a pack\n"
-          "  amem watch --json | jq '.sessions[] | select(.waits_for != [])'\n"
-          "It ends when the job does. On a terminal the picture is redrawn in place; elsewhere each change is a line.\n",
-          [](Arguments& arguments) { return SetUp<WatchOptions>(arguments, AddOptions, RunWatch); },
-          false};
+  return WithOptions<WatchOptions>(
+      {kLivingGroup, "watch", "Ranks and phases as a job goes on: who waits for whom",
+       "  amem watch                                the sessions of this user on this host\n"
+       "  amem watch 4711                           the job of that process\n"
+       "  amem watch /tmp/amem-1000/journal         those of a directory\n"
+       "  amem watch --once job.amem                one picture, also of the dead and of a pack\n"
+       "  amem watch --json | jq '.sessions[] | select(.waits_for != [])'\n"
+       "It ends when the job does. On a terminal the picture is redrawn in place; elsewhere each change is a line.\n",
+       false},
+      AddOptions, RunWatch);
 }
 
 }  // namespace amem::tool

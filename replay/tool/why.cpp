@@ -111,20 +111,16 @@ Result<std::vector<Verdict>> Judge(const std::vector<std::filesystem::path>& ses
 
 int RunWhy(const WhyOptions& options, Output& out) {
   if (options.slow) return PrintSlowest(options.targets, options.last, options.all, options.json, out);
-  bool failed = false;
-  const std::vector<std::filesystem::path> sessions = FindSessions(options.targets, failed);
+  const std::vector<std::filesystem::path> sessions = FindSessions(options.targets);
   Result<std::vector<Verdict>> verdicts = Judge(sessions, options.all);
   if (!verdicts) return Complain(verdicts.status().message());
-  bool damaged = false;
-  for (const Verdict& verdict : *verdicts) {
+  for (const Verdict& verdict : *verdicts)
     for (const std::string& damage : verdict.damage) Complain(damage);
-    damaged = damaged || !verdict.damage.empty();
-  }
   const Verdict& first = verdicts->front();
   const std::span<const Verdict> others = std::span(*verdicts).subspan(1);
   if (options.json) {
-    nlohmann::ordered_json json = ToJson(first);
-    nlohmann::ordered_json jobs = nlohmann::ordered_json::array();
+    Json json = ToJson(first);
+    Json jobs = Json::array();
     for (const Verdict& other : others) jobs.push_back(ToJson(other));
     json["other_jobs"] = std::move(jobs);
     PrintJson(out, json);
@@ -132,28 +128,29 @@ int RunWhy(const WhyOptions& options, Output& out) {
     PrintText(out, first);
     PrintOthers(out, others);
   }
-  return failed || damaged ? kCannotRead : first.healthy() ? kFine : kViolationFound;
+  return AnyComplaint() ? kCannotRead : first.healthy() ? kFine : kViolationFound;
 }
 
 void AddOptions(Arguments& arguments, WhyOptions& options) {
   AddTargets(arguments, options.targets);
   arguments.Flag("--all", options.all, "Take all sessions for one job, whatever ties them together");
   arguments.Flag("--slow", options.slow, "Who made each phase of a pause or resume slow, and how long the others waited");
-  arguments.Add("--last", "N", options.last, "With --slow: the last N pauses and resumes; 2 by default", std::uint64_t{1});
+  arguments.Add("--last", "N", options.last, "With --slow: the last N pauses and resumes; 2 by default", 1);
   AddJson(arguments, options.json);
 }
 
 }  // namespace
 
 Command WhyCommand() {
-  return {kFailureGroup, "why", "What went wrong, and what to do; --slow: who was slow",
-          "  amem why                                   the jobs of this host, running or dead, the newest failure first\n"
-          "  amem why 4711                              the job of that process\n"
-          "  amem why hostA/journal hostB/journal\n"
-          "  amem why --json DIR | jq -r .kind\n"
-          "  amem why --slow DIR                        the last pause and the last resume\n"
-          "  amem why --slow DIR --last 100             and who was the last one most often\n",
-          [](Arguments& arguments) { return SetUp<WhyOptions>(arguments, AddOptions, RunWhy); }};
+  return WithOptions<WhyOptions>(
+      {kFailureGroup, "why", "What went wrong, and what to do; --slow: who was slow",
+       "  amem why                                   the jobs of this host, running or dead, the newest failure first\n"
+       "  amem why 4711                              the job of that process\n"
+       "  amem why hostA/journal hostB/journal\n"
+       "  amem why --json DIR | jq -r .kind\n"
+       "  amem why --slow DIR                        the last pause and the last resume\n"
+       "  amem why --slow DIR --last 100             and who was the last one most often\n"},
+      AddOptions, RunWhy);
 }
 
 }  // namespace amem::tool

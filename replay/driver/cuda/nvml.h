@@ -13,14 +13,6 @@ void* OpenNvml();
 // Empty if `library` is null or does not answer. `uuid` as in CudaDriver::DeviceUuid: "GPU-...".
 std::vector<MemoryHolder> HoldersByNvml(void* library, const std::string& uuid);
 
-// A GPU of this machine, even if CUDA does not show it to this process.
-struct GpuInUse {
-  std::string uuid;
-  MemoryInfo memory;
-  Bytes used = 0;              // by processes; what the driver reserves is neither free nor used
-  bool holders_known = false;  // in a container NVML may not see the processes
-  std::vector<MemoryHolder> holders;
-};
 // By NVML's index; empty if `library` is null or does not answer. NVML stays initialised, because starting it takes longer than
 // the answers.
 std::vector<GpuInUse> GpusByNvml(void* library);

@@ -1,20 +1,19 @@
 // The options of a command, described once. Parsing, --help, the manual page and what shells complete follow from it.
 #pragma once
 
-#include <concepts>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <limits>
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace amem::tool {
 
-std::vector<std::string> SplitAtCommas(const std::vector<std::string>& lists);  // "a,b" and "a" "b" are the same
-std::optional<std::uint64_t> WholeNumber(const std::string& text);              // nothing: it is none
+std::vector<std::string> Split(const std::string& text, char separator);  // at each: one part more than there are of it
+std::optional<std::uint64_t> WholeNumber(const std::string& text);        // nothing: it is none
 
 struct Argument {
   std::string names;  // "--all", "-o,--output"; without hyphens it is told by its place
@@ -35,31 +34,40 @@ struct Argument {
 // What is given goes to the target, which must live until the command has run; without it the target keeps its default.
 class Arguments {
  public:
-  Argument& Flag(const char* names, bool& target, const char* help);
-  // Text or a path: the last one given.
-  template <class Text>
-  requires std::is_assignable_v<Text&, const std::string&> Argument& Add(const char* names, const char* value, Text& target,
-                                                                         const char* help) {
-    return Take(names, value, help, [&target](const std::vector<std::string>& given) { target = given.back(); });
+  Argument& Flag(const char* names, bool& target, const char* help) {
+    return Take(names, "", help, [&target](const auto&) { return target = true, std::string(); });
   }
-  Argument& Add(const char* names, const char* value, std::vector<std::string>& target, const char* help);
-  Argument& Add(const char* names, const char* value, std::optional<std::uint64_t>& target, const char* help);
-  // A whole number that fits the target, from `least` on.
-  template <std::unsigned_integral Number>
-  Argument& Add(const char* names, const char* value, Number& target, const char* help, Number least = 0) {
-    return AddNumber(names, value, help, least, std::numeric_limits<Number>::max(),
-                     [&target](std::uint64_t number) { target = static_cast<Number>(number); });
+  // Text or a path: the last one given; a list: all of them; else a whole number that fits the target, from `least` on.
+  template <class Target>
+  Argument& Add(const char* names, const char* value, Target& target, const char* help, std::uint64_t least = 0) {
+    if constexpr (std::is_assignable_v<Target&, const std::string&>) {
+      return Take(names, value, help, [&target](const auto& given) { return target = given.back(), std::string(); });
+    } else if constexpr (std::is_same_v<Target, std::vector<std::string>>) {
+      Argument& list = Take(names, value, help, [&target](const auto& given) { return target = given, std::string(); });
+      return list.several = true, list;
+    } else {
+      using Number = typename decltype(std::optional(target))::value_type;
+      return Take(names, value, help, [&target, least, name = Split(names, ',').back()](const auto& given) {
+        constexpr std::uint64_t kMost = std::numeric_limits<Number>::max();
+        const std::optional<std::uint64_t> number = WholeNumber(given.back());
+        if (!number || *number < least || *number > kMost) return NotANumber(name, given.back(), least, kMost);
+        return target = static_cast<Number>(*number), std::string();
+      });
+    }
   }
 
-  [[nodiscard]] const std::deque<Argument>& all() const { return all_; }
+  // An argument that takes what was given in a way of its own.
+  Argument& Take(const char* names, const char* value, const char* help, decltype(Argument::take) take) {
+    all_.push_back({.names = names, .value = value, .help = help, .choices = {}, .take = std::move(take)});
+    return all_.back();
+  }
+
+  [[nodiscard]] const std::vector<Argument>& all() const { return all_; }
 
  private:
-  Argument& AddNumber(const char* names, const char* value, const char* help, std::uint64_t least, std::uint64_t most,
-                      std::function<void(std::uint64_t)> set);
-  Argument& Take(const char* names, const char* value, const char* help,
-                 std::function<void(const std::vector<std::string>&)> take);
-
-  std::deque<Argument> all_;  // references to its elements stay
+  // "--last: give a whole number from 1 on, not -5".
+  static std::string NotANumber(const std::string& name, const std::string& text, std::uint64_t least, std::uint64_t most);
+  std::vector<Argument> all_;
 };
 
 }  // namespace amem::tool

@@ -1,7 +1,6 @@
 // The command line of the tool: which command was chosen, and whether its options make sense.
 #pragma once
 
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,27 +12,20 @@
 
 namespace amem::tool {
 
-// A command with its options, ready to run.
-struct PreparedCommand {
-  const Command* command = nullptr;
-  Arguments arguments;
-  std::function<int(Output&)> run;
-};
-
-// All of them, in the order in which --help lists them (main.cpp).
-std::span<const PreparedCommand> AllCommands();
+// All of them with their options, in the order in which --help lists them (main.cpp).
+std::span<const Command> AllCommands();
 
 struct ParsedCommandLine {
-  const PreparedCommand* chosen = nullptr;  // null: nothing is to be run
+  const Command* chosen = nullptr;  // null: nothing is to be run
   bool paged = true;
   std::string print;  // then this belongs on standard output (--help, --version) ...
   std::string wrong;  // ... and this is what is wrong, with what to do
 };
-ParsedCommandLine ParseCommandLine(int argc, const char* const* argv, std::span<const PreparedCommand> commands);
+ParsedCommandLine ParseCommandLine(int argc, const char* const* argv);
 
 // Null: there is none.
-const PreparedCommand* FindCommand(std::string_view name, std::span<const PreparedCommand> commands);
-const Argument* OptionNamed(const PreparedCommand& command, std::string_view name);
+const Command* FindCommand(std::string_view name);
+const Argument* OptionNamed(const Command& command, std::string_view name);
 
 // The known word that `word` was probably meant to be, at most two or, of long words, three letters away; empty: none.
 std::string DidYouMean(const std::string& word, const std::vector<std::string>& known);
@@ -43,14 +35,14 @@ std::string DidYouMean(const std::string& word, const std::vector<std::string>& 
 std::span<const std::pair<const char*, const char*>> PackageCommands();
 
 // What `amem --help` and `amem help COMMAND` print.
-std::string HelpOfTool(std::span<const PreparedCommand> commands, std::size_t width);
-std::string HelpOf(const PreparedCommand& command, std::size_t width);
-std::string ManualPage(std::span<const PreparedCommand> commands);  // the same in roff, for man
+std::string HelpOfTool(std::size_t width);
+std::string HelpOf(const Command& command, std::size_t width);
+std::string ManualPage();  // the same in roff, for man
 
 // A script with which "bash", "zsh" or "fish" asks `amem --complete WORD...`, and the answer: what the last of the words can
 // be, each on a line, with a tab and what it does. The answer is empty where the name of a file belongs.
 std::string CompletionScript(const std::string& shell);
-std::string Completions(std::span<const char* const> words, std::span<const PreparedCommand> commands);
+std::string Completions(std::span<const char* const> words);
 
 inline constexpr const char* kExitCodes =
     "Exit codes: 0 fine, 1 wrong usage, 2 something could not be read (what could be is printed), 3 a violation, failure or "

@@ -25,7 +25,7 @@ constexpr const char* kZsh =
     "if [ \"$funcstack[1]\" = _%s ]; then _%s \"$@\"; else compdef _%s %s; fi\n";
 constexpr const char* kFish = "complete -c %s -a '(%s --complete (commandline -opc)[2..-1] (commandline -ct) 2>/dev/null)'\n";
 
-std::string CompleteOptions(const PreparedCommand& command) {
+std::string CompleteOptions(const Command& command) {
   std::string lines = "--help\tThis command's options and examples\n";
   for (const Argument& a : command.arguments.all()) {
     if (a.positional()) continue;
@@ -42,15 +42,15 @@ std::string CompletionScript(const std::string& shell) {
   return script;
 }
 
-std::string Completions(std::span<const char* const> words, std::span<const PreparedCommand> commands) {
+std::string Completions(std::span<const char* const> words) {
   const std::string_view last = words.empty() ? "" : words.back();
   if (words.size() < 2 || std::string_view(words[0]) == "help") {
     std::string lines = "help\tThe commands, or one of them\n";
     for (const auto& [name, does] : PackageCommands()) lines += fmt::format("{}\t{}\n", name, does);
-    for (const PreparedCommand& c : commands) lines += fmt::format("{}\t{}\n", c.command->name, c.command->does);
+    for (const Command& c : AllCommands()) lines += fmt::format("{}\t{}\n", c.name, c.does);
     return lines;
   }
-  const auto command = FindCommand(words[0], commands);
+  const auto command = FindCommand(words[0]);
   if (command == nullptr) return {};
   const Argument* before = OptionNamed(*command, words[words.size() - 2]);
   if (before != nullptr && !before->value.empty())

@@ -20,13 +20,9 @@ std::string HelpLine(const std::string& names, const std::string& text, std::siz
 }
 
 std::string HelpName(const Argument& argument) {
-  std::string text = argument.positional() ? argument.names + (argument.several ? "..." : "") : "";
-  if (!argument.positional()) {
-    text = argument.names.starts_with("--") ? "    " : "";
-    for (const std::string& name : argument.Names()) text += (text.size() > 1 && text.back() != ' ' ? ", " : "") + name;
-    if (!argument.value.empty()) text += " " + argument.value;
-  }
-  return text;
+  if (argument.positional()) return argument.names + (argument.several ? "..." : "");
+  return fmt::format("{}{}{}{}", argument.names.starts_with("--") ? "    " : "", fmt::join(argument.Names(), ", "),
+                     argument.value.empty() ? "" : " ", argument.value);
 }
 
 std::string HelpText(const Argument& argument) {
@@ -42,8 +38,8 @@ std::string Paragraph(std::string_view text, std::size_t width) {
   return lines;
 }
 
-std::string OptionsOf(const PreparedCommand& command, std::size_t width, bool common) {
-  std::string usage = fmt::format("Usage: {} {} [OPTIONS]", program_name, command.command->name), options;
+std::string OptionsOf(const Command& command, std::size_t width, bool common) {
+  std::string usage = fmt::format("Usage: {} {} [OPTIONS]", program_name, command.name), options;
   for (const Argument& a : command.arguments.all()) {
     if (a.positional()) usage += fmt::format(" [{}{}]", a.names, a.several ? "..." : "");
     if (common || !a.common) options += HelpLine(HelpName(a), HelpText(a), 26, width);
@@ -61,14 +57,10 @@ std::string Example(const std::string& line, std::size_t width) {
   return lines;
 }
 
-std::string ExamplesOf(const PreparedCommand& command, std::size_t width) {
+std::string ExamplesOf(const Command& command, std::size_t width) {
   std::string lines = "\nExamples:\n";
-  for (std::string_view rest = command.command->examples; !rest.empty();) {
-    const std::size_t end = rest.find('\n');
-    const std::string line = AsCalled(std::string(rest.substr(0, end)));
-    lines += line.starts_with(' ') ? Example(line, width) : Paragraph(line, width);
-    rest.remove_prefix(end + 1);
-  }
+  for (const std::string& line : Split(AsCalled(command.examples), '\n'))
+    if (!line.empty()) lines += line.starts_with(' ') ? Example(line, width) : Paragraph(line, width);
   return lines;
 }
 
@@ -93,7 +85,7 @@ std::span<const std::pair<const char*, const char*>> PackageCommands() {
   return program_name == "amem" ? std::span(kAll) : std::span<const std::pair<const char*, const char*>>();
 }
 
-std::string HelpOfTool(std::span<const PreparedCommand> commands, std::size_t width) {
+std::string HelpOfTool(std::size_t width) {
   std::string help = fmt::format("Usage: {} COMMAND [OPTIONS] [TARGET...]\n", program_name), group;
   const auto begin = [&](std::string_view next) {
     if (group != next) help += fmt::format("\n{}\n", next);
@@ -103,9 +95,9 @@ std::string HelpOfTool(std::span<const PreparedCommand> commands, std::size_t wi
     begin("To begin");
     help += HelpLine(name, std::string(does) + ".", 11, width);
   }
-  for (const PreparedCommand& c : commands) {
-    begin(c.command->group);
-    help += HelpLine(c.command->name, std::string(c.command->does) + ".", 11, width);
+  for (const Command& c : AllCommands()) {
+    begin(c.group);
+    help += HelpLine(c.name, std::string(c.does) + ".", 11, width);
   }
   return help + "\n" +
          Paragraph(
@@ -116,29 +108,28 @@ std::string HelpOfTool(std::span<const PreparedCommand> commands, std::size_t wi
          Paragraph(kExitCodes, width);
 }
 
-std::string HelpOf(const PreparedCommand& command, std::size_t width) {
-  return Paragraph(std::string(command.command->does) + ".", width) + "\n" + OptionsOf(command, width, true) +
+std::string HelpOf(const Command& command, std::size_t width) {
+  return Paragraph(std::string(command.does) + ".", width) + "\n" + OptionsOf(command, width, true) +
          HelpLine("-h, --help", "This text.", 26, width) + ExamplesOf(command, width) + "\n" + Paragraph(kExitCodes, width);
 }
 
-std::string ManualPage(std::span<const PreparedCommand> commands) {
+std::string ManualPage() {
   std::string page = fmt::format(
       ".TH {0} 1 \"\" \"AMem {1}\" \"AMem\"\n.SH NAME\n{0} \\- pauses and resumes NCCL's GPU memory, and reads its "
       "journals\n.SH SYNOPSIS\n",
       program_name, AMEM_VERSION);
-  page += Verbatim(HelpOfTool(commands, kManualWidth));
-  for (const PreparedCommand& c : commands)
-    page += fmt::format(".SH {}\n{}.\n.PP\n", c.command->name, c.command->does) +
+  page += Verbatim(HelpOfTool(kManualWidth));
+  for (const Command& c : AllCommands())
+    page += fmt::format(".SH {}\n{}.\n.PP\n", c.name, c.does) +
             Verbatim(OptionsOf(c, kManualWidth, false) + ExamplesOf(c, kManualWidth));
   page += ".SH OPTIONS OF EVERY COMMAND\n";
   std::string common;
-  for (const Argument& a : commands.front().arguments.all())
+  for (const Argument& a : AllCommands().front().arguments.all())
     if (a.common) common += HelpLine(HelpName(a), HelpText(a), 26, kManualWidth);
   return page + Verbatim(common) +
          ".SH JSON\nWith \\-\\-json each object has a \"schema\" and a \"version\": the JSON schema of that name is in "
          "share/amem/schemas.\n.SH ENVIRONMENT\nAMEM_JOURNAL_DIR (where journals are), PAGER, NO_COLOR, TMPDIR (where packs "
-         "are "
-         "unpacked).\n";
+         "are unpacked).\n";
 }
 
 }  // namespace amem::tool

@@ -1,8 +1,9 @@
-// CLI11 parses what the arguments describe. It takes seconds to compile, so that only this file includes it.
+// Which command was chosen, and what its arguments are given.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
+#include <map>
 #include <optional>
 
 #include "replay/tool/command_line/command_line.h"
@@ -10,6 +11,32 @@
 #include "replay/tool/terminal/terminal.h"
 
 namespace amem::tool {
+std::optional<std::uint64_t> WholeNumber(const std::string& text) {
+  std::uint64_t number = 0;
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, number);
+  return parsed.ec == std::errc() && parsed.ptr == end ? std::optional(number) : std::nullopt;
+}
+
+std::vector<std::string> Split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(separator, begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+std::vector<std::string> Argument::Names() const { return Split(names, ','); }
+
+std::string Arguments::NotANumber(const std::string& name, const std::string& text, std::uint64_t least, std::uint64_t most) {
+  const std::string bounds = most != std::numeric_limits<std::uint64_t>::max() ? fmt::format(" from {} to {}", least, most)
+                             : least != 0                                      ? fmt::format(" from {} on", least)
+                                                                               : " of zero or more";
+  return fmt::format("{}: give a whole number{}, not \"{}\"", name, bounds, text);
+}
+
 namespace {
 
 constexpr const char* kQuoteIt = "; a shell takes a # that begins a word for a comment: write --from=#17";
@@ -37,63 +64,14 @@ std::string Hint(const std::string& word, const std::vector<std::string>& known)
   return meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant);
 }
 
-// An argument with what CLI11 found of it. What an argument is told by its place has no option: CLI11 would split a place
-// that is called "[a,b]", so what is left over belongs to it.
-struct Found {
-  const Argument* argument;
-  const CLI::Option* option;
-};
-
-// CLI11 sorts the words out to the arguments; what values mean is up to the arguments, whose messages name what was given.
-std::vector<Found> Register(const Arguments& arguments, CLI::App& app) {
-  app.set_help_flag("-h,--help");
-  app.allow_extras();  // so that all other words have found their places when the first wrong one is complained about
-  std::vector<Found> found;
-  for (const Argument& argument : arguments.all()) {
-    if (argument.positional()) {
-      found.push_back({&argument, nullptr});
-      continue;
-    }
-    CLI::Option* option = nullptr;
-    if (argument.value.empty()) {
-      option = app.add_flag(argument.names)->disable_flag_override();
-    } else {
-      option = app.add_option(argument.names, CLI::callback_t([](const CLI::results_t&) { return true; }));
-      option->expected(1);
-      option->allow_extra_args(false);  // else "[a,b]" is a list, and an option takes all words behind it
-    }
-    option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-    found.push_back({&argument, option});
-  }
-  return found;
-}
-
-// CLI11 would take the next word for the value of "--rank=", which a script writes as --rank=$RANK, and of "--last --json".
-std::string ValueLeftOut(const PreparedCommand& command, std::span<const std::string> words) {
-  for (std::size_t i = 0; i < words.size() && words[i] != "--"; ++i) {
-    const std::string name = words[i].substr(0, words[i].find('='));
-    const Argument* argument = OptionNamed(command, name);
-    if (argument == nullptr) continue;
-    const bool attached = name.size() != words[i].size();
-    if (argument->value.empty() && attached) return fmt::format("{} takes no value", name);
-    if (argument->value.empty()) continue;
-    const bool left_out =
-        attached ? name.size() + 1 == words[i].size() : i + 1 == words.size() || words[i + 1].starts_with("--");
-    if (left_out)
-      return fmt::format("{} needs a value ({}){}", name, argument->value, argument->value == kPosition ? kQuoteIt : "");
-    if (!attached) ++i;
-  }
-  return {};
-}
-
-std::string Unknown(const PreparedCommand& command, const std::string& word) {
+std::string Unknown(const Command& command, const std::string& word) {
   const std::string name = word.starts_with("--") ? word.substr(0, word.find('=')) : word.substr(0, 2);
   std::vector<std::string> known = {"--help"};
   for (const Argument& argument : command.arguments.all()) {
     if (argument.positional()) continue;
     for (std::string& one : argument.Names()) known.push_back(std::move(one));
   }
-  return fmt::format("{} has no option {}{}", command.command->name, name, Hint(name, known));
+  return fmt::format("{} has no option {}{}", command.name, name, Hint(name, known));
 }
 
 std::string NoChoice(const Argument& argument, const std::string& value) {
@@ -102,50 +80,74 @@ std::string NoChoice(const Argument& argument, const std::string& value) {
                      Hint(value, argument.choices));
 }
 
-std::string HandOver(const Found& found, const std::vector<std::string>& places) {
-  const Argument& argument = *found.argument;
-  const std::string name = argument.Names().back();
-  const std::vector<std::string>& values = found.option == nullptr ? places : found.option->results();
-  if (values.empty()) return {};
+std::string HandOver(const Argument& argument, const std::vector<std::string>& values) {
   if (argument.value.empty()) return argument.take({});
-  if (values.size() > 1 && !argument.several) return fmt::format("{} is given twice", name);
+  if (values.size() > 1 && !argument.several) return fmt::format("{} is given twice", argument.Names().back());
   for (const std::string& value : values) {
     if (std::string wrong = NoChoice(argument, value); !wrong.empty()) return wrong;
   }
   return argument.take(values);
 }
 
-// Gives the arguments of the command what `words` have for them. Returns what is wrong with them, or an empty text.
-std::string Parse(const PreparedCommand& command, std::vector<std::string> words, bool& help, bool& paged) {
-  CLI::App app;
-  const std::vector<Found> found = Register(command.arguments, app);
-  const std::string left_out = ValueLeftOut(command, words);
-  std::ranges::reverse(words);  // the order in which CLI11 takes a vector
-  try {
-    app.parse(std::move(words));
-  } catch (const CLI::CallForHelp&) {
-    help = true;
-    return {};
-  } catch (const CLI::ParseError& error) {
-    return left_out.empty() ? error.what() : left_out;
-  }
-  if (!left_out.empty()) return left_out;
-  std::vector<std::string> places;
+// What a command line has for the arguments of a command.
+struct Given {
+  std::map<const Argument*, std::vector<std::string>> values;  // of a flag an empty text
+  bool help = false;
+  std::string unknown;  // the first option that the command does not have
+};
+
+// Sorts the words out: "--name value", "--name=value", "-n value", "-nvalue", several flags as "-fv", and places, which are all
+// words behind "--". Returns what is wrong, or an empty text; an unknown option is not, so that it does not hide the others.
+std::string Sort(const Command& command, std::vector<std::string> words, Given& given) {
+  const auto place = std::ranges::find_if(command.arguments.all(), &Argument::positional);
   bool no_more_options = false;
-  for (const std::string& word : app.remaining()) {
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    const std::string word = words[i];
     if (word == "--" && !no_more_options) {
       no_more_options = true;
-    } else if (no_more_options || word == "-" || !word.starts_with('-')) {
-      places.push_back(word);
+      continue;
+    }
+    if (no_more_options || word == "-" || !word.starts_with('-')) {
+      given.values[&*place].push_back(word);
+      continue;
+    }
+    const bool is_long = word.starts_with("--");
+    const std::string name = is_long ? word.substr(0, word.find('=')) : word.substr(0, 2), attached = word.substr(name.size());
+    const Argument* argument = OptionNamed(command, name);
+    const bool help = name == "--help" || name == "-h";
+    given.help |= help;
+    if (argument == nullptr && !help) {
+      if (given.unknown.empty()) given.unknown = word;
+    } else if (help || argument->value.empty()) {
+      if (attached.starts_with('=')) return fmt::format("{} takes no value", name);
+      if (!attached.empty()) words.insert(words.begin() + static_cast<std::ptrdiff_t>(i) + 1, "-" + attached);
+      if (!help) given.values[argument].emplace_back();
     } else {
-      return Unknown(command, word);
+      // "--rank=", which a script writes as --rank=$RANK, and "--last --json" have none.
+      const bool none = attached.empty() ? i + 1 == words.size() || words[i + 1].starts_with("--") : attached == "=";
+      if (none)
+        return fmt::format("{} needs a value ({}){}", name, argument->value, argument->value == kPosition ? kQuoteIt : "");
+      given.values[argument].push_back(attached.empty() ? words[++i] : attached.substr(is_long ? 1 : 0));
     }
   }
-  for (const Found& one : found) {
-    if (std::string wrong = HandOver(one, places); !wrong.empty()) return wrong;
-    paged = paged && (one.argument->paged || one.option->count() == 0);
-  }
   return {};
+}
+
+// Gives the arguments of the command what `words` have for them.
+ParsedCommandLine Parse(const Command& command, std::vector<std::string> words) {
+  ParsedCommandLine parsed{.chosen = &command, .paged = command.paged};
+  Given given;
+  std::string wrong = Sort(command, std::move(words), given);
+  if (wrong.empty() && given.help) return {.print = HelpOf(command, TextWidth())};
+  if (wrong.empty() && !given.unknown.empty()) wrong = Unknown(command, given.unknown);
+  for (const Argument& argument : command.arguments.all()) {
+    const auto found = given.values.find(&argument);
+    if (!wrong.empty() || found == given.values.end()) continue;
+    wrong = HandOver(argument, found->second);
+    parsed.paged = parsed.paged && argument.paged;
+  }
+  if (wrong.empty()) return parsed;
+  return {.wrong = AsCalled(fmt::format("{}; `amem help {}` has the options", wrong, command.name))};
 }
 
 }  // namespace
@@ -175,7 +177,7 @@ std::string DidYouMean(const std::string& word, const std::vector<std::string>& 
   return best;
 }
 
-const Argument* OptionNamed(const PreparedCommand& command, std::string_view name) {
+const Argument* OptionNamed(const Command& command, std::string_view name) {
   for (const Argument& argument : command.arguments.all()) {
     const std::vector<std::string> names = argument.Names();
     if (!argument.positional() && std::ranges::find(names, name) != names.end()) return &argument;
@@ -183,52 +185,46 @@ const Argument* OptionNamed(const PreparedCommand& command, std::string_view nam
   return nullptr;
 }
 
-const PreparedCommand* FindCommand(std::string_view name, std::span<const PreparedCommand> commands) {
-  const auto found = std::ranges::find_if(commands, [&](const PreparedCommand& c) { return c.command->name == name; });
-  return found == commands.end() ? nullptr : &*found;
+const Command* FindCommand(std::string_view name) {
+  for (const Command& command : AllCommands())
+    if (command.name == name) return &command;
+  return nullptr;
 }
 
 namespace {
 
-std::string NoCommand(const std::string& word, std::span<const PreparedCommand> commands) {
+std::string NoCommand(const std::string& word) {
   for (const Renamed& command : kRenamed)
     if (word == command.was) return AsCalled(fmt::format("{} is `amem {}` now", word, command.is));
   std::vector<std::string> known = {"help", "--help", "--version"};
-  for (const PreparedCommand& c : commands) known.emplace_back(c.command->name);
+  for (const Command& c : AllCommands()) known.emplace_back(c.name);
   return AsCalled(fmt::format("there is no {} \"{}\"{}; `amem help` lists them", word.starts_with('-') ? "option" : "command",
                               word, Hint(word, known)));
 }
 
 // What `amem WORD`, `amem WORD OF` prints where WORD is no command that reads or asks; nothing: it is one.
-std::optional<ParsedCommandLine> ParseQuestion(const std::string& word, const std::string& of,
-                                               std::span<const PreparedCommand> commands) {
+std::optional<ParsedCommandLine> ParseQuestion(const std::string& word, const std::string& of) {
   if (word == "--version" || word == "-V" || word == "version")
     return ParsedCommandLine{.print = program_name + " " AMEM_VERSION "\n"};
-  if (word == "--man") return ParsedCommandLine{.print = ManualPage(commands)};
+  if (word == "--man") return ParsedCommandLine{.print = ManualPage()};
   if (word == "--completion" && (of == "bash" || of == "zsh" || of == "fish"))
     return ParsedCommandLine{.print = CompletionScript(of)};
   if (word == "--completion") return ParsedCommandLine{.wrong = "--completion: give bash, zsh or fish"};
   if (word != "help" && word != "--help" && word != "-h") return std::nullopt;
-  if (of.empty()) return ParsedCommandLine{.print = HelpOfTool(commands, TextWidth())};
-  if (const PreparedCommand* command = FindCommand(of, commands))
-    return ParsedCommandLine{.print = HelpOf(*command, TextWidth())};
-  return ParsedCommandLine{.wrong = NoCommand(of, commands)};
+  if (of.empty()) return ParsedCommandLine{.print = HelpOfTool(TextWidth())};
+  if (const Command* command = FindCommand(of)) return ParsedCommandLine{.print = HelpOf(*command, TextWidth())};
+  return ParsedCommandLine{.wrong = NoCommand(of)};
 }
 
 }  // namespace
 
-ParsedCommandLine ParseCommandLine(int argc, const char* const* argv, std::span<const PreparedCommand> commands) {
-  if (argc < 2) return {.print = HelpOfTool(commands, TextWidth()), .wrong = "a command is missing"};
+ParsedCommandLine ParseCommandLine(int argc, const char* const* argv) {
+  if (argc < 2) return {.print = HelpOfTool(TextWidth()), .wrong = "a command is missing"};
   const std::string first = argv[1];
-  if (first == "--complete") return {.print = Completions(std::span(argv + 2, argv + argc), commands)};
-  if (auto question = ParseQuestion(first, argc > 2 ? argv[2] : "", commands)) return *std::move(question);
-  const PreparedCommand* chosen = FindCommand(first, commands);
-  if (chosen == nullptr) return {.wrong = NoCommand(first, commands)};
-  bool help = false, paged = chosen->command->paged;
-  const std::string wrong = Parse(*chosen, {argv + 2, argv + argc}, help, paged);
-  if (help) return {.print = HelpOf(*chosen, TextWidth())};
-  if (wrong.empty()) return {.chosen = chosen, .paged = paged};
-  return {.wrong = AsCalled(fmt::format("{}; `amem help {}` has the options", wrong, first))};
+  if (first == "--complete") return {.print = Completions(std::span(argv + 2, argv + argc))};
+  if (auto question = ParseQuestion(first, argc > 2 ? argv[2] : "")) return *std::move(question);
+  const Command* chosen = FindCommand(first);
+  return chosen == nullptr ? ParsedCommandLine{.wrong = NoCommand(first)} : Parse(*chosen, {argv + 2, argv + argc});
 }
 
 }  // namespace amem::tool

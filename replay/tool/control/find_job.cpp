@@ -118,7 +118,8 @@ std::optional<std::filesystem::path> SessionNamed(const std::string& what, const
   return !failed && (named == session || named.parent_path() == session) ? std::optional(session) : std::nullopt;
 }
 
-bool Is(const Living* one, std::optional<std::uint64_t> pid) {
+bool Is(const Living* one, const std::string& name) {
+  const std::optional<std::uint64_t> pid = WholeNumber(name);
   return pid && one->pid != 0 && static_cast<std::uint64_t>(one->pid) == *pid;
 }
 
@@ -127,23 +128,6 @@ std::string PidsOf(const std::vector<JobOfLiving>& jobs) {
   for (const JobOfLiving& job : jobs)
     for (const Living* one : job) pids.insert(one->pid != 0 ? one->pid : one->ties.who.pid);
   return fmt::format("{}", fmt::join(pids, " "));
-}
-
-// Those that were named by their pids, and what is certainly of one job with them.
-Result<FoundJob> FindRanks(const std::vector<std::string>& pids, const std::vector<JobOfLiving>& jobs) {
-  std::set<const JobOfLiving*> named;
-  for (const std::string& pid : pids) {
-    const auto job = std::ranges::find_if(jobs, [&](const JobOfLiving& candidate) {
-      return std::ranges::any_of(candidate, [&](const Living* one) { return Is(one, WholeNumber(pid)); });
-    });
-    if (job == jobs.end())
-      return Status{Code::kNotFound,
-                    fmt::format("{} is the pid of no living rank, and nobody was asked; these live:{}", pid, ListOf(jobs))};
-    named.insert(&*job);
-  }
-  JobOfLiving all;
-  for (const JobOfLiving* job : named) all.insert(all.end(), job->begin(), job->end());
-  return Chosen(all);
 }
 
 // Refused where the launcher counts more ranks than are certainly of this job, and some of this host may be those: a part of a
@@ -160,12 +144,6 @@ Status CheckComplete(const JobOfLiving& job, const std::vector<Living>& living) 
   return Status::Ok();
 }
 
-bool Names(const std::string& what, const JobOfLiving& job) {
-  const auto pid = WholeNumber(what);
-  return std::ranges::any_of(
-      job, [&](const Living* one) { return (pid && DescendsFrom(one->pid, *pid)) || LaunchedAs(one->ties.who, what); });
-}
-
 }  // namespace
 
 Result<FoundJob> FindJob(const std::vector<std::string>& names, Ties ties) {
@@ -174,22 +152,35 @@ Result<FoundJob> FindJob(const std::vector<std::string>& names, Ties ties) {
   const bool place = !what.empty() && std::filesystem::exists(what, missing);
   Result<std::vector<Living>> living = LivingUnder(place ? std::filesystem::path(what) : DefaultJournalDirectory());
   // Of one session's directory the job is meant, whose other sessions lie beside it.
-  const std::optional<std::uint64_t> pid = WholeNumber(what);
   const auto session = place && living.ok() ? SessionNamed(what, *living) : std::nullopt;
-  if (session) {
-    living = LivingUnder(session->parent_path());
-  }
+  if (session) living = LivingUnder(session->parent_path());
   if (!living.ok()) return living.status();
   NoteLaunches(*living);
   std::vector<JobOfLiving> jobs = JobsOf(*living, ties);
-  if (names.size() > 1) return FindRanks(names, jobs);
-  const auto has_pid = [&](const JobOfLiving& job) {
-    return std::ranges::any_of(job, [&](const Living* one) { return session ? one->directory == *session : Is(one, pid); });
+  std::function<bool(const Living*)> meant;
+  const auto is_rank = [&names](const Living* one) {
+    return std::ranges::any_of(names, [one](const std::string& name) { return Is(one, name); });
   };
-  if (session || (!place && std::ranges::any_of(jobs, has_pid))) {  // a rank, and not what it has started
-    std::erase_if(jobs, std::not_fn(has_pid));
-  } else if (!what.empty() && !place) {
-    std::erase_if(jobs, [&](const JobOfLiving& job) { return !Names(what, job); });
+  if (names.size() > 1) {
+    for (const std::string& name : names)
+      if (std::ranges::none_of(*living, [&](const Living& one) { return Is(&one, name); }))
+        return Status{Code::kNotFound,
+                      fmt::format("{} is the pid of no living rank, and nobody was asked; these live:{}", name, ListOf(jobs))};
+    meant = is_rank;
+  } else if (session) {
+    meant = [&session](const Living* one) { return one->directory == *session; };
+  } else if (!place && std::ranges::any_of(*living, [&](const Living& one) { return is_rank(&one); })) {
+    meant = is_rank;  // and not what it has started
+  } else if (!place && !what.empty()) {
+    meant = [&what, pid = WholeNumber(what)](const Living* one) {
+      return (pid && DescendsFrom(one->pid, *pid)) || LaunchedAs(one->ties.who, what);
+    };
+  }
+  if (meant) std::erase_if(jobs, [&](const JobOfLiving& job) { return std::ranges::none_of(job, meant); });
+  if (names.size() > 1) {  // those, and what is certainly of one job with them
+    JobOfLiving all;
+    for (const JobOfLiving& job : jobs) all.insert(all.end(), job.begin(), job.end());
+    return Chosen(all);
   }
   if (jobs.empty())
     return Status{Code::kNotFound, fmt::format("{} is no rank or launcher of a living job, no directory of journals, and no "

@@ -25,8 +25,4 @@ struct FoundJob {
 // two programs that were started in the same second are two jobs. What only looks may guess (kProbable).
 Result<FoundJob> FindJob(const std::vector<std::string>& names, Ties ties);
 
-inline constexpr const char* kJobHelp =
-    "The pid of a rank or of its launcher, a directory of journals, the launcher's id of the job, or several pids of ranks; "
-    "default: the only living job of this user on this host";
-
 }  // namespace amem::tool

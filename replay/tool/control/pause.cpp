@@ -3,9 +3,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <string_view>
 
-#include "journal/journal.h"
+#include "journal/base/clock.h"
 #include "replay/job/names.h"
 #include "replay/job/story/progress.h"
 #include "replay/tool/control/request.h"
@@ -13,59 +12,10 @@
 namespace amem::tool {
 namespace {
 
-constexpr std::string_view kPaused = "paused";
-
 struct PauseOptions : RequestOptions {
   std::optional<std::uint64_t> at_step;
   bool tags = false;
 };
-
-double SecondsSince(std::chrono::steady_clock::time_point from) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
-}
-
-// Finds the job, connects to its ranks, has `ask` done, and prints what came of it. Nothing is asked of a job whose ranks are
-// all in the phase `as_wanted` already.
-template <class Ask>
-int RunRequest(const RequestOptions& options, Output& out, std::string_view done, std::string_view as_wanted, const Ask& ask,
-               Status (*refuse)(const FoundJob& job) = nullptr) {
-  const Result<FoundJob> job = FindJob(options.job, Ties::kCertain);
-  const Status refused = !job.ok() ? job.status() : refuse != nullptr ? refuse(*job) : Status();
-  if (!refused.ok()) return ComplainOf(refused, kCannotRead);
-  Result<control::JobControl> control = control::JobControl::Open(job->ranks, DefaultSocketDirectory());
-  if (!control.ok()) return ComplainOf(control.status(), kCannotRead);
-  auto ranks = control->Look();
-  const auto as_asked = [&](const control::RankLook& rank) { return rank.phase == as_wanted && !rank.paused_by_program; };
-  if (!ranks.empty() && std::ranges::all_of(ranks, as_asked)) {
-    PrintRanks(out, ranks, *job,
-               fmt::format("{} {} already; nothing was changed", Plural(ranks.size(), "rank is", "ranks are"), as_wanted), 0,
-               options.json);
-    return kFine;
-  }
-  const auto from = std::chrono::steady_clock::now();
-  if (const Status asked = ask(*control); !asked.ok())
-    return ComplainOf(asked, asked.code() == Code::kRefused ? kCannotRead : kViolationFound);
-  const double seconds = SecondsSince(from);
-  ranks = control->Look();
-  Bytes freed = 0;
-  for (const control::RankLook& rank : ranks) freed += rank.freed;
-  const std::string amount = done != kPaused || freed == 0 ? "" : ", " + FormatBytes(freed) + " given back";
-  PrintRanks(out, ranks, *job, fmt::format("{} {} in {:.2f} s{}", done, Plural(ranks.size(), "rank"), seconds, amount), seconds,
-             options.json);
-  return kFine;
-}
-
-int RunPause(const PauseOptions& options, Output& out) {
-  const auto pause = [&](control::JobControl& job) {
-    return job.Pause({std::chrono::seconds(options.deadline_s), options.at_step, options.tags}, PrintProgress);
-  };
-  return RunRequest(options, out, kPaused, options.tags ? "" : kPaused, pause);  // its tags may not be paused yet
-}
-
-Result<State> StateIn(const std::filesystem::path& session) {
-  const auto reader = JournalReader::Open(session);
-  return reader.ok() ? (*reader)->StateAt(std::nullopt) : Result<State>(reader.status());
-}
 
 // What is not the program's memory under a tag is left by a pause with --all, too: other libraries' by their name or, with
 // AMEM_SCOPE=all, by the function that made it.
@@ -99,22 +49,53 @@ std::optional<FreezeStep> FreezeOf(const FoundJob& job) {
   return last && IsBack(*last) ? std::nullopt : last;
 }
 
-// A resume would wait for the driver until its deadline.
-Status RefuseFrozen(const FoundJob& job) {
-  const auto freeze = FreezeOf(job);
-  if (!freeze || freeze->outcome != "frozen") return {};
-  return {Code::kRefused, "the job is frozen, and its calls of the driver wait: amem thaw brings it back, and lets it go on"};
+// Finds the job, connects to its ranks, has them pause, or without `pause` resume, and prints what came of it. Nothing is asked
+// of a job whose ranks all stand as is wanted already.
+int RunRequest(const RequestOptions& options, const PauseOptions* pause, Output& out) {
+  const Result<FoundJob> job = FindJob(options.job, Ties::kCertain);
+  if (!job.ok()) return ComplainOf(job.status(), kCannotRead);
+  if (const auto freeze = pause == nullptr ? FreezeOf(*job) : std::nullopt; freeze && freeze->outcome == "frozen")
+    return Complain("the job is frozen, and its calls of the driver wait: amem thaw brings it back, and lets it go on");
+  Result<control::JobControl> control = control::JobControl::Open(job->ranks, DefaultSocketDirectory());
+  if (!control.ok()) return ComplainOf(control.status(), kCannotRead);
+  auto ranks = control->Look();
+  const control::Phase wanted = pause != nullptr ? control::Phase::kPaused : control::Phase::kRunning;
+  const auto as_wanted = [&](const control::RankLook& rank) {
+    return rank.heard && rank.is.phase == wanted && !rank.paused_by_program();
+  };
+  const bool tags = pause != nullptr && pause->tags;  // they may not be paused yet
+  if (!ranks.empty() && !tags && std::ranges::all_of(ranks, as_wanted)) {
+    PrintRanks(out, ranks, *job,
+               fmt::format("{} {} already; nothing was changed", Plural(ranks.size(), "rank is", "ranks are"), ToText(wanted)),
+               0, options.json);
+    return kFine;
+  }
+  const std::chrono::seconds deadline(options.deadline_s);
+  const std::uint64_t began_ns = MonotonicNs();
+  const Status asked =
+      pause != nullptr ? control->Pause({deadline, pause->at_step, tags}, Note) : control->Resume(deadline, Note);
+  if (!asked.ok()) return ComplainOf(asked, asked.code() == Code::kRefused ? kCannotRead : kViolationFound);
+  const double seconds = static_cast<double>(MonotonicNs() - began_ns) / 1e9;
+  ranks = control->Look();
+  Bytes freed = 0;
+  for (const control::RankLook& rank : ranks) freed += rank.is.freed;
+  PrintRanks(out, ranks, *job,
+             fmt::format("{} {} in {:.2f} s{}", pause != nullptr ? "paused" : "resumed", Plural(ranks.size(), "rank"), seconds,
+                         pause == nullptr || freed == 0 ? "" : ", " + FormatBytes(freed) + " given back"),
+             seconds, options.json);
+  return kFine;
 }
 
-int RunResume(const RequestOptions& options, Output& out) {
-  const auto resume = [&](control::JobControl& job) {
-    return job.Resume(std::chrono::seconds(options.deadline_s), PrintProgress);
-  };
-  return RunRequest(options, out, "resumed", "running", resume, RefuseFrozen);
+int RunPause(const PauseOptions& options, Output& out) { return RunRequest(options, &options, out); }
+int RunResume(const RequestOptions& options, Output& out) { return RunRequest(options, nullptr, out); }
+
+void AddResume(Arguments& arguments, RequestOptions& options) {
+  AddRequest(arguments, options, "Give up after so many seconds, and leave the job as it was; default: 60");
+  AddJson(arguments, options.json);
 }
 
 void AddPause(Arguments& arguments, PauseOptions& options) {
-  AddRequest(arguments, options);
+  AddResume(arguments, options);
   arguments.Add("--at-step", "N", options.at_step,
                 "At the safe point of this number, which must lie ahead; of a job on many hosts the same on each");
   arguments.Flag("--tags,--all", options.tags,
@@ -132,9 +113,9 @@ int PrintLive(const std::vector<std::string>& names, bool json, Output& out) {
         "the job's processes take no requests: their libamem_nccl.so is older than this program, or they are another "
         "user's");
   for (control::RankLook& rank : ranks)
-    if (const Result<State> state = StateIn(rank.directory); state.ok()) {
+    if (const Result<State> state = StateIn(rank.process.directory); state.ok()) {
       const Holdings holdings = Measure(*state);
-      rank.held = holdings.own_device_resident + holdings.pools_resident;
+      rank.is.held = holdings.own_device_resident + holdings.pools_resident;
       rank.stays = WhatStays(*state, holdings);
     }
   PrintRanks(out, ranks, *job, "", 0, json);
@@ -144,33 +125,26 @@ int PrintLive(const std::vector<std::string>& names, bool json, Output& out) {
 }
 
 Command PauseCommand() {
-  return {
-      kLivingGroup,
-      "pause",
-      "Pauses a job at one safe point of all ranks, or not at all",
-      "  amem pause                      the only living job of this user on this host\n"
-      "  amem pause 4711 --deadline 300  the job of that process, or of that launcher\n"
-      "  amem pause --tags               the program's tags too\n"
-      "  amem pause 4711 --all           the same; under AMEM_SCOPE=all that is all memory of the job\n"
-      "  amem pause 4711 4712            ranks of which nothing else says that they belong together\n"
-      "Programs call amem.safepoint() once a step; one without is asked at its next own pause. Exit code 3: it was asked and "
-      "did not pause, and runs as before.\n",
-      [](Arguments& arguments) { return SetUp<PauseOptions>(arguments, AddPause, RunPause); },
-      false};
+  return WithOptions<PauseOptions>(
+      {kLivingGroup, "pause", "Pauses a job at one safe point of all ranks, or not at all",
+       "  amem pause                      the only living job of this user on this host\n"
+       "  amem pause 4711 --deadline 300  the job of that process, or of that launcher\n"
+       "  amem pause --tags               the program's tags too\n"
+       "  amem pause 4711 --all           the same; under AMEM_SCOPE=all that is all memory of the job\n"
+       "  amem pause 4711 4712            ranks of which nothing else says that they belong together\n"
+       "Programs call amem.safepoint() once a step; one without is asked at its next own pause. Exit code 3: it was asked and "
+       "did not pause, and runs as before.\n",
+       false},
+      AddPause, RunPause);
 }
 
 Command ResumeCommand() {
-  return {kLivingGroup,
-          "resume",
-          "Resumes a job that was paused from outside",
-          "  amem resume\n"
-          "  amem resume 4711\n"
-          "A rank that its program had paused goes on when its program resumes it.\n",
-          [](Arguments& arguments) {
-            return SetUp<RequestOptions>(
-                arguments, [](Arguments& a, RequestOptions& o) { AddRequest(a, o); }, RunResume);
-          },
-          false};
+  return WithOptions<RequestOptions>({kLivingGroup, "resume", "Resumes a job that was paused from outside",
+                                      "  amem resume\n"
+                                      "  amem resume 4711\n"
+                                      "A rank that its program had paused goes on when its program resumes it.\n",
+                                      false},
+                                     AddResume, RunResume);
 }
 
 }  // namespace amem::tool

@@ -1,38 +1,34 @@
 #include "replay/tool/control/request.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/tool/terminal/terminal.h"
 
 namespace amem::tool {
 namespace {
 
-nlohmann::ordered_json JsonOf(const control::RankLook& rank) {
-  auto stays = nlohmann::ordered_json::array();
+Json JsonOf(const control::RankLook& rank) {
+  Json stays = Json::array();
   for (const control::Staying& one : rank.stays)
-    stays.push_back({{"what", one.what},
-                     {"pieces", one.pieces ? nlohmann::ordered_json(*one.pieces) : nlohmann::ordered_json()},
-                     {"bytes", one.bytes}});
-  return {{"session", fmt::format("{:016x}", rank.session.value)},
-          {"rank", rank.rank < 0 ? nlohmann::ordered_json() : nlohmann::ordered_json(rank.rank)},
-          {"pid", rank.pid},
-          {"start_ticks", rank.start_ticks},
-          {"directory", rank.directory.string()},
+    stays.push_back({{"what", one.what}, {"pieces", one.pieces ? Json(*one.pieces) : Json()}, {"bytes", one.bytes}});
+  return {{"session", SessionText(rank.process.session)},
+          {"rank", rank.rank < 0 ? Json() : Json(rank.rank)},
+          {"pid", rank.process.pid},
+          {"start_ticks", rank.process.start_ticks},
+          {"directory", rank.process.directory.string()},
           {"alive", rank.alive},
-          {"phase", std::string(rank.phase)},
-          {"safepoints", rank.steps},
-          {"paused_by_program", rank.paused_by_program},
-          {"held_bytes", rank.held},
-          {"freed_bytes", rank.freed},
+          {"phase", rank.phase()},
+          {"safepoints", rank.is.steps},
+          {"paused_by_program", rank.paused_by_program()},
+          {"held_bytes", rank.is.held},
+          {"freed_bytes", rank.is.freed},
           {"stays", std::move(stays)},
-          {"doing", rank.doing}};
+          {"doing", rank.Doing()}};
 }
 
 // "; a pause leaves 24.0 MiB (cuMemAllocAsync), 2.00 MiB (...)"; empty: nothing.
@@ -46,44 +42,33 @@ std::string StaysOf(const control::RankLook& rank) {
 
 }  // namespace
 
-void AddRequest(Arguments& arguments, RequestOptions& options) {
-  arguments.Add("JOB", "JOB", options.job, kJobHelp);
-  arguments.Add("--deadline", "SECONDS", options.deadline_s,
-                "Give up after so many seconds, and leave the job as it was; default: 60", 1U);
-  AddJson(arguments, options.json);
+void AddRequest(Arguments& arguments, RequestOptions& options, const char* deadline) {
+  arguments.Add(
+      "JOB", "JOB", options.job,
+      "The pid of a rank or of its launcher, a directory of journals, the launcher's id of the job, or several pids of "
+      "ranks; default: the only living job of this user on this host");
+  arguments.Add("--deadline", "SECONDS", options.deadline_s, deadline, 1);
 }
 
 Exit ComplainOf(const Status& why, Exit code) {
-  std::string_view rest = why.message();
-  while (!rest.empty()) {
-    const std::size_t end = std::min(rest.find('\n'), rest.size());
-    Complain(std::string(rest.substr(0, end)), code);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-  }
+  for (const std::string& line : Split(why.message(), '\n')) Complain(line, code);
   return code;
 }
-
-std::filesystem::path DefaultSocketDirectory() {
-  if (const char* set = std::getenv("AMEM_SOCKET_DIR"); set && *set) return set;
-  return fmt::format("/tmp/amem-{}/sockets", ::getuid());
-}
-
-void PrintProgress(const std::string& sentence) { std::fprintf(stderr, "%s\n", Escaped(sentence).c_str()); }
 
 void PrintRanks(Output& out, const std::vector<control::RankLook>& ranks, const FoundJob& job, const std::string& done,
                 double seconds, bool json) {
   std::vector<control::RankLook> sorted = ranks;
-  std::ranges::sort(sorted, {}, [](const control::RankLook& rank) { return std::pair(rank.rank, rank.pid); });
+  std::ranges::sort(sorted, {}, [](const control::RankLook& rank) { return std::pair(rank.rank, rank.process.pid); });
   if (json) {
-    nlohmann::ordered_json all = nlohmann::ordered_json::array();
+    Json all = Json::array();
     for (const control::RankLook& rank : sorted) all.push_back(JsonOf(rank));
     return PrintJson(out, {{"command", running_command}, {"seconds", seconds}, {"elsewhere", job.elsewhere}, {"ranks", all}},
                      "control");
   }
   if (!done.empty()) out << done << "\n";
   for (const control::RankLook& rank : sorted)
-    out << fmt::format("{}: {}\n", rank.rank < 0 ? rank.rank_name : fmt::format("{} (pid {})", rank.rank_name, rank.pid),
-                       rank.doing + (rank.held != 0 ? "; holds " + RoundedBytes(rank.held) : "") + StaysOf(rank));
+    out << fmt::format("{}{}: {}{}{}\n", rank.process.name, rank.rank < 0 ? "" : fmt::format(" (pid {})", rank.process.pid),
+                       rank.Doing(), rank.is.held != 0 ? "; holds " + RoundedBytes(rank.is.held) : "", StaysOf(rank));
   if (job.elsewhere > 0)
     out << fmt::format("The launcher counts {}: those of other hosts are asked there.\n", Plural(job.elsewhere, "more rank"));
 }

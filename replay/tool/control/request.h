@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -17,16 +16,11 @@ struct RequestOptions {
   std::uint32_t deadline_s = 60;
   bool json = false;
 };
-void AddRequest(Arguments& arguments, RequestOptions& options);
+void AddRequest(Arguments& arguments, RequestOptions& options, const char* deadline);
 
 // Complains in one line for each of the message's, and returns the exit code: kCannotRead where the job cannot be asked,
 // kViolationFound where it was asked and did not do it.
 Exit ComplainOf(const Status& why, Exit code);
-
-std::filesystem::path DefaultSocketDirectory();  // AMEM_SOCKET_DIR, or /tmp/amem-UID/sockets
-
-// A sentence on stderr while a request is under way.
-void PrintProgress(const std::string& sentence);
 
 // The ranks with what they do; with --json an object of the schema `control`. `done`: what was done, a sentence.
 void PrintRanks(Output& out, const std::vector<control::RankLook>& ranks, const FoundJob& job, const std::string& done,

@@ -13,22 +13,16 @@
 namespace amem::tool {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr std::size_t kSlack = 16;  // ranks may have failed attempts that others have not
 
-struct PhaseWait {
-  SessionId session;
-  std::uint64_t waited_ns = 0;  // from the end of its own part to that of the last one's
-};
 struct CyclePhase {
   std::string name;  // "arrival", "pause: save"
   bool undo = false;
   std::uint64_t took_ns = 0;
-  SessionId last;                // whose part ended last
-  std::uint64_t cost_ns = 0;     // after the last but one
-  std::vector<PhaseWait> waits;  // of all, the last one's is 0
-  std::string step;              // of the last one, the longest; empty: it had none
+  SessionId last;                                          // whose part ended last
+  std::uint64_t cost_ns = 0;                               // after the last but one
+  std::vector<std::pair<SessionId, std::uint64_t>> waits;  // from the end of each one's own part to that of the last one's
+  std::string step;                                        // of the last one, the longest; empty: it had none
   std::uint64_t step_ns = 0;
 };
 struct CriticalPath {                   // of one pause or resume
@@ -78,7 +72,7 @@ CyclePhase JoinPhase(const std::vector<Part>& parts, std::size_t nth, const Part
   if (const auto& longest = last->phases[nth].longest) phase.step = ToText(*longest);
   phase.step_ns = last->phases[nth].longest_ns;
   phase.cost_ns = ends.size() < 2 ? 0 : Positive(WrappedDifference(last_ns, ends[ends.size() - 2].first));
-  for (const auto& [end_ns, part] : ends) phase.waits.push_back({part->session, Positive(WrappedDifference(last_ns, end_ns))});
+  for (const auto& [end_ns, part] : ends) phase.waits.emplace_back(part->session, Positive(WrappedDifference(last_ns, end_ns)));
   return phase;
 }
 
@@ -138,8 +132,8 @@ std::string Time(std::uint64_t ns) {
 
 std::string WaitText(const CyclePhase& phase, const JobNames& names) {
   if (phase.waits.size() < 2) return "";
-  const auto longest = std::ranges::max_element(phase.waits, {}, &PhaseWait::waited_ns);
-  return fmt::format("{} ({})", Time(longest->waited_ns), names.ShortName(longest->session));
+  const auto& [session, waited_ns] = phase.waits.front();  // whose part ended first
+  return fmt::format("{} ({})", Time(waited_ns), names.ShortName(session));
 }
 
 void PrintCycle(Output& out, const CriticalPath& cycle, const JobNames& names) {
@@ -187,21 +181,25 @@ void PrintShares(Output& out, const std::map<SessionId, Share>& shares, std::siz
   PrintTable(out, rows);
 }
 
+// A session and its rank, before other things of it.
+Json With(SessionId session, const JobNames& names, const Json& more = Json::object()) {
+  const std::int32_t rank = names.RankOf(session);
+  Json all = {{"session", SessionText(session)}, {"rank", rank < 0 ? Json(nullptr) : Json(rank)}};
+  all.update(more);
+  return all;
+}
+
 Json ToJson(const CriticalPath& cycle, const JobNames& names) {
-  const auto rank = [&names](SessionId session) {
-    return names.RankOf(session) < 0 ? Json(nullptr) : Json(names.RankOf(session));
-  };
   Json phases = Json::array();
   for (const CyclePhase& phase : cycle.phases) {
     Json waits = Json::array();
-    for (const PhaseWait& wait : phase.waits)
-      waits.push_back({{"session", SessionText(wait.session)}, {"rank", rank(wait.session)}, {"waited_ns", wait.waited_ns}});
+    for (const auto& [session, waited_ns] : phase.waits) waits.push_back(With(session, names, {{"waited_ns", waited_ns}}));
     Json step = nullptr;
     if (!phase.step.empty()) step = {{"text", phase.step}, {"took_ns", phase.step_ns}};
     phases.push_back({{"phase", phase.name},
                       {"undo", phase.undo},
                       {"took_ns", phase.took_ns},
-                      {"last", {{"session", SessionText(phase.last)}, {"rank", rank(phase.last)}}},
+                      {"last", With(phase.last, names)},
                       {"cost_ns", phase.cost_ns},
                       {"waits", waits},
                       {"longest_step", step}});
@@ -220,29 +218,24 @@ Json ToJson(const std::vector<CriticalPath>& cycles, const JobNames& names) {
   Json list = Json::array(), shares = Json::array();
   for (const CriticalPath& cycle : cycles) list.push_back(ToJson(cycle, names));
   for (const auto& [session, share] : Shares(cycles))
-    shares.push_back({{"session", SessionText(session)},
-                      {"rank", names.RankOf(session) < 0 ? Json(nullptr) : Json(names.RankOf(session))},
-                      {"phases_last", share.times_last},
-                      {"cost_ns", share.cost_ns}});
+    shares.push_back(With(session, names, {{"phases_last", share.times_last}, {"cost_ns", share.cost_ns}}));
   return {{"cycles", list}, {"last", shares}};
 }
 
 }  // namespace
 
 int PrintSlowest(const Targets& targets, std::uint64_t last, bool all, bool json, Output& out) {
-  bool failed = false;
   JobNames names;
   std::vector<SessionStory> stories;
   const std::size_t kept = std::max<std::size_t>(kAttemptsKept, 2 * (last + kSlack));  // a half of them are the last
-  ForEachJournal(SelectSessions(targets, all, failed).latest, failed,
-                 [&](const std::filesystem::path&, JournalReader& reader, ReadReport& damage) -> Status {
-                   AMEM_ASSIGN(auto read, ReadAttempts(reader, kept));
-                   damage = read.findings.report;
-                   stories.push_back(std::move(read));
-                   stories.back().attempts = TakeAttempts(stories.back());
-                   stories.back().times = {};
-                   return {};
-                 });
+  ForEachJournal(SelectSessions(targets, all).latest, [&](JournalReader& reader, ReadReport& damage) -> Status {
+    AMEM_ASSIGN(auto read, ReadAttempts(reader, kept));
+    damage = read.findings.report;
+    stories.push_back(std::move(read));
+    stories.back().attempts = TakeAttempts(stories.back());
+    stories.back().times = {};
+    return {};
+  });
   if (stories.empty()) return kCannotRead;
   DropCopies(stories);
   for (const SessionStory& story : stories) names.Add(story.who());
@@ -258,7 +251,7 @@ int PrintSlowest(const Targets& targets, std::uint64_t last, bool all, bool json
     }
     if (const auto shares = Shares(cycles); !shares.empty()) PrintShares(out, shares, cycles.size(), names);
   }
-  return failed ? kCannotRead : kFine;
+  return ReadAll();
 }
 
 }  // namespace amem::tool

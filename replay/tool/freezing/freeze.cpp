@@ -5,27 +5,39 @@
 #include <chrono>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
 
 #include "journal/base/clock.h"
+#include "journal/base/process_stat.h"
 #include "replay/driver/cuda/checkpoint.h"
+#include "replay/driver/cuda/nvml.h"
 #include "replay/freeze/operation.h"
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
 #include "replay/tool/control/request.h"
-#include "replay/tool/freezing/this_job.h"
 #include "statemachine/event.h"
 
 namespace amem::tool {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-struct FreezeCommandOptions {
-  std::vector<std::string> job;
+struct FreezeCommandOptions : RequestOptions {
   std::string gpus;
-  std::uint32_t deadline_s = 60;
   std::optional<std::uint64_t> at_step;
-  bool go_on = false, undo = false, this_host = false, others_stay = false, json = false;
+  bool go_on = false, undo = false, this_host = false, others_stay = false;
+};
+
+class ThisMachine final : public FreezeHost {
+ public:
+  ThisMachine() : nvml_([] { GpusByNvml(OpenNvml()); }) {}  // starts NVML beside everything else
+  std::vector<GpuInUse> GpusInUse() override { return GpusByNvml(OpenNvml()); }
+  std::optional<HostRoom> RoomFor(pid_t pid) override { return HostMemoryAvailable("/", std::to_string(pid)); }
+  std::uint64_t StartTicks(pid_t pid) override { return amem::StartTicks(pid); }
+  std::set<pid_t> Siblings(pid_t pid) override { return ReadSiblings(pid); }
+  std::string DriverVersion() override { return ReadDriverVersion(); }
+
+ private:
+  std::jthread nvml_;
 };
 
 Json ToJson(const FrozenProcess& one) {
@@ -37,11 +49,11 @@ Json ToJson(const FrozenProcess& one) {
           {"gpus", std::move(gpus)}};
 }
 
-Json ToJson(const FreezeReport& report, const Status& status, std::span<const GpuSight> gpus) {
+Json ToJson(const FreezeReport& report, const Status& status, std::span<const GpuInUse> gpus) {
   Json processes = Json::array(), times = Json::array(), used = Json::array();
   for (const FrozenProcess& one : report.processes) processes.push_back(ToJson(one));
   for (const FreezeReport::Time& time : report.times) times.push_back({{"step", time.step}, {"ms", time.ms}});
-  for (const GpuSight& gpu : gpus) {
+  for (const GpuInUse& gpu : gpus) {
     used.push_back({{"uuid", gpu.uuid}, {"used", gpu.used}, {"total", gpu.memory.total}});
   }
   return {{"ok", status.ok()},           {"outcome", report.outcome.empty() ? "untouched" : report.outcome},
@@ -50,7 +62,7 @@ Json ToJson(const FreezeReport& report, const Status& status, std::span<const Gp
           {"lost", report.lost},         {"notes", report.notes}};
 }
 
-void PrintText(Output& out, const FreezeReport& report, std::span<const GpuSight> gpus) {
+void PrintText(Output& out, const FreezeReport& report, std::span<const GpuInUse> gpus) {
   for (const std::string& note : report.notes) out << "note: " << note << "\n";
   for (const std::string& lost : report.lost) out.Styled(Output::Style::kBad, "LOST: ") << lost << "\n";
   if (report.outcome.empty()) return;
@@ -62,7 +74,7 @@ void PrintText(Output& out, const FreezeReport& report, std::span<const GpuSight
     steps += fmt::format("{}{} {:.0f} ms", steps.empty() ? "" : ", ", time.step, time.ms);
   }
   out << fmt::format(" in {:.0f} ms ({})\n", sum, steps);
-  for (const GpuSight& gpu : gpus) {
+  for (const GpuInUse& gpu : gpus) {
     Bytes before = 0;
     for (const FrozenProcess& one : report.processes) {
       const auto held = std::ranges::find(one.gpus, gpu.uuid, &GpuShare::gpu);
@@ -76,7 +88,7 @@ void PrintText(Output& out, const FreezeReport& report, std::span<const GpuSight
 
 int Finish(const FreezeCommandOptions& options, const FreezeReport& report, const Status& status, ThisMachine& machine,
            Output& out) {
-  const std::vector<GpuSight> gpus = machine.GpusInUse();
+  const std::vector<GpuInUse> gpus = machine.GpusInUse();
   if (options.json) {
     PrintJson(out, ToJson(report, status, gpus), "freeze");
   } else {
@@ -97,22 +109,21 @@ int Perform(const FreezeCommandOptions& options, Status (FreezeOperation::*forwa
   if (!checkpointer.ok()) return Finish(options, {}, checkpointer.status().Within("nothing was touched"), machine, out);
   auto control = control::JobControl::Open(found->ranks, DefaultSocketDirectory());
   if (!control.ok()) return Finish(options, {}, control.status().Within("nothing was touched"), machine, out);
-  ControlledJob job(*std::move(control), {.deadline = std::chrono::seconds(options.deadline_s), .at_step = options.at_step});
-  FreezeOptions how{.allowances = {.this_host_only = options.this_host, .others_stay = options.others_stay},
-                    .ranks_elsewhere = found->elsewhere,
-                    .gpus = options.gpus,
-                    .began_ns = began_ns};
-  if (!options.json) how.say = PrintProgress;
-  FreezeOperation operation(job, **checkpointer, machine, std::move(how));
+  FreezeOptions how{
+      .asked = {.deadline = std::chrono::seconds(options.deadline_s), .at_step = options.at_step, .all_tags = true},
+      .allowances = {.this_host_only = options.this_host, .others_stay = options.others_stay},
+      .ranks_elsewhere = found->elsewhere,
+      .gpus = options.gpus,
+      .began_ns = began_ns};
+  if (!options.json) how.say = Note;
+  FreezeOperation operation(*control, **checkpointer, machine, std::move(how));
   const auto command = options.go_on ? &FreezeOperation::Continue : options.undo ? &FreezeOperation::Undo : forward;
   const Status done = (operation.*command)();
   return Finish(options, operation.report(), done, machine, out);
 }
 
 void AddCommon(Arguments& arguments, FreezeCommandOptions& options) {
-  arguments.Add("JOB", "JOB", options.job, kJobHelp);
-  arguments.Add("--deadline", "SECONDS", options.deadline_s,
-                "How long the ranks may take to come to the pause, or to resume; default: 60", 1U);
+  AddRequest(arguments, options, "How long the ranks may take to come to the pause, or to resume; default: 60");
   arguments.Flag("--continue", options.go_on, "Finish what another tool has begun, and died");
   arguments.Flag("--undo", options.undo, "Go back from what another tool has begun, and died");
   AddJson(arguments, options.json);
@@ -138,24 +149,21 @@ int RunThaw(const FreezeCommandOptions& options, Output& out) { return Perform(o
 }  // namespace
 
 Command FreezeCommand() {
-  return {kLivingGroup,
-          "freeze",
-          "Takes a job off its GPUs, contexts and all",
-          "  amem freeze 4711                  the job of that process, or of that launcher\n"
-          "  amem freeze 4711 --json --deadline 120\n"
-          "  amem freeze 4711 --undo           after the death of the tool: the job runs as before\n",
-          [](Arguments& arguments) { return SetUp<FreezeCommandOptions>(arguments, AddFreeze, RunFreeze); },
-          false};
+  return WithOptions<FreezeCommandOptions>(
+      {kLivingGroup, "freeze", "Takes a job off its GPUs, contexts and all",
+       "  amem freeze 4711                  the job of that process, or of that launcher\n"
+       "  amem freeze 4711 --json --deadline 120\n"
+       "  amem freeze 4711 --undo           after the death of the tool: the job runs as before\n",
+       false},
+      AddFreeze, RunFreeze);
 }
 
 Command ThawCommand() {
-  return {kLivingGroup,
-          "thaw",
-          "Brings a frozen job back onto its GPUs, or onto others",
-          "  amem thaw 4711\n"
-          "  amem thaw 4711 --gpus 0=1,1=0     GPUs 0 and 1 change places\n",
-          [](Arguments& arguments) { return SetUp<FreezeCommandOptions>(arguments, AddThaw, RunThaw); },
-          false};
+  return WithOptions<FreezeCommandOptions>({kLivingGroup, "thaw", "Brings a frozen job back onto its GPUs, or onto others",
+                                            "  amem thaw 4711\n"
+                                            "  amem thaw 4711 --gpus 0=1,1=0     GPUs 0 and 1 change places\n",
+                                            false},
+                                           AddThaw, RunThaw);
 }
 
 }  // namespace amem::tool

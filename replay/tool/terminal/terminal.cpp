@@ -1,12 +1,11 @@
 #include "replay/tool/terminal/terminal.h"
 
+#include <fmt/format.h>
 #include <sys/ioctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
@@ -24,15 +23,14 @@ namespace {
 
 constexpr std::size_t kWidthElsewhere = 100, kWidthLeast = 40, kWidthMost = 120;
 
-const char* Set(const char* name) {  // null: unset or empty
-  const char* value = std::getenv(name);
-  return value != nullptr && *value != '\0' ? value : nullptr;
+bool IsDumb() {
+  const char* kind = Variable("TERM");
+  return kind != nullptr && std::strcmp(kind, "dumb") == 0;
 }
 
 bool WantsColor(const TerminalOptions& options, bool terminal) {
   if (options.color != "auto") return options.color == "always";
-  const char* kind = Set("TERM");
-  return terminal && Set("NO_COLOR") == nullptr && (kind == nullptr || std::strcmp(kind, "dumb") != 0);
+  return terminal && Variable("NO_COLOR") == nullptr && !IsDumb();
 }
 
 // The command of the pager; null: none is wanted.
@@ -62,15 +60,15 @@ void AddTerminalOptions(Arguments& arguments, TerminalOptions& options) {
       .common = true;
 }
 
+winsize TerminalSize() {
+  winsize size{};
+  return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size : winsize{};
+}
+
 std::size_t TextWidth() {
   // Asked once: a pager takes the terminal's place as standard output.
-  static const std::size_t width = [] {
-    winsize size{};
-    if (::isatty(STDOUT_FILENO) == 0 || ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0)
-      return kWidthElsewhere;
-    return std::clamp<std::size_t>(size.ws_col, kWidthLeast, kWidthMost);
-  }();
-  return width;
+  static const std::size_t columns = ::isatty(STDOUT_FILENO) == 0 ? 0 : TerminalSize().ws_col;
+  return columns == 0 ? kWidthElsewhere : std::clamp(columns, kWidthLeast, kWidthMost);
 }
 
 std::vector<std::string> BrokenIntoLines(std::string_view text, std::size_t width) {
@@ -96,31 +94,20 @@ Pager::Pager(const TerminalOptions& options, bool paged, Output& out) : out_(out
   (void)TextWidth();
   const char* command = PagerCommand();
   if (!terminal || !paged || options.no_pager || command == nullptr) return;
-  int ends[2];
-  if (::pipe(ends) != 0) return;
-  std::fflush(nullptr);
-  pid_ = ::fork();
-  if (pid_ == 0) {
-    ::dup2(ends[0], STDIN_FILENO);
-    ::close(ends[0]);
-    ::close(ends[1]);
-    ::setenv("LESS", "FRX", 0);
-    std::signal(SIGPIPE, SIG_DFL);
-    ::execl("/bin/sh", "sh", "-c", command, nullptr);
-    ::_exit(127);
-  }
-  if (pid_ > 0) ::dup2(ends[1], STDOUT_FILENO);
-  ::close(ends[0]);
-  ::close(ends[1]);
+  ::setenv("LESS", "FRX", 0);
+  std::signal(SIGPIPE, SIG_DFL);  // in the pager
+  pipe_ = ::popen(command, "we");
+  std::signal(SIGPIPE, SIG_IGN);
+  if (pipe_ == nullptr) return;
+  ::dup2(::fileno(pipe_), STDOUT_FILENO);
   std::signal(SIGINT, SIG_IGN);  // the pager's
 }
 
 Pager::~Pager() {
-  if (pid_ <= 0) return;
+  if (pipe_ == nullptr) return;
   (void)out_.Finish();
   ::close(STDOUT_FILENO);
-  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  ::pclose(pipe_);
 }
 
 // ---- progress --------------------------------------------------------------------------------------------------------------
@@ -130,83 +117,60 @@ namespace {
 constexpr auto kQuiet = std::chrono::seconds(1);
 constexpr auto kEvery = std::chrono::milliseconds(200);
 
-// Draws until it is told to stop.
-class ProgressLine {
- public:
-  void Begin(std::uint64_t journals, Bytes bytes) {
-    const std::lock_guard lock(mutex_);
-    if (ended_) return;
-    journals_ = journals;
-    bytes_ = bytes;
-    done_ = 0;
-    if (!thread_.joinable()) thread_ = std::jthread([this](const std::stop_token& stop) { Draw(stop); });
-  }
-  void OneDone() { ++done_; }
-  void End() {
-    {
-      const std::lock_guard lock(mutex_);
-      ended_ = true;
-    }
-    if (!thread_.joinable()) return;
-    thread_.request_stop();
-    thread_.join();
-    thread_ = {};
-  }
-
- private:
-  void Draw(const std::stop_token& stop) {
-    const auto began = std::chrono::steady_clock::now();
-    std::condition_variable_any stopped;
-    std::mutex own;
-    std::unique_lock lock(own);
-    bool drawn = false;
-    for (auto wait = std::chrono::milliseconds(kQuiet);
-         !stopped.wait_for(lock, stop, wait, [&] { return stop.stop_requested(); }); wait = kEvery) {
-      const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - began).count();
-      std::string line;
-      {
-        const std::lock_guard guard(mutex_);
-        line = program_name + ": " + (done_ == 0 ? "" : std::to_string(done_) + " of ") + std::to_string(journals_) +
-               (journals_ == 1 ? " journal, " : " journals, ") + FormatBytes(bytes_ >> 20 << 20) + ", " +
-               std::to_string(seconds) + " s";
-      }
-      std::fprintf(stderr, "\r%s\x1b[K", line.c_str());
-      std::fflush(stderr);
-      drawn = true;
-    }
-    if (drawn) std::fprintf(stderr, "\r\x1b[K");
-  }
-
-  std::mutex mutex_;
-  std::uint64_t journals_ = 0;
-  Bytes bytes_ = 0;
-  std::atomic<std::uint64_t> done_ = 0;
-  bool ended_ = false;
-  std::jthread thread_;
+struct ProgressLine {
+  std::mutex mutex;
+  std::uint64_t journals = 0;
+  Bytes bytes = 0;
+  std::atomic<std::uint64_t> done = 0;
+  bool ended = false;
+  std::jthread thread;
 };
 
 ProgressLine& TheLine() {
   static ProgressLine line;
   return line;
 }
-bool Shown() {
-  static const bool shown = [] {
-    const char* kind = Set("TERM");
-    return ::isatty(STDERR_FILENO) != 0 && (kind == nullptr || std::strcmp(kind, "dumb") != 0);
-  }();
-  return shown;
+
+// Draws until it is told to stop.
+void Draw(const std::stop_token& stop) {
+  ProgressLine& is = TheLine();
+  const auto began = std::chrono::steady_clock::now();
+  std::condition_variable_any stopped;
+  std::unique_lock lock(is.mutex);
+  bool drawn = false;
+  for (auto wait = std::chrono::milliseconds(kQuiet);
+       !stopped.wait_for(lock, stop, wait, [&] { return stop.stop_requested(); }); wait = kEvery) {
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - began).count();
+    const std::string done = is.done == 0 ? "" : fmt::format("{} of ", is.done.load());
+    std::fputs(fmt::format("\r{}: {}{} journal{}, {}, {} s\x1b[K", program_name, done, is.journals, is.journals == 1 ? "" : "s",
+                           FormatBytes(is.bytes >> 20 << 20), seconds)
+                   .c_str(),
+               stderr);
+    std::fflush(stderr);
+    drawn = true;
+  }
+  if (drawn) std::fputs("\r\x1b[K", stderr);
 }
 
 }  // namespace
 
 void Progress::Begin(std::uint64_t journals, Bytes bytes) {
-  if (Shown()) TheLine().Begin(journals, bytes);
+  ProgressLine& is = TheLine();
+  const std::lock_guard lock(is.mutex);
+  if (is.ended || ::isatty(STDERR_FILENO) == 0 || IsDumb()) return;
+  is.journals = journals;
+  is.bytes = bytes;
+  is.done = 0;
+  if (!is.thread.joinable()) is.thread = std::jthread(Draw);
 }
-void Progress::OneDone() {
-  if (Shown()) TheLine().OneDone();
-}
+void Progress::OneDone() { ++TheLine().done; }
 void Progress::End() {
-  if (Shown()) TheLine().End();
+  ProgressLine& is = TheLine();
+  {
+    const std::lock_guard lock(is.mutex);
+    is.ended = true;
+  }
+  is.thread = {};  // asks it to stop, and joins it
 }
 
 }  // namespace amem::tool

@@ -1,8 +1,11 @@
 // What the tool does only where a person looks on: width, colours, a pager, and progress on stderr.
 #pragma once
 
+#include <sys/ioctl.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +22,8 @@ struct TerminalOptions {
 };
 // Every command has these options.
 void AddTerminalOptions(Arguments& arguments, TerminalOptions& options);
+
+winsize TerminalSize();  // of standard output; zeroes: it is none
 
 // How many columns text for people has: the terminal's, between 40 and 120; elsewhere 100, so that what is piped or mailed is
 // the same everywhere.
@@ -38,7 +43,7 @@ class Pager {
 
  private:
   Output& out_;
-  int pid_ = -1;
+  std::FILE* pipe_ = nullptr;
 };
 
 // One line on stderr that says how far the tool is, from a second on and only on a terminal: "12 of 64 journals, 3 s". It goes

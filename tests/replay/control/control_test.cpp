@@ -39,8 +39,8 @@ void PausesAtOneStep(Ranks& ranks, int repeats) {
     ASSERT_TRUE(ranks.AllArePaused());
     for (int rank = 1; rank < ranks.count(); ++rank) ASSERT_EQ(ranks[rank].paused_at, ranks[0].paused_at) << "rank " << rank;
     for (const RankLook& look : job->Look()) {
-      EXPECT_EQ(look.phase, "paused") << look.doing;
-      EXPECT_EQ(look.freed, 990U);
+      EXPECT_EQ(look.phase(), "paused") << look.Doing();
+      EXPECT_EQ(look.is.freed, 990U);
     }
     const Status resumed = job->Resume(kLong);
     ASSERT_TRUE(resumed.ok()) << resumed.message();
@@ -212,7 +212,7 @@ TEST(Control, a_tool_that_is_killed_at_any_point_leaves_a_job_that_can_be_resume
     Result<JobControl> job = ranks.Open();
     ASSERT_TRUE(job.ok()) << job.status().message();
     std::this_thread::sleep_for(milliseconds(15));
-    (job->Look().front().phase == "paused" ? paused : running) += 1;
+    (job->Look().front().phase() == "paused" ? paused : running) += 1;
     const Status resumed = job->Resume(kLong);
     ASSERT_TRUE(resumed.ok()) << resumed.message();
     ASSERT_TRUE(ranks.AllGoOn()) << "kill " << kill;
@@ -232,12 +232,12 @@ class Tool {
       if (link.ok() && *link) links_.push_back(**std::move(link));
     }
     GiveAll({});
-    for (const RankLink& link : links_) last_ = std::max(last_, link.standing().last_request);
+    for (const RankLink& link : links_) last_ = std::max(last_, link->is.last_request);
   }
   void Give(std::size_t rank, Order order) {
     order.request = last_ + 1;
     order.by_pid = ::getpid();
-    order.told_first = links_.front().place().session;
+    order.told_first = links_.front()->process.session;
     links_[rank].Give(order);
   }
   void GiveAll(const Order& order) {
@@ -251,7 +251,7 @@ class Tool {
   }
   bool AllAre(Phase phase, Stage done) {
     return Becomes([&](const RankLink& link) {
-      const Standing& is = link.standing();
+      const Standing& is = link->is;
       return is.about == last_ + 1 && is.phase == phase && is.stage_done == done;
     });
   }
@@ -276,7 +276,7 @@ TEST(Control, a_resume_whose_tool_died_between_two_ranks_is_ended_by_the_next) {
     ASSERT_EQ(tool.links().size(), 3U);
     for (std::size_t rank = 0; rank < 3; ++rank)
       tool.Give(rank, {.ask = Ask::kResume, .stage = rank == 0 ? Stage::kNccl : Stage::kTags});
-    ASSERT_TRUE(tool.Becomes([](const RankLink& link) { return link.standing().phase == Phase::kResuming; }));
+    ASSERT_TRUE(tool.Becomes([](const RankLink& link) { return link->is.phase == Phase::kResuming; }));
   }
   Result<JobControl> next = ranks.Open();
   ASSERT_TRUE(next.ok()) << next.status().message();
@@ -294,7 +294,7 @@ void DieBetweenTwoRanks(const Ranks& ranks) {
   Order order{.ask = Ask::kPause};
   tool.GiveAll(order);
   ASSERT_TRUE(tool.AllAre(Phase::kHeld, Stage::kCome));
-  for (const RankLink& link : tool.links()) order.target = std::max(order.target, link.standing().at);
+  for (const RankLink& link : tool.links()) order.target = std::max(order.target, link->is.at);
   tool.GiveAll(order);
   ASSERT_TRUE(tool.AllAre(Phase::kArrived, Stage::kCome));
   order.stage = Stage::kTags;
@@ -413,7 +413,7 @@ TEST(Control, a_program_that_pauses_by_itself_is_held_in_its_resume) {
     if (!std::exchange(begun, true)) pause_own(true);
   });
   ASSERT_TRUE(paused.ok()) << paused.message();
-  EXPECT_TRUE(job->Look().front().paused_by_program);
+  EXPECT_TRUE(job->Look().front().paused_by_program());
   pause_own(false);
   EXPECT_TRUE(Ranks::Becomes([&] { return ranks[0].reached == 1 && ranks[1].reached == 1; }));
   std::this_thread::sleep_for(milliseconds(150));
@@ -476,7 +476,7 @@ TEST(Control, a_rank_that_is_stopped_is_named_and_takes_part_when_it_goes_on) {
   {
     Result<JobControl> job = ranks.Open();
     ASSERT_TRUE(job.ok()) << job.status().message();
-    EXPECT_EQ(job->Look().at(1).phase, "silent");
+    EXPECT_EQ(job->Look().at(1).phase(), "silent");
     const Status late = job->Pause({.deadline = kShort});
     EXPECT_EQ(late.code(), Code::kTimeout);
     EXPECT_TRUE(Has(late.message(), "rank 1: does not answer; its process is stopped")) << late.message();

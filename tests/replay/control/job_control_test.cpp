@@ -621,7 +621,7 @@ class WhatIsSaid : public PlayedRanks {
   void SetUp() override { Make(1); }
   std::string Of(Phase phase) {
     Set(0, [&](Standing& is) { is.phase = phase; });
-    return LookAt(places, sockets()).at(0).doing;
+    return LookAt(places, sockets()).at(0).Doing();
   }
 };
 
@@ -665,16 +665,16 @@ TEST_F(WhatIsSaid, of_a_rank_is_what_it_tells) {
     is.own_pause = OwnPause::kPaused;
   });
   const RankLook look = LookAt(places, sockets()).at(0);
-  EXPECT_EQ(look.session, places[0].session);
-  EXPECT_EQ(look.rank_name, "rank 0");
-  EXPECT_EQ(look.directory, places[0].directory);
-  EXPECT_TRUE(look.alive && look.paused_by_program && !look.paused);
-  EXPECT_EQ(look.pid, ::getpid());
-  EXPECT_EQ(look.start_ticks, StartTicks(::getpid()));
-  EXPECT_EQ(look.steps, 8U);
-  EXPECT_EQ(look.held, 100U);
-  EXPECT_EQ(look.freed, 50U);
-  EXPECT_EQ(look.phase, "running");
+  EXPECT_EQ(look.process.session, places[0].session);
+  EXPECT_EQ(look.process.name, "rank 0");
+  EXPECT_EQ(look.process.directory, places[0].directory);
+  EXPECT_TRUE(look.alive && look.paused_by_program());
+  EXPECT_EQ(look.process.pid, ::getpid());
+  EXPECT_EQ(look.process.start_ticks, StartTicks(::getpid()));
+  EXPECT_EQ(look.is.steps, 8U);
+  EXPECT_EQ(look.is.held, 100U);
+  EXPECT_EQ(look.is.freed, 50U);
+  EXPECT_EQ(look.phase(), "running");
 }
 
 }  // namespace

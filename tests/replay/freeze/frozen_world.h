@@ -16,6 +16,7 @@
 #include <iterator>
 #include <new>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -49,7 +50,7 @@ struct FakeShared {
   std::atomic<int> asked{0};  // to come to a pause
 };
 
-class FrozenWorld final : public FreezableJob, public Checkpointer, public FreezeHost {
+class FrozenWorld final : public control::AskedJob, public Checkpointer, public FreezeHost {
  public:
   FrozenWorld() {
     void* memory = mmap(nullptr, sizeof(FakeShared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -117,28 +118,27 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
   }
   void End(int rank) { shared->ranks[At(rank)].start = 0; }
 
-  // ---- FreezableJob
-  std::vector<RankSight> Look() override {
-    std::vector<RankSight> sights;
+  // ---- AskedJob
+  std::vector<control::RankLook> Look() override {
+    std::vector<control::RankLook> looks;
     for (int rank = 0; rank < kFakeRanks; ++rank) {
       const std::uint64_t start = shared->ranks[At(rank)].start;
       if (start != 1000 + static_cast<std::uint64_t>(rank)) continue;  // has ended, whoever has its number now
-      sights.push_back({.process = {.session = SessionId{static_cast<std::uint64_t>(rank) + 1},
-                                    .pid = kFirstPid + rank,
-                                    .start_ticks = start,
-                                    .name = "rank " + std::to_string(rank),
-                                    .directory = directory / std::to_string(rank)},
-                        .alive = true,
-                        .paused = shared->paused,
-                        .doing = ""});
+      looks.push_back({.process = {.session = SessionId{static_cast<std::uint64_t>(rank) + 1},
+                                   .pid = kFirstPid + rank,
+                                   .start_ticks = start,
+                                   .name = "rank " + std::to_string(rank),
+                                   .directory = directory / std::to_string(rank)},
+                       .is = {.phase = shared->paused ? control::Phase::kPaused : control::Phase::kRunning}});
     }
-    return sights;
+    return looks;
   }
-  Status Pause(const Say&, const MayPause& may_pause) override {
+  Status Pause(const control::AskOptions& asked, const control::Progress&) override {
     ++shared->asked;
     if (does_not_come) return {Code::kTimeout, "rank 1 did not come"};
-    std::optional<Status> allowed = may_pause ? std::nullopt : std::optional<Status>(Status());
-    while (!allowed) allowed = may_pause();  // the ranks have come, and wait
+    EXPECT_TRUE(asked.all_tags);
+    std::optional<Status> allowed = asked.may_pause ? std::nullopt : std::optional<Status>(Status());
+    while (!allowed) allowed = asked.may_pause();  // the ranks have come, and wait
     AMEM_TRY(*allowed);
     if (when_pausing) when_pausing();
     return Call(FakeCall::kPause, [&]() -> Status {
@@ -146,7 +146,7 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
       return {};
     });
   }
-  Status Resume(const Say&) override {
+  Status Resume(std::chrono::milliseconds, const control::Progress&) override {
     return Call(FakeCall::kResume, [&]() -> Status {
       for (const FakeRank& rank : shared->ranks) {
         if (rank.start != 0 && rank.state != 0) return {Code::kTimeout, "a rank does not answer"};
@@ -222,16 +222,16 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
   Status Unlock(pid_t pid) override { return Change(FakeCall::kUnlock, pid, 1, 0); }
 
   // ---- FreezeHost
-  std::vector<GpuSight> GpusInUse() override {
+  std::vector<GpuInUse> GpusInUse() override {
     for (int waited = 0; looks_when_asked && shared->asked == 0 && waited < 5000; ++waited) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     if (shared->asked > 0) saw_asked = true;
-    std::vector<GpuSight> gpus;
+    std::vector<GpuInUse> gpus;
     for (int rank = 0; rank < kFakeRanks; ++rank) {
       const bool there = shared->ranks[At(rank)].state != 2 && shared->ranks[At(rank)].start != 0;
       const Bytes held = !there ? 0 : shared->paused ? kLeftByPause : kOnGpu;
-      GpuSight gpu{.uuid = "GPU-" + std::to_string(rank), .memory = {}, .holders = {}};
+      GpuInUse gpu{.uuid = "GPU-" + std::to_string(rank), .memory = {}, .holders = {}};
       gpu.memory = {.free = kGpuTotal - held - shared->taken_by_others, .total = kGpuTotal};
       if (held > 0) gpu.holders.push_back({kFirstPid + rank, held, "python3"});
       if (shared->taken_by_others > 0) gpu.holders.push_back({99, shared->taken_by_others, "vllm"});
@@ -241,8 +241,8 @@ class FrozenWorld final : public FreezableJob, public Checkpointer, public Freez
   }
   std::optional<HostRoom> RoomFor(pid_t) override { return HostRoom{shared->host_room, "MemAvailable"}; }
   std::uint64_t StartTicks(pid_t pid) override { return shared->ranks[At(pid - kFirstPid)].start; }
-  std::vector<pid_t> Siblings(pid_t pid) override { return siblings.empty() ? std::vector<pid_t>{pid} : siblings; }
-  std::vector<pid_t> siblings;
+  std::set<pid_t> Siblings(pid_t pid) override { return siblings.empty() ? std::set<pid_t>{pid} : siblings; }
+  std::set<pid_t> siblings;
   std::function<void()> when_pausing;
   bool does_not_come = false;          // a rank, to the pause
   bool looks_when_asked = false;       // the GPUs are looked at when the ranks have been asked, or after 5 s

@@ -7,7 +7,7 @@
 
 namespace amem::tool {
 
-std::span<const PreparedCommand> AllCommands() { return {}; }  // of the program's main file
+std::span<const Command> AllCommands() { return {}; }  // of the program's main file
 
 namespace {
 

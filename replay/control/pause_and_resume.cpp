@@ -1,4 +1,5 @@
-// A pause from outside: agrees on a step, waits until all have come to it, and has it carried out.
+// A pause from outside: agrees on a step, waits until all have come to it, and has it carried out. A resume: the program's tags
+// first, each rank for itself, then NCCL's memory, all together.
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -9,7 +10,6 @@
 namespace amem::control {
 namespace {
 
-constexpr std::chrono::milliseconds kLook{50};  // what comes is seen at once
 constexpr std::chrono::milliseconds kAskTheCaller{1};
 constexpr std::chrono::milliseconds kFirstBetween{10}, kMostBetween{500};
 constexpr std::chrono::seconds kTell{1};
@@ -19,9 +19,8 @@ constexpr std::chrono::seconds kToPause{600}, kToUndo{60};
 }  // namespace
 
 Status JobControl::Pause(const AskOptions& options, const Progress& progress) {
-  Refresh();
-  const bool was_paused =
-      std::ranges::any_of(ranks_, [](const RankLink& rank) { return rank.standing().phase == Phase::kPaused; });
+  AskAll(ranks_);
+  const bool was_paused = std::ranges::any_of(ranks_, [](const RankLink& rank) { return rank->is.phase == Phase::kPaused; });
   Post(Ask::kPause, options.all_tags, Stage::kCome);
   if (const Status come = AwaitAll(options, progress); !come.ok()) {
     Withdraw();
@@ -39,7 +38,7 @@ Status JobControl::Pause(const AskOptions& options, const Progress& progress) {
 Status JobControl::AgreeOnStep(const AskOptions& options) {
   std::uint64_t least = 1;
   for (const RankLink& rank : ranks_) {
-    const Standing& is = rank.standing();
+    const Standing& is = rank->is;
     if (HasCome(rank) || is.phase == Phase::kPaused) continue;
     const std::uint64_t next = Has(rank, Phase::kHeld) ? is.at : is.steps + 1;
     if (options.at_step && *options.at_step < next)
@@ -57,10 +56,10 @@ Status JobControl::AgreeOnStep(const AskOptions& options) {
 JobControl::Coming JobControl::HowTheyCome() const {
   bool all = true, resuming = false, at_resume = false;
   for (const RankLink& rank : ranks_) {
-    const OwnPause own = rank.standing().own_pause;
+    const OwnPause own = rank->is.own_pause;
     resuming = resuming || own == OwnPause::kResuming;
     at_resume = at_resume || own == OwnPause::kPaused;
-    if (HasGivenUp(rank) || (Has(rank, Phase::kHeld) && rank.standing().at > order_.target)) return Coming::kOnceMore;
+    if (HasGivenUp(rank) || (Has(rank, Phase::kHeld) && rank->is.at > order_.target)) return Coming::kOnceMore;
     all = all && HasCome(rank);
   }
   if (resuming && at_resume) return Coming::kOnceMore;
@@ -76,7 +75,7 @@ Status JobControl::AwaitAll(const AskOptions& options, const Progress& progress)
     const auto allowed = options.may_pause ? options.may_pause() : Status();
     if (allowed && !allowed->ok()) return *allowed;
     for (const RankLink& rank : ranks_)
-      if (!rank.alive()) return {Code::kPeerLost, rank.name() + " has ended before it paused; nothing was paused"};
+      if (!rank->alive) return {Code::kPeerLost, rank.name() + " has ended before it paused; nothing was paused"};
     AMEM_TRY(FirstFailure(Ask::kPause));
     if (order_.target == 0 && AllAnswered()) AMEM_TRY(AgreeOnStep(options));
     // Of a rank that has not answered it is not known yet how it takes the step.
@@ -93,8 +92,8 @@ Status JobControl::AwaitAll(const AskOptions& options, const Progress& progress)
     if (progress && Passed(tell)) {
       tell = In(kTell);
       for (const RankLink& rank : ranks_) {
-        std::string doing = HasCome(rank) ? "" : rank.Doing();
-        std::string& before = told[rank.place().session];
+        std::string doing = HasCome(rank) ? "" : rank->Doing();
+        std::string& before = told[rank->process.session];
         if (!doing.empty() && doing != before) progress(rank.name() + " " + doing);
         before = std::move(doing);
       }
@@ -104,20 +103,14 @@ Status JobControl::AwaitAll(const AskOptions& options, const Progress& progress)
 }
 
 Status JobControl::AwaitStage(Stage stage) {
-  const Deadline until = In(kToPause);
-  for (;;) {
-    AMEM_TRY(FirstFailure(Ask::kPause));
-    bool all = true;
-    for (const RankLink& rank : ranks_) {
-      if (HasDone(rank, stage)) continue;
-      all = false;
-      if (!rank.alive()) return {Code::kPeerLost, rank.name() + " has ended while it paused"};
-      if (HasGivenUp(rank)) return {Code::kPeerLost, rank.name() + " has not heard of this program for too long, and runs on"};
-    }
-    if (all) return {};
-    if (Passed(until)) return {Code::kTimeout, "some ranks neither pause nor fail; `amem ls --live` shows what they do"};
-    Wait(kLook);
-  }
+  AMEM_ASSIGN(const auto waits_for, AwaitRanks(Ask::kPause, In(kToPause), [&](const RankLink& rank) -> Result<bool> {
+                if (HasDone(rank, stage)) return true;
+                if (!rank->alive) return Status{Code::kPeerLost, rank.name() + " has ended while it paused"};
+                if (!HasGivenUp(rank)) return false;
+                return Status{Code::kPeerLost, rank.name() + " has not heard of this program for too long, and runs on"};
+              }));
+  if (waits_for == nullptr) return {};
+  return {Code::kTimeout, "some ranks neither pause nor fail; `amem ls --live` shows what they do"};
 }
 
 // Where ranks that share no memory differ, those that have paused resume.
@@ -125,9 +118,9 @@ Status JobControl::UndoPause(const Status& why) {
   standing_ = false;
   Withdraw();
   // Every rank is to have ended its part first: a pause of NCCL's memory fails on all ranks that share any.
-  const auto busy = [&](const RankLink& rank) { return rank.alive() && (!rank.answered() || Has(rank, Phase::kPausing)); };
+  const auto busy = [&](const RankLink& rank) { return rank->alive && (!rank.answered() || Has(rank, Phase::kPausing)); };
   for (const Deadline until = In(kToPause); std::ranges::any_of(ranks_, busy) && !Passed(until);) Wait(kLook);
-  const auto paused = [](const RankLink& rank) { return rank.alive() && rank.standing().phase == Phase::kPaused; };
+  const auto paused = [](const RankLink& rank) { return rank->alive && rank->is.phase == Phase::kPaused; };
   if (std::ranges::none_of(ranks_, paused)) return why;
   const Status back = Resume(kToUndo, {});
   if (back.ok()) return why;
@@ -145,6 +138,48 @@ Status JobControl::DidNotCome(std::chrono::milliseconds deadline) const {
   const std::string step = order_.target == 0 ? "a safe point" : fmt::format("safe point {}", order_.target);
   return {Code::kTimeout, fmt::format("not all ranks came to {} within {:.1f} s, and nothing was paused\n{}", step,
                                       static_cast<double>(deadline.count()) / 1e3, all)};
+}
+
+// ---- resume ----------------------------------------------------------------------------------------------------------------
+
+Status JobControl::Resume(std::chrono::milliseconds deadline, const Progress& progress) {
+  const Deadline until = In(deadline);
+  resuming_.clear();
+  AskAll(ranks_);
+  bool tags = false;
+  for (const RankLink& rank : ranks_) {
+    const Phase phase = rank->is.phase;
+    tags = tags || rank->is.asked.all_tags;
+    if (!rank->heard || (phase != Phase::kRunning && phase != Phase::kHeld && phase != Phase::kFailed))
+      resuming_.insert(rank->process.session);
+  }
+  Post(Ask::kResume, tags, Stage::kTags);
+  standing_ = true;  // what is paused must not be forgotten when this object goes
+  if (progress) progress(fmt::format("{} of {} ranks resume", resuming_.size(), ranks_.size()));
+  Status status = AwaitResumed(Stage::kTags, until);
+  if (status.ok()) {
+    SetStage(Stage::kNccl);
+    status = AwaitResumed(Stage::kNccl, until);
+  }
+  if (!status.ok()) {
+    // Tags that are back already are paused again, so that all stands as it did.
+    if (status.code() != Code::kTimeout) Post(Ask::kPause, tags, Stage::kNccl);
+    return status;
+  }
+  return {};  // those that were not paused have nothing to do about it when they come to their next safe point
+}
+
+Status JobControl::AwaitResumed(Stage stage, Deadline until) {
+  AMEM_ASSIGN(const auto waits_for, AwaitRanks(Ask::kResume, until, [&](const RankLink& rank) -> Result<bool> {
+                // A tool that died while it told one rank after the other may have left some of them in the resume of NCCL's
+                // memory, which ends when the others come to it.
+                const bool speaks = IsAbout(rank) || (stage == Stage::kTags && rank->is.phase == Phase::kResuming);
+                const bool waited_for = rank->alive && resuming_.contains(rank->process.session);
+                return !waited_for || (speaks && rank->is.stage_done >= stage);
+              }));
+  if (waits_for == nullptr) return {};
+  return {Code::kTimeout,
+          fmt::format("{} has not resumed in time: {}; try again", waits_for->name(), waits_for->DoingInDetail())};
 }
 
 }  // namespace amem::control

@@ -1,0 +1,110 @@
+#include "replay/tool/events/stream.h"
+
+#include <fmt/format.h>
+
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "replay/job/event_json.h"
+#include "replay/job/names.h"
+#include "replay/tool/command.h"
+
+namespace amem::tool {
+namespace {
+
+constexpr std::size_t kEventsAhead = 512;  // of each journal
+
+}  // namespace
+
+void EventStream::Add(const std::filesystem::path& session, std::unique_ptr<JournalReader> reader, std::int64_t offset_ns,
+                      EventFilter filter, EventPrinter printer) {
+  sources_.push_back({session, std::move(reader), offset_ns, std::move(filter), std::move(printer)});
+  Fill(sources_.size() - 1);
+}
+
+void EventStream::Fill(std::size_t number) {
+  Source& source = sources_[number];
+  const auto read = source.reader->Read(source.next, source.filter.ReadTo(), [&](const Event& event) {
+    source.next = SequenceNumber{event.seq.value + 1};
+    if (source.filter.Wants(event)) source.ahead.push_back(event);
+    return source.ahead.size() < kEventsAhead;
+  });
+  source.ended = !read || source.ahead.size() < kEventsAhead;
+  if (!source.told && (!read || read->corrupt_records != 0)) {
+    source.told = true;
+    if (Went(read.status())) ComplainAboutDamage(source.directory, *read);
+  }
+  if (!source.ahead.empty()) queue_.emplace(source.Time(), number);
+}
+
+void EventStream::Print(std::optional<std::uint64_t> last, const Output& out) {
+  std::deque<std::pair<Source*, Event>> kept;
+  for (; !queue_.empty() && !out.ReaderGone(); ++wanted_) {
+    const std::size_t number = queue_.top().second;
+    queue_.pop();
+    Source& source = sources_[number];
+    if (last) {
+      kept.emplace_back(&source, std::move(source.ahead.front()));
+      if (kept.size() > *last) kept.pop_front();
+    } else {
+      source.printer.Print(source.ahead.front());
+    }
+    source.ahead.pop_front();
+    if (!source.ahead.empty()) queue_.emplace(source.Time(), number);
+    if (source.ahead.empty() && !source.ended) Fill(number);
+  }
+  for (auto& [source, event] : kept) source->printer.Print(event);
+}
+
+bool EventStream::ReadOn() {
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    if (sources_[i].ahead.empty()) Fill(i);
+  }
+  return !queue_.empty();
+}
+
+// ---- an event in a line ----------------------------------------------------------------------------------------------------
+
+EventPrinter::EventPrinter(Output& out, const SessionOpened& who, PrinterOptions options)
+    : out_(out), options_(std::move(options)), session_(SessionText(who.session)), rank_(who.rank) {}
+
+bool EventPrinter::TakesBack(const EventBody& body) {
+  const auto is_undo = [this](PoolId pool, PhaseKind phase) {
+    const auto cycle = cycles_.find(pool);
+    return cycle != cycles_.end() && IsUndo(phase, cycle->second);
+  };
+  if (const auto* begun = std::get_if<CycleBegun>(&body)) cycles_[begun->pool] = begun->kind;
+  if (const auto* phase = std::get_if<PhaseBegun>(&body)) return is_undo(phase->pool, phase->phase);
+  if (const auto* phase = std::get_if<PhaseDecided>(&body)) return is_undo(phase->pool, phase->phase);
+  if (const auto* done = std::get_if<CycleDone>(&body)) cycles_.erase(done->pool);
+  if (const auto* failed = std::get_if<CycleFailed>(&body)) cycles_.erase(failed->pool);
+  return false;
+}
+
+void EventPrinter::PrintText(const Event& event) {
+  head_.clear();  // put together in one piece, because a log has a million such lines
+  const auto head = std::back_inserter(head_);
+  if (options_.several) fmt::format_to(head, "{:<8} ", options_.name);
+  fmt::format_to(head, "{:6}", event.seq.value);
+  if (options_.wall) {
+    fmt::format_to(head, " {}", PreciseText(static_cast<std::uint64_t>(WrappedSum(event.time_ns, options_.wall_offset_ns))));
+  } else {
+    const bool before = event.time_ns < options_.origin_ns;
+    const std::uint64_t us = (before ? options_.origin_ns - event.time_ns : event.time_ns - options_.origin_ns) / 1000;
+    fmt::format_to(head, " {}{}.{:06}s", before ? '-' : '+', us / 1'000'000, us % 1'000'000);
+  }
+  fmt::format_to(head, " t{}  ", event.thread);
+  (out_ << head_ << (TakesBack(event.body) ? "undo, " : "") << ToText(event.body)).Verbatim("\n");
+}
+
+void EventPrinter::PrintJson(const Event& event) {
+  Json line = {{"schema", "amem-replay/event"}, {"version", kSchemaVersion}, {"journal", session_}};
+  if (options_.several) line["journal_rank"] = rank_ < 0 ? Json(nullptr) : Json(rank_);
+  if (options_.wall) line["wall_ns"] = static_cast<std::uint64_t>(WrappedSum(event.time_ns, options_.wall_offset_ns));
+  line["session"] = session_;  // an event about another session has that one's id in its place
+  line.update(ToJson(event));
+  // Strings in a journal come from elsewhere; bytes that are not UTF-8 must not stop the log.
+  out_.Verbatim(line.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)) << "\n";
+}
+
+}  // namespace amem::tool

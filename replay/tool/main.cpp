@@ -2,8 +2,8 @@
 // without a GPU, and asks living jobs to pause.
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
-#include <cstring>
 #include <exception>
 #include <filesystem>
 
@@ -32,8 +32,7 @@ TerminalOptions terminal;
 
 // A program that asked for JSON finds some on standard output whatever happened.
 int WithErrors(int argc, char** argv, Output& out, int code) {
-  bool json = false;
-  for (int i = 1; i < argc; ++i) json |= std::strcmp(argv[i], "--json") == 0;
+  const bool json = std::any_of(argv, argv + argc, [](std::string_view word) { return word == "--json"; });
   if (json && code != kFine && !out.AnythingPrinted()) PrintErrors(out, argc > 1 ? argv[1] : "", code);
   return code;
 }

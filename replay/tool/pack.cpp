@@ -134,13 +134,10 @@ bool IsRemote(const std::string& name) {
   return colon != std::string::npos && name.find('/') >= colon && !fs::exists(name, failed);
 }
 
-struct Gathered {
-  std::vector<fs::path> sessions;
-  std::size_t hosts = 0;  // that sent any
-};
-
-void AddRemote(const std::vector<std::string>& hosts, const PackCommandOptions& options, ScratchDirectory& scratch,
-               Gathered& gathered) {
+// Adds the sessions of the hosts; returns how many sent any.
+std::size_t AddRemote(const std::vector<std::string>& hosts, const PackCommandOptions& options, ScratchDirectory& scratch,
+                      std::vector<fs::path>& sessions) {
+  std::size_t sent = 0;
   const Result<fs::path> place = scratch.Get();
   const std::vector<Fetched> fetched =
       place ? FetchAll(hosts, options.remote, *place) : std::vector(hosts.size(), Fetched{{}, place.status().message()});
@@ -152,9 +149,10 @@ void AddRemote(const std::vector<std::string>& hosts, const PackCommandOptions& 
     if (fetched[i].place.empty()) continue;
     FoundSessions found = amem::FindSessions(std::vector{fetched[i].place}, scratch);
     std::ranges::for_each(found.problems, tell);
-    gathered.hosts += found.sessions.empty() ? 0 : 1;
-    std::ranges::move(found.sessions, std::back_inserter(gathered.sessions));
+    sent += found.sessions.empty() ? 0 : 1;
+    std::ranges::move(found.sessions, std::back_inserter(sessions));
   }
+  return sent;
 }
 
 int RunExtract(const PackCommandOptions& options, Output& out) {
@@ -179,18 +177,16 @@ int RunPack(const PackCommandOptions& options, Output& out) {
   const auto remote = std::stable_partition(here.names.begin(), here.names.end(), std::not_fn(IsRemote));
   const std::vector<std::string> hosts(remote, here.names.end());
   here.names.erase(remote, here.names.end());
-  Gathered gathered;
-  if (hosts.empty() || !here.names.empty()) gathered.sessions = FindSessions(here);
-  if (!hosts.empty()) AddRemote(hosts, options, scratch, gathered);
-  if (gathered.sessions.empty())
-    return hosts.empty() ? kCannotRead : Complain("no journal came from any host; nothing was written");
+  std::vector<fs::path> sessions;
+  if (hosts.empty() || !here.names.empty()) sessions = FindSessions(here);
+  const std::size_t sent = hosts.empty() ? 0 : AddRemote(hosts, options, scratch, sessions);
+  if (sessions.empty()) return hosts.empty() ? kCannotRead : Complain("no journal came from any host; nothing was written");
   const fs::path file = options.output.empty() ? "job.amem" : options.output;
-  const Result<Packed> packed = Pack(gathered.sessions, file, {.anonymous = options.anonymous});
+  const Result<Packed> packed = Pack(sessions, file, {.anonymous = options.anonymous});
   if (!packed) return Complain(packed.status().message());
   for (const std::string& damage : packed->damage) Complain("left out: " + damage);
-  const std::string of_hosts = gathered.hosts == hosts.size()
-                                   ? Plural(hosts.size(), "host")
-                                   : fmt::format("{} of {}", gathered.hosts, Plural(hosts.size(), "host"));
+  const std::string of_hosts =
+      sent == hosts.size() ? Plural(hosts.size(), "host") : fmt::format("{} of {}", sent, Plural(hosts.size(), "host"));
   const std::string line =
       fmt::format("{}: {}{}, {} events, {}{}", file.string(), Plural(packed->sessions, "session"),
                   hosts.empty() ? "" : " of " + of_hosts, Grouped(packed->events), FormatBytes(packed->file_bytes),

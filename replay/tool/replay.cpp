@@ -1,6 +1,7 @@
 // replay: does again what journals say, and compares.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -27,17 +28,14 @@ using Journals = std::vector<std::unique_ptr<JournalReader>>;
 
 // "34G", "512MiB", "1000000B": bytes with a unit, which counts in powers of 1 024. A number without one could be meant as GiB.
 std::optional<Bytes> ParseBytes(const std::string& text) {
-  std::size_t digits = 0;
-  while (digits < text.size() && text[digits] >= '0' && text[digits] <= '9') ++digits;
-  if (digits == 0 || digits > 18) return std::nullopt;
-  const Bytes number = std::stoull(text.substr(0, digits));
+  const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  const std::optional<std::uint64_t> number = WholeNumber(text.substr(0, digits));
   std::string unit = text.substr(digits);
-  if (unit.empty()) return std::nullopt;
   if (unit.size() > 2 && unit.ends_with("iB")) unit.resize(unit.size() - 2);
   if (unit.size() > 1 && unit.ends_with("B")) unit.resize(unit.size() - 1);
   const int shift = unit == "B" ? 0 : unit == "K" ? 10 : unit == "M" ? 20 : unit == "G" ? 30 : unit == "T" ? 40 : -1;
-  if (shift < 0 || number > std::numeric_limits<Bytes>::max() >> shift) return std::nullopt;
-  return number << shift;
+  if (!number || shift < 0 || *number > std::numeric_limits<Bytes>::max() >> shift) return std::nullopt;
+  return *number << shift;
 }
 
 // Up to which event of which session, in the order of the job's common clock. A time is that of the last event before it.

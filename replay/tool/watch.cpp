@@ -190,13 +190,9 @@ void PrintChanges(const StandingPicture& picture, std::map<SessionId, std::strin
   }
 }
 
-void PrintPictureJson(const StandingPicture& picture, Output& out) {
-  PrintJson(out, PictureJson(picture, RealtimeNs()), "watch", -1);
-}
-
 void WatchOnce(const WatchedJob& job, bool json, Output& out) {
   const StandingPicture picture = job.Picture();
-  if (json) return PrintPictureJson(picture, out);
+  if (json) return PrintJson(out, PictureJson(picture, RealtimeNs()), "watch", -1);
   out << TitleLine(picture) << "\n";
   for (const std::string& line : PictureLines(picture, {TerminalSize().ws_col, 0})) out << line << "\n";
 }
@@ -216,7 +212,7 @@ void WatchOn(WatchedJob& job, const WatchOptions& options, Output& out) {
     }
     const StandingPicture picture = job.Picture();
     if (options.json) {
-      PrintPictureJson(picture, out);
+      PrintJson(out, PictureJson(picture, RealtimeNs()), "watch", -1);
     } else {
       terminal ? Redraw(picture, out) : PrintChanges(picture, last, out);
     }

@@ -42,22 +42,18 @@ namespace {
 constexpr const char* kQuoteIt = "; a shell takes a # that begins a word for a comment: write --from=#17";
 
 // Commands that are options of others now.
-struct Renamed {
-  const char* was;
-  const char* is;
-};
-constexpr Renamed kRenamed[] = {{"collect", "pack HOST:[DIR]"},
-                                {"completion", "--completion SHELL"},
-                                {"critical-path", "why --slow"},
-                                {"diff", "state --at A --to B"},
-                                {"info", "ls -v"},
-                                {"manual", "--man"},
-                                {"refs", "top --by peer"},
-                                {"run", "replay"},
-                                {"status", "ls --live"},
-                                {"tail", "log -f"},
-                                {"trace", "report --perfetto"},
-                                {"unpack", "pack -x"}};
+constexpr std::pair<const char*, const char*> kRenamed[] = {{"collect", "pack HOST:[DIR]"},
+                                                            {"completion", "--completion SHELL"},
+                                                            {"critical-path", "why --slow"},
+                                                            {"diff", "state --at A --to B"},
+                                                            {"info", "ls -v"},
+                                                            {"manual", "--man"},
+                                                            {"refs", "top --by peer"},
+                                                            {"run", "replay"},
+                                                            {"status", "ls --live"},
+                                                            {"tail", "log -f"},
+                                                            {"trace", "report --perfetto"},
+                                                            {"unpack", "pack -x"}};
 
 std::string Hint(const std::string& word, const std::vector<std::string>& known) {
   const std::string meant = DidYouMean(word, known);
@@ -194,8 +190,8 @@ const Command* FindCommand(std::string_view name) {
 namespace {
 
 std::string NoCommand(const std::string& word) {
-  for (const Renamed& command : kRenamed)
-    if (word == command.was) return AsCalled(fmt::format("{} is `amem {}` now", word, command.is));
+  for (const auto& [was, is] : kRenamed)
+    if (word == was) return AsCalled(fmt::format("{} is `amem {}` now", word, is));
   std::vector<std::string> known = {"help", "--help", "--version"};
   for (const Command& c : AllCommands()) known.emplace_back(c.name);
   return AsCalled(fmt::format("there is no {} \"{}\"{}; `amem help` lists them", word.starts_with('-') ? "option" : "command",

@@ -93,6 +93,19 @@ void RankControl::Begin(std::uint64_t request, Phase phase) {
   });
 }
 
+template <class Change>
+void RankControl::Report(Phase phase, Stage done, const Change& change) {
+  Tell([&](Standing& mine) {
+    change(mine);
+    mine.phase = phase;
+    mine.stage_done = done;
+  });
+}
+
+void RankControl::Report(Phase phase, Stage done) {
+  Report(phase, done, [](Standing&) {});
+}
+
 // ---- the thread of the program ---------------------------------------------------------------------------------------------
 
 bool RankControl::Serve(std::uint64_t step, bool return_soon) {

@@ -92,16 +92,8 @@ class RankControl : public RequestServer {
   template <class Change>
   void Tell(const Change& change);  // of standing_, under the lock
   template <class Change>
-  void Report(Phase phase, Stage done, const Change& change) {
-    Tell([&](Standing& mine) {
-      change(mine);
-      mine.phase = phase;
-      mine.stage_done = done;
-    });
-  }
-  void Report(Phase phase, Stage done) {
-    Report(phase, done, [](Standing&) {});
-  }
+  void Report(Phase phase, Stage done, const Change& change);
+  void Report(Phase phase, Stage done);
 
   const std::chrono::milliseconds patience_;
   alignas(64) std::atomic<std::uint64_t> steps_{0};

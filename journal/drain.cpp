@@ -13,8 +13,8 @@ namespace {
 constexpr std::uint32_t kGatherMs = 20;
 // How much goes into one commit, so that an appender that needs room waits for a few milliseconds only.
 constexpr Bytes kMoveAtOnce = Bytes{512} << 10;
-constexpr std::uint64_t kRemoveAtOnce =
-    8192;  // old events; more than kMoveAtOnce has, and a commit stays at a few milliseconds
+// Old events: more than kMoveAtOnce has, and a commit stays at a few milliseconds.
+constexpr std::uint64_t kRemoveAtOnce = 8192;
 
 std::uint64_t SeqOf(std::span<const std::byte> frame) {
   std::uint64_t seq;
@@ -24,13 +24,13 @@ std::uint64_t SeqOf(std::span<const std::byte> frame) {
 
 }  // namespace
 
-Status BrokenLatch::reason() const {
-  const std::lock_guard lock(mutex_);
+Status Drain::reason() const {
+  const std::lock_guard lock(reason_mutex_);
   return reason_;
 }
 
-Status BrokenLatch::Break(const Status& failure) {
-  const std::lock_guard lock(mutex_);
+Status Drain::Break(const Status& failure) {
+  const std::lock_guard lock(reason_mutex_);
   if (broken_.load(std::memory_order_relaxed)) return reason_;
   reason_ = failure;
   tail_.MarkBroken(failure.message());
@@ -41,9 +41,7 @@ Status BrokenLatch::Break(const Status& failure) {
 
 Status Drain::Start() {
   AMEM_CHECK(!thread_.joinable());
-  auto started = StartThread("amem-journal", [this] { Run(); });
-  if (!started) return started.status();
-  thread_ = *std::move(started);
+  AMEM_ASSIGN(thread_, StartThread("amem-journal", [this] { Run(); }));
   return {};
 }
 
@@ -63,7 +61,7 @@ Status Drain::WaitFor(std::uint64_t position) {
   for (;;) {
     const std::uint32_t ticket = progress_.Ticket();
     if (tail_.DrainedUpTo() >= position) return {};
-    if (latch_.broken()) return latch_.reason();
+    if (broken()) return reason();
     Hurry();
     progress_.Wait(ticket);
   }
@@ -78,9 +76,9 @@ Status Drain::Store(Direct direct) {
   for (;;) {
     const std::uint32_t ticket = progress_.Ticket();
     if (stored_.load(std::memory_order_acquire) != before) return {};
-    if (latch_.broken()) {
+    if (broken()) {
       const std::unique_ptr<Direct> not_taken(direct_.exchange(nullptr));
-      return latch_.reason();
+      return reason();
     }
     Hurry();
     progress_.Wait(ticket);
@@ -92,7 +90,7 @@ void Drain::Run() {
     Gather();
     if (stop_.load(std::memory_order_acquire)) return;
     const Status status = MoveAll();
-    if (!status.ok()) (void)latch_.Break(status);
+    if (!status.ok()) (void)Break(status);
     progress_.Ring();
     if (!status.ok()) return;
   }
@@ -158,8 +156,7 @@ Status Drain::MoveSome(std::uint64_t up_to) {
 Status Drain::StoreDirect() {
   const std::unique_ptr<Direct> direct(direct_.exchange(nullptr));
   if (!direct) return {};
-  AMEM_TRY(store_.Write(
-      [&](const amem::Store::Writing& writing) { return writing.Append(direct->table, direct->key, direct->frame); }));
+  AMEM_TRY(store_.Append(direct->table, direct->key, direct->frame));
   if (direct->obsolete_events_below > obsolete_events_below_) {
     AMEM_CHECK(direct->obsolete_snapshots_below < direct->obsolete_events_below, direct->key);
     obsolete_events_below_ = direct->obsolete_events_below;

@@ -16,33 +16,22 @@
 
 namespace amem {
 
-// Keeps the first failure for ever, and marks the directory and the tail with it, so that other processes learn of it.
-class BrokenLatch {
- public:
-  BrokenLatch(std::filesystem::path directory, Tail& tail) : directory_(std::move(directory)), tail_(tail) {}
-  [[nodiscard]] bool broken() const { return broken_.load(std::memory_order_acquire); }
-  [[nodiscard]] Status reason() const;
-  // Returns the latched failure, which may be an earlier one.
-  Status Break(const Status& failure);
-
- private:
-  const std::filesystem::path directory_;
-  Tail& tail_;
-  mutable std::mutex mutex_;
-  Status reason_;
-  std::atomic<bool> broken_{false};
-};
-
 class Drain {
  public:
   // A thread that appends to `tail` and calls Appended() holds `append_mutex`.
-  Drain(Tail& tail, Store& store, BrokenLatch& latch, std::mutex& append_mutex)
-      : tail_(tail), store_(store), latch_(latch), append_mutex_(append_mutex) {}
+  Drain(std::filesystem::path directory, Tail& tail, Store& store, std::mutex& append_mutex)
+      : directory_(std::move(directory)), tail_(tail), store_(store), append_mutex_(append_mutex) {}
   ~Drain() { Stop(); }
   Drain(const Drain&) = delete;
   Drain& operator=(const Drain&) = delete;
   Status Start();
   void Stop();  // as soon as possible; what is in the tail stays there
+
+  [[nodiscard]] bool broken() const { return broken_.load(std::memory_order_acquire); }
+  [[nodiscard]] Status reason() const;
+  // Keeps the first failure for ever, and marks the directory and the tail with it, so that other processes learn of it.
+  // Returns the one that is kept.
+  Status Break(const Status& failure);
 
   // After an append, with the mutex held. Wakes the thread only when it sleeps for good or the tail fills up.
   void Appended() {
@@ -71,10 +60,13 @@ class Drain {
   Status StoreDirect();
   Status RemoveSome();
 
+  const std::filesystem::path directory_;
   Tail& tail_;
   amem::Store& store_;
-  BrokenLatch& latch_;
   std::mutex& append_mutex_;
+  mutable std::mutex reason_mutex_;
+  Status reason_;
+  std::atomic<bool> broken_{false};
 
   Doorbell work_;      // rung for the thread
   Doorbell progress_;  // rung by it

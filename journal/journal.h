@@ -25,11 +25,8 @@ namespace amem {
 inline constexpr std::uint32_t kJournalFormat = 1;       // what this build writes
 inline constexpr std::uint32_t kJournalLeastReader = 1;  // the oldest reader that understands it
 
-enum class SyncMode : std::uint8_t { kProcess, kFull };  // survive the death of: the process; the operating system
-
 struct JournalOptions {
   std::filesystem::path directory;  // holds the sessions' directories; made with mode 0700 if missing
-  SyncMode sync = SyncMode::kProcess;
   Bytes tail_bytes = Bytes{8} << 20;
   Bytes map_bytes = Bytes{4} << 30;  // upper bound of one session's LMDB file; sparse
   // A snapshot is due after so many events or bytes; old events go once a snapshot covers them.
@@ -56,9 +53,9 @@ class JournalWriter {
   // A writer that outlasts its journal. Where none can be opened, or it breaks, Append fails until Renew has opened one.
   static std::unique_ptr<JournalWriter> OpenLasting(const JournalOptions& options, SessionId session);
 
-  // When this returns ok the event survives SIGKILL of this process (kProcess) or loss of power (kFull). Does not wait for a
-  // commit, unless the tail is full or the mode is kFull. After a failure every further call fails with the same reason, and
-  // the directory is marked `broken`. In a forked child: kRefused, nothing is touched.
+  // When this returns ok the event survives SIGKILL of this process. Does not wait for a commit, unless the tail is full. After
+  // a failure every further call fails with the same reason, and the directory is marked `broken`. In a forked child: kRefused,
+  // nothing is touched.
   virtual Status Append(const Event& event) = 0;
   // Waits until everything appended is in LMDB.
   virtual Status Flush() = 0;
@@ -77,8 +74,7 @@ class JournalWriter {
 // kCopied: a copy of a journal that was not closed, made by cp, rsync or tar. Whether its process lives, or lived when it was
 // copied, cannot be told from it.
 enum class SessionStatus : std::uint8_t { kLive, kClosed, kCrashed, kBroken, kCopied };
-constexpr Enumerators<SessionStatus> EnumeratorsOf(SessionStatus) { return {SessionStatus::kCopied, "status"}; }
-std::string_view ToText(SessionStatus);
+AMEM_NAMES(SessionStatus, kCopied, "status", "live", "closed", "crashed", "broken", "copied");
 
 struct JournalInfo {
   std::filesystem::path directory;

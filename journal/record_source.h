@@ -1,22 +1,34 @@
-// Where a reader gets the records of a journal from: LMDB, or a damaged file.
+// Where a reader gets the records of a journal from: LMDB (store.h), or a damaged file.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
-#include "journal/store.h"
+#include "statemachine/types.h"
 
 namespace amem {
 
+enum class Table : std::size_t { kMeta = 0, kEvents = 1, kSnapshots = 2 };
+inline constexpr std::size_t kTables = 3;
+
+// What a table holds; its keys are not contiguous.
+struct KeyExtent {
+  std::uint64_t records = 0;
+  std::optional<std::uint64_t> first, last;  // keys
+};
+
+// Each call sees the table as it is then.
 class RecordSource {
  public:
   using Visitor = std::function<bool(std::uint64_t key, std::span<const std::byte> frame)>;
   virtual ~RecordSource() = default;
-  // As Store::Reading; each call sees the table as it is then.
+  // Calls `visit` for the entries with key >= `from` in order, until it returns false. The bytes are valid until then.
   virtual Status Scan(Table table, std::uint64_t from, const Visitor& visit) const = 0;
   [[nodiscard]] virtual Result<KeyExtent> ExtentOf(Table table) const = 0;
   // In words, when the file itself is damaged and this is what could be collected from it; else empty.

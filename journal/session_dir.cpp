@@ -1,6 +1,5 @@
 #include "journal/session_dir.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,7 +9,8 @@
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
+#include <system_error>
+#include <tuple>
 
 #include "journal/base/directory.h"
 #include "journal/base/file.h"
@@ -28,17 +28,14 @@ constexpr const char* kNewPrefix = ".new-";
 constexpr std::string_view kBrokenSuffix = ".broken";
 constexpr std::int64_t kStaleAfterSeconds = 3600;
 
-struct CloseDirectory {
-  void operator()(DIR* dir) const { closedir(dir); }
-};
-using Directory = std::unique_ptr<DIR, CloseDirectory>;
+File OpenDirectory(const fs::path& path, int flags = 0) {
+  return File(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags));
+}
 
-Directory OpenDirectory(const fs::path& path) { return Directory(opendir(path.c_str())); }
-
-std::vector<std::string> NamesIn(DIR* dir) {
+std::vector<std::string> NamesIn(const fs::path& directory, std::error_code& failed) {
   std::vector<std::string> names;
-  rewinddir(dir);
-  while (const dirent* entry = readdir(dir)) names.emplace_back(entry->d_name);
+  for (fs::directory_iterator it(directory, failed), end; !failed && it != end; it.increment(failed))
+    names.push_back(it->path().filename());
   return names;
 }
 
@@ -47,23 +44,24 @@ bool Exists(const fs::path& path) {
   return lstat(path.c_str(), &st) == 0;
 }
 
-// Removes the files of a journal, and the directory if nothing else is in it. Works from `parent`, so that no link is followed.
-void RemoveSession(int parent, const std::string& name) {
-  const File dir(openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+// Removes the files of a journal, and the directory if nothing else is in it; follows no link.
+void RemoveSession(const fs::path& session) {
+  const File dir = OpenDirectory(session, O_NOFOLLOW);
   if (dir.fd() < 0) return;
   for (const char* file : kFiles) unlinkat(dir.fd(), file, 0);
-  unlinkat(parent, name.c_str(), AT_REMOVEDIR);  // fails when something else is in it
+  rmdir(session.c_str());  // fails when something else is in it
 }
+
+using Time = std::pair<std::int64_t, std::int64_t>;
+Time WrittenAt(const struct stat& st) { return {st.st_mtim.tv_sec, st.st_mtim.tv_nsec}; }
 
 struct Found {
   std::string name;
-  timespec written{};
+  Time written;
   Bytes bytes = 0;
   bool ended = false;   // and made on this host
   bool failed = false;  // crashed, broken, or with a pause or resume that failed
 };
-
-bool Before(const timespec& a, const timespec& b) { return a.tv_sec != b.tv_sec ? a.tv_sec < b.tv_sec : a.tv_nsec < b.tv_nsec; }
 
 constexpr std::string_view kFailed = "failed";
 constexpr std::string_view kPackedLive = "live ";  // in the file `status`, which unpacking makes
@@ -77,19 +75,19 @@ bool HasEnded(const fs::path& directory, bool closed, const std::string& words, 
 }
 
 // nullopt: it is not a session of this user.
-std::optional<Found> Examine(int parent, const fs::path& directory, const std::string& name, bool shared) {
-  const File dir(openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+std::optional<Found> Examine(const fs::path& session, bool shared) {
+  const File dir = OpenDirectory(session, O_NOFOLLOW);
   struct stat st {};
   if (dir.fd() < 0 || fstat(dir.fd(), &st) != 0 || st.st_uid != geteuid()) return std::nullopt;
   if (fstatat(dir.fd(), "data.mdb", &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)) return std::nullopt;
-  Found found{.name = name, .written = st.st_mtim};
+  Found found{.name = session.filename(), .written = WrittenAt(st)};
   for (const char* file : kFiles) {
     if (fstatat(dir.fd(), file, &st, AT_SYMLINK_NOFOLLOW) == 0) found.bytes += static_cast<Bytes>(st.st_blocks) * 512;
   }
-  const bool closed = Exists(directory / name / "closed");
-  const std::string words = ReadSmallFile(directory / name / "closed");
-  found.ended = HasEnded(directory / name, closed, words, shared);
-  found.failed = !closed || Exists(directory / name / "broken") || words.find(kFailed) != std::string::npos;
+  const bool closed = Exists(session / "closed");
+  const std::string words = ReadSmallFile(session / "closed");
+  found.ended = HasEnded(session, closed, words, shared);
+  found.failed = !closed || Exists(session / "broken") || words.find(kFailed) != std::string::npos;
   return found;
 }
 
@@ -102,27 +100,25 @@ std::optional<std::int64_t> NowOfFileSystem(int directory) {
 }
 
 // Removes what a process left that was killed while it made its directory.
-void RemoveStaleNew(int parent, const fs::path& directory, const std::string& name, bool shared) {
+void RemoveStaleNew(int parent, const fs::path& session, bool shared) {
   struct stat st {};
-  if (fstatat(parent, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISDIR(st.st_mode) || st.st_uid != geteuid()) return;
+  if (lstat(session.c_str(), &st) != 0 || !S_ISDIR(st.st_mode) || st.st_uid != geteuid()) return;
   const std::optional<std::int64_t> now = NowOfFileSystem(parent);
-  if (!now || *now - st.st_mtim.tv_sec < kStaleAfterSeconds ||
-      LifeOfWriter(directory / name / "tail", shared) != WriterLife::kEnded)
-    return;
-  RemoveSession(parent, name);
+  const bool stale = now && *now - st.st_mtim.tv_sec >= kStaleAfterSeconds;
+  if (stale && LifeOfWriter(session / "tail", shared) == WriterLife::kEnded) RemoveSession(session);
 }
 
 // The journal in `directory`, if there is one, becomes the one that `name` had before it broke. Only the last such is kept.
 void PutAside(const fs::path& directory, const fs::path& name) {
   const fs::path aside = name.string() + std::string(kBrokenSuffix);
   if (!Exists(directory)) return;
-  if (const auto parent = OpenDirectory(name.parent_path())) RemoveSession(dirfd(parent.get()), aside.filename());
+  RemoveSession(aside);
   (void)rename(directory.c_str(), aside.c_str());
 }
 
-timespec LastWritten(const fs::path& session) {
+Time LastWritten(const fs::path& session) {
   struct stat st {};
-  return lstat((session / "data.mdb").c_str(), &st) == 0 ? st.st_mtim : timespec{};
+  return lstat((session / "data.mdb").c_str(), &st) == 0 ? WrittenAt(st) : Time{};
 }
 
 }  // namespace
@@ -162,8 +158,7 @@ NewSessionDirectory::NewSessionDirectory(NewSessionDirectory&& other) noexcept
     : path_(std::exchange(other.path_, {})), name_(std::move(other.name_)) {}
 
 NewSessionDirectory::~NewSessionDirectory() {
-  if (path_.empty()) return;
-  if (const auto parent = OpenDirectory(path_.parent_path())) RemoveSession(dirfd(parent.get()), path_.filename());
+  if (!path_.empty()) RemoveSession(path_);
 }
 
 Result<fs::path> NewSessionDirectory::Publish() {
@@ -179,15 +174,10 @@ Result<fs::path> NewSessionDirectory::Publish() {
   return name_;
 }
 
-Status MarkClosed(const fs::path& directory, SyncMode sync, bool failed) {
-  const auto path = directory / "closed";
-  AMEM_ASSIGN(const auto file, File::Open(path, O_WRONLY | O_CREAT | O_NOFOLLOW));
+Status MarkClosed(const fs::path& directory, bool failed) {
+  AMEM_ASSIGN(const auto file, File::Open(directory / "closed", O_WRONLY | O_CREAT | O_NOFOLLOW));
   // On a full disk the file stays empty: that it is there is what counts.
   (void)file.Write(HostLine() + "\n" + (failed ? std::string(kFailed) + "\n" : ""));
-  if (sync != SyncMode::kFull) return {};
-  if (fsync(file.fd()) != 0) return SystemFailure("sync", path, errno);
-  const auto dir = OpenDirectory(directory);
-  if (!dir || fsync(dirfd(dir.get())) != 0) return SystemFailure("sync", directory, errno);
   return {};
 }
 
@@ -218,45 +208,43 @@ std::uint64_t PackedAt(const fs::path& directory) {
 }
 
 void RemoveOldSessions(const fs::path& directory, std::uint32_t keep_sessions, Bytes keep_bytes) {
-  const auto dir = OpenDirectory(directory);
-  if (!dir) return;
-  const int parent = dirfd(dir.get());
-  const bool shared = !IsOnLocalFileSystem(parent);
+  const File parent = OpenDirectory(directory);
+  if (parent.fd() < 0) return;
+  const bool shared = !IsOnLocalFileSystem(parent.fd());
   std::vector<Found> ended;
   Bytes bytes = 0;
-  for (const std::string& name : NamesIn(dir.get())) {
-    if (name.starts_with(kNewPrefix)) RemoveStaleNew(parent, directory, name, shared);
+  std::error_code failed;
+  for (const std::string& name : NamesIn(directory, failed)) {
+    if (name.starts_with(kNewPrefix)) RemoveStaleNew(parent.fd(), directory / name, shared);
     const bool broken = name.ends_with(kBrokenSuffix);
     if (!SessionOfName(broken ? name.substr(0, name.size() - kBrokenSuffix.size()) : name)) continue;
-    auto one = Examine(parent, directory, name, shared);
+    auto one = Examine(directory / name, shared);
     if (one && one->ended) {
       ended.push_back(std::move(*one));
     } else if (one) {
       bytes += one->bytes;
     }
   }
-  std::sort(ended.begin(), ended.end(),
-            [](const Found& a, const Found& b) { return a.failed != b.failed ? a.failed : Before(b.written, a.written); });
+  // Failed ones first, and of each the youngest.
+  std::ranges::sort(ended, std::greater<>(), [](const Found& one) { return std::tuple(one.failed, one.written); });
   for (std::size_t i = 0; i < ended.size(); ++i) {  // those to keep come first
     bytes += ended[i].bytes;
-    if (i >= keep_sessions || bytes > keep_bytes) RemoveSession(parent, ended[i].name);
+    if (i >= keep_sessions || bytes > keep_bytes) RemoveSession(directory / ended[i].name);
   }
 }
 
-std::string_view ToText(SessionStatus status) { return NameIn(status, "live", "closed", "crashed", "broken", "copied"); }
-
 Result<std::vector<fs::path>> ListSessions(const fs::path& directory) {
   if (IsSessionDirectory(directory)) return std::vector{directory};
-  const auto dir = OpenDirectory(directory);
-  if (!dir) return SystemFailure("list sessions in", directory, errno);
-  std::vector<std::pair<timespec, fs::path>> found;
-  for (const std::string& name : NamesIn(dir.get())) {
+  std::error_code failed;
+  const auto names = NamesIn(directory, failed);
+  if (failed) return SystemFailure("list sessions in", directory, failed.value());
+  std::vector<std::pair<Time, fs::path>> found;
+  for (const std::string& name : names) {
     const fs::path path = directory / name;
     if (SessionOfName(name) && IsSessionDirectory(path)) found.emplace_back(LastWritten(path), path);
   }
-  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
-    return Before(b.first, a.first) || (!Before(a.first, b.first) && a.second < b.second);
-  });
+  std::ranges::sort(found,
+                    [](const auto& a, const auto& b) { return std::tie(b.first, a.second) < std::tie(a.first, b.second); });
   std::vector<fs::path> sessions;
   for (auto& [written, path] : found) sessions.push_back(std::move(path));
   return sessions;

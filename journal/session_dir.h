@@ -36,7 +36,7 @@ class NewSessionDirectory {
 
 // `closed` and `broken`. The first says what is needed to clean up: which host made the journal, and whether a pause or resume
 // `failed` in it.
-Status MarkClosed(const std::filesystem::path& directory, SyncMode sync, bool failed = false);
+Status MarkClosed(const std::filesystem::path& directory, bool failed = false);
 void MarkBroken(const std::filesystem::path& directory, std::string_view reason);  // best effort: the disk may be full
 std::string BrokenReason(const std::filesystem::path& directory);                  // empty: not marked
 SessionStatus StatusOf(const std::filesystem::path& directory);                    // as the files say

@@ -3,11 +3,13 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <lmdb.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -53,9 +55,8 @@ Status Failure(std::string_view doing, const std::filesystem::path& directory, i
 Status TableFailure(std::string_view doing, Table table, int rc) {
   const std::string what = fmt::format("{} table {}", doing, kTableNames[static_cast<std::size_t>(table)]);
   if (rc > 0) return {Code::kIo, what + ": " + SystemFailure("", "", rc).message()};
-  if (rc == MDB_MAP_FULL) {
+  if (rc == MDB_MAP_FULL)
     return {Code::kIo, what + ": the file reached the limit of its size (MDB_MAP_FULL); raise JournalOptions::map_bytes"};
-  }
   return {Code::kCorrupt, fmt::format("{}: {} (LMDB {})", what, mdb_strerror(rc), rc)};
 }
 
@@ -175,13 +176,12 @@ Status ReserveLockFile(const std::filesystem::path& directory) {
 
 Store::Store(std::shared_ptr<Environment> environment) : environment_(std::move(environment)) {}
 
-Result<std::unique_ptr<Store>> Store::Create(const std::filesystem::path& directory, Bytes map_bytes, SyncMode sync) {
+Result<std::unique_ptr<Store>> Store::Create(const std::filesystem::path& directory, Bytes map_bytes) {
   AMEM_TRY(ReserveLockFile(directory));
   Registry& registry = Registry::The();
   const std::lock_guard lock(registry.mutex);
   auto made = std::make_shared<Environment>();
-  const unsigned flags = MDB_NOTLS | (sync == SyncMode::kProcess ? MDB_NOSYNC : 0U);
-  if (const int rc = OpenEnvironment(&made->env, directory, map_bytes, flags); rc != 0) {
+  if (const int rc = OpenEnvironment(&made->env, directory, map_bytes, MDB_NOTLS | MDB_NOSYNC); rc != 0) {
     return Failure("create", directory, rc);
   }
   const int rc = OpenTables(made->env, made->tables, true);
@@ -237,6 +237,10 @@ Store::~Store() {
   mdb_env_close(environment_->env);
 }
 
+Status Store::Append(Table table, std::uint64_t key, std::span<const std::byte> value) {
+  return Write([&](const Writing& writing) { return writing.Append(table, key, value); });
+}
+
 Status Store::Write(const std::function<Status(const Writing&)>& body) {
   MDB_txn* txn = nullptr;
   if (const int rc = mdb_txn_begin(environment_->env, nullptr, 0, &txn); rc != 0) {
@@ -250,7 +254,7 @@ Status Store::Write(const std::function<Status(const Writing&)>& body) {
   return {};
 }
 
-Status Store::Read(const std::function<Status(const Reading&)>& body) const {
+Status Store::Read(const std::function<Status(MDB_txn*)>& body) const {
   MDB_txn* txn = nullptr;
   int rc = mdb_txn_begin(environment_->env, nullptr, MDB_RDONLY, &txn);
   if (rc == MDB_READERS_FULL) {  // some may be of processes that died
@@ -259,7 +263,7 @@ Status Store::Read(const std::function<Status(const Reading&)>& body) const {
     rc = mdb_txn_begin(environment_->env, nullptr, MDB_RDONLY, &txn);
   }
   if (rc != 0) return Failure("begin to read", environment_->directory, rc);
-  Status status = body(Reading(txn, environment_->tables));
+  Status status = body(txn);
   mdb_txn_abort(txn);
   return status.Within("read " + (environment_->directory / "data.mdb").string());
 }
@@ -276,31 +280,60 @@ void Store::ForgetDeadReaders() {
   mdb_reader_check(environment_->env, &dead);
 }
 
-Status Store::Reading::Scan(Table table, std::uint64_t from,
-                            const std::function<bool(std::uint64_t, std::span<const std::byte>)>& visit) const {
-  Cursor cursor;
-  int rc = cursor.Open(txn_, tables_[static_cast<std::size_t>(table)]);
-  std::uint64_t key = from;
-  MDB_val value{};
-  for (MDB_cursor_op op = MDB_SET_RANGE; rc == 0; op = MDB_NEXT) {
-    rc = cursor.Get(key, value, op);
-    if (rc == 0 && !visit(key, {static_cast<const std::byte*>(value.mv_data), value.mv_size})) return {};
-  }
-  return rc == MDB_NOTFOUND ? Status{} : TableFailure("scan", table, rc);
+void Store::Touched::Add(std::span<const std::byte> frame) {
+  const auto at = reinterpret_cast<std::uintptr_t>(frame.data());
+  begin = std::min(begin, at);
+  end = std::max(end, at + frame.size());
+  bytes += frame.size();
 }
 
-Result<KeyExtent> Store::Reading::ExtentOf(Table table) const {
-  MDB_stat stat{};
-  Cursor cursor;
-  const unsigned id = tables_[static_cast<std::size_t>(table)];
-  int rc = mdb_stat(txn_, id, &stat);
-  if (rc == 0) rc = cursor.Open(txn_, id);
-  KeyExtent extent{stat.ms_entries, 0, 0};
-  MDB_val value{};
-  if (rc == 0) rc = cursor.Get(*extent.first, value, MDB_FIRST);
-  if (rc == 0) rc = cursor.Get(*extent.last, value, MDB_LAST);
-  if (rc == MDB_NOTFOUND) return KeyExtent{};
-  return rc == 0 ? Result<KeyExtent>(extent) : TableFailure("read", table, rc);
+// All between the first and the last page of any scan: LMDB's inner pages lie between those of the records, and the kernel
+// maps some neighbours of each page that is touched.
+void Store::Touched::LetGo() {
+  constexpr std::size_t kWorthIt = std::size_t{256} << 10;
+  if (bytes < kWorthIt) return;
+  bytes = 0;
+  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const std::uintptr_t from = begin / page * page;
+  (void)madvise(reinterpret_cast<void*>(from), end - from, MADV_DONTNEED);  // a failure costs memory and nothing else
+}
+
+Status Store::Scan(Table table, std::uint64_t from, const Visitor& visit) const {
+  const std::lock_guard lock(touched_mutex_);
+  Status done = Read([&](MDB_txn* txn) -> Status {
+    Cursor cursor;
+    int rc = cursor.Open(txn, environment_->tables[static_cast<std::size_t>(table)]);
+    std::uint64_t key = from;
+    MDB_val value{};
+    for (MDB_cursor_op op = MDB_SET_RANGE; rc == 0; op = MDB_NEXT) {
+      rc = cursor.Get(key, value, op);
+      if (rc != 0) break;
+      const std::span frame(static_cast<const std::byte*>(value.mv_data), value.mv_size);
+      touched_.Add(frame);
+      if (!visit(key, frame)) return {};
+    }
+    return rc == MDB_NOTFOUND ? Status{} : TableFailure("scan", table, rc);
+  });
+  touched_.LetGo();
+  return done;
+}
+
+Result<KeyExtent> Store::ExtentOf(Table table) const {
+  KeyExtent extent;
+  AMEM_TRY(Read([&](MDB_txn* txn) -> Status {
+    MDB_stat stat{};
+    Cursor cursor;
+    const unsigned id = environment_->tables[static_cast<std::size_t>(table)];
+    std::uint64_t first = 0, last = 0;
+    MDB_val value{};
+    int rc = mdb_stat(txn, id, &stat);
+    if (rc == 0) rc = cursor.Open(txn, id);
+    if (rc == 0) rc = cursor.Get(first, value, MDB_FIRST);
+    if (rc == 0) rc = cursor.Get(last, value, MDB_LAST);
+    if (rc == 0) extent = {stat.ms_entries, first, last};
+    return rc == 0 || rc == MDB_NOTFOUND ? Status{} : TableFailure("read", table, rc);
+  }));
+  return extent;
 }
 
 Status Store::Writing::Append(Table table, std::uint64_t key, std::span<const std::byte> value) const {

@@ -5,7 +5,7 @@
 namespace amem {
 
 Status Fold::operator()(const HostAllocated& e) {
-  const auto [it, fresh] = s_.host.emplace(e.address, HostAllocation{e.bytes, e.flags, e.registered});
+  const auto [it, fresh] = s_.host.emplace(e.address, e);
   return fresh ? Status{} : Bad("host memory at " + Hex(e.address) + " is known already");
 }
 
@@ -16,8 +16,7 @@ Status Fold::operator()(const HostFreed& e) {
 Status Fold::operator()(const LegacyAllocated& e) {
   if (e.backing && Find(e.backing) == nullptr)
     return Bad("cuMemAlloc " + Hex(e.address) + ": " + ToText(e.backing) + " does not exist");
-  const auto [it, fresh] =
-      s_.legacy.emplace(e.address, LegacyAllocation{e.bytes, e.backing, e.offset, e.why, e.site, e.communicator});
+  const auto [it, fresh] = s_.legacy.emplace(e.address, e);
   if (fresh) CountMemory(e.communicator);
   return fresh ? Status{} : Bad("cuMemAlloc " + Hex(e.address) + ": that address is allocated already");
 }
@@ -40,7 +39,7 @@ Status Fold::operator()(const LegacyExported& e) {
 Status Fold::operator()(const LegacyImported& e) {
   if (Find(e.allocation) == nullptr)
     return Bad("open IPC handle at " + Hex(e.address) + ": " + ToText(e.allocation) + " does not exist");
-  const auto [it, fresh] = s_.legacy_imports.emplace(e.address, e.allocation);
+  const auto [it, fresh] = s_.legacy_imports.emplace(e.address, e);
   return fresh ? Status{} : Bad("open IPC handle at " + Hex(e.address) + ": one is open there");
 }
 
@@ -50,7 +49,7 @@ Status Fold::operator()(const LegacyClosed& e) {
 }
 
 Status Fold::operator()(const AsyncAllocated& e) {
-  s_.async[e.address] = e.bytes;
+  s_.async[e.address] = e;
   return {};
 }
 
@@ -141,7 +140,7 @@ Status Fold::operator()(const PoolAllocated& e) {
   auto& parts = pool->parts;
   if (const auto there = Touching(parts, e.address, e.bytes); !there.empty())
     return Bad(doing + ": it overlaps the part at " + Hex(there.where()));
-  parts.emplace(e.address, PoolPart{e.bytes, e.device, e.backing, e.offset});
+  parts.emplace(e.address, e);
   return {};
 }
 

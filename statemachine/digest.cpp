@@ -47,7 +47,10 @@ class Hasher {
   }
   template <class Key, class Value>
   void Add(const std::map<Key, Value>& map) {
-    for (const auto& [key, value] : map) AddAll(key, value);
+    for (const auto& [key, value] : map) {
+      if constexpr (!requires { Value::kKind; }) Add(key);  // an event begins with it
+      Add(value);
+    }
   }
   void Add(const Allocation& a) {
     AddAll(a.bytes, a.properties, a.flags, a.site, a.created, a.remote.has_value(), a.multicast, a.guest_references, a.mappings,

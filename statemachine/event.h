@@ -457,9 +457,6 @@ inline constexpr std::size_t kEventKinds = std::variant_size_v<EventVariant>;
 // "allocation created", the name of a kind as people and filters write it; `KindOf` is the inverse (nullopt: no such kind).
 std::string_view KindName(std::size_t kind);
 std::optional<std::size_t> KindOf(std::string_view name);
-std::string_view ToText(CycleKind);
-std::string_view ToText(PhaseKind);
-std::string_view ToText(StepKind);
 std::string ToText(const Step&);
 std::string ToText(const Location&);
 std::string ToText(AllocationId);    // "allocation 7"

@@ -15,7 +15,7 @@ namespace amem {
 // before there were pools. Several may be under way at once, and then their events interleave.
 
 enum class CycleKind : std::uint8_t { kPause = 0, kResume = 1 };
-constexpr Enumerators<CycleKind> EnumeratorsOf(CycleKind) { return {CycleKind::kResume, "cycle kind"}; }
+AMEM_NAMES(CycleKind, kResume, "cycle kind", "pause", "resume");
 enum class PhaseKind : std::uint8_t {
   kPauseArrive = 0,
   kPauseSave,
@@ -28,7 +28,9 @@ enum class PhaseKind : std::uint8_t {
   kResumeVerify,
   kResumeOpen,
 };
-constexpr Enumerators<PhaseKind> EnumeratorsOf(PhaseKind) { return {PhaseKind::kResumeOpen, "phase kind"}; }
+AMEM_NAMES(PhaseKind, kResumeOpen, "phase kind", "pause: arrive", "pause: save", "pause: drop imports", "pause: release",
+           "pause: all gone", "resume: arrive", "resume: create own", "resume: import and restore", "resume: verify",
+           "resume: open");
 enum class StepKind : std::uint8_t {
   kQuiesce = 0,    // wait until the devices are idle                 device
   kSave,           // wait until the contents are in the backup       allocation
@@ -48,7 +50,9 @@ enum class StepKind : std::uint8_t {
   kBind,           // memory to a multicast object again              allocation (the object's), device, offset, bytes
   kUnbind,         // memory from a multicast object                  likewise
 };
-constexpr Enumerators<StepKind> EnumeratorsOf(StepKind) { return {StepKind::kUnbind, "step kind"}; }
+AMEM_NAMES(StepKind, kUnbind, "step kind", "quiesce", "save", "unmap", "release import", "release own", "check memory",
+           "create", "map", "set access", "restore", "import", "verify", "find contents", "begin restore", "add device", "bind",
+           "unbind");
 struct Step {
   StepKind kind{};
   AllocationId allocation;

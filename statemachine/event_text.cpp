@@ -235,28 +235,11 @@ std::string InTenths(Bytes bytes, bool up) {
 std::string RoundedBytes(Bytes bytes) { return InTenths(bytes, false); }
 std::string RoundedUpBytes(Bytes bytes) { return InTenths(bytes, true); }
 
-std::string_view ToText(Code code) {
-  return NameIn(code, "ok", "invalid", "not found", "out of memory", "driver error", "I/O error", "corrupt", "timed out",
-                "peer lost", "refused", "not supported", "broken", "no descriptors left");
-}
-
 std::string_view KindName(std::size_t kind) { return kind < kEventKinds ? kKindNames[kind] : "unknown"; }
 
 std::optional<std::size_t> KindOf(std::string_view name) {
   const auto at = static_cast<std::size_t>(std::ranges::find(kKindNames, name) - kKindNames.begin());
   return at < kEventKinds ? std::optional(at) : std::nullopt;
-}
-
-std::string_view ToText(CycleKind kind) { return NameIn(kind, "pause", "resume"); }
-
-std::string_view ToText(PhaseKind phase) {
-  return NameIn(phase, "pause: arrive", "pause: save", "pause: drop imports", "pause: release", "pause: all gone",
-                "resume: arrive", "resume: create own", "resume: import and restore", "resume: verify", "resume: open");
-}
-
-std::string_view ToText(StepKind kind) {
-  return NameIn(kind, "quiesce", "save", "unmap", "release import", "release own", "check memory", "create", "map",
-                "set access", "restore", "import", "verify", "find contents", "begin restore", "add device", "bind", "unbind");
 }
 
 std::string ToText(const Step& step) {
@@ -306,24 +289,6 @@ std::string ToText(const CallSite& site) {
 }
 
 std::string ToText(const EventBody& body) { return std::visit(Describe{}, body); }
-
-std::string_view ToText(MemoryTag tag) { return NameIn(tag, "nccl", "user", "user-released", "multicast-released"); }
-
-std::string_view ToText(PoolPolicy policy) { return NameIn(policy, "preserve", "discard"); }
-
-std::string_view ToText(OutsideKind kind) {
-  return NameIn(kind, "cudaIpc export", "cudaIpc import", "cuMem handle export", "cuMem handle import", "multicast object",
-                "memory pool export", "memory pool import", "calls past AMem", "left to the driver");
-}
-
-std::string_view ToText(KeepReason reason) {
-  return NameIn(reason, "released", "host memory", "registered with a network card", "multicast",
-                "the program's own (ncclMemAlloc)", "held past AMem's sight", "shared by a fabric handle");
-}
-
-std::string_view ToText(Lifecycle lifecycle) {
-  return NameIn(lifecycle, "new", "running", "pausing", "paused", "resuming", "closed");
-}
 
 Status check::Failed(std::string_view expression, std::string_view file, int line, const std::string& operands,
                      std::string_view names, const std::string& values) {

@@ -6,6 +6,10 @@
 namespace amem {
 namespace {
 
+void AddAll(std::vector<EventBody>& out, const auto& events_by_address) {
+  for (const auto& [address, event] : events_by_address) out.emplace_back(event);
+}
+
 void AddAllocation(std::vector<EventBody>& out, AllocationId id, const Allocation& a) {
   if (a.multicast && a.own()) return;
   if (a.remote) {
@@ -196,15 +200,11 @@ Result<std::vector<EventBody>> ToSnapshotEvents(const State& s) {
     for (std::uint32_t i = 0; i < r.count; ++i) out.emplace_back(Registered{address, r.bytes, r.how});
   }
   for (const auto& [id, a] : s.allocations) AddReferences(out, id, a);
-  for (const auto& [address, l] : s.legacy)
-    out.emplace_back(LegacyAllocated{address, l.bytes, l.backing, l.offset, l.why, l.site, l.communicator});
-  for (const auto& [id, pool] : s.pools) {
-    for (const auto& [address, p] : pool.parts)
-      out.emplace_back(PoolAllocated{address, p.bytes, p.device, p.backing, p.offset});
-  }
-  for (const auto& [address, id] : s.legacy_imports) out.emplace_back(LegacyImported{address, id});
-  for (const auto& [address, h] : s.host) out.emplace_back(HostAllocated{address, h.bytes, h.flags, h.registered});
-  for (const auto& [address, bytes] : s.async) out.emplace_back(AsyncAllocated{address, bytes});
+  AddAll(out, s.legacy);
+  for (const auto& [id, pool] : s.pools) AddAll(out, pool.parts);
+  AddAll(out, s.legacy_imports);
+  AddAll(out, s.host);
+  AddAll(out, s.async);
   AddEnds(out, s);
   for (const auto& [id, a] : s.allocations) {
     if (a.guest_references == 0) out.emplace_back(AllocationReleased{id});

@@ -183,7 +183,7 @@ Holdings Measure(const State& state) {
     if (const KeepReason why = WhyKept(a); why != KeepReason::kNone) sum.kept[why] += a.bytes;
   }
   for (const auto& [address, h] : state.host) sum.host += h.bytes;
-  for (const auto& [address, bytes] : state.async) sum.async += bytes;
+  for (const auto& [address, a] : state.async) sum.async += a.bytes;
   for (const auto& [address, l] : state.legacy) {
     if (!l.backing) sum.legacy_kept += l.bytes;
     if (!l.backing && l.why == ToText(KeepReason::kUser)) sum.legacy_user += l.bytes;

@@ -98,25 +98,10 @@ struct Slab {
 // own or imported, and NCCL's otherwise. kHandedOut: whoever has the driver's own handle (fabric) maps these very pages.
 // kUnseen: State::kept_whole says who may hold its pages.
 enum class KeepReason : std::uint8_t { kNone = 0, kHostMemory, kRegistered, kMulticast, kUser, kUnseen, kHandedOut };
-constexpr Enumerators<KeepReason> EnumeratorsOf(KeepReason) { return {KeepReason::kHandedOut, "reason"}; }
-std::string_view ToText(KeepReason);
+AMEM_NAMES(KeepReason, kHandedOut, "reason", "released", "host memory", "registered with a network card", "multicast",
+           "the program's own (ncclMemAlloc)", "held past AMem's sight", "shared by a fabric handle");
 KeepReason WhyKept(const Allocation&);
 
-struct LegacyAllocation {
-  Bytes bytes = 0;
-  AllocationId backing;  // 0: the driver's own, kept
-  Bytes offset = 0;
-  std::string why;
-  CallSite site;
-  CommunicatorId communicator;
-  AMEM_STRUCT(LegacyAllocation, bytes, backing, offset, why, site, IfAny{communicator});
-};
-struct HostAllocation {
-  Bytes bytes = 0;
-  std::uint32_t flags = 0;
-  bool registered = false;
-  AMEM_STRUCT(HostAllocation, bytes, flags, registered);
-};
 struct Registration {
   Bytes bytes = 0;
   std::string how;
@@ -177,8 +162,7 @@ struct Communicator {
 };
 
 enum class Lifecycle : std::uint8_t { kNew = 0, kRunning, kPausing, kPaused, kResuming, kClosed };
-constexpr Enumerators<Lifecycle> EnumeratorsOf(Lifecycle) { return {Lifecycle::kClosed, "lifecycle"}; }
-std::string_view ToText(Lifecycle);
+AMEM_NAMES(Lifecycle, kClosed, "lifecycle", "new", "running", "pausing", "paused", "resuming", "closed");
 
 // Where a pause or resume stands; meaningful while pausing or resuming, and after a failure until the next begins.
 struct Cycle {
@@ -201,20 +185,11 @@ struct Scope {
   friend bool operator==(const Scope&, const Scope&) = default;
 };
 
-// What amem_alloc gave out of a chunk, by its address in Pool::parts.
-struct PoolPart {
-  Bytes bytes = 0;
-  DeviceOrdinal device;
-  AllocationId backing;
-  Bytes offset = 0;
-  AMEM_STRUCT(PoolPart, bytes, device, backing, offset);
-};
-
 // Memory of the program under a tag, with pauses and resumes of its own. Its chunks are the allocations that name it.
 struct Pool : Scope {
   std::string tag;
   PoolPolicy policy{};
-  std::map<Address, PoolPart> parts;
+  std::map<Address, PoolAllocated> parts;  // what amem_alloc gave out of the chunks
   friend bool operator==(const Pool&, const Pool&) = default;
 };
 
@@ -235,10 +210,10 @@ struct State : Scope {  // NCCL's
   std::map<AllocationId, Allocation> allocations;
   std::map<Address, Mapping> mappings;  // the driver's: of a slab one, of its parts none
   std::map<AllocationId, Slab> slabs;   // each is an allocation, too
-  std::map<Address, LegacyAllocation> legacy;
-  std::map<Address, AllocationId> legacy_imports;
-  std::map<Address, HostAllocation> host;
-  std::map<Address, Bytes> async;
+  std::map<Address, LegacyAllocated> legacy;
+  std::map<Address, LegacyImported> legacy_imports;
+  std::map<Address, HostAllocated> host;
+  std::map<Address, AsyncAllocated> async;
   std::map<AllocationId, Multicast> multicasts;
   std::map<Address, Registration> registrations;
   std::map<std::pair<std::string, OutsideKind>, OutsideShare> outside;  // by library and kind

@@ -8,6 +8,7 @@
 #include <array>
 #include <compare>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -80,21 +81,25 @@ auto Touching(Map& map, Address address, Bytes bytes) {
   return Touched<decltype(first)>{first, end < address ? map.end() : map.lower_bound(end)};
 }
 
-// The last enumerator of an enum, which EnumeratorsOf tells beside it. A reader rejects what is beyond it as a newer build's,
-// and every one has a name in ToText.
+// Told beside an enum that counts from zero: what it is called, its last enumerator, beyond which a reader rejects a value as a
+// newer build's, and a name for each, if people see them.
 template <class Enum>
 struct Enumerators {
   Enum last;
   const char* called;
+  const std::string_view* names = nullptr;
 };
-
-// The name of an enumerator, of one for each.
-template <class Enum, class... Names>
-std::string_view NameIn(Enum value, Names... names) {
-  constexpr Enum last = EnumeratorsOf(Enum{}).last;
-  static_assert(sizeof...(Names) == static_cast<std::size_t>(last) + 1, "an enumerator has no name");
-  const std::string_view all[] = {names...};
-  return value <= last ? all[static_cast<std::size_t>(value)] : "unknown";
+#define AMEM_NAMES(Enum, last, called, ...)                                                                    \
+  inline constexpr std::string_view kNamesOf##Enum[] = {__VA_ARGS__};                                          \
+  constexpr Enumerators<Enum> EnumeratorsOf(Enum) {                                                            \
+    static_assert(std::size(kNamesOf##Enum) == static_cast<std::size_t>(Enum::last) + 1, "one name for each"); \
+    return {Enum::last, called, kNamesOf##Enum};                                                               \
+  }                                                                                                            \
+  static_assert(true)
+template <class Enum>
+requires(EnumeratorsOf(Enum{}).names != nullptr) std::string_view ToText(Enum value) {
+  constexpr auto known = EnumeratorsOf(Enum{});
+  return value <= known.last ? known.names[static_cast<std::size_t>(value)] : "unknown";
 }
 
 enum class LocationType : std::uint32_t {  // values of CUmemLocationType
@@ -130,13 +135,11 @@ struct AllocationProperties {
 // pool: a chunk is kUser, and memory that a library made whole under a tag kUserReleased.
 // kMulticastReleased: a multicast object that a pause releases and a resume makes anew; any other multicast object stays.
 enum class MemoryTag : std::uint8_t { kNccl = 0, kUser, kUserReleased, kMulticastReleased };
-constexpr Enumerators<MemoryTag> EnumeratorsOf(MemoryTag) { return {MemoryTag::kMulticastReleased, "memory tag"}; }
-std::string_view ToText(MemoryTag tag);  // "nccl", "user", "user-released", "multicast-released"
+AMEM_NAMES(MemoryTag, kMulticastReleased, "memory tag", "nccl", "user", "user-released", "multicast-released");
 
 // What a pause of a pool does with the contents: saves them to host memory, or forgets them.
 enum class PoolPolicy : std::uint8_t { kPreserve = 0, kDiscard };
-constexpr Enumerators<PoolPolicy> EnumeratorsOf(PoolPolicy) { return {PoolPolicy::kDiscard, "pool policy"}; }
-std::string_view ToText(PoolPolicy policy);  // "preserve", "discard"
+AMEM_NAMES(PoolPolicy, kDiscard, "pool policy", "preserve", "discard");
 
 // How another library of the process shares device memory with other processes past AMem. kUnseen: it may do so by calls that
 // AMem does not see. kLeft: private memory that AMEM_SCOPE=all does not take; the function that made it stands for the library.
@@ -151,8 +154,9 @@ enum class OutsideKind : std::uint8_t {
   kUnseen,
   kLeft
 };
-constexpr Enumerators<OutsideKind> EnumeratorsOf(OutsideKind) { return {OutsideKind::kLeft, "kind of sharing"}; }
-std::string_view ToText(OutsideKind kind);  // "cudaIpc export"
+AMEM_NAMES(OutsideKind, kLeft, "kind of sharing", "cudaIpc export", "cudaIpc import", "cuMem handle export",
+           "cuMem handle import", "multicast object", "memory pool export", "memory pool import", "calls past AMem",
+           "left to the driver");
 
 struct AccessDescriptor {
   Location location;
@@ -195,8 +199,8 @@ enum class Code : std::uint8_t {
   kBroken,         // an earlier failure is latched; see its message
   kNoDescriptors,  // the process or the host has reached its limit of open files (EMFILE, ENFILE)
 };
-constexpr Enumerators<Code> EnumeratorsOf(Code) { return {Code::kNoDescriptors, "error class"}; }
-std::string_view ToText(Code code);
+AMEM_NAMES(Code, kNoDescriptors, "error class", "ok", "invalid", "not found", "out of memory", "driver error", "I/O error",
+           "corrupt", "timed out", "peer lost", "refused", "not supported", "broken", "no descriptors left");
 
 // The result of everything that can fail. The message says what was tried, on what, what came back, and what to do.
 class [[nodiscard]] Status {

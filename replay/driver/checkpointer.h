@@ -21,19 +21,7 @@ namespace amem {
 
 // CUprocessState.
 enum class CheckpointState : std::uint8_t { kRunning = 0, kLocked, kCheckpointed, kFailed };
-constexpr std::string_view ToText(CheckpointState state) {
-  switch (state) {
-    case CheckpointState::kRunning:
-      return "running";
-    case CheckpointState::kLocked:
-      return "locked";
-    case CheckpointState::kCheckpointed:
-      return "checkpointed";
-    case CheckpointState::kFailed:
-      break;
-  }
-  return "failed";
-}
+AMEM_NAMES(CheckpointState, kFailed, "checkpoint state", "running", "locked", "checkpointed", "failed");
 
 class Checkpointer {
  public:

@@ -353,10 +353,11 @@ void Tell(To& to, const State& state) {
   to.Rows("mappings", state.mappings, Keyed("address"));
   to.Rows("slabs", state.slabs, kSlab);
   to.Rows("ranges", state.ranges, Keyed("address"));
-  to.Rows("legacy", state.legacy, Keyed("address"), "cuMemAlloc");
-  to.Rows("legacy_imports", state.legacy_imports, Keyed("address", "allocation"));
-  to.Rows("host", state.host, Keyed("address"));
-  to.Rows("async", state.async, Keyed("address", "bytes"), "cuMemAllocAsync");
+  const auto held = [](auto& row, const auto& item) { Tell(row, item.second); };
+  to.Rows("legacy", state.legacy, held, "cuMemAlloc");
+  to.Rows("legacy_imports", state.legacy_imports, held);
+  to.Rows("host", state.host, held);
+  to.Rows("async", state.async, held, "cuMemAllocAsync");
   to.Rows("multicasts", state.multicasts, kMulticast);
   to.Rows("registrations", state.registrations, Keyed("address"));
   to.Rows(

@@ -230,18 +230,18 @@ class SessionUnpacker {
     const SessionId session{Number(header, "session")};
     AMEM_ASSIGN(auto fresh, NewSessionDirectory::Create(directory, session));
     const Bytes largest = 2 * JournalOptions{}.map_bytes;  // filled in another order, a journal may take more than it had
-    AMEM_ASSIGN(auto store, Store::Create(fresh.path(), largest, SyncMode::kProcess));
+    AMEM_ASSIGN(auto store, Store::Create(fresh.path(), largest));
     const FileMeta meta{kJournalFormat, kJournalLeastReader, session, static_cast<std::int32_t>(Number(header, "pid")), 0};
     Encoder encoder;
     const auto frame = Framed(RecordType::kMeta, 1, encoder.Encode(meta));
-    AMEM_TRY(store->Write([&](const Store::Writing& writing) { return writing.Append(Table::kMeta, 1, frame); }));
+    AMEM_TRY(store->Append(Table::kMeta, 1, frame));
     return std::unique_ptr<SessionUnpacker>(new SessionUnpacker(std::move(fresh), std::move(store), header));
   }
 
   Status Snapshot(std::span<const std::byte> payload) {
     AMEM_ASSIGN(const auto state, DecodeSnapshot(payload));
     const auto frame = Framed(RecordType::kSnapshot, state.last.value, payload);
-    return store_->Write([&](const Store::Writing& w) { return w.Append(Table::kSnapshots, state.last.value, frame); });
+    return store_->Append(Table::kSnapshots, state.last.value, frame);
   }
   Status Event(std::span<const std::byte> payload) {
     AMEM_ASSIGN(const auto event, DecodeEvent(payload));
@@ -253,7 +253,7 @@ class SessionUnpacker {
     AMEM_TRY(Flush());
     store_.reset();
     const std::string status = Text(header_, "status");
-    if (status == ToText(SessionStatus::kClosed)) AMEM_TRY(MarkClosed(fresh_.path(), SyncMode::kProcess));
+    if (status == ToText(SessionStatus::kClosed)) AMEM_TRY(MarkClosed(fresh_.path()));
     if (status == ToText(SessionStatus::kBroken)) MarkBroken(fresh_.path(), Text(header_, "broken_reason"));
     if (status == ToText(SessionStatus::kLive))
       std::ofstream(fresh_.path() / "status") << "live " << Number(header_, "as_of_ns") << "\n";

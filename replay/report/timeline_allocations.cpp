@@ -162,8 +162,7 @@ void AllocationCollector::StartFrom(const State& state, std::uint64_t now_ns) {
   for (const auto& [id, slab] : state.slabs) BecomeSlab(id);
   for (const auto& [id, a] : state.allocations) BecomePart(id, state);
   for (const auto& [address, h] : state.host) Begin(RecordOf(AllocationKind::kHost, address, h, {}, now_ns));
-  for (const auto& [address, bytes] : state.async)
-    Begin(RecordOf(AllocationKind::kPool, address, AsyncAllocated{address, bytes}, {}, now_ns));
+  for (const auto& [address, a] : state.async) Begin(RecordOf(AllocationKind::kPool, address, a, {}, now_ns));
   for (const auto& [address, l] : state.legacy) {
     if (!l.backing) Begin(RecordOf(AllocationKind::kDriver, address, l, {}, now_ns));
   }

@@ -16,32 +16,26 @@ void Session::Note(EventBody event) {
   ledger_.Record(std::move(event));
 }
 
-std::optional<HostAllocated> Session::NoteFree(HostFreed freed) {
-  const LedgerLock lock(ledger_);
-  const auto* const found = FindIn(ledger_.state().host, freed.address);
+namespace {
+
+template <class Allocated>
+std::optional<Allocated> RecordFree(Ledger& ledger, std::map<Address, Allocated> State::*held, const auto& freed) {
+  const LedgerLock lock(ledger);
+  const auto* const found = FindIn(ledger.state().*held, freed.address);
   if (found == nullptr) return std::nullopt;
-  const HostAllocated known{freed.address, found->bytes, found->flags, found->registered};
-  ledger_.Record(freed);
+  if constexpr (requires { found->backing; }) {
+    if (found->backing) return std::nullopt;  // LegacyFree frees it
+  }
+  std::optional<Allocated> known = *found;
+  ledger.Record(freed);
   return known;
 }
 
-std::optional<AsyncAllocated> Session::NoteFree(AsyncFreed freed) {
-  const LedgerLock lock(ledger_);
-  const auto* const found = FindIn(ledger_.state().async, freed.address);
-  if (found == nullptr) return std::nullopt;
-  const AsyncAllocated known{freed.address, *found};
-  ledger_.Record(freed);
-  return known;
-}
+}  // namespace
 
-std::optional<LegacyAllocated> Session::NoteFree(LegacyFreed freed) {
-  const LedgerLock lock(ledger_);
-  const auto* const found = FindIn(ledger_.state().legacy, freed.address);
-  if (found == nullptr || found->backing) return std::nullopt;
-  LegacyAllocated known{freed.address, found->bytes, AllocationId{}, 0, found->why, found->site, found->communicator};
-  ledger_.Record(freed);
-  return known;
-}
+std::optional<HostAllocated> Session::NoteFree(HostFreed freed) { return RecordFree(ledger_, &State::host, freed); }
+std::optional<AsyncAllocated> Session::NoteFree(AsyncFreed freed) { return RecordFree(ledger_, &State::async, freed); }
+std::optional<LegacyAllocated> Session::NoteFree(LegacyFreed freed) { return RecordFree(ledger_, &State::legacy, freed); }
 
 void Session::KeepEverything(const std::string& why) {
   const auto gate = EnterCall();

@@ -252,7 +252,7 @@ Status Session::LegacyClose(Address address) {
     if (--again->second == 0) legacy_opened_again_.erase(again);
     return {};
   }
-  const AllocationId allocation = *it;
+  const AllocationId allocation = it->allocation;
   const auto* const imported = FindIn(state.allocations, allocation);
   const auto mapping = state.MappingAt(address);
   if (!ledger_.Check(mapping != state.mappings.end(), "nothing is mapped at an opened IPC handle, " + Hex(address)))

@@ -135,14 +135,6 @@ TEST(Disk, a_full_map_breaks_the_journal_and_loses_nothing_acknowledged) {
   EXPECT_EQ(AppendUntilBroken(options, 100'000, "map_bytes"), "");
 }
 
-TEST(Disk, a_full_map_is_told_to_who_waits_for_the_commit) {
-  const TemporaryDirectory directory;
-  JournalOptions options = SmallJournal(directory.path());
-  options.sync = SyncMode::kFull;
-  options.map_bytes = 64 << 10;
-  EXPECT_EQ(AppendUntilBroken(options, 100'000, "map_bytes"), "");
-}
-
 TEST(Disk, a_limit_of_file_sizes_fails_and_does_not_kill) {
   const TemporaryDirectory directory;
   EXPECT_FINE_IN_CHILD([&]() -> std::string {

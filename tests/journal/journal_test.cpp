@@ -265,17 +265,6 @@ TEST_F(Journal, threads_read_flush_and_look_while_one_appends) {
   for (auto& t : threads) t.join();
 }
 
-TEST_F(Journal, full_sync_stores_before_it_returns) {
-  options.sync = SyncMode::kFull;
-  auto writer = Open();
-  for (std::uint64_t seq = 1; seq <= 20; ++seq) {
-    ASSERT_TRUE(writer->Append(NumberedEvent(seq)).ok());
-    ASSERT_EQ(writer->TailBytesUsed(), 0U);
-  }
-  ASSERT_TRUE(writer->Close().ok());
-  EXPECT_EQ(ReadAll(writer->Directory()).events.size(), 20U);
-}
-
 TEST_F(Journal, an_idle_journal_is_drained_soon_without_being_asked) {
   auto writer = Open();
   for (int round = 0; round < 3; ++round) {

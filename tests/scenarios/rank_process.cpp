@@ -260,7 +260,7 @@ class RankSession {
     if (shared_ && ranks_ > 1) {
       auto opened = session_->LegacyImport(command.tokens[2], DeviceOrdinal{rank_}, {}, true);
       if (!opened.ok()) return opened.status();
-      from_part_ = {session_->CopyState().legacy_imports.at(*opened), *opened, kFirstPart};
+      from_part_ = {session_->CopyState().legacy_imports.at(*opened).allocation, *opened, kFirstPart};
     }
     return multicast_ ? ImportMulticast(command) : Status{};
   }

@@ -36,7 +36,7 @@ Held HeldIn(const State& state) {
   const auto add = [&held](MemoryClass as, Bytes bytes) { held[static_cast<std::size_t>(as)] += bytes; };
   for (const auto& [id, a] : state.allocations) add(ShareOf(a).as, ShareOf(a).bytes);
   for (const auto& [address, h] : state.host) add(MemoryClass::kHost, h.bytes);
-  for (const auto& [address, bytes] : state.async) add(MemoryClass::kPool, bytes);
+  for (const auto& [address, a] : state.async) add(MemoryClass::kPool, a.bytes);
   for (const auto& [address, l] : state.legacy) {
     if (!l.backing) add(MemoryClass::kDriver, l.bytes);
   }
@@ -86,7 +86,7 @@ struct HeldCounter::Looker {
     c.Add(MemoryClass::kPool, e.bytes);
   }
   void operator()(const AsyncFreed& e) const {
-    if (const auto it = before.async.find(e.address); it != before.async.end()) c.Remove(MemoryClass::kPool, it->second);
+    if (const auto it = before.async.find(e.address); it != before.async.end()) c.Remove(MemoryClass::kPool, it->second.bytes);
   }
   void operator()(const LegacyAllocated& e) const {
     if (!e.backing) c.Add(MemoryClass::kDriver, e.bytes);

@@ -37,7 +37,7 @@ class Program : public Intercepted {
 
   static Status Pause() { return tags::Cycle(kTags, {.kind = CycleKind::kPause}); }
   static Status Resume() { return tags::Cycle(kTags, {.kind = CycleKind::kResume}); }
-  static std::map<Address, PoolPart> Parts() {
+  static std::map<Address, PoolAllocated> Parts() {
     const State state = session().CopyState();
     return state.pools.at(state.PoolNamed("program")).parts;
   }

@@ -7,7 +7,7 @@
 namespace amem {
 
 Status Fold::operator()(const SessionOpened& e) {
-  if (s_.lifecycle != Lifecycle::kNew) return Bad("open session: it is open already");
+  if (s_.lifecycle != Lifecycle::kNew) return Bad("it is open already");
   s_.session = e;
   s_.lifecycle = Lifecycle::kRunning;
   return {};
@@ -15,7 +15,7 @@ Status Fold::operator()(const SessionOpened& e) {
 
 // A process may end at any time, so this is right while paused and in the middle of a cycle, too.
 Status Fold::operator()(const SessionClosed&) {
-  if (s_.lifecycle == Lifecycle::kNew || s_.lifecycle == Lifecycle::kClosed) return Bad("close session: it is not open");
+  if (s_.lifecycle == Lifecycle::kNew || s_.lifecycle == Lifecycle::kClosed) return Bad("it is not open");
   s_.lifecycle = Lifecycle::kClosed;
   return {};
 }
@@ -26,7 +26,7 @@ Status Fold::operator()(const SessionBroken& e) {
 }
 
 Status Fold::operator()(const GroupChanged& e) {
-  AMEM_TRY(Running("change group"));
+  AMEM_TRY(Running());
   s_.session.group = e.group;
   return {};
 }
@@ -37,8 +37,8 @@ Status Fold::operator()(const LibraryAttached& e) {
 }
 
 Status Fold::operator()(const Condensed& e) {
-  if (s_.lifecycle != Lifecycle::kNew) return Bad("load snapshot: the state is not empty");
-  if (e.totals.size() % 2 != 0) return Bad("load snapshot: its totals are damaged");
+  if (s_.lifecycle != Lifecycle::kNew) return Bad("the state is not empty");
+  if (e.totals.size() % 2 != 0) return Bad("its totals are damaged");
   s_.last = e.through;
   s_.next_allocation = e.next_allocation;
   s_.cycles = e.cycles;
@@ -60,20 +60,19 @@ Status Fold::EraseIfDead(AllocationId id) {
   return UncountMemory(communicator);
 }
 
-Status Fold::Running(const std::string& doing, PoolId pool) const {
+Status Fold::Running(PoolId pool) const {
   const bool open = s_.lifecycle != Lifecycle::kNew && s_.lifecycle != Lifecycle::kClosed;
   const Owner owner = OwnerOf(open ? pool : PoolId{});
-  if (owner.scope == nullptr) return Bad(doing + ": " + ToText(pool) + " does not exist");
-  return owner->lifecycle == Lifecycle::kRunning ? Status{} : Bad(doing + ": " + Standing(owner));
+  if (owner.scope == nullptr) return Bad(ToText(pool) + " does not exist");
+  return owner->lifecycle == Lifecycle::kRunning ? Status{} : Bad(Standing(owner));
 }
 
-Status Fold::Add(const char* verb, AllocationId id, Allocation a) {
-  const std::string doing = std::string(verb) + " " + ToText(id);
+Status Fold::Add(AllocationId id, Allocation a) {
   // A multicast object that stays takes no part in a pause, and the driver has made it already.
-  if (!a.multicast || a.rebuilt()) AMEM_TRY(Running(doing, a.pool));
-  if (!id) return Bad(doing + ": zero is no id");
-  if (a.bytes == 0) return Bad(doing + ": its size is zero");
-  if (s_.allocations.contains(id)) return Bad(doing + ": that id is in use");
+  if (!a.multicast || a.rebuilt()) AMEM_TRY(Running(a.pool));
+  if (!id) return Bad("zero is no id");
+  if (a.bytes == 0) return Bad("its size is zero");
+  if (s_.allocations.contains(id)) return Bad("that id is in use");
   a.guest_references = 1;
   a.kept_with_all = !s_.kept_whole.empty();
   CountMemory(a.communicator);
@@ -87,7 +86,7 @@ Status Apply(State& state, const Event& event) {
     return {Code::kInvalid,
             "event " + std::to_string(event.seq.value) + " does not follow event " + std::to_string(state.last.value)};
   }
-  AMEM_TRY(std::visit(Fold{state, event.seq}, event.body));
+  if (const Status folded = std::visit(Fold{state, event.seq}, event.body); !folded) return folded.Within(ToText(event.body));
   if (event.seq) {
     state.last = event.seq;
     ++state.totals.events[event.body.index()];

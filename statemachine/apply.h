@@ -10,9 +10,9 @@
 namespace amem {
 
 // Folds `event` into `state`. On failure (kInvalid) the state is unchanged and the message names the order that was broken:
-// "map 0x7f00 of allocation 3: that range is mapped already (2 MiB at 0x7f00)". Event::seq must be State::last plus one, or
-// zero for the events of a snapshot (Condensed and what follows it). A failed check (check.h) comes back the same way: then the
-// state was damaged before, and the event may be applied in part.
+// "mapped: address 0x7f00, 2 MiB, allocation 3: that range is mapped already (at 0x7f00)". Event::seq must be State::last plus
+// one, or zero for the events of a snapshot (Condensed and what follows it). A failed check (check.h) comes back the same way:
+// then the state was damaged before, and the event may be applied in part.
 Status Apply(State& state, const Event& event);
 
 // What must hold between events; kInvalid names the first thing that does not.

@@ -20,17 +20,17 @@ Status Fold::UncountMemory(CommunicatorId id) {
 }
 
 Status Fold::operator()(const CommunicatorBegun& e) {
-  if (!e.communicator) return Bad("begin communicator: zero is no id");
+  if (!e.communicator) return Bad("zero is no id");
   Communicator made{.parent = e.parent, .how = e.how, .rank = e.rank, .ranks = e.ranks};
   for (const auto& [id, a] : s_.allocations) made.memory += a.communicator == e.communicator ? 1 : 0;
   for (const auto& [address, l] : s_.legacy) made.memory += l.communicator == e.communicator ? 1 : 0;
   const auto [it, fresh] = s_.communicators.emplace(e.communicator, std::move(made));
-  return fresh ? Status{} : Bad("begin " + ToText(e.communicator) + ": that id is in use");
+  return fresh ? Status{} : Bad("that id is in use");
 }
 
 Status Fold::operator()(const CommunicatorReady& e) {
   Communicator* c = FindLiving(e.communicator);
-  if (c == nullptr) return Bad(ToText(e.communicator) + " ready: it was not begun, or has ended");
+  if (c == nullptr) return Bad("it was not begun, or has ended");
   c->hash = e.hash;
   c->rank = e.rank;
   c->ranks = e.ranks;
@@ -41,7 +41,7 @@ Status Fold::operator()(const CommunicatorReady& e) {
 
 Status Fold::operator()(const CommunicatorEnded& e) {
   Communicator* c = FindLiving(e.communicator);
-  if (c == nullptr) return Bad("end " + ToText(e.communicator) + ": it was not begun, or has ended");
+  if (c == nullptr) return Bad("it was not begun, or has ended");
   c->ended = e.how.empty() ? "ended" : e.how;
   c->suspended = false;
   if (c->memory == 0) s_.communicators.erase(e.communicator);
@@ -50,8 +50,7 @@ Status Fold::operator()(const CommunicatorEnded& e) {
 
 Status Fold::operator()(const CommunicatorSuspended& e) {
   Communicator* c = FindLiving(e.communicator);
-  if (c == nullptr)
-    return Bad((e.suspended ? "suspend " : "resume ") + ToText(e.communicator) + ": it was not begun, or has ended");
+  if (c == nullptr) return Bad("it was not begun, or has ended");
   c->suspended = e.suspended;
   return {};
 }

@@ -5,37 +5,34 @@
 namespace amem {
 
 Status Fold::operator()(const CycleBegun& e) {
-  const std::string doing = "begin " + std::string(ToText(e.kind)) + " " + std::to_string(e.cycle);
   const Owner owner = OwnerOf(e.pool);
-  if (owner.scope == nullptr) return Bad(doing + ": " + ToText(e.pool) + " does not exist");
+  if (owner.scope == nullptr) return Bad(ToText(e.pool) + " does not exist");
   const bool half = owner->lifecycle == Lifecycle::kPausing || owner->lifecycle == Lifecycle::kResuming;
   const bool pause = e.kind == CycleKind::kPause;
-  if (owner->lifecycle != (pause ? Lifecycle::kRunning : Lifecycle::kPaused) && !half)
-    return Bad(doing + ": " + Standing(owner));
+  if (owner->lifecycle != (pause ? Lifecycle::kRunning : Lifecycle::kPaused) && !half) return Bad(Standing(owner));
   owner->lifecycle = pause ? Lifecycle::kPausing : Lifecycle::kResuming;
   owner->cycles = std::max(owner->cycles, e.cycle);
   owner->cycle = Cycle{e.kind, e.cycle, e.members, {}, {}, {}, half};
   return {};
 }
 
-Status Fold::operator()(const StepBegun& e) { return Worded("begin step ", e.step, BeginStep(e)); }
-Status Fold::operator()(const StepDone& e) { return Worded("finish step ", e.step, EndStep(e.step, e.pool, nullptr)); }
-Status Fold::operator()(const StepFailed& e) { return Worded("fail step ", e.step, EndStep(e.step, e.pool, &e.message)); }
+Status Fold::operator()(const StepDone& e) { return EndStep(e.step, e.pool, nullptr); }
+Status Fold::operator()(const StepFailed& e) { return EndStep(e.step, e.pool, &e.message); }
 
-Status Fold::BeginStep(const StepBegun& e) {
+Status Fold::operator()(const StepBegun& e) {
   const Owner owner = OwnerOf(e.pool);
-  AMEM_TRY(InCycle({}, owner));
+  AMEM_TRY(InCycle(owner));
   if (owner->cycle.open_step)
-    return Bad(": the step before it (" + ToText(*owner->cycle.open_step) + ") is neither done nor failed");
+    return Bad("the step before it (" + ToText(*owner->cycle.open_step) + ") is neither done nor failed");
   owner->cycle.open_step = e.step;
   return {};
 }
 
 Status Fold::EndStep(const Step& step, PoolId pool, const std::string* failure) {
   const Owner owner = OwnerOf(pool);
-  AMEM_TRY(InCycle({}, owner));
-  if (owner->cycle.open_step != step) return Bad(": that step was not begun");
-  if (failure == nullptr) AMEM_TRY(DoStep({}, step, pool));
+  AMEM_TRY(InCycle(owner));
+  if (owner->cycle.open_step != step) return Bad("that step was not begun");
+  if (failure == nullptr) AMEM_TRY(DoStep(step, pool));
   owner->cycle.open_step.reset();
   if (failure != nullptr) owner->cycle.failure = *failure;
   return {};
@@ -44,40 +41,38 @@ Status Fold::EndStep(const Step& step, PoolId pool, const std::string* failure) 
 Status Fold::operator()(const PhaseBegun& e) {
   const Owner owner = OwnerOf(e.pool);
   if (Waits(e.phase, owner)) return {};  // for the others; a cycle begins once all have come
-  AMEM_TRY(InCycle("begin phase " + std::string(ToText(e.phase)), owner));
+  AMEM_TRY(InCycle(owner));
   owner->cycle.phase = e.phase;
   return {};
 }
 
 Status Fold::operator()(const PhaseDecided& e) {
   const Owner owner = OwnerOf(e.pool);
-  AMEM_TRY(InCycle("decide phase " + std::string(ToText(e.phase)), owner));
+  AMEM_TRY(InCycle(owner));
   if (!e.passed) owner->cycle.failure = e.message;
   return {};
 }
 
 Status Fold::operator()(const CycleDone& e) {
-  const std::string doing = "finish " + std::string(ToText(e.kind)) + " " + std::to_string(e.cycle);
   const Owner owner = OwnerOf(e.pool);
-  AMEM_TRY(InCycle(doing, owner));
-  if (owner->cycle.kind != e.kind || owner->cycle.number != e.cycle) return Bad(doing + ": another cycle is under way");
-  if (owner->cycle.open_step) return Bad(doing + ": step " + ToText(*owner->cycle.open_step) + " is open");
-  AMEM_TRY(End(doing, owner, e.kind == CycleKind::kPause));
+  AMEM_TRY(InCycle(owner));
+  if (owner->cycle.kind != e.kind || owner->cycle.number != e.cycle) return Bad("another cycle is under way");
+  if (owner->cycle.open_step) return Bad("step " + ToText(*owner->cycle.open_step) + " is open");
+  AMEM_TRY(End(owner, e.kind == CycleKind::kPause));
   owner->cycle = {};
   return {};
 }
 
 Status Fold::operator()(const CycleFailed& e) {
-  const std::string doing = "fail " + std::string(ToText(e.kind)) + " " + std::to_string(e.cycle);
   const Owner owner = OwnerOf(e.pool);
   if (Waits(e.kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive, owner)) {
     // It never began, because not all have come, and is not counted.
     owner->cycle = Cycle{e.kind, std::min(e.cycle, owner->cycles), {}, {}, {}, e.message};
     return {};
   }
-  AMEM_TRY(InCycle(doing, owner));
+  AMEM_TRY(InCycle(owner));
   if (e.undone) {
-    AMEM_TRY(End(doing, owner, e.kind == CycleKind::kResume));
+    AMEM_TRY(End(owner, e.kind == CycleKind::kResume));
     owner->cycle.after_failed_undo = false;
   }
   owner->cycle.open_step.reset();
@@ -86,8 +81,8 @@ Status Fold::operator()(const CycleFailed& e) {
   return {};
 }
 
-Status Fold::End(const std::string& doing, const Owner& owner, bool paused) {
-  AMEM_TRY(paused ? AllGone(doing, owner.pool) : AllBack(doing, owner.pool));
+Status Fold::End(const Owner& owner, bool paused) {
+  AMEM_TRY(paused ? AllGone(owner.pool) : AllBack(owner.pool));
   owner->lifecycle = paused ? Lifecycle::kPaused : Lifecycle::kRunning;
   paused ? ForgetSavedOfKept(owner.pool) : ForgetSaved(owner.pool);
   return {};
@@ -98,11 +93,11 @@ std::string Fold::Standing(const Owner& owner) const {
   return (pool != nullptr ? "pool " + pool->tag : "the session") + " is " + std::string(ToText(owner->lifecycle));
 }
 
-Status Fold::InCycle(const std::string& doing, const Owner& owner) const {
-  if (owner.scope == nullptr) return Bad(doing + ": " + ToText(owner.pool) + " does not exist");
+Status Fold::InCycle(const Owner& owner) const {
+  if (owner.scope == nullptr) return Bad(ToText(owner.pool) + " does not exist");
   if (owner->lifecycle == Lifecycle::kPausing || owner->lifecycle == Lifecycle::kResuming) return {};
   if (!seq_) return {};  // a snapshot repeats the last failure of a session that runs again
-  return Bad(doing + ": no pause or resume is under way, " + Standing(owner));
+  return Bad("no pause or resume is under way, " + Standing(owner));
 }
 
 bool Fold::Waits(PhaseKind phase, const Owner& owner) const {
@@ -111,7 +106,7 @@ bool Fold::Waits(PhaseKind phase, const Owner& owner) const {
          (owner->lifecycle == Lifecycle::kPaused && phase == PhaseKind::kResumeArrive);
 }
 
-Status Fold::DoStep(const std::string& doing, const Step& step, PoolId pool) {
+Status Fold::DoStep(const Step& step, PoolId pool) {
   switch (step.kind) {
     case StepKind::kQuiesce:
     case StepKind::kCheckMemory:
@@ -122,86 +117,85 @@ Status Fold::DoStep(const std::string& doing, const Step& step, PoolId pool) {
     case StepKind::kUnmap:
     case StepKind::kMap:
     case StepKind::kSetAccess:
-      return DoMappingStep(doing, step, pool);
+      return DoMappingStep(step, pool);
     case StepKind::kAddDevice:
     case StepKind::kBind:
     case StepKind::kUnbind:
-      if (pool) return Bad(doing + ": a pool has no multicast objects");
-      return DoMulticastStep(doing, step);
+      if (pool) return Bad("a pool has no multicast objects");
+      return DoMulticastStep(step);
     default:
-      return DoAllocationStep(doing, step, pool);
+      return DoAllocationStep(step, pool);
   }
 }
 
-Status Fold::DoMappingStep(const std::string& doing, const Step& step, PoolId pool) {
+Status Fold::DoMappingStep(const Step& step, PoolId pool) {
   auto* const m = FindIn(s_.mappings, step.address);
-  if (m == nullptr) return Bad(doing + ": there is no such mapping");
+  if (m == nullptr) return Bad("there is no such mapping");
   const Allocation* a = Find(m->allocation);
   AMEM_CHECK(a != nullptr, step.address, m->allocation);
-  if (m->allocation != step.allocation) return Bad(doing + ": that address belongs to " + ToText(m->allocation));
-  AMEM_TRY(OfPool(doing, *a, pool));
+  if (m->allocation != step.allocation) return Bad("that address belongs to " + ToText(m->allocation));
+  AMEM_TRY(OfPool(*a, pool));
   switch (step.kind) {
     case StepKind::kUnmap:
-      if (!m->present) return Bad(doing + ": it is unmapped already");
+      if (!m->present) return Bad("it is unmapped already");
       m->present = m->accessible = false;
       return {};
     case StepKind::kMap:
-      if (m->present) return Bad(doing + ": it is mapped already");
-      if (!a->resident) return Bad(doing + ": " + ToText(m->allocation) + " has no memory yet");
+      if (m->present) return Bad("it is mapped already");
+      if (!a->resident) return Bad(ToText(m->allocation) + " has no memory yet");
       m->present = true;
       return {};
     default:
-      if (!m->present) return Bad(doing + ": it is not mapped");
+      if (!m->present) return Bad("it is not mapped");
       m->accessible = true;
       return {};
   }
 }
 
-Status Fold::OfPool(const std::string& doing, const Allocation& a, PoolId pool) {
+Status Fold::OfPool(const Allocation& a, PoolId pool) {
   if (a.pool == pool) return {};
-  return Bad(doing + ": " + (a.pool ? "it is a chunk of " + ToText(a.pool) : "it belongs to no pool"));
+  return Bad(a.pool ? "it is a chunk of " + ToText(a.pool) : "it belongs to no pool");
 }
 
-Status Fold::DoAllocationStep(const std::string& doing, const Step& step, PoolId pool) {
-  Allocation* a = Find(step.allocation);
-  if (a == nullptr) return Bad(doing + ": the allocation does not exist");
-  if (a->placed()) return Bad(doing + ": it is part of a slab, which is released and made whole");
-  AMEM_TRY(OfPool(doing, *a, pool));
+Status Fold::DoAllocationStep(const Step& step, PoolId pool) {
+  AMEM_ASSIGN(Allocation* const a, Known(step.allocation));
+  if (a->placed()) return Bad("it is part of a slab, which is released and made whole");
+  AMEM_TRY(OfPool(*a, pool));
   switch (step.kind) {
     case StepKind::kSave:
-      if (!a->own()) return Bad(doing + ": it is imported, and its owner saves it");
-      if (!a->resident || a->awaiting_restore) return Bad(doing + ": it has no contents to save");
+      if (!a->own()) return Bad("it is imported, and its owner saves it");
+      if (!a->resident || a->awaiting_restore) return Bad("it has no contents to save");
       a->saved = true;
       return {};
     case StepKind::kRestore:
-      if (!a->resident || !a->saved) return Bad(doing + ": it has no memory, or no saved contents");
+      if (!a->resident || !a->saved) return Bad("it has no memory, or no saved contents");
       a->awaiting_restore = false;
       return {};
     case StepKind::kReleaseImport:
     case StepKind::kReleaseOwn:
-      return DoRelease(doing, step, *a);
+      return DoRelease(step, *a);
     case StepKind::kCreate:
     case StepKind::kImport:
       // An orphan is made anew; it may also have been imported in the moment in which its owner was lost.
       if (a->own() != (step.kind == StepKind::kCreate) && !(step.kind == StepKind::kCreate && s_.Orphaned(*a)))
-        return Bad(doing + ": it is " + (a->own() ? "own" : "imported"));
-      if (a->resident) return Bad(doing + ": it has memory already");
+        return Bad(a->own() ? "it is own" : "it is imported");
+      if (a->resident) return Bad("it has memory already");
       if (a->saved) AMEM_TRY(MarkGapsDirty(step.allocation, *a));
       a->resident = true;
       a->awaiting_restore = a->saved;
       if (auto* const object = FindIn(s_.multicasts, step.allocation)) object->fresh = a->own();
       return {};
     default:
-      return Bad(doing + ": not a step on an allocation");
+      return Bad("not a step on an allocation");
   }
 }
 
-Status Fold::DoRelease(const std::string& doing, const Step& step, Allocation& a) {
-  if (a.own() != (step.kind == StepKind::kReleaseOwn)) return Bad(doing + ": it is " + (a.own() ? "own" : "imported"));
-  if (!a.resident) return Bad(doing + ": it is released already");
-  if (s_.Preserves(a) && !a.saved) return Bad(doing + ": its contents were not saved");
-  if (WhyKept(a) != KeepReason::kNone) return Bad(doing + ": it must stay: " + std::string(ToText(WhyKept(a))));
-  if (IsBound(step.allocation)) return Bad(doing + ": a binding to a multicast object is in force");
+Status Fold::DoRelease(const Step& step, Allocation& a) {
+  if (a.own() != (step.kind == StepKind::kReleaseOwn)) return Bad(a.own() ? "it is own" : "it is imported");
+  if (!a.resident) return Bad("it is released already");
+  if (s_.Preserves(a) && !a.saved) return Bad("its contents were not saved");
+  if (WhyKept(a) != KeepReason::kNone) return Bad("it must stay: " + std::string(ToText(WhyKept(a))));
+  if (IsBound(step.allocation)) return Bad("a binding to a multicast object is in force");
   AMEM_CHECK(!a.placed(), step.allocation, a.slab);
   a.resident = a.awaiting_restore = false;
   if (auto* const object = FindIn(s_.multicasts, step.allocation)) {
@@ -211,32 +205,30 @@ Status Fold::DoRelease(const std::string& doing, const Step& step, Allocation& a
   return {};
 }
 
-Status Fold::AllGone(const std::string& doing, PoolId pool) const {
+Status Fold::AllGone(PoolId pool) const {
   const bool undo = s_.LifecycleOf(pool) == Lifecycle::kResuming;
   for (const auto& [id, a] : s_.allocations) {
     if (a.pool != pool) continue;
     // The undo of a resume leaves what the pause had left, also if the reason for that has gone since.
     if (undo && s_.Preserves(a) && !a.saved) continue;
-    if (a.resident && !a.placed() && WhyKept(a) == KeepReason::kNone)
-      return Bad(doing + ": " + ToText(id) + " still has memory");
+    if (a.resident && !a.placed() && WhyKept(a) == KeepReason::kNone) return Bad(ToText(id) + " still has memory");
   }
-  return pool ? Status{} : AllBound(doing, false);
+  return pool ? Status{} : AllBound(false);
 }
 
-Status Fold::AllBack(const std::string& doing, PoolId pool) const {
+Status Fold::AllBack(PoolId pool) const {
   for (const auto& [id, a] : s_.allocations) {
     if (a.pool != pool) continue;
-    if (!a.resident) return Bad(doing + ": " + ToText(id) + " has no memory");
-    if (a.awaiting_restore) return Bad(doing + ": the contents of " + ToText(id) + " were not restored");
+    if (!a.resident) return Bad(ToText(id) + " has no memory");
+    if (a.awaiting_restore) return Bad("the contents of " + ToText(id) + " were not restored");
   }
   for (const auto& [address, m] : s_.mappings) {
     const auto* const a = FindIn(s_.allocations, m.allocation);
     AMEM_CHECK(a != nullptr, address, m.allocation);
     if (a->pool != pool) continue;
-    if (!m.present || (!m.accessible && !m.access.empty()))
-      return Bad(doing + ": " + Hex(address) + " is not mapped with access");
+    if (!m.present || (!m.accessible && !m.access.empty())) return Bad(Hex(address) + " is not mapped with access");
   }
-  return pool ? Status{} : AllBound(doing, true);
+  return pool ? Status{} : AllBound(true);
 }
 
 // A chunk that a network card registered after its contents were saved stays, and the card may write to it while the pool is

@@ -23,7 +23,7 @@ Status Fold::operator()(const MulticastCreated& e) {
   a.flags = e.flags;
   a.multicast = true;
   a.tag = e.tag;
-  AMEM_TRY(Add("create multicast", e.allocation, std::move(a)));
+  AMEM_TRY(Add(e.allocation, std::move(a)));
   s_.multicasts[e.allocation].devices = e.devices;
   s_.multicasts[e.allocation].incomplete = e.incomplete;
   return {};
@@ -37,7 +37,7 @@ Multicast* Fold::FindMulticast(AllocationId id) {
 
 Status Fold::operator()(const MulticastDeviceAdded& e) {
   Multicast* object = FindMulticast(e.multicast);
-  if (object == nullptr) return Bad("add device to " + Object(e.multicast) + ": it does not exist");
+  if (object == nullptr) return Bad("it does not exist");
   object->added.push_back(e.device);
   return {};
 }
@@ -52,16 +52,15 @@ Status Fold::FindMemory(AllocationId id, BoundMemory& memory) {
 }
 
 Status Fold::operator()(const MulticastBound& e) {
-  const std::string doing = "bind memory to " + Object(e.multicast);
   AllocationId id = e.allocation;
   if (!id) {
     if (const auto m = s_.MappingAt(e.address); m != s_.mappings.end()) id = m->second.allocation;
   }
   BoundMemory memory;
   AMEM_TRY(FindMemory(id, memory));
-  if (e.allocation && memory.part == nullptr) return Bad(doing + ": " + ToText(e.allocation) + " does not exist");
+  if (e.allocation && memory.part == nullptr) return Bad(ToText(e.allocation) + " does not exist");
   Multicast* object = FindMulticast(e.multicast);
-  if (object == nullptr) return Bad(doing + ": it does not exist");
+  if (object == nullptr) return Bad("it does not exist");
   const bool released = Find(e.multicast) != nullptr && Find(e.multicast)->rebuilt();
   for (Allocation* bound : {memory.part, memory.slab}) {  // the slab's memory is what is bound
     if (bound == nullptr) continue;
@@ -74,15 +73,14 @@ Status Fold::operator()(const MulticastBound& e) {
 }
 
 Status Fold::operator()(const MulticastUnbound& e) {
-  const std::string doing = "unbind memory from " + Object(e.multicast);
   const auto it = s_.multicasts.find(e.multicast);
-  if (it == s_.multicasts.end()) return Bad(doing + ": it does not exist");
+  if (it == s_.multicasts.end()) return Bad("it does not exist");
   auto& bindings = it->second.bindings;
   const auto [first, end] = bindings.equal_range(e.multicast_offset);
-  if (first == end) return Bad(doing + ": nothing is bound at offset " + FormatBytes(e.multicast_offset));
+  if (first == end) return Bad("nothing is bound at offset " + FormatBytes(e.multicast_offset));
   const auto mine =
       std::find_if(first, end, [&](const auto& one) { return one.second.device == e.device || one.second.device.value < 0; });
-  if (mine == end) return Bad(doing + ": device " + std::to_string(e.device.value) + " has nothing bound there");
+  if (mine == end) return Bad("device " + std::to_string(e.device.value) + " has nothing bound there");
   const Allocation* object = Find(e.multicast);
   AMEM_TRY(CountUnbound(mine->second.allocation, object != nullptr && object->rebuilt()));
   bindings.erase(mine);
@@ -121,29 +119,29 @@ void Fold::LeaveMulticast(AllocationId id, const Allocation& a, SessionId peer) 
   if (auto* const object = FindIn(s_.multicasts, id); object != nullptr && !holds) object->incomplete = true;
 }
 
-Status Fold::DoMulticastStep(const std::string& doing, const Step& step) {
+Status Fold::DoMulticastStep(const Step& step) {
   const Allocation* object = Find(step.allocation);
   auto* const multicast = FindIn(s_.multicasts, step.allocation);
-  if (object == nullptr || multicast == nullptr) return Bad(doing + ": it does not exist");
-  if (!object->rebuilt()) return Bad(doing + ": it stays in a pause");
-  if (!object->resident) return Bad(doing + ": it is released");
+  if (object == nullptr || multicast == nullptr) return Bad("it does not exist");
+  if (!object->rebuilt()) return Bad("it stays in a pause");
+  if (!object->resident) return Bad("it is released");
   if (step.kind == StepKind::kAddDevice) {
     const auto missing = std::ranges::find(multicast->missing, step.device);
-    if (missing == multicast->missing.end()) return Bad(doing + ": it is there already");
+    if (missing == multicast->missing.end()) return Bad("it is there already");
     multicast->missing.erase(missing);
     return {};
   }
   const auto [first, end] = multicast->bindings.equal_range(step.offset);
-  if (first == end) return Bad(doing + ": that was never bound");
+  if (first == end) return Bad("that was never bound");
   const bool bind = step.kind == StepKind::kBind;
   const auto at =
       std::find_if(first, end, [&](const auto& one) { return one.second.device == step.device && one.second.bound != bind; });
-  if (at == end) return Bad(doing + (bind ? ": it is bound already" : ": it is not bound"));
-  if (bind && !multicast->missing.empty()) return Bad(doing + ": not all devices of this session were added to it");
+  if (at == end) return Bad(bind ? "it is bound already" : "it is not bound");
+  if (bind && !multicast->missing.empty()) return Bad("not all devices of this session were added to it");
   BoundMemory memory;
   AMEM_TRY(FindMemory(at->second.allocation, memory));
   if (bind && memory.part != nullptr && !(memory.slab != nullptr ? memory.slab : memory.part)->resident)
-    return Bad(doing + ": " + ToText(at->second.allocation) + " has no memory yet");
+    return Bad(ToText(at->second.allocation) + " has no memory yet");
   at->second.bound = bind;
   return {};
 }
@@ -158,13 +156,13 @@ bool Fold::IsBound(AllocationId id) const {
   return false;
 }
 
-Status Fold::AllBound(const std::string& doing, bool bound) const {
+Status Fold::AllBound(bool bound) const {
   for (const auto& [id, multicast] : s_.multicasts) {
     const auto* const object = FindIn(s_.allocations, id);
     if (object == nullptr || !object->rebuilt()) continue;
     for (const auto& [offset, b] : multicast.bindings) {
       if (b.bound != bound)
-        return Bad(doing + ": memory is " + (bound ? "not " : "") + "bound to " + Object(id) + " at " + FormatBytes(offset));
+        return Bad((bound ? "memory is not bound to " : "memory is bound to ") + Object(id) + " at " + FormatBytes(offset));
     }
   }
   return {};

@@ -6,46 +6,40 @@ namespace amem {
 
 Status Fold::operator()(const HostAllocated& e) {
   const auto [it, fresh] = s_.host.emplace(e.address, e);
-  return fresh ? Status{} : Bad("host memory at " + Hex(e.address) + " is known already");
+  return fresh ? Status{} : Bad("it is known already");
 }
 
-Status Fold::operator()(const HostFreed& e) {
-  return s_.host.erase(e.address) == 1 ? Status{} : Bad("free host memory " + Hex(e.address) + ": none is known there");
-}
+Status Fold::operator()(const HostFreed& e) { return s_.host.erase(e.address) == 1 ? Status{} : Bad("none is known there"); }
 
 Status Fold::operator()(const LegacyAllocated& e) {
-  if (e.backing && Find(e.backing) == nullptr)
-    return Bad("cuMemAlloc " + Hex(e.address) + ": " + ToText(e.backing) + " does not exist");
+  if (e.backing) AMEM_TRY(Known(e.backing).status());
   const auto [it, fresh] = s_.legacy.emplace(e.address, e);
   if (fresh) CountMemory(e.communicator);
-  return fresh ? Status{} : Bad("cuMemAlloc " + Hex(e.address) + ": that address is allocated already");
+  return fresh ? Status{} : Bad("that address is allocated already");
 }
 
 Status Fold::operator()(const LegacyFreed& e) {
   const auto it = s_.legacy.find(e.address);
-  if (it == s_.legacy.end()) return Bad("cuMemFree " + Hex(e.address) + ": nothing is allocated there");
+  if (it == s_.legacy.end()) return Bad("nothing is allocated there");
   const CommunicatorId communicator = it->second.communicator;
   s_.legacy.erase(it);
   return UncountMemory(communicator);
 }
 
 Status Fold::operator()(const LegacyExported& e) {
-  Allocation* a = Find(e.backing);
-  if (a == nullptr) return Bad("IPC handle of " + Hex(e.address) + ": " + ToText(e.backing) + " does not exist");
+  AMEM_ASSIGN(Allocation* const a, Known(e.backing));
   ++a->exports;
   return {};
 }
 
 Status Fold::operator()(const LegacyImported& e) {
-  if (Find(e.allocation) == nullptr)
-    return Bad("open IPC handle at " + Hex(e.address) + ": " + ToText(e.allocation) + " does not exist");
+  AMEM_TRY(Known(e.allocation).status());
   const auto [it, fresh] = s_.legacy_imports.emplace(e.address, e);
-  return fresh ? Status{} : Bad("open IPC handle at " + Hex(e.address) + ": one is open there");
+  return fresh ? Status{} : Bad("one is open there");
 }
 
 Status Fold::operator()(const LegacyClosed& e) {
-  return s_.legacy_imports.erase(e.address) == 1 ? Status{}
-                                                 : Bad("close IPC handle at " + Hex(e.address) + ": none is open there");
+  return s_.legacy_imports.erase(e.address) == 1 ? Status{} : Bad("none is open there");
 }
 
 Status Fold::operator()(const AsyncAllocated& e) {
@@ -53,9 +47,7 @@ Status Fold::operator()(const AsyncAllocated& e) {
   return {};
 }
 
-Status Fold::operator()(const AsyncFreed& e) {
-  return s_.async.erase(e.address) == 1 ? Status{} : Bad("free pool memory " + Hex(e.address) + ": none is known there");
-}
+Status Fold::operator()(const AsyncFreed& e) { return s_.async.erase(e.address) == 1 ? Status{} : Bad("none is known there"); }
 
 Status Fold::operator()(const Registered& e) {
   std::vector<AllocationId> below;
@@ -77,7 +69,7 @@ Status Fold::operator()(const Registered& e) {
 
 Status Fold::operator()(const Deregistered& e) {
   auto* const known = FindIn(s_.registrations, e.address);
-  if (known == nullptr) return Bad("deregister " + Hex(e.address) + ": it was not registered");
+  if (known == nullptr) return Bad("it was not registered");
   AMEM_CHECK(known->count > 0U, e.address);
   if (--known->count > 0) return {};
   for (const AllocationId id : known->allocations) {
@@ -88,7 +80,7 @@ Status Fold::operator()(const Deregistered& e) {
 }
 
 Status Fold::operator()(const EverythingKept& e) {
-  if (e.why.empty()) return Bad("keep everything: without a reason");
+  if (e.why.empty()) return Bad("it gives no reason");
   if (s_.kept_whole.empty()) s_.kept_whole = e.why;
   for (auto& [id, a] : s_.allocations) a.kept_with_all = true;
   return {};
@@ -104,18 +96,17 @@ Status Fold::operator()(const SharedOutside& e) {
 }
 
 Status Fold::operator()(const PoolOpened& e) {
-  const std::string doing = "open " + ToText(e.pool) + " (" + e.tag + ")";
-  if (s_.lifecycle == Lifecycle::kNew || s_.lifecycle == Lifecycle::kClosed) return Bad(doing + ": the session is not open");
-  if (!e.pool) return Bad(doing + ": zero is no id");
+  if (s_.lifecycle == Lifecycle::kNew || s_.lifecycle == Lifecycle::kClosed) return Bad("the session is not open");
+  if (!e.pool) return Bad("zero is no id");
   // A pool that a peer's memory came with has the policy that the program gives it later.
   if (auto* const known = FindIn(s_.pools, e.pool); known != nullptr && known->tag == e.tag) {
-    if (!known->parts.empty()) return Bad(doing + ": it holds memory, and its policy cannot change");
+    if (!known->parts.empty()) return Bad("it holds memory, and its policy cannot change");
     known->policy = e.policy;
     return {};
   }
-  if (s_.pools.contains(e.pool)) return Bad(doing + ": that id is in use");
-  if (e.tag.empty() || e.tag == "nccl" || e.tag == "user") return Bad(doing + ": that is no tag for a pool");
-  if (s_.PoolNamed(e.tag)) return Bad(doing + ": that tag is " + ToText(s_.PoolNamed(e.tag)) + "'s");
+  if (s_.pools.contains(e.pool)) return Bad("that id is in use");
+  if (e.tag.empty() || e.tag == "nccl" || e.tag == "user") return Bad("that is no tag for a pool");
+  if (s_.PoolNamed(e.tag)) return Bad("that tag is " + ToText(s_.PoolNamed(e.tag)) + "'s");
   Pool& pool = s_.pools[e.pool];
   pool.tag = e.tag;
   pool.policy = e.policy;
@@ -124,22 +115,21 @@ Status Fold::operator()(const PoolOpened& e) {
 }
 
 Status Fold::operator()(const PoolAllocated& e) {
-  const std::string doing = "amem_alloc " + Hex(e.address);
   const Allocation* chunk = Find(e.backing);
-  if (chunk == nullptr || !chunk->pool) return Bad(doing + ": " + ToText(e.backing) + " is no chunk of a pool");
-  AMEM_TRY(Running(doing, chunk->pool));
-  if (e.bytes == 0) return Bad(doing + ": its size is zero");
+  if (chunk == nullptr || !chunk->pool) return Bad(ToText(e.backing) + " is no chunk of a pool");
+  AMEM_TRY(Running(chunk->pool));
+  if (e.bytes == 0) return Bad("its size is zero");
   if (chunk->properties.location != Location{LocationType::kDevice, e.device.value})
-    return Bad(doing + ": " + ToText(e.backing) + " is on " + ToText(chunk->properties.location));
+    return Bad(ToText(e.backing) + " is on " + ToText(chunk->properties.location));
   const auto mapping = s_.MappingAt(e.address);
   if (mapping == s_.mappings.end() || mapping->second.allocation != e.backing || mapping->second.offset != 0 ||
       mapping->first + e.offset != e.address || e.bytes > mapping->second.bytes - e.offset)
-    return Bad(doing + ": that is no part of " + ToText(e.backing) + " from offset " + FormatBytes(e.offset));
+    return Bad("that is no part of " + ToText(e.backing) + " from offset " + FormatBytes(e.offset));
   auto* const pool = FindIn(s_.pools, chunk->pool);
   AMEM_CHECK(pool != nullptr, chunk->pool);
   auto& parts = pool->parts;
   if (const auto there = Touching(parts, e.address, e.bytes); !there.empty())
-    return Bad(doing + ": it overlaps the part at " + Hex(there.where()));
+    return Bad("it overlaps the part at " + Hex(there.where()));
   parts.emplace(e.address, e);
   return {};
 }
@@ -148,18 +138,17 @@ Status Fold::operator()(const PoolFreed& e) {
   const auto mapping = s_.MappingAt(e.address);
   const Allocation* chunk = mapping == s_.mappings.end() ? nullptr : Find(mapping->second.allocation);
   auto* const pool = chunk == nullptr ? nullptr : FindIn(s_.pools, chunk->pool);
-  if (pool == nullptr || pool->parts.erase(e.address) != 1)
-    return Bad("amem_free " + Hex(e.address) + ": nothing is allocated there");
+  if (pool == nullptr || pool->parts.erase(e.address) != 1) return Bad("nothing is allocated there");
   return {};
 }
 
-Status Fold::NoParts(const std::string& doing, Address address, const Mapping& mapping) {
+Status Fold::NoParts(Address address, const Mapping& mapping) {
   const Allocation* chunk = Find(mapping.allocation);
   if (chunk == nullptr || !chunk->pool) return {};
   const auto* const pool = FindIn(s_.pools, chunk->pool);
   AMEM_CHECK(pool != nullptr, address, mapping.allocation);
   const auto there = Touching(pool->parts, address, mapping.bytes);
-  return there.empty() ? Status{} : Bad(doing + ": amem_alloc's part at " + Hex(there.where()) + " was not freed");
+  return there.empty() ? Status{} : Bad("amem_alloc's part at " + Hex(there.where()) + " was not freed");
 }
 
 }  // namespace amem

@@ -3,8 +3,7 @@
 namespace amem {
 
 Status Fold::operator()(const Exported& e) {
-  Allocation* a = Find(e.allocation);
-  if (a == nullptr) return Bad("export " + ToText(e.allocation) + ": it does not exist");
+  AMEM_ASSIGN(Allocation* const a, Known(e.allocation));
   ++a->exports;
   a->handed_out = a->handed_out || e.handle_type != 1;
   return {};
@@ -14,27 +13,23 @@ Status Fold::operator()(const Imported& e) {
   Allocation a = MadeBy(e);
   a.remote = e.remote;
   a.multicast = e.tag == MemoryTag::kMulticastReleased;
-  if (!e.remote.owner || !e.remote.allocation) return Bad("import " + ToText(e.allocation) + ": it names no owner");
-  return Add("import", e.allocation, std::move(a));
+  if (!e.remote.owner || !e.remote.allocation) return Bad("it names no owner");
+  return Add(e.allocation, std::move(a));
 }
 
 Status Fold::operator()(const ReferenceAdded& e) {
-  const std::string doing = "add reference of " + ToText(e.by) + " to " + ToText(e.allocation);
-  Allocation* a = Find(e.allocation);
-  if (a == nullptr) return Bad(doing + ": it does not exist");
-  if (!a->own()) return Bad(doing + ": it is itself imported");
-  if (a->exports == 0) return Bad(doing + ": it was never exported");
+  AMEM_ASSIGN(Allocation* const a, Known(e.allocation));
+  if (!a->own()) return Bad("it is itself imported");
+  if (a->exports == 0) return Bad("it was never exported");
   ++a->importers[Importer{e.by, e.as}];
   a->touched = true;
   return {};
 }
 
 Status Fold::operator()(const ReferenceDropped& e) {
-  const std::string doing = "drop reference of " + ToText(e.by) + " to " + ToText(e.allocation);
-  Allocation* a = Find(e.allocation);
-  if (a == nullptr) return Bad(doing + ": it does not exist");
+  AMEM_ASSIGN(Allocation* const a, Known(e.allocation));
   const auto it = a->importers.find(Importer{e.by, e.as});
-  if (it == a->importers.end()) return Bad(doing + ": that session holds none as " + ToText(e.as));
+  if (it == a->importers.end()) return Bad("that session holds none as " + ToText(e.as));
   AMEM_CHECK(it->second > 0U, e.allocation, e.by);
   if (--it->second == 0) a->importers.erase(it);
   LeaveMulticast(e.allocation, *a, e.by);
@@ -48,7 +43,7 @@ Status Fold::operator()(const PeerConnected& e) {
 
 Status Fold::operator()(const PeerLost& e) {
   auto* const peer = FindIn(s_.peers, e.peer);
-  if (peer == nullptr) return Bad("lose peer " + Hex(e.peer) + ": it was never connected");
+  if (peer == nullptr) return Bad("it was never connected");
   peer->connected = false;
   peer->lost_reason = e.reason;
   for (auto it = s_.allocations.begin(); it != s_.allocations.end();) {

@@ -33,37 +33,35 @@ void MarkDirty(Slab& slab, Bytes offset, Bytes bytes) {
 }  // namespace
 
 Status Fold::operator()(const SlabOpened& e) {
-  const std::string doing = "open slab " + std::to_string(e.slab.value);
-  AMEM_TRY(Running(doing));
+  AMEM_TRY(Running());
   const auto* const m = FindIn(s_.mappings, e.address);
-  if (m == nullptr || m->allocation != e.slab) return Bad(doing + ": it is not mapped at " + Hex(e.address));
+  if (m == nullptr || m->allocation != e.slab) return Bad("it is not mapped at " + Hex(e.address));
   const Allocation* whole = Find(e.slab);
   AMEM_CHECK(whole != nullptr, e.slab, e.address);
-  if (m->offset != 0 || m->bytes != whole->bytes) return Bad(doing + ": it is not mapped whole");
-  if (whole->placed()) return Bad(doing + ": it is itself a part of a slab");
+  if (m->offset != 0 || m->bytes != whole->bytes) return Bad("it is not mapped whole");
+  if (whole->placed()) return Bad("it is itself a part of a slab");
   Slab slab{e.address, {}, {}};
   for (const ByteRange& d : e.dirty) slab.dirty.emplace(d.offset, d.bytes);
-  if (!s_.slabs.emplace(e.slab, std::move(slab)).second) return Bad(doing + ": it is one already");
+  if (!s_.slabs.emplace(e.slab, std::move(slab)).second) return Bad("it is one already");
   return {};
 }
 
 Status Fold::operator()(const Placed& e) {
-  const std::string doing = "place " + ToText(e.allocation) + " in slab " + std::to_string(e.slab.value);
-  AMEM_TRY(Running(doing));
+  AMEM_TRY(Running());
   Allocation* a = Find(e.allocation);
   auto* const slab = FindIn(s_.slabs, e.slab);
   if (a == nullptr || slab == nullptr || s_.slabs.contains(e.allocation))
-    return Bad(doing + ": there is no such allocation, or no such slab");
+    return Bad("there is no such allocation, or no such slab");
   const Allocation* whole = Find(e.slab);
   AMEM_CHECK(whole != nullptr, e.slab);
   AMEM_CHECK(!whole->placed(), e.slab, whole->slab);
   const auto* const mapping = FindIn(s_.mappings, slab->address);
-  if (mapping == nullptr || mapping->allocation != e.slab) return Bad(doing + ": that slab is not mapped");
-  if (!a->untouched()) return Bad(doing + ": it is in use where it is");
-  if (e.offset > whole->bytes || a->bytes > whole->bytes - e.offset) return Bad(doing + ": it ends outside");
+  if (mapping == nullptr || mapping->allocation != e.slab) return Bad("that slab is not mapped");
+  if (!a->untouched()) return Bad("it is in use where it is");
+  if (e.offset > whole->bytes || a->bytes > whole->bytes - e.offset) return Bad("it ends outside");
   if (a->own() != whole->own() || (a->remote && a->remote->owner != whole->remote->owner))
-    return Bad(doing + ": they are not the same session's");
-  if (a->own()) AMEM_TRY(IsFree(doing, *slab, e.offset, a->bytes));
+    return Bad("they are not the same session's");
+  if (a->own()) AMEM_TRY(IsFree(*slab, e.offset, a->bytes));
   AMEM_TRY(RemoveFromSlab(e.allocation, *a));
   a->slab = e.slab;
   a->offset = e.offset;
@@ -73,17 +71,16 @@ Status Fold::operator()(const Placed& e) {
 }
 
 Status Fold::operator()(const Backed& e) {
-  const std::string doing = "back " + ToText(e.allocation) + " by itself";
-  AMEM_TRY(Running(doing));
+  AMEM_TRY(Running());
   Allocation* a = Find(e.allocation);
-  if (a == nullptr || !a->placed()) return Bad(doing + ": it is not part of a slab");
-  if (a->reserved > 0 || a->mappings > 0 || !a->importers.empty()) return Bad(doing + ": it is in use where it is");
+  if (a == nullptr || !a->placed()) return Bad("it is not part of a slab");
+  if (a->reserved > 0 || a->mappings > 0 || !a->importers.empty()) return Bad("it is in use where it is");
   return RemoveFromSlab(e.allocation, *a);
 }
 
 Status Fold::operator()(const PartCleared& e) {
   auto* const slab = FindIn(s_.slabs, e.slab);
-  if (slab == nullptr) return Bad("clear part of slab " + std::to_string(e.slab.value) + ": it does not exist");
+  if (slab == nullptr) return Bad("it does not exist");
   MarkClean(*slab, e.offset, e.bytes);
   return {};
 }
@@ -120,29 +117,28 @@ Status Fold::MarkGapsDirty(AllocationId id, const Allocation& whole) {
   return {};
 }
 
-Status Fold::IsFree(const std::string& doing, const Slab& slab, Bytes offset, Bytes bytes) {
+Status Fold::IsFree(const Slab& slab, Bytes offset, Bytes bytes) {
   auto next = slab.parts.lower_bound(offset);
-  if (next != slab.parts.end() && next->first < offset + bytes)
-    return Bad(doing + ": " + ToText(next->second.front()) + " is there");
+  if (next != slab.parts.end() && next->first < offset + bytes) return Bad(ToText(next->second.front()) + " is there");
   if (next != slab.parts.begin()) {
     --next;
     const AllocationId before = next->second.front();
     const Allocation* part = Find(before);
     AMEM_CHECK(part != nullptr, before, next->first);
-    if (next->first + part->bytes > offset) return Bad(doing + ": " + ToText(before) + " is there");
+    if (next->first + part->bytes > offset) return Bad(ToText(before) + " is there");
   }
-  if (!DirtyWithin(slab, offset, bytes).empty()) return Bad(doing + ": what was there before was not cleared");
+  if (!DirtyWithin(slab, offset, bytes).empty()) return Bad("what was there before was not cleared");
   return {};
 }
 
-Status Fold::AtItsPlace(const std::string& doing, AllocationId id, Address address, Bytes bytes) const {
+Status Fold::AtItsPlace(AllocationId id, Address address, Bytes bytes) const {
   const auto* const a = FindIn(s_.allocations, id);
-  if (a == nullptr) return Bad(doing + ": " + ToText(id) + " does not exist");
-  if (!a->placed()) return Bad(doing + ": " + ToText(id) + " is not part of a slab");
+  if (a == nullptr) return Bad(ToText(id) + " does not exist");
+  if (!a->placed()) return Bad(ToText(id) + " is not part of a slab");
   AMEM_CHECK(s_.slabs.contains(a->slab), id, a->slab);
   const Address place = s_.PlaceOf(*a);
   if (place == address && a->bytes == bytes) return {};
-  return Bad(doing + ": " + ToText(id) + " is " + FormatBytes(a->bytes) + " at " + Hex(place));
+  return Bad(ToText(id) + " is " + FormatBytes(a->bytes) + " at " + Hex(place));
 }
 
 }  // namespace amem

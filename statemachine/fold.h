@@ -1,7 +1,8 @@
 // The inside of Apply: one overload an event, in the files that are named like the sections of event.h.
 //
 // Each overload checks first and changes afterwards, so that a refused event leaves the state as it was. AMEM_CHECK guards what
-// the events before this one must have ensured.
+// the events before this one must have ensured. A refusal says why; what is refused is the event's own text, and only a refusal
+// needs that: nearly all events fit, and a large job has millions.
 #pragma once
 
 #include <string>
@@ -96,6 +97,10 @@ class Fold {
  private:
   [[nodiscard]] static Status Bad(std::string message) { return {Code::kInvalid, std::move(message)}; }
   [[nodiscard]] Allocation* Find(AllocationId id) { return FindIn(s_.allocations, id); }
+  [[nodiscard]] Result<Allocation*> Known(AllocationId id) {  // it is not null
+    if (Allocation* const a = Find(id)) return a;
+    return Bad(ToText(id) + " does not exist");
+  }
   // A communicator that lives; null: it never began, or has ended.
   [[nodiscard]] Communicator* FindLiving(CommunicatorId id);
   // Memory was made for a communicator, or is gone; an unknown one counts nothing.
@@ -111,15 +116,15 @@ class Fold {
             .pool = e.pool,
             .communicator = e.communicator};
   }
-  Status Add(const char* verb, AllocationId id, Allocation a);
+  Status Add(AllocationId id, Allocation a);
   Status EraseIfDead(AllocationId id);
   // The session is running, as it must be to get anything new. A chunk of a pool needs the pool to run, whatever NCCL does.
-  [[nodiscard]] Status Running(const std::string& doing, PoolId pool = {}) const;
+  [[nodiscard]] Status Running(PoolId pool = {}) const;
 
   // [address, address + bytes) is exactly a row of adjacent mappings, each of an allocation that counts it.
-  [[nodiscard]] Status CoversWhole(const std::string& doing, Address address, Bytes bytes);
+  [[nodiscard]] Status CoversWhole(Address address, Bytes bytes);
   // amem_alloc's parts in that mapping were all freed.
-  [[nodiscard]] Status NoParts(const std::string& doing, Address address, const Mapping& mapping);
+  [[nodiscard]] Status NoParts(Address address, const Mapping& mapping);
   // A multicast object: one that was created here, or imported from a peer, which this session learns by its use.
   Multicast* FindMulticast(AllocationId id);
   // The memory that a binding refers to, and the slab that it is a part of; null where there is none of AMem's.
@@ -140,35 +145,29 @@ class Fold {
   };
   [[nodiscard]] Owner OwnerOf(PoolId pool) const { return {pool, pool ? FindIn(s_.pools, pool) : static_cast<Scope*>(&s_)}; }
   [[nodiscard]] std::string Standing(const Owner& owner) const;  // "the session is running"
-  [[nodiscard]] Status InCycle(const std::string& doing, const Owner& owner) const;
+  [[nodiscard]] Status InCycle(const Owner& owner) const;
   // Whether this session has come to a cycle that has not begun, because others have not come yet.
   [[nodiscard]] bool Waits(PhaseKind phase, const Owner& owner) const;
-  // Checked without words for what is being done, which only a refusal needs: nearly all steps fit, and a large job has
-  // millions.
-  Status BeginStep(const StepBegun& e);
   Status EndStep(const Step& step, PoolId pool, const std::string* failure);  // done unless there is a failure
-  [[nodiscard]] static Status Worded(const char* doing, const Step& step, const Status& checked) {
-    return checked.ok() ? Status{} : Bad(doing + ToText(step) + checked.message());
-  }
-  Status DoStep(const std::string& doing, const Step& step, PoolId pool);
-  Status DoMappingStep(const std::string& doing, const Step& step, PoolId pool);
-  Status DoAllocationStep(const std::string& doing, const Step& step, PoolId pool);
-  [[nodiscard]] static Status OfPool(const std::string& doing, const Allocation& a, PoolId pool);
-  Status DoRelease(const std::string& doing, const Step& step, Allocation& a);
-  Status DoMulticastStep(const std::string& doing, const Step& step);
+  Status DoStep(const Step& step, PoolId pool);
+  Status DoMappingStep(const Step& step, PoolId pool);
+  Status DoAllocationStep(const Step& step, PoolId pool);
+  [[nodiscard]] static Status OfPool(const Allocation& a, PoolId pool);
+  Status DoRelease(const Step& step, Allocation& a);
+  Status DoMulticastStep(const Step& step);
   // Whether the driver has that memory, or memory of that multicast object, bound at this moment.
   [[nodiscard]] bool IsBound(AllocationId id) const;
-  [[nodiscard]] Status AllBound(const std::string& doing, bool bound) const;
+  [[nodiscard]] Status AllBound(bool bound) const;
   // All memory is gone, or back, and is so from here on.
-  Status End(const std::string& doing, const Owner& owner, bool paused);
-  [[nodiscard]] Status AllGone(const std::string& doing, PoolId pool) const;
-  [[nodiscard]] Status AllBack(const std::string& doing, PoolId pool) const;
+  Status End(const Owner& owner, bool paused);
+  [[nodiscard]] Status AllGone(PoolId pool) const;
+  [[nodiscard]] Status AllBack(PoolId pool) const;
   void ForgetSaved(PoolId pool);
   void ForgetSavedOfKept(PoolId pool);
 
   // The allocation is a part of a slab, and lies at `address`.
-  [[nodiscard]] Status AtItsPlace(const std::string& doing, AllocationId id, Address address, Bytes bytes) const;
-  [[nodiscard]] Status IsFree(const std::string& doing, const Slab& slab, Bytes offset, Bytes bytes);
+  [[nodiscard]] Status AtItsPlace(AllocationId id, Address address, Bytes bytes) const;
+  [[nodiscard]] Status IsFree(const Slab& slab, Bytes offset, Bytes bytes);
   // Takes an allocation out of its slab, if it is in one. What it may have written there is dirty from then on.
   Status RemoveFromSlab(AllocationId id, Allocation& a);
   // New memory of a slab may hold anything where no part is.

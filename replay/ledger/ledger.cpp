@@ -86,7 +86,7 @@ void Ledger::Record(EventBody body) {
     }
     // The event happened, but the state cannot follow: its text becomes the reason why the session is broken.
     if (!std::holds_alternative<SessionBroken>(event.body))
-      Break(fmt::format("the state machine refused an event that happened ({}): {}", ToText(event.body), applied.message()));
+      Break("the state machine refused an event that happened: " + applied.message());
     return;
   }
   progress_.store(state_.cycles << 8 | static_cast<std::uint64_t>(state_.lifecycle), std::memory_order_release);

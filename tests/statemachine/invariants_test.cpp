@@ -176,7 +176,7 @@ TEST(Checks, a_damaged_state_is_told_with_values_by_the_next_event_that_meets_th
     EXPECT_EQ(status.code(), Code::kInvalid) << each.text;
     EXPECT_NE(status.message().find(std::string(": ") + each.text + "; this is a defect"), std::string::npos)
         << status.message() << "\nexpected " << each.text;
-    EXPECT_EQ(status.message().find("check failed at apply_"), 0U) << status.message();
+    EXPECT_EQ(status.message().find(ToText(each.next) + ": check failed at apply_"), 0U) << status.message();
   }
 }
 

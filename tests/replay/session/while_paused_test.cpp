@@ -365,7 +365,7 @@ TEST_F(Counted, an_event_that_cannot_follow_is_dropped_and_said) {
   EXPECT_EQ(a.Figure({"dropped_events"}), cannot_follow.size());
   EXPECT_EQ(a.Count<PassedThrough>(), cannot_follow.size());
   EXPECT_EQ(ToText(a.journal->events.back().body),
-            "passed through: multicast unbound, not counted: unbind memory from multicast object 77: it does not exist");
+            "passed through: multicast unbound, not counted: multicast unbound: multicast 77, device 0, 1 B: it does not exist");
 }
 
 // ---- facts -------------------------------------------------------------------------------------------------------------

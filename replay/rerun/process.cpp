@@ -8,7 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
-#include <nlohmann/json.hpp>
+#include <string_view>
 #include <utility>
 
 #include "replay/peers/unix/socket.h"
@@ -17,14 +17,12 @@
 namespace amem {
 namespace {
 
-using RerunJson = nlohmann::json;
-
 constexpr int kAnswerWithin_ms = 120'000;
 
-Status StatusOf(const RerunJson& answer, const char* key) {
-  const auto it = answer.find(key);
-  if (it == answer.end()) return {};
-  return {static_cast<Code>(it->value("code", 0)), it->value("message", "")};
+using enum RerunQuestion::What;
+
+bool Send(const UniqueFd& socket, const RerunQuestion& question) {
+  return ::send(socket.get(), &question, sizeof question, MSG_NOSIGNAL) >= 0;
 }
 
 }  // namespace
@@ -46,17 +44,16 @@ Result<std::unique_ptr<RerunProcess>> RerunProcess::Start(const RerunProcessOpti
 }
 
 RerunProcess::~RerunProcess() {
-  constexpr std::string_view kEnd = R"({"do":"end"})";
-  if (::send(socket_.get(), kEnd.data(), kEnd.size(), MSG_NOSIGNAL) < 0) ::kill(pid_, SIGKILL);
+  if (!Send(socket_, {kEnd})) ::kill(pid_, SIGKILL);
   ::waitpid(pid_, nullptr, 0);
 }
 
-Result<RerunJson> RerunProcess::Ask(const std::string& question) {
+RerunRank::Outcome RerunProcess::Ask(const RerunQuestion& question) {
   const auto failed = [&](const std::string& why) {
     ::kill(pid_, SIGKILL);
-    return Status{Code::kPeerLost, "the process " + std::to_string(pid_) + " that replays it " + why};
+    return Outcome{.failure = {Code::kPeerLost, "the process " + std::to_string(pid_) + " that replays it " + why}};
   };
-  if (::send(socket_.get(), question.data(), question.size(), MSG_NOSIGNAL) < 0) return failed("has ended");
+  if (!Send(socket_, question)) return failed("has ended");
   pollfd readable{socket_.get(), POLLIN, 0};
   int ready = 0;
   while ((ready = ::poll(&readable, 1, kAnswerWithin_ms)) < 0 && errno == EINTR) {
@@ -65,21 +62,14 @@ Result<RerunJson> RerunProcess::Ask(const std::string& question) {
   std::vector<char> bytes(std::size_t{1} << 16);
   const ssize_t got = ::recv(socket_.get(), bytes.data(), bytes.size(), 0);
   if (got <= 0) return failed("has ended");
-  const RerunJson answer = RerunJson::parse(bytes.data(), bytes.data() + got, nullptr, false);
-  if (answer.is_discarded()) return failed("gave an answer that cannot be read");
-  const auto counts = answer.value("counts", std::vector<std::uint64_t>{});
-  if (counts.size() == 4) counts_ = {counts[0], counts[1], counts[2], counts[3]};
-  return answer;
+  const auto answer = ReadAnswer({bytes.data(), static_cast<std::size_t>(got)});
+  if (!answer) return failed("gave an answer that cannot be read");
+  counts_ = answer->counts;
+  return *answer;
 }
 
-Status RerunProcess::AskFor(const std::string& question) {
-  const auto answer = Ask(question);
-  return answer ? StatusOf(*answer, "failure") : answer.status();
-}
-
-Status RerunProcess::BuildOwn() { return AskFor(R"({"do":"own"})"); }
-
-Status RerunProcess::BuildImports() { return AskFor(R"({"do":"imports"})"); }
+Status RerunProcess::BuildOwn() { return Ask({kBuildOwn}).failure; }
+Status RerunProcess::BuildImports() { return Ask({kBuildImports}).failure; }
 
 RerunRank::Outcome RerunProcess::Take(const Event& event, bool now) {
   put_off_ = event.seq;
@@ -88,26 +78,11 @@ RerunRank::Outcome RerunProcess::Take(const Event& event, bool now) {
 }
 
 RerunRank::Outcome RerunProcess::Settle() {
-  Outcome outcome;
-  if (!put_off_) return outcome;
-  const auto answer = Ask(RerunJson{{"do", "take"}, {"through", std::exchange(put_off_, {}).value}}.dump());
-  if (!answer) {
-    outcome.failure = answer.status();
-    return outcome;
-  }
-  const RerunJson& json = *answer;
-  outcome.failure = StatusOf(json, "failure");
-  outcome.event = SequenceNumber{json.value("event", std::uint64_t{0})};
-  outcome.mismatch = StatusOf(json, "mismatch");
-  outcome.what = json.value("what", "");
-  outcome.reproduced = json.value("reproduced", false);
-  return outcome;
+  if (!put_off_) return {};
+  return Ask({kTake, std::exchange(put_off_, {}).value});
 }
 
-Status RerunProcess::Compare() { return AskFor(RerunJson{{"do", "compare"}, {"digest", Digest(recorded_)}}.dump()); }
-
-Status RerunProcess::LeaveOnly(DeviceOrdinal device, Bytes bytes) {
-  return AskFor(RerunJson{{"do", "leave"}, {"device", device.value}, {"bytes", bytes}}.dump());
-}
+Status RerunProcess::Compare() { return Ask({kCompare, Digest(recorded_)}).failure; }
+Status RerunProcess::LeaveOnly(DeviceOrdinal device, Bytes bytes) { return Ask({kLeaveOnly, bytes, device}).failure; }
 
 }  // namespace amem

@@ -9,8 +9,6 @@
 #include <sys/types.h>
 
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
-#include <string>
 
 #include "journal/base/unique_fd.h"
 #include "replay/rerun/rank.h"
@@ -34,8 +32,7 @@ class RerunProcess final : public RerunRank {
 
  private:
   RerunProcess(pid_t pid, UniqueFd socket, State start) : pid_(pid), socket_(std::move(socket)), recorded_(std::move(start)) {}
-  Result<nlohmann::json> Ask(const std::string& question);
-  Status AskFor(const std::string& question);
+  Outcome Ask(const RerunQuestion& question);
 
   const pid_t pid_;
   UniqueFd socket_;

@@ -175,15 +175,15 @@ class Host {
   }
 
   Status StartHere(std::int32_t devices) {
-    auto world = SimulatorWorld::InMemory(devices + 1, kPlenty);  // one for absent owners: what they hold counts for nobody
-    if (!world) return world.status();
-    auto absent_owner = Simulator::Open({.in_memory = *world, .visible = {devices}, .granularity = 4096, .physical = false});
-    if (!absent_owner) return absent_owner.status();
-    absent_owners_driver_ = *std::move(absent_owner);
+    // One more for absent owners: what they hold counts for nobody.
+    AMEM_ASSIGN(const auto world, SimulatorWorld::InMemory(devices + 1, kPlenty));
+    const auto open = [&](std::vector<std::int32_t> visible) {
+      return Simulator::Open({.in_memory = world, .visible = std::move(visible), .granularity = 4096, .physical = false});
+    };
+    AMEM_ASSIGN(absent_owners_driver_, open({devices}));
     absent_owner_ = AbsentOwner(*absent_owners_driver_, true);
     for (const auto& one : ranks_) {
-      AMEM_ASSIGN(auto driver,
-                  Simulator::Open({.in_memory = *world, .visible = one->devices, .granularity = 4096, .physical = false}));
+      AMEM_ASSIGN(auto driver, open(one->devices));
       auto session = std::make_unique<RerunSession>(
           std::move(driver), [this](const RemoteAllocation& remote, const Allocation& a) { return ExportRemote(remote, a); });
       if (one->opening.before.last) session->StartFrom(std::move(one->opening.before));

@@ -12,31 +12,31 @@ Result<UniqueFd> DescriptorOf(Result<SharedAllocation> shared) {
   return std::move(shared->descriptor);
 }
 
+Driver& RerunSession::Call() {
+  ++counts_.calls;
+  return *driver_;
+}
+
 DriverHandle RerunSession::HandleOf(AllocationId allocation) const {
-  const auto it = handles_.find(allocation);
-  return it == handles_.end() ? DriverHandle{} : it->second;
+  const auto* const handle = FindIn(handles_, allocation);
+  return handle == nullptr ? DriverHandle{} : *handle;
 }
 
 Result<SharedAllocation> RerunSession::Share(AllocationId allocation) {
-  const auto it = recorded_.allocations.find(allocation);
-  if (it == recorded_.allocations.end()) return Status{Code::kNotFound, ToText(allocation) + " does not exist at its owner"};
-  ++counts_.calls;
-  AMEM_ASSIGN(auto descriptor, driver_->Export(HandleOf(allocation)));
-  return SharedAllocation{{it->second.bytes, it->second.properties, {}}, std::move(descriptor)};
+  const auto* const a = Recorded(allocation);
+  if (a == nullptr) return Status{Code::kNotFound, ToText(allocation) + " does not exist at its owner"};
+  AMEM_ASSIGN(auto descriptor, Call().Export(HandleOf(allocation)));
+  return SharedAllocation{{a->bytes, a->properties, {}}, std::move(descriptor)};
 }
 
 // Where an address that was recorded is on this driver.
 Address RerunSession::Here(Address recorded) const {
-  auto range = elsewhere_.upper_bound(recorded);
-  if (range == elsewhere_.begin()) return recorded;
-  --range;
-  const Bytes offset = recorded.value - range->first.value;
-  return offset < range->second.bytes ? range->second.here + offset : recorded;
+  const auto range = Containing(elsewhere_, recorded);
+  return range == elsewhere_.end() ? recorded : range->second.here + (recorded.value - range->first.value);
 }
 
 Status RerunSession::Reserve(Address at, const Range& range) {
-  ++counts_.calls;
-  AMEM_ASSIGN(const auto address, driver_->Reserve(range.bytes, range.alignment, at, range.flags));
+  AMEM_ASSIGN(const auto address, Call().Reserve(range.bytes, range.alignment, at, range.flags));
   if (address == at) return {};
   if (simulator_ != nullptr) return {Code::kInvalid, "reserved at " + Hex(address.value)};
   elsewhere_[at] = {range.bytes, address};
@@ -56,26 +56,20 @@ Status RerunSession::LeaveOnly(DeviceOrdinal device, Bytes bytes) {
 
 Status RerunSession::Import(AllocationId allocation, const RemoteAllocation& remote, const Allocation& as_imported) {
   AMEM_ASSIGN(const auto descriptor, export_remote_(remote, as_imported));
-  ++counts_.calls;
-  AMEM_ASSIGN(const auto handle, driver_->Import(descriptor));
-  handles_[allocation] = handle;
+  AMEM_ASSIGN(handles_[allocation], Call().Import(descriptor));
   return {};
 }
 
 Status RerunSession::Create(AllocationId allocation, Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) {
-  ++counts_.calls;
-  const Result<DriverHandle> handle = driver_->Create(bytes, properties, flags);
-  if (handle) handles_[allocation] = *handle;
-  return handle.status();
+  AMEM_ASSIGN(handles_[allocation], Call().Create(bytes, properties, flags));
+  return {};
 }
 
 Status RerunSession::Drop(AllocationId allocation) {
-  const auto handle = handles_.find(allocation);
-  if (handle == handles_.end()) return {};
-  ++counts_.calls;
-  const Status released = driver_->Release(handle->second);
-  handles_.erase(handle);
-  return released;
+  const DriverHandle handle = HandleOf(allocation);
+  if (!handle) return {};
+  handles_.erase(allocation);
+  return Call().Release(handle);
 }
 
 // ---- from a snapshot -------------------------------------------------------------------------------------------------------
@@ -84,8 +78,7 @@ Status RerunSession::BuildOwn() {
   for (const auto& [address, range] : recorded_.ranges) AMEM_TRY(Reserve(address, range));
   for (const auto& [id, a] : recorded_.allocations) {
     if (!a.own() || a.multicast || !a.resident || a.placed()) continue;
-    AMEM_ASSIGN(const auto handle, driver_->Create(a.bytes, a.properties, a.flags));
-    handles_[id] = handle;
+    AMEM_ASSIGN(handles_[id], driver_->Create(a.bytes, a.properties, a.flags));
   }
   return Place(true);
 }
@@ -99,8 +92,8 @@ Status RerunSession::BuildImports() {
 
 Status RerunSession::Place(bool own) {
   for (const auto& [address, m] : recorded_.mappings) {
-    const auto it = recorded_.allocations.find(m.allocation);
-    if (it == recorded_.allocations.end() || it->second.own() != own || it->second.multicast || !m.present) continue;
+    const auto* const a = Recorded(m.allocation);
+    if (a == nullptr || a->own() != own || a->multicast || !m.present) continue;
     AMEM_TRY(driver_->Map(Here(address), m.bytes, m.offset, HandleOf(m.allocation), m.flags));
     if (m.accessible && !m.access.empty()) AMEM_TRY(driver_->SetAccess(Here(address), m.bytes, m.access));
   }
@@ -130,15 +123,15 @@ RerunSession::Outcome RerunSession::Take(const Event& event, bool) {
     if (!outcome.reproduced) outcome.mismatch = {Code::kInvalid, Side(step_result)};
   } else {
     outcome.what = "result of \"" + ToText(event.body) + "\"";
-    outcome.mismatch = Call(event);
+    outcome.mismatch = Repeat(event);
   }
   if (!outcome.mismatch) return outcome;
   std::vector<AllocationId> touched;
   if (const auto* released = std::get_if<AllocationReleased>(&event.body)) touched.push_back(released->allocation);
   if (const auto* dropped = std::get_if<ReferenceDropped>(&event.body)) touched.push_back(dropped->allocation);
   if (const auto* unmapped = std::get_if<Unmapped>(&event.body)) {
-    const auto end = recorded_.mappings.lower_bound(unmapped->address + unmapped->bytes);
-    for (auto it = recorded_.mappings.lower_bound(unmapped->address); it != end; ++it) touched.push_back(it->second.allocation);
+    for (const auto& [address, m] : Touching(recorded_.mappings, unmapped->address, unmapped->bytes))
+      touched.push_back(m.allocation);
   }
   if (const auto* lost = std::get_if<PeerLost>(&event.body)) {
     for (const auto& [id, a] : recorded_.allocations) {
@@ -156,25 +149,24 @@ RerunSession::Outcome RerunSession::Take(const Event& event, bool) {
 // In the job the owner was killed before it answered this import.
 bool RerunSession::CameTooLate(const StepFailed& failed) const {
   if (failed.code != Code::kPeerLost || failed.step.kind != StepKind::kImport) return false;
-  const auto a = recorded_.allocations.find(failed.step.allocation);
-  return a != recorded_.allocations.end() && a->second.remote && killed_.contains(a->second.remote->owner);
+  const auto* const a = Recorded(failed.step.allocation);
+  return a != nullptr && a->remote && killed_.contains(a->remote->owner);
 }
 
 bool RerunSession::IsMulticast(AllocationId allocation) const {
-  const auto a = recorded_.allocations.find(allocation);
-  return recorded_.multicasts.contains(allocation) || (a != recorded_.allocations.end() && a->second.multicast);
+  const auto* const a = Recorded(allocation);
+  return recorded_.multicasts.contains(allocation) || (a != nullptr && a->multicast);
 }
 
 // Makes the driver's call that `event` records.
-Status RerunSession::Call(const Event& event) {
+Status RerunSession::Repeat(const Event& event) {
   if (const auto* e = std::get_if<RangeReserved>(&event.body)) {
     if (e->allocation) return {};  // a place in a slab: the driver was not asked
     return Reserve(e->address, Range{e->bytes, e->alignment, e->hint, e->flags});
   }
   if (const auto* e = std::get_if<RangeFreed>(&event.body)) {
     if (e->allocation) return {};
-    ++counts_.calls;
-    const Status freed = driver_->FreeRange(Here(e->address), e->bytes);
+    const Status freed = Call().FreeRange(Here(e->address), e->bytes);
     if (freed.ok()) elsewhere_.erase(e->address);
     return freed;
   }
@@ -183,10 +175,9 @@ Status RerunSession::Call(const Event& event) {
   }
   if (const auto* e = std::get_if<Placed>(&event.body)) return Drop(e->allocation);
   if (const auto* e = std::get_if<Backed>(&event.body)) {
-    const auto it = recorded_.allocations.find(e->allocation);
-    if (it == recorded_.allocations.end()) return {};
-    const Allocation& a = it->second;
-    return a.remote ? Import(e->allocation, *a.remote, a) : Create(e->allocation, a.bytes, a.properties, a.flags);
+    const auto* const a = Recorded(e->allocation);
+    if (a == nullptr) return {};
+    return a->remote ? Import(e->allocation, *a->remote, *a) : Create(e->allocation, a->bytes, a->properties, a->flags);
   }
   if (const auto* e = std::get_if<Imported>(&event.body)) {
     if (!e->handle || e->tag == MemoryTag::kMulticastReleased) return {};
@@ -196,31 +187,28 @@ Status RerunSession::Call(const Event& event) {
     return Import(e->allocation, e->remote, as_imported);
   }
   if (const auto* e = std::get_if<Mapped>(&event.body)) {
-    const auto a = recorded_.allocations.find(e->allocation);
-    if (a != recorded_.allocations.end() && (a->second.placed() || a->second.multicast)) return {};
-    ++counts_.calls;
+    const auto* const a = Recorded(e->allocation);
+    if (a != nullptr && (a->placed() || a->multicast)) return {};
     const DriverHandle handle = HandleOf(e->allocation);
     if (!handle) return {Code::kNotFound, ToText(e->allocation) + " has no handle"};
-    return driver_->Map(Here(e->address), e->bytes, e->offset, handle, e->flags);
+    return Call().Map(Here(e->address), e->bytes, e->offset, handle, e->flags);
   }
   if (const auto* e = std::get_if<Unmapped>(&event.body)) {
     if (e->allocation) return {};
-    ++counts_.calls;
-    return driver_->Unmap(Here(e->address), e->bytes);
+    return Call().Unmap(Here(e->address), e->bytes);
   }
   if (const auto* e = std::get_if<AccessSet>(&event.body)) {
     if (e->allocation) return {};
-    ++counts_.calls;
     const auto m = recorded_.MappingAt(e->address);
     if (m != recorded_.mappings.end() && IsMulticast(m->second.allocation)) return {};
-    return driver_->SetAccess(Here(e->address), e->bytes, e->access);
+    return Call().SetAccess(Here(e->address), e->bytes, e->access);
   }
   return {};
 }
 
 Status RerunSession::Perform(const Step& step) {
-  const auto a = recorded_.allocations.find(step.allocation);
-  if (a != recorded_.allocations.end() && a->second.multicast) return {};  // left out, as all of a multicast object
+  const auto* const a = Recorded(step.allocation);
+  if (a != nullptr && a->multicast) return {};  // left out, as all of a multicast object
   ++counts_.calls;
   AMEM_ASSIGN(const auto target, performer_.TargetOf(step));
   AMEM_ASSIGN(const auto handle, performer_.Perform(step, target));
@@ -230,11 +218,10 @@ Status RerunSession::Perform(const Step& step) {
 }
 
 Result<SharedAllocation> RerunSession::Shared(const Step& import) {
-  const auto a = recorded_.allocations.find(import.allocation);
-  if (a == recorded_.allocations.end() || !a->second.remote)
-    return Status{Code::kNotFound, ToText(import.allocation) + " is not imported"};
-  AMEM_ASSIGN(auto descriptor, export_remote_(*a->second.remote, a->second));
-  return SharedAllocation{{a->second.bytes, a->second.properties, {}}, std::move(descriptor)};
+  const auto* const a = Recorded(import.allocation);
+  if (a == nullptr || !a->remote) return Status{Code::kNotFound, ToText(import.allocation) + " is not imported"};
+  AMEM_ASSIGN(auto descriptor, export_remote_(*a->remote, *a));
+  return SharedAllocation{{a->bytes, a->properties, {}}, std::move(descriptor)};
 }
 
 Status RerunSession::Compare() {
@@ -247,8 +234,8 @@ Status RerunSession::Compare() {
   }
   if (simulator_ == nullptr) return {};
   for (const auto& [address, m] : recorded_.mappings) {
-    const auto a = recorded_.allocations.find(m.allocation);
-    if (a != recorded_.allocations.end() && recorded_.StepUnderWay(a->first, a->second)) continue;
+    const auto* const a = Recorded(m.allocation);
+    if (a != nullptr && recorded_.StepUnderWay(m.allocation, *a)) continue;
     if (IsMulticast(m.allocation) || m.present == IsMapped(address, m.bytes)) continue;
     return {Code::kInvalid,
             Hex(address.value) + (m.present ? " should be mapped, and is not" : " should not be mapped, and is")};

@@ -54,7 +54,9 @@ class RerunSession final : public RerunRank, private StepSide {
   Status Reserve(Address at, const Range& range);
   [[nodiscard]] bool CameTooLate(const StepFailed& failed) const;
   [[nodiscard]] bool IsMulticast(AllocationId allocation) const;
-  Status Call(const Event& event);
+  Status Repeat(const Event& event);
+  Driver& Call();  // counts a call
+  [[nodiscard]] const Allocation* Recorded(AllocationId id) const { return FindIn(recorded_.allocations, id); }
   Status Perform(const Step& step);
   Status Create(AllocationId allocation, Bytes bytes, const AllocationProperties& properties, std::uint64_t flags);
   Status Drop(AllocationId allocation);  // its handle, if it has one

@@ -2,12 +2,12 @@
 
 #include <sys/socket.h>
 
-#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <tuple>
 
 #include "replay/driver/cuda/cuda_driver.h"
 #include "replay/peers/unix/unix_peers.h"
@@ -20,9 +20,8 @@ namespace {
 
 using RerunJson = nlohmann::json;
 
-RerunJson StatusJson(const Status& status) {
-  return {{"code", static_cast<int>(status.code())}, {"message", status.message()}};
-}
+using AnswerFields = std::tuple<Code, std::string, std::uint64_t, Code, std::string, std::string, bool, std::uint64_t,
+                                std::uint64_t, std::uint64_t, std::uint64_t>;
 
 class RerunWorker final : public PeerDelegate {
  public:
@@ -33,21 +32,18 @@ class RerunWorker final : public PeerDelegate {
     if (peers_) peers_->Stop();
   }
 
-  RerunJson Answer(const RerunJson& question) {
+  RerunAnswer Answer(const RerunQuestion& asked) {
     const std::lock_guard lock(mutex_);
-    if (!ready_.ok()) return {{"failure", StatusJson(ready_)}};
-    const std::string what = question.value("do", "");
-    RerunJson answer = {{"failure", StatusJson({})}};
-    if (what == "own") answer["failure"] = StatusJson(session_->BuildOwn());
-    if (what == "imports") answer["failure"] = StatusJson(session_->BuildImports());
-    if (what == "take") Take(question.value("through", std::uint64_t{0}), answer);
-    if (what == "compare") answer["failure"] = StatusJson(Compare(question.value("digest", std::uint64_t{0})));
-    if (what == "leave") {
-      const DeviceOrdinal device{question.value("device", 0)};
-      answer["failure"] = StatusJson(session_->LeaveOnly(device, question.value("bytes", Bytes{0})));
-    }
-    const RerunRank::Counts counts = session_->counts();
-    answer["counts"] = {counts.events, counts.calls, counts.steps, counts.elsewhere};
+    RerunAnswer answer;
+    answer.failure = ready_;
+    if (!ready_.ok()) return answer;
+    using enum RerunQuestion::What;
+    if (asked.what == kBuildOwn) answer.failure = session_->BuildOwn();
+    if (asked.what == kBuildImports) answer.failure = session_->BuildImports();
+    if (asked.what == kTake) Take(asked.number, answer);
+    if (asked.what == kCompare) answer.failure = Compare(asked.number);
+    if (asked.what == kLeaveOnly) answer.failure = session_->LeaveOnly(asked.device, asked.number);
+    answer.counts = session_->counts();
     return answer;
   }
 
@@ -75,17 +71,14 @@ class RerunWorker final : public PeerDelegate {
       absent_owner_ = AbsentOwner(*driver, false);
       session_ = std::make_unique<RerunSession>(std::move(driver), export_remote);
     } else {
-      auto driver = OpenSimulator(options_.devices), absent_owner = OpenSimulator({options_.devices_of_host});
-      if (!driver || !absent_owner) return (driver ? absent_owner : driver).status();
-      absent_owners_driver_ = *std::move(absent_owner);
+      AMEM_ASSIGN(auto driver, OpenSimulator(options_.devices));
+      AMEM_ASSIGN(absent_owners_driver_, OpenSimulator({options_.devices_of_host}));
       absent_owner_ = AbsentOwner(*absent_owners_driver_, true);
-      session_ = std::make_unique<RerunSession>(*std::move(driver), export_remote);
+      session_ = std::make_unique<RerunSession>(std::move(driver), export_remote);
     }
     if (start.last) session_->StartFrom(std::move(start));
     session_->SetKilled(options_.killed);
-    auto peers = UnixPeers::Start(options_.self, {.socket_directory = options_.scratch, .expected_uid = {}}, *this);
-    if (!peers) return peers.status();
-    peers_ = *std::move(peers);
+    AMEM_ASSIGN(peers_, UnixPeers::Start(options_.self, {.socket_directory = options_.scratch, .expected_uid = {}}, *this));
     return {};
   }
 
@@ -131,20 +124,17 @@ class RerunWorker final : public PeerDelegate {
     return absent_owner_.Export(remote, as_imported);
   }
 
-  void Take(std::uint64_t through, RerunJson& answer) {
+  void Take(std::uint64_t through, RerunRank::Outcome& told) {
     EventStream events(*reader_, first_, SequenceNumber{through});
     const Event* event = nullptr;
     for (; (event = events.Peek()) != nullptr; events.Pop()) {
       first_ = SequenceNumber{event->seq.value + 1};
-      const RerunRank::Outcome outcome = session_->Take(*event, true);
+      RerunRank::Outcome outcome = session_->Take(*event, true);
       if (outcome.mismatch.ok() && !outcome.reproduced) continue;
-      answer["event"] = outcome.event.value;
-      answer["what"] = outcome.what;
-      answer["reproduced"] = outcome.reproduced;
-      answer["mismatch"] = StatusJson(outcome.mismatch);
-      if (!outcome.mismatch.ok()) return;
+      told = std::move(outcome);
+      if (!told.mismatch.ok()) return;
     }
-    answer["failure"] = StatusJson(events.status());
+    told.failure = events.status();
   }
 
   Status Compare(std::uint64_t digest) {
@@ -167,16 +157,29 @@ class RerunWorker final : public PeerDelegate {
 
 }  // namespace
 
+std::string ToText(const RerunAnswer& a) {
+  const RerunJson json =
+      AnswerFields{a.failure.code(), a.failure.message(), a.event.value,  a.mismatch.code(), a.mismatch.message(), a.what,
+                   a.reproduced,     a.counts.events,     a.counts.calls, a.counts.steps,    a.counts.elsewhere};
+  return json.dump(-1, ' ', false, RerunJson::error_handler_t::replace);
+}
+
+std::optional<RerunAnswer> ReadAnswer(std::string_view text) {
+  const auto json = RerunJson::parse(text, nullptr, false);
+  if (json.is_discarded()) return std::nullopt;
+  const auto [code, why, event, difference, replayed, what, again, events, calls, steps, elsewhere] = json.get<AnswerFields>();
+  return RerunAnswer{{{code, why}, SequenceNumber{event}, {difference, replayed}, what, again},
+                     {events, calls, steps, elsewhere}};
+}
+
 void ServeRerun(const RerunProcessOptions& options, State start, UniqueFd socket) {
   RerunWorker worker(options, std::move(start));
-  std::array<char, 4096> question{};
+  RerunQuestion asked;
   for (;;) {
-    const ssize_t bytes = ::recv(socket.get(), question.data(), question.size(), 0);
+    const ssize_t bytes = ::recv(socket.get(), &asked, sizeof asked, 0);
     if (bytes < 0 && errno == EINTR) continue;
-    if (bytes <= 0) return;
-    const auto asked = RerunJson::parse(question.data(), question.data() + bytes, nullptr, false);
-    if (asked.is_discarded() || asked.value("do", "") == "end") return;
-    const std::string answer = worker.Answer(asked).dump(-1, ' ', false, RerunJson::error_handler_t::replace);
+    if (bytes != sizeof asked || asked.what == RerunQuestion::What::kEnd) return;
+    const std::string answer = ToText(worker.Answer(asked));
     if (::send(socket.get(), answer.data(), answer.size(), MSG_NOSIGNAL) < 0) return;
   }
 }

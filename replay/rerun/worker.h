@@ -1,4 +1,5 @@
-// The process of one session of a rerun: replays its journal as far as it is told. Questions and answers are packets of JSON.
+// The process of one session of a rerun: replays its journal as far as it is told. Questions and answers are packets of a
+// socket; both ends are of the same build.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 
 #include "journal/base/unique_fd.h"
 #include "replay/peers/peers.h"
+#include "replay/rerun/rank.h"
 #include "statemachine/state.h"
 
 namespace amem {
@@ -28,6 +30,17 @@ struct RerunProcessOptions {
   bool cuda = false;
   std::optional<std::string> visible;  // CUDA_VISIBLE_DEVICES, as it was set for the whole rerun
 };
+
+struct RerunQuestion {
+  enum class What : std::uint8_t { kBuildOwn, kBuildImports, kTake, kCompare, kLeaveOnly, kEnd } what{};
+  std::uint64_t number = 0;  // the last event to take, the digest to compare, the bytes to leave
+  DeviceOrdinal device;      // where
+};
+struct RerunAnswer : RerunRank::Outcome {
+  RerunRank::Counts counts;
+};
+std::string ToText(const RerunAnswer& answer);
+std::optional<RerunAnswer> ReadAnswer(std::string_view text);
 
 // Answers until the other end closes. `start` is the state after which the replay begins.
 void ServeRerun(const RerunProcessOptions& options, State start, UniqueFd socket);

@@ -15,37 +15,38 @@ using Page = std::vector<std::byte>;
 constexpr std::uint32_t kMagic = 0xBEEFC0DE;
 constexpr std::uint32_t kDataVersion = 1;
 constexpr std::uint64_t kNoPage = ~std::uint64_t{0};
-constexpr std::size_t kPageHeader = 16;  // page number, pad, flags, lower, upper (or the number of overflow pages)
-constexpr std::size_t kNodeHeader = 8;   // two halves of a size, flags, size of the key
 constexpr std::uint16_t kBranch = 1, kLeaf = 2, kOverflow = 4, kMeta = 8;
 constexpr std::uint16_t kBigData = 1, kSubTable = 2;
 constexpr std::uint16_t kIntegerKey = 8;  // the flags of our tables
 constexpr unsigned kDeepest = 32;
 
+struct Tree {  // MDB_db
+  std::uint32_t page_bytes;
+  std::uint16_t flags, depth;
+  std::uint64_t counts[4], root;
+};
+struct Meta {  // MDB_meta
+  std::uint32_t magic, version;
+  std::uint64_t address, map_bytes;
+  Tree free, main;
+  std::uint64_t last_page, transaction;
+};
+struct PageHeader {
+  std::uint64_t number;
+  std::uint16_t pad, flags;
+  std::uint16_t lower, upper;  // together the number of pages, of a value that has some of its own
+};
+struct NodeHeader {
+  std::uint16_t low, high, flags, key_bytes;  // the first two: the size of the value, the page number with the third
+};
+static_assert(sizeof(Tree) == 48 && sizeof(Meta) == 136 && sizeof(PageHeader) == 16 && sizeof(NodeHeader) == 8);
+
 template <class T>
-T At(std::span<const std::byte> bytes, std::size_t offset) {
+T At(std::span<const std::byte> bytes, std::size_t offset = 0) {
   T value;
   std::memcpy(&value, bytes.data() + offset, sizeof value);
   return value;
 }
-
-struct Tree {  // MDB_db
-  static constexpr std::size_t kBytes = 48;
-  std::uint32_t pad;
-  std::uint16_t flags;
-  std::uint16_t depth;
-  std::uint64_t root;
-  static Tree Read(std::span<const std::byte> bytes) {
-    return {At<std::uint32_t>(bytes, 0), At<std::uint16_t>(bytes, 4), At<std::uint16_t>(bytes, 6),
-            At<std::uint64_t>(bytes, 40)};
-  }
-};
-struct Meta {  // MDB_meta
-  static constexpr std::size_t kBytes = 136;
-  Tree free, main;
-  std::uint64_t last_page;
-  std::uint64_t transaction;
-};
 
 class Checker {
  public:
@@ -76,31 +77,29 @@ class Checker {
 };
 
 Result<Meta> Checker::ReadMeta(std::uint64_t number, Bytes offset) const {
-  std::vector<std::byte> bytes(kPageHeader + Meta::kBytes);
+  std::vector<std::byte> bytes(sizeof(PageHeader) + sizeof(Meta));
   AMEM_ASSIGN(const auto n, file_.ReadAt(offset, bytes));
   if (n != bytes.size()) return Bad(number, "is missing: the file is cut off");
-  const auto meta = std::span<const std::byte>(bytes).subspan(kPageHeader);
-  if ((At<std::uint16_t>(bytes, 10) & kMeta) == 0 || At<std::uint32_t>(meta, 0) != kMagic) {
+  const auto meta = At<Meta>(bytes, sizeof(PageHeader));
+  if ((At<PageHeader>(bytes).flags & kMeta) == 0 || meta.magic != kMagic)
     return Bad(number, "is not the beginning of an LMDB file");
-  }
-  if (At<std::uint32_t>(meta, 4) != kDataVersion) {
+  if (meta.version != kDataVersion) {
     return Status{Code::kUnsupported, fmt::format("data.mdb has version {} of LMDB's format, and this build knows version {}",
-                                                  At<std::uint32_t>(meta, 4), kDataVersion)};
+                                                  meta.version, kDataVersion)};
   }
-  return Meta{Tree::Read(meta.subspan(24)), Tree::Read(meta.subspan(72)), At<std::uint64_t>(meta, 120),
-              At<std::uint64_t>(meta, 128)};
+  return meta;
 }
 
 Status Checker::Run() {
   AMEM_ASSIGN(const auto first, ReadMeta(0, 0));
-  page_bytes_ = first.free.pad;
+  page_bytes_ = first.free.page_bytes;
   if (page_bytes_ < 512 || page_bytes_ > 65536 || !std::has_single_bit(page_bytes_))
     return Bad(0, "does not give a possible page size");
   AMEM_ASSIGN(const auto second, ReadMeta(1, page_bytes_));
   const Meta& meta = first.transaction < second.transaction ? second : first;  // as LMDB chooses
   AMEM_ASSIGN(const auto bytes, file_.Size());
   last_page_ = meta.last_page;
-  if (meta.free.pad != page_bytes_ || last_page_ > bytes / page_bytes_ || (last_page_ + 1) * page_bytes_ > bytes) {
+  if (meta.free.page_bytes != page_bytes_ || last_page_ > bytes / page_bytes_ || (last_page_ + 1) * page_bytes_ > bytes) {
     return {Code::kCorrupt,
             fmt::format("data.mdb has {} bytes, too few for {} pages after the first: it is cut off", bytes, last_page_)};
   }
@@ -114,7 +113,7 @@ Status Checker::Load(std::uint64_t number, Page& page) const {
   page.resize(page_bytes_);
   AMEM_ASSIGN(const auto n, file_.ReadAt(number * page_bytes_, page));
   if (n != page_bytes_) return Bad(number, "is missing: the file is cut off");
-  if (At<std::uint64_t>(page, 0) != number) return Bad(number, "has the number of another page");
+  if (At<PageHeader>(page).number != number) return Bad(number, "has the number of another page");
   return {};
 }
 
@@ -123,17 +122,17 @@ Status Checker::Walk(std::uint64_t number, unsigned depth, const Tree& tree, boo
   if (depth > kDeepest) return Bad(number, "is at the wrong depth");
   Page& page = (main ? main_pages_ : pages_)[depth];  // kDeepest and one more
   AMEM_TRY(Load(number, page));
-  const bool leaf = At<std::uint16_t>(page, 10) == kLeaf;
-  if (!leaf && At<std::uint16_t>(page, 10) != kBranch) return Bad(number, "is of an unknown kind");
+  const auto header = At<PageHeader>(page);
+  const bool leaf = header.flags == kLeaf;
+  if (!leaf && header.flags != kBranch) return Bad(number, "is of an unknown kind");
   if (tree.depth > kDeepest || leaf != (depth == tree.depth)) return Bad(number, "is at the wrong depth");
-  const std::size_t lower = At<std::uint16_t>(page, 12);
-  const std::size_t upper = At<std::uint16_t>(page, 14);
-  if (lower < kPageHeader || lower > upper || upper > page_bytes_) return Bad(number, "has impossible bounds");
-  const std::size_t nodes = (lower - kPageHeader) / 2;
+  if (header.lower < sizeof header || header.lower > header.upper || header.upper > page_bytes_)
+    return Bad(number, "has impossible bounds");
+  const std::size_t nodes = (header.lower - sizeof header) / 2;
   if (nodes < (leaf ? 1U : 2U)) return Bad(number, "has too few entries");
   for (std::size_t i = 0; i < nodes; ++i) {
-    const std::size_t at = At<std::uint16_t>(page, kPageHeader + 2 * i);
-    if (at < upper || at + kNodeHeader > page_bytes_) return Bad(number, "has an entry outside itself");
+    const std::size_t at = At<std::uint16_t>(page, sizeof header + 2 * i);
+    if (at < header.upper || at + sizeof(NodeHeader) > page_bytes_) return Bad(number, "has an entry outside itself");
     AMEM_TRY(CheckNode(number, std::span(page).subspan(at), leaf, main, depth, tree));
   }
   return {};
@@ -141,52 +140,50 @@ Status Checker::Walk(std::uint64_t number, unsigned depth, const Tree& tree, boo
 
 Status Checker::CheckNode(std::uint64_t number, std::span<const std::byte> node, bool leaf, bool main, unsigned depth,
                           const Tree& tree) {
-  const std::size_t key = At<std::uint16_t>(node, 6);
-  if (kNodeHeader + key > node.size()) return Bad(number, "has a key outside itself");
+  const auto header = At<NodeHeader>(node);
+  if (sizeof header + header.key_bytes > node.size()) return Bad(number, "has a key outside itself");
   if (!main) AMEM_TRY(CheckKey(number, node, leaf));
   if (leaf) return CheckValue(number, node, main);
-  const std::uint64_t child = At<std::uint16_t>(node, 0) | std::uint64_t{At<std::uint16_t>(node, 2)} << 16 |
-                              std::uint64_t{At<std::uint16_t>(node, 4)} << 32;
+  const std::uint64_t child = header.low | std::uint64_t{header.high} << 16 | std::uint64_t{header.flags} << 32;
   return Walk(child, depth + 1, tree, main);
 }
 
 // Keys come in order, and a branch gives the least key of a page before the page is visited.
 Status Checker::CheckKey(std::uint64_t number, std::span<const std::byte> node, bool leaf) {
-  const std::size_t bytes = At<std::uint16_t>(node, 6);
+  const std::size_t bytes = At<NodeHeader>(node).key_bytes;
   if (!leaf && bytes == 0) return {};  // the first key of a branch is not needed, so LMDB leaves it out
   if (bytes != sizeof(std::uint64_t)) return Bad(number, "has a key that is not a sequence number");
-  const auto key = At<std::uint64_t>(node, kNodeHeader);
+  const auto key = At<std::uint64_t>(node, sizeof(NodeHeader));
   if (key < least_key_) return Bad(number, "has keys out of order");
   least_key_ = leaf ? key + 1 : key;
   return {};
 }
 
 Status Checker::CheckValue(std::uint64_t number, std::span<const std::byte> node, bool main) {
-  const std::uint16_t flags = At<std::uint16_t>(node, 4);
-  const std::uint64_t bytes = At<std::uint16_t>(node, 0) | std::uint64_t{At<std::uint16_t>(node, 2)} << 16;
-  const auto rest = node.subspan(kNodeHeader + At<std::uint16_t>(node, 6));
-  const std::uint64_t here = flags == kBigData ? sizeof(std::uint64_t) : bytes;
+  const auto header = At<NodeHeader>(node);
+  const std::uint64_t bytes = header.low | std::uint64_t{header.high} << 16;
+  const auto rest = node.subspan(sizeof header + header.key_bytes);
+  const std::uint64_t here = header.flags == kBigData ? sizeof(std::uint64_t) : bytes;
   if (here > rest.size()) return Bad(number, "has a value outside itself");
-  if (flags == (main ? kSubTable : std::uint16_t{0})) {
+  if (header.flags == (main ? kSubTable : std::uint16_t{0})) {
     if (!main) return {};
-    if (bytes != Tree::kBytes) return Bad(number, "has a table of the wrong size");
-    const Tree table = Tree::Read(rest);
+    if (bytes != sizeof(Tree)) return Bad(number, "has a table of the wrong size");
+    const auto table = At<Tree>(rest);
     if (table.flags != kIntegerKey) return Bad(number, "has a table of an unknown kind");
     least_key_ = 0;
     return table.root == kNoPage ? Status{} : Walk(table.root, 1, table, false);
   }
-  if (main || flags != kBigData) return Bad(number, "has an entry of an unknown kind");
-  return CheckOverflow(At<std::uint64_t>(rest, 0), bytes);
+  if (main || header.flags != kBigData) return Bad(number, "has an entry of an unknown kind");
+  return CheckOverflow(At<std::uint64_t>(rest), bytes);
 }
 
 Status Checker::CheckOverflow(std::uint64_t number, std::uint64_t bytes) const {
   Page page;
   AMEM_TRY(Load(number, page));
-  const std::uint64_t pages = At<std::uint32_t>(page, 12);
-  if (At<std::uint16_t>(page, 10) != kOverflow || pages == 0 || pages > last_page_ - number + 1 ||
-      kPageHeader + bytes > pages * page_bytes_) {
+  const auto header = At<PageHeader>(page);
+  const std::uint64_t pages = header.lower | std::uint64_t{header.upper} << 16;
+  if (header.flags != kOverflow || pages == 0 || pages > last_page_ - number + 1 || sizeof header + bytes > pages * page_bytes_)
     return Bad(number, "is not a large value, as an entry says");
-  }
   return {};
 }
 

@@ -82,14 +82,14 @@ class Reader final : public JournalReader {
   // What one call sees. The tail is copied first: records that leave it meanwhile are in LMDB by then.
   struct View {
     TailContents tail;
-    std::uint64_t last = 0;  // later events are ignored, so that reading a live journal ends
+    KeyExtent stored;
     std::uint64_t stored_last = 0;
+    std::uint64_t last = 0;  // later events are ignored, so that reading a live journal ends
   };
   Result<View> Look() const;
   Result<ReadReport> ReadSeen(const View& view, SequenceNumber first, SequenceNumber last, const Visitor& visit) const;
   Status ReadBatch(std::uint64_t from, std::uint64_t to, Batch& batch) const;
   bool ReadFromTail(const View& view, std::uint64_t next, std::uint64_t to, Losses& losses, const Visitor& visit) const;
-  static void NoteDamagedTail(const View& view, Losses& losses);
   Result<State> NearestSnapshot(std::uint64_t at, Losses& losses) const;
   Result<State> Fold(State state, std::uint64_t to, ReadReport& report);
   [[nodiscard]] std::string WhyNot(const State& reached, const std::string& otherwise, const ReadReport& report) const;
@@ -102,9 +102,8 @@ class Reader final : public JournalReader {
 Result<Reader::View> Reader::Look() const {
   View view;
   AMEM_ASSIGN(view.tail, ReadTail(directory_ / "tail"));
-  AMEM_ASSIGN(const auto stored, source_->ExtentOf(Table::kEvents));
-  view.stored_last = stored.last.value_or(0);
-  view.last = view.stored_last;
+  AMEM_ASSIGN(view.stored, source_->ExtentOf(Table::kEvents));
+  view.last = view.stored_last = view.stored.last.value_or(0);
   if (!view.tail.records.empty()) view.last = std::max(view.last, view.tail.records.back().seq);
   return view;
 }
@@ -127,9 +126,8 @@ Status Reader::ReadBatch(std::uint64_t from, std::uint64_t to, Batch& batch) con
     batch.bytes.insert(batch.bytes.end(), frame.begin(), frame.end());
     return true;
   }));
-  const auto left = source_->ExtentOf(Table::kEvents);  // asked afterwards: events removed meanwhile do not count as lost
-  if (!left) return left.status();
-  batch.first_kept = left->first.value_or(0);
+  AMEM_ASSIGN(const auto left, source_->ExtentOf(Table::kEvents));  // afterwards: events removed meanwhile are not lost
+  batch.first_kept = left.first.value_or(0);
   return {};
 }
 
@@ -176,7 +174,8 @@ Result<ReadReport> Reader::ReadSeen(const View& view, SequenceNumber first, Sequ
     if (batch.beyond) return report;
   }
   if (!ReadFromTail(view, next, to, losses, visit)) return report;
-  if (last.value > view.last) NoteDamagedTail(view, losses);
+  if (last.value > view.last && view.tail.damaged_at_end)
+    losses.Add(1, fmt::format("what follows event {} is lost: {}", view.last, view.tail.damage));
   return report;
 }
 
@@ -194,11 +193,6 @@ bool Reader::ReadFromTail(const View& view, std::uint64_t next, std::uint64_t to
     if (event && !visit(*event)) return false;
   }
   return true;
-}
-
-void Reader::NoteDamagedTail(const View& view, Losses& losses) {
-  if (!view.tail.damaged_at_end) return;
-  losses.Add(1, fmt::format("what follows event {} is lost: {}", view.last, view.tail.damage));
 }
 
 Result<State> Reader::NearestSnapshot(std::uint64_t at, Losses& losses) const {
@@ -228,14 +222,11 @@ Result<State> Reader::Fold(State state, std::uint64_t to, ReadReport& report) {
   if (to <= state.last.value) return state;
   AMEM_ASSIGN(const auto view, Look());
   Status failed;
-  const auto read = ReadSeen(view, SequenceNumber{state.last.value + 1}, SequenceNumber{to}, [&](const Event& event) {
-    failed = Apply(state, event);
-    return failed.ok();
-  });
-  if (!read) return read.status();
-  report.torn_tail = read->torn_tail;
-  report.corrupt_records += read->corrupt_records;
-  if (report.corruption.empty()) report.corruption = read->corruption;
+  const auto apply = [&](const Event& event) { return (failed = Apply(state, event)).ok(); };
+  AMEM_ASSIGN(const auto read, ReadSeen(view, SequenceNumber{state.last.value + 1}, SequenceNumber{to}, apply));
+  report.torn_tail = read.torn_tail;
+  report.corrupt_records += read.corrupt_records;
+  if (report.corruption.empty()) report.corruption = read.corruption;
   const bool complete = state.last.value >= std::min(to, view.last) || report.corrupt_records != 0;
   if (failed.ok() && complete) return state;
   return Status{Code::kCorrupt, WhyNot(state, failed.message(), report)};
@@ -285,7 +276,6 @@ Result<JournalInfo> Reader::Info() {
   info.broken_reason = BrokenReason(directory_);
   if (info.broken_reason.empty()) info.broken_reason = view.tail.broken_reason;
   if (!info.broken_reason.empty()) info.status = SessionStatus::kBroken;
-  AMEM_ASSIGN(const auto stored, source_->ExtentOf(Table::kEvents));
   AMEM_TRY(source_->Scan(Table::kSnapshots, 0, [&](std::uint64_t through, std::span<const std::byte>) {
     info.snapshots.emplace_back(through);
     return true;
@@ -293,9 +283,9 @@ Result<JournalInfo> Reader::Info() {
   const auto& records = view.tail.records;
   const auto unstored = std::find_if(records.begin(), records.end(), [&](const Record& r) { return r.seq > view.stored_last; });
   const std::uint64_t first_in_tail = unstored != records.end() ? unstored->seq : 0;
-  info.first = SequenceNumber{stored.first.value_or(first_in_tail)};
+  info.first = SequenceNumber{view.stored.first.value_or(first_in_tail)};
   info.last = SequenceNumber{view.last};
-  info.events = stored.records + static_cast<std::uint64_t>(records.end() - unstored);
+  info.events = view.stored.records + static_cast<std::uint64_t>(records.end() - unstored);
   AMEM_ASSIGN(const auto data, File::Open(directory_ / "data.mdb", O_RDONLY));
   AMEM_ASSIGN(const auto bytes, data.Size());
   info.file_bytes = bytes + view.tail.file_bytes;

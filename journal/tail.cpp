@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstdlib>
@@ -48,13 +47,24 @@ std::uint64_t BootNumber() {
 
 std::uint32_t HeaderCrc(const TailHeader& header) { return Crc32c({reinterpret_cast<const std::byte*>(&header), kCrcBytes}); }
 
-// Reads another process's header without mapping it: everything before the positions. False: it is damaged.
-bool ReadHeader(const File& file, TailHeader& header) {
-  std::array<std::byte, sizeof header> bytes;
-  const auto n = file.ReadAt(0, bytes);
-  if (!n || *n != bytes.size()) return false;
-  std::memcpy(static_cast<void*>(&header), bytes.data(), kCrcBytes + sizeof header.crc);
-  return header.magic == TailHeader::kMagic && header.crc == HeaderCrc(header);
+// The header of another process's tail. It is mapped, because positions must be read whole while their owner moves them. Only
+// the first page is mapped: the file has been seen to have it, and no tail ever gets shorter.
+struct UnmapHeader {
+  void operator()(const TailHeader* header) const { munmap(const_cast<TailHeader*>(header), kTailHeaderBytes); }
+};
+using SharedHeader = std::unique_ptr<const TailHeader, UnmapHeader>;
+SharedHeader MapHeader(const File& file) {
+  void* at = mmap(nullptr, kTailHeaderBytes, PROT_READ, MAP_SHARED, file.fd(), 0);
+  return SharedHeader(at == MAP_FAILED ? nullptr : static_cast<const TailHeader*>(at));
+}
+
+bool IsSound(const TailHeader& header) { return header.magic == TailHeader::kMagic && header.crc == HeaderCrc(header); }
+
+// Of a file that may not be there; null: it is not, or its header is damaged.
+SharedHeader SoundHeader(const Result<File>& file) {
+  const auto size = file ? file->Size() : Result<Bytes>(file.status());
+  SharedHeader header = size && *size >= sizeof(TailHeader) ? MapHeader(*file) : nullptr;
+  return header && IsSound(*header) ? std::move(header) : nullptr;
 }
 
 void Introduce(TailHeader& header, std::uint64_t capacity, SessionId session, int fd) {
@@ -162,16 +172,6 @@ struct Positions {
   std::uint64_t begun = 0, published = 0, drained = 0;
 };
 
-// The header of another process's tail. It is mapped, because positions must be read whole while their owner moves them. Only
-// the first page is mapped: the file has been seen to have it, and no tail ever gets shorter.
-struct UnmapHeader {
-  void operator()(const TailHeader* header) const { munmap(const_cast<TailHeader*>(header), kTailHeaderBytes); }
-};
-std::unique_ptr<const TailHeader, UnmapHeader> MapHeader(const File& file) {
-  void* at = mmap(nullptr, kTailHeaderBytes, PROT_READ, MAP_SHARED, file.fd(), 0);
-  return std::unique_ptr<const TailHeader, UnmapHeader>(at == MAP_FAILED ? nullptr : static_cast<const TailHeader*>(at));
-}
-
 Positions PositionsIn(const TailHeader& header) {
   Positions p;  // drained first, then published, then begun: each is at most the next, also while they move
   p.drained = header.drained.load(std::memory_order_acquire);
@@ -182,9 +182,8 @@ Positions PositionsIn(const TailHeader& header) {
 
 bool Plausible(const TailHeader& header, const Positions& p, Bytes ring_bytes) {
   const std::uint64_t used = p.published - p.drained;
-  return header.magic == TailHeader::kMagic && header.crc == HeaderCrc(header) && header.capacity == ring_bytes &&
-         p.drained <= p.published && used <= ring_bytes && p.begun >= p.published &&
-         (p.drained | p.published) % kRecordAlignment == 0;
+  return IsSound(header) && header.capacity == ring_bytes && p.drained <= p.published && used <= ring_bytes &&
+         p.begun >= p.published && (p.drained | p.published) % kRecordAlignment == 0;
 }
 
 // Finds records after a damaged place by trying every position where a record may start.
@@ -333,43 +332,38 @@ WriterLife LifeOfWriter(const std::filesystem::path& path, bool shared) {
   const bool locked = !free && errno == EWOULDBLOCK;
   // A child that the writer forked keeps the lock, and anybody can lock a file that is open to reading, so the writer's process
   // must exist as well. Its pid means something only in the same pid namespace.
-  TailHeader header;
-  if (!ReadHeader(*file, header)) return WriterLife::kUnknown;
-  const bool made_here = header.host == HostNumber();
-  if (header.boot != BootNumber()) return made_here || (!shared && !locked) ? WriterLife::kEnded : WriterLife::kUnknown;
+  const SharedHeader header = SoundHeader(file);
+  if (!header) return WriterLife::kUnknown;
+  const bool made_here = header->host == HostNumber();
+  if (header->boot != BootNumber()) return made_here || (!shared && !locked) ? WriterLife::kEnded : WriterLife::kUnknown;
   if (free) return made_here ? WriterLife::kEnded : WriterLife::kUnknown;
-  if (header.pid_namespace != PidNamespace() || header.process_start == 0) return WriterLife::kAlive;
-  return StartOf(header.pid) == header.process_start ? WriterLife::kAlive : WriterLife::kEnded;
+  if (header->pid_namespace != PidNamespace() || header->process_start == 0) return WriterLife::kAlive;
+  return StartOf(header->pid) == header->process_start ? WriterLife::kAlive : WriterLife::kEnded;
 }
 
 bool IsCopy(const std::filesystem::path& path) {
   const auto file = File::OpenToRead(path);
-  TailHeader header;
+  const SharedHeader header = SoundHeader(file);
   struct stat st {};
-  if (!file || !ReadHeader(*file, header) || fstat(file->fd(), &st) != 0) return false;
-  std::uint64_t inode = 0;
-  std::array<std::byte, sizeof inode> bytes;
-  const auto n = file->ReadAt(offsetof(TailHeader, inode), bytes);
-  if (n && *n == bytes.size()) std::memcpy(&inode, bytes.data(), sizeof inode);
-  if (inode != 0) return inode != st.st_ino;
+  if (!header || fstat(file->fd(), &st) != 0) return false;
+  if (header->inode != 0) return header->inode != st.st_ino;
   // Earlier builds did not note it. What a living process writes is locked by it.
-  return LivingWriter(header) != 0 && flock(file->fd(), LOCK_SH | LOCK_NB) == 0;
+  return LivingWriter(*header) != 0 && flock(file->fd(), LOCK_SH | LOCK_NB) == 0;
 }
 
 std::int32_t ProcessOfWriter(const std::filesystem::path& path) {
-  const auto file = File::OpenToRead(path);
-  TailHeader header;
-  return file && ReadHeader(*file, header) ? LivingWriter(header) : 0;
+  const SharedHeader header = SoundHeader(File::OpenToRead(path));
+  return header ? LivingWriter(*header) : 0;
 }
 
 bool WriterIsTrusted(const std::filesystem::path& path) {
   const auto file = File::OpenToRead(path);
   struct stat st {};
   if (!file || fstat(file->fd(), &st) != 0 || st.st_uid != geteuid()) return false;
-  TailHeader header;
-  if (!ReadHeader(*file, header)) return false;
+  const SharedHeader header = SoundHeader(file);
+  if (!header) return false;
   // Its pid is another one in another pid namespace; the kernel tells the one that is seen from here.
-  const std::int32_t pid = header.pid_namespace == PidNamespace() ? header.pid : LockHolder(st);
+  const std::int32_t pid = header->pid_namespace == PidNamespace() ? header->pid : LockHolder(st);
   return pid > 0 && pid != getpid() && HasOpen(pid, st);
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "replay/diagnosis/explanation.h"
+#include "replay/driver/result_names.h"
 
 namespace amem {
 namespace {
@@ -56,7 +57,7 @@ void TellStep(Explanation& e, const Attempt::Failure& failure) {
   if (failure.step.kind == StepKind::kCheckMemory) {
     e.Say("AMem itself checked how much memory was free, before it created any.");
   } else if (failure.driver_result != 0) {
-    e.Say("The driver's answer was " + DriverAnswer(failure.driver_result) + ".");
+    e.Say("The driver's answer was " + CudaErrorText(failure.driver_result) + ".");
   }
   if (failure.code == Code::kOutOfMemory && failure.still_missing != 0) {
     e.Say(fmt::format("At that moment {} of its memory on device {} had not come back yet.", FormatBytes(failure.still_missing),

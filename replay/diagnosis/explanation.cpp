@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "replay/driver/result_names.h"
-
 namespace amem {
 
 std::string Capitalized(std::string text) {
@@ -22,12 +20,6 @@ std::string Sentence(std::string text) {
 }
 
 std::string EventText(SequenceNumber seq) { return seq ? fmt::format(" (event {})", seq.value) : ""; }
-
-std::string DriverAnswer(int driver_result) {
-  const std::string_view name = CudaErrorName(driver_result);
-  if (name.empty()) return fmt::format("CUresult {}", driver_result);
-  return fmt::format("{} ({}, {})", name, driver_result, CudaErrorDescription(driver_result));
-}
 
 void Explanation::Say(const std::string& sentence) {
   if (sentence.empty()) return;

@@ -77,6 +77,5 @@ std::string Capitalized(std::string text);
 std::string Sentence(std::string text);        // capitalized, with a full stop
 std::string EventText(SequenceNumber seq);     // " (event 17)"; empty for 0
 std::string ExitText(std::int32_t exit_code);  // "it exited with code 1"; 128 + N: by signal N
-std::string DriverAnswer(int driver_result);   // "CUDA_ERROR_OUT_OF_MEMORY (2, out of memory)"
 
 }  // namespace amem

@@ -55,6 +55,12 @@ std::string_view CudaErrorDescription(int result) {
   return known ? known->description : std::string_view{};
 }
 
+std::string CudaErrorText(int result) {
+  const KnownError* known = Find(result);
+  return known == nullptr ? fmt::format("CUresult {}", result)
+                          : fmt::format("{} ({}, {})", known->name, result, known->description);
+}
+
 Code CodeOfResult(int result) {
   if (result == cuda::kOutOfMemory) return Code::kOutOfMemory;
   if (result == cuda::kCaptureUnsupported) return Code::kRefused;

@@ -12,6 +12,7 @@ namespace amem {
 // "CUDA_ERROR_INVALID_VALUE" and "invalid argument", as cuGetErrorName and cuGetErrorString; empty: unknown.
 std::string_view CudaErrorName(int result);
 std::string_view CudaErrorDescription(int result);
+std::string CudaErrorText(int result);  // "CUDA_ERROR_INVALID_VALUE (1, invalid argument)"; "CUresult 12345" if it is unknown
 
 // kOutOfMemory for CUDA_ERROR_OUT_OF_MEMORY, kRefused for a running stream capture (900), otherwise kDriver.
 Code CodeOfResult(int result);

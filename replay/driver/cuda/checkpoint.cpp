@@ -114,9 +114,8 @@ class CudaCheckpointer final : public Checkpointer {
   }
 
   Result<CheckpointState> StateOf(pid_t pid) override {
-    AMEM_TRY(Started());
     int state = 0;
-    AMEM_TRY(Said(calls_.state(pid, &state), fmt::format("cuCheckpointProcessGetState pid {}", pid)));
+    AMEM_TRY(Call("cuCheckpointProcessGetState", calls_.state, pid, &state));
     if (state < 0 || state > static_cast<int>(CheckpointState::kFailed)) {
       return Status(Code::kUnsupported, fmt::format("cuCheckpointProcessGetState pid {}: an unknown state, {}", pid, state));
     }
@@ -124,30 +123,23 @@ class CudaCheckpointer final : public Checkpointer {
   }
 
   Status Lock(pid_t pid, std::chrono::milliseconds timeout) override {
-    AMEM_TRY(Started());
     LockArguments arguments{};
     // Zero would mean no limit.
     arguments.timeout_ms = static_cast<unsigned>(std::clamp<std::int64_t>(timeout.count(), 1, 24 * 3'600'000));
-    const CUresult result = calls_.lock(pid, &arguments);
-    if (result == CUDA_ERROR_NOT_READY) {
-      return {Code::kTimeout,
-              fmt::format("cuCheckpointProcessLock pid {}: its driver calls and its work on the GPU did not end within {} ms",
-                          pid, arguments.timeout_ms),
-              result};
-    }
-    return Said(result, fmt::format("cuCheckpointProcessLock pid {}", pid));
+    Status locked = Call("cuCheckpointProcessLock", calls_.lock, pid, &arguments);
+    if (locked.driver_result() != cuda::kNotReady) return locked;
+    return {Code::kTimeout,
+            fmt::format("cuCheckpointProcessLock pid {}: its driver calls and its work on the GPU did not end within {} ms",
+                        pid, arguments.timeout_ms),
+            cuda::kNotReady};
   }
 
-  Status Checkpoint(pid_t pid) override {
-    AMEM_TRY(Started());
-    return Said(calls_.checkpoint(pid, nullptr), fmt::format("cuCheckpointProcessCheckpoint pid {}", pid));
-  }
+  Status Checkpoint(pid_t pid) override { return Call("cuCheckpointProcessCheckpoint", calls_.checkpoint, pid); }
 
   Status Restore(pid_t pid, std::span<const GpuPair> pairs) override {
     if (!pairs.empty() && !TakesPairs()) {
       return {Code::kUnsupported, "restore onto other GPUs needs a driver of CUDA 13 (580) or newer; this is " + Version()};
     }
-    AMEM_TRY(Started());
     std::vector<PairArgument> given(pairs.size());
     for (std::size_t i = 0; i < pairs.size(); ++i) {
       if (!ReadUuid(pairs[i].from, given[i].from) || !ReadUuid(pairs[i].to, given[i].to)) {
@@ -157,32 +149,26 @@ class CudaCheckpointer final : public Checkpointer {
     RestoreArguments arguments{};
     arguments.pairs = given.data();
     arguments.count = static_cast<unsigned>(given.size());
-    const CUresult result = calls_.restore(pid, pairs.empty() ? nullptr : &arguments);
-    return Said(result, fmt::format("cuCheckpointProcessRestore pid {}", pid));
+    return Call("cuCheckpointProcessRestore", calls_.restore, pid, pairs.empty() ? nullptr : &arguments);
   }
 
-  Status Unlock(pid_t pid) override {
-    AMEM_TRY(Started());
-    return Said(calls_.unlock(pid, nullptr), fmt::format("cuCheckpointProcessUnlock pid {}", pid));
-  }
+  Status Unlock(pid_t pid) override { return Call("cuCheckpointProcessUnlock", calls_.unlock, pid); }
 
  private:
   [[nodiscard]] Status Started() const {
     const CUresult result = started_.get();
     if (result == CUDA_SUCCESS) return {};
-    return {Code::kUnsupported,
-            fmt::format("the CUDA driver does not start: {} ({}, {})", CudaErrorName(result), static_cast<int>(result),
-                        CudaErrorDescription(result)),
-            result};
+    return {Code::kUnsupported, "the CUDA driver does not start: " + CudaErrorText(result), result};
   }
   static Status Said(CUresult result, const std::string& tried) {
     if (result == CUDA_SUCCESS) return {};
-    const int number = result;
-    const std::string_view name = CudaErrorName(number);
-    return {CodeOfResult(number),
-            fmt::format("{}: {} ({}, {}){}", tried, name.empty() ? "an unknown error" : name, number,
-                        CudaErrorDescription(number), RemedyOf(number)),
-            number};
+    return {CodeOfResult(result), fmt::format("{}: {}{}", tried, CudaErrorText(result), RemedyOf(result)), result};
+  }
+  // A call on a process, once the driver has started.
+  template <class Argument>
+  [[nodiscard]] Status Call(const char* name, CUresult (*call)(int, Argument*), pid_t pid, Argument* argument = nullptr) const {
+    AMEM_TRY(Started());
+    return Said(call(pid, argument), fmt::format("{} pid {}", name, pid));
   }
 
   const CheckpointCalls calls_;

@@ -12,11 +12,8 @@ namespace amem {
 std::string Errno(const std::string& tried) { return tried + ": " + std::strerror(errno); }
 
 Status SimulatedFailure(int result, std::string_view tried, std::string_view why) {
-  const std::string_view name = CudaErrorName(result);
-  const std::string error = name.empty() ? fmt::format("CUresult {}", result)
-                                         : fmt::format("{} ({}, {})", name, result, CudaErrorDescription(result));
-  return {CodeOfResult(result), fmt::format("{}: {} from the simulator{}{}", tried, error, why.empty() ? "" : ": ", why),
-          result};
+  return {CodeOfResult(result),
+          fmt::format("{}: {} from the simulator{}{}", tried, CudaErrorText(result), why.empty() ? "" : ": ", why), result};
 }
 
 }  // namespace amem

@@ -15,7 +15,6 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <vector>
 
 #include "statemachine/types.h"
 
@@ -76,7 +75,6 @@ class SimulatorWorld {
   };
   int Bind(std::uint32_t member, Key multicast, const Binding& binding);
   int Unbind(std::uint32_t member, Key multicast, std::int32_t device, Bytes offset, Bytes bytes);
-  [[nodiscard]] std::vector<Binding> Bindings(Key multicast);  // by device and offset
 
   [[nodiscard]] std::int32_t DeviceNow(std::uint32_t member, std::int32_t device) const;  // where a restore moved it
   [[nodiscard]] Bytes InUse(std::int32_t device);

@@ -1,7 +1,6 @@
 // Multicast objects in a simulated world, shared by all its processes.
 #include <algorithm>
 #include <limits>
-#include <tuple>
 
 #include "replay/driver/driver.h"
 #include "replay/driver/simulator/world_table.h"
@@ -74,19 +73,6 @@ int SimulatorWorld::Unbind(std::uint32_t member, Key key, std::int32_t device, B
     return 0;
   }
   return cuda::kInvalidValue;
-}
-
-std::vector<SimulatorWorld::Binding> SimulatorWorld::Bindings(Key key) {
-  const Guard guard(*table_);
-  std::vector<Binding> found;
-  const WorldMulticast* multicast = table_->FindMulticast(key);
-  if (multicast == nullptr) return found;
-  for (const WorldBinding& one : multicast->bindings) {
-    if (one.bytes != 0) found.push_back(one);
-  }
-  std::ranges::sort(
-      found, [](const Binding& a, const Binding& b) { return std::tie(a.device, a.offset) < std::tie(b.device, b.offset); });
-  return found;
 }
 
 }  // namespace amem

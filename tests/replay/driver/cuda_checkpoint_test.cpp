@@ -78,7 +78,7 @@ TEST_F(CudaCheckpoint, what_the_driver_refuses_has_the_call_the_pid_and_what_to_
     EXPECT_TRUE(Has(failed, remedy)) << failed.message();
   }
   Fail("CheckpointTake", 998);
-  EXPECT_TRUE(driver->Checkpoint(pid).message().ends_with("an unknown error (998, )")) << driver->Checkpoint(pid).message();
+  EXPECT_TRUE(driver->Checkpoint(pid).message().ends_with("CUresult 998")) << driver->Checkpoint(pid).message();
 }
 
 TEST_F(CudaCheckpoint, a_lock_that_takes_too_long_is_a_timeout_and_none_is_for_ever) {

@@ -2,12 +2,14 @@
 // multicast object would reach.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "replay/driver/simulator/simulator.h"
+#include "replay/driver/simulator/world_table.h"
 
 namespace amem {
 
@@ -42,13 +44,18 @@ struct Reached {
 // For each device with memory bound there, by device. Empty: no multicast object, or not all devices were added.
 inline std::vector<Reached> Reach(Simulator& sim, Address address) {
   const auto mapping = sim.MappingAt(address);
-  if (!mapping.ok() || !sim.world()->IsComplete(mapping->memory)) return {};
+  if (!mapping.ok()) return {};
+  SimulatorWorld::Table& world = sim.world()->table();
+  const SimulatorWorld::Guard guard(world);
+  const WorldMulticast* const object = world.FindMulticast(mapping->memory);
+  if (object == nullptr || !object->IsComplete()) return {};
   const Bytes at = address.value - mapping->address.value;
   std::vector<Reached> reached;
-  for (const SimulatorWorld::Binding& one : sim.world()->Bindings(mapping->memory)) {
-    if (one.offset <= at && at - one.offset < one.bytes)
+  for (const WorldBinding& one : object->bindings) {
+    if (one.bytes != 0 && one.offset <= at && at - one.offset < one.bytes)
       reached.push_back({one.device, one.memory, one.memory_offset + at - one.offset});
   }
+  std::ranges::sort(reached, {}, &Reached::device);
   return reached;
 }
 

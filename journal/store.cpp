@@ -87,11 +87,7 @@ class Cursor {
   MDB_cursor* cursor_ = nullptr;
 };
 
-struct FileKey {  // which file, by whatever name
-  dev_t device = 0;
-  ino_t inode = 0;
-  friend auto operator<=>(const FileKey&, const FileKey&) = default;
-};
+using FileKey = std::pair<dev_t, ino_t>;  // which file, by whatever name
 
 Result<FileKey> Identify(const std::filesystem::path& directory) {
   struct stat st {};

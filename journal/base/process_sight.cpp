@@ -64,43 +64,32 @@ std::string StateText(char state) {
   }
 }
 
-// What a thread is doing in the kernel, of the files that this user may read.
-struct InKernel {
-  std::string waits_in;       // a function of the kernel's; empty: it does not wait, or that is not shown
-  long call = -1;             // the system call
-  std::string descriptor;     // what its first argument refers to, where it is an ioctl
-  bool in_user_code = false;  // it is in no system call
-};
-InKernel SeeKernelSide(const std::string& process, const std::string& thread) {
-  InKernel in;
-  if (std::string wchan = ReadSmallFile(thread + "/wchan"); wchan != "0") in.waits_in = std::move(wchan);
-  const std::string call = ReadSmallFile(thread + "/syscall");
-  if (call.empty()) return in;
-  in.in_user_code = call.starts_with("running") || call.starts_with("-1");
-  if (in.in_user_code) return in;
-  char* end = nullptr;
-  in.call = std::strtol(call.c_str(), &end, 10);
-  if (in.call == SYS_ioctl) in.descriptor = LinkOf(process + "/fd/" + std::to_string(std::strtoul(end, nullptr, 16)));
-  return in;
-}
-
 bool IsNvidias(const std::string& function) {
   return function.find("nvidia") != std::string::npos || function.starts_with("uvm_") || function.starts_with("nv_") ||
          function.starts_with("os_acquire");
 }
 
+// What a thread is doing, by the files that this user may read.
 std::string Where(const std::string& process, const std::string& thread) {
-  const InKernel in = SeeKernelSide(process, thread);
-  if (in.descriptor.starts_with("/dev/nvidia")) return "in the CUDA driver (ioctl on " + in.descriptor + ")";
-  if (IsNvidias(in.waits_in)) return "in the CUDA driver (" + in.waits_in + ")";
+  std::string waits_in = ReadSmallFile(thread + "/wchan");  // a function of the kernel's
+  if (waits_in == "0") waits_in.clear();                    // it does not wait, or that is not shown
+  const std::string text_of_call = ReadSmallFile(thread + "/syscall");
+  const bool in_user_code = text_of_call.starts_with("running") || text_of_call.starts_with("-1");
+  char* end = nullptr;
+  const long call = text_of_call.empty() || in_user_code ? -1 : std::strtol(text_of_call.c_str(), &end, 10);
+  if (call == SYS_ioctl) {
+    const std::string file = LinkOf(process + "/fd/" + std::to_string(std::strtoul(end, nullptr, 16)));
+    if (file.starts_with("/dev/nvidia")) return "in the CUDA driver (ioctl on " + file + ")";
+  }
+  if (IsNvidias(waits_in)) return "in the CUDA driver (" + waits_in + ")";
   const std::string program(BaseName(LinkOf(process + "/exe")));
   std::string text = program.starts_with("python") ? "in Python" : "";
-  const std::string waits = !in.waits_in.empty()   ? "in " + in.waits_in
-                            : in.call == SYS_futex ? "in futex"
-                            : in.call >= 0         ? "in system call " + std::to_string(in.call)
-                                                   : "";
+  const std::string waits = !waits_in.empty()   ? "in " + waits_in
+                            : call == SYS_futex ? "in futex"
+                            : call >= 0         ? "in system call " + std::to_string(call)
+                                                : "";
   if (!waits.empty()) text += (text.empty() ? "" : ", ") + waits;
-  if (text.empty() && in.in_user_code && !program.empty()) text = "in code of " + program;
+  if (text.empty() && in_user_code && !program.empty()) text = "in code of " + program;
   return text;
 }
 

@@ -159,12 +159,10 @@ void HostClaims::Open() {
 // The first free place. Those of other pid namespaces are left alone.
 void HostClaims::FindPlace() {
   if (place_ || !file_) return;
-  for (std::size_t i = 0; i < kPlaces; ++i) {
-    Place place;
+  Place place;
+  for (std::size_t i = 0; i < kPlaces && !place_; ++i) {
     const bool there = pread(file_.get(), &place, sizeof(place), static_cast<off_t>(i * sizeof(place))) == sizeof(place);
-    if (there && place.pid > 0 && (place.Stands() || place.pid_namespace != PidNamespace())) continue;
-    place_ = i;
-    return;
+    if (!there || place.pid <= 0 || (!place.Stands() && place.pid_namespace == PidNamespace())) place_ = i;
   }
 }
 

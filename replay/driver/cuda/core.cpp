@@ -51,7 +51,7 @@ CudaDriver::Core::~Core() {
   for (const Device& device : devices_) {
     if (device.context == nullptr) continue;
     if (device.stream != nullptr) {
-      const CurrentContext current(calls, device.context);
+      const InContext current(calls, device.context);
       if (current.result() == CUDA_SUCCESS) calls.stream_destroy(device.stream);
     }
     calls.primary_release(device.device);  // fails while the process ends, which does not matter
@@ -120,7 +120,7 @@ Status CudaDriver::Core::OpenLocked(Device& device, int ordinal) {
       return Failure(result, "cuDevicePrimaryCtxRetain" + of);
     }
   }
-  const CurrentContext current(calls, device.context);
+  const InContext current(calls, device.context);
   if (current.result() != CUDA_SUCCESS) return Failure(current.result(), "cuCtxPushCurrent" + of);
   const CUresult result = calls.stream_create(&device.stream, CU_STREAM_NON_BLOCKING);
   if (result == CUDA_SUCCESS) return {};

@@ -155,32 +155,22 @@ Status CudaDriver::Core::Call(const auto& tried, CUresult (*call)(Parameters...)
   return result == CUDA_SUCCESS ? Status{} : Failure(result, tried());
 }
 
-// Makes a context current while it lives. Check result() first.
-class CurrentContext {
+// The same, and makes a context current. Check result() first.
+class InContext {
  public:
-  CurrentContext(const CudaCalls& calls, CUcontext context) : calls_(calls), result_(calls.context_push(context)) {}
-  ~CurrentContext() {
+  InContext(const CudaCalls& calls, CUcontext context) : calls_(calls), relaxed_(calls), result_(calls.context_push(context)) {}
+  ~InContext() {
     CUcontext popped = nullptr;
     if (result_ == CUDA_SUCCESS) calls_.context_pop(&popped);
   }
-  CurrentContext(const CurrentContext&) = delete;
-  CurrentContext& operator=(const CurrentContext&) = delete;
+  InContext(const InContext&) = delete;
+  InContext& operator=(const InContext&) = delete;
   [[nodiscard]] CUresult result() const { return result_; }
 
  private:
   const CudaCalls& calls_;
-  CUresult result_;
-};
-
-// Both, as most calls need.
-class InContext {
- public:
-  InContext(const CudaCalls& calls, CUcontext context) : relaxed_(calls), current_(calls, context) {}
-  [[nodiscard]] CUresult result() const { return current_.result(); }
-
- private:
   const RelaxedCapture relaxed_;
-  const CurrentContext current_;
+  const CUresult result_;
 };
 
 }  // namespace amem

@@ -66,7 +66,7 @@ Result<std::unique_ptr<StreamMoment>> CudaDriver::MomentOf(DeviceOrdinal device,
     CUevent event = nullptr;
     CUresult result = calls.stream_context(static_cast<CUstream>(theirs), &context);
     if (result != CUDA_SUCCESS) return result;
-    const CurrentContext current(calls, context);
+    const InContext current(calls, context);
     result = current.result();
     if (result == CUDA_SUCCESS) result = calls.event_create(&event, CU_EVENT_DISABLE_TIMING);
     if (result != CUDA_SUCCESS) return result;

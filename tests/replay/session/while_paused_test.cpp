@@ -364,8 +364,9 @@ TEST_F(Counted, an_event_that_cannot_follow_is_dropped_and_said) {
   for (const EventBody& event : cannot_follow) a.session->Note(event);
   EXPECT_EQ(a.Figure({"dropped_events"}), cannot_follow.size());
   EXPECT_EQ(a.Count<PassedThrough>(), cannot_follow.size());
-  EXPECT_EQ(ToText(a.journal->events.back().body),
-            "passed through: multicast unbound, not counted: multicast unbound: multicast 77, device 0, 1 B: it does not exist");
+  EXPECT_EQ(
+      ToText(a.journal->events.back().body),
+      "passed through: multicast unbound, not counted: multicast unbound: multicast 77, device 0, 1 B: it does not exist");
 }
 
 // ---- facts -------------------------------------------------------------------------------------------------------------

@@ -178,13 +178,12 @@ class Writer final : public JournalWriter {
       (void)core_.release();  // it is the parent's: its locks may be held, and its thread is not in the child
   }
   Status Append(const Event& event) override {
-    AMEM_TRY(Here());
-    Status appended = core_->Append(event);
-    if (!appended && lasting_ && !ended_) Lose(appended);
+    Status appended = IsHere() ? core_->Append(event) : Elsewhere();
+    if (!appended && lasting_ && !ended_ && IsHere()) Lose(appended);
     return appended;
   }
   Status Flush() override {
-    AMEM_TRY(Here());
+    if (!IsHere()) return Elsewhere();
     {
       const std::lock_guard lock(core_->append_mutex);
       AMEM_TRY(core_->Unusable());
@@ -197,7 +196,7 @@ class Writer final : public JournalWriter {
             core_->appended_bytes.load(std::memory_order_relaxed) >= core_->snapshot_due_bytes.load(std::memory_order_relaxed));
   }
   Status Snapshot(const State& state) override {
-    AMEM_TRY(Here());
+    if (!IsHere()) return Elsewhere();
     return core_->Snapshot(state, options_);
   }
   Status Renew(const State& state) override {
@@ -212,7 +211,7 @@ class Writer final : public JournalWriter {
   Status Close() override {
     ended_ = true;
     if (core_ == nullptr) return {};  // that there is none has been said
-    AMEM_TRY(Here());
+    if (!IsHere()) return Elsewhere();
     return core_->Close();
   }
   [[nodiscard]] std::filesystem::path Directory() const override {
@@ -222,9 +221,9 @@ class Writer final : public JournalWriter {
 
  private:
   // There is a journal, and it is this process's.
-  [[nodiscard]] Status Here() const {
+  [[nodiscard]] bool IsHere() const { return core_ != nullptr && !guard_.InChild(); }
+  [[nodiscard]] Status Elsewhere() const {
     if (core_ == nullptr) return why_;
-    if (!guard_.InChild()) return {};
     return {Code::kRefused,
             "journal " + core_->directory.string() + " belongs to the process that opened it; a forked child has none"};
   }

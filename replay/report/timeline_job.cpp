@@ -120,7 +120,7 @@ MemoryShortage::Holder HeldOn(const State& state, std::int32_t device, std::size
     const bool counts = a.own() && a.on_device() && !a.placed() && !a.multicast && a.properties.location.id == device;
     if (counts) (a.resident ? holder.held : holder.released) += a.bytes;
   }
-  for (const auto& [address, bytes] : state.async) holder.elsewhere += bytes;
+  for (const auto& [address, a] : state.async) holder.elsewhere += a.bytes;
   for (const auto& [address, legacy] : state.legacy) holder.elsewhere += legacy.backing ? 0 : legacy.bytes;
   return holder;
 }

@@ -353,7 +353,7 @@ void Tell(To& to, const State& state) {
   to.Rows("mappings", state.mappings, Keyed("address"));
   to.Rows("slabs", state.slabs, kSlab);
   to.Rows("ranges", state.ranges, Keyed("address"));
-  const auto held = [](auto& row, const auto& item) { Tell(row, item.second); };
+  const auto held = [](auto& row, const auto&, const auto& event) { Tell(row, event); };
   to.Rows("legacy", state.legacy, held, "cuMemAlloc");
   to.Rows("legacy_imports", state.legacy_imports, held);
   to.Rows("host", state.host, held);

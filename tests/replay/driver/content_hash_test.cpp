@@ -127,9 +127,9 @@ using namespace amem::lanes;  // NOLINT(google-build-using-namespace): the sourc
 namespace amem {
 namespace {
 
-// By day; AMEM_HASH_CHANGES=10000000 by night.
+// By day; AMEM_CHANGES=10000000 by night.
 std::size_t Wanted(std::size_t by_day) {
-  const char* const wanted = std::getenv("AMEM_HASH_CHANGES");
+  const char* const wanted = std::getenv("AMEM_CHANGES");
   return wanted == nullptr ? by_day : std::strtoull(wanted, nullptr, 10);
 }
 

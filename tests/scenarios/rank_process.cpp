@@ -1,6 +1,10 @@
 #include "tests/scenarios/rank_process.h"
 
+#include <malloc.h>
 #include <poll.h>
+#ifdef AMEM_SANITIZED
+#include <sanitizer/allocator_interface.h>
+#endif
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -11,6 +15,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 #include "tests/replay/driver/simulated.h"
 #include "tests/scenarios/multicast_calls.h"
@@ -60,16 +65,25 @@ class TriggeredJournal final : public JournalWriter {
   Trigger& trigger_;
 };
 
+Bytes HeapInUse() {
+#ifdef AMEM_SANITIZED
+  return __sanitizer_get_current_allocated_bytes();
+#else
+  const struct mallinfo2 counts = ::mallinfo2();
+  return counts.uordblks + counts.hblkhd;
+#endif
+}
+
 class RankSession {
  public:
-  RankSession(int rank, int ranks, Layout layout, bool multicast, bool tag, bool shared, std::filesystem::path directory,
+  RankSession(int rank, int ranks, Layout layout, bool multicast, bool tag, LibraryScope scope, std::filesystem::path directory,
               std::uint32_t timeout_ms)
       : rank_(rank),
         ranks_(ranks),
         layout_(layout),
         multicast_(multicast),
         tag_(tag),
-        shared_(shared),
+        scope_(scope),
         directory_(std::move(directory)),
         timeout_ms_(timeout_ms) {}
 
@@ -104,8 +118,9 @@ class RankSession {
     reply.driver_result = status.driver_result();
     std::snprintf(reply.text.data(), reply.text.size(), "%s", status.message().c_str());
     session_->Inspect([&](const State& state) {
-      reply.lifecycle = shared_ ? state.LifecycleOf(pool_) : state.lifecycle;
       reply.tag = state.LifecycleOf(pool_);
+      reply.lifecycle = scope_ == LibraryScope::kShared ? reply.tag : state.lifecycle;
+      if (scope_ == LibraryScope::kAll && reply.tag != reply.lifecycle) reply.lifecycle = Lifecycle::kPausing;  // half of it
       return 0;
     });
     reply.calls = trigger_.calls;
@@ -119,6 +134,7 @@ class RankSession {
     AllocationId allocation;
     Address address;
     Bytes bytes = 0;
+    bool nccls = true;
   };
 
   Status Obey(const Command& command, Reply& reply) {
@@ -138,9 +154,8 @@ class RankSession {
         Arm(command);
         return {};
       case Op::kPause:
-        return shared_ ? session_->pools().Pause(pool_, {}) : session_->Pause();
       case Op::kResume:
-        return shared_ ? session_->pools().Resume(pool_, {.patient = false}) : session_->ResumeInTime();
+        return Cycle(command.op == Op::kPause);
       case Op::kPauseTag:
         return session_->pools().Pause(pool_, {});
       case Op::kResumeTag:
@@ -157,28 +172,43 @@ class RankSession {
     return {Code::kInvalid, "no such command"};
   }
 
-  AllocationProperties Properties() const {
+  // As amem_pause does it with several tags.
+  Status Cycle(bool pause) {
+    const auto of_tag = [this](bool pauses) {
+      return pauses ? session_->pools().Pause(pool_, {}) : session_->pools().Resume(pool_, {.patient = false});
+    };
+    if (scope_ != LibraryScope::kNccl) AMEM_TRY(of_tag(pause));
+    if (scope_ == LibraryScope::kShared) return {};
+    const Status done = pause ? session_->Pause() : session_->ResumeInTime();
+    if (!done.ok() && scope_ == LibraryScope::kAll) static_cast<void>(of_tag(!pause));
+    return done;
+  }
+
+  AllocationProperties Properties(bool shareable = true) const {
     AllocationProperties properties;
-    properties.handle_types = 1;
+    properties.handle_types = shareable ? 1 : 0;
     properties.location = {LocationType::kDevice, rank_};
     return properties;
   }
-  Result<Buffer> Place(AllocationId id, Bytes bytes) {
-    auto address = shared_ ? simulator_->Reserve(bytes, 0, {}, 0) : session_->Reserve(bytes, 0, {}, 0, {});
+  Result<Buffer> Place(AllocationId id, Bytes bytes, bool nccls) {
+    auto address = nccls ? session_->Reserve(bytes, 0, {}, 0, {}) : simulator_->Reserve(bytes, 0, {}, 0);
     if (!address.ok()) return address.status();
     AMEM_TRY(session_->Map(*address, bytes, 0, id, 0));
     const AccessDescriptor access{{LocationType::kDevice, rank_}, 3};
     AMEM_TRY(session_->SetAccess(*address, bytes, std::span(&access, 1)));
-    return Buffer{id, *address, bytes};
+    return Buffer{id, *address, bytes, nccls};
   }
-  Result<Buffer> New(Bytes bytes) {
-    auto id = Make(bytes);
+  Result<Buffer> New(Bytes bytes, bool shared = false) {
+    auto id = Make(bytes, shared);
     if (!id.ok()) return id.status();
-    return Place(*id, bytes);
+    return Place(*id, bytes, IsNccls(shared));
   }
-  Result<AllocationId> Make(Bytes bytes) {
-    return session_->Create(bytes, Properties(), 0, {}, false, false, shared_ ? kTagOfShared : "");
+  Result<AllocationId> Make(Bytes bytes, bool shared = false) {
+    const AllocationProperties properties = Properties(shared || scope_ != LibraryScope::kAll);
+    return session_->Create(bytes, properties, 0, {}, false, false, IsNccls(shared) ? "" : Tag());
   }
+  bool IsNccls(bool shared) const { return scope_ == LibraryScope::kNccl || (shared && scope_ == LibraryScope::kAll); }
+  const char* Tag() const { return scope_ == LibraryScope::kAll ? "program" : "libone_shot"; }
   Status Token(AllocationId id, std::array<std::byte, kTokenBytes>& bytes) {
     auto descriptor = session_->Export(id);
     if (!descriptor.ok()) return descriptor.status();
@@ -189,7 +219,7 @@ class RankSession {
   }
   Status Build(Reply& reply) {
     simulator_->SetHook([this](std::string_view, std::uint64_t) { return trigger_.Due(false) ? cuda::kUnknown : 0; });
-    auto ring = New(kRing), own = New(kOwn), left = New(kLeft);
+    auto ring = New(kRing, true), own = New(kOwn), left = New(kLeft, true);
     auto bare = Make(kBare);
     for (const Status& made : {ring.status(), own.status(), left.status(), bare.status()}) AMEM_TRY(made);
     ring_ = *ring;
@@ -199,7 +229,7 @@ class RankSession {
     AMEM_TRY(Token(ring_.allocation, reply.tokens[0]));
     AMEM_TRY(Token(left_.allocation, reply.tokens[1]));
     if (tag_) AMEM_TRY(BuildPool());
-    if (shared_) AMEM_TRY(BuildPart(reply));
+    if (scope_ != LibraryScope::kNccl) AMEM_TRY(BuildPart(reply));
     return multicast_ ? BuildMulticast(reply) : Status{};
   }
   Status BuildPool() {
@@ -236,7 +266,7 @@ class RankSession {
   Status BindAll() {
     AMEM_TRY(calls_->Bind(object_.allocation, 0, bound_.allocation, 0, kBound));
     AMEM_TRY(calls_->BindAddress(object_.allocation, kBound, bound_at_.address, kBoundAt));
-    auto placed = Place(object_.allocation, kObject);
+    auto placed = Place(object_.allocation, kObject, true);
     if (placed.ok()) object_ = *placed;
     return placed.status();
   }
@@ -252,12 +282,12 @@ class RankSession {
       for (std::size_t i = 0; i < 2; ++i) {
         auto id = ImportOne(command.tokens[i]);
         if (!id.ok()) return id.status();
-        auto placed = Place(*id, i == 0 ? kRing : kLeft);
+        auto placed = Place(*id, i == 0 ? kRing : kLeft, IsNccls(true));
         if (!placed.ok()) return placed.status();
         (i == 0 ? from_ring_ : from_left_) = *placed;
       }
     }
-    if (shared_ && ranks_ > 1) {
+    if (scope_ != LibraryScope::kNccl && ranks_ > 1) {
       auto opened = session_->LegacyImport(command.tokens[2], DeviceOrdinal{rank_}, {}, true);
       if (!opened.ok()) return opened.status();
       from_part_ = {session_->CopyState().legacy_imports.at(*opened).allocation, *opened, kFirstPart};
@@ -266,7 +296,7 @@ class RankSession {
   }
   // In a chunk that is small, because the device has little left.
   Status BuildPart(Reply& reply) {
-    AMEM_ASSIGN(pool_, session_->pools().Open(kTagOfShared, PoolPolicy::kPreserve));
+    AMEM_ASSIGN(pool_, session_->pools().Open(Tag(), PoolPolicy::kPreserve));
     AMEM_ASSIGN(const auto memory, simulator_->Memory(DeviceOrdinal{rank_}));
     AMEM_ASSIGN(const auto hog, simulator_->Create(memory.free - kSharedChunk, Properties(), 0));
     AMEM_ASSIGN(const auto address, session_->pools().Allocate(pool_, kFirstPart, DeviceOrdinal{rank_}));
@@ -293,7 +323,7 @@ class RankSession {
     if (from_left_.allocation) Write(from_left_, previous(), 2, version);
     if (tag_) Write(first_part_, rank_, 5, version);
     if (tag_) Write(second_part_, rank_, 6, version);
-    if (shared_) Write(first_part_, rank_, 5, version);
+    if (scope_ != LibraryScope::kNccl) Write(first_part_, rank_, 5, version);
     if (!multicast_) return;
     Write(bound_, rank_, 3, version);
     Write(bound_at_, rank_, 4, version);
@@ -326,6 +356,10 @@ class RankSession {
   }
   // `settled` false: the driver has just refused to take something back, which is tried again with the next pause or resume.
   Status Check(std::uint64_t version, bool settled, Reply& reply) {
+    reply.heap = HeapInUse();
+    reply.pinned = simulator_->PinnedBytes();
+    const std::filesystem::directory_iterator descriptors("/proc/self/fd");
+    reply.descriptors = static_cast<std::uint32_t>(std::distance(begin(descriptors), end(descriptors)));
     const Status books = session_->Inspect([&](const State& state) -> Status {
       if (!state.broken.empty() && trigger_.fault != Fault::kFailAppend) return {Code::kBroken, state.broken};
       AMEM_TRY(CheckInvariants(state));
@@ -343,8 +377,9 @@ class RankSession {
     });
     AMEM_TRY(books);
     if (tag_) AMEM_TRY(CheckPool(version));
-    if (shared_ ? session_->CopyState().LifecycleOf(pool_) != Lifecycle::kRunning : session_->paused()) return {};
-    if (shared_) AMEM_TRY(Compare(first_part_, "the part", rank_, 5, version));
+    if (scope_ != LibraryScope::kNccl && session_->CopyState().LifecycleOf(pool_) != Lifecycle::kRunning) return {};
+    if (session_->paused()) return {};
+    if (scope_ != LibraryScope::kNccl) AMEM_TRY(Compare(first_part_, "the part", rank_, 5, version));
     if (from_part_.address) AMEM_TRY(Compare(from_part_, "the other's part", previous(), 5, version));
     AMEM_TRY(Compare(ring_, "ring", rank_, 0, version));
     AMEM_TRY(Compare(own_, "own", rank_, 1, version));
@@ -403,7 +438,8 @@ class RankSession {
   Status FreeOne(Buffer& buffer) {
     if (!buffer.allocation) return {};
     AMEM_TRY(session_->Unmap(buffer.address, buffer.bytes));
-    AMEM_TRY(shared_ ? simulator_->FreeRange(buffer.address, buffer.bytes) : session_->FreeRange(buffer.address, buffer.bytes));
+    AMEM_TRY(buffer.nccls ? session_->FreeRange(buffer.address, buffer.bytes)
+                          : simulator_->FreeRange(buffer.address, buffer.bytes));
     AMEM_TRY(session_->Release(buffer.allocation));
     buffer = {};
     return {};
@@ -451,8 +487,8 @@ class RankSession {
 
   const int rank_, ranks_;
   const Layout layout_;
-  static constexpr const char* kTagOfShared = "libone_shot";
-  const bool multicast_, tag_, shared_;
+  const bool multicast_, tag_;
+  const LibraryScope scope_;
   const std::filesystem::path directory_;
   const std::uint32_t timeout_ms_;
   Trigger trigger_;
@@ -466,12 +502,12 @@ class RankSession {
   DriverHandle hog_;
 };
 
-void Serve(int socket, int rank, int ranks, Layout layout, bool multicast, bool tag, bool shared,
+void Serve(int socket, int rank, int ranks, Layout layout, bool multicast, bool tag, LibraryScope scope,
            const std::filesystem::path& directory, std::uint32_t timeout_ms) {
   struct sigaction interrupting {};
   interrupting.sa_handler = [](int) {};
   ::sigaction(SIGUSR1, &interrupting, nullptr);
-  RankSession session(rank, ranks, layout, multicast, tag, shared, directory, timeout_ms);
+  RankSession session(rank, ranks, layout, multicast, tag, scope, directory, timeout_ms);
   if (const Status started = session.Start(); !started.ok()) {
     std::fprintf(stderr, "rank %d: %s\n", rank, started.message().c_str());
     ::_exit(9);
@@ -496,8 +532,8 @@ std::filesystem::path NewDirectory() {
 
 }  // namespace
 
-RankProcesses::RankProcesses(int ranks, Layout layout, std::uint32_t timeout_ms, bool multicast, bool tag, bool shared)
-    : layout_(layout), multicast_(multicast), shared_(shared), directory_(NewDirectory()) {
+RankProcesses::RankProcesses(int ranks, Layout layout, std::uint32_t timeout_ms, bool multicast, bool tag, LibraryScope scope)
+    : layout_(layout), multicast_(multicast), scope_(scope), directory_(NewDirectory()) {
   world_ = *SimulatorWorld::Open(directory_ / "world", ranks, kCapacity);
   for (int rank = 0; rank < ranks; ++rank) {
     int ends[2];
@@ -508,7 +544,7 @@ RankProcesses::RankProcesses(int ranks, Layout layout, std::uint32_t timeout_ms,
       if (::getppid() != parent) ::_exit(8);
       for (Child& other : children_) other.socket.Reset();
       ::close(ends[0]);
-      Serve(ends[1], rank, ranks, layout_, multicast_, tag, shared_, directory_, timeout_ms);
+      Serve(ends[1], rank, ranks, layout_, multicast_, tag, scope_, directory_, timeout_ms);
       ::_exit(0);
     }
     ::close(ends[1]);

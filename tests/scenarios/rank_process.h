@@ -5,8 +5,10 @@
 // exported to the next rank and freed by its owner, "own" is mapped, and "bare" is only a handle. What is in them follows
 // from rank and version alone. With multicast, rank 0 makes an object for all, as NCCL does for NVLS; every rank adds its
 // device, binds two allocations of its own at different offsets, one by handle and one by address, and maps the object. With a
-// tag, every rank has a pool "weights" with two parts in one chunk. Shared: all four are another library's than NCCL, under its
-// tag, which pauses and resumes mean then, and the next rank has opened a part of cudaMalloc's by cudaIpc.
+// tag, every rank has a pool "weights" with two parts in one chunk. In scope shared all four are another library's than NCCL,
+// under its tag, which pauses and resumes mean then, and the next rank has opened a part of cudaMalloc's by cudaIpc. In scope
+// all "ring" and "left" are NCCL's, and all else is the program's, whose handles nobody can export; pauses and resumes are of
+// both.
 #pragma once
 
 #include <sys/types.h>
@@ -74,8 +76,10 @@ struct Reply {
   Lifecycle tag{};                       // of the pool
   std::uint64_t calls = 0, appends = 0;  // since arming
   std::uint64_t took_ms = 0;
-  bool fired = false;         // the fault has happened
-  std::uint32_t reached = 0;  // kCheck: how many devices a store to the multicast object reaches
+  bool fired = false;             // the fault has happened
+  std::uint32_t reached = 0;      // kCheck: how many devices a store to the multicast object reaches
+  Bytes heap = 0, pinned = 0;     // kCheck: what the process holds of host memory,
+  std::uint32_t descriptors = 0;  // and of descriptors
   std::array<std::array<std::byte, kTokenBytes>, 3> tokens{};
   std::array<char, 700> text{};  // of a failure, or of the first thing that kCheck found wrong
   [[nodiscard]] bool ok() const { return code == Code::kOk; }
@@ -85,14 +89,14 @@ class RankProcesses {
  public:
   // Starts the ranks, which build their allocations and share them.
   explicit RankProcesses(int ranks, Layout layout = Layout::kDirect, std::uint32_t timeout_ms = 4000 * kSlower,
-                         bool multicast = false, bool tag = false, bool shared = false);
+                         bool multicast = false, bool tag = false, LibraryScope scope = LibraryScope::kNccl);
   ~RankProcesses();  // kills the processes that are left
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 
   [[nodiscard]] Layout layout() const { return layout_; }
   [[nodiscard]] bool multicast() const { return multicast_; }
-  [[nodiscard]] bool shared() const { return shared_; }
+  [[nodiscard]] LibraryScope scope() const { return scope_; }
   [[nodiscard]] int ranks() const { return static_cast<int>(children_.size()); }
   [[nodiscard]] bool alive(int rank) const { return children_[static_cast<std::size_t>(rank)].alive; }
   // One rank; empty: it has died.
@@ -121,7 +125,8 @@ class RankProcesses {
   std::optional<Reply> Receive(Child& child);
 
   const Layout layout_;
-  const bool multicast_, shared_;
+  const bool multicast_;
+  const LibraryScope scope_;
   std::filesystem::path directory_;
   std::shared_ptr<SimulatorWorld> world_;
   std::vector<Child> children_;

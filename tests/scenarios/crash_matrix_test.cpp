@@ -91,7 +91,7 @@ class Matrix : public ::testing::Test {
   // The memory that the dead rank had shared was replaced in this cycle, or was not yet; the kernel drops the dead rank's own
   // references a moment after its death.
   static bool MemoryIsOneOrTheOther(const RankProcesses& job) {
-    for (int i = 0; i < 1000; ++i, ::usleep(1000)) {
+    for (int i = 0; i < kPatienceMs; ++i, ::usleep(1000)) {
       for (const bool replaced : {false, true})
         if (MemoryIs(job, replaced, replaced) || (Chunk(job) > 0 && MemoryIs(job, replaced, !replaced))) return true;
     }
@@ -152,7 +152,7 @@ class Matrix : public ::testing::Test {
     std::uint64_t calls = 0, appends = 0;
   };
   Points Survey(int ranks, int victim, Op op, bool second = false) const {
-    RankProcesses job(ranks, layout_, 4000 * kSlower, multicast_, false, scope_);
+    RankProcesses job(ranks, layout_, kPatienceMs, multicast_, false, scope_);
     AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
     if (second) {
       AllOk(job, {.op = Op::kPause}, "first pause");
@@ -188,7 +188,7 @@ void Matrix::KillAt(int ranks, int victim, Op op, Fault fault, std::uint64_t nth
                             (fault == Fault::kKillAtCall ? "driver call " : "append ") + std::to_string(nth) + " of the " +
                             Name(op) + (failing < 0 ? "" : ", which fails at rank " + std::to_string(failing));
   SCOPED_TRACE(where);
-  RankProcesses job(ranks, layout_, 4000 * kSlower, multicast_, false, scope_);
+  RankProcesses job(ranks, layout_, kPatienceMs, multicast_, false, scope_);
   AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
   if (op == Op::kResume) AllOk(job, {.op = Op::kPause}, "first pause");
   job.Do(victim, {.op = Op::kArm, .fault = fault, .nth = nth});
@@ -207,7 +207,7 @@ void Matrix::KillAt(int ranks, int victim, Op op, Fault fault, std::uint64_t nth
   bool all_ok = true;
   auto now = Agreement(replies, &all_ok, &slowest_ms_, where);
   ASSERT_TRUE(now.has_value());
-  EXPECT_LT(slowest_ms_, 2000U * kSlower) << where;
+  EXPECT_LT(slowest_ms_, kPatienceMs / 2U) << where;
   const bool half = *now == Lifecycle::kPausing || *now == Lifecycle::kResuming;
   if (half && failing >= 0) {  // the call that failed belonged to the undo: all ranks stay where they are until a resume
     AllOk(job, {.op = Op::kResume}, "resume after an undo that failed");
@@ -310,7 +310,7 @@ void Matrix::FailEverywhere(int ranks, Op op, Fault fault, std::uint64_t stride)
   stride = Stride(stride);
   std::map<int, std::uint64_t> calls;  // that each victim makes when nothing fails
   for (int victim = 0; victim < ranks; victim += std::max(1, ranks - 1)) calls[victim] = Survey(ranks, victim, op, true).calls;
-  RankProcesses job(ranks, layout_, 4000 * kSlower, multicast_, false, scope_);
+  RankProcesses job(ranks, layout_, kPatienceMs, multicast_, false, scope_);
   AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
   if (op == Op::kResume) AllOk(job, {.op = Op::kPause}, "first pause");
   const Lifecycle before = op == Op::kPause ? Lifecycle::kRunning : Lifecycle::kPaused;
@@ -402,7 +402,7 @@ TEST_F(Matrix, a_device_filled_by_another_process_fails_the_resume_of_all_until_
   for (const auto& reply : job.All({.op = Op::kResume})) {
     ExpectText(reply, Code::kOutOfMemory, {"rank 2 (pid", "device 2 has 0 B free of 256 KiB, and 48 KiB must come back"});
     EXPECT_EQ(reply->driver_result, 2);
-    EXPECT_LT(reply->took_ms, 1000U * kSlower);
+    EXPECT_LT(reply->took_ms, kPatienceMs / 2U);
     EXPECT_EQ(reply->lifecycle, Lifecycle::kPaused);
   }
   ASSERT_TRUE(job.Do(2, {.op = Op::kHog, .version = 0})->ok());
@@ -420,7 +420,7 @@ TEST_F(Matrix, a_full_disk_is_a_vote_against_the_pause_at_any_append) {
       for (const auto& reply : job.All({.op = Op::kPause})) {
         ExpectText(reply, Code::kBroken, {"rank 1 (pid", "no space left on device"});
         EXPECT_EQ(reply->lifecycle, Lifecycle::kRunning);
-        EXPECT_LT(reply->took_ms, 2000U * kSlower);
+        EXPECT_LT(reply->took_ms, kPatienceMs / 2U);
       }
     }
     AllOk(job, {.op = Op::kCheck, .fault = Fault::kFailAppend, .version = kVersion}, "check");
@@ -429,7 +429,7 @@ TEST_F(Matrix, a_full_disk_is_a_vote_against_the_pause_at_any_append) {
 }
 
 TEST_F(Matrix, a_rank_that_does_not_call_is_told_from_one_that_is_stopped_and_from_one_that_died) {
-  RankProcesses job(3, Layout::kDirect, 300 * kSlower);
+  RankProcesses job(3, Layout::kDirect, 1000 * kSlower);
   AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
   ExpectText(job.Do(0, {.op = Op::kPause}), Code::kTimeout, {"rank 1 (pid", "is running and has not called ncclPause"});
   job.Signal(1, SIGSTOP);
@@ -448,7 +448,7 @@ TEST_F(Matrix, a_rank_that_does_not_call_is_told_from_one_that_is_stopped_and_fr
 // What leaks grows in each ten cycles. Buffers that have found their size do not, nor do descriptors that come and go.
 TEST_F(Matrix, fifty_cycles_bring_the_same_bytes_and_leave_nothing) {
   for (const LibraryScope scope : {LibraryScope::kNccl, LibraryScope::kShared, LibraryScope::kAll}) {
-    RankProcesses job(2, Layout::kDirect, 4000 * kSlower, false, false, scope);
+    RankProcesses job(2, Layout::kDirect, kPatienceMs, false, false, scope);
     std::map<int, std::vector<Reply>> held;  // by rank, after each ten cycles
     for (std::uint64_t cycle = 1; cycle <= 50; ++cycle) {
       AllOk(job, {.op = Op::kFill, .version = cycle}, "fill");
@@ -631,7 +631,7 @@ class NvlsJob : public Matrix, public ::testing::WithParamInterface<int> {
 TEST_P(NvlsJob, is_released_and_rebuilt_cycle_after_cycle_and_freed) {
   for (const Layout layout : {Layout::kDirect, Layout::kSlab}) {
     for (const bool paused : {false, true}) {
-      RankProcesses job(GetParam(), layout, 4000 * kSlower, true);
+      RankProcesses job(GetParam(), layout, kPatienceMs, true);
       AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
       ExpectReached(job, "before any pause");
       for (int cycle = 0; cycle < 3; ++cycle) {

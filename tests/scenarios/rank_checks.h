@@ -21,10 +21,10 @@ inline void AllOk(RankProcesses& job, const Command& command, const std::string&
   }
 }
 
-// Within a second: an owner learns a moment later that an importer dropped its reference, and the kernel drops those of a
+// At last: an owner learns a moment later that an importer dropped its reference, and the kernel drops those of a
 // process that died.
 inline void ExpectInUse(const RankProcesses& job, int device, Bytes expected, const std::string& where) {
-  for (int i = 0; i < 1000 && job.InUse(device) != expected; ++i) ::usleep(1000);
+  for (int i = 0; i < kPatienceMs && job.InUse(device) != expected; ++i) ::usleep(1000);
   EXPECT_EQ(job.InUse(device), expected) << "device " << device << ", " << where;
 }
 

@@ -331,7 +331,7 @@ class RankSession {
   // The contents are as written; memory of a dead owner is all zero after a resume.
   // Its owner died before it had copied the contents back. That death may be recorded a moment after the undo has ended.
   bool IsOrphaned(AllocationId allocation) {
-    for (int i = 0; i < 1000; ++i, ::usleep(1000)) {
+    for (int i = 0; i < kPatienceMs; ++i, ::usleep(1000)) {
       const bool orphaned = session_->Inspect([&](const State& state) {
         const auto at = state.allocations.find(allocation);
         return at != state.allocations.end() && state.Orphaned(at->second);

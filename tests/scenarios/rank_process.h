@@ -42,6 +42,8 @@ inline constexpr int kSlower = 5;
 #else
 inline constexpr int kSlower = 1;
 #endif
+// Of a call's deadline; and for what comes in a moment, but later where the machine is busy.
+inline constexpr int kPatienceMs = 12'000 * kSlower;
 
 enum class Op : std::uint32_t {
   kBuild,
@@ -88,7 +90,7 @@ struct Reply {
 class RankProcesses {
  public:
   // Starts the ranks, which build their allocations and share them.
-  explicit RankProcesses(int ranks, Layout layout = Layout::kDirect, std::uint32_t timeout_ms = 4000 * kSlower,
+  explicit RankProcesses(int ranks, Layout layout = Layout::kDirect, std::uint32_t timeout_ms = kPatienceMs,
                          bool multicast = false, bool tag = false, LibraryScope scope = LibraryScope::kNccl);
   ~RankProcesses();  // kills the processes that are left
   RankProcesses(const RankProcesses&) = delete;

@@ -25,7 +25,7 @@ const char* NameOfOp(Op op) { return op == Op::kPauseTag ? "pause of the tag" : 
 class TagMatrix : public ::testing::Test {
  protected:
   static std::unique_ptr<RankProcesses> Start(Op op) {
-    auto job = std::make_unique<RankProcesses>(2, Layout::kDirect, 4000U * kSlower, false, true);
+    auto job = std::make_unique<RankProcesses>(2, Layout::kDirect, kPatienceMs, false, true);
     AllOk(*job, {.op = Op::kFill, .version = kTagVersion}, "fill");
     if (op == Op::kResumeTag) ExpectOk(job->Do(0, {.op = Op::kPauseTag}), "first pause of the tag");
     return job;

@@ -439,7 +439,7 @@ TEST_F(Matrix, a_rank_that_does_not_call_is_told_from_one_that_is_stopped_and_fr
   ExpectText(job.Do(2, {.op = Op::kResume}), Code::kTimeout, {"rank 1 (pid", "is paused and has not called ncclResume"});
   AllOk(job, {.op = Op::kResume}, "resume");
   job.Send(0, {.op = Op::kPause});
-  ::usleep(100'000);
+  ::usleep(300'000);
   job.Kill(1);
   ExpectText(job.Receive(0), Code::kPeerLost, {"rank 1 (pid", "died"});
   AllOk(job, {.op = Op::kPause}, "pause without the dead");

@@ -40,8 +40,8 @@ class OnFailureTest : public ::testing::Test {
     OnFailure on_failure;
     const fs::path go = directory_ / "go";
     EXPECT_EQ(::mkfifo(go.c_str(), 0600), 0);
-    on_failure.Configure("read -r _ <" + go.string() + "; exec >" + (directory_ / "part").string() + "; " + command + "; mv " + (directory_ / "part").string() +
-                             " " + told().string(),
+    on_failure.Configure("read -r _ <" + go.string() + "; exec >" + (directory_ / "part").string() + "; " + command + "; mv " +
+                             (directory_ / "part").string() + " " + told().string(),
                          replay, PackDirectory(directory_ / "journal"), environment);
     FailureReport report{"rank 2 did 'not' come", directory_ / "journal", {directory_ / "journal" / "0001"}, "pack-1"};
     EXPECT_EQ(on_failure.Run(report), "");

@@ -390,9 +390,11 @@ Json VerdictJson(const JobTimeline& job, const Verdict& v, SessionIndex& names) 
                         {"x", e.text}});
   }
   return {{"healthy", v.healthy()},
+          {"kind", amem::ToText(v.kind)},
           {"headline", v.headline},
           {"summary", v.summary},
           {"remedy", amem::ToText(v.remedy)},
+          {"process", v.process},
           {"evidence", std::move(evidence)},
           {"notes", v.notes},
           {"damage", v.damage},
@@ -448,9 +450,7 @@ TimelineLimits LimitsOf(std::size_t sessions, const ReportLimits& limits) {
 
 std::string ReportJson(const JobTimeline& job, const Verdict& verdict, std::string_view version, std::string_view made_at) {
   SessionIndex names(job);
-  Json json;
-  json["version"] = version;
-  json["made_at"] = made_at;
+  Json json = {{"version", version}, {"made_at", made_at}};
   Json sessions = Json::array();
   std::uint64_t events = 0, bytes = 0, cycles_left_out = 0;
   for (std::size_t s = 0; s < job.sessions.size(); ++s) {

@@ -104,6 +104,7 @@ std::string Sort(const Command& command, std::vector<std::string> words, Given& 
       continue;
     }
     if (no_more_options || word == "-" || !word.starts_with('-')) {
+      if (place == command.arguments.all().end()) return fmt::format("{} takes no \"{}\"", command.name, word);
       given.values[&*place].push_back(word);
       continue;
     }

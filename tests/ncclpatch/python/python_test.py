@@ -803,8 +803,8 @@ found("", "./bin/amem-replay")
 assert amem._why.find("libamem_nccl.so") == os.path.join(os.environ["BEGAN_IN"], "./bin/amem-replay")
 amem._library._mapped = lambda match: None
 os.environ.pop("AMEM_LIBRARY")
-real = os.path.exists
-os.path.exists = lambda path: not os.path.isabs(path) and real(path)
+real = os.path.isfile
+os.path.isfile = lambda path: not os.path.isabs(path) and real(path)
 assert amem._library.find() == "libamem_nccl.so" and amem._library.path() == "", amem._library.path()
 import amem._command
 assert amem._command.run(["true"]) == 2

@@ -397,7 +397,10 @@ TEST_F(PlayedRanks, NCCL_that_fails_on_one_is_resumed_where_it_was_paused) {
   Make(2);
   std::atomic<bool> resumed = false;
   Begin([&](std::size_t rank, Played& one) {
-    if (rank == 1 && one.Is(Ask::kPause, Stage::kNccl)) return one.Fail(Phase::kFailed, "no room");
+    if (rank == 1 && one.Is(Ask::kPause, Stage::kNccl)) {
+      if (Of(0).phase == Phase::kPaused) one.Fail(Phase::kFailed, "no room");
+      return;
+    }
     if (rank == 0 && one.Is(Ask::kResume, Stage::kNccl)) resumed = true;
     if (rank == 0 || one.is.phase != Phase::kFailed) one.Obey();
   });

@@ -46,19 +46,20 @@ std::optional<Bytes> SumBehind(const std::filesystem::path& file, std::span<cons
   return sum;
 }
 
-// What a version of control groups calls its files and values.
+// What a version of control groups calls its files and values. Nothing of it is destroyed: other threads may ask after main.
 struct Version {
   std::string_view mount;
-  std::vector<std::string_view> limits;  // above memory.high a process is not killed, but hardly runs
+  std::span<const std::string_view> limits;  // above memory.high a process is not killed, but hardly runs
   std::string_view usage;
   // Used memory that the system takes back before it kills anybody: file contents and kernel caches (unknown in version 1), as
   // MemAvailable counts.
-  std::vector<std::string_view> reclaimable;
+  std::span<const std::string_view> reclaimable;
 };
-const Version kFirst{
-    "sys/fs/cgroup/memory", {"memory.limit_in_bytes"}, "memory.usage_in_bytes", {"total_active_file", "total_inactive_file"}};
-const Version kSecond{
-    "sys/fs/cgroup", {"memory.max", "memory.high"}, "memory.current", {"active_file", "inactive_file", "slab_reclaimable"}};
+constexpr std::string_view kLimit[] = {"memory.limit_in_bytes"}, kFiles[] = {"total_active_file", "total_inactive_file"};
+constexpr std::string_view kLimits[] = {"memory.max", "memory.high"};
+constexpr std::string_view kCaches[] = {"active_file", "inactive_file", "slab_reclaimable"};
+constexpr Version kFirst{"sys/fs/cgroup/memory", kLimit, "memory.usage_in_bytes", kFiles};
+constexpr Version kSecond{"sys/fs/cgroup", kLimits, "memory.current", kCaches};
 
 void ConsiderGroup(const std::filesystem::path& group, const Version& version, std::optional<HostRoom>& least) {
   const auto used = NumberIn(group / version.usage);

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <numeric>
 #include <set>
+#include <sstream>
 
 #include "statemachine/event.h"
 
@@ -287,16 +288,6 @@ Status CheckRoom(FreezeHost& host, std::span<const FrozenProcess> processes, con
 
 namespace {
 
-std::vector<std::string> SplitAt(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(separator, begin), text.size());
-    parts.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
-}
-
 std::optional<std::size_t> IndexOf(const std::string& text, std::span<const std::string> gpus) {
   for (std::size_t i = 0; i < gpus.size(); ++i)
     if (text == gpus[i] || text == std::to_string(i)) return i;
@@ -309,15 +300,16 @@ Result<std::vector<GpuPair>> ReadGpuPairs(const std::string& text, std::span<con
   if (text.empty()) return std::vector<GpuPair>();
   std::vector<std::size_t> target(gpus.size());
   std::iota(target.begin(), target.end(), 0);
-  const auto parts = SplitAt(text, ',');
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    const auto equals = parts[i].find('=');
-    const std::string own = equals == std::string::npos ? std::to_string(i) : parts[i].substr(0, equals);
+  std::istringstream parts(text);
+  std::string part;
+  for (std::size_t i = 0; std::getline(parts, part, ','); ++i) {
+    const auto equals = part.find('=');
+    const std::string own = equals == std::string::npos ? std::to_string(i) : part.substr(0, equals);
     const auto from = IndexOf(own, gpus);
-    const auto to = IndexOf(equals == std::string::npos ? parts[i] : parts[i].substr(equals + 1), gpus);
+    const auto to = IndexOf(equals == std::string::npos ? part : part.substr(equals + 1), gpus);
     if (!from || !to) {
       return Status(Code::kInvalid,
-                    fmt::format("--gpus: \"{}\" names no GPU of the {} here; give 0=1,1=0, or UUIDs", parts[i], gpus.size()));
+                    fmt::format("--gpus: \"{}\" names no GPU of the {} here; give 0=1,1=0, or UUIDs", part, gpus.size()));
     }
     target[from.value()] = to.value();
   }

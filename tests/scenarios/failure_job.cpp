@@ -276,7 +276,9 @@ class Case {
         if (Ended(process) && teardown_ != Teardown::kExceptions) Break(rank + " was to go on running");
         return;
       case Fate::kStopped:
-        if (StateOf(process) != 'T') Break(rank + " was not stopped");
+        for (const int stopped : failure_.expected.ranks) {
+          if (StateOf(Process(stopped)) != 'T') Break("rank " + std::to_string(stopped) + " was not stopped");
+        }
         return;
       case Fate::kBlocked:
         if (through) Break(rank + " was to hang");

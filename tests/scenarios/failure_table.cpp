@@ -115,7 +115,8 @@ void AddSignals(std::vector<Failure>& all, std::mt19937_64& random) {
   }
   all.push_back({.name = "two of four are stopped in a resume",
                  .ranks = 4,
-                 .commands = {"pause", "1,2:" + AtRandom(random, kResumeCalls, "STOP"), "resume"},
+                 // A while after its call: one that counts arrivals answers the other first.
+                 .commands = {"pause", "1,2:" + AtRandom(random, kResumeCalls, "STOP=400"), "resume"},
                  .fate = Fate::kStopped,
                  .expected = {kStopped, {1, 2}, kContinue}});
   all.push_back({.name = "segmentation fault in a pause",

@@ -19,7 +19,7 @@ namespace {
 
 struct Action {
   std::string name;  // before the equals sign
-  int number = 0;    // behind it
+  int number = 0;    // behind it: an exit code, an error, or of a sleep and before a signal milliseconds
 };
 
 Action ParseAction(std::string_view text) {
@@ -41,6 +41,7 @@ int SignalOf(std::string_view name) {
 // False: there is no such action.
 bool Perform(const Action& action) {
   if (const int number = SignalOf(action.name); number != 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(action.number));
     ::kill(::getpid(), number);
     // The signal may be handled by another thread; this one must not go on before.
     if (number != SIGSTOP) std::this_thread::sleep_for(std::chrono::seconds(5));

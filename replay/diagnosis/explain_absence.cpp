@@ -243,11 +243,12 @@ void ExplainStalled(Explanation& e) {
   if (progress.step) e.TakeStep(j, *progress.step);
   const std::string who = e.cause.together.empty() ? v.process : e.NamesOfAll();
   const std::string phase = v.phase ? fmt::format("phase \"{}\"", ToText(*v.phase)) : "";
+  const std::string one = e.cause.together.empty() ? "which" : "of which " + e.roster.names().ShortName(e.cause.session);
   v.headline = fmt::format("{}{}{}{}", Capitalized(e.Cycle()),
                            of_pool        ? e.HowItEnded() + " on "
                            : e.cause.live ? " waits for "
                                           : " waited for ",
-                           e.NamesOfAll(), v.step ? fmt::format(", which is at \"{}\"", ToText(*v.step)) : "");
+                           e.NamesOfAll(), v.step ? fmt::format(", {} is at \"{}\"", one, ToText(*v.step)) : "");
   if (of_pool) {
     e.Say(fmt::format("{}{} on {}{}.", Capitalized(e.Cycle()), e.HowItEnded(), who, phase.empty() ? "" : ", in " + phase));
   } else {

@@ -31,7 +31,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, kRemedyActio
      "call {call} on every rank that shares memory, in any order; find out what keeps {process} from it{look}, or "
      "raise AMEM_TIMEOUT_MS if it only comes late"},
     {"examine-process",
-     "look at where {process} is{look}: a kernel that never ends keeps \"quiesce\" and copies waiting, and a "
+     "look at where {process} {is}{look}: a kernel that never ends keeps \"quiesce\" and copies waiting, and a "
      "driver call may hang after a GPU fault (dmesg); if it is only slow, raise AMEM_TIMEOUT_MS"},
     {"find-reason-of-death",
      "find what ended that process (its own output, `dmesg` for the OOM killer and Xid lines, the launcher's log)"},
@@ -140,6 +140,7 @@ std::string ToText(const Remedy& r) {
                                                           : "ncclResume";
   const auto filled = [&r, &call](std::string_view text) {
     return fmt::format(fmt::runtime(text), fmt::arg("call", call), fmt::arg("process", r.process),
+                       fmt::arg("is", r.process.starts_with("ranks ") ? "are" : "is"),
                        fmt::arg("pid", r.pid > 0 ? std::to_string(r.pid) : "PID"), fmt::arg("look", LookAt(r)),
                        fmt::arg("device", r.device.value), fmt::arg("bytes", FormatBytes(r.bytes)),
                        fmt::arg("gpu", r.gpu.empty() ? "" : " (" + r.gpu + ")"));

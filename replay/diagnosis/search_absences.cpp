@@ -319,7 +319,8 @@ CauseSearch::Inside CauseSearch::Look(const SessionStory& j, const Attempt& atte
     const Position position = PositionOf(*other, ProgressOfSession(*other));
     const bool works = position.within == 0;
     inside.alive_and_first &= session > j.session() && !IsDead(*other);
-    inside.one_behind |= position < inside.own;
+    // One that was not told that it has begun keeps nobody from work of its own.
+    inside.one_behind |= position < inside.own && (other->Last().begun || inside.own.within != 0);
     inside.one_ahead |= position > inside.own;
     inside.one_works_beside |= works && position == inside.own && !WaitsForOwner(*other);
     if (works && position > inside.own && session == counter) {

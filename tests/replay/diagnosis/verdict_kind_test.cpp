@@ -411,6 +411,23 @@ TEST(VerdictKind, stalled_rank_without_a_journal_is_the_one_whose_vote_is_missin
   EXPECT_HAS(verdict.summary, "What it does is not known: its journal was not given.");
 }
 
+// The counter of arrivals stopped before it had told the third, and the second for a reason of its own.
+TEST(VerdictKind, stalled_ranks_are_all_named_also_if_one_was_not_told_that_it_has_begun) {
+  CycleJob job;
+  Story third = ThirdRank(job);
+  for (Story* story : {&job.owner, &job.importer, &third}) job.Arrive(*story, CycleKind::kPause);
+  for (Story* story : {&job.owner, &job.importer}) {
+    story->Then(CycleBegun{CycleKind::kPause, 1, {job.importer.id(), third.id(), job.owner.id()}});
+    job.WorkInto(*story, PhaseKind::kPauseArrive, StepKind::kQuiesce);
+  }
+  std::vector<SessionStory> journals = job.Read(kLive, kLive, 3 * kSecond);
+  journals.push_back(test::History(third, kLive, job.clock + 3 * kSecond));
+  const Verdict verdict = Diagnose(journals);
+  EXPECT_EQ(verdict.kind, VerdictKind::kStalled) << verdict.summary;
+  EXPECT_EQ(verdict.remedy.process, "ranks 0 and 1") << verdict.summary;
+  EXPECT_EQ(verdict.headline, "Pause 1 waits for ranks 0 and 1, of which rank 0 is at \"quiesce device 0\"");
+}
+
 TEST(VerdictKind, refused_when_nobody_was_missing) {
   std::uint64_t clock = kSecond;
   Story story(0x5, 7, &clock);

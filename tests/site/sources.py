@@ -102,7 +102,7 @@ def remedies():
     about = re.findall(r"^    k\w+(?: = 0)?,(?: +// (.*))?$", header[:header.index("enum class Outlook")], re.M)
     if not len(words) == len(texts) == len(about) > 20:
         raise ValueError("remedy.cpp and remedy.h do not have the same remedies: %d, %d, %d" % (len(words), len(texts), len(about)))
-    values = {"{call}": "`ncclPause` or `ncclResume`", "{process}": "rank N", "{device}": "N", "{bytes}": "the missing bytes", "{pid}": "PID", "{look}": " (`py-spy dump`, `gdb`)", "{gpu}": ""}
+    values = {"{call}": "`ncclPause` or `ncclResume`", "{process}": "rank N", "{device}": "N", "{bytes}": "the missing bytes", "{pid}": "PID", "{is}": "is", "{look}": " (`py-spy dump`, `gdb`)", "{gpu}": ""}
     for name, value in values.items():
         texts = [text.replace(name, value) for text in texts]
     rows = ["| `%s` | %s | %s |" % (word, what.replace("`", ""), text) for word, what, text in zip(words, about, texts) if text]

@@ -174,9 +174,13 @@ struct Positions {
 
 Positions PositionsIn(const TailHeader& header) {
   Positions p;  // drained first, then published, then begun: each is at most the next, also while they move
-  p.drained = header.drained.load(std::memory_order_acquire);
-  p.published = header.published.load(std::memory_order_acquire);
-  p.begun = header.begun.load(std::memory_order_acquire);
+  // Once more if `drained` moved: this thread may be held up for so long that the writer goes around the ring.
+  for (int tries = 0; tries < 1000; ++tries) {
+    p.drained = header.drained.load(std::memory_order_acquire);
+    p.published = header.published.load(std::memory_order_acquire);
+    p.begun = header.begun.load(std::memory_order_acquire);
+    if (header.drained.load(std::memory_order_acquire) == p.drained) break;
+  }
   return p;
 }
 

@@ -1,11 +1,14 @@
 #include "journal/tail.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <ucontext.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <deque>
 #include <functional>
 #include <random>
@@ -18,9 +21,16 @@ namespace {
 
 std::function<void()> before_reading;  // a tail's ring, once; what happens between a reader's look at the header and its copy
 
+std::function<void(void*)> after_mapping;  // a tail's header, once
+
 }  // namespace
 
-// In place of libc's: the one call with which a reader copies the ring.
+// In place of libc's: the call with which a reader maps the header, and the one with which it copies the ring.
+extern "C" void* mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) noexcept {
+  auto* const mapped = reinterpret_cast<void*>(syscall(SYS_mmap, at, bytes, protection, flags, fd, offset));
+  if (after_mapping && bytes == amem::kTailHeaderBytes && mapped != MAP_FAILED) std::exchange(after_mapping, nullptr)(mapped);
+  return mapped;
+}
 extern "C" ssize_t pread(int fd, void* into, size_t bytes, off_t offset) {
   if (before_reading && offset >= static_cast<off_t>(amem::kTailHeaderBytes)) std::exchange(before_reading, nullptr)();
   return syscall(SYS_pread64, fd, into, bytes, offset);
@@ -277,6 +287,43 @@ TEST_F(TailTest, a_reader_beside_appender_and_drain_sees_an_unbroken_row) {
   appender.join();
   drain.join();
 }
+
+#if defined(__x86_64__) && !defined(AMEM_THREAD_SANITIZED)
+// Its processor may do something else between any two instructions, for so long that the writer goes once around the ring: here
+// after the first position that it reads, where a trap is set.
+TEST_F(TailTest, a_reader_that_is_held_up_between_two_positions_finds_no_damage) {
+  static Tail* writer = nullptr;
+  static void* header = nullptr;
+  static int rounds = 0;
+  static constexpr greg_t kTrapAfterNext = 0x100;  // of the processor's flags
+  Tail tail = Create(kLeastTailBytes);
+  writer = &tail;
+  struct sigaction touched {
+  }, passed{}, before_touched{}, before_passed{};
+  touched.sa_flags = passed.sa_flags = SA_SIGINFO;
+  touched.sa_sigaction = [](int, siginfo_t*, void* context) {
+    mprotect(header, kTailHeaderBytes, PROT_READ);
+    static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_EFL] |= kTrapAfterNext;
+  };
+  passed.sa_sigaction = [](int, siginfo_t*, void* context) {
+    static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_EFL] &= ~kTrapAfterNext;
+    for (const std::uint64_t from = writer->Published(); writer->Published() - from <= writer->Capacity(); ++rounds) {
+      Fill(*writer, 1, 5);
+      writer->Drained(writer->Published());
+    }
+  };
+  ASSERT_EQ(sigaction(SIGSEGV, &touched, &before_touched), 0);
+  ASSERT_EQ(sigaction(SIGTRAP, &passed, &before_passed), 0);
+  after_mapping = [](void* at) {
+    header = at;
+    mprotect(at, kTailHeaderBytes, PROT_NONE);
+  };
+  EXPECT_EQ(Read().damage, "");
+  EXPECT_GT(rounds, 0);
+  sigaction(SIGSEGV, &before_touched, nullptr);
+  sigaction(SIGTRAP, &before_passed, nullptr);
+}
+#endif
 
 TEST_F(TailTest, lives_as_long_as_its_process) {
   EXPECT_FALSE(WriterIsAlive(path));

@@ -4,16 +4,14 @@
 #include <fmt/format.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <climits>
-#include <cstddef>
 #include <cstring>
+#include <filesystem>
 #include <string>
 
 #include "journal/base/file.h"
@@ -47,10 +45,8 @@ bool StartsWith(std::span<const std::byte> bytes, std::string_view text) {
 std::string SystemError() { return std::strerror(errno); }  // NOLINT(concurrency-mt-unsafe)
 
 std::string LinkOf(int fd) {
-  std::array<char, PATH_MAX> link{};
-  const std::string path = fmt::format("/proc/self/fd/{}", fd);
-  const ssize_t n = ::readlink(path.c_str(), link.data(), link.size());
-  return n < 0 ? std::string() : std::string(link.data(), static_cast<std::size_t>(n));
+  std::error_code unknown;
+  return std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", fd), unknown);
 }
 
 std::string Describe(const struct stat& info, const std::string& link) {
@@ -151,12 +147,7 @@ Result<Token> ReadTokenDescriptor(int fd) {
 
 Result<Secret> RandomSecret() {
   Secret secret{};
-  std::size_t done = 0;
-  while (done < secret.size()) {
-    const ssize_t n = ::getrandom(secret.data() + done, secret.size() - done, 0);
-    if (n > 0) done += static_cast<std::size_t>(n);
-    if (n < 0 && errno != EINTR) return Status{Code::kIo, "getrandom for a secret: " + SystemError()};
-  }
+  if (::getentropy(secret.data(), secret.size()) != 0) return Status{Code::kIo, "getrandom for a secret: " + SystemError()};
   return secret;
 }
 

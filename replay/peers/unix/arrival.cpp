@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "replay/peers/vote_counter.h"
@@ -233,7 +232,7 @@ Status Arrival::GiveUp(const Status& why) {
   const auto absent = Absent(why, withdrawn);
   AMEM_TRY(RequireAlive(absent));  // the end may have come between the last look and the deadline
   if (MayComeYet(absent)) return WaitOn(absent);
-  return why.message().empty() ? TimedOut(absent, withdrawn) : Unanswered(why);
+  return why.message().empty() ? TimedOut(absent, withdrawn) : Unanswered(absent, why);
 }
 
 std::vector<PeerIdentity> Arrival::Absent(const Status& why, const Status& withdrawn) const {
@@ -280,9 +279,7 @@ void Arrival::SayForWhom(const std::vector<PeerIdentity>& absent) {
 }
 
 // A member did not even say with whom it shares memory.
-Status Arrival::Unanswered(const Status& why) {
-  std::vector<PeerIdentity> silent;
-  for (const SessionId session : discovery_.silent()) silent.push_back(discovery_.IdentityOf(session));
+Status Arrival::Unanswered(const std::vector<PeerIdentity>& silent, const Status& why) {
   culprits_ = silent;
   std::string text = why.message();
   for (const auto& [session, seen] : Witness(silent)) {

@@ -87,7 +87,7 @@ class Arrival {
   Status Withdraw();
   Status GiveUp(const Status& why);
   Status TimedOut(const std::vector<PeerIdentity>& absent, const Status& withdrawn);
-  Status Unanswered(const Status& why);
+  Status Unanswered(const std::vector<PeerIdentity>& silent, const Status& why);
   // Looks at the processes of missing members, and tells the journal.
   std::map<SessionId, ProcessSeen> Witness(const std::vector<PeerIdentity>& late);
 

@@ -21,18 +21,10 @@ PeerIdentity SessionRegistry::Self() const {
   return self_;
 }
 
-void SessionRegistry::SetGroup(std::int64_t group) {
+void SessionRegistry::ChangeSelf(const std::function<void(PeerIdentity&)>& change) {
   {
     const std::lock_guard lock(mutex_);
-    self_.group = group;
-  }
-  Changed();
-}
-
-void SessionRegistry::KeepEverything() {
-  {
-    const std::lock_guard lock(mutex_);
-    self_.keeps = true;
+    change(self_);
   }
   Changed();
 }

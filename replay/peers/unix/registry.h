@@ -70,8 +70,7 @@ class SessionRegistry {
 
   // ---- from any thread
   [[nodiscard]] PeerIdentity Self() const;
-  void SetGroup(std::int64_t group);
-  void KeepEverything();
+  void ChangeSelf(const std::function<void(PeerIdentity&)>& change);
   [[nodiscard]] std::optional<PeerIdentity> Known(SessionId session) const;  // connected at some time
   // Whose end failed this session's call to Arrive about that tag, for peers that make that call later. Nothing: it calls
   // again.

@@ -24,6 +24,11 @@ constexpr auto kFullForLong = std::chrono::milliseconds(1000);  // descriptors m
 constexpr auto kTellAgain = std::chrono::milliseconds(5);
 constexpr auto kAnswerWithin = std::chrono::milliseconds(20);
 
+Result<SharedAllocation> Checked(Result<SharedAllocation> shared) {
+  if (shared && !shared->descriptor && !shared->part) return Status{Code::kInvalid, "the export gave no descriptor"};
+  return shared;
+}
+
 UniqueFd SpareDescriptor() { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
 }  // namespace
@@ -365,15 +370,6 @@ void PeerService::HandleData(Inbound& connection, const Message& message) {
   if (const auto* dropped = std::get_if<DroppedMessage>(&message.body)) return Dropped(connection, *dropped);
   MarkForClose(connection, "sent a message that has no place on a connection for data");
 }
-
-namespace {
-
-Result<SharedAllocation> Checked(Result<SharedAllocation> shared) {
-  if (shared && !shared->descriptor && !shared->part) return Status{Code::kInvalid, "the export gave no descriptor"};
-  return shared;
-}
-
-}  // namespace
 
 void PeerService::Import(Inbound& connection, std::uint64_t request, const ImportMessage& import) {
   if (import.token.session != sessions_.Self().session) {

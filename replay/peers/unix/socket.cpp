@@ -1,9 +1,10 @@
 #include "replay/peers/unix/socket.h"
 
-#include <dirent.h>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -15,7 +16,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <memory>
+#include <system_error>
 #include <thread>
 
 #include "journal/base/directory.h"
@@ -26,14 +27,17 @@ namespace amem {
 namespace {
 
 constexpr int kBacklog = 512;
-constexpr std::size_t kNameLength = 16;
+constexpr std::string_view kFarewell = "-closed";
 constexpr std::size_t kControlBytes = CMSG_SPACE(sizeof(int) * kDescriptorsMax);
+
+// A path of any length fits into a socket's address, and it leads into the directory that was checked, whatever its name means
+// by now.
+std::string InDirectory(int directory, const std::string& name) { return fmt::format("/proc/self/fd/{}/{}", directory, name); }
 
 class SocketAddress {
  public:
-  // A path of any length fits, and it leads into the directory that was checked, whatever its name means by now.
   SocketAddress(int directory, const std::string& name) {
-    const std::string path = "/proc/self/fd/" + std::to_string(directory) + "/" + name;
+    const std::string path = InDirectory(directory, name);
     std::memcpy(address_.sun_path, path.c_str(), std::min(path.size() + 1, sizeof(address_.sun_path) - 1));
   }
   // An abstract one.
@@ -56,11 +60,11 @@ Result<UniqueFd> NewSocket() {
   return fd;
 }
 
-Result<UniqueFd> ListenAt(const SocketAddress& address) {
+Result<Listener> ListenAt(const SocketAddress& address) {
   AMEM_ASSIGN(auto fd, NewSocket());
   if (::bind(fd.get(), address.at(), address.length()) != 0) return Status{Code::kIo, "bind: " + ErrnoText(errno)};
   if (::listen(fd.get(), kBacklog) != 0) return Status{Code::kIo, "listen: " + ErrnoText(errno)};
-  return fd;
+  return Listener(std::move(fd));
 }
 
 // The sockets that this process listens on. Children get /dev/null in their places, so that closing the number there closes
@@ -127,20 +131,14 @@ bool HasIdleCores() {
   return many;
 }
 
-void SignalEvent(int event_fd) {
-  const std::uint64_t one = 1;
-  (void)!::write(event_fd, &one, sizeof(one));
-}
+void SignalEvent(int event_fd) { (void)::eventfd_write(event_fd, 1); }
 
 void ReadEvent(int event_fd) {
-  std::uint64_t count = 0;
-  (void)!::read(event_fd, &count, sizeof(count));
+  eventfd_t count = 0;
+  (void)::eventfd_read(event_fd, &count);
 }
 
-std::string ErrnoText(int error) {
-  std::array<char, 128> buffer{};
-  return ::strerror_r(error, buffer.data(), buffer.size());  // the GNU one, which returns the text
-}
+std::string ErrnoText(int error) { return std::generic_category().message(error); }
 
 Result<UniqueFd> OpenSocketDirectory(const std::filesystem::path& path) {
   std::error_code failed;
@@ -170,23 +168,19 @@ Listener::~Listener() {
   if (socket_) LeftToParent::Get().Replace(socket_.get(), -1);
 }
 
-std::string SocketName(SessionId session) {
-  std::array<char, kNameLength + 1> name{};
-  std::snprintf(name.data(), name.size(), "%016llx", static_cast<unsigned long long>(session.value));
-  return name.data();
-}
+std::string SocketName(SessionId session) { return fmt::format("{:016x}", session.value); }
 
 Result<Listener> ListenAt(int directory, SessionId session) {
   const std::string name = SocketName(session), early = "." + name;
   (void)::unlinkat(directory, early.c_str(), 0);
-  auto fd = ListenAt(SocketAddress(directory, early));
-  if (!fd) return fd.status().Within("this session's socket " + name);
+  auto listener = ListenAt(SocketAddress(directory, early));
+  if (!listener) return listener.status().Within("this session's socket " + name);
   // link and unlink, not rename, which would take over another session's socket of that name.
   const bool named = ::linkat(directory, early.c_str(), directory, name.c_str(), 0) == 0;
   const int error = errno;
   (void)::unlinkat(directory, early.c_str(), 0);
   if (!named) return Status{Code::kIo, "naming this session's socket " + name + ": " + ErrnoText(error)};
-  return Listener(*std::move(fd));
+  return listener;
 }
 
 void RemoveSocket(int directory, SessionId session) { (void)::unlinkat(directory, SocketName(session).c_str(), 0); }
@@ -198,14 +192,10 @@ bool SocketExists(int directory, SessionId session) {
 
 void SweepSockets(int directory) {
   if (!IsOnLocalFileSystem(directory)) return;  // elsewhere a socket that refuses may have its process on another host
-  UniqueFd again(::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!again) return;
-  const std::unique_ptr<DIR, int (*)(DIR*)> listing(::fdopendir(again.get()), [](DIR* d) { return ::closedir(d); });
-  if (!listing) return;
-  (void)again.Release();                                    // closedir closes it
-  while (const dirent* entry = ::readdir(listing.get())) {  // NOLINT(concurrency-mt-unsafe): a stream of our own
-    const std::string name = entry->d_name;
-    const bool ours = name.size() == kNameLength && name.find_first_not_of("0123456789abcdef") == std::string::npos;
+  std::error_code failed;
+  for (std::filesystem::directory_iterator at(InDirectory(directory, ""), failed), end; at != end; at.increment(failed)) {
+    const std::string name = at->path().filename();
+    const bool ours = name.size() == SocketName({}).size() && name.find_first_not_of("0123456789abcdef") == std::string::npos;
     if (ours && ConnectToLiving({directory, name}).status().code() == Code::kPeerLost)
       (void)::unlinkat(directory, name.c_str(), 0);
   }
@@ -215,20 +205,9 @@ Result<Connected> ConnectTo(int directory, SessionId session) { return ConnectTo
 
 // ---- abstract names --------------------------------------------------------------------------------------------------------
 
-namespace {
-
-constexpr std::string_view kFarewell = "-closed";
-
-Result<Listener> ListenByName(const SocketAddress& name) {
-  auto fd = ListenAt(name);
-  return fd ? Result<Listener>(Listener(*std::move(fd))) : fd.status();
-}
-
-}  // namespace
-
-Result<Listener> ListenByName(SessionId session) { return ListenByName({session, ""}); }
+Result<Listener> ListenByName(SessionId session) { return ListenAt({session, ""}); }
 Result<Connected> ConnectByName(SessionId session) { return ConnectToLiving({session, ""}); }
-Result<Listener> SayFarewell(SessionId session) { return ListenByName({session, kFarewell}); }
+Result<Listener> SayFarewell(SessionId session) { return ListenAt({session, kFarewell}); }
 bool HasSaidFarewell(SessionId session) { return ConnectTo(SocketAddress(session, kFarewell)).ok(); }
 
 void Elsewhere::Add(SessionId session) {

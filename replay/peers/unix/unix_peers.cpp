@@ -63,8 +63,12 @@ class Serving final : public UnixPeers {
   }
 
   [[nodiscard]] PeerIdentity Self() const override { return service_->sessions().Self(); }
-  void SetGroup(std::int64_t group) override { service_->sessions().SetGroup(group); }
-  void KeepEverything() override { service_->sessions().KeepEverything(); }
+  void SetGroup(std::int64_t group) override {
+    service_->sessions().ChangeSelf([group](PeerIdentity& self) { self.group = group; });
+  }
+  void KeepEverything() override {
+    service_->sessions().ChangeSelf([](PeerIdentity& self) { self.keeps = true; });
+  }
 
   Result<SharedAllocation> Import(const Token& token, AllocationId as) override {
     const Deadline until = In(options_.deadlines.call());

@@ -15,13 +15,11 @@
 
 #include <sys/types.h>
 
-#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "replay/peers/peers.h"
 #include "replay/peers/requests.h"

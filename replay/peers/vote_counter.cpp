@@ -116,18 +116,13 @@ void VoteCounter::RefuseMixture(const Arrival& newcomer) {
   gave_up_.clear();
 }
 
-std::map<SessionId, PeerIdentity> VoteCounter::Expected() const {
+std::vector<PeerIdentity> VoteCounter::Missing() const {
   std::map<SessionId, PeerIdentity> expected;
   for (const auto& [session, arrival] : gathering_) {
-    expected[session] = arrival.who;
     for (const auto& peer : arrival.set) expected.try_emplace(peer.session, peer);
   }
-  return expected;
-}
-
-std::vector<PeerIdentity> VoteCounter::Missing() const {
   std::vector<PeerIdentity> missing;
-  for (const auto& [session, who] : Expected()) {
+  for (const auto& [session, who] : expected) {
     if (!gathering_.contains(session)) missing.push_back(who);
   }
   return missing;
@@ -297,12 +292,7 @@ void VoteCounter::Disconnected(ConnectionId connection, const std::string& how) 
   if (round.ballot.first_failure == at.session) round.ballot.first_failure.reset();
   if (round.ballot.votes.empty()) round.ballot = {};  // its deadline went with the voter
   DecideIfPossible(round, round.ballot.opened);
-  EraseIfEmpty(at.round);
-}
-
-void VoteCounter::EraseIfEmpty(std::uint64_t id) {
-  const auto& members = rounds_.at(id).members;
-  if (std::ranges::all_of(members, [](const auto& item) { return item.second.gone; })) rounds_.erase(id);
+  if (std::ranges::all_of(round.members, [](const auto& item) { return item.second.gone; })) rounds_.erase(at.round);
 }
 
 // ---- time ------------------------------------------------------------------------------------------------------------------

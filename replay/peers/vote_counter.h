@@ -88,7 +88,6 @@ class VoteCounter {
     SessionId session;
   };
 
-  [[nodiscard]] std::map<SessionId, PeerIdentity> Expected() const;
   [[nodiscard]] std::vector<PeerIdentity> Missing() const;
   [[nodiscard]] std::vector<PeerIdentity> NeverCame() const;
   void ForgetArrival(ConnectionId connection);
@@ -99,7 +98,6 @@ class VoteCounter {
   void DecideIfPossible(Ongoing& round, Time now);
   [[nodiscard]] Status DidNotVote(const std::vector<PeerIdentity>& absent, Time::duration waited, const std::string& in_phase);
   void Decide(Ongoing& round, SessionId culprit, Status status);
-  void EraseIfEmpty(std::uint64_t id);
 
   Say say_;
   VoteObserver* observer_;

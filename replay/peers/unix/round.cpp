@@ -17,7 +17,9 @@ class UnixRound final : public Round {
   UnixRound(const RoundContext& context, RoundCall call, RoundBegun begun) : context_(context), call_(std::move(call)) {
     Adopt(std::move(begun));
   }
-  ~UnixRound() override { Leave(); }
+  ~UnixRound() override {
+    if (leader_ != nullptr) (void)leader_->TrySend({0, LeaveMessage{id_}});
+  }
   [[nodiscard]] std::vector<PeerIdentity> Members() const override { return members_; }
   [[nodiscard]] Deadline until() const override { return until_; }
   void SetUntil(Deadline until) override { until_ = until; }
@@ -61,10 +63,6 @@ class UnixRound final : public Round {
     index_ = 0;
     lost_ = {};
     given_up_ = false;
-  }
-  void Leave() {
-    if (leader_ != nullptr) (void)leader_->TrySend({0, LeaveMessage{id_}});
-    leader_.reset();
   }
   // No session shares memory with this one.
   Status VoteAlone(PhaseKind phase, const Status& mine, SessionId* culprit) const {

@@ -124,6 +124,18 @@ Result<Connected> ConnectToLiving(const SocketAddress& address) {
   return connected;
 }
 
+void TakeDescriptors(msghdr& header, Packet& packet) {
+  for (cmsghdr* item = CMSG_FIRSTHDR(&header); item != nullptr; item = CMSG_NXTHDR(&header, item)) {
+    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (item->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(item) + i * sizeof(int), sizeof(int));
+      packet.descriptors.emplace_back(fd);
+    }
+  }
+}
+
 }  // namespace
 
 bool HasIdleCores() {
@@ -263,22 +275,6 @@ Sent SendPacket(int socket, std::span<const std::byte> bytes, std::span<const in
     return Sent::kClosed;
   }
 }
-
-namespace {
-
-void TakeDescriptors(msghdr& header, Packet& packet) {
-  for (cmsghdr* item = CMSG_FIRSTHDR(&header); item != nullptr; item = CMSG_NXTHDR(&header, item)) {
-    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
-    const std::size_t count = (item->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (std::size_t i = 0; i < count; ++i) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(item) + i * sizeof(int), sizeof(int));
-      packet.descriptors.emplace_back(fd);
-    }
-  }
-}
-
-}  // namespace
 
 Packet ReceivePacket(int socket, std::span<std::byte> into, bool accept_descriptors) {
   Packet packet;

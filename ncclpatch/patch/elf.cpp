@@ -1,5 +1,3 @@
-#include "ncclpatch/patch/elf.h"
-
 #include <fcntl.h>
 #include <gelf.h>
 #include <spdlog/fmt/fmt.h>
@@ -12,6 +10,7 @@
 #include <sstream>
 
 #include "journal/base/unique_fd.h"
+#include "ncclpatch/patch/copy.h"
 
 namespace amem::patch {
 namespace {

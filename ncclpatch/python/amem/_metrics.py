@@ -153,14 +153,11 @@ def write_metrics(path: str) -> None:
     _prometheus().write_to_textfile(path, _Collector())
 
 
-class MetricsServer:
+class MetricsServer(contextlib.AbstractContextManager["MetricsServer"]):
     """What serve_metrics() started; close() ends it. `address` is as serve_metrics takes it, with the port or the path that was given."""
 
     def __init__(self, address: str, close: Callable[[], None]) -> None:
         self.address, self._close = address, close
-
-    def __enter__(self) -> "MetricsServer":
-        return self
 
     def close(self) -> None:
         self._close()

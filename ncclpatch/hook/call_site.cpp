@@ -1,5 +1,3 @@
-#include "ncclpatch/hook/call_site.h"
-
 #include <unwind.h>
 
 #include <algorithm>

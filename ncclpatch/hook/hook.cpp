@@ -12,7 +12,6 @@
 #include <string>
 #include <utility>
 
-#include "ncclpatch/hook/call_site.h"
 #include "ncclpatch/hook/libc_symbols.h"
 #include "ncclpatch/hook/libraries.h"
 #include "ncclpatch/hook/own_names.h"
@@ -165,36 +164,6 @@ bool AsksForNccl(const char* name) {
          (StartsWith(name, "nccl") || StartsWith(name, "pnccl")) && !replacements::inert.load(std::memory_order_relaxed);
 }
 
-namespace others {
-void PatchIfIdle();
-}
-
-// What answers in place of dlsym; null: nothing here.
-void* RouteDlsym(void* return_address, void* handle, const char* name) {
-  if (g_reach.load(std::memory_order_relaxed) && !replacements::inert.load(std::memory_order_relaxed)) others::PatchIfIdle();
-  if (Concerns(return_address, name)) return reinterpret_cast<void*>(&ReplacedDlsym);
-  if (ConcernsOther(return_address, handle, name)) return reinterpret_cast<void*>(&OthersDlsym);
-  if (!AsksForNccl(name)) return nullptr;
-  if (AnswersName(return_address, handle, name)) return reinterpret_cast<void*>(&AnswerName);
-  PatchIfLoaded();
-  return nullptr;
-}
-
-// What answers a look-up that is nobody's here. An import that was redirected, of libnccl or of a library that was reached, may
-// have led to another interposer's before; who found the exported function would have found the next.
-void* Otherwise(Definitions& of, void* return_address, bool exported) {
-  if (exported) return Next(of);
-  return g_reach.load(std::memory_order_relaxed) || FromNccl(return_address) ? First(of) : InLibc(of);
-}
-void* ForDlsym(void* return_address, void* handle, const char* name, bool exported) {
-  void* const answers = RouteDlsym(return_address, handle, name);
-  return answers != nullptr ? answers : Otherwise(g_dlsym, return_address, exported);
-}
-void* ForDlvsym(void* return_address, const char* name, bool exported) {
-  return Concerns(return_address, name) ? reinterpret_cast<void*>(&ReplacedDlvsym)
-                                        : Otherwise(g_dlvsym, return_address, exported);
-}
-
 // ---- patching ----------------------------------------------------------------------------------------------------------
 
 Status Patch(const ElfImage& image, const char* way) {
@@ -228,6 +197,17 @@ Status AttachTo(const ElfImage& image) {
     return Status::Ok();
   }
   return HasLookedUpTheDriver(image, slot) ? TooLate(image) : Patch(image, WayOf(image));
+}
+
+// Copies, because objects are listed under the loader's lock, where neither mprotect nor logging is allowed.
+template <class Match>
+std::vector<ElfImage> LoadedThat(const Match& match) {
+  std::vector<ElfImage> found;
+  ElfImage::ForEach([&](const ElfImage& image) {
+    if (match(image)) found.push_back(image);
+    return false;
+  });
+  return found;
 }
 
 // ---- other libraries -----------------------------------------------------------------------------------------------------
@@ -286,28 +266,16 @@ Status Patch(const ElfImage& image) {
 
 void PatchAll() {
   if (known == nullptr) known = new Known;
-  std::vector<ElfImage> images;
-  ElfImage::ForEach([&](const ElfImage& image) {
-    if (IsOther(image) && !IsNccl(image) && !known->looked_at.contains({image.base(), image.path()})) images.push_back(image);
-    return false;
-  });
-  for (const ElfImage& image : images) {
+  const auto is_new = [](const ElfImage& image) {
+    return IsOther(image) && !IsNccl(image) && !known->looked_at.contains({image.base(), image.path()});
+  };
+  for (const ElfImage& image : LoadedThat(is_new)) {
     known->looked_at.emplace(image.base(), image.path());
     if (const Status status = Patch(image); !status) Tell(true, status.message());
   }
 }
 
 }  // namespace others
-
-// A copy, because objects are listed under the loader's lock, where neither mprotect nor logging is allowed.
-std::vector<ElfImage> LoadedNccls() {
-  std::vector<ElfImage> found;
-  ElfImage::ForEach([&](const ElfImage& image) {
-    if (IsNccl(image)) found.push_back(image);
-    return false;
-  });
-  return found;
-}
 
 bool HasEntryPoints(const ElfImage& image) {
   if (image.Find("ncclGetVersion") == nullptr) return false;
@@ -335,14 +303,14 @@ Presence Look(const ElfImage& image) {
 constinit std::atomic<std::uint64_t> g_patched_at{0};  // LoadCount
 
 void PatchLoaded() {
-  for (const ElfImage& image : LoadedNccls())
+  for (const ElfImage& image : LoadedThat(&IsNccl))
     if (const Status status = AttachTo(image); status.code() == Code::kIo) Tell(true, status.message());
   if (g_reach.load()) others::PatchAll();
 }
 
 // What the program has just loaded, before anything in it is called by name. Not where a dlsym comes from patching itself, or
 // beside it.
-void others::PatchIfIdle() {
+void PatchOthersIfIdle() {
   const std::uint64_t loaded = LoadCount();
   if (g_patched_at.load() == loaded) return;
   const std::unique_lock lock(g_patch_mutex, std::try_to_lock);
@@ -351,9 +319,35 @@ void others::PatchIfIdle() {
   PatchLoaded();
 }
 
+// What answers in place of dlsym; null: nothing here.
+void* RouteDlsym(void* return_address, void* handle, const char* name) {
+  if (g_reach.load(std::memory_order_relaxed) && !replacements::inert.load(std::memory_order_relaxed)) PatchOthersIfIdle();
+  if (Concerns(return_address, name)) return reinterpret_cast<void*>(&ReplacedDlsym);
+  if (ConcernsOther(return_address, handle, name)) return reinterpret_cast<void*>(&OthersDlsym);
+  if (!AsksForNccl(name)) return nullptr;
+  if (AnswersName(return_address, handle, name)) return reinterpret_cast<void*>(&AnswerName);
+  PatchIfLoaded();
+  return nullptr;
+}
+
+// What answers a look-up that is nobody's here. An import that was redirected, of libnccl or of a library that was reached, may
+// have led to another interposer's before; who found the exported function would have found the next.
+void* Otherwise(Definitions& of, void* return_address, bool exported) {
+  if (exported) return Next(of);
+  return g_reach.load(std::memory_order_relaxed) || FromNccl(return_address) ? First(of) : InLibc(of);
+}
+void* ForDlsym(void* return_address, void* handle, const char* name, bool exported) {
+  void* const answers = RouteDlsym(return_address, handle, name);
+  return answers != nullptr ? answers : Otherwise(g_dlsym, return_address, exported);
+}
+void* ForDlvsym(void* return_address, const char* name, bool exported) {
+  return Concerns(return_address, name) ? reinterpret_cast<void*>(&ReplacedDlvsym)
+                                        : Otherwise(g_dlvsym, return_address, exported);
+}
+
 Status AttachToAll() {
   const std::lock_guard lock(g_patch_mutex);
-  const std::vector<ElfImage> libraries = LoadedNccls();
+  const std::vector<ElfImage> libraries = LoadedThat(&IsNccl);
   if (libraries.empty())
     return {Code::kNotFound,
             "attach: no NCCL is loaded in this process; load it first (import torch, or load libnccl.so.2), then call "
@@ -405,14 +399,9 @@ Status Attach() {
 }
 
 std::vector<Presence> Survey() {
-  std::vector<ElfImage> images;
-  ElfImage::ForEach([&](const ElfImage& image) {
-    if (StartsWith(image.soname(), "libnccl.so") || HasEntryPoints(image)) images.push_back(image);
-    return false;
-  });
+  const auto has_nccl = [](const ElfImage& image) { return StartsWith(image.soname(), "libnccl.so") || HasEntryPoints(image); };
   std::vector<Presence> found;
-  found.reserve(images.size());
-  for (const ElfImage& image : images) found.push_back(Look(image));
+  for (const ElfImage& image : LoadedThat(has_nccl)) found.push_back(Look(image));
   return found;
 }
 

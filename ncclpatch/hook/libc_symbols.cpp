@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 
 // No function of libc may be called, not even one that a compiler puts in place of a loop.
 #if defined(__clang__)
@@ -70,12 +69,9 @@ AMEM_ALONE void* Find(const link_map& object, const Symbols& symbols, const char
 }  // namespace
 
 AMEM_ALONE void* FindInLibc(const char* name) {
-  for (const char* soname : {"libc.so.6", "libdl.so.2"}) {  // before glibc 2.34 dlsym was in libdl
-    for (const link_map* object = _r_debug.r_map; object != nullptr; object = object->l_next) {
-      const Symbols symbols = Read(*object);
-      if (symbols.soname == nullptr || !SameName(symbols.soname, soname)) continue;
-      if (void* found = Find(*object, symbols, name)) return found;
-    }
+  for (const link_map* object = _r_debug.r_map; object != nullptr; object = object->l_next) {
+    const Symbols symbols = Read(*object);
+    if (symbols.soname != nullptr && SameName(symbols.soname, "libc.so.6")) return Find(*object, symbols, name);
   }
   return nullptr;
 }

@@ -4,7 +4,6 @@
 #include <link.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstring>
 #include <string>

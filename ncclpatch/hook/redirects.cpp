@@ -1,28 +1,27 @@
 #include "ncclpatch/hook/redirects.h"
 
-#include <pthread.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "ncclpatch/hook/libraries.h"
-
 namespace amem::redirects {
 namespace {
 
-constinit std::atomic<const std::span<const Table>*> g_tables{nullptr};
-constinit std::atomic<const std::span<const ThreadStart>*> g_thread_starts{nullptr};
+struct Installed {
+  std::span<const Table> tables;
+  std::span<const ThreadStart> thread_starts;
+};
+constinit std::atomic<const Installed*> g_installed{nullptr};
 constinit std::array<std::atomic<const hook::Library*>, kLibraries> g_places{};
 constinit std::uint64_t g_last_refused = 0;  // hook::Library::number; each is reported once
 
 const Redirect* FindRedirect(std::string_view name) {
-  const auto* tables = g_tables.load(std::memory_order_acquire);
-  if (tables == nullptr || !name.starts_with("nccl")) return nullptr;
-  for (const Table& table : *tables)
+  const Installed* installed = g_installed.load(std::memory_order_acquire);
+  if (installed == nullptr || !name.starts_with("nccl")) return nullptr;
+  for (const Table& table : installed->tables)
     for (const Redirect& redirect : table)
       if (name == redirect.name) return &redirect;
   return nullptr;
@@ -88,12 +87,10 @@ Status RewriteBoundImports(const ElfImage& nccl, const std::vector<Found>& names
 }
 
 // A library may import one twice: for its own calls, and as a pointer for its C++ library's threads.
-Status TakeThreadStarts(const ElfImage& image) {
-  const auto* starts = g_thread_starts.load(std::memory_order_acquire);
+Status TakeThreadStarts(const ElfImage& image, std::span<const ThreadStart> starts) {
   Status first;
-  if (starts == nullptr) return first;
   image.ForEachImport([&](const char* name, const ElfImage::Slot& slot) {
-    for (const ThreadStart& start : *starts) {
+    for (const ThreadStart& start : starts) {
       if (std::string_view(name) != start.name) continue;
       if (!image.Unbound(slot) && *slot.where != reinterpret_cast<std::uintptr_t>(start.plain)) return;
       if (Status status = image.Write(slot, start.replacement); !status && first) first = std::move(status);
@@ -104,13 +101,13 @@ Status TakeThreadStarts(const ElfImage& image) {
 
 }  // namespace
 
-void Install(std::span<const Table> tables) { g_tables.store(new std::span<const Table>(tables), std::memory_order_release); }
-void InstallThreadStarts(std::span<const ThreadStart> starts) {
-  g_thread_starts.store(new std::span<const ThreadStart>(starts), std::memory_order_release);
+void Install(std::span<const Table> tables, std::span<const ThreadStart> starts) {
+  g_installed.store(new Installed{tables, starts}, std::memory_order_release);
 }
 
 Status Set(const hook::Library& library, const ElfImage& image) {
-  if (g_tables.load(std::memory_order_acquire) == nullptr) return Status::Ok();
+  const Installed* installed = g_installed.load(std::memory_order_acquire);
+  if (installed == nullptr) return Status::Ok();
   for (const auto& place : g_places)
     if (const hook::Library* known = place.load(); known != nullptr && SamePlace(*known, library)) return Status::Ok();
   const std::size_t place = ChoosePlace(library);
@@ -122,11 +119,11 @@ Status Set(const hook::Library& library, const ElfImage& image) {
                         library.path, kLibraries)};
   }
   const std::vector<Found> names = NamesOf(image);
-  for (const auto* tables = g_tables.load(); const Table& table : *tables)
+  for (const Table& table : installed->tables)
     for (const Redirect& redirect : table) redirect.reals[place].store(nullptr);
   for (const Found& found : names)
     found.redirect->reals[place].store(reinterpret_cast<void*>(found.address), std::memory_order_release);
-  AMEM_TRY(TakeThreadStarts(image));
+  AMEM_TRY(TakeThreadStarts(image, installed->thread_starts));
   for (const Found& found : names) AMEM_TRY(image.PointNameTo(found.index, found.redirect->entries[place]));
   return RewriteBoundImports(image, names, place);
 }

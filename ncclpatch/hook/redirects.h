@@ -18,7 +18,6 @@
 #include <cstddef>
 #include <functional>
 #include <span>
-#include <type_traits>
 
 #include "ncclpatch/hook/hook.h"
 #include "ncclpatch/hook/replacements.h"
@@ -67,7 +66,7 @@ struct Entry<E, R(A...)> {
     }
   }
 
-  static void* const* Entries() {
+  static auto& Entries() {
     static void* const entries[kLibraries] = {reinterpret_cast<void*>(&Enter<0>), reinterpret_cast<void*>(&Enter<1>),
                                               reinterpret_cast<void*>(&Enter<2>), reinterpret_cast<void*>(&Enter<3>)};
     return entries;
@@ -77,13 +76,9 @@ struct Entry<E, R(A...)> {
 // A family's table, for Install.
 template <class... E>
 Table MakeTable() {
-  static const std::array table = {Redirect{E::kName, std::span<std::atomic<void*>, kLibraries>(Entry<E>::reals),
-                                            std::span<void* const, kLibraries>(Entry<E>::Entries(), kLibraries)}...};
+  static const std::array table = {Redirect{E::kName, Entry<E>::reals, Entry<E>::Entries()}...};
   return table;
 }
-
-// What is redirected in every libnccl that comes under AMem later. `tables` and their contents must stay valid.
-void Install(std::span<const Table> tables);
 
 // A function by which libnccl starts threads, and its replacement, so that these threads are known; only if the import means
 // this very function.
@@ -92,7 +87,8 @@ struct ThreadStart {
   void* plain;
   void* replacement;
 };
-void InstallThreadStarts(std::span<const ThreadStart> starts);  // their contents must stay valid
+// What is redirected in every libnccl that comes under AMem later. The contents of both must stay valid.
+void Install(std::span<const Table> tables, std::span<const ThreadStart> starts);
 
 // Redirects the names of a library that has just come under AMem, unless they are already. The hook calls it, one thread at a
 // time. A failure is reported, and the names it concerns stay NCCL's.

@@ -5,7 +5,7 @@
 //   kExported  the name libcuda exports it under (they differ by a version suffix)
 //   Call(real, arguments...)  runs in its place
 //   Function   its C type; not needed if it follows from Call, or from With(pass, arguments...), which Call uses
-//   kSince, kBefore  optional: the CUDA versions, kSince <= version < kBefore, in which kName means this function
+//   kSince, kBefore  the CUDA versions, kSince <= version < kBefore, in which kName means this function
 // One name can stand for several real functions (default streams, versions with one signature). Each real function has an entry
 // point of its own, a variant.
 //
@@ -29,7 +29,8 @@
 namespace amem::replacements {
 
 inline constexpr std::size_t kVariants = 4;
-inline constexpr int kNoBound = std::numeric_limits<int>::max();
+inline constexpr int kFirst = 3020,
+                     kNoBound = std::numeric_limits<int>::max();  // 3.2 is the first version with 64-bit device pointers
 
 // Who looks a function up: libnccl, or another library of the process.
 enum class Caller : std::uint8_t { kNccl, kOther };
@@ -52,9 +53,10 @@ struct Text {
   constexpr Text(const char (&text)[N]) { std::copy_n(text, N, data); }  // NOLINT(google-explicit-constructor)
 };
 
-template <Text Name, Text Exported = Name>
+template <Text Name, Text Exported = Name, int since = kFirst, int before = kNoBound>
 struct Named {
   static constexpr const char *kName = Name.data, *kExported = Exported.data;
+  static constexpr int kSince = since, kBefore = before;
 };
 
 template <class R, class... A>
@@ -91,7 +93,7 @@ struct Thunk<E, R(A...)> {
     }
   }
 
-  static void* const* Entries() {
+  static auto& Entries() {
     static void* const entries[kVariants] = {reinterpret_cast<void*>(&Enter<0>), reinterpret_cast<void*>(&Enter<1>),
                                              reinterpret_cast<void*>(&Enter<2>), reinterpret_cast<void*>(&Enter<3>)};
     return entries;
@@ -101,15 +103,7 @@ struct Thunk<E, R(A...)> {
 template <class E>
 Replacement Replace() {
   using T = Thunk<E>;
-  int since = 3020, before = kNoBound;  // 3.2 is the first version with 64-bit device pointers
-  if constexpr (requires { E::kSince; }) since = E::kSince;
-  if constexpr (requires { E::kBefore; }) before = E::kBefore;
-  return {E::kName,
-          E::kExported,
-          since,
-          before,
-          std::span<std::atomic<void*>, kVariants>(T::reals),
-          std::span<void* const, kVariants>(T::Entries(), kVariants)};
+  return {E::kName, E::kExported, E::kSince, E::kBefore, T::reals, T::Entries()};
 }
 
 // A family's table, for Install.

@@ -8,13 +8,7 @@
  */
 #if defined(__x86_64__)
 
-.macro STUB name, route
-    .globl \name
-    .hidden \name
-    .type \name, %function
-    .p2align 4
-\name:
-    .cfi_startproc
+.macro ASK_AND_JUMP route
     endbr64
     push %rdi
     .cfi_adjust_cfa_offset 8
@@ -33,19 +27,11 @@
     pop %rdi
     .cfi_adjust_cfa_offset -8
     jmp *%rax
-    .cfi_endproc
-    .size \name, . - \name
 .endm
 
 #elif defined(__aarch64__)
 
-.macro STUB name, route
-    .globl \name
-    .hidden \name
-    .type \name, %function
-    .p2align 4
-\name:
-    .cfi_startproc
+.macro ASK_AND_JUMP route
     hint #34                      /* bti c */
     stp x29, x30, [sp, #-48]!
     .cfi_def_cfa_offset 48
@@ -65,13 +51,23 @@
     .cfi_restore 30
     .cfi_def_cfa_offset 0
     br x16
-    .cfi_endproc
-    .size \name, . - \name
 .endm
 
 #else
 #error "AMem has no dlsym stub for this processor"
 #endif
+
+.macro STUB name, route
+    .globl \name
+    .hidden \name
+    .type \name, %function
+    .p2align 4
+\name:
+    .cfi_startproc
+    ASK_AND_JUMP \route
+    .cfi_endproc
+    .size \name, . - \name
+.endm
 
     .text
     .hidden amem_route_dlsym

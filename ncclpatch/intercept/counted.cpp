@@ -125,13 +125,9 @@ class OwnPools {
   std::set<CUmemoryPool> pools_;
 };
 
-struct PoolCreate : Instead<PoolCreate, "cuMemPoolCreate"> {
-  static CUresult With(const Pass<>& pass, CUmemoryPool* pool, const CUmemPoolProps*) {
-    const CUresult result = pass();
-    if (result == CUDA_SUCCESS && pool != nullptr) OwnPools::Get().Created(*pool);
-    NotePoolCall(kName, result);
-    return result;
-  }
+constexpr auto kCreated = [](CUresult result, const CUmemoryPool* pool, auto) {
+  if (result == CUDA_SUCCESS && pool != nullptr) OwnPools::Get().Created(*pool);
+  NotePoolCall("cuMemPoolCreate", result);
 };
 
 struct PoolDestroy : Instead<PoolDestroy, "cuMemPoolDestroy"> {
@@ -142,17 +138,9 @@ struct PoolDestroy : Instead<PoolDestroy, "cuMemPoolDestroy"> {
   }
 };
 
-template <class F, Text Name>
-struct OnPool : Named<Name> {
-  using Function = F;
-  template <class... A>
-  static CUresult Call(F* real, A... arguments) {
-    const CUresult result = real(arguments...);
-    NotePoolCall(Name.data, result);
-    return result;
-  }
-};
-#define AMEM_ON_POOL(name) OnPool<decltype(name), #name>
+template <Text Name>
+constexpr auto kOnPool = [](CUresult result, auto...) { NotePoolCall(Name.data, result); };
+#define AMEM_ON_POOL(name) Then<kOnPool<#name>, decltype(name), #name>
 
 }  // namespace
 
@@ -162,7 +150,7 @@ std::span<const replacements::Replacement> CountedReplacements() {
   return replacements::Table<MemHostAlloc, AMEM_NOTED(kAllocated, cuMemAllocHost), FreeHost<"cuMemFreeHost", 2000>,
                              AMEM_NOTED(kRegistered, cuMemHostRegister), FreeHost<"cuMemHostUnregister", 3020>,
                              AMEM_NOTED(kFromPool, cuMemAllocAsync), AMEM_NOTED(kFromPool, cuMemAllocFromPoolAsync),
-                             MemFreeAsync, PoolCreate, PoolDestroy, AMEM_ON_POOL(cuMemPoolTrimTo),
+                             MemFreeAsync, AMEM_THEN(kCreated, cuMemPoolCreate), PoolDestroy, AMEM_ON_POOL(cuMemPoolTrimTo),
                              AMEM_ON_POOL(cuMemPoolSetAttribute), AMEM_ON_POOL(cuMemPoolSetAccess),
                              AMEM_ON_POOL(cuMemPoolExportToShareableHandle), AMEM_ON_POOL(cuMemPoolImportFromShareableHandle),
                              AMEM_ON_POOL(cuMemPoolExportPointer), AMEM_ON_POOL(cuMemPoolImportPointer)>();

@@ -1,8 +1,8 @@
 // cuMemAlloc and cuIpc*: what NCCL uses with NCCL_CUMEM_ENABLE=0.
 #include <spdlog/fmt/fmt.h>
 
-#include <array>
 #include <cstring>
+#include <span>
 
 #include "ncclpatch/intercept/intercept.h"
 #include "ncclpatch/runtime/log.h"
@@ -73,20 +73,14 @@ struct IpcOpenMemHandle : InSession<IpcOpenMemHandle, "cuIpcOpenMemHandle", "cuI
     if (BesideAPause(session)) return PassedOn(session, kName, 0, pass());
     const auto device = Runtime::Get().CurrentDevice();
     if (!device) return ToDriver(kName, device.status());
-    std::array<std::byte, sizeof handle.reserved> token;
-    std::memcpy(token.data(), handle.reserved, token.size());
-    const auto opened = session.LegacyImport(token, *device, OriginOfCall());
+    const auto opened = session.LegacyImport(std::as_bytes(std::span(handle.reserved)), *device, OriginOfCall());
     if (!opened) return OrPassOn(session, kName, 0, opened.status(), pass);
     *address = opened->value;
     return CUDA_SUCCESS;
   }
 };
 
-struct IpcCloseMemHandle : InSession<IpcCloseMemHandle, "cuIpcCloseMemHandle"> {
-  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address) {
-    return OrPassOn(session, kName, address, session.LegacyClose(Address{address}), pass);
-  }
-};
+using IpcCloseMemHandle = GivesBack<"cuIpcCloseMemHandle", &Session::LegacyClose>;
 
 }  // namespace
 

@@ -50,26 +50,18 @@ constexpr auto kFillPlane = [](Touch touch, CUdeviceptr to, size_t pitch, auto, 
 };
 
 // The attributes' type is new in CUDA 12.8. AMem does not read them, so they are opaque here.
-struct MemcpyBatchV1
-    : Gated<kBatch, CUresult(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, void*, size_t*, size_t, size_t*, CUstream),
-            "cuMemcpyBatchAsync"> {
-  static constexpr int kSince = 12080, kBefore = 13000;
-};
-struct MemcpyBatch : Gated<kBatch, CUresult(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, void*, size_t*, size_t, CUstream),
-                           "cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2"> {
-  static constexpr int kSince = 13000;
-};
+using MemcpyBatchV1 =
+    Gated<kBatch, CUresult(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, void*, size_t*, size_t, size_t*, CUstream),
+          "cuMemcpyBatchAsync", "cuMemcpyBatchAsync", 12080, 13000>;
+using MemcpyBatch = Gated<kBatch, CUresult(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, void*, size_t*, size_t, CUstream),
+                          "cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2", 13000>;
 using MemcpyWithAttributes =
     Gated<kBoth, CUresult(CUdeviceptr, CUdeviceptr, size_t, void*, CUstream), "cuMemcpyWithAttributesAsync">;
 using Memcpy3DWithAttributes = Gated<kAnything, CUresult(void*, unsigned long long, CUstream), "cuMemcpy3DWithAttributesAsync">;
-struct Memcpy3DBatchV1
-    : Gated<kAnything, CUresult(size_t, void*, size_t*, unsigned long long, CUstream), "cuMemcpy3DBatchAsync"> {
-  static constexpr int kSince = 12080, kBefore = 13000;
-};
-struct Memcpy3DBatch : Gated<kAnything, CUresult(size_t, void*, unsigned long long, CUstream), "cuMemcpy3DBatchAsync",
-                             "cuMemcpy3DBatchAsync_v2"> {
-  static constexpr int kSince = 13000;
-};
+using Memcpy3DBatchV1 = Gated<kAnything, CUresult(size_t, void*, size_t*, unsigned long long, CUstream), "cuMemcpy3DBatchAsync",
+                              "cuMemcpy3DBatchAsync", 12080, 13000>;
+using Memcpy3DBatch = Gated<kAnything, CUresult(size_t, void*, unsigned long long, CUstream), "cuMemcpy3DBatchAsync",
+                            "cuMemcpy3DBatchAsync_v2", 13000>;
 
 // A stream writes a flag in device memory, or waits for one.
 template <class Value>

@@ -2,15 +2,53 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <array>
+#include <string_view>
 
-#include "ncclpatch/hook/call_site.h"
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/communicators.h"
 #include "ncclpatch/runtime/border.h"
 #include "ncclpatch/runtime/log.h"
 
 namespace amem::intercept {
+using replacements::Caller;
+namespace {
+
+// Names that take, give back, reach or name memory. tests/wheels/known_names.py has the same list, with what AMem does with
+// each.
+bool IsAboutMemory(std::string_view name) {
+  constexpr std::string_view kFragments[] = {"Mem",      "Alloc", "Map",    "Unmap",  "Multicast",       "Ipc",   "Pointer",
+                                             "Host",     "Reg",   "Unreg",  "Handle", "LogicalEndpoint", "Value", "Launch",
+                                             "External", "Array", "Export", "Import", "Fabric"};
+  return std::ranges::any_of(kFragments, [&](std::string_view fragment) { return name.find(fragment) != name.npos; });
+}
+
+// cuGetProcAddress, by which NCCL and CUDA runtimes get every other driver function. Only NCCL's look-ups are journaled,
+// because others look up all that the driver has.
+template <Caller caller, Text Exported, int since, int before, class... More>
+struct GetProcAddress : Named<"cuGetProcAddress", Exported, since, before> {
+  using Function = CUresult(const char*, void**, int, cuuint64_t, More...);
+  static CUresult Call(Function* real, const char* symbol, void** function, int version, cuuint64_t flags, More... more) {
+    const CUresult result = real(symbol, function, version, flags, more...);
+    if (result != CUDA_SUCCESS || symbol == nullptr || function == nullptr || *function == nullptr) return result;
+    bool replaced = false;
+    *function = replacements::Bind(symbol, version, *function, &replaced, caller);
+    if (caller == Caller::kNccl && (replaced || IsAboutMemory(symbol)))
+      Runtime::Get().Note(DriverSymbolBound{symbol, version, replaced});
+    return result;
+  }
+};
+
+template <Caller caller>
+std::span<const replacements::Replacement> LookUps() {
+  return replacements::Table<
+      GetProcAddress<caller, "cuGetProcAddress_v2", 12000, replacements::kNoBound, CUdriverProcAddressQueryResult*>,
+      GetProcAddress<caller, "cuGetProcAddress", 11030, 12000>>();
+}
+
+}  // namespace
+
 CUresult ToDriver(const char* call, const Status& status) {
   if (status.ok()) return CUDA_SUCCESS;
   const bool of_driver = status.driver_result() != 0, refused = status.code() == Code::kRefused;
@@ -55,16 +93,14 @@ CUresult RefusedWhilePaused(const char* call) {
   return CUDA_ERROR_ILLEGAL_STATE;
 }
 
+std::span<const replacements::Replacement> GetProcAddressReplacements(Caller caller) {
+  return caller == Caller::kNccl ? LookUps<Caller::kNccl>() : LookUps<Caller::kOther>();
+}
+
 const replacements::Tables& Tables() {
-  static const std::array all = {CountedReplacements(),
-                                 CudaIpcReplacements(),
-                                 GatedReplacements(),
-                                 GetProcAddressReplacements(replacements::Caller::kNccl),
-                                 LogicalEndpointReplacements(),
-                                 MemoryReplacements(),
-                                 MulticastReplacements(),
-                                 PointerReplacements(),
-                                 VerbsReplacements()};
+  static const std::array all = {
+      CountedReplacements(),         CudaIpcReplacements(), GatedReplacements(),     GetProcAddressReplacements(Caller::kNccl),
+      LogicalEndpointReplacements(), MemoryReplacements(),  MulticastReplacements(), VerbsReplacements()};
   static const replacements::Tables tables(all);
   return tables;
 }

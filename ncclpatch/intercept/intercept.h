@@ -35,7 +35,20 @@ struct Instead : Named<Name, Exported> {
   }
 };
 
-// The same with a session: `Self::With(session, pass, arguments...)`. Without one the original call is made.
+// A call that is made as it is, and then done(result, arguments...).
+template <auto done, class F, Text Name, Text Exported = Name>
+struct Then : Named<Name, Exported> {
+  using Function = F;
+  template <class... A>
+  static CUresult Call(F* real, A... arguments) {
+    const CUresult result = real(arguments...);
+    done(result, arguments...);
+    return result;
+  }
+};
+#define AMEM_THEN(done, name) Then<done, decltype(name), #name, AMEM_TEXT(name)>
+
+// As Instead, with a session: `Self::With(session, pass, arguments...)`. Without one the original call is made.
 template <class Self, Text Name, Text Exported = Name>
 struct InSession : Named<Name, Exported> {
   template <class... A>
@@ -75,6 +88,14 @@ CUresult PassedOn(Session& session, const char* call, std::uint64_t subject, CUr
 
 // Answers a call that AMem has carried out; what AMem does not know (kNotFound) passes through.
 CUresult OrPassOn(Session& session, const char* call, std::uint64_t subject, const Status& status, const Pass<>& pass);
+
+// A call that gives back what AMem knows by its address: (session.*give_back)(address, bytes...).
+template <Text Name, auto give_back, class... Sizes>
+struct GivesBack : InSession<GivesBack<Name, give_back, Sizes...>, Name> {
+  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address, Sizes... bytes) {
+    return OrPassOn(session, Name.data, address, (session.*give_back)(Address{address}, bytes...), pass);
+  }
+};
 
 // Why nothing can be added to memory that is paused, said in the name of `call`.
 CUresult AnswerPaused(const char* call);
@@ -139,8 +160,9 @@ CUresult ThroughTheGate(const char* call, const Touches& touches, F* real, A... 
 }
 
 // A replacement that passes the gate and changes nothing else.
-template <auto touches, class F, Text Name, Text Exported = Name>
-struct Gated : Named<Name, Exported> {
+template <auto touches, class F, Text Name, Text Exported = Name, int since = replacements::kFirst,
+          int before = replacements::kNoBound>
+struct Gated : Named<Name, Exported, since, before> {
   using Function = F;
   template <class... A>
   static CUresult Call(F* real, A... arguments) {
@@ -166,7 +188,6 @@ std::span<const replacements::Replacement> GetProcAddressReplacements(replacemen
 std::span<const replacements::Replacement> LogicalEndpointReplacements();
 std::span<const replacements::Replacement> MemoryReplacements();
 std::span<const replacements::Replacement> MulticastReplacements();
-std::span<const replacements::Replacement> PointerReplacements();
 std::span<const replacements::Replacement> VerbsReplacements();
 const replacements::Tables& Tables();
 

@@ -18,7 +18,7 @@ class Endpoints {
     static auto* all = new Endpoints;
     return *all;
   }
-  void Bound(EndpointId id, CUdevice device, cuuint64_t offset, Part part) {
+  void Bound(EndpointId id, CUdevice device, cuuint64_t offset, Extent part) {
     Session* session = Runtime::Get().started();
     const std::lock_guard lock(mutex_);
     if (session != nullptr && session->NoteRegistration({part.address, part.bytes, "logical endpoint"}))
@@ -45,22 +45,19 @@ class Endpoints {
   }
 
   std::mutex mutex_;
-  std::map<Key, std::vector<Part>> bound_;
+  std::map<Key, std::vector<Extent>> bound_;
 };
 
 // Undoes every binding of this process to the endpoint; other processes may still use it.
-struct EndpointDestroy : Instead<EndpointDestroy, "cuLogicalEndpointDestroy"> {
-  static CUresult With(const Pass<>& pass, EndpointId id) {
-    const CUresult result = pass();
-    if (result == CUDA_SUCCESS) Endpoints::Get().Destroyed(id);
-    return result;
-  }
+constexpr auto kDestroyed = [](CUresult result, EndpointId id) {
+  if (result == CUDA_SUCCESS) Endpoints::Get().Destroyed(id);
 };
+using EndpointDestroy = Then<kDestroyed, CUresult(EndpointId), "cuLogicalEndpointDestroy">;
 
 struct EndpointBindAddr : Instead<EndpointBindAddr, "cuLogicalEndpointBindAddr"> {
   static CUresult With(const Pass<>& pass, EndpointId id, CUdevice device, cuuint64_t offset, void* address, cuuint64_t bytes,
                        unsigned long long) {
-    const Part part = PartAt(address, bytes);
+    const Extent part = PartAt(address, bytes);
     const Registering gate(kName, part);
     if (gate.refused()) return CUDA_ERROR_ILLEGAL_STATE;
     const CUresult result = pass();
@@ -91,8 +88,8 @@ struct EndpointBindMem : Named<"cuLogicalEndpointBindMem"> {
     const auto [handle, begin] = session->Backing(ToAllocation(memory));
     if (handle.value == 0) return CUDA_ERROR_INVALID_HANDLE;
     const Address address = PlaceOf(*session, ToAllocation(memory));
-    const Part part{address + memory_offset, bytes};
-    const Registering gate(kName, address ? part : Part{});
+    const Extent part{address + memory_offset, bytes};
+    const Registering gate(kName, address ? part : Extent{});
     const CUresult result = real(id, device, offset, handle.value, begin + memory_offset, bytes, flags);
     if (result != CUDA_SUCCESS) return result;
     if (address)
@@ -103,13 +100,10 @@ struct EndpointBindMem : Named<"cuLogicalEndpointBindMem"> {
   }
 };
 
-struct EndpointUnbind : Instead<EndpointUnbind, "cuLogicalEndpointUnbind"> {
-  static CUresult With(const Pass<>& pass, EndpointId id, CUdevice device, cuuint64_t offset, cuuint64_t bytes) {
-    const CUresult result = pass();
-    if (result == CUDA_SUCCESS) Endpoints::Get().Unbound(id, device, offset, bytes);
-    return result;
-  }
+constexpr auto kUnbound = [](CUresult result, auto... what) {
+  if (result == CUDA_SUCCESS) Endpoints::Get().Unbound(what...);
 };
+using EndpointUnbind = Then<kUnbound, CUresult(EndpointId, CUdevice, cuuint64_t, cuuint64_t), "cuLogicalEndpointUnbind">;
 
 }  // namespace
 

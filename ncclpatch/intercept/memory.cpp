@@ -1,5 +1,5 @@
-// Allocations, mappings and shareable handles. NCCL gets descriptors of tokens, and passes on what its peers sent; handles of
-// other types are the driver's.
+// Allocations, mappings, shareable handles and what pointers are. NCCL gets descriptors of tokens, and passes on what its peers
+// sent; handles of other types are the driver's.
 //
 // With AMEM_SCOPE=shared what another library makes by cuMemCreate to be shared by descriptors is a tag's, which is called as
 // the library is. It holds AMem's handles, and its descriptors are of tokens, as NCCL's. With AMEM_SCOPE=all private memory, as
@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "ncclpatch/intercept/others.h"
-#include "ncclpatch/intercept/outside.h"
 #include "ncclpatch/runtime/log.h"
 #include "replay/driver/cuda/properties.h"
 
@@ -43,11 +42,7 @@ struct MemAddressReserve : InSession<MemAddressReserve, "cuMemAddressReserve"> {
   }
 };
 
-struct MemAddressFree : InSession<MemAddressFree, "cuMemAddressFree"> {
-  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes) {
-    return OrPassOn(session, kName, address, session.FreeRange(Address{address}, bytes), pass);
-  }
-};
+using MemAddressFree = GivesBack<"cuMemAddressFree", &Session::FreeRange, size_t>;
 
 struct MemGetAddressRange : InSession<MemGetAddressRange, "cuMemGetAddressRange", "cuMemGetAddressRange_v2"> {
   static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
@@ -76,11 +71,7 @@ struct MemMap : InSession<MemMap, "cuMemMap"> {
   }
 };
 
-struct MemUnmap : InSession<MemUnmap, "cuMemUnmap"> {
-  static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes) {
-    return OrPassOn(session, kName, address, session.Unmap(Address{address}, bytes), pass);
-  }
-};
+using MemUnmap = GivesBack<"cuMemUnmap", &Session::Unmap, size_t>;
 
 struct MemSetAccess : InSession<MemSetAccess, "cuMemSetAccess"> {
   static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes, const CUmemAccessDesc* access,
@@ -174,6 +165,23 @@ struct MemImportFromShareableHandle : InSession<MemImportFromShareableHandle, "c
   }
 };
 
+// What NCCL asks about a pointer: ncclMemFree asks for its device, even while the memory is paused.
+struct PointerGetAttribute : Instead<PointerGetAttribute, "cuPointerGetAttribute"> {
+  static CUresult With(const Pass<>& pass, void* data, CUpointer_attribute attribute, CUdeviceptr pointer) {
+    const CUresult result = pass();
+    Session* session = Runtime::Get().started();
+    if (result == CUDA_SUCCESS || data == nullptr || session == nullptr) return result;
+    const auto paused = session->PausedAt(Address{pointer});
+    const auto range = paused ? session->AddressRange(Address{pointer}) : paused.status();
+    if (!range) return result;
+    const bool known =
+        attribute == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
+            ? SetTo<std::uint64_t>(data, paused->handle_types)
+            : AnswerPointer(attribute, pointer, DeviceOrdinal{paused->location.id}, {range->first, range->second}, data);
+    return known ? CUDA_SUCCESS : result;
+  }
+};
+
 // ---- of other libraries
 
 namespace handles {
@@ -201,7 +209,7 @@ constexpr auto kCreated = [](Outside& outside, const Handle* handle, size_t byte
 struct Create : AMEM_BEGINS(kCreated, cuMemCreate) {
   static CUresult Call(Function* real, Handle* handle, size_t bytes, const CUmemAllocationProp* properties,
                        unsigned long long flags) {
-    return CreateShared(handle, bytes, properties, flags) ? CUDA_SUCCESS : Begins::Call(real, handle, bytes, properties, flags);
+    return CreateShared(handle, bytes, properties, flags) ? CUDA_SUCCESS : Then::Call(real, handle, bytes, properties, flags);
   }
 };
 
@@ -263,6 +271,23 @@ struct Unmap : Named<"cuMemUnmap"> {
 }  // namespace handles
 }  // namespace
 
+bool AnswerPointer(CUpointer_attribute attribute, CUdeviceptr pointer, DeviceOrdinal device, const Extent& range, void* data) {
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      return SetTo<unsigned>(data, CU_MEMORYTYPE_DEVICE);
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+      return SetTo(data, pointer);
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      return SetTo<int>(data, device.value);
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+      return SetTo<CUdeviceptr>(data, range.address.value);
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+      return SetTo<std::size_t>(data, range.bytes);
+    default:
+      return false;
+  }
+}
+
 Result<Token> TokenIn(const void* shareable, CUmemAllocationHandleType type) {
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return Status{Code::kNotFound, "no descriptor"};
   return ReadTokenDescriptor(handles::DescriptorIn(shareable));
@@ -284,7 +309,7 @@ CUresult NameScopes(const char* call, const Result<Token>& token, CUresult resul
 std::span<const replacements::Replacement> MemoryReplacements() {
   return replacements::Table<MemCreate, MemRelease, MemAddressReserve, MemAddressFree, MemMap, MemUnmap, MemSetAccess,
                              MemRetainAllocationHandle, MemGetAllocationPropertiesFromHandle, MemGetAddressRange,
-                             MemExportToShareableHandle, MemImportFromShareableHandle>();
+                             MemExportToShareableHandle, MemImportFromShareableHandle, PointerGetAttribute>();
 }
 std::span<const replacements::Replacement> HandleReplacements() {
   using namespace handles;

@@ -71,10 +71,11 @@ struct MulticastAddDevice : Named<"cuMulticastAddDevice"> {
 
 // CUDA 13.1 inserted the device after the object's handle, under the same names.
 constexpr int kWithDevice = 13010;
+using replacements::kFirst, replacements::kNoBound;
 using Handle = CUmemGenericAllocationHandle;
 
-template <Text Exported, class... Device>
-struct BindMem : Named<"cuMulticastBindMem", Exported> {
+template <Text Exported, int since, int before, class... Device>
+struct BindMem : Named<"cuMulticastBindMem", Exported, since, before> {
   using Function = CUresult(Handle, Device..., size_t, Handle, size_t, size_t, unsigned long long);
   static CUresult Call(Function* real, Handle object, Device... device, size_t object_offset, Handle memory,
                        size_t memory_offset, size_t bytes, unsigned long long flags) {
@@ -93,15 +94,11 @@ struct BindMem : Named<"cuMulticastBindMem", Exported> {
                     [&](AllocationId id) { return MulticastBound{id, object_offset, guest, memory_offset, bytes, Address{}}; });
   }
 };
-struct MulticastBindMem : BindMem<"cuMulticastBindMem"> {
-  static constexpr int kBefore = kWithDevice;
-};
-struct MulticastBindMem2 : BindMem<"cuMulticastBindMem_v2", CUdevice> {
-  static constexpr int kSince = kWithDevice;
-};
+using MulticastBindMem = BindMem<"cuMulticastBindMem", kFirst, kWithDevice>;
+using MulticastBindMem2 = BindMem<"cuMulticastBindMem_v2", kWithDevice, kNoBound, CUdevice>;
 
-template <Text Exported, class... Device>
-struct BindAddr : Named<"cuMulticastBindAddr", Exported> {
+template <Text Exported, int since, int before, class... Device>
+struct BindAddr : Named<"cuMulticastBindAddr", Exported, since, before> {
   using Function = CUresult(Handle, Device..., size_t, CUdeviceptr, size_t, unsigned long long);
   static CUresult Call(Function* real, Handle object, Device... device, size_t offset, CUdeviceptr address, size_t bytes,
                        unsigned long long flags) {
@@ -120,12 +117,8 @@ struct BindAddr : Named<"cuMulticastBindAddr", Exported> {
                     [&](AllocationId id) { return MulticastBound{id, offset, AllocationId{}, 0, bytes, Address{address}}; });
   }
 };
-struct MulticastBindAddr : BindAddr<"cuMulticastBindAddr"> {
-  static constexpr int kBefore = kWithDevice;
-};
-struct MulticastBindAddr2 : BindAddr<"cuMulticastBindAddr_v2", CUdevice> {
-  static constexpr int kSince = kWithDevice;
-};
+using MulticastBindAddr = BindAddr<"cuMulticastBindAddr", kFirst, kWithDevice>;
+using MulticastBindAddr2 = BindAddr<"cuMulticastBindAddr_v2", kWithDevice, kNoBound, CUdevice>;
 
 struct MulticastUnbind : Named<"cuMulticastUnbind"> {
   using Function = CUresult(CUmemGenericAllocationHandle, CUdevice, size_t, size_t);

@@ -4,11 +4,8 @@
 
 #include <pthread.h>
 
-#include <array>
 #include <chrono>
 #include <cstring>
-
-#include "ncclpatch/intercept/outside.h"
 
 namespace amem::intercept {
 namespace {
@@ -47,7 +44,7 @@ using IpcGet = AMEM_BEGINS(kIpcGot, cuIpcGetMemHandle);
 using IpcClose = AMEM_ENDS(kIpcClosed, cuIpcCloseMemHandle);
 struct IpcOpen : AMEM_BEGINS(kIpcOpened, cuIpcOpenMemHandle) {
   static CUresult Call(Function* real, CUdeviceptr* pointer, CUipcMemHandle handle, unsigned flags) {
-    return NameScopes(kName, Decode(std::as_bytes(std::span(handle.reserved))), Begins::Call(real, pointer, handle, flags));
+    return NameScopes(kName, Decode(std::as_bytes(std::span(handle.reserved))), Then::Call(real, pointer, handle, flags));
   }
 };
 // What AMem itself has in a primary context goes with it, too.
@@ -90,7 +87,7 @@ template <Text Name>
 constexpr auto kMade = [](Outside& outside, const auto* made, auto... rest) {
   outside.Add(OutsideKind::kLeft, KeyOf(*made), BytesIn(rest...), Name.data);
 };
-#define AMEM_LEFT(name) Begins<kMade<#name>, decltype(name), #name, AMEM_TEXT(name)>
+#define AMEM_LEFT(name) Then<kBegun<kMade<#name>>, decltype(name), #name, AMEM_TEXT(name)>
 
 std::span<const replacements::Replacement> Table() {
   using counted::kFreed;
@@ -111,7 +108,7 @@ struct IpcGet : counted::IpcGet {
   static CUresult Call(Function* real, CUipcMemHandle* handle, CUdeviceptr address) {
     Session* const session = Runtime::Get().started();
     const auto token = session == nullptr ? NoSession() : session->ExportPart(Address{address});
-    if (handle == nullptr || token.status().code() == Code::kNotFound) return Begins::Call(real, handle, address);
+    if (handle == nullptr || token.status().code() == Code::kNotFound) return Then::Call(real, handle, address);
     if (!token) return ToDriver(kName, token.status());
     std::memcpy(handle->reserved, token->data(), token->size());
     return CUDA_SUCCESS;

@@ -9,9 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "ncclpatch/hook/call_site.h"
 #include "ncclpatch/intercept/others.h"
-#include "ncclpatch/intercept/outside.h"
 
 namespace amem::intercept {
 namespace {
@@ -188,38 +186,26 @@ struct PointerAttribute : Named<"cuPointerGetAttribute"> {
     return part && Answer(*part, attribute, pointer, result == CUDA_SUCCESS, data) ? CUDA_SUCCESS : result;
   }
 };
-struct PointerAttributes : Named<"cuPointerGetAttributes"> {
-  static CUresult Call(CUresult (*real)(unsigned, CUpointer_attribute*, void**, CUdeviceptr), unsigned count,
-                       CUpointer_attribute* attributes, void** data, CUdeviceptr pointer) {
-    const CUresult result =
-        real(count, attributes, data, pointer);  // of memory that is not there it says nothing, and succeeds
-    const auto part = result != CUDA_SUCCESS ? Status{Code::kInvalid, ""} : PartAt(pointer);
-    for (unsigned i = 0; part && i < count; ++i) Answer(*part, attributes[i], pointer, true, data[i]);
-    return result;
-  }
+// Of memory that is not there the driver says nothing, and succeeds.
+constexpr auto kAttributesGot = [](CUresult result, unsigned count, const CUpointer_attribute* attributes, void** data,
+                                   CUdeviceptr pointer) {
+  const auto part = result != CUDA_SUCCESS ? Status{Code::kInvalid, ""} : PartAt(pointer);
+  for (unsigned i = 0; part && i < count; ++i) Answer(*part, attributes[i], pointer, true, data[i]);
 };
 
 // What the program's chunks have free it can allocate, as free memory of the driver's.
-struct MemGetInfo : Named<"cuMemGetInfo", "cuMemGetInfo_v2"> {
-  static CUresult Call(CUresult (*real)(size_t*, size_t*), size_t* free, size_t* total) {
-    const CUresult result = real(free, total);
-    Session* const session = Runtime::Get().started();
-    const auto device = Runtime::Get().CurrentDevice();
-    if (result != CUDA_SUCCESS || session == nullptr || !device) return result;
-    if (const auto pool = Program(*session)) *free = std::min(*total, *free + session->pools().Unused(*pool, *device));
-    return result;
-  }
+constexpr auto kInfoGot = [](CUresult result, size_t* free, const size_t* total) {
+  Session* const session = Runtime::Get().started();
+  const auto device = Runtime::Get().CurrentDevice();
+  if (result != CUDA_SUCCESS || session == nullptr || !device) return;
+  if (const auto pool = Program(*session)) *free = std::min(*total, *free + session->pools().Unused(*pool, *device));
 };
 // cudaMalloc memory is accessible to every device that peer access was enabled on.
-struct EnablePeerAccess : Named<"cuCtxEnablePeerAccess"> {
-  static CUresult Call(CUresult (*real)(CUcontext, unsigned), CUcontext peer, unsigned flags) {
-    const CUresult result = real(peer, flags);
-    const bool enabled = result == CUDA_SUCCESS || result == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
-    const auto device = Runtime::Get().CurrentDevice();
-    const auto session = enabled && device ? Runtime::Get().ForPools() : Result<Session*>(nullptr);
-    if (session && *session != nullptr) (*session)->pools().OpenTo(*device);
-    return result;
-  }
+constexpr auto kPeerEnabled = [](CUresult result, auto...) {
+  const bool enabled = result == CUDA_SUCCESS || result == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+  const auto device = Runtime::Get().CurrentDevice();
+  const auto session = enabled && device ? Runtime::Get().ForPools() : Result<Session*>(nullptr);
+  if (session && *session != nullptr) (*session)->pools().OpenTo(*device);
 };
 
 // A begin may fail because the stream is being captured already, and an end because another thread has to call it.
@@ -244,12 +230,8 @@ using BeginCapture = BeginsCapture<"cuStreamBeginCapture", "cuStreamBeginCapture
 using BeginCaptureToGraph =
     BeginsCapture<"cuStreamBeginCaptureToGraph", "cuStreamBeginCaptureToGraph",
                   CUresult(CUstream, CUgraph, const CUgraphNode*, const CUgraphEdgeData*, size_t, CUstreamCaptureMode)>;
-struct EndCapture : Named<"cuStreamEndCapture"> {
-  static CUresult Call(CUresult (*real)(CUstream, CUgraph*), CUstream stream, CUgraph* graph) {
-    const CUresult result = real(stream, graph);
-    if (result == CUDA_SUCCESS || !IsCaptured(stream)) Captures::Get().End(stream);
-    return result;
-  }
+constexpr auto kCaptureEnded = [](CUresult result, CUstream stream, auto) {
+  if (result == CUDA_SUCCESS || !IsCaptured(stream)) Captures::Get().End(stream);
 };
 struct StreamDestroy : Named<"cuStreamDestroy", "cuStreamDestroy_v2"> {
   static CUresult Call(CUresult (*real)(CUstream), CUstream stream) {
@@ -263,11 +245,14 @@ struct StreamDestroy : Named<"cuStreamDestroy", "cuStreamDestroy_v2"> {
 
 std::span<const replacements::Replacement> TaggedReplacements() {
   using namespace program;
-  return replacements::Table<program::MemAlloc, program::MemFree, AddressRange, PointerAttribute, PointerAttributes,
-                             BeginCapture, BeginCaptureToGraph, EndCapture, StreamDestroy>();
+  return replacements::Table<program::MemAlloc, program::MemFree, AddressRange, PointerAttribute,
+                             AMEM_THEN(kAttributesGot, cuPointerGetAttributes), BeginCapture, BeginCaptureToGraph,
+                             AMEM_THEN(kCaptureEnded, cuStreamEndCapture), StreamDestroy>();
 }
 std::span<const replacements::Replacement> ProgramReplacements() {
-  return replacements::Table<program::MemAllocPitch, program::MemGetInfo, program::EnablePeerAccess>();
+  using namespace program;
+  return replacements::Table<MemAllocPitch, AMEM_THEN(kInfoGot, cuMemGetInfo),
+                             AMEM_THEN(kPeerEnabled, cuCtxEnablePeerAccess)>();
 }
 
 bool TakesAll() { return program::g_all.load(std::memory_order_relaxed); }

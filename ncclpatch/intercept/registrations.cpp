@@ -7,7 +7,7 @@ Registrations& Registrations::Get() {
   return *all;
 }
 
-void Registrations::Exported(int descriptor, Part part) {
+void Registrations::Exported(int descriptor, Extent part) {
   Session* session = Runtime::Get().started();
   const std::lock_guard lock(mutex_);
   // What an earlier dma-buf of that number pins stays pinned: somebody may have registered it before it was closed.
@@ -21,13 +21,13 @@ void Registrations::Consumed(int descriptor) {
   Forget({found->part});
 }
 
-Part Registrations::ExportedAs(int descriptor) {
+Extent Registrations::ExportedAs(int descriptor) {
   const std::lock_guard lock(mutex_);
   auto* const found = FindIn(exported_, descriptor);
-  return found == nullptr ? Part{} : found->part;
+  return found == nullptr ? Extent{} : found->part;
 }
 
-void Registrations::Add(RegionKey key, Part part, const char* how) {
+void Registrations::Add(RegionKey key, Extent part, const char* how) {
   Session* session = Runtime::Get().started();
   const std::lock_guard lock(mutex_);
   Region& region = regions_[key];
@@ -37,43 +37,41 @@ void Registrations::Add(RegionKey key, Part part, const char* how) {
     region.parts.push_back(part);
 }
 
-std::vector<Part> Registrations::Take(RegionKey key) {
+std::vector<Extent> Registrations::Take(RegionKey key) {
   const std::lock_guard lock(mutex_);
   const auto found = regions_.find(key);
   if (found == regions_.end() || --found->second.uses > 0) return {};
   return std::move(regions_.extract(found).mapped().parts);
 }
 
-void Registrations::PutBack(RegionKey key, std::vector<Part> parts) {
+void Registrations::PutBack(RegionKey key, std::vector<Extent> parts) {
   const std::lock_guard lock(mutex_);
   Region& region = regions_[key];
   ++region.uses;
   region.parts.insert(region.parts.end(), parts.begin(), parts.end());
 }
 
-void Registrations::Forget(const std::vector<Part>& parts) {
+void Registrations::Forget(const std::vector<Extent>& parts) {
   Session* session = Runtime::Get().started();
-  for (const Part& part : parts)
+  for (const Extent& part : parts)
     if (session != nullptr) session->Note(Deregistered{part.address, part.bytes});
 }
 
-Still HoldStill(const std::vector<Part>& parts) {
+Still HoldStill(const std::vector<Extent>& parts) {
   Session* session = Runtime::Get().started();
   if (session == nullptr || parts.empty()) return {};
-  std::vector<Extent> extents;
-  for (const Part& part : parts) extents.push_back({part.address, part.bytes});
   auto nccl = session->EnterCall();
-  return {std::move(nccl), session->EnterTags(extents, "a deregistration")};
+  return {std::move(nccl), session->EnterTags(parts, "a deregistration")};
 }
 
-Registering::Registering(const char* call, Part part) {
+Registering::Registering(const char* call, Extent part) {
   Session* session = Runtime::Get().started();
   if (session == nullptr || part.bytes == 0) return;
   for (;; std::this_thread::yield()) {
     entered_ = session->EnterLaunch();
     if (entered_.owns_lock() || session->paused()) break;
   }
-  tags_ = session->EnterTags({part.address, part.bytes}, call);
+  tags_ = session->EnterTags(part, call);
   refused_ = tags_.away || (!entered_.owns_lock() && session->TouchesPaused(part.address, part.bytes));
   if (refused_) RefusedWhilePaused(call);
 }

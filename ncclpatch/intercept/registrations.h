@@ -12,11 +12,7 @@
 
 namespace amem::intercept {
 
-struct Part {
-  Address address;
-  Bytes bytes = 0;
-};
-inline Part PartAt(const void* address, size_t bytes) { return {Address{reinterpret_cast<std::uint64_t>(address)}, bytes}; }
+inline Extent PartAt(const void* address, size_t bytes) { return {Address{reinterpret_cast<std::uint64_t>(address)}, bytes}; }
 
 // Who gave a registration's handle; handles of different registrars may be equal.
 enum class Registrar : std::uint8_t { kVerbs, kUserMemory, kGdrCopy, kPlugin };
@@ -33,24 +29,24 @@ class Registrations {
 
   // The driver made a dma-buf of `part`. Whoever has the descriptor may register it, so it pins the part until a registration
   // that AMem sees replaces it (Consumed), or that registration fails.
-  void Exported(int descriptor, Part part);
+  void Exported(int descriptor, Extent part);
   void Consumed(int descriptor);
-  [[nodiscard]] Part ExportedAs(int descriptor);
+  [[nodiscard]] Extent ExportedAs(int descriptor);
 
   // `key` now pins `part`. A plugin that caches registrations may give one handle several times.
-  void Add(RegionKey key, Part part, const char* how);
+  void Add(RegionKey key, Extent part, const char* how);
   // Before a registration is undone, because another thread may get the same handle afterwards; or if it failed.
-  [[nodiscard]] std::vector<Part> Take(RegionKey key);
-  void PutBack(RegionKey key, std::vector<Part> parts);
-  static void Forget(const std::vector<Part>& parts);
+  [[nodiscard]] std::vector<Extent> Take(RegionKey key);
+  void PutBack(RegionKey key, std::vector<Extent> parts);
+  static void Forget(const std::vector<Extent>& parts);
 
  private:
   struct Export {
-    Part part;
+    Extent part;
     bool pinned = false;
   };
   struct Region {
-    std::vector<Part> parts;
+    std::vector<Extent> parts;
     int uses = 0;
   };
   std::mutex mutex_;
@@ -61,7 +57,7 @@ class Registrations {
 // Held while memory is registered, so that no pause takes it between the card's answer and the record.
 class Registering {
  public:
-  Registering(const char* call, Part part);
+  Registering(const char* call, Extent part);
   [[nodiscard]] bool refused() const { return refused_; }  // the memory is paused
 
  private:
@@ -75,12 +71,12 @@ struct Still {
   std::shared_lock<CallGate> nccl;
   Session::InTags tags;
 };
-Still HoldStill(const std::vector<Part>& parts);
+Still HoldStill(const std::vector<Extent>& parts);
 
 // Undoes a registration by `make_call`, which returns 0 on success.
 template <class MakeCall>
 int Deregister(RegionKey key, const MakeCall& make_call) {
-  std::vector<Part> parts = Registrations::Get().Take(key);
+  std::vector<Extent> parts = Registrations::Get().Take(key);
   const Still still = HoldStill(parts);
   const int result = make_call();
   if (result == 0)

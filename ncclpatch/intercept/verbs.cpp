@@ -26,15 +26,12 @@ struct MemGetHandleForAddressRange : Instead<MemGetHandleForAddressRange, "cuMem
 
 // NCCL sets CU_POINTER_ATTRIBUTE_SYNC_MEMOPS on memory that it registers for communication from kernels (DOCA). The driver
 // answers; a call about AMem's memory is journaled.
-struct PointerSetAttribute : Instead<PointerSetAttribute, "cuPointerSetAttribute"> {
-  static CUresult With(const Pass<>& pass, const void*, CUpointer_attribute attribute, CUdeviceptr address) {
-    const CUresult result = pass();
-    Session* session = Runtime::Get().started();
-    if (session != nullptr && session->AddressRange(Address{address}).ok())
-      session->Note(PassedThrough{kName, fmt::format("attribute {} of {}", static_cast<int>(attribute), Hex(address)),
-                                  static_cast<std::int32_t>(result)});
-    return result;
-  }
+constexpr auto kAttributeSet = [](CUresult result, const void*, CUpointer_attribute attribute, CUdeviceptr address) {
+  Session* session = Runtime::Get().started();
+  if (session != nullptr && session->AddressRange(Address{address}).ok())
+    session->Note(PassedThrough{"cuPointerSetAttribute",
+                                fmt::format("attribute {} of {}", static_cast<int>(attribute), Hex(address)),
+                                static_cast<std::int32_t>(result)});
 };
 
 // AMem only passes the protection domain and region on, so it needs no types of ibverbs.
@@ -44,7 +41,7 @@ void* Refused() {
 }
 
 template <class MakeCall>
-void* Register(const char* call, Registrar registrar, Part part, const char* how, const MakeCall& make_call) {
+void* Register(const char* call, Registrar registrar, Extent part, const char* how, const MakeCall& make_call) {
   const Registering gate(call, part);
   if (gate.refused()) return Refused();
   void* region = make_call();
@@ -55,8 +52,8 @@ void* Register(const char* call, Registrar registrar, Part part, const char* how
 template <class MakeCall>
 void* RegisterDmaBuf(const char* call, Registrar registrar, int descriptor, std::uint64_t offset, size_t bytes,
                      const MakeCall& make_call) {
-  const Part whole = Registrations::Get().ExportedAs(descriptor);
-  const Part part = whole.bytes == 0 ? Part{} : Part{whole.address + offset, bytes};
+  const Extent whole = Registrations::Get().ExportedAs(descriptor);
+  const Extent part = whole.bytes == 0 ? Extent{} : Extent{whole.address + offset, bytes};
   void* region = Register(call, registrar, part, "dma-buf", make_call);
   Registrations::Get().Consumed(descriptor);
   return region;
@@ -121,7 +118,7 @@ template <Text Name, class... Middle>
 struct PinForGdr : Named<Name> {
   using Function = int(void*, unsigned long, size_t, Middle..., GdrHandle*);
   static int Call(Function* real, void* gdr, unsigned long address, size_t bytes, Middle... middle, GdrHandle* handle) {
-    const Part part{Address{address}, bytes};
+    const Extent part{Address{address}, bytes};
     const Registering gate("gdr_pin_buffer", part);
     if (gate.refused()) return EBUSY;
     const int result = real(gdr, address, bytes, middle..., handle);
@@ -142,7 +139,7 @@ struct GdrUnpin : Instead<GdrUnpin, "gdr_unpin_buffer"> {
 }  // namespace
 
 std::span<const replacements::Replacement> VerbsReplacements() {
-  return replacements::Table<MemGetHandleForAddressRange, PointerSetAttribute, RegMr, RegMrIova2, RegDmabufMr, Mlx5RegDmabufMr,
-                             DeregMr, UmemReg, UmemRegEx, UmemDereg, GdrPin, GdrPin2, GdrUnpin>();
+  return replacements::Table<MemGetHandleForAddressRange, AMEM_THEN(kAttributeSet, cuPointerSetAttribute), RegMr, RegMrIova2,
+                             RegDmabufMr, Mlx5RegDmabufMr, DeregMr, UmemReg, UmemRegEx, UmemDereg, GdrPin, GdrPin2, GdrUnpin>();
 }
 }  // namespace amem::intercept

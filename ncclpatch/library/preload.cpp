@@ -7,7 +7,7 @@
 #include "ncclpatch/intercept/intercept.h"
 #include "ncclpatch/intercept/others.h"
 #include "ncclpatch/intercept/registrations.h"
-#include "ncclpatch/nccl/types.h"
+#include "ncclpatch/nccl/communicators.h"
 #include "ncclpatch/runtime/border.h"
 #include "ncclpatch/runtime/log.h"
 #include "ncclpatch/runtime/runtime.h"

@@ -8,8 +8,6 @@
 #include <thread>
 #include <utility>
 
-#include "ncclpatch/nccl/communicators.h"
-
 #define AMEM_START_STANDARD_THREAD "_ZNSt6thread15_M_start_threadESt10unique_ptrINS_6_StateESt14default_deleteIS1_EEPFvvE"
 extern "C" void amem_start_standard_thread(void*, std::unique_ptr<std::thread::_State>*,
                                            void (*)()) __asm__(AMEM_START_STANDARD_THREAD);

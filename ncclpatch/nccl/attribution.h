@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ncclpatch/hook/redirects.h"
-#include "ncclpatch/nccl/types.h"
+#include "ncclpatch/nccl/communicators.h"
 #include "statemachine/types.h"
 
 namespace amem::nccl {
@@ -61,8 +61,7 @@ inline void Touch(std::size_t place, ncclComm* comm) noexcept {
 // While it lives, this thread's calls belong to one communicator and are not followed.
 class Following {
  public:
-  explicit Following(CommunicatorId id, ncclComm* comm = nullptr)
-      : id_(t_state.id), comm_(t_state.comm), inside_(t_state.inside) {
+  Following(CommunicatorId id, ncclComm* comm) : id_(t_state.id), comm_(t_state.comm), inside_(t_state.inside) {
     t_state.id = id;
     t_state.comm = comm;
     t_state.inside = true;
@@ -80,5 +79,10 @@ class Following {
   ncclComm* comm_;
   bool inside_;
 };
+template <class Call>
+int Followed(CommunicatorId id, ncclComm* comm, const Call& call) {
+  const Following following(id, comm);
+  return call();
+}
 
 }  // namespace amem::nccl

@@ -4,7 +4,6 @@
 #include <atomic>
 
 #include "ncclpatch/nccl/attribution.h"
-#include "ncclpatch/nccl/hash.h"
 
 namespace amem::nccl {
 namespace {
@@ -25,7 +24,7 @@ std::int32_t Ask(std::size_t place, const char* call, ncclComm* comm, std::int32
 
 void Settle(CommunicatorId id, ncclComm* comm, int result) noexcept {
   if (!id) return;
-  if (result != kSuccess && result != kInProgress) return registry::End(id, "failed");
+  if (!Accepted(result)) return registry::End(id, "failed");
   if (comm == nullptr) return registry::End(id, "left out");
   registry::Bind(id, comm);
   if (result == kSuccess) AskWhetherReady(id, comm);

@@ -4,6 +4,8 @@
 // that fails, the communicator is unknown. NCCL's calls of its own interface are not followed.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <span>
 
 #include "ncclpatch/hook/redirects.h"
@@ -21,6 +23,17 @@ std::span<const redirects::Table> Tables();
 void Settle(CommunicatorId id, ncclComm* comm, int result) noexcept;
 // Asks NCCL about a communicator that may be finished by now.
 void AskWhetherReady(CommunicatorId id, ncclComm* comm) noexcept;
+
+// ---- hashes (hash.cpp); any thread
+
+// The possible hashes of a communicator; 0: none.
+using ExpectedHashes = std::array<std::uint64_t, 2>;
+ExpectedHashes HashesOf(const UniqueId& id);
+
+// The hash of a communicator of a library (hook::Library::number). `expected`: what it may be if it was made from a unique id,
+// else zeros. 0: unknown, because no such communicator was seen in this library, or the possible places disagree. Reads memory
+// that may be unmapped, without a fault. Only for ready communicators.
+std::uint64_t ReadHash(std::uint64_t library, const ncclComm* comm, const ExpectedHashes& expected) noexcept;
 
 // ---- what calls meet while communicators are suspended
 

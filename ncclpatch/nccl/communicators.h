@@ -11,10 +11,22 @@
 #include <optional>
 #include <vector>
 
-#include "ncclpatch/nccl/types.h"
 #include "statemachine/event.h"
 
+struct ncclComm;  // opaque, as in nccl.h
+
 namespace amem::nccl {
+
+// NCCL's own types, as far as its interface passes them: their sizes and values are the same in all versions from 2.18 on.
+struct UniqueId {
+  char bytes[128];
+};
+using Stream = void*;
+using Config = void;
+
+// ncclResult_t
+inline constexpr int kSuccess = 0, kInProgress = 7;
+inline bool Accepted(int result) { return result == kSuccess || result == kInProgress; }
 
 enum class Stage : std::uint8_t {
   kMaking,     // NCCL was asked for it
@@ -30,7 +42,7 @@ struct Communicator {
   const char* how = "";   // "init", "init all", "split", "shrink", "grow"
   Stage stage = Stage::kMaking;
   std::uint64_t hash = 0;  // NCCL's commHash, equal in all ranks; 0: unknown
-  // The possible hashes (hash.h), as complements, because memory is searched for the hash and must not find these.
+  // The possible hashes (hash.cpp), as complements, because memory is searched for the hash and must not find these.
   std::array<std::uint64_t, 2> expected_complements = {~std::uint64_t{0}, ~std::uint64_t{0}};
   std::int32_t rank = -1;       // -1: unknown
   std::int32_t ranks = 0;       // 0: unknown

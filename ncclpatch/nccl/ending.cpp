@@ -5,8 +5,6 @@
 namespace amem::nccl {
 namespace {
 
-bool Accepted(int result) { return result == kSuccess || result == kInProgress; }
-
 // A communicator that is not suspended and for which suspended ones may have to wait.
 std::optional<Communicator> HoldingOthersBack(const ncclComm* comm) noexcept {
   std::optional<Communicator> found = registry::AnySuspended() ? Find(comm) : std::nullopt;
@@ -28,11 +26,7 @@ template <class Call>
 int EndOne(ncclComm* comm, const char* how, const Call& call) {
   if (t_state.inside) return call();
   const CommunicatorId id = registry::Detach(comm);
-  int result = kSuccess;
-  {
-    const Following following(id);
-    result = call();
-  }
+  const int result = Followed(id, nullptr, call);
   if (Accepted(result))
     registry::End(id, how);
   else if (id)
@@ -44,11 +38,7 @@ int EndOne(ncclComm* comm, const char* how, const Call& call) {
 template <class Call>
 int Change(ncclComm* comm, Stage stage, const Call& call) {
   if (t_state.inside) return call();
-  int result = kSuccess;
-  {
-    const Following following(CommunicatorId{}, comm);
-    result = call();
-  }
+  const int result = Followed({}, comm, call);
   if (Accepted(result)) registry::MarkStage(comm, stage);
   return result;
 }

@@ -9,8 +9,8 @@ namespace amem::nccl {
 namespace {
 
 void SettleAll(const std::vector<Pending>& pending, int result) noexcept {
-  const bool made = result == kSuccess || result == kInProgress;
-  for (const Pending& one : pending) Settle(one.id, !made ? nullptr : one.written != nullptr ? one.written : *one.out, result);
+  for (const Pending& one : pending)
+    Settle(one.id, !Accepted(result) ? nullptr : one.written != nullptr ? one.written : *one.out, result);
 }
 
 template <class Call>
@@ -19,11 +19,7 @@ int EndGroup(std::size_t place, const Call& call) {
   if (t_state.inside || group.depth == 0) return call();
   if (--group.depth > 0) return call();
   const Group ended = std::exchange(group, Group{});
-  int result = kSuccess;
-  {
-    const Following following(ended.several ? CommunicatorId{} : ended.id, ended.several ? nullptr : ended.comm);
-    result = call();
-  }
+  const int result = Followed(ended.several ? CommunicatorId{} : ended.id, ended.several ? nullptr : ended.comm, call);
   t_state.comm = nullptr;
   if (ended.pending != nullptr) {
     SettleAll(*ended.pending, result);

@@ -1,5 +1,8 @@
-#include "ncclpatch/nccl/hash.h"
-
+// The hash by which NCCL tells communicators apart (commHash), equal in all their ranks.
+//
+// For a communicator made from a unique id it follows from the id: by DJB2a up to NCCL 2.21, later by two accumulators over
+// eight bytes at a time. No NCCL call tells it. From such communicators AMem learns which way it is and where NCCL keeps it,
+// and reads it there for others.
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -9,16 +12,15 @@
 #include <mutex>
 #include <vector>
 
+#include "ncclpatch/nccl/calls.h"
+
 namespace amem::nccl {
 namespace {
 
 // NCCL's communicators have a mebibyte and more, and the hash lies beyond the first.
 constexpr std::size_t kMostBytes = std::size_t{4} << 20, kPage = 4096;
 
-std::mutex& Mutex() {
-  static auto* mutex = new std::mutex;
-  return *mutex;
-}
+constinit std::mutex g_mutex;
 
 // By library, the places where every communicator with a known hash has it.
 std::map<std::uint64_t, std::vector<std::size_t>>& Places() {
@@ -106,7 +108,7 @@ ExpectedHashes HashesOf(const UniqueId& id) { return {BytewiseHash(id), Wordwise
 
 std::uint64_t ReadHash(std::uint64_t library, const ncclComm* comm, const ExpectedHashes& expected) noexcept {
   try {
-    const std::lock_guard lock(Mutex());
+    const std::lock_guard lock(g_mutex);
     std::vector<std::size_t>& places = Places()[library];
     return expected != ExpectedHashes{} ? Learn(places, comm, expected) : ReadAt(places, comm);
   } catch (...) {

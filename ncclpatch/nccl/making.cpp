@@ -3,7 +3,6 @@
 
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/calls.h"
-#include "ncclpatch/nccl/hash.h"
 
 namespace amem::nccl {
 namespace {
@@ -50,16 +49,12 @@ int MakeOne(const Communicator& asked, ncclComm** out, const Call& call) {
   const CommunicatorId id = registry::Begin(asked);
   if (const int answer = MakeWay(asked, id)) return registry::End(id, "failed"), answer;
   const ncclComm* const before = *out;
-  int result = kSuccess;
-  {
-    const Following following(id);
-    result = call();
-  }
+  const int result = Followed(id, nullptr, call);
   Group& group = t_state.groups[asked.place];
-  if (group.depth > 0 && id && (result == kSuccess || result == kInProgress))
+  if (group.depth > 0 && id && Accepted(result))
     AddPending(group, {id, out, *out == before ? nullptr : *out});
   else
-    Settle(id, result == kSuccess || result == kInProgress ? *out : nullptr, result);
+    Settle(id, Accepted(result) ? *out : nullptr, result);
   return result;
 }
 
@@ -102,10 +97,7 @@ struct InitAll : redirects::Around<InitAll, "ncclCommInitAll"> {
     }
     int result = kSuccess;
     for (const CommunicatorId id : ids) result = result == kSuccess ? MakeWay(Asked(place, "init all", -1, count), id) : result;
-    if (result == kSuccess) {
-      const Following following(count == 1 && !ids.empty() ? ids.front() : CommunicatorId{});
-      result = pass();
-    }
+    if (result == kSuccess) result = Followed(count == 1 && !ids.empty() ? ids.front() : CommunicatorId{}, nullptr, pass);
     for (std::size_t i = 0; i < ids.size(); ++i) Settle(ids[i], result == kSuccess ? comms[i] : nullptr, result);
     return result;
   }

@@ -33,9 +33,7 @@ void Configure(const std::string& level, int rank) noexcept {
   try {
     spdlog::logger& logger = Logger();
     logger.set_pattern(rank >= 0 ? fmt::format("[amem %P rank {}] %l %v", rank) : "[amem %P] %l %v");
-    logger.set_level(level == "warn"    ? spdlog::level::warn
-                     : level == "error" ? spdlog::level::err
-                                        : spdlog::level::from_str(level));
+    logger.set_level(spdlog::level::from_str(level));
     spdlog::set_default_logger(std::shared_ptr<spdlog::logger>(&logger, [](auto*) {}));
   } catch (...) {  // a log that cannot be set up must not make anything fail
   }

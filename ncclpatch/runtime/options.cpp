@@ -16,8 +16,6 @@
 namespace amem {
 namespace {
 
-constexpr std::array kRankVariables = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
-
 // What launchers say of a job, so that sessions of one job, and of one start of it, are known to belong together: Slurm,
 // torchrun, Ray, PMIx and Open MPI, Kubernetes, LSF, PBS, Flux.
 constexpr std::array kLauncherVariables = {"SLURM_JOB_ID",
@@ -164,7 +162,7 @@ std::uint32_t ParseRanksOfHost(const Lookup& get) {
 }
 
 std::int32_t ParseRank(const Lookup& get) {
-  for (const char* name : kRankVariables)
+  for (const char* name : {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"})
     if (const char* text = get(name)) return ParseNumber<std::int32_t>(text).value_or(-1);
   return -1;
 }

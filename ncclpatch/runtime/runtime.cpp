@@ -1,5 +1,6 @@
 #include "ncclpatch/runtime/runtime.h"
 
+#include <cuda.h>
 #include <pthread.h>
 #include <spdlog/fmt/fmt.h>
 #include <unistd.h>
@@ -20,7 +21,6 @@
 #include "ncclpatch/nccl/communicators.h"
 #include "ncclpatch/runtime/log.h"
 #include "ncclpatch/runtime/safepoint.h"
-#include "ncclpatch/runtime/start.h"
 #include "ncclpatch/runtime/suspend.h"
 
 namespace amem {
@@ -100,8 +100,7 @@ void Runtime::ShowNames(std::span<const char* const> doorbells) {
     tables->push_back(suspend::Calls());
     nccl::SetSuspendServer(suspend::TheServer());
   }
-  redirects::Install(*tables);
-  redirects::InstallThreadStarts(nccl::ThreadStarts());
+  redirects::Install(*tables, nccl::ThreadStarts());
   serves_suspend_.store(serves);
   enabled_.store(true);
 }

@@ -5,8 +5,6 @@
 // NCCL's threads may call after main has returned. Any thread may call any method.
 #pragma once
 
-#include <cuda.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -19,6 +17,7 @@
 
 #include "ncclpatch/runtime/on_failure.h"
 #include "ncclpatch/runtime/options.h"
+#include "replay/peers/requests.h"
 #include "replay/session/session.h"
 
 namespace amem {
@@ -120,5 +119,9 @@ class Runtime {
   std::string keep_everything_;                          // why; empty: not
   std::set<std::string> not_under_amem_;                 // reported already
 };
+
+// Opens the journal, the driver (the libcuda that NCCL opened) and the peers. A failure's message says which failed, and what
+// to do. `requests` answers what is asked from outside, and outlives the session.
+Result<std::unique_ptr<Session>> StartSession(const Options& options, control::RequestServer& requests);
 
 }  // namespace amem

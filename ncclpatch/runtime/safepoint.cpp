@@ -132,6 +132,19 @@ bool Come(control::RankControl*& control, std::uint64_t& step) noexcept {
   return control->Came(step);
 }
 
+int GoOn() noexcept {
+  control::RankControl* const control = g_control.load(std::memory_order_acquire);
+  if (control == nullptr) return kOk;
+  return InProgressUnless([&] { return control->ServeAtStep(g_steps.load(std::memory_order_relaxed), true); });
+}
+
+int BeforeResume() noexcept {
+  control::RankControl* const control = g_control.load(std::memory_order_acquire);
+  Session* const session = Runtime::Get().started();
+  if (control == nullptr || session == nullptr || !session->paused()) return kOk;
+  return InProgressUnless([&] { return control->MayResume(true); });
+}
+
 }  // namespace
 
 static control::RankControl& Control() {
@@ -169,22 +182,6 @@ void OwnCycleEnded(Session& session, CycleKind kind, bool was_paused, bool succe
   if (kind == CycleKind::kResume) control->OwnResumeEnded(!session.paused());
 }
 
-namespace {
-
-int GoOn() noexcept {
-  control::RankControl* const control = g_control.load(std::memory_order_acquire);
-  if (control == nullptr) return kOk;
-  return InProgressUnless([&] { return control->ServeAtStep(g_steps.load(std::memory_order_relaxed), true); });
-}
-
-int BeforeResume() noexcept {
-  control::RankControl* const control = g_control.load(std::memory_order_acquire);
-  Session* const session = Runtime::Get().started();
-  if (control == nullptr || session == nullptr || !session->paused()) return kOk;
-  return InProgressUnless([&] { return control->MayResume(true); });
-}
-
-}  // namespace
 }  // namespace amem::safepoint
 
 int amem_safepoint(unsigned how) {

@@ -1,5 +1,4 @@
-#include "ncclpatch/runtime/start.h"
-
+// Starts a session inside NCCL's process.
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -10,6 +9,7 @@
 #include "journal/base/process_sight.h"
 #include "ncclpatch/hook/hook.h"
 #include "ncclpatch/runtime/log.h"
+#include "ncclpatch/runtime/runtime.h"
 #include "replay/driver/cuda/cuda_driver.h"
 #include "replay/peers/unix/unix_peers.h"
 

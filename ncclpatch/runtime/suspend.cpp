@@ -11,7 +11,6 @@
 
 #include "ncclpatch/hook/own_names.h"
 #include "ncclpatch/nccl/attribution.h"
-#include "ncclpatch/nccl/calls.h"
 #include "ncclpatch/nccl/communicators.h"
 #include "ncclpatch/runtime/border.h"
 #include "ncclpatch/runtime/log.h"
@@ -44,11 +43,8 @@ bool SuspendedByNccl(const ncclComm* comm, std::optional<bool> set = {}) {
 // What this thread has marked and not yet settled; several inside a group.
 thread_local std::vector<Change> t_changes;
 
-std::mutex& Settling() {  // never destroyed
-  static auto* mutex = new std::mutex;
-  return *mutex;
-}
-// The number of the pause that began here because all communicators were suspended. Guarded by Settling(). Whoever resumes the
+constinit std::mutex g_settling;
+// The number of the pause that began here because all communicators were suspended. Guarded by g_settling. Whoever resumes the
 // process ends it; whoever pauses it again begins another.
 std::uint64_t g_paused_here = 0;
 
@@ -70,7 +66,7 @@ bool AllSuspended() {
 
 // Whether it was made beside the current pause.
 bool IsAside(const nccl::Communicator& one) {
-  const std::lock_guard lock(Settling());
+  const std::lock_guard lock(g_settling);
   return one.aside != 0 && PausedHere() && one.aside == g_paused_here;
 }
 
@@ -82,7 +78,7 @@ bool IsPart(const nccl::Communicator& asked) {
 // Pauses the process once all its communicators are suspended, and resumes it with the first that is resumed. If that fails,
 // this thread's marks are undone.
 Status Settle() {
-  const std::lock_guard lock(Settling());
+  const std::lock_guard lock(g_settling);
   const std::vector<Change> changes = std::exchange(t_changes, {});
   const bool resumes = !std::ranges::all_of(changes, &Change::suspended);
   Status status;
@@ -169,7 +165,7 @@ class Server : public nccl::SuspendServer {
   // ranks of a suspended communicator have no part in the new one, they cannot be waited for, and it is made beside the pause.
   int BeforeMaking(const nccl::Communicator& asked) noexcept override {
     return AtBorder("making way for a communicator", [&] {
-      const std::lock_guard lock(Settling());
+      const std::lock_guard lock(g_settling);
       if (!PausedHere()) return Status::Ok();
       Status status;
       if (!IsPart(asked)) status = Runtime::Get().RunCycle(CycleKind::kResume);
@@ -205,7 +201,7 @@ struct SuspendCall : redirects::Around<SuspendCall, "ncclCommSuspend"> {
   static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm, int flags) {
     if (!SuspendIsForNccl(comm, flags)) return Suspend(comm, flags);
     const int result = pass();
-    if (result == kOk || result == nccl::kInProgress) SuspendedByNccl(comm, true);
+    if (nccl::Accepted(result)) SuspendedByNccl(comm, true);
     return result;
   }
 };

@@ -1,7 +1,10 @@
 // The C interface (amem.h) of memory under tags.
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <atomic>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
@@ -9,8 +12,8 @@
 #include "ncclpatch/amem.h"
 #include "ncclpatch/hook/replacements.h"
 #include "ncclpatch/runtime/border.h"
+#include "ncclpatch/runtime/contexts.h"
 #include "ncclpatch/runtime/log.h"
-#include "ncclpatch/runtime/plain_memory.h"
 #include "ncclpatch/runtime/tags.h"
 
 namespace amem {
@@ -83,10 +86,58 @@ void* Told(const Status& failure) {
   return nullptr;
 }
 
-void* Plain(Bytes bytes, DeviceOrdinal device) {
-  const auto plain = plain_memory::Allocate(bytes, device);
-  return plain.ok() ? *plain : Told(plain.status());
+// Plain driver memory, which amem_alloc hands out if AMem is switched off or cannot start.
+namespace plain_memory {
+
+struct Plain {
+  std::mutex mutex;
+  std::map<void*, CUcontext> taken;
+};
+
+Plain& ThePlain() {
+  static auto* const plain = new Plain;  // never destroyed: tensors are freed at exit
+  return *plain;
 }
+
+CUresult RetainPrimaryContext(int device, CUcontext& context) {  // for ever
+  CUdevice handle = 0;
+  CUresult result = AMEM_DRIVER(cuInit)(0);
+  if (result == CUDA_SUCCESS) result = AMEM_DRIVER(cuDeviceGet)(&handle, device);
+  return result == CUDA_SUCCESS ? AMEM_DRIVER(cuDevicePrimaryCtxRetain)(&context, handle) : result;
+}
+
+// The thread's current context does not change.
+void* Allocate(Bytes bytes, DeviceOrdinal device) {
+  if (AMEM_DRIVER(cuInit) == nullptr)
+    return Told({Code::kUnsupported, "allocate memory: libcuda.so.1 is not there; this host may have no GPU"});
+  CUcontext context = nullptr;
+  CUdeviceptr address = 0;
+  CUresult result = RetainPrimaryContext(device.value, context);
+  if (result == CUDA_SUCCESS)
+    result = InContext(context, [&] { return AMEM_DRIVER(cuMemAlloc)(&address, std::max<Bytes>(bytes, 1)); });
+  if (result != CUDA_SUCCESS)
+    return Told(
+        {result == CUDA_ERROR_OUT_OF_MEMORY ? Code::kOutOfMemory : Code::kDriver,
+         fmt::format("cuMemAlloc {} bytes on device {}: the driver answered {}", bytes, device.value, static_cast<int>(result)),
+         static_cast<int>(result)});
+  void* const memory = reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
+  Plain& plain = ThePlain();
+  const std::lock_guard lock(plain.mutex);
+  plain.taken[memory] = context;
+  return memory;
+}
+
+bool Free(void* address) {  // false: it was not allocated here
+  Plain& plain = ThePlain();
+  std::unique_lock lock(plain.mutex);
+  const auto freed = plain.taken.extract(address);
+  lock.unlock();
+  if (freed.empty()) return false;
+  InContext(freed.mapped(), [&] { return AMEM_DRIVER(cuMemFree)(reinterpret_cast<CUdeviceptr>(address)); });
+  return true;
+}
+
+}  // namespace plain_memory
 
 void* Allocate(ssize_t size, DeviceOrdinal device) {
   if (size < 0) return Told({Code::kInvalid, fmt::format("a size cannot be {} bytes", size)});
@@ -95,9 +146,9 @@ void* Allocate(ssize_t size, DeviceOrdinal device) {
   if (!session.ok()) {
     static std::atomic<bool> said = false;
     if (!said.exchange(true)) log::Warn("amem_alloc hands out memory that cannot be paused: " + session.status().message());
-    return Plain(bytes, device);
+    return plain_memory::Allocate(bytes, device);
   }
-  if (*session == nullptr) return Plain(bytes, device);
+  if (*session == nullptr) return plain_memory::Allocate(bytes, device);
   Pools& pools = (*session)->pools();
   PoolId pool = t_entered.innermost();
   if (!pool) {

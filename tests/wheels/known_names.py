@@ -8,7 +8,7 @@ Names are written without the suffixes of versions and default streams (_v2, _pt
 
 import re
 
-# The fragments that make a driver's name one about memory. ncclpatch/intercept/get_proc_address.cpp has the same list, for what
+# The fragments that make a driver's name one about memory. ncclpatch/intercept/intercept.cpp has the same list, for what
 # it journals. Of verbs and GDRCopy every name counts.
 FRAGMENTS = ("Mem", "Alloc", "Map", "Unmap", "Multicast", "Ipc", "Pointer", "Host", "Reg", "Unreg", "Handle", "LogicalEndpoint",
              "Value", "Launch", "External", "Array", "Export", "Import", "Fabric")

@@ -90,7 +90,7 @@ class Table(unittest.TestCase):
         self.assertIn("cuMemCreate is replaced before CUDA 13040 only", check(others + [("cuMemCreate", 2000, 13040)])[0])
 
     def test_what_amem_journals_and_what_the_table_lists_follow_one_rule(self):
-        source = pathlib.Path(__file__).parents[2] / "ncclpatch/intercept/get_proc_address.cpp"
+        source = pathlib.Path(__file__).parents[2] / "ncclpatch/intercept/intercept.cpp"
         fragments = re.search(r"kFragments\[\] = \{(.*?)\};", source.read_text(), re.DOTALL).group(1)
         self.assertEqual(tuple(re.findall(r'"(\w+)"', fragments)), known_names.FRAGMENTS)
 

@@ -15,7 +15,6 @@
 #include <thread>
 #include <vector>
 
-#include "ncclpatch/hook/call_site.h"
 #include "ncclpatch/hook/replacements.h"
 #include "ncclpatch/intercept/intercept.h"
 

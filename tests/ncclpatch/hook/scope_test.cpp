@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "ncclpatch/hook/call_site.h"
 #include "ncclpatch/hook/hook.h"
 #include "ncclpatch/hook/replacements.h"
 #include "ncclpatch/intercept/others.h"

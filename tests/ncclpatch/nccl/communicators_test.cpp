@@ -64,8 +64,7 @@ class Communicators : public ::testing::Test {
     ASSERT_NE(nccl_, nullptr) << dlerror();
     plain_all_reduce_ = Function<AllReduce>("ncclAllReduce");
     SetObserver(&See);
-    redirects::Install(Tables());
-    redirects::InstallThreadStarts(ThreadStarts());
+    redirects::Install(Tables(), ThreadStarts());
     ASSERT_TRUE(hook::Attach().ok());
     Function<void(void (*)(const char*))>("stand_in_probe")(&Probe);
   }

@@ -87,6 +87,11 @@ const Library* LibraryAt(std::uintptr_t address) {
   return nullptr;
 }
 
+void* libraries::FindIn(const Library& library, const char* name) {
+  ElfImage image;
+  return ElfImage::Containing(reinterpret_cast<const void*>(library.text_begin), &image) ? image.Find(name) : nullptr;
+}
+
 std::string libraries::VersionOf(const ElfImage& image) {
   int code = 0;
   using GetVersion = int (*)(int*);

@@ -10,6 +10,9 @@ bool Knows(const ElfImage& image);
 // Adds it, once. Null: the list is full.
 const Library* Register(const ElfImage& image, const char* way);
 
+// Its own function of that name; null: it has none, or was unloaded.
+void* FindIn(const Library& library, const char* name);
+
 // As the NCCL itself says; empty: it does not.
 std::string VersionOf(const ElfImage& image);
 

@@ -60,11 +60,8 @@ void* InTreeOf(const void* caller, const char* name, const void* own) {
 
 void* InOnlyLibrary(const char* name) {
   std::vector<void*> found;
-  for (const Library& library : Libraries()) {
-    ElfImage image;
-    if (!ElfImage::Containing(reinterpret_cast<const void*>(library.text_begin), &image)) continue;
-    if (void* function = image.Find(name)) found.push_back(function);
-  }
+  for (const Library& library : Libraries())
+    if (void* function = libraries::FindIn(library, name)) found.push_back(function);
   return found.size() == 1 ? found.front() : nullptr;
 }
 

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "ncclpatch/hook/libraries.h"
+
 namespace amem::redirects {
 namespace {
 
@@ -134,18 +136,11 @@ void* Real(std::size_t place, const char* name) {
   if (const Redirect* redirect = FindRedirect(name))
     if (void* real = redirect->reals[place].load(std::memory_order_acquire)) return real;
   const hook::Library* library = LibraryAt(place);
-  ElfImage image;
-  if (library == nullptr || !ElfImage::Containing(reinterpret_cast<const void*>(library->text_begin), &image)) return nullptr;
-  return image.Find(name);
+  return library == nullptr ? nullptr : hook::libraries::FindIn(*library, name);
 }
 
 bool AllHave(const char* name) {
-  for (const hook::Library& library : hook::Libraries()) {
-    ElfImage image;
-    if (ElfImage::Containing(reinterpret_cast<const void*>(library.text_begin), &image) && image.Find(name) == nullptr)
-      return false;
-  }
-  return true;
+  return std::ranges::all_of(hook::Libraries(), [&](const auto& one) { return hook::libraries::FindIn(one, name) != nullptr; });
 }
 
 }  // namespace amem::redirects

@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "ncclpatch/intercept/intercept.h"
-#include "ncclpatch/runtime/contexts.h"
 #include "ncclpatch/runtime/options.h"
 #include "replay/peers/token.h"
 

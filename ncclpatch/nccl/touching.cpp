@@ -1,20 +1,12 @@
 // Calls with a communicator in which NCCL may allocate: they say whose call runs on this thread. Most are refused with a
 // suspended communicator.
-#include <type_traits>
+#include <tuple>
 
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/calls.h"
 
 namespace amem::nccl {
 namespace {
-
-template <class First, class... Rest>
-ncclComm* CommIn(First first, Rest... rest) {
-  if constexpr (std::is_same_v<First, ncclComm*>)
-    return first;
-  else
-    return CommIn(rest...);
-}
 
 // DataType and operation are enumerations; windows and registrations are pointers.
 #define AMEM_CALL_WITH(type, name, suspended, ...)                          \
@@ -23,7 +15,7 @@ ncclComm* CommIn(First first, Rest... rest) {
     using Function = int(__VA_ARGS__);                                      \
     template <class... Arguments>                                           \
     static int Before(std::size_t place, Arguments... arguments) noexcept { \
-      ncclComm* const comm = CommIn(arguments...);                          \
+      ncclComm* const comm = std::get<ncclComm*>(std::tuple(arguments...)); \
       Touch(place, comm);                                                   \
       return suspended;                                                     \
     }                                                                       \

@@ -31,12 +31,6 @@ fs::path OwnDirectory() {
   return fs::read_symlink("/proc/self/exe", error).parent_path();
 }
 
-std::string PatchelfProgram() {
-  std::error_code error;
-  const fs::path beside = OwnDirectory() / "patchelf";
-  return fs::exists(beside, error) ? beside.string() : "patchelf";  // otherwise found in PATH
-}
-
 std::string ReadAll(int fd) {
   std::string text;
   char buffer[512];
@@ -45,7 +39,10 @@ std::string ReadAll(int fd) {
 }
 
 Status RunPatchelf(const char* option, const char* value, const fs::path& file) {
-  const std::string program = PatchelfProgram(), target = file.string();
+  std::error_code unknown;
+  const fs::path beside = OwnDirectory() / "patchelf";
+  const std::string program = fs::exists(beside, unknown) ? beside.string() : "patchelf",
+                    target = file.string();  // or found in PATH
   const std::array<const char*, 5> arguments = {program.c_str(), option, value, target.c_str(), nullptr};
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return {Code::kIo, fmt::format("pipe: {}", std::strerror(errno))};

@@ -1,10 +1,11 @@
 #include "ncclpatch/runtime/runtime.h"
 
-#include <cuda.h>
 #include <pthread.h>
 #include <spdlog/fmt/fmt.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <future>
@@ -12,7 +13,6 @@
 #include <utility>
 
 #include "journal/base/clock.h"
-#include "ncclpatch/hook/hook.h"
 #include "ncclpatch/hook/own_names.h"
 #include "ncclpatch/hook/redirects.h"
 #include "ncclpatch/hook/replacements.h"
@@ -28,6 +28,8 @@ namespace {
 
 void Report(bool failed, std::string_view message) { log::Write(failed ? log::Level::kError : log::Level::kDebug, message); }
 
+constinit std::array<std::atomic<CUcontext>, 64> g_primary{};  // as far as known, by device
+
 thread_local bool t_forking = false;  // this thread holds locks that a child must not inherit
 
 // Makes no driver calls, because the driver may be gone at exit. A thread that hangs in the driver may hold the session's lock
@@ -37,12 +39,10 @@ void CloseAtExit(int exit_code, void* /*unused*/) {
   if (replacements::inert.load()) return;
   Session* session = Runtime::Get().started();
   if (session == nullptr) return;
-  auto closed = std::make_shared<std::promise<Status>>();  // shared by both threads; the last one frees it
-  std::future<Status> result = closed->get_future();
+  std::packaged_task<Status()> close([session, exit_code = exit_code & 0xff] { return session->Close("exit", exit_code); });
+  std::future<Status> result = close.get_future();
   try {
-    std::thread([session, closed, exit_code = exit_code & 0xff] {
-      closed->set_value(session->Close("exit", exit_code));
-    }).detach();
+    std::thread(std::move(close)).detach();
   } catch (const std::system_error&) {
     return;
   }
@@ -333,6 +333,33 @@ Result<DeviceOrdinal> Runtime::CurrentDevice() {
     return Status{Code::kDriver, fmt::format("asking for the current device: the driver answered {}", static_cast<int>(result)),
                   result};
   return DeviceOrdinal{device};
+}
+
+CUcontext CurrentContext() {
+  static const auto get = AMEM_DRIVER(cuCtxGetCurrent);
+  CUcontext context = nullptr;
+  return get == nullptr || get(&context) != CUDA_SUCCESS ? nullptr : context;
+}
+
+CUcontext PrimaryContext(DeviceOrdinal device) {
+  static const auto state = AMEM_DRIVER(cuDevicePrimaryCtxGetState);
+  static const auto retain = AMEM_DRIVER(cuDevicePrimaryCtxRetain);
+  static const auto release = AMEM_DRIVER(cuDevicePrimaryCtxRelease);
+  const auto index = static_cast<std::size_t>(device.value);
+  if (index >= g_primary.size()) return nullptr;
+  CUcontext context = g_primary[index].load(std::memory_order_relaxed);
+  unsigned flags = 0;
+  int active = 0;
+  if (context != nullptr || state == nullptr || retain == nullptr || release == nullptr ||
+      state(device.value, &flags, &active) != CUDA_SUCCESS || active == 0 || retain(&context, device.value) != CUDA_SUCCESS)
+    return context;
+  release(device.value);
+  g_primary[index].store(context, std::memory_order_relaxed);
+  return context;
+}
+
+void ForgetPrimaryContext(DeviceOrdinal device) {
+  if (const auto index = static_cast<std::size_t>(device.value); index < g_primary.size()) g_primary[index].store(nullptr);
 }
 
 }  // namespace amem

@@ -5,6 +5,8 @@
 // NCCL's threads may call after main has returned. Any thread may call any method.
 #pragma once
 
+#include <cuda.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -15,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "ncclpatch/hook/hook.h"
 #include "ncclpatch/runtime/on_failure.h"
 #include "ncclpatch/runtime/options.h"
 #include "replay/peers/requests.h"
@@ -123,5 +126,23 @@ class Runtime {
 // Opens the journal, the driver (the libcuda that NCCL opened) and the peers. A failure's message says which failed, and what
 // to do. `requests` answers what is asked from outside, and outlives the session.
 Result<std::unique_ptr<Session>> StartSession(const Options& options, control::RequestServer& requests);
+
+// ---- contexts of the driver, for AMem's own calls
+
+CUcontext CurrentContext();  // this thread's; null: none
+// Makes none. Null: this process has none.
+CUcontext PrimaryContext(DeviceOrdinal device);
+void ForgetPrimaryContext(DeviceOrdinal device);  // it is being destroyed
+
+template <class Body>
+CUresult InContext(CUcontext context, const Body& body) {
+  static const auto push = AMEM_DRIVER(cuCtxPushCurrent);
+  static const auto pop = AMEM_DRIVER(cuCtxPopCurrent);
+  CUresult result = push(context);
+  if (result != CUDA_SUCCESS) return result;
+  result = body();
+  pop(&context);
+  return result;
+}
 
 }  // namespace amem

@@ -1,12 +1,24 @@
+// Tags, and the C interface (amem.h) of memory under them.
 #include "ncclpatch/runtime/tags.h"
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
 #include <string_view>
+#include <vector>
 
+#include "ncclpatch/amem.h"
+#include "ncclpatch/hook/replacements.h"
+#include "ncclpatch/runtime/border.h"
 #include "ncclpatch/runtime/log.h"
 
-namespace amem::tags {
+namespace amem {
+namespace tags {
 namespace {
 
 struct Named {
@@ -103,4 +115,228 @@ Status Wait(const char* name, std::optional<void*> stream) {
   return status.ok() || status.code() == Code::kRefused ? status : Runtime::Get().Failed(*session, status);
 }
 
-}  // namespace amem::tags
+}  // namespace tags
+
+namespace {
+
+constexpr const char* kDefaultTag = "default";
+constexpr unsigned kKnownFlags = AMEM_NO_WAIT | AMEM_ON_STREAM;
+
+// The tags that a thread has entered, innermost last; left when the thread ends. Zero: AMem was off.
+class Entered {
+ public:
+  Entered() = default;
+  Entered(const Entered&) = delete;
+  Entered& operator=(const Entered&) = delete;
+  ~Entered() {
+    while (!pools_.empty()) Leave();
+  }
+  [[nodiscard]] bool any() const { return !pools_.empty(); }
+  [[nodiscard]] PoolId innermost() const { return pools_.empty() ? PoolId{} : pools_.back(); }
+  void Enter(PoolId pool) { pools_.push_back(pool); }
+  void Leave() {
+    Session* const session = pools_.back() ? Runtime::Get().started() : nullptr;
+    if (session != nullptr && !replacements::inert.load()) session->pools().Leave(pools_.back());
+    pools_.pop_back();
+  }
+
+ private:
+  std::vector<PoolId> pools_;
+};
+thread_local Entered t_entered;
+
+// AtBorder, but a wrong name is a wrong argument.
+template <class Body>
+int AtTagBorder(const char* call, const Body& body) noexcept {
+  Status status;
+  const int result = AtBorder(call, [&] { return status = body(); });
+  const bool wrong_argument = status.code() == Code::kNotFound || status.code() == Code::kInvalid;
+  return result != kOk && wrong_argument ? kInvalidArgument : result;
+}
+
+Status OpenPool(const char* tag, int policy) {
+  if (tag == nullptr) return {Code::kInvalid, "the tag is null"};
+  if (policy != AMEM_PRESERVE && policy != AMEM_DISCARD)
+    return {Code::kInvalid,
+            fmt::format("policy {} of tag {} is not known; known: 0 (AMEM_PRESERVE), 1 (AMEM_DISCARD)", policy, tag)};
+  AMEM_ASSIGN(Session* const session, Runtime::Get().ForPools());
+  if (session == nullptr) return {};
+  return session->pools().Open(tag, policy == AMEM_DISCARD ? PoolPolicy::kDiscard : PoolPolicy::kPreserve).status();
+}
+
+Status EnterPool(const char* tag) {
+  if (tag == nullptr) return {Code::kInvalid, "the tag is null"};
+  AMEM_ASSIGN(const auto session, Runtime::Get().ForPools());
+  AMEM_ASSIGN(const auto pool, session == nullptr ? Result<PoolId>(PoolId{}) : session->pools().Find(tag));
+  if (pool) AMEM_TRY(session->pools().Enter(pool));
+  t_entered.Enter(pool);
+  return {};
+}
+
+Status LeavePool() {
+  if (!t_entered.any()) return {Code::kRefused, "this thread has entered no pool"};
+  t_entered.Leave();
+  return {};
+}
+
+void* Told(const Status& failure) {
+  static std::atomic<bool> said = false;
+  if (failure.code() != Code::kOutOfMemory && !said.exchange(true)) log::Warn("amem_alloc: " + failure.message());
+  Fail(AnswersFor(failure.code()).nccl, "amem_alloc: " + failure.message());
+  return nullptr;
+}
+
+// Plain driver memory, which amem_alloc hands out if AMem is switched off or cannot start.
+namespace plain_memory {
+
+struct Plain {
+  std::mutex mutex;
+  std::map<void*, CUcontext> taken;
+};
+
+Plain& ThePlain() {
+  static auto* const plain = new Plain;  // never destroyed: tensors are freed at exit
+  return *plain;
+}
+
+CUresult RetainPrimaryContext(int device, CUcontext& context) {  // for ever
+  CUdevice handle = 0;
+  CUresult result = AMEM_DRIVER(cuInit)(0);
+  if (result == CUDA_SUCCESS) result = AMEM_DRIVER(cuDeviceGet)(&handle, device);
+  return result == CUDA_SUCCESS ? AMEM_DRIVER(cuDevicePrimaryCtxRetain)(&context, handle) : result;
+}
+
+// The thread's current context does not change.
+void* Allocate(Bytes bytes, DeviceOrdinal device) {
+  if (AMEM_DRIVER(cuInit) == nullptr)
+    return Told({Code::kUnsupported, "allocate memory: libcuda.so.1 is not there; this host may have no GPU"});
+  CUcontext context = nullptr;
+  CUdeviceptr address = 0;
+  CUresult result = RetainPrimaryContext(device.value, context);
+  if (result == CUDA_SUCCESS)
+    result = InContext(context, [&] { return AMEM_DRIVER(cuMemAlloc)(&address, std::max<Bytes>(bytes, 1)); });
+  if (result != CUDA_SUCCESS)
+    return Told(
+        {result == CUDA_ERROR_OUT_OF_MEMORY ? Code::kOutOfMemory : Code::kDriver,
+         fmt::format("cuMemAlloc {} bytes on device {}: the driver answered {}", bytes, device.value, static_cast<int>(result)),
+         static_cast<int>(result)});
+  void* const memory = reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
+  Plain& plain = ThePlain();
+  const std::lock_guard lock(plain.mutex);
+  plain.taken[memory] = context;
+  return memory;
+}
+
+bool Free(void* address) {  // false: it was not allocated here
+  Plain& plain = ThePlain();
+  std::unique_lock lock(plain.mutex);
+  const auto freed = plain.taken.extract(address);
+  lock.unlock();
+  if (freed.empty()) return false;
+  InContext(freed.mapped(), [&] { return AMEM_DRIVER(cuMemFree)(reinterpret_cast<CUdeviceptr>(address)); });
+  return true;
+}
+
+}  // namespace plain_memory
+
+void* Allocate(ssize_t size, DeviceOrdinal device) {
+  if (size < 0) return Told({Code::kInvalid, fmt::format("a size cannot be {} bytes", size)});
+  const auto bytes = static_cast<Bytes>(size);
+  const auto session = Runtime::Get().ForPools();
+  if (!session.ok()) {
+    static std::atomic<bool> said = false;
+    if (!said.exchange(true)) log::Warn("amem_alloc hands out memory that cannot be paused: " + session.status().message());
+    return plain_memory::Allocate(bytes, device);
+  }
+  if (*session == nullptr) return plain_memory::Allocate(bytes, device);
+  Pools& pools = (*session)->pools();
+  PoolId pool = t_entered.innermost();
+  if (!pool) {
+    const auto opened = pools.Find(kDefaultTag);
+    const auto by_default = opened.ok() ? opened : pools.Open(kDefaultTag, PoolPolicy::kPreserve);
+    if (!by_default.ok()) return Told(by_default.status());
+    pool = *by_default;
+  }
+  const auto address = pools.Allocate(pool, bytes, device);
+  if (!address.ok()) return Told(address.status());
+  return reinterpret_cast<void*>(address->value);  // NOLINT(performance-no-int-to-ptr)
+}
+
+void Free(void* memory, void* stream) {
+  if (memory == nullptr || replacements::inert.load() || plain_memory::Free(memory)) return;
+  Session* const session = Runtime::Get().started();
+  const Address address{reinterpret_cast<std::uint64_t>(memory)};
+  const Status freed = session == nullptr
+                           ? Status{Code::kNotFound, fmt::format("amem_free {}: nothing was allocated yet", memory)}
+                           : session->pools().Free(address, stream);
+  static std::atomic<std::uint64_t> wrong = 0;
+  if (!freed.ok() && wrong.fetch_add(1) == 0) log::Warn(freed.message() + "; it is left alone");
+}
+
+Status CycleTags(const char* const* names, size_t count, unsigned flags, unsigned known, tags::Asked asked) {
+  if (names == nullptr && count > 0) return {Code::kInvalid, "the list of tags is null"};
+  if ((flags & ~known) != 0) return {Code::kInvalid, fmt::format("flags {:#x} are not known; known: {:#x}", flags, known)};
+  asked.wait = (flags & AMEM_NO_WAIT) == 0;
+  return tags::Cycle({names, count}, asked);
+}
+
+// Too little memory is an answer, which is not logged.
+int AskForRoom(std::span<const char* const> tags) {
+  Status room;
+  const int failed = AtTagBorder("amem_resume", [&] {
+    room = tags::HasRoomFor(tags);
+    return room.code() == Code::kOutOfMemory ? Status{} : room;
+  });
+  return failed != kOk || room.ok() ? failed : Fail(AnswersFor(room.code()).nccl, room.message());
+}
+
+}  // namespace
+}  // namespace amem
+
+int amem_pool(const char* tag, int policy) {
+  return amem::AtTagBorder("amem_pool", [&] { return amem::OpenPool(tag, policy); });
+}
+
+int amem_pool_enter(const char* tag) {
+  return amem::AtTagBorder("amem_pool_enter", [&] { return amem::EnterPool(tag); });
+}
+
+int amem_pool_leave() {
+  return amem::AtTagBorder("amem_pool_leave", [] { return amem::LeavePool(); });
+}
+
+void* amem_alloc(ssize_t size, int device, void* /*stream*/) {
+  try {
+    return amem::Allocate(size, amem::DeviceOrdinal{device});
+  } catch (const std::exception& error) {
+    amem::ThrownAtBorder("amem_alloc", error.what());
+    return nullptr;
+  }
+}
+
+void amem_free(void* ptr, ssize_t /*size*/, int /*device*/, void* stream) {
+  static_cast<void>(amem::AtBorder("amem_free", [&] { return amem::Free(ptr, stream), amem::Status{}; }));
+}
+
+int amem_pause(const char* const* tags, size_t count, unsigned flags, void* stream) {
+  return amem::AtTagBorder("amem_pause", [&] {
+    amem::tags::Asked asked{.kind = amem::CycleKind::kPause};
+    if ((flags & AMEM_ON_STREAM) != 0) asked.after = stream;
+    return amem::CycleTags(tags, count, flags, amem::kKnownFlags, asked);
+  });
+}
+
+int amem_resume(const char* const* tags, size_t count, unsigned flags, int priority) {
+  if (flags == AMEM_ONLY_ASK && tags != nullptr) return amem::AskForRoom({tags, count});
+  return amem::AtTagBorder("amem_resume", [&] {
+    return amem::CycleTags(tags, count, flags, AMEM_NO_WAIT | AMEM_IN_TIME,
+                           {.kind = amem::CycleKind::kResume, .priority = priority, .patient = (flags & AMEM_IN_TIME) == 0});
+  });
+}
+
+int amem_wait(const char* tag, unsigned flags, void* stream) {
+  return amem::AtTagBorder("amem_wait", [&]() -> amem::Status {
+    if ((flags & ~AMEM_ON_STREAM) != 0) return {amem::Code::kInvalid, fmt::format("flags {:#x} are not known", flags)};
+    return amem::tags::Wait(tag, flags != 0 ? std::optional(stream) : std::nullopt);
+  });
+}

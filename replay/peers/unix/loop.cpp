@@ -97,9 +97,7 @@ void ServiceLoop::RunCommands() {
 ServiceLoop::Key ServiceLoop::Add(int fd, std::uint32_t events, Ready ready) {
   const Key key = ++last_key_;
   const auto at = entries_.emplace(key, Entry{fd, std::make_shared<const Ready>(std::move(ready))}).first;
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = key;
+  epoll_event event{.events = events, .data = {.u64 = key}};
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0) return key;
   entries_.erase(at);
   return 0;
@@ -108,9 +106,7 @@ ServiceLoop::Key ServiceLoop::Add(int fd, std::uint32_t events, Ready ready) {
 void ServiceLoop::Modify(Key key, std::uint32_t events) {
   const auto at = entries_.find(key);
   if (at == entries_.end()) return;
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = key;
+  epoll_event event{.events = events, .data = {.u64 = key}};
   (void)::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, at->second.fd, &event);
 }
 

@@ -156,20 +156,15 @@ std::string PeerService::Late(const PeerIdentity& who, std::chrono::nanoseconds 
 
 // Connections are closed here and nowhere else, so that no function loses the one it is working on.
 void PeerService::Sweep() {
-  for (bool found = true; found;) {
-    found = false;
-    for (auto at = inbound_.begin(); at != inbound_.end(); ++at) {
-      if (!at->second->marked) continue;
-      const std::unique_ptr<Inbound> gone = std::move(at->second);
-      inbound_.erase(at);
-      found = true;
-      if (gone->welcome && gone->purpose == Purpose::kRound) {
-        VotesOn(gone->tag).Closed(gone->id, *gone->marked);
-        std::erase_if(votes_, [](const auto& of) { return of.second.idle(); });
-      }
-      if (gone->welcome && gone->purpose == Purpose::kData) sessions_.Lose(gone->peer.session, *gone->marked, gone->seen);
-      break;
+  const auto marked = [](const auto& item) { return item.second->marked.has_value(); };
+  for (auto at = inbound_.begin(); (at = std::ranges::find_if(inbound_, marked)) != inbound_.end();) {
+    const std::unique_ptr<Inbound> gone = std::move(at->second);
+    inbound_.erase(at);
+    if (gone->welcome && gone->purpose == Purpose::kRound) {
+      VotesOn(gone->tag).Closed(gone->id, *gone->marked);
+      std::erase_if(votes_, [](const auto& of) { return of.second.idle(); });
     }
+    if (gone->welcome && gone->purpose == Purpose::kData) sessions_.Lose(gone->peer.session, *gone->marked, gone->seen);
   }
   // Once a turn, for all that was heard in it; and again later, if the journal was in use.
   const bool to_tell = !facts_.empty() || !notices_.empty();

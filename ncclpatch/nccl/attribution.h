@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "ncclpatch/hook/redirects.h"
@@ -58,31 +59,16 @@ inline void Touch(std::size_t place, ncclComm* comm) noexcept {
     group.several = true;
 }
 
-// While it lives, this thread's calls belong to one communicator and are not followed.
-class Following {
- public:
-  Following(CommunicatorId id, ncclComm* comm) : id_(t_state.id), comm_(t_state.comm), inside_(t_state.inside) {
-    t_state.id = id;
-    t_state.comm = comm;
-    t_state.inside = true;
-  }
-  Following(const Following&) = delete;
-  Following& operator=(const Following&) = delete;
-  ~Following() {
-    t_state.id = id_;
-    t_state.comm = comm_;
-    t_state.inside = inside_;
-  }
-
- private:
-  CommunicatorId id_;
-  ncclComm* comm_;
-  bool inside_;
-};
+// Makes a call of NCCL's, which throws nothing. Meanwhile this thread's calls belong to one communicator and are not followed.
 template <class Call>
-int Followed(CommunicatorId id, ncclComm* comm, const Call& call) {
-  const Following following(id, comm);
-  return call();
+auto Followed(CommunicatorId id, ncclComm* comm, const Call& call) {
+  const auto before = std::tuple(t_state.id, t_state.comm, t_state.inside);
+  t_state.id = id;
+  t_state.comm = comm;
+  t_state.inside = true;
+  const auto result = call();
+  std::tie(t_state.id, t_state.comm, t_state.inside) = before;
+  return result;
 }
 
 }  // namespace amem::nccl

@@ -93,7 +93,7 @@ struct StepFailed {
   Code code{};
   std::int32_t driver_result = 0;
   std::string message;
-  SessionId reported_by;  // the owner that refused to hand out memory for an import; zero: it failed here
+  SessionId reported_by;  // the owner that refused to hand out memory for an import, or is lost; zero: it failed here
   PoolId pool;
   AMEM_EVENT(StepFailed, "step failed", step, code, driver_result, message, OrNull{reported_by}, IfAny{pool});
 };

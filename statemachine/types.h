@@ -219,7 +219,7 @@ class [[nodiscard]] Status {
   [[nodiscard]] Status Within(std::string_view doing) const {
     return ok() ? *this : Status{code_, std::string(doing) + ": " + message_, driver_result_}.ReportedBy(reported_by_);
   }
-  // The session that answered with this failure; zero: it happened here.
+  // The session that answered with this failure, or whose loss it is; zero: it happened here.
   [[nodiscard]] SessionId reported_by() const { return reported_by_; }
   [[nodiscard]] Status ReportedBy(SessionId session) const {
     Status told = *this;

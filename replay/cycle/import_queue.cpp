@@ -38,8 +38,9 @@ Status ImportQueue::AwaitNextBatch() {
   coming_.pop_front();
   const Batch& batch = batches_[arrived_++];
   if (!shared.ok()) {
-    if (shared.status().code() == Code::kPeerLost) static_cast<void>(peers_.AwaitLoss(batch.owner));
-    return shared.status();
+    if (shared.status().code() != Code::kPeerLost) return shared.status();
+    static_cast<void>(peers_.AwaitLoss(batch.owner));
+    return shared.status().ReportedBy(batch.owner);
   }
   for (std::size_t i = 0; i < batch.requests.size(); ++i) arrived_with_[batch.requests[i].as] = std::move((*shared)[i]);
   return {};

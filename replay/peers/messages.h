@@ -19,8 +19,9 @@
 
 namespace amem {
 
-inline constexpr std::uint32_t kPeerProtocol = 6;       // the newest and the oldest that this build speaks
-inline constexpr std::uint32_t kPeerProtocolLeast = 6;  // 2 knew no tags, 3 no requests, 4 no steps of a freeze, 5 another form
+inline constexpr std::uint32_t kPeerProtocol = 7;       // the newest and the oldest that this build speaks
+inline constexpr std::uint32_t kPeerProtocolLeast = 7;  // 2 knew no tags, 3 no requests, 4 no steps of a freeze, 5 another
+                                                        // form, 6 not whose loss a vote is about
 inline constexpr std::size_t kMessageBytesMax = 128 * 1024;
 inline constexpr std::size_t kDescriptorsMax = 250;  // beside one message; the kernel's limit is 253
 inline constexpr std::size_t kMembersMax = 512;      // sessions in one message
@@ -91,6 +92,7 @@ struct VoteMessage {
   PhaseKind phase{};
   std::uint32_t left_ms = 0;  // as long as the sender waits
   Status status;
+  SessionId reported_by{};  // the status's
 };
 struct DecisionMessage {
   std::uint64_t round = 0;

@@ -132,7 +132,8 @@ class Round {
   [[nodiscard]] virtual Deadline until() const = 0;
   virtual void SetUntil(Deadline until) = 0;
   // Casts this session's vote on a phase and waits for the others. Ok: all voted ok. Otherwise the first failure, with rank,
-  // phase and reason (kTimeout: no vote came; kPeerLost: it died); `culprit` is the session that caused it.
+  // phase and reason (kTimeout: no vote came; kPeerLost: it died); `culprit` is the session that caused it: of a vote that
+  // failed because another session is lost, that one (Status::reported_by).
   virtual Status Vote(PhaseKind phase, const Status& mine, SessionId* culprit) = 0;
   // The leader is lost: every vote fails at once unless Regather succeeds.
   [[nodiscard]] virtual bool Leaderless() const { return false; }

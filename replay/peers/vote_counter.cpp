@@ -199,7 +199,8 @@ void VoteCounter::Voted(ConnectionId connection, const VoteMessage& vote, Time n
   const Time until = now + std::chrono::milliseconds(vote.left_ms);
   ballot.deadline = std::min(ballot.deadline.value_or(until), until);
   ballot.votes[place->second.session] = vote;
-  round.members.at(place->second.session).late = false;
+  Member& member = round.members.at(place->second.session);
+  member.late = member.against = false;
   DecideIfPossible(round, now);
 }
 
@@ -224,7 +225,8 @@ void VoteCounter::DecideIfPossible(Ongoing& round, Time now) {
   if (worth_waiting && gone.empty() && !late) return;
   if (ballot.first_failure) {
     const VoteMessage& vote = ballot.votes.at(*ballot.first_failure);
-    return Decide(round, *ballot.first_failure,
+    const bool of_another = vote.status.code() == Code::kPeerLost && vote.reported_by;
+    return Decide(round, of_another ? vote.reported_by : *ballot.first_failure,
                   FailedVote(round.members.at(*ballot.first_failure).who, vote.phase, vote.status));
   }
   if (!gone.empty()) return Decide(round, gone.front().session, {Code::kPeerLost, ToText(gone) + " " + how + in_phase});
@@ -261,7 +263,8 @@ void VoteCounter::Decide(Ongoing& round, SessionId culprit, Status status) {
   for (auto& [session, member] : round.members) member.told = member.told || member.gone;
   round.decisions.push_back(decision);
   for (const auto& [session, vote] : votes) {
-    const Member& member = round.members.at(session);
+    Member& member = round.members.at(session);
+    member.against = !vote.status.ok();
     if (!member.gone) say_(member.connection, decision);
   }
 }
@@ -270,7 +273,10 @@ void VoteCounter::Decide(Ongoing& round, SessionId culprit, Status status) {
 
 void VoteCounter::Left(ConnectionId connection, std::uint64_t round) {
   const auto place = places_.find(connection);
-  if (place != places_.end() && place->second.round == round) Disconnected(connection, "withdrew");
+  if (place == places_.end() || place->second.round != round) return;
+  Member& member = rounds_.at(round).members.at(place->second.session);
+  member.told = member.told || member.against;  // it refused before it had begun anything, and all have been told so
+  Disconnected(connection, "withdrew");
 }
 
 void VoteCounter::Closed(ConnectionId connection, const std::string& how) {

@@ -65,9 +65,10 @@ class VoteCounter {
     ConnectionId connection = 0;
     PeerIdentity who;
     bool gone = false;
-    bool told = false;  // a decision has named its death
-    bool late = false;  // a decision has named its absence; votes do not wait for it until it has caught up
-    std::string how;    // how it ended
+    bool told = false;     // a decision has named its death
+    bool against = false;  // it voted against what was decided last, and has not voted since
+    bool late = false;     // a decision has named its absence; votes do not wait for it until it has caught up
+    std::string how;       // how it ended
   };
   struct Ballot {  // the open vote
     std::map<SessionId, VoteMessage> votes;

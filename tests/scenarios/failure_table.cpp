@@ -95,6 +95,13 @@ void AddSignals(std::vector<Failure>& all, std::mt19937_64& random) {
                  .silent = false,
                  .expected = {kDied, {1}, kDeath},
                  .culprit_knows = true});
+  all.push_back({.name = "killed while another imports its memory again",
+                 .commands = {"pause", "1:at=Export,1,KILL", "resume"},
+                 .fate = Fate::kEnded,
+                 .status = Killed(SIGKILL),
+                 .silent = false,
+                 .expected = {kDied, {1}, kDeath},
+                 .culprit_knows = true});
   all.push_back({.name = "killed while paused",
                  .commands = {"pause", "barrier", "1:do=KILL", "sleep=300", "resume"},
                  .fate = Fate::kEnded,

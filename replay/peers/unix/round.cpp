@@ -74,7 +74,7 @@ class UnixRound final : public Round {
     const Deadline began = Now();
     const auto margin = context_.deadlines.margin();
     const auto left = std::max(LeftUntil(until_), margin);
-    const VoteMessage vote{id_, ++index_, phase, static_cast<std::uint32_t>(left.count()), mine};
+    const VoteMessage vote{id_, ++index_, phase, static_cast<std::uint32_t>(left.count()), mine, mine.reported_by()};
     const Deadline deadline = began + left + margin;
     Status failed = leader_->Send({leader_->NextRequest(), vote}, deadline);
     while (failed.ok()) {

@@ -298,6 +298,17 @@ TEST_F(CoordinatorTest, an_owner_whose_loss_is_never_noticed_here_is_not_asked_f
   EXPECT_EQ(asked, 2);
 }
 
+TEST_F(CoordinatorTest, a_vote_that_fails_because_an_owner_is_lost_says_which) {
+  Import();
+  ASSERT_TRUE(Run(CycleKind::kPause).ok());
+  peers_.reimport = [](SessionId, const auto&) { return Status{Code::kPeerLost, "rank 1 died"}; };
+  EXPECT_EQ(Run(CycleKind::kResume).code(), Code::kPeerLost);
+  const auto vote = std::ranges::find(round_.heard, false, [](const ScriptedRound::Heard& heard) { return heard.mine.ok(); });
+  ASSERT_NE(vote, round_.heard.end());
+  EXPECT_EQ(vote->phase, PhaseKind::kResumeImport);
+  EXPECT_EQ(vote->mine.reported_by(), kOwner);
+}
+
 TEST_F(CoordinatorTest, a_broken_session_votes_against_a_pause) {
   Create();
   Break("the disk is full");

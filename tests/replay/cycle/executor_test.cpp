@@ -372,6 +372,7 @@ TEST_F(ExecutorTest, an_owner_that_is_lost_fails_the_first_import_of_the_batch_a
   ASSERT_EQ(All<StepFailed>().size(), 1U);
   EXPECT_EQ(All<StepFailed>()[0].step.kind, StepKind::kImport);
   EXPECT_EQ(All<StepFailed>()[0].step.allocation, import);
+  EXPECT_EQ(All<StepFailed>()[0].reported_by, kOwner);
   ASSERT_EQ(All<PeerLost>().size(), 1U);
   ASSERT_TRUE(FinishResume().ok());  // the next plan puts memory of its own in its place
   EXPECT_TRUE(Resident(import));

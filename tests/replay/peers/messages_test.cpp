@@ -46,7 +46,7 @@ std::vector<Message> OneOfEach() {
       {11, BegunMessage{44, {Who(2)}, 650}},
       {12, WithdrawMessage{}},
       {13, WithdrawnMessage{{Who(7)}}},
-      {14, VoteMessage{44, 3, PhaseKind::kResumeOpen, 60000, {Code::kOutOfMemory, "no", 2}}},
+      {14, VoteMessage{44, 3, PhaseKind::kResumeOpen, 60000, {Code::kOutOfMemory, "no", 2}, SessionId{6}}},
       {15, DecisionMessage{44, 3, SessionId{8}, {}}},
       {16, LeaveMessage{44}},
       {17, OrderMessage{kOrder}},
@@ -150,6 +150,7 @@ TEST(PeerMessages, fields_of_a_round_are_where_they_belong) {
   EXPECT_EQ(vote.phase, PhaseKind::kResumeOpen);
   EXPECT_EQ(vote.left_ms, 60000U);
   EXPECT_EQ(vote.status, (Status{Code::kOutOfMemory, "no", 2}));
+  EXPECT_EQ(vote.reported_by, SessionId{6});
   const auto decision = Back<DecisionMessage>();
   EXPECT_EQ(decision.round, 44U);
   EXPECT_EQ(decision.index, 3U);

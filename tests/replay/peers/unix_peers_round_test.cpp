@@ -185,6 +185,18 @@ TEST_F(RoundTest, a_refused_import_names_the_owner_that_refused) {
   EXPECT_EQ(refused.status().reported_by(), a.identity.session);
 }
 
+TEST_F(RoundTest, a_vote_about_the_loss_of_an_owner_names_the_owner_to_all) {
+  JoinRing(3);
+  Everybody([](Rank& rank, std::size_t i) {
+    auto round = rank.Arrive(CycleKind::kResume, 1);
+    ASSERT_TRUE(round) << round.status().message();
+    const Status lost = Status{Code::kPeerLost, "it died"}.ReportedBy(Identity(1).session);
+    SessionId culprit;
+    EXPECT_EQ((*round)->Vote(PhaseKind::kResumeImport, i == 2 ? lost : Status{}, &culprit).code(), Code::kPeerLost);
+    EXPECT_EQ(culprit, Identity(1).session);
+  });
+}
+
 TEST_F(RoundTest, who_is_waited_for_is_told_by_whom_again_and_again) {
   JoinRing(3, 600);
   for (auto& rank : ranks_) rank->session.lifecycle = Lifecycle::kPaused;

@@ -160,6 +160,54 @@ TEST_F(VoteCounterTest, one_failure_is_everybodys_once_all_have_voted_and_voting
   for (unsigned n : {1u, 2u, 3u}) EXPECT_TRUE(Decision(n, 2)->status.ok());
 }
 
+TEST_F(VoteCounterTest, a_vote_about_the_loss_of_another_blames_that_one_and_says_who_noticed) {
+  Begin({1, 2, 3});
+  const Status lost = Status{Code::kPeerLost, "import from rank 3: it died"}.ReportedBy(SessionId{3});
+  counter_.Voted(2, {round_, 1, PhaseKind::kResumeImport, 1000, lost, lost.reported_by()}, now_);
+  Vote(1, 1, {}, PhaseKind::kResumeImport);
+  counter_.Closed(3, "died");
+  for (unsigned n : {1u, 2u}) {
+    ASSERT_NE(Decision(n, 1), nullptr);
+    EXPECT_EQ(Decision(n, 1)->culprit, SessionId{3});
+    EXPECT_EQ(Decision(n, 1)->status, FailedVote(Who(2), PhaseKind::kResumeImport, lost));
+  }
+}
+
+TEST_F(VoteCounterTest, whom_an_owner_refused_is_to_blame_itself) {
+  Begin({1, 2});
+  counter_.Voted(2, {round_, 1, PhaseKind::kResumeImport, 1000, {Code::kRefused, "no such reference"}, SessionId{1}}, now_);
+  Vote(1, 1, {}, PhaseKind::kResumeImport);
+  EXPECT_EQ(Decision(1, 1)->culprit, SessionId{2});
+}
+
+TEST_F(VoteCounterTest, who_voted_against_and_leaves_is_not_missed_by_those_who_undo) {
+  Begin({1, 2, 3});
+  Vote(1, 1);
+  Vote(2, 1, {Code::kRefused, "busy"});
+  Vote(3, 1);
+  counter_.Left(2, round_);
+  Vote(1, 2);
+  Vote(3, 2);
+  ASSERT_NE(Decision(1, 2), nullptr);
+  EXPECT_TRUE(Decision(1, 2)->status.ok()) << Decision(1, 2)->status.message();
+}
+
+TEST_F(VoteCounterTest, who_leaves_before_its_vote_is_counted_is_missed) {
+  for (const bool refused_before : {false, true}) {
+    Begin({1, 2});
+    if (refused_before) {
+      Vote(1, 1);
+      Vote(2, 1, {Code::kRefused, "busy"});
+    }
+    Vote(2, refused_before ? 2 : 1, {Code::kRefused, "busy"});
+    counter_.Left(2, round_);
+    Vote(1, refused_before ? 2 : 1);
+    ASSERT_NE(Said<DecisionMessage>(1), nullptr);
+    EXPECT_EQ(Said<DecisionMessage>(1)->status.code(), Code::kPeerLost);
+    counter_.Left(1, round_);
+  }
+}
+
 TEST_F(VoteCounterTest, a_death_is_decided_at_once_and_told_once) {
   Begin({1, 2, 3});
   Vote(1, 1);

@@ -316,7 +316,7 @@ class LocalRound final : public Round {
     };
     if (lost_ || !hub_->members.contains(leader())) return leader_lost();
     hub_->CounterOf(leader(), call_.tag)
-        .Voted(self_.value, {begun_.round, ++index_, phase, hub_->timeout_ms, mine}, hub_->Now());
+        .Voted(self_.value, {begun_.round, ++index_, phase, hub_->timeout_ms, mine, mine.reported_by()}, hub_->Now());
     while (true) {
       auto& mail = hub_->mail[{self_.value, call_.tag}];
       while (!mail.empty()) {

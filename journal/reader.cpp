@@ -131,21 +131,14 @@ Status Reader::ReadBatch(std::uint64_t from, std::uint64_t to, Batch& batch) con
   return {};
 }
 
-// nullopt: the event is damaged, which is noted.
-std::optional<Event> Decode(const Record& record, Losses& losses) {
-  auto event = DecodeEvent(record.payload);
-  if (event && event->seq.value == record.seq) return std::move(*event);
+// Shows an event; one that is damaged is noted in place of that. False: `visit` ended the reading.
+bool Show(const Record& record, Losses& losses, const std::function<bool(const Event&)>& visit) {
+  const auto event = DecodeEvent(record.payload);
+  if (event && event->seq.value == record.seq) return visit(*event);
   const std::string why =
       event ? fmt::format("calls itself {}", event->seq.value) : "cannot be read, " + event.status().message();
   losses.Event(record.seq, why, record.payload.size());
-  return std::nullopt;
-}
-
-std::optional<Event> DecodeStored(std::span<const std::byte> frame, std::uint64_t seq, Losses& losses) {
-  const auto record = ReadRecord(frame);
-  if (record && record->type == RecordType::kEvent && record->seq == seq) return Decode(*record, losses);
-  losses.Event(seq, "is damaged (its checksum does not match)", frame.size());
-  return std::nullopt;
+  return true;
 }
 
 Result<ReadReport> Reader::Read(SequenceNumber first, SequenceNumber last, const Visitor& visit) {
@@ -167,8 +160,12 @@ Result<ReadReport> Reader::ReadSeen(const View& view, SequenceNumber first, Sequ
     for (const Entry& entry : batch.entries) {
       if (entry.seq > next && next > batch.first_kept) losses.Gap(next, entry.seq - 1);
       next = entry.seq + 1;
-      const auto event = DecodeStored(batch.Frame(entry), entry.seq, losses);
-      if (event && !visit(*event)) return report;
+      const auto record = ReadRecord(batch.Frame(entry));
+      if (!record || record->type != RecordType::kEvent || record->seq != entry.seq) {
+        losses.Event(entry.seq, "is damaged (its checksum does not match)", entry.bytes);
+      } else if (!Show(*record, losses, visit)) {
+        return report;
+      }
     }
     if (batch.beyond && next <= to && next > batch.first_kept) losses.Gap(next, to);
     if (batch.beyond) return report;
@@ -189,8 +186,7 @@ bool Reader::ReadFromTail(const View& view, std::uint64_t next, std::uint64_t to
     next = std::max<std::uint64_t>(next, 1);
     if (record.seq > next && anchored) losses.Gap(next, record.seq - 1);
     next = record.seq + 1;
-    const auto event = Decode(record, losses);
-    if (event && !visit(*event)) return false;
+    if (!Show(record, losses, visit)) return false;
   }
   return true;
 }

@@ -426,19 +426,13 @@ inline constexpr bool kIsAlternative<T, std::variant<Kinds...>> = kIsOneOf<T, Ki
 struct EventBody : EventVariant {
   EventBody();
   template <class Kind>
-  requires kIsAlternative<Kind, EventVariant> EventBody(Kind kind) : EventBody() {  // NOLINT(google-explicit-constructor)
-    Become(std::move(kind));
-  }
+  requires kIsAlternative<Kind, EventVariant> EventBody(Kind kind);  // NOLINT(google-explicit-constructor)
   EventBody(const EventBody&);
   EventBody(EventBody&&) noexcept;
   EventBody& operator=(const EventBody&);
   EventBody& operator=(EventBody&&) noexcept;
   ~EventBody();
   friend bool operator==(const EventBody&, const EventBody&);
-
- private:
-  template <class Kind>
-  void Become(Kind&& kind);
 };
 
 struct Event {

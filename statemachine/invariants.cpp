@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "statemachine/apply.h"
@@ -8,21 +9,24 @@ namespace {
 
 Status Broken(std::string what) { return {Code::kInvalid, "invariant: " + std::move(what)}; }
 
-// How often each id was added. A sorted row of them, because whoever reads a journal asks after every few events.
+// How often each id was added. A sorted row of them, because whoever reads a journal asks after every few events, about one id
+// after the other from the lowest on.
 template <class Id>
 class Counts {
  public:
   explicit Counts(std::size_t most) { ids_.reserve(most); }
   void Add(Id id) { ids_.push_back(id); }
   [[nodiscard]] std::uint64_t Of(Id id) {
-    if (!sorted_) std::ranges::sort(ids_);
-    sorted_ = true;
-    const auto [first, last] = std::equal_range(ids_.begin(), ids_.end(), id);
-    return static_cast<std::uint64_t>(last - first);
+    if (!std::exchange(sorted_, true)) std::ranges::sort(ids_);
+    while (next_ < ids_.size() && ids_[next_] < id) ++next_;
+    const std::size_t first = next_;
+    while (next_ < ids_.size() && ids_[next_] == id) ++next_;
+    return next_ - first;
   }
 
  private:
   std::vector<Id> ids_;
+  std::size_t next_ = 0;  // the first that was not asked about
   bool sorted_ = false;
 };
 
@@ -36,6 +40,13 @@ Status CheckOverlaps(const std::string& what, const auto& by_address) {
   return {};
 }
 
+std::string Whose(const State& s, PoolId pool) {
+  const auto* const found = FindIn(s.pools, pool);
+  return found == nullptr ? std::string("the session") : "pool " + found->tag;
+}
+
+// Here and of allocations: the memory of each pool, and NCCL's, is there as a whole or gone as a whole while no pause or resume
+// of it is under way.
 Status CheckMappings(const State& s) {
   AMEM_TRY(CheckOverlaps("mappings", s.mappings));
   for (const auto& [address, m] : s.mappings) {
@@ -48,24 +59,40 @@ Status CheckMappings(const State& s) {
     if (m.present && !a->resident)
       return Broken("mapping " + Hex(address) + " is present and " + ToText(m.allocation) + " has no memory");
     if (m.accessible && !m.present) return Broken("mapping " + Hex(address) + " is accessible and not present");
+    if (!m.present && a->resident && s.LifecycleOf(a->pool) == Lifecycle::kRunning)
+      return Broken("mapping " + Hex(address) + " is absent and " + Whose(s, a->pool) + " is running");
   }
   return {};
 }
 
-Status CheckAllocations(const State& s) {
+// All that is to be said of one is said at once: these are walks through all that a session holds, after every few events.
+Status CheckAllocations(const State& s, std::uint64_t& placed) {
   Counts<AllocationId> mapped(s.mappings.size());
   for (const auto& [address, m] : s.mappings) mapped.Add(m.allocation);
   for (const auto& [id, a] : s.allocations) {
     if (!id || id.value >= s.next_allocation) return Broken(ToText(id) + " has an id that was never given out");
     if (a.dead()) return Broken(ToText(id) + " is held by nobody");
-    if (a.placed()) continue;  // CheckSlabs
-    if (mapped.Of(id) != a.mappings)
-      return Broken(ToText(id) + " counts " + std::to_string(a.mappings) + " mappings, and has another number");
-    if (!a.own() && !a.importers.empty()) return Broken(ToText(id) + " is imported, and has importers");
-    if (!a.own() && a.saved) return Broken(ToText(id) + " is imported, and its contents are saved");
-    if (a.awaiting_restore && !(a.resident && a.saved)) return Broken(ToText(id) + " waits for contents that are not saved");
-    if (a.pool && !s.pools.contains(a.pool)) return Broken(ToText(id) + " is a chunk of a pool that does not exist");
-    if (!a.resident && !a.saved && s.Preserves(a)) return Broken(ToText(id) + " has neither memory nor saved contents");
+    if (a.placed()) {
+      ++placed;
+      if (!a.resident || a.saved || a.awaiting_restore)
+        return Broken(ToText(id) + " is part of a slab, and has memory of its own");
+      if (a.mappings > a.reserved) return Broken(ToText(id) + " is mapped in a range that is not reserved");
+    } else {
+      if (mapped.Of(id) != a.mappings)
+        return Broken(ToText(id) + " counts " + std::to_string(a.mappings) + " mappings, and has another number");
+      if (!a.own() && !a.importers.empty()) return Broken(ToText(id) + " is imported, and has importers");
+      if (!a.own() && a.saved) return Broken(ToText(id) + " is imported, and its contents are saved");
+      if (a.awaiting_restore && !(a.resident && a.saved)) return Broken(ToText(id) + " waits for contents that are not saved");
+      if (a.pool && !s.pools.contains(a.pool)) return Broken(ToText(id) + " is a chunk of a pool that does not exist");
+      if (!a.resident && !a.saved && s.Preserves(a)) return Broken(ToText(id) + " has neither memory nor saved contents");
+    }
+    const Lifecycle lifecycle = s.LifecycleOf(a.pool);
+    if (lifecycle == Lifecycle::kRunning && (!a.resident || a.awaiting_restore))
+      return Broken(ToText(id) + " has no memory and " + Whose(s, a.pool) + " is running");
+    // What a pause left in place may lose the reason for that while paused: a network card lets go of it.
+    const bool was_free = a.saved || a.multicast;
+    if (lifecycle == Lifecycle::kPaused && a.resident && was_free && WhyKept(a) == KeepReason::kNone)
+      return Broken(ToText(id) + " has memory and " + Whose(s, a.pool) + " is paused");
   }
   return {};
 }
@@ -91,8 +118,8 @@ Status CheckParts(const State& s, AllocationId id, const Slab& slab, const Alloc
   return {};
 }
 
-Status CheckSlabs(const State& s) {
-  std::uint64_t parts = 0, placed = 0;
+Status CheckSlabs(const State& s, std::uint64_t placed) {
+  std::uint64_t parts = 0;
   for (const auto& [id, slab] : s.slabs) {
     const auto* const whole = FindIn(s.allocations, id);
     if (whole == nullptr) return Broken("slab " + std::to_string(id.value) + " is no allocation");
@@ -100,13 +127,6 @@ Status CheckSlabs(const State& s) {
     if (!slab.parts.empty() && (mapping == nullptr || mapping->allocation != id))
       return Broken("slab " + std::to_string(id.value) + " is not mapped at " + Hex(slab.address));
     AMEM_TRY(CheckParts(s, id, slab, *whole, parts));
-  }
-  for (const auto& [id, a] : s.allocations) {
-    if (!a.placed()) continue;
-    ++placed;
-    if (!a.resident || a.saved || a.awaiting_restore)
-      return Broken(ToText(id) + " is part of a slab, and has memory of its own");
-    if (a.mappings > a.reserved) return Broken(ToText(id) + " is mapped in a range that is not reserved");
   }
   return parts == placed ? Status{} : Broken("the slabs list " + std::to_string(parts) + " parts of " + std::to_string(placed));
 }
@@ -155,29 +175,6 @@ Status CheckPool(const State& s, PoolId id, const Pool& pool) {
   return {};
 }
 
-// The memory of each pool, and NCCL's, is there as a whole or gone as a whole while no pause or resume of it is under way.
-Status CheckResidence(const State& s) {
-  const auto whose = [&](PoolId pool) {
-    const auto* const found = FindIn(s.pools, pool);
-    return found == nullptr ? std::string("the session") : "pool " + found->tag;
-  };
-  for (const auto& [id, a] : s.allocations) {
-    const Lifecycle lifecycle = s.LifecycleOf(a.pool);
-    if (lifecycle == Lifecycle::kRunning && (!a.resident || a.awaiting_restore))
-      return Broken(ToText(id) + " has no memory and " + whose(a.pool) + " is running");
-    // What a pause left in place may lose the reason for that while paused: a network card lets go of it.
-    const bool was_free = a.saved || a.multicast;
-    if (lifecycle == Lifecycle::kPaused && a.resident && was_free && WhyKept(a) == KeepReason::kNone)
-      return Broken(ToText(id) + " has memory and " + whose(a.pool) + " is paused");
-  }
-  for (const auto& [address, m] : s.mappings) {
-    const auto* const a = FindIn(s.allocations, m.allocation);
-    if (a != nullptr && !m.present && s.LifecycleOf(a->pool) == Lifecycle::kRunning)
-      return Broken("mapping " + Hex(address) + " is absent and " + whose(a->pool) + " is running");
-  }
-  return {};
-}
-
 Status CheckLifecycle(const State& s) {
   const bool whole = s.lifecycle == Lifecycle::kRunning;
   const bool gone = s.lifecycle == Lifecycle::kPaused;
@@ -189,7 +186,6 @@ Status CheckLifecycle(const State& s) {
       return Broken("a step is open and pool " + pool.tag + " is " + std::string(ToText(pool.lifecycle)));
     AMEM_TRY(CheckPool(s, id, pool));
   }
-  AMEM_TRY(CheckResidence(s));
   return whole || gone ? CheckBindings(s, whole) : Status{};
 }
 
@@ -198,8 +194,9 @@ Status CheckLifecycle(const State& s) {
 Status CheckInvariants(const State& state) {
   AMEM_TRY(CheckOverlaps("ranges", state.ranges));
   AMEM_TRY(CheckMappings(state));
-  AMEM_TRY(CheckAllocations(state));
-  AMEM_TRY(CheckSlabs(state));
+  std::uint64_t placed = 0;
+  AMEM_TRY(CheckAllocations(state, placed));
+  AMEM_TRY(CheckSlabs(state, placed));
   AMEM_TRY(CheckCommunicators(state));
   return CheckLifecycle(state);
 }

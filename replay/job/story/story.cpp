@@ -92,7 +92,7 @@ struct StoryBuilder::Taker {
   // ---- who came to a pause or resume, and how they voted ----
   void operator()(const VoteCast& e) const {
     story.records_votes = true;
-    Attempt* attempt = b.OpenOf(e.pool);
+    Attempt* attempt = b.touched_;
     if (attempt == nullptr) return;
     if (Attempt::PhaseTaken* phase = PhaseOf(*attempt, e.phase)) {
       phase->voted = now;
@@ -152,7 +152,7 @@ struct StoryBuilder::Taker {
     return attempt.phases.empty() || attempt.phases.back().phase != phase ? nullptr : &attempt.phases.back();
   }
   void operator()(const PhaseBegun& e) const {
-    Attempt* attempt = b.OpenOf(e.pool);
+    Attempt* attempt = b.touched_;
     if (attempt != nullptr && (attempt->begun || !IsArrival(e.phase))) {
       attempt->phases.push_back({.phase = e.phase, .begun = now, .worked = now});
     } else if (IsArrival(e.phase)) {
@@ -161,7 +161,7 @@ struct StoryBuilder::Taker {
     }
   }
   void operator()(const CycleBegun& e) const {
-    Attempt* attempt = b.OpenOf(e.pool);
+    Attempt* attempt = b.touched_;
     if (attempt == nullptr || attempt->begun || attempt->kind != e.kind)
       attempt = &b.Push(e.pool, {.kind = e.kind, .tag = TagOf(e.pool)});
     attempt->cycle = e.cycle;
@@ -170,10 +170,10 @@ struct StoryBuilder::Taker {
     attempt->begun = now;
   }
   void operator()(const StepBegun& e) const {
-    if (Attempt* attempt = b.OpenOf(e.pool)) attempt->open_step = Dated<Step>{e.step, now};
+    if (Attempt* attempt = b.touched_) attempt->open_step = Dated<Step>{e.step, now};
   }
   void operator()(const StepDone& e) const {
-    if (Attempt* attempt = b.OpenOf(e.pool)) StepEnded(*attempt, e.step);
+    if (Attempt* attempt = b.touched_) StepEnded(*attempt, e.step);
   }
   void StepEnded(Attempt& attempt, const Step& step) const {
     const std::uint64_t from = attempt.open_step ? attempt.open_step->at.time_ns : now.time_ns;
@@ -192,7 +192,7 @@ struct StoryBuilder::Taker {
     phase.longest_ns = took;
   }
   void operator()(const StepFailed& e) const {
-    Attempt* attempt = b.OpenOf(e.pool);
+    Attempt* attempt = b.touched_;
     if (attempt == nullptr) return;
     StepEnded(*attempt, e.step);
     if (attempt->failed_step) return;
@@ -211,7 +211,7 @@ struct StoryBuilder::Taker {
     attempt->failed_step = std::move(failure);
   }
   void operator()(const PhaseDecided& e) const {
-    Attempt* attempt = b.OpenOf(e.pool);
+    Attempt* attempt = b.touched_;
     if (attempt == nullptr) return;
     Attempt::PhaseTaken* phase = PhaseOf(*attempt, e.phase);
     if (phase == nullptr || phase->decided)
@@ -222,14 +222,14 @@ struct StoryBuilder::Taker {
       attempt->decided = Attempt::Decision{e.phase, e.culprit, e.message, now, e.code, e.driver_result};
   }
   void operator()(const CycleDone& e) const {
-    Attempt* attempt = b.OpenOf(e.pool);
+    Attempt* attempt = b.touched_;
     if (attempt == nullptr) return;
     if (e.kind == CycleKind::kResume && !e.pool) story.refused.reset();
     attempt->contents = {e.changed, e.unchanged, e.zero};
     End(*attempt, Attempt::End::kDone, e.pool);
   }
   void operator()(const CycleFailed& e) const {
-    Attempt* attempt = b.OpenOf(e.pool);
+    Attempt* attempt = b.touched_;
     if (attempt == nullptr) attempt = &b.Push(e.pool, {.kind = e.kind, .cycle = e.cycle, .tag = TagOf(e.pool)});
     attempt->failure = e.message;
     attempt->code = e.code;
@@ -273,10 +273,11 @@ void StoryBuilder::Take(const Event& event, const State& before) {
   story_.last = now_;
   story_.for_clock.Take(event);
   if (times_) story_.times.Add(event.seq, event.time_ns, event.body.index());
-  if (Attempt* open = OpenOf({}); open != nullptr && open->begun) NoteSilence(*open, before_it, now_);
+  Attempt* const open = OpenOf({});
+  if (open != nullptr && open->begun) NoteSilence(*open, before_it, now_);
   pool_ = PoolOf(event.body);
   over_ = nullptr;
-  touched_ = OpenOf(pool_);
+  touched_ = pool_ ? OpenOf(pool_) : open;
   std::visit(Taker{*this, before}, static_cast<const EventVariant&>(event.body));
   if (touched_ == nullptr) return;
   touched_->last = now_;

@@ -4,13 +4,15 @@
 
 namespace amem {
 
+EventBody::EventBody(None) : EventVariant(std::in_place_type<RangeFreed>) {}
 template <class Kind>
-requires kIsAlternative<Kind, EventVariant>
-[[gnu::noinline]] EventBody::EventBody(Kind kind) : EventVariant(std::in_place_type<Kind>, std::move(kind)) {}
+[[gnu::noinline]] void EventBody::Become(Kind&& kind) {
+  emplace<Kind>(std::move(kind));
+}
 
 namespace {
 
-// Never called: that it could be makes the compiler keep the constructor above for every kind.
+// Never called: that it could be makes the compiler keep the function above for every kind.
 template <class... Kinds>
 [[gnu::used]] void MakeOneOfEach(std::variant<Kinds...>&) {
   (static_cast<void>(EventBody(Kinds{})), ...);

@@ -426,13 +426,21 @@ inline constexpr bool kIsAlternative<T, std::variant<Kinds...>> = kIsOneOf<T, Ki
 struct EventBody : EventVariant {
   EventBody();
   template <class Kind>
-  requires kIsAlternative<Kind, EventVariant> EventBody(Kind kind);  // NOLINT(google-explicit-constructor)
+  requires kIsAlternative<Kind, EventVariant> EventBody(Kind kind) : EventBody(None{}) {  // NOLINT(google-explicit-constructor)
+    Become(std::move(kind));
+  }
   EventBody(const EventBody&);
   EventBody(EventBody&&) noexcept;
   EventBody& operator=(const EventBody&);
   EventBody& operator=(EventBody&&) noexcept;
   ~EventBody();
   friend bool operator==(const EventBody&, const EventBody&);
+
+ private:
+  struct None {};
+  explicit EventBody(None);  // holds a kind that costs nothing to make and to destroy
+  template <class Kind>
+  void Become(Kind&& kind);
 };
 
 struct Event {

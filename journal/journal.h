@@ -47,9 +47,6 @@ class JournalWriter {
   virtual ~JournalWriter() = default;
   // Makes the session's directory and starts the thread that drains the tail into LMDB.
   static Result<std::unique_ptr<JournalWriter>> Open(const JournalOptions& options, SessionId session);
-  // The same for a session that has been going on: a fresh directory that begins with a snapshot of `state`. Its directory of
-  // before, if there is one, becomes DIR/<session id>.broken.
-  static Result<std::unique_ptr<JournalWriter>> Continue(const JournalOptions& options, SessionId session, const State& state);
   // A writer that outlasts its journal. Where none can be opened, or it breaks, Append fails until Renew has opened one.
   static std::unique_ptr<JournalWriter> OpenLasting(const JournalOptions& options, SessionId session);
 
@@ -64,8 +61,9 @@ class JournalWriter {
   virtual Status Snapshot(const State& state) = 0;
   // Flushes and marks the directory `closed`. The destructor without Close leaves it as a crash would.
   virtual Status Close() = 0;
-  // After Append has failed: goes on in a fresh directory (Continue), if this is a lasting writer and there can be one now. The
-  // next event to append is the one after `state`.
+  // After Append has failed: goes on in a fresh directory, if this is a lasting writer and there can be one now. It begins with
+  // a snapshot of `state`, and the next event to append is the one after that. The directory of before, if there is one,
+  // becomes DIR/<session id>.broken.
   virtual Status Renew(const State&) { return {Code::kUnsupported, "this journal is not renewed"}; }
   [[nodiscard]] virtual std::filesystem::path Directory() const = 0;
   [[nodiscard]] virtual Bytes TailBytesUsed() const = 0;

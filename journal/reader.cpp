@@ -69,68 +69,6 @@ Result<std::vector<std::byte>> FrameAt(const RecordSource& source, Table table, 
   return frame;
 }
 
-class Reader final : public JournalReader {
- public:
-  Reader(fs::path directory, std::unique_ptr<RecordSource> source, FileMeta meta)
-      : directory_(std::move(directory)), source_(std::move(source)), meta_(std::move(meta)) {}
-  Result<JournalInfo> Info() override;
-  using Visitor = std::function<bool(const Event&)>;
-  Result<ReadReport> Read(SequenceNumber first, SequenceNumber last, const Visitor& visit) override;
-  Result<State> StateAt(std::optional<SequenceNumber> at, ReadReport* report) override;
-
- private:
-  // What one call sees. The tail is copied first: records that leave it meanwhile are in LMDB by then.
-  struct View {
-    TailContents tail;
-    KeyExtent stored;
-    std::uint64_t stored_last = 0;
-    std::uint64_t last = 0;  // later events are ignored, so that reading a live journal ends
-  };
-  Result<View> Look() const;
-  Result<ReadReport> ReadSeen(const View& view, SequenceNumber first, SequenceNumber last, const Visitor& visit) const;
-  Status ReadBatch(std::uint64_t from, std::uint64_t to, Batch& batch) const;
-  bool ReadFromTail(const View& view, std::uint64_t next, std::uint64_t to, Losses& losses, const Visitor& visit) const;
-  Result<State> NearestSnapshot(std::uint64_t at, Losses& losses) const;
-  Result<State> Fold(State state, std::uint64_t to, ReadReport& report);
-  [[nodiscard]] std::string WhyNot(const State& reached, const std::string& otherwise, const ReadReport& report) const;
-
-  const fs::path directory_;
-  std::unique_ptr<RecordSource> source_;
-  const FileMeta meta_;
-};
-
-Result<Reader::View> Reader::Look() const {
-  View view;
-  AMEM_ASSIGN(view.tail, ReadTail(directory_ / "tail"));
-  AMEM_ASSIGN(view.stored, source_->ExtentOf(Table::kEvents));
-  view.last = view.stored_last = view.stored.last.value_or(0);
-  if (!view.tail.records.empty()) view.last = std::max(view.last, view.tail.records.back().seq);
-  return view;
-}
-
-// `batch` is one that was read before, or empty; its storage is used again, because the system clears each new one.
-Status Reader::ReadBatch(std::uint64_t from, std::uint64_t to, Batch& batch) const {
-  batch.bytes.clear();
-  batch.entries.clear();
-  batch.beyond = batch.more = false;
-  AMEM_TRY(source_->Scan(Table::kEvents, from, [&](std::uint64_t seq, std::span<const std::byte> frame) {
-    if (seq > to) {
-      batch.beyond = true;
-      return false;
-    }
-    if (batch.bytes.size() >= kBatchBytes || batch.entries.size() >= kBatchRecords) {
-      batch.more = true;
-      return false;
-    }
-    batch.entries.push_back({seq, batch.bytes.size(), frame.size()});
-    batch.bytes.insert(batch.bytes.end(), frame.begin(), frame.end());
-    return true;
-  }));
-  AMEM_ASSIGN(const auto left, source_->ExtentOf(Table::kEvents));  // afterwards: events removed meanwhile are not lost
-  batch.first_kept = left.first.value_or(0);
-  return {};
-}
-
 // Shows an event; one that is damaged is noted in place of that. False: `visit` ended the reading.
 bool Show(const Record& record, Losses& losses, const std::function<bool(const Event&)>& visit) {
   const auto event = DecodeEvent(record.payload);
@@ -141,152 +79,205 @@ bool Show(const Record& record, Losses& losses, const std::function<bool(const E
   return true;
 }
 
-Result<ReadReport> Reader::Read(SequenceNumber first, SequenceNumber last, const Visitor& visit) {
-  AMEM_ASSIGN(const auto view, Look());
-  return ReadSeen(view, first, last, visit);
-}
+class Reader final : public JournalReader {
+ public:
+  Reader(fs::path directory, std::unique_ptr<RecordSource> source, FileMeta meta)
+      : directory_(std::move(directory)), source_(std::move(source)), meta_(std::move(meta)) {}
 
-Result<ReadReport> Reader::ReadSeen(const View& view, SequenceNumber first, SequenceNumber last, const Visitor& visit) const {
-  ReadReport report;
-  Losses losses(report);
-  report.torn_tail = view.tail.torn && !WriterIsAlive(directory_ / "tail");
-  if (const std::string damage = source_->Damage(); !damage.empty()) losses.Add(1, damage);
-  const std::uint64_t to = std::min(last.value, view.last);
-  std::uint64_t next = first.value;  // the number that must come next, if the journal goes back that far
-  Batch batch;
-  for (bool more = true; more && next <= to;) {
-    AMEM_TRY(ReadBatch(next, to, batch));
-    more = batch.more;
-    for (const Entry& entry : batch.entries) {
-      if (entry.seq > next && next > batch.first_kept) losses.Gap(next, entry.seq - 1);
-      next = entry.seq + 1;
-      const auto record = ReadRecord(batch.Frame(entry));
-      if (!record || record->type != RecordType::kEvent || record->seq != entry.seq) {
-        losses.Event(entry.seq, "is damaged (its checksum does not match)", entry.bytes);
-      } else if (!Show(*record, losses, visit)) {
-        return report;
+  Result<JournalInfo> Info() override {
+    JournalInfo info;
+    info.directory = directory_;
+    info.status = StatusOf(directory_);  // asked first, so that a journal that is called closed is complete
+    info.session = meta_.session;
+    info.pid = meta_.pid;
+    info.format = meta_.format;
+    AMEM_ASSIGN(const auto view, Look());
+    info.broken_reason = BrokenReason(directory_);
+    if (info.broken_reason.empty()) info.broken_reason = view.tail.broken_reason;
+    if (!info.broken_reason.empty()) info.status = SessionStatus::kBroken;
+    AMEM_TRY(source_->Scan(Table::kSnapshots, 0, [&](std::uint64_t through, std::span<const std::byte>) {
+      info.snapshots.emplace_back(through);
+      return true;
+    }));
+    const auto& records = view.tail.records;
+    const auto unstored =
+        std::find_if(records.begin(), records.end(), [&](const Record& r) { return r.seq > view.stored_last; });
+    const std::uint64_t first_in_tail = unstored != records.end() ? unstored->seq : 0;
+    info.first = SequenceNumber{view.stored.first.value_or(first_in_tail)};
+    info.last = SequenceNumber{view.last};
+    info.events = view.stored.records + static_cast<std::uint64_t>(records.end() - unstored);
+    AMEM_ASSIGN(const auto data, File::Open(directory_ / "data.mdb", O_RDONLY));
+    AMEM_ASSIGN(const auto bytes, data.Size());
+    info.file_bytes = bytes + view.tail.file_bytes;
+    return info;
+  }
+
+  using Visitor = std::function<bool(const Event&)>;
+  Result<ReadReport> Read(SequenceNumber first, SequenceNumber last, const Visitor& visit) override {
+    AMEM_ASSIGN(const auto view, Look());
+    return ReadSeen(view, first, last, visit);
+  }
+
+  Result<State> StateAt(std::optional<SequenceNumber> at, ReadReport* report) override {
+    ReadReport own;
+    ReadReport& out = report != nullptr ? *report : own;
+    const std::uint64_t to = at ? at->value : kEverything;
+    const std::string which = at ? fmt::format("event {}", at->value) : "the last event";
+    const std::string doing = fmt::format("state of journal {} after {}", directory_.string(), which);
+    Result<State> state = State{};
+    std::optional<SequenceNumber> before;
+    for (int attempt = 0; attempt < kOvertaken; ++attempt) {
+      out = {};
+      Losses losses(out);
+      auto start = NearestSnapshot(to, losses);
+      if (!start) return start.status().Within(doing);
+      if (start->last == before) break;  // there is no later snapshot, so what is missing stays missing
+      before = start->last;
+      state = Fold(std::move(*start), to, out);
+      if (state.ok() || out.corrupt_records != 0) break;
+    }
+    if (!state) return state.status().Within(doing);
+    if (!at || state->last == *at) return state;
+    const std::string missing = fmt::format("there is no such event; the last one is {}", state->last.value);
+    return Status{out.corrupt_records != 0 ? Code::kCorrupt : Code::kNotFound, doing + ": " + WhyNot(*state, missing, out)};
+  }
+
+ private:
+  // What one call sees. The tail is copied first: records that leave it meanwhile are in LMDB by then.
+  struct View {
+    TailContents tail;
+    KeyExtent stored;
+    std::uint64_t stored_last = 0;
+    std::uint64_t last = 0;  // later events are ignored, so that reading a live journal ends
+  };
+
+  Result<View> Look() const {
+    View view;
+    AMEM_ASSIGN(view.tail, ReadTail(directory_ / "tail"));
+    AMEM_ASSIGN(view.stored, source_->ExtentOf(Table::kEvents));
+    view.last = view.stored_last = view.stored.last.value_or(0);
+    if (!view.tail.records.empty()) view.last = std::max(view.last, view.tail.records.back().seq);
+    return view;
+  }
+
+  // `batch` is one that was read before, or empty; its storage is used again, because the system clears each new one.
+  Status ReadBatch(std::uint64_t from, std::uint64_t to, Batch& batch) const {
+    batch.bytes.clear();
+    batch.entries.clear();
+    batch.beyond = batch.more = false;
+    AMEM_TRY(source_->Scan(Table::kEvents, from, [&](std::uint64_t seq, std::span<const std::byte> frame) {
+      if (seq > to) {
+        batch.beyond = true;
+        return false;
       }
+      if (batch.bytes.size() >= kBatchBytes || batch.entries.size() >= kBatchRecords) {
+        batch.more = true;
+        return false;
+      }
+      batch.entries.push_back({seq, batch.bytes.size(), frame.size()});
+      batch.bytes.insert(batch.bytes.end(), frame.begin(), frame.end());
+      return true;
+    }));
+    AMEM_ASSIGN(const auto left, source_->ExtentOf(Table::kEvents));  // afterwards: events removed meanwhile are not lost
+    batch.first_kept = left.first.value_or(0);
+    return {};
+  }
+
+  Result<ReadReport> ReadSeen(const View& view, SequenceNumber first, SequenceNumber last, const Visitor& visit) const {
+    ReadReport report;
+    Losses losses(report);
+    report.torn_tail = view.tail.torn && !WriterIsAlive(directory_ / "tail");
+    if (const std::string damage = source_->Damage(); !damage.empty()) losses.Add(1, damage);
+    const std::uint64_t to = std::min(last.value, view.last);
+    std::uint64_t next = first.value;  // the number that must come next, if the journal goes back that far
+    Batch batch;
+    for (bool more = true; more && next <= to;) {
+      AMEM_TRY(ReadBatch(next, to, batch));
+      more = batch.more;
+      for (const Entry& entry : batch.entries) {
+        if (entry.seq > next && next > batch.first_kept) losses.Gap(next, entry.seq - 1);
+        next = entry.seq + 1;
+        const auto record = ReadRecord(batch.Frame(entry));
+        if (!record || record->type != RecordType::kEvent || record->seq != entry.seq) {
+          losses.Event(entry.seq, "is damaged (its checksum does not match)", entry.bytes);
+        } else if (!Show(*record, losses, visit)) {
+          return report;
+        }
+      }
+      if (batch.beyond && next <= to && next > batch.first_kept) losses.Gap(next, to);
+      if (batch.beyond) return report;
     }
-    if (batch.beyond && next <= to && next > batch.first_kept) losses.Gap(next, to);
-    if (batch.beyond) return report;
+    if (!ReadFromTail(view, next, to, losses, visit)) return report;
+    if (last.value > view.last && view.tail.damaged_at_end)
+      losses.Add(1, fmt::format("what follows event {} is lost: {}", view.last, view.tail.damage));
+    return report;
   }
-  if (!ReadFromTail(view, next, to, losses, visit)) return report;
-  if (last.value > view.last && view.tail.damaged_at_end)
-    losses.Add(1, fmt::format("what follows event {} is lost: {}", view.last, view.tail.damage));
-  return report;
-}
 
-// Reads what LMDB does not have yet. False: `visit` ended the reading.
-bool Reader::ReadFromTail(const View& view, std::uint64_t next, std::uint64_t to, Losses& losses, const Visitor& visit) const {
-  for (const Record& record : view.tail.records) {
-    if (record.seq < next || record.seq <= view.stored_last || record.seq > to || record.type != RecordType::kEvent) continue;
-    // Where LMDB is empty, the first record of the tail is taken for the first of the journal, unless the tail is damaged.
-    const bool anchored =
-        view.stored_last != 0 ? next > view.stored_last : next > view.tail.records.front().seq || view.tail.damaged_bytes != 0;
-    next = std::max<std::uint64_t>(next, 1);
-    if (record.seq > next && anchored) losses.Gap(next, record.seq - 1);
-    next = record.seq + 1;
-    if (!Show(record, losses, visit)) return false;
-  }
-  return true;
-}
-
-Result<State> Reader::NearestSnapshot(std::uint64_t at, Losses& losses) const {
-  std::vector<std::uint64_t> candidates;
-  AMEM_TRY(source_->Scan(Table::kSnapshots, 0, [&](std::uint64_t through, std::span<const std::byte>) {
-    if (through <= at) candidates.push_back(through);
-    return through < at;
-  }));
-  for (auto it = candidates.rbegin(); it != candidates.rend(); ++it) {  // newest first
-    AMEM_ASSIGN(const auto frame, FrameAt(*source_, Table::kSnapshots, *it));
-    if (frame.empty()) continue;  // removed meanwhile
-    const auto record = ReadRecord(frame);
-    const std::string which = fmt::format("the snapshot through event {}", *it);
-    if (!record || record->type != RecordType::kSnapshot || record->seq != *it) {
-      losses.Add(1, fmt::format("{} is damaged (its checksum does not match): {} bytes dropped", which, frame.size()));
-      continue;
+  // Reads what LMDB does not have yet. False: `visit` ended the reading.
+  bool ReadFromTail(const View& view, std::uint64_t next, std::uint64_t to, Losses& losses, const Visitor& visit) const {
+    for (const Record& record : view.tail.records) {
+      if (record.seq < next || record.seq <= view.stored_last || record.seq > to || record.type != RecordType::kEvent) continue;
+      // Where LMDB is empty, the first record of the tail is taken for the first of the journal, unless the tail is damaged.
+      const bool anchored = view.stored_last != 0 ? next > view.stored_last
+                                                  : next > view.tail.records.front().seq || view.tail.damaged_bytes != 0;
+      next = std::max<std::uint64_t>(next, 1);
+      if (record.seq > next && anchored) losses.Gap(next, record.seq - 1);
+      next = record.seq + 1;
+      if (!Show(record, losses, visit)) return false;
     }
-    auto state = DecodeSnapshot(record->payload);
-    if (state && state->last.value == *it) return state;
-    losses.Add(1, which + " cannot be read: " + (state ? "it ends with another event" : state.status().message()));
-  }
-  return State{};
-}
-
-// The state after event `to`, or after the last one if that comes before.
-Result<State> Reader::Fold(State state, std::uint64_t to, ReadReport& report) {
-  if (to <= state.last.value) return state;
-  AMEM_ASSIGN(const auto view, Look());
-  Status failed;
-  const auto apply = [&](const Event& event) { return (failed = Apply(state, event)).ok(); };
-  AMEM_ASSIGN(const auto read, ReadSeen(view, SequenceNumber{state.last.value + 1}, SequenceNumber{to}, apply));
-  report.torn_tail = read.torn_tail;
-  report.corrupt_records += read.corrupt_records;
-  if (report.corruption.empty()) report.corruption = read.corruption;
-  const bool complete = state.last.value >= std::min(to, view.last) || report.corrupt_records != 0;
-  if (failed.ok() && complete) return state;
-  return Status{Code::kCorrupt, WhyNot(state, failed.message(), report)};
-}
-
-// Why the event after `reached` is not available.
-std::string Reader::WhyNot(const State& reached, const std::string& otherwise, const ReadReport& report) const {
-  if (report.corrupt_records != 0) return report.corruption;
-  const auto stored = source_->ExtentOf(Table::kEvents);
-  const std::uint64_t first = stored ? stored->first.value_or(0) : 0;
-  if (first <= reached.last.value + 1) return otherwise;
-  return fmt::format("the events before {} were let go after a later snapshot; ask for a later state", first);
-}
-
-Result<State> Reader::StateAt(std::optional<SequenceNumber> at, ReadReport* report) {
-  ReadReport own;
-  ReadReport& out = report != nullptr ? *report : own;
-  const std::uint64_t to = at ? at->value : kEverything;
-  const std::string which = at ? fmt::format("event {}", at->value) : "the last event";
-  const std::string doing = fmt::format("state of journal {} after {}", directory_.string(), which);
-  Result<State> state = State{};
-  std::optional<SequenceNumber> before;
-  for (int attempt = 0; attempt < kOvertaken; ++attempt) {
-    out = {};
-    Losses losses(out);
-    auto start = NearestSnapshot(to, losses);
-    if (!start) return start.status().Within(doing);
-    if (start->last == before) break;  // there is no later snapshot, so what is missing stays missing
-    before = start->last;
-    state = Fold(std::move(*start), to, out);
-    if (state.ok() || out.corrupt_records != 0) break;
-  }
-  if (!state) return state.status().Within(doing);
-  if (!at || state->last == *at) return state;
-  const std::string missing = fmt::format("there is no such event; the last one is {}", state->last.value);
-  return Status{out.corrupt_records != 0 ? Code::kCorrupt : Code::kNotFound, doing + ": " + WhyNot(*state, missing, out)};
-}
-
-Result<JournalInfo> Reader::Info() {
-  JournalInfo info;
-  info.directory = directory_;
-  info.status = StatusOf(directory_);  // asked first, so that a journal that is called closed is complete
-  info.session = meta_.session;
-  info.pid = meta_.pid;
-  info.format = meta_.format;
-  AMEM_ASSIGN(const auto view, Look());
-  info.broken_reason = BrokenReason(directory_);
-  if (info.broken_reason.empty()) info.broken_reason = view.tail.broken_reason;
-  if (!info.broken_reason.empty()) info.status = SessionStatus::kBroken;
-  AMEM_TRY(source_->Scan(Table::kSnapshots, 0, [&](std::uint64_t through, std::span<const std::byte>) {
-    info.snapshots.emplace_back(through);
     return true;
-  }));
-  const auto& records = view.tail.records;
-  const auto unstored = std::find_if(records.begin(), records.end(), [&](const Record& r) { return r.seq > view.stored_last; });
-  const std::uint64_t first_in_tail = unstored != records.end() ? unstored->seq : 0;
-  info.first = SequenceNumber{view.stored.first.value_or(first_in_tail)};
-  info.last = SequenceNumber{view.last};
-  info.events = view.stored.records + static_cast<std::uint64_t>(records.end() - unstored);
-  AMEM_ASSIGN(const auto data, File::Open(directory_ / "data.mdb", O_RDONLY));
-  AMEM_ASSIGN(const auto bytes, data.Size());
-  info.file_bytes = bytes + view.tail.file_bytes;
-  return info;
-}
+  }
+
+  Result<State> NearestSnapshot(std::uint64_t at, Losses& losses) const {
+    std::vector<std::uint64_t> candidates;
+    AMEM_TRY(source_->Scan(Table::kSnapshots, 0, [&](std::uint64_t through, std::span<const std::byte>) {
+      if (through <= at) candidates.push_back(through);
+      return through < at;
+    }));
+    for (auto it = candidates.rbegin(); it != candidates.rend(); ++it) {  // newest first
+      AMEM_ASSIGN(const auto frame, FrameAt(*source_, Table::kSnapshots, *it));
+      if (frame.empty()) continue;  // removed meanwhile
+      const auto record = ReadRecord(frame);
+      const std::string which = fmt::format("the snapshot through event {}", *it);
+      if (!record || record->type != RecordType::kSnapshot || record->seq != *it) {
+        losses.Add(1, fmt::format("{} is damaged (its checksum does not match): {} bytes dropped", which, frame.size()));
+        continue;
+      }
+      auto state = DecodeSnapshot(record->payload);
+      if (state && state->last.value == *it) return state;
+      losses.Add(1, which + " cannot be read: " + (state ? "it ends with another event" : state.status().message()));
+    }
+    return State{};
+  }
+
+  // The state after event `to`, or after the last one if that comes before.
+  Result<State> Fold(State state, std::uint64_t to, ReadReport& report) {
+    if (to <= state.last.value) return state;
+    AMEM_ASSIGN(const auto view, Look());
+    Status failed;
+    const auto apply = [&](const Event& event) { return (failed = Apply(state, event)).ok(); };
+    AMEM_ASSIGN(const auto read, ReadSeen(view, SequenceNumber{state.last.value + 1}, SequenceNumber{to}, apply));
+    report.torn_tail = read.torn_tail;
+    report.corrupt_records += read.corrupt_records;
+    if (report.corruption.empty()) report.corruption = read.corruption;
+    const bool complete = state.last.value >= std::min(to, view.last) || report.corrupt_records != 0;
+    if (failed.ok() && complete) return state;
+    return Status{Code::kCorrupt, WhyNot(state, failed.message(), report)};
+  }
+
+  // Why the event after `reached` is not available.
+  std::string WhyNot(const State& reached, const std::string& otherwise, const ReadReport& report) const {
+    if (report.corrupt_records != 0) return report.corruption;
+    const auto stored = source_->ExtentOf(Table::kEvents);
+    const std::uint64_t first = stored ? stored->first.value_or(0) : 0;
+    if (first <= reached.last.value + 1) return otherwise;
+    return fmt::format("the events before {} were let go after a later snapshot; ask for a later state", first);
+  }
+
+  const fs::path directory_;
+  std::unique_ptr<RecordSource> source_;
+  const FileMeta meta_;
+};
 
 Result<FileMeta> ReadMeta(const RecordSource& source, const fs::path& directory) {
   AMEM_ASSIGN(const auto frame, FrameAt(source, Table::kMeta, 1));

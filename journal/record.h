@@ -10,9 +10,12 @@
 #include <span>
 #include <vector>
 
-#include "journal/base/crc32c.h"
-
 namespace amem {
+
+// CRC-32C (Castagnoli), the one with an instruction for it. Crc32c("123456789") == 0xe3069283.
+std::uint32_t Crc32c(std::span<const std::byte> bytes);
+// The same without the instruction; for machines that lack it, and for the test that compares both.
+std::uint32_t Crc32cPortable(std::span<const std::byte> bytes);
 
 enum class RecordType : std::uint32_t { kEvent = 1, kSnapshot = 2, kMeta = 3 };
 

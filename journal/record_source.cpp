@@ -5,8 +5,6 @@
 #include <map>
 #include <vector>
 
-#include "journal/base/file.h"
-#include "journal/lmdb_check.h"
 #include "journal/record.h"
 #include "journal/store.h"
 

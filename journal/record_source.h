@@ -10,7 +10,7 @@
 #include <span>
 #include <string>
 
-#include "statemachine/types.h"
+#include "journal/base/file.h"
 
 namespace amem {
 
@@ -34,6 +34,13 @@ class RecordSource {
   // In words, when the file itself is damaged and this is what could be collected from it; else empty.
   [[nodiscard]] virtual std::string Damage() const { return {}; }
 };
+
+// Whether LMDB can walk a data.mdb without leaving the file. LMDB trusts what it wrote: a damaged page number, offset or length
+// makes it read outside the map, or ends the process with an assertion. A reader of a dead journal therefore checks the pages
+// first, and does not use LMDB when they are not sound. kCorrupt says which page is wrong and how. Values are not looked at:
+// each has its own checksum. The file must not change meanwhile. Knows the format of LMDB 0.9 (data version 1) on 64-bit
+// little-endian machines.
+Status CheckStructure(const File& data);
 
 // The records in `directory`/data.mdb. `live`: its writer works on it, and is `trusted` to have LMDB's locks in order, or LMDB
 // is not used. Where it is not, and where LMDB cannot walk the file of an ended session, whole records are collected from the

@@ -14,7 +14,6 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <utility>
 
 #include "journal/base/file.h"
@@ -65,26 +64,25 @@ MDB_val KeyOf(std::uint64_t& key) { return {sizeof key, &key}; }
 
 class Cursor {
  public:
-  ~Cursor() {
-    if (cursor_ != nullptr) mdb_cursor_close(cursor_);
+  int Open(MDB_txn* txn, unsigned table) {
+    MDB_cursor* made = nullptr;
+    const int rc = mdb_cursor_open(txn, table, &made);
+    cursor_.reset(made);
+    return rc;
   }
-  Cursor() = default;
-  Cursor(const Cursor&) = delete;
-  Cursor& operator=(const Cursor&) = delete;
-  int Open(MDB_txn* txn, unsigned table) { return mdb_cursor_open(txn, table, &cursor_); }
   // Positions like mdb_cursor_get. A key that is no sequence number is corruption.
   int Get(std::uint64_t& key, MDB_val& value, MDB_cursor_op op) {
     MDB_val k = KeyOf(key);
-    const int rc = mdb_cursor_get(cursor_, &k, &value, op);
+    const int rc = mdb_cursor_get(cursor_.get(), &k, &value, op);
     if (rc != 0) return rc;
     if (k.mv_size != sizeof key) return MDB_CORRUPTED;
     std::memcpy(&key, k.mv_data, sizeof key);
     return 0;
   }
-  int Remove() { return mdb_cursor_del(cursor_, 0); }
+  int Remove() { return mdb_cursor_del(cursor_.get(), 0); }
 
  private:
-  MDB_cursor* cursor_ = nullptr;
+  std::unique_ptr<MDB_cursor, decltype(&mdb_cursor_close)> cursor_{nullptr, &mdb_cursor_close};
 };
 
 using FileKey = std::pair<dev_t, ino_t>;  // which file, by whatever name
@@ -94,6 +92,39 @@ Result<FileKey> Identify(const std::filesystem::path& directory) {
   const auto path = directory / "data.mdb";
   if (::stat(path.c_str(), &st) != 0) return SystemFailure("open", path, errno);
   return FileKey{st.st_dev, st.st_ino};
+}
+
+int OpenTables(MDB_env* env, Store::TableIds& tables, bool create) {
+  MDB_txn* txn = nullptr;
+  int rc = mdb_txn_begin(env, nullptr, create ? 0 : MDB_RDONLY, &txn);
+  if (rc != 0) return rc;
+  const unsigned flags = MDB_INTEGERKEY | (create ? MDB_CREATE : 0U);
+  for (std::size_t i = 0; i < kTables && rc == 0; ++i) rc = mdb_dbi_open(txn, kTableNames[i], flags, &tables[i]);
+  if (rc == 0) return mdb_txn_commit(txn);
+  mdb_txn_abort(txn);
+  return rc;
+}
+
+int OpenEnvironment(MDB_env** env, const std::filesystem::path& directory, Bytes map_bytes, unsigned flags) {
+  int rc = mdb_env_create(env);
+  if (rc != 0) return rc;
+  if (map_bytes != 0) rc = mdb_env_set_mapsize(*env, map_bytes);
+  if (rc == 0) rc = mdb_env_set_maxdbs(*env, kTables);
+  if (rc == 0) rc = mdb_env_open(*env, directory.c_str(), flags, 0600);
+  if (rc == 0) return 0;
+  mdb_env_close(*env);
+  *env = nullptr;
+  return rc;
+}
+
+// LMDB maps a lock file that has holes: on a full disk, touching a hole would raise a signal.
+Status ReserveLockFile(const std::filesystem::path& directory) {
+  const auto path = directory / "lock.mdb";
+  AMEM_ASSIGN(const auto file, File::Open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW));
+  if (const int error = posix_fallocate(file.fd(), 0, kLockFileBytes); error != 0) {
+    return SystemFailure("make room in", path, error);
+  }
+  return {};
 }
 
 }  // namespace
@@ -132,43 +163,6 @@ Store::Registry& Store::Registry::The() {
   }
   return *seen;
 }
-
-namespace {
-
-int OpenTables(MDB_env* env, Store::TableIds& tables, bool create) {
-  MDB_txn* txn = nullptr;
-  int rc = mdb_txn_begin(env, nullptr, create ? 0 : MDB_RDONLY, &txn);
-  if (rc != 0) return rc;
-  const unsigned flags = MDB_INTEGERKEY | (create ? MDB_CREATE : 0U);
-  for (std::size_t i = 0; i < kTables && rc == 0; ++i) rc = mdb_dbi_open(txn, kTableNames[i], flags, &tables[i]);
-  if (rc == 0) return mdb_txn_commit(txn);
-  mdb_txn_abort(txn);
-  return rc;
-}
-
-int OpenEnvironment(MDB_env** env, const std::filesystem::path& directory, Bytes map_bytes, unsigned flags) {
-  int rc = mdb_env_create(env);
-  if (rc != 0) return rc;
-  if (map_bytes != 0) rc = mdb_env_set_mapsize(*env, map_bytes);
-  if (rc == 0) rc = mdb_env_set_maxdbs(*env, kTables);
-  if (rc == 0) rc = mdb_env_open(*env, directory.c_str(), flags, 0600);
-  if (rc == 0) return 0;
-  mdb_env_close(*env);
-  *env = nullptr;
-  return rc;
-}
-
-// LMDB maps a lock file that has holes: on a full disk, touching a hole would raise a signal.
-Status ReserveLockFile(const std::filesystem::path& directory) {
-  const auto path = directory / "lock.mdb";
-  AMEM_ASSIGN(const auto file, File::Open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW));
-  if (const int error = posix_fallocate(file.fd(), 0, kLockFileBytes); error != 0) {
-    return SystemFailure("make room in", path, error);
-  }
-  return {};
-}
-
-}  // namespace
 
 Store::Store(std::shared_ptr<Environment> environment) : environment_(std::move(environment)) {}
 

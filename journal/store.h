@@ -39,8 +39,6 @@ class Store final : public RecordSource {
   // Whether this process has the store in that directory open.
   static bool IsOpenHere(const std::filesystem::path& directory);
   ~Store() override;
-  Store(const Store&) = delete;
-  Store& operator=(const Store&) = delete;
 
   Status Append(Table table, std::uint64_t key, std::span<const std::byte> value);  // in a transaction of its own
   // Runs `body` in a transaction, and commits it when that returns ok. Only by one thread at a time.

@@ -10,14 +10,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <new>
-#include <span>
 #include <sstream>
-#include <string>
 
 #include "journal/base/process_stat.h"
 #include "statemachine/fnv1a.h"
@@ -88,85 +85,6 @@ Status CheckFileLimit(const std::filesystem::path& path, Bytes bytes) {
   }
   return {};
 }
-
-}  // namespace
-
-void Tail::Unmap::operator()(std::byte* at) const { munmap(at, bytes); }
-
-Result<Tail> Tail::Create(const std::filesystem::path& path, Bytes bytes, SessionId session) {
-  bytes = std::max(bytes, kLeastTailBytes) / kTailHeaderBytes * kTailHeaderBytes;
-  AMEM_TRY(CheckFileLimit(path, bytes));
-  AMEM_ASSIGN(auto file, File::Open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW));
-  const int fd = file.fd();
-  const std::string doing = "make room for " + std::to_string(bytes) + " bytes in";
-  if (const int error = posix_fallocate(fd, 0, static_cast<off_t>(bytes)); error != 0) {
-    return SystemFailure(doing, path, error);
-  }
-  // On file systems without locks, the pid alone tells whether the writer lives.
-  if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return SystemFailure("lock", path, errno);
-  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (at == MAP_FAILED) return SystemFailure("map", path, errno);
-  std::unique_ptr<std::byte[], Unmap> map(static_cast<std::byte*>(at), Unmap{bytes});
-  Introduce(*new (at) TailHeader, bytes - kTailHeaderBytes, session, fd);
-  return Tail(std::move(file), std::move(map), bytes - kTailHeaderBytes);
-}
-
-Bytes Tail::Used() const {
-  const std::uint64_t drained = DrainedUpTo();  // read first, because it never passes the published position
-  return Published() - drained;
-}
-
-bool Tail::Append(RecordType type, std::uint64_t seq, std::span<const std::byte> payload) {
-  const std::size_t bytes = RecordBytes(payload.size());
-  const std::uint64_t at = header().published.load(std::memory_order_relaxed);
-  std::uint64_t offset = at % capacity_;
-  const std::uint64_t skip = capacity_ - offset < bytes ? capacity_ - offset : 0;
-  if (at + skip + bytes > free_until_) {
-    free_until_ = DrainedUpTo() + capacity_;
-    if (at + skip + bytes > free_until_) return false;
-  }
-  header().begun.store(at + skip + bytes, std::memory_order_release);
-  if (skip != 0) {
-    std::memcpy(ring() + offset, &kSkipMagic, sizeof kSkipMagic);
-    offset = 0;
-  }
-  WriteRecord(ring() + offset, type, seq, payload);
-  header().published.store(at + skip + bytes, std::memory_order_release);
-  return true;
-}
-
-RingStretch Tail::Drainable(std::uint64_t up_to) const {
-  const std::uint64_t from = DrainedUpTo();
-  const std::uint64_t start = from % capacity_;
-  const std::uint64_t first = std::min(up_to - from, capacity_ - start);
-  return {{{ring() + start, first}, {ring(), up_to - from - first}}};
-}
-
-void Tail::MarkBroken(std::string_view reason) {
-  TailHeader& h = header();
-  const std::size_t n = std::min(reason.size(), sizeof h.reason - 1);
-  std::memcpy(h.reason, reason.data(), n);
-  h.reason[n] = '\0';
-  h.broken.store(1, std::memory_order_release);
-}
-
-bool WalkRing(const RingStretch& stretch, const std::function<bool(std::span<const std::byte>, std::uint64_t)>& visit) {
-  std::uint64_t before = 0;  // bytes of the stretch before this part
-  for (const auto part : stretch.parts) {
-    for (std::size_t at = 0; at < part.size();) {
-      const auto rest = part.subspan(at);
-      if (rest.size() >= sizeof kSkipMagic && std::memcmp(rest.data(), &kSkipMagic, sizeof kSkipMagic) == 0) break;
-      const auto header = PeekRecord(rest);
-      if (!header) return false;
-      at += RecordBytes(header->length);
-      if (!visit(rest.first(sizeof *header + header->length), before + at)) return true;
-    }
-    before += part.size();
-  }
-  return true;
-}
-
-namespace {
 
 struct Positions {
   std::uint64_t begun = 0, published = 0, drained = 0;
@@ -305,6 +223,81 @@ std::int32_t LockHolder(const struct stat& st) {
 }
 
 }  // namespace
+
+void Tail::Unmap::operator()(std::byte* at) const { munmap(at, bytes); }
+
+Result<Tail> Tail::Create(const std::filesystem::path& path, Bytes bytes, SessionId session) {
+  bytes = std::max(bytes, kLeastTailBytes) / kTailHeaderBytes * kTailHeaderBytes;
+  AMEM_TRY(CheckFileLimit(path, bytes));
+  AMEM_ASSIGN(auto file, File::Open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW));
+  const int fd = file.fd();
+  const std::string doing = "make room for " + std::to_string(bytes) + " bytes in";
+  if (const int error = posix_fallocate(fd, 0, static_cast<off_t>(bytes)); error != 0) {
+    return SystemFailure(doing, path, error);
+  }
+  // On file systems without locks, the pid alone tells whether the writer lives.
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return SystemFailure("lock", path, errno);
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (at == MAP_FAILED) return SystemFailure("map", path, errno);
+  std::unique_ptr<std::byte[], Unmap> map(static_cast<std::byte*>(at), Unmap{bytes});
+  Introduce(*new (at) TailHeader, bytes - kTailHeaderBytes, session, fd);
+  return Tail(std::move(file), std::move(map), bytes - kTailHeaderBytes);
+}
+
+Bytes Tail::Used() const {
+  const std::uint64_t drained = DrainedUpTo();  // read first, because it never passes the published position
+  return Published() - drained;
+}
+
+bool Tail::Append(RecordType type, std::uint64_t seq, std::span<const std::byte> payload) {
+  const std::size_t bytes = RecordBytes(payload.size());
+  const std::uint64_t at = header().published.load(std::memory_order_relaxed);
+  std::uint64_t offset = at % capacity_;
+  const std::uint64_t skip = capacity_ - offset < bytes ? capacity_ - offset : 0;
+  if (at + skip + bytes > free_until_) {
+    free_until_ = DrainedUpTo() + capacity_;
+    if (at + skip + bytes > free_until_) return false;
+  }
+  header().begun.store(at + skip + bytes, std::memory_order_release);
+  if (skip != 0) {
+    std::memcpy(ring() + offset, &kSkipMagic, sizeof kSkipMagic);
+    offset = 0;
+  }
+  WriteRecord(ring() + offset, type, seq, payload);
+  header().published.store(at + skip + bytes, std::memory_order_release);
+  return true;
+}
+
+RingStretch Tail::Drainable(std::uint64_t up_to) const {
+  const std::uint64_t from = DrainedUpTo();
+  const std::uint64_t start = from % capacity_;
+  const std::uint64_t first = std::min(up_to - from, capacity_ - start);
+  return {{{ring() + start, first}, {ring(), up_to - from - first}}};
+}
+
+void Tail::MarkBroken(std::string_view reason) {
+  TailHeader& h = header();
+  const std::size_t n = std::min(reason.size(), sizeof h.reason - 1);
+  std::memcpy(h.reason, reason.data(), n);
+  h.reason[n] = '\0';
+  h.broken.store(1, std::memory_order_release);
+}
+
+bool WalkRing(const RingStretch& stretch, const std::function<bool(std::span<const std::byte>, std::uint64_t)>& visit) {
+  std::uint64_t before = 0;  // bytes of the stretch before this part
+  for (const auto part : stretch.parts) {
+    for (std::size_t at = 0; at < part.size();) {
+      const auto rest = part.subspan(at);
+      if (rest.size() >= sizeof kSkipMagic && std::memcmp(rest.data(), &kSkipMagic, sizeof kSkipMagic) == 0) break;
+      const auto header = PeekRecord(rest);
+      if (!header) return false;
+      at += RecordBytes(header->length);
+      if (!visit(rest.first(sizeof *header + header->length), before + at)) return true;
+    }
+    before += part.size();
+  }
+  return true;
+}
 
 Result<TailContents> ReadTail(const std::filesystem::path& path) {
   TailContents out;

@@ -62,9 +62,6 @@ class Tail {
   // Makes the file with all its blocks, so that a full disk is an error here and never a signal later, and locks it: the lock
   // goes with the process. `bytes` includes the header.
   static Result<Tail> Create(const std::filesystem::path& path, Bytes bytes, SessionId session);
-  Tail(Tail&&) noexcept = default;
-  Tail& operator=(Tail&&) noexcept = default;
-  ~Tail() = default;
 
   // False: there is no room now.
   bool Append(RecordType type, std::uint64_t seq, std::span<const std::byte> payload);

@@ -35,15 +35,82 @@ struct Core {
     snapshot_due.store(appended.load() + events, std::memory_order_relaxed);
     snapshot_due_bytes.store(appended_bytes.load() + bytes, std::memory_order_relaxed);
   }
-  [[nodiscard]] Status Unusable() const;  // append_mutex held
+  // append_mutex held
+  Status Unusable() const {
+    if (drain.broken()) return drain.reason();
+    if (closed) return {Code::kRefused, "journal " + directory.string() + " is closed"};
+    return {};
+  }
   Status Broken(const Event& event, const std::string& why) {
     return drain.Break(
         {Code::kInvalid, fmt::format("append event {} to journal {}: {}", event.seq.value, directory.string(), why)});
   }
-  Status Append(const Event& event);
-  Status AppendEncoded(std::uint64_t seq, std::span<const std::byte> message);
-  Status Snapshot(const State& state, const JournalOptions& options);
-  Status Close();
+
+  Status Append(const Event& event) {
+    const std::lock_guard lock(append_mutex);
+    AMEM_TRY(Unusable());
+    if (!event.seq || (last != 0 && event.seq.value != last + 1))
+      return Broken(event, fmt::format("it does not follow event {}", last));
+    const auto message = encoder.Encode(event);
+    if (message.empty()) return Broken(event, "it is too large to be encoded");
+    AMEM_TRY(AppendEncoded(event.seq.value, message));
+    last = event.seq.value;
+    if (std::holds_alternative<CycleFailed>(event.body)) failed = true;
+    appended.fetch_add(1, std::memory_order_relaxed);
+    appended_bytes.fetch_add(RecordBytes(message.size()), std::memory_order_relaxed);
+    return {};
+  }
+
+  Status AppendEncoded(std::uint64_t seq, std::span<const std::byte> message) {
+    if (message.size() > tail.LargestPayload())
+      return drain.Store({.table = Table::kEvents, .key = seq, .frame = Framed(RecordType::kEvent, seq, message)});
+    for (;;) {
+      const std::uint64_t drained = tail.DrainedUpTo();  // before the attempt
+      if (tail.Append(RecordType::kEvent, seq, message)) break;
+      AMEM_TRY(drain.WaitFor(drained + 1));  // until the tail has given anything back
+    }
+    drain.Appended();
+    return {};
+  }
+
+  Status Snapshot(const State& state, const JournalOptions& options) {
+    std::unique_lock lock(append_mutex);
+    AMEM_TRY(Unusable());
+    const std::uint64_t through = state.last.value;
+    const std::string doing = fmt::format("snapshot journal {} through event {}", directory.string(), through);
+    if (through == 0 || through > last) return {Code::kInvalid, fmt::format("{}: the last event appended is {}", doing, last)};
+    lock.unlock();
+    if (through <= last_snapshot) return {};
+    const auto payload = EncodeSnapshot(state);
+    if (!payload || payload->size() > UINT32_MAX) {
+      SnapshotDueAfter(std::min(options.snapshot_every, kTrySnapshotAgainAfter), options.snapshot_bytes);
+      return payload ? Status{Code::kInvalid, doing + ": it is larger than 4 GiB"} : payload.status().Within(doing);
+    }
+    AMEM_TRY(drain.Store({.table = Table::kSnapshots,
+                          .key = through,
+                          .frame = Framed(RecordType::kSnapshot, through, *payload),
+                          .obsolete_events_below = last_snapshot == 0 ? 0 : last_snapshot + 1,
+                          .obsolete_snapshots_below = last_snapshot}));
+    last_snapshot = through;
+    // Where the state itself is large, snapshots must not make up most of what is written.
+    SnapshotDueAfter(options.snapshot_every, std::max<Bytes>(options.snapshot_bytes, 2 * payload->size()));
+    return {};
+  }
+
+  Status Close() {
+    {
+      const std::lock_guard lock(append_mutex);
+      if (closed && !drain.broken()) return {};
+      AMEM_TRY(Unusable());
+      closed = true;
+    }
+    AMEM_TRY(drain.WaitFor(tail.Published()));
+    drain.Stop();
+    if (Status status = store->Sync(); !status) return drain.Break(status);
+    if (Status status = MarkClosed(directory, failed); !status) return drain.Break(status);
+    unlink((directory / "tail").c_str());  // it is empty; its lock ends with the process or with this object
+    return {};
+  }
 
   const std::filesystem::path directory;
   Tail tail;
@@ -58,78 +125,6 @@ struct Core {
   std::uint64_t last_snapshot;
   Drain drain;  // last, so that its thread ends first
 };
-
-Status Core::Unusable() const {
-  if (drain.broken()) return drain.reason();
-  if (closed) return {Code::kRefused, "journal " + directory.string() + " is closed"};
-  return {};
-}
-
-Status Core::Append(const Event& event) {
-  const std::lock_guard lock(append_mutex);
-  AMEM_TRY(Unusable());
-  if (!event.seq || (last != 0 && event.seq.value != last + 1))
-    return Broken(event, fmt::format("it does not follow event {}", last));
-  const auto message = encoder.Encode(event);
-  if (message.empty()) return Broken(event, "it is too large to be encoded");
-  AMEM_TRY(AppendEncoded(event.seq.value, message));
-  last = event.seq.value;
-  if (std::holds_alternative<CycleFailed>(event.body)) failed = true;
-  appended.fetch_add(1, std::memory_order_relaxed);
-  appended_bytes.fetch_add(RecordBytes(message.size()), std::memory_order_relaxed);
-  return {};
-}
-
-Status Core::AppendEncoded(std::uint64_t seq, std::span<const std::byte> message) {
-  if (message.size() > tail.LargestPayload())
-    return drain.Store({.table = Table::kEvents, .key = seq, .frame = Framed(RecordType::kEvent, seq, message)});
-  for (;;) {
-    const std::uint64_t drained = tail.DrainedUpTo();  // before the attempt
-    if (tail.Append(RecordType::kEvent, seq, message)) break;
-    AMEM_TRY(drain.WaitFor(drained + 1));  // until the tail has given anything back
-  }
-  drain.Appended();
-  return {};
-}
-
-Status Core::Snapshot(const State& state, const JournalOptions& options) {
-  std::unique_lock lock(append_mutex);
-  AMEM_TRY(Unusable());
-  const std::uint64_t through = state.last.value;
-  const std::string doing = fmt::format("snapshot journal {} through event {}", directory.string(), through);
-  if (through == 0 || through > last) return {Code::kInvalid, fmt::format("{}: the last event appended is {}", doing, last)};
-  lock.unlock();
-  if (through <= last_snapshot) return {};
-  const auto payload = EncodeSnapshot(state);
-  if (!payload || payload->size() > UINT32_MAX) {
-    SnapshotDueAfter(std::min(options.snapshot_every, kTrySnapshotAgainAfter), options.snapshot_bytes);
-    return payload ? Status{Code::kInvalid, doing + ": it is larger than 4 GiB"} : payload.status().Within(doing);
-  }
-  AMEM_TRY(drain.Store({.table = Table::kSnapshots,
-                        .key = through,
-                        .frame = Framed(RecordType::kSnapshot, through, *payload),
-                        .obsolete_events_below = last_snapshot == 0 ? 0 : last_snapshot + 1,
-                        .obsolete_snapshots_below = last_snapshot}));
-  last_snapshot = through;
-  // Where the state itself is large, snapshots must not make up most of what is written.
-  SnapshotDueAfter(options.snapshot_every, std::max<Bytes>(options.snapshot_bytes, 2 * payload->size()));
-  return {};
-}
-
-Status Core::Close() {
-  {
-    const std::lock_guard lock(append_mutex);
-    if (closed && !drain.broken()) return {};
-    AMEM_TRY(Unusable());
-    closed = true;
-  }
-  AMEM_TRY(drain.WaitFor(tail.Published()));
-  drain.Stop();
-  if (Status status = store->Sync(); !status) return drain.Break(status);
-  if (Status status = MarkClosed(directory, failed); !status) return drain.Break(status);
-  unlink((directory / "tail").c_str());  // it is empty; its lock ends with the process or with this object
-  return {};
-}
 
 Status Introduce(Store& store, SessionId session) {
   const FileMeta meta{kJournalFormat, kJournalLeastReader, session, getpid(), RealtimeNs()};
@@ -252,12 +247,6 @@ class Writer final : public JournalWriter {
 
 Result<std::unique_ptr<JournalWriter>> JournalWriter::Open(const JournalOptions& options, SessionId session) {
   AMEM_ASSIGN(auto core, Begin(options, session));
-  return std::unique_ptr<JournalWriter>(new Writer(options, session, std::move(core)));
-}
-
-Result<std::unique_ptr<JournalWriter>> JournalWriter::Continue(const JournalOptions& options, SessionId session,
-                                                               const State& state) {
-  AMEM_ASSIGN(auto core, Begin(options, session, &state));
   return std::unique_ptr<JournalWriter>(new Writer(options, session, std::move(core)));
 }
 

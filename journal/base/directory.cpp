@@ -69,16 +69,9 @@ Result<UniqueFd> OpenOwnDirectory(std::string_view doing, const std::filesystem:
 bool IsOnLocalFileSystem(int fd) {
   struct statfs info {};
   if (::fstatfs(fd, &info) != 0) return false;
-  switch (static_cast<unsigned long>(info.f_type)) {
-    case TMPFS_MAGIC:
-    case EXT4_SUPER_MAGIC:
-    case XFS_SUPER_MAGIC:
-    case BTRFS_SUPER_MAGIC:
-    case OVERLAYFS_SUPER_MAGIC:
-      return true;
-    default:
-      return false;
-  }
+  const auto type = static_cast<unsigned long>(info.f_type);
+  return type == TMPFS_MAGIC || type == EXT4_SUPER_MAGIC || type == XFS_SUPER_MAGIC || type == BTRFS_SUPER_MAGIC ||
+         type == OVERLAYFS_SUPER_MAGIC;
 }
 
 }  // namespace amem

@@ -11,22 +11,11 @@ namespace amem {
 namespace {
 
 const char* Advice(int error) {
-  switch (error) {
-    case ENOSPC:
-    case EDQUOT:
-      return "; free space there, or put the journal elsewhere (AMEM_JOURNAL_DIR)";
-    case EACCES:
-    case EPERM:
-    case EROFS:
-      return "; make it writable for this user, or put the journal elsewhere (AMEM_JOURNAL_DIR)";
-    case EMFILE:
-    case ENFILE:
-      return "; raise the limit of open files (ulimit -n)";
-    case EFBIG:
-      return "; raise the limit of the size of files (ulimit -f)";
-    default:
-      return "";
-  }
+  if (error == ENOSPC || error == EDQUOT) return "; free space there, or put the journal elsewhere (AMEM_JOURNAL_DIR)";
+  if (error == EACCES || error == EPERM || error == EROFS)
+    return "; make it writable for this user, or put the journal elsewhere (AMEM_JOURNAL_DIR)";
+  if (error == EMFILE || error == ENFILE) return "; raise the limit of open files (ulimit -n)";
+  return error == EFBIG ? "; raise the limit of the size of files (ulimit -f)" : "";
 }
 
 }  // namespace

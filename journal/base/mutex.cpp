@@ -1,6 +1,5 @@
 #include "journal/base/mutex.h"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdio>

@@ -13,7 +13,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
-#include <string_view>
 
 #include "journal/base/file.h"
 #include "journal/base/process_stat.h"
@@ -45,23 +44,11 @@ bool MaySeeExitCode(const std::string& directory) {
 }
 
 std::string StateText(char state) {
-  switch (state) {
-    case 'R':
-      return "running";
-    case 'S':
-    case 'I':
-      return "sleeping";
-    case 'T':
-    case 't':
-      return "stopped";
-    case 'D':
-      return "uninterruptible";
-    case 'Z':
-    case 'X':
-      return "zombie";
-    default:
-      return "unknown";
-  }
+  constexpr std::pair<std::string_view, const char*> kWords[] = {
+      {"R", "running"}, {"SI", "sleeping"}, {"Tt", "stopped"}, {"D", "uninterruptible"}, {"ZX", "zombie"}};
+  for (const auto& [states, word] : kWords)
+    if (states.find(state) != std::string_view::npos) return word;
+  return "unknown";
 }
 
 bool IsNvidias(const std::string& function) {
@@ -103,74 +90,6 @@ std::optional<long> NumberBehind(int pidfd) {
   if (at == std::string::npos) return std::nullopt;
   return std::strtol(text.c_str() + at + 4, nullptr, 10);
 }
-
-}  // namespace
-
-Sight SeeProcess(pid_t pid, int pidfd) {
-  Sight sight;
-  if (pid <= 0 || pidfd < 0) return sight;
-  const std::string directory = "/proc/" + std::to_string(pid);
-  const auto stat = ReadProcessStat(directory);
-  if (stat) {
-    const bool ended = stat->ended() || stat->exiting;
-    sight.state = ended ? "zombie" : StateText(stat->state);
-    if (ended && MaySeeExitCode(directory)) sight.exit_code = ExitCode(stat->exit_status);
-    if (!ended && stat->state != 'T') sight.where = Where(directory, directory);
-  }
-  // Only now is it certain whose files those were: the number was this process's until after they had been read.
-  const auto number = NumberBehind(pidfd);
-  if (number == pid) return sight;
-  sight = {};
-  if (number == -1) sight.state = "gone";
-  return sight;
-}
-
-std::string StateOfProcess(pid_t pid) {
-  const auto stat = ReadProcessStat(pid);
-  const std::string state = stat ? StateText(stat->state) : "";
-  return state == "unknown" ? "" : state;
-}
-
-std::string ProgramIn(std::string_view command_line) {
-  constexpr std::size_t kMost = 64;
-  std::string program;
-  while (!command_line.empty()) {
-    const std::string_view word = command_line.substr(0, command_line.find('\0'));
-    command_line.remove_prefix(std::min(word.size() + 1, command_line.size()));
-    const bool first = program.empty(), code = word == "-c";
-    if (!first && word.starts_with('-') && !code) continue;
-    program.append(first ? "" : " ").append(BaseName(word));
-    if (!first) break;
-  }
-  program.resize(std::min(program.size(), kMost));
-  return program;
-}
-
-std::string OwnProgram() { return ProgramIn(ReadSmallFile("/proc/self/cmdline")); }
-
-std::vector<ThreadSight> SeeOwnThreads(std::size_t most) {
-  const std::string process = "/proc/self";
-  const auto self = static_cast<pid_t>(::syscall(SYS_gettid));
-  const pid_t main = ::getpid();
-  std::vector<ThreadSight> threads;
-  std::error_code failed;
-  for (std::filesystem::directory_iterator it(process + "/task", failed), end; !failed && it != end; it.increment(failed)) {
-    const auto thread = static_cast<pid_t>(std::atoi(it->path().filename().c_str()));
-    const auto stat = ReadProcessStat(it->path());
-    if (stat) threads.push_back({thread, stat->name, {StateText(stat->state), "", -1}});
-  }
-  const auto rank = [&](const ThreadSight& seen) {
-    return seen.thread == self ? 0 : seen.thread == main ? 1 : seen.sight.state != "sleeping" ? 2 : 3;
-  };
-  std::ranges::stable_sort(threads, {}, rank);
-  if (threads.size() > most) threads.resize(most);
-  for (ThreadSight& seen : threads) {
-    if (seen.thread != self) seen.sight.where = Where(process, process + "/task/" + std::to_string(seen.thread));
-  }
-  return threads;
-}
-
-namespace {
 
 struct Frames {
   std::vector<std::uintptr_t> addresses;
@@ -244,6 +163,70 @@ std::string NameOfFrame(std::uintptr_t address) {
 }
 
 }  // namespace
+
+Sight SeeProcess(pid_t pid, int pidfd) {
+  Sight sight;
+  if (pid <= 0 || pidfd < 0) return sight;
+  const std::string directory = "/proc/" + std::to_string(pid);
+  const auto stat = ReadProcessStat(directory);
+  if (stat) {
+    const bool ended = stat->ended() || stat->exiting;
+    sight.state = ended ? "zombie" : StateText(stat->state);
+    if (ended && MaySeeExitCode(directory)) sight.exit_code = ExitCode(stat->exit_status);
+    if (!ended && stat->state != 'T') sight.where = Where(directory, directory);
+  }
+  // Only now is it certain whose files those were: the number was this process's until after they had been read.
+  const auto number = NumberBehind(pidfd);
+  if (number == pid) return sight;
+  sight = {};
+  if (number == -1) sight.state = "gone";
+  return sight;
+}
+
+std::string StateOfProcess(pid_t pid) {
+  const auto stat = ReadProcessStat(pid);
+  const std::string state = stat ? StateText(stat->state) : "";
+  return state == "unknown" ? "" : state;
+}
+
+std::string ProgramIn(std::string_view command_line) {
+  constexpr std::size_t kMost = 64;
+  std::string program;
+  while (!command_line.empty()) {
+    const std::string_view word = command_line.substr(0, command_line.find('\0'));
+    command_line.remove_prefix(std::min(word.size() + 1, command_line.size()));
+    const bool first = program.empty(), code = word == "-c";
+    if (!first && word.starts_with('-') && !code) continue;
+    program.append(first ? "" : " ").append(BaseName(word));
+    if (!first) break;
+  }
+  program.resize(std::min(program.size(), kMost));
+  return program;
+}
+
+std::string OwnProgram() { return ProgramIn(ReadSmallFile("/proc/self/cmdline")); }
+
+std::vector<ThreadSight> SeeOwnThreads(std::size_t most) {
+  const std::string process = "/proc/self";
+  const auto self = static_cast<pid_t>(::syscall(SYS_gettid));
+  const pid_t main = ::getpid();
+  std::vector<ThreadSight> threads;
+  std::error_code failed;
+  for (std::filesystem::directory_iterator it(process + "/task", failed), end; !failed && it != end; it.increment(failed)) {
+    const auto thread = static_cast<pid_t>(std::atoi(it->path().filename().c_str()));
+    const auto stat = ReadProcessStat(it->path());
+    if (stat) threads.push_back({thread, stat->name, {StateText(stat->state), "", -1}});
+  }
+  const auto rank = [&](const ThreadSight& seen) {
+    return seen.thread == self ? 0 : seen.thread == main ? 1 : seen.sight.state != "sleeping" ? 2 : 3;
+  };
+  std::ranges::stable_sort(threads, {}, rank);
+  if (threads.size() > most) threads.resize(most);
+  for (ThreadSight& seen : threads) {
+    if (seen.thread != self) seen.sight.where = Where(process, process + "/task/" + std::to_string(seen.thread));
+  }
+  return threads;
+}
 
 std::vector<std::string> OwnStack(std::size_t most) {
   if (!UnwindingTakesNoLock()) return {};

@@ -8,7 +8,7 @@
 
 #include "journal/base/unique_fd.h"
 #include "journal/journal.h"
-#include "journal/lmdb_check.h"
+#include "journal/record_source.h"
 
 namespace {
 

@@ -11,8 +11,8 @@
 
 #include "journal/base/file.h"
 #include "journal/codec.h"
-#include "journal/lmdb_check.h"
 #include "journal/record.h"
+#include "journal/record_source.h"
 #include "journal/session_dir.h"
 #include "journal/tail.h"
 #include "statemachine/apply.h"

@@ -136,9 +136,8 @@ TEST(Lasting, a_journal_that_begins_with_a_snapshot_is_read_like_any_other) {
   Lasting session(SmallJournal(directory.path()));
   for (int i = 0; i < 10; ++i) ASSERT_TRUE(session.Append().ok());
   session.writer.reset();
-  auto next = JournalWriter::Continue(SmallJournal(directory.path()), SessionId{1}, session.state);
-  ASSERT_TRUE(next.ok()) << next.status().message();
-  session.writer = *std::move(next);
+  session.writer = JournalWriter::OpenLasting(SmallJournal(directory.path()), SessionId{1});  // which that directory refuses
+  ASSERT_TRUE(session.writer->Renew(session.state).ok());
   EXPECT_EQ(session.Wrong(), "") << "before the first event";
   auto reader = JournalReader::Open(session.writer->Directory());
   EXPECT_EQ((*reader)->Info()->events, 0U);

@@ -13,10 +13,7 @@
 #include "replay/job/opening.h"
 #include "replay/job/scratch_directory.h"
 #include "replay/peers/unix/socket.h"
-#include "replay/rerun/absent_owner.h"
-#include "replay/rerun/process.h"
 #include "replay/rerun/session.h"
-#include "replay/rerun/stream.h"
 
 namespace amem {
 namespace {
@@ -210,7 +207,7 @@ class Host {
       start.journal = one->opening.info.directory;
       start.self = {one->opening.info.session, "this host", 0, one->opening.who.group, one->opening.who.rank};
       start.devices = one->devices;
-      AMEM_ASSIGN(one->rank, RerunProcess::Start(start, std::move(one->opening.before)));
+      AMEM_ASSIGN(one->rank, StartRerunProcess(start, std::move(one->opening.before)));
     }
     return {};
   }

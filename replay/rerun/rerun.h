@@ -5,7 +5,7 @@
 // All sessions are replayed in the order of their common clock, one call at a time. On the simulator each has a driver of its
 // own, and all drivers share one simulated host; addresses are only numbers there, so that a journal of any job fits on a
 // laptop. Contents are not replayed. An allocation of a session whose journal was not given comes from an absent owner
-// (absent_owner.h), with memory made up for it.
+// (session.h), with memory made up for it.
 //
 // All sessions live in this process, where imports go from driver to driver as descriptors; or each in a process of its own,
 // as in the job, where the descriptors go over Unix sockets. On GPUs each session always has its own process. Device N of the

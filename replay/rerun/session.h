@@ -1,11 +1,14 @@
-// One session of a rerun: its state, its driver, its handles.
+// One session of a rerun: its state, its driver, its handles; and what its events and the memory of others come from.
 #pragma once
 
+#include <algorithm>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <set>
 
+#include "journal/journal.h"
 #include "replay/cycle/perform_step.h"
 #include "replay/driver/simulator/simulator.h"
 #include "replay/peers/peers.h"
@@ -78,6 +81,63 @@ class RerunSession final : public RerunRank, private StepSide {
   std::map<Address, Elsewhere> elsewhere_;  // by the address that was recorded
   std::set<SessionId> killed_;
   Counts counts_;
+};
+
+// Stands for the sessions whose journals a rerun was not given: memory that others import from them is made up when it is first
+// asked for.
+class AbsentOwner {
+ public:
+  AbsentOwner() = default;
+  // `driver` must outlive it. With `own_device`, all memory is made on that driver's first device, whatever the journal says.
+  AbsentOwner(Driver& driver, bool own_device) : driver_(&driver), own_device_(own_device) {}
+
+  Result<UniqueFd> Export(const RemoteAllocation& remote, const Allocation& as_imported) {
+    DriverHandle& handle = handles_[remote];
+    if (!handle) {
+      AllocationProperties properties = as_imported.properties;
+      properties.handle_types = 1;
+      if (own_device_ && properties.location.type == LocationType::kDevice) properties.location.id = 0;
+      AMEM_ASSIGN(const auto created, driver_->Create(as_imported.bytes, properties, 0));
+      handle = created;
+    }
+    return driver_->Export(handle);
+  }
+
+ private:
+  Driver* driver_ = nullptr;
+  bool own_device_ = false;
+  std::map<RemoteAllocation, DriverHandle> handles_;
+};
+
+// The events of a journal, read as they are needed.
+class EventStream {
+ public:
+  EventStream(JournalReader& reader, SequenceNumber from, SequenceNumber to)
+      : reader_(reader), next_(from.value), to_(to.value) {}
+
+  // Null at the end, or when reading failed (status()).
+  const Event* Peek() {
+    while (waiting_.empty() && next_ <= to_ && status_.ok()) {
+      const std::uint64_t last = std::min(to_, next_ + kAtOnce - 1);
+      const auto read = reader_.Read(SequenceNumber{next_}, SequenceNumber{last}, [this](const Event& event) {
+        waiting_.push_back(event);
+        return true;
+      });
+      if (!read) status_ = read.status();
+      if (read && read->corrupt_records != 0) status_ = {Code::kCorrupt, read->corruption};
+      next_ = last + 1;
+    }
+    return waiting_.empty() ? nullptr : &waiting_.front();
+  }
+  void Pop() { waiting_.pop_front(); }
+  [[nodiscard]] const Status& status() const { return status_; }
+
+ private:
+  static constexpr std::uint64_t kAtOnce = 4096;
+  JournalReader& reader_;
+  std::uint64_t next_, to_;
+  std::deque<Event> waiting_;
+  Status status_;
 };
 
 }  // namespace amem

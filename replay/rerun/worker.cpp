@@ -1,5 +1,4 @@
-#include "replay/rerun/worker.h"
-
+// The process of one session of a rerun: replays its journal as far as it is told.
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -11,9 +10,7 @@
 
 #include "replay/driver/cuda/cuda_driver.h"
 #include "replay/peers/unix/unix_peers.h"
-#include "replay/rerun/absent_owner.h"
 #include "replay/rerun/session.h"
-#include "replay/rerun/stream.h"
 
 namespace amem {
 namespace {

@@ -1,7 +1,6 @@
 // One session of a rerun, given what the executor recorded: the same steps, with the same results.
 #include "replay/rerun/session.h"
 
-#include "replay/rerun/absent_owner.h"
 #include "tests/replay/cycle/cycle_fixture.h"
 #include "tests/replay/cycle/lone_backup.h"
 #include "tests/replay/job/scripted_pool.h"

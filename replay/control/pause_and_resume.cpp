@@ -8,15 +8,12 @@
 #include "replay/control/job_control.h"
 
 namespace amem::control {
-namespace {
 
 constexpr std::chrono::milliseconds kAskTheCaller{1};
 constexpr std::chrono::milliseconds kFirstBetween{10}, kMostBetween{500};
 constexpr std::chrono::seconds kTell{1};
 // For ranks that have begun to pause: each of them has a deadline of its own (AMEM_TIMEOUT_MS).
 constexpr std::chrono::seconds kToPause{600}, kToUndo{60};
-
-}  // namespace
 
 Status JobControl::Pause(const AskOptions& options, const Progress& progress) {
   AskAll(ranks_);

@@ -7,12 +7,9 @@
 #include "journal/base/clock.h"
 
 namespace amem::control {
-namespace {
 
 constexpr int kTries = 20;
 constexpr std::chrono::milliseconds kSlice{100};
-
-}  // namespace
 
 // ---- what both threads know ------------------------------------------------------------------------------------------------
 
@@ -23,7 +20,6 @@ void RankControl::Begin(SessionId self, Actions& actions, std::uint64_t steps) {
   steps_.store(steps, std::memory_order_seq_cst);
 }
 
-template <class Change>
 void RankControl::Tell(const Change& change) {
   const std::lock_guard lock(mutex_);
   Standing before = standing_;
@@ -93,17 +89,12 @@ void RankControl::Begin(std::uint64_t request, Phase phase) {
   });
 }
 
-template <class Change>
 void RankControl::Report(Phase phase, Stage done, const Change& change) {
   Tell([&](Standing& mine) {
     change(mine);
     mine.phase = phase;
     mine.stage_done = done;
   });
-}
-
-void RankControl::Report(Phase phase, Stage done) {
-  Report(phase, done, [](Standing&) {});
 }
 
 // ---- the thread of the program ---------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
-#include <optional>
 
 #include "journal/base/deadline.h"
 #include "replay/peers/requests.h"
@@ -89,11 +88,10 @@ class RankControl : public RequestServer {
   void SetOwnPause(OwnPause own);
   void Settle(std::uint64_t request);  // nothing more is to be done about this one
   void Begin(std::uint64_t request, Phase phase);
-  template <class Change>
+  using Change = std::function<void(Standing&)>;
   void Tell(const Change& change);  // of standing_, under the lock
-  template <class Change>
-  void Report(Phase phase, Stage done, const Change& change);
-  void Report(Phase phase, Stage done);
+  void Report(
+      Phase phase, Stage done, const Change& change = [](Standing&) {});
 
   const std::chrono::milliseconds patience_;
   alignas(64) std::atomic<std::uint64_t> steps_{0};

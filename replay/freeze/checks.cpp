@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
+#include <fstream>
 #include <numeric>
-#include <set>
 #include <sstream>
 
+#include "journal/base/process_stat.h"
 #include "statemachine/event.h"
 
 namespace amem {
@@ -168,7 +170,39 @@ void NoteSharedGpus(std::map<std::string, std::set<std::string>> users, std::spa
   }
 }
 
+// Of a GPU by its UUID or its index.
+std::optional<std::size_t> IndexOf(const std::string& text, std::span<const std::string> gpus) {
+  for (std::size_t i = 0; i < gpus.size(); ++i)
+    if (text == gpus[i] || text == std::to_string(i)) return i;
+  return std::nullopt;
+}
+
 }  // namespace
+
+std::set<pid_t> ReadSiblings(pid_t pid) {
+  const pid_t launcher = ParentOf(pid);
+  if (launcher <= 1) return {pid};
+  std::multimap<pid_t, pid_t> children;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    const std::string name = entry.path().filename();
+    pid_t child = 0;  // other entries are no numbers
+    if (std::from_chars(name.data(), name.data() + name.size(), child).ec == std::errc())
+      children.emplace(ParentOf(child), child);
+  }
+  std::vector<pid_t> found = {launcher};
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const auto [begin, end] = children.equal_range(found[i]);
+    for (auto it = begin; it != end; ++it) found.push_back(it->second);
+  }
+  return {found.begin(), found.end()};
+}
+
+std::string ReadDriverVersion() {
+  std::string version;
+  std::ifstream("/sys/module/nvidia/version") >> version;
+  return version;
+}
 
 const std::string& FrozenProcess::NowAt(const std::string& gpu) const {
   const auto way = std::ranges::find(moved, gpu, &GpuPair::from);
@@ -285,16 +319,6 @@ Status CheckRoom(FreezeHost& host, std::span<const FrozenProcess> processes, con
 }
 
 // ---- pairs -----------------------------------------------------------------------------------------------------------------
-
-namespace {
-
-std::optional<std::size_t> IndexOf(const std::string& text, std::span<const std::string> gpus) {
-  for (std::size_t i = 0; i < gpus.size(); ++i)
-    if (text == gpus[i] || text == std::to_string(i)) return i;
-  return std::nullopt;
-}
-
-}  // namespace
 
 Result<std::vector<GpuPair>> ReadGpuPairs(const std::string& text, std::span<const std::string> gpus) {
   if (text.empty()) return std::vector<GpuPair>();

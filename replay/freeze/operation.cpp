@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <future>
 
-#include "journal/base/clock.h"
 #include "statemachine/event.h"
 
 namespace amem {
@@ -21,8 +20,6 @@ void Move(FrozenProcess& one, const std::vector<GpuPair>& pairs) {
 Status And(const Status& why, const std::string& more) { return {why.code(), why.message() + more, why.driver_result()}; }
 
 }  // namespace
-
-std::string_view ToText(FreezeGoal goal) { return goal == FreezeGoal::kFrozen ? "frozen" : "running"; }
 
 // ---- what there is ---------------------------------------------------------------------------------------------------------
 

@@ -16,14 +16,13 @@
 #include "journal/base/clock.h"
 #include "replay/driver/checkpointer.h"
 #include "replay/freeze/checks.h"
-#include "replay/freeze/host.h"
 
 namespace amem {
 
 enum class FreezeGoal : std::uint8_t { kFrozen, kRunning };
+AMEM_NAMES(FreezeGoal, kRunning, "goal", "frozen", "running");
 enum class StepOfFreeze : std::uint8_t { kBegin, kPause, kLock, kCheckpoint, kRestore, kUnlock, kResume };
-std::string_view ToText(FreezeGoal goal);
-std::string_view ToText(StepOfFreeze step);
+AMEM_NAMES(StepOfFreeze, kResume, "step", "begin", "pause", "lock", "checkpoint", "restore", "unlock", "resume");
 
 struct FreezeOptions {
   std::chrono::milliseconds lock_timeout{10'000};

@@ -8,21 +8,15 @@
 #include "statemachine/event.h"
 
 namespace amem {
-namespace {
 
-constexpr struct {
-  const char *name, *doing;
-} kSteps[] = {{"begin", "pausing at a safe point"},
-              {"pause", "pausing at a safe point"},
-              {"lock", "locking"},
-              {"checkpoint", "the driver takes the rest"},
-              {"restore", "the driver brings it back"},
-              {"unlock", "unlocking"},
-              {"resume", "resuming"}};
-
-}  // namespace
-
-std::string_view ToText(StepOfFreeze step) { return kSteps[static_cast<std::size_t>(step)].name; }
+// What is said while a step is made.
+constexpr const char* kDoing[] = {"pausing at a safe point",
+                                  "pausing at a safe point",
+                                  "locking",
+                                  "the driver takes the rest",
+                                  "the driver brings it back",
+                                  "unlocking",
+                                  "resuming"};
 
 std::vector<Result<State>> FreezeOperation::ReadJournals() {
   std::vector<Result<State>> states(processes_.size(), Status());
@@ -92,7 +86,7 @@ std::optional<Status> FreezeOperation::WhyNot(const FrozenProcess& one, StepOfFr
 Status FreezeOperation::Each(StepOfFreeze step, const Processes& whom, const std::function<Status(const FrozenProcess&)>& make,
                              const std::function<void(FrozenProcess&)>& made) {
   if (whom.empty()) return {};
-  options_.say(kSteps[static_cast<std::size_t>(step)].doing);
+  options_.say(kDoing[static_cast<std::size_t>(step)]);
   last_ = step;
   const std::uint64_t began = MonotonicNs();
   std::vector<std::optional<Status>> results;

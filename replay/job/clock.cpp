@@ -4,7 +4,6 @@
 #include <fstream>
 #include <limits>
 #include <set>
-#include <utility>
 
 #include "journal/base/clock.h"
 

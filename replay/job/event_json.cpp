@@ -31,8 +31,7 @@ concept Word = std::is_enum_v<T> && !std::is_same_v<T, LocationType>;  // shown 
 // Not inlined into the hundreds of fields that events have, which would take long to compile.
 [[gnu::noinline]] void Set(Json& j, std::string_view name, Json value) { j[std::string(name)] = std::move(value); }
 
-// ---- a value as JSON
-// ---------------------------------------------------------------------------------------------------------
+// ---- a value as JSON -------------------------------------------------------------------------------------------------------
 
 template <class T>
 Json Show(const T& value);
@@ -135,8 +134,7 @@ Json Show(const T& value) {
   }
 }
 
-// ---- the form of any value of a type, in words of JSON Schema
-// ------------------------------------------------------------------
+// ---- the form of any value of a type, in words of JSON Schema --------------------------------------------------------------
 
 const char* const kSessionRef = "#/$defs/session";
 const char* const kHex = "#/$defs/hex";

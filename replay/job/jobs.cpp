@@ -4,8 +4,6 @@
 #include <array>
 #include <map>
 #include <numeric>
-#include <optional>
-#include <string>
 #include <string_view>
 
 #include "journal/base/clock.h"
@@ -230,6 +228,7 @@ Result<JobTies> ReadTies(const std::filesystem::path& session) {
   AMEM_ASSIGN(const auto opening, ReadOpening(*reader));
   AMEM_ASSIGN(const auto state, reader->StateAt(std::nullopt));
   JobTies ties{.who = opening.who, .live = opening.info.status == SessionStatus::kLive, .last_ns = opening.last_ns};
+  ties.directory = session;
   AddFromState(ties, state);
   for (const auto& [id, c] : state.communicators) {
     if (c.hash != 0) ties.communicators.push_back({.communicator = id, .hash = c.hash, .rank = c.rank, .ranks = c.ranks});
@@ -237,30 +236,26 @@ Result<JobTies> ReadTies(const std::filesystem::path& session) {
   return ties;
 }
 
+std::vector<JobTies> ReadTies(std::span<const std::filesystem::path> sessions, std::vector<std::filesystem::path>& unreadable) {
+  std::vector<Result<JobTies>> read(sessions.size(), Status{});
+  SideBySide(sessions.size(), [&](std::size_t i) { read[i] = ReadTies(sessions[i]); });
+  std::vector<JobTies> all;
+  for (std::size_t i = 0; i < sessions.size(); ++i)
+    read[i] ? all.push_back(*std::move(read[i])) : unreadable.push_back(sessions[i]);
+  return all;
+}
+
 std::vector<std::vector<std::size_t>> GroupIntoJobs(std::span<const JobTies> sessions, Ties ties) {
   return Grouping(sessions).Run(ties);
 }
 
 JobSelection SelectLatestJob(std::span<const std::filesystem::path> sessions) {
-  std::vector<std::optional<JobTies>> read(sessions.size());
-  SideBySide(sessions.size(), [&](std::size_t i) {
-    if (Result<JobTies> ties = ReadTies(sessions[i])) read[i] = *std::move(ties);
-  });
   JobSelection selection;
-  std::vector<JobTies> ties;
-  std::vector<std::filesystem::path> paths;
-  for (std::size_t i = 0; i < sessions.size(); ++i) {
-    if (!read[i]) {
-      selection.latest.push_back(sessions[i]);
-      continue;
-    }
-    ties.push_back(*std::move(read[i]));
-    paths.push_back(sessions[i]);
-  }
+  const std::vector<JobTies> ties = ReadTies(sessions, selection.latest);
   const auto jobs = GroupIntoJobs(ties);
   for (const auto& job : jobs) {
     auto& part = &job == &jobs.front() ? selection.latest : selection.earlier;
-    for (const std::size_t i : job) part.push_back(paths[i]);
+    for (const std::size_t i : job) part.push_back(ties[i].directory);
   }
   return selection;
 }

@@ -28,10 +28,13 @@ struct JobTies {
   std::set<SessionId> met;
   std::vector<CommunicatorReady> communicators;  // those with a hash
   std::string launch;  // not empty: sessions with the same one are ranks of one start by one launcher; not in the journal
+  std::filesystem::path directory = {};  // of its journal, if that was read for this
 };
 JobTies TiesOf(const SessionStory& history);
 // Of a journal that is not read otherwise. A failure means that its state could not be computed.
 Result<JobTies> ReadTies(const std::filesystem::path& session);
+// Of several, side by side. Those that cannot be read are put into `unreadable`.
+std::vector<JobTies> ReadTies(std::span<const std::filesystem::path> sessions, std::vector<std::filesystem::path>& unreadable);
 
 // kCertain: having met, a communicator, a launch. kProbable: the launcher's words and the clocks as well.
 enum class Ties : std::uint8_t { kCertain, kProbable };

@@ -20,7 +20,6 @@
 #include "journal/session_dir.h"
 #include "journal/store.h"
 #include "replay/job/output_file.h"
-#include "replay/job/pack_anonymous.h"
 
 namespace amem {
 namespace {
@@ -290,34 +289,6 @@ class SessionUnpacker {
   Bytes waiting_bytes_ = 0;
 };
 
-}  // namespace
-
-Result<Packed> Pack(std::span<const fs::path> sessions, const fs::path& file, const PackOptions& options) {
-  AMEM_ASSIGN(auto out, OutputFile::Open(file));
-  out.Write({kMagic.data(), kMagic.size()});
-  Packed packed;
-  Compressor compressor(out);
-  Packer packer(compressor, options, packed);
-  for (const fs::path& session : sessions) {
-    if (const Status added = packer.Add(session); !added) packed.damage.push_back(added.message());
-  }
-  if (packed.sessions == 0) return Status{Code::kNotFound, "pack: none of the journals could be read"};
-  if (!compressor.Finish()) return Status{Code::kIo, "pack " + file.string() + ": zstd failed"};
-  AMEM_TRY(out.Commit());
-  packed.file_bytes = out.bytes();
-  packed.to_standard_output = out.is_standard_output();
-  return packed;
-}
-
-bool IsPack(const fs::path& file) {
-  std::error_code failed;
-  if (!fs::is_regular_file(file, failed)) return false;
-  std::ifstream in(file, std::ios::binary);
-  return ReadMagic(in).has_value();
-}
-
-namespace {
-
 // Unpacks one file.
 class Unpacker {
  public:
@@ -386,6 +357,30 @@ class Unpacker {
 };
 
 }  // namespace
+
+Result<Packed> Pack(std::span<const fs::path> sessions, const fs::path& file, const PackOptions& options) {
+  AMEM_ASSIGN(auto out, OutputFile::Open(file));
+  out.Write({kMagic.data(), kMagic.size()});
+  Packed packed;
+  Compressor compressor(out);
+  Packer packer(compressor, options, packed);
+  for (const fs::path& session : sessions) {
+    if (const Status added = packer.Add(session); !added) packed.damage.push_back(added.message());
+  }
+  if (packed.sessions == 0) return Status{Code::kNotFound, "pack: none of the journals could be read"};
+  if (!compressor.Finish()) return Status{Code::kIo, "pack " + file.string() + ": zstd failed"};
+  AMEM_TRY(out.Commit());
+  packed.file_bytes = out.bytes();
+  packed.to_standard_output = out.is_standard_output();
+  return packed;
+}
+
+bool IsPack(const fs::path& file) {
+  std::error_code failed;
+  if (!fs::is_regular_file(file, failed)) return false;
+  std::ifstream in(file, std::ios::binary);
+  return ReadMagic(in).has_value();
+}
 
 Result<Unpacked> Unpack(const fs::path& file, const fs::path& directory, bool however_large) {
   std::ifstream in(file, std::ios::binary);

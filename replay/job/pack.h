@@ -12,11 +12,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "statemachine/types.h"
+#include "statemachine/event.h"
+#include "statemachine/state.h"
 
 namespace amem {
 
@@ -47,5 +49,24 @@ struct Unpacked {
 // A pack that unpacks to far more than journals do is kRefused: it may be made to fill memory and disk. `however_large` takes
 // it all the same.
 Result<Unpacked> Unpack(const std::filesystem::path& file, const std::filesystem::path& directory, bool however_large = false);
+
+// Replaces what a bug report need not show: host names, GPU and boot ids, ids of jobs, programs, paths.
+// The same name becomes the same word in all journals that go through one object.
+class Anonymizer {
+ public:
+  Event Clean(Event event);
+  State Clean(State state);
+  // Known names, and everything that looks like an absolute path, within a text for people.
+  std::string CleanText(std::string text);
+
+ private:
+  void Clean(SessionOpened& who);
+  void Clean(FreezeStep& freeze);
+  static void Clean(LibraryAttached& library);
+  std::string Word(std::map<std::string, std::string>& words, const std::string& name, const char* kind);
+  std::string Host(const std::string& name) { return Word(hosts_, name, "host-"); }
+
+  std::map<std::string, std::string> hosts_, gpus_, boots_, jobs_, programs_;
+};
 
 }  // namespace amem

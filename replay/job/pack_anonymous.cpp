@@ -1,6 +1,4 @@
-#include "replay/job/pack_anonymous.h"
-
-#include <filesystem>
+#include "replay/job/pack.h"
 
 namespace amem {
 namespace {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
@@ -34,7 +33,7 @@ Standing StandingOf(const Folded& folded, const SessionStory& story, SessionStat
     now.trouble = ToText(*folded.broken);
   } else if (const Attempt* attempt = story.OpenAttempt()) {
     now.attempt = *attempt;
-    now.progress = ProgressOf(story, *attempt, state);
+    now.progress = ProgressOf(story, *attempt, &state);
   }
   return now;
 }
@@ -128,9 +127,7 @@ std::string FewNames(const JobNames& names, std::vector<SessionId> sessions) {
 }
 
 std::string StateWord(const Standing& s) {
-  if (s.status == SessionStatus::kCrashed) return "crashed";
-  if (s.status == SessionStatus::kBroken) return "broken";
-  if (s.status == SessionStatus::kClosed) return "closed";
+  if (s.status != SessionStatus::kLive && s.status != SessionStatus::kCopied) return std::string(ToText(s.status));
   return std::string(ToText(s.lifecycle));
 }
 

@@ -3,12 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 
-#include "replay/job/fold.h"
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
-#include "replay/job/postmortem.h"
 #include "replay/report/timeline_parts.h"
 
 namespace amem {
@@ -164,17 +161,6 @@ Outcome OutcomeOf(const Attempt& attempt) {
   if (attempt.open()) return Outcome::kOpen;
   if (attempt.end == Attempt::End::kDone) return Outcome::kDone;
   return attempt.undone ? Outcome::kUndone : Outcome::kNotUndone;
-}
-
-std::string_view ToText(Outcome outcome) {
-  constexpr std::array<std::string_view, 4> kWords = {"done", "failed, undone", "failed, not undone", "not finished"};
-  return kWords.at(static_cast<std::size_t>(outcome));
-}
-
-std::string_view ToText(AllocationKind kind) {
-  constexpr std::array<std::string_view, 9> kWords = {"own",        "imported", "multicast",     "pinned host", "pool",
-                                                      "cuMemAlloc", "slab",     "imported slab", "tagged"};
-  return kWords.at(static_cast<std::size_t>(kind));
 }
 
 std::unique_ptr<FoldObserver> CollectTimeline(SessionTimeline& out, const TimelineLimits& limits, StoryBuilder& story) {

@@ -68,7 +68,6 @@ enum class Outcome : std::uint8_t {
   kOpen,       // the journal ends in the middle of it
 };
 Outcome OutcomeOf(const Attempt& attempt);
-std::string_view ToText(Outcome outcome);
 
 enum class AllocationKind : std::uint8_t {
   kOwn = 0,
@@ -81,7 +80,8 @@ enum class AllocationKind : std::uint8_t {
   kImportedSlab,
   kTagged,  // a chunk of a pool
 };
-std::string_view ToText(AllocationKind kind);
+AMEM_NAMES(AllocationKind, kTagged, "kind of allocation", "own", "imported", "multicast", "pinned host", "pool", "cuMemAlloc",
+           "slab", "imported slab", "tagged");
 
 // One piece of memory of a session, from its making to its end.
 struct AllocationRecord {

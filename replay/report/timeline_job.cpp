@@ -3,10 +3,7 @@
 
 #include <algorithm>
 #include <limits>
-#include <optional>
-#include <utility>
 
-#include "replay/job/clock.h"
 #include "replay/job/opening.h"
 #include "replay/report/timeline.h"
 
@@ -54,30 +51,6 @@ void FindDeaths(JobTimeline& job) {
     }
   }
 }
-
-}  // namespace
-
-JobTimeline JoinTimelines(std::vector<SessionTimeline> sessions) {
-  JobTimeline job;
-  job.sessions = std::move(sessions);
-  std::stable_sort(job.sessions.begin(), job.sessions.end(), [](const SessionTimeline& a, const SessionTimeline& b) {
-    const auto key = [](const SessionTimeline& s) {
-      return std::pair(s.who.rank < 0 ? std::numeric_limits<std::int32_t>::max() : s.who.rank, s.first_ns);
-    };
-    return key(a) < key(b);
-  });
-  SetClocks(job);
-  std::vector<TimedStory> stories;
-  for (std::size_t i = 0; i < job.sessions.size(); ++i) {
-    const SessionTimeline& s = job.sessions[i];
-    stories.push_back({&s.who, job.offsets_ns[i], s.first_ns, s.last_ns, s.cycles});
-  }
-  job.cycles = JoinAttempts(stories);
-  FindDeaths(job);
-  return job;
-}
-
-namespace {
 
 constexpr std::size_t kShortages = 4;  // the latest; each costs reading a part of some journals
 
@@ -174,6 +147,26 @@ void AddShortage(JobTimeline& job, const ReaderOf& reader_of, std::size_t sessio
 }
 
 }  // namespace
+
+JobTimeline JoinTimelines(std::vector<SessionTimeline> sessions) {
+  JobTimeline job;
+  job.sessions = std::move(sessions);
+  std::stable_sort(job.sessions.begin(), job.sessions.end(), [](const SessionTimeline& a, const SessionTimeline& b) {
+    const auto key = [](const SessionTimeline& s) {
+      return std::pair(s.who.rank < 0 ? std::numeric_limits<std::int32_t>::max() : s.who.rank, s.first_ns);
+    };
+    return key(a) < key(b);
+  });
+  SetClocks(job);
+  std::vector<TimedStory> stories;
+  for (std::size_t i = 0; i < job.sessions.size(); ++i) {
+    const SessionTimeline& s = job.sessions[i];
+    stories.push_back({&s.who, job.offsets_ns[i], s.first_ns, s.last_ns, s.cycles});
+  }
+  job.cycles = JoinAttempts(stories);
+  FindDeaths(job);
+  return job;
+}
 
 void FindShortages(JobTimeline& job, const std::function<JournalReader*(std::size_t session)>& reader_of) {
   for (auto cycle = job.cycles.rbegin(); cycle != job.cycles.rend(); ++cycle) {

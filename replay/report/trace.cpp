@@ -8,12 +8,9 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
 #include <utility>
 
-#include "replay/job/clock.h"
-#include "replay/job/fold.h"
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
 #include "replay/job/story/story.h"
@@ -391,16 +388,6 @@ struct Part {
   Opening opening;
 };
 
-Result<std::vector<Part>> PartsOf(std::span<const std::unique_ptr<JournalReader>> journals) {
-  std::vector<Part> parts;
-  for (const auto& reader : journals) {
-    AMEM_ASSIGN(auto opening, ReadOpening(*reader));
-    parts.push_back({reader.get(), std::move(opening)});
-  }
-  std::ranges::stable_sort(parts, {}, [](const Part& part) { return part.opening.who.rank; });
-  return parts;
-}
-
 Result<Extent> ExtentOf(const TraceWindow& window, const JobClock& clock) {
   const bool wall_known = clock.boots_without_wall_clock() < clock.boots();
   Extent extent;
@@ -444,7 +431,12 @@ Status DrawPart(const Part& part, const JobClock& clock, const Extent& window, s
 
 Result<TraceSummary> WriteTrace(std::span<const std::unique_ptr<JournalReader>> journals,
                                 const std::function<void(std::string_view)>& write, const TraceWindow& window) {
-  AMEM_ASSIGN(const auto parts, PartsOf(journals));
+  std::vector<Part> parts;
+  for (const auto& reader : journals) {
+    AMEM_ASSIGN(auto opening, ReadOpening(*reader));
+    parts.push_back({reader.get(), std::move(opening)});
+  }
+  std::ranges::stable_sort(parts, {}, [](const Part& part) { return part.opening.who.rank; });
   std::vector<OpenedJournal> opened;
   for (const Part& part : parts) opened.push_back({&part.opening, part.reader});
   const JobClock clock = ClockOf(opened);

@@ -5,13 +5,6 @@
 
 namespace amem {
 
-Bytes Sum(const Held& held) { return std::accumulate(held.begin(), held.end(), Bytes{0}); }
-
-Bytes DeviceBytes(const Held& held) {
-  return Sum(held) - held[static_cast<std::size_t>(MemoryClass::kImported)] -
-         held[static_cast<std::size_t>(MemoryClass::kHost)];
-}
-
 namespace {
 
 // What one allocation adds to what is held now.
@@ -29,22 +22,6 @@ Share ShareOf(const Allocation& a) {
   return {WhyKept(a) == KeepReason::kNone ? MemoryClass::kOwn : MemoryClass::kOwnKept, bytes};
 }
 
-}  // namespace
-
-Held HeldIn(const State& state) {
-  Held held{};
-  const auto add = [&held](MemoryClass as, Bytes bytes) { held[static_cast<std::size_t>(as)] += bytes; };
-  for (const auto& [id, a] : state.allocations) add(ShareOf(a).as, ShareOf(a).bytes);
-  for (const auto& [address, h] : state.host) add(MemoryClass::kHost, h.bytes);
-  for (const auto& [address, a] : state.async) add(MemoryClass::kPool, a.bytes);
-  for (const auto& [address, l] : state.legacy) {
-    if (!l.backing) add(MemoryClass::kDriver, l.bytes);
-  }
-  return held;
-}
-
-namespace {
-
 // Kinds of events that leave the memory held as it is.
 template <class Body>
 constexpr bool ChangesNothing() {
@@ -57,6 +34,25 @@ constexpr bool ChangesNothing() {
 }
 
 }  // namespace
+
+Bytes Sum(const Held& held) { return std::accumulate(held.begin(), held.end(), Bytes{0}); }
+
+Bytes DeviceBytes(const Held& held) {
+  return Sum(held) - held[static_cast<std::size_t>(MemoryClass::kImported)] -
+         held[static_cast<std::size_t>(MemoryClass::kHost)];
+}
+
+Held HeldIn(const State& state) {
+  Held held{};
+  const auto add = [&held](MemoryClass as, Bytes bytes) { held[static_cast<std::size_t>(as)] += bytes; };
+  for (const auto& [id, a] : state.allocations) add(ShareOf(a).as, ShareOf(a).bytes);
+  for (const auto& [address, h] : state.host) add(MemoryClass::kHost, h.bytes);
+  for (const auto& [address, a] : state.async) add(MemoryClass::kPool, a.bytes);
+  for (const auto& [address, l] : state.legacy) {
+    if (!l.backing) add(MemoryClass::kDriver, l.bytes);
+  }
+  return held;
+}
 
 // Finds the allocations that an event touches, by its kind.
 struct HeldCounter::Looker {

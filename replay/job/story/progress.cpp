@@ -35,8 +35,9 @@ void CountStepsLeft(const State& state, const Attempt& attempt, Progress& progre
   }
 }
 
-// `state`: null where it is not known.
-Progress Of(const SessionStory& story, const Attempt& attempt, const State* state) {
+}  // namespace
+
+Progress ProgressOf(const SessionStory& story, const Attempt& attempt, const State* state) {
   const bool of_pool = !attempt.tag.empty();
   Progress progress{.begun = static_cast<bool>(attempt.begun), .since = attempt.begun ? attempt.begun : attempt.arrived};
   if (!attempt.begun) return progress;
@@ -62,16 +63,10 @@ Progress Of(const SessionStory& story, const Attempt& attempt, const State* stat
   return progress;
 }
 
-}  // namespace
-
 Progress ProgressOf(const SessionStory& story, const std::string& tag) {
   const Attempt* last = LastAttempt(story, tag);
   if (last == nullptr || !last->open()) return {};
-  return Of(story, *last, story.findings.whole ? &story.findings.state : nullptr);
-}
-
-Progress ProgressOf(const SessionStory& story, const Attempt& attempt, const State& state) {
-  return Of(story, attempt, &state);
+  return ProgressOf(story, *last, story.findings.whole ? &story.findings.state : nullptr);
 }
 
 std::string TextOf(const FreezeStep& standing, bool here) {

@@ -26,8 +26,8 @@ struct Progress {
 };
 // Of its last attempt, or of the last one of the pool with that tag; nothing is set when that has ended.
 Progress ProgressOf(const SessionStory& story, const std::string& tag = {});
-// The same of a session that goes on, in this state.
-Progress ProgressOf(const SessionStory& story, const Attempt& attempt, const State& state);
+// The same of that attempt of a session that goes on, in this state; null: it is not known.
+Progress ProgressOf(const SessionStory& story, const Attempt& attempt, const State* state);
 
 // A freeze that stands, in a sentence. `here`: its processes are this host's, and not those of a copy of their journals.
 std::string TextOf(const FreezeStep& standing, bool here);

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <functional>
 #include <iterator>
 #include <utility>
 
@@ -27,6 +25,22 @@ PoolId PoolOf(const EventBody& body) {
   if (const auto* vote = std::get_if<VoteCast>(&body)) return vote->pool;
   if (const auto* decided = std::get_if<PhaseDecided>(&body)) return decided->pool;
   return PoolOfCycle(body);
+}
+
+void NoteSilence(Attempt& attempt, const Moment& from, const Moment& now) {
+  if (!from || now.time_ns < from.time_ns || now.time_ns - from.time_ns <= attempt.silence.ns()) return;
+  attempt.silence = {from, now, {}, {}};
+  if (!attempt.phases.empty()) attempt.silence.phase = attempt.phases.back().phase;
+  if (attempt.open_step) attempt.silence.step = attempt.open_step->event;
+}
+
+// Whether an event begins or ends something that a session is in the middle of.
+bool IsTurn(const EventBody& body, bool begun) {
+  const auto is_turn = [begun]<class Kind>(const Kind&) {
+    return kIsOneOf<Kind, PhaseBegun, CycleBegun, CycleDone, CycleFailed> ||
+           (begun && kIsOneOf<Kind, StepBegun, StepDone, StepFailed, VoteCast, PhaseDecided>);
+  };
+  return std::visit(is_turn, body);
 }
 
 }  // namespace
@@ -246,26 +260,6 @@ struct StoryBuilder::Taker {
   }
 };
 
-namespace {
-
-void NoteSilence(Attempt& attempt, const Moment& from, const Moment& now) {
-  if (!from || now.time_ns < from.time_ns || now.time_ns - from.time_ns <= attempt.silence.ns()) return;
-  attempt.silence = {from, now, {}, {}};
-  if (!attempt.phases.empty()) attempt.silence.phase = attempt.phases.back().phase;
-  if (attempt.open_step) attempt.silence.step = attempt.open_step->event;
-}
-
-// Whether an event begins or ends something that a session is in the middle of.
-bool IsTurn(const EventBody& body, bool begun) {
-  const auto is_turn = [begun]<class Kind>(const Kind&) {
-    return kIsOneOf<Kind, PhaseBegun, CycleBegun, CycleDone, CycleFailed> ||
-           (begun && kIsOneOf<Kind, StepBegun, StepDone, StepFailed, VoteCast, PhaseDecided>);
-  };
-  return std::visit(is_turn, body);
-}
-
-}  // namespace
-
 void StoryBuilder::Take(const Event& event, const State& before) {
   const Moment before_it = now_;
   now_ = {event.seq, event.time_ns, event.thread};
@@ -419,17 +413,6 @@ const Attempt* LastAttempt(const SessionStory& story, const std::string& tag) {
   return nullptr;
 }
 
-namespace {
-
-// As ProcessSeen::state has it; empty: it cannot be seen from here.
-std::string StateOfWriter(const std::filesystem::path& session) {
-  const std::int32_t pid = ProcessOfWriter(session / "tail");
-  if (pid == 0) return {};
-  return StateOfProcess(pid);
-}
-
-}  // namespace
-
 Result<SessionStory> ReadStory(JournalReader& reader, const Beside& beside) {
   SessionStory story;
   StoryBuilder builder(story);
@@ -459,7 +442,9 @@ Result<SessionStory> ReadAttempts(JournalReader& reader, std::size_t attempts, S
 Result<SessionStory> ReadStory(const std::filesystem::path& session_directory, const Beside& beside) {
   AMEM_ASSIGN(const auto reader, JournalReader::Open(session_directory));
   Result<SessionStory> story = ReadStory(*reader, beside);
-  if (story && story->findings.info.status == SessionStatus::kLive) story->process_now = StateOfWriter(session_directory);
+  if (!story || story->findings.info.status != SessionStatus::kLive) return story;
+  const std::int32_t pid = ProcessOfWriter(session_directory / "tail");  // 0: it cannot be seen from here
+  if (pid != 0) story->process_now = StateOfProcess(pid);
   return story;
 }
 

@@ -1,6 +1,6 @@
-#include "replay/job/pack_anonymous.h"
-
 #include <gtest/gtest.h>
+
+#include "replay/job/pack.h"
 
 namespace amem {
 namespace {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "replay/job/jobs.h"
 #include "replay/job/opening.h"
 #include "replay/job/output_file.h"
+#include "replay/job/scratch_directory.h"
 #include "replay/tool/command_line/arguments.h"
 #include "replay/tool/output.h"
 
@@ -118,6 +120,58 @@ void PrintErrors(Output& out, const std::string& command, int exit_code);
 void PrintTable(Output& out, const std::vector<std::vector<std::string>>& rows);
 // Broken into lines of a terminal's width, each after `indent`.
 void PrintParagraph(Output& out, const std::string& text, const std::string& indent);
+
+// ---- what a command is given, made into directories of sessions (targets.cpp) ----------------------------------------------
+
+// Where the targets are, as FindSessions of replay/job takes it: what is on standard input is a file in `scratch`, and a pid, a
+// job or a session's id the directories of its sessions. What is none of these is complained about.
+std::vector<std::filesystem::path> PlacesOf(const Targets& targets, ScratchDirectory& scratch);
+
+// From now on the process ends, with a message and kCannotRead, when it takes more than 256 MiB of memory or 10 s, each for
+// every megabyte of the packs among `places`: a pack of a megabyte can hold journals that take hours to fold or gigabytes to
+// draw, by accident or because somebody made it so. Without a pack nothing is watched. `scratch` is removed then, too.
+void KeepWithinBudget(std::span<const std::filesystem::path> places, ScratchDirectory& scratch);
+
+// What is on standard input, as a file in `scratch`. kInvalid: standard input is a terminal, or not what `pack` writes.
+Result<std::filesystem::path> PackFromStandardInput(ScratchDirectory& scratch);
+
+// The sessions of those ranks; complains where there is none.
+std::vector<std::filesystem::path> OfRanks(std::vector<std::filesystem::path> sessions, const std::vector<std::string>& ranks);
+
+// Whether its process lives. Of a pack only whether it lived then can be known.
+bool LivesNow(const JournalInfo& info);
+std::string_view StatusText(const JournalInfo& info);  // "packed" where it lived when it was packed
+
+// What the journals take on disk; what cannot be looked at counts as nothing.
+Bytes BytesOf(std::span<const std::filesystem::path> sessions);
+
+// Whether the launcher calls the job so, in a variable that tells jobs apart.
+bool LaunchedAs(const SessionOpened& who, const std::string& id);
+bool DescendsFrom(std::int32_t pid, std::uint64_t ancestor);
+
+// ---- positions in journals as people give them (position.cpp) ---------------------------------------------------------------
+
+// "#1200", "2#1200", "12.5", "90 s", "10 min ago", "2026-11-21 20:20:58".
+struct Position {
+  std::string text;                   // as it was given
+  std::optional<std::int32_t> rank;   // of RANK#SEQ: whose journal
+  std::optional<SequenceNumber> seq;  // nothing: it is a time
+  bool wall = false;                  // nanoseconds since 1970; else nanoseconds since the opening
+  std::uint64_t ns = 0;
+};
+
+inline constexpr const char* kPosition = "POSITION";  // how --help calls one
+// An option that takes one. Dates and times are local, unless a zone is behind them.
+Argument& AddPosition(Arguments& arguments, const char* name, std::vector<Position>& target, const char* help);
+
+// The journal that a position is in: that of its rank, or the only one. kInvalid: it does not say.
+Result<JournalReader*> JournalOf(const Position& position, std::span<const std::unique_ptr<JournalReader>> journals);
+// The last event that is not behind the position. kInvalid: all are.
+Result<SequenceNumber> EventAt(const Position& position, JournalReader& reader);
+// Likewise of an option's only position; nothing: it was not given.
+Result<std::optional<SequenceNumber>> EventAt(const std::vector<Position>& position, JournalReader& reader);
+// The same in nanoseconds since 1970.
+Result<std::uint64_t> WallTimeOf(SequenceNumber seq, JournalReader& reader);
 
 // ---- commands that are options of another one ------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@
 #include "replay/job/sessions.h"
 #include "replay/tool/command.h"
 #include "replay/tool/control/request.h"
-#include "replay/tool/targets.h"
 #include "statemachine/apply.h"
 #include "statemachine/event.h"
 

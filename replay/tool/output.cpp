@@ -23,18 +23,6 @@ bool ArePrintable(const char* text) {
   return ((eight | (eight - 0x20 * kOnes) | (eight + kOnes)) & (0x80 * kOnes)) == 0;
 }
 
-}  // namespace
-
-bool IsPlain(std::string_view text) {
-  while (text.size() >= 8) {
-    if (!ArePrintable(text.data()) && !std::ranges::all_of(text.substr(0, 8), IsPlainCharacter)) return false;
-    text.remove_prefix(8);
-  }
-  return std::ranges::all_of(text, IsPlainCharacter);
-}
-
-namespace {
-
 // How many bytes of `text` are a character of UTF-8 that a terminal shows; 0: none.
 std::size_t Shown(std::string_view text) {
   const auto at = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
@@ -49,6 +37,14 @@ std::size_t Shown(std::string_view text) {
 }
 
 }  // namespace
+
+bool IsPlain(std::string_view text) {
+  while (text.size() >= 8) {
+    if (!ArePrintable(text.data()) && !std::ranges::all_of(text.substr(0, 8), IsPlainCharacter)) return false;
+    text.remove_prefix(8);
+  }
+  return std::ranges::all_of(text, IsPlainCharacter);
+}
 
 std::string Escaped(std::string_view text) {
   std::string shown;

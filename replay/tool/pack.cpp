@@ -13,7 +13,6 @@
 #include "replay/job/names.h"
 #include "replay/job/sessions.h"
 #include "replay/tool/command.h"
-#include "replay/tool/targets.h"
 
 namespace amem::tool {
 namespace {

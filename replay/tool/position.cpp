@@ -1,9 +1,6 @@
-#include "replay/tool/position.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <ctime>
 #include <string_view>
@@ -11,7 +8,7 @@
 
 #include "journal/base/clock.h"
 #include "replay/job/clock.h"
-#include "replay/job/opening.h"
+#include "replay/tool/command.h"
 
 namespace amem::tool {
 namespace {

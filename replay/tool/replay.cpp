@@ -11,7 +11,6 @@
 #include "replay/job/opening.h"
 #include "replay/rerun/rerun.h"
 #include "replay/tool/command.h"
-#include "replay/tool/position.h"
 #include "statemachine/event.h"
 
 namespace amem::tool {

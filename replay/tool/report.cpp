@@ -2,7 +2,6 @@
 // --perfetto a file for ui.perfetto.dev or chrome://tracing.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -16,7 +15,6 @@
 #include "replay/report/report_json.h"
 #include "replay/report/trace.h"
 #include "replay/tool/command.h"
-#include "replay/tool/position.h"
 
 namespace amem::tool {
 

@@ -13,19 +13,13 @@
 #include "replay/job/fold.h"
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
-#include "replay/tool/targets.h"
 #include "replay/tool/terminal/terminal.h"
 
 namespace amem::tool {
 
 std::string running_command;
 std::string program_name = "amem";
-
-namespace {
-
-std::vector<std::string> complaints;  // for PrintErrors
-
-}  // namespace
+static std::vector<std::string> complaints;  // for PrintErrors
 
 std::string AsCalled(std::string text) {
   for (const std::string_view before : {"`", "  ", "| ", "&& "}) {

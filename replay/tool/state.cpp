@@ -9,7 +9,6 @@
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
 #include "replay/tool/command.h"
-#include "replay/tool/position.h"
 #include "statemachine/apply.h"
 
 namespace amem::tool {
@@ -72,16 +71,6 @@ void PrintPools(Output& out, const State& state) {
     if (!pool.cycle.failure.empty()) out << "           failure " << pool.cycle.failure << "\n";
   }
 }
-
-}  // namespace
-
-void PrintStanding(Output& out, const State& state) {
-  PrintCycle(out, state);
-  PrintHoldings(out, state);
-  PrintPools(out, state);
-}
-
-namespace {
 
 void PrintPeers(Output& out, const State& state) {
   for (const auto& [id, peer] : state.peers) {
@@ -295,6 +284,12 @@ void AddOptions(Arguments& arguments, StateOptions& options) {
 }
 
 }  // namespace
+
+void PrintStanding(Output& out, const State& state) {
+  PrintCycle(out, state);
+  PrintHoldings(out, state);
+  PrintPools(out, state);
+}
 
 Command StateCommand() {
   return WithOptions<StateOptions>({kMemoryGroup, "state", "What AMem knew after an event; --to: what changed",

@@ -1,5 +1,3 @@
-#include "replay/tool/targets.h"
-
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,10 +13,9 @@
 
 #include "journal/base/process_stat.h"
 #include "journal/session_dir.h"
-#include "replay/job/jobs.h"
-#include "replay/job/opening.h"
 #include "replay/job/pack.h"
 #include "replay/job/sessions.h"
+#include "replay/tool/command.h"
 
 namespace amem::tool {
 namespace {
@@ -39,12 +36,11 @@ std::vector<fs::path> OfProcess(std::uint64_t pid, const std::vector<fs::path>& 
 
 // The sessions of each job of which `matches` is true for one; of the latest alone, or of all such jobs.
 template <class Matches>
-std::vector<fs::path> OfJobs(std::span<const JobTies> ties, std::span<const fs::path> sessions, bool latest,
-                             const Matches& matches) {
+std::vector<fs::path> OfJobs(std::span<const JobTies> ties, bool latest, const Matches& matches) {
   std::vector<fs::path> found;
   for (const auto& job : GroupIntoJobs(ties)) {
     if (std::ranges::none_of(job, [&](std::size_t i) { return matches(ties[i]); })) continue;
-    for (const std::size_t i : job) found.push_back(sessions[i]);
+    for (const std::size_t i : job) found.push_back(ties[i].directory);
     if (latest) break;
   }
   return found;
@@ -62,19 +58,12 @@ std::vector<fs::path> SessionsNamed(const std::string& name, bool one_process) {
     std::vector<fs::path> of_process = OfProcess(*pid, sessions);
     if (!of_process.empty()) return of_process;
   }
-  std::vector<Result<JobTies>> read(sessions.size(), Status{});
-  SideBySide(sessions.size(), [&](std::size_t i) { read[i] = ReadTies(sessions[i]); });
-  std::vector<JobTies> ties;
-  std::vector<fs::path> readable;
-  for (std::size_t i = 0; i < sessions.size(); ++i) {
-    if (!read[i]) continue;
-    ties.push_back(*std::move(read[i]));
-    readable.push_back(sessions[i]);
-  }
+  std::vector<fs::path> unreadable;
+  const std::vector<JobTies> ties = ReadTies(sessions, unreadable);
   std::vector<fs::path> found =
-      OfJobs(ties, readable, true, [&](const JobTies& one) { return pid && static_cast<std::uint64_t>(one.who.pid) == *pid; });
+      OfJobs(ties, true, [&](const JobTies& one) { return pid && static_cast<std::uint64_t>(one.who.pid) == *pid; });
   if (!found.empty()) return found;
-  return OfJobs(ties, readable, false, [&](const JobTies& one) {
+  return OfJobs(ties, false, [&](const JobTies& one) {
     return LaunchedAs(one.who, name) || (pid && one.live && DescendsFrom(one.who.pid, *pid));
   });
 }
@@ -99,6 +88,22 @@ Result<std::vector<fs::path>> PlacesNamed(const std::string& name, bool one_proc
   std::vector<fs::path> sessions = SessionsNamed(name, one_process);
   if (sessions.empty()) return Status{Code::kNotFound, NothingNamed(name)};
   return sessions;
+}
+
+// What packs may cost.
+constexpr Bytes kMemory = Bytes{256} << 20;
+constexpr auto kTime = std::chrono::seconds(10);
+constexpr auto kLook = std::chrono::milliseconds(10);
+#ifdef AMEM_SANITIZED
+constexpr Bytes kMore = 8;  // what a sanitizer takes besides
+#else
+constexpr Bytes kMore = 1;
+#endif
+
+Bytes MemoryNow() {
+  Bytes total = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> total >> resident;
+  return resident * static_cast<Bytes>(::getpagesize());
 }
 
 }  // namespace
@@ -168,28 +173,6 @@ bool DescendsFrom(std::int32_t pid, std::uint64_t ancestor) {
     if (static_cast<std::uint64_t>(pid) == ancestor) return true;
   return false;
 }
-
-// ---- what packs may cost
-// -----------------------------------------------------------------------------------------------------
-
-namespace {
-
-constexpr Bytes kMemory = Bytes{256} << 20;
-constexpr auto kTime = std::chrono::seconds(10);
-constexpr auto kLook = std::chrono::milliseconds(10);
-#ifdef AMEM_SANITIZED
-constexpr Bytes kMore = 8;  // what a sanitizer takes besides
-#else
-constexpr Bytes kMore = 1;
-#endif
-
-Bytes MemoryNow() {
-  Bytes total = 0, resident = 0;
-  std::ifstream("/proc/self/statm") >> total >> resident;
-  return resident * static_cast<Bytes>(::getpagesize());
-}
-
-}  // namespace
 
 void KeepWithinBudget(std::span<const std::filesystem::path> places, ScratchDirectory& scratch) {
   Bytes packs = 0;

@@ -10,7 +10,6 @@
 #include "replay/job/story/job_cycles.h"
 #include "replay/tool/command.h"
 #include "replay/tool/gpus.h"
-#include "replay/tool/position.h"
 #include "replay/tool/symbols.h"
 
 namespace amem::tool {
@@ -143,30 +142,21 @@ class References {
     for (const auto& [session, peer] : state.peers) {
       if (!peer.connected) lost_.emplace(self, session);
     }
-    std::map<Pair, Edge> imports, exports;
-    const auto count = [](Edge& edge, Bytes bytes) {
-      ++edge.allocations;
-      edge.bytes += bytes;
-    };
+    std::map<Pair, Edge> here;
     for (const auto& [id, a] : state.allocations) {
       if (state.slabs.contains(id)) continue;  // its parts are what NCCL shares
       if (a.remote) {
         nodes_.try_emplace(a.remote->owner);
-        count(imports[{a.remote->owner, self}], a.bytes);
+        here[{a.remote->owner, self}].at_importer.Add(a.bytes);
       }
       for (const auto& [importer, times] : a.importers) {
         nodes_.try_emplace(importer.by);
-        count(exports[{self, importer.by}], a.bytes);
+        here[{self, importer.by}].at_owner.Add(a.bytes);
       }
     }
-    for (const auto& [key, edge] : imports) {
-      Edge& known = edges_[key];
-      known = {edge.allocations, edge.bytes, known.at_owner, true};
-    }
-    for (const auto& [key, edge] : exports) {
-      Edge& known = edges_[key];
-      if (!known.at_importer) known = edge;
-      known.at_owner = true;
+    for (const auto& [key, edge] : here) {  // an earlier copy of this journal may have been read
+      if (edge.at_importer) edges_[key].at_importer = edge.at_importer;
+      if (edge.at_owner) edges_[key].at_owner = edge.at_owner;
     }
   }
 
@@ -174,8 +164,8 @@ class References {
     std::vector<std::vector<std::string>> edges = {{"OWNER", "IMPORTER", "ALLOCATIONS", "BYTES"}},
                                           nodes = {{"PROCESS", "REQUESTED", "HELD NOW"}};
     for (const auto& [key, edge] : edges_)
-      edges.push_back({names_.ShortName(key.first), names_.ShortName(key.second), Grouped(edge.allocations),
-                       FormatBytes(edge.bytes), Doubt(edge, key)});
+      edges.push_back({names_.ShortName(key.first), names_.ShortName(key.second), Grouped(edge.told().allocations),
+                       FormatBytes(edge.told().bytes), Doubt(edge, key)});
     for (const auto& [session, node] : nodes_)
       nodes.push_back({names_.ShortName(session), node.given ? FormatBytes(node.own) : "not given",
                        node.given ? FormatBytes(node.resident) : ""});
@@ -194,8 +184,9 @@ class References {
     }
     for (const auto& [key, edge] : edges_) {
       const bool doubt = *Doubt(edge, key) != '\0';
-      out << "  \"" << SessionText(key.second) << "\" -> \"" << SessionText(key.first) << "\" [label=\"" << edge.allocations
-          << ", " << FormatBytes(edge.bytes) << "\"" << (doubt ? ", color=red" : "") << "];\n";
+      out << "  \"" << SessionText(key.second) << "\" -> \"" << SessionText(key.first) << "\" [label=\""
+          << edge.told().allocations << ", " << FormatBytes(edge.told().bytes) << "\"" << (doubt ? ", color=red" : "")
+          << "];\n";
     }
     out << "}\n";
   }
@@ -212,19 +203,27 @@ class References {
     for (const auto& [key, edge] : edges_) {
       edges.push_back({{"owner", SessionText(key.first)},
                        {"importer", SessionText(key.second)},
-                       {"allocations", edge.allocations},
-                       {"bytes", edge.bytes},
-                       {"known_to_owner", edge.at_owner},
-                       {"known_to_importer", edge.at_importer}});
+                       {"allocations", edge.told().allocations},
+                       {"bytes", edge.told().bytes},
+                       {"known_to_owner", static_cast<bool>(edge.at_owner)},
+                       {"known_to_importer", static_cast<bool>(edge.at_importer)}});
     }
     return {{"sessions", nodes}, {"references", edges}};
   }
 
  private:
-  struct Edge {
+  struct Share {
     std::uint64_t allocations = 0;
     Bytes bytes = 0;
-    bool at_owner = false, at_importer = false;  // whose journal has it
+    explicit operator bool() const { return allocations != 0; }
+    void Add(Bytes more) {
+      ++allocations;
+      bytes += more;
+    }
+  };
+  struct Edge {
+    Share at_owner, at_importer;  // as their journals have it; the importer's counts
+    [[nodiscard]] const Share& told() const { return at_importer ? at_importer : at_owner; }
   };
   struct Node {
     Bytes own = 0, resident = 0;

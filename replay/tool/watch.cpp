@@ -18,7 +18,6 @@
 #include "replay/job/opening.h"
 #include "replay/report/standing.h"
 #include "replay/tool/command.h"
-#include "replay/tool/targets.h"
 #include "replay/tool/terminal/terminal.h"
 
 namespace amem::tool {
@@ -40,11 +39,8 @@ class WatchedSession {
   static Result<std::unique_ptr<WatchedSession>> Open(const std::filesystem::path& directory) {
     std::unique_ptr<WatchedSession> session(new WatchedSession);
     AMEM_ASSIGN(session->reader_, JournalReader::Open(directory));
-    AMEM_ASSIGN(const auto info, session->reader_->Info());
-    session->Take(info);
-    session->session_ = info.session;
-    session->pid_ = info.pid;
-    AMEM_ASSIGN(auto before, StateBefore(*session->reader_, info));
+    AMEM_ASSIGN(session->info_, session->reader_->Info());
+    AMEM_ASSIGN(auto before, StateBefore(*session->reader_, session->info_));
     session->folding_.Begin(std::move(before));
     return session;
   }
@@ -58,25 +54,20 @@ class WatchedSession {
     }
     const auto info = read ? reader_->Info() : Result<JournalInfo>(read.status());
     failure_ = info.status();
-    if (info) Take(*info);
-    ended_ = lives_ ? 0 : ended_ + 1;
+    if (info) info_ = *info;
+    ended_ = Lives() ? 0 : ended_ + 1;
   }
   [[nodiscard]] Standing Now() const {
-    Standing now = StandingOf(folded_, story_, status_);
-    if (!now.who.session) now.who.session = session_;
-    if (now.who.pid == 0) now.who.pid = pid_;
+    Standing now = StandingOf(folded_, story_, info_.status);
+    now.who = Completed(std::move(now.who), info_, 0);
     if (!failure_.ok()) now.trouble = failure_.message();
     return now;
   }
   [[nodiscard]] bool Over() const { return ended_ > kLooksAtTheDead || !failure_.ok(); }
-  [[nodiscard]] bool Lives() const { return lives_; }
+  [[nodiscard]] bool Lives() const { return LivesNow(info_); }  // that of a pack did only then
 
  private:
   WatchedSession() = default;
-  void Take(const JournalInfo& info) {
-    status_ = info.status;
-    lives_ = LivesNow(info);
-  }
 
   std::unique_ptr<JournalReader> reader_;
   Folded folded_;
@@ -84,10 +75,7 @@ class WatchedSession {
   StoryBuilder builder_{story_, kAttemptsKept, false};
   const std::array<FoldObserver*, 1> observers_ = {&builder_};
   Folding folding_{folded_, observers_};
-  SessionStatus status_{};
-  bool lives_ = false;  // now; that of a pack is as it was then
-  SessionId session_;
-  std::int32_t pid_ = 0;
+  JournalInfo info_;
   int ended_ = 0;  // looks at it since it has ended
   Status failure_;
 };

@@ -7,10 +7,10 @@
 #include <optional>
 
 #include "replay/tool/command_line/command_line.h"
-#include "replay/tool/position.h"
 #include "replay/tool/terminal/terminal.h"
 
 namespace amem::tool {
+
 std::optional<std::uint64_t> WholeNumber(const std::string& text) {
   std::uint64_t number = 0;
   const char* end = text.data() + text.size();
@@ -147,6 +147,29 @@ ParsedCommandLine Parse(const Command& command, std::vector<std::string> words) 
   return {.wrong = AsCalled(fmt::format("{}; `amem help {}` has the options", wrong, command.name))};
 }
 
+std::string NoCommand(const std::string& word) {
+  for (const auto& [was, is] : kRenamed)
+    if (word == was) return AsCalled(fmt::format("{} is `amem {}` now", word, is));
+  std::vector<std::string> known = {"help", "--help", "--version"};
+  for (const Command& c : AllCommands()) known.emplace_back(c.name);
+  return AsCalled(fmt::format("there is no {} \"{}\"{}; `amem help` lists them", word.starts_with('-') ? "option" : "command",
+                              word, Hint(word, known)));
+}
+
+// What `amem WORD`, `amem WORD OF` prints where WORD is no command that reads or asks; nothing: it is one.
+std::optional<ParsedCommandLine> ParseQuestion(const std::string& word, const std::string& of) {
+  if (word == "--version" || word == "-V" || word == "version")
+    return ParsedCommandLine{.print = program_name + " " AMEM_VERSION "\n"};
+  if (word == "--man") return ParsedCommandLine{.print = ManualPage()};
+  if (word == "--completion" && (of == "bash" || of == "zsh" || of == "fish"))
+    return ParsedCommandLine{.print = CompletionScript(of)};
+  if (word == "--completion") return ParsedCommandLine{.wrong = "--completion: give bash, zsh or fish"};
+  if (word != "help" && word != "--help" && word != "-h") return std::nullopt;
+  if (of.empty()) return ParsedCommandLine{.print = HelpOfTool(TextWidth())};
+  if (const Command* command = FindCommand(of)) return ParsedCommandLine{.print = HelpOf(*command, TextWidth())};
+  return ParsedCommandLine{.wrong = NoCommand(of)};
+}
+
 }  // namespace
 
 std::string DidYouMean(const std::string& word, const std::vector<std::string>& known) {
@@ -187,33 +210,6 @@ const Command* FindCommand(std::string_view name) {
     if (command.name == name) return &command;
   return nullptr;
 }
-
-namespace {
-
-std::string NoCommand(const std::string& word) {
-  for (const auto& [was, is] : kRenamed)
-    if (word == was) return AsCalled(fmt::format("{} is `amem {}` now", word, is));
-  std::vector<std::string> known = {"help", "--help", "--version"};
-  for (const Command& c : AllCommands()) known.emplace_back(c.name);
-  return AsCalled(fmt::format("there is no {} \"{}\"{}; `amem help` lists them", word.starts_with('-') ? "option" : "command",
-                              word, Hint(word, known)));
-}
-
-// What `amem WORD`, `amem WORD OF` prints where WORD is no command that reads or asks; nothing: it is one.
-std::optional<ParsedCommandLine> ParseQuestion(const std::string& word, const std::string& of) {
-  if (word == "--version" || word == "-V" || word == "version")
-    return ParsedCommandLine{.print = program_name + " " AMEM_VERSION "\n"};
-  if (word == "--man") return ParsedCommandLine{.print = ManualPage()};
-  if (word == "--completion" && (of == "bash" || of == "zsh" || of == "fish"))
-    return ParsedCommandLine{.print = CompletionScript(of)};
-  if (word == "--completion") return ParsedCommandLine{.wrong = "--completion: give bash, zsh or fish"};
-  if (word != "help" && word != "--help" && word != "-h") return std::nullopt;
-  if (of.empty()) return ParsedCommandLine{.print = HelpOfTool(TextWidth())};
-  if (const Command* command = FindCommand(of)) return ParsedCommandLine{.print = HelpOf(*command, TextWidth())};
-  return ParsedCommandLine{.wrong = NoCommand(of)};
-}
-
-}  // namespace
 
 ParsedCommandLine ParseCommandLine(int argc, const char* const* argv) {
   if (argc < 2) return {.print = HelpOfTool(TextWidth()), .wrong = "a command is missing"};

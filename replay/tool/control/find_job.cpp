@@ -1,5 +1,3 @@
-#include "replay/tool/control/find_job.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,16 +8,13 @@
 
 #include "journal/base/process_stat.h"
 #include "journal/tail.h"
-#include "replay/job/jobs.h"
 #include "replay/job/sessions.h"
-#include "replay/tool/command.h"
-#include "replay/tool/targets.h"
+#include "replay/tool/control/request.h"
 
 namespace amem::tool {
 namespace {
 
 struct Living {
-  std::filesystem::path directory;
   JobTies ties;
   std::int32_t pid = 0;  // as seen from here; 0: of another pid namespace, where its number may be another process's here
 };
@@ -32,7 +27,7 @@ Result<std::vector<Living>> LivingUnder(const std::filesystem::path& place) {
   for (const auto& session : found.sessions) {
     if (!std::filesystem::is_directory(session)) continue;
     Result<JobTies> ties = ReadTies(session);
-    if (ties.ok() && ties->live) living.push_back({session, *std::move(ties), ProcessOfWriter(session / "tail")});
+    if (ties.ok() && ties->live) living.push_back({*std::move(ties), ProcessOfWriter(session / "tail")});
   }
   if (!living.empty()) return living;
   return Status{
@@ -89,7 +84,7 @@ std::size_t RanksOfLauncher(const JobOfLiving& job) {
 
 FoundJob Chosen(const JobOfLiving& job) {
   FoundJob found;
-  for (const Living* one : job) found.ranks.push_back({one->ties.who.session, one->directory, one->ties.who.rank});
+  for (const Living* one : job) found.ranks.push_back({one->ties.who.session, one->ties.directory, one->ties.who.rank});
   const std::size_t ranks = RanksOfLauncher(job);
   found.elsewhere = ranks > job.size() ? ranks - job.size() : 0;
   return found;
@@ -101,7 +96,7 @@ std::string ListOf(const std::vector<JobOfLiving>& jobs) {
     std::set<std::string> pids;
     for (const Living* one : job)
       pids.insert(one->pid != 0 ? std::to_string(one->pid) : fmt::format("{} of another pid namespace", one->ties.who.pid));
-    text += fmt::format("\n  pid {} in {}", fmt::join(pids, ", "), job.front()->directory.parent_path().string());
+    text += fmt::format("\n  pid {} in {}", fmt::join(pids, ", "), job.front()->ties.directory.parent_path().string());
     if (!job.front()->ties.who.launcher.empty()) text += fmt::format(" ({})", fmt::join(job.front()->ties.who.launcher, " "));
   }
   return text;
@@ -112,7 +107,7 @@ std::string ListOf(const std::vector<JobOfLiving>& jobs) {
 std::optional<std::filesystem::path> SessionNamed(const std::string& what, const std::vector<Living>& living) {
   if (living.size() != 1) return std::nullopt;
   std::error_code failed;
-  const auto session = std::filesystem::canonical(living.front().directory, failed);
+  const auto session = std::filesystem::canonical(living.front().ties.directory, failed);
   if (failed) return std::nullopt;
   const auto named = std::filesystem::canonical(what, failed);
   return !failed && (named == session || named.parent_path() == session) ? std::optional(session) : std::nullopt;
@@ -168,7 +163,7 @@ Result<FoundJob> FindJob(const std::vector<std::string>& names, Ties ties) {
                       fmt::format("{} is the pid of no living rank, and nobody was asked; these live:{}", name, ListOf(jobs))};
     meant = is_rank;
   } else if (session) {
-    meant = [&session](const Living* one) { return one->directory == *session; };
+    meant = [&session](const Living* one) { return one->ties.directory == *session; };
   } else if (!place && std::ranges::any_of(*living, [&](const Living& one) { return is_rank(&one); })) {
     meant = is_rank;  // and not what it has started
   } else if (!place && !what.empty()) {

@@ -15,8 +15,6 @@
 #include "replay/job/opening.h"
 #include "replay/tool/command.h"
 #include "replay/tool/events/stream.h"
-#include "replay/tool/position.h"
-#include "replay/tool/targets.h"
 #include "replay/tool/terminal/terminal.h"
 
 namespace amem::tool {
@@ -43,6 +41,20 @@ std::string AddKind(const std::string& word, std::set<std::size_t>& kinds) {
   std::vector<std::string> known;
   for (std::size_t k = 0; k < kEventKinds; ++k) known.push_back(KindWord(k));
   return fmt::format("--kind: there is no kind of event named \"{}\"; the kinds are {}", word, fmt::join(known, ", "));
+}
+
+// kInvalid: it is no extended regular expression.
+Result<std::shared_ptr<const regex_t>> CompilePattern(const std::string& text) {
+  auto compiled = std::make_unique<regex_t>();
+  if (const int failed = ::regcomp(compiled.get(), text.c_str(), REG_EXTENDED | REG_NOSUB); failed != 0) {
+    char why[200];
+    ::regerror(failed, compiled.get(), why, sizeof why);
+    return Status{Code::kInvalid, "\"" + text + "\" is not a regular expression as grep -E has them: " + why};
+  }
+  return std::shared_ptr<const regex_t>(compiled.release(), [](regex_t* pattern) {
+    ::regfree(pattern);
+    delete pattern;
+  });
 }
 
 bool IsBehind(const Position& from, const Position& to) {

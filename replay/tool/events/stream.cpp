@@ -10,11 +10,8 @@
 #include "replay/tool/command.h"
 
 namespace amem::tool {
-namespace {
 
 constexpr std::size_t kEventsAhead = 512;  // of each journal
-
-}  // namespace
 
 void EventStream::Add(const std::filesystem::path& session, std::unique_ptr<JournalReader> reader, std::int64_t offset_ns,
                       EventFilter filter, EventPrinter printer) {
@@ -98,13 +95,12 @@ void EventPrinter::PrintText(const Event& event) {
 }
 
 void EventPrinter::PrintJson(const Event& event) {
-  Json line = {{"schema", "amem-replay/event"}, {"version", kSchemaVersion}, {"journal", session_}};
+  Json line = {{"journal", session_}};
   if (options_.several) line["journal_rank"] = rank_ < 0 ? Json(nullptr) : Json(rank_);
   if (options_.wall) line["wall_ns"] = static_cast<std::uint64_t>(WrappedSum(event.time_ns, options_.wall_offset_ns));
   line["session"] = session_;  // an event about another session has that one's id in its place
   line.update(ToJson(event));
-  // Strings in a journal come from elsewhere; bytes that are not UTF-8 must not stop the log.
-  out_.Verbatim(line.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)) << "\n";
+  tool::PrintJson(out_, std::move(line), "event", -1);
 }
 
 }  // namespace amem::tool

@@ -1,7 +1,6 @@
 #include "replay/tool/terminal/terminal.h"
 
 #include <fmt/format.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,7 +8,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -49,6 +47,44 @@ bool BelongTogether(std::string_view before, std::string_view after) {
   const std::size_t digits = std::min(after.find_first_not_of("0123456789"), after.size());
   const std::string_view word = after.substr(0, after.find_first_of(",.;:)"));
   return digits == 3 || std::ranges::find(kUnits, word) != std::end(kUnits);
+}
+
+constexpr auto kQuiet = std::chrono::seconds(1);
+constexpr auto kEvery = std::chrono::milliseconds(200);
+
+struct ProgressLine {
+  std::mutex mutex;
+  std::uint64_t journals = 0;
+  Bytes bytes = 0;
+  std::atomic<std::uint64_t> done = 0;
+  bool ended = false;
+  std::jthread thread;
+};
+
+ProgressLine& TheLine() {
+  static ProgressLine line;
+  return line;
+}
+
+// Draws until it is told to stop.
+void Draw(const std::stop_token& stop) {
+  ProgressLine& is = TheLine();
+  const auto began = std::chrono::steady_clock::now();
+  std::condition_variable_any stopped;
+  std::unique_lock lock(is.mutex);
+  bool drawn = false;
+  for (auto wait = std::chrono::milliseconds(kQuiet);
+       !stopped.wait_for(lock, stop, wait, [&] { return stop.stop_requested(); }); wait = kEvery) {
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - began).count();
+    const std::string done = is.done == 0 ? "" : fmt::format("{} of ", is.done.load());
+    std::fputs(fmt::format("\r{}: {}{} journal{}, {}, {} s\x1b[K", program_name, done, is.journals, is.journals == 1 ? "" : "s",
+                           FormatBytes(is.bytes >> 20 << 20), seconds)
+                   .c_str(),
+               stderr);
+    std::fflush(stderr);
+    drawn = true;
+  }
+  if (drawn) std::fputs("\r\x1b[K", stderr);
 }
 
 }  // namespace
@@ -111,48 +147,6 @@ Pager::~Pager() {
 }
 
 // ---- progress --------------------------------------------------------------------------------------------------------------
-
-namespace {
-
-constexpr auto kQuiet = std::chrono::seconds(1);
-constexpr auto kEvery = std::chrono::milliseconds(200);
-
-struct ProgressLine {
-  std::mutex mutex;
-  std::uint64_t journals = 0;
-  Bytes bytes = 0;
-  std::atomic<std::uint64_t> done = 0;
-  bool ended = false;
-  std::jthread thread;
-};
-
-ProgressLine& TheLine() {
-  static ProgressLine line;
-  return line;
-}
-
-// Draws until it is told to stop.
-void Draw(const std::stop_token& stop) {
-  ProgressLine& is = TheLine();
-  const auto began = std::chrono::steady_clock::now();
-  std::condition_variable_any stopped;
-  std::unique_lock lock(is.mutex);
-  bool drawn = false;
-  for (auto wait = std::chrono::milliseconds(kQuiet);
-       !stopped.wait_for(lock, stop, wait, [&] { return stop.stop_requested(); }); wait = kEvery) {
-    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - began).count();
-    const std::string done = is.done == 0 ? "" : fmt::format("{} of ", is.done.load());
-    std::fputs(fmt::format("\r{}: {}{} journal{}, {}, {} s\x1b[K", program_name, done, is.journals, is.journals == 1 ? "" : "s",
-                           FormatBytes(is.bytes >> 20 << 20), seconds)
-                   .c_str(),
-               stderr);
-    std::fflush(stderr);
-    drawn = true;
-  }
-  if (drawn) std::fputs("\r\x1b[K", stderr);
-}
-
-}  // namespace
 
 void Progress::Begin(std::uint64_t journals, Bytes bytes) {
   ProgressLine& is = TheLine();

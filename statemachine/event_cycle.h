@@ -31,6 +31,7 @@ enum class PhaseKind : std::uint8_t {
 AMEM_NAMES(PhaseKind, kResumeOpen, "phase kind", "pause: arrive", "pause: save", "pause: drop imports", "pause: release",
            "pause: all gone", "resume: arrive", "resume: create own", "resume: import and restore", "resume: verify",
            "resume: open");
+constexpr bool IsArrival(PhaseKind phase) { return phase == PhaseKind::kPauseArrive || phase == PhaseKind::kResumeArrive; }
 enum class StepKind : std::uint8_t {
   kQuiesce = 0,    // wait until the devices are idle                 device
   kSave,           // wait until the contents are in the backup       allocation

@@ -264,7 +264,7 @@ void VoteCounter::Decide(Ongoing& round, SessionId culprit, Status status) {
   round.decisions.push_back(decision);
   for (const auto& [session, vote] : votes) {
     Member& member = round.members.at(session);
-    member.against = !vote.status.ok();
+    member.against = !vote.status.ok() && IsArrival(vote.phase);
     if (!member.gone) say_(member.connection, decision);
   }
 }
@@ -275,7 +275,7 @@ void VoteCounter::Left(ConnectionId connection, std::uint64_t round) {
   const auto place = places_.find(connection);
   if (place == places_.end() || place->second.round != round) return;
   Member& member = rounds_.at(round).members.at(place->second.session);
-  member.told = member.told || member.against;  // it refused before it had begun anything, and all have been told so
+  member.told = member.told || member.against;  // it refused before anything had changed, and all have been told so
   Disconnected(connection, "withdrew");
 }
 

@@ -66,7 +66,7 @@ class VoteCounter {
     PeerIdentity who;
     bool gone = false;
     bool told = false;     // a decision has named its death
-    bool against = false;  // it voted against what was decided last, and has not voted since
+    bool against = false;  // it voted against an arrival, which was decided, and has not voted since
     bool late = false;     // a decision has named its absence; votes do not wait for it until it has caught up
     std::string how;       // how it ended
   };

@@ -18,8 +18,6 @@ constexpr std::uint64_t kOneLook_ns = 1'000'000'000;  // the threads of a proces
 
 CycleKind KindOfPhase(PhaseKind phase) { return phase < PhaseKind::kResumeArrive ? CycleKind::kPause : CycleKind::kResume; }
 
-bool IsArrival(PhaseKind phase) { return phase == PhaseKind::kPauseArrive || phase == PhaseKind::kResumeArrive; }
-
 // Whose pause or resume an event is about; what is about none is NCCL's.
 PoolId PoolOf(const EventBody& body) {
   if (const auto* vote = std::get_if<VoteCast>(&body)) return vote->pool;

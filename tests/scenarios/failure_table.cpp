@@ -27,6 +27,8 @@ const Words kLeaving = {"stay-until-resumed", "find-reason-of-death", "find-reas
 const Words kDied = {"rank-died"};
 const Words kEnded = {"rank-died", "ended-without-closing"};
 const Words kLeft = {"rank-left", "rank-died", "ended-without-closing"};
+// Where an exception ends those that wait, another one may have seen them leave first.
+const Expected kOfLeaving = {.kinds = kLeft, .whoever = true};
 const Words kAbsent = {"never-arrived"};
 const Words kStopped = {"stalled", "never-arrived"};
 const Words kStuck = {"stalled", "step-failed"};
@@ -90,13 +92,6 @@ void AddSignals(std::vector<Failure>& all, std::mt19937_64& random) {
                  .culprit_knows = true});
   all.push_back({.name = "killed in a resume",
                  .commands = {"pause", in_resume("KILL"), "resume"},
-                 .fate = Fate::kEnded,
-                 .status = Killed(SIGKILL),
-                 .silent = false,
-                 .expected = {kDied, {1}, kDeath},
-                 .culprit_knows = true});
-  all.push_back({.name = "killed while another imports its memory again",
-                 .commands = {"pause", "1:at=Export,1,KILL", "resume"},
                  .fate = Fate::kEnded,
                  .status = Killed(SIGKILL),
                  .silent = false,
@@ -173,6 +168,7 @@ void AddExits(std::vector<Failure>& all, std::mt19937_64& random) {
                  .status = 1,
                  .silent = false,
                  .expected = {kLeft, {1}, kLeaving},
+                 .alone_after_exceptions = kOfLeaving,
                  .culprit_knows = true});
   all.push_back({.name = "exit(1) while the others wait for it to pause",
                  .commands = {"1:sleep=600", "1:do=exit=1", "pause"},
@@ -180,6 +176,7 @@ void AddExits(std::vector<Failure>& all, std::mt19937_64& random) {
                  .status = 1,
                  .silent = false,
                  .expected = {kLeft, {1}, kLeaving},
+                 .alone_after_exceptions = kOfLeaving,
                  .culprit_knows = true});
   all.push_back({.name = "exit(1) while paused",
                  .commands = {"pause", "barrier", "1:do=exit=1"},
@@ -187,6 +184,7 @@ void AddExits(std::vector<Failure>& all, std::mt19937_64& random) {
                  .status = 1,
                  .silent = false,
                  .expected = {kLeft, {1}, kLeaving},
+                 .alone_after_exceptions = kOfLeaving,
                  .culprit_knows = true});
   all.push_back({.name = "exit(1) while paused, and the others resume",
                  .commands = {"pause", "barrier", "1:do=exit=1", "sleep=300", "resume"},
@@ -194,6 +192,7 @@ void AddExits(std::vector<Failure>& all, std::mt19937_64& random) {
                  .status = 1,
                  .silent = false,
                  .expected = {kLeft, {1}, kLeaving},
+                 .alone_after_exceptions = kOfLeaving,
                  .culprit_knows = true});
   all.push_back({.name = "exit(0) while paused",
                  .commands = {"pause", "barrier", "1:do=exit=0"},
@@ -222,6 +221,7 @@ void AddExits(std::vector<Failure>& all, std::mt19937_64& random) {
                  .status = 1,
                  .silent = false,
                  .expected = {kLeft, {1}, kLeaving},
+                 .alone_after_exceptions = kOfLeaving,
                  .culprit_knows = true});
 }
 
@@ -518,6 +518,13 @@ std::vector<Failure> AllFailures(std::uint64_t seed) {
   AddJournalsAndNeighbours(all, random);
   AddHostsAndSizes(all, random);
   AddHealthy(all);
+  all.push_back({.name = "killed while another imports its memory again",
+                 .commands = {"pause", "1:at=Export,1,KILL", "resume"},
+                 .fate = Fate::kEnded,
+                 .status = Killed(SIGKILL),
+                 .silent = false,
+                 .expected = {kDied, {1}, kDeath},
+                 .culprit_knows = true});
   return all;
 }
 

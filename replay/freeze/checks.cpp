@@ -324,7 +324,7 @@ Result<std::vector<GpuPair>> ReadGpuPairs(const std::string& text, std::span<con
   if (text.empty()) return std::vector<GpuPair>();
   std::vector<std::size_t> target(gpus.size());
   std::iota(target.begin(), target.end(), 0);
-  std::istringstream parts(text);
+  std::istringstream parts(text + ',');  // so that a pair that is missing at the end is one as well
   std::string part;
   for (std::size_t i = 0; std::getline(parts, part, ','); ++i) {
     const auto equals = part.find('=');

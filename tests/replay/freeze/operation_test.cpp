@@ -385,7 +385,8 @@ TEST(FreezeChecks, pairs_of_gpus_are_permutations) {
   EXPECT_EQ(*swapped, (std::vector<GpuPair>{{"GPU-a", "GPU-b"}, {"GPU-b", "GPU-a"}, {"GPU-c", "GPU-c"}}));
   EXPECT_EQ(*ReadGpuPairs("1,0", gpus), *swapped);
   EXPECT_TRUE(ReadGpuPairs("", gpus)->empty());
-  for (const char* wrong : {"0=1", "0=3", "x=1", "0=1,1=1", "1,0,2,3"}) EXPECT_FALSE(ReadGpuPairs(wrong, gpus).ok()) << wrong;
+  for (const char* wrong : {"0=1", "0=3", "x=1", "0=1,1=1", "1,0,2,3", "1,0,"})
+    EXPECT_FALSE(ReadGpuPairs(wrong, gpus).ok()) << wrong;
 }
 
 // ---- the death of the tool -------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ Starts a torchrun job: DDP with AdamW, a CUDA graph with an all-reduce, and tens
 GPU, which needs an NCCL of 2.30 or later (--nccl), unless --gpus says otherwise. After each of the first steps the tag "program" and
 NCCL's memory are paused and resumed; what the GPU still holds then is `left_mib`, and `contexts_mib` what it held before the job
 allocated anything. With --tool the job is also frozen and thawed from outside. Then the same training runs without AMem: all losses
-must be equal to the last bit. --bench: 10 000 cudaMalloc and cudaFree of mixed sizes, in turns with stock ones, and what the driver
-says of such memory beside what it says of its own.
+must be equal to the last bit. --bench: 10 000 cudaMalloc and cudaFree of mixed sizes, a training step and copies in such memory, in
+turns with stock ones, and what the driver says of it beside what it says of its own.
 
 The last line is JSON. Exit code 0: all well, 1: not, 2: refused (NCCL_NVLS_ENABLE is not 0). Everything ends by itself.
 """
@@ -183,6 +183,36 @@ def answers(runtime, driver, pointer):
     return said
 
 
+def kernels(torch):
+    """The GPU's median milliseconds of a step of training and of copies, in memory that is allocated now."""
+    torch.manual_seed(0)
+    width, layers = 4096, []
+    for _ in range(8):
+        layers += [torch.nn.Linear(width, width), torch.nn.GELU(), torch.nn.LayerNorm(width)]
+    model = torch.nn.Sequential(*layers).to("cuda", torch.bfloat16)
+    optimizer, batch = torch.optim.AdamW(model.parameters(), foreach=True), torch.randn(8192, width, device="cuda", dtype=torch.bfloat16)
+    device, other = (torch.empty(1 << 30, dtype=torch.uint8, device="cuda") for _ in range(2))
+    host = torch.empty(256 << 20, dtype=torch.uint8, pin_memory=True)
+
+    def step():
+        optimizer.zero_grad(set_to_none=False)
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    found = {}
+    for name, times, work in (("step", 40, step), ("copy", 40, lambda: other.copy_(device)), ("to_device", 20, lambda: device[: len(host)].copy_(host, non_blocking=True))):
+        took = []
+        for turn in range(times + 10):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            work()
+            end.record()
+            end.synchronize()
+            took += [begin.elapsed_time(end)] if turn >= 10 else []
+        found[name + "_ms"] = statistics.median(took)
+    return found
+
+
 def allocate_main(options):
     """The mean microseconds of a cudaMalloc and a cudaFree, of mixed sizes, some tens of them alive."""
     freeze_job.end_after(min(options.time_limit, 120))
@@ -218,6 +248,7 @@ def allocate_main(options):
     before = torch.cuda.mem_get_info()[0]
     malloc(64 << 20)
     told["says"] = {**answers(runtime, driver, alive[-1].value), "free_memory_changed_by": before - torch.cuda.mem_get_info()[0]}
+    told.update(kernels(torch))
     print(json.dumps(told), flush=True)
     os._exit(0)
 
@@ -236,6 +267,9 @@ def bench(options):
             told.append(json.loads(done.stdout.splitlines()[-1]))
     found = {kind: {what: round(statistics.median(one[what] for one in told), 2) for what in ("malloc_us", "free_us")} for kind, told in turns.items()}
     found["more_us"] = {what: round(found["amem"][what] - found["stock"][what], 2) for what in ("malloc_us", "free_us")}
+    found["kernels"] = {what: {"stock": round(statistics.median(one[what] for one in turns["stock"]), 4),
+                               "ratio": round(statistics.median(mine[what] / other[what] for mine, other in zip(turns["amem"], turns["stock"])), 5)}
+                        for what in ("step_ms", "copy_ms", "to_device_ms")}
     says = {kind: told[0]["says"] for kind, told in turns.items()}
     found["answers_that_differ"] = {name: [said, says["amem"][name]] for name, said in says["stock"].items() if said != says["amem"][name]}
     return found

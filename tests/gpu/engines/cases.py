@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import statistics
 import subprocess
 import time
 
@@ -16,7 +17,9 @@ FIRST_TIMES = 10.0  # AMem's first sleep against the rival's
 NOISE = 1.03        # of the medians of five
 COLUMNS = (("first_sleep_ms", "first sleep"), ("sleep_ms", "sleep"), ("first_wake_ms", "first wake-up"), ("wake_ms", "wake-up"), ("left_mib", "MiB left"),
            ("awake_mib", "MiB awake"))
-SECONDS = {1: 180, 2: 260, 4: 330}  # that a case may take, by its ranks
+SECONDS = {1: 180, 2: 330, 4: 420}  # that a case may take, by its ranks
+STARTS = 4       # of vLLM, with AMem and without in turns
+MORE_START = 1.02
 
 
 def has(python, module):
@@ -51,11 +54,12 @@ def entry_points(folder):
                     out.write(content)
 
 
-def environment_of(run, script, backend, ranks, one_gpu):
+def environment_of(run, script, backend, ranks, one_gpu, scope=""):
     folder = os.path.join(run.scratch, "engines")
     entry_points(folder)
-    preload = [os.path.join(os.path.dirname(run.patched), "libamem_nccl.so")] if backend == "amem" else []
+    preload = [os.path.join(os.path.dirname(run.patched), "libamem_nccl.so")] if backend == "amem" or scope else []
     more = {"AMEM_ENABLE": "1"} if backend == "amem" and script == "sglang_job.py" else {}
+    more.update({"AMEM_SCOPE": scope, "AMEM_USER_MEMORY": "release"} if scope else {})
     if one_gpu and ranks > 1:
         preload.append(os.path.abspath(run.options.second))
         more["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
@@ -71,7 +75,7 @@ def engine_command(run, script, backend, ranks):
     return [script, "--tp", str(ranks), "--cycles", str(cycles), "--failures", failures, "--tool", os.path.join(run.build, "bin", "amem-replay")]
 
 
-def one_case(run, gpus, name, backend, ranks, one_gpu, job):
+def one_case(run, gpus, name, backend, ranks, one_gpu, job, scope=""):
     """The report of one run of `job`, a script and its options, or None where it is not wanted, there was no time for it, or it wrote nothing."""
     if run.options.tests and not any(text in name.replace(",", "") for text in run.options.tests.split(",")):
         return None
@@ -83,7 +87,7 @@ def one_case(run, gpus, name, backend, ranks, one_gpu, job):
                *(["--one-gpu"] if one_gpu else [])]
     run.new_journal()
     began = time.monotonic()
-    code, _ = run.call(command, limit, environment_of(run, job[0], backend, ranks, one_gpu), echo=False)
+    code, _ = run.call(command, limit, environment_of(run, job[0], backend, ranks, one_gpu, scope), echo=False)
     data = None
     if os.path.exists(file):
         with open(file, encoding="utf-8") as source:
@@ -109,6 +113,22 @@ def loops(run, gpus):
             one_case(run, gpus, name + ", amem", "amem", ranks, one_gpu, [*job, "--same-as", plain["file"]])
 
 
+def whole_process(run, gpus):
+    """All memory of vLLM's ranks is AMem's, and custom all-reduce shares some of it where they have GPUs of their own: sleeps, freezes, and its start."""
+    ranks = min(gpus, 2)
+    job = ["vllm_job.py", "--tp", str(ranks), "--cycles", "6", "--freezes", "2", "--tool", os.path.join(run.build, "bin", "amem-replay")]
+    one_case(run, gpus, "vLLM, TP=%d, frozen, amem" % ranks, "amem", ranks, False, job + ["--custom-all-reduce"] * (ranks > 1), "all")
+    took = {"": [], "all": []}
+    for turn in range(STARTS):
+        for scope, seconds in took.items():
+            report = one_case(run, gpus, "vLLM, start %d%s" % (turn, scope and ", scope " + scope), "cumem", 1, True, ["vllm_job.py", "--cycles", "0"], scope)
+            seconds += [report["steps"][0]["seconds"]] if report and report["ok"] else []
+    if all(len(seconds) == STARTS for seconds in took.values()):
+        ratio = statistics.median(mine / other for mine, other in zip(took["all"], took[""]))
+        run.step("engines", "vLLM, start, scope all against stock", gpus, "pass" if ratio <= MORE_START else "FAIL",
+                 "%.3f times, medians %.1f and %.1f s" % (ratio, statistics.median(took["all"]), statistics.median(took[""])))
+
+
 def part(run, gpus):
     if not has(run.options.python, "vllm"):
         run.step("engines", "vLLM", gpus, "SKIPPED", "%s has no vllm" % run.options.python)
@@ -118,6 +138,7 @@ def part(run, gpus):
         savers = ("torch_memory_saver",) if has(run.options.python, "torch_memory_saver") else ()
         race(run, gpus, "vllm_job.py", (("cumem", "amem"), savers), all_cases(gpus, run.options.second))
         loops(run, gpus)
+        whole_process(run, gpus)
     if not has(run.options.python, "sglang"):
         run.step("engines", "SGLang", gpus, "SKIPPED", "%s has no sglang" % run.options.python)
     else:
@@ -167,6 +188,9 @@ def table(steps):
     for step in rows:
         lines.append("%-*s %s" % (width, step["name"], " ".join("%13.0f" % step["data"]["summary"][key] for key, _ in COLUMNS)))
     for step in rows:
+        for row in filter(None, step["data"].get("frozen") or []):
+            lines.append("%s, %s: freeze %.0f ms, thaw %.0f ms, %d MiB while frozen; %s" % (
+                step["name"], "asleep" if row["asleep"] else "awake", row["freeze_ms"], row["thaw_ms"], row["frozen_mib"], row["steps_ms"]))
         for failure, text in (step["data"].get("messages") or {}).items():
             lines.append("%s, %s: %s" % (step["name"], failure, (text or "no message")[:600]))
         for what in ("left", "phases"):

@@ -7,9 +7,10 @@ Its model is a Llama of this file's making with random weights, so that nothing 
 and by tag, at level 1 in both orders; at level 2 other weights are loaded by collective_rpc between. Greedy tokens are compared with those of the same weights before.
 --one-gpu has all ranks on the first GPU, for which NCCL must be of 2.30 or later. --failures: a wake-up into a full GPU and its second try, a rank that is
 stopped while the engine falls asleep, and one that is killed. With --tool the report says whose the memory is that a sleep leaves, and what each
-phase of it took. Each step has a time limit and each process an alarm; the report is written after every step. Exit code 0: all well, 1: not, 2: refused (NCCL_NVLS_ENABLE is not 0).
+phase of it took; --freezes N freezes the ranks off the GPUs and thaws them from outside, N times asleep and N times awake. Each step has a time limit and each process an alarm; the report is written after every step. Exit code 0: all well, 1: not, 2: refused (NCCL_NVLS_ENABLE is not 0).
 """
 import argparse
+import concurrent.futures
 import contextlib
 import glob
 import json
@@ -54,6 +55,8 @@ def arguments():
     parser.add_argument("--cycles", type=int, default=20)
     parser.add_argument("--failures", default="", help="of full, stopped, killed")
     parser.add_argument("--tool", default="", help="amem-replay, which is asked while the engine sleeps")
+    parser.add_argument("--freezes", type=int, default=0, help="needs --tool, and AMEM_SCOPE=all for what is under no tag")
+    parser.add_argument("--custom-all-reduce", action="store_true", help="vLLM's own kernels, which share memory by cudaIpc; ranks need GPUs of their own")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--cache-mib", type=int, default=8192, help="KV cache of all ranks (default 8192)")
     parser.add_argument("--time-limit", type=int, default=240, help="seconds for everything")
@@ -170,7 +173,7 @@ class Engine:
         self.llm = vllm.LLM(
             model=model_folder(folder, options.layers), skip_tokenizer_init=True, load_format="dummy", dtype="bfloat16", tensor_parallel_size=options.tp,
             enable_sleep_mode=True, max_model_len=1024, max_num_seqs=8, gpu_memory_utilization=0.1, enable_prefix_caching=False, seed=0,
-            kv_cache_memory_bytes=options.cache_mib * MIB // options.tp, disable_custom_all_reduce=True, worker_extension_cls="vllm_worker.Calls",
+            kv_cache_memory_bytes=options.cache_mib * MIB // options.tp, disable_custom_all_reduce=not options.custom_all_reduce, worker_extension_cls="vllm_worker.Calls",
             compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}, **more)
         # Ranks that share a GPU take turns on it, a few milliseconds for each all-reduce: few tokens are enough there.
         few = options.one_gpu and options.tp > 1
@@ -272,6 +275,41 @@ def asleep(engine, tool):
     engine.llm.wake_up()
     engine.compare()
     return found
+
+
+def frozen(engine, workers, options, sleeping):
+    """From outside, while all ranks make safe points: {freeze_ms, thaw_ms, frozen_mib, steps_ms, notes}. The same tokens afterwards."""
+    if sleeping:
+        engine.llm.sleep(1)
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(1) as beside:
+        enough = os.path.join(folder, "enough")
+        outside = beside.submit(freeze_and_thaw, options.tool, [str(one["pid"]) for one in workers], enough)
+        engine.rpc("engines_safepoints", enough, options.step_limit)
+        row = outside.result()
+    if sleeping:
+        engine.llm.wake_up()
+    engine.compare("after a freeze")
+    return {"asleep": sleeping, **row}
+
+
+def freeze_and_thaw(tool, pids, enough):
+    environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+    row = {"steps_ms": {}, "notes": []}
+    try:
+        for command in ("freeze", "thaw"):
+            began = time.monotonic()
+            ran = subprocess.run([tool, command, "--json", *pids], env=environment, capture_output=True, text=True, check=False)
+            row[command + "_ms"] = round(1e3 * (time.monotonic() - began), 1)
+            check(ran.returncode == 0, "%s ended with %d: %s %s" % (command, ran.returncode, ran.stdout[-1500:], ran.stderr[-500:]))
+            answer = json.loads(ran.stdout)
+            row["steps_ms"].update({"%s: %s" % (command, one["step"]): round(one["ms"], 1) for one in answer["times"]})
+            row["notes"] += answer["notes"]
+            if command == "freeze":
+                row["frozen_mib"] = used_mib()
+    finally:
+        with open(enough, "w", encoding="utf-8"):
+            pass
+    return row
 
 
 # ---- failures -------------------------------------------------------------------------------------------------------------------
@@ -384,6 +422,8 @@ def job(options, report, make):
         cycles(engine, options, report, before)
         if options.backend == "amem":
             report.data["asleep"] = report.step("asleep", lambda: asleep(engine, options.tool))
+        report.data["frozen"] = [report.step("frozen %s" % ("asleep" if sleeping else "awake"), lambda sleeping=sleeping: frozen(engine, workers, options, sleeping))
+                                 for sleeping in options.freezes * [True] + options.freezes * [False]]
         report.data["messages"] = {}
         for name in filter(None, options.failures.split(",")):
             text = report.step(name, lambda name=name: FAILURES[name](engine, [one["pid"] for one in workers]))

@@ -55,6 +55,13 @@ class Calls:
                 about["nccl_under_amem"] = frameworks.nccl_is_under_amem()
         return about
 
+    def engines_safepoints(self, enough, seconds):
+        """Safe points, one after the other, until the file `enough` is there."""
+        safepoint, end = importlib.import_module("amem").safepoint, time.monotonic() + seconds
+        while not os.path.exists(enough) and time.monotonic() < end:
+            safepoint()
+            time.sleep(0.005)
+
     def engines_take(self, named):
         """A weight update by a trainer in the same process: (name, tensor) as Hugging Face names them."""
         self.model_runner.get_model().load_weights(named)

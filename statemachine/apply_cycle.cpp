@@ -13,6 +13,7 @@ Status Fold::operator()(const CycleBegun& e) {
   owner->lifecycle = pause ? Lifecycle::kPausing : Lifecycle::kResuming;
   owner->cycles = std::max(owner->cycles, e.cycle);
   owner->cycle = Cycle{e.kind, e.cycle, e.members, {}, {}, {}, half};
+  if (pause && owner.pool) s_.pools.at(owner.pool).keeps = e.keeps || (half && s_.pools.at(owner.pool).keeps);
   return {};
 }
 
@@ -85,6 +86,7 @@ Status Fold::End(const Owner& owner, bool paused) {
   AMEM_TRY(paused ? AllGone(owner.pool) : AllBack(owner.pool));
   owner->lifecycle = paused ? Lifecycle::kPaused : Lifecycle::kRunning;
   paused ? ForgetSavedOfKept(owner.pool) : ForgetSaved(owner.pool);
+  if (!paused && owner.pool) s_.pools.at(owner.pool).keeps = false;
   return {};
 }
 

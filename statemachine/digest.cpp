@@ -82,7 +82,7 @@ class Hasher {
     if (const auto& open = c.open_step) AddAll(open->kind, open->allocation, open->address, IfAny{open->offset});
   }
   void Add(const Pool& pool) {
-    AddAll(pool.tag, pool.policy, pool.lifecycle, pool.cycles, pool.parts.size(), pool.parts, pool.cycle);
+    AddAll(pool.tag, pool.policy, pool.lifecycle, pool.cycles, pool.parts.size(), pool.parts, pool.cycle, IfAny{pool.keeps});
   }
   template <class T>
   void Add(const T& value) {

@@ -77,7 +77,8 @@ struct CycleBegun {
   std::vector<SessionId> members;  // none for a pool whose memory no other session shares
   std::vector<CycleMember> processes;  // of the members, in their order; empty in journals of builds that did not record them
   PoolId pool;
-  AMEM_EVENT(CycleBegun, "cycle begun", As{"cycle_kind", kind}, cycle, members, processes, IfAny{pool});
+  bool keeps = false;  // a pause of a pool saves its contents, whatever the policy
+  AMEM_EVENT(CycleBegun, "cycle begun", As{"cycle_kind", kind}, cycle, members, processes, IfAny{pool}, IfAny{keeps});
 };
 struct StepBegun {
   Step step;

@@ -118,7 +118,7 @@ class PoolCycleEvents {
 
  private:
   void Begin(CycleKind kind, std::uint64_t number) {
-    out_.emplace_back(CycleBegun{kind, number, pool_.cycle.members, {}, id_});
+    out_.emplace_back(CycleBegun{kind, number, pool_.cycle.members, {}, id_, kind == CycleKind::kPause && pool_.keeps});
   }
   void Do(StepKind kind, AllocationId chunk, Address address = {}) {
     const Step step{kind, chunk, address, 0, {}};

@@ -189,6 +189,7 @@ struct Scope {
 struct Pool : Scope {
   std::string tag;
   PoolPolicy policy{};
+  bool keeps = false;                      // in this pause contents are saved, whatever the policy
   std::map<Address, PoolAllocated> parts;  // what amem_alloc gave out of the chunks
   friend bool operator==(const Pool&, const Pool&) = default;
 };

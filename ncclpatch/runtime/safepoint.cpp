@@ -32,14 +32,14 @@ class OnSession final : public control::Actions {
  public:
   OnSession(Session& session, const std::filesystem::path& socket_directory) : session_(session), sockets_(socket_directory) {}
 
-  // A pool that forgets its contents stays: its program does not expect to lose them here.
+  // Contents are kept, whatever the policy: the program does not expect to lose them here.
   Status PauseTags() override {
     std::vector<std::string> all, by_request;
     std::vector<Pools::Standing> pools = session_.pools().Stand();
     std::ranges::sort(pools, {},
                       &Pools::Standing::tag);  // as on the ranks that share a tag, which may have opened others before
     for (const Pools::Standing& pool : pools) {
-      if (pool.state == "paused" || pool.policy != PoolPolicy::kPreserve) continue;
+      if (pool.state == "paused") continue;
       all.push_back(pool.tag);
       // What the program is pausing is waited for, and stays paused when the request resumes.
       if (pool.state != "pausing") by_request.push_back(pool.tag);
@@ -71,7 +71,7 @@ class OnSession final : public control::Actions {
     t_serving = true;
     Status status;
     try {
-      status = tags::Cycle(names, {.kind = kind});
+      status = tags::Cycle(names, {.kind = kind, .keeps = kind == CycleKind::kPause});
     } catch (const std::exception& error) {
       status = {Code::kIo, error.what()};
     }

@@ -42,7 +42,7 @@ Status CycleOf(Session& session, const Named& tag, const Asked& asked) {
   if (!tag.pool)
     return Runtime::Get().RunCycle(asked.kind, asked.patient).Within(pausing ? "pause of tag nccl" : "resume of tag nccl");
   if (pausing) Runtime::Get().TellInWiderScope(session);
-  if (pausing) return session.pools().Pause(tag.pool, {.wait = asked.wait, .after = asked.after});
+  if (pausing) return session.pools().Pause(tag.pool, {.wait = asked.wait, .after = asked.after, .keeps = asked.keeps});
   return session.pools().Resume(tag.pool, {.wait = asked.wait, .priority = asked.priority, .patient = asked.patient});
 }
 

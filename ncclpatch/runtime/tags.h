@@ -16,6 +16,7 @@ struct Asked {
   std::optional<void*> after;  // a stream (Pools::HowToPause)
   int priority = 0;
   bool patient = false;  // Runtime::RunCycle
+  bool keeps = false;    // a pause saves contents, whatever a tag's policy
 };
 Status Cycle(std::span<const char* const> names, const Asked& asked);
 

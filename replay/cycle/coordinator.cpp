@@ -262,7 +262,7 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
   const std::uint64_t start = MonotonicNs();
   CycleReport report;
   report.cycle = CycleNumber(kind);
-  CycleBegun begun{.kind = kind, .cycle = report.cycle, .pool = pool_};
+  CycleBegun begun{.kind = kind, .cycle = report.cycle, .pool = pool_, .keeps = manner.keeps};
   const std::vector<PeerIdentity> members = round.Members();
   alone_ = Alone(round);
   for (const PeerIdentity& member : alone_ ? std::vector<PeerIdentity>() : members) {
@@ -280,6 +280,7 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
   }
   report.total_ns = MonotonicNs() - start;
   copying_since_ns_ = 0;
+  bool discards = false;
   {
     const LedgerLock lock(ledger_);
     CycleDone done{.kind = kind, .cycle = report.cycle, .duration_ns = report.total_ns, .pool = pool_};
@@ -291,8 +292,10 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
     }
     ledger_.Record(done);
     WantHostMemory();
+    const auto* const pool = FindIn(ledger_.state().pools, pool_);
+    discards = pool != nullptr && pool->policy == PoolPolicy::kDiscard;  // the next pause may save nothing
   }
-  if (kind == CycleKind::kResume) backup_.Keep();
+  if (kind == CycleKind::kResume) discards ? backup_.ForgetAll() : backup_.Keep();
   in_use_ = false;
   if (kind == CycleKind::kPause && manner.after == nullptr) pinned_.GiveSpareBack();  // the devices are idle
   Add(kind, report, true);

@@ -51,6 +51,7 @@ struct Manner {
   // Of a pause. Null: it waits until the scope's devices are idle. Otherwise it waits for that moment of a stream only, and
   // hashes and copies contents beside what the program runs (Backup::Looking).
   const StreamMoment* after = nullptr;
+  bool keeps = false;    // the pause saves contents, whatever the pool's policy
   bool patient = false;  // the resume waits as long as the other members live and stay paused
   // Called once all memory is back and all copies to it are queued (Lead); only for a resume of memory that nobody shares.
   std::function<void()> queued;

@@ -33,9 +33,10 @@ std::string StandingOfPool(const CandidateCause& cause, const std::string& tag) 
   const auto pool = state.pools.find(state.PoolNamed(tag));
   if (pool == state.pools.end()) return {};
   const bool paused = pool->second.lifecycle == Lifecycle::kPaused;
+  const bool kept = paused && (pool->second.policy == PoolPolicy::kPreserve || pool->second.keeps);
   const bool between = !paused && pool->second.lifecycle != Lifecycle::kRunning;
   return fmt::format("Tag {} is {} there now{}.", tag, between ? "neither running nor paused" : ToText(pool->second.lifecycle),
-                     paused && pool->second.policy == PoolPolicy::kPreserve ? ", with its contents kept" : "");
+                     kept ? ", with its contents kept" : "");
 }
 
 }  // namespace

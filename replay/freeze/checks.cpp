@@ -145,8 +145,8 @@ void FindHostRoom(FreezeHost& host, std::span<const FrozenProcess> processes, By
     notes.push_back("how much host memory is available could not be read, and was not checked");
   } else if (room->bytes < needed) {
     problems.push_back(
-        fmt::format("the host has not enough memory: {} on the GPUs must be kept there, and {} allows {}; end other "
-                    "programs, raise the limit, or let tags have policy \"discard\"",
+        fmt::format("the host has not enough memory: {} on the GPUs must be kept there, and {} allows {}; end other programs, "
+                    "or raise the limit",
                     RoundedUpBytes(needed), room->limited_by, RoundedBytes(room->bytes)));
   }
 }

@@ -34,7 +34,7 @@ Status Pools::Run(Entry& pool, const Task& task) {
     return pool.led;
   };
   Status status =
-      pool.cycle->Cycle(task.kind, {.after = task.after.get(), .patient = task.patient, .queued = queued, .in_use = in_use});
+      pool.cycle->Cycle(task.kind, {.after = task.after.get(), .keeps = task.keeps, .patient = task.patient, .queued = queued, .in_use = in_use});
   ended_();
   apart.End();
   if (!pool.late.empty()) GiveLate(pool, Who::kCycle);
@@ -69,7 +69,7 @@ Status Pools::Now(const Task& task) {
 Status Pools::Pause(PoolId id, const HowToPause& how) {
   const MutexLock lock(mutex_);
   Entry& pool = At(id);
-  Task task{.pool = &pool, .kind = CycleKind::kPause};
+  Task task{.pool = &pool, .kind = CycleKind::kPause, .keeps = how.keeps};
   if (how.after) {
     // Taken before any wait, because what the program submits after this call does not count.
     auto moment = pool.cycle->MomentOf(*how.after);
@@ -81,7 +81,7 @@ Status Pools::Pause(PoolId id, const HowToPause& how) {
 
 Status Pools::Resume(PoolId id, const HowToResume& how) {
   const MutexLock lock(mutex_);
-  Task task{&At(id), CycleKind::kResume, how.priority, how.patient, nullptr};
+  Task task{.pool = &At(id), .kind = CycleKind::kResume, .priority = how.priority, .patient = how.patient};
   return how.wait ? Now(task) : Later(std::move(task));
 }
 

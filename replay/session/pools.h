@@ -77,6 +77,7 @@ class Pools {
     // Saves all contents after what this stream holds now, without waiting for other streams: the program must not touch the
     // memory from then on. Otherwise waits for the pool's devices.
     std::optional<void*> after;
+    bool keeps = false;  // saves contents, whatever the policy
   };
   Status Pause(PoolId pool, const HowToPause& how);
   struct HowToResume {
@@ -137,6 +138,7 @@ class Pools {
     CycleKind kind{};
     int priority = 0;
     bool patient = false;
+    bool keeps = false;
     std::unique_ptr<StreamMoment> after;
   };
 

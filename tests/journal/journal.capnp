@@ -356,6 +356,7 @@ struct CycleBegun {
   members @2 :List(UInt64);
   processes @3 :List(CycleMember);
   pool @4 :UInt32;
+  keeps @5 :Bool;
 }
 struct StepBegun { step @0 :Step; pool @1 :UInt32; }
 struct StepDone { step @0 :Step; pool @1 :UInt32; }

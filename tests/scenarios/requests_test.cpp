@@ -9,6 +9,7 @@
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <thread>
 
 #include "journal/journal.h"
@@ -147,6 +148,9 @@ TEST_F(Requests, a_job_is_paused_at_one_step_with_its_tags_and_goes_on_with_the_
     EXPECT_TRUE(rank.Said("steps").starts_with("sum ")) << rank.out << rank.err;
     EXPECT_EQ(rank.Said("read tags"), "as written") << rank.err;
   }
+  const std::string begun = Tool({"log", job_.journals(), "--rank", "1", "--kind", "cycle-begun", "--json"}).out;
+  const std::regex kept(R"("keeps":true)");
+  EXPECT_EQ(std::distance(std::sregex_iterator(begun.begin(), begun.end(), kept), {}), 6) << "both tags, three times: " << begun;
   const Rank log = Tool({"log", job_.journals(), "--rank", "1", "--kind", "request-seen,safepoint-reached,request-ended"});
   EXPECT_NE(log.out.find("request seen: request 1, pause, by pid "), std::string::npos) << log.out << log.err;
   EXPECT_NE(log.out.find("request 2 to resume done"), std::string::npos) << log.out << log.err;

@@ -99,7 +99,7 @@ void AddPause(Arguments& arguments, PauseOptions& options) {
   arguments.Add("--at-step", "N", options.at_step,
                 "At the safe point of this number, which must lie ahead; of a job on many hosts the same on each");
   arguments.Flag("--tags,--all", options.tags,
-                 "The program's tags as well, but for those of policy discard; under AMEM_SCOPE=all that is all its memory");
+                 "The program's tags as well, with all contents; under AMEM_SCOPE=all that is all its memory");
 }
 
 }  // namespace

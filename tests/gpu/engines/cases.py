@@ -72,7 +72,7 @@ def environment_of(run, script, backend, ranks, one_gpu, scope=""):
 def engine_command(run, script, backend, ranks):
     cycles = run.options.cycles if backend == "amem" else min(8, run.options.cycles)
     failures = {1: "full", 2: "full,stopped,killed"}.get(ranks, "") if backend == "amem" and script == "vllm_job.py" else ""
-    return [script, "--tp", str(ranks), "--cycles", str(cycles), "--failures", failures, "--tool", os.path.join(run.build, "bin", "amem-replay")]
+    return [script, "--tp", str(ranks), "--step-limit", str(30 * max(2, ranks)), "--cycles", str(cycles), "--failures", failures, "--tool", os.path.join(run.build, "bin", "amem-replay")]
 
 
 def one_case(run, gpus, name, backend, ranks, one_gpu, job, scope=""):

@@ -19,7 +19,7 @@ import vllm_job
 HERE = os.path.dirname(os.path.abspath(__file__))
 # One process for two ranks; the one that can be stopped or killed is a child that sleeps. FAKE says what goes wrong.
 FAKE = {"vllm/__init__.py": """
-    import os, subprocess, time, types
+    import os, signal, subprocess, time, types
     from .engine import arg_utils
     FAKE = os.environ.get("FAKE", "")
     __version__ = "0.fake"
@@ -43,6 +43,8 @@ FAKE = {"vllm/__init__.py": """
             return found
 
         def collective_rpc(self, name, args=()):
+            if name == "engines_stop_in_sleep":
+                self.worker.send_signal(signal.SIGSTOP)
             if name == "engines_load":
                 self.seed = args[0]
             return self._all(*[{"rank": rank, "pid": self.worker.pid} if name == "engines_about" else {"nccl": {"state": "resident"}} for rank in range(2)])

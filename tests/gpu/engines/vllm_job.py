@@ -117,6 +117,15 @@ def used_mib():
     return max(row.used for row in rows) // MIB
 
 
+def holders():
+    """{pid: MiB} of the processes that hold memory of a GPU."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    gpus = [pynvml.nvmlDeviceGetHandleByIndex(one) for one in range(pynvml.nvmlDeviceGetCount())]
+    return {one.pid: (one.usedGpuMemory or 0) // MIB for gpu in gpus for one in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
+
+
 def settled_mib(limit=20):
     """used_mib() once it is the same for a second: a process that ended a moment ago may still give memory back."""
     end, last, since = time.monotonic() + limit, used_mib(), time.monotonic()
@@ -278,7 +287,7 @@ def asleep(engine, tool):
 
 
 def frozen(engine, workers, options, sleeping):
-    """From outside, while all ranks make safe points: {freeze_ms, thaw_ms, frozen_mib, steps_ms, notes}. The same tokens afterwards."""
+    """From outside, while all ranks make safe points: {freeze_ms, thaw_ms, frozen_mib, holders, steps_ms, notes}. The same tokens afterwards."""
     if sleeping:
         engine.llm.sleep(1)
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(1) as beside:
@@ -305,7 +314,7 @@ def freeze_and_thaw(tool, pids, enough):
             row["steps_ms"].update({"%s: %s" % (command, one["step"]): round(one["ms"], 1) for one in answer["times"]})
             row["notes"] += answer["notes"]
             if command == "freeze":
-                row["frozen_mib"] = used_mib()
+                row["frozen_mib"], row["holders"] = settled_mib(), holders()
     finally:
         with open(enough, "w", encoding="utf-8"):
             pass
@@ -362,7 +371,8 @@ def take_stale_answers(engine):
 
 
 def rank_that_is_stopped(engine, workers):
-    os.kill(workers[-1], signal.SIGSTOP)
+    """It stops as its sleep begins: for one that was stopped before, vLLM waits without end when it empties its caches, before anything of AMem's."""
+    engine.rpc("engines_stop_in_sleep", len(workers) - 1)
     try:
         text = said_by(lambda: engine.llm.sleep(1))
     finally:

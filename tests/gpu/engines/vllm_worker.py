@@ -55,6 +55,18 @@ class Calls:
                 about["nccl_under_amem"] = frameworks.nccl_is_under_amem()
         return about
 
+    def engines_stop_in_sleep(self, rank):
+        """That rank stops as its next sleep begins."""
+        fall_asleep = self.sleep
+
+        def stop_first(*arguments, **named):
+            self.sleep = fall_asleep
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return fall_asleep(*arguments, **named)
+
+        if self.rank == rank:
+            self.sleep = stop_first
+
     def engines_safepoints(self, enough, seconds):
         """Safe points, one after the other, until the file `enough` is there."""
         safepoint, end = importlib.import_module("amem").safepoint, time.monotonic() + seconds

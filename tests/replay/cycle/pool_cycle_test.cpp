@@ -132,6 +132,29 @@ TEST_F(PoolCycleTest, an_undo_that_fails_is_tried_again_by_the_next_call) {
   EXPECT_EQ(second[5], std::byte{2});
 }
 
+TEST_F(PoolCycleTest, a_pause_that_keeps_saves_what_the_policy_would_discard_and_the_next_one_does_not) {
+  Open(PoolPolicy::kDiscard);
+  std::byte* const chunk = Chunk();
+  std::memset(chunk, 0x5a, k2M);
+  ASSERT_TRUE(cycle_->Cycle(CycleKind::kPause, {.keeps = true}).ok());
+  EXPECT_TRUE(ledger_.state().pools.at(kPool).keeps);
+  EXPECT_TRUE(ToSnapshotEvents(ledger_.state()).ok()) << "which folds into the same state, or fails";
+  ASSERT_TRUE(cycle_->Cycle(CycleKind::kResume).ok());
+  EXPECT_EQ(chunk[k2M - 1], std::byte{0x5a});
+  EXPECT_EQ(cycle_->Contents().kept_bytes, 0U) << "no later pause compares with a copy";
+
+  ASSERT_TRUE(sim_->FailNext("Unmap", 1, cuda::kUnknown).ok());
+  ASSERT_FALSE(cycle_->Cycle(CycleKind::kPause, {.keeps = true}).ok());
+  EXPECT_FALSE(ledger_.state().pools.at(kPool).keeps) << "it was undone";
+  EXPECT_EQ(chunk[0], std::byte{0x5a});
+
+  const std::uint64_t copies = sim_->Calls("CopyToHost");
+  ASSERT_TRUE(cycle_->Cycle(CycleKind::kPause).ok());
+  ASSERT_TRUE(cycle_->Cycle(CycleKind::kResume).ok());
+  EXPECT_EQ(sim_->Calls("CopyToHost"), copies);
+  EXPECT_EQ(chunk[0], std::byte{0});
+}
+
 TEST_F(PoolCycleTest, a_device_that_is_not_idle_in_time_refuses_the_pause) {
   deadlines_ = Deadlines(std::chrono::milliseconds(20));
   Open(PoolPolicy::kDiscard);

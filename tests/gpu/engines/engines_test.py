@@ -90,16 +90,26 @@ FAKE = {"vllm/__init__.py": """
         def create_model_config(self):
             return types.SimpleNamespace(sleep_mode_backend="cumem")
     """, "sglang/__init__.py": """
-    import os, types
+    import os, subprocess, sys, types
     FAKE, __version__ = os.environ.get("FAKE", ""), "0.fake"
+    # What a process of SGLang looks like that has torch_memory_saver's library.
+    SAVER = "import mmap, tempfile, time; file = tempfile.NamedTemporaryFile(prefix='torch_memory_saver_hook_mode'); file.truncate(1)"
+    SAVER += "; mapped = mmap.mmap(file.fileno(), 1); file.close(); print(1, flush=True); time.sleep(1000)"
 
     class Engine:
         def __init__(self, **named):
+            if FAKE == "saver":
+                self.worker = subprocess.Popen([sys.executable, "-c", SAVER], stdout=subprocess.PIPE)
+                self.worker.stdout.readline()
             assert named["cuda_graph_max_bs"] == 4 and os.path.exists(named["model_path"] + "/config.json")
-            self.seed, self.released, self.graphs = 0, set(), named["disable_prefill_cuda_graph"]
+            self.seed, self.released, self.graphs, self.busy = 0, set(), named["disable_prefill_cuda_graph"], 0
+
+        def flush_cache(self):
+            self.busy = max(0, self.busy - 1)
+            return types.SimpleNamespace(success=not self.busy)
 
         def release_memory_occupation(self, tags=None):
-            assert not self.released
+            assert not self.released and not self.busy
             self.released = set(tags)
 
         def resume_memory_occupation(self, tags=None):
@@ -108,12 +118,13 @@ FAKE = {"vllm/__init__.py": """
             self.seed = 0 if FAKE == "loses" else self.seed
 
         def update_weights_from_tensor(self, named):
-            assert "weights" not in self.released and named[0][0] == "lm_head.weight"
+            assert "weights" not in self.released and named[0][0] == "lm_head.weight" and not self.busy
             self.seed = named[0][1]
             return FAKE != "refuses", "no such tensor"
 
         def generate(self, input_ids, sampling_params):
             assert not self.released
+            self.busy = 3
             return {"output_ids": [(input_ids[0] - 3) * self.seed] * sampling_params["max_new_tokens"]}
     """, "sglang/srt/server_args.py": """
     def ServerArgs(cuda_graph_max_bs=None, disable_prefill_cuda_graph=False, disable_piecewise_cuda_graph=False):
@@ -174,6 +185,12 @@ class Job(unittest.TestCase):
             report, code = self.run_job(fake, engine="sglang_job")
             self.assertEqual(code, 1)
             self.assertIn(text, report["error"])
+
+    def test_an_sglang_whose_memory_is_not_with_the_backend_that_was_asked_for_is_noticed(self):
+        for fake, backend, good in (("saver", "amem", False), ("", "torch_memory_saver", False), ("saver", "torch_memory_saver", True)):
+            report, code = self.run_job(fake, cycles=1, engine="sglang_job", more=["--backend", backend])
+            self.assertEqual((code, report["ok"]), (0, True) if good else (1, False))
+            self.assertEqual("has processes with torch_memory_saver's library" in report["error"], not good)
 
     def test_tokens_of_weights_that_were_lost_are_noticed(self):
         report, code = self.run_job("loses")

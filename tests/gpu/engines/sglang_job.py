@@ -7,9 +7,11 @@ and later, of which 0.5.13.post1 to 0.5.16 ask for PyTorch 2.11. It has not run 
 Weights and KV cache are released, and the weights have a copy on the host, so that both levels are alike but for the update of weights. A rank has a
 GPU of its own: SGLang has no option for several on one. What a release fails by ends SGLang's scheduler, so there are no --failures.
 """
+import contextlib
 import inspect
 import os
 import sys
+import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
@@ -17,6 +19,13 @@ import vllm_job  # noqa: E402
 
 TAGS = ["kv_cache", "weights"]
 BYTES_OF_A_TOKEN = 2 * 2 * 8 * 128  # of a layer's KV cache: keys and values of 8 heads
+SAVERS_LIBRARY = "torch_memory_saver_hook_mode"
+
+
+def mapped_files(pid):
+    with contextlib.suppress(OSError), open("/proc/%d/maps" % pid, encoding="utf-8") as file:
+        return file.read()
+    return ""
 
 
 class Memory:
@@ -37,7 +46,7 @@ class Engine(vllm_job.Engine):
         import sglang
         from sglang.srt.server_args import ServerArgs
 
-        self.version = sglang.__version__
+        self.version, self.backend = sglang.__version__, options.backend
         known = inspect.signature(ServerArgs).parameters
         renamed = {next((name for name in names if name in known), names[0]): value for names, value in
                    ((("cuda_graph_max_bs_decode", "cuda_graph_max_bs"), 4), (("disable_prefill_cuda_graph", "disable_piecewise_cuda_graph"), True))}
@@ -45,12 +54,19 @@ class Engine(vllm_job.Engine):
             model_path=vllm_job.model_folder(folder, options.layers), skip_tokenizer_init=True, load_format="dummy", dtype="bfloat16", tp_size=options.tp,
             enable_memory_saver=True, enable_weights_cpu_backup=True, context_length=1024, max_running_requests=8, mem_fraction_static=0.5, random_seed=0,
             max_total_tokens=options.cache_mib * vllm_job.MIB // (options.layers * BYTES_OF_A_TOKEN), disable_radix_cache=True, disable_custom_all_reduce=True,
-            attention_backend="triton", sampling_backend="pytorch", grammar_backend="none", **renamed))
+            attention_backend="triton", sampling_backend="pytorch", grammar_backend="none",
+            log_level="warning", **renamed))  # at SGLang's default, error, an adapter that could not be installed says nothing
         self.prompts, self.said, self.seed = vllm_job.PROMPTS, {}, None
         self.sampling = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
 
     def rpc(self, name, *_values):
-        return [{"pid": pid} for pid in vllm_job.descendants(os.getpid())] if name == "engines_about" else None
+        """Fails if SGLang fell back to torch_memory_saver itself: it is only logged that AMem's adapter could not be installed."""
+        if name != "engines_about":
+            return None
+        pids = list(vllm_job.descendants(os.getpid()))
+        theirs = [pid for pid in pids if SAVERS_LIBRARY in mapped_files(pid)]
+        vllm_job.check(bool(theirs) == (self.backend != "amem"), "%s has processes with torch_memory_saver's library: %s" % (self.backend, theirs))
+        return [{"pid": pid} for pid in pids]
 
     def load(self, seed):
         """Another last layer is enough for other tokens."""
@@ -62,7 +78,11 @@ class Engine(vllm_job.Engine):
         self.seed = seed
 
     def tokens(self):
-        return [list(self.llm.engine.generate(input_ids=one["prompt_token_ids"], sampling_params=self.sampling)["output_ids"]) for one in self.prompts]
+        """And waits for the scheduler to be idle, which it is a step after the last token: a release that comes earlier ends it."""
+        found = [list(self.llm.engine.generate(input_ids=one["prompt_token_ids"], sampling_params=self.sampling)["output_ids"]) for one in self.prompts]
+        while not self.llm.engine.flush_cache().success:
+            time.sleep(0.001)
+        return found
 
 
 if __name__ == "__main__":

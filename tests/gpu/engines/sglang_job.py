@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """As vllm_job.py, of SGLang: release_memory_occupation in place of a sleep, resume_memory_occupation in place of a wake-up. AMem's adapter is for 0.5.13
-and later, of which 0.5.13.post1 to 0.5.16 ask for PyTorch 2.11. It has not run on a GPU.
+and later, of which 0.5.13.post1 to 0.5.16 ask for PyTorch 2.11.
 
     NCCL_NVLS_ENABLE=0 AMEM_ENABLE=1 LD_PRELOAD=libamem_nccl.so python3 sglang_job.py --backend amem --tp 1 --json FILE
 

@@ -286,13 +286,13 @@ def asleep(engine, tool):
     return found
 
 
-def frozen(engine, workers, options, sleeping):
+def frozen(engine, workers, options, before, sleeping):
     """From outside, while all ranks make safe points: {freeze_ms, thaw_ms, frozen_mib, holders, steps_ms, notes}. The same tokens afterwards."""
     if sleeping:
         engine.llm.sleep(1)
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(1) as beside:
         enough = os.path.join(folder, "enough")
-        outside = beside.submit(freeze_and_thaw, options.tool, [str(one["pid"]) for one in workers], enough)
+        outside = beside.submit(freeze_and_thaw, options.tool, [str(one["pid"]) for one in workers], before, enough)
         engine.rpc("engines_safepoints", enough, options.step_limit)
         row = outside.result()
     if sleeping:
@@ -301,7 +301,7 @@ def frozen(engine, workers, options, sleeping):
     return {"asleep": sleeping, **row}
 
 
-def freeze_and_thaw(tool, pids, enough):
+def freeze_and_thaw(tool, pids, before, enough):
     environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
     row = {"steps_ms": {}, "notes": []}
     try:
@@ -314,7 +314,7 @@ def freeze_and_thaw(tool, pids, enough):
             row["steps_ms"].update({"%s: %s" % (command, one["step"]): round(one["ms"], 1) for one in answer["times"]})
             row["notes"] += answer["notes"]
             if command == "freeze":
-                row["frozen_mib"], row["holders"] = settled_mib(), holders()
+                row["frozen_mib"], row["holders"] = settled_mib() - before, holders()
     finally:
         with open(enough, "w", encoding="utf-8"):
             pass
@@ -432,7 +432,7 @@ def job(options, report, make):
         cycles(engine, options, report, before)
         if options.backend == "amem":
             report.data["asleep"] = report.step("asleep", lambda: asleep(engine, options.tool))
-        report.data["frozen"] = [report.step("frozen %s" % ("asleep" if sleeping else "awake"), lambda sleeping=sleeping: frozen(engine, workers, options, sleeping))
+        report.data["frozen"] = [report.step("frozen %s" % ("asleep" if sleeping else "awake"), lambda sleeping=sleeping: frozen(engine, workers, options, before, sleeping))
                                  for sleeping in options.freezes * [True] + options.freezes * [False]]
         report.data["messages"] = {}
         for name in filter(None, options.failures.split(",")):

@@ -79,6 +79,7 @@ Result<std::vector<Named>> Resolve(Session& session, std::span<const char* const
 }  // namespace
 
 Status HasRoomFor(std::span<const char* const> names) {
+  if (Runtime::Get().started() == nullptr) return {};  // nothing is paused, and a question starts no session
   AMEM_ASSIGN(Session* const session, Runtime::Get().ForPools());
   if (session == nullptr) return {};
   AMEM_ASSIGN(const auto tags, Resolve(*session, names));

@@ -425,6 +425,10 @@ assert amem._calls.lib.amem_resume(*amem._tags._array(["weights"]), amem._tags.O
             AMEM_SIM_CAPACITY_MIB="64",
         )
 
+    def test_a_question_for_memory_starts_no_session(self):
+        """One that could not start would make the resume fail after a pause that had nothing to do."""
+        self.check("load_nccl()\nimport amem\namem.pause('nccl')\namem.resume('nccl', wait_for_memory=1)\namem.pause('nccl')\n", AMEM_JOURNAL_DIR="/proc/none")
+
     def test_wrong_uses_are_errors_with_their_codes(self):
         self.check_pools(
             """

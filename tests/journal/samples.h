@@ -15,7 +15,9 @@ namespace amem::test {
 
 template <class T, class Visit>
 void VisitFields(T& object, const Visit& visit) {
-  std::apply([&](auto&... members) { (visit(members), ...); }, Members(object));
+  auto members = Members(object);
+  [&]<std::size_t... i>(std::index_sequence<i...>) { (visit(std::get<i>(members)), ...); }
+  (std::make_index_sequence<std::tuple_size_v<decltype(members)>>());
 }
 
 template <class T>

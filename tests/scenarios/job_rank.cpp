@@ -9,6 +9,7 @@
 #include <cuda.h>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -731,6 +732,8 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
 
 int main(int argc, char** argv) {
   signal(SIGINT, [](int) { g_interrupted = 1; });
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // what one all-reduce frees serves the next: new pages are most of its time
+  mallopt(M_TRIM_THRESHOLD, 256 << 20);
   for (int i = 1; i < argc; ++i) {
     std::string name = argv[i];
     if (const auto colon = name.find(':'); colon != std::string::npos) {

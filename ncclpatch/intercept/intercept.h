@@ -15,8 +15,8 @@
 #include "ncclpatch/hook/hook.h"
 #include "ncclpatch/hook/replacements.h"
 #include "ncclpatch/runtime/runtime.h"
-#include "replay/session/origin.h"
 #include "replay/session/session.h"
+#include "replay/session/session_options.h"
 
 namespace amem::intercept {
 

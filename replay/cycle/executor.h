@@ -1,20 +1,51 @@
 // The executor runs a plan's steps on the driver, each between a begun and a done in the journal.
 #pragma once
 
+#include <deque>
+#include <future>
+#include <map>
 #include <optional>
 #include <set>
 #include <vector>
 
 #include "replay/cycle/backup.h"
 #include "replay/cycle/copy_queue.h"
-#include "replay/cycle/import_queue.h"
 #include "replay/cycle/perform_step.h"
 #include "replay/driver/driver.h"
 #include "replay/ledger/ledger.h"
 #include "replay/peers/peers.h"
 #include "statemachine/plan.h"
+#include "statemachine/state.h"
 
 namespace amem {
+
+// Fetches the descriptors of a phase's imports: a few owners export while this session imports what has arrived.
+class ImportQueue {
+ public:
+  // `peers` must outlive the queue. `state` has the owners' names of the allocations.
+  ImportQueue(Peers& peers, const std::vector<ImportBatch>& batches, const State& state, Deadline until);
+
+  // Waits for the descriptor of an import; they are fetched in the order of the batches. If it fails with kPeerLost, the ledger
+  // knows of the loss too, so a new plan replaces what that owner shared.
+  Status Await(AllocationId import);
+  Result<SharedAllocation> Take(AllocationId import);  // kInvalid: Await was not called for it
+
+ private:
+  using Shared = Result<std::vector<SharedAllocation>>;
+  struct Batch {
+    SessionId owner;
+    std::vector<ShareRequest> requests;
+  };
+  void AskAhead();
+  Status AwaitNextBatch();
+
+  Peers& peers_;
+  const Deadline until_;
+  std::vector<Batch> batches_;
+  std::size_t asked_ = 0, arrived_ = 0;
+  std::map<AllocationId, SharedAllocation> arrived_with_;
+  std::deque<std::future<Shared>> coming_;  // last, so that it ends first: it uses the batches
+};
 
 class Executor final : private StepSide {
  public:

@@ -1,5 +1,3 @@
-#include "replay/cycle/page_supply.h"
-
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "journal/base/thread.h"
+#include "replay/cycle/pinned_memory.h"
 
 namespace amem {
 namespace {

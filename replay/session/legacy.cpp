@@ -6,9 +6,9 @@
 #include <tuple>
 
 #include "replay/peers/token.h"
-#include "replay/session/failures.h"
 #include "replay/session/new_memory.h"
 #include "replay/session/session.h"
+#include "replay/session/session_options.h"
 
 namespace amem {
 

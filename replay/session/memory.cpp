@@ -1,7 +1,7 @@
 // Allocations, address ranges and mappings; parts.cpp has what concerns parts of slabs.
 
-#include "replay/session/failures.h"
 #include "replay/session/session.h"
+#include "replay/session/session_options.h"
 
 namespace amem {
 

@@ -3,8 +3,8 @@
 #include <chrono>
 #include <thread>
 
-#include "replay/session/failures.h"
 #include "replay/session/session.h"
+#include "replay/session/session_options.h"
 
 namespace amem {
 namespace {

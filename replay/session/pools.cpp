@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "replay/session/failures.h"
 #include "replay/session/new_memory.h"
+#include "replay/session/session_options.h"
 
 namespace amem {
 

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "replay/session/failures.h"
+#include "replay/session/session_options.h"
 
 namespace amem {
 

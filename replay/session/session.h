@@ -5,8 +5,8 @@
 // types; tests and the demo call this class directly.
 //
 // Any thread may call any method. Status::driver_result of a failure is the CUresult for NCCL. Sources: session.cpp (life,
-// pause and resume), memory.cpp, parts.cpp (allocations in slabs), sharing.cpp (peers), legacy.cpp (cuMemAlloc), multicast.cpp
-// (NVLS), counted.cpp (memory that is only counted), statistics.cpp.
+// pause and resume), memory.cpp, parts.cpp (allocations in slabs), sharing.cpp (peers), legacy.cpp (cuMemAlloc), counted.cpp
+// (NVLS, and memory that is only counted), statistics.cpp.
 #pragma once
 
 #include <array>
@@ -34,7 +34,6 @@
 #include "replay/ledger/ledger.h"
 #include "replay/peers/peers.h"
 #include "replay/session/chunk_space.h"
-#include "replay/session/origin.h"
 #include "replay/session/pools.h"
 #include "replay/session/session_options.h"
 #include "replay/session/slabs.h"
@@ -117,7 +116,7 @@ class Session final : public PeerDelegate {
   // From the next pause on, this session and all that pause with it keep all memory. Waits for a cycle that is under way.
   void KeepEverything(const std::string& why);
 
-  // ---- multicast objects (multicast.cpp)
+  // ---- multicast objects (counted.cpp)
   // The caller makes the driver's calls itself, with handles from Backing, and records them (Note) while it holds the gate.
   [[nodiscard]] std::shared_lock<CallGate> EnterCall() { return std::shared_lock(gates_.Of({})); }
   // Records a multicast object that the driver made. The fresh id becomes NCCL's handle.

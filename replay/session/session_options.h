@@ -1,10 +1,14 @@
-// The settings of a session. The other settings of the process are in ncclpatch/runtime/options.h.
+// The settings of a session, and what its calls have in common. The other settings of the process are in
+// ncclpatch/runtime/options.h.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
+#include <string_view>
 
 #include "journal/base/deadline.h"
+#include "replay/driver/driver.h"
 #include "statemachine/types.h"
 
 namespace amem {
@@ -26,5 +30,24 @@ struct SessionOptions {
   std::filesystem::path host_claims;         // one file for all ranks of the host; empty: none
   Bytes pool_pinned_bytes = Bytes{4} << 30;  // the same for all pools together
 };
+
+// Which call of NCCL makes memory.
+struct Origin {
+  CallSite site;
+  CommunicatorId communicator;  // for which NCCL makes the memory; zero: none, or unknown
+
+  Origin() = default;
+  Origin(const CallSite& from, CommunicatorId made_for = {})  // NOLINT(google-explicit-constructor)
+      : site(from), communicator(made_for) {}
+};
+
+// The most frequent failures of a session's calls: "free range 0x7f00: it was not reserved by NCCL".
+inline Status WrongCall(std::string_view call, const std::string& subject, std::string_view why, Code code = Code::kInvalid) {
+  return {code, std::string(call).append(" ").append(subject).append(": ").append(why), cuda::kInvalidValue};
+}
+// The address or handle is the driver's: pass the call through. NCCL gets this answer if that is not possible.
+inline Status NotOurs(std::string_view call, const std::string& subject, std::string_view why) {
+  return WrongCall(call, subject, why, Code::kNotFound);
+}
 
 }  // namespace amem

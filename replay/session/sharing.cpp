@@ -7,8 +7,8 @@
 #include <tuple>
 
 #include "replay/peers/token.h"
-#include "replay/session/failures.h"
 #include "replay/session/session.h"
+#include "replay/session/session_options.h"
 
 namespace amem {
 namespace {

@@ -23,7 +23,6 @@
 #include "replay/ledger/ledger.h"
 #include "replay/peers/peers.h"
 #include "replay/session/kept_ranges.h"
-#include "replay/session/origin.h"
 #include "replay/session/session_options.h"
 
 namespace amem {

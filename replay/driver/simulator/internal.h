@@ -1,16 +1,17 @@
-// What the simulator's source files share; no other file includes this.
+// What the simulator's source files share; no other production file includes this.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "journal/base/mutex.h"
 #include "journal/base/unique_fd.h"
-#include "replay/driver/simulator/failure.h"
 #include "replay/driver/simulator/simulator.h"
+#include "statemachine/types.h"
 
 namespace amem {
 
@@ -64,5 +65,18 @@ struct Simulator::Faults {
   std::array<std::chrono::nanoseconds, kCalls.size()> latency GUARDED_BY(mutex){};
   std::shared_ptr<const Hook> hook GUARDED_BY(mutex);
 };
+
+// How a simulated call fails: with a CUresult, the CUDA driver's words, and the broken rule.
+// "cuMemMap ...: CUDA_ERROR_INVALID_VALUE (1, invalid argument) from the simulator: why"; the code is CodeOfResult's.
+Status SimulatedFailure(int result, std::string_view tried, std::string_view why);
+
+// "open FILE: no such file", of errno.
+std::string Errno(const std::string& tried);
+
+// fail(result, why) for a call described by `tried()`, which is called only on failure.
+template <class Tried>
+auto Failing(Tried tried) {
+  return [tried](int result, std::string_view why) { return SimulatedFailure(result, tried(), why); };
+}
 
 }  // namespace amem

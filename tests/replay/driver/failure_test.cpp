@@ -1,6 +1,4 @@
 // How simulated calls fail, in words; and the memfds behind simulated memory, whose names come from other processes.
-#include "replay/driver/simulator/failure.h"
-
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -14,6 +12,7 @@
 
 #include "replay/driver/driver.h"
 #include "replay/driver/result_names.h"
+#include "replay/driver/simulator/internal.h"
 #include "replay/driver/simulator/memfd.h"
 #include "replay/driver/simulator/world_table.h"
 

@@ -7,9 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "journal/base/no_copies.h"
+
 namespace amem {
 
-class ForkGuard {
+class ForkGuard : NoCopies {
  public:
   ForkGuard() {
     void* page = mmap(nullptr, PageBytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -24,8 +26,6 @@ class ForkGuard {
   ~ForkGuard() {
     if (page_ != nullptr) munmap(const_cast<std::uint64_t*>(page_), PageBytes());
   }
-  ForkGuard(const ForkGuard&) = delete;
-  ForkGuard& operator=(const ForkGuard&) = delete;
   [[nodiscard]] bool InChild() const { return page_ != nullptr ? *page_ == 0 : getpid() != process_; }
 
  private:

@@ -25,6 +25,8 @@
 #include <mutex>
 #include <thread>
 
+#include "journal/base/no_copies.h"
+
 #if defined(__clang__)
 #define AMEM_CHECKED_BY_CLANG(attribute) __attribute__((attribute))
 #else
@@ -74,11 +76,9 @@ void Released(const void* mutex);
 void AssertHeld(const void* mutex);  // ends the process if this thread does not hold it
 }  // namespace lock_order
 
-class CAPABILITY("mutex") Mutex {
+class CAPABILITY("mutex") Mutex : NoCopies {
  public:
   explicit Mutex(LockRank rank = LockRank::kNone) : rank_(rank) {}
-  Mutex(const Mutex&) = delete;
-  Mutex& operator=(const Mutex&) = delete;
 
   // Lower case, so that std::unique_lock takes it as well, where nothing is to be checked.
   void lock() ACQUIRE() {
@@ -108,12 +108,10 @@ class CAPABILITY("mutex") Mutex {
 
 // Holds a mutex, or what else has its lock() and unlock(), while it lives.
 template <class Lockable>
-class SCOPED_CAPABILITY LockOf {
+class SCOPED_CAPABILITY LockOf : NoCopies {
  public:
   explicit LockOf(Lockable& mutex) ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
   LockOf(Lockable& mutex, std::adopt_lock_t) REQUIRES(mutex) : mutex_(mutex) {}
-  LockOf(const LockOf&) = delete;
-  LockOf& operator=(const LockOf&) = delete;
   ~LockOf() RELEASE() {
     if (held_) mutex_.unlock();
   }
@@ -154,11 +152,9 @@ bool TryLockUntil(auto& mutex, std::chrono::steady_clock::time_point until) UNCH
 
 // The other way round: lets go of a mutex that the caller holds, while it lives or until End.
 template <class Lockable>
-class SCOPED_CAPABILITY WithoutLock {
+class SCOPED_CAPABILITY WithoutLock : NoCopies {
  public:
   explicit WithoutLock(Lockable& mutex) RELEASE(mutex) : mutex_(mutex) { mutex_.unlock(); }
-  WithoutLock(const WithoutLock&) = delete;
-  WithoutLock& operator=(const WithoutLock&) = delete;
   ~WithoutLock() RELEASE() {
     if (!ended_) mutex_.lock();
   }

@@ -16,8 +16,6 @@ class UniqueFd {
     if (this != &other) Reset(std::exchange(other.fd_, -1));
     return *this;
   }
-  UniqueFd(const UniqueFd&) = delete;
-  UniqueFd& operator=(const UniqueFd&) = delete;
   ~UniqueFd() { Reset(); }
 
   [[nodiscard]] int get() const { return fd_; }

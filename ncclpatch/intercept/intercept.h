@@ -67,11 +67,9 @@ inline bool IsGuest(CUmemGenericAllocationHandle handle) { return (handle & kTag
 inline AllocationId ToAllocation(CUmemGenericAllocationHandle handle) { return AllocationId{handle & ~kTagMask}; }
 
 // This thread is in a call of another library than NCCL, for messages.
-struct OfAnother {
+struct OfAnother : NoCopies {
   static inline thread_local int now = 0;
   OfAnother() { ++now; }
-  OfAnother(const OfAnother&) = delete;
-  OfAnother& operator=(const OfAnother&) = delete;
   ~OfAnother() { --now; }
 };
 

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "journal/base/no_copies.h"
 #include "journal/base/thread.h"
 
 namespace amem {
@@ -74,7 +75,7 @@ std::vector<char*> Pointers(std::vector<std::string>& texts) {
   return pointers;
 }
 
-class Spawning {
+class Spawning : NoCopies {
  public:
   Spawning() {
     ::posix_spawn_file_actions_init(&files_);
@@ -92,8 +93,6 @@ class Spawning {
     ::posix_spawnattr_setsigdefault(&attributes_, &all);
     ::posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
   }
-  Spawning(const Spawning&) = delete;
-  Spawning& operator=(const Spawning&) = delete;
   ~Spawning() {
     ::posix_spawn_file_actions_destroy(&files_);
     ::posix_spawnattr_destroy(&attributes_);

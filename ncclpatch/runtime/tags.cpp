@@ -124,11 +124,9 @@ constexpr const char* kDefaultTag = "default";
 constexpr unsigned kKnownFlags = AMEM_NO_WAIT | AMEM_ON_STREAM;
 
 // The tags that a thread has entered, innermost last; left when the thread ends. Zero: AMem was off.
-class Entered {
+class Entered : NoCopies {
  public:
   Entered() = default;
-  Entered(const Entered&) = delete;
-  Entered& operator=(const Entered&) = delete;
   ~Entered() {
     while (!pools_.empty()) Leave();
   }

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 
+#include "journal/base/no_copies.h"
 #include "replay/control/job.h"
 #include "replay/peers/unix/connection.h"
 #include "statemachine/event.h"
@@ -24,10 +25,8 @@ struct RankPlace {
 };
 
 // What all connections of a tool have in common. Outlives them.
-struct ToolSockets {
+struct ToolSockets : NoCopies {
   explicit ToolSockets(const std::filesystem::path& directory);  // AMEM_SOCKET_DIR; ranks are found by abstract names as well
-  ToolSockets(const ToolSockets&) = delete;
-  ToolSockets& operator=(const ToolSockets&) = delete;
 
   UniqueFd directory;
   Elsewhere elsewhere;

@@ -62,7 +62,7 @@ struct BackupStatistics {
 
 // Save, Restore, Finish, Keep, ForgetAll and questions about what is saved are for one thread at a time; everything else for
 // any.
-class Backup {
+class Backup : NoCopies {
  public:
   // A part of an allocation, mapped at `address` with access for `device`; address and bytes are multiples of 4096.
   struct Item {
@@ -77,8 +77,6 @@ class Backup {
   // What is waited for below is waited for no longer: a cycle calls this when it begins, and when it begins to undo.
   void SetUntil(Deadline until) { until_ = until; }
   ~Backup();  // waits for copies, and gives the pinned memory to the supply. In a forked child it touches nothing.
-  Backup(const Backup&) = delete;
-  Backup& operator=(const Backup&) = delete;
 
   // Queues the copies of all items, devices beside each other; they are saved, and their memory may go, once Finish is OK.
   // After a failure: Finish, then ForgetAll. kBeside: the program's kernels run meanwhile. Then contents are looked at only if

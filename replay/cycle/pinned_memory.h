@@ -25,7 +25,7 @@ namespace amem {
 // Host memory that the system has provided and that only needs to be pinned. Populating takes most of the time of pinning and
 // needs no driver call, so threads can do it ahead, while NCCL starts up. Thread-safe. In a forked child only Take and the
 // destructor may be called, and do nothing.
-class PageSupply {
+class PageSupply : NoCopies {
  public:
   // `claim` says whether the host has room for another piece; `touched` is called once it exists. Several threads call them.
   struct Asking {
@@ -34,8 +34,6 @@ class PageSupply {
   };
   PageSupply(Copier& copier, Bytes piece, std::size_t ahead, Asking asking);  // `ahead`: threads for Haste::kAhead
   ~PageSupply();                                                              // waits until each thread has finished its piece
-  PageSupply(const PageSupply&) = delete;
-  PageSupply& operator=(const PageSupply&) = delete;
 
   enum class Haste { kAhead, kNow };  // low priority; or as many threads as help
   // How many pieces are wanted, including those that exist. Returns at once; replaces the last call.
@@ -61,7 +59,7 @@ class PinnedMemory;
 // same at the next pause (Keep). They stay part of the supply. When no buffer is idle, they serve another backup, before more
 // is pinned than was wanted for all scopes, and before anything fails because the host is short; those first that were kept for
 // longest.
-class PinnedSupply {
+class PinnedSupply : NoCopies {
  public:
   struct Options {
     Bytes chunk = Bytes{32} << 20;            // size of each buffer; large enough to keep a copy engine busy
@@ -84,8 +82,6 @@ class PinnedSupply {
 
   PinnedSupply(Copier& copier, Options options);
   ~PinnedSupply();  // touches nothing in a forked child
-  PinnedSupply(const PinnedSupply&) = delete;
-  PinnedSupply& operator=(const PinnedSupply&) = delete;
   [[nodiscard]] Bytes chunk() const { return options_.chunk; }
   [[nodiscard]] const ContentKey* key() const { return options_.key.get(); }  // null: none could be had
 
@@ -165,7 +161,7 @@ class PinnedSupply {
 
 // What one backup has taken from the supply: a row of buffers, whose bytes are numbered through. For one thread at a time,
 // except held_bytes and kept_bytes.
-class PinnedMemory {
+class PinnedMemory : NoCopies {
  public:
   struct Room {
     Bytes at = 0;                // its place; it may reach over several buffers
@@ -180,8 +176,6 @@ class PinnedMemory {
 
   explicit PinnedMemory(PinnedSupply& supply) : supply_(supply) {}
   ~PinnedMemory();  // touches nothing in a forked child
-  PinnedMemory(const PinnedMemory&) = delete;
-  PinnedMemory& operator=(const PinnedMemory&) = delete;
 
   Status Promise(Bytes wanted);  // so much will be taken soon; kOutOfMemory: the host does not have it
   void Unpromise();              // withdraws Promise

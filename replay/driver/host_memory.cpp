@@ -124,7 +124,7 @@ namespace {
 constexpr std::size_t kPlaces = 4096;
 
 // Waits only a moment, because the holder may be stopped.
-class BriefLock {
+class BriefLock : NoCopies {
  public:
   explicit BriefLock(int file) : file_(file) {
     for (int i = 0; i < 200 && file_ >= 0 && flock(file_, LOCK_EX | LOCK_NB) != 0; ++i)
@@ -133,8 +133,6 @@ class BriefLock {
   ~BriefLock() {
     if (file_ >= 0) flock(file_, LOCK_UN);
   }
-  BriefLock(const BriefLock&) = delete;
-  BriefLock& operator=(const BriefLock&) = delete;
 
  private:
   const int file_;

@@ -33,13 +33,11 @@ std::optional<HostRoom> HostMemoryAvailable(const std::filesystem::path& root = 
 // start time and ends with it. The wait for the lock is short, because its holder may be stopped; without the lock, the session
 // goes by what the file says. If there can be no file, a session knows only its own claims. Thread-safe; does nothing in a
 // forked child.
-class HostClaims {
+class HostClaims : NoCopies {
  public:
   using Available = std::function<std::optional<HostRoom>()>;
   HostClaims(std::filesystem::path file, Available available) : path_(std::move(file)), available_(std::move(available)) {}
   ~HostClaims();
-  HostClaims(const HostClaims&) = delete;
-  HostClaims& operator=(const HostClaims&) = delete;
 
   // kOutOfMemory: the claims of all sessions leave less than `bytes` and a reserve; nothing is claimed.
   Status Claim(Bytes bytes);

@@ -10,15 +10,14 @@
 #include <string>
 #include <system_error>
 
+#include "journal/base/no_copies.h"
 #include "statemachine/types.h"
 
 namespace amem {
 
-class ScratchDirectory {
+class ScratchDirectory : NoCopies {
  public:
   ScratchDirectory() = default;
-  ScratchDirectory(const ScratchDirectory&) = delete;
-  ScratchDirectory& operator=(const ScratchDirectory&) = delete;
   ~ScratchDirectory() { Remove(path_); }
   // Below TMPDIR, with mode 0700.
   Result<std::filesystem::path> Get() {

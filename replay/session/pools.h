@@ -32,15 +32,13 @@
 
 namespace amem {
 
-class Pools {
+class Pools : NoCopies {
  public:
   // Unmaps a chunk, releases it and frees its range.
   using Drop = std::function<Status(const ChunkSpace::Chunk&)>;
   // `gates` must outlive the pools; `ended` is called at the end of each cycle, without locks.
   Pools(const CycleContext& context, ScopeGates& gates, Drop drop, std::function<void()> ended);
   ~Pools();  // waits for what is under way and drops what is only asked for; memory stays
-  Pools(const Pools&) = delete;
-  Pools& operator=(const Pools&) = delete;
 
   [[nodiscard]] bool any() const { return any_.load(std::memory_order_acquire); }  // whether one was ever opened
 

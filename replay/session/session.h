@@ -206,12 +206,10 @@ class Session final : public PeerDelegate {
   Session(const SessionOptions& options, Driver& driver, std::unique_ptr<JournalWriter> journal);
 
   // The ledger's lock. When it is released, the owners of imports that were dropped meanwhile are told.
-  class SCOPED_CAPABILITY Locked {
+  class SCOPED_CAPABILITY Locked : NoCopies {
    public:
     explicit Locked(Session& session) ACQUIRE(session.ledger_) : session_(session) { session.ledger_.lock(); }
     Locked(Session& session, std::adopt_lock_t) REQUIRES(session.ledger_) : session_(session) {}
-    Locked(const Locked&) = delete;
-    Locked& operator=(const Locked&) = delete;
     ~Locked() RELEASE();
 
    private:

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "journal/base/no_copies.h"
 #include "statemachine/types.h"
 
 namespace amem::tool {
@@ -17,11 +18,9 @@ namespace amem::tool {
 bool IsPlain(std::string_view text);
 std::string Escaped(std::string_view text);
 
-class Output {
+class Output : NoCopies {
  public:
   explicit Output(int descriptor) : descriptor_(descriptor) { buffer_.reserve(kFlushAt + kFlushAt / 4); }
-  Output(const Output&) = delete;
-  Output& operator=(const Output&) = delete;
 
   // Strings of a journal come from anywhere. What could control a terminal is printed as "\x1b"; lines and tabs stay.
   Output& operator<<(std::string_view text) { return Verbatim(IsPlain(text) ? text : std::string_view(Escaped(text))); }

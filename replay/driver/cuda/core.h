@@ -135,12 +135,10 @@ class CudaDriver::Core {
 };
 
 // While it lives, this thread's calls neither fail because of another thread's capture nor break it.
-class RelaxedCapture {
+class RelaxedCapture : NoCopies {
  public:
   explicit RelaxedCapture(const CudaCalls& calls) : calls_(calls) { calls_.exchange_capture_mode(&mode_); }
   ~RelaxedCapture() { calls_.exchange_capture_mode(&mode_); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
 
  private:
   const CudaCalls& calls_;
@@ -156,15 +154,13 @@ Status CudaDriver::Core::Call(const auto& tried, CUresult (*call)(Parameters...)
 }
 
 // The same, and makes a context current. Check result() first.
-class InContext {
+class InContext : NoCopies {
  public:
   InContext(const CudaCalls& calls, CUcontext context) : calls_(calls), relaxed_(calls), result_(calls.context_push(context)) {}
   ~InContext() {
     CUcontext popped = nullptr;
     if (result_ == CUDA_SUCCESS) calls_.context_pop(&popped);
   }
-  InContext(const InContext&) = delete;
-  InContext& operator=(const InContext&) = delete;
   [[nodiscard]] CUresult result() const { return result_; }
 
  private:

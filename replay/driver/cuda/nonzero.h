@@ -51,12 +51,10 @@ class CudaDriver::NonZeroCopier {
 };
 
 // Of one device. Thread-safe.
-class CudaDriver::NonZeroCopier::Device {
+class CudaDriver::NonZeroCopier::Device : NoCopies {
  public:
   Device(CudaDriver& driver, std::shared_ptr<Core> core, DeviceOrdinal device, Parts parts);
   ~Device();
-  Device(const Device&) = delete;
-  Device& operator=(const Device&) = delete;
 
   [[nodiscard]] bool Forgotten() const;  // its streams and kernels went with their context
 

@@ -17,7 +17,7 @@ constexpr Bytes kHuge = Bytes{2} << 20;
 }  // namespace
 
 // At a multiple of 2 MiB inside a mapping.
-class CudaDriver::CudaHostPages final : public HostPages {
+class CudaDriver::CudaHostPages final : public HostPages, NoCopies {
  public:
   explicit CudaHostPages(Bytes bytes)
       : mapped_(bytes + kHuge),
@@ -39,8 +39,6 @@ class CudaDriver::CudaHostPages final : public HostPages {
   ~CudaHostPages() override {
     if (data_ != nullptr && !guard_.InChild()) munmap(mapping_, mapped_);
   }
-  CudaHostPages(const CudaHostPages&) = delete;
-  CudaHostPages& operator=(const CudaHostPages&) = delete;
   [[nodiscard]] std::byte* data() const { return data_; }  // null: the host has no memory
 
  private:
@@ -50,7 +48,7 @@ class CudaDriver::CudaHostPages final : public HostPages {
   const ForkGuard guard_;
 };
 
-class CudaDriver::CudaPinnedBuffer final : public PinnedBuffer {
+class CudaDriver::CudaPinnedBuffer final : public PinnedBuffer, NoCopies {
  public:
   CudaPinnedBuffer(std::shared_ptr<Core> core, CUcontext context, std::byte* data, Bytes bytes, std::unique_ptr<HostPages> own)
       : core_(std::move(core)), context_(context), data_(data), bytes_(bytes), own_(std::move(own)) {}
@@ -63,8 +61,6 @@ class CudaDriver::CudaPinnedBuffer final : public PinnedBuffer {
       core_->calls.host_unregister(data_);
     }
   }
-  CudaPinnedBuffer(const CudaPinnedBuffer&) = delete;
-  CudaPinnedBuffer& operator=(const CudaPinnedBuffer&) = delete;
   [[nodiscard]] std::byte* data() override { return data_; }
   [[nodiscard]] Bytes size() const override { return bytes_; }
 

@@ -20,7 +20,7 @@ CUcontext ContextFor(const CudaCalls& calls, DeviceOrdinal device, CUcontext pri
 
 }  // namespace
 
-class CudaDriver::CudaStreamMoment final : public StreamMoment {
+class CudaDriver::CudaStreamMoment final : public StreamMoment, NoCopies {
  public:
   CudaStreamMoment(std::shared_ptr<Core> core, CUcontext context, CUevent event)
       : core_(std::move(core)), context_(context), event_(event) {}
@@ -28,8 +28,6 @@ class CudaDriver::CudaStreamMoment final : public StreamMoment {
     const InContext current(core_->calls, context_);
     if (current.result() == CUDA_SUCCESS) core_->calls.event_destroy(event_);
   }
-  CudaStreamMoment(const CudaStreamMoment&) = delete;
-  CudaStreamMoment& operator=(const CudaStreamMoment&) = delete;
   [[nodiscard]] CUevent event() const { return event_; }
   [[nodiscard]] CUcontext context() const { return context_; }
 

@@ -52,7 +52,7 @@ constexpr ContentKey kNoKey{};
 
 }  // namespace
 
-class Simulator::SimulatedPinnedBuffer final : public PinnedBuffer {
+class Simulator::SimulatedPinnedBuffer final : public PinnedBuffer, NoCopies {
  public:
   SimulatedPinnedBuffer(std::shared_ptr<PinnedRegistry> registry, std::shared_ptr<SimulatedHost> host, std::byte* data,
                         Bytes bytes)
@@ -68,8 +68,6 @@ class Simulator::SimulatedPinnedBuffer final : public PinnedBuffer {
     ::operator delete(data_, kAlignment);
     if (host_ != nullptr) host_->left += bytes_;
   }
-  SimulatedPinnedBuffer(const SimulatedPinnedBuffer&) = delete;
-  SimulatedPinnedBuffer& operator=(const SimulatedPinnedBuffer&) = delete;
   [[nodiscard]] std::byte* data() override { return data_; }
   [[nodiscard]] Bytes size() const override { return bytes_; }
 

@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 
+#include "journal/base/no_copies.h"
 #include "statemachine/types.h"
 
 namespace amem {
@@ -27,7 +28,7 @@ struct SimulatedMemoryKey {
   friend bool operator==(const SimulatedMemoryKey&, const SimulatedMemoryKey&) = default;
 };
 
-class SimulatorWorld {
+class SimulatorWorld : NoCopies {
  public:
   static constexpr std::uint32_t kMembers = 128;            // of all processes together
   static constexpr std::uint32_t kAllocations = 64 * 1024;  // allocations at once
@@ -44,8 +45,6 @@ class SimulatorWorld {
   static Result<std::shared_ptr<SimulatorWorld>> Open(const std::filesystem::path& path, std::int32_t devices,
                                                       Bytes capacity_per_device);
   ~SimulatorWorld();
-  SimulatorWorld(const SimulatorWorld&) = delete;
-  SimulatorWorld& operator=(const SimulatorWorld&) = delete;
 
   [[nodiscard]] std::uint64_t id() const;
   [[nodiscard]] std::int32_t devices() const;

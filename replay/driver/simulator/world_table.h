@@ -17,6 +17,7 @@
 #include <span>
 #include <utility>
 
+#include "journal/base/no_copies.h"
 #include "replay/driver/simulator/world.h"
 
 namespace amem {
@@ -257,7 +258,7 @@ struct SimulatorWorld::Table {
   }
 };
 
-class SimulatorWorld::Guard {
+class SimulatorWorld::Guard : NoCopies {
  public:
   explicit Guard(Table& table) : table_(table) {
     if (pthread_mutex_lock(&table_.mutex) != EOWNERDEAD) return;
@@ -265,8 +266,6 @@ class SimulatorWorld::Guard {
     pthread_mutex_consistent(&table_.mutex);
   }
   ~Guard() { pthread_mutex_unlock(&table_.mutex); }
-  Guard(const Guard&) = delete;
-  Guard& operator=(const Guard&) = delete;
 
  private:
   Table& table_;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "journal/base/deadline.h"
+#include "journal/base/no_copies.h"
 #include "replay/peers/messages.h"
 #include "replay/peers/unix/socket.h"
 
@@ -41,7 +42,7 @@ std::string HowItEnded(const ConnectionContext& context, SessionId session);
 // Whether the session's socket is gone or refuses; keeps looking for `patience`.
 bool IsGone(const ConnectionContext& context, SessionId session, std::chrono::milliseconds patience);
 
-class PeerConnection {
+class PeerConnection : NoCopies {
  public:
   struct Incoming {
     Message message;
@@ -49,8 +50,6 @@ class PeerConnection {
   };
 
   ~PeerConnection();  // ends it for the peer even if a forked child holds the socket
-  PeerConnection(const PeerConnection&) = delete;
-  PeerConnection& operator=(const PeerConnection&) = delete;
 
   // Connects and says hello; does not wait for the answer. kPeerLost: the session is gone.
   static Result<std::unique_ptr<PeerConnection>> Begin(const ConnectionContext& context, SessionId to, Purpose purpose,

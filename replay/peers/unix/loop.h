@@ -17,12 +17,13 @@
 #include <utility>
 
 #include "journal/base/deadline.h"
+#include "journal/base/no_copies.h"
 #include "journal/base/unique_fd.h"
 #include "statemachine/types.h"
 
 namespace amem {
 
-class ServiceLoop {
+class ServiceLoop : NoCopies {
  public:
   using Clock = std::chrono::steady_clock;
   using Key = std::uint64_t;                                     // a descriptor's name in the loop; 0: none
@@ -39,8 +40,6 @@ class ServiceLoop {
 
   explicit ServiceLoop(Client& client) : client_(client) {}
   ~ServiceLoop() { Stop(); }
-  ServiceLoop(const ServiceLoop&) = delete;
-  ServiceLoop& operator=(const ServiceLoop&) = delete;
 
   // Makes what Add needs. Start then runs the loop on its own thread.
   Status Open();
@@ -124,12 +123,10 @@ class ServiceLoop {
 };
 
 // Watches a process: calls `died` once it is dead, even if children it forked hold its sockets.
-class ProcessWatch {
+class ProcessWatch : NoCopies {
  public:
   ProcessWatch() = default;
   ~ProcessWatch() { End(); }
-  ProcessWatch(const ProcessWatch&) = delete;
-  ProcessWatch& operator=(const ProcessWatch&) = delete;
 
   // Does nothing if the process cannot be seen from here.
   void Begin(ServiceLoop& loop, pid_t pid, std::function<void()> died);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "journal/base/no_copies.h"
+
 namespace amem {
 namespace {
 
@@ -26,7 +28,7 @@ Result<std::vector<SharedAllocation>> Unpack(PeerConnection::Incoming incoming, 
 }  // namespace
 
 // The right to make a request: one at a time, so that answers are not mixed up.
-class OwnerConnection::Turn {
+class OwnerConnection::Turn : NoCopies {
  public:
   Turn(OwnerConnection& owner, Deadline deadline) : owner_(owner) {
     std::unique_lock lock(owner_.turn_mutex_);
@@ -39,8 +41,6 @@ class OwnerConnection::Turn {
     owner_.busy_ = false;
     owner_.turn_changed_.notify_one();
   }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
   [[nodiscard]] bool mine() const { return mine_; }
 
  private:

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "journal/base/no_copies.h"
 #include "replay/peers/messages.h"
 #include "replay/peers/peers.h"
 #include "replay/peers/unix/connection.h"
@@ -25,7 +26,7 @@
 
 namespace amem {
 
-class PeerService final : private ServiceLoop::Client, private VoteObserver {
+class PeerService final : private ServiceLoop::Client, private VoteObserver, NoCopies {
  public:
   struct Listeners {
     Listener in_directory, by_name;  // at least one of them
@@ -34,8 +35,6 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver {
   PeerService(const ConnectionContext& context, Listeners listeners, const PeerIdentity& self, PeerDelegate& delegate,
               control::RequestServer* requests = nullptr);
   ~PeerService() override;
-  PeerService(const PeerService&) = delete;
-  PeerService& operator=(const PeerService&) = delete;
 
   Status Start();
   // Ends the thread and closes what it held; the stop descriptor of the context must be readable by then. With patience it may

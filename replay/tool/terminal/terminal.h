@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "journal/base/no_copies.h"
 #include "replay/tool/output.h"
 
 namespace amem::tool {
@@ -34,12 +35,10 @@ std::vector<std::string> BrokenIntoLines(std::string_view text, std::size_t widt
 
 // Standard output as the options want it: in colours, through PAGER, else less, which gets LESS=FRX unless it
 // is set. Only a terminal is paged. The destructor waits until the reader has closed the pager.
-class Pager {
+class Pager : NoCopies {
  public:
   Pager(const TerminalOptions& options, bool paged, Output& out);
   ~Pager();
-  Pager(const Pager&) = delete;
-  Pager& operator=(const Pager&) = delete;
 
  private:
   Output& out_;

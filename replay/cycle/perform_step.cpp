@@ -10,16 +10,6 @@
 namespace amem {
 namespace {
 
-constexpr std::uint32_t kReadAndWrite = 3;
-
-// Ordinary memory that stands in for lost memory.
-AllocationProperties PieceOn(DeviceOrdinal device) {
-  AllocationProperties properties;
-  properties.handle_types = 1;
-  properties.location = {LocationType::kDevice, device.value};
-  return properties;
-}
-
 Result<DriverHandle> WithoutHandle(Status status) {
   if (status.ok()) return DriverHandle{};
   return status;
@@ -125,7 +115,7 @@ Result<DriverHandle> StepPerformer::Create(const Step& step, const StepTarget& t
   const bool own_object = target.multicast && target.devices > 0;
   if (target.stands_in && own_object) {  // importers get the piece too, and an imported one could not be exported
     standing_in_[step.allocation] = step.device;
-    return driver_.Create(StandInPiece(step.bytes), PieceOn(step.device), 0);
+    return driver_.Create(StandInPiece(step.bytes), PropertiesOn(step.device), 0);
   }
   if (target.stands_in) return StandIn(step);
   if (!target.multicast) return driver_.Create(target.bytes, target.properties, target.flags);
@@ -159,7 +149,7 @@ Result<DriverHandle> StepPerformer::StandIn(const Step& step) {
   standing_in_[step.allocation] = step.device;
   UniqueFd& shared = pieces_[{step.device, bytes}];
   if (shared) return driver_.Import(shared);
-  auto handle = driver_.Create(bytes, PieceOn(step.device), 0);
+  auto handle = driver_.Create(bytes, PropertiesOn(step.device), 0);
   if (!handle.ok()) return handle;
   auto exported = driver_.Export(*handle);  // if this fails, the next allocation gets its own piece
   if (exported.ok()) shared = *std::move(exported);
@@ -185,7 +175,7 @@ Status StepPerformer::SetAccess(const Step& step, const StepTarget& target) {
   if (stands_in == nullptr) return {};
   std::optional<DeviceOrdinal> device;
   for (const AccessDescriptor& a : target.mapping.access) {
-    if (a.location.type != LocationType::kDevice || a.flags != kReadAndWrite) continue;
+    if (a != ReadWrite(DeviceOrdinal{a.location.id})) continue;
     if (!device || a.location.id == stands_in->value) device = DeviceOrdinal{a.location.id};
   }
   if (!device) return {};

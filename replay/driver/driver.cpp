@@ -63,5 +63,8 @@ Status CopiesNotDone(DeviceOrdinal device, Deadline began) {
 
 std::string InRange(Address address, Bytes bytes) { return Hex(address) + ", " + std::to_string(bytes) + " bytes"; }
 std::string OfHandle(DriverHandle handle) { return "handle " + Hex(handle); }
+std::string OfBinding(const char* call, DriverHandle multicast, Bytes offset, Bytes bytes) {
+  return fmt::format("{} {} bytes at {} of {}", call, bytes, offset, OfHandle(multicast));
+}
 
 }  // namespace amem

@@ -201,8 +201,15 @@ class Driver : public Copier {
 Status NotIdle(DeviceOrdinal device, Deadline began, const std::string& details);
 Status CopiesNotDone(DeviceOrdinal device, Deadline began);
 
-// For messages: "0x7f00, 4096 bytes" and "handle 0x1f".
+// For messages: "0x7f00, 4096 bytes", "handle 0x1f", and "cuMulticastUnbind 4096 bytes at 0 of handle 0x1f".
 std::string InRange(Address address, Bytes bytes);
 std::string OfHandle(DriverHandle handle);
+std::string OfBinding(const char* call, DriverHandle multicast, Bytes offset, Bytes bytes);
+
+// Memory of a device that can be exported, and all access to it.
+inline AllocationProperties PropertiesOn(DeviceOrdinal device, std::uint8_t rdma = 0) {
+  return {.handle_types = 1, .location = {LocationType::kDevice, device.value}, .gpu_direct_rdma = rdma};
+}
+inline AccessDescriptor ReadWrite(DeviceOrdinal device) { return {{LocationType::kDevice, device.value}, 3}; }
 
 }  // namespace amem

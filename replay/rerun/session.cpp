@@ -46,8 +46,7 @@ Status RerunSession::Reserve(Address at, const Range& range) {
 
 Status RerunSession::LeaveOnly(DeviceOrdinal device, Bytes bytes) {
   AMEM_ASSIGN(const auto memory, driver_->Memory(device));
-  AllocationProperties properties;
-  properties.location = {LocationType::kDevice, device.value};
+  const AllocationProperties properties = PropertiesOn(device);
   AMEM_ASSIGN(const auto granularity, driver_->Granularity(properties));
   const Bytes over = memory.total > bytes ? (memory.total - bytes) / granularity * granularity : 0;
   if (over == 0) return {};

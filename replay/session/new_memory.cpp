@@ -2,12 +2,6 @@
 
 namespace amem {
 
-AllocationProperties PropertiesOn(DeviceOrdinal device, std::uint8_t rdma) {
-  return {.handle_types = 1, .location = {LocationType::kDevice, device.value}, .gpu_direct_rdma = rdma};
-}
-
-AccessDescriptor ReadWrite(DeviceOrdinal device) { return {{LocationType::kDevice, device.value}, 3}; }
-
 Result<Bytes> Rounded(Driver& driver, Bytes bytes, const AllocationProperties& properties) {
   AMEM_ASSIGN(const auto granularity, driver.Granularity(properties));
   return (bytes + granularity - 1) / granularity * granularity;

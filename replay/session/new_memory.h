@@ -16,10 +16,6 @@ namespace amem {
 // With RDMA, as cuMemAlloc memory, if the device can do it.
 inline constexpr std::uint8_t kWithAndWithoutRdma[] = {1, 0};
 
-// For device memory that can be exported.
-AllocationProperties PropertiesOn(DeviceOrdinal device, std::uint8_t rdma);
-AccessDescriptor ReadWrite(DeviceOrdinal device);
-
 Result<Bytes> Rounded(Driver& driver, Bytes bytes, const AllocationProperties& properties);  // up to the granularity
 
 // Gives a device access to another one's memory. nullopt: devices without a link stay apart, as with cudaMalloc. Otherwise the

@@ -134,7 +134,7 @@ Result<Address> Pools::Allocate(PoolId id, Bytes bytes, DeviceOrdinal device) {
 
 // If memory is short, smaller chunks do: what a pool has in reserve, the program's other allocators lack.
 Result<Address> Pools::AddChunk(Entry& pool, ChunkSpace& space, Bytes bytes, DeviceOrdinal device) {
-  AMEM_ASSIGN(const auto granularity, driver_.Granularity(PropertiesOn(device, 0)));
+  AMEM_ASSIGN(const auto granularity, driver_.Granularity(PropertiesOn(device)));
   const auto memory = driver_.Memory(device);
   const Bytes most = std::max(memory.ok() ? memory->free / 16 : 0, ChunkSpace::kLeastChunk);
   Result<Address> made = Status{Code::kOutOfMemory, "no chunk is small enough", cuda::kOutOfMemory};

@@ -33,10 +33,6 @@ CUmulticastObjectProp ToCuda(const MulticastProperties& properties) {
   return prop;
 }
 
-std::string OfBinding(const char* call, DriverHandle multicast, Bytes offset, Bytes bytes) {
-  return fmt::format("{} {} bytes at {} of {}", call, bytes, offset, OfHandle(multicast));
-}
-
 }  // namespace
 
 Result<std::unique_ptr<CudaDriver>> CudaDriver::Load(const Resolve& resolve) {

@@ -8,10 +8,6 @@ namespace {
 
 constexpr std::string_view kNoMulticast = "that handle is no multicast object";
 
-std::string Doing(const char* call, DriverHandle multicast, Bytes offset, Bytes bytes) {
-  return fmt::format("{} {} bytes at {} of {}", call, bytes, offset, OfHandle(multicast));
-}
-
 }  // namespace
 
 bool Simulator::MulticastGranular(std::uint64_t value) const {
@@ -77,7 +73,7 @@ std::pair<int, std::string_view> Simulator::Bind(DriverHandle multicast, Bytes o
 }
 
 Status Simulator::BindMemory(DriverHandle multicast, Bytes offset, DriverHandle handle, Bytes memory_offset, Bytes bytes) {
-  const auto fail = Failing([&] { return Doing("cuMulticastBindMem", multicast, offset, bytes); });
+  const auto fail = Failing([&] { return OfBinding("cuMulticastBindMem", multicast, offset, bytes); });
   AMEM_TRY(Enter(kBindMemory, fail));
   const MutexLock lock(mutex_);
   const auto [result, why] = Bind(multicast, offset, Find(handle), memory_offset, bytes);
@@ -85,7 +81,7 @@ Status Simulator::BindMemory(DriverHandle multicast, Bytes offset, DriverHandle 
 }
 
 Status Simulator::BindAddress(DriverHandle multicast, Bytes offset, Address address, Bytes bytes) {
-  const auto fail = Failing([&] { return Doing("cuMulticastBindAddr", multicast, offset, bytes); });
+  const auto fail = Failing([&] { return OfBinding("cuMulticastBindAddr", multicast, offset, bytes); });
   AMEM_TRY(Enter(kBindAddress, fail));
   const MutexLock lock(mutex_);
   if (!MulticastGranular(address.value)) return fail(cuda::kInvalidValue, kNotMulticastGranular);
@@ -97,7 +93,7 @@ Status Simulator::BindAddress(DriverHandle multicast, Bytes offset, Address addr
 }
 
 Status Simulator::Unbind(DriverHandle multicast, DeviceOrdinal device, Bytes offset, Bytes bytes) {
-  const auto fail = Failing([&] { return Doing("cuMulticastUnbind", multicast, offset, bytes); });
+  const auto fail = Failing([&] { return OfBinding("cuMulticastUnbind", multicast, offset, bytes); });
   AMEM_TRY(EnterOn(device, kUnbind, fail));
   const std::int32_t world_device = WorldDevice(device.value);
   const MutexLock lock(mutex_);

@@ -13,10 +13,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <new>
 #include <sstream>
 
-#include "journal/base/process_stat.h"
+#include "journal/base/process_sight.h"
 #include "statemachine/fnv1a.h"
 
 namespace amem {

@@ -84,7 +84,7 @@ class Fold {
   Status operator()(const Placed& e);
   Status operator()(const Backed& e);
   Status operator()(const PartCleared& e);
-  // Communicators: apply_communicators.cpp.
+  // Communicators: apply_sharing.cpp.
   Status operator()(const CommunicatorBegun& e);
   Status operator()(const CommunicatorReady& e);
   Status operator()(const CommunicatorEnded& e);

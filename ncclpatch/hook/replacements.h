@@ -24,7 +24,6 @@
 #include <limits>
 #include <span>
 #include <type_traits>
-#include <utility>
 
 namespace amem::replacements {
 

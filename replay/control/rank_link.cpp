@@ -10,7 +10,6 @@
 
 #include "journal/base/clock.h"
 #include "journal/base/process_sight.h"
-#include "journal/base/process_stat.h"
 #include "journal/journal.h"
 
 namespace amem::control {

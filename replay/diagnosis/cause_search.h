@@ -4,13 +4,12 @@
 
 #include <cstdint>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "replay/diagnosis/roster.h"
 #include "replay/diagnosis/verdict.h"
-#include "replay/job/story/progress.h"
+#include "replay/job/story/job_cycles.h"
 
 namespace amem {
 

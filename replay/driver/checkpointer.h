@@ -10,9 +10,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "statemachine/event.h"
@@ -41,5 +41,9 @@ class Checkpointer {
   virtual Status Restore(pid_t pid, std::span<const GpuPair> pairs) = 0;
   virtual Status Unlock(pid_t pid) = 0;
 };
+
+// Loads and initialises libcuda.so.1, which makes no context and takes no GPU memory. kUnsupported: there is no driver, or it
+// is older than 570; the message says which.
+Result<std::unique_ptr<Checkpointer>> OpenCudaCheckpointer();
 
 }  // namespace amem

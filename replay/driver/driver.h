@@ -5,8 +5,6 @@
 // handles and ranges it gets.
 #pragma once
 
-#include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>

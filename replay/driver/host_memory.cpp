@@ -14,10 +14,9 @@
 #include <span>
 #include <string_view>
 #include <thread>
-#include <vector>
 
 #include "journal/base/clock.h"
-#include "journal/base/process_stat.h"
+#include "journal/base/process_sight.h"
 #include "statemachine/event.h"
 
 namespace amem {

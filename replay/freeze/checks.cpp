@@ -10,7 +10,7 @@
 #include <numeric>
 #include <sstream>
 
-#include "journal/base/process_stat.h"
+#include "journal/base/process_sight.h"
 #include "statemachine/event.h"
 
 namespace amem {

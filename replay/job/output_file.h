@@ -1,11 +1,19 @@
-// The file that a command is told to write with -o.
+// The files that a command writes: the one that it is told with -o, and temporary ones.
 #pragma once
 
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #include "journal/base/file.h"
+#include "journal/base/no_copies.h"
+#include "statemachine/types.h"
 
 namespace amem {
 
@@ -34,6 +42,46 @@ class OutputFile {
   std::string buffer_;
   Bytes bytes_ = 0;
   Status failure_;
+};
+
+// A directory for temporary files: made when it is first asked for, removed with the object.
+class ScratchDirectory : NoCopies {
+ public:
+  ScratchDirectory() = default;
+  ~ScratchDirectory() { Remove(path_); }
+  // Below TMPDIR, with mode 0700.
+  Result<std::filesystem::path> Get() {
+    if (path_.empty()) {
+      std::string name = std::filesystem::temp_directory_path() / "amem-replay-XXXXXX";
+      if (::mkdtemp(name.data()) == nullptr)
+        return Status{Code::kIo, "make a directory " + name + ": " + std::strerror(errno) + "; name another place in TMPDIR"};
+      path_ = name;
+    }
+    return path_;
+  }
+  // A path in it that nothing else has.
+  Result<std::filesystem::path> New() {
+    const Result<std::filesystem::path> directory = Get();
+    return directory ? *directory / std::to_string(++paths_) : directory;
+  }
+  // Also while other threads make files in the directory, or remove it too: a file in its place leaves them nothing to make any
+  // in.
+  static void Remove(const std::filesystem::path& directory) {
+    namespace fs = std::filesystem;
+    if (directory.empty()) return;
+    static std::mutex one_at_a_time;
+    const std::lock_guard lock(one_at_a_time);
+    std::error_code ignored;
+    const fs::path gone = directory.string() + ".gone";
+    fs::rename(directory, gone, ignored);
+    std::ofstream{directory};
+    for (int tries = 0; tries < 10 && fs::exists(gone, ignored); ++tries) fs::remove_all(gone, ignored);
+    fs::remove_all(directory, ignored);  // the file, or the directory if it could not be renamed
+  }
+
+ private:
+  std::filesystem::path path_;
+  int paths_ = 0;
 };
 
 }  // namespace amem

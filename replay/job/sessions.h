@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "replay/job/scratch_directory.h"
+#include "replay/job/output_file.h"
 
 namespace amem {
 

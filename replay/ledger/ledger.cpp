@@ -5,7 +5,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 
 #include "journal/base/clock.h"
 #include "journal/base/deadline.h"

@@ -15,7 +15,7 @@
 
 #include "replay/job/clock.h"
 #include "replay/job/fold.h"
-#include "replay/job/story/progress.h"
+#include "replay/job/story/job_cycles.h"
 #include "replay/job/story/story.h"
 
 namespace amem {

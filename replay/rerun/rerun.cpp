@@ -11,7 +11,7 @@
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
-#include "replay/job/scratch_directory.h"
+#include "replay/job/output_file.h"
 #include "replay/peers/unix/socket.h"
 #include "replay/rerun/session.h"
 

@@ -1,7 +1,6 @@
 // Pauses and resumes of pools: now, or by a thread of their own.
 #include <spdlog/fmt/fmt.h>
 
-#include <algorithm>
 
 #include "journal/base/thread.h"
 #include "replay/session/pools.h"

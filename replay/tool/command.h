@@ -18,7 +18,6 @@
 #include "replay/job/jobs.h"
 #include "replay/job/opening.h"
 #include "replay/job/output_file.h"
-#include "replay/job/scratch_directory.h"
 #include "replay/tool/command_line/arguments.h"
 #include "replay/tool/output.h"
 

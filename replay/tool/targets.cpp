@@ -11,7 +11,7 @@
 #include <optional>
 #include <thread>
 
-#include "journal/base/process_stat.h"
+#include "journal/base/process_sight.h"
 #include "journal/session_dir.h"
 #include "replay/job/pack.h"
 #include "replay/job/sessions.h"

@@ -1,5 +1,3 @@
-#include "replay/driver/cuda/checkpoint.h"
-
 #include <cuda.h>
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -10,6 +8,7 @@
 #include <future>
 #include <type_traits>
 
+#include "replay/driver/checkpointer.h"
 #include "replay/driver/driver.h"
 #include "replay/driver/result_names.h"
 

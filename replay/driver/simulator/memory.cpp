@@ -1,8 +1,13 @@
-// The simulator's handles, exports and imports.
+// The simulator's handles, exports and imports, and its addresses.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
 
 #include "replay/driver/simulator/internal.h"
 #include "replay/driver/simulator/memfd.h"
@@ -127,6 +132,201 @@ Result<DriverHandle> Simulator::Import(const UniqueFd& descriptor) {
   memory->key = *key;
   const MutexLock lock(mutex_);
   return Adopt(std::move(memory));
+}
+
+// ---- addresses: ranges, what is mapped in them, and which devices may use it
+
+namespace {
+
+constexpr std::string_view kNotGranular = "address and size must be multiples of the granularity, and not zero";
+constexpr std::string_view kPartOfMapping = "it contains a part of a mapping, and a mapping cannot be split";
+
+bool MapNothing(Address address, Bytes bytes) {
+  return mmap(Pointer(address), bytes, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) != MAP_FAILED;
+}
+
+int Protection(const std::vector<AccessDescriptor>& access) {
+  int protection = PROT_NONE;
+  for (const AccessDescriptor& one : access) {
+    if ((one.flags & 1) != 0) protection |= PROT_READ;
+    if ((one.flags & 2) != 0) protection |= PROT_WRITE;
+  }
+  return protection;
+}
+
+}  // namespace
+
+bool Simulator::Reserved(Address address, Bytes bytes) const {
+  const std::uint64_t end = address.value + bytes;
+  std::uint64_t at = address.value;
+  while (at < end) {  // neighbouring ranges count as one
+    const auto it = Containing(ranges_, Address{at});
+    if (it == ranges_.end()) return false;
+    at = it->first.value + it->second;
+  }
+  return true;
+}
+
+bool Simulator::Splits(Address address, Bytes bytes) const {
+  for (const Address border : {address, address + bytes}) {
+    const auto after = mappings_.lower_bound(border);
+    if (after != mappings_.begin() && std::prev(after)->first + std::prev(after)->second.bytes > border) return true;
+  }
+  return false;
+}
+
+Result<Address> Simulator::Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags) {
+  const auto fail =
+      Failing([&] { return fmt::format("cuMemAddressReserve {} bytes aligned to {} at {}", bytes, alignment, Hex(hint)); });
+  AMEM_TRY(Enter(kReserve, fail));
+  if (bytes == 0 || !Granular(bytes))
+    return fail(cuda::kInvalidValue, "the size must be a multiple of the granularity, not zero");
+  if (alignment != 0 && !std::has_single_bit(alignment))
+    return fail(cuda::kInvalidValue, "the alignment must be a power of two");
+  if (!Granular(hint.value)) return fail(cuda::kInvalidValue, "the hint must be a multiple of the granularity");
+  if (flags != 0) return fail(cuda::kInvalidValue, "flags must be zero");
+  const MutexLock lock(mutex_);
+  const Bytes multiple = std::max(alignment, options_.granularity);
+  const Address usable = (hint.value & (multiple - 1)) == 0 ? hint : Address{};
+  const auto address =
+      options_.physical ? ReserveAddresses(bytes, multiple, usable) : Result<Address>(ReserveNumbers(bytes, multiple, usable));
+  if (!address.ok()) return fail(cuda::kOutOfMemory, address.status().message());
+  ranges_.emplace(*address, bytes);
+  return *address;
+}
+
+Address Simulator::ReserveNumbers(Bytes bytes, Bytes alignment, Address hint) {
+  if (hint) {
+    const auto after = ranges_.lower_bound(hint);
+    const bool free_after = after == ranges_.end() || after->first.value - hint.value >= bytes;
+    if (free_after && Containing(ranges_, hint) == ranges_.end()) {
+      next_address_ = std::max(next_address_, hint.value + bytes);
+      return hint;
+    }
+  }
+  const std::uint64_t address = (next_address_ + alignment - 1) & ~(alignment - 1);
+  next_address_ = address + bytes;
+  return Address{address};
+}
+
+Result<Address> Simulator::ReserveAddresses(Bytes bytes, Bytes alignment, Address hint) {
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  const auto number = [](void* pointer) { return AddressOf(pointer).value; };
+  if (hint) {
+    void* at_hint = mmap(Pointer(hint), bytes, PROT_NONE, kFlags | MAP_FIXED_NOREPLACE, -1, 0);
+    if (at_hint == Pointer(hint)) return hint;
+    if (at_hint != MAP_FAILED) munmap(at_hint, bytes);  // a kernel that takes MAP_FIXED_NOREPLACE for a hint
+  }
+  void* anywhere = mmap(nullptr, bytes, PROT_NONE, kFlags, -1, 0);
+  if (anywhere == MAP_FAILED) return Status(Code::kOutOfMemory, std::strerror(errno));
+  if ((number(anywhere) & (alignment - 1)) == 0) return Address{number(anywhere)};
+  munmap(anywhere, bytes);
+  const Bytes more = bytes + alignment - 4096;
+  void* wide = mmap(nullptr, more, PROT_NONE, kFlags, -1, 0);
+  if (wide == MAP_FAILED) return Status(Code::kOutOfMemory, std::strerror(errno));
+  const std::uint64_t begin = number(wide), end = begin + more;
+  const std::uint64_t address = (begin + alignment - 1) & ~(alignment - 1);
+  if (address > begin) munmap(wide, address - begin);
+  if (end > address + bytes) munmap(Pointer(Address{address + bytes}), end - address - bytes);
+  return Address{address};
+}
+
+Status Simulator::FreeRange(Address address, Bytes bytes) {
+  const auto fail = Failing([&] { return "cuMemAddressFree " + InRange(address, bytes); });
+  AMEM_TRY(Enter(kFreeRange, fail));
+  const MutexLock lock(mutex_);
+  const auto range = ranges_.find(address);
+  if (range == ranges_.end() || range->second != bytes) return fail(cuda::kInvalidValue, "no such range was reserved");
+  if (!Touching(mappings_, address, bytes).empty()) return fail(cuda::kInvalidValue, "something is mapped in it");
+  if (options_.physical) munmap(Pointer(address), bytes);
+  ranges_.erase(range);
+  return {};
+}
+
+Status Simulator::Map(Address address, Bytes bytes, Bytes offset, DriverHandle handle, std::uint64_t flags) {
+  const auto fail =
+      Failing([&] { return fmt::format("cuMemMap {}, offset {} of {}", InRange(address, bytes), offset, OfHandle(handle)); });
+  AMEM_TRY(Enter(kMap, fail));
+  if (bytes == 0 || !Granular(bytes | address.value | offset)) return fail(cuda::kInvalidValue, kNotGranular);
+  if (flags != 0) return fail(cuda::kInvalidValue, "flags must be zero");
+  const MutexLock lock(mutex_);
+  const auto memory = Find(handle);
+  if (!memory) return fail(cuda::kInvalidValue, kNoSuchHandle);
+  if (bytes != memory->bytes || offset != 0) return fail(cuda::kNotSupported, "a handle is mapped whole");
+  if (memory->multicast && !MulticastGranular(bytes | address.value)) return fail(cuda::kInvalidValue, kNotMulticastGranular);
+  if (memory->multicast && !world_->IsComplete(memory->key)) return fail(cuda::kNotReady, kIncompleteTeam);
+  if (!Reserved(address, bytes)) return fail(cuda::kInvalidValue, "this range was not reserved");
+  if (!Touching(mappings_, address, bytes).empty())
+    return fail(cuda::kInvalidValue, "something is mapped in this range already");
+  if (options_.physical) {
+    if (const Status made = EnsureDescriptor(*memory); !made.ok()) return fail(cuda::kOperatingSystem, made.message());
+    if (mmap(Pointer(address), bytes, PROT_NONE, MAP_FIXED | MAP_SHARED | MAP_NORESERVE, memory->descriptor.get(), 0) ==
+        MAP_FAILED) {
+      return fail(cuda::kOperatingSystem, Errno("mmap"));
+    }
+  }
+  ++memory->mappings;
+  mappings_.emplace(address, Mapped{bytes, memory, {}});
+  return {};
+}
+
+Status Simulator::Unmap(Address address, Bytes bytes) {
+  const auto fail = Failing([&] { return "cuMemUnmap " + InRange(address, bytes); });
+  AMEM_TRY(Enter(kUnmap, fail));
+  if (bytes == 0 || !Granular(bytes | address.value)) return fail(cuda::kInvalidValue, kNotGranular);
+  const MutexLock lock(mutex_);
+  if (!Reserved(address, bytes)) return fail(cuda::kInvalidValue, "this range was not reserved");
+  if (Splits(address, bytes)) return fail(cuda::kInvalidValue, kPartOfMapping);
+  if (options_.physical && !MapNothing(address, bytes)) return fail(cuda::kOperatingSystem, Errno("mmap"));
+  const auto end = End(address, bytes);
+  for (auto it = mappings_.lower_bound(address); it != end;) {
+    const auto memory = std::move(it->second.memory);
+    it = mappings_.erase(it);
+    --memory->mappings;
+    ForgetIfUnused(memory);
+  }
+  return {};
+}
+
+Status Simulator::SetAccess(Address address, Bytes bytes, std::span<const AccessDescriptor> access) {
+  const auto fail =
+      Failing([&] { return fmt::format("cuMemSetAccess {}, {} locations", InRange(address, bytes), access.size()); });
+  AMEM_TRY(Enter(kSetAccess, fail));
+  if (bytes == 0 || !Granular(bytes | address.value)) return fail(cuda::kInvalidValue, kNotGranular);
+  if (access.empty()) return fail(cuda::kInvalidValue, "no location was given");
+  const auto exists = [&](const AccessDescriptor& one) {
+    return (one.flags <= 1 || one.flags == 3) && CheckProperties({.location = one.location}) == 0;
+  };
+  if (!std::ranges::all_of(access, exists)) return fail(cuda::kInvalidValue, "there is no such location, or no such access");
+  const MutexLock lock(mutex_);
+  if (Splits(address, bytes)) return fail(cuda::kInvalidValue, kPartOfMapping);
+  const auto first = mappings_.find(address);
+  const auto end = End(address, bytes);
+  if (first == mappings_.end() || std::prev(end)->first + std::prev(end)->second.bytes != address + bytes)
+    return fail(cuda::kInvalidValue, "it must begin with a mapping and end with one");
+  for (auto it = first; it != end; ++it) {
+    if (const int result = ChangeAccess(it->first, it->second, access)) {
+      return fail(result, result == cuda::kNotSupported    ? "the host cannot have access to device memory"
+                          : result == cuda::kInvalidDevice ? "the devices cannot reach each other's memory"
+                                                           : std::strerror(errno));
+    }
+  }
+  return {};
+}
+
+int Simulator::ChangeAccess(Address address, Mapped& mapping, std::span<const AccessDescriptor> access) const {
+  const bool on_device = mapping.memory->properties.location.type == LocationType::kDevice;
+  auto changed = mapping.access;
+  for (const AccessDescriptor& one : access) {
+    if (on_device && one.location.type != LocationType::kDevice) return cuda::kNotSupported;
+    if (apart_ && one.location != mapping.memory->properties.location) return cuda::kInvalidDevice;
+    MergeAccess(changed, one);
+  }
+  const int now = Protection(changed);
+  if (options_.physical && now != Protection(mapping.access) && mprotect(Pointer(address), mapping.bytes, now) != 0)
+    return cuda::kOperatingSystem;
+  mapping.access = std::move(changed);
+  return 0;
 }
 
 }  // namespace amem

@@ -12,7 +12,7 @@
 #include <set>
 #include <string>
 
-#include "journal/base/process_stat.h"
+#include "journal/base/process_sight.h"
 #include "journal/base/unique_fd.h"
 #include "replay/driver/driver.h"
 #include "replay/driver/simulator/internal.h"

@@ -1,6 +1,5 @@
 #include "replay/peers/unix/registry.h"
 
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
 
 #include <cerrno>

@@ -6,7 +6,7 @@
 #include <optional>
 #include <set>
 
-#include "journal/base/process_stat.h"
+#include "journal/base/process_sight.h"
 #include "journal/tail.h"
 #include "replay/job/sessions.h"
 #include "replay/tool/control/request.h"

@@ -6,7 +6,7 @@
 
 #include "journal/base/clock.h"
 #include "replay/job/names.h"
-#include "replay/job/story/progress.h"
+#include "replay/job/story/job_cycles.h"
 #include "replay/tool/control/request.h"
 
 namespace amem::tool {

@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "journal/base/clock.h"
-#include "journal/base/process_stat.h"
-#include "replay/driver/cuda/checkpoint.h"
+#include "journal/base/process_sight.h"
+#include "replay/driver/checkpointer.h"
 #include "replay/driver/cuda/nvml.h"
 #include "replay/freeze/operation.h"
 #include "replay/job/names.h"

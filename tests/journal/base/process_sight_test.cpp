@@ -16,7 +16,6 @@
 #include <future>
 #include <thread>
 
-#include "journal/base/process_stat.h"
 #include "journal/base/unique_fd.h"
 
 namespace amem {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "journal/base/clock.h"
-#include "journal/base/process_stat.h"
+#include "journal/base/process_sight.h"
 #include "replay/peers/unix/unix_peers.h"
 #include "tests/journal/temporary.h"
 #include "tests/replay/control/ranks.h"

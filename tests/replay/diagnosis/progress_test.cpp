@@ -1,8 +1,7 @@
 // Progress: where a session stands in an attempt that is open.
-#include "replay/job/story/progress.h"
-
 #include <gtest/gtest.h>
 
+#include "replay/job/story/job_cycles.h"
 #include "tests/replay/diagnosis/scripted_cycles.h"
 
 namespace amem {

@@ -5,7 +5,7 @@
 
 #include "journal/journal.h"
 #include "replay/diagnosis/verdict.h"
-#include "replay/job/scratch_directory.h"
+#include "replay/job/output_file.h"
 #include "tests/replay/diagnosis/scripted_cycles.h"
 #include "tests/replay/job/written_journal.h"
 

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "replay/driver/cuda/checkpoint.h"
+#include "replay/driver/checkpointer.h"
 #include "replay/driver/driver.h"
 #include "tests/stand_ins/cuda/control.h"
 

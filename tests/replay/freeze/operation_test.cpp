@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "journal/base/process_stat.h"
+#include "journal/base/process_sight.h"
 #include "tests/replay/freeze/frozen_world.h"
 
 namespace amem::test {

@@ -7,7 +7,6 @@
 #include "statemachine/check.h"
 
 namespace amem {
-namespace {
 
 // How long records wait for others before a commit. Nothing is lost meanwhile: a reader finds them in the tail.
 constexpr std::uint32_t kGatherMs = 20;
@@ -16,13 +15,11 @@ constexpr Bytes kMoveAtOnce = Bytes{512} << 10;
 // Old events: more than kMoveAtOnce has, and a commit stays at a few milliseconds.
 constexpr std::uint64_t kRemoveAtOnce = 8192;
 
-std::uint64_t SeqOf(std::span<const std::byte> frame) {
+static std::uint64_t SeqOf(std::span<const std::byte> frame) {
   std::uint64_t seq;
   std::memcpy(&seq, frame.data() + offsetof(RecordHeader, seq), sizeof seq);
   return seq;
 }
-
-}  // namespace
 
 Status Drain::reason() const {
   const std::lock_guard lock(reason_mutex_);

@@ -4,17 +4,14 @@
 #include "statemachine/fold.h"
 
 namespace amem {
-namespace {
 
-std::string Object(AllocationId id) { return "multicast object " + std::to_string(id.value); }
+static std::string Object(AllocationId id) { return "multicast object " + std::to_string(id.value); }
 
 // Whose memory is bound: its own device's; of memory that is not this session's own, that of the only device added here.
-DeviceOrdinal DeviceOf(const Allocation* memory, const Multicast& object) {
+static DeviceOrdinal DeviceOf(const Allocation* memory, const Multicast& object) {
   if (memory != nullptr && memory->own() && memory->on_device()) return DeviceOrdinal{memory->properties.location.id};
   return object.added.size() == 1 ? object.added.front() : DeviceOrdinal{-1};
 }
-
-}  // namespace
 
 Status Fold::operator()(const MulticastCreated& e) {
   Allocation a;

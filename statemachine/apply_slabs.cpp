@@ -1,9 +1,8 @@
 #include "statemachine/fold.h"
 
 namespace amem {
-namespace {
 
-void MarkClean(Slab& slab, Bytes offset, Bytes bytes) {
+static void MarkClean(Slab& slab, Bytes offset, Bytes bytes) {
   for (const ByteRange& part : DirtyWithin(slab, offset, bytes)) {
     const auto it = std::prev(slab.dirty.upper_bound(part.offset));
     const Bytes from = it->first, to = it->first + it->second, end = part.offset + part.bytes;
@@ -13,7 +12,7 @@ void MarkClean(Slab& slab, Bytes offset, Bytes bytes) {
   }
 }
 
-void MarkDirty(Slab& slab, Bytes offset, Bytes bytes) {
+static void MarkDirty(Slab& slab, Bytes offset, Bytes bytes) {
   MarkClean(slab, offset, bytes);
   auto next = slab.dirty.lower_bound(offset);
   if (next != slab.dirty.end() && next->first == offset + bytes) {
@@ -29,8 +28,6 @@ void MarkDirty(Slab& slab, Bytes offset, Bytes bytes) {
   }
   slab.dirty.emplace(offset, bytes);
 }
-
-}  // namespace
 
 Status Fold::operator()(const SlabOpened& e) {
   AMEM_TRY(Running());

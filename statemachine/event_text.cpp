@@ -214,12 +214,10 @@ std::string FormatBytes(Bytes bytes) {
   return digits + unit;
 }
 
-namespace {
-
 constexpr Bytes kWholeGiB = 1024 * kWholeMiB;
 
 // In MiB, from 10 GiB on in GiB, with one decimal. `up`: what is less than a tenth counts as one.
-std::string InTenths(Bytes bytes, bool up) {
+static std::string InTenths(Bytes bytes, bool up) {
   if (bytes < kWholeMiB) return FormatBytes(bytes);
   const bool large = bytes >= 10 * kWholeGiB;
   const Bytes unit = large ? kWholeGiB : kWholeMiB;
@@ -229,8 +227,6 @@ std::string InTenths(Bytes bytes, bool up) {
   if (large) text[text.size() - 3] = 'G';
   return text;
 }
-
-}  // namespace
 
 std::string RoundedBytes(Bytes bytes) { return InTenths(bytes, false); }
 std::string RoundedUpBytes(Bytes bytes) { return InTenths(bytes, true); }

@@ -3,22 +3,19 @@
 #include <algorithm>
 
 namespace amem {
-namespace {
 
 // What holds the bytes of an allocation: the slab that it is a part of, or itself.
-const Allocation& Behind(const State& state, const Allocation& a) {
+static const Allocation& Behind(const State& state, const Allocation& a) {
   const auto* const slab = FindIn(state.allocations, a.slab);
   return slab == nullptr ? a : *slab;
 }
 
 // Memory that the driver has behind an allocation, or had before a pause.
-void Add(PoolHoldings& sum, const Allocation& a) {
+static void Add(PoolHoldings& sum, const Allocation& a) {
   if (a.resident) sum.own_resident += a.bytes;
   if (const KeepReason why = WhyKept(a); why != KeepReason::kNone) sum.kept[why] += a.bytes;
   if (a.on_device()) sum.devices.emplace(a.properties.location.id);
 }
-
-}  // namespace
 
 bool Allows(const std::vector<AccessDescriptor>& access, const AccessDescriptor& wanted) {
   return std::ranges::any_of(access, [&](const AccessDescriptor& has) {

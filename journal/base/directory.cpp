@@ -15,18 +15,17 @@
 #endif
 
 namespace amem {
-namespace {
 
 constexpr int kWalk = O_PATH | O_DIRECTORY | O_CLOEXEC;
 
-Status Planted(std::string_view doing, const std::filesystem::path& path, const std::string& what) {
+static Status Planted(std::string_view doing, const std::filesystem::path& path, const std::string& what) {
   return {Code::kRefused, std::string(doing) + " " + path.string() + ": it " + what +
                               ", in a directory where any user may put things; remove it, or choose another place"};
 }
 
 // One component below `parent`. `anyone`: any user may create entries there.
-Result<UniqueFd> Enter(std::string_view doing, int parent, const std::filesystem::path& name, bool anyone,
-                       const std::filesystem::path& path) {
+static Result<UniqueFd> Enter(std::string_view doing, int parent, const std::filesystem::path& name, bool anyone,
+                              const std::filesystem::path& path) {
   const int flags = kWalk | (anyone ? O_NOFOLLOW : 0);
   UniqueFd next(::openat(parent, name.c_str(), flags));
   if (!next && errno == ENOENT) {
@@ -46,8 +45,6 @@ Result<UniqueFd> Enter(std::string_view doing, int parent, const std::filesystem
         "belongs to user " + std::to_string(st.st_uid) + ", and this process runs as user " + std::to_string(::geteuid()));
   return next;
 }
-
-}  // namespace
 
 Result<UniqueFd> OpenOwnDirectory(std::string_view doing, const std::filesystem::path& path) {
   std::filesystem::path so_far = path.is_absolute() ? "/" : ".";

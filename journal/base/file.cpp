@@ -8,17 +8,14 @@
 #include <system_error>
 
 namespace amem {
-namespace {
 
-const char* Advice(int error) {
+static const char* Advice(int error) {
   if (error == ENOSPC || error == EDQUOT) return "; free space there, or put the journal elsewhere (AMEM_JOURNAL_DIR)";
   if (error == EACCES || error == EPERM || error == EROFS)
     return "; make it writable for this user, or put the journal elsewhere (AMEM_JOURNAL_DIR)";
   if (error == EMFILE || error == ENFILE) return "; raise the limit of open files (ulimit -n)";
   return error == EFBIG ? "; raise the limit of the size of files (ulimit -f)" : "";
 }
-
-}  // namespace
 
 Code CodeOfErrno(int error) {
   if (error == EMFILE || error == ENFILE) return Code::kNoDescriptors;

@@ -8,18 +8,15 @@
 #include <cstring>
 
 namespace amem::intercept {
-namespace {
 
 // The allocation that contains `pointer`.
-Extent AllocationAt(CUdeviceptr pointer) {
+static Extent AllocationAt(CUdeviceptr pointer) {
   CUdeviceptr base = pointer;
   std::size_t bytes = 0;
   const auto ask = AMEM_DRIVER(cuMemGetAddressRange);
   if (ask == nullptr || ask(&base, &bytes, pointer) != CUDA_SUCCESS) return {Address{pointer}, 0};
   return {Address{base}, bytes};
 }
-
-}  // namespace
 namespace counted {
 namespace {
 

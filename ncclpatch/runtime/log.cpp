@@ -11,10 +11,9 @@
 #include "journal/base/clock.h"
 
 namespace amem::log {
-namespace {
 
 // Leaked, so that it outlives every thread and destructor that may log.
-spdlog::logger& Logger() {
+static spdlog::logger& Logger() {
   static auto* logger = [] {
     auto made = std::make_shared<spdlog::logger>("amem", std::make_shared<spdlog::sinks::stderr_sink_mt>());
     made->set_pattern("[amem %P] %l %v");
@@ -26,8 +25,6 @@ spdlog::logger& Logger() {
 }
 
 static_assert(static_cast<int>(Level::kTrace) == SPDLOG_LEVEL_TRACE && static_cast<int>(Level::kError) == SPDLOG_LEVEL_ERROR);
-
-}  // namespace
 
 void Configure(const std::string& level, int rank) noexcept {
   try {

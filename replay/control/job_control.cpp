@@ -10,19 +10,16 @@
 #include "journal/journal.h"
 
 namespace amem::control {
-namespace {
 
 constexpr std::chrono::milliseconds kBeat{1000};                              // between signs of life to the ranks
 constexpr std::chrono::milliseconds kForWaiting{3'000}, kForPausing{60'000};  // for an earlier tool
 
-std::vector<RankLook> LooksOf(const std::vector<RankLink>& ranks) {
+static std::vector<RankLook> LooksOf(const std::vector<RankLink>& ranks) {
   std::vector<RankLook> all;
   for (const RankLink& rank : ranks)
     if (rank.refused().ok()) all.push_back(rank.look());
   return all;
 }
-
-}  // namespace
 
 std::string_view ToText(Phase phase) {
   constexpr std::string_view kTexts[] = {"running", "held", "arrived", "pausing", "paused", "resuming", "failed"};

@@ -6,13 +6,10 @@
 #include "replay/cycle/backup.h"
 
 namespace amem {
-namespace {
 
 // So many unchanged units between two that changed travel with them, where copy engines take them: that takes less time than
 // another copy does to begin.
 constexpr std::size_t kBridged = 2;
-
-}  // namespace
 
 // Asked for the units of an item in their order, which may have been parts of other items when they were kept.
 class Backup::KeptOnes {

@@ -3,20 +3,19 @@
 #include <algorithm>
 
 namespace amem {
-namespace {
 
 using Extents = std::vector<ByteRange>;
 
 // What amem_alloc gave out, by chunk. A chunk may be mapped more than once, for example as a window, so its parts are known by
 // their offsets.
-std::map<AllocationId, Extents> PartsByChunk(const Pool& pool) {
+static std::map<AllocationId, Extents> PartsByChunk(const Pool& pool) {
   std::map<AllocationId, Extents> parts;  // offsets ascend, as addresses do
   for (const auto& [address, part] : pool.parts) parts[part.backing].push_back({part.offset, part.bytes});
   return parts;
 }
 
 // Joins neighbouring parts; what is free lies between the results.
-Extents Joined(const Extents& parts, Bytes chunk) {
+static Extents Joined(const Extents& parts, Bytes chunk) {
   constexpr Bytes kApart = Bytes{2} << 20;
   Extents joined;
   Bytes done = 0;  // the chunk is covered up to here
@@ -33,8 +32,6 @@ Extents Joined(const Extents& parts, Bytes chunk) {
   }
   return joined;
 }
-
-}  // namespace
 
 Status CopyQueue::BeginPhase(PhaseKind phase) {
   const bool expected =

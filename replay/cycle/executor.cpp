@@ -5,20 +5,17 @@
 #include <system_error>
 
 namespace amem {
-namespace {
 
-bool AwaitsCopy(const Step& step) { return step.kind == StepKind::kSave || step.kind == StepKind::kRestore; }
+static bool AwaitsCopy(const Step& step) { return step.kind == StepKind::kSave || step.kind == StepKind::kRestore; }
 
 // Steps that take something from the driver, or wait for it, run without the ledger's lock, because the service thread must
 // answer peers meanwhile. No other thread works on the session.
-bool NeedsLock(StepKind kind) {
+static bool NeedsLock(StepKind kind) {
   return kind == StepKind::kUnmap || kind == StepKind::kReleaseImport || kind == StepKind::kReleaseOwn ||
          kind == StepKind::kVerify || kind == StepKind::kUnbind;
 }
 
 constexpr std::size_t kBatchesComing = 6;  // asked for and not yet imported
-
-}  // namespace
 
 bool Executor::TryLedger() {
   constexpr std::chrono::milliseconds kLeast{100};

@@ -12,19 +12,16 @@
 #include "replay/cycle/pinned_memory.h"
 
 namespace amem {
-namespace {
 
 // On an H200 host with 32 processors a GiB takes 190 to 230 ms with one thread and 55 to 70 with four. More threads take
 // longer, because they wait for each other in the kernel.
 constexpr std::size_t kPageThreads = 4, kProcessorsForEach = 4;
 constexpr int kPagesNiceness = 10;
 
-std::size_t ThreadsFor(PageSupply::Haste haste, std::size_t ahead) {
+static std::size_t ThreadsFor(PageSupply::Haste haste, std::size_t ahead) {
   if (haste == PageSupply::Haste::kAhead) return ahead;
   return std::clamp<std::size_t>(std::thread::hardware_concurrency() / kProcessorsForEach, 2, kPageThreads);
 }
-
-}  // namespace
 
 struct PageSupply::Shared {
   Shared(Copier& populates, Bytes bytes, Asking asks) : copier(populates), piece(bytes), asking(std::move(asks)) {}

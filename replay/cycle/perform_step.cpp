@@ -8,14 +8,11 @@
 #include "statemachine/plan.h"
 
 namespace amem {
-namespace {
 
-Result<DriverHandle> WithoutHandle(Status status) {
+static Result<DriverHandle> WithoutHandle(Status status) {
   if (status.ok()) return DriverHandle{};
   return status;
 }
-
-}  // namespace
 
 Result<StepTarget> StepPerformer::TargetOf(const Step& step) const {
   StepTarget target;

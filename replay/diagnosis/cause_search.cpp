@@ -4,20 +4,19 @@
 #include <tuple>
 
 namespace amem {
-namespace {
 
 // A launcher that ends a job ends its processes within this time of each other.
 constexpr std::uint64_t kTeardown_ns = 2'000'000'000;
 // Roots of one kind that came to be within this time of each other are told together.
 constexpr std::uint64_t kTogether_ns = 50'000'000;
 
-bool SameCycle(const CandidateCause& a, const CandidateCause& b) {
+static bool SameCycle(const CandidateCause& a, const CandidateCause& b) {
   if (a.attempt == nullptr || b.attempt == nullptr) return a.attempt == b.attempt;
   return a.attempt->kind == b.attempt->kind && a.attempt->cycle == b.attempt->cycle && a.attempt->tag == b.attempt->tag;
 }
 
 // Whether what happened to `b` is a root of its own beside `a`.
-bool SameRoot(const CandidateCause& a, const CandidateCause& b) {
+static bool SameRoot(const CandidateCause& a, const CandidateCause& b) {
   if (a.weight != b.weight || a.kind != b.kind || a.session == b.session || !SameCycle(a, b)) return false;
   switch (a.kind) {
     case VerdictKind::kNeverArrived:
@@ -35,8 +34,6 @@ bool SameRoot(const CandidateCause& a, const CandidateCause& b) {
       return false;
   }
 }
-
-}  // namespace
 
 bool LastAttemptDone(const SessionStory& j) { return j.Last().end == Attempt::End::kDone; }
 bool IsDead(const SessionStory& j) { return j.findings.info.status == SessionStatus::kCrashed; }

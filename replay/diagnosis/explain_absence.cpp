@@ -152,10 +152,8 @@ void ExplainNeverArrived(Explanation& e) {
   e.verdict.notes.push_back("what the missing rank did is not known: its journal was not given");
 }
 
-namespace {
-
 // What kept a pause or resume from beginning, by the code of its failure.
-void RecommendForRefusal(Explanation& e) {
+static void RecommendForRefusal(Explanation& e) {
   const SessionStory& j = *e.cause.witness;
   if (e.cause.groups_differ) {
     e.Recommend(Action::kOneGroup);
@@ -188,8 +186,6 @@ void RecommendForRefusal(Explanation& e) {
   }
 }
 
-}  // namespace
-
 void ExplainRefused(Explanation& e) {
   const std::string cycle = Capitalized(e.Cycle());
   const Moment at = e.cause.attempt->ended ? e.cause.attempt->ended : e.cause.attempt->arrived;
@@ -210,11 +206,9 @@ void ExplainRefused(Explanation& e) {
   RecommendForRefusal(e);
 }
 
-namespace {
-
 // The other tags of that process whose memory is away, or on its way. One thread does what was asked for without waiting, a
 // pause or a resume of one tag after the other, so they may wait behind the one that hangs.
-void SayTagsBehind(Explanation& e, const SessionStory& j) {
+static void SayTagsBehind(Explanation& e, const SessionStory& j) {
   std::vector<std::string> behind;
   for (const auto& [id, pool] : j.findings.state.pools) {
     if (pool.tag != e.cause.attempt->tag && pool.lifecycle != Lifecycle::kRunning) behind.push_back(pool.tag);
@@ -226,8 +220,6 @@ void SayTagsBehind(Explanation& e, const SessionStory& j) {
                   "this one.",
                   several ? "Tags" : "Tag", fmt::join(behind, ", "), several ? "are" : "is", several ? "their" : "its"));
 }
-
-}  // namespace
 
 // Those that wait for a session say so; a pause or resume of a pool waits for no other one: the process itself does not finish
 // it.

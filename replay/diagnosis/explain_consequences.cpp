@@ -118,15 +118,11 @@ void ExplainLaterAttempts(Explanation& e) {
                     example->failure));
 }
 
-namespace {
-
-bool HasEnded(const SessionStory& j) {
+static bool HasEnded(const SessionStory& j) {
   const SessionStatus status = j.findings.info.status;
   return status == SessionStatus::kClosed || status == SessionStatus::kCrashed ||
          j.findings.state.lifecycle == Lifecycle::kClosed;
 }
-
-}  // namespace
 
 void RecommendForTheDead(Explanation& e) {
   constexpr std::array kForTheLiving = {Action::kExamineProcess, Action::kCallOnEveryRank, Action::kFollowVote,

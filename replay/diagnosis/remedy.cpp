@@ -7,7 +7,6 @@
 #include <utility>
 
 namespace amem {
-namespace {
 
 // In the order of the enumeration: the word for programs, and what to do.
 constexpr std::array<std::pair<std::string_view, std::string_view>, kRemedyActions> kActions = {{
@@ -108,8 +107,6 @@ constexpr std::array<std::string_view, kRemedyOutlooks> kOutlooks = {
     "used any more",
     // kAllEnded
     "all have ended, so for the next run: "};
-
-}  // namespace
 
 std::string_view ToText(Remedy::Action action) { return kActions.at(static_cast<std::size_t>(action)).first; }
 

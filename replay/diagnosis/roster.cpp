@@ -3,15 +3,12 @@
 #include <algorithm>
 
 namespace amem {
-namespace {
 
-std::vector<JobClock::Journal> ForClock(std::span<const SessionStory> journals) {
+static std::vector<JobClock::Journal> ForClock(std::span<const SessionStory> journals) {
   std::vector<JobClock::Journal> all;
   for (const SessionStory& j : journals) all.push_back({&j.who(), j.first.time_ns, j.for_clock});
   return all;
 }
-
-}  // namespace
 
 Roster::Roster(std::span<const SessionStory> journals) : journals_(journals), clock_(ForClock(journals)) {
   for (const SessionStory& j : journals_) {

@@ -4,10 +4,9 @@
 #include "replay/diagnosis/cause_search.h"
 
 namespace amem {
-namespace {
 
 // A pause or resume of a pool that the process was in the middle of; null: none.
-const Attempt* OpenPoolAttempt(const SessionStory& j) {
+static const Attempt* OpenPoolAttempt(const SessionStory& j) {
   for (const Attempt* attempt : j.LastOfPools()) {
     if (attempt->open()) return attempt;
   }
@@ -20,8 +19,6 @@ constexpr std::uint64_t kStuck_ns = 5'000'000'000;
 
 // Whoever ends a job ends one process after the other: the next one's end follows within this time.
 constexpr std::uint64_t kNextEnd_ns = 100'000'000;
-
-}  // namespace
 
 void CauseSearch::Death(const SessionStory& j) {
   if (!IsDead(j)) return;

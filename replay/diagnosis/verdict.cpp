@@ -10,10 +10,9 @@
 #include "replay/job/event_json.h"
 
 namespace amem {
-namespace {
 
 // By kind; no candidate cause is healthy or unreadable.
-constexpr std::array<void (*)(Explanation&), kVerdictKinds> kExplainers = {
+static constexpr std::array<void (*)(Explanation&), kVerdictKinds> kExplainers = {
     nullptr,        ExplainFailedStep, ExplainFailedStep,   ExplainDied,   ExplainEnded,      ExplainNeverArrived,
     ExplainStalled, ExplainRefused,    ExplainHalfDone,     ExplainBroken, ExplainReferences, ExplainImpossible,
     nullptr,        ExplainLeft,       ExplainLaunchRefused};
@@ -27,7 +26,7 @@ constexpr std::array<std::string_view, 3> kRoles = {"context", "cause", "consequ
 constexpr std::array<std::string_view, 5> kWeights = {"cause", "absence", "consequence", "disagreement", "end"};
 
 // "Tag weights is paused there, with its contents kept."
-std::string StandingOfPool(const CandidateCause& cause, const std::string& tag) {
+static std::string StandingOfPool(const CandidateCause& cause, const std::string& tag) {
   if (cause.journal == nullptr || IsEnd(cause.kind)) return {};
   const State& state = cause.journal->findings.state;
   const auto pool = state.pools.find(state.PoolNamed(tag));
@@ -38,8 +37,6 @@ std::string StandingOfPool(const CandidateCause& cause, const std::string& tag) 
   return fmt::format("Tag {} is {} there now{}.", tag, between ? "neither running nor paused" : ToText(pool->second.lifecycle),
                      kept ? ", with its contents kept" : "");
 }
-
-}  // namespace
 
 std::string_view ToText(VerdictKind kind) { return kKinds.at(static_cast<std::size_t>(kind)); }
 std::string_view ToText(Evidence::Role role) { return kRoles.at(static_cast<std::size_t>(role)); }

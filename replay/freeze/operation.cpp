@@ -8,18 +8,17 @@
 #include "statemachine/event.h"
 
 namespace amem {
-namespace {
 
-void Move(FrozenProcess& one, const std::vector<GpuPair>& pairs) {
+static void Move(FrozenProcess& one, const std::vector<GpuPair>& pairs) {
   for (const GpuPair& pair : pairs) {
     std::erase_if(one.moved, [&](const GpuPair& earlier) { return earlier.from == pair.from; });
     one.moved.push_back(pair);
   }
 }
 
-Status And(const Status& why, const std::string& more) { return {why.code(), why.message() + more, why.driver_result()}; }
-
-}  // namespace
+static Status And(const Status& why, const std::string& more) {
+  return {why.code(), why.message() + more, why.driver_result()};
+}
 
 // ---- what there is ---------------------------------------------------------------------------------------------------------
 

@@ -9,17 +9,14 @@
 #include "statemachine/apply.h"
 
 namespace amem {
-namespace {
 
 using BreakKind = Folded::Break::Kind;
 
-Status OutOfSequence(std::uint64_t expected, std::uint64_t got) {
+static Status OutOfSequence(std::uint64_t expected, std::uint64_t got) {
   if (got < expected) return {Code::kInvalid, fmt::format("event {} comes where {} was expected", got, expected)};
   if (got - expected == 1) return {Code::kInvalid, fmt::format("event {} is missing", expected)};
   return {Code::kInvalid, fmt::format("events {} to {} are missing", expected, got - 1)};
 }
-
-}  // namespace
 
 void Folding::Begin(Result<State> before) {
   if (before) {

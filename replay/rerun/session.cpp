@@ -1,11 +1,8 @@
 #include "replay/rerun/session.h"
 
 namespace amem {
-namespace {
 
-std::string Side(const Status& status) { return status.ok() ? "ok" : status.message(); }
-
-}  // namespace
+static std::string Side(const Status& status) { return status.ok() ? "ok" : status.message(); }
 
 Result<UniqueFd> DescriptorOf(Result<SharedAllocation> shared) {
   if (!shared) return shared.status();

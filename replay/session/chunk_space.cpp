@@ -5,13 +5,10 @@
 #include <iterator>
 
 namespace amem {
-namespace {
 
 constexpr Bytes kMostChunk = Bytes{1} << 30, kMostSpare = Bytes{256} << 20;
 
-Bytes UpTo(Bytes bytes, Bytes granularity) { return (bytes + granularity - 1) / granularity * granularity; }
-
-}  // namespace
+static Bytes UpTo(Bytes bytes, Bytes granularity) { return (bytes + granularity - 1) / granularity * granularity; }
 
 std::optional<Address> ChunkSpace::Take(Bytes bytes) {
   bytes = Rounded(bytes);

@@ -37,16 +37,12 @@ void KeptRanges::Remove(Address address, Bytes bytes) {
   if (next == ranges_.end() || !(next->first < home->first + home->second.bytes)) homes_.erase(home);
 }
 
-namespace {
-
 // Whether memory with the properties `has` serves a request for `wanted`. NCCL's resume does not ask for RDMA, although its
 // allocations had it before.
-bool Serves(AllocationProperties has, const AllocationProperties& wanted) {
+static bool Serves(AllocationProperties has, const AllocationProperties& wanted) {
   has.gpu_direct_rdma = has.gpu_direct_rdma != 0 ? wanted.gpu_direct_rdma : std::uint8_t{0};
   return has == wanted;
 }
-
-}  // namespace
 
 KeptRanges::Home Slabs::HomeOf(AllocationId slab, const Slab& parts, const Allocation& whole) const {
   const auto* const own = FindIn(own_, slab);

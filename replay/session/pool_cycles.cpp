@@ -1,19 +1,15 @@
 // Pauses and resumes of pools: now, or by a thread of their own.
 #include <spdlog/fmt/fmt.h>
 
-
 #include "journal/base/thread.h"
 #include "replay/session/pools.h"
 
 namespace amem {
-namespace {
 
 // A resume failed and nobody has heard of it; the program believes that the tag is back.
-Status NotBack(const std::string& tag, bool in_use, const Status& unheard) {
+static Status NotBack(const std::string& tag, bool in_use, const Status& unheard) {
   return unheard.Within("tag " + tag + (in_use ? " is not wholly resumed" : " is still paused"));
 }
-
-}  // namespace
 
 // The caller made sure that nothing else of the pool is under way.
 Status Pools::Run(Entry& pool, const Task& task) {

@@ -11,12 +11,9 @@
 #include "replay/session/session_options.h"
 
 namespace amem {
-namespace {
 
 // How long the service thread waits for the ledger before it answers "busy": others wait for that thread.
 constexpr std::chrono::milliseconds kForAnAnswer{20}, kForANotice{1};
-
-}  // namespace
 
 Result<Secret> Session::SecretOf(AllocationId allocation) {
   if (auto* const it = FindIn(secrets_, allocation)) return *it;

@@ -8,14 +8,11 @@
 #include "replay/driver/mapped_region.h"
 
 namespace amem {
-namespace {
 
 // A cycle costs by driver calls and hardly by bytes, so slabs are large; but at most a fourth of what is held, so that a nearly
 // empty one costs little.
 constexpr Bytes kSmallest = Bytes{128} << 20, kStep = Bytes{32} << 20;
 constexpr Bytes kShare = 4;
-
-}  // namespace
 
 std::optional<Bytes> Slabs::GranularityIfSuited(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) {
   if (options_.layout != Layout::kSlab) return std::nullopt;

@@ -8,13 +8,12 @@
 #include "replay/job/names.h"
 
 namespace amem::tool {
-namespace {
 
 // A driver context with the modules of PyTorch and NCCL takes 450 to 550 MiB; what exceeds this is something else as well.
 constexpr Bytes kContextAtMost = Bytes{640} << 20;
 
 // By the GPU's UUID.
-std::map<std::string, ProcessOnGpu> OnGpus(const State& state) {
+static std::map<std::string, ProcessOnGpu> OnGpus(const State& state) {
   const SessionOpened& who = state.session;
   std::map<std::string, ProcessOnGpu> found;
   for (const std::string& uuid : who.gpu_uuids)
@@ -28,7 +27,7 @@ std::map<std::string, ProcessOnGpu> OnGpus(const State& state) {
   return found;
 }
 
-void PrintGpu(const GpuInUse& gpu, const std::vector<ProcessOnGpu>& ours, Output& out) {
+static void PrintGpu(const GpuInUse& gpu, const std::vector<ProcessOnGpu>& ours, Output& out) {
   out << gpu.uuid << ": " << FormatBytes(gpu.used) << " of " << FormatBytes(gpu.memory.total) << " in use, "
       << FormatBytes(gpu.memory.free) << " free\n";
   for (const GpuShare& share : SharesOf(gpu, ours)) {
@@ -40,8 +39,6 @@ void PrintGpu(const GpuInUse& gpu, const std::vector<ProcessOnGpu>& ours, Output
       out << "  " << process.name << ": " << FormatBytes(process.paused) << " more are paused, and not there\n";
   }
 }
-
-}  // namespace
 
 std::string TagOf(const State& state, const Allocation& a) {
   const auto pool = state.pools.find(a.pool);

@@ -11,9 +11,8 @@
 #include "journal/base/unique_fd.h"
 
 namespace amem::tool {
-namespace {
 
-std::string BuildId(Elf_Data* notes) {
+static std::string BuildId(Elf_Data* notes) {
   GElf_Nhdr note;
   std::size_t name = 0, description = 0;
   for (std::size_t at = 0; (at = gelf_getnote(notes, at, &note, &name, &description)) != 0;) {
@@ -23,8 +22,6 @@ std::string BuildId(Elf_Data* notes) {
   }
   return {};
 }
-
-}  // namespace
 
 Symbols::Symbols(const std::vector<LibraryAttached>& libraries) {
   for (const LibraryAttached& library : libraries) Read(library);

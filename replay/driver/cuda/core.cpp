@@ -7,14 +7,11 @@
 #include "replay/driver/result_names.h"
 
 namespace amem {
-namespace {
 
 // The first CUDA with cuGetProcAddress_v2, and with every variant that is used here.
 constexpr int kCudaVersion = 12000, kMulticastVersion = 12010;
 
 using GetProcAddress = CUresult (*)(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*);
-
-}  // namespace
 
 Result<std::shared_ptr<CudaDriver::Core>> CudaDriver::Core::Make(const Resolve& resolve) {
   const auto lookup = reinterpret_cast<GetProcAddress>(resolve("cuGetProcAddress_v2"));

@@ -5,10 +5,9 @@
 #include "journal/base/thread.h"
 
 namespace amem {
-namespace {
 
 // The whole wait for one context, on its own thread.
-CUresult WaitFor(const CudaCalls& calls, CUcontext context) {
+static CUresult WaitFor(const CudaCalls& calls, CUcontext context) {
   const InContext current(calls, context);
   if (current.result() != CUDA_SUCCESS) return current.result();
   CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -19,9 +18,9 @@ CUresult WaitFor(const CudaCalls& calls, CUcontext context) {
 }
 
 // On an H200 (driver 580) a destroyed context can still be made current, and answers the wait with 709.
-bool Destroyed(CUresult result) { return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED; }
-
-}  // namespace
+static bool Destroyed(CUresult result) {
+  return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
 
 Status CudaDriver::IdleWait::Await(DeviceOrdinal device, Deadline until) {
   const Deadline began = Now();

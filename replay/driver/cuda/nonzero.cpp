@@ -4,7 +4,6 @@
 #include <cstring>
 
 namespace amem {
-namespace {
 
 using sparse::kExtentsBytes;
 using sparse::kPiecePages;
@@ -22,7 +21,7 @@ constexpr Bytes kStagedBytes = Bytes{1} << 20;   // without gaps in host memory 
 constexpr std::size_t kMaxBlocks = 4096;         // thread blocks of a launch; each takes several units then
 constexpr std::uint32_t kWarps = sparse::kThreads / 32;
 
-Status Multiples(std::span<const Extent> extents) {
+static Status Multiples(std::span<const Extent> extents) {
   for (const Extent& extent : extents) {
     const auto host = reinterpret_cast<std::uintptr_t>(extent.host);
     if (extent.bytes % kPageBytes == 0 && extent.address.value % kPageBytes == 0 && host % kPageBytes == 0) continue;
@@ -33,7 +32,7 @@ Status Multiples(std::span<const Extent> extents) {
 }
 
 // Cuts extents into tables, and calls done(table, units) for each that is full and for the last.
-Status InTables(std::span<const Extent> extents, const auto& done) {
+static Status InTables(std::span<const Extent> extents, const auto& done) {
   std::vector<TableExtent> table;
   std::uint32_t units = 0;
   for (const Extent& extent : extents) {
@@ -52,8 +51,6 @@ Status InTables(std::span<const Extent> extents, const auto& done) {
   }
   return table.empty() ? Status{} : done(std::span<const TableExtent>(table), units);
 }
-
-}  // namespace
 
 CUresult CudaDriver::NonZeroCopier::Device::Launch(CUfunction kernel, CUstream stream, std::size_t blocks,
                                                    void** arguments) const {

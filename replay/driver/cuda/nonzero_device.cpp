@@ -12,13 +12,10 @@ extern const char amem_nonzero_ptx[];
 }
 
 namespace amem {
-namespace {
 
 using sparse::kExtentsBytes;
 
 constexpr Bytes kTablesBytes = Bytes{2} << 20;  // pinned at once
-
-}  // namespace
 
 CudaDriver::NonZeroCopier::Device::Device(CudaDriver& driver, std::shared_ptr<Core> core, DeviceOrdinal device, Parts parts)
     : driver_(driver),

@@ -10,11 +10,8 @@
 #include "statemachine/event.h"
 
 namespace amem {
-namespace {
 
 constexpr Bytes kHuge = Bytes{2} << 20;
-
-}  // namespace
 
 // At a multiple of 2 MiB inside a mapping.
 class CudaDriver::CudaHostPages final : public HostPages, NoCopies {

@@ -5,11 +5,10 @@
 #include "replay/driver/cuda/nonzero.h"
 
 namespace amem {
-namespace {
 
 // A stream that the program made has its own context, so any context will do. A default stream is that of the thread's context
 // if this is on that device; otherwise the device's own, as in the CUDA runtime.
-CUcontext ContextFor(const CudaCalls& calls, DeviceOrdinal device, CUcontext primary, void* stream) {
+static CUcontext ContextFor(const CudaCalls& calls, DeviceOrdinal device, CUcontext primary, void* stream) {
   CUcontext current = nullptr;
   if (calls.context_current(&current) != CUDA_SUCCESS || current == nullptr) return primary;
   CUdevice on = -1;
@@ -17,8 +16,6 @@ CUcontext ContextFor(const CudaCalls& calls, DeviceOrdinal device, CUcontext pri
   if (is_default && (calls.context_device(&on) != CUDA_SUCCESS || on != device.value)) return primary;
   return current;
 }
-
-}  // namespace
 
 class CudaDriver::CudaStreamMoment final : public StreamMoment, NoCopies {
  public:

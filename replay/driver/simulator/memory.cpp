@@ -136,16 +136,14 @@ Result<DriverHandle> Simulator::Import(const UniqueFd& descriptor) {
 
 // ---- addresses: ranges, what is mapped in them, and which devices may use it
 
-namespace {
-
 constexpr std::string_view kNotGranular = "address and size must be multiples of the granularity, and not zero";
 constexpr std::string_view kPartOfMapping = "it contains a part of a mapping, and a mapping cannot be split";
 
-bool MapNothing(Address address, Bytes bytes) {
+static bool MapNothing(Address address, Bytes bytes) {
   return mmap(Pointer(address), bytes, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) != MAP_FAILED;
 }
 
-int Protection(const std::vector<AccessDescriptor>& access) {
+static int Protection(const std::vector<AccessDescriptor>& access) {
   int protection = PROT_NONE;
   for (const AccessDescriptor& one : access) {
     if ((one.flags & 1) != 0) protection |= PROT_READ;
@@ -153,8 +151,6 @@ int Protection(const std::vector<AccessDescriptor>& access) {
   }
   return protection;
 }
-
-}  // namespace
 
 bool Simulator::Reserved(Address address, Bytes bytes) const {
   const std::uint64_t end = address.value + bytes;

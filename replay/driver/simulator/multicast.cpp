@@ -4,11 +4,8 @@
 #include "replay/driver/simulator/internal.h"
 
 namespace amem {
-namespace {
 
 constexpr std::string_view kNoMulticast = "that handle is no multicast object";
-
-}  // namespace
 
 bool Simulator::MulticastGranular(std::uint64_t value) const {
   const Bytes granularity = options_.multicast_granularity != 0 ? options_.multicast_granularity : options_.granularity;

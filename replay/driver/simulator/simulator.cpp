@@ -14,12 +14,9 @@
 #include "replay/driver/simulator/internal.h"
 
 namespace amem {
-namespace {
 
 constexpr std::uint64_t kFirstHandle = 0x5100000001;  // unlike ids and addresses, so that a mix-up shows
 constexpr std::uint64_t kFirstNumberedAddress = 0x500000000000;
-
-}  // namespace
 
 Result<std::unique_ptr<Simulator>> Simulator::Open(SimulatorOptions options) {
   if (!std::has_single_bit(options.granularity) || options.granularity < 4096) {

@@ -5,22 +5,19 @@
 #include "replay/driver/simulator/internal.h"
 
 namespace amem {
-namespace {
 
-Status NoSuchCall(std::string_view call) {
+static Status NoSuchCall(std::string_view call) {
   std::string known;
   for (const std::string_view one : Simulator::kCalls) known.append(known.empty() ? "" : ", ").append(one);
   return {Code::kInvalid, "the simulator has no call '" + std::string(call) + "'; it has " + known};
 }
 
-void Spend(std::chrono::nanoseconds time) {
+static void Spend(std::chrono::nanoseconds time) {
   const auto until = std::chrono::steady_clock::now() + time;
   if (time > std::chrono::microseconds(200)) std::this_thread::sleep_for(time - std::chrono::microseconds(100));
   while (std::chrono::steady_clock::now() < until) {  // a sleep alone would round up
   }
 }
-
-}  // namespace
 
 SimulatorSnapshot Simulator::Snapshot() const {
   const MutexLock lock(mutex_);

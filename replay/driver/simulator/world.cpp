@@ -20,9 +20,8 @@
 #include "replay/driver/simulator/world_table.h"
 
 namespace amem {
-namespace {
 
-Status CheckSettings(std::int32_t devices, Bytes capacity) {
+static Status CheckSettings(std::int32_t devices, Bytes capacity) {
   if (devices < 1 || devices > SimulatorWorld::kMaxDevices) {
     return {Code::kInvalid, fmt::format("simulated world with {} devices: give 1 to {}", devices, SimulatorWorld::kMaxDevices)};
   }
@@ -31,7 +30,7 @@ Status CheckSettings(std::int32_t devices, Bytes capacity) {
 }
 
 // The file gets its name only when it is whole, so no process maps half of one.
-Status MakeFile(const std::filesystem::path& path, Bytes bytes, const auto& initialise) {
+static Status MakeFile(const std::filesystem::path& path, Bytes bytes, const auto& initialise) {
   const std::string temporary = path.string() + "." + std::to_string(getpid()) + "." + std::to_string(RandomNumber());
   const UniqueFd fd(open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!fd) return {Code::kIo, Errno("create the file of a simulated world " + temporary)};
@@ -47,8 +46,6 @@ Status MakeFile(const std::filesystem::path& path, Bytes bytes, const auto& init
   unlink(temporary.c_str());
   return status;
 }
-
-}  // namespace
 
 bool IsAlive(const WorldMember& member) { return StartTicks(member.pid) == member.start_time; }
 

@@ -7,7 +7,6 @@
 #include "replay/peers/vote_counter.h"
 
 namespace amem {
-namespace {
 
 constexpr auto kLookAgainFirst = std::chrono::milliseconds(10);
 constexpr auto kLookAgainLast = std::chrono::milliseconds(200);
@@ -15,9 +14,7 @@ constexpr auto kWithdrawPatience = std::chrono::milliseconds(1000);
 constexpr int kLeaderClosingsMax = 3;
 constexpr std::chrono::milliseconds kWitnessPatience{100};  // to wait for the journal
 
-std::string OfTag(const std::string& tag) { return tag.empty() ? "" : " of tag " + tag; }
-
-}  // namespace
+static std::string OfTag(const std::string& tag) { return tag.empty() ? "" : " of tag " + tag; }
 
 Result<RoundBegun> Arrival::Run() {
   SessionRegistry& sessions = context_.service->sessions();

@@ -12,12 +12,11 @@
 #include "journal/base/process_sight.h"
 
 namespace amem {
-namespace {
 
 constexpr auto kSpin = std::chrono::microseconds(300);
 constexpr auto kRetryPause = std::chrono::milliseconds(1);
 
-Result<Connected> ConnectBefore(const ConnectionContext& context, SessionId to, Deadline deadline) {
+static Result<Connected> ConnectBefore(const ConnectionContext& context, SessionId to, Deadline deadline) {
   while (true) {
     auto connected = ConnectTo(context, to);
     if (connected || connected.status().code() != Code::kTimeout || Passed(deadline)) return connected;
@@ -25,9 +24,7 @@ Result<Connected> ConnectBefore(const ConnectionContext& context, SessionId to, 
   }
 }
 
-Deadline AwakeUntil(Deadline deadline) { return HasIdleCores() ? std::min(Now() + kSpin, deadline) : Deadline{}; }
-
-}  // namespace
+static Deadline AwakeUntil(Deadline deadline) { return HasIdleCores() ? std::min(Now() + kSpin, deadline) : Deadline{}; }
 
 int PollUntil(std::span<pollfd> polled, Deadline until) {
   const Deadline awake = AwakeUntil(until);

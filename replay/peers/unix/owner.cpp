@@ -7,9 +7,8 @@
 #include "journal/base/no_copies.h"
 
 namespace amem {
-namespace {
 
-Result<std::vector<SharedAllocation>> Unpack(PeerConnection::Incoming incoming, std::size_t wanted) {
+static Result<std::vector<SharedAllocation>> Unpack(PeerConnection::Incoming incoming, std::size_t wanted) {
   if (const auto* failure = std::get_if<FailureMessage>(&incoming.message.body)) return failure->status;
   const auto* shared = std::get_if<SharedMessage>(&incoming.message.body);
   const auto whole = [](const SharedItem& item) { return !item.part; };
@@ -24,8 +23,6 @@ Result<std::vector<SharedAllocation>> Unpack(PeerConnection::Incoming incoming, 
   for (const SharedItem& item : shared->items) all.push_back({item, item.part ? UniqueFd() : std::move(*descriptor++)});
   return all;
 }
-
-}  // namespace
 
 // The right to make a request: one at a time, so that answers are not mixed up.
 class OwnerConnection::Turn : NoCopies {

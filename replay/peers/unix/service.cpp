@@ -10,7 +10,6 @@
 #include <exception>
 
 namespace amem {
-namespace {
 
 constexpr auto kHelloPatience = std::chrono::seconds(5);
 constexpr auto kSendRetry = std::chrono::milliseconds(1);
@@ -24,14 +23,12 @@ constexpr auto kFullForLong = std::chrono::milliseconds(1000);  // descriptors m
 constexpr auto kTellAgain = std::chrono::milliseconds(5);
 constexpr auto kAnswerWithin = std::chrono::milliseconds(20);
 
-Result<SharedAllocation> Checked(Result<SharedAllocation> shared) {
+static Result<SharedAllocation> Checked(Result<SharedAllocation> shared) {
   if (shared && !shared->descriptor && !shared->part) return Status{Code::kInvalid, "the export gave no descriptor"};
   return shared;
 }
 
-UniqueFd SpareDescriptor() { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
-
-}  // namespace
+static UniqueFd SpareDescriptor() { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
 PeerService::PeerService(const ConnectionContext& context, Listeners listeners, const PeerIdentity& self,
                          PeerDelegate& delegate, control::RequestServer* requests)

@@ -10,9 +10,8 @@
 #include "replay/tool/terminal/terminal.h"
 
 namespace amem::tool {
-namespace {
 
-Json JsonOf(const control::RankLook& rank) {
+static Json JsonOf(const control::RankLook& rank) {
   Json stays = Json::array();
   for (const control::Staying& one : rank.stays)
     stays.push_back({{"what", one.what}, {"pieces", one.pieces ? Json(*one.pieces) : Json()}, {"bytes", one.bytes}});
@@ -32,15 +31,13 @@ Json JsonOf(const control::RankLook& rank) {
 }
 
 // "; a pause leaves 24.0 MiB (cuMemAllocAsync), 2.00 MiB (...)"; empty: nothing.
-std::string StaysOf(const control::RankLook& rank) {
+static std::string StaysOf(const control::RankLook& rank) {
   std::string text;
   for (const control::Staying& one : rank.stays)
     text += fmt::format("{} {} ({}{})", text.empty() ? "; a pause leaves" : ",", RoundedBytes(one.bytes), one.what,
                         one.pieces.value_or(1) == 1 ? "" : fmt::format(", {} pieces", *one.pieces));
   return text;
 }
-
-}  // namespace
 
 void AddRequest(Arguments& arguments, RequestOptions& options, const char* deadline) {
   arguments.Add(

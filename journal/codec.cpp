@@ -39,9 +39,8 @@ constexpr std::size_t kScratchWords = 2048;
 // of its own, which a guest must not do to its host; getDescription() is only text.
 template <class T, class Take>
 Result<T> Parse(std::span<const std::byte> message, const Take& take) {
-  if (message.empty() || message.size() % sizeof(capnp::word) != 0) {
+  if (message.empty() || message.size() % sizeof(capnp::word) != 0)
     return Status{Code::kCorrupt, fmt::format("it has {} bytes, not a multiple of 8", message.size())};
-  }
   try {
     const std::size_t words = message.size() / sizeof(capnp::word);
     std::vector<std::uint64_t> aligned;
@@ -150,9 +149,8 @@ Result<State> DecodeSnapshot(std::span<const std::byte> payload) {
     payload = payload.subspan(sizeof length);
     if (length > payload.size()) return Status{Code::kCorrupt, "the snapshot ends inside an event"};
     AMEM_ASSIGN(const auto event, DecodeEvent(payload.first(length)).Within("an event of the snapshot"));
-    if (const Status applied = Apply(state, event); !applied) {
+    if (const Status applied = Apply(state, event); !applied)
       return Status{Code::kCorrupt, "the snapshot does not fold: " + applied.message()};
-    }
     payload = payload.subspan(length);
   }
   return state;

@@ -80,9 +80,8 @@ std::optional<Found> Examine(const fs::path& session, bool shared) {
   if (dir.fd() < 0 || fstat(dir.fd(), &st) != 0 || st.st_uid != geteuid()) return std::nullopt;
   if (fstatat(dir.fd(), "data.mdb", &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)) return std::nullopt;
   Found found{.name = session.filename(), .written = WrittenAt(st)};
-  for (const char* file : kFiles) {
+  for (const char* file : kFiles)
     if (fstatat(dir.fd(), file, &st, AT_SYMLINK_NOFOLLOW) == 0) found.bytes += static_cast<Bytes>(st.st_blocks) * 512;
-  }
   const bool closed = Exists(session / "closed");
   const std::string words = ReadSmallFile(session / "closed");
   found.ended = HasEnded(session, closed, words, shared);

@@ -121,9 +121,8 @@ int OpenEnvironment(MDB_env** env, const std::filesystem::path& directory, Bytes
 Status ReserveLockFile(const std::filesystem::path& directory) {
   const auto path = directory / "lock.mdb";
   AMEM_ASSIGN(const auto file, File::Open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW));
-  if (const int error = posix_fallocate(file.fd(), 0, kLockFileBytes); error != 0) {
+  if (const int error = posix_fallocate(file.fd(), 0, kLockFileBytes); error != 0)
     return SystemFailure("make room in", path, error);
-  }
   return {};
 }
 
@@ -171,9 +170,8 @@ Result<std::unique_ptr<Store>> Store::Create(const std::filesystem::path& direct
   Registry& registry = Registry::The();
   const std::lock_guard lock(registry.mutex);
   auto made = std::make_shared<Environment>();
-  if (const int rc = OpenEnvironment(&made->env, directory, map_bytes, MDB_NOTLS | MDB_NOSYNC); rc != 0) {
+  if (const int rc = OpenEnvironment(&made->env, directory, map_bytes, MDB_NOTLS | MDB_NOSYNC); rc != 0)
     return Failure("create", directory, rc);
-  }
   const int rc = OpenTables(made->env, made->tables, true);
   const auto file = Identify(directory);
   if (rc != 0 || !file) {
@@ -233,9 +231,8 @@ Status Store::Append(Table table, std::uint64_t key, std::span<const std::byte> 
 
 Status Store::Write(const std::function<Status(const Writing&)>& body) {
   MDB_txn* txn = nullptr;
-  if (const int rc = mdb_txn_begin(environment_->env, nullptr, 0, &txn); rc != 0) {
+  if (const int rc = mdb_txn_begin(environment_->env, nullptr, 0, &txn); rc != 0)
     return Failure("begin to write", environment_->directory, rc);
-  }
   if (Status status = body(Writing(txn, environment_->tables)); !status) {
     mdb_txn_abort(txn);
     return status.Within("write " + (environment_->directory / "data.mdb").string());

@@ -79,9 +79,8 @@ void Introduce(TailHeader& header, std::uint64_t capacity, SessionId session, in
 // Exceeding the limit of file sizes would end the process with a signal instead of failing a call.
 Status CheckFileLimit(const std::filesystem::path& path, Bytes bytes) {
   rlimit limit{};
-  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < bytes) {
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < bytes)
     return SystemFailure("make room for " + std::to_string(bytes) + " bytes in", path, EFBIG);
-  }
   return {};
 }
 
@@ -168,9 +167,8 @@ Status ReadPresent(const File& file, Bytes file_bytes, TailContents& out) {
     Salvage(out.copy, out);
     return {};
   }
-  if (header->broken.load(std::memory_order_acquire) != 0) {
+  if (header->broken.load(std::memory_order_acquire) != 0)
     out.broken_reason.assign(header->reason, strnlen(header->reason, sizeof header->reason));
-  }
   AMEM_TRY(CopyRing(file, ring_bytes, before, out));
 #ifndef AMEM_THREAD_SANITIZED  // the thread sanitizer does not know fences
   std::atomic_thread_fence(std::memory_order_acquire);
@@ -231,9 +229,7 @@ Result<Tail> Tail::Create(const std::filesystem::path& path, Bytes bytes, Sessio
   AMEM_ASSIGN(auto file, File::Open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW));
   const int fd = file.fd();
   const std::string doing = "make room for " + std::to_string(bytes) + " bytes in";
-  if (const int error = posix_fallocate(fd, 0, static_cast<off_t>(bytes)); error != 0) {
-    return SystemFailure(doing, path, error);
-  }
+  if (const int error = posix_fallocate(fd, 0, static_cast<off_t>(bytes)); error != 0) return SystemFailure(doing, path, error);
   // On file systems without locks, the pid alone tells whether the writer lives.
   if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return SystemFailure("lock", path, errno);
   void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

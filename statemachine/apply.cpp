@@ -42,9 +42,8 @@ Status Fold::operator()(const Condensed& e) {
   s_.last = e.through;
   s_.next_allocation = e.next_allocation;
   s_.cycles = e.cycles;
-  for (std::size_t i = 0; i + 1 < e.totals.size(); i += 2) {
+  for (std::size_t i = 0; i + 1 < e.totals.size(); i += 2)
     if (e.totals[i] < kEventKinds) s_.totals.events[e.totals[i]] = e.totals[i + 1];
-  }
   return {};
 }
 

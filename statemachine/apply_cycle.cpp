@@ -238,18 +238,15 @@ Status Fold::AllBack(PoolId pool) const {
 // chunk back because of that copy.
 void Fold::ForgetSavedOfKept(PoolId pool) {
   if (!pool) return;
-  for (auto& [id, a] : s_.allocations) {
+  for (auto& [id, a] : s_.allocations)
     if (a.pool == pool && a.resident && !a.awaiting_restore) a.saved = false;
-  }
 }
 
 void Fold::ForgetSaved(PoolId pool) {
-  for (auto& [id, a] : s_.allocations) {
+  for (auto& [id, a] : s_.allocations)
     if (a.pool == pool) a.saved = a.awaiting_restore = false;
-  }
-  for (auto& [address, m] : s_.mappings) {
+  for (auto& [address, m] : s_.mappings)
     if (const Allocation* a = Find(m.allocation); a != nullptr && a->pool == pool) m.accessible = true;
-  }
   if (pool) return;
   for (auto& [id, m] : s_.multicasts) {
     m.missing.clear();  // still there: of an object that other memory stands in for

@@ -112,18 +112,15 @@ Status Fold::operator()(const AccessSet& e) {
     AMEM_TRY(AtItsPlace(e.allocation, e.address, e.bytes));
     const auto* const mapping = FindIn(s_.mappings, s_.slabs.find(Find(e.allocation)->slab)->second.address);
     AMEM_CHECK(mapping != nullptr, e.allocation);
-    for (const AccessDescriptor& wanted : e.access) {
+    for (const AccessDescriptor& wanted : e.access)
       if (!Allows(mapping->access, wanted)) return Bad("its slab has no such access for " + ToText(wanted.location));
-    }
     return {};
   }
   AMEM_TRY(CoversWhole(e.address, e.bytes));
-  for (const auto& [address, mapping] : Touching(s_.mappings, e.address, e.bytes)) {
+  for (const auto& [address, mapping] : Touching(s_.mappings, e.address, e.bytes))
     if (!mapping.present) return Bad("its memory is released");
-  }
-  for (auto& [address, mapping] : Touching(s_.mappings, e.address, e.bytes)) {
+  for (auto& [address, mapping] : Touching(s_.mappings, e.address, e.bytes))
     for (const AccessDescriptor& change : e.access) MergeAccess(mapping.access, change);
-  }
   return {};
 }
 

@@ -72,9 +72,8 @@ Status Fold::operator()(const Deregistered& e) {
   if (known == nullptr) return Bad("it was not registered");
   AMEM_CHECK(known->count > 0U, e.address);
   if (--known->count > 0) return {};
-  for (const AllocationId id : known->allocations) {
+  for (const AllocationId id : known->allocations)
     if (Allocation* a = Find(id); a != nullptr && a->registrations > 0) --a->registrations;
-  }
   s_.registrations.erase(e.address);
   return {};
 }

@@ -63,9 +63,8 @@ class Hasher {
   }
   void Add(const Slab& slab) {
     AddAll(slab.address, slab.parts.size(), slab.dirty.size());
-    for (const auto& [offset, parts] : slab.parts) {
+    for (const auto& [offset, parts] : slab.parts)
       for (const AllocationId part : parts) AddAll(offset, part);
-    }
     Add(slab.dirty);
   }
   void Add(const Multicast& m) {
@@ -117,9 +116,8 @@ std::uint64_t Digest(const State& s) {
   h.AddAll(s.last, s.lifecycle, s.session.session, s.session.host, s.session.pid, s.session.group, s.session.rank, s.broken,
            s.next_allocation, s.cycles, s.libraries, s.ranges, s.allocations, s.mappings, s.slabs, s.legacy, s.legacy_imports,
            s.host, s.async, s.multicasts, s.registrations, s.peers, s.cycle);
-  for (std::size_t kind = 0; kind < s.totals.events.size(); ++kind) {
+  for (std::size_t kind = 0; kind < s.totals.events.size(); ++kind)
     if (kind < kFirstKinds || s.totals.events[kind] != 0) h.Add(s.totals.events[kind]);
-  }
   if (!s.kept_whole.empty()) h.Add(s.kept_whole);
   h.AddAll(s.communicators, s.pools);
   if (s.freeze) h.Add(*s.freeze);

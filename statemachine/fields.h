@@ -114,9 +114,8 @@ consteval auto FieldNames() {
   std::string_view rest = T::kFields;
   for (std::string_view& name : names) {
     std::size_t end = 0;
-    for (int braces = 0; end < rest.size() && (rest[end] != ',' || braces > 0); ++end) {
+    for (int braces = 0; end < rest.size() && (rest[end] != ',' || braces > 0); ++end)
       braces += (rest[end] == '{' ? 1 : 0) - (rest[end] == '}' ? 1 : 0);
-    }
     name = rest.substr(0, end);
     rest.remove_prefix(std::min(end + 2, rest.size()));
     const bool renamed = name.find('"') != name.npos;

@@ -46,9 +46,8 @@ Address Reachable(AllocationId id, const Allocation& a, const Places& places, bo
     const auto& [address, m] = *place;
     if (now && !(m.present && m.accessible)) continue;
     if (m.offset != 0 || m.bytes != a.bytes) continue;
-    for (const AccessDescriptor& d : m.access) {
+    for (const AccessDescriptor& d : m.access)
       if (d.location == a.properties.location && d.flags == 3) return address;
-    }
   }
   return {};
 }
@@ -66,18 +65,16 @@ void MapAll(AllocationId id, const Allocation& a, const Places& places, std::vec
 }
 
 void UnmapAll(AllocationId id, const Allocation& a, const Places& places, std::vector<Step>& steps) {
-  for (const Places::Place* const place : places.Of(id)) {
+  for (const Places::Place* const place : places.Of(id))
     if (place->second.present) steps.push_back(On(StepKind::kUnmap, id, a, place->first));
-  }
 }
 
 // The bindings of an object that are not as they are to be: in force, or not.
 void BindAll(const State& state, AllocationId object, bool bound, std::vector<Step>& steps) {
   const auto* const multicast = FindIn(state.multicasts, object);
   if (multicast == nullptr) return;
-  for (const auto& [offset, b] : multicast->bindings) {
+  for (const auto& [offset, b] : multicast->bindings)
     if (b.bound != bound) steps.push_back({bound ? StepKind::kBind : StepKind::kUnbind, object, {}, b.bytes, b.device, offset});
-  }
 }
 
 // Takes the memory of this session from the multicast objects that it owns, or that it imported, and their mappings away.
@@ -112,13 +109,11 @@ void PlanDrop(const State& state, PoolId pool, const Places& places, bool own, S
 // ordinal that it had in the owner's process.)
 DeviceOrdinal StandInDevice(const State& state, AllocationId id, const Places& places) {
   std::vector<DeviceOrdinal> used, reached;
-  for (const auto& [other, a] : state.allocations) {
+  for (const auto& [other, a] : state.allocations)
     if (a.own() && a.on_device()) used.emplace_back(a.properties.location.id);
-  }
   for (const Places::Place* const place : places.Of(id)) {
-    for (const AccessDescriptor& d : place->second.access) {
+    for (const AccessDescriptor& d : place->second.access)
       if (d.location.type == LocationType::kDevice) reached.emplace_back(d.location.id);
-    }
   }
   const auto both = std::ranges::find_first_of(reached, used);
   if (both != reached.end()) return *both;
@@ -140,15 +135,13 @@ void PlanReturn(const State& state, PoolId pool, const Places& places, bool own,
 
 std::vector<Step> Quiesce(const State& state, PoolId pool) {
   std::set<std::int32_t> devices;
-  for (const auto& [id, a] : state.allocations) {
+  for (const auto& [id, a] : state.allocations)
     if (a.pool == pool && a.on_device() && a.own()) devices.insert(a.properties.location.id);
-  }
   for (const auto& [address, m] : state.mappings) {
     const auto* const a = FindIn(state.allocations, m.allocation);
     if (a == nullptr || a->pool != pool) continue;
-    for (const AccessDescriptor& d : m.access) {
+    for (const AccessDescriptor& d : m.access)
       if (d.location.type == LocationType::kDevice) devices.insert(d.location.id);
-    }
   }
   std::vector<Step> steps;
   for (const std::int32_t device : devices) steps.push_back({StepKind::kQuiesce, {}, {}, 0, DeviceOrdinal{device}});
@@ -183,9 +176,8 @@ void BeginCopies(StepKind begin, const std::vector<Step>& contents, PlannedPhase
 
 PlannedPhase PlanSave(const State& state, PoolId pool, const Places& places) {
   std::vector<Step> saves;
-  for (const auto& [id, a] : state.allocations) {
+  for (const auto& [id, a] : state.allocations)
     if (a.pool == pool && NeedsSaving(state, a)) saves.push_back(On(StepKind::kSave, id, a, Reachable(id, a, places, true)));
-  }
   PlannedPhase phase{PhaseKind::kPauseSave, {}};
   BeginCopies(StepKind::kScan, saves, phase);
   return phase;
@@ -324,9 +316,8 @@ void AppendImports(const State& state, const std::vector<Step>& steps, PlannedPh
   for (const auto& [id, owner] : owners) turns = std::max(turns, owner.batches.size());
   for (std::size_t turn = 0; turn < turns; ++turn) {
     const auto take = [&](auto begin, auto end) {
-      for (auto it = begin; it != end; ++it) {
+      for (auto it = begin; it != end; ++it)
         if (turn < it->second.batches.size()) AppendBatch(it->first, it->second.batches[turn], phase);
-      }
     };
     take(after_self, owners.end());
     take(owners.begin(), after_self);

@@ -22,9 +22,8 @@ void AddAllocation(std::vector<EventBody>& out, AllocationId id, const Allocatio
 
 void AddReferences(std::vector<EventBody>& out, AllocationId id, const Allocation& a) {
   for (std::uint32_t i = 0; i < a.exports; ++i) out.emplace_back(Exported{id, a.handed_out ? kFabricHandle : 1});
-  for (const auto& [importer, count] : a.importers) {
+  for (const auto& [importer, count] : a.importers)
     for (std::uint32_t i = 0; i < count; ++i) out.emplace_back(ReferenceAdded{id, importer.by, importer.as});
-  }
   for (std::uint32_t i = 1; i < a.guest_references; ++i) out.emplace_back(AllocationRetained{id, {}});
 }
 
@@ -78,9 +77,8 @@ void AddCommunicators(std::vector<EventBody>& out, const State& s) {
 }
 // After the memory that was made for them, which keeps them known.
 void AddEnds(std::vector<EventBody>& out, const State& s) {
-  for (const auto& [id, c] : s.communicators) {
+  for (const auto& [id, c] : s.communicators)
     if (!c.ended.empty()) out.emplace_back(CommunicatorEnded{id, c.ended});
-  }
   if (s.freeze) out.emplace_back(*s.freeze);
   for (const auto& [what, share] : s.outside)
     out.emplace_back(SharedOutside{what.first, what.second, share.pieces, share.bytes});
@@ -102,15 +100,13 @@ class PoolCycleEvents {
     const bool paused = pool_.lifecycle == Lifecycle::kPaused;
     const bool was_paused = paused || (pool_.lifecycle == Lifecycle::kResuming && !c.after_failed_undo);
     Begin(CycleKind::kPause, pool_.cycles);
-    for (const auto& [id, a] : s_.allocations) {
+    for (const auto& [id, a] : s_.allocations)
       if (a.pool == id_) Leave(id, a, was_paused);
-    }
     if (was_paused) out_.emplace_back(CycleDone{CycleKind::kPause, pool_.cycles, 0, id_});
     if ((paused && !c.failure.empty()) || pool_.lifecycle == Lifecycle::kResuming || c.after_failed_undo)
       Begin(c.kind, c.number);
-    for (const auto& [id, a] : s_.allocations) {
+    for (const auto& [id, a] : s_.allocations)
       if (a.pool == id_) Return(id, a);
-    }
     if (!c.failure.empty()) out_.emplace_back(CycleFailed{c.kind, c.number, paused, c.failure, {}, 0, {}, id_});
     if (c.phase) out_.emplace_back(PhaseBegun{*c.phase, id_});
     if (c.open_step) out_.emplace_back(StepBegun{*c.open_step, id_});
@@ -196,9 +192,8 @@ Result<std::vector<EventBody>> ToSnapshotEvents(const State& s) {
   }
   AMEM_TRY(AddParts(out, s));
   AddBindings(out, s);
-  for (const auto& [address, r] : s.registrations) {
+  for (const auto& [address, r] : s.registrations)
     for (std::uint32_t i = 0; i < r.count; ++i) out.emplace_back(Registered{address, r.bytes, r.how});
-  }
   for (const auto& [id, a] : s.allocations) AddReferences(out, id, a);
   AddAll(out, s.legacy);
   for (const auto& [id, pool] : s.pools) AddAll(out, pool.parts);
@@ -206,9 +201,8 @@ Result<std::vector<EventBody>> ToSnapshotEvents(const State& s) {
   AddAll(out, s.host);
   AddAll(out, s.async);
   AddEnds(out, s);
-  for (const auto& [id, a] : s.allocations) {
+  for (const auto& [id, a] : s.allocations)
     if (a.guest_references == 0) out.emplace_back(AllocationReleased{id});
-  }
   // What was paused before everything was kept is gone, and what was paused since is there.
   const bool kept_last = std::ranges::any_of(s.allocations, [](const auto& item) { return !item.second.resident; });
   if (!s.kept_whole.empty() && !kept_last) out.emplace_back(EverythingKept{s.kept_whole});
@@ -222,9 +216,8 @@ Result<std::vector<EventBody>> ToSnapshotEvents(const State& s) {
 
   State again;
   for (const EventBody& body : out) AMEM_TRY(Apply(again, Event{{}, 0, 0, body}).Within("snapshot does not fold"));
-  if (again != s) {
+  if (again != s)
     return Status{Code::kInvalid, "snapshot: this state holds what a snapshot cannot say; the events are kept instead"};
-  }
   return out;
 }
 

@@ -70,9 +70,8 @@ Address State::PlaceOf(const Allocation& allocation) const {
 }
 
 PoolId State::PoolNamed(std::string_view tag) const {
-  for (const auto& [id, pool] : pools) {
+  for (const auto& [id, pool] : pools)
     if (pool.tag == tag) return id;
-  }
   return {};
 }
 

@@ -134,9 +134,8 @@ bool AsksFor(const link_map& object, std::string_view wanted) {
   }
   if (symbols == nullptr || texts == nullptr || hash == nullptr) return false;
   const std::uint32_t first_hashed = hash[1];
-  for (std::uint32_t i = 1; i < first_hashed; ++i) {
+  for (std::uint32_t i = 1; i < first_hashed; ++i)
     if (symbols[i].st_shndx == SHN_UNDEF && wanted == texts + symbols[i].st_name) return true;
-  }
   return false;
 }
 

@@ -155,9 +155,8 @@ std::vector<std::string> ParseLauncher(const Lookup& get) {
 // As far as the launcher tells.
 std::uint32_t ParseRanksOfHost(const Lookup& get) {
   std::uint32_t ranks = 1;
-  for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"}) {
+  for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"})
     ranks = std::max(ranks, ParseNumber<std::uint32_t>(Text(get, name)).value_or(0));
-  }
   return ranks;
 }
 

@@ -292,15 +292,12 @@ Status Backup::Restore(std::span<const Item> items) {
     if (contents_ == Contents::kLost && (it == nullptr || !it->done))
       return {Code::kInvalid, "restore contents of " + Name(item) + ": saving them failed"};
     if (it == nullptr) return {Code::kNotFound, "the backup has no contents of " + Name(item)};
-    if (it->bytes != item.bytes) {
-      return {Code::kNotFound, fmt::format("the backup has {} bytes of {}", it->bytes, Name(item))};
-    }
+    if (it->bytes != item.bytes) return {Code::kNotFound, fmt::format("the backup has {} bytes of {}", it->bytes, Name(item))};
   }
   pinned_.Rest(true);
   if (queued_.empty()) began_ns_ = MonotonicNs();
-  for (const auto& [device, own] : ByDevice(items)) {
+  for (const auto& [device, own] : ByDevice(items))
     AMEM_TRY(RestoreOn(device, own).Within(fmt::format("restore contents on device {}", device.value)));
-  }
   return {};
 }
 
@@ -319,9 +316,8 @@ Status Backup::RestoreOn(DeviceOrdinal device, std::span<const Item> items) {
 
 Status Backup::RestoreBatch(DeviceOrdinal device, std::span<const Item> items) {
   std::vector<Item> sparse;
-  for (const Item& item : items) {
+  for (const Item& item : items)
     if (!saved_.at({item.allocation, item.offset}).whole) sparse.push_back(item);
-  }
   if (!sparse.empty()) AMEM_TRY(copier_.ClearAll(device, Joined(sparse)));
   Queue queue(copier_, device, false);
   for (const Item& item : items) {

@@ -142,9 +142,8 @@ bool Backup::FreesKept(std::span<const Item> items, std::span<const Wanted> want
 
 // Copies of memory that is not there any more, or not saved any more.
 void Backup::FreeKept() {
-  for (const auto& [key, kept] : kept_) {
+  for (const auto& [key, kept] : kept_)
     for (const Unit& unit : kept.units) FreeRoom(unit);
-  }
   kept_.clear();
 }
 

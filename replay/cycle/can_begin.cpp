@@ -17,9 +17,8 @@ Status Coordinator::AllNeighboursAreMembers(SessionId* outsider) const {
     if (a.pool != pool_) continue;
     std::optional<SessionId> who;
     if (a.remote && outside(a.remote->owner)) who = a.remote->owner;
-    for (const auto& [importer, count] : a.importers) {
+    for (const auto& [importer, count] : a.importers)
       if (outside(importer.by)) who = importer.by;
-    }
     if (who) {
       *outsider = *who;
       return {Code::kRefused, "pause refused: " + ToText(*who) + " (pid " + std::to_string(state.peers.at(*who).pid) +

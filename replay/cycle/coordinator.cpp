@@ -325,9 +325,8 @@ Plan Coordinator::MakePlan(CycleKind kind) {
 std::vector<DeviceOrdinal> Coordinator::Devices() {
   std::set<DeviceOrdinal> devices;
   const LedgerLock lock(ledger_);
-  for (const auto& [id, a] : ledger_.state().allocations) {
+  for (const auto& [id, a] : ledger_.state().allocations)
     if (a.own() && a.pool == pool_ && a.on_device()) devices.insert(DeviceOrdinal{a.properties.location.id});
-  }
   return {devices.begin(), devices.end()};
 }
 
@@ -440,9 +439,8 @@ Status Coordinator::RunUndoPhase(CycleKind undo, PhaseKind phase) {
   while (true) {
     PlannedPhase now{phase, {}};
     Plan plan = MakePlan(undo);
-    for (PlannedPhase& planned : plan.phases) {
+    for (PlannedPhase& planned : plan.phases)
       if (planned.phase == phase) now = std::move(planned);
-    }
     Status status = executor_.Run(now);
     if (status.code() != Code::kPeerLost || now == tried) return status;
     tried = std::move(now);

@@ -131,9 +131,8 @@ Status CopyQueue::Await(const Step& step) {
       for (const auto& [offset, parts] : slab->parts) allocations.push_back(parts.front());
     }
   }
-  for (const AllocationId allocation : allocations) {
+  for (const AllocationId allocation : allocations)
     AMEM_TRY(step.kind == StepKind::kSave ? backup_.AwaitSaved(allocation) : backup_.AwaitRestored(allocation));
-  }
   const auto scratch = scratch_.find(step.allocation);
   if (scratch == scratch_.end()) return {};
   AMEM_TRY(Drop(scratch->second));

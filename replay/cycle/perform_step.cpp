@@ -45,9 +45,8 @@ void StepPerformer::FindBinding(const Step& step, StepTarget& target) const {
   target.devices = object->devices;
   target.lacks_device = step.kind == StepKind::kAddDevice && side_.Lacks(step.allocation, step.device);
   if (step.kind != StepKind::kBind || !object->bindings.contains(step.offset)) return;
-  for (const auto& [offset, b] : object->bindings) {
+  for (const auto& [offset, b] : object->bindings)
     if (offset == step.offset && b.device == step.device) target.binding = b;
-  }
   auto* const memory = FindIn(state.allocations, target.binding.allocation);
   if (target.binding.address || memory == nullptr) return;
   const Allocation& a = *memory;

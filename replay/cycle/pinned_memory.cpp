@@ -433,9 +433,8 @@ void PinnedMemory::Reclaim() {
 
 bool PinnedMemory::Has(Bytes at, Bytes bytes) const {
   if (bytes == 0) return true;
-  for (Bytes index = at / supply_.chunk(); index * supply_.chunk() < at + bytes; ++index) {
+  for (Bytes index = at / supply_.chunk(); index * supply_.chunk() < at + bytes; ++index)
     if (buffers_[index] == nullptr) return false;
-  }
   return true;
 }
 

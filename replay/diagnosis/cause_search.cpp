@@ -163,9 +163,8 @@ void CauseSearch::FindEnds() {
     }
   }
   for (const SessionStory& j : roster_.journals()) WitnessAtArrival(j);
-  for (const auto& [session, end] : ends_) {
+  for (const auto& [session, end] : ends_)
     if (end.witnessed) first_end_ = std::min(first_end_, end.wall_ns);
-  }
   if (first_end_ == UINT64_MAX && !ends_.empty()) first_end_ = job_end_;
   torn_down_ = !live && first_end_ != UINT64_MAX && last_event <= first_end_ + kTeardown_ns && AllEnded();
 }
@@ -236,9 +235,8 @@ void CauseSearch::Order() {
   for (const CandidateCause& c : candidates_) {
     if (!SameRoot(first, c)) continue;
     if (c.kind == VerdictKind::kNeverArrived) {
-      for (const SessionId session : c.missing) {
+      for (const SessionId session : c.missing)
         if (named.insert(session).second) first.missing.push_back(session);
-      }
     } else if (named.insert(c.session).second) {
       first.together.push_back(c.session);
     }

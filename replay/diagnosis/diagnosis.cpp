@@ -114,12 +114,10 @@ void NoteEndedPaused(const Roster& roster, Verdict& verdict) {
 void NoteAbsent(const Roster& roster, Verdict& verdict) {
   std::set<SessionId> absent;
   for (const SessionStory& j : roster.journals()) {
-    for (const SessionId session : roster.SharingWith(j.session(), roster.KnownUntil(j))) {
+    for (const SessionId session : roster.SharingWith(j.session(), roster.KnownUntil(j)))
       if (roster.Find(session) == nullptr) absent.insert(session);
-    }
-    for (const SessionId session : j.Last().members) {
+    for (const SessionId session : j.Last().members)
       if (roster.Find(session) == nullptr) absent.insert(session);
-    }
   }
   if (absent.empty()) return;
   verdict.notes.push_back("the journal of " + roster.names().Names({absent.begin(), absent.end()}) +
@@ -195,9 +193,8 @@ namespace {
 // A session that has not voted yet belongs to a build that records votes if another one of that build does.
 void ExpectVotes(std::vector<SessionStory>& journals) {
   std::set<std::string> builds;
-  for (const SessionStory& j : journals) {
+  for (const SessionStory& j : journals)
     if (j.records_votes) builds.insert(j.who().amem_version);
-  }
   for (SessionStory& j : journals) {
     const bool began_here = j.first.seq.value <= 1;
     j.records_votes = j.records_votes || (began_here && builds.contains(j.who().amem_version));

@@ -210,9 +210,8 @@ void ExplainRefused(Explanation& e) {
 // pause or a resume of one tag after the other, so they may wait behind the one that hangs.
 static void SayTagsBehind(Explanation& e, const SessionStory& j) {
   std::vector<std::string> behind;
-  for (const auto& [id, pool] : j.findings.state.pools) {
+  for (const auto& [id, pool] : j.findings.state.pools)
     if (pool.tag != e.cause.attempt->tag && pool.lifecycle != Lifecycle::kRunning) behind.push_back(pool.tag);
-  }
   if (behind.empty()) return;
   const bool several = behind.size() > 1;
   e.Say(

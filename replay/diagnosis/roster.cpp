@@ -53,9 +53,8 @@ void Roster::FindNeighbours() {
   };
   for (const SessionStory& j : journals_) {
     for (const auto& [id, import] : j.findings.imports) connect(j, import.remote.owner, import);
-    for (const auto& [key, records] : j.findings.references) {
+    for (const auto& [key, records] : j.findings.references)
       for (const ReferenceRecord& record : records) connect(j, key.by, record);
-    }
   }
   for (const auto& [pair, intervals] : times) {
     for (const auto& [from, until] : intervals) {
@@ -72,9 +71,8 @@ std::set<SessionId> Roster::SharingWith(SessionId session, std::uint64_t wall_ns
     const auto shared = neighbours_.find(frontier.back());
     frontier.pop_back();
     if (shared == neighbours_.end()) continue;
-    for (const Shared& s : shared->second) {
+    for (const Shared& s : shared->second)
       if (s.from <= wall_ns && s.until > wall_ns && set.insert(s.with).second) frontier.push_back(s.with);
-    }
   }
   return set;
 }

@@ -102,9 +102,8 @@ std::vector<SessionId> CauseSearch::OtherGroups(SessionId session, std::uint64_t
   if (groups.size() < 2) return {};
   const auto& most = std::ranges::max_element(groups, {}, [](const auto& g) { return g.second.size(); })->first;
   std::vector<SessionId> others;
-  for (const auto& [group, members] : groups) {
+  for (const auto& [group, members] : groups)
     if (group != most) others.insert(others.end(), members.begin(), members.end());
-  }
   return others;
 }
 
@@ -185,15 +184,13 @@ std::vector<SessionId> CauseSearch::Uncounted(const SessionStory& j, const Attem
   }
   const auto those = [&](auto holds) {
     std::vector<SessionId> found;
-    for (const SessionStory* member : members) {
+    for (const SessionStory* member : members)
       if (holds(*member)) found.push_back(member->session());
-    }
     return found.size() < members.size() ? found : std::vector<SessionId>{};
   };
   std::vector<SessionId> found = those([&](const SessionStory& m) { return SeenState(m.session()) == "stopped"; });
-  if (found.empty() && counted) {
+  if (found.empty() && counted)
     found = those([&](const SessionStory& m) { return !heard.contains(m.session()) && m.Last().heard.empty(); });
-  }
   if (found.empty()) {
     for (const auto& [seen, at] : j.seen) {
       if (at.time_ns >= attempt.came().time_ns && std::ranges::find(found, seen.session) == found.end())

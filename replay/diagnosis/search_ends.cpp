@@ -7,9 +7,8 @@ namespace amem {
 
 // A pause or resume of a pool that the process was in the middle of; null: none.
 static const Attempt* OpenPoolAttempt(const SessionStory& j) {
-  for (const Attempt* attempt : j.LastOfPools()) {
+  for (const Attempt* attempt : j.LastOfPools())
     if (attempt->open()) return attempt;
-  }
   return nullptr;
 }
 
@@ -108,13 +107,11 @@ bool CauseSearch::CalledOffBecauseOf(const SessionStory& j) const {
 std::uint64_t CauseSearch::MissedSince(const SessionStory& j) const {
   std::uint64_t since = UINT64_MAX;
   for (const SessionStory& other : roster_.journals()) {
-    for (const auto& [lost, at] : other.lost) {
+    for (const auto& [lost, at] : other.lost)
       if (lost.peer == j.session()) since = std::min(since, roster_.Wall(other, at.time_ns));
-    }
     if (other.Last().code != Code::kPeerLost) continue;
-    for (const CycleMember& culprit : other.Last().culprits) {
+    for (const CycleMember& culprit : other.Last().culprits)
       if (culprit.session == j.session()) since = std::min(since, roster_.Wall(other, other.Last().ended.time_ns));
-    }
   }
   return since;
 }

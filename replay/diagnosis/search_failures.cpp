@@ -24,9 +24,8 @@ std::uint64_t WaitedForVotes(const Attempt& attempt) {
   const Moment& decided = attempt.decided->at;
   std::uint64_t since = attempt.begun.time_ns;
   for (const Attempt::PhaseTaken& phase : attempt.phases) {
-    for (const Moment& moment : {phase.begun, phase.voted}) {
+    for (const Moment& moment : {phase.begun, phase.voted})
       if (moment.time_ns < decided.time_ns) since = std::max(since, moment.time_ns);
-    }
   }
   return decided.time_ns - std::min(decided.time_ns, since);
 }
@@ -176,9 +175,8 @@ void CauseSearch::Disagreements() {
     candidate.attempt = nullptr;
     candidate.live = false;
   };
-  for (const SessionStory& j : roster_.journals()) {
+  for (const SessionStory& j : roster_.journals())
     for (const Violation& v : j.findings.violations) add(v, VerdictKind::kImpossible);
-  }
   for (const Violation& v : references_.violations) add(v, VerdictKind::kReferences);
 }
 

@@ -12,7 +12,7 @@
 namespace amem {
 
 // By kind; no candidate cause is healthy or unreadable.
-static constexpr std::array<void (*)(Explanation&), kVerdictKinds> kExplainers = {
+constexpr std::array<void (*)(Explanation&), kVerdictKinds> kExplainers = {
     nullptr,        ExplainFailedStep, ExplainFailedStep,   ExplainDied,   ExplainEnded,      ExplainNeverArrived,
     ExplainStalled, ExplainRefused,    ExplainHalfDone,     ExplainBroken, ExplainReferences, ExplainImpossible,
     nullptr,        ExplainLeft,       ExplainLaunchRefused};
@@ -65,9 +65,8 @@ void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict
   }
   Explanation explanation{roster, cause, verdict};
   verdict.sessions = explanation.Named();
-  for (const SessionId session : verdict.sessions) {
+  for (const SessionId session : verdict.sessions)
     if (const std::int32_t rank = roster.names().RankOf(session); rank >= 0) verdict.ranks.push_back(rank);
-  }
   std::ranges::sort(verdict.ranks);
   if (cause.reported) {
     ExplainReported(explanation);

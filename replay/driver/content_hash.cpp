@@ -62,9 +62,8 @@ std::array<std::uint64_t, kHashPasses> SumsOf(const ContentKey& key, std::span<c
 Result<std::shared_ptr<const ContentKey>> RandomContentKey() {
   auto key = std::make_shared<ContentKey>();
   AMEM_TRY(Randomize(std::as_writable_bytes(std::span(key.get(), 1))));
-  for (std::uint64_t& factor : std::span(&key->factors[0][0], sizeof key->factors / sizeof(std::uint64_t))) {
+  for (std::uint64_t& factor : std::span(&key->factors[0][0], sizeof key->factors / sizeof(std::uint64_t)))
     while ((factor &= kHashPrime) == kHashPrime) AMEM_TRY(Randomize(std::as_writable_bytes(std::span(&factor, 1))));
-  }
   return std::shared_ptr<const ContentKey>(std::move(key));
 }
 

@@ -25,9 +25,8 @@ std::string ToText(std::vector<MemoryHolder> holders, std::int32_t self) {
 
 NonZero Unscanned(std::span<const Extent> extents, std::string why) {
   NonZero all{{}, {}, std::move(why)};
-  for (const Extent& extent : extents) {
+  for (const Extent& extent : extents)
     for (Bytes done = 0; done < extent.bytes; done += kUnitBytes) all.pages.push_back(PagesOf(extent.bytes - done));
-  }
   return all;
 }
 

@@ -38,13 +38,10 @@ void FindUntakable(const RankProcess& process, const State& state, const std::st
     if (allocation.placed()) continue;  // what is said of its slab
     if (allocation.multicast) (allocation.rebuilt() ? made_again : multicast) += allocation.bytes;
     if (allocation.registrations > 0) registered += allocation.bytes;
-    if (allocation.tag == MemoryTag::kUser && allocation.own() && !allocation.multicast && !allocation.on_device()) {
+    if (allocation.tag == MemoryTag::kUser && allocation.own() && !allocation.multicast && !allocation.on_device())
       on_host += allocation.bytes;
-    }
     const bool held_elsewhere = !allocation.own() || !allocation.importers.empty();
-    if (allocation.on_device() && held_elsewhere && WhyKept(allocation) == KeepReason::kUser) {
-      shared += allocation.bytes;
-    }
+    if (allocation.on_device() && held_elsewhere && WhyKept(allocation) == KeepReason::kUser) shared += allocation.bytes;
     if (allocation.handed_out) handed_out += allocation.bytes;
   }
   // 0: the process, 1: bytes, 2: kRestoresMulticast, 3: the driver.
@@ -126,9 +123,8 @@ void FindOthers(FreezeHost& host, std::span<const GpuInUse> gpus, std::span<cons
   for (const FrozenProcess& one : processes) family.erase(one.process.pid);
   std::set<std::string> others;
   for (const GpuInUse& gpu : gpus) {
-    for (const MemoryHolder& holder : gpu.holders) {
+    for (const MemoryHolder& holder : gpu.holders)
       if (family.contains(holder.pid)) others.insert(fmt::format("pid {} ({})", holder.pid, holder.name));
-    }
   }
   for (const std::string& other : others) {
     problems.push_back(

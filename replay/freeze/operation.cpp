@@ -24,9 +24,8 @@ static Status And(const Status& why, const std::string& more) {
 
 Status FreezeOperation::LookAround() {
   processes_.clear();
-  for (const control::RankLook& look : job_.Look()) {
+  for (const control::RankLook& look : job_.Look())
     if (look.alive) processes_.push_back({.process = look.process, .gpus = {}, .moved = {}});
-  }
   return processes_.empty() ? Status(Code::kNotFound, "no process of the job lives on this host") : Status();
 }
 
@@ -201,9 +200,8 @@ Status FreezeOperation::Thaw() {
   if (In(CheckpointState::kCheckpointed).empty() && In(CheckpointState::kLocked).empty() && !Unfinished()) return IsNotFrozen();
   resumes_ = true;
   AMEM_ASSIGN(const auto pairs, ReadGpuPairs(options_.gpus, *gpus));
-  if (!pairs.empty() && !checkpointer_.TakesPairs()) {
+  if (!pairs.empty() && !checkpointer_.TakesPairs())
     return {Code::kUnsupported, "--gpus needs a driver of CUDA 13 (580) or newer; this is " + checkpointer_.Version()};
-  }
   AMEM_TRY(GoOn());
   pairs_ = pairs;
   // After a thaw onto other GPUs that was undone or refused half way, some processes' contents are there already.
@@ -341,9 +339,7 @@ Status FreezeOperation::ToRunning() {
   const Processes locked = In(CheckpointState::kLocked);
   const Status unlocked =
       Each(StepOfFreeze::kUnlock, locked, [this](const FrozenProcess& one) { return checkpointer_.Unlock(one.process.pid); });
-  if (!unlocked.ok()) {
-    return Ended("stuck", unlocked.Within("restored, and not all unlocked; amem thaw tries again"));
-  }
+  if (!unlocked.ok()) return Ended("stuck", unlocked.Within("restored, and not all unlocked; amem thaw tries again"));
   const Status resumed = ResumeAll();
   if (report_.lost.empty()) {
     if (resumed.ok()) return Ended(resumes_ ? "running" : "paused", {});
@@ -397,9 +393,8 @@ std::vector<GpuPair> FreezeOperation::PairsOf(const FrozenProcess& process) cons
 
 std::string FreezeOperation::MovedText() const {
   std::string text;
-  for (const GpuPair& pair : pairs_) {
+  for (const GpuPair& pair : pairs_)
     if (pair.from != pair.to) text += fmt::format("{}{} -> {}", text.empty() ? "" : ", ", pair.from, pair.to);
-  }
   return text;
 }
 

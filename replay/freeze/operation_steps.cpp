@@ -26,9 +26,8 @@ std::vector<Result<State>> FreezeOperation::ReadJournals() {
       threads.emplace_back([&, i] { states[i] = job_.MemoryOf(processes_[i].process); });
   }
   history_.reset();
-  for (const Result<State>& state : states) {
+  for (const Result<State>& state : states)
     if (state.ok() && state->freeze && (!history_ || Order(*history_) < Order(*state->freeze))) history_ = state->freeze;
-  }
   if (history_ && IsBack(*history_)) history_.reset();
   if (!history_) return states;
   for (std::size_t i = 0; i < states.size(); ++i) {

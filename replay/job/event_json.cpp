@@ -79,9 +79,8 @@ Json Show(const std::map<Key, T>& map) {
 
 Json Show(const Totals& totals) {
   Json counts = Json::object();
-  for (std::size_t kind = 0; kind < kEventKinds; ++kind) {
+  for (std::size_t kind = 0; kind < kEventKinds; ++kind)
     if (totals.events[kind] != 0) counts[KindWord(kind)] = totals.events[kind];
-  }
   return counts;
 }
 
@@ -303,9 +302,8 @@ constexpr auto kSlab = [](auto& to, AllocationId id, const Slab& slab) {
   to("slab", id);
   to("address", slab.address);
   std::vector<std::pair<Bytes, AllocationId>> parts;
-  for (const auto& [offset, at] : slab.parts) {
+  for (const auto& [offset, at] : slab.parts)
     for (const AllocationId part : at) parts.emplace_back(offset, part);
-  }
   to.Rows("parts", parts, Keyed("offset", "allocation"));
   to.Rows("dirty", slab.dirty, Keyed("offset", "bytes"));
 };

@@ -230,9 +230,8 @@ Result<JobTies> ReadTies(const std::filesystem::path& session) {
   JobTies ties{.who = opening.who, .live = opening.info.status == SessionStatus::kLive, .last_ns = opening.last_ns};
   ties.directory = session;
   AddFromState(ties, state);
-  for (const auto& [id, c] : state.communicators) {
+  for (const auto& [id, c] : state.communicators)
     if (c.hash != 0) ties.communicators.push_back({.communicator = id, .hash = c.hash, .rank = c.rank, .ranks = c.ranks});
-  }
   return ties;
 }
 

@@ -364,9 +364,8 @@ Result<Packed> Pack(std::span<const fs::path> sessions, const fs::path& file, co
   Packed packed;
   Compressor compressor(out);
   Packer packer(compressor, options, packed);
-  for (const fs::path& session : sessions) {
+  for (const fs::path& session : sessions)
     if (const Status added = packer.Add(session); !added) packed.damage.push_back(added.message());
-  }
   if (packed.sessions == 0) return Status{Code::kNotFound, "pack: none of the journals could be read"};
   if (!compressor.Finish()) return Status{Code::kIo, "pack " + file.string() + ": zstd failed"};
   AMEM_TRY(out.Commit());
@@ -385,9 +384,7 @@ bool IsPack(const fs::path& file) {
 Result<Unpacked> Unpack(const fs::path& file, const fs::path& directory, bool however_large) {
   std::ifstream in(file, std::ios::binary);
   const auto magic = ReadMagic(in);
-  if (!magic) {
-    return Status{Code::kCorrupt, file.string() + " is no pack of journals: make one with `amem pack DIR -o FILE`"};
-  }
+  if (!magic) return Status{Code::kCorrupt, file.string() + " is no pack of journals: make one with `amem pack DIR -o FILE`"};
   if (*magic != kMagic) return Status{Code::kUnsupported, file.string() + " was packed by a newer AMem: use that to read it"};
   std::error_code failed;
   const Bytes bytes = fs::file_size(file, failed);

@@ -5,9 +5,8 @@ namespace {
 
 void ReplaceAll(std::string& text, const std::string& from, const std::string& to) {
   if (from.size() < 2) return;  // too short to be told from ordinary letters
-  for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) {
+  for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
     text.replace(at, from.size(), to);
-  }
 }
 
 std::string FileName(const std::string& path) { return std::filesystem::path(path).filename(); }
@@ -60,9 +59,8 @@ void Anonymizer::Clean(LibraryAttached& library) { library.path = FileName(libra
 
 void Anonymizer::Clean(FreezeStep& freeze) {
   for (GpuShare& share : freeze.gpus) share.gpu = Word(gpus_, share.gpu, "gpu-");
-  for (std::vector<GpuPair>* pairs : {&freeze.pairs, &freeze.moved}) {
+  for (std::vector<GpuPair>* pairs : {&freeze.pairs, &freeze.moved})
     for (GpuPair& pair : *pairs) pair = {Word(gpus_, pair.from, "gpu-"), Word(gpus_, pair.to, "gpu-")};
-  }
   freeze.message = CleanText(std::move(freeze.message));
 }
 

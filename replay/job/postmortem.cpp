@@ -35,9 +35,7 @@ class JournalCheck final : public FoldObserver {
       } else {
         found_.own[id] = {.bytes = a.bytes, .properties = a.properties, .multicast = a.multicast, .seq = a.created};
       }
-      for (const auto& [importer, count] : a.importers) {
-        found_.references[{id, importer.by, importer.as}].resize(count);
-      }
+      for (const auto& [importer, count] : a.importers) found_.references[{id, importer.by, importer.as}].resize(count);
     }
   }
 
@@ -326,9 +324,8 @@ Result<JournalFindings> VerifyJournal(JournalReader& reader, std::span<FoldObser
     found.notes.push_back({found.info.session, found.state.last,
                            "a copy of a journal that was not closed: whether its process lives is not known here"});
   }
-  if (!found.state.broken.empty()) {
+  if (!found.state.broken.empty())
     found.notes.push_back({found.info.session, found.state.last, "broken: " + found.state.broken});
-  }
   return found;
 }
 

@@ -78,9 +78,8 @@ std::array<std::byte, kTokenBytes> Encode(const Token& token) {
 Result<Token> Decode(std::span<const std::byte> bytes) {
   if (!StartsWith(bytes, kTokenMagic.substr(0, kFamilyLength)))
     return Status{Code::kNotFound, "these bytes are not a token of AMem"};
-  if (bytes.size() != kTokenBytes) {
+  if (bytes.size() != kTokenBytes)
     return Status{Code::kCorrupt, fmt::format("a token of AMem has {} bytes, this one has {}", kTokenBytes, bytes.size())};
-  }
   if (!StartsWith(bytes, kTokenMagic)) {
     return Status{Code::kCorrupt, fmt::format("a token of another version of AMem ('{}', this build reads '1'), or a damaged "
                                               "one: use one version of AMem in the whole job",
@@ -101,9 +100,8 @@ Result<UniqueFd> MakeTokenDescriptor(const Token& token) {
   UniqueFd fd(::memfd_create(kTokenDescriptorName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return Status{CodeOfErrno(errno), "export: memfd_create for a token: " + SystemError()};
   const auto bytes = Encode(token);
-  if (::pwrite(fd.get(), bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+  if (::pwrite(fd.get(), bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
     return Status{Code::kIo, "export: write of a token: " + SystemError()};
-  }
   if (::fcntl(fd.get(), F_ADD_SEALS, kTokenSeals) != 0) return Status{Code::kIo, "export: sealing a token: " + SystemError()};
   return fd;
 }
@@ -136,9 +134,8 @@ Result<Token> ReadTokenDescriptor(int fd) {
                               info.st_size, Hex(static_cast<std::uint64_t>(seals)), kTokenBytes, Hex(kTokenSeals))};
   }
   std::array<std::byte, kTokenBytes> bytes{};
-  if (::pread(fd, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+  if (::pread(fd, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
     return Status{Code::kIo, fmt::format("import of descriptor {}: reading the token: {}", fd, SystemError())};
-  }
   auto token = Decode(bytes);
   // The name says that it is a token, so other bytes are damage and not another program's memfd.
   if (!token && token.status().code() == Code::kNotFound) return Status{Code::kCorrupt, link + " does not hold a token"};

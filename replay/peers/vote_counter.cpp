@@ -118,13 +118,11 @@ void VoteCounter::RefuseMixture(const Arrival& newcomer) {
 
 std::vector<PeerIdentity> VoteCounter::Missing() const {
   std::map<SessionId, PeerIdentity> expected;
-  for (const auto& [session, arrival] : gathering_) {
+  for (const auto& [session, arrival] : gathering_)
     for (const auto& peer : arrival.set) expected.try_emplace(peer.session, peer);
-  }
   std::vector<PeerIdentity> missing;
-  for (const auto& [session, who] : expected) {
+  for (const auto& [session, who] : expected)
     if (!gathering_.contains(session)) missing.push_back(who);
-  }
   return missing;
 }
 
@@ -143,9 +141,8 @@ void VoteCounter::ForgetArrival(ConnectionId connection) {
 
 std::uint32_t VoteCounter::LeastLeft(Time now) const {
   std::optional<Time> least;
-  for (const auto& [session, arrival] : gathering_) {
+  for (const auto& [session, arrival] : gathering_)
     if (arrival.until && (!least || *arrival.until < *least)) least = arrival.until;
-  }
   if (!least) return 0;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(*least - now).count();
   return static_cast<std::uint32_t>(std::max<std::int64_t>(left, 1));
@@ -171,9 +168,8 @@ void VoteCounter::BeginIfComplete(Time now) {
 void VoteCounter::Withdrew(ConnectionId connection) {
   if (places_.contains(connection)) return;
   const auto missing = NeverCame();
-  for (const auto& [session, arrival] : gathering_) {
+  for (const auto& [session, arrival] : gathering_)
     if (arrival.connection == connection) gave_up_.insert(session);
-  }
   ForgetArrival(connection);
   say_(connection, WithdrawnMessage{missing});
 }
@@ -182,9 +178,8 @@ void VoteCounter::Withdrew(ConnectionId connection) {
 
 void VoteCounter::Voted(ConnectionId connection, const VoteMessage& vote, Time now) {
   const auto place = places_.find(connection);
-  if (place == places_.end() || place->second.round != vote.round || vote.index == 0) {
+  if (place == places_.end() || place->second.round != vote.round || vote.index == 0)
     return say_(connection, FailureMessage{{Code::kInvalid, "a vote in a round that does not exist here"}});
-  }
   Ongoing& round = rounds_.at(vote.round);
   if (vote.index < round.open_index()) return say_(connection, round.decisions[vote.index - 1]);
   if (vote.index > round.open_index()) return say_(connection, FailureMessage{{Code::kInvalid, "a vote ahead of its time"}});
@@ -313,9 +308,8 @@ std::optional<VoteCounter::Time> VoteCounter::NextDeadline() const {
 }
 
 void VoteCounter::Tick(Time now) {
-  for (auto& [id, round] : rounds_) {
+  for (auto& [id, round] : rounds_)
     if (round.ballot.deadline && now >= *round.ballot.deadline) DecideIfPossible(round, now);
-  }
 }
 
 }  // namespace amem

@@ -152,9 +152,8 @@ Json ShortagesJson(const JobTimeline& job) {
 Json SessionJson(const JobTimeline& job, std::size_t index, const SessionIndex& names) {
   const SessionTimeline& s = job.sessions[index];
   Json kinds = Json::array();
-  for (std::size_t kind = 0; kind < kEventKinds; ++kind) {
+  for (std::size_t kind = 0; kind < kEventKinds; ++kind)
     if (s.kinds[kind] != 0) kinds.push_back({kind, s.kinds[kind]});
-  }
   return {{"id", SessionText(s.info.session)},
           {"name", names.Name(s.info.session)},
           {"rank", s.who.rank},
@@ -212,9 +211,8 @@ Json PhasesJson(const JobTimeline& job, std::size_t session, const Attempt& cycl
 
 Json PartJson(const JobTimeline& job, std::size_t session, const Attempt& cycle, SessionIndex& names) {
   Json steps = Json::array();
-  for (std::size_t kind = 0; kind < kStepKinds; ++kind) {
+  for (std::size_t kind = 0; kind < kStepKinds; ++kind)
     if (cycle.steps[kind].count != 0) steps.push_back({kind, cycle.steps[kind].count, cycle.steps[kind].duration_ns});
-  }
   Json part = {{"s", session},
                {"n", cycle.begun || cycle.ended ? cycle.cycle : 0},
                {"a", At(job, session, cycle.came().time_ns)},
@@ -242,9 +240,8 @@ Json CyclesJson(const JobTimeline& job, SessionIndex& names) {
   Json cycles = Json::array();
   for (const JobCycle& cycle : job.cycles) {
     Json parts = Json::array(), absent = Json::array();
-    for (const auto& [session, index] : cycle.parts) {
+    for (const auto& [session, index] : cycle.parts)
       parts.push_back(PartJson(job, session, job.sessions[session].cycles[index], names));
-    }
     for (const SessionId session : cycle.absent) absent.push_back(names.Of(session));
     const auto& [session, first] = cycle.parts.front();
     cycles.push_back({{"kind", static_cast<int>(cycle.kind)},
@@ -335,9 +332,8 @@ Json LinksJson(const JobTimeline& job, SessionIndex& names) {
   };
   for (std::size_t s = 0; s < job.sessions.size(); ++s) {
     for (const auto& [owner, link] : job.sessions[s].imports) add(s, names.Of(owner), link);
-    for (const auto& [importer, link] : job.sessions[s].importers) {
+    for (const auto& [importer, link] : job.sessions[s].importers)
       if (const std::size_t index = names.Of(importer); index >= job.sessions.size()) add(index, s, link);
-    }
   }
   return links;
 }
@@ -347,9 +343,8 @@ Json LinksJson(const JobTimeline& job, SessionIndex& names) {
 std::string TextOf(const EventRow& row) {
   if (row.event) return Shortened(ToText(row.event->body), row.weight == Weight::kFailure ? kFailureTextBytes : kTextBytes);
   std::string text;
-  for (std::size_t i = 0; i < row.kinds.size() && i < kKindsInACount; ++i) {
+  for (std::size_t i = 0; i < row.kinds.size() && i < kKindsInACount; ++i)
     text += fmt::format("{}{} \u00d7 {}", i == 0 ? "" : ", ", Grouped(row.kinds[i].second), KindName(row.kinds[i].first));
-  }
   if (row.kinds.size() > kKindsInACount) text += fmt::format(" and {} other kinds", row.kinds.size() - kKindsInACount);
   return text;
 }

@@ -250,9 +250,8 @@ StandingPicture::StandingPicture(std::vector<Standing> standings, ThisHost momen
     : sessions(std::move(standings)), now(std::move(moment)) {
   std::ranges::stable_sort(sessions, {}, [](const Standing& s) { return std::pair(s.who.rank < 0, s.who.rank); });
   const Waits waits(sessions);
-  for (const Standing& s : sessions) {
+  for (const Standing& s : sessions)
     for (const SessionId session : waits_for.emplace_back(waits.Of(s))) ++waited_for_by[session];
-  }
 }
 
 std::vector<std::string> PictureLines(const StandingPicture& picture, PictureSize size) {
@@ -263,9 +262,8 @@ std::vector<std::string> PictureLines(const StandingPicture& picture, PictureSiz
   std::vector<std::string> lines = TableLines(rows);
   if (const std::size_t hidden = picture.sessions.size() - shown.size(); hidden != 0)
     lines.push_back(Plural(hidden, "more session") + " for which there is no room");
-  for (std::string& line : lines) {
+  for (std::string& line : lines)
     if (size.columns != 0) line = CutTo(std::move(line), size.columns);
-  }
   return lines;
 }
 

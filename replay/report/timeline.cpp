@@ -33,9 +33,8 @@ std::vector<SeenRecord> SightsOf(const SessionStory& story) {
   std::vector<SeenRecord> all;
   for (const auto& [seen, at] : story.seen)
     all.push_back({seen.session, at, seen.state == "gone" || seen.state == "zombie", TextOfSeen(seen)});
-  for (const auto& [lost, at] : story.lost) {
+  for (const auto& [lost, at] : story.lost)
     if (lost.reason == kPeerDied) all.push_back({lost.peer, at, true, "its connection was lost: it died"});
-  }
   std::ranges::sort(all, {}, [](const SeenRecord& seen) { return seen.at.seq; });
   if (all.size() > SessionTimeline::kSeen) all.resize(SessionTimeline::kSeen);
   return all;
@@ -70,9 +69,8 @@ class TimelineBuilder final : public FoldObserver {
       attempt->after = memory_.held();
     }
     if (const Attempt* over = story_.over()) strip_.Add(InStrip(*over));
-    if (held_before_ != memory_.held() || series_.changes() == 0) {
+    if (held_before_ != memory_.held() || series_.changes() == 0)
       Note({.time_ns = event.time_ns, .seq = event.seq, .held = memory_.held()});
-    }
     return {};
   }
   // The list of events goes on.

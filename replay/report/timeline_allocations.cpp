@@ -163,9 +163,8 @@ void AllocationCollector::StartFrom(const State& state, std::uint64_t now_ns) {
   for (const auto& [id, a] : state.allocations) BecomePart(id, state);
   for (const auto& [address, h] : state.host) Begin(RecordOf(AllocationKind::kHost, address, h, {}, now_ns));
   for (const auto& [address, a] : state.async) Begin(RecordOf(AllocationKind::kPool, address, a, {}, now_ns));
-  for (const auto& [address, l] : state.legacy) {
+  for (const auto& [address, l] : state.legacy)
     if (!l.backing) Begin(RecordOf(AllocationKind::kDriver, address, l, {}, now_ns));
-  }
 }
 
 void AllocationCollector::Check(AllocationId id, const Event& event, const State& state) {

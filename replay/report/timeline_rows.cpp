@@ -123,9 +123,8 @@ void RowBuilder::Thin(std::vector<EventRow>& rows, std::size_t limit) {
 
 std::vector<EventRow> RowBuilder::Take() {
   Thin(rows_, limit_);
-  for (EventRow& row : rows_) {
+  for (EventRow& row : rows_)
     std::stable_sort(row.kinds.begin(), row.kinds.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
-  }
   return std::exchange(rows_, {});
 }
 

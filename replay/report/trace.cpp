@@ -284,9 +284,8 @@ class SessionTrace final : public FoldObserver {
       begun[kPhase] = phase != nullptr ? phase->begun : attempt->begun ? Moment{} : attempt->arrived;
       begun[kCycle] = attempt->begun;
     }
-    for (std::size_t part = 0; part < kParts; ++part) {
+    for (std::size_t part = 0; part < kParts; ++part)
       if (lane.parts[part] && lane.parts[part]->from.seq != begun[part].seq) Close(pool, static_cast<Part>(part), detail);
-    }
     for (std::size_t part = 0; part < kParts; ++part) {
       if (begun[part] && !lane.parts[part])
         lane.parts[part] = Open{NameOf(*attempt, static_cast<Part>(part), pool), begun[part]};
@@ -333,9 +332,8 @@ class SessionTrace final : public FoldObserver {
     Draw(lanes_[pool].parts[part], pool, kCategories[part], part == kWait ? "" : detail);
   }
   void CloseAll(const char* detail) {
-    for (const auto& [pool, lane] : lanes_) {
+    for (const auto& [pool, lane] : lanes_)
       for (const Part part : {kStep, kWait, kPhase, kCycle}) Close(pool, part, part == kPhase ? "" : detail);
-    }
     Draw(waits_, {}, "request", detail);
   }
   void Sample(bool last = false) {

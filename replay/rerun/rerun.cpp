@@ -108,9 +108,8 @@ class Host {
       see(a.properties.location);
       if (a.own()) owns.insert(a.properties.location.id);
     }
-    for (const auto& [address, m] : one.opening.before.mappings) {
+    for (const auto& [address, m] : one.opening.before.mappings)
       for (const AccessDescriptor& a : m.access) see(a.location);
-    }
     if (highest >= SimulatorWorld::kMaxDevices)
       return {Code::kUnsupported, fmt::format("{} uses device {}, and the simulator has {}", ShortNameOf(one.opening.who),
                                               highest, SimulatorWorld::kMaxDevices)};
@@ -130,9 +129,8 @@ class Host {
   Status Limit() {
     for (const auto& [which, bytes] : options_.memory) {
       std::size_t index = report_.devices.size();
-      for (std::size_t d = 0; d < report_.devices.size(); ++d) {
+      for (std::size_t d = 0; d < report_.devices.size(); ++d)
         if (report_.devices[d].name == which || std::to_string(d) == which) index = d;
-      }
       if (index == report_.devices.size()) {
         std::string known;
         for (std::size_t d = 0; d < report_.devices.size(); ++d)
@@ -165,9 +163,8 @@ class Host {
 
   [[nodiscard]] std::set<SessionId> Killed() const {
     std::set<SessionId> killed;
-    for (const auto& one : ranks_) {
+    for (const auto& one : ranks_)
       if (one->opening.info.status == SessionStatus::kCrashed) killed.insert(one->opening.info.session);
-    }
     return killed;
   }
 
@@ -344,9 +341,8 @@ class Host {
     const std::int32_t device = one.devices[ordinal];
     const auto& own = one.rank->recorded().allocations;
     Bytes whole = 0;
-    for (const auto& [id, a] : own) {
+    for (const auto& [id, a] : own)
       if (a.own() && a.on_device() && !a.placed() && a.properties.location.id == failed->step.device.value) whole += a.bytes;
-    }
     report_.hint = "the device was full when this was recorded, and had enough here; --memory " + std::to_string(device) + "=" +
                    std::to_string(whole - std::min<Bytes>(whole, Bytes{2} << 20)) +
                    " leaves it a little less than this session needs, so that it fails again";

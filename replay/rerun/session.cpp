@@ -80,9 +80,8 @@ Status RerunSession::BuildOwn() {
 }
 
 Status RerunSession::BuildImports() {
-  for (const auto& [id, a] : recorded_.allocations) {
+  for (const auto& [id, a] : recorded_.allocations)
     if (a.remote && a.resident && !a.placed() && !a.multicast) AMEM_TRY(Import(id, *a.remote, a));
-  }
   return Place(false);
 }
 
@@ -131,9 +130,8 @@ RerunSession::Outcome RerunSession::Take(const Event& event, bool) {
   }
   if (const auto* lost = std::get_if<PeerLost>(&event.body)) {
     for (const auto& [id, a] : recorded_.allocations) {
-      for (const auto& [importer, count] : a.importers) {
+      for (const auto& [importer, count] : a.importers)
         if (importer.by == lost->peer) touched.push_back(id);
-      }
     }
   }
   outcome.mismatch = Apply(recorded_, event);

@@ -59,9 +59,8 @@ void Session::OpenLegacyTo(DeviceOrdinal device) {
       if (mapping != state.mappings.end()) mapped[mapping->first] = mapping->second.bytes;
     }
   }
-  for (const auto& [address, bytes] : mapped) {
+  for (const auto& [address, bytes] : mapped)
     if (const auto set = LetIn(driver_, device, {address, bytes})) ledger_.Record(*set);
-  }
 }
 
 Result<Address> Session::LegacyAllocate(Bytes bytes, DeviceOrdinal device, const Origin& origin, bool for_application) {

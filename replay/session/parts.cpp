@@ -39,9 +39,8 @@ void Session::RetireSpareSlabs() {
 
 void Session::RetireEmptySlabs() {
   std::vector<AllocationId> parts;  // that peers have dropped
-  for (const auto& [id, a] : ledger_.state().allocations) {
+  for (const auto& [id, a] : ledger_.state().allocations)
     if (a.placed()) parts.push_back(id);
-  }
   for (const AllocationId id : parts) slabs_.Vacate(id);
   if (const Status retired = slabs_.RetireAll(); !retired.ok()) ledger_.Break(retired.message());
 }

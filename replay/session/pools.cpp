@@ -174,9 +174,8 @@ Status Pools::AwaitCopies(PoolId id) {
 // chunks are away follows at the end of its next resume.
 void Pools::LetInEverywhere(DeviceOrdinal device) {
   if (!devices_.insert(device).second) return;
-  for (const auto& [id, pool] : pools_) {
+  for (const auto& [id, pool] : pools_)
     if (!Busy(*pool) && LifecycleOf(*pool) == Lifecycle::kRunning) LetAllIn(*pool);
-  }
 }
 
 void Pools::OpenTo(DeviceOrdinal device) {

@@ -131,9 +131,8 @@ Status Session::HasRoomFor(std::span<const PoolId> scopes) {
     if (ledger_.state().LifecycleOf(scope) != Lifecycle::kPaused) continue;
     const Plan plan = PlanResume(ledger_.state(), scope);
     for (const PlannedPhase& phase : plan.phases) {
-      for (const Step& step : phase.steps) {
+      for (const Step& step : phase.steps)
         if (step.kind == StepKind::kCheckMemory) needed[step.device] += step.bytes;
-      }
     }
   }
   for (const auto& [device, bytes] : needed) AMEM_TRY(CheckFreeMemory(driver_, device, bytes, "resume again"));
@@ -215,9 +214,8 @@ void Session::NoteRefused(const char* call) {
 }
 
 void Session::FlushRefused() {
-  for (const auto& [call, refused] : refused_) {
+  for (const auto& [call, refused] : refused_)
     if (refused.unrecorded != 0) ledger_.Record(LaunchRefused{std::string(call), refused.unrecorded});
-  }
   refused_.clear();
 }
 

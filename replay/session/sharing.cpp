@@ -319,9 +319,8 @@ Result<std::vector<SessionId>> Session::Neighbours(const std::string& tag, Deadl
   const PoolId pool = tag.empty() ? PoolId{} : state.PoolNamed(tag);
   if (!tag.empty() && !pool) return found;
   std::set<SessionId> sought;  // a few, of which the first allocations usually tell
-  for (const auto& [id, peer] : state.peers) {
+  for (const auto& [id, peer] : state.peers)
     if (peer.connected && id != state.session.session) sought.insert(id);
-  }
   const auto shares = [&](SessionId session) {
     if (sought.erase(session) != 0) found.push_back(session);
   };

@@ -100,9 +100,8 @@ Status Slabs::Clear(const Place& place, Bytes bytes) {
   busy_ = place.slab;
   WithoutLedger apart(ledger_);
   Status status;
-  for (const ByteRange& part : dirty) {
+  for (const ByteRange& part : dirty)
     if (status.ok()) status = driver_.Clear(device, base + part.offset, part.bytes);
-  }
   const Status finished = driver_.FinishCopies(device, In(options_.deadlines.call()));
   apart.End();
   busy_ = {};
@@ -296,13 +295,11 @@ Status Slabs::Retire(AllocationId id) {
 Status Slabs::RetireAll() {
   ledger_.AssertHeld();
   std::vector<AllocationId> all;
-  for (const auto& [id, slab] : ledger_.state().slabs) {
+  for (const auto& [id, slab] : ledger_.state().slabs)
     if (slab.parts.empty()) all.push_back(id);
-  }
   Status first;
-  for (const AllocationId id : all) {
+  for (const AllocationId id : all)
     if (Status status = Retire(id); first.ok()) first = std::move(status);
-  }
   return first;
 }
 

@@ -84,9 +84,8 @@ int PrintGpus(const std::vector<std::filesystem::path>& sessions, Output& out) {
     AMEM_ASSIGN(const auto info, reader.Info());
     if (info.status != SessionStatus::kLive) return {};
     AMEM_ASSIGN(const auto state, reader.StateAt(std::nullopt, &damage));
-    for (auto& [uuid, process] : OnGpus(state)) {
+    for (auto& [uuid, process] : OnGpus(state))
       if (!process.tags.empty() || process.paused != 0) ours[uuid].push_back(std::move(process));
-    }
     return {};
   });
   for (const GpuInUse& gpu : gpus) PrintGpu(gpu, ours[gpu.uuid], out);

@@ -56,9 +56,8 @@ Json ToJson(const Facts& facts) {
             {"torn_tail", facts.report.torn_tail},
             {"corrupt_records", facts.report.corrupt_records}};
   Json state = amem::ToJson(facts.state);
-  for (const char* key : {"opened", "lifecycle", "digest", "cycles", "cycle", "holdings", "pools", "libraries", "peers"}) {
+  for (const char* key : {"opened", "lifecycle", "digest", "cycles", "cycle", "holdings", "pools", "libraries", "peers"})
     j[key] = std::move(state[key]);
-  }
   j["events_by_kind"] = std::move(state["events"]);
   return j;
 }
@@ -91,9 +90,8 @@ void PrintText(Output& out, const Facts& facts) {
            (who.nccl_version.empty() ? "" : ", NCCL " + who.nccl_version));
   Line(out, "GPUs", fmt::format("{}", fmt::join(who.gpu_uuids, ", ")));
   Line(out, "settings", "layout " + who.layout + ", content " + who.content);
-  for (const LibraryAttached& library : facts.state.libraries) {
+  for (const LibraryAttached& library : facts.state.libraries)
     Line(out, "library", library.path + " (" + library.way + "), build " + library.build_id);
-  }
   Line(out, "journal", fmt::format("{}, format {}, {}", PlaceOf(info.directory), info.format, FormatBytes(info.file_bytes)));
   Line(out, "events",
        fmt::format("{}, numbers {} to {}{}", Grouped(info.events), info.first.value, info.last.value,

@@ -30,9 +30,8 @@ std::size_t Shown(std::string_view text) {
   if (first < 0x80) return IsPlainCharacter(text[0]) ? 1 : 0;
   const std::size_t bytes = first >= 0xf0 && first < 0xf5 ? 4 : first >= 0xe0 && first < 0xf0 ? 3 : first >= 0xc2 ? 2 : 0;
   if (bytes == 0 || first >= 0xf5 || text.size() < bytes) return 0;
-  for (std::size_t i = 1; i < bytes; ++i) {
+  for (std::size_t i = 1; i < bytes; ++i)
     if ((at(i) & 0xc0) != 0x80) return 0;
-  }
   return first == 0xc2 && at(1) < 0xa0 ? 0 : bytes;  // U+0080 to U+009F are control characters, too
 }
 

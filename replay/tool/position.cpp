@@ -34,9 +34,8 @@ double UnitSeconds(std::string_view unit) {
       {"", 1},        {"us", 1e-6},    {"ms", 1e-3}, {"s", 1},       {"sec", 1},      {"second", 1},
       {"seconds", 1}, {"m", 60},       {"min", 60},  {"minute", 60}, {"minutes", 60}, {"h", 3600},
       {"hour", 3600}, {"hours", 3600}, {"d", 86400}, {"day", 86400}, {"days", 86400}};
-  for (const auto& [name, seconds] : kUnits) {
+  for (const auto& [name, seconds] : kUnits)
     if (name == unit) return seconds;
-  }
   return -1;
 }
 

@@ -139,9 +139,8 @@ class References {
     node = {holdings.own_device, holdings.own_device_resident, true};
     names_.Add(state.session);
     names_.AddPeersOf(state);
-    for (const auto& [session, peer] : state.peers) {
+    for (const auto& [session, peer] : state.peers)
       if (!peer.connected) lost_.emplace(self, session);
-    }
     std::map<Pair, Edge> here;
     for (const auto& [id, a] : state.allocations) {
       if (state.slabs.contains(id)) continue;  // its parts are what NCCL shares

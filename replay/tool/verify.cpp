@@ -20,9 +20,8 @@ struct VerifyOptions {
 
 Json ToJson(const std::vector<Violation>& violations) {
   Json list = Json::array();
-  for (const Violation& v : violations) {
+  for (const Violation& v : violations)
     list.push_back({{"session", SessionText(v.session)}, {"seq", v.seq.value}, {"text", v.text}});
-  }
   return list;
 }
 

@@ -132,9 +132,8 @@ class WatchedJob {
   void FindKnown() {
     for (const auto& [directory, session] : watched_) {
       const Standing now = session->Now();
-      for (const auto& peers : {now.peers, now.lost_peers}) {
+      for (const auto& peers : {now.peers, now.lost_peers})
         for (const SessionId peer : peers) known_.insert(SessionText(peer));
-      }
     }
     for (const auto& directory : dead_)
       if (Known(directory) && !watched_.contains(directory)) Watch(directory, true);

@@ -115,9 +115,8 @@ class CudaCheckpointer final : public Checkpointer {
   Result<CheckpointState> StateOf(pid_t pid) override {
     int state = 0;
     AMEM_TRY(Call("cuCheckpointProcessGetState", calls_.state, pid, &state));
-    if (state < 0 || state > static_cast<int>(CheckpointState::kFailed)) {
+    if (state < 0 || state > static_cast<int>(CheckpointState::kFailed))
       return Status(Code::kUnsupported, fmt::format("cuCheckpointProcessGetState pid {}: an unknown state, {}", pid, state));
-    }
     return static_cast<CheckpointState>(state);
   }
 
@@ -136,14 +135,12 @@ class CudaCheckpointer final : public Checkpointer {
   Status Checkpoint(pid_t pid) override { return Call("cuCheckpointProcessCheckpoint", calls_.checkpoint, pid); }
 
   Status Restore(pid_t pid, std::span<const GpuPair> pairs) override {
-    if (!pairs.empty() && !TakesPairs()) {
+    if (!pairs.empty() && !TakesPairs())
       return {Code::kUnsupported, "restore onto other GPUs needs a driver of CUDA 13 (580) or newer; this is " + Version()};
-    }
     std::vector<PairArgument> given(pairs.size());
     for (std::size_t i = 0; i < pairs.size(); ++i) {
-      if (!ReadUuid(pairs[i].from, given[i].from) || !ReadUuid(pairs[i].to, given[i].to)) {
+      if (!ReadUuid(pairs[i].from, given[i].from) || !ReadUuid(pairs[i].to, given[i].to))
         return {Code::kInvalid, fmt::format("\"{}={}\" are no UUIDs of GPUs", pairs[i].from, pairs[i].to)};
-      }
     }
     RestoreArguments arguments{};
     arguments.pairs = given.data();

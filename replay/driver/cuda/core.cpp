@@ -82,9 +82,8 @@ Result<int> CudaDriver::Core::Devices() {
 
 Result<CudaDriver::Core::Device> CudaDriver::Core::Open(DeviceOrdinal device) {
   AMEM_ASSIGN(const auto count, Devices());
-  if (device.value < 0 || device.value >= count) {
+  if (device.value < 0 || device.value >= count)
     return Failure(CUDA_ERROR_INVALID_DEVICE, fmt::format("device {} of the {} that this process sees", device.value, count));
-  }
   const MutexLock lock(mutex_);
   devices_.resize(static_cast<std::size_t>(count));
   Device& opened = devices_[static_cast<std::size_t>(device.value)];
@@ -172,9 +171,8 @@ Result<CUcontext> CudaDriver::Core::AnyContext() {
     }
   }
   int chosen = 0;
-  for (int i = count - 1; i >= 0; --i) {
+  for (int i = count - 1; i >= 0; --i)
     if (const auto has = HasContext(DeviceOrdinal{i}); has.ok() && *has) chosen = i;
-  }
   AMEM_ASSIGN(const auto opened, Open(DeviceOrdinal{chosen}));
   return opened.context;
 }

@@ -108,9 +108,8 @@ Status CudaDriver::NonZeroCopier::Device::LookAtPart(std::span<const TableExtent
   void* arguments[] = {&extents, &count, &units, &bitmap, &hashes};
   const InContext current(calls_, opened_.context);
   CUresult result = current.result();
-  if (result == CUDA_SUCCESS && buffered) {
+  if (result == CUDA_SUCCESS && buffered)
     result = calls_.copy_to_device(extents, scan_->data(), table.size_bytes(), opened_.stream);
-  }
   if (result == CUDA_SUCCESS) result = Launch(hash ? look_ : find_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
   if (result == CUDA_SUCCESS) result = core_->AwaitStream(until, opened_.stream);
   if (result != CUDA_SUCCESS) return Failure(result, "look for what is not zero", began);
@@ -271,9 +270,8 @@ Result<std::uint64_t> CudaDriver::NonZeroCopier::Device::Mark() {
     result = calls_.event_create(&event, CU_EVENT_DISABLE_TIMING);
     if (result == CUDA_SUCCESS) events_.push_back(event);
   }
-  for (std::size_t i = 0; i <= lanes_.size() && result == CUDA_SUCCESS; ++i) {
+  for (std::size_t i = 0; i <= lanes_.size() && result == CUDA_SUCCESS; ++i)
     result = calls_.event_record(events_[first + i], i == 0 ? opened_.stream : lanes_[i - 1].stream);
-  }
   if (result != CUDA_SUCCESS) return Failure(result, "cuEventRecord");
   return std::uint64_t{++marks_};
 }

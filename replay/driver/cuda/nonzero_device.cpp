@@ -145,9 +145,8 @@ Status CudaDriver::NonZeroCopier::Device::CloseBuffer() {
 }
 
 Result<std::byte*> CudaDriver::NonZeroCopier::Device::Table(Bytes bytes) {
-  for (; filling_ < tables_.size(); ++filling_, filled_ = 0) {
+  for (; filling_ < tables_.size(); ++filling_, filled_ = 0)
     if (tables_[filling_]->size() - filled_ >= bytes) break;
-  }
   if (filling_ == tables_.size()) {
     auto buffer = driver_.AllocatePinned(std::max(bytes, kTablesBytes));
     if (!buffer.ok()) return buffer.status().Within("pin host memory for tables of contents");

@@ -98,9 +98,7 @@ Result<std::unique_ptr<PinnedBuffer>> CudaDriver::Pin(std::unique_ptr<HostPages>
   pages.reset();
   void* data = nullptr;
   if (result == CUDA_SUCCESS) result = core_->calls.host_alloc(&data, bytes, CU_MEMHOSTALLOC_PORTABLE);
-  if (result != CUDA_SUCCESS) {
-    return core_->Failure(result, fmt::format("cuMemHostAlloc {} bytes of host memory", bytes));
-  }
+  if (result != CUDA_SUCCESS) return core_->Failure(result, fmt::format("cuMemHostAlloc {} bytes of host memory", bytes));
   return std::unique_ptr<PinnedBuffer>(
       std::make_unique<CudaPinnedBuffer>(core_, context, static_cast<std::byte*>(data), bytes, nullptr));
 }

@@ -28,9 +28,8 @@ SimulatorSnapshot Simulator::Snapshot() const {
   }
   std::ranges::sort(snapshot.handles, [](const SimulatedHandle& a, const SimulatedHandle& b) { return a.handle < b.handle; });
   for (const auto& [address, bytes] : ranges_) snapshot.ranges.push_back({address, bytes});
-  for (const auto& [address, mapped] : mappings_) {
+  for (const auto& [address, mapped] : mappings_)
     snapshot.mappings.push_back({address, mapped.bytes, mapped.memory->handle, mapped.access, mapped.memory->key});
-  }
   return snapshot;
 }
 

@@ -22,9 +22,8 @@
 namespace amem {
 
 static Status CheckSettings(std::int32_t devices, Bytes capacity) {
-  if (devices < 1 || devices > SimulatorWorld::kMaxDevices) {
+  if (devices < 1 || devices > SimulatorWorld::kMaxDevices)
     return {Code::kInvalid, fmt::format("simulated world with {} devices: give 1 to {}", devices, SimulatorWorld::kMaxDevices)};
-  }
   if (capacity == 0) return {Code::kInvalid, "simulated world with devices of 0 bytes: give them a capacity"};
   return {};
 }
@@ -40,9 +39,8 @@ static Status MakeFile(const std::filesystem::path& path, Bytes bytes, const aut
   } else {
     status = initialise(fd.get());
   }
-  if (status.ok() && link(temporary.c_str(), path.c_str()) != 0 && errno != EEXIST) {
+  if (status.ok() && link(temporary.c_str(), path.c_str()) != 0 && errno != EEXIST)
     status = {Code::kIo, Errno("name the file of a simulated world " + path.string())};
-  }
   unlink(temporary.c_str());
   return status;
 }

@@ -147,9 +147,8 @@ struct SimulatorWorld::Table {
   }
 
   [[nodiscard]] WorldMulticast* FindMulticast(Key key) {
-    for (WorldMulticast& one : multicasts) {
+    for (WorldMulticast& one : multicasts)
       if (key.id != 0 && one.id == key.id) return &one;
-    }
     return nullptr;
   }
 
@@ -192,9 +191,8 @@ struct SimulatorWorld::Table {
   }
 
   void DropAll(std::uint32_t member) {
-    for (WorldEntry& entry : Entries()) {
+    for (WorldEntry& entry : Entries())
       if (entry.id.load() != 0 && std::exchange(entry.references[member], 0) != 0) AfterDrop(IndexOf(entry));
-    }
     for (WorldMulticast& multicast : multicasts) {
       for (WorldBinding& binding : multicast.bindings) {
         if (binding.bytes != 0 && binding.member == member) binding = {};  // its reference is gone already
@@ -205,18 +203,16 @@ struct SimulatorWorld::Table {
 
   void ReapTheDead() {
     if (!shared) return;
-    for (std::uint32_t m = 0; m < kMembers; ++m) {
+    for (std::uint32_t m = 0; m < kMembers; ++m)
       if (members[m].pid != 0 && !IsAlive(members[m])) DropAll(m);
-    }
   }
 
   // Forgets what neither a member nor an open descriptor holds. Reads the members' descriptors only if needed.
   void ForgetClosedDescriptors() {
     if (lingering == 0) return;
     std::set<std::int32_t> pids;
-    for (const WorldMember& member : members) {
+    for (const WorldMember& member : members)
       if (member.pid != 0) pids.insert(member.pid);
-    }
     pids.insert(getpid());
     std::set<std::uint64_t> open_ids;
     for (const std::int32_t pid : pids) InsertOpenIds(pid, id, open_ids);
@@ -251,9 +247,8 @@ struct SimulatorWorld::Table {
       if (!Referenced(entry)) ++lingering;
       end = i + 1;
     }
-    for (const WorldMulticast& multicast : multicasts) {
+    for (const WorldMulticast& multicast : multicasts)
       if (multicast.id != 0 && Find({0, multicast.id}) == nullptr) ForgetMulticast(multicast.id);
-    }
     ReapTheDead();
   }
 };

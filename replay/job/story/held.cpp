@@ -48,9 +48,8 @@ Held HeldIn(const State& state) {
   for (const auto& [id, a] : state.allocations) add(ShareOf(a).as, ShareOf(a).bytes);
   for (const auto& [address, h] : state.host) add(MemoryClass::kHost, h.bytes);
   for (const auto& [address, a] : state.async) add(MemoryClass::kPool, a.bytes);
-  for (const auto& [address, l] : state.legacy) {
+  for (const auto& [address, l] : state.legacy)
     if (!l.backing) add(MemoryClass::kDriver, l.bytes);
-  }
   return held;
 }
 

@@ -26,9 +26,8 @@ class Joining {
       std::size_t session = 0, cycle = 0;
     };
     std::vector<Part> parts;
-    for (std::size_t s = 0; s < sessions_.size(); ++s) {
+    for (std::size_t s = 0; s < sessions_.size(); ++s)
       for (std::size_t c = 0; c < sessions_[s].attempts.size(); ++c) parts.push_back({Begin(s, c), s, c});
-    }
     std::stable_sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.begin < b.begin; });
     for (const Part& part : parts) Add(part.session, part.cycle);
     for (JobCycle& cycle : cycles_) FindAbsent(cycle);
@@ -49,9 +48,8 @@ class Joining {
     const auto& [other, number] = cycle.parts.front();
     const Attempt &theirs = At(other, number), &mine = At(s, c);
     if (theirs.kind != mine.kind || theirs.tag != mine.tag) return false;
-    for (const auto& [session, index] : cycle.parts) {
+    for (const auto& [session, index] : cycle.parts)
       if (session == s) return false;
-    }
     const SessionOpened &me = *sessions_[s].who, &them = *sessions_[other].who;
     if (!mine.tag.empty()) {  // each session's own affair: those of one number are shown together
       if (theirs.cycle != mine.cycle) return false;
@@ -67,9 +65,8 @@ class Joining {
 
   void Add(std::size_t s, std::size_t c) {
     const std::size_t look_back = std::min<std::size_t>(cycles_.size(), 64);
-    for (std::size_t i = cycles_.size() - look_back; i < cycles_.size(); ++i) {
+    for (std::size_t i = cycles_.size() - look_back; i < cycles_.size(); ++i)
       if (Fits(cycles_[i], s, c)) return cycles_[i].parts.emplace_back(s, c), void();
-    }
     cycles_.push_back({.kind = At(s, c).kind, .parts = {{s, c}}, .absent = {}});
   }
 

@@ -405,9 +405,8 @@ std::vector<Attempt> TakeAttempts(SessionStory& story) {
 
 const Attempt* LastAttempt(const SessionStory& story, const std::string& tag) {
   if (tag.empty()) return story.attempts.empty() ? nullptr : &story.attempts.back();
-  for (const Attempt* attempt : story.LastOfPools()) {
+  for (const Attempt* attempt : story.LastOfPools())
     if (attempt->tag == tag) return attempt;
-  }
   return nullptr;
 }
 

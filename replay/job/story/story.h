@@ -136,9 +136,8 @@ class EventTimes {
       stride_ = 1;
     }
     if (recent_.size() == 2 * kMost) {
-      for (std::size_t i = 0; i < kMost; ++i) {
+      for (std::size_t i = 0; i < kMost; ++i)
         if (recent_[i].seq % stride_ == 0) older_.push_back(recent_[i]);
-      }
       recent_.erase(recent_.begin(), recent_.begin() + static_cast<std::ptrdiff_t>(kMost));
       while (older_.size() > kMost) {
         stride_ *= 2;
@@ -158,9 +157,8 @@ class EventTimes {
   [[nodiscard]] std::optional<Earlier> LastUpTo(std::uint64_t time_ns) const {
     // Threads note their times before they wait for their turn to record, so that neighbours may be out of order by a little.
     const auto find = [time_ns](const std::vector<Entry>& entries) -> const Entry* {
-      for (std::size_t i = entries.size(); i > 0; --i) {
+      for (std::size_t i = entries.size(); i > 0; --i)
         if (entries[i - 1].time_ns <= time_ns) return &entries[i - 1];
-      }
       return nullptr;
     };
     const auto told = [](const Entry& entry, bool exact) {

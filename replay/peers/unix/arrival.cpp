@@ -178,9 +178,8 @@ Status Arrival::Poll(Deadline until) {
 // A member that left the set has dropped its shared memory or died. If it died, sessions that share memory with it fail, and
 // those that knew it only through them must fail too.
 Status Arrival::RequireNoDeath(const std::vector<PeerIdentity>& set) {
-  for (const auto& member : announced_) {
+  for (const auto& member : announced_)
     if (std::ranges::find(set, member.session, &PeerIdentity::session) == set.end()) vanished_.push_back(member);
-  }
   AMEM_TRY(RequireAlive(vanished_));
   closed_leader_ = {};
   return {};

@@ -17,9 +17,8 @@ Result<std::vector<SessionId>> Discovery::OwnNeighbours() {
   std::erase_if(neighbours, [&](SessionId session) { return gone_.contains(session); });
   std::ranges::sort(neighbours);
   neighbours.erase(std::unique(neighbours.begin(), neighbours.end()), neighbours.end());
-  for (const SessionId session : neighbours) {
+  for (const SessionId session : neighbours)
     if (auto identity = service_.sessions().Known(session)) known_.try_emplace(session, *identity);
-  }
   return neighbours;
 }
 

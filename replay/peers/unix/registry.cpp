@@ -56,9 +56,8 @@ void SessionRegistry::Changed() { SignalEvent(change_.get()); }
 void SessionRegistry::FlushLater(std::shared_ptr<WatchedConnection> connection) {
   loop_.Post([this, connection = std::move(connection)] {
     for (const auto& [session, record] : records_) {
-      for (const auto& [key, watched] : record.watched) {
+      for (const auto& [key, watched] : record.watched)
         if (watched == connection) loop_.Modify(key, EPOLLRDHUP | EPOLLOUT);
-      }
     }
   });
 }
@@ -98,9 +97,8 @@ Status SessionRegistry::Watch(const PeerIdentity& peer, std::shared_ptr<WatchedC
   Record& record = records_[session];
   record.watched.emplace(key, std::move(connection));
   const auto peer_process = CredentialsOf(fd);
-  if (peer_process && !record.process) {
+  if (peer_process && !record.process)
     record.process.Begin(loop_, peer_process->pid, [this, session] { Lose(session, HowItEnded(context_, session)); });
-  }
   Changed();
   return {};
 }
@@ -150,9 +148,8 @@ void SessionRegistry::NoteGone(SessionId session) {
 
 std::vector<PeerIdentity> SessionRegistry::Doubtful() const {
   std::vector<PeerIdentity> doubtful;
-  for (const auto& [session, record] : records_) {
+  for (const auto& [session, record] : records_)
     if (record.doubtful) doubtful.push_back(record.identity);
-  }
   return doubtful;
 }
 

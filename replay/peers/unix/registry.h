@@ -39,9 +39,8 @@ class Notices {
     static_cast<void>(Flush());
   }
   bool Flush() {  // true: none is left
-    for (; !waiting_.empty(); waiting_.pop_front()) {
+    for (; !waiting_.empty(); waiting_.pop_front())
       if (!waiting_.front()()) return false;
-    }
     return true;
   }
   [[nodiscard]] bool empty() const { return waiting_.empty(); }

@@ -41,9 +41,8 @@ PeerService::PeerService(const ConnectionContext& context, Listeners listeners, 
           context, loop_, self, delegate, notices_,
           // All its connections: of a process that died they may be held open by children that it forked.
           [this](SessionId session, const std::string& reason) {
-            for (auto& [id, connection] : inbound_) {
+            for (auto& [id, connection] : inbound_)
               if (connection->peer.session == session) MarkForClose(*connection, reason);
-            }
           },
           [this](EventBody fact) { Witness(std::move(fact)); }),
       buffer_(std::make_unique_for_overwrite<std::byte[]>(kMessageBytesMax)) {}
@@ -83,9 +82,8 @@ std::optional<PeerService::Clock::time_point> PeerService::NextDeadline() const 
   const auto consider = [&](Clock::time_point at) {
     if (!next || at < *next) next = at;
   };
-  for (const auto& [tag, votes] : votes_) {
+  for (const auto& [tag, votes] : votes_)
     if (const auto at = votes.NextDeadline()) consider(*at);
-  }
   for (const auto& [id, connection] : inbound_) {
     if (!connection->welcome) consider(connection->accepted + kHelloPatience);
     if (connection->retry) consider(*connection->retry);
@@ -409,9 +407,8 @@ MessageBody PeerService::Neighbourhood(const std::string& tag) {
   NeighbourhoodMessage answer{sessions_.Self(), {}, delegate_.Progress(tag), sessions_.Loss(tag)};
   const auto neighbours = delegate_.Neighbours(tag, In(kAnswerWithin));
   if (!neighbours) return FailureMessage{neighbours.status()};
-  for (const SessionId session : *neighbours) {
+  for (const SessionId session : *neighbours)
     answer.neighbours.push_back(sessions_.Known(session).value_or(PeerIdentity{.session = session}));
-  }
   return answer;
 }
 

@@ -92,9 +92,8 @@ class LeftToParent {
   // In a child. A process without a free descriptor opens nothing; the credentials of its sockets tell.
   void Leave() {
     const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-    for (std::atomic<int>& place : sockets_) {
+    for (std::atomic<int>& place : sockets_)
       if (const int socket = place.exchange(-1); socket >= 0 && nothing) ::dup3(nothing.get(), socket, O_CLOEXEC);
-    }
   }
   std::array<std::atomic<int>, 64> sockets_;
 };

@@ -79,9 +79,8 @@ std::string NoChoice(const Argument& argument, const std::string& value) {
 std::string HandOver(const Argument& argument, const std::vector<std::string>& values) {
   if (argument.value.empty()) return argument.take({});
   if (values.size() > 1 && !argument.several) return fmt::format("{} is given twice", argument.Names().back());
-  for (const std::string& value : values) {
+  for (const std::string& value : values)
     if (std::string wrong = NoChoice(argument, value); !wrong.empty()) return wrong;
-  }
   return argument.take(values);
 }
 

@@ -54,9 +54,8 @@ void EventStream::Print(std::optional<std::uint64_t> last, const Output& out) {
 }
 
 bool EventStream::ReadOn() {
-  for (std::size_t i = 0; i < sources_.size(); ++i) {
+  for (std::size_t i = 0; i < sources_.size(); ++i)
     if (sources_[i].ahead.empty()) Fill(i);
-  }
   return !queue_.empty();
 }
 

@@ -46,12 +46,10 @@ class AllocationFollower {
  public:
   // From a state on: where the allocation is then.
   AllocationFollower(AllocationId allocation, const State& state) : wanted_(allocation) {
-    for (const auto& [address, mapping] : state.mappings) {
+    for (const auto& [address, mapping] : state.mappings)
       if (mapping.allocation == wanted_) places_[address] = mapping.bytes;
-    }
-    for (const auto& [address, legacy] : state.legacy) {
+    for (const auto& [address, legacy] : state.legacy)
       if (legacy.backing == wanted_) legacy_.insert(address);
-    }
   }
 
   bool Concerns(const Event& event) {

@@ -53,9 +53,7 @@ Json ToJson(const FreezeReport& report, const Status& status, std::span<const Gp
   Json processes = Json::array(), times = Json::array(), used = Json::array();
   for (const FrozenProcess& one : report.processes) processes.push_back(ToJson(one));
   for (const FreezeReport::Time& time : report.times) times.push_back({{"step", time.step}, {"ms", time.ms}});
-  for (const GpuInUse& gpu : gpus) {
-    used.push_back({{"uuid", gpu.uuid}, {"used", gpu.used}, {"total", gpu.memory.total}});
-  }
+  for (const GpuInUse& gpu : gpus) used.push_back({{"uuid", gpu.uuid}, {"used", gpu.used}, {"total", gpu.memory.total}});
   return {{"ok", status.ok()},           {"outcome", report.outcome.empty() ? "untouched" : report.outcome},
           {"message", status.message()}, {"processes", std::move(processes)},
           {"times", std::move(times)},   {"gpus", std::move(used)},

@@ -7,8 +7,10 @@
 // The ledger's lock guards it.
 #pragma once
 
+#include <algorithm>
 #include <compare>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <optional>
 
@@ -34,11 +36,25 @@ class KeptRanges {
     std::optional<RemoteAllocation> remote;  // of an imported slab
   };
 
-  void Add(const Home& home, Address address, Bytes bytes);
-  void Remove(Address address, Bytes bytes);  // one that was added
+  void Add(const Home& home, Address address, Bytes bytes) {
+    homes_.insert_or_assign(home.base, home);
+    ranges_.emplace(address, bytes);
+  }
+  void Remove(Address address, Bytes bytes) {  // one that was added
+    ranges_.erase(Find(address, bytes));
+    const auto home = std::prev(homes_.upper_bound(address));
+    const auto next = ranges_.lower_bound(home->first);
+    if (next == ranges_.end() || !(next->first < home->first + home->second.bytes)) homes_.erase(home);
+  }
   // The home of exactly that range; null: it is not kept. Valid until the range is removed.
-  [[nodiscard]] const Home* HomeOf(Address address, Bytes bytes) const;
-  [[nodiscard]] const Home* HomeOf(const RemoteAllocation& slab) const;
+  [[nodiscard]] const Home* HomeOf(Address address, Bytes bytes) const {
+    if (Find(address, bytes) == ranges_.end()) return nullptr;
+    return &std::prev(homes_.upper_bound(address))->second;
+  }
+  [[nodiscard]] const Home* HomeOf(const RemoteAllocation& slab) const {
+    const auto it = std::ranges::find_if(homes_, [&](const auto& home) { return home.second.remote == slab; });
+    return it == homes_.end() ? nullptr : &it->second;
+  }
   [[nodiscard]] bool empty() const { return ranges_.empty(); }
   // Whether NCCL holds any range in the slab at `base`.
   [[nodiscard]] bool AnyIn(Address base) const { return homes_.contains(base); }
@@ -48,7 +64,11 @@ class KeptRanges {
   [[nodiscard]] Ranges::const_iterator end() const { return ranges_.end(); }
 
  private:
-  [[nodiscard]] Ranges::const_iterator Find(Address address, Bytes bytes) const;
+  [[nodiscard]] Ranges::const_iterator Find(Address address, Bytes bytes) const {
+    const auto [first, last] = ranges_.equal_range(address);
+    const auto it = std::find_if(first, last, [&](const auto& range) { return range.second == bytes; });
+    return it == last ? ranges_.end() : it;
+  }
 
   std::map<Address, Home> homes_;  // by base; homes without ranges are removed
   Ranges ranges_;

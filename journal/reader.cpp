@@ -8,6 +8,7 @@
 #include "journal/journal.h"
 #include "journal/record_source.h"
 #include "journal/session_dir.h"
+#include "journal/store.h"
 #include "journal/tail.h"
 #include "statemachine/apply.h"
 

@@ -214,8 +214,9 @@ TEST_F(Program, a_free_during_a_capture_does_not_break_it_and_is_done_later) {
     CUstream stream = nullptr;
     CUgraph graph = nullptr;
     ASSERT_EQ(PLAIN(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-    ASSERT_EQ(begin(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
-    EXPECT_NE(begin(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS) << "it goes on";
+    ASSERT_EQ(begin(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+    EXPECT_NE(begin(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS) << "it goes on";
+    std::thread([&] { EXPECT_EQ(end(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) << "and on"; }).join();
     EXPECT_EQ(free(memory), CUDA_SUCCESS);
     EXPECT_EQ(Parts().size(), 2U);
     if (ends) EXPECT_EQ(end(stream, &graph), CUDA_SUCCESS) << "the capture is valid";

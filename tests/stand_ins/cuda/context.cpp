@@ -360,11 +360,12 @@ CUDA_CALL CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* s
   return CUDA_SUCCESS;
 }
 
-CUDA_CALL CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode) {
+CUDA_CALL CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
   STARTED_OR_RETURN(stand_in);
   if (Legacy(stream) || !Known(*stand_in, stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (stream->capture != CU_STREAM_CAPTURE_STATUS_NONE) return CUDA_ERROR_ILLEGAL_STATE;
   stream->capture = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  stream->captured_by = mode == CU_STREAM_CAPTURE_MODE_RELAXED ? std::thread::id() : std::this_thread::get_id();
   return CUDA_SUCCESS;
 }
 
@@ -373,6 +374,9 @@ CUDA_CALL CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
   STARTED_OR_RETURN(stand_in);
   if (Legacy(stream) || !Known(*stand_in, stream) || stream->capture == CU_STREAM_CAPTURE_STATUS_NONE) {
     return CUDA_ERROR_ILLEGAL_STATE;
+  }
+  if (stream->captured_by != std::thread::id() && stream->captured_by != std::this_thread::get_id()) {
+    return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
   }
   const bool valid = stream->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE;
   stream->capture = CU_STREAM_CAPTURE_STATUS_NONE;

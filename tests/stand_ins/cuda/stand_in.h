@@ -12,6 +12,7 @@
 #include <mutex>
 #include <set>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "replay/driver/cuda/properties.h"
@@ -30,6 +31,7 @@ struct CUstream_st {
   CUcontext context = nullptr;
   unsigned flags = 0;
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  std::thread::id captured_by{};  // who must end it; any, where the mode is relaxed
 };
 struct CUevent_st {
   int device = 0;

@@ -16,8 +16,14 @@ constexpr std::chrono::seconds kTell{1};
 constexpr std::chrono::seconds kToPause{600}, kToUndo{60};
 
 Status JobControl::Pause(const AskOptions& options, const Progress& progress) {
+  const auto one_is = [&](Phase phase) {
+    return std::ranges::any_of(ranks_, [&](const RankLink& rank) { return rank->is.phase == phase; });
+  };
   AskAll(ranks_);
-  const bool was_paused = std::ranges::any_of(ranks_, [](const RankLink& rank) { return rank->is.phase == Phase::kPaused; });
+  // A tool that died may have told some ranks only. Those wait inside that resume for the others, and come to nothing else
+  // before it has ended, well or not.
+  if (one_is(Phase::kResuming)) static_cast<void>(Resume(options.deadline, progress));
+  const bool was_paused = one_is(Phase::kPaused);
   Post(Ask::kPause, options.all_tags, Stage::kCome);
   if (const Status come = AwaitAll(options, progress); !come.ok()) {
     Withdraw();
@@ -172,7 +178,9 @@ Status JobControl::AwaitResumed(Stage stage, Deadline until) {
                 // memory, which ends when the others come to it.
                 const bool speaks = IsAbout(rank) || (stage == Stage::kTags && rank->is.phase == Phase::kResuming);
                 const bool waited_for = rank->alive && resuming_.contains(rank->process.session);
-                return !waited_for || (speaks && rank->is.stage_done >= stage);
+                // One that has ended the earlier resume meanwhile hears of this one at its next safe point, which may be late.
+                const bool runs = rank->heard && rank->is.phase == Phase::kRunning;
+                return !waited_for || runs || (speaks && rank->is.stage_done >= stage);
               }));
   if (waits_for == nullptr) return {};
   return {Code::kTimeout,

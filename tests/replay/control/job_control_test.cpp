@@ -496,6 +496,16 @@ TEST_F(PausedRanks, whoever_runs_already_is_not_waited_for) {
   EXPECT_TRUE(resumed.ok()) << resumed.message();
 }
 
+TEST_F(PausedRanks, one_that_ends_an_earlier_resume_meanwhile_need_not_come_to_a_safe_point) {
+  Set(1, [](Standing& is) { is.phase = Phase::kResuming; });  // about the pause: of that resume this test gives no order
+  Begin([&](std::size_t rank, Played& one) {
+    if (rank == 0) return one.Obey();
+    if (one.order.ask == Ask::kResume) one.is.phase = Phase::kRunning;
+  });
+  const Status resumed = Open()->Resume(kLong);
+  EXPECT_TRUE(resumed.ok()) << resumed.message();
+}
+
 TEST_F(PausedRanks, that_do_not_answer_are_named_and_may_be_asked_again) {
   Begin([&](std::size_t rank, Played& one) {
     if (rank == 0) one.Obey();

@@ -468,6 +468,7 @@ TEST_F(RankControlTest, what_is_paused_may_be_asked_to_pause_once_more) {
   EXPECT_EQ(done(), Stage::kNccl);
   EXPECT_EQ(is().about, 2U);
   EXPECT_EQ(is().held, kResident - kTagBytes - kNcclBytes);
+  EXPECT_EQ(memory.All<RequestSeen>().back(), (RequestSeen{2, CycleKind::kPause, 77, 0, true}));
   EXPECT_EQ(memory.All<RequestEnded>().back(), (RequestEnded{2, CycleKind::kPause, Code::kOk, "", 0}));
   AskFor(3, Ask::kPause, 0, false);
   EXPECT_FALSE(GoesOnAt(7));

@@ -228,6 +228,7 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
     }
     if (shared->asked > 0) saw_asked = true;
     std::vector<GpuInUse> gpus;
+    if (hides_gpus) return gpus;
     for (int rank = 0; rank < kFakeRanks; ++rank) {
       const bool there = shared->ranks[At(rank)].state != 2 && shared->ranks[At(rank)].start != 0;
       const Bytes held = !there ? 0 : shared->paused ? kLeftByPause : kOnGpu;
@@ -235,6 +236,7 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
       gpu.memory = {.free = kGpuTotal - held - shared->taken_by_others, .total = kGpuTotal};
       if (held > 0) gpu.holders.push_back({kFirstPid + rank, held, "python3"});
       if (shared->taken_by_others > 0) gpu.holders.push_back({99, shared->taken_by_others, "vllm"});
+      if (two_others) gpu.holders.push_back({98, 1, "sglang"});
       gpus.push_back(std::move(gpu));
     }
     return gpus;
@@ -244,6 +246,8 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
   std::set<pid_t> Siblings(pid_t pid) override { return siblings.empty() ? std::set<pid_t>{pid} : siblings; }
   std::set<pid_t> siblings;
   std::function<void()> when_pausing;
+  bool two_others = false;             // use each GPU
+  bool hides_gpus = false;             // NVML, as in a container
   bool does_not_come = false;          // a rank, to the pause
   bool looks_when_asked = false;       // the GPUs are looked at when the ranks have been asked, or after 5 s
   std::atomic<bool> saw_asked{false};  // they were

@@ -349,13 +349,30 @@ TEST(FreezeChecks, whoever_shares_a_gpu_with_a_restored_process_is_named) {
   FrozenWorld world;
   const auto notes = [&] { return fmt::format("{}", fmt::join(world.report.notes, "\n")); };
   ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
-  EXPECT_EQ(notes().find("does not preempt"), std::string::npos) << notes();
+  EXPECT_EQ(notes(), "");
   world.shared->taken_by_others = Bytes{1} << 30;
   ASSERT_EQ(world.Do(&FreezeOperation::Thaw), Status());
   EXPECT_NE(notes().find("pid 99 (vllm) and rank 1 share GPU-1: after a thaw the driver does not preempt"), std::string::npos)
       << notes();
   ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
   EXPECT_NE(notes().find("pid 99 (vllm) and rank 1 share GPU-1"), std::string::npos) << "and before it leaves: " << notes();
+  world.two_others = true;
+  ASSERT_EQ(world.Do(&FreezeOperation::Thaw), Status());
+  EXPECT_NE(notes().find("pid 98 (sglang) and pid 99 (vllm) and rank 1 share GPU-1"), std::string::npos) << notes();
+}
+
+TEST(FreezeChecks, where_NVML_says_nothing_what_AMem_knows_is_checked_and_that_is_said) {
+  FrozenWorld world;
+  world.hides_gpus = true;
+  world.shared->host_room = 3 * kOnGpu - 1;
+  ExpectUntouched(world, "the host has not enough memory");
+  world.shared->host_room = 3 * kOnGpu;
+  ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+  ASSERT_EQ(world.report.notes.size(), std::size_t{kFakeRanks});
+  EXPECT_EQ(world.report.notes[2].find("NVML does not say what rank 2 holds"), 0U) << world.report.notes[2];
+  ASSERT_EQ(world.Do(&FreezeOperation::Thaw), Status());
+  ASSERT_EQ(world.report.notes.size(), 1U);
+  EXPECT_NE(world.report.notes[0].find("the room was not checked"), std::string::npos) << world.report.notes[0];
 }
 
 TEST(FreezeChecks, ranks_on_other_hosts_must_be_allowed) {

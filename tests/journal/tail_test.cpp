@@ -125,6 +125,8 @@ TEST_F(TailTest, an_append_that_was_interrupted_is_torn_and_not_damage) {
   EXPECT_EQ(contents.records.size(), 5U);
 }
 
+TEST(HostNumber, is_none_that_many_hosts_have) { EXPECT_GT(HostNumber(), 1U); }
+
 TEST_F(TailTest, a_flipped_bit_costs_one_record) {
   Tail tail = Create();
   Fill(tail, 1, 40);

@@ -121,6 +121,11 @@ TEST_F(Fold, breaks_at_a_gap_and_shows_what_lies_behind_to_those_who_want_it) {
   EXPECT_EQ(alone.behind, (Numbers{5})) << "reading ends when nobody wants more";
 }
 
+TEST_F(Fold, a_gap_of_one_event_is_named_as_one) {
+  story_.events().erase(story_.events().begin() + 2);
+  EXPECT_EQ(ToText(*Run({&observer_}).broken), "event 3 is missing");
+}
+
 TEST_F(Fold, breaks_at_an_event_that_comes_twice) {
   story_.events().insert(story_.events().begin() + 3, story_.events()[1]);
   const Folded folded = Run({&observer_});

@@ -8,12 +8,18 @@ namespace {
 TEST(PackAnonymous, the_launchers_ids_are_replaced_alike_and_sizes_stay) {
   Anonymizer anonymizer;
   SessionOpened who;
+  who.host = "gpu-host-7";
+  who.boot_id = "1b4e28ba-2fa1";
+  who.gpu_uuids = {"GPU-77", "GPU-78"};
   who.launcher = {"SLURM_JOB_ID=4711", "TORCHELASTIC_RUN_ID=secret", "WORLD_SIZE=8", "LOCAL_RANK=3",
                   "TORCHELASTIC_RESTART_COUNT=1"};
   const Event first = anonymizer.Clean(Event{.body = who});
   const std::vector<std::string> clean{"SLURM_JOB_ID=job-1", "TORCHELASTIC_RUN_ID=job-2", "WORLD_SIZE=8", "LOCAL_RANK=3",
                                        "TORCHELASTIC_RESTART_COUNT=1"};
-  EXPECT_EQ(std::get<SessionOpened>(first.body).launcher, clean);
+  const auto& opened = std::get<SessionOpened>(first.body);
+  EXPECT_EQ(opened.launcher, clean);
+  EXPECT_EQ(opened.host + " " + opened.boot_id, "host-1 boot-1");
+  EXPECT_EQ(opened.gpu_uuids, (std::vector<std::string>{"gpu-1", "gpu-2"}));
   EXPECT_EQ(anonymizer.Clean(Event{.body = who}), first) << "the same job is called the same in every journal";
 }
 

@@ -37,8 +37,14 @@ class StoryOfSession : public ::testing::Test {
 // The first and the last attempts are kept, and all are counted.
 TEST_F(StoryOfSession, of_thousands_of_pauses_is_bounded) {
   constexpr std::uint64_t kTimes = 2'000;
-  for (std::uint64_t i = 0; i < kTimes; ++i) FailToBegin();
+  for (std::uint64_t i = 0; i < kTimes; ++i) {
+    if (i != kTimes / 4) FailToBegin();
+    if (i != kTimes / 4) continue;
+    script_.Then(CycleBegun{CycleKind::kPause, 1, {script_.id(), SessionId{9}}});
+    script_.Then(CycleFailed{CycleKind::kPause, 1, true, "no"});
+  }
   const SessionStory story = Told();
+  EXPECT_EQ(story.forgotten.members, (std::set<SessionId>{script_.id(), SessionId{9}}));
   EXPECT_EQ(story.attempts.size(), kAttemptsKept);
   EXPECT_EQ(story.attempts.front().arrived.seq, SequenceNumber{2});
   EXPECT_EQ(story.attempts.back().ended.seq, script_.events().back().seq);
@@ -63,6 +69,14 @@ TEST_F(StoryOfSession, an_attempt_goes_from_the_arrival_to_the_end) {
   EXPECT_EQ(phases[0].begun.seq, attempt.arrived.seq);
   EXPECT_EQ(phases[0].decided.seq, attempt.begun.seq);
   EXPECT_EQ(NameOf(attempt), "pause 1");
+}
+
+TEST_F(StoryOfSession, who_was_heard_is_met_if_its_rank_or_pid_is_known) {
+  for (const auto& [member, rank, pid] : {std::tuple(1U, 0, 0), {2U, -1, 0}, {3U, -1, 4711}, {4U, 3, 0}})
+    script_.Then(MemberHeard{.member = SessionId{member}, .rank = rank, .pid = pid});
+  std::vector<std::uint64_t> met;
+  for (const auto& [member, known] : Told().met) met.push_back(member.value);
+  EXPECT_EQ(met, (std::vector<std::uint64_t>{1, 3, 4}));
 }
 
 TEST(EventTimes, tells_when_an_event_was_and_of_old_ones_about_when) {

@@ -73,6 +73,27 @@ TEST_F(StandingOfCycle, who_is_through_waits_for_the_member_that_is_not) {
   EXPECT_TRUE(test::Has(StandingSentence(picture, 1, false), "rank 1: pausing, pause 1, save, waits for rank 0"));
 }
 
+TEST_F(StandingOfCycle, a_member_that_is_a_phase_ahead_has_done_its_part_of_the_one_before) {
+  job_.BeginAll(CycleKind::kPause);
+  for (test::Story* story : {&job_.owner, &job_.importer}) job_.Work(*story, PhaseKind::kPauseSave);
+  job_.Decide(job_.importer, PhaseKind::kPauseSave);
+  job_.Work(job_.importer, PhaseKind::kPauseDropImports);
+  EXPECT_EQ(Picture().waits_for, (std::vector<Late>{{}, {job_.owner.id()}}));
+}
+
+TEST_F(StandingOfCycle, of_many_that_are_waited_for_the_lowest_ranks_are_named) {
+  job_.Arrive(job_.owner, CycleKind::kPause);
+  std::vector<Standing> all = {StandingOf(job_.owner)};
+  for (std::uint64_t i = 1; i <= 8; ++i) {  // sessions in the other order than ranks
+    all.push_back(StandingOf(job_.importer));
+    all.back().who.session = SessionId{100 - i};
+    all.back().who.rank = static_cast<std::int32_t>(i);
+    all.back().peers = {job_.owner.id()};
+  }
+  EXPECT_HAS(StandingSentence({all, ThisHost{}}, 0, false),
+             "waits for rank 1, rank 2, rank 3, rank 4, rank 5, rank 6 and 2 more");
+}
+
 TEST_F(StandingOfCycle, a_member_that_died_is_waited_for_until_its_death_is_told) {
   job_.BeginAll(CycleKind::kPause);
   job_.Work(job_.importer, PhaseKind::kPauseSave);

@@ -14,6 +14,7 @@
 #include "replay/report/timeline_parts.h"
 #include "statemachine/apply.h"
 #include "statemachine/plan.h"
+#include "tests/replay/diagnosis/scripted_cycles.h"
 #include "tests/replay/job/scripted_journal.h"
 #include "tests/replay/report/read_timeline.h"
 #include "tests/replay/report/report_job.h"
@@ -636,6 +637,39 @@ TEST(ReportPage, what_a_journal_says_cannot_end_the_script_or_fill_another_place
   EXPECT_EQ(page.find("<b>"), std::string::npos);
   EXPECT_NE(page.find("&lt;/title&gt;&lt;b&gt;@DATA@ &amp; &quot;quotes&quot;"), std::string::npos);
   EXPECT_EQ(page.find("</script>"), page.size() - 9) << "only the page's own end";
+}
+
+TEST(ReportPage, the_data_of_a_small_job_are_these) {
+  test::CycleJob job;
+  job.Pause();
+  std::vector<SessionTimeline> sessions;
+  for (test::Story* story : {&job.owner, &job.importer}) sessions.push_back(Timeline(story->events()));
+  auto data = nlohmann::json::parse(ReportJson(JoinTimelines(std::move(sessions)), {}, "1", "today"));
+  data["sessions"][0].erase("series");  // which has tests of its own
+  const std::pair<const char*, const char*> expected[] = {
+      {"/sessions/0", R"(
+    {"id": "00000000000a11ce", "name": "rank 0", "rank": 0, "pid": 1000, "host": "alpha", "gpus": ["GPU-0"], "nccl": "2.28.9", "driver": "sim", "amem":
+    "0.1.0", "layout": "direct", "content": "preserve", "status": "closed", "lifecycle": "paused", "broken": "", "stopped": "", "damaged": 0, "damage":
+    "", "torn": false, "dropped": false, "events": 31, "first": 1, "start": 0, "end": 53000000, "kinds": [[0,1], [6,1], [8,1], [11,1], [13,1], [14,1],
+    [16,1], [18,1], [36,1], [37,6], [38,6], [40,5], [41,4], [42,1]], "pauses": 1, "resumes": 0, "failed": 0, "most": [2097152,0,0,0,0,0,0], "peak":
+    [2000000,2097152], "changes": 3, "allocations": 1, "seen": {"by": [], "threads": []}, "died": null, "refused": 0, "outside": [], "exit": -1, "as_of":
+    null})"},
+      {"/cycles/0", R"(
+    {"kind": 0, "tag": "", "parts": [{"s": 0, "n": 1, "a": 13000000, "b": 15000000, "e": 53000000, "q": [10,31], "o": 0, "d": [2097152,0], "p":
+    [[0,13000000,13000000,15000000,1,0,0], [0,17000000,19000000,23000000,1,1,0], [1,25000000,27000000,29000000,1,1,0],
+    [3,31000000,37000000,43000000,1,3,0], [4,45000000,47000000,51000000,1,1,0]], "st": [[0,1,1000000], [1,1,1000000], [2,1,1000000], [4,1,1000000],
+    [11,1,1000000], [12,1,1000000]]}, {"s": 1, "n": 1, "a": 14000000, "b": 16000000, "e": 54000000, "q": [7,24], "o": 0, "d": [0,0], "p":
+    [[0,14000000,14000000,16000000,1,0,0], [0,20000000,22000000,24000000,1,1,0], [1,28000000,28000000,30000000,1,0,0],
+    [3,38000000,42000000,44000000,1,2,0], [4,48000000,50000000,52000000,1,1,0]], "st": [[0,1,1000000], [2,1,1000000], [3,1,1000000], [11,1,1000000]]}],
+    "absent": []})"},
+      {"/allocations", R"(
+    {"columns": {"s": [0,1], "kind": [0,1], "id": [1,1], "addr": ["7f0010000000", "7f0010000000"], "bytes": [2097152,2097152], "loc": [0,0], "site":
+    [0,0], "q": [2,2], "t": [2000000,9000000], "qe": [0,0], "te": [0,0], "peer": [-1,0], "pid": [0,1], "imp": [1,0], "most": [1,0], "state": [1,1],
+    "comm": [0,0], "slab": [0,0]}, "sites": [""], "locations": ["device 0"], "communicators": [""], "notes": {}, "total": 2, "left_out": 0,
+    "left_out_bytes": 0})"},
+      {"/strip", R"({"t": [13000000], "d": [40000000], "k": [0], "m": [1], "n": [1], "f": [0]})"}};
+  for (const auto& [where, what] : expected)
+    EXPECT_EQ(data[nlohmann::json::json_pointer(where)], nlohmann::json::parse(what)) << where;
 }
 
 TEST(ReportPage, bytes_that_are_no_text_do_not_break_the_data) {

@@ -313,7 +313,10 @@ TEST_F(Tool, verify_of_a_healthy_job_is_ok) {
   EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
   const std::size_t events = job_.owner.events().size() + job_.importer.events().size();
   EXPECT_EQ(ran.lines().back(), "ok journals=2 events=" + std::to_string(events) + " references=1 violations=0");
-  EXPECT_EQ(nlohmann::json::parse(Shell("$TOOL verify --json $JOURNALS").out)["ok"], true);
+  const auto json = nlohmann::json::parse(Shell("$TOOL verify --json $JOURNALS").out);
+  EXPECT_EQ(json["ok"], true);
+  EXPECT_EQ(json["journals"].size(), 2U);
+  EXPECT_EQ(json["references"], 1);
 }
 
 TEST_F(Tool, verify_finds_a_wrong_order_and_exits_with_3) {

@@ -451,6 +451,7 @@ class Collect(Scratch):
         self.assertIn("nowhere: ssh: Could not resolve hostname nowhere", ran.stderr)
         self.assertIn("slow: gave up after 5 s", ran.stderr)
         self.assertIn("bare: there is no directory", ran.stderr)
+        self.assertEqual(ran.stderr.count("\n"), 3, ran.stderr)
         self.assertIn("2 sessions of 2 of 5 hosts", ran.stdout)
         self.assertEqual((self.verdict()["rank"], self.verdict()["totals"]["journals"]), (2, 2))
 
@@ -462,7 +463,7 @@ class Collect(Scratch):
 
     def test_other_directories_and_tar_in_any_case(self):
         os.rename(self.path("hosts", "node2", "journal"), self.path("it's elsewhere"))
-        ran = self.collect("node0:", "node2:" + self.path("it's elsewhere"), "--tar")
+        ran = self.collect("node0:", "node2:" + self.path("it's elsewhere"), "--tar", "--tool", "false")
         self.assertEqual((ran.returncode, ran.stderr), (0, ""))
         self.assertEqual(self.verdict()["totals"]["journals"], 2)
 

@@ -149,7 +149,7 @@ void SeriesBuilder::Add(const SeriesPoint& point) {
 std::vector<SeriesPoint> SeriesBuilder::Points() const {
   std::vector<SeriesPoint> points;
   const auto add = [&points](const SeriesPoint& point) {
-    if (points.empty() || points.back().seq < point.seq || points.back().time_ns < point.time_ns) points.push_back(point);
+    if (points.empty() || points.back().seq < point.seq) points.push_back(point);
   };
   if (changes_ != 0) add(first_);
   for (const Bucket& bucket : buckets_.all()) {

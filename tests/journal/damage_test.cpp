@@ -137,6 +137,17 @@ TEST_F(Damage, of_an_event_in_the_tail_costs_that_event) {
   EXPECT_FALSE(contents.report.torn_tail);
 }
 
+TEST_F(Damage, of_a_row_of_events_is_told_with_the_first_and_the_last_and_all_are_counted) {
+  Make(2, 40);
+  Change("tail", [](auto& bytes) {
+    for (std::uint64_t seq = 3; seq <= 12; ++seq) bytes[Find(bytes, RecordType::kEvent, seq) + 30] ^= std::byte{1};
+  });
+  const Contents contents = ReadAll(session);
+  EXPECT_EQ(contents.events.size(), 32U);
+  EXPECT_EQ(contents.report.corrupt_records, 10U);
+  EXPECT_NE(contents.report.corruption.find("events 3 to 12 are missing"), std::string::npos) << contents.report.corruption;
+}
+
 TEST_F(Damage, of_the_last_event_in_the_tail_is_told) {
   Make();
   Change("tail", [&](auto& bytes) { bytes[Find(bytes, RecordType::kEvent, kAll) + 30] ^= std::byte{1}; });

@@ -125,8 +125,6 @@ TEST_F(TailTest, an_append_that_was_interrupted_is_torn_and_not_damage) {
   EXPECT_EQ(contents.records.size(), 5U);
 }
 
-TEST(HostNumber, is_none_that_many_hosts_have) { EXPECT_GT(HostNumber(), 1U); }
-
 TEST_F(TailTest, a_flipped_bit_costs_one_record) {
   Tail tail = Create();
   Fill(tail, 1, 40);
@@ -227,6 +225,10 @@ TEST_F(TailTest, a_tail_with_a_damaged_header_gives_up_its_records) {
   const TailContents contents = Read();
   EXPECT_EQ(contents.records.size(), 40U);
   EXPECT_NE(contents.damage.find("header"), std::string::npos);
+  EXPECT_TRUE(contents.damaged_at_end) << "there may have been more";
+  bytes.resize(kTailHeaderBytes - 1);
+  WriteFile(path, bytes);
+  EXPECT_TRUE(Read().damaged_at_end) << "and so there may where it was cut off";
 }
 
 TEST_F(TailTest, one_that_is_not_there_is_no_failure) {

@@ -617,6 +617,16 @@ TEST(Shortages, holders_are_those_of_the_same_device_at_that_moment) {
   EXPECT_EQ(shortage.holders[0].held, 4 * test::kMiB);
   EXPECT_EQ(shortage.holders[1].session, 1U);
   EXPECT_EQ(shortage.holders[1].held, 6 * test::kMiB);
+
+  const auto without = [&](std::initializer_list<std::size_t> unread) {  // journals that cannot be opened
+    job.shortages.clear();
+    FindShortages(job, [&](std::size_t session) {
+      return std::ranges::count(unread, session) != 0 ? nullptr : readers.at(job.sessions[session].info.session).get();
+    });
+    return job.shortages.empty() ? 0 : job.shortages[0].holders.size();
+  };
+  EXPECT_EQ(without({1}), 1U);
+  EXPECT_EQ(without({0}), 0U);
 }
 
 JobTimeline SmallJob() {
@@ -670,6 +680,21 @@ TEST(ReportPage, the_data_of_a_small_job_are_these) {
       {"/strip", R"({"t": [13000000], "d": [40000000], "k": [0], "m": [1], "n": [1], "f": [0]})"}};
   for (const auto& [where, what] : expected)
     EXPECT_EQ(data[nlohmann::json::json_pointer(where)], nlohmann::json::parse(what)) << where;
+}
+
+TEST(ReportPage, events_that_are_only_counted_name_their_kinds) {
+  std::uint64_t clock = 1;
+  JobTimeline job = JoinTimelines({Timeline(test::Story(0xa, 0, &clock).events())});
+  EventRow row{.first = SequenceNumber{7}, .count = 2'003};
+  row.kinds = {{6, 2'000}, {8, 2}, {11, 1}};
+  const std::string text = "2 000 \u00d7 range reserved, 2 \u00d7 allocation created, 1 \u00d7 mapped",
+                    one = ", 1 \u00d7 mapped";
+  for (const auto& [kinds, named] :
+       {std::pair(3U, text), {6U, text + one + one + one}, {8U, text + one + one + one + " and 2 other kinds"}}) {
+    row.kinds.resize(kinds, {11, 1});
+    job.sessions[0].rows = {row};
+    EXPECT_EQ(nlohmann::json::parse(ReportJson(job, {}, "1", "today"))["events"]["columns"]["x"][0], named);
+  }
 }
 
 TEST(ReportPage, bytes_that_are_no_text_do_not_break_the_data) {

@@ -17,6 +17,7 @@ LEAST_LIMIT_S = 40  # for a program, on a machine that has something else to do 
 LEAK = "detected memory leaks"
 MOST_LEFT_OUT = 5  # tests of a program; one of which more fail without a mutant is not used
 GIB = 1 << 30
+PROGRAMS = ["amem_nccl", "amem-replay", "stand_in_cuda", "stand_in_nccl"]  # of which scripts are tests
 FLAGS = ["-DCMAKE_BUILD_TYPE=None", "-DCMAKE_C_COMPILER=clang", "-DCMAKE_CXX_COMPILER=clang++", "-DCMAKE_CXX_FLAGS=-O0 -w",
          "-DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=lld -fsanitize=leak",  # as AddressSanitizer in ./run test, at no price
          "-DCMAKE_SHARED_LINKER_FLAGS=-fuse-ld=lld", "-DAMEM_PRECOMPILE=ON",
@@ -164,7 +165,8 @@ class Scratch:
         more = sorted(set(programs) - set(own), key=lambda name: (len(self.targets[name][1]), name))
         more = [name for name in more if not also or name in also]
         tests = lambda names: [Test(name, [os.path.join(self.build, "bin", name)], self.build, {}, name, self.parts) for name in names]
-        return tests(sorted(own)), tests(more[:others])
+        scripts = [test for part in self._scripts_of(file, room) for test in part if others and (not also or test.name in also)]
+        return tests(sorted(own)), tests(more[:others]) + scripts
 
     def _scripts_of(self, file, room):
         """Scripts of the room's tests: those that name the module, and the others."""
@@ -186,7 +188,7 @@ class Scratch:
         """Of these tests, those that pass without a mutant, quickest first; each is built and run once."""
         for test in tests:
             if test.name not in self._passes:
-                code, output = self.make([test.target]) if test.target else self.make(["amem_nccl", "amem-replay", "stand_in_cuda", "stand_in_nccl"])
+                code, output = self.make([test.target] if test.target else PROGRAMS)
                 if code != 0:
                     raise SystemExit(f"mutants.py: the tree without a mutant does not compile:\n{output[-4000:]}")
                 failed, seconds = self._run_without_a_mutant(test)
@@ -220,7 +222,7 @@ class Scratch:
             with open(path, "w", encoding="utf-8") as target:
                 target.write(mutant.applied(text))
             for test in tests:
-                code, output = self.make([test.target]) if test.target else (0, "")
+                code, output = self.make([test.target] if test.target else PROGRAMS)
                 if code != 0:
                     return BROKEN, next((line for line in output.splitlines() if "error:" in line), "?").replace(self.tree + "/", "")
                 failed = test.run()

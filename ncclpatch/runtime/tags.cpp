@@ -24,6 +24,8 @@ namespace {
 struct Named {
   std::string name;
   PoolId pool;  // zero: "nccl"
+  bool kept =
+      false;  // it is paused with contents that its policy would discard, so that a resume must not be undone without them
 };
 
 Result<Named> Resolve(Session& session, const char* name) {
@@ -42,7 +44,8 @@ Status CycleOf(Session& session, const Named& tag, const Asked& asked) {
   if (!tag.pool)
     return Runtime::Get().RunCycle(asked.kind, asked.patient).Within(pausing ? "pause of tag nccl" : "resume of tag nccl");
   if (pausing) Runtime::Get().TellInWiderScope(session);
-  if (pausing) return session.pools().Pause(tag.pool, {.wait = asked.wait, .after = asked.after, .keeps = asked.keeps});
+  if (pausing)
+    return session.pools().Pause(tag.pool, {.wait = asked.wait, .after = asked.after, .keeps = asked.keeps || tag.kept});
   return session.pools().Resume(tag.pool, {.wait = asked.wait, .priority = asked.priority, .patient = asked.patient});
 }
 
@@ -94,9 +97,13 @@ Status Cycle(std::span<const char* const> names, const Asked& asked) {
     log::Info("AMem is switched off (AMEM_ENABLE=0): tags are neither paused nor resumed");
     return {};
   }
-  AMEM_ASSIGN(const auto tags, Resolve(*session, names));
+  AMEM_ASSIGN(auto tags, Resolve(*session, names));
   std::vector<Named> done;
-  for (const Named& tag : tags) {
+  for (Named& tag : tags) {
+    tag.kept = session->Inspect([&](const State& state) {
+      const auto* const pool = FindIn(state.pools, tag.pool);
+      return pool != nullptr && pool->keeps;
+    });
     const bool changes = Changes(*session, tag, asked.kind);
     if (const Status status = CycleOf(*session, tag, asked); !status.ok()) {
       const Status told = tag.pool ? Runtime::Get().Failed(*session, status) : status;

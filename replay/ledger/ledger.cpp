@@ -5,7 +5,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-
 #include "journal/base/clock.h"
 #include "journal/base/deadline.h"
 #include "journal/base/process_sight.h"

@@ -28,8 +28,8 @@ Status Pools::Run(Entry& pool, const Task& task) {
     pool.queued = false;
     return pool.led;
   };
-  Status status =
-      pool.cycle->Cycle(task.kind, {.after = task.after.get(), .keeps = task.keeps, .patient = task.patient, .queued = queued, .in_use = in_use});
+  Status status = pool.cycle->Cycle(
+      task.kind, {.after = task.after.get(), .keeps = task.keeps, .patient = task.patient, .queued = queued, .in_use = in_use});
   ended_();
   apart.End();
   if (!pool.late.empty()) GiveLate(pool, Who::kCycle);

@@ -277,7 +277,7 @@ std::string OpenTags() {
     return opened == 0 && entered == 0 ? memory : nullptr;
   };
   g_weights = take("weights", 0);
-  g_cache = take("cache", 1);
+  g_cache = take("workspace", 1);
   if (g_weights == nullptr || g_cache == nullptr) return LastError();
   for (std::size_t i = 0; i < kTensor; ++i) g_weights[i] = g_cache[i] = Written(i);
   return "0";

@@ -150,7 +150,8 @@ TEST_F(Requests, a_job_is_paused_at_one_step_with_its_tags_and_goes_on_with_the_
   }
   const std::string begun = Tool({"log", job_.journals(), "--rank", "1", "--kind", "cycle-begun", "--json"}).out;
   const std::regex kept(R"("keeps":true)");
-  EXPECT_EQ(std::distance(std::sregex_iterator(begun.begin(), begun.end(), kept), {}), 6) << "both tags, three times: " << begun;
+  EXPECT_EQ(std::distance(std::sregex_iterator(begun.begin(), begun.end(), kept), {}), 6)
+      << "both tags, three times: " << begun;
   const Rank log = Tool({"log", job_.journals(), "--rank", "1", "--kind", "request-seen,safepoint-reached,request-ended"});
   EXPECT_NE(log.out.find("request seen: request 1, pause, by pid "), std::string::npos) << log.out << log.err;
   EXPECT_NE(log.out.find("request 2 to resume done"), std::string::npos) << log.out << log.err;
@@ -354,6 +355,19 @@ TEST_F(Requests, a_failed_pause_is_told_with_its_reason_and_a_second_try_works) 
   for (const json& rank : Ask({"pause", "--tags"})) EXPECT_EQ(rank["phase"], "paused") << rank;
   Ask({"resume"});
   AllEndWell();
+}
+
+TEST_F(Requests, a_resume_that_fails_at_one_tag_loses_nothing_of_one_that_was_back_and_discards) {
+  Start({"cuda", "load", "init", "tags", "barrier", "1:at=Create,2,fail=2", "steps=100000,4", "read tags", "barrier"});
+  ASSERT_TRUE(UntilSteps(5));
+  Ask({"pause", "--tags"});
+  const Rank failed = Tool({"resume"});
+  EXPECT_EQ(failed.status, 3) << failed.out << failed.err;
+  EXPECT_NE(failed.err.find("tag workspace was paused again"), std::string::npos) << failed.err;
+  Ask({"resume"});
+  Stop(job_);
+  for (const Rank& rank : job_.Finish(std::chrono::milliseconds(60'000)))
+    EXPECT_EQ(rank.Said("read tags"), "as written") << rank.err;
 }
 
 TEST_F(Requests, a_tag_that_the_program_is_pausing_stays_paused_after_a_request) {

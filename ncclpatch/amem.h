@@ -83,7 +83,7 @@ AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
  * "nccl" is a tag too: what NCCL holds; with AMEM_SCOPE=all "program": what everybody else has from cudaMalloc. With
  * AMEM_ENABLE=0 amem_alloc hands out plain driver memory, and everything else does nothing and returns 0. */
 #define AMEM_PRESERVE 0 /* a pause saves the contents to pinned host memory, and a resume brings them back to the last bit */
-#define AMEM_DISCARD 1  /* a pause forgets them; after the resume the memory may hold anything */
+#define AMEM_DISCARD 1  /* a pause of the program forgets them, and the memory then holds anything; `amem pause` keeps them */
 
 #define AMEM_NO_WAIT 1u /* amem_pause, amem_resume: return at once; a failure comes at amem_wait */
 #define AMEM_ON_STREAM                                                                                                        \

@@ -175,7 +175,7 @@ def pool(tag: str, policy: str = "preserve", device: Any = None) -> Iterator[Non
 
     tag:     any name but "nccl" and "user". The pool is made by the first use, and all later ones are the same pool.
     policy:  "preserve": contents are saved to pinned host memory in a pause. "discard": they are not, and after a resume the memory
-             holds anything; for caches. One policy for each tag.
+             holds anything, unless `amem pause` or `amem freeze` asked for it; for caches. One policy for each tag.
     device:  a CUDA device, or a list of them, whose allocations go to the pool; None: the current one.
 
     Nests: the innermost pool is allocated from. Threads that are started inside, autograd's among them, are outside of it; two threads

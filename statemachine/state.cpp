@@ -101,7 +101,7 @@ bool State::StepUnderWay(AllocationId id, const Allocation& a) const {
 bool State::Preserves(const Allocation& a) const {
   if (!a.own() || a.multicast) return false;
   const auto* const pool = FindIn(pools, a.pool);
-  return pool == nullptr || pool->policy == PoolPolicy::kPreserve || pool->keeps;
+  return pool == nullptr || pool->Preserves();
 }
 
 std::optional<Bytes> FindRoom(const State& state, AllocationId id, Bytes bytes, Bytes alignment,

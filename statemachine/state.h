@@ -191,6 +191,7 @@ struct Pool : Scope {
   PoolPolicy policy{};
   bool keeps = false;                      // in this pause contents are saved, whatever the policy
   std::map<Address, PoolAllocated> parts;  // what amem_alloc gave out of the chunks
+  [[nodiscard]] bool Preserves() const { return policy == PoolPolicy::kPreserve || keeps; }
   friend bool operator==(const Pool&, const Pool&) = default;
 };
 

@@ -24,8 +24,8 @@ namespace {
 struct Named {
   std::string name;
   PoolId pool;  // zero: "nccl"
-  bool kept =
-      false;  // it is paused with contents that its policy would discard, so that a resume must not be undone without them
+  // It is paused with contents that its policy would discard: if a resume is undone, they are saved again.
+  bool kept = false;
 };
 
 Result<Named> Resolve(Session& session, const char* name) {

@@ -49,7 +49,7 @@ class JobControl final : public AskedJob {
   [[nodiscard]] bool HasGivenUp(const RankLink& rank) const;  // because this tool was silent for too long
   Status AgreeOnStep(const AskOptions& options);
   [[nodiscard]] Coming HowTheyCome() const;
-  Status AwaitAll(const AskOptions& options, const Progress& progress);
+  Status AwaitAll(const AskOptions& options, Deadline until, const Progress& progress);
   // Until `done` says so of all ranks. Its failure, or one of a rank, ends that; null: all have done it, else who has not in
   // time.
   Result<const RankLink*> AwaitRanks(Ask asked, Deadline until, const std::function<Result<bool>(const RankLink&)>& done);

@@ -19,13 +19,14 @@ Status JobControl::Pause(const AskOptions& options, const Progress& progress) {
   const auto one_is = [&](Phase phase) {
     return std::ranges::any_of(ranks_, [&](const RankLink& rank) { return rank->is.phase == phase; });
   };
+  const Deadline until = In(options.deadline);
   AskAll(ranks_);
   // A tool that died may have told some ranks only. Those wait inside that resume for the others, and come to nothing else
   // before it has ended, well or not.
   if (one_is(Phase::kResuming)) static_cast<void>(Resume(options.deadline, progress));
   const bool was_paused = one_is(Phase::kPaused);
   Post(Ask::kPause, options.all_tags, Stage::kCome);
-  if (const Status come = AwaitAll(options, progress); !come.ok()) {
+  if (const Status come = AwaitAll(options, until, progress); !come.ok()) {
     Withdraw();
     return come;
   }
@@ -69,8 +70,7 @@ JobControl::Coming JobControl::HowTheyCome() const {
   return all ? Coming::kAll : Coming::kNotYet;
 }
 
-Status JobControl::AwaitAll(const AskOptions& options, const Progress& progress) {
-  const Deadline until = In(options.deadline);
+Status JobControl::AwaitAll(const AskOptions& options, Deadline until, const Progress& progress) {
   Deadline tell = In(kTell);
   std::map<SessionId, std::string> told;              // the same is not told again
   std::chrono::milliseconds between = kFirstBetween;  // requests that are put again

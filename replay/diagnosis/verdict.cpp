@@ -32,10 +32,9 @@ static std::string StandingOfPool(const CandidateCause& cause, const std::string
   const auto pool = state.pools.find(state.PoolNamed(tag));
   if (pool == state.pools.end()) return {};
   const bool paused = pool->second.lifecycle == Lifecycle::kPaused;
-  const bool kept = paused && (pool->second.policy == PoolPolicy::kPreserve || pool->second.keeps);
   const bool between = !paused && pool->second.lifecycle != Lifecycle::kRunning;
   return fmt::format("Tag {} is {} there now{}.", tag, between ? "neither running nor paused" : ToText(pool->second.lifecycle),
-                     kept ? ", with its contents kept" : "");
+                     paused && pool->second.Preserves() ? ", with its contents kept" : "");
 }
 
 std::string_view ToText(VerdictKind kind) { return kKinds.at(static_cast<std::size_t>(kind)); }

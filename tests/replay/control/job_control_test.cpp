@@ -506,6 +506,17 @@ TEST_F(PausedRanks, one_that_ends_an_earlier_resume_meanwhile_need_not_come_to_a
   EXPECT_TRUE(resumed.ok()) << resumed.message();
 }
 
+TEST_F(PausedRanks, a_pause_waits_once_for_one_that_stays_in_an_earlier_resume) {
+  Set(1, [](Standing& is) { is.phase = Phase::kResuming; });
+  Begin([&](std::size_t rank, Played& one) {
+    if (rank == 0) one.Obey();
+  });
+  constexpr milliseconds kDeadline(2'000);
+  const auto from = std::chrono::steady_clock::now();
+  EXPECT_EQ(Open()->Pause({.deadline = kDeadline}).code(), Code::kTimeout);
+  EXPECT_LT(std::chrono::steady_clock::now() - from, 2 * kDeadline) << "and not as long for the resume as for the pause";
+}
+
 TEST_F(PausedRanks, that_do_not_answer_are_named_and_may_be_asked_again) {
   Begin([&](std::size_t rank, Played& one) {
     if (rank == 0) one.Obey();

@@ -45,6 +45,8 @@ FAKE = {"vllm/__init__.py": """
         def collective_rpc(self, name, args=()):
             if name == "engines_stop_in_sleep":
                 self.worker.send_signal(signal.SIGSTOP)
+            while name == "engines_safepoints" and not os.path.exists(args[0]):
+                time.sleep(0.01)
             if name == "engines_load":
                 self.seed = args[0]
             return self._all(*[{"rank": rank, "pid": self.worker.pid} if name == "engines_about" else {"nccl": {"state": "resident"}} for rank in range(2)])
@@ -141,6 +143,7 @@ FAKE = {"vllm/__init__.py": """
     def nvmlInit(): pass
     def nvmlDeviceGetCount(): return 1
     def nvmlDeviceGetHandleByIndex(number): return number
+    def nvmlDeviceGetComputeRunningProcesses(number): return []
     def nvmlDeviceGetMemoryInfo(handle): return types.SimpleNamespace(used=5 << 30)
     """}
 
@@ -175,6 +178,22 @@ class Job(unittest.TestCase):
         self.assertEqual(report["messages"]["stopped"], "RuntimeError: rank 1 did not come")
         self.assertIn("rank 1 did not come", report["messages"]["killed"])
         self.assertIn("sleep_ms", report["summary"])
+
+    def test_a_job_is_frozen_asleep_and_awake_and_a_freeze_that_is_refused_is_told(self):
+        for refuses in (False, True):
+            called, tool = os.path.join(self.folder, "called"), os.path.join(self.folder, "tool")
+            with open(tool, "w", encoding="utf-8") as file:
+                file.write("#!/bin/sh\necho $1 $3 >>%s\n[ $1 != freeze ] || [ -z '%s' ] || { echo not so >&2; exit 3; }\n" % (called, refuses or "") +
+                           "case $1 in freeze|thaw) echo '{\"times\": [{\"step\": \"rest\", \"ms\": 1}], \"notes\": []}';; esac\n")
+            os.chmod(tool, 0o700)
+            report, code = self.run_job(cycles=1, more=["--tool", tool, "--freezes", "1"])
+            with open(called, encoding="utf-8") as file:
+                told = [line.split() for line in file.read().splitlines() if line.split()[0] in ("freeze", "thaw")]
+            os.unlink(called)
+            pid = str(report["workers"][0]["pid"])
+            self.assertEqual(told, [["freeze", pid]] * 2 if refuses else [["freeze", pid], ["thaw", pid]] * 2)
+            self.assertEqual((code, [row and row["asleep"] for row in report["frozen"]]), (1, [None] * 2) if refuses else (0, [True, False]))
+            self.assertEqual("freeze ended with 3:  not so" in report["error"], refuses)
 
     def test_a_good_sglang_passes_every_step_and_one_that_loses_its_weights_or_refuses_others_does_not(self):
         report, code = self.run_job(engine="sglang_job")

@@ -96,7 +96,7 @@ std::optional<PeerService::Clock::time_point> PeerService::NextDeadline() const 
 
 void PeerService::Timers(Clock::time_point now) {
   for (auto& [id, connection] : inbound_) {
-    if (!connection->welcome && now >= connection->accepted + kHelloPatience) MarkForClose(*connection, "said nothing");
+    if (!connection->welcome && now >= connection->accepted + kHelloPatience) EndUnlessHelloCame(*connection);
     if (connection->retry && now >= *connection->retry) WriteQueue(*connection);
     if (connection->note_asking && now >= *connection->note_asking) NoteWaiting(*connection, now);
   }
@@ -247,8 +247,13 @@ void PeerService::MakeRoom() {
     if (oldest == nullptr) oldest = connection.get();
   }
   if (unauthenticated < kUnauthenticatedMax) return;
-  Readable(*oldest);  // its hello may have come by now
-  if (!oldest->welcome) MarkForClose(*oldest, "said nothing");
+  EndUnlessHelloCame(*oldest);
+}
+
+// The hello may lie there unread: this process may have been stopped, or in another peer's driver call, since it was accepted.
+void PeerService::EndUnlessHelloCame(Inbound& connection) {
+  if (!connection.marked) Readable(connection);
+  if (!connection.welcome) MarkForClose(connection, "said nothing");
 }
 
 void PeerService::Ready(std::uint64_t id, std::uint32_t events) {

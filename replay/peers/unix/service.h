@@ -101,6 +101,7 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver, NoC
   void TellWantOfDescriptors(const UniqueFd& socket);
   void Listen(std::uint32_t events);
   void MakeRoom();
+  void EndUnlessHelloCame(Inbound& connection);
   void Ready(std::uint64_t id, std::uint32_t events);
   bool Readable(Inbound& connection);  // true: there may be more to read
   void ProcessDied(std::uint64_t id);

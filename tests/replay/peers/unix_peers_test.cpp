@@ -12,6 +12,7 @@
 #include <random>
 
 #include "replay/peers/messages.h"
+#include "replay/peers/unix/connection.h"
 #include "replay/peers/unix/socket.h"
 #include "tests/replay/peers/peers_fixture.h"
 
@@ -261,6 +262,32 @@ TEST_F(UnixPeersTest, silent_connections_delay_nobody_and_are_bounded) {
   EXPECT_TRUE(owner.session.lost().empty());
 }
 
+// As a process that was stopped in between finds it, too: a peer whose connection were closed would take it for dead.
+TEST_F(UnixPeersTest, a_hello_that_came_counts_however_late_it_is_read) {
+  Rank owner(directory_, 0), first(directory_, 1), second(directory_, 2);
+  ASSERT_TRUE(first.ImportFrom(owner, AllocationId{1}, AllocationId{100}));
+  ASSERT_TRUE(second.ImportFrom(owner, AllocationId{2}, AllocationId{100}));
+  // While the service is in the first import, a connection and the second import come; it sees both at once.
+  owner.session.import_takes = milliseconds(500);
+  auto one = std::async(std::launch::async, [&] { return first.ImportFrom(owner, AllocationId{3}, AllocationId{101}).ok(); });
+  std::this_thread::sleep_for(milliseconds(150));
+  owner.session.import_takes = milliseconds(5500);  // longer than a connection may be silent
+  const UniqueFd fd = Unauthenticated(owner.identity.session);
+  HelloMessage hello{kPeerProtocol, kPeerProtocolLeast};
+  hello.self = Identity(5);
+  hello.to = owner.identity.session;
+  hello.purpose = Purpose::kRound;
+  ASSERT_EQ(SendPacket(fd.get(), *EncodeMessage({1, hello}), {}), Sent::kDone);
+  auto two = std::async(std::launch::async, [&] { return second.ImportFrom(owner, AllocationId{4}, AllocationId{101}).ok(); });
+  EXPECT_TRUE(one.get());
+  EXPECT_TRUE(two.get());
+  const auto [packet, bytes] = NextPacket(fd);
+  ASSERT_EQ(packet.state, Packet::State::kMessage) << ErrnoText(packet.error);
+  const auto answer = DecodeMessage(bytes);
+  ASSERT_TRUE(answer);
+  EXPECT_NE(std::get_if<WelcomeMessage>(&answer->body), nullptr);
+}
+
 TEST_F(UnixPeersTest, garbage_ends_the_connection_and_nothing_else) {
   Rank owner(directory_, 0), importer(directory_, 1);
   ASSERT_TRUE(importer.ImportFrom(owner, AllocationId{1}, AllocationId{100}));
@@ -279,6 +306,20 @@ TEST_F(UnixPeersTest, garbage_ends_the_connection_and_nothing_else) {
   }
   EXPECT_TRUE(importer.ImportFrom(owner, AllocationId{2}, AllocationId{101}));
   EXPECT_EQ(owner.session.references(), 2u);
+}
+
+TEST_F(UnixPeersTest, a_peer_that_only_closed_the_connection_is_not_called_dead) {
+  Rank owner(directory_, 0);
+  const auto at = OpenSocketDirectory(directory_.sockets());
+  ConnectionContext context{.directory = at->get(), .uid = ::getuid()};
+  auto connection =
+      PeerConnection::Begin(context, owner.identity.session, Purpose::kRound, Identity(5), In(milliseconds(5000)));
+  ASSERT_TRUE(connection) << connection.status().message();
+  ASSERT_TRUE((*connection)->AwaitWelcome(In(milliseconds(5000))));
+  ASSERT_TRUE((*connection)->Send({2, ImportMessage{}}, In(milliseconds(5000))).ok()) << "which has no place there";
+  const Status ended = (*connection)->Receive(In(milliseconds(5000))).status();
+  EXPECT_EQ(ended.code(), Code::kPeerLost);
+  EXPECT_EQ(ended.message(), "it closed this connection, and lives");
 }
 
 TEST_F(UnixPeersTest, a_peer_that_does_not_take_its_answers_delays_nobody) {

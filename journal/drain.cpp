@@ -1,6 +1,7 @@
 #include "journal/drain.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "journal/base/thread.h"
 #include "journal/session_dir.h"

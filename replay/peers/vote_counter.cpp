@@ -149,7 +149,7 @@ std::uint32_t VoteCounter::LeastLeft(Time now) const {
 }
 
 void VoteCounter::BeginIfComplete(Time now) {
-  if (!Missing().empty()) return;
+  if (gathering_.empty() || !Missing().empty()) return;
   Ongoing round;
   round.id = ++last_round_;
   round.kind = gathering_.begin()->second.kind;
@@ -165,13 +165,15 @@ void VoteCounter::BeginIfComplete(Time now) {
   rounds_[round.id] = std::move(round);
 }
 
-void VoteCounter::Withdrew(ConnectionId connection) {
+// Those that stay may be complete: a member that shares nothing with them any more has waited for others until now.
+void VoteCounter::Withdrew(ConnectionId connection, Time now) {
   if (places_.contains(connection)) return;
   const auto missing = NeverCame();
   for (const auto& [session, arrival] : gathering_)
     if (arrival.connection == connection) gave_up_.insert(session);
   ForgetArrival(connection);
   say_(connection, WithdrawnMessage{missing});
+  BeginIfComplete(now);
 }
 
 // ---- votes -----------------------------------------------------------------------------------------------------------------
@@ -274,10 +276,11 @@ void VoteCounter::Left(ConnectionId connection, std::uint64_t round) {
   Disconnected(connection, "withdrew");
 }
 
-void VoteCounter::Closed(ConnectionId connection, const std::string& how) {
+void VoteCounter::Closed(ConnectionId connection, const std::string& how, Time now) {
   // Before the round begins an arrival is simply forgotten: the members that wait find out who is missing.
   ForgetArrival(connection);
   Disconnected(connection, how);
+  BeginIfComplete(now);
 }
 
 void VoteCounter::Disconnected(ConnectionId connection, const std::string& how) {

@@ -43,10 +43,10 @@ class VoteCounter {
   void Arrived(ConnectionId connection, const PeerIdentity& who, const ArriveMessage& arrival, Time now);
   // "Do not count me": answered with the members that were missing - or not at all, when the round has begun in the same
   // moment.
-  void Withdrew(ConnectionId connection);
+  void Withdrew(ConnectionId connection, Time now);
   void Voted(ConnectionId connection, const VoteMessage& vote, Time now);
   void Left(ConnectionId connection, std::uint64_t round);
-  void Closed(ConnectionId connection, const std::string& how);  // "died", "has closed"
+  void Closed(ConnectionId connection, const std::string& how, Time now);  // "died", "has closed"
 
   [[nodiscard]] std::optional<Time> NextDeadline() const;
   void Tick(Time now);

@@ -1,5 +1,6 @@
 #include "replay/peers/unix/registry.h"
 
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 
 #include <cerrno>

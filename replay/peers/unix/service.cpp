@@ -156,7 +156,7 @@ void PeerService::Sweep() {
     const std::unique_ptr<Inbound> gone = std::move(at->second);
     inbound_.erase(at);
     if (gone->welcome && gone->purpose == Purpose::kRound) {
-      VotesOn(gone->tag).Closed(gone->id, *gone->marked);
+      VotesOn(gone->tag).Closed(gone->id, *gone->marked, Clock::now());
       std::erase_if(votes_, [](const auto& of) { return of.second.idle(); });
     }
     if (gone->welcome && gone->purpose == Purpose::kData) sessions_.Lose(gone->peer.session, *gone->marked, gone->seen);
@@ -437,7 +437,7 @@ void PeerService::HandleRound(Inbound& connection, const Message& message) {
     return VotesOn(arrival->tag).Arrived(connection.id, connection.peer, *arrival, Clock::now());
   }
   VoteCounter& votes = VotesOn(connection.tag);
-  if (std::holds_alternative<WithdrawMessage>(message.body)) return votes.Withdrew(connection.id);
+  if (std::holds_alternative<WithdrawMessage>(message.body)) return votes.Withdrew(connection.id, Clock::now());
   if (const auto* vote = std::get_if<VoteMessage>(&message.body)) return votes.Voted(connection.id, *vote, Clock::now());
   if (const auto* leave = std::get_if<LeaveMessage>(&message.body)) return votes.Left(connection.id, leave->round);
   MarkForClose(connection, "sent a message that has no place on a connection for rounds");

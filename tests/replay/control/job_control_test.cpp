@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "journal/base/clock.h"
+#include "journal/base/no_copies.h"
 #include "journal/base/process_sight.h"
 #include "replay/peers/unix/unix_peers.h"
 #include "tests/journal/temporary.h"
@@ -112,8 +113,13 @@ class PlayedRanks : public testing::Test {
       peers.push_back(*std::move(started));
     }
   }
-  void TearDown() override { Stop(); }
-  void Begin(Play played) {
+  // Ends what is played where it goes out of scope: `played` uses what a test declared before it.
+  struct Playing : NoCopies {
+    explicit Playing(PlayedRanks& played) : ranks(played) {}
+    ~Playing() { ranks.Stop(); }
+    PlayedRanks& ranks;
+  };
+  [[nodiscard]] Playing Begin(Play played) {
     play = std::move(played);
     player = std::thread([this] {
       while (!stop) {
@@ -124,6 +130,7 @@ class PlayedRanks : public testing::Test {
         std::this_thread::sleep_for(std::chrono::microseconds(200));
       }
     });
+    return Playing(*this);
   }
   void Stop() {
     stop = true;
@@ -214,7 +221,7 @@ TEST_F(PlayedRanks, one_that_is_held_past_the_step_is_asked_once_more_for_its_ow
   Make(2);
   Set(0, [](Standing& is) { is.steps = 4; });
   std::atomic<std::uint64_t> last = 0;
-  Begin([&](std::size_t rank, Played& one) {
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (rank == 1 || !one.Is(Ask::kPause, Stage::kCome)) return one.Obey();
     last = one.order.request;
     if (one.order.target == 0) return;
@@ -232,7 +239,7 @@ TEST_F(PlayedRanks, one_that_is_held_past_the_step_is_asked_once_more_for_its_ow
 
 TEST_F(PlayedRanks, a_request_that_does_not_fit_is_put_again_more_and_more_seldom) {
   Make(1);
-  Begin([&](std::size_t, Played& one) {
+  const auto playing = Begin([&](std::size_t, Played& one) {
     one.is.at = one.order.target + 1;
     one.Say(Phase::kHeld);
     if (one.order.target == 0) one.is.phase = Phase::kRunning;
@@ -246,7 +253,7 @@ TEST_F(PlayedRanks, a_request_that_does_not_fit_is_put_again_more_and_more_seldo
 
 TEST_F(PlayedRanks, who_does_not_come_is_named_and_nobody_else) {
   Make(3);
-  Begin([&](std::size_t rank, Played& one) {
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (rank != 1) one.Obey();
   });
   auto job = Open();
@@ -266,7 +273,7 @@ TEST_F(PlayedRanks, who_does_not_come_is_named_and_nobody_else) {
 
 TEST_F(PlayedRanks, what_a_rank_does_is_told_again_only_when_it_does_something_else) {
   Make(2);
-  Begin([&](std::size_t rank, Played& one) {
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (rank != 1) one.Obey();
   });
   auto job = Open();
@@ -280,7 +287,7 @@ TEST_F(PlayedRanks, what_a_rank_does_is_told_again_only_when_it_does_something_e
 TEST_F(PlayedRanks, nothing_is_paused_while_the_caller_does_not_know) {
   Make(1);
   std::atomic<bool> told = false;
-  Begin([&](std::size_t, Played& one) {
+  const auto playing = Begin([&](std::size_t, Played& one) {
     told = told || one.Is(Ask::kPause, Stage::kTags);
     one.Obey();
   });
@@ -294,7 +301,7 @@ TEST_F(PlayedRanks, nothing_is_paused_while_the_caller_does_not_know) {
 
 TEST_F(PlayedRanks, one_that_ends_before_it_comes_ends_the_request) {
   Make(2);
-  Begin([&](std::size_t rank, Played& one) {
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (rank == 0) return one.Obey();
     if (one.Is(Ask::kPause, Stage::kCome)) ends[1] = true;
   });
@@ -312,7 +319,7 @@ TEST_F(PlayedRanks, a_resume_of_the_program_that_some_have_begun_is_let_through)
   Set(1, [](Standing& is) { is.own_pause = OwnPause::kResuming; });
   std::atomic<int> requests = 0;
   std::uint64_t seen = 0;
-  Begin([&](std::size_t rank, Played& one) {
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (rank == 0 && one.order.ask != Ask::kNothing && one.order.request != std::exchange(seen, one.order.request)) ++requests;
     if (requests < 2) return;
     one.is.own_pause = OwnPause::kNo;  // both are through
@@ -343,7 +350,7 @@ TEST_F(PlayedRanks, NCCL_is_paused_when_all_tags_are_and_not_before) {
   Make(3);
   std::atomic<bool> slow_is_done = false, too_early = false;
   const auto slow_until = std::chrono::steady_clock::now() + milliseconds(150);
-  Begin([&](std::size_t rank, Played& one) {
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (one.Is(Ask::kPause, Stage::kNccl) && !slow_is_done) too_early = true;
     if (rank == 2 && one.Is(Ask::kPause, Stage::kTags)) {
       if (std::chrono::steady_clock::now() < slow_until) return one.Say(Phase::kPausing, Stage::kCome);
@@ -367,7 +374,7 @@ TEST_F(PlayedRanks, NCCL_is_paused_when_all_tags_are_and_not_before) {
 TEST_F(PlayedRanks, a_pause_is_no_pause_before_the_rank_says_that_it_is_paused) {
   Make(1);
   const auto until = std::chrono::steady_clock::now() + milliseconds(100);
-  Begin([&](std::size_t, Played& one) {
+  const auto playing = Begin([&](std::size_t, Played& one) {
     if (one.Is(Ask::kPause, Stage::kNccl) && std::chrono::steady_clock::now() < until)
       return one.Say(Phase::kPausing, Stage::kNccl);
     one.Obey();
@@ -381,7 +388,7 @@ TEST_F(PlayedRanks, a_pause_is_no_pause_before_the_rank_says_that_it_is_paused) 
 TEST_F(PlayedRanks, tags_that_fail_on_one_withdraw_the_request_from_all) {
   Make(2);
   std::atomic<bool> failed = false;
-  Begin([&](std::size_t rank, Played& one) {
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (rank == 1 && one.Is(Ask::kPause, Stage::kTags)) {
       failed = true;
       return one.Fail(Phase::kFailed, "no room");
@@ -400,7 +407,7 @@ TEST_F(PlayedRanks, tags_that_fail_on_one_withdraw_the_request_from_all) {
 TEST_F(PlayedRanks, NCCL_that_fails_on_one_is_resumed_where_it_was_paused) {
   Make(2);
   std::atomic<bool> resumed = false;
-  Begin([&](std::size_t rank, Played& one) {
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (rank == 1 && one.Is(Ask::kPause, Stage::kNccl)) {
       if (Of(0).phase == Phase::kPaused) one.Fail(Phase::kFailed, "no room");
       return;
@@ -418,7 +425,7 @@ TEST_F(PlayedRanks, NCCL_that_fails_on_one_is_resumed_where_it_was_paused) {
 
 TEST_F(PlayedRanks, one_that_ends_while_it_pauses_is_named) {
   Make(2);
-  Begin([&](std::size_t rank, Played& one) {
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (rank == 1 && one.Is(Ask::kPause, Stage::kTags)) {
       ends[1] = true;
       return;
@@ -436,7 +443,7 @@ TEST_F(PlayedRanks, one_that_ends_while_it_pauses_is_named) {
 // This program was stopped for so long that a rank took it for dead.
 TEST_F(PlayedRanks, one_that_has_given_up_ends_the_pause) {
   Make(2);
-  Begin([&](std::size_t rank, Played& one) {
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (rank == 1 && one.Is(Ask::kPause, Stage::kTags)) {
       one.order.ask = Ask::kNothing;
       return one.Say(Phase::kRunning);
@@ -458,9 +465,10 @@ class PausedRanks : public PlayedRanks {
  protected:
   void SetUp() override {
     Make(2);
-    Begin([](std::size_t, Played& one) { one.Obey(); });
-    ASSERT_TRUE(Open()->Pause({.deadline = kLong, .all_tags = true}).ok());
-    Stop();
+    {
+      const auto playing = Begin([](std::size_t, Played& one) { one.Obey(); });
+      ASSERT_TRUE(Open()->Pause({.deadline = kLong, .all_tags = true}).ok());
+    }
     for (std::size_t rank = 0; rank < 2; ++rank) ASSERT_NE(Of(rank).asked.request, 0U) << "a pause stands without its tool";
   }
 };
@@ -468,7 +476,7 @@ class PausedRanks : public PlayedRanks {
 TEST_F(PausedRanks, resume_tags_first_and_NCCL_when_all_have_theirs) {
   std::atomic<bool> both = false, too_early = false;
   const auto until = std::chrono::steady_clock::now() + milliseconds(100);
-  Begin([&](std::size_t rank, Played& one) {
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (one.Is(Ask::kResume, Stage::kNccl) && !both) too_early = true;
     if (rank == 1 && one.Is(Ask::kResume, Stage::kTags)) {
       if (std::chrono::steady_clock::now() < until) return;
@@ -489,7 +497,7 @@ TEST_F(PausedRanks, resume_tags_first_and_NCCL_when_all_have_theirs) {
 
 TEST_F(PausedRanks, whoever_runs_already_is_not_waited_for) {
   Set(1, [](Standing& is) { is.phase = Phase::kRunning; });
-  Begin([&](std::size_t rank, Played& one) {
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (rank == 0) one.Obey();
   });
   const Status resumed = Open()->Resume(kLong);
@@ -498,7 +506,7 @@ TEST_F(PausedRanks, whoever_runs_already_is_not_waited_for) {
 
 TEST_F(PausedRanks, one_that_ends_an_earlier_resume_meanwhile_need_not_come_to_a_safe_point) {
   Set(1, [](Standing& is) { is.phase = Phase::kResuming; });  // about the pause: of that resume this test gives no order
-  Begin([&](std::size_t rank, Played& one) {
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (rank == 0) return one.Obey();
     if (one.order.ask == Ask::kResume) one.is.phase = Phase::kRunning;
   });
@@ -508,7 +516,7 @@ TEST_F(PausedRanks, one_that_ends_an_earlier_resume_meanwhile_need_not_come_to_a
 
 TEST_F(PausedRanks, a_pause_waits_once_for_one_that_stays_in_an_earlier_resume) {
   Set(1, [](Standing& is) { is.phase = Phase::kResuming; });
-  Begin([&](std::size_t rank, Played& one) {
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (rank == 0) one.Obey();
   });
   constexpr milliseconds kDeadline(2'000);
@@ -518,7 +526,7 @@ TEST_F(PausedRanks, a_pause_waits_once_for_one_that_stays_in_an_earlier_resume) 
 }
 
 TEST_F(PausedRanks, that_do_not_answer_are_named_and_may_be_asked_again) {
-  Begin([&](std::size_t rank, Played& one) {
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (rank == 0) one.Obey();
   });
   {
@@ -532,12 +540,12 @@ TEST_F(PausedRanks, that_do_not_answer_are_named_and_may_be_asked_again) {
   }
   EXPECT_NE(Of(1).asked.request, 0U) << "it is not forgotten when the tool goes";
   Stop();
-  Begin([](std::size_t, Played& one) { one.Obey(); });
+  const auto resuming = Begin([](std::size_t, Played& one) { one.Obey(); });
   EXPECT_TRUE(Open()->Resume(kLong).ok());
 }
 
 TEST_F(PausedRanks, one_whose_resume_fails_keeps_all_paused_and_its_message_is_told) {
-  Begin([&](std::size_t rank, Played& one) {
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (rank == 1 && one.order.ask == Ask::kResume) return one.Fail(Phase::kPaused, "no room");
     one.Obey();
   });
@@ -553,7 +561,7 @@ TEST_F(PausedRanks, one_whose_resume_fails_keeps_all_paused_and_its_message_is_t
 }
 
 TEST_F(PausedRanks, one_that_has_ended_is_not_waited_for) {
-  Begin([&](std::size_t rank, Played& one) {
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (rank == 0) return one.Obey();
     if (one.Is(Ask::kResume, Stage::kTags)) ends[1] = true;
   });
@@ -567,7 +575,7 @@ TEST_F(PlayedRanks, numbers_go_on_where_an_earlier_tool_ended) {
   Set(1, [](Standing& is) { is.last_request = 9; });
   auto job = Open();
   ASSERT_TRUE(job.ok());
-  Begin([](std::size_t, Played& one) { one.Obey(); });
+  const auto playing = Begin([](std::size_t, Played& one) { one.Obey(); });
   ASSERT_TRUE(job->Pause({.deadline = kLong}).ok());
   EXPECT_EQ(OrderOf(0).request, 10U);
 }

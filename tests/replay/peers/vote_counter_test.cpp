@@ -101,7 +101,7 @@ TEST_F(VoteCounterTest, pause_and_resume_at_once_are_refused_to_both) {
 TEST_F(VoteCounterTest, withdrawing_tells_who_was_missing) {
   Arrive(1, {1, 2, 3});
   Arrive(3, {1, 2, 3});
-  counter_.Withdrew(1);
+  counter_.Withdrew(1, now_);
   ASSERT_NE(Said<WithdrawnMessage>(1), nullptr);
   EXPECT_EQ(Said<WithdrawnMessage>(1)->missing, Set({2}));
   Arrive(2, {1, 2, 3});
@@ -110,20 +110,36 @@ TEST_F(VoteCounterTest, withdrawing_tells_who_was_missing) {
   EXPECT_NE(Said<BegunMessage>(2), nullptr);
 }
 
+// The third and the second share memory without the first, and meet elsewhere.
+TEST_F(VoteCounterTest, who_waits_for_nobody_any_more_begins_when_the_one_that_waited_for_others_withdraws_or_closes) {
+  for (const bool closes : {false, true}) {
+    Arrive(1, {1, 2, 3});
+    Arrive(3, {1, 2, 3});
+    Arrive(1, {1});
+    EXPECT_EQ(Said<BegunMessage>(1), nullptr) << "the third may be told of it first";
+    closes ? counter_.Closed(3, "has closed", now_) : counter_.Withdrew(3, now_);
+    const auto* begun = Said<BegunMessage>(1);
+    ASSERT_NE(begun, nullptr) << closes;
+    EXPECT_EQ(begun->members, Set({1}));
+    counter_.Closed(1, "has closed", now_);
+    said_.clear();
+  }
+}
+
 TEST_F(VoteCounterTest, those_who_gave_up_together_are_not_missed_by_each_other) {
   Arrive(1, {1, 2, 3});
   Arrive(3, {1, 2, 3});
-  counter_.Withdrew(1);
-  counter_.Withdrew(3);
+  counter_.Withdrew(1, now_);
+  counter_.Withdrew(3, now_);
   EXPECT_EQ(Said<WithdrawnMessage>(3)->missing, Set({2}));
   Arrive(3, {1, 2, 3});  // a new gathering, where the first is missed again
-  counter_.Withdrew(3);
+  counter_.Withdrew(3, now_);
   EXPECT_EQ(Said<WithdrawnMessage>(3)->missing, Set({1, 2}));
 }
 
 TEST_F(VoteCounterTest, withdrawing_in_the_moment_of_beginning_is_too_late) {
   Begin({1, 2});
-  counter_.Withdrew(1);
+  counter_.Withdrew(1, now_);
   EXPECT_TRUE(said_.empty());
   Vote(2, 1);
   Vote(1, 1);
@@ -165,7 +181,7 @@ TEST_F(VoteCounterTest, a_vote_about_the_loss_of_another_blames_that_one_and_say
   const Status lost = Status{Code::kPeerLost, "import from rank 3: it died"}.ReportedBy(SessionId{3});
   counter_.Voted(2, {round_, 1, PhaseKind::kResumeImport, 1000, lost, lost.reported_by()}, now_);
   Vote(1, 1, {}, PhaseKind::kResumeImport);
-  counter_.Closed(3, "died");
+  counter_.Closed(3, "died", now_);
   for (unsigned n : {1u, 2u}) {
     ASSERT_NE(Decision(n, 1), nullptr);
     EXPECT_EQ(Decision(n, 1)->culprit, SessionId{3});
@@ -212,7 +228,7 @@ TEST_F(VoteCounterTest, who_leaves_before_its_vote_is_counted_is_missed) {
 TEST_F(VoteCounterTest, a_death_is_decided_at_once_and_told_once) {
   Begin({1, 2, 3});
   Vote(1, 1);
-  counter_.Closed(3, "died");
+  counter_.Closed(3, "died", now_);
   ASSERT_NE(Decision(1, 1), nullptr);
   EXPECT_EQ(Decision(1, 1)->status.code(), Code::kPeerLost);
   EXPECT_EQ(Decision(1, 1)->culprit, SessionId{3});
@@ -228,7 +244,7 @@ TEST_F(VoteCounterTest, a_death_is_decided_at_once_and_told_once) {
 
 TEST_F(VoteCounterTest, a_death_between_votes_fails_the_next) {
   Begin({1, 2});
-  counter_.Closed(2, "died");
+  counter_.Closed(2, "died", now_);
   EXPECT_TRUE(said_.empty());
   Vote(1, 1);
   ASSERT_NE(Decision(1, 1), nullptr);
@@ -238,7 +254,7 @@ TEST_F(VoteCounterTest, a_death_between_votes_fails_the_next) {
 TEST_F(VoteCounterTest, a_death_after_voting_counts_too) {
   Begin({1, 2, 3});
   Vote(3, 1);
-  counter_.Closed(3, "died");
+  counter_.Closed(3, "died", now_);
   EXPECT_EQ(counter_.NextDeadline(), std::nullopt);
   Vote(1, 1);
   ASSERT_NE(Decision(1, 1), nullptr);
@@ -334,7 +350,7 @@ TEST_F(VoteCounterTest, a_round_that_all_have_left_is_forgotten) {
     Begin({1, 2});
     EXPECT_EQ(counter_.rounds(), 1u);
     counter_.Left(1, round_);
-    counter_.Closed(2, "died");
+    counter_.Closed(2, "died", now_);
     EXPECT_EQ(counter_.rounds(), 0u);
   }
 }
@@ -379,7 +395,7 @@ TEST_F(VoteCounterTest, a_vote_of_a_round_that_has_begun_elsewhere_is_refused) {
 
 TEST_F(VoteCounterTest, a_member_that_closes_while_others_gather_is_waited_for_again) {
   Arrive(1, {1, 2});
-  counter_.Closed(1, "died");
+  counter_.Closed(1, "died", now_);
   Arrive(2, {1, 2});
   EXPECT_TRUE(said_.empty()) << "the round began without a member";
   Arrive(1, {1, 2});

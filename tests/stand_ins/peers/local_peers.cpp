@@ -107,7 +107,7 @@ class LocalNetwork::Hub {
       }
       // The votes that it counted stay undecided.
       std::erase_if(counters, [&](const auto& counter) { return counter.first.first == session; });
-      for (auto& [leader, counter] : counters) counter->Closed(session.value, how);
+      for (auto& [leader, counter] : counters) counter->Closed(session.value, how, Now());
       Changed();
     }
     {
@@ -232,7 +232,7 @@ class LocalArrival {
   }
   // With the hub's mutex held, the three below.
   void Withdraw() {
-    if (leader_ && hub_.members.contains(*leader_)) hub_.CounterOf(*leader_, call_.tag).Closed(session_.value, "withdrew");
+    if (leader_ && hub_.members.contains(*leader_)) hub_.CounterOf(*leader_, call_.tag).Closed(session_.value, "withdrew", hub_.Now());
     hub_.mail.erase({session_.value, call_.tag});
   }
   std::optional<Result<LocalBegun>> TakeMail() {
@@ -246,7 +246,7 @@ class LocalArrival {
     return std::nullopt;
   }
   std::vector<PeerIdentity> Missing() {
-    hub_.CounterOf(*leader_, call_.tag).Withdrew(session_.value);
+    hub_.CounterOf(*leader_, call_.tag).Withdrew(session_.value, hub_.Now());
     std::vector<PeerIdentity> missing;
     for (const auto& body : hub_.mail[{session_.value, call_.tag}]) {
       if (const auto* withdrawn = std::get_if<WithdrawnMessage>(&body)) missing = withdrawn->missing;

@@ -34,14 +34,16 @@ struct Settings {
   std::filesystem::path directory;  // of the sockets, the journals and the world's memory; empty: the ranks are threads
   std::string without;              // names of actions that nobody takes; "pinned": whose host memory nobody counts
   std::string lose;                 // "byte", "range" or "thread" is lost on purpose, which must be found
-  std::chrono::milliseconds late{3000 * kSlower};  // what a machine may take besides a deadline; a hang lasts longer on any
+  static constexpr std::chrono::milliseconds kLate{3000 * kSlower};
+  std::chrono::milliseconds late = kLate;  // what a machine may take besides a deadline; a hang lasts longer on any
 
   // The most that a pause or resume may take with its undo (Deadlines).
   [[nodiscard]] std::chrono::milliseconds CycleLimit() const { return session.deadlines.call() * 17 / 8 + late; }
   [[nodiscard]] std::uint32_t timeout_ms() const { return static_cast<std::uint32_t>(session.deadlines.call().count()); }
-  // Any other call may wait for a pause and for a resume.
+  [[nodiscard]] bool OthersUseTheMachine() const { return late > kLate; }
   [[nodiscard]] bool Without(std::string_view what) const { return without.find(what) != std::string::npos; }
   [[nodiscard]] bool CountsPinned() const { return !pins_ahead && !Without("pinned"); }
+  // Any other call may wait for a pause and for a resume.
   [[nodiscard]] std::chrono::milliseconds CallLimit() const { return 2 * CycleLimit(); }
 };
 

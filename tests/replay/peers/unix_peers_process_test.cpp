@@ -288,7 +288,7 @@ TEST_F(ProcessTest, one_without_descriptors_tells_those_that_ask_it) {
     Rank self(directory_, 0);
     desk_->tokens[0] = self.session.Export(AllocationId{1});
     ready_.Pass();
-    come_[0].Await();  // memory is shared
+    come_[0].Await();                                  // memory is shared
     const std::size_t open = DescriptorsAtRest() - 1;  // what was handed over is closed a moment after the importer has it
     const rlimit none{open, open};
     ::setrlimit(RLIMIT_NOFILE, &none);

@@ -232,7 +232,8 @@ class LocalArrival {
   }
   // With the hub's mutex held, the three below.
   void Withdraw() {
-    if (leader_ && hub_.members.contains(*leader_)) hub_.CounterOf(*leader_, call_.tag).Closed(session_.value, "withdrew", hub_.Now());
+    if (leader_ && hub_.members.contains(*leader_))
+      hub_.CounterOf(*leader_, call_.tag).Closed(session_.value, "withdrew", hub_.Now());
     hub_.mail.erase({session_.value, call_.tag});
   }
   std::optional<Result<LocalBegun>> TakeMail() {

@@ -116,15 +116,15 @@ std::string Conductor::Answers() const {
 }
 
 // Nothing was made to fail in this pause or resume, but perhaps by a thread of the program, which may also have begun to share
-// memory in this moment; and where others use the machine, its kernels may take longer than a deadline. A rank whose peer has
-// failed like this waits for it in vain.
+// memory in this moment, or whose kernels outlast a short deadline. A rank whose peer has failed like this waits for it in
+// vain.
 void Conductor::Judge(CycleKind kind) {
   if (Deaths() != deaths_ || HangsStill()) return;
   const auto excused = [this](const Answer& answer) {
     const std::string_view text = answer.text.data();
     const bool kernels = answer.driver_result == cuda::kNotReady || answer.driver_result == cuda::kTimeout;
     return answer.driver_result == cuda::kCaptureUnsupported || text.find("a test asked for this failure") != text.npos ||
-           text.find("began to share") != text.npos || (kernels && settings_.OthersUseTheMachine());
+           text.find("began to share") != text.npos || (kernels && settings_.DeadlineMayBeTooShort());
   };
   if (!std::ranges::any_of(page_->answers, [&](const Answer& one) { return one.code != Code::kOk && excused(one); }))
     Found(fmt::format("nothing went wrong, and a {} failed:{}", ToText(kind), Answers()));

@@ -18,9 +18,8 @@ constexpr std::string_view kAsked = "a test asked for this failure";
 thread_local bool in_cycle = false;  // this thread is in a pause or resume of NCCL
 
 // Reasons that every program has to live with.
-bool MustBeLivedWith(const Status& status, bool busy_machine) {
-  // The program's own kernels, which the copies wait for, may take longer than a deadline there.
-  if (busy_machine && status.driver_result() == cuda::kTimeout) return true;
+bool MustBeLivedWith(const Status& status, bool late) {
+  if (late && (status.driver_result() == cuda::kTimeout || status.code() == Code::kTimeout)) return true;
   const bool not_now = status.driver_result() == cuda::kIllegalState || status.driver_result() == cuda::kNotReady ||
                        status.driver_result() == cuda::kCaptureUnsupported;
   return not_now || status.code() == Code::kOutOfMemory || status.message().find(kAsked) != std::string::npos ||
@@ -33,7 +32,7 @@ bool MustBeLivedWith(const Status& status, bool busy_machine) {
 
 bool Rank::Ok(const Status& status, const std::string& what) {
   if (!status.ok()) Trace(what + ": " + status.message());
-  if (status.ok() || MustBeLivedWith(status, settings.OthersUseTheMachine())) return status.ok();
+  if (status.ok() || MustBeLivedWith(status, settings.DeadlineMayBeTooShort())) return status.ok();
   CheckNotBroken(what);
   Found(what + " failed: " + status.message());
 }

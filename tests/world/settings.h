@@ -40,7 +40,8 @@ struct Settings {
   // The most that a pause or resume may take with its undo (Deadlines).
   [[nodiscard]] std::chrono::milliseconds CycleLimit() const { return session.deadlines.call() * 17 / 8 + late; }
   [[nodiscard]] std::uint32_t timeout_ms() const { return static_cast<std::uint32_t>(session.deadlines.call().count()); }
-  [[nodiscard]] bool OthersUseTheMachine() const { return late > kLate; }
+  // Where others use the machine the program's own kernels may outlast the deadline of a world whose ranks stay away.
+  [[nodiscard]] bool DeadlineMayBeTooShort() const { return absences && late > kLate; }
   [[nodiscard]] bool Without(std::string_view what) const { return without.find(what) != std::string::npos; }
   [[nodiscard]] bool CountsPinned() const { return !pins_ahead && !Without("pinned"); }
   // Any other call may wait for a pause and for a resume.

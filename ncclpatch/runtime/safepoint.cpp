@@ -112,9 +112,12 @@ bool ProgramUsesCuda() {
 // Looks at the first safe points, and now and then. A session makes forked children inert, but so does CUDA that is in use.
 void StartSession(std::uint64_t step) noexcept {
   constexpr std::uint64_t kSeldom = 64;
-  if (((step & (step - 1)) != 0 && step % kSeldom != 0) || replacements::inert.load()) return;
+  static std::atomic<bool> switched_off{false};
+  if (((step & (step - 1)) != 0 && step % kSeldom != 0) || replacements::inert.load() || switched_off.load()) return;
   try {
-    if (ProgramUsesCuda()) static_cast<void>(Runtime::Get().ForPools());
+    if (!ProgramUsesCuda()) return;
+    const auto session = Runtime::Get().ForPools();
+    switched_off = session.ok() && *session == nullptr;
   } catch (const std::exception&) {  // no memory: the program goes on, and cannot be asked yet
   }
 }

@@ -437,7 +437,7 @@ TEST_F(Requests, safe_points_cost_little_and_do_nothing_where_nobody_can_ask) {
     EXPECT_EQ(rank.status, 0) << rank.err;
     for (int nth = 0; nth < 3; ++nth) {
       EXPECT_LT(std::stod(rank.Said("time safepoints", nth)), 1000.0) << "nanoseconds, on a machine that may be busy";
-      RecordProperty("ns", rank.Said("time safepoints", nth));
+      RecordProperty(std::string("ns_enabled_") + enable + "_" + std::to_string(nth), rank.Said("time safepoints", nth));
     }
     EXPECT_EQ(rank.Said("fork safepoints"), "0");
   }

@@ -636,6 +636,8 @@ TEST(EndOfJob, a_job_that_is_kept_paused_from_outside_is_told_so) {
   ASSERT_EQ(thawed.notes.size(), 1U);
   EXPECT_HAS(thawed.notes[0], "have been frozen once (event ");
   EXPECT_HAS(thawed.notes[0], "was frozen by the driver for 1 ms");
+  for (auto* story : {&job.owner, &job.importer}) story->Then(SafepointReached{5, 13});
+  EXPECT_EQ(job.Judge(kAlive, kAlive).notes.size(), 1U) << "the next request has paused nothing yet";
 }
 
 // ---- copies ----------------------------------------------------------------------------------------------------------------

@@ -188,6 +188,7 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
     if (imported || shares) one.importers[{SessionId{77}, AllocationId{1}}] = 1;
     if (shares) one.resident = true;
     state.allocations.emplace(AllocationId{1}, one);
+    if (shares) state.allocations.emplace(AllocationId{2}, one);
     if (process.pid == kFirstPid + 1) state.outside = shared->paused ? outside_later : outside;
     Communicator communicator;
     communicator.hash = 7;

@@ -93,16 +93,8 @@ Result<PeerIdentity> PeerConnection::AwaitWelcome(Deadline deadline) {
   return welcome->self;
 }
 
-bool PeerConnection::IsAlive() const {
-  if (process_fd() < 0) return !IsGone(context_, to_, kDyingPatience);
-  std::array<pollfd, 1> polled{{{process_fd(), POLLIN, 0}}};
-  return PollUntil(polled, In(kDyingPatience)) == 0;
-}
-
 Status PeerConnection::Lost(int error) const {
-  std::string how = HowItEnded(context_, to_);
-  if (how == kPeerDied && IsAlive()) how = "closed this connection, and lives";
-  return {Code::kPeerLost, "it " + how + (error != 0 ? " (" + ErrnoText(error) + ")" : "")};
+  return {Code::kPeerLost, "it " + HowItEnded(context_, to_) + (error != 0 ? " (" + ErrnoText(error) + ")" : "")};
 }
 
 Result<bool> PeerConnection::TrySend(const Message& message) {

@@ -74,7 +74,6 @@ class PeerConnection : NoCopies {
 
  private:
   PeerConnection(const ConnectionContext& context, SessionId to, Connected peer);
-  [[nodiscard]] bool IsAlive() const;  // waits a moment for the end of a dying process
   [[nodiscard]] Status Lost(int error) const;
 
   ConnectionContext context_;

@@ -12,7 +12,6 @@
 #include <random>
 
 #include "replay/peers/messages.h"
-#include "replay/peers/unix/connection.h"
 #include "replay/peers/unix/socket.h"
 #include "tests/replay/peers/peers_fixture.h"
 
@@ -41,6 +40,13 @@ class UnixPeersTest : public ::testing::Test {
     }
     bytes.resize(packet.bytes);
     return {std::move(packet), std::move(bytes)};
+  }
+  static HelloMessage HelloOfRank5(const Rank& to, Purpose purpose = {}) {
+    HelloMessage hello{kPeerProtocol, kPeerProtocolLeast};
+    hello.purpose = purpose;
+    hello.self = Identity(5);
+    hello.to = to.identity.session;
+    return hello;
   }
   // What comes back when a greeting is refused; ok if it is not.
   static Status AnswerTo(const UniqueFd& fd, const HelloMessage& hello) {
@@ -273,10 +279,7 @@ TEST_F(UnixPeersTest, a_hello_that_came_counts_however_late_it_is_read) {
   std::this_thread::sleep_for(milliseconds(150));
   owner.session.import_takes = milliseconds(5500);  // longer than a connection may be silent
   const UniqueFd fd = Unauthenticated(owner.identity.session);
-  HelloMessage hello{kPeerProtocol, kPeerProtocolLeast};
-  hello.self = Identity(5);
-  hello.to = owner.identity.session;
-  hello.purpose = Purpose::kRound;
+  const HelloMessage hello = HelloOfRank5(owner, Purpose::kRound);
   ASSERT_EQ(SendPacket(fd.get(), *EncodeMessage({1, hello}), {}), Sent::kDone);
   auto two = std::async(std::launch::async, [&] { return second.ImportFrom(owner, AllocationId{4}, AllocationId{101}).ok(); });
   EXPECT_TRUE(one.get());
@@ -292,9 +295,7 @@ TEST_F(UnixPeersTest, garbage_ends_the_connection_and_nothing_else) {
   Rank owner(directory_, 0), importer(directory_, 1);
   ASSERT_TRUE(importer.ImportFrom(owner, AllocationId{1}, AllocationId{100}));
   std::mt19937_64 random(7);
-  HelloMessage hello{kPeerProtocol, kPeerProtocolLeast};
-  hello.self = Identity(5);
-  hello.to = owner.identity.session;
+  const HelloMessage hello = HelloOfRank5(owner);
   for (int i = 0; i < 300 / kFew; ++i) {
     const UniqueFd fd = Unauthenticated(owner.identity.session);
     ASSERT_TRUE(fd);
@@ -308,27 +309,10 @@ TEST_F(UnixPeersTest, garbage_ends_the_connection_and_nothing_else) {
   EXPECT_EQ(owner.session.references(), 2u);
 }
 
-TEST_F(UnixPeersTest, a_peer_that_only_closed_the_connection_is_not_called_dead) {
-  Rank owner(directory_, 0);
-  const auto at = OpenSocketDirectory(directory_.sockets());
-  ConnectionContext context{.directory = at->get(), .uid = ::getuid()};
-  auto connection =
-      PeerConnection::Begin(context, owner.identity.session, Purpose::kRound, Identity(5), In(milliseconds(5000)));
-  ASSERT_TRUE(connection) << connection.status().message();
-  ASSERT_TRUE((*connection)->AwaitWelcome(In(milliseconds(5000))));
-  ASSERT_TRUE((*connection)->Send({2, ImportMessage{}}, In(milliseconds(5000))).ok()) << "which has no place there";
-  const Status ended = (*connection)->Receive(In(milliseconds(5000))).status();
-  EXPECT_EQ(ended.code(), Code::kPeerLost);
-  EXPECT_EQ(ended.message(), "it closed this connection, and lives");
-}
-
 TEST_F(UnixPeersTest, a_peer_that_does_not_take_its_answers_delays_nobody) {
   Rank owner(directory_, 0), importer(directory_, 1);
   const UniqueFd fd = Unauthenticated(owner.identity.session);
-  HelloMessage hello{kPeerProtocol, kPeerProtocolLeast};
-  hello.self = Identity(5);
-  hello.to = owner.identity.session;
-  hello.purpose = Purpose::kRound;
+  const HelloMessage hello = HelloOfRank5(owner, Purpose::kRound);
   ASSERT_EQ(SendPacket(fd.get(), *EncodeMessage({1, hello}), {}), Sent::kDone);
   const auto question = *EncodeMessage({2, AskNeighboursMessage{}});
   for (int i = 0; i < 5000; ++i) (void)SendPacket(fd.get(), question, {});

@@ -88,7 +88,7 @@ Result<SharedAllocation> Executor::Shared(const Step& import) {
 }
 
 void Executor::NoteHandle(const Step& step, DriverHandle handle, bool multicast) {
-  if (handle) ledger_.SetHandle(step.allocation, handle);
+  if (handle) ledger_.SetHandle(step.allocation, handle, performer_.StandsIn(step.allocation) ? StandInPiece(step.bytes) : 0);
   if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) ledger_.ForgetHandle(step.allocation);
   if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) renewed_.erase(step.allocation);
   if (step.kind == StepKind::kAddDevice) ledger_.DeviceAdded(step.allocation, step.device);

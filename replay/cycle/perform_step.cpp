@@ -155,11 +155,14 @@ Result<DriverHandle> StepPerformer::StandIn(const Step& step) {
 Status StepPerformer::Map(const Step& step, const StepTarget& target) {
   const Mapping& m = target.mapping;
   if (!standing_in_.contains(step.allocation)) return driver_.Map(target.address, m.bytes, m.offset, target.handle, m.flags);
-  const Bytes piece = StandInPiece(target.bytes);
-  for (Bytes done = 0; done < m.bytes; done += piece) {
-    Status mapped = driver_.Map(target.address + done, piece, 0, target.handle, m.flags);
+  return MapRepeatedly(driver_, target.address, m.bytes, target.handle, StandInPiece(target.bytes), m.flags);
+}
+
+Status MapRepeatedly(Driver& driver, Address address, Bytes bytes, DriverHandle handle, Bytes piece, std::uint64_t flags) {
+  for (Bytes done = 0; done < bytes; done += piece) {
+    Status mapped = driver.Map(address + done, piece, 0, handle, flags);
     if (mapped.ok()) continue;
-    if (done > 0) static_cast<void>(driver_.Unmap(target.address, done));
+    if (done > 0) static_cast<void>(driver.Unmap(address, done));
     return mapped;
   }
   return {};

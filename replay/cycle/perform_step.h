@@ -54,6 +54,9 @@ struct StepTarget {
   Bytes bound_offset = 0;
 };
 
+// Fills an address range with mappings of a handle of `piece` bytes, or maps nothing.
+Status MapRepeatedly(Driver& driver, Address address, Bytes bytes, DriverHandle handle, Bytes piece, std::uint64_t flags);
+
 // For one thread at a time.
 class StepPerformer {
  public:

@@ -145,7 +145,13 @@ DriverHandle Ledger::HandleOf(AllocationId allocation) const {
   auto* const it = FindIn(backing_, allocation.value);
   return it == nullptr ? DriverHandle{} : it->handle;
 }
-void Ledger::SetHandle(AllocationId allocation, DriverHandle handle) { backing_[allocation.value] = {handle, {}}; }
+void Ledger::SetHandle(AllocationId allocation, DriverHandle handle, Bytes piece) {
+  backing_[allocation.value] = {handle, {}, piece};
+}
+Bytes Ledger::PieceOf(AllocationId allocation) const {
+  auto* const it = FindIn(backing_, allocation.value);
+  return it == nullptr ? 0 : it->piece;
+}
 void Ledger::ForgetHandle(AllocationId allocation) { backing_.erase(allocation.value); }
 
 const Ledger::Rebuilt& Ledger::RebuiltAs(AllocationId multicast) const {

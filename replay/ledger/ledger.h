@@ -94,7 +94,9 @@ class CAPABILITY("ledger") Ledger {
 
   // The driver's handle of a resident allocation; zero: none. Forgetting it closes the descriptor too.
   [[nodiscard]] DriverHandle HandleOf(AllocationId allocation) const REQUIRES(this);
-  void SetHandle(AllocationId allocation, DriverHandle handle) REQUIRES(this);
+  // `piece`: the bytes of ordinary memory that stands in for the allocation and is mapped repeatedly; 0: it is itself.
+  void SetHandle(AllocationId allocation, DriverHandle handle, Bytes piece = 0) REQUIRES(this);
+  [[nodiscard]] Bytes PieceOf(AllocationId allocation) const REQUIRES(this);
   void ForgetHandle(AllocationId allocation) REQUIRES(this);
   // A multicast object that a pause releases.
   struct Rebuilt {
@@ -137,6 +139,7 @@ class CAPABILITY("ledger") Ledger {
   struct Backing {
     DriverHandle handle;
     UniqueFd descriptor;
+    Bytes piece = 0;
   };
   std::unordered_map<std::uint64_t, Backing> backing_ GUARDED_BY(this);
   std::unordered_map<std::uint64_t, Rebuilt> rebuilt_ GUARDED_BY(this);  // kept while an object is released

@@ -128,14 +128,18 @@ Status Session::MapOnce(Address address, Bytes bytes, Bytes offset, AllocationId
     AMEM_TRY(PutBackPart(address, bytes, allocation));
   }
   DriverHandle handle;
+  Bytes piece = 0;
   {
     const Locked lock(*this);
     const auto mapped = MapPart(address, bytes, offset, allocation);
     if (!mapped.ok() || *mapped) return mapped.status();
     handle = ledger_.HandleOf(allocation);
+    piece = ledger_.PieceOf(allocation);
   }
   if (!handle) return WrongCall("map", Hex(address), ToText(allocation) + " does not exist");
-  AMEM_TRY(driver_.Map(address, bytes, offset, handle, flags));
+  // It was imported before a pause, and its owner died in that.
+  const bool repeatedly = piece != 0 && piece < bytes;
+  AMEM_TRY(repeatedly ? MapRepeatedly(driver_, address, bytes, handle, piece, flags) : driver_.Map(address, bytes, offset, handle, flags));
   const LedgerLock lock(ledger_);
   if (!tag.gates.empty() && ledger_.state().RangeAt(address) == ledger_.state().ranges.end()) {
     AMEM_ASSIGN(const Allocation* const mapped, ledger_.Known(allocation));

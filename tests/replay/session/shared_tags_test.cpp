@@ -487,6 +487,19 @@ TEST_F(SharedTagsTest, memory_of_an_owner_that_died_while_paused_is_replaced_by_
   EXPECT_EQ(theirs[kChunk - 1], std::byte{0});
 }
 
+TEST_F(SharedTagsTest, what_was_imported_of_such_an_owner_can_be_mapped_after_that) {
+  const Address more = *pools().Allocate(pool, 3 * kChunk, kDevice);
+  auto token = a.session->Export(*a.session->Retain(more));
+  const AllocationId imported = *b.session->Import(token->get(), {});
+  const Bytes bytes = b.session->CopyState().allocations.at(imported).bytes;
+  BothSucceed(CycleKind::kPause);
+  network.Kill(SessionId{1});
+  ASSERT_TRUE(of_b().Resume(pool_of_b(), {}).ok());
+  std::byte* const mapped = b.Place(imported, bytes);
+  mapped[bytes - 1] = std::byte{7};
+  b.Free(mapped, imported, bytes);
+}
+
 TEST_F(SharedTagsTest, once_the_import_is_gone_the_owner_pauses_alone) {
   const AllocationId imported = b.session->CopyState().mappings.at(AddressOf(theirs)).allocation;
   b.Free(theirs, imported, kChunk);

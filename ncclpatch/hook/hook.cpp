@@ -301,11 +301,13 @@ Presence Look(const ElfImage& image) {
 }
 
 constinit std::atomic<std::uint64_t> g_patched_at{0};  // LoadCount
+constinit std::atomic<std::uint64_t> g_patches{0};
 
 void PatchLoaded() {
   for (const ElfImage& image : LoadedThat(&IsNccl))
     if (const Status status = AttachTo(image); status.code() == Code::kIo) Tell(true, status.message());
   if (g_reach.load()) others::PatchAll();
+  g_patches.fetch_add(1);
 }
 
 // What the program has just loaded, before anything in it is called by name. Not where a dlsym comes from patching itself, or
@@ -384,6 +386,8 @@ void PatchAtLoad() {
   const std::lock_guard lock(g_patch_mutex);
   PatchLoaded();
 }
+
+std::uint64_t ImportCount() { return LoadCount() + g_patches.load(); }
 
 void PatchIfLoaded() {
   if (const std::uint64_t loaded = LoadCount(); g_patched_at.exchange(loaded) != loaded) PatchAtLoad();

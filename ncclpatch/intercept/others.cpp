@@ -148,10 +148,17 @@ Outside& Outside::Get() {
   return *all;
 }
 
+// Each pause asks, and a process of PyTorch's has some hundred libraries.
 void Outside::LookForThosePastAmem() {
+  const std::uint64_t imports = hook::ImportCount();
+  {
+    const std::lock_guard lock(mutex_);
+    if (looked_at_ == imports) return;
+  }
   std::vector<std::string> found = hook::PastAmem(kSharing);
   const std::lock_guard lock(mutex_);
   past_amem_ = std::move(found);
+  looked_at_ = imports;
 }
 
 void Outside::Tell(Session& session, bool wait) {

@@ -220,6 +220,7 @@ class Outside {
   std::map<Who, OutsideShare> sums_;  // of pieces
   bool changed_ = false;              // these
   std::vector<std::string> past_amem_;
+  std::uint64_t looked_at_ = std::numeric_limits<std::uint64_t>::max();  // hook::ImportCount
   std::mutex telling_;
   std::map<Who, OutsideShare> told_;
 };

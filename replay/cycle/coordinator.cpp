@@ -124,8 +124,10 @@ std::uint64_t Coordinator::CycleNumber(CycleKind kind) {
 Status Coordinator::Cycle(CycleKind kind, const Manner& manner) {
   const Deadline until = In(deadlines_.call());
   {
-    if (!ledger_.TryLockFor(LeftUntil(deadlines_.OwnPartOf(until))))
-      return {Code::kRefused, ledger_.Held().message() + OrRaiseTheTimeout("; let the device become idle before")};
+    if (!ledger_.TryLockFor(LeftUntil(deadlines_.OwnPartOf(until)))) {
+      const Status held = ledger_.Held();
+      return {Code::kRefused, held.message() + OrRaiseTheTimeout("; let the device become idle before"), held.driver_result()};
+    }
     const LedgerLock lock(ledger_, std::adopt_lock);
     // After a failed undo the lifecycle is neither, so either call can be tried again.
     const Lifecycle target = kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
@@ -146,12 +148,14 @@ Status Coordinator::Cycle(CycleKind kind, const Manner& manner) {
 Status Coordinator::CloseGate(Deadline until) {
   Status closed = gate_.Close(LeftUntil(until));
   if (closed.ok()) return closed;
-  if (!ledger_.TryLockFor(kToRecord)) return {closed.code(), closed.message() + "; " + ledger_.Held().message()};
+  if (!ledger_.TryLockFor(kToRecord))
+    return {closed.code(), closed.message() + "; " + ledger_.Held().message(), closed.driver_result()};
   ledger_.unlock();
   std::string devices;
   for (const DeviceOrdinal device : Devices()) devices += (devices.empty() ? " " : " and ") + std::to_string(device.value);
   return {closed.code(), closed.message() + "; it waits for device" + devices +
-                             ", where a stream is full of work that does not end: " + OrRaiseTheTimeout("let that end before")};
+                             ", where a stream is full of work that does not end: " + OrRaiseTheTimeout("let that end before"),
+          closed.driver_result()};
 }
 
 Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind, Deadline until, bool patient) {

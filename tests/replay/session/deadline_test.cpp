@@ -187,6 +187,7 @@ TEST_F(DeadlineTest, neither_a_pause_nor_an_exit_waits_for_ever_for_a_driver_cal
   hangs.get_future().wait();
   const Status refused = a.session->Pause();
   EXPECT_EQ(refused.code(), Code::kRefused);
+  EXPECT_EQ(refused.driver_result(), cuda::kNotReady);  // a program may try again
   EXPECT_SAYS(refused, "a driver call of another thread has not returned for ");
   EXPECT_SAYS(refused, "ms: thread ");
   const Status closed = a.session->Close("exit");

@@ -153,8 +153,9 @@ Status Coordinator::CloseGate(Deadline until) {
   ledger_.unlock();
   std::string devices;
   for (const DeviceOrdinal device : Devices()) devices += (devices.empty() ? " " : " and ") + std::to_string(device.value);
-  return {closed.code(), closed.message() + "; it waits for device" + devices +
-                             ", where a stream is full of work that does not end: " + OrRaiseTheTimeout("let that end before"),
+  return {closed.code(),
+          closed.message() + "; it waits for device" + devices +
+              ", where a stream is full of work that does not end: " + OrRaiseTheTimeout("let that end before"),
           closed.driver_result()};
 }
 

@@ -139,7 +139,8 @@ Status Session::MapOnce(Address address, Bytes bytes, Bytes offset, AllocationId
   if (!handle) return WrongCall("map", Hex(address), ToText(allocation) + " does not exist");
   // It was imported before a pause, and its owner died in that.
   const bool repeatedly = piece != 0 && piece < bytes;
-  AMEM_TRY(repeatedly ? MapRepeatedly(driver_, address, bytes, handle, piece, flags) : driver_.Map(address, bytes, offset, handle, flags));
+  AMEM_TRY(repeatedly ? MapRepeatedly(driver_, address, bytes, handle, piece, flags)
+                      : driver_.Map(address, bytes, offset, handle, flags));
   const LedgerLock lock(ledger_);
   if (!tag.gates.empty() && ledger_.state().RangeAt(address) == ledger_.state().ranges.end()) {
     AMEM_ASSIGN(const Allocation* const mapped, ledger_.Known(allocation));

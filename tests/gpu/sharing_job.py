@@ -5,7 +5,9 @@
         torchrun --standalone --nproc-per-node 2 sharing_job.py --kinds ipc,handle,torch --cycles 20
 
 Rank 0 makes memory of each kind, rank 1 opens it: cudaMalloc and cudaIpc (ipc), cuMemCreate and a descriptor over a socket (handle), a
-tensor by PyTorch's own reduction (torch). In each cycle rank 0 writes, rank 1 reads that and writes, both pause all tags, resume them,
+tensor by PyTorch's own reduction (torch), PyTorch's symmetric memory, whose barrier runs after each resume (symmetric), the same on
+NVSHMEM's heap (nvshmem; not with symmetric), the buffer of FlashInfer's flashinfer.comm.cuda_ipc (flashinfer). Symmetric memory of ranks
+that share a GPU needs TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1; NVSHMEM_DISABLE_NVLS must be 1. In each cycle rank 0 writes, rank 1 reads that and writes, both pause all tags, resume them,
 and read what was there; half of the memory is written by each. The ranks agree by gloo, so NCCL is not used.
 Rank 0 prints one JSON line, last. Exit code 0: all well, 1: not, 2: refused (NCCL_NVLS_ENABLE is not 0).
 """
@@ -33,6 +35,7 @@ MIB = 1 << 20
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kinds", default="ipc,handle,torch")
+    parser.add_argument("--own-gpus", action="store_true", help="a GPU for each rank; kinds symmetric and nvshmem only")
     parser.add_argument("--mib", type=int, default=256, help="of each kind (default 256)")
     parser.add_argument("--cycles", type=int, default=20)
     parser.add_argument("--time-limit", type=int, default=90, help="seconds; the process ends itself then")
@@ -135,14 +138,46 @@ def by_torch(rank, size):
     return (tensor if rank == 0 else make(*given)), lambda: None
 
 
+def by_symmetric(rank, size, backend=""):
+    from torch.distributed import _symmetric_memory as symmetric
+    if backend:
+        symmetric.set_backend(backend)
+    own = symmetric.empty(size // 4, dtype=torch.int32, device=torch.device("cuda", torch.cuda.current_device()))
+    handle = symmetric.rendezvous(own, dist.group.WORLD.group_name)
+    of_first = own if rank == 0 else handle.get_buffer(0, (size // 4,), torch.int32)
+
+    def meet():
+        if not backend:
+            handle.barrier(channel=0)  # kernels of both ranks wait for each other's signals
+        return own
+
+    return of_first, lambda: None, meet
+
+
+def by_nvshmem(rank, size):
+    if os.environ.get("NVSHMEM_DISABLE_NVLS") != "1":
+        raise RuntimeError("NVSHMEM_DISABLE_NVLS must be 1: multicast objects can put a shared GPU host out of service")
+    return by_symmetric(rank, size, "NVSHMEM")
+
+
+def by_flashinfer(_rank, size):
+    from flashinfer.comm import cuda_ipc
+    pointers = cuda_ipc.create_shared_buffer(size)
+    return torch.as_tensor(Array(pointers[0], size), device="cuda"), lambda: cuda_ipc.free_shared_buffer(pointers)
+
+
+MAKE = {"ipc": by_ipc, "handle": by_handle, "torch": by_torch, "symmetric": by_symmetric, "nvshmem": by_nvshmem, "flashinfer": by_flashinfer}
+
+
 def job(options, rank, size, report):
     import amem
-    torch.cuda.set_device(0)
+    torch.cuda.set_device(rank_main.device(rank) if options.own_gpus else 0)
     dist.init_process_group("gloo")
     report["gpu"] = torch.cuda.get_device_name()
     torch.zeros(1, device="cuda")
-    make = {"ipc": by_ipc, "handle": by_handle, "torch": by_torch}
-    pieces = {kind: make[kind](rank, options.mib * MIB) for kind in options.kinds.split(",")}
+    made = {kind: MAKE[kind](rank, options.mib * MIB) for kind in options.kinds.split(",")}
+    pieces = {kind: one[:2] for kind, one in made.items()}
+    meetings = [meet for one in made.values() for meet in one[2:]]
     half = options.mib * MIB // 8  # of the int32s
 
     def write(cycle):
@@ -185,6 +220,8 @@ def job(options, rank, size, report):
                 freed.append((torch.cuda.mem_get_info()[0] - free) / MIB)
                 dist.barrier()
         everybody("after a resume", cycle)
+        for meet in meetings:
+            meet()
     for name, values in times.items():
         report[f"{name}_ms"], report[f"first_{name}_ms"] = round(statistics.median(values[1:]), 1), round(values[0], 1)
     report["freed_mib"] = round(statistics.median(freed))

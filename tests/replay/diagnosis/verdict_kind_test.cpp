@@ -379,6 +379,7 @@ TEST(VerdictKind, stalled_rank_that_finished_too_late_names_its_longest_step) {
   job.BeginAll(CycleKind::kPause);
   job.Work(job.owner, PhaseKind::kPauseArrive);
   const Step step = job.WorkInto(job.importer, PhaseKind::kPauseArrive, StepKind::kQuiesce);
+  const SequenceNumber begun{job.importer.events().size()};
   job.Decide(job.owner, PhaseKind::kPauseArrive, job.importer.id(), "no vote came");
   job.owner.Then(CycleFailed{CycleKind::kPause, 1, true, "no vote came"});
   job.clock += 30 * kSecond;
@@ -389,12 +390,23 @@ TEST(VerdictKind, stalled_rank_that_finished_too_late_names_its_longest_step) {
   EXPECT_EQ(verdict.kind, VerdictKind::kStalled) << verdict.summary;
   EXPECT_EQ(verdict.rank, 1);
   EXPECT_EQ(verdict.step, step);
+  EXPECT_EQ(verdict.seq, begun);
   EXPECT_EQ(verdict.remedy.action, Action::kExamineProcess);
   EXPECT_EQ(verdict.remedy.process, "rank 1");
   EXPECT_EQ(verdict.remedy.pid, 1001);
   EXPECT_HAS(verdict.headline, "which spent 30.0 s at \"quiesce device 0\"");
   EXPECT_HAS(verdict.summary, "Its longest step, \"quiesce device 0\", took 30.0 s");
   EXPECT_HAS(verdict.summary, "The others were told: No vote came.");
+}
+
+TEST(VerdictKind, launch_refused_to_a_process_that_ended_while_paused) {
+  CycleJob job;
+  job.Pause();
+  job.importer.Then(LaunchRefused{"cuLaunchKernel", 1});
+  const Verdict verdict = job.Judge(kLive, SessionStatus::kCrashed);
+  EXPECT_EQ(verdict.kind, VerdictKind::kLaunchRefused) << verdict.summary;
+  EXPECT_EQ(verdict.headline, "Rank 1 used NCCL while it was paused");
+  EXPECT_HAS(verdict.summary, "called cuLaunchKernel");
 }
 
 TEST(VerdictKind, stalled_rank_without_a_journal_is_the_one_whose_vote_is_missing) {

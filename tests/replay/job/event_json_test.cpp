@@ -9,6 +9,7 @@
 #include "tests/journal/samples.h"
 #include "tests/replay/job/event_json_samples.h"
 #include "tests/replay/job/scripted_journal.h"
+#include "tests/replay/job/scripted_pool.h"
 
 namespace amem {
 namespace {
@@ -99,6 +100,19 @@ TEST(EventJson, state_tells_allocations_holdings_and_digest) {
     "0000000000000b0b", "as": 1, "count": 1}], "site": []})"));
   EXPECT_EQ(json["mappings"][0]["address"], "0x7f0010000000");
   EXPECT_EQ(json["events"]["reference-added"], 1);
+}
+
+TEST(EventJson, state_tells_how_far_a_tags_pause_has_come) {
+  std::uint64_t clock = 1000;
+  test::Story story(1, 0, &clock);
+  test::ScriptedPool weights(story, "weights");
+  weights.Chunk();
+  weights.Begin(CycleKind::kPause);
+  weights.Work(CycleKind::kPause, StepKind::kUnmap);
+  const auto json = ToJson(test::FoldedState(story));
+  ASSERT_EQ(json["pools"].size(), 1U);
+  EXPECT_EQ(json["pools"][0]["lifecycle"], "pausing");
+  EXPECT_EQ(json["pools"][0]["cycle"]["phase"], "pause: release");
 }
 
 TEST(EventJson, state_tells_the_memory_of_the_program_apart) {

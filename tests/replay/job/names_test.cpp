@@ -19,6 +19,14 @@ TEST(Names, tell_as_much_of_a_process_as_is_known) {
   EXPECT_EQ(ShortNameOf(Rank(1, -1, 4711)), "pid 4711");
 }
 
+TEST(Names, of_a_communicator_tell_its_parent_where_that_is_known_by_a_number) {
+  const Communicator child{.parent = CommunicatorId{1}, .how = "split", .hash = 0xabc, .ranks = 2};
+  const auto of = [&](std::uint64_t hash) { return NameOf(CommunicatorId{2}, child, {{CommunicatorId{1}, {.hash = hash}}}); };
+  EXPECT_EQ(of(0xdef), "0xabc, 2 ranks, split of 0xdef");
+  EXPECT_EQ(of(0), "0xabc, 2 ranks, split");
+  EXPECT_EQ(NameOf(CommunicatorId{2}, child, {}), "0xabc, 2 ranks, split");
+}
+
 TEST(Names, of_a_rank_are_short_while_one_session_has_it) {
   JobNames names;
   for (std::int32_t rank = 0; rank < 3; ++rank) names.Add(Rank(1 + static_cast<std::uint64_t>(rank), rank, 100 + rank));

@@ -205,8 +205,10 @@ Rank::PinnedBefore::~PinnedBefore() { --rank_.pausing; }
 void Rank::PinnedBefore::Check(const Status& failed) {
   const auto alone = [&] { return alone_ && rank_.pauses_ == pauses_; };
   if (failed.ok() || !rank_.settings.CountsPinned()) return;
-  // A worker that frees part of a slab or reads contents back has a buffer pinned for a moment.
-  for (int wait = 0; wait < 100 && alone() && rank_.simulator->PinnedBytes() > before_; ++wait)
+  // A worker that frees part of a slab or reads contents back has a buffer pinned for a moment, or longer where others use the
+  // machine.
+  const auto longest = 100 + rank_.settings.late / std::chrono::milliseconds(20);
+  for (std::int64_t wait = 0; wait < longest && alone() && rank_.simulator->PinnedBytes() > before_; ++wait)
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   if (const Bytes now = rank_.simulator->PinnedBytes(); alone() && now > before_)
     Found(

@@ -23,6 +23,7 @@ constexpr char kHelp[] =
     "  --lose WHAT    byte, range or thread: is lost on purpose, and must be found\n"
     "  --late MS      that the machine may take besides a deadline; more where others work on it\n"
     "  --processes    ranks are processes, and some are killed\n"
+    "  --keep         the journals of processes, if something is found, and says where\n"
     "  --verbose      one line a world\n";
 constexpr option With(const char* name) { return {name, required_argument, nullptr, 0}; }
 constexpr option Flag(const char* name) { return {name, no_argument, nullptr, 0}; }
@@ -30,7 +31,8 @@ constexpr option kOptions[] = {With("seed"),      With("seconds"),
                                With("worlds"),    With("times"),
                                With("without"),   With("lose"),
                                With("late"),      Flag("processes"),
-                               Flag("verbose"),   Flag("help"),
+                               Flag("verbose"),   Flag("keep"),
+                               Flag("help"),
                                With("directory"),  // for itself
                                With("rank"),      {}};
 
@@ -70,6 +72,7 @@ int main(int argc, char** argv) {
     settings.without = without;
     if (late_ms != 0) settings.late = std::chrono::milliseconds(late_ms);
     settings.lose = lose;
+    settings.keep = given.contains("keep");
     if (verbose) std::fprintf(stderr, "seed %lu: %s\n", settings.seed, Describe(settings).c_str());
     for (std::uint64_t i = 0; i < times; ++i) {
       if (!processes) RunThreads(settings);

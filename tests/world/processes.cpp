@@ -124,6 +124,11 @@ bool RunProcesses(Settings settings, const char* program) {
     }
   }
   std::error_code ignored;
+  if (settings.keep && !nothing_found) {
+    for (const char* name : {"page", "world", "sockets"}) std::filesystem::remove_all(settings.directory / name, ignored);
+    fmt::print(stderr, "the journals: {}\n", (settings.directory / "journal").string());
+    return false;
+  }
   std::filesystem::remove_all(settings.directory, ignored);
   return nothing_found;
 }

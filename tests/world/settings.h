@@ -33,6 +33,7 @@ struct Settings {
   SessionOptions session;
   std::filesystem::path directory;  // of the sockets, the journals and the world's memory; empty: the ranks are threads
   std::string without;              // names of actions that nobody takes; "pinned": whose host memory nobody counts
+  bool keep = false;                // the journals, if something is found
   std::string lose;                 // "byte", "range" or "thread" is lost on purpose, which must be found
   static constexpr std::chrono::milliseconds kLate{3000 * kSlower};
   std::chrono::milliseconds late = kLate;  // what a machine may take besides a deadline; a hang lasts longer on any

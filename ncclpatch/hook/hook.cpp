@@ -387,7 +387,7 @@ void PatchAtLoad() {
   PatchLoaded();
 }
 
-std::uint64_t ImportCount() { return LoadCount() + g_patches.load(); }
+std::uint64_t ImportCount() { return LoadCount() + UnloadCount() + g_patches.load(); }
 
 void PatchIfLoaded() {
   if (const std::uint64_t loaded = LoadCount(); g_patched_at.exchange(loaded) != loaded) PatchAtLoad();

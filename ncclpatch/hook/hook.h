@@ -73,7 +73,9 @@ bool HearsOthers();
 std::vector<std::string> PastAmem(std::span<const char* const> names);
 // Grows when the process loads an object.
 std::uint64_t LoadCount();
-// Grows when the process loads an object, and when imports were led here: what PastAmem finds is the same until then.
+std::uint64_t UnloadCount();
+// Grows when the process loads or unloads an object, and when imports were led here: what PastAmem finds is the same until
+// then.
 std::uint64_t ImportCount();
 
 // Around fork, so that the hook's locks are free in the child.

@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace amem::hook {
@@ -110,15 +111,19 @@ LibraryAttached Describe(const Library& library) {
   return event;
 }
 
-std::uint64_t LoadCount() {
-  std::uint64_t count = 0;
+// Of the loader: objects that it has loaded so far, and those of them that it has unloaded.
+static std::pair<std::uint64_t, std::uint64_t> LoaderCounts() {
+  std::pair<std::uint64_t, std::uint64_t> counts{0, 0};
   dl_iterate_phdr(
       [](dl_phdr_info* info, std::size_t, void* found) {
-        *static_cast<std::uint64_t*>(found) = info->dlpi_adds;
+        *static_cast<std::pair<std::uint64_t, std::uint64_t>*>(found) = {info->dlpi_adds, info->dlpi_subs};
         return 1;
       },
-      &count);
-  return count;
+      &counts);
+  return counts;
 }
+
+std::uint64_t LoadCount() { return LoaderCounts().first; }
+std::uint64_t UnloadCount() { return LoaderCounts().second; }
 
 }  // namespace amem::hook

@@ -148,15 +148,12 @@ Status Coordinator::Cycle(CycleKind kind, const Manner& manner) {
 Status Coordinator::CloseGate(Deadline until) {
   Status closed = gate_.Close(LeftUntil(until));
   if (closed.ok()) return closed;
-  if (!ledger_.TryLockFor(kToRecord))
-    return {closed.code(), closed.message() + "; " + ledger_.Held().message(), closed.driver_result()};
+  if (!ledger_.TryLockFor(kToRecord)) return {closed.code(), closed.message() + "; " + ledger_.Held().message()};
   ledger_.unlock();
   std::string devices;
   for (const DeviceOrdinal device : Devices()) devices += (devices.empty() ? " " : " and ") + std::to_string(device.value);
-  return {closed.code(),
-          closed.message() + "; it waits for device" + devices +
-              ", where a stream is full of work that does not end: " + OrRaiseTheTimeout("let that end before"),
-          closed.driver_result()};
+  return {closed.code(), closed.message() + "; it waits for device" + devices +
+                             ", where a stream is full of work that does not end: " + OrRaiseTheTimeout("let that end before")};
 }
 
 Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind, Deadline until, bool patient) {

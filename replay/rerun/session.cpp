@@ -1,5 +1,7 @@
 #include "replay/rerun/session.h"
 
+#include "statemachine/plan.h"
+
 namespace amem {
 
 static std::string Side(const Status& status) { return status.ok() ? "ok" : status.message(); }
@@ -185,6 +187,8 @@ Status RerunSession::Repeat(const Event& event) {
     if (a != nullptr && (a->placed() || a->multicast)) return {};
     const DriverHandle handle = HandleOf(e->allocation);
     if (!handle) return {Code::kNotFound, ToText(e->allocation) + " has no handle"};
+    if (a != nullptr && performer_.StandsIn(e->allocation))
+      return MapRepeatedly(Call(), Here(e->address), e->bytes, handle, StandInPiece(a->bytes), e->flags);
     return Call().Map(Here(e->address), e->bytes, e->offset, handle, e->flags);
   }
   if (const auto* e = std::get_if<Unmapped>(&event.body)) {

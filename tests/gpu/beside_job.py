@@ -7,7 +7,7 @@ Each case is a process of its own, with one GPU, and a tensor of PyTorch's besid
   pool        memory of a tag of AMem, which is paused and resumed between the pauses of "program", and while "program" is paused
   mempool     a torch.cuda.MemPool, dropped at the end
   expandable  PyTorch's expandable segments
-  async       PyTorch's backend cudaMallocAsync, whose memory the driver keeps: a pause leaves it usable, and says how much it is
+  async       PyTorch's backend cudaMallocAsync, whose memory the driver keeps: a pause leaves it usable
   tms         torch_memory_saver's library preloaded after AMem's, and its pauses in turns with ours (--tms: its unpacked wheel, where it is
               not installed)
   sanitizer   a program of the CUDA runtime alone under compute-sanitizer: no error, as without AMem
@@ -200,6 +200,8 @@ def ran(command, environment, seconds):
 def judge(case, options, report):
     """What is wrong in the report of a process that ended well."""
     rows, wrong = report["rows"], []
+    if case != "sanitizer" and not rows:
+        return ["nothing was paused"]
     if case == "sanitizer":
         return [] if report.get("paused") and report.get("same") else ["it was not paused, or its memory was not the same"]
     if case == "async":

@@ -21,8 +21,12 @@ class Judge(unittest.TestCase):
         self.assertEqual(len(beside_job.judge("pool", OPTIONS, report(2648, 2648, both_left_mib=602))), 1)
 
     def test_memory_of_the_drivers_own_pool_stays(self):
-        self.assertEqual(beside_job.judge("async", OPTIONS, {"rows": [], "usable": True}), [])
-        self.assertEqual(len(beside_job.judge("async", OPTIONS, {"rows": []})), 1)
+        self.assertEqual(beside_job.judge("async", OPTIONS, {**report(1700, 1700), "usable": True}), [])
+        self.assertEqual(len(beside_job.judge("async", OPTIONS, report(1700, 1700))), 1)
+
+    def test_a_process_that_paused_nothing_shows_nothing(self):
+        for case in set(beside_job.CASES) - {"sanitizer"}:
+            self.assertEqual(beside_job.judge(case, OPTIONS, {"rows": [], "usable": True}), ["nothing was paused"])
 
     def test_a_program_under_the_checker_was_paused_and_has_its_contents(self):
         for paused in (True, False):

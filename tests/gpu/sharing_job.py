@@ -7,7 +7,8 @@
 Rank 0 makes memory of each kind, rank 1 opens it: cudaMalloc and cudaIpc (ipc), cuMemCreate and a descriptor over a socket (handle), a
 tensor by PyTorch's own reduction (torch), PyTorch's symmetric memory, whose barrier runs after each resume (symmetric), the same on
 NVSHMEM's heap (nvshmem; not with symmetric), the buffer of FlashInfer's flashinfer.comm.cuda_ipc (flashinfer). Symmetric memory of ranks
-that share a GPU needs TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1; NVSHMEM_DISABLE_NVLS must be 1. In each cycle rank 0 writes, rank 1 reads that and writes, both pause all tags, resume them,
+that share a GPU needs TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1; TORCH_SYMM_MEM_DISABLE_MULTICAST and, for nvshmem, NVSHMEM_DISABLE_NVLS
+must be 1. In each cycle rank 0 writes, rank 1 reads that and writes, both pause all tags, resume them,
 and read what was there; half of the memory is written by each. The ranks agree by gloo, so NCCL is not used.
 Rank 0 prints one JSON line, last. Exit code 0: all well, 1: not, 2: refused (NCCL_NVLS_ENABLE is not 0).
 """
@@ -138,7 +139,13 @@ def by_torch(rank, size):
     return (tensor if rank == 0 else make(*given)), lambda: None
 
 
+def no_multicast(variable):
+    if os.environ.get(variable) != "1":
+        raise RuntimeError(f"{variable} must be 1: multicast objects can put a shared GPU host out of service")
+
+
 def by_symmetric(rank, size, backend=""):
+    no_multicast("TORCH_SYMM_MEM_DISABLE_MULTICAST")
     from torch.distributed import _symmetric_memory as symmetric
     if backend:
         symmetric.set_backend(backend)
@@ -155,8 +162,7 @@ def by_symmetric(rank, size, backend=""):
 
 
 def by_nvshmem(rank, size):
-    if os.environ.get("NVSHMEM_DISABLE_NVLS") != "1":
-        raise RuntimeError("NVSHMEM_DISABLE_NVLS must be 1: multicast objects can put a shared GPU host out of service")
+    no_multicast("NVSHMEM_DISABLE_NVLS")
     return by_symmetric(rank, size, "NVSHMEM")
 
 

@@ -93,15 +93,18 @@ TEST_F(Reach, shared_names_a_library_that_had_looked_up_the_driver) {
   EXPECT_TRUE(std::ranges::find(past, "libcudart.so.13") != past.end());
 }
 
-TEST(PastAmem, a_library_that_is_loaded_later_is_noticed) {
+TEST(PastAmem, a_library_that_comes_later_is_noticed_and_one_that_goes) {
   const auto is_past = [] {
     intercept::Outside::Get().LookForThosePastAmem();
     return intercept::Outside::Get().Sums().contains({"libone_shot_direct.so", OutsideKind::kUnseen});
   };
+  ASSERT_NE(dlopen(AMEM_STAND_INS "/libcuda.so.1", RTLD_NOW | RTLD_LOCAL), nullptr) << dlerror();
   EXPECT_FALSE(is_past());
-  for (const char* path : {AMEM_STAND_INS "/libcuda.so.1", AMEM_ONE_SHOT_DIRECT})
-    ASSERT_NE(dlopen(path, RTLD_NOW | RTLD_LOCAL), nullptr) << dlerror();
+  void* const library = dlopen(AMEM_ONE_SHOT_DIRECT, RTLD_NOW | RTLD_LOCAL);
+  ASSERT_NE(library, nullptr) << dlerror();
   EXPECT_TRUE(is_past());
+  dlclose(library);
+  EXPECT_FALSE(is_past());
   const std::uint64_t imports = hook::ImportCount();
   EXPECT_EQ(hook::ImportCount(), imports);
   hook::PatchAtLoad();

@@ -36,9 +36,8 @@ class RoundOfOne final : public Round {
   [[nodiscard]] std::vector<PeerIdentity> Members() const override { return {self_}; }
   [[nodiscard]] Deadline until() const override { return until_; }
   void SetUntil(Deadline until) override { until_ = until; }
-  Status Vote(PhaseKind, const Status& mine, SessionId* culprit) override {
-    if (!mine.ok()) *culprit = self_.session;
-    return mine;
+  Decision Vote(PhaseKind, const Status& mine) override {
+    return {mine.ok() ? SessionId{} : self_.session, mine, {}, !mine.ok()};
   }
 
  private:
@@ -237,11 +236,10 @@ Status Coordinator::Told(CycleKind kind, const Status& why, const Status& undone
 Status Coordinator::Refuse(CycleKind kind, std::unique_ptr<Round> round, const Status& why) {
   RecordThreads();  // one of them is inside the call that has not returned
   if (Alone(*round)) return Told(kind, why);
-  SessionId culprit;
   RecordVote(FirstOf(kind), why);
-  const Status told = round->Vote(FirstOf(kind), why, &culprit);
-  NoteFailure(*round, culprit);
-  const Status refused = Told(kind, {why.code(), (told.ok() ? why : told).message(), why.driver_result()});
+  const Decision told = round->Vote(FirstOf(kind), why);
+  NoteFailure(*round, told.culprit);
+  const Status refused = Told(kind, {why.code(), (told.status.ok() ? why : told.status).message(), why.driver_result()});
   RecordNotBegun(kind, arriving_, refused);
   return refused;
 }
@@ -333,13 +331,9 @@ std::vector<DeviceOrdinal> Coordinator::Devices() {
 }
 
 Coordinator::Decided Coordinator::Vote(Round& round, PhaseKind phase, const Status& mine) {
-  Decided decided;
-  if (Alone(round)) {
-    decided.status = round.Vote(phase, mine, &decided.culprit);
-    return decided;
-  }
+  if (Alone(round)) return {round.Vote(phase, mine)};
   RecordVote(phase, mine);
-  decided.status = round.Vote(phase, mine, &decided.culprit);
+  Decided decided{round.Vote(phase, mine)};
   if (decided.status.code() == Code::kTimeout) RecordThreads();
   if (round.Leaderless()) {
     auto gathered = round.Regather();
@@ -399,6 +393,7 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, const Manner& manner
     const bool passed_elsewhere = mine.ok() && &phase == &plan.phases.back() && all.settled == target;
     if (!passed_elsewhere && !all.status.ok()) {
       NoteFailure(round, all.culprit);
+      all_held_ = kind == CycleKind::kPause && phase.phase <= PhaseKind::kPauseSave && all.heard;
       return all.status;
     }
   }
@@ -410,7 +405,7 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, const Manner& manner
 Status Coordinator::Undo(CycleKind failed, Round& round) {
   const CycleKind undo = failed == CycleKind::kPause ? CycleKind::kResume : CycleKind::kPause;
   Status mine, others;
-  bool somebody_died = false;
+  bool somebody_missing = false;
   round.SetUntil(In(deadlines_.undo()));
   executor_.SetUntil(deadlines_.OwnPartOf(round.until()));
   const Plan outline = MakePlan(undo);
@@ -419,34 +414,54 @@ Status Coordinator::Undo(CycleKind failed, Round& round) {
     if (phase == FirstOf(undo)) continue;
     // A session that died during an undo may not have added its device to a new multicast object, and binding memory to such an
     // object would hang. The next resume knows of the loss from the start.
-    if (mine.ok() && phase == PhaseKind::kResumeVerify && somebody_died && executor_.HasRenewedMulticasts())
+    if (mine.ok() && phase == PhaseKind::kResumeVerify && somebody_missing && executor_.HasRenewedMulticasts())
       mine = {Code::kRefused,
-              "a rank died before it was sure that its device was added to a multicast object; nothing was bound to it"};
-    if (mine.ok()) mine = RunUndoPhase(undo, phase);
+              "a rank died, or was late, before it was sure that its device was added to a multicast object; "
+              "nothing was bound to it"};
+    std::set<SessionId> owners;
+    if (mine.ok()) mine = RunUndoPhase(undo, phase, owners);
     Decided all = Vote(round, phase, mine);
     // Some members know why the cycle failed; others only lost the leader. This brings all to the same phase.
     while (all.gathered_again) all = Vote(round, phase, mine);
-    somebody_died = somebody_died || all.status.code() == Code::kPeerLost;
+    somebody_missing = somebody_missing || all.status.code() == Code::kPeerLost || !all.absent.empty();
+    if (mine.ok()) mine = HaveRestored(owners, round, all);
     // A dead member has nothing to undo, a late one undoes when it is back, and a vote out of step is no failure.
-    const bool cannot =
-        !all.status.ok() && all.culprit && all.status.code() != Code::kPeerLost && all.status.code() != Code::kTimeout;
-    if (cannot && others.ok()) others = all.status;
+    if (all.against && others.ok()) others = all.status;
   }
   return mine.ok() ? others : mine;
 }
 
 // A phase is planned when it begins, and again if an owner is lost meanwhile.
-Status Coordinator::RunUndoPhase(CycleKind undo, PhaseKind phase) {
+Status Coordinator::RunUndoPhase(CycleKind undo, PhaseKind phase, std::set<SessionId>& owners) {
   PlannedPhase tried{phase, {}};
   while (true) {
     PlannedPhase now{phase, {}};
     Plan plan = MakePlan(undo);
     for (PlannedPhase& planned : plan.phases)
       if (planned.phase == phase) now = std::move(planned);
+    for (const ImportBatch& batch : now.imports) owners.insert(batch.owner);
     Status status = executor_.Run(now);
     if (status.code() != Code::kPeerLost || now == tried) return status;
     tried = std::move(now);
   }
+}
+
+// What a late owner has made anew holds nothing until it has restored its contents, and who goes on reads that. So its
+// importers stay paused, and because they say so by their next vote, all others do as well.
+Status Coordinator::HaveRestored(const std::set<SessionId>& owners, const Round& round, const Decision& decided) {
+  if (all_held_) return {};
+  const std::vector<PeerIdentity> members = round.Members();
+  const LedgerLock lock(ledger_);
+  for (const SessionId owner : owners) {
+    const auto* const known = FindIn(ledger_.state().peers, owner);
+    const auto member = std::ranges::find(members, owner, &PeerIdentity::session);
+    const bool voted = member != members.end() && std::ranges::find(decided.absent, owner) == decided.absent.end();
+    if (voted || known == nullptr || !known->connected) continue;
+    const PeerIdentity who =
+        member != members.end() ? *member : PeerIdentity{owner, known->host, known->pid, known->group, known->rank};
+    return {Code::kRefused, ToText(who) + ", whose memory is imported here, has not said that it has restored the contents"};
+  }
+  return {};
 }
 
 }  // namespace amem

@@ -127,10 +127,8 @@ class Coordinator {
   [[nodiscard]] Plan MakePlan(CycleKind kind);
   // A vote's result. If the leader is lost, the others gather again; `settled` then says how one of them ended its cycle,
   // because it had heard a decision that did not reach this session.
-  struct Decided {
-    Status status;
-    SessionId culprit;
-    std::optional<Lifecycle> settled;
+  struct Decided : Decision {
+    std::optional<Lifecycle> settled{};
     bool gathered_again = false;
   };
   Decided Vote(Round& round, PhaseKind phase, const Status& mine);
@@ -139,7 +137,10 @@ class Coordinator {
   // Sets which member reports the failure, and who caused it.
   void NoteFailure(const Round& round, SessionId culprit);
   void RecordThreads();  // once a cycle, at its first deadline
-  Status RunUndoPhase(CycleKind undo, PhaseKind phase);
+  // `owners`: those from which the phase imports memory.
+  Status RunUndoPhase(CycleKind undo, PhaseKind phase, std::set<SessionId>& owners);
+  // After the vote of an undo in which memory comes back: whether all of these owners have restored theirs.
+  [[nodiscard]] Status HaveRestored(const std::set<SessionId>& owners, const Round& round, const Decision& decided);
   void RecordNotBegun(CycleKind kind, std::uint64_t cycle, const Status& why);
   Status GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, const Status& why);
   Status RunPhases(CycleKind kind, Round& round, const Manner& manner, CycleReport& report);
@@ -170,6 +171,7 @@ class Coordinator {
   std::atomic<bool> speaks_ = true;
   std::atomic<std::uint64_t> copying_since_ns_ = 0;  // when a cycle failed whose copies may still be under way
   bool all_keep_ = false;                            // a member of this cycle keeps all its memory
+  bool all_held_ = false;                            // the cycle failed before any member could release memory
   bool alone_ = false;                               // the round has no other member
   bool in_use_ = false;                              // a stream follows the copies of a resume that has not ended
   std::vector<CycleMember> culprits_;                // other sessions that caused the failure

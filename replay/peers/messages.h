@@ -19,9 +19,9 @@
 
 namespace amem {
 
-inline constexpr std::uint32_t kPeerProtocol = 7;       // the newest and the oldest that this build speaks
-inline constexpr std::uint32_t kPeerProtocolLeast = 7;  // 2 knew no tags, 3 no requests, 4 no steps of a freeze, 5 another
-                                                        // form, 6 not whose loss a vote is about
+inline constexpr std::uint32_t kPeerProtocol = 8;       // the newest and the oldest that this build speaks
+inline constexpr std::uint32_t kPeerProtocolLeast = 8;  // 2 knew no tags, 3 no requests, 4 no steps of a freeze, 5 another
+                                                        // form, 6 not whose loss a vote is about, 7 not who is absent
 inline constexpr std::size_t kMessageBytesMax = 128 * 1024;
 inline constexpr std::size_t kDescriptorsMax = 250;  // beside one message; the kernel's limit is 253
 inline constexpr std::size_t kMembersMax = 512;      // sessions in one message
@@ -97,8 +97,7 @@ struct VoteMessage {
 struct DecisionMessage {
   std::uint64_t round = 0;
   std::uint32_t index = 0;
-  SessionId culprit;
-  Status status;
+  Decision decision;
 };
 struct LeaveMessage {
   std::uint64_t round = 0;

@@ -122,6 +122,18 @@ struct RoundCall {
 // "ncclPause", "amem_resume of tag weights": for messages.
 std::string NameOf(CycleKind kind, const std::string& tag);
 
+// What became of a vote, the same for all members.
+struct Decision {
+  SessionId culprit;  // whose failure it is: of a vote that failed because another session is lost, that one
+                      // (Status::reported_by); zero: nobody's
+  Status status;      // ok: all voted ok. Otherwise the first failure, with rank, phase and reason (kTimeout: no vote came;
+                      // kPeerLost: it died)
+  std::vector<SessionId> absent{};  // members that are not known to have died, and of whom no vote was heard
+  bool against = false;             // a member voted against the phase
+  bool heard =
+      true;  // from the leader, as by all others; false: it has not told, and others may have heard that the vote passed
+};
+
 // One pause or resume over a set of sessions. Destroying it early withdraws: the others get kPeerLost.
 class Round {
  public:
@@ -131,10 +143,8 @@ class Round {
   // (Deadlines). An undo sets another one.
   [[nodiscard]] virtual Deadline until() const = 0;
   virtual void SetUntil(Deadline until) = 0;
-  // Casts this session's vote on a phase and waits for the others. Ok: all voted ok. Otherwise the first failure, with rank,
-  // phase and reason (kTimeout: no vote came; kPeerLost: it died); `culprit` is the session that caused it: of a vote that
-  // failed because another session is lost, that one (Status::reported_by).
-  virtual Status Vote(PhaseKind phase, const Status& mine, SessionId* culprit) = 0;
+  // Casts this session's vote on a phase and waits for the others.
+  virtual Decision Vote(PhaseKind phase, const Status& mine) = 0;
   // The leader is lost: every vote fails at once unless Regather succeeds.
   [[nodiscard]] virtual bool Leaderless() const { return false; }
   // Gathers the members that are left, which then go on voting. With a value: one of them had heard the decision that did not

@@ -254,10 +254,14 @@ Status VoteCounter::DidNotVote(const std::vector<PeerIdentity>& absent, Time::du
 }
 
 void VoteCounter::Decide(Ongoing& round, SessionId culprit, Status status) {
-  const DecisionMessage decision{round.id, round.open_index(), culprit, std::move(status)};
+  DecisionMessage decision{round.id, round.open_index(), {culprit, std::move(status)}};
+  decision.decision.against = round.ballot.first_failure.has_value();
   const auto votes = std::move(round.ballot.votes);
   round.ballot = {};
-  for (auto& [session, member] : round.members) member.told = member.told || member.gone;
+  for (auto& [session, member] : round.members) {
+    member.told = member.told || member.gone;
+    if (!member.gone && !votes.contains(session)) decision.decision.absent.push_back(session);
+  }
   round.decisions.push_back(decision);
   for (const auto& [session, vote] : votes) {
     Member& member = round.members.at(session);

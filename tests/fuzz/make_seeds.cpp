@@ -41,7 +41,7 @@ int main(int argc, char** argv) {
                                            ArriveMessage{CycleKind::kResume, 3, {who}},
                                            BegunMessage{4, {who, who}},
                                            VoteMessage{4, 1, PhaseKind::kPauseSave, 1000, {Code::kOutOfMemory, "no", 2}},
-                                           DecisionMessage{4, 1, SessionId{1}, {}}};
+                                           DecisionMessage{4, 1, {SessionId{1}, {}}}};
   for (std::size_t i = 0; i < bodies.size(); ++i) Write(seeds / "message" / std::to_string(i), *EncodeMessage({i, bodies[i]}));
   Write(seeds / "token" / "0", Encode(Token{SessionId{1}, AllocationId{2}, {}, 3}));
   std::mt19937_64 random(7);

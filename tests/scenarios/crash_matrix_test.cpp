@@ -172,6 +172,7 @@ class Matrix : public ::testing::Test {
   void KillAt(int ranks, int victim, Op op, Fault fault, std::uint64_t nth, int failing = -1, std::uint64_t failing_call = 0);
   void NameStep(int victim);
   void KillDuringUndo(int ranks, Op op, std::uint64_t stride);
+  void StallDuringUndo(int ranks, std::uint64_t stride);
   void KillEverywhere(int ranks, Op op, std::uint64_t stride);
   void FailEverywhere(int ranks, Op op, Fault fault, std::uint64_t stride);
 
@@ -305,6 +306,59 @@ void Matrix::KillDuringUndo(int ranks, Op op, std::uint64_t stride) {
               ranks, Name(op), points_, tried_, slowest_ms_);
 }
 
+// A rank is held up in a driver call of a pause that fails, or of its undo, for longer than the others wait. Whoever runs on
+// has the right contents from that moment on, also in the memory of the one that is late.
+void Matrix::StallDuringUndo(int ranks, std::uint64_t stride) {
+  constexpr std::uint32_t kTimeoutMs = 600 * kSlower;
+  constexpr int kFailing = 1, kTries = 20;
+  const std::uint64_t of_failing = Survey(ranks, kFailing, Op::kPause, true).calls;
+  std::uint64_t stalled = 0, kept = 0;
+  for (const int victim : {0, ranks - 1}) {
+    const std::uint64_t calls = Survey(ranks, victim, Op::kPause, true).calls;
+    RankProcesses job(ranks, layout_, kTimeoutMs, multicast_, false, scope_);
+    AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
+    AllOk(job, {.op = Op::kPause}, "first pause");
+    AllOk(job, {.op = Op::kResume}, "first resume");
+    for (std::uint64_t nth = calls / 2; nth <= 3 * calls && !HasFailure(); nth += Stride(stride)) {
+      const std::string where = "rank " + std::to_string(victim) + " stalls in driver call " + std::to_string(nth);
+      SCOPED_TRACE(where);
+      job.Do(victim, {.op = Op::kArm, .fault = Fault::kStallAtCall, .nth = nth, .stall_ms = 3 * kTimeoutMs});
+      job.Do(kFailing, {.op = Op::kArm, .fault = Fault::kFailCall, .nth = of_failing});
+      for (int rank = 0; rank < ranks; ++rank) job.Send(rank, {.op = Op::kPause});
+      std::vector<std::optional<Reply>> replies(static_cast<std::size_t>(ranks));
+      const auto receive = [&](int rank) {
+        auto& reply = replies[static_cast<std::size_t>(rank)] = job.Receive(rank);
+        ASSERT_TRUE(reply.has_value());
+        if (reply->lifecycle != Lifecycle::kRunning) return;
+        const auto checked = job.Do(rank, {.op = Op::kCheck, .version = kVersion});
+        EXPECT_TRUE(checked->ok()) << "rank " << rank << " runs on: " << checked->text.data() << "\n" << reply->text.data();
+      };
+      for (int rank = 0; rank < ranks; ++rank)
+        if (rank != victim) receive(rank);
+      receive(victim);
+      if (HasFailure()) return;
+      bool all_ok = true;
+      const auto now = Agreement(replies, &all_ok, &slowest_ms_, where);
+      ASSERT_TRUE(now.has_value());
+      if (replies[static_cast<std::size_t>(victim)]->fired) ++stalled;
+      if (now != Lifecycle::kRunning && now != Lifecycle::kPaused) ++kept;
+      job.Do(victim, {.op = Op::kArm});
+      job.Do(kFailing, {.op = Op::kArm});
+      bool running = now == Lifecycle::kRunning;
+      for (int i = 0; i < kTries && !running; ++i) {  // a busy machine may need more than one
+        running = true;
+        for (const auto& reply : job.All({.op = Op::kResume})) running = running && reply->ok();
+      }
+      ASSERT_TRUE(running) << where;
+      AllOk(job, {.op = Op::kCheck, .version = kVersion}, "check after " + where);
+      ExpectMemory(job, false, false, where);
+    }
+  }
+  EXPECT_GT(kept, 0U) << "no owner was late with its contents";
+  std::printf("%d ranks, pause that fails: stalled at %lu points of it and of its undo, of which %lu kept all ranks paused\n",
+              ranks, stalled, kept);
+}
+
 // One job for all points: the ranks undo what failed and try again, and then the next point can be tried.
 void Matrix::FailEverywhere(int ranks, Op op, Fault fault, std::uint64_t stride) {
   stride = Stride(stride);
@@ -374,13 +428,14 @@ void Matrix::FailEverywhere(int ranks, Op op, Fault fault, std::uint64_t stride)
 #ifdef AMEM_SANITIZED
 constexpr std::uint64_t kStride = 11;
 #else
-constexpr std::uint64_t kStride = 1;               // of one and two ranks; more are more of the same
+constexpr std::uint64_t kStride = 1;                  // of one and two ranks; more are more of the same
 #endif
 
 #ifdef AMEM_BY_NIGHT
-constexpr std::uint64_t kOfMany = 2, kOfAll = 1;
+constexpr std::uint64_t kOfMany = 2, kOfAll = 1, kOfStalls = 2;
 #else
-constexpr std::uint64_t kOfMany = 10, kOfAll = 9;  // of many ranks, and of scope all, whose steps are those of the others
+constexpr std::uint64_t kOfMany = 10, kOfAll = 9;     // of many ranks, and of scope all, whose steps are those of the others
+constexpr std::uint64_t kOfStalls = 4 + 5 * kSlower;  // each takes some seconds
 #endif
 
 #ifndef AMEM_MATRIX_NVLS
@@ -607,6 +662,9 @@ class UndoMatrix : public Matrix {
 };
 TEST_F(UndoMatrix, killed_while_a_pause_is_undone) { KillDuringUndo(3, Op::kPause, 3 * kStride); }
 TEST_F(UndoMatrix, killed_while_a_resume_is_undone) { KillDuringUndo(4, Op::kResume, 3 * kStride); }
+#ifndef AMEM_MATRIX_NVLS
+TEST_F(UndoMatrix, late_while_a_pause_is_undone) { StallDuringUndo(3, kOfStalls); }
+#endif
 
 class FailMatrix : public OverRanks {
  protected:

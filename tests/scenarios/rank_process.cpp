@@ -16,6 +16,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
+#include <thread>
 
 #include "tests/replay/driver/simulated.h"
 #include "tests/scenarios/multicast_calls.h"
@@ -31,6 +32,7 @@ constexpr Bytes kCapacity = 64 * kPage;
 struct Trigger {
   std::atomic<Fault> fault{Fault::kNone};
   std::atomic<std::uint64_t> nth{0}, calls{0}, appends{0};
+  std::atomic<std::uint32_t> stall_ms{0};
   std::atomic<bool> fired{false};
 
   bool Due(bool append) {
@@ -42,7 +44,9 @@ struct Trigger {
     if (!due) return false;
     fired = true;
     if (now == Fault::kKillAtCall || now == Fault::kKillAtAppend) ::raise(SIGKILL);
-    return true;
+    if (now != Fault::kStallAtCall) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(stall_ms));
+    return false;
   }
 };
 
@@ -431,6 +435,7 @@ class RankSession {
     trigger_.appends = 0;
     trigger_.fired = false;
     trigger_.nth = command.nth;
+    trigger_.stall_ms = command.stall_ms;
     trigger_.fault = command.fault;
   }
 

@@ -62,12 +62,13 @@ enum class Op : std::uint32_t {
   kClose
 };
 // What happens at the nth driver call (or append to the journal) of one rank, counted from arming.
-enum class Fault : std::uint32_t { kNone, kKillAtCall, kKillAtAppend, kFailCall, kFailAllCalls, kFailAppend };
+enum class Fault : std::uint32_t { kNone, kKillAtCall, kKillAtAppend, kFailCall, kFailAllCalls, kFailAppend, kStallAtCall };
 
 struct Command {
   Op op{};
   Fault fault{};
   std::uint64_t nth = 0;
+  std::uint32_t stall_ms = 0;
   std::uint64_t version = 0;
   std::array<std::array<std::byte, kTokenBytes>, 3> tokens{};
 };

@@ -38,17 +38,16 @@ class UnixRound final : public Round {
     return std::optional<Lifecycle>();
   }
 
-  Status Vote(PhaseKind phase, const Status& mine, SessionId* culprit) override {
-    if (leader_ == nullptr && lost_.ok()) return VoteAlone(phase, mine, culprit);
+  Decision Vote(PhaseKind phase, const Status& mine) override {
+    if (leader_ == nullptr && lost_.ok()) return VoteAlone(phase, mine);
     const Deadline began = Now();
-    const auto decision = lost_.ok() ? AskLeader(phase, mine) : DecisionMessage{id_, index_, leader_session_, lost_};
-    if (culprit != nullptr) *culprit = decision.culprit;
+    Decision decision = lost_.ok() ? AskLeader(phase, mine) : NotHeard(lost_);
     // The leader has looked at its process for the message; this member looks for its own journal. A lost one was looked at
     // when its connection ended.
     const bool late = decision.status.code() == Code::kTimeout && lost_.ok();
     if (late && decision.culprit && decision.culprit != context_.service->sessions().Self().session)
       Witness(IdentityOf(decision.culprit), began);
-    return decision.status;
+    return decision;
   }
 
  private:
@@ -65,12 +64,19 @@ class UnixRound final : public Round {
     given_up_ = false;
   }
   // No session shares memory with this one.
-  Status VoteAlone(PhaseKind phase, const Status& mine, SessionId* culprit) const {
-    if (culprit != nullptr) *culprit = mine.ok() ? SessionId{} : leader_session_;
-    return mine.ok() ? mine : FailedVote(members_.front(), phase, mine);
+  [[nodiscard]] Decision VoteAlone(PhaseKind phase, const Status& mine) const {
+    if (mine.ok()) return {};
+    return {.culprit = leader_session_, .status = FailedVote(members_.front(), phase, mine), .against = true};
+  }
+  // The leader has not told what was decided, so nothing is known of the others either.
+  [[nodiscard]] Decision NotHeard(Status why) const {
+    Decision decision{.culprit = leader_session_, .status = std::move(why), .heard = false};
+    for (const PeerIdentity& who : members_)
+      if (who.session != context_.service->sessions().Self().session) decision.absent.push_back(who.session);
+    return decision;
   }
 
-  DecisionMessage AskLeader(PhaseKind phase, const Status& mine) {
+  Decision AskLeader(PhaseKind phase, const Status& mine) {
     const Deadline began = Now();
     const auto margin = context_.deadlines.margin();
     const auto left = std::max(LeftUntil(until_), margin);
@@ -82,14 +88,16 @@ class UnixRound final : public Round {
       if (!answer) {
         failed = answer.status();
       } else if (auto* decision = std::get_if<DecisionMessage>(&answer->message.body)) {
-        if (decision->round == id_ && decision->index == index_) return std::move(*decision);
+        if (decision->round == id_ && decision->index == index_) return std::move(decision->decision);
       } else if (auto* failure = std::get_if<FailureMessage>(&answer->message.body)) {
-        return {id_, index_, leader_session_, failure->status.Within(About(phase))};
+        Decision refused = NotHeard(failure->status.Within(About(phase)));
+        refused.against = true;
+        return refused;
       }
     }
     const std::string why = failed.code() == Code::kTimeout ? Witness(LeaderIdentity(), began) : std::string();
     lost_ = Describe(failed, phase, began, why);
-    return {id_, index_, leader_session_, lost_};
+    return NotHeard(lost_);
   }
 
   [[nodiscard]] std::string About(PhaseKind phase) const {

@@ -197,6 +197,55 @@ TEST_F(CoordinatorTest, a_peer_that_died_or_is_late_does_not_keep_this_session_f
   }
 }
 
+// What it has made anew is empty until then.
+TEST_F(CoordinatorTest, memory_of_an_owner_that_is_late_in_an_undo_is_not_used_before_it_has_restored_it) {
+  const AllocationId import = Import();
+  const auto late_in = [&](PhaseKind first, PhaseKind last) {
+    round_.vote = [=](PhaseKind phase, const Status&, SessionId* culprit) {
+      *culprit = kOwner;
+      if (phase == PhaseKind::kPauseGone) return Status{Code::kDriver, "rank 1 failed"};
+      return phase < first || phase > last ? Status{} : Status{Code::kTimeout, "rank 1 is late"};
+    };
+  };
+  late_in(PhaseKind::kResumeImport, PhaseKind::kResumeOpen);
+  const Status failed = Run(CycleKind::kPause);
+  EXPECT_EQ(failed.code(), Code::kBroken);
+  EXPECT_NE(failed.message().find("rank 1 (pid 2 on host host), whose memory is imported here, has not said"),
+            std::string::npos)
+      << failed.message();
+  EXPECT_EQ(Now(), Lifecycle::kPausing);
+  ASSERT_EQ(round_.heard.back().phase, PhaseKind::kResumeOpen);
+  EXPECT_FALSE(round_.heard.back().mine.ok()) << "the others must not go on either";
+  round_.vote = {};
+  ASSERT_TRUE(Run(CycleKind::kResume).ok());
+  EXPECT_TRUE(Resident(import));
+
+  late_in(PhaseKind::kResumeCreateOwn, PhaseKind::kResumeCreateOwn);
+  EXPECT_EQ(Run(CycleKind::kPause).message(), "rank 1 failed; the session runs on as before")
+      << "it came in time for its contents";
+  late_in(PhaseKind::kResumeVerify, PhaseKind::kResumeOpen);
+  EXPECT_EQ(Run(CycleKind::kPause).message(), "rank 1 failed; the session runs on as before") << "it had restored them";
+}
+
+TEST_F(CoordinatorTest, an_owner_that_is_late_before_anybody_released_memory_keeps_nobody_from_undoing) {
+  Import();
+  const auto late_since = [&](PhaseKind since, bool leader) {
+    round_.vote = [=, this](PhaseKind phase, const Status&, SessionId* culprit) {
+      if (phase < since) return Status{};
+      round_.leaderless = leader && phase == since;
+      *culprit = kOwner;
+      return Status{Code::kTimeout, "rank 1 is late"};
+    };
+  };
+  for (const PhaseKind since : {PhaseKind::kPauseArrive, PhaseKind::kPauseSave}) {
+    late_since(since, false);
+    EXPECT_EQ(Run(CycleKind::kPause).message(), "rank 1 is late; the session runs on as before");
+    EXPECT_EQ(Now(), Lifecycle::kRunning);
+  }
+  late_since(PhaseKind::kPauseSave, true);  // it may have told others that the vote has passed
+  EXPECT_EQ(Run(CycleKind::kPause).code(), Code::kBroken);
+}
+
 // Otherwise the next resume would be planned with imports from the dead.
 TEST_F(CoordinatorTest, after_a_vote_that_a_member_died_the_journal_knows_of_the_loss) {
   Create();

@@ -34,14 +34,16 @@ class ScriptedRound final : public Round {
   }
   [[nodiscard]] Deadline until() const override { return end; }
   void SetUntil(Deadline until) override { end = until; }
-  Status Vote(PhaseKind phase, const Status& mine, SessionId* culprit) override {
+  Decision Vote(PhaseKind phase, const Status& mine) override {
     heard.push_back({phase, mine});
-    if (vote) {
-      const Status decided = vote(phase, mine, culprit);
-      if (!decided.ok()) return decided;
-    }
-    if (!mine.ok()) *culprit = kSelf;
-    return mine;
+    Decision decided;
+    if (vote) decided.status = vote(phase, mine, &decided.culprit);
+    const bool stays_away = decided.status.code() == Code::kPeerLost || decided.status.code() == Code::kTimeout;
+    decided.against = !decided.status.ok() && !stays_away;
+    decided.heard = !leaderless;
+    if (decided.status.code() == Code::kTimeout) decided.absent = {decided.culprit};
+    if (!decided.status.ok()) return decided;
+    return {mine.ok() ? SessionId{} : kSelf, mine, {}, !mine.ok()};
   }
   [[nodiscard]] bool Leaderless() const override { return leaderless; }
   Result<std::optional<Lifecycle>> Regather() override {

@@ -64,12 +64,12 @@ TEST_F(LocalPeersTest, rounds_have_the_same_rules) {
       auto round = member->peers->Arrive({CycleKind::kPause, 1, In(std::chrono::seconds(20))});
       ASSERT_TRUE(round) << round.status().message();
       EXPECT_EQ((*round)->Members().size(), 3u);
-      EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseArrive, {}, nullptr).ok());
-      SessionId culprit;
+      EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseArrive, {}).status.ok());
       const Status mine = member == &b_ ? Status{Code::kDriver, "why"} : Status{};
-      EXPECT_EQ((*round)->Vote(PhaseKind::kPauseSave, mine, &culprit).code(), Code::kDriver);
-      EXPECT_EQ(culprit, b_.identity.session);
-      EXPECT_TRUE((*round)->Vote(PhaseKind::kResumeOpen, {}, nullptr).ok());
+      const Decision decision = (*round)->Vote(PhaseKind::kPauseSave, mine);
+      EXPECT_EQ(decision.status.code(), Code::kDriver);
+      EXPECT_EQ(decision.culprit, b_.identity.session);
+      EXPECT_TRUE((*round)->Vote(PhaseKind::kResumeOpen, {}).status.ok());
     });
   }
   for (auto& thread : threads) thread.join();
@@ -89,7 +89,7 @@ TEST_F(LocalPeersTest, leaving_early_fails_those_who_vote) {
   std::thread other([this] { ASSERT_TRUE(b_.peers->Arrive({CycleKind::kPause, 1, In(std::chrono::seconds(20))})); });
   auto round = a_.peers->Arrive({CycleKind::kPause, 1, In(std::chrono::seconds(20))});
   ASSERT_TRUE(round);
-  EXPECT_EQ((*round)->Vote(PhaseKind::kPauseArrive, {}, nullptr).code(), Code::kPeerLost);
+  EXPECT_EQ((*round)->Vote(PhaseKind::kPauseArrive, {}).status.code(), Code::kPeerLost);
   other.join();
 }
 

@@ -47,7 +47,7 @@ std::vector<Message> OneOfEach() {
       {12, WithdrawMessage{}},
       {13, WithdrawnMessage{{Who(7)}}},
       {14, VoteMessage{44, 3, PhaseKind::kResumeOpen, 60000, {Code::kOutOfMemory, "no", 2}, SessionId{6}}},
-      {15, DecisionMessage{44, 3, SessionId{8}, {}}},
+      {15, DecisionMessage{44, 3, {SessionId{8}, {}, {SessionId{9}, SessionId{10}}, true}}},
       {16, LeaveMessage{44}},
       {17, OrderMessage{kOrder}},
       {18, LookMessage{}},
@@ -154,8 +154,10 @@ TEST(PeerMessages, fields_of_a_round_are_where_they_belong) {
   const auto decision = Back<DecisionMessage>();
   EXPECT_EQ(decision.round, 44U);
   EXPECT_EQ(decision.index, 3U);
-  EXPECT_EQ(decision.culprit, SessionId{8});
-  EXPECT_TRUE(decision.status.ok());
+  EXPECT_EQ(decision.decision.culprit, SessionId{8});
+  EXPECT_TRUE(decision.decision.status.ok());
+  EXPECT_EQ(decision.decision.absent, (std::vector{SessionId{9}, SessionId{10}}));
+  EXPECT_TRUE(decision.decision.against);
   EXPECT_EQ(Back<LeaveMessage>().round, 44U);
   EXPECT_EQ(Back<OrderMessage>().order, kOrder);
   EXPECT_EQ(Back<StandingMessage>().standing, Stands());

@@ -84,7 +84,7 @@ void BenchRounds(const TemporaryDirectory& directory, Desk* desk, int ranks) {
         if (arrived) round = *std::move(arrived);
       });
       if (round == nullptr) return 1;
-      const double vote = MedianOf(votes, [&](int) { (void)round->Vote(PhaseKind::kPauseSave, {}, nullptr); });
+      const double vote = MedianOf(votes, [&](int) { (void)round->Vote(PhaseKind::kPauseSave, {}).status; });
       if (rank == 1) std::printf("vote of %d processes %.1f us, arrival with discovery %.1f us\n", ranks, vote, arrive);
       std::fflush(stdout);
       return 0;

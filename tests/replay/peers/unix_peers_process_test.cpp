@@ -376,7 +376,7 @@ TEST_F(ProcessTest, a_resume_waits_for_a_paused_peer_that_is_stopped) {
       if (rank == 0) ::raise(SIGSTOP);  // it counts arrivals
       const auto round = self->Arrive(CycleKind::kResume, 1);
       Note(rank, round.status());
-      if (!round.ok() || !(*round)->Vote(PhaseKind::kResumeArrive, {}, nullptr).ok()) return 1;
+      if (!round.ok() || !(*round)->Vote(PhaseKind::kResumeArrive, {}).status.ok()) return 1;
       const auto seen = self->session.Facts<ProcessSeen>();
       const bool told = std::ranges::any_of(seen, [](const ProcessSeen& s) { return s.state == "stopped"; });
       return rank == 0 || told ? 0 : 2;
@@ -398,7 +398,7 @@ TEST_F(ProcessTest, who_died_before_is_no_member_and_costs_no_second_call) {
       auto round = self->Arrive(CycleKind::kPause, 1);  // while it is dying, or after
       Note(rank, round.status());
       if (!round.ok() || (*round)->Members().size() != 2) return 1;
-      if (!(*round)->Vote(PhaseKind::kPauseArrive, {}, nullptr).ok()) return 2;
+      if (!(*round)->Vote(PhaseKind::kPauseArrive, {}).status.ok()) return 2;
       return self->session.WaitUntilLost(1) ? 0 : 3;
     }));
   }
@@ -436,24 +436,24 @@ TEST_P(VictimTest, killed_during_a_vote_is_named_at_once_by_all) {
       auto self = JoinRing(rank, 4);
       auto round = self->Arrive(CycleKind::kPause, 1);
       if (!round) return 1;
-      if (!(*round)->Vote(PhaseKind::kPauseArrive, {}, nullptr).ok()) return 2;
+      if (!(*round)->Vote(PhaseKind::kPauseArrive, {}).status.ok()) return 2;
       if (rank == victim) {
         ready_.Pass();
         never_.Await();
       }
-      SessionId culprit;
       const auto begun = std::chrono::steady_clock::now();
-      const Status status = (*round)->Vote(PhaseKind::kPauseSave, {}, &culprit);
-      Note(rank, status, culprit, begun);
+      const Decision decision = (*round)->Vote(PhaseKind::kPauseSave, {});
+      const Status& status = decision.status;
+      Note(rank, status, decision.culprit, begun);
       // Without its leader a round cannot go on before there is another; then the survivors undo together.
       if ((*round)->Leaderless() != (victim == 0)) return 3;
       if (victim == 0) {
-        if ((*round)->Vote(PhaseKind::kResumeOpen, {}, nullptr).ok()) return 4;
+        if ((*round)->Vote(PhaseKind::kResumeOpen, {}).status.ok()) return 4;
         const auto gathered = (*round)->Regather();
         if (!gathered.ok() || gathered->has_value() || (*round)->Leaderless()) return 5;
         if ((*round)->Members().size() != 3) return 6;
       }
-      return (*round)->Vote(PhaseKind::kResumeOpen, {}, nullptr).ok() ? 0 : 7;
+      return (*round)->Vote(PhaseKind::kResumeOpen, {}).status.ok() ? 0 : 7;
     }));
   }
   ready_.Await();
@@ -483,7 +483,7 @@ TEST_F(ProcessTest, who_missed_the_last_decision_learns_how_the_others_ended) {
         never_.Await();
         return 0;
       }
-      (void)(*round)->Vote(PhaseKind::kPauseGone, {}, nullptr);
+      (void)(*round)->Vote(PhaseKind::kPauseGone, {}).status;
       if (!(*round)->Leaderless()) return 2;
       const auto ended = (*round)->Regather();
       return ended.ok() && *ended == Lifecycle::kPaused && !(*round)->Leaderless() ? 0 : 3;
@@ -504,9 +504,9 @@ TEST_F(ProcessTest, a_member_stopped_during_a_vote_is_a_timeout_for_all) {
       auto round = self->Arrive(CycleKind::kPause, 1);
       if (!round) return 1;
       if (rank == 2) ::raise(SIGSTOP);
-      SessionId culprit;
-      const Status status = (*round)->Vote(PhaseKind::kPauseSave, {}, &culprit);
-      Note(rank, status, culprit);
+      const Decision decision = (*round)->Vote(PhaseKind::kPauseSave, {});
+      const Status& status = decision.status;
+      Note(rank, status, decision.culprit);
       // Rank 0 counts the votes. Both who waited have looked at the process that they waited for.
       const auto seen = self->session.AwaitFacts<ProcessSeen>(rank == 2 ? 0 : 1);
       const bool stopped = !seen.empty() && seen[0].session == Identity(2).session && seen[0].state == "stopped" &&

@@ -50,12 +50,13 @@ TEST_F(RoundTest, a_session_without_neighbours_votes_alone) {
   ASSERT_TRUE(round);
   EXPECT_EQ(OpenDescriptors(), before);
   EXPECT_EQ((*round)->Members(), std::vector{rank.identity});
-  SessionId culprit{77};
-  EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseSave, {}, &culprit).ok());
-  EXPECT_EQ(culprit, SessionId{});
-  const Status failed = (*round)->Vote(PhaseKind::kPauseSave, {Code::kIo, "why"}, &culprit);
+  const Decision passed = (*round)->Vote(PhaseKind::kPauseSave, {});
+  EXPECT_TRUE(passed.status.ok());
+  EXPECT_EQ(passed.culprit, SessionId{});
+  const Decision decision = (*round)->Vote(PhaseKind::kPauseSave, {Code::kIo, "why"});
+  const Status& failed = decision.status;
   EXPECT_EQ(failed.code(), Code::kIo);
-  EXPECT_EQ(culprit, rank.identity.session);
+  EXPECT_EQ(decision.culprit, rank.identity.session);
 }
 
 TEST_F(RoundTest, four_ranks_meet_vote_and_part_many_times) {
@@ -69,7 +70,7 @@ TEST_F(RoundTest, four_ranks_meet_vote_and_part_many_times) {
         ASSERT_TRUE(round) << round.status().message();
         ASSERT_EQ((*round)->Members().size(), 4u);
         for (const PhaseKind phase : kPhases) {
-          const Status status = (*round)->Vote(phase, {}, nullptr);
+          const Status status = (*round)->Vote(phase, {}).status;
           ASSERT_TRUE(status.ok()) << status.message();
           ++passed;
         }
@@ -86,7 +87,7 @@ TEST_F(RoundTest, two_hundred_rounds_leave_no_descriptor_behind) {
     Everybody([&](Rank& rank, std::size_t) {
       auto round = rank.Arrive(CycleKind::kPause, 1);
       ASSERT_TRUE(round) << round.status().message();
-      ASSERT_TRUE((*round)->Vote(PhaseKind::kPauseSave, {}, nullptr).ok());
+      ASSERT_TRUE((*round)->Vote(PhaseKind::kPauseSave, {}).status.ok());
     });
     if (i == 0) before = DescriptorsAtRest();
   }
@@ -102,7 +103,7 @@ TEST_F(RoundTest, sets_follow_references_through_others) {
     ASSERT_TRUE(round) << round.status().message();
     EXPECT_EQ((*round)->Members().size(), 3u);
     EXPECT_TRUE(std::ranges::is_sorted((*round)->Members(), {}, &PeerIdentity::session));
-    EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseSave, {}, nullptr).ok());
+    EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseSave, {}).status.ok());
   });
   EXPECT_EQ(a.session.connected().size(), 1u);  // c is no peer of a: nothing is shared with it
 }
@@ -126,7 +127,7 @@ TEST_F(RoundTest, a_set_that_grows_while_members_wait_is_found_and_the_leader_mo
       auto round = rank.Arrive(CycleKind::kPause, 1);
       ASSERT_TRUE(round) << round.status().message();
       sizes[i] = (*round)->Members().size();
-      EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseSave, {}, nullptr).ok());
+      EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseSave, {}).status.ok());
     });
   };
   arrive(a, 0);
@@ -191,9 +192,9 @@ TEST_F(RoundTest, a_vote_about_the_loss_of_an_owner_names_the_owner_to_all) {
     auto round = rank.Arrive(CycleKind::kResume, 1);
     ASSERT_TRUE(round) << round.status().message();
     const Status lost = Status{Code::kPeerLost, "it died"}.ReportedBy(Identity(1).session);
-    SessionId culprit;
-    EXPECT_EQ((*round)->Vote(PhaseKind::kResumeImport, i == 2 ? lost : Status{}, &culprit).code(), Code::kPeerLost);
-    EXPECT_EQ(culprit, Identity(1).session);
+    const Decision decision = (*round)->Vote(PhaseKind::kResumeImport, i == 2 ? lost : Status{});
+    EXPECT_EQ(decision.status.code(), Code::kPeerLost);
+    EXPECT_EQ(decision.culprit, Identity(1).session);
   });
 }
 
@@ -224,7 +225,7 @@ TEST_F(RoundTest, a_resume_waits_for_paused_peers_as_long_as_they_need_and_says_
     auto round = rank.Arrive(CycleKind::kResume, 1);
     ASSERT_TRUE(round) << round.status().message();
     EXPECT_EQ((*round)->Members().size(), 3U);
-    EXPECT_TRUE((*round)->Vote(PhaseKind::kResumeArrive, {}, nullptr).ok());
+    EXPECT_TRUE((*round)->Vote(PhaseKind::kResumeArrive, {}).status.ok());
   });
   std::map<std::int32_t, int> seen;
   for (const ProcessSeen& fact : ranks_[0]->session.AwaitFacts<ProcessSeen>(3)) {
@@ -264,7 +265,7 @@ TEST_F(RoundTest, a_resume_waits_on_however_long_it_takes_to_see_for_whom) {
     auto round = rank.Arrive(CycleKind::kResume, 1);
     ASSERT_TRUE(round) << round.status().message();
     (*round)->SetUntil(In(std::chrono::seconds(20)));  // the others' vote may come late on a busy machine, too
-    const Status voted = (*round)->Vote(PhaseKind::kResumeArrive, {}, nullptr);
+    const Status voted = (*round)->Vote(PhaseKind::kResumeArrive, {}).status;
     EXPECT_TRUE(voted.ok()) << voted.message();
   });
 }
@@ -337,8 +338,7 @@ TEST_F(RoundTest, a_round_that_begins_at_once_leaves_no_word_of_waiting) {
   Everybody([&](Rank& rank, std::size_t) {
     auto round = rank.Arrive(CycleKind::kPause, 1);
     ASSERT_TRUE(round);
-    SessionId culprit;
-    EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseArrive, {}, &culprit).ok());
+    EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseArrive, {}).status.ok());
   });
   std::this_thread::sleep_for(milliseconds(700));
   for (auto& rank : ranks_) {
@@ -389,10 +389,12 @@ TEST_F(RoundTest, one_failed_vote_reaches_all_in_the_same_words_and_undoing_is_v
   Everybody([&](Rank& rank, std::size_t i) {
     auto round = rank.Arrive(CycleKind::kPause, 1);
     ASSERT_TRUE(round) << round.status().message();
-    ASSERT_TRUE((*round)->Vote(PhaseKind::kPauseArrive, {}, nullptr).ok());
+    ASSERT_TRUE((*round)->Vote(PhaseKind::kPauseArrive, {}).status.ok());
     const Status mine = i == 2 ? Status{Code::kDriver, "no such handle", 400} : Status{};
-    statuses[i] = (*round)->Vote(PhaseKind::kPauseSave, mine, &culprits[i]);
-    EXPECT_TRUE((*round)->Vote(PhaseKind::kResumeOpen, {}, nullptr).ok());
+    const Decision decision = (*round)->Vote(PhaseKind::kPauseSave, mine);
+    statuses[i] = decision.status;
+    culprits[i] = decision.culprit;
+    EXPECT_TRUE((*round)->Vote(PhaseKind::kResumeOpen, {}).status.ok());
   });
   for (std::size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(statuses[i], statuses[0]);
@@ -411,8 +413,8 @@ TEST_F(RoundTest, a_vote_that_does_not_come_is_a_timeout_for_all_and_the_late_on
     auto round = rank.Arrive(CycleKind::kPause, 1);
     ASSERT_TRUE(round) << round.status().message();
     if (i == 1) std::this_thread::sleep_for(milliseconds(500 * kFew));
-    statuses[i] = (*round)->Vote(PhaseKind::kPauseSave, {}, nullptr);
-    (void)(*round)->Vote(PhaseKind::kResumeOpen, {}, nullptr);
+    statuses[i] = (*round)->Vote(PhaseKind::kPauseSave, {}).status;
+    (void)(*round)->Vote(PhaseKind::kResumeOpen, {}).status;
   });
   for (const auto& status : statuses) {
     EXPECT_EQ(status.code(), Code::kTimeout);
@@ -428,10 +430,10 @@ TEST_F(RoundTest, leaving_early_is_a_loss_for_those_who_vote_at_once) {
     auto round = rank.Arrive(CycleKind::kPause, 1);
     ASSERT_TRUE(round) << round.status().message();
     if (i == 0) return;  // the leader's own thread; its service goes on
-    SessionId culprit;
-    const Status status = (*round)->Vote(PhaseKind::kPauseSave, {}, &culprit);
+    const Decision decision = (*round)->Vote(PhaseKind::kPauseSave, {});
+    const Status& status = decision.status;
     EXPECT_EQ(status.code(), Code::kPeerLost);
-    EXPECT_EQ(culprit, ranks_[0]->identity.session);
+    EXPECT_EQ(decision.culprit, ranks_[0]->identity.session);
     EXPECT_NE(status.message().find("withdrew"), std::string::npos) << status.message();
   });
   EXPECT_LT(std::chrono::steady_clock::now() - begun, milliseconds(5000));
@@ -463,7 +465,7 @@ TEST_F(RoundTest, imports_go_on_while_others_vote_and_wait) {
     if (i == 2) std::this_thread::sleep_for(milliseconds(100));
     auto round = rank.Arrive(CycleKind::kPause, 1);
     ASSERT_TRUE(round) << round.status().message();
-    for (int vote = 0; vote < 200 / kFew; ++vote) ASSERT_TRUE((*round)->Vote(PhaseKind::kPauseSave, {}, nullptr).ok());
+    for (int vote = 0; vote < 200 / kFew; ++vote) ASSERT_TRUE((*round)->Vote(PhaseKind::kPauseSave, {}).status.ok());
   });
   done = true;
   importer.join();
@@ -542,10 +544,10 @@ TEST_F(RoundTest, all_votes_of_a_round_together_have_the_time_of_one_call) {
     ASSERT_TRUE(round) << round.status().message();
     for (int phase = 0; phase < 4 && decided[i].ok(); ++phase) {
       if (i == 1) std::this_thread::sleep_for(rank.deadlines.call() * 5 / 8);
-      SessionId culprit;
-      decided[i] = (*round)->Vote(static_cast<PhaseKind>(phase), {}, &culprit);
+      const Decision decision = (*round)->Vote(static_cast<PhaseKind>(phase), {});
+      decided[i] = decision.status;
       if (!decided[i].ok()) {
-        EXPECT_EQ(culprit, Identity(1).session);
+        EXPECT_EQ(decision.culprit, Identity(1).session);
       }
     }
     EXPECT_LT(SinceThen(began), rank.deadlines.call() * 3 / 2) << "rank " << i;
@@ -608,20 +610,20 @@ TEST_F(ScriptedLeaderTest, a_member_greets_a_leader_once_to_ask_and_to_arrive) {
 TEST_F(ScriptedLeaderTest, a_decision_of_another_ballot_or_round_is_not_this_votes) {
   ScriptedLeader leader(directory_, {Identity(0), Identity(1)}, [](const PeerIdentity&, const VoteMessage& vote) {
     return std::vector<MessageBody>{
-        DecisionMessage{vote.round, vote.index + 1, {}, {}}, DecisionMessage{vote.round, vote.index - 1, {}, {}},
-        DecisionMessage{vote.round + 1, vote.index, {}, {}},
+        DecisionMessage{vote.round, vote.index + 1, {}}, DecisionMessage{vote.round, vote.index - 1, {}},
+        DecisionMessage{vote.round + 1, vote.index, {}},
         DecisionMessage{
-            vote.round, vote.index, Identity(0).session, {Code::kDriver, "of ballot " + std::to_string(vote.index)}}};
+            vote.round, vote.index, {Identity(0).session, {Code::kDriver, "of ballot " + std::to_string(vote.index)}}}};
   });
   Rank& member = JoinMember(1);
   auto round = member.Arrive(CycleKind::kPause, 1);
   ASSERT_TRUE(round) << round.status().message();
   for (const char* expected : {"of ballot 1", "of ballot 2", "of ballot 3"}) {
-    SessionId culprit;
-    const Status decided = (*round)->Vote(PhaseKind::kPauseSave, {}, &culprit);
+    const Decision decision = (*round)->Vote(PhaseKind::kPauseSave, {});
+    const Status& decided = decision.status;
     EXPECT_EQ(decided.code(), Code::kDriver);
     EXPECT_EQ(decided.message(), expected);
-    EXPECT_EQ(culprit, Identity(0).session);
+    EXPECT_EQ(decision.culprit, Identity(0).session);
   }
 }
 
@@ -633,12 +635,12 @@ TEST_F(ScriptedLeaderTest, one_that_decides_nothing_is_given_up_a_little_after_i
   auto round = member.Arrive(CycleKind::kPause, 1);
   ASSERT_TRUE(round) << round.status().message();
   const auto begun = std::chrono::steady_clock::now();
-  SessionId culprit;
-  const Status given_up = (*round)->Vote(PhaseKind::kPauseSave, {}, &culprit);
+  const Decision decision = (*round)->Vote(PhaseKind::kPauseSave, {});
+  const Status& given_up = decision.status;
   const auto took = std::chrono::steady_clock::now() - begun;
   EXPECT_EQ(given_up.code(), Code::kTimeout);
   EXPECT_NE(given_up.message().find(" ms for rank 0 (pid "), std::string::npos) << given_up.message();
-  EXPECT_EQ(culprit, Identity(0).session);
+  EXPECT_EQ(decision.culprit, Identity(0).session);
   EXPECT_GE(took, milliseconds(timeout_ms - 50) + member.deadlines.margin());
   EXPECT_LT(took, milliseconds(10 * timeout_ms));
   EXPECT_TRUE((*round)->Leaderless());
@@ -648,8 +650,7 @@ TEST_F(ScriptedLeaderTest, one_that_dies_between_its_last_decisions_leaves_a_mem
   ScriptedLeader leader(directory_, {Identity(0), Identity(1), Identity(2)},
                         [](const PeerIdentity& member, const VoteMessage& vote) {
                           std::vector<MessageBody> decision;
-                          if (member.session == Identity(1).session)
-                            decision = {DecisionMessage{vote.round, vote.index, {}, {}}};
+                          if (member.session == Identity(1).session) decision = {DecisionMessage{vote.round, vote.index, {}}};
                           return decision;
                         });
   Rank& told = JoinMember(1);
@@ -660,8 +661,8 @@ TEST_F(ScriptedLeaderTest, one_that_dies_between_its_last_decisions_leaves_a_mem
   Everybody([&](Rank& rank, std::size_t) {
     auto round = rank.Arrive(CycleKind::kPause, 1);
     ASSERT_TRUE(round) << round.status().message();
-    SessionId culprit;
-    const Status status = (*round)->Vote(PhaseKind::kPauseGone, {}, &culprit);
+    const Decision decision = (*round)->Vote(PhaseKind::kPauseGone, {});
+    const Status& status = decision.status;
     if (&rank == &told) {
       EXPECT_TRUE(status.ok()) << status.message();
       rank.session.lifecycle = Lifecycle::kPaused;
@@ -670,7 +671,7 @@ TEST_F(ScriptedLeaderTest, one_that_dies_between_its_last_decisions_leaves_a_mem
       return;
     }
     EXPECT_EQ(status.code(), Code::kPeerLost) << status.message();
-    EXPECT_EQ(culprit, Identity(0).session);
+    EXPECT_EQ(decision.culprit, Identity(0).session);
     ASSERT_TRUE((*round)->Leaderless());
     const auto ended = (*round)->Regather();
     ASSERT_TRUE(ended) << ended.status().message();

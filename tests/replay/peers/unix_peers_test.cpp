@@ -431,11 +431,11 @@ TEST_F(UnixPeersTest, facts_wait_while_the_journal_is_in_use_and_nobody_waits_fo
   leader.session.busy_journal = 20;
   auto other = std::async(std::launch::async, [&] {
     auto round = member.Arrive(CycleKind::kPause, 1);
-    return round ? (*round)->Vote(PhaseKind::kPauseArrive, {}, nullptr) : round.status();
+    return round ? (*round)->Vote(PhaseKind::kPauseArrive, {}).status : round.status();
   });
   auto round = leader.Arrive(CycleKind::kPause, 1);
   ASSERT_TRUE(round) << round.status().message();
-  EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseArrive, {}, nullptr).ok());
+  EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseArrive, {}).status.ok());
   EXPECT_TRUE(other.get().ok());
   const auto heard = leader.session.AwaitFacts<MemberHeard>(4);
   ASSERT_EQ(heard.size(), 4u) << "two arrivals and two votes, each once";

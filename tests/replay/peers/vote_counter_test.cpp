@@ -42,9 +42,9 @@ class VoteCounterTest : public ::testing::Test {
     const auto at = said_.find(n);
     return at == said_.end() ? nullptr : std::get_if<T>(&at->second.back());
   }
-  const DecisionMessage* Decision(unsigned n, std::uint32_t index) {
-    const auto* decision = Said<DecisionMessage>(n);
-    return decision != nullptr && decision->index == index ? decision : nullptr;
+  const amem::Decision* Decision(unsigned n, std::uint32_t index) {
+    const auto* said = Said<DecisionMessage>(n);
+    return said != nullptr && said->index == index ? &said->decision : nullptr;
   }
 
   std::map<std::uint64_t, std::vector<MessageBody>> said_;
@@ -220,7 +220,7 @@ TEST_F(VoteCounterTest, who_leaves_before_its_vote_is_counted_is_missed) {
     counter_.Left(2, round_);
     Vote(1, refused_before ? 2 : 1);
     ASSERT_NE(Said<DecisionMessage>(1), nullptr);
-    EXPECT_EQ(Said<DecisionMessage>(1)->status.code(), Code::kPeerLost);
+    EXPECT_EQ(Said<DecisionMessage>(1)->decision.status.code(), Code::kPeerLost);
     counter_.Left(1, round_);
   }
 }
@@ -296,6 +296,23 @@ TEST_F(VoteCounterTest, the_deadline_names_who_did_not_vote_and_the_late_hear_th
   Vote(3, 1);
   ASSERT_NE(Decision(3, 1), nullptr);
   EXPECT_EQ(Decision(3, 1)->status.code(), Code::kTimeout);
+}
+
+TEST_F(VoteCounterTest, a_decision_names_all_that_live_and_have_not_voted) {
+  Begin({1, 2, 3, 4, 5});
+  counter_.Closed(5, "died", now_);
+  Vote(1, 1);
+  Vote(2, 1, {Code::kTimeout, "the copies are late"});
+  ASSERT_NE(Decision(1, 1), nullptr) << "a death is told at once";
+  EXPECT_EQ(Decision(1, 1)->absent, (std::vector{SessionId{2}, SessionId{3}, SessionId{4}}));
+  EXPECT_FALSE(Decision(1, 1)->against);
+  Vote(1, 2);
+  Vote(2, 2, {Code::kTimeout, "the copies are late"});
+  now_ += milliseconds(1000);
+  counter_.Tick(now_);
+  ASSERT_NE(Decision(1, 2), nullptr);
+  EXPECT_EQ(Decision(1, 2)->absent, (std::vector{SessionId{3}, SessionId{4}}));
+  EXPECT_TRUE(Decision(1, 2)->against) << "a member that failed by a deadline has failed";
 }
 
 TEST_F(VoteCounterTest, who_was_late_is_not_waited_for_until_it_has_caught_up) {

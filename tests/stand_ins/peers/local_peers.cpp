@@ -304,12 +304,14 @@ class LocalRound final : public Round {
     return std::optional<Lifecycle>();
   }
 
-  Status Vote(PhaseKind phase, const Status& mine, SessionId* culprit) override {
+  Decision Vote(PhaseKind phase, const Status& mine) override {
     hub_->Step();
     std::unique_lock lock(hub_->mutex);
-    const auto answer = [&](SessionId whose, const Status& status) {
-      if (culprit != nullptr) *culprit = whose;
-      return status;
+    const auto answer = [&](SessionId whose, const Status& status) {  // nothing was heard of the others
+      Decision decision{.culprit = whose, .status = status, .heard = false};
+      for (const PeerIdentity& who : begun_.members)
+        if (who.session != self_) decision.absent.push_back(who.session);
+      return decision;
     };
     const auto leader_lost = [&] {
       lost_ = true;
@@ -323,10 +325,13 @@ class LocalRound final : public Round {
       while (!mail.empty()) {
         const MessageBody body = std::move(mail.front());
         mail.pop_front();
-        if (const auto* failure = std::get_if<FailureMessage>(&body)) return answer(self_, failure->status);
+        if (const auto* failure = std::get_if<FailureMessage>(&body)) {
+          Decision refused = answer(self_, failure->status);
+          refused.against = true;
+          return refused;
+        }
         const auto* decision = std::get_if<DecisionMessage>(&body);
-        if (decision != nullptr && decision->round == begun_.round && decision->index == index_)
-          return answer(decision->culprit, decision->status);
+        if (decision != nullptr && decision->round == begun_.round && decision->index == index_) return decision->decision;
       }
       if (!hub_->members.contains(self_)) return answer(self_, Gone(self_));  // killed while it waited
       if (!hub_->members.contains(leader())) return leader_lost();

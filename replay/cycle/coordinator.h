@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "journal/base/clock.h"
 #include "replay/cycle/backup.h"
 #include "replay/cycle/call_gate.h"
 #include "replay/cycle/executor.h"
@@ -169,6 +170,7 @@ class Coordinator {
   bool threads_recorded_ = false;
   std::uint64_t arriving_ = 0;  // the number of the cycle that this session has arrived for
   std::atomic<bool> speaks_ = true;
+  std::uint64_t paused_at_ns_ = MonotonicNs();       // the last time
   std::atomic<std::uint64_t> copying_since_ns_ = 0;  // when a cycle failed whose copies may still be under way
   bool all_keep_ = false;                            // a member of this cycle keeps all its memory
   bool all_held_ = false;                            // the cycle failed before any member could release memory

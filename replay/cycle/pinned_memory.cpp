@@ -304,7 +304,7 @@ void PinnedSupply::Trim(Bytes keep) {
   Drop(keep);
 }
 
-void PinnedSupply::GiveSpareBack() {
+void PinnedSupply::GiveSpareBack(std::chrono::nanoseconds most) {
   if (fork_.InChild()) return;
   Bytes keep = 0;
   {
@@ -316,7 +316,15 @@ void PinnedSupply::GiveSpareBack() {
     most_before_ = std::exchange(most_wanted_, Wanted());
   }
   constexpr Bytes kLittle = Bytes{64} << 20;  // below this a scope wants nothing ahead
-  Drop(keep + std::max(keep / 8, kLittle));
+  keep += std::max(keep / 8, kLittle);
+  const std::uint64_t until = MonotonicNs() + static_cast<std::uint64_t>(most.count());
+  Bytes pinned = Count().pinned_bytes;
+  for (std::uint64_t now = MonotonicNs(); pinned > keep && now + unpin_ns_ <= until;) {
+    Drop(std::max(keep, pinned - options_.chunk));
+    const std::uint64_t began = std::exchange(now, MonotonicNs());
+    unpin_ns_ = now - began;
+    if (std::exchange(pinned, Count().pinned_bytes) == pinned) return;  // the rest is in use
+  }
 }
 
 void PinnedSupply::GiveBack(Bytes bytes) {

@@ -109,8 +109,9 @@ class PinnedSupply : NoCopies {
   // running kernels, so call it in quiet times, such as the end of a pause.
   void Trim(Bytes keep);
   // While contents are saved, and in quiet times: frees what was neither wanted since the call before the last nor used at
-  // recent ones, because the scopes have shrunk for good. What contents take varies from pause to pause.
-  void GiveSpareBack();
+  // recent ones, because the scopes have shrunk for good. What contents take varies from pause to pause. Takes no
+  // longer than `most`, as far as that can be known; the rest waits for the next call.
+  void GiveSpareBack(std::chrono::nanoseconds most);
   void GiveBack(Bytes bytes);  // in quiet times: frees so much of idle buffers and populated pages
   [[nodiscard]] Statistics Count() const;
 
@@ -149,9 +150,10 @@ class PinnedSupply : NoCopies {
   Bytes reserved_ = 0;  // claimed for promises and not yet populated
   Statistics statistics_;
   std::map<PoolId, Bytes> wanted_;
-  Bytes most_wanted_ = 0, most_before_ = 0;  // at once, since the last GiveSpareBack, and before that
-  Bytes recently_used_ = 0;                  // at calls of GiveSpareBack; an eighth less at each
-  Bytes target_ = 0;                         // of preparing
+  Bytes most_wanted_ = 0, most_before_ = 0;          // at once, since the last GiveSpareBack, and before that
+  Bytes recently_used_ = 0;                          // at calls of GiveSpareBack; an eighth less at each
+  std::atomic<std::uint64_t> unpin_ns_ = 5'000'000;  // that a buffer takes, as the last one did
+  Bytes target_ = 0;                                 // of preparing
   std::chrono::steady_clock::time_point asked_;
   int resting_ = 0;
   bool pinning_ = false;    // the thread is inside the driver

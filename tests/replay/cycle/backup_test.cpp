@@ -513,11 +513,11 @@ TEST_F(Contents, a_comparison_that_fails_leaves_no_copy_without_its_buffer) {
   }
 }
 
-// Two backups, as of two tags, and a GPU that hangs for a while.
 // Pinning in a pause is slow. Buffers that the last pauses used stay, also where nobody had foreseen that they would be needed.
 TEST_F(Contents, what_recent_pauses_used_is_not_given_back_and_pinned_again) {
   constexpr std::size_t kLittleBuffers = 16, kUsed = 120;  // of 4 MiB: 64 MiB always stay
   PinnedSupply supply(*sim_, {.chunk = 4 * kMiB});
+  std::chrono::nanoseconds time = std::chrono::hours(1);
   const auto pause = [&](std::size_t buffers) {
     std::size_t pinned = 0;
     PinnedSupply::Buffers held;
@@ -528,7 +528,7 @@ TEST_F(Contents, what_recent_pauses_used_is_not_given_back_and_pinned_again) {
       pinned += taken->pinned_now ? 1 : 0;
       held.push_back(std::move(taken->buffer));
     }
-    supply.GiveSpareBack();
+    supply.GiveSpareBack(time);
     supply.Give(std::move(held));
     return pinned;
   };
@@ -537,10 +537,15 @@ TEST_F(Contents, what_recent_pauses_used_is_not_given_back_and_pinned_again) {
     EXPECT_EQ(pause(kUsed - kLittleBuffers - 8), 0);
     EXPECT_EQ(pause(kUsed), 0);
   }
+  time = {};
+  for (int i = 0; i < 40; ++i) EXPECT_EQ(pause(1), 0);
+  EXPECT_EQ(supply.Count().pinned_bytes, kUsed * 4 * kMiB) << "pauses that follow each other at once have no time for it";
+  time = std::chrono::hours(1);
   for (int i = 0; i < 40; ++i) EXPECT_EQ(pause(1), 0);  // shrunk for good
   EXPECT_LE(supply.Count().pinned_bytes, (kLittleBuffers + 2) * 4 * kMiB);
 }
 
+// Two backups, as of two tags, and a GPU that hangs for a while.
 TEST_F(Contents, memory_of_copies_that_have_not_ended_serves_nothing_else) {
   Block& block = Add(64 * kKiB);
   Write(block, 0, std::byte{1});

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -223,6 +224,21 @@ TEST_F(Tool, the_state_of_other_memory_and_of_communicators_fits_its_schema) {
   EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
   const nlohmann::json state = nlohmann::json::parse(test::Contents(scratch_ / "state"));
   for (const char* list : {"communicators", "host", "legacy", "async"}) EXPECT_EQ(state[list].size(), 1U) << list;
+}
+
+TEST_F(Tool, top_tells_the_programs_memory_of_cuMemAlloc_from_nccls) {
+  std::uint64_t clock = 0;
+  Story story(0x5, 0, &clock);
+  story.Then(LegacyAllocated{.address = Address{0x20000}, .bytes = 4096, .why = std::string(ToText(KeepReason::kUser))});
+  story.Then(LegacyAllocated{.address = Address{0x30000}, .bytes = 512, .why = "too large"});
+  const std::string journal = Write(story).string();
+  const auto bytes = [&](const std::string& by) {
+    std::map<std::string, Bytes> of;
+    for (const auto& group : Shell("$TOOL top --json --by " + by + " " + journal).json()) of[group[by]] = group["bytes"];
+    return of;
+  };
+  EXPECT_EQ(bytes("tag"), (std::map<std::string, Bytes>{{"user", 4096}, {"nccl", 512}}));
+  EXPECT_EQ(bytes("communicator")["none: the program's (ncclMemAlloc)"], 4096U);
 }
 
 TEST_F(Tool, log_of_an_allocation_follows_it_to_its_addresses) {

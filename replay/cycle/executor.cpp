@@ -70,7 +70,7 @@ Status Executor::RunOne(const Step& step) {
   const auto handle = NeedsLock(step.kind) ? performer_.Perform(step, *target) : PerformApart(step, *target);
   if (!handle.ok()) return Fail(step, handle.status());
   if (!Exists(step)) return GiveBack(step, *handle);
-  NoteHandle(step, *handle, target->multicast);
+  NoteHandle(step, *target, *handle);
   ledger_.Record(StepDone{step, pool_});
   if (*handle && target->multicast) ForgetBindings(step.allocation);
   return {};
@@ -87,27 +87,26 @@ Result<SharedAllocation> Executor::Shared(const Step& import) {
   return shared;
 }
 
-void Executor::NoteHandle(const Step& step, DriverHandle handle, bool multicast) {
-  if (handle) ledger_.SetHandle(step.allocation, handle, performer_.StandsIn(step.allocation) ? StandInPiece(step.bytes) : 0);
+void Executor::NoteHandle(const Step& step, const StepTarget& target, DriverHandle handle) {
+  if (handle) ledger_.SetHandle(step.allocation, handle);
   if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) ledger_.ForgetHandle(step.allocation);
   if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) renewed_.erase(step.allocation);
   if (step.kind == StepKind::kAddDevice) ledger_.DeviceAdded(step.allocation, step.device);
-  if (!handle || !multicast) return;
-  const bool stands_in = performer_.StandsIn(step.allocation);
+  if (!handle || (!target.multicast && !target.stands_in)) return;
   const Ledger::Rebuilt& before = ledger_.RebuiltAs(step.allocation);
   const bool own = step.kind == StepKind::kCreate;
-  const std::uint64_t number = own ? before.number + 1 : imported_.number;
-  if (!own && number == before.number && stands_in == before.stands_in) return;  // its owner kept it
+  if (!own && imported_.number == before.number) return;  // its owner kept it
+  Ledger::Rebuilt now{before.number + 1, target.stands_in, {}};
+  if (!own) now = {imported_.number, imported_.stands_in ? std::optional(step.device) : std::nullopt, {}};
   auto* const multicast_now = FindIn(ledger_.state().multicasts, step.allocation);
-  if (!stands_in) renewed_.insert(step.allocation);
-  Ledger::Rebuilt now{number, stands_in, {}};
-  if (multicast_now != nullptr && !stands_in) now.lacks = {multicast_now->added.begin(), multicast_now->added.end()};
+  if (!now.stands_in) renewed_.insert(step.allocation);
+  if (multicast_now != nullptr && !now.stands_in) now.lacks = {multicast_now->added.begin(), multicast_now->added.end()};
   ledger_.SetRebuilt(step.allocation, std::move(now));
 }
 
 // Nothing can be bound to ordinary memory that stands in for a multicast object, so its bindings are not in force any more.
 void Executor::ForgetBindings(AllocationId multicast) {
-  if (!performer_.StandsIn(multicast)) return;
+  if (!ledger_.RebuiltAs(multicast).stands_in) return;
   auto* const object = FindIn(ledger_.state().multicasts, multicast);
   if (object == nullptr) return;
   std::vector<MulticastUnbound> gone;

@@ -87,6 +87,10 @@ class Executor final : private StepSide {
     ledger_.AssertHeld();
     return ledger_.HandleOf(allocation);
   }
+  [[nodiscard]] std::optional<DeviceOrdinal> StandsIn(AllocationId allocation) const override {
+    ledger_.AssertHeld();
+    return ledger_.RebuiltAs(allocation).stands_in;
+  }
   Result<SharedAllocation> Shared(const Step& import) override;
   [[nodiscard]] bool Lacks(AllocationId multicast, DeviceOrdinal device) const override {
     ledger_.AssertHeld();
@@ -103,7 +107,7 @@ class Executor final : private StepSide {
       REQUIRES(ledger_);  // lets go of the ledger meanwhile
   [[nodiscard]] bool Exists(const Step& step) const REQUIRES(ledger_);
   // Called when a step is done.
-  void NoteHandle(const Step& step, DriverHandle handle, bool multicast) REQUIRES(ledger_);
+  void NoteHandle(const Step& step, const StepTarget& target, DriverHandle handle) REQUIRES(ledger_);
   void ForgetBindings(AllocationId multicast) REQUIRES(ledger_);
   Status GiveBack(const Step& step, DriverHandle handle) REQUIRES(ledger_);
   Status Fail(const Step& step, Status why) REQUIRES(ledger_);

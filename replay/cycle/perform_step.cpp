@@ -25,7 +25,10 @@ Result<StepTarget> StepPerformer::TargetOf(const Step& step) const {
     target.bytes = it->bytes;
     target.properties = it->properties;
     target.flags = it->flags;
-    target.stands_in = state.StandsIn(step.allocation, *it);
+    if (step.kind != StepKind::kCreate)
+      target.stands_in = side_.StandsIn(step.allocation);
+    else if (state.StandsIn(step.allocation, *it))
+      target.stands_in = step.device;
     target.multicast = it->rebuilt();
     if (target.multicast) FindBinding(step, target);
   }
@@ -65,19 +68,18 @@ Result<DriverHandle> StepPerformer::Perform(const Step& step, const StepTarget& 
     case StepKind::kUnmap:
       return WithoutHandle(driver_.Unmap(target.address, target.mapping.bytes));
     case StepKind::kReleaseImport:
-    case StepKind::kReleaseOwn: {
-      Status released = driver_.Release(target.handle);
-      if (released.ok()) standing_in_.erase(step.allocation);
-      return WithoutHandle(std::move(released));
-    }
+    case StepKind::kReleaseOwn:
+      return WithoutHandle(driver_.Release(target.handle));
     case StepKind::kCreate:
       return Create(step, target);
-    case StepKind::kImport:
-      return Import(step);
+    case StepKind::kImport: {
+      AMEM_ASSIGN(const auto shared, side_.Shared(step));
+      return driver_.Import(shared.descriptor);
+    }
     case StepKind::kMap:
-      return WithoutHandle(Map(step, target));
+      return WithoutHandle(Map(target));
     case StepKind::kSetAccess:
-      return WithoutHandle(SetAccess(step, target));
+      return WithoutHandle(SetAccess(target));
     case StepKind::kAddDevice:
       return WithoutHandle(AddDevice(step, target));
     case StepKind::kBind:
@@ -109,27 +111,17 @@ Status CheckFreeMemory(Driver& driver, DeviceOrdinal device, Bytes needed, std::
 
 Result<DriverHandle> StepPerformer::Create(const Step& step, const StepTarget& target) {
   const bool own_object = target.multicast && target.devices > 0;
-  if (target.stands_in && own_object) {  // importers get the piece too, and an imported one could not be exported
-    standing_in_[step.allocation] = step.device;
+  if (target.stands_in && own_object)  // importers get the piece too, and an imported one could not be exported
     return driver_.Create(StandInPiece(step.bytes), PropertiesOn(step.device), 0);
-  }
   if (target.stands_in) return StandIn(step);
   if (!target.multicast) return driver_.Create(target.bytes, target.properties, target.flags);
   return driver_.CreateMulticast({target.bytes, target.devices, target.properties.handle_types, target.flags});
 }
 
-Result<DriverHandle> StepPerformer::Import(const Step& step) {
-  AMEM_ASSIGN(const auto shared, side_.Shared(step));
-  auto handle = driver_.Import(shared.descriptor);
-  // The owner's piece of ordinary memory, mapped repeatedly here as well.
-  if (handle.ok() && shared.incarnation.stands_in) standing_in_[step.allocation] = step.device;
-  return handle;
-}
-
 // An owner that did not release its object hands out the same one, which has this session's devices already. Memory that stands
 // in for an object has no devices.
 Status StepPerformer::AddDevice(const Step& step, const StepTarget& target) {
-  if (!target.lacks_device || StandsIn(step.allocation)) return {};
+  if (!target.lacks_device || target.stands_in) return {};
   return driver_.AddDevice(target.handle, step.device);
 }
 
@@ -142,7 +134,6 @@ Status StepPerformer::Bind(const Step& step, const StepTarget& target) {
 // Nobody can expect contents of memory that stands in for a lost owner's, so a small piece is mapped repeatedly.
 Result<DriverHandle> StepPerformer::StandIn(const Step& step) {
   const Bytes bytes = StandInPiece(step.bytes);
-  standing_in_[step.allocation] = step.device;
   UniqueFd& shared = pieces_[{step.device, bytes}];
   if (shared) return driver_.Import(shared);
   auto handle = driver_.Create(bytes, PropertiesOn(step.device), 0);
@@ -152,15 +143,16 @@ Result<DriverHandle> StepPerformer::StandIn(const Step& step) {
   return handle;
 }
 
-Status StepPerformer::Map(const Step& step, const StepTarget& target) {
+Status StepPerformer::Map(const StepTarget& target) {
   const Mapping& m = target.mapping;
-  if (!standing_in_.contains(step.allocation)) return driver_.Map(target.address, m.bytes, m.offset, target.handle, m.flags);
-  return MapRepeatedly(driver_, target.address, m.bytes, target.handle, StandInPiece(target.bytes), m.flags);
+  if (!target.stands_in) return driver_.Map(target.address, m.bytes, m.offset, target.handle, m.flags);
+  return MapRepeatedly(driver_, target.address, m.bytes, target.handle, m.flags);
 }
 
-Status MapRepeatedly(Driver& driver, Address address, Bytes bytes, DriverHandle handle, Bytes piece, std::uint64_t flags) {
-  for (Bytes done = 0; done < bytes; done += piece) {
-    Status mapped = driver.Map(address + done, piece, 0, handle, flags);
+Status MapRepeatedly(Driver& driver, Address address, Bytes whole, DriverHandle piece, std::uint64_t flags) {
+  const Bytes once = StandInPiece(whole);
+  for (Bytes done = 0; done < whole; done += once) {
+    Status mapped = driver.Map(address + done, once, 0, piece, flags);
     if (mapped.ok()) continue;
     if (done > 0) static_cast<void>(driver.Unmap(address, done));
     return mapped;
@@ -168,14 +160,13 @@ Status MapRepeatedly(Driver& driver, Address address, Bytes bytes, DriverHandle 
   return {};
 }
 
-Status StepPerformer::SetAccess(const Step& step, const StepTarget& target) {
+Status StepPerformer::SetAccess(const StepTarget& target) {
   AMEM_TRY(driver_.SetAccess(target.address, target.mapping.bytes, target.mapping.access));
-  auto* const stands_in = FindIn(standing_in_, step.allocation);
-  if (stands_in == nullptr) return {};
+  if (!target.stands_in) return {};
   std::optional<DeviceOrdinal> device;
   for (const AccessDescriptor& a : target.mapping.access) {
     if (a != ReadWrite(DeviceOrdinal{a.location.id})) continue;
-    if (!device || a.location.id == stands_in->value) device = DeviceOrdinal{a.location.id};
+    if (!device || a.location.id == target.stands_in->value) device = DeviceOrdinal{a.location.id};
   }
   if (!device) return {};
   // A kernel would take flags that the last user left there for its own.

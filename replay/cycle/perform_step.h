@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,6 +20,8 @@ class StepSide {
   virtual ~StepSide() = default;
   [[nodiscard]] virtual const State& state() const = 0;
   [[nodiscard]] virtual DriverHandle HandleOf(AllocationId allocation) const = 0;  // zero: none
+  // The device whose memory stands in for an allocation; nothing: it is itself.
+  [[nodiscard]] virtual std::optional<DeviceOrdinal> StandsIn(AllocationId allocation) const = 0;
   // Where a recorded address lies on this driver.
   [[nodiscard]] virtual Address Here(Address recorded) const { return recorded; }
   // What an import's owner hands out: the descriptor, and which version of a multicast object it is.
@@ -45,7 +48,9 @@ struct StepTarget {
   AllocationProperties properties;
   std::uint64_t flags = 0;
   Mapping mapping;
-  bool stands_in = false;  // the memory replaces a lost owner's, or an object that lost a member
+  // Memory of that device stands in for a lost owner's, or for an object that lost a member; once kCreate has made it, if it
+  // is that step.
+  std::optional<DeviceOrdinal> stands_in;
   bool multicast = false;  // a multicast object; for this many devices
   std::uint32_t devices = 0;
   bool lacks_device = false;  // kAddDevice: the device is not added yet
@@ -54,8 +59,8 @@ struct StepTarget {
   Bytes bound_offset = 0;
 };
 
-// Fills an address range with mappings of a handle of `piece` bytes, or maps nothing.
-Status MapRepeatedly(Driver& driver, Address address, Bytes bytes, DriverHandle handle, Bytes piece, std::uint64_t flags);
+// Maps the piece that stands in for an allocation of `whole` bytes over and over, or not at all.
+Status MapRepeatedly(Driver& driver, Address address, Bytes whole, DriverHandle piece, std::uint64_t flags);
 
 // For one thread at a time.
 class StepPerformer {
@@ -67,27 +72,23 @@ class StepPerformer {
   [[nodiscard]] Result<StepTarget> TargetOf(const Step& step) const;
   // Makes the driver's calls. Returns the new handle, if the step makes one. Only kVerify reads the side's state.
   Result<DriverHandle> Perform(const Step& step, const StepTarget& target);
-  // Whether ordinary memory stands in for the allocation.
-  [[nodiscard]] bool StandsIn(AllocationId allocation) const { return standing_in_.contains(allocation); }
   // Ends a phase: imports of one phase share the pieces that stand in for lost memory.
   void EndPhase() { pieces_.clear(); }
 
  private:
   void FindBinding(const Step& step, StepTarget& target) const;
   Result<DriverHandle> Create(const Step& step, const StepTarget& target);
-  Result<DriverHandle> Import(const Step& step);
   Status AddDevice(const Step& step, const StepTarget& target);
   Status Bind(const Step& step, const StepTarget& target);
   Result<DriverHandle> StandIn(const Step& step);
-  Status Map(const Step& step, const StepTarget& target);
-  Status SetAccess(const Step& step, const StepTarget& target);
+  Status Map(const StepTarget& target);
+  Status SetAccess(const StepTarget& target);
   Status Verify() const;
 
   Driver& driver_;
   StepSide& side_;
   const PoolId pool_;
   std::map<std::pair<DeviceOrdinal, Bytes>, UniqueFd> pieces_;  // pieces that stand in, by device and size
-  std::map<AllocationId, DeviceOrdinal> standing_in_;           // by device, until they are released
 };
 
 }  // namespace amem

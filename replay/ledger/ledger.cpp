@@ -145,21 +145,15 @@ DriverHandle Ledger::HandleOf(AllocationId allocation) const {
   auto* const it = FindIn(backing_, allocation.value);
   return it == nullptr ? DriverHandle{} : it->handle;
 }
-void Ledger::SetHandle(AllocationId allocation, DriverHandle handle, Bytes piece) {
-  backing_[allocation.value] = {handle, {}, piece};
-}
-Bytes Ledger::PieceOf(AllocationId allocation) const {
-  auto* const it = FindIn(backing_, allocation.value);
-  return it == nullptr ? 0 : it->piece;
-}
+void Ledger::SetHandle(AllocationId allocation, DriverHandle handle) { backing_[allocation.value] = {handle, {}}; }
 void Ledger::ForgetHandle(AllocationId allocation) { backing_.erase(allocation.value); }
 
-const Ledger::Rebuilt& Ledger::RebuiltAs(AllocationId multicast) const {
+const Ledger::Rebuilt& Ledger::RebuiltAs(AllocationId allocation) const {
   static const Rebuilt as_nccl_made_it;
-  auto* const it = FindIn(rebuilt_, multicast.value);
+  auto* const it = FindIn(rebuilt_, allocation.value);
   return it == nullptr ? as_nccl_made_it : *it;
 }
-void Ledger::SetRebuilt(AllocationId multicast, Rebuilt rebuilt) { rebuilt_[multicast.value] = std::move(rebuilt); }
+void Ledger::SetRebuilt(AllocationId allocation, Rebuilt rebuilt) { rebuilt_[allocation.value] = std::move(rebuilt); }
 void Ledger::DeviceAdded(AllocationId multicast, DeviceOrdinal device) {
   if (auto* const it = FindIn(rebuilt_, multicast.value)) it->lacks.erase(device);
 }

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <unordered_map>
@@ -94,18 +95,17 @@ class CAPABILITY("ledger") Ledger {
 
   // The driver's handle of a resident allocation; zero: none. Forgetting it closes the descriptor too.
   [[nodiscard]] DriverHandle HandleOf(AllocationId allocation) const REQUIRES(this);
-  // `piece`: the bytes of ordinary memory that stands in for the allocation and is mapped repeatedly; 0: it is itself.
-  void SetHandle(AllocationId allocation, DriverHandle handle, Bytes piece = 0) REQUIRES(this);
-  [[nodiscard]] Bytes PieceOf(AllocationId allocation) const REQUIRES(this);
+  void SetHandle(AllocationId allocation, DriverHandle handle) REQUIRES(this);
   void ForgetHandle(AllocationId allocation) REQUIRES(this);
-  // A multicast object that a pause releases.
+  // A multicast object that a pause releases, or memory whose owner was lost, as a resume made it. It is no part of the state,
+  // because no event tells an importer's journal what an object's owner has put in its place.
   struct Rebuilt {
-    std::uint64_t number = 0;       // its incarnation (peers.h)
-    bool stands_in = false;         // as in peers.h
-    std::set<DeviceOrdinal> lacks;  // devices still to be added
+    std::uint64_t number = 0;                // its incarnation (peers.h)
+    std::optional<DeviceOrdinal> stands_in;  // ordinary memory there stands in for it, and is mapped repeatedly
+    std::set<DeviceOrdinal> lacks;           // devices still to be added
   };
-  [[nodiscard]] const Rebuilt& RebuiltAs(AllocationId multicast) const REQUIRES(this);
-  void SetRebuilt(AllocationId multicast, Rebuilt rebuilt) REQUIRES(this);
+  [[nodiscard]] const Rebuilt& RebuiltAs(AllocationId allocation) const REQUIRES(this);
+  void SetRebuilt(AllocationId allocation, Rebuilt rebuilt) REQUIRES(this);
   void DeviceAdded(AllocationId multicast, DeviceOrdinal device) REQUIRES(this);
 
   // A copy of the exported descriptor that is kept for further importers of a slab; empty: none.
@@ -139,10 +139,9 @@ class CAPABILITY("ledger") Ledger {
   struct Backing {
     DriverHandle handle;
     UniqueFd descriptor;
-    Bytes piece = 0;
   };
   std::unordered_map<std::uint64_t, Backing> backing_ GUARDED_BY(this);
-  std::unordered_map<std::uint64_t, Rebuilt> rebuilt_ GUARDED_BY(this);  // kept while an object is released
+  std::unordered_map<std::uint64_t, Rebuilt> rebuilt_ GUARDED_BY(this);  // kept while it is released
 };
 
 using LedgerLock = LockOf<Ledger>;

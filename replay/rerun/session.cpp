@@ -1,7 +1,5 @@
 #include "replay/rerun/session.h"
 
-#include "statemachine/plan.h"
-
 namespace amem {
 
 static std::string Side(const Status& status) { return status.ok() ? "ok" : status.message(); }
@@ -19,6 +17,11 @@ Driver& RerunSession::Call() {
 DriverHandle RerunSession::HandleOf(AllocationId allocation) const {
   const auto* const handle = FindIn(handles_, allocation);
   return handle == nullptr ? DriverHandle{} : *handle;
+}
+
+std::optional<DeviceOrdinal> RerunSession::StandsIn(AllocationId allocation) const {
+  const auto* const device = FindIn(stand_ins_, allocation);
+  return device == nullptr ? std::nullopt : std::optional(*device);
 }
 
 Result<SharedAllocation> RerunSession::Share(AllocationId allocation) {
@@ -187,8 +190,7 @@ Status RerunSession::Repeat(const Event& event) {
     if (a != nullptr && (a->placed() || a->multicast)) return {};
     const DriverHandle handle = HandleOf(e->allocation);
     if (!handle) return {Code::kNotFound, ToText(e->allocation) + " has no handle"};
-    if (a != nullptr && performer_.StandsIn(e->allocation))
-      return MapRepeatedly(Call(), Here(e->address), e->bytes, handle, StandInPiece(a->bytes), e->flags);
+    if (StandsIn(e->allocation)) return MapRepeatedly(Call(), Here(e->address), e->bytes, handle, e->flags);
     return Call().Map(Here(e->address), e->bytes, e->offset, handle, e->flags);
   }
   if (const auto* e = std::get_if<Unmapped>(&event.body)) {
@@ -211,6 +213,7 @@ Status RerunSession::Perform(const Step& step) {
   AMEM_ASSIGN(const auto target, performer_.TargetOf(step));
   AMEM_ASSIGN(const auto handle, performer_.Perform(step, target));
   if (handle) handles_[step.allocation] = handle;
+  if (handle && target.stands_in) stand_ins_[step.allocation] = *target.stands_in;
   if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) handles_.erase(step.allocation);
   return {};
 }

@@ -49,6 +49,7 @@ class RerunSession final : public RerunRank, private StepSide {
   // StepSide
   [[nodiscard]] const State& state() const override { return recorded_; }
   [[nodiscard]] DriverHandle HandleOf(AllocationId allocation) const override;
+  [[nodiscard]] std::optional<DeviceOrdinal> StandsIn(AllocationId allocation) const override;
   [[nodiscard]] Address Here(Address recorded) const override;
   Result<SharedAllocation> Shared(const Step& import) override;
   Status Copy(const Step&) override { return {}; }  // contents are not replayed
@@ -73,7 +74,8 @@ class RerunSession final : public RerunRank, private StepSide {
   ExportRemote export_remote_;
   State recorded_;
   std::map<AllocationId, DriverHandle> handles_;
-  std::map<PoolId, Status> step_results_;  // of the step that was begun last, for NCCL and each pool
+  std::map<AllocationId, DeviceOrdinal> stand_ins_;  // memory of that device stands in for it
+  std::map<PoolId, Status> step_results_;            // of the step that was begun last, for NCCL and each pool
   struct Elsewhere {
     Bytes bytes = 0;
     Address here;

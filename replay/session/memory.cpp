@@ -128,18 +128,18 @@ Status Session::MapOnce(Address address, Bytes bytes, Bytes offset, AllocationId
     AMEM_TRY(PutBackPart(address, bytes, allocation));
   }
   DriverHandle handle;
-  Bytes piece = 0;  // of what stands in for memory that was imported before a pause in which its owner died
+  bool stands_in = false;  // for what was imported before a pause in which its owner died
   {
     const Locked lock(*this);
     const auto mapped = MapPart(address, bytes, offset, allocation);
     if (!mapped.ok() || *mapped) return mapped.status();
     handle = ledger_.HandleOf(allocation);
     auto* const whole = ledger_.Find(allocation);
-    if (whole != nullptr && offset == 0 && bytes == whole->bytes) piece = ledger_.PieceOf(allocation);
+    stands_in = whole != nullptr && offset == 0 && bytes == whole->bytes && ledger_.RebuiltAs(allocation).stands_in;
   }
   if (!handle) return WrongCall("map", Hex(address), ToText(allocation) + " does not exist");
-  AMEM_TRY(piece != 0 ? MapRepeatedly(driver_, address, bytes, handle, piece, flags)
-                      : driver_.Map(address, bytes, offset, handle, flags));
+  AMEM_TRY(stands_in ? MapRepeatedly(driver_, address, bytes, handle, flags)
+                     : driver_.Map(address, bytes, offset, handle, flags));
   const LedgerLock lock(ledger_);
   if (!tag.gates.empty() && ledger_.state().RangeAt(address) == ledger_.state().ranges.end()) {
     AMEM_ASSIGN(const Allocation* const mapped, ledger_.Known(allocation));

@@ -131,8 +131,8 @@ Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle
     const LedgerLock lock(ledger_);
     ledger_.SetHandle(as, *handle);
     secrets_.emplace(as, token.secret);
-    if (shared.tag == MemoryTag::kMulticastReleased)
-      ledger_.SetRebuilt(as, {shared.incarnation.number, shared.incarnation.stands_in, {}});
+    const auto stands_in = shared.incarnation.stands_in ? std::optional(DeviceOrdinal{}) : std::nullopt;
+    if (shared.tag == MemoryTag::kMulticastReleased) ledger_.SetRebuilt(as, {shared.incarnation.number, stands_in, {}});
     ledger_.Record(Imported{as,
                             remote,
                             shared.bytes,
@@ -180,7 +180,7 @@ Status Session::RefuseImport(const PeerIdentity& by, AllocationId allocation, Po
 
 Incarnation Session::IncarnationOf(AllocationId allocation) const {
   const Ledger::Rebuilt& rebuilt = ledger_.RebuiltAs(allocation);
-  return {rebuilt.number, rebuilt.stands_in};
+  return {rebuilt.number, rebuilt.stands_in.has_value()};
 }
 
 Result<SharedAllocation> Session::Resolve(const PeerIdentity& by, const Token& token) {

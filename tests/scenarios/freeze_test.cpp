@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
+#include <numeric>
 #include <sstream>
 #include <thread>
 
@@ -160,6 +161,29 @@ TEST_F(Frozen, json_follows_its_schema_and_tells_times_and_bytes) {
         job.directory());
     EXPECT_EQ(valid.status, 0) << valid.out << valid.err << done.out;
     EXPECT_NE(done.out.find("\"taken\": " + std::to_string(kPlain)), std::string::npos) << done.out;
+  }
+  ExpectGoodEnd();
+}
+
+// The times in a text, in their order.
+std::vector<double> Milliseconds(const std::string& text) {
+  std::vector<double> all;
+  for (std::size_t end = text.find(" ms"); end != text.npos; end = text.find(" ms", end + 1))
+    all.push_back(std::stod(text.substr(text.rfind(' ', end - 1))));
+  return all;
+}
+
+TEST_F(Frozen, text_tells_how_long_all_took_and_each_step) {
+  Start(2);
+  for (const char* command : {"freeze", "thaw"}) {
+    const Rank done = Tool({command, First()});
+    const std::size_t line =
+        done.out.find(": 2 processes in ");  // "frozen: 2 processes in 31 ms (pause 21 ms, lock 1 ms, ...)"
+    ASSERT_NE(line, done.out.npos) << done.out << done.err;
+    std::vector<double> times = Milliseconds(done.out.substr(line, done.out.find('\n', line) - line));
+    ASSERT_GE(times.size(), 3U) << done.out;
+    EXPECT_NEAR(times[0], std::accumulate(times.begin() + 1, times.end(), 0.0), 0.5 * static_cast<double>(times.size()))
+        << done.out;  // each is rounded
   }
   ExpectGoodEnd();
 }

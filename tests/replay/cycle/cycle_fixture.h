@@ -157,6 +157,20 @@ class CycleFixture : public ::testing::Test {
     return all;
   }
 
+  // Once more, also what a piece stands in for.
+  void Map(AllocationId id, Bytes bytes) {
+    const Address address = *sim_->Reserve(bytes, 0, {}, 0);
+    const std::vector<AccessDescriptor> access{{{LocationType::kDevice, 0}, 3}};
+    const LedgerLock lock(ledger_);
+    const DriverHandle handle = ledger_.HandleOf(id);
+    const bool stands_in = ledger_.RebuiltAs(id).stands_in.has_value();
+    ASSERT_TRUE((stands_in ? MapRepeatedly(*sim_, address, bytes, handle, 0) : sim_->Map(address, bytes, 0, handle, 0)).ok());
+    ASSERT_TRUE(sim_->SetAccess(address, bytes, access).ok());
+    ledger_.Record(RangeReserved{address, bytes, 0, {}, 0, {}, {}});
+    ledger_.Record(Mapped{address, bytes, 0, id, 0});
+    ledger_.Record(AccessSet{address, bytes, access, {}});
+  }
+
   [[nodiscard]] Address PlaceOf(AllocationId id) const {
     for (const auto& [address, m] : ledger_.state().mappings) {
       if (m.allocation == id) return address;
@@ -202,14 +216,7 @@ class CycleFixture : public ::testing::Test {
       const LedgerLock lock(ledger_);
       ledger_.SetHandle(id, handle);
     }
-    if (!mapped) return;
-    const Address address = *sim_->Reserve(bytes, 0, {}, 0);
-    const std::vector<AccessDescriptor> access{{{LocationType::kDevice, 0}, 3}};
-    ASSERT_TRUE(sim_->Map(address, bytes, 0, handle, 0).ok());
-    ASSERT_TRUE(sim_->SetAccess(address, bytes, access).ok());
-    Record(RangeReserved{address, bytes, 0, {}, 0, {}, {}});
-    Record(Mapped{address, bytes, 0, id, 0});
-    Record(AccessSet{address, bytes, access, {}});
+    if (mapped) Map(id, bytes);
   }
 };
 

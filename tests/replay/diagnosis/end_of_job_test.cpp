@@ -500,6 +500,8 @@ TEST(EndOfJob, of_a_culprit_without_a_journal_the_kind_is_what_the_others_were_t
     EXPECT_EQ(verdict.rank, 0);
     EXPECT_EQ(verdict.remedy.action, told.action) << verdict.summary;
     EXPECT_HAS(verdict.summary, "1 MiB free");
+    const char* const as_told = "was told: rank 0 failed: device 0 has 1 MiB free";  // cause and consequence at once
+    EXPECT_EQ(std::ranges::count(verdict.evidence, as_told, &Evidence::text), 1);
   }
 }
 

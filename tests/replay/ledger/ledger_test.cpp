@@ -286,8 +286,8 @@ TEST_F(LedgerTest, a_handle_is_known_until_it_is_forgotten) {
 TEST_F(LedgerTest, a_device_that_was_added_to_a_rebuilt_multicast_object_is_lacking_no_more) {
   const AllocationId object{5}, other{6};
   EXPECT_EQ(ledger.RebuiltAs(object).number, 0U) << "as NCCL made it";
-  ledger.SetRebuilt(object, {3, true, {DeviceOrdinal{0}, DeviceOrdinal{1}}});
-  ledger.SetRebuilt(other, {4, false, {DeviceOrdinal{0}}});
+  ledger.SetRebuilt(object, {3, DeviceOrdinal{0}, {DeviceOrdinal{0}, DeviceOrdinal{1}}});
+  ledger.SetRebuilt(other, {4, {}, {DeviceOrdinal{0}}});
   ledger.DeviceAdded(object, DeviceOrdinal{0});
   ledger.DeviceAdded(AllocationId{7}, DeviceOrdinal{0});  // of none that was rebuilt
   EXPECT_EQ(ledger.RebuiltAs(object).lacks, std::set{DeviceOrdinal{1}});

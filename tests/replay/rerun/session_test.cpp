@@ -97,6 +97,19 @@ TEST_F(RerunSessionTest, memory_that_stands_in_for_a_lost_owners_is_a_small_piec
   EXPECT_EQ(replay.driver->BytesInUse(DeviceOrdinal{0}), 32 * kMiB);
 }
 
+TEST_F(RerunSessionTest, what_is_mapped_only_once_a_small_piece_stands_in_for_it_is_mapped_repeatedly_here_too) {
+  const AllocationId orphan = Import(96 * kMiB);
+  Pause();
+  Record(PeerLost{kOwner, kPeerDied});
+  ASSERT_TRUE(Resume().ok());
+  Map(orphan, 96 * kMiB);
+  Replay replay = NewReplay();
+  Take(replay, 0, events_.size());
+  EXPECT_TRUE(replay.last.mismatch.ok()) << replay.last.what << ": " << replay.last.mismatch.message();
+  EXPECT_TRUE(replay.session->Compare().ok()) << replay.session->Compare().message();
+  EXPECT_EQ(replay.driver->Snapshot().mappings.size(), 6U);
+}
+
 TEST_F(RerunSessionTest, a_piece_that_is_missing_under_a_mapping_is_a_difference) {
   const AllocationId orphan = Import(96 * kMiB);
   Pause();

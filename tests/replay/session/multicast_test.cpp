@@ -141,5 +141,28 @@ INSTANTIATE_TEST_SUITE_P(Settings, MulticastSession,
                                   (setting.param.layout == Layout::kSlab ? "_slab" : "_direct");
                          });
 
+TEST(MulticastSessions, what_stands_in_for_an_object_is_mapped_by_whoever_imports_it_after_that) {
+  const auto world = *SimulatorWorld::InMemory(2, Bytes{1} << 30);
+  LocalNetwork network;
+  SessionOptions options;
+  options.nvls = Nvls::kRelease;
+  const test::Process a(1, world, network, options), b(2, world, network, options), c(3, world, network, options);
+  test::MulticastCalls of_a(*a.session, *a.simulator), of_b(*b.session, *b.simulator);
+  constexpr Bytes kObject = 96 * test::kMiB;  // three times a piece of 32 MiB
+  const AllocationId object = *of_a.Create(kObject, 2);
+  const auto token = a.session->Export(object);
+  ASSERT_TRUE(of_a.AddDevice(object, DeviceOrdinal{0}).ok());
+  ASSERT_TRUE(of_b.AddDevice(*b.session->Import(token->get(), {}), DeviceOrdinal{1}).ok());
+  std::thread other([&] { EXPECT_TRUE(b.session->Pause().ok()); });
+  EXPECT_TRUE(a.session->Pause().ok());
+  other.join();
+  network.Kill(SessionId{2});
+  ASSERT_TRUE(a.session->Resume().ok());
+  std::byte* const at_a = a.Place(object, kObject);
+  std::byte* const at_c = c.Place(*c.session->Import(token->get(), {}), kObject);
+  at_a[0] = std::byte{7};
+  EXPECT_EQ(at_c[kObject - 32 * test::kMiB], std::byte{7});
+}
+
 }  // namespace
 }  // namespace amem

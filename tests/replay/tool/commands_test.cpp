@@ -626,6 +626,7 @@ TEST_F(Commands, positions_are_events_or_times_in_every_command) {
                             "report --perfetto --from '#5'", "log -f --to 3"})
     EXPECT_EQ(Shell(std::string("$TOOL ") + wrong + " $OK").code, 1) << wrong;
   EXPECT_HAS(Shell("$TOOL log $OK --from #17").err, "write --from=#17");
+  EXPECT_HAS(Shell("$TOOL state" + one + "--at 2000-01-01").err, "no event lies before that time; the first is 1");
 }
 
 TEST_F(Commands, a_pack_of_a_living_job_is_known_as_one) {

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -130,6 +131,7 @@ TEST_F(Tool, ls_v_tells_who_what_and_how_far) {
                            "reference added 1", "requested 2 MiB in 1 allocation; held on devices now 2 MiB"}) {
     EXPECT_HAS(ran.out, part);
   }
+  EXPECT_FALSE(Has(ran.out, "multicast created 0")) << "of kinds that are not there nothing is said";
   const auto json = nlohmann::json::parse(Shell("$TOOL ls -v --json $JOURNALS").out);
   ASSERT_EQ(json.size(), 2u);
   EXPECT_EQ(json[0]["status"], "closed");
@@ -223,6 +225,21 @@ TEST_F(Tool, the_state_of_other_memory_and_of_communicators_fits_its_schema) {
   EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
   const nlohmann::json state = nlohmann::json::parse(test::Contents(scratch_ / "state"));
   for (const char* list : {"communicators", "host", "legacy", "async"}) EXPECT_EQ(state[list].size(), 1U) << list;
+}
+
+TEST_F(Tool, top_tells_the_programs_memory_of_cuMemAlloc_from_nccls) {
+  std::uint64_t clock = 0;
+  Story story(0x5, 0, &clock);
+  story.Then(LegacyAllocated{.address = Address{0x20000}, .bytes = 4096, .why = std::string(ToText(KeepReason::kUser))});
+  story.Then(LegacyAllocated{.address = Address{0x30000}, .bytes = 512, .why = "too large"});
+  const std::string journal = Write(story).string();
+  const auto bytes = [&](const std::string& by) {
+    std::map<std::string, Bytes> of;
+    for (const auto& group : Shell("$TOOL top --json --by " + by + " " + journal).json()) of[group[by]] = group["bytes"];
+    return of;
+  };
+  EXPECT_EQ(bytes("tag"), (std::map<std::string, Bytes>{{"user", 4096}, {"nccl", 512}}));
+  EXPECT_EQ(bytes("communicator")["none: the program's (ncclMemAlloc)"], 4096U);
 }
 
 TEST_F(Tool, log_of_an_allocation_follows_it_to_its_addresses) {

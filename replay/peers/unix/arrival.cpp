@@ -36,8 +36,8 @@ Result<RoundBegun> Arrival::Wait() {
     Status status = LookAndArrive();
     // A member said earlier that it is busy; this look had no time to hear it again.
     if (status.code() == Code::kTimeout && !IsBusy(status) && !busy_.ok()) status = busy_;
-    busy_ = IsBusy(status) ? status : Status{};
     if (status.ok() && state_ == State::kWaiting) status = WaitForNews();
+    busy_ = IsBusy(status) ? status : Status{};
     if (IsBusy(status) && Nap().ok() && !TooLate()) continue;
     if (!status.ok() && state_ == State::kWaiting) status = GiveUp(status);
     if (state_ != State::kWaiting) return Outcome();
@@ -95,16 +95,20 @@ Status Arrival::MoveTo(std::vector<PeerIdentity> set) {
 Status Arrival::Arrive(SessionId leader) {
   last_leader_ = leader;
   if (leader_ == nullptr) leader_ = discovery_.Take(leader);
+  const auto outcome = [&](const Status& status) {
+    if (status.code() == Code::kPeerLost) leader_.reset();
+    return discovery_.WhyLost(leader, status).Within(discovery_.NameOf(leader));
+  };
   if (leader_ == nullptr) {
     auto connection =
         PeerConnection::Begin(context_.connection, leader, Purpose::kRound, context_.service->sessions().Self(), deadline_);
-    if (!connection) return connection.status().Within(discovery_.NameOf(leader));
+    if (!connection) return outcome(connection.status());
     leader_ = *std::move(connection);
   }
   const auto left = call_.kind == CycleKind::kPause ? static_cast<std::uint32_t>(LeftUntil(deadline_).count()) : 0U;
   Status sent =
       leader_->Send({leader_->NextRequest(), ArriveMessage{call_.kind, call_.cycle, announced_, left, call_.tag}}, deadline_);
-  return sent.Within(discovery_.NameOf(leader));
+  return outcome(sent);
 }
 
 // A member in a round is neither running nor paused; one that left it in order does not come back.
@@ -189,7 +193,7 @@ Status Arrival::RequireAlive(const std::vector<PeerIdentity>& members) {
   for (const auto& member : members) {
     // A dying process may still seem to listen. Wait for a leader whose connection has ended; look at the others later.
     const auto patience = member.session == closed_leader_ ? kDyingPatience : kDyingPatience.zero();
-    if (again_ || !IsGone(context_.connection, member.session, patience)) continue;
+    if (again_ || !context_.service->sessions().IsGone(member.session, patience)) continue;
     lost_ = member;
     return {Code::kPeerLost,
             ToText(member) + " " + HowItEnded(context_.connection, member.session) + " while it was waited for"};
@@ -202,7 +206,7 @@ Status Arrival::LeaderClosed(const Status& why) {
   closed_leader_ = leader_->to();
   leader_.reset();
   // The next look tells whether it is still in the set, or has died.
-  return ++closings_ < kLeaderClosingsMax ? Status{} : why.Within(name);
+  return ++closings_ < kLeaderClosingsMax ? Status{} : discovery_.WhyLost(closed_leader_, why).Within(name);
 }
 
 // ---- ending the wait -------------------------------------------------------------------------------------------------------

@@ -48,19 +48,15 @@ Result<Connected> ConnectTo(const ConnectionContext& context, SessionId to) {
 }
 
 std::string HowItEnded(const ConnectionContext& context, SessionId session) {
-  if (context.elsewhere != nullptr && context.elsewhere->Contains(session))
+  if (context.elsewhere != nullptr && (context.elsewhere->Contains(session) || IsRemoved(context.directory)))
     return HasSaidFarewell(session) ? "has closed" : kPeerDied;
   // A session that closes in order removes its socket first.
   return SocketExists(context.directory, session) ? kPeerDied : "has closed";
 }
 
-bool IsGone(const ConnectionContext& context, SessionId session, std::chrono::milliseconds patience) {
-  const Deadline deadline = In(patience);
-  while (true) {
-    if (ConnectTo(context, session).status().code() == Code::kPeerLost) return true;
-    if (Passed(deadline)) return false;
-    std::this_thread::sleep_for(kRetryPause);
-  }
+bool IsNameless(const ConnectionContext& context, SessionId session) {
+  if (SocketExists(context.directory, session)) return false;
+  return context.elsewhere == nullptr || !(context.elsewhere->Contains(session) || HasSaidFarewell(session));
 }
 
 PeerConnection::PeerConnection(const ConnectionContext& context, SessionId to, Connected peer)
@@ -94,7 +90,9 @@ Result<PeerIdentity> PeerConnection::AwaitWelcome(Deadline deadline) {
 }
 
 Status PeerConnection::Lost(int error) const {
-  return {Code::kPeerLost, "it " + HowItEnded(context_, to_) + (error != 0 ? " (" + ErrnoText(error) + ")" : "")};
+  std::string how = HowItEnded(context_, to_);
+  if (how == kPeerDied && SeeProcess(pid(), process_fd()).Lives()) how = "closed the connection";
+  return {Code::kPeerLost, "it " + how + (error != 0 ? " (" + ErrnoText(error) + ")" : "")};
 }
 
 Result<bool> PeerConnection::TrySend(const Message& message) {
@@ -181,7 +179,7 @@ ProcessSeen SeeProcessOf(const PeerIdentity& who, const PeerConnection* open, co
   const auto connected = ConnectTo(context, who.session);
   if (connected) return SeeProcessOf(who, connected->owner.pid, connected->process.get(), waited);
   ProcessSeen seen = SeeProcessOf(who, 0, -1, waited);
-  if (connected.status().code() == Code::kPeerLost) seen.state = "gone";
+  if (connected.status().code() == Code::kPeerLost && !IsNameless(context, who.session)) seen.state = "gone";
   return seen;
 }
 

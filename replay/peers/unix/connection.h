@@ -39,8 +39,8 @@ Result<Connected> ConnectTo(const ConnectionContext& context, SessionId to);
 // How a session ended whose connection closed: "died" or "has closed".
 std::string HowItEnded(const ConnectionContext& context, SessionId session);
 
-// Whether the session's socket is gone or refuses; keeps looking for `patience`.
-bool IsGone(const ConnectionContext& context, SessionId session, std::chrono::milliseconds patience);
+// Whether neither a name of the session nor a word of its end is found. It may live: somebody may have removed its socket.
+[[nodiscard]] bool IsNameless(const ConnectionContext& context, SessionId session);
 
 class PeerConnection : NoCopies {
  public:

@@ -28,7 +28,9 @@ Status Discovery::RefuseLivingLost(const std::optional<std::vector<PeerIdentity>
   // A thread that was asked at the very end of the call hangs nowhere: the time is up.
   if (!doubtful) return had < kToAnswer ? Status{Code::kTimeout, ""} : PeerService::NotServed();
   for (const auto& peer : *doubtful) {
-    if (!IsGone(context_, peer.session, kDyingPatience)) {
+    if (!IsGone(peer.session)) {
+      const Status hidden = service_.sessions().Hidden(peer.session);
+      if (!hidden.ok()) return hidden.Within(ToText(peer));
       return {Code::kRefused, "the connection to " + ToText(peer) +
                                   " broke while they shared memory, and it still lives: neither can be paused without the "
                                   "other; restart the job"};
@@ -42,10 +44,18 @@ void Discovery::NoteGone(SessionId session) {
   static_cast<void>(service_.loop().Run([&sessions = service_.sessions(), session] { sessions.NoteGone(session); }, until_));
 }
 
+// A process that has too many connections, or no descriptors or memory for them, ends one and lives.
+Status Discovery::WhyLost(SessionId session, const Status& why) {
+  if (why.code() != Code::kPeerLost || IsGone(session)) return why;
+  const Status hidden = service_.sessions().Hidden(session);
+  if (!hidden.ok()) refusing_ = IdentityOf(session);
+  return hidden.ok() ? Status{Code::kTimeout, "it lives and does not answer: it ends the connections to it", kNotReady}
+                     : hidden;
+}
+
 // True: that session is dead, and the others go on without it.
 bool Discovery::LeaveOut(SessionId session, const Status& why) {
   if (why.code() != Code::kPeerLost || (progress_.contains(session) && !without_the_dead_)) return false;
-  if (!IsGone(context_, session, kDyingPatience)) return false;
   gone_.insert(session);
   NoteGone(session);
   return true;
@@ -133,8 +143,9 @@ Result<std::vector<NeighbourhoodMessage>> Discovery::AskAll(const std::vector<Se
   std::map<SessionId, std::uint64_t> questions;
   std::vector<NeighbourhoodMessage> answers;
   Status failure;
-  const auto failed = [&](SessionId session, const Status& why) {
-    if (why.code() != Code::kTimeout) connections_.erase(session);
+  const auto failed = [&](SessionId session, const Status& said) {
+    if (said.code() != Code::kTimeout) connections_.erase(session);
+    const Status why = WhyLost(session, said);
     if (LeaveOut(session, why)) return;
     const Status named = Unreachable(session, why);
     if (why.code() == Code::kPeerLost) lost_ = IdentityOf(session);
@@ -159,11 +170,11 @@ Result<std::vector<NeighbourhoodMessage>> Discovery::AskAll(const std::vector<Se
 }
 
 Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_readable) {
-  refusing_.reset();
   until_ = deadline;
   AMEM_ASSIGN(auto frontier, OwnNeighbours());
   const auto had = LeftUntil(until_);
   if (had.count() == 0) return Status{Code::kTimeout, ""};
+  refusing_.reset();
   // Its answer is waited for last: the thread that serves this session looks while others answer.
   auto doubtful = service_.loop().Ask([&sessions = service_.sessions()] { return sessions.Doubtful(); });
   const PeerIdentity self = service_.sessions().Self();

@@ -27,6 +27,9 @@ class Discovery {
   // Neighbours that are dead when first asked are left out; with `without_the_dead`, all that die. Stops early with kTimeout
   // once `unless_readable` can be read.
   Result<std::vector<PeerIdentity>> Look(Deadline deadline, int unless_readable = -1);
+  // What a connection that ended, or could not be made, means: `why` if the session is gone; else a status that IsBusy, or
+  // kRefused.
+  Status WhyLost(SessionId session, const Status& why);
   // For the caller to arrive by, who greets the leader no second time; null: there is none. A later look makes another.
   std::unique_ptr<PeerConnection> Take(SessionId session);
   // For a caller that waits: a connection becomes readable when its session ends.
@@ -45,6 +48,7 @@ class Discovery {
  private:
   Result<std::vector<SessionId>> OwnNeighbours();
   void NoteGone(SessionId session);
+  [[nodiscard]] bool IsGone(SessionId session) const { return service_.sessions().IsGone(session, kDyingPatience); }
   Status RefuseLivingLost(const std::optional<std::vector<PeerIdentity>>& doubtful, std::chrono::milliseconds had);
   bool LeaveOut(SessionId session, const Status& why);
   Result<std::uint64_t> Ask(SessionId session, Deadline deadline);

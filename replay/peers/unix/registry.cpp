@@ -1,13 +1,19 @@
 #include "replay/peers/unix/registry.h"
 
+#include <fmt/format.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <thread>
 
 #include "journal/base/file.h"
+#include "journal/base/process_sight.h"
 
 namespace amem {
+
+constexpr auto kBetweenLooksMost = std::chrono::milliseconds(64);
 
 Status SessionRegistry::Open() {
   change_.Reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -32,7 +38,41 @@ void SessionRegistry::ChangeSelf(const std::function<void(PeerIdentity&)>& chang
 std::optional<PeerIdentity> SessionRegistry::Known(SessionId session) const {
   const std::lock_guard lock(mutex_);
   const auto at = known_.find(session);
-  return at == known_.end() ? std::nullopt : std::optional(at->second);
+  return at == known_.end() ? std::nullopt : std::optional(at->second.identity);
+}
+
+SessionRegistry::Contact SessionRegistry::ContactWith(SessionId session) const {
+  const std::lock_guard lock(mutex_);
+  const auto at = known_.find(session);
+  return at == known_.end() ? Contact() : at->second;
+}
+
+bool SessionRegistry::Contact::HasEnded() const {
+  const auto process = start_ticks == 0 ? std::nullopt : ReadProcessStat(pid);
+  return start_ticks != 0 && (!process || process->start_ticks != start_ticks || process->ended() || process->exiting);
+}
+
+bool SessionRegistry::IsGone(SessionId session, std::chrono::milliseconds patience) const {
+  const Deadline until = In(patience), closing = In(kDyingPatience);
+  for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, kBetweenLooksMost)) {
+    const bool lost = ConnectTo(context_, session).status().code() == Code::kPeerLost;
+    if ((lost && Hidden(session).ok()) || ContactWith(session).HasEnded()) return true;
+    if (Passed(lost ? std::max(until, closing) : until)) return false;
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+// A session that closes in order removes its socket and ends its connections; its process may go on. Others remove sockets too:
+// what tidies a folder up takes those of the living.
+Status SessionRegistry::Hidden(SessionId session) const {
+  const Contact known = ContactWith(session);
+  const bool removed = IsRemoved(context_.directory);
+  if (!IsNameless(context_, session) || known.HasEnded() || (!known.connected && !removed)) return {};
+  const std::string text = fmt::format(
+      "it {}, but its socket {} has been removed from {}, so that nothing that it shares can be paused or resumed: end that "
+      "process, or restart the job with its sockets where nothing tidies up (AMEM_SOCKET_DIR)",
+      known.start_ticks != 0 ? "lives" : "may live", SocketName(session), PathOf(context_.directory));
+  return removed ? Status{Code::kRefused, text} : Status{Code::kTimeout, text, kNotReady};
 }
 
 void SessionRegistry::SetLoss(const std::string& tag, const std::optional<PeerIdentity>& lost) {
@@ -65,7 +105,7 @@ void SessionRegistry::FlushLater(std::shared_ptr<WatchedConnection> connection) 
 
 // ---- on the service thread -------------------------------------------------------------------------------------------------
 
-Status SessionRegistry::Connected(const PeerIdentity& peer) {
+Status SessionRegistry::Connected(const PeerIdentity& peer, pid_t pid) {
   Record& record = records_[peer.session];
   if (record.lost) {
     return {Code::kPeerLost,
@@ -75,7 +115,10 @@ Status SessionRegistry::Connected(const PeerIdentity& peer) {
   record.identity = peer;
   {
     const std::lock_guard lock(mutex_);
-    known_[peer.session] = peer;
+    Contact& known = known_[peer.session];
+    known.identity = peer;
+    known.connected = true;
+    if (pid != 0) known.start_ticks = StartTicks(known.pid = pid);
   }
   if (record.connected && !changed) return {};
   record.connected = true;
@@ -85,19 +128,19 @@ Status SessionRegistry::Connected(const PeerIdentity& peer) {
 
 void SessionRegistry::SeenAs(const PeerIdentity& peer) {
   const auto at = records_.find(peer.session);
-  if (at != records_.end() && at->second.connected && !at->second.lost) static_cast<void>(Connected(peer));
+  if (at != records_.end() && at->second.connected && !at->second.lost) static_cast<void>(Connected(peer, 0));
 }
 
 Status SessionRegistry::Watch(const PeerIdentity& peer, std::shared_ptr<WatchedConnection> connection) {
-  AMEM_TRY(Connected(peer));
-  const SessionId session = peer.session;
   const int fd = connection->fd();
+  const auto peer_process = CredentialsOf(fd);
+  AMEM_TRY(Connected(peer, peer_process ? peer_process->pid : 0));
+  const SessionId session = peer.session;
   const auto key = loop_.Add(
       fd, EPOLLRDHUP, [this, session](ServiceLoop::Key ready, std::uint32_t events) { WatchedReady(session, ready, events); });
   if (key == 0) return {Code::kIo, "watching a connection: " + ErrnoText(errno)};
   Record& record = records_[session];
   record.watched.emplace(key, std::move(connection));
-  const auto peer_process = CredentialsOf(fd);
   if (peer_process && !record.process)
     record.process.Begin(loop_, peer_process->pid, [this, session] { Lose(session, HowItEnded(context_, session)); });
   Changed();
@@ -123,6 +166,10 @@ void SessionRegistry::Lose(SessionId session, const std::string& reason, std::op
   if (!seen && record.process && reason == kPeerDied)
     seen = SeeProcessOf(record.identity, record.process.pid(), record.process.process(), {});
   record.lost = reason;
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto at = known_.find(session); at != known_.end()) at->second.connected = false;
+  }
   record.doubtful = record.connected && (!record.references.empty() || !record.watched.empty());
   for (const auto& [key, connection] : record.watched) {
     loop_.Remove(key);

@@ -75,6 +75,10 @@ class SessionRegistry {
   // again.
   void SetLoss(const std::string& tag, const std::optional<PeerIdentity>& lost);
   [[nodiscard]] std::optional<PeerIdentity> Loss(const std::string& tag) const;
+  // Whether nobody serves that session any more; keeps looking for `patience`, and a moment longer if it may be about to close.
+  [[nodiscard]] bool IsGone(SessionId session, std::chrono::milliseconds patience) const;
+  // Ok, unless the session cannot be found and yet may live: then why, as a status that IsBusy if that may change by itself.
+  [[nodiscard]] Status Hidden(SessionId session) const;
   [[nodiscard]] bool HasFailedBy(const std::string& tag, SessionId session) const;  // SetLoss was called with it
   // Readable when the set may have changed; for Arrive.
   [[nodiscard]] int change_fd() const { return change_.get(); }
@@ -83,8 +87,8 @@ class SessionRegistry {
   void FlushLater(std::shared_ptr<WatchedConnection> connection);
 
   // ---- on the service thread only
-  // A connection for data with this session is open. kPeerLost: it was lost before.
-  Status Connected(const PeerIdentity& peer);
+  // A connection for data with this session is open, of that process (0: it cannot be seen). kPeerLost: it was lost before.
+  Status Connected(const PeerIdentity& peer, pid_t pid);
   // It sent this identity: records a changed group or rank.
   void SeenAs(const PeerIdentity& peer);
   // A connection to an owner is open; from now on its end is noticed.
@@ -112,6 +116,15 @@ class SessionRegistry {
   };
   void WatchedReady(SessionId session, ServiceLoop::Key key, std::uint32_t events);
 
+  struct Contact {
+    PeerIdentity identity;
+    bool connected = false;               // and not lost
+    pid_t pid = 0;                        // of its process, in this pid namespace
+    std::uint64_t start_ticks = 0;        // 0: it cannot be seen
+    [[nodiscard]] bool HasEnded() const;  // or is about to
+  };
+  [[nodiscard]] Contact ContactWith(SessionId session) const;
+
   const ConnectionContext context_;
   ServiceLoop& loop_;
   PeerDelegate& delegate_;
@@ -122,7 +135,7 @@ class SessionRegistry {
 
   mutable std::mutex mutex_;  // guards the next four
   PeerIdentity self_;
-  std::map<SessionId, PeerIdentity> known_;                    // ever connected, for messages
+  std::map<SessionId, Contact> known_;                         // ever connected
   std::map<std::string, std::optional<PeerIdentity>> losses_;  // by tag
   std::set<std::pair<std::string, SessionId>> failed_by_;      // likewise
 

@@ -348,7 +348,7 @@ void PeerService::Greet(Inbound& connection, const Message& message) {
   if (hello->purpose == Purpose::kRequest && requests_ == nullptr) return refuse(Code::kRefused, "it takes no requests");
   if (connection.by_name && hello->purpose != Purpose::kRequest) context_.elsewhere->Add(hello->self.session);
   if (hello->purpose == Purpose::kData) {
-    if (Status connected = sessions_.Connected(hello->self); !connected.ok())
+    if (Status connected = sessions_.Connected(hello->self, connection.pid); !connected.ok())
       return refuse(connected.code(), connected.message());
   }
   connection.welcome = true;

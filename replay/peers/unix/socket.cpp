@@ -106,8 +106,9 @@ Result<UniqueFd> ConnectTo(const SocketAddress& address) {
     if (errno == EAGAIN) return Status{Code::kTimeout, "its queue of connections is full"};
     if (errno == ENOENT)
       return Status{Code::kPeerLost,
-                    "it has no socket that can be seen from here: it has ended, or it runs on another host, or in a container "
-                    "with a network and a /tmp of its own (then name a directory that both see in AMEM_SOCKET_DIR)"};
+                    "it has no socket that can be seen from here: it has ended, or somebody removed its socket, or it runs on "
+                    "another host, or in a container with a network and a /tmp of its own (then name a "
+                    "directory that both see in AMEM_SOCKET_DIR)"};
     if (errno == ECONNREFUSED) return Status{Code::kPeerLost, "nobody listens on its socket: its process has died"};
     return Status{Code::kIo, "connect: " + ErrnoText(errno)};
   }
@@ -200,6 +201,14 @@ bool SocketExists(int directory, SessionId session) {
   struct stat info {};
   return ::fstatat(directory, SocketName(session).c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0;
 }
+
+std::string PathOf(int directory) {
+  std::error_code none;
+  return std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", directory), none).string();
+}
+
+// By its path, because overlayfs counts one link of any directory.
+bool IsRemoved(int directory) { return PathOf(directory).ends_with(" (deleted)"); }
 
 void SweepSockets(int directory) {
   if (!IsOnLocalFileSystem(directory)) return;  // elsewhere a socket that refuses may have its process on another host

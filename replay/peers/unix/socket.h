@@ -55,6 +55,8 @@ class Listener {
 Result<Listener> ListenAt(int directory, SessionId session);
 void RemoveSocket(int directory, SessionId session);
 [[nodiscard]] bool SocketExists(int directory, SessionId session);
+std::string PathOf(int directory);            // as the kernel shows it
+[[nodiscard]] bool IsRemoved(int directory);  // which says nothing of the sessions whose sockets were in it
 // Removes what dead processes left. Never touches a socket that still listens.
 void SweepSockets(int directory);
 

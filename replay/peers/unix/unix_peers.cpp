@@ -108,7 +108,7 @@ class Serving final : public UnixPeers {
     };
     const auto has_told = service_->loop().Run(told, until);
     if (!has_told || *has_told) return has_told.has_value();
-    if (!IsGone(context_, session, kLossPatience)) return false;
+    if (!service_->sessions().IsGone(session, kLossPatience)) return false;
     service_->loop().Run([&sessions = service_->sessions(), session] { sessions.NoteGone(session); }, until);
     while (!service_->loop().Run(told, until).value_or(false)) {
       if (Passed(until)) return false;

@@ -8,6 +8,7 @@
 // Guarantees
 // * A session is connected when the first connection for data to or from it stands, and lost when one of them closes or its
 //   process dies, once and for all: OnPeerLost says "died", or "has closed" if it stopped in order.
+// * A session whose socket somebody removed is not lost: calls that need it fail, until its process ends.
 // * If a round's leader is lost, every vote from then on is kPeerLost at once. If the leader's process is stopped (not dead),
 //   members give up a little after it should have decided (Deadlines::margin).
 // * Sockets that dead processes left are swept at the start of the next session; those of the living are never touched.

@@ -40,8 +40,8 @@ class AbstractNames : public ::testing::Test {
     return id;
   }
   // In a child: an owner with a /tmp of its own, until it is told to go.
-  int Own(const SessionId id, Token& token, const Baton& ready, const Baton& go, bool in_order) {
-    Alone self(0, id);
+  int Own(const SessionId id, Token& token, const Baton& ready, const Baton& go, bool in_order, bool removed) {
+    Alone self(0, id, removed ? common_.sockets() : std::filesystem::path());
     if (!self.peers || !self.said.empty()) return 1;
     token = self.session.Export(AllocationId{1});
     ready.Pass();
@@ -52,24 +52,31 @@ class AbstractNames : public ::testing::Test {
     go.Await();  // as a process does that has much to do before it ends
     return 0;
   }
-  void HowItEnded(bool in_order, const char* expected) {
+  // `removed`: they share a directory, until somebody removes it.
+  void HowItEnded(bool in_order, bool removed, const char* expected) {
     auto* token =
         static_cast<Token*>(::mmap(nullptr, sizeof(Token), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
     Baton ready, go;
     const SessionId id = Random();
-    Child owner([&] { return Own(id, *token, ready, go, in_order); });
+    Child owner([&] { return Own(id, *token, ready, go, in_order, removed); });
     ready.Await();
-    Alone importer(1, Random());
+    Alone importer(1, Random(), removed ? common_.sockets() : std::filesystem::path());
     ASSERT_TRUE(importer.peers) << importer.problem.message();
     const auto shared = importer.peers->Import(*token, AllocationId{5});
     ASSERT_TRUE(shared.ok()) << shared.status().message();
+    importer.session.Add(id);
+    importer.session.forget_lost = true;
+    if (removed) common_.RemoveSockets();
     go.Pass();
     ASSERT_TRUE(importer.session.WaitUntilLost(1));
     EXPECT_EQ(importer.session.lost()[0].second, expected);
+    const auto alone = importer.peers->Arrive({CycleKind::kPause, 1, In(std::chrono::seconds(20))});
+    EXPECT_TRUE(alone.ok()) << "it is known to have ended: " << alone.status().message();
     go.Pass();
     EXPECT_EQ(owner.Wait(), in_order ? 0 : 1000 + SIGKILL);
     ::munmap(token, sizeof(Token));
   }
+  TemporaryDirectory common_;
 };
 
 TEST_F(AbstractNames, ranks_with_a_tmp_each_share_and_pause) {
@@ -101,8 +108,10 @@ TEST_F(AbstractNames, a_rank_without_a_socket_directory_is_found_and_says_so_onc
   EXPECT_TRUE(a.peers->Import(b.session.Export(AllocationId{2}), AllocationId{6}).ok());
 }
 
-TEST_F(AbstractNames, a_death_elsewhere_is_told_as_a_death) { HowItEnded(false, kPeerDied); }
-TEST_F(AbstractNames, an_end_in_order_elsewhere_is_told_as_one) { HowItEnded(true, "has closed"); }
+TEST_F(AbstractNames, a_death_elsewhere_is_told_as_a_death) { HowItEnded(false, false, kPeerDied); }
+TEST_F(AbstractNames, an_end_in_order_elsewhere_is_told_as_one) { HowItEnded(true, false, "has closed"); }
+TEST_F(AbstractNames, a_death_after_the_directory_was_removed_is_told_as_a_death) { HowItEnded(false, true, kPeerDied); }
+TEST_F(AbstractNames, an_end_in_order_after_the_directory_was_removed_is_told_as_one) { HowItEnded(true, true, "has closed"); }
 
 TEST_F(AbstractNames, a_rank_that_cannot_be_reached_is_told_with_what_to_do) {
   Alone a(0, Random());

@@ -47,6 +47,12 @@ class TemporaryDirectory {
     std::filesystem::remove_all(path_, ignored);
   }
   [[nodiscard]] std::filesystem::path sockets() const { return path_ / "sockets"; }
+  // As those do who tidy /tmp up: the folder goes, or what is in it.
+  void RemoveSockets(bool folder = true) const {
+    if (folder) std::filesystem::remove_all(sockets());
+    if (!folder)
+      for (const auto& socket : std::filesystem::directory_iterator(sockets())) std::filesystem::remove(socket);
+  }
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
 
  private:

@@ -24,8 +24,11 @@ class ScriptedLeader {
   // What to say to a member that has voted, in this order.
   using OnVote = std::function<std::vector<MessageBody>(const PeerIdentity& member, const VoteMessage& vote)>;
 
-  ScriptedLeader(const TemporaryDirectory& directory, std::vector<PeerIdentity> members, OnVote on_vote)
-      : members_(std::move(members)), on_vote_(std::move(on_vote)) {
+  // Whether a message ends its connection, in place of an answer.
+  using Closes = std::function<bool(const MessageBody& body)>;
+
+  ScriptedLeader(const TemporaryDirectory& directory, std::vector<PeerIdentity> members, OnVote on_vote, Closes closes = {})
+      : members_(std::move(members)), on_vote_(std::move(on_vote)), closes_(std::move(closes)) {
     directory_ = *OpenSocketDirectory(directory.sockets());
     listener_ = *ListenAt(directory_.get(), members_.front().session);
     thread_ = std::thread([this] {
@@ -62,7 +65,13 @@ class ScriptedLeader {
     for (const auto& connection : connections_) {
       const Packet packet = ReceivePacket(connection->socket.get(), buffer_, false);
       if (packet.state != Packet::State::kMessage) continue;
-      if (const auto message = DecodeMessage(std::span(buffer_).first(packet.bytes))) Answer(*connection, *message);
+      const auto message = DecodeMessage(std::span(buffer_).first(packet.bytes));
+      if (message && closes_ && closes_(message->body)) {
+        connection->socket.Reset();
+        connection->arrived = false;
+      } else if (message) {
+        Answer(*connection, *message);
+      }
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -94,6 +103,7 @@ class ScriptedLeader {
 
   const std::vector<PeerIdentity> members_;
   const OnVote on_vote_;
+  const Closes closes_;
   UniqueFd directory_;
   Listener listener_;
   std::vector<std::unique_ptr<Connection>> connections_;

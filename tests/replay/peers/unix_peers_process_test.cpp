@@ -426,6 +426,31 @@ TEST_F(ProcessTest, a_loss_that_somebody_else_saw_is_noticed_here) {
   EXPECT_TRUE(self.peers->AwaitLoss(Identity(7).session));  // nobody that anything was shared with
 }
 
+TEST_F(ProcessTest, a_death_is_known_though_somebody_removed_all_sockets) {
+  Child other([&] {
+    Rank self(directory_, 1);
+    desk_->tokens[1] = self.session.Export(AllocationId{1});
+    ready_.Pass();
+    never_.Await();
+    return 0;
+  });
+  Rank self(directory_, 0);
+  self.session.forget_lost = true;
+  ready_.Await();
+  ASSERT_TRUE(self.peers->Import(desk_->tokens[1], AllocationId{5}));
+  self.session.Add(Identity(1).session);
+  directory_.RemoveSockets();
+  other.StopRunning();
+  EXPECT_EQ(self.Arrive(CycleKind::kPause, 1).status().code(), Code::kRefused) << "it lives";
+  EXPECT_TRUE(self.session.lost().empty());
+  other.Kill(SIGKILL);
+  other.Wait();
+  const auto alone = self.Arrive(CycleKind::kPause, 1);
+  ASSERT_TRUE(alone) << alone.status().message();
+  EXPECT_EQ((*alone)->Members().size(), 1U);
+  EXPECT_TRUE(self.session.WaitUntilLost(1));
+}
+
 class VictimTest : public ProcessTest, public ::testing::WithParamInterface<int> {};
 
 TEST_P(VictimTest, killed_during_a_vote_is_named_at_once_by_all) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "replay/peers/unix/socket.h"
 #include "tests/replay/peers/peers_fixture.h"
 #include "tests/replay/peers/scripted_leader.h"
 
@@ -504,6 +505,97 @@ TEST_F(RoundTest, a_member_that_closes_while_others_wait_for_it_is_named_at_once
   }
 }
 
+// ---- sockets that somebody removed -----------------------------------------------------------------------------------------
+
+class RemovedSockets : public RoundTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  // Rank 0 calls while the others live, nothing is lost, and the message says so.
+  void ExpectRefusal(CycleKind kind) {
+    const Status status = ranks_[0]->Arrive(kind, 1).status();
+    EXPECT_EQ(status.code(), GetParam() ? Code::kRefused : Code::kTimeout) << status.message();
+    for (const std::string& part : {std::string("rank 1 (pid "), std::string(": it lives, but its socket 0000000000001001"),
+                                    directory_.sockets().string(), std::string("AMEM_SOCKET_DIR")})
+      EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+    EXPECT_EQ(ranks_[0]->culprits, std::vector{ranks_[1]->identity});
+    for (const auto& rank : ranks_) {
+      EXPECT_EQ(rank->session.references(), 1U) << "it would come back as zeros";
+      EXPECT_TRUE(rank->session.lost().empty());
+    }
+  }
+};
+
+TEST_P(RemovedSockets, fail_a_pause_and_no_memory_counts_as_lost) {
+  JoinRing(2, 1000 * kFew);
+  directory_.RemoveSockets(GetParam());
+  ExpectRefusal(CycleKind::kPause);
+}
+
+TEST_P(RemovedSockets, fail_a_resume_too_however_patient_it_is) {
+  JoinRing(2, 1000 * kFew);
+  for (auto& rank : ranks_) rank->session.lifecycle = Lifecycle::kPaused;
+  directory_.RemoveSockets(GetParam());
+  ExpectRefusal(CycleKind::kResume);
+}
+
+TEST_P(RemovedSockets, make_nobody_believe_a_loss_that_somebody_else_reports) {
+  JoinRing(2);
+  directory_.RemoveSockets(GetParam());
+  EXPECT_FALSE(ranks_[0]->peers->AwaitLoss(ranks_[1]->identity.session));
+  EXPECT_TRUE(ranks_[0]->session.lost().empty());
+  ranks_[1]->peers->Stop();
+  EXPECT_TRUE(ranks_[0]->session.WaitUntilLost(1));
+  EXPECT_TRUE(ranks_[0]->peers->AwaitLoss(ranks_[1]->identity.session));
+}
+
+TEST_P(RemovedSockets, of_a_member_that_does_not_come_leave_it_late_and_not_lost) {
+  JoinRing(2, 1000 * kFew);
+  ranks_[1]->session.lifecycle = Lifecycle::kRunning;
+  int looks = 0;
+  ranks_[0]->session.before_neighbours = [&](Deadline) {
+    if (++looks == 2) directory_.RemoveSockets(GetParam());
+  };
+  const Status late = ranks_[0]->Arrive(CycleKind::kPause, 1).status();
+  EXPECT_EQ(late.code(), Code::kTimeout) << late.message();
+  EXPECT_NE(late.message().find("ms for rank 1 (pid "), std::string::npos) << late.message();
+}
+
+TEST_P(RemovedSockets, of_a_member_that_does_not_vote_do_not_tell_the_journal_that_it_has_gone) {
+  JoinRing(3, 2000 * kFew);
+  std::atomic<int> came{0};
+  Everybody([&](Rank& rank, std::size_t i) {
+    auto round = rank.Arrive(CycleKind::kPause, 1);
+    ASSERT_TRUE(round) << round.status().message();
+    ++came;
+    while (came < 3) std::this_thread::sleep_for(milliseconds(1));
+    if (i == 2) directory_.RemoveSockets(GetParam());
+    while (i != 2 && std::filesystem::exists(directory_.sockets() / SocketName(Identity(2).session)))
+      std::this_thread::sleep_for(milliseconds(1));
+    while (i == 2 && came < 5) std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_EQ((*round)->Vote(PhaseKind::kPauseArrive, {}).status.code(), Code::kTimeout);
+    ++came;
+    while (came < 6) std::this_thread::sleep_for(milliseconds(1));
+  });
+  const auto seen = ranks_[1]->session.AwaitFacts<ProcessSeen>(1);
+  ASSERT_FALSE(seen.empty());
+  for (const ProcessSeen& one : seen) EXPECT_NE(one.state, "gone");
+}
+
+// That it closed in order cannot be told from a connection that broke: the end of its process settles it.
+TEST_F(RoundTest, of_sessions_that_ended_without_their_folder_nobody_says_more_than_is_known) {
+  JoinRing(2);
+  directory_.RemoveSockets();
+  ranks_[1]->peers->Stop();
+  ASSERT_TRUE(ranks_[0]->session.WaitUntilLost(1));
+  ranks_[0]->session.forget_lost = true;
+  const Status status = ranks_[0]->Arrive(CycleKind::kPause, 1).status();
+  EXPECT_EQ(status.code(), Code::kRefused) << status.message();
+  EXPECT_NE(status.message().find("rank 1 (pid "), std::string::npos) << status.message();
+}
+
+INSTANTIATE_TEST_SUITE_P(With, RemovedSockets, ::testing::Bool(), [](const auto& folder) {
+  return folder.param ? std::string("their_folder") : std::string("names_only");
+});
+
 TEST_F(RoundTest, who_calls_after_the_others_were_told_of_a_loss_is_told_too_and_their_next_call_unites_them) {
   JoinRing(4);
   for (auto& rank : ranks_) rank->session.forget_lost = true;
@@ -644,6 +736,39 @@ TEST_F(ScriptedLeaderTest, one_that_decides_nothing_is_given_up_a_little_after_i
   EXPECT_GE(took, milliseconds(timeout_ms - 50) + member.deadlines.margin());
   EXPECT_LT(took, milliseconds(10 * timeout_ms));
   EXPECT_TRUE((*round)->Leaderless());
+}
+
+// As a process does that has no descriptor or no memory for one more connection.
+TEST_F(ScriptedLeaderTest, one_that_ends_connections_and_lives_is_asked_again) {
+  std::atomic<int> closed{0};
+  ScriptedLeader leader(directory_, {Identity(0), Identity(1)}, {}, [&](const MessageBody& body) {
+    return (std::holds_alternative<AskNeighboursMessage>(body) && closed++ < 3) ||
+           (std::holds_alternative<ArriveMessage>(body) && closed++ < 9);
+  });
+  Rank& member = JoinMember(1);
+  auto round = member.Arrive(CycleKind::kPause, 1);
+  ASSERT_TRUE(round) << round.status().message();
+  EXPECT_GE(closed, 9);
+  EXPECT_TRUE(member.session.lost().empty());
+}
+
+TEST_F(ScriptedLeaderTest, one_that_ends_connections_until_the_deadline_lives_and_does_not_answer) {
+  ScriptedLeader leader(directory_, {Identity(0), Identity(1)}, {},
+                        [](const MessageBody& body) { return std::holds_alternative<AskNeighboursMessage>(body); });
+  Rank& member = JoinMember(1, 2000 * kFew);
+  const Status status = member.Arrive(CycleKind::kPause, 1).status();
+  EXPECT_EQ(status.code(), Code::kTimeout);
+  EXPECT_NE(status.message().find("lives and does not answer: it ends the connections"), std::string::npos) << status.message();
+  EXPECT_EQ(member.culprits, std::vector{PeerIdentity{.session = Identity(0).session}}) << "it has not said who it is";
+}
+
+TEST_F(ScriptedLeaderTest, one_that_hears_no_arrival_and_lives_is_late_and_not_lost) {
+  ScriptedLeader leader(directory_, {Identity(0), Identity(1)}, {},
+                        [](const MessageBody& body) { return std::holds_alternative<ArriveMessage>(body); });
+  Rank& member = JoinMember(1, 2000 * kFew);
+  const Status status = member.Arrive(CycleKind::kPause, 1).status();
+  EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
+  EXPECT_NE(status.message().find("rank 0 (pid "), std::string::npos) << status.message();
 }
 
 TEST_F(ScriptedLeaderTest, one_that_dies_between_its_last_decisions_leaves_a_member_that_hears_how_it_ended) {

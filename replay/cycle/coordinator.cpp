@@ -12,10 +12,6 @@ namespace {
 // How long to wait for the ledger, which a hanging driver call may hold. After that the failure is not recorded.
 constexpr std::chrono::milliseconds kToRecord{100};
 
-// To unpin a GiB takes a pause 60 ms longer, and the five after it 8 ms each (four ranks of one H100, driver 580), so it gets a
-// thousandth of the time between pauses.
-constexpr int kUnpinsFor = 1000;
-
 // A program fills its tags, so the contents are dense: copy engines move them, and host memory is prepared for all of them.
 // NCCL's are sparse.
 BackupOptions OptionsFor(const CycleContext& context, PoolId pool) {
@@ -301,10 +297,8 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
   }
   if (kind == CycleKind::kResume) discards ? backup_.ForgetAll() : backup_.Keep();
   in_use_ = false;
-  if (kind == CycleKind::kPause && manner.after == nullptr) {  // the devices are idle
-    const std::chrono::nanoseconds since_last(start - std::exchange(paused_at_ns_, start));
-    pinned_.GiveSpareBack(since_last / kUnpinsFor);
-  }
+  if (kind == CycleKind::kPause && manner.after == nullptr)  // the devices are idle
+    pinned_.GiveSpareBack(std::chrono::nanoseconds(start - std::exchange(paused_at_ns_, start)));
   Add(kind, report, true);
   const std::lock_guard lock(report_mutex_);
   (kind == CycleKind::kPause ? pause_ : resume_) = std::move(report);

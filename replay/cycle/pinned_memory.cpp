@@ -304,7 +304,7 @@ void PinnedSupply::Trim(Bytes keep) {
   Drop(keep);
 }
 
-void PinnedSupply::GiveSpareBack(std::chrono::nanoseconds most) {
+void PinnedSupply::GiveSpareBack(std::chrono::nanoseconds since_last) {
   if (fork_.InChild()) return;
   Bytes keep = 0;
   {
@@ -317,7 +317,9 @@ void PinnedSupply::GiveSpareBack(std::chrono::nanoseconds most) {
   }
   constexpr Bytes kLittle = Bytes{64} << 20;  // below this a scope wants nothing ahead
   keep += std::max(keep / 8, kLittle);
-  const std::uint64_t until = MonotonicNs() + static_cast<std::uint64_t>(most.count());
+  const auto most = static_cast<std::uint64_t>(options_.unpins_for == 0 ? since_last.max().count() / 2
+                                                                        : since_last.count() / options_.unpins_for);
+  const std::uint64_t until = MonotonicNs() + most;
   Bytes pinned = Count().pinned_bytes;
   for (std::uint64_t now = MonotonicNs(); pinned > keep && now + unpin_ns_ <= until;) {
     Drop(std::max(keep, pinned - options_.chunk));

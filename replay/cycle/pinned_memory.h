@@ -62,7 +62,10 @@ class PinnedMemory;
 class PinnedSupply : NoCopies {
  public:
   struct Options {
-    Bytes chunk = Bytes{32} << 20;            // size of each buffer; large enough to keep a copy engine busy
+    Bytes chunk = Bytes{32} << 20;  // size of each buffer; large enough to keep a copy engine busy
+    // In a pause one part in so many of the time since the last one goes to unpinning; 0: as long as it takes. To unpin a GiB
+    // takes a pause 60 ms longer, and the five after it 8 ms each (four ranks of one H100, driver 580).
+    std::int64_t unpins_for = 1000;
     std::chrono::milliseconds quiet{0};       // pins ahead only after the driver was left alone for so long (Busy)
     Bytes nccl_limit = Bytes{4} << 30;        // for NCCL's memory no more is pinned ahead; Take pins what it needs all the same
     Bytes pools_limit = Bytes{4} << 30;       // the same for all pools together
@@ -110,8 +113,8 @@ class PinnedSupply : NoCopies {
   void Trim(Bytes keep);
   // While contents are saved, and in quiet times: frees what was neither wanted since the call before the last nor used at
   // recent ones, because the scopes have shrunk for good. What contents take varies from pause to pause. Takes no
-  // longer than `most`, as far as that can be known; the rest waits for the next call.
-  void GiveSpareBack(std::chrono::nanoseconds most);
+  // longer than Options::unpins_for allows, as far as that can be known; the rest waits for the next call.
+  void GiveSpareBack(std::chrono::nanoseconds since_last);
   void GiveBack(Bytes bytes);  // in quiet times: frees so much of idle buffers and populated pages
   [[nodiscard]] Statistics Count() const;
 

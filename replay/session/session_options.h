@@ -29,6 +29,7 @@ struct SessionOptions {
   Bytes pinned_bytes = Bytes{4} << 30;       // host memory pinned ahead for NCCL's memory, at most
   std::filesystem::path host_claims;         // one file for all ranks of the host; empty: none
   Bytes pool_pinned_bytes = Bytes{4} << 30;  // the same for all pools together
+  std::int64_t unpins_for = 1000;            // PinnedSupply::Options
 };
 
 // Which call of NCCL makes memory.

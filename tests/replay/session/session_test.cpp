@@ -267,6 +267,7 @@ TEST_F(SessionTest, host_memory_is_not_pinned_for_what_was_freed) {
 TEST_F(SessionTest, host_memory_goes_back_in_a_pause_when_what_is_held_has_shrunk_for_good) {
   SessionOptions options = Direct();
   options.user_memory = UserMemory::kRelease;
+  options.unpins_for = 0;
   Process c(3, world, network, options);
   const AllocationId large = c.Create(192 * kMiB, true);
   for (int i = 0; i < 10'000 && c.Pinned() < 192 * kMiB; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -130,8 +130,7 @@ struct Decision {
                       // kPeerLost: it died)
   std::vector<SessionId> absent{};  // members that are not known to have died, and of whom no vote was heard
   bool against = false;             // a member voted against the phase
-  bool heard =
-      true;  // from the leader, as by all others; false: it has not told, and others may have heard that the vote passed
+  bool heard = true;                // by all, from the leader; false: others may have heard that the vote passed
 };
 
 // One pause or resume over a set of sessions. Destroying it early withdraws: the others get kPeerLost.

@@ -70,6 +70,14 @@ class ProcessTest : public ::testing::Test {
       go_[stage].Await();
     }
   }
+  // The work of a process of rank 1 that owns an allocation, and whose token is on the desk once `ready_` is passed.
+  int OwnUntilKilled() {
+    Rank self(directory_, 1);
+    desk_->tokens[1] = self.session.Export(AllocationId{1});
+    ready_.Pass();
+    never_.Await();
+    return 0;
+  }
   void Note(int rank, const Status& status, SessionId culprit = {}, std::chrono::steady_clock::time_point begun = {}) {
     Report& report = desk_->reports[static_cast<std::size_t>(rank)];
     report.code = static_cast<int>(status.code());
@@ -409,13 +417,7 @@ TEST_F(ProcessTest, who_died_before_is_no_member_and_costs_no_second_call) {
 }
 
 TEST_F(ProcessTest, a_loss_that_somebody_else_saw_is_noticed_here) {
-  Child other([&] {
-    Rank self(directory_, 1);
-    desk_->tokens[1] = self.session.Export(AllocationId{1});
-    ready_.Pass();
-    never_.Await();
-    return 0;
-  });
+  Child other([&] { return OwnUntilKilled(); });
   Rank self(directory_, 0);
   ready_.Await();
   ASSERT_TRUE(self.peers->Import(desk_->tokens[1], AllocationId{5}));
@@ -427,13 +429,7 @@ TEST_F(ProcessTest, a_loss_that_somebody_else_saw_is_noticed_here) {
 }
 
 TEST_F(ProcessTest, a_death_is_known_though_somebody_removed_all_sockets) {
-  Child other([&] {
-    Rank self(directory_, 1);
-    desk_->tokens[1] = self.session.Export(AllocationId{1});
-    ready_.Pass();
-    never_.Await();
-    return 0;
-  });
+  Child other([&] { return OwnUntilKilled(); });
   Rank self(directory_, 0);
   self.session.forget_lost = true;
   ready_.Await();

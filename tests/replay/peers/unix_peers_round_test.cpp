@@ -736,6 +736,11 @@ TEST_F(ScriptedLeaderTest, one_that_decides_nothing_is_given_up_a_little_after_i
   EXPECT_GE(took, milliseconds(timeout_ms - 50) + member.deadlines.margin());
   EXPECT_LT(took, milliseconds(10 * timeout_ms));
   EXPECT_TRUE((*round)->Leaderless());
+  for (const Decision& unheard : {decision, (*round)->Vote(PhaseKind::kPauseReleaseOwn, {})}) {
+    EXPECT_FALSE(unheard.heard);
+    EXPECT_FALSE(unheard.against);
+    EXPECT_EQ(unheard.absent, std::vector{Identity(0).session}) << "nothing is known of the others";
+  }
 }
 
 // As a process does that has no descriptor or no memory for one more connection.

@@ -72,7 +72,7 @@ Status Coordinator::CanBegin() {
   };
   Status can = check();
   // A member may have died before this session's journal knew of it; the members were then found without that one.
-  for (SessionId awaited; outsider && outsider != awaited && peers_.AwaitLoss(outsider);) {
+  for (SessionId awaited; outsider && outsider != awaited && peers_.AwaitLoss(outsider, kLossPatience);) {
     awaited = outsider;
     can = check();
   }

@@ -347,7 +347,8 @@ Coordinator::Decided Coordinator::Vote(Round& round, PhaseKind phase, const Stat
   }
   // The plans of the undo and of the next call must know of the loss: nothing is imported from the dead, and an object that
   // lost a member is not made anew.
-  if (decided.status.code() == Code::kPeerLost && decided.culprit) static_cast<void>(peers_.AwaitLoss(decided.culprit));
+  if (decided.status.code() == Code::kPeerLost && decided.culprit)
+    static_cast<void>(peers_.AwaitLoss(decided.culprit, kLossPatience));
   ledger_.LockAndRecord(PhaseDecided{phase, decided.status.ok(), decided.culprit, decided.status.message(),
                                      decided.status.code(), decided.status.driver_result(), pool_});
   return decided;
@@ -447,19 +448,20 @@ Status Coordinator::RunUndoPhase(CycleKind undo, PhaseKind phase, std::set<Sessi
   }
 }
 
-// What a late owner has made anew holds nothing until it has restored its contents, and who goes on reads that. So its
-// importers stay paused, and because they say so by their next vote, all others do as well.
+// What an owner has made anew holds nothing until it has restored its contents, and who goes on reads that. So if an owner
+// lives and is late, or has left the round, its importers stay paused, and because they say so by their next vote, all others
+// do as well. The others wait for that vote, so the owner's process is looked at only once.
 Status Coordinator::HaveRestored(const std::set<SessionId>& owners, const Round& round, const Decision& decided) {
   if (all_held_) return {};
   const std::vector<PeerIdentity> members = round.Members();
-  const LedgerLock lock(ledger_);
   for (const SessionId owner : owners) {
-    const auto* const known = FindIn(ledger_.state().peers, owner);
     const auto member = std::ranges::find(members, owner, &PeerIdentity::session);
     const bool voted = member != members.end() && std::ranges::find(decided.absent, owner) == decided.absent.end();
-    if (voted || known == nullptr || !known->connected) continue;
-    const PeerIdentity who =
-        member != members.end() ? *member : PeerIdentity{owner, known->host, known->pid, known->group, known->rank};
+    if (voted || peers_.AwaitLoss(owner, kLossPatience.zero())) continue;
+    PeerIdentity who = member != members.end() ? *member : PeerIdentity{.session = owner};
+    const LedgerLock lock(ledger_);
+    if (const auto* const known = FindIn(ledger_.state().peers, owner); member == members.end() && known != nullptr)
+      who = {owner, known->host, known->pid, known->group, known->rank};
     return {Code::kRefused, ToText(who) + ", whose memory is imported here, has not said that it has restored the contents"};
   }
   return {};

@@ -182,7 +182,7 @@ Status ImportQueue::AwaitNextBatch() {
   const Batch& batch = batches_[arrived_++];
   if (!shared.ok()) {
     if (shared.status().code() != Code::kPeerLost) return shared.status();
-    static_cast<void>(peers_.AwaitLoss(batch.owner));
+    static_cast<void>(peers_.AwaitLoss(batch.owner, kLossPatience));
     return shared.status().ReportedBy(batch.owner);
   }
   for (std::size_t i = 0; i < batch.requests.size(); ++i) arrived_with_[batch.requests[i].as] = std::move((*shared)[i]);

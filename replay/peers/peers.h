@@ -128,7 +128,7 @@ struct Decision {
                       // (Status::reported_by); zero: nobody's
   Status status;      // ok: all voted ok. Otherwise the first failure, with rank, phase and reason (kTimeout: no vote came;
                       // kPeerLost: it died)
-  std::vector<SessionId> absent{};  // members that are not known to have died, and of whom no vote was heard
+  std::vector<SessionId> absent{};  // members of whom no vote was heard: late ones, and all that have died or left the round
   bool against = false;             // a member voted against the phase
   bool heard = true;                // by all, from the leader; false: others may have heard that the vote passed
 };
@@ -151,6 +151,9 @@ class Round {
   virtual Result<std::optional<Lifecycle>> Regather() { return std::optional<Lifecycle>(); }
 };
 
+// After a vote, or a peer's answer, said that a session is lost.
+inline constexpr std::chrono::milliseconds kLossPatience{1000};
+
 class Peers {
  public:
   virtual ~Peers() = default;
@@ -166,9 +169,9 @@ class Peers {
   // Tells the owner that a reference is gone. Does not wait; a dead owner is no failure.
   virtual void DropReference(const RemoteAllocation& remote, AllocationId as) = 0;
 
-  // After a vote said that `session` is lost: waits, at most a second, until this process's delegate knows it. False: from here
-  // it seems to live.
-  virtual bool AwaitLoss(SessionId session) = 0;
+  // Whether `session` is lost; if so, this process's delegate knows it on return. A process that dies seems to live for a
+  // while, so one that seems to live is looked at again for as long as `patience`.
+  virtual bool AwaitLoss(SessionId session, std::chrono::milliseconds patience) = 0;
 
   // Finds the set: the sessions that share memory of that tag with this one, directly or through others, with the same group.
   // Waits until all of them have arrived for the same kind of cycle. kTimeout names those that did not come, and what they do

@@ -260,7 +260,7 @@ void VoteCounter::Decide(Ongoing& round, SessionId culprit, Status status) {
   round.ballot = {};
   for (auto& [session, member] : round.members) {
     member.told = member.told || member.gone;
-    if (!member.gone && !votes.contains(session)) decision.decision.absent.push_back(session);
+    if (!votes.contains(session)) decision.decision.absent.push_back(session);
   }
   round.decisions.push_back(decision);
   for (const auto& [session, vote] : votes) {

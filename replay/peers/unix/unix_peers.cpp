@@ -19,7 +19,6 @@ namespace amem {
 
 namespace {
 
-constexpr std::chrono::milliseconds kLossPatience{1000};
 constexpr std::chrono::milliseconds kStopPatience{2000};  // with a delegate's call that is under way
 
 class Serving final : public UnixPeers {
@@ -101,14 +100,14 @@ class Serving final : public UnixPeers {
         [this, self = Self(), remote, as] { return delegate_.OnReferenceDropped(self, remote.allocation, as); });
   }
 
-  bool AwaitLoss(SessionId session) override {
+  bool AwaitLoss(SessionId session, std::chrono::milliseconds patience) override {
     const Deadline until = In(kLossPatience);
     const auto told = [&sessions = service_->sessions(), session] {
       return !sessions.IsConnected(session) && sessions.HasTold();
     };
     const auto has_told = service_->loop().Run(told, until);
     if (!has_told || *has_told) return has_told.has_value();
-    if (!service_->sessions().IsGone(session, kLossPatience)) return false;
+    if (!service_->sessions().IsGone(session, patience)) return false;
     service_->loop().Run([&sessions = service_->sessions(), session] { sessions.NoteGone(session); }, until);
     while (!service_->loop().Run(told, until).value_or(false)) {
       if (Passed(until)) return false;

@@ -200,6 +200,7 @@ TEST_F(CoordinatorTest, a_peer_that_died_or_is_late_does_not_keep_this_session_f
 // What it has made anew is empty until then.
 TEST_F(CoordinatorTest, memory_of_an_owner_that_is_late_in_an_undo_is_not_used_before_it_has_restored_it) {
   const AllocationId import = Import();
+  peers_.await_loss = [](SessionId) { return false; };
   const auto late_in = [&](PhaseKind first, PhaseKind last) {
     round_.vote = [=](PhaseKind phase, const Status&, SessionId* culprit) {
       *culprit = kOwner;
@@ -227,8 +228,44 @@ TEST_F(CoordinatorTest, memory_of_an_owner_that_is_late_in_an_undo_is_not_used_b
   EXPECT_EQ(Run(CycleKind::kPause).message(), "rank 1 failed; the session runs on as before") << "it had restored them";
 }
 
+// Its leader was stopped for so long that it gathered with others, who do not vote here.
+TEST_F(CoordinatorTest, memory_of_an_owner_that_leaves_an_undo_and_lives_is_not_used) {
+  Import();
+  const auto leaves_in = [&](PhaseKind when, bool lives) {
+    round_.left.clear();
+    peers_.await_loss = [this, lives](SessionId who) {
+      if (!lives) Record(PeerLost{who, kPeerDied});
+      return !lives;
+    };
+    round_.vote = [=, this](PhaseKind phase, const Status&, SessionId* culprit) {
+      *culprit = kOwner;
+      if (phase == PhaseKind::kPauseGone) return Status{Code::kDriver, "rank 1 failed"};
+      if (phase != when) return Status{};
+      round_.left = {kOwner};
+      return Status{Code::kPeerLost, "rank 1 withdrew"};
+    };
+  };
+  leaves_in(PhaseKind::kResumeVerify, true);
+  EXPECT_EQ(Run(CycleKind::kPause).message(), "rank 1 failed; the session runs on as before") << "it had restored them";
+  for (const PhaseKind when : {PhaseKind::kResumeCreateOwn, PhaseKind::kResumeImport}) {
+    leaves_in(when, true);
+    const Status failed = Run(CycleKind::kPause);
+    EXPECT_EQ(failed.code(), Code::kBroken);
+    EXPECT_NE(failed.message().find("rank 1 (pid 2 on host host), whose memory is imported here, has not said"),
+              std::string::npos)
+        << failed.message();
+    EXPECT_FALSE(round_.heard.back().mine.ok()) << "the others must not go on either";
+    round_.vote = {};
+    round_.left.clear();
+    ASSERT_TRUE(Run(CycleKind::kResume).ok());
+  }
+  leaves_in(PhaseKind::kResumeImport, false);
+  EXPECT_EQ(Run(CycleKind::kPause).message(), "rank 1 failed; the session runs on as before") << "it died";
+}
+
 TEST_F(CoordinatorTest, an_owner_that_is_late_before_anybody_released_memory_keeps_nobody_from_undoing) {
   Import();
+  peers_.await_loss = [](SessionId) { return false; };
   const auto late_since = [&](PhaseKind since, bool leader) {
     round_.vote = [=, this](PhaseKind phase, const Status&, SessionId* culprit) {
       if (phase < since) return Status{};

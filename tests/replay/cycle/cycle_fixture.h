@@ -41,9 +41,9 @@ class ScriptedRound final : public Round {
     const bool stays_away = decided.status.code() == Code::kPeerLost || decided.status.code() == Code::kTimeout;
     decided.against = !decided.status.ok() && !stays_away;
     decided.heard = !leaderless;
-    if (decided.status.code() == Code::kTimeout) decided.absent = {decided.culprit};
+    if (stays_away) decided.absent = {decided.culprit};
     if (!decided.status.ok()) return decided;
-    return {mine.ok() ? SessionId{} : kSelf, mine, {}, !mine.ok()};
+    return {mine.ok() ? SessionId{} : kSelf, mine, left, !mine.ok()};
   }
   [[nodiscard]] bool Leaderless() const override { return leaderless; }
   Result<std::optional<Lifecycle>> Regather() override {
@@ -55,6 +55,7 @@ class ScriptedRound final : public Round {
   std::function<Status(PhaseKind, const Status&, SessionId*)> vote;  // ok: this session's own vote decides
   std::function<Result<std::optional<Lifecycle>>()> regather;
   Deadline end = In(std::chrono::minutes(1));
+  std::vector<SessionId> left;  // members that no decision waits for any more
   bool leaderless = false;
   int gathered = 0;
   std::vector<Heard> heard;
@@ -73,7 +74,7 @@ class ScriptedPeers final : public Peers {
     return reimport(owner, requests);
   }
   void DropReference(const RemoteAllocation&, AllocationId) override {}
-  bool AwaitLoss(SessionId lost) override { return await_loss(lost); }
+  bool AwaitLoss(SessionId lost, std::chrono::milliseconds) override { return await_loss(lost); }
   Result<std::unique_ptr<Round>> Arrive(const RoundCall&, std::vector<PeerIdentity>* told) override {
     *told = culprits;
     return arrive();

@@ -421,11 +421,11 @@ TEST_F(ProcessTest, a_loss_that_somebody_else_saw_is_noticed_here) {
   Rank self(directory_, 0);
   ready_.Await();
   ASSERT_TRUE(self.peers->Import(desk_->tokens[1], AllocationId{5}));
-  EXPECT_FALSE(self.peers->AwaitLoss(Identity(1).session));
+  EXPECT_FALSE(self.peers->AwaitLoss(Identity(1).session, kLossPatience));
   other.Kill(SIGKILL);
-  EXPECT_TRUE(self.peers->AwaitLoss(Identity(1).session));
+  EXPECT_TRUE(self.peers->AwaitLoss(Identity(1).session, kLossPatience));
   EXPECT_EQ(self.session.lost().size(), 1u);
-  EXPECT_TRUE(self.peers->AwaitLoss(Identity(7).session));  // nobody that anything was shared with
+  EXPECT_TRUE(self.peers->AwaitLoss(Identity(7).session, kLossPatience));  // nobody that anything was shared with
 }
 
 TEST_F(ProcessTest, a_death_is_known_though_somebody_removed_all_sockets) {

@@ -540,11 +540,11 @@ TEST_P(RemovedSockets, fail_a_resume_too_however_patient_it_is) {
 TEST_P(RemovedSockets, make_nobody_believe_a_loss_that_somebody_else_reports) {
   JoinRing(2);
   directory_.RemoveSockets(GetParam());
-  EXPECT_FALSE(ranks_[0]->peers->AwaitLoss(ranks_[1]->identity.session));
+  EXPECT_FALSE(ranks_[0]->peers->AwaitLoss(ranks_[1]->identity.session, kLossPatience));
   EXPECT_TRUE(ranks_[0]->session.lost().empty());
   ranks_[1]->peers->Stop();
   EXPECT_TRUE(ranks_[0]->session.WaitUntilLost(1));
-  EXPECT_TRUE(ranks_[0]->peers->AwaitLoss(ranks_[1]->identity.session));
+  EXPECT_TRUE(ranks_[0]->peers->AwaitLoss(ranks_[1]->identity.session, kLossPatience));
 }
 
 TEST_P(RemovedSockets, of_a_member_that_does_not_come_leave_it_late_and_not_lost) {

@@ -298,20 +298,20 @@ TEST_F(VoteCounterTest, the_deadline_names_who_did_not_vote_and_the_late_hear_th
   EXPECT_EQ(Decision(3, 1)->status.code(), Code::kTimeout);
 }
 
-TEST_F(VoteCounterTest, a_decision_names_all_that_live_and_have_not_voted) {
+TEST_F(VoteCounterTest, a_decision_names_all_that_have_not_voted) {
   Begin({1, 2, 3, 4, 5});
   counter_.Closed(5, "died", now_);
   Vote(1, 1);
   Vote(2, 1, {Code::kTimeout, "the copies are late"});
   ASSERT_NE(Decision(1, 1), nullptr) << "a death is told at once";
-  EXPECT_EQ(Decision(1, 1)->absent, (std::vector{SessionId{2}, SessionId{3}, SessionId{4}}));
+  EXPECT_EQ(Decision(1, 1)->absent, (std::vector{SessionId{2}, SessionId{3}, SessionId{4}, SessionId{5}}));
   EXPECT_FALSE(Decision(1, 1)->against);
   Vote(1, 2);
   Vote(2, 2, {Code::kTimeout, "the copies are late"});
   now_ += milliseconds(1000);
   counter_.Tick(now_);
   ASSERT_NE(Decision(1, 2), nullptr);
-  EXPECT_EQ(Decision(1, 2)->absent, (std::vector{SessionId{3}, SessionId{4}}));
+  EXPECT_EQ(Decision(1, 2)->absent, (std::vector{SessionId{3}, SessionId{4}, SessionId{5}}));
   EXPECT_TRUE(Decision(1, 2)->against) << "a member that failed by a deadline has failed";
 }
 

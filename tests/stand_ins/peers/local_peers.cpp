@@ -407,7 +407,7 @@ class LocalPeers final : public Peers {
                [&](PeerDelegate& d) { Told([&] { return d.OnReferenceDropped(Self(), remote.allocation, as); }); });
   }
 
-  bool AwaitLoss(SessionId session) override {
+  bool AwaitLoss(SessionId session, std::chrono::milliseconds /*patience*/) override {
     hub_->Step();
     if (hub_->Find(session) != nullptr) return false;
     hub_->With(me_, [&](PeerDelegate& d) { Told([&] { return d.OnPeerLost({.session = session}, kPeerDied); }); });

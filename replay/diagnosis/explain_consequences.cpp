@@ -18,14 +18,14 @@ constexpr std::size_t kEvidenceOfOthersMax = 32;
 
 // The other members of an attempt that did not complete.
 struct Others {
-  std::vector<SessionId> gave_up, half_way, waiting;
+  std::vector<SessionId> gave_up, undoing, half_way, waiting;
   std::size_t left_out = 0;  // beyond kEvidenceOfOthersMax
 };
 
 void AddMember(Explanation& e, const SessionStory& j, Others& others) {
   const Attempt& attempt = j.Last();
   if (attempt.decided || attempt.failed_step) {
-    (attempt.undone ? others.gave_up : others.half_way).push_back(j.session());
+    (attempt.open() ? others.undoing : attempt.undone ? others.gave_up : others.half_way).push_back(j.session());
     if (attempt.decided) {
       // The failed step is evidence already, and its message would be repeated for every member.
       const bool known = attempt.decided->culprit == e.cause.session && e.cause.attempt->failed_step;
@@ -44,6 +44,9 @@ void AddMember(Explanation& e, const SessionStory& j, Others& others) {
                                                       progress.phase ? ToText(*progress.phase) : "")
                                         : "is still busy with its own steps");
   }
+  if (const Progress progress = ProgressOf(j); progress.phase && progress.undoing)
+    e.verdict.notes.push_back(fmt::format("{} came to phase \"{}\" of the undo: {}", e.roster.names().Name(j.session()),
+                                          ToText(*progress.phase), e.ProgressText(j, progress)));
   if (attempt.end == Attempt::End::kFailed && !attempt.undone)
     e.verdict.notes.push_back(e.roster.names().Name(j.session()) + " could not undo what it had done: " + attempt.failure);
 }
@@ -55,7 +58,7 @@ Others AddOthers(Explanation& e) {
     if (std::ranges::find(roots, j.session()) != roots.end()) continue;
     const Attempt& attempt = j.Last();
     if (attempt.kind != e.cause.attempt->kind || attempt.end == Attempt::End::kDone || !attempt.begun) continue;
-    if (others.gave_up.size() + others.half_way.size() + others.waiting.size() < kEvidenceOfOthersMax) {
+    if (others.gave_up.size() + others.undoing.size() + others.half_way.size() + others.waiting.size() < kEvidenceOfOthersMax) {
       AddMember(e, j, others);
     } else {
       ++others.left_out;
@@ -87,6 +90,12 @@ void ExplainConsequences(Explanation& e) {
   const Others others = AddOthers(e);
   if (!others.gave_up.empty())
     e.Say(Capitalized(e.roster.names().Names(others.gave_up)) + " gave up because of it and undid what was done.");
+  if (!others.undoing.empty())
+    e.Say(Capitalized(e.roster.names().Names(others.undoing)) +
+          " gave up because of it and did not finish undoing what was done.");
+  const auto lives = [&](SessionId session) { return IsLive(*e.roster.Find(session)); };
+  if (std::ranges::any_of(others.undoing, lives) && e.verdict.remedy.outlook == Outlook::kCallAgain)
+    e.verdict.remedy.outlook = Outlook::kUndoing;
   if (!others.half_way.empty())
     e.Say(fmt::format("{} gave up because of it and could not undo everything: {} neither running nor paused.",
                       Capitalized(e.roster.names().Names(others.half_way)),

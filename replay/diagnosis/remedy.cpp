@@ -94,8 +94,10 @@ constexpr std::array<std::string_view, kRemedyOutlooks> kOutlooks = {
     "",
     // kCallAgain
     "; then call {call} again on all ranks; a failed try loses nothing",
+    // kUndoing
+    "; wait until the failed call has returned on all ranks, before it is made again",
     // kCannotBeUndone
-    "; then restart the job: the failure could not be undone",
+    "; then resume: the failure could not be undone, and contents are kept; if that fails, too, restart the job",
     // kOthersRun
     "; the others run on, but without that rank the job cannot go on: restart it",
     // kOthersMissMemory

@@ -16,6 +16,7 @@ const Words kFreeDevice = {"free-memory"};
 const Words kHostMemory = {"free-host-memory"};
 const Words kDescriptors = {"raise-descriptors"};
 const Words kRestart = {"restart-process"};
+const Words kDriver = {"find-driver-error"};
 const Words kGroups = {"one-group"};
 const Words kJournal = {"repair-journal"};
 const Words kCall = {"call-on-every-rank"};
@@ -525,6 +526,10 @@ std::vector<Failure> AllFailures(std::uint64_t seed) {
                  .silent = false,
                  .expected = {kDied, {1}, kDeath},
                  .culprit_knows = true});
+  all.push_back({.name = "a driver call of an undo does not return",
+                 .commands = {"1:at=Create,1,hang", "2:at=Release,1,fail=1", "pause"},
+                 .fate = Fate::kFails,
+                 .expected = {{"step-failed"}, {2}, kDriver}});
   return all;
 }
 

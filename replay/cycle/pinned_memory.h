@@ -124,7 +124,7 @@ class PinnedSupply : NoCopies {
   void Drop(Bytes keep);
   std::unique_ptr<PinnedBuffer> TakeKept();  // null: none is kept
   void PinInBackground();
-  void AwaitQuiet();
+  void AwaitQuiet(std::chrono::steady_clock::time_point not_before);
   void WantPages();
   [[nodiscard]] Bytes IdleBytes() const { return idle_.size() * options_.chunk; }
   [[nodiscard]] Bytes Coming() const { return pinning_ ? options_.chunk : 0; }  // Take waits for what the thread pins

@@ -230,6 +230,100 @@ void Ordinary(const Gpu& gpu) {
   std::printf("the driver's own copy to memory that is not pinned: not there yet %.1f ms, populated %.1f ms\n", fresh, again);
 }
 
+// How memory is provided while the program goes on: what the program's own calls take meanwhile. Those that change its address
+// space wait for the kernel's lock of it, and those of the driver for the driver's.
+enum class Way { kNothing, kPopulate, kTouch, kPopulateWithGaps, kTouchWithGaps, kRegister };
+constexpr const char* kWays[] = {
+    "nothing", "MADV_POPULATE_WRITE", "touching", "MADV_POPULATE_WRITE with gaps", "touching with gaps", "registering"};
+
+void ProvideBy(const Gpu& gpu, Way way, char* at, std::size_t bytes) {
+  if (way == Way::kRegister) {
+    gpu.Register(at, bytes);
+    return;
+  }
+  for (std::size_t done = 0; done < bytes; done += kHuge) {
+    if (way == Way::kPopulate || way == Way::kPopulateWithGaps) {
+      Populate(at + done, kHuge);
+    } else {
+      for (std::size_t i = 0; i < kHuge; i += 4096) static_cast<volatile char*>(at)[done + i] = 0;
+    }
+    if (way >= Way::kPopulateWithGaps) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+void BesideProgram(const Gpu& gpu, Way way, int threads) {
+  constexpr std::size_t kPiece = 32 * kMiB, kPieces = 2 * kGiB / kPiece;
+  const Space spaces[2];
+  if (way == Way::kRegister)
+    InParallel(4, kPieces, [&](std::size_t i) { Populate(spaces[i % 2].data + i / 2 * kPiece, kPiece); });
+  std::atomic<bool> over{way == Way::kNothing};
+  double provided = 0;
+  std::thread providing([&] {
+    if (way == Way::kNothing) return;
+    provided = Ms([&] {
+      InParallel(threads, kPieces, [&](std::size_t i) {
+        gpu.Current();
+        ProvideBy(gpu, way, spaces[i % 2].data + i / 2 * kPiece, kPiece);
+      });
+    });
+    over = true;
+  });
+  struct Call {
+    const char* what;
+    std::function<void()> work;
+    std::vector<double> took;
+  };
+  CUdeviceptr small = 0;
+  Check(CALL(cuMemAlloc)(&small, kHuge), "cuMemAlloc");
+  static auto* const set = &CALL(cuMemsetD8Async);
+  static auto* const allocate = &CALL(cuMemAlloc);
+  static auto* const release = &CALL(cuMemFree);
+  std::vector<Call> calls;
+  calls.push_back({"mmap and munmap",
+                   [] {
+                     void* const some = mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                     munmap(some, kMiB);
+                   },
+                   {}});
+  calls.push_back({"first use of pages",
+                   [] {
+                     char* const some = static_cast<char*>(malloc(kMiB * 4));
+                     for (std::size_t i = 0; i < 16; ++i) static_cast<volatile char*>(some)[i * 4096] = 1;
+                     free(some);
+                   },
+                   {}});
+  calls.push_back({"memset",
+                   [&] {
+                     Check(set(small, 1, 4096, nullptr), "cuMemsetD8Async");
+                     Check(CALL(cuStreamSynchronize)(nullptr), "cuStreamSynchronize");
+                   },
+                   {}});
+  calls.push_back({"cuMemAlloc and cuMemFree",
+                   [&] {
+                     CUdeviceptr some = 0;
+                     Check(allocate(&some, 32 * kMiB), "cuMemAlloc");
+                     Check(release(some), "cuMemFree");
+                   },
+                   {}});
+  const auto began = std::chrono::steady_clock::now();
+  while (way == Way::kNothing ? std::chrono::steady_clock::now() - began < std::chrono::milliseconds(300) : !over.load())
+    for (Call& call : calls) call.took.push_back(Ms(call.work));
+  providing.join();
+  Check(CALL(cuMemFree)(small), "cuMemFree");
+  if (way == Way::kRegister)
+    for (std::size_t i = 0; i < kPieces; ++i) gpu.Unregister(spaces[i % 2].data + i / 2 * kPiece);
+  std::printf("beside a program: %d threads, %-30s 2 GiB in %5.0f ms; median, 9 of 10 below, worst ms:", threads,
+              kWays[static_cast<int>(way)], provided);
+  for (Call& call : calls) {
+    std::sort(call.took.begin(), call.took.end());
+    const auto at = [&](double part) {
+      return call.took[static_cast<std::size_t>(part * static_cast<double>(call.took.size() - 1))];
+    };
+    std::printf("  %s %.3f %.3f %.2f (%zu)", call.what, at(0.5), at(0.9), at(1), call.took.size());
+  }
+  std::printf("\n");
+}
+
 // In a child, because nobody promises that it does not crash.
 void DestroyedContext() {
   std::fflush(stdout);
@@ -264,7 +358,8 @@ void DestroyedContext() {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  const bool beside_only = argc == 2 && std::string(argv[1]) == "--beside-program";
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   if (Library() == nullptr) {
     std::printf("WAIVED: this host has no libcuda.so.1\n");
@@ -279,6 +374,11 @@ int main() {
               FirstLine("/sys/kernel/mm/transparent_hugepage/enabled").c_str());
   const Gpu gpu;
   for (int round = 0; round < 2; ++round) {
+    BesideProgram(gpu, Way::kNothing, 0);
+    for (const int threads : {1, 2, 4, 8})
+      for (const Way way : {Way::kPopulate, Way::kTouch, Way::kPopulateWithGaps, Way::kTouchWithGaps, Way::kRegister})
+        BesideProgram(gpu, way, threads);
+    if (beside_only) continue;
     Alone(gpu);
     for (const int threads : {1, 2, 4, 6, 8, 12}) {
       for (const std::size_t piece : {8 * kMiB, 16 * kMiB, 32 * kMiB}) {

@@ -3,15 +3,13 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 
-#include <algorithm>
-
 #include "journal/base/fork_guard.h"
 #include "replay/driver/cuda/core.h"
 #include "statemachine/event.h"
 
 namespace amem {
 
-constexpr Bytes kHuge = Bytes{2} << 20;
+constexpr Bytes kHuge = Bytes{2} << 20, kPage = 4096;
 
 // At a multiple of 2 MiB inside a mapping.
 class CudaDriver::CudaHostPages final : public HostPages, NoCopies {
@@ -24,14 +22,10 @@ class CudaDriver::CudaHostPages final : public HostPages, NoCopies {
     data_ = static_cast<std::byte*>(mapping_) + (kHuge - past) % kHuge;
     madvise(mapping_, mapped_, MADV_HUGEPAGE);  // otherwise small pages do
     madvise(mapping_, mapped_, MADV_DONTFORK);  // a child must not get a copy of what the device writes to
-    // Piece by piece, because the process can map nothing else meanwhile.
-    for (Bytes done = 0; done < bytes; done += kHuge) {
-      const Bytes piece = std::min(bytes - done, kHuge);
-#ifdef MADV_POPULATE_WRITE
-      if (madvise(data_ + done, piece, MADV_POPULATE_WRITE) == 0) continue;
-#endif
-      for (Bytes at = done; at < done + piece; at += 4096) const_cast<volatile std::byte&>(data_[at]) = std::byte{};
-    }
+    // By its use, and not by MADV_POPULATE_WRITE, which takes the kernel's lock of the whole address space: beside it an mmap
+    // of the program took 16 ms in place of 2 us, and a cuMemAlloc 24 to 32 ms in place of 0.1 (H100 host, Linux 6.18,
+    // `amem-pinning-check --beside-program`). A page fault there locks only this mapping.
+    for (Bytes at = 0; at < bytes; at += kPage) const_cast<volatile std::byte&>(data_[at]) = std::byte{};
   }
   ~CudaHostPages() override {
     if (data_ != nullptr && !guard_.InChild()) munmap(mapping_, mapped_);

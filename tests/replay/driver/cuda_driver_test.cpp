@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -609,6 +610,24 @@ TEST_P(BesideCuda, the_current_context_is_left_alone) {
     EXPECT_EQ(none, nullptr);
   })
       .join();
+}
+
+// Pages are provided while the program starts up, which maps libraries and memory all the time.
+TEST_P(BesideCuda, the_program_can_map_memory_while_pages_are_populated) {
+  constexpr Bytes kPages = Bytes{256} << 20;
+  std::atomic<bool> done = false;
+  std::thread populating([&] {
+    EXPECT_NE(driver_->Populate(kPages), nullptr);
+    done = true;
+  });
+  std::size_t mapped = 0;
+  for (; !done; ++mapped) {
+    void* const some = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    EXPECT_NE(some, MAP_FAILED);
+    munmap(some, 4096);
+  }
+  populating.join();
+  EXPECT_GT(mapped, 200U);
 }
 
 TEST_P(BesideCuda, a_capture_survives_every_call_but_synchronize) {

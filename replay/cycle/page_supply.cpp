@@ -13,8 +13,8 @@
 
 namespace amem {
 
-// On an H200 host with 32 processors a GiB takes 190 to 230 ms with one thread and 55 to 70 with four. More threads take
-// longer, because they wait for each other in the kernel.
+// On an H100 host with 16 processors a GiB takes 160 to 190 ms with one thread, 84 to 87 with two, 42 to 60 with four, and 32
+// with eight (`amem-pinning-check --beside-program`). Other ranks of the host need processors, too.
 constexpr std::size_t kPageThreads = 4, kProcessorsForEach = 4;
 constexpr int kPagesNiceness = 10;
 

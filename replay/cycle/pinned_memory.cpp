@@ -18,6 +18,9 @@ namespace {
 constexpr std::chrono::minutes kPieceAtMost{1};  // pinning takes some 10 ms unless the driver hangs
 constexpr Bytes kPage = 4096;
 constexpr int kNiceness = 10;
+// The program's calls of the driver do not get their turn while a thread registers memory without a break: one took 50 to 120
+// ms beside 2 GiB (H100, driver 580). A buffer of 32 MiB takes 1 to 2 ms.
+constexpr std::chrono::milliseconds kBreak{1};
 
 PinnedSupply::Options WithKey(PinnedSupply::Options options) {
   if (options.key != nullptr) return options;
@@ -250,10 +253,8 @@ void PinnedSupply::PinInBackground() {
     lock.unlock();
     auto pages = pages_.Take();
     AwaitQuiet(turn);
-    const auto began = std::chrono::steady_clock::now();
     auto buffer = Pin(std::move(pages));
-    const auto ended = std::chrono::steady_clock::now();
-    turn = ended + (ended - began);
+    turn = std::chrono::steady_clock::now() + kBreak;
     lock.lock();
     pinning_ = false;
     if (buffer.ok()) {
@@ -269,9 +270,6 @@ void PinnedSupply::PinInBackground() {
   changed_.notify_all();
 }
 
-// A program's calls of the driver do not get their turn while one thread registers memory without a break: one took 50 to 120
-// ms beside 2 GiB (H100, driver 580). So each registration is followed by a break that is as long.
-//
 // Returns at once if preparing is to stop or rest: the caller that asked for it may need the buffer that is being pinned.
 void PinnedSupply::AwaitQuiet(std::chrono::steady_clock::time_point not_before) {
   std::unique_lock lock(mutex_);

@@ -423,9 +423,12 @@ def job(options, report, make):
         engine = report.step("start", lambda: make(options, folder), times=3)
         if engine is None:
             return
+        ready = time.time()
         report.data["version"] = engine.version
         workers = report.step("workers", lambda: engine.rpc("engines_about")) or []
         report.data["workers"] = workers
+        if workers and all("began" in one for one in workers):
+            report.data["start_of_workers_s"] = round(ready - min(one["began"] for one in workers), 2)
         if report.step("two sets of weights", lambda: engine.learn() or True) is None:
             return
         report.data["awake_mib"] = used_mib() - before

@@ -19,6 +19,7 @@ def plugin():
         begin = WorkerBase.__init__
 
         def init(self, *arguments, **named):
+            self.engines_began = time.time()
             begin(self, *arguments, **named)
             if self.vllm_config.model_config.sleep_mode_backend == "torch_memory_saver":
                 importlib.import_module("vllm.device_allocator.cumem").CuMemAllocator.instance = Saver()
@@ -46,9 +47,9 @@ class Calls:
         return seed
 
     def engines_about(self):
-        """Of this worker: its process, its graphs, and whether NCCL is under AMem."""
+        """Of this worker: its process, its graphs, when it was made (time.time(), before it uses its GPU), and whether NCCL is under AMem."""
         about = {"rank": self.rank, "pid": os.getpid(), "graphs": str(self.vllm_config.compilation_config.cudagraph_mode),
-                 "backend": self.vllm_config.model_config.sleep_mode_backend}
+                 "backend": self.vllm_config.model_config.sleep_mode_backend, "began": self.engines_began}
         with contextlib.suppress(ImportError):
             if "libamem_nccl" in os.environ.get("LD_PRELOAD", ""):
                 frameworks = importlib.import_module("amem.frameworks")

@@ -450,7 +450,8 @@ Status Coordinator::RunUndoPhase(CycleKind undo, PhaseKind phase, std::set<Sessi
 
 // What an owner has made anew holds nothing until it has restored its contents, and who goes on reads that. So if an owner
 // lives and is late, or has left the round, its importers stay paused, and because they say so by their next vote, all others
-// do as well. The others wait for that vote, so the owner's process is looked at only once.
+// do as well. An owner that runs has undone the call, though it has left: its contents are back. The others wait for the vote,
+// so none of these questions waits long.
 Status Coordinator::HaveRestored(const std::set<SessionId>& owners, const Round& round, const Decision& decided) {
   if (all_held_) return {};
   const std::vector<PeerIdentity> members = round.Members();
@@ -458,6 +459,7 @@ Status Coordinator::HaveRestored(const std::set<SessionId>& owners, const Round&
     const auto member = std::ranges::find(members, owner, &PeerIdentity::session);
     const bool voted = member != members.end() && std::ranges::find(decided.absent, owner) == decided.absent.end();
     if (voted || peers_.AwaitLoss(owner, kLossPatience.zero())) continue;
+    if (peers_.ProgressOf(owner, tag_).lifecycle == Lifecycle::kRunning) continue;
     PeerIdentity who = member != members.end() ? *member : PeerIdentity{.session = owner};
     const LedgerLock lock(ledger_);
     if (const auto* const known = FindIn(ledger_.state().peers, owner); member == members.end() && known != nullptr)

@@ -16,11 +16,22 @@ using Role = Evidence::Role;
 
 constexpr std::size_t kEvidenceOfOthersMax = 32;
 
+bool HasEnded(const SessionStory& j) {
+  const SessionStatus status = j.findings.info.status;
+  return status == SessionStatus::kClosed || status == SessionStatus::kCrashed ||
+         j.findings.state.lifecycle == Lifecycle::kClosed;
+}
+
 // The other members of an attempt that did not complete.
 struct Others {
   std::vector<SessionId> gave_up, undoing, half_way, waiting;
   std::size_t left_out = 0;  // beyond kEvidenceOfOthersMax
 };
+
+// Between the decision that a call has failed and the undo's first phase, the last phase is one of the call.
+bool IsOfUndo(PhaseKind phase, const Attempt& attempt) {
+  return (phase >= PhaseKind::kResumeArrive) == (attempt.kind == CycleKind::kPause);
+}
 
 void AddMember(Explanation& e, const SessionStory& j, Others& others) {
   const Attempt& attempt = j.Last();
@@ -44,9 +55,12 @@ void AddMember(Explanation& e, const SessionStory& j, Others& others) {
                                                       progress.phase ? ToText(*progress.phase) : "")
                                         : "is still busy with its own steps");
   }
-  if (const Progress progress = ProgressOf(j); progress.phase && progress.undoing)
+  if (const Progress progress = ProgressOf(j); progress.undoing && progress.phase && IsOfUndo(*progress.phase, attempt)) {
+    std::string text = e.ProgressText(j, progress);
+    text.pop_back();  // a note ends without a full stop
     e.verdict.notes.push_back(fmt::format("{} came to phase \"{}\" of the undo: {}", e.roster.names().Name(j.session()),
-                                          ToText(*progress.phase), e.ProgressText(j, progress)));
+                                          ToText(*progress.phase), text));
+  }
   if (attempt.end == Attempt::End::kFailed && !attempt.undone)
     e.verdict.notes.push_back(e.roster.names().Name(j.session()) + " could not undo what it had done: " + attempt.failure);
 }
@@ -92,10 +106,12 @@ void ExplainConsequences(Explanation& e) {
     e.Say(Capitalized(e.roster.names().Names(others.gave_up)) + " gave up because of it and undid what was done.");
   if (!others.undoing.empty())
     e.Say(Capitalized(e.roster.names().Names(others.undoing)) +
-          " gave up because of it and did not finish undoing what was done.");
-  const auto lives = [&](SessionId session) { return IsLive(*e.roster.Find(session)); };
-  if (std::ranges::any_of(others.undoing, lives) && e.verdict.remedy.outlook == Outlook::kCallAgain)
-    e.verdict.remedy.outlook = Outlook::kUndoing;
+          " gave up because of it and did not come to the end of the undo.");
+  std::vector<SessionId> undoing = others.undoing;
+  if (e.cause.journal != nullptr && own.open()) undoing.push_back(e.cause.journal->session());
+  const auto ended = [&](SessionId session) { return HasEnded(*e.roster.Find(session)); };
+  if (!undoing.empty() && e.verdict.remedy.outlook == Outlook::kCallAgain)
+    e.verdict.remedy.outlook = std::ranges::any_of(undoing, ended) ? Outlook::kUnsaid : Outlook::kUndoing;
   if (!others.half_way.empty())
     e.Say(fmt::format("{} gave up because of it and could not undo everything: {} neither running nor paused.",
                       Capitalized(e.roster.names().Names(others.half_way)),
@@ -127,18 +143,12 @@ void ExplainLaterAttempts(Explanation& e) {
                     example->failure));
 }
 
-static bool HasEnded(const SessionStory& j) {
-  const SessionStatus status = j.findings.info.status;
-  return status == SessionStatus::kClosed || status == SessionStatus::kCrashed ||
-         j.findings.state.lifecycle == Lifecycle::kClosed;
-}
-
 void RecommendForTheDead(Explanation& e) {
   constexpr std::array kForTheLiving = {Action::kExamineProcess, Action::kCallOnEveryRank, Action::kFollowVote,
                                         Action::kFollowRefusal,  Action::kContinueProcess, Action::kCallTheSame};
   Remedy& remedy = e.verdict.remedy;
   const bool for_the_living =
-      remedy.outlook == Outlook::kCallAgain ||
+      remedy.outlook == Outlook::kCallAgain || remedy.outlook == Outlook::kCannotBeUndone ||
       (remedy.outlook == Outlook::kUnsaid && std::ranges::find(kForTheLiving, remedy.action) != kForTheLiving.end());
   if (!for_the_living || !std::ranges::all_of(e.roster.journals(), HasEnded)) return;
   remedy.outlook = Outlook::kAllEnded;

@@ -97,7 +97,8 @@ constexpr std::array<std::string_view, kRemedyOutlooks> kOutlooks = {
     // kUndoing
     "; wait until the failed call has returned on all ranks, before it is made again",
     // kCannotBeUndone
-    "; then resume: the failure could not be undone, and contents are kept; if that fails, too, restart the job",
+    "; then call ncclResume on all ranks: the failure could not be undone, and contents are kept; if that fails, too, restart "
+    "the job",
     // kOthersRun
     "; the others run on, but without that rank the job cannot go on: restart it",
     // kOthersMissMemory
@@ -151,6 +152,8 @@ std::string ToText(const Remedy& r) {
   if (r.outlook == Remedy::Outlook::kAllEnded) return filled(outlook) + filled(text);
   if (own) return filled(text);
   if (of_pool && r.outlook == Remedy::Outlook::kCallAgain) outlook = "; then call {call} again; a failed try loses nothing";
+  if (of_pool && r.outlook == Remedy::Outlook::kCannotBeUndone)
+    outlook = "; then resume the tag: the failure could not be undone";
   return filled(text) + filled(outlook);
 }
 

@@ -151,7 +151,7 @@ class Round {
   virtual Result<std::optional<Lifecycle>> Regather() { return std::optional<Lifecycle>(); }
 };
 
-// After a vote, or a peer's answer, said that a session is lost.
+// Where a session is likely to be lost, because a vote or a peer's answer says so.
 inline constexpr std::chrono::milliseconds kLossPatience{1000};
 
 class Peers {
@@ -172,6 +172,9 @@ class Peers {
   // Whether `session` is lost; if so, this process's delegate knows it on return. A process that dies seems to live for a
   // while, so one that seems to live is looked at again for as long as `patience`.
   virtual bool AwaitLoss(SessionId session, std::chrono::milliseconds patience) = 0;
+
+  // Where that session is in the cycles of that tag, as it says itself; kNew: it does not answer at once.
+  virtual CycleProgress ProgressOf(SessionId session, const std::string& tag) = 0;
 
   // Finds the set: the sessions that share memory of that tag with this one, directly or through others, with the same group.
   // Waits until all of them have arrived for the same kind of cycle. kTimeout names those that did not come, and what they do

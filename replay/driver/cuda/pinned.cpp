@@ -23,8 +23,8 @@ class CudaDriver::CudaHostPages final : public HostPages, NoCopies {
     madvise(mapping_, mapped_, MADV_HUGEPAGE);  // otherwise small pages do
     madvise(mapping_, mapped_, MADV_DONTFORK);  // a child must not get a copy of what the device writes to
     // By its use, and not by MADV_POPULATE_WRITE, which takes the kernel's lock of the whole address space: beside it an mmap
-    // of the program took 16 ms in place of 2 us, and a cuMemAlloc 24 to 32 ms in place of 0.1 (H100 host, Linux 6.18,
-    // `amem-pinning-check --beside-program`). A page fault there locks only this mapping.
+    // of the program took 16 ms in place of 2 us, and a cuMemAlloc 24 to 32 ms in place of 0.1 (H100 host, Linux 6.18, huge
+    // pages, `amem-pinning-check --beside-program`). From Linux 6.4 on a page fault locks only this mapping.
     for (Bytes at = 0; at < bytes; at += kPage) const_cast<volatile std::byte&>(data_[at]) = std::byte{};
   }
   ~CudaHostPages() override {

@@ -169,6 +169,13 @@ Result<std::vector<NeighbourhoodMessage>> Discovery::AskAll(const std::vector<Se
   return answers;
 }
 
+Result<CycleProgress> Discovery::ProgressOf(SessionId session, Deadline deadline) {
+  introduced_as_ = service_.sessions().Self();
+  AMEM_ASSIGN(const auto question, Ask(session, deadline));
+  AMEM_ASSIGN(const auto answer, Hear(session, question, deadline, -1));
+  return answer.progress;
+}
+
 Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_readable) {
   until_ = deadline;
   AMEM_ASSIGN(auto frontier, OwnNeighbours());

@@ -27,6 +27,8 @@ class Discovery {
   // Neighbours that are dead when first asked are left out; with `without_the_dead`, all that die. Stops early with kTimeout
   // once `unless_readable` can be read.
   Result<std::vector<PeerIdentity>> Look(Deadline deadline, int unless_readable = -1);
+  // Where one session is in its cycles.
+  Result<CycleProgress> ProgressOf(SessionId session, Deadline deadline);
   // What a connection that ended, or could not be made, means: `why` if the session is gone; else a status that IsBusy, or
   // kRefused.
   Status WhyLost(SessionId session, const Status& why);

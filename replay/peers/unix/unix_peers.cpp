@@ -116,6 +116,11 @@ class Serving final : public UnixPeers {
     return true;
   }
 
+  CycleProgress ProgressOf(SessionId session, const std::string& tag) override {
+    const auto progress = Discovery(context_, *service_, delegate_, tag).ProgressOf(session, In(kDyingPatience));
+    return progress.ok() ? *progress : CycleProgress();
+  }
+
   Result<std::unique_ptr<Round>> Arrive(const RoundCall& call, std::vector<PeerIdentity>* culprits) override {
     const auto busy = BusyWith(call.tag);
     if (busy == nullptr) return Status{Code::kRefused, "another pause or resume of this session is under way"};

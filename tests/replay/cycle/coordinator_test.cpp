@@ -263,6 +263,21 @@ TEST_F(CoordinatorTest, memory_of_an_owner_that_leaves_an_undo_and_lives_is_not_
   EXPECT_EQ(Run(CycleKind::kPause).message(), "rank 1 failed; the session runs on as before") << "it died";
 }
 
+// This session counted the votes, was stopped, and goes on when the others have ended their undo without it.
+TEST_F(CoordinatorTest, an_owner_that_has_left_an_undo_and_runs_has_restored_its_memory) {
+  Import();
+  peers_.await_loss = [](SessionId) { return false; };
+  peers_.progress = [](SessionId) { return CycleProgress{Lifecycle::kRunning, 1}; };
+  round_.vote = [this](PhaseKind phase, const Status&, SessionId* culprit) {
+    *culprit = kOwner;
+    if (phase == PhaseKind::kPauseGone) return Status{Code::kDriver, "rank 1 failed"};
+    if (phase != PhaseKind::kResumeImport) return Status{};
+    round_.left = {kOwner};
+    return Status{Code::kPeerLost, "rank 1 withdrew"};
+  };
+  EXPECT_EQ(Run(CycleKind::kPause).message(), "rank 1 failed; the session runs on as before");
+}
+
 TEST_F(CoordinatorTest, an_owner_that_is_late_before_anybody_released_memory_keeps_nobody_from_undoing) {
   Import();
   peers_.await_loss = [](SessionId) { return false; };

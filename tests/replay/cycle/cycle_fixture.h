@@ -75,6 +75,7 @@ class ScriptedPeers final : public Peers {
   }
   void DropReference(const RemoteAllocation&, AllocationId) override {}
   bool AwaitLoss(SessionId lost, std::chrono::milliseconds) override { return await_loss(lost); }
+  CycleProgress ProgressOf(SessionId session, const std::string&) override { return progress(session); }
   Result<std::unique_ptr<Round>> Arrive(const RoundCall&, std::vector<PeerIdentity>* told) override {
     *told = culprits;
     return arrive();
@@ -83,6 +84,7 @@ class ScriptedPeers final : public Peers {
 
   std::function<Result<std::vector<SharedAllocation>>(SessionId, const std::vector<ShareRequest>&)> reimport;
   std::function<bool(SessionId)> await_loss = [](SessionId) { return true; };
+  std::function<CycleProgress(SessionId)> progress = [](SessionId) { return CycleProgress{Lifecycle::kPausing, 1}; };
   std::function<Result<std::unique_ptr<Round>>()> arrive;
   std::vector<PeerIdentity> culprits;
 };

@@ -60,7 +60,7 @@ TEST(Remedy, each_action_has_the_sentence_that_belongs_to_it) {
   for (const auto& [outlook, part] : std::initializer_list<std::pair<Outlook, const char*>>{
            {Outlook::kCallAgain, "; then call ncclResume again on all ranks"},
            {Outlook::kUndoing, "has returned on all ranks"},
-           {Outlook::kCannotBeUndone, "; then resume: the failure could not be undone"},
+           {Outlook::kCannotBeUndone, "; then call ncclResume on all ranks: the failure could not be undone"},
            {Outlook::kOthersRun, "; the others run on"},
            {Outlook::kOthersMissMemory, "cannot get back the memory"},
            {Outlook::kOthersHalfWay, "need memory that it had"},

@@ -1,6 +1,7 @@
 // Each kind of verdict on a job that was written event by event: the kind, the rank, the step and the remedy.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "journal/journal.h"
@@ -119,6 +120,39 @@ TEST(VerdictKind, step_failed_and_the_remedy_depends_on_its_code_and_its_undo) {
   const Verdict verdict = OfFailedStep(Code::kDriver, 400, false);
   EXPECT_EQ(verdict.remedy.outlook, Outlook::kCannotBeUndone);
   EXPECT_HAS(verdict.summary, "Rank 0 gave up because of it and could not undo everything: it is neither running nor paused.");
+}
+
+// The owner is told of the importer's failure and has not ended its undo.
+TEST(VerdictKind, step_failed_and_another_rank_is_still_undoing) {
+  for (const bool begun : {false, true}) {
+    CycleJob job;
+    job.BeginAll(CycleKind::kPause);
+    const Step step = job.WorkInto(job.importer, PhaseKind::kPauseArrive, StepKind::kQuiesce);
+    job.importer.Then(StepFailed{step, Code::kDriver, 400, "quiesce device 0: it did not work"});
+    job.Work(job.owner, PhaseKind::kPauseArrive);
+    for (auto* story : {&job.owner, &job.importer})
+      job.Decide(*story, PhaseKind::kPauseArrive, job.importer.id(), "rank 1 failed");
+    if (begun) job.owner.Then(PhaseBegun{PhaseKind::kResumeCreateOwn});
+    job.importer.Then(CycleFailed{CycleKind::kPause, 1, true, "rank 1 failed"});
+    const Verdict verdict = job.Judge(kLive, kLive);
+    EXPECT_EQ(verdict.kind, VerdictKind::kStepFailed);
+    EXPECT_EQ(verdict.remedy.outlook, Outlook::kUndoing) << ToText(verdict.remedy);
+    EXPECT_HAS(verdict.summary, "Rank 0 gave up because of it and did not come to the end of the undo.");
+    const bool noted = std::ranges::any_of(verdict.notes, [](const std::string& note) {
+      return note.find("came to phase \"resume: create own\" of the undo: ") != std::string::npos;
+    });
+    EXPECT_EQ(noted, begun) << (verdict.notes.empty() ? "no note" : verdict.notes.front());
+  }
+}
+
+TEST(VerdictKind, step_failed_and_could_not_be_undone_and_all_have_ended) {
+  CycleJob job;
+  job.BeginAll(CycleKind::kPause);
+  const Step step = job.WorkInto(job.importer, PhaseKind::kPauseArrive, StepKind::kQuiesce);
+  job.importer.Then(StepFailed{step, Code::kDriver, 400, "quiesce device 0: it did not work"});
+  job.Work(job.owner, PhaseKind::kPauseArrive);
+  job.GiveUp(CycleKind::kPause, PhaseKind::kPauseArrive, job.importer.id(), "rank 1 failed", false);
+  EXPECT_EQ(job.Judge(SessionStatus::kCrashed, SessionStatus::kCrashed).remedy.outlook, Outlook::kAllEnded);
 }
 
 // The culprit of the vote had a failed step of its own, which blames a peer: it was not merely late.

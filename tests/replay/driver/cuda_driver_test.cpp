@@ -8,11 +8,14 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -612,22 +615,39 @@ TEST_P(BesideCuda, the_current_context_is_left_alone) {
       .join();
 }
 
-// Pages are provided while the program starts up, which maps libraries and memory all the time.
-TEST_P(BesideCuda, the_program_can_map_memory_while_pages_are_populated) {
-  constexpr Bytes kPages = Bytes{256} << 20;
-  std::atomic<bool> done = false;
-  std::thread populating([&] {
-    EXPECT_NE(driver_->Populate(kPages), nullptr);
-    done = true;
-  });
-  std::size_t mapped = 0;
-  for (; !done; ++mapped) {
+// Mappings in a millisecond that this thread makes and removes, until `over`.
+double MapsInMs(const std::function<bool()>& over) {
+  const auto began = std::chrono::steady_clock::now();
+  std::size_t count = 0;
+  for (; !over(); ++count) {
     void* const some = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     EXPECT_NE(some, MAP_FAILED);
     munmap(some, 4096);
   }
-  populating.join();
-  EXPECT_GT(mapped, 200U);
+  return static_cast<double>(count) /
+         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
+}
+
+// Pages are provided while the program starts up, which maps libraries and memory all the time.
+TEST_P(BesideCuda, the_program_can_map_memory_while_pages_are_populated) {
+  utsname system{};
+  int major = 0, minor = 0;
+  ASSERT_EQ(uname(&system), 0);
+  ASSERT_EQ(std::sscanf(system.release, "%d.%d", &major, &minor), 2) << system.release;
+  if (major < 6 || (major == 6 && minor < 4)) GTEST_SKIP() << "Linux " << system.release << " has no lock of a single mapping";
+  double quiet = 0, beside = 0;
+  for (int tries = 0; tries < 5 && beside * 20 <= quiet; ++tries) {  // others use this machine, too
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+    quiet = MapsInMs([&] { return std::chrono::steady_clock::now() >= end; });
+    std::atomic<bool> done = false;
+    std::thread populating([&] {
+      EXPECT_NE(driver_->Populate(Bytes{256} << 20), nullptr);
+      done = true;
+    });
+    beside = MapsInMs([&] { return done.load(); });
+    populating.join();
+  }
+  EXPECT_GT(beside * 20, quiet);
 }
 
 TEST_P(BesideCuda, a_capture_survives_every_call_but_synchronize) {

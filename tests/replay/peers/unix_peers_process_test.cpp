@@ -428,6 +428,21 @@ TEST_F(ProcessTest, a_loss_that_somebody_else_saw_is_noticed_here) {
   EXPECT_TRUE(self.peers->AwaitLoss(Identity(7).session, kLossPatience));  // nobody that anything was shared with
 }
 
+TEST_F(ProcessTest, a_peer_says_where_it_is_in_its_cycles_and_is_not_waited_for) {
+  Child other([&] { return OwnUntilKilled(); });
+  Rank self(directory_, 0);
+  ready_.Await();
+  ASSERT_TRUE(self.peers->Import(desk_->tokens[1], AllocationId{5}));
+  EXPECT_EQ(self.peers->ProgressOf(Identity(1).session, "").cycle, 1U);
+  other.StopRunning();
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_EQ(self.peers->ProgressOf(Identity(1).session, "").cycle, 0U);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(10));
+  other.Kill(SIGKILL);
+  EXPECT_TRUE(self.peers->AwaitLoss(Identity(1).session, kLossPatience));
+  EXPECT_EQ(self.peers->ProgressOf(Identity(1).session, "").cycle, 0U);
+}
+
 TEST_F(ProcessTest, a_death_is_known_though_somebody_removed_all_sockets) {
   Child other([&] { return OwnUntilKilled(); });
   Rank self(directory_, 0);

@@ -414,6 +414,12 @@ class LocalPeers final : public Peers {
     return true;
   }
 
+  CycleProgress ProgressOf(SessionId session, const std::string& tag) override {
+    CycleProgress progress;
+    hub_->With(hub_->Find(session), [&](PeerDelegate& d) { progress = d.Progress(tag); });
+    return progress;
+  }
+
   Result<std::unique_ptr<Round>> Arrive(const RoundCall& asked, std::vector<PeerIdentity>* /*culprits*/) override {
     hub_->Step();
     RoundCall call = asked;

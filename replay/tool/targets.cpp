@@ -196,6 +196,10 @@ void KeepWithinBudget(std::span<const std::filesystem::path> places, ScratchDire
                                     : fmt::format("with {} of memory taken, which is more than a pack of this size should need",
                                                   FormatBytes(MemoryNow()));
       Complain(fmt::format("given up {}; use --force if you trust who made it", taken));
+      // exec ends all other threads. One that unpacks could make the directory anew after it was removed.
+      if (!directory.empty())
+        ::execl("/bin/sh", "sh", "-c", "/bin/rm -rf -- \"$1\"; exit \"$2\"", "sh", directory.c_str(),
+                std::to_string(static_cast<int>(kCannotRead)).c_str(), nullptr);
       ScratchDirectory::Remove(directory);
       ::_exit(kCannotRead);
     }

@@ -16,7 +16,6 @@ namespace amem {
 namespace {
 
 constexpr std::chrono::minutes kPieceAtMost{1};  // pinning takes some 10 ms unless the driver hangs
-constexpr Bytes kPage = 4096;
 constexpr int kNiceness = 10;
 // The program's calls of the driver do not get their turn while a thread registers memory without a break: one took 50 to 120
 // ms beside 2 GiB (H100, driver 580). A buffer of 32 MiB takes 1 to 2 ms.

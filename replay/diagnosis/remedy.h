@@ -45,7 +45,7 @@ struct Remedy {
   enum class Outlook : std::uint8_t {
     kUnsaid = 0,
     kCallAgain,         // the failure was undone
-    kUndoing,           // another rank is undoing the failed call
+    kUndoing,           // a rank has not ended its undo of the failed call
     kCannotBeUndone,    // the failure was not undone
     kOthersRun,         // the other ranks run, and the job needs the dead one
     kOthersMissMemory,  // the other ranks are paused and need memory that the dead one shared

@@ -1,8 +1,9 @@
 // amem-pinning-check: how fast contents of the device can reach host memory that nobody has pinned yet.
 //
 // It needs one GPU and some 2 GiB of its memory, and neither NCCL nor AMem. Measures, for one GiB: pinning alone, in as many
-// ways as there are; pinning by several threads beside the copies that wait for it; and a small pinned ring from which threads
-// copy on into ordinary memory. It also tries what the driver says of a context that was destroyed. Exit code 77: no GPU.
+// ways as there are; pinning by several threads beside the copies that wait for it; a small pinned ring from which threads
+// copy on into ordinary memory; and what calls of a program take while memory is provided beside it (with --beside-program only
+// that). It also tries what the driver says of a context that was destroyed. Exit code 77: no GPU.
 #include <cuda.h>
 #include <dlfcn.h>
 #include <sys/mman.h>

@@ -255,6 +255,7 @@ TEST_F(CoordinatorTest, memory_of_an_owner_that_leaves_an_undo_and_lives_is_not_
               std::string::npos)
         << failed.message();
     EXPECT_FALSE(round_.heard.back().mine.ok()) << "the others must not go on either";
+    EXPECT_EQ(peers_.patience.count(), 0) << "the others wait for that vote";
     round_.vote = {};
     round_.left.clear();
     ASSERT_TRUE(Run(CycleKind::kResume).ok());

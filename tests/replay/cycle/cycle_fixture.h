@@ -74,7 +74,10 @@ class ScriptedPeers final : public Peers {
     return reimport(owner, requests);
   }
   void DropReference(const RemoteAllocation&, AllocationId) override {}
-  bool AwaitLoss(SessionId lost, std::chrono::milliseconds) override { return await_loss(lost); }
+  bool AwaitLoss(SessionId lost, std::chrono::milliseconds for_so_long) override {
+    patience = for_so_long;
+    return await_loss(lost);
+  }
   CycleProgress ProgressOf(SessionId session, const std::string&) override { return progress(session); }
   Result<std::unique_ptr<Round>> Arrive(const RoundCall&, std::vector<PeerIdentity>* told) override {
     *told = culprits;
@@ -84,6 +87,7 @@ class ScriptedPeers final : public Peers {
 
   std::function<Result<std::vector<SharedAllocation>>(SessionId, const std::vector<ShareRequest>&)> reimport;
   std::function<bool(SessionId)> await_loss = [](SessionId) { return true; };
+  std::chrono::milliseconds patience{};  // of the last call
   std::function<CycleProgress(SessionId)> progress = [](SessionId) { return CycleProgress{Lifecycle::kPausing, 1}; };
   std::function<Result<std::unique_ptr<Round>>()> arrive;
   std::vector<PeerIdentity> culprits;

@@ -65,14 +65,18 @@ TEST(VerdictKind, healthy_after_a_pause_and_a_resume) {
 // ---- a step or a vote failed -----------------------------------------------------------------------------------------------
 
 // The importer's step fails in the first phase of a pause.
-Verdict OfFailedStep(Code code, int driver_result, bool undone = true) {
-  CycleJob job;
+std::pair<Step, SequenceNumber> FailAStep(CycleJob& job, Code code, int driver_result) {
   job.BeginAll(CycleKind::kPause);
   const Step step = job.WorkInto(job.importer, PhaseKind::kPauseArrive, StepKind::kQuiesce);
   const SequenceNumber seq = job.importer.Then(StepFailed{step, code, driver_result, "quiesce device 0: it did not work"});
   job.Work(job.owner, PhaseKind::kPauseArrive);
+  return {step, seq};
+}
+Verdict OfFailedStep(Code code, int driver_result, bool undone = true, SessionStatus now = kLive) {
+  CycleJob job;
+  const auto [step, seq] = FailAStep(job, code, driver_result);
   job.GiveUp(CycleKind::kPause, PhaseKind::kPauseArrive, job.importer.id(), "rank 1 failed", undone);
-  const Verdict verdict = job.Judge(kLive, kLive);
+  const Verdict verdict = job.Judge(now, now);
   EXPECT_EQ(verdict.rank, 1);
   EXPECT_EQ(verdict.step, step);
   EXPECT_EQ(verdict.seq, seq);
@@ -119,6 +123,7 @@ TEST(VerdictKind, step_failed_and_the_remedy_depends_on_its_code_and_its_undo) {
   }
   const Verdict verdict = OfFailedStep(Code::kDriver, 400, false);
   EXPECT_EQ(verdict.remedy.outlook, Outlook::kCannotBeUndone);
+  EXPECT_EQ(OfFailedStep(Code::kDriver, 400, false, SessionStatus::kCrashed).remedy.outlook, Outlook::kAllEnded);
   EXPECT_HAS(verdict.summary, "Rank 0 gave up because of it and could not undo everything: it is neither running nor paused.");
 }
 
@@ -126,10 +131,7 @@ TEST(VerdictKind, step_failed_and_the_remedy_depends_on_its_code_and_its_undo) {
 TEST(VerdictKind, step_failed_and_another_rank_is_still_undoing) {
   for (const bool begun : {false, true}) {
     CycleJob job;
-    job.BeginAll(CycleKind::kPause);
-    const Step step = job.WorkInto(job.importer, PhaseKind::kPauseArrive, StepKind::kQuiesce);
-    job.importer.Then(StepFailed{step, Code::kDriver, 400, "quiesce device 0: it did not work"});
-    job.Work(job.owner, PhaseKind::kPauseArrive);
+    FailAStep(job, Code::kDriver, 400);
     for (auto* story : {&job.owner, &job.importer})
       job.Decide(*story, PhaseKind::kPauseArrive, job.importer.id(), "rank 1 failed");
     if (begun) job.owner.Then(PhaseBegun{PhaseKind::kResumeCreateOwn});
@@ -143,16 +145,6 @@ TEST(VerdictKind, step_failed_and_another_rank_is_still_undoing) {
     });
     EXPECT_EQ(noted, begun) << (verdict.notes.empty() ? "no note" : verdict.notes.front());
   }
-}
-
-TEST(VerdictKind, step_failed_and_could_not_be_undone_and_all_have_ended) {
-  CycleJob job;
-  job.BeginAll(CycleKind::kPause);
-  const Step step = job.WorkInto(job.importer, PhaseKind::kPauseArrive, StepKind::kQuiesce);
-  job.importer.Then(StepFailed{step, Code::kDriver, 400, "quiesce device 0: it did not work"});
-  job.Work(job.owner, PhaseKind::kPauseArrive);
-  job.GiveUp(CycleKind::kPause, PhaseKind::kPauseArrive, job.importer.id(), "rank 1 failed", false);
-  EXPECT_EQ(job.Judge(SessionStatus::kCrashed, SessionStatus::kCrashed).remedy.outlook, Outlook::kAllEnded);
 }
 
 // The culprit of the vote had a failed step of its own, which blames a peer: it was not merely late.

@@ -116,8 +116,9 @@ Backup::~Backup() {
 
 Status Backup::Save(std::span<const Item> items, Looking looking) {
   if (contents_ == Contents::kForgotten) ForgetAll();
-  if (contents_ == Contents::kForgotten) return {Code::kInvalid, "save contents: copies of an earlier Save have not ended"};
-  if (contents_ == Contents::kLost) return {Code::kInvalid, "save contents: the last Save failed and was not forgotten"};
+  if (contents_ == Contents::kLost) ForgetLost();
+  if (contents_ == Contents::kForgotten || contents_ == Contents::kLost)
+    return {Code::kInvalid, "save contents: copies of an earlier Save have not ended"};
   pinned_.Rest(true);
   if (contents_ == Contents::kNone) BeginSave();
   if (queued_.empty()) began_ns_ = MonotonicNs();
@@ -288,7 +289,7 @@ Status Backup::Restore(std::span<const Item> items) {
   if (contents_ == Contents::kQueued) return {Code::kInvalid, "restore contents: they are not saved before Finish is OK"};
   for (const Item& item : items) {
     auto* const it = FindIn(saved_, {item.allocation, item.offset});
-    // An item that was waited for by itself is whole, even if the rest was lost.
+    // An item whose save has ended is whole, even if the rest was lost.
     if (contents_ == Contents::kLost && (it == nullptr || !it->done))
       return {Code::kInvalid, "restore contents of " + Name(item) + ": saving them failed"};
     if (it == nullptr) return {Code::kNotFound, "the backup has no contents of " + Name(item)};
@@ -409,6 +410,7 @@ Status Backup::Finish() {
   std::set<DeviceOrdinal> unfinished;  // ForgetAll waits for them once more, before their host memory is used again
   for (const DeviceOrdinal device : queued_) {
     Status done = copier_.FinishCopies(device, until_);
+    for (auto& [key, saved] : saved_) saved.done |= done.ok() && contents_ == Contents::kQueued && saved.device == device;
     if (done.ok()) continue;
     unfinished.insert(device);
     if (first.ok()) first = std::move(done);
@@ -424,6 +426,19 @@ Status Backup::Finish() {
   }
   pinned_.Rest(false);
   return first;
+}
+
+// The rest is where it was: its memory goes only once it is saved.
+void Backup::ForgetLost() {
+  if (!queued_.empty()) static_cast<void>(Finish());
+  if (!queued_.empty()) return;
+  std::erase_if(saved_, [this](const auto& item) {
+    if (!item.second.done)
+      for (const Unit& unit : item.second.units) FreeRoom(unit);
+    return !item.second.done;
+  });
+  contents_ = Contents::kSaved;
+  if (saved_.empty()) ForgetAll();
 }
 
 void Backup::ForgetAll() {

@@ -79,8 +79,9 @@ class Backup : NoCopies {
   ~Backup();  // waits for copies, and gives the pinned memory to the supply. In a forked child it touches nothing.
 
   // Queues the copies of all items, devices beside each other; they are saved, and their memory may go, once Finish is OK.
-  // After a failure: Finish, then ForgetAll. kBeside: the program's kernels run meanwhile. Then contents are looked at only if
-  // no kernel has to be loaded for that, which would wait for the program's, and the copy engines do the rest.
+  // After a failure: Finish. What was saved before, or AwaitSaved waited for, can be restored; the next Save adds to that,
+  // unless ForgetAll comes first. kBeside: the program's kernels run meanwhile. Then contents are looked at only if no kernel
+  // has to be loaded for that, which would wait for the program's, and the copy engines do the rest.
   enum class Looking : std::uint8_t { kIdle, kBeside };
   Status Save(std::span<const Item> items, Looking looking = Looking::kIdle);
   // Queues copying back and clearing, to the addresses given now; done once Finish is OK. The contents stay saved until
@@ -125,7 +126,7 @@ class Backup : NoCopies {
     DeviceOrdinal device;
     bool whole = false;      // all pages are stored
     std::uint64_t mark = 0;  // the driver's, of the copies that were queued last
-    bool done = false;       // its save was waited for by itself
+    bool done = false;       // it is saved, whatever happens to the rest
     bool restoring = false;  // the mark is of its restore
   };
   // kForgotten: nothing is kept, but copies are still under way.
@@ -141,6 +142,7 @@ class Backup : NoCopies {
   };
 
   void BeginSave();
+  void ForgetLost();
   Status FindRoom(std::span<const Item> items, Looking looking);
   [[nodiscard]] Bytes KeptFor(std::span<const Item> items);
   bool Rests();

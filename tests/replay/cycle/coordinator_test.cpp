@@ -160,6 +160,23 @@ TEST_F(CoordinatorTest, an_undo_that_fails_leaves_the_session_half_way_and_a_res
   EXPECT_EQ(Memory(id)[0], std::byte{0x42});
 }
 
+// The first is gone, and only the backup has its contents; the second was not copied and stayed.
+TEST_F(CoordinatorTest, a_pause_can_be_tried_again_after_one_whose_copies_failed_and_whose_undo_did) {
+  const AllocationId first = Create(), second = Create();
+  std::memset(Memory(first), 0x42, k2M);
+  std::memset(Memory(second), 0x43, k2M);
+  ASSERT_TRUE(sim_->FailNext("FinishCopies", 3, cuda::kUnknown).ok());
+  ASSERT_TRUE(sim_->FailNext("Create", 1, cuda::kUnknown).ok());
+  EXPECT_EQ(Run(CycleKind::kPause).code(), Code::kBroken);
+  EXPECT_EQ(Now(), Lifecycle::kPausing);
+  const Status again = Run(CycleKind::kPause);
+  ASSERT_TRUE(again.ok()) << again.message();
+  EXPECT_EQ(InUse(), 0U);
+  ASSERT_TRUE(Run(CycleKind::kResume).ok());
+  EXPECT_EQ(Memory(first)[k2M - 1], std::byte{0x42});
+  EXPECT_EQ(Memory(second)[k2M - 1], std::byte{0x43});
+}
+
 // Memory that is mapped nowhere is copied through a mapping that is made for it.
 TEST_F(CoordinatorTest, an_address_range_that_the_driver_does_not_take_back_at_once_is_given_back_later) {
   Create(k2M, false);

@@ -3,6 +3,7 @@
 Each case is one run of vllm_job.py, sglang_job.py or rl_loop.py. AMem's is held against vLLM's own allocator, and against torch_memory_saver where that is installed, in
 the same run: at least as fast in every cell, the first sleep at least FIRST_TIMES as fast, less memory left wherever NCCL holds any. Loops of
 reinforcement learning compute the same to the last bit."""
+import concurrent.futures
 import importlib.metadata
 import importlib.util
 import json
@@ -18,7 +19,8 @@ NOISE = 1.03        # of the medians of five
 COLUMNS = (("first_sleep_ms", "first sleep"), ("sleep_ms", "sleep"), ("first_wake_ms", "first wake-up"), ("wake_ms", "wake-up"), ("left_mib", "MiB left"),
            ("awake_mib", "MiB awake"))
 SECONDS = {1: 180, 2: 330, 4: 420}  # that a case may take, by its ranks
-STARTS = 4       # of vLLM, with AMem and without in turns
+STARTS = 4       # times that vLLM starts PAIRS times with AMem and as often without, all at once
+PAIRS = 2
 MORE_START = 1.02
 
 
@@ -77,17 +79,36 @@ def engine_command(run, script, backend, ranks):
 
 def one_case(run, gpus, name, backend, ranks, one_gpu, job, scope=""):
     """The report of one run of `job`, a script and its options, or None where it is not wanted, there was no time for it, or it wrote nothing."""
-    if run.options.tests and not any(text in name.replace(",", "") for text in run.options.tests.split(",")):
-        return None
-    if run.skip_for_time("engines", name, gpus, SECONDS[ranks] / 2):
-        return None
-    limit = min(SECONDS[ranks], run.left() - 12)
-    file = os.path.join(run.scratch, "engines-%d.json" % len(run.steps))
-    command = [run.options.python, os.path.join(HERE, job[0]), *job[1:], "--backend", backend, "--time-limit", "%.0f" % (limit - 5), "--json", file,
-               *(["--one-gpu"] if one_gpu else [])]
+    return at_once(run, gpus, [(name, backend, ranks, one_gpu, job, scope)])[0]
+
+
+def at_once(run, gpus, rows):
+    """The reports of cases, each with one_case's arguments, that run at the same time; None for each unless all of them are wanted."""
+    wanted = all(not run.options.tests or any(text in row[0].replace(",", "") for text in run.options.tests.split(",")) for row in rows)
+    if not wanted or run.skip_for_time("engines", rows[0][0], gpus, max(SECONDS[row[2]] for row in rows) / 2):
+        return [None] * len(rows)
+    limit = min(max(SECONDS[row[2]] for row in rows), run.left() - 12)
+    files = [os.path.join(run.scratch, "engines-%d-%d.json" % (len(run.steps), place)) for place in range(len(rows))]
     run.new_journal()
-    began = time.monotonic()
-    code, _ = run.call(command, limit, environment_of(run, job[0], backend, ranks, one_gpu, scope), echo=False)
+
+    def call(row, file):
+        _, backend, ranks, one_gpu, job, scope = row
+        command = [run.options.python, os.path.join(HERE, job[0]), *job[1:], "--backend", backend, "--time-limit", "%.0f" % (limit - 5), "--json", file,
+                   *(["--one-gpu"] if one_gpu else [])]
+        began = time.monotonic()
+        return run.call(command, limit, environment_of(run, job[0], backend, ranks, one_gpu, scope), echo=False)[0], time.monotonic() - began
+
+    if len(rows) == 1:  # in this thread, which Ctrl-C interrupts
+        ended = [call(rows[0], files[0])]
+    else:
+        with concurrent.futures.ThreadPoolExecutor(len(rows)) as pool:
+            ended = list(pool.map(call, rows, files))
+    reports = [judged(run, gpus, row[0], file, *how) for row, file, how in zip(rows, files, ended)]
+    print("\n".join(["", *table(run.steps)]), flush=True)
+    return reports
+
+
+def judged(run, gpus, name, file, code, seconds):
     data = None
     if os.path.exists(file):
         with open(file, encoding="utf-8") as source:
@@ -95,8 +116,7 @@ def one_case(run, gpus, name, backend, ranks, one_gpu, job, scope=""):
     good = code == 0 and data is not None and data["ok"]
     under_way = ", ".join(row["name"] for row in (data or {}).get("steps", [])[-1:] if "name" in row)
     reason = "" if good else (data or {}).get("error") or "ended with exit code %s in: %s" % (code, under_way or "nothing that it reported")
-    run.step("engines", name, gpus, "pass" if good else "FAIL", reason, time.monotonic() - began, {**data, "file": file} if data else None)
-    print("\n".join(["", *table(run.steps)]), flush=True)
+    run.step("engines", name, gpus, "pass" if good else "FAIL", reason, seconds, {**data, "file": file} if data else None)
     return data and {**data, "file": file}
 
 
@@ -118,19 +138,26 @@ def whole_process(run, gpus):
     ranks = min(gpus, 2)
     job = ["vllm_job.py", "--tp", str(ranks), "--cycles", "6", "--freezes", "2", "--tool", os.path.join(run.build, "bin", "amem-replay")]
     one_case(run, gpus, "vLLM, TP=%d, frozen, amem" % ranks, "amem", ranks, False, job + ["--custom-all-reduce"] * (ranks > 1), "all")
-    took, of_workers = {"": [], "all": []}, {"": [], "all": []}
+    starts(run, gpus)
+
+
+def starts(run, gpus):
+    """vLLM's start in scope all against stock, PAIRS of both at the same time: the speed of a processor changes by a tenth from one minute to the next."""
+    job, found = ["vllm_job.py", "--cycles", "0"], {"": [], "all": []}
     for turn in range(STARTS + 1):
-        for scope in ("", "all") if turn % 2 else ("all", ""):  # who comes first is slower; the first two fill the caches of files
-            report = one_case(run, gpus, "vLLM, start %d%s" % (turn, scope and ", scope " + scope), "cumem", 1, True, ["vllm_job.py", "--cycles", "0"], scope)
-            if turn and report and report["ok"]:
-                took[scope].append(report["steps"][0]["seconds"])
-                of_workers[scope].append(report["start_of_workers_s"])
-    if all(len(seconds) == STARTS for seconds in took.values()):
-        ratio = statistics.median(mine / other for mine, other in zip(took["all"], took[""]))
+        rows = [("vLLM, start %d.%d%s" % (turn, pair, scope and ", scope " + scope), "cumem", 1, True, job, scope) for pair in range(PAIRS) for scope in found]
+        reports = at_once(run, gpus, rows)
+        if turn and all(report and report["ok"] for report in reports):  # the first turn fills the caches of files
+            for report, row in zip(reports, rows):
+                found[row[-1]].append(report)
+    if len(found["all"]) == STARTS * PAIRS:
+        whole, workers = ({scope: [read(report) for report in reports] for scope, reports in found.items()}
+                          for read in (lambda report: report["steps"][0]["seconds"], lambda report: report["start_of_workers_s"]))
+        ratio = statistics.median(mine / other for mine, other in zip(whole["all"], whole[""]))
         run.step("engines", "vLLM, start, scope all against stock", gpus, "pass" if ratio <= MORE_START else "FAIL",
                  "%.3f times, medians %.1f and %.1f s, fastest %.1f and %.1f; from where the worker begins, behind all imports, medians %.2f and %.2f s"
-                 % (ratio, *(pick(took[scope]) for pick in (statistics.median, min) for scope in ("all", "")),
-                    *(statistics.median(of_workers[scope]) for scope in ("all", ""))))
+                 % (ratio, *(pick(whole[scope]) for pick in (statistics.median, min) for scope in ("all", "")),
+                    *(statistics.median(workers[scope]) for scope in ("all", ""))))
 
 
 def part(run, gpus):

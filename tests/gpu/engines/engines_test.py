@@ -293,6 +293,36 @@ class Reports(unittest.TestCase):
             self.assertEqual({name: environment.get(name) for name in ("LD_PRELOAD", "NCCL_MULTI_RANK_GPU_ENABLE", "AMEM_ENABLE") if name in environment}, more)
             self.assertEqual(command[:1] + command[command.index("--failures") + 1:][:1], [script, failures])
 
+    def test_starts_at_the_same_time_are_held_against_each_other_once_all_turns_have_ended_well(self):
+        for slower, tests, breaks, word in ((1.01, "", "", "pass"), (1.03, "", "", "FAIL"), (1.03, "vLLM start 1", "", ""), (1.01, "", "2.1, scope all", "")):
+            scratch, steps, under_way, most = tempfile.mkdtemp(), [], [], []
+            self.addCleanup(shutil.rmtree, scratch)
+
+            def call(command, _limit, environment, echo):
+                self.assertFalse(echo)
+                under_way.append(command)
+                time.sleep(0.02)
+                most.append(len(under_way))
+                seconds = 40.0 + (slower - 1) * 40.0 * (environment.get("AMEM_SCOPE") == "all")
+                with open(command[command.index("--json") + 1], "w", encoding="utf-8") as file:
+                    json.dump({"ok": True, "backend": "cumem", "ranks": 1, "steps": [{"name": "start", "seconds": seconds}], "start_of_workers_s": 5}, file)
+                under_way.remove(command)
+                return 0, ""
+
+            def step(part, name, gpus, outcome, reason="", seconds=0.0, data=None):
+                steps.append({"part": part, "name": name, "outcome": outcome, "reason": reason, "gpus": gpus, "seconds": seconds, "data": data})
+
+            def broken(run, gpus, name, *more):
+                return {"ok": False} if breaks and breaks in name else judged(run, gpus, name, *more)
+
+            judged = cases.judged
+            run = types.SimpleNamespace(scratch=scratch, patched="/lib/x", steps=steps, call=call, step=step, left=lambda: 500, new_journal=lambda: None,
+                                        skip_for_time=lambda *_: False, options=types.SimpleNamespace(python="python3", tests=tests, second="", cycles=1))
+            with mock.patch.object(cases, "judged", broken):
+                cases.starts(run, 1)
+            self.assertEqual([row["outcome"] for row in steps if "against" in row["name"]], [word] if word else [])
+            self.assertGreater(max(most), 1)
+
     def test_ranks_that_end_without_a_report_are_one_failure_and_those_that_hang_are_ended(self):
         for code, word in (("import sys; sys.exit(3)", "3"), ("import time; time.sleep(1000)", "-9")):
             with mock.patch.object(sys, "argv", ["-c", code]), tempfile.TemporaryDirectory() as folder:

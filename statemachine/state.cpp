@@ -35,6 +35,15 @@ void MergeAccess(std::vector<AccessDescriptor>& access, const AccessDescriptor& 
   }
 }
 
+// Here, because each file that makes or compares states would compile all of these maps.
+State::State() { lifecycle = Lifecycle::kNew; }
+State::State(const State&) = default;
+State::State(State&&) noexcept = default;
+State& State::operator=(const State&) = default;
+State& State::operator=(State&&) noexcept = default;
+State::~State() = default;
+bool operator==(const State&, const State&) = default;
+
 bool State::Orphaned(const Allocation& a) const {
   if (!a.remote) return false;
   const auto* const owner = FindIn(peers, a.remote->owner);

@@ -201,7 +201,12 @@ struct Totals {
 };
 
 struct State : Scope {  // NCCL's
-  State() { lifecycle = Lifecycle::kNew; }
+  State();
+  State(const State&);
+  State(State&&) noexcept;
+  State& operator=(const State&);
+  State& operator=(State&&) noexcept;
+  ~State();
 
   SequenceNumber last;  // of the last event applied
   SessionOpened session;
@@ -225,7 +230,7 @@ struct State : Scope {  // NCCL's
   std::map<PoolId, Pool> pools;
   std::optional<FreezeStep> freeze;  // how the last one stands
   Totals totals;
-  friend bool operator==(const State&, const State&) = default;
+  friend bool operator==(const State&, const State&);
 
   // An import whose owner was lost. Its memory cannot come back from there after a pause: a resume puts memory of its own in
   // its place, all zero, so that nothing that still touches its addresses faults, and everything can be freed in order.

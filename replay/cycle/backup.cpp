@@ -199,7 +199,9 @@ Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items, std:
   BackupStatistics sums;
   std::size_t next = 0;
   for (const Item& item : items) {
-    SavedItem saved{item.bytes, std::vector<Unit>(UnitsOf(item.bytes)), device, true};
+    SavedItem& saved = saved_[{item.allocation, item.offset}];
+    for (const Unit& unit : saved.units) FreeRoom(unit);
+    saved = {item.bytes, std::vector<Unit>(UnitsOf(item.bytes)), device, true};
     Bytes done = 0;
     for (Unit& unit : saved.units) {
       const Bytes at = std::exchange(done, done + kUnitBytes);
@@ -213,9 +215,6 @@ Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items, std:
       (travels ? sums.bytes_saved : sums.bytes_unchanged) += SizeOf(unit.stored);
     }
     sums.bytes_total += item.bytes;
-    SavedItem& before = saved_[{item.allocation, item.offset}];
-    for (const Unit& unit : before.units) FreeRoom(unit);
-    before = std::move(saved);
   }
   AMEM_TRY(queue.Flush());
   AMEM_ASSIGN(const auto mark, copier_.Mark(device));
@@ -231,16 +230,18 @@ Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items, std:
 // The room that was kept, or as much of it as is needed, else a new one.
 Status Backup::MakeRoom(const Wanted& wanted, Unit& unit) {
   const Unit kept = wanted.kept == nullptr ? Unit{} : std::exchange(*wanted.kept, Unit{});
-  unit.stored = wanted.unchanged ? kept.stored : wanted.pages;
-  unit.at = kept.at;
-  const Bytes has = SizeOf(kept.stored), needs = SizeOf(unit.stored);
+  const std::uint32_t pages = wanted.unchanged ? kept.stored : wanted.pages;
+  const Bytes has = SizeOf(kept.stored), needs = SizeOf(pages);
   if (has >= needs) {
+    unit.at = kept.at;
+    unit.stored = pages;
     pinned_.Free(kept.at + needs, has - needs);
     return {};
   }
   FreeRoom(kept);
   AMEM_ASSIGN(const auto room, pinned_.Take(needs, until_));
   unit.at = room.at;
+  unit.stored = pages;
   if (room.pinned_now == 0) return {};
   const std::lock_guard lock(mutex_);
   statistics_.pin_ns += room.pin_ns;

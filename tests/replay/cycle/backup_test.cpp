@@ -263,6 +263,30 @@ TEST_F(Contents, what_was_saved_before_a_save_that_failed_stays_saved_and_the_ne
   }
 }
 
+TEST_F(Contents, saves_that_fail_again_and_again_take_no_more_host_memory_than_one_that_succeeds) {
+  for (int i = 0; i < 3; ++i) Add(40 * kPage);
+  for (Block& block : blocks_)
+    for (Bytes at = 0; at < block.item.bytes; at += kPage) Write(block, at, std::byte{1});
+  test::LoneBackup backup(*sim_, {.chunk = 2 * kPage});
+  const auto items = Items();
+  ASSERT_TRUE(backup.Save(std::span(items).first(1)).ok());
+  ASSERT_TRUE(backup.AwaitSaved(items.front().allocation).ok());
+  int tries = 0;
+  for (Status saved{Code::kDriver, ""}; !saved.ok(); ++tries) {
+    ASSERT_LT(tries, 20) << saved.message();
+    ASSERT_TRUE(sim_->FailNext("AllocatePinned", 18, cuda::kOutOfMemory).ok());  // in the second unit of an item
+    saved = backup.Save(std::span(items).subspan(1));
+    static_cast<void>(backup.Finish());
+  }
+  EXPECT_GT(tries, 1);
+  sim_->ForgetPlannedFailures();
+  EXPECT_LE(backup.pinned_bytes(), (3 * 40 + 2) * kPage);
+  Recreate();
+  ASSERT_TRUE(backup.Restore(items).ok());
+  ASSERT_TRUE(backup.Finish().ok());
+  ExpectAllBack();
+}
+
 // Its memory is released right after.
 TEST_F(Contents, an_allocation_that_was_waited_for_has_been_copied) {
   const Block& first = Add(kMiB);

@@ -3,7 +3,7 @@
 
     NCCL_NVLS_ENABLE=0 python3 tests/gpu/in_turns.py --first OLD/libamem_nccl.so --second NEW/libamem_nccl.so --nccl LIB --ranks 2,4,8
 
-Each turn runs shared_gpu_job.py with the first library and with the second. A figure is the median of the turns' medians, each of the
+Each turn runs shared_gpu_job.py with the first library and with the second, every other one the other way round. A figure is the median of the turns' medians, each of the
 slowest rank; `ratio` is the median of the turns' ratios. NCCL must be of 2.30 or later. One JSON line for each number of ranks.
 Exit codes: 0 every ratio is within --bar, 1 one is not, 2 a job failed or NCCL_NVLS_ENABLE is not 0.
 """
@@ -68,9 +68,11 @@ def main():
     slower = False
     for ranks in map(int, options.ranks.split(",")):
         turns = []
-        for _ in range(options.turns):
-            first, gpu, nccl = job(options, options.first, ranks)
-            turns.append((first, job(options, options.second, ranks)[0]))
+        for turn in range(options.turns):
+            libraries = (options.first, options.second)
+            found = {library: job(options, library, ranks) for library in (libraries if turn % 2 == 0 else libraries[::-1])}
+            turns.append([found[library][0] for library in libraries])
+            gpu, nccl = found[options.first][1:]
         row = {"ranks": ranks, "gpu": gpu, "nccl": nccl, "turns": options.turns, "environment": options.environment}
         for what in ("pause_ms", "resume_ms", "freed_mib"):
             row[what] = [round(statistics.median(turn[i][what] for turn in turns), 1) for i in (0, 1)]

@@ -25,7 +25,7 @@ namespace amem {
 namespace {
 
 namespace fs = std::filesystem;
-using PackJson = nlohmann::json;
+using PackJson = nlohmann::ordered_json;
 
 constexpr std::array<char, 12> kMagic = {'A', 'M', 'E', 'M', 'P', 'A', 'C', 'K', 1, 0, 0, 0};
 enum class Block : std::uint32_t { kSession = 1, kSnapshot = 2, kEvent = 3, kDamage = 4 };  // others are skipped

@@ -32,7 +32,7 @@ constexpr std::size_t kWriteAt = std::size_t{1} << 16;  // so many bytes at once
 std::string Quoted(std::string_view text) {
   const auto plain = [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; };
   if (std::ranges::all_of(text, plain)) return fmt::format("\"{}\"", text);
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return nlohmann::ordered_json(text).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 std::string Mebibytes(Bytes bytes) {

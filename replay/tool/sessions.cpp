@@ -149,7 +149,7 @@ void PrintJson(Output& out, Json json, const char* schema, int indent) {
   if (json.is_object()) label(json);
   if (json.is_array()) std::ranges::for_each(json, label);
   // Strings in a journal come from elsewhere; bytes that are not UTF-8 are replaced.
-  out.Verbatim(json.dump(indent, ' ', true, nlohmann::json::error_handler_t::replace)) << "\n";
+  out.Verbatim(json.dump(indent, ' ', true, nlohmann::ordered_json::error_handler_t::replace)) << "\n";
 }
 
 void PrintErrors(Output& out, const std::string& command, int exit_code) {

@@ -86,7 +86,7 @@ class Backup : NoCopies {
   Status Save(std::span<const Item> items, Looking looking = Looking::kIdle);
   // Queues copying back and clearing, to the addresses given now; done once Finish is OK. The contents stay saved until
   // ForgetAll, so that it can be tried again. kNotFound, before anything is queued: an item that was not saved with that size.
-  // kInvalid: Save or its Finish failed, or Finish is missing.
+  // kInvalid: saving an item failed, or Finish is missing.
   Status Restore(std::span<const Item> items);
   Status Finish();  // waits for all that is queued
   // Reads items back that Restore and Finish have brought back, through host memory of its own. kBroken: a byte differs from

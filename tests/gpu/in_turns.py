@@ -3,8 +3,9 @@
 
     NCCL_NVLS_ENABLE=0 python3 tests/gpu/in_turns.py --first OLD/libamem_nccl.so --second NEW/libamem_nccl.so --nccl LIB --ranks 2,4,8
 
-Each turn runs shared_gpu_job.py with the first library and with the second, every other one the other way round. A figure is the median of the turns' medians, each of the
-slowest rank; `ratio` is the median of the turns' ratios. NCCL must be of 2.30 or later. One JSON line for each number of ranks.
+Each turn runs shared_gpu_job.py with the first library and with the second, every other one the other way round. A figure is the
+median of the turns' medians, each of the slowest rank; `ratio` is the median of the turns' ratios. NCCL must be of 2.30 or later. One
+JSON line for each number of ranks.
 Exit codes: 0 every ratio is within --bar, 1 one is not, 2 a job failed or NCCL_NVLS_ENABLE is not 0.
 """
 import argparse

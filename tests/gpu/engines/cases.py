@@ -20,7 +20,7 @@ COLUMNS = (("first_sleep_ms", "first sleep"), ("sleep_ms", "sleep"), ("first_wak
            ("awake_mib", "MiB awake"))
 SECONDS = {1: 180, 2: 330, 4: 420}  # that a case may take, by its ranks
 STARTS = 4       # times that vLLM starts PAIRS times with AMem and as often without, all at once
-PAIRS = 2
+PAIRS = 2        # four starts take 65 GiB of the GPU
 MORE_START = 1.02
 
 

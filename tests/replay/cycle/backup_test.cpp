@@ -234,7 +234,7 @@ TEST_F(Contents, what_was_saved_before_a_save_that_failed_stays_saved_and_the_ne
   Scribble(random);
   const auto items = Items();
   const std::span first = std::span(items).first(2), rest = std::span(items).subspan(2);
-  for (const bool finished : {false, true}) {  // before the failure: else each of the first was only waited for by itself
+  for (const bool finished : {false, true}) {  // the first two, before the failure; else only waited for
     for (const char* call : {"FindNonZero", "AllocatePinned", "Gather", "FinishCopies"}) {
       test::LoneBackup backup(*sim_, {.chunk = 2 * kPage});
       ASSERT_TRUE(backup.Save(first).ok());

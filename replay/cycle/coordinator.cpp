@@ -198,8 +198,7 @@ void Coordinator::RecordVote(PhaseKind phase, const Status& mine) {
   ledger_.Record(VoteCast{phase, mine.ok(), mine.code(), mine.message(), pool_});
 }
 
-void Coordinator::NoteFailure(const Round& round, SessionId culprit) {
-  const std::vector<PeerIdentity> members = round.Members();  // sorted
+void Coordinator::NoteFailure(const std::vector<PeerIdentity>& members, SessionId culprit) {
   const auto speaker = std::ranges::find_if(members, [&](const PeerIdentity& who) { return who.session != culprit; });
   speaks_ = speaker == members.end() || speaker->session == peers_.Self().session;
   const auto other = std::ranges::find(members, culprit, &PeerIdentity::session);
@@ -238,7 +237,7 @@ Status Coordinator::Refuse(CycleKind kind, std::unique_ptr<Round> round, const S
   if (Alone(*round)) return Told(kind, why);
   RecordVote(FirstOf(kind), why);
   const Decision told = round->Vote(FirstOf(kind), why);
-  NoteFailure(*round, told.culprit);
+  NoteFailure(round->Members(), told.culprit);
   const Status refused = Told(kind, {why.code(), (told.status.ok() ? why : told.status).message(), why.driver_result()});
   RecordNotBegun(kind, arriving_, refused);
   return refused;
@@ -263,14 +262,15 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
   CycleReport report;
   report.cycle = CycleNumber(kind);
   CycleBegun begun{.kind = kind, .cycle = report.cycle, .pool = pool_, .keeps = manner.keeps};
-  const std::vector<PeerIdentity> members = round.Members();
+  members_ = round.Members();
+  leader_is_late_ = false;
   alone_ = Alone(round);
-  for (const PeerIdentity& member : alone_ ? std::vector<PeerIdentity>() : members) {
+  for (const PeerIdentity& member : alone_ ? std::vector<PeerIdentity>() : members_) {
     begun.members.push_back(member.session);
     begun.processes.push_back(AsMember(member));
   }
-  report.members = members.size();
-  KeepIfAnyDoes(members);
+  report.members = members_.size();
+  KeepIfAnyDoes(members_);
   ledger_.LockAndRecord(std::move(begun));
   executor_.BeginCycle(deadlines_.OwnPartOf(round.until()),
                        manner.after == nullptr ? Backup::Looking::kIdle : Backup::Looking::kBeside);
@@ -394,7 +394,8 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, const Manner& manner
     // The leader died after it had told another member that the last vote passed. Then it passed for all.
     const bool passed_elsewhere = mine.ok() && &phase == &plan.phases.back() && all.settled == target;
     if (!passed_elsewhere && !all.status.ok()) {
-      NoteFailure(round, all.culprit);
+      NoteFailure(members_, all.culprit);
+      leader_is_late_ = all.gathered_again && (all.status.code() != Code::kPeerLost || !peers_.AwaitLoss(all.culprit, {}));
       all_held_ = kind == CycleKind::kPause && phase.phase <= PhaseKind::kPauseSave && all.heard;
       return all.status;
     }
@@ -407,7 +408,9 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, const Manner& manner
 Status Coordinator::Undo(CycleKind failed, Round& round) {
   const CycleKind undo = failed == CycleKind::kPause ? CycleKind::kResume : CycleKind::kPause;
   Status mine, others;
-  bool somebody_missing = false;
+  // The plan knows of a leader that has died, and not of one that is stopped and was left out.
+  bool somebody_missing = leader_is_late_;
+  Decision last;
   round.SetUntil(In(deadlines_.undo()));
   executor_.SetUntil(deadlines_.OwnPartOf(round.until()));
   const Plan outline = MakePlan(undo);
@@ -421,11 +424,16 @@ Status Coordinator::Undo(CycleKind failed, Round& round) {
               "a rank died, or was late, before it was sure that its device was added to a multicast object; "
               "nothing was bound to it"};
     std::set<SessionId> owners;
-    if (mine.ok()) mine = RunUndoPhase(undo, phase, owners);
+    const auto in_step = [&](SessionId owner) { return IsInStep(owner, round, last); };
+    if (mine.ok()) mine = RunUndoPhase(undo, phase, in_step, owners);
     Decided all = Vote(round, phase, mine);
     // Some members know why the cycle failed; others only lost the leader. This brings all to the same phase.
-    while (all.gathered_again) all = Vote(round, phase, mine);
+    while (all.gathered_again) {
+      somebody_missing = true;
+      all = Vote(round, phase, mine);
+    }
     somebody_missing = somebody_missing || all.status.code() == Code::kPeerLost || !all.absent.empty();
+    last = all;
     if (mine.ok()) mine = HaveRestored(owners, round, all);
     // A dead member has nothing to undo, a late one undoes when it is back, and a vote out of step is no failure.
     if (all.against && others.ok()) others = all.status;
@@ -434,7 +442,8 @@ Status Coordinator::Undo(CycleKind failed, Round& round) {
 }
 
 // A phase is planned when it begins, and again if an owner is lost meanwhile.
-Status Coordinator::RunUndoPhase(CycleKind undo, PhaseKind phase, std::set<SessionId>& owners) {
+Status Coordinator::RunUndoPhase(CycleKind undo, PhaseKind phase, const std::function<bool(SessionId)>& in_step,
+                                 std::set<SessionId>& owners) {
   PlannedPhase tried{phase, {}};
   while (true) {
     PlannedPhase now{phase, {}};
@@ -442,10 +451,17 @@ Status Coordinator::RunUndoPhase(CycleKind undo, PhaseKind phase, std::set<Sessi
     for (PlannedPhase& planned : plan.phases)
       if (planned.phase == phase) now = std::move(planned);
     for (const ImportBatch& batch : now.imports) owners.insert(batch.owner);
-    Status status = executor_.Run(now);
+    Status status = executor_.Run(now, in_step);
     if (status.code() != Code::kPeerLost || now == tried) return status;
     tried = std::move(now);
   }
+}
+
+// Whether a session took part in the last vote of an undo, and so does the same steps at the same time as this one.
+bool Coordinator::IsInStep(SessionId session, const Round& round, const Decision& last) {
+  const std::vector<PeerIdentity> members = round.Members();
+  return std::ranges::find(members, session, &PeerIdentity::session) != members.end() &&
+         std::ranges::find(last.absent, session) == last.absent.end();
 }
 
 // What an owner has made anew holds nothing until it has restored its contents, and who goes on reads that. So if an owner
@@ -454,16 +470,11 @@ Status Coordinator::RunUndoPhase(CycleKind undo, PhaseKind phase, std::set<Sessi
 // so none of these questions waits long.
 Status Coordinator::HaveRestored(const std::set<SessionId>& owners, const Round& round, const Decision& decided) {
   if (all_held_) return {};
-  const std::vector<PeerIdentity> members = round.Members();
   for (const SessionId owner : owners) {
-    const auto member = std::ranges::find(members, owner, &PeerIdentity::session);
-    const bool voted = member != members.end() && std::ranges::find(decided.absent, owner) == decided.absent.end();
-    if (voted || peers_.AwaitLoss(owner, kLossPatience.zero())) continue;
+    if (IsInStep(owner, round, decided) || peers_.AwaitLoss(owner, kLossPatience.zero())) continue;
     if (peers_.ProgressOf(owner, tag_).lifecycle == Lifecycle::kRunning) continue;
-    PeerIdentity who = member != members.end() ? *member : PeerIdentity{.session = owner};
-    const LedgerLock lock(ledger_);
-    if (const auto* const known = FindIn(ledger_.state().peers, owner); member == members.end() && known != nullptr)
-      who = {owner, known->host, known->pid, known->group, known->rank};
+    const auto member = std::ranges::find(members_, owner, &PeerIdentity::session);
+    const PeerIdentity who = member != members_.end() ? *member : PeerIdentity{.session = owner};
     return {Code::kRefused, ToText(who) + ", whose memory is imported here, has not said that it has restored the contents"};
   }
   return {};

@@ -135,11 +135,13 @@ class Coordinator {
   Decided Vote(Round& round, PhaseKind phase, const Status& mine);
   void KeepIfAnyDoes(const std::vector<PeerIdentity>& members);
   void RecordVote(PhaseKind phase, const Status& mine);
-  // Sets which member reports the failure, and who caused it.
-  void NoteFailure(const Round& round, SessionId culprit);
+  // Sets which member reports the failure, and who caused it. `members`: of the round that failed, sorted.
+  void NoteFailure(const std::vector<PeerIdentity>& members, SessionId culprit);
   void RecordThreads();  // once a cycle, at its first deadline
-  // `owners`: those from which the phase imports memory.
-  Status RunUndoPhase(CycleKind undo, PhaseKind phase, std::set<SessionId>& owners);
+  // `in_step`: as Executor::Run. `owners`: those from which the phase imports memory.
+  Status RunUndoPhase(CycleKind undo, PhaseKind phase, const std::function<bool(SessionId)>& in_step,
+                      std::set<SessionId>& owners);
+  static bool IsInStep(SessionId session, const Round& round, const Decision& last);
   // After the vote of an undo in which memory comes back: whether all of these owners have restored theirs.
   [[nodiscard]] Status HaveRestored(const std::set<SessionId>& owners, const Round& round, const Decision& decided);
   void RecordNotBegun(CycleKind kind, std::uint64_t cycle, const Status& why);
@@ -174,9 +176,11 @@ class Coordinator {
   std::atomic<std::uint64_t> copying_since_ns_ = 0;  // when a cycle failed whose copies may still be under way
   bool all_keep_ = false;                            // a member of this cycle keeps all its memory
   bool all_held_ = false;                            // the cycle failed before any member could release memory
+  bool leader_is_late_ = false;                      // the cycle failed because of it, and the others go on without it
   bool alone_ = false;                               // the round has no other member
   bool in_use_ = false;                              // a stream follows the copies of a resume that has not ended
   std::vector<CycleMember> culprits_;                // other sessions that caused the failure
+  std::vector<PeerIdentity> members_;                // of the cycle when it began, sorted
 };
 
 }  // namespace amem

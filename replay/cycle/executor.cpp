@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <system_error>
+#include <thread>
 
 namespace amem {
 
@@ -16,18 +17,19 @@ static bool NeedsLock(StepKind kind) {
 }
 
 constexpr std::size_t kBatchesComing = 6;  // asked for and not yet imported
+constexpr std::chrono::milliseconds kAskAgain{10};
 
 bool Executor::TryLedger() {
   constexpr std::chrono::milliseconds kLeast{100};
   return ledger_.TryLockFor(std::max(LeftUntil(until_), kLeast));
 }
 
-Status Executor::Run(const PlannedPhase& phase) {
+Status Executor::Run(const PlannedPhase& phase, const std::function<bool(SessionId)>& in_step) {
   {
     if (!TryLedger()) return NoLedger();
     const LedgerLock lock(ledger_, std::adopt_lock);
     ledger_.Record(PhaseBegun{phase.phase, pool_});
-    imports_.emplace(peers_, phase.imports, ledger_.state(), until_);
+    imports_.emplace(peers_, phase.imports, ledger_.state(), until_, in_step);
   }
   planned_copies_ = &phase.copies;
   copies_begun_ = 0;
@@ -152,10 +154,11 @@ Status Executor::FailUnbegun(const Step& step, Status why) {
   return Fail(step, std::move(why));
 }
 
-ImportQueue::ImportQueue(Peers& peers, const std::vector<ImportBatch>& batches, const State& state, Deadline until)
+ImportQueue::ImportQueue(Peers& peers, const std::vector<ImportBatch>& batches, const State& state, Deadline until,
+                         const std::function<bool(SessionId)>& in_step)
     : peers_(peers), until_(until) {
   for (const ImportBatch& planned : batches) {
-    Batch batch{planned.owner, {}};
+    Batch batch{planned.owner, {}, !in_step || in_step(planned.owner)};
     for (const AllocationId import : planned.imports) {
       auto* const a = FindIn(state.allocations, import);
       if (a != nullptr && a->remote) batch.requests.push_back({a->remote->allocation, import});
@@ -164,9 +167,17 @@ ImportQueue::ImportQueue(Peers& peers, const std::vector<ImportBatch>& batches, 
   }
 }
 
+ImportQueue::Shared ImportQueue::Ask(const Batch& batch) {
+  while (true) {
+    Shared shared = peers_.Reimport(batch.owner, batch.requests, until_);
+    if (batch.in_step || shared.status().code() != Code::kNotFound || Passed(until_)) return shared;
+    std::this_thread::sleep_for(kAskAgain);
+  }
+}
+
 void ImportQueue::AskAhead() {
   for (; asked_ < batches_.size() && coming_.size() < kBatchesComing; ++asked_) {
-    const auto ask = [this, &batch = batches_[asked_]] { return peers_.Reimport(batch.owner, batch.requests, until_); };
+    const auto ask = [this, &batch = batches_[asked_]] { return Ask(batch); };
     try {
       coming_.push_back(std::async(std::launch::async, ask));
     } catch (const std::system_error&) {  // no thread can be had: Await asks the owner itself

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <future>
 #include <map>
 #include <optional>
@@ -22,8 +23,11 @@ namespace amem {
 // Fetches the descriptors of a phase's imports: a few owners export while this session imports what has arrived.
 class ImportQueue {
  public:
-  // `peers` must outlive the queue. `state` has the owners' names of the allocations.
-  ImportQueue(Peers& peers, const std::vector<ImportBatch>& batches, const State& state, Deadline until);
+  // `peers` must outlive the queue. `state` has the owners' names of the allocations. `in_step`: whether that owner runs the
+  // same phases at the same time (empty: all do). One that does not may make its memory anew later, and is asked again until
+  // then.
+  ImportQueue(Peers& peers, const std::vector<ImportBatch>& batches, const State& state, Deadline until,
+              const std::function<bool(SessionId)>& in_step = {});
 
   // Waits for the descriptor of an import; they are fetched in the order of the batches. If it fails with kPeerLost, the ledger
   // knows of the loss too, so a new plan replaces what that owner shared.
@@ -35,8 +39,10 @@ class ImportQueue {
   struct Batch {
     SessionId owner;
     std::vector<ShareRequest> requests;
+    bool in_step = true;
   };
   void AskAhead();
+  Shared Ask(const Batch& batch);
   Status AwaitNextBatch();
 
   Peers& peers_;
@@ -59,8 +65,8 @@ class Executor final : private StepSide {
         performer_(driver, *this, pool) {}
 
   // Runs the steps in order. Stops at the first that fails, records StepFailed and returns the reason. For one thread at a
-  // time, without the ledger's lock.
-  Status Run(const PlannedPhase& phase);
+  // time, without the ledger's lock. `in_step`: as ImportQueue.
+  Status Run(const PlannedPhase& phase, const std::function<bool(SessionId)>& in_step = {});
   // After a resume by that plan, before anybody uses the memory: compares all contents with what was saved. kBroken: they
   // differ.
   Status CompareRestored(const Plan& resume);

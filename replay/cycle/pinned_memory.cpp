@@ -46,8 +46,10 @@ PinnedSupply::PinnedSupply(Copier& copier, Options options)
              {[this] { return ClaimPiece().ok(); }, [this] { claims_.Settle(options_.chunk); }}) {}
 
 PinnedSupply::~PinnedSupply() {
-  if (fork_.InChild()) {  // neither the thread nor the driver's memory survives a fork
+  // Neither the thread nor the driver's memory survives a fork, and glibc would wait for a thread that waited in the condition.
+  if (fork_.InChild()) {
     static_cast<void>(thread_.release());
+    static_cast<void>(changed_.release());
     Forget(idle_);
     for (Kept& kept : kept_) Forget(kept.buffers);
     return;
@@ -126,7 +128,7 @@ Result<PinnedSupply::Taken> PinnedSupply::Take(Deadline until) {
   while (idle_.empty()) {
     pinned_now = true;
     if (pinning_) {  // the buffer that the thread is pinning comes first
-      if (!changed_.wait_until(lock, until, [&] { return !pinning_; })) {
+      if (!changed_->wait_until(lock, until, [&] { return !pinning_; })) {
         return Status{Code::kDriver,
                       fmt::format("pin host memory for contents: a call of the driver that pins ahead has not returned within "
                                   "{} ms",
@@ -223,7 +225,7 @@ void PinnedSupply::Want(PoolId scope, Bytes bytes) {
     WantPages();
     asked_ = std::chrono::steady_clock::now();
     statistics_.not_prepared.clear();
-    changed_.notify_all();
+    changed_->notify_all();
     if (preparing_ || statistics_.pinned_bytes >= target_) return;  // the thread will see the new target
     preparing_ = true;
   }
@@ -245,7 +247,7 @@ void PinnedSupply::PinInBackground() {
   std::unique_lock lock(mutex_);
   while (statistics_.pinned_bytes < target_) {
     if (resting_ > 0) {
-      changed_.wait(lock);
+      changed_->wait(lock);
       continue;
     }
     pinning_ = true;
@@ -263,10 +265,10 @@ void PinnedSupply::PinInBackground() {
       statistics_.not_prepared = buffer.status().message();
       target_ = 0;
     }
-    changed_.notify_all();
+    changed_->notify_all();
   }
   preparing_ = false;
-  changed_.notify_all();
+  changed_->notify_all();
 }
 
 // Returns at once if preparing is to stop or rest: the caller that asked for it may need the buffer that is being pinned.
@@ -276,7 +278,7 @@ void PinnedSupply::AwaitQuiet(std::chrono::steady_clock::time_point not_before) 
     const auto busy = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(busy_ns_.load(std::memory_order_relaxed)));
     const auto quiet = std::max(std::max(asked_, busy) + options_.quiet, not_before);
     if (std::chrono::steady_clock::now() >= quiet) return;
-    changed_.wait_until(lock, quiet);
+    changed_->wait_until(lock, quiet);
   }
 }
 
@@ -284,7 +286,7 @@ void PinnedSupply::Rest(bool resting) {
   if (fork_.InChild()) return;
   const std::lock_guard lock(mutex_);
   resting_ += resting ? 1 : -1;
-  changed_.notify_all();
+  changed_->notify_all();
 }
 
 bool PinnedSupply::StopPreparing() {
@@ -294,8 +296,8 @@ bool PinnedSupply::StopPreparing() {
     std::unique_lock lock(mutex_);
     target_ = 0;
     pages_.Want(0, PageSupply::Haste::kAhead);
-    changed_.notify_all();
-    if (!changed_.wait_for(lock, kPieceAtMost, [&] { return !preparing_; })) return false;
+    changed_->notify_all();
+    if (!changed_->wait_for(lock, kPieceAtMost, [&] { return !preparing_; })) return false;
   }
   if (thread_ != nullptr) thread_->join();
   thread_.reset();

@@ -142,7 +142,7 @@ class PinnedSupply : NoCopies {
   std::unique_ptr<std::thread> thread_;
 
   mutable std::mutex mutex_;  // guards all below
-  std::condition_variable changed_;
+  std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
   Buffers idle_;
   struct Kept {
     const PinnedMemory* owner = nullptr;

@@ -13,6 +13,7 @@ constexpr auto kLookAgainLast = std::chrono::milliseconds(200);
 constexpr auto kWithdrawPatience = std::chrono::milliseconds(1000);
 constexpr int kLeaderClosingsMax = 3;
 constexpr std::chrono::milliseconds kWitnessPatience{100};  // to wait for the journal
+constexpr std::chrono::milliseconds kForLostLeader{20};     // to answer, if it lives
 
 static std::string OfTag(const std::string& tag) { return tag.empty() ? "" : " of tag " + tag; }
 
@@ -64,7 +65,7 @@ Status Arrival::LookAndArrive() {
   if (!set && Superseded() && !IsBusy(set.status())) return {};
   if (!set) return set.status();
   AMEM_TRY(RequireNoDeath(*set));
-  if (again_ && (set->size() > 1 || leader_ != nullptr)) {
+  if (again_) {
     if (const auto settled = Settled()) {
       if (leader_ != nullptr) (void)Withdraw();
       if (state_ == State::kBegun) return {};
@@ -111,13 +112,14 @@ Status Arrival::Arrive(SessionId leader) {
   return outcome(sent);
 }
 
-// A member in a round is neither running nor paused; one that left it in order does not come back.
-std::optional<Lifecycle> Arrival::Settled() const {
-  for (const auto& [session, progress] : discovery_.progress()) {
-    const bool ended = progress.lifecycle == Lifecycle::kRunning || progress.lifecycle == Lifecycle::kPaused;
-    if (ended) return progress.lifecycle;
-  }
-  return std::nullopt;
+// A member in a round is neither running nor paused; one that left it in order does not come back. Nor does the lost leader,
+// which may have been stopped between two members that it told.
+std::optional<Lifecycle> Arrival::Settled() {
+  const auto ended = [](Lifecycle now) { return now == Lifecycle::kRunning || now == Lifecycle::kPaused; };
+  for (const auto& [session, progress] : discovery_.progress())
+    if (ended(progress.lifecycle)) return progress.lifecycle;
+  const auto leader = discovery_.ProgressOf(*without_, std::min(deadline_, In(kForLostLeader)));
+  return leader.ok() && ended(leader->lifecycle) ? std::optional(leader->lifecycle) : std::nullopt;
 }
 
 // ---- waiting ---------------------------------------------------------------------------------------------------------------

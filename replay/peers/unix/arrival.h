@@ -39,14 +39,15 @@ struct RoundBegun {                        // how waiting for the others ended
 
 class Arrival {
  public:
-  // `again`: a round had begun, and its leader was lost.
-  Arrival(const RoundContext& context, RoundCall call, bool again)
+  // `without`: a round had begun, and this session, its leader, was lost.
+  Arrival(const RoundContext& context, RoundCall call, std::optional<SessionId> without = {})
       : context_(context),
         call_(std::move(call)),
-        again_(again),
-        began_(again ? Now() : std::min(Now(), call_.until - context.deadlines.call())),
+        without_(without),
+        again_(without.has_value()),
+        began_(again_ ? Now() : std::min(Now(), call_.until - context.deadlines.call())),
         deadline_(call_.until),
-        discovery_(context.connection, *context.service, *context.delegate, call_.tag, again) {}
+        discovery_(context.connection, *context.service, *context.delegate, call_.tag, without) {}
 
   Result<RoundBegun> Run();
   // As in Peers::Arrive.
@@ -72,7 +73,7 @@ class Arrival {
   Status Nap();
   Status Poll(Deadline until);
   [[nodiscard]] bool Superseded() const;
-  [[nodiscard]] std::optional<Lifecycle> Settled() const;
+  [[nodiscard]] std::optional<Lifecycle> Settled();
 
   // Lost members and leaders.
   Status RequireNoDeath(const std::vector<PeerIdentity>& set);
@@ -95,6 +96,7 @@ class Arrival {
   [[nodiscard]] std::chrono::milliseconds Waited() const { return SinceThen(began_); }
   const RoundContext& context_;
   const RoundCall call_;
+  const std::optional<SessionId> without_;
   const bool again_;
   const Deadline began_;        // of the call, or of gathering again
   Deadline deadline_;           // of a patient resume: of the next look

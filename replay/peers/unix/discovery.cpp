@@ -132,7 +132,9 @@ Result<NeighbourhoodMessage> Discovery::Hear(SessionId session, std::uint64_t qu
     if (const auto* failure = std::get_if<FailureMessage>(&message.body)) return failure->status;
     auto* neighbourhood = std::get_if<NeighbourhoodMessage>(&message.body);
     // Other messages are the welcome, or the answer to an earlier question.
-    if (neighbourhood != nullptr && message.request == question) return std::move(*neighbourhood);
+    if (neighbourhood == nullptr || message.request != question) continue;
+    silent_.erase(session);
+    return std::move(*neighbourhood);
   }
 }
 
@@ -171,9 +173,11 @@ Result<std::vector<NeighbourhoodMessage>> Discovery::AskAll(const std::vector<Se
 
 Result<CycleProgress> Discovery::ProgressOf(SessionId session, Deadline deadline) {
   introduced_as_ = service_.sessions().Self();
-  AMEM_ASSIGN(const auto question, Ask(session, deadline));
-  AMEM_ASSIGN(const auto answer, Hear(session, question, deadline, -1));
-  return answer.progress;
+  const auto question = Ask(session, deadline);
+  const auto answer = question ? Hear(session, *question, deadline, -1) : question.status();
+  if (!answer) connections_.erase(session);
+  if (!answer) return answer.status();
+  return answer->progress;
 }
 
 Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_readable) {
@@ -197,7 +201,6 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
     for (const auto& answer : answers) {
       set[answer.self.session] = known_[answer.self.session] = answer.self;
       progress_[answer.self.session] = answer.progress;
-      silent_.erase(answer.self.session);
     }
     const auto other = std::ranges::find_if(answers, [this](const auto& answer) { return FailedWithoutUs(answer); });
     if (other != answers.end()) {

@@ -31,8 +31,9 @@ class UnixRound final : public Round {
     RoundCall call = call_;
     call.until = std::max(until_, In(context_.deadlines.round_least()));
     call.patient = false;
-    AMEM_ASSIGN(auto again,
-                Arrival(context_, std::move(call), true).Run().Within("going on without " + ToText(LeaderIdentity())));
+    AMEM_ASSIGN(
+        auto again,
+        Arrival(context_, std::move(call), leader_session_).Run().Within("going on without " + ToText(LeaderIdentity())));
     if (again.settled) return again.settled;
     Adopt(std::move(again));
     return std::optional<Lifecycle>();
@@ -138,7 +139,7 @@ class UnixRound final : public Round {
 
 Result<std::unique_ptr<Round>> ArriveAtRound(const RoundContext& context, RoundCall call, std::vector<PeerIdentity>* culprits) {
   call.patient = call.patient && call.kind == CycleKind::kResume;
-  Arrival arrival(context, call, false);
+  Arrival arrival(context, call);
   auto begun = arrival.Run();
   if (!begun) {
     if (culprits != nullptr) *culprits = arrival.culprits();

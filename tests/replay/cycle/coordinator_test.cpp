@@ -30,11 +30,14 @@ class CoordinatorTest : public test::CycleFixture {
   }
   // The member that counts the votes dies at this phase, and the one that is asked afterwards has ended its cycle in `settled`.
   void LeaderDiesAt(PhaseKind where, std::optional<Lifecycle> settled) {
-    round_.vote = [this, where, died = false](PhaseKind phase, const Status&, SessionId* culprit) mutable {
-      if (phase != where || died) return Status{};
-      died = round_.leaderless = true;
+    LeaderIsLostAt(where, {Code::kPeerLost, "rank 0 died"}, settled);
+  }
+  void LeaderIsLostAt(PhaseKind where, const Status& how, std::optional<Lifecycle> settled = {}) {
+    round_.vote = [this, where, how, lost = false](PhaseKind phase, const Status&, SessionId* culprit) mutable {
+      if (phase != where || lost) return Status{};
+      lost = round_.leaderless = true;
       *culprit = kOther;
-      return Status{Code::kPeerLost, "rank 0 died"};
+      return how;
     };
     round_.regather = [settled] { return Result<std::optional<Lifecycle>>(settled); };
   }
@@ -281,6 +284,32 @@ TEST_F(CoordinatorTest, memory_of_an_owner_that_leaves_an_undo_and_lives_is_not_
   EXPECT_EQ(Run(CycleKind::kPause).message(), "rank 1 failed; the session runs on as before") << "it died";
 }
 
+// The owner gathers for itself, too, and may come to the same phase a moment later.
+TEST_F(CoordinatorTest, an_import_in_an_undo_waits_for_an_owner_that_is_not_in_step) {
+  const AllocationId import = Import();
+  peers_.await_loss = [](SessionId) { return false; };
+  peers_.progress = [](SessionId) { return CycleProgress{Lifecycle::kRunning, 1}; };
+  int asked = 0;
+  peers_.reimport = [&, this](SessionId, const auto& requests) -> Result<std::vector<SharedAllocation>> {
+    if (++asked % 5 != 0) return Status{Code::kNotFound, "allocation 1 has no memory yet"};
+    return Share(requests);
+  };
+  const auto owner_votes = [&](bool votes) {
+    round_.vote = [=, this](PhaseKind phase, const Status&, SessionId* culprit) {
+      *culprit = kOwner;
+      if (phase == PhaseKind::kPauseGone) return Status{Code::kDriver, "rank 1 failed"};
+      return votes || phase < PhaseKind::kResumeCreateOwn ? Status{} : Status{Code::kTimeout, "rank 0 is silent"};
+    };
+  };
+  owner_votes(false);
+  EXPECT_EQ(Run(CycleKind::kPause).message(), "rank 1 failed; the session runs on as before");
+  EXPECT_EQ(asked, 5);
+  EXPECT_TRUE(Resident(import));
+  owner_votes(true);
+  EXPECT_EQ(Run(CycleKind::kPause).code(), Code::kBroken) << "it has voted that it has all its memory";
+  EXPECT_EQ(asked, 6);
+}
+
 // This session counted the votes, was stopped, and goes on when the others have ended their undo without it.
 TEST_F(CoordinatorTest, an_owner_that_has_left_an_undo_and_runs_has_restored_its_memory) {
   Import();
@@ -389,6 +418,43 @@ TEST_F(CoordinatorTest, members_that_gather_again_in_an_undo_vote_on_the_phase_o
   EXPECT_EQ(Run(CycleKind::kPause).code(), Code::kDriver);
   EXPECT_EQ(votes, 2);
   EXPECT_EQ(Now(), Lifecycle::kRunning);
+}
+
+// It adds its device when it goes on. To bind memory to an object before all devices were added would wait for it in the
+// driver.
+TEST_F(CoordinatorTest, nothing_is_bound_to_a_new_multicast_object_while_a_leader_is_late) {
+  const DriverHandle handle = *sim_->CreateMulticast({k2M, 1, 1, 0});
+  const AllocationId object{ledger_.state().next_allocation};
+  Record(MulticastCreated{object, k2M, 1, 1, 0, handle, MemoryTag::kMulticastReleased});
+  {
+    const LedgerLock lock(ledger_);
+    ledger_.SetHandle(object, handle);
+  }
+  ASSERT_TRUE(sim_->AddDevice(handle, DeviceOrdinal{0}).ok());
+  Record(MulticastDeviceAdded{object, DeviceOrdinal{0}});
+  const AllocationId memory = Create();
+  ASSERT_TRUE(sim_->BindMemory(handle, 0, HandleOf(memory), 0, k2M).ok());
+  Record(MulticastBound{object, 0, memory, 0, k2M, {}});
+  const Status late{Code::kTimeout, "rank 0 is stopped"};
+
+  LeaderIsLostAt(PhaseKind::kPauseGone, {Code::kPeerLost, "rank 0 died"});
+  EXPECT_EQ(Run(CycleKind::kPause).code(), Code::kPeerLost) << "the plan of the undo knows of its loss";
+  EXPECT_EQ(Now(), Lifecycle::kRunning);
+  LeaderIsLostAt(PhaseKind::kPauseGone, {Code::kPeerLost, "rank 0 ended its connections"});
+  peers_.await_loss = [](SessionId) { return false; };
+  EXPECT_EQ(Run(CycleKind::kPause).code(), Code::kBroken);
+  ASSERT_TRUE(Run(CycleKind::kResume).ok());
+  LeaderIsLostAt(PhaseKind::kPauseGone, late);
+  const Status failed = Run(CycleKind::kPause);
+  EXPECT_NE(failed.message().find("a rank died, or was late, before it was sure"), std::string::npos) << failed.message();
+  ASSERT_TRUE(Run(CycleKind::kResume).ok());
+  LeaderIsLostAt(PhaseKind::kResumeCreateOwn, late);
+  round_.vote = [fails = round_.vote](PhaseKind phase, const Status& mine, SessionId* culprit) {
+    if (phase != PhaseKind::kPauseGone) return fails(phase, mine, culprit);
+    *culprit = kOther;
+    return Status{Code::kDriver, "rank 2 failed"};
+  };
+  EXPECT_EQ(Run(CycleKind::kPause).code(), Code::kBroken);
 }
 
 // ---- what else can be in the way

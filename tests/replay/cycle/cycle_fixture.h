@@ -185,6 +185,10 @@ class CycleFixture : public ::testing::Test {
     return {};
   }
   [[nodiscard]] std::byte* Memory(AllocationId id) const { return reinterpret_cast<std::byte*>(PlaceOf(id).value); }
+  [[nodiscard]] DriverHandle HandleOf(AllocationId id) {
+    const LedgerLock lock(ledger_);
+    return ledger_.HandleOf(id);
+  }
   [[nodiscard]] bool Resident(AllocationId id) const { return ledger_.state().allocations.at(id).resident; }
   [[nodiscard]] Bytes InUse() const { return sim_->BytesInUse(DeviceOrdinal{0}); }
   template <class Kind>

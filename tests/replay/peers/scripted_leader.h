@@ -39,6 +39,7 @@ class ScriptedLeader {
   ScriptedLeader(const ScriptedLeader&) = delete;
   ScriptedLeader& operator=(const ScriptedLeader&) = delete;
 
+  std::atomic<Lifecycle> lifecycle = Lifecycle::kPausing;  // as it says when it is asked
   // Whether the member that arrived last did so by the connection by which it had asked for the set.
   [[nodiscard]] bool arrived_as_it_asked() const { return arrived_as_it_asked_; }
   // As a process that is killed: its connections end, and its socket stays where it was and refuses.
@@ -82,7 +83,7 @@ class ScriptedLeader {
       Say(to, message.request, WelcomeMessage{kPeerProtocol, members_.front()});
     } else if (std::holds_alternative<AskNeighboursMessage>(message.body)) {
       to.asked = true;
-      Say(to, message.request, NeighbourhoodMessage{members_.front(), members_, {Lifecycle::kPausing, 1}, {}});
+      Say(to, message.request, NeighbourhoodMessage{members_.front(), members_, {lifecycle, 1}, {}});
     } else if (std::holds_alternative<ArriveMessage>(message.body)) {
       to.arrived = true;
       arrived_as_it_asked_ = to.asked;

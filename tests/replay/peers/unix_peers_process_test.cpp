@@ -505,11 +505,16 @@ TEST_P(VictimTest, killed_during_a_vote_is_named_at_once_by_all) {
 INSTANTIATE_TEST_SUITE_P(Rank, VictimTest, ::testing::Values(0, 2),
                          [](const auto& rank) { return rank.param == 0 ? std::string("leader") : std::string("member"); });
 
-TEST_F(ProcessTest, who_missed_the_last_decision_learns_how_the_others_ended) {
+// The leader cannot say it: it was killed, or is stopped.
+class LostLeader : public ProcessTest, public ::testing::WithParamInterface<int> {};
+INSTANTIATE_TEST_SUITE_P(By, LostLeader, ::testing::Values(SIGKILL, SIGSTOP),
+                         [](const auto& by) { return by.param == SIGKILL ? std::string("Kill") : std::string("Stop"); });
+
+TEST_P(LostLeader, who_missed_the_last_decision_learns_how_the_others_ended) {
   std::vector<std::unique_ptr<Child>> children;
   for (int rank = 0; rank < 3; ++rank) {
     children.push_back(std::make_unique<Child>([&, rank] {
-      auto self = JoinRing(rank, 3);
+      auto self = JoinRing(rank, 3, 500 * kFew);
       self->session.lifecycle = Lifecycle::kPausing;
       auto round = self->Arrive(CycleKind::kPause, 1);
       if (!round) return 1;
@@ -526,10 +531,44 @@ TEST_F(ProcessTest, who_missed_the_last_decision_learns_how_the_others_ended) {
     }));
   }
   for (int rank = 0; rank < 3; ++rank) ready_.Await();  // all have arrived
-  children[0]->Kill(SIGKILL);
+  children[0]->Kill(GetParam());
   EXPECT_EQ(children[2]->Wait(), 0);
+  children[0]->Kill(SIGKILL);
   never_.Pass();
   EXPECT_EQ(children[1]->Wait(), 0);
+}
+
+// If each undid for itself, one would import memory that another has not made anew.
+TEST_F(ProcessTest, members_of_a_stopped_leader_go_on_together_without_it) {
+  std::vector<std::unique_ptr<Child>> children;
+  for (int rank = 0; rank < 3; ++rank) {
+    children.push_back(std::make_unique<Child>([&, rank] {
+      auto self = JoinRing(rank, 3, 500 * kFew);
+      self->session.lifecycle = Lifecycle::kPausing;
+      auto round = self->Arrive(CycleKind::kPause, 1);
+      if (!round) return 1;
+      ready_.Pass();
+      if (rank == 0) never_.Await();
+      if (rank == 0) return (*round)->Vote(PhaseKind::kPauseSave, {}).status.ok() ? 2 : 0;
+      Note(rank, (*round)->Vote(PhaseKind::kPauseSave, {}).status);
+      if (!(*round)->Leaderless()) return 3;
+      const auto gathered = (*round)->Regather();
+      if (!gathered.ok() || gathered->has_value() || (*round)->Leaderless()) return 4;
+      const auto members = (*round)->Members();
+      if (members.size() != 2 || members[0].rank != 1 || members[1].rank != 2) return 5;
+      const bool passed = (*round)->Vote(PhaseKind::kResumeCreateOwn, {}).status.ok();
+      return passed && (*round)->Vote(PhaseKind::kResumeImport, {}).status.ok() ? 0 : 6;
+    }));
+  }
+  for (int rank = 0; rank < 3; ++rank) ready_.Await();  // all have arrived
+  children[0]->Kill(SIGSTOP);
+  for (const std::size_t rank : {1U, 2U}) {
+    EXPECT_EQ(children[rank]->Wait(), 0) << rank << ": " << desk_->reports[rank].text.data();
+    EXPECT_EQ(desk_->reports[rank].code, static_cast<int>(Code::kTimeout));
+  }
+  children[0]->Kill(SIGCONT);
+  never_.Pass();
+  EXPECT_EQ(children[0]->Wait(), 0) << "the others have left its round";
 }
 
 TEST_F(ProcessTest, a_member_stopped_during_a_vote_is_a_timeout_for_all) {

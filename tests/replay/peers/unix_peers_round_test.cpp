@@ -743,6 +743,20 @@ TEST_F(ScriptedLeaderTest, one_that_decides_nothing_is_given_up_a_little_after_i
   }
 }
 
+// It was stopped before it could say what it had decided.
+TEST_F(ScriptedLeaderTest, one_that_ended_the_cycle_and_told_nobody_is_heard_though_it_is_left_out) {
+  ScriptedLeader leader(directory_, {Identity(0), Identity(1)},
+                        [](const PeerIdentity&, const VoteMessage&) { return std::vector<MessageBody>(); });
+  auto round = JoinMember(1, 400).Arrive(CycleKind::kPause, 1);
+  ASSERT_TRUE(round) << round.status().message();
+  EXPECT_EQ((*round)->Vote(PhaseKind::kPauseGone, {}).status.code(), Code::kTimeout);
+  leader.lifecycle = Lifecycle::kPaused;
+  const auto ended = (*round)->Regather();
+  ASSERT_TRUE(ended) << ended.status().message();
+  EXPECT_EQ(*ended, Lifecycle::kPaused);
+  EXPECT_FALSE((*round)->Leaderless());
+}
+
 // As a process does that has no descriptor or no memory for one more connection.
 TEST_F(ScriptedLeaderTest, one_that_ends_connections_and_lives_is_asked_again) {
   std::atomic<int> closed{0};

@@ -112,14 +112,17 @@ Status Arrival::Arrive(SessionId leader) {
   return outcome(sent);
 }
 
-// A member in a round is neither running nor paused; one that left it in order does not come back. Nor does the lost leader,
+// A member in a round is neither running nor paused; one that left it in order does not come back. Nor does a lost leader,
 // which may have been stopped between two members that it told.
 std::optional<Lifecycle> Arrival::Settled() {
   const auto ended = [](Lifecycle now) { return now == Lifecycle::kRunning || now == Lifecycle::kPaused; };
   for (const auto& [session, progress] : discovery_.progress())
     if (ended(progress.lifecycle)) return progress.lifecycle;
-  const auto leader = discovery_.ProgressOf(*without_, std::min(deadline_, In(kForLostLeader)));
-  return leader.ok() && ended(leader->lifecycle) ? std::optional(leader->lifecycle) : std::nullopt;
+  for (const SessionId leader : without_) {
+    const auto progress = discovery_.ProgressOf(leader, std::min(deadline_, In(kForLostLeader)));
+    if (progress.ok() && ended(progress->lifecycle)) return progress->lifecycle;
+  }
+  return std::nullopt;
 }
 
 // ---- waiting ---------------------------------------------------------------------------------------------------------------

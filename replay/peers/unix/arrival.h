@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -39,15 +40,15 @@ struct RoundBegun {                        // how waiting for the others ended
 
 class Arrival {
  public:
-  // `without`: a round had begun, and this session, its leader, was lost.
-  Arrival(const RoundContext& context, RoundCall call, std::optional<SessionId> without = {})
+  // `without`: a round had begun, and these, its leaders one after the other, were lost.
+  Arrival(const RoundContext& context, RoundCall call, std::set<SessionId> without = {})
       : context_(context),
         call_(std::move(call)),
-        without_(without),
-        again_(without.has_value()),
+        without_(std::move(without)),
+        again_(!without_.empty()),
         began_(again_ ? Now() : std::min(Now(), call_.until - context.deadlines.call())),
         deadline_(call_.until),
-        discovery_(context.connection, *context.service, *context.delegate, call_.tag, without) {}
+        discovery_(context.connection, *context.service, *context.delegate, call_.tag, without_) {}
 
   Result<RoundBegun> Run();
   // As in Peers::Arrive.
@@ -96,7 +97,7 @@ class Arrival {
   [[nodiscard]] std::chrono::milliseconds Waited() const { return SinceThen(began_); }
   const RoundContext& context_;
   const RoundCall call_;
-  const std::optional<SessionId> without_;
+  const std::set<SessionId> without_;
   const bool again_;
   const Deadline began_;        // of the call, or of gathering again
   Deadline deadline_;           // of a patient resume: of the next look

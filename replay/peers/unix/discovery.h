@@ -17,21 +17,20 @@ namespace amem {
 // One session's search. It keeps its connections, so that looking again is cheap.
 class Discovery {
  public:
-  // `tag`: whose memory they share; empty: NCCL's. `without`: the leader of a round that was lost. It is left out even if it
-  // lives, because all other members leave it out.
+  // `tag`: whose memory they share; empty: NCCL's. `without`: leaders of a round that its members have lost one after the
+  // other. They are left out even if they live, because all other members leave them out.
   Discovery(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, std::string tag = {},
-            std::optional<SessionId> without = {})
+            std::set<SessionId> without = {})
       : context_(context),
         service_(service),
         delegate_(delegate),
         tag_(std::move(tag)),
-        without_the_dead_(without.has_value()) {
-    if (without) gone_.insert(*without);
-  }
+        gone_(std::move(without)),
+        without_the_dead_(!gone_.empty()) {}
 
   // The set with this session, sorted. kRefused: a neighbour has another group. kTimeout: a neighbour does not answer.
   // kPeerLost: a neighbour is lost, or a session's end has failed this call at another member and not yet at this one.
-  // Neighbours that are dead when first asked are left out; if a leader is, all that die. Stops early with kTimeout
+  // Neighbours that are dead when first asked are left out; with `without`, all that die. Stops early with kTimeout
   // once `unless_readable` can be read.
   Result<std::vector<PeerIdentity>> Look(Deadline deadline, int unless_readable = -1);
   // Where one session is in its cycles.

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "replay/peers/unix/arrival.h"
@@ -27,13 +28,13 @@ class UnixRound final : public Round {
 
   Result<std::optional<Lifecycle>> Regather() override {
     given_up_ = true;
+    lost_leaders_.insert(leader_session_);
     leader_.reset();  // it may be stopped rather than dead; it does not count this session any more
     RoundCall call = call_;
     call.until = std::max(until_, In(context_.deadlines.round_least()));
     call.patient = false;
-    AMEM_ASSIGN(
-        auto again,
-        Arrival(context_, std::move(call), leader_session_).Run().Within("going on without " + ToText(LeaderIdentity())));
+    AMEM_ASSIGN(auto again,
+                Arrival(context_, std::move(call), lost_leaders_).Run().Within("going on without " + ToText(LeaderIdentity())));
     if (again.settled) return again.settled;
     Adopt(std::move(again));
     return std::optional<Lifecycle>();
@@ -128,6 +129,7 @@ class UnixRound final : public Round {
   Deadline until_;
   std::unique_ptr<PeerConnection> leader_;
   SessionId leader_session_;
+  std::set<SessionId> lost_leaders_;
   std::uint64_t id_ = 0;
   std::vector<PeerIdentity> members_;
   std::uint32_t index_ = 0;

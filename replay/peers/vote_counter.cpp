@@ -183,6 +183,9 @@ void VoteCounter::Voted(ConnectionId connection, const VoteMessage& vote, Time n
   if (place == places_.end() || place->second.round != vote.round || vote.index == 0)
     return say_(connection, FailureMessage{{Code::kInvalid, "a vote in a round that does not exist here"}});
   Ongoing& round = rounds_.at(vote.round);
+  // Nothing passes after the deadline: those that voted in time may have gone, which is not known yet if this process was
+  // stopped.
+  if (vote.status.ok() && vote.index == round.open_index() && round.ballot.late(now)) DecideIfPossible(round, now);
   if (vote.index < round.open_index()) return say_(connection, round.decisions[vote.index - 1]);
   if (vote.index > round.open_index()) return say_(connection, FailureMessage{{Code::kInvalid, "a vote ahead of its time"}});
   if (observer_ != nullptr && tag_.empty()) {
@@ -218,8 +221,7 @@ void VoteCounter::DecideIfPossible(Ongoing& round, Time now) {
   }
   const PhaseKind phase = ballot.votes.begin()->second.phase;
   const std::string in_phase = " in phase " + std::string(ToText(phase)) + " of the " + std::string(ToText(round.kind));
-  const bool late = ballot.deadline && now >= *ballot.deadline;
-  if (worth_waiting && gone.empty() && !late) return;
+  if (worth_waiting && gone.empty() && !ballot.late(now)) return;
   if (ballot.first_failure) {
     const VoteMessage& vote = ballot.votes.at(*ballot.first_failure);
     const bool of_another = vote.status.code() == Code::kPeerLost && vote.reported_by;
@@ -316,7 +318,7 @@ std::optional<VoteCounter::Time> VoteCounter::NextDeadline() const {
 
 void VoteCounter::Tick(Time now) {
   for (auto& [id, round] : rounds_)
-    if (round.ballot.deadline && now >= *round.ballot.deadline) DecideIfPossible(round, now);
+    if (round.ballot.late(now)) DecideIfPossible(round, now);
 }
 
 }  // namespace amem

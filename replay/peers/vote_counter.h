@@ -75,6 +75,7 @@ class VoteCounter {
     std::optional<SessionId> first_failure;
     Time opened;
     std::optional<Time> deadline;
+    [[nodiscard]] bool late(Time now) const { return deadline && now >= *deadline; }
   };
   struct Ongoing {
     std::uint64_t id = 0;

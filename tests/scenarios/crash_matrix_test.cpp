@@ -7,10 +7,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <limits>
 #include <map>
+#include <set>
+#include <thread>
 
 #include "journal/journal.h"
 #include "replay/job/postmortem.h"
@@ -173,6 +176,7 @@ class Matrix : public ::testing::Test {
   void NameStep(int victim);
   void KillDuringUndo(int ranks, Op op, std::uint64_t stride);
   void StallDuringUndo(int ranks, std::uint64_t stride);
+  void StopLeader(int ranks, Op op, std::uint64_t stride);
   void KillEverywhere(int ranks, Op op, std::uint64_t stride);
   void FailEverywhere(int ranks, Op op, Fault fault, std::uint64_t stride);
 
@@ -357,6 +361,64 @@ void Matrix::StallDuringUndo(int ranks, std::uint64_t stride) {
   EXPECT_GT(kept, 0U) << "no owner was late with its contents";
   std::printf("%d ranks, pause that fails: stalled at %lu points of it and of its undo, of which %lu kept all ranks paused\n",
               ranks, stalled, kept);
+}
+
+// The rank that counts the votes is stopped whole, and goes on when the others have given it up. Whoever runs on has the right
+// contents from that moment on, and calls on all ranks mend what is left.
+void Matrix::StopLeader(int ranks, Op op, std::uint64_t stride) {
+  constexpr std::uint32_t kTimeoutMs = 600 * kSlower;
+  constexpr int kTries = 20;
+  const std::uint64_t appends = Survey(ranks, 0, op, true).appends;
+  std::uint64_t stopped = 0, apart = 0;
+  RankProcesses job(ranks, layout_, kTimeoutMs, multicast_, false, scope_);
+  AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
+  AllOk(job, {.op = Op::kPause}, "first pause");
+  AllOk(job, {.op = Op::kResume}, "first resume");
+  for (std::uint64_t nth = 1; nth <= appends && !HasFailure(); nth += Stride(stride)) {
+    const std::string where = std::string(Name(op)) + ", rank 0 is stopped before append " + std::to_string(nth);
+    SCOPED_TRACE(where);
+    if (op == Op::kResume) AllOk(job, {.op = Op::kPause}, "pause");
+    job.Do(0, {.op = Op::kArm, .fault = Fault::kStopAtAppend, .nth = nth});
+    for (int rank = 0; rank < ranks; ++rank) job.Send(rank, {.op = op});
+    std::atomic<int> answered{0};
+    std::atomic<bool> over{false};
+    std::thread wakes([&] {  // a resume waits for a stopped rank that has not come; it may be stopped late, so again and again
+      for (std::uint32_t ms = 0; ms < 7 * kTimeoutMs && answered < ranks - 1; ms += 10) ::usleep(10'000);
+      for (; !over; ::usleep(20'000)) job.Signal(0, SIGCONT);
+    });
+    std::set<Lifecycle> seen;
+    for (int rank = ranks - 1; rank >= 0; --rank) {
+      const auto reply = job.Receive(rank);
+      ++answered;
+      EXPECT_TRUE(reply.has_value());
+      if (!reply) continue;
+      EXPECT_EQ(std::string(reply->text.data()).find("HANGS"), std::string::npos) << "rank " << rank;
+      slowest_ms_ = std::max(slowest_ms_, reply->took_ms);
+      seen.insert(reply->lifecycle);
+      if (rank == 0 && reply->fired) ++stopped;
+      if (reply->lifecycle != Lifecycle::kRunning) continue;
+      const auto checked = job.Do(rank, {.op = Op::kCheck, .version = kVersion});
+      EXPECT_TRUE(checked->ok()) << "rank " << rank << " runs on: " << checked->text.data() << "\n" << reply->text.data();
+    }
+    job.Do(0, {.op = Op::kArm});
+    over = true;
+    wakes.join();
+    if (seen.size() > 1) ++apart;
+    bool running = false;
+    for (int i = 0; i < kTries && !running; ++i) {
+      running = true;
+      if (i > 0) job.All({.op = Op::kPause});  // rank 0 may run, since nothing of its own had changed
+      for (const auto& reply : job.All({.op = Op::kResume})) running = running && reply->ok();
+    }
+    ASSERT_TRUE(running) << where;
+    AllOk(job, {.op = Op::kCheck, .version = kVersion}, "check after " + where);
+    ExpectMemory(job, false, false, where);
+  }
+  EXPECT_GT(stopped, 0U);
+  std::printf(
+      "%d ranks, %s: the leader was stopped at %lu points, after %lu of which not all ranks were alike; slowest answer "
+      "%lu ms\n",
+      ranks, Name(op), stopped, apart, slowest_ms_);
 }
 
 // One job for all points: the ranks undo what failed and try again, and then the next point can be tried.
@@ -664,6 +726,8 @@ TEST_F(UndoMatrix, killed_while_a_pause_is_undone) { KillDuringUndo(3, Op::kPaus
 TEST_F(UndoMatrix, killed_while_a_resume_is_undone) { KillDuringUndo(4, Op::kResume, 3 * kStride); }
 #ifndef AMEM_MATRIX_NVLS
 TEST_F(UndoMatrix, late_while_a_pause_is_undone) { StallDuringUndo(3, kOfStalls); }
+TEST_F(UndoMatrix, a_leader_is_stopped_in_a_pause) { StopLeader(3, Op::kPause, 2 * kOfStalls); }
+TEST_F(UndoMatrix, a_leader_is_stopped_in_a_resume) { StopLeader(3, Op::kResume, 2 * kOfStalls); }
 #endif
 
 class FailMatrix : public OverRanks {

@@ -38,15 +38,15 @@ struct Trigger {
   bool Due(bool append) {
     const std::uint64_t count = ++(append ? appends : calls);
     const Fault now = fault;
-    const bool of_append = now == Fault::kKillAtAppend || now == Fault::kFailAppend;
+    const bool of_append = now == Fault::kKillAtAppend || now == Fault::kFailAppend || now == Fault::kStopAtAppend;
     const bool due =
         now != Fault::kNone && of_append == append && (count == nth || (now == Fault::kFailAllCalls && count > nth));
     if (!due) return false;
     fired = true;
     if (now == Fault::kKillAtCall || now == Fault::kKillAtAppend) ::raise(SIGKILL);
-    if (now != Fault::kStallAtCall) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(stall_ms));
-    return false;
+    if (now == Fault::kStallAtCall) std::this_thread::sleep_for(std::chrono::milliseconds(stall_ms));
+    if (now == Fault::kStopAtAppend) ::raise(SIGSTOP);  // all threads, until a SIGCONT
+    return now != Fault::kStallAtCall && now != Fault::kStopAtAppend;
   }
 };
 

@@ -62,7 +62,16 @@ enum class Op : std::uint32_t {
   kClose
 };
 // What happens at the nth driver call (or append to the journal) of one rank, counted from arming.
-enum class Fault : std::uint32_t { kNone, kKillAtCall, kKillAtAppend, kFailCall, kFailAllCalls, kFailAppend, kStallAtCall };
+enum class Fault : std::uint32_t {
+  kNone,
+  kKillAtCall,
+  kKillAtAppend,
+  kFailCall,
+  kFailAllCalls,
+  kFailAppend,
+  kStallAtCall,
+  kStopAtAppend
+};
 
 struct Command {
   Op op{};

@@ -65,7 +65,9 @@ PeerConnection::PeerConnection(const ConnectionContext& context, SessionId to, C
       peer_(std::move(peer)),
       buffer_(std::make_unique_for_overwrite<std::byte[]>(kMessageBytesMax)) {}
 
-PeerConnection::~PeerConnection() { (void)::shutdown(fd(), SHUT_RDWR); }
+PeerConnection::~PeerConnection() { HangUp(); }
+
+void PeerConnection::HangUp() { (void)::shutdown(fd(), SHUT_RDWR); }
 
 Result<std::unique_ptr<PeerConnection>> PeerConnection::Begin(const ConnectionContext& context, SessionId to, Purpose purpose,
                                                               const PeerIdentity& self, Deadline deadline) {

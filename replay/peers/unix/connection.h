@@ -66,6 +66,9 @@ class PeerConnection : NoCopies {
   // For `events` of poll, or until `or_readable` can be read.
   Status Wait(int events, Deadline deadline, int or_readable = -1);
 
+  // Nothing is sent to the other end any more, or taken from it, except what it has sent already.
+  void HangUp();
+
   [[nodiscard]] int fd() const { return peer_.socket.get(); }
   [[nodiscard]] int process_fd() const { return peer_.process.get(); }  // a pidfd, or -1
   [[nodiscard]] pid_t pid() const { return peer_.owner.pid; }           // 0: cannot be seen from here

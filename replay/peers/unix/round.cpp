@@ -86,20 +86,29 @@ class UnixRound final : public Round {
     const Deadline deadline = began + left + margin;
     Status failed = leader_->Send({leader_->NextRequest(), vote}, deadline);
     while (failed.ok()) {
-      auto answer = leader_->Receive(deadline);
-      if (!answer) {
-        failed = answer.status();
-      } else if (auto* decision = std::get_if<DecisionMessage>(&answer->message.body)) {
-        if (decision->round == id_ && decision->index == index_) return std::move(decision->decision);
-      } else if (auto* failure = std::get_if<FailureMessage>(&answer->message.body)) {
-        Decision refused = NotHeard(failure->status.Within(About(phase)));
-        refused.against = true;
-        return refused;
-      }
+      const auto answer = leader_->Receive(deadline);
+      if (!answer) failed = answer.status();
+      if (auto decision = answer ? DecisionIn(answer->message.body, phase) : std::nullopt) return *std::move(decision);
     }
+    // A leader that was stopped, and goes on, must not count this vote. It may have told the decision just before.
+    (void)leader_->TrySend({0, LeaveMessage{id_}});
+    leader_->HangUp();
+    if (const auto last = leader_->TryReceive(); last && last->has_value())
+      if (auto decision = DecisionIn((*last)->message.body, phase)) return *std::move(decision);
     const std::string why = failed.code() == Code::kTimeout ? Witness(LeaderIdentity(), began) : std::string();
     lost_ = Describe(failed, phase, began, why);
     return NotHeard(lost_);
+  }
+
+  // Empty: it is about an earlier vote.
+  [[nodiscard]] std::optional<Decision> DecisionIn(const MessageBody& body, PhaseKind phase) const {
+    const auto* decision = std::get_if<DecisionMessage>(&body);
+    if (decision != nullptr && decision->round == id_ && decision->index == index_) return decision->decision;
+    const auto* failure = std::get_if<FailureMessage>(&body);
+    if (failure == nullptr) return std::nullopt;
+    Decision refused = NotHeard(failure->status.Within(About(phase)));
+    refused.against = true;
+    return refused;
   }
 
   [[nodiscard]] std::string About(PhaseKind phase) const {

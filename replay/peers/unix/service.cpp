@@ -438,7 +438,11 @@ void PeerService::HandleRound(Inbound& connection, const Message& message) {
   }
   VoteCounter& votes = VotesOn(connection.tag);
   if (std::holds_alternative<WithdrawMessage>(message.body)) return votes.Withdrew(connection.id, Clock::now());
-  if (const auto* vote = std::get_if<VoteMessage>(&message.body)) return votes.Voted(connection.id, *vote, Clock::now());
+  if (const auto* vote = std::get_if<VoteMessage>(&message.body)) {
+    // Whoever has gone could not be told that the vote passed. If this process was stopped, members have voted and given up.
+    if (!HasHungUp(connection.socket.get())) votes.Voted(connection.id, *vote, Clock::now());
+    return;
+  }
   if (const auto* leave = std::get_if<LeaveMessage>(&message.body)) return votes.Left(connection.id, leave->round);
   MarkForClose(connection, "sent a message that has no place on a connection for rounds");
 }

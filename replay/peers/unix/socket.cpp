@@ -258,6 +258,11 @@ bool CanBeRead(int fd) {
   return fd >= 0 && ::poll(&polled, 1, 0) > 0;
 }
 
+bool HasHungUp(int socket) {
+  pollfd polled{socket, 0, 0};
+  return ::poll(&polled, 1, 0) > 0;
+}
+
 Sent SendPacket(int socket, std::span<const std::byte> bytes, std::span<const int> descriptors) {
   iovec data{const_cast<std::byte*>(bytes.data()), bytes.size()};
   msghdr header{};

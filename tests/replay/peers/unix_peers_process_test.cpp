@@ -548,7 +548,8 @@ TEST_F(ProcessTest, members_of_stopped_leaders_go_on_together_without_them) {
       auto round = self->Arrive(CycleKind::kPause, 1);
       if (!round) return 1;
       for (int leader = 0; leader < 2; ++leader) {
-        if (rank == leader) ::raise(SIGSTOP);
+        for (int others = 3 - leader; others > 0 && rank == leader; --others) ready_.Await();  // it began the round for all
+        rank == leader ? (void)::raise(SIGSTOP) : ready_.Pass();
         Note(rank, (*round)->Vote(PhaseKind::kPauseSave, {}).status);
         if (rank == leader) return 0;
         if (!(*round)->Leaderless()) return 2;

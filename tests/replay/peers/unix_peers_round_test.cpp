@@ -680,6 +680,32 @@ TEST_F(RoundTest, who_comes_at_the_last_moment_leaves_a_round_some_time_and_a_re
 
 // ---- leaders that a test directs -------------------------------------------------------------------------------------------
 
+// The thread that counts does not run for a while, and then reads votes of those that wait and of one that does not any more.
+TEST_F(RoundTest, the_vote_of_a_member_that_has_given_up_does_not_count) {
+  JoinRing(3, 800 * kFew);
+  std::array<std::unique_ptr<Round>, 3> rounds;
+  Everybody([&](Rank& rank, std::size_t i) {
+    auto round = rank.Arrive(CycleKind::kPause, 1);
+    ASSERT_TRUE(round) << round.status().message();
+    rounds[i] = *std::move(round);
+  });
+  ranks_[0]->session.witness_takes = milliseconds(500 * kFew);
+  ranks_[1]->session.witness_takes = milliseconds(1000 * kFew);  // it says what the leader did before it leaves
+  std::thread waits([&] { EXPECT_EQ(rounds[2]->Vote(PhaseKind::kPauseSave, {}).status.code(), Code::kPeerLost); });
+  std::this_thread::sleep_for(milliseconds(50 * kFew));
+  std::thread gives_up([&] {
+    rounds[1]->SetUntil(In(milliseconds(100 * kFew)));
+    EXPECT_EQ(rounds[1]->Vote(PhaseKind::kPauseSave, {}).status.code(), Code::kTimeout);
+    rounds[1].reset();
+  });
+  const Decision decision = rounds[0]->Vote(PhaseKind::kPauseSave, {});
+  EXPECT_EQ(decision.status.code(), Code::kPeerLost) << decision.status.message();
+  EXPECT_EQ(decision.culprit, Identity(1).session);
+  EXPECT_NE(decision.status.message().find("withdrew"), std::string::npos) << decision.status.message();
+  waits.join();
+  gives_up.join();
+}
+
 class ScriptedLeaderTest : public RoundTest {
  protected:
   // A member of the scripted leader's set, whose session comes after the leader's.

@@ -298,6 +298,21 @@ TEST_F(VoteCounterTest, the_deadline_names_who_did_not_vote_and_the_late_hear_th
   EXPECT_EQ(Decision(3, 1)->status.code(), Code::kTimeout);
 }
 
+// Its process was stopped, with the thread that counts. When both go on, the vote may be read before the clock.
+TEST_F(VoteCounterTest, nothing_passes_after_the_deadline_though_the_last_vote_is_heard_first) {
+  Begin({1, 2, 3});
+  Vote(2, 1);
+  Vote(3, 1);
+  now_ += milliseconds(1000);
+  Vote(1, 1);
+  for (unsigned n : {1u, 2u, 3u}) {
+    ASSERT_NE(Decision(n, 1), nullptr);
+    EXPECT_EQ(Decision(n, 1)->status.code(), Code::kTimeout);
+    EXPECT_EQ(Decision(n, 1)->culprit, SessionId{1});
+    EXPECT_FALSE(Decision(n, 1)->against);
+  }
+}
+
 TEST_F(VoteCounterTest, a_decision_names_all_that_have_not_voted) {
   Begin({1, 2, 3, 4, 5});
   counter_.Closed(5, "died", now_);

@@ -550,7 +550,7 @@ TEST_F(Matrix, a_rank_that_does_not_call_is_told_from_one_that_is_stopped_and_fr
   AllOk(job, {.op = Op::kFill, .version = kVersion}, "fill");
   ExpectText(job.Do(0, {.op = Op::kPause}), Code::kTimeout, {"rank 1 (pid", "is running and has not called ncclPause"});
   job.Signal(1, SIGSTOP);
-  ExpectText(job.Do(0, {.op = Op::kPause}), Code::kTimeout, {"rank 1 (pid", " answer"});
+  ExpectText(job.Do(0, {.op = Op::kPause}), Code::kTimeout, {"rank 1 (pid", "is stopped (SIGSTOP?)"});
   job.Signal(1, SIGCONT);
   AllOk(job, {.op = Op::kPause}, "pause");
   ExpectText(job.Do(2, {.op = Op::kResume}), Code::kTimeout, {"rank 1 (pid", "is paused and has not called ncclResume"});

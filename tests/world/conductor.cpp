@@ -64,8 +64,8 @@ Fate Conductor::FateOf(CycleKind kind) {
   if (chance == 0 && settings_.absences && kind == CycleKind::kPause) {
     fate.absent = true;
   } else if (chance == 1 && settings_.absences && kind == CycleKind::kPause && !settings_.directory.empty()) {
-    fate.of_program = true;  // peers of one process have no service that goes on
-    fate.hang_ms = 5 * settings_.timeout_ms();
+    fate.of_program = true;                     // peers of one process have no service that goes on
+    fate.hang_ms = 3 * settings_.timeout_ms();  // longer than a call and its undo
     name(Pick(2) == 0 ? "Unmap" : "Release");
   } else if (chance == 2 && settings_.absences) {
     fate.hang_ms = settings_.timeout_ms() * static_cast<std::uint32_t>(1 + Pick(6)) / 4;

@@ -1,7 +1,8 @@
 // Crash at every step: one rank of one to four is killed (SIGKILL, a process of its own) before each driver call and before
 // each append to its journal, that is at every boundary of a step; or one call fails there, or all calls from there on, or the
-// journal's disk is full; in each scope. Whatever happens to that rank, the others do not hang, agree on how it ended, hold
-// exactly the memory that they should, and can try again; and the journals tell it.
+// journal's disk is full, or the rank is stopped (SIGSTOP) and goes on; in each scope. Whatever happens to that rank, the
+// others do not hang, agree on how it ended, hold exactly the memory that they should, and can try again; and the journals tell
+// it.
 //
 // The expected memory is computed here from the scenario (rank_process.h), and not taken from AMem's own account.
 #include <gtest/gtest.h>

@@ -46,10 +46,7 @@ PinnedSupply::PinnedSupply(Copier& copier, Options options)
              {[this] { return ClaimPiece().ok(); }, [this] { claims_.Settle(options_.chunk); }}) {}
 
 PinnedSupply::~PinnedSupply() {
-  // Neither the thread nor the driver's memory survives a fork, and glibc would wait for a thread that waited in the condition.
-  if (fork_.InChild()) {
-    static_cast<void>(thread_.release());
-    static_cast<void>(changed_.release());
+  if (fork_.InChild()) {  // the driver's memory does not survive a fork
     Forget(idle_);
     for (Kept& kept : kept_) Forget(kept.buffers);
     return;
@@ -229,11 +226,10 @@ void PinnedSupply::Want(PoolId scope, Bytes bytes) {
     if (preparing_ || statistics_.pinned_bytes >= target_) return;  // the thread will see the new target
     preparing_ = true;
   }
-  if (thread_ != nullptr) thread_->join();
-  thread_.reset();
+  if (thread_->joinable()) thread_->join();
   auto started = StartThread("amem-pinning", [this] { PinInBackground(); });
   if (started.ok()) {
-    thread_ = std::make_unique<std::thread>(*std::move(started));
+    *thread_ = *std::move(started);
     return;
   }
   const std::lock_guard lock(mutex_);
@@ -299,8 +295,7 @@ bool PinnedSupply::StopPreparing() {
     changed_->notify_all();
     if (!changed_->wait_for(lock, kPieceAtMost, [&] { return !preparing_; })) return false;
   }
-  if (thread_ != nullptr) thread_->join();
-  thread_.reset();
+  if (thread_->joinable()) thread_->join();
   return true;
 }
 

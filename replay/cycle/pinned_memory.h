@@ -139,10 +139,10 @@ class PinnedSupply : NoCopies {
   std::atomic<std::uint64_t> busy_ns_{0};
 
   std::mutex thread_mutex_;  // guards thread_; taken before mutex_
-  std::unique_ptr<std::thread> thread_;
+  const ForgottenInChild<std::thread> thread_{fork_};
 
   mutable std::mutex mutex_;  // guards all below
-  std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
+  const ForgottenInChild<std::condition_variable> changed_{fork_};
   Buffers idle_;
   struct Kept {
     const PinnedMemory* owner = nullptr;

@@ -13,7 +13,7 @@ static Status NotBack(const std::string& tag, bool in_use, const Status& unheard
 
 // The caller made sure that nothing else of the pool is under way.
 Status Pools::Run(Entry& pool, const Task& task) {
-  while (pool.dropping > 0) changed_.Wait(mutex_);
+  while (pool.dropping > 0) changed_->Wait(mutex_);
   pool.running = task.kind;
   pool.queued = pool.led = false;
   WithoutLock apart(mutex_);
@@ -21,7 +21,7 @@ Status Pools::Run(Entry& pool, const Task& task) {
     const MutexLock now(mutex_);
     // A device that gets access only at the end of the resume cannot use the memory earlier.
     pool.queued = pool.let_in == devices_;
-    changed_.NotifyAll();
+    changed_->NotifyAll();
   };
   const auto in_use = [&] {
     const MutexLock now(mutex_);
@@ -37,7 +37,7 @@ Status Pools::Run(Entry& pool, const Task& task) {
   pool.running.reset();
   pool.queued = false;
   pool.failure = status.message();
-  changed_.NotifyAll();
+  changed_->NotifyAll();
   return status;
 }
 
@@ -52,7 +52,7 @@ Status Pools::CanAsk(const Entry& pool, CycleKind kind) const {
 Status Pools::Now(const Task& task) {
   Entry& pool = *task.pool;
   AMEM_TRY(CanAsk(pool, task.kind));
-  while (Busy(pool) || pool.dropping > 0) changed_.Wait(mutex_);
+  while (Busy(pool) || pool.dropping > 0) changed_->Wait(mutex_);
   const Status unheard = std::exchange(pool.unheard, {});
   // A failed resume that nobody heard of left the pool paused; the program believes that it runs.
   if (!unheard.ok() && task.kind == CycleKind::kPause && LifecycleOf(pool) != Lifecycle::kRunning)
@@ -83,14 +83,14 @@ Status Pools::Resume(PoolId id, const HowToResume& how) {
 Status Pools::Wait(PoolId id) {
   const MutexLock lock(mutex_);
   Entry& pool = At(id);
-  while (Busy(pool)) changed_.Wait(mutex_);
+  while (Busy(pool)) changed_->Wait(mutex_);
   return std::exchange(pool.unheard, {});
 }
 
 Status Pools::WaitOn(PoolId id, void* stream) {
   MutexLock lock(mutex_);
   Entry& pool = At(id);
-  while (Busy(pool) && (pool.waiting > 0 || !pool.queued)) changed_.Wait(mutex_);
+  while (Busy(pool) && (pool.waiting > 0 || !pool.queued)) changed_->Wait(mutex_);
   if (Busy(pool)) {
     pool.led = true;
     lock.Unlock();
@@ -131,15 +131,15 @@ Status Pools::Later(Task task) {
   pool.last_asked = kind;
   ++pool.waiting;
   tasks_.push_back(std::move(task));
-  changed_.NotifyAll();
+  changed_->NotifyAll();
   return {};
 }
 
 Status Pools::StartWorker(CycleKind kind) {
-  if (workers_.contains(kind)) return {};
+  if (workers_->contains(kind)) return {};
   AMEM_ASSIGN(auto started,
               StartThread(kind == CycleKind::kPause ? "amem-pool-out" : "amem-pool-in", [this, kind] { Work(kind); }));
-  workers_.emplace(kind, std::move(started));
+  workers_->emplace(kind, std::move(started));
   return {};
 }
 
@@ -159,7 +159,7 @@ void Pools::Work(CycleKind kind) {
   while (!stop_) {
     const auto due = Due(kind);
     if (due == tasks_.end()) {
-      changed_.Wait(mutex_);
+      changed_->Wait(mutex_);
       continue;
     }
     const Task task = std::move(*due);

@@ -19,16 +19,13 @@ Pools::Pools(const CycleContext& context, ScopeGates& gates, Drop drop, std::fun
       ended_(std::move(ended)) {}
 
 Pools::~Pools() {
-  if (fork_.InChild()) {  // threads do not survive a fork
-    for (auto& [kind, worker] : workers_) static_cast<void>(new std::thread(std::move(worker)));
-    return;
-  }
+  if (fork_.InChild()) return;
   {
     const MutexLock lock(mutex_);
     stop_ = true;
-    changed_.NotifyAll();
+    changed_->NotifyAll();
   }
-  for (auto& [kind, worker] : workers_) worker.join();
+  for (auto& [kind, worker] : *workers_) worker.join();
 }
 
 Result<PoolId> Pools::Open(const std::string& tag, PoolPolicy policy, bool keeps_spare) {
@@ -86,7 +83,7 @@ Status Pools::AwaitUse(Entry& pool) {
                       cuda::kIllegalState};
   while (Busy(pool)) {
     if (pool.last_asked == CycleKind::kPause) return paused;
-    changed_.Wait(mutex_);
+    changed_->Wait(mutex_);
   }
   return LifecycleOf(pool) == Lifecycle::kRunning ? Status{} : paused;
 }
@@ -275,7 +272,7 @@ Status Pools::DropNow(Entry& pool, const ChunkSpace::Chunk& chunk) {
   Status dropped = drop_(chunk);
   apart.End();
   --pool.dropping;
-  changed_.NotifyAll();
+  changed_->NotifyAll();
   return dropped;
 }
 

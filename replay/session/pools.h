@@ -177,11 +177,11 @@ class Pools : NoCopies {
   const ForkGuard fork_;
 
   Mutex mutex_{LockRank::kPools};  // guards all below; released while a pool pauses or resumes
-  Condition changed_;
+  const ForgottenInChild<Condition> changed_{fork_};
   std::map<PoolId, std::unique_ptr<Entry>> pools_ GUARDED_BY(mutex_);  // never erased
   std::set<DeviceOrdinal> devices_ GUARDED_BY(mutex_);                 // with chunks
   std::list<Task> tasks_ GUARDED_BY(mutex_);                           // in the order of asking
-  std::map<CycleKind, std::thread> workers_;
+  const ForgottenInChild<std::map<CycleKind, std::thread>> workers_{fork_};
   bool stop_ GUARDED_BY(mutex_) = false;
 };
 

@@ -1,5 +1,7 @@
 // Pools whose pauses and resumes are not waited for, and threads that meet in them.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -401,6 +403,28 @@ TEST_F(PoolsTest, host_memory_is_pinned_ahead_within_the_limit_and_given_back) {
   c.session->TrimPinned(kChunk);
   EXPECT_EQ(c.Pinned(), kChunk);
   c.JournalFolds();
+}
+
+// What pauses in the background waits in a condition for its next task, and only the parent has that thread.
+TEST_F(PoolsTest, a_forked_child_ends_its_session_while_a_thread_of_the_parent_waits_for_tasks) {
+#if defined(AMEM_SANITIZED)
+  GTEST_SKIP() << "threads and fork do not go together there";
+#endif
+  const PoolId pool = Open("weights");
+  Take(pool, kMiB);
+  ASSERT_TRUE(pools().Pause(pool, {.wait = false}).ok());
+  ASSERT_TRUE(pools().Wait(pool).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // until the thread has gone from its task to its wait
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(10);
+    a.session.reset();
+    _exit(7);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
+  EXPECT_TRUE(Resume(pool).ok());
 }
 
 }  // namespace

@@ -74,6 +74,7 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
   FakeShared* shared = nullptr;
   std::filesystem::path directory;
   bool unknown_to_the_driver = false;
+  bool driver_starts = true;  // in the tool
   bool ranks_elsewhere = false;  // a communicator has more ranks than there are here
   MemoryTag user_memory = MemoryTag::kNccl;
   LocationType location = LocationType::kDevice;
@@ -204,7 +205,10 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
   // ---- Checkpointer
   [[nodiscard]] std::string Version() const override { return "CUDA 13.0"; }
   [[nodiscard]] bool TakesPairs() const override { return true; }
-  Result<std::vector<std::string>> Gpus() override { return std::vector<std::string>{"GPU-0", "GPU-1", "GPU-2"}; }
+  Result<std::vector<std::string>> Gpus() override {
+    if (!driver_starts) return Status{Code::kDriver, "CUDA_ERROR_NO_DEVICE", 100};
+    return std::vector<std::string>{"GPU-0", "GPU-1", "GPU-2"};
+  }
   Result<CheckpointState> StateOf(pid_t pid) override {
     if (unknown_to_the_driver) return Status{Code::kDriver, "CUDA_ERROR_INVALID_VALUE", 1};
     return static_cast<CheckpointState>(shared->ranks[At(pid - kFirstPid)].state.load());

@@ -172,6 +172,23 @@ TEST(Thaw, onto_other_gpus_that_stopped_half_way_ends_where_it_was_to) {
   }
 }
 
+TEST(Thaw, onto_other_gpus_whose_tool_died_is_continued_onto_them) {
+  int continued = 0;
+  for (int nth = 1;; ++nth) {
+    FrozenWorld world;
+    ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());
+    if (!world.DiesIn(&FreezeOperation::Thaw, nth, {.gpus = "0=1,1=2,2=0"})) break;
+    const Status done = world.Do(&FreezeOperation::Continue);
+    if (done.code() == Code::kNotFound) continue;  // nobody was told yet, or all were told of the end
+    ASSERT_EQ(done, Status()) << "killed at " << nth;
+    for (int rank = 0; rank < kFakeRanks; ++rank) {
+      EXPECT_EQ(world.shared->ranks[static_cast<std::size_t>(rank)].gpu, (rank + 1) % kFakeRanks) << "killed at " << nth;
+    }
+    ++continued;
+  }
+  EXPECT_GT(continued, kFakeRanks);
+}
+
 TEST(Thaw, onto_other_gpus_that_was_undone_comes_back_on_the_old_ones) {
   const FreezeOptions moved{.gpus = "0=1,1=2,2=0"};
   bool told = false;
@@ -455,10 +472,27 @@ TEST(FreezeKill, without_an_unfinished_operation_there_is_nothing_to_continue) {
   EXPECT_EQ(world.Do(&FreezeOperation::Undo).code(), Code::kNotFound);
 }
 
+TEST(FreezeKill, where_the_driver_does_not_start_nothing_is_done_and_that_is_said) {
+  FrozenWorld world;
+  ASSERT_TRUE(world.DiesIn(&FreezeOperation::Freeze, 6 * kFakeRanks));
+  world.driver_starts = false;
+  const int calls = world.shared->calls;
+  for (const Command command : {&FreezeOperation::Continue, &FreezeOperation::Undo, &FreezeOperation::Thaw}) {
+    const Status refused = world.Do(command);
+    EXPECT_EQ(refused.code(), Code::kDriver);
+    EXPECT_NE(refused.message().find("CUDA_ERROR_NO_DEVICE"), std::string::npos) << refused.message();
+    EXPECT_EQ(world.shared->calls, calls);
+  }
+  world.driver_starts = true;
+  EXPECT_EQ(world.Do(&FreezeOperation::Undo), Status());
+  EXPECT_TRUE(world.AllAre(kRunning, false));
+}
+
 // ---- what the ranks' journals are told --------------------------------------------------------------------------------------
 
 TEST(FreezeTold, of_the_pause_before_it_is_made) {
   FrozenWorld world;
+  const std::uint64_t before_ns = RealtimeNs();
   int told = 0;
   world.when_pausing = [&] {
     for (std::uint64_t session = 1; session <= kFakeRanks; ++session) {
@@ -467,6 +501,7 @@ TEST(FreezeTold, of_the_pause_before_it_is_made) {
       EXPECT_EQ(step->goal + " " + step->step, "frozen pause");
       EXPECT_EQ(step->members.size(), std::size_t{kFakeRanks});
       EXPECT_EQ(step->gpus.front().before, kOnGpu);
+      EXPECT_TRUE(step->begun_ns >= before_ns && step->begun_ns <= RealtimeNs()) << "by it a freeze is told from another";
       told += step->pauses && !step->done ? 1 : 0;
     }
   };

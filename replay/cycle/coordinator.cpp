@@ -160,20 +160,35 @@ Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind, Deadline unti
   threads_recorded_ = false;
   speaks_ = true;
   culprits_.clear();
+  RoundCall call{kind, cycle, until, patient, tag_};
   {
     const LedgerLock lock(ledger_);
     if (kind == CycleKind::kPause) ledger_.RenewJournal();
     if (pool_ && !IsShared()) return std::unique_ptr<Round>(std::make_unique<RoundOfOne>(peers_.Self(), until));
     ledger_.Record(PhaseBegun{FirstOf(kind), pool_});
+    // After an undo that failed some may run, to whom nothing is left to resume. Their memory can be imported.
+    if (kind == CycleKind::kResume && ledger_.state().LifecycleOf(pool_) != Lifecycle::kPaused)
+      call.spares = [this](SessionId session) { return HasInPlace(session); };
   }
   std::vector<PeerIdentity> culprits;
-  auto round = peers_.Arrive({kind, cycle, until, patient, tag_}, &culprits);
+  auto round = peers_.Arrive(call, &culprits);
   if (round.status().code() == Code::kTimeout) RecordThreads();
   if (round.ok()) return round;
   for (const PeerIdentity& who : culprits) culprits_.push_back(AsMember(who));
   const Status why = pool_ ? Told(kind, round.status()) : round.status();
   RecordNotBegun(kind, cycle, why);
   return why;
+}
+
+bool Coordinator::HasInPlace(SessionId session) const {
+  const LedgerLock lock(ledger_);
+  return std::ranges::none_of(ledger_.state().allocations, [&](const auto& item) {
+    const Allocation& a = item.second;
+    const auto* const slab = FindIn(ledger_.state().allocations, a.slab);  // a part is where its slab is
+    const Allocation& holds = slab != nullptr ? *slab : a;
+    return a.pool == pool_ && (!holds.resident || holds.awaiting_restore) &&
+           std::ranges::any_of(a.importers, [&](const auto& importer) { return importer.first.by == session; });
+  });
 }
 
 bool Coordinator::IsShared() const {

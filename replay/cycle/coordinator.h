@@ -115,6 +115,8 @@ class Coordinator {
   void WantHostMemory() REQUIRES(ledger_);
   [[nodiscard]] bool Alone(const Round& round) const { return pool_ && round.Members().size() == 1; }
   [[nodiscard]] bool IsShared() const REQUIRES(ledger_);
+  // Whether all that a session imports from this one is there, with its contents.
+  [[nodiscard]] bool HasInPlace(SessionId session) const EXCLUDES(ledger_);
   Status RunPhase(const PlannedPhase& planned, CycleKind kind, const Manner& manner);
   Status CanBegin();  // what is known only when all have arrived
   // A failure as the caller is told: of which tag, and what it leaves; and "call ncclPause again on all ranks".

@@ -7,6 +7,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -118,6 +119,8 @@ struct RoundCall {
   Deadline until{};      // of the wait for the others
   bool patient = false;  // a resume that waits for members that live and are paused
   std::string tag{};     // whose memory it is about; empty: NCCL's. Rounds of several tags may overlap
+  // Asked of a member that says that it runs, so that it will not come: whether the round can do without it. Null: it cannot.
+  std::function<bool(SessionId)> spares{};
 };
 // "ncclPause", "amem_resume of tag weights": for messages.
 std::string NameOf(CycleKind kind, const std::string& tag);

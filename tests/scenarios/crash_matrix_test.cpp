@@ -365,7 +365,8 @@ void Matrix::StallDuringUndo(int ranks, std::uint64_t stride) {
 }
 
 // The rank that counts the votes is stopped whole, and goes on when the others have given it up. Whoever runs on has the right
-// contents from that moment on, and calls on all ranks mend what is left.
+// contents from that moment on, and what the others say is to be called, a resume on all ranks, mends what is left, also where
+// rank 0 runs because nothing of its own had changed.
 void Matrix::StopLeader(int ranks, Op op, std::uint64_t stride) {
   constexpr std::uint32_t kTimeoutMs = 600 * kSlower;
   constexpr int kTries = 20;
@@ -408,7 +409,6 @@ void Matrix::StopLeader(int ranks, Op op, std::uint64_t stride) {
     bool running = false;
     for (int i = 0; i < kTries && !running; ++i) {
       running = true;
-      if (i > 0) job.All({.op = Op::kPause});  // rank 0 may run, since nothing of its own had changed
       for (const auto& reply : job.All({.op = Op::kResume})) running = running && reply->ok();
     }
     ASSERT_TRUE(running) << where;
@@ -416,6 +416,7 @@ void Matrix::StopLeader(int ranks, Op op, std::uint64_t stride) {
     ExpectMemory(job, false, false, where);
   }
   EXPECT_GT(stopped, 0U);
+  VerifyJournals(job, Name(op));
   std::printf(
       "%d ranks, %s: the leader was stopped at %lu points, after %lu of which not all ranks were alike; slowest answer "
       "%lu ms\n",

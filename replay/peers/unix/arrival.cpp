@@ -50,7 +50,7 @@ RoundBegun Arrival::Outcome() {
   // A resume has no shortest time left; its time begins when all have come.
   const Deadline common = In(begun_.left_ms == 0 ? context_.deadlines.call() : std::chrono::milliseconds(begun_.left_ms));
   const Deadline until = std::max(common, In(context_.deadlines.round_least()));
-  return {state_ == State::kBegun ? std::move(leader_) : nullptr, std::move(begun_), until, settled_};
+  return {state_ == State::kBegun ? std::move(leader_) : nullptr, std::move(begun_), until, settled_, std::move(spared_)};
 }
 
 // ---- looking ---------------------------------------------------------------------------------------------------------------
@@ -64,6 +64,7 @@ Status Arrival::LookAndArrive() {
   auto set = discovery_.Look(deadline_, leader_ != nullptr ? leader_->fd() : -1);
   if (!set && Superseded() && !IsBusy(set.status())) return {};
   if (!set) return set.status();
+  Spare(*set);
   AMEM_TRY(RequireNoDeath(*set));
   if (again_) {
     if (const auto settled = Settled()) {
@@ -75,6 +76,14 @@ Status Arrival::LookAndArrive() {
     }
   }
   return MoveTo(*std::move(set));
+}
+
+void Arrival::Spare(std::vector<PeerIdentity>& set) {
+  if (!call_.spares || again_) return;  // who runs now may be a member that has ended this cycle
+  spared_.clear();
+  for (const auto& [session, progress] : discovery_.progress())
+    if (progress.lifecycle == Lifecycle::kRunning && call_.spares(session)) spared_.insert(session);
+  std::erase_if(set, [this](const PeerIdentity& who) { return spared_.contains(who.session); });
 }
 
 Status Arrival::MoveTo(std::vector<PeerIdentity> set) {

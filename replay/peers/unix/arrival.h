@@ -36,19 +36,21 @@ struct RoundBegun {                        // how waiting for the others ended
   BegunMessage begun;
   Deadline until;                    // of the round
   std::optional<Lifecycle> settled;  // a member ended this cycle in that state and will not come
+  std::set<SessionId> spared{};      // run, share memory and are no members (RoundCall)
 };
 
 class Arrival {
  public:
-  // `without`: a round had begun, and these, its leaders one after the other, were lost.
-  Arrival(const RoundContext& context, RoundCall call, std::set<SessionId> without = {})
+  // `without`: a round had begun, and these, its leaders one after the other, were lost. `spared`: of that round.
+  Arrival(const RoundContext& context, RoundCall call, const std::set<SessionId>& without = {}, std::set<SessionId> spared = {})
       : context_(context),
         call_(std::move(call)),
-        without_(std::move(without)),
+        without_(without),
+        spared_(std::move(spared)),
         again_(!without_.empty()),
         began_(again_ ? Now() : std::min(Now(), call_.until - context.deadlines.call())),
         deadline_(call_.until),
-        discovery_(context.connection, *context.service, *context.delegate, call_.tag, without_) {}
+        discovery_(context.connection, *context.service, *context.delegate, call_.tag, without_, spared_) {}
 
   Result<RoundBegun> Run();
   // As in Peers::Arrive.
@@ -67,6 +69,7 @@ class Arrival {
 
   // Look again, and move to the leader.
   Status LookAndArrive();
+  void Spare(std::vector<PeerIdentity>& set);
   Status MoveTo(std::vector<PeerIdentity> set);
   Status Arrive(SessionId leader);
   Status WaitForNews();
@@ -98,6 +101,7 @@ class Arrival {
   const RoundContext& context_;
   const RoundCall call_;
   const std::set<SessionId> without_;
+  std::set<SessionId> spared_;
   const bool again_;
   const Deadline began_;        // of the call, or of gathering again
   Deadline deadline_;           // of a patient resume: of the next look

@@ -18,15 +18,17 @@ namespace amem {
 class Discovery {
  public:
   // `tag`: whose memory they share; empty: NCCL's. `without`: leaders of a round that its members have lost one after the
-  // other. They are left out even if they live, because all other members leave them out.
+  // other. They are left out even if they live, because all other members leave them out; so are those that the round spares.
   Discovery(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, std::string tag = {},
-            std::set<SessionId> without = {})
+            const std::set<SessionId>& without = {}, std::set<SessionId> spared = {})
       : context_(context),
         service_(service),
         delegate_(delegate),
         tag_(std::move(tag)),
-        gone_(std::move(without)),
-        without_the_dead_(!gone_.empty()) {}
+        gone_(std::move(spared)),
+        without_the_dead_(!without.empty()) {
+    gone_.insert(without.begin(), without.end());
+  }
 
   // The set with this session, sorted. kRefused: a neighbour has another group. kTimeout: a neighbour does not answer.
   // kPeerLost: a neighbour is lost, or a session's end has failed this call at another member and not yet at this one.

@@ -33,8 +33,9 @@ class UnixRound final : public Round {
     RoundCall call = call_;
     call.until = std::max(until_, In(context_.deadlines.round_least()));
     call.patient = false;
-    AMEM_ASSIGN(auto again,
-                Arrival(context_, std::move(call), lost_leaders_).Run().Within("going on without " + ToText(LeaderIdentity())));
+    AMEM_ASSIGN(auto again, Arrival(context_, std::move(call), lost_leaders_, spared_)
+                                .Run()
+                                .Within("going on without " + ToText(LeaderIdentity())));
     if (again.settled) return again.settled;
     Adopt(std::move(again));
     return std::optional<Lifecycle>();
@@ -59,6 +60,7 @@ class UnixRound final : public Round {
     until_ = begun.until;
     id_ = begun.begun.round;
     members_ = std::move(begun.begun.members);
+    spared_ = std::move(begun.spared);
     if (leader_ == nullptr) members_ = {context_.service->sessions().Self()};
     std::ranges::sort(members_, {}, &PeerIdentity::session);
     index_ = 0;
@@ -138,7 +140,7 @@ class UnixRound final : public Round {
   Deadline until_;
   std::unique_ptr<PeerConnection> leader_;
   SessionId leader_session_;
-  std::set<SessionId> lost_leaders_;
+  std::set<SessionId> lost_leaders_, spared_;
   std::uint64_t id_ = 0;
   std::vector<PeerIdentity> members_;
   std::uint32_t index_ = 0;

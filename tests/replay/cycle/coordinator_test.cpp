@@ -163,6 +163,29 @@ TEST_F(CoordinatorTest, an_undo_that_fails_leaves_the_session_half_way_and_a_res
   EXPECT_EQ(Memory(id)[0], std::byte{0x42});
 }
 
+TEST_F(CoordinatorTest, a_resume_after_a_failed_undo_does_without_a_peer_that_runs_and_misses_nothing) {
+  const AllocationId id = Create();
+  Record(Exported{id, 1});
+  Record(ReferenceAdded{id, kOwner, AllocationId{1}});
+  peers_.arrive = [] { return Result<std::unique_ptr<Round>>(std::make_unique<ScriptedRound>()); };
+  const auto spares = [&](CycleKind kind) -> std::function<bool(SessionId)> {
+    EXPECT_TRUE(coordinator_.Arrive(kind, In(std::chrono::minutes(1))).ok());
+    return peers_.arrived_for.spares;
+  };
+  EXPECT_FALSE(spares(CycleKind::kPause)) << "runs";
+  ASSERT_TRUE(Run(CycleKind::kPause).ok());
+  EXPECT_FALSE(spares(CycleKind::kResume)) << "is paused";
+  ASSERT_TRUE(Run(CycleKind::kResume).ok());
+  OtherFails(PhaseKind::kPauseGone, {Code::kDriver, "rank 2 failed"});
+  ASSERT_TRUE(sim_->FailNext("Create", 1, cuda::kUnknown).ok());
+  ASSERT_EQ(Run(CycleKind::kPause).code(), Code::kBroken);
+  const auto missing = spares(CycleKind::kResume);
+  ASSERT_TRUE(missing);
+  EXPECT_FALSE(missing(kOwner)) << "it imports what is not there";
+  EXPECT_TRUE(missing(kOther)) << "it imports nothing";
+  EXPECT_FALSE(spares(CycleKind::kPause));
+}
+
 // The first is gone, and only the backup has its contents; the second was not copied and stayed.
 TEST_F(CoordinatorTest, a_pause_can_be_tried_again_after_one_whose_copies_failed_and_whose_undo_did) {
   const AllocationId first = Create(), second = Create();

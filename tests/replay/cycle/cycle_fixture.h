@@ -79,7 +79,8 @@ class ScriptedPeers final : public Peers {
     return await_loss(lost);
   }
   CycleProgress ProgressOf(SessionId session, const std::string&) override { return progress(session); }
-  Result<std::unique_ptr<Round>> Arrive(const RoundCall&, std::vector<PeerIdentity>* told) override {
+  Result<std::unique_ptr<Round>> Arrive(const RoundCall& call, std::vector<PeerIdentity>* told) override {
+    arrived_for = call;
     *told = culprits;
     return arrive();
   }
@@ -90,6 +91,7 @@ class ScriptedPeers final : public Peers {
   std::chrono::milliseconds patience{};  // of the last call
   std::function<CycleProgress(SessionId)> progress = [](SessionId) { return CycleProgress{Lifecycle::kPausing, 1}; };
   std::function<Result<std::unique_ptr<Round>>()> arrive;
+  RoundCall arrived_for;
   std::vector<PeerIdentity> culprits;
 };
 

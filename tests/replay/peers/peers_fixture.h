@@ -229,7 +229,7 @@ struct Rank {
     return shared;
   }
   Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle, bool patient = true) {
-    return peers->Arrive({kind, cycle, In(deadlines.call()), patient}, &culprits);
+    return peers->Arrive({kind, cycle, In(deadlines.call()), patient, "", spares}, &culprits);
   }
   Result<std::vector<SharedAllocation>> Reimport(SessionId owner, const std::vector<ShareRequest>& requests) const {
     return peers->Reimport(owner, requests, In(deadlines.call()));
@@ -239,7 +239,8 @@ struct Rank {
   FakeSession session;
   Deadlines deadlines;
   std::unique_ptr<UnixPeers> peers;
-  std::vector<PeerIdentity> culprits;  // of the last Arrive that failed
+  std::function<bool(SessionId)> spares;  // for Arrive
+  std::vector<PeerIdentity> culprits;     // of the last Arrive that failed
   Status problem;
 };
 

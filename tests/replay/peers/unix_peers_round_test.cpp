@@ -319,6 +319,30 @@ TEST_F(RoundTest, a_resume_does_not_wait_for_a_peer_that_runs) {
   EXPECT_NE(late.message().find("is running already"), std::string::npos) << late.message();
 }
 
+// After an undo that failed. Rank 2 shares nothing with the one that runs, and hears of it from the others.
+TEST_F(RoundTest, a_resume_does_without_a_peer_that_runs_where_nothing_is_missing_to_it) {
+  JoinRing(4, 1000 * kFew);
+  for (auto& rank : ranks_) {
+    rank->session.lifecycle = Lifecycle::kPausing;
+    rank->spares = [](SessionId session) { return session == Identity(0).session; };
+  }
+  ranks_[0]->session.lifecycle = Lifecycle::kRunning;
+  Everybody([](Rank& rank, std::size_t i) {
+    if (i == 0) return;
+    auto round = rank.Arrive(CycleKind::kResume, 1);
+    ASSERT_TRUE(round) << round.status().message();
+    EXPECT_EQ((*round)->Members(), (std::vector{Identity(1), Identity(2), Identity(3)}));
+    EXPECT_TRUE((*round)->Vote(PhaseKind::kResumeOpen, {}).status.ok());
+  });
+  ranks_[3]->spares = [](SessionId) { return false; };
+  Everybody([](Rank& rank, std::size_t i) {
+    if (i == 0) return;
+    const Status late = rank.Arrive(CycleKind::kResume, 2).status();
+    EXPECT_EQ(late.code(), Code::kTimeout) << i;
+  });
+  EXPECT_NE(std::ranges::find(ranks_[3]->culprits, Identity(0)), ranks_[3]->culprits.end());
+}
+
 TEST_F(RoundTest, a_resume_that_is_not_patient_has_a_deadline) {
   JoinRing(2, 300 * kFew);
   for (auto& rank : ranks_) rank->session.lifecycle = Lifecycle::kPaused;
@@ -781,6 +805,31 @@ TEST_F(ScriptedLeaderTest, one_that_ended_the_cycle_and_told_nobody_is_heard_tho
   ASSERT_TRUE(ended) << ended.status().message();
   EXPECT_EQ(*ended, Lifecycle::kPaused);
   EXPECT_FALSE((*round)->Leaderless());
+}
+
+// It has run since before the round, and says nothing of how the round ended.
+TEST_F(ScriptedLeaderTest, a_peer_that_a_round_does_without_has_not_ended_it) {
+  ScriptedLeader leader(directory_, {Identity(0), Identity(1), Identity(2)},
+                        [](const PeerIdentity&, const VoteMessage&) { return std::vector<MessageBody>(); });
+  JoinMember(1);
+  JoinMember(2);
+  for (auto& rank : ranks_) rank->spares = [](SessionId session) { return session == Identity(3).session; };
+  Rank& runs = JoinMember(3);
+  runs.session.lifecycle = Lifecycle::kRunning;
+  for (std::size_t i = 0; i < 2; ++i) ranks_[i]->session.Add(ranks_[1 - i]->identity.session);
+  for (std::size_t i = 0; i < 2; ++i) ranks_[i]->session.Add(runs.identity.session);
+  std::atomic<int> arrived{0};
+  Everybody([&](Rank& rank, std::size_t i) {
+    if (i == 2) return;
+    auto round = rank.Arrive(CycleKind::kResume, 1);
+    ASSERT_TRUE(round) << round.status().message();
+    if (++arrived == 2) leader.Die();
+    EXPECT_EQ((*round)->Vote(PhaseKind::kResumeOpen, {}).status.code(), Code::kPeerLost);
+    const auto ended = (*round)->Regather();
+    ASSERT_TRUE(ended) << ended.status().message();
+    EXPECT_FALSE(ended->has_value()) << ToText(**ended);
+    EXPECT_EQ((*round)->Members(), (std::vector{Identity(1), Identity(2)}));
+  });
 }
 
 // As a process does that has no descriptor or no memory for one more connection.

@@ -78,6 +78,11 @@ TEST(Lasting, a_full_map_costs_no_more_than_the_events_that_did_not_fit) {
   ASSERT_TRUE(session.writer->Close().ok());
   EXPECT_EQ(session.Append().code(), Code::kRefused);
   EXPECT_EQ(session.writer->Renew(session.state).code(), Code::kRefused) << "a closed journal is not begun anew";
+  // Where only the one before is left, the next does not take its place.
+  fs::remove_all(name);
+  ASSERT_TRUE(JournalWriter::OpenLasting(options, SessionId{1})->Append(LegalEvent(1)).ok());
+  EXPECT_TRUE(fs::exists(name));
+  EXPECT_TRUE(fs::exists(name.string() + ".broken"));
 }
 
 TEST(Lasting, a_full_disk_is_waited_for) {

@@ -274,11 +274,14 @@ TEST_F(RankControlTest, tags_that_do_not_come_back_keep_the_rank_until_a_resume_
   EXPECT_TRUE(Has(Message(), "withdrawn; then its tags could not be resumed: no room")) << Message();
   memory.fails.clear();
   memory.calls.clear();
+  EXPECT_FALSE(control->ServeAtStep(7, true));
+  EXPECT_EQ(memory.calls, Calls{}) << "nobody has asked for it";
   AskFor(2, Ask::kResume);
   Allow(Stage::kNccl);
   EXPECT_TRUE(GoesOnAt(7));
   EXPECT_EQ(memory.calls, Calls{"resume tags"}) << "NCCL's memory never went";
   EXPECT_EQ(phase(), Phase::kRunning);
+  EXPECT_EQ(memory.All<RequestEnded>().back().request, 2U);
 }
 
 TEST_F(RankControlTest, a_request_that_is_withdrawn_leaves_the_rank_as_it_was) {

@@ -2,8 +2,12 @@
 #include "replay/job/jobs.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
+
+#include "tests/replay/job/written_journal.h"
 
 namespace amem {
 namespace {
@@ -79,6 +83,21 @@ TEST(Jobs, the_same_rank_of_the_same_communicator_is_another_job) {
   for (JobTies& session : sessions) session.communicators = {{.hash = 0xfeed, .rank = session.who.rank, .ranks = 2}};
   const JobsOf jobs = Jobs(sessions);
   EXPECT_EQ(jobs.size(), 2u);
+  std::swap(sessions[1], sessions[2]);
+  EXPECT_EQ(Jobs(sessions), (JobsOf{{1, 2}, {3}})) << "the other rank is of one of them only";
+}
+
+TEST(Jobs, a_communicator_whose_hash_is_not_known_ties_nobody) {
+  const std::filesystem::path directory = testing::TempDir() + "amem-ties-" + std::to_string(getpid());
+  std::uint64_t clock = 1'000'000'000;
+  test::Story story(0x51, 0, &clock);
+  for (const std::uint64_t id : {1U, 2U}) story.Then(CommunicatorBegun{CommunicatorId{id}});
+  story.Then(CommunicatorReady{CommunicatorId{2}, 0xfeed, 0, 4, DeviceOrdinal{0}});
+  const Result<JobTies> ties = ReadTies(test::WriteJournal(story, directory));
+  std::filesystem::remove_all(directory);
+  ASSERT_TRUE(ties.ok()) << ties.status().message();
+  ASSERT_EQ(ties->communicators.size(), 1U);
+  EXPECT_EQ(ties->communicators[0].hash, 0xfeedU);
 }
 
 TEST(Jobs, the_launcher_tells_what_belongs_together_and_its_words_of_the_rank_do_not_tell_apart) {

@@ -42,6 +42,9 @@ TEST(PackAnonymous, paths_in_what_was_seen_are_cut) {
   EXPECT_EQ(std::get<ProcessSeen>(process.body).answer, "at ann");
   const Event thread = anonymizer.Clean(Event{.body = ThreadSeen{.stack = {"main (/srv/ann/exe+0x12)"}}});
   EXPECT_EQ(std::get<ThreadSeen>(thread.body).stack.at(0), "main (exe+0x12)");
+  State state;
+  state.legacy[Address{1}].why = "held by /srv/ann/libheld.so";
+  EXPECT_EQ(anonymizer.Clean(state).legacy.at(Address{1}).why, "held by libheld.so");
 }
 
 }  // namespace

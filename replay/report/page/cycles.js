@@ -11,16 +11,14 @@ const cycles = (() => {
   const began = (part) => (part.b === null ? part.a : part.b);
   const nameOf = (cycle) => `${cycleWord(cycle.kind)} ${cycle.parts[0].n}${ofTag(cycle)}`;
   const failedParts = (cycle) => cycle.parts.filter((part) => part.o === 1 || part.o === 2);
-  const openParts = (cycle) => cycle.parts.filter((part) => part.o === 3);
   const durationOf = (cycle) => Math.max(...cycle.parts.map((part) => part.e - began(part)));
   // All ranks are equally long in a pause or resume, because each waits for the others: the slowest is the one whose own part took
   // longest. Where somebody did not come, or not finish, that is who the others waited for.
   const workOf = (part) => sum(part.p.filter((p) => part.b !== null && p[1] >= part.b).map((p) => p[2] - p[1]));
   function slowest(cycle) {
     if (cycle.absent.length && neverBegan(cycle)) return { who: cycle.absent, why: 'did not come' };
-    const stuck = cycle.parts.filter((part) => part.o === 3 && part.p.length && part.p[part.p.length - 1][3] === null && part.p[part.p.length - 1][6] === 0);
-    const few = stuck.length && stuck.length < cycle.parts.length;
-    if (few) return { who: stuck.map((part) => part.s), why: 'did not finish' };
+    const stuck = cycle.parts.filter((part) => part.o === 3 && part.p.length && part.p.at(-1)[3] === null && part.p.at(-1)[6] === 0);
+    if (stuck.length && stuck.length < cycle.parts.length) return { who: stuck.map((part) => part.s), why: 'did not finish' };
     const part = cycle.parts.reduce((a, b) => (workOf(b) > workOf(a) ? b : a));
     return { who: [part.s], why: cycle.absent.length ? 'of those whose journals are here' : '', work: workOf(part) };
   }
@@ -46,8 +44,7 @@ const cycles = (() => {
     const failed = failedParts(cycle);
     if (failed.some((part) => part.o === 2)) return 'failed, not undone';
     if (failed.length) return neverBegan(cycle) ? 'never began' : 'failed, undone';
-    if (openParts(cycle).length) return 'not finished';
-    return 'done';
+    return cycle.parts.some((part) => part.o === 3) ? 'not finished' : 'done';
   }
   const badge = (text) => el('span', { class: 'badge ' + (text === 'done' ? 'good' : text === 'not finished' ? 'warn' : 'bad') },
     el('span', { 'aria-hidden': 'true' }, text === 'done' ? '\u2713 ' : text === 'not finished' ? '\u2026 ' : '\u2715 '), text);
@@ -288,5 +285,5 @@ const cycles = (() => {
     list.turnTo(index);
     new ResizeObserver(() => drawGantt()).observe(host);
   }
-  return { start, select, revealPhase, at, spanOf, nameOf, outcomeOf, durationOf, failuresOf };
+  return { start, select, revealPhase, at, spanOf, outcomeOf, durationOf, failuresOf };
 })();

@@ -32,13 +32,11 @@ function drawVerdict() {
 
 function drawFacts() {
   const hosts = new Set(sessions.map((s) => s.host).filter(Boolean));
-  const done = (kind) => data.cycles.filter((cycle) => !cycle.tag && cycle.kind === kind && cycles.outcomeOf(cycle) === 'done').map(cycles.durationOf);
-  const failed = (kind) => data.cycles.filter((cycle) => !cycle.tag && cycle.kind === kind && cycles.outcomeOf(cycle) !== 'done').length;
   const peaks = sessions.map((s) => s.peak[1]);
   const tile = (label, value, more) => el('div', { class: 'tile' }, el('dt', {}, label), el('dd', {}, el('strong', {}, value), more ? el('span', { class: 'muted' }, more) : ''));
   const cycleTile = (kind, word, known) => {
-    const times = done(kind);
-    const bad = failed(kind);
+    const all = data.cycles.filter((cycle) => !cycle.tag && cycle.kind === kind);
+    const times = all.filter((cycle) => cycles.outcomeOf(cycle) === 'done').map(cycles.durationOf), bad = all.length - times.length;
     return tile(word, grouped(Math.max(times.length, known)), [times.length ? `median ${duration(median(times))}` : '', bad ? `${grouped(bad)} failed` : ''].filter(Boolean).join(', '));
   };
   const began = data.job.began_ms ? localTime(data.job.began_ms) : '';

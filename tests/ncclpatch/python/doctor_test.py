@@ -167,10 +167,10 @@ class Doctor(unittest.TestCase):
 
 class Command(unittest.TestCase):
     def test_run_preloads_once_and_keeps_other_preloads(self):
-        made = _command.environment_with("/new/libamem_nccl.so", {"LD_PRELOAD": "/x/tms.so /old/libamem_nccl.so:/y/jemalloc.so", "HOME": "/h"})
+        made = _library.environment_with("/new/libamem_nccl.so", {"LD_PRELOAD": "/x/tms.so /old/libamem_nccl.so:/y/jemalloc.so", "HOME": "/h"})
         self.assertEqual(made["LD_PRELOAD"], "/new/libamem_nccl.so:/x/tms.so:/y/jemalloc.so")
         self.assertEqual((made["AMEM_ENABLE"], made["HOME"]), ("1", "/h"))
-        self.assertEqual(_command.environment_with("/a/libamem_nccl.so", made)["LD_PRELOAD"], "/a/libamem_nccl.so:/x/tms.so:/y/jemalloc.so")
+        self.assertEqual(_library.environment_with("/a/libamem_nccl.so", made)["LD_PRELOAD"], "/a/libamem_nccl.so:/x/tms.so:/y/jemalloc.so")
 
     def amem(self, *arguments, **variables):
         environment_ = {**os.environ, "PYTHONPATH": PACKAGE, **variables}

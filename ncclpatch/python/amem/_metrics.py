@@ -157,10 +157,7 @@ class MetricsServer(contextlib.AbstractContextManager["MetricsServer"]):
     """What serve_metrics() started; close() ends it. `address` is as serve_metrics takes it, with the port or the path that was given."""
 
     def __init__(self, address: str, close: Callable[[], None]) -> None:
-        self.address, self._close = address, close
-
-    def close(self) -> None:
-        self._close()
+        self.address, self.close = address, close
 
     def __exit__(self, *_error: object) -> None:
         self.close()

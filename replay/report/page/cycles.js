@@ -20,7 +20,7 @@ const cycles = (() => {
     const stuck = cycle.parts.filter((part) => part.o === 3 && part.p.length && part.p.at(-1)[3] === null && part.p.at(-1)[6] === 0);
     if (stuck.length && stuck.length < cycle.parts.length) return { who: stuck.map((part) => part.s), why: 'did not finish' };
     const part = cycle.parts.reduce((a, b) => (workOf(b) > workOf(a) ? b : a));
-    return { who: [part.s], why: cycle.absent.length ? 'of those whose journals are here' : '', work: workOf(part) };
+    return { who: [part.s], why: cycle.absent.length ? 'of those whose journals are here' : '' };
   }
   function slowestText(cycle) {
     if (cycle.parts.length + cycle.absent.length < 2) return '';
@@ -32,10 +32,6 @@ const cycles = (() => {
 
   // Of a pause, what became of the contents of all ranks: copied, unchanged, zero; null: that is not recorded.
   const contentsOf = (cycle) => cycle.parts.reduce((all, part) => (part.x ? part.x.map((n, i) => n + (all ? all[i] : 0)) : all), null);
-  function contentsText(cycle) {
-    const [changed, unchanged, zero] = contentsOf(cycle);
-    return `Contents: ${bytes(changed)} copied, ${bytes(unchanged)} unchanged since the pause before, ${bytes(zero)} zero.`;
-  }
 
   function spanOf(cycle) {
     return { begin: Math.min(...cycle.parts.map((p) => p.a)), end: Math.max(...cycle.parts.map((p) => p.e)), failed: failedParts(cycle).length > 0 };
@@ -227,6 +223,7 @@ const cycles = (() => {
     marked = '';
     const cycle = data.cycles[index];
     const { begin, end } = spanOf(cycle);
+    const contents = (contentsOf(cycle) || []).map(bytes);
     const holder = el('div', { class: 'gantt-box' });
     const phases = el('div');
     const told = failedParts(cycle).filter((part) => part.m);
@@ -241,7 +238,7 @@ const cycles = (() => {
         } }, 'Show in the memory chart'), el('button', { type: 'button', onclick: () => events.around(cycle) }, 'Show its events'))),
       root ? el('p', { class: 'failure-text' }, el('strong', {}, capital(sessions[root.s].name) + ': '), reason) : '',
       others ? el('p', { class: 'muted small' }, `${capital(sessions[others.s].name)} was told: ${others.m}`) : '',
-      contentsOf(cycle) ? el('p', { class: 'muted small' }, contentsText(cycle)) : '',
+      contents.length ? el('p', { class: 'muted small' }, `Contents: ${contents[0]} copied, ${contents[1]} unchanged since the pause before, ${contents[2]} zero.`) : '',
       ...holders(cycle), holder, legend(cycle),
       el('details', {}, el('summary', {}, 'Steps by kind'), stepSummary(cycle)),
       el('details', {}, el('summary', {}, 'Phases as a table'), phases));

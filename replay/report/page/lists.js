@@ -173,16 +173,9 @@ const events = (() => {
   }
 
   // The row of an event, or the row that counts it.
-  function find(session, number) {
-    for (let i = 0; i < count; ++i) {
-      if (c.s[i] === session && seq[i] <= number && number < seq[i] + c.n[i]) return i;
-    }
-    return -1;
-  }
   function reveal(session, number) {
     only(String(session), null);
-    const row = find(session, number);
-    return row >= 0 && list.reveal(row);
+    return list.reveal(everyRow.find((i) => c.s[i] === session && seq[i] <= number && number < seq[i] + c.n[i]));
   }
   function around(cycle) {
     only('', cycles.spanOf(cycle));

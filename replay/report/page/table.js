@@ -54,9 +54,7 @@ function makeTable(host, spec) {
   }
   function draw() {
     const from = page * perPage, to = Math.min(rows.length, from + perPage);
-    const fresh = [];
-    for (let i = from; i < to; ++i) fresh.push(drawRow(rows[i]));
-    body.replaceChildren(...fresh);
+    body.replaceChildren(...rows.slice(from, to).map(drawRow));
     if (rows.length === 0) {
       body.append(el('tr', { role: 'row' }, el('td', { role: 'cell', colspan: spec.columns.length, class: 'none' },
         spec.nothing || 'Nothing matches. Clear the search or choose other filters.')));

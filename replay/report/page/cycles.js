@@ -123,10 +123,9 @@ const cycles = (() => {
     return g;
   }
 
-  function phaseTable(host, cycle, index) {
-    const rows = [];
-    cycle.parts.forEach((part) => part.p.forEach((phase, at) => rows.push({ part, phase, at })));
-    makeTable(host, { caption: `${nameOf(cycle)}: phases of each rank`, unit: ['phase', 'phases'], rows, perPage: 60, columns: [
+  function phaseTable(cycle, index) {
+    const rows = cycle.parts.flatMap((part) => part.p.map((phase, at) => ({ part, phase, at })));
+    return tableOf({ caption: `${nameOf(cycle)}: phases of each rank`, unit: ['phase', 'phases'], rows, perPage: 60, columns: [
       { label: 'Rank', first: true, cell: (r) => capital(sessions[r.part.s].name), sort: (r) => r.part.s },
       { label: 'Phase', cell: (r) => links.link(links.phase(index, r.part, r.at), undoOr(r.phase[0], cycle)), sort: (r) => r.phase[1] },
       figure('Steps', (r) => r.phase[5], grouped),
@@ -149,15 +148,13 @@ const cycles = (() => {
         totals.set(kind, t);
       }
     }
-    const host = el('div');
-    makeTable(host, { caption: `${nameOf(cycle)}: steps by kind, all ranks`, rows: [...totals.keys()], perPage: 20, columns: [
+    return tableOf({ caption: `${nameOf(cycle)}: steps by kind, all ranks`, rows: [...totals.keys()], perPage: 20, columns: [
       { label: 'Step', first: true, cell: (k) => data.steps[k], sort: (k) => k },
       figure('How many', (k) => totals.get(k).count, grouped),
       figure('Mean', (k) => totals.get(k).ns / totals.get(k).count, duration),
       figure('Longest sum', (k) => totals.get(k).worst, duration),
       { label: 'Of', cell: (k) => nameOf_(totals.get(k).who), sort: (k) => totals.get(k).who },
     ] });
-    return host;
   }
 
   function legend(cycle) {
@@ -225,7 +222,6 @@ const cycles = (() => {
     const { begin, end } = spanOf(cycle);
     const contents = (contentsOf(cycle) || []).map(bytes);
     const holder = el('div', { class: 'gantt-box' });
-    const phases = el('div');
     const told = failedParts(cycle).filter((part) => part.m);
     const root = told.find((part) => part.f) || told.find((part) => part.c === part.s) || told[0];
     const reason = root && (root.f ? root.f.message : root.m);
@@ -241,8 +237,7 @@ const cycles = (() => {
       contents.length ? el('p', { class: 'muted small' }, `Contents: ${contents[0]} copied, ${contents[1]} unchanged since the pause before, ${contents[2]} zero.`) : '',
       ...holders(cycle), holder, legend(cycle),
       el('details', {}, el('summary', {}, 'Steps by kind'), stepSummary(cycle)),
-      el('details', {}, el('summary', {}, 'Phases as a table'), phases));
-    phaseTable(phases, cycle, index);
+      el('details', {}, el('summary', {}, 'Phases as a table'), phaseTable(cycle, index)));
     drawGantt = () => {
       const width = holder.clientWidth;
       if (width > 0) holder.replaceChildren(gantt(cycle, index, width));

@@ -79,14 +79,12 @@ const allocations = (() => {
       if (c.state[i] !== 2) g.there += c.bytes[i];
       all.set(name, g);
     }
-    const host = el('div');
-    makeTable(host, { caption: 'Allocations by ' + label.toLowerCase(), unit: ['group', 'groups'], rows: [...all.values()], perPage: 25, sorted: { column: 3, down: true }, columns: [
+    return tableOf({ caption: 'Allocations by ' + label.toLowerCase(), unit: ['group', 'groups'], rows: [...all.values()], perPage: 25, sorted: { column: 3, down: true }, columns: [
       { label, first: true, cell: (g) => (by === 'site' ? el('code', {}, g.name) : g.name), sort: (g) => g.name },
       figure('Allocations', (g) => g.count, grouped),
       figure('Sum', (g) => g.bytes, bytes),
       figure('There at the end', (g) => g.there, bytes),
     ] });
-    return host;
   }
 
   const listHost = el('div'), groupHost = el('div', { hidden: true });

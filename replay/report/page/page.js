@@ -83,11 +83,10 @@ function drawRanks() {
   ] });
   const kinds = new Map();
   for (const s of sessions) for (const [kind, n] of s.kinds) kinds.set(kind, (kinds.get(kind) || 0) + n);
-  const host = el('div');
-  byId('ranks-body').append(el('details', {}, el('summary', {}, 'Events by kind, all ranks'), host));
-  makeTable(host, { caption: 'Events by kind', rows: [...kinds.keys()], perPage: 64, sorted: { column: 1, down: true }, columns: [
+  const byKind = tableOf({ caption: 'Events by kind', rows: [...kinds.keys()], perPage: 64, sorted: { column: 1, down: true }, columns: [
     { label: 'Kind', first: true, cell: (k) => data.kinds[k], sort: (k) => data.kinds[k] },
     figure('Events', (k) => kinds.get(k), grouped)] });
+  byId('ranks-body').append(el('details', {}, el('summary', {}, 'Events by kind, all ranks'), byKind));
 }
 
 function drawLeftOut() {

@@ -104,6 +104,13 @@ function makeTable(host, spec) {
   return { setRows, redraw: draw, turnTo, reveal };
 }
 
+// A table in an element of its own.
+function tableOf(spec) {
+  const host = el('div');
+  makeTable(host, spec);
+  return host;
+}
+
 // A column of numbers, the largest first: what a row's number is, and how it is written.
 const figure = (label, value, write) => ({ label, number: true, downFirst: true, sort: value, cell: (row) => write(value(row)) });
 

@@ -20,7 +20,7 @@ def _nobody_can_ask(_how: int) -> int:
 _BEGIN, _GO_ON, _BEFORE_RESUME = 1, 2, 3  # amem.h
 _there = _library.is_there(_calls.lib)
 _safepoint: Any = _calls.lib.amem_safepoint if _there else lambda _how: 0
-# Called without letting other threads run, which takes longer than the function itself.
+# The quick one is called without letting other threads run, which takes longer than the function itself.
 _quick_safepoint: Any = ctypes.PyDLL(_calls.lib._name, handle=_calls.lib._handle).amem_safepoint if _there else _nobody_can_ask
 
 

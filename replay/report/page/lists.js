@@ -5,7 +5,7 @@ const rankChoices = () => [['', 'all ranks']].concat(sessions.map((session, inde
 // Whether a choice lets a row pass that has this number; '' lets all.
 const lets = (choice, number) => choice.value === '' || Number(choice.value) === number;
 
-// Of a text: which rows have all its words, in any order. What is known of a row is put together when first needed.
+// A search among rows: of a text, whether a row has all its words, in any order. The words of a row are put together when first needed.
 function searcher(wordsOf) {
   const known = [];
   const haystack = (i) => (known[i] = known[i] || wordsOf(i).join(' ').replaceAll(THIN, ' ').toLowerCase());
@@ -129,7 +129,7 @@ const events = (() => {
   const everyRow = Array.from({ length: count }, (_, i) => i).sort((a, b) => t[a] - t[b] || a - b);
   const isFailure = (i) => c.w[i] === 0;
   let list = null;
-  let stretch = null;  // { begin, end } of what is shown
+  let stretch = null;  // { begin, end } of the time that is shown; null: all of it
 
   const search = searcher((i) => [sessions[c.s[i]].name, '#' + seq[i], c.k[i] >= 0 ? data.kinds[c.k[i]] : '', c.x[i], 't' + c.th[i]]);
   const kinds = [...new Set(c.k.filter((k) => k >= 0))].sort((a, b) => (data.kinds[a] < data.kinds[b] ? -1 : 1));
@@ -161,7 +161,7 @@ const events = (() => {
     }
     list.setRows(matching());
   }
-  // All events of a rank ('': of all), of a stretch of time or of all times.
+  // Shows all events of a rank ('': of every rank) in a stretch of time (null: at all times).
   function only(rank, time) {
     inputs.text.value = inputs.kind.value = '';
     inputs.failures.checked = false;

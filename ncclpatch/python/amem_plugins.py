@@ -46,31 +46,27 @@ def vllm():
 
         if "amem" not in getattr(SleepModeBackendFactory, "_registry", {}):
             SleepModeBackendFactory.register_backend("amem", "amem.frameworks.vllm", "Backend")
-        _call_after_init(WorkerBase, _vllm_worker_is_made)
+        _look_at_new_workers(WorkerBase)
     except Exception as error:  # pylint: disable=broad-except
         _log.info("this vLLM has no sleep-mode backends that AMem knows: %s", error)
 
 
-def _call_after_init(cls, function):
-    original = cls.__init__
-    if getattr(original, "amem_calls", None) is function:
+def _look_at_new_workers(worker_class):
+    original = worker_class.__init__
+    if hasattr(original, "amem_wraps"):
         return
 
     @functools.wraps(original)
-    def init(self, *arguments, **named):
-        original(self, *arguments, **named)
-        function(self)
+    def init(worker, *arguments, **named):
+        original(worker, *arguments, **named)
+        model = worker.vllm_config.model_config
+        if getattr(model, "sleep_mode_backend", None) == "amem" and getattr(model, "enable_sleep_mode", False):
+            from amem.frameworks import vllm as adapter
 
-    init.amem_calls = function
-    cls.__init__ = init
+            adapter.install(nccl=not getattr(model, "enable_nccl_comm_suspend", False) and not _in_a_trainers_process(worker))
 
-
-def _vllm_worker_is_made(worker):
-    model = worker.vllm_config.model_config
-    if getattr(model, "sleep_mode_backend", None) == "amem" and getattr(model, "enable_sleep_mode", False):
-        from amem.frameworks import vllm as adapter
-
-        adapter.install(nccl=not getattr(model, "enable_nccl_comm_suspend", False) and not _in_a_trainers_process(worker))
+    init.amem_wraps = original
+    worker_class.__init__ = init
 
 
 def _in_a_trainers_process(worker):

@@ -138,7 +138,7 @@ bool Come(control::RankControl*& control, std::uint64_t& step) noexcept {
 int GoOn() noexcept {
   control::RankControl* const control = g_control.load(std::memory_order_acquire);
   if (control == nullptr) return kOk;
-  return InProgressUnless([&] { return control->ServeAtStep(g_steps.load(std::memory_order_relaxed), true); });
+  return InProgressUnless([&] { return control->Serve(g_steps.load(std::memory_order_relaxed), true); });
 }
 
 int BeforeResume() noexcept {
@@ -196,5 +196,5 @@ int amem_safepoint(unsigned how) {
   std::uint64_t step = 0;
   if (!safepoint::Come(control, step)) return kOk;
   if (how == AMEM_BEGIN) return kInProgress;
-  return safepoint::InProgressUnless([&] { return control->ServeAtStep(step, false); });
+  return safepoint::InProgressUnless([&] { return control->Serve(step, false); });
 }

@@ -14,7 +14,8 @@ namespace amem::control {
 constexpr std::chrono::milliseconds kBeat{1000};                              // between signs of life to the ranks
 constexpr std::chrono::milliseconds kForWaiting{3'000}, kForPausing{60'000};  // for an earlier tool
 
-static std::vector<RankLook> LooksOf(const std::vector<RankLink>& ranks) {
+static std::vector<RankLook> LooksOf(std::vector<RankLink>& ranks) {
+  AskAll(ranks);
   std::vector<RankLook> all;
   for (const RankLink& rank : ranks)
     if (rank.refused().ok()) all.push_back(rank.look());
@@ -58,10 +59,7 @@ void JobControl::AwaitEndOfEarlier() {
   for (const RankLink& rank : ranks_) order_.request = std::max(order_.request, rank->is.last_request);
 }
 
-std::vector<RankLook> JobControl::Look() {
-  AskAll(ranks_);
-  return LooksOf(ranks_);
-}
+std::vector<RankLook> JobControl::Look() { return LooksOf(ranks_); }
 
 std::vector<RankLook> LookAt(const std::vector<RankPlace>& ranks, const std::filesystem::path& socket_directory) {
   const ToolSockets sockets(socket_directory);
@@ -70,7 +68,6 @@ std::vector<RankLook> LookAt(const std::vector<RankPlace>& ranks, const std::fil
     auto link = RankLink::Connect(sockets, place);
     if (link && *link) links.push_back(**std::move(link));
   }
-  AskAll(links);
   return LooksOf(links);
 }
 

@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <set>
 #include <vector>
 
 #include "replay/control/job.h"
@@ -55,15 +54,13 @@ class JobControl final : public AskedJob {
   Result<const RankLink*> AwaitRanks(Ask asked, Deadline until, const std::function<Result<bool>(const RankLink&)>& done);
   Status AwaitStage(Stage stage);
   Status UndoPause(const Status& why);
-  Status AwaitResumed(Stage stage, Deadline until);
   [[nodiscard]] Status DidNotCome(std::chrono::milliseconds deadline) const;
   [[nodiscard]] Status FirstFailure(Ask asked) const;
 
   std::unique_ptr<ToolSockets> sockets_;  // outlives the ranks' connections
   std::vector<RankLink> ranks_;
-  std::set<SessionId> resuming_;  // those that a resume waits for
-  Order order_;                   // the last one
-  bool standing_ = true;          // nothing is to be withdrawn
+  Order order_;           // the last one
+  bool standing_ = true;  // nothing is to be withdrawn
   Deadline next_beat_ = Now();
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "replay/control/job_control.h"
 
@@ -147,44 +148,37 @@ Status JobControl::DidNotCome(std::chrono::milliseconds deadline) const {
 
 Status JobControl::Resume(std::chrono::milliseconds deadline, const Progress& progress) {
   const Deadline until = In(deadline);
-  resuming_.clear();
   AskAll(ranks_);
   bool tags = false;
+  std::set<SessionId> resuming;  // those that are waited for
   for (const RankLink& rank : ranks_) {
     const Phase phase = rank->is.phase;
     tags = tags || rank->is.asked.all_tags;
     if (!rank->heard || (phase != Phase::kRunning && phase != Phase::kHeld && phase != Phase::kFailed))
-      resuming_.insert(rank->process.session);
+      resuming.insert(rank->process.session);
   }
   Post(Ask::kResume, tags, Stage::kTags);
   standing_ = true;  // what is paused must not be forgotten when this object goes
-  if (progress) progress(fmt::format("{} of {} ranks resume", resuming_.size(), ranks_.size()));
-  Status status = AwaitResumed(Stage::kTags, until);
-  if (status.ok()) {
-    SetStage(Stage::kNccl);
-    status = AwaitResumed(Stage::kNccl, until);
-  }
-  if (!status.ok()) {
+  if (progress) progress(fmt::format("{} of {} ranks resume", resuming.size(), ranks_.size()));
+  for (const Stage stage : {Stage::kTags, Stage::kNccl}) {
+    if (stage == Stage::kNccl) SetStage(stage);
+    const auto waits_for = AwaitRanks(Ask::kResume, until, [&](const RankLink& rank) -> Result<bool> {
+      // A tool that died while it told one rank after the other may have left some of them in the resume of NCCL's memory,
+      // which ends when the others come to it.
+      const bool speaks = IsAbout(rank) || (stage == Stage::kTags && rank->is.phase == Phase::kResuming);
+      const bool waited_for = rank->alive && resuming.contains(rank->process.session);
+      // One that has ended the earlier resume meanwhile hears of this one at its next safe point, which may be late.
+      const bool runs = rank->heard && rank->is.phase == Phase::kRunning;
+      return !waited_for || runs || (speaks && rank->is.stage_done >= stage);
+    });
+    if (waits_for && *waits_for == nullptr) continue;
     // Tags that are back already are paused again, so that all stands as it did.
-    if (status.code() != Code::kTimeout) Post(Ask::kPause, tags, Stage::kNccl);
-    return status;
+    if (!waits_for && waits_for.status().code() != Code::kTimeout) Post(Ask::kPause, tags, Stage::kNccl);
+    if (!waits_for) return waits_for.status();
+    const RankLink& late = **waits_for;
+    return {Code::kTimeout, fmt::format("{} has not resumed in time: {}; try again", late.name(), late.DoingInDetail())};
   }
   return {};  // those that were not paused have nothing to do about it when they come to their next safe point
-}
-
-Status JobControl::AwaitResumed(Stage stage, Deadline until) {
-  AMEM_ASSIGN(const auto waits_for, AwaitRanks(Ask::kResume, until, [&](const RankLink& rank) -> Result<bool> {
-                // A tool that died while it told one rank after the other may have left some of them in the resume of NCCL's
-                // memory, which ends when the others come to it.
-                const bool speaks = IsAbout(rank) || (stage == Stage::kTags && rank->is.phase == Phase::kResuming);
-                const bool waited_for = rank->alive && resuming_.contains(rank->process.session);
-                // One that has ended the earlier resume meanwhile hears of this one at its next safe point, which may be late.
-                const bool runs = rank->heard && rank->is.phase == Phase::kRunning;
-                return !waited_for || runs || (speaks && rank->is.stage_done >= stage);
-              }));
-  if (waits_for == nullptr) return {};
-  return {Code::kTimeout,
-          fmt::format("{} has not resumed in time: {}; try again", waits_for->name(), waits_for->DoingInDetail())};
 }
 
 }  // namespace amem::control

@@ -61,12 +61,6 @@ Standing RankControl::Look() {
   return now;
 }
 
-Order RankControl::Asked(std::uint64_t* change) {
-  const std::lock_guard lock(mutex_);
-  if (change != nullptr) *change = changes_;
-  return asked_.load(std::memory_order_relaxed) != 0 ? order_ : Order();
-}
-
 bool RankControl::ToolLives() {
   const std::lock_guard lock(mutex_);
   return tool_lives_ && !Passed(void_after_);
@@ -107,12 +101,15 @@ bool RankControl::Serve(std::uint64_t step, bool return_soon) {
     std::this_thread::sleep_for(kSlice / kTries);
   }
   for (bool slept = false;;) {
-    std::uint64_t change = 0;
-    const Next next = LookAt(Asked(&change), step);
+    std::unique_lock lock(mutex_);
+    const std::uint64_t change = changes_;
+    const Order order = asked_.load(std::memory_order_relaxed) != 0 ? order_ : Order();
+    lock.unlock();
+    const Next next = LookAt(order, step);
     if (next == Next::kGoOn) return true;
     if (next == Next::kAgain) continue;
     if (return_soon && std::exchange(slept, true)) return false;
-    std::unique_lock lock(mutex_);
+    lock.lock();
     changed_.wait_for(lock, kSlice, [&] { return changes_ != change; });
   }
 }
@@ -136,7 +133,7 @@ RankControl::Next RankControl::LookIdle(const Order& order, std::uint64_t step) 
     return Next::kGoOn;
   }
   // Inside its own pause a program may come to safe points whose numbers the others have not agreed on, and need not.
-  if (step == kOwnResume || OwnPauseIs(OwnPause::kPaused)) return Arrive(order, step, true);
+  if (step == kOwnResume || Look().own_pause == OwnPause::kPaused) return Arrive(order, step, true);
   if (order.stage == Stage::kCome && (order.target == 0 || step > order.target)) {
     Report(Phase::kHeld, Stage::kCome, [step](Standing& mine) { mine.at = step; });
     return Next::kWait;
@@ -276,11 +273,6 @@ void RankControl::See(const Order& order) {
 }
 
 // ---- the program's own pauses ----------------------------------------------------------------------------------------------
-
-bool RankControl::OwnPauseIs(OwnPause own) {
-  const std::lock_guard lock(mutex_);
-  return standing_.own_pause == own;
-}
 
 void RankControl::SetOwnPause(OwnPause own) {
   Tell([&](Standing& mine) { mine.own_pause = own; });

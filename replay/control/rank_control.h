@@ -52,7 +52,7 @@ class RankControl : public RequestServer {
 
   // Waits for as long as a request holds the caller. With `return_soon` it returns false after a tenth of a second, and the
   // caller, an interpreter that has to run its signal handlers, is to call again.
-  bool ServeAtStep(std::uint64_t step, bool return_soon) { return Serve(step, return_soon); }
+  bool Serve(std::uint64_t step, bool return_soon);
 
   // Around the program's own pauses and resumes.
   void OwnPauseHolds() { SetOwnPause(OwnPause::kPaused); }
@@ -70,7 +70,6 @@ class RankControl : public RequestServer {
   enum class Next { kGoOn, kAgain, kWait };
   static constexpr std::uint64_t kOwnResume = 0;  // a step that no safe point has
 
-  bool Serve(std::uint64_t step, bool return_soon);
   Next LookAt(const Order& order, std::uint64_t step);
   Next LookIdle(const Order& order, std::uint64_t step);
   Next LookWaiting(const Order& order);
@@ -82,9 +81,7 @@ class RankControl : public RequestServer {
   Next GiveUp(const Status& why, Phase phase);
   void See(const Order& order);
 
-  [[nodiscard]] Order Asked(std::uint64_t* change = nullptr);  // request 0: nothing is asked
   [[nodiscard]] bool ToolLives();
-  [[nodiscard]] bool OwnPauseIs(OwnPause own);
   void SetOwnPause(OwnPause own);
   void Settle(std::uint64_t request);  // nothing more is to be done about this one
   void Begin(std::uint64_t request, Phase phase);

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <deque>
 
 #include "journal/base/clock.h"
 #include "journal/base/process_sight.h"
@@ -57,11 +56,10 @@ std::string FromJournal(const std::filesystem::path& directory) {
   if (!reader.ok()) return "";
   const auto info = (*reader)->Info();
   if (!info.ok()) return "";
-  std::deque<std::string> last;
+  std::vector<std::string> last;
   const SequenceNumber from{info->last.value - std::min<std::uint64_t>(info->last.value, kLastEvents - 1)};
-  const auto read = (*reader)->Read(from, kToTheEnd, [&](const Event& event) {
+  const auto read = (*reader)->Read(from, info->last, [&](const Event& event) {
     last.push_back(fmt::format("{}: {}", event.seq.value, ToText(event.body)));
-    if (last.size() > kLastEvents) last.pop_front();
     return true;
   });
   std::string text = last.empty() ? "" : fmt::format("; last in its journal: {}", fmt::join(last, "; "));

@@ -90,16 +90,12 @@ def _watch(event: str, arguments: Tuple[Any, ...]) -> None:
         _calls.lib.amem_attach()  # what cannot be attached to is said by the pause and by stats()
 
 
-def _way() -> str:
-    entry_point = getattr(sys.modules.get("amem_plugins"), "attached_amem", False)
-    return "the entry point torch.backends, because AMEM_ENABLE=1" if entry_point else "import amem"
-
-
 if _library.nccl_is_loaded():
     try:
         attach()
         if not _calls.was_loaded:
-            _library.say("attached by " + _way())
+            _by_entry_point = getattr(sys.modules.get("amem_plugins"), "attached_amem", False)
+            _library.say("attached by " + ("the entry point torch.backends, because AMEM_ENABLE=1" if _by_entry_point else "import amem"))
     except AmemError as error:
         warnings.warn(str(error), RuntimeWarning, stacklevel=2)
 if _library.is_there(_calls.lib):

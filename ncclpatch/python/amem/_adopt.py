@@ -92,25 +92,19 @@ def home_of(storage):
     return tag if weak and not weak.expired() and address == storage.data_ptr() else None
 
 
-class _Segments:
-    """Which MemPool an address is in; reads the list once, at the first question."""
+def _segment_finder(torch_side):
+    """A function of an address: (whether a MemPool has it, its tag or None). It reads the list once, at the first question."""
+    rows = functools.cache(lambda: sorted(torch_side.segments(), key=lambda row: row[0]))
 
-    def __init__(self, torch_side):
-        self._torch_side = torch_side
+    def segment_of(address):
+        place = bisect.bisect_right([row[0] for row in rows()], address) - 1
+        found = place >= 0 and address < rows()[place][1]
+        return found, rows()[place][2] if found else None
 
-    @functools.cached_property
-    def _rows(self):
-        return sorted(self._torch_side.segments(), key=lambda row: row[0])
-
-    def of(self, address):
-        """(whether a MemPool has it, its tag or None)."""
-        place = bisect.bisect_right([row[0] for row in self._rows], address) - 1
-        if place >= 0 and address < self._rows[place][1]:
-            return True, self._rows[place][2]
-        return False, None
+    return segment_of
 
 
-def _reason_to_stay(storage, tag, torch_side, segments):
+def _reason_to_stay(storage, tag, torch_side, segment_of):
     """Why a storage is not moved into the pool of a tag, or None."""
     if not torch_side.holds(storage):
         return NOT_A_GPUS
@@ -118,7 +112,7 @@ def _reason_to_stay(storage, tag, torch_side, segments):
         return EMPTY
     home = home_of(storage)
     if home is None:
-        pooled, home = segments.of(storage.data_ptr())
+        pooled, home = segment_of(storage.data_ptr())
         if pooled and home is None:
             return ANOTHERS
         if pooled:
@@ -171,8 +165,8 @@ def _move(storages, tag, policy, torch_side):
 
 
 def _check_landed(storages, tag, torch_side):
-    segments, row = _Segments(torch_side), _tags.row_of(tag)
-    if all(segments.of(storage.data_ptr()) == (True, tag) for storage in storages) and (row is None or row["bytes"] > 0):
+    segment_of, row = _segment_finder(torch_side), _tags.row_of(tag)
+    if all(segment_of(storage.data_ptr()) == (True, tag) for storage in storages) and (row is None or row["bytes"] > 0):
         return  # no row: AMem is switched off
     text = ("amem.adopt: PyTorch took memory from elsewhere than the pool %r (is expandable_segments set in PYTORCH_CUDA_ALLOC_CONF, or "
             "PYTORCH_NO_CUDA_MEMORY_CACHING, or another allocator in force?); the tensors are intact, and a pause would not free them" % tag)
@@ -194,9 +188,9 @@ def move_storages(storages: Dict[Any, List[Any]], tag: str, policy: str, skipped
         state = _tags.state_of(tag)
     if state not in (None, "resident"):
         raise _calls.AmemError(5, "amem.adopt: the tag %r is %s; resume it first" % (tag, state))
-    segments, chosen, moved = _Segments(torch_side), [], 0
+    segment_of, chosen, moved = _segment_finder(torch_side), [], 0
     for storage, tensors in storages.values():
-        reason = _reason_to_stay(storage, tag, torch_side, segments)
+        reason = _reason_to_stay(storage, tag, torch_side, segment_of)
         if reason:
             _skip(skipped, reason, tensors, storage.nbytes())
         else:

@@ -42,13 +42,6 @@ class Parser(argparse.ArgumentParser):
 # ---- run
 
 
-def environment_with(library, environment):
-    """A copy of `environment` in which `library` is preloaded, once and first, beside what is preloaded already."""
-    others = [name for name in re.split(r"[ :]+", environment.get("LD_PRELOAD", ""))
-              if name and os.path.basename(name) != _library.NAME]
-    return {**environment, "LD_PRELOAD": ":".join([library, *others]), "AMEM_ENABLE": "1", "AMEM_LIBRARY": library}
-
-
 def problem_of(library):
     return next((one for one in _doctor.library(_doctor.Machine(), library) if one.level == "problem"), None)
 
@@ -72,7 +65,7 @@ def run(arguments):
             return fail("run: %s was not found; set AMEM_LIBRARY to its path, or install the package amem-nccl" % _library.NAME)
         if found := problem_of(library):
             return fail("run: %s; nothing was started. %s" % (found.text, found.remedy))
-        environment = {**environment_with(library, os.environ), **scope}
+        environment = {**_library.environment_with(library, os.environ), **scope}
     try:
         os.execvpe(arguments[0], arguments, environment)
     except OSError as error:
@@ -142,7 +135,7 @@ def measure(library, libraries, gpus, as_json):
         signal.signal(number, lambda found, _frame: sys.exit(128 + found))
     signal.alarm(MEASURE_SECONDS)
     try:
-        answer = _measure.measure(library, libraries[0][0], environment_with, gpus)
+        answer = _measure.measure(library, libraries[0][0], gpus)
     except _measure.CannotMeasure as error:
         return fail("doctor --measure: %s" % error)
     print(json.dumps(answer, indent=1) if as_json else _measure.table(answer))

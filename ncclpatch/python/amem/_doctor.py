@@ -40,11 +40,8 @@ class Machine:
     """This machine, this user and this environment; tests show the checks another one, which is broken in a certain way. Every method
     answers, also where it cannot know: with None, "" or []."""
 
-    def __init__(self, environment=None):
-        self.environment = dict(os.environ if environment is None else environment)
-
     def variable(self, name):
-        return self.environment.get(name, "")
+        return os.environ.get(name, "")
 
     def read(self, path):
         """The text of a small file; "" where it cannot be read."""
@@ -60,11 +57,10 @@ class Machine:
     def find(self, pattern):
         return sorted(glob.glob(pattern))
 
-    def run(self, command, environment=None, limit=20):
-        """(exit code, stdout, stderr); the code is None where it could not be run, or did not end in `limit` seconds."""
+    def run(self, command, environment):
+        """(exit code, stdout, stderr); the code is None where it could not be run, or did not end in 20 seconds."""
         try:
-            done = subprocess.run(command, env={**self.environment, **(environment or {})}, stdin=subprocess.DEVNULL,
-                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=limit, check=False)
+            done = subprocess.run(command, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             return None, "", str(error)
         return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
@@ -92,9 +88,6 @@ class Machine:
         except OSError as error:
             return error.strerror or str(error)
         return ""
-
-    def user(self):
-        return os.getuid()
 
     def why_no_memfd(self):
         """"" where the memory files exist by which ranks share tokens; else the reason."""
@@ -274,7 +267,7 @@ def limits(machine):
 @listed(ok("directories", "journals and sockets can be written"))
 def places(machine):
     """The directories of journals and of sockets."""
-    home = "/tmp/amem-%d" % machine.user()
+    home = "/tmp/amem-%d" % os.getuid()
     for name, default, purpose in (("AMEM_JOURNAL_DIR", home + "/journal", "journals"), ("AMEM_SOCKET_DIR", home + "/sockets", "sockets for peers")):
         path = machine.variable(name) or default
         if not os.path.isabs(path):

@@ -2,9 +2,10 @@
 
 import ctypes
 import os
+import re
 import sys
 import warnings
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Dict, Mapping, Optional
 
 NAME = "libamem_nccl.so"
 _TREE = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../.."))  # where this package is one of the source's folders
@@ -55,6 +56,12 @@ def path() -> str:
     """The absolute path of find(); "" where only the loader knows it. A file of that name in the current directory is not meant."""
     found = find()
     return os.path.abspath(found) if os.path.dirname(found) else ""
+
+
+def environment_with(library: str, environment: Mapping[str, str]) -> Dict[str, str]:
+    """A copy of `environment` in which `library` is preloaded, once and first, beside what is preloaded already."""
+    others = [name for name in re.split(r"[ :]+", environment.get("LD_PRELOAD", "")) if name and os.path.basename(name) != NAME]
+    return {**environment, "LD_PRELOAD": ":".join([library, *others]), "AMEM_ENABLE": "1", "AMEM_LIBRARY": library}
 
 
 class _Later:
@@ -109,15 +116,6 @@ def _remedy(found: str) -> str:
     return "install the wheel of amem-nccl again, or set AMEM_LIBRARY to the path of libamem_nccl.so"
 
 
-def load() -> Any:
-    """OSError, with what to do: there is no library, or one that does not belong to this package."""
-    found = find()
-    try:
-        return declared(ctypes.CDLL(found))
-    except OSError as error:
-        raise OSError("cannot load %s: %s; %s" % (found, error, _remedy(found))) from None
-
-
 _TAGS = [ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_uint]
 _FUNCTIONS = {
     "ncclPause": [ctypes.c_void_p],
@@ -138,13 +136,18 @@ _FUNCTIONS = {
 }
 
 
-def declared(library: Any) -> Any:
-    """The library with the types of what this package calls; amem.h has their contracts. OSError: it lacks one of them."""
-    for name, arguments in _FUNCTIONS.items():
-        try:
+def load() -> Any:
+    """The library with the types of what this package calls; amem.h has their contracts. OSError, with what to do: there is no library,
+    or one that does not belong to this package."""
+    found = find()
+    try:
+        library = ctypes.CDLL(found)
+        for name, arguments in _FUNCTIONS.items():
+            if not hasattr(library, name):
+                raise OSError("it has no %s, so it is older than the Python package; build both from one tree" % name)
             function = getattr(library, name)
-        except AttributeError:
-            raise OSError("it has no %s, so it is older than the Python package; build both from one tree" % name) from None
-        function.argtypes = arguments
-        function.restype = ctypes.c_char_p if name in ("amem_last_error", "amem_version") else ctypes.c_int
-    return library
+            function.argtypes = arguments
+            function.restype = ctypes.c_char_p if name in ("amem_last_error", "amem_version") else ctypes.c_int
+        return library
+    except OSError as error:
+        raise OSError("cannot load %s: %s; %s" % (found, error, _remedy(found))) from None

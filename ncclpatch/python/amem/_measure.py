@@ -16,7 +16,7 @@ import tempfile
 import time
 from multiprocessing import connection
 
-from . import _measure_rank
+from . import _library, _measure_rank
 
 SETTINGS = ("0", "1")
 ROUNDS = 2
@@ -46,14 +46,14 @@ def gpu_count():
 class Run:
     """The ranks of one run with one setting, in a folder of their own, each at one end of a pipe."""
 
-    def __init__(self, library, nccl, ranks, setting, environment_with):
+    def __init__(self, library, nccl, ranks, setting):
         place = tempfile.gettempdir()
         self.folder = tempfile.mkdtemp(prefix="amem-m-", dir=place if len(place) < LONGEST_PLACE else "/tmp")
         package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         paths = [package] + [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         variables = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1", "AMEM_TIMEOUT_MS": "20000", "NCCL_CUMEM_ENABLE": setting,
                      "AMEM_JOURNAL_DIR": self.folder + "/j", "AMEM_SOCKET_DIR": self.folder, "AMEM_SIM_WORLD": self.folder + "/world"}
-        environment = {**environment_with(library, os.environ), **variables}
+        environment = {**_library.environment_with(library, os.environ), **variables}
         self.ranks, self.processes, self.pipes = ranks, [], []
         for rank in range(ranks):
             ours, theirs = multiprocessing.Pipe()
@@ -101,8 +101,8 @@ class Run:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _one(library, nccl, ranks, setting, deadline, environment_with):
-    run = Run(library, nccl, ranks, setting, environment_with)
+def _one(library, nccl, ranks, setting, deadline):
+    run = Run(library, nccl, ranks, setting)
     try:
         results = run.results(min(deadline, time.monotonic() + RUN_SECONDS))
     finally:
@@ -128,11 +128,10 @@ def _together(runs):
             for key, value in runs[0].items()}
 
 
-def measure(library, nccl, environment_with, gpus=None, seconds=240):
+def measure(library, nccl, gpus=None, seconds=240):
     """The answer as a dict; see table() and advice(). CannotMeasure where nothing can be measured, in words.
 
-    library, nccl: paths.  environment_with(library, environment): the variables of a process under AMem.
-    gpus: how many; default all that are visible, at most eight.  seconds: for all of it.
+    library, nccl: paths.  gpus: how many; default all that are visible, at most eight.  seconds: for all of it.
     """
     there = gpu_count()
     ranks = min(gpus or MOST_RANKS, there)
@@ -142,7 +141,7 @@ def measure(library, nccl, environment_with, gpus=None, seconds=240):
         for setting in SETTINGS:
             failed = any("failure" in run for run in runs[setting])
             if not failed and time.monotonic() < deadline:
-                runs[setting].append(_one(library, nccl, ranks, setting, deadline, environment_with))
+                runs[setting].append(_one(library, nccl, ranks, setting, deadline))
     settings = {setting: _together(all_runs) for setting, all_runs in runs.items()}
     answer = {"schema": 1, "gpus": ranks, "library": nccl, "simulated": any(one.get("simulated") for one in settings.values()),
               "NCCL_CUMEM_ENABLE": settings, "runs": runs}

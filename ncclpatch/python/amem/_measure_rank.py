@@ -46,12 +46,9 @@ class Driver:
     def call(self, name, *arguments):
         result = getattr(self.cuda, name)(*arguments)
         if result:
-            raise Failed("%s answered %d (%s)" % (name, result, self.text(result)))
-
-    def text(self, result):
-        text = ctypes.c_char_p()
-        self.cuda.cuGetErrorString(result, ctypes.byref(text))
-        return (text.value or b"unknown error").decode()
+            text = ctypes.c_char_p()
+            self.cuda.cuGetErrorString(result, ctypes.byref(text))
+            raise Failed("%s answered %d (%s)" % (name, result, (text.value or b"unknown error").decode()))
 
     def allocate(self, count):
         pointer = ctypes.c_uint64()

@@ -45,55 +45,45 @@ CLASSES = {"own_device": "own_device_bytes", "imported": "imported_bytes", "host
            "legacy_kept": "legacy_kept_bytes", "slabs_free": "slab_free_bytes"}
 
 
-class _Collected:
-    def __init__(self, labels: Dict[str, str]) -> None:
-        self.labels = labels
-        self.families: Dict[str, List[Tuple[Dict[str, str], float]]] = {}
-
-    def add(self, name: str, value: Optional[float], **labels: str) -> None:
-        if value is not None:
-            self.families.setdefault(name, []).append(({**self.labels, **labels}, value))
-
-
-def _of_tags(out: _Collected, memory: Dict[str, Any]) -> None:
+def _of_tags(add: Callable[..., None], memory: Dict[str, Any]) -> None:
     for row in memory["tags"]:
         tag = row["tag"]
-        out.add("amem_paused", int(row["state"] in ("paused", "resuming")), tag=tag)
-        out.add("amem_tag_bytes", row["bytes"], tag=tag)
-        out.add("amem_tag_resident_bytes", row["resident_bytes"], tag=tag)
+        add("amem_paused", int(row["state"] in ("paused", "resuming")), tag=tag)
+        add("amem_tag_bytes", row["bytes"], tag=tag)
+        add("amem_tag_resident_bytes", row["resident_bytes"], tag=tag)
         for reason, count in row["kept"].items():
-            out.add("amem_tag_kept_bytes", count, tag=tag, reason=reason)
+            add("amem_tag_kept_bytes", count, tag=tag, reason=reason)
         for contents, key in (("changed", "saved_bytes"), ("unchanged", "unchanged_bytes"), ("zero", "zero_bytes")):
-            out.add("amem_last_pause_bytes", row[key], tag=tag, contents=contents)
+            add("amem_last_pause_bytes", row[key], tag=tag, contents=contents)
         for name in ("pause", "resume"):
             last = row["last_%s_ms" % name]
-            out.add("amem_last_%s_seconds" % name, None if last is None else last / 1e3, tag=tag)
+            add("amem_last_%s_seconds" % name, None if last is None else last / 1e3, tag=tag)
 
 
-def _of_holdings(out: _Collected, stats: Dict[str, Any]) -> None:
+def _of_holdings(add: Callable[..., None], stats: Dict[str, Any]) -> None:
     for name, key in CLASSES.items():
-        out.add("amem_class_bytes", stats.get(key), **{"class": name})
-    out.add("amem_class_bytes", stats.get("contents", {}).get("pinned_bytes"), **{"class": "pinned_host"})
+        add("amem_class_bytes", stats.get(key), **{"class": name})
+    add("amem_class_bytes", stats.get("contents", {}).get("pinned_bytes"), **{"class": "pinned_host"})
     sums: Dict[str, int] = {}
     for one in stats.get("communicators", ()):
         name = one.get("hash") or ("unknown" if one["communicator"] is None else str(one["communicator"]))
         sums[name] = sums.get(name, 0) + one["bytes"]
     for name, count in sums.items():
-        out.add("amem_communicator_bytes", count, communicator=name)
+        add("amem_communicator_bytes", count, communicator=name)
     for reason, count in stats.get("kept_bytes", {}).items():
-        out.add("amem_kept_bytes", count, reason=reason)
+        add("amem_kept_bytes", count, reason=reason)
 
 
-def _of_cycles(out: _Collected, stats: Dict[str, Any]) -> None:
+def _of_cycles(add: Callable[..., None], stats: Dict[str, Any]) -> None:
     for operation in ("pause", "resume"):
         totals = stats.get(operation + "s", {})
-        out.add("amem_%ss" % operation, totals.get("done"))
+        add("amem_%ss" % operation, totals.get("done"))
         last = [("amem_last_phase_seconds", one["phase"], one) for one in stats.get(operation, {}).get("phases", ())]
         for family, phase, one in [("amem_phase_seconds", *pair) for pair in totals.get("phases", {}).items()] + last:
             labels = {"operation": operation, "phase": phase.partition(": ")[2] or phase}  # "all gone" of "pause: all gone"
-            out.add("amem_failures", one.get("failures"), **labels)
+            add("amem_failures", one.get("failures"), **labels)
             for kind in ("work", "wait"):
-                out.add(family, one[kind + "_ms"] / 1e3, kind=kind, **labels)
+                add(family, one[kind + "_ms"] / 1e3, kind=kind, **labels)
 
 
 def _rank(stats: Dict[str, Any]) -> str:
@@ -108,17 +98,22 @@ def metrics() -> Dict[str, Dict[str, Any]]:
     from then on, at 0; families of what is not known yet are left out. AmemError where the library cannot answer.
     """
     stats = _calls.read_json(b"stats")
-    out = _Collected({"rank": _rank(stats), "host": socket.gethostname()})
+    samples: Dict[str, List[Dict[str, Any]]] = {}
+    everywhere = {"rank": _rank(stats), "host": socket.gethostname()}
+
+    def add(name: str, value: Optional[float], **labels: str) -> None:
+        if value is not None:
+            samples.setdefault(name, []).append({"labels": {**everywhere, **labels}, "value": value})
+
     nccl = next((one["version"] for one in stats.get("nccl_libraries", ()) if one["under_amem"]), "")
-    out.add("amem", 1, version=_calls.library_version(), nccl=nccl, layout=stats.get("layout", ""), driver=stats.get("driver", ""))
-    _of_tags(out, _calls.read_json(b"memory"))
-    _of_cycles(out, stats)
-    out.add("amem_dropped_events", stats.get("dropped_events", 0))
+    add("amem", 1, version=_calls.library_version(), nccl=nccl, layout=stats.get("layout", ""), driver=stats.get("driver", ""))
+    _of_tags(add, _calls.read_json(b"memory"))
+    _of_cycles(add, stats)
+    add("amem_dropped_events", stats.get("dropped_events", 0))
     if stats.get("session"):
-        _of_holdings(out, stats)
-    return {name: {"type": FAMILIES[name][0], "unit": FAMILIES[name][1], "help": FAMILIES[name][2],
-                   "samples": [{"labels": labels, "value": value} for labels, value in out.families[name]]}
-            for name in FAMILIES if name in out.families}
+        _of_holdings(add, stats)
+    return {name: {"type": kind, "unit": unit, "help": text, "samples": samples[name]}
+            for name, (kind, unit, text) in FAMILIES.items() if name in samples}
 
 
 def _prometheus() -> Any:
@@ -157,10 +152,7 @@ class MetricsServer(contextlib.AbstractContextManager["MetricsServer"]):
     """What serve_metrics() started; close() ends it. `address` is as serve_metrics takes it, with the port or the path that was given."""
 
     def __init__(self, address: str, close: Callable[[], None]) -> None:
-        self.address, self._close = address, close
-
-    def close(self) -> None:
-        self._close()
+        self.address, self.close = address, close
 
     def __exit__(self, *_error: object) -> None:
         self.close()

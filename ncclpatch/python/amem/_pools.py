@@ -14,11 +14,6 @@ OLDEST = (2, 8)  # of PyTorch: until then torch.cuda.use_mem_pool is one for all
 ALLOCATE, FREE = "amem_alloc", "amem_free"
 
 
-def _version(text):
-    """(2, 8) of "2.8.0a0+git1234"."""
-    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
-
-
 class Cuda:
     """PyTorch on CUDA as pools and adopt() use it. Tests replace it."""
 
@@ -53,7 +48,8 @@ class Cuda:
         return self.torch.cuda.use_mem_pool(self._mem_pool(tag, device), device)
 
     def check_version(self):
-        if not hasattr(self.torch.cuda, "MemPool") or _version(self.torch.__version__) < OLDEST:
+        version = tuple(map(int, re.findall(r"\d+", self.torch.__version__)[:2]))  # (2, 8) of "2.8.0a0+git1234"
+        if not hasattr(self.torch.cuda, "MemPool") or version < OLDEST:
             raise _calls.AmemError(5, "amem.pool needs PyTorch %d.%d or later, and this is %s: before it there is no torch.cuda.MemPool, or one "
                                       "that takes the allocations of all threads and not of this one alone" % (*OLDEST, self.torch.__version__))
 
@@ -160,12 +156,6 @@ def empty_cache():
             torch_side.empty_cache()
 
 
-def _devices(torch_side, device):
-    if isinstance(device, (list, tuple)):
-        return list(dict.fromkeys(torch_side.device_index(one) for one in device))
-    return [torch_side.device_index(device)]
-
-
 @contextlib.contextmanager
 def pool(tag: str, policy: str = "preserve", device: Any = None) -> Iterator[None]:
     """What this thread allocates inside comes from the pool `tag`, which amem.pause(tag) and amem.resume(tag) take away and bring back.
@@ -192,7 +182,8 @@ def pool(tag: str, policy: str = "preserve", device: Any = None) -> Iterator[Non
     error; amem.memory() tells which.
     """
     torch_side = backend()
-    devices = _devices(torch_side, device) if torch_side else []
+    chosen = device if isinstance(device, (list, tuple)) else [device]
+    devices = list(dict.fromkeys(map(torch_side.device_index, chosen))) if torch_side else []
     _tags.open_pool(tag, policy)
     enter, leave = _calls.lib.amem_pool_enter, _calls.lib.amem_pool_leave
     _calls.check(enter(_tags.encode(tag)))

@@ -11,28 +11,17 @@ _IN_PROGRESS = 7  # the library returns now and then while a request holds the r
 
 def _nobody_can_ask(_how: int) -> int:
     global _quick_safepoint
-    _quick_safepoint = _nothing_is_asked  # said once
+    _quick_safepoint = _safepoint  # said once
     warnings.warn("amem.safepoint: AMem's library is not in this process, so nobody can pause it from outside; amem.stats() says why", RuntimeWarning,
                   stacklevel=3)
     return 0
 
 
-def _nothing_is_asked(_how: int) -> int:
-    return 0
-
-
-def _function(quick: bool) -> Any:
-    """A quick one is called without letting other threads run, which takes longer than the function itself."""
-    library = _calls.lib
-    if not _library.is_there(library):
-        return _nobody_can_ask if quick else _nothing_is_asked
-    if quick:
-        library = ctypes.PyDLL(library._name, handle=library._handle)
-    return library.amem_safepoint
-
-
 _BEGIN, _GO_ON, _BEFORE_RESUME = 1, 2, 3  # amem.h
-_quick_safepoint, _safepoint = _function(quick=True), _function(quick=False)
+_there = _library.is_there(_calls.lib)
+_safepoint: Any = _calls.lib.amem_safepoint if _there else lambda _how: 0
+# The quick one is called without letting other threads run, which takes longer than the function itself.
+_quick_safepoint: Any = ctypes.PyDLL(_calls.lib._name, handle=_calls.lib._handle).amem_safepoint if _there else _nobody_can_ask
 
 
 def _wait(result: int, how: int) -> None:

@@ -49,12 +49,10 @@ class TorchMemorySaver:
         if chosen:
             _tags.resume(*chosen, wait_for_memory=self.wait_for_memory)
 
-    @contextlib.contextmanager
     def disable(self, dispose_mem_pool_after_use=True):
         """What is allocated inside belongs to no tag."""
         del dispose_mem_pool_after_use
-        with _pools.outside():
-            yield
+        return _pools.outside()
 
     def cuda_graph(self, *_, **__):
         raise NotImplementedError("AMem does not pause the memory of a CUDA graph; capture with torch.cuda.graph, and pause the rest")
@@ -69,12 +67,6 @@ class TorchMemorySaver:
     hook_mode = property(lambda self: "amem", lambda self, value: None)
     memory_margin_bytes = property(lambda self: 0, lambda self, value: None)
     retain_cpu_backup = property(lambda self: False, lambda self, value: None)
-
-
-@contextlib.contextmanager
-def configure_subprocess():
-    """torch_memory_saver needs it to preload its library; AMem needs nothing here."""
-    yield
 
 
 def wrap(target: Any = None) -> Any:
@@ -95,7 +87,7 @@ def wrap(target: Any = None) -> Any:
         return TorchMemorySaver()
     if isinstance(target, types.ModuleType):
         saver = wrap(getattr(target, "torch_memory_saver", target))
-        target.configure_subprocess = configure_subprocess
+        target.configure_subprocess = contextlib.nullcontext  # torch_memory_saver needs it to preload its library; AMem needs nothing here
         return saver
     if isinstance(target, TorchMemorySaver):
         return target

@@ -14,8 +14,7 @@ from . import _calls, _requests
 
 _log = logging.getLogger("amem")
 
-PRESERVE, DISCARD = 0, 1
-POLICIES = {"preserve": PRESERVE, "discard": DISCARD}
+POLICIES = {"preserve": 0, "discard": 1}
 NO_WAIT, ON_STREAM, IN_TIME, ONLY_ASK = 1, 2, 4, 8
 NCCL, USER, PROGRAM = "nccl", "user", "program"
 
@@ -203,8 +202,7 @@ def resume_in_time(*tags: str) -> None:
     """As resume, for ranks that agree on it elsewhere: it waits no longer than AMEM_TIMEOUT_MS for others that are still paused."""
     if NCCL in tags:
         _requests.await_resume()
-    names, count = _array(tags)
-    return _calls.check(_calls.lib.amem_resume(names, count, IN_TIME, 0))
+    return _calls.check(_calls.lib.amem_resume(*_array(tags), IN_TIME, 0))
 
 
 def wait(tag: str, stream: Any = None) -> None:
@@ -292,5 +290,4 @@ def row_of(tag: str) -> Optional[Dict[str, Any]]:
 
 def state_of(tag: str) -> Optional[str]:
     """The "state" of a tag, or None if there is no such tag."""
-    row = row_of(tag)
-    return row["state"] if row else None
+    return (row_of(tag) or {}).get("state")

@@ -69,10 +69,10 @@ class RolloutOffload:
                           "optimizer": "preserve"}
         wanted = {"parameters": parameters, "gradients": gradients, "optimizer": optimizer_states and bool(self._optimizers)}
         self._names = {kind: "%s.%s" % (name, kind) for kind in PRIORITIES if wanted[kind]}
-        self._in_use = []  # classes with memory in their pools
+        self._in_use = set()  # classes with memory in their pools
         self._gradients_seen = {}  # identity -> weak reference to a storage that gradients had in a step
         self._has_buckets = _training.has_buckets(self._models)
-        self._devices = []
+        self._devices = set()
         self._paused = self._nccl_paused = False
         self._awaited = []  # classes whose resume is under way
         self._undo = []
@@ -112,13 +112,11 @@ class RolloutOffload:
         result = _adopt.move_storages(storages, self._names[kind], self._policies[kind], {})
         if result.storages:
             self.adopted[kind] = result
-        here = result.storages or any(row.reason == _adopt.HERE for row in result.skipped)
-        if here and kind not in self._in_use:
-            self._in_use.append(kind)
+        if result.storages or any(row.reason == _adopt.HERE for row in result.skipped):
+            self._in_use.add(kind)
         side = _pools.backend()
-        for storage, _ in storages.values():
-            if side and side.holds(storage) and side.device_index(storage.device) not in self._devices:
-                self._devices.append(side.device_index(storage.device))
+        if side:
+            self._devices.update(side.device_index(storage.device) for storage, _ in storages.values() if side.holds(storage))
         return result
 
     def _remember_gradients(self):
@@ -237,7 +235,7 @@ class RolloutOffload:
         self._after_gradients()
 
     def _resume_order(self):
-        return sorted(self._in_use, key=lambda kind: -PRIORITIES[kind])
+        return sorted(self._in_use, key=PRIORITIES.get, reverse=True)
 
     def _await_on_streams(self, kind):
         side = _pools.backend()

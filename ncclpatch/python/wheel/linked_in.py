@@ -33,15 +33,12 @@ def lines_of(*command):
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "LC_ALL": "C"}).stdout.splitlines()
 
 
-def outside(path, build):
-    return os.path.isabs(path) and not path.startswith(os.path.join(build, ""))
-
-
 def inputs(build, static, compiler, sysroot):
     """Paths of headers and archives of others, and of the C++ library where that is linked in."""
     headers = {os.path.normpath(line.strip()) for line in lines_of("ninja", "-C", build, "-t", "deps") if line.startswith("    /")}
     commands = " ".join(lines_of("ninja", "-C", build, "-t", "commands", "in_wheel"))
-    archives = {os.path.normpath(path) for path in re.findall(r"\S+\.a\b", commands) if outside(path, build)}
+    archives = {os.path.normpath(path) for path in re.findall(r"\S+\.a\b", commands)
+                if os.path.isabs(path) and not path.startswith(os.path.join(build, ""))}
     if "-static-libstdc++" in commands:
         archives.add(os.path.realpath(lines_of(compiler, "-print-file-name=libstdc++.a")[0]))
     return {path for path in headers if path.startswith(("/usr/include/", sysroot + "/usr/include/"))} | {path for path in archives if not path.startswith(static)}

@@ -74,13 +74,10 @@ function tick(ns, step) {
 }
 
 // Round steps that cut `span` into at most `most` parts.
-function roundStep(span, most, bases) {
+function roundStep(span, most, bases = [1, 2, 5, 10]) {
   const raw = span / Math.max(1, most);
   const power = 10 ** Math.floor(Math.log10(raw));
-  for (const base of bases || [1, 2, 5, 10]) {
-    if (base * power >= raw) return base * power;
-  }
-  return 10 * power;
+  return bases.find((base) => base * power >= raw) * power;
 }
 function roundBytes(span, most) {  // powers of two: 1, 2, 4 of their unit
   let step = 1;

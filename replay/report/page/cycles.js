@@ -11,18 +11,16 @@ const cycles = (() => {
   const began = (part) => (part.b === null ? part.a : part.b);
   const nameOf = (cycle) => `${cycleWord(cycle.kind)} ${cycle.parts[0].n}${ofTag(cycle)}`;
   const failedParts = (cycle) => cycle.parts.filter((part) => part.o === 1 || part.o === 2);
-  const openParts = (cycle) => cycle.parts.filter((part) => part.o === 3);
   const durationOf = (cycle) => Math.max(...cycle.parts.map((part) => part.e - began(part)));
   // All ranks are equally long in a pause or resume, because each waits for the others: the slowest is the one whose own part took
   // longest. Where somebody did not come, or not finish, that is who the others waited for.
   const workOf = (part) => sum(part.p.filter((p) => part.b !== null && p[1] >= part.b).map((p) => p[2] - p[1]));
   function slowest(cycle) {
     if (cycle.absent.length && neverBegan(cycle)) return { who: cycle.absent, why: 'did not come' };
-    const stuck = cycle.parts.filter((part) => part.o === 3 && part.p.length && part.p[part.p.length - 1][3] === null && part.p[part.p.length - 1][6] === 0);
-    const few = stuck.length && stuck.length < cycle.parts.length;
-    if (few) return { who: stuck.map((part) => part.s), why: 'did not finish' };
+    const stuck = cycle.parts.filter((part) => part.o === 3 && part.p.length && part.p.at(-1)[3] === null && part.p.at(-1)[6] === 0);
+    if (stuck.length && stuck.length < cycle.parts.length) return { who: stuck.map((part) => part.s), why: 'did not finish' };
     const part = cycle.parts.reduce((a, b) => (workOf(b) > workOf(a) ? b : a));
-    return { who: [part.s], why: cycle.absent.length ? 'of those whose journals are here' : '', work: workOf(part) };
+    return { who: [part.s], why: cycle.absent.length ? 'of those whose journals are here' : '' };
   }
   function slowestText(cycle) {
     if (cycle.parts.length + cycle.absent.length < 2) return '';
@@ -34,10 +32,6 @@ const cycles = (() => {
 
   // Of a pause, what became of the contents of all ranks: copied, unchanged, zero; null: that is not recorded.
   const contentsOf = (cycle) => cycle.parts.reduce((all, part) => (part.x ? part.x.map((n, i) => n + (all ? all[i] : 0)) : all), null);
-  function contentsText(cycle) {
-    const [changed, unchanged, zero] = contentsOf(cycle);
-    return `Contents: ${bytes(changed)} copied, ${bytes(unchanged)} unchanged since the pause before, ${bytes(zero)} zero.`;
-  }
 
   function spanOf(cycle) {
     return { begin: Math.min(...cycle.parts.map((p) => p.a)), end: Math.max(...cycle.parts.map((p) => p.e)), failed: failedParts(cycle).length > 0 };
@@ -46,8 +40,7 @@ const cycles = (() => {
     const failed = failedParts(cycle);
     if (failed.some((part) => part.o === 2)) return 'failed, not undone';
     if (failed.length) return neverBegan(cycle) ? 'never began' : 'failed, undone';
-    if (openParts(cycle).length) return 'not finished';
-    return 'done';
+    return cycle.parts.some((part) => part.o === 3) ? 'not finished' : 'done';
   }
   const badge = (text) => el('span', { class: 'badge ' + (text === 'done' ? 'good' : text === 'not finished' ? 'warn' : 'bad') },
     el('span', { 'aria-hidden': 'true' }, text === 'done' ? '\u2713 ' : text === 'not finished' ? '\u2026 ' : '\u2715 '), text);
@@ -130,10 +123,9 @@ const cycles = (() => {
     return g;
   }
 
-  function phaseTable(host, cycle, index) {
-    const rows = [];
-    cycle.parts.forEach((part) => part.p.forEach((phase, at) => rows.push({ part, phase, at })));
-    makeTable(host, { caption: `${nameOf(cycle)}: phases of each rank`, unit: ['phase', 'phases'], rows, perPage: 60, columns: [
+  function phaseTable(cycle, index) {
+    const rows = cycle.parts.flatMap((part) => part.p.map((phase, at) => ({ part, phase, at })));
+    return tableOf({ caption: `${nameOf(cycle)}: phases of each rank`, unit: ['phase', 'phases'], rows, perPage: 60, columns: [
       { label: 'Rank', first: true, cell: (r) => capital(sessions[r.part.s].name), sort: (r) => r.part.s },
       { label: 'Phase', cell: (r) => links.link(links.phase(index, r.part, r.at), undoOr(r.phase[0], cycle)), sort: (r) => r.phase[1] },
       figure('Steps', (r) => r.phase[5], grouped),
@@ -156,15 +148,13 @@ const cycles = (() => {
         totals.set(kind, t);
       }
     }
-    const host = el('div');
-    makeTable(host, { caption: `${nameOf(cycle)}: steps by kind, all ranks`, rows: [...totals.keys()], perPage: 20, columns: [
+    return tableOf({ caption: `${nameOf(cycle)}: steps by kind, all ranks`, rows: [...totals.keys()], perPage: 20, columns: [
       { label: 'Step', first: true, cell: (k) => data.steps[k], sort: (k) => k },
       figure('How many', (k) => totals.get(k).count, grouped),
       figure('Mean', (k) => totals.get(k).ns / totals.get(k).count, duration),
       figure('Longest sum', (k) => totals.get(k).worst, duration),
       { label: 'Of', cell: (k) => nameOf_(totals.get(k).who), sort: (k) => totals.get(k).who },
     ] });
-    return host;
   }
 
   function legend(cycle) {
@@ -230,8 +220,8 @@ const cycles = (() => {
     marked = '';
     const cycle = data.cycles[index];
     const { begin, end } = spanOf(cycle);
+    const contents = (contentsOf(cycle) || []).map(bytes);
     const holder = el('div', { class: 'gantt-box' });
-    const phases = el('div');
     const told = failedParts(cycle).filter((part) => part.m);
     const root = told.find((part) => part.f) || told.find((part) => part.c === part.s) || told[0];
     const reason = root && (root.f ? root.f.message : root.m);
@@ -244,11 +234,10 @@ const cycles = (() => {
         } }, 'Show in the memory chart'), el('button', { type: 'button', onclick: () => events.around(cycle) }, 'Show its events'))),
       root ? el('p', { class: 'failure-text' }, el('strong', {}, capital(sessions[root.s].name) + ': '), reason) : '',
       others ? el('p', { class: 'muted small' }, `${capital(sessions[others.s].name)} was told: ${others.m}`) : '',
-      contentsOf(cycle) ? el('p', { class: 'muted small' }, contentsText(cycle)) : '',
+      contents.length ? el('p', { class: 'muted small' }, `Contents: ${contents[0]} copied, ${contents[1]} unchanged since the pause before, ${contents[2]} zero.`) : '',
       ...holders(cycle), holder, legend(cycle),
       el('details', {}, el('summary', {}, 'Steps by kind'), stepSummary(cycle)),
-      el('details', {}, el('summary', {}, 'Phases as a table'), phases));
-    phaseTable(phases, cycle, index);
+      el('details', {}, el('summary', {}, 'Phases as a table'), phaseTable(cycle, index)));
     drawGantt = () => {
       const width = holder.clientWidth;
       if (width > 0) holder.replaceChildren(gantt(cycle, index, width));
@@ -288,5 +277,5 @@ const cycles = (() => {
     list.turnTo(index);
     new ResizeObserver(() => drawGantt()).observe(host);
   }
-  return { start, select, revealPhase, at, spanOf, nameOf, outcomeOf, durationOf, failuresOf };
+  return { start, select, revealPhase, at, spanOf, outcomeOf, durationOf, failuresOf };
 })();

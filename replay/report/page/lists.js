@@ -2,10 +2,17 @@
 
 const rankChoices = () => [['', 'all ranks']].concat(sessions.map((session, index) => [String(index), session.name]));
 
-// The words of a row that a search looks at, put together when first needed.
-function searchable(wordsOf) {
+// Whether a choice lets a row pass that has this number; '' lets all.
+const lets = (choice, number) => choice.value === '' || Number(choice.value) === number;
+
+// A search among rows: of a text, whether a row has all its words, in any order. The words of a row are put together when first needed.
+function searcher(wordsOf) {
   const known = [];
-  return (i) => (known[i] = known[i] || wordsOf(i).join(' ').replaceAll(THIN, ' ').toLowerCase());
+  const haystack = (i) => (known[i] = known[i] || wordsOf(i).join(' ').replaceAll(THIN, ' ').toLowerCase());
+  return (text) => {
+    const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+    return (i) => words.every((word) => haystack(i).includes(word));
+  };
 }
 
 const allocations = (() => {
@@ -24,16 +31,20 @@ const allocations = (() => {
   const peer = (i) => (c.peer[i] >= 0 ? `${nameOf(c.peer[i])}, allocation ${c.pid[i]}` : '');
   const lived = (i) => (c.qe[i] ? c.te[i] : sessions[c.s[i]].end) - c.t[i];
   const note = (i) => data.allocations.notes[i];
-  const filters = { text: '', rank: '', kind: '', state: '', group: '' };
-  let inputs = {};
   let list = null;
 
-  const haystack = searchable((i) => [sessions[c.s[i]].name, 'allocation ' + idOf(i), address(i), data.allocation_kinds[c.kind[i]], bytes(c.bytes[i]),
+  const search = searcher((i) => [sessions[c.s[i]].name, 'allocation ' + idOf(i), address(i), data.allocation_kinds[c.kind[i]], bytes(c.bytes[i]),
     peer(i), site(i), communicator(i), place(i), stateOf(i), c.slab[i] ? 'slab ' + c.slab[i] : '', note(i) || '', c.q[i]]);
+  const inputs = {
+    text: searchBox('id, address, call site, communicator, peer', apply), rank: choice(rankChoices(), apply),
+    kind: choice([['', 'all kinds']].concat(data.allocation_kinds.map((k, i) => [String(i), k])), apply),
+    state: choice([['', 'all'], ['there', 'there at the end'], ['0', 'held'], ['1', 'given back'], ['2', 'freed'], ['4', 'stays: registered'], ['5', 'stays: multicast'], ['6', 'stays: the program\u2019s own']], apply),
+    group: choice([['', 'nothing, list all'], ...(anyCommunicator ? [['communicator', 'communicator']] : []), ['site', 'call site'], ['rank', 'rank'], ['peer', 'owner'], ['bytes', 'size']], apply),
+  };
   function matching() {
-    const fits = matcher(filters.text);
-    return everyRow.filter((i) => (filters.rank === '' || c.s[i] === Number(filters.rank)) && (filters.kind === '' || c.kind[i] === Number(filters.kind)) &&
-      (filters.state === '' || (filters.state === 'there' ? c.state[i] !== 2 : c.state[i] === Number(filters.state))) && (!filters.text || fits(haystack(i))));
+    const found = search(inputs.text.value);
+    return everyRow.filter((i) => lets(inputs.rank, c.s[i]) && lets(inputs.kind, c.kind[i]) &&
+      (inputs.state.value === 'there' ? c.state[i] !== 2 : lets(inputs.state, c.state[i])) && found(i));
   }
   const isSlab = (i) => c.kind[i] === 6 || c.kind[i] === 7;  // what lies in it is listed itself
   const total = (rows) => ', ' + bytes(rows.reduce((all, i) => all + (isSlab(i) ? 0 : c.bytes[i]), 0)) + (rows.some(isSlab) ? ' without slabs' : '');
@@ -57,7 +68,7 @@ const allocations = (() => {
   const KEYS = { communicator: ['Communicator', (i) => communicator(i) || 'none known'], site: ['Call site', (i) => site(i) || 'unknown'], rank: ['Rank', (i) => capital(sessions[c.s[i]].name)], bytes: ['Size', (i) => bytes(c.bytes[i])],
     peer: ['Owner', (i) => (c.peer[i] >= 0 ? capital(nameOf(c.peer[i])) : 'own')] };
   function groups(rows) {
-    const [label, key] = KEYS[filters.group];
+    const by = inputs.group.value, [label, key] = KEYS[by];
     const all = new Map();
     for (const i of rows) {
       const name = key(i);
@@ -68,34 +79,25 @@ const allocations = (() => {
       if (c.state[i] !== 2) g.there += c.bytes[i];
       all.set(name, g);
     }
-    const host = el('div');
-    makeTable(host, { caption: 'Allocations by ' + label.toLowerCase(), unit: ['group', 'groups'], rows: [...all.values()], perPage: 25, sorted: { column: 3, down: true }, columns: [
-      { label, first: true, cell: (g) => (filters.group === 'site' ? el('code', {}, g.name) : g.name), sort: (g) => g.name },
+    return tableOf({ caption: 'Allocations by ' + label.toLowerCase(), unit: ['group', 'groups'], rows: [...all.values()], perPage: 25, sorted: { column: 3, down: true }, columns: [
+      { label, first: true, cell: (g) => (by === 'site' ? el('code', {}, g.name) : g.name), sort: (g) => g.name },
       figure('Allocations', (g) => g.count, grouped),
       figure('Sum', (g) => g.bytes, bytes),
       figure('There at the end', (g) => g.there, bytes),
     ] });
-    return host;
   }
 
   const listHost = el('div'), groupHost = el('div', { hidden: true });
   function apply() {
-    const rows = matching();
-    listHost.hidden = filters.group !== '';
-    groupHost.hidden = filters.group === '';
-    if (filters.group) groupHost.replaceChildren(groups(rows)); else list.setRows(rows);
+    const rows = matching(), grouping = inputs.group.value !== '';
+    listHost.hidden = grouping;
+    groupHost.hidden = !grouping;
+    if (grouping) groupHost.replaceChildren(groups(rows)); else list.setRows(rows);
   }
-  const change = (name) => (value) => { filters[name] = value; apply(); };
 
   function start() {
     const host = byId('allocations-body');
     const left = data.allocations.left_out;
-    inputs = {
-      text: searchBox('id, address, call site, communicator, peer', change('text')), rank: choice(rankChoices(), change('rank')),
-      kind: choice([['', 'all kinds']].concat(data.allocation_kinds.map((k, i) => [String(i), k])), change('kind')),
-      state: choice([['', 'all'], ['there', 'there at the end'], ['0', 'held'], ['1', 'given back'], ['2', 'freed'], ['4', 'stays: registered'], ['5', 'stays: multicast'], ['6', 'stays: the program\u2019s own']], change('state')),
-      group: choice([['', 'nothing, list all'], ...(anyCommunicator ? [['communicator', 'communicator']] : []), ['site', 'call site'], ['rank', 'rank'], ['peer', 'owner'], ['bytes', 'size']], change('group')),
-    };
     host.append(el('div', { class: 'filters', role: 'search', 'aria-label': 'Filter allocations' },
       field('Search', inputs.text, 'grow'), field('Rank', inputs.rank), field('Kind', inputs.kind), field('State', inputs.state), field('Sum up by', inputs.group)));
     if (left) host.append(el('p', { class: 'muted small' }, `${grouped(count)} of ${plural(data.allocations.total, 'allocation')} are listed: those there at the end, and of the others the largest. The other ${grouped(left)} add up to ${bytes(data.allocations.left_out_bytes)}.`));
@@ -107,8 +109,8 @@ const allocations = (() => {
   function reveal(session, id) {
     const row = everyRow.find((i) => c.s[i] === session && linkId(i) === id);
     if (row === undefined) return false;
-    for (const name of Object.keys(filters)) inputs[name].value = filters[name] = '';
-    inputs.rank.value = filters.rank = String(session);
+    for (const input of Object.values(inputs)) input.value = '';
+    inputs.rank.value = String(session);
     apply();
     return list.reveal(row);
   }
@@ -126,15 +128,20 @@ const events = (() => {
   }
   const everyRow = Array.from({ length: count }, (_, i) => i).sort((a, b) => t[a] - t[b] || a - b);
   const isFailure = (i) => c.w[i] === 0;
-  const filters = { text: '', rank: '', kind: '', failures: false, from: null, to: null };
-  let list = null, inputs = {};
+  let list = null;
+  let stretch = null;  // { begin, end } of the time that is shown; null: all of it
 
-  const haystack = searchable((i) => [sessions[c.s[i]].name, '#' + seq[i], c.k[i] >= 0 ? data.kinds[c.k[i]] : '', c.x[i], 't' + c.th[i]]);
+  const search = searcher((i) => [sessions[c.s[i]].name, '#' + seq[i], c.k[i] >= 0 ? data.kinds[c.k[i]] : '', c.x[i], 't' + c.th[i]]);
+  const kinds = [...new Set(c.k.filter((k) => k >= 0))].sort((a, b) => (data.kinds[a] < data.kinds[b] ? -1 : 1));
+  const inputs = {
+    text: searchBox('words, address, #number', apply), rank: choice(rankChoices(), apply),
+    kind: choice([['', 'all kinds']].concat(kinds.map((k) => [String(k), data.kinds[k]])), apply),
+    failures: el('input', { type: 'checkbox', onchange: apply }),
+  };
   function matching() {
-    const fits = matcher(filters.text);
-    const kind = filters.kind === '' ? null : Number(filters.kind);
-    return everyRow.filter((i) => (filters.rank === '' || c.s[i] === Number(filters.rank)) && (kind === null || c.k[i] === kind) && (!filters.failures || isFailure(i)) &&
-      (filters.from === null || (t[i] + c.d[i] >= filters.from && t[i] <= filters.to)) && (!filters.text || fits(haystack(i))));
+    const found = search(inputs.text.value);
+    return everyRow.filter((i) => lets(inputs.rank, c.s[i]) && lets(inputs.kind, c.k[i]) && (!inputs.failures.checked || isFailure(i)) &&
+      (stretch === null || (t[i] + c.d[i] >= stretch.begin && t[i] <= stretch.end)) && found(i));
   }
   const columns = [
     { label: 'Time', number: true, cell: (i) => moment(t[i]), sort: (i) => t[i] },
@@ -147,51 +154,34 @@ const events = (() => {
 
   const between = el('p', { class: 'muted small', hidden: true });
   function apply() {
-    between.hidden = filters.from === null;
-    if (filters.from !== null) {
-      between.replaceChildren(`Only from ${moment(filters.from)} to ${moment(filters.to)}. `,
-        el('button', { type: 'button', class: 'link', onclick: () => { filters.from = filters.to = null; apply(); } }, 'All times'));
+    between.hidden = stretch === null;
+    if (stretch !== null) {
+      between.replaceChildren(`Only from ${moment(stretch.begin)} to ${moment(stretch.end)}. `,
+        el('button', { type: 'button', class: 'link', onclick: () => { stretch = null; apply(); } }, 'All times'));
     }
     list.setRows(matching());
   }
-  const change = (name) => (value) => { filters[name] = value; apply(); };
-  function clear() {
-    Object.assign(filters, { text: '', rank: '', kind: '', failures: false, from: null, to: null });
-    inputs.text.value = inputs.rank.value = inputs.kind.value = '';
+  // Shows all events of a rank ('': of every rank) in a stretch of time (null: at all times).
+  function only(rank, time) {
+    inputs.text.value = inputs.kind.value = '';
     inputs.failures.checked = false;
+    inputs.rank.value = rank;
+    stretch = time;
+    apply();
   }
 
   // The row of an event, or the row that counts it.
-  function find(session, number) {
-    for (let i = 0; i < count; ++i) {
-      if (c.s[i] === session && seq[i] <= number && number < seq[i] + c.n[i]) return i;
-    }
-    return -1;
-  }
   function reveal(session, number) {
-    clear();
-    inputs.rank.value = filters.rank = String(session);
-    apply();
-    const row = find(session, number);
-    return row >= 0 && list.reveal(row);
+    only(String(session), null);
+    return list.reveal(everyRow.find((i) => c.s[i] === session && seq[i] <= number && number < seq[i] + c.n[i]));
   }
   function around(cycle) {
-    const { begin, end } = cycles.spanOf(cycle);
-    clear();
-    filters.from = begin;
-    filters.to = end;
-    apply();
+    only('', cycles.spanOf(cycle));
     show(byId('events'));
   }
 
   function start() {
     const host = byId('events-body');
-    const kinds = [...new Set(c.k.filter((k) => k >= 0))].sort((a, b) => (data.kinds[a] < data.kinds[b] ? -1 : 1));
-    inputs = {
-      text: searchBox('words, address, #number', change('text')), rank: choice(rankChoices(), change('rank')),
-      kind: choice([['', 'all kinds']].concat(kinds.map((k) => [String(k), data.kinds[k]])), change('kind')),
-      failures: el('input', { type: 'checkbox', onchange: (event) => change('failures')(event.target.checked) }),
-    };
     host.append(el('div', { class: 'filters', role: 'search', 'aria-label': 'Filter events' },
       field('Search', inputs.text, 'grow'), field('Rank', inputs.rank), field('Kind', inputs.kind), field('Only failures', inputs.failures, 'tick')), between);
     if (data.events.left_out) host.append(el('p', { class: 'muted small' }, `Of ${plural(data.job.events, 'event')}, ${grouped(data.job.events - data.events.left_out)} are listed, all around failures among them. The others are counted at their places, in grey. `, el('code', {}, 'amem-replay log'), ' prints every one.'));

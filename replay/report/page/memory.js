@@ -27,8 +27,7 @@ const memory = (() => {
     }
     return layers;
   }
-  let stacks = [];
-  let highest = 1, lowest = 0;
+  let stacks, highest, lowest;
   function restack() {
     stacks = sessions.map((_, index) => stack(index));
     highest = 1;
@@ -120,7 +119,7 @@ const memory = (() => {
   }
   const laneNote = el('p', { class: 'muted small lane-note', hidden: true });
 
-  let laneSvg, axisSvg;
+  const laneSvg = svg('svg', { class: 'lane-svg', 'aria-hidden': 'true' }), axisSvg = svg('svg', { class: 'axis-svg', 'aria-hidden': 'true' });
   function drawLane() {
     const width = laneSvg.parentNode.clientWidth || 600;
     const x = (t) => ((t - domain[0]) / (domain[1] - domain[0])) * width;
@@ -158,13 +157,12 @@ const memory = (() => {
     const session = sessions[index];
     const plot = svg('svg', { class: 'plot', preserveAspectRatio: 'none', 'aria-hidden': 'true' });
     const scale = svg('svg', { class: 'axis-scale', 'aria-hidden': 'true' });
+    const line = el('span', { class: 'cursor', hidden: true }), band = el('span', { class: 'band', hidden: true });
     const peak = session.peak[1];
     const box = el('div', { class: 'plot-box', tabindex: 0, role: 'img', 'data-session': index,
       'aria-label': `Memory held by ${session.name} over time. At most ${bytes(peak)} on its device, at ${moment(session.peak[0])}` +
         ` of ${duration(data.job.duration)}. ${session.failed ? plural(session.failed, 'pause or resume', 'pauses or resumes') + ' failed. ' : ''}` +
-        'Arrow keys move a cursor; its values are read out below the charts.' }, plot);
-    const line = el('span', { class: 'cursor', hidden: true });
-    box.append(line);
+        'Arrow keys move a cursor; its values are read out below the charts.' }, plot, line, band);
     const row = el('div', { class: 'chart' },
       el('div', { class: 'chart-label' }, el('strong', {}, capital(session.name)),
         el('span', { class: 'muted' }, 'peak ', el('span', { class: 'nowrap' }, bytes(peak))),
@@ -209,8 +207,6 @@ const memory = (() => {
 
     // ---- looking closer ------------------------------------------------------------------------------------------------------
     let start = null;
-    const band = el('span', { class: 'band', hidden: true });
-    box.append(band);
     const timeAt = (event) => {
       const rect = box.getBoundingClientRect();
       const part = Math.min(1, Math.max(0, (event.clientX - rect.left) / rect.width));
@@ -242,7 +238,7 @@ const memory = (() => {
     box.addEventListener('pointerleave', () => { if (document.activeElement !== box) setCursor(null); });
     box.addEventListener('keydown', (event) => onKey(event, index));
     box.addEventListener('focus', () => { if (!cursor || cursor.session !== index) setCursor(cursor ? cursor.t : domain[0], index); });
-    charts.push({ draw: drawChart, row, line, index });
+    charts.push({ draw: drawChart, row, line });
     return row;
   }
 
@@ -284,8 +280,7 @@ const memory = (() => {
       ArrowRight: () => moveTo(t[Math.min(t.length - 1, at + stride)]),
       ArrowLeft: () => moveTo(t[Math.max(0, now > t[at] ? at - stride + 1 : at - stride)]),
       '+': () => zoom(0.5, now), '=': () => zoom(0.5, now), '-': () => zoom(2, now),
-      Home: () => setDomain(...whole), PageUp: () => setDomain(domain[0] - span / 2, domain[1] - span / 2),
-      PageDown: () => setDomain(domain[0] + span / 2, domain[1] + span / 2),
+      Home: () => setDomain(...whole), PageUp: () => shift(-0.5), PageDown: () => shift(0.5),
     };
     function moveTo(time) {
       if (time === undefined) return;
@@ -298,17 +293,19 @@ const memory = (() => {
   }
 
   function setDomain(from, to) {
-    let span = Math.min(Math.max(to - from, 1e3), whole[1] - whole[0]);
-    if (span < 2e3) span = Math.min(2e3, whole[1]);
+    const span = Math.min(Math.max(to - from, 2e3), whole[1]);
     from = Math.min(Math.max(from, whole[0]), whole[1] - span);
     domain = [from, from + span];
     draw();
-    for (const button of toolButtons) button.disabled = button.whole && domain[0] <= whole[0] && domain[1] >= whole[1];
-    extent.textContent = span >= whole[1] - whole[0] ? duration(span) : `${duration(domain[1] - domain[0])} from ${moment(domain[0])}`;
+    wholeJob.disabled = domain[0] <= whole[0] && domain[1] >= whole[1];
+    extent.textContent = span >= whole[1] ? duration(span) : `${duration(domain[1] - domain[0])} from ${moment(domain[0])}`;
   }
-  function zoom(factor, around) {
-    const middle = around === undefined ? (domain[0] + domain[1]) / 2 : around;
-    setDomain(middle - (middle - domain[0]) * factor, middle + (domain[1] - middle) * factor);
+  function zoom(factor, around = (domain[0] + domain[1]) / 2) {
+    setDomain(around - (around - domain[0]) * factor, around + (domain[1] - around) * factor);
+  }
+  function shift(by) {
+    const way = by * (domain[1] - domain[0]);
+    setDomain(domain[0] + way, domain[1] + way);
   }
 
   // ---- the cursor ------------------------------------------------------------------------------------------------------------
@@ -340,20 +337,9 @@ const memory = (() => {
 
   // ---- around the charts -----------------------------------------------------------------------------------------------------
 
-  const toolButtons = [];
-  const extent = el('span', { class: 'muted extent', 'aria-live': 'polite' });
-  function makeTools() {
-    const add = (label, text, action, isWhole) => {
-      const button = el('button', { type: 'button', 'aria-label': label, title: label, onclick: action }, text);
-      button.whole = isWhole;
-      toolButtons.push(button);
-      return button;
-    };
-    const shift = (by) => () => setDomain(domain[0] + by * (domain[1] - domain[0]), domain[1] + by * (domain[1] - domain[0]));
-    byId('memory-tools').append(extent, el('span', { class: 'buttons' },
-      add('Earlier', '\u25c2', shift(-0.5)), add('Zoom out', '\u2212', () => zoom(2)), add('Zoom in', '+', () => zoom(0.5)),
-      add('Later', '\u25b8', shift(0.5)), add('The whole job', 'Whole job', () => setDomain(...whole), true)));
-  }
+  const extent = el('span', { class: 'muted small extent', 'aria-live': 'polite' });
+  const tool = (label, text, action) => el('button', { type: 'button', 'aria-label': label, title: label, onclick: action }, text);
+  const wholeJob = tool('The whole job', 'Whole job', () => setDomain(...whole));
   function makeLegend() {
     for (const c of present) {
       const box = el('input', { type: 'checkbox', checked: true, onchange: () => {
@@ -390,10 +376,10 @@ const memory = (() => {
       byId('memory-readout').hidden = true;
       return;
     }
-    makeTools();
+    byId('memory-tools').append(extent, el('span', { class: 'buttons' },
+      tool('Earlier', '\u25c2', () => shift(-0.5)), tool('Zoom out', '\u2212', () => zoom(2)), tool('Zoom in', '+', () => zoom(0.5)),
+      tool('Later', '\u25b8', () => shift(0.5)), wholeJob));
     makeLegend();
-    laneSvg = svg('svg', { class: 'lane-svg', 'aria-hidden': 'true' });
-    axisSvg = svg('svg', { class: 'axis-svg', 'aria-hidden': 'true' });
     host.append(el('div', { class: 'chart' }, el('div', { class: 'chart-label muted small' }, strip.length ? 'Pauses, resumes' : ''), el('span'), el('div', {}, laneSvg, laneNote)));
     addCharts(host);
     host.append(el('div', { class: 'chart' }, el('div', { class: 'chart-label' }), el('span'), el('div', {}, axisSvg)));

@@ -32,13 +32,11 @@ function drawVerdict() {
 
 function drawFacts() {
   const hosts = new Set(sessions.map((s) => s.host).filter(Boolean));
-  const done = (kind) => data.cycles.filter((cycle) => !cycle.tag && cycle.kind === kind && cycles.outcomeOf(cycle) === 'done').map(cycles.durationOf);
-  const failed = (kind) => data.cycles.filter((cycle) => !cycle.tag && cycle.kind === kind && cycles.outcomeOf(cycle) !== 'done').length;
   const peaks = sessions.map((s) => s.peak[1]);
   const tile = (label, value, more) => el('div', { class: 'tile' }, el('dt', {}, label), el('dd', {}, el('strong', {}, value), more ? el('span', { class: 'muted' }, more) : ''));
   const cycleTile = (kind, word, known) => {
-    const times = done(kind);
-    const bad = failed(kind);
+    const all = data.cycles.filter((cycle) => !cycle.tag && cycle.kind === kind);
+    const times = all.filter((cycle) => cycles.outcomeOf(cycle) === 'done').map(cycles.durationOf), bad = all.length - times.length;
     return tile(word, grouped(Math.max(times.length, known)), [times.length ? `median ${duration(median(times))}` : '', bad ? `${grouped(bad)} failed` : ''].filter(Boolean).join(', '));
   };
   const began = data.job.began_ms ? localTime(data.job.began_ms) : '';
@@ -85,11 +83,10 @@ function drawRanks() {
   ] });
   const kinds = new Map();
   for (const s of sessions) for (const [kind, n] of s.kinds) kinds.set(kind, (kinds.get(kind) || 0) + n);
-  const host = el('div');
-  byId('ranks-body').append(el('details', {}, el('summary', {}, 'Events by kind, all ranks'), host));
-  makeTable(host, { caption: 'Events by kind', rows: [...kinds.keys()], perPage: 64, sorted: { column: 1, down: true }, columns: [
+  const byKind = tableOf({ caption: 'Events by kind', rows: [...kinds.keys()], perPage: 64, sorted: { column: 1, down: true }, columns: [
     { label: 'Kind', first: true, cell: (k) => data.kinds[k], sort: (k) => data.kinds[k] },
     figure('Events', (k) => kinds.get(k), grouped)] });
+  byId('ranks-body').append(el('details', {}, el('summary', {}, 'Events by kind, all ranks'), byKind));
 }
 
 function drawLeftOut() {

@@ -8,7 +8,7 @@
 function makeTable(host, spec) {
   const narrow = matchMedia('screen and (max-width: 46rem)').matches;  // rows are cards there, and long
   const perPage = Math.min(spec.perPage || 50, narrow ? 15 : Infinity);
-  let rows = spec.rows, page = 0;
+  let rows, page;
   let sorted = spec.sorted || null;  // { column, down }
 
   const head = el('tr', { role: 'row' });
@@ -32,12 +32,8 @@ function makeTable(host, spec) {
   });
 
   function sortBy(index) {
-    const column = spec.columns[index];
-    const down = sorted && sorted.column === index ? !sorted.down : Boolean(column.downFirst);
-    sorted = { column: index, down };
-    arrange();
-    page = 0;
-    draw();
+    sorted = { column: index, down: sorted && sorted.column === index ? !sorted.down : Boolean(spec.columns[index].downFirst) };
+    setRows(rows);
   }
   function arrange() {
     headers.forEach(({ th, mark }, index) => {
@@ -58,9 +54,7 @@ function makeTable(host, spec) {
   }
   function draw() {
     const from = page * perPage, to = Math.min(rows.length, from + perPage);
-    const fresh = [];
-    for (let i = from; i < to; ++i) fresh.push(drawRow(rows[i]));
-    body.replaceChildren(...fresh);
+    body.replaceChildren(...rows.slice(from, to).map(drawRow));
     if (rows.length === 0) {
       body.append(el('tr', { role: 'row' }, el('td', { role: 'cell', colspan: spec.columns.length, class: 'none' },
         spec.nothing || 'Nothing matches. Clear the search or choose other filters.')));
@@ -84,34 +78,37 @@ function makeTable(host, spec) {
     return tr;
   }
 
-  arrange();
-  draw();
-  return {
-    setRows(fresh) {
-      rows = fresh;
-      page = 0;
-      arrange();
-      draw();
-    },
-    redraw: draw,
-    turnTo(row) {
-      page = Math.max(0, Math.floor(rows.indexOf(row) / perPage));
-      draw();
-    },
-    // Turns to the page of a row, marks it and moves the focus there. False: the row is not in the table.
-    reveal(row) {
-      const at = rows.indexOf(row);
-      if (at < 0) return false;
-      page = Math.floor(at / perPage);
-      draw();
-      const tr = body.children[at - page * perPage];
-      tr.classList.add('found');
-      tr.tabIndex = -1;
-      tr.scrollIntoView({ block: 'center' });
-      tr.focus({ preventScroll: true });
-      return true;
-    },
-  };
+  function setRows(fresh) {
+    rows = fresh;
+    page = 0;
+    arrange();
+    draw();
+  }
+  function turnTo(row) {
+    page = Math.max(0, Math.floor(rows.indexOf(row) / perPage));
+    draw();
+  }
+  // Turns to the page of a row, marks it and moves the focus there. False: the row is not in the table.
+  function reveal(row) {
+    if (!rows.includes(row)) return false;
+    turnTo(row);
+    const tr = body.children[rows.indexOf(row) % perPage];
+    tr.classList.add('found');
+    tr.tabIndex = -1;
+    tr.scrollIntoView({ block: 'center' });
+    tr.focus({ preventScroll: true });
+    return true;
+  }
+
+  setRows(spec.rows);
+  return { setRows, redraw: draw, turnTo, reveal };
+}
+
+// A table in an element of its own.
+function tableOf(spec) {
+  const host = el('div');
+  makeTable(host, spec);
+  return host;
 }
 
 // A column of numbers, the largest first: what a row's number is, and how it is written.
@@ -145,13 +142,8 @@ function choice(options, onchange) {
 }
 function searchBox(placeholder, onsearch) {
   let timer = 0;
-  return el('input', { type: 'search', placeholder, autocomplete: 'off', spellcheck: 'false', oninput: (event) => {
+  return el('input', { type: 'search', placeholder, autocomplete: 'off', spellcheck: 'false', oninput: () => {
     clearTimeout(timer);
-    timer = setTimeout(() => onsearch(event.target.value.trim().toLowerCase()), 80);
+    timer = setTimeout(onsearch, 80);
   } });
-}
-// All words must be there, in any order.
-function matcher(text) {
-  const words = text.split(/\s+/).filter(Boolean);
-  return (haystack) => words.every((word) => haystack.includes(word));
 }

@@ -17,6 +17,7 @@ from amem import _command, _doctor, _library  # noqa: E402
 
 LIBRARY, REPLAY = "/opt/amem/libamem_nccl.so", "/opt/amem/amem-replay"
 NCCL = [("/site/nvidia/nccl/lib/libnccl.so.2", (2, 28, 9))]
+DEFAULT = "/tmp/amem-%d/journal" % os.getuid()
 VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue\n"
 
 
@@ -46,7 +47,7 @@ class FakeMachine:
         stem = pattern.split("[")[0].split("*")[0]
         return sorted(path for path in self.there if path.startswith(stem) and (not stem.endswith("nvidia") or path[-1].isdigit()))
 
-    def run(self, command, environment=None, limit=20):
+    def run(self, command, environment):
         return self.answers[command[0]]
 
     def descriptors(self):
@@ -57,9 +58,6 @@ class FakeMachine:
 
     def why_not_writable(self, directory):
         return self.not_writable.get(directory, "")
-
-    def user(self):
-        return 1000
 
     def why_no_memfd(self):
         return self.no_memfd
@@ -113,8 +111,8 @@ BROKEN = {
     "little host memory": (lambda m: m.files.update({"/proc/meminfo": "MemAvailable: 1048576 kB\n"}), "warning", "1024 MiB", "more memory"),
     "SELinux": (lambda m: m.files.update({"/sys/fs/selinux/enforce": "1"}), "note", "execmod", "setsebool"),
     "journals cannot be written": (lambda m: m.not_writable.update({"/data/journal": "Read-only file system"}), "problem", "Read-only", "AMEM_JOURNAL_DIR"),
-    "/tmp cannot be written": (lambda m: (m.environment.pop("AMEM_JOURNAL_DIR"), m.not_writable.update({"/tmp/amem-1000/journal": "Permission denied"})),
-                               "problem", "/tmp/amem-1000/journal", "AMEM_JOURNAL_DIR"),
+    "/tmp cannot be written": (lambda m: (m.environment.pop("AMEM_JOURNAL_DIR"), m.not_writable.update({DEFAULT: "Permission denied"})),
+                               "problem", DEFAULT, "AMEM_JOURNAL_DIR"),
     "the disk is full": (lambda m: m.free.update({"/data/journal": 1 << 20}), "warning", "1 MiB are free", "another file system"),
     "a relative directory": (environment(AMEM_JOURNAL_DIR="journals"), "problem", "not an absolute path", "from /"),
     "a path too long for a socket": (environment(AMEM_SOCKET_DIR="/data/" + "s" * 90), "problem", "too long", "shorter"),
@@ -167,10 +165,10 @@ class Doctor(unittest.TestCase):
 
 class Command(unittest.TestCase):
     def test_run_preloads_once_and_keeps_other_preloads(self):
-        made = _command.environment_with("/new/libamem_nccl.so", {"LD_PRELOAD": "/x/tms.so /old/libamem_nccl.so:/y/jemalloc.so", "HOME": "/h"})
+        made = _library.environment_with("/new/libamem_nccl.so", {"LD_PRELOAD": "/x/tms.so /old/libamem_nccl.so:/y/jemalloc.so", "HOME": "/h"})
         self.assertEqual(made["LD_PRELOAD"], "/new/libamem_nccl.so:/x/tms.so:/y/jemalloc.so")
         self.assertEqual((made["AMEM_ENABLE"], made["HOME"]), ("1", "/h"))
-        self.assertEqual(_command.environment_with("/a/libamem_nccl.so", made)["LD_PRELOAD"], "/a/libamem_nccl.so:/x/tms.so:/y/jemalloc.so")
+        self.assertEqual(_library.environment_with("/a/libamem_nccl.so", made)["LD_PRELOAD"], "/a/libamem_nccl.so:/x/tms.so:/y/jemalloc.so")
 
     def amem(self, *arguments, **variables):
         environment_ = {**os.environ, "PYTHONPATH": PACKAGE, **variables}

@@ -88,7 +88,7 @@ class RankControlTest : public testing::Test {
   void ToolDies() { control->OnToolGone(); }
 
   // Whether the program goes on from this safe point; false: it has to wait.
-  bool GoesOnAt(std::uint64_t step) { return !control->Came(step) || control->ServeAtStep(step, true); }
+  bool GoesOnAt(std::uint64_t step) { return !control->Came(step) || control->Serve(step, true); }
   [[nodiscard]] Phase phase() { return is().phase; }
   [[nodiscard]] Stage done() { return is().stage_done; }
   [[nodiscard]] OwnPause own() { return is().own_pause; }
@@ -118,7 +118,7 @@ TEST_F(RankControlTest, while_nothing_is_asked_a_safe_point_is_counted_and_no_mo
   EXPECT_EQ(is().steps, 9U);
   control->CameAt(123);
   EXPECT_EQ(is().last_step_ns, 123U);
-  EXPECT_TRUE(control->ServeAtStep(9, true)) << "the request was withdrawn before this thread had looked";
+  EXPECT_TRUE(control->Serve(9, true)) << "the request was withdrawn before this thread had looked";
   EXPECT_TRUE(memory.notes.empty());
 }
 
@@ -148,7 +148,7 @@ TEST_F(RankControlTest, what_is_held_runs_again_when_the_request_is_withdrawn) {
   AskFor(1, Ask::kPause);
   ASSERT_FALSE(GoesOnAt(5));
   Withdraw();
-  EXPECT_TRUE(control->ServeAtStep(5, true));
+  EXPECT_TRUE(control->Serve(5, true));
   EXPECT_EQ(phase(), Phase::kRunning);
 }
 
@@ -269,7 +269,7 @@ TEST_F(RankControlTest, tags_that_do_not_come_back_keep_the_rank_until_a_resume_
   ASSERT_FALSE(GoesOnAt(7));
   memory.fails = "resume tags";
   Withdraw();
-  EXPECT_FALSE(GoesOnAt(7) && control->ServeAtStep(7, true));
+  EXPECT_FALSE(GoesOnAt(7) && control->Serve(7, true));
   EXPECT_EQ(phase(), Phase::kPaused);
   EXPECT_TRUE(Has(Message(), "withdrawn; then its tags could not be resumed: no room")) << Message();
   memory.fails.clear();
@@ -290,7 +290,7 @@ TEST_F(RankControlTest, a_request_that_is_withdrawn_leaves_the_rank_as_it_was) {
   Allow(Stage::kTags);
   ASSERT_FALSE(GoesOnAt(7));
   Withdraw();
-  EXPECT_TRUE(control->ServeAtStep(7, true));
+  EXPECT_TRUE(control->Serve(7, true));
   EXPECT_FALSE(memory.tags);
   EXPECT_EQ(phase(), Phase::kRunning);
   const RequestEnded ended = memory.All<RequestEnded>().at(0);
@@ -405,7 +405,7 @@ TEST_F(RankControlTest, paused_it_stays_until_it_is_asked) {
   PauseAt(7);
   EXPECT_FALSE(GoesOnAt(7));
   Withdraw();  // by a tool that tidied up
-  EXPECT_FALSE(control->ServeAtStep(7, true));
+  EXPECT_FALSE(control->Serve(7, true));
   EXPECT_TRUE(memory.calls.empty());
 }
 
@@ -541,9 +541,9 @@ TEST_F(RankControlTest, a_safe_point_inside_its_own_pause_has_come_as_well) {
 
 TEST_F(RankControlTest, while_one_thread_is_inside_another_comes_back_after_a_moment_or_waits) {
   PauseAt(7);
-  std::thread inside([&] { EXPECT_TRUE(control->ServeAtStep(7, false)); });
-  while (control->ServeAtStep(8, true)) std::this_thread::yield();  // false: the other is inside, or this one is asked to wait
-  std::thread also([&] { EXPECT_TRUE(control->ServeAtStep(8, false)); });
+  std::thread inside([&] { EXPECT_TRUE(control->Serve(7, false)); });
+  while (control->Serve(8, true)) std::this_thread::yield();  // false: the other is inside, or this one is asked to wait
+  std::thread also([&] { EXPECT_TRUE(control->Serve(8, false)); });
   std::this_thread::sleep_for(std::chrono::milliseconds(150));
   AskFor(2, Ask::kResume);
   Allow(Stage::kNccl);

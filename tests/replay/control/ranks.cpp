@@ -138,7 +138,7 @@ void Ranks::BeRank(int rank, bool lockstep, std::uint32_t most_us) {
         Nap(milliseconds(1));
         if (!words.safepoints_inside) continue;
         bool inside_goes_on = !control.Came(++step);
-        while (!inside_goes_on && !shared_->stop) inside_goes_on = control.ServeAtStep(step, true);
+        while (!inside_goes_on && !shared_->stop) inside_goes_on = control.Serve(step, true);
         words.steps = step;
       }
       while (!control.MayResume(true) && !shared_->stop) {
@@ -152,7 +152,7 @@ void Ranks::BeRank(int rank, bool lockstep, std::uint32_t most_us) {
     actions.step = ++step;
     control.CameAt(MonotonicNs());
     bool goes_on = !control.Came(step);
-    while (!goes_on && !shared_->stop) goes_on = control.ServeAtStep(step, true);
+    while (!goes_on && !shared_->stop) goes_on = control.Serve(step, true);
     words.steps = step;
     for (int other = 0; lockstep && other < count() && !shared_->stop;)
       (*this)[other].steps.load() < step ? Nap(std::chrono::microseconds(20)) : static_cast<void>(++other);

@@ -52,10 +52,8 @@ def keep(module):
 
 def _world():
     """The ranks that destroy their groups together: those of the default process group; None where there is none."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return _hosts.group_of(True)
+    initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", bool)()
+    return _hosts.group_of(True) if initialized else None
 
 
 def _all_paused():

@@ -53,22 +53,16 @@ void FreezeOperation::BeginNew() {
 
 // With the figures of those that have none yet.
 void FreezeOperation::Measure() {
-  const auto held = HeldBy(host_.GpusInUse());
-  for (FrozenProcess& one : processes_) {
-    const auto by_gpu = held.find(one.process.pid);
-    if (one.told || by_gpu == held.end()) continue;
-    for (const auto& [gpu, bytes] : by_gpu->second) one.gpus.push_back({gpu, bytes});
-  }
+  auto held = HeldBy(host_.GpusInUse());
+  for (FrozenProcess& one : processes_)
+    for (const auto& [gpu, bytes] : held[one.process.pid])
+      if (!one.told) one.gpus.push_back({gpu, bytes});
 }
 
 Status FreezeOperation::GoOn() {
   history_ ? void(is_ = *history_) : BeginNew();
   Measure();
-  return AnswerRestores();
-}
-
-// Restores whose tool died before it wrote what came of them: where the contents are now is the driver's to say.
-Status FreezeOperation::AnswerRestores() {
+  // Restores whose tool died before it wrote what came of them: where the contents are now is the driver's to say.
   for (FrozenProcess& one : processes_) {
     if (!one.restore_unanswered || HasEnded(one)) continue;
     AMEM_ASSIGN(const auto state, checkpointer_.StateOf(one.process.pid).Within(one.process.name));
@@ -108,8 +102,23 @@ FreezeOperation::Processes FreezeOperation::In(CheckpointState state) {
 Status FreezeOperation::Freeze() {
   AMEM_TRY(LookAround());
   goal_ = FreezeGoal::kFrozen;
-  if (const Status paused = PauseBeforeAsking(); !paused.ok()) return paused;
-  return ToFrozen();
+  // The pause of a job that is taken to run, and then the driver's word.
+  Status done;
+  if (AllArePaused()) {
+    AMEM_TRY(Check());
+    AMEM_TRY(Begin(goal_));
+    Took("checks", began_ns_);
+  } else {
+    done = PauseWhenChecked();
+  }
+  if (!done.ok() && !checked_) return done;  // the checks found something
+  if (!done.ok()) return Ended("running", And(done, ". The job runs as before"));
+  done = AskDriver();
+  if (done.ok()) return ToFrozen();
+  const Status resumed = ResumeAll();
+  if (!resumed.ok()) return Ended("stuck", And(done, "; and then " + resumed.message()));
+  const std::string undone = resumes_ ? ". The pause is undone, and " : ". Nothing was done, and ";
+  return Ended(resumes_ ? "running" : "paused", And(done, undone + AsBefore()));
 }
 
 // What precedes the pause. From any thread, while no other uses the object.
@@ -173,31 +182,16 @@ Status FreezeOperation::AskDriver() {
           "the driver has locked some of its processes, and not AMem: unlock them with the program that did it"};
 }
 
-// The pause of a job that is taken to run, and then the driver's word.
-Status FreezeOperation::PauseBeforeAsking() {
-  Status done;
-  if (AllArePaused()) {
-    AMEM_TRY(Check());
-    AMEM_TRY(Begin(goal_));
-    Took("checks", began_ns_);
-  } else {
-    done = PauseWhenChecked();
-  }
-  if (!done.ok() && !checked_) return done;  // the checks found something
-  if (!done.ok()) return Ended("running", And(done, ". The job runs as before"));
-  done = AskDriver();
-  if (done.ok()) return {};
-  const Status resumed = ResumeAll();
-  if (!resumed.ok()) return Ended("stuck", And(done, "; and then " + resumed.message()));
-  const std::string undone = resumes_ ? ". The pause is undone, and " : ". Nothing was done, and ";
-  return Ended(resumes_ ? "running" : "paused", And(done, undone + AsBefore()));
-}
-
 Status FreezeOperation::Thaw() {
   AMEM_TRY(LookBack());
   const auto gpus = checkpointer_.Gpus();  // the driver's first answer: without it no process could be asked
   if (!gpus.ok()) return gpus.status();
-  if (In(CheckpointState::kCheckpointed).empty() && In(CheckpointState::kLocked).empty() && !Unfinished()) return IsNotFrozen();
+  if (In(CheckpointState::kCheckpointed).empty() && In(CheckpointState::kLocked).empty() && !Unfinished()) {
+    const std::string doubt = report_.lost.empty() ? "" : report_.lost.front();
+    if (!history_) report_.lost.clear();  // what cannot be asked was not lost where no freeze has taken it
+    if (!report_.lost.empty()) return {Code::kRefused, "nothing to thaw: " + doubt};
+    return {Code::kRefused, "the job is not frozen" + (doubt.empty() ? "" : ", as far as the driver says: " + doubt)};
+  }
   resumes_ = true;
   AMEM_ASSIGN(const auto pairs, ReadGpuPairs(options_.gpus, *gpus));
   if (!pairs.empty() && !checkpointer_.TakesPairs())
@@ -210,14 +204,6 @@ Status FreezeOperation::Thaw() {
     for (const std::string& gpu : *gpus) pairs_.push_back({gpu, gpu});
   }
   return Towards(FreezeGoal::kRunning);
-}
-
-// What cannot be asked was not lost where no freeze has taken it.
-Status FreezeOperation::IsNotFrozen() {
-  const std::string doubt = report_.lost.empty() ? "" : report_.lost.front();
-  if (!history_) report_.lost.clear();
-  if (!report_.lost.empty()) return {Code::kRefused, "nothing to thaw: " + doubt};
-  return {Code::kRefused, "the job is not frozen" + (doubt.empty() ? "" : ", as far as the driver says: " + doubt)};
 }
 
 Status FreezeOperation::Succeed(bool undo) {
@@ -281,7 +267,11 @@ Status FreezeOperation::Towards(FreezeGoal goal) {
 // ---- there -----------------------------------------------------------------------------------------------------------------
 
 Status FreezeOperation::ToFrozen() {
-  Status done = In(CheckpointState::kRunning).empty() ? Status() : PauseAll();
+  Status done;
+  if (!In(CheckpointState::kRunning).empty() && !AllArePaused()) {
+    resumes_ = is_.pauses = true;
+    done = ForAll(StepOfFreeze::kPause, [this] { return job_.Pause(options_.asked, options_.say); });
+  }
   if (done.ok()) done = NoteTaken();
   if (done.ok()) {
     done = Each(StepOfFreeze::kLock, In(CheckpointState::kRunning),
@@ -312,12 +302,6 @@ bool FreezeOperation::AllArePaused() {
   });
 }
 
-Status FreezeOperation::PauseAll() {
-  if (AllArePaused()) return {};
-  resumes_ = is_.pauses = true;
-  return ForAll(StepOfFreeze::kPause, [this] { return job_.Pause(options_.asked, options_.say); });
-}
-
 Status FreezeOperation::NoteTaken() {
   const Processes running = In(CheckpointState::kRunning);
   AMEM_TRY(CheckWhilePaused(job_, running));
@@ -335,7 +319,7 @@ Status FreezeOperation::NoteTaken() {
 // ---- and back --------------------------------------------------------------------------------------------------------------
 
 Status FreezeOperation::ToRunning() {
-  if (const Status restored = RestoreAll(); !restored.ok()) return restored;
+  AMEM_TRY(RestoreAll());
   const Processes locked = In(CheckpointState::kLocked);
   const Status unlocked =
       Each(StepOfFreeze::kUnlock, locked, [this](const FrozenProcess& one) { return checkpointer_.Unlock(one.process.pid); });
@@ -354,17 +338,24 @@ Status FreezeOperation::RestoreAll() {
   Processes restored;
   const Status done = Each(
       StepOfFreeze::kRestore, In(CheckpointState::kCheckpointed),
-      [this](const FrozenProcess& one) { return checkpointer_.Restore(one.process.pid, PairsOf(one)); },
+      [this](const FrozenProcess& one) {
+        std::vector<GpuPair> pairs = pairs_;  // from where its GPUs' contents are now
+        for (GpuPair& pair : pairs) pair.from = one.NowAt(pair.from);
+        return checkpointer_.Restore(one.process.pid, pairs);
+      },
       [&](FrozenProcess& one) {
         Move(one, pairs_);
         restored.push_back(&one);
       });
   const std::uint64_t now = MonotonicNs();
   if (!In(CheckpointState::kCheckpointed).empty()) return StayFrozen(restored, done);
+  std::string moved;
+  for (const auto& [from, to] : pairs_)
+    if (from != to) moved += fmt::format("{}{} -> {}", moved.empty() ? "" : ", ", from, to);
   for (const FrozenProcess* one : restored) {
     Bytes taken = 0;
     for (const GpuShare& share : one->gpus) taken += share.taken;
-    const Status noted = job_.LeaveNote(one->process.session, Frozen{one->from_ns, now, taken, MovedText()});
+    const Status noted = job_.LeaveNote(one->process.session, Frozen{one->from_ns, now, taken, moved});
     if (!noted.ok()) report_.notes.push_back("its journal will not tell of the freeze: " + noted.message());
   }
   return {};
@@ -383,19 +374,6 @@ Status FreezeOperation::StayFrozen(const Processes& restored, const Status& why)
 Status FreezeOperation::ResumeAll() {
   if (!resumes_) return {};
   return ForAll(StepOfFreeze::kResume, [this] { return job_.Resume(options_.asked.deadline, options_.say); });
-}
-
-std::vector<GpuPair> FreezeOperation::PairsOf(const FrozenProcess& process) const {
-  std::vector<GpuPair> pairs = pairs_;
-  for (GpuPair& pair : pairs) pair.from = process.NowAt(pair.from);
-  return pairs;
-}
-
-std::string FreezeOperation::MovedText() const {
-  std::string text;
-  for (const GpuPair& pair : pairs_)
-    if (pair.from != pair.to) text += fmt::format("{}{} -> {}", text.empty() ? "" : ", ", pair.from, pair.to);
-  return text;
 }
 
 }  // namespace amem

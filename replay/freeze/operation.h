@@ -81,7 +81,6 @@ class FreezeOperation {
   void BeginNew();
   void Measure();
   Status GoOn();
-  Status AnswerRestores();
   [[nodiscard]] bool Unfinished() const { return history_ && (history_->outcome.empty() || history_->outcome == "stuck"); }
   [[nodiscard]] bool HasEnded(const FrozenProcess& one) const;
   Status AskDriver();
@@ -90,17 +89,14 @@ class FreezeOperation {
 
   Status ToFrozen();
   [[nodiscard]] bool AllArePaused();
-  Status PauseAll();
   Status Check();
   Status PauseWhenChecked();
-  Status PauseBeforeAsking();
   Status NoteTaken();
   Status ToRunning();
   Status RestoreAll();
   Status StayFrozen(const Processes& restored, const Status& why);
   Status ResumeAll();  // if resumes_
   [[nodiscard]] const char* AsBefore() const { return resumes_ ? "the job runs as before" : "the job is paused as before"; }
-  Status IsNotFrozen();
 
   // The processes in a state; what cannot be asked or is no more goes to report_.lost, once.
   Processes In(CheckpointState state);
@@ -113,11 +109,8 @@ class FreezeOperation {
               const std::function<void(FrozenProcess&)>& made = {});
   // For the job as a whole.
   Status ForAll(StepOfFreeze step, const std::function<Status()>& make);
-  // For one process: from where its GPUs' contents are now.
-  [[nodiscard]] std::vector<GpuPair> PairsOf(const FrozenProcess& process) const;
   void Took(std::string_view step, std::uint64_t since_ns);
   void Lose(const FrozenProcess& process, const std::string& why);
-  [[nodiscard]] std::string MovedText() const;
   Status Ended(std::string outcome, const Status& status);
 
   control::AskedJob& job_;

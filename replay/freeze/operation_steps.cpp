@@ -9,14 +9,8 @@
 
 namespace amem {
 
-// What is said while a step is made.
-constexpr const char* kDoing[] = {"pausing at a safe point",
-                                  "pausing at a safe point",
-                                  "locking",
-                                  "the driver takes the rest",
-                                  "the driver brings it back",
-                                  "unlocking",
-                                  "resuming"};
+// What is said while a step of each process is made, from kLock on.
+constexpr const char* kDoing[] = {"locking", "the driver takes the rest", "the driver brings it back", "unlocking"};
 
 std::vector<Result<State>> FreezeOperation::ReadJournals() {
   std::vector<Result<State>> states(processes_.size(), Status());
@@ -85,7 +79,7 @@ std::optional<Status> FreezeOperation::WhyNot(const FrozenProcess& one, StepOfFr
 Status FreezeOperation::Each(StepOfFreeze step, const Processes& whom, const std::function<Status(const FrozenProcess&)>& make,
                              const std::function<void(FrozenProcess&)>& made) {
   if (whom.empty()) return {};
-  options_.say(kDoing[static_cast<std::size_t>(step)]);
+  options_.say(kDoing[static_cast<std::size_t>(step) - static_cast<std::size_t>(StepOfFreeze::kLock)]);
   last_ = step;
   const std::uint64_t began = MonotonicNs();
   std::vector<std::optional<Status>> results;

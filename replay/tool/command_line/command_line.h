@@ -4,8 +4,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "replay/tool/command.h"
 #include "replay/tool/command_line/arguments.h"
@@ -26,13 +24,6 @@ ParsedCommandLine ParseCommandLine(int argc, const char* const* argv);
 // Null: there is none.
 const Command* FindCommand(std::string_view name);
 const Argument* OptionNamed(const Command& command, std::string_view name);
-
-// The known word that `word` was probably meant to be, at most two or, of long words, three letters away; empty: none.
-std::string DidYouMean(const std::string& word, const std::vector<std::string>& known);
-
-// Of the Python package, which starts this program for all others (_command.py): name and what it does. None where the program
-// is called amem-replay.
-std::span<const std::pair<const char*, const char*>> PackageCommands();
 
 // What `amem --help` and `amem help COMMAND` print.
 std::string HelpOfTool(std::size_t width);

@@ -177,13 +177,9 @@ std::vector<Difference> Compare(const Described& a, const Described& b) {
   both.insert(b.begin(), b.end());
   for (const auto& [key, one] : both) {
     const auto before = a.find(key), after = b.find(key);
-    if (after == b.end()) {
-      found.push_back({'-', one.first, one.second, ""});
-    } else if (before == a.end()) {
-      found.push_back({'+', one.first, "", one.second});
-    } else if (before->second.second != after->second.second) {
-      found.push_back({'~', one.first, before->second.second, after->second.second});
-    }
+    const char sign = after == b.end() ? '-' : before == a.end() ? '+' : '~';
+    const std::string was = sign == '+' ? "" : before->second.second, is = sign == '-' ? "" : after->second.second;
+    if (sign != '~' || was != is) found.push_back({sign, one.first, was, is});
   }
   return found;
 }
@@ -229,21 +225,17 @@ bool PrintDifference(const State& a, const State& b, bool json, Output& out) {
 
 // ---- the command -----------------------------------------------------------------------------------------------------------
 
-// As --rank takes it.
-std::string RankOrSession(const std::filesystem::path& session) {
-  const Result<Opening> opening = OpeningOf(session);
-  return opening && opening->who.rank >= 0 ? std::to_string(opening->who.rank) : session.filename().string();
-}
-
 // kFine: `session` is the only one of the targets.
 Exit FindOnlySession(const Targets& targets, std::filesystem::path& session) {
   const std::vector<std::filesystem::path> sessions = FindSessions(targets);
   if (AnyComplaint() || sessions.empty()) return kCannotRead;
   session = sessions.front();
   if (sessions.size() == 1) return kFine;
-  return Complain(fmt::format("there are {} sessions, and state is about one: give --rank, as in --rank {}", sessions.size(),
-                              RankOrSession(session)),
-                  kUsage);
+  const Result<Opening> opening = OpeningOf(session);
+  return Complain(
+      fmt::format("there are {} sessions, and state is about one: give --rank, as in --rank {}", sessions.size(),
+                  opening && opening->who.rank >= 0 ? std::to_string(opening->who.rank) : session.filename().string()),
+      kUsage);
 }
 
 Result<State> StateOf(const std::filesystem::path& session, const std::vector<Position>& at) {
@@ -276,7 +268,6 @@ int RunState(const StateOptions& options, Output& out) {
 }
 
 void AddOptions(Arguments& arguments, StateOptions& options) {
-  AddTargets(arguments, options.targets);
   AddPosition(arguments, "--at", options.at, "After this event (--at=#1200), or then; default: the last event");
   AddPosition(arguments, "--to", options.to,
               "What changed from --at to there; of two targets: what is different between the first, at --at, and the second");

@@ -66,7 +66,9 @@ class Grouper {
     for (const auto& [id, a] : state_.allocations) {
       if (state_.slabs.contains(id) || backings.contains(id)) continue;  // a slab's parts are what NCCL asked for
       if (by_ == "peer") {
-        AddPeers(a);
+        if (a.remote) Add("imported from " + Peer(a.remote->owner), 1, a);
+        for (const auto& [importer, count] : a.importers) Add("shared with " + Peer(importer.by), 2, a);
+        if (a.own() && a.importers.empty()) Add("not shared", 3, a);
       } else if (a.own() && !(a.multicast && (by_ == "tag" || by_ == "communicator"))) {
         const auto [key, order] = Key(a);
         Add(key, order, a);
@@ -100,11 +102,6 @@ class Grouper {
     const std::uint64_t now = story_->last.time_ns, seconds = (now - std::min(now, *created)) / 1'000'000'000;
     const auto age = std::ranges::find_if(kAges, [seconds](const auto& one) { return seconds < one.first; });
     return {age->second, age->first};
-  }
-  void AddPeers(const Allocation& a) {
-    if (a.remote) Add("imported from " + Peer(a.remote->owner), 1, a);
-    for (const auto& [importer, count] : a.importers) Add("shared with " + Peer(importer.by), 2, a);
-    if (a.own() && a.importers.empty()) Add("not shared", 3, a);
   }
   [[nodiscard]] std::string Peer(SessionId session) const {
     const auto peer = state_.peers.find(session);
@@ -338,7 +335,6 @@ int RunTop(const TopOptions& options, Output& out) {
 }
 
 void AddOptions(Arguments& arguments, TopOptions& options) {
-  AddTargets(arguments, options.targets);
   arguments.Add("--by", "WHAT", options.by, "What to group by; the default is tag; site is the place in libnccl")
       .OneOf({"tag", "communicator", "peer", "site", "size", "age"});
   AddPosition(arguments, "--at", options.at, "After this event (--at=#1200), or then; default: the last event");

@@ -82,18 +82,11 @@ int RunVerify(const VerifyOptions& options, Output& out) {
   for (auto* list : {&job.violations, &job.notes})
     std::ranges::stable_sort(*list, {}, [](const Violation& one) { return std::pair(one.session, one.seq); });
   if (journals.empty()) return kCannotRead;  // nothing is well of which nothing is known
-  if (options.json) {
-    PrintJson(out, ToJson(journals, job));
-  } else {
-    PrintText(out, journals, job);
-  }
+  options.json ? PrintJson(out, ToJson(journals, job)) : PrintText(out, journals, job);
   return !job.violations.empty() ? kViolationFound : ReadAll();
 }
 
-void AddOptions(Arguments& arguments, VerifyOptions& options) {
-  AddTargets(arguments, options.targets);
-  AddJson(arguments, options.json);
-}
+void AddOptions(Arguments& arguments, VerifyOptions& options) { AddJson(arguments, options.json); }
 
 }  // namespace
 

@@ -124,8 +124,7 @@ class EventFilter {
 struct PrinterOptions {
   bool json = false;
   bool wall = false;                // dates in place of seconds since `origin_ns`; "wall_ns" in JSON
-  bool several = false;             // `name` before each line, "journal_rank" in JSON
-  std::string name;                 // "rank 2"
+  std::string name;                 // "rank 2": before each line; in JSON "journal_rank"; empty: of one journal alone
   std::uint64_t origin_ns = 0;      // of the session's clock
   std::int64_t wall_offset_ns = 0;  // added to a time of the session's clock gives nanoseconds since 1970
 };
@@ -134,6 +133,7 @@ class EventPrinter {
  public:
   EventPrinter(Output& out, const SessionOpened& who, PrinterOptions options);
   void Print(const Event& event) { options_.json ? PrintJson(event) : PrintText(event); }
+  [[nodiscard]] std::int64_t Wall(const Event& event) const { return WrappedSum(event.time_ns, options_.wall_offset_ns); }
 
  private:
   void PrintText(const Event& event);  // "    17 +0.003215s t4711  mapped: address 0x7f00, 2 MiB, allocation 3"
@@ -150,9 +150,8 @@ class EventPrinter {
 
 class EventStream {
  public:
-  // `offset_ns` puts the journal's times on the common clock.
-  void Add(const std::filesystem::path& session, std::unique_ptr<JournalReader> reader, std::int64_t offset_ns,
-           EventFilter filter, EventPrinter printer);
+  void Add(const std::filesystem::path& session, std::unique_ptr<JournalReader> reader, EventFilter filter,
+           EventPrinter printer);
   // Prints what there is; of that the last ones only, if `last` is given. What cannot be read is complained about.
   void Print(std::optional<std::uint64_t> last, const Output& out);
   // What live journals have got since can be printed then. False: there is nothing new.
@@ -164,14 +163,13 @@ class EventStream {
   struct Source {
     std::filesystem::path directory;
     std::unique_ptr<JournalReader> reader;
-    std::int64_t offset_ns = 0;
     EventFilter filter;
     EventPrinter printer;
     SequenceNumber next = filter.ReadFrom();
     std::deque<Event> ahead = {};
     bool ended = false, told = false;  // told: what could not be read was complained about
 
-    [[nodiscard]] std::int64_t Time() const { return WrappedSum(ahead.front().time_ns, offset_ns); }
+    [[nodiscard]] std::int64_t Time() const { return printer.Wall(ahead.front()); }
   };
   void Fill(std::size_t number);  // the source's own events ahead, and the queue with the first of them
 

@@ -2,7 +2,6 @@
 // writes.
 #pragma once
 
-#include <charconv>
 #include <concepts>
 #include <cstddef>
 #include <string>
@@ -29,14 +28,10 @@ class Output : NoCopies {
     if (buffer_.size() >= kFlushAt) Flush();
     return *this;
   }
-  Output& operator<<(std::integral auto number) {
-    char digits[24];
-    const auto end = std::to_chars(digits, digits + sizeof digits, number).ptr;
-    return Verbatim({digits, static_cast<std::size_t>(end - digits)});
-  }
+  Output& operator<<(std::integral auto number) { return Verbatim(std::to_string(number)); }
 
   // In colours only where they are wanted (terminal/terminal.h).
-  enum class Style { kHeading, kBad, kGood, kQuiet };
+  enum class Style { kHeading, kBad, kGood };
   Output& Styled(Style style, std::string_view text);
   void set_color(bool color) { color_ = color; }
   [[nodiscard]] bool AnythingPrinted() const { return printed_ || !buffer_.empty(); }

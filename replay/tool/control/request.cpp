@@ -7,7 +7,6 @@
 
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
-#include "replay/tool/terminal/terminal.h"
 
 namespace amem::tool {
 

@@ -28,9 +28,9 @@ struct FreezeOptions {
   std::chrono::milliseconds lock_timeout{10'000};
   control::AskOptions asked{.all_tags = true};  // what AMem can take out at the link's speed need not go the driver's way
   FreezeAllowances allowances;
-  std::size_t ranks_elsewhere = 0;  // that the launcher counts beside those of the job here
-  std::string gpus;                 // of a thaw: ReadGpuPairs
-  std::uint64_t began_ns = 0;       // MonotonicNs() of the command, for the times; 0: of the operation
+  std::size_t ranks_elsewhere = 0;         // that the launcher counts beside those of the job here
+  std::string gpus;                        // of a thaw: ReadGpuPairs
+  std::uint64_t began_ns = MonotonicNs();  // of the command, for the times
   control::Progress say = [](const std::string&) {};
 };
 
@@ -54,11 +54,7 @@ struct FreezeReport {
 class FreezeOperation {
  public:
   FreezeOperation(control::AskedJob& job, Checkpointer& checkpointer, FreezeHost& host, FreezeOptions options)
-      : job_(job),
-        checkpointer_(checkpointer),
-        host_(host),
-        options_(std::move(options)),
-        began_ns_(options_.began_ns != 0 ? options_.began_ns : MonotonicNs()) {}
+      : job_(job), checkpointer_(checkpointer), host_(host), options_(std::move(options)) {}
 
   Status Freeze();
   Status Thaw();
@@ -125,7 +121,6 @@ class FreezeOperation {
   bool resumes_ = false;  // on the way back: not where the job was paused before the freeze, which that leaves as it was
   bool checked_ = false;  // a freeze: it may be
   StepOfFreeze last_{};
-  std::uint64_t began_ns_ = 0;
   FreezeReport report_;
 };
 

@@ -25,7 +25,6 @@ namespace {
 
 struct FreezeCommandOptions : RequestOptions {
   std::string gpus;
-  std::optional<std::uint64_t> at_step;
   bool go_on = false, undo = false, this_host = false, others_stay = false;
 };
 

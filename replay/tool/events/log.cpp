@@ -115,23 +115,23 @@ class Logger {
                                   .name = named ? names_.ShortName(source.opening.who.session) : "",
                                   .origin_ns = Origin(source),
                                   .wall_offset_ns = OffsetOf(source)};
-    stream.Add(directory, std::move(source.reader), {options_.wishes, WindowOf(source), source.opening.before},
+    stream.Add(directory, std::move(source.reader), {WishesOf(source), source.opening.before},
                {out_, source.opening.who, printing});
     return {};
   }
 
  private:
-  [[nodiscard]] EventWindow WindowOf(const Source& source) const {
-    EventWindow window;
+  [[nodiscard]] EventWishes WishesOf(const Source& source) const {
+    EventWishes wishes = options_.wishes;
     for (const Position& p : options_.from) {
-      std::uint64_t& from = p.seq ? window.from : window.since_ns;
+      std::uint64_t& from = p.seq ? wishes.from : wishes.since_ns;
       from = std::max(from, p.seq ? p.seq->value : OwnTime(source, p));
     }
     for (const Position& p : options_.to) {
-      std::uint64_t& to = p.seq ? window.to : window.until_ns;
+      std::uint64_t& to = p.seq ? wishes.to : wishes.until_ns;
       to = std::min(to, p.seq ? p.seq->value : OwnTime(source, p));
     }
-    return window;
+    return wishes;
   }
   [[nodiscard]] std::int64_t OffsetOf(const Source& source) const { return clock_.OffsetOf(source.opening.who); }
   // What "seconds since the opening" count from: of merged journals the first opening of all.

@@ -27,15 +27,11 @@ namespace amem::tool {
 
 // ---- which events are wanted ------------------------------------------------------------------------------------------------
 
-// The same for all sessions.
 struct EventWishes {
   std::set<std::size_t> kinds;  // empty: all
   std::optional<std::uint64_t> allocation;
   std::shared_ptr<const regex_t> pattern;  // an extended regular expression, in an event's sentence; null: any
-};
-
-// Numbers of events and times of that session's journal; all ends are included.
-struct EventWindow {
+  // Numbers of events and times of that session's journal; all ends are included.
   std::uint64_t from = 1, to = ~std::uint64_t{0};
   std::uint64_t since_ns = 0, until_ns = ~std::uint64_t{0};
 };
@@ -96,26 +92,25 @@ class AllocationFollower {
   std::set<Address> legacy_;
 };
 
-// For one session; must see every event from ReadFrom() on, in order. `wishes` outlives it.
+// For one session; must see every event from ReadFrom() on, in order.
 class EventFilter {
  public:
   // `before` is what the journal's first event follows: an allocation can be followed only from there.
-  EventFilter(const EventWishes& wishes, const EventWindow& window, const State& before) : wishes_(wishes), window_(window) {
-    if (wishes.allocation) follower_.emplace(AllocationId{*wishes.allocation}, before);
+  EventFilter(EventWishes wishes, const State& before) : wishes_(std::move(wishes)) {
+    if (wishes_.allocation) follower_.emplace(AllocationId{*wishes_.allocation}, before);
   }
 
-  [[nodiscard]] SequenceNumber ReadFrom() const { return SequenceNumber{follower_ ? 1 : window_.from}; }
-  [[nodiscard]] SequenceNumber ReadTo() const { return SequenceNumber{window_.to}; }
+  [[nodiscard]] SequenceNumber ReadFrom() const { return SequenceNumber{follower_ ? 1 : wishes_.from}; }
+  [[nodiscard]] SequenceNumber ReadTo() const { return SequenceNumber{wishes_.to}; }
   bool Wants(const Event& event) {
     if (follower_ && !follower_->Concerns(event)) return false;
-    if (event.seq.value < window_.from || event.time_ns < window_.since_ns || event.time_ns > window_.until_ns) return false;
+    if (event.seq.value < wishes_.from || event.time_ns < wishes_.since_ns || event.time_ns > wishes_.until_ns) return false;
     if (!wishes_.kinds.empty() && !wishes_.kinds.contains(event.body.index())) return false;
     return !wishes_.pattern || ::regexec(wishes_.pattern.get(), ToText(event.body).c_str(), 0, nullptr, 0) == 0;
   }
 
  private:
-  const EventWishes& wishes_;
-  const EventWindow window_;
+  const EventWishes wishes_;
   std::optional<AllocationFollower> follower_;
 };
 

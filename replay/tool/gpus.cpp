@@ -16,8 +16,7 @@ constexpr Bytes kContextAtMost = Bytes{640} << 20;
 static std::map<std::string, ProcessOnGpu> OnGpus(const State& state) {
   const SessionOpened& who = state.session;
   std::map<std::string, ProcessOnGpu> found;
-  for (const std::string& uuid : who.gpu_uuids)
-    found[uuid] = {.pid = who.pid, .name = ShortNameOf({.session = who.session, .pid = who.pid, .rank = who.rank}), .tags = {}};
+  for (const std::string& uuid : who.gpu_uuids) found[uuid] = {.pid = who.pid, .name = ShortNameOf(who), .tags = {}};
   for (const auto& [id, a] : state.allocations) {
     const auto device = static_cast<std::size_t>(a.properties.location.id);
     if (!a.own() || !a.on_device() || a.placed() || a.multicast || device >= who.gpu_uuids.size()) continue;

@@ -48,15 +48,13 @@ const char* Variable(const char* name) {
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
-std::filesystem::path DefaultJournalDirectory() {
-  if (const char* set = Variable("AMEM_JOURNAL_DIR")) return set;
-  return fmt::format("/tmp/amem-{}/journal", ::getuid());
+static std::filesystem::path FromVariable(const char* variable, const char* usual) {
+  const char* set = Variable(variable);
+  return set != nullptr ? set : fmt::format("/tmp/amem-{}/{}", ::getuid(), usual);
 }
 
-std::filesystem::path DefaultSocketDirectory() {
-  if (const char* set = Variable("AMEM_SOCKET_DIR")) return set;
-  return fmt::format("/tmp/amem-{}/sockets", ::getuid());
-}
+std::filesystem::path DefaultJournalDirectory() { return FromVariable("AMEM_JOURNAL_DIR", "journal"); }
+std::filesystem::path DefaultSocketDirectory() { return FromVariable("AMEM_SOCKET_DIR", "sockets"); }
 
 void ForEachJournal(const std::vector<std::filesystem::path>& sessions, const ReadOne& read) {
   for (const auto& session : sessions) {

@@ -1,4 +1,6 @@
 // top: what holds the most memory, by call site, communicator, tag, peer, size or age.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
 #include <map>
@@ -83,17 +85,14 @@ class Grouper {
     if (of_program) return "none: the program's (ncclMemAlloc)";
     const auto it = state_.communicators.find(id);
     if (it == state_.communicators.end()) return "unknown: " + symbols_.Name(site);
-    std::string name = NameOf(it->first, it->second, state_.communicators);
-    if (it->second.hash == 0)  // its number is of that process alone
-      name +=
-          " (" + ShortNameOf({.session = state_.session.session, .pid = state_.session.pid, .rank = state_.session.rank}) + ")";
-    return name;
+    const std::string name = NameOf(it->first, it->second, state_.communicators);
+    // Without a hash its number is of that process alone.
+    return it->second.hash != 0 ? name : fmt::format("{} ({})", name, ShortNameOf(state_.session));
   }
   std::pair<std::string, std::uint64_t> Key(const Allocation& a) const {
     if (by_ == "tag") return {TagOf(state_, a), 0};
-    if (by_ == "communicator")
-      return {a.pool ? "none: tag " + TagOf(state_, a) : CommunicatorName(a.communicator, a.tag != MemoryTag::kNccl, a.site),
-              0};
+    if (by_ == "communicator" && a.pool) return {"none: tag " + TagOf(state_, a), 0};
+    if (by_ == "communicator") return {CommunicatorName(a.communicator, a.tag != MemoryTag::kNccl, a.site), 0};
     if (by_ == "size") return {FormatBytes(a.bytes), a.bytes};
     if (by_ == "site" && a.pool) return {"amem_alloc", 0};
     if (by_ == "site") return {symbols_.Name(a.site), 0};

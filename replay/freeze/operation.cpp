@@ -137,7 +137,7 @@ Status FreezeOperation::Freeze() {
   Status done;
   if (AllArePaused()) {
     AMEM_TRY(Check());
-    AMEM_TRY(Begin(goal_));
+    AMEM_TRY(Begin());
     Took("checks", options_.began_ns);
   } else {
     done = PauseWhenChecked();
@@ -179,7 +179,7 @@ Status FreezeOperation::PauseWhenChecked() {
     if (passed || checks.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return passed;
     passed = checks.get();
     is_.pauses = true;
-    if (passed->ok()) passed = Begin(goal_, StepOfFreeze::kPause);
+    if (passed->ok()) passed = Begin(StepOfFreeze::kPause);
     return passed;
   };
   Status paused = job_.Pause(asked, options_.say);
@@ -215,8 +215,7 @@ Status FreezeOperation::AskDriver() {
 
 Status FreezeOperation::Thaw() {
   AMEM_TRY(LookBack());
-  const auto gpus = checkpointer_.Gpus();  // the driver's first answer: without it no process could be asked
-  if (!gpus.ok()) return gpus.status();
+  AMEM_ASSIGN(const auto gpus, checkpointer_.Gpus());  // the driver's first answer: without it no process could be asked
   if (In(CheckpointState::kCheckpointed).empty() && In(CheckpointState::kLocked).empty() && !Unfinished()) {
     const std::string doubt = report_.lost.empty() ? "" : report_.lost.front();
     if (!history_) report_.lost.clear();  // what cannot be asked was not lost where no freeze has taken it
@@ -224,7 +223,7 @@ Status FreezeOperation::Thaw() {
     return {Code::kRefused, "the job is not frozen" + (doubt.empty() ? "" : ", as far as the driver says: " + doubt)};
   }
   resumes_ = true;
-  AMEM_ASSIGN(const auto pairs, ReadGpuPairs(options_.gpus, *gpus));
+  AMEM_ASSIGN(const auto pairs, ReadGpuPairs(options_.gpus, gpus));
   if (!pairs.empty() && !checkpointer_.TakesPairs())
     return {Code::kUnsupported, "--gpus needs a driver of CUDA 13 (580) or newer; this is " + checkpointer_.Version()};
   AMEM_TRY(GoOn());
@@ -232,7 +231,7 @@ Status FreezeOperation::Thaw() {
   // After a thaw onto other GPUs that was undone or refused half way, some processes' contents are there already.
   const bool some_moved = std::ranges::any_of(processes_, [](const FrozenProcess& one) { return !one.moved.empty(); });
   if (pairs_.empty() && some_moved) {
-    for (const std::string& gpu : *gpus) pairs_.push_back({gpu, gpu});
+    for (const std::string& gpu : gpus) pairs_.push_back({gpu, gpu});
   }
   return Towards(FreezeGoal::kRunning);
 }
@@ -273,9 +272,9 @@ Status FreezeOperation::Ended(std::string outcome, const Status& status) {
   return status;
 }
 
-Status FreezeOperation::Begin(FreezeGoal goal, StepOfFreeze first) {
+Status FreezeOperation::Begin(StepOfFreeze first) {
   ++is_.command;
-  is_.goal = ToText(goal);
+  is_.goal = ToText(goal_);
   is_.pairs = pairs_;
   is_.outcome.clear();
   is_.message.clear();
@@ -290,7 +289,7 @@ Status FreezeOperation::Towards(FreezeGoal goal) {
     for (const FrozenProcess* one : frozen) taken.insert(one->process.pid);
     AMEM_TRY(CheckRoom(host_, processes_, taken, pairs_, report_.notes));
   }
-  AMEM_TRY(Begin(goal));
+  AMEM_TRY(Begin());
   Took("checks", options_.began_ns);
   return goal == FreezeGoal::kFrozen ? ToFrozen() : ToRunning();
 }

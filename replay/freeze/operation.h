@@ -80,7 +80,7 @@ class FreezeOperation {
   [[nodiscard]] bool Unfinished() const { return history_ && (history_->outcome.empty() || history_->outcome == "stuck"); }
   [[nodiscard]] bool HasEnded(const FrozenProcess& one) const;
   Status AskDriver();
-  Status Begin(FreezeGoal goal, StepOfFreeze first = StepOfFreeze::kBegin);
+  Status Begin(StepOfFreeze first = StepOfFreeze::kBegin);
   Status Towards(FreezeGoal goal);
 
   Status ToFrozen();

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
 
 #include "replay/job/names.h"
 
@@ -46,7 +45,6 @@ std::string TagOf(const State& state, const Allocation& a) {
 
 std::vector<GpuShare> SharesOf(const GpuInUse& gpu, const std::vector<ProcessOnGpu>& ours) {
   std::vector<GpuShare> shares;
-  std::set<std::int32_t> listed;
   for (const ProcessOnGpu& process : ours) {
     Bytes known = 0;
     for (const auto& [tag, bytes] : process.tags) {
@@ -57,10 +55,9 @@ std::vector<GpuShare> SharesOf(const GpuInUse& gpu, const std::vector<ProcessOnG
     const Bytes rest = holder != gpu.holders.end() && holder->bytes > known ? holder->bytes - known : 0;
     const char* const more = rest <= kContextAtMost ? "" : " (some 500 MiB), and memory that is not under AMem";
     if (rest != 0) shares.push_back({process.name + ": context and modules" + more, rest});
-    listed.insert(process.pid);
   }
   for (const MemoryHolder& holder : gpu.holders) {
-    if (!listed.contains(holder.pid) && holder.bytes != 0)
+    if (std::ranges::find(ours, holder.pid, &ProcessOnGpu::pid) == ours.end() && holder.bytes != 0)
       shares.push_back({fmt::format("process {} ({})", holder.pid, holder.name), holder.bytes});
   }
   std::ranges::stable_sort(shares, std::greater<>(), &GpuShare::bytes);

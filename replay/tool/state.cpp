@@ -184,15 +184,6 @@ std::vector<Difference> Compare(const Described& a, const Described& b) {
   return found;
 }
 
-Json ToJson(const Difference& d) {
-  return {{"change", d.sign == '+'   ? "added"
-                     : d.sign == '-' ? "removed"
-                                     : "changed"},
-          {"what", d.what},
-          {"before", d.before.empty() ? Json(nullptr) : Json(d.before)},
-          {"after", d.after.empty() ? Json(nullptr) : Json(d.after)}};
-}
-
 void PrintText(Output& out, const State& a, const State& b, const std::vector<Difference>& found) {
   out << "A: session " << SessionText(a.session.session) << " after event " << a.last.value << "\n";
   out << "B: session " << SessionText(b.session.session) << " after event " << b.last.value << "\n";
@@ -211,7 +202,11 @@ bool PrintDifference(const State& a, const State& b, bool json, Output& out) {
   const std::vector<Difference> found = Compare(Describe(a), Describe(b));
   if (json) {
     Json list = Json::array();
-    for (const Difference& d : found) list.push_back(ToJson(d));
+    for (const auto& [sign, what, before, after] : found) {
+      const char* const change = sign == '+' ? "added" : sign == '-' ? "removed" : "changed";
+      const Json was = before.empty() ? Json() : Json(before), is = after.empty() ? Json() : Json(after);
+      list.push_back({{"change", change}, {"what", what}, {"before", was}, {"after", is}});
+    }
     PrintJson(out,
               {{"a", {{"seq", a.last.value}, {"digest", Hex(Digest(a))}}},
                {"b", {{"seq", b.last.value}, {"digest", Hex(Digest(b))}}},

@@ -153,12 +153,8 @@ std::string TitleLine(const StandingPicture& picture) {
 void Redraw(const StandingPicture& picture, Output& out) {
   const winsize terminal = TerminalSize();
   const PictureSize size{terminal.ws_col, terminal.ws_row > 3 ? terminal.ws_row - 2U : terminal.ws_row};
-  out.Verbatim("\x1b[H") << TitleLine(picture);
-  out.Verbatim("\x1b[K\n");
-  for (const std::string& line : PictureLines(picture, size)) {
-    out << line;
-    out.Verbatim("\x1b[K\n");
-  }
+  (out.Verbatim("\x1b[H") << TitleLine(picture)).Verbatim("\x1b[K\n");
+  for (const std::string& line : PictureLines(picture, size)) (out << line).Verbatim("\x1b[K\n");
   out.Verbatim("\x1b[J");
 }
 

@@ -35,8 +35,4 @@ std::string ManualPage();  // the same in roff, for man
 std::string CompletionScript(const std::string& shell);
 std::string Completions(std::span<const char* const> words);
 
-inline constexpr const char* kExitCodes =
-    "Exit codes: 0 fine, 1 wrong usage, 2 something could not be read (what could be is printed), 3 a violation, failure or "
-    "difference was found, or a job that was asked did not do it.";
-
 }  // namespace amem::tool

@@ -8,6 +8,10 @@
 namespace amem::tool {
 namespace {
 
+constexpr const char* kExitCodes =
+    "Exit codes: 0 fine, 1 wrong usage, 2 something could not be read (what could be is printed), 3 a violation, failure or "
+    "difference was found, or a job that was asked did not do it.";
+constexpr std::size_t kOptionColumn = 26;
 constexpr std::size_t kManualWidth = 76;  // man indents what it shows, and a terminal has 80 columns
 
 // "  --last N        Only the last N", broken at `width` and indented behind the names.
@@ -19,17 +23,14 @@ std::string HelpLine(const std::string& names, const std::string& text, std::siz
   return fmt::format("{}{}\n", line, fmt::join(BrokenIntoLines(text, width - std::min(width - 20, column)), indent));
 }
 
-std::string HelpName(const Argument& argument) {
-  if (argument.positional()) return argument.names + (argument.several ? "..." : "");
-  return fmt::format("{}{}{}{}", argument.names.starts_with("--") ? "    " : "", fmt::join(argument.Names(), ", "),
-                     argument.value.empty() ? "" : " ", argument.value);
-}
-
-std::string HelpText(const Argument& argument) {
-  std::string text = argument.help;
+std::string HelpLine(const Argument& argument, std::size_t width) {
+  std::string name = argument.names + (argument.several ? "..." : ""), text = argument.help;
+  if (!argument.positional())
+    name = fmt::format("{}{}{}{}", argument.names.starts_with("--") ? "    " : "", fmt::join(argument.Names(), ", "),
+                       argument.value.empty() ? "" : " ", argument.value);
   if (!argument.choices.empty()) text += fmt::format(" ({})", fmt::join(argument.choices, ", "));
   if (argument.several && !argument.positional()) text += "; may be repeated";
-  return text + ".";
+  return HelpLine(name, text + ".", kOptionColumn, width);
 }
 
 std::string Paragraph(std::string_view text, std::size_t width) {
@@ -40,7 +41,7 @@ std::string OptionsOf(const Command& command, std::size_t width, bool common) {
   std::string usage = fmt::format("Usage: {} {} [OPTIONS]", program_name, command.name), options;
   for (const Argument& a : command.arguments.all()) {
     if (a.positional()) usage += fmt::format(" [{}{}]", a.names, a.several ? "..." : "");
-    if (common || !a.common) options += HelpLine(HelpName(a), HelpText(a), 26, width);
+    if (common || !a.common) options += HelpLine(a, width);
   }
   return usage + "\n\n" + options;
 }
@@ -134,7 +135,8 @@ std::string HelpOfTool(std::size_t width) {
 
 std::string HelpOf(const Command& command, std::size_t width) {
   return Paragraph(std::string(command.does) + ".", width) + "\n" + OptionsOf(command, width, true) +
-         HelpLine("-h, --help", "This text.", 26, width) + ExamplesOf(command, width) + "\n" + Paragraph(kExitCodes, width);
+         HelpLine("-h, --help", "This text.", kOptionColumn, width) + ExamplesOf(command, width) + "\n" +
+         Paragraph(kExitCodes, width);
 }
 
 std::string ManualPage() {
@@ -149,7 +151,7 @@ std::string ManualPage() {
   page += ".SH OPTIONS OF EVERY COMMAND\n";
   std::string common;
   for (const Argument& a : AllCommands().front().arguments.all())
-    if (a.common) common += HelpLine(HelpName(a), HelpText(a), 26, kManualWidth);
+    if (a.common) common += HelpLine(a, kManualWidth);
   return page + Verbatim(common) +
          ".SH JSON\nWith \\-\\-json each object has a \"schema\" and a \"version\": the JSON schema of that name is in "
          "share/amem/schemas.\n.SH ENVIRONMENT\nAMEM_JOURNAL_DIR (where journals are), PAGER, NO_COLOR, TMPDIR (where packs "

@@ -86,7 +86,6 @@ std::filesystem::path DefaultSocketDirectory();  // AMEM_SOCKET_DIR, or /tmp/ame
 using ReadOne = std::function<Status(JournalReader& reader, ReadReport& damage)>;
 void ForEachJournal(const std::vector<std::filesystem::path>& sessions, const ReadOne& read);
 Result<Opening> OpeningOf(const std::filesystem::path& session);
-Result<State> StateIn(const std::filesystem::path& session);  // after its last event
 
 // Complains about records that could not be read.
 void ComplainAboutDamage(const std::filesystem::path& session, const ReadReport& report);
@@ -118,12 +117,10 @@ struct Targets {
 // The session directories that are meant, each once; packs are unpacked until the tool ends. What cannot be found is complained
 // about.
 std::vector<std::filesystem::path> FindSessions(const Targets& targets);
-// Of those the latest job's, or `all`.
-JobSelection SelectSessions(const Targets& targets, bool all);
 // Opens all of them.
 std::vector<std::unique_ptr<JournalReader>> OpenJournals(const Targets& targets);
-// Where a target lies that is a directory of this machine, or the default; nothing: it is named otherwise, or is a pack.
-std::optional<std::filesystem::path> DirectoryOf(const Targets& targets);
+// Of them the latest job's, or `all`.
+JobSelection SelectSessions(const Targets& targets, bool all);
 
 // What is on standard input, as a file in `scratch`. kInvalid: standard input is a terminal, or not what `pack` writes.
 Result<std::filesystem::path> PackFromStandardInput(ScratchDirectory& scratch);

@@ -61,7 +61,7 @@ Output& Output::Styled(Style style, std::string_view text) {
   return Verbatim(fmt::format("\x1b[{}m", code)) << text, Verbatim("\x1b[0m");
 }
 
-void Output::Flush() {
+Status Output::Finish() {
   if (!buffer_.empty()) {
     printed_ = true;
     Progress::End();
@@ -79,10 +79,6 @@ void Output::Flush() {
     }
   }
   buffer_.clear();
-}
-
-Status Output::Finish() {
-  Flush();
   return failure_;
 }
 

@@ -25,7 +25,7 @@ class Output : NoCopies {
   // For files and JSON, which have rules of their own.
   Output& Verbatim(std::string_view text) {
     buffer_.append(text);
-    if (buffer_.size() >= kFlushAt) Flush();
+    if (buffer_.size() >= kFlushAt) static_cast<void>(Finish());
     return *this;
   }
   Output& operator<<(std::integral auto number) { return Verbatim(std::to_string(number)); }
@@ -43,7 +43,6 @@ class Output : NoCopies {
 
  private:
   static constexpr std::size_t kFlushAt = 1 << 16;
-  void Flush();
 
   int descriptor_;
   std::string buffer_;

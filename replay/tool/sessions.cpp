@@ -71,11 +71,6 @@ Result<Opening> OpeningOf(const std::filesystem::path& session) {
   return ReadOpening(*reader);
 }
 
-Result<State> StateIn(const std::filesystem::path& session) {
-  AMEM_ASSIGN(const auto reader, JournalReader::Open(session));
-  return reader->StateAt(std::nullopt);
-}
-
 void ComplainAboutDamage(const std::filesystem::path& session, const ReadReport& report) {
   if (report.corrupt_records != 0) Complain(fmt::format("{}: {}", session.string(), DamageText(report)));
 }

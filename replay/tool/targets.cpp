@@ -69,30 +69,28 @@ std::vector<fs::path> SessionsNamed(const std::string& name, bool one_process) {
   });
 }
 
-Result<std::vector<fs::path>> PlacesNamed(const std::string& name, bool one_process, ScratchDirectory& scratch) {
-  if (name == "-") {
-    AMEM_ASSIGN(auto file, PackFromStandardInput(scratch));
-    return std::vector{std::move(file)};
-  }
-  std::error_code ignored;
-  if (name.find('/') != std::string::npos || fs::exists(name, ignored)) return std::vector{fs::path(name)};
-  std::vector<fs::path> sessions = SessionsNamed(name, one_process);
-  if (!sessions.empty()) return sessions;
-  const char* const nothing =
-      WholeNumber(name) ? "process {} has no journal in {}, and is no launcher's id of a job: set AMEM_JOURNAL_DIR as for that "
-                          "process, or give the directory; `amem ls` lists what is there"
-                        : "{} is no file or directory here, and no job or session of {}; `amem ls` lists what is there";
-  return Status{Code::kNotFound, fmt::format(fmt::runtime(nothing), name, DefaultJournalDirectory().string())};
-}
-
 // Where the targets are, as FindSessions of replay/job takes it: what is on standard input is a file in `scratch`, and a pid, a
 // job or a session's id the directories of its sessions. What is none of these is complained about.
 std::vector<fs::path> PlacesOf(const Targets& targets, ScratchDirectory& scratch) {
   if (targets.names.empty()) return {DefaultJournalDirectory()};
   std::vector<fs::path> places;
   for (const std::string& name : targets.names) {
-    const Result<std::vector<fs::path>> named = PlacesNamed(name, targets.one_process, scratch);
-    if (Went(named.status())) places.insert(places.end(), named->begin(), named->end());
+    std::error_code ignored;
+    if (name == "-") {
+      const Result<fs::path> file = PackFromStandardInput(scratch);
+      if (Went(file.status())) places.push_back(*file);
+    } else if (name.find('/') != std::string::npos || fs::exists(name, ignored)) {
+      places.emplace_back(name);
+    } else if (const std::vector<fs::path> sessions = SessionsNamed(name, targets.one_process); !sessions.empty()) {
+      places.insert(places.end(), sessions.begin(), sessions.end());
+    } else {
+      const char* const nothing =
+          WholeNumber(name)
+              ? "process {} has no journal in {}, and is no launcher's id of a job: set AMEM_JOURNAL_DIR as for that "
+                "process, or give the directory; `amem ls` lists what is there"
+              : "{} is no file or directory here, and no job or session of {}; `amem ls` lists what is there";
+      Complain(fmt::format(fmt::runtime(nothing), name, DefaultJournalDirectory().string()));
+    }
   }
   return places;
 }
@@ -195,13 +193,6 @@ std::vector<std::filesystem::path> FindSessions(const Targets& targets) {
   }
   Progress::Begin(found.sessions.size(), on_disk);
   return std::move(found.sessions);
-}
-
-std::optional<std::filesystem::path> DirectoryOf(const Targets& targets) {
-  if (targets.names.empty()) return DefaultJournalDirectory();
-  std::error_code failed;
-  const bool directory = targets.names.size() == 1 && std::filesystem::is_directory(targets.names.front(), failed);
-  return directory ? std::optional<std::filesystem::path>(targets.names.front()) : std::nullopt;
 }
 
 JobSelection SelectSessions(const Targets& targets, bool all) {

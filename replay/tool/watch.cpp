@@ -198,6 +198,14 @@ void WatchOn(WatchedJob& job, const WatchOptions& options, Output& out) {
   }
 }
 
+// Where a target lies that is a directory of this machine, or the default; nothing: it is named otherwise, or is a pack.
+std::optional<std::filesystem::path> DirectoryOf(const Targets& targets) {
+  if (targets.names.empty()) return DefaultJournalDirectory();
+  std::error_code failed;
+  const bool directory = targets.names.size() == 1 && std::filesystem::is_directory(targets.names.front(), failed);
+  return directory ? std::optional<std::filesystem::path>(targets.names.front()) : std::nullopt;
+}
+
 int RunWatch(const WatchOptions& options, Output& out) {
   const auto directory = options.targets.ranks.empty() ? DirectoryOf(options.targets) : std::nullopt;
   std::vector<std::filesystem::path> named;

@@ -1,5 +1,4 @@
-// pause and resume of a living job, from outside, and what its ranks say of themselves (ls --live). What freeze and thaw share
-// with them.
+// pause and resume of a living job, from outside, what its ranks say of themselves (ls --live), and what freeze shares.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -84,6 +83,11 @@ void PrintRanks(Output& out, const std::vector<control::RankLook>& ranks, const 
     out << fmt::format("The launcher counts {}: those of other hosts are asked there.\n", Plural(job.elsewhere, "more rank"));
 }
 
+Result<State> StateIn(const std::filesystem::path& session) {  // after its last event
+  AMEM_ASSIGN(const auto reader, JournalReader::Open(session));
+  return reader->StateAt(std::nullopt);
+}
+
 // How a freeze of the job stands, as its journals say. Nothing: nothing is left of one.
 std::optional<FreezeStep> FreezeOf(const FoundJob& job) {
   std::optional<FreezeStep> last;
@@ -94,8 +98,8 @@ std::optional<FreezeStep> FreezeOf(const FoundJob& job) {
   return last && IsBack(*last) ? std::nullopt : last;
 }
 
-// Finds the job, connects to its ranks, has them pause, or else resume, and prints what came of it. Nothing is asked
-// of a job whose ranks all stand as is wanted already.
+// Finds the job, connects to its ranks, has them pause, or else resume, and prints what came of it. Nothing is asked of a job
+// whose ranks all stand as is wanted already.
 template <bool pause>
 int RunRequest(const RequestOptions& options, Output& out) {
   const Result<FoundJob> job = FindJob(options.job, Ties::kCertain);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
 #include <list>
 #include <set>
 #include <thread>
@@ -29,7 +28,7 @@ struct LogOptions {
   std::uint32_t interval_ms = 200;
 };
 
-constexpr std::uint64_t kEnd = std::numeric_limits<std::uint64_t>::max();
+constexpr std::uint64_t kEnd = ~std::uint64_t{0};
 constexpr std::uint64_t kLastWhenFollowed = 10;
 
 // Adds a kind as KindName writes it, blanks or hyphens between the words. Returns what is wrong, or an empty text.

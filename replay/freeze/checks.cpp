@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
-#include <fstream>
 #include <numeric>
 #include <sstream>
 
@@ -24,12 +23,6 @@ Status Refusal(const char* so_far, const std::vector<std::string>& problems) {
 // On driver 580 cuMulticastAddDevice answers 101 in every process that was restored; 610 has it mended.
 constexpr int kRestoresMulticast = 610;
 
-int BranchOf(const std::string& driver_version) {
-  int branch = 0;  // of what is no number, too
-  std::from_chars(driver_version.data(), driver_version.data() + driver_version.size(), branch);
-  return branch;
-}
-
 // A rank's memory that a pause leaves and the driver's checkpoint cannot take, or that could not be made again after it.
 void FindUntakable(const RankProcess& process, const State& state, const std::string& driver,
                    std::vector<std::string>& problems) {
@@ -44,12 +37,14 @@ void FindUntakable(const RankProcess& process, const State& state, const std::st
     if (allocation.on_device() && held_elsewhere && WhyKept(allocation) == KeepReason::kUser) shared += allocation.bytes;
     if (allocation.handed_out) handed_out += allocation.bytes;
   }
+  int branch = 0;  // of what is no number, too
+  std::from_chars(driver.data(), driver.data() + driver.size(), branch);
   // 0: the process, 1: bytes, 2: kRestoresMulticast, 3: the driver.
   const std::pair<Bytes, const char*> found[] = {
       {multicast,
        "{0} holds {1} in multicast objects (NVLS), which a checkpoint does not cover: run the job with NCCL_NVLS_ENABLE=0, or "
        "with driver {2} or newer AMEM_NVLS=release"},
-      {BranchOf(driver) < kRestoresMulticast ? made_again : 0,
+      {branch < kRestoresMulticast ? made_again : 0,
        "{0} holds {1} in multicast objects (NVLS), and a restored process can make none again before driver {2} (this is {3}): "
        "run the job with NCCL_NVLS_ENABLE=0"},
       {registered, "a network card holds {1} of {0}: run the job with NCCL_IB_DISABLE=1, or deregister that memory"},
@@ -194,12 +189,6 @@ std::set<pid_t> ReadSiblings(pid_t pid) {
   return {found.begin(), found.end()};
 }
 
-std::string ReadDriverVersion() {
-  std::string version;
-  std::ifstream("/sys/module/nvidia/version") >> version;
-  return version;
-}
-
 const std::string& FrozenProcess::NowAt(const std::string& gpu) const {
   const auto way = std::ranges::find(moved, gpu, &GpuPair::from);
   return way == moved.end() ? gpu : way->to;
@@ -216,13 +205,12 @@ Status CheckBeforeFreeze(std::span<const Result<State>> states, FreezeHost& host
                          const FreezeAllowances& allowances, std::size_t ranks_elsewhere, std::vector<std::string>& notes) {
   std::vector<std::string> problems;
   const std::vector<GpuInUse> gpus = host.GpusInUse();
-  const auto held = HeldBy(gpus);
+  auto held = HeldBy(gpus);
   std::map<std::string, std::set<std::string>> users;
   Bytes needed = 0;
   for (std::size_t i = 0; i < processes.size(); ++i) {
     const RankProcess& process = processes[i].process;
-    const auto by_gpu = held.find(process.pid);
-    for (const auto& [uuid, bytes] : by_gpu != held.end() ? by_gpu->second : std::map<std::string, Bytes>()) {
+    for (const auto& [uuid, bytes] : held[process.pid]) {
       users[uuid].insert(process.name);
       needed += bytes;
     }
@@ -232,7 +220,7 @@ Status CheckBeforeFreeze(std::span<const Result<State>> states, FreezeHost& host
     }
     FindUntakable(process, *states[i], host.DriverVersion(), problems);
     FindSharedOutside(process, *states[i], problems, notes);
-    if (by_gpu == held.end()) {
+    if (held[process.pid].empty()) {
       const Holdings holdings = Measure(*states[i]);
       needed += holdings.own_device_resident + holdings.pools_resident + holdings.legacy_kept;
       notes.push_back(

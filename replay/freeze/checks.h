@@ -34,7 +34,6 @@ class FreezeHost {
 };
 
 std::set<pid_t> ReadSiblings(pid_t pid);
-std::string ReadDriverVersion();  // of the kernel's module
 
 struct FreezeAllowances {
   bool this_host_only = false;  // the job may have processes on other hosts, which stay as they are

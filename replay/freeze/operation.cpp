@@ -4,10 +4,14 @@
 
 #include <algorithm>
 #include <future>
+#include <thread>
 
 #include "statemachine/event.h"
 
 namespace amem {
+
+// What is said while a step of each process is made, from kLock on.
+constexpr const char* kDoing[] = {"locking", "the driver takes the rest", "the driver brings it back", "unlocking"};
 
 static void Move(FrozenProcess& one, const std::vector<GpuPair>& pairs) {
   for (const GpuPair& pair : pairs) {
@@ -33,6 +37,33 @@ bool FreezeOperation::HasEnded(const FrozenProcess& one) const {
   return host_.StartTicks(one.process.pid) != one.process.start_ticks;
 }
 
+std::vector<Result<State>> FreezeOperation::ReadJournals() {
+  std::vector<Result<State>> states(processes_.size(), Status());
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < states.size(); ++i)
+      threads.emplace_back([&, i] { states[i] = job_.MemoryOf(processes_[i].process); });
+  }
+  history_.reset();
+  for (const Result<State>& state : states)
+    if (state.ok() && state->freeze && (!history_ || Order(*history_) < Order(*state->freeze))) history_ = state->freeze;
+  if (history_ && IsBack(*history_)) history_.reset();
+  if (!history_) return states;
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    if (!states[i].ok() || !states[i]->freeze || states[i]->freeze->begun_ns != history_->begun_ns) continue;
+    const FreezeStep& told = *states[i]->freeze;
+    FrozenProcess& one = processes_[i];
+    one = {one.process, told.gpus, told.moved, told.from_ns, true, told.step == ToText(StepOfFreeze::kRestore) && !told.done};
+    history_->pauses |= told.pauses;
+  }
+  for (const FreezeMember& member : history_->members) {
+    const RankProcess process{member.session, member.pid, member.start_ticks, member.name, {}};
+    if (std::ranges::none_of(processes_, [&](const FrozenProcess& one) { return Same(one.process, process); }))
+      processes_.push_back({.process = process, .gpus = {}, .moved = {}, .told = true});
+  }
+  return states;
+}
+
 Status FreezeOperation::LookBack() {
   AMEM_TRY(LookAround());
   ReadJournals();
@@ -53,22 +84,16 @@ void FreezeOperation::BeginNew() {
 
 // With the figures of those that have none yet.
 void FreezeOperation::Measure() {
-  const auto held = HeldBy(host_.GpusInUse());
-  for (FrozenProcess& one : processes_) {
-    const auto by_gpu = held.find(one.process.pid);
-    if (one.told || by_gpu == held.end()) continue;
-    for (const auto& [gpu, bytes] : by_gpu->second) one.gpus.push_back({gpu, bytes});
-  }
+  auto held = HeldBy(host_.GpusInUse());
+  for (FrozenProcess& one : processes_)
+    for (const auto& [gpu, bytes] : held[one.process.pid])
+      if (!one.told) one.gpus.push_back({gpu, bytes});
 }
 
 Status FreezeOperation::GoOn() {
   history_ ? void(is_ = *history_) : BeginNew();
   Measure();
-  return AnswerRestores();
-}
-
-// Restores whose tool died before it wrote what came of them: where the contents are now is the driver's to say.
-Status FreezeOperation::AnswerRestores() {
+  // Restores whose tool died before it wrote what came of them: where the contents are now is the driver's to say.
   for (FrozenProcess& one : processes_) {
     if (!one.restore_unanswered || HasEnded(one)) continue;
     AMEM_ASSIGN(const auto state, checkpointer_.StateOf(one.process.pid).Within(one.process.name));
@@ -108,8 +133,23 @@ FreezeOperation::Processes FreezeOperation::In(CheckpointState state) {
 Status FreezeOperation::Freeze() {
   AMEM_TRY(LookAround());
   goal_ = FreezeGoal::kFrozen;
-  if (const Status paused = PauseBeforeAsking(); !paused.ok()) return paused;
-  return ToFrozen();
+  // The pause of a job that is taken to run, and then the driver's word.
+  Status done;
+  if (AllArePaused()) {
+    AMEM_TRY(Check());
+    AMEM_TRY(Begin());
+    Took("checks", options_.began_ns);
+  } else {
+    done = PauseWhenChecked();
+  }
+  if (!done.ok() && !checked_) return done;  // the checks found something
+  if (!done.ok()) return Ended("running", And(done, ". The job runs as before"));
+  done = AskDriver();
+  if (done.ok()) return ToFrozen();
+  const Status resumed = ResumeAll();
+  if (!resumed.ok()) return Ended("stuck", And(done, "; and then " + resumed.message()));
+  const std::string undone = resumes_ ? ". The pause is undone, and " : ". Nothing was done, and ";
+  return Ended(resumes_ ? "running" : "paused", And(done, undone + AsBefore()));
 }
 
 // What precedes the pause. From any thread, while no other uses the object.
@@ -129,7 +169,7 @@ Status FreezeOperation::Check() {
 // The checks take about as long as the ranks need to come to their safe point, so both are done side by side. A rank that has
 // come only waits: nothing is paused before the checks have passed and the journals have said that the pause begins.
 Status FreezeOperation::PauseWhenChecked() {
-  Took("checks", began_ns_);
+  Took("checks", options_.began_ns);
   const std::uint64_t began = MonotonicNs();
   auto checks = std::async(std::launch::async, [this] { return Check(); });
   std::optional<Status> passed;
@@ -139,7 +179,7 @@ Status FreezeOperation::PauseWhenChecked() {
     if (passed || checks.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return passed;
     passed = checks.get();
     is_.pauses = true;
-    if (passed->ok()) passed = Begin(goal_, StepOfFreeze::kPause);
+    if (passed->ok()) passed = Begin(StepOfFreeze::kPause);
     return passed;
   };
   Status paused = job_.Pause(asked, options_.say);
@@ -173,33 +213,17 @@ Status FreezeOperation::AskDriver() {
           "the driver has locked some of its processes, and not AMem: unlock them with the program that did it"};
 }
 
-// The pause of a job that is taken to run, and then the driver's word.
-Status FreezeOperation::PauseBeforeAsking() {
-  Status done;
-  if (AllArePaused()) {
-    AMEM_TRY(Check());
-    AMEM_TRY(Begin(goal_));
-    Took("checks", began_ns_);
-  } else {
-    done = PauseWhenChecked();
-  }
-  if (!done.ok() && !checked_) return done;  // the checks found something
-  if (!done.ok()) return Ended("running", And(done, ". The job runs as before"));
-  done = AskDriver();
-  if (done.ok()) return {};
-  const Status resumed = ResumeAll();
-  if (!resumed.ok()) return Ended("stuck", And(done, "; and then " + resumed.message()));
-  const std::string undone = resumes_ ? ". The pause is undone, and " : ". Nothing was done, and ";
-  return Ended(resumes_ ? "running" : "paused", And(done, undone + AsBefore()));
-}
-
 Status FreezeOperation::Thaw() {
   AMEM_TRY(LookBack());
-  const auto gpus = checkpointer_.Gpus();  // the driver's first answer: without it no process could be asked
-  if (!gpus.ok()) return gpus.status();
-  if (In(CheckpointState::kCheckpointed).empty() && In(CheckpointState::kLocked).empty() && !Unfinished()) return IsNotFrozen();
+  AMEM_ASSIGN(const auto gpus, checkpointer_.Gpus());  // the driver's first answer: without it no process could be asked
+  if (In(CheckpointState::kCheckpointed).empty() && In(CheckpointState::kLocked).empty() && !Unfinished()) {
+    const std::string doubt = report_.lost.empty() ? "" : report_.lost.front();
+    if (!history_) report_.lost.clear();  // what cannot be asked was not lost where no freeze has taken it
+    if (!report_.lost.empty()) return {Code::kRefused, "nothing to thaw: " + doubt};
+    return {Code::kRefused, "the job is not frozen" + (doubt.empty() ? "" : ", as far as the driver says: " + doubt)};
+  }
   resumes_ = true;
-  AMEM_ASSIGN(const auto pairs, ReadGpuPairs(options_.gpus, *gpus));
+  AMEM_ASSIGN(const auto pairs, ReadGpuPairs(options_.gpus, gpus));
   if (!pairs.empty() && !checkpointer_.TakesPairs())
     return {Code::kUnsupported, "--gpus needs a driver of CUDA 13 (580) or newer; this is " + checkpointer_.Version()};
   AMEM_TRY(GoOn());
@@ -207,17 +231,9 @@ Status FreezeOperation::Thaw() {
   // After a thaw onto other GPUs that was undone or refused half way, some processes' contents are there already.
   const bool some_moved = std::ranges::any_of(processes_, [](const FrozenProcess& one) { return !one.moved.empty(); });
   if (pairs_.empty() && some_moved) {
-    for (const std::string& gpu : *gpus) pairs_.push_back({gpu, gpu});
+    for (const std::string& gpu : gpus) pairs_.push_back({gpu, gpu});
   }
   return Towards(FreezeGoal::kRunning);
-}
-
-// What cannot be asked was not lost where no freeze has taken it.
-Status FreezeOperation::IsNotFrozen() {
-  const std::string doubt = report_.lost.empty() ? "" : report_.lost.front();
-  if (!history_) report_.lost.clear();
-  if (!report_.lost.empty()) return {Code::kRefused, "nothing to thaw: " + doubt};
-  return {Code::kRefused, "the job is not frozen" + (doubt.empty() ? "" : ", as far as the driver says: " + doubt)};
 }
 
 Status FreezeOperation::Succeed(bool undo) {
@@ -252,13 +268,13 @@ Status FreezeOperation::Ended(std::string outcome, const Status& status) {
   report_.processes = processes_;
   double told = 0;
   for (const FreezeReport::Time& time : report_.times) told += time.ms;
-  report_.times.push_back({"rest", std::max(0.0, static_cast<double>(MonotonicNs() - began_ns_) / 1e6 - told)});
+  report_.times.push_back({"rest", std::max(0.0, static_cast<double>(MonotonicNs() - options_.began_ns) / 1e6 - told)});
   return status;
 }
 
-Status FreezeOperation::Begin(FreezeGoal goal, StepOfFreeze first) {
+Status FreezeOperation::Begin(StepOfFreeze first) {
   ++is_.command;
-  is_.goal = ToText(goal);
+  is_.goal = ToText(goal_);
   is_.pairs = pairs_;
   is_.outcome.clear();
   is_.message.clear();
@@ -273,15 +289,19 @@ Status FreezeOperation::Towards(FreezeGoal goal) {
     for (const FrozenProcess* one : frozen) taken.insert(one->process.pid);
     AMEM_TRY(CheckRoom(host_, processes_, taken, pairs_, report_.notes));
   }
-  AMEM_TRY(Begin(goal));
-  Took("checks", began_ns_);
+  AMEM_TRY(Begin());
+  Took("checks", options_.began_ns);
   return goal == FreezeGoal::kFrozen ? ToFrozen() : ToRunning();
 }
 
 // ---- there -----------------------------------------------------------------------------------------------------------------
 
 Status FreezeOperation::ToFrozen() {
-  Status done = In(CheckpointState::kRunning).empty() ? Status() : PauseAll();
+  Status done;
+  if (!In(CheckpointState::kRunning).empty() && !AllArePaused()) {
+    resumes_ = is_.pauses = true;
+    done = ForAll(StepOfFreeze::kPause, [this] { return job_.Pause(options_.asked, options_.say); });
+  }
   if (done.ok()) done = NoteTaken();
   if (done.ok()) {
     done = Each(StepOfFreeze::kLock, In(CheckpointState::kRunning),
@@ -312,12 +332,6 @@ bool FreezeOperation::AllArePaused() {
   });
 }
 
-Status FreezeOperation::PauseAll() {
-  if (AllArePaused()) return {};
-  resumes_ = is_.pauses = true;
-  return ForAll(StepOfFreeze::kPause, [this] { return job_.Pause(options_.asked, options_.say); });
-}
-
 Status FreezeOperation::NoteTaken() {
   const Processes running = In(CheckpointState::kRunning);
   AMEM_TRY(CheckWhilePaused(job_, running));
@@ -335,7 +349,7 @@ Status FreezeOperation::NoteTaken() {
 // ---- and back --------------------------------------------------------------------------------------------------------------
 
 Status FreezeOperation::ToRunning() {
-  if (const Status restored = RestoreAll(); !restored.ok()) return restored;
+  AMEM_TRY(RestoreAll());
   const Processes locked = In(CheckpointState::kLocked);
   const Status unlocked =
       Each(StepOfFreeze::kUnlock, locked, [this](const FrozenProcess& one) { return checkpointer_.Unlock(one.process.pid); });
@@ -354,17 +368,24 @@ Status FreezeOperation::RestoreAll() {
   Processes restored;
   const Status done = Each(
       StepOfFreeze::kRestore, In(CheckpointState::kCheckpointed),
-      [this](const FrozenProcess& one) { return checkpointer_.Restore(one.process.pid, PairsOf(one)); },
+      [this](const FrozenProcess& one) {
+        std::vector<GpuPair> pairs = pairs_;  // from where its GPUs' contents are now
+        for (GpuPair& pair : pairs) pair.from = one.NowAt(pair.from);
+        return checkpointer_.Restore(one.process.pid, pairs);
+      },
       [&](FrozenProcess& one) {
         Move(one, pairs_);
         restored.push_back(&one);
       });
   const std::uint64_t now = MonotonicNs();
   if (!In(CheckpointState::kCheckpointed).empty()) return StayFrozen(restored, done);
+  std::string moved;
+  for (const auto& [from, to] : pairs_)
+    if (from != to) moved += fmt::format("{}{} -> {}", moved.empty() ? "" : ", ", from, to);
   for (const FrozenProcess* one : restored) {
     Bytes taken = 0;
     for (const GpuShare& share : one->gpus) taken += share.taken;
-    const Status noted = job_.LeaveNote(one->process.session, Frozen{one->from_ns, now, taken, MovedText()});
+    const Status noted = job_.LeaveNote(one->process.session, Frozen{one->from_ns, now, taken, moved});
     if (!noted.ok()) report_.notes.push_back("its journal will not tell of the freeze: " + noted.message());
   }
   return {};
@@ -385,17 +406,68 @@ Status FreezeOperation::ResumeAll() {
   return ForAll(StepOfFreeze::kResume, [this] { return job_.Resume(options_.asked.deadline, options_.say); });
 }
 
-std::vector<GpuPair> FreezeOperation::PairsOf(const FrozenProcess& process) const {
-  std::vector<GpuPair> pairs = pairs_;
-  for (GpuPair& pair : pairs) pair.from = process.NowAt(pair.from);
-  return pairs;
+// ---- steps, and what the journals are told of them -------------------------------------------------------------------------
+
+Status FreezeOperation::Note(const FrozenProcess& process, StepOfFreeze step, bool done) {
+  FreezeStep told = is_;
+  told.step = ToText(step);
+  told.done = done;
+  told.from_ns = process.from_ns;
+  told.gpus = process.gpus;
+  told.moved = process.moved;
+  const Status noted = HasEnded(process) ? Status() : job_.LeaveNote(process.process.session, std::move(told));
+  return noted.Within(fmt::format("{}: its journal", process.process.name));
 }
 
-std::string FreezeOperation::MovedText() const {
-  std::string text;
-  for (const GpuPair& pair : pairs_)
-    if (pair.from != pair.to) text += fmt::format("{}{} -> {}", text.empty() ? "" : ", ", pair.from, pair.to);
-  return text;
+Status FreezeOperation::NoteAll(StepOfFreeze step, bool done) {
+  last_ = step;
+  Status all;
+  for (const FrozenProcess& one : processes_) {
+    const Status noted = Note(one, step, done);
+    if (all.ok()) all = noted;
+  }
+  return all;
+}
+
+Status FreezeOperation::ForAll(StepOfFreeze step, const std::function<Status()>& make) {
+  const std::uint64_t began = MonotonicNs();
+  const Status announced = NoteAll(step, false);
+  if (!announced.ok() && goal_ == FreezeGoal::kFrozen) return announced;
+  const Status done = make();
+  Took(ToText(step), began);
+  return done.Within(fmt::format("the job: {}", ToText(step)));
+}
+
+// Announces a step. Nothing: it may be made.
+std::optional<Status> FreezeOperation::WhyNot(const FrozenProcess& one, StepOfFreeze step) {
+  if (HasEnded(one)) return Status(Code::kPeerLost, fmt::format("{} (pid {}) has ended", one.process.name, one.process.pid));
+  Status announced = Note(one, step, false);
+  return announced.ok() || goal_ == FreezeGoal::kRunning ? std::nullopt : std::optional(std::move(announced));
+}
+
+Status FreezeOperation::Each(StepOfFreeze step, const Processes& whom, const std::function<Status(const FrozenProcess&)>& make,
+                             const std::function<void(FrozenProcess&)>& made) {
+  if (whom.empty()) return {};
+  options_.say(kDoing[static_cast<std::size_t>(step) - static_cast<std::size_t>(StepOfFreeze::kLock)]);
+  last_ = step;
+  const std::uint64_t began = MonotonicNs();
+  std::vector<std::optional<Status>> results;
+  for (const FrozenProcess* one : whom) results.push_back(WhyNot(*one, step));
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < whom.size(); ++i) {
+      if (!results[i])
+        threads.emplace_back(
+            [&, i] { results[i] = make(*whom[i]).Within(fmt::format("{}: {}", whom[i]->process.name, ToText(step))); });
+    }
+  }
+  for (std::size_t i = 0; i < whom.size(); ++i) {
+    if (results[i]->ok() && made) made(*whom[i]);
+    static_cast<void>(Note(*whom[i], step, true));
+  }
+  Took(ToText(step), began);
+  for (const auto& result : results) AMEM_TRY(*result);
+  return {};
 }
 
 }  // namespace amem

@@ -28,9 +28,9 @@ struct FreezeOptions {
   std::chrono::milliseconds lock_timeout{10'000};
   control::AskOptions asked{.all_tags = true};  // what AMem can take out at the link's speed need not go the driver's way
   FreezeAllowances allowances;
-  std::size_t ranks_elsewhere = 0;  // that the launcher counts beside those of the job here
-  std::string gpus;                 // of a thaw: ReadGpuPairs
-  std::uint64_t began_ns = 0;       // MonotonicNs() of the command, for the times; 0: of the operation
+  std::size_t ranks_elsewhere = 0;         // that the launcher counts beside those of the job here
+  std::string gpus;                        // of a thaw: ReadGpuPairs
+  std::uint64_t began_ns = MonotonicNs();  // of the command, for the times
   control::Progress say = [](const std::string&) {};
 };
 
@@ -54,11 +54,7 @@ struct FreezeReport {
 class FreezeOperation {
  public:
   FreezeOperation(control::AskedJob& job, Checkpointer& checkpointer, FreezeHost& host, FreezeOptions options)
-      : job_(job),
-        checkpointer_(checkpointer),
-        host_(host),
-        options_(std::move(options)),
-        began_ns_(options_.began_ns != 0 ? options_.began_ns : MonotonicNs()) {}
+      : job_(job), checkpointer_(checkpointer), host_(host), options_(std::move(options)) {}
 
   Status Freeze();
   Status Thaw();
@@ -81,26 +77,22 @@ class FreezeOperation {
   void BeginNew();
   void Measure();
   Status GoOn();
-  Status AnswerRestores();
   [[nodiscard]] bool Unfinished() const { return history_ && (history_->outcome.empty() || history_->outcome == "stuck"); }
   [[nodiscard]] bool HasEnded(const FrozenProcess& one) const;
   Status AskDriver();
-  Status Begin(FreezeGoal goal, StepOfFreeze first = StepOfFreeze::kBegin);
+  Status Begin(StepOfFreeze first = StepOfFreeze::kBegin);
   Status Towards(FreezeGoal goal);
 
   Status ToFrozen();
   [[nodiscard]] bool AllArePaused();
-  Status PauseAll();
   Status Check();
   Status PauseWhenChecked();
-  Status PauseBeforeAsking();
   Status NoteTaken();
   Status ToRunning();
   Status RestoreAll();
   Status StayFrozen(const Processes& restored, const Status& why);
   Status ResumeAll();  // if resumes_
   [[nodiscard]] const char* AsBefore() const { return resumes_ ? "the job runs as before" : "the job is paused as before"; }
-  Status IsNotFrozen();
 
   // The processes in a state; what cannot be asked or is no more goes to report_.lost, once.
   Processes In(CheckpointState state);
@@ -113,11 +105,8 @@ class FreezeOperation {
               const std::function<void(FrozenProcess&)>& made = {});
   // For the job as a whole.
   Status ForAll(StepOfFreeze step, const std::function<Status()>& make);
-  // For one process: from where its GPUs' contents are now.
-  [[nodiscard]] std::vector<GpuPair> PairsOf(const FrozenProcess& process) const;
   void Took(std::string_view step, std::uint64_t since_ns);
   void Lose(const FrozenProcess& process, const std::string& why);
-  [[nodiscard]] std::string MovedText() const;
   Status Ended(std::string outcome, const Status& status);
 
   control::AskedJob& job_;
@@ -132,7 +121,6 @@ class FreezeOperation {
   bool resumes_ = false;  // on the way back: not where the job was paused before the freeze, which that leaves as it was
   bool checked_ = false;  // a freeze: it may be
   StepOfFreeze last_{};
-  std::uint64_t began_ns_ = 0;
   FreezeReport report_;
 };
 

@@ -45,10 +45,14 @@ struct Command {
   std::function<int(Output&)> run = {};  // with what the arguments were given
 };
 
-// A command that keeps its options in `Options`: `add` adds them to its arguments, `run` runs with them.
+struct Targets;
+void AddTargets(Arguments& arguments, Targets& targets);
+
+// A command that keeps its options in `Options`: `add` adds them to its arguments, behind its targets; `run` runs with them.
 template <class Options>
 Command WithOptions(Command command, void (*add)(Arguments&, Options&), int (*run)(const Options&, Output&)) {
   const auto options = std::make_shared<Options>();
+  if constexpr (requires { options->targets; }) AddTargets(command.arguments, options->targets);
   add(command.arguments, *options);
   command.run = [options, run](Output& out) { return run(*options, out); };
   return command;
@@ -60,17 +64,6 @@ Command WithOptions(Command command, void (*add)(Arguments&, Options&), int (*ru
 extern std::string program_name;
 std::string AsCalled(std::string text);  // of ours: names the program as it was called
 
-// What a command is given to read. Each name is the directory of a session, one that holds several, a parent of such
-// directories or of packs; a file that `amem pack` made, or "-" for such a file on standard input; or, of the journals in
-// DefaultJournalDirectory(), the pid of a rank or of its launcher, the launcher's id of a job, or a session. A pid or a
-// launcher's id means all sessions of that job. No name: all in DefaultJournalDirectory().
-struct Targets {
-  std::vector<std::string> names;
-  std::vector<std::string> ranks;  // or ids of sessions; empty: all
-  bool one_process = false;        // a pid means that process, and not its job
-  bool force = false;              // packs however much they unpack to
-};
-void AddTargets(Arguments& arguments, Targets& targets);
 void AddJson(Arguments& arguments, bool& json, const char* shape = "One JSON object");
 
 // One line on stderr: "amem-replay: ...". Returns the exit code of a command that ends with it. With --json, a command that
@@ -80,15 +73,6 @@ bool Went(const Status& status);  // complains of a failure
 // What ends the commands that print what could be read: whether something could not.
 [[nodiscard]] bool AnyComplaint();
 [[nodiscard]] inline Exit ReadAll() { return AnyComplaint() ? kCannotRead : kFine; }
-
-// The session directories that are meant, each once; packs are unpacked until the tool ends. What cannot be found is complained
-// about.
-std::vector<std::filesystem::path> FindSessions(const Targets& targets);
-// Where a target lies that is a directory of this machine, or the default; nothing: it is named otherwise, or is a pack.
-std::optional<std::filesystem::path> DirectoryOf(const Targets& targets);
-
-// Of those the latest job's, or `all`.
-JobSelection SelectSessions(const Targets& targets, bool all);
 
 // What the command line chose, for messages and for "schema" in JSON.
 extern std::string running_command;
@@ -101,10 +85,7 @@ std::filesystem::path DefaultSocketDirectory();  // AMEM_SOCKET_DIR, or /tmp/ame
 // Opens the journals one after the other and has them read. What cannot be opened or read, or is damaged, is complained about
 using ReadOne = std::function<Status(JournalReader& reader, ReadReport& damage)>;
 void ForEachJournal(const std::vector<std::filesystem::path>& sessions, const ReadOne& read);
-// Opens all of them.
-std::vector<std::unique_ptr<JournalReader>> OpenJournals(const Targets& targets);
 Result<Opening> OpeningOf(const std::filesystem::path& session);
-Result<State> StateIn(const std::filesystem::path& session);  // after its last event
 
 // Complains about records that could not be read.
 void ComplainAboutDamage(const std::filesystem::path& session, const ReadReport& report);
@@ -122,27 +103,31 @@ void PrintParagraph(Output& out, const std::string& text, const std::string& ind
 
 // ---- what a command is given, made into directories of sessions (targets.cpp) ----------------------------------------------
 
-// Where the targets are, as FindSessions of replay/job takes it: what is on standard input is a file in `scratch`, and a pid, a
-// job or a session's id the directories of its sessions. What is none of these is complained about.
-std::vector<std::filesystem::path> PlacesOf(const Targets& targets, ScratchDirectory& scratch);
+// What a command is given to read. Each name is the directory of a session, one that holds several, a parent of such
+// directories or of packs; a file that `amem pack` made, or "-" for such a file on standard input; or, of the journals in
+// DefaultJournalDirectory(), the pid of a rank or of its launcher, the launcher's id of a job, or a session. A pid or a
+// launcher's id means all sessions of that job. No name: all in DefaultJournalDirectory().
+struct Targets {
+  std::vector<std::string> names;
+  std::vector<std::string> ranks;  // or ids of sessions; empty: all
+  bool one_process = false;        // a pid means that process, and not its job
+  bool force = false;              // packs however much they unpack to
+};
 
-// From now on the process ends, with a message and kCannotRead, when it takes more than 256 MiB of memory or 10 s, each for
-// every megabyte of the packs among `places`: a pack of a megabyte can hold journals that take hours to fold or gigabytes to
-// draw, by accident or because somebody made it so. Without a pack nothing is watched. `scratch` is removed then, too.
-void KeepWithinBudget(std::span<const std::filesystem::path> places, ScratchDirectory& scratch);
+// The session directories that are meant, each once; packs are unpacked until the tool ends. What cannot be found is complained
+// about.
+std::vector<std::filesystem::path> FindSessions(const Targets& targets);
+// Opens all of them.
+std::vector<std::unique_ptr<JournalReader>> OpenJournals(const Targets& targets);
+// Of them the latest job's, or `all`.
+JobSelection SelectSessions(const Targets& targets, bool all);
 
 // What is on standard input, as a file in `scratch`. kInvalid: standard input is a terminal, or not what `pack` writes.
 Result<std::filesystem::path> PackFromStandardInput(ScratchDirectory& scratch);
 
-// The sessions of those ranks; complains where there is none.
-std::vector<std::filesystem::path> OfRanks(std::vector<std::filesystem::path> sessions, const std::vector<std::string>& ranks);
-
 // Whether its process lives. Of a pack only whether it lived then can be known.
 bool LivesNow(const JournalInfo& info);
 std::string_view StatusText(const JournalInfo& info);  // "packed" where it lived when it was packed
-
-// What the journals take on disk; what cannot be looked at counts as nothing.
-Bytes BytesOf(std::span<const std::filesystem::path> sessions);
 
 // Whether the launcher calls the job so, in a variable that tells jobs apart.
 bool LaunchedAs(const SessionOpened& who, const std::string& id);
@@ -152,10 +137,10 @@ bool DescendsFrom(std::int32_t pid, std::uint64_t ancestor);
 
 // "#1200", "2#1200", "12.5", "90 s", "10 min ago", "2026-11-21 20:20:58".
 struct Position {
-  std::string text;                   // as it was given
-  std::optional<std::int32_t> rank;   // of RANK#SEQ: whose journal
-  std::optional<SequenceNumber> seq;  // nothing: it is a time
-  bool wall = false;                  // nanoseconds since 1970; else nanoseconds since the opening
+  std::string text = {};                   // as it was given
+  std::optional<std::int32_t> rank = {};   // of RANK#SEQ: whose journal
+  std::optional<SequenceNumber> seq = {};  // nothing: it is a time
+  bool wall = false;                       // nanoseconds since 1970; else nanoseconds since the opening
   std::uint64_t ns = 0;
 };
 

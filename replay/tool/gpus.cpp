@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
 
 #include "replay/job/names.h"
 
@@ -16,8 +15,7 @@ constexpr Bytes kContextAtMost = Bytes{640} << 20;
 static std::map<std::string, ProcessOnGpu> OnGpus(const State& state) {
   const SessionOpened& who = state.session;
   std::map<std::string, ProcessOnGpu> found;
-  for (const std::string& uuid : who.gpu_uuids)
-    found[uuid] = {.pid = who.pid, .name = ShortNameOf({.session = who.session, .pid = who.pid, .rank = who.rank}), .tags = {}};
+  for (const std::string& uuid : who.gpu_uuids) found[uuid] = {.pid = who.pid, .name = ShortNameOf(who), .tags = {}};
   for (const auto& [id, a] : state.allocations) {
     const auto device = static_cast<std::size_t>(a.properties.location.id);
     if (!a.own() || !a.on_device() || a.placed() || a.multicast || device >= who.gpu_uuids.size()) continue;
@@ -47,7 +45,6 @@ std::string TagOf(const State& state, const Allocation& a) {
 
 std::vector<GpuShare> SharesOf(const GpuInUse& gpu, const std::vector<ProcessOnGpu>& ours) {
   std::vector<GpuShare> shares;
-  std::set<std::int32_t> listed;
   for (const ProcessOnGpu& process : ours) {
     Bytes known = 0;
     for (const auto& [tag, bytes] : process.tags) {
@@ -58,10 +55,9 @@ std::vector<GpuShare> SharesOf(const GpuInUse& gpu, const std::vector<ProcessOnG
     const Bytes rest = holder != gpu.holders.end() && holder->bytes > known ? holder->bytes - known : 0;
     const char* const more = rest <= kContextAtMost ? "" : " (some 500 MiB), and memory that is not under AMem";
     if (rest != 0) shares.push_back({process.name + ": context and modules" + more, rest});
-    listed.insert(process.pid);
   }
   for (const MemoryHolder& holder : gpu.holders) {
-    if (!listed.contains(holder.pid) && holder.bytes != 0)
+    if (std::ranges::find(ours, holder.pid, &ProcessOnGpu::pid) == ours.end() && holder.bytes != 0)
       shares.push_back({fmt::format("process {} ({})", holder.pid, holder.name), holder.bytes});
   }
   std::ranges::stable_sort(shares, std::greater<>(), &GpuShare::bytes);

@@ -30,15 +30,6 @@ struct Facts {
   ReadReport report;
 };
 
-Result<Facts> Gather(JournalReader& reader) {
-  Facts facts;
-  AMEM_ASSIGN(facts.info, reader.Info());
-  AMEM_ASSIGN(facts.state, reader.StateAt(std::nullopt, &facts.report)
-                               .Within(facts.info.directory.string() +
-                                       ": the state cannot be computed (`amem verify` says where it breaks)"));
-  return facts;
-}
-
 Json ToJson(const Facts& facts) {
   const JournalInfo& info = facts.info;
   Json snapshots = Json::array();
@@ -105,7 +96,11 @@ void PrintText(Output& out, const Facts& facts) {
 void ForEachSession(const std::vector<std::filesystem::path>& sessions, bool tell_damage,
                     const std::function<void(Facts&)>& show) {
   ForEachJournal(sessions, [&](JournalReader& reader, ReadReport& damage) -> Status {
-    AMEM_ASSIGN(auto facts, Gather(reader));
+    Facts facts;
+    AMEM_ASSIGN(facts.info, reader.Info());
+    AMEM_ASSIGN(facts.state, reader.StateAt(std::nullopt, &facts.report)
+                                 .Within(facts.info.directory.string() +
+                                         ": the state cannot be computed (`amem verify` says where it breaks)"));
     if (tell_damage) damage = facts.report;
     show(facts);
     return {};
@@ -208,7 +203,6 @@ int RunList(const ListOptions& options, Output& out) {
 }
 
 void AddOptions(Arguments& arguments, ListOptions& options) {
-  AddTargets(arguments, options.targets);
   arguments.Flag("-v,--verbose", options.verbose, "All of each: process, versions, events, memory held, last failure");
   arguments.Flag(
       "--live", options.live,

@@ -6,47 +6,36 @@
 #include <csignal>
 #include <exception>
 #include <filesystem>
+#include <optional>
 
 #include "replay/tool/command.h"
 #include "replay/tool/command_line/command_line.h"
 #include "replay/tool/terminal/terminal.h"
 
-// The commands, in the order in which --help lists them, each group together.
-// clang-format off
-#define AMEM_REPLAY_COMMANDS(COMMAND)                                                \
-  COMMAND(Why) COMMAND(List) COMMAND(Log) COMMAND(Report)                            \
-  COMMAND(Watch) COMMAND(Pause) COMMAND(Resume) COMMAND(Freeze) COMMAND(Thaw)        \
-  COMMAND(Top) COMMAND(State)                                                        \
-  COMMAND(Replay) COMMAND(Verify)                                                    \
-  COMMAND(Pack)
-// clang-format on
-
 namespace amem::tool {
 
-#define AMEM_DECLARE(name) Command name##Command();
-AMEM_REPLAY_COMMANDS(AMEM_DECLARE)
+Command WhyCommand(), ListCommand(), LogCommand(), ReportCommand(), WatchCommand(), PauseCommand(), ResumeCommand();
+Command FreezeCommand(), ThawCommand(), TopCommand(), StateCommand(), ReplayCommand(), VerifyCommand(), PackCommand();
 
 namespace {
 
 TerminalOptions terminal;
 
-// A program that asked for JSON finds some on standard output whatever happened.
-int WithErrors(int argc, char** argv, Output& out, int code) {
-  const bool json = std::any_of(argv, argv + argc, [](std::string_view word) { return word == "--json"; });
-  if (json && code != kFine && !out.AnythingPrinted()) PrintErrors(out, argc > 1 ? argv[1] : "", code);
-  return code;
-}
-
 int Run(int argc, char** argv, Output& out) {
   const ParsedCommandLine parsed = ParseCommandLine(argc, argv);
   out << parsed.print;
-  if (!parsed.wrong.empty()) return WithErrors(argc, argv, out, Complain(parsed.wrong, kUsage));
-  if (parsed.chosen == nullptr) return kFine;
-  running_command = parsed.chosen->name;
-  const Pager pager(terminal, parsed.paged, out);
-  const int code = parsed.chosen->run(out);
-  Progress::End();
-  return WithErrors(argc, argv, out, code);
+  int code = parsed.wrong.empty() ? kFine : Complain(parsed.wrong, kUsage);
+  std::optional<Pager> pager;
+  if (parsed.chosen != nullptr) {
+    running_command = parsed.chosen->name;
+    pager.emplace(terminal, parsed.paged, out);
+    code = parsed.chosen->run(out);
+    Progress::End();
+  }
+  // A program that asked for JSON finds some on standard output whatever happened.
+  const bool json = std::any_of(argv, argv + argc, [](std::string_view word) { return word == "--json"; });
+  if (json && code != kFine && !out.AnythingPrinted()) PrintErrors(out, argc > 1 ? argv[1] : "", code);
+  return code;
 }
 
 int Main(int argc, char** argv) {
@@ -63,10 +52,12 @@ int Main(int argc, char** argv) {
 }  // namespace
 
 std::span<const Command> AllCommands() {
-#define AMEM_MAKE(name) name##Command,
   static const std::vector<Command> all = [] {
     std::vector<Command> commands;
-    for (Command (*make)() : {AMEM_REPLAY_COMMANDS(AMEM_MAKE)}) {
+    // In the order in which --help lists them, each group together.
+    for (Command (*make)() :
+         {WhyCommand, ListCommand, LogCommand, ReportCommand, WatchCommand, PauseCommand, ResumeCommand, FreezeCommand,
+          ThawCommand, TopCommand, StateCommand, ReplayCommand, VerifyCommand, PackCommand}) {
       commands.push_back(make());
       AddTerminalOptions(commands.back().arguments, terminal);
     }
@@ -81,7 +72,6 @@ int main(int argc, char** argv) {
   try {
     return amem::tool::Main(argc, argv);
   } catch (const std::exception& e) {  // out of memory, or a path that cannot be looked at
-    amem::tool::Complain(e.what());
-    return amem::tool::kCannotRead;
+    return amem::tool::Complain(e.what());
   }
 }

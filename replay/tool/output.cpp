@@ -49,8 +49,7 @@ std::string Escaped(std::string_view text) {
   std::string shown;
   while (!text.empty()) {
     const std::size_t bytes = Shown(text);
-    if (bytes != 0) shown += text.substr(0, bytes);
-    if (bytes == 0) shown += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[0]));
+    shown += bytes != 0 ? text.substr(0, bytes) : fmt::format("\\x{:02x}", static_cast<unsigned char>(text[0]));
     text.remove_prefix(std::max<std::size_t>(bytes, 1));
   }
   return shown;
@@ -58,11 +57,11 @@ std::string Escaped(std::string_view text) {
 
 Output& Output::Styled(Style style, std::string_view text) {
   if (!color_) return *this << text;
-  const char* code = style == Style::kHeading ? "1" : style == Style::kBad ? "1;31" : style == Style::kGood ? "32" : "2";
+  const char* code = style == Style::kHeading ? "1" : style == Style::kBad ? "1;31" : "32";
   return Verbatim(fmt::format("\x1b[{}m", code)) << text, Verbatim("\x1b[0m");
 }
 
-void Output::Flush() {
+Status Output::Finish() {
   if (!buffer_.empty()) {
     printed_ = true;
     Progress::End();
@@ -80,10 +79,6 @@ void Output::Flush() {
     }
   }
   buffer_.clear();
-}
-
-Status Output::Finish() {
-  Flush();
   return failure_;
 }
 

@@ -2,7 +2,6 @@
 // writes.
 #pragma once
 
-#include <charconv>
 #include <concepts>
 #include <cstddef>
 #include <string>
@@ -26,17 +25,13 @@ class Output : NoCopies {
   // For files and JSON, which have rules of their own.
   Output& Verbatim(std::string_view text) {
     buffer_.append(text);
-    if (buffer_.size() >= kFlushAt) Flush();
+    if (buffer_.size() >= kFlushAt) static_cast<void>(Finish());
     return *this;
   }
-  Output& operator<<(std::integral auto number) {
-    char digits[24];
-    const auto end = std::to_chars(digits, digits + sizeof digits, number).ptr;
-    return Verbatim({digits, static_cast<std::size_t>(end - digits)});
-  }
+  Output& operator<<(std::integral auto number) { return Verbatim(std::to_string(number)); }
 
   // In colours only where they are wanted (terminal/terminal.h).
-  enum class Style { kHeading, kBad, kGood, kQuiet };
+  enum class Style { kHeading, kBad, kGood };
   Output& Styled(Style style, std::string_view text);
   void set_color(bool color) { color_ = color; }
   [[nodiscard]] bool AnythingPrinted() const { return printed_ || !buffer_.empty(); }
@@ -48,7 +43,6 @@ class Output : NoCopies {
 
  private:
   static constexpr std::size_t kFlushAt = 1 << 16;
-  void Flush();
 
   int descriptor_;
   std::string buffer_;

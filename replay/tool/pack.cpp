@@ -195,7 +195,6 @@ int RunPack(const PackCommandOptions& options, Output& out) {
 }
 
 void AddOptions(Arguments& arguments, PackCommandOptions& options) {
-  AddTargets(arguments, options.targets);
   arguments.Add("-o,--output", "FILE", options.output,
                 "The file to write, job.amem by default, - for standard output; with -x the directory, named like the pack by "
                 "default");

@@ -39,8 +39,6 @@ double UnitSeconds(std::string_view unit) {
   return -1;
 }
 
-Position MomentAt(bool wall, std::uint64_t ns) { return {.text = {}, .rank = {}, .seq = {}, .wall = wall, .ns = ns}; }
-
 // Seconds since 1970. `zone`: "UTC", "+0100", "Z"; empty: local time. Below zero: it is none.
 std::time_t SecondsOf(std::tm parts, std::string_view zone) {
   parts.tm_isdst = -1;
@@ -62,7 +60,8 @@ std::optional<Position> ParseDate(std::string_view text) {
     const double fraction = rest.starts_with('.') ? TakeNumber(rest) : 0;
     const std::time_t seconds = SecondsOf(parts, Trimmed(rest));
     if (fraction < 0 || seconds < 0) continue;
-    return MomentAt(true, static_cast<std::uint64_t>(seconds) * 1'000'000'000 + static_cast<std::uint64_t>(fraction * 1e9));
+    const auto ns = static_cast<std::uint64_t>(fraction * 1e9);
+    return Position{.wall = true, .ns = static_cast<std::uint64_t>(seconds) * 1'000'000'000 + ns};
   }
   return std::nullopt;
 }
@@ -77,7 +76,7 @@ std::optional<Position> ParseTime(std::string_view rest, std::uint64_t now_ns) {
   const double unit = UnitSeconds(rest);
   if (number < 0 || unit < 0 || !(number * unit <= 1.8e10) || (ago && rest.empty())) return std::nullopt;
   const auto ns = static_cast<std::uint64_t>(number * unit * 1e9);
-  return ago ? MomentAt(true, now_ns - std::min(now_ns, ns)) : MomentAt(false, ns);
+  return Position{.wall = ago, .ns = ago ? now_ns - std::min(now_ns, ns) : ns};
 }
 
 // `now`: the wall clock, from which "ago" counts. Nothing: it is none.
@@ -86,7 +85,7 @@ std::optional<Position> ParsePosition(const std::string& text, std::uint64_t now
   if (mark == std::string::npos) return ParseTime(Trimmed(text), now_ns);
   const auto seq = WholeNumber(text.substr(mark + 1)), rank = WholeNumber(text.substr(0, mark));
   if (!seq || (mark != 0 && (!rank || *rank > INT32_MAX))) return std::nullopt;
-  Position position{.text = {}, .rank = {}, .seq = SequenceNumber{*seq}};
+  Position position{.seq = SequenceNumber{*seq}};
   if (rank) position.rank = static_cast<std::int32_t>(*rank);
   return position;
 }

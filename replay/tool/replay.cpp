@@ -142,7 +142,6 @@ int RunReplay(const ReplayOptions& options, Output& out) {
 }
 
 void AddOptions(Arguments& arguments, ReplayOptions& options) {
-  AddTargets(arguments, options.targets);
   AddPosition(arguments, "--to", options.to, "Stop after this event (#115 of the one journal, 2#115 of rank 2), or then");
   const auto take_memory = [&memory = options.how.memory](const std::vector<std::string>& given) -> std::string {
     for (const std::string& limit : given) {

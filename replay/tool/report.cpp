@@ -8,9 +8,7 @@
 #include <optional>
 
 #include "journal/base/clock.h"
-#include "journal/session_dir.h"
 #include "replay/diagnosis/diagnosis.h"
-#include "replay/job/fold.h"
 #include "replay/job/names.h"
 #include "replay/report/report_json.h"
 #include "replay/report/trace.h"
@@ -125,17 +123,15 @@ int RunReport(const ReportOptions& options, Output& out) {
   for (const SessionTimeline& s : job.sessions) events += s.events;
   const std::size_t sessions = job.sessions.size();
   const std::string page = ReportPage(ReportTemplate(), std::move(job), *verdict, {}, AMEM_VERSION, DateText(RealtimeNs()));
-  const Status written = WriteFile(path, out, [&](OutputFile& file) {
+  Went(WriteFile(path, out, [&](OutputFile& file) {
     file.Write(page);
     return Result(fmt::format("{}, {} events, {:.2f} MB", Plural(sessions, "session"), Grouped(events),
                               static_cast<double>(page.size()) / 1e6));
-  });
-  if (!Went(written)) return kCannotRead;
+  }));
   return ReadAll();
 }
 
 void AddOptions(Arguments& arguments, ReportOptions& options) {
-  AddTargets(arguments, options.targets);
   arguments.Add("-o,--output", "FILE", options.output,
                 "The file to write, amem-report.html or amem-trace.json by default; - for standard output");
   arguments.Flag("--all", options.all, "All sessions, not only those of the latest job");

@@ -1,6 +1,4 @@
-// What the commands share: finding sessions, opening journals, complaining.
-#include "replay/job/sessions.h"
-
+// What the commands share: complaining, where journals are, reading them, printing.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -9,7 +7,6 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
-#include "journal/session_dir.h"
 #include "replay/job/fold.h"
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
@@ -30,25 +27,6 @@ std::string AsCalled(std::string text) {
   return text;
 }
 
-void AddTargets(Arguments& arguments, Targets& targets) {
-  arguments.Add("TARGET", "TARGET", targets.names,
-                "Directories of sessions, directories that hold several, parents of those, or packs (- is one on standard "
-                "input); a pid, a "
-                "launcher's id of a job or a session of this user; default: AMEM_JOURNAL_DIR, else /tmp/amem-UID/journal");
-  const auto take = [&targets](const std::vector<std::string>& given) -> std::string {
-    targets.ranks = Split(fmt::format("{}", fmt::join(given, ",")), ',');  // "0,3" and "0" "3" are the same
-    for (const std::string& word : targets.ranks)
-      if (!SessionOfName(word) && !WholeNumber(word))
-        return fmt::format("--rank: \"{}\" is not a rank; give numbers, as in --rank 2 or --rank 0,3", word);
-    return {};
-  };
-  arguments
-      .Take("--rank", "RANK", "Only the sessions of these ranks, as in 2 or 0,3; a session's id for one that has no rank", take)
-      .several = true;
-  arguments.Flag("--force", targets.force,
-                 "Read packs however much they unpack to, and take as much memory and time as it needs");
-}
-
 void AddJson(Arguments& arguments, bool& json, const char* shape) { arguments.Flag("--json", json, shape); }
 
 Exit Complain(const std::string& message, Exit code) {
@@ -65,44 +43,18 @@ bool Went(const Status& status) {
   return status.ok();
 }
 
-std::vector<std::filesystem::path> FindSessions(const Targets& targets) {
-  static ScratchDirectory unpacked;  // removed when the tool ends
-  const std::vector<std::filesystem::path> places = PlacesOf(targets, unpacked);
-  if (!targets.force) KeepWithinBudget(FindPlaces(places).sessions, unpacked);
-  FoundSessions found = amem::FindSessions(places, unpacked, targets.force);
-  const char* hint = targets.names.empty() ? " (the default; give a TARGET, or set AMEM_JOURNAL_DIR)" : "";
-  for (const std::string& problem : found.problems) Complain(problem + hint);
-  if (!targets.ranks.empty()) found.sessions = OfRanks(std::move(found.sessions), targets.ranks);
-  Progress::Begin(found.sessions.size(), BytesOf(found.sessions));
-  return std::move(found.sessions);
-}
-
-std::optional<std::filesystem::path> DirectoryOf(const Targets& targets) {
-  if (targets.names.empty()) return DefaultJournalDirectory();
-  std::error_code failed;
-  const bool directory = targets.names.size() == 1 && std::filesystem::is_directory(targets.names.front(), failed);
-  return directory ? std::optional<std::filesystem::path>(targets.names.front()) : std::nullopt;
-}
-
-JobSelection SelectSessions(const Targets& targets, bool all) {
-  std::vector<std::filesystem::path> sessions = FindSessions(targets);
-  return all ? JobSelection{.latest = std::move(sessions), .earlier = {}} : SelectLatestJob(sessions);
-}
-
 const char* Variable(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
-std::filesystem::path DefaultJournalDirectory() {
-  if (const char* set = Variable("AMEM_JOURNAL_DIR")) return set;
-  return fmt::format("/tmp/amem-{}/journal", ::getuid());
+static std::filesystem::path FromVariable(const char* variable, const char* usual) {
+  const char* set = Variable(variable);
+  return set != nullptr ? set : fmt::format("/tmp/amem-{}/{}", ::getuid(), usual);
 }
 
-std::filesystem::path DefaultSocketDirectory() {
-  if (const char* set = Variable("AMEM_SOCKET_DIR")) return set;
-  return fmt::format("/tmp/amem-{}/sockets", ::getuid());
-}
+std::filesystem::path DefaultJournalDirectory() { return FromVariable("AMEM_JOURNAL_DIR", "journal"); }
+std::filesystem::path DefaultSocketDirectory() { return FromVariable("AMEM_SOCKET_DIR", "sockets"); }
 
 void ForEachJournal(const std::vector<std::filesystem::path>& sessions, const ReadOne& read) {
   for (const auto& session : sessions) {
@@ -114,23 +66,9 @@ void ForEachJournal(const std::vector<std::filesystem::path>& sessions, const Re
   }
 }
 
-std::vector<std::unique_ptr<JournalReader>> OpenJournals(const Targets& targets) {
-  std::vector<std::unique_ptr<JournalReader>> journals;
-  for (const auto& session : FindSessions(targets)) {
-    Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(session);
-    if (Went(reader.status())) journals.push_back(*std::move(reader));
-  }
-  return journals;
-}
-
 Result<Opening> OpeningOf(const std::filesystem::path& session) {
   AMEM_ASSIGN(const auto reader, JournalReader::Open(session));
   return ReadOpening(*reader);
-}
-
-Result<State> StateIn(const std::filesystem::path& session) {
-  AMEM_ASSIGN(const auto reader, JournalReader::Open(session));
-  return reader->StateAt(std::nullopt);
 }
 
 void ComplainAboutDamage(const std::filesystem::path& session, const ReadReport& report) {

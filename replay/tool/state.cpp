@@ -177,24 +177,11 @@ std::vector<Difference> Compare(const Described& a, const Described& b) {
   both.insert(b.begin(), b.end());
   for (const auto& [key, one] : both) {
     const auto before = a.find(key), after = b.find(key);
-    if (after == b.end()) {
-      found.push_back({'-', one.first, one.second, ""});
-    } else if (before == a.end()) {
-      found.push_back({'+', one.first, "", one.second});
-    } else if (before->second.second != after->second.second) {
-      found.push_back({'~', one.first, before->second.second, after->second.second});
-    }
+    const char sign = after == b.end() ? '-' : before == a.end() ? '+' : '~';
+    const std::string was = sign == '+' ? "" : before->second.second, is = sign == '-' ? "" : after->second.second;
+    if (sign != '~' || was != is) found.push_back({sign, one.first, was, is});
   }
   return found;
-}
-
-Json ToJson(const Difference& d) {
-  return {{"change", d.sign == '+'   ? "added"
-                     : d.sign == '-' ? "removed"
-                                     : "changed"},
-          {"what", d.what},
-          {"before", d.before.empty() ? Json(nullptr) : Json(d.before)},
-          {"after", d.after.empty() ? Json(nullptr) : Json(d.after)}};
 }
 
 void PrintText(Output& out, const State& a, const State& b, const std::vector<Difference>& found) {
@@ -215,7 +202,11 @@ bool PrintDifference(const State& a, const State& b, bool json, Output& out) {
   const std::vector<Difference> found = Compare(Describe(a), Describe(b));
   if (json) {
     Json list = Json::array();
-    for (const Difference& d : found) list.push_back(ToJson(d));
+    for (const auto& [sign, what, before, after] : found) {
+      const char* const change = sign == '+' ? "added" : sign == '-' ? "removed" : "changed";
+      const Json was = before.empty() ? Json() : Json(before), is = after.empty() ? Json() : Json(after);
+      list.push_back({{"change", change}, {"what", what}, {"before", was}, {"after", is}});
+    }
     PrintJson(out,
               {{"a", {{"seq", a.last.value}, {"digest", Hex(Digest(a))}}},
                {"b", {{"seq", b.last.value}, {"digest", Hex(Digest(b))}}},
@@ -229,21 +220,17 @@ bool PrintDifference(const State& a, const State& b, bool json, Output& out) {
 
 // ---- the command -----------------------------------------------------------------------------------------------------------
 
-// As --rank takes it.
-std::string RankOrSession(const std::filesystem::path& session) {
-  const Result<Opening> opening = OpeningOf(session);
-  return opening && opening->who.rank >= 0 ? std::to_string(opening->who.rank) : session.filename().string();
-}
-
 // kFine: `session` is the only one of the targets.
 Exit FindOnlySession(const Targets& targets, std::filesystem::path& session) {
   const std::vector<std::filesystem::path> sessions = FindSessions(targets);
   if (AnyComplaint() || sessions.empty()) return kCannotRead;
   session = sessions.front();
   if (sessions.size() == 1) return kFine;
-  return Complain(fmt::format("there are {} sessions, and state is about one: give --rank, as in --rank {}", sessions.size(),
-                              RankOrSession(session)),
-                  kUsage);
+  const Result<Opening> opening = OpeningOf(session);
+  return Complain(
+      fmt::format("there are {} sessions, and state is about one: give --rank, as in --rank {}", sessions.size(),
+                  opening && opening->who.rank >= 0 ? std::to_string(opening->who.rank) : session.filename().string()),
+      kUsage);
 }
 
 Result<State> StateOf(const std::filesystem::path& session, const std::vector<Position>& at) {
@@ -276,7 +263,6 @@ int RunState(const StateOptions& options, Output& out) {
 }
 
 void AddOptions(Arguments& arguments, StateOptions& options) {
-  AddTargets(arguments, options.targets);
   AddPosition(arguments, "--at", options.at, "After this event (--at=#1200), or then; default: the last event");
   AddPosition(arguments, "--to", options.to,
               "What changed from --at to there; of two targets: what is different between the first, at --at, and the second");

@@ -16,6 +16,7 @@
 #include "replay/job/pack.h"
 #include "replay/job/sessions.h"
 #include "replay/tool/command.h"
+#include "replay/tool/terminal/terminal.h"
 
 namespace amem::tool {
 namespace {
@@ -68,25 +69,41 @@ std::vector<fs::path> SessionsNamed(const std::string& name, bool one_process) {
   });
 }
 
-std::string NothingNamed(const std::string& name) {
-  const std::string home = DefaultJournalDirectory().string();
-  if (WholeNumber(name))
-    return fmt::format(
-        "process {} has no journal in {}, and is no launcher's id of a job: set AMEM_JOURNAL_DIR as for that process, or give "
-        "the directory; `amem ls` lists what is there",
-        name, home);
-  return fmt::format("{} is no file or directory here, and no job or session of {}; `amem ls` lists what is there", name, home);
+// Where the targets are, as FindSessions of replay/job takes it: what is on standard input is a file in `scratch`, and a pid, a
+// job or a session's id the directories of its sessions. What is none of these is complained about.
+std::vector<fs::path> PlacesOf(const Targets& targets, ScratchDirectory& scratch) {
+  if (targets.names.empty()) return {DefaultJournalDirectory()};
+  std::vector<fs::path> places;
+  for (const std::string& name : targets.names) {
+    std::error_code ignored;
+    if (name == "-") {
+      const Result<fs::path> file = PackFromStandardInput(scratch);
+      if (Went(file.status())) places.push_back(*file);
+    } else if (name.find('/') != std::string::npos || fs::exists(name, ignored)) {
+      places.emplace_back(name);
+    } else if (const std::vector<fs::path> sessions = SessionsNamed(name, targets.one_process); !sessions.empty()) {
+      places.insert(places.end(), sessions.begin(), sessions.end());
+    } else {
+      const char* const nothing =
+          WholeNumber(name)
+              ? "process {} has no journal in {}, and is no launcher's id of a job: set AMEM_JOURNAL_DIR as for that "
+                "process, or give the directory; `amem ls` lists what is there"
+              : "{} is no file or directory here, and no job or session of {}; `amem ls` lists what is there";
+      Complain(fmt::format(fmt::runtime(nothing), name, DefaultJournalDirectory().string()));
+    }
+  }
+  return places;
 }
 
-Result<std::vector<fs::path>> PlacesNamed(const std::string& name, bool one_process, ScratchDirectory& scratch) {
-  if (name == "-") {
-    AMEM_ASSIGN(auto file, PackFromStandardInput(scratch));
-    return std::vector{std::move(file)};
-  }
-  std::error_code ignored;
-  if (name.find('/') != std::string::npos || fs::exists(name, ignored)) return std::vector{fs::path(name)};
-  std::vector<fs::path> sessions = SessionsNamed(name, one_process);
-  if (sessions.empty()) return Status{Code::kNotFound, NothingNamed(name)};
+// The sessions of those ranks; complains where there is none.
+std::vector<fs::path> OfRanks(std::vector<fs::path> sessions, const std::vector<std::string>& ranks) {
+  const bool any = !sessions.empty();
+  std::erase_if(sessions, [&](const fs::path& session) {
+    if (std::ranges::find(ranks, session.filename().string()) != ranks.end()) return false;
+    const Result<Opening> opening = OpeningOf(session);
+    return opening.ok() && std::ranges::find(ranks, std::to_string(opening->who.rank)) == ranks.end();
+  });
+  if (any && sessions.empty()) Complain("--rank: no session here has such a rank; `amem ls` lists them");
   return sessions;
 }
 
@@ -106,27 +123,90 @@ Bytes MemoryNow() {
   return resident * static_cast<Bytes>(::getpagesize());
 }
 
-}  // namespace
-
-std::vector<fs::path> PlacesOf(const Targets& targets, ScratchDirectory& scratch) {
-  if (targets.names.empty()) return {DefaultJournalDirectory()};
-  std::vector<fs::path> places;
-  for (const std::string& name : targets.names) {
-    const Result<std::vector<fs::path>> named = PlacesNamed(name, targets.one_process, scratch);
-    if (Went(named.status())) places.insert(places.end(), named->begin(), named->end());
+// From now on the process ends, with a message and kCannotRead, when it takes more than 256 MiB of memory or 10 s, each for
+// every megabyte of the packs among `places`: a pack of a megabyte can hold journals that take hours to fold or gigabytes to
+// draw, by accident or because somebody made it so. Without a pack nothing is watched. `scratch` is removed then, too.
+void KeepWithinBudget(std::span<const std::filesystem::path> places, ScratchDirectory& scratch) {
+  Bytes packs = 0;
+  for (const auto& place : places) {
+    std::error_code failed;
+    if (IsPack(place)) packs += std::filesystem::file_size(place, failed);
   }
-  return places;
+  if (packs == 0) return;
+  const Bytes times = kMore * (1 + packs / 1'000'000);
+  const Result<std::filesystem::path> unpacked = scratch.Get();
+  // A quarter is left for what is allocated between two looks.
+  std::thread([memory = times * kMemory / 4 * 3, time = static_cast<std::int64_t>(times) * kTime,
+               directory = unpacked ? *unpacked : std::filesystem::path()] {
+    const auto end = std::chrono::steady_clock::now() + time;
+    for (;; std::this_thread::sleep_for(kLook)) {
+      const bool too_long = std::chrono::steady_clock::now() >= end;
+      if (!too_long && MemoryNow() <= memory) continue;
+      const std::string taken =
+          too_long ? fmt::format("after {} s", time.count()) : fmt::format("with {} of memory taken", FormatBytes(MemoryNow()));
+      Complain(
+          fmt::format("given up {}, which is more than a pack of this size should {}; use --force if you trust who made it",
+                      taken, too_long ? "take" : "need"));
+      // exec ends all other threads. One that unpacks could make the directory anew after it was removed.
+      if (!directory.empty())
+        ::execl("/bin/sh", "sh", "-c", "/bin/rm -rf -- \"$1\"; exit \"$2\"", "sh", directory.c_str(),
+                std::to_string(static_cast<int>(kCannotRead)).c_str(), nullptr);
+      ScratchDirectory::Remove(directory);
+      ::_exit(kCannotRead);
+    }
+  }).detach();
 }
 
-std::vector<fs::path> OfRanks(std::vector<fs::path> sessions, const std::vector<std::string>& ranks) {
-  const bool any = !sessions.empty();
-  std::erase_if(sessions, [&](const fs::path& session) {
-    if (std::ranges::find(ranks, session.filename().string()) != ranks.end()) return false;
-    const Result<Opening> opening = OpeningOf(session);
-    return opening.ok() && std::ranges::find(ranks, std::to_string(opening->who.rank)) == ranks.end();
-  });
-  if (any && sessions.empty()) Complain("--rank: no session here has such a rank; `amem ls` lists them");
-  return sessions;
+}  // namespace
+
+void AddTargets(Arguments& arguments, Targets& targets) {
+  arguments.Add("TARGET", "TARGET", targets.names,
+                "Directories of sessions, directories that hold several, parents of those, or packs (- is one on standard "
+                "input); a pid, a "
+                "launcher's id of a job or a session of this user; default: AMEM_JOURNAL_DIR, else /tmp/amem-UID/journal");
+  const auto take = [&targets](const std::vector<std::string>& given) -> std::string {
+    targets.ranks = Split(fmt::format("{}", fmt::join(given, ",")), ',');  // "0,3" and "0" "3" are the same
+    for (const std::string& word : targets.ranks)
+      if (!SessionOfName(word) && !WholeNumber(word))
+        return fmt::format("--rank: \"{}\" is not a rank; give numbers, as in --rank 2 or --rank 0,3", word);
+    return {};
+  };
+  arguments
+      .Take("--rank", "RANK", "Only the sessions of these ranks, as in 2 or 0,3; a session's id for one that has no rank", take)
+      .several = true;
+  arguments.Flag("--force", targets.force,
+                 "Read packs however much they unpack to, and take as much memory and time as it needs");
+}
+
+std::vector<std::filesystem::path> FindSessions(const Targets& targets) {
+  static ScratchDirectory unpacked;  // removed when the tool ends
+  const std::vector<std::filesystem::path> places = PlacesOf(targets, unpacked);
+  if (!targets.force) KeepWithinBudget(FindPlaces(places).sessions, unpacked);
+  FoundSessions found = amem::FindSessions(places, unpacked, targets.force);
+  const char* hint = targets.names.empty() ? " (the default; give a TARGET, or set AMEM_JOURNAL_DIR)" : "";
+  for (const std::string& problem : found.problems) Complain(problem + hint);
+  if (!targets.ranks.empty()) found.sessions = OfRanks(std::move(found.sessions), targets.ranks);
+  Bytes on_disk = 0;  // what cannot be looked at counts as nothing
+  for (const auto& session : found.sessions) {
+    struct stat data {};
+    if (::stat((session / "data.mdb").c_str(), &data) == 0) on_disk += static_cast<Bytes>(data.st_blocks) * 512;
+  }
+  Progress::Begin(found.sessions.size(), on_disk);
+  return std::move(found.sessions);
+}
+
+JobSelection SelectSessions(const Targets& targets, bool all) {
+  std::vector<std::filesystem::path> sessions = FindSessions(targets);
+  return all ? JobSelection{.latest = std::move(sessions), .earlier = {}} : SelectLatestJob(sessions);
+}
+
+std::vector<std::unique_ptr<JournalReader>> OpenJournals(const Targets& targets) {
+  std::vector<std::unique_ptr<JournalReader>> journals;
+  for (const auto& session : FindSessions(targets)) {
+    Result<std::unique_ptr<JournalReader>> reader = JournalReader::Open(session);
+    if (Went(reader.status())) journals.push_back(*std::move(reader));
+  }
+  return journals;
 }
 
 Result<std::filesystem::path> PackFromStandardInput(ScratchDirectory& scratch) {
@@ -149,15 +229,6 @@ bool LivesNow(const JournalInfo& info) { return info.status == SessionStatus::kL
 
 std::string_view StatusText(const JournalInfo& info) { return PackedAt(info.directory) != 0 ? "packed" : ToText(info.status); }
 
-Bytes BytesOf(std::span<const std::filesystem::path> sessions) {
-  Bytes total = 0;
-  for (const auto& session : sessions) {
-    struct stat data {};
-    if (::stat((session / "data.mdb").c_str(), &data) == 0) total += static_cast<Bytes>(data.st_blocks) * 512;
-  }
-  return total;
-}
-
 bool LaunchedAs(const SessionOpened& who, const std::string& id) {
   constexpr std::string_view kOfJob[] = {
       "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "RAY_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid",
@@ -172,38 +243,6 @@ bool DescendsFrom(std::int32_t pid, std::uint64_t ancestor) {
   for (int depth = 0; pid > 0 && depth < kDeepest; ++depth, pid = ParentOf(pid))
     if (static_cast<std::uint64_t>(pid) == ancestor) return true;
   return false;
-}
-
-void KeepWithinBudget(std::span<const std::filesystem::path> places, ScratchDirectory& scratch) {
-  Bytes packs = 0;
-  for (const auto& place : places) {
-    std::error_code failed;
-    if (IsPack(place)) packs += std::filesystem::file_size(place, failed);
-  }
-  if (packs == 0) return;
-  const Bytes times = kMore * (1 + packs / 1'000'000);
-  const Result<std::filesystem::path> unpacked = scratch.Get();
-  // A quarter is left for what is allocated between two looks.
-  std::thread([memory = times * kMemory / 4 * 3, time = static_cast<std::int64_t>(times) * kTime,
-               directory = unpacked ? *unpacked : std::filesystem::path()] {
-    const auto end = std::chrono::steady_clock::now() + time;
-    for (;; std::this_thread::sleep_for(kLook)) {
-      const bool too_long = std::chrono::steady_clock::now() >= end;
-      if (!too_long && MemoryNow() <= memory) continue;
-      const std::string taken = too_long
-                                    ? fmt::format("after {} s, which is more than a pack of this size should take",
-                                                  std::chrono::duration_cast<std::chrono::seconds>(time).count())
-                                    : fmt::format("with {} of memory taken, which is more than a pack of this size should need",
-                                                  FormatBytes(MemoryNow()));
-      Complain(fmt::format("given up {}; use --force if you trust who made it", taken));
-      // exec ends all other threads. One that unpacks could make the directory anew after it was removed.
-      if (!directory.empty())
-        ::execl("/bin/sh", "sh", "-c", "/bin/rm -rf -- \"$1\"; exit \"$2\"", "sh", directory.c_str(),
-                std::to_string(static_cast<int>(kCannotRead)).c_str(), nullptr);
-      ScratchDirectory::Remove(directory);
-      ::_exit(kCannotRead);
-    }
-  }).detach();
 }
 
 }  // namespace amem::tool

@@ -1,4 +1,6 @@
 // top: what holds the most memory, by call site, communicator, tag, peer, size or age.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
 #include <map>
@@ -28,6 +30,11 @@ struct Sum {
   Bytes bytes = 0, resident = 0;
   std::uint64_t order = 0;   // of groups that have an order of their own
   SavedContents last_pause;  // of tags
+  void Add(Bytes more, bool is_resident) {
+    ++count;
+    bytes += more;
+    resident += is_resident ? more : 0;
+  }
 };
 using Groups = std::map<std::string, Sum>;
 using Sorted = std::vector<std::pair<std::string, Sum>>;
@@ -66,7 +73,9 @@ class Grouper {
     for (const auto& [id, a] : state_.allocations) {
       if (state_.slabs.contains(id) || backings.contains(id)) continue;  // a slab's parts are what NCCL asked for
       if (by_ == "peer") {
-        AddPeers(a);
+        if (a.remote) Add("imported from " + Peer(a.remote->owner), 1, a);
+        for (const auto& [importer, count] : a.importers) Add("shared with " + Peer(importer.by), 2, a);
+        if (a.own() && a.importers.empty()) Add("not shared", 3, a);
       } else if (a.own() && !(a.multicast && (by_ == "tag" || by_ == "communicator"))) {
         const auto [key, order] = Key(a);
         Add(key, order, a);
@@ -81,17 +90,14 @@ class Grouper {
     if (of_program) return "none: the program's (ncclMemAlloc)";
     const auto it = state_.communicators.find(id);
     if (it == state_.communicators.end()) return "unknown: " + symbols_.Name(site);
-    std::string name = NameOf(it->first, it->second, state_.communicators);
-    if (it->second.hash == 0)  // its number is of that process alone
-      name +=
-          " (" + ShortNameOf({.session = state_.session.session, .pid = state_.session.pid, .rank = state_.session.rank}) + ")";
-    return name;
+    const std::string name = NameOf(it->first, it->second, state_.communicators);
+    // Without a hash its number is of that process alone.
+    return it->second.hash != 0 ? name : fmt::format("{} ({})", name, ShortNameOf(state_.session));
   }
   std::pair<std::string, std::uint64_t> Key(const Allocation& a) const {
     if (by_ == "tag") return {TagOf(state_, a), 0};
-    if (by_ == "communicator")
-      return {a.pool ? "none: tag " + TagOf(state_, a) : CommunicatorName(a.communicator, a.tag != MemoryTag::kNccl, a.site),
-              0};
+    if (by_ == "communicator" && a.pool) return {"none: tag " + TagOf(state_, a), 0};
+    if (by_ == "communicator") return {CommunicatorName(a.communicator, a.tag != MemoryTag::kNccl, a.site), 0};
     if (by_ == "size") return {FormatBytes(a.bytes), a.bytes};
     if (by_ == "site" && a.pool) return {"amem_alloc", 0};
     if (by_ == "site") return {symbols_.Name(a.site), 0};
@@ -100,11 +106,6 @@ class Grouper {
     const std::uint64_t now = story_->last.time_ns, seconds = (now - std::min(now, *created)) / 1'000'000'000;
     const auto age = std::ranges::find_if(kAges, [seconds](const auto& one) { return seconds < one.first; });
     return {age->second, age->first};
-  }
-  void AddPeers(const Allocation& a) {
-    if (a.remote) Add("imported from " + Peer(a.remote->owner), 1, a);
-    for (const auto& [importer, count] : a.importers) Add("shared with " + Peer(importer.by), 2, a);
-    if (a.own() && a.importers.empty()) Add("not shared", 3, a);
   }
   [[nodiscard]] std::string Peer(SessionId session) const {
     const auto peer = state_.peers.find(session);
@@ -117,9 +118,7 @@ class Grouper {
   }
   void Add(const std::string& key, std::uint64_t order, Bytes bytes, bool resident) {
     Sum& sum = groups_[key];
-    ++sum.count;
-    sum.bytes += bytes;
-    sum.resident += resident ? bytes : 0;
+    sum.Add(bytes, resident);
     sum.order = order;
   }
 
@@ -146,16 +145,16 @@ class References {
       if (state.slabs.contains(id)) continue;  // its parts are what NCCL shares
       if (a.remote) {
         nodes_.try_emplace(a.remote->owner);
-        here[{a.remote->owner, self}].at_importer.Add(a.bytes);
+        here[{a.remote->owner, self}].at_importer.Add(a.bytes, a.resident);
       }
       for (const auto& [importer, times] : a.importers) {
         nodes_.try_emplace(importer.by);
-        here[{self, importer.by}].at_owner.Add(a.bytes);
+        here[{self, importer.by}].at_owner.Add(a.bytes, a.resident);
       }
     }
     for (const auto& [key, edge] : here) {  // an earlier copy of this journal may have been read
-      if (edge.at_importer) edges_[key].at_importer = edge.at_importer;
-      if (edge.at_owner) edges_[key].at_owner = edge.at_owner;
+      if (edge.at_importer.count != 0) edges_[key].at_importer = edge.at_importer;
+      if (edge.at_owner.count != 0) edges_[key].at_owner = edge.at_owner;
     }
   }
 
@@ -163,7 +162,7 @@ class References {
     std::vector<std::vector<std::string>> edges = {{"OWNER", "IMPORTER", "ALLOCATIONS", "BYTES"}},
                                           nodes = {{"PROCESS", "REQUESTED", "HELD NOW"}};
     for (const auto& [key, edge] : edges_)
-      edges.push_back({names_.ShortName(key.first), names_.ShortName(key.second), Grouped(edge.told().allocations),
+      edges.push_back({names_.ShortName(key.first), names_.ShortName(key.second), Grouped(edge.told().count),
                        FormatBytes(edge.told().bytes), Doubt(edge, key)});
     for (const auto& [session, node] : nodes_)
       nodes.push_back({names_.ShortName(session), node.given ? FormatBytes(node.own) : "not given",
@@ -183,9 +182,8 @@ class References {
     }
     for (const auto& [key, edge] : edges_) {
       const bool doubt = *Doubt(edge, key) != '\0';
-      out << "  \"" << SessionText(key.second) << "\" -> \"" << SessionText(key.first) << "\" [label=\""
-          << edge.told().allocations << ", " << FormatBytes(edge.told().bytes) << "\"" << (doubt ? ", color=red" : "")
-          << "];\n";
+      out << "  \"" << SessionText(key.second) << "\" -> \"" << SessionText(key.first) << "\" [label=\"" << edge.told().count
+          << ", " << FormatBytes(edge.told().bytes) << "\"" << (doubt ? ", color=red" : "") << "];\n";
     }
     out << "}\n";
   }
@@ -202,27 +200,18 @@ class References {
     for (const auto& [key, edge] : edges_) {
       edges.push_back({{"owner", SessionText(key.first)},
                        {"importer", SessionText(key.second)},
-                       {"allocations", edge.told().allocations},
+                       {"allocations", edge.told().count},
                        {"bytes", edge.told().bytes},
-                       {"known_to_owner", static_cast<bool>(edge.at_owner)},
-                       {"known_to_importer", static_cast<bool>(edge.at_importer)}});
+                       {"known_to_owner", edge.at_owner.count != 0},
+                       {"known_to_importer", edge.at_importer.count != 0}});
     }
     return {{"sessions", nodes}, {"references", edges}};
   }
 
  private:
-  struct Share {
-    std::uint64_t allocations = 0;
-    Bytes bytes = 0;
-    explicit operator bool() const { return allocations != 0; }
-    void Add(Bytes more) {
-      ++allocations;
-      bytes += more;
-    }
-  };
   struct Edge {
-    Share at_owner, at_importer;  // as their journals have it; the importer's counts
-    [[nodiscard]] const Share& told() const { return at_importer ? at_importer : at_owner; }
+    Sum at_owner, at_importer;  // as their journals have it; the importer's counts
+    [[nodiscard]] const Sum& told() const { return at_importer.count != 0 ? at_importer : at_owner; }
   };
   struct Node {
     Bytes own = 0, resident = 0;
@@ -230,9 +219,9 @@ class References {
   };
   using Pair = std::pair<SessionId, SessionId>;
   [[nodiscard]] const char* Doubt(const Edge& edge, const Pair& key) const {
-    if (!edge.at_owner && lost_.contains(key)) return "dropped by the owner, who saw the importer end";
-    if (!edge.at_owner && nodes_.at(key.first).given) return "only the importer knows of it";
-    if (!edge.at_importer && nodes_.at(key.second).given) return "only the owner knows of it";
+    if (edge.at_owner.count == 0 && lost_.contains(key)) return "dropped by the owner, who saw the importer end";
+    if (edge.at_owner.count == 0 && nodes_.at(key.first).given) return "only the importer knows of it";
+    if (edge.at_importer.count == 0 && nodes_.at(key.second).given) return "only the owner knows of it";
     return "";
   }
 
@@ -338,7 +327,6 @@ int RunTop(const TopOptions& options, Output& out) {
 }
 
 void AddOptions(Arguments& arguments, TopOptions& options) {
-  AddTargets(arguments, options.targets);
   arguments.Add("--by", "WHAT", options.by, "What to group by; the default is tag; site is the place in libnccl")
       .OneOf({"tag", "communicator", "peer", "site", "size", "age"});
   AddPosition(arguments, "--at", options.at, "After this event (--at=#1200), or then; default: the last event");

@@ -25,17 +25,6 @@ Json ToJson(const std::vector<Violation>& violations) {
   return list;
 }
 
-Json ToJson(const JournalFindings& journal) {
-  return {{"session", SessionText(journal.info.session)},
-          {"name", NameOf(journal.who)},
-          {"directory", PlaceOf(journal.info.directory)},
-          {"status", ToText(journal.info.status)},
-          {"events", journal.events},
-          {"whole", journal.whole},
-          {"torn_tail", journal.report.torn_tail},
-          {"corrupt_records", journal.report.corrupt_records}};
-}
-
 void PrintText(Output& out, const std::vector<JournalFindings>& journals, const JobFindings& job) {
   JobNames names;
   for (const JournalFindings& journal : journals) names.Add(journal.who);
@@ -57,7 +46,15 @@ void PrintText(Output& out, const std::vector<JournalFindings>& journals, const 
 
 Json ToJson(const std::vector<JournalFindings>& journals, const JobFindings& job) {
   Json list = Json::array();
-  for (const JournalFindings& journal : journals) list.push_back(ToJson(journal));
+  for (const JournalFindings& journal : journals)
+    list.push_back({{"session", SessionText(journal.info.session)},
+                    {"name", NameOf(journal.who)},
+                    {"directory", PlaceOf(journal.info.directory)},
+                    {"status", ToText(journal.info.status)},
+                    {"events", journal.events},
+                    {"whole", journal.whole},
+                    {"torn_tail", journal.report.torn_tail},
+                    {"corrupt_records", journal.report.corrupt_records}});
   return {{"ok", job.violations.empty()},
           {"journals", std::move(list)},
           {"references", job.references},
@@ -82,18 +79,11 @@ int RunVerify(const VerifyOptions& options, Output& out) {
   for (auto* list : {&job.violations, &job.notes})
     std::ranges::stable_sort(*list, {}, [](const Violation& one) { return std::pair(one.session, one.seq); });
   if (journals.empty()) return kCannotRead;  // nothing is well of which nothing is known
-  if (options.json) {
-    PrintJson(out, ToJson(journals, job));
-  } else {
-    PrintText(out, journals, job);
-  }
+  options.json ? PrintJson(out, ToJson(journals, job)) : PrintText(out, journals, job);
   return !job.violations.empty() ? kViolationFound : ReadAll();
 }
 
-void AddOptions(Arguments& arguments, VerifyOptions& options) {
-  AddTargets(arguments, options.targets);
-  AddJson(arguments, options.json);
-}
+void AddOptions(Arguments& arguments, VerifyOptions& options) { AddJson(arguments, options.json); }
 
 }  // namespace
 

@@ -25,11 +25,10 @@ namespace {
 
 struct WatchOptions {
   Targets targets;
-  std::uint32_t interval_ms = 0;
+  std::optional<std::uint32_t> interval_ms;
   bool once = false, json = false;
 };
 
-constexpr std::uint32_t kInterval_ms = 500, kJsonInterval_ms = 1000;
 constexpr std::uint64_t kRescan_ns = 2'000'000'000;  // how often new sessions are looked for
 constexpr int kLooksAtTheDead = 5;                   // the last events of a process may become visible a little after its end
 
@@ -89,11 +88,8 @@ class WatchedJob {
   // Looks for sessions that are new. `all`: the dead, too.
   void Find(bool all) {
     const auto sessions = named_.empty() ? ListSessions(place_) : Result(named_);
-    if (!sessions) {
-      failure_ = sessions.status();
-      return;
-    }
-    failure_ = {};
+    failure_ = sessions.status();
+    if (!sessions) return;
     for (const auto& directory : *sessions) {
       if (watched_.contains(directory) || (dead_.contains(directory) && !all)) continue;
       Watch(directory, all || Known(directory));
@@ -108,7 +104,7 @@ class WatchedJob {
     return std::ranges::all_of(watched_, [](const auto& entry) { return entry.second->Over(); });
   }
   [[nodiscard]] bool Empty() const { return watched_.empty(); }
-  [[nodiscard]] Status Failure() const { return failure_.ok() ? last_failure_ : failure_; }
+  [[nodiscard]] const Status& Failure() const { return failure_; }  // why none was found
   [[nodiscard]] StandingPicture Picture() const {
     std::vector<Standing> standings;
     for (const auto& [directory, session] : watched_) standings.push_back(session->Now());
@@ -120,7 +116,7 @@ class WatchedJob {
   void Watch(const std::filesystem::path& directory, bool dead_too) {
     auto session = WatchedSession::Open(directory);
     if (!session) {
-      if (!session.status().message().empty()) last_failure_ = session.status();
+      if (!session.status().message().empty()) failure_ = session.status();
     } else if (!dead_too && !(*session)->Lives()) {
       dead_.insert(directory);
     } else {
@@ -144,7 +140,7 @@ class WatchedJob {
   std::map<std::filesystem::path, std::unique_ptr<WatchedSession>> watched_;
   std::set<std::filesystem::path> dead_;  // had ended before
   std::set<std::string> known_;           // sessions that a watched one has met
-  Status failure_, last_failure_;
+  Status failure_;
 };
 
 // ---- what is printed -------------------------------------------------------------------------------------------------------
@@ -157,12 +153,8 @@ std::string TitleLine(const StandingPicture& picture) {
 void Redraw(const StandingPicture& picture, Output& out) {
   const winsize terminal = TerminalSize();
   const PictureSize size{terminal.ws_col, terminal.ws_row > 3 ? terminal.ws_row - 2U : terminal.ws_row};
-  out.Verbatim("\x1b[H") << TitleLine(picture);
-  out.Verbatim("\x1b[K\n");
-  for (const std::string& line : PictureLines(picture, size)) {
-    out << line;
-    out.Verbatim("\x1b[K\n");
-  }
+  (out.Verbatim("\x1b[H") << TitleLine(picture)).Verbatim("\x1b[K\n");
+  for (const std::string& line : PictureLines(picture, size)) (out << line).Verbatim("\x1b[K\n");
   out.Verbatim("\x1b[J");
 }
 
@@ -186,8 +178,7 @@ void WatchOnce(const WatchedJob& job, bool json, Output& out) {
 
 void WatchOn(WatchedJob& job, const WatchOptions& options, Output& out) {
   const bool terminal = !options.json && isatty(STDOUT_FILENO) == 1;
-  const std::uint32_t usual_ms = options.json ? kJsonInterval_ms : kInterval_ms;
-  const std::chrono::milliseconds pause(options.interval_ms != 0 ? options.interval_ms : usual_ms);
+  const std::chrono::milliseconds pause(options.interval_ms.value_or(options.json ? 1000 : 500));
   std::map<SessionId, std::string> last;  // what was printed of each
   if (terminal) out.Verbatim("\x1b[2J");
   std::uint64_t scanned_ns = MonotonicNs();
@@ -198,15 +189,21 @@ void WatchOn(WatchedJob& job, const WatchOptions& options, Output& out) {
       scanned_ns = MonotonicNs();
     }
     const StandingPicture picture = job.Picture();
-    if (options.json) {
-      PrintJson(out, PictureJson(picture, RealtimeNs()), "watch", -1);
-    } else {
-      terminal ? Redraw(picture, out) : PrintChanges(picture, last, out);
-    }
+    options.json ? PrintJson(out, PictureJson(picture, RealtimeNs()), "watch", -1)
+    : terminal   ? Redraw(picture, out)
+                 : PrintChanges(picture, last, out);
     const Status written = out.Finish();
     if (!written || out.ReaderGone() || job.Over()) return;
     std::this_thread::sleep_for(pause);
   }
+}
+
+// Where a target lies that is a directory of this machine, or the default; nothing: it is named otherwise, or is a pack.
+std::optional<std::filesystem::path> DirectoryOf(const Targets& targets) {
+  if (targets.names.empty()) return DefaultJournalDirectory();
+  std::error_code failed;
+  const bool directory = targets.names.size() == 1 && std::filesystem::is_directory(targets.names.front(), failed);
+  return directory ? std::optional<std::filesystem::path>(targets.names.front()) : std::nullopt;
 }
 
 int RunWatch(const WatchOptions& options, Output& out) {
@@ -218,7 +215,7 @@ int RunWatch(const WatchOptions& options, Output& out) {
   job.Find(false);
   if (job.Empty() && options.once) job.Find(true);  // a picture of the dead is one, too
   if (!job.Empty()) return options.once ? WatchOnce(job, options.json, out) : WatchOn(job, options, out), kFine;
-  if (const Status failure = job.Failure(); !failure.ok()) return Complain(failure.message());
+  if (!job.Failure().ok()) return Complain(job.Failure().message());
   return Complain(
       fmt::format("no session of {} is live: `amem why` explains the dead ones, and `amem watch --once` shows where they "
                   "ended",
@@ -226,7 +223,6 @@ int RunWatch(const WatchOptions& options, Output& out) {
 }
 
 void AddOptions(Arguments& arguments, WatchOptions& options) {
-  AddTargets(arguments, options.targets);
   arguments.Add("--interval", "MS", options.interval_ms, "Look every so many milliseconds; default: 500, with --json 1000", 1);
   arguments.Flag("--once", options.once, "Print one picture and end; also of sessions that have ended");
   AddJson(arguments, options.json, "One JSON object a look, each on a line");

@@ -57,11 +57,7 @@ void PrintEvidence(Output& out, const Verdict& verdict, std::uint64_t first) {
     const std::string_view role = e.role == Evidence::Role::kCause ? "CAUSE" : ToText(e.role);
     const std::string line =
         fmt::format("{:<10} {:<15} {:<8} {:<11} {}", who, events, when, role, Shortened(e.text, verdict.summary));
-    std::string indent = "  ";
-    for (const std::string& part : BrokenIntoLines(line, TextWidth() - 6)) {
-      out << indent << part << "\n";
-      indent = "      ";
-    }
+    out << fmt::format("  {}\n", fmt::join(BrokenIntoLines(line, TextWidth() - 6), "\n      "));
   }
 }
 
@@ -88,18 +84,16 @@ void PrintText(Output& out, const Verdict& verdict) {
 // The jobs beside the first: failures in full, as far as they are few, the others in a line each.
 void PrintOthers(Output& out, std::span<const Verdict> others) {
   constexpr std::size_t kInFullMost = 4;
-  std::size_t in_full = 0;
-  for (const Verdict& other : others) {
-    if (!other.healthy() && in_full++ < kInFullMost) {
-      out << "\n---- Another job: " << other.job << " ----\n\n";
-      PrintText(out, other);
-    }
+  std::vector<const Verdict*> in_full, in_a_line;
+  for (const Verdict& other : others)
+    (!other.healthy() && in_full.size() < kInFullMost ? in_full : in_a_line).push_back(&other);
+  for (const Verdict* other : in_full) {
+    out << "\n---- Another job: " << other->job << " ----\n\n";
+    PrintText(out, *other);
   }
-  in_full = 0;
-  for (const Verdict& other : others) {
-    if (!other.healthy() && in_full++ < kInFullMost) continue;
+  for (const Verdict* other : in_a_line) {
     out << "\n";
-    PrintParagraph(out, fmt::format("Another job ({}): {}.", other.job, other.headline), "");
+    PrintParagraph(out, fmt::format("Another job ({}): {}.", other->job, other->headline), "");
   }
 }
 
@@ -132,7 +126,6 @@ int RunWhy(const WhyOptions& options, Output& out) {
 }
 
 void AddOptions(Arguments& arguments, WhyOptions& options) {
-  AddTargets(arguments, options.targets);
   arguments.Flag("--all", options.all, "Take all sessions for one job, whatever ties them together");
   arguments.Flag("--slow", options.slow, "Who made each phase of a pause or resume slow, and how long the others waited");
   arguments.Add("--last", "N", options.last, "With --slow: the last N pauses and resumes; 2 by default", 1);

@@ -4,8 +4,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "replay/tool/command.h"
 #include "replay/tool/command_line/arguments.h"
@@ -27,13 +25,6 @@ ParsedCommandLine ParseCommandLine(int argc, const char* const* argv);
 const Command* FindCommand(std::string_view name);
 const Argument* OptionNamed(const Command& command, std::string_view name);
 
-// The known word that `word` was probably meant to be, at most two or, of long words, three letters away; empty: none.
-std::string DidYouMean(const std::string& word, const std::vector<std::string>& known);
-
-// Of the Python package, which starts this program for all others (_command.py): name and what it does. None where the program
-// is called amem-replay.
-std::span<const std::pair<const char*, const char*>> PackageCommands();
-
 // What `amem --help` and `amem help COMMAND` print.
 std::string HelpOfTool(std::size_t width);
 std::string HelpOf(const Command& command, std::size_t width);
@@ -43,9 +34,5 @@ std::string ManualPage();  // the same in roff, for man
 // be, each on a line, with a tab and what it does. The answer is empty where the name of a file belongs.
 std::string CompletionScript(const std::string& shell);
 std::string Completions(std::span<const char* const> words);
-
-inline constexpr const char* kExitCodes =
-    "Exit codes: 0 fine, 1 wrong usage, 2 something could not be read (what could be is printed), 3 a violation, failure or "
-    "difference was found, or a job that was asked did not do it.";
 
 }  // namespace amem::tool

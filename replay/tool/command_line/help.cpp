@@ -8,42 +8,40 @@
 namespace amem::tool {
 namespace {
 
+constexpr const char* kExitCodes =
+    "Exit codes: 0 fine, 1 wrong usage, 2 something could not be read (what could be is printed), 3 a violation, failure or "
+    "difference was found, or a job that was asked did not do it.";
+constexpr std::size_t kOptionColumn = 26;
 constexpr std::size_t kManualWidth = 76;  // man indents what it shows, and a terminal has 80 columns
 
 // "  --last N        Only the last N", broken at `width` and indented behind the names.
 std::string HelpLine(const std::string& names, const std::string& text, std::size_t column, std::size_t width) {
   std::string line = "  " + names;
+  const std::string indent = "\n" + std::string(column, ' ');
   line.resize(std::max(line.size() + 2, column), ' ');
-  if (line.size() > column) line += "\n" + std::string(column, ' ');
-  const std::vector<std::string> rows = BrokenIntoLines(text, width - std::min(width - 20, column));
-  for (std::size_t i = 0; i < rows.size(); ++i) line += (i == 0 ? "" : std::string(column, ' ')) + rows[i] + "\n";
-  return line;
+  if (line.size() > column) line += indent;
+  return fmt::format("{}{}\n", line, fmt::join(BrokenIntoLines(text, width - std::min(width - 20, column)), indent));
 }
 
-std::string HelpName(const Argument& argument) {
-  if (argument.positional()) return argument.names + (argument.several ? "..." : "");
-  return fmt::format("{}{}{}{}", argument.names.starts_with("--") ? "    " : "", fmt::join(argument.Names(), ", "),
-                     argument.value.empty() ? "" : " ", argument.value);
-}
-
-std::string HelpText(const Argument& argument) {
-  std::string text = argument.help;
+std::string HelpLine(const Argument& argument, std::size_t width) {
+  std::string name = argument.names + (argument.several ? "..." : ""), text = argument.help;
+  if (!argument.positional())
+    name = fmt::format("{}{}{}{}", argument.names.starts_with("--") ? "    " : "", fmt::join(argument.Names(), ", "),
+                       argument.value.empty() ? "" : " ", argument.value);
   if (!argument.choices.empty()) text += fmt::format(" ({})", fmt::join(argument.choices, ", "));
   if (argument.several && !argument.positional()) text += "; may be repeated";
-  return text + ".";
+  return HelpLine(name, text + ".", kOptionColumn, width);
 }
 
 std::string Paragraph(std::string_view text, std::size_t width) {
-  std::string lines;
-  for (const std::string& row : BrokenIntoLines(text, width)) lines += row + "\n";
-  return lines;
+  return fmt::format("{}\n", fmt::join(BrokenIntoLines(text, width), "\n"));
 }
 
 std::string OptionsOf(const Command& command, std::size_t width, bool common) {
   std::string usage = fmt::format("Usage: {} {} [OPTIONS]", program_name, command.name), options;
   for (const Argument& a : command.arguments.all()) {
     if (a.positional()) usage += fmt::format(" [{}{}]", a.names, a.several ? "..." : "");
-    if (common || !a.common) options += HelpLine(HelpName(a), HelpText(a), 26, width);
+    if (common || !a.common) options += HelpLine(a, width);
   }
   return usage + "\n\n" + options;
 }
@@ -52,10 +50,8 @@ std::string OptionsOf(const Command& command, std::size_t width, bool common) {
 std::string Example(const std::string& line, std::size_t width) {
   const std::size_t gap = line.find("  ", 2);
   if (line.size() <= width || gap == std::string::npos) return line + "\n";
-  std::string lines = line.substr(0, gap) + "\n";
-  for (const std::string& row : BrokenIntoLines(line.substr(line.find_first_not_of(' ', gap)), width - 6))
-    lines += "      " + row + "\n";
-  return lines;
+  const std::string comment = line.substr(line.find_first_not_of(' ', gap));
+  return fmt::format("{}\n      {}\n", line.substr(0, gap), fmt::join(BrokenIntoLines(comment, width - 6), "\n      "));
 }
 
 std::string ExamplesOf(const Command& command, std::size_t width) {
@@ -103,29 +99,30 @@ std::string CompleteOptions(const Command& command) {
   return lines;
 }
 
-}  // namespace
+struct Listed {
+  const char* group;
+  std::string name, does;
+};
 
-std::span<const std::pair<const char*, const char*>> PackageCommands() {
-  static constexpr std::pair<const char*, const char*> kAll[] = {
-      {"run", "Starts a command with AMem in it: `amem run -- torchrun train.py`"},
-      {"doctor", "Says what stands in AMem's way on this machine"},
-      {"demo", "Four processes pause and resume on a simulated GPU"}};
-  return program_name == "amem" ? std::span(kAll) : std::span<const std::pair<const char*, const char*>>();
+// All commands; called amem also those of the Python package, which starts this program for all others (_command.py).
+std::vector<Listed> ListedCommands() {
+  std::vector<Listed> all;
+  if (program_name == "amem")
+    all = {{"To begin", "run", "Starts a command with AMem in it: `amem run -- torchrun train.py`"},
+           {"To begin", "doctor", "Says what stands in AMem's way on this machine"},
+           {"To begin", "demo", "Four processes pause and resume on a simulated GPU"}};
+  for (const Command& c : AllCommands()) all.push_back({c.group, c.name, c.does});
+  return all;
 }
 
+}  // namespace
+
 std::string HelpOfTool(std::size_t width) {
-  std::string help = fmt::format("Usage: {} COMMAND [OPTIONS] [TARGET...]\n", program_name), group;
-  const auto begin = [&](std::string_view next) {
-    if (group != next) help += fmt::format("\n{}\n", next);
-    group = next;
-  };
-  for (const auto& [name, does] : PackageCommands()) {
-    begin("To begin");
-    help += HelpLine(name, std::string(does) + ".", 11, width);
-  }
-  for (const Command& c : AllCommands()) {
-    begin(c.group);
-    help += HelpLine(c.name, std::string(c.does) + ".", 11, width);
+  std::string help = fmt::format("Usage: {} COMMAND [OPTIONS] [TARGET...]\n", program_name), last;
+  for (const auto& [group, name, does] : ListedCommands()) {
+    if (last != group) help += fmt::format("\n{}\n", group);
+    last = group;
+    help += HelpLine(name, does + ".", 11, width);
   }
   return help + "\n" +
          Paragraph(
@@ -138,7 +135,8 @@ std::string HelpOfTool(std::size_t width) {
 
 std::string HelpOf(const Command& command, std::size_t width) {
   return Paragraph(std::string(command.does) + ".", width) + "\n" + OptionsOf(command, width, true) +
-         HelpLine("-h, --help", "This text.", 26, width) + ExamplesOf(command, width) + "\n" + Paragraph(kExitCodes, width);
+         HelpLine("-h, --help", "This text.", kOptionColumn, width) + ExamplesOf(command, width) + "\n" +
+         Paragraph(kExitCodes, width);
 }
 
 std::string ManualPage() {
@@ -153,7 +151,7 @@ std::string ManualPage() {
   page += ".SH OPTIONS OF EVERY COMMAND\n";
   std::string common;
   for (const Argument& a : AllCommands().front().arguments.all())
-    if (a.common) common += HelpLine(HelpName(a), HelpText(a), 26, kManualWidth);
+    if (a.common) common += HelpLine(a, kManualWidth);
   return page + Verbatim(common) +
          ".SH JSON\nWith \\-\\-json each object has a \"schema\" and a \"version\": the JSON schema of that name is in "
          "share/amem/schemas.\n.SH ENVIRONMENT\nAMEM_JOURNAL_DIR (where journals are), PAGER, NO_COLOR, TMPDIR (where packs "
@@ -170,8 +168,7 @@ std::string Completions(std::span<const char* const> words) {
   const std::string_view last = words.empty() ? "" : words.back();
   if (words.size() < 2 || std::string_view(words[0]) == "help") {
     std::string lines = "help\tThe commands, or one of them\n";
-    for (const auto& [name, does] : PackageCommands()) lines += fmt::format("{}\t{}\n", name, does);
-    for (const Command& c : AllCommands()) lines += fmt::format("{}\t{}\n", c.name, c.does);
+    for (const auto& [group, name, does] : ListedCommands()) lines += fmt::format("{}\t{}\n", name, does);
     return lines;
   }
   const auto command = FindCommand(words[0]);

@@ -55,9 +55,29 @@ constexpr std::pair<const char*, const char*> kRenamed[] = {{"collect", "pack HO
                                                             {"trace", "report --perfetto"},
                                                             {"unpack", "pack -x"}};
 
+// The known word that `word` was probably meant to be, at most two or, of long words, three letters away; empty: none.
 std::string Hint(const std::string& word, const std::vector<std::string>& known) {
-  const std::string meant = DidYouMean(word, known);
-  return meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant);
+  std::string best;
+  std::size_t best_distance = std::clamp<std::size_t>(word.size() / 3, 1, 3) + 1;
+  for (const std::string& candidate : known) {
+    // Letters put in, left out, replaced, or swapped with the next one.
+    std::vector<std::vector<std::size_t>> d(word.size() + 1, std::vector<std::size_t>(candidate.size() + 1));
+    for (std::size_t i = 0; i <= word.size(); ++i) d[i][0] = i;
+    for (std::size_t j = 0; j <= candidate.size(); ++j) d[0][j] = j;
+    for (std::size_t i = 1; i <= word.size(); ++i) {
+      for (std::size_t j = 1; j <= candidate.size(); ++j) {
+        d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (word[i - 1] != candidate[j - 1])});
+        if (i > 1 && j > 1 && word[i - 1] == candidate[j - 2] && word[i - 2] == candidate[j - 1])
+          d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+      }
+    }
+    const bool begins = word.size() > 2 && candidate.starts_with(word);
+    const std::size_t distance = begins ? 0 : d[word.size()][candidate.size()];
+    if (distance >= best_distance) continue;
+    best = candidate;
+    best_distance = distance;
+  }
+  return best.empty() ? "" : fmt::format(" (did you mean {}?)", best);
 }
 
 std::string Unknown(const Command& command, const std::string& word) {
@@ -70,17 +90,14 @@ std::string Unknown(const Command& command, const std::string& word) {
   return fmt::format("{} has no option {}{}", command.name, name, Hint(name, known));
 }
 
-std::string NoChoice(const Argument& argument, const std::string& value) {
-  if (argument.choices.empty() || std::ranges::find(argument.choices, value) != argument.choices.end()) return {};
-  return fmt::format("{}: \"{}\" is none of {}{}", argument.Names().back(), value, fmt::join(argument.choices, ", "),
-                     Hint(value, argument.choices));
-}
-
 std::string HandOver(const Argument& argument, const std::vector<std::string>& values) {
   if (argument.value.empty()) return argument.take({});
-  if (values.size() > 1 && !argument.several) return fmt::format("{} is given twice", argument.Names().back());
+  const std::string name = argument.Names().back();
+  const std::vector<std::string>& known = argument.choices;
+  if (values.size() > 1 && !argument.several) return fmt::format("{} is given twice", name);
   for (const std::string& value : values)
-    if (std::string wrong = NoChoice(argument, value); !wrong.empty()) return wrong;
+    if (!known.empty() && std::ranges::find(known, value) == known.end())
+      return fmt::format("{}: \"{}\" is none of {}{}", name, value, fmt::join(known, ", "), Hint(value, known));
   return argument.take(values);
 }
 
@@ -170,31 +187,6 @@ std::optional<ParsedCommandLine> ParseQuestion(const std::string& word, const st
 }
 
 }  // namespace
-
-std::string DidYouMean(const std::string& word, const std::vector<std::string>& known) {
-  std::string best;
-  std::size_t best_distance = std::clamp<std::size_t>(word.size() / 3, 1, 3) + 1;
-  for (const std::string& candidate : known) {
-    // Letters put in, left out, replaced, or swapped with the next one.
-    std::vector<std::vector<std::size_t>> d(word.size() + 1, std::vector<std::size_t>(candidate.size() + 1));
-    for (std::size_t i = 0; i <= word.size(); ++i) d[i][0] = i;
-    for (std::size_t j = 0; j <= candidate.size(); ++j) d[0][j] = j;
-    for (std::size_t i = 1; i <= word.size(); ++i) {
-      for (std::size_t j = 1; j <= candidate.size(); ++j) {
-        d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (word[i - 1] != candidate[j - 1])});
-        if (i > 1 && j > 1 && word[i - 1] == candidate[j - 2] && word[i - 2] == candidate[j - 1])
-          d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
-      }
-    }
-    const bool begins = word.size() > 2 && candidate.starts_with(word);
-    const std::size_t distance = begins ? 0 : d[word.size()][candidate.size()];
-    if (distance < best_distance) {
-      best = candidate;
-      best_distance = distance;
-    }
-  }
-  return best;
-}
 
 const Argument* OptionNamed(const Command& command, std::string_view name) {
   for (const Argument& argument : command.arguments.all()) {

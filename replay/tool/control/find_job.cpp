@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -152,26 +151,21 @@ Result<FoundJob> FindJob(const std::vector<std::string>& names, Ties ties) {
   if (!living.ok()) return living.status();
   NoteLaunches(*living);
   std::vector<JobOfLiving> jobs = JobsOf(*living, ties);
-  std::function<bool(const Living*)> meant;
+  for (const std::string& name : names)
+    if (names.size() > 1 && std::ranges::none_of(*living, [&](const Living& one) { return Is(&one, name); }))
+      return Status{Code::kNotFound,
+                    fmt::format("{} is the pid of no living rank, and nobody was asked; these live:{}", name, ListOf(jobs))};
   const auto is_rank = [&names](const Living* one) {
     return std::ranges::any_of(names, [one](const std::string& name) { return Is(one, name); });
   };
-  if (names.size() > 1) {
-    for (const std::string& name : names)
-      if (std::ranges::none_of(*living, [&](const Living& one) { return Is(&one, name); }))
-        return Status{Code::kNotFound,
-                      fmt::format("{} is the pid of no living rank, and nobody was asked; these live:{}", name, ListOf(jobs))};
-    meant = is_rank;
-  } else if (session) {
-    meant = [&session](const Living* one) { return one->ties.directory == *session; };
-  } else if (!place && std::ranges::any_of(*living, [&](const Living& one) { return is_rank(&one); })) {
-    meant = is_rank;  // and not what it has started
-  } else if (!place && !what.empty()) {
-    meant = [&what, pid = WholeNumber(what)](const Living* one) {
-      return (pid && DescendsFrom(one->pid, *pid)) || LaunchedAs(one->ties.who, what);
-    };
-  }
-  if (meant) std::erase_if(jobs, [&](const JobOfLiving& job) { return std::ranges::none_of(job, meant); });
+  const bool ranks = std::ranges::any_of(*living, [&](const Living& one) { return is_rank(&one); });
+  const auto meant = [&, pid = WholeNumber(what)](const Living* one) {
+    if (session) return one->ties.directory == *session;
+    if (place || (what.empty() && !ranks)) return true;
+    if (ranks) return is_rank(one);  // and not what it has started
+    return (pid && DescendsFrom(one->pid, *pid)) || LaunchedAs(one->ties.who, what);
+  };
+  std::erase_if(jobs, [&](const JobOfLiving& job) { return std::ranges::none_of(job, meant); });
   if (names.size() > 1) {  // those, and what is certainly of one job with them
     JobOfLiving all;
     for (const JobOfLiving& job : jobs) all.insert(all.end(), job.begin(), job.end());

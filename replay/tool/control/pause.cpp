@@ -1,21 +1,18 @@
-// pause and resume of a living job, from outside, and what its ranks say of themselves (ls --live).
+// pause and resume of a living job, from outside, what its ranks say of themselves (ls --live), and what freeze shares.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
+#include <nlohmann/json.hpp>
 
 #include "journal/base/clock.h"
+#include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/job/story/job_cycles.h"
 #include "replay/tool/control/request.h"
 
 namespace amem::tool {
 namespace {
-
-struct PauseOptions : RequestOptions {
-  std::optional<std::uint64_t> at_step;
-  bool tags = false;
-};
 
 // What is not the program's memory under a tag is left by a pause with --all, too: other libraries' by their name or, with
 // AMEM_SCOPE=all, by the function that made it.
@@ -39,6 +36,58 @@ std::vector<control::Staying> WhatStays(const State& state, const Holdings& hold
   return stays;
 }
 
+Json JsonOf(const control::RankLook& rank) {
+  Json stays = Json::array();
+  for (const control::Staying& one : rank.stays)
+    stays.push_back({{"what", one.what}, {"pieces", one.pieces ? Json(*one.pieces) : Json()}, {"bytes", one.bytes}});
+  return {{"session", SessionText(rank.process.session)},
+          {"rank", rank.rank < 0 ? Json() : Json(rank.rank)},
+          {"pid", rank.process.pid},
+          {"start_ticks", rank.process.start_ticks},
+          {"directory", rank.process.directory.string()},
+          {"alive", rank.alive},
+          {"phase", rank.phase()},
+          {"safepoints", rank.is.steps},
+          {"paused_by_program", rank.paused_by_program()},
+          {"held_bytes", rank.is.held},
+          {"freed_bytes", rank.is.freed},
+          {"stays", std::move(stays)},
+          {"doing", rank.Doing()}};
+}
+
+// "; a pause leaves 24.0 MiB (cuMemAllocAsync), 2.00 MiB (...)"; empty: nothing.
+std::string StaysOf(const control::RankLook& rank) {
+  std::string text;
+  for (const control::Staying& one : rank.stays)
+    text += fmt::format("{} {} ({}{})", text.empty() ? "; a pause leaves" : ",", RoundedBytes(one.bytes), one.what,
+                        one.pieces.value_or(1) == 1 ? "" : fmt::format(", {} pieces", *one.pieces));
+  return text;
+}
+
+// The ranks with what they do; with --json an object of the schema `control`. `done`: what was done, a sentence.
+void PrintRanks(Output& out, const std::vector<control::RankLook>& ranks, const FoundJob& job, const std::string& done,
+                double seconds, bool json) {
+  std::vector<control::RankLook> sorted = ranks;
+  std::ranges::sort(sorted, {}, [](const control::RankLook& rank) { return std::pair(rank.rank, rank.process.pid); });
+  if (json) {
+    Json all = Json::array();
+    for (const control::RankLook& rank : sorted) all.push_back(JsonOf(rank));
+    return PrintJson(out, {{"command", running_command}, {"seconds", seconds}, {"elsewhere", job.elsewhere}, {"ranks", all}},
+                     "control");
+  }
+  if (!done.empty()) out << done << "\n";
+  for (const control::RankLook& rank : sorted)
+    out << fmt::format("{}{}: {}{}{}\n", rank.process.name, rank.rank < 0 ? "" : fmt::format(" (pid {})", rank.process.pid),
+                       rank.Doing(), rank.is.held != 0 ? "; holds " + RoundedBytes(rank.is.held) : "", StaysOf(rank));
+  if (job.elsewhere > 0)
+    out << fmt::format("The launcher counts {}: those of other hosts are asked there.\n", Plural(job.elsewhere, "more rank"));
+}
+
+Result<State> StateIn(const std::filesystem::path& session) {  // after its last event
+  AMEM_ASSIGN(const auto reader, JournalReader::Open(session));
+  return reader->StateAt(std::nullopt);
+}
+
 // How a freeze of the job stands, as its journals say. Nothing: nothing is left of one.
 std::optional<FreezeStep> FreezeOf(const FoundJob& job) {
   std::optional<FreezeStep> last;
@@ -49,22 +98,22 @@ std::optional<FreezeStep> FreezeOf(const FoundJob& job) {
   return last && IsBack(*last) ? std::nullopt : last;
 }
 
-// Finds the job, connects to its ranks, has them pause, or without `pause` resume, and prints what came of it. Nothing is asked
-// of a job whose ranks all stand as is wanted already.
-int RunRequest(const RequestOptions& options, const PauseOptions* pause, Output& out) {
+// Finds the job, connects to its ranks, has them pause, or else resume, and prints what came of it. Nothing is asked of a job
+// whose ranks all stand as is wanted already.
+template <bool pause>
+int RunRequest(const RequestOptions& options, Output& out) {
   const Result<FoundJob> job = FindJob(options.job, Ties::kCertain);
   if (!job.ok()) return ComplainOf(job.status(), kCannotRead);
-  if (const auto freeze = pause == nullptr ? FreezeOf(*job) : std::nullopt; freeze && freeze->outcome == "frozen")
+  if (const auto freeze = pause ? std::nullopt : FreezeOf(*job); freeze && freeze->outcome == "frozen")
     return Complain("the job is frozen, and its calls of the driver wait: amem thaw brings it back, and lets it go on");
   Result<control::JobControl> control = control::JobControl::Open(job->ranks, DefaultSocketDirectory());
   if (!control.ok()) return ComplainOf(control.status(), kCannotRead);
   auto ranks = control->Look();
-  const control::Phase wanted = pause != nullptr ? control::Phase::kPaused : control::Phase::kRunning;
+  const control::Phase wanted = pause ? control::Phase::kPaused : control::Phase::kRunning;
   const auto as_wanted = [&](const control::RankLook& rank) {
     return rank.heard && rank.is.phase == wanted && !rank.paused_by_program();
   };
-  const bool tags = pause != nullptr && pause->tags;  // they may not be paused yet
-  if (!ranks.empty() && !tags && std::ranges::all_of(ranks, as_wanted)) {
+  if (!ranks.empty() && !options.tags && std::ranges::all_of(ranks, as_wanted)) {  // tags may not be paused yet
     PrintRanks(out, ranks, *job,
                fmt::format("{} {} already; nothing was changed", Plural(ranks.size(), "rank is", "ranks are"), ToText(wanted)),
                0, options.json);
@@ -73,28 +122,25 @@ int RunRequest(const RequestOptions& options, const PauseOptions* pause, Output&
   const std::chrono::seconds deadline(options.deadline_s);
   const std::uint64_t began_ns = MonotonicNs();
   const Status asked =
-      pause != nullptr ? control->Pause({deadline, pause->at_step, tags}, Note) : control->Resume(deadline, Note);
+      pause ? control->Pause({deadline, options.at_step, options.tags}, Note) : control->Resume(deadline, Note);
   if (!asked.ok()) return ComplainOf(asked, asked.code() == Code::kRefused ? kCannotRead : kViolationFound);
   const double seconds = static_cast<double>(MonotonicNs() - began_ns) / 1e9;
   ranks = control->Look();
   Bytes freed = 0;
   for (const control::RankLook& rank : ranks) freed += rank.is.freed;
   PrintRanks(out, ranks, *job,
-             fmt::format("{} {} in {:.2f} s{}", pause != nullptr ? "paused" : "resumed", Plural(ranks.size(), "rank"), seconds,
-                         pause == nullptr || freed == 0 ? "" : ", " + FormatBytes(freed) + " given back"),
+             fmt::format("{} {} in {:.2f} s{}", pause ? "paused" : "resumed", Plural(ranks.size(), "rank"), seconds,
+                         !pause || freed == 0 ? "" : ", " + FormatBytes(freed) + " given back"),
              seconds, options.json);
   return kFine;
 }
-
-int RunPause(const PauseOptions& options, Output& out) { return RunRequest(options, &options, out); }
-int RunResume(const RequestOptions& options, Output& out) { return RunRequest(options, nullptr, out); }
 
 void AddResume(Arguments& arguments, RequestOptions& options) {
   AddRequest(arguments, options, "Give up after so many seconds, and leave the job as it was; default: 60");
   AddJson(arguments, options.json);
 }
 
-void AddPause(Arguments& arguments, PauseOptions& options) {
+void AddPause(Arguments& arguments, RequestOptions& options) {
   AddResume(arguments, options);
   arguments.Add("--at-step", "N", options.at_step,
                 "At the safe point of this number, which must lie ahead; of a job on many hosts the same on each");
@@ -103,6 +149,19 @@ void AddPause(Arguments& arguments, PauseOptions& options) {
 }
 
 }  // namespace
+
+void AddRequest(Arguments& arguments, RequestOptions& options, const char* deadline) {
+  arguments.Add(
+      "JOB", "JOB", options.job,
+      "The pid of a rank or of its launcher, a directory of journals, the launcher's id of the job, or several pids of "
+      "ranks; default: the only living job of this user on this host");
+  arguments.Add("--deadline", "SECONDS", options.deadline_s, deadline, 1);
+}
+
+Exit ComplainOf(const Status& why, Exit code) {
+  for (const std::string& line : Split(why.message(), '\n')) Complain(line, code);
+  return code;
+}
 
 int PrintLive(const std::vector<std::string>& names, bool json, Output& out) {
   const Result<FoundJob> job = FindJob(names, Ties::kProbable);
@@ -125,7 +184,7 @@ int PrintLive(const std::vector<std::string>& names, bool json, Output& out) {
 }
 
 Command PauseCommand() {
-  return WithOptions<PauseOptions>(
+  return WithOptions<RequestOptions>(
       {kLivingGroup, "pause", "Pauses a job at one safe point of all ranks, or not at all",
        "  amem pause                      the only living job of this user on this host\n"
        "  amem pause 4711 --deadline 300  the job of that process, or of that launcher\n"
@@ -135,7 +194,7 @@ Command PauseCommand() {
        "Programs call amem.safepoint() once a step; one without is asked at its next own pause. Exit code 3: it was asked and "
        "did not pause, and runs as before.\n",
        false},
-      AddPause, RunPause);
+      AddPause, RunRequest<true>);
 }
 
 Command ResumeCommand() {
@@ -144,7 +203,7 @@ Command ResumeCommand() {
                                       "  amem resume 4711\n"
                                       "A rank that its program had paused goes on when its program resumes it.\n",
                                       false},
-                                     AddResume, RunResume);
+                                     AddResume, RunRequest<false>);
 }
 
 }  // namespace amem::tool

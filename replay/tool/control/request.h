@@ -1,7 +1,8 @@
-// What the commands that ask a living job have in common: which job a command line means, its options, and what is printed.
+// What the commands that ask a living job have in common: which job a command line means, its options, and how it ends.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,8 @@ Result<FoundJob> FindJob(const std::vector<std::string>& names, Ties ties);
 struct RequestOptions {
   std::vector<std::string> job;
   std::uint32_t deadline_s = 60;
+  std::optional<std::uint64_t> at_step;  // of a pause
+  bool tags = false;                     // likewise: the program's as well
   bool json = false;
 };
 void AddRequest(Arguments& arguments, RequestOptions& options, const char* deadline);
@@ -35,9 +38,5 @@ void AddRequest(Arguments& arguments, RequestOptions& options, const char* deadl
 // Complains in one line for each of the message's, and returns the exit code: kCannotRead where the job cannot be asked,
 // kViolationFound where it was asked and did not do it.
 Exit ComplainOf(const Status& why, Exit code);
-
-// The ranks with what they do; with --json an object of the schema `control`. `done`: what was done, a sentence.
-void PrintRanks(Output& out, const std::vector<control::RankLook>& ranks, const FoundJob& job, const std::string& done,
-                double seconds, bool json);
 
 }  // namespace amem::tool

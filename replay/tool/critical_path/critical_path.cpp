@@ -130,12 +130,6 @@ std::string Time(std::uint64_t ns) {
   return milliseconds ? fmt::format("{:.1f} ms", static_cast<double>(ns) / 1e6) : DurationText(ns);
 }
 
-std::string WaitText(const CyclePhase& phase, const JobNames& names) {
-  if (phase.waits.size() < 2) return "";
-  const auto& [session, waited_ns] = phase.waits.front();  // whose part ended first
-  return fmt::format("{} ({})", Time(waited_ns), names.ShortName(session));
-}
-
 void PrintCycle(Output& out, const CriticalPath& cycle, const JobNames& names) {
   out.Styled(Output::Style::kHeading,
              fmt::format("{} ({}) at {}: {} in {}", cycle.name, Plural(cycle.members, "process", "processes"),
@@ -146,10 +140,13 @@ void PrintCycle(Output& out, const CriticalPath& cycle, const JobNames& names) {
     out << "  of " << Plural(cycle.members - cycle.seen, "process", "processes")
         << " there is no journal here: who was last among the others is told\n";
   std::vector<std::vector<std::string>> rows = {{"  PHASE", "TOOK", "LAST", "OTHERS WAITED", "LONGEST STEP OF THE LAST"}};
-  for (const CyclePhase& phase : cycle.phases)
+  for (const CyclePhase& phase : cycle.phases) {
+    const auto& [first, waited_ns] = phase.waits.front();  // whose part ended first
     rows.push_back({fmt::format("  {}{}", phase.undo ? "undo, " : "", phase.name), Time(phase.took_ns),
-                    names.ShortName(phase.last), WaitText(phase, names),
+                    names.ShortName(phase.last),
+                    phase.waits.size() < 2 ? "" : fmt::format("{} ({})", Time(waited_ns), names.ShortName(first)),
                     phase.step.empty() ? "" : fmt::format("{}: {}", phase.step, Time(phase.step_ns))});
+  }
   PrintTable(out, rows);
 }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
 #include <list>
 #include <set>
 #include <thread>
@@ -29,7 +28,7 @@ struct LogOptions {
   std::uint32_t interval_ms = 200;
 };
 
-constexpr std::uint64_t kEnd = std::numeric_limits<std::uint64_t>::max();
+constexpr std::uint64_t kEnd = ~std::uint64_t{0};
 constexpr std::uint64_t kLastWhenFollowed = 10;
 
 // Adds a kind as KindName writes it, blanks or hyphens between the words. Returns what is wrong, or an empty text.
@@ -92,17 +91,11 @@ Status AddSource(const std::filesystem::path& directory, bool with_state, std::v
   return {};
 }
 
-JobClock ClockOf(const std::vector<Source>& sources) {
-  std::vector<OpenedJournal> journals;
-  for (const Source& source : sources) journals.push_back({&source.opening, source.reader.get()});
-  return amem::ClockOf(journals);
-}
-
 // All that events of one session are printed with.
 class Logger {
  public:
-  Logger(const LogOptions& options, const std::vector<Source>& sources, Output& out)
-      : options_(options), out_(out), several_(sources.size() > 1), clock_(ClockOf(sources)) {
+  Logger(const LogOptions& options, const std::vector<Source>& sources, JobClock clock, Output& out)
+      : options_(options), out_(out), several_(sources.size() > 1), clock_(std::move(clock)) {
     for (const Source& source : sources) {
       names_.Add(source.opening.who);
       const std::int64_t opened = WrappedSum(source.opening.who.monotonic_ns, OffsetOf(source));
@@ -115,29 +108,29 @@ class Logger {
     if (source.reader == nullptr) {
       AMEM_ASSIGN(source.reader, JournalReader::Open(directory));
     }
+    const bool named = options_.merge || (options_.follow && several_);
     const PrinterOptions printing{.json = options_.json,
                                   .wall = options_.wall,
-                                  .several = options_.merge || (options_.follow && several_),
-                                  .name = names_.ShortName(source.opening.who.session),
+                                  .name = named ? names_.ShortName(source.opening.who.session) : "",
                                   .origin_ns = Origin(source),
                                   .wall_offset_ns = OffsetOf(source)};
-    stream.Add(directory, std::move(source.reader), OffsetOf(source),
-               {options_.wishes, WindowOf(source), source.opening.before}, {out_, source.opening.who, printing});
+    stream.Add(directory, std::move(source.reader), {WishesOf(source), source.opening.before},
+               {out_, source.opening.who, printing});
     return {};
   }
 
  private:
-  [[nodiscard]] EventWindow WindowOf(const Source& source) const {
-    EventWindow window;
+  [[nodiscard]] EventWishes WishesOf(const Source& source) const {
+    EventWishes wishes = options_.wishes;
     for (const Position& p : options_.from) {
-      std::uint64_t& from = p.seq ? window.from : window.since_ns;
+      std::uint64_t& from = p.seq ? wishes.from : wishes.since_ns;
       from = std::max(from, p.seq ? p.seq->value : OwnTime(source, p));
     }
     for (const Position& p : options_.to) {
-      std::uint64_t& to = p.seq ? window.to : window.until_ns;
+      std::uint64_t& to = p.seq ? wishes.to : wishes.until_ns;
       to = std::min(to, p.seq ? p.seq->value : OwnTime(source, p));
     }
-    return window;
+    return wishes;
   }
   [[nodiscard]] std::int64_t OffsetOf(const Source& source) const { return clock_.OffsetOf(source.opening.who); }
   // What "seconds since the opening" count from: of merged journals the first opening of all.
@@ -219,7 +212,9 @@ int RunLog(const LogOptions& options, Output& out) {
   std::vector<Source> sources;
   for (const auto& directory : FindSessions(options.targets))
     Went(AddSource(directory, options.wishes.allocation.has_value(), sources));
-  const Logger logger(options, sources, out);
+  std::vector<OpenedJournal> journals;
+  for (const Source& source : sources) journals.push_back({&source.opening, source.reader.get()});
+  const Logger logger(options, sources, ClockOf(journals), out);
   if (options.follow) return Follow(sources, logger, options, out);
   const std::uint64_t wanted = LogAll(sources, logger, options, out);
   if (wanted == 0 && !AnyComplaint() && !options.json && !out.ReaderGone())
@@ -228,7 +223,6 @@ int RunLog(const LogOptions& options, Output& out) {
 }
 
 void AddOptions(Arguments& arguments, LogOptions& options) {
-  AddTargets(arguments, options.targets);
   AddJson(arguments, options.json, "One JSON object a line");
   arguments
       .Flag("-f,--follow", options.follow,

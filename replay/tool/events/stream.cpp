@@ -13,9 +13,9 @@ namespace amem::tool {
 
 constexpr std::size_t kEventsAhead = 512;  // of each journal
 
-void EventStream::Add(const std::filesystem::path& session, std::unique_ptr<JournalReader> reader, std::int64_t offset_ns,
-                      EventFilter filter, EventPrinter printer) {
-  sources_.push_back({session, std::move(reader), offset_ns, std::move(filter), std::move(printer)});
+void EventStream::Add(const std::filesystem::path& session, std::unique_ptr<JournalReader> reader, EventFilter filter,
+                      EventPrinter printer) {
+  sources_.push_back({session, std::move(reader), std::move(filter), std::move(printer)});
   Fill(sources_.size() - 1);
 }
 
@@ -80,10 +80,10 @@ bool EventPrinter::TakesBack(const EventBody& body) {
 void EventPrinter::PrintText(const Event& event) {
   head_.clear();  // put together in one piece, because a log has a million such lines
   const auto head = std::back_inserter(head_);
-  if (options_.several) fmt::format_to(head, "{:<8} ", options_.name);
+  if (!options_.name.empty()) fmt::format_to(head, "{:<8} ", options_.name);
   fmt::format_to(head, "{:6}", event.seq.value);
   if (options_.wall) {
-    fmt::format_to(head, " {}", PreciseText(static_cast<std::uint64_t>(WrappedSum(event.time_ns, options_.wall_offset_ns))));
+    fmt::format_to(head, " {}", PreciseText(static_cast<std::uint64_t>(Wall(event))));
   } else {
     const bool before = event.time_ns < options_.origin_ns;
     const std::uint64_t us = (before ? options_.origin_ns - event.time_ns : event.time_ns - options_.origin_ns) / 1000;
@@ -95,8 +95,8 @@ void EventPrinter::PrintText(const Event& event) {
 
 void EventPrinter::PrintJson(const Event& event) {
   Json line = {{"journal", session_}};
-  if (options_.several) line["journal_rank"] = rank_ < 0 ? Json(nullptr) : Json(rank_);
-  if (options_.wall) line["wall_ns"] = static_cast<std::uint64_t>(WrappedSum(event.time_ns, options_.wall_offset_ns));
+  if (!options_.name.empty()) line["journal_rank"] = rank_ < 0 ? Json(nullptr) : Json(rank_);
+  if (options_.wall) line["wall_ns"] = static_cast<std::uint64_t>(Wall(event));
   line["session"] = session_;  // an event about another session has that one's id in its place
   line.update(ToJson(event));
   tool::PrintJson(out_, std::move(line), "event", -1);

@@ -27,15 +27,11 @@ namespace amem::tool {
 
 // ---- which events are wanted ------------------------------------------------------------------------------------------------
 
-// The same for all sessions.
 struct EventWishes {
   std::set<std::size_t> kinds;  // empty: all
   std::optional<std::uint64_t> allocation;
   std::shared_ptr<const regex_t> pattern;  // an extended regular expression, in an event's sentence; null: any
-};
-
-// Numbers of events and times of that session's journal; all ends are included.
-struct EventWindow {
+  // Numbers of events and times of that session's journal; all ends are included.
   std::uint64_t from = 1, to = ~std::uint64_t{0};
   std::uint64_t since_ns = 0, until_ns = ~std::uint64_t{0};
 };
@@ -96,26 +92,25 @@ class AllocationFollower {
   std::set<Address> legacy_;
 };
 
-// For one session; must see every event from ReadFrom() on, in order. `wishes` outlives it.
+// For one session; must see every event from ReadFrom() on, in order.
 class EventFilter {
  public:
   // `before` is what the journal's first event follows: an allocation can be followed only from there.
-  EventFilter(const EventWishes& wishes, const EventWindow& window, const State& before) : wishes_(wishes), window_(window) {
-    if (wishes.allocation) follower_.emplace(AllocationId{*wishes.allocation}, before);
+  EventFilter(EventWishes wishes, const State& before) : wishes_(std::move(wishes)) {
+    if (wishes_.allocation) follower_.emplace(AllocationId{*wishes_.allocation}, before);
   }
 
-  [[nodiscard]] SequenceNumber ReadFrom() const { return SequenceNumber{follower_ ? 1 : window_.from}; }
-  [[nodiscard]] SequenceNumber ReadTo() const { return SequenceNumber{window_.to}; }
+  [[nodiscard]] SequenceNumber ReadFrom() const { return SequenceNumber{follower_ ? 1 : wishes_.from}; }
+  [[nodiscard]] SequenceNumber ReadTo() const { return SequenceNumber{wishes_.to}; }
   bool Wants(const Event& event) {
     if (follower_ && !follower_->Concerns(event)) return false;
-    if (event.seq.value < window_.from || event.time_ns < window_.since_ns || event.time_ns > window_.until_ns) return false;
+    if (event.seq.value < wishes_.from || event.time_ns < wishes_.since_ns || event.time_ns > wishes_.until_ns) return false;
     if (!wishes_.kinds.empty() && !wishes_.kinds.contains(event.body.index())) return false;
     return !wishes_.pattern || ::regexec(wishes_.pattern.get(), ToText(event.body).c_str(), 0, nullptr, 0) == 0;
   }
 
  private:
-  const EventWishes& wishes_;
-  const EventWindow window_;
+  const EventWishes wishes_;
   std::optional<AllocationFollower> follower_;
 };
 
@@ -124,8 +119,7 @@ class EventFilter {
 struct PrinterOptions {
   bool json = false;
   bool wall = false;                // dates in place of seconds since `origin_ns`; "wall_ns" in JSON
-  bool several = false;             // `name` before each line, "journal_rank" in JSON
-  std::string name;                 // "rank 2"
+  std::string name;                 // "rank 2": before each line; in JSON "journal_rank"; empty: of one journal alone
   std::uint64_t origin_ns = 0;      // of the session's clock
   std::int64_t wall_offset_ns = 0;  // added to a time of the session's clock gives nanoseconds since 1970
 };
@@ -134,6 +128,7 @@ class EventPrinter {
  public:
   EventPrinter(Output& out, const SessionOpened& who, PrinterOptions options);
   void Print(const Event& event) { options_.json ? PrintJson(event) : PrintText(event); }
+  [[nodiscard]] std::int64_t Wall(const Event& event) const { return WrappedSum(event.time_ns, options_.wall_offset_ns); }
 
  private:
   void PrintText(const Event& event);  // "    17 +0.003215s t4711  mapped: address 0x7f00, 2 MiB, allocation 3"
@@ -150,9 +145,8 @@ class EventPrinter {
 
 class EventStream {
  public:
-  // `offset_ns` puts the journal's times on the common clock.
-  void Add(const std::filesystem::path& session, std::unique_ptr<JournalReader> reader, std::int64_t offset_ns,
-           EventFilter filter, EventPrinter printer);
+  void Add(const std::filesystem::path& session, std::unique_ptr<JournalReader> reader, EventFilter filter,
+           EventPrinter printer);
   // Prints what there is; of that the last ones only, if `last` is given. What cannot be read is complained about.
   void Print(std::optional<std::uint64_t> last, const Output& out);
   // What live journals have got since can be printed then. False: there is nothing new.
@@ -164,14 +158,13 @@ class EventStream {
   struct Source {
     std::filesystem::path directory;
     std::unique_ptr<JournalReader> reader;
-    std::int64_t offset_ns = 0;
     EventFilter filter;
     EventPrinter printer;
     SequenceNumber next = filter.ReadFrom();
     std::deque<Event> ahead = {};
     bool ended = false, told = false;  // told: what could not be read was complained about
 
-    [[nodiscard]] std::int64_t Time() const { return WrappedSum(ahead.front().time_ns, offset_ns); }
+    [[nodiscard]] std::int64_t Time() const { return printer.Wall(ahead.front()); }
   };
   void Fill(std::size_t number);  // the source's own events ahead, and the queue with the first of them
 

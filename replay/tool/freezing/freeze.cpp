@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
@@ -13,6 +14,7 @@
 #include "replay/driver/checkpointer.h"
 #include "replay/driver/cuda/nvml.h"
 #include "replay/freeze/operation.h"
+#include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/tool/command.h"
 #include "replay/tool/control/request.h"
@@ -23,7 +25,6 @@ namespace {
 
 struct FreezeCommandOptions : RequestOptions {
   std::string gpus;
-  std::optional<std::uint64_t> at_step;
   bool go_on = false, undo = false, this_host = false, others_stay = false;
 };
 
@@ -34,7 +35,11 @@ class ThisMachine final : public FreezeHost {
   std::optional<HostRoom> RoomFor(pid_t pid) override { return HostMemoryAvailable("/", std::to_string(pid)); }
   std::uint64_t StartTicks(pid_t pid) override { return amem::StartTicks(pid); }
   std::set<pid_t> Siblings(pid_t pid) override { return ReadSiblings(pid); }
-  std::string DriverVersion() override { return ReadDriverVersion(); }
+  std::string DriverVersion() override {
+    std::string version;
+    std::ifstream("/sys/module/nvidia/version") >> version;  // of the kernel's module
+    return version;
+  }
 
  private:
   std::jthread nvml_;
@@ -43,7 +48,7 @@ class ThisMachine final : public FreezeHost {
 Json ToJson(const FrozenProcess& one) {
   Json gpus = Json::array();
   for (const auto& [uuid, before, taken] : one.gpus) gpus.push_back({{"uuid", uuid}, {"before", before}, {"taken", taken}});
-  return {{"session", fmt::format("{:016x}", one.process.session.value)},
+  return {{"session", SessionText(one.process.session)},
           {"name", one.process.name},
           {"pid", one.process.pid},
           {"gpus", std::move(gpus)}};
@@ -87,11 +92,7 @@ void PrintText(Output& out, const FreezeReport& report, std::span<const GpuInUse
 int Finish(const FreezeCommandOptions& options, const FreezeReport& report, const Status& status, ThisMachine& machine,
            Output& out) {
   const std::vector<GpuInUse> gpus = machine.GpusInUse();
-  if (options.json) {
-    PrintJson(out, ToJson(report, status, gpus), "freeze");
-  } else {
-    PrintText(out, report, gpus);
-  }
+  options.json ? PrintJson(out, ToJson(report, status, gpus), "freeze") : PrintText(out, report, gpus);
   return status.ok() ? kFine : ComplainOf(status, kViolationFound);
 }
 

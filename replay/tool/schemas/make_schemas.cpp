@@ -13,13 +13,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-void AddFields(Json& schema, const Json& state, const Json& names) {
-  for (const Json& name : names) {
-    schema["required"].push_back(name);
-    schema["properties"][name.get<std::string>()] = state["properties"].at(name.get<std::string>());
-  }
-}
-
 void Fill(Json& schema) {
   const Json made = schema["made"];
   schema.erase("made");
@@ -27,7 +20,10 @@ void Fill(Json& schema) {
     schema["allOf"] = amem::EventForms();
   } else {
     const Json state = amem::StateForm();
-    AddFields(schema, state, made == "state" ? state["required"] : made);
+    for (const Json& name : made == "state" ? state["required"] : made) {
+      schema["required"].push_back(name);
+      schema["properties"][name.get<std::string>()] = state["properties"].at(name.get<std::string>());
+    }
   }
   schema["$defs"] = {{"session", {{"description", "The id of a session"}, {"type", "string"}, {"pattern", "^[0-9a-f]{16}$"}}},
                      {"hex", {{"type", "string"}, {"pattern", "^0x[0-9a-f]+$"}}}};

@@ -26,11 +26,6 @@ bool IsDumb() {
   return kind != nullptr && std::strcmp(kind, "dumb") == 0;
 }
 
-bool WantsColor(const TerminalOptions& options, bool terminal) {
-  if (options.color != "auto") return options.color == "always";
-  return terminal && Variable("NO_COLOR") == nullptr && !IsDumb();
-}
-
 // The command of the pager; null: none is wanted.
 const char* PagerCommand() {
   const char* command = std::getenv("PAGER");
@@ -38,13 +33,12 @@ const char* PagerCommand() {
   return "if command -v less >/dev/null 2>&1; then exec less; else exec cat; fi";
 }
 
-bool IsDigit(char c) { return c >= '0' && c <= '9'; }
-
 // Whether a line must not end between the two words: "32 256", "256 KiB", "3 min".
 bool BelongTogether(std::string_view before, std::string_view after) {
   static constexpr std::string_view kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "ns", "us", "ms", "s", "min", "h", "%"};
-  if (before.empty() || !IsDigit(before.back())) return false;
-  const std::size_t digits = std::min(after.find_first_not_of("0123456789"), after.size());
+  constexpr std::string_view kDigits = "0123456789";
+  if (before.empty() || kDigits.find(before.back()) == kDigits.npos) return false;
+  const std::size_t digits = std::min(after.find_first_not_of(kDigits), after.size());
   const std::string_view word = after.substr(0, after.find_first_of(",.;:)"));
   return digits == 3 || std::ranges::find(kUnits, word) != std::end(kUnits);
 }
@@ -126,7 +120,8 @@ std::vector<std::string> BrokenIntoLines(std::string_view text, std::size_t widt
 
 Pager::Pager(const TerminalOptions& options, bool paged, Output& out) : out_(out) {
   const bool terminal = ::isatty(STDOUT_FILENO) != 0;
-  out.set_color(WantsColor(options, terminal));
+  const bool suits = terminal && Variable("NO_COLOR") == nullptr && !IsDumb();
+  out.set_color(options.color == "auto" ? suits : options.color == "always");
   (void)TextWidth();
   const char* command = PagerCommand();
   if (!terminal || !paged || options.no_pager || command == nullptr) return;

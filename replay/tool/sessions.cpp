@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "replay/job/fold.h"
@@ -16,6 +17,7 @@ namespace amem::tool {
 
 std::string running_command;
 std::string program_name = "amem";
+static std::mutex complaining;               // the thread that looks at a pack's budget complains, too
 static std::vector<std::string> complaints;  // for PrintErrors
 
 std::string AsCalled(std::string text) {
@@ -31,12 +33,16 @@ void AddJson(Arguments& arguments, bool& json, const char* shape) { arguments.Fl
 
 Exit Complain(const std::string& message, Exit code) {
   Progress::End();
+  const std::lock_guard lock(complaining);
   complaints.push_back(AsCalled(message));
   std::fprintf(stderr, "%s: %s\n", program_name.c_str(), Escaped(complaints.back()).c_str());
   return code;
 }
 
-bool AnyComplaint() { return !complaints.empty(); }
+bool AnyComplaint() {
+  const std::lock_guard lock(complaining);
+  return !complaints.empty();
+}
 
 bool Went(const Status& status) {
   if (!status.ok()) Complain(status.message());
@@ -91,6 +97,7 @@ void PrintJson(Output& out, Json json, const char* schema, int indent) {
 }
 
 void PrintErrors(Output& out, const std::string& command, int exit_code) {
+  const std::lock_guard lock(complaining);
   PrintJson(out, {{"command", command}, {"exit", exit_code}, {"errors", complaints}}, "error");
 }
 

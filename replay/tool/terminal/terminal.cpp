@@ -155,11 +155,10 @@ void Progress::Begin(std::uint64_t journals, Bytes bytes) {
 void Progress::OneDone() { ++TheLine().done; }
 void Progress::End() {
   ProgressLine& is = TheLine();
-  {
-    const std::lock_guard lock(is.mutex);
-    is.ended = true;
-  }
-  is.thread = {};  // asks it to stop, and joins it
+  std::jthread ends;  // asks it to stop, and joins it, once; several threads complain
+  const std::lock_guard lock(is.mutex);
+  is.ended = true;
+  ends = std::move(is.thread);
 }
 
 }  // namespace amem::tool

@@ -47,10 +47,7 @@ Result<std::shared_ptr<CudaDriver::Core>> CudaDriver::Core::Make(const Resolve& 
 CudaDriver::Core::~Core() {
   for (const Device& device : devices_) {
     if (device.context == nullptr) continue;
-    if (device.stream != nullptr) {
-      const InContext current(calls, device.context);
-      if (current.result() == CUDA_SUCCESS) calls.stream_destroy(device.stream);
-    }
+    if (device.stream != nullptr) InContext(calls, device.context).Call(calls.stream_destroy, device.stream);
     calls.primary_release(device.device);  // fails while the process ends, which does not matter
   }
 }
@@ -117,7 +114,7 @@ Status CudaDriver::Core::OpenLocked(Device& device, int ordinal) {
     }
   }
   const InContext current(calls, device.context);
-  if (current.result() != CUDA_SUCCESS) return Failure(current.result(), "cuCtxPushCurrent" + of);
+  if (!current.ok()) return Failure(current.result(), "cuCtxPushCurrent" + of);
   const CUresult result = calls.stream_create(&device.stream, CU_STREAM_NON_BLOCKING);
   if (result == CUDA_SUCCESS) return {};
   device.stream = nullptr;

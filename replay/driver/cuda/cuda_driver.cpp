@@ -133,12 +133,11 @@ Result<Bytes> CudaDriver::Granularity(const AllocationProperties& properties) {
 
 Result<MemoryInfo> CudaDriver::Memory(DeviceOrdinal device) {
   AMEM_ASSIGN(const auto opened, core_->Open(device));
-  const InContext current(core_->calls, opened.context);
+  InContext current(core_->calls, opened.context);
   std::size_t free = 0, total = 0;
-  CUresult result = current.result();
-  if (result == CUDA_SUCCESS) result = core_->calls.mem_info(&free, &total);
-  if (result == CUDA_SUCCESS) return MemoryInfo{.free = free, .total = total};
-  return core_->Failure(result, "cuMemGetInfo " + OfDevice(device));
+  current.Call(core_->calls.mem_info, &free, &total);
+  if (current.ok()) return MemoryInfo{.free = free, .total = total};
+  return core_->Failure(current.result(), "cuMemGetInfo " + OfDevice(device));
 }
 
 std::vector<MemoryHolder> CudaDriver::MemoryHolders(DeviceOrdinal device) {
@@ -171,11 +170,10 @@ void CudaDriver::ForgetContext(DeviceOrdinal device) { core_->Forget(device); }
 Status CudaDriver::OnStream(DeviceOrdinal device, const char* call, Address address, Bytes bytes,
                             const std::function<int(void* stream)>& submit) {
   AMEM_ASSIGN(const auto opened, core_->Open(device));
-  const InContext current(core_->calls, opened.context);
-  CUresult result = current.result();
-  if (result == CUDA_SUCCESS) result = static_cast<CUresult>(submit(opened.stream));
-  if (result == CUDA_SUCCESS) return {};
-  return core_->Failure(result, fmt::format("{} {}, {}", call, OfDevice(device), InRange(address, bytes)));
+  InContext current(core_->calls, opened.context);
+  current.Call([&] { return static_cast<CUresult>(submit(opened.stream)); });
+  if (current.ok()) return {};
+  return core_->Failure(current.result(), fmt::format("{} {}, {}", call, OfDevice(device), InRange(address, bytes)));
 }
 
 Status CudaDriver::CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) {

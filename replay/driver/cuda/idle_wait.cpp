@@ -9,7 +9,7 @@ namespace amem {
 // The whole wait for one context, on its own thread.
 static CUresult WaitFor(const CudaCalls& calls, CUcontext context) {
   const InContext current(calls, context);
-  if (current.result() != CUDA_SUCCESS) return current.result();
+  if (!current.ok()) return current.result();
   CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
   const CUresult result = calls.stream_is_capturing(CU_STREAM_LEGACY, &capturing);
   if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capturing != CU_STREAM_CAPTURE_STATUS_NONE)
@@ -96,7 +96,7 @@ std::string CudaDriver::IdleWait::Details(CUcontext context) const {
   std::string text;
   if (core_->calls.stream_query != nullptr) {
     const InContext current(core_->calls, context);
-    const bool busy = current.result() == CUDA_SUCCESS && core_->calls.stream_query(CU_STREAM_LEGACY) == CUDA_ERROR_NOT_READY;
+    const bool busy = current.ok() && core_->calls.stream_query(CU_STREAM_LEGACY) == CUDA_ERROR_NOT_READY;
     text = busy ? "its default stream is busy" : "its default stream is idle, so another one is busy";
   }
   if (last_context_ == context) {
@@ -118,7 +118,7 @@ void CudaDriver::IdleWait::NoteStream(const char* call, void* stream) {
   if (Recent(context).load(std::memory_order_relaxed) == context) return;
   CUdevice device = 0;
   const InContext current(calls, context);
-  if (current.result() != CUDA_SUCCESS || calls.context_device(&device) != CUDA_SUCCESS) return;
+  if (!current.ok() || calls.context_device(&device) != CUDA_SUCCESS) return;
   const MutexLock lock(mutex_);
   noted_[DeviceOrdinal{device}].insert(context);
   Recent(context) = context;

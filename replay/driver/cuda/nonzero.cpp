@@ -52,15 +52,15 @@ static Status InTables(std::span<const Extent> extents, const auto& done) {
   return table.empty() ? Status{} : done(std::span<const TableExtent>(table), units);
 }
 
-CUresult CudaDriver::NonZeroCopier::Device::Launch(CUfunction kernel, CUstream stream, std::size_t blocks,
-                                                   void** arguments) const {
+void CudaDriver::NonZeroCopier::Device::Launch(InContext& current, CUfunction kernel, CUstream stream, std::size_t blocks,
+                                               void** arguments) const {
   const auto grid = static_cast<unsigned>(std::min(blocks, kMaxBlocks));
-  return calls_.launch(kernel, grid, 1, 1, sparse::kThreads, 1, 1, 0, stream, arguments, nullptr);
+  current.Call(calls_.launch, kernel, grid, 1, 1, sparse::kThreads, 1, 1, 0, stream, arguments, nullptr);
 }
 
 bool CudaDriver::NonZeroCopier::Device::CanLook() {
   const MutexLock lock(mutex_);
-  return tried_load_ && loaded_.ok();
+  return loaded_ && loaded_->ok();
 }
 
 Result<NonZero> CudaDriver::NonZeroCopier::Device::FindNonZero(std::span<const Extent> extents, const ContentKey* key,
@@ -88,11 +88,10 @@ Status CudaDriver::NonZeroCopier::Device::PrepareLook(const ContentKey* key) {
   std::byte* const kept = scan_->data() + kKeyAt;
   if (key == nullptr || (has_key_ && std::memcmp(kept, key, sizeof *key) == 0)) return {};
   std::memcpy(kept, key, sizeof *key);
-  const InContext current(calls_, opened_.context);
-  CUresult result = current.result();
-  if (result == CUDA_SUCCESS) result = calls_.copy_to_device(key_, kept, sizeof *key, opened_.stream);
-  has_key_ = result == CUDA_SUCCESS;
-  return has_key_ ? Status{} : Failure(result, "copy the key of hashes");
+  InContext current(calls_, opened_.context);
+  current.Call(calls_.copy_to_device, key_, kept, sizeof *key, opened_.stream);
+  has_key_ = current.ok();
+  return Told(current.result(), "copy the key of hashes");
 }
 
 Status CudaDriver::NonZeroCopier::Device::LookAtPart(std::span<const TableExtent> table, std::uint32_t units, bool hash,
@@ -106,13 +105,11 @@ Status CudaDriver::NonZeroCopier::Device::LookAtPart(std::span<const TableExtent
   CUdeviceptr bitmap = pinned + kBitmapAt, hashes = pinned + kHashesAt;
   auto count = static_cast<unsigned>(table.size());
   void* arguments[] = {&extents, &count, &units, &bitmap, &hashes};
-  const InContext current(calls_, opened_.context);
-  CUresult result = current.result();
-  if (result == CUDA_SUCCESS && buffered)
-    result = calls_.copy_to_device(extents, scan_->data(), table.size_bytes(), opened_.stream);
-  if (result == CUDA_SUCCESS) result = Launch(hash ? look_ : find_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
-  if (result == CUDA_SUCCESS) result = core_->AwaitStream(until, opened_.stream);
-  if (result != CUDA_SUCCESS) return Failure(result, "look for what is not zero", began);
+  InContext current(calls_, opened_.context);
+  if (buffered) current.Call(calls_.copy_to_device, extents, scan_->data(), table.size_bytes(), opened_.stream);
+  Launch(current, hash ? look_ : find_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
+  current.Call(&Core::AwaitStream, core_.get(), until, opened_.stream);
+  AMEM_TRY(Told(current.result(), "look for what is not zero", began));
   const auto* const pages = reinterpret_cast<const std::uint32_t*>(scan_->data() + kBitmapAt);
   const auto* const values = reinterpret_cast<const ContentHash*>(scan_->data() + kHashesAt);
   found.pages.insert(found.pages.end(), pages, pages + units);
@@ -136,26 +133,23 @@ Status CudaDriver::NonZeroCopier::Device::ClearPart(std::span<const TableExtent>
   auto at = reinterpret_cast<CUdeviceptr>(pinned);
   auto count = static_cast<unsigned>(table.size());
   void* arguments[] = {&at, &count, &units};
-  const InContext current(calls_, opened_.context);
-  CUresult result = current.result();
-  if (result == CUDA_SUCCESS) result = Launch(clear_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
-  return result == CUDA_SUCCESS ? Status{} : Failure(result, "clear memory");
+  InContext current(calls_, opened_.context);
+  Launch(current, clear_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
+  return Told(current.result(), "clear memory");
 }
 
 Status CudaDriver::NonZeroCopier::Device::FollowMain() {
-  const InContext current(calls_, opened_.context);
-  CUresult result = current.result();
-  if (result == CUDA_SUCCESS) result = calls_.event_record(main_event_, opened_.stream);
-  if (result != CUDA_SUCCESS) return Failure(result, "cuEventRecord");
+  InContext current(calls_, opened_.context);
+  current.Call(calls_.event_record, main_event_, opened_.stream);
+  AMEM_TRY(Told(current.result(), "cuEventRecord"));
   for (Lane& lane : lanes_) lane.behind = true;
   return {};
 }
 
-CUresult CudaDriver::NonZeroCopier::Device::CatchUp(Lane& lane) {
-  if (!lane.behind) return CUDA_SUCCESS;
-  const CUresult result = calls_.stream_wait(lane.stream, main_event_, 0);
-  if (result == CUDA_SUCCESS) lane.behind = false;
-  return result;
+void CudaDriver::NonZeroCopier::Device::CatchUp(InContext& current, Lane& lane) {
+  if (!lane.behind) return;
+  current.Call(calls_.stream_wait, lane.stream, main_event_, 0);
+  lane.behind = !current.ok();
 }
 
 Status CudaDriver::NonZeroCopier::Device::Move(std::span<const Extent> extents, bool gather) {
@@ -229,27 +223,24 @@ Status CudaDriver::NonZeroCopier::Device::LaunchMove(std::uint64_t base, Bytes b
   auto count = static_cast<unsigned>(pieces.size());
   int direction = gather ? 1 : 0;
   void* arguments[] = {&table, &count, &other, &direction};
-  const InContext current(calls_, opened_.context);
-  CUresult result = current.result();
-  if (result == CUDA_SUCCESS && staged && !gather) result = calls_.copy_to_device(lane.slot, host, bytes, lane.stream);
-  if (result == CUDA_SUCCESS) result = CatchUp(lane);
+  InContext current(calls_, opened_.context);
+  if (staged && !gather) current.Call(calls_.copy_to_device, lane.slot, host, bytes, lane.stream);
+  CatchUp(current, lane);
   const std::size_t blocks = staged ? pieces.size() : std::min(pieces.size(), parts_.direct_blocks);
-  if (result == CUDA_SUCCESS) result = Launch(copy_, lane.stream, blocks, arguments);
-  if (result == CUDA_SUCCESS && staged && gather) result = calls_.copy_to_host(host, lane.slot, bytes, lane.stream);
-  return result == CUDA_SUCCESS ? Status{} : Failure(result, gather ? "copy to the host" : "copy to the device");
+  Launch(current, copy_, lane.stream, blocks, arguments);
+  if (staged && gather) current.Call(calls_.copy_to_host, host, lane.slot, bytes, lane.stream);
+  return Told(current.result(), gather ? "copy to the host" : "copy to the device");
 }
 
 Status CudaDriver::NonZeroCopier::Device::MoveRuns(std::span<const Extent> extents, bool gather) {
-  const InContext current(calls_, opened_.context);
-  CUresult result = current.result();
+  InContext current(calls_, opened_.context);
   for (const Extent& extent : extents) {
     Lane& lane = lanes_[next_lane_++ % lanes_.size()];
-    if (result == CUDA_SUCCESS) result = CatchUp(lane);
-    if (result != CUDA_SUCCESS) break;
-    result = gather ? calls_.copy_to_host(extent.host, extent.address.value, extent.bytes, lane.stream)
-                    : calls_.copy_to_device(extent.address.value, extent.host, extent.bytes, lane.stream);
+    CatchUp(current, lane);
+    if (gather) current.Call(calls_.copy_to_host, extent.host, extent.address.value, extent.bytes, lane.stream);
+    if (!gather) current.Call(calls_.copy_to_device, extent.address.value, extent.host, extent.bytes, lane.stream);
   }
-  return result == CUDA_SUCCESS ? Status{} : Failure(result, gather ? "copy to the host" : "copy to the device");
+  return Told(current.result(), gather ? "copy to the host" : "copy to the device");
 }
 
 Status CudaDriver::NonZeroCopier::Device::CopyWhole(const Extent& extent, bool to_host) {
@@ -262,17 +253,16 @@ Status CudaDriver::NonZeroCopier::Device::CopyWhole(const Extent& extent, bool t
 Result<std::uint64_t> CudaDriver::NonZeroCopier::Device::Mark() {
   const MutexLock lock(mutex_);
   if (!Ready().ok()) return std::uint64_t{0};
-  const InContext current(calls_, opened_.context);
-  CUresult result = current.result();
+  InContext current(calls_, opened_.context);
   const std::size_t first = marks_ * (lanes_.size() + 1);
-  while (result == CUDA_SUCCESS && events_.size() < first + lanes_.size() + 1) {
+  while (current.ok() && events_.size() < first + lanes_.size() + 1) {
     CUevent event = nullptr;
-    result = calls_.event_create(&event, CU_EVENT_DISABLE_TIMING);
-    if (result == CUDA_SUCCESS) events_.push_back(event);
+    current.Call(calls_.event_create, &event, CU_EVENT_DISABLE_TIMING);
+    if (current.ok()) events_.push_back(event);
   }
-  for (std::size_t i = 0; i <= lanes_.size() && result == CUDA_SUCCESS; ++i)
-    result = calls_.event_record(events_[first + i], i == 0 ? opened_.stream : lanes_[i - 1].stream);
-  if (result != CUDA_SUCCESS) return Failure(result, "cuEventRecord");
+  for (std::size_t i = 0; i <= lanes_.size() && current.ok(); ++i)
+    current.Call(calls_.event_record, events_[first + i], i == 0 ? opened_.stream : lanes_[i - 1].stream);
+  AMEM_TRY(Told(current.result(), "cuEventRecord"));
   return std::uint64_t{++marks_};
 }
 
@@ -280,14 +270,10 @@ Status CudaDriver::NonZeroCopier::Device::Await(std::uint64_t mark, Deadline unt
   const Deadline began = Now();
   const MutexLock lock(mutex_);
   if (mark <= awaited_ || mark > marks_) return {};  // since Finish, if there is no such mark
-  const InContext current(calls_, opened_.context);
-  CUresult result = current.result();
-  const std::size_t first = (mark - 1) * (lanes_.size() + 1);
-  for (std::size_t i = 0; i <= lanes_.size() && result == CUDA_SUCCESS; ++i) {
-    const CUevent event = events_[first + i];
-    result = Core::Await(until, [&] { return calls_.event_query(event); });
-  }
-  if (result != CUDA_SUCCESS) return Failure(result, "cuEventQuery", began);
+  InContext current(calls_, opened_.context);
+  for (const CUevent event : std::span(events_).subspan((mark - 1) * (lanes_.size() + 1), lanes_.size() + 1))
+    current.Call(Core::Await, until, [&] { return calls_.event_query(event); });
+  AMEM_TRY(Told(current.result(), "cuEventQuery", began));
   awaited_ = mark;
   return {};
 }
@@ -302,15 +288,15 @@ Status CudaDriver::NonZeroCopier::Device::Lead(CUstream stream) {
     CUevent event = nullptr;
     CUresult result = CUDA_SUCCESS;
     {
-      const InContext current(calls_, opened_.context);
+      InContext current(calls_, opened_.context);
+      current.Call(calls_.event_create, &event, CU_EVENT_DISABLE_TIMING);
+      current.Call(calls_.event_record, event, one);
       result = current.result();
-      if (result == CUDA_SUCCESS) result = calls_.event_create(&event, CU_EVENT_DISABLE_TIMING);
-      if (result == CUDA_SUCCESS) result = calls_.event_record(event, one);
     }
     if (result == CUDA_SUCCESS) result = calls_.stream_wait(stream, event, 0);
     const InContext current(calls_, opened_.context);
     if (event != nullptr) calls_.event_destroy(event);
-    if (result != CUDA_SUCCESS) return Failure(result, "let a stream wait");
+    AMEM_TRY(Told(result, "let a stream wait"));
   }
   return {};
 }

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -93,8 +94,8 @@ class CudaDriver::NonZeroCopier::Device : NoCopies {
   Status CloseBuffer() REQUIRES(mutex_);
   Result<std::byte*> Table(Bytes bytes) REQUIRES(mutex_);  // pinned, until Finish
   Status FollowMain() REQUIRES(mutex_);
-  CUresult CatchUp(Lane& lane) REQUIRES(mutex_);
-  CUresult Launch(CUfunction kernel, CUstream stream, std::size_t blocks, void** arguments) const;
+  void CatchUp(InContext& current, Lane& lane) REQUIRES(mutex_);
+  void Launch(InContext& current, CUfunction kernel, CUstream stream, std::size_t blocks, void** arguments) const;
   Status PrepareLook(const ContentKey* key) REQUIRES(mutex_);
   Status LookAtPart(std::span<const sparse::TableExtent> table, std::uint32_t units, bool hash, NonZero& found, Deadline until)
       REQUIRES(mutex_);
@@ -102,7 +103,7 @@ class CudaDriver::NonZeroCopier::Device : NoCopies {
   Status MovePieces(std::span<const Extent> extents, bool gather, bool staged) REQUIRES(mutex_);
   Status LaunchMove(std::uint64_t base, Bytes bytes, bool gather, bool staged) REQUIRES(mutex_);
   Status MoveRuns(std::span<const Extent> extents, bool gather) REQUIRES(mutex_);
-  Status Failure(CUresult result, const char* tried, Deadline began = Now()) const;  // `began`: of a wait
+  Status Told(CUresult result, const char* tried, Deadline began = Now()) const;  // `began`: of a wait
 
   CudaDriver& driver_;
   const std::shared_ptr<Core> core_;
@@ -113,8 +114,7 @@ class CudaDriver::NonZeroCopier::Device : NoCopies {
 
   Mutex mutex_{LockRank::kDriverLane};
   Core::Device opened_ GUARDED_BY(mutex_);
-  bool tried_ready_ GUARDED_BY(mutex_) = false, tried_load_ GUARDED_BY(mutex_) = false;
-  Status ready_ GUARDED_BY(mutex_), loaded_ GUARDED_BY(mutex_);
+  std::optional<Status> ready_ GUARDED_BY(mutex_), loaded_ GUARDED_BY(mutex_);  // once tried
   CUmodule module_ GUARDED_BY(mutex_) = nullptr;
   CUfunction find_ GUARDED_BY(mutex_) = nullptr, look_ GUARDED_BY(mutex_) = nullptr, copy_ GUARDED_BY(mutex_) = nullptr,
                    clear_ GUARDED_BY(mutex_) = nullptr;

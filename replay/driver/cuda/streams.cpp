@@ -21,10 +21,7 @@ class CudaDriver::CudaStreamMoment final : public StreamMoment, NoCopies {
  public:
   CudaStreamMoment(std::shared_ptr<Core> core, CUcontext context, CUevent event)
       : core_(std::move(core)), context_(context), event_(event) {}
-  ~CudaStreamMoment() override {
-    const InContext current(core_->calls, context_);
-    if (current.result() == CUDA_SUCCESS) core_->calls.event_destroy(event_);
-  }
+  ~CudaStreamMoment() override { InContext(core_->calls, context_).Call(core_->calls.event_destroy, event_); }
   [[nodiscard]] CUevent event() const { return event_; }
   [[nodiscard]] CUcontext context() const { return context_; }
 
@@ -38,16 +35,15 @@ Status CudaDriver::OnProgramStream(DeviceOrdinal device, const char* call, void*
                                    const std::function<int(void* stream)>& use) {
   AMEM_ASSIGN(const auto opened, core_->Open(device));
   const CudaCalls& calls = core_->calls;
-  const InContext current(calls, ContextFor(calls, device, opened.context, stream));
-  CUresult result = current.result();
+  InContext current(calls, ContextFor(calls, device, opened.context, stream));
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (result == CUDA_SUCCESS) result = calls.stream_is_capturing(static_cast<CUstream>(stream), &capture);
-  if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capture != CU_STREAM_CAPTURE_STATUS_NONE) {
+  current.Call(calls.stream_is_capturing, static_cast<CUstream>(stream), &capture);
+  if (current.result() == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capture != CU_STREAM_CAPTURE_STATUS_NONE) {
     return {Code::kRefused, fmt::format("{} on device {}: a stream capture is running there; end it first", call, device.value),
             cuda::kCaptureUnsupported};
   }
-  if (result == CUDA_SUCCESS) result = static_cast<CUresult>(use(stream));
-  return result == CUDA_SUCCESS ? Status{} : core_->Failure(result, fmt::format("{} device {}", call, device.value));
+  current.Call([&] { return static_cast<CUresult>(use(stream)); });
+  return current.ok() ? Status{} : core_->Failure(current.result(), fmt::format("{} device {}", call, device.value));
 }
 
 Result<std::unique_ptr<StreamMoment>> CudaDriver::MomentOf(DeviceOrdinal device, void* stream) {
@@ -59,12 +55,11 @@ Result<std::unique_ptr<StreamMoment>> CudaDriver::MomentOf(DeviceOrdinal device,
   AMEM_TRY(OnProgramStream(device, "cuEventRecord", stream, [&](void* theirs) -> int {
     CUcontext context = nullptr;
     CUevent event = nullptr;
-    CUresult result = calls.stream_context(static_cast<CUstream>(theirs), &context);
-    if (result != CUDA_SUCCESS) return result;
-    const InContext current(calls, context);
-    result = current.result();
-    if (result == CUDA_SUCCESS) result = calls.event_create(&event, CU_EVENT_DISABLE_TIMING);
-    if (result != CUDA_SUCCESS) return result;
+    if (const CUresult result = calls.stream_context(static_cast<CUstream>(theirs), &context); result != CUDA_SUCCESS)
+      return result;
+    InContext current(calls, context);
+    current.Call(calls.event_create, &event, CU_EVENT_DISABLE_TIMING);
+    if (!current.ok()) return current.result();
     moment = std::make_unique<CudaStreamMoment>(core_, context, event);
     return calls.event_record(event, static_cast<CUstream>(theirs));
   }));
@@ -92,11 +87,10 @@ Status CudaDriver::AwaitMoment(DeviceOrdinal device, const StreamMoment& moment,
   const auto* const held = dynamic_cast<const CudaStreamMoment*>(&moment);
   if (held == nullptr) return {};  // it stands for nothing
   const Deadline began = Now();
-  const InContext current(core_->calls, held->context());
-  CUresult result = current.result();
-  if (result == CUDA_SUCCESS) result = Core::Await(until, [&] { return core_->calls.event_query(held->event()); });
-  if (result == CUDA_ERROR_NOT_READY) return NotIdle(device, began, "");
-  return result == CUDA_SUCCESS ? Status{} : core_->Failure(result, fmt::format("cuEventQuery device {}", device.value));
+  InContext current(core_->calls, held->context());
+  current.Call(Core::Await, until, [&] { return core_->calls.event_query(held->event()); });
+  if (current.result() == CUDA_ERROR_NOT_READY) return NotIdle(device, began, "");
+  return current.ok() ? Status{} : core_->Failure(current.result(), fmt::format("cuEventQuery device {}", device.value));
 }
 
 Result<std::unique_ptr<Copier>> CudaDriver::OpenLane() {

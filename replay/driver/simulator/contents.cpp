@@ -182,29 +182,6 @@ Status Simulator::Drain(LaneNumber lane, DeviceOrdinal device, Deadline until) {
   return {};
 }
 
-Status Simulator::Kernel(DeviceOrdinal device, const Copy& access) {
-  const auto pieces = LockAndResolve(device, access);
-  if (pieces.ok()) return Perform(access, *pieces);
-  dead_ = true;
-  return SimulatedFailure(cuda::kIllegalAddress, "a kernel at " + InRange(access.device_address, access.bytes),
-                          pieces.status().message());
-}
-
-Status Simulator::KernelReads(DeviceOrdinal device, Address from, std::span<std::byte> to) {
-  return Kernel(device, {CopyKind::kKernelReads, from, to.data(), to.size()});
-}
-
-Status Simulator::KernelWrites(DeviceOrdinal device, Address to, std::span<const std::byte> from) {
-  return Kernel(device, {CopyKind::kKernelWrites, to, const_cast<std::byte*>(from.data()), from.size()});
-}
-
-Bytes Simulator::PinnedBytes() const {
-  const MutexLock lock(pinned_->mutex);
-  Bytes bytes = 0;
-  for (const auto& [data, size] : pinned_->buffers) bytes += size;
-  return bytes;
-}
-
 Status Simulator::Perform(const Copy& copy, const std::vector<Piece>& pieces) {
   std::byte* host = copy.host;
   for (const Piece& piece : pieces) {

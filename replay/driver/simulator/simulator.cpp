@@ -47,8 +47,7 @@ Simulator::Simulator(SimulatorOptions options, std::shared_ptr<SimulatorWorld> w
       visible_(options_.visible),
       next_handle_(kFirstHandle),
       next_address_(kFirstNumberedAddress),
-      pinned_(std::make_shared<PinnedRegistry>()),
-      faults_(std::make_unique<Faults>()) {
+      pinned_(std::make_shared<PinnedRegistry>()) {
   if (!visible_.empty()) return;
   visible_.resize(static_cast<std::size_t>(world_->devices()));
   std::iota(visible_.begin(), visible_.end(), 0);
@@ -68,7 +67,8 @@ int Simulator::Enter(Call call) {
   const std::uint64_t count = counts_[call].fetch_add(1, std::memory_order_relaxed) + 1;
   if (guard_.InChild()) return cuda::kNotInitialized;
   if (dead_) return cuda::kIllegalAddress;
-  return armed_.load(std::memory_order_relaxed) ? EnterSlow(call, count) : 0;
+  Faults* const faults = faults_.load(std::memory_order_acquire);
+  return faults == nullptr ? 0 : faults->Of(call, count);
 }
 
 std::int32_t Simulator::WorldDevice(std::int32_t ordinal) const {

@@ -216,17 +216,19 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
   // Its calls are counted with the simulator's own, and fail like those.
   Result<std::unique_ptr<Copier>> OpenLane() override;
 
+  Result<SimulatedMapping> MappingAt(Address address);  // kNotFound
+
+  // All below is for tests and the stand-in driver; what has no body here is in tests/stand_ins/simulator.
   // ---- what the driver can and AMem does not need (for programs that use the simulator as a driver)
   Result<DriverHandle> Retain(Address address);  // adds a reference to the handle mapped there
   Result<AllocationProperties> PropertiesOf(DriverHandle handle);
-  Result<SimulatedMapping> MappingAt(Address address);  // kNotFound
-  Result<Extent> RangeAt(Address address);              // kNotFound
+  Result<Extent> RangeAt(Address address);  // kNotFound
 
   // What a kernel does: the answer tells whether the device may use that memory.
   Status KernelReads(DeviceOrdinal device, Address from, std::span<std::byte> to);
   Status KernelWrites(DeviceOrdinal device, Address to, std::span<const std::byte> from);
 
-  // ---- for tests
+  // ---- what it holds, what it counted, and how it is made to fail
   [[nodiscard]] SimulatorSnapshot Snapshot() const;
   [[nodiscard]] Bytes BytesInUse(DeviceOrdinal device) const;          // by all processes of the world
   [[nodiscard]] std::size_t QueuedCopies(DeviceOrdinal device) const;  // in all lanes
@@ -280,7 +282,12 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
     Bytes offset = 0, bytes = 0;
     friend bool operator==(const Piece&, const Piece&) = default;
   };
-  struct Faults;
+  struct Faults {  // that tests plan
+    virtual ~Faults() = default;
+    virtual int Of(Call call, std::uint64_t count) = 0;  // as Hook
+  };
+  struct PlannedFaults;
+  PlannedFaults& Plan();
 
   Simulator(SimulatorOptions options, std::shared_ptr<SimulatorWorld> world, std::uint32_t member);
 
@@ -297,8 +304,6 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
     AMEM_TRY(Enter(call, fail));
     return WorldDevice(device.value) < 0 ? fail(cuda::kInvalidDevice, "there is no such device") : Status{};
   }
-  int EnterSlow(Call call, std::uint64_t count);
-  static std::size_t IndexOf(std::string_view call);  // kCalls.size(): there is none
 
   [[nodiscard]] std::int32_t WorldDevice(std::int32_t ordinal) const;  // -1: none
   [[nodiscard]] bool Granular(std::uint64_t value) const { return (value & (options_.granularity - 1)) == 0; }
@@ -368,8 +373,8 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
   std::atomic<bool> dead_ = false;  // the context is dead after an access to unmapped memory
 
   std::array<std::atomic<std::uint64_t>, kCalls.size()> counts_{};
-  std::atomic<bool> armed_ = false;  // faults_ is not empty
-  std::unique_ptr<Faults> faults_;
+  std::unique_ptr<Faults> planned_ GUARDED_BY(mutex_);
+  std::atomic<Faults*> faults_ = nullptr;  // these; null: no call is made to fail
 };
 
 }  // namespace amem

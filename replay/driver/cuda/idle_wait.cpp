@@ -53,41 +53,23 @@ Status CudaDriver::IdleWait::Await(DeviceOrdinal device, Deadline until) {
 }
 
 Result<std::optional<CUresult>> CudaDriver::IdleWait::AwaitContext(CUcontext context, Clock::time_point until) {
-  const auto ended = [&](Wait& wait) {
-    const MutexLock lock(wait.mutex);
-    while (!wait.result && wait.changed.WaitUntil(wait.mutex, until)) {
-    }
-    return wait.result;
-  };
-  // An earlier wait that is still under way began before the work that this one must wait for.
-  if (const auto before = Unfinished(context); before != nullptr && !ended(*before)) return std::optional<CUresult>();
-  AMEM_ASSIGN(const auto wait, Begin(context));
-  const auto result = ended(*wait);
-  const MutexLock lock(mutex_);
-  if (result) {
-    unfinished_.erase(context);
-  } else {
-    unfinished_[context] = wait;
+  Wait before;
+  {
+    const MutexLock lock(mutex_);
+    if (const auto* const known = FindIn(unfinished_, context)) before = *known;
   }
-  return result;
-}
-
-Result<std::shared_ptr<CudaDriver::IdleWait::Wait>> CudaDriver::IdleWait::Begin(CUcontext context) {
-  auto wait = std::make_shared<Wait>();
-  AMEM_ASSIGN(auto started, StartThread("amem-idle", [core = core_, wait, context] {
-                const CUresult result = WaitFor(core->calls, context);
-                const MutexLock lock(wait->mutex);
-                wait->result = result;
-                wait->changed.NotifyAll();
-              }));
+  // An earlier wait that is still under way began before the work that this one must wait for.
+  if (before.valid() && before.wait_until(until) != std::future_status::ready) return std::optional<CUresult>();
+  const auto task =
+      std::make_shared<std::packaged_task<CUresult()>>([core = core_, context] { return WaitFor(core->calls, context); });
+  const Wait wait = task->get_future();
+  AMEM_ASSIGN(auto started, StartThread("amem-idle", [task] { (*task)(); }));
   started.detach();
-  return wait;
-}
-
-std::shared_ptr<CudaDriver::IdleWait::Wait> CudaDriver::IdleWait::Unfinished(CUcontext context) {
+  const bool ended = wait.wait_until(until) == std::future_status::ready;
   const MutexLock lock(mutex_);
-  auto* const it = FindIn(unfinished_, context);
-  return it == nullptr ? nullptr : *it;
+  if (!ended) unfinished_[context] = wait;
+  if (ended) unfinished_.erase(context);
+  return ended ? std::optional(wait.get()) : std::nullopt;
 }
 
 // The default stream's state tells whether the program's own streams are busy. Those are not asked, because a destroyed stream

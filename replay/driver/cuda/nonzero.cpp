@@ -121,21 +121,17 @@ Status CudaDriver::NonZeroCopier::Device::ClearAll(std::span<const Extent> exten
   AMEM_TRY(Multiples(extents));
   const MutexLock lock(mutex_);
   if (!Load().ok()) return driver_.Driver::ClearAll(device_, extents);
-  return InTables(extents, [&](std::span<const TableExtent> table, std::uint32_t units) {
+  return InTables(extents, [&](std::span<const TableExtent> table, std::uint32_t units) -> Status {
     mutex_.AssertHeld();
-    return ClearPart(table, units);
+    AMEM_ASSIGN(auto pinned, Table(table.size_bytes()));
+    std::memcpy(pinned, table.data(), table.size_bytes());
+    auto at = reinterpret_cast<CUdeviceptr>(pinned);
+    auto count = static_cast<unsigned>(table.size());
+    void* arguments[] = {&at, &count, &units};
+    InContext current(calls_, opened_.context);
+    Launch(current, clear_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
+    return Told(current.result(), "clear memory");
   });
-}
-
-Status CudaDriver::NonZeroCopier::Device::ClearPart(std::span<const TableExtent> table, std::uint32_t units) {
-  AMEM_ASSIGN(auto pinned, Table(table.size_bytes()));
-  std::memcpy(pinned, table.data(), table.size_bytes());
-  auto at = reinterpret_cast<CUdeviceptr>(pinned);
-  auto count = static_cast<unsigned>(table.size());
-  void* arguments[] = {&at, &count, &units};
-  InContext current(calls_, opened_.context);
-  Launch(current, clear_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
-  return Told(current.result(), "clear memory");
 }
 
 Status CudaDriver::NonZeroCopier::Device::FollowMain() {

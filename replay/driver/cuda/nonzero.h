@@ -99,7 +99,6 @@ class CudaDriver::NonZeroCopier::Device : NoCopies {
   Status PrepareLook(const ContentKey* key) REQUIRES(mutex_);
   Status LookAtPart(std::span<const sparse::TableExtent> table, std::uint32_t units, bool hash, NonZero& found, Deadline until)
       REQUIRES(mutex_);
-  Status ClearPart(std::span<const sparse::TableExtent> table, std::uint32_t units) REQUIRES(mutex_);
   Status MovePieces(std::span<const Extent> extents, bool gather, bool staged) REQUIRES(mutex_);
   Status LaunchMove(std::uint64_t base, Bytes bytes, bool gather, bool staged) REQUIRES(mutex_);
   Status MoveRuns(std::span<const Extent> extents, bool gather) REQUIRES(mutex_);

@@ -93,11 +93,19 @@ Result<std::unique_ptr<PinnedBuffer>> Simulator::AllocatePinned(Bytes bytes) {
   return std::unique_ptr<PinnedBuffer>(std::make_unique<SimulatedPinnedBuffer>(pinned_, options_.host, data, bytes));
 }
 
-Status Simulator::CopyOne(Call call, LaneNumber lane, DeviceOrdinal device, const Copy& copy) {
-  return Queue(call, lane, device, std::span(&copy, 1));
-}
-
-Status Simulator::Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Copy> copies) {
+// Queues a copy between each extent and its part of host memory, or a clear of each.
+Status Simulator::Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents) {
+  const bool in_parts = call == kGather || call == kScatter || call == kClearAll;
+  const CopyKind kind = call == kGather || call == kCopyToHost      ? CopyKind::kToHost
+                        : call == kScatter || call == kCopyToDevice ? CopyKind::kToDevice
+                                                                    : CopyKind::kClear;
+  std::vector<Copy> copies;
+  for (const Extent& extent : extents)
+    copies.push_back({kind, extent.address, extent.host, !in_parts || Multiple(extent) ? extent.bytes : 0});
+  if (in_parts) {
+    const MutexLock lock(mutex_);
+    kernels_.insert(lane);
+  }
   const Copy* at = copies.data();
   const auto fail = [&](int result, std::string_view why) {
     const std::string what = copies.empty() ? "" : ", " + InRange(at->device_address, at->bytes);
@@ -245,19 +253,6 @@ Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span
     }
   }
   return found;
-}
-
-// Queues a copy between each extent and its part of host memory, or a clear of each.
-Status Simulator::MoveAll(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents) {
-  const CopyKind kind = call == kGather ? CopyKind::kToHost : call == kScatter ? CopyKind::kToDevice : CopyKind::kClear;
-  std::vector<Copy> copies;
-  for (const Extent& extent : extents)
-    copies.push_back({kind, extent.address, extent.host, Multiple(extent) ? extent.bytes : 0});
-  {
-    const MutexLock lock(mutex_);
-    kernels_.insert(lane);
-  }
-  return Queue(call, lane, device, copies);
 }
 
 }  // namespace amem

@@ -7,14 +7,9 @@ namespace amem {
 
 constexpr std::string_view kNoMulticast = "that handle is no multicast object";
 
-bool Simulator::MulticastGranular(std::uint64_t value) const {
-  const Bytes granularity = options_.multicast_granularity != 0 ? options_.multicast_granularity : options_.granularity;
-  return (value & (granularity - 1)) == 0;
-}
-
 Result<Bytes> Simulator::MulticastGranularity() {
   AMEM_TRY(Enter(kMulticastGranularity, Failing([] { return "cuMulticastGetGranularity"; })));
-  return options_.multicast_granularity != 0 ? options_.multicast_granularity : options_.granularity;
+  return options_.multicast_granularity;
 }
 
 Result<DriverHandle> Simulator::CreateMulticast(const MulticastProperties& wanted) {

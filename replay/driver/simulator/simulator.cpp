@@ -23,6 +23,7 @@ Result<std::unique_ptr<Simulator>> Simulator::Open(SimulatorOptions options) {
     return Status(Code::kInvalid, fmt::format("simulator with a granularity of {} bytes: give a power of two, at least 4096",
                                               options.granularity));
   }
+  if (options.multicast_granularity == 0) options.multicast_granularity = options.granularity;
   std::shared_ptr<SimulatorWorld> world = options.in_memory;
   if (!options.world.empty()) {
     AMEM_ASSIGN(world, SimulatorWorld::Open(options.world, options.devices, options.capacity_per_device));

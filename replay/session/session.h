@@ -227,8 +227,9 @@ class Session final : public PeerDelegate {
   Result<UniqueFd> ExportWhole(AllocationId allocation);
   void Dropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) REQUIRES(ledger_);
   AllocationId NewLegacyPart(Bytes bytes, DeviceOrdinal device, const CallSite& site);
-  Result<AllocationId> ImportToken(const Token& token, std::uint32_t handle_type, const Origin& origin);
-  Result<AllocationId> TryImport(const Token& token, std::uint32_t handle_type, const Origin& origin);
+  Result<AllocationId> ImportToken(const Token& token, const Origin& origin);
+  Result<AllocationId> TryImport(const Token& token, const Origin& origin);
+  Result<AllocationId> ImportWhole(const Token& token, AllocationId as, const SharedAllocation& shared, const Origin& origin);
   Result<Address> OpenAgain(const Token& token, DeviceOrdinal device);  // zero: its memory is not open here
   Result<UniqueFd> CountedDescriptor(AllocationId allocation, const Token& token) REQUIRES(ledger_);
   // Lets go of what only descriptors held that are all closed. What the driver refuses is tried again by the next call,

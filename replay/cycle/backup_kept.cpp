@@ -70,13 +70,13 @@ Bytes Backup::KeptFor(std::span<const Item> items) {
 }
 
 // Where an item is dense, all its pages are wanted.
-std::vector<Backup::Wanted> Backup::WhatToSave(std::span<const Item> items, const NonZero& found, Looking looking) {
+std::vector<Backup::Wanted> Backup::WhatToSave(std::span<const Item> items, const NonZero& found) {
   std::vector<Wanted> all;
   all.reserve(found.pages.size());
   for (const Item& item : items) {
     const std::size_t first = all.size();
     const auto found_here = std::span(found.pages).subspan(first, UnitsOf(item.bytes));
-    bool engine = looking == Looking::kBeside;
+    bool engine = looking_ == Looking::kBeside;
     if (!engine && options_.dense <= 1) {
       Bytes nonzero = 0;
       for (const std::uint32_t pages : found_here) nonzero += SizeOf(pages);

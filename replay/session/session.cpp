@@ -152,13 +152,6 @@ Session::Failed Session::AboutFailure() {
   return failed;
 }
 
-Session::Whereabouts Session::Where() {
-  const LedgerLock lock(ledger_);
-  const SessionOpened& who = ledger_.state().session;
-  const bool journals = ledger_.journal() != nullptr && ledger_.JournalLost().ok();
-  return {journals ? ledger_.journal()->Directory() : std::filesystem::path(), who.session, who.rank};
-}
-
 Status Session::Pause() { return Cycle(CycleKind::kPause); }
 Status Session::Resume() { return Cycle(CycleKind::kResume, true); }
 Status Session::ResumeInTime() { return Cycle(CycleKind::kResume); }

@@ -146,12 +146,6 @@ class Session final : public PeerDelegate {
     bool speaks = false;
   };
   [[nodiscard]] Failed AboutFailure();
-  struct Whereabouts {
-    std::filesystem::path journal;  // empty: none
-    SessionId session;
-    std::int32_t rank = -1;
-  };
-  [[nodiscard]] Whereabouts Where();
   // Held over a launch, copy or fill by NCCL, so that no pause begins meanwhile. Waits for a pause or resume that is under way.
   // Not owned: memory is paused, so refuse the call. `call` and `stream` are for messages of a pause that waits for the call in
   // vain.

@@ -208,9 +208,4 @@ void HostClaims::Settle(Bytes bytes) {
   Write();
 }
 
-Bytes HostClaims::claimed() const {
-  const MutexLock lock(mutex_);
-  return claimed_;
-}
-
 }  // namespace amem

@@ -42,7 +42,6 @@ class HostClaims : NoCopies {
   // kOutOfMemory: the claims of all sessions leave less than `bytes` and a reserve; nothing is claimed.
   Status Claim(Bytes bytes);
   void Settle(Bytes bytes);  // so much of the claim is touched by now, or not needed
-  [[nodiscard]] Bytes claimed() const;
 
  private:
   struct Place;

@@ -122,14 +122,13 @@ Status CudaDriver::Core::OpenLocked(Device& device, int ordinal) {
 }
 
 Result<bool> CudaDriver::Core::HasContext(DeviceOrdinal device) {
-  AMEM_TRY(Initialise());
+  const auto tried = [&] { return fmt::format("cuDevicePrimaryCtxGetState device {}", device.value); };
   CUdevice known = 0;
   unsigned flags = 0;
   int active = 0;
-  CUresult result = calls.device_get(&known, device.value);
-  if (result == CUDA_SUCCESS) result = calls.primary_state(known, &flags, &active);
-  if (result == CUDA_SUCCESS) return active != 0;
-  return Failure(result, fmt::format("cuDevicePrimaryCtxGetState device {}", device.value));
+  AMEM_TRY(Call(tried, calls.device_get, &known, device.value));
+  AMEM_TRY(Call(tried, calls.primary_state, known, &flags, &active));
+  return active != 0;
 }
 
 // Most waits end within milliseconds, so it polls; but not so often that it delays driver calls of other threads.

@@ -148,12 +148,11 @@ std::vector<MemoryHolder> CudaDriver::MemoryHolders(DeviceOrdinal device) {
 Result<int> CudaDriver::DeviceCount() { return core_->Devices(); }
 
 Result<std::string> CudaDriver::DeviceUuid(DeviceOrdinal device) {
-  AMEM_TRY(core_->Initialise());
+  const auto tried = [&] { return "cuDeviceGetUuid " + OfDevice(device); };
   CUdevice cuda_device = 0;
   CUuuid uuid{};
-  CUresult result = core_->calls.device_get(&cuda_device, device.value);
-  if (result == CUDA_SUCCESS) result = core_->calls.device_uuid(&uuid, cuda_device);
-  if (result != CUDA_SUCCESS) return core_->Failure(result, "cuDeviceGetUuid " + OfDevice(device));
+  AMEM_TRY(core_->Call(tried, core_->calls.device_get, &cuda_device, device.value));
+  AMEM_TRY(core_->Call(tried, core_->calls.device_uuid, &uuid, cuda_device));
   return GpuUuid(uuid.bytes);
 }
 

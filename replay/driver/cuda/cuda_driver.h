@@ -113,7 +113,7 @@ class CudaDriver final : public Driver {
   class NonZeroCopier;
   class CudaHostPages;
   class CudaPinnedBuffer;
-  class CudaStreamMoment;
+  struct CudaStreamMoment;
   explicit CudaDriver(std::shared_ptr<Core> core);
   Status OnStream(DeviceOrdinal device, const char* call, Address address, Bytes bytes,
                   const std::function<int(void* stream)>& submit);

@@ -17,18 +17,13 @@ static CUcontext ContextFor(const CudaCalls& calls, DeviceOrdinal device, CUcont
   return current;
 }
 
-class CudaDriver::CudaStreamMoment final : public StreamMoment, NoCopies {
- public:
-  CudaStreamMoment(std::shared_ptr<Core> core, CUcontext context, CUevent event)
-      : core_(std::move(core)), context_(context), event_(event) {}
-  ~CudaStreamMoment() override { InContext(core_->calls, context_).Call(core_->calls.event_destroy, event_); }
-  [[nodiscard]] CUevent event() const { return event_; }
-  [[nodiscard]] CUcontext context() const { return context_; }
+struct CudaDriver::CudaStreamMoment final : StreamMoment, NoCopies {
+  CudaStreamMoment(std::shared_ptr<Core> of, CUcontext in, CUevent made) : core(std::move(of)), context(in), event(made) {}
+  ~CudaStreamMoment() override { InContext(core->calls, context).Call(core->calls.event_destroy, event); }
 
- private:
-  const std::shared_ptr<Core> core_;
-  const CUcontext context_;
-  const CUevent event_;
+  const std::shared_ptr<Core> core;
+  const CUcontext context;
+  const CUevent event;
 };
 
 Status CudaDriver::OnProgramStream(DeviceOrdinal device, const char* call, void* stream,
@@ -69,9 +64,8 @@ Result<std::unique_ptr<StreamMoment>> CudaDriver::MomentOf(DeviceOrdinal device,
 Status CudaDriver::Follow(DeviceOrdinal device, const StreamMoment& moment) {
   const auto* const held = dynamic_cast<const CudaStreamMoment*>(&moment);
   if (held == nullptr) return {};  // it stands for nothing
-  return OnStream(device, "cuStreamWaitEvent", {}, 0, [&](void* stream) -> int {
-    return core_->calls.stream_wait(static_cast<CUstream>(stream), held->event(), 0);
-  });
+  return OnStream(device, "cuStreamWaitEvent", {}, 0,
+                  [&](void* stream) -> int { return core_->calls.stream_wait(static_cast<CUstream>(stream), held->event, 0); });
 }
 
 Status CudaDriver::Lead(DeviceOrdinal device, void* stream, Deadline until) {
@@ -87,8 +81,8 @@ Status CudaDriver::AwaitMoment(DeviceOrdinal device, const StreamMoment& moment,
   const auto* const held = dynamic_cast<const CudaStreamMoment*>(&moment);
   if (held == nullptr) return {};  // it stands for nothing
   const Deadline began = Now();
-  InContext current(core_->calls, held->context());
-  current.Call(Core::Await, until, [&] { return core_->calls.event_query(held->event()); });
+  InContext current(core_->calls, held->context);
+  current.Call(Core::Await, until, [&] { return core_->calls.event_query(held->event); });
   if (current.result() == CUDA_ERROR_NOT_READY) return NotIdle(device, began, "");
   return current.ok() ? Status{} : core_->Failure(current.result(), fmt::format("cuEventQuery device {}", device.value));
 }

@@ -208,8 +208,6 @@ Status Simulator::Perform(const Copy& copy, const std::vector<Piece>& pieces) {
       case CopyKind::kClear:
         done = fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at(0), static_cast<off_t>(piece.bytes)) == 0;
         break;
-      case CopyKind::kLook:  // never queued
-        return {Code::kInvalid, "looking is no copy"};
     }
     if (!done) return {Code::kIo, Errno("copy through the memfd")};
     if (host != nullptr) host += piece.bytes;
@@ -233,7 +231,7 @@ Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span
   for (const Extent& extent : extents) {
     const std::string where = " at " + InRange(extent.address, extent.bytes);
     if (!Multiple(extent)) return fail(cuda::kInvalidValue, "not a multiple of 4096" + where);
-    const auto pieces = Resolve(device, {CopyKind::kLook, extent.address, nullptr, extent.bytes});
+    const auto pieces = Resolve(device, {CopyKind::kKernelReads, extent.address, nullptr, extent.bytes});
     if (!pieces.ok()) return fail(cuda::kInvalidValue, pieces.status().message() + where);
     std::vector<UnitHasher> units(UnitsOf(extent.bytes), UnitHasher(key != nullptr ? *key : kNoKey));
     Bytes passed = 0;

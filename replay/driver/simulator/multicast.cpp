@@ -40,11 +40,10 @@ Status Simulator::AddDevice(DriverHandle multicast, DeviceOrdinal device) {
   const auto fail =
       Failing([&] { return fmt::format("cuMulticastAddDevice device {} to {}", device.value, OfHandle(multicast)); });
   AMEM_TRY(EnterOn(device, kAddDevice, fail));
-  const std::int32_t world_device = WorldDevice(device.value);
   const MutexLock lock(mutex_);
   const auto object = Find(multicast);
   if (!object || !object->multicast) return fail(cuda::kInvalidValue, kNoMulticast);
-  const int result = world_->AddDevice(object->key, world_device);
+  const int result = world_->AddDevice(object->key, WorldDevice(device.value));
   return result == 0 ? Status{} : fail(result, "the device was added before, or as many as it was made for");
 }
 
@@ -87,11 +86,10 @@ Status Simulator::BindAddress(DriverHandle multicast, Bytes offset, Address addr
 Status Simulator::Unbind(DriverHandle multicast, DeviceOrdinal device, Bytes offset, Bytes bytes) {
   const auto fail = Failing([&] { return OfBinding("cuMulticastUnbind", multicast, offset, bytes); });
   AMEM_TRY(EnterOn(device, kUnbind, fail));
-  const std::int32_t world_device = WorldDevice(device.value);
   const MutexLock lock(mutex_);
   const auto object = Find(multicast);
   if (!object || !object->multicast) return fail(cuda::kInvalidValue, kNoMulticast);
-  const int result = world_->Unbind(member_, object->key, world_device, offset, bytes);
+  const int result = world_->Unbind(member_, object->key, WorldDevice(device.value), offset, bytes);
   return result == 0 ? Status{} : fail(result, "this process has not bound just that");
 }
 

@@ -96,9 +96,8 @@ Result<Bytes> Simulator::Granularity(const AllocationProperties& properties) {
 Result<MemoryInfo> Simulator::Memory(DeviceOrdinal device) {
   const auto fail = Failing([&] { return "cuMemGetInfo device " + std::to_string(device.value); });
   AMEM_TRY(EnterOn(device, kMemory, fail));
-  const std::int32_t world_device = WorldDevice(device.value);
   OpenContext(device);
-  const Bytes total = world_->capacity(), used = world_->InUse(world_device);
+  const Bytes total = world_->capacity(), used = world_->InUse(WorldDevice(device.value));
   return MemoryInfo{.free = total - std::min(total, used), .total = total};
 }
 
@@ -115,8 +114,7 @@ Result<int> Simulator::DeviceCount() {
 Result<std::string> Simulator::DeviceUuid(DeviceOrdinal device) {
   const auto fail = Failing([&] { return "cuDeviceGetUuid device " + std::to_string(device.value); });
   AMEM_TRY(EnterOn(device, kDeviceUuid, fail));
-  const std::int32_t world_device = WorldDevice(device.value);
-  return fmt::format("GPU-51000000-0000-4000-8000-{:012}", world_device);
+  return fmt::format("GPU-51000000-0000-4000-8000-{:012}", WorldDevice(device.value));
 }
 
 Status Simulator::Synchronize(DeviceOrdinal device, Deadline until) {
@@ -159,13 +157,9 @@ Result<std::unique_ptr<Copier>> Simulator::OpenLane() {
   return std::unique_ptr<Copier>(std::make_unique<Lane>(*this, ++lanes_));
 }
 
-class Simulator::Moment final : public StreamMoment {
- public:
-  explicit Moment(std::function<bool()> passed) : passed_(std::move(passed)) {}
-  [[nodiscard]] const std::function<bool()>& passed() const { return passed_; }
-
- private:
-  const std::function<bool()> passed_;
+struct Simulator::Moment final : StreamMoment {
+  explicit Moment(std::function<bool()> has_passed) : passed(std::move(has_passed)) {}
+  const std::function<bool()> passed;
 };
 
 // kRefused while the stream is being captured.
@@ -188,7 +182,7 @@ Result<std::unique_ptr<StreamMoment>> Simulator::MomentIn(DeviceOrdinal device, 
 Status Simulator::FollowIn(LaneNumber lane, DeviceOrdinal device, const StreamMoment& moment) {
   AMEM_TRY(OfStream(kFollow, device));
   const MutexLock lock(mutex_);
-  if (const auto* const held = dynamic_cast<const Moment*>(&moment)) follows_[{lane, device}].push_back(held->passed());
+  if (const auto* const held = dynamic_cast<const Moment*>(&moment)) follows_[{lane, device}].push_back(held->passed);
   return {};
 }
 
@@ -202,7 +196,7 @@ Status Simulator::AwaitMoment(DeviceOrdinal device, const StreamMoment& moment, 
   const Deadline began = Now();
   AMEM_TRY(OfStream(kAwaitMoment, device));
   const auto* const held = dynamic_cast<const Moment*>(&moment);
-  return held == nullptr || AwaitUntil(until, held->passed()) ? Status{} : NotIdle(device, began, "");
+  return held == nullptr || AwaitUntil(until, held->passed) ? Status{} : NotIdle(device, began, "");
 }
 
 }  // namespace amem

@@ -267,7 +267,7 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
   };
   struct PinnedRegistry;
   class SimulatedPinnedBuffer;
-  enum class CopyKind : std::uint8_t { kToHost, kToDevice, kClear, kLook, kKernelReads, kKernelWrites };
+  enum class CopyKind : std::uint8_t { kToHost, kToDevice, kClear, kKernelReads, kKernelWrites };
   struct Copy {
     CopyKind kind{};
     Address device_address;
@@ -328,7 +328,7 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
 
   void OpenContext(DeviceOrdinal device);
   class Lane;
-  class Moment;
+  struct Moment;
   Result<std::unique_ptr<StreamMoment>> MomentIn(DeviceOrdinal device, void* stream);
   Status Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents);
   Status Finish(LaneNumber lane, DeviceOrdinal device, Deadline until);

@@ -50,10 +50,11 @@ Result<std::unique_ptr<CudaDriver>> CudaDriver::LoadSystem() {
   return Load([library](const char* symbol) { return dlsym(library, symbol); });
 }
 
-CudaDriver::CudaDriver(std::shared_ptr<Core> core)
+CudaDriver::CudaDriver(std::shared_ptr<Core> core, bool is_lane)
     : core_(std::move(core)),
       idle_(std::make_unique<IdleWait>(core_)),
-      nonzero_(std::make_unique<NonZeroCopier>(*this, core_)) {}
+      nonzero_(std::make_unique<NonZeroCopier>(*this, core_)),
+      is_lane_(is_lane) {}
 CudaDriver::~CudaDriver() = default;
 
 Result<DriverHandle> CudaDriver::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) {
@@ -238,8 +239,6 @@ Status CudaDriver::Await(DeviceOrdinal device, std::uint64_t mark, Deadline unti
   // 0: this device has no lanes, and what is queued on it has no marks.
   return mark == 0 ? FinishCopies(device, until) : nonzero_->On(device).Await(mark, until);
 }
-
-void CudaDriver::SetParts(const Parts& parts) { nonzero_->SetParts(parts); }
 
 // ---- multicast objects, for AMEM_NVLS=release
 

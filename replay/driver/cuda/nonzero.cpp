@@ -19,6 +19,7 @@ constexpr Bytes kScanBytes = kKeyAt + sizeof(ContentKey);
 constexpr Bytes kDirectBytes = Bytes{16} << 20;  // copied by one launch where there is no buffer
 constexpr Bytes kStagedBytes = Bytes{1} << 20;   // without gaps in host memory are worth a copy by a copy engine
 constexpr std::size_t kMaxBlocks = 4096;         // thread blocks of a launch; each takes several units then
+constexpr std::size_t kDirectBlocks = 24;        // of those, that reach host memory at once, in each lane
 constexpr std::uint32_t kWarps = sparse::kThreads / 32;
 
 static Status Multiples(std::span<const Extent> extents) {
@@ -68,7 +69,7 @@ Result<NonZero> CudaDriver::NonZeroCopier::Device::FindNonZero(std::span<const E
   AMEM_TRY(Multiples(extents));
   const MutexLock lock(mutex_);
   if (Status loaded = Load(); !loaded.ok()) return Unscanned(extents, loaded.message());
-  if (parts_.to_host == Parts::Way::kStaged) OpenBuffer();
+  if (!driver_.is_lane_) OpenBuffer();
   AMEM_TRY(PrepareLook(key));
   NonZero found;
   AMEM_TRY(InTables(extents, [&](std::span<const TableExtent> table, std::uint32_t units) {
@@ -157,10 +158,10 @@ Status CudaDriver::NonZeroCopier::Device::Move(std::span<const Extent> extents, 
     return gather ? driver_.Driver::Gather(device_, extents) : driver_.Driver::Scatter(device_, extents);
   }
   AMEM_TRY(FollowMain());
-  const Parts::Way way = gather ? parts_.to_host : parts_.to_device;
-  if (way == Parts::Way::kRuns || !Load().ok()) return MoveRuns(extents, gather);
-  if (way == Parts::Way::kStaged) OpenBuffer();
-  if (way != Parts::Way::kStaged || buffer_.slot == 0) return MovePieces(extents, gather, false);
+  if (!Load().ok()) return MoveRuns(extents, gather);
+  const bool staged = gather && !driver_.is_lane_;
+  if (staged) OpenBuffer();
+  if (!staged || buffer_.slot == 0) return MovePieces(extents, gather, false);
   std::vector<Extent> scattered;
   while (!extents.empty()) {
     std::size_t count = 1;
@@ -177,7 +178,7 @@ Status CudaDriver::NonZeroCopier::Device::Move(std::span<const Extent> extents, 
   return MovePieces(scattered, gather, false);
 }
 
-// By as few launches as there is room for. Staged: the extents' host memory has no gaps.
+// By as few launches as there is room for. Staged: to the host, whose memory for these extents has no gaps.
 Status CudaDriver::NonZeroCopier::Device::MovePieces(std::span<const Extent> extents, bool gather, bool staged) {
   const auto room = static_cast<std::uint32_t>((staged ? buffer_.slot : kDirectBytes) / kPageBytes);
   pieces_.clear();
@@ -220,11 +221,9 @@ Status CudaDriver::NonZeroCopier::Device::LaunchMove(std::uint64_t base, Bytes b
   int direction = gather ? 1 : 0;
   void* arguments[] = {&table, &count, &other, &direction};
   InContext current(calls_, opened_.context);
-  if (staged && !gather) current.Call(calls_.copy_to_device, lane.slot, host, bytes, lane.stream);
   CatchUp(current, lane);
-  const std::size_t blocks = staged ? pieces.size() : std::min(pieces.size(), parts_.direct_blocks);
-  Launch(current, copy_, lane.stream, blocks, arguments);
-  if (staged && gather) current.Call(calls_.copy_to_host, host, lane.slot, bytes, lane.stream);
+  Launch(current, copy_, lane.stream, staged ? pieces.size() : std::min(pieces.size(), kDirectBlocks), arguments);
+  if (staged) current.Call(calls_.copy_to_host, host, lane.slot, bytes, lane.stream);
   return Told(current.result(), gather ? "copy to the host" : "copy to the device");
 }
 
@@ -301,17 +300,11 @@ CudaDriver::NonZeroCopier::NonZeroCopier(CudaDriver& driver, std::shared_ptr<Cor
     : driver_(driver), core_(std::move(core)) {}
 CudaDriver::NonZeroCopier::~NonZeroCopier() = default;
 
-void CudaDriver::NonZeroCopier::SetParts(const Parts& parts) {
-  const MutexLock lock(mutex_);
-  parts_ = parts;
-  devices_.clear();
-}
-
 CudaDriver::NonZeroCopier::Device& CudaDriver::NonZeroCopier::On(DeviceOrdinal device) {
   const MutexLock lock(mutex_);
   auto& found = devices_[device];
   if (found != nullptr && found->Forgotten()) forgotten_.push_back(std::move(found));
-  if (found == nullptr) found = std::make_unique<Device>(driver_, core_, device, parts_);
+  if (found == nullptr) found = std::make_unique<Device>(driver_, core_, device);
   return *found;
 }
 

@@ -16,13 +16,14 @@ namespace amem {
 using sparse::kExtentsBytes;
 
 constexpr Bytes kTablesBytes = Bytes{2} << 20;  // pinned at once
+constexpr std::size_t kLanes = 2;
+constexpr Bytes kSlot = Bytes{16} << 20;  // of the buffer, for each lane
 
-CudaDriver::NonZeroCopier::Device::Device(CudaDriver& driver, std::shared_ptr<Core> core, DeviceOrdinal device, Parts parts)
+CudaDriver::NonZeroCopier::Device::Device(CudaDriver& driver, std::shared_ptr<Core> core, DeviceOrdinal device)
     : driver_(driver),
       core_(std::move(core)),
       calls_(core_->calls),
       device_(device),
-      parts_(parts),
       times_forgotten_(core_->TimesForgotten(device)) {}
 
 bool CudaDriver::NonZeroCopier::Device::Forgotten() const { return core_->TimesForgotten(device_) != times_forgotten_; }
@@ -55,7 +56,7 @@ Status CudaDriver::NonZeroCopier::Device::Ready() {
   InContext current(calls_, opened_.context);
   if (!current.ok()) return *(ready_ = Told(current.result(), "cuCtxPushCurrent"));
   current.Call(calls_.event_create, &main_event_, CU_EVENT_DISABLE_TIMING);
-  while (current.ok() && lanes_.size() < std::max<std::size_t>(parts_.lanes, 1)) {
+  while (current.ok() && lanes_.size() < kLanes) {
     Lane lane;
     current.Call(calls_.stream_create, &lane.stream, CU_STREAM_NON_BLOCKING);
     if (current.ok()) lanes_.push_back(lane);
@@ -92,7 +93,7 @@ Status CudaDriver::NonZeroCopier::Device::LoadKernels() {
 
 void CudaDriver::NonZeroCopier::Device::OpenBuffer() {
   if (buffer_.slot != 0 || buffer_.refused) return;
-  for (Bytes slot = parts_.slot; slot >= kUnitBytes; slot /= 8) {
+  for (Bytes slot = kSlot; slot >= kUnitBytes; slot /= 8) {
     if (TryBuffer(slot / kUnitBytes * kUnitBytes).ok()) return;
   }
   buffer_.refused = true;

@@ -91,12 +91,7 @@ Result<std::unique_ptr<Copier>> CudaDriver::OpenLane() {
   auto core = std::make_shared<Core>();  // with streams of its own
   core->calls = core_->calls;
   core->forgotten = core_->forgotten;
-  std::unique_ptr<CudaDriver> lane(new CudaDriver(std::move(core)));
-  lane->is_lane_ = true;
-  Parts parts;
-  parts.to_host = Parts::Way::kDirect;
-  lane->SetParts(parts);
-  return std::unique_ptr<Copier>(std::move(lane));
+  return std::unique_ptr<Copier>(new CudaDriver(std::move(core), true));
 }
 
 }  // namespace amem

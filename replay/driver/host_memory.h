@@ -46,8 +46,7 @@ class HostClaims : NoCopies {
  private:
   struct Place;
   void Open() REQUIRES(mutex_);
-  void FindPlace() REQUIRES(mutex_);
-  [[nodiscard]] Bytes OfOthers() const REQUIRES(mutex_);
+  Bytes OfOthers() REQUIRES(mutex_);
   void Write() const REQUIRES(mutex_);
 
   const std::filesystem::path path_;

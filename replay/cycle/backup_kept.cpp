@@ -1,7 +1,6 @@
 // What a backup keeps from one cycle to the next, and what of it is of use for the next save.
 #include <algorithm>
 #include <iterator>
-#include <utility>
 
 #include "replay/cycle/backup.h"
 

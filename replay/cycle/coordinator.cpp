@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 
-#include "journal/base/clock.h"
 #include "journal/base/process_sight.h"
 
 namespace amem {

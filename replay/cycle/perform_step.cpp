@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include "statemachine/apply.h"
-#include "statemachine/event.h"
 #include "statemachine/plan.h"
 
 namespace amem {

@@ -2,13 +2,11 @@
 // take it as fast.
 
 #include <algorithm>
-#include <map>
 #include <tuple>
 
 #include "replay/peers/token.h"
 #include "replay/session/new_memory.h"
 #include "replay/session/session.h"
-#include "replay/session/session_options.h"
 
 namespace amem {
 

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 
-#include "replay/session/session_options.h"
-
 namespace amem {
 
 // Host memory is registered with the driver only after NCCL left it alone for so long, because a start-up is full of calls.

@@ -2,13 +2,11 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <chrono>
 #include <thread>
 #include <tuple>
 
 #include "replay/peers/token.h"
 #include "replay/session/session.h"
-#include "replay/session/session_options.h"
 
 namespace amem {
 

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "replay/driver/mapped_region.h"
-
 namespace amem {
 
 // A cycle costs by driver calls and hardly by bytes, so slabs are large; but at most a fourth of what is held, so that a nearly

@@ -167,7 +167,8 @@ control::RequestServer& Requests() { return Control(); }
 void Begin(Session& session, const std::filesystem::path& socket_directory) {
   // Never destroyed, as the session.
   auto* const actions = new OnSession(session, socket_directory);
-  Control().Begin(session.Where().session, *actions, g_steps.load(std::memory_order_relaxed));
+  const SessionId id = session.Inspect([](const State& state) { return state.session.session; });
+  Control().Begin(id, *actions, g_steps.load(std::memory_order_relaxed));
   g_control.store(&Control(), std::memory_order_release);
 }
 

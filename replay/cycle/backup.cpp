@@ -123,9 +123,15 @@ Status Backup::Save(std::span<const Item> items, Looking looking) {
   if (contents_ == Contents::kNone) BeginSave();
   if (queued_.empty()) began_ns_ = MonotonicNs();
   contents_ = Contents::kLost;  // if any of this fails
-  AMEM_TRY(FindRoom(items, looking).Within("save contents"));
-  for (const auto& [device, own] : ByDevice(items))
-    AMEM_TRY(SaveOn(device, own, looking).Within(fmt::format("save contents on device {}", device.value)));
+  looking_ = looking;
+  AMEM_TRY(FindRoom(items).Within("save contents"));
+  // While the next part is looked at, copies of the part before are under way. They are marked in smaller steps, so that memory
+  // can be released as soon as its own copies are done.
+  for (const auto& [device, own] : ByDevice(items)) {
+    queued_.insert(device);
+    const Status saved = InBatches(own, options_.look, [&](std::span<const Item> some) { return LookAndSave(some); });
+    AMEM_TRY(saved.Within(fmt::format("save contents on device {}", device.value)));
+  }
   contents_ = Contents::kQueued;
   pinned_.Unpromise();
   return {};
@@ -133,18 +139,18 @@ Status Backup::Save(std::span<const Item> items, Looking looking) {
 
 // Before any of it is pinned. The guess may be too much: where the host has less, a look at all contents says what is needed. A
 // copy that was kept is of less use than room for what is to be saved.
-Status Backup::FindRoom(std::span<const Item> items, Looking looking) {
+Status Backup::FindRoom(std::span<const Item> items) {
   Bytes total = 0;
   for (const Item& item : items) total += item.bytes;
-  const Bytes guess = looking == Looking::kBeside ? total : Expected(total);
+  const Bytes guess = looking_ == Looking::kBeside ? total : Expected(total);
   Status room = pinned_.Promise(guess - std::min(guess, KeptFor(items)));
   if (room.ok()) return room;
   Bytes exactly = 0;
   for (const auto& [device, own] : ByDevice(items)) {
     AMEM_TRY(InBatches(own, options_.look, [&](std::span<const Item> some) -> Status {
-      const auto found = Look(some.front().device, some, looking);
-      if (found.ok()) exactly += RoomFor(WhatToSave(some, *found, looking));
-      return found.ok() ? Status{} : found.status();
+      const auto found = Look(some);
+      if (found.ok()) exactly += RoomFor(WhatToSave(some, *found));
+      return found.status();
     }));
   }
   room = pinned_.Promise(exactly);
@@ -152,25 +158,19 @@ Status Backup::FindRoom(std::span<const Item> items, Looking looking) {
   kept_.clear();
   had_copy_ = false;
   pinned_.TakeBack();
-  return FindRoom(items, looking);
+  return FindRoom(items);
 }
 
-// While the next part is looked at, copies of the part before are under way. They are marked in smaller steps, so that memory
-// can be released as soon as its own copies are done.
-Status Backup::SaveOn(DeviceOrdinal device, std::span<const Item> items, Looking looking) {
-  queued_.insert(device);
-  return InBatches(items, options_.look, [&](std::span<const Item> some) { return LookAndSave(device, some, looking); });
-}
-
-Result<NonZero> Backup::Look(DeviceOrdinal device, std::span<const Item> items, Looking looking) {
-  if (looking == Looking::kIdle || copier_.CanLook(device))
+Result<NonZero> Backup::Look(std::span<const Item> items) {
+  const DeviceOrdinal device = items.front().device;
+  if (looking_ == Looking::kIdle || copier_.CanLook(device))
     return copier_.FindNonZero(device, ExtentsOf(items), resting_ > 0 ? nullptr : supply_.key(), until_);
   return Unscanned(ExtentsOf(items), "loading kernels would wait for those of the program");
 }
 
-Status Backup::LookAndSave(DeviceOrdinal device, std::span<const Item> items, Looking looking) {
+Status Backup::LookAndSave(std::span<const Item> items) {
   const std::uint64_t began = MonotonicNs();
-  const auto found = Look(device, items, looking);
+  const auto found = Look(items);
   const std::uint64_t looked = MonotonicNs() - began;
   if (!found.ok()) return found.status();
   {
@@ -178,23 +178,23 @@ Status Backup::LookAndSave(DeviceOrdinal device, std::span<const Item> items, Lo
     statistics_.scan_ns += looked;
     if (!found->unscanned.empty()) statistics_.unscanned = found->unscanned;
   }
-  std::vector<Wanted> wanted = WhatToSave(items, *found, looking);
+  std::vector<Wanted> wanted = WhatToSave(items, *found);
   if (options_.compare) AMEM_TRY(CompareKept(items, wanted));
-  if (FreesKept(items, wanted)) wanted = WhatToSave(items, *found, looking);
+  if (FreesKept(items, wanted)) wanted = WhatToSave(items, *found);
   AMEM_TRY(pinned_.Promise(RoomFor(wanted)));
   std::size_t unit = 0;
   return InBatches(items, options_.batch, [&](std::span<const Item> batch) {
     std::size_t units = 0;
     for (const Item& item : batch) units += UnitsOf(item.bytes);
     const auto hashes = found->hashes.empty() ? std::span<const ContentHash>() : std::span(found->hashes).subspan(unit, units);
-    const Status queued = SaveBatch(device, batch, std::span(wanted).subspan(unit, units), hashes);
+    const Status queued = SaveBatch(batch, std::span(wanted).subspan(unit, units), hashes);
     unit += units;
     return queued;
   });
 }
 
-Status Backup::SaveBatch(DeviceOrdinal device, std::span<const Item> items, std::span<const Wanted> wanted,
-                         std::span<const ContentHash> hashes) {
+Status Backup::SaveBatch(std::span<const Item> items, std::span<const Wanted> wanted, std::span<const ContentHash> hashes) {
+  const DeviceOrdinal device = items.front().device;
   Queue queue(copier_, device, true);
   BackupStatistics sums;
   std::size_t next = 0;

@@ -143,18 +143,16 @@ class Backup : NoCopies {
 
   void BeginSave();
   void ForgetLost();
-  Status FindRoom(std::span<const Item> items, Looking looking);
+  Status FindRoom(std::span<const Item> items);
   [[nodiscard]] Bytes KeptFor(std::span<const Item> items);
   bool Rests();
-  Status SaveOn(DeviceOrdinal device, std::span<const Item> items, Looking looking);
-  Status LookAndSave(DeviceOrdinal device, std::span<const Item> items, Looking looking);
-  Result<NonZero> Look(DeviceOrdinal device, std::span<const Item> items, Looking looking);
-  std::vector<Wanted> WhatToSave(std::span<const Item> items, const NonZero& found, Looking looking);
+  Status LookAndSave(std::span<const Item> items);  // of one device, as the next
+  Result<NonZero> Look(std::span<const Item> items);
+  std::vector<Wanted> WhatToSave(std::span<const Item> items, const NonZero& found);
   static void Bridge(std::span<Wanted> units);
   static Bytes RoomFor(std::span<const Wanted> wanted);
   bool FreesKept(std::span<const Item> items, std::span<const Wanted> wanted);
-  Status SaveBatch(DeviceOrdinal device, std::span<const Item> items, std::span<const Wanted> wanted,
-                   std::span<const ContentHash> hashes);
+  Status SaveBatch(std::span<const Item> items, std::span<const Wanted> wanted, std::span<const ContentHash> hashes);
   Status MakeRoom(const Wanted& wanted, Unit& unit);
   void FreeRoom(const Unit& unit);
   void FreeKept();
@@ -182,7 +180,8 @@ class Backup : NoCopies {
   unsigned resting_ = 0;            // pauses after which a copy is kept again; until then nothing is hashed
   std::set<DeviceOrdinal> queued_;  // on which something is
   Contents contents_ = Contents::kNone;
-  std::uint64_t began_ns_ = 0;  // the copies that are queued
+  Looking looking_ = Looking::kIdle;  // of the save
+  std::uint64_t began_ns_ = 0;        // the copies that are queued
 
   mutable std::mutex mutex_;                          // over statistics_
   BackupStatistics statistics_;                       // but for what the supply counts

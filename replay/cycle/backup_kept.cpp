@@ -1,7 +1,6 @@
 // What a backup keeps from one cycle to the next, and what of it is of use for the next save.
 #include <algorithm>
 #include <iterator>
-#include <utility>
 
 #include "replay/cycle/backup.h"
 
@@ -70,13 +69,13 @@ Bytes Backup::KeptFor(std::span<const Item> items) {
 }
 
 // Where an item is dense, all its pages are wanted.
-std::vector<Backup::Wanted> Backup::WhatToSave(std::span<const Item> items, const NonZero& found, Looking looking) {
+std::vector<Backup::Wanted> Backup::WhatToSave(std::span<const Item> items, const NonZero& found) {
   std::vector<Wanted> all;
   all.reserve(found.pages.size());
   for (const Item& item : items) {
     const std::size_t first = all.size();
     const auto found_here = std::span(found.pages).subspan(first, UnitsOf(item.bytes));
-    bool engine = looking == Looking::kBeside;
+    bool engine = looking_ == Looking::kBeside;
     if (!engine && options_.dense <= 1) {
       Bytes nonzero = 0;
       for (const std::uint32_t pages : found_here) nonzero += SizeOf(pages);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 
-#include "journal/base/clock.h"
 #include "journal/base/process_sight.h"
 
 namespace amem {
@@ -15,14 +14,8 @@ constexpr std::chrono::milliseconds kToRecord{100};
 // A program fills its tags, so the contents are dense: copy engines move them, and host memory is prepared for all of them.
 // NCCL's are sparse.
 BackupOptions OptionsFor(const CycleContext& context, PoolId pool) {
-  BackupOptions options{.compare = context.compare};
-  if (!pool) {
-    options.rest = 15;
-    return options;
-  }
-  options.first_guess = 1;
-  options.dense = 0.9;
-  return options;
+  if (!pool) return {.compare = context.compare, .rest = 15};
+  return {.first_guess = 1, .dense = 0.9, .compare = context.compare};
 }
 
 CycleMember AsMember(const PeerIdentity& who) { return {who.session, who.rank, who.pid, who.host}; }

@@ -3,10 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <condition_variable>
-#include <mutex>
 #include <utility>
-#include <vector>
 
 #include "journal/base/thread.h"
 #include "replay/cycle/pinned_memory.h"

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include "statemachine/apply.h"
-#include "statemachine/event.h"
 #include "statemachine/plan.h"
 
 namespace amem {
@@ -81,7 +80,10 @@ Result<DriverHandle> StepPerformer::Perform(const Step& step, const StepTarget& 
     case StepKind::kSetAccess:
       return WithoutHandle(SetAccess(target));
     case StepKind::kAddDevice:
-      return WithoutHandle(AddDevice(step, target));
+      // An owner that did not release its object hands out the same one, which has this session's devices already. Memory that
+      // stands in for an object has no devices.
+      if (!target.lacks_device || target.stands_in) return DriverHandle{};
+      return WithoutHandle(driver_.AddDevice(target.handle, step.device));
     case StepKind::kBind:
       return WithoutHandle(Bind(step, target));
     case StepKind::kUnbind:
@@ -116,13 +118,6 @@ Result<DriverHandle> StepPerformer::Create(const Step& step, const StepTarget& t
   if (target.stands_in) return StandIn(step);
   if (!target.multicast) return driver_.Create(target.bytes, target.properties, target.flags);
   return driver_.CreateMulticast({target.bytes, target.devices, target.properties.handle_types, target.flags});
-}
-
-// An owner that did not release its object hands out the same one, which has this session's devices already. Memory that stands
-// in for an object has no devices.
-Status StepPerformer::AddDevice(const Step& step, const StepTarget& target) {
-  if (!target.lacks_device || target.stands_in) return {};
-  return driver_.AddDevice(target.handle, step.device);
 }
 
 Status StepPerformer::Bind(const Step& step, const StepTarget& target) {

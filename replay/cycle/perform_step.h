@@ -78,7 +78,6 @@ class StepPerformer {
  private:
   void FindBinding(const Step& step, StepTarget& target) const;
   Result<DriverHandle> Create(const Step& step, const StepTarget& target);
-  Status AddDevice(const Step& step, const StepTarget& target);
   Status Bind(const Step& step, const StepTarget& target);
   Result<DriverHandle> StandIn(const Step& step);
   Status Map(const StepTarget& target);

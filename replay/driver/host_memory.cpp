@@ -154,22 +154,14 @@ void HostClaims::Open() {
   if (file_ && (fstat(file_.get(), &seen) != 0 || seen.st_uid != geteuid() || !S_ISREG(seen.st_mode))) file_ = UniqueFd();
 }
 
-// The first free place. Those of other pid namespaces are left alone.
-void HostClaims::FindPlace() {
-  if (place_ || !file_) return;
-  Place place;
-  for (std::size_t i = 0; i < kPlaces && !place_; ++i) {
-    const bool there = pread(file_.get(), &place, sizeof(place), static_cast<off_t>(i * sizeof(place))) == sizeof(place);
-    if (!there || place.pid <= 0 || (!place.Stands() && place.pid_namespace == PidNamespace())) place_ = i;
-  }
-}
-
-Bytes HostClaims::OfOthers() const {
-  if (!file_) return 0;
+// What others claim. Who has no place takes the first that is free; those of other pid namespaces are left alone.
+Bytes HostClaims::OfOthers() {
   Bytes sum = 0;
   Place place;
-  for (std::size_t i = 0; i < kPlaces; ++i) {
-    if (pread(file_.get(), &place, sizeof(place), static_cast<off_t>(i * sizeof(place))) != sizeof(place)) break;
+  for (std::size_t i = 0; file_ && i < kPlaces; ++i) {
+    const bool there = pread(file_.get(), &place, sizeof(place), static_cast<off_t>(i * sizeof(place))) == sizeof(place);
+    if (!place_ && (!there || place.pid <= 0 || (!place.Stands() && place.pid_namespace == PidNamespace()))) place_ = i;
+    if (!there) break;
     if (i != place_ && place.bytes > 0 && place.Stands()) sum += std::min(place.bytes, ~Bytes{0} - sum);
   }
   return sum;
@@ -186,7 +178,6 @@ Status HostClaims::Claim(Bytes bytes) {
   const MutexLock lock(mutex_);
   Open();
   const BriefLock alone(file_.get());
-  FindPlace();
   const auto room = available_();
   const Bytes others = OfOthers(), taken = kLeft + claimed_ + others;
   if (room && (room->bytes < bytes || room->bytes - bytes < taken)) {
@@ -206,11 +197,6 @@ void HostClaims::Settle(Bytes bytes) {
   const MutexLock lock(mutex_);
   claimed_ -= std::min(claimed_, bytes);
   Write();
-}
-
-Bytes HostClaims::claimed() const {
-  const MutexLock lock(mutex_);
-  return claimed_;
 }
 
 }  // namespace amem

@@ -42,13 +42,11 @@ class HostClaims : NoCopies {
   // kOutOfMemory: the claims of all sessions leave less than `bytes` and a reserve; nothing is claimed.
   Status Claim(Bytes bytes);
   void Settle(Bytes bytes);  // so much of the claim is touched by now, or not needed
-  [[nodiscard]] Bytes claimed() const;
 
  private:
   struct Place;
   void Open() REQUIRES(mutex_);
-  void FindPlace() REQUIRES(mutex_);
-  [[nodiscard]] Bytes OfOthers() const REQUIRES(mutex_);
+  Bytes OfOthers() REQUIRES(mutex_);
   void Write() const REQUIRES(mutex_);
 
   const std::filesystem::path path_;

@@ -8,13 +8,8 @@
 #include "replay/driver/driver.h"
 
 namespace amem {
-namespace {
 
-struct KnownError {
-  int result;
-  std::string_view name, description;
-};
-constexpr KnownError kKnown[] = {
+constexpr CudaError kKnown[] = {
     {0, "CUDA_SUCCESS", "no error"},
     {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
     {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
@@ -38,25 +33,13 @@ constexpr KnownError kKnown[] = {
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 
-const KnownError* Find(int result) {
-  const auto* const at = std::ranges::find(kKnown, result, &KnownError::result);
+const CudaError* FindCudaError(int result) {
+  const auto* const at = std::ranges::find(kKnown, result, &CudaError::result);
   return at == std::end(kKnown) ? nullptr : at;
 }
 
-}  // namespace
-
-std::string_view CudaErrorName(int result) {
-  const KnownError* known = Find(result);
-  return known ? known->name : std::string_view{};
-}
-
-std::string_view CudaErrorDescription(int result) {
-  const KnownError* known = Find(result);
-  return known ? known->description : std::string_view{};
-}
-
 std::string CudaErrorText(int result) {
-  const KnownError* known = Find(result);
+  const CudaError* const known = FindCudaError(result);
   return known == nullptr ? fmt::format("CUresult {}", result)
                           : fmt::format("{} ({}, {})", known->name, result, known->description);
 }

@@ -3,15 +3,17 @@
 
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "statemachine/types.h"
 
 namespace amem {
 
-// "CUDA_ERROR_INVALID_VALUE" and "invalid argument", as cuGetErrorName and cuGetErrorString; empty: unknown.
-std::string_view CudaErrorName(int result);
-std::string_view CudaErrorDescription(int result);
+// As cuGetErrorName and cuGetErrorString have it: "CUDA_ERROR_INVALID_VALUE" and "invalid argument".
+struct CudaError {
+  int result;
+  const char *name, *description;
+};
+const CudaError* FindCudaError(int result);  // null: unknown
 std::string CudaErrorText(int result);  // "CUDA_ERROR_INVALID_VALUE (1, invalid argument)"; "CUresult 12345" if it is unknown
 
 // kOutOfMemory for CUDA_ERROR_OUT_OF_MEMORY, kRefused for a running stream capture (900), otherwise kDriver.

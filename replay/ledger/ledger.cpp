@@ -158,29 +158,22 @@ void Ledger::DeviceAdded(AllocationId multicast, DeviceOrdinal device) {
   if (auto* const it = FindIn(rebuilt_, multicast.value)) it->lacks.erase(device);
 }
 
-UniqueFd Ledger::CopyOfDescriptor(AllocationId allocation) const {
-  auto* const it = FindIn(backing_, allocation.value);
-  if (it == nullptr || !it->descriptor) return {};
-  return UniqueFd(::fcntl(it->descriptor.get(), F_DUPFD_CLOEXEC, 3));
-}
-void Ledger::KeepDescriptor(AllocationId allocation, const UniqueFd& descriptor) {
-  auto* const it = FindIn(backing_, allocation.value);
-  if (it != nullptr) it->descriptor = UniqueFd(::fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 3));
-}
-
 Result<UniqueFd> Ledger::Export(AllocationId allocation, Driver& driver, bool keep) {
+  const auto copy_of = [](const UniqueFd& descriptor) { return UniqueFd(::fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 3)); };
   const MutexLock one(export_mutex_);
   DriverHandle handle;
   {
     const LedgerLock lock(*this);
-    if (UniqueFd copy = CopyOfDescriptor(allocation)) return copy;
-    handle = HandleOf(allocation);
+    if (const auto* const known = FindIn(backing_, allocation.value)) {
+      if (UniqueFd kept = known->descriptor ? copy_of(known->descriptor) : UniqueFd()) return kept;
+      handle = known->handle;
+    }
   }
   if (!handle) return Status{Code::kNotFound, ToText(allocation) + " has no memory now"};
   auto descriptor = driver.Export(handle);
   if (!descriptor.ok() || !keep) return descriptor;
   const LedgerLock lock(*this);
-  KeepDescriptor(allocation, *descriptor);
+  if (auto* const known = FindIn(backing_, allocation.value)) known->descriptor = copy_of(*descriptor);
   return descriptor;
 }
 

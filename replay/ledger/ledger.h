@@ -108,10 +108,6 @@ class CAPABILITY("ledger") Ledger {
   void SetRebuilt(AllocationId allocation, Rebuilt rebuilt) REQUIRES(this);
   void DeviceAdded(AllocationId multicast, DeviceOrdinal device) REQUIRES(this);
 
-  // A copy of the exported descriptor that is kept for further importers of a slab; empty: none.
-  [[nodiscard]] UniqueFd CopyOfDescriptor(AllocationId allocation) const REQUIRES(this);
-  void KeepDescriptor(AllocationId allocation, const UniqueFd& descriptor) REQUIRES(this);
-
   // Without the lock: a descriptor of a resident allocation, kept for the next importer if `keep`. If several threads ask at
   // once, one exports and the others get copies.
   Result<UniqueFd> Export(AllocationId allocation, Driver& driver, bool keep) EXCLUDES(this);

@@ -58,7 +58,6 @@ class ChunkSpace {
   [[nodiscard]] std::optional<Part> PartAt(Address address) const;  // one that begins there
   [[nodiscard]] Bytes held() const { return held_; }                // whole chunks
   [[nodiscard]] Bytes taken() const { return taken_; }
-  [[nodiscard]] std::size_t parts() const { return parts_.size(); }
   [[nodiscard]] const std::map<Address, Chunk>& chunks() const { return chunks_; }
 
   static Bytes Rounded(Bytes bytes) { return bytes == 0 ? kGranule : (bytes + kGranule - 1) / kGranule * kGranule; }

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "replay/driver/mapped_region.h"
-#include "replay/session/session_options.h"
 #include "replay/session/slabs.h"
 
 namespace amem {

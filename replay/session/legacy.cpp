@@ -2,13 +2,11 @@
 // take it as fast.
 
 #include <algorithm>
-#include <map>
 #include <tuple>
 
 #include "replay/peers/token.h"
 #include "replay/session/new_memory.h"
 #include "replay/session/session.h"
-#include "replay/session/session_options.h"
 
 namespace amem {
 
@@ -197,7 +195,7 @@ Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, Dev
   pinned_.Busy();
   AMEM_ASSIGN(auto token, Decode(handle));
   if (const auto again = OpenAgain(token, device); !again.ok() || *again) return again;
-  AMEM_ASSIGN(auto id, ImportToken(token, 1, origin));
+  AMEM_ASSIGN(auto id, ImportToken(token, origin));
   ForgetLastHandle(id);  // NCCL reserves no range for it
   const InTags tag = EnterTagOf(id);
   auto address = tag.paused ? Result<Address>(RefuseInTag("cuIpcOpenMemHandle", Address{}))

@@ -1,7 +1,6 @@
 // Allocations, address ranges and mappings; parts.cpp has what concerns parts of slabs.
 
 #include "replay/session/session.h"
-#include "replay/session/session_options.h"
 
 namespace amem {
 

@@ -1,10 +1,8 @@
 // NCCL's calls on parts of slabs. The driver is not asked, because the slab is mapped already.
 
-#include <chrono>
 #include <thread>
 
 #include "replay/session/session.h"
-#include "replay/session/session_options.h"
 
 namespace amem {
 namespace {

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 
-#include "replay/session/session_options.h"
-
 namespace amem {
 
 // Host memory is registered with the driver only after NCCL left it alone for so long, because a start-up is full of calls.
@@ -150,13 +148,6 @@ Session::Failed Session::AboutFailure() {
   failed.sessions.push_back(ledger_.state().session.session);
   for (const auto& [session, peer] : ledger_.state().peers) failed.sessions.push_back(session);
   return failed;
-}
-
-Session::Whereabouts Session::Where() {
-  const LedgerLock lock(ledger_);
-  const SessionOpened& who = ledger_.state().session;
-  const bool journals = ledger_.journal() != nullptr && ledger_.JournalLost().ok();
-  return {journals ? ledger_.journal()->Directory() : std::filesystem::path(), who.session, who.rank};
 }
 
 Status Session::Pause() { return Cycle(CycleKind::kPause); }

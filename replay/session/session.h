@@ -146,12 +146,6 @@ class Session final : public PeerDelegate {
     bool speaks = false;
   };
   [[nodiscard]] Failed AboutFailure();
-  struct Whereabouts {
-    std::filesystem::path journal;  // empty: none
-    SessionId session;
-    std::int32_t rank = -1;
-  };
-  [[nodiscard]] Whereabouts Where();
   // Held over a launch, copy or fill by NCCL, so that no pause begins meanwhile. Waits for a pause or resume that is under way.
   // Not owned: memory is paused, so refuse the call. `call` and `stream` are for messages of a pause that waits for the call in
   // vain.
@@ -227,8 +221,9 @@ class Session final : public PeerDelegate {
   Result<UniqueFd> ExportWhole(AllocationId allocation);
   void Dropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) REQUIRES(ledger_);
   AllocationId NewLegacyPart(Bytes bytes, DeviceOrdinal device, const CallSite& site);
-  Result<AllocationId> ImportToken(const Token& token, std::uint32_t handle_type, const Origin& origin);
-  Result<AllocationId> TryImport(const Token& token, std::uint32_t handle_type, const Origin& origin);
+  Result<AllocationId> ImportToken(const Token& token, const Origin& origin);
+  Result<AllocationId> TryImport(const Token& token, const Origin& origin);
+  Result<AllocationId> ImportWhole(const Token& token, AllocationId as, const SharedAllocation& shared, const Origin& origin);
   Result<Address> OpenAgain(const Token& token, DeviceOrdinal device);  // zero: its memory is not open here
   Result<UniqueFd> CountedDescriptor(AllocationId allocation, const Token& token) REQUIRES(ledger_);
   // Lets go of what only descriptors held that are all closed. What the driver refuses is tried again by the next call,

@@ -2,13 +2,11 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <chrono>
 #include <thread>
 #include <tuple>
 
 #include "replay/peers/token.h"
 #include "replay/session/session.h"
-#include "replay/session/session_options.h"
 
 namespace amem {
 
@@ -77,16 +75,16 @@ Result<AllocationId> Session::Import(int descriptor, const Origin& origin, bool 
   if (!of_others) AMEM_TRY(RefuseWhilePaused("import an allocation"));
   pinned_.Busy();
   AMEM_ASSIGN(auto token, ReadTokenDescriptor(descriptor));
-  return ImportToken(token, 1, origin);
+  return ImportToken(token, origin);
 }
 
-Result<AllocationId> Session::ImportToken(const Token& token, std::uint32_t handle_type, const Origin& origin) {
+Result<AllocationId> Session::ImportToken(const Token& token, const Origin& origin) {
   constexpr std::chrono::milliseconds kOften{5}, kPatience{1000};  // an owner's pause or resume takes some 25 ms
-  auto imported = TryImport(token, handle_type, origin);
+  auto imported = TryImport(token, origin);
   const auto in_a_cycle = [&] { return imported.status().driver_result() == kNotReady && !IsBusy(imported.status()); };
   for (auto waited = kOften; in_a_cycle() && waited < kPatience; waited += kOften) {
     std::this_thread::sleep_for(kOften);
-    imported = TryImport(token, handle_type, origin);
+    imported = TryImport(token, origin);
   }
   return imported;
 }
@@ -100,7 +98,7 @@ Result<PoolId> Session::JoinTag(const std::string& tag, PoolPolicy policy, InTag
                 cuda::kIllegalState};
 }
 
-Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle_type, const Origin& origin) {
+Result<AllocationId> Session::TryImport(const Token& token, const Origin& origin) {
   AllocationId as;
   {
     const LedgerLock lock(ledger_);
@@ -108,44 +106,34 @@ Result<AllocationId> Session::TryImport(const Token& token, std::uint32_t handle
   }
   // Without the lock, because the owner may be waiting for this session.
   AMEM_ASSIGN(auto shared, peers_->Import(token, as));
-  const RemoteAllocation remote{token.session, token.allocation};
-  if (const Status refused = shared.pool.empty() ? RefuseWhilePaused("import an allocation") : Status{}; !refused.ok()) {
-    peers_->DropReference(remote, as);
-    return refused;
-  }
-  if (shared.part) {
-    const auto placed = slabs_.Import(token, as, shared, handle_type, origin, *peers_);
-    if (!placed.ok()) {
-      peers_->DropReference(remote, as);
-      return placed;
-    }
-    as = *placed;
+  const Status refused = shared.pool.empty() ? RefuseWhilePaused("import an allocation") : Status{};
+  auto imported = !refused.ok() ? Result<AllocationId>(refused)
+                  : shared.part ? slabs_.Import(token, as, shared, origin, *peers_)
+                                : ImportWhole(token, as, shared, origin);
+  if (imported.ok()) {
+    RememberLastHandle(*imported);
   } else {
-    InTags in;
-    const auto pool = shared.pool.empty() ? Result<PoolId>(PoolId{}) : JoinTag(shared.pool, shared.pool_policy, in);
-    auto handle = pool.ok() ? driver_.Import(shared.descriptor) : Result<DriverHandle>(pool.status());
-    if (!handle.ok()) {
-      peers_->DropReference(remote, as);
-      return handle.status();
-    }
-    const LedgerLock lock(ledger_);
-    ledger_.SetHandle(as, *handle);
-    secrets_.emplace(as, token.secret);
-    const auto stands_in = shared.incarnation.stands_in ? std::optional(DeviceOrdinal{}) : std::nullopt;
-    if (shared.tag == MemoryTag::kMulticastReleased) ledger_.SetRebuilt(as, {shared.incarnation.number, stands_in, {}});
-    ledger_.Record(Imported{as,
-                            remote,
-                            shared.bytes,
-                            shared.properties,
-                            handle_type,
-                            *handle,
-                            origin.site,
-                            {},
-                            shared.tag,
-                            origin.communicator,
-                            *pool});
+    peers_->DropReference({token.session, token.allocation}, as);
   }
-  RememberLastHandle(as);
+  return imported;
+}
+
+Result<AllocationId> Session::ImportWhole(const Token& token, AllocationId as, const SharedAllocation& shared,
+                                          const Origin& origin) {
+  InTags in;
+  PoolId pool;
+  if (!shared.pool.empty()) {
+    AMEM_ASSIGN(pool, JoinTag(shared.pool, shared.pool_policy, in));
+  }
+  AMEM_ASSIGN(const auto handle, driver_.Import(shared.descriptor));
+  const LedgerLock lock(ledger_);
+  ledger_.SetHandle(as, handle);
+  secrets_.emplace(as, token.secret);
+  const auto stands_in = shared.incarnation.stands_in ? std::optional(DeviceOrdinal{}) : std::nullopt;
+  if (shared.tag == MemoryTag::kMulticastReleased) ledger_.SetRebuilt(as, {shared.incarnation.number, stands_in, {}});
+  const RemoteAllocation remote{token.session, token.allocation};
+  ledger_.Record(
+      Imported{as, remote, shared.bytes, shared.properties, 1, handle, origin.site, {}, shared.tag, origin.communicator, pool});
   return as;
 }
 

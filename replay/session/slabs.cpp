@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "replay/driver/mapped_region.h"
-
 namespace amem {
 
 // A cycle costs by driver calls and hardly by bytes, so slabs are large; but at most a fourth of what is held, so that a nearly
@@ -182,8 +180,8 @@ Result<AllocationId> Slabs::OpenImported(const Token& token, Peers& peers) {
   return id;
 }
 
-Result<AllocationId> Slabs::Import(const Token& token, AllocationId as, const SharedAllocation& shared,
-                                   std::uint32_t handle_type, const Origin& origin, Peers& peers) {
+Result<AllocationId> Slabs::Import(const Token& token, AllocationId as, const SharedAllocation& shared, const Origin& origin,
+                                   Peers& peers) {
   const MutexLock one(mutex_);
   LedgerLock lock(ledger_);
   AllocationId slab = ImportedAs({token.session, shared.part->slab});
@@ -202,8 +200,7 @@ Result<AllocationId> Slabs::Import(const Token& token, AllocationId as, const Sh
     peers.DropReference(remote, as);
     return before;
   }
-  ledger_.Record(
-      Imported{as, remote, shared.bytes, shared.properties, handle_type, {}, origin.site, {}, {}, origin.communicator});
+  ledger_.Record(Imported{as, remote, shared.bytes, shared.properties, 1, {}, origin.site, {}, {}, origin.communicator});
   ledger_.Record(Placed{as, slab, shared.part->offset, false});
   return as;
 }

@@ -44,8 +44,8 @@ class Slabs {
   // Imports `as`, which the owner of `token` says is part of one of its slabs, and the slab if necessary. An allocation that is
   // imported already keeps its one address, by which NCCL retains it: it gets another reference and is returned. Without the
   // lock.
-  Result<AllocationId> Import(const Token& token, AllocationId as, const SharedAllocation& shared, std::uint32_t handle_type,
-                              const Origin& origin, Peers& peers);
+  Result<AllocationId> Import(const Token& token, AllocationId as, const SharedAllocation& shared, const Origin& origin,
+                              Peers& peers);
   // Gives `access` to the slab of a part. Without the lock.
   Status Open(AllocationId part, std::span<const AccessDescriptor> access);
   // Before NCCL maps an allocation at a range that it kept: places the allocation there, in the old slab, which is made again

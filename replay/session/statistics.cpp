@@ -3,7 +3,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <tuple>
 

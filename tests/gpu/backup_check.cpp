@@ -242,7 +242,6 @@ void Poison(CudaDriver& driver, const Memory& memory, PinnedBuffer& pattern) {
 
 struct Variant {
   const char* name;
-  CudaDriver::Parts parts;
   Bytes batch = kGiB;
 };
 
@@ -250,7 +249,6 @@ enum class Between { kNothing, kPoison, kAnew, kAnewAndPoison };  // of saving a
 
 void Cycles(CudaDriver& driver, Memory& memory, Mover& mover, PinnedBuffer& pattern, const Variant& variant, int cycles,
             Between between = Between::kAnewAndPoison) {
-  driver.SetParts(variant.parts);
   test::LoneBackup backup(driver, {.batch = variant.batch});
   const auto items = memory.Items();
   double first = 0;
@@ -297,7 +295,6 @@ void Cycles(CudaDriver& driver, Memory& memory, Mover& mover, PinnedBuffer& patt
 
 // The time of each stage alone, for all of the memory at once.
 void Stages(CudaDriver& driver, const Memory& memory, const char* layout) {
-  driver.SetParts({});
   const auto extents = memory.Extents();
   const auto key = Get(RandomContentKey(), "key");
   std::vector<double> find, nothing;
@@ -314,7 +311,6 @@ void Stages(CudaDriver& driver, const Memory& memory, const char* layout) {
 }
 
 void Clears(CudaDriver& driver, const Memory& memory, const char* layout) {
-  driver.SetParts({});
   const auto extents = memory.Extents();
   std::vector<double> kernel, memsets;
   for (int i = 0; i < 6; ++i) {
@@ -354,8 +350,7 @@ void Drop(CudaDriver& driver, const Imports& imports, Bytes bytes, std::vector<D
   handles.clear();
 }
 
-void Beside(CudaDriver& driver, const Memory& memory, const Variant& variant) {
-  driver.SetParts(variant.parts);
+void Beside(CudaDriver& driver, const Memory& memory) {
   test::LoneBackup backup(driver);
   const auto items = memory.Items();
   if (!Ok(backup.Save(items), "save") || !Ok(backup.Finish(), "finish")) return;
@@ -383,9 +378,9 @@ void Beside(CudaDriver& driver, const Memory& memory, const Variant& variant) {
   }
   for (const Address address : imports.addresses) Ok(driver.FreeRange(address, kSlab), "free range");
   std::printf(
-      "%-34s import, map and access of 16 slabs of 256 MiB: alone %.2f ms, while contents come back %.2f ms; contents "
+      "import, map and access of 16 slabs of 256 MiB: alone %.2f ms, while contents come back %.2f ms; contents "
       "alone %.2f ms, beside %.2f ms\n",
-      variant.name, Median(alone), Median(beside), Median(only), Median(restore));
+      Median(alone), Median(beside), Median(only), Median(restore));
 }
 
 // ---- pinning, and what a running kernel does to it ------------------------------------------------------------------------
@@ -566,16 +561,13 @@ int Main(int argc, char** argv) {
   allocations.insert(allocations.end(), 592, 10 * kMiB);
   const Reference reference(9 * kGiB);
   Mover mover(driver, reference);
-  using Way = CudaDriver::Parts::Way;
-  const CudaDriver::Parts staged_both{.to_device = Way::kStaged}, direct_both{.to_host = Way::kDirect};
   if (!quick) {
     Memory memory(driver, allocations);
     mover.Upload(memory);
     std::printf("layout direct, %zu allocations, %llu MiB\n", memory.parts().size(),
                 static_cast<unsigned long long>(memory.total() / kMiB));
     Stages(driver, memory, "direct");
-    Cycles(driver, memory, mover, *pattern, {"direct: as it is used", {}}, cycles);
-    Cycles(driver, memory, mover, *pattern, {"direct: direct both ways", direct_both}, cycles);
+    Cycles(driver, memory, mover, *pattern, {"direct: as it is used"}, cycles);
     Clears(driver, memory, "direct");
   }
   Memory memory(driver, slabs);
@@ -584,32 +576,20 @@ int Main(int argc, char** argv) {
               static_cast<unsigned long long>(memory.total() / kMiB));
   Stages(driver, memory, "slabs");
   const Variant variants[] = {
-      {"as it is used", {}},
-      {"as it is used, batch 256 MiB", {}, 256 * kMiB},
-      {"as it is used, one batch", {}, 1024 * kGiB},
-      {"staged both ways", staged_both},
-      {"staged to the host 3 x 16 MiB", {.slot = 16 * kMiB, .lanes = 3}},
-      {"staged to the host 2 x 32 MiB", {.slot = 32 * kMiB, .lanes = 2}},
-      {"staged to the host 4 x 8 MiB", {.slot = 8 * kMiB, .lanes = 4}},
-      {"direct both ways", direct_both},
-      {"direct both ways, one batch", direct_both, 1024 * kGiB},
-      {"copy per run, 4 streams", {.to_host = Way::kRuns, .to_device = Way::kRuns, .lanes = 4}},
+      {"as it is used"},
+      {"batch 256 MiB", 256 * kMiB},
+      {"one batch", 1024 * kGiB},
   };
   for (const Variant& variant : variants) {
     Cycles(driver, memory, mover, *pattern, variant, cycles);
     if (quick) return failures == 0 ? 0 : 1;
   }
   std::printf("restored at once when the memory is made anew:\n");
-  for (const Variant& variant :
-       {Variant{"as it is used, anew", {}}, Variant{"staged both ways, anew", staged_both},
-        Variant{"direct both ways, anew", direct_both}, Variant{"as it is used, anew, one batch", {}, 1024 * kGiB}}) {
+  for (const Variant& variant : {Variant{"as it is used, anew"}, Variant{"one batch, anew", 1024 * kGiB}})
     Cycles(driver, memory, mover, *pattern, variant, cycles, Between::kAnew);
-  }
-  Beside(driver, memory, {"staged both ways", staged_both});
-  Beside(driver, memory, {"direct both ways", direct_both});
+  Beside(driver, memory);
   Full(driver, memory, mover, *pattern, 1);
   {  // the first pause with everything prepared
-    driver.SetParts({});
     test::LoneBackup backup(driver);
     auto began = Clock::now();
     backup.Prepare(backup.Expected(memory.total()));

@@ -47,10 +47,7 @@ Result<std::shared_ptr<CudaDriver::Core>> CudaDriver::Core::Make(const Resolve& 
 CudaDriver::Core::~Core() {
   for (const Device& device : devices_) {
     if (device.context == nullptr) continue;
-    if (device.stream != nullptr) {
-      const InContext current(calls, device.context);
-      if (current.result() == CUDA_SUCCESS) calls.stream_destroy(device.stream);
-    }
+    if (device.stream != nullptr) InContext(calls, device.context).Call(calls.stream_destroy, device.stream);
     calls.primary_release(device.device);  // fails while the process ends, which does not matter
   }
 }
@@ -117,7 +114,7 @@ Status CudaDriver::Core::OpenLocked(Device& device, int ordinal) {
     }
   }
   const InContext current(calls, device.context);
-  if (current.result() != CUDA_SUCCESS) return Failure(current.result(), "cuCtxPushCurrent" + of);
+  if (!current.ok()) return Failure(current.result(), "cuCtxPushCurrent" + of);
   const CUresult result = calls.stream_create(&device.stream, CU_STREAM_NON_BLOCKING);
   if (result == CUDA_SUCCESS) return {};
   device.stream = nullptr;
@@ -125,14 +122,13 @@ Status CudaDriver::Core::OpenLocked(Device& device, int ordinal) {
 }
 
 Result<bool> CudaDriver::Core::HasContext(DeviceOrdinal device) {
-  AMEM_TRY(Initialise());
+  const auto tried = [&] { return fmt::format("cuDevicePrimaryCtxGetState device {}", device.value); };
   CUdevice known = 0;
   unsigned flags = 0;
   int active = 0;
-  CUresult result = calls.device_get(&known, device.value);
-  if (result == CUDA_SUCCESS) result = calls.primary_state(known, &flags, &active);
-  if (result == CUDA_SUCCESS) return active != 0;
-  return Failure(result, fmt::format("cuDevicePrimaryCtxGetState device {}", device.value));
+  AMEM_TRY(Call(tried, calls.device_get, &known, device.value));
+  AMEM_TRY(Call(tried, calls.primary_state, known, &flags, &active));
+  return active != 0;
 }
 
 // Most waits end within milliseconds, so it polls; but not so often that it delays driver calls of other threads.

@@ -152,20 +152,27 @@ Status CudaDriver::Core::Call(const auto& tried, CUresult (*call)(Parameters...)
   return result == CUDA_SUCCESS ? Status{} : Failure(result, tried());
 }
 
-// The same, and makes a context current. Check result() first.
+// The same, and makes a context current. Its calls are made one after the other until one fails; none is, if the context cannot
+// be made current.
 class InContext : NoCopies {
  public:
-  InContext(const CudaCalls& calls, CUcontext context) : calls_(calls), relaxed_(calls), result_(calls.context_push(context)) {}
+  InContext(const CudaCalls& calls, CUcontext context)
+      : calls_(calls), relaxed_(calls), result_(calls.context_push(context)), pushed_(ok()) {}
   ~InContext() {
     CUcontext popped = nullptr;
-    if (result_ == CUDA_SUCCESS) calls_.context_pop(&popped);
+    if (pushed_) calls_.context_pop(&popped);
   }
-  [[nodiscard]] CUresult result() const { return result_; }
+  void Call(const auto& call, auto... arguments) {
+    if (ok()) result_ = std::invoke(call, arguments...);
+  }
+  [[nodiscard]] CUresult result() const { return result_; }  // of what failed
+  [[nodiscard]] bool ok() const { return result_ == CUDA_SUCCESS; }
 
  private:
   const CudaCalls& calls_;
   const RelaxedCapture relaxed_;
-  const CUresult result_;
+  CUresult result_;
+  const bool pushed_;
 };
 
 }  // namespace amem

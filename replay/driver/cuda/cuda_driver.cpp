@@ -50,10 +50,11 @@ Result<std::unique_ptr<CudaDriver>> CudaDriver::LoadSystem() {
   return Load([library](const char* symbol) { return dlsym(library, symbol); });
 }
 
-CudaDriver::CudaDriver(std::shared_ptr<Core> core)
+CudaDriver::CudaDriver(std::shared_ptr<Core> core, bool is_lane)
     : core_(std::move(core)),
       idle_(std::make_unique<IdleWait>(core_)),
-      nonzero_(std::make_unique<NonZeroCopier>(*this, core_)) {}
+      nonzero_(std::make_unique<NonZeroCopier>(*this, core_)),
+      is_lane_(is_lane) {}
 CudaDriver::~CudaDriver() = default;
 
 Result<DriverHandle> CudaDriver::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) {
@@ -133,12 +134,11 @@ Result<Bytes> CudaDriver::Granularity(const AllocationProperties& properties) {
 
 Result<MemoryInfo> CudaDriver::Memory(DeviceOrdinal device) {
   AMEM_ASSIGN(const auto opened, core_->Open(device));
-  const InContext current(core_->calls, opened.context);
+  InContext current(core_->calls, opened.context);
   std::size_t free = 0, total = 0;
-  CUresult result = current.result();
-  if (result == CUDA_SUCCESS) result = core_->calls.mem_info(&free, &total);
-  if (result == CUDA_SUCCESS) return MemoryInfo{.free = free, .total = total};
-  return core_->Failure(result, "cuMemGetInfo " + OfDevice(device));
+  current.Call(core_->calls.mem_info, &free, &total);
+  if (current.ok()) return MemoryInfo{.free = free, .total = total};
+  return core_->Failure(current.result(), "cuMemGetInfo " + OfDevice(device));
 }
 
 std::vector<MemoryHolder> CudaDriver::MemoryHolders(DeviceOrdinal device) {
@@ -149,12 +149,11 @@ std::vector<MemoryHolder> CudaDriver::MemoryHolders(DeviceOrdinal device) {
 Result<int> CudaDriver::DeviceCount() { return core_->Devices(); }
 
 Result<std::string> CudaDriver::DeviceUuid(DeviceOrdinal device) {
-  AMEM_TRY(core_->Initialise());
+  const auto tried = [&] { return "cuDeviceGetUuid " + OfDevice(device); };
   CUdevice cuda_device = 0;
   CUuuid uuid{};
-  CUresult result = core_->calls.device_get(&cuda_device, device.value);
-  if (result == CUDA_SUCCESS) result = core_->calls.device_uuid(&uuid, cuda_device);
-  if (result != CUDA_SUCCESS) return core_->Failure(result, "cuDeviceGetUuid " + OfDevice(device));
+  AMEM_TRY(core_->Call(tried, core_->calls.device_get, &cuda_device, device.value));
+  AMEM_TRY(core_->Call(tried, core_->calls.device_uuid, &uuid, cuda_device));
   return GpuUuid(uuid.bytes);
 }
 
@@ -171,11 +170,10 @@ void CudaDriver::ForgetContext(DeviceOrdinal device) { core_->Forget(device); }
 Status CudaDriver::OnStream(DeviceOrdinal device, const char* call, Address address, Bytes bytes,
                             const std::function<int(void* stream)>& submit) {
   AMEM_ASSIGN(const auto opened, core_->Open(device));
-  const InContext current(core_->calls, opened.context);
-  CUresult result = current.result();
-  if (result == CUDA_SUCCESS) result = static_cast<CUresult>(submit(opened.stream));
-  if (result == CUDA_SUCCESS) return {};
-  return core_->Failure(result, fmt::format("{} {}, {}", call, OfDevice(device), InRange(address, bytes)));
+  InContext current(core_->calls, opened.context);
+  current.Call([&] { return static_cast<CUresult>(submit(opened.stream)); });
+  if (current.ok()) return {};
+  return core_->Failure(current.result(), fmt::format("{} {}, {}", call, OfDevice(device), InRange(address, bytes)));
 }
 
 Status CudaDriver::CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) {
@@ -241,8 +239,6 @@ Status CudaDriver::Await(DeviceOrdinal device, std::uint64_t mark, Deadline unti
   // 0: this device has no lanes, and what is queued on it has no marks.
   return mark == 0 ? FinishCopies(device, until) : nonzero_->On(device).Await(mark, until);
 }
-
-void CudaDriver::SetParts(const Parts& parts) { nonzero_->SetParts(parts); }
 
 // ---- multicast objects, for AMEM_NVLS=release
 

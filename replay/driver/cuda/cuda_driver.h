@@ -84,37 +84,14 @@ class CudaDriver final : public Driver {
   // does not wait for what its CopyToHost has queued.
   Result<std::unique_ptr<Copier>> OpenLane() override;
 
-  // How the contents of parts travel. For measurements; to be called before anything was queued. Seen on H200 with a gigabyte
-  // in runs of some 500 KiB:
-  //   staged  53 GB/s to the host and 50 back. Releasing memory goes on beside it as if alone. But giving access to new memory
-  //           waits a millisecond each time while a copy engine writes to the device; and just after a release copies to the
-  //           device take twice as long, presumably since the driver clears what was released with the same engine.
-  //   direct  51 and 49, and slows down mapping and importing the more, the more thread blocks there are: the driver calls of a
-  //           resume that take 19 ms alone took 23 beside 32 blocks of 512 threads, and 31 beside 132.
-  //   runs    44 and 42.
-  // Hence staged to the host, in a pause, and direct back, in a resume.
-  struct Parts {
-    enum class Way {
-      kStaged,  // kernels to and from a buffer on the device, large copies between that and the host
-      kDirect,  // kernels that reach host memory themselves
-      kRuns,    // one copy for every part, no kernels
-    };
-    Way to_host = Way::kStaged;      // and where that cannot be had, the next
-    Way to_device = Way::kDirect;    // likewise
-    Bytes slot = Bytes{16} << 20;    // of the buffer on the device, for each lane
-    std::size_t lanes = 2;           // streams, each with a slot
-    std::size_t direct_blocks = 24;  // thread blocks that reach host memory at once, in each lane
-  };
-  void SetParts(const Parts& parts);
-
  private:
   class Core;
   class IdleWait;
   class NonZeroCopier;
   class CudaHostPages;
   class CudaPinnedBuffer;
-  class CudaStreamMoment;
-  explicit CudaDriver(std::shared_ptr<Core> core);
+  struct CudaStreamMoment;
+  explicit CudaDriver(std::shared_ptr<Core> core, bool is_lane = false);
   Status OnStream(DeviceOrdinal device, const char* call, Address address, Bytes bytes,
                   const std::function<int(void* stream)>& submit);
   // Calls use(stream) with the context current in which a stream of the program is what it is for the program.
@@ -123,7 +100,7 @@ class CudaDriver final : public Driver {
   std::shared_ptr<Core> core_;
   std::unique_ptr<IdleWait> idle_;
   std::unique_ptr<NonZeroCopier> nonzero_;
-  bool is_lane_ = false;
+  const bool is_lane_;
 };
 
 }  // namespace amem

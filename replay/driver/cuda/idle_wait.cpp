@@ -9,7 +9,7 @@ namespace amem {
 // The whole wait for one context, on its own thread.
 static CUresult WaitFor(const CudaCalls& calls, CUcontext context) {
   const InContext current(calls, context);
-  if (current.result() != CUDA_SUCCESS) return current.result();
+  if (!current.ok()) return current.result();
   CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
   const CUresult result = calls.stream_is_capturing(CU_STREAM_LEGACY, &capturing);
   if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capturing != CU_STREAM_CAPTURE_STATUS_NONE)
@@ -53,41 +53,23 @@ Status CudaDriver::IdleWait::Await(DeviceOrdinal device, Deadline until) {
 }
 
 Result<std::optional<CUresult>> CudaDriver::IdleWait::AwaitContext(CUcontext context, Clock::time_point until) {
-  const auto ended = [&](Wait& wait) {
-    const MutexLock lock(wait.mutex);
-    while (!wait.result && wait.changed.WaitUntil(wait.mutex, until)) {
-    }
-    return wait.result;
-  };
-  // An earlier wait that is still under way began before the work that this one must wait for.
-  if (const auto before = Unfinished(context); before != nullptr && !ended(*before)) return std::optional<CUresult>();
-  AMEM_ASSIGN(const auto wait, Begin(context));
-  const auto result = ended(*wait);
-  const MutexLock lock(mutex_);
-  if (result) {
-    unfinished_.erase(context);
-  } else {
-    unfinished_[context] = wait;
+  Wait before;
+  {
+    const MutexLock lock(mutex_);
+    if (const auto* const known = FindIn(unfinished_, context)) before = *known;
   }
-  return result;
-}
-
-Result<std::shared_ptr<CudaDriver::IdleWait::Wait>> CudaDriver::IdleWait::Begin(CUcontext context) {
-  auto wait = std::make_shared<Wait>();
-  AMEM_ASSIGN(auto started, StartThread("amem-idle", [core = core_, wait, context] {
-                const CUresult result = WaitFor(core->calls, context);
-                const MutexLock lock(wait->mutex);
-                wait->result = result;
-                wait->changed.NotifyAll();
-              }));
+  // An earlier wait that is still under way began before the work that this one must wait for.
+  if (before.valid() && before.wait_until(until) != std::future_status::ready) return std::optional<CUresult>();
+  const auto task =
+      std::make_shared<std::packaged_task<CUresult()>>([core = core_, context] { return WaitFor(core->calls, context); });
+  const Wait wait = task->get_future();
+  AMEM_ASSIGN(auto started, StartThread("amem-idle", [task] { (*task)(); }));
   started.detach();
-  return wait;
-}
-
-std::shared_ptr<CudaDriver::IdleWait::Wait> CudaDriver::IdleWait::Unfinished(CUcontext context) {
+  const bool ended = wait.wait_until(until) == std::future_status::ready;
   const MutexLock lock(mutex_);
-  auto* const it = FindIn(unfinished_, context);
-  return it == nullptr ? nullptr : *it;
+  if (!ended) unfinished_[context] = wait;
+  if (ended) unfinished_.erase(context);
+  return ended ? std::optional(wait.get()) : std::nullopt;
 }
 
 // The default stream's state tells whether the program's own streams are busy. Those are not asked, because a destroyed stream
@@ -96,7 +78,7 @@ std::string CudaDriver::IdleWait::Details(CUcontext context) const {
   std::string text;
   if (core_->calls.stream_query != nullptr) {
     const InContext current(core_->calls, context);
-    const bool busy = current.result() == CUDA_SUCCESS && core_->calls.stream_query(CU_STREAM_LEGACY) == CUDA_ERROR_NOT_READY;
+    const bool busy = current.ok() && core_->calls.stream_query(CU_STREAM_LEGACY) == CUDA_ERROR_NOT_READY;
     text = busy ? "its default stream is busy" : "its default stream is idle, so another one is busy";
   }
   if (last_context_ == context) {
@@ -118,7 +100,7 @@ void CudaDriver::IdleWait::NoteStream(const char* call, void* stream) {
   if (Recent(context).load(std::memory_order_relaxed) == context) return;
   CUdevice device = 0;
   const InContext current(calls, context);
-  if (current.result() != CUDA_SUCCESS || calls.context_device(&device) != CUDA_SUCCESS) return;
+  if (!current.ok() || calls.context_device(&device) != CUDA_SUCCESS) return;
   const MutexLock lock(mutex_);
   noted_[DeviceOrdinal{device}].insert(context);
   Recent(context) = context;

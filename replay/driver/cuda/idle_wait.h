@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <map>
 #include <memory>
 #include <optional>
@@ -29,15 +30,9 @@ class CudaDriver::IdleWait {
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Wait {
-    Mutex mutex{LockRank::kLast};
-    Condition changed;
-    std::optional<CUresult> result GUARDED_BY(mutex);  // once it has ended
-  };
+  using Wait = std::shared_future<CUresult>;
   // nullopt: the wait did not end in time.
   Result<std::optional<CUresult>> AwaitContext(CUcontext context, Clock::time_point until);
-  Result<std::shared_ptr<Wait>> Begin(CUcontext context);
-  std::shared_ptr<Wait> Unfinished(CUcontext context);
   void Forget(DeviceOrdinal device, CUcontext context);
   [[nodiscard]] std::string Details(CUcontext context) const;
   std::atomic<CUcontext>& Recent(CUcontext context) {
@@ -52,7 +47,7 @@ class CudaDriver::IdleWait {
   std::array<std::atomic<CUcontext>, 32> recent_{};
   Mutex mutex_{LockRank::kLast};
   std::map<DeviceOrdinal, std::set<CUcontext>> noted_ GUARDED_BY(mutex_);
-  std::map<CUcontext, std::shared_ptr<Wait>> unfinished_ GUARDED_BY(mutex_);  // that outlived their callers
+  std::map<CUcontext, Wait> unfinished_ GUARDED_BY(mutex_);  // that outlived their callers
 };
 
 }  // namespace amem

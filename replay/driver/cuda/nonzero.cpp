@@ -19,6 +19,7 @@ constexpr Bytes kScanBytes = kKeyAt + sizeof(ContentKey);
 constexpr Bytes kDirectBytes = Bytes{16} << 20;  // copied by one launch where there is no buffer
 constexpr Bytes kStagedBytes = Bytes{1} << 20;   // without gaps in host memory are worth a copy by a copy engine
 constexpr std::size_t kMaxBlocks = 4096;         // thread blocks of a launch; each takes several units then
+constexpr std::size_t kDirectBlocks = 24;        // of those, that reach host memory at once, in each lane
 constexpr std::uint32_t kWarps = sparse::kThreads / 32;
 
 static Status Multiples(std::span<const Extent> extents) {
@@ -52,15 +53,15 @@ static Status InTables(std::span<const Extent> extents, const auto& done) {
   return table.empty() ? Status{} : done(std::span<const TableExtent>(table), units);
 }
 
-CUresult CudaDriver::NonZeroCopier::Device::Launch(CUfunction kernel, CUstream stream, std::size_t blocks,
-                                                   void** arguments) const {
+void CudaDriver::NonZeroCopier::Device::Launch(InContext& current, CUfunction kernel, CUstream stream, std::size_t blocks,
+                                               void** arguments) const {
   const auto grid = static_cast<unsigned>(std::min(blocks, kMaxBlocks));
-  return calls_.launch(kernel, grid, 1, 1, sparse::kThreads, 1, 1, 0, stream, arguments, nullptr);
+  current.Call(calls_.launch, kernel, grid, 1, 1, sparse::kThreads, 1, 1, 0, stream, arguments, nullptr);
 }
 
 bool CudaDriver::NonZeroCopier::Device::CanLook() {
   const MutexLock lock(mutex_);
-  return tried_load_ && loaded_.ok();
+  return loaded_ && loaded_->ok();
 }
 
 Result<NonZero> CudaDriver::NonZeroCopier::Device::FindNonZero(std::span<const Extent> extents, const ContentKey* key,
@@ -68,7 +69,7 @@ Result<NonZero> CudaDriver::NonZeroCopier::Device::FindNonZero(std::span<const E
   AMEM_TRY(Multiples(extents));
   const MutexLock lock(mutex_);
   if (Status loaded = Load(); !loaded.ok()) return Unscanned(extents, loaded.message());
-  if (parts_.to_host == Parts::Way::kStaged) OpenBuffer();
+  if (!driver_.is_lane_) OpenBuffer();
   AMEM_TRY(PrepareLook(key));
   NonZero found;
   AMEM_TRY(InTables(extents, [&](std::span<const TableExtent> table, std::uint32_t units) {
@@ -88,11 +89,10 @@ Status CudaDriver::NonZeroCopier::Device::PrepareLook(const ContentKey* key) {
   std::byte* const kept = scan_->data() + kKeyAt;
   if (key == nullptr || (has_key_ && std::memcmp(kept, key, sizeof *key) == 0)) return {};
   std::memcpy(kept, key, sizeof *key);
-  const InContext current(calls_, opened_.context);
-  CUresult result = current.result();
-  if (result == CUDA_SUCCESS) result = calls_.copy_to_device(key_, kept, sizeof *key, opened_.stream);
-  has_key_ = result == CUDA_SUCCESS;
-  return has_key_ ? Status{} : Failure(result, "copy the key of hashes");
+  InContext current(calls_, opened_.context);
+  current.Call(calls_.copy_to_device, key_, kept, sizeof *key, opened_.stream);
+  has_key_ = current.ok();
+  return Told(current.result(), "copy the key of hashes");
 }
 
 Status CudaDriver::NonZeroCopier::Device::LookAtPart(std::span<const TableExtent> table, std::uint32_t units, bool hash,
@@ -106,13 +106,11 @@ Status CudaDriver::NonZeroCopier::Device::LookAtPart(std::span<const TableExtent
   CUdeviceptr bitmap = pinned + kBitmapAt, hashes = pinned + kHashesAt;
   auto count = static_cast<unsigned>(table.size());
   void* arguments[] = {&extents, &count, &units, &bitmap, &hashes};
-  const InContext current(calls_, opened_.context);
-  CUresult result = current.result();
-  if (result == CUDA_SUCCESS && buffered)
-    result = calls_.copy_to_device(extents, scan_->data(), table.size_bytes(), opened_.stream);
-  if (result == CUDA_SUCCESS) result = Launch(hash ? look_ : find_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
-  if (result == CUDA_SUCCESS) result = core_->AwaitStream(until, opened_.stream);
-  if (result != CUDA_SUCCESS) return Failure(result, "look for what is not zero", began);
+  InContext current(calls_, opened_.context);
+  if (buffered) current.Call(calls_.copy_to_device, extents, scan_->data(), table.size_bytes(), opened_.stream);
+  Launch(current, hash ? look_ : find_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
+  current.Call(&Core::AwaitStream, core_.get(), until, opened_.stream);
+  AMEM_TRY(Told(current.result(), "look for what is not zero", began));
   const auto* const pages = reinterpret_cast<const std::uint32_t*>(scan_->data() + kBitmapAt);
   const auto* const values = reinterpret_cast<const ContentHash*>(scan_->data() + kHashesAt);
   found.pages.insert(found.pages.end(), pages, pages + units);
@@ -124,38 +122,31 @@ Status CudaDriver::NonZeroCopier::Device::ClearAll(std::span<const Extent> exten
   AMEM_TRY(Multiples(extents));
   const MutexLock lock(mutex_);
   if (!Load().ok()) return driver_.Driver::ClearAll(device_, extents);
-  return InTables(extents, [&](std::span<const TableExtent> table, std::uint32_t units) {
+  return InTables(extents, [&](std::span<const TableExtent> table, std::uint32_t units) -> Status {
     mutex_.AssertHeld();
-    return ClearPart(table, units);
+    AMEM_ASSIGN(auto pinned, Table(table.size_bytes()));
+    std::memcpy(pinned, table.data(), table.size_bytes());
+    auto at = reinterpret_cast<CUdeviceptr>(pinned);
+    auto count = static_cast<unsigned>(table.size());
+    void* arguments[] = {&at, &count, &units};
+    InContext current(calls_, opened_.context);
+    Launch(current, clear_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
+    return Told(current.result(), "clear memory");
   });
 }
 
-Status CudaDriver::NonZeroCopier::Device::ClearPart(std::span<const TableExtent> table, std::uint32_t units) {
-  AMEM_ASSIGN(auto pinned, Table(table.size_bytes()));
-  std::memcpy(pinned, table.data(), table.size_bytes());
-  auto at = reinterpret_cast<CUdeviceptr>(pinned);
-  auto count = static_cast<unsigned>(table.size());
-  void* arguments[] = {&at, &count, &units};
-  const InContext current(calls_, opened_.context);
-  CUresult result = current.result();
-  if (result == CUDA_SUCCESS) result = Launch(clear_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
-  return result == CUDA_SUCCESS ? Status{} : Failure(result, "clear memory");
-}
-
 Status CudaDriver::NonZeroCopier::Device::FollowMain() {
-  const InContext current(calls_, opened_.context);
-  CUresult result = current.result();
-  if (result == CUDA_SUCCESS) result = calls_.event_record(main_event_, opened_.stream);
-  if (result != CUDA_SUCCESS) return Failure(result, "cuEventRecord");
+  InContext current(calls_, opened_.context);
+  current.Call(calls_.event_record, main_event_, opened_.stream);
+  AMEM_TRY(Told(current.result(), "cuEventRecord"));
   for (Lane& lane : lanes_) lane.behind = true;
   return {};
 }
 
-CUresult CudaDriver::NonZeroCopier::Device::CatchUp(Lane& lane) {
-  if (!lane.behind) return CUDA_SUCCESS;
-  const CUresult result = calls_.stream_wait(lane.stream, main_event_, 0);
-  if (result == CUDA_SUCCESS) lane.behind = false;
-  return result;
+void CudaDriver::NonZeroCopier::Device::CatchUp(InContext& current, Lane& lane) {
+  if (!lane.behind) return;
+  current.Call(calls_.stream_wait, lane.stream, main_event_, 0);
+  lane.behind = !current.ok();
 }
 
 Status CudaDriver::NonZeroCopier::Device::Move(std::span<const Extent> extents, bool gather) {
@@ -167,10 +158,10 @@ Status CudaDriver::NonZeroCopier::Device::Move(std::span<const Extent> extents, 
     return gather ? driver_.Driver::Gather(device_, extents) : driver_.Driver::Scatter(device_, extents);
   }
   AMEM_TRY(FollowMain());
-  const Parts::Way way = gather ? parts_.to_host : parts_.to_device;
-  if (way == Parts::Way::kRuns || !Load().ok()) return MoveRuns(extents, gather);
-  if (way == Parts::Way::kStaged) OpenBuffer();
-  if (way != Parts::Way::kStaged || buffer_.slot == 0) return MovePieces(extents, gather, false);
+  if (!Load().ok()) return MoveRuns(extents, gather);
+  const bool staged = gather && !driver_.is_lane_;
+  if (staged) OpenBuffer();
+  if (!staged || buffer_.slot == 0) return MovePieces(extents, gather, false);
   std::vector<Extent> scattered;
   while (!extents.empty()) {
     std::size_t count = 1;
@@ -187,7 +178,7 @@ Status CudaDriver::NonZeroCopier::Device::Move(std::span<const Extent> extents, 
   return MovePieces(scattered, gather, false);
 }
 
-// By as few launches as there is room for. Staged: the extents' host memory has no gaps.
+// By as few launches as there is room for. Staged: to the host, whose memory for these extents has no gaps.
 Status CudaDriver::NonZeroCopier::Device::MovePieces(std::span<const Extent> extents, bool gather, bool staged) {
   const auto room = static_cast<std::uint32_t>((staged ? buffer_.slot : kDirectBytes) / kPageBytes);
   pieces_.clear();
@@ -229,27 +220,22 @@ Status CudaDriver::NonZeroCopier::Device::LaunchMove(std::uint64_t base, Bytes b
   auto count = static_cast<unsigned>(pieces.size());
   int direction = gather ? 1 : 0;
   void* arguments[] = {&table, &count, &other, &direction};
-  const InContext current(calls_, opened_.context);
-  CUresult result = current.result();
-  if (result == CUDA_SUCCESS && staged && !gather) result = calls_.copy_to_device(lane.slot, host, bytes, lane.stream);
-  if (result == CUDA_SUCCESS) result = CatchUp(lane);
-  const std::size_t blocks = staged ? pieces.size() : std::min(pieces.size(), parts_.direct_blocks);
-  if (result == CUDA_SUCCESS) result = Launch(copy_, lane.stream, blocks, arguments);
-  if (result == CUDA_SUCCESS && staged && gather) result = calls_.copy_to_host(host, lane.slot, bytes, lane.stream);
-  return result == CUDA_SUCCESS ? Status{} : Failure(result, gather ? "copy to the host" : "copy to the device");
+  InContext current(calls_, opened_.context);
+  CatchUp(current, lane);
+  Launch(current, copy_, lane.stream, staged ? pieces.size() : std::min(pieces.size(), kDirectBlocks), arguments);
+  if (staged) current.Call(calls_.copy_to_host, host, lane.slot, bytes, lane.stream);
+  return Told(current.result(), gather ? "copy to the host" : "copy to the device");
 }
 
 Status CudaDriver::NonZeroCopier::Device::MoveRuns(std::span<const Extent> extents, bool gather) {
-  const InContext current(calls_, opened_.context);
-  CUresult result = current.result();
+  InContext current(calls_, opened_.context);
   for (const Extent& extent : extents) {
     Lane& lane = lanes_[next_lane_++ % lanes_.size()];
-    if (result == CUDA_SUCCESS) result = CatchUp(lane);
-    if (result != CUDA_SUCCESS) break;
-    result = gather ? calls_.copy_to_host(extent.host, extent.address.value, extent.bytes, lane.stream)
-                    : calls_.copy_to_device(extent.address.value, extent.host, extent.bytes, lane.stream);
+    CatchUp(current, lane);
+    if (gather) current.Call(calls_.copy_to_host, extent.host, extent.address.value, extent.bytes, lane.stream);
+    if (!gather) current.Call(calls_.copy_to_device, extent.address.value, extent.host, extent.bytes, lane.stream);
   }
-  return result == CUDA_SUCCESS ? Status{} : Failure(result, gather ? "copy to the host" : "copy to the device");
+  return Told(current.result(), gather ? "copy to the host" : "copy to the device");
 }
 
 Status CudaDriver::NonZeroCopier::Device::CopyWhole(const Extent& extent, bool to_host) {
@@ -262,17 +248,16 @@ Status CudaDriver::NonZeroCopier::Device::CopyWhole(const Extent& extent, bool t
 Result<std::uint64_t> CudaDriver::NonZeroCopier::Device::Mark() {
   const MutexLock lock(mutex_);
   if (!Ready().ok()) return std::uint64_t{0};
-  const InContext current(calls_, opened_.context);
-  CUresult result = current.result();
+  InContext current(calls_, opened_.context);
   const std::size_t first = marks_ * (lanes_.size() + 1);
-  while (result == CUDA_SUCCESS && events_.size() < first + lanes_.size() + 1) {
+  while (current.ok() && events_.size() < first + lanes_.size() + 1) {
     CUevent event = nullptr;
-    result = calls_.event_create(&event, CU_EVENT_DISABLE_TIMING);
-    if (result == CUDA_SUCCESS) events_.push_back(event);
+    current.Call(calls_.event_create, &event, CU_EVENT_DISABLE_TIMING);
+    if (current.ok()) events_.push_back(event);
   }
-  for (std::size_t i = 0; i <= lanes_.size() && result == CUDA_SUCCESS; ++i)
-    result = calls_.event_record(events_[first + i], i == 0 ? opened_.stream : lanes_[i - 1].stream);
-  if (result != CUDA_SUCCESS) return Failure(result, "cuEventRecord");
+  for (std::size_t i = 0; i <= lanes_.size() && current.ok(); ++i)
+    current.Call(calls_.event_record, events_[first + i], i == 0 ? opened_.stream : lanes_[i - 1].stream);
+  AMEM_TRY(Told(current.result(), "cuEventRecord"));
   return std::uint64_t{++marks_};
 }
 
@@ -280,14 +265,10 @@ Status CudaDriver::NonZeroCopier::Device::Await(std::uint64_t mark, Deadline unt
   const Deadline began = Now();
   const MutexLock lock(mutex_);
   if (mark <= awaited_ || mark > marks_) return {};  // since Finish, if there is no such mark
-  const InContext current(calls_, opened_.context);
-  CUresult result = current.result();
-  const std::size_t first = (mark - 1) * (lanes_.size() + 1);
-  for (std::size_t i = 0; i <= lanes_.size() && result == CUDA_SUCCESS; ++i) {
-    const CUevent event = events_[first + i];
-    result = Core::Await(until, [&] { return calls_.event_query(event); });
-  }
-  if (result != CUDA_SUCCESS) return Failure(result, "cuEventQuery", began);
+  InContext current(calls_, opened_.context);
+  for (const CUevent event : std::span(events_).subspan((mark - 1) * (lanes_.size() + 1), lanes_.size() + 1))
+    current.Call(Core::Await, until, [&] { return calls_.event_query(event); });
+  AMEM_TRY(Told(current.result(), "cuEventQuery", began));
   awaited_ = mark;
   return {};
 }
@@ -302,15 +283,15 @@ Status CudaDriver::NonZeroCopier::Device::Lead(CUstream stream) {
     CUevent event = nullptr;
     CUresult result = CUDA_SUCCESS;
     {
-      const InContext current(calls_, opened_.context);
+      InContext current(calls_, opened_.context);
+      current.Call(calls_.event_create, &event, CU_EVENT_DISABLE_TIMING);
+      current.Call(calls_.event_record, event, one);
       result = current.result();
-      if (result == CUDA_SUCCESS) result = calls_.event_create(&event, CU_EVENT_DISABLE_TIMING);
-      if (result == CUDA_SUCCESS) result = calls_.event_record(event, one);
     }
     if (result == CUDA_SUCCESS) result = calls_.stream_wait(stream, event, 0);
     const InContext current(calls_, opened_.context);
     if (event != nullptr) calls_.event_destroy(event);
-    if (result != CUDA_SUCCESS) return Failure(result, "let a stream wait");
+    AMEM_TRY(Told(result, "let a stream wait"));
   }
   return {};
 }
@@ -319,17 +300,11 @@ CudaDriver::NonZeroCopier::NonZeroCopier(CudaDriver& driver, std::shared_ptr<Cor
     : driver_(driver), core_(std::move(core)) {}
 CudaDriver::NonZeroCopier::~NonZeroCopier() = default;
 
-void CudaDriver::NonZeroCopier::SetParts(const Parts& parts) {
-  const MutexLock lock(mutex_);
-  parts_ = parts;
-  devices_.clear();
-}
-
 CudaDriver::NonZeroCopier::Device& CudaDriver::NonZeroCopier::On(DeviceOrdinal device) {
   const MutexLock lock(mutex_);
   auto& found = devices_[device];
   if (found != nullptr && found->Forgotten()) forgotten_.push_back(std::move(found));
-  if (found == nullptr) found = std::make_unique<Device>(driver_, core_, device, parts_);
+  if (found == nullptr) found = std::make_unique<Device>(driver_, core_, device);
   return *found;
 }
 

@@ -7,15 +7,25 @@
 //   lanes     streams of our own, each with a slot of the buffer: a lane packs into its slot and copies that to the host, one
 //             after the other in its stream, while the other lanes do the same; the host waits for none of it.
 //   buffer    some 33 MiB; there only from the first need until Finish, because memory is given back when this runs. A smaller
-//             one is tried where memory is short; without any, the kernels reach the host's memory themselves. That way
-//             contents come back in any case: a copy to the device would hold up the making of memory (Parts says by how much).
+//             one is tried where memory is short; without any, and in a copier of OpenLane, the kernels reach the host's memory
+//             themselves. That way contents come back in any case: a copy to the device would hold up the making of memory.
 //   tables    for the kernels, in pinned memory that is kept. They are read there: just after memory was released, a
 //             copy to the device waits about a millisecond.
+//
+// Seen on H200 with a gigabyte in runs of some 500 KiB:
+//   staged  in the buffer: 53 GB/s to the host and 50 back. Releasing memory goes on beside it as if alone. But giving access
+//           to new memory waits a millisecond each time while a copy engine writes to the device; and just after a release
+//           copies to the device take twice as long, presumably since the driver clears what was released with the same engine.
+//   direct  to and from host memory: 51 and 49. It slows down mapping and importing the more, the more thread blocks there are:
+//           driver calls of a resume that take 19 ms alone took 23 beside 32 blocks of 512 threads, and 31 beside 132.
+//   runs    one copy for every part, without kernels: 44 and 42.
+// Hence staged to the host, in a pause, and direct back, in a resume.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -36,7 +46,6 @@ class CudaDriver::NonZeroCopier {
  public:
   NonZeroCopier(CudaDriver& driver, std::shared_ptr<Core> core);
   ~NonZeroCopier();
-  void SetParts(const Parts& parts);
   class Device;
   Device& On(DeviceOrdinal device);
   Status Finish(DeviceOrdinal device, Deadline until);  // of a device on which nothing was ever done: nothing
@@ -45,7 +54,6 @@ class CudaDriver::NonZeroCopier {
   CudaDriver& driver_;
   const std::shared_ptr<Core> core_;
   Mutex mutex_{LockRank::kDriverLanes};
-  Parts parts_ GUARDED_BY(mutex_);
   std::map<DeviceOrdinal, std::unique_ptr<Device>> devices_ GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Device>> forgotten_ GUARDED_BY(mutex_);  // another thread may still be in one
 };
@@ -53,7 +61,7 @@ class CudaDriver::NonZeroCopier {
 // Of one device. Thread-safe.
 class CudaDriver::NonZeroCopier::Device : NoCopies {
  public:
-  Device(CudaDriver& driver, std::shared_ptr<Core> core, DeviceOrdinal device, Parts parts);
+  Device(CudaDriver& driver, std::shared_ptr<Core> core, DeviceOrdinal device);
   ~Device();
 
   [[nodiscard]] bool Forgotten() const;  // its streams and kernels went with their context
@@ -93,28 +101,25 @@ class CudaDriver::NonZeroCopier::Device : NoCopies {
   Status CloseBuffer() REQUIRES(mutex_);
   Result<std::byte*> Table(Bytes bytes) REQUIRES(mutex_);  // pinned, until Finish
   Status FollowMain() REQUIRES(mutex_);
-  CUresult CatchUp(Lane& lane) REQUIRES(mutex_);
-  CUresult Launch(CUfunction kernel, CUstream stream, std::size_t blocks, void** arguments) const;
+  void CatchUp(InContext& current, Lane& lane) REQUIRES(mutex_);
+  void Launch(InContext& current, CUfunction kernel, CUstream stream, std::size_t blocks, void** arguments) const;
   Status PrepareLook(const ContentKey* key) REQUIRES(mutex_);
   Status LookAtPart(std::span<const sparse::TableExtent> table, std::uint32_t units, bool hash, NonZero& found, Deadline until)
       REQUIRES(mutex_);
-  Status ClearPart(std::span<const sparse::TableExtent> table, std::uint32_t units) REQUIRES(mutex_);
   Status MovePieces(std::span<const Extent> extents, bool gather, bool staged) REQUIRES(mutex_);
   Status LaunchMove(std::uint64_t base, Bytes bytes, bool gather, bool staged) REQUIRES(mutex_);
   Status MoveRuns(std::span<const Extent> extents, bool gather) REQUIRES(mutex_);
-  Status Failure(CUresult result, const char* tried, Deadline began = Now()) const;  // `began`: of a wait
+  Status Told(CUresult result, const char* tried, Deadline began = Now()) const;  // `began`: of a wait
 
   CudaDriver& driver_;
   const std::shared_ptr<Core> core_;
   const CudaCalls& calls_;
   const DeviceOrdinal device_;
-  const Parts parts_;
   const std::uint64_t times_forgotten_;
 
   Mutex mutex_{LockRank::kDriverLane};
   Core::Device opened_ GUARDED_BY(mutex_);
-  bool tried_ready_ GUARDED_BY(mutex_) = false, tried_load_ GUARDED_BY(mutex_) = false;
-  Status ready_ GUARDED_BY(mutex_), loaded_ GUARDED_BY(mutex_);
+  std::optional<Status> ready_ GUARDED_BY(mutex_), loaded_ GUARDED_BY(mutex_);  // once tried
   CUmodule module_ GUARDED_BY(mutex_) = nullptr;
   CUfunction find_ GUARDED_BY(mutex_) = nullptr, look_ GUARDED_BY(mutex_) = nullptr, copy_ GUARDED_BY(mutex_) = nullptr,
                    clear_ GUARDED_BY(mutex_) = nullptr;

@@ -16,13 +16,14 @@ namespace amem {
 using sparse::kExtentsBytes;
 
 constexpr Bytes kTablesBytes = Bytes{2} << 20;  // pinned at once
+constexpr std::size_t kLanes = 2;
+constexpr Bytes kSlot = Bytes{16} << 20;  // of the buffer, for each lane
 
-CudaDriver::NonZeroCopier::Device::Device(CudaDriver& driver, std::shared_ptr<Core> core, DeviceOrdinal device, Parts parts)
+CudaDriver::NonZeroCopier::Device::Device(CudaDriver& driver, std::shared_ptr<Core> core, DeviceOrdinal device)
     : driver_(driver),
       core_(std::move(core)),
       calls_(core_->calls),
       device_(device),
-      parts_(parts),
       times_forgotten_(core_->TimesForgotten(device)) {}
 
 bool CudaDriver::NonZeroCopier::Device::Forgotten() const { return core_->TimesForgotten(device_) != times_forgotten_; }
@@ -33,43 +34,42 @@ CudaDriver::NonZeroCopier::Device::~Device() {
   if (buffer_.reserved != 0) static_cast<void>(driver_.FreeRange(buffer_.address, buffer_.reserved));
   if (Forgotten()) return;
   const InContext current(calls_, opened_.context);
-  if (current.result() != CUDA_SUCCESS) return;
+  if (!current.ok()) return;
   for (const Lane& lane : lanes_) calls_.stream_destroy(lane.stream);
   if (main_event_ != nullptr) calls_.event_destroy(main_event_);
   for (const CUevent event : events_) calls_.event_destroy(event);
 }
 
-Status CudaDriver::NonZeroCopier::Device::Failure(CUresult result, const char* tried, Deadline began) const {
+Status CudaDriver::NonZeroCopier::Device::Told(CUresult result, const char* tried, Deadline began) const {
+  if (result == CUDA_SUCCESS) return {};
   if (result == CUDA_ERROR_NOT_READY) return CopiesNotDone(device_, began);
   return core_->Failure(result, std::string(tried) + " for contents in parts, device " + std::to_string(device_.value));
 }
 
 Status CudaDriver::NonZeroCopier::Device::Ready() {
-  if (tried_ready_) return ready_;
+  if (ready_) return *ready_;
   AMEM_ASSIGN(opened_, core_->Open(device_));
-  tried_ready_ = true;
 #define AMEM_CUDA_LACKS(member, name) \
-  if (calls_.member == nullptr) return ready_ = {Code::kUnsupported, "the CUDA driver has no " #name};
+  if (calls_.member == nullptr) return *(ready_ = Status{Code::kUnsupported, "the CUDA driver has no " #name});
   AMEM_CUDA_OPTIONAL_CALLS(AMEM_CUDA_LACKS)
 #undef AMEM_CUDA_LACKS
-  const InContext current(calls_, opened_.context);
-  if (current.result() != CUDA_SUCCESS) return ready_ = Failure(current.result(), "cuCtxPushCurrent");
-  CUresult result = calls_.event_create(&main_event_, CU_EVENT_DISABLE_TIMING);
-  while (result == CUDA_SUCCESS && lanes_.size() < std::max<std::size_t>(parts_.lanes, 1)) {
+  InContext current(calls_, opened_.context);
+  if (!current.ok()) return *(ready_ = Told(current.result(), "cuCtxPushCurrent"));
+  current.Call(calls_.event_create, &main_event_, CU_EVENT_DISABLE_TIMING);
+  while (current.ok() && lanes_.size() < kLanes) {
     Lane lane;
-    result = calls_.stream_create(&lane.stream, CU_STREAM_NON_BLOCKING);
-    if (result == CUDA_SUCCESS) lanes_.push_back(lane);
+    current.Call(calls_.stream_create, &lane.stream, CU_STREAM_NON_BLOCKING);
+    if (current.ok()) lanes_.push_back(lane);
   }
-  if (result != CUDA_SUCCESS) ready_ = Failure(result, "cuStreamCreate");
-  return ready_;
+  return *(ready_ = Told(current.result(), "cuStreamCreate"));
 }
 
 Status CudaDriver::NonZeroCopier::Device::Load() {
-  if (tried_load_) return loaded_;
+  if (loaded_) return *loaded_;
   AMEM_TRY(Ready());
-  loaded_ = LoadKernels();
-  tried_load_ = loaded_.code() != Code::kOutOfMemory;  // which may pass
-  return loaded_;
+  Status loaded = LoadKernels();
+  if (loaded.code() != Code::kOutOfMemory) loaded_ = loaded;  // a shortage may pass
+  return loaded;
 }
 
 Status CudaDriver::NonZeroCopier::Device::LoadKernels() {
@@ -79,7 +79,7 @@ Status CudaDriver::NonZeroCopier::Device::LoadKernels() {
   if (result != CUDA_SUCCESS) result = calls_.module_load(&module_, amem_nonzero_ptx);
   if (result != CUDA_SUCCESS) {
     module_ = nullptr;
-    return Failure(result, "cuModuleLoadData");
+    return Told(result, "cuModuleLoadData");
   }
   std::size_t bytes = 0;
   result = calls_.module_global(&key_, &bytes, module_, "amem_sparse_key");
@@ -88,12 +88,12 @@ Status CudaDriver::NonZeroCopier::Device::LoadKernels() {
   if (result == CUDA_SUCCESS) result = calls_.module_function(&look_, module_, "amem_sparse_look");
   if (result == CUDA_SUCCESS) result = calls_.module_function(&copy_, module_, "amem_sparse_copy");
   if (result == CUDA_SUCCESS) result = calls_.module_function(&clear_, module_, "amem_sparse_clear");
-  return result == CUDA_SUCCESS ? Status{} : Failure(result, "cuModuleGetFunction");
+  return Told(result, "cuModuleGetFunction");
 }
 
 void CudaDriver::NonZeroCopier::Device::OpenBuffer() {
   if (buffer_.slot != 0 || buffer_.refused) return;
-  for (Bytes slot = parts_.slot; slot >= kUnitBytes; slot /= 8) {
+  for (Bytes slot = kSlot; slot >= kUnitBytes; slot /= 8) {
     if (TryBuffer(slot / kUnitBytes * kUnitBytes).ok()) return;
   }
   buffer_.refused = true;
@@ -169,7 +169,7 @@ Status CudaDriver::NonZeroCopier::Device::Finish(Deadline until) {
     for (const Lane& lane : lanes_) {
       const CUresult done = core_->AwaitStream(until, lane.stream);
       if (done == CUDA_ERROR_NOT_READY)
-        return Failure(done, "cuStreamQuery", began);  // its copies still use the buffer and the tables
+        return Told(done, "cuStreamQuery", began);  // its copies still use the buffer and the tables
       if (result == CUDA_SUCCESS) result = done;
     }
   }
@@ -177,7 +177,7 @@ Status CudaDriver::NonZeroCopier::Device::Finish(Deadline until) {
   filled_ = 0;
   marks_ = awaited_ = 0;
   const Status closed = CloseBuffer();
-  return result == CUDA_SUCCESS ? closed : Failure(result, "cuStreamSynchronize");
+  return result == CUDA_SUCCESS ? closed : Told(result, "cuStreamSynchronize");
 }
 
 }  // namespace amem

@@ -46,11 +46,7 @@ class CudaDriver::CudaPinnedBuffer final : public PinnedBuffer, NoCopies {
   ~CudaPinnedBuffer() override {
     if (guard_.InChild()) return;                     // a forked child has neither the memory nor the driver
     const InContext current(core_->calls, context_);  // if its context is gone, so is the memory
-    if (own_ == nullptr) {
-      core_->calls.host_free(data_);
-    } else {
-      core_->calls.host_unregister(data_);
-    }
+    (own_ == nullptr ? core_->calls.host_free : core_->calls.host_unregister)(data_);
   }
   [[nodiscard]] std::byte* data() override { return data_; }
   [[nodiscard]] Bytes size() const override { return bytes_; }
@@ -81,18 +77,17 @@ Result<std::unique_ptr<PinnedBuffer>> CudaDriver::AllocatePinned(Bytes bytes) {
 
 Result<std::unique_ptr<PinnedBuffer>> CudaDriver::Pin(std::unique_ptr<HostPages> pages, Bytes bytes) {
   AMEM_ASSIGN(const auto context, core_->AnyContext());
-  const InContext current(core_->calls, context);
-  CUresult result = current.result();
+  InContext current(core_->calls, context);
   if (pages == nullptr) pages = Populate(bytes);
-  if (pages != nullptr && result == CUDA_SUCCESS) {
+  if (pages != nullptr && current.ok()) {
     std::byte* const data = static_cast<CudaHostPages&>(*pages).data();
     if (core_->calls.host_register(data, bytes, CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS)
       return std::unique_ptr<PinnedBuffer>(std::make_unique<CudaPinnedBuffer>(core_, context, data, bytes, std::move(pages)));
   }
   pages.reset();
   void* data = nullptr;
-  if (result == CUDA_SUCCESS) result = core_->calls.host_alloc(&data, bytes, CU_MEMHOSTALLOC_PORTABLE);
-  if (result != CUDA_SUCCESS) return core_->Failure(result, fmt::format("cuMemHostAlloc {} bytes of host memory", bytes));
+  current.Call(core_->calls.host_alloc, &data, bytes, CU_MEMHOSTALLOC_PORTABLE);
+  if (!current.ok()) return core_->Failure(current.result(), fmt::format("cuMemHostAlloc {} bytes of host memory", bytes));
   return std::unique_ptr<PinnedBuffer>(
       std::make_unique<CudaPinnedBuffer>(core_, context, static_cast<std::byte*>(data), bytes, nullptr));
 }

@@ -17,37 +17,28 @@ static CUcontext ContextFor(const CudaCalls& calls, DeviceOrdinal device, CUcont
   return current;
 }
 
-class CudaDriver::CudaStreamMoment final : public StreamMoment, NoCopies {
- public:
-  CudaStreamMoment(std::shared_ptr<Core> core, CUcontext context, CUevent event)
-      : core_(std::move(core)), context_(context), event_(event) {}
-  ~CudaStreamMoment() override {
-    const InContext current(core_->calls, context_);
-    if (current.result() == CUDA_SUCCESS) core_->calls.event_destroy(event_);
-  }
-  [[nodiscard]] CUevent event() const { return event_; }
-  [[nodiscard]] CUcontext context() const { return context_; }
+struct CudaDriver::CudaStreamMoment final : StreamMoment, NoCopies {
+  CudaStreamMoment(std::shared_ptr<Core> of, CUcontext in, CUevent made) : core(std::move(of)), context(in), event(made) {}
+  ~CudaStreamMoment() override { InContext(core->calls, context).Call(core->calls.event_destroy, event); }
 
- private:
-  const std::shared_ptr<Core> core_;
-  const CUcontext context_;
-  const CUevent event_;
+  const std::shared_ptr<Core> core;
+  const CUcontext context;
+  const CUevent event;
 };
 
 Status CudaDriver::OnProgramStream(DeviceOrdinal device, const char* call, void* stream,
                                    const std::function<int(void* stream)>& use) {
   AMEM_ASSIGN(const auto opened, core_->Open(device));
   const CudaCalls& calls = core_->calls;
-  const InContext current(calls, ContextFor(calls, device, opened.context, stream));
-  CUresult result = current.result();
+  InContext current(calls, ContextFor(calls, device, opened.context, stream));
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (result == CUDA_SUCCESS) result = calls.stream_is_capturing(static_cast<CUstream>(stream), &capture);
-  if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capture != CU_STREAM_CAPTURE_STATUS_NONE) {
+  current.Call(calls.stream_is_capturing, static_cast<CUstream>(stream), &capture);
+  if (current.result() == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capture != CU_STREAM_CAPTURE_STATUS_NONE) {
     return {Code::kRefused, fmt::format("{} on device {}: a stream capture is running there; end it first", call, device.value),
             cuda::kCaptureUnsupported};
   }
-  if (result == CUDA_SUCCESS) result = static_cast<CUresult>(use(stream));
-  return result == CUDA_SUCCESS ? Status{} : core_->Failure(result, fmt::format("{} device {}", call, device.value));
+  current.Call([&] { return static_cast<CUresult>(use(stream)); });
+  return current.ok() ? Status{} : core_->Failure(current.result(), fmt::format("{} device {}", call, device.value));
 }
 
 Result<std::unique_ptr<StreamMoment>> CudaDriver::MomentOf(DeviceOrdinal device, void* stream) {
@@ -59,12 +50,11 @@ Result<std::unique_ptr<StreamMoment>> CudaDriver::MomentOf(DeviceOrdinal device,
   AMEM_TRY(OnProgramStream(device, "cuEventRecord", stream, [&](void* theirs) -> int {
     CUcontext context = nullptr;
     CUevent event = nullptr;
-    CUresult result = calls.stream_context(static_cast<CUstream>(theirs), &context);
-    if (result != CUDA_SUCCESS) return result;
-    const InContext current(calls, context);
-    result = current.result();
-    if (result == CUDA_SUCCESS) result = calls.event_create(&event, CU_EVENT_DISABLE_TIMING);
-    if (result != CUDA_SUCCESS) return result;
+    if (const CUresult result = calls.stream_context(static_cast<CUstream>(theirs), &context); result != CUDA_SUCCESS)
+      return result;
+    InContext current(calls, context);
+    current.Call(calls.event_create, &event, CU_EVENT_DISABLE_TIMING);
+    if (!current.ok()) return current.result();
     moment = std::make_unique<CudaStreamMoment>(core_, context, event);
     return calls.event_record(event, static_cast<CUstream>(theirs));
   }));
@@ -74,9 +64,8 @@ Result<std::unique_ptr<StreamMoment>> CudaDriver::MomentOf(DeviceOrdinal device,
 Status CudaDriver::Follow(DeviceOrdinal device, const StreamMoment& moment) {
   const auto* const held = dynamic_cast<const CudaStreamMoment*>(&moment);
   if (held == nullptr) return {};  // it stands for nothing
-  return OnStream(device, "cuStreamWaitEvent", {}, 0, [&](void* stream) -> int {
-    return core_->calls.stream_wait(static_cast<CUstream>(stream), held->event(), 0);
-  });
+  return OnStream(device, "cuStreamWaitEvent", {}, 0,
+                  [&](void* stream) -> int { return core_->calls.stream_wait(static_cast<CUstream>(stream), held->event, 0); });
 }
 
 Status CudaDriver::Lead(DeviceOrdinal device, void* stream, Deadline until) {
@@ -92,23 +81,17 @@ Status CudaDriver::AwaitMoment(DeviceOrdinal device, const StreamMoment& moment,
   const auto* const held = dynamic_cast<const CudaStreamMoment*>(&moment);
   if (held == nullptr) return {};  // it stands for nothing
   const Deadline began = Now();
-  const InContext current(core_->calls, held->context());
-  CUresult result = current.result();
-  if (result == CUDA_SUCCESS) result = Core::Await(until, [&] { return core_->calls.event_query(held->event()); });
-  if (result == CUDA_ERROR_NOT_READY) return NotIdle(device, began, "");
-  return result == CUDA_SUCCESS ? Status{} : core_->Failure(result, fmt::format("cuEventQuery device {}", device.value));
+  InContext current(core_->calls, held->context);
+  current.Call(Core::Await, until, [&] { return core_->calls.event_query(held->event); });
+  if (current.result() == CUDA_ERROR_NOT_READY) return NotIdle(device, began, "");
+  return current.ok() ? Status{} : core_->Failure(current.result(), fmt::format("cuEventQuery device {}", device.value));
 }
 
 Result<std::unique_ptr<Copier>> CudaDriver::OpenLane() {
   auto core = std::make_shared<Core>();  // with streams of its own
   core->calls = core_->calls;
   core->forgotten = core_->forgotten;
-  std::unique_ptr<CudaDriver> lane(new CudaDriver(std::move(core)));
-  lane->is_lane_ = true;
-  Parts parts;
-  parts.to_host = Parts::Way::kDirect;
-  lane->SetParts(parts);
-  return std::unique_ptr<Copier>(std::move(lane));
+  return std::unique_ptr<Copier>(new CudaDriver(std::move(core), true));
 }
 
 }  // namespace amem

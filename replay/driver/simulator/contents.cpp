@@ -93,11 +93,19 @@ Result<std::unique_ptr<PinnedBuffer>> Simulator::AllocatePinned(Bytes bytes) {
   return std::unique_ptr<PinnedBuffer>(std::make_unique<SimulatedPinnedBuffer>(pinned_, options_.host, data, bytes));
 }
 
-Status Simulator::CopyOne(Call call, LaneNumber lane, DeviceOrdinal device, const Copy& copy) {
-  return Queue(call, lane, device, std::span(&copy, 1));
-}
-
-Status Simulator::Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Copy> copies) {
+// Queues a copy between each extent and its part of host memory, or a clear of each.
+Status Simulator::Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents) {
+  const bool in_parts = call == kGather || call == kScatter || call == kClearAll;
+  const CopyKind kind = call == kGather || call == kCopyToHost      ? CopyKind::kToHost
+                        : call == kScatter || call == kCopyToDevice ? CopyKind::kToDevice
+                                                                    : CopyKind::kClear;
+  std::vector<Copy> copies;
+  for (const Extent& extent : extents)
+    copies.push_back({kind, extent.address, extent.host, !in_parts || Multiple(extent) ? extent.bytes : 0});
+  if (in_parts) {
+    const MutexLock lock(mutex_);
+    kernels_.insert(lane);
+  }
   const Copy* at = copies.data();
   const auto fail = [&](int result, std::string_view why) {
     const std::string what = copies.empty() ? "" : ", " + InRange(at->device_address, at->bytes);
@@ -182,29 +190,6 @@ Status Simulator::Drain(LaneNumber lane, DeviceOrdinal device, Deadline until) {
   return {};
 }
 
-Status Simulator::Kernel(DeviceOrdinal device, const Copy& access) {
-  const auto pieces = LockAndResolve(device, access);
-  if (pieces.ok()) return Perform(access, *pieces);
-  dead_ = true;
-  return SimulatedFailure(cuda::kIllegalAddress, "a kernel at " + InRange(access.device_address, access.bytes),
-                          pieces.status().message());
-}
-
-Status Simulator::KernelReads(DeviceOrdinal device, Address from, std::span<std::byte> to) {
-  return Kernel(device, {CopyKind::kKernelReads, from, to.data(), to.size()});
-}
-
-Status Simulator::KernelWrites(DeviceOrdinal device, Address to, std::span<const std::byte> from) {
-  return Kernel(device, {CopyKind::kKernelWrites, to, const_cast<std::byte*>(from.data()), from.size()});
-}
-
-Bytes Simulator::PinnedBytes() const {
-  const MutexLock lock(pinned_->mutex);
-  Bytes bytes = 0;
-  for (const auto& [data, size] : pinned_->buffers) bytes += size;
-  return bytes;
-}
-
 Status Simulator::Perform(const Copy& copy, const std::vector<Piece>& pieces) {
   std::byte* host = copy.host;
   for (const Piece& piece : pieces) {
@@ -223,8 +208,6 @@ Status Simulator::Perform(const Copy& copy, const std::vector<Piece>& pieces) {
       case CopyKind::kClear:
         done = fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at(0), static_cast<off_t>(piece.bytes)) == 0;
         break;
-      case CopyKind::kLook:  // never queued
-        return {Code::kInvalid, "looking is no copy"};
     }
     if (!done) return {Code::kIo, Errno("copy through the memfd")};
     if (host != nullptr) host += piece.bytes;
@@ -248,7 +231,7 @@ Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span
   for (const Extent& extent : extents) {
     const std::string where = " at " + InRange(extent.address, extent.bytes);
     if (!Multiple(extent)) return fail(cuda::kInvalidValue, "not a multiple of 4096" + where);
-    const auto pieces = Resolve(device, {CopyKind::kLook, extent.address, nullptr, extent.bytes});
+    const auto pieces = Resolve(device, {CopyKind::kKernelReads, extent.address, nullptr, extent.bytes});
     if (!pieces.ok()) return fail(cuda::kInvalidValue, pieces.status().message() + where);
     std::vector<UnitHasher> units(UnitsOf(extent.bytes), UnitHasher(key != nullptr ? *key : kNoKey));
     Bytes passed = 0;
@@ -268,19 +251,6 @@ Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span
     }
   }
   return found;
-}
-
-// Queues a copy between each extent and its part of host memory, or a clear of each.
-Status Simulator::MoveAll(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents) {
-  const CopyKind kind = call == kGather ? CopyKind::kToHost : call == kScatter ? CopyKind::kToDevice : CopyKind::kClear;
-  std::vector<Copy> copies;
-  for (const Extent& extent : extents)
-    copies.push_back({kind, extent.address, extent.host, Multiple(extent) ? extent.bytes : 0});
-  {
-    const MutexLock lock(mutex_);
-    kernels_.insert(lane);
-  }
-  return Queue(call, lane, device, copies);
 }
 
 }  // namespace amem

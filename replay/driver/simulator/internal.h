@@ -1,10 +1,8 @@
 // What the simulator's source files share; no other production file includes this.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <map>
-#include <memory>
 #include <string>
 #include <string_view>
 
@@ -53,17 +51,6 @@ struct Simulator::PinnedRegistry {
     const auto it = Containing(buffers, address);
     return it != buffers.end() && bytes <= it->second - (address.value - it->first.value);
   }
-};
-
-struct Simulator::Faults {
-  struct Planned {
-    std::uint64_t at_count = 0;
-    int result = 0;
-  };
-  Mutex mutex{LockRank::kLast};
-  std::array<std::vector<Planned>, kCalls.size()> planned GUARDED_BY(mutex);
-  std::array<std::chrono::nanoseconds, kCalls.size()> latency GUARDED_BY(mutex){};
-  std::shared_ptr<const Hook> hook GUARDED_BY(mutex);
 };
 
 // How a simulated call fails: with a CUresult, the CUDA driver's words, and the broken rule.

@@ -73,22 +73,6 @@ Status Simulator::Release(DriverHandle handle) {
   return {};
 }
 
-Result<DriverHandle> Simulator::Retain(Address address) {
-  const MutexLock lock(mutex_);
-  const auto it = Containing(mappings_, address);
-  if (it == mappings_.end())
-    return SimulatedFailure(cuda::kInvalidValue, "cuMemRetainAllocationHandle " + Hex(address), "nothing is mapped there");
-  ++it->second.memory->references;
-  return it->second.memory->handle;
-}
-
-Result<AllocationProperties> Simulator::PropertiesOf(DriverHandle handle) {
-  const MutexLock lock(mutex_);
-  const auto memory = Find(handle);
-  if (memory) return memory->properties;
-  return SimulatedFailure(cuda::kInvalidValue, "cuMemGetAllocationPropertiesFromHandle " + OfHandle(handle), kNoSuchHandle);
-}
-
 Result<UniqueFd> Simulator::ExportAs(DriverHandle handle, std::uint32_t type) {
   const auto fail = Failing([&] { return "cuMemExportToShareableHandle " + OfHandle(handle); });
   AMEM_TRY(Enter(kExport, fail));
@@ -169,6 +153,13 @@ bool Simulator::Splits(Address address, Bytes bytes) const {
     if (after != mappings_.begin() && std::prev(after)->first + std::prev(after)->second.bytes > border) return true;
   }
   return false;
+}
+
+Result<SimulatedMapping> Simulator::MappingAt(Address address) {
+  const MutexLock lock(mutex_);
+  const auto it = Containing(mappings_, address);
+  if (it == mappings_.end()) return Status(Code::kNotFound, "nothing is mapped at " + Hex(address));
+  return SimulatedMapping{it->first, it->second.bytes, it->second.memory->handle, it->second.access, it->second.memory->key};
 }
 
 Result<Address> Simulator::Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags) {

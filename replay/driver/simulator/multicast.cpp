@@ -7,14 +7,9 @@ namespace amem {
 
 constexpr std::string_view kNoMulticast = "that handle is no multicast object";
 
-bool Simulator::MulticastGranular(std::uint64_t value) const {
-  const Bytes granularity = options_.multicast_granularity != 0 ? options_.multicast_granularity : options_.granularity;
-  return (value & (granularity - 1)) == 0;
-}
-
 Result<Bytes> Simulator::MulticastGranularity() {
   AMEM_TRY(Enter(kMulticastGranularity, Failing([] { return "cuMulticastGetGranularity"; })));
-  return options_.multicast_granularity != 0 ? options_.multicast_granularity : options_.granularity;
+  return options_.multicast_granularity;
 }
 
 Result<DriverHandle> Simulator::CreateMulticast(const MulticastProperties& wanted) {
@@ -45,11 +40,10 @@ Status Simulator::AddDevice(DriverHandle multicast, DeviceOrdinal device) {
   const auto fail =
       Failing([&] { return fmt::format("cuMulticastAddDevice device {} to {}", device.value, OfHandle(multicast)); });
   AMEM_TRY(EnterOn(device, kAddDevice, fail));
-  const std::int32_t world_device = WorldDevice(device.value);
   const MutexLock lock(mutex_);
   const auto object = Find(multicast);
   if (!object || !object->multicast) return fail(cuda::kInvalidValue, kNoMulticast);
-  const int result = world_->AddDevice(object->key, world_device);
+  const int result = world_->AddDevice(object->key, WorldDevice(device.value));
   return result == 0 ? Status{} : fail(result, "the device was added before, or as many as it was made for");
 }
 
@@ -92,11 +86,10 @@ Status Simulator::BindAddress(DriverHandle multicast, Bytes offset, Address addr
 Status Simulator::Unbind(DriverHandle multicast, DeviceOrdinal device, Bytes offset, Bytes bytes) {
   const auto fail = Failing([&] { return OfBinding("cuMulticastUnbind", multicast, offset, bytes); });
   AMEM_TRY(EnterOn(device, kUnbind, fail));
-  const std::int32_t world_device = WorldDevice(device.value);
   const MutexLock lock(mutex_);
   const auto object = Find(multicast);
   if (!object || !object->multicast) return fail(cuda::kInvalidValue, kNoMulticast);
-  const int result = world_->Unbind(member_, object->key, world_device, offset, bytes);
+  const int result = world_->Unbind(member_, object->key, WorldDevice(device.value), offset, bytes);
   return result == 0 ? Status{} : fail(result, "this process has not bound just that");
 }
 

@@ -23,6 +23,7 @@ Result<std::unique_ptr<Simulator>> Simulator::Open(SimulatorOptions options) {
     return Status(Code::kInvalid, fmt::format("simulator with a granularity of {} bytes: give a power of two, at least 4096",
                                               options.granularity));
   }
+  if (options.multicast_granularity == 0) options.multicast_granularity = options.granularity;
   std::shared_ptr<SimulatorWorld> world = options.in_memory;
   if (!options.world.empty()) {
     AMEM_ASSIGN(world, SimulatorWorld::Open(options.world, options.devices, options.capacity_per_device));
@@ -47,8 +48,7 @@ Simulator::Simulator(SimulatorOptions options, std::shared_ptr<SimulatorWorld> w
       visible_(options_.visible),
       next_handle_(kFirstHandle),
       next_address_(kFirstNumberedAddress),
-      pinned_(std::make_shared<PinnedRegistry>()),
-      faults_(std::make_unique<Faults>()) {
+      pinned_(std::make_shared<PinnedRegistry>()) {
   if (!visible_.empty()) return;
   visible_.resize(static_cast<std::size_t>(world_->devices()));
   std::iota(visible_.begin(), visible_.end(), 0);
@@ -68,7 +68,8 @@ int Simulator::Enter(Call call) {
   const std::uint64_t count = counts_[call].fetch_add(1, std::memory_order_relaxed) + 1;
   if (guard_.InChild()) return cuda::kNotInitialized;
   if (dead_) return cuda::kIllegalAddress;
-  return armed_.load(std::memory_order_relaxed) ? EnterSlow(call, count) : 0;
+  Faults* const faults = faults_.load(std::memory_order_acquire);
+  return faults == nullptr ? 0 : faults->Of(call, count);
 }
 
 std::int32_t Simulator::WorldDevice(std::int32_t ordinal) const {
@@ -95,9 +96,8 @@ Result<Bytes> Simulator::Granularity(const AllocationProperties& properties) {
 Result<MemoryInfo> Simulator::Memory(DeviceOrdinal device) {
   const auto fail = Failing([&] { return "cuMemGetInfo device " + std::to_string(device.value); });
   AMEM_TRY(EnterOn(device, kMemory, fail));
-  const std::int32_t world_device = WorldDevice(device.value);
   OpenContext(device);
-  const Bytes total = world_->capacity(), used = world_->InUse(world_device);
+  const Bytes total = world_->capacity(), used = world_->InUse(WorldDevice(device.value));
   return MemoryInfo{.free = total - std::min(total, used), .total = total};
 }
 
@@ -114,8 +114,7 @@ Result<int> Simulator::DeviceCount() {
 Result<std::string> Simulator::DeviceUuid(DeviceOrdinal device) {
   const auto fail = Failing([&] { return "cuDeviceGetUuid device " + std::to_string(device.value); });
   AMEM_TRY(EnterOn(device, kDeviceUuid, fail));
-  const std::int32_t world_device = WorldDevice(device.value);
-  return fmt::format("GPU-51000000-0000-4000-8000-{:012}", world_device);
+  return fmt::format("GPU-51000000-0000-4000-8000-{:012}", WorldDevice(device.value));
 }
 
 Status Simulator::Synchronize(DeviceOrdinal device, Deadline until) {
@@ -158,13 +157,9 @@ Result<std::unique_ptr<Copier>> Simulator::OpenLane() {
   return std::unique_ptr<Copier>(std::make_unique<Lane>(*this, ++lanes_));
 }
 
-class Simulator::Moment final : public StreamMoment {
- public:
-  explicit Moment(std::function<bool()> passed) : passed_(std::move(passed)) {}
-  [[nodiscard]] const std::function<bool()>& passed() const { return passed_; }
-
- private:
-  const std::function<bool()> passed_;
+struct Simulator::Moment final : StreamMoment {
+  explicit Moment(std::function<bool()> has_passed) : passed(std::move(has_passed)) {}
+  const std::function<bool()> passed;
 };
 
 // kRefused while the stream is being captured.
@@ -187,7 +182,7 @@ Result<std::unique_ptr<StreamMoment>> Simulator::MomentIn(DeviceOrdinal device, 
 Status Simulator::FollowIn(LaneNumber lane, DeviceOrdinal device, const StreamMoment& moment) {
   AMEM_TRY(OfStream(kFollow, device));
   const MutexLock lock(mutex_);
-  if (const auto* const held = dynamic_cast<const Moment*>(&moment)) follows_[{lane, device}].push_back(held->passed());
+  if (const auto* const held = dynamic_cast<const Moment*>(&moment)) follows_[{lane, device}].push_back(held->passed);
   return {};
 }
 
@@ -201,7 +196,7 @@ Status Simulator::AwaitMoment(DeviceOrdinal device, const StreamMoment& moment, 
   const Deadline began = Now();
   AMEM_TRY(OfStream(kAwaitMoment, device));
   const auto* const held = dynamic_cast<const Moment*>(&moment);
-  return held == nullptr || AwaitUntil(until, held->passed()) ? Status{} : NotIdle(device, began, "");
+  return held == nullptr || AwaitUntil(until, held->passed) ? Status{} : NotIdle(device, began, "");
 }
 
 }  // namespace amem

@@ -123,14 +123,13 @@ class SimulatedLane : public Seam {
   SimulatedLane(Sim& sim, LaneNumber number) : sim_(sim), number_(number) {}
   [[nodiscard]] std::string Name() const override { return "sim"; }
   Status CopyToHost(DeviceOrdinal device, std::byte* to, Address from, Bytes bytes) override {
-    return sim_.CopyOne(Sim::kCopyToHost, number_, device, {Sim::CopyKind::kToHost, from, to, bytes});
+    return Queue(Sim::kCopyToHost, device, std::array{Extent{from, bytes, to}});
   }
   Status CopyToDevice(DeviceOrdinal device, Address to, const std::byte* from, Bytes bytes) override {
-    return sim_.CopyOne(Sim::kCopyToDevice, number_, device,
-                        {Sim::CopyKind::kToDevice, to, const_cast<std::byte*>(from), bytes});
+    return Queue(Sim::kCopyToDevice, device, std::array{Extent{to, bytes, const_cast<std::byte*>(from)}});
   }
   Status Clear(DeviceOrdinal device, Address address, Bytes bytes) override {
-    return sim_.CopyOne(Sim::kClear, number_, device, {Sim::CopyKind::kClear, address, nullptr, bytes});
+    return Queue(Sim::kClear, device, std::array{Extent{address, bytes}});
   }
   Status FinishCopies(DeviceOrdinal device, Deadline until) override { return sim_.Finish(number_, device, until); }
   // All parts of one call are queued, or none. FindNonZero looks at memory as it is, so it refuses (401, ILLEGAL_STATE) while
@@ -138,15 +137,9 @@ class SimulatedLane : public Seam {
   Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey* key, Deadline) override {
     return sim_.Look(number_, device, extents, key);
   }
-  Status Gather(DeviceOrdinal device, std::span<const Extent> extents) override {
-    return sim_.MoveAll(Sim::kGather, number_, device, extents);
-  }
-  Status Scatter(DeviceOrdinal device, std::span<const Extent> extents) override {
-    return sim_.MoveAll(Sim::kScatter, number_, device, extents);
-  }
-  Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override {
-    return sim_.MoveAll(Sim::kClearAll, number_, device, extents);
-  }
+  Status Gather(DeviceOrdinal device, std::span<const Extent> all) override { return Queue(Sim::kGather, device, all); }
+  Status Scatter(DeviceOrdinal device, std::span<const Extent> all) override { return Queue(Sim::kScatter, device, all); }
+  Status ClearAll(DeviceOrdinal device, std::span<const Extent> all) override { return Queue(Sim::kClearAll, device, all); }
   // As where kernels are loaded at first need: once some call in parts was made in that lane.
   [[nodiscard]] bool CanLook(DeviceOrdinal) override {
     const MutexLock lock(sim_.mutex_);
@@ -166,6 +159,10 @@ class SimulatedLane : public Seam {
   Sim& sim_;
 
  private:
+  Status Queue(auto call, DeviceOrdinal device, std::span<const Extent> extents) {
+    return sim_.Queue(call, number_, device, extents);
+  }
+
   const LaneNumber number_;
 };
 
@@ -216,17 +213,19 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
   // Its calls are counted with the simulator's own, and fail like those.
   Result<std::unique_ptr<Copier>> OpenLane() override;
 
+  Result<SimulatedMapping> MappingAt(Address address);  // kNotFound
+
+  // All below is for tests and the stand-in driver; what has no body here is in tests/stand_ins/simulator.
   // ---- what the driver can and AMem does not need (for programs that use the simulator as a driver)
   Result<DriverHandle> Retain(Address address);  // adds a reference to the handle mapped there
   Result<AllocationProperties> PropertiesOf(DriverHandle handle);
-  Result<SimulatedMapping> MappingAt(Address address);  // kNotFound
-  Result<Extent> RangeAt(Address address);              // kNotFound
+  Result<Extent> RangeAt(Address address);  // kNotFound
 
   // What a kernel does: the answer tells whether the device may use that memory.
   Status KernelReads(DeviceOrdinal device, Address from, std::span<std::byte> to);
   Status KernelWrites(DeviceOrdinal device, Address to, std::span<const std::byte> from);
 
-  // ---- for tests
+  // ---- what it holds, what it counted, and how it is made to fail
   [[nodiscard]] SimulatorSnapshot Snapshot() const;
   [[nodiscard]] Bytes BytesInUse(DeviceOrdinal device) const;          // by all processes of the world
   [[nodiscard]] std::size_t QueuedCopies(DeviceOrdinal device) const;  // in all lanes
@@ -268,7 +267,7 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
   };
   struct PinnedRegistry;
   class SimulatedPinnedBuffer;
-  enum class CopyKind : std::uint8_t { kToHost, kToDevice, kClear, kLook, kKernelReads, kKernelWrites };
+  enum class CopyKind : std::uint8_t { kToHost, kToDevice, kClear, kKernelReads, kKernelWrites };
   struct Copy {
     CopyKind kind{};
     Address device_address;
@@ -280,7 +279,12 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
     Bytes offset = 0, bytes = 0;
     friend bool operator==(const Piece&, const Piece&) = default;
   };
-  struct Faults;
+  struct Faults {  // that tests plan
+    virtual ~Faults() = default;
+    virtual int Of(Call call, std::uint64_t count) = 0;  // as Hook
+  };
+  struct PlannedFaults;
+  PlannedFaults& Plan();
 
   Simulator(SimulatorOptions options, std::shared_ptr<SimulatorWorld> world, std::uint32_t member);
 
@@ -297,12 +301,12 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
     AMEM_TRY(Enter(call, fail));
     return WorldDevice(device.value) < 0 ? fail(cuda::kInvalidDevice, "there is no such device") : Status{};
   }
-  int EnterSlow(Call call, std::uint64_t count);
-  static std::size_t IndexOf(std::string_view call);  // kCalls.size(): there is none
 
   [[nodiscard]] std::int32_t WorldDevice(std::int32_t ordinal) const;  // -1: none
   [[nodiscard]] bool Granular(std::uint64_t value) const { return (value & (options_.granularity - 1)) == 0; }
-  [[nodiscard]] bool MulticastGranular(std::uint64_t value) const;
+  [[nodiscard]] bool MulticastGranular(std::uint64_t value) const {
+    return (value & (options_.multicast_granularity - 1)) == 0;
+  }
   // The second part says what is wrong.
   std::pair<int, std::string_view> Bind(DriverHandle multicast, Bytes offset, const std::shared_ptr<Physical>& memory,
                                         Bytes memory_offset, Bytes bytes) REQUIRES(mutex_);
@@ -324,11 +328,9 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
 
   void OpenContext(DeviceOrdinal device);
   class Lane;
-  class Moment;
+  struct Moment;
   Result<std::unique_ptr<StreamMoment>> MomentIn(DeviceOrdinal device, void* stream);
-  Status Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Copy> copies);
-  Status CopyOne(Call call, LaneNumber lane, DeviceOrdinal device, const Copy& copy);
-  Status MoveAll(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents);
+  Status Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents);
   Status Finish(LaneNumber lane, DeviceOrdinal device, Deadline until);
   Result<NonZero> Look(LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, const ContentKey* key);
   Status OfStream(Call call, DeviceOrdinal device, std::optional<void*> stream = {});
@@ -368,8 +370,8 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
   std::atomic<bool> dead_ = false;  // the context is dead after an access to unmapped memory
 
   std::array<std::atomic<std::uint64_t>, kCalls.size()> counts_{};
-  std::atomic<bool> armed_ = false;  // faults_ is not empty
-  std::unique_ptr<Faults> faults_;
+  std::unique_ptr<Faults> planned_ GUARDED_BY(mutex_);
+  std::atomic<Faults*> faults_ = nullptr;  // these; null: no call is made to fail
 };
 
 }  // namespace amem

@@ -2,14 +2,9 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <limits>
-#include <set>
 #include <string>
 
 #include "journal/base/process_sight.h"

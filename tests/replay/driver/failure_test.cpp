@@ -44,10 +44,10 @@ TEST(ResultNames, tell_the_failures_apart_that_amem_treats_differently) {
   EXPECT_EQ(CodeOfResult(cuda::kCaptureUnsupported), Code::kRefused);
   EXPECT_EQ(CodeOfResult(cuda::kInvalidValue), Code::kDriver);
   EXPECT_EQ(CodeOfResult(12345), Code::kDriver);
-  EXPECT_EQ(CudaErrorName(cuda::kOutOfMemory), "CUDA_ERROR_OUT_OF_MEMORY");
-  EXPECT_EQ(CudaErrorDescription(cuda::kOutOfMemory), "out of memory");
-  EXPECT_EQ(CudaErrorName(12345), "");
-  EXPECT_EQ(CudaErrorDescription(-1), "");
+  EXPECT_STREQ(FindCudaError(cuda::kOutOfMemory)->name, "CUDA_ERROR_OUT_OF_MEMORY");
+  EXPECT_STREQ(FindCudaError(cuda::kOutOfMemory)->description, "out of memory");
+  EXPECT_EQ(FindCudaError(12345), nullptr);
+  EXPECT_EQ(FindCudaError(-1), nullptr);
 }
 
 MemfdTag Tag() {

@@ -136,15 +136,15 @@ CUDA_CALL CUresult cuDriverGetVersion(int* version) {
 }
 
 CUDA_CALL CUresult cuGetErrorName(CUresult result, const char** text) {
-  const std::string_view name = amem::CudaErrorName(static_cast<int>(result));  // a literal, so it ends in a zero
-  *text = name.empty() ? nullptr : name.data();
-  return name.empty() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+  const amem::CudaError* const known = amem::FindCudaError(static_cast<int>(result));
+  *text = known == nullptr ? nullptr : known->name;
+  return known == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 CUDA_CALL CUresult cuGetErrorString(CUresult result, const char** text) {
-  const std::string_view description = amem::CudaErrorDescription(static_cast<int>(result));
-  *text = description.empty() ? nullptr : description.data();
-  return description.empty() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+  const amem::CudaError* const known = amem::FindCudaError(static_cast<int>(result));
+  *text = known == nullptr ? nullptr : known->description;
+  return known == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 // ---- entry points by name --------------------------------------------------------------------------------------------------

@@ -175,12 +175,18 @@ TEST(Trace, a_tenth_of_a_mebibyte_is_not_shown_as_none) {
   std::uint64_t clock = 0;
   test::Story story(5, 0, &clock);
   story.Then(HostAllocated{Address{0x1000}, 64 << 10, 0, false});
-  std::map<std::string, double> last;
-  for (const Json& e : Trace({{0, story.events()}})) {
-    if (e["ph"] == "C" && e["args"].contains("value")) last[e["name"]] = e["args"]["value"];
-  }
-  EXPECT_NEAR(last["pinned host memory (MiB)"], 0.0625, 0.001);
-  EXPECT_FALSE(last.contains("kept in a pause (MiB)"));
+  const auto last = [&] {
+    std::map<std::string, double> values;
+    for (const Json& e : Trace({{0, story.events()}})) {
+      if (e["ph"] == "C" && e["args"].contains("value")) values[e["name"]] = e["args"]["value"];
+    }
+    return values;
+  };
+  EXPECT_NEAR(last().at("pinned host memory (MiB)"), 0.0625, 0.001);
+  EXPECT_FALSE(last().contains("kept in a pause (MiB)"));
+  story.Create();
+  story.Then(EverythingKept{"a copy of NCCL past AMem's sight"});
+  EXPECT_EQ(last().at("kept in a pause (MiB)"), 2);
 }
 
 TEST(Trace, processes_have_their_pids_and_two_hosts_may_have_the_same) {

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <ranges>
 
 #include "replay/diagnosis/explanation.h"
 
@@ -128,7 +129,7 @@ void SayThreads(Explanation& e, const SessionStory& j) {
 void ExplainNeverArrived(Explanation& e) {
   e.verdict.phase = e.cause.attempt->kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive;
   e.verdict.code = Code::kTimeout;
-  const std::string missing = e.roster.names().Names(e.cause.missing);
+  const std::string missing = e.NamesOfAll();
   e.verdict.headline = fmt::format("{} did not join {}", Capitalized(missing), e.Cycle());
   std::vector<SessionId> waiting = AddWaiting(e);
   if (waiting.empty()) {  // only the missing rank's own journal tells of them
@@ -143,7 +144,7 @@ void ExplainNeverArrived(Explanation& e) {
                     DurationText(e.cause.waited_ns), WallText(e.cause.wall_ns), missing, e.Cycle()));
   if (!e.cause.message.empty()) e.Say((waiting.size() == 1 ? "It was told: " : "They were told: ") + Sentence(e.cause.message));
   constexpr std::size_t kToldMost = 4;  // the others are named
-  for (std::size_t i = 0; i < e.cause.missing.size() && i < kToldMost; ++i) SayWhereabouts(e, e.cause.missing[i]);
+  for (const SessionId session : e.Named() | std::views::take(kToldMost)) SayWhereabouts(e, session);
   e.Recommend(Action::kCallOnEveryRank);
   e.verdict.remedy.process = missing;
   e.RecommendForStopped();

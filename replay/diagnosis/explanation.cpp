@@ -65,8 +65,8 @@ void Explanation::Recommend(Remedy::Action action, Remedy::Outlook outlook) {
 }
 
 std::vector<SessionId> Explanation::Named() const {
-  std::vector<SessionId> named = cause.kind == VerdictKind::kNeverArrived ? cause.missing : cause.together;
-  if (std::ranges::find(named, cause.session) == named.end()) named.insert(named.begin(), cause.session);
+  std::vector<SessionId> named{cause.session};
+  named.insert(named.end(), cause.together.begin(), cause.together.end());
   return named;
 }
 

@@ -253,7 +253,7 @@ struct SessionStory {
 std::vector<Attempt> TakeAttempts(SessionStory& story);
 
 // NCCL's last attempt in that journal, or the last that has begun of the pool with that tag. Null: there is none.
-const Attempt* LastAttempt(const SessionStory& story, const std::string& tag);
+const Attempt* LastAttempt(const SessionStory& story, const std::string& tag = {});
 
 // Follows a session event by event. What could not follow, and what is behind a break, it takes as well.
 class StoryBuilder final : public FoldObserver {

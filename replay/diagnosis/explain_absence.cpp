@@ -49,7 +49,7 @@ void SayWhereabouts(Explanation& e, SessionId session) {
   e.SaySight(session);
   if (j == nullptr) return;
   // The journal counts in its host's time, and the waiting is dated in that of the job.
-  const std::uint64_t shift = e.roster.Wall(*j, j->last.time_ns) - j->last.time_ns;
+  const std::uint64_t shift = e.Wall(*j, j->last) - j->last.time_ns;
   const auto before = j->times.LastUpTo(e.cause.wall_ns > shift ? e.cause.wall_ns - shift : 0);
   std::string text = "it did not exist yet when they began to wait";
   if (before) {
@@ -58,7 +58,7 @@ void SayWhereabouts(Explanation& e, SessionId session) {
     const std::uint64_t since = j->last.seq.value - before->seq.value;
     text += since == 0 ? ", followed by none" : ", followed by " + Plural(since, "event") + " but no arrival";
   }
-  e.Say(fmt::format("{} did not call {}: {}; {}.", Capitalized(e.roster.names().Name(session)), e.CallOfCycle(), text,
+  e.Say(fmt::format("{} did not call {}: {}; {}.", Capitalized(e.names.Name(session)), e.CallOfCycle(), text,
                     PresenceText(e.roster, *j)));
   const Moment shown = before ? Moment{before->seq, before->time_ns} : j->last;
   e.AddEvidence(*j, shown, Role::kCause,
@@ -75,7 +75,7 @@ void TellStuck(Explanation& e, const SessionStory& j, const Progress& progress) 
   if (progress.phase) e.Say(Capitalized(e.ProgressText(j, progress)));
   const bool of_pool = !e.cause.attempt->tag.empty();  // the process may well record something else
   e.Say(fmt::format("{} since {}{}{}.", of_pool ? "Nothing of it has been recorded" : "It has recorded nothing",
-                    WallText(e.roster.Wall(j, since.time_ns)), EventText(since.seq),
+                    WallText(e.Wall(j, since)), EventText(since.seq),
                     e.cause.waited_ns != 0 ? ", for " + DurationText(e.cause.waited_ns) : ""));
   if (e.cause.attempt->open_step) {
     const Dated<Step>& open = *e.cause.attempt->open_step;
@@ -93,14 +93,12 @@ void TellLate(Explanation& e, const SessionStory& j) {
   e.verdict.seq = silence.from.seq;
   if (silence.phase) e.verdict.phase = silence.phase;
   const std::string duration = DurationText(silence.ns());
+  e.verdict.headline = fmt::format("{} waited for {}", Capitalized(e.Cycle()), e.names.ShortName(e.cause.session));
   std::string longest = "its longest silence lasted " + duration;
   if (silence.step) {
-    e.TakeStep(&j, *silence.step);
+    e.TakeStep(j, *silence.step);
     longest = fmt::format("its longest step, \"{}\", took {}", ToText(*silence.step), duration);
-    e.verdict.headline = fmt::format("{} waited for {}, which spent {} at \"{}\"", Capitalized(e.Cycle()),
-                                     e.roster.names().ShortName(e.cause.session), duration, ToText(*silence.step));
-  } else {
-    e.verdict.headline = fmt::format("{} waited for {}", Capitalized(e.Cycle()), e.roster.names().ShortName(e.cause.session));
+    e.verdict.headline += fmt::format(", which spent {} at \"{}\"", duration, ToText(*silence.step));
   }
   const bool about = silence.step && silence.step->allocation;
   e.Say(Capitalized(longest) + EventText(silence.from.seq) +
@@ -127,7 +125,7 @@ void SayThreads(Explanation& e, const SessionStory& j) {
 }  // namespace
 
 void ExplainNeverArrived(Explanation& e) {
-  e.verdict.phase = e.cause.attempt->kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive;
+  e.verdict.phase = ArrivalOf(e.cause.attempt->kind);
   e.verdict.code = Code::kTimeout;
   const std::string missing = e.NamesOfAll();
   e.verdict.headline = fmt::format("{} did not join {}", Capitalized(missing), e.Cycle());
@@ -135,9 +133,9 @@ void ExplainNeverArrived(Explanation& e) {
   if (waiting.empty()) {  // only the missing rank's own journal tells of them
     waiting.assign(e.cause.attempt->asking.begin(), e.cause.attempt->asking.end());
     e.AddEvidence(*e.cause.witness, e.cause.attempt->arrived, Role::kContext,
-                  e.roster.names().Names(waiting) + " had come to " + e.Cycle() + " and waited for others");
+                  e.names.Names(waiting) + " had come to " + e.Cycle() + " and waited for others");
   }
-  e.Say(fmt::format("{} {} for {} since {} for {} to join {}.", Capitalized(e.roster.names().Names(waiting)),
+  e.Say(fmt::format("{} {} for {} since {} for {} to join {}.", Capitalized(e.names.Names(waiting)),
                     !e.cause.live         ? "waited"
                     : waiting.size() == 1 ? "has been waiting"
                                           : "have been waiting",
@@ -193,13 +191,12 @@ void ExplainRefused(Explanation& e) {
   e.verdict.headline = cycle + " could not begin";
   if (e.cause.groups_differ) e.verdict.headline += fmt::format(": {} of another group", e.NamesOfAll() + IsOrAre(e));
   e.verdict.code = e.cause.code;
-  e.Say(fmt::format("{} could not begin on {}, at {} after {}{}.", cycle, e.roster.names().Name(e.cause.witness->session()),
-                    WallText(e.roster.Wall(*e.cause.witness, at.time_ns)), DurationText(e.cause.waited_ns),
-                    EventText(e.cause.witness_seq)));
+  e.Say(fmt::format("{} could not begin on {}, at {} after {}{}.", cycle, e.names.Name(e.cause.witness->session()),
+                    WallText(e.Wall(*e.cause.witness, at)), DurationText(e.cause.waited_ns), EventText(e.cause.witness_seq)));
   if (!e.cause.message.empty()) e.Say(Sentence(e.cause.message));
   for (const SessionId session : e.cause.groups_differ ? e.Named() : std::vector<SessionId>{}) {
     if (const SessionStory* j = e.roster.Find(session))
-      e.Say(fmt::format("{} is of group {}.", Capitalized(e.roster.names().ShortName(session)), j->who().group));
+      e.Say(fmt::format("{} is of group {}.", Capitalized(e.names.ShortName(session)), j->who().group));
   }
   e.verdict.seq = e.cause.witness_seq;
   e.AddEvidence(*e.cause.witness, at, Role::kCause,
@@ -232,10 +229,10 @@ void ExplainStalled(Explanation& e) {
   v.code = Code::kTimeout;
   v.phase = progress.phase;
   if (!v.phase && witness != nullptr && witness->Last().decided) v.phase = witness->Last().decided->phase;
-  if (progress.step) e.TakeStep(j, *progress.step);
+  if (progress.step) e.TakeStep(*j, *progress.step);
   const std::string who = e.cause.together.empty() ? v.process : e.NamesOfAll();
   const std::string phase = v.phase ? fmt::format("phase \"{}\"", ToText(*v.phase)) : "";
-  const std::string one = e.cause.together.empty() ? "which" : "of which " + e.roster.names().ShortName(e.cause.session);
+  const std::string one = e.cause.together.empty() ? "which" : "of which " + e.names.ShortName(e.cause.session);
   v.headline = fmt::format("{}{}{}{}", Capitalized(e.Cycle()),
                            of_pool        ? e.HowItEnded() + " on "
                            : e.cause.live ? " waits for "

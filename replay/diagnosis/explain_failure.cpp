@@ -47,7 +47,7 @@ void TellStep(Explanation& e, const Attempt::Failure& failure) {
   v.code = failure.code;
   v.driver_result = failure.driver_result;
   v.seq = failure.at.seq;
-  e.TakeStep(&journal, failure.step);
+  e.TakeStep(journal, failure.step);
   if (failure.allocation_bytes != 0) v.bytes = failure.allocation_bytes;
 
   v.headline = fmt::format("{} failed on {} at the step \"{}\": {}", Capitalized(e.Cycle()), e.NamesOfAll(),
@@ -70,8 +70,8 @@ void TellStep(Explanation& e, const Attempt::Failure& failure) {
     const Attempt* attempt = j == nullptr ? nullptr : LastAttempt(*j, e.cause.attempt->tag);
     if (attempt == nullptr || !attempt->failed_step) continue;
     const Attempt::Failure& too = *attempt->failed_step;
-    e.Say(Sentence(fmt::format("{} failed by itself, too, at \"{}\": {}", e.roster.names().ShortName(other), ToText(too.step),
-                               too.message)));
+    e.Say(Sentence(
+        fmt::format("{} failed by itself, too, at \"{}\": {}", e.names.ShortName(other), ToText(too.step), too.message)));
     e.AddEvidence(*j, too.at, Role::kCause, "step failed: " + too.message);
   }
 }
@@ -81,7 +81,7 @@ void TellVote(Explanation& e, const Attempt::Decision& decision) {
   e.verdict.phase = decision.phase;
   e.verdict.seq = decision.at.seq;
   e.verdict.headline = fmt::format("{} failed on {} in phase \"{}\"", Capitalized(e.Cycle()),
-                                   e.roster.names().ShortName(e.cause.session), ToText(decision.phase));
+                                   e.names.ShortName(e.cause.session), ToText(decision.phase));
   SayWhere(e, decision.phase, decision.at.seq, decision.message);
 }
 
@@ -174,7 +174,7 @@ void ExplainReferences(Explanation& e) {
   const Attempt* attempt = e.cause.attempt;
   if (attempt == nullptr) {
     return TellDisagreement(
-        e, fmt::format("Only one side knows a reference: {} and a peer disagree", e.roster.names().ShortName(e.cause.session)));
+        e, fmt::format("Only one side knows a reference: {} and a peer disagree", e.names.ShortName(e.cause.session)));
   }
   if (attempt->failed_step) {
     TellStep(e, *attempt->failed_step);
@@ -192,8 +192,7 @@ void ExplainBroken(Explanation& e) {
   const SessionStory& j = *e.cause.journal;
   e.verdict.code = Code::kBroken;
   e.verdict.seq = j.broken_at ? j.broken_at->seq : j.last.seq;
-  e.verdict.headline =
-      fmt::format("The session of {} is broken: its pauses are refused", e.roster.names().ShortName(e.cause.session));
+  e.verdict.headline = fmt::format("The session of {} is broken: its pauses are refused", e.names.ShortName(e.cause.session));
   e.Say(
       fmt::format("The session of {} has been broken since {}{}: from then on its journal is incomplete, and every pause is "
                   "refused.",
@@ -211,8 +210,8 @@ void ExplainBroken(Explanation& e) {
 void ExplainHalfDone(Explanation& e) {
   e.verdict.code = e.cause.code;
   e.verdict.seq = e.cause.attempt->ended.seq;
-  e.verdict.headline = fmt::format("{} failed on {} and could not be undone", Capitalized(e.Cycle()),
-                                   e.roster.names().ShortName(e.cause.session));
+  e.verdict.headline =
+      fmt::format("{} failed on {} and could not be undone", Capitalized(e.Cycle()), e.names.ShortName(e.cause.session));
   e.Say(fmt::format("{} at {}{}.", e.verdict.headline, WallText(e.cause.wall_ns), EventText(e.verdict.seq)));
   e.Say(Sentence(e.cause.message));
   e.AddEvidence(*e.cause.journal, e.cause.attempt->ended, Role::kCause, e.cause.message);
@@ -220,8 +219,8 @@ void ExplainHalfDone(Explanation& e) {
 }
 
 void ExplainImpossible(Explanation& e) {
-  TellDisagreement(e, fmt::format("The journal of {} has events in an order that is impossible",
-                                  e.roster.names().ShortName(e.cause.session)));
+  TellDisagreement(
+      e, fmt::format("The journal of {} has events in an order that is impossible", e.names.ShortName(e.cause.session)));
 }
 
 }  // namespace amem

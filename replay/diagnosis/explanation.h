@@ -15,11 +15,15 @@ struct Explanation {
   const Roster& roster;
   const CandidateCause& cause;
   Verdict& verdict;
+  const JobNames& names = roster.names();
 
+  [[nodiscard]] std::uint64_t Wall(const SessionStory& journal, const Moment& at) const {
+    return roster.Wall(journal, at.time_ns);
+  }
   void Say(const std::string& sentence);
   void AddEvidence(const SessionStory& journal, const Moment& at, Evidence::Role role, std::string text);
-  void AddBeginning(const SessionStory& journal);                       // of the attempt, if it began
-  void TakeStep(const SessionStory* journal, const Step& step);         // null: the session's journal was not given
+  void AddBeginning(const SessionStory& journal);  // of the attempt, if it began
+  void TakeStep(const SessionStory& journal, const Step& step);
   void Recommend(Remedy::Action action, Remedy::Outlook outlook = {});  // about the session of the cause
 
   [[nodiscard]] std::string Cycle() const;             // "resume 3", "resume 3 of tag weights"; empty without

@@ -90,25 +90,18 @@ constexpr std::string_view kFreeSomeMemory =
     "free memory on the device of {process} that the message names; nvidia-smi lists the processes that hold memory there, and "
     "a cache of this process counts too (for PyTorch torch.cuda.empty_cache())";
 
+// In the order of the enumeration.
 constexpr std::array<std::string_view, kRemedyOutlooks> kOutlooks = {
     "",
-    // kCallAgain
     "; then call {call} again on all ranks; a failed try loses nothing",
-    // kUndoing
     "; wait until the failed call has returned on all ranks, before it is made again",
-    // kCannotBeUndone
     "; then call ncclResume on all ranks: the failure could not be undone, and contents are kept; if that fails, too, restart "
     "the job",
-    // kOthersRun
     "; the others run on, but without that rank the job cannot go on: restart it",
-    // kOthersMissMemory
     "; the others cannot get back the memory that it shared: restart the job",
-    // kOthersHalfWay
     "; the others need memory that it had, so the job cannot go on: restart it",
-    // kOthersResumed
     "; the others have their own memory back, but what it shared with them is gone: communicators with that rank cannot be "
     "used any more",
-    // kAllEnded
     "all have ended, so for the next run: "};
 
 std::string_view ToText(Remedy::Action action) { return kActions.at(static_cast<std::size_t>(action)).first; }

@@ -34,9 +34,11 @@ enum class VerdictKind : std::uint8_t {
   kLeft,           // a process ended in order while others needed it, or with an exit code that says of an error
   kLaunchRefused,  // NCCL was used while its memory was away, and nothing else is wrong
 };
-inline constexpr std::size_t kVerdictKinds = static_cast<std::size_t>(VerdictKind::kLaunchRefused) + 1;
-// "healthy", "step-failed", "rank-died", ... These words are stable: programs compare them.
-std::string_view ToText(VerdictKind);
+// These words are stable: programs compare them.
+AMEM_NAMES(VerdictKind, kLaunchRefused, "kind of verdict", "healthy", "step-failed", "out-of-memory", "rank-died",
+           "ended-without-closing", "never-arrived", "stalled", "refused", "half-done", "broken-session", "references-disagree",
+           "impossible-order", "unreadable", "rank-left", "launch-refused");
+inline constexpr std::size_t kVerdictKinds = std::size(kNamesOfVerdictKind);
 
 // One recorded fact that the verdict rests on.
 struct Evidence {

@@ -120,6 +120,13 @@ std::string NameOf(CommunicatorId id, const Communicator& c, const std::map<Comm
   return name;
 }
 
+PhaseKind ArrivalOf(CycleKind kind) { return kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive; }
+
+std::string_view PhaseWord(PhaseKind phase) {
+  const std::string_view text = ToText(phase);
+  return text.substr(text.find(' ') + 1);
+}
+
 bool IsUndo(PhaseKind phase, CycleKind of) { return (phase >= PhaseKind::kResumeArrive) != (of == CycleKind::kResume); }
 
 std::string Grouped(std::uint64_t number) {

@@ -44,6 +44,8 @@ std::string NameOf(CommunicatorId id, const Communicator& communicator, const st
 
 // Whether a phase takes a pause or resume back; the phases of an undo are those of the other direction.
 bool IsUndo(PhaseKind phase, CycleKind of);
+PhaseKind ArrivalOf(CycleKind kind);          // the phase in which sessions wait for each other to come
+std::string_view PhaseWord(PhaseKind phase);  // "save", of "pause: save"
 
 std::string Grouped(std::uint64_t number);  // "8 280": digits in groups of three
 // "1 mapping", "12 345 mappings"; `many` where it is not `one` with an s.

@@ -8,6 +8,7 @@
 
 #include "journal/base/process_sight.h"
 #include "journal/tail.h"
+#include "replay/job/names.h"
 #include "replay/job/opening.h"
 
 namespace amem {
@@ -151,14 +152,15 @@ struct StoryBuilder::Taker {
   // ---- from arrival to end ----
   [[nodiscard]] std::string TagOf(PoolId id) const {
     if (!id) return {};
-    const auto pool = before.pools.find(id);
-    return pool == before.pools.end() ? ToText(id) : pool->second.tag;
+    const Pool* pool = FindIn(before.pools, id);
+    return pool == nullptr ? ToText(id) : pool->tag;
   }
   // One that begins with an arrival.
   [[nodiscard]] Attempt Fresh(CycleKind kind, PoolId id) const {
-    const auto pool = before.pools.find(id);
-    const std::uint64_t cycles = pool == before.pools.end() ? before.cycles : pool->second.cycles;
-    return {.kind = kind, .cycle = cycles + (kind == CycleKind::kPause ? 1 : 0), .tag = TagOf(id), .arrived = now};
+    return {.kind = kind,
+            .cycle = before.ScopeOf(id).cycles + (kind == CycleKind::kPause ? 1 : 0),
+            .tag = TagOf(id),
+            .arrived = now};
   }
   static Attempt::PhaseTaken* PhaseOf(Attempt& attempt, PhaseKind phase) {
     return attempt.phases.empty() || attempt.phases.back().phase != phase ? nullptr : &attempt.phases.back();
@@ -210,11 +212,11 @@ struct StoryBuilder::Taker {
     if (attempt->failed_step) return;
     Attempt::Failure failure{.step = e.step, .code = e.code, .driver_result = e.driver_result, .message = e.message, .at = now};
     if (!attempt->phases.empty()) failure.phase = attempt->phases.back().phase;
-    if (const auto it = before.allocations.find(e.step.allocation); it != before.allocations.end()) {
-      failure.allocation_bytes = it->second.bytes;
-      failure.location = it->second.properties.location;
-      failure.remote = it->second.remote;
-      failure.site = it->second.site;
+    if (const Allocation* a = FindIn(before.allocations, e.step.allocation)) {
+      failure.allocation_bytes = a->bytes;
+      failure.location = a->properties.location;
+      failure.remote = a->remote;
+      failure.site = a->site;
     }
     for (const auto& [id, a] : before.allocations) {
       if (a.pool == e.pool && a.own() && a.on_device() && !a.resident && a.properties.location.id == e.step.device.value)
@@ -306,13 +308,8 @@ SessionStory StoryBuilder::UpToBreak(std::size_t attempts) const {
 }
 
 Attempt* StoryBuilder::OpenOf(PoolId pool) {
-  std::vector<Attempt>* attempts = &story_.attempts;
-  if (pool) {
-    const auto it = story_.pools.find(pool);
-    if (it == story_.pools.end()) return nullptr;
-    attempts = &it->second;
-  }
-  return attempts->empty() || !attempts->back().open() ? nullptr : &attempts->back();
+  std::vector<Attempt>* attempts = pool ? FindIn(story_.pools, pool) : &story_.attempts;
+  return attempts == nullptr || attempts->empty() || !attempts->back().open() ? nullptr : &attempts->back();
 }
 
 Attempt& StoryBuilder::Push(PoolId pool, Attempt attempt) {
@@ -360,7 +357,7 @@ std::string NameOf(const Attempt& attempt) {
 std::vector<Attempt::PhaseTaken> PhasesWithArrival(const Attempt& attempt) {
   std::vector<Attempt::PhaseTaken> phases;
   if (attempt.arrived) {
-    phases.push_back({.phase = attempt.kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive,
+    phases.push_back({.phase = ArrivalOf(attempt.kind),
                       .begun = attempt.arrived,
                       .decided = attempt.begun,
                       .worked = attempt.arrived,

@@ -58,8 +58,8 @@ void SayWhereabouts(Explanation& e, SessionId session) {
     const std::uint64_t since = j->last.seq.value - before->seq.value;
     text += since == 0 ? ", followed by none" : ", followed by " + Plural(since, "event") + " but no arrival";
   }
-  e.Say(fmt::format("{} did not call {}: {}; {}.", Capitalized(e.names.Name(session)), e.CallOfCycle(), text,
-                    PresenceText(e.roster, *j)));
+  const std::string_view call = e.cause.attempt->kind == CycleKind::kPause ? "ncclPause" : "ncclResume";
+  e.Say(fmt::format("{} did not call {}: {}; {}.", Capitalized(e.names.Name(session)), call, text, PresenceText(e.roster, *j)));
   const Moment shown = before ? Moment{before->seq, before->time_ns} : j->last;
   e.AddEvidence(*j, shown, Role::kCause,
                 before ? fmt::format("the last event before the others began to wait ({}); nothing about {} after it",
@@ -105,8 +105,6 @@ void TellLate(Explanation& e, const SessionStory& j) {
         (about ? "; it is about " + e.AllocationText(j, silence.step->allocation) + "." : "."));
   e.AddEvidence(j, silence.from, Role::kCause, longest);
 }
-
-const char* IsOrAre(const Explanation& e) { return e.cause.together.empty() ? " is" : " are"; }
 
 // What its threads did when it ran out of patience itself.
 void SayThreads(Explanation& e, const SessionStory& j) {
@@ -189,7 +187,8 @@ void ExplainRefused(Explanation& e) {
   const std::string cycle = Capitalized(e.Cycle());
   const Moment at = e.cause.attempt->ended ? e.cause.attempt->ended : e.cause.attempt->arrived;
   e.verdict.headline = cycle + " could not begin";
-  if (e.cause.groups_differ) e.verdict.headline += fmt::format(": {} of another group", e.NamesOfAll() + IsOrAre(e));
+  if (e.cause.groups_differ)
+    e.verdict.headline += fmt::format(": {} {} of another group", e.NamesOfAll(), e.cause.together.empty() ? "is" : "are");
   e.verdict.code = e.cause.code;
   e.Say(fmt::format("{} could not begin on {}, at {} after {}{}.", cycle, e.names.Name(e.cause.witness->session()),
                     WallText(e.Wall(*e.cause.witness, at)), DurationText(e.cause.waited_ns), EventText(e.cause.witness_seq)));

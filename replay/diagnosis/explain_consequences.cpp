@@ -30,6 +30,7 @@ struct Others {
 
 void AddMember(Explanation& e, const SessionStory& j, Others& others) {
   const Attempt& attempt = j.Last();
+  const Progress progress = ProgressOf(j);
   if (attempt.decided || attempt.failed_step) {
     (attempt.open() ? others.undoing : attempt.undone ? others.gave_up : others.half_way).push_back(j.session());
     if (attempt.decided) {
@@ -44,14 +45,13 @@ void AddMember(Explanation& e, const SessionStory& j, Others& others) {
     }
   } else {
     others.waiting.push_back(j.session());
-    const Progress progress = ProgressOf(j);
     e.AddEvidence(j, progress.since, Role::kConsequence,
                   progress.did_its_part ? fmt::format("did its part of phase \"{}\" and waits for the votes of the others",
                                                       progress.phase ? ToText(*progress.phase) : "")
                                         : "is still busy with its own steps");
   }
   // Between the decision that a call has failed and the undo's first phase, the last phase is one of the call.
-  if (const Progress progress = ProgressOf(j); progress.undoing && progress.phase && IsUndo(*progress.phase, attempt.kind)) {
+  if (progress.undoing && progress.phase && IsUndo(*progress.phase, attempt.kind)) {
     std::string text = e.ProgressText(j, progress);
     text.pop_back();  // a note ends without a full stop
     e.verdict.notes.push_back(

@@ -15,28 +15,6 @@ std::uint64_t TimeOfLoss(const SessionStory& witness, SessionId lost) {
   return it == witness.lost.end() ? 0 : it->at.time_ns;
 }
 
-void SayWhatItDid(Explanation& e, const Progress& progress) {
-  if (e.cause.attempt != nullptr && !e.cause.attempt->begun) e.Say("It waited for the others to join.");
-  if (!progress.phase) return;
-  e.Say(fmt::format("It was in phase \"{}\"{}: {}", ToText(*progress.phase), progress.undoing ? " of the undo" : "",
-                    e.ProgressText(*e.cause.journal, progress)));
-}
-
-void AddDeath(Explanation& e) {
-  const SessionStory& journal = *e.cause.journal;
-  e.AddBeginning(journal);
-  if (e.cause.attempt != nullptr && e.cause.attempt->open_step) {
-    const Dated<Step>& open = *e.cause.attempt->open_step;
-    e.AddEvidence(journal, open.at, Role::kCause, "step begun, and neither done nor failed: " + ToText(open.event));
-  }
-  e.AddEvidence(
-      journal, {{}, journal.last.time_ns}, Role::kCause,
-      fmt::format("the journal ends here with event {}: the process is dead, and did not close it", journal.last.seq.value));
-  if (e.cause.witness == nullptr) return;
-  e.AddEvidence(*e.cause.witness, {e.cause.witness_seq, TimeOfLoss(*e.cause.witness, e.cause.session)}, Role::kConsequence,
-                "lost " + e.names.Name(e.cause.session));
-}
-
 void TellEnd(Explanation& e, const std::string& when) {
   const SessionStory& journal = *e.cause.journal;
   const Progress progress = e.cause.attempt != nullptr ? ProgressOf(journal, e.cause.attempt->tag) : Progress{};
@@ -48,7 +26,10 @@ void TellEnd(Explanation& e, const std::string& when) {
   e.Say(fmt::format("{} ended {} without closing its journal; its last event is number {}, at {}{}.",
                     Capitalized(e.verdict.process), when, journal.last.seq.value, WallText(e.Wall(journal, journal.last)),
                     journal.findings.report.torn_tail ? ", and the one after it was cut short" : ""));
-  SayWhatItDid(e, progress);
+  if (e.cause.attempt != nullptr && !e.cause.attempt->begun) e.Say("It waited for the others to join.");
+  if (progress.phase)
+    e.Say(fmt::format("It was in phase \"{}\"{}: {}", ToText(*progress.phase), progress.undoing ? " of the undo" : "",
+                      e.ProgressText(journal, progress)));
   if (e.cause.witness != nullptr) {
     e.Say(fmt::format("{} noticed its end at {}{}{}.", Capitalized(e.names.ShortName(e.cause.witness->session())),
                       WallText(e.cause.wall_ns), EventText(e.cause.witness_seq),
@@ -59,7 +40,17 @@ void TellEnd(Explanation& e, const std::string& when) {
     e.Say(fmt::format("At the same time {} ended without closing {} journal, too.", e.names.Names(e.cause.together),
                       e.cause.together.size() == 1 ? "its" : "their"));
   e.SaySight(e.cause.session);
-  AddDeath(e);
+  e.AddBeginning(journal);
+  if (e.cause.attempt != nullptr && e.cause.attempt->open_step) {
+    const Dated<Step>& open = *e.cause.attempt->open_step;
+    e.AddEvidence(journal, open.at, Role::kCause, "step begun, and neither done nor failed: " + ToText(open.event));
+  }
+  e.AddEvidence(
+      journal, {{}, journal.last.time_ns}, Role::kCause,
+      fmt::format("the journal ends here with event {}: the process is dead, and did not close it", journal.last.seq.value));
+  if (e.cause.witness == nullptr) return;
+  e.AddEvidence(*e.cause.witness, {e.cause.witness_seq, TimeOfLoss(*e.cause.witness, e.cause.session)}, Role::kConsequence,
+                "lost " + e.names.Name(e.cause.session));
 }
 
 }  // namespace

@@ -83,9 +83,6 @@ void TellVote(Explanation& e, const Attempt::Decision& decision) {
   e.verdict.headline = fmt::format("{} failed on {} in phase \"{}\"", Capitalized(e.Cycle()),
                                    e.names.ShortName(e.cause.session), ToText(decision.phase));
   SayWhere(e, decision.phase, decision.at.seq, decision.message);
-}
-
-void AddVote(Explanation& e, const Attempt::Decision& decision) {
   e.AddBeginning(*e.cause.journal);
   e.AddEvidence(*e.cause.journal, decision.at, Role::kCause, decision.message);
 }
@@ -126,7 +123,6 @@ void ExplainFailedStep(Explanation& e) {
   } else {
     const Attempt::Decision& vote = attempt.failed_vote ? *attempt.failed_vote : *attempt.decided;
     TellVote(e, vote);
-    AddVote(e, vote);
     const Code code = e.cause.code;
     e.verdict.code = code;
     e.verdict.driver_result = e.cause.driver_result;
@@ -183,7 +179,6 @@ void ExplainReferences(Explanation& e) {
     e.verdict.allocation = e.cause.allocation;
     e.Say(fmt::format("It holds {}, and the owner's journal does not know that reference.",
                       e.AllocationText(*e.cause.journal, e.cause.allocation)));
-    AddVote(e, *attempt->decided);
   }
   e.Recommend(Action::kReportReference);
 }

@@ -132,8 +132,6 @@ std::string Explanation::HowItEnded() const {
   return cause.live ? " hangs" : " did not complete";
 }
 
-const char* Explanation::CallOfCycle() const { return cause.attempt->kind == CycleKind::kPause ? "ncclPause" : "ncclResume"; }
-
 std::string Explanation::AllocationText(const SessionStory& journal, AllocationId id) const {
   const State& state = journal.findings.state;
   const Allocation* a = FindIn(state.allocations, id);

@@ -29,7 +29,6 @@ struct Explanation {
   [[nodiscard]] std::string Cycle() const;             // "resume 3", "resume 3 of tag weights"; empty without
   [[nodiscard]] std::string CycleOfAll() const;        // "Resume 3 (4 processes)"
   [[nodiscard]] std::string HowItEnded() const;        // " failed", " hangs", " did not complete"
-  [[nodiscard]] const char* CallOfCycle() const;       // "ncclPause"
   [[nodiscard]] std::vector<SessionId> Named() const;  // the session of the cause, and those to which the same happened
   [[nodiscard]] std::string NamesOfAll() const;        // "rank 2", "ranks 2 and 3"
   void SaySight(SessionId session);                    // what was seen of its process
@@ -57,7 +56,6 @@ void ExplainReported(Explanation&);  // any of these, when only others tell of i
 // What to do about a failure with that code at a step of that kind, or without a step.
 Remedy::Action ActionForFailure(Code code, int driver_result, std::optional<StepKind> step, Remedy::Action otherwise);
 
-// ---- verdict_text.cpp ----
 void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict);
 // Tells what was considered, in order.
 void Consider(const Roster& roster, const std::vector<CandidateCause>& candidates, Verdict& verdict);

@@ -127,13 +127,11 @@ std::vector<SessionId> Uncounted(CauseSearch& s, const SessionStory& j, std::uin
   const Attempt& attempt = j.Last();
   std::vector<const SessionStory*> members;
   std::set<SessionId> heard;
-  bool counted = false;
   for (const SessionId session : s.roster.SharingWith(j.session(), from)) {
     const SessionStory* other = s.roster.Find(session);
     if (other == nullptr || !SameAttempt(other->Last(), attempt)) continue;
     members.push_back(other);
     for (const auto& [member, what] : other->Last().heard) heard.insert(member);
-    counted = counted || !other->Last().heard.empty();
   }
   const auto those = [&](auto holds) {
     std::vector<SessionId> found;
@@ -142,7 +140,7 @@ std::vector<SessionId> Uncounted(CauseSearch& s, const SessionStory& j, std::uin
     return found.size() < members.size() ? found : std::vector<SessionId>{};
   };
   std::vector<SessionId> found = those([&](const SessionStory& m) { return s.SeenState(m.session()) == "stopped"; });
-  if (found.empty() && counted)
+  if (found.empty() && !heard.empty())
     found = those([&](const SessionStory& m) { return !heard.contains(m.session()) && m.Last().heard.empty(); });
   if (found.empty()) {
     for (const auto& [seen, at] : j.seen) {

@@ -58,8 +58,7 @@ void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict
     verdict.tag = cause.attempt->tag;
   }
   Explanation explanation{roster, cause, verdict};
-  verdict.sessions = explanation.Named();
-  for (const SessionId session : verdict.sessions)
+  for (const SessionId session : explanation.Named())
     if (const std::int32_t rank = roster.names().RankOf(session); rank >= 0) verdict.ranks.push_back(rank);
   std::ranges::sort(verdict.ranks);
   if (cause.reported) {

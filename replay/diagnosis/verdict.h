@@ -76,8 +76,7 @@ struct Verdict {
   std::optional<SessionId> session;
   std::int32_t rank = -1;
   std::string process;              // "rank 2 (pid 4711 on host a)"
-  std::vector<SessionId> sessions;  // all that the verdict names, as several roots of one kind; `session` comes first
-  std::vector<std::int32_t> ranks;  // theirs, as far as known, in ascending order
+  std::vector<std::int32_t> ranks;  // of all that the verdict names, as several roots of one kind; as far as known, ascending
   std::optional<CycleKind> cycle_kind;
   std::uint64_t cycle = 0;
   std::string tag;  // of the pool whose pause or resume it is; empty: NCCL's

@@ -18,7 +18,6 @@
 namespace amem {
 namespace {
 
-constexpr Bytes kPlenty = Bytes{1} << 42;     // of each device, unless it is limited
 constexpr std::uint64_t kMeasureEvery = 512;  // events of one session
 
 template <class... Kinds>
@@ -190,7 +189,6 @@ class Host {
     RerunProcessOptions start{.killed = Killed(),
                               .scratch = scratch,
                               .devices_of_host = devices,
-                              .capacity = kPlenty,
                               .cuda = options_.cuda,
                               .visible = options_.cuda_visible_devices};
     if (::getrandom(start.secret.data(), start.secret.size(), 0) < 0) return {Code::kIo, "getrandom: " + ErrnoText(errno)};

@@ -15,22 +15,16 @@ using Action = Remedy::Action;
 using Outlook = Remedy::Outlook;
 using Role = Evidence::Role;
 
-void RecommendMemory(Explanation& e, const Attempt::Failure& failure, Outlook outlook) {
-  e.Recommend(Action::kFreeMemory, outlook);
-  Remedy& remedy = e.verdict.remedy;
-  remedy.device = failure.step.device;
-  remedy.bytes = std::max(failure.still_missing, failure.step.bytes);
-  const auto& gpus = e.cause.journal->who().gpu_uuids;
-  const auto ordinal = static_cast<std::size_t>(failure.step.device.value);
-  if (ordinal < gpus.size()) remedy.gpu = gpus[ordinal];
-}
-
 void RecommendForStep(Explanation& e, const Attempt::Failure& failure) {
   const Action action = ActionForFailure(failure.code, failure.driver_result, failure.step.kind, Action::kReadMessage);
   const Outlook undone = e.cause.attempt->undone ? Outlook::kCallAgain : Outlook::kCannotBeUndone;
   const bool final = action == Action::kExaminePeer || action == Action::kRestartProcess;
-  if (action == Action::kFreeMemory) return RecommendMemory(e, failure, undone);
   e.Recommend(action, final ? Outlook::kUnsaid : undone);
+  if (action != Action::kFreeMemory) return;
+  Remedy& remedy = e.verdict.remedy;
+  remedy.device = failure.step.device;
+  remedy.bytes = std::max(failure.still_missing, failure.step.bytes);
+  remedy.gpu = GpuOf(e.cause.journal->who(), failure.step.device.value);
 }
 
 // "Resume 1 (4 processes) failed at 2025-11-21 ... on rank 2 (...), in phase "resume: arrive" (event 12): the message."

@@ -49,7 +49,6 @@ struct Evidence {
   std::uint64_t wall_ns = 0;  // on the common timeline, nanoseconds since 1970; 0: no time
   Role role = Role::kContext;
   std::string text;
-  friend bool operator==(const Evidence&, const Evidence&) = default;
 };
 std::string_view ToText(Evidence::Role);  // "context", "cause", "consequence"
 
@@ -62,7 +61,6 @@ struct ConsideredCause {
   std::optional<SessionId> witness;  // that recorded it, where it was not the session itself
   std::string_view weight;           // "cause", "absence", "consequence", "disagreement", "end"
   std::string text;                  // as recorded; may be empty
-  friend bool operator==(const ConsideredCause&, const ConsideredCause&) = default;
 };
 
 struct Verdict {

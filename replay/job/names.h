@@ -18,6 +18,8 @@ std::string NameOf(const SessionOpened& opened);
 // "rank 2", else "pid 4711", else the session.
 std::string ShortNameOf(const SessionOpened& opened);
 
+std::string GpuOf(const SessionOpened& opened, std::int32_t ordinal);  // its UUID; empty: unknown
+
 // The names of all sessions of a job: those whose journals are given, and those that they met as peers.
 class JobNames {
  public:

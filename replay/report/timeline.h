@@ -35,7 +35,6 @@ struct SeriesPoint {
   std::uint64_t time_ns = 0;
   SequenceNumber seq;
   Held held{};
-  friend bool operator==(const SeriesPoint&, const SeriesPoint&) = default;
 };
 
 // How much a person wants to see an event; when there is no room, the last of this list go first.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "replay/job/names.h"
 #include "replay/job/opening.h"
 #include "replay/report/timeline.h"
 
@@ -69,15 +70,10 @@ std::optional<SequenceNumber> LastUpTo(JournalReader& reader, const JournalInfo&
   return last;
 }
 
-std::string UuidOf(const SessionOpened& who, std::int32_t device) {
-  const auto index = static_cast<std::size_t>(device);
-  return device >= 0 && index < who.gpu_uuids.size() ? who.gpu_uuids[index] : std::string();
-}
-
 // The device of that session that is the given one; nothing: it does not see it.
 std::optional<std::int32_t> SameDevice(const SessionOpened& who, const SessionOpened& failed, std::int32_t device) {
   if (who.host != failed.host) return std::nullopt;
-  const std::string uuid = UuidOf(failed, device);
+  const std::string uuid = GpuOf(failed, device);
   if (uuid.empty() || who.gpu_uuids.empty()) return device;
   const auto at = std::ranges::find(who.gpu_uuids, uuid);
   if (at == who.gpu_uuids.end()) return std::nullopt;
@@ -133,7 +129,7 @@ void AddShortage(JobTimeline& job, const ReaderOf& reader_of, std::size_t sessio
   const auto device = state ? DeviceOf(failure.step, *state) : std::nullopt;
   if (!device) return;
   const SessionOpened& who = job.sessions[session].who;
-  MemoryShortage shortage{.session = session, .seq = failure.at.seq, .device = *device, .uuid = UuidOf(who, *device)};
+  MemoryShortage shortage{.session = session, .seq = failure.at.seq, .device = *device, .uuid = GpuOf(who, *device)};
   const std::int64_t at_ns = WrappedSum(failure.at.time_ns, job.offsets_ns[session]);
   for (std::size_t s = 0; s < job.sessions.size(); ++s) AddHolder(job, reader_of, shortage, s, at_ns);
   job.shortages.push_back(std::move(shortage));

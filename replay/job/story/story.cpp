@@ -51,8 +51,12 @@ struct StoryBuilder::Taker {
   SessionStory& story = b.story_;
   const Moment& now = b.now_;
 
-  template <class Other>
-  void operator()(const Other&) const {}
+  // What happens in an attempt counts only where one is known.
+  template <class Body>
+  void operator()(const Body& e) const {
+    if constexpr (requires(Attempt & attempt) { In(attempt, e); })
+      if (b.touched_ != nullptr) In(*b.touched_, e);
+  }
 
   // ---- what the session saw of others, and was asked ----
   void operator()(const SessionOpened& e) const { story.findings.who = e; }
@@ -183,12 +187,8 @@ struct StoryBuilder::Taker {
     for (const CycleMember& member : e.processes) story.met.try_emplace(member.session, member);
     attempt->begun = now;
   }
-  void operator()(const StepBegun& e) const {
-    if (Attempt* attempt = b.touched_) attempt->open_step = Dated<Step>{e.step, now};
-  }
-  void operator()(const StepDone& e) const {
-    if (Attempt* attempt = b.touched_) StepEnded(*attempt, e.step);
-  }
+  void In(Attempt& attempt, const StepBegun& e) const { attempt.open_step = Dated<Step>{e.step, now}; }
+  void In(Attempt& attempt, const StepDone& e) const { StepEnded(attempt, e.step); }
   void StepEnded(Attempt& attempt, const Step& step) const {
     const std::uint64_t from = attempt.open_step ? attempt.open_step->at.time_ns : now.time_ns;
     const std::uint64_t took = now.time_ns - std::min(now.time_ns, from);
@@ -205,13 +205,11 @@ struct StoryBuilder::Taker {
     phase.longest = step;
     phase.longest_ns = took;
   }
-  void operator()(const StepFailed& e) const {
-    Attempt* attempt = b.touched_;
-    if (attempt == nullptr) return;
-    StepEnded(*attempt, e.step);
-    if (attempt->failed_step) return;
+  void In(Attempt& attempt, const StepFailed& e) const {
+    StepEnded(attempt, e.step);
+    if (attempt.failed_step) return;
     Attempt::Failure failure{.step = e.step, .code = e.code, .driver_result = e.driver_result, .message = e.message, .at = now};
-    if (!attempt->phases.empty()) failure.phase = attempt->phases.back().phase;
+    if (!attempt.phases.empty()) failure.phase = attempt.phases.back().phase;
     if (const Allocation* a = FindIn(before.allocations, e.step.allocation)) {
       failure.allocation_bytes = a->bytes;
       failure.location = a->properties.location;
@@ -222,25 +220,21 @@ struct StoryBuilder::Taker {
       if (a.pool == e.pool && a.own() && a.on_device() && !a.resident && a.properties.location.id == e.step.device.value)
         failure.still_missing += a.bytes;
     }
-    attempt->failed_step = std::move(failure);
+    attempt.failed_step = std::move(failure);
   }
-  void operator()(const PhaseDecided& e) const {
-    Attempt* attempt = b.touched_;
-    if (attempt == nullptr) return;
-    Attempt::PhaseTaken* phase = PhaseOf(*attempt, e.phase);
+  void In(Attempt& attempt, const PhaseDecided& e) const {
+    Attempt::PhaseTaken* phase = PhaseOf(attempt, e.phase);
     if (phase == nullptr || phase->decided)
-      phase = &attempt->skipped.emplace_back(Attempt::PhaseTaken{.phase = e.phase, .begun = now, .worked = now});
+      phase = &attempt.skipped.emplace_back(Attempt::PhaseTaken{.phase = e.phase, .begun = now, .worked = now});
     phase->decided = now;
     phase->passed = e.passed;
-    if (!e.passed && !attempt->decided)
-      attempt->decided = Attempt::Decision{e.phase, e.culprit, e.message, now, e.code, e.driver_result};
+    if (!e.passed && !attempt.decided)
+      attempt.decided = Attempt::Decision{e.phase, e.culprit, e.message, now, e.code, e.driver_result};
   }
-  void operator()(const CycleDone& e) const {
-    Attempt* attempt = b.touched_;
-    if (attempt == nullptr) return;
+  void In(Attempt& attempt, const CycleDone& e) const {
     if (e.kind == CycleKind::kResume && !e.pool) story.refused.reset();
-    attempt->contents = {e.changed, e.unchanged, e.zero};
-    End(*attempt, Attempt::End::kDone, e.pool);
+    attempt.contents = {e.changed, e.unchanged, e.zero};
+    End(attempt, Attempt::End::kDone, e.pool);
   }
   void operator()(const CycleFailed& e) const {
     Attempt* attempt = b.touched_;

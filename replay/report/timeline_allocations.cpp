@@ -35,9 +35,7 @@ Bytes KeepTheBest(std::vector<AllocationRecord>& records, std::size_t limit) {
   records.erase(cut, records.end());
   return left_out;
 }
-bool Earlier(const AllocationRecord& a, const AllocationRecord& b) {
-  return std::tie(a.created, a.id, a.address) < std::tie(b.created, b.id, b.address);
-}
+auto Age(const AllocationRecord& r) { return std::tie(r.created, r.id, r.address); }
 
 AllocationRecord RecordOf(AllocationId id, const Allocation& a, SequenceNumber seq, std::uint64_t now_ns) {
   return {.kind = a.pool        ? AllocationKind::kTagged
@@ -178,8 +176,8 @@ void AllocationCollector::Finish(const State& state) {
     out_.allocations.push_back(std::move(record));
   }
   Thin(limit_ - std::min(limit_, out_.allocations.size()));
-  std::move(ended_.begin(), ended_.end(), std::back_inserter(out_.allocations));
-  std::sort(out_.allocations.begin(), out_.allocations.end(), Earlier);
+  std::ranges::move(ended_, std::back_inserter(out_.allocations));
+  std::ranges::sort(out_.allocations, {}, Age);
 }
 
 AllocationRecord& AllocationCollector::Begin(AllocationRecord record) {
@@ -225,7 +223,7 @@ void Halve(JobTimeline& job) {
   for (SessionTimeline& s : job.sessions) {
     RowBuilder::Thin(s.rows, std::max<std::size_t>(s.rows.size() / 2, 100));
     s.allocations_left_out_bytes += KeepTheBest(s.allocations, s.allocations.size() / 2);
-    std::sort(s.allocations.begin(), s.allocations.end(), Earlier);
+    std::ranges::sort(s.allocations, {}, Age);
   }
 }
 

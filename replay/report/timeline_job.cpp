@@ -38,8 +38,9 @@ void SetClocks(JobTimeline& job) {
 void FindDeaths(JobTimeline& job) {
   for (std::size_t by = 0; by < job.sessions.size(); ++by) {
     for (const SeenRecord& seen : job.sessions[by].seen) {
+      if (!seen.dead) continue;
       const auto of = std::ranges::find_if(job.sessions, [&](const SessionTimeline& s) { return s.info.session == seen.of; });
-      if (!seen.dead || of == job.sessions.end()) continue;
+      if (of == job.sessions.end()) continue;
       const std::int64_t at_ns = WrappedSum(seen.at.time_ns, job.offsets_ns[by]);
       const auto index = static_cast<std::size_t>(of - job.sessions.begin());
       const bool over = of->info.status == SessionStatus::kCrashed && at_ns >= WrappedSum(of->last_ns, job.offsets_ns[index]);

@@ -44,61 +44,50 @@ bool IsHalfWay(Lifecycle lifecycle) {
 bool BlamesAnother(Code code) { return code == Code::kPeerLost || code == Code::kTimeout; }
 bool IsEnd(VerdictKind kind) { return kind == VerdictKind::kDied || kind == VerdictKind::kEnded || kind == VerdictKind::kLeft; }
 
-CauseSearch::CauseSearch(const Roster& roster, const JobFindings& references) : roster_(roster), references_(references) {
-  FindEnds();
-}
+CauseSearch::CauseSearch(const Roster& job, const JobFindings& found) : roster(job), references(found) { FindEnds(); }
 
 std::vector<CandidateCause> CauseSearch::Run() {
-  for (const SessionStory& j : roster_.journals()) {
-    FailedStep(j);
-    FailedVote(j);
-    FailedArrival(j);
-    LongArrival(j);
-    Awaited(j);
-    Waiting(j);
-    StalledPools(j);
-    Broken(j);
-    Death(j);
-    Leaving(j);
-    RefusedLaunch(j);
-    Undone(j);
-    FailedPools(j);
+  for (const SessionStory& j : roster.journals()) {
+    for (LookFor* const look_for : {FailedStep, FailedVote, FailedArrival, LongArrival, Awaited, Waiting, StalledPools, Broken,
+                                    Death, Leaving, RefusedLaunch, Undone, FailedPools})
+      look_for(*this, j);
   }
-  EndsOfAbsent();
-  Disagreements();
+  EndsOfAbsent(*this);
+  Disagreements(*this);
   DemoteEnds();
   Order();
-  return std::move(candidates_);
+  return std::move(candidates);
 }
 
-CandidateCause& CauseSearch::Add(Weight weight, VerdictKind kind, const SessionStory& j, std::uint64_t time_ns) {
-  return candidates_.emplace_back(CandidateCause{.weight = weight,
-                                                 .kind = kind,
-                                                 .session = j.session(),
-                                                 .wall_ns = roster_.Wall(j, time_ns),
-                                                 .journal = &j,
-                                                 .attempt = j.attempts.empty() ? nullptr : &j.attempts.back(),
-                                                 .live = IsLive(j)});
+CandidateCause& CauseSearch::Add(Weight weight, VerdictKind kind, const SessionStory& j, const Moment& at) {
+  return candidates.emplace_back(CandidateCause{.weight = weight,
+                                                .kind = kind,
+                                                .session = j.session(),
+                                                .wall_ns = Wall(j, at),
+                                                .journal = &j,
+                                                .attempt = LastAttempt(j),
+                                                .live = IsLive(j)});
 }
 
 CandidateCause& CauseSearch::AddWitnessed(Weight weight, VerdictKind kind, SessionId session, const SessionStory& witness,
-                                          SequenceNumber seq) {
-  return candidates_.emplace_back(CandidateCause{.weight = weight,
-                                                 .kind = kind,
-                                                 .session = session,
-                                                 .journal = roster_.Find(session),
-                                                 .attempt = witness.attempts.empty() ? nullptr : &witness.attempts.back(),
-                                                 .witness = &witness,
-                                                 .witness_seq = seq});
+                                          const Moment& at) {
+  return candidates.emplace_back(CandidateCause{.weight = weight,
+                                                .kind = kind,
+                                                .session = session,
+                                                .wall_ns = Wall(witness, at),
+                                                .journal = roster.Find(session),
+                                                .attempt = LastAttempt(witness),
+                                                .witness = &witness,
+                                                .witness_seq = at.seq});
 }
 
 // Whether all are known to have ended. Of one journal alone, those that it shared memory with count as well.
 bool CauseSearch::AllEnded() const {
-  if (roster_.journals().size() != 1) return true;
-  const SessionStory& j = roster_.journals().front();
-  const std::set<SessionId> sharing = roster_.SharingWith(j.session(), roster_.Wall(j, j.last.time_ns));
+  if (roster.journals().size() != 1) return true;
+  const SessionStory& j = roster.journals().front();
+  const std::set<SessionId> sharing = roster.SharingWith(j.session(), Wall(j, j.last));
   std::set<SessionId> ended;
-  for (const auto& [session, end] : ends_) ended.insert(session);
+  for (const auto& [session, end] : ends) ended.insert(session);
   return ended.size() > 1 && std::ranges::includes(ended, sharing);
 }
 
@@ -110,19 +99,19 @@ void CauseSearch::WitnessAtArrival(const SessionStory& j) {
   };
   if (!gave_up(j)) return;
   const Moment& at = j.Last().ended;
-  const std::uint64_t wall = roster_.Wall(j, at.time_ns);
+  const std::uint64_t wall = Wall(j, at);
   for (const CycleMember& culprit : j.Last().culprits) {
-    const SessionStory* other = roster_.Find(culprit.session);
+    const SessionStory* other = roster.Find(culprit.session);
     if (other != nullptr && !IsDead(*other)) continue;
-    SessionEnd& end = ends_[culprit.session];
+    SessionEnd& end = ends[culprit.session];
     if (!end.witnessed || end.wall_ns > wall)
       end = {.wall_ns = wall, .in_order = end.in_order, .witnessed = true, .witness = &j, .witness_seq = at.seq};
   }
   if (!j.Last().culprits.empty()) return;
-  for (const SessionId session : roster_.SharingWith(j.session(), wall)) {
-    const SessionStory* other = roster_.Find(session);
-    if (other == nullptr || !IsDead(*other) || gave_up(*other) || roster_.Wall(*other, other->last.time_ns) > wall) continue;
-    SessionEnd& end = ends_.at(session);
+  for (const SessionId session : roster.SharingWith(j.session(), wall)) {
+    const SessionStory* other = roster.Find(session);
+    if (other == nullptr || !IsDead(*other) || gave_up(*other) || Wall(*other, other->last) > wall) continue;
+    SessionEnd& end = ends.at(session);
     if (!end.witnessed) end = {.wall_ns = wall, .witnessed = true, .witness = &j, .witness_seq = at.seq};
   }
 }
@@ -132,13 +121,13 @@ void CauseSearch::WitnessAtArrival(const SessionStory& j) {
 void CauseSearch::FindEnds() {
   bool live = false;
   std::uint64_t last_event = 0;
-  for (const SessionStory& j : roster_.journals()) {
-    job_end_ = std::max(job_end_, roster_.KnownUntil(j));
-    last_event = std::max(last_event, roster_.Wall(j, j.last.time_ns));
+  for (const SessionStory& j : roster.journals()) {
+    job_end = std::max(job_end, roster.KnownUntil(j));
+    last_event = std::max(last_event, Wall(j, j.last));
     live = live || IsLive(j) || j.findings.info.status == SessionStatus::kCopied;
     for (const auto& [lost, at] : j.lost) {
-      const std::uint64_t wall = roster_.Wall(j, at.time_ns);
-      SessionEnd& end = ends_[lost.peer];
+      const std::uint64_t wall = Wall(j, at);
+      SessionEnd& end = ends[lost.peer];
       if (end.witnessed && end.wall_ns <= wall) continue;
       end = {.wall_ns = wall, .in_order = lost.reason != kPeerDied, .witnessed = true, .witness = &j, .witness_seq = at.seq};
     }
@@ -146,44 +135,39 @@ void CauseSearch::FindEnds() {
       if (seen.state.empty() || seen.state == "unknown") continue;
       const bool ended = seen.state == "zombie" || seen.state == "gone";
       Sight& sight = (ended ? end_sights_ : sights_)[seen.session];
-      const std::uint64_t wall = roster_.Wall(j, at.time_ns);
-      if (sight.seen == nullptr || wall >= sight.wall_ns) sight = {&seen, &j, wall};
+      const std::uint64_t wall = Wall(j, at);
+      if (sight.seen == nullptr || wall >= sight.wall_ns) sight = {&seen, wall};
     }
   }
-  for (const SessionStory& j : roster_.journals()) {
-    const std::uint64_t last = roster_.Wall(j, j.last.time_ns);
+  for (const SessionStory& j : roster.journals()) {
+    const std::uint64_t last = Wall(j, j.last);
     if (j.closed) {
-      ends_[j.session()] = {.wall_ns = roster_.Wall(j, j.closed->at.time_ns), .in_order = true, .witnessed = true};
+      ends[j.session()] = {.wall_ns = Wall(j, j.closed->at), .in_order = true, .witnessed = true};
     } else if (IsDead(j)) {
-      SessionEnd& end = ends_[j.session()];
+      SessionEnd& end = ends[j.session()];
       end.in_order = false;
-      end.wall_ns = end.witnessed ? std::max(end.wall_ns, last) : job_end_;
+      end.wall_ns = end.witnessed ? std::max(end.wall_ns, last) : job_end;
     } else {
-      ends_.erase(j.session());  // a connection that was lost is not an end
+      ends.erase(j.session());  // a connection that was lost is not an end
     }
   }
-  for (const SessionStory& j : roster_.journals()) WitnessAtArrival(j);
-  for (const auto& [session, end] : ends_)
-    if (end.witnessed) first_end_ = std::min(first_end_, end.wall_ns);
-  if (first_end_ == UINT64_MAX && !ends_.empty()) first_end_ = job_end_;
-  torn_down_ = !live && first_end_ != UINT64_MAX && last_event <= first_end_ + kTeardown_ns && AllEnded();
-}
-
-const SessionEnd* CauseSearch::EndOf(SessionId session) const {
-  const auto end = ends_.find(session);
-  return end == ends_.end() ? nullptr : &end->second;
+  for (const SessionStory& j : roster.journals()) WitnessAtArrival(j);
+  for (const auto& [session, end] : ends)
+    if (end.witnessed) first_end = std::min(first_end, end.wall_ns);
+  if (first_end == UINT64_MAX && !ends.empty()) first_end = job_end;
+  torn_down = !live && first_end != UINT64_MAX && last_event <= first_end + kTeardown_ns && AllEnded();
 }
 
 std::string CauseSearch::SeenState(SessionId session) const {
-  const SessionStory* j = roster_.Find(session);
+  const SessionStory* j = roster.Find(session);
   if (j != nullptr && !j->process_now.empty()) return j->process_now;
-  const auto sight = sights_.find(session);
-  return sight == sights_.end() ? "" : sight->second.seen->state;
+  const Sight* sight = FindIn(sights_, session);
+  return sight == nullptr ? "" : sight->seen->state;
 }
 
 std::int32_t CauseSearch::SeenExitCode(SessionId session) const {
-  const auto sight = end_sights_.find(session);
-  return sight == end_sights_.end() ? -1 : sight->second.seen->exit_code;
+  const Sight* sight = FindIn(end_sights_, session);
+  return sight == nullptr ? -1 : sight->seen->exit_code;
 }
 
 const Progress& CauseSearch::ProgressOfSession(const SessionStory& j) {
@@ -195,11 +179,11 @@ const Progress& CauseSearch::ProgressOfSession(const SessionStory& j) {
 // What was wrong before a process ended is not that process's fault: as a rule the launcher, or a person, ended it because of
 // it. So it is with the end of another process, unless this one ended in the middle of a pause or resume.
 void CauseSearch::DemoteEnds() {
-  std::uint64_t earliest = UINT64_MAX, first_end = UINT64_MAX;
-  for (const CandidateCause& c : candidates_) {
+  std::uint64_t earliest = UINT64_MAX, first_noticed = UINT64_MAX;
+  for (const CandidateCause& c : candidates) {
     if (IsEnd(c.kind)) {
       const SessionEnd* end = EndOf(c.session);
-      if (end != nullptr && end->witnessed) first_end = std::min(first_end, c.wall_ns);
+      if (end != nullptr && end->witnessed) first_noticed = std::min(first_noticed, c.wall_ns);
     } else if (c.kind == VerdictKind::kLaunchRefused) {
       continue;
     } else if (c.weight == Weight::kCause) {
@@ -208,10 +192,10 @@ void CauseSearch::DemoteEnds() {
       earliest = std::min(earliest, c.established_ns);
     }
   }
-  for (CandidateCause& c : candidates_) {
+  for (CandidateCause& c : candidates) {
     const bool end = IsEnd(c.kind);
     if (c.weight != Weight::kCause || (!end && c.kind != VerdictKind::kLaunchRefused)) continue;
-    const bool after_another = end && c.attempt == nullptr && first_end < c.wall_ns;
+    const bool after_another = end && c.attempt == nullptr && first_noticed < c.wall_ns;
     if (after_another || earliest < c.wall_ns) c.weight = Weight::kEnd;
   }
 }
@@ -219,27 +203,24 @@ void CauseSearch::DemoteEnds() {
 void CauseSearch::Order() {
   const auto key = [this](const CandidateCause& c) {
     const SessionEnd* end = IsEnd(c.kind) ? EndOf(c.session) : nullptr;
-    return std::tuple(c.weight, c.wall_ns, end != nullptr && !end->witnessed, roster_.names().RankOf(c.session), c.session);
+    return std::tuple(c.weight, c.wall_ns, end != nullptr && !end->witnessed, roster.names().RankOf(c.session), c.session);
   };
-  std::ranges::stable_sort(candidates_, {}, key);
-  if (candidates_.empty()) return;
-  for (CandidateCause& c : candidates_) {
+  std::ranges::stable_sort(candidates, {}, key);
+  if (candidates.empty()) return;
+  for (CandidateCause& c : candidates) {
     const auto& sights = IsEnd(c.kind) ? end_sights_ : sights_;
-    if (const auto sight = sights.find(c.session); sight != sights.end()) c.seen = sight->second.seen;
+    if (const Sight* sight = FindIn(sights, c.session)) c.seen = sight->seen;
     c.seen_state = SeenState(c.session);
   }
-  CandidateCause& first = candidates_.front();
+  CandidateCause& first = candidates.front();
   std::set<SessionId> named{first.session};
   named.insert(first.together.begin(), first.together.end());
-  named.insert(first.missing.begin(), first.missing.end());
-  for (const CandidateCause& c : candidates_) {
+  for (const CandidateCause& c : candidates) {
     if (!SameRoot(first, c)) continue;
-    if (c.kind == VerdictKind::kNeverArrived) {
-      for (const SessionId session : c.missing)
-        if (named.insert(session).second) first.missing.push_back(session);
-    } else if (named.insert(c.session).second) {
-      first.together.push_back(c.session);
-    }
+    std::vector<SessionId> too{c.session};
+    if (c.kind == VerdictKind::kNeverArrived) too.insert(too.end(), c.together.begin(), c.together.end());
+    for (const SessionId session : too)
+      if (named.insert(session).second) first.together.push_back(session);
   }
 }
 

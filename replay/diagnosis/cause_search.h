@@ -2,6 +2,7 @@
 // went wrong, each with the time it became true and who witnessed it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -33,12 +34,11 @@ struct CandidateCause {
   const SessionStory* witness = nullptr;  // of a session that waited for this one, or noticed its end
   SequenceNumber witness_seq;
   AllocationId allocation;
-  std::vector<SessionId> missing;  // sessions that did not join
-  std::uint64_t waited_ns = 0;     // how long the others waited for it
-  bool live = false;               // it is still so: the process lives
-  bool reported = false;           // only a witness tells of it: the session's own journal was not given, or does not have it
-  std::string message;             // as recorded
-  Code code = Code::kOk;           // as the witness was told
+  std::uint64_t waited_ns = 0;  // how long the others waited for it
+  bool live = false;            // it is still so: the process lives
+  bool reported = false;        // only a witness tells of it: the session's own journal was not given, or does not have it
+  std::string message;          // as recorded
+  Code code = Code::kOk;        // as the witness was told
   int driver_result = 0;
   std::int32_t exit_code = -1;        // of an end; 128 + N: by signal N; -1: unknown
   std::string seen_state;             // of its process, as ProcessSeen::state; empty: nobody looked
@@ -60,94 +60,56 @@ struct SessionEnd {
   SequenceNumber witness_seq;
 };
 
-class CauseSearch {
- public:
-  CauseSearch(const Roster& roster, const JobFindings& references);
+// What is known of a job while its candidates are collected.
+struct CauseSearch {
+  using Weight = CandidateCause::Weight;
+  CauseSearch(const Roster& job, const JobFindings& found);
   // The one to believe first, and after it the others by weight and time. Empty: nothing is wrong.
   std::vector<CandidateCause> Run();
 
- private:
-  using Weight = CandidateCause::Weight;
-
-  // ---- cause_search.cpp: what the others build on, and the order in the end ----
-  CandidateCause& Add(Weight weight, VerdictKind kind, const SessionStory& j, std::uint64_t time_ns);
-  // About a session that `witness` waited for or heard of, as its event `seq` shows.
+  CandidateCause& Add(Weight weight, VerdictKind kind, const SessionStory& j, const Moment& at);
+  // About a session that `witness` waited for or heard of, as its event at that moment shows.
   CandidateCause& AddWitnessed(Weight weight, VerdictKind kind, SessionId session, const SessionStory& witness,
-                               SequenceNumber seq);
+                               const Moment& at);
+  [[nodiscard]] std::uint64_t Wall(const SessionStory& j, const Moment& at) const { return roster.Wall(j, at.time_ns); }
+  // How long it was from then to the end of the job.
+  [[nodiscard]] std::uint64_t Since(std::uint64_t wall_ns) const { return job_end - std::min(job_end, wall_ns); }
+  [[nodiscard]] const SessionEnd* EndOf(SessionId session) const { return FindIn(ends, session); }
+  [[nodiscard]] std::string SeenState(SessionId session) const;      // as ProcessSeen::state; empty: nobody looked
+  [[nodiscard]] std::int32_t SeenExitCode(SessionId session) const;  // -1: not known
+  const Progress& ProgressOfSession(const SessionStory& j);
+
+  const Roster& roster;
+  const JobFindings& references;
+  std::map<SessionId, SessionEnd> ends;
+  std::uint64_t first_end = UINT64_MAX, job_end = 0;
+  bool torn_down = false;  // all processes ended within moments, so that somebody ended them all
+  std::vector<CandidateCause> candidates;
+
+ private:
   void FindEnds();
   void WitnessAtArrival(const SessionStory& j);
   [[nodiscard]] bool AllEnded() const;
-  [[nodiscard]] const SessionEnd* EndOf(SessionId session) const;
-  // All processes ended within moments, so that somebody ended them all.
-  [[nodiscard]] bool WasTornDown() const { return torn_down_; }
-  [[nodiscard]] std::string SeenState(SessionId session) const;  // as ProcessSeen::state; empty: nobody looked
-  const Progress& ProgressOfSession(const SessionStory& j);
   void DemoteEnds();
   void Order();
 
-  // ---- search_failures.cpp: what a session records of itself, or a vote of another one ----
-  void FailedStep(const SessionStory& j);
-  void FailedVote(const SessionStory& j);
-  void OwnVote(const SessionStory& j, const Attempt::Decision& decision);
-  void FailedVoteAlone(const SessionStory& j);
-  void VoteOfAnother(const SessionStory& j, const Attempt::Decision& decision);
-  void Broken(const SessionStory& j);
-  void Undone(const SessionStory& j);
-  // Pauses and resumes of pools, which concern no other session.
-  void FailedPools(const SessionStory& j);
-  void RefusedLaunch(const SessionStory& j);
-  void Disagreements();
-
-  // ---- search_absences.cpp: who was waited for ----
-  void FailedArrival(const SessionStory& j);
-  [[nodiscard]] bool GaveUpBefore(const SessionStory& j, const Attempt& attempt) const;
-  void LongArrival(const SessionStory& j);
-  void Awaited(const SessionStory& j);
-  // `j` waited until `until` for sessions that share memory with it and had not joined the same kind of cycle.
-  void Absent(const SessionStory& j, const Attempt& attempt, std::uint64_t until, SequenceNumber seq);
-  [[nodiscard]] std::vector<SessionId> Missing(const SessionStory& j, const Attempt& attempt, std::uint64_t from,
-                                               std::uint64_t until) const;
-  [[nodiscard]] std::vector<SessionId> Uncounted(const SessionStory& j, const Attempt& attempt, std::uint64_t from) const;
-  [[nodiscard]] bool Joined(const SessionStory& j, CycleKind kind, std::uint64_t from, std::uint64_t until) const;
-  // Of the sessions that share memory with it, those whose group is not that of most.
-  [[nodiscard]] std::vector<SessionId> OtherGroups(SessionId session, std::uint64_t wall_ns) const;
-  void Waiting(const SessionStory& j);
-  bool CounterStalled(const Attempt& attempt);
-  struct Inside;
-  [[nodiscard]] Inside Look(const SessionStory& j, const Attempt& attempt);
-  void WaitingInside(const SessionStory& j, const Attempt& attempt, const Progress& progress);
-  void Stalled(const SessionStory& j, std::uint64_t since_ns);
-  // Pauses and resumes of pools that are open and silent.
-  void StalledPools(const SessionStory& j);
-  void AbsentVoters(const SessionStory& j, const Attempt& attempt, const Progress& progress);
-
-  // ---- search_ends.cpp: processes that ended ----
-  void Death(const SessionStory& j);
-  void Leaving(const SessionStory& j);
-  void EndsOfAbsent();
-  [[nodiscard]] bool FailedBecauseOf(const SessionStory& j, SessionId session, const SessionEnd& end) const;
-  [[nodiscard]] std::uint64_t MissedSince(const SessionStory& j) const;
-  [[nodiscard]] bool CalledOffBecauseOf(const SessionStory& j) const;
-  [[nodiscard]] bool OneDiedIn(const SessionStory& j, const Attempt& attempt) const;
-  [[nodiscard]] bool EndedTogether(const SessionStory& j, std::uint64_t wall_ns) const;
-  [[nodiscard]] bool OthersNeeded(const SessionStory& j, std::uint64_t since) const;
-
-  const Roster& roster_;
-  const JobFindings& references_;
   std::map<SessionId, Progress> progress_;
-  std::map<SessionId, SessionEnd> ends_;
   struct Sight {
     const ProcessSeen* seen = nullptr;
-    const SessionStory* by = nullptr;
     std::uint64_t wall_ns = 0;
   };
-  std::map<SessionId, Sight> sights_;                                // the last look at each while it lived
-  std::map<SessionId, Sight> end_sights_;                            // and when it had ended
-  [[nodiscard]] std::int32_t SeenExitCode(SessionId session) const;  // -1: not known
-  std::uint64_t first_end_ = UINT64_MAX, job_end_ = 0;
-  bool torn_down_ = false;
-  std::vector<CandidateCause> candidates_;
+  std::map<SessionId, Sight> sights_;      // the last look at each while it lived
+  std::map<SessionId, Sight> end_sights_;  // and when it had ended
 };
+
+// What is looked for in each journal; what is found is added to the candidates.
+using LookFor = void(CauseSearch& s, const SessionStory& j);
+LookFor FailedStep, FailedVote, Broken, Undone, FailedPools, RefusedLaunch;  // search_failures.cpp
+LookFor FailedArrival, LongArrival, Awaited, Waiting, StalledPools;          // search_absences.cpp
+LookFor Death, Leaving;                                                      // search_ends.cpp
+// And in all of them together.
+void EndsOfAbsent(CauseSearch& s);
+void Disagreements(CauseSearch& s);
 
 bool LastAttemptDone(const SessionStory& j);  // or there is none
 bool IsDead(const SessionStory& j);

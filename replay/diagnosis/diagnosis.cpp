@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <set>
+#include <tuple>
 
 #include "replay/diagnosis/explanation.h"
 #include "replay/job/jobs.h"
@@ -62,32 +63,28 @@ void NoteContents(const Roster& roster, Verdict& verdict) {
 // A job that somebody outside keeps paused looks like one that hangs, and nothing in it is wrong.
 void NoteOutside(const Roster& roster, Verdict& verdict) {
   std::vector<SessionId> kept, frozen;
-  const SessionStory *one_kept = nullptr, *one_frozen = nullptr;
   for (const SessionStory& j : roster.journals()) {
-    if (j.outside.paused && j.outside.waits_in) {
-      kept.push_back(j.session());
-      one_kept = &j;
-    }
-    if (j.outside.frozen) {
-      frozen.push_back(j.session());
-      one_frozen = &j;
-    }
+    if (j.outside.paused && j.outside.waits_in) kept.push_back(j.session());
+    if (j.outside.frozen) frozen.push_back(j.session());
   }
-  if (one_kept != nullptr) {
-    const Dated<SafepointReached>& at = *one_kept->outside.waits_in;
+  if (!kept.empty()) {
+    const SessionStory& one = *roster.Find(kept.back());
+    const Dated<SafepointReached>& at = *one.outside.waits_in;
     const std::string where =
         at.event.step != 0 ? fmt::format("safe point {}", at.event.step) : "the resume of its own program";
     verdict.notes.push_back(
         fmt::format("{} {} in {} since {}, because request {} from outside paused the job (amem pause); amem "
                     "resume lets it go on",
                     roster.names().Names(kept), kept.size() == 1 ? "waits" : "wait", where,
-                    DateText(roster.Wall(*one_kept, at.at.time_ns)), at.event.request));
+                    DateText(roster.Wall(one, at.at.time_ns)), at.event.request));
   }
-  if (one_frozen != nullptr)
-    verdict.notes.push_back(fmt::format(
-        "{} {} been frozen {} (event {}): {}", roster.names().Names(frozen), frozen.size() == 1 ? "has" : "have",
-        one_frozen->outside.freezes == 1 ? "once" : fmt::format("{} times, the last time", one_frozen->outside.freezes),
-        one_frozen->outside.frozen->at.seq.value, ToText(EventBody(one_frozen->outside.frozen->event))));
+  if (!frozen.empty()) {
+    const Outside& one = roster.Find(frozen.back())->outside;
+    verdict.notes.push_back(fmt::format("{} {} been frozen {} (event {}): {}", roster.names().Names(frozen),
+                                        frozen.size() == 1 ? "has" : "have",
+                                        one.freezes == 1 ? "once" : fmt::format("{} times, the last time", one.freezes),
+                                        one.frozen->at.seq.value, ToText(EventBody(one.frozen->event))));
+  }
 }
 
 // No failure as a rule: a program may end while a tag is paused. Who misses the contents learns here where they went.
@@ -152,11 +149,9 @@ std::string JobText(const Roster& roster) {
 
 void Finish(Verdict& verdict) {
   std::ranges::stable_sort(verdict.evidence, {}, [](const Evidence& e) { return e.wall_ns == 0 ? UINT64_MAX : e.wall_ns; });
-  auto& evidence = verdict.evidence;
-  const auto same = std::unique(evidence.begin(), evidence.end(), [](const Evidence& a, const Evidence& b) {
-    return a.session == b.session && a.seq == b.seq && a.text == b.text;
-  });
-  evidence.erase(same, evidence.end());
+  const auto same =
+      std::ranges::unique(verdict.evidence, {}, [](const Evidence& e) { return std::tie(e.session, e.seq, e.text); });
+  verdict.evidence.erase(same.begin(), same.end());
 }
 
 }  // namespace
@@ -207,18 +202,14 @@ struct ReadJournals {
 };
 
 Result<ReadJournals> ReadAll(std::span<const std::filesystem::path> sessions, const BesideEach& beside = {}) {
-  std::vector<std::optional<Result<SessionStory>>> read(sessions.size());
+  std::vector<Result<SessionStory>> read(sessions.size(), Status{});
   SideBySide(sessions.size(), [&](std::size_t i) {
     read[i] = ReadStory(sessions[i], beside ? [&beside, i](StoryBuilder& story) { return beside(i, story); } : Beside());
   });
   ReadJournals all;
   for (std::size_t i = 0; i < sessions.size(); ++i) {
-    if (read[i]->ok()) {
-      all.journals.push_back(**std::move(read[i]));
-    } else {
-      all.unread.push_back(read[i]->status().message());
-    }
-    read[i].reset();
+    Result<SessionStory> one = std::move(read[i]);
+    one ? all.journals.push_back(*std::move(one)) : all.unread.push_back(one.status().message());
   }
   if (all.journals.empty()) {
     return Status{Code::kNotFound, all.unread.empty() ? "there is no journal to read: give a directory of journals, or a pack"

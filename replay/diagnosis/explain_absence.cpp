@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <ranges>
 
 #include "replay/diagnosis/explanation.h"
 
@@ -48,7 +49,7 @@ void SayWhereabouts(Explanation& e, SessionId session) {
   e.SaySight(session);
   if (j == nullptr) return;
   // The journal counts in its host's time, and the waiting is dated in that of the job.
-  const std::uint64_t shift = e.roster.Wall(*j, j->last.time_ns) - j->last.time_ns;
+  const std::uint64_t shift = e.Wall(*j, j->last) - j->last.time_ns;
   const auto before = j->times.LastUpTo(e.cause.wall_ns > shift ? e.cause.wall_ns - shift : 0);
   std::string text = "it did not exist yet when they began to wait";
   if (before) {
@@ -57,8 +58,8 @@ void SayWhereabouts(Explanation& e, SessionId session) {
     const std::uint64_t since = j->last.seq.value - before->seq.value;
     text += since == 0 ? ", followed by none" : ", followed by " + Plural(since, "event") + " but no arrival";
   }
-  e.Say(fmt::format("{} did not call {}: {}; {}.", Capitalized(e.roster.names().Name(session)), e.CallOfCycle(), text,
-                    PresenceText(e.roster, *j)));
+  const std::string_view call = e.cause.attempt->kind == CycleKind::kPause ? "ncclPause" : "ncclResume";
+  e.Say(fmt::format("{} did not call {}: {}; {}.", Capitalized(e.names.Name(session)), call, text, PresenceText(e.roster, *j)));
   const Moment shown = before ? Moment{before->seq, before->time_ns} : j->last;
   e.AddEvidence(*j, shown, Role::kCause,
                 before ? fmt::format("the last event before the others began to wait ({}); nothing about {} after it",
@@ -74,7 +75,7 @@ void TellStuck(Explanation& e, const SessionStory& j, const Progress& progress) 
   if (progress.phase) e.Say(Capitalized(e.ProgressText(j, progress)));
   const bool of_pool = !e.cause.attempt->tag.empty();  // the process may well record something else
   e.Say(fmt::format("{} since {}{}{}.", of_pool ? "Nothing of it has been recorded" : "It has recorded nothing",
-                    WallText(e.roster.Wall(j, since.time_ns)), EventText(since.seq),
+                    WallText(e.Wall(j, since)), EventText(since.seq),
                     e.cause.waited_ns != 0 ? ", for " + DurationText(e.cause.waited_ns) : ""));
   if (e.cause.attempt->open_step) {
     const Dated<Step>& open = *e.cause.attempt->open_step;
@@ -92,22 +93,18 @@ void TellLate(Explanation& e, const SessionStory& j) {
   e.verdict.seq = silence.from.seq;
   if (silence.phase) e.verdict.phase = silence.phase;
   const std::string duration = DurationText(silence.ns());
+  e.verdict.headline = fmt::format("{} waited for {}", Capitalized(e.Cycle()), e.names.ShortName(e.cause.session));
   std::string longest = "its longest silence lasted " + duration;
   if (silence.step) {
-    e.TakeStep(&j, *silence.step);
+    e.TakeStep(j, *silence.step);
     longest = fmt::format("its longest step, \"{}\", took {}", ToText(*silence.step), duration);
-    e.verdict.headline = fmt::format("{} waited for {}, which spent {} at \"{}\"", Capitalized(e.Cycle()),
-                                     e.roster.names().ShortName(e.cause.session), duration, ToText(*silence.step));
-  } else {
-    e.verdict.headline = fmt::format("{} waited for {}", Capitalized(e.Cycle()), e.roster.names().ShortName(e.cause.session));
+    e.verdict.headline += fmt::format(", which spent {} at \"{}\"", duration, ToText(*silence.step));
   }
   const bool about = silence.step && silence.step->allocation;
   e.Say(Capitalized(longest) + EventText(silence.from.seq) +
         (about ? "; it is about " + e.AllocationText(j, silence.step->allocation) + "." : "."));
   e.AddEvidence(j, silence.from, Role::kCause, longest);
 }
-
-const char* IsOrAre(const Explanation& e) { return e.cause.together.empty() ? " is" : " are"; }
 
 // What its threads did when it ran out of patience itself.
 void SayThreads(Explanation& e, const SessionStory& j) {
@@ -126,24 +123,24 @@ void SayThreads(Explanation& e, const SessionStory& j) {
 }  // namespace
 
 void ExplainNeverArrived(Explanation& e) {
-  e.verdict.phase = e.cause.attempt->kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive;
+  e.verdict.phase = ArrivalOf(e.cause.attempt->kind);
   e.verdict.code = Code::kTimeout;
-  const std::string missing = e.roster.names().Names(e.cause.missing);
+  const std::string missing = e.NamesOfAll();
   e.verdict.headline = fmt::format("{} did not join {}", Capitalized(missing), e.Cycle());
   std::vector<SessionId> waiting = AddWaiting(e);
   if (waiting.empty()) {  // only the missing rank's own journal tells of them
     waiting.assign(e.cause.attempt->asking.begin(), e.cause.attempt->asking.end());
     e.AddEvidence(*e.cause.witness, e.cause.attempt->arrived, Role::kContext,
-                  e.roster.names().Names(waiting) + " had come to " + e.Cycle() + " and waited for others");
+                  e.names.Names(waiting) + " had come to " + e.Cycle() + " and waited for others");
   }
-  e.Say(fmt::format("{} {} for {} since {} for {} to join {}.", Capitalized(e.roster.names().Names(waiting)),
+  e.Say(fmt::format("{} {} for {} since {} for {} to join {}.", Capitalized(e.names.Names(waiting)),
                     !e.cause.live         ? "waited"
                     : waiting.size() == 1 ? "has been waiting"
                                           : "have been waiting",
                     DurationText(e.cause.waited_ns), WallText(e.cause.wall_ns), missing, e.Cycle()));
   if (!e.cause.message.empty()) e.Say((waiting.size() == 1 ? "It was told: " : "They were told: ") + Sentence(e.cause.message));
   constexpr std::size_t kToldMost = 4;  // the others are named
-  for (std::size_t i = 0; i < e.cause.missing.size() && i < kToldMost; ++i) SayWhereabouts(e, e.cause.missing[i]);
+  for (const SessionId session : e.Named() | std::views::take(kToldMost)) SayWhereabouts(e, session);
   e.Recommend(Action::kCallOnEveryRank);
   e.verdict.remedy.process = missing;
   e.RecommendForStopped();
@@ -190,15 +187,15 @@ void ExplainRefused(Explanation& e) {
   const std::string cycle = Capitalized(e.Cycle());
   const Moment at = e.cause.attempt->ended ? e.cause.attempt->ended : e.cause.attempt->arrived;
   e.verdict.headline = cycle + " could not begin";
-  if (e.cause.groups_differ) e.verdict.headline += fmt::format(": {} of another group", e.NamesOfAll() + IsOrAre(e));
+  if (e.cause.groups_differ)
+    e.verdict.headline += fmt::format(": {} {} of another group", e.NamesOfAll(), e.cause.together.empty() ? "is" : "are");
   e.verdict.code = e.cause.code;
-  e.Say(fmt::format("{} could not begin on {}, at {} after {}{}.", cycle, e.roster.names().Name(e.cause.witness->session()),
-                    WallText(e.roster.Wall(*e.cause.witness, at.time_ns)), DurationText(e.cause.waited_ns),
-                    EventText(e.cause.witness_seq)));
+  e.Say(fmt::format("{} could not begin on {}, at {} after {}{}.", cycle, e.names.Name(e.cause.witness->session()),
+                    WallText(e.Wall(*e.cause.witness, at)), DurationText(e.cause.waited_ns), EventText(e.cause.witness_seq)));
   if (!e.cause.message.empty()) e.Say(Sentence(e.cause.message));
   for (const SessionId session : e.cause.groups_differ ? e.Named() : std::vector<SessionId>{}) {
     if (const SessionStory* j = e.roster.Find(session))
-      e.Say(fmt::format("{} is of group {}.", Capitalized(e.roster.names().ShortName(session)), j->who().group));
+      e.Say(fmt::format("{} is of group {}.", Capitalized(e.names.ShortName(session)), j->who().group));
   }
   e.verdict.seq = e.cause.witness_seq;
   e.AddEvidence(*e.cause.witness, at, Role::kCause,
@@ -231,10 +228,10 @@ void ExplainStalled(Explanation& e) {
   v.code = Code::kTimeout;
   v.phase = progress.phase;
   if (!v.phase && witness != nullptr && witness->Last().decided) v.phase = witness->Last().decided->phase;
-  if (progress.step) e.TakeStep(j, *progress.step);
+  if (progress.step) e.TakeStep(*j, *progress.step);
   const std::string who = e.cause.together.empty() ? v.process : e.NamesOfAll();
   const std::string phase = v.phase ? fmt::format("phase \"{}\"", ToText(*v.phase)) : "";
-  const std::string one = e.cause.together.empty() ? "which" : "of which " + e.roster.names().ShortName(e.cause.session);
+  const std::string one = e.cause.together.empty() ? "which" : "of which " + e.names.ShortName(e.cause.session);
   v.headline = fmt::format("{}{}{}{}", Capitalized(e.Cycle()),
                            of_pool        ? e.HowItEnded() + " on "
                            : e.cause.live ? " waits for "

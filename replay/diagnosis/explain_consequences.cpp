@@ -28,13 +28,9 @@ struct Others {
   std::size_t left_out = 0;  // beyond kEvidenceOfOthersMax
 };
 
-// Between the decision that a call has failed and the undo's first phase, the last phase is one of the call.
-bool IsOfUndo(PhaseKind phase, const Attempt& attempt) {
-  return (phase >= PhaseKind::kResumeArrive) == (attempt.kind == CycleKind::kPause);
-}
-
 void AddMember(Explanation& e, const SessionStory& j, Others& others) {
   const Attempt& attempt = j.Last();
+  const Progress progress = ProgressOf(j);
   if (attempt.decided || attempt.failed_step) {
     (attempt.open() ? others.undoing : attempt.undone ? others.gave_up : others.half_way).push_back(j.session());
     if (attempt.decided) {
@@ -49,20 +45,20 @@ void AddMember(Explanation& e, const SessionStory& j, Others& others) {
     }
   } else {
     others.waiting.push_back(j.session());
-    const Progress progress = ProgressOf(j);
     e.AddEvidence(j, progress.since, Role::kConsequence,
                   progress.did_its_part ? fmt::format("did its part of phase \"{}\" and waits for the votes of the others",
                                                       progress.phase ? ToText(*progress.phase) : "")
                                         : "is still busy with its own steps");
   }
-  if (const Progress progress = ProgressOf(j); progress.undoing && progress.phase && IsOfUndo(*progress.phase, attempt)) {
+  // Between the decision that a call has failed and the undo's first phase, the last phase is one of the call.
+  if (progress.undoing && progress.phase && IsUndo(*progress.phase, attempt.kind)) {
     std::string text = e.ProgressText(j, progress);
     text.pop_back();  // a note ends without a full stop
-    e.verdict.notes.push_back(fmt::format("{} came to phase \"{}\" of the undo: {}", e.roster.names().Name(j.session()),
-                                          ToText(*progress.phase), text));
+    e.verdict.notes.push_back(
+        fmt::format("{} came to phase \"{}\" of the undo: {}", e.names.Name(j.session()), ToText(*progress.phase), text));
   }
   if (attempt.end == Attempt::End::kFailed && !attempt.undone)
-    e.verdict.notes.push_back(e.roster.names().Name(j.session()) + " could not undo what it had done: " + attempt.failure);
+    e.verdict.notes.push_back(e.names.Name(j.session()) + " could not undo what it had done: " + attempt.failure);
 }
 
 Others AddOthers(Explanation& e) {
@@ -87,10 +83,10 @@ void SaySurvivors(Explanation& e) {
     if (j.session() == e.cause.session) continue;
     const Attempt& attempt = j.Last();
     const bool done = attempt.end == Attempt::End::kDone && attempt.kind == CycleKind::kResume;
-    if (done && e.roster.Wall(j, attempt.ended.time_ns) > e.cause.wall_ns) resumed.push_back(j.session());
+    if (done && e.Wall(j, attempt.ended) > e.cause.wall_ns) resumed.push_back(j.session());
   }
   if (resumed.empty()) return;
-  e.Say("After that " + e.roster.names().Names(resumed) + " resumed without it.");
+  e.Say("After that " + e.names.Names(resumed) + " resumed without it.");
   e.verdict.remedy.outlook = Outlook::kOthersResumed;
 }
 
@@ -102,23 +98,21 @@ void ExplainConsequences(Explanation& e) {
     e.AddEvidence(*e.cause.journal, own.ended, Role::kConsequence,
                   e.Cycle() + " failed" + (own.undone ? ", undone" : ", NOT undone"));
   const Others others = AddOthers(e);
-  if (!others.gave_up.empty())
-    e.Say(Capitalized(e.roster.names().Names(others.gave_up)) + " gave up because of it and undid what was done.");
-  if (!others.undoing.empty())
-    e.Say(Capitalized(e.roster.names().Names(others.undoing)) +
-          " gave up because of it and did not come to the end of the undo.");
+  const auto say = [&e](const std::vector<SessionId>& sessions, std::string_view one, std::string_view many = {}) {
+    const bool as_one = sessions.size() == 1 || many.empty();
+    if (!sessions.empty()) e.Say(fmt::format("{} {}.", Capitalized(e.names.Names(sessions)), as_one ? one : many));
+  };
+  say(others.gave_up, "gave up because of it and undid what was done");
+  say(others.undoing, "gave up because of it and did not come to the end of the undo");
   std::vector<SessionId> undoing = others.undoing;
   if (e.cause.journal != nullptr && own.open()) undoing.push_back(e.cause.journal->session());
   const auto ended = [&](SessionId session) { return HasEnded(*e.roster.Find(session)); };
   if (!undoing.empty() && e.verdict.remedy.outlook == Outlook::kCallAgain)
     e.verdict.remedy.outlook = std::ranges::any_of(undoing, ended) ? Outlook::kUnsaid : Outlook::kUndoing;
-  if (!others.half_way.empty())
-    e.Say(fmt::format("{} gave up because of it and could not undo everything: {} neither running nor paused.",
-                      Capitalized(e.roster.names().Names(others.half_way)),
-                      others.half_way.size() == 1 ? "it is" : "they are"));
+  say(others.half_way, "gave up because of it and could not undo everything: it is neither running nor paused",
+      "gave up because of it and could not undo everything: they are neither running nor paused");
   if (!others.half_way.empty() && e.cause.kind == VerdictKind::kDied) e.verdict.remedy.outlook = Outlook::kOthersHalfWay;
-  if (!others.waiting.empty())
-    e.Say(Capitalized(e.roster.names().Names(others.waiting)) + (others.waiting.size() == 1 ? " waits" : " wait") + " for it.");
+  say(others.waiting, "waits for it", "wait for it");
   if (others.left_out != 0)
     e.verdict.notes.push_back("and " + Plural(others.left_out, "more rank") + " with the same consequence");
 }
@@ -129,8 +123,7 @@ void ExplainLaterAttempts(Explanation& e) {
   for (const SessionStory& j : e.roster.journals()) {
     if (j.session() == e.cause.session) continue;
     const Attempt& attempt = j.Last();
-    if (attempt.end == Attempt::End::kDone || !attempt.ended || e.roster.Wall(j, attempt.ended.time_ns) < e.cause.wall_ns)
-      continue;
+    if (attempt.end == Attempt::End::kDone || !attempt.ended || e.Wall(j, attempt.ended) < e.cause.wall_ns) continue;
     failed.push_back(j.session());
     example = &attempt;
     if (failed.size() <= kEvidenceOfOthersMax)
@@ -139,7 +132,7 @@ void ExplainLaterAttempts(Explanation& e) {
   if (example == nullptr) return SaySurvivors(e);
   e.verdict.cycle_kind = example->kind;
   e.verdict.cycle = example->cycle;
-  e.Say(fmt::format("After that {} {} failed on {}: {}.", ToText(example->kind), example->cycle, e.roster.names().Names(failed),
+  e.Say(fmt::format("After that {} {} failed on {}: {}.", ToText(example->kind), example->cycle, e.names.Names(failed),
                     example->failure));
 }
 

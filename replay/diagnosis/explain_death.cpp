@@ -15,15 +15,31 @@ std::uint64_t TimeOfLoss(const SessionStory& witness, SessionId lost) {
   return it == witness.lost.end() ? 0 : it->at.time_ns;
 }
 
-void SayWhatItDid(Explanation& e, const Progress& progress) {
-  if (e.cause.attempt != nullptr && !e.cause.attempt->begun) e.Say("It waited for the others to join.");
-  if (!progress.phase) return;
-  e.Say(fmt::format("It was in phase \"{}\"{}: {}", ToText(*progress.phase), progress.undoing ? " of the undo" : "",
-                    e.ProgressText(*e.cause.journal, progress)));
-}
-
-void AddDeath(Explanation& e) {
+void TellEnd(Explanation& e, const std::string& when) {
   const SessionStory& journal = *e.cause.journal;
+  const Progress progress = e.cause.attempt != nullptr ? ProgressOf(journal, e.cause.attempt->tag) : Progress{};
+  e.verdict.seq = journal.last.seq;
+  e.verdict.phase = progress.phase;
+  if (progress.step) e.TakeStep(journal, *progress.step);
+  e.verdict.headline = fmt::format("{} ended without closing {} journal, {}", Capitalized(e.NamesOfAll()),
+                                   e.cause.together.empty() ? "its" : "their", when);
+  e.Say(fmt::format("{} ended {} without closing its journal; its last event is number {}, at {}{}.",
+                    Capitalized(e.verdict.process), when, journal.last.seq.value, WallText(e.Wall(journal, journal.last)),
+                    journal.findings.report.torn_tail ? ", and the one after it was cut short" : ""));
+  if (e.cause.attempt != nullptr && !e.cause.attempt->begun) e.Say("It waited for the others to join.");
+  if (progress.phase)
+    e.Say(fmt::format("It was in phase \"{}\"{}: {}", ToText(*progress.phase), progress.undoing ? " of the undo" : "",
+                      e.ProgressText(journal, progress)));
+  if (e.cause.witness != nullptr) {
+    e.Say(fmt::format("{} noticed its end at {}{}{}.", Capitalized(e.names.ShortName(e.cause.witness->session())),
+                      WallText(e.cause.wall_ns), EventText(e.cause.witness_seq),
+                      journal.dying ? "; the process was still being taken down when its journal was read" : ""));
+  }
+  if (e.cause.exit_code >= 0) e.Say(Sentence(ExitText(e.cause.exit_code)));
+  if (!e.cause.together.empty())
+    e.Say(fmt::format("At the same time {} ended without closing {} journal, too.", e.names.Names(e.cause.together),
+                      e.cause.together.size() == 1 ? "its" : "their"));
+  e.SaySight(e.cause.session);
   e.AddBeginning(journal);
   if (e.cause.attempt != nullptr && e.cause.attempt->open_step) {
     const Dated<Step>& open = *e.cause.attempt->open_step;
@@ -34,33 +50,7 @@ void AddDeath(Explanation& e) {
       fmt::format("the journal ends here with event {}: the process is dead, and did not close it", journal.last.seq.value));
   if (e.cause.witness == nullptr) return;
   e.AddEvidence(*e.cause.witness, {e.cause.witness_seq, TimeOfLoss(*e.cause.witness, e.cause.session)}, Role::kConsequence,
-                "lost " + e.roster.names().Name(e.cause.session));
-}
-
-void TellEnd(Explanation& e, const std::string& when) {
-  const SessionStory& journal = *e.cause.journal;
-  const Progress progress = e.cause.attempt != nullptr ? ProgressOf(journal, e.cause.attempt->tag) : Progress{};
-  e.verdict.seq = journal.last.seq;
-  e.verdict.phase = progress.phase;
-  if (progress.step) e.TakeStep(&journal, *progress.step);
-  e.verdict.headline = fmt::format("{} ended without closing {} journal, {}", Capitalized(e.NamesOfAll()),
-                                   e.cause.together.empty() ? "its" : "their", when);
-  e.Say(fmt::format("{} ended {} without closing its journal; its last event is number {}, at {}{}.",
-                    Capitalized(e.verdict.process), when, journal.last.seq.value,
-                    WallText(e.roster.Wall(journal, journal.last.time_ns)),
-                    journal.findings.report.torn_tail ? ", and the one after it was cut short" : ""));
-  SayWhatItDid(e, progress);
-  if (e.cause.witness != nullptr) {
-    e.Say(fmt::format("{} noticed its end at {}{}{}.", Capitalized(e.roster.names().ShortName(e.cause.witness->session())),
-                      WallText(e.cause.wall_ns), EventText(e.cause.witness_seq),
-                      journal.dying ? "; the process was still being taken down when its journal was read" : ""));
-  }
-  if (e.cause.exit_code >= 0) e.Say(Sentence(ExitText(e.cause.exit_code)));
-  if (!e.cause.together.empty())
-    e.Say(fmt::format("At the same time {} ended without closing {} journal, too.", e.roster.names().Names(e.cause.together),
-                      e.cause.together.size() == 1 ? "its" : "their"));
-  e.SaySight(e.cause.session);
-  AddDeath(e);
+                "lost " + e.names.Name(e.cause.session));
 }
 
 }  // namespace
@@ -118,29 +108,24 @@ void ExplainReported(Explanation& e) {
   v.code = e.cause.code;
   v.driver_result = e.cause.driver_result;
   v.seq = e.cause.witness_seq;
-  const std::string name = Capitalized(e.NamesOfAll()), told = e.roster.names().ShortName(witness.session());
+  const std::string name = Capitalized(e.NamesOfAll()), told = e.names.ShortName(witness.session());
   const bool ended = IsEnd(e.cause.kind);
   const std::string when = e.cause.attempt != nullptr ? "in the middle of " + e.Cycle()
                            : e.cause.kind == VerdictKind::kEnded
                                ? "while it was running"
                                : fmt::format("while {} was {}", told, ToText(witness.findings.state.lifecycle));
-  Moment at{e.cause.witness_seq, 0};
+  Moment at{e.cause.witness_seq, ended ? TimeOfLoss(witness, e.cause.session) : 0};
+  if (!ended && e.cause.attempt->decided) v.phase = e.cause.attempt->decided->phase;
+  if (at.time_ns == 0 && witness.Last().decided) {  // it was told of it
+    v.phase = witness.Last().decided->phase;
+    at.time_ns = witness.Last().decided->at.time_ns;
+  }
   if (ended) {
-    at.time_ns = TimeOfLoss(witness, e.cause.session);
-    if (at.time_ns == 0 && witness.Last().decided) {  // it was told of it
-      v.phase = witness.Last().decided->phase;
-      at.time_ns = witness.Last().decided->at.time_ns;
-    }
     v.headline = fmt::format("{} {}, {}", name, e.cause.kind == VerdictKind::kLeft ? "left" : "died", when);
     e.Say(fmt::format("{} noticed at {}{} that {} had ended, {}.", Capitalized(told), WallText(e.cause.wall_ns),
                       EventText(e.cause.witness_seq), v.process, when));
     if (e.cause.exit_code >= 0) e.Say(Sentence(ExitText(e.cause.exit_code)));
   } else {
-    if (e.cause.attempt->decided) v.phase = e.cause.attempt->decided->phase;
-    if (witness.Last().decided) {
-      v.phase = witness.Last().decided->phase;
-      at.time_ns = witness.Last().decided->at.time_ns;
-    }
     v.headline = fmt::format("{} failed on {}{}", Capitalized(e.Cycle()), e.NamesOfAll(),
                              e.cause.code == Code::kOk ? "" : fmt::format(": {}", ToText(e.cause.code)));
     e.Say(fmt::format("{}{} on {}{}.", e.CycleOfAll(), e.HowItEnded(), v.process,

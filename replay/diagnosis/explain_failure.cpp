@@ -15,22 +15,16 @@ using Action = Remedy::Action;
 using Outlook = Remedy::Outlook;
 using Role = Evidence::Role;
 
-void RecommendMemory(Explanation& e, const Attempt::Failure& failure, Outlook outlook) {
-  e.Recommend(Action::kFreeMemory, outlook);
-  Remedy& remedy = e.verdict.remedy;
-  remedy.device = failure.step.device;
-  remedy.bytes = std::max(failure.still_missing, failure.step.bytes);
-  const auto& gpus = e.cause.journal->who().gpu_uuids;
-  const auto ordinal = static_cast<std::size_t>(failure.step.device.value);
-  if (ordinal < gpus.size()) remedy.gpu = gpus[ordinal];
-}
-
 void RecommendForStep(Explanation& e, const Attempt::Failure& failure) {
   const Action action = ActionForFailure(failure.code, failure.driver_result, failure.step.kind, Action::kReadMessage);
   const Outlook undone = e.cause.attempt->undone ? Outlook::kCallAgain : Outlook::kCannotBeUndone;
   const bool final = action == Action::kExaminePeer || action == Action::kRestartProcess;
-  if (action == Action::kFreeMemory) return RecommendMemory(e, failure, undone);
   e.Recommend(action, final ? Outlook::kUnsaid : undone);
+  if (action != Action::kFreeMemory) return;
+  Remedy& remedy = e.verdict.remedy;
+  remedy.device = failure.step.device;
+  remedy.bytes = std::max(failure.still_missing, failure.step.bytes);
+  remedy.gpu = GpuOf(e.cause.journal->who(), failure.step.device.value);
 }
 
 // "Resume 1 (4 processes) failed at 2025-11-21 ... on rank 2 (...), in phase "resume: arrive" (event 12): the message."
@@ -47,7 +41,7 @@ void TellStep(Explanation& e, const Attempt::Failure& failure) {
   v.code = failure.code;
   v.driver_result = failure.driver_result;
   v.seq = failure.at.seq;
-  e.TakeStep(&journal, failure.step);
+  e.TakeStep(journal, failure.step);
   if (failure.allocation_bytes != 0) v.bytes = failure.allocation_bytes;
 
   v.headline = fmt::format("{} failed on {} at the step \"{}\": {}", Capitalized(e.Cycle()), e.NamesOfAll(),
@@ -70,8 +64,8 @@ void TellStep(Explanation& e, const Attempt::Failure& failure) {
     const Attempt* attempt = j == nullptr ? nullptr : LastAttempt(*j, e.cause.attempt->tag);
     if (attempt == nullptr || !attempt->failed_step) continue;
     const Attempt::Failure& too = *attempt->failed_step;
-    e.Say(Sentence(fmt::format("{} failed by itself, too, at \"{}\": {}", e.roster.names().ShortName(other), ToText(too.step),
-                               too.message)));
+    e.Say(Sentence(
+        fmt::format("{} failed by itself, too, at \"{}\": {}", e.names.ShortName(other), ToText(too.step), too.message)));
     e.AddEvidence(*j, too.at, Role::kCause, "step failed: " + too.message);
   }
 }
@@ -81,11 +75,8 @@ void TellVote(Explanation& e, const Attempt::Decision& decision) {
   e.verdict.phase = decision.phase;
   e.verdict.seq = decision.at.seq;
   e.verdict.headline = fmt::format("{} failed on {} in phase \"{}\"", Capitalized(e.Cycle()),
-                                   e.roster.names().ShortName(e.cause.session), ToText(decision.phase));
+                                   e.names.ShortName(e.cause.session), ToText(decision.phase));
   SayWhere(e, decision.phase, decision.at.seq, decision.message);
-}
-
-void AddVote(Explanation& e, const Attempt::Decision& decision) {
   e.AddBeginning(*e.cause.journal);
   e.AddEvidence(*e.cause.journal, decision.at, Role::kCause, decision.message);
 }
@@ -126,7 +117,6 @@ void ExplainFailedStep(Explanation& e) {
   } else {
     const Attempt::Decision& vote = attempt.failed_vote ? *attempt.failed_vote : *attempt.decided;
     TellVote(e, vote);
-    AddVote(e, vote);
     const Code code = e.cause.code;
     e.verdict.code = code;
     e.verdict.driver_result = e.cause.driver_result;
@@ -174,7 +164,7 @@ void ExplainReferences(Explanation& e) {
   const Attempt* attempt = e.cause.attempt;
   if (attempt == nullptr) {
     return TellDisagreement(
-        e, fmt::format("Only one side knows a reference: {} and a peer disagree", e.roster.names().ShortName(e.cause.session)));
+        e, fmt::format("Only one side knows a reference: {} and a peer disagree", e.names.ShortName(e.cause.session)));
   }
   if (attempt->failed_step) {
     TellStep(e, *attempt->failed_step);
@@ -183,7 +173,6 @@ void ExplainReferences(Explanation& e) {
     e.verdict.allocation = e.cause.allocation;
     e.Say(fmt::format("It holds {}, and the owner's journal does not know that reference.",
                       e.AllocationText(*e.cause.journal, e.cause.allocation)));
-    AddVote(e, *attempt->decided);
   }
   e.Recommend(Action::kReportReference);
 }
@@ -192,8 +181,7 @@ void ExplainBroken(Explanation& e) {
   const SessionStory& j = *e.cause.journal;
   e.verdict.code = Code::kBroken;
   e.verdict.seq = j.broken_at ? j.broken_at->seq : j.last.seq;
-  e.verdict.headline =
-      fmt::format("The session of {} is broken: its pauses are refused", e.roster.names().ShortName(e.cause.session));
+  e.verdict.headline = fmt::format("The session of {} is broken: its pauses are refused", e.names.ShortName(e.cause.session));
   e.Say(
       fmt::format("The session of {} has been broken since {}{}: from then on its journal is incomplete, and every pause is "
                   "refused.",
@@ -211,8 +199,8 @@ void ExplainBroken(Explanation& e) {
 void ExplainHalfDone(Explanation& e) {
   e.verdict.code = e.cause.code;
   e.verdict.seq = e.cause.attempt->ended.seq;
-  e.verdict.headline = fmt::format("{} failed on {} and could not be undone", Capitalized(e.Cycle()),
-                                   e.roster.names().ShortName(e.cause.session));
+  e.verdict.headline =
+      fmt::format("{} failed on {} and could not be undone", Capitalized(e.Cycle()), e.names.ShortName(e.cause.session));
   e.Say(fmt::format("{} at {}{}.", e.verdict.headline, WallText(e.cause.wall_ns), EventText(e.verdict.seq)));
   e.Say(Sentence(e.cause.message));
   e.AddEvidence(*e.cause.journal, e.cause.attempt->ended, Role::kCause, e.cause.message);
@@ -220,8 +208,8 @@ void ExplainHalfDone(Explanation& e) {
 }
 
 void ExplainImpossible(Explanation& e) {
-  TellDisagreement(e, fmt::format("The journal of {} has events in an order that is impossible",
-                                  e.roster.names().ShortName(e.cause.session)));
+  TellDisagreement(
+      e, fmt::format("The journal of {} has events in an order that is impossible", e.names.ShortName(e.cause.session)));
 }
 
 }  // namespace amem

@@ -29,7 +29,7 @@ void Explanation::Say(const std::string& sentence) {
 
 void Explanation::AddEvidence(const SessionStory& journal, const Moment& at, Evidence::Role role, std::string text) {
   verdict.evidence.push_back({.session = journal.session(),
-                              .rank = roster.names().RankOf(journal.session()),
+                              .rank = names.RankOf(journal.session()),
                               .seq = at.seq,
                               .wall_ns = roster.Wall(journal, at.time_ns),
                               .role = role,
@@ -44,42 +44,40 @@ void Explanation::AddBeginning(const SessionStory& journal) {
                           of_pool ? "" : " by " + Plural(cause.attempt->members.size(), "process", "processes")));
 }
 
-void Explanation::TakeStep(const SessionStory* journal, const Step& step) {
+void Explanation::TakeStep(const SessionStory& journal, const Step& step) {
   verdict.step = step;
   verdict.bytes = step.bytes;
   if (!step.allocation) return;
   verdict.allocation = step.allocation;
-  if (journal == nullptr) return;
-  const auto it = journal->findings.state.allocations.find(step.allocation);
-  if (it != journal->findings.state.allocations.end()) verdict.bytes = it->second.bytes;
+  if (const Allocation* a = FindIn(journal.findings.state.allocations, step.allocation)) verdict.bytes = a->bytes;
 }
 
 void Explanation::Recommend(Remedy::Action action, Remedy::Outlook outlook) {
   Remedy& remedy = verdict.remedy;
   remedy.action = action;
   remedy.outlook = outlook;
-  remedy.process = roster.names().ShortName(cause.session);
+  remedy.process = names.ShortName(cause.session);
   if (cause.attempt != nullptr) remedy.cycle = cause.attempt->kind;
   if (cause.attempt != nullptr) remedy.tag = cause.attempt->tag;
   if (cause.journal != nullptr) remedy.pid = cause.journal->who().pid;
 }
 
 std::vector<SessionId> Explanation::Named() const {
-  std::vector<SessionId> named = cause.kind == VerdictKind::kNeverArrived ? cause.missing : cause.together;
-  if (std::ranges::find(named, cause.session) == named.end()) named.insert(named.begin(), cause.session);
+  std::vector<SessionId> named{cause.session};
+  named.insert(named.end(), cause.together.begin(), cause.together.end());
   return named;
 }
 
-std::string Explanation::NamesOfAll() const { return roster.names().Names(Named()); }
+std::string Explanation::NamesOfAll() const { return names.Names(Named()); }
 
 void Explanation::SaySight(SessionId session) {
   const SessionStory* j = roster.Find(session);
-  const std::string name = Capitalized(roster.names().ShortName(session));
+  const std::string name = Capitalized(names.ShortName(session));
   if (j != nullptr && j->process_now == "stopped") Say(name + " is stopped now (SIGSTOP, a debugger, or job control).");
   for (const SessionStory& witness : roster.journals()) {
     for (const auto& [seen, at] : witness.seen) {
       if (seen.session != session || seen.state.empty()) continue;
-      std::string text = fmt::format("{}: its process {}", roster.names().ShortName(session),
+      std::string text = fmt::format("{}: its process {}", names.ShortName(session),
                                      seen.state == "gone"      ? "is gone"
                                      : seen.state == "unknown" ? "cannot be seen from here"
                                                                : "is " + seen.state);
@@ -88,7 +86,7 @@ void Explanation::SaySight(SessionId session) {
       if (seen.exit_code >= 0) text += "; " + ExitText(seen.exit_code);
       AddEvidence(witness, at, Evidence::Role::kContext, "saw of " + text);
       if (&seen == cause.seen && session == cause.session)
-        Say(fmt::format("{} saw of {}.", Capitalized(roster.names().ShortName(witness.session())), text));
+        Say(fmt::format("{} saw of {}.", Capitalized(names.ShortName(witness.session())), text));
     }
   }
 }
@@ -102,7 +100,7 @@ void Explanation::RecommendForStopped() {
   }
   if (stopped.empty()) return;
   verdict.remedy.action = Remedy::Action::kContinueProcess;
-  verdict.remedy.process = roster.names().Names(stopped);
+  verdict.remedy.process = names.Names(stopped);
   const SessionStory* j = roster.Find(stopped.front());
   verdict.remedy.pid = j != nullptr ? j->who().pid : cause.seen != nullptr ? cause.seen->pid : 0;
 }
@@ -134,24 +132,21 @@ std::string Explanation::HowItEnded() const {
   return cause.live ? " hangs" : " did not complete";
 }
 
-const char* Explanation::CallOfCycle() const { return cause.attempt->kind == CycleKind::kPause ? "ncclPause" : "ncclResume"; }
-
 std::string Explanation::AllocationText(const SessionStory& journal, AllocationId id) const {
   const State& state = journal.findings.state;
-  const auto it = state.allocations.find(id);
-  if (it == state.allocations.end()) return ToText(id);
-  const Allocation& a = it->second;
-  std::string text = fmt::format("{} ({} on {}", ToText(id), FormatBytes(a.bytes), ToText(a.properties.location));
-  if (a.remote) {
-    text += fmt::format(", which belongs to {} as {}", roster.names().ShortName(a.remote->owner), ToText(a.remote->allocation));
-  } else if (!a.importers.empty()) {
+  const Allocation* a = FindIn(state.allocations, id);
+  if (a == nullptr) return ToText(id);
+  std::string text = fmt::format("{} ({} on {}", ToText(id), FormatBytes(a->bytes), ToText(a->properties.location));
+  if (a->remote) {
+    text += fmt::format(", which belongs to {} as {}", names.ShortName(a->remote->owner), ToText(a->remote->allocation));
+  } else if (!a->importers.empty()) {
     std::set<SessionId> importers;
-    for (const auto& [importer, count] : a.importers) importers.insert(importer.by);
-    text += ", shared with " + roster.names().Names({importers.begin(), importers.end()});
+    for (const auto& [importer, count] : a->importers) importers.insert(importer.by);
+    text += ", shared with " + names.Names({importers.begin(), importers.end()});
   }
-  if (const auto slab = state.slabs.find(id); slab != state.slabs.end())
-    text += fmt::format(", a slab with {} of NCCL's", Plural(slab->second.parts.size(), "allocation"));
-  if (a.site.frames[0] != 0) text += ", made at libnccl" + ToText(a.site);
+  if (const Slab* slab = FindIn(state.slabs, id))
+    text += fmt::format(", a slab with {} of NCCL's", Plural(slab->parts.size(), "allocation"));
+  if (a->site.frames[0] != 0) text += ", made at libnccl" + ToText(a->site);
   return text + ")";
 }
 

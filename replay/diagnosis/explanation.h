@@ -15,17 +15,20 @@ struct Explanation {
   const Roster& roster;
   const CandidateCause& cause;
   Verdict& verdict;
+  const JobNames& names = roster.names();
 
+  [[nodiscard]] std::uint64_t Wall(const SessionStory& journal, const Moment& at) const {
+    return roster.Wall(journal, at.time_ns);
+  }
   void Say(const std::string& sentence);
   void AddEvidence(const SessionStory& journal, const Moment& at, Evidence::Role role, std::string text);
-  void AddBeginning(const SessionStory& journal);                       // of the attempt, if it began
-  void TakeStep(const SessionStory* journal, const Step& step);         // null: the session's journal was not given
+  void AddBeginning(const SessionStory& journal);  // of the attempt, if it began
+  void TakeStep(const SessionStory& journal, const Step& step);
   void Recommend(Remedy::Action action, Remedy::Outlook outlook = {});  // about the session of the cause
 
   [[nodiscard]] std::string Cycle() const;             // "resume 3", "resume 3 of tag weights"; empty without
   [[nodiscard]] std::string CycleOfAll() const;        // "Resume 3 (4 processes)"
   [[nodiscard]] std::string HowItEnded() const;        // " failed", " hangs", " did not complete"
-  [[nodiscard]] const char* CallOfCycle() const;       // "ncclPause"
   [[nodiscard]] std::vector<SessionId> Named() const;  // the session of the cause, and those to which the same happened
   [[nodiscard]] std::string NamesOfAll() const;        // "rank 2", "ranks 2 and 3"
   void SaySight(SessionId session);                    // what was seen of its process
@@ -53,7 +56,6 @@ void ExplainReported(Explanation&);  // any of these, when only others tell of i
 // What to do about a failure with that code at a step of that kind, or without a step.
 Remedy::Action ActionForFailure(Code code, int driver_result, std::optional<StepKind> step, Remedy::Action otherwise);
 
-// ---- verdict_text.cpp ----
 void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict);
 // Tells what was considered, in order.
 void Consider(const Roster& roster, const std::vector<CandidateCause>& candidates, Verdict& verdict);

@@ -4,12 +4,15 @@
 
 #include <array>
 #include <string_view>
-#include <utility>
 
 namespace amem {
 
-// In the order of the enumeration: the word for programs, and what to do.
-constexpr std::array<std::pair<std::string_view, std::string_view>, kRemedyActions> kActions = {{
+// The word for programs, and what to do; `of_tag`: with a pool, which concerns its own process only, if that is another thing.
+struct ActionText {
+  std::string_view word, text, of_tag = {};
+};
+// In the order of the enumeration.
+constexpr std::array<ActionText, kRemedyActions> kActions = {{
     {"none", ""},
     {"free-memory",
      "free memory on device {device} of {process} until {bytes} fit{gpu}; nvidia-smi lists the processes that "
@@ -31,7 +34,10 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, kRemedyActio
      "raise AMEM_TIMEOUT_MS if it only comes late"},
     {"examine-process",
      "look at where {process} {is}{look}: a kernel that never ends keeps \"quiesce\" and copies waiting, and a "
-     "driver call may hang after a GPU fault (dmesg); if it is only slow, raise AMEM_TIMEOUT_MS"},
+     "driver call may hang after a GPU fault (dmesg); if it is only slow, raise AMEM_TIMEOUT_MS",
+     "look at where {process} is{look}; what was asked for without waiting is done by its "
+     "threads amem-pool-out and amem-pool-in; a kernel that never ends keeps \"quiesce\" and copies waiting, and a driver "
+     "call may hang after a GPU fault (dmesg); if it is only slow, it goes on by itself"},
     {"find-reason-of-death",
      "find what ended that process (its own output, `dmesg` for the OOM killer and Xid lines, the launcher's log)"},
     {"find-reason-of-end",
@@ -40,7 +46,8 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, kRemedyActio
     {"repair-journal",
      "remove the cause (usually a full disk or an AMEM_JOURNAL_DIR that cannot be written) and restart the job; "
      "it runs on until then, but its memory cannot be given back"},
-    {"resume-again", "call ncclResume again on all ranks to finish what is left; if that fails too, restart the job"},
+    {"resume-again", "call ncclResume again on all ranks to finish what is left; if that fails too, restart the job",
+     "call {call} again to finish what is left; if that fails too, restart the process"},
     {"report-reference",
      "keep these journals (`amem pack`) for a bug report, because the owner does not know the reference that this "
      "rank holds, and restart the job"},
@@ -69,7 +76,8 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, kRemedyActio
      "namespace, or AMEM_SOCKET_DIR on a volume that all of them mount"},
     {"continue-process",
      "continue {process} (kill -CONT {pid}), and find out who stopped it (a debugger, job control, SIGSTOP); the "
-     "others go on when it does, if they still wait"},
+     "others go on when it does, if they still wait",
+     "continue {process} (kill -CONT {pid}), and find out who stopped it (a debugger, job control, SIGSTOP); it goes on then"},
     {"resume-first",
      "call ncclResume on all ranks before the program uses NCCL again; CUDA graphs and other threads count, too"},
     {"stay-until-resumed",
@@ -78,59 +86,30 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, kRemedyActio
     {"call-the-same", "call the same, ncclPause or ncclResume, on all ranks that share memory"},
 }};
 
-constexpr std::string_view kExamineTag =
-    "look at where {process} is{look}; what was asked for without waiting is done by its "
-    "threads amem-pool-out and amem-pool-in; a kernel that never ends keeps \"quiesce\" and copies waiting, and a driver "
-    "call may hang after a GPU fault (dmesg); if it is only slow, it goes on by itself";
-
-constexpr std::string_view kContinueTag =
-    "continue {process} (kill -CONT {pid}), and find out who stopped it (a debugger, job control, SIGSTOP); it goes on then";
-
 constexpr std::string_view kFreeSomeMemory =
     "free memory on the device of {process} that the message names; nvidia-smi lists the processes that hold memory there, and "
     "a cache of this process counts too (for PyTorch torch.cuda.empty_cache())";
 
+// In the order of the enumeration.
 constexpr std::array<std::string_view, kRemedyOutlooks> kOutlooks = {
     "",
-    // kCallAgain
     "; then call {call} again on all ranks; a failed try loses nothing",
-    // kUndoing
     "; wait until the failed call has returned on all ranks, before it is made again",
-    // kCannotBeUndone
     "; then call ncclResume on all ranks: the failure could not be undone, and contents are kept; if that fails, too, restart "
     "the job",
-    // kOthersRun
     "; the others run on, but without that rank the job cannot go on: restart it",
-    // kOthersMissMemory
     "; the others cannot get back the memory that it shared: restart the job",
-    // kOthersHalfWay
     "; the others need memory that it had, so the job cannot go on: restart it",
-    // kOthersResumed
     "; the others have their own memory back, but what it shared with them is gone: communicators with that rank cannot be "
     "used any more",
-    // kAllEnded
     "all have ended, so for the next run: "};
 
-std::string_view ToText(Remedy::Action action) { return kActions.at(static_cast<std::size_t>(action)).first; }
+std::string_view ToText(Remedy::Action action) { return kActions.at(static_cast<std::size_t>(action)).word; }
 
 // With what to see where a process is; nothing where it has ended.
 static std::string LookAt(const Remedy& r) {
   if (r.outlook == Remedy::Outlook::kAllEnded) return "";
   return r.pid > 0 ? fmt::format(" (gdb -p {0}, py-spy dump --pid {0})", r.pid) : " (py-spy dump, gdb)";
-}
-
-// Of a pool, which concerns its own process only; empty: as for NCCL's memory.
-static std::string_view TextForTag(Remedy::Action action) {
-  switch (action) {
-    case Remedy::Action::kResumeAgain:
-      return "call {call} again to finish what is left; if that fails too, restart the process";
-    case Remedy::Action::kExamineProcess:
-      return kExamineTag;
-    case Remedy::Action::kContinueProcess:
-      return kContinueTag;
-    default:
-      return "";
-  }
 }
 
 std::string ToText(const Remedy& r) {
@@ -146,9 +125,10 @@ std::string ToText(const Remedy& r) {
                        fmt::arg("gpu", r.gpu.empty() ? "" : " (" + r.gpu + ")"));
   };
   const bool unknown_device = r.action == Remedy::Action::kFreeMemory && r.bytes == 0;  // only others tell of it
-  std::string_view text = of_pool ? TextForTag(r.action) : "", outlook = kOutlooks.at(static_cast<std::size_t>(r.outlook));
-  const bool own = !text.empty();
-  if (!own) text = unknown_device ? kFreeSomeMemory : kActions.at(static_cast<std::size_t>(r.action)).second;
+  const ActionText& action = kActions.at(static_cast<std::size_t>(r.action));
+  std::string_view outlook = kOutlooks.at(static_cast<std::size_t>(r.outlook));
+  const bool own = of_pool && !action.of_tag.empty();
+  const std::string_view text = own ? action.of_tag : unknown_device ? kFreeSomeMemory : action.text;
   if (r.outlook == Remedy::Outlook::kAllEnded) return filled(outlook) + filled(text);
   if (own) return filled(text);
   if (of_pool && r.outlook == Remedy::Outlook::kCallAgain) outlook = "; then call {call} again; a failed try loses nothing";

@@ -6,6 +6,8 @@
 namespace amem {
 namespace {
 
+using Weight = CandidateCause::Weight;
+
 // How long the others have waited when a session that they ask records it.
 constexpr std::uint64_t kAskedFor_ns = 500'000'000;
 
@@ -36,63 +38,18 @@ bool WaitsForOwner(const SessionStory& j) {
   return attempt.open_step && attempt.open_step->event.kind == StepKind::kImport;
 }
 
-}  // namespace
-
-void CauseSearch::FailedArrival(const SessionStory& j) {
-  if (LastAttemptDone(j) || j.Last().begun || j.Last().end != Attempt::End::kFailed) return;
-  const Attempt& attempt = j.Last();
-  const std::uint64_t until = roster_.Wall(j, attempt.ended.time_ns), came = roster_.Wall(j, attempt.came().time_ns);
-  if (attempt.code == Code::kOk || attempt.code == Code::kRefused) {
-    if (std::vector<SessionId> others = OtherGroups(j.session(), came); !others.empty()) {
-      CandidateCause& candidate = AddWitnessed(Weight::kCause, VerdictKind::kRefused, others.front(), j, attempt.ended.seq);
-      candidate.wall_ns = until;
-      candidate.waited_ns = until - std::min(until, came);
-      candidate.message = attempt.failure;
-      candidate.groups_differ = true;
-      candidate.together.assign(others.begin() + 1, others.end());
-      return;
-    }
-  }
-  if (attempt.code == Code::kOk || attempt.code == Code::kTimeout) return Absent(j, attempt, until, attempt.ended.seq);
-  if (attempt.code == Code::kPeerLost && GaveUpBefore(j, attempt)) return Absent(j, attempt, until, attempt.ended.seq);
-  // One that was asked said why it cannot answer. Its own journal tells more, where it is given.
-  const bool told = attempt.code != Code::kPeerLost && !attempt.culprits.empty();
-  const SessionId about = told ? attempt.culprits.front().session : j.session();
-  const Weight weight = attempt.code == Code::kPeerLost ? Weight::kConsequence : Weight::kCause;
-  CandidateCause& candidate = AddWitnessed(weight, VerdictKind::kRefused, about, j, attempt.ended.seq);
-  candidate.attempt = &attempt;
-  candidate.wall_ns = until;
-  candidate.waited_ns = until - std::min(until, came);
-  candidate.message = attempt.failure;
-  candidate.code = attempt.code;
-  candidate.live = IsLive(j);
-}
-
-// Another member had come and waited as long, ran out of patience first, and left in order: what it waited for had not come.
-bool CauseSearch::GaveUpBefore(const SessionStory& j, const Attempt& attempt) const {
-  const std::uint64_t from = roster_.Wall(j, attempt.came().time_ns), until = roster_.Wall(j, attempt.ended.time_ns);
-  if (attempt.culprits.empty() || until < from + kPatience_ns) return false;
-  for (const CycleMember& culprit : attempt.culprits) {
-    const SessionEnd* end = EndOf(culprit.session);
-    if (end == nullptr || !end->in_order) return false;
-    if (!attempt.asking.contains(culprit.session) && !attempt.heard.contains(culprit.session)) return false;
-  }
-  const std::vector<SessionId> missing = Missing(j, attempt, from, until);
-  return std::ranges::any_of(missing,
-                             [&](SessionId session) { return EndOf(session) == nullptr || EndOf(session)->wall_ns > until; });
-}
-
-std::vector<SessionId> CauseSearch::OtherGroups(SessionId session, std::uint64_t wall_ns) const {
+// Of the sessions that share memory with it, those whose group is not that of most.
+std::vector<SessionId> OtherGroups(CauseSearch& s, SessionId session, std::uint64_t wall_ns) {
   std::map<std::int64_t, std::vector<SessionId>> groups;
   std::map<SessionId, std::int64_t> met;
-  const std::set<SessionId> set = roster_.SharingWith(session, wall_ns);
+  const std::set<SessionId> set = s.roster.SharingWith(session, wall_ns);
   for (const SessionId member : set) {
-    const SessionStory* j = roster_.Find(member);
+    const SessionStory* j = s.roster.Find(member);
     if (j == nullptr) continue;
     for (const auto& [peer, known] : j->findings.state.peers) met.try_emplace(peer, known.group);
   }
   for (const SessionId member : set) {
-    const SessionStory* j = roster_.Find(member);
+    const SessionStory* j = s.roster.Find(member);
     if (j != nullptr) {
       groups[j->who().group].push_back(member);
     } else if (met.contains(member)) {
@@ -107,38 +64,18 @@ std::vector<SessionId> CauseSearch::OtherGroups(SessionId session, std::uint64_t
   return others;
 }
 
-// A wait for a member that ended only when the launcher ended the member: the others then went on without it for a moment.
-void CauseSearch::LongArrival(const SessionStory& j) {
-  if (!WasTornDown()) return;
-  const Attempt& attempt = j.Last();
-  const bool begun = attempt.begun && attempt.arrived && attempt.begun.time_ns - attempt.arrived.time_ns >= kPatience_ns;
-  if (!begun || roster_.Wall(j, attempt.begun.time_ns) + kPatience_ns < first_end_) return;
-  Absent(j, attempt, roster_.Wall(j, attempt.begun.time_ns), attempt.begun.seq);
-}
-
-// Others asked this session for so long whether it comes that it was recorded, and it never came. Where one of their journals
-// is given, that tells of it.
-void CauseSearch::Awaited(const SessionStory& j) {
-  if (!j.awaited) return;
-  const Attempt& attempt = *j.awaited;
-  if (std::ranges::any_of(attempt.asking, [&](SessionId session) { return roster_.Find(session) != nullptr; })) return;
-  const std::uint64_t noted = roster_.Wall(j, attempt.arrived.time_ns), from = noted - std::min(noted, kAskedFor_ns);
-  if (IsLive(j) && job_end_ - std::min(job_end_, from) < kPatience_ns) return;  // it may come yet
-  CandidateCause& candidate = AddWitnessed(Weight::kAbsence, VerdictKind::kNeverArrived, j.session(), j, attempt.arrived.seq);
-  candidate.attempt = &attempt;
-  candidate.wall_ns = from;
-  const std::uint64_t until = std::min(first_end_, job_end_);
-  if (until >= from + kPatience_ns) candidate.established_ns = from + kPatience_ns;
-  candidate.missing = {j.session()};
-  candidate.waited_ns = until - std::min(until, from);
-  candidate.live = IsLive(j);
-  candidate.code = Code::kTimeout;
+// The session waited for a cycle of that kind, or was in one, at some time between `from` and `until`.
+bool Joined(CauseSearch& s, const SessionStory& j, CycleKind kind, std::uint64_t from, std::uint64_t until) {
+  return std::ranges::any_of(j.attempts, [&](const Attempt& a) {
+    const std::uint64_t end = a.ended ? s.Wall(j, a.ended) : UINT64_MAX;
+    return a.kind == kind && s.Wall(j, a.came()) <= until && end >= from;
+  });
 }
 
 // Those that did not come, as far as their journals tell; of a session without a journal this is not known, and it is blamed
 // when all others did come, unless the session that counts arrivals has heard it.
-std::vector<SessionId> CauseSearch::Missing(const SessionStory& j, const Attempt& attempt, std::uint64_t from,
-                                            std::uint64_t until) const {
+std::vector<SessionId> Missing(CauseSearch& s, const SessionStory& j, std::uint64_t from, std::uint64_t until) {
+  const Attempt& attempt = j.Last();
   std::set<SessionId> missing, silent, waited_for;
   for (const auto& [seen, at] : j.seen) {
     const bool now = at.time_ns >= attempt.came().time_ns && (!attempt.ended || at.time_ns <= attempt.ended.time_ns);
@@ -147,22 +84,22 @@ std::vector<SessionId> CauseSearch::Missing(const SessionStory& j, const Attempt
   const auto came = [&](SessionId session) { return attempt.heard.contains(session) || attempt.asking.contains(session); };
   if (attempt.code == Code::kTimeout)
     for (const CycleMember& culprit : attempt.culprits) waited_for.insert(culprit.session);
-  std::set<SessionId> set = roster_.SharingWith(j.session(), from);
+  std::set<SessionId> set = s.roster.SharingWith(j.session(), from);
   set.insert(waited_for.begin(), waited_for.end());
   for (const SessionId session : set) {
     if (session == j.session()) continue;
-    const SessionEnd* end = EndOf(session);
+    const SessionEnd* end = s.EndOf(session);
     const bool gone = end != nullptr && end->witnessed && end->wall_ns <= from;
-    const SessionStory* other = roster_.Find(session);
+    const SessionStory* other = s.roster.Find(session);
     if (other != nullptr) {
-      if (!gone && !Joined(*other, attempt.kind, from, until)) missing.insert(session);
+      if (!gone && !Joined(s, *other, attempt.kind, from, until)) missing.insert(session);
     } else if (!gone && !came(session)) {
       silent.insert(session);
     }
   }
   std::erase_if(waited_for, came);  // as the one that counts and does not answer
   if (missing.empty()) {
-    std::erase_if(silent, [&](SessionId s) { return !waited_for.empty() && !waited_for.contains(s); });
+    std::erase_if(silent, [&](SessionId one) { return !waited_for.empty() && !waited_for.contains(one); });
     missing = silent;
   } else {
     std::ranges::set_intersection(silent, waited_for, std::inserter(missing, missing.end()));
@@ -170,17 +107,31 @@ std::vector<SessionId> CauseSearch::Missing(const SessionStory& j, const Attempt
   return {missing.begin(), missing.end()};
 }
 
+// Another member had come and waited as long, ran out of patience first, and left in order: what it waited for had not come.
+bool GaveUpBefore(CauseSearch& s, const SessionStory& j) {
+  const Attempt& attempt = j.Last();
+  const std::uint64_t from = s.Wall(j, attempt.came()), until = s.Wall(j, attempt.ended);
+  if (attempt.culprits.empty() || until < from + kPatience_ns) return false;
+  for (const CycleMember& culprit : attempt.culprits) {
+    const SessionEnd* end = s.EndOf(culprit.session);
+    if (end == nullptr || !end->in_order) return false;
+    if (!attempt.asking.contains(culprit.session) && !attempt.heard.contains(culprit.session)) return false;
+  }
+  return std::ranges::any_of(Missing(s, j, from, until), [&](SessionId session) {
+    return s.EndOf(session) == nullptr || s.EndOf(session)->wall_ns > until;
+  });
+}
+
 // All have come, and yet it did not begin: the members that stopped between their arrival and being counted.
-std::vector<SessionId> CauseSearch::Uncounted(const SessionStory& j, const Attempt& attempt, std::uint64_t from) const {
+std::vector<SessionId> Uncounted(CauseSearch& s, const SessionStory& j, std::uint64_t from) {
+  const Attempt& attempt = j.Last();
   std::vector<const SessionStory*> members;
   std::set<SessionId> heard;
-  bool counted = false;
-  for (const SessionId session : roster_.SharingWith(j.session(), from)) {
-    const SessionStory* other = roster_.Find(session);
+  for (const SessionId session : s.roster.SharingWith(j.session(), from)) {
+    const SessionStory* other = s.roster.Find(session);
     if (other == nullptr || !SameAttempt(other->Last(), attempt)) continue;
     members.push_back(other);
     for (const auto& [member, what] : other->Last().heard) heard.insert(member);
-    counted = counted || !other->Last().heard.empty();
   }
   const auto those = [&](auto holds) {
     std::vector<SessionId> found;
@@ -188,8 +139,8 @@ std::vector<SessionId> CauseSearch::Uncounted(const SessionStory& j, const Attem
       if (holds(*member)) found.push_back(member->session());
     return found.size() < members.size() ? found : std::vector<SessionId>{};
   };
-  std::vector<SessionId> found = those([&](const SessionStory& m) { return SeenState(m.session()) == "stopped"; });
-  if (found.empty() && counted)
+  std::vector<SessionId> found = those([&](const SessionStory& m) { return s.SeenState(m.session()) == "stopped"; });
+  if (found.empty() && !heard.empty())
     found = those([&](const SessionStory& m) { return !heard.contains(m.session()) && m.Last().heard.empty(); });
   if (found.empty()) {
     for (const auto& [seen, at] : j.seen) {
@@ -203,28 +154,28 @@ std::vector<SessionId> CauseSearch::Uncounted(const SessionStory& j, const Attem
   return found;
 }
 
-void CauseSearch::Absent(const SessionStory& j, const Attempt& attempt, std::uint64_t until, SequenceNumber seq) {
-  const std::uint64_t from = roster_.Wall(j, attempt.came().time_ns);
-  std::vector<SessionId> missing = Missing(j, attempt, from, until);
+// `j` waited until `until` for sessions that share memory with it and had not joined the same kind of cycle, as its event at
+// `at` shows.
+void Absent(CauseSearch& s, const SessionStory& j, std::uint64_t until, const Moment& at) {
+  const Attempt& attempt = j.Last();
+  const std::uint64_t from = s.Wall(j, attempt.came());
+  std::vector<SessionId> blamed = Missing(s, j, from, until);
   // One that ended while it was waited for is told as an end, unless everybody was ended then, or the wait had failed before.
-  const bool long_wait = WasTornDown() && first_end_ >= from + kPatience_ns;
+  const bool long_wait = s.torn_down && s.first_end >= from + kPatience_ns;
   const bool timed_out = attempt.end == Attempt::End::kFailed;
-  std::erase_if(missing, [&](SessionId session) {
-    const SessionEnd* end = EndOf(session);
+  std::erase_if(blamed, [&](SessionId session) {
+    const SessionEnd* end = s.EndOf(session);
     return end != nullptr && end->wall_ns <= until && end->witnessed && !long_wait;
   });
-  std::vector<SessionId> uncounted = missing.empty() ? Uncounted(j, attempt, from) : std::vector<SessionId>{};
-  const VerdictKind kind = !missing.empty()     ? VerdictKind::kNeverArrived
-                           : !uncounted.empty() ? VerdictKind::kStalled
-                                                : VerdictKind::kRefused;
-  const SessionId about = !missing.empty() ? missing.front() : !uncounted.empty() ? uncounted.front() : j.session();
-  CandidateCause& candidate = AddWitnessed(Weight::kAbsence, kind, about, j, seq);
-  candidate.attempt = &attempt;
+  const bool missing = !blamed.empty();
+  if (!missing) blamed = Uncounted(s, j, from);
+  const VerdictKind kind = missing           ? VerdictKind::kNeverArrived
+                           : !blamed.empty() ? VerdictKind::kStalled
+                                             : VerdictKind::kRefused;
+  CandidateCause& candidate = s.AddWitnessed(Weight::kAbsence, kind, blamed.empty() ? j.session() : blamed.front(), j, at);
   candidate.wall_ns = from;
   candidate.established_ns = timed_out ? std::min(until, from + kPatience_ns) : long_wait ? from + kPatience_ns : UINT64_MAX;
-  candidate.missing = std::move(missing);
-  candidate.together = std::move(uncounted);
-  if (!candidate.together.empty()) candidate.together.erase(candidate.together.begin());
+  if (!blamed.empty()) candidate.together.assign(blamed.begin() + 1, blamed.end());
   candidate.waited_ns = until > from ? until - from : 0;
   candidate.live = attempt.open() && IsLive(j);
   candidate.message = attempt.failure;
@@ -232,38 +183,19 @@ void CauseSearch::Absent(const SessionStory& j, const Attempt& attempt, std::uin
   if (kind == VerdictKind::kStalled && candidate.journal != nullptr) candidate.attempt = &candidate.journal->Last();
 }
 
-// The session waited for a cycle of that kind, or was in one, at some time between `from` and `until`.
-bool CauseSearch::Joined(const SessionStory& j, CycleKind kind, std::uint64_t from, std::uint64_t until) const {
-  return std::ranges::any_of(j.attempts, [&](const Attempt& a) {
-    const std::uint64_t end = a.ended ? roster_.Wall(j, a.ended.time_ns) : UINT64_MAX;
-    return a.kind == kind && roster_.Wall(j, a.came().time_ns) <= until && end >= from;
-  });
-}
-
-// An attempt that is open: the session waits, for others to join or to finish their parts, or is waited for itself.
-void CauseSearch::Waiting(const SessionStory& j) {
-  if (!j.Last().open()) return;
-  const Attempt& attempt = j.Last();
-  const Progress& progress = ProgressOfSession(j);
-  const std::uint64_t since = roster_.Wall(j, progress.since.time_ns);
-  const bool stopped = SeenState(j.session()) == "stopped";
-  if (IsLive(j) && !stopped && job_end_ - std::min(job_end_, since) < kPatience_ns) return;  // under way
-  if (attempt.begun) return WaitingInside(j, attempt, progress);
-  const bool left_behind = std::ranges::any_of(roster_.SharingWith(j.session(), since), [&](SessionId session) {
-    const SessionStory* other = session == j.session() ? nullptr : roster_.Find(session);
-    return other != nullptr && other->Last().begun && SameAttempt(other->Last(), attempt) &&
-           std::ranges::find(other->Last().members, j.session()) != other->Last().members.end();
-  });
-  if (left_behind && CounterStalled(attempt)) return;
-  left_behind ? Stalled(j, progress.since.time_ns) : Absent(j, attempt, job_end_, attempt.arrived.seq);
+void Stalled(CauseSearch& s, const SessionStory& j, const Moment& since) {
+  CandidateCause& candidate = s.Add(Weight::kAbsence, VerdictKind::kStalled, j, since);
+  candidate.waited_ns = s.Since(candidate.wall_ns);
+  const bool before_the_end = s.torn_down && s.first_end >= candidate.wall_ns + kPatience_ns;
+  if (before_the_end) candidate.established_ns = candidate.wall_ns + kPatience_ns;
 }
 
 // The one that counts says to each member that the cycle has begun. If several have not heard so, or one has not and it
 // did not finish its own next work either, it was stopped while it told them.
-bool CauseSearch::CounterStalled(const Attempt& attempt) {
+bool CounterStalled(CauseSearch& s, const Attempt& attempt) {
   std::size_t untold = 0;
   const Attempt* begun = nullptr;
-  for (const SessionStory& other : roster_.journals()) {
+  for (const SessionStory& other : s.roster.journals()) {
     if (!other.Last().open() || !SameAttempt(other.Last(), attempt)) continue;
     if (other.Last().begun) {
       begun = &other.attempts.back();
@@ -272,18 +204,19 @@ bool CauseSearch::CounterStalled(const Attempt& attempt) {
     }
   }
   if (begun == nullptr || begun->members.empty()) return false;
-  const SessionStory* counter = roster_.Find(*std::ranges::min_element(begun->members));
+  const SessionStory* counter = s.roster.Find(*std::ranges::min_element(begun->members));
   if (counter == nullptr || !counter->Last().open() || !counter->Last().begun) return false;
-  const bool at_work = PositionOf(*counter, ProgressOfSession(*counter)).within == 0;
+  const bool at_work = PositionOf(*counter, s.ProgressOfSession(*counter)).within == 0;
   if (untold < 2 && !at_work) return false;
-  const bool told = std::ranges::any_of(
-      candidates_, [&](const CandidateCause& c) { return c.session == counter->session() && c.kind == VerdictKind::kStalled; });
-  if (!told) Stalled(*counter, ProgressOfSession(*counter).since.time_ns);
+  const bool told = std::ranges::any_of(s.candidates, [&](const CandidateCause& c) {
+    return c.session == counter->session() && c.kind == VerdictKind::kStalled;
+  });
+  if (!told) Stalled(s, *counter, s.ProgressOfSession(*counter).since);
   return true;
 }
 
 // What the journals of an attempt that began and is silent say, as one of its members sees it.
-struct CauseSearch::Inside {
+struct Inside {
   Position own;
   bool counts = false;   // it has the lowest number, and so it counts the votes
   bool stopped = false;  // its process is
@@ -297,23 +230,24 @@ struct CauseSearch::Inside {
   bool rest_voted = true;  // all but such a counter have voted, on the decision that is known to the one that counts
 };
 
-CauseSearch::Inside CauseSearch::Look(const SessionStory& j, const Attempt& attempt) {
-  Inside inside{.own = PositionOf(j, ProgressOfSession(j)),
-                .stopped = SeenState(j.session()) == "stopped",
+Inside Look(CauseSearch& s, const SessionStory& j) {
+  const Attempt& attempt = j.Last();
+  Inside inside{.own = PositionOf(j, s.ProgressOfSession(j)),
+                .stopped = s.SeenState(j.session()) == "stopped",
                 .waits_for_owner = WaitsForOwner(j)};
   const SessionId counter = attempt.members.empty() ? j.session() : *std::ranges::min_element(attempt.members);
   inside.counts = counter == j.session();
   for (const SessionId session : attempt.members) {
     if (session == j.session()) continue;
-    const SessionStory* other = roster_.Find(session);
+    const SessionStory* other = s.roster.Find(session);
     inside.one_unknown |= other == nullptr;
-    inside.one_stopped |= SeenState(session) == "stopped";
+    inside.one_stopped |= s.SeenState(session) == "stopped";
     if (other == nullptr || !SameAttempt(other->Last(), attempt)) continue;
     if (!other->Last().open()) {
       inside.one_ahead = true;
       continue;
     }
-    const Position position = PositionOf(*other, ProgressOfSession(*other));
+    const Position position = PositionOf(*other, s.ProgressOfSession(*other));
     const bool works = position.within == 0;
     inside.alive_and_first &= session > j.session() && !IsDead(*other);
     // One that was not told that it has begun keeps nobody from work of its own.
@@ -329,7 +263,21 @@ CauseSearch::Inside CauseSearch::Look(const SessionStory& j, const Attempt& atte
   return inside;
 }
 
-void CauseSearch::WaitingInside(const SessionStory& j, const Attempt& attempt, const Progress& progress) {
+// It did its part and waits for votes. A member whose journal was not given may be the one that did not vote.
+void AbsentVoters(CauseSearch& s, const SessionStory& j, const Moment& since) {
+  const Attempt& attempt = j.Last();
+  for (const SessionId member : attempt.members) {
+    if (s.roster.Find(member) != nullptr || s.EndOf(member) != nullptr) continue;
+    const std::uint64_t* heard = FindIn(attempt.heard, member);
+    if (heard != nullptr && *heard >= attempt.phases.size()) continue;
+    CandidateCause& candidate = s.AddWitnessed(Weight::kConsequence, VerdictKind::kStalled, member, j, since);
+    candidate.waited_ns = s.Since(candidate.wall_ns);
+    candidate.live = IsLive(j);
+  }
+}
+
+// It is in an attempt that has begun, and has recorded nothing since.
+void WaitingInside(CauseSearch& s, const SessionStory& j, const Moment& since) {
   enum class Blame { kThis, kAnother, kWhoDidNotVote };  // another one: its own journal, or a look at it, tells of it
   struct Rule {
     bool (*holds)(const Inside&);
@@ -351,41 +299,90 @@ void CauseSearch::WaitingInside(const SessionStory& j, const Attempt& attempt, c
       {[](const Inside& i) { return i.one_unknown; }, Blame::kWhoDidNotVote},
       {[](const Inside& i) { return i.alive_and_first; }, Blame::kThis},
   };
-  const Inside inside = Look(j, attempt);
+  const Inside inside = Look(s, j);
   const auto* rule = std::ranges::find_if(kRules, [&](const Rule& r) { return r.holds(inside); });
   if (rule == std::end(kRules) || rule->blame == Blame::kAnother) return;
-  rule->blame == Blame::kThis ? Stalled(j, progress.since.time_ns) : AbsentVoters(j, attempt, progress);
+  rule->blame == Blame::kThis ? Stalled(s, j, since) : AbsentVoters(s, j, since);
 }
 
-void CauseSearch::Stalled(const SessionStory& j, std::uint64_t since_ns) {
-  CandidateCause& candidate = Add(Weight::kAbsence, VerdictKind::kStalled, j, since_ns);
-  candidate.waited_ns = job_end_ - std::min(job_end_, candidate.wall_ns);
-  const bool before_the_end = WasTornDown() && first_end_ >= candidate.wall_ns + kPatience_ns;
-  if (before_the_end) candidate.established_ns = candidate.wall_ns + kPatience_ns;
+}  // namespace
+
+void FailedArrival(CauseSearch& s, const SessionStory& j) {
+  if (LastAttemptDone(j) || j.Last().begun || j.Last().end != Attempt::End::kFailed) return;
+  const Attempt& attempt = j.Last();
+  const std::uint64_t until = s.Wall(j, attempt.ended), came = s.Wall(j, attempt.came());
+  const bool unsaid = attempt.code == Code::kOk, lost = attempt.code == Code::kPeerLost;
+  std::vector<SessionId> others;
+  if (unsaid || attempt.code == Code::kRefused) others = OtherGroups(s, j.session(), came);
+  const bool absent = unsaid || attempt.code == Code::kTimeout || (lost && GaveUpBefore(s, j));
+  if (others.empty() && absent) return Absent(s, j, until, attempt.ended);
+  // One that was asked said why it cannot answer. Its own journal tells more, where it is given.
+  const bool told = !lost && !attempt.culprits.empty();
+  const SessionId about = !others.empty() ? others.front() : told ? attempt.culprits.front().session : j.session();
+  CandidateCause& candidate =
+      s.AddWitnessed(lost ? Weight::kConsequence : Weight::kCause, VerdictKind::kRefused, about, j, attempt.ended);
+  candidate.waited_ns = until - std::min(until, came);
+  candidate.message = attempt.failure;
+  candidate.groups_differ = !others.empty();
+  if (candidate.groups_differ) return candidate.together.assign(others.begin() + 1, others.end());
+  candidate.code = attempt.code;
+  candidate.live = IsLive(j);
 }
 
-void CauseSearch::StalledPools(const SessionStory& j) {
+// A wait for a member that ended only when the launcher ended the member: the others then went on without it for a moment.
+void LongArrival(CauseSearch& s, const SessionStory& j) {
+  if (!s.torn_down) return;
+  const Attempt& attempt = j.Last();
+  const bool begun = attempt.begun && attempt.arrived && attempt.begun.time_ns - attempt.arrived.time_ns >= kPatience_ns;
+  if (!begun || s.Wall(j, attempt.begun) + kPatience_ns < s.first_end) return;
+  Absent(s, j, s.Wall(j, attempt.begun), attempt.begun);
+}
+
+// Others asked this session for so long whether it comes that it was recorded, and it never came. Where one of their journals
+// is given, that tells of it.
+void Awaited(CauseSearch& s, const SessionStory& j) {
+  if (!j.awaited) return;
+  const Attempt& attempt = *j.awaited;
+  if (std::ranges::any_of(attempt.asking, [&](SessionId session) { return s.roster.Find(session) != nullptr; })) return;
+  const std::uint64_t noted = s.Wall(j, attempt.arrived), from = noted - std::min(noted, kAskedFor_ns);
+  if (IsLive(j) && s.Since(from) < kPatience_ns) return;  // it may come yet
+  CandidateCause& candidate = s.AddWitnessed(Weight::kAbsence, VerdictKind::kNeverArrived, j.session(), j, attempt.arrived);
+  candidate.attempt = &attempt;
+  candidate.wall_ns = from;
+  const std::uint64_t until = std::min(s.first_end, s.job_end);
+  if (until >= from + kPatience_ns) candidate.established_ns = from + kPatience_ns;
+  candidate.waited_ns = until - std::min(until, from);
+  candidate.live = IsLive(j);
+  candidate.code = Code::kTimeout;
+}
+
+// An attempt that is open: the session waits, for others to join or to finish their parts, or is waited for itself.
+void Waiting(CauseSearch& s, const SessionStory& j) {
+  if (!j.Last().open()) return;
+  const Attempt& attempt = j.Last();
+  const Moment since = s.ProgressOfSession(j).since;
+  const std::uint64_t wall_ns = s.Wall(j, since);
+  const bool stopped = s.SeenState(j.session()) == "stopped";
+  if (IsLive(j) && !stopped && s.Since(wall_ns) < kPatience_ns) return;  // under way
+  if (attempt.begun) return WaitingInside(s, j, since);
+  const bool left_behind = std::ranges::any_of(s.roster.SharingWith(j.session(), wall_ns), [&](SessionId session) {
+    const SessionStory* other = session == j.session() ? nullptr : s.roster.Find(session);
+    return other != nullptr && other->Last().begun && SameAttempt(other->Last(), attempt) &&
+           std::ranges::find(other->Last().members, j.session()) != other->Last().members.end();
+  });
+  if (left_behind && CounterStalled(s, attempt)) return;
+  left_behind ? Stalled(s, j, since) : Absent(s, j, s.job_end, attempt.arrived);
+}
+
+// Pauses and resumes of pools that are open and silent.
+void StalledPools(CauseSearch& s, const SessionStory& j) {
   if (IsDead(j) || j.closed) return;  // see Death
   for (const Attempt* attempt : j.LastOfPools()) {
     if (!attempt->open()) continue;
     const Moment since = ProgressOf(j, attempt->tag).since;
-    const std::uint64_t wall_ns = roster_.Wall(j, since.time_ns);
-    if (SeenState(j.session()) != "stopped" && job_end_ - std::min(job_end_, wall_ns) < kPatience_ns) continue;
-    Stalled(j, since.time_ns);
-    candidates_.back().attempt = attempt;
-  }
-}
-
-// It did its part and waits for votes. A member whose journal was not given may be the one that did not vote.
-void CauseSearch::AbsentVoters(const SessionStory& j, const Attempt& attempt, const Progress& progress) {
-  for (const SessionId member : attempt.members) {
-    if (roster_.Find(member) != nullptr || EndOf(member) != nullptr) continue;
-    const auto heard = attempt.heard.find(member);
-    if (heard != attempt.heard.end() && heard->second >= attempt.phases.size()) continue;
-    CandidateCause& candidate = AddWitnessed(Weight::kConsequence, VerdictKind::kStalled, member, j, progress.since.seq);
-    candidate.wall_ns = roster_.Wall(j, progress.since.time_ns);
-    candidate.waited_ns = job_end_ - std::min(job_end_, candidate.wall_ns);
-    candidate.live = IsLive(j);
+    if (s.SeenState(j.session()) != "stopped" && s.Since(s.Wall(j, since)) < kPatience_ns) continue;
+    Stalled(s, j, since);
+    s.candidates.back().attempt = attempt;
   }
 }
 

@@ -4,9 +4,12 @@
 #include "replay/diagnosis/cause_search.h"
 
 namespace amem {
+namespace {
+
+using Weight = CandidateCause::Weight;
 
 // A pause or resume of a pool that the process was in the middle of; null: none.
-static const Attempt* OpenPoolAttempt(const SessionStory& j) {
+const Attempt* OpenPoolAttempt(const SessionStory& j) {
   for (const Attempt* attempt : j.LastOfPools())
     if (attempt->open()) return attempt;
   return nullptr;
@@ -19,108 +22,50 @@ constexpr std::uint64_t kStuck_ns = 5'000'000'000;
 // Whoever ends a job ends one process after the other: the next one's end follows within this time.
 constexpr std::uint64_t kNextEnd_ns = 100'000'000;
 
-void CauseSearch::Death(const SessionStory& j) {
-  if (!IsDead(j)) return;
-  const SessionEnd& end = ends_.at(j.session());
-  const bool in_cycle = j.Last().open(), half = IsHalfWay(j.findings.state.lifecycle);
-  const std::uint64_t last = roster_.Wall(j, j.last.time_ns);
-  // Those that share memory with a process notice its death. One that nobody noticed was, as a rule, the end of all of them.
-  const std::set<SessionId> sharing = roster_.SharingWith(j.session(), last);
-  const bool others_lived = std::ranges::any_of(roster_.journals(), [&](const SessionStory& other) {
-    if (&other == &j) return false;
-    if (sharing.size() > 1) return sharing.contains(other.session()) && !IsDead(other);
-    return !IsDead(other) || roster_.KnownUntil(other) > last + kPatience_ns;
-  });
-  const bool waited_for = std::ranges::any_of(roster_.journals(), [&](const SessionStory& other) {
-    if (&other == &j || LastAttemptDone(other)) return false;
-    const Attempt& attempt = other.Last();
-    return attempt.arrived && roster_.Wall(other, attempt.arrived.time_ns) <= end.wall_ns &&
-           (!attempt.ended || roster_.Wall(other, attempt.ended.time_ns) >= end.wall_ns);
-  });
-  const bool alone = roster_.journals().size() == 1;
-  const bool awaited = alone && j.awaited.has_value();  // others waited for it when it ended
-  const bool first = end.witness != nullptr || others_lived || alone;
-  const bool was_stuck = in_cycle && end.witnessed && end.wall_ns > last + kStuck_ns && !ProgressOfSession(j).did_its_part;
-  const Attempt* of_pool = in_cycle ? nullptr : OpenPoolAttempt(j);
-  const bool needed = in_cycle || half || awaited || of_pool != nullptr || (waited_for && end.witnessed);
-  const bool matters = needed && first && !was_stuck;
-  CandidateCause& candidate =
-      Add(matters ? Weight::kCause : Weight::kEnd, needed ? VerdictKind::kDied : VerdictKind::kEnded, j, j.last.time_ns);
-  candidate.live = false;
-  candidate.witness = end.witness;
-  candidate.witness_seq = end.witness_seq;
-  candidate.wall_ns = end.wall_ns;
-  candidate.exit_code = SeenExitCode(j.session());
-  if (!in_cycle) candidate.attempt = of_pool;
-}
-
 // Whether another session was paused, in a pause or resume, or in one that failed, after that time. Those that say that they
 // ended well while they were paused had no need of each other.
-bool CauseSearch::OthersNeeded(const SessionStory& j, std::uint64_t since) const {
-  return std::ranges::any_of(roster_.journals(), [&](const SessionStory& other) {
-    const SessionEnd* end = EndOf(other.session());
+bool OthersNeeded(CauseSearch& s, const SessionStory& j, std::uint64_t since) {
+  return std::ranges::any_of(s.roster.journals(), [&](const SessionStory& other) {
+    const SessionEnd* end = s.EndOf(other.session());
     if (&other == &j || (end != nullptr && end->witnessed && end->wall_ns <= since)) return false;
     const Moment ended = other.Last().ended;
-    if (!LastAttemptDone(other) && (!ended || roster_.Wall(other, ended.time_ns) >= since)) return true;
+    if (!LastAttemptDone(other) && (!ended || s.Wall(other, ended) >= since)) return true;
     if (!other.closed) return IsHalfWay(other.findings.state.lifecycle);
     const bool well = j.closed->event.exit_code == 0 && other.closed->event.exit_code == 0;
     return !well && IsHalfWay(other.closed->before);
   });
 }
 
-// A rank that ends in order while it is paused takes its memory along. That is how a job may end; it is wrong when others are
-// still there to need it, or when it ended because of an error.
-void CauseSearch::Leaving(const SessionStory& j) {
-  if (!j.closed) return;
-  const std::uint64_t at = roster_.Wall(j, j.closed->at.time_ns);
-  const bool half = j.closed->in_attempt || IsHalfWay(j.closed->before);
-  // Alone, its journal does not tell whether the others ended as well as it did.
-  const bool met = !j.findings.state.peers.empty() || (std::ranges::any_of(j.Last().members, [&](SessionId member) {
-    return member != j.session() && EndOf(member) == nullptr;
-  }));
-  const bool alone = roster_.journals().size() == 1 && met;
-  const bool awaited = roster_.journals().size() == 1 && j.awaited.has_value();
-  const bool needed = alone || OthersNeeded(j, at) || CalledOffBecauseOf(j);
-  const bool error = j.closed->event.exit_code > 0;
-  if (!error && !(half && needed)) return;
-  // It left because another one was gone when it needed that.
-  const bool followed = !LastAttemptDone(j) && j.Last().code == Code::kPeerLost && !j.Last().culprits.empty();
-  CandidateCause& candidate = Add(!followed && (half || awaited || (needed && !alone)) ? Weight::kCause : Weight::kEnd,
-                                  VerdictKind::kLeft, j, j.closed->at.time_ns);
-  candidate.live = false;
-  candidate.wall_ns = std::min(candidate.wall_ns, MissedSince(j));
-  candidate.exit_code = j.closed->event.exit_code;
-  if (!j.closed->in_attempt) candidate.attempt = nullptr;
+bool Blames(const Attempt& attempt, SessionId session) {
+  return std::ranges::find(attempt.culprits, session, &CycleMember::session) != attempt.culprits.end();
 }
 
 // The last pause or resume of another session did not begin because this one was gone. A process that ends lets go of its
 // connections before it writes so into its journal.
-bool CauseSearch::CalledOffBecauseOf(const SessionStory& j) const {
-  return std::ranges::any_of(roster_.journals(), [&](const SessionStory& other) {
-    if (&other == &j || LastAttemptDone(other) || other.Last().code != Code::kPeerLost) return false;
-    const std::vector<CycleMember>& culprits = other.Last().culprits;
-    return std::ranges::find(culprits, j.session(), &CycleMember::session) != culprits.end();
+bool CalledOffBecauseOf(CauseSearch& s, const SessionStory& j) {
+  return std::ranges::any_of(s.roster.journals(), [&](const SessionStory& other) {
+    const bool lost = !LastAttemptDone(other) && other.Last().code == Code::kPeerLost;
+    return &other != &j && lost && Blames(other.Last(), j.session());
   });
 }
 
 // When others noticed its end, or failed because of it; UINT64_MAX: none did.
-std::uint64_t CauseSearch::MissedSince(const SessionStory& j) const {
+std::uint64_t MissedSince(CauseSearch& s, const SessionStory& j) {
   std::uint64_t since = UINT64_MAX;
-  for (const SessionStory& other : roster_.journals()) {
+  for (const SessionStory& other : s.roster.journals()) {
     for (const auto& [lost, at] : other.lost)
-      if (lost.peer == j.session()) since = std::min(since, roster_.Wall(other, at.time_ns));
-    if (other.Last().code != Code::kPeerLost) continue;
-    for (const CycleMember& culprit : other.Last().culprits)
-      if (culprit.session == j.session()) since = std::min(since, roster_.Wall(other, other.Last().ended.time_ns));
+      if (lost.peer == j.session()) since = std::min(since, s.Wall(other, at));
+    if (other.Last().code == Code::kPeerLost && Blames(other.Last(), j.session()))
+      since = std::min(since, s.Wall(other, other.Last().ended));
   }
   return since;
 }
 
 // Whether no more than a moment passed between that time and the next end that this session saw, and so on until its own.
-bool CauseSearch::EndedTogether(const SessionStory& j, std::uint64_t wall_ns) const {
+bool EndedTogether(CauseSearch& s, const SessionStory& j, std::uint64_t wall_ns) {
   std::vector<std::uint64_t> ends;
-  for (const auto& [lost, at] : j.lost) ends.push_back(roster_.Wall(j, at.time_ns));
-  if (j.closed) ends.push_back(roster_.Wall(j, j.closed->at.time_ns));
+  for (const auto& [lost, at] : j.lost) ends.push_back(s.Wall(j, at));
+  if (j.closed) ends.push_back(s.Wall(j, j.closed->at));
   std::ranges::sort(ends);
   for (const std::uint64_t next : ends) {
     if (next <= wall_ns) continue;
@@ -131,57 +76,117 @@ bool CauseSearch::EndedTogether(const SessionStory& j, std::uint64_t wall_ns) co
 }
 
 // The last attempt of that journal failed because of this end, which it noticed by itself only a moment later.
-bool CauseSearch::FailedBecauseOf(const SessionStory& j, SessionId session, const SessionEnd& end) const {
+bool FailedBecauseOf(CauseSearch& s, const SessionStory& j, SessionId session, const SessionEnd& end) {
   if (LastAttemptDone(j) || j.Last().end != Attempt::End::kFailed) return false;
   const Attempt& attempt = j.Last();
-  const std::uint64_t failed = roster_.Wall(j, attempt.ended.time_ns);
+  const std::uint64_t failed = s.Wall(j, attempt.ended);
   if (attempt.code != Code::kPeerLost || end.wall_ns < failed || end.wall_ns > failed + kPatience_ns) return false;
-  return (attempt.decided && attempt.decided->culprit == session) ||
-         std::ranges::find(attempt.culprits, session, &CycleMember::session) != attempt.culprits.end();
+  return (attempt.decided && attempt.decided->culprit == session) || Blames(attempt, session);
 }
 
-bool CauseSearch::OneDiedIn(const SessionStory& j, const Attempt& attempt) const {
-  const std::uint64_t from = roster_.Wall(j, attempt.came().time_ns);
-  const std::uint64_t until = attempt.ended ? roster_.Wall(j, attempt.ended.time_ns) : UINT64_MAX;
-  return std::ranges::any_of(ends_, [&](const auto& item) {
+bool OneDiedIn(CauseSearch& s, const SessionStory& j, const Attempt& attempt) {
+  const std::uint64_t from = s.Wall(j, attempt.came());
+  const std::uint64_t until = attempt.ended ? s.Wall(j, attempt.ended) : UINT64_MAX;
+  return std::ranges::any_of(s.ends, [&](const auto& item) {
     const SessionEnd& end = item.second;
     return item.first != j.session() && !end.in_order && end.witnessed && end.wall_ns >= from && end.wall_ns <= until;
   });
 }
 
+}  // namespace
+
+void Death(CauseSearch& s, const SessionStory& j) {
+  if (!IsDead(j)) return;
+  const SessionEnd& end = s.ends.at(j.session());
+  const bool in_cycle = j.Last().open(), half = IsHalfWay(j.findings.state.lifecycle);
+  const std::uint64_t last = s.Wall(j, j.last);
+  // Those that share memory with a process notice its death. One that nobody noticed was, as a rule, the end of all of them.
+  const std::set<SessionId> sharing = s.roster.SharingWith(j.session(), last);
+  const bool others_lived = std::ranges::any_of(s.roster.journals(), [&](const SessionStory& other) {
+    if (&other == &j) return false;
+    if (sharing.size() > 1) return sharing.contains(other.session()) && !IsDead(other);
+    return !IsDead(other) || s.roster.KnownUntil(other) > last + kPatience_ns;
+  });
+  const bool waited_for = std::ranges::any_of(s.roster.journals(), [&](const SessionStory& other) {
+    if (&other == &j || LastAttemptDone(other)) return false;
+    const Attempt& attempt = other.Last();
+    return attempt.arrived && s.Wall(other, attempt.arrived) <= end.wall_ns &&
+           (!attempt.ended || s.Wall(other, attempt.ended) >= end.wall_ns);
+  });
+  const bool alone = s.roster.journals().size() == 1;
+  const bool awaited = alone && j.awaited.has_value();  // others waited for it when it ended
+  const bool first = end.witness != nullptr || others_lived || alone;
+  const bool was_stuck = in_cycle && end.witnessed && end.wall_ns > last + kStuck_ns && !s.ProgressOfSession(j).did_its_part;
+  const Attempt* of_pool = in_cycle ? nullptr : OpenPoolAttempt(j);
+  const bool needed = in_cycle || half || awaited || of_pool != nullptr || (waited_for && end.witnessed);
+  const bool matters = needed && first && !was_stuck;
+  CandidateCause& candidate =
+      s.Add(matters ? Weight::kCause : Weight::kEnd, needed ? VerdictKind::kDied : VerdictKind::kEnded, j, j.last);
+  candidate.live = false;
+  candidate.witness = end.witness;
+  candidate.witness_seq = end.witness_seq;
+  candidate.wall_ns = end.wall_ns;
+  candidate.exit_code = s.SeenExitCode(j.session());
+  if (!in_cycle) candidate.attempt = of_pool;
+}
+
+// A rank that ends in order while it is paused takes its memory along. That is how a job may end; it is wrong when others are
+// still there to need it, or when it ended because of an error.
+void Leaving(CauseSearch& s, const SessionStory& j) {
+  if (!j.closed) return;
+  const std::uint64_t at = s.Wall(j, j.closed->at);
+  const bool half = j.closed->in_attempt || IsHalfWay(j.closed->before);
+  // Alone, its journal does not tell whether the others ended as well as it did.
+  const bool met = !j.findings.state.peers.empty() || (std::ranges::any_of(j.Last().members, [&](SessionId member) {
+    return member != j.session() && s.EndOf(member) == nullptr;
+  }));
+  const bool alone = s.roster.journals().size() == 1 && met;
+  const bool awaited = s.roster.journals().size() == 1 && j.awaited.has_value();
+  const bool needed = alone || OthersNeeded(s, j, at) || CalledOffBecauseOf(s, j);
+  const bool error = j.closed->event.exit_code > 0;
+  if (!error && !(half && needed)) return;
+  // It left because another one was gone when it needed that.
+  const bool followed = !LastAttemptDone(j) && j.Last().code == Code::kPeerLost && !j.Last().culprits.empty();
+  CandidateCause& candidate = s.Add(!followed && (half || awaited || (needed && !alone)) ? Weight::kCause : Weight::kEnd,
+                                    VerdictKind::kLeft, j, j.closed->at);
+  candidate.live = false;
+  candidate.wall_ns = std::min(candidate.wall_ns, MissedSince(s, j));
+  candidate.exit_code = j.closed->event.exit_code;
+  if (!j.closed->in_attempt) candidate.attempt = nullptr;
+}
+
 // Sessions without a journal that others lost.
-void CauseSearch::EndsOfAbsent() {
-  for (const auto& [session, end] : ends_) {
-    if (roster_.Find(session) != nullptr || end.witness == nullptr) continue;
+void EndsOfAbsent(CauseSearch& s) {
+  for (const auto& [session, end] : s.ends) {
+    if (s.roster.Find(session) != nullptr || end.witness == nullptr) continue;
     const SessionStory& witness = *end.witness;
     // What the witness was in the middle of at that moment.
     const Attempt* during = nullptr;
     for (const Attempt& attempt : witness.attempts) {
-      const bool from = roster_.Wall(witness, attempt.came().time_ns) <= end.wall_ns;
-      if (from && (!attempt.ended || roster_.Wall(witness, attempt.ended.time_ns) >= end.wall_ns)) during = &attempt;
+      const bool from = s.Wall(witness, attempt.came()) <= end.wall_ns;
+      if (from && (!attempt.ended || s.Wall(witness, attempt.ended) >= end.wall_ns)) during = &attempt;
     }
-    if (during == nullptr && FailedBecauseOf(witness, session, end)) during = &witness.attempts.back();
+    if (during == nullptr && FailedBecauseOf(s, witness, session, end)) during = &witness.attempts.back();
     // It failed because of another one, where that is recorded. Of several ends it may name one that followed from the first.
-    const bool blamed = during == nullptr || during->culprits.empty() || during->code == Code::kPeerLost ||
-                        std::ranges::find(during->culprits, session, &CycleMember::session) != during->culprits.end();
+    const bool blamed =
+        during == nullptr || during->culprits.empty() || during->code == Code::kPeerLost || Blames(*during, session);
     const bool failed = !LastAttemptDone(witness) && during == &witness.attempts.back() && blamed;
     const bool half = IsHalfWay(witness.findings.state.lifecycle);
     constexpr std::int32_t kBySignal = 128;
-    const bool torn_down = IsDead(witness) || (witness.closed && witness.closed->event.exit_code > kBySignal);
-    if (end.in_order && !failed && !half && !torn_down) continue;
-    if (end.in_order && failed && OneDiedIn(witness, *during)) continue;  // it left because of that
-    // Somebody ended all of them, this one with a signal: those that went in order a moment before did no other thing than it.
     const bool by_signal = witness.closed && witness.closed->event.exit_code > kBySignal;
-    if (end.in_order && by_signal && EndedTogether(witness, end.wall_ns)) continue;
-    CandidateCause& candidate = AddWitnessed(failed || half ? Weight::kCause : Weight::kEnd,
-                                             end.in_order     ? VerdictKind::kLeft
-                                             : failed || half ? VerdictKind::kDied
-                                                              : VerdictKind::kEnded,
-                                             session, witness, end.witness_seq);
+    if (end.in_order && !failed && !half && !IsDead(witness) && !by_signal) continue;
+    if (end.in_order && failed && OneDiedIn(s, witness, *during)) continue;  // it left because of that
+    // Somebody ended all of them, this one with a signal: those that went in order a moment before did no other thing than it.
+    if (end.in_order && by_signal && EndedTogether(s, witness, end.wall_ns)) continue;
+    CandidateCause& candidate = s.AddWitnessed(failed || half ? Weight::kCause : Weight::kEnd,
+                                               end.in_order     ? VerdictKind::kLeft
+                                               : failed || half ? VerdictKind::kDied
+                                                                : VerdictKind::kEnded,
+                                               session, witness, {end.witness_seq});
     candidate.wall_ns = end.wall_ns;
     candidate.attempt = failed ? during : nullptr;
     candidate.reported = true;
-    candidate.exit_code = SeenExitCode(session);
+    candidate.exit_code = s.SeenExitCode(session);
     if (failed && during->decided && during->decided->culprit == session) candidate.message = during->decided->message;
   }
 }

@@ -6,6 +6,8 @@
 namespace amem {
 namespace {
 
+using Weight = CandidateCause::Weight;
+
 VerdictKind KindOfCode(Code code) {
   if (code == Code::kOutOfMemory) return VerdictKind::kOutOfMemory;
   return code == Code::kBroken ? VerdictKind::kBroken : VerdictKind::kStepFailed;
@@ -30,95 +32,50 @@ std::uint64_t WaitedForVotes(const Attempt& attempt) {
   return decided.time_ns - std::min(decided.time_ns, since);
 }
 
-}  // namespace
-
-void CauseSearch::FailedStep(const SessionStory& j) {
-  if (LastAttemptDone(j) || !j.Last().failed_step) return;
-  const Attempt::Failure& failure = *j.Last().failed_step;
-  const bool unknown = references_.unknown_to_owner.contains({j.session(), failure.step.allocation});
-  Add(BlamesAnother(failure.code) ? Weight::kConsequence : Weight::kCause,
-      unknown ? VerdictKind::kReferences : KindOfCode(failure.code), j, failure.at.time_ns);
-  // What a step imports is given by its owner, which did not answer in time.
-  if (failure.code != Code::kTimeout || !failure.remote || EndOf(failure.remote->owner) != nullptr) return;
-  const SessionStory* owner = roster_.Find(failure.remote->owner);
-  if (owner != nullptr && (owner->attempts.empty() || owner->Last().failed_step)) return;
-  CandidateCause& candidate = AddWitnessed(Weight::kAbsence, VerdictKind::kStalled, failure.remote->owner, j, failure.at.seq);
-  if (owner != nullptr) candidate.attempt = &owner->attempts.back();
-  candidate.wall_ns = candidate.established_ns = roster_.Wall(j, failure.at.time_ns);
-  candidate.message = failure.message;
-  candidate.live = owner != nullptr && IsLive(*owner);
-}
-
-// A vote that failed: by this session's own vote, or because of another member.
-void CauseSearch::FailedVote(const SessionStory& j) {
-  if (LastAttemptDone(j) || !j.Last().decided || !j.Last().decided->culprit) {
-    if (!LastAttemptDone(j) && j.Last().failed_vote && !j.Last().failed_step) FailedVoteAlone(j);
-    return;
-  }
-  const Attempt::Decision& decision = *j.Last().decided;
-  if (decision.culprit == j.session()) return OwnVote(j, decision);
-  VoteOfAnother(j, decision);
-}
-
 // Its own vote was no, and no step of its own failed.
-void CauseSearch::OwnVote(const SessionStory& j, const Attempt::Decision& decision) {
+void OwnVote(CauseSearch& s, const SessionStory& j, const Attempt::Decision& decision) {
   const Attempt& attempt = j.Last();
   if (attempt.failed_step || !j.findings.state.broken.empty()) return;
   const Attempt::Decision& vote = attempt.failed_vote ? *attempt.failed_vote : decision;
   const Code code = vote.code;
   if (code == Code::kTimeout && !attempt.failed_vote) {  // it came too late itself
-    CandidateCause& late = Add(Weight::kAbsence, VerdictKind::kStalled, j, decision.at.time_ns);
+    CandidateCause& late = s.Add(Weight::kAbsence, VerdictKind::kStalled, j, decision.at);
     late.established_ns = late.wall_ns;
     late.message = decision.message;
     return;
   }
   const auto unknown =
-      std::ranges::find_if(references_.unknown_to_owner, [&](const auto& import) { return import.first == j.session(); });
-  const bool owner_denies = decision.phase == PhaseKind::kResumeImport && unknown != references_.unknown_to_owner.end();
+      std::ranges::find_if(s.references.unknown_to_owner, [&](const auto& import) { return import.first == j.session(); });
+  const bool owner_denies = decision.phase == PhaseKind::kResumeImport && unknown != s.references.unknown_to_owner.end();
   // Where the code was not recorded, a peer did not give what its steps need, as a rule.
   const bool by_itself = owner_denies || (code != Code::kOk && !BlamesAnother(code));
-  CandidateCause& candidate = Add(by_itself ? Weight::kCause : Weight::kConsequence,
-                                  owner_denies ? VerdictKind::kReferences : KindOfCode(code), j, vote.at.time_ns);
+  CandidateCause& candidate = s.Add(by_itself ? Weight::kCause : Weight::kConsequence,
+                                    owner_denies ? VerdictKind::kReferences : KindOfCode(code), j, vote.at);
   candidate.code = code;
   candidate.driver_result = decision.driver_result;
   candidate.message = vote.message;
   if (owner_denies) candidate.allocation = unknown->second;
 }
 
-// It voted no, and was told nothing of the outcome.
-void CauseSearch::FailedVoteAlone(const SessionStory& j) {
-  const Attempt::Decision& vote = *j.Last().failed_vote;
-  CandidateCause& candidate =
-      Add(BlamesAnother(vote.code) ? Weight::kConsequence : Weight::kCause, KindOfCode(vote.code), j, vote.at.time_ns);
-  candidate.code = vote.code;
-  candidate.message = vote.message;
-}
-
-void CauseSearch::VoteOfAnother(const SessionStory& j, const Attempt::Decision& decision) {
-  const SessionStory* culprit = roster_.Find(decision.culprit);
+void VoteOfAnother(CauseSearch& s, const SessionStory& j, const Attempt::Decision& decision) {
+  const SessionStory* culprit = s.roster.Find(decision.culprit);
   if (culprit != nullptr && TellsItself(*culprit)) return;
-  const bool ended_before = EndOf(decision.culprit) != nullptr &&
-                            EndOf(decision.culprit)->wall_ns <= roster_.Wall(j, decision.at.time_ns) + kPatience_ns;
+  const bool ended_before =
+      s.EndOf(decision.culprit) != nullptr && s.EndOf(decision.culprit)->wall_ns <= s.Wall(j, decision.at) + kPatience_ns;
   const bool unrecorded = decision.code == Code::kOk;
   if ((decision.code == Code::kPeerLost || unrecorded) && ended_before) return;  // see Death, Leaving and EndsOfAbsent
-  const bool silent = decision.code == Code::kTimeout || decision.code == Code::kPeerLost ||
-                      (unrecorded && (culprit != nullptr || WaitedForVotes(j.Last()) >= kPatience_ns));
   if (unrecorded && culprit != nullptr && culprit->Last().open() && IsDead(*culprit)) return;
   // Lost by the one that counts the votes, and not connected with this session.
-  const bool died = decision.code == Code::kPeerLost && culprit == nullptr && EndOf(decision.culprit) == nullptr;
-  if (died) {
-    CandidateCause& candidate = AddWitnessed(Weight::kCause, VerdictKind::kDied, decision.culprit, j, decision.at.seq);
-    candidate.wall_ns = roster_.Wall(j, decision.at.time_ns);
-    candidate.reported = true;
-    candidate.message = decision.message;
-    candidate.code = decision.code;
-    return;
-  }
-  CandidateCause& candidate =
-      AddWitnessed(silent ? Weight::kAbsence : Weight::kCause, silent ? VerdictKind::kStalled : KindOfCode(decision.code),
-                   decision.culprit, j, decision.at.seq);
+  const bool died = decision.code == Code::kPeerLost && culprit == nullptr && s.EndOf(decision.culprit) == nullptr;
+  const bool silent = !died && (BlamesAnother(decision.code) ||
+                                (unrecorded && (culprit != nullptr || WaitedForVotes(j.Last()) >= kPatience_ns)));
+  CandidateCause& candidate = s.AddWitnessed(silent ? Weight::kAbsence : Weight::kCause,
+                                             died     ? VerdictKind::kDied
+                                             : silent ? VerdictKind::kStalled
+                                                      : KindOfCode(decision.code),
+                                             decision.culprit, j, decision.at);
   if (culprit != nullptr && !culprit->attempts.empty()) candidate.attempt = &culprit->attempts.back();
-  candidate.wall_ns = candidate.established_ns = roster_.Wall(j, decision.at.time_ns);
+  candidate.established_ns = candidate.wall_ns;
   candidate.waited_ns = silent && culprit == nullptr ? WaitedForVotes(j.Last()) : 0;
   candidate.live = culprit != nullptr && IsLive(*culprit);
   candidate.reported = !silent;
@@ -127,27 +84,61 @@ void CauseSearch::VoteOfAnother(const SessionStory& j, const Attempt::Decision& 
   candidate.driver_result = decision.driver_result;
 }
 
-void CauseSearch::Broken(const SessionStory& j) {
+}  // namespace
+
+void FailedStep(CauseSearch& s, const SessionStory& j) {
+  if (LastAttemptDone(j) || !j.Last().failed_step) return;
+  const Attempt::Failure& failure = *j.Last().failed_step;
+  const bool unknown = s.references.unknown_to_owner.contains({j.session(), failure.step.allocation});
+  s.Add(BlamesAnother(failure.code) ? Weight::kConsequence : Weight::kCause,
+        unknown ? VerdictKind::kReferences : KindOfCode(failure.code), j, failure.at);
+  // What a step imports is given by its owner, which did not answer in time.
+  if (failure.code != Code::kTimeout || !failure.remote || s.EndOf(failure.remote->owner) != nullptr) return;
+  const SessionStory* owner = s.roster.Find(failure.remote->owner);
+  if (owner != nullptr && (owner->attempts.empty() || owner->Last().failed_step)) return;
+  CandidateCause& candidate = s.AddWitnessed(Weight::kAbsence, VerdictKind::kStalled, failure.remote->owner, j, failure.at);
+  if (owner != nullptr) candidate.attempt = &owner->attempts.back();
+  candidate.established_ns = candidate.wall_ns;
+  candidate.message = failure.message;
+  candidate.live = owner != nullptr && IsLive(*owner);
+}
+
+// A vote that failed: by this session's own vote, or because of another member.
+void FailedVote(CauseSearch& s, const SessionStory& j) {
+  if (LastAttemptDone(j)) return;
+  const auto &decided = j.Last().decided, &vote = j.Last().failed_vote;
+  if (decided && decided->culprit) {
+    decided->culprit == j.session() ? OwnVote(s, j, *decided) : VoteOfAnother(s, j, *decided);
+  } else if (vote && !j.Last().failed_step) {  // it was told nothing of the outcome
+    CandidateCause& candidate =
+        s.Add(BlamesAnother(vote->code) ? Weight::kConsequence : Weight::kCause, KindOfCode(vote->code), j, vote->at);
+    candidate.code = vote->code;
+    candidate.message = vote->message;
+  }
+}
+
+void Broken(CauseSearch& s, const SessionStory& j) {
   const bool marked = j.findings.info.status == SessionStatus::kBroken;
   if (!marked && j.findings.state.broken.empty()) return;
-  CandidateCause& candidate = Add(Weight::kCause, VerdictKind::kBroken, j, j.broken_at ? j.broken_at->time_ns : j.last.time_ns);
+  CandidateCause& candidate = s.Add(Weight::kCause, VerdictKind::kBroken, j, j.broken_at.value_or(j.last));
   candidate.message = j.findings.info.broken_reason.empty() ? j.findings.state.broken : j.findings.info.broken_reason;
 }
 
-void CauseSearch::Undone(const SessionStory& j) {
+void Undone(CauseSearch& s, const SessionStory& j) {
   if (j.Last().end != Attempt::End::kFailed || j.Last().undone) return;
-  Add(Weight::kConsequence, VerdictKind::kHalfDone, j, j.Last().ended.time_ns).message = j.Last().failure;
+  s.Add(Weight::kConsequence, VerdictKind::kHalfDone, j, j.Last().ended).message = j.Last().failure;
 }
 
-void CauseSearch::FailedPools(const SessionStory& j) {
+// Pauses and resumes of pools, which concern no other session.
+void FailedPools(CauseSearch& s, const SessionStory& j) {
   for (const Attempt* attempt : j.LastOfPools()) {
     if (attempt->end != Attempt::End::kFailed) continue;
     const bool by_step = attempt->failed_step.has_value();
     const Code code = by_step ? attempt->failed_step->code : attempt->code;
     // It may be an old one that the program lives with: what is wrong with NCCL's memory is believed first.
     const Weight weight = LastAttemptDone(j) ? Weight::kCause : Weight::kEnd;
-    CandidateCause& candidate = Add(weight, by_step || attempt->undone ? KindOfCode(code) : VerdictKind::kHalfDone, j,
-                                    by_step ? attempt->failed_step->at.time_ns : attempt->ended.time_ns);
+    CandidateCause& candidate = s.Add(weight, by_step || attempt->undone ? KindOfCode(code) : VerdictKind::kHalfDone, j,
+                                      by_step ? attempt->failed_step->at : attempt->ended);
     candidate.attempt = attempt;
     candidate.code = code;
     candidate.message = attempt->failure;
@@ -155,29 +146,29 @@ void CauseSearch::FailedPools(const SessionStory& j) {
 }
 
 // NCCL was used while its memory was away. The program got an error for that, which may have been its end.
-void CauseSearch::RefusedLaunch(const SessionStory& j) {
+void RefusedLaunch(CauseSearch& s, const SessionStory& j) {
   if (!j.refused) return;
-  const bool ended = EndOf(j.session()) != nullptr;
+  const bool ended = s.EndOf(j.session()) != nullptr;
   const bool failed = !LastAttemptDone(j);
   CandidateCause& candidate =
-      Add(ended && !failed ? Weight::kCause : Weight::kEnd, VerdictKind::kLaunchRefused, j, j.refused->at.time_ns);
+      s.Add(ended && !failed ? Weight::kCause : Weight::kEnd, VerdictKind::kLaunchRefused, j, j.refused->at);
   candidate.attempt = nullptr;
   candidate.message = j.refused->event.call;
 }
 
-void CauseSearch::Disagreements() {
+void Disagreements(CauseSearch& s) {
   const auto add = [&](const Violation& violation, VerdictKind kind) {
-    const SessionStory* j = roster_.Find(violation.session);
+    const SessionStory* j = s.roster.Find(violation.session);
     if (j == nullptr) return;
-    CandidateCause& candidate = Add(Weight::kDisagreement, kind, *j, 0);
+    CandidateCause& candidate = s.Add(Weight::kDisagreement, kind, *j, {});
     candidate.witness_seq = violation.seq;
     candidate.message = violation.text;
     candidate.attempt = nullptr;
     candidate.live = false;
   };
-  for (const SessionStory& j : roster_.journals())
+  for (const SessionStory& j : s.roster.journals())
     for (const Violation& v : j.findings.violations) add(v, VerdictKind::kImpossible);
-  for (const Violation& v : references_.violations) add(v, VerdictKind::kReferences);
+  for (const Violation& v : s.references.violations) add(v, VerdictKind::kReferences);
 }
 
 }  // namespace amem

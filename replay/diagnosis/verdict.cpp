@@ -17,10 +17,6 @@ constexpr std::array<void (*)(Explanation&), kVerdictKinds> kExplainers = {
     ExplainStalled, ExplainRefused,    ExplainHalfDone,     ExplainBroken, ExplainReferences, ExplainImpossible,
     nullptr,        ExplainLeft,       ExplainLaunchRefused};
 
-constexpr std::array<std::string_view, kVerdictKinds> kKinds = {
-    "healthy",    "step-failed", "out-of-memory", "rank-died",      "ended-without-closing", "never-arrived",
-    "stalled",    "refused",     "half-done",     "broken-session", "references-disagree",   "impossible-order",
-    "unreadable", "rank-left",   "launch-refused"};
 constexpr std::array<std::string_view, 3> kRoles = {"context", "cause", "consequence"};
 // Of each weight, in their order.
 constexpr std::array<std::string_view, 5> kWeights = {"cause", "absence", "consequence", "disagreement", "end"};
@@ -29,15 +25,14 @@ constexpr std::array<std::string_view, 5> kWeights = {"cause", "absence", "conse
 static std::string StandingOfPool(const CandidateCause& cause, const std::string& tag) {
   if (cause.journal == nullptr || IsEnd(cause.kind)) return {};
   const State& state = cause.journal->findings.state;
-  const auto pool = state.pools.find(state.PoolNamed(tag));
-  if (pool == state.pools.end()) return {};
-  const bool paused = pool->second.lifecycle == Lifecycle::kPaused;
-  const bool between = !paused && pool->second.lifecycle != Lifecycle::kRunning;
-  return fmt::format("Tag {} is {} there now{}.", tag, between ? "neither running nor paused" : ToText(pool->second.lifecycle),
-                     paused && pool->second.Preserves() ? ", with its contents kept" : "");
+  const Pool* pool = FindIn(state.pools, state.PoolNamed(tag));
+  if (pool == nullptr) return {};
+  const bool paused = pool->lifecycle == Lifecycle::kPaused;
+  const bool between = !paused && pool->lifecycle != Lifecycle::kRunning;
+  return fmt::format("Tag {} is {} there now{}.", tag, between ? "neither running nor paused" : ToText(pool->lifecycle),
+                     paused && pool->Preserves() ? ", with its contents kept" : "");
 }
 
-std::string_view ToText(VerdictKind kind) { return kKinds.at(static_cast<std::size_t>(kind)); }
 std::string_view ToText(Evidence::Role role) { return kRoles.at(static_cast<std::size_t>(role)); }
 
 void Consider(const Roster& roster, const std::vector<CandidateCause>& candidates, Verdict& verdict) {
@@ -63,8 +58,7 @@ void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict
     verdict.tag = cause.attempt->tag;
   }
   Explanation explanation{roster, cause, verdict};
-  verdict.sessions = explanation.Named();
-  for (const SessionId session : verdict.sessions)
+  for (const SessionId session : explanation.Named())
     if (const std::int32_t rank = roster.names().RankOf(session); rank >= 0) verdict.ranks.push_back(rank);
   std::ranges::sort(verdict.ranks);
   if (cause.reported) {

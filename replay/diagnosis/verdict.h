@@ -34,9 +34,11 @@ enum class VerdictKind : std::uint8_t {
   kLeft,           // a process ended in order while others needed it, or with an exit code that says of an error
   kLaunchRefused,  // NCCL was used while its memory was away, and nothing else is wrong
 };
-inline constexpr std::size_t kVerdictKinds = static_cast<std::size_t>(VerdictKind::kLaunchRefused) + 1;
-// "healthy", "step-failed", "rank-died", ... These words are stable: programs compare them.
-std::string_view ToText(VerdictKind);
+// These words are stable: programs compare them.
+AMEM_NAMES(VerdictKind, kLaunchRefused, "kind of verdict", "healthy", "step-failed", "out-of-memory", "rank-died",
+           "ended-without-closing", "never-arrived", "stalled", "refused", "half-done", "broken-session", "references-disagree",
+           "impossible-order", "unreadable", "rank-left", "launch-refused");
+inline constexpr std::size_t kVerdictKinds = std::size(kNamesOfVerdictKind);
 
 // One recorded fact that the verdict rests on.
 struct Evidence {
@@ -47,7 +49,6 @@ struct Evidence {
   std::uint64_t wall_ns = 0;  // on the common timeline, nanoseconds since 1970; 0: no time
   Role role = Role::kContext;
   std::string text;
-  friend bool operator==(const Evidence&, const Evidence&) = default;
 };
 std::string_view ToText(Evidence::Role);  // "context", "cause", "consequence"
 
@@ -60,7 +61,6 @@ struct ConsideredCause {
   std::optional<SessionId> witness;  // that recorded it, where it was not the session itself
   std::string_view weight;           // "cause", "absence", "consequence", "disagreement", "end"
   std::string text;                  // as recorded; may be empty
-  friend bool operator==(const ConsideredCause&, const ConsideredCause&) = default;
 };
 
 struct Verdict {
@@ -74,8 +74,7 @@ struct Verdict {
   std::optional<SessionId> session;
   std::int32_t rank = -1;
   std::string process;              // "rank 2 (pid 4711 on host a)"
-  std::vector<SessionId> sessions;  // all that the verdict names, as several roots of one kind; `session` comes first
-  std::vector<std::int32_t> ranks;  // theirs, as far as known, in ascending order
+  std::vector<std::int32_t> ranks;  // of all that the verdict names, as several roots of one kind; as far as known, ascending
   std::optional<CycleKind> cycle_kind;
   std::uint64_t cycle = 0;
   std::string tag;  // of the pool whose pause or resume it is; empty: NCCL's

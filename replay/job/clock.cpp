@@ -13,14 +13,6 @@ namespace {
 // Journals of builds that did not note the boot are told apart by their hosts.
 std::string BootOf(const SessionOpened& opened) { return opened.boot_id.empty() ? "host " + opened.host : opened.boot_id; }
 
-bool KnowsWallClock(const SessionOpened& opened) { return opened.realtime_ns != 0 && opened.monotonic_ns != 0; }
-
-std::int64_t ToWall(const SessionOpened& opened) { return static_cast<std::int64_t>(opened.realtime_ns - opened.monotonic_ns); }
-
-bool OpenedBefore(const SessionOpened& a, const SessionOpened& b) {
-  return std::pair(a.monotonic_ns, a.session) < std::pair(b.monotonic_ns, b.session);
-}
-
 }  // namespace
 
 void ReadyCommunicators::Take(const Event& event) {
@@ -34,18 +26,17 @@ JobClock::JobClock(std::span<const Journal> journals) {
   for (const auto& [opened, first_ns, communicators] : journals) {
     Boot& boot = boots_[BootOf(*opened)];
     if (first_ns != 0 && (boot.first_ns == 0 || first_ns < boot.first_ns)) boot.first_ns = first_ns;
-    if (KnowsWallClock(*opened) && (boot.reference == nullptr || OpenedBefore(*opened, *boot.reference)))
-      boot.reference = opened;
-  }
-  for (auto& [id, boot] : boots_) {
-    boot.wall_known = boot.reference != nullptr;
-    if (boot.wall_known) boot.offset_ns = ToWall(*boot.reference);
+    const std::pair reference(opened->monotonic_ns, opened->session);
+    const bool notes_wall_clock = opened->realtime_ns != 0 && opened->monotonic_ns != 0;
+    if (!notes_wall_clock || (boot.wall_known && boot.reference <= reference)) continue;
+    boot.reference = reference;
+    boot.offset_ns = static_cast<std::int64_t>(opened->realtime_ns - opened->monotonic_ns);
+    boot.wall_known = true;
   }
   Align(journals);
   constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
   std::int64_t first_known = kNever, first_of_any = kNever;
-  for (auto& [id, boot] : boots_) {
-    boot.reference = nullptr;
+  for (const auto& [id, boot] : boots_) {
     if (boot.first_ns == 0) continue;
     const auto first = static_cast<std::int64_t>(boot.first_ns);
     first_of_any = std::min(first_of_any, first);

@@ -73,7 +73,7 @@ class JobClock {
   void Align(std::span<const Journal> journals);
 
   struct Boot {
-    const SessionOpened* reference = nullptr;  // whose wall clock counts; null: none is known
+    std::pair<std::uint64_t, SessionId> reference;  // of whose wall clock counts: when it opened, and who it is
     std::uint64_t first_ns = 0;
     std::int64_t offset_ns = 0;
     bool wall_known = false;

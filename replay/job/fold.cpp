@@ -22,39 +22,34 @@ void Folding::Begin(Result<State> before) {
   if (before) {
     out_.state = *std::move(before);
   } else {
-    Break(BreakKind::kBeginning, out_.info.first, before.status());
+    out_.broken = {BreakKind::kBeginning, out_.info.first, before.status()};
   }
   for (FoldObserver* observer : observers_) observer->Begin(out_.state);
 }
 
 bool Folding::Take(const Event& event) {
   if (!out_.broken && event.seq.value != out_.state.last.value + 1)
-    Break(BreakKind::kSequence, event.seq, OutOfSequence(out_.state.last.value + 1, event.seq.value));
-  return out_.broken ? Behind(event) : Follow(event);
+    out_.broken = {BreakKind::kSequence, event.seq, OutOfSequence(out_.state.last.value + 1, event.seq.value)};
+  if (!out_.broken) return Follow(event);
+  bool go_on = false;
+  for (FoldObserver* observer : observers_) go_on |= observer->Behind(event);
+  return go_on;
 }
 
 bool Folding::Follow(const Event& event) {
   for (FoldObserver* observer : observers_) observer->Before(event, out_.state);
   if (const Status applied = Apply(out_.state, event); !applied) {
-    Break(BreakKind::kOrder, event.seq, applied.Within(ToText(event.body)));
+    out_.broken = {BreakKind::kOrder, event.seq, applied.Within(ToText(event.body))};
     return true;
   }
   ++out_.events;
   out_.last_ns = event.time_ns;
   for (FoldObserver* observer : observers_) {
     const Status sound = observer->After(event, out_.state);
-    if (!sound && !out_.broken) Break(BreakKind::kState, event.seq, sound);
+    if (!sound && !out_.broken) out_.broken = {BreakKind::kState, event.seq, sound};
   }
   return observers_.empty() || !std::ranges::all_of(observers_, &FoldObserver::Done);
 }
-
-bool Folding::Behind(const Event& event) {
-  bool go_on = false;
-  for (FoldObserver* observer : observers_) go_on |= observer->Behind(event);
-  return go_on;
-}
-
-void Folding::Break(BreakKind kind, SequenceNumber at, Status why) { out_.broken = Folded::Break{kind, at, std::move(why)}; }
 
 Result<Folded> FoldJournal(JournalReader& reader, std::span<FoldObserver* const> observers, SequenceNumber last) {
   Folded folded;

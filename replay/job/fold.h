@@ -64,8 +64,6 @@ class Folding {
 
  private:
   bool Follow(const Event& event);
-  bool Behind(const Event& event);
-  void Break(Folded::Break::Kind kind, SequenceNumber at, Status why);
 
   Folded& out_;
   std::span<FoldObserver* const> observers_;

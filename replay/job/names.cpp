@@ -40,6 +40,11 @@ std::string ShortNameOf(const SessionOpened& opened) {
   return opened.pid != 0 ? fmt::format("pid {}", opened.pid) : "session " + SessionText(opened.session);
 }
 
+std::string GpuOf(const SessionOpened& opened, std::int32_t ordinal) {
+  const auto index = static_cast<std::size_t>(ordinal);
+  return ordinal >= 0 && index < opened.gpu_uuids.size() ? opened.gpu_uuids[index] : std::string();
+}
+
 void JobNames::Add(const SessionOpened& opened) {
   if (!sessions_.try_emplace(opened.session, opened).second) return;
   if (opened.rank >= 0) ++of_rank_[opened.rank];
@@ -118,6 +123,13 @@ std::string NameOf(CommunicatorId id, const Communicator& c, const std::map<Comm
   if (c.suspended) name += ", suspended";
   if (!c.ended.empty()) name += ", " + c.ended;
   return name;
+}
+
+PhaseKind ArrivalOf(CycleKind kind) { return kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive; }
+
+std::string_view PhaseWord(PhaseKind phase) {
+  const std::string_view text = ToText(phase);
+  return text.substr(text.find(' ') + 1);
 }
 
 bool IsUndo(PhaseKind phase, CycleKind of) { return (phase >= PhaseKind::kResumeArrive) != (of == CycleKind::kResume); }

@@ -18,6 +18,8 @@ std::string NameOf(const SessionOpened& opened);
 // "rank 2", else "pid 4711", else the session.
 std::string ShortNameOf(const SessionOpened& opened);
 
+std::string GpuOf(const SessionOpened& opened, std::int32_t ordinal);  // its UUID; empty: unknown
+
 // The names of all sessions of a job: those whose journals are given, and those that they met as peers.
 class JobNames {
  public:
@@ -44,6 +46,8 @@ std::string NameOf(CommunicatorId id, const Communicator& communicator, const st
 
 // Whether a phase takes a pause or resume back; the phases of an undo are those of the other direction.
 bool IsUndo(PhaseKind phase, CycleKind of);
+PhaseKind ArrivalOf(CycleKind kind);          // the phase in which sessions wait for each other to come
+std::string_view PhaseWord(PhaseKind phase);  // "save", of "pause: save"
 
 std::string Grouped(std::uint64_t number);  // "8 280": digits in groups of three
 // "1 mapping", "12 345 mappings"; `many` where it is not `one` with an s.

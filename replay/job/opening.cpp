@@ -28,7 +28,7 @@ Result<std::optional<Event>> ReadEvent(JournalReader& reader, SequenceNumber seq
   return read ? Result(std::move(found)) : read.status();
 }
 
-ReadyCommunicators ReadCommunicators(JournalReader& reader, const JournalInfo& info) {
+static ReadyCommunicators ReadCommunicators(JournalReader& reader, const JournalInfo& info) {
   ReadyCommunicators ready;
   const SequenceNumber last{info.first.value + ReadyCommunicators::kEvents - 1};
   static_cast<void>(reader.Read(info.first, std::min(last, info.last), [&](const Event& event) {

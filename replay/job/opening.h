@@ -24,10 +24,8 @@ Result<Opening> ReadOpening(JournalReader& reader);
 // One event; nothing: there is none of that number, or it is damaged.
 Result<std::optional<Event>> ReadEvent(JournalReader& reader, SequenceNumber seq);
 
-// For JobClock, by a reader that does not read all events anyway. What cannot be read is left out.
-ReadyCommunicators ReadCommunicators(JournalReader& reader, const JournalInfo& info);
-
-// The clock of these journals, which are read for their communicators only where they are of several boots.
+// The clock of these journals, which are read for their communicators only where they are of several boots; what of them cannot
+// be read is left out.
 struct OpenedJournal {
   const Opening* opening = nullptr;
   JournalReader* reader = nullptr;  // null: opened where it is needed

@@ -105,7 +105,8 @@ class Packer {
     const PackJson header = {{"session", info.session.value}, {"pid", info.pid},         {"format", info.format},
                              {"status", ToText(info.status)}, {"broken_reason", reason}, {"as_of_ns", as_of_ns}};
     out_.Add(Block::kSession, BytesOf(header.dump(-1, ' ', false, PackJson::error_handler_t::replace)));
-    if (info.first.value > 1) AddSnapshot(session, *reader, SequenceNumber{info.first.value - 1});
+    const Status snapshot = info.first.value > 1 ? AddSnapshot(*reader, SequenceNumber{info.first.value - 1}) : Status{};
+    if (!snapshot) packed_.damage.push_back(session.string() + ": " + snapshot.message());
     const auto read = reader->Read(info.first, info.last, [&](const Event& event) {
       const auto message = encoder_.Encode(options_.anonymous ? names_.Clean(event) : event);
       out_.Add(Block::kEvent, message);
@@ -121,16 +122,11 @@ class Packer {
   }
 
  private:
-  void AddSnapshot(const fs::path& session, JournalReader& reader, SequenceNumber at) {
-    auto state = reader.StateAt(at);
-    Result<std::vector<std::byte>> payload = state
-                                                 ? EncodeSnapshot(options_.anonymous ? names_.Clean(*std::move(state)) : *state)
-                                                 : Result<std::vector<std::byte>>(state.status());
-    if (payload) {
-      out_.Add(Block::kSnapshot, *payload);
-    } else {
-      packed_.damage.push_back(session.string() + ": " + payload.status().message());
-    }
+  Status AddSnapshot(JournalReader& reader, SequenceNumber at) {
+    AMEM_ASSIGN(auto state, reader.StateAt(at));
+    AMEM_ASSIGN(const auto payload, EncodeSnapshot(options_.anonymous ? names_.Clean(std::move(state)) : state));
+    out_.Add(Block::kSnapshot, payload);
+    return {};
   }
 
   Compressor& out_;

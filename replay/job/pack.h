@@ -5,9 +5,7 @@
 //     snapshot the state before the first event, when older events had been let go
 //     event    as in the journal
 //     damage   text: what could not be read of the journal
-//     freeze   the journal of a freeze of these sessions: its file's name, a line end, its lines; older programs skip it
-// The blocks of a session follow its first one; those of freezes come last. Facts are packed, not files: damaged records stay
-// out, and the pack says so.
+// The blocks of a session follow its first one. Facts are packed, not files: damaged records stay out, and the pack says so.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +21,7 @@
 namespace amem {
 
 struct PackOptions {
-  // Host names, GPU ids and paths become "host-1", "gpu-1" and file names; the journals of freezes are left out.
+  // Host names, GPU ids and paths become "host-1", "gpu-1" and file names.
   bool anonymous = false;
 };
 struct Packed {
@@ -44,10 +42,9 @@ struct Unpacked {
   std::uint64_t events = 0;
   std::vector<std::string> damage;  // of the journals when they were packed, and of the pack itself: what was lost
 };
-// Makes a directory for each session in `directory`, with the journals of freezes beside them. A pack that is cut short or
-// damaged gives what comes before that, and its damage. A journal that was live keeps that word in a file `status` of its own.
-// A pack that unpacks to far more than journals do is kRefused: it may be made to fill memory and disk. `however_large` takes
-// it all the same.
+// Makes a directory for each session in `directory`. A pack that is cut short or damaged gives what comes before that, and its
+// damage. A journal that was live keeps that word in a file `status` of its own. A pack that unpacks to far more than journals
+// do is kRefused: it may be made to fill memory and disk. `however_large` takes it all the same.
 Result<Unpacked> Unpack(const std::filesystem::path& file, const std::filesystem::path& directory, bool however_large = false);
 
 // Replaces what a bug report need not show: host names, GPU and boot ids, ids of jobs, programs, paths.

@@ -94,8 +94,8 @@ class JournalCheck final : public FoldObserver {
     } else if (const auto* added = std::get_if<ReferenceAdded>(&event.body)) {
       found_.references[{added->allocation, added->by, added->as}].push_back({.seq = event.seq, .time_ns = event.time_ns});
     } else if (const auto* dropped = std::get_if<ReferenceDropped>(&event.body)) {
-      const auto records = found_.references.find({dropped->allocation, dropped->by, dropped->as});
-      if (records != found_.references.end()) DropFirstHeld(records->second, event, false);
+      if (auto* records = FindIn(found_.references, {dropped->allocation, dropped->by, dropped->as}))
+        DropFirstHeld(*records, event, false);
     } else if (const auto* lost = std::get_if<PeerLost>(&event.body)) {
       for (auto& [key, records] : found_.references) {
         if (key.by == lost->peer) {
@@ -121,20 +121,20 @@ class JournalCheck final : public FoldObserver {
       ids.push_back(released->allocation);
     } else if (const auto* unmapped = std::get_if<Unmapped>(&event.body)) {
       if (unmapped->allocation) ids.push_back(unmapped->allocation);
-      const auto end = before.mappings.lower_bound(unmapped->address + unmapped->bytes);
-      for (auto it = before.mappings.lower_bound(unmapped->address); it != end; ++it) ids.push_back(it->second.allocation);
+      for (const auto& [address, m] : Touching(before.mappings, unmapped->address, unmapped->bytes))
+        ids.push_back(m.allocation);
     }
     return ids;
   }
 
   void EndIfGone(AllocationId id, const Event& event, const State& after) {
-    const auto import = found_.imports.find(id);
-    if (import == found_.imports.end() || import->second.dropped) return;
+    ImportRecord* import = FindIn(found_.imports, id);
+    if (import == nullptr || import->dropped) return;
     // A part of a slab lives until its address range is freed, too; its owner is told before.
-    const auto a = after.allocations.find(id);
-    if (a != after.allocations.end() && (a->second.guest_references > 0 || a->second.mappings > 0)) return;
-    import->second.dropped = event.seq;
-    import->second.dropped_ns = event.time_ns;
+    const Allocation* a = FindIn(after.allocations, id);
+    if (a != nullptr && (a->guest_references > 0 || a->mappings > 0)) return;
+    import->dropped = event.seq;
+    import->dropped_ns = event.time_ns;
   }
 
   JournalFindings& found_;
@@ -157,14 +157,12 @@ class Job {
       for (const auto& [key, records] : journal->references) CheckReference(*journal, key, records);
     }
     for (const auto& [absent, count] : absent_) {
-      Note(absent.first, {},
-           fmt::format("{} shared with session {} could not be compared: its journal was not given", Plural(count, "reference"),
-                       SessionText(absent.second)));
+      Note(absent.first, fmt::format("{} shared with session {} could not be compared: its journal was not given",
+                                     Plural(count, "reference"), SessionText(absent.second)));
     }
     for (const auto& [pair, count] : crashed_holding_) {
-      Note(pair.first, {},
-           fmt::format("crashed while holding {} of {}, which dropped the references by itself", Plural(count, "allocation"),
-                       NameOf(by_session_.at(pair.second)->who)));
+      Note(pair.first, fmt::format("crashed while holding {} of {}, which dropped the references by itself",
+                                   Plural(count, "allocation"), NameOf(by_session_.at(pair.second)->who)));
     }
     return std::move(found_);
   }
@@ -175,9 +173,7 @@ class Job {
   void Violate(const Journal& journal, SequenceNumber seq, std::string text) {
     found_.violations.push_back({journal.info.session, seq, std::move(text)});
   }
-  void Note(SessionId session, SequenceNumber seq, std::string text) {
-    found_.notes.push_back({session, seq, std::move(text)});
-  }
+  void Note(SessionId session, std::string text) { found_.notes.push_back({session, {}, std::move(text)}); }
 
   const Journal* Find(SessionId session) const {
     const auto it = by_session_.find(session);
@@ -315,17 +311,13 @@ Result<JournalFindings> VerifyJournal(JournalReader& reader, std::span<FoldObser
   if (folded.broken && folded.broken->kind == Folded::Break::Kind::kBeginning) return folded.broken->why.Within("verify");
   check.Finish(std::move(folded));
   found.as_of_ns = std::max(found.as_of_ns, PresentOf(found.info, found.who, began));
-  if (found.info.status == SessionStatus::kCrashed) {
-    found.notes.push_back({found.info.session, found.state.last,
-                           fmt::format("crashed: the process is dead and the journal was not closed{}",
-                                       found.report.torn_tail ? "; its last append was cut short" : "")});
-  }
-  if (found.info.status == SessionStatus::kCopied) {
-    found.notes.push_back({found.info.session, found.state.last,
-                           "a copy of a journal that was not closed: whether its process lives is not known here"});
-  }
-  if (!found.state.broken.empty())
-    found.notes.push_back({found.info.session, found.state.last, "broken: " + found.state.broken});
+  const auto note = [&](std::string text) { found.notes.push_back({found.info.session, found.state.last, std::move(text)}); };
+  if (found.info.status == SessionStatus::kCrashed)
+    note(fmt::format("crashed: the process is dead and the journal was not closed{}",
+                     found.report.torn_tail ? "; its last append was cut short" : ""));
+  if (found.info.status == SessionStatus::kCopied)
+    note("a copy of a journal that was not closed: whether its process lives is not known here");
+  if (!found.state.broken.empty()) note("broken: " + found.state.broken);
   return found;
 }
 

@@ -28,7 +28,6 @@ struct Violation {
   SessionId session;
   SequenceNumber seq;
   std::string text;
-  friend bool operator==(const Violation&, const Violation&) = default;
 };
 
 // This session's hold on a peer's allocation, from its import to the end of the local id.

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 #include <thread>
+#include <utility>
 
 #include "journal/journal.h"
 #include "replay/job/pack.h"
@@ -113,15 +114,8 @@ FoundSessions FindPlaces(std::span<const std::filesystem::path> places) {
 
 FoundSessions FindSessions(std::span<const std::filesystem::path> places, ScratchDirectory& scratch, bool however_large) {
   FoundSessions found = FindPlaces(places);
-  std::vector<std::filesystem::path> known = std::move(found.sessions);
-  found.sessions.clear();
-  for (auto& place : known) {
-    if (IsPack(place)) {
-      AddPack(place, scratch, however_large, found);
-    } else {
-      found.sessions.push_back(std::move(place));
-    }
-  }
+  for (auto& place : std::exchange(found.sessions, {}))
+    IsPack(place) ? AddPack(place, scratch, however_large, found) : found.sessions.push_back(std::move(place));
   return found;
 }
 

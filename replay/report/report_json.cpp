@@ -52,27 +52,25 @@ std::int64_t At(const JobTimeline& job, std::size_t session, std::uint64_t time_
   return WrappedSum(time_ns, job.offsets_ns[session]);
 }
 
-// Written as differences from point to point, which are short numbers. A class that is never held is an empty list.
+// A number of each point, written as differences from point to point, which are short.
+template <class Of>
+Json Differences(const std::vector<SeriesPoint>& points, const Of& of) {
+  Json all = Json::array();
+  std::int64_t last = 0;
+  for (const SeriesPoint& point : points) all.push_back(WrappedDifference(of(point), std::exchange(last, of(point))));
+  return all;
+}
+
+// A class that is never held is an empty list.
 Json SeriesJson(const JobTimeline& job, std::size_t index) {
   const SessionTimeline& s = job.sessions[index];
-  Json times = Json::array(), classes = Json::array();
-  std::int64_t last = 0;
-  for (const SeriesPoint& point : s.series) {
-    times.push_back(WrappedDifference(At(job, index, point.time_ns), last));
-    last = At(job, index, point.time_ns);
-  }
+  Json classes = Json::array();
   for (std::size_t c = 0; c < kMemoryClasses; ++c) {
-    Json deltas = Json::array();
-    std::int64_t before = 0;
-    for (const SeriesPoint& point : s.series) {
-      if (s.most[c] == 0) break;
-      const auto held = static_cast<std::int64_t>(point.held[c]);
-      deltas.push_back(WrappedDifference(held, before));
-      before = held;
-    }
-    classes.push_back(std::move(deltas));
+    const auto held = [c](const SeriesPoint& point) { return static_cast<std::int64_t>(point.held[c]); };
+    classes.push_back(s.most[c] == 0 ? Json::array() : Differences(s.series, held));
   }
-  return {{"t", std::move(times)}, {"h", std::move(classes)}};
+  const auto time = [&](const SeriesPoint& point) { return At(job, index, point.time_ns); };
+  return {{"t", Differences(s.series, time)}, {"h", std::move(classes)}};
 }
 
 // Every pause and resume, as columns: beginning (differences), length, kind, number of the first, how many, how many failed.
@@ -80,17 +78,15 @@ Json SeriesJson(const JobTimeline& job, std::size_t index) {
 Json StripJson(const JobTimeline& job) {
   Json columns = {{"t", Json::array()}, {"d", Json::array()}, {"k", Json::array()},
                   {"m", Json::array()}, {"n", Json::array()}, {"f", Json::array()}};
-  std::uint64_t most = 0;
-  std::size_t longest = 0;
-  for (std::size_t s = 0; s < job.sessions.size(); ++s) {
+  const auto longest = std::ranges::max_element(job.sessions, {}, [](const SessionTimeline& s) {
     std::uint64_t count = 0;
-    for (const StripRecord& record : job.sessions[s].strip) count += record.count;
-    if (count > most) most = count, longest = s;
-  }
-  if (most == 0) return columns;
+    for (const StripRecord& record : s.strip) count += record.count;
+    return count;
+  });
+  if (longest == job.sessions.end()) return columns;
   std::int64_t last = 0;
-  for (const StripRecord& record : job.sessions[longest].strip) {
-    const std::int64_t begin = At(job, longest, record.arrived_ns);
+  for (const StripRecord& record : longest->strip) {
+    const std::int64_t begin = At(job, static_cast<std::size_t>(longest - job.sessions.begin()), record.arrived_ns);
     columns["t"].push_back(WrappedDifference(begin, last));
     columns["d"].push_back(record.ended_ns - std::min(record.ended_ns, record.arrived_ns));
     columns["k"].push_back(static_cast<int>(record.kind));
@@ -121,10 +117,8 @@ Json SeenJson(const JobTimeline& job, std::size_t session) {
 
 // When, and by whom, the end of a session was noticed, [time, by, event]; null: nobody did.
 Json DeathJson(const JobTimeline& job, std::size_t session) {
-  const auto death = job.deaths.find(session);
-  if (death == job.deaths.end()) return nullptr;
-  const DeathNotice& notice = death->second;
-  return {notice.at_ns, notice.by, job.sessions[notice.by].seen[notice.record].at.seq.value};
+  const DeathNotice* notice = FindIn(job.deaths, session);
+  return notice == nullptr ? Json(nullptr) : Json{notice->at_ns, notice->by, notice->seq.value};
 }
 
 // What came of requests from outside, and freezes: [event, time, text].
@@ -273,7 +267,7 @@ int StateOf(const AllocationRecord& a) {
 }
 // The communicator that it was made for, or the tag that it is under.
 std::string OwnerOf(const SessionTimeline& session, const AllocationRecord& a) {
-  if (const auto pool = session.state.pools.find(a.pool); pool != session.state.pools.end()) return "tag " + pool->second.tag;
+  if (const Pool* pool = FindIn(session.state.pools, a.pool)) return "tag " + pool->tag;
   const auto it = session.communicators.find(a.communicator);
   return it == session.communicators.end() ? std::string() : NameOf(it->first, it->second, session.communicators);
 }
@@ -397,13 +391,6 @@ Json VerdictJson(const JobTimeline& job, const Verdict& v, SessionIndex& names) 
           {"q", v.seq.value}};
 }
 
-template <class Enum>
-Json Words(std::size_t count) {
-  Json words = Json::array();
-  for (std::size_t i = 0; i < count; ++i) words.push_back(amem::ToText(static_cast<Enum>(i)));
-  return words;
-}
-
 std::string Escaped(std::string_view text) {
   std::string out;
   for (const char c : text) {
@@ -463,9 +450,9 @@ std::string ReportJson(const JobTimeline& job, const Verdict& verdict, std::stri
   Json kinds = Json::array();
   for (std::size_t kind = 0; kind < kEventKinds; ++kind) kinds.push_back(KindName(kind));
   json["kinds"] = std::move(kinds);
-  json["phases"] = Words<PhaseKind>(static_cast<std::size_t>(PhaseKind::kResumeOpen) + 1);
-  json["steps"] = Words<StepKind>(kStepKinds);
-  json["allocation_kinds"] = Words<AllocationKind>(static_cast<std::size_t>(AllocationKind::kTagged) + 1);
+  json["phases"] = kNamesOfPhaseKind;
+  json["steps"] = kNamesOfStepKind;
+  json["allocation_kinds"] = kNamesOfAllocationKind;
   json["verdict"] = VerdictJson(job, verdict, names);
   json["sessions"] = std::move(sessions);
   json["cycles"] = CyclesJson(job, names);

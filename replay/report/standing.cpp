@@ -105,11 +105,6 @@ constexpr std::size_t kFewNames = 6;               // so many sessions are liste
 constexpr std::uint64_t kLong_ns = 1'000'000'000;  // a step that takes so long is named
 constexpr std::size_t kFailureLength = 160;
 
-std::string_view PhaseWord(PhaseKind phase) {
-  const std::string_view text = ToText(phase);  // "pause: save"
-  return text.substr(text.find(' ') + 1);
-}
-
 JobNames NamesIn(const StandingPicture& picture) {
   JobNames names;
   for (const Standing& s : picture.sessions) names.Add(s.who);
@@ -296,11 +291,10 @@ nlohmann::ordered_json PictureJson(const StandingPicture& picture, std::uint64_t
     if (s.attempt) {
       const Attempt& a = *s.attempt;
       const Progress& p = s.progress;
-      const auto arrival = a.kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive;
       json["cycle"] = {{"kind", ToText(a.kind)},
                        {"number", a.cycle},
                        {"begun", p.begun},
-                       {"phase", p.begun && !p.phase ? Json(nullptr) : Json(ToText(p.phase.value_or(arrival)))},
+                       {"phase", p.begun && !p.phase ? Json(nullptr) : Json(ToText(p.phase.value_or(ArrivalOf(a.kind))))},
                        {"undoing", p.undoing},
                        {"waits", p.waits()},
                        {"steps_done", p.steps_done},

@@ -128,9 +128,9 @@ class TimelineBuilder final : public FoldObserver {
       out_.series.push_back({.time_ns = cycle->ended.time_ns, .seq = cycle->ended.seq, .held = cycle->after});
       room -= 2;
     }
-    std::sort(out_.series.begin(), out_.series.end(), [](const auto& a, const auto& b) { return a.seq < b.seq; });
-    const auto same = [](const auto& a, const auto& b) { return a.seq == b.seq; };
-    out_.series.erase(std::unique(out_.series.begin(), out_.series.end(), same), out_.series.end());
+    std::ranges::sort(out_.series, {}, &SeriesPoint::seq);
+    const auto same = std::ranges::unique(out_.series, {}, &SeriesPoint::seq);
+    out_.series.erase(same.begin(), same.end());
   }
 
   void Note(const SeriesPoint& point) {

@@ -35,7 +35,6 @@ struct SeriesPoint {
   std::uint64_t time_ns = 0;
   SequenceNumber seq;
   Held held{};
-  friend bool operator==(const SeriesPoint&, const SeriesPoint&) = default;
 };
 
 // How much a person wants to see an event; when there is no room, the last of this list go first.
@@ -173,10 +172,11 @@ struct SessionTimeline {
 // events stop making sense (damage, a wrong order), memory and cycles end, and `stopped` says why; the list of events goes on.
 std::unique_ptr<FoldObserver> CollectTimeline(SessionTimeline& out, const TimelineLimits& limits, StoryBuilder& story);
 
-// The end of a process that closed nothing, as somebody else noticed it: (session that noticed, its SeenRecord) by index, and
+// The end of a process that closed nothing, as somebody else noticed it: which session, by index, at which of its events, and
 // the time on the job's clock.
 struct DeathNotice {
-  std::size_t by = 0, record = 0;
+  std::size_t by = 0;
+  SequenceNumber seq;
   std::int64_t at_ns = 0;
 };
 
@@ -212,6 +212,7 @@ JobTimeline JoinTimelines(std::vector<SessionTimeline> sessions);
 
 // Fills JobTimeline::shortages with the latest few steps that failed for lack of device memory. The states of that moment are
 // read from the journals again: `reader_of` gives that of a session (by index in the job), null where it cannot be read.
-void FindShortages(JobTimeline& job, const std::function<JournalReader*(std::size_t session)>& reader_of);
+using ReaderOf = std::function<JournalReader*(std::size_t session)>;
+void FindShortages(JobTimeline& job, const ReaderOf& reader_of);
 
 }  // namespace amem

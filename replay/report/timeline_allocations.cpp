@@ -1,5 +1,6 @@
 // The allocations of a timeline, and the memory that sessions hold of each other.
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <tuple>
 
@@ -23,23 +24,18 @@ void HoldLess(LinkRecord& link, Bytes bytes) {
 bool IsSlab(const AllocationRecord& r) { return r.kind == AllocationKind::kSlab || r.kind == AllocationKind::kImportedSlab; }
 
 // When not all allocations can stay, the order is: those that failed, those alive at the end, the large, the new.
-bool WorthMore(const AllocationRecord& a, const AllocationRecord& b) {
-  const auto key = [](const AllocationRecord& r) { return std::tuple(!r.note.empty(), !r.ended, r.bytes, r.created); };
-  return key(b) < key(a);
-}
+auto Worth(const AllocationRecord& r) { return std::tuple(!r.note.empty(), !r.ended, r.bytes, r.created); }
 // Leaves so many of them, in any order. Returns the bytes of the others.
 Bytes KeepTheBest(std::vector<AllocationRecord>& records, std::size_t limit) {
   if (records.size() <= limit) return 0;
   const auto cut = records.begin() + static_cast<std::ptrdiff_t>(limit);
-  std::nth_element(records.begin(), cut, records.end(), WorthMore);
+  std::ranges::nth_element(records, cut, std::greater{}, Worth);
   Bytes left_out = 0;
   for (auto it = cut; it != records.end(); ++it) left_out += it->bytes;
   records.erase(cut, records.end());
   return left_out;
 }
-bool Earlier(const AllocationRecord& a, const AllocationRecord& b) {
-  return std::tie(a.created, a.id, a.address) < std::tie(b.created, b.id, b.address);
-}
+auto Age(const AllocationRecord& r) { return std::tie(r.created, r.id, r.address); }
 
 AllocationRecord RecordOf(AllocationId id, const Allocation& a, SequenceNumber seq, std::uint64_t now_ns) {
   return {.kind = a.pool        ? AllocationKind::kTagged
@@ -75,8 +71,7 @@ struct AllocationCollector::Taker {
   const State& after;
 
   void Created(AllocationId id) const {
-    const auto it = after.allocations.find(id);
-    if (it != after.allocations.end()) c.Begin(RecordOf(id, it->second, event.seq, event.time_ns));
+    if (const Allocation* a = FindIn(after.allocations, id)) c.Begin(RecordOf(id, *a, event.seq, event.time_ns));
   }
   void Created(AllocationKind kind, const auto& e) const { c.Begin(RecordOf(kind, e.address, e, event.seq, event.time_ns)); }
   void Freed(AllocationKind kind, Address address) const { c.End(c.live_.find({{}, kind, address}), event); }
@@ -91,7 +86,7 @@ struct AllocationCollector::Taker {
   }
   // One that has ended is forgotten by the state with its last memory, and remembered here.
   void Keep(CommunicatorId id) const {
-    if (const auto it = after.communicators.find(id); it != after.communicators.end()) c.out_.communicators[id] = it->second;
+    if (const Communicator* known = FindIn(after.communicators, id)) c.out_.communicators[id] = *known;
   }
   void operator()(const CommunicatorEnded& e) const {
     c.out_.communicators[e.communicator].ended = e.how;
@@ -119,10 +114,10 @@ struct AllocationCollector::Taker {
     c.out_.importers[e.peer].bytes = c.out_.importers[e.peer].count = 0;
     for (auto it = c.live_.begin(); it != c.live_.end();) {
       const auto record = it++;
-      const auto known = after.allocations.find(record->second.id);
+      const Allocation* known = FindIn(after.allocations, record->second.id);
       record->second.importers = 0;
-      if (known != after.allocations.end()) {
-        for (const auto& [importer, count] : known->second.importers) record->second.importers += count;
+      if (known != nullptr) {
+        for (const auto& [importer, count] : known->importers) record->second.importers += count;
       } else if (record->second.id) {
         c.End(record, event);
       }
@@ -173,26 +168,22 @@ void AllocationCollector::Check(AllocationId id, const Event& event, const State
 
 void AllocationCollector::Finish(const State& state) {
   for (auto& [key, record] : live_) {
-    if (const auto it = state.allocations.find(record.id); it != state.allocations.end()) {
-      const auto whole = state.allocations.find(it->second.placed() ? it->second.slab : record.id);
-      record.resident = whole != state.allocations.end() && whole->second.resident;
-      record.kept = it->second.own() ? WhyKept(it->second) : KeepReason::kNone;
+    if (const Allocation* a = FindIn(state.allocations, record.id)) {
+      const Allocation* whole = a->placed() ? FindIn(state.allocations, a->slab) : a;
+      record.resident = whole != nullptr && whole->resident;
+      record.kept = a->own() ? WhyKept(*a) : KeepReason::kNone;
     }
     out_.allocations.push_back(std::move(record));
   }
   Thin(limit_ - std::min(limit_, out_.allocations.size()));
-  std::move(ended_.begin(), ended_.end(), std::back_inserter(out_.allocations));
-  std::sort(out_.allocations.begin(), out_.allocations.end(), Earlier);
+  std::ranges::move(ended_, std::back_inserter(out_.allocations));
+  std::ranges::sort(out_.allocations, {}, Age);
 }
 
 AllocationRecord& AllocationCollector::Begin(AllocationRecord record) {
   ++out_.allocations_total;
   const Live::key_type key = record.id ? Live::key_type{record.id, {}, {}} : Live::key_type{{}, record.kind, record.address};
   return live_[key] = std::move(record);
-}
-AllocationRecord* AllocationCollector::Find(AllocationId id) {
-  const auto it = live_.find({id, {}, {}});
-  return it == live_.end() ? nullptr : &it->second;
 }
 void AllocationCollector::BecomeSlab(AllocationId id) {
   AllocationRecord* record = Find(id);
@@ -206,10 +197,10 @@ void AllocationCollector::BecomeSlab(AllocationId id) {
 }
 void AllocationCollector::BecomePart(AllocationId id, const State& state) {
   AllocationRecord* record = Find(id);
-  const auto known = state.allocations.find(id);
-  if (record == nullptr || known == state.allocations.end() || !known->second.placed()) return;
-  record->slab = known->second.slab;
-  record->address = state.PlaceOf(known->second);
+  const Allocation* known = FindIn(state.allocations, id);
+  if (record == nullptr || known == nullptr || !known->placed()) return;
+  record->slab = known->slab;
+  record->address = state.PlaceOf(*known);
 }
 void AllocationCollector::Place(AllocationId id, Address address) {
   AllocationRecord* record = Find(id);
@@ -232,7 +223,7 @@ void Halve(JobTimeline& job) {
   for (SessionTimeline& s : job.sessions) {
     RowBuilder::Thin(s.rows, std::max<std::size_t>(s.rows.size() / 2, 100));
     s.allocations_left_out_bytes += KeepTheBest(s.allocations, s.allocations.size() / 2);
-    std::sort(s.allocations.begin(), s.allocations.end(), Earlier);
+    std::ranges::sort(s.allocations, {}, Age);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "replay/job/names.h"
 #include "replay/job/opening.h"
 #include "replay/report/timeline.h"
 
@@ -36,18 +37,16 @@ void SetClocks(JobTimeline& job) {
 // Of a session that closed nothing, the first to notice its end dates it; its own last event may be hours older.
 void FindDeaths(JobTimeline& job) {
   for (std::size_t by = 0; by < job.sessions.size(); ++by) {
-    const std::vector<SeenRecord>& seen = job.sessions[by].seen;
-    for (std::size_t record = 0; record < seen.size(); ++record) {
-      if (!seen[record].dead) continue;
-      const auto of =
-          std::ranges::find_if(job.sessions, [&](const SessionTimeline& s) { return s.info.session == seen[record].of; });
+    for (const SeenRecord& seen : job.sessions[by].seen) {
+      if (!seen.dead) continue;
+      const auto of = std::ranges::find_if(job.sessions, [&](const SessionTimeline& s) { return s.info.session == seen.of; });
       if (of == job.sessions.end()) continue;
-      const std::int64_t at_ns = WrappedSum(seen[record].at.time_ns, job.offsets_ns[by]);
+      const std::int64_t at_ns = WrappedSum(seen.at.time_ns, job.offsets_ns[by]);
       const auto index = static_cast<std::size_t>(of - job.sessions.begin());
       const bool over = of->info.status == SessionStatus::kCrashed && at_ns >= WrappedSum(of->last_ns, job.offsets_ns[index]);
       if (!over) continue;
-      const auto [known, fresh] = job.deaths.try_emplace(index, DeathNotice{by, record, at_ns});
-      if (!fresh && at_ns < known->second.at_ns) known->second = {by, record, at_ns};
+      const auto [known, fresh] = job.deaths.try_emplace(index, DeathNotice{by, seen.at.seq, at_ns});
+      if (!fresh && at_ns < known->second.at_ns) known->second = {by, seen.at.seq, at_ns};
     }
   }
 }
@@ -72,15 +71,10 @@ std::optional<SequenceNumber> LastUpTo(JournalReader& reader, const JournalInfo&
   return last;
 }
 
-std::string UuidOf(const SessionOpened& who, std::int32_t device) {
-  const auto index = static_cast<std::size_t>(device);
-  return device >= 0 && index < who.gpu_uuids.size() ? who.gpu_uuids[index] : std::string();
-}
-
 // The device of that session that is the given one; nothing: it does not see it.
 std::optional<std::int32_t> SameDevice(const SessionOpened& who, const SessionOpened& failed, std::int32_t device) {
   if (who.host != failed.host) return std::nullopt;
-  const std::string uuid = UuidOf(failed, device);
+  const std::string uuid = GpuOf(failed, device);
   if (uuid.empty() || who.gpu_uuids.empty()) return device;
   const auto at = std::ranges::find(who.gpu_uuids, uuid);
   if (at == who.gpu_uuids.end()) return std::nullopt;
@@ -102,18 +96,14 @@ MemoryShortage::Holder HeldOn(const State& state, std::int32_t device, std::size
 std::optional<std::int32_t> DeviceOf(const Step& step, const State& state) {
   if (step.kind == StepKind::kCheckMemory) return step.device.value;
   if (step.kind != StepKind::kCreate) return std::nullopt;
-  const auto it = state.allocations.find(step.allocation);
-  if (it == state.allocations.end() || !it->second.on_device()) return std::nullopt;
-  return it->second.properties.location.id;
+  const Allocation* a = FindIn(state.allocations, step.allocation);
+  return a == nullptr || !a->on_device() ? std::nullopt : std::optional(a->properties.location.id);
 }
-
-using ReaderOf = std::function<JournalReader*(std::size_t session)>;
 
 // When a session's memory was gone: at its last event or, where that was noticed later, then.
 std::int64_t EndOf(const JobTimeline& job, std::size_t session) {
-  const auto death = job.deaths.find(session);
-  if (death != job.deaths.end()) return death->second.at_ns;
-  return WrappedSum(job.sessions[session].last_ns, job.offsets_ns[session]);
+  const DeathNotice* death = FindIn(job.deaths, session);
+  return death != nullptr ? death->at_ns : WrappedSum(job.sessions[session].last_ns, job.offsets_ns[session]);
 }
 
 void AddHolder(const JobTimeline& job, const ReaderOf& reader_of, MemoryShortage& shortage, std::size_t session,
@@ -140,7 +130,7 @@ void AddShortage(JobTimeline& job, const ReaderOf& reader_of, std::size_t sessio
   const auto device = state ? DeviceOf(failure.step, *state) : std::nullopt;
   if (!device) return;
   const SessionOpened& who = job.sessions[session].who;
-  MemoryShortage shortage{.session = session, .seq = failure.at.seq, .device = *device, .uuid = UuidOf(who, *device)};
+  MemoryShortage shortage{.session = session, .seq = failure.at.seq, .device = *device, .uuid = GpuOf(who, *device)};
   const std::int64_t at_ns = WrappedSum(failure.at.time_ns, job.offsets_ns[session]);
   for (std::size_t s = 0; s < job.sessions.size(); ++s) AddHolder(job, reader_of, shortage, s, at_ns);
   job.shortages.push_back(std::move(shortage));
@@ -151,11 +141,8 @@ void AddShortage(JobTimeline& job, const ReaderOf& reader_of, std::size_t sessio
 JobTimeline JoinTimelines(std::vector<SessionTimeline> sessions) {
   JobTimeline job;
   job.sessions = std::move(sessions);
-  std::stable_sort(job.sessions.begin(), job.sessions.end(), [](const SessionTimeline& a, const SessionTimeline& b) {
-    const auto key = [](const SessionTimeline& s) {
-      return std::pair(s.who.rank < 0 ? std::numeric_limits<std::int32_t>::max() : s.who.rank, s.first_ns);
-    };
-    return key(a) < key(b);
+  std::ranges::stable_sort(job.sessions, {}, [](const SessionTimeline& s) {
+    return std::pair(s.who.rank < 0 ? std::numeric_limits<std::int32_t>::max() : s.who.rank, s.first_ns);
   });
   SetClocks(job);
   std::vector<TimedStory> stories;
@@ -168,7 +155,7 @@ JobTimeline JoinTimelines(std::vector<SessionTimeline> sessions) {
   return job;
 }
 
-void FindShortages(JobTimeline& job, const std::function<JournalReader*(std::size_t session)>& reader_of) {
+void FindShortages(JobTimeline& job, const ReaderOf& reader_of) {
   for (auto cycle = job.cycles.rbegin(); cycle != job.cycles.rend(); ++cycle) {
     for (const auto& [session, index] : cycle->parts) {
       const auto& failure = job.sessions[session].cycles[index].failed_step;

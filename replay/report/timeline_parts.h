@@ -96,7 +96,7 @@ class AllocationCollector {
   struct Taker;
 
   AllocationRecord& Begin(AllocationRecord record);
-  AllocationRecord* Find(AllocationId id);  // null: there is none
+  AllocationRecord* Find(AllocationId id) { return FindIn(live_, {id, {}, {}}); }  // null: there is none
   void BecomeSlab(AllocationId id);
   void BecomePart(AllocationId id, const State& state);
   void Place(AllocationId id, Address address);

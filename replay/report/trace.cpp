@@ -184,8 +184,8 @@ class SessionTrace final : public FoldObserver {
       out_.Name(process_, thread, main ? "main" : exporters_.contains(thread) ? "amem-peers" : "thread");
     }
     for (const auto& [pool, lane] : lanes_) {
-      const auto known = state.pools.find(pool);
-      if (lane.drawn && known != state.pools.end()) out_.Name(process_, RowOf(pool), "tag " + known->second.tag);
+      const Pool* known = FindIn(state.pools, pool);
+      if (lane.drawn && known != nullptr) out_.Name(process_, RowOf(pool), "tag " + known->tag);
     }
   }
   [[nodiscard]] std::uint64_t events() const { return events_; }
@@ -267,8 +267,8 @@ class SessionTrace final : public FoldObserver {
   static std::uint32_t RowOf(PoolId pool) { return kTagRows + pool.value; }
   [[nodiscard]] std::uint32_t RowNow(PoolId pool) const { return pool ? RowOf(pool) : event_->thread; }
   [[nodiscard]] std::string OfTag(PoolId pool) const {
-    const auto it = state_->pools.find(pool);
-    return it == state_->pools.end() ? "" : " of " + it->second.tag;
+    const Pool* known = FindIn(state_->pools, pool);
+    return known == nullptr ? "" : " of " + known->tag;
   }
   // Draws what the last event has ended of it, and notes what it has begun.
   void Follow(PoolId pool, std::string_view detail) {
@@ -296,10 +296,7 @@ class SessionTrace final : public FoldObserver {
     if (part == kStep) return ToText(attempt.open_step->event);
     if (part == kWait) return "waiting for the others";
     if (part == kCycle) return fmt::format("{} {}{}", ToText(attempt.kind), attempt.cycle, OfTag(pool));
-    const bool pause = attempt.kind == CycleKind::kPause;
-    if (!attempt.begun) return std::string(ToText(pause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive));
-    const std::string_view name = ToText(attempt.phases.back().phase);  // "pause: save"
-    return std::string(name.substr(name.find(' ') + 1));
+    return std::string(attempt.begun ? PhaseWord(attempt.phases.back().phase) : ToText(ArrivalOf(attempt.kind)));
   }
   void FollowRequest(std::string_view detail) {
     const auto& waits = story_.outside.waits_in;
@@ -355,8 +352,8 @@ class SessionTrace final : public FoldObserver {
     draw("pinned host memory (MiB)", before.pinned, memory.pinned);
     draw("kept in a pause (MiB)", before.kept, memory.kept);
     for (const auto& [tag, bytes] : memory.tags) {
-      const auto was = before.tags.find(tag);
-      draw(("tag " + tag + " (MiB)").c_str(), was == before.tags.end() ? 0 : was->second, bytes);
+      const Bytes* was = FindIn(before.tags, tag);
+      draw(("tag " + tag + " (MiB)").c_str(), was == nullptr ? 0 : *was, bytes);
     }
   }
 

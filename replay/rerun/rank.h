@@ -59,7 +59,6 @@ struct RerunProcessOptions {
   std::filesystem::path scratch;      // of this rerun: sockets, and the simulated host
   std::vector<std::int32_t> devices;  // numbers on the host, by the session's ordinals
   std::int32_t devices_of_host = 0;   // the simulated one has one more, for absent owners
-  Bytes capacity = 0;                 // of each simulated device
   bool cuda = false;
   std::optional<std::string> visible;  // CUDA_VISIBLE_DEVICES, as it was set for the whole rerun
 };

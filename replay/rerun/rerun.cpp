@@ -18,7 +18,6 @@
 namespace amem {
 namespace {
 
-constexpr Bytes kPlenty = Bytes{1} << 42;     // of each device, unless it is limited
 constexpr std::uint64_t kMeasureEvery = 512;  // events of one session
 
 template <class... Kinds>
@@ -52,7 +51,6 @@ class Host {
       report_.steps += counts.steps;
       report_.elsewhere += counts.elsewhere;
     }
-    for (std::size_t d = 0; d < report_.devices.size(); ++d) report_.devices[d].most = most_[d];
     return std::move(report_);
   }
 
@@ -64,7 +62,6 @@ class Host {
     std::vector<std::int32_t> devices;  // of the host, by its ordinals
     std::unique_ptr<EventStream> stream;
     std::unique_ptr<RerunRank> rank;
-    RerunSession* session = nullptr;      // the rank, if it is replayed in this process
     std::uint64_t events = 0;             // taken
     std::map<std::int32_t, Bytes> holds;  // by device of the host
   };
@@ -81,7 +78,6 @@ class Host {
       ranks_.push_back(std::move(one));
     }
     report_.sessions = ranks_.size();
-    most_.resize(report_.devices.size());
     return {};
   }
 
@@ -128,16 +124,16 @@ class Host {
 
   Status Limit() {
     for (const auto& [which, bytes] : options_.memory) {
-      std::size_t index = report_.devices.size();
-      for (std::size_t d = 0; d < report_.devices.size(); ++d)
-        if (report_.devices[d].name == which || std::to_string(d) == which) index = d;
-      if (index == report_.devices.size()) {
-        std::string known;
-        for (std::size_t d = 0; d < report_.devices.size(); ++d)
-          known += (d == 0 ? "" : ", ") + std::to_string(d) + " (" + report_.devices[d].name + ")";
-        return {Code::kInvalid, "there is no device \"" + which + "\" in these journals; there are " + known};
+      RerunDevice* limited = nullptr;
+      std::string known;
+      for (std::size_t d = 0; d < report_.devices.size(); ++d) {
+        RerunDevice& device = report_.devices[d];
+        if (device.name == which || std::to_string(d) == which) limited = &device;
+        known += fmt::format("{}{} ({})", d == 0 ? "" : ", ", d, device.name);
       }
-      report_.devices[index].limit = bytes;
+      if (limited == nullptr)
+        return {Code::kInvalid, "there is no device \"" + which + "\" in these journals; there are " + known};
+      limited->limit = bytes;
     }
     return {};
   }
@@ -182,24 +178,21 @@ class Host {
           std::move(driver), [this](const RemoteAllocation& remote, const Allocation& a) { return ExportRemote(remote, a); });
       if (one->opening.before.last) session->StartFrom(std::move(one->opening.before));
       session->SetKilled(Killed());
-      one->session = session.get();
+      here_[one->opening.info.session] = session.get();
       one->rank = std::move(session);
-      by_session_[one->opening.info.session] = one.get();
     }
     return {};
   }
 
   Status StartProcesses(std::int32_t devices) {
     AMEM_ASSIGN(const auto scratch, scratch_.Get());
-    RerunProcessOptions start;
-    start.scratch = scratch;
-    start.devices_of_host = devices;
-    start.capacity = kPlenty;
-    start.cuda = options_.cuda;
-    start.visible = options_.cuda_visible_devices;
+    RerunProcessOptions start{.killed = Killed(),
+                              .scratch = scratch,
+                              .devices_of_host = devices,
+                              .cuda = options_.cuda,
+                              .visible = options_.cuda_visible_devices};
     if (::getrandom(start.secret.data(), start.secret.size(), 0) < 0) return {Code::kIo, "getrandom: " + ErrnoText(errno)};
     for (const auto& one : ranks_) start.job.insert(one->opening.info.session);
-    start.killed = Killed();
     for (const auto& one : ranks_) {
       start.journal = one->opening.info.directory;
       start.self = {one->opening.info.session, "this host", 0, one->opening.who.group, one->opening.who.rank};
@@ -210,8 +203,7 @@ class Host {
   }
 
   Result<UniqueFd> ExportRemote(const RemoteAllocation& remote, const Allocation& as_imported) {
-    if (const auto owner = by_session_.find(remote.owner); owner != by_session_.end())
-      return DescriptorOf(owner->second->session->Share(remote.allocation));
+    if (RerunSession* const* owner = FindIn(here_, remote.owner)) return DescriptorOf((*owner)->Share(remote.allocation));
     return absent_owner_.Export(remote, as_imported);
   }
 
@@ -318,7 +310,8 @@ class Host {
     }
     for (const auto& [device, bytes] : one.holds) {
       holds_[device] += bytes;
-      most_[static_cast<std::size_t>(device)] = std::max(most_[static_cast<std::size_t>(device)], holds_[device]);
+      Bytes& most = report_.devices[static_cast<std::size_t>(device)].most;
+      most = std::max(most, holds_[device]);
     }
   }
 
@@ -339,9 +332,8 @@ class Host {
     const auto ordinal = static_cast<std::size_t>(failed->step.device.value);
     if (ordinal >= one.devices.size()) return;
     const std::int32_t device = one.devices[ordinal];
-    const auto& own = one.rank->recorded().allocations;
     Bytes whole = 0;
-    for (const auto& [id, a] : own)
+    for (const auto& [id, a] : one.rank->recorded().allocations)
       if (a.own() && a.on_device() && !a.placed() && a.properties.location.id == failed->step.device.value) whole += a.bytes;
     report_.hint = "the device was full when this was recorded, and had enough here; --memory " + std::to_string(device) + "=" +
                    std::to_string(whole - std::min<Bytes>(whole, Bytes{2} << 20)) +
@@ -353,12 +345,11 @@ class Host {
   ScratchDirectory scratch_;  // outlives the processes
   RerunReport report_;
   std::vector<std::unique_ptr<Rank>> ranks_;
-  std::map<SessionId, Rank*> by_session_;
+  std::map<SessionId, RerunSession*> here_;  // those that are replayed in this process
   std::unique_ptr<Simulator> absent_owners_driver_;
   AbsentOwner absent_owner_;
   std::set<std::int32_t> taken_;
   std::map<std::int32_t, Bytes> holds_;
-  std::vector<Bytes> most_;
 };
 
 }  // namespace

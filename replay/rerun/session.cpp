@@ -2,8 +2,6 @@
 
 namespace amem {
 
-static std::string Side(const Status& status) { return status.ok() ? "ok" : status.message(); }
-
 Result<UniqueFd> DescriptorOf(Result<SharedAllocation> shared) {
   if (!shared) return shared.status();
   return std::move(shared->descriptor);
@@ -120,7 +118,7 @@ RerunSession::Outcome RerunSession::Take(const Event& event, bool) {
     if (step_result.ok() && CameTooLate(*failed))
       step_result = Drop(failed->step.allocation).ok() ? Status{failed->code, failed->message} : Status{};
     outcome.reproduced = step_result.code() == failed->code;
-    if (!outcome.reproduced) outcome.mismatch = {Code::kInvalid, Side(step_result)};
+    if (!outcome.reproduced) outcome.mismatch = {Code::kInvalid, step_result.ok() ? "ok" : step_result.message()};
   } else {
     outcome.what = "result of \"" + ToText(event.body) + "\"";
     outcome.mismatch = Repeat(event);

@@ -17,6 +17,8 @@
 
 namespace amem {
 
+inline constexpr Bytes kPlenty = Bytes{1} << 42;  // of memory has each simulated device, unless it is limited
+
 // Gets the descriptor of an allocation from its owner.
 using ExportRemote = std::function<Result<UniqueFd>(const RemoteAllocation& remote, const Allocation& as_imported)>;
 

@@ -83,7 +83,7 @@ class RerunWorker final : public PeerDelegate {
     return Simulator::Open({.world = options_.scratch / "world",
                             .in_memory = nullptr,
                             .devices = options_.devices_of_host + 1,
-                            .capacity_per_device = options_.capacity,
+                            .capacity_per_device = kPlenty,
                             .visible = std::move(visible),
                             .granularity = 4096,
                             .physical = false});

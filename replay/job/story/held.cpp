@@ -74,21 +74,21 @@ struct HeldCounter::Looker {
   }
   void operator()(const HostAllocated& e) const { c.Add(MemoryClass::kHost, e.bytes); }
   void operator()(const HostFreed& e) const {
-    if (const auto it = before.host.find(e.address); it != before.host.end()) c.Remove(MemoryClass::kHost, it->second.bytes);
+    if (const HostAllocated* host = FindIn(before.host, e.address)) c.Remove(MemoryClass::kHost, host->bytes);
   }
   void operator()(const AsyncAllocated& e) const {
     (*this)(AsyncFreed{e.address});  // a pool may give an address out again
     c.Add(MemoryClass::kPool, e.bytes);
   }
   void operator()(const AsyncFreed& e) const {
-    if (const auto it = before.async.find(e.address); it != before.async.end()) c.Remove(MemoryClass::kPool, it->second.bytes);
+    if (const AsyncAllocated* async = FindIn(before.async, e.address)) c.Remove(MemoryClass::kPool, async->bytes);
   }
   void operator()(const LegacyAllocated& e) const {
     if (!e.backing) c.Add(MemoryClass::kDriver, e.bytes);
   }
   void operator()(const LegacyFreed& e) const {
-    const auto it = before.legacy.find(e.address);
-    if (it != before.legacy.end() && !it->second.backing) c.Remove(MemoryClass::kDriver, it->second.bytes);
+    const LegacyAllocated* legacy = FindIn(before.legacy, e.address);
+    if (legacy != nullptr && !legacy->backing) c.Remove(MemoryClass::kDriver, legacy->bytes);
   }
   void operator()(const StepDone& e) const { c.Touch(e.step.allocation, before); }
 };
@@ -109,14 +109,13 @@ void HeldCounter::Touch(AllocationId id, const State& state) {
   if (!id || std::find(touched_.begin(), touched_.end(), id) != touched_.end()) return;
   touched_.push_back(id);
   // A slab may be kept in a pause because of one of its parts only.
-  if (const auto it = state.allocations.find(id); it != state.allocations.end() && it->second.placed())
-    Touch(it->second.slab, state);
+  if (const Allocation* a = FindIn(state.allocations, id); a != nullptr && a->placed()) Touch(a->slab, state);
 }
 
 void HeldCounter::Count(AllocationId id, const State& state, bool add) {
-  const auto it = state.allocations.find(id);
-  if (it == state.allocations.end()) return;
-  const Share share = ShareOf(it->second);
+  const Allocation* a = FindIn(state.allocations, id);
+  if (a == nullptr) return;
+  const Share share = ShareOf(*a);
   add ? Add(share.as, share.bytes) : Remove(share.as, share.bytes);
 }
 

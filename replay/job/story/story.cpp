@@ -8,6 +8,7 @@
 
 #include "journal/base/process_sight.h"
 #include "journal/tail.h"
+#include "replay/job/names.h"
 #include "replay/job/opening.h"
 
 namespace amem {
@@ -50,8 +51,12 @@ struct StoryBuilder::Taker {
   SessionStory& story = b.story_;
   const Moment& now = b.now_;
 
-  template <class Other>
-  void operator()(const Other&) const {}
+  // What happens in an attempt counts only where one is known.
+  template <class Body>
+  void operator()(const Body& e) const {
+    if constexpr (requires(Attempt & attempt) { In(attempt, e); })
+      if (b.touched_ != nullptr) In(*b.touched_, e);
+  }
 
   // ---- what the session saw of others, and was asked ----
   void operator()(const SessionOpened& e) const { story.findings.who = e; }
@@ -151,14 +156,15 @@ struct StoryBuilder::Taker {
   // ---- from arrival to end ----
   [[nodiscard]] std::string TagOf(PoolId id) const {
     if (!id) return {};
-    const auto pool = before.pools.find(id);
-    return pool == before.pools.end() ? ToText(id) : pool->second.tag;
+    const Pool* pool = FindIn(before.pools, id);
+    return pool == nullptr ? ToText(id) : pool->tag;
   }
   // One that begins with an arrival.
   [[nodiscard]] Attempt Fresh(CycleKind kind, PoolId id) const {
-    const auto pool = before.pools.find(id);
-    const std::uint64_t cycles = pool == before.pools.end() ? before.cycles : pool->second.cycles;
-    return {.kind = kind, .cycle = cycles + (kind == CycleKind::kPause ? 1 : 0), .tag = TagOf(id), .arrived = now};
+    return {.kind = kind,
+            .cycle = before.ScopeOf(id).cycles + (kind == CycleKind::kPause ? 1 : 0),
+            .tag = TagOf(id),
+            .arrived = now};
   }
   static Attempt::PhaseTaken* PhaseOf(Attempt& attempt, PhaseKind phase) {
     return attempt.phases.empty() || attempt.phases.back().phase != phase ? nullptr : &attempt.phases.back();
@@ -181,12 +187,8 @@ struct StoryBuilder::Taker {
     for (const CycleMember& member : e.processes) story.met.try_emplace(member.session, member);
     attempt->begun = now;
   }
-  void operator()(const StepBegun& e) const {
-    if (Attempt* attempt = b.touched_) attempt->open_step = Dated<Step>{e.step, now};
-  }
-  void operator()(const StepDone& e) const {
-    if (Attempt* attempt = b.touched_) StepEnded(*attempt, e.step);
-  }
+  void In(Attempt& attempt, const StepBegun& e) const { attempt.open_step = Dated<Step>{e.step, now}; }
+  void In(Attempt& attempt, const StepDone& e) const { StepEnded(attempt, e.step); }
   void StepEnded(Attempt& attempt, const Step& step) const {
     const std::uint64_t from = attempt.open_step ? attempt.open_step->at.time_ns : now.time_ns;
     const std::uint64_t took = now.time_ns - std::min(now.time_ns, from);
@@ -203,42 +205,36 @@ struct StoryBuilder::Taker {
     phase.longest = step;
     phase.longest_ns = took;
   }
-  void operator()(const StepFailed& e) const {
-    Attempt* attempt = b.touched_;
-    if (attempt == nullptr) return;
-    StepEnded(*attempt, e.step);
-    if (attempt->failed_step) return;
+  void In(Attempt& attempt, const StepFailed& e) const {
+    StepEnded(attempt, e.step);
+    if (attempt.failed_step) return;
     Attempt::Failure failure{.step = e.step, .code = e.code, .driver_result = e.driver_result, .message = e.message, .at = now};
-    if (!attempt->phases.empty()) failure.phase = attempt->phases.back().phase;
-    if (const auto it = before.allocations.find(e.step.allocation); it != before.allocations.end()) {
-      failure.allocation_bytes = it->second.bytes;
-      failure.location = it->second.properties.location;
-      failure.remote = it->second.remote;
-      failure.site = it->second.site;
+    if (!attempt.phases.empty()) failure.phase = attempt.phases.back().phase;
+    if (const Allocation* a = FindIn(before.allocations, e.step.allocation)) {
+      failure.allocation_bytes = a->bytes;
+      failure.location = a->properties.location;
+      failure.remote = a->remote;
+      failure.site = a->site;
     }
     for (const auto& [id, a] : before.allocations) {
       if (a.pool == e.pool && a.own() && a.on_device() && !a.resident && a.properties.location.id == e.step.device.value)
         failure.still_missing += a.bytes;
     }
-    attempt->failed_step = std::move(failure);
+    attempt.failed_step = std::move(failure);
   }
-  void operator()(const PhaseDecided& e) const {
-    Attempt* attempt = b.touched_;
-    if (attempt == nullptr) return;
-    Attempt::PhaseTaken* phase = PhaseOf(*attempt, e.phase);
+  void In(Attempt& attempt, const PhaseDecided& e) const {
+    Attempt::PhaseTaken* phase = PhaseOf(attempt, e.phase);
     if (phase == nullptr || phase->decided)
-      phase = &attempt->skipped.emplace_back(Attempt::PhaseTaken{.phase = e.phase, .begun = now, .worked = now});
+      phase = &attempt.skipped.emplace_back(Attempt::PhaseTaken{.phase = e.phase, .begun = now, .worked = now});
     phase->decided = now;
     phase->passed = e.passed;
-    if (!e.passed && !attempt->decided)
-      attempt->decided = Attempt::Decision{e.phase, e.culprit, e.message, now, e.code, e.driver_result};
+    if (!e.passed && !attempt.decided)
+      attempt.decided = Attempt::Decision{e.phase, e.culprit, e.message, now, e.code, e.driver_result};
   }
-  void operator()(const CycleDone& e) const {
-    Attempt* attempt = b.touched_;
-    if (attempt == nullptr) return;
+  void In(Attempt& attempt, const CycleDone& e) const {
     if (e.kind == CycleKind::kResume && !e.pool) story.refused.reset();
-    attempt->contents = {e.changed, e.unchanged, e.zero};
-    End(*attempt, Attempt::End::kDone, e.pool);
+    attempt.contents = {e.changed, e.unchanged, e.zero};
+    End(attempt, Attempt::End::kDone, e.pool);
   }
   void operator()(const CycleFailed& e) const {
     Attempt* attempt = b.touched_;
@@ -306,13 +302,8 @@ SessionStory StoryBuilder::UpToBreak(std::size_t attempts) const {
 }
 
 Attempt* StoryBuilder::OpenOf(PoolId pool) {
-  std::vector<Attempt>* attempts = &story_.attempts;
-  if (pool) {
-    const auto it = story_.pools.find(pool);
-    if (it == story_.pools.end()) return nullptr;
-    attempts = &it->second;
-  }
-  return attempts->empty() || !attempts->back().open() ? nullptr : &attempts->back();
+  std::vector<Attempt>* attempts = pool ? FindIn(story_.pools, pool) : &story_.attempts;
+  return attempts == nullptr || attempts->empty() || !attempts->back().open() ? nullptr : &attempts->back();
 }
 
 Attempt& StoryBuilder::Push(PoolId pool, Attempt attempt) {
@@ -360,7 +351,7 @@ std::string NameOf(const Attempt& attempt) {
 std::vector<Attempt::PhaseTaken> PhasesWithArrival(const Attempt& attempt) {
   std::vector<Attempt::PhaseTaken> phases;
   if (attempt.arrived) {
-    phases.push_back({.phase = attempt.kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive,
+    phases.push_back({.phase = ArrivalOf(attempt.kind),
                       .begun = attempt.arrived,
                       .decided = attempt.begun,
                       .worked = attempt.arrived,

@@ -15,6 +15,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "journal/journal.h"
@@ -130,21 +131,15 @@ class EventTimes {
  public:
   // Of the next event. A gap in the numbers forgets what came before it.
   void Add(SequenceNumber seq, std::uint64_t time_ns, std::size_t kind) {
-    if (!recent_.empty() && recent_.back().seq + 1 != seq.value) {
-      recent_.clear();
-      older_.clear();
-      stride_ = 1;
-    }
-    if (recent_.size() == 2 * kMost) {
-      for (std::size_t i = 0; i < kMost; ++i)
-        if (recent_[i].seq % stride_ == 0) older_.push_back(recent_[i]);
-      recent_.erase(recent_.begin(), recent_.begin() + static_cast<std::ptrdiff_t>(kMost));
-      while (older_.size() > kMost) {
+    if (!entries_.empty() && entries_.back().seq + 1 != seq.value) *this = {};
+    if (entries_.size() == older_ + 2 * kMost) {
+      Thin(older_);
+      while (older_ > kMost) {
         stride_ *= 2;
-        std::erase_if(older_, [this](const Entry& entry) { return entry.seq % stride_ != 0; });
+        Thin(0);
       }
     }
-    recent_.push_back({seq.value, time_ns, static_cast<std::uint8_t>(kind)});
+    entries_.push_back({seq.value, time_ns, static_cast<std::uint8_t>(kind)});
   }
 
   struct Earlier {
@@ -156,25 +151,16 @@ class EventTimes {
   // The last event up to that time. Nothing: there is none.
   [[nodiscard]] std::optional<Earlier> LastUpTo(std::uint64_t time_ns) const {
     // Threads note their times before they wait for their turn to record, so that neighbours may be out of order by a little.
-    const auto find = [time_ns](const std::vector<Entry>& entries) -> const Entry* {
-      for (std::size_t i = entries.size(); i > 0; --i)
-        if (entries[i - 1].time_ns <= time_ns) return &entries[i - 1];
-      return nullptr;
-    };
-    const auto told = [](const Entry& entry, bool exact) {
-      return Earlier{SequenceNumber{entry.seq}, entry.time_ns, KindName(entry.kind), exact};
-    };
-    if (const Entry* entry = find(recent_)) return told(*entry, true);
-    if (const Entry* entry = find(older_)) return told(*entry, stride_ == 1);
-    return std::nullopt;
+    const auto found =
+        std::ranges::find_if(entries_.rbegin(), entries_.rend(), [=](const Entry& entry) { return entry.time_ns <= time_ns; });
+    if (found == entries_.rend()) return std::nullopt;
+    const bool exact = stride_ == 1 || std::cmp_greater(entries_.rend() - found, older_);
+    return Earlier{SequenceNumber{found->seq}, found->time_ns, KindName(found->kind), exact};
   }
   // Of that event, or of one shortly before it, likewise.
   [[nodiscard]] std::optional<std::uint64_t> TimeOf(SequenceNumber seq) const {
-    for (const std::vector<Entry>* entries : {&recent_, &older_}) {
-      const auto after = std::ranges::upper_bound(*entries, seq.value, {}, &Entry::seq);
-      if (after != entries->begin()) return std::prev(after)->time_ns;
-    }
-    return std::nullopt;
+    const auto after = std::ranges::upper_bound(entries_, seq.value, {}, &Entry::seq);
+    return after == entries_.begin() ? std::nullopt : std::optional(std::prev(after)->time_ns);
   }
 
  private:
@@ -184,8 +170,16 @@ class EventTimes {
   };
   static constexpr std::size_t kMost = std::size_t{1} << 15;
 
-  std::vector<Entry> recent_;  // the last kMost of them, or a few more
-  std::vector<Entry> older_;   // every stride_-th of those before
+  // Leaves of those from `first` on, but for the last kMost, every stride_-th.
+  void Thin(std::size_t first) {
+    const auto begin = entries_.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto end = entries_.end() - static_cast<std::ptrdiff_t>(kMost);
+    entries_.erase(std::remove_if(begin, end, [this](const Entry& entry) { return entry.seq % stride_ != 0; }), end);
+    older_ = entries_.size() - kMost;
+  }
+
+  std::vector<Entry> entries_;
+  std::size_t older_ = 0;  // so many of them are every stride_-th of the older ones; behind them is every event
   std::uint64_t stride_ = 1;
 };
 
@@ -253,7 +247,7 @@ struct SessionStory {
 std::vector<Attempt> TakeAttempts(SessionStory& story);
 
 // NCCL's last attempt in that journal, or the last that has begun of the pool with that tag. Null: there is none.
-const Attempt* LastAttempt(const SessionStory& story, const std::string& tag);
+const Attempt* LastAttempt(const SessionStory& story, const std::string& tag = {});
 
 // Follows a session event by event. What could not follow, and what is behind a break, it takes as well.
 class StoryBuilder final : public FoldObserver {

@@ -150,7 +150,7 @@ std::string AttemptText(const Standing& s, bool with_steps) {
 std::string Trouble(const Standing& s) {
   std::string text = s.trouble;
   if (text.empty() && !s.failure().empty()) text = fmt::format("{} failed: {}", NameOf(*s.ended), s.failure());
-  return text.size() <= kFailureLength ? text : text.substr(0, kFailureLength) + " ...";
+  return text.size() <= kFailureLength ? text : CutTo(std::move(text), kFailureLength) + " ...";
 }
 
 // ---- the picture -----------------------------------------------------------------------------------------------------------

@@ -116,6 +116,19 @@ TEST_F(StandingOfCycle, an_undo_names_itself_and_what_failed_stays_until_the_nex
   EXPECT_EQ(now.ended->cycle, 1U);
 }
 
+TEST_F(StandingOfCycle, a_long_failure_is_cut_between_characters) {
+  std::string long_path;
+  for (int i = 0; i < 200; ++i) long_path += "\u00e9";
+  for (const char* before : {"", "/"}) {
+    test::CycleJob job;
+    job.BeginAll(CycleKind::kPause);
+    job.owner.Then(CycleFailed{CycleKind::kPause, 1, true, before + long_path});
+    const StandingPicture picture{{StandingOf(job.owner), StandingOf(job.importer)}, ThisHost{"boot-1", job.clock}};
+    const std::string said = StandingSentence(picture, 0, true);
+    EXPECT_TRUE(said.ends_with("\u00e9 ...")) << said;
+  }
+}
+
 TEST_F(StandingOfCycle, the_picture_has_a_cell_for_each_phase) {
   job_.BeginAll(CycleKind::kPause);
   job_.WorkInto(job_.owner, PhaseKind::kPauseSave, StepKind::kScan);

@@ -80,8 +80,7 @@ Status Fold::operator()(const CommunicatorBegun& e) {
   Communicator made{.parent = e.parent, .how = e.how, .rank = e.rank, .ranks = e.ranks};
   for (const auto& [id, a] : s_.allocations) made.memory += a.communicator == e.communicator ? 1 : 0;
   for (const auto& [address, l] : s_.legacy) made.memory += l.communicator == e.communicator ? 1 : 0;
-  const auto [it, fresh] = s_.communicators.emplace(e.communicator, std::move(made));
-  return fresh ? Status{} : Bad("that id is in use");
+  return s_.communicators.emplace(e.communicator, std::move(made)).second ? Status{} : Bad("that id is in use");
 }
 
 Status Fold::operator()(const CommunicatorReady& e) {

@@ -19,18 +19,12 @@ namespace {
 Address At(const void* pointer) { return Address{reinterpret_cast<std::uint64_t>(pointer)}; }
 
 // A call that allocates, and what it is in the journal: allocated(arguments...).
-template <auto allocated, class F, Text Name, Text Exported = Name>
-struct Noted : Named<Name, Exported> {
-  using Function = F;
-  template <class... A>
-  static CUresult Call(F* real, A... arguments) {
-    Session* const session = Runtime::Get().session();
-    const CUresult result = real(arguments...);
-    if (session != nullptr && result == CUDA_SUCCESS) session->Note(allocated(arguments...));
-    return result;
-  }
+template <auto allocated>
+constexpr auto kNoted = [](CUresult result, auto... arguments) {
+  Session* const session = Runtime::Get().session();
+  if (session != nullptr && result == CUDA_SUCCESS) session->Note(allocated(arguments...));
 };
-#define AMEM_NOTED(allocated, name) Noted<allocated, decltype(name), #name, AMEM_TEXT(name)>
+#define AMEM_NOTED(allocated, name) Then<kNoted<allocated>, decltype(name), #name, AMEM_TEXT(name)>
 constexpr auto kAllocated = [](void** pointer, size_t bytes, auto... flags) {
   return HostAllocated{At(*pointer), bytes, (0U | ... | flags), false};
 };

@@ -242,8 +242,7 @@ Status Store::Read(const std::function<Status(MDB_txn*)>& body) const {
   MDB_txn* txn = nullptr;
   int rc = mdb_txn_begin(environment_->env, nullptr, MDB_RDONLY, &txn);
   if (rc == MDB_READERS_FULL) {  // some may be of processes that died
-    int dead = 0;
-    mdb_reader_check(environment_->env, &dead);
+    ForgetDeadReaders();
     rc = mdb_txn_begin(environment_->env, nullptr, MDB_RDONLY, &txn);
   }
   if (rc != 0) return Failure("begin to read", environment_->directory, rc);
@@ -259,7 +258,7 @@ Status Store::Sync() {
 
 void Store::MovedTo(const std::filesystem::path& directory) { environment_->directory = directory; }
 
-void Store::ForgetDeadReaders() {
+void Store::ForgetDeadReaders() const {
   int dead = 0;
   mdb_reader_check(environment_->env, &dead);
 }

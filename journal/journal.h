@@ -66,7 +66,6 @@ class JournalWriter {
   // becomes DIR/<session id>.broken.
   virtual Status Renew(const State&) { return {Code::kUnsupported, "this journal is not renewed"}; }
   [[nodiscard]] virtual std::filesystem::path Directory() const = 0;
-  [[nodiscard]] virtual Bytes TailBytesUsed() const = 0;
 };
 
 // kCopied: a copy of a journal that was not closed, made by cp, rsync or tar. Whether its process lives, or lived when it was

@@ -101,8 +101,7 @@ class Reader final : public JournalReader {
       return true;
     }));
     const auto& records = view.tail.records;
-    const auto unstored =
-        std::find_if(records.begin(), records.end(), [&](const Record& r) { return r.seq > view.stored_last; });
+    const auto unstored = std::ranges::find_if(records, [&](const Record& r) { return r.seq > view.stored_last; });
     const std::uint64_t first_in_tail = unstored != records.end() ? unstored->seq : 0;
     info.first = SequenceNumber{view.stored.first.value_or(first_in_tail)};
     info.last = SequenceNumber{view.last};

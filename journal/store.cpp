@@ -133,7 +133,6 @@ struct Store::Environment {
   TableIds tables{};
   std::filesystem::path directory;
   FileKey file;
-  int users = 1;  // stores of this process; under the registry's mutex
 };
 
 // LMDB allows a process one environment for each file, so this list belongs to the process. It is never destroyed, because
@@ -185,10 +184,7 @@ Result<std::unique_ptr<Store>> Store::Open(const std::filesystem::path& director
   Registry& registry = Registry::The();
   const std::lock_guard lock(registry.mutex);
   AMEM_ASSIGN(const auto file, Identify(directory));
-  if (const auto it = registry.environments.find(file); it != registry.environments.end()) {
-    ++it->second->users;
-    return std::unique_ptr<Store>(new Store(it->second));
-  }
+  if (auto* const open = FindIn(registry.environments, file)) return std::unique_ptr<Store>(new Store(*open));
   auto made = std::make_shared<Environment>();
   if (live && access((directory / "lock.mdb").c_str(), W_OK) != 0) {
     // A reader that LMDB does not know of would see pages change while it reads them.
@@ -220,9 +216,10 @@ Store::~Store() {
   // A forked child has another list, and leaves LMDB's memory as it is: closing would release the locks of the parent's
   // readers, which are in shared memory.
   if (it == registry.environments.end() || it->second != environment_) return;
-  if (--environment_->users > 0) return;
+  environment_.reset();
+  if (it->second.use_count() > 1) return;  // that of another store, which can only change under the lock
+  mdb_env_close(it->second->env);
   registry.environments.erase(it);
-  mdb_env_close(environment_->env);
 }
 
 Status Store::Append(Table table, std::uint64_t key, std::span<const std::byte> value) {
@@ -245,8 +242,7 @@ Status Store::Read(const std::function<Status(MDB_txn*)>& body) const {
   MDB_txn* txn = nullptr;
   int rc = mdb_txn_begin(environment_->env, nullptr, MDB_RDONLY, &txn);
   if (rc == MDB_READERS_FULL) {  // some may be of processes that died
-    int dead = 0;
-    mdb_reader_check(environment_->env, &dead);
+    ForgetDeadReaders();
     rc = mdb_txn_begin(environment_->env, nullptr, MDB_RDONLY, &txn);
   }
   if (rc != 0) return Failure("begin to read", environment_->directory, rc);
@@ -262,7 +258,7 @@ Status Store::Sync() {
 
 void Store::MovedTo(const std::filesystem::path& directory) { environment_->directory = directory; }
 
-void Store::ForgetDeadReaders() {
+void Store::ForgetDeadReaders() const {
   int dead = 0;
   mdb_reader_check(environment_->env, &dead);
 }

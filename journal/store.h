@@ -50,7 +50,7 @@ class Store final : public RecordSource {
   // Tells the store the new name of its directory, for messages. To be called before other threads use the store.
   void MovedTo(const std::filesystem::path& directory);
   // Frees what dead readers of this journal held.
-  void ForgetDeadReaders();
+  void ForgetDeadReaders() const;
 
  private:
   struct Environment;

@@ -185,12 +185,6 @@ Status ReadPresent(const File& file, Bytes file_bytes, TailContents& out) {
   return {};
 }
 
-// The process that the header names, if it is to be seen from here and has not ended; else 0.
-std::int32_t LivingWriter(const TailHeader& header) {
-  const bool here = header.boot == BootNumber() && header.pid_namespace == PidNamespace() && header.process_start != 0;
-  return here && StartOf(header.pid) == header.process_start ? header.pid : 0;
-}
-
 // Whether process `pid`, of this user, has the file open that `st` is of.
 bool HasOpen(std::int32_t pid, const struct stat& st) {
   const std::string directory = "/proc/" + std::to_string(pid) + "/fd";
@@ -338,14 +332,13 @@ bool IsCopy(const std::filesystem::path& path) {
   const SharedHeader header = SoundHeader(file);
   struct stat st {};
   if (!header || fstat(file->fd(), &st) != 0) return false;
-  if (header->inode != 0) return header->inode != st.st_ino;
-  // Earlier builds did not note it. What a living process writes is locked by it.
-  return LivingWriter(*header) != 0 && flock(file->fd(), LOCK_SH | LOCK_NB) == 0;
+  return header->inode != 0 && header->inode != st.st_ino;
 }
 
 std::int32_t ProcessOfWriter(const std::filesystem::path& path) {
   const SharedHeader header = SoundHeader(File::OpenToRead(path));
-  return header ? LivingWriter(*header) : 0;
+  const bool here = header && header->boot == BootNumber() && header->pid_namespace == PidNamespace();
+  return here && header->process_start != 0 && StartOf(header->pid) == header->process_start ? header->pid : 0;
 }
 
 bool WriterIsTrusted(const std::filesystem::path& path) {

@@ -39,14 +39,14 @@ struct TailHeader {
   std::uint64_t pid_namespace = 0;  // inode of /proc/self/ns/pid; a pid means something only there
   std::uint64_t process_start = 0;  // field 22 of /proc/PID/stat; tells a reused pid
   std::uint64_t boot = 0;           // a number made of the boot id
-  std::uint32_t host = 0;           // HostNumber(); 0 in tails of earlier builds
+  std::uint32_t host = 0;           // HostNumber()
   std::uint32_t crc = 0;            // of all before
   alignas(64) std::atomic<std::uint64_t> begun{0};
   std::atomic<std::uint64_t> published{0};
   alignas(64) std::atomic<std::uint64_t> drained{0};
   alignas(64) std::atomic<std::uint32_t> broken{0};  // 1: reason is complete
   char reason[508] = {};
-  std::uint64_t inode = 0;  // of the file itself, and so another one in a copy; 0 in tails of earlier builds
+  std::uint64_t inode = 0;  // of the file itself, and so another one in a copy; 0: not known
 };
 static_assert(sizeof(TailHeader) <= kTailHeaderBytes);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);

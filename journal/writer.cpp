@@ -212,7 +212,6 @@ class Writer final : public JournalWriter {
   [[nodiscard]] std::filesystem::path Directory() const override {
     return core_ == nullptr ? std::filesystem::path() : core_->directory;
   }
-  [[nodiscard]] Bytes TailBytesUsed() const override { return core_ == nullptr || guard_.InChild() ? 0 : core_->tail.Used(); }
 
  private:
   // There is a journal, and it is this process's.

@@ -21,8 +21,7 @@ Status Fold::operator()(const StepDone& e) { return EndStep(e.step, e.pool, null
 Status Fold::operator()(const StepFailed& e) { return EndStep(e.step, e.pool, &e.message); }
 
 Status Fold::operator()(const StepBegun& e) {
-  const Owner owner = OwnerOf(e.pool);
-  AMEM_TRY(InCycle(owner));
+  AMEM_ASSIGN(const Owner owner, InCycle(e.pool));
   if (owner->cycle.open_step)
     return Bad("the step before it (" + ToText(*owner->cycle.open_step) + ") is neither done nor failed");
   owner->cycle.open_step = e.step;
@@ -30,8 +29,7 @@ Status Fold::operator()(const StepBegun& e) {
 }
 
 Status Fold::EndStep(const Step& step, PoolId pool, const std::string* failure) {
-  const Owner owner = OwnerOf(pool);
-  AMEM_TRY(InCycle(owner));
+  AMEM_ASSIGN(const Owner owner, InCycle(pool));
   if (owner->cycle.open_step != step) return Bad("that step was not begun");
   if (failure == nullptr) AMEM_TRY(DoStep(step, pool));
   owner->cycle.open_step.reset();
@@ -42,21 +40,19 @@ Status Fold::EndStep(const Step& step, PoolId pool, const std::string* failure) 
 Status Fold::operator()(const PhaseBegun& e) {
   const Owner owner = OwnerOf(e.pool);
   if (Waits(e.phase, owner)) return {};  // for the others; a cycle begins once all have come
-  AMEM_TRY(InCycle(owner));
+  AMEM_TRY(InCycle(e.pool).status());
   owner->cycle.phase = e.phase;
   return {};
 }
 
 Status Fold::operator()(const PhaseDecided& e) {
-  const Owner owner = OwnerOf(e.pool);
-  AMEM_TRY(InCycle(owner));
+  AMEM_ASSIGN(const Owner owner, InCycle(e.pool));
   if (!e.passed) owner->cycle.failure = e.message;
   return {};
 }
 
 Status Fold::operator()(const CycleDone& e) {
-  const Owner owner = OwnerOf(e.pool);
-  AMEM_TRY(InCycle(owner));
+  AMEM_ASSIGN(const Owner owner, InCycle(e.pool));
   if (owner->cycle.kind != e.kind || owner->cycle.number != e.cycle) return Bad("another cycle is under way");
   if (owner->cycle.open_step) return Bad("step " + ToText(*owner->cycle.open_step) + " is open");
   AMEM_TRY(End(owner, e.kind == CycleKind::kPause));
@@ -71,7 +67,7 @@ Status Fold::operator()(const CycleFailed& e) {
     owner->cycle = Cycle{e.kind, std::min(e.cycle, owner->cycles), {}, {}, {}, e.message};
     return {};
   }
-  AMEM_TRY(InCycle(owner));
+  AMEM_TRY(InCycle(e.pool).status());
   if (e.undone) {
     AMEM_TRY(End(owner, e.kind == CycleKind::kResume));
     owner->cycle.after_failed_undo = false;
@@ -95,10 +91,11 @@ std::string Fold::Standing(const Owner& owner) const {
   return (pool != nullptr ? "pool " + pool->tag : "the session") + " is " + std::string(ToText(owner->lifecycle));
 }
 
-Status Fold::InCycle(const Owner& owner) const {
-  if (owner.scope == nullptr) return Bad(ToText(owner.pool) + " does not exist");
-  if (owner->lifecycle == Lifecycle::kPausing || owner->lifecycle == Lifecycle::kResuming) return {};
-  if (!seq_) return {};  // a snapshot repeats the last failure of a session that runs again
+Result<Fold::Owner> Fold::InCycle(PoolId pool) const {
+  const Owner owner = OwnerOf(pool);
+  if (owner.scope == nullptr) return Bad(ToText(pool) + " does not exist");
+  if (owner->lifecycle == Lifecycle::kPausing || owner->lifecycle == Lifecycle::kResuming) return owner;
+  if (!seq_) return owner;  // a snapshot repeats the last failure of a session that runs again
   return Bad("no pause or resume is under way, " + Standing(owner));
 }
 

@@ -5,8 +5,8 @@ namespace amem {
 Status Fold::operator()(const RangeReserved& e) {
   AMEM_TRY(Running(e.pool));
   if (e.allocation) {
-    AMEM_TRY(AtItsPlace(e.allocation, e.address, e.bytes));
-    ++Find(e.allocation)->reserved;
+    AMEM_ASSIGN(Allocation* const a, AtItsPlace(e.allocation, e.address, e.bytes));
+    ++a->reserved;
     return {};
   }
   if (e.bytes == 0 || !e.address) return Bad("a range needs an address and a size");
@@ -18,11 +18,10 @@ Status Fold::operator()(const RangeReserved& e) {
 
 Status Fold::operator()(const RangeFreed& e) {
   if (e.allocation) {
-    AMEM_TRY(AtItsPlace(e.allocation, e.address, e.bytes));
-    Allocation& a = *Find(e.allocation);
-    if (a.reserved == 0) return Bad("it is not reserved");
-    if (a.reserved <= a.mappings) return Bad(ToText(e.allocation) + " is still mapped there");
-    --a.reserved;
+    AMEM_ASSIGN(Allocation* const a, AtItsPlace(e.allocation, e.address, e.bytes));
+    if (a->reserved == 0) return Bad("it is not reserved");
+    if (a->reserved <= a->mappings) return Bad(ToText(e.allocation) + " is still mapped there");
+    --a->reserved;
     return EraseIfDead(e.allocation);
   }
   const auto* const range = FindIn(s_.ranges, e.address);
@@ -58,7 +57,7 @@ Status Fold::operator()(const Mapped& e) {
   AMEM_ASSIGN(Allocation* const a, Known(e.allocation));
   AMEM_TRY(Running(a->pool));
   if (a->placed()) {
-    AMEM_TRY(AtItsPlace(e.allocation, e.address, e.bytes));
+    AMEM_TRY(AtItsPlace(e.allocation, e.address, e.bytes).status());
     if (e.offset != 0) return Bad("a part of a slab is mapped whole");
     if (a->reserved == 0) return Bad("the address range is not reserved");
     if (a->mappings >= a->reserved) return Bad("that range is mapped already");
@@ -81,10 +80,9 @@ Status Fold::operator()(const Mapped& e) {
 
 Status Fold::operator()(const Unmapped& e) {
   if (e.allocation) {
-    AMEM_TRY(AtItsPlace(e.allocation, e.address, e.bytes));
-    Allocation& a = *Find(e.allocation);
-    if (a.mappings == 0) return Bad(ToText(e.allocation) + " is not mapped");
-    --a.mappings;
+    AMEM_ASSIGN(Allocation* const a, AtItsPlace(e.allocation, e.address, e.bytes));
+    if (a->mappings == 0) return Bad(ToText(e.allocation) + " is not mapped");
+    --a->mappings;
     return EraseIfDead(e.allocation);
   }
   for (const auto& [address, mapping] : Touching(s_.mappings, e.address, e.bytes)) {
@@ -109,8 +107,8 @@ Status Fold::operator()(const AccessSet& e) {
   const Allocation* mapped = first == nullptr ? nullptr : Find(first->allocation);
   AMEM_TRY(Running(mapped != nullptr ? mapped->pool : PoolId{}));
   if (e.allocation) {
-    AMEM_TRY(AtItsPlace(e.allocation, e.address, e.bytes));
-    const auto* const mapping = FindIn(s_.mappings, s_.slabs.find(Find(e.allocation)->slab)->second.address);
+    AMEM_ASSIGN(const Allocation* const a, AtItsPlace(e.allocation, e.address, e.bytes));
+    const auto* const mapping = FindIn(s_.mappings, s_.slabs.find(a->slab)->second.address);
     AMEM_CHECK(mapping != nullptr, e.allocation);
     for (const AccessDescriptor& wanted : e.access)
       if (!Allows(mapping->access, wanted)) return Bad("its slab has no such access for " + ToText(wanted.location));

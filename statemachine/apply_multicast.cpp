@@ -14,15 +14,10 @@ static DeviceOrdinal DeviceOf(const Allocation* memory, const Multicast& object)
 }
 
 Status Fold::operator()(const MulticastCreated& e) {
-  Allocation a;
-  a.bytes = e.bytes;
+  Allocation a{.bytes = e.bytes, .flags = e.flags, .tag = e.tag, .multicast = true};
   a.properties.handle_types = e.handle_types;
-  a.flags = e.flags;
-  a.multicast = true;
-  a.tag = e.tag;
   AMEM_TRY(Add(e.allocation, std::move(a)));
-  s_.multicasts[e.allocation].devices = e.devices;
-  s_.multicasts[e.allocation].incomplete = e.incomplete;
+  s_.multicasts[e.allocation] = {.devices = e.devices, .incomplete = e.incomplete};
   return {};
 }
 

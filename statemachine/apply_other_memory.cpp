@@ -5,17 +5,16 @@
 namespace amem {
 
 Status Fold::operator()(const HostAllocated& e) {
-  const auto [it, fresh] = s_.host.emplace(e.address, e);
-  return fresh ? Status{} : Bad("it is known already");
+  return s_.host.emplace(e.address, e).second ? Status{} : Bad("it is known already");
 }
 
 Status Fold::operator()(const HostFreed& e) { return s_.host.erase(e.address) == 1 ? Status{} : Bad("none is known there"); }
 
 Status Fold::operator()(const LegacyAllocated& e) {
   if (e.backing) AMEM_TRY(Known(e.backing).status());
-  const auto [it, fresh] = s_.legacy.emplace(e.address, e);
-  if (fresh) CountMemory(e.communicator);
-  return fresh ? Status{} : Bad("that address is allocated already");
+  if (!s_.legacy.emplace(e.address, e).second) return Bad("that address is allocated already");
+  CountMemory(e.communicator);
+  return {};
 }
 
 Status Fold::operator()(const LegacyFreed& e) {
@@ -34,8 +33,7 @@ Status Fold::operator()(const LegacyExported& e) {
 
 Status Fold::operator()(const LegacyImported& e) {
   AMEM_TRY(Known(e.allocation).status());
-  const auto [it, fresh] = s_.legacy_imports.emplace(e.address, e);
-  return fresh ? Status{} : Bad("one is open there");
+  return s_.legacy_imports.emplace(e.address, e).second ? Status{} : Bad("one is open there");
 }
 
 Status Fold::operator()(const LegacyClosed& e) {

@@ -58,9 +58,10 @@ Status Fold::operator()(const PeerLost& e) {
 
 // ---- communicators
 
-Communicator* Fold::FindLiving(CommunicatorId id) {
+Result<Communicator*> Fold::Living(CommunicatorId id) {
   auto* const found = FindIn(s_.communicators, id);
-  return found == nullptr || !found->ended.empty() ? nullptr : found;
+  if (found != nullptr && found->ended.empty()) return found;
+  return Bad("it was not begun, or has ended");
 }
 
 void Fold::CountMemory(CommunicatorId id) {
@@ -80,13 +81,11 @@ Status Fold::operator()(const CommunicatorBegun& e) {
   Communicator made{.parent = e.parent, .how = e.how, .rank = e.rank, .ranks = e.ranks};
   for (const auto& [id, a] : s_.allocations) made.memory += a.communicator == e.communicator ? 1 : 0;
   for (const auto& [address, l] : s_.legacy) made.memory += l.communicator == e.communicator ? 1 : 0;
-  const auto [it, fresh] = s_.communicators.emplace(e.communicator, std::move(made));
-  return fresh ? Status{} : Bad("that id is in use");
+  return s_.communicators.emplace(e.communicator, std::move(made)).second ? Status{} : Bad("that id is in use");
 }
 
 Status Fold::operator()(const CommunicatorReady& e) {
-  Communicator* c = FindLiving(e.communicator);
-  if (c == nullptr) return Bad("it was not begun, or has ended");
+  AMEM_ASSIGN(Communicator* const c, Living(e.communicator));
   c->hash = e.hash;
   c->rank = e.rank;
   c->ranks = e.ranks;
@@ -96,8 +95,7 @@ Status Fold::operator()(const CommunicatorReady& e) {
 }
 
 Status Fold::operator()(const CommunicatorEnded& e) {
-  Communicator* c = FindLiving(e.communicator);
-  if (c == nullptr) return Bad("it was not begun, or has ended");
+  AMEM_ASSIGN(Communicator* const c, Living(e.communicator));
   c->ended = e.how.empty() ? "ended" : e.how;
   c->suspended = false;
   if (c->memory == 0) s_.communicators.erase(e.communicator);
@@ -105,8 +103,7 @@ Status Fold::operator()(const CommunicatorEnded& e) {
 }
 
 Status Fold::operator()(const CommunicatorSuspended& e) {
-  Communicator* c = FindLiving(e.communicator);
-  if (c == nullptr) return Bad("it was not begun, or has ended");
+  AMEM_ASSIGN(Communicator* const c, Living(e.communicator));
   c->suspended = e.suspended;
   return {};
 }

@@ -128,13 +128,13 @@ Status Fold::IsFree(const Slab& slab, Bytes offset, Bytes bytes) {
   return {};
 }
 
-Status Fold::AtItsPlace(AllocationId id, Address address, Bytes bytes) const {
-  const auto* const a = FindIn(s_.allocations, id);
+Result<Allocation*> Fold::AtItsPlace(AllocationId id, Address address, Bytes bytes) const {
+  auto* const a = FindIn(s_.allocations, id);
   if (a == nullptr) return Bad(ToText(id) + " does not exist");
   if (!a->placed()) return Bad(ToText(id) + " is not part of a slab");
   AMEM_CHECK(s_.slabs.contains(a->slab), id, a->slab);
   const Address place = s_.PlaceOf(*a);
-  if (place == address && a->bytes == bytes) return {};
+  if (place == address && a->bytes == bytes) return a;
   return Bad(ToText(id) + " is " + FormatBytes(a->bytes) + " at " + Hex(place));
 }
 

@@ -259,18 +259,11 @@ std::string ToText(CommunicatorId id) { return "communicator " + to_string(id.va
 std::string ToText(PoolId id) { return "pool " + to_string(id.value); }
 std::string ToText(SessionId id) { return "session " + Hex(id); }
 std::string ToText(const Location& location) {
-  switch (location.type) {
-    case LocationType::kDevice:
-      return "device " + to_string(location.id);
-    case LocationType::kHost:
-      return "host";
-    case LocationType::kHostNuma:
-      return "host NUMA node " + to_string(location.id);
-    case LocationType::kHostNumaCurrent:
-      return "host current NUMA node";
-    case LocationType::kInvalid:
-      break;
-  }
+  const std::string id = to_string(location.id);
+  if (location.type == LocationType::kDevice) return "device " + id;
+  if (location.type == LocationType::kHost) return "host";
+  if (location.type == LocationType::kHostNuma) return "host NUMA node " + id;
+  if (location.type == LocationType::kHostNumaCurrent) return "host current NUMA node";
   return "location type " + to_string(static_cast<std::uint32_t>(location.type));
 }
 

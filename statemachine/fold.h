@@ -101,8 +101,7 @@ class Fold {
     if (Allocation* const a = Find(id)) return a;
     return Bad(ToText(id) + " does not exist");
   }
-  // A communicator that lives; null: it never began, or has ended.
-  [[nodiscard]] Communicator* FindLiving(CommunicatorId id);
+  [[nodiscard]] Result<Communicator*> Living(CommunicatorId id);  // likewise
   // Memory was made for a communicator, or is gone; an unknown one counts nothing.
   void CountMemory(CommunicatorId id);
   Status UncountMemory(CommunicatorId id);
@@ -145,7 +144,7 @@ class Fold {
   };
   [[nodiscard]] Owner OwnerOf(PoolId pool) const { return {pool, pool ? FindIn(s_.pools, pool) : static_cast<Scope*>(&s_)}; }
   [[nodiscard]] std::string Standing(const Owner& owner) const;  // "the session is running"
-  [[nodiscard]] Status InCycle(const Owner& owner) const;
+  [[nodiscard]] Result<Owner> InCycle(PoolId pool) const;
   // Whether this session has come to a cycle that has not begun, because others have not come yet.
   [[nodiscard]] bool Waits(PhaseKind phase, const Owner& owner) const;
   Status EndStep(const Step& step, PoolId pool, const std::string* failure);  // done unless there is a failure
@@ -166,7 +165,7 @@ class Fold {
   void ForgetSavedOfKept(PoolId pool);
 
   // The allocation is a part of a slab, and lies at `address`.
-  [[nodiscard]] Status AtItsPlace(AllocationId id, Address address, Bytes bytes) const;
+  [[nodiscard]] Result<Allocation*> AtItsPlace(AllocationId id, Address address, Bytes bytes) const;
   [[nodiscard]] Status IsFree(const Slab& slab, Bytes offset, Bytes bytes);
   // Takes an allocation out of its slab, if it is in one. What it may have written there is dirty from then on.
   Status RemoveFromSlab(AllocationId id, Allocation& a);

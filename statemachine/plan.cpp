@@ -11,11 +11,9 @@ namespace {
 class Places {
  public:
   using Place = std::map<Address, Mapping>::value_type;
-  Places() = default;
   explicit Places(const State& state) {
-    for (const Place& place : state.mappings) Add(place);
+    for (const Place& place : state.mappings) places_[place.second.allocation].push_back(&place);
   }
-  void Add(const Place& place) { places_[place.second.allocation].push_back(&place); }
   [[nodiscard]] const std::vector<const Place*>& Of(AllocationId id) const {
     const auto* const found = FindIn(places_, id);
     return found == nullptr ? none_ : *found;
@@ -40,14 +38,16 @@ Step On(StepKind kind, AllocationId id, const Allocation& a, Address address = {
   return {kind, id, address, a.bytes, a.on_device() ? DeviceOrdinal{a.properties.location.id} : DeviceOrdinal{}};
 }
 
-// Where the contents can be reached by a copy: a mapping of the whole allocation that its own device may access; 0 if none.
+// Whether a copy can reach the contents there: it is a mapping of the whole allocation that its own device may access.
+bool Reaches(const Mapping& m, const Allocation& a) {
+  return m.offset == 0 && m.bytes == a.bytes && Allows(m.access, {a.properties.location, 3});
+}
+
+// Where it can, `now` or once all is mapped; 0: nowhere.
 Address Reachable(AllocationId id, const Allocation& a, const Places& places, bool now) {
   for (const Places::Place* const place : places.Of(id)) {
     const auto& [address, m] = *place;
-    if (now && !(m.present && m.accessible)) continue;
-    if (m.offset != 0 || m.bytes != a.bytes) continue;
-    for (const AccessDescriptor& d : m.access)
-      if (d.location == a.properties.location && d.flags == 3) return address;
+    if (Reaches(m, a) && (!now || (m.present && m.accessible))) return address;
   }
   return {};
 }
@@ -268,9 +268,7 @@ PlannedPhase PlanCreateOwn(const State& state, std::vector<Step> steps, std::set
     const auto* const a = FindIn(state.allocations, step.allocation);
     const auto mapping = state.mappings.find(step.address);
     if (a == nullptr || mapping == state.mappings.end()) continue;
-    Places place;
-    place.Add(*mapping);
-    if (!NeedsRestoring(*a) || !Reachable(step.allocation, *a, place, false)) continue;
+    if (!NeedsRestoring(*a) || !Reaches(mapping->second, *a)) continue;
     if (!begun.insert(step.allocation).second) continue;
     reachable.push_back(On(StepKind::kRestore, step.allocation, *a, step.address));
     bytes += a->bytes;

@@ -17,14 +17,16 @@ static const char* Advice(int error) {
   return error == EFBIG ? "; raise the limit of the size of files (ulimit -f)" : "";
 }
 
+std::string ErrnoText(int error) { return std::generic_category().message(error); }
+
 Code CodeOfErrno(int error) {
   if (error == EMFILE || error == ENFILE) return Code::kNoDescriptors;
   return error == ENOENT ? Code::kNotFound : Code::kIo;
 }
 
 Status SystemFailure(std::string_view doing, const std::filesystem::path& path, int error) {
-  return {CodeOfErrno(error), std::string(doing) + " " + path.string() + ": " + std::generic_category().message(error) +
-                                  " (errno " + std::to_string(error) + ")" + Advice(error)};
+  return {CodeOfErrno(error), std::string(doing) + " " + path.string() + ": " + ErrnoText(error) + " (errno " +
+                                  std::to_string(error) + ")" + Advice(error)};
 }
 
 Result<File> File::Open(const std::filesystem::path& path, int flags, unsigned mode) {
@@ -40,7 +42,7 @@ Result<File> File::OpenToRead(const std::filesystem::path& path) { return Open(p
 
 Result<Bytes> File::Size() const {
   struct stat st {};
-  if (fstat(fd(), &st) != 0) return Status{Code::kIo, "fstat: " + std::generic_category().message(errno)};
+  if (fstat(fd(), &st) != 0) return Status{Code::kIo, "fstat: " + ErrnoText(errno)};
   return static_cast<Bytes>(st.st_size);
 }
 
@@ -49,7 +51,7 @@ Result<std::size_t> File::ReadAt(Bytes offset, std::span<std::byte> into) const 
   while (done < into.size()) {
     const ssize_t n = pread(fd(), into.data() + done, into.size() - done, static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return Status{Code::kIo, "read: " + std::generic_category().message(errno)};
+    if (n < 0) return Status{Code::kIo, "read: " + ErrnoText(errno)};
     if (n == 0) break;
     done += static_cast<std::size_t>(n);
   }
@@ -60,11 +62,18 @@ Status File::Write(std::string_view text) const {
   while (!text.empty()) {
     const ssize_t n = ::write(fd(), text.data(), text.size());
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return {Code::kIo, "write: " + std::generic_category().message(errno)};
+    if (n < 0) return {Code::kIo, "write: " + ErrnoText(errno)};
     text.remove_prefix(static_cast<std::size_t>(n));
   }
   return {};
 }
+
+std::string LinkOf(const std::filesystem::path& link) {
+  std::error_code unknown;
+  return std::filesystem::read_symlink(link, unknown);
+}
+
+std::string PathOf(int fd) { return LinkOf("/proc/self/fd/" + std::to_string(fd)); }
 
 std::string ReadSmallFile(const std::filesystem::path& path, std::size_t limit) {
   const auto file = File::OpenToRead(path);

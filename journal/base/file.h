@@ -30,10 +30,14 @@ class File {
   UniqueFd fd_;
 };
 
+std::string ErrnoText(int error);
 // kNotFound for ENOENT, kNoDescriptors for EMFILE and ENFILE, kIo for any other errno.
 Code CodeOfErrno(int error);
 // "open /x/y: No space left on device (errno 28)", with what can be done about the usual ones.
 Status SystemFailure(std::string_view doing, const std::filesystem::path& path, int error);
+// Where a symbolic link leads, and which file a descriptor is of, as the kernel shows it; empty: that cannot be read.
+std::string LinkOf(const std::filesystem::path& link);
+std::string PathOf(int fd);
 // Up to `limit` bytes of a small file; empty when it cannot be read.
 std::string ReadSmallFile(const std::filesystem::path& path, std::size_t limit = 4096);
 

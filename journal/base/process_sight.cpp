@@ -20,11 +20,6 @@
 namespace amem {
 namespace {
 
-std::string LinkOf(const std::string& path) {
-  std::error_code failed;
-  return std::filesystem::read_symlink(path, failed).string();
-}
-
 std::string_view BaseName(std::string_view path) { return path.substr(path.rfind('/') + 1); }  // npos + 1 is 0
 
 // The kernel shows how a process ended to those who may look into it, and zero to others.

@@ -39,12 +39,10 @@ bool ElfImage::Containing(const void* address, ElfImage* found) {
 bool ElfImage::Parse(const dl_phdr_info& info) {
   base_ = info.dlpi_addr;
   path_ = info.dlpi_name == nullptr ? "" : info.dlpi_name;
-  headers_ = info.dlpi_phdr;
-  header_count_ = info.dlpi_phnum;
+  headers_ = {info.dlpi_phdr, info.dlpi_phnum};
   begin_ = text_begin_ = UINTPTR_MAX;
   const ElfW(Dyn)* dynamic = nullptr;
-  for (std::size_t i = 0; i < header_count_; ++i) {
-    const ElfW(Phdr)& header = headers_[i];
+  for (const ElfW(Phdr) & header : headers_) {
     const std::uintptr_t from = base_ + header.p_vaddr, to = from + header.p_memsz;
     if (header.p_type == PT_LOAD) {
       begin_ = std::min(begin_, from);
@@ -68,6 +66,8 @@ bool ElfImage::Parse(const dl_phdr_info& info) {
 void ElfImage::ParseDynamic(const ElfW(Dyn) * entry) {
   dynamic_ = entry;
   std::uint64_t soname_offset = 0;
+  const ElfW(Rela)* plt_relocations = nullptr, *relocations = nullptr;
+  std::size_t plt_bytes = 0, relocation_bytes = 0;
   for (; entry->d_tag != DT_NULL; ++entry) {
     const ElfW(Addr) value = entry->d_un.d_ptr;
     const auto is = [&](ElfW(Sxword) tag, auto*& table) {
@@ -78,12 +78,14 @@ void ElfImage::ParseDynamic(const ElfW(Dyn) * entry) {
     is(DT_VERSYM, versions_);
     is(DT_GNU_HASH, gnu_hash_);
     is(DT_HASH, sysv_hash_);
-    is(DT_JMPREL, plt_relocations_);
-    is(DT_RELA, relocations_);
+    is(DT_JMPREL, plt_relocations);
+    is(DT_RELA, relocations);
     if (entry->d_tag == DT_SONAME) soname_offset = value;
-    if (entry->d_tag == DT_PLTRELSZ) plt_bytes_ = value;
-    if (entry->d_tag == DT_RELASZ) relocation_bytes_ = value;
+    if (entry->d_tag == DT_PLTRELSZ) plt_bytes = value;
+    if (entry->d_tag == DT_RELASZ) relocation_bytes = value;
   }
+  if (plt_relocations != nullptr) plt_relocations_ = {plt_relocations, plt_bytes / sizeof *plt_relocations};
+  if (relocations != nullptr) relocations_ = {relocations, relocation_bytes / sizeof *relocations};
   if (soname_offset != 0 && strings_ != nullptr) soname_ = strings_ + soname_offset;
 }
 
@@ -94,10 +96,10 @@ bool ElfImage::Needs(const char* soname) const {
 }
 
 std::string ElfImage::BuildId() const {
-  for (std::size_t i = 0; i < header_count_; ++i) {
-    if (headers_[i].p_type != PT_NOTE) continue;
-    const auto* at = reinterpret_cast<const unsigned char*>(base_ + headers_[i].p_vaddr);
-    const auto* end = at + headers_[i].p_memsz;
+  for (const ElfW(Phdr) & header : headers_) {
+    if (header.p_type != PT_NOTE) continue;
+    const auto* at = reinterpret_cast<const unsigned char*>(base_ + header.p_vaddr);
+    const auto* end = at + header.p_memsz;
     while (at + sizeof(ElfW(Nhdr)) <= end) {
       const auto& note = *reinterpret_cast<const ElfW(Nhdr)*>(at);
       const auto* const name = at + sizeof note;
@@ -161,16 +163,6 @@ void* ElfImage::Find(const char* name, std::size_t* bytes) const {
   return index == 0 ? nullptr : reinterpret_cast<void*>(base_ + symbols_[index].st_value);
 }
 
-ElfImage::Slot ElfImage::ScanRelocations(const ElfW(Rela) * table, std::size_t bytes, const char* name) const {
-  if (table == nullptr) return {};
-  for (std::size_t i = 0; i < bytes / sizeof *table; ++i) {
-    if (static_cast<std::uint32_t>(ELF64_R_TYPE(table[i].r_info)) == kPointer) continue;
-    const Import import = ImportOf(table[i]);
-    if (import.slot && std::strcmp(import.name, name) == 0) return import.slot;
-  }
-  return {};
-}
-
 ElfImage::Import ElfImage::ImportOf(const ElfW(Rela) & relocation) const {
   const auto type = static_cast<std::uint32_t>(ELF64_R_TYPE(relocation.r_info));
   const auto symbol = ELF64_R_SYM(relocation.r_info);
@@ -181,15 +173,21 @@ ElfImage::Import ElfImage::ImportOf(const ElfW(Rela) & relocation) const {
 }
 
 ElfImage::Slot ElfImage::ImportSlot(const char* name) const {
-  const Slot slot = ScanRelocations(plt_relocations_, plt_bytes_, name);
-  return slot ? slot : ScanRelocations(relocations_, relocation_bytes_, name);
+  for (const auto table : {plt_relocations_, relocations_}) {
+    for (const ElfW(Rela) & relocation : table) {
+      if (static_cast<std::uint32_t>(ELF64_R_TYPE(relocation.r_info)) == kPointer) continue;
+      const Import import = ImportOf(relocation);
+      if (import.slot && std::strcmp(import.name, name) == 0) return import.slot;
+    }
+  }
+  return {};
 }
 
 // Reads a sanitizer's red zones around the library's variables like the rest.
 __attribute__((no_sanitize("address", "thread"))) bool ElfImage::HoldsCodeOf(const ElfImage& other) const {
-  for (std::size_t i = 0; i < header_count_; ++i) {
-    if (headers_[i].p_type != PT_LOAD || (headers_[i].p_flags & PF_W) == 0) continue;
-    const std::uintptr_t from = base_ + headers_[i].p_vaddr, to = from + headers_[i].p_memsz;
+  for (const ElfW(Phdr) & header : headers_) {
+    if (header.p_type != PT_LOAD || (header.p_flags & PF_W) == 0) continue;
+    const std::uintptr_t from = base_ + header.p_vaddr, to = from + header.p_memsz;
     const auto* end = reinterpret_cast<const volatile std::uintptr_t*>(to / sizeof(void*) * sizeof(void*));
     for (const auto* at =
              reinterpret_cast<const volatile std::uintptr_t*>((from + sizeof(void*) - 1) / sizeof(void*) * sizeof(void*));
@@ -204,8 +202,7 @@ __attribute__((no_sanitize("address", "thread"))) bool ElfImage::HoldsCodeOf(con
 int ElfImage::ProtectionOf(std::uintptr_t page, std::uintptr_t page_size) const {
   if (page >= relro_begin_ / page_size * page_size && page < relro_end_ / page_size * page_size) return PROT_READ;
   int protection = 0;
-  for (std::size_t i = 0; i < header_count_; ++i) {
-    const ElfW(Phdr)& header = headers_[i];
+  for (const ElfW(Phdr) & header : headers_) {
     const std::uintptr_t from = base_ + header.p_vaddr;
     if (header.p_type != PT_LOAD || page + page_size <= from || page >= from + header.p_memsz) continue;
     protection |= ((header.p_flags & PF_R) != 0 ? PROT_READ : 0) | ((header.p_flags & PF_W) != 0 ? PROT_WRITE : 0) |

@@ -9,9 +9,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <type_traits>
-#include <utility>
 
 #include "statemachine/types.h"
 
@@ -71,9 +71,9 @@ class ElfImage {
   // built without one, and pointers in data.
   template <class Visit>
   void ForEachImport(const Visit& visit) const {
-    for (const auto& [table, bytes] : {std::pair(plt_relocations_, plt_bytes_), std::pair(relocations_, relocation_bytes_)}) {
-      for (std::size_t i = 0; table != nullptr && i < bytes / sizeof *table; ++i) {
-        const Import import = ImportOf(table[i]);
+    for (const auto table : {plt_relocations_, relocations_}) {
+      for (const ElfW(Rela) & relocation : table) {
+        const Import import = ImportOf(relocation);
         if (import.slot) visit(import.name, import.slot);
       }
     }
@@ -99,22 +99,18 @@ class ElfImage {
   [[nodiscard]] Import ImportOf(const ElfW(Rela) & relocation) const;
   [[nodiscard]] int ProtectionOf(std::uintptr_t page, std::uintptr_t page_size) const;
   [[nodiscard]] Status WriteWord(std::uintptr_t* where, std::uintptr_t value) const;
-  [[nodiscard]] Slot ScanRelocations(const ElfW(Rela) * table, std::size_t bytes, const char* name) const;
 
   const char* path_ = "";
   const char* soname_ = "";
   std::uintptr_t base_ = 0, begin_ = 0, end_ = 0, text_begin_ = 0, text_end_ = 0, relro_begin_ = 0, relro_end_ = 0;
-  const ElfW(Phdr) * headers_ = nullptr;
-  std::size_t header_count_ = 0;
+  std::span<const ElfW(Phdr)> headers_;
   const ElfW(Dyn) * dynamic_ = nullptr;
   const ElfW(Sym) * symbols_ = nullptr;
   const char* strings_ = nullptr;
   const ElfW(Half) * versions_ = nullptr;
   const std::uint32_t* gnu_hash_ = nullptr;
   const std::uint32_t* sysv_hash_ = nullptr;
-  const ElfW(Rela) * plt_relocations_ = nullptr;
-  const ElfW(Rela) * relocations_ = nullptr;
-  std::size_t plt_bytes_ = 0, relocation_bytes_ = 0;
+  std::span<const ElfW(Rela)> plt_relocations_, relocations_;
 };
 
 }  // namespace amem

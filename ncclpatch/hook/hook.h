@@ -96,8 +96,16 @@ F* DriverFunction(const char* name) {
 
 }  // namespace amem::hook
 
-// Where a call of the driver came from.
 namespace amem {
+
+// The one object of a type. It is never destroyed, because other threads may call after main has returned.
+template <class T>
+T& Forever() {
+  static auto* const only = new T;
+  return *only;
+}
+
+// ---- where a call of the driver came from
 
 // The innermost return addresses inside libnccl on this thread's stack, as offsets from its load address. `for_application`:
 // one of them is in ncclMemAlloc, which allocates for the program; `for_window`: one is in ncclCommWindowRegister, which maps

@@ -7,7 +7,6 @@
 #include <array>
 #include <atomic>
 #include <mutex>
-#include <utility>
 #include <vector>
 
 namespace amem::hook {
@@ -111,19 +110,18 @@ LibraryAttached Describe(const Library& library) {
   return event;
 }
 
-// Of the loader: objects that it has loaded so far, and those of them that it has unloaded.
-static std::pair<std::uint64_t, std::uint64_t> LoaderCounts() {
-  std::pair<std::uint64_t, std::uint64_t> counts{0, 0};
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, std::size_t, void* found) {
-        *static_cast<std::pair<std::uint64_t, std::uint64_t>*>(found) = {info->dlpi_adds, info->dlpi_subs};
-        return 1;
-      },
-      &counts);
+// What the loader says with the first object, which counts all.
+static dl_phdr_info LoaderCounts() {
+  dl_phdr_info counts{};
+  const auto first = [](dl_phdr_info* info, std::size_t, void* found) {
+    *static_cast<dl_phdr_info*>(found) = *info;
+    return 1;
+  };
+  dl_iterate_phdr(first, &counts);
   return counts;
 }
 
-std::uint64_t LoadCount() { return LoaderCounts().first; }
-std::uint64_t UnloadCount() { return LoaderCounts().second; }
+std::uint64_t LoadCount() { return LoaderCounts().dlpi_adds; }
+std::uint64_t UnloadCount() { return LoaderCounts().dlpi_subs; }
 
 }  // namespace amem::hook

@@ -51,19 +51,14 @@ std::vector<Found> NamesOf(const ElfImage& image) {
   return found;
 }
 
-bool SamePlace(const hook::Library& a, const hook::Library& b) { return a.number == b.number; }
-
 // A free place, or one whose library was unloaded.
 std::size_t ChoosePlace(const hook::Library& library) {
   const std::vector<hook::Library> loaded = hook::Libraries();
   for (std::size_t place = 0; place < kLibraries; ++place) {
     const hook::Library* taken = g_places[place].load();
-    const bool in_use =
-        taken != nullptr && std::any_of(loaded.begin(), loaded.end(), [&](const auto& one) { return SamePlace(one, *taken); });
-    if (!in_use) {
-      g_places[place].store(&library, std::memory_order_release);
-      return place;
-    }
+    if (taken != nullptr && std::ranges::find(loaded, taken->number, &hook::Library::number) != loaded.end()) continue;
+    g_places[place].store(&library, std::memory_order_release);
+    return place;
   }
   return kLibraries;
 }
@@ -111,7 +106,7 @@ Status Set(const hook::Library& library, const ElfImage& image) {
   const Installed* installed = g_installed.load(std::memory_order_acquire);
   if (installed == nullptr) return Status::Ok();
   for (const auto& place : g_places)
-    if (const hook::Library* known = place.load(); known != nullptr && SamePlace(*known, library)) return Status::Ok();
+    if (const hook::Library* known = place.load(); known != nullptr && known->number == library.number) return Status::Ok();
   const std::size_t place = ChoosePlace(library);
   if (place == kLibraries) {
     if (std::exchange(g_last_refused, std::max(g_last_refused, library.number)) >= library.number) return Status::Ok();

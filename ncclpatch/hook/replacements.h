@@ -99,16 +99,11 @@ struct Thunk<E, R(A...)> {
   }
 };
 
-template <class E>
-Replacement Replace() {
-  using T = Thunk<E>;
-  return {E::kName, E::kExported, E::kSince, E::kBefore, T::reals, T::Entries()};
-}
-
 // A family's table, for Install.
 template <class... E>
 std::span<const Replacement> Table() {
-  static const std::array table = {Replace<E>()...};
+  static const std::array table = {
+      Replacement{E::kName, E::kExported, E::kSince, E::kBefore, Thunk<E>::reals, Thunk<E>::Entries()}...};
   return table;
 }
 

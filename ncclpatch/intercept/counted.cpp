@@ -7,8 +7,9 @@
 #include <mutex>
 #include <set>
 #include <string>
-#include <thread>
 
+#include "journal/base/deadline.h"
+#include "journal/base/mutex.h"
 #include "ncclpatch/intercept/intercept.h"
 #include "ncclpatch/runtime/log.h"
 
@@ -18,18 +19,12 @@ namespace {
 Address At(const void* pointer) { return Address{reinterpret_cast<std::uint64_t>(pointer)}; }
 
 // A call that allocates, and what it is in the journal: allocated(arguments...).
-template <auto allocated, class F, Text Name, Text Exported = Name>
-struct Noted : Named<Name, Exported> {
-  using Function = F;
-  template <class... A>
-  static CUresult Call(F* real, A... arguments) {
-    Session* const session = Runtime::Get().session();
-    const CUresult result = real(arguments...);
-    if (session != nullptr && result == CUDA_SUCCESS) session->Note(allocated(arguments...));
-    return result;
-  }
+template <auto allocated>
+constexpr auto kNoted = [](CUresult result, auto... arguments) {
+  Session* const session = Runtime::Get().session();
+  if (session != nullptr && result == CUDA_SUCCESS) session->Note(allocated(arguments...));
 };
-#define AMEM_NOTED(allocated, name) Noted<allocated, decltype(name), #name, AMEM_TEXT(name)>
+#define AMEM_NOTED(allocated, name) Then<kNoted<allocated>, decltype(name), #name, AMEM_TEXT(name)>
 constexpr auto kAllocated = [](void** pointer, size_t bytes, auto... flags) {
   return HostAllocated{At(*pointer), bytes, (0U | ... | flags), false};
 };
@@ -68,11 +63,6 @@ void NotePoolCall(const char* call, CUresult result) {
 // allocate from them and may rely on what they keep.
 class OwnPools {
  public:
-  static OwnPools& Get() {
-    static auto* all = new OwnPools;  // never destroyed, because NCCL's threads may call after main has returned
-    return *all;
-  }
-
   void Created(CUmemoryPool pool) {
     const std::lock_guard lock(mutex_);
     pools_.insert(pool);
@@ -90,13 +80,9 @@ class OwnPools {
   // Trims nothing if a pool's destruction takes longer than a pause should wait.
   void Trim(Session& session) {
     constexpr auto kPatience = std::chrono::milliseconds(100);
-    const auto until = std::chrono::steady_clock::now() + kPatience;
-    std::unique_lock lock(mutex_, std::try_to_lock);  // ThreadSanitizer misunderstands timed mutexes
-    while (!lock && std::chrono::steady_clock::now() < until) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      static_cast<void>(lock.try_lock());
-    }
-    if (!lock) return session.Note(PassedThrough{"cuMemPoolTrimTo", "no pool was trimmed: one is being destroyed", 0});
+    if (!TryLockUntil(mutex_, In(kPatience)))
+      return session.Note(PassedThrough{"cuMemPoolTrimTo", "no pool was trimmed: one is being destroyed", 0});
+    const std::lock_guard lock(mutex_, std::adopt_lock);
     const auto trim = AMEM_DRIVER(cuMemPoolTrimTo);
     if (trim == nullptr) return;
     for (const CUmemoryPool pool : pools_) {
@@ -126,13 +112,13 @@ class OwnPools {
 };
 
 constexpr auto kCreated = [](CUresult result, const CUmemoryPool* pool, auto) {
-  if (result == CUDA_SUCCESS && pool != nullptr) OwnPools::Get().Created(*pool);
+  if (result == CUDA_SUCCESS && pool != nullptr) Forever<OwnPools>().Created(*pool);
   NotePoolCall("cuMemPoolCreate", result);
 };
 
 struct PoolDestroy : Instead<PoolDestroy, "cuMemPoolDestroy"> {
   static CUresult With(const Pass<>& pass, CUmemoryPool pool) {
-    const CUresult result = OwnPools::Get().Destroy(pool, pass);
+    const CUresult result = Forever<OwnPools>().Destroy(pool, pass);
     NotePoolCall(kName, result);
     return result;
   }
@@ -144,7 +130,7 @@ constexpr auto kOnPool = [](CUresult result, auto...) { NotePoolCall(Name.data, 
 
 }  // namespace
 
-void TrimPools(Session& session) { OwnPools::Get().Trim(session); }
+void TrimPools(Session& session) { Forever<OwnPools>().Trim(session); }
 
 std::span<const replacements::Replacement> CountedReplacements() {
   return replacements::Table<MemHostAlloc, AMEM_NOTED(kAllocated, cuMemAllocHost), FreeHost<"cuMemFreeHost", 2000>,

@@ -25,8 +25,7 @@ constexpr auto kPlane = [](Touch touch, const CUDA_MEMCPY2D* copy, auto...) {
   return side(copy->srcMemoryType, copy->srcDevice, copy->srcPitch, copy->srcY) ||
          side(copy->dstMemoryType, copy->dstDevice, copy->dstPitch, copy->dstY);
 };
-template <class Copy3D>
-bool TouchesVolume(Touch touch, const Copy3D* copy) {
+constexpr auto kVolume = [](Touch touch, const auto* copy, auto...) {
   if (copy == nullptr) return false;
   const auto side = [&](CUmemorytype type, CUdeviceptr base, size_t pitch, size_t height, size_t z) {
     return (type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_UNIFIED) &&
@@ -34,8 +33,7 @@ bool TouchesVolume(Touch touch, const Copy3D* copy) {
   };
   return side(copy->srcMemoryType, copy->srcDevice, copy->srcPitch, copy->srcHeight, copy->srcZ) ||
          side(copy->dstMemoryType, copy->dstDevice, copy->dstPitch, copy->dstHeight, copy->dstZ);
-}
-constexpr auto kVolume = [](Touch touch, const auto* copy, auto...) { return TouchesVolume(touch, copy); };
+};
 constexpr auto kBatch = [](Touch touch, CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count, auto...) {
   for (size_t i = 0; to != nullptr && from != nullptr && bytes != nullptr && i < count; ++i)
     if (touch(to[i], bytes[i]) || touch(from[i], bytes[i])) return true;

@@ -14,10 +14,6 @@ using EndpointId = cuuint32_t;  // CUlogicalEndpointId, which older headers lack
 
 class Endpoints {
  public:
-  static Endpoints& Get() {
-    static auto* all = new Endpoints;
-    return *all;
-  }
   void Bound(EndpointId id, CUdevice device, cuuint64_t offset, Extent part) {
     Session* session = Runtime::Get().started();
     const std::lock_guard lock(mutex_);
@@ -50,7 +46,7 @@ class Endpoints {
 
 // Undoes every binding of this process to the endpoint; other processes may still use it.
 constexpr auto kDestroyed = [](CUresult result, EndpointId id) {
-  if (result == CUDA_SUCCESS) Endpoints::Get().Destroyed(id);
+  if (result == CUDA_SUCCESS) Forever<Endpoints>().Destroyed(id);
 };
 using EndpointDestroy = Then<kDestroyed, CUresult(EndpointId), "cuLogicalEndpointDestroy">;
 
@@ -61,7 +57,7 @@ struct EndpointBindAddr : Instead<EndpointBindAddr, "cuLogicalEndpointBindAddr">
     const Registering gate(kName, part);
     if (gate.refused()) return CUDA_ERROR_ILLEGAL_STATE;
     const CUresult result = pass();
-    if (result == CUDA_SUCCESS) Endpoints::Get().Bound(id, device, offset, part);
+    if (result == CUDA_SUCCESS) Forever<Endpoints>().Bound(id, device, offset, part);
     return result;
   }
 };
@@ -93,7 +89,7 @@ struct EndpointBindMem : Named<"cuLogicalEndpointBindMem"> {
     const CUresult result = real(id, device, offset, handle.value, begin + memory_offset, bytes, flags);
     if (result != CUDA_SUCCESS) return result;
     if (address)
-      Endpoints::Get().Bound(id, device, offset, part);
+      Forever<Endpoints>().Bound(id, device, offset, part);
     else
       Runtime::Get().KeepEverything("memory without an address is bound to a logical endpoint (cuLogicalEndpointBindMem)");
     return result;
@@ -101,7 +97,7 @@ struct EndpointBindMem : Named<"cuLogicalEndpointBindMem"> {
 };
 
 constexpr auto kUnbound = [](CUresult result, auto... what) {
-  if (result == CUDA_SUCCESS) Endpoints::Get().Unbound(what...);
+  if (result == CUDA_SUCCESS) Forever<Endpoints>().Unbound(what...);
 };
 using EndpointUnbind = Then<kUnbound, CUresult(EndpointId, CUdevice, cuuint64_t, cuuint64_t), "cuLogicalEndpointUnbind">;
 

@@ -272,20 +272,11 @@ struct Unmap : Named<"cuMemUnmap"> {
 }  // namespace
 
 bool AnswerPointer(CUpointer_attribute attribute, CUdeviceptr pointer, DeviceOrdinal device, const Extent& range, void* data) {
-  switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-      return SetTo<unsigned>(data, CU_MEMORYTYPE_DEVICE);
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-      return SetTo(data, pointer);
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-      return SetTo<int>(data, device.value);
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-      return SetTo<CUdeviceptr>(data, range.address.value);
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-      return SetTo<std::size_t>(data, range.bytes);
-    default:
-      return false;
-  }
+  if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE) return SetTo<unsigned>(data, CU_MEMORYTYPE_DEVICE);
+  if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER) return SetTo(data, pointer);
+  if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) return SetTo<int>(data, device.value);
+  if (attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR) return SetTo<CUdeviceptr>(data, range.address.value);
+  return attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE && SetTo<std::size_t>(data, range.bytes);
 }
 
 Result<Token> TokenIn(const void* shareable, CUmemAllocationHandleType type) {

@@ -5,16 +5,10 @@
 namespace amem::intercept {
 namespace {
 
-struct RealHandle {
-  CUmemGenericAllocationHandle handle = 0;
-  size_t offset = 0;  // where NCCL's memory begins in it
-};
-
-// The driver's handle behind NCCL's. A handle that is not AMem's is returned unchanged; zero: AMem's, and gone.
-RealHandle Real(Session& session, CUmemGenericAllocationHandle handle) {
-  if (!IsGuest(handle)) return {handle, 0};
-  const auto [real, offset] = session.Backing(ToAllocation(handle));
-  return {real.value, offset};
+// The driver's handle behind NCCL's, and where NCCL's memory begins in it. A handle that is not AMem's is returned unchanged;
+// zero: AMem's, and gone.
+std::pair<DriverHandle, Bytes> Real(Session& session, CUmemGenericAllocationHandle handle) {
+  return IsGuest(handle) ? session.Backing(ToAllocation(handle)) : std::pair(DriverHandle{handle}, Bytes{0});
 }
 
 // Makes the call with the driver's handle, and records `event` if it worked and the object is AMem's.
@@ -26,7 +20,7 @@ CUresult OnObject(const char* call, CUmemGenericAllocationHandle object, const M
   const auto gate = session->EnterCall();
   // Taking memory from an object is freeing, which always works.
   if (!also_paused && IsGuest(object) && session->paused()) return AnswerPaused(call);
-  const CUmemGenericAllocationHandle real = Real(*session, object).handle;
+  const CUmemGenericAllocationHandle real = Real(*session, object).first.value;
   if (real == 0) return CUDA_ERROR_INVALID_HANDLE;
   const CUresult result = make_call(session, real);
   if (!IsGuest(object)) return PassedOn(*session, call, object, result);
@@ -85,10 +79,10 @@ struct BindMem : Named<"cuMulticastBindMem", Exported, since, before> {
       const auto tag = session != nullptr && guest ? session->EnterTagOf(guest) : Session::InTags{};
       if (tag.paused) return RefusedWhilePaused(call);
       if (session != nullptr && guest) session->PrepareBind(guest);
-      const RealHandle known = session == nullptr ? RealHandle{memory, 0} : Real(*session, memory);
-      if (known.handle == 0) return session->paused() ? AnswerPaused(call) : CUDA_ERROR_INVALID_HANDLE;
+      const auto [known, begin] = session == nullptr ? std::pair(DriverHandle{memory}, Bytes{0}) : Real(*session, memory);
+      if (!known) return session->paused() ? AnswerPaused(call) : CUDA_ERROR_INVALID_HANDLE;
       return BoundOutside(session, object, guest,
-                          real(handle, device..., object_offset, known.handle, known.offset + memory_offset, bytes, flags));
+                          real(handle, device..., object_offset, known.value, begin + memory_offset, bytes, flags));
     };
     return OnObject(call, object, bind,
                     [&](AllocationId id) { return MulticastBound{id, object_offset, guest, memory_offset, bytes, Address{}}; });

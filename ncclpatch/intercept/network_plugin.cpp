@@ -56,7 +56,7 @@ struct Of {
     if (gate.refused()) return kInvalidUsage;
     const int result = g_tables[T].Real<PluginRegMr>(kRegMr)(comm, data, bytes, type, handle);
     if (result == 0 && handle != nullptr)
-      Registrations::Get().Add(KeyOf(Registrar::kPlugin, *handle), PartAt(data, bytes), "network plugin");
+      Forever<Registrations>().Add(KeyOf(Registrar::kPlugin, *handle), PartAt(data, bytes), "network plugin");
     return result;
   }
   static int RegDmaBuf(void* comm, void* data, size_t bytes, int type, std::uint64_t offset, int descriptor, void** handle) {
@@ -64,8 +64,8 @@ struct Of {
     if (gate.refused()) return kInvalidUsage;
     const int result = g_tables[T].Real<PluginRegDmaBuf>(kRegMr + 1)(comm, data, bytes, type, offset, descriptor, handle);
     if (result == 0 && handle != nullptr)
-      Registrations::Get().Add(KeyOf(Registrar::kPlugin, *handle), PartAt(data, bytes), "network plugin, dma-buf");
-    Registrations::Get().Consumed(descriptor);
+      Forever<Registrations>().Add(KeyOf(Registrar::kPlugin, *handle), PartAt(data, bytes), "network plugin, dma-buf");
+    Forever<Registrations>().Consumed(descriptor);
     return result;
   }
   static int DeregMr(void* comm, void* handle) {

@@ -140,12 +140,8 @@ struct IpcClose : counted::IpcClose {
 
 // Before there is a session a process may fork and go on; later its children are inert.
 Outside::Outside() {
-  pthread_atfork([] { Get().mutex_.lock(); }, [] { Get().mutex_.unlock(); }, [] { Get().mutex_.unlock(); });
-}
-
-Outside& Outside::Get() {
-  static auto* all = new Outside;  // never destroyed, because other libraries call after main has returned
-  return *all;
+  constexpr auto kUnlock = [] { Forever<Outside>().mutex_.unlock(); };
+  pthread_atfork([] { Forever<Outside>().mutex_.lock(); }, kUnlock, kUnlock);
 }
 
 // Each pause asks, and a process of PyTorch's has some hundred libraries.
@@ -205,10 +201,10 @@ const replacements::Tables& WiderTables(LibraryScope scope) {
 }
 
 void TellOfOthers(Session& session, bool wait) {
-  if (!wait) return Outside::Get().Tell(session, false);
+  if (!wait) return Forever<Outside>().Tell(session, false);
   OpenProgram(session);
-  Outside::Get().LookForThosePastAmem();
-  Outside::Get().Tell(session);
+  Forever<Outside>().LookForThosePastAmem();
+  Forever<Outside>().Tell(session);
 }
 
 }  // namespace amem::intercept

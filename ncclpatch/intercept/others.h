@@ -59,8 +59,6 @@ using Handle = CUmemGenericAllocationHandle;
 // reference and the last mapping that this process has of it are gone.
 class Outside {
  public:
-  static Outside& Get();
-
   using Who = std::pair<std::string, OutsideKind>;
   struct Piece {
     std::string library;
@@ -152,9 +150,9 @@ class Outside {
   // Counts, or notes that something could not be counted: that must not keep a call from its caller.
   static void Quietly(const auto& count) {
     try {
-      count(Get());
+      count(Forever<Outside>());
     } catch (const std::exception&) {
-      Get().missed_.store(true);
+      Forever<Outside>().missed_.store(true);
     }
   }
   void LookForThosePastAmem();
@@ -164,6 +162,7 @@ class Outside {
 
  private:
   static constexpr std::int64_t kAll = std::numeric_limits<std::int64_t>::max();
+  friend Outside& Forever<Outside>();
   Outside();
 
   template <class Make>

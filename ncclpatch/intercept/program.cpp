@@ -68,10 +68,6 @@ Result<Session::TagPart> PartAt(CUdeviceptr address) {
 // a later call.
 class Captures {
  public:
-  static Captures& Get() {
-    static auto* all = new Captures;  // never destroyed, because calls may come after main has returned
-    return *all;
-  }
   void Begin(CUstream stream) {
     Change([&] { streams_.insert(stream); });
   }
@@ -110,7 +106,7 @@ class Captures {
 
 // As the driver's free, waits for all that may use the memory.
 Status FreePart(const Session::TagPart& part) {
-  if (Captures::Get().Defer(part.address.value)) return {};
+  if (Forever<Captures>().Defer(part.address.value)) return {};
   static const auto wait = AMEM_DRIVER(cuCtxSynchronize);
   const CUcontext context = PrimaryContext(part.device);
   const CUresult result = context == nullptr || context == CurrentContext() ? wait() : InContext(context, wait);
@@ -118,7 +114,7 @@ Status FreePart(const Session::TagPart& part) {
   return Runtime::Get().started()->pools().Free(part.address, std::nullopt);
 }
 void FreeDeferred() {
-  for (const CUdeviceptr address : Captures::Get().TakeFreed())
+  for (const CUdeviceptr address : Forever<Captures>().TakeFreed())
     if (const auto part = PartAt(address)) static_cast<void>(FreePart(*part));
 }
 
@@ -167,16 +163,10 @@ struct AddressRange : Named<"cuMemGetAddressRange", "cuMemGetAddressRange_v2"> {
 
 // `asked`: the driver has answered, so that the value has the width that it wrote.
 bool Answer(const Session::TagPart& part, CUpointer_attribute attribute, CUdeviceptr pointer, bool asked, void* data) {
-  switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT:
-      return SetTo(data, PrimaryContext(part.device));
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-      return asked && SetTo<std::uint8_t>(data, 1);
-    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-      return asked && SetTo<std::uint8_t>(data, 0);
-    default:
-      return AnswerPointer(attribute, pointer, part.device, {part.address, part.bytes}, data);
-  }
+  if (attribute == CU_POINTER_ATTRIBUTE_CONTEXT) return SetTo(data, PrimaryContext(part.device));
+  if (attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) return asked && SetTo<std::uint8_t>(data, 1);
+  if (attribute == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES) return asked && SetTo<std::uint8_t>(data, 0);
+  return AnswerPointer(attribute, pointer, part.device, {part.address, part.bytes}, data);
 }
 struct PointerAttribute : Named<"cuPointerGetAttribute"> {
   static CUresult Call(CUresult (*real)(void*, CUpointer_attribute, CUdeviceptr), void* data, CUpointer_attribute attribute,
@@ -220,9 +210,9 @@ struct BeginsCapture : Named<Name, Exported> {
   using Function = F;
   template <class... A>
   static CUresult Call(F* real, CUstream stream, A... arguments) {
-    Captures::Get().Begin(stream);
+    Forever<Captures>().Begin(stream);
     const CUresult result = real(stream, arguments...);
-    if (result != CUDA_SUCCESS && !IsCaptured(stream)) Captures::Get().End(stream);
+    if (result != CUDA_SUCCESS && !IsCaptured(stream)) Forever<Captures>().End(stream);
     return result;
   }
 };
@@ -231,11 +221,11 @@ using BeginCaptureToGraph =
     BeginsCapture<"cuStreamBeginCaptureToGraph", "cuStreamBeginCaptureToGraph",
                   CUresult(CUstream, CUgraph, const CUgraphNode*, const CUgraphEdgeData*, size_t, CUstreamCaptureMode)>;
 constexpr auto kCaptureEnded = [](CUresult result, CUstream stream, auto) {
-  if (result == CUDA_SUCCESS || !IsCaptured(stream)) Captures::Get().End(stream);
+  if (result == CUDA_SUCCESS || !IsCaptured(stream)) Forever<Captures>().End(stream);
 };
 struct StreamDestroy : Named<"cuStreamDestroy", "cuStreamDestroy_v2"> {
   static CUresult Call(CUresult (*real)(CUstream), CUstream stream) {
-    Captures::Get().End(stream);
+    Forever<Captures>().End(stream);
     return real(stream);
   }
 };

@@ -2,11 +2,6 @@
 
 namespace amem::intercept {
 
-Registrations& Registrations::Get() {
-  static auto* all = new Registrations;
-  return *all;
-}
-
 void Registrations::Exported(int descriptor, Extent part) {
   Session* session = Runtime::Get().started();
   const std::lock_guard lock(mutex_);

@@ -25,8 +25,6 @@ inline RegionKey KeyOf(Registrar registrar, const void* handle) { return {regist
 
 class Registrations {
  public:
-  static Registrations& Get();
-
   // The driver made a dma-buf of `part`. Whoever has the descriptor may register it, so it pins the part until a registration
   // that AMem sees replaces it (Consumed), or that registration fails.
   void Exported(int descriptor, Extent part);
@@ -76,13 +74,13 @@ Still HoldStill(const std::vector<Extent>& parts);
 // Undoes a registration by `make_call`, which returns 0 on success.
 template <class MakeCall>
 int Deregister(RegionKey key, const MakeCall& make_call) {
-  std::vector<Extent> parts = Registrations::Get().Take(key);
+  std::vector<Extent> parts = Forever<Registrations>().Take(key);
   const Still still = HoldStill(parts);
   const int result = make_call();
   if (result == 0)
     Registrations::Forget(parts);
   else
-    Registrations::Get().PutBack(key, std::move(parts));
+    Forever<Registrations>().PutBack(key, std::move(parts));
   return result;
 }
 

@@ -19,7 +19,7 @@ struct MemGetHandleForAddressRange : Instead<MemGetHandleForAddressRange, "cuMem
     if (gate.refused()) return CUDA_ERROR_ILLEGAL_STATE;
     const CUresult result = pass();
     if (session != nullptr && result == CUDA_SUCCESS && handle != nullptr && type == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
-      Registrations::Get().Exported(*static_cast<int*>(handle), {Address{address}, bytes});
+      Forever<Registrations>().Exported(*static_cast<int*>(handle), {Address{address}, bytes});
     return result;
   }
 };
@@ -45,17 +45,17 @@ void* Register(const char* call, Registrar registrar, Extent part, const char* h
   const Registering gate(call, part);
   if (gate.refused()) return Refused();
   void* region = make_call();
-  if (region != nullptr) Registrations::Get().Add(KeyOf(registrar, region), part, how);
+  if (region != nullptr) Forever<Registrations>().Add(KeyOf(registrar, region), part, how);
   return region;
 }
 // The same for [offset, offset + bytes) of a dma-buf.
 template <class MakeCall>
 void* RegisterDmaBuf(const char* call, Registrar registrar, int descriptor, std::uint64_t offset, size_t bytes,
                      const MakeCall& make_call) {
-  const Extent whole = Registrations::Get().ExportedAs(descriptor);
+  const Extent whole = Forever<Registrations>().ExportedAs(descriptor);
   const Extent part = whole.bytes == 0 ? Extent{} : Extent{whole.address + offset, bytes};
   void* region = Register(call, registrar, part, "dma-buf", make_call);
-  Registrations::Get().Consumed(descriptor);
+  Forever<Registrations>().Consumed(descriptor);
   return region;
 }
 
@@ -123,7 +123,7 @@ struct PinForGdr : Named<Name> {
     if (gate.refused()) return EBUSY;
     const int result = real(gdr, address, bytes, middle..., handle);
     if (result == 0 && handle != nullptr)
-      Registrations::Get().Add({Registrar::kGdrCopy, handle->value}, part, "gdr_pin_buffer");
+      Forever<Registrations>().Add({Registrar::kGdrCopy, handle->value}, part, "gdr_pin_buffer");
     return result;
   }
 };

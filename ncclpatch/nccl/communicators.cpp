@@ -23,12 +23,6 @@ struct Registry {
   }
 };
 
-// Never destroyed, because NCCL's threads may call after main has returned.
-Registry& TheRegistry() {
-  static auto* registry = new Registry;
-  return *registry;
-}
-
 bool IsUnready(const Communicator& one) { return one.stage == Stage::kMaking && one.address != nullptr; }
 
 // With the lock held.
@@ -46,7 +40,7 @@ void Erase(Registry& registry, CommunicatorId id, const char* how) {
 template <class Body>
 void Locked(const Body& body) noexcept {
   try {
-    Registry& registry = TheRegistry();
+    Registry& registry = Forever<Registry>();
     const std::lock_guard lock(registry.mutex);
     body(registry);
   } catch (...) {
@@ -92,8 +86,8 @@ std::uint64_t AsideNow() noexcept {
   return aside;
 }
 
-void BeforeFork() { TheRegistry().mutex.lock(); }
-void AfterFork() { TheRegistry().mutex.unlock(); }
+void BeforeFork() { Forever<Registry>().mutex.lock(); }
+void AfterFork() { Forever<Registry>().mutex.unlock(); }
 
 CommunicatorId registry::Begin(const Communicator& known) noexcept {
   CommunicatorId id;
@@ -174,8 +168,8 @@ void registry::SetAside(CommunicatorId id, std::uint64_t pause) noexcept {
   With(id, [&](Registry&, Communicator& known) { known.aside = pause; });
 }
 
-bool registry::AnySuspended() noexcept { return TheRegistry().suspended.load(std::memory_order_relaxed) > 0; }
+bool registry::AnySuspended() noexcept { return Forever<Registry>().suspended.load(std::memory_order_relaxed) > 0; }
 
-bool registry::AnyUnready() noexcept { return TheRegistry().unready.load(std::memory_order_relaxed) > 0; }
+bool registry::AnyUnready() noexcept { return Forever<Registry>().unready.load(std::memory_order_relaxed) > 0; }
 
 }  // namespace amem::nccl

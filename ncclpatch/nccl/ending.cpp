@@ -35,14 +35,6 @@ int EndOne(ncclComm* comm, const char* how, const Call& call) {
   return result;
 }
 
-template <class Call>
-int Change(ncclComm* comm, Stage stage, const Call& call) {
-  if (t_state.inside) return call();
-  const int result = Followed({}, comm, call);
-  if (Accepted(result)) registry::MarkStage(comm, stage);
-  return result;
-}
-
 struct Destroy : redirects::Around<Destroy, "ncclCommDestroy"> {
   static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm) {
     const auto held_back = t_state.inside ? std::nullopt : HoldingOthersBack(comm);
@@ -56,15 +48,17 @@ struct Abort : redirects::Around<Abort, "ncclCommAbort"> {
   static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm) { return EndOne(comm, "aborted", pass); }
 };
 
-struct Finalize : redirects::Around<Finalize, "ncclCommFinalize"> {
-  static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm) { return Change(comm, Stage::kFinalized, pass); }
-};
-
-struct Revoke : redirects::Around<Revoke, "ncclCommRevoke"> {
-  static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm, int /*flags*/) {
-    return Change(comm, Stage::kRevoked, pass);
+template <replacements::Text Name, Stage stage, class... Flags>
+struct Change : redirects::Around<Change<Name, stage, Flags...>, Name> {
+  static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm, Flags...) {
+    if (t_state.inside) return pass();
+    const int result = Followed({}, comm, pass);
+    if (Accepted(result)) registry::MarkStage(comm, stage);
+    return result;
   }
 };
+using Finalize = Change<"ncclCommFinalize", Stage::kFinalized>;
+using Revoke = Change<"ncclCommRevoke", Stage::kRevoked, int>;
 
 // The program asks this until a nonblocking communicator is made, and NCCL itself at the beginning of each call.
 struct GetAsyncError : redirects::Around<GetAsyncError, "ncclCommGetAsyncError"> {

@@ -23,10 +23,7 @@ constexpr std::size_t kMostBytes = std::size_t{4} << 20, kPage = 4096;
 constinit std::mutex g_mutex;
 
 // By library, the places where every communicator with a known hash has it.
-std::map<std::uint64_t, std::vector<std::size_t>>& Places() {
-  static auto* places = new std::map<std::uint64_t, std::vector<std::size_t>>;
-  return *places;
-}
+using Places = std::map<std::uint64_t, std::vector<std::size_t>>;
 
 // By the kernel, which stops at unmapped memory without a fault.
 std::size_t Copy(const void* from, void* to, std::size_t bytes) {
@@ -109,7 +106,7 @@ ExpectedHashes HashesOf(const UniqueId& id) { return {BytewiseHash(id), Wordwise
 std::uint64_t ReadHash(std::uint64_t library, const ncclComm* comm, const ExpectedHashes& expected) noexcept {
   try {
     const std::lock_guard lock(g_mutex);
-    std::vector<std::size_t>& places = Places()[library];
+    std::vector<std::size_t>& places = Forever<Places>()[library];
     return expected != ExpectedHashes{} ? Learn(places, comm, expected) : ReadAt(places, comm);
   } catch (...) {
     return 0;

@@ -8,12 +8,7 @@ namespace amem::nccl {
 namespace {
 
 Communicator Asked(std::size_t place, const char* how, std::int32_t rank, std::int32_t ranks) {
-  Communicator asked;
-  asked.place = place;
-  asked.how = how;
-  asked.rank = rank;
-  asked.ranks = ranks;
-  return asked;
+  return {.place = place, .how = how, .rank = rank, .ranks = ranks};
 }
 
 void Expect(Communicator& asked, const UniqueId& unique) {
@@ -103,19 +98,15 @@ struct InitAll : redirects::Around<InitAll, "ncclCommInitAll"> {
   }
 };
 
-struct Split : redirects::Around<Split, "ncclCommSplit"> {
-  static int With(std::size_t place, const redirects::Pass& pass, ncclComm* parent, int /*color*/, int /*key*/, ncclComm** comm,
-                  Config*) {
-    return MakeFrom(parent, Asked(place, "split", -1, 0), comm, pass);
+template <replacements::Text Name, replacements::Text How, class Which, class... Flags>
+struct Part : redirects::Around<Part<Name, How, Which, Flags...>, Name> {
+  static int With(std::size_t place, const redirects::Pass& pass, ncclComm* parent, Which, int, ncclComm** comm, Config*,
+                  Flags...) {
+    return MakeFrom(parent, Asked(place, How.data, -1, 0), comm, pass);
   }
 };
-
-struct Shrink : redirects::Around<Shrink, "ncclCommShrink"> {
-  static int With(std::size_t place, const redirects::Pass& pass, ncclComm* parent, int* /*excluded*/, int /*count*/,
-                  ncclComm** comm, Config*, int /*flags*/) {
-    return MakeFrom(parent, Asked(place, "shrink", -1, 0), comm, pass);
-  }
-};
+using Split = Part<"ncclCommSplit", "split", int>;           // by color and key
+using Shrink = Part<"ncclCommShrink", "shrink", int*, int>;  // without the ranks of a list
 
 // A joining rank has no parent; a staying one passes no rank.
 struct Grow : redirects::Around<Grow, "ncclCommGrow"> {

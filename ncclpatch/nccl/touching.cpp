@@ -8,48 +8,45 @@
 namespace amem::nccl {
 namespace {
 
-// DataType and operation are enumerations; windows and registrations are pointers.
-#define AMEM_CALL_WITH(type, name, suspended, ...)                          \
-  struct type {                                                             \
-    static constexpr const char* kName = name;                              \
-    using Function = int(__VA_ARGS__);                                      \
-    template <class... Arguments>                                           \
-    static int Before(std::size_t place, Arguments... arguments) noexcept { \
-      ncclComm* const comm = std::get<ncclComm*>(std::tuple(arguments...)); \
-      Touch(place, comm);                                                   \
-      return suspended;                                                     \
-    }                                                                       \
+template <replacements::Text Name, bool refused, class... Arguments>
+struct CallWith {
+  static constexpr const char* kName = Name.data;
+  using Function = int(Arguments...);
+  static int Before(std::size_t place, Arguments... arguments) noexcept {
+    ncclComm* const comm = std::get<ncclComm*>(std::tuple(arguments...));
+    Touch(place, comm);
+    return refused ? RefusalOf(kName, comm) : kSuccess;
   }
+};
 // Refused if the communicator is suspended.
-#define AMEM_TOUCHING(type, name, ...) AMEM_CALL_WITH(type, name, RefusalOf(kName, comm), __VA_ARGS__)
+template <replacements::Text Name, class... Arguments>
+using Touching = CallWith<Name, true, Arguments...>;
 // Gives something back, so it is always allowed.
-#define AMEM_LEAVING(type, name, ...) AMEM_CALL_WITH(type, name, kSuccess, __VA_ARGS__)
+template <replacements::Text Name, class... Arguments>
+using Leaving = CallWith<Name, false, Arguments...>;
 
-AMEM_TOUCHING(AllReduce, "ncclAllReduce", const void*, void*, std::size_t, int, int, ncclComm*, Stream);
-AMEM_TOUCHING(AllGather, "ncclAllGather", const void*, void*, std::size_t, int, ncclComm*, Stream);
-AMEM_TOUCHING(ReduceScatter, "ncclReduceScatter", const void*, void*, std::size_t, int, int, ncclComm*, Stream);
-AMEM_TOUCHING(Broadcast, "ncclBroadcast", const void*, void*, std::size_t, int, int, ncclComm*, Stream);
-AMEM_TOUCHING(Bcast, "ncclBcast", void*, std::size_t, int, int, ncclComm*, Stream);
-AMEM_TOUCHING(Reduce, "ncclReduce", const void*, void*, std::size_t, int, int, int, ncclComm*, Stream);
-AMEM_TOUCHING(AlltoAll, "ncclAlltoAll", const void*, void*, std::size_t, int, ncclComm*, Stream);
-AMEM_TOUCHING(Gather, "ncclGather", const void*, void*, std::size_t, int, int, ncclComm*, Stream);
-AMEM_TOUCHING(Scatter, "ncclScatter", const void*, void*, std::size_t, int, int, ncclComm*, Stream);
-AMEM_TOUCHING(Send, "ncclSend", const void*, std::size_t, int, int, ncclComm*, Stream);
-AMEM_TOUCHING(Recv, "ncclRecv", void*, std::size_t, int, int, ncclComm*, Stream);
-AMEM_TOUCHING(PutSignal, "ncclPutSignal", const void*, std::size_t, int, int, void*, std::size_t, int, int, unsigned, ncclComm*,
-              Stream);
-AMEM_TOUCHING(Signal, "ncclSignal", int, int, int, unsigned, ncclComm*, Stream);
-AMEM_TOUCHING(WaitSignal, "ncclWaitSignal", int, void*, ncclComm*, Stream);
-AMEM_TOUCHING(Register, "ncclCommRegister", ncclComm*, void*, std::size_t, void**);
-AMEM_LEAVING(Deregister, "ncclCommDeregister", ncclComm*, void*);
-AMEM_TOUCHING(WindowRegister, "ncclCommWindowRegister", ncclComm*, void*, std::size_t, void**, int);
-AMEM_LEAVING(WindowDeregister, "ncclCommWindowDeregister", ncclComm*, void*);
-AMEM_TOUCHING(DevCommCreate, "ncclDevCommCreate", ncclComm*, const void*, void*);
-AMEM_LEAVING(DevCommDestroy, "ncclDevCommDestroy", ncclComm*, const void*);
-
-#undef AMEM_LEAVING
-#undef AMEM_TOUCHING
-#undef AMEM_CALL_WITH
+// DataType and operation are enumerations; windows and registrations are pointers.
+using AllReduce = Touching<"ncclAllReduce", const void*, void*, std::size_t, int, int, ncclComm*, Stream>;
+using AllGather = Touching<"ncclAllGather", const void*, void*, std::size_t, int, ncclComm*, Stream>;
+using ReduceScatter = Touching<"ncclReduceScatter", const void*, void*, std::size_t, int, int, ncclComm*, Stream>;
+using Broadcast = Touching<"ncclBroadcast", const void*, void*, std::size_t, int, int, ncclComm*, Stream>;
+using Bcast = Touching<"ncclBcast", void*, std::size_t, int, int, ncclComm*, Stream>;
+using Reduce = Touching<"ncclReduce", const void*, void*, std::size_t, int, int, int, ncclComm*, Stream>;
+using AlltoAll = Touching<"ncclAlltoAll", const void*, void*, std::size_t, int, ncclComm*, Stream>;
+using Gather = Touching<"ncclGather", const void*, void*, std::size_t, int, int, ncclComm*, Stream>;
+using Scatter = Touching<"ncclScatter", const void*, void*, std::size_t, int, int, ncclComm*, Stream>;
+using Send = Touching<"ncclSend", const void*, std::size_t, int, int, ncclComm*, Stream>;
+using Recv = Touching<"ncclRecv", void*, std::size_t, int, int, ncclComm*, Stream>;
+using PutSignal =
+    Touching<"ncclPutSignal", const void*, std::size_t, int, int, void*, std::size_t, int, int, unsigned, ncclComm*, Stream>;
+using Signal = Touching<"ncclSignal", int, int, int, unsigned, ncclComm*, Stream>;
+using WaitSignal = Touching<"ncclWaitSignal", int, void*, ncclComm*, Stream>;
+using Register = Touching<"ncclCommRegister", ncclComm*, void*, std::size_t, void**>;
+using Deregister = Leaving<"ncclCommDeregister", ncclComm*, void*>;
+using WindowRegister = Touching<"ncclCommWindowRegister", ncclComm*, void*, std::size_t, void**, int>;
+using WindowDeregister = Leaving<"ncclCommWindowDeregister", ncclComm*, void*>;
+using DevCommCreate = Touching<"ncclDevCommCreate", ncclComm*, const void*, void*>;
+using DevCommDestroy = Leaving<"ncclDevCommDestroy", ncclComm*, const void*>;
 
 }  // namespace
 

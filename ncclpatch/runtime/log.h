@@ -14,7 +14,6 @@ void Configure(const std::string& level, int rank) noexcept;
 
 void Write(Level level, std::string_view message) noexcept;
 
-inline void Debug(std::string_view message) noexcept { Write(Level::kDebug, message); }
 inline void Info(std::string_view message) noexcept { Write(Level::kInfo, message); }
 inline void Warn(std::string_view message) noexcept { Write(Level::kWarn, message); }
 inline void Error(std::string_view message) noexcept { Write(Level::kError, message); }

@@ -12,7 +12,6 @@
 #include <string_view>
 #include <system_error>
 
-#include "journal/base/no_copies.h"
 #include "journal/base/thread.h"
 
 namespace amem {
@@ -75,36 +74,29 @@ std::vector<char*> Pointers(std::vector<std::string>& texts) {
   return pointers;
 }
 
-class Spawning : NoCopies {
- public:
-  Spawning() {
-    ::posix_spawn_file_actions_init(&files_);
-    ::posix_spawnattr_init(&attributes_);
-    ::posix_spawn_file_actions_addopen(&files_, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    ::posix_spawn_file_actions_adddup2(&files_, STDERR_FILENO, STDOUT_FILENO);
+// An errno; 0: it has started.
+int StartShell(pid_t& child, char* const* arguments, char* const* environment) {
+  posix_spawn_file_actions_t files;
+  ::posix_spawn_file_actions_init(&files);
+  ::posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_adddup2(&files, STDERR_FILENO, STDOUT_FILENO);
 #if __GLIBC_PREREQ(2, 34)
-    // the command must not inherit the job's devices and sockets
-    ::posix_spawn_file_actions_addclosefrom_np(&files_, STDERR_FILENO + 1);
+  // the command must not inherit the job's devices and sockets
+  ::posix_spawn_file_actions_addclosefrom_np(&files, STDERR_FILENO + 1);
 #endif
-    sigset_t none, all;
-    sigemptyset(&none);
-    sigfillset(&all);
-    ::posix_spawnattr_setsigmask(&attributes_, &none);
-    ::posix_spawnattr_setsigdefault(&attributes_, &all);
-    ::posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  }
-  ~Spawning() {
-    ::posix_spawn_file_actions_destroy(&files_);
-    ::posix_spawnattr_destroy(&attributes_);
-  }
-  int Start(pid_t& child, char* const* arguments, char* const* environment) const {
-    return ::posix_spawn(&child, "/bin/sh", &files_, &attributes_, arguments, environment);
-  }
-
- private:
-  posix_spawn_file_actions_t files_{};
-  posix_spawnattr_t attributes_{};
-};
+  sigset_t none, all;
+  sigemptyset(&none);
+  sigfillset(&all);
+  posix_spawnattr_t attributes;
+  ::posix_spawnattr_init(&attributes);
+  ::posix_spawnattr_setsigmask(&attributes, &none);
+  ::posix_spawnattr_setsigdefault(&attributes, &all);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+  const int error = ::posix_spawn(&child, "/bin/sh", &files, &attributes, arguments, environment);
+  ::posix_spawn_file_actions_destroy(&files);
+  ::posix_spawnattr_destroy(&attributes);
+  return error;
+}
 
 }  // namespace
 
@@ -150,7 +142,7 @@ std::string OnFailure::Run(const FailureReport& report) const {
       "sh", "-c", kScript, "amem-on-failure", command_, replay_, pack_directory_.string(), report.name + ".amem"};
   for (const auto& session : report.sessions) arguments.push_back(session.string());
   pid_t child = 0;
-  if (const int error = Spawning().Start(child, Pointers(arguments).data(), Pointers(environment).data()); error != 0)
+  if (const int error = StartShell(child, Pointers(arguments).data(), Pointers(environment).data()); error != 0)
     return "starting /bin/sh: " + std::system_category().message(error);
   auto reaper = StartThread("amem-reaper", [child] {
     while (::waitpid(child, nullptr, 0) < 0 && errno == EINTR) {

@@ -158,8 +158,7 @@ static control::RankControl& Control() {
       return RankControl::Look();
     }
   };
-  static auto* const control = new Telling;
-  return *control;
+  return Forever<Telling>();
 }
 
 control::RequestServer& Requests() { return Control(); }

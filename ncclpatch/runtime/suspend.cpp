@@ -33,10 +33,10 @@ struct NcclsOwn {
 };
 // Whether it is one; from now on it is one or not, as `set` says.
 bool SuspendedByNccl(const ncclComm* comm, std::optional<bool> set = {}) {
-  static auto* own = new NcclsOwn;  // never destroyed
-  const std::lock_guard lock(own->mutex);
-  const bool known = own->all.contains(comm);
-  if (set) *set ? static_cast<void>(own->all.insert(comm)) : static_cast<void>(own->all.erase(comm));
+  auto& own = Forever<NcclsOwn>();
+  const std::lock_guard lock(own.mutex);
+  const bool known = own.all.contains(comm);
+  if (set) *set ? static_cast<void>(own.all.insert(comm)) : static_cast<void>(own.all.erase(comm));
   return known;
 }
 
@@ -220,43 +220,28 @@ struct MemStatsCall : redirects::Around<MemStatsCall, "ncclCommMemStats"> {
   }
 };
 
-// What an export's caller would reach without AMem; null: nothing.
-template <class F>
-F* Elsewhere(const char* name, F* own, const void* caller) noexcept {
-  try {
-    return reinterpret_cast<F*>(hook::WithoutUs(name, reinterpret_cast<const void*>(own), caller));
-  } catch (...) {
-    return nullptr;
-  }
-}
-
-// An export that nobody answers in this process.
-int NotServed(const char* name) noexcept {
-  try {
-    return Fail(kInvalidUsage, fmt::format("{}: AMem does not serve it in this process (AMEM_ENABLE, AMEM_SUSPEND, or a fork), "
-                                           "and this NCCL has no such function",
-                                           name));
-  } catch (...) {
-    return kSystemError;
-  }
-}
-
 // What an export does: AMem's call, or that of the function which `caller` would have reached without AMem.
 template <class... A>
 int Answer(const char* name, int (*own)(ncclComm*, A...), const void* caller, bool (*for_nccl)(const ncclComm*, A...),
            int (*serve)(ncclComm*, A...), ncclComm* comm, std::type_identity_t<A>... arguments) {
   const bool serves = Runtime::Get().ServesSuspend();
   if (serves && !for_nccl(comm, arguments...)) return serve(comm, arguments...);
-  if (auto* real = Elsewhere(name, own, caller)) return real(comm, arguments...);
-  return serves ? serve(comm, arguments...) : NotServed(name);
+  int (*real)(ncclComm*, A...) = nullptr;
+  try {
+    real = reinterpret_cast<decltype(own)>(hook::WithoutUs(name, reinterpret_cast<const void*>(own), caller));
+    if (real == nullptr && !serves)
+      return Fail(kInvalidUsage, fmt::format("{}: AMem does not serve it in this process (AMEM_ENABLE, AMEM_SUSPEND, or a "
+                                             "fork), and this NCCL has no such function",
+                                             name));
+  } catch (...) {
+    if (!serves) return kSystemError;
+  }
+  return real != nullptr ? real(comm, arguments...) : serve(comm, arguments...);
 }
 
 }  // namespace
 
-nccl::SuspendServer* TheServer() {
-  static auto* server = new Server;
-  return server;
-}
+nccl::SuspendServer* TheServer() { return &Forever<Server>(); }
 
 redirects::Table Calls() { return redirects::MakeTable<SuspendCall, ResumeCall, MemStatsCall>(); }
 

@@ -195,15 +195,10 @@ void* Told(const Status& failure) {
 // Plain driver memory, which amem_alloc hands out if AMem is switched off or cannot start.
 namespace plain_memory {
 
-struct Plain {
+struct Plain {  // tensors are freed at exit, too
   std::mutex mutex;
   std::map<void*, CUcontext> taken;
 };
-
-Plain& ThePlain() {
-  static auto* const plain = new Plain;  // never destroyed: tensors are freed at exit
-  return *plain;
-}
 
 CUresult RetainPrimaryContext(int device, CUcontext& context) {  // for ever
   CUdevice handle = 0;
@@ -227,14 +222,14 @@ void* Allocate(Bytes bytes, DeviceOrdinal device) {
          fmt::format("cuMemAlloc {} bytes on device {}: the driver answered {}", bytes, device.value, static_cast<int>(result)),
          static_cast<int>(result)});
   void* const memory = reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
-  Plain& plain = ThePlain();
+  Plain& plain = Forever<Plain>();
   const std::lock_guard lock(plain.mutex);
   plain.taken[memory] = context;
   return memory;
 }
 
 bool Free(void* address) {  // false: it was not allocated here
-  Plain& plain = ThePlain();
+  Plain& plain = Forever<Plain>();
   std::unique_lock lock(plain.mutex);
   const auto freed = plain.taken.extract(address);
   lock.unlock();

@@ -11,7 +11,6 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <string>
 
 #include "journal/base/file.h"
@@ -42,12 +41,7 @@ bool StartsWith(std::span<const std::byte> bytes, std::string_view text) {
   return bytes.size() >= text.size() && std::memcmp(bytes.data(), text.data(), text.size()) == 0;
 }
 
-std::string SystemError() { return std::strerror(errno); }  // NOLINT(concurrency-mt-unsafe)
-
-std::string LinkOf(int fd) {
-  std::error_code unknown;
-  return std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", fd), unknown);
-}
+std::string SystemError() { return ErrnoText(errno); }
 
 std::string Describe(const struct stat& info, const std::string& link) {
   if (S_ISFIFO(info.st_mode)) return "a pipe";
@@ -123,7 +117,7 @@ bool AnyOpen(int token) {
 Result<Token> ReadTokenDescriptor(int fd) {
   struct stat info {};
   if (::fstat(fd, &info) != 0) return Status{Code::kInvalid, fmt::format("import of descriptor {}: {}", fd, SystemError())};
-  const std::string link = LinkOf(fd);
+  const std::string link = PathOf(fd);
   if (link.starts_with("/dev/nvidia")) return Status{Code::kNotFound, "a descriptor of the driver (" + link + ")"};
   if (link.starts_with("/memfd:amem-sim")) return Status{Code::kNotFound, "a descriptor of the simulator (" + link + ")"};
   const int seals = ::fcntl(fd, F_GET_SEALS);

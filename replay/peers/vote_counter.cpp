@@ -28,21 +28,13 @@ struct Doing {
 
 Doing DoingOf(const RoundCall& round, Lifecycle lifecycle) {
   const bool pause = round.kind == CycleKind::kPause;
-  const auto half_way = [&](const char* what) {
-    return Doing{what, false, " that did not end well: call " + NameOf(CycleKind::kResume, round.tag) + " on all"};
-  };
-  switch (lifecycle) {
-    case Lifecycle::kRunning:
-      return pause ? Doing{"running", true, {}} : Doing{"running already", false, ": pause it, or let it call nothing"};
-    case Lifecycle::kPaused:
-      return pause ? Doing{"paused already", false, ": resume it first"} : Doing{"paused", true, {}};
-    case Lifecycle::kPausing:
-      return half_way("in the middle of a pause");
-    case Lifecycle::kResuming:
-      return half_way("in the middle of a resume");
-    default:
-      return {};
-  }
+  if (lifecycle == Lifecycle::kRunning)
+    return pause ? Doing{"running", true, {}} : Doing{"running already", false, ": pause it, or let it call nothing"};
+  if (lifecycle == Lifecycle::kPaused)
+    return pause ? Doing{"paused already", false, ": resume it first"} : Doing{"paused", true, {}};
+  if (lifecycle != Lifecycle::kPausing && lifecycle != Lifecycle::kResuming) return {};
+  const char* const what = lifecycle == Lifecycle::kPausing ? "in the middle of a pause" : "in the middle of a resume";
+  return {what, false, " that did not end well: call " + NameOf(CycleKind::kResume, round.tag) + " on all"};
 }
 
 std::string WhatItDoes(const RoundCall& round, Lifecycle lifecycle) {

@@ -50,7 +50,6 @@ class VoteCounter {
 
   [[nodiscard]] std::optional<Time> NextDeadline() const;
   void Tick(Time now);
-  [[nodiscard]] std::size_t rounds() const { return rounds_.size(); }
   [[nodiscard]] bool idle() const { return rounds_.empty() && gathering_.empty(); }
 
  private:
@@ -121,6 +120,6 @@ std::string WhyLate(const ProcessSeen& seen);
 // What is known of missing members: ", of whom rank 1 (...) is running and has not called ncclPause"; or nothing.
 std::string WhatTheyDo(const RoundCall& call, const std::vector<PeerIdentity>& missing,
                        const std::map<SessionId, CycleProgress>& progress, const std::set<SessionId>& silent,
-                       const std::map<SessionId, ProcessSeen>& seen = {});
+                       const std::map<SessionId, ProcessSeen>& seen);
 
 }  // namespace amem

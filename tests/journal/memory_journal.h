@@ -21,7 +21,6 @@ class MemoryJournal final : public JournalWriter {
   Status Snapshot(const State&) override { return {}; }
   Status Close() override { return {}; }
   std::filesystem::path Directory() const override { return "memory"; }
-  Bytes TailBytesUsed() const override { return 0; }
 
  private:
   static constexpr bool kLives = false;

@@ -62,7 +62,6 @@ class TriggeredJournal final : public JournalWriter {
   Status Snapshot(const State& state) override { return real_->Snapshot(state); }
   Status Close() override { return real_->Close(); }
   std::filesystem::path Directory() const override { return real_->Directory(); }
-  Bytes TailBytesUsed() const override { return real_->TailBytesUsed(); }
 
  private:
   std::unique_ptr<JournalWriter> real_;

@@ -99,14 +99,9 @@ Status PeerConnection::Lost(int error) const {
 
 Result<bool> PeerConnection::TrySend(const Message& message) {
   AMEM_ASSIGN(const auto bytes, EncodeMessage(message));
-  switch (SendPacket(fd(), bytes, {})) {
-    case Sent::kDone:
-      return true;
-    case Sent::kClosed:
-      return Lost(0);
-    default:
-      return false;
-  }
+  const Sent sent = SendPacket(fd(), bytes, {});
+  if (sent == Sent::kClosed) return Lost(0);
+  return sent == Sent::kDone;
 }
 
 Status PeerConnection::Send(const Message& message, Deadline deadline) {
@@ -119,16 +114,9 @@ Status PeerConnection::Send(const Message& message, Deadline deadline) {
 
 Result<std::optional<PeerConnection::Incoming>> PeerConnection::TryReceive() {
   Packet packet = ReceivePacket(fd(), {buffer_.get(), kMessageBytesMax}, true);
-  switch (packet.state) {
-    case Packet::State::kNothing:
-      return std::optional<Incoming>();
-    case Packet::State::kClosed:
-      return Lost(packet.error);
-    case Packet::State::kMalformed:
-      return Status{Code::kCorrupt, "it sent a message that is too long"};
-    case Packet::State::kMessage:
-      break;
-  }
+  if (packet.state == Packet::State::kNothing) return std::optional<Incoming>();
+  if (packet.state == Packet::State::kClosed) return Lost(packet.error);
+  if (packet.state == Packet::State::kMalformed) return Status{Code::kCorrupt, "it sent a message that is too long"};
   auto message = DecodeMessage({buffer_.get(), packet.bytes});
   if (!message) return message.status().Within("it sent");
   if (auto* failure = std::get_if<FailureMessage>(&message->body)) failure->status = failure->status.ReportedBy(to_);

@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "journal/base/no_copies.h"
 
@@ -13,10 +14,8 @@ static Result<std::vector<SharedAllocation>> Unpack(PeerConnection::Incoming inc
   const auto* shared = std::get_if<SharedMessage>(&incoming.message.body);
   const auto whole = [](const SharedItem& item) { return !item.part; };
   if (shared == nullptr || shared->items.size() != wanted ||
-      incoming.descriptors.size() !=
-          static_cast<std::size_t>(std::count_if(shared->items.begin(), shared->items.end(), whole))) {
+      std::cmp_not_equal(std::ranges::count_if(shared->items, whole), incoming.descriptors.size()))
     return Status{Code::kCorrupt, "its answer lacks what was asked for"};
-  }
   std::vector<SharedAllocation> all;
   all.reserve(wanted);
   auto descriptor = incoming.descriptors.begin();

@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -20,7 +19,6 @@
 #include <thread>
 
 #include "journal/base/directory.h"
-#include "journal/base/file.h"
 #include "replay/peers/messages.h"
 
 namespace amem {
@@ -150,8 +148,6 @@ void ReadEvent(int event_fd) {
   (void)::eventfd_read(event_fd, &count);
 }
 
-std::string ErrnoText(int error) { return std::generic_category().message(error); }
-
 Result<UniqueFd> OpenSocketDirectory(const std::filesystem::path& path) {
   std::error_code failed;
   if (std::filesystem::is_symlink(path, failed))
@@ -202,11 +198,6 @@ bool SocketExists(int directory, SessionId session) {
   return ::fstatat(directory, SocketName(session).c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
-std::string PathOf(int directory) {
-  std::error_code none;
-  return std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", directory), none).string();
-}
-
 // By its path, because overlayfs counts one link of any directory.
 bool IsRemoved(int directory) { return PathOf(directory).ends_with(" (deleted)"); }
 
@@ -240,12 +231,12 @@ bool Elsewhere::Contains(SessionId session) const {
   return sessions_.contains(session);
 }
 
-Result<PeerCredentials> CredentialsOf(int socket) {
+Result<ucred> CredentialsOf(int socket) {
   ucred who{};
   socklen_t size = sizeof(who);
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &who, &size) != 0)
     return Status{Code::kIo, "SO_PEERCRED: " + ErrnoText(errno)};
-  return PeerCredentials{who.pid, who.uid};
+  return who;
 }
 
 UniqueFd WatchProcess(pid_t pid) {
@@ -282,10 +273,8 @@ Sent SendPacket(int socket, std::span<const std::byte> bytes, std::span<const in
   while (true) {
     if (::sendmsg(socket, &header, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) return Sent::kDone;
     if (errno == EINTR) continue;
-    if (errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM)
-      return errno == EAGAIN ? Sent::kWouldBlock : Sent::kTooManyInFlight;
-    if (errno == ETOOMANYREFS) return Sent::kTooManyInFlight;
-    return Sent::kClosed;
+    if (errno == EAGAIN) return Sent::kWouldBlock;
+    return errno == ENOBUFS || errno == ENOMEM || errno == ETOOMANYREFS ? Sent::kTooManyInFlight : Sent::kClosed;
   }
 }
 

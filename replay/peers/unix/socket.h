@@ -2,7 +2,7 @@
 // close-on-exec and non-blocking; PeerConnection and the service's epoll wait.
 #pragma once
 
-#include <sys/types.h>
+#include <sys/socket.h>
 
 #include <cstddef>
 #include <filesystem>
@@ -12,12 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "journal/base/unique_fd.h"
+#include "journal/base/file.h"
 #include "statemachine/types.h"
 
 namespace amem {
-
-std::string ErrnoText(int error);
 
 // Whether a thread may poll for a moment: not with few cores, where it would keep the other side from running.
 bool HasIdleCores();
@@ -55,20 +53,16 @@ class Listener {
 Result<Listener> ListenAt(int directory, SessionId session);
 void RemoveSocket(int directory, SessionId session);
 [[nodiscard]] bool SocketExists(int directory, SessionId session);
-std::string PathOf(int directory);            // as the kernel shows it
 [[nodiscard]] bool IsRemoved(int directory);  // which says nothing of the sessions whose sockets were in it
 // Removes what dead processes left. Never touches a socket that still listens.
 void SweepSockets(int directory);
 
-struct PeerCredentials {
-  pid_t pid = 0;  // 0: in a pid namespace that cannot be seen from here
-  uid_t uid = 0;
-};
-Result<PeerCredentials> CredentialsOf(int socket);
+// Of the process at the other end; pid 0: in a pid namespace that cannot be seen from here.
+Result<ucred> CredentialsOf(int socket);
 struct Connected {
   UniqueFd socket;
-  PeerCredentials owner;  // of the process that listens, not of a child that holds its socket
-  UniqueFd process;       // as WatchProcess
+  ucred owner{};     // of the process that listens, not of a child that holds its socket
+  UniqueFd process;  // as WatchProcess
 };
 // kPeerLost: no process listens there, or only a child of the one that did. kTimeout: its queue is full now; try again.
 Result<Connected> ConnectTo(int directory, SessionId session);

@@ -95,8 +95,8 @@ TEST_F(Reach, shared_names_a_library_that_had_looked_up_the_driver) {
 
 TEST(PastAmem, a_library_that_comes_later_is_noticed_and_one_that_goes) {
   const auto is_past = [] {
-    intercept::Outside::Get().LookForThosePastAmem();
-    return intercept::Outside::Get().Sums().contains({"libone_shot_direct.so", OutsideKind::kUnseen});
+    Forever<intercept::Outside>().LookForThosePastAmem();
+    return Forever<intercept::Outside>().Sums().contains({"libone_shot_direct.so", OutsideKind::kUnseen});
   };
   ASSERT_NE(dlopen(AMEM_STAND_INS "/libcuda.so.1", RTLD_NOW | RTLD_LOCAL), nullptr) << dlerror();
   EXPECT_FALSE(is_past());

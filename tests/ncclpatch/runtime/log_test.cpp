@@ -12,7 +12,7 @@ namespace {
 std::string Written(const std::string& level, int rank) {
   log::Configure(level, rank);
   testing::internal::CaptureStderr();
-  log::Debug("a");
+  log::Write(log::Level::kDebug, "a");
   log::Info("b {} %s");
   log::Warn("c");
   log::Error("d");

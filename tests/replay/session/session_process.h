@@ -46,7 +46,6 @@ class FakeJournal final : public JournalWriter {
   }
   Status Close() override { return {}; }
   std::filesystem::path Directory() const override { return "fake"; }
-  Bytes TailBytesUsed() const override { return 0; }
 
   std::vector<Event> events;
   std::int64_t fail_after = -1;

@@ -274,7 +274,7 @@ TEST_F(RankControlTest, tags_that_do_not_come_back_keep_the_rank_until_a_resume_
   EXPECT_TRUE(Has(Message(), "withdrawn; then its tags could not be resumed: no room")) << Message();
   memory.fails.clear();
   memory.calls.clear();
-  EXPECT_FALSE(control->ServeAtStep(7, true));
+  EXPECT_FALSE(control->Serve(7, true));
   EXPECT_EQ(memory.calls, Calls{}) << "nobody has asked for it";
   AskFor(2, Ask::kResume);
   Allow(Stage::kNccl);

@@ -80,7 +80,7 @@ struct BindMem : Named<"cuMulticastBindMem", Exported, since, before> {
       if (tag.paused) return RefusedWhilePaused(call);
       if (session != nullptr && guest) session->PrepareBind(guest);
       const auto [known, begin] = session == nullptr ? std::pair(DriverHandle{memory}, Bytes{0}) : Real(*session, memory);
-      if (!known) return session->paused() ? AnswerPaused(call) : CUDA_ERROR_INVALID_HANDLE;
+      if (!known) return session != nullptr && session->paused() ? AnswerPaused(call) : CUDA_ERROR_INVALID_HANDLE;
       return BoundOutside(session, object, guest,
                           real(handle, device..., object_offset, known.value, begin + memory_offset, bytes, flags));
     };

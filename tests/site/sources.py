@@ -82,23 +82,26 @@ def whole(path):
 # ---- messages ---------------------------------------------------------------------------------------------------------------
 
 
-def strings(text, name):
-    """The texts of a C++ array of string literals, which the compiler would join as well."""
-    body = re.search(r"\b%s = \{(.*?)\};\n" % name, text, re.S).group(1)
-    found = [""]
-    for token in re.findall(r'"(?:\\.|[^"\\])*"|,', re.sub(r"^\s*//.*$", "", body, flags=re.M)):
-        if token == ",":
-            found.append("")
-        else:
-            found[-1] += ast.literal_eval(token)
+def entries(text, name):
+    """The texts of each entry of a C++ table of string literals; the compiler joins those that follow each other."""
+    body = re.search(r"\b%s = \{\{\n(.*?)\n\}\};\n" % name, text, re.S).group(1)
+    literal_or_comma = r'"(?:\\.|[^"\\])*"|,'
+    found = []
+    for entry in re.findall(r"\{((?:%s|\s)+)\}" % literal_or_comma, body):
+        texts = [""]
+        for token in re.findall(literal_or_comma, entry):
+            if token == ",":
+                texts.append("")
+            else:
+                texts[-1] += ast.literal_eval(token)
+        found.append(texts)
     return found
 
 
 def remedies():
     """Of `amem why`: its word for a remedy (`remedy_action`), what is wrong, and what to do."""
     source, header = read("replay/diagnosis/remedy.cpp"), read("replay/diagnosis/remedy.h")
-    both = strings(source, "kActions")
-    words, texts = both[:-1:2], both[1::2]
+    words, texts = zip(*((word, text) for word, text, *_of_tag in entries(source, "kActions")))
     about = re.findall(r"^    k\w+(?: = 0)?,(?: +// (.*))?$", header[:header.index("enum class Outlook")], re.M)
     if not len(words) == len(texts) == len(about) > 20:
         raise ValueError("remedy.cpp and remedy.h do not have the same remedies: %d, %d, %d" % (len(words), len(texts), len(about)))

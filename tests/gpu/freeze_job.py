@@ -315,6 +315,8 @@ def rank_main(options):
             if with_amem and not done:
                 amem.safepoint()
             time.sleep(0.02)
+    if shared.kinds:  # nobody has asked to unshare: the run without freezes
+        shared.end()
     training.end()
     dist.destroy_process_group()
     return 0

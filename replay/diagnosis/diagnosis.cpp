@@ -149,9 +149,11 @@ std::string JobText(const Roster& roster) {
 
 void Finish(Verdict& verdict) {
   std::ranges::stable_sort(verdict.evidence, {}, [](const Evidence& e) { return e.wall_ns == 0 ? UINT64_MAX : e.wall_ns; });
-  const auto same =
-      std::ranges::unique(verdict.evidence, {}, [](const Evidence& e) { return std::tie(e.session, e.seq, e.text); });
-  verdict.evidence.erase(same.begin(), same.end());
+  auto& evidence = verdict.evidence;
+  const auto same = std::unique(evidence.begin(), evidence.end(), [](const Evidence& a, const Evidence& b) {
+    return a.session == b.session && a.seq == b.seq && a.text == b.text;
+  });
+  evidence.erase(same, evidence.end());
 }
 
 }  // namespace

@@ -129,8 +129,8 @@ class TimelineBuilder final : public FoldObserver {
       room -= 2;
     }
     std::ranges::sort(out_.series, {}, &SeriesPoint::seq);
-    const auto same = std::ranges::unique(out_.series, {}, &SeriesPoint::seq);
-    out_.series.erase(same.begin(), same.end());
+    const auto same = [](const auto& a, const auto& b) { return a.seq == b.seq; };
+    out_.series.erase(std::unique(out_.series.begin(), out_.series.end(), same), out_.series.end());
   }
 
   void Note(const SeriesPoint& point) {

@@ -175,9 +175,10 @@ Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind, Deadline unti
 
 bool Coordinator::HasInPlace(SessionId session) const {
   const LedgerLock lock(ledger_);
-  return std::ranges::none_of(ledger_.state().allocations, [&](const auto& item) {
+  const auto& allocations = ledger_.state().allocations;
+  return std::ranges::none_of(allocations, [&](const auto& item) {
     const Allocation& a = item.second;
-    const auto* const slab = FindIn(ledger_.state().allocations, a.slab);  // a part is where its slab is
+    const auto* const slab = FindIn(allocations, a.slab);  // a part is where its slab is
     const Allocation& holds = slab != nullptr ? *slab : a;
     return a.pool == pool_ && (!holds.resident || holds.awaiting_restore) &&
            std::ranges::any_of(a.importers, [&](const auto& importer) { return importer.first.by == session; });

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <ranges>
 
 #include "replay/diagnosis/explanation.h"
 
@@ -140,7 +139,8 @@ void ExplainNeverArrived(Explanation& e) {
                     DurationText(e.cause.waited_ns), WallText(e.cause.wall_ns), missing, e.Cycle()));
   if (!e.cause.message.empty()) e.Say((waiting.size() == 1 ? "It was told: " : "They were told: ") + Sentence(e.cause.message));
   constexpr std::size_t kToldMost = 4;  // the others are named
-  for (const SessionId session : e.Named() | std::views::take(kToldMost)) SayWhereabouts(e, session);
+  const std::vector<SessionId> absent = e.Named();
+  for (std::size_t i = 0; i < absent.size() && i < kToldMost; ++i) SayWhereabouts(e, absent[i]);
   e.Recommend(Action::kCallOnEveryRank);
   e.verdict.remedy.process = missing;
   e.RecommendForStopped();

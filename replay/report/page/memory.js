@@ -293,6 +293,7 @@ const memory = (() => {
   }
 
   function setDomain(from, to) {
+    if (!present.length) return;  // there is no chart
     const span = Math.min(Math.max(to - from, 2e3), whole[1]);
     from = Math.min(Math.max(from, whole[0]), whole[1] - span);
     domain = [from, from + span];

@@ -74,7 +74,7 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
   FakeShared* shared = nullptr;
   std::filesystem::path directory;
   bool unknown_to_the_driver = false;
-  bool driver_starts = true;  // in the tool
+  bool driver_starts = true;     // in the tool
   bool ranks_elsewhere = false;  // a communicator has more ranks than there are here
   MemoryTag user_memory = MemoryTag::kNccl;
   LocationType location = LocationType::kDevice;

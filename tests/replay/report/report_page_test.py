@@ -121,6 +121,15 @@ class ReportPage(unittest.TestCase):
         self.assertIn("good", page.evaluate("document.querySelector('#verdict').className"))
         self.assertEqual(self.texts(page, "#cycles .badge.bad"), [])
 
+    def test_a_link_to_a_time_leads_nowhere_where_no_memory_was_ever_held(self):
+        def nothing_held(data):
+            for session in data["sessions"]:
+                session["most"] = [0] * len(session["most"])
+
+        self.edited("healthy", nothing_held, "empty")
+        page = self.open("empty", "#time/0/1")
+        self.assertIn("No memory was ever held.", self.texts(page, "#memory-charts p"))
+
     @by_night
     def test_million_events_are_few_bytes_and_elements(self):
         self.assertLess(os.path.getsize(self.path("large")), 5_000_000)

@@ -573,6 +573,7 @@ TEST_F(Commands, a_pid_a_jobs_id_or_a_session_means_its_job_for_every_command) {
     if (command != std::string("why --slow")) EXPECT_NE(sorted("1000"), sorted("9999")) << command;  // neither has paused
   }
   EXPECT_EQ(Shell(home + "log 1001").out, Shell("$TOOL log " + importer.string()).out) << "a process alone";
+  EXPECT_HAS(Shell(home + "ls -v 77").out, "SLURM_JOB_ID=77");
   EXPECT_EQ(Shell(home + "state 1001").out, Shell("$TOOL state " + importer.string()).out);
   EXPECT_EQ(Shell(home + "state " + owner.filename().string()).out, Shell("$TOOL state " + owner.string()).out);
   EXPECT_EQ(Shell(home + "state 77 --rank 1").out, Shell("$TOOL state " + importer.string()).out);
@@ -617,6 +618,9 @@ TEST_F(Commands, positions_are_events_or_times_in_every_command) {
   EXPECT_EQ(Shell("$TOOL top" + one + "--at " + then).out, Shell("$TOOL top" + one + "--at" + event).out);
   EXPECT_EQ(Shell("$TOOL replay" + one + "--json --to " + then).out, Shell("$TOOL replay" + one + "--json --to" + event).out);
   EXPECT_EQ(Shell("$TOOL replay $OK --json --to 1#60").code, 0);
+  for (const char* unit :
+       {"s", "sec", "second", "seconds", "m", "min", "minute", "minutes", "h", "hour", "hours", "d", "day", "days"})
+    EXPECT_EQ(Shell("$TOOL log" + one + "--to '900 " + unit + "'").out, Shell("$TOOL log" + one).out) << unit;
   const auto slices = [&](const std::string& from) {
     EXPECT_EQ(Shell("$TOOL report --perfetto $OK -o $S/trace.json " + from).code, 0) << from;
     return Json::parse(Contents(scratch_ / "trace.json"))["traceEvents"].size();

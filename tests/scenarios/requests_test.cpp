@@ -188,6 +188,8 @@ TEST_F(Requests, a_job_is_found_by_what_people_know_of_it) {
   EXPECT_EQ(both.status, 2);
   EXPECT_NE(both.err.find("there are 2 living jobs"), std::string::npos) << both.err;
   EXPECT_EQ(Ask({"ls", "--live", "run-79"}).size(), kRanks);
+  const auto all = ListSessions(job_.journals());
+  for (const auto& one : *all) EXPECT_EQ(Ask({"ls", "--live", one.string()}).size(), kRanks) << "and not the other job's";
   Stop(other);
   other.Finish(std::chrono::milliseconds(60'000));
   AllEndWell();

@@ -215,7 +215,7 @@ TEST(Timeline, allocations_say_which_communicator_they_were_made_for) {
   EXPECT_EQ(NameOf(second, timeline.communicators.at(second), timeline.communicators),
             "communicator 2, ranks unknown, split of 0x1f2e, left out");
   const auto report = nlohmann::json::parse(ReportJson(JoinTimelines({timeline}), {}, "1", "today"));
-  EXPECT_EQ(report["made_at"], "today");
+  EXPECT_EQ(report.at("made_at"), "today");
   const auto& allocations = report["allocations"];
   const auto name = [&](std::size_t row) {
     return allocations["communicators"][allocations["columns"]["comm"][row].get<std::size_t>()];

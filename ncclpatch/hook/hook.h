@@ -98,7 +98,8 @@ F* DriverFunction(const char* name) {
 
 namespace amem {
 
-// The one object of a type. It is never destroyed, because other threads may call after main has returned.
+// The one object of a type, which is its user's own and no alias of a common one: the object would be common, too. It is never
+// destroyed, because other threads may call after main has returned.
 template <class T>
 T& Forever() {
   static auto* const only = new T;

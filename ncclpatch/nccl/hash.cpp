@@ -23,7 +23,7 @@ constexpr std::size_t kMostBytes = std::size_t{4} << 20, kPage = 4096;
 constinit std::mutex g_mutex;
 
 // By library, the places where every communicator with a known hash has it.
-using Places = std::map<std::uint64_t, std::vector<std::size_t>>;
+struct Places : std::map<std::uint64_t, std::vector<std::size_t>> {};
 
 // By the kernel, which stops at unmapped memory without a fault.
 std::size_t Copy(const void* from, void* to, std::size_t bytes) {

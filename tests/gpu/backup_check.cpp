@@ -1,8 +1,8 @@
 // amem-backup-check: the backup of memory contents on a real GPU. It checks that every byte is restored, and times each stage.
 //
 // It needs one GPU and some 10 GiB of its memory, and neither NCCL nor AMem. Fills memory like the reference
-// workload's (a seventh is not zero, in runs of up to 1 MiB), and for each way to copy: saves, gives the memory back, makes it
-// anew, fills it with 0xAB, restores, and compares every byte. Exit code 1: something differed or failed.
+// workload's (a seventh is not zero, in runs of up to 1 MiB), and for each size of a batch: saves, gives the memory back, makes
+// it anew, fills it with 0xAB, restores, and compares every byte. Exit code 1: something differed or failed.
 #include <cuda.h>
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -531,12 +531,12 @@ int Main(int argc, char** argv) {
   bool hazards = true, quick = false;
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   CLI::App app("The backup of memory contents on GPU 0: every byte must be restored, and each stage is timed");
-  app.add_option("--cycles", cycles, "For each way to copy")
+  app.add_option("--cycles", cycles, "For each size of a batch")
       ->check(CLI::Range(1, 1'000'000))
       ->type_name("N")
       ->capture_default_str();
   app.add_flag("!--no-hazards", hazards, "Without the calls that wait for a running kernel");
-  app.add_flag("--quick", quick, "Only the way that AMem copies, in slabs");
+  app.add_flag("--quick", quick, "Only as AMem copies, in slabs");
   CLI11_PARSE(app, argc, argv);
   auto loaded = CudaDriver::LoadSystem();
   if (!loaded.ok()) {

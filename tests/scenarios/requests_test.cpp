@@ -99,7 +99,9 @@ TEST_F(Requests, what_a_pause_leaves_on_the_gpus_is_said_by_name_before_there_is
          "destroy"});
   ASSERT_TRUE(UntilSteps(5));
   for (const char* const command : {"look", "pause", "resume"}) {
-    if (command != std::string("look")) EXPECT_EQ(Ask({command, Pid(0)}).size(), kRanks);
+    if (command != std::string("look")) {
+      EXPECT_EQ(Ask({command, Pid(0)}).size(), kRanks);
+    }
     for (const json& rank : Ask({"ls", "--live", Pid(0)})) {
       json left = json::array();
       for (const json& one : rank["stays"])

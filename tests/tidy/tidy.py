@@ -259,6 +259,19 @@ def nothing_is_left_over(tree):
                 yield path, number, f"{match.group(0)}: a path of one machine"
 
 
+def assertions_have_braces(tree):
+    """GoogleTest's assertions are an `if` with an `else`. GCC refuses them as the whole body of another `if`, and `./run test` compiles tests by Clang."""
+    for path in tree.paths:
+        if not path.startswith("tests/") or not path.endswith((".cpp", ".h")):
+            continue
+        before = ""
+        for number, line in enumerate(tree.lines(path), 1):
+            one = r"(EXPECT|ASSERT)_\w*\("
+            if re.search(r"\bif (constexpr )?\(.*\) " + one, line) or (re.search(r"^\s*" + one, line) and re.search(r"\bif (constexpr )?\([^;{]*\)\s*$", before)):
+                yield path, number, "an assertion as the body of an `if` without braces; GCC refuses it (-Wdangling-else)"
+            before = line if line.strip() else before
+
+
 def top_level_is_closed(tree):
     for name in sorted({path.split("/")[0] for path in tree.paths}):
         if name not in TOP_LEVEL and not name.startswith("."):
@@ -266,7 +279,8 @@ def top_level_is_closed(tree):
 
 
 RULES = [include_directions, the_simulator_stays_out_of_the_library, statemachine_is_pure, cuda_stays_at_the_edge, headers_stay_light,
-         headers_begin_with_their_contract, guests_behave, rooms_stay_small, nothing_is_left_over, top_level_is_closed,
+         headers_begin_with_their_contract, guests_behave, rooms_stay_small, nothing_is_left_over,
+         assertions_have_braces, top_level_is_closed,
          readmes.every_path_in_a_readme_exists, one_definition.a_type_has_one_definition]
 
 

@@ -93,6 +93,8 @@ BREACHES = {
     "a_type_has_one_definition": [[("journal/c.h", "// C.\n#pragma once\nnamespace amem {\nstruct Extent {\n  int a;\n};\n}\n"),
                                    (path, text + "namespace amem {\nclass Extent final : public X {};\n}\n")]
                                   for path, text in (("replay/driver/c.h", "// C.\n#pragma once\n"), ("replay/cycle/c.cpp", ""))],
+    "assertions_have_braces": [("tests/y_test.cpp", "void F() {\n  if (a) EXPECT_EQ(b, c);\n}\n"),
+                               ("tests/y_test.cpp", "void F() {\n  for (;;)\n    if (a)\n      ASSERT_TRUE(b);\n}\n")],
     "top_level_is_closed": [("notes.txt", "x\n"), ("docs/x.md", "x\n")],
     "every_path_in_a_readme_exists": [readme(line) for line in (
         "[a](gone.h)", "[a](../statemachine/gone.md#x)", "![a](shot.png)", '<img src="shot.png">', "[a]: gone/b.h", "[a](#no-heading)",

@@ -168,7 +168,9 @@ class SharedHandles : public Others {
   }
   CUdeviceptr Map(CUmemGenericAllocationHandle handle, CUdeviceptr at = 0) const {
     const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    if (at == 0) EXPECT_EQ(PLAIN(cuMemAddressReserve)(&at, kBytes, 0, 0, 0), CUDA_SUCCESS);
+    if (at == 0) {
+      EXPECT_EQ(PLAIN(cuMemAddressReserve)(&at, kBytes, 0, 0, 0), CUDA_SUCCESS);
+    }
     EXPECT_EQ(map(at, kBytes, 0, handle, 0), CUDA_SUCCESS);
     EXPECT_EQ(set_access(at, kBytes, &access, 1), CUDA_SUCCESS);
     return at;

@@ -219,7 +219,9 @@ TEST_F(Program, a_free_during_a_capture_does_not_break_it_and_is_done_later) {
     std::thread([&] { EXPECT_EQ(end(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) << "and on"; }).join();
     EXPECT_EQ(free(memory), CUDA_SUCCESS);
     EXPECT_EQ(Parts().size(), 2U);
-    if (ends) EXPECT_EQ(end(stream, &graph), CUDA_SUCCESS) << "the capture is valid";
+    if (ends) {
+      EXPECT_EQ(end(stream, &graph), CUDA_SUCCESS) << "the capture is valid";
+    }
     EXPECT_EQ(destroy(stream), CUDA_SUCCESS);
     EXPECT_EQ(free(Take(512)), CUDA_SUCCESS);
     EXPECT_EQ(Parts().size(), 1U) << "given back";

@@ -238,7 +238,9 @@ TEST_F(Contents, what_was_saved_before_a_save_that_failed_stays_saved_and_the_ne
     for (const char* call : {"FindNonZero", "AllocatePinned", "Gather", "FinishCopies"}) {
       test::LoneBackup backup(*sim_, {.chunk = 2 * kPage});
       ASSERT_TRUE(backup.Save(first).ok());
-      if (finished) ASSERT_TRUE(backup.Finish().ok());
+      if (finished) {
+        ASSERT_TRUE(backup.Finish().ok());
+      }
       for (const Backup::Item& item : first) ASSERT_TRUE(backup.AwaitSaved(item.allocation).ok());
       ASSERT_TRUE(sim_->FailNext(call, 1, cuda::kOutOfMemory).ok());
       Status saved = backup.Save(rest);

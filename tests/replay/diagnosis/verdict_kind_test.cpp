@@ -96,7 +96,9 @@ TEST(VerdictKind, what_is_to_be_done_for_the_living_is_for_the_next_run_when_all
     const SessionStatus status = ended ? SessionStatus::kCrashed : kLive;
     const Verdict verdict = job.Judge(status, status);
     EXPECT_EQ(verdict.remedy.outlook == Outlook::kAllEnded, ended) << ToText(verdict.remedy);
-    if (ended) EXPECT_EQ(verdict.remedy.pid, 0);
+    if (ended) {
+      EXPECT_EQ(verdict.remedy.pid, 0);
+    }
   }
 }
 

@@ -570,7 +570,9 @@ TEST_F(Commands, a_pid_a_jobs_id_or_a_session_means_its_job_for_every_command) {
     };
     for (const char* target : {"1000", "1001", "77"})
       EXPECT_EQ(sorted(target).size(), sorted(both).size()) << command << " " << target;
-    if (command != std::string("why --slow")) EXPECT_NE(sorted("1000"), sorted("9999")) << command;  // neither has paused
+    if (command != std::string("why --slow")) {
+      EXPECT_NE(sorted("1000"), sorted("9999")) << command;  // neither has paused
+    }
   }
   EXPECT_EQ(Shell(home + "log 1001").out, Shell("$TOOL log " + importer.string()).out) << "a process alone";
   EXPECT_HAS(Shell(home + "ls -v 77").out, "SLURM_JOB_ID=77");

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <span>
 
+#include "ncclpatch/intercept/card_buffers.h"
 #include "ncclpatch/intercept/intercept.h"
 #include "ncclpatch/runtime/log.h"
 
@@ -25,7 +26,8 @@ struct MemAlloc : InSession<MemAlloc, "cuMemAlloc", "cuMemAlloc_v2"> {
     if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (BesideAPause(session)) return PassedOn(session, kName, 0, pass());
     bool for_application = false;
-    const Origin origin = OriginOfCall(&for_application);
+    Origin origin = OriginOfCall(&for_application);
+    if (!for_application && Forever<CardBuffers>().Takes(origin.site)) origin.alone = Alone::kPreferred;
     const auto device = Runtime::Get().CurrentDevice();
     if (!device) return AllocateUnmanaged(session, device.status(), pass, address, bytes, origin);
     const auto allocated = session.LegacyAllocate(bytes, *device, origin, for_application);

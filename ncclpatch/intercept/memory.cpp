@@ -9,6 +9,7 @@
 
 #include <vector>
 
+#include "ncclpatch/intercept/card_buffers.h"
 #include "ncclpatch/intercept/others.h"
 #include "ncclpatch/runtime/log.h"
 #include "replay/driver/cuda/properties.h"
@@ -22,8 +23,13 @@ struct MemCreate : InSession<MemCreate, "cuMemCreate"> {
     if (handle == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (BesideAPause(session)) return PassedOn(session, kName, 0, pass());
     bool for_application = false, for_window = false;
-    const Origin origin = OriginOfCall(&for_application, &for_window);
-    const auto created = session.Create(bytes, FromCuda(*properties), flags, origin, for_application, for_window);
+    Origin origin = OriginOfCall(&for_application, &for_window);
+    if (for_window) {
+      origin.alone = Alone::kNeeded;
+    } else if (!for_application && Forever<CardBuffers>().Takes(origin.site)) {
+      origin.alone = Alone::kPreferred;
+    }
+    const auto created = session.Create(bytes, FromCuda(*properties), flags, origin, for_application);
     if (!created) return ToDriver(kName, created.status());
     *handle = ToGuest(*created);
     return CUDA_SUCCESS;
@@ -196,7 +202,7 @@ bool CreateShared(Handle* handle, size_t bytes, const CUmemAllocationProp* prope
   const auto session = shared || (is_private && TakesAll()) ? Runtime::Get().ForPools() : Result<Session*>(nullptr);
   if (!session || *session == nullptr) return false;
   const std::string library = TakesAll() ? kProgram : CallingLibrary(), tag = library.substr(0, library.find('.'));
-  const auto made = (*session)->Create(bytes, FromCuda(*properties), flags, Origin(), false, false, tag);
+  const auto made = (*session)->Create(bytes, FromCuda(*properties), flags, Origin(), false, tag);
   if (made) *handle = ToGuest(*made);
   return made.ok();  // or the tag is paused, or the driver says it again
 }

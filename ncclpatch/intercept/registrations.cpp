@@ -1,12 +1,31 @@
 #include "ncclpatch/intercept/registrations.h"
 
+#include <spdlog/fmt/fmt.h>
+
+#include "ncclpatch/intercept/card_buffers.h"
+
 namespace amem::intercept {
 
-void Registrations::Exported(int descriptor, Extent part) {
+namespace {
+
+// False: the memory is not AMem's, and is not recorded.
+bool Note(Extent part, const std::string& how) {
   Session* session = Runtime::Get().started();
+  if (session == nullptr || part.bytes == 0 || !session->NoteRegistration({part.address, part.bytes, how})) return false;
+  Forever<CardBuffers>().Registered(*session, part.address);
+  return true;
+}
+
+std::string ByDmaBuf(const char* how, unsigned long long flags) {
+  return flags == 0 ? how : fmt::format("{}, flags {}", how, flags);
+}
+
+}  // namespace
+
+void Registrations::Exported(int descriptor, Extent part, unsigned long long flags) {
   const std::lock_guard lock(mutex_);
   // What an earlier dma-buf of that number pins stays pinned: somebody may have registered it before it was closed.
-  exported_[descriptor] = {part, session != nullptr && session->NoteRegistration({part.address, part.bytes, "dma-buf"})};
+  exported_[descriptor] = {part, flags, Note(part, ByDmaBuf("dma-buf", flags))};
 }
 
 void Registrations::Consumed(int descriptor) {
@@ -22,14 +41,14 @@ Extent Registrations::ExportedAs(int descriptor) {
   return found == nullptr ? Extent{} : found->part;
 }
 
-void Registrations::Add(RegionKey key, Extent part, const char* how) {
-  Session* session = Runtime::Get().started();
+void Registrations::Add(RegionKey key, Extent part, const char* how, int descriptor) {
+  const bool by_nccl = OfAnother::now == 0;
+  if (by_nccl && key.registrar != Registrar::kGdrCopy) CardBuffers::ThreadUsesCard();  // GDRCopy is no card
   const std::lock_guard lock(mutex_);
   Region& region = regions_[key];
   ++region.uses;
-  // Memory that is not AMem's is not recorded.
-  if (session != nullptr && part.bytes != 0 && session->NoteRegistration({part.address, part.bytes, how}))
-    region.parts.push_back(part);
+  const Export* const exported = FindIn(exported_, descriptor);
+  if (Note(part, ByDmaBuf(how, exported == nullptr ? 0 : exported->flags))) region.parts.push_back(part);
 }
 
 std::vector<Extent> Registrations::Take(RegionKey key) {

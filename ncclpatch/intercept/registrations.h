@@ -26,13 +26,14 @@ inline RegionKey KeyOf(Registrar registrar, const void* handle) { return {regist
 class Registrations {
  public:
   // The driver made a dma-buf of `part`. Whoever has the descriptor may register it, so it pins the part until a registration
-  // that AMem sees replaces it (Consumed), or that registration fails.
-  void Exported(int descriptor, Extent part);
+  // that AMem sees replaces it (Consumed), or that registration fails. `flags` are those of cuMemGetHandleForAddressRange.
+  void Exported(int descriptor, Extent part, unsigned long long flags);
   void Consumed(int descriptor);
   [[nodiscard]] Extent ExportedAs(int descriptor);
 
-  // `key` now pins `part`. A plugin that caches registrations may give one handle several times.
-  void Add(RegionKey key, Extent part, const char* how);
+  // `key` now pins `part`, which was registered by the dma-buf `descriptor` if that is not -1. A plugin that caches
+  // registrations may give one handle several times.
+  void Add(RegionKey key, Extent part, const char* how, int descriptor = -1);
   // Before a registration is undone, because another thread may get the same handle afterwards; or if it failed.
   [[nodiscard]] std::vector<Extent> Take(RegionKey key);
   void PutBack(RegionKey key, std::vector<Extent> parts);
@@ -41,6 +42,7 @@ class Registrations {
  private:
   struct Export {
     Extent part;
+    unsigned long long flags = 0;
     bool pinned = false;
   };
   struct Region {

@@ -13,13 +13,13 @@ namespace {
 
 struct MemGetHandleForAddressRange : Instead<MemGetHandleForAddressRange, "cuMemGetHandleForAddressRange"> {
   static CUresult With(const Pass<>& pass, void* handle, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type,
-                       unsigned long long) {
+                       unsigned long long flags) {
     Session* session = Runtime::Get().session();
     const Registering gate(kName, {Address{address}, bytes});
     if (gate.refused()) return CUDA_ERROR_ILLEGAL_STATE;
     const CUresult result = pass();
     if (session != nullptr && result == CUDA_SUCCESS && handle != nullptr && type == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
-      Forever<Registrations>().Exported(*static_cast<int*>(handle), {Address{address}, bytes});
+      Forever<Registrations>().Exported(*static_cast<int*>(handle), {Address{address}, bytes}, flags);
     return result;
   }
 };
@@ -41,11 +41,12 @@ void* Refused() {
 }
 
 template <class MakeCall>
-void* Register(const char* call, Registrar registrar, Extent part, const char* how, const MakeCall& make_call) {
+void* Register(const char* call, Registrar registrar, Extent part, const char* how, const MakeCall& make_call,
+               int descriptor = -1) {
   const Registering gate(call, part);
   if (gate.refused()) return Refused();
   void* region = make_call();
-  if (region != nullptr) Forever<Registrations>().Add(KeyOf(registrar, region), part, how);
+  if (region != nullptr) Forever<Registrations>().Add(KeyOf(registrar, region), part, how, descriptor);
   return region;
 }
 // The same for [offset, offset + bytes) of a dma-buf.
@@ -54,7 +55,7 @@ void* RegisterDmaBuf(const char* call, Registrar registrar, int descriptor, std:
                      const MakeCall& make_call) {
   const Extent whole = Forever<Registrations>().ExportedAs(descriptor);
   const Extent part = whole.bytes == 0 ? Extent{} : Extent{whole.address + offset, bytes};
-  void* region = Register(call, registrar, part, "dma-buf", make_call);
+  void* region = Register(call, registrar, part, "dma-buf", make_call, descriptor);
   Forever<Registrations>().Consumed(descriptor);
   return region;
 }

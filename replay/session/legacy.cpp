@@ -20,30 +20,30 @@ void Session::RecordRegion(AllocationId allocation, Address address, Bytes bytes
 }
 
 // Zero: it does not suit a slab, or there is none.
-AllocationId Session::NewLegacyPart(Bytes bytes, DeviceOrdinal device, const CallSite& site) {
+AllocationId Session::NewLegacyPart(Bytes bytes, DeviceOrdinal device, const Origin& origin) {
   for (const std::uint8_t rdma : kWithAndWithoutRdma) {
     const AllocationProperties properties = PropertiesOn(device, rdma);
     const auto rounded = Rounded(driver_, bytes, properties);
     if (!rounded.ok()) continue;
-    const auto part = slabs_.Create(*rounded, properties, 0, site);
+    const auto part = slabs_.Create(*rounded, properties, 0, origin);
     if (part.ok()) return *part;
   }
   return {};
 }
 
-Result<ChunkSpace::Chunk> Session::NewLegacyChunk(Bytes bytes, DeviceOrdinal device, const CallSite& site) {
+Result<ChunkSpace::Chunk> Session::NewLegacyChunk(Bytes bytes, DeviceOrdinal device, const Origin& origin) {
   constexpr Bytes kLeast = Bytes{2} << 20;  // small requests share this, as in the driver
   bytes = std::max(bytes, kLeast);
   const std::set<DeviceOrdinal> others = legacy_devices_;
   WithoutLedger apart(ledger_);
-  if (const AllocationId part = NewLegacyPart(bytes, device, site)) {
+  if (const AllocationId part = NewLegacyPart(bytes, device, origin)) {
     apart.End();
     AMEM_ASSIGN(const Allocation* const a, ledger_.Known(part));
     const ChunkSpace::Chunk chunk{part, ledger_.state().PlaceOf(*a), a->bytes};
-    RecordRegion(part, chunk.address, chunk.bytes, {ReadWrite(device)}, site);
+    RecordRegion(part, chunk.address, chunk.bytes, {ReadWrite(device)}, origin.site);
     return chunk;
   }
-  return MakeChunk(driver_, ledger_, bytes, device, {MemoryTag::kNccl, {}, site}, others);
+  return MakeChunk(driver_, ledger_, bytes, device, {MemoryTag::kNccl, {}, origin.site}, others);
 }
 
 // Every device of the process with peer access may use cuMemAlloc memory, so each gets access when it is first seen.
@@ -61,6 +61,17 @@ void Session::OpenLegacyTo(DeviceOrdinal device) {
     if (const auto set = LetIn(driver_, device, {address, bytes})) ledger_.Record(*set);
 }
 
+// The request's communicator is not its chunk's.
+Result<Address> Session::TakeLegacy(Bytes bytes, DeviceOrdinal device, const Origin& origin) {
+  const auto shared = origin.alone == Alone::kNo ? legacy_[device].Take(bytes) : std::nullopt;
+  if (shared) return *shared;
+  Origin of_chunk = origin;
+  of_chunk.communicator = {};
+  AMEM_ASSIGN(const auto chunk, NewLegacyChunk(bytes, device, of_chunk));
+  coordinator_->Made(chunk.bytes);
+  return legacy_[device].Add(chunk, bytes);
+}
+
 Result<Address> Session::LegacyAllocate(Bytes bytes, DeviceOrdinal device, const Origin& origin, bool for_application) {
   const auto gate = EnterCall();
   AMEM_TRY(RefuseWhilePaused("cuMemAlloc"));
@@ -69,12 +80,10 @@ Result<Address> Session::LegacyAllocate(Bytes bytes, DeviceOrdinal device, const
   if (bytes == 0) return Status{Code::kInvalid, "cuMemAlloc of zero bytes", cuda::kInvalidValue};
   const LedgerLock lock(ledger_);
   OpenLegacyTo(device);
-  auto address = legacy_[device].Take(bytes);
-  if (!address) {
-    AMEM_ASSIGN(const auto chunk, NewLegacyChunk(bytes, device, origin.site));
-    coordinator_->Made(chunk.bytes);
-    address = legacy_[device].Add(chunk, bytes);
-  }
+  auto address = TakeLegacy(bytes, device, origin);
+  if (address.status().code() == Code::kOutOfMemory && origin.alone == Alone::kPreferred)
+    address = TakeLegacy(bytes, device, origin.Anywhere());
+  AMEM_TRY(address.status());
   const ChunkSpace::Part part = *legacy_[device].PartAt(*address);
   ledger_.Record(LegacyAllocated{*address, bytes, part.chunk, part.offset, {}, origin.site, origin.communicator});
   return *address;

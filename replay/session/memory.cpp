@@ -10,7 +10,7 @@ MemoryTag Session::TagOf(bool for_application) const {
 }
 
 Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags,
-                                     const Origin& origin, bool for_application, bool mapped_again, const std::string& tag) {
+                                     const Origin& origin, bool for_application, const std::string& tag) {
   const auto gate = EnterCall();
   InTags in;
   PoolId pool;
@@ -22,10 +22,16 @@ Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& pr
     DropClosed();
   }
   AllocationId id;
-  if (!for_application && !mapped_again && !pool) {  // a part of a slab has one address
+  const bool may_be_part = !for_application && !pool;
+  if (may_be_part) {
     AMEM_ASSIGN(id, slabs_.Create(bytes, properties, flags, origin));
   }
-  AMEM_ASSIGN(const auto handle, id ? Result<DriverHandle>(DriverHandle{}) : driver_.Create(bytes, properties, flags));
+  auto made = id ? Result<DriverHandle>(DriverHandle{}) : driver_.Create(bytes, properties, flags);
+  if (may_be_part && origin.alone == Alone::kPreferred && made.status().code() == Code::kOutOfMemory) {
+    AMEM_ASSIGN(id, slabs_.Create(bytes, properties, flags, origin.Anywhere()));
+    if (id) made = DriverHandle{};
+  }
+  AMEM_ASSIGN(const auto handle, std::move(made));
   if (pool) pools_->Made(pool, bytes);
   const LedgerLock lock(ledger_);
   if (!id) {

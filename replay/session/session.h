@@ -57,7 +57,7 @@ class Session final : public PeerDelegate {
   // it is never part of a slab; its tag says that it is the program's, and SessionOptions say what a pause does with it.
   // `tag`: it is another library's, under that tag. kRefused: the tag is paused.
   Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const Origin& origin,
-                              bool for_application = false, bool mapped_again = false, const std::string& tag = {});
+                              bool for_application = false, const std::string& tag = {});
   Status Release(AllocationId allocation);
   Result<AllocationId> Retain(Address address);  // kNotFound: not an address of ours
   Result<Address> Reserve(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site);
@@ -220,7 +220,7 @@ class Session final : public PeerDelegate {
   static void ForgetLastHandle(AllocationId allocation);
   Result<UniqueFd> ExportWhole(AllocationId allocation);
   void Dropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) REQUIRES(ledger_);
-  AllocationId NewLegacyPart(Bytes bytes, DeviceOrdinal device, const CallSite& site);
+  AllocationId NewLegacyPart(Bytes bytes, DeviceOrdinal device, const Origin& origin);
   Result<AllocationId> ImportToken(const Token& token, const Origin& origin);
   Result<AllocationId> TryImport(const Token& token, const Origin& origin);
   Result<AllocationId> ImportWhole(const Token& token, AllocationId as, const SharedAllocation& shared, const Origin& origin);
@@ -263,8 +263,9 @@ class Session final : public PeerDelegate {
   void RetireIfEmpty(AllocationId slab) REQUIRES(ledger_);
   void RetireEmptySlabs() REQUIRES(ledger_);
   void RetireSpareSlabs() REQUIRES(ledger_);
-  Result<ChunkSpace::Chunk> NewLegacyChunk(Bytes bytes, DeviceOrdinal device, const CallSite& site)
+  Result<ChunkSpace::Chunk> NewLegacyChunk(Bytes bytes, DeviceOrdinal device, const Origin& origin)
       REQUIRES(ledger_);  // releases the lock meanwhile
+  Result<Address> TakeLegacy(Bytes bytes, DeviceOrdinal device, const Origin& origin) REQUIRES(ledger_);  // as NewLegacyChunk
   void RecordRegion(AllocationId allocation, Address address, Bytes bytes, std::vector<AccessDescriptor> access,
                     const CallSite& site) REQUIRES(ledger_);
   Result<std::array<std::byte, 64>> LegacyToken(Address address, AllocationId backing, Bytes offset) REQUIRES(ledger_);

@@ -32,14 +32,24 @@ struct SessionOptions {
   std::int64_t unpins_for = 1000;            // PinnedSupply::Options
 };
 
+// Whether memory gets a driver handle of its own: kPreferred unless only a slab has room for it, as what a network card will
+// hold; kNeeded what will be mapped twice.
+enum class Alone : std::uint8_t { kNo, kPreferred, kNeeded };
+
 // Which call of NCCL makes memory.
 struct Origin {
   CallSite site;
   CommunicatorId communicator;  // for which NCCL makes the memory; zero: none, or unknown
+  Alone alone = Alone::kNo;
 
   Origin() = default;
   Origin(const CallSite& from, CommunicatorId made_for = {})  // NOLINT(google-explicit-constructor)
       : site(from), communicator(made_for) {}
+  [[nodiscard]] Origin Anywhere() const {
+    Origin same = *this;
+    same.alone = Alone::kNo;
+    return same;
+  }
 };
 
 // The most frequent failures of a session's calls: "free range 0x7f00: it was not reserved by NCCL".

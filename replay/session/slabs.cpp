@@ -112,7 +112,7 @@ Status Slabs::Clear(const Place& place, Bytes bytes) {
 Result<AllocationId> Slabs::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags,
                                    const Origin& origin) {
   const auto granularity = GranularityIfSuited(bytes, properties, flags);
-  if (!granularity) return AllocationId{};
+  if (!granularity || origin.alone != Alone::kNo) return AllocationId{};
   const MutexLock one(mutex_);
   const LedgerLock lock(ledger_);
   scarce_ = scarce_ && !kept_.empty();

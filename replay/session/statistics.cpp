@@ -139,6 +139,24 @@ json ByReason(const std::map<KeepReason, Bytes>& kept) {
   return all;
 }
 
+// What network cards hold: regions as they were registered, and own slabs that stay whole because of one of their parts.
+struct OfCards {
+  std::uint64_t regions = 0, slabs = 0;
+  Bytes bytes = 0;
+};
+OfCards MeasureCards(const State& state) {
+  OfCards sum;
+  for (const auto& [address, region] : state.registrations) {
+    ++sum.regions;
+    sum.bytes += region.bytes;
+  }
+  for (const auto& [id, slab] : state.slabs) {
+    const auto* const whole = FindIn(state.allocations, id);
+    if (whole != nullptr && whole->own() && WhyKept(*whole) == KeepReason::kRegistered) ++sum.slabs;
+  }
+  return sum;
+}
+
 // NCCL's memory and the program's; `kept`: what a pause leaves in place.
 json ByTag(const State& state, const Holdings& held) {
   const auto figures = [](const PoolHoldings& sum, Bytes legacy) {
@@ -223,6 +241,9 @@ std::string Session::StatisticsText() {
                         Mebibytes(held.user_resident));
   for (const auto& [reason, bytes] : held.kept)
     text += fmt::format("  kept by a pause      {} ({})\n", Mebibytes(bytes), ToText(reason));
+  if (const OfCards cards = MeasureCards(state); cards.regions != 0)
+    text += fmt::format("  network cards hold   {} in {} regions, and {} slabs whole around some\n", Mebibytes(cards.bytes),
+                        cards.regions, cards.slabs);
   for (const auto& [id, pool] : MeasurePools(state)) {
     const std::string tag = "tag " + state.pools.at(id).tag;
     text += fmt::format("  {:<20} {} in {} chunks, {} of it on the device now, {}\n", tag, Mebibytes(pool.own),
@@ -246,6 +267,7 @@ std::string StatisticsJsonWithoutSession(std::string_view reason) {
 std::string Session::StatisticsJson() {
   const State state = CopyState();
   const Holdings held = Measure(state);
+  const OfCards cards = MeasureCards(state);
   std::uint64_t events = 0;
   for (const std::uint64_t n : state.totals.events) events += n;
   json out = {{"version", AMEM_VERSION},
@@ -272,6 +294,7 @@ std::string Session::StatisticsJson() {
               {"imported_allocations", held.imported_count},
               {"imported_bytes", held.imported},
               {"kept_bytes", ByReason(held.kept)},
+              {"registered", {{"regions", cards.regions}, {"bytes", cards.bytes}, {"slabs", cards.slabs}}},
               {"tags", ByTag(state, held)},
               {"communicators", ByCommunicator(state)},
               {"legacy_kept_bytes", held.legacy_kept},

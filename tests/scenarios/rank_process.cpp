@@ -208,7 +208,7 @@ class RankSession {
   }
   Result<AllocationId> Make(Bytes bytes, bool shared = false) {
     const AllocationProperties properties = Properties(shared || scope_ != LibraryScope::kAll);
-    return session_->Create(bytes, properties, 0, {}, false, false, IsNccls(shared) ? "" : Tag());
+    return session_->Create(bytes, properties, 0, {}, false, IsNccls(shared) ? "" : Tag());
   }
   bool IsNccls(bool shared) const { return scope_ == LibraryScope::kNccl || (shared && scope_ == LibraryScope::kAll); }
   const char* Tag() const { return scope_ == LibraryScope::kAll ? "program" : "libone_shot"; }

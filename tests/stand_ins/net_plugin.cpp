@@ -1,6 +1,6 @@
 // A network plugin, as NCCL loads one: tables of functions of several versions. The table of version 9 is filled in when it is
-// initialised, as some plugins do. A handle is the address
-// that was registered.
+// initialised, as some plugins do. Tables for transfers from kernels (GIN) and one-sided ones (RMA) are as aws-ofi-nccl exports
+// them. A handle is the address that was registered.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -23,16 +23,22 @@ NAME(gdr_pin_buffer)
 NAME(gdr_pin_buffer_v2)
 NAME(gdr_unpin_buffer)
 
-SHOWN int stand_in_plugin_result;         // what registering and its undoing answer
-SHOWN std::size_t stand_in_plugin_bytes;  // of the last registration
-SHOWN void* stand_in_plugin_same_handle;  // not null: the handle of every registration
+SHOWN int stand_in_plugin_result;           // what registering and its undoing answer
+SHOWN std::size_t stand_in_plugin_bytes;    // of the last registration
+SHOWN std::uint64_t stand_in_plugin_flags;  // of the last symmetric one
+SHOWN void* stand_in_plugin_same_handle;    // not null: the handle of every registration
 int stand_in_plugin_result = 0;
 std::size_t stand_in_plugin_bytes = 0;
+std::uint64_t stand_in_plugin_flags = 0;
 void* stand_in_plugin_same_handle = nullptr;
 
 struct Table {
   const char* name;
   std::array<void*, 19> functions;
+};
+struct SymmetricTable {
+  const char* name;
+  std::array<void*, 20> functions;
 };
 
 namespace {
@@ -73,7 +79,43 @@ Table New() {
 }
 int FillIn(void*);
 
+int RegMrSym(void*, void* data, std::size_t bytes, int, std::uint64_t flags, void** handle) {
+  stand_in_plugin_flags = flags;
+  return Registered(data, bytes, handle);
+}
+int RegMrSymDmaBuf(void*, void* data, std::size_t bytes, int, std::uint64_t, int, std::uint64_t flags, void** handle) {
+  return RegMrSym(nullptr, data, bytes, 0, flags, handle);
+}
+// With the registration as kernels find it, which is the plugin's handle again.
+int RegMrGin(void*, void* data, std::size_t bytes, int, std::uint64_t flags, void** handle, void** device) {
+  const int result = RegMrSym(nullptr, data, bytes, 0, flags, handle);
+  if (result == 0) *device = *handle;
+  return result;
+}
+int RegMrGinDmaBuf(void*, void* data, std::size_t bytes, int, std::uint64_t, int, std::uint64_t flags, void** handle,
+                   void** device) {
+  return RegMrGin(nullptr, data, bytes, 0, flags, handle, device);
+}
+
+SymmetricTable Symmetric(std::size_t at, bool gin) {
+  SymmetricTable table{"symmetric", {}};
+  table.functions.fill(kNothing);
+  table.functions[5] = table.functions[9] = nullptr;  // createContext and destroyContext, without GDAKI
+  table.functions[kInit] = reinterpret_cast<void*>(&Init);
+  table.functions[at] = gin ? reinterpret_cast<void*>(&RegMrGin) : reinterpret_cast<void*>(&RegMrSym);
+  table.functions[at + 1] = gin ? reinterpret_cast<void*>(&RegMrGinDmaBuf) : reinterpret_cast<void*>(&RegMrSymDmaBuf);
+  table.functions[at + 2] = reinterpret_cast<void*>(&DeregMr);
+  return table;
+}
+
 }  // namespace
+
+SHOWN SymmetricTable ncclGinPlugin_v11, ncclGinPlugin_v12, ncclGinPlugin_v13, ncclGinPlugin_v14, ncclGinPlugin_v99,
+    ncclRmaPlugin_v13, ncclRmaPlugin_v14, ncclRmaPlugin_v15;
+SymmetricTable ncclGinPlugin_v11 = Symmetric(kRegMr, true), ncclGinPlugin_v12 = Symmetric(kRegMr, true),
+               ncclGinPlugin_v13 = Symmetric(kRegMr, true), ncclGinPlugin_v14 = Symmetric(kRegMr + 1, true),
+               ncclGinPlugin_v99 = Symmetric(kRegMr + 1, true), ncclRmaPlugin_v13 = Symmetric(kRegMr, true),
+               ncclRmaPlugin_v14 = Symmetric(kRegMr, false), ncclRmaPlugin_v15 = Symmetric(kRegMr, false);
 
 SHOWN Table ncclNetPlugin_v5, ncclNetPlugin_v6, ncclNetPlugin_v8, ncclNetPlugin_v9, ncclCollNetPlugin_v8, ncclNetPlugin_v99;
 Table ncclNetPlugin_v5 = Old(false), ncclNetPlugin_v6 = Old(true), ncclNetPlugin_v8 = New(),

@@ -232,9 +232,14 @@ def nccl_settings(machine, value):
     for name, what in (("NCCL_GRAPH_REGISTER", "buffers of CUDA graphs"), ("NCCL_LOCAL_REGISTER", "user buffers")):
         if value(name) == "1" and machine.find("/sys/class/infiniband/*"):
             yield warning(name, "1: %s are registered with network cards, and such memory stays in a pause" % what, "%s=0 frees it" % name)
+    cards = machine.find("/sys/class/infiniband/*")
+    if cards and value("NCCL_IB_DISABLE") in ("", "0") and value("NCCL_NET").lower() != "socket":
+        yield note("network cards", "%d here: in a job of several hosts they hold NCCL's buffers, which stay in a pause, some 100 to 400 MiB a "
+                   "GPU and communicator; in a job of one host nothing does" % len(cards), "amem.memory() says how much, by reason")
     plugin = value("NCCL_NET_PLUGIN")
     if plugin not in ("", "none"):
-        yield note("network plugin", "NCCL_NET_PLUGIN=%s: what it registers stays; of versions other than 5 to 12, all NCCL memory stays" % plugin,
+        yield note("network plugin", "NCCL_NET_PLUGIN=%s: what it registers stays; under tables of unknown versions (known: networks 5 to 12, "
+                   "GIN 11 to 14, RMA 13 to 15) all NCCL memory stays" % plugin,
                    "amem.stats() says how much; NCCL_NET_PLUGIN=none where no other host takes part")
     if machine.exists("/dev/gdrdrv") and value("NCCL_GDRCOPY_ENABLE") == "1":
         yield note("GDRCopy", "memory that GDRCopy pins stays in a pause", "NCCL_GDRCOPY_ENABLE=0 frees it")

@@ -71,6 +71,76 @@ TEST_F(PluginTest, what_a_plugin_of_any_known_version_registers_stays) {
   }
 }
 
+// Networks whose plugin also serves transfers from kernels (GIN) and one-sided ones (RMA), as that for EFA since 1.19: NCCL
+// looks their tables up whether it will use them or not.
+TEST_F(PluginTest, what_tables_of_gin_and_rma_register_stays_and_all_else_leaves) {
+  using Sym = int(void*, void*, size_t, int, std::uint64_t, void**);
+  using SymDmaBuf = int(void*, void*, size_t, int, std::uint64_t, int, std::uint64_t, void**);
+  using Gin = int(void*, void*, size_t, int, std::uint64_t, void**, void**);
+  using GinDmaBuf = int(void*, void*, size_t, int, std::uint64_t, int, std::uint64_t, void**, void**);
+  constexpr std::uint64_t kStrong = 5;
+  struct Case {
+    const char* name;
+    std::size_t reg_mr;
+    bool gin;
+  };
+  for (const auto& [name, reg_mr, gin] :
+       {Case{"ncclGinPlugin_v11", 7, true}, Case{"ncclGinPlugin_v12", 7, true}, Case{"ncclGinPlugin_v13", 7, true},
+        Case{"ncclGinPlugin_v14", 8, true}, Case{"ncclRmaPlugin_v13", 7, true}, Case{"ncclRmaPlugin_v14", 7, false},
+        Case{"ncclRmaPlugin_v15", 7, false}}) {
+    SCOPED_TRACE(name);
+    void** const table = Table(name);
+    ASSERT_NE(table, nullptr);
+    EXPECT_EQ(table[6], nullptr) << "what the plugin lacks";
+    EXPECT_FALSE(APauseKeepsIt()) << "nothing is registered";
+    for (const bool dma_buf : {false, true}) {
+      void *handle = nullptr, *device = nullptr;
+      int registered = 0;
+      if (gin) {
+        registered =
+            dma_buf ? Function<GinDmaBuf>(table, reg_mr + 1)(nullptr, pointer(), kBytes, 2, 0, 77, kStrong, &handle, &device)
+                    : Function<Gin>(table, reg_mr)(nullptr, pointer(), kBytes, 2, kStrong, &handle, &device);
+      } else {
+        registered = dma_buf ? Function<SymDmaBuf>(table, reg_mr + 1)(nullptr, pointer(), kBytes, 2, 0, 77, kStrong, &handle)
+                             : Function<Sym>(table, reg_mr)(nullptr, pointer(), kBytes, 2, kStrong, &handle);
+      }
+      EXPECT_EQ(registered, 0);
+      EXPECT_EQ(handle, pointer());
+      EXPECT_EQ(device, gin ? pointer() : nullptr);
+      EXPECT_EQ(Switch<std::uint64_t>("stand_in_plugin_flags"), kStrong);
+      EXPECT_EQ(Registrations(), 1U);
+      EXPECT_TRUE(APauseKeepsIt());
+      EXPECT_EQ(Function<DeregMr>(table, reg_mr + 2)(nullptr, handle), 0);
+      EXPECT_EQ(Registrations(), 0U);
+    }
+  }
+}
+
+TEST_F(PluginTest, one_registered_buffer_keeps_its_own_handle_and_no_slab) {
+  using Connect = int(void*, int, void*, void**);
+  using Make = int(size_t, CUdeviceptr*);
+  void** const table = Table("ncclNetPlugin_v8");
+  const auto make = [](const char* path) {
+    CUdeviceptr made = 0;
+    EXPECT_EQ(Nccl<Make>(path)(64 << 10, &made), 0);
+    return made;
+  };
+  const CUdeviceptr beside = make("stand_in_nccl_peer_buffer");
+  EXPECT_EQ(Function<Connect>(table, 5)(nullptr, 0, nullptr, nullptr), 0);
+  const CUdeviceptr buffer = make("stand_in_nccl_small_buffer");
+  void* handle = nullptr;
+  EXPECT_EQ(Function<RegMr>(table, 7)(nullptr, reinterpret_cast<void*>(buffer), 64 << 10, 2, &handle), 0);
+  EXPECT_TRUE(Runtime::Get().Cycle(session(), CycleKind::kPause).ok());
+  const PoolHoldings held = session().Inspect([](const State& state) { return MeasureTag(state, false); });
+  EXPECT_EQ(held.own, 2 * kBytes);
+  EXPECT_EQ(held.own_resident, kBytes);
+  EXPECT_EQ(held.kept.at(KeepReason::kRegistered), kBytes);
+  EXPECT_TRUE(Runtime::Get().Cycle(session(), CycleKind::kResume).ok());
+  EXPECT_EQ(Function<DeregMr>(table, 9)(nullptr, handle), 0);
+  for (const CUdeviceptr one : {beside, buffer})
+    EXPECT_EQ((Nccl<int(CUdeviceptr, size_t)>("stand_in_nccl_free_buffer")(one, kBytes)), 0);
+}
+
 // The function of an old plugin takes an int, and its caller may leave anything in the upper half of the register.
 TEST_F(PluginTest, an_old_plugins_registration_is_as_large_as_the_plugin_sees_it) {
   void** table = Table("ncclNetPlugin_v6");
@@ -160,8 +230,8 @@ TEST_F(PluginTest, nccl_gets_our_function_for_every_name_that_registers) {
 // The last test, because it holds for the rest of the process.
 TEST_F(PluginTest, under_a_plugin_of_an_unknown_version_all_memory_stays_and_pauses_work) {
   EXPECT_FALSE(APauseKeepsIt());
-  EXPECT_EQ(static_cast<void*>(Table("ncclNetPlugin_v99")), dlsym(plugin_, "ncclNetPlugin_v99"))
-      << "NCCL gets the plugin's own";
+  for (const char* name : {"ncclNetPlugin_v99", "ncclGinPlugin_v99"})
+    EXPECT_EQ(static_cast<void*>(Table(name)), dlsym(plugin_, name)) << "NCCL gets the plugin's own";
   const PoolId tag = *session().pools().Open("weights", PoolPolicy::kPreserve);
   ASSERT_TRUE(session().pools().Allocate(tag, kBytes, DeviceOrdinal{0}).ok());
   const auto in_tag = [&] { return session().Inspect([&](const State& state) { return MeasurePools(state).at(tag); }); };

@@ -113,6 +113,22 @@ TEST_F(VerbsTest, a_registration_by_dma_buf_counts_though_its_descriptor_is_clos
   EXPECT_EQ(Registrations(), 0U);
 }
 
+TEST_F(VerbsTest, a_registration_by_dma_buf_is_recorded_with_the_flags_that_made_the_descriptor) {
+  const auto export_range = Replace<decltype(cuMemGetHandleForAddressRange)>(
+      "cuMemGetHandleForAddressRange", +[](void* descriptor, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long) {
+        *static_cast<int*>(descriptor) = 12346;
+        return CUDA_SUCCESS;
+      });
+  const auto how = [] { return session().CopyState().registrations.begin()->second.how; };
+  int descriptor = -1;
+  ASSERT_EQ(export_range(&descriptor, memory(), kBytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 1), CUDA_SUCCESS);
+  EXPECT_EQ(how(), "dma-buf, flags 1");
+  void* const region = reg_dmabuf_mr(nullptr, 4096, kBytes / 2, 0, descriptor, 1);
+  ASSERT_EQ(Registrations(), 1U);
+  EXPECT_EQ(how(), "dma-buf, flags 1");
+  EXPECT_EQ(dereg_mr(region), 0);
+}
+
 // The pause has planned with what the card holds, and could not end if that was given up in the middle of it.
 TEST_F(VerbsTest, a_pause_waits_until_a_card_that_lets_go_of_memory_has_answered) {
   void* const region = reg_mr(nullptr, pointer(), kBytes, 1);

@@ -102,6 +102,7 @@ BROKEN = {
                                   "warning", "multicast", "NCCL_NVLS_ENABLE=0"),
     "graphs register with cards": (lambda m: (m.environment.update(NCCL_GRAPH_REGISTER="1"), m.there.add("/sys/class/infiniband/mlx5_0")),
                                    "warning", "network cards", "NCCL_GRAPH_REGISTER=0"),
+    "a network card": (lambda m: m.there.add("/sys/class/infiniband/mlx5_0"), "note", "NCCL's buffers, which stay in a pause", "amem.memory()"),
     "a network plugin": (environment(NCCL_NET_PLUGIN="ofi"), "note", "NCCL_NET_PLUGIN=ofi", "amem.stats()"),
     "cuMem is off": (environment(NCCL_CUMEM_ENABLE="0"), "note", "cuMemAlloc", "unset"),
     "GDRCopy": (lambda m: (m.environment.update(NCCL_GDRCOPY_ENABLE="1"), m.there.add("/dev/gdrdrv")), "note", "GDRCopy", "NCCL_GDRCOPY_ENABLE=0"),
@@ -143,6 +144,12 @@ class Doctor(unittest.TestCase):
                 bad = [finding for finding in examined(change) if finding.level != "ok"]
                 self.assertTrue(any(f.level == level and text in f.text and remedy in f.remedy for f in bad), bad)
                 self.assertLessEqual(len([f for f in bad if f.level in ("problem", "warning")]), 1, bad)
+
+    def test_cards_that_nccl_does_not_use_are_not_named(self):
+        card = BROKEN["a network card"][0]
+        for variables in ({"NCCL_IB_DISABLE": "1"}, {"NCCL_NET": "Socket"}):
+            found = examined(lambda m, variables=variables: (card(m), m.environment.update(variables)))
+            self.assertEqual({finding.level for finding in found}, {"ok"}, found)
 
     def test_nccls(self):
         for libraries, level, text in (([], "note", "no libnccl"), ([("/n", (2, 17, 1))], "problem", "2.17.1"), ([("/n", (2, 40, 0))], "warning", "2.40.0"),

@@ -185,7 +185,7 @@ class TagsByHandleTest : public SharersTest {
  protected:
   TagsByHandleTest() : SharersTest("libone_shot"), memory(Make()), mine(Map(a, memory)) { Fill(mine, k2M, 1); }
   AllocationId Make(const test::Process& of) const {
-    const auto made = of.session->Create(k2M, test::Process::On(kDevice), 0, {}, false, false, tag);
+    const auto made = of.session->Create(k2M, test::Process::On(kDevice), 0, {}, false, tag);
     EXPECT_TRUE(made.ok()) << made.status().message();
     return made.ok() ? *made : AllocationId{};
   }
@@ -354,7 +354,7 @@ TEST_F(TagsByHandleTest, a_paused_tag_takes_nothing_new_and_gives_all_back) {
   const AllocationId bare = Make();
   const UniqueFd descriptor = *a.session->Export(memory);
   ASSERT_TRUE(Pause(pool).ok());
-  EXPECT_EQ(a.session->Create(k2M, test::Process::On(kDevice), 0, {}, false, false, tag).status().code(), Code::kRefused);
+  EXPECT_EQ(a.session->Create(k2M, test::Process::On(kDevice), 0, {}, false, tag).status().code(), Code::kRefused);
   EXPECT_EQ(a.session->Map(*a.simulator->Reserve(k2M, 0, {}, 0), k2M, 0, bare, 0).code(), Code::kRefused);
   EXPECT_EQ(b.session->Import(descriptor.get(), {}, true).status().code(), Code::kRefused);
   Drop(a, mine, memory);

@@ -433,6 +433,75 @@ TEST_F(SlabTest, users_memory_is_the_drivers_own) {
   EXPECT_EQ(a.InUse(), k2M);
 }
 
+// As with PXN: a's buffer is held by a's card, and b's GPU writes to it.
+TEST_F(SlabTest, a_buffer_of_a_card_stays_alone_at_its_owner_and_comes_back_to_its_importer) {
+  a.Place(a.Create());
+  Origin of_card;
+  of_card.alone = Alone::kPreferred;
+  const AllocationId id = *a.session->Create(5 * k2M, Process::On(kDevice), 0, of_card);
+  std::byte* const mine = a.Place(id, 5 * k2M);
+  std::byte* const theirs = b.Place(Pass(id), 5 * k2M);
+  ASSERT_TRUE(a.session->NoteRegistration({At(mine) + 4096, 8 * kMiB, "ibv_reg_mr"}));
+  for (int cycle = 0; cycle < 2; ++cycle) {
+    Both(&Session::Pause);
+    EXPECT_EQ(a.InUse(), 5 * k2M) << "its own handle, and no slab";
+    mine[k2M] = std::byte{7};  // by the card
+    Both(&Session::Resume);
+    EXPECT_EQ(theirs[k2M], std::byte{7}) << "one memory still";
+    theirs[k2M] = std::byte{9};
+    EXPECT_EQ(mine[k2M], std::byte{9});
+  }
+  EXPECT_EQ(a.Figure({"registered", "slabs"}), 0U);
+  EXPECT_EQ(a.Figure({"registered", "bytes"}), 8 * kMiB);
+}
+
+// Without AMem the device would have that room for it.
+TEST_F(SlabTest, a_buffer_of_a_card_takes_room_in_a_slab_where_the_device_has_no_other) {
+  a.Place(a.Create());
+  EXPECT_TRUE(a.session->LegacyAllocate(8, kDevice, {}).ok());
+  Origin of_card;
+  of_card.alone = Alone::kPreferred;
+  a.simulator->SetHook([](std::string_view call, std::uint64_t) { return call == "Create" ? cuda::kOutOfMemory : 0; });
+  const auto id = a.session->Create(k2M, Process::On(kDevice), 0, of_card);
+  ASSERT_TRUE(id.ok()) << id.status().message();
+  EXPECT_TRUE(a.session->CopyState().allocations.at(*id).placed());
+  EXPECT_TRUE(a.session->LegacyAllocate(8, kDevice, of_card).ok());
+  of_card.alone = Alone::kNeeded;
+  EXPECT_EQ(a.session->Create(k2M, Process::On(kDevice), 0, of_card).status().code(), Code::kOutOfMemory);
+  a.simulator->SetHook({});
+}
+
+// A card of the importer's would hold pages that the owner gives up.
+TEST_F(SlabTest, an_import_that_a_card_holds_refuses_the_pause_and_says_what_to_do) {
+  std::byte* const mine = a.Place(a.Create());
+  const AllocationId id = a.Create();
+  a.Place(id);
+  std::byte* const theirs = b.Place(Pass(id));
+  ASSERT_TRUE(b.session->NoteRegistration({At(theirs), k2M, "ibv_reg_mr"}));
+  Status refused, other;
+  std::thread owner([&] { other = a.session->Pause(); });
+  refused = b.session->Pause();
+  owner.join();
+  for (const Status& one : {refused, other})
+    EXPECT_NE(one.message().find("register it in the process that owns it"), std::string::npos) << one.message();
+  mine[0] = theirs[0] = std::byte{1};  // nothing left
+  b.session->Note(Deregistered{At(theirs), k2M});
+  Both(&Session::Pause);
+  Both(&Session::Resume);
+}
+
+TEST_F(SlabTest, a_part_that_a_card_holds_keeps_its_slab_which_is_counted) {
+  std::byte* const first = a.Place(a.Create());
+  a.Place(a.Create());
+  ASSERT_TRUE(a.session->NoteRegistration({At(first), 64 << 10, "ibv_reg_mr"}));
+  ASSERT_TRUE(a.session->Pause().ok());
+  EXPECT_EQ(a.InUse(), kSlab);
+  EXPECT_EQ(a.Figure({"registered", "slabs"}), 1U);
+  EXPECT_EQ(a.Figure({"registered", "regions"}), 1U);
+  EXPECT_NE(a.session->StatisticsText().find("0 MiB in 1 regions, and 1 slabs whole around some"), std::string::npos);
+  ASSERT_TRUE(a.session->Resume().ok());
+}
+
 TEST_F(SlabTest, mixed_properties_are_kept_apart) {
   a.Place(a.Create());
   AllocationProperties rdma = Process::On(kDevice), host = Process::On(kDevice), compressed = Process::On(kDevice);

@@ -600,6 +600,26 @@ assert in_use() == before and steps > 0
         )
 
     @unittest.skipUnless(os.access(ExitCode.REPLAY, os.X_OK), "amem-replay is not built here")
+    def test_a_resume_from_outside_leaves_paused_what_a_block_wants_paused(self):
+        self.ask(
+            """
+before, seen = in_use(), []
+def work():
+    assert tool("pause").wait() == 0
+    with amem.paused():
+        assert tool("resume").wait() == 0
+        seen.append(in_use())
+    seen.append(in_use())
+worker = threading.Thread(target=work)
+worker.start()
+while worker.is_alive():
+    amem.safepoint()
+    time.sleep(0.001)
+assert seen == [0, before], (seen, before)
+"""
+        )
+
+    @unittest.skipUnless(os.access(ExitCode.REPLAY, os.X_OK), "amem-replay is not built here")
     def test_signal_handlers_run_while_it_waits_and_ctrl_c_leaves(self):
         self.ask(
             """

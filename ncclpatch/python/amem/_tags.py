@@ -220,7 +220,7 @@ class Want:
         pointer = None if stream is None else stream_pointer(stream)
 
         def act() -> None:
-            if process_group is not None and not _library.is_off(_calls.lib):
+            if process_group is not None:
                 by = _PLAIN_CALLS if self._number == 0 else self
                 _across_hosts(wait, "pause", functools.partial(by.pause, stream=stream), process_group, tags, timeout, by)
             elif self._number == 0 and set(tags) == {NCCL} and stream is None:
@@ -235,7 +235,7 @@ class Want:
         tags = tags or (NCCL,)
         names, count = _array(tags)
         try:
-            if wait_for_memory:
+            if wait_for_memory and process_group is None:
                 await_memory(tags, wait_for_memory)
             if process_group is None and NCCL in tags:
                 _requests.await_resume()
@@ -243,8 +243,8 @@ class Want:
             if not isinstance(error, _calls.AmemError):
                 self._stay_paused(tags)
             raise
-        if process_group is not None and not _library.is_off(_calls.lib):
-            act = resume_in_time if self._number == 0 else self.resume_in_time
+        if process_group is not None:
+            act = functools.partial(_resume_part, _PLAIN_CALLS if self._number == 0 else self, wait_for_memory)
             # What is paused again because others failed is wanted by the plain calls, whose resume can be called again.
             _across_hosts(wait, "resume", act, process_group, tags, timeout, _PLAIN_CALLS)
         elif self._number == 0 and set(tags) == {NCCL}:
@@ -337,11 +337,24 @@ def paused(*tags: str, process_group: Any = None, timeout: Optional[float] = Non
             raise
 
 
+def _resume_part(by: Any, wait_for_memory: float, *tags: str) -> None:
+    """A rank's part of a resume of all hosts, for which the others wait."""
+    if wait_for_memory:
+        await_memory(tags, wait_for_memory)
+    by.resume_in_time(*tags)
+
+
 def _across_hosts(wait: bool, *cycle: Any) -> None:
     if not wait:
         raise ValueError("with a process_group a pause or resume is waited for: all ranks have to agree that it succeeded")
     from . import _hosts
-    _hosts.cycle(*cycle)
+    if not _library.is_off(_calls.lib):
+        _hosts.cycle(*cycle)
+        return
+    try:  # with nothing, so that ranks where AMem is not switched off need not wait for this one
+        _hosts.cycle(*cycle)
+    except Exception as error:  # pylint: disable=broad-except
+        _log.info("%s: %s", _library.SWITCHED_OFF, error)
 
 
 def memory() -> Dict[str, Any]:

@@ -704,8 +704,30 @@ frameworks.resume_nccl()
         broken = self.check("import amem\nwith amem.paused('weights', 'nccl'): amem.safepoint()\n", AMEM_LIBRARY="/dev/null", **more)
         self.said_once(broken, "AMEM_ENABLE=0")
 
-    def test_switched_off_with_a_process_group_nobody_is_waited_for(self):
-        self.check("import amem\nwith amem.paused(process_group=True): pass\namem.pause(process_group=True)\n", AMEM_ENABLE="0")
+    def test_switched_off_a_rank_takes_part_with_nothing_and_fails_nothing(self):
+        """Neither where there is no process group, nor where the others do not come."""
+        self.check("""
+import amem, sys, threading
+sys.path.insert(0, os.environ["HERE"])
+import store_for_tests
+with amem.paused(process_group=True): pass
+amem.resume(process_group=True)
+where = os.environ["AMEM_JOURNAL_DIR"] + "/store"
+server = store_for_tests.Server(where)
+done = []
+def rank(number):
+    group = amem.StoreGroup(store_for_tests.Client(where), number, 2)
+    with amem.paused("weights", process_group=group, timeout=20):
+        done.append(number)
+    if number == 0:
+        amem.pause(process_group=group, timeout=0.2)
+        done.append("alone")
+threads = [threading.Thread(target=rank, args=(number,)) for number in (0, 1)]
+for one in threads: one.start()
+for one in threads: one.join()
+assert sorted(map(str, done)) == ["0", "1", "alone"], done
+os._exit(0)
+""", AMEM_ENABLE="0", HERE=os.path.dirname(os.path.abspath(__file__)))
 
     def test_switched_off_what_was_to_be_wrapped_goes_on_as_it_is(self):
         self.check("""

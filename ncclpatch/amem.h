@@ -4,8 +4,11 @@
  * own. Every function may be called from any thread. None prints to stdout, throws or ends the process.
  *
  * Those that return int return an ncclResult_t: 0 ok, 1 CUDA driver failure or out of memory, 2 system failure (file, socket),
- * 3 internal failure, 4 invalid argument, 5 invalid usage (switched off, too late, not under AMem, wrong setting), 6 a peer
- * failed or did not come in time. After anything but 0, amem_last_error() says in words what happened and what to do.
+ * 3 internal failure, 4 invalid argument, 5 invalid usage (too late, not under AMem, wrong setting), 6 a peer failed or did not
+ * come in time. After anything but 0, amem_last_error() says in words what happened and what to do.
+ *
+ * With AMEM_ENABLE=0, and where there is no GPU, every function does nothing and returns 0, and one line on stderr says so
+ * once; amem_alloc then hands out plain driver memory, or null.
  */
 #ifndef AMEM_H_
 #define AMEM_H_
@@ -33,7 +36,7 @@ struct ncclComm;
 AMEM_EXPORT int ncclPause(struct ncclComm** comm);
 
 /* Brings the memory back at the same addresses with the same contents. Collective like ncclPause. Not paused: 0. If it fails
- * everything is still paused with contents kept; call it again. */
+ * everything is still paused with contents kept; call it again. 5: another want (below) names it; it comes back with that. */
 AMEM_EXPORT int ncclResume(struct ncclComm** comm);
 
 /* Writes statistics for people to stderr: what NCCL holds, and how long each phase of the last pause and resume took. */
@@ -58,10 +61,11 @@ AMEM_EXPORT int amem_json(const char* what, char* buffer, size_t* length);
 
 /* Memory by tag: {"schema":1,"tags":[{"tag","policy","state":"resident|pausing|paused|resuming","bytes","resident_bytes",
  * "kept_bytes","kept":{reason:bytes},"parts","devices":[ordinals],"pinned_bytes","last_pause_ms","last_resume_ms","failure"}]}.
- * Sizes in bytes: of chunks, as the driver gave them; "part_bytes" is what amem_alloc handed out, "pinned_bytes" the host
- * memory that holds contents of the tag now. Times are null where there was none. "nccl" and "user" (ncclMemAlloc) are tags as
- * well, and "left":{function:{"allocations","bytes"}} is what AMEM_SCOPE=all leaves to the driver. Before memory was asked for:
- * no tags, and a "reason". */
+ * Sizes in bytes: of chunks and slabs, as the driver gave them; "part_bytes" is what was asked for and is in use,
+ * "pinned_bytes" the host memory that holds contents of the tag now. Times are null where there was none. "nccl" and "user"
+ * (ncclMemAlloc) are tags as well; the state of "nccl" may be "not under AMem", for the reason in "failure".
+ * "left":{function:{"allocations","bytes"}} is what AMEM_SCOPE=all leaves to the driver. Before memory was asked for: no tags,
+ * and a "reason". */
 #define AMEM_MEMORY "memory"
 
 /* Unpins host memory that holds no contents, until at most `keep_bytes` are left. A pause pins what it needs and keeps it for
@@ -80,8 +84,7 @@ AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
  * a tag has the tag from then on, and a rank that cannot release it keeps it in place for all. Memory registered with a network
  * card stays in place and is reported (AMEM_MEMORY, kept_bytes).
  *
- * "nccl" is a tag too: what NCCL holds; with AMEM_SCOPE=all "program": what everybody else has from cudaMalloc. With
- * AMEM_ENABLE=0 amem_alloc hands out plain driver memory, and everything else does nothing and returns 0. */
+ * "nccl" is a tag too: what NCCL holds; with AMEM_SCOPE=all "program": what everybody else has from cudaMalloc. */
 #define AMEM_PRESERVE 0 /* a pause saves the contents to pinned host memory, and a resume brings them back to the last bit */
 #define AMEM_DISCARD 1  /* a pause of the program forgets them, and the memory then holds anything; `amem pause` keeps them */
 
@@ -122,13 +125,38 @@ AMEM_EXPORT void amem_free(void* ptr, ssize_t size, int device, void* stream);
 AMEM_EXPORT int amem_pause(const char* const* tags, size_t count, unsigned flags, void* stream);
 
 /* Resumes `count` tags in this order; with AMEM_NO_WAIT in the order of `priority`, higher first. If one fails, it stays paused
- * with its contents kept, and those that this call had resumed are paused again; call it again. */
+ * with its contents kept, and those that this call had resumed are paused again; call it again. 5: another want (below) names a
+ * tag, which comes back when that ends. */
 AMEM_EXPORT int amem_resume(const char* const* tags, size_t count, unsigned flags, int priority);
 
 /* Waits for what is under way on this tag, and returns its failure, once. With AMEM_ON_STREAM, what is submitted to `stream`
  * from now on (null: CUDA's default stream) waits for the resume that is under way, and the host only until its copies are
  * queued. Resident: 0. Paused, and no resume asked for: 5. */
 AMEM_EXPORT int amem_wait(const char* tag, unsigned flags, void* stream);
+
+/* ---- Who wants what paused ----
+ *
+ * Memory of a tag is paused while any want names it. A want is one part of a program that needs memory away for itself, a block
+ * of code or an adapter for example, and knows nothing of the others. AMEM_PLAIN is the want of the plain calls amem_pause,
+ * amem_resume, ncclPause, ncclResume, ncclCommSuspend and ncclCommResume, all of them together: it names a tag or does not,
+ * however often that is paused. Requests from outside (`amem pause`) are none: what they resume stays paused while a want names
+ * it. Threads may pause and resume the same tag through different wants, or one; one at a time changes its memory, and a pause
+ * waits for that no longer than AMEM_TIMEOUT_MS. */
+typedef unsigned long long amem_want_id;
+#define AMEM_PLAIN 0ull
+
+/* A new want, which names nothing. It is a number that nobody has had before; there is nothing to give back. */
+AMEM_EXPORT amem_want_id amem_want(void);
+
+/* As amem_pause, and `want` names these tags from then on, also those that were paused already. After a failure it names none
+ * that it did not name before. */
+AMEM_EXPORT int amem_want_pause(amem_want_id want, const char* const* tags, size_t count, unsigned flags, void* stream);
+
+/* As amem_resume: `want` names these tags no more, whether this succeeds or fails. What another want names stays paused, and
+ * that is success; except for AMEM_PLAIN, whose callers expect the memory: 5. A tag that is paused and that no want names,
+ * because its resume has failed, is resumed by any want. */
+#define AMEM_LET_GO 16u /* amem_want_resume: resumes nothing; what no want names then stays paused until a resume */
+AMEM_EXPORT int amem_want_resume(amem_want_id want, const char* const* tags, size_t count, unsigned flags, int priority);
 
 /* ---- Safe points, and requests from outside ----
  *
@@ -149,8 +177,9 @@ AMEM_EXPORT int amem_safepoint(unsigned how);
 #define AMEM_GO_ON 2u
 #define AMEM_BEFORE_RESUME 3u
 
-/* Why this thread's last failed call failed; "" if none did. Valid until this thread's next call. After a pause or resume it
- * ends with the command that explains it, "amem-replay why DIR", quoted for a shell. */
+/* Why this thread's last failed call failed, of AMem's or one of NCCL's that AMem refused (ncclGetLastError says that, too); ""
+ * if none did. Valid until this thread's next call. After a pause or resume it ends with the command that explains it,
+ * "amem-replay why DIR", quoted for a shell. */
 AMEM_EXPORT const char* amem_last_error(void);
 
 /* "0.1.0" */

@@ -219,10 +219,10 @@ PoolHoldings MeasureTag(const State& state, bool program) {
   PoolHoldings sum;
   for (const auto& [id, a] : state.allocations) {
     if (!a.own() || !a.on_device() || a.multicast || a.pool || (a.tag != MemoryTag::kNccl) != program) continue;
-    const bool part = !state.slabs.contains(id);
-    sum.part_count += part ? 1 : 0;
-    sum.own += part ? a.bytes : 0;
-    if (!a.placed()) Add(sum, a);
+    if (!state.slabs.contains(id)) sum.parts += a.bytes, ++sum.part_count;
+    if (a.placed()) continue;
+    sum.own += a.bytes;
+    Add(sum, a);
   }
   return sum;
 }

@@ -185,7 +185,7 @@ Status TooLate(const ElfImage& image) {
   return {Code::kRefused,
           fmt::format("attach to {}: too late, it has looked up the driver's functions already. Start the process with "
                       "LD_PRELOAD=libamem_nccl.so, use a copy made by amem-patch, or attach right after libnccl is loaded "
-                      "(import torch) and before its first call",
+                      "(import torch) and before its first call (init_process_group)",
                       image.path())};
 }
 
@@ -294,7 +294,7 @@ Presence Look(const ElfImage& image) {
   else if (HasLookedUpTheDriver(image, slot))
     found.why =
         "it looked up the driver's functions before AMem was there: start with LD_PRELOAD=libamem_nccl.so, or attach "
-        "right after it is loaded and before its first call";
+        "right after it is loaded (import torch) and before its first call (init_process_group)";
   else
     found.why = "its import table could not be written";
   return found;

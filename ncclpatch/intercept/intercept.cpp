@@ -9,6 +9,7 @@
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/communicators.h"
 #include "ncclpatch/runtime/border.h"
+#include "ncclpatch/runtime/last_error.h"
 #include "ncclpatch/runtime/log.h"
 
 namespace amem::intercept {
@@ -59,6 +60,7 @@ CUresult ToDriver(const char* call, const Status& status) {
                     line = fmt::format("{} by {}: {} ({} gets CUresult {})", call, caller, status.message(), caller,
                                        static_cast<int>(result));
   refused ? refusals.Error(line) : log::Error(line);
+  if (OfAnother::now == 0) last_error::NoteRefusal(line);
   return result;
 }
 
@@ -88,8 +90,10 @@ bool BesideAPause(Session& session) {
 CUresult RefusedWhilePaused(const char* call) {
   static constinit log::Limited refused;
   if (Session* session = Runtime::Get().started()) session->NoteRefused(call);
-  refused.Error(fmt::format(
-      "{} by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): it needs memory that is paused; call ncclResume first", call));
+  const std::string line = fmt::format(
+      "{} by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): it needs memory that is paused; call ncclResume first", call);
+  refused.Error(line);
+  last_error::NoteRefusal(line);
   return CUDA_ERROR_ILLEGAL_STATE;
 }
 

@@ -22,7 +22,11 @@ def attach():
     try:
         import amem  # noqa: F401  (importing attaches)
     except Exception as error:  # pylint: disable=broad-except
-        warnings.warn("AMem could not be attached, and the program runs without it: %s" % error, RuntimeWarning, stacklevel=2)
+        text = "AMem could not be attached, and the program runs without it: %s" % error
+        try:
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        except RuntimeWarning:  # the program makes errors of warnings
+            _log.warning("%s", text)
 
 
 def _become(name):

@@ -14,36 +14,56 @@
 namespace amem {
 namespace {
 
-// Every NCCL of this process, under AMem or not.
-nlohmann::json NcclLibraries() {
+// Every NCCL of this process, under AMem or not; `idle` as WhyIdle.
+nlohmann::json NcclLibraries(const char* idle) {
   nlohmann::json all = nlohmann::json::array();
   for (const hook::Presence& nccl : hook::Survey())
     all.push_back({{"path", nccl.path},
                    {"version", nccl.version},
                    {"under_amem", !nccl.way.empty()},
                    {"way", nccl.way},
-                   {"why_not", nccl.why}});
+                   {"why_not", nccl.way.empty() && idle != nullptr ? idle : nccl.why}});
   return all;
 }
 
+// Takes NCCL under AMem if that is still possible; where it is not, the libraries say why.
 Status Statistics(std::string& json) {
-  AMEM_ASSIGN(Session* const session, Runtime::Get().ToPause());
-  nlohmann::json all = nlohmann::json::parse(session ? session->StatisticsJson()
-                                                     : StatisticsJsonWithoutSession("NCCL has made no memory call yet"));
-  all["nccl_libraries"] = NcclLibraries();
+  const Status attached = Runtime::Get().ToPause().status();
+  AMEM_ASSIGN(Session* const session, Runtime::Get().IfStarted());
+  const char* const idle = session == nullptr ? Runtime::Get().WhyIdle() : nullptr;
+  const std::string reason = idle != nullptr ? idle : attached.ok() ? "NCCL has made no memory call yet" : attached.message();
+  nlohmann::json all = nlohmann::json::parse(session ? session->StatisticsJson() : StatisticsJsonWithoutSession(reason));
+  all["nccl_libraries"] = NcclLibraries(idle);
   json = all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return Status::Ok();
 }
 
+// What no session knows: NCCL's memory is not what the row of tag nccl says, because AMem does not see it.
+std::string WithNcclNotUnderAmem(const std::string& memory) {
+  const std::vector<hook::Presence> found = hook::Survey();
+  if (found.empty()) return memory;
+  nlohmann::json all = nlohmann::json::parse(memory);
+  for (nlohmann::json& row : all["tags"])
+    if (row["tag"] == "nccl") {
+      row["state"] = "not under AMem";
+      row["failure"] = found.front().why;
+    }
+  return all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 // Asking starts nothing: a process that holds no memory of AMem's has no session, and needs none to say so.
 Status MemoryJson(std::string& json) {
-  const bool off = Runtime::Get().SwitchedOff();
-  AMEM_ASSIGN(Session* const session, off ? Result<Session*>(nullptr) : Runtime::Get().IfStarted());
-  const nlohmann::json none{{"schema", 1},
-                            {"tags", nlohmann::json::array()},
-                            {"reason", off ? "AMem is switched off (AMEM_ENABLE=0)" : "no memory has been asked for yet"}};
-  if (session != nullptr) Runtime::Get().TellInWiderScope(*session);
-  json = session == nullptr ? none.dump() : session->MemoryJson();
+  AMEM_ASSIGN(Session* const session, Runtime::Get().IfStarted());
+  if (session == nullptr) {
+    const char* const idle = Runtime::Get().WhyIdle();
+    json = nlohmann::json{{"schema", 1},
+                          {"tags", nlohmann::json::array()},
+                          {"reason", idle != nullptr ? idle : "no memory has been asked for yet"}}
+               .dump();
+    return {};
+  }
+  Runtime::Get().TellInWiderScope(*session);
+  json = hook::Libraries().empty() ? WithNcclNotUnderAmem(session->MemoryJson()) : session->MemoryJson();
   return {};
 }
 
@@ -83,7 +103,7 @@ int ncclMemStats() {
 
 int amem_trim_pinned(size_t keep_bytes) {
   return AtBorder("amem_trim_pinned", [&] {
-    const auto session = Runtime::Get().ToPause();
+    const auto session = Runtime::Get().IfStarted();
     if (session && *session != nullptr) (*session)->TrimPinned(keep_bytes);
     return session.status();
   });
@@ -96,6 +116,7 @@ int ncclSetGroupID(int group) {
 int ncclGetGroupID(int* group) {
   if (group == nullptr) return amem::Fail(amem::kInvalidArgument, "ncclGetGroupID: the pointer for the answer is null");
   return AtBorder("ncclGetGroupID", [&] {
+    Runtime::Get().WhyIdle();
     const auto known = Runtime::Get().Group();
     if (known) *group = static_cast<int>(*known);
     return known.status();

@@ -209,6 +209,22 @@ Result<Options> ParseOptions(const Lookup& get) {
   return options;
 }
 
+// The variables that Kubernetes gives to each pod beside a Service: NAME_SERVICE_HOST, NAME_SERVICE_PORT, NAME_SERVICE_PORT_x,
+// NAME_PORT=tcp://..., NAME_PORT_80_TCP, NAME_PORT_80_TCP_ADDR, _PORT and _PROTO.
+static bool IsOfKubernetes(std::string_view name, std::string_view value) {
+  if (name.ends_with("_SERVICE_HOST") || name.ends_with("_SERVICE_PORT") || name.find("_SERVICE_PORT_") != name.npos)
+    return true;
+  const auto is_address = [&](std::string_view protocol) { return value.starts_with(protocol); };
+  if (name.ends_with("_PORT") && std::ranges::any_of(std::array{"tcp://", "udp://", "sctp://"}, is_address)) return true;
+  const std::size_t port = name.rfind("_PORT_", name.ends_with("_PORT") ? name.size() - 5 : name.npos);
+  if (port == name.npos) return false;
+  std::string_view rest = name.substr(port + 6);  // "80_TCP_ADDR"
+  const std::size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
+  rest.remove_prefix(digits);
+  const auto begins = [&](std::string_view protocol) { return rest.starts_with(protocol); };
+  return digits > 0 && std::ranges::any_of(std::array{"_TCP", "_UDP", "_SCTP"}, begins);
+}
+
 std::vector<std::string> UnknownVariables(const char* const* environment) {
   std::vector<std::string_view> all{"AMEM_LIBRARY"};  // the Python package's
   static_cast<void>(ParseOptions([&](const char* name) -> const char* { return all.emplace_back(name), nullptr; }));
@@ -218,6 +234,7 @@ std::vector<std::string> UnknownVariables(const char* const* environment) {
     const std::string_view name = entry.substr(0, entry.find('='));
     // AMEM_SIM_ variables belong to the simulator of tests and demos.
     if (!name.starts_with("AMEM_") || name.starts_with("AMEM_SIM_") || std::ranges::find(all, name) != all.end()) continue;
+    if (IsOfKubernetes(name, entry.substr(std::min(entry.size(), name.size() + 1)))) continue;
     const auto nearer = [&](std::string_view a, std::string_view b) { return Distance(name, a) < Distance(name, b); };
     const std::string_view nearest = *std::ranges::min_element(all, nearer);
     warnings.push_back(fmt::format("{} is set, but AMem has no such variable{}", name,

@@ -26,12 +26,13 @@ struct Options : SessionOptions {
   LibraryScope scope = LibraryScope::kNccl;  // AMEM_SCOPE=nccl|shared|all
   // AMEM_JOURNAL_DIR (default /tmp/amem-UID/journal), AMEM_JOURNAL_KEEP
   JournalOptions journal;
-  std::filesystem::path socket_directory;  // AMEM_SOCKET_DIR (default /tmp/amem-UID/sockets); best the same for all ranks
-  std::string on_failure;                  // AMEM_ON_FAILURE: a command for /bin/sh; empty: none
-  std::string replay;                      // AMEM_REPLAY: the path of amem-replay; empty: it is looked for
-  std::vector<std::string> launcher;       // NAME=VALUE of the launcher's variables that are set (SessionOpened::launcher)
-  std::uint32_t ranks_of_host = 1;         // LOCAL_WORLD_SIZE or the like
-  std::string log_level = "warn";          // AMEM_LOG=trace|debug|info|warn|error|off; to stderr
+  std::filesystem::path socket_directory;      // AMEM_SOCKET_DIR (default /tmp/amem-UID/sockets); best the same for all ranks
+  std::string on_failure;                      // AMEM_ON_FAILURE: a command for /bin/sh; empty: none
+  std::string replay;                          // AMEM_REPLAY: the path of amem-replay; empty: it is looked for
+  std::vector<std::string> launcher;           // NAME=VALUE of the launcher's variables that are set (SessionOpened::launcher)
+  std::uint32_t ranks_of_host = 1;             // LOCAL_WORLD_SIZE or the like
+  std::vector<std::string> unknown_variables;  // what UnknownVariables said
+  std::string log_level = "warn";              // AMEM_LOG=trace|debug|info|warn|error|off; to stderr
 };
 
 // `get` is getenv or a test's map (nullptr: not set). kInvalid: a value is not understood; the message names the variable, the
@@ -43,7 +44,8 @@ Result<Options> ParseOptions(const std::function<const char*(const char*)>& get)
 Bytes PinnedForPools(const Options& options);
 
 // Warnings about variables in `environment` (as environ(7)) that begin with AMEM_ and that AMem does not have, each with the
-// variable that was probably meant.
+// variable that was probably meant. Kubernetes sets such variables for a Service whose name begins with amem; those are left
+// out.
 std::vector<std::string> UnknownVariables(const char* const* environment);
 
 }  // namespace amem

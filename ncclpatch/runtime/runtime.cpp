@@ -1,5 +1,6 @@
 #include "ncclpatch/runtime/runtime.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <spdlog/fmt/fmt.h>
 #include <sys/random.h>
@@ -23,6 +24,7 @@
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/calls.h"
 #include "ncclpatch/nccl/communicators.h"
+#include "ncclpatch/runtime/last_error.h"
 #include "ncclpatch/runtime/log.h"
 #include "ncclpatch/runtime/safepoint.h"
 #include "ncclpatch/runtime/suspend.h"
@@ -34,7 +36,22 @@ namespace {
 
 void Report(bool failed, std::string_view message) { log::Write(failed ? log::Level::kError : log::Level::kDebug, message); }
 
+// Of NVIDIA's driver, of the Windows subsystem for Linux, of embedded boards.
+constexpr std::array kDeviceFiles = {"/dev/nvidiactl", "/dev/nvidia0",         "/dev/nvidia-caps",
+                                     "/dev/dxg",       "/dev/nvhost-ctrl-gpu", "/dev/nvgpu"};
+
 constinit std::array<std::atomic<CUcontext>, 64> g_primary{};  // as far as known, by device
+
+// Whether no driver can be loaded and no device is to be seen, or, if it may be asked because a session could not be started
+// anyway, the driver says that there is none.
+bool HasNoGpu(bool may_ask_driver) {
+  static std::atomic<bool> is_there = false;
+  if (!is_there.load() && ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL) == nullptr)  // never closed, as CudaDriver's
+    return std::ranges::none_of(kDeviceFiles, [](const char* path) { return ::access(path, F_OK) == 0; });
+  is_there.store(true);
+  const auto init = may_ask_driver ? AMEM_DRIVER(cuInit) : nullptr;
+  return init != nullptr && init(0) == CUDA_ERROR_NO_DEVICE;
+}
 
 thread_local bool t_forking = false;  // this thread holds locks that a child must not inherit
 
@@ -145,6 +162,7 @@ void Runtime::ShowNames(std::span<const char* const> doorbells) {
   nccl::SetObserver([](EventBody event) { Runtime::Get().Note(std::move(event)); });
   // Never destroyed, like the runtime.
   static auto* const tables = new std::vector<redirects::Table>(nccl::Tables().begin(), nccl::Tables().end());
+  tables->push_back(last_error::Calls());
   if (serves) {
     tables->push_back(suspend::Calls());
     nccl::SetSuspendServer(suspend::TheServer());
@@ -171,7 +189,8 @@ void Runtime::Load(std::span<const char* const> doorbells) {
     options_ = *std::move(options);
     if (!options_.enable) return ShowNames(doorbells);
     log::Configure(options_.log_level, options_.rank);
-    for (const std::string& warning : UnknownVariables(environ)) log::Warn(warning);
+    options_.unknown_variables = UnknownVariables(environ);
+    for (const std::string& warning : options_.unknown_variables) log::Info(warning);  // for `amem doctor` and `amem run`
     on_failure_.Configure(options_.on_failure, options_.replay, PackDirectory(options_.journal.directory), environ);
     pthread_atfork(&Runtime::BeforeFork, &Runtime::AfterFork, &Runtime::InChild);
     hook::SetReport(&Report);
@@ -191,15 +210,27 @@ Status Runtime::Usable() {
         Code::kRefused,
         "this process was forked from one whose NCCL had used the GPU already; fork before the first use, or start ranks as "
         "processes of their own (spawn)"};
-  if (!settings_) return settings_;
-  if (!options_.enable) return {Code::kRefused, "AMem is switched off in this process (AMEM_ENABLE=0)"};
-  return Status::Ok();
+  return settings_;
+}
+
+bool Runtime::SwitchedOff() const { return settings_ && !options_.enable && !replacements::inert.load(); }
+
+const char* Runtime::WhyIdle() {
+  const char* const why = SwitchedOff()              ? "AMEM_ENABLE=0: AMem is switched off"
+                          : started() != nullptr     ? nullptr
+                          : HasNoGpu(failed_.load()) ? "there is no GPU in this process"
+                                                     : nullptr;
+  static std::atomic<bool> said = false;
+  if (why != nullptr && !said.exchange(true)) log::Warn(fmt::format("{}; AMem's calls do nothing", why));
+  return why;
 }
 
 Status Runtime::Attach() {
   Load();
   AMEM_TRY(Usable());
-  return hook::Attach();
+  if (SwitchedOff()) return WhyIdle(), Status::Ok();
+  const Status attached = hook::Attach();
+  return attached.ok() || WhyIdle() == nullptr ? attached : Status::Ok();
 }
 
 Session* Runtime::Start() {
@@ -219,6 +250,8 @@ Session* Runtime::Start() {
     failed_.store(true);
     return nullptr;
   }
+  if (options_.rank <= 0)  // once a job
+    for (const std::string& warning : options_.unknown_variables) log::Warn(warning);
   Session* session = (*std::move(made)).release();  // leaked
   NoteLibraries(*session);
   for (EventBody& event : std::exchange(pending_, {})) session->Note(std::move(event));
@@ -233,6 +266,7 @@ Session* Runtime::Start() {
 
 Result<std::unique_ptr<Session>> Runtime::MakeSession() {
   AMEM_TRY(Usable());
+  if (SwitchedOff()) return Status{Code::kRefused, "AMem is switched off in this process (AMEM_ENABLE=0)"};
   try {
     return StartSession(options_, safepoint::Requests());
   } catch (const std::exception& error) {
@@ -269,7 +303,8 @@ void Runtime::LookForLibraries() {
 Result<Session*> Runtime::IfStarted() {
   AMEM_TRY(Usable());
   if (Session* running = started()) return running;
-  if (failed_.load()) {
+  if (SwitchedOff() || failed_.load()) {
+    if (WhyIdle() != nullptr) return static_cast<Session*>(nullptr);
     const std::lock_guard lock(mutex_);
     return failure_.Within("AMem could not start its session in this process");
   }
@@ -277,17 +312,19 @@ Result<Session*> Runtime::IfStarted() {
 }
 
 Result<Session*> Runtime::ToPause() {
-  Result<Session*> running = IfStarted();
-  if (running && *running == nullptr && hook::Libraries().empty()) AMEM_TRY(hook::Attach().Within("NCCL is not under AMem"));
+  AMEM_ASSIGN(Session* const running, IfStarted());
+  if (SwitchedOff() || !hook::Libraries().empty()) return running;
+  const Status attached = hook::Attach().Within("NCCL is not under AMem");
+  const bool nothing_to_pause =
+      running != nullptr ? attached.code() == Code::kNotFound : !attached.ok() && WhyIdle() != nullptr;
+  if (!attached.ok() && !nothing_to_pause) return attached;
   return running;
 }
 
-bool Runtime::SwitchedOff() const { return settings_ && !options_.enable && !replacements::inert.load(); }
-
 Result<Session*> Runtime::ForPools() {
   if (Session* running = started(); running != nullptr && !replacements::inert.load()) return running;
-  if (SwitchedOff()) return static_cast<Session*>(nullptr);
   AMEM_TRY(Usable());
+  if (WhyIdle() != nullptr) return static_cast<Session*>(nullptr);
   static_cast<void>(session());
   return IfStarted();
 }
@@ -339,23 +376,33 @@ Status Runtime::Failed(Session& session, const Status& why) {
   return told;
 }
 
-Status Runtime::RunCycle(CycleKind kind, bool patient) {
+Status Runtime::RunCycle(CycleKind kind, bool patient, std::optional<WantId> want) {
   LookForLibraries();
-  AMEM_ASSIGN(Session* const session, ToPause());
+  // A request from outside takes what it can, as far as it is under AMem.
+  AMEM_ASSIGN(Session* const session, want ? ToPause() : IfStarted());
   if (session == nullptr) {
     log::Info("NCCL holds no GPU memory yet: nothing to pause or resume");
     return Status::Ok();
   }
+  // Before the scope is taken, because the thread may have to carry out a request from outside.
   if (kind == CycleKind::kResume) safepoint::BeforeOwnResume(*session);
   if (kind == CycleKind::kPause) NoteOthers(*session);
-  const bool was_paused = session->paused();
-  const Status status = Cycle(*session, kind, patient);
+  bool was_paused = false;
+  const Wants::Memory memory{"NCCL's memory", [session] { return !session->paused(); },
+                             [&] {
+                               was_paused = session->paused();
+                               return Cycle(*session, kind, patient);
+                             }};
+  const auto until = kind == CycleKind::kResume && patient ? std::nullopt : std::optional(UntilCallEnds());
+  const Status status =
+      kind == CycleKind::kPause ? Wants::Get().Pause({}, want, *until, memory) : Wants::Get().Resume({}, want, until, memory);
   safepoint::OwnCycleEnded(*session, kind, was_paused, status.ok());
   return status;
 }
 
 Status Runtime::SetGroup(std::int64_t group) {
   AMEM_TRY(Usable());
+  WhyIdle();
   {
     std::unique_lock lock(mutex_);
     start_ended_.wait(lock, [&] { return !starting_; });

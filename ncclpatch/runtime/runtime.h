@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -20,6 +21,7 @@
 #include "ncclpatch/hook/hook.h"
 #include "ncclpatch/runtime/on_failure.h"
 #include "ncclpatch/runtime/options.h"
+#include "ncclpatch/runtime/wants.h"
 #include "replay/peers/requests.h"
 #include "replay/session/session.h"
 
@@ -49,10 +51,13 @@ class Runtime {
   // Takes newly loaded libnccls under AMem, and warns of each that cannot be: its memory stays.
   void LookForLibraries();
 
-  [[nodiscard]] bool SwitchedOff() const;  // AMEM_ENABLE=0
-  // The session, or why there can be none. Ok(null): none has been needed yet.
+  // Null: the calls of the C interface work in this process. Otherwise they do nothing and succeed, for this reason, which is
+  // logged once: AMEM_ENABLE=0, or there is no GPU.
+  const char* WhyIdle();
+  // The session, or why there can be none. Ok(null): none has been needed yet, or calls do nothing (WhyIdle).
   Result<Session*> IfStarted();
-  // For the C interface: the session to pause. Ok(null): NCCL is under AMem and has used no memory yet.
+  // The same for a call that needs NCCL, which fails where none is under AMem. A process with a session and without an NCCL has
+  // nothing of NCCL's to pause, which is Ok.
   Result<Session*> ToPause();
 
   // Journals an event, now or as soon as the session starts.
@@ -65,11 +70,14 @@ class Runtime {
   void NoteForeignSharing() { shares_foreign_.store(true, std::memory_order_relaxed); }
   [[nodiscard]] bool SharesForeign() const { return shares_foreign_.load(std::memory_order_relaxed); }
   Status Cycle(Session& session, CycleKind kind, bool patient = false);
-  // The program's pause or resume; nothing before NCCL has used memory. `patient`: Session::Resume, else ResumeInTime.
-  Status RunCycle(CycleKind kind, bool patient = false);
+  // The program's pause or resume of NCCL's memory, for a want (Wants); nothing before NCCL has used memory. `patient`:
+  // Session::Resume, else ResumeInTime.
+  Status RunCycle(CycleKind kind, bool patient = false, std::optional<WantId> want = kPlainWant);
+  // When a call that begins now gives up.
+  [[nodiscard]] Deadline UntilCallEnds() const { return In(options_.deadlines.call()); }
   // Adds to a failure where to read on, and runs the user's command (AMEM_ON_FAILURE).
   Status Failed(Session& session, const Status& why);
-  // The session for pools, started now if necessary, even without NCCL. Ok(null): AMem is switched off, and calls are answered
+  // The session for pools, started now if necessary, even without NCCL. Ok(null): calls do nothing (WhyIdle), and are answered
   // as if there were no tags.
   Result<Session*> ForPools();
   // What the rooms above do for this one; null: nothing. Set before Load().
@@ -98,7 +106,8 @@ class Runtime {
   void ShowNames(std::span<const char* const> doorbells);
   Session* Start();
   Result<std::unique_ptr<Session>> MakeSession();
-  Status Usable();  // a failure says why AMem does not work in this process
+  Status Usable();  // a failure says why AMem does not work in this process, where it is not switched off
+  [[nodiscard]] bool SwitchedOff() const;  // AMEM_ENABLE=0
   void NoteLibraries(Session& session);
   void NoteOthers(Session& session, bool wait = true);
   static void BeforeFork();

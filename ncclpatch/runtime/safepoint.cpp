@@ -71,7 +71,7 @@ class OnSession final : public control::Actions {
     t_serving = true;
     Status status;
     try {
-      status = tags::Cycle(names, {.kind = kind, .keeps = kind == CycleKind::kPause});
+      status = tags::Cycle(names, {.want = {}, .kind = kind, .keeps = kind == CycleKind::kPause});
     } catch (const std::exception& error) {
       status = {Code::kIo, error.what()};
     }

@@ -13,6 +13,7 @@
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/communicators.h"
 #include "ncclpatch/runtime/border.h"
+#include "ncclpatch/runtime/last_error.h"
 #include "ncclpatch/runtime/log.h"
 #include "ncclpatch/runtime/runtime.h"
 
@@ -84,9 +85,10 @@ Status Settle() {
   Status status;
   if (resumes && Paused()) {
     status = Runtime::Get().RunCycle(CycleKind::kResume, true);
-  } else if (!resumes && !Paused() && AllSuspended()) {
+  } else if (!resumes && AllSuspended()) {
+    const bool already = Paused();  // for another want, which may end before these are resumed
     status = Runtime::Get().RunCycle(CycleKind::kPause);
-    if (status.ok() && Paused()) g_paused_here = Runtime::Get().started()->Progress().cycle;
+    if (status.ok() && !already && Paused()) g_paused_here = Runtime::Get().started()->Progress().cycle;
   }
   if (status.ok()) return status;
   for (const Change& change : changes) nccl::registry::SetSuspended(change.id, !change.suspended);
@@ -123,17 +125,25 @@ Status Mark(const ncclComm* comm, bool suspended) {
   return Settle();
 }
 
+// AtBorder for what NCCL's calls answer, whose reason ncclGetLastError says as well.
+template <class Body>
+int AtNcclsBorder(const char* call, const Body& body) noexcept {
+  const int result = AtBorder(call, body);
+  if (result != kOk) last_error::NoteRefusal(std::string(LastError()));
+  return result;
+}
+
 int Suspend(ncclComm* comm, int flags) {
   if (comm == nullptr) return Fail(kInvalidArgument, "ncclCommSuspend: the communicator is null");
   if (flags != kSuspendMemory)
     return Fail(kInvalidArgument,
                 fmt::format("ncclCommSuspend: flags are {:#x}, and only NCCL_SUSPEND_MEM (1) is known", flags));
-  return AtBorder("ncclCommSuspend", [&] { return Mark(comm, true); });
+  return AtNcclsBorder("ncclCommSuspend", [&] { return Mark(comm, true); });
 }
 
 int Resume(ncclComm* comm) {
   if (comm == nullptr) return Fail(kInvalidArgument, "ncclCommResume: the communicator is null");
-  return AtBorder("ncclCommResume", [&] { return Mark(comm, false); });
+  return AtNcclsBorder("ncclCommResume", [&] { return Mark(comm, false); });
 }
 
 Status Read(const ncclComm* comm, Figure figure, std::uint64_t& value) {
@@ -157,15 +167,18 @@ int MemoryStatistics(ncclComm* comm, int stat, std::uint64_t* value) {
 class Server : public nccl::SuspendServer {
  public:
   int Refuse(const char* call, CommunicatorId id) noexcept override {
-    return AtBorder(call, [&]() -> Status {
+    return AtNcclsBorder(call, [&]() -> Status {
       return {Code::kRefused, ToText(id) + " is suspended; call ncclCommResume first"};
     });
   }
   // Collective, like making the communicator. Suspended ones stay so, and their memory is released with the next pause. If
   // ranks of a suspended communicator have no part in the new one, they cannot be waited for, and it is made beside the pause.
   int BeforeMaking(const nccl::Communicator& asked) noexcept override {
-    return AtBorder("making way for a communicator", [&] {
+    return AtNcclsBorder("making way for a communicator", [&]() -> Status {
       const std::lock_guard lock(g_settling);
+      if (!PausedHere() && Paused())  // before ranks wait for each other, or NCCL fails with a number
+        return {Code::kRefused,
+                fmt::format("\"{}\" while NCCL's memory is paused; call ncclResume (Python: amem.resume) first", asked.how)};
       if (!PausedHere()) return Status::Ok();
       Status status;
       if (!IsPart(asked)) status = Runtime::Get().RunCycle(CycleKind::kResume);
@@ -180,7 +193,7 @@ class Server : public nccl::SuspendServer {
       return status.Within(fmt::format("\"{}\" while all communicators of the process are suspended", asked.how));
     });
   }
-  int Settle(const char* call) noexcept override { return AtBorder(call, &suspend::Settle); }
+  int Settle(const char* call) noexcept override { return AtNcclsBorder(call, &suspend::Settle); }
 };
 
 // NCCL's own function does what AMem cannot: communicators made before AMem, flags of later versions, and memory shared by

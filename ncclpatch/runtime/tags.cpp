@@ -21,17 +21,21 @@ namespace amem {
 namespace tags {
 namespace {
 
+constexpr std::string_view kNccl = "nccl";
+
 struct Named {
   std::string name;
   PoolId pool;  // zero: "nccl"
   // It is paused with contents that its policy would discard: if a resume is undone, they are saved again.
   bool kept = false;
+  // Undoing the call needs the opposite one. If not, an earlier call or another want had done it already.
+  bool changed = false;
 };
 
 Result<Named> Resolve(Session& session, const char* name) {
   if (name == nullptr || *name == '\0') return Status{Code::kInvalid, "a tag is null or empty"};
   const std::string_view tag(name);
-  if (tag == "nccl") return Named{name, {}};
+  if (tag == kNccl) return Named{name, {}};
   if (tag == "user")
     return Status{Code::kInvalid,
                   "tag user is what ncclMemAlloc handed out; with AMEM_USER_MEMORY=release it is paused with tag nccl"};
@@ -39,18 +43,28 @@ Result<Named> Resolve(Session& session, const char* name) {
   return Named{name, pool};
 }
 
-Status CycleOf(Session& session, const Named& tag, const Asked& asked) {
-  const bool pausing = asked.kind == CycleKind::kPause;
-  if (!tag.pool)
-    return Runtime::Get().RunCycle(asked.kind, asked.patient).Within(pausing ? "pause of tag nccl" : "resume of tag nccl");
-  if (pausing) Runtime::Get().TellInWiderScope(session);
-  if (pausing)
-    return session.pools().Pause(tag.pool, {.wait = asked.wait, .after = asked.after, .keeps = asked.keeps || tag.kept});
-  return session.pools().Resume(tag.pool, {.wait = asked.wait, .priority = asked.priority, .patient = asked.patient});
+Status CycleOfNccl(const Asked& asked) {
+  return Runtime::Get()
+      .RunCycle(asked.kind, asked.patient, asked.want)
+      .Within(asked.kind == CycleKind::kPause ? "pause of tag nccl" : "resume of tag nccl");
 }
 
-// Whether `asked` changes the tag, so that undoing it needs the opposite call: not if nothing was to be done, or an earlier
-// call does it.
+Status CycleOf(Session& session, const Named& tag, const Asked& asked, bool undoes = false) {
+  if (!tag.pool) return CycleOfNccl(asked);
+  const bool pausing = asked.kind == CycleKind::kPause;
+  if (pausing) Runtime::Get().TellInWiderScope(session);
+  const auto cycle = [&] {
+    const Status status =
+        pausing ? session.pools().Pause(tag.pool, {.wait = asked.wait, .after = asked.after, .keeps = asked.keeps || tag.kept})
+                : session.pools().Resume(tag.pool, {.wait = asked.wait, .priority = asked.priority, .patient = asked.patient});
+    return status.ok() || undoes ? status : Runtime::Get().Failed(session, status);
+  };
+  const Wants::Memory memory{"tag " + tag.name, [&] { return session.pools().IsResident(tag.pool); }, cycle};
+  const auto until = pausing || !asked.patient ? std::optional(Runtime::Get().UntilCallEnds()) : std::nullopt;
+  return pausing ? Wants::Get().Pause(tag.pool, asked.want, *until, memory)
+                 : Wants::Get().Resume(tag.pool, asked.want, until, memory);
+}
+
 bool Changes(Session& session, const Named& tag, CycleKind kind) {
   const Lifecycle now = session.Inspect([&](const State& state) { return state.LifecycleOf(tag.pool); });
   if (kind == CycleKind::kPause) return now != Lifecycle::kPaused && now != Lifecycle::kPausing;
@@ -59,11 +73,16 @@ bool Changes(Session& session, const Named& tag, CycleKind kind) {
 
 Status Undone(Session& session, std::span<const Named> done, const Asked& asked, const Status& why) {
   Asked back = asked;
-  back.patient = false;  // the others may have done what they were asked to
+  back.patient = false;                                  // the others may have done what they were asked to
+  if (asked.kind == CycleKind::kResume) back.want = {};  // it has ended, whatever became of the memory
   back.kind = asked.kind == CycleKind::kPause ? CycleKind::kResume : CycleKind::kPause;
   std::string message = why.message();
   for (auto tag = done.rbegin(); tag != done.rend(); ++tag) {
-    const Status undone = CycleOf(session, *tag, back);
+    if (!tag->changed) {
+      if (asked.want && asked.kind == CycleKind::kPause) Wants::Get().LetGo(tag->pool, *asked.want);
+      continue;
+    }
+    const Status undone = CycleOf(session, *tag, back, true);
     message += fmt::format("; tag {} {} {} again", tag->name, asked.wait || !tag->pool ? "was" : "is being",
                            back.kind == CycleKind::kPause ? "paused" : "resumed");
     if (!undone.ok()) message += ", which failed as well: " + undone.message();
@@ -92,25 +111,31 @@ Status HasRoomFor(std::span<const char* const> names) {
 }
 
 Status Cycle(std::span<const char* const> names, const Asked& asked) {
+  const auto is_nccl = [](const char* name) { return name != nullptr && kNccl == name; };
+  if (!names.empty() && std::ranges::all_of(names, is_nccl)) return CycleOfNccl(asked);  // which needs no session
   AMEM_ASSIGN(Session* const session, Runtime::Get().ForPools());
-  if (session == nullptr) {
-    log::Info("AMem is switched off (AMEM_ENABLE=0): tags are neither paused nor resumed");
-    return {};
-  }
+  if (session == nullptr) return {};
   AMEM_ASSIGN(auto tags, Resolve(*session, names));
+  if (std::ranges::any_of(names, is_nccl)) AMEM_TRY(Runtime::Get().ToPause().status());  // before anything is changed
   std::vector<Named> done;
   for (Named& tag : tags) {
     tag.kept = session->Inspect([&](const State& state) {
       const auto* const pool = FindIn(state.pools, tag.pool);
       return pool != nullptr && pool->keeps;
     });
-    const bool changes = Changes(*session, tag, asked.kind);
-    if (const Status status = CycleOf(*session, tag, asked); !status.ok()) {
-      const Status told = tag.pool ? Runtime::Get().Failed(*session, status) : status;
-      return Undone(*session, done, asked, told);
-    }
-    if (changes) done.push_back(tag);
+    tag.changed = Changes(*session, tag, asked.kind);
+    const bool named = asked.want && Wants::Get().IsNamedBy(tag.pool, *asked.want);
+    if (const Status status = CycleOf(*session, tag, asked); !status.ok()) return Undone(*session, done, asked, status);
+    if (tag.changed || !named) done.push_back(tag);
   }
+  return {};
+}
+
+Status LetGo(std::span<const char* const> names, WantId want) {
+  Session* const session = Runtime::Get().started();
+  if (session == nullptr) return {};
+  AMEM_ASSIGN(const auto tags, Resolve(*session, names));
+  for (const Named& tag : tags) Wants::Get().LetGo(tag.pool, want);
   return {};
 }
 
@@ -281,6 +306,21 @@ Status CycleTags(const char* const* names, size_t count, unsigned flags, unsigne
   return tags::Cycle({names, count}, asked);
 }
 
+int PauseFor(WantId want, const char* const* names, size_t count, unsigned flags, void* stream) {
+  return AtTagBorder("amem_pause", [&] {
+    tags::Asked asked{.want = want, .kind = CycleKind::kPause};
+    if ((flags & AMEM_ON_STREAM) != 0) asked.after = stream;
+    return CycleTags(names, count, flags, kKnownFlags, asked);
+  });
+}
+
+int ResumeFor(WantId want, const char* const* names, size_t count, unsigned flags, int priority) {
+  return AtTagBorder("amem_resume", [&] {
+    return CycleTags(names, count, flags, AMEM_NO_WAIT | AMEM_IN_TIME,
+                     {.want = want, .kind = CycleKind::kResume, .priority = priority, .patient = (flags & AMEM_IN_TIME) == 0});
+  });
+}
+
 // Too little memory is an answer, which is not logged.
 int AskForRoom(std::span<const char* const> tags) {
   Status room;
@@ -320,19 +360,24 @@ void amem_free(void* ptr, ssize_t /*size*/, int /*device*/, void* stream) {
 }
 
 int amem_pause(const char* const* tags, size_t count, unsigned flags, void* stream) {
-  return amem::AtTagBorder("amem_pause", [&] {
-    amem::tags::Asked asked{.kind = amem::CycleKind::kPause};
-    if ((flags & AMEM_ON_STREAM) != 0) asked.after = stream;
-    return amem::CycleTags(tags, count, flags, amem::kKnownFlags, asked);
-  });
+  return amem::PauseFor(amem::kPlainWant, tags, count, flags, stream);
 }
 
 int amem_resume(const char* const* tags, size_t count, unsigned flags, int priority) {
   if (flags == AMEM_ONLY_ASK && tags != nullptr) return amem::AskForRoom({tags, count});
-  return amem::AtTagBorder("amem_resume", [&] {
-    return amem::CycleTags(tags, count, flags, AMEM_NO_WAIT | AMEM_IN_TIME,
-                           {.kind = amem::CycleKind::kResume, .priority = priority, .patient = (flags & AMEM_IN_TIME) == 0});
-  });
+  return amem::ResumeFor(amem::kPlainWant, tags, count, flags, priority);
+}
+
+amem_want_id amem_want() { return amem::Wants::Get().New().value; }
+
+int amem_want_pause(amem_want_id want, const char* const* tags, size_t count, unsigned flags, void* stream) {
+  return amem::PauseFor(amem::WantId{want}, tags, count, flags, stream);
+}
+
+int amem_want_resume(amem_want_id want, const char* const* tags, size_t count, unsigned flags, int priority) {
+  if (flags == AMEM_LET_GO && tags != nullptr)
+    return amem::AtTagBorder("amem_resume", [&] { return amem::tags::LetGo({tags, count}, amem::WantId{want}); });
+  return amem::ResumeFor(amem::WantId{want}, tags, count, flags, priority);
 }
 
 int amem_wait(const char* tag, unsigned flags, void* stream) {

@@ -11,6 +11,7 @@ namespace amem::tags {
 // Pauses or resumes the tags in order. If one fails, the earlier ones are undone. kNotFound, kInvalid: a name is wrong, and
 // nothing was done.
 struct Asked {
+  std::optional<WantId> want = kPlainWant;  // none: a request from outside
   CycleKind kind{};
   bool wait = true;
   std::optional<void*> after;  // a stream (Pools::HowToPause)
@@ -19,6 +20,9 @@ struct Asked {
   bool keeps = false;    // a pause saves contents, whatever a tag's policy
 };
 Status Cycle(std::span<const char* const> names, const Asked& asked);
+
+// The want names these tags no more, and their memory stays as it is (Wants).
+Status LetGo(std::span<const char* const> names, WantId want);
 
 // kOutOfMemory: a device has too little free memory for a resume of all these tags; nothing is done in any case.
 Status HasRoomFor(std::span<const char* const> names);

@@ -116,6 +116,12 @@ std::vector<Pools::Standing> Pools::Stand() {
   return all;
 }
 
+bool Pools::IsResident(PoolId id) {
+  const MutexLock lock(mutex_);
+  const Entry& pool = At(id);
+  return Busy(pool) ? pool.last_asked == CycleKind::kResume : LifecycleOf(pool) == Lifecycle::kRunning;
+}
+
 Status Pools::Later(Task task) {
   Entry& pool = *task.pool;
   AMEM_TRY(CanAsk(pool, task.kind));

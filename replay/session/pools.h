@@ -102,6 +102,7 @@ class Pools : NoCopies {
     BackupStatistics contents;
   };
   [[nodiscard]] std::vector<Standing> Stand();
+  [[nodiscard]] bool IsResident(PoolId pool);  // it is not paused, and no pause was asked for
 
  private:
   struct Late {  // memory to give back later

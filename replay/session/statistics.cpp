@@ -159,16 +159,17 @@ OfCards MeasureCards(const State& state) {
 
 // NCCL's memory and the program's; `kept`: what a pause leaves in place.
 json ByTag(const State& state, const Holdings& held) {
-  const auto figures = [](const PoolHoldings& sum, Bytes legacy) {
-    return json{{"bytes", sum.own + legacy},
-                {"released_bytes", sum.own - std::min(sum.own, sum.own_resident)},
+  const auto figures = [](const PoolHoldings& sum, Bytes bytes, Bytes legacy = 0) {
+    return json{{"bytes", bytes + legacy},
+                {"released_bytes", bytes - std::min(bytes, sum.own_resident)},
                 {"kept_bytes", Kept(sum) + legacy}};
   };
-  json tags = {{"nccl", figures(MeasureTag(state, false), held.legacy_kept - held.legacy_user)},
-               {"user", figures(MeasureTag(state, true), held.legacy_user)}};
+  const PoolHoldings nccl = MeasureTag(state, false), user = MeasureTag(state, true);
+  json tags = {{"nccl", figures(nccl, nccl.parts, held.legacy_kept - held.legacy_user)},
+               {"user", figures(user, user.parts, held.legacy_user)}};
   for (const auto& [id, of_pool] : MeasurePools(state)) {
     json& tag = tags[state.pools.at(id).tag];
-    tag = figures(of_pool, 0);
+    tag = figures(of_pool, of_pool.own);
     tag["lifecycle"] = ToText(state.pools.at(id).lifecycle);
   }
   return tags;
@@ -337,11 +338,13 @@ std::string Session::MemoryJson() {
   now.pause_ns = coordinator_->Last(CycleKind::kPause).total_ns;
   now.resume_ns = coordinator_->Last(CycleKind::kResume).total_ns;
   tags.push_back(MemoryOf(now, nccl));
+  tags.back()["part_bytes"] = nccl.parts;
   now.tag = "user";
   now.contents = {};
   const bool released = options_.user_memory == UserMemory::kRelease;
   if (!released) now.pause_ns = now.resume_ns = 0;
   tags.push_back(MemoryOf(now, user));
+  tags.back()["part_bytes"] = user.parts;
   if (!released) tags.back()["policy"] = "keep";
   return json{{"schema", 1}, {"tags", tags}, {"left", left}}.dump(-1, ' ', false, json::error_handler_t::replace);
 }

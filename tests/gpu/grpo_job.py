@@ -28,7 +28,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-import amem.rl  # noqa: E402  (after PyTorch, before the first collective)
+import amem.rl  # noqa: E402  (after PyTorch, before init_process_group)
 
 DIGITS, SEPARATOR, TOKENS = 10, 10, 11
 MIB = 1 << 20

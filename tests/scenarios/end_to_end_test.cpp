@@ -399,16 +399,20 @@ TEST(Settings, disabled_means_inert) {
   job.environment["AMEM_ENABLE"] = "0";
   const auto ranks = job.Run(2, {"cuda", "load", "init", "reduce", "pause", "destroy"});
   EXPECT_TRUE(ranks[0].Said("reduce").starts_with("sum ")) << All(ranks);
-  EXPECT_NE(ranks[0].Said("pause").find("AMEM_ENABLE=0"), std::string::npos) << All(ranks);
+  EXPECT_EQ(ranks[0].Said("pause"), "0") << All(ranks);
+  EXPECT_NE(ranks[0].err.find("AMEM_ENABLE=0"), std::string::npos) << All(ranks);
   EXPECT_FALSE(std::filesystem::exists(job.journals()));
 }
 
-TEST(Settings, a_misspelt_variable_is_pointed_out) {
+TEST(Settings, a_misspelt_variable_is_pointed_out_once_a_job_and_not_by_processes_that_use_no_gpu) {
   Job job;
   job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
   job.environment["AMEM_TIMOUT_MS"] = "5";
-  const auto ranks = job.Run(1, {"cuda"});
+  const auto ranks = job.Run(2, {"cuda", "load", "init"});
   EXPECT_NE(ranks[0].err.find("did you mean AMEM_TIMEOUT_MS?"), std::string::npos) << All(ranks);
+  EXPECT_EQ(ranks[1].err, "") << All(ranks);
+  const auto without = job.Run(1, {"load"});
+  EXPECT_EQ(without[0].err, "") << All(without);
 }
 
 TEST(Settings, loading_starts_nothing) {

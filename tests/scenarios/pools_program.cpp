@@ -128,6 +128,97 @@ void Off() {
   amem_free(second, kMiB, 1, nullptr);  // is logged: the driver may have given that address to somebody else
 }
 
+// With AMEM_ENABLE=0 and without a GPU: every function succeeds and changes nothing. Only memory is what there is.
+void Nothing() {
+  std::size_t length = 0;
+  int group = -1;
+  EXPECT(ncclPause(nullptr) == 0 && ncclResume(nullptr) == 0 && ncclMemStats() == 0 && amem_attach() == 0);
+  EXPECT(ncclSetGroupID(3) == 0 && ncclGetGroupID(&group) == 0);
+  EXPECT(amem_json(AMEM_STATS, nullptr, &length) == 0 && amem_json(AMEM_MEMORY, nullptr, &length) == 0);
+  EXPECT(amem_trim_pinned(0) == 0 && amem_pool("weights", AMEM_DISCARD) == 0);
+  EXPECT(amem_pool_enter("weights") == 0 && amem_pool_leave() == 0);
+  for (const unsigned flags : {0U, AMEM_NO_WAIT}) {
+    EXPECT(Pause({"weights", "nccl"}, flags) == 0 && Resume({"nccl", "weights"}, flags) == 0);
+  }
+  const amem_want_id want = amem_want();
+  const char* const tags[] = {"nccl", "unheard of"};
+  EXPECT(amem_want_pause(want, tags, 2, 0, nullptr) == 0 && amem_want_resume(want, tags, 2, 0, 0) == 0);
+  EXPECT(amem_want_resume(want, tags, 2, AMEM_LET_GO, 0) == 0 && amem_resume(tags, 2, AMEM_ONLY_ASK, 0) == 0);
+  EXPECT(amem_wait("weights", 0, nullptr) == 0 && amem_wait("weights", AMEM_ON_STREAM, nullptr) == 0);
+  for (const unsigned how : {0U, AMEM_BEGIN, AMEM_GO_ON, AMEM_BEFORE_RESUME}) {
+    EXPECT(amem_safepoint(how) == 0);
+  }
+  EXPECT(Says("") && *amem_last_error() == '\0');
+}
+
+// ---- who wants what paused
+
+int PauseFor(amem_want_id want, std::vector<const char*> tags) {
+  return amem_want_pause(want, tags.data(), tags.size(), 0, nullptr);
+}
+int ResumeFor(amem_want_id want, std::vector<const char*> tags, unsigned flags = 0) {
+  return amem_want_resume(want, tags.data(), tags.size(), flags, 0);
+}
+
+void Wants() {
+  EXPECT(amem_pool("a", AMEM_PRESERVE) == 0 && amem_pool("b", AMEM_PRESERVE) == 0);
+  const Block a = Take("a", 4 * kMiB, 1), b = Take("b", 4 * kMiB, 2);
+  const amem_want_id first = amem_want(), second = amem_want();
+  EXPECT(first != AMEM_PLAIN && second != first);
+  // It stays paused until the last want ends, in whichever order.
+  EXPECT(PauseFor(first, {"a"}) == 0 && PauseFor(second, {"a"}) == 0 && Pause({"a"}) == 0 && Pause({"a"}) == 0);
+  EXPECT(ResumeFor(first, {"a"}) == 0 && Shows("\"state\":\"paused\""));
+  EXPECT(Resume({"a"}) == 5 && Says("tag a stays paused, because another part of the program still wants that"));
+  EXPECT(Shows("\"state\":\"paused\""));
+  EXPECT(ResumeFor(second, {"a"}) == 0 && !Shows("\"state\":\"paused\"") &&
+         Holds(a));  // and the plain calls' went with their resume
+  // A plain pause stays when a block ends, and counts once.
+  EXPECT(Pause({"a"}) == 0 && Pause({"a"}) == 0 && PauseFor(first, {"a", "b"}) == 0);
+  EXPECT(ResumeFor(first, {"a", "b"}) == 0 && Shows("\"state\":\"paused\"") && Holds(b));
+  EXPECT(Resume({"a"}) == 0 && Holds(a));
+  // What fails names nothing: neither the tag that this call paused, nor the one that was paused already.
+  EXPECT(PauseFor(second, {"a"}) == 0);
+  EXPECT(amem_pool_enter("b") == 0 && PauseFor(first, {"a", "b"}) == 5 && amem_pool_leave() == 0);
+  EXPECT(ResumeFor(second, {"a"}) == 0 && Holds(a));
+  EXPECT(amem_pool_enter("b") == 0 && Pause({"a", "b"}) == 5 && amem_pool_leave() == 0 && Holds(a));
+  // A want whose resume fails has ended all the same, and any want's resume tries again.
+  EXPECT(PauseFor(first, {"a"}) == 0);
+  FailNext("Create", 1, 2);
+  EXPECT(ResumeFor(first, {"a"}) == 1 && Shows("\"state\":\"paused\""));
+  EXPECT(Resume({"a"}) == 0 && Holds(a));
+  // Letting go resumes nothing.
+  EXPECT(PauseFor(first, {"a"}) == 0 && ResumeFor(first, {"a"}, AMEM_LET_GO) == 0 && Shows("\"state\":\"paused\""));
+  EXPECT(PauseFor(second, {"a"}) == 0 && ResumeFor(second, {"a"}) == 0 && Holds(a));
+  // A pause that was not waited for and failed leaves nothing behind.
+  FailNext("Unmap", 1, 999);
+  EXPECT(Pause({"a"}, AMEM_NO_WAIT) == 0 && amem_wait("a", 0, nullptr) != 0 && Holds(a));
+  EXPECT(PauseFor(first, {"a"}) == 0 && ResumeFor(first, {"a"}) == 0 && Holds(a));
+  Give(a), Give(b);
+}
+
+// Each thread finds the memory away for as long as it wants that, whatever the others do.
+void WantsOfThreads() {
+  EXPECT(amem_pool("a", AMEM_PRESERVE) == 0);
+  const Block block = Take("a", 2 * kMiB, 1);
+  const auto work = [](int thread) {
+    const amem_want_id want = amem_want();
+    for (int i = 0; i < 60; ++i) {
+      EXPECT(PauseFor(want, {"a"}) == 0);
+      if (i % 3 == thread) {
+        EXPECT(ResumeFor(amem_want(), {"a"}) == 0);  // of one that names nothing
+      }
+      if (i % 7 == 0) std::this_thread::yield();
+      EXPECT(InUse() == 0);
+      EXPECT(ResumeFor(want, {"a"}) == 0);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 3; ++thread) threads.emplace_back(work, thread);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT(Holds(block));
+  Give(block);
+}
+
 void WrongUse() {
   EXPECT(Pause({"weights"}) == 4 && Says("known: nccl"));
   EXPECT(amem_pool(nullptr, 0) == 4);
@@ -316,6 +407,9 @@ void DefaultTag() {
 int main(int argc, char** argv) {
   const std::map<std::string, std::function<void()>> all{{"cycles", Cycles},
                                                          {"off", Off},
+                                                         {"nothing", Nothing},
+                                                         {"wants", Wants},
+                                                         {"wants-of-threads", WantsOfThreads},
                                                          {"wrong-use", WrongUse},
                                                          {"out-of-memory", OutOfMemory},
                                                          {"without-waiting", WithoutWaiting},

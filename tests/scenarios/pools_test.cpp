@@ -41,6 +41,20 @@ TEST_F(PoolsOfAProgram, a_pool_comes_before_cuda_and_cuda_forks_when_it_starts) 
 }
 TEST_F(PoolsOfAProgram, a_higher_priority_comes_first) { IsFine("priorities"); }
 TEST_F(PoolsOfAProgram, the_innermost_of_nested_pools_is_allocated_from) { IsFine("nested"); }
+TEST_F(PoolsOfAProgram, memory_is_paused_while_any_want_names_it) { IsFine("wants"); }
+TEST_F(PoolsOfAProgram, memory_does_not_come_back_while_another_thread_wants_it_away) { IsFine("wants-of-threads"); }
+TEST_F(PoolsOfAProgram, switched_off_or_without_a_gpu_every_call_does_nothing_and_one_line_says_so) {
+  const std::map<std::string, Environment> ways{{"AMEM_ENABLE=0: AMem is switched off", {{"AMEM_ENABLE", "0"}}},
+                                                {"there is no GPU in this process", {{"LD_LIBRARY_PATH", "/none"}}}};
+  for (const auto& [reason, environment] : ways) {
+    if (environment.contains("LD_LIBRARY_PATH") && std::filesystem::exists("/dev/nvidiactl")) continue;  // there is a GPU
+    const job::Rank ran = Run("nothing", environment);
+    EXPECT_EQ(ran.out, "fine\n") << reason << ran.err;
+    const auto said = ran.err.find(reason + "; AMem's calls do nothing");
+    EXPECT_NE(said, std::string::npos) << ran.err;
+    EXPECT_EQ(ran.err.find("do nothing", said + reason.size() + 20), std::string::npos) << ran.err;
+  }
+}
 TEST_F(PoolsOfAProgram, switched_off_there_is_plain_memory_and_nothing_fails) {
   const job::Rank ran = Run("off", {{"AMEM_ENABLE", "0"}, {"AMEM_SIM_DEVICES", "2"}});
   EXPECT_EQ(ran.out, "fine\n") << ran.err;

@@ -1,6 +1,6 @@
 """AMem: give back the GPU memory that NCCL and your tensors hold, and bring it back at the same addresses with the same contents.
 
-    import torch, amem          # amem after torch, before the first collective; or start with LD_PRELOAD
+    import torch, amem          # amem after torch, before init_process_group; or start with LD_PRELOAD
 
     with amem.paused():         # NCCL's memory. Collective: every rank that shares NCCL memory with this one does the same
         generate_rollouts()
@@ -14,14 +14,15 @@
 
 `amem.rl.RolloutOffload` does this for a training loop with rollouts: parameters, gradients, optimizer and NCCL.
 
+With AMEM_ENABLE=0, and where there is no GPU, every call does nothing and succeeds, and one line says so once.
+
 Importing puts every loaded NCCL under AMem; where that is impossible (NCCL has called the driver already) it warns and says what
-to do. An NCCL that is loaded later, by ctypes or an import, follows before its first call. stats()["nccl_libraries"] names each
+to do, and so does the AmemError of every call that needs NCCL. An NCCL that is loaded later, by ctypes or an import, follows before its first call. stats()["nccl_libraries"] names each
 NCCL of the process, whether it is under AMem, and why not.
 """
 
 import importlib
 import sys
-import warnings
 from typing import Any, Dict, List, Tuple
 
 from . import _calls, _library, _tags
@@ -59,7 +60,7 @@ def __dir__() -> List[str]:
 
 
 def attach() -> None:
-    """Puts the NCCL of this process under AMem. Harmless if it is already; AmemError if it is too late, or none is loaded."""
+    """Puts the NCCL of this process under AMem. Harmless if it is already; AmemError (5) if it is too late, or none is loaded."""
     _calls.check(_calls.lib.amem_attach())
 
 
@@ -90,15 +91,15 @@ def _watch(event: str, arguments: Tuple[Any, ...]) -> None:
         _calls.lib.amem_attach()  # what cannot be attached to is said by the pause and by stats()
 
 
-if _library.nccl_is_loaded():
+if _library.nccl_is_loaded() and not isinstance(_calls.lib, _library.Off):
     try:
         attach()
         if not _calls.was_loaded:
             _by_entry_point = getattr(sys.modules.get("amem_plugins"), "attached_amem", False)
             _library.say("attached by " + ("the entry point torch.backends, because AMEM_ENABLE=1" if _by_entry_point else "import amem"))
     except AmemError as error:
-        warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+        _library.warn(str(error))
 if _library.is_there(_calls.lib):
     sys.addaudithook(_watch)
     if _late := _tags.allocated_too_early():
-        warnings.warn("AMEM_SCOPE=all came too late: " + _tags.too_late(_late), RuntimeWarning, stacklevel=2)
+        _library.warn("AMEM_SCOPE=all came too late: " + _tags.too_late(_late))

@@ -2,9 +2,11 @@
 
 import bisect
 import functools
+import itertools
+import numbers
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from . import _calls, _pools, _tags
+from . import _calls, _library, _pools, _tags
 
 NOT_A_GPUS = "not on a CUDA device"
 NOT_STRIDED = "not strided"
@@ -13,6 +15,7 @@ HERE = "in this pool already"
 ELSEWHERE = "in the pool of the tag %r"
 ANOTHERS = "in another memory pool of PyTorch, such as a CUDA graph's"
 FOREIGN = "memory that PyTorch did not allocate"
+NO_TENSOR = "no tensor, and nothing that tensors can be taken out of: %s"
 BATCH_BYTES = 1 << 30  # moved before the old memory goes back to the driver
 
 
@@ -40,16 +43,21 @@ def _skip(skipped, reason, tensors, size):
     skipped[reason] = Skipped(reason, before.tensors + tensors, before.bytes + size)
 
 
-def tensors_in(values, torch):
-    """Every tensor in a tensor, or in nested mappings and iterables; skips numbers, strings and None."""
+def tensors_in(values, torch, others=None):
+    """Every tensor in a tensor, a torch.nn.Module (parameters and buffers), or nested mappings and iterables of these; skips numbers,
+    strings and None. `others`: a list that is given what is none of this."""
     if isinstance(values, torch.Tensor):
         yield values
+    elif isinstance(values, torch.nn.Module):
+        yield from itertools.chain(values.parameters(), values.buffers())
     elif isinstance(values, dict):
         for value in values.values():
-            yield from tensors_in(value, torch)
-    elif values is not None and not isinstance(values, (str, bytes)) and hasattr(values, "__iter__"):
+            yield from tensors_in(value, torch, others)
+    elif hasattr(values, "__iter__") and not isinstance(values, (str, bytes)):
         for value in values:
-            yield from tensors_in(value, torch)
+            yield from tensors_in(value, torch, others)
+    elif others is not None and values is not None and not isinstance(values, (str, bytes, numbers.Number)):
+        others.append(values)
 
 
 def plain_tensors(tensor, torch):
@@ -65,8 +73,8 @@ def plain_tensors(tensor, torch):
 
 def storages_of(values: Any, torch: Any, skipped: Optional[Dict[str, Skipped]] = None) -> Dict[Any, List[Any]]:
     """{identity: [storage, number of tensors]} of nested tensors, in their order."""
-    found = {}
-    for outer in tensors_in(values, torch):
+    found, others = {}, []
+    for outer in tensors_in(values, torch, others):
         for tensor in plain_tensors(outer, torch):
             if tensor.layout is not torch.strided:
                 if skipped is not None:
@@ -74,6 +82,8 @@ def storages_of(values: Any, torch: Any, skipped: Optional[Dict[str, Skipped]] =
                 continue
             storage = tensor.untyped_storage()
             found.setdefault(storage._cdata, [storage, 0])[1] += 1
+    for other in others if skipped is not None else ():
+        _skip(skipped, NO_TENSOR % type(other).__name__, 1, 0)
     return found
 
 
@@ -177,8 +187,9 @@ def move_storages(storages: Dict[Any, List[Any]], tag: str, policy: str, skipped
     """adopt() of {identity: [storage, number of tensors]}; `skipped` is {reason: Skipped} so far."""
     torch_side = _pools.backend()
     if torch_side is None:
+        reason = _library.SWITCHED_OFF if _library.is_off(_calls.lib) else NOT_A_GPUS
         for storage, tensors in storages.values():
-            _skip(skipped, NOT_A_GPUS, tensors, storage.nbytes())
+            _skip(skipped, reason, tensors, storage.nbytes())
         return Adopted(tag, 0, 0, 0, list(skipped.values()))
     state = _tags.state_of(tag)
     if state is None:
@@ -210,14 +221,14 @@ def adopt(tensors: Any, tag: str, policy: str = "preserve") -> Adopted:
         amem.adopt(model.parameters(), "weights")
         amem.adopt(optimizer.state, "optimizer")
 
-    tensors:  a tensor, or nested dicts, lists and iterators of tensors, of any shape. Parameters, gradients, optimizer states, views of
+    tensors:  a tensor, a torch.nn.Module, or nested dicts, lists and iterators of them. Parameters, gradients, optimizer states, views of
               flat buffers and FSDP2's DTensors are all right: what moves is the memory of the storage that they share, once, as a
               whole, so that Parameter objects, keys of optimizer.state, param.grad and views stay what they are.
     policy:   as for amem.pool.
 
     Returns Adopted(tag, storages, tensors, bytes, skipped); `skipped` has a row (reason, tensors, bytes) for each reason to leave
     tensors where they are: on the CPU, in this pool already, in another pool (amem.pool, or a CUDA graph's), empty, not strided,
-    memory that PyTorch did not allocate.
+    memory that PyTorch did not allocate, no tensor at all (bytes 0). TypeError: `tensors` itself is something else, an optimizer for example.
 
     Addresses change here, once, and never again. So adopt before a CUDA graph is captured that reads the tensors, before NCCL or
     another process is given their addresses, and while no other thread uses them. It waits for the devices, and empties PyTorch's
@@ -228,4 +239,8 @@ def adopt(tensors: Any, tag: str, policy: str = "preserve") -> Adopted:
     import torch
 
     skipped: Dict[str, Skipped] = {}
-    return move_storages(storages_of(tensors, torch, skipped), tag, policy, skipped)
+    storages = storages_of(tensors, torch, skipped)
+    if skipped.keys() == {NO_TENSOR % type(tensors).__name__}:
+        raise TypeError("amem.adopt takes tensors, a torch.nn.Module, or dicts and iterables of them, not %s; of an optimizer write optimizer.state"
+                        % type(tensors).__name__)
+    return move_storages(storages, tag, policy, skipped)

@@ -43,7 +43,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def problem_of(library):
-    return next((one for one in _doctor.library(_doctor.Machine(), library) if one.level == "problem"), None)
+    """What keeps the library from working; None: nothing does. What it warns of is said."""
+    findings = _doctor.library(_doctor.Machine(), library)
+    for one in findings:
+        if one.level == "warning":
+            fail("%s; %s" % (one.text, one.remedy))
+    return next((one for one in findings if one.level == "problem"), None)
 
 
 def run(arguments):
@@ -65,7 +70,10 @@ def run(arguments):
             return fail("run: %s was not found; set AMEM_LIBRARY to its path, or install the package amem-nccl" % _library.NAME)
         if found := problem_of(library):
             return fail("run: %s; nothing was started. %s" % (found.text, found.remedy))
-        environment = {**_library.environment_with(library, os.environ), **scope}
+        try:
+            environment = {**_library.environment_with(library, os.environ), **scope}
+        except OSError as error:
+            return fail("run: %s cannot be preloaded: %s; nothing was started" % (library, error))
     try:
         os.execvpe(arguments[0], arguments, environment)
     except OSError as error:

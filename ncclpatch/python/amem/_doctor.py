@@ -9,7 +9,7 @@ import resource
 import shutil
 import subprocess
 
-from . import _why
+from . import _library, _why
 
 Finding = collections.namedtuple("Finding", "level subject text remedy", defaults=("",))
 Finding.__doc__ = """One thing that was looked at. `level`: "ok"; "note", which is good to know; "warning": less memory is freed than could
@@ -22,6 +22,8 @@ PINNED_KIB = 4 << 20           # of host memory, that a pause of a job of some s
 SHM_BYTES = 64 << 20          # what NCCL takes of /dev/shm for a few communicators
 SOCKET_PATH = 108 - 40        # of a Unix socket's path, less the name that AMem adds
 SCOPES = ("nccl", "shared", "all")   # of AMEM_SCOPE
+LEVELS = ("trace", "debug", "info", "warn", "error", "off")   # of AMEM_LOG
+NO_SUCH_VARIABLE = "AMem has no such variable"   # as the library says it
 
 
 ok, note, warning, problem = (functools.partial(Finding, level) for level in ("ok", "note", "warning", "problem"))
@@ -105,7 +107,12 @@ def library(machine, path):
     """The library can be loaded, and understands the settings. A process of its own tries, so that a crash is only a finding."""
     if not os.path.isabs(path) or not machine.exists(path):
         return [problem("library", "libamem_nccl.so was not found", "set AMEM_LIBRARY to its path, or install the package amem-nccl")]
-    code, _, said = machine.run(["/bin/true"], {"LD_PRELOAD": path, "AMEM_LOG": machine.variable("AMEM_LOG") or "warn"})
+    try:
+        preload = _library.preloadable(path)
+    except OSError as error:
+        return [problem("library", "%s cannot be preloaded, because its path has blanks or colons: %s" % (path, error), "install it in a path without")]
+    level = machine.variable("AMEM_LOG")  # at info it names unknown variables; one that is not known is left for it to name
+    code, _, said = machine.run(["/bin/true"], {"LD_PRELOAD": preload, "AMEM_LOG": "info" if level in ("", *LEVELS) else level})
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     missing = next((line for line in lines if "version `GLIBC" in line or "cannot be preloaded" in line), None)
     if missing and "GLIBC" in missing:
@@ -116,9 +123,9 @@ def library(machine, path):
     if code != 0:
         return [problem("library", "a process with %s preloaded ended with %s" % (path, code), "report this, with the output of `amem doctor --json`")]
     about = [line for line in lines if "AMEM_" in line]
-    if about:
-        return [problem("settings", line, "correct or unset the variable") for line in about]
-    return [ok("library", path)]
+    unknown = [warning("settings", line, "correct or unset the variable; AMem goes on without it") for line in about if NO_SUCH_VARIABLE in line]
+    wrong = [problem("settings", line, "correct or unset the variable") for line in about if NO_SUCH_VARIABLE not in line]
+    return [*unknown, *(wrong or [ok("library", path)])]
 
 
 def replay(machine, path):

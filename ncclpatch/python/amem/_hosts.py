@@ -331,16 +331,17 @@ def reason_of(error):
     return str(error.args[0] if isinstance(error, _calls.AmemError) else error) or type(error).__name__
 
 
-def what_undoes(operation, tags):
-    """A function that undoes the pause or resume of these tags that begins now, and nothing that was so before."""
+def what_undoes(operation, tags, by=_tags):
+    """A function that undoes the pause or resume of these tags that begins now, and nothing that was so before. `by` is what pauses and
+    resumes: a Want, or the module, whose calls are the plain ones."""
     states = {row["tag"]: row["state"] for row in _tags.memory()["tags"]}
     changed = [tag for tag in tags if (states.get(tag) == "paused") != (operation == "pause")]
-    opposite = _tags.resume_in_time if operation == "pause" else _tags.pause
+    opposite = by.resume_in_time if operation == "pause" else by.pause
     return lambda: opposite(*changed) if changed else None
 
 
-def cycle(operation, act, process_group, tags, timeout):
+def cycle(operation, act, process_group, tags, timeout, by=_tags):
     """act(*tags), the pause or resume of these tags, on all hosts of a process group or on none: if one cannot resume, the others pause
     again, contents kept."""
-    undo = what_undoes(operation, tags)
+    undo = what_undoes(operation, tags, by)
     together(group_of(process_group), "%s of %s" % (operation, ", ".join(tags)), lambda: act(*tags), undo, timeout)

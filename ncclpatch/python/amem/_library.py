@@ -1,8 +1,12 @@
 """Finding libamem_nccl.so and declaring what it exports. Standard library only."""
 
 import ctypes
+import hashlib
+import json
+import logging
 import os
 import re
+import stat
 import sys
 import warnings
 from typing import Any, Callable, Dict, Mapping, Optional
@@ -35,6 +39,14 @@ def say(text: str) -> None:
         print("AMem: " + text, file=sys.stderr, flush=True)
 
 
+def warn(text: str, stacklevel: int = 2) -> None:
+    """A RuntimeWarning. Where the program makes errors of warnings it is a line of the log: AMem that is of no use ends no program."""
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
+    except RuntimeWarning:
+        logging.getLogger("amem").warning("%s", text)
+
+
 def nccl_is_loaded() -> bool:
     return _mapped(lambda name: name.startswith("libnccl.so")) is not None
 
@@ -58,10 +70,30 @@ def path() -> str:
     return os.path.abspath(found) if os.path.dirname(found) else ""
 
 
+def preloadable(library: str) -> str:
+    """`library`, or a link to it: LD_PRELOAD has no paths with blanks or colons in them, where a virtual environment may be. OSError:
+    there is no place for the link."""
+    if not re.search(r"[\s:]", library):
+        return library
+    folder = "/tmp/amem-%d" % os.getuid()  # the user's own, as for journals
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise OSError("%s is not a directory that only this user can write to" % folder)
+    folder = os.path.join(folder, "preload-" + hashlib.sha256(os.fsencode(library)).hexdigest()[:16])
+    link = os.path.join(folder, NAME)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if not os.path.islink(link) or os.readlink(link) != library:
+        temporary = "%s.%d" % (link, os.getpid())
+        os.symlink(library, temporary)
+        os.replace(temporary, link)  # two commands may do this at once
+    return link
+
+
 def environment_with(library: str, environment: Mapping[str, str]) -> Dict[str, str]:
-    """A copy of `environment` in which `library` is preloaded, once and first, beside what is preloaded already."""
+    """A copy of `environment` in which `library` is preloaded, once and first, beside what is preloaded already. OSError as preloadable."""
     others = [name for name in re.split(r"[ :]+", environment.get("LD_PRELOAD", "")) if name and os.path.basename(name) != NAME]
-    return {**environment, "LD_PRELOAD": ":".join([library, *others]), "AMEM_ENABLE": "1", "AMEM_LIBRARY": library}
+    return {**environment, "LD_PRELOAD": ":".join([preloadable(library), *others]), "AMEM_ENABLE": "1", "AMEM_LIBRARY": library}
 
 
 class _Later:
@@ -75,6 +107,47 @@ class _Later:
             return getattr(load(), name)
         except OSError as error:
             raise AmemError(5, str(error)) from error
+
+
+SWITCHED_OFF = "AMem is switched off (AMEM_ENABLE=0)"
+
+
+class Off:
+    """In place of the library with AMEM_ENABLE=0, which works also where the library cannot be loaded, or crashes. Each function does
+    nothing and succeeds; the first call says so."""
+
+    _said = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _FUNCTIONS:
+            raise AttributeError(name)
+        return self._nothing
+
+    def _nothing(self, *_: Any) -> int:
+        if not Off._said:
+            Off._said = True
+            logging.getLogger("amem").warning("%s: its calls do nothing", SWITCHED_OFF)
+        return 0
+
+    def amem_last_error(self) -> bytes:
+        return b""
+
+    def amem_version(self) -> bytes:
+        from importlib import metadata
+        try:
+            return metadata.version("amem-nccl").encode()
+        except metadata.PackageNotFoundError:  # in the source tree
+            return bytes(load().amem_version())
+
+    def amem_json(self, what: bytes, buffer: Any, _length: Any) -> int:
+        answer: Dict[str, Any] = {"schema": 1, "tags": []} if what == b"memory" else {"session": None, "nccl_libraries": []}
+        buffer.value = json.dumps({**answer, "reason": SWITCHED_OFF}).encode()
+        return self._nothing()
+
+
+def is_off(library: Any) -> bool:
+    """Whether this process's calls do nothing. Where that is asked instead of a call, it is said as well."""
+    return isinstance(library, Off) and library._nothing() == 0
 
 
 def is_command() -> bool:
@@ -92,18 +165,20 @@ def is_command() -> bool:
 def load_or_defer() -> Any:
     """As load(). Importing the package never fails: where the library cannot be loaded, the first call does. It is said at once where the
     library is wanted, because NCCL is loaded or somebody chose it; else only amem.journal may be of use, which needs no library."""
+    if os.environ.get("AMEM_ENABLE") == "0":
+        return Off()
     if is_command() and not is_loaded():
         return _Later()
     try:
         return load()
     except OSError as error:
         if os.environ.get("AMEM_LIBRARY") or nccl_is_loaded():
-            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+            warn(str(error))
         return _Later()
 
 
 def is_there(library: Any) -> bool:
-    return not isinstance(library, _Later)
+    return not isinstance(library, (_Later, Off))
 
 
 def _remedy(found: str) -> str:
@@ -131,9 +206,13 @@ _FUNCTIONS = {
     "amem_pool_leave": [],
     "amem_pause": _TAGS + [ctypes.c_void_p],
     "amem_resume": _TAGS + [ctypes.c_int],
+    "amem_want": [],
+    "amem_want_pause": [ctypes.c_ulonglong] + _TAGS + [ctypes.c_void_p],
+    "amem_want_resume": [ctypes.c_ulonglong] + _TAGS + [ctypes.c_int],
     "amem_wait": [ctypes.c_char_p, ctypes.c_uint, ctypes.c_void_p],
     "amem_safepoint": [ctypes.c_uint],
 }
+_ANSWERS: Dict[str, Any] = {"amem_last_error": ctypes.c_char_p, "amem_version": ctypes.c_char_p, "amem_want": ctypes.c_ulonglong}
 
 
 def load() -> Any:
@@ -147,7 +226,7 @@ def load() -> Any:
                 raise OSError("it has no %s, so it is older than the Python package; build both from one tree" % name)
             function = getattr(library, name)
             function.argtypes = arguments
-            function.restype = ctypes.c_char_p if name in ("amem_last_error", "amem_version") else ctypes.c_int
+            function.restype = _ANSWERS.get(name, ctypes.c_int)
         return library
     except OSError as error:
         raise OSError("cannot load %s: %s; %s" % (found, error, _remedy(found))) from None

@@ -96,6 +96,8 @@ def backend():
     """PyTorch's CUDA, or None where the program has not imported PyTorch or there is no GPU."""
     global _backend
     torch = sys.modules.get("torch")
+    if isinstance(_calls.lib, _library.Off):
+        return None
     if _backend is None and hasattr(torch, "cuda"):
         _backend = Cuda(torch)
     return _backend if _backend is not None and _backend.is_here() else None

@@ -1,7 +1,6 @@
 """Requests from outside: safe points, at which `amem pause JOB` and `amem freeze JOB` take hold. Standard library only."""
 
 import ctypes
-import warnings
 from typing import Any, NoReturn
 
 from . import _calls, _library
@@ -12,8 +11,8 @@ _IN_PROGRESS = 7  # the library returns now and then while a request holds the r
 def _nobody_can_ask(_how: int) -> int:
     global _quick_safepoint
     _quick_safepoint = _safepoint  # said once
-    warnings.warn("amem.safepoint: AMem's library is not in this process, so nobody can pause it from outside; amem.stats() says why", RuntimeWarning,
-                  stacklevel=3)
+    if not _library.is_off(_calls.lib):
+        _library.warn("amem.safepoint: AMem's library is not in this process, so nobody can pause it from outside; amem.stats() says why", stacklevel=3)
     return 0
 
 
@@ -50,6 +49,11 @@ def safepoint() -> None:
 def await_resume() -> None:
     """Before a resume of NCCL's memory: waits while a request from outside stands, as the resume itself would, but for signals."""
     _wait(_safepoint(_BEFORE_RESUME), _BEFORE_RESUME)
+
+
+def holds_resumes() -> bool:
+    """Whether a request from outside stands, for which a resume of NCCL's memory waits."""
+    return bool(_safepoint(_BEFORE_RESUME) == _IN_PROGRESS)
 
 
 def frozen(*_: object, **__: object) -> NoReturn:

@@ -4,7 +4,7 @@ import contextlib
 import types
 from typing import Any
 
-from . import _pools, _tags
+from . import _calls, _library, _pools, _tags
 
 DEFAULT = "default"
 
@@ -81,10 +81,12 @@ def wrap(target: Any = None) -> Any:
     memory, too. configure_subprocess, hook_mode, memory_margin_bytes, retain_cpu_backup, set_disk_backup_dir and cpu_backup_backend do
     nothing. cuda_graph and get_cpu_backup raise NotImplementedError.
 
-    RuntimeError: the package was used already. TypeError: `target` is something else.
+    With AMEM_ENABLE=0 that package goes on as it is. RuntimeError: the package was used already. TypeError: `target` is something else.
     """
     if target is None:
         return TorchMemorySaver()
+    if _library.is_off(_calls.lib):
+        return getattr(target, "torch_memory_saver", target)
     if isinstance(target, types.ModuleType):
         saver = wrap(getattr(target, "torch_memory_saver", target))
         target.configure_subprocess = contextlib.nullcontext  # torch_memory_saver needs it to preload its library; AMem needs nothing here

@@ -1,6 +1,5 @@
 """Pause, resume and wait by tag. Standard library only; streams may be PyTorch's."""
 
-import collections
 import contextlib
 import ctypes
 import functools
@@ -8,14 +7,14 @@ import logging
 import os
 import sys
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 
-from . import _calls, _requests
+from . import _calls, _library, _requests
 
 _log = logging.getLogger("amem")
 
 POLICIES = {"preserve": 0, "discard": 1}
-NO_WAIT, ON_STREAM, IN_TIME, ONLY_ASK = 1, 2, 4, 8
+NO_WAIT, ON_STREAM, IN_TIME, ONLY_ASK, LET_GO = 1, 2, 4, 8, 16
 NCCL, USER, PROGRAM = "nccl", "user", "program"
 
 
@@ -54,7 +53,7 @@ def _rows() -> Dict[str, Dict[str, Any]]:
     """What memory() says, by tag; nothing where the library cannot say it: then the pause has the reason."""
     try:
         return {row["tag"]: row for row in memory()["tags"]}
-    except _calls.AmemError:
+    except Exception:  # pylint: disable=broad-except
         return {}
 
 
@@ -64,7 +63,7 @@ def allocated_too_early() -> int:
     if os.environ.get("AMEM_SCOPE") != "all" or cuda is None or not cuda.is_initialized():
         return 0
     said = memory()
-    seen = sum(row.get("part_bytes", 0) for row in said["tags"]) + sum(one["bytes"] for one in said.get("left", {}).values())
+    seen = sum(row["part_bytes"] for row in said["tags"] if row["tag"] != NCCL) + sum(one["bytes"] for one in said.get("left", {}).values())
     return max(0, sum(cuda.memory_reserved(device) for device in range(cuda.device_count())) - seen)
 
 
@@ -76,7 +75,15 @@ def too_late(count: int) -> str:
 def _measured(tags: Sequence[str], act: Callable[[], None]) -> Freed:
     before = _rows()
     act()
-    after = _rows()
+    try:
+        return _freed(tags, before)
+    except Exception as error:  # pylint: disable=broad-except  # the pause has succeeded, and who called it is to know
+        _log.warning("pause of %s: what it freed could not be measured: %s: %s", ", ".join(tags), type(error).__name__, error)
+        return Freed(0, dict.fromkeys(tags, 0), (), 0)
+
+
+def _freed(tags: Sequence[str], before: Dict[str, Dict[str, Any]]) -> Freed:
+    after = {row["tag"]: row for row in memory()["tags"]}
     gone = {tag: max(0, before[tag]["resident_bytes"] - after[tag]["resident_bytes"]) if tag in before and tag in after else 0
             for tag in [*tags, *([USER] if NCCL in tags and USER not in tags else [])]}
     already = tuple(tag for tag in tags if tag in before and before[tag]["state"] == "paused")
@@ -130,18 +137,11 @@ def pause(*tags: str, wait: bool = True, stream: Any = None, process_group: Any 
     timeout: seconds that such a pause waits for the other ranks; default: nine eighths of AMEM_TIMEOUT_MS.
 
     Nothing may touch the memory of a paused tag until it is resumed: a kernel that does faults, and takes its CUDA context with it.
+    However often it is called, it lasts until one resume(); blocks of amem.paused, rollouts and adapters pause for themselves.
     AmemError: of an unknown tag (code 4; the known ones are listed), a host without memory for the contents (1 or 2), a rank that did
-    not come (6). Then no tag of this call is paused: those that were are resumed.
+    not come (6), an NCCL that was used before AMem was there (5; the text says what to do). Then no tag of this call is paused: those that were are resumed.
     """
-    tags = tags or (NCCL,)
-    names, count = _array(tags)
-    if process_group is not None:
-        return _measured(tags, lambda: _across_hosts(wait, "pause", functools.partial(pause, stream=stream), process_group, tags, timeout))
-    if set(tags) == {NCCL} and stream is None:
-        return _measured(tags, lambda: _calls.check(_calls.lib.ncclPause(None)))
-    flags = (0 if wait else NO_WAIT) | (0 if stream is None else ON_STREAM)
-    pointer = None if stream is None else stream_pointer(stream)
-    return _measured(tags, lambda: _calls.check(_calls.lib.amem_pause(names, count, flags, pointer)))
+    return _PLAIN.pause(*tags, wait=wait, stream=stream, process_group=process_group, timeout=timeout)
 
 
 def resume(*tags: str, wait: bool = True, priority: int = 0, wait_for_memory: float = 0, process_group: Any = None,
@@ -158,26 +158,11 @@ def resume(*tags: str, wait: bool = True, priority: int = 0, wait_for_memory: fl
     process_group, timeout:  as for pause. When one rank cannot resume or does not come, those that had resumed pause again: all ranks
                  are paused then, contents kept, and all can call it again.
 
+    AmemError (5): a block of amem.paused, a rollout or an adapter still wants a tag paused; it comes back when the last of them ends.
     AmemError: of an unknown tag (4), or too little free GPU memory (1; the text says how much is missing). The tags of this call are
     paused then, contents kept, and resume can be called again. Without waiting, the failure comes with the first amem.wait.
     """
-    tags = tags or (NCCL,)
-    names, count = _array(tags)
-    try:
-        if wait_for_memory:
-            await_memory(tags, wait_for_memory)
-        if process_group is None and NCCL in tags:
-            _requests.await_resume()
-    except KeyboardInterrupt:
-        _log.warning("resume of %s: interrupted while it waited; what was paused of it is still paused", ", ".join(tags))
-        raise
-    if process_group is not None:
-        _across_hosts(wait, "resume", resume_in_time, process_group, tags, timeout)
-        return
-    if set(tags) == {NCCL}:
-        _calls.check(_calls.lib.ncclResume(None))
-    else:
-        _calls.check(_calls.lib.amem_resume(names, count, 0 if wait else NO_WAIT, priority))
+    _PLAIN.resume(*tags, wait=wait, priority=priority, wait_for_memory=wait_for_memory, process_group=process_group, timeout=timeout)
 
 
 SAY_EVERY_SECONDS = 5
@@ -200,9 +185,7 @@ def await_memory(tags: Sequence[str], seconds: float) -> None:
 
 def resume_in_time(*tags: str) -> None:
     """As resume, for ranks that agree on it elsewhere: it waits no longer than AMEM_TIMEOUT_MS for others that are still paused."""
-    if NCCL in tags:
-        _requests.await_resume()
-    return _calls.check(_calls.lib.amem_resume(*_array(tags), IN_TIME, 0))
+    _PLAIN.resume_in_time(*tags)
 
 
 def wait(tag: str, stream: Any = None) -> None:
@@ -217,18 +200,116 @@ def wait(tag: str, stream: Any = None) -> None:
     _calls.check(_calls.lib.amem_wait(encode(tag), flags, handle))
 
 
-_blocks: "collections.Counter[str]" = collections.Counter()  # how many open blocks want a tag paused
+class Want:
+    """One part of the program that wants tags paused, in the library's ledger (amem.h): a tag is paused while any want names it. The
+    methods are those of the module, which are the want of all plain calls (number 0). One thread at a time uses a want."""
+
+    def __init__(self, number: Optional[int] = None) -> None:
+        self._given = number
+
+    @property
+    def _number(self) -> int:
+        if self._given is None:
+            self._given = int(_calls.lib.amem_want())
+        return self._given
+
+    def pause(self, *tags: str, wait: bool = True, stream: Any = None, process_group: Any = None, timeout: Optional[float] = None) -> Freed:
+        tags = tags or (NCCL,)
+        names, count = _array(tags)
+        flags = (0 if wait else NO_WAIT) | (0 if stream is None else ON_STREAM)
+        pointer = None if stream is None else stream_pointer(stream)
+
+        def act() -> None:
+            if process_group is not None:
+                by = _PLAIN_CALLS if self._number == 0 else self
+                _across_hosts(wait, "pause", functools.partial(by.pause, stream=stream), process_group, tags, timeout, by)
+            elif self._number == 0 and set(tags) == {NCCL} and stream is None:
+                _calls.check(_calls.lib.ncclPause(None))
+            else:
+                _calls.check(_calls.lib.amem_want_pause(self._number, names, count, flags, pointer))
+
+        return _measured(tags, act)
+
+    def resume(self, *tags: str, wait: bool = True, priority: int = 0, wait_for_memory: float = 0, process_group: Any = None,
+               timeout: Optional[float] = None) -> None:
+        tags = tags or (NCCL,)
+        names, count = _array(tags)
+        try:
+            if wait_for_memory and process_group is None:
+                await_memory(tags, wait_for_memory)
+            if process_group is None and NCCL in tags:
+                _requests.await_resume()
+        except BaseException as error:
+            if not isinstance(error, _calls.AmemError):
+                self._stay_paused(tags)
+            raise
+        if process_group is not None:
+            act = functools.partial(_resume_part, _PLAIN_CALLS if self._number == 0 else self, wait_for_memory)
+            # What is paused again because others failed is wanted by the plain calls, whose resume can be called again.
+            _across_hosts(wait, "resume", act, process_group, tags, timeout, _PLAIN_CALLS)
+        elif self._number == 0 and set(tags) == {NCCL}:
+            _calls.check(_calls.lib.ncclResume(None))
+        else:
+            _calls.check(_calls.lib.amem_want_resume(self._number, names, count, 0 if wait else NO_WAIT, priority))
+
+    def resume_in_time(self, *tags: str) -> None:
+        if NCCL in tags:
+            _requests.await_resume()
+        _calls.check(_calls.lib.amem_want_resume(self._number, *_array(tags), IN_TIME, 0))
+
+    def _stay_paused(self, tags: Sequence[str]) -> None:
+        """A resume was interrupted while it waited, by whatever a signal handler has raised."""
+        _log.warning("resume of %s: interrupted while it waited; what was paused of it is still paused", ", ".join(tags))
 
 
-def hold(tags: Sequence[str]) -> None:
-    """Counts one more block that wants these tags paused."""
-    _blocks.update(set(tags))
+_PLAIN = Want(0)
+_PLAIN_CALLS = sys.modules[__name__]
 
 
-def let_go(tags: Sequence[str]) -> List[str]:
-    """Ends what hold() began. Returns the tags that no other block wants paused, in their order."""
-    _blocks.subtract(set(tags))
-    return [tag for tag in tags if _blocks[tag] <= 0]
+class _Block(Want):
+    """The want of a block of code, which ends with it, wherever an interrupt comes: in the pause, between any two steps of the way out,
+    and so often that only the end of the object is left."""
+
+    _tags: Sequence[str] = ()
+
+    def __init__(self, tags: Sequence[str]) -> None:
+        super().__init__()
+        self._tags = tags  # that end() brings back
+        self._entered = False
+
+    def enter(self, **how: Any) -> Freed:
+        try:
+            freed = self.pause(*self._tags, **how)
+        except _calls.AmemError:  # it names none of them
+            self._tags = ()
+            raise
+        self._entered = True
+        return freed
+
+    def end(self, **how: Any) -> None:
+        """Resumes what no other wants away. What cannot be resumed stays paused, and anybody may resume it."""
+        tags = self._tags
+        if not tags:
+            return
+        try:
+            self.resume(*tags, **how)
+        except _calls.AmemError as error:
+            self._tags = ()
+            if self._entered:
+                raise
+            _log.warning("resume of %s after an interrupt: %s", ", ".join(tags), error)
+        self._tags = ()
+
+    def _stay_paused(self, tags: Sequence[str]) -> None:
+        if _requests.holds_resumes():  # else end() is called once more
+            super()._stay_paused(tags)
+            _calls.check(_calls.lib.amem_want_resume(self._number, *_array(tags), LET_GO, 0))
+            self._tags = ()
+
+    def __del__(self) -> None:
+        if self._tags and not sys.is_finalizing():
+            with contextlib.suppress(Exception):
+                self.end()
 
 
 @contextlib.contextmanager
@@ -238,46 +319,53 @@ def paused(*tags: str, process_group: Any = None, timeout: Optional[float] = Non
         with amem.paused("weights", "nccl") as freed:
             print(freed.bytes, freed)
 
-    Nests: what an outer block, or a rollout of RolloutOffload, has paused stays paused until that one ends."""
+    Nests, also between threads: what another block, a plain amem.pause(), an adapter or a rollout wants paused stays paused until that
+    ends. Inside, a plain amem.resume() of these tags is refused (5)."""
     tags = tags or (NCCL,)
     _array(tags)  # TypeError
-    hold(tags)
+    block: _Block = _Block(tags)
+    across: Dict[str, Any] = {}
     try:
-        freed = pause(*tags, process_group=process_group, timeout=timeout)
-    except Exception:  # nothing of it is paused
-        let_go(tags)
-        raise
-    except BaseException:  # an interrupt, which may have come when all was paused; those of other hosts are not waited for
-        resume_held(tags)
-        raise
-    try:
+        freed = block.enter(process_group=process_group, timeout=timeout)
+        across = {"process_group": process_group, "timeout": timeout}
         yield freed
     finally:
-        resume_held(tags, process_group=process_group, timeout=timeout)
+        try:
+            block.end(**across)  # after an interrupt of the pause other hosts are not waited for
+        except BaseException:
+            block.end()  # an interrupt may have come before that did anything
+            raise
 
 
-def resume_held(tags: Sequence[str], **how: Any) -> None:
-    """Resumes those of the held tags that nobody else holds. What could not be resumed may be resumed by anybody."""
-    left = let_go(tags)
-    if left:
-        resume(*left, **how)
+def _resume_part(by: Any, wait_for_memory: float, *tags: str) -> None:
+    """A rank's part of a resume of all hosts, for which the others wait."""
+    if wait_for_memory:
+        await_memory(tags, wait_for_memory)
+    by.resume_in_time(*tags)
 
 
 def _across_hosts(wait: bool, *cycle: Any) -> None:
     if not wait:
         raise ValueError("with a process_group a pause or resume is waited for: all ranks have to agree that it succeeded")
     from . import _hosts
-    _hosts.cycle(*cycle)
+    if not _library.is_off(_calls.lib):
+        _hosts.cycle(*cycle)
+        return
+    try:  # with nothing, so that ranks where AMem is not switched off need not wait for this one
+        _hosts.cycle(*cycle)
+    except Exception as error:  # pylint: disable=broad-except
+        _log.info("%s: %s", _library.SWITCHED_OFF, error)
 
 
 def memory() -> Dict[str, Any]:
     """What each tag of this process holds: {"schema": 1, "tags": [{...}, ...]}, sizes in bytes, times in milliseconds.
 
-    Of each tag: "tag", "policy" ("preserve" or "discard"), "state" ("resident", "pausing", "paused" or "resuming"), "bytes" (as the
-    driver gave them, in chunks), "part_bytes" (as they were asked for), "resident_bytes" (on the GPU now), "kept_bytes" and "kept"
-    (what a pause has to leave, by reason), "parts" (allocations), "devices", "pinned_bytes" (of the host, for its contents now), "last_pause_ms",
-    "last_resume_ms" (None if there was none), "failure". The tags "nccl" and "user" (memory of ncclMemAlloc) are among them. No tags
-    before memory was asked for, or where AMem is switched off (AMEM_ENABLE=0); "reason" says which.
+    Of each tag: "tag", "policy" ("preserve" or "discard"), "state" ("resident", "pausing", "paused" or "resuming"; of "nccl" also "not
+    under AMem": a pause leaves NCCL's memory where it is, and "failure" says why), "bytes" (as the driver gave them, in chunks or slabs, of
+    which a small part may be in use), "part_bytes" (as they were asked for), "resident_bytes" (of "bytes", on the GPU now), "kept_bytes"
+    and "kept" (what a pause has to leave, by reason), "parts" (allocations), "devices", "pinned_bytes" (of the host, for its contents
+    now), "last_pause_ms", "last_resume_ms" (None if there was none), "failure". The tags "nccl" and "user" (memory of ncclMemAlloc) are
+    among them. No tags before memory was asked for, with AMEM_ENABLE=0, or where there is no GPU; "reason" says which.
     """
     answer: Dict[str, Any] = _calls.read_json(b"memory")
     return answer

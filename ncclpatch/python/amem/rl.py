@@ -12,7 +12,7 @@ import contextlib
 import functools
 import logging
 
-from . import _adopt, _calls, _pools, _tags, _training, frameworks
+from . import _adopt, _calls, _library, _pools, _tags, _training, frameworks
 
 _log = logging.getLogger("amem")
 FLAG = "--rl-amem-offload-during-rollout"
@@ -39,7 +39,8 @@ class RolloutOffload:
                        that generates from the same tensors.
     optimizer_states:  whether the optimizer's states go, and its own copies of parameters in mixed precision.
     gradients:         True or "preserve": gradients that are there go, and come back as they were. "discard": their contents are not
-                       saved; they must be None or all zero at the begin of a rollout, and are zero after it. False: they stay.
+                       saved; they must be None or all zero at the begin of a rollout, and are zero after it. Buffers that exist all
+                       the time, as Megatron-Core's, hold the last step's until zero_grad_buffer(), so call that before. False: they stay.
     nccl:              whether NCCL's memory goes, where NCCL is under AMem. The pause is collective then: all ranks that share NCCL
                        memory begin and end their rollouts together.
     wait:              whether the end of a rollout waits for everything. False: it waits until the copies of parameters and gradients
@@ -47,7 +48,7 @@ class RolloutOffload:
                        backward pass; they are waited for before optimizer.step, state_dict and load_state_dict.
     wait_for_memory:   seconds that the end of a rollout waits for enough free GPU memory, as amem.resume does: the engine's release may
                        have returned before its memory was gone.
-    enabled:           False: nothing happens, no hook is installed, and neither the library nor a GPU is needed.
+    enabled:           False: nothing happens, no hook is installed, and neither the library nor a GPU is needed. So with AMEM_ENABLE=0.
     name:              begins the tags NAME.parameters, NAME.gradients and NAME.optimizer; two objects in one process need two names.
 
     Activations, CUDA graphs' memory, an engine's caches and all other tensors are never touched. Tensors move into AMem's pools at
@@ -61,7 +62,7 @@ class RolloutOffload:
                  wait_for_memory=0, enabled=True, name="amem.rl"):
         if gradients not in (True, False, "preserve", "discard"):
             raise ValueError('gradients is True, False, "preserve" or "discard", not %r' % (gradients,))
-        self.enabled = enabled
+        self.enabled = enabled and not _library.is_off(_calls.lib)
         self.adopted = {}  # class -> the last Adopted that moved something
         self._models, self._optimizers = _training.as_list(model), _training.as_list(optimizer)
         self._nccl, self._wait, self._wait_for_memory = nccl, wait, wait_for_memory
@@ -73,6 +74,7 @@ class RolloutOffload:
         self._gradients_seen = {}  # identity -> weak reference to a storage that gradients had in a step
         self._has_buckets = _training.has_buckets(self._models)
         self._devices = set()
+        self._want = _tags.Want()
         self._paused = self._nccl_paused = False
         self._awaited = []  # classes whose resume is under way
         self._undo = []
@@ -168,7 +170,7 @@ class RolloutOffload:
         self._paused = True
         try:
             if tags:
-                _tags.pause(*tags)
+                self._want.pause(*tags)
             if nccl and self._nccl and frameworks.nccl_is_under_amem():
                 self._pause_nccl()
         except Exception:  # nothing of it is paused
@@ -181,11 +183,9 @@ class RolloutOffload:
     def _pause_nccl(self):
         """A rank that comes minutes after the others would fail the pause of all; a job without AMem would wait for it."""
         self._nccl_paused = True
-        _tags.hold([_tags.NCCL])
         try:
-            _tags.pause(_tags.NCCL)
+            self._want.pause(_tags.NCCL)
         except _calls.AmemError as error:
-            _tags.let_go([_tags.NCCL])
             self._nccl_paused = False
             _log.warning("NCCL's memory stays on the GPU during this rollout: %s", error)
 
@@ -212,16 +212,11 @@ class RolloutOffload:
         if self._wait_for_memory and self._in_question():
             _tags.await_memory(self._in_question(), self._wait_for_memory)
         if self._nccl_paused:
-            if _tags.let_go([_tags.NCCL]):
-                try:
-                    _tags.resume(_tags.NCCL)
-                except BaseException:
-                    _tags.hold([_tags.NCCL])  # until it is resumed
-                    raise
+            self._want.resume(_tags.NCCL)
             self._nccl_paused = False
         order = self._resume_order()
         for kind in order:
-            _tags.resume(self._names[kind], wait=False, priority=PRIORITIES[kind])
+            self._want.resume(self._names[kind], wait=False, priority=PRIORITIES[kind])
         self._awaited = list(order)
         for kind in order:
             if self._wait:
@@ -253,7 +248,7 @@ class RolloutOffload:
                 self._await_on_streams(kind)
             except _calls.AmemError:
                 if _tags.state_of(self._names[kind]) == "paused":
-                    _tags.resume(self._names[kind], wait=False, priority=PRIORITIES[kind])  # for the next wait
+                    self._want.resume(self._names[kind], wait=False, priority=PRIORITIES[kind])  # for the next wait
                 raise
             self._awaited.remove(kind)
 
@@ -278,7 +273,8 @@ class RolloutOffload:
         for contents in self._discarded():
             if contents.any():
                 raise RuntimeError('RolloutOffload: gradients="discard", and some are not zero; call optimizer.zero_grad() before the '
-                                   'rollout, or use gradients="preserve"')
+                                   'rollout, where buffers hold gradients all the time (Megatron-Core) zero_grad_buffer() of each model chunk, '
+                                   'or use gradients="preserve"')
 
     def _after_gradients(self):
         for contents in self._discarded():

@@ -44,6 +44,16 @@ class Adopt(unittest.TestCase):
             for found, wanted in ((parameter, value), (parameter.grad, grad), (optimizer.state[parameter]["exp_avg"], average)):
                 self.assertTrue(torch.equal(found, wanted))
 
+    def test_a_module_is_its_parameters_and_buffers_and_what_has_no_tensors_says_so(self):
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16))
+        self.assertEqual(amem.adopt(model, "weights")[:3], ("weights", 7, 7))
+        optimizer = torch.optim.AdamW(model.parameters())
+        with self.assertRaisesRegex(TypeError, "not AdamW; of an optimizer write optimizer.state"):
+            amem.adopt(optimizer, "optimizer")
+        done = amem.adopt([torch.ones(3), optimizer, optimizer, None, "text", 3, 1.5, True], "mixed")
+        self.assertEqual((done.tensors, self.reasons(done)), (1, {"no tensor, and nothing that tensors can be taken out of: AdamW": (2, 0)}))
+        self.assertEqual(amem.adopt(optimizer.state, "optimizer"), ("optimizer", 0, 0, 0, []))
+
     def test_it_learns_on_as_if_nothing_had_been(self):
         def train(adopt):
             torch.manual_seed(2)

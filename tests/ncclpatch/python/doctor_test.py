@@ -86,6 +86,8 @@ BROKEN = {
                                                "problem", "wrong ELF class", "kind of CPU"),
     "a process under AMem crashes": (lambda m: m.answers.update({"/bin/true": (-11, "", "")}), "problem", "-11", "report"),
     "a setting is not understood": (preload_says("AMem: AMEM_LAYOUT=slap is not understood; known: slab, direct\n"), "problem", "AMEM_LAYOUT=slap", "correct"),
+    "a variable is none of AMem's": (preload_says("[amem 7] info AMEM_LAYUOT is set, but AMem has no such variable; did you mean AMEM_LAYOUT?\n"),
+                                     "warning", "did you mean AMEM_LAYOUT?", "goes on without it"),
     "amem-replay does not run": (lambda m: m.answers.update({REPLAY: (127, "", "libzstd.so.1: cannot open")}), "warning", "libzstd", "amem-nccl"),
     "AMem is switched off": (environment(AMEM_ENABLE="0"), "problem", "switched off", "unset AMEM_ENABLE"),
     "an NCCL is preloaded": (environment(LD_PRELOAD="/opt/libnccl.so.2:" + LIBRARY), "problem", "libnccl.so.2", "take it out"),
@@ -197,6 +199,35 @@ class Command(unittest.TestCase):
             code, out, err = self.amem("run", "no-such-program", AMEM_LIBRARY=library)
             self.assertEqual((code, out), (127, ""), err)
             self.assertIn("no-such-program", err)
+
+    @unittest.skipUnless(os.access(os.environ.get("AMEM_LIBRARY", ""), os.R_OK), "needs the library")
+    def test_run_starts_beside_unknown_variables_and_says_once_what_was_meant(self):
+        """Kubernetes gives AMEM_PORT and more to each pod beside a Service named amem; those are not even warned of."""
+        of_kubernetes = {"AMEM_SERVICE_HOST": "10.0.0.1", "AMEM_SERVICE_PORT": "80", "AMEM_PORT": "tcp://10.0.0.1:80", "AMEM_PORT_80_TCP": "tcp://10.0.0.1:80",
+                         "AMEM_PORT_80_TCP_PROTO": "tcp", "AMEM_PORT_80_TCP_PORT": "80", "AMEM_PORT_80_TCP_ADDR": "10.0.0.1"}
+        for level in ("", "off"):
+            code, out, err = self.amem("run", "--", "sh", "-c", "sh -c 'echo started'", AMEM_LAYUOT="slab", AMEM_LOG=level, **of_kubernetes)
+            self.assertEqual((code, out, err.count("AMEM_")), (0, "started\n", 2), err)
+            self.assertIn("AMEM_LAYUOT is set, but AMem has no such variable; did you mean AMEM_LAYOUT?", err)
+        code, out, err = self.amem("run", "echo", "started", AMEM_LAYOUT="slap")
+        self.assertEqual((code, out), (2, ""), err)
+
+    @unittest.skipUnless(os.access(os.environ.get("AMEM_LIBRARY", ""), os.R_OK), "needs the library")
+    def test_a_virtual_environment_whose_path_has_blanks_works(self):
+        with tempfile.TemporaryDirectory(prefix="a b:c ") as folder:
+            for name in os.listdir(os.path.dirname(os.environ["AMEM_LIBRARY"])):
+                os.symlink(os.path.join(os.path.dirname(os.environ["AMEM_LIBRARY"]), name), os.path.join(folder, name))
+            library = os.path.join(folder, "libamem_nccl.so")
+            code, out, err = self.amem("run", "--", "cat", "/proc/self/maps", AMEM_LIBRARY=library)
+            self.assertEqual((code, err), (0, ""))
+            self.assertIn("libamem_nccl.so", out)
+            code, out, err = self.amem("run", "--", "sh", "-c", 'echo "$AMEM_LIBRARY|$LD_PRELOAD"', AMEM_LIBRARY=library)
+            given, preloaded = out.strip().split("|")
+            self.assertEqual(given, library)
+            self.assertNotRegex(preloaded, r"[\s:]")
+            self.assertEqual(os.readlink(preloaded), library)
+            os.unlink(preloaded)
+            os.rmdir(os.path.dirname(preloaded))
 
     def test_a_library_that_cannot_be_loaded_is_a_finding_and_never_a_traceback(self):
         with tempfile.NamedTemporaryFile("w", suffix=".so", dir="/tmp") as broken:

@@ -19,7 +19,9 @@ class Library:
         "amem_pool": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_int),
         "amem_pool_enter": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p),
         "amem_pool_leave": ctypes.CFUNCTYPE(ctypes.c_int),
-        "amem_pause": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_uint, ctypes.c_void_p),
+        "amem_want": ctypes.CFUNCTYPE(ctypes.c_ulonglong),
+        "amem_want_pause": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_ulonglong, ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_uint, ctypes.c_void_p),
+        "amem_want_resume": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_ulonglong, ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_uint, ctypes.c_int),
         "amem_resume": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_uint, ctypes.c_int),
         "amem_wait": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_uint, ctypes.c_void_p),
         "amem_json": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)),
@@ -31,6 +33,8 @@ class Library:
         self.calls, self.fail, self.stack, self.error = [], {}, [], b""
         self.contents = contents
         self.states = {"nccl": RESIDENT, "user": RESIDENT}
+        self.wants = {}  # who wants each tag paused; 0: the plain calls
+        self.last_want = 0
         self.policies = {"nccl": 0, "user": 0}
         self.nccl_libraries = []
         self.sizes, self.kept = {}, {}  # bytes by tag, beside those of `contents`
@@ -76,18 +80,32 @@ class Library:
         self.calls.append(("leave", self.stack.pop()))
         return 0
 
-    def _amem_pause(self, tags, count, flags, stream):
+    def _amem_want(self):
+        self.last_want += 1
+        return self.last_want
+
+    def _wanted_by(self, tag):
+        if self.states[tag] == RESIDENT:
+            self.wants[tag] = set()
+        return self.wants.setdefault(tag, set())
+
+    def _amem_want_pause(self, want, tags, count, flags, stream):
         names = [tags[i].decode() for i in range(count)]
+        if names == ["nccl"] and stream is None:
+            return self._cycle_of_nccl("ncclPause", want)
         self.calls.append(("pause", tuple(names), flags, stream))
         done = []
         for tag in names:
             code = self._result("amem_pause", tag, *(self._unknown(tag) or ()))
             if code:
+                for other in names[:names.index(tag)]:
+                    self._wanted_by(other).discard(want)
                 for other in done:
                     self._bring_back(other)
                 return code
             if self.states[tag] == RESUMING:
                 self._bring_back(tag)  # what is under way is waited for
+            self._wanted_by(tag).add(want)
             if self.states[tag] == RESIDENT:
                 self.states[tag] = PAUSED
                 done.append(tag)
@@ -101,9 +119,26 @@ class Library:
             self.calls.append(("ask", tuple(names)))
             self.too_little -= 1
             return self._result("ask", None, *((1, "device 0 has too little, pid 7 has the rest") if self.too_little >= 0 else ()))
+        return self._amem_want_resume(0, tags, count, flags, priority)
+
+    def _amem_want_resume(self, want, tags, count, flags, priority):
+        names = [tags[i].decode() for i in range(count)]
+        if flags == 16:
+            self.calls.append(("let go", tuple(names)))
+            for tag in names:
+                self._wanted_by(tag).discard(want)
+            return 0
+        if names == ["nccl"] and not flags:
+            return self._cycle_of_nccl("ncclResume", want)
         self.calls.append(("resume", tuple(names), flags, priority))
         for tag in names:
             code = self._result("amem_resume", tag, *(self._unknown(tag) or ()))
+            if tag in self.states:
+                self._wanted_by(tag).discard(want)
+            if not code and self._wanted_by(tag):
+                code = self._result("", tag, *((5, "tag %s stays paused" % tag) if want == 0 else ()))
+                if not code:
+                    continue
             if code:
                 return code
             if self.states[tag] == PAUSED:
@@ -157,17 +192,24 @@ class Library:
         return held + self.sizes.get(tag, 0)
 
     def _ncclPause(self, _):
-        self.calls.append(("ncclPause",))
-        return self._cycle_of_nccl("ncclPause", PAUSED)
+        return self._cycle_of_nccl("ncclPause", 0)
 
     def _ncclResume(self, _):
-        self.calls.append(("ncclResume",))
-        return self._cycle_of_nccl("ncclResume", RESIDENT)
+        return self._cycle_of_nccl("ncclResume", 0)
 
-    def _cycle_of_nccl(self, name, state):
+    def _cycle_of_nccl(self, name, want):
+        """Of the plain calls, and of a want that names nothing else."""
+        self.calls.append((name,))
         code = self._result(name, "nccl")
-        if code == 0:
-            self.states["nccl"] = state
+        if name == "ncclPause" and code == 0:
+            self._wanted_by("nccl").add(want)
+            self.states["nccl"] = PAUSED
+        if name == "ncclResume":
+            self._wanted_by("nccl").discard(want)
+            if code == 0 and self._wanted_by("nccl"):
+                return self._result("", "nccl", 5, "NCCL's memory stays paused") if want == 0 else 0
+            if code == 0:
+                self.states["nccl"] = RESIDENT
         return code
 
     def named(self, name):

@@ -211,8 +211,8 @@ class Ranks:
         self.meeting = threading.Barrier(count)
 
     def enter(self, test):
-        """Threads share the package, which counts who holds what for one rank: here a rank is nobody's inner block."""
-        test.enter(mock.patch.multiple(amem.rl._tags, pause=self.pause, resume=self.resume, hold=lambda tags: None, let_go=list))
+        """Threads share the library, which counts who wants what for one rank: here a rank is nobody's inner block."""
+        test.enter(mock.patch.object(amem.rl._tags, "Want", lambda: mock.Mock(pause=self.pause, resume=self.resume)))
 
     def gather(self):
         self._meet("gather")
@@ -501,7 +501,7 @@ class Hosts(unittest.TestCase):
             modules[rank].reload_process_groups()
             here.group.store.close()
 
-        with mock.patch.multiple(groups._tags, pause=lambda *_: paused(here.rank), resume_in_time=resume), \
+        with mock.patch.object(frameworks, "_want", mock.Mock(pause=lambda *_: paused(here.rank), resume_in_time=resume)), \
                 mock.patch.object(groups, "_world", lambda: here.group), mock.patch.object(frameworks, "resume_nccl", resume), \
                 mock.patch.object(frameworks, "nccl_is_under_amem", lambda: paused(here.rank) != "not under AMem"), \
                 mock.patch.object(groups, "_replace", lambda name, old, new: self.replace(name, old, new, modules)):

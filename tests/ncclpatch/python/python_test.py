@@ -114,7 +114,10 @@ before = in_use()
 assert before >= 4 << 20
 with amem.paused():
     assert in_use() == 0, in_use()
-    amem.pause()  # idempotent
+    amem.pause()  # a want of its own, of which there is one
+    amem.pause()
+assert in_use() == 0, in_use()
+amem.resume()
 assert in_use() == before
 amem.trim_pinned()
 assert amem.stats()["contents"]["pinned_bytes"] == 0
@@ -477,22 +480,6 @@ for wait in (False, True):
 """
         )
 
-    def test_switched_off_nothing_is_paused_and_nothing_fails(self):
-        self.check_pools(
-            """
-pointer = take("weights", fill=8)
-before = in_use()
-with amem.paused("weights"):
-    assert in_use() == before
-amem.wait("weights")
-amem.wait("weights", stream=0)
-assert contents(pointer) == b"\\x08" * SIZE and amem.memory()["tags"] == [], amem.memory()
-lib.amem_free(pointer, SIZE, 0, None)
-assert in_use() < before
-""",
-            AMEM_ENABLE="0",
-        )
-
     def test_pools_nest_and_are_a_threads_own(self):
         self.check_pools(
             """
@@ -613,6 +600,26 @@ assert in_use() == before and steps > 0
         )
 
     @unittest.skipUnless(os.access(ExitCode.REPLAY, os.X_OK), "amem-replay is not built here")
+    def test_a_resume_from_outside_leaves_paused_what_a_block_wants_paused(self):
+        self.ask(
+            """
+before, seen = in_use(), []
+def work():
+    assert tool("pause").wait() == 0
+    with amem.paused():
+        assert tool("resume").wait() == 0
+        seen.append(in_use())
+    seen.append(in_use())
+worker = threading.Thread(target=work)
+worker.start()
+while worker.is_alive():
+    amem.safepoint()
+    time.sleep(0.001)
+assert seen == [0, before], (seen, before)
+"""
+        )
+
+    @unittest.skipUnless(os.access(ExitCode.REPLAY, os.X_OK), "amem-replay is not built here")
     def test_signal_handlers_run_while_it_waits_and_ctrl_c_leaves(self):
         self.ask(
             """
@@ -655,6 +662,301 @@ assert len(beats) == 1 and time.monotonic() - begun > 0.4
 assert beats[0].wait() == 0 and in_use() > 0
 """
         )
+
+
+class Idle(Scripts):
+    """With AMEM_ENABLE=0, and where there is no GPU: every call does nothing and returns its neutral value, and one line says so once."""
+
+    EVERY = """
+with amem.paused() as freed:
+    assert freed.bytes == 0 and freed.already == (), freed
+with amem.paused("weights", "nccl"), amem.pool("weights"), amem.pool("cache", "discard"):
+    amem.pause("weights", wait=False, stream=0)
+    amem.wait("weights")
+    amem.wait("weights", stream=0)
+    amem.resume("weights", wait=False, priority=1)
+    amem.resume("unheard of", wait_for_memory=5)
+for _ in range(3):
+    amem.pause(); amem.resume(); amem.safepoint(); amem.trim_pinned(); amem.set_group(3); amem.attach()
+assert amem.memory()["tags"] == [] and REASON in amem.memory()["reason"], amem.memory()
+assert amem.stats()["session"] is None and REASON in amem.stats()["reason"], amem.stats()
+assert amem.metrics()["amem_dropped_events"] and amem.version().count(".") == 2
+saver = amem.wrap()
+with saver.region("r", enable_cpu_backup=True), saver.disable():
+    saver.pause()
+saver.resume()
+from amem import frameworks
+assert frameworks.pause_nccl() is False
+frameworks.resume_nccl()
+"""
+
+    def said_once(self, result, reason):
+        self.assertEqual([line for line in result.stderr.splitlines() if "do nothing" in line and reason in line][1:], [], result.stderr)
+        self.assertIn(reason, result.stderr)
+
+    def test_switched_off_every_call_does_nothing(self):
+        """Also where NCCL was used already, warnings are errors, and the library cannot be loaded."""
+        script = "load_nccl(); allocate(); before = in_use()\nimport amem\nREASON = 'AMEM_ENABLE=0'\n" + self.EVERY + "assert in_use() == before\n"
+        more = {"AMEM_ENABLE": "0", "PYTHONWARNINGS": "error"}
+        self.said_once(self.check(script, **more), "AMEM_ENABLE=0")
+        self.said_once(self.check(script, LD_PRELOAD=os.environ["AMEM_LIBRARY"], **more), "AMEM_ENABLE=0")
+        self.said_once(self.check(script.replace("and amem.version().count('.') == 2", ""), **more), "AMEM_ENABLE=0")
+        broken = self.check("import amem\nwith amem.paused('weights', 'nccl'): amem.safepoint()\n", AMEM_LIBRARY="/dev/null", **more)
+        self.said_once(broken, "AMEM_ENABLE=0")
+
+    def test_switched_off_a_rank_takes_part_with_nothing_and_fails_nothing(self):
+        """Neither where there is no process group, nor where the others do not come."""
+        self.check("""
+import amem, sys, threading
+sys.path.insert(0, os.environ["HERE"])
+import store_for_tests
+with amem.paused(process_group=True): pass
+amem.resume(process_group=True)
+where = os.environ["AMEM_JOURNAL_DIR"] + "/store"
+server = store_for_tests.Server(where)
+done = []
+def rank(number):
+    group = amem.StoreGroup(store_for_tests.Client(where), number, 2)
+    with amem.paused("weights", process_group=group, timeout=20):
+        done.append(number)
+    if number == 0:
+        amem.pause(process_group=group, timeout=0.2)
+        done.append("alone")
+threads = [threading.Thread(target=rank, args=(number,)) for number in (0, 1)]
+for one in threads: one.start()
+for one in threads: one.join()
+assert sorted(map(str, done)) == ["0", "1", "alone"], done
+os._exit(0)
+""", AMEM_ENABLE="0", HERE=os.path.dirname(os.path.abspath(__file__)))
+
+    def test_switched_off_what_was_to_be_wrapped_goes_on_as_it_is(self):
+        self.check("""
+import amem, types
+module = types.ModuleType("torch_memory_saver")
+module.torch_memory_saver = object()
+assert amem.wrap(module) is module.torch_memory_saver and amem.wrap(module.torch_memory_saver) is module.torch_memory_saver
+""", AMEM_ENABLE="0")
+
+    @unittest.skipIf(os.path.exists("/dev/nvidiactl"), "this machine has a GPU")
+    def test_without_a_gpu_every_call_does_nothing(self):
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("AMEM_") or k == "AMEM_LIBRARY"}
+        environment.update(PYTHONWARNINGS="error", LD_LIBRARY_PATH="")
+        done = subprocess.run([sys.executable, "-c", "import amem\nREASON = 'no GPU'\n" + self.EVERY], env=environment, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.said_once(done, "no GPU")
+
+
+@unittest.skipUnless(library_has(b"ncclGetLastError"), "this libamem_nccl.so does not serve ncclGetLastError")
+class Refused(Scripts):
+    def test_a_refused_call_of_nccls_leaves_its_reason_where_programs_ask_for_one(self):
+        self.check("""
+load_nccl()
+import amem
+class UniqueId(ctypes.Structure):
+    _fields_ = [("internal", ctypes.c_char * 128)]
+def init(name):
+    unique, made = UniqueId(name), ctypes.c_void_p()
+    nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
+    return nccl.ncclCommInitRank(ctypes.byref(made), 1, unique, 0), made
+def all_reduce():
+    return nccl.ncclAllReduce(memory, memory, ctypes.c_size_t(16), 7, 0, made, None)
+nccl.ncclGetLastError.restype = ctypes.c_char_p
+said = lambda: nccl.ncclGetLastError(None).decode()
+failed, made = init(b"one of " + os.environ["AMEM_JOURNAL_DIR"].encode()[-40:])
+assert failed == 0
+memory = allocate()
+assert all_reduce() == 0 and said() == ""
+with amem.paused():
+    assert all_reduce() != 0
+    for reason in (said(), said(), amem._calls.last_error()):
+        assert "is refused" in reason and "paused" in reason and "ncclResume" in reason, reason
+    nccl.stand_in_nccl_failed(b"Cuda failure 401")
+    assert all_reduce() != 0 and said().endswith("\\nNCCL: Cuda failure 401") and said().startswith("AMem: "), said()
+    failed, _ = init(b"two")
+    for reason in (said(), amem._calls.last_error()):
+        assert failed == 5 and "while NCCL's memory is paused" in reason and "amem.resume" in reason, (failed, reason)
+assert all_reduce() == 0
+nccl.stand_in_nccl_failed(b"socketProgress: Connection closed")
+assert said() == "socketProgress: Connection closed", "NCCL's own failure since"
+""")
+
+
+class Late(Scripts):
+    """NCCL has called the driver before AMem was there."""
+
+    @unittest.skipUnless(library_has(b"amem_pool_enter"), "this libamem_nccl.so has no pools")
+    def test_every_call_that_needs_nccl_says_it_also_beside_a_tag_and_nothing_is_paused(self):
+        self.check(TagsAndPools.BEGIN.replace("import amem", "load_nccl()\nallocate()\nwarnings.simplefilter('ignore')\nimport amem") + """
+pointer = take("weights", fill=7)
+before = in_use()
+for call in (amem.pause, amem.resume, amem.attach, lambda: amem.pause("weights", "nccl"), lambda: amem.resume("weights", "nccl"),
+             amem.paused("weights", "nccl").__enter__, amem.paused().__enter__):
+    try:
+        call()
+        raise SystemExit("must raise")
+    except amem.AmemError as error:
+        assert error.code == 5 and "too late" in str(error) and "LD_PRELOAD" in str(error), error
+    assert in_use() == before and row("weights")["state"] == "resident"
+assert row("nccl")["state"] == "not under AMem" and "LD_PRELOAD" in row("nccl")["failure"], row("nccl")
+assert not amem.stats()["nccl_libraries"][0]["under_amem"]
+from amem import frameworks
+assert frameworks.pause_nccl() is False
+with amem.paused("weights"):
+    assert row("weights")["state"] == "paused"
+""")
+
+    def test_warnings_that_are_errors_end_no_program(self):
+        for begin in ("import amem\n", "import amem_plugins\namem_plugins.attach()\n"):
+            done = self.check("load_nccl()\nallocate()\n" + begin, PYTHONWARNINGS="error", AMEM_ENABLE="1")
+            self.assertIn("too late", done.stderr)
+        done = self.check("""
+import sys, types
+cuda = types.SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 1, memory_reserved=lambda device: 5 << 20)
+sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+import amem
+""", PYTHONWARNINGS="error", AMEM_SCOPE="all")
+        self.assertIn("AMEM_SCOPE=all came too late: 5 MiB", done.stderr)
+
+
+@unittest.skipUnless(library_has(b"amem_want_pause"), "this libamem_nccl.so has no ledger of wants")
+class Wants(Scripts):
+    """Who wants memory away: blocks, plain calls and adapters, in threads and with interrupts anywhere."""
+
+    def check_wants(self, script, **more):
+        return self.check(TagsAndPools.BEGIN + "pointer = take('weights', fill=7)\nbefore = in_use()\nstate = lambda: row('weights')['state']\n" + script, **more)
+
+    def test_a_block_does_not_resume_what_a_plain_call_had_paused(self):
+        self.check_wants("""
+load_nccl()
+amem.attach()
+allocate()
+from amem import frameworks
+for pause, resume in ((amem.pause, amem.resume), (frameworks.pause_nccl, frameworks.resume_nccl)):
+    pause()
+    with amem.paused():
+        pass
+    assert row("nccl")["state"] == "paused"
+    resume()
+    assert row("nccl")["state"] == "resident"
+    with amem.paused("weights", "nccl"):
+        pause()
+        amem.pause("weights")
+    assert row("nccl")["state"] == state() == "paused"
+    amem.resume("weights")
+    resume()
+    assert row("nccl")["state"] == state() == "resident"
+with amem.paused("weights"):
+    try:
+        amem.resume("weights")
+        raise SystemExit("must raise")
+    except amem.AmemError as error:
+        assert error.code == 5 and "stays paused" in str(error), error
+    assert state() == "paused"
+assert state() == "resident" and contents(pointer) == b"\x07" * SIZE
+""")
+
+    def test_nccls_own_suspend_is_one_of_the_plain_calls(self):
+        self.check_wants("""
+load_nccl()
+amem.attach()
+class UniqueId(ctypes.Structure):
+    _fields_ = [("internal", ctypes.c_char * 128)]
+made = ctypes.c_void_p()
+nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
+assert nccl.ncclCommInitRank(ctypes.byref(made), 1, UniqueId(os.environ["AMEM_JOURNAL_DIR"].encode()[-40:]), 0) == 0
+library = ctypes.CDLL(os.environ["AMEM_LIBRARY"])
+suspend, resume = lambda: library.ncclCommSuspend(made, 1), lambda: library.ncclCommResume(made)
+with amem.paused():
+    assert suspend() == 0
+assert row("nccl")["state"] == "paused", "the communicator is suspended"
+with amem.paused():
+    assert resume() == 5 and "NCCL's memory stays paused" in amem._calls.last_error(), amem._calls.last_error()
+    assert row("nccl")["state"] == "paused"
+assert row("nccl")["state"] == "resident"
+""")
+
+    def test_memory_does_not_come_back_inside_the_block_of_another_thread(self):
+        self.check_wants("""
+import sys, threading
+seen, inside, go_on = [], threading.Event(), threading.Event()
+def other():
+    with amem.paused("weights"):
+        inside.set()
+        go_on.wait()
+        seen.append(in_use())
+thread = threading.Thread(target=other)
+def between_the_exit_and_its_resume(frame, event, argument):
+    if frame.f_code.co_name == "resume" and frame.f_code.co_filename.endswith("_tags.py") and not inside.is_set():
+        thread.start()
+        inside.wait()
+with amem.paused("weights"):
+    sys.settrace(between_the_exit_and_its_resume)
+sys.settrace(None)
+go_on.set()
+thread.join()
+assert seen == [0] and state() == "resident", (seen, state())
+def work():
+    for i in range(30):
+        with amem.paused("weights"):
+            seen.append(in_use())
+threads = [threading.Thread(target=work) for _ in range(3)]
+for one in threads: one.start()
+for one in threads: one.join()
+assert set(seen) == {0} and state() == "resident", (seen, state())
+""")
+
+    def test_an_interrupt_anywhere_in_a_block_leaves_nothing_paused_and_nothing_behind(self):
+        self.check_wants("""
+import sys
+BLOCK = ("_tags.py", "contextlib.py")
+class At:
+    \"\"\"Raises KeyboardInterrupt at the nth step of the interpreter in the code of blocks.\"\"\"
+    def __init__(self, nth):
+        self.left = nth
+    def __call__(self, frame, event, argument):
+        frame.f_trace_opcodes = frame.f_code.co_filename.endswith(BLOCK) and frame.f_code.co_name != "__del__"
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+def run(nth):
+    at = At(nth)
+    try:
+        sys.settrace(at)
+        with amem.paused("weights"):
+            pass
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    return at.left > 0
+nth, step = 0, int(os.environ["STEP"])
+while True:
+    nth += step
+    if run(nth):
+        break
+    assert state() == "resident" and in_use() == before, (nth, state())
+with amem.paused("weights"):
+    assert state() == "paused"
+assert state() == "resident" and nth > 100, nth
+print(nth)
+""", STEP="1")
+
+    def test_measuring_what_was_freed_fails_no_pause(self):
+        self.check_wants("""
+real, asked = amem._tags.memory, []
+def broken_at_the_end():
+    asked.append(0)
+    if len(asked) == 2:
+        raise MemoryError("none left")
+    return real()
+amem._tags.memory = broken_at_the_end
+with amem.paused("weights") as freed:
+    assert in_use() == 0
+    assert freed == amem.Freed(0, {"weights": 0}, (), 0), freed
+assert in_use() == before
+""")
 
 
 class Import(Scripts):
@@ -701,13 +1003,10 @@ for call in (amem.pause, amem.resume, amem.stats, amem.version, lambda: amem.pau
         raise SystemExit("must raise")
     except amem.AmemError as error:
         assert error.code == 5 and "install the wheel of amem-nccl again, or set AMEM_LIBRARY" in str(error), error
-warnings.simplefilter("error")
-try:
-    amem.safepoint()
-    raise SystemExit("nobody can ask, and that is not said")
-except RuntimeWarning as said:
-    assert "nobody can pause it" in str(said), said
-for _ in range(3): amem.safepoint()
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    for _ in range(3): amem.safepoint()
+assert len(said) == 1 and "nobody can pause it" in str(said[0].message), said
 """, PYTHONPATH=folder)
             self.assertEqual(done.returncode, 0, done.stderr)
 

@@ -251,14 +251,14 @@ class Failures(WithTheFake):
         self.assertTrue(self.intact())
 
     def test_an_end_that_is_interrupted_says_what_is_still_paused(self):
-        resume, self.interrupt = amem._tags.resume, True
+        resume, self.interrupt = amem._tags.Want.resume, True
 
-        def interrupted(*tags, **how):
+        def interrupted(want, *tags, **how):
             if tags == (PARAMETERS,) and self.interrupt:
                 raise KeyboardInterrupt
-            resume(*tags, **how)
+            resume(want, *tags, **how)
 
-        with mock.patch.object(amem._tags, "resume", interrupted):
+        with mock.patch.object(amem._tags.Want, "resume", interrupted):
             with self.assertLogs("amem", "WARNING") as logged, self.assertRaises(KeyboardInterrupt), self.offload.rollout():
                 pass
             self.assertIn("still paused, contents kept: %s, %s. Call resume() again" % (PARAMETERS, OPTIMIZER), logged.output[0])

@@ -21,6 +21,7 @@ TREE = os.path.normpath(os.path.join(HERE, "../../.."))
 GOLDEN = os.path.join(TREE, "tests/replay/golden")
 # Snippets of what has no stand-in, or opens a port of a fixed number: their names are looked up, and they are not run. Python.ray,
 # Python.metrics and ./run frameworks-test run such code.
+NOWHERE = "/nowhere"  # a LD_LIBRARY_PATH without a driver and NCCL
 LOOKED_UP = re.compile(r"amem\.(frameworks\.ray|hosts|serve_metrics)\b|@ray\.|import ray\b")
 
 
@@ -125,11 +126,13 @@ def look_up(tree, names):
 
 
 def run_page(document):
-    """In a process of its own: see __main__."""
+    """In a process of its own: see __main__. With AMEM_ENABLE=0 the snippets, too, find the driver and NCCL; without a GPU neither."""
     sys.path[:0] = [os.path.join(HERE, "frameworks"), HERE]
     import python_test
     import stand_ins
-    exec(python_test.PREAMBLE + "load_nccl()\n", {})  # pylint: disable=exec-used  # the driver and NCCL, as torch would have them
+    driver = {}
+    if os.environ["LD_LIBRARY_PATH"] != NOWHERE:  # the driver and NCCL, as torch would have them
+        exec(python_test.PREAMBLE + "load_nccl()\nallocate()\nbefore = in_use()\n", driver)  # pylint: disable=exec-used
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -137,7 +140,8 @@ def run_page(document):
     import fake_library
     from amem import _pools
     side = fake_library.Cpu(sys.modules["torch"])
-    _pools._backend, _pools.backend = side, lambda: side  # PyTorch's allocations are CPU memory; the pools' own calls are the library's
+    if driver and os.environ.get("AMEM_ENABLE") != "0":
+        _pools._backend, _pools.backend = side, lambda: side  # PyTorch's allocations are CPU memory; the pools' own calls are the library's
     sys.modules.setdefault("transformers", types.SimpleNamespace(TrainerCallback=object))
     projects = {**stand_ins.verl(lambda: None), **stand_ins.slime(), **stand_ins.slime("roll.utils.offload_nccl", "roll.user")}
     sys.modules.update({name: one for name, one in projects.items() if name not in sys.modules})
@@ -153,18 +157,37 @@ def run_page(document):
             look_up(tree, names)
         else:
             exec(compile(tree, document, "exec"), names)  # pylint: disable=exec-used
+    import amem
+    if os.environ.get("AMEM_ENABLE") == "0" or not driver:
+        assert amem.memory()["tags"] == [] and amem.stats()["session"] is None, amem.memory()
+    if driver:
+        assert driver["in_use"]() == driver["before"], "the snippets change nothing"
 
 
 class Snippets(unittest.TestCase):
-    def test_every_python_snippet_runs_as_it_stands(self):
+    def check_pages(self, idle=None, **variables):
+        """Runs each page; `idle`: why AMem's calls do nothing there, which the package and the library say once at most."""
         pages = [document for document in documents() if any(fences(document, ("python",)))]
         self.assertIn("README.md", pages)
         for page in pages:
             with self.subTest(page), tempfile.TemporaryDirectory() as folder:
                 shutil.copy(os.path.join(GOLDEN, "sim_stuck_in_driver.amem"), folder + "/job.amem")
+                environment = {**os.environ, "AMEM_JOURNAL_DIR": folder + "/journal", "LD_PRELOAD": os.environ["AMEM_LIBRARY"], **variables}
                 done = subprocess.run([sys.executable, "-B", os.path.abspath(__file__), "--page", page], cwd=folder, capture_output=True, text=True, check=False,
-                                      env={**os.environ, "AMEM_JOURNAL_DIR": folder + "/journal", "LD_PRELOAD": os.environ["AMEM_LIBRARY"]}, timeout=120)
+                                      env=environment, timeout=120)
                 self.assertEqual(done.returncode, 0, done.stderr[-2000:])
+                said = [line for line in done.stderr.splitlines() if idle and idle in line and "do nothing" in line]
+                self.assertEqual(len(set(said)), len(said), done.stderr)
+
+    def test_every_python_snippet_runs_as_it_stands(self):
+        self.check_pages()
+
+    def test_switched_off_every_python_snippet_runs_and_changes_nothing(self):
+        self.check_pages("AMEM_ENABLE=0", AMEM_ENABLE="0", PYTHONWARNINGS="error::RuntimeWarning")
+
+    @unittest.skipIf(os.path.exists("/dev/nvidiactl"), "this machine has a GPU")
+    def test_without_a_gpu_every_python_snippet_runs_and_changes_nothing(self):
+        self.check_pages("no GPU", LD_LIBRARY_PATH=NOWHERE)
 
     def test_every_command_of_the_tree_that_is_shown_exists(self):
         usage = subprocess.run([TREE + "/run", "help"], stdout=subprocess.PIPE, text=True, check=True).stdout

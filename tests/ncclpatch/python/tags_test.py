@@ -95,6 +95,8 @@ class Tags(OnTheFake):
                 self.assertEqual(inner, amem.Freed(1000 + (8 << 20), {"b": 1000, "a": 0, "nccl": 8 << 20, "user": 0}, ("a",), 1 << 20))
             self.assertEqual(self.library.states["a"], "paused")
             self.assertEqual(str(amem.pause("a")), "nothing freed; a: paused already")
+        self.assertEqual(self.library.states["a"], "paused", "the plain pause wants it")
+        amem.resume("a")
         self.assertEqual(amem.pause("a").bytes, 3 << 20)
         self.assertEqual(amem.pause("a").bytes, 0)
 

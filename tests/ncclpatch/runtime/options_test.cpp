@@ -147,6 +147,24 @@ TEST(Options, misspelt_variables_are_found_with_the_likely_meaning) {
   EXPECT_EQ(warnings[1].find("did you mean"), std::string::npos);
 }
 
+TEST(Options, what_kubernetes_sets_beside_a_service_named_amem_is_nobodys_mistake) {
+  const char* const environment[] = {"AMEM_SERVICE_HOST=10.0.0.1",
+                                     "AMEM_SERVICE_PORT=80",
+                                     "AMEM_SERVICE_PORT_HTTP=80",
+                                     "AMEM_PORT=tcp://10.0.0.1:80",
+                                     "AMEM_PORT_80_TCP=tcp://10.0.0.1:80",
+                                     "AMEM_PORT_80_TCP_PROTO=tcp",
+                                     "AMEM_PORT_80_TCP_PORT=80",
+                                     "AMEM_PORT_80_TCP_ADDR=10.0.0.1",
+                                     "AMEM_METRICS_SERVICE_HOST=10.0.0.2",
+                                     "AMEM_METRICS_PORT_9400_UDP_PORT=9400",
+                                     nullptr};
+  EXPECT_TRUE(UnknownVariables(environment).empty()) << UnknownVariables(environment).front();
+  const char* const mistakes[] = {"AMEM_PORT=9400", "AMEM_PORT_=1",   "AMEM_PORT_X_TCP=1",
+                                  "AMEM_PORT_80=1", "AMEM_SERVICE=1", nullptr};
+  EXPECT_EQ(UnknownVariables(mistakes).size(), 5U);
+}
+
 TEST(Options, every_variable_that_is_read_is_known_and_those_that_were_given_up_are_not) {
   const char* const known[] = {"AMEM_NVLS=keep", "AMEM_REPLAY=/r", "AMEM_JOURNAL_KEEP=1", "AMEM_LIBRARY=/l", nullptr};
   EXPECT_TRUE(UnknownVariables(known).empty());

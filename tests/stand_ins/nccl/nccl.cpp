@@ -135,7 +135,10 @@ EXPORT int ncclMemFree(void* pointer) {
 EXPORT const char* ncclGetErrorString(int result) {
   return result == kSuccess ? "no error" : result == kInvalidUsage ? "invalid usage" : "an error";
 }
-EXPORT const char* ncclGetLastError(Comm*) { return ""; }
+
+static const char* g_last_error = "";
+EXPORT const char* ncclGetLastError(Comm*) { return g_last_error; }
+EXPORT void stand_in_nccl_failed(const char* text) { g_last_error = text; }
 
 // For tests: imports any descriptor as NCCL would, looks up a name, and calls back from inside this library's code.
 EXPORT int stand_in_nccl_import(int descriptor) {

@@ -12,7 +12,8 @@ import pkgutil
 from .. import _calls, _library, _tags
 
 _log = logging.getLogger("amem")
-_paused = False
+_want = _tags.Want()
+_paused = False  # whether resume_nccl() has something to bring back
 WAIT_FOR_MEMORY = 5  # seconds of a resume (amem.resume): the engine that had the GPU before may still be giving memory back
 
 
@@ -41,27 +42,33 @@ def pause_nccl():
         return _paused
     _paused = True  # before, so that an interrupt that comes when it is paused leaves it to resume_nccl()
     try:
-        _tags.pause(_tags.NCCL)
+        _want.pause(_tags.NCCL)
     except _calls.AmemError as error:
         _log.warning("NCCL's memory stays on the GPU: %s", error)
         _paused = False
     return _paused
 
 
-def note_paused():
-    """For an adapter that has paused NCCL's memory by itself: it is for resume_nccl() to bring it back."""
+def pause_nccl_together(agree):
+    """pause_nccl() for ranks that agree on it elsewhere: agree(pause, undo) calls pause(), and undo() if another rank has failed. What
+    it raises, if not all have paused, is raised here."""
     global _paused
     _paused = True
+    try:
+        agree(functools.partial(_want.pause, _tags.NCCL), functools.partial(_want.resume_in_time, _tags.NCCL))
+    except Exception:
+        _paused = False
+        raise
 
 
 def resume_nccl():
-    """Brings NCCL's memory back if pause_nccl() gave it away; else does nothing.
+    """Brings NCCL's memory back if pause_nccl() gave it away, and nobody else wants it away; else does nothing.
 
     AmemError: it could not be brought back, for example because the GPU is full. It is paused then, contents kept; call again.
     """
     global _paused
     if _paused:
-        _tags.resume(_tags.NCCL, wait_for_memory=WAIT_FOR_MEMORY)
+        _want.resume(_tags.NCCL, wait_for_memory=WAIT_FOR_MEMORY)
         _paused = False
 
 

@@ -7,7 +7,7 @@ import importlib
 import logging
 import sys
 
-from amem import _calls, _hosts, _tags, frameworks
+from amem import _calls, _hosts, frameworks
 
 _log = logging.getLogger("amem")
 
@@ -62,17 +62,19 @@ def _all_paused():
     if world is None:
         return frameworks.pause_nccl()
 
-    def pause():
-        if not frameworks.nccl_is_under_amem():
-            raise _calls.AmemError(5, "NCCL is not under AMem there")
-        _tags.pause(_tags.NCCL)
+    def agree(pause, undo):
+        def act():
+            if not frameworks.nccl_is_under_amem():
+                raise _calls.AmemError(5, "NCCL is not under AMem there")
+            pause()
+
+        _hosts.together(world, "pause in place of destroying process groups", act, undo, None)
 
     try:
-        _hosts.together(world, "pause in place of destroying process groups", pause, lambda: _tags.resume_in_time(_tags.NCCL), None)
+        frameworks.pause_nccl_together(agree)
     except _calls.AmemError as error:
         _log.warning("process groups are destroyed as without AMem: %s", error)
         return False
-    frameworks.note_paused()
     return True
 
 

@@ -8,7 +8,7 @@ import logging
 from vllm.device_allocator.sleep_mode_backend import SleepModeBackend
 
 import amem
-from amem import _pools, frameworks
+from amem import _pools, _tags, frameworks
 
 _log = logging.getLogger("amem")
 PREFIX = "vllm."
@@ -22,6 +22,7 @@ class Allocator:
 
     def __init__(self):
         self._open = {}  # vLLM's tags that have a pool -> how many use_memory_pool are open
+        self._asleep = _tags.Want()
 
     @contextlib.contextmanager
     def use_memory_pool(self, tag=None):
@@ -51,19 +52,21 @@ class Allocator:
     def discard(self, tags):
         self._pause(self.names((tags,) if isinstance(tags, str) else tags))
 
-    @staticmethod
-    def _pause(names):
+    def _pause(self, names):
         gc.collect()
         _pools.empty_cache()
         if names:
-            amem.pause(*names)
+            self._asleep.pause(*names)
 
     def wake_up(self, tags=None):
         gc.collect()
         _pools.empty_cache()
         chosen = [tag for tag in self._open if tags is None or tag in tags or tag not in DEFERRABLE]
         if chosen:
-            amem.resume(*self.names(chosen), wait_for_memory=frameworks.WAIT_FOR_MEMORY)
+            self._asleep.resume(*self.names(chosen), wait_for_memory=frameworks.WAIT_FOR_MEMORY)
+
+    def wake_nccl(self):
+        self._asleep.resume(_tags.NCCL, wait_for_memory=frameworks.WAIT_FOR_MEMORY)
 
     def get_current_usage(self):
         mine = set(self.names())
@@ -87,7 +90,7 @@ class Backend(SleepModeBackend):
     def suspend(self, level=1):
         allocator = _allocator()
         if isinstance(allocator, Allocator):
-            allocator.sleep(more=["nccl"] if _nccl and frameworks.nccl_is_under_amem() else [])
+            allocator.sleep(more=[_tags.NCCL] if _nccl and frameworks.nccl_is_under_amem() else [])
         else:  # weights and caches were allocated before AMem was there
             allocator.sleep(offload_tags=("weights",) if level == 1 else ())
             if _nccl:
@@ -101,7 +104,7 @@ class Backend(SleepModeBackend):
             if not isinstance(allocator, Allocator):
                 frameworks.resume_nccl()
             elif _nccl and frameworks.nccl_is_under_amem():
-                amem.resume("nccl", wait_for_memory=frameworks.WAIT_FOR_MEMORY)
+                allocator.wake_nccl()
             allocator.wake_up(tags)
         except Exception:
             self._state = "SUSPENDED"

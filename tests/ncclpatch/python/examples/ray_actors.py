@@ -6,7 +6,7 @@
 
 Each actor has a model under DistributedDataParallel. Between two steps the driver pauses parameters ("weights") and NCCL over all actors,
 prints what each GPU holds meanwhile, and resumes. LD_PRELOAD is not needed: with AMEM_ENABLE=1 in the actors' environment `import torch`
-attaches AMem, before the first collective. Exit code 0: losses are those of a run without pauses, 1: not.
+attaches AMem, before init_process_group. Exit code 0: losses are those of a run without pauses, 1: not.
 """
 import argparse
 import os

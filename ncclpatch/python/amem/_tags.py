@@ -164,7 +164,7 @@ def resume(*tags: str, wait: bool = True, priority: int = 0, wait_for_memory: fl
     tags = tags or (NCCL,)
     names, count = _array(tags)
     try:
-        if wait_for_memory:
+        if wait_for_memory and process_group is None:
             await_memory(tags, wait_for_memory)
         if process_group is None and NCCL in tags:
             _requests.await_resume()
@@ -172,7 +172,7 @@ def resume(*tags: str, wait: bool = True, priority: int = 0, wait_for_memory: fl
         _log.warning("resume of %s: interrupted while it waited; what was paused of it is still paused", ", ".join(tags))
         raise
     if process_group is not None:
-        _across_hosts(wait, "resume", resume_in_time, process_group, tags, timeout)
+        _across_hosts(wait, "resume", functools.partial(_resume_part, wait_for_memory), process_group, tags, timeout)
         return
     if set(tags) == {NCCL}:
         _calls.check(_calls.lib.ncclResume(None))
@@ -203,6 +203,13 @@ def resume_in_time(*tags: str) -> None:
     if NCCL in tags:
         _requests.await_resume()
     return _calls.check(_calls.lib.amem_resume(*_array(tags), IN_TIME, 0))
+
+
+def _resume_part(wait_for_memory: float, *tags: str) -> None:
+    """A rank's part of a resume of all hosts, for which the others wait."""
+    if wait_for_memory:
+        await_memory(tags, wait_for_memory)
+    resume_in_time(*tags)
 
 
 def wait(tag: str, stream: Any = None) -> None:

@@ -44,9 +44,10 @@ def _act(attempt, operation, tags):
     with _lock:
         if attempt in _given_up:
             return {**who, "failure": _hosts.LATE}
-    undo = _hosts.what_undoes(operation, tags)
+    act, undo = _hosts.part_of(operation, _tags.pause if operation == "pause" else _tags.resume_in_time, tags)
     try:
-        (_tags.pause if operation == "pause" else _tags.resume_in_time)(*tags)
+        with _calls.explained_later():
+            act()
     except Exception as error:  # pylint: disable=broad-except  # it crosses to the caller as a text, whatever its class
         return {**who, "failure": _hosts.reason_of(error)}
     with _lock:
@@ -138,7 +139,7 @@ def _run(operation, actors, tags, timeout, engine):
         elif kind == "failed":
             failures.append("rank %d does not answer: %s" % (number, value))
         elif value["failure"]:
-            failures.append("rank %d on %s (pid %d) failed: %s" % (number, value["host"], value["pid"], value["failure"]))
+            failures.append(_hosts.failed({**value, "rank": number, "host": "%s (pid %d)" % (value["host"], value["pid"])}))
     if not failures and not silent:
         return
     reasons = failures or ["rank %s did not come within %g s" % (", ".join(map(str, silent)), timeout)]

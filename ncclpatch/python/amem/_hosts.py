@@ -59,12 +59,12 @@ class StoreGroup:
 class Agreements:
     """Those of a group about one subject, one after the other, as this process takes part in them. A subclass has their verdict."""
 
-    subject = ""
+    subject, UNSEEN = "", object()
     SUPERSEDED = {"ok": False, "message": "a rank was started anew", "superseded": True}
 
     def __init__(self, group):
-        self.group, self.count, self.looked = group, 0, False
-        self.newest = self.found = None  # the one that was opened last; the first that this process has seen in its place
+        self.group, self.opened = group, 0
+        self.newest, self.found = None, self.UNSEEN  # the one that was opened last; what was the newest when this process came
         self.entered = self.over = None  # the one that this call has entered; the last that is over as far as this rank is concerned
         self.past = []                   # those that it has left keys of
         group.store.within(0)
@@ -150,8 +150,8 @@ class Agreements:
     def _look(self):
         store, key = self.group.store, self._key("newest")
         self.newest = store.text(key) if self.newest else store.peek(key)
-        if not self.looked:
-            self.looked, self.found = True, self.newest
+        if self.found is self.UNSEEN:
+            self.found = self.newest
         return self.newest
 
     def _concerns(self, nonce):
@@ -162,8 +162,8 @@ class Agreements:
 
     def _open(self, newest, decision=None):
         """Puts a new agreement in the place of the newest, decided already if a decision is given. False: another rank was faster."""
-        self.count += 1
-        nonce = "%s.%d" % (self.group.token, self.count)
+        self.opened += 1
+        nonce = "%s.%d" % (self.group.token, self.opened)
         if decision:
             self.decide(nonce, **decision)
         if newest != self.over and newest:
@@ -237,7 +237,7 @@ class Agreements:
         if decision.get("complete"):
             for old in self.past:
                 own = ["decision", "next", "result"] if old.startswith(self.group.token) else []
-                self.group.store.forget([self._key(old, "entry", self.group.rank), *(self._key(old, name) for name in own)])
+                self.group.store.forget([self._key(old, "entry", self.group.rank), *(self._key(old, key) for key in own)])
             self.past = []
         self.past.append(nonce)
 

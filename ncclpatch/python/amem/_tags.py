@@ -127,7 +127,8 @@ def pause(*tags: str, wait: bool = True, stream: Any = None, process_group: Any 
     process_group:  of torch.distributed, or an amem.StoreGroup; True: the default one. Then the pause is that of all its ranks on
              all hosts, each of which calls it with the same tags: when one fails or does not come, all that had paused resume again,
              and the error names it. Agreed through the group's store, without a collective. What policy "discard" gave up is lost.
-    timeout: seconds that such a pause waits for the other ranks; default: nine eighths of AMEM_TIMEOUT_MS.
+             A rank that has no memory under AMem (no GPU, or AMEM_ENABLE=0) takes part with nothing.
+    timeout: seconds that such a pause waits for the other ranks when its own part is done; default: nine eighths of AMEM_TIMEOUT_MS.
 
     Nothing may touch the memory of a paused tag until it is resumed: a kernel that does faults, and takes its CUDA context with it.
     AmemError: of an unknown tag (code 4; the known ones are listed), a host without memory for the contents (1 or 2), a rank that did

@@ -6,7 +6,7 @@
         generate_rollouts()
     amem.hosts.pause(workers, "weights", "nccl")
 
-Each actor does it in its own process. When one fails, or does not answer in time, all that had paused resume again, and the error names
+Each actor does it in its own process; one that has no memory under AMem takes part with nothing. When one fails, or does not answer in time, all that had paused resume again, and the error names
 it; one that was only late finds that out, and undoes its part. Nothing of an actor's class has to know AMem: Ray can call a function in any
 actor (__ray_call__). An actor without that needs a method amem_call(function, *arguments) that calls the function.
 

@@ -66,7 +66,8 @@ class Agreements:
         self.group, self.opened = group, 0
         self.newest, self.found = None, self.UNSEEN  # the one that was opened last; what was the newest when this process came
         self.entered = self.over = None  # the one that this call has entered; the last that is over as far as this rank is concerned
-        self.past = []                   # those that it has left keys of
+        self.repeats = None  # the one that this call has failed, and fails again in the next
+        self.past = []       # those that it has left keys of
         group.store.within(0)
         with contextlib.suppress(Exception):  # the first call says what is wrong
             self._look()
@@ -79,12 +80,9 @@ class Agreements:
     def begin(self, what, timeout):
         """Before this rank's part. AmemError: the call is late for an agreement that the others have given up."""
         self.group.store.within(timeout)
+        self.entered = self.repeats = None
         while True:
             newest = self._look()
-            if self._waits():  # since an earlier call, which the store did not tell how it ended
-                self.decide(self.entered, ok=False, message="%s lost the store" % name(self.group.describe()))
-                self.over = self.entered
-            self.entered = None
             self._may_join(newest, what)
             if not self.leads or self._open(newest):
                 return
@@ -102,7 +100,7 @@ class Agreements:
             newest = self.newest if self.leads else self._look()
             decision = None
             if self._waits() and self.entered != newest:
-                decision = self.decide(self.entered, **self.SUPERSEDED)
+                decision = self.decide(self.entered, **self.SUPERSEDED)  # what nobody leads any more
             elif not self._concerns(newest):
                 store.are_there([self._key(newest, "next") if newest else self._key("newest")], _slice_until(end))
             elif self._waits() or self._enter(newest, entry):
@@ -166,8 +164,6 @@ class Agreements:
         nonce = "%s.%d" % (self.group.token, self.opened)
         if decision:
             self.decide(nonce, **decision)
-        if newest != self.over and newest:
-            self.decide(newest, **self.SUPERSEDED)
         if self.group.store.set_once(self._key("newest"), nonce, newest or "") != nonce:
             return False
         if newest:
@@ -182,14 +178,14 @@ class Agreements:
         if self.group.store.set_once(self._key(nonce, "entry", self.group.rank), text) == text:
             self.entered = nonce
             return True
-        # Another process was this rank there: if it is one that this one replaces, whoever waits there goes on to the next.
+        # If it was another process, which this one replaces, whoever waits there goes on to the next.
         self.decide(nonce, **(self.SUPERSEDED if nonce == self.found else self._taken(entry)))
         self.over = nonce
         return False
 
     @staticmethod
     def _taken(entry):
-        return {"ok": False, "message": "two processes took part as %s" % name(entry)}
+        return {"ok": False, "message": "%s took part twice: as two processes, or after a call that had lost the store" % name(entry)}
 
     def _await(self, nonce, entry, end, timeout):
         """The decision, unless it takes longer than a slice of time."""
@@ -209,11 +205,13 @@ class Agreements:
 
     def _fail(self, nonce, decision):
         """Decides that an agreement fails, unless it is decided. Returns what holds."""
+        if self.repeats:
+            decision = {**decision, "repeats": self.repeats}
         holds = self.decide(nonce, **decision)
         if nonce != self.found or self.leads or holds != decision:
             return holds
-        # If that one is of an earlier life, rank 0 does not know it, and must find that this rank has come and gone.
-        self.over = nonce
+        # If that one is of an earlier life, rank 0 does not know it, and must find that this rank has come and gone: in the next one.
+        self.over = self.repeats = nonce
         return holds if self._open(nonce, {**decision, "repeats": nonce}) else self.SUPERSEDED
 
     def entries(self, nonce, complete):

@@ -574,6 +574,22 @@ class Interrupts(unittest.TestCase):
         self.assertIsNone(outcomes[0])
         self.assertEqual(undone, [])
 
+    def test_when_the_decision_is_known_nobody_undoes(self):
+        from amem import _hosts
+        enter = _hosts.Cycles.enter
+
+        def interrupted(cycles, *arguments):
+            decision = enter(cycles, *arguments)
+            if not cycles.leads:
+                raise KeyboardInterrupt("stop")
+            return decision
+
+        undone, groups = [], groups_of(2)
+        with mock.patch.object(_hosts.Cycles, "enter", interrupted):
+            outcomes = agree(groups, undo=undone.append)
+        self.assertEqual((outcomes[0], type(outcomes[1]), undone), (None, KeyboardInterrupt, []))
+        self.assertEqual(agree(groups), [None, None])
+
     def test_an_error_of_the_program_in_its_own_part_is_raised_as_it_is_and_told_to_the_others(self):
         def act():
             raise OSError("no such file")
@@ -752,11 +768,45 @@ class Lives(unittest.TestCase):
                 with self.subTest(AMEM_SEED=seed + number):
                     self.assertEqual(wrong.found, [])
 
+    def test_a_new_life_waits_for_its_rank_0_and_not_for_what_an_earlier_one_decided(self):
+        self.assertRegex(str(agree(self.live()[:1], timeout=0.1)[0]), "rank 1, rank 2 did not come")
+        self.assertEqual(agree(self.live(), late=lambda rank: time.sleep(0.5 if rank == 0 else 0)), [None] * self.SIZE)
+
+    def test_a_rank_that_was_stopped_while_the_others_went_on_still_finds_that_all_had_succeeded(self):
+        goes_on = threading.Event()
+
+        class Stops:
+            """Answers nothing from the entry of rank 2 on."""
+
+            def __init__(self, store):
+                self.store, self.entered = store, False
+
+            def __getattr__(self, name):
+                function = getattr(self.store, name)
+
+                def call(*arguments):
+                    if self.entered:
+                        goes_on.wait(10)
+                    self.entered = self.entered or str(arguments[0]).endswith(("entry/2", "outcome/2"))
+                    return function(*arguments)
+                return call
+
+        groups = groups_of(self.SIZE, lambda rank: Stops(self.store()) if rank == 2 else self.store())
+        outcomes, undone = [], []
+        first = threading.Thread(target=lambda: outcomes.extend(agree(groups[2:], undo=undone.append, timeout=8)))
+        first.start()
+        self.assertEqual(agree(groups[:2]), [None, None])
+        for _ in range(3):
+            self.assertRegex(str(agree(groups[:2], timeout=0.2)[0]), "rank 2 on h2 did not come")
+        goes_on.set()
+        first.join()
+        self.assertEqual((outcomes, undone), ([None], []))
+
     def test_two_processes_as_one_rank_are_told(self):
         groups = self.live() + [self.live()[2]]
         outcomes = agree(groups, lambda rank: time.sleep(0.1 * rank))
         self.assertEqual(outcomes[:3], [None] * 3)
-        self.assertRegex(str(outcomes[3]), "two processes took part as rank 2 on h2; this rank had succeeded, and is as before")
+        self.assertRegex(str(outcomes[3]), "rank 2 on h2 took part twice: .*; this rank had succeeded, and is as before")
 
     def test_a_gathering_of_a_new_life_or_that_a_rank_missed_is_not_the_old_one(self):
         with tempfile.TemporaryDirectory() as folder, mock.patch("amem._gather.pack", lambda _directory, path: open(path, "w").close()):

@@ -518,6 +518,23 @@ def groups_of(size, store=None, **more):
     return [amem.StoreGroup(store(rank) if store else store_for_tests.Asked(values), rank, size, "h%d" % rank, **more) for rank in range(size)]
 
 
+class FromEntryOn:
+    """A member's store that does something before each request from the one on that follows its outcome."""
+
+    def __init__(self, store, first):
+        self._store, self._first, self._entered = store, first, False
+
+    def __getattr__(self, name):
+        function = getattr(self._store, name)
+
+        def call(*arguments):
+            if self._entered:
+                self._first()
+            self._entered = self._entered or any(part in str(arguments[0]) for part in ("/entry/", "/outcome/")) and name in ("set", "compare_set")
+            return function(*arguments)
+        return call
+
+
 class Interrupts(unittest.TestCase):
     """Two members in threads, one of which is interrupted: in its own part, or while it waits for the other one."""
 
@@ -671,8 +688,11 @@ class Lives(unittest.TestCase):
         """One more client of the store that all lives have."""
         return store_for_tests.Asked(self.values)
 
-    def live(self, life=None):
-        return groups_of(self.SIZE, lambda rank: life.store(self.store()) if life else self.store())
+    def live(self, life=None, dies=()):
+        """A group that ends with a life, or of which these ranks die when they have entered."""
+        def store(rank):
+            return FromEntryOn(self.store(), store_for_tests.Life(0).request) if rank in dies else self.store()
+        return groups_of(self.SIZE, lambda rank: life.store(store(rank)) if life else store(rank))
 
     @staticmethod
     def planted(rank):
@@ -724,21 +744,16 @@ class Lives(unittest.TestCase):
         self.assertEqual(agree(self.live()), [None] * self.SIZE)
 
     def test_outcomes_of_dead_ranks_are_not_counted(self):
-        """Rank 0 dies before it decides, and in the next life the pause of rank 1 fails."""
-        self.enter_and_die(self.live())
-        outcomes = agree(self.live(), self.planted)
-        for error in outcomes:
+        """All die before they decide, and in the next life the pause of rank 1 fails after the other parts."""
+        for error in agree(self.live(dies=range(self.SIZE))):
+            self.assertIsInstance(error, store_for_tests.Life.Killed)
+
+        def act(rank):
+            time.sleep(0.3 if rank == 1 else 0)
+            self.planted(rank)
+
+        for error in agree(self.live(), act):
             self.assertRegex(str(error), "rank 1 on h1 failed: planted failure")
-
-    def enter_and_die(self, groups):
-        from amem import _hosts
-
-        def die(*_arguments):
-            raise store_for_tests.Life.Killed
-        with mock.patch.object(_hosts.Agreements, "_await", die), mock.patch.object(_hosts.Agreements, "refuse", die):
-            for group in groups:
-                with self.assertRaises(store_for_tests.Life.Killed):
-                    _hosts.together(group, "pause of nccl", lambda: None, lambda: None, 5)
 
     def test_a_rank_that_is_started_anew_alone_meets_the_others(self):
         groups = self.live()
@@ -748,16 +763,11 @@ class Lives(unittest.TestCase):
                 groups[rank] = self.live()[rank]
                 self.assertEqual(agree(groups), [None] * self.SIZE)
 
-    def test_a_rank_that_is_started_anew_while_the_others_wait_for_it_meets_them(self):
+    def test_a_rank_that_dies_when_it_has_entered_and_is_started_anew_meets_the_others(self):
         groups = self.live()
-        self.assertEqual(agree(groups), [None] * self.SIZE)
-        outcomes = []
-        others = threading.Thread(target=lambda: outcomes.extend(agree(groups[:2], timeout=1)))
-        others.start()
-        time.sleep(0.3)
-        self.enter_and_die(groups[2:])
-        others.join()
-        self.assertEqual(outcomes, [None, None], "all had entered")
+        groups[2] = self.live(dies=[2])[2]
+        outcomes = agree(groups)
+        self.assertEqual((outcomes[:2], type(outcomes[2])), ([None, None], store_for_tests.Life.Killed))
         groups[2] = self.live()[2]
         self.assertEqual(agree(groups), [None] * self.SIZE)
 
@@ -772,26 +782,29 @@ class Lives(unittest.TestCase):
         self.assertRegex(str(agree(self.live()[:1], timeout=0.1)[0]), "rank 1, rank 2 did not come")
         self.assertEqual(agree(self.live(), late=lambda rank: time.sleep(0.5 if rank == 0 else 0)), [None] * self.SIZE)
 
+    def test_a_failure_of_a_rank_that_joined_when_the_agreement_was_open_is_told_once(self):
+        groups = self.live()
+        opened, all_do_their_part = threading.Event(), threading.Barrier(self.SIZE)
+
+        def act(rank):
+            if rank == 0:
+                opened.set()
+            all_do_their_part.wait(10)
+            self.planted(rank)
+
+        def late(rank):
+            if rank != 0:
+                opened.wait(5)
+                groups[rank] = self.live()[rank]
+
+        for error in agree(groups, act, late=late):
+            self.assertRegex(str(error), "by 3 ranks: rank 1 on h1 failed: planted")
+        self.assertEqual(agree(groups), [None] * self.SIZE)
+
     def test_a_rank_that_was_stopped_while_the_others_went_on_still_finds_that_all_had_succeeded(self):
         goes_on = threading.Event()
 
-        class Stops:
-            """Answers nothing from the entry of rank 2 on."""
-
-            def __init__(self, store):
-                self.store, self.entered = store, False
-
-            def __getattr__(self, name):
-                function = getattr(self.store, name)
-
-                def call(*arguments):
-                    if self.entered:
-                        goes_on.wait(10)
-                    self.entered = self.entered or str(arguments[0]).endswith(("entry/2", "outcome/2"))
-                    return function(*arguments)
-                return call
-
-        groups = groups_of(self.SIZE, lambda rank: Stops(self.store()) if rank == 2 else self.store())
+        groups = groups_of(self.SIZE, lambda rank: FromEntryOn(self.store(), lambda: rank == 2 and goes_on.wait(10)))
         outcomes, undone = [], []
         first = threading.Thread(target=lambda: outcomes.extend(agree(groups[2:], undo=undone.append, timeout=8)))
         first.start()
@@ -899,6 +912,13 @@ class LivesOfAFile(Lives):
 
 class Times(unittest.TestCase):
     """How long who waits for whom."""
+
+    def test_who_waits_for_rank_0_is_woken_when_it_comes(self):
+        from amem import _store
+        groups = groups_of(2)
+        self.assertEqual(agree(groups), [None, None])
+        with mock.patch.object(_store, "SLICE_SECONDS", 60):
+            self.assertEqual(agree(groups, late=lambda rank: time.sleep(0.3 if rank == 0 else 0)), [None, None])
 
     def test_the_own_part_does_not_count(self):
         self.assertEqual(agree(groups_of(3), lambda _rank: time.sleep(1), timeout=0.7), [None] * 3)

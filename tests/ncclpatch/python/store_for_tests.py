@@ -157,7 +157,7 @@ class Life:
     def __init__(self, last=float("inf")):
         self.lock, self.left, self.requests = threading.Lock(), last, 0
 
-    def request(self, polls):
+    def request(self, polls=False):
         with self.lock:
             self.requests += not polls
             self.left -= not polls

@@ -376,6 +376,9 @@ def together(group, what, act, undo, timeout):
         raise
     except Exception as error:  # the store's errors have no common class
         raise _failed(group, what, LOST % error, None, None) from error
+    except BaseException as error:
+        _refuse(group, error)
+        raise
     try:
         try:
             with _calls.explained_later():
@@ -388,11 +391,8 @@ def together(group, what, act, undo, timeout):
         except Exception as error:  # pylint: disable=broad-except  # the store's errors have no common class
             decision = {"ok": False, "message": LOST % error}
     except BaseException as error:  # an interrupt, or a wrong tag: the others need not wait for their deadline
-        succeeded = False
-        with contextlib.suppress(Exception):
-            succeeded = group.cycles.refuse(failed({**group.describe(), "failure": "%s: %s" % (type(error).__name__, error)}))
         # An interrupt may have come when this rank's part was done. What all had agreed on by then stays.
-        if not succeeded and (done or not isinstance(error, Exception)):
+        if not _refuse(group, error) and (done or not isinstance(error, Exception)):
             undo()
         raise
     if failure is None and decision["ok"]:
@@ -400,6 +400,13 @@ def together(group, what, act, undo, timeout):
     if decision["ok"]:
         decision["message"] = "%s, when the others had agreed that it succeeded" % failed({**group.describe(), "failure": reason_of(failure)})
     raise _failed(group, what, decision["message"], failure, undo if done else None) from failure
+
+
+def _refuse(group, error):
+    """Tells the others of an error that is not AMem's. Returns whether all had succeeded already."""
+    with contextlib.suppress(Exception):
+        return group.cycles.refuse(failed({**group.describe(), "failure": "%s: %s" % (type(error).__name__, error)}))
+    return False
 
 
 def _failed(group, what, message, failure, undo):

@@ -580,6 +580,23 @@ class Interrupts(unittest.TestCase):
         self.assertLess(time.monotonic() - began, 4)
         self.assertEqual(agree(groups), [None, None])
 
+    def test_before_its_own_part_the_others_are_told_at_once(self):
+        from amem import _hosts
+        begin = _hosts.Cycles.begin
+
+        def interrupted(cycles, *arguments):
+            begin(cycles, *arguments)
+            if cycles.leads:
+                raise KeyboardInterrupt("stop")
+
+        began, undone = time.monotonic(), []
+        with mock.patch.object(_hosts.Cycles, "begin", interrupted):
+            outcomes = agree(groups_of(2), undo=undone.append, timeout=10)
+        self.assertLess(time.monotonic() - began, 8)
+        self.assertIsInstance(outcomes[0], KeyboardInterrupt)
+        self.assertRegex(str(outcomes[1]), "rank 0 on h0 failed: KeyboardInterrupt: stop")
+        self.assertNotIn(0, undone)
+
     def test_before_the_decision_all_undo(self):
         outcomes, undone = self.outcomes(lambda: None, self.stop_after(0.5), lambda: time.sleep(1.5))  # rank 0 is slow
         self.assertIsInstance(outcomes[1], KeyboardInterrupt)

@@ -1,10 +1,12 @@
 """The loaded library, its errors, and what its callers share. Standard library only."""
 
+import contextlib
 import ctypes
 import difflib
 import json
 import re
-from typing import Any, Optional, Tuple
+import threading
+from typing import Any, Iterator, Optional, Tuple
 
 from . import _library, _why
 
@@ -59,11 +61,32 @@ def with_guess(text: str) -> str:
     return "%s; did you mean %s?" % (text, near[0]) if near else text
 
 
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def explained_later() -> Iterator[None]:
+    """Errors that this thread raises inside have no `why`, which takes seconds, while other ranks wait to hear of them: explain() finds it."""
+    before = getattr(_thread, "explains_later", False)
+    _thread.explains_later = True
+    try:
+        yield
+    finally:
+        _thread.explains_later = before
+
+
+def explain(error: AmemError) -> None:
+    """Finds the `why` of an error that was raised without."""
+    error.why = error.why or _why.first_line(str(error.args[0]), _library.find())
+
+
 def check(code: int) -> None:
     """Raises AmemError unless `code`, an ncclResult_t, is 0."""
     if code != 0:
-        text = with_guess(last_error())
-        raise AmemError(code, text, _why.first_line(text, _library.find()))
+        error = AmemError(code, with_guess(last_error()))
+        if not getattr(_thread, "explains_later", False):
+            explain(error)
+        raise error
 
 
 def read_json(what: bytes) -> Any:

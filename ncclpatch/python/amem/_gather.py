@@ -45,31 +45,28 @@ def pack(directory, path):
 
 
 class _Transfer:
-    """Keys of one gathering; after `deadline` this rank waits for no other."""
+    """Keys of one gathering, beside those of its agreement; after `deadline` this rank waits for no other."""
 
-    def __init__(self, group, number, timeout):
-        self.group, self.number, self.timeout = group, number, timeout
+    def __init__(self, group, timeout):
+        self.group, self.timeout, self.prefix = group, timeout, "%s/%s/" % (group.gatherings.subject, group.gatherings.entered)
         self.touch()
 
     def touch(self):
         self.deadline = time.monotonic() + self.timeout
 
-    def key(self, name):
-        return "gather/%d/%s" % (self.number, name)
-
     def set(self, name, value):
         self.group.store.within(self.timeout)
-        self.group.store.set(self.key(name), value)
+        self.group.store.set(self.prefix + name, value)
 
     def wait(self, name):
         """The value, as bytes; None if it does not come."""
         self.group.store.within(max(0, self.deadline - time.monotonic()))
-        return self.group.value_by(self.key(name), self.deadline)
+        return self.group.store.value_by(self.prefix + name, self.deadline)
 
     def take(self, name):
         """As wait; nobody else gets it."""
         value = self.wait(name)
-        self.group.forget(self.key(name))
+        self.group.store.forget([self.prefix + name])
         return value
 
 
@@ -116,49 +113,30 @@ def _receive(transfer, rank, path):
     return None
 
 
-def _roles(group, transfer):
-    """{rank: its description} of those that came, on rank 0; which of them pack is decided by host and directory."""
-    mine = {**group.describe(), "directory": os.path.realpath(journal_directory())}
-    transfer.set("here/%d" % group.rank, json.dumps(mine))
-    if group.rank != 0:
-        return None
-    said = {rank: transfer.wait("here/%d" % rank) for rank in range(group.size)}
-    return {rank: json.loads(value) for rank, value in said.items() if value is not None}
-
-
-def _collect(group, transfer, path):
+def _collect(group, transfer, decision, path):
     """On rank 0: the packs of all hosts into the directory `path`."""
     os.makedirs(path, exist_ok=True)
-    here = _roles(group, transfer)
-    first = {}
-    for rank, one in sorted(here.items()):
-        first.setdefault((one["host"], one["directory"]), rank)
-    missing = {"rank %d" % rank: "it did not come within %g s" % transfer.timeout for rank in range(group.size) if rank not in here}
+    here = group.gatherings.entries(group.gatherings.entered, False)
+    missing = {"rank %d" % group.ranks[rank]: "it did not come within %g s" % transfer.timeout for rank in decision["absent"]}
     packs = []
-    transfer.set("who", json.dumps(sorted(first.values())))
-    for rank in sorted(first.values()):
+    for rank in decision["senders"]:
         one = here[rank]
-        target = os.path.join(path, "%s-%d.amem" % ("".join(c if c.isalnum() or c in "-_." else "_" for c in one["host"]), rank))
+        host = "".join(c if c.isalnum() or c in "-_." else "_" for c in one["host"])
+        target = os.path.join(path, "%s-%d.amem" % (host, one["rank"]))
         transfer.touch()
         failure = pack(one["directory"], target) if rank == 0 else _receive(transfer, rank, target)
         with contextlib.suppress(OSError):
             os.unlink(target + ".part")
         if failure:
-            missing["rank %d on %s" % (rank, one["host"])] = failure
+            missing[_hosts.name(one)] = failure
         else:
             packs.append(target)
     return {"path": path, "packs": packs, "missing": missing}
 
 
-def _contribute(group, transfer):
+def _contribute(group, transfer, senders):
     """On other ranks: packs and sends, if this rank does it for its host. Returns rank 0's result."""
-    _roles(group, transfer)
-    transfer.deadline += transfer.timeout  # rank 0 waits for every rank first
-    who = transfer.wait("who")
-    if who is None:
-        raise OSError("rank 0 did not come")
-    transfer.touch()
-    if group.rank in json.loads(who):
+    if group.rank in senders:
         with tempfile.TemporaryDirectory(prefix="amem-gather-") as folder:
             path = folder + "/pack"
             failure = pack(journal_directory(), path)
@@ -189,14 +167,18 @@ def gather(path: str, process_group: Any = True, timeout: Optional[float] = None
     group = _hosts.group_of(process_group)
     timeout = _hosts.default_timeout() if timeout is None else timeout
     try:
-        number = group.last["gather"] = _next(group, timeout)
-        transfer = _Transfer(group, number, timeout)
+        group.gatherings.begin("gather", timeout)
+        # Rank 0 waits for every rank, and for it wait the others.
+        decision = group.gatherings.enter({"directory": os.path.realpath(journal_directory())}, timeout if group.rank == 0 else 2 * timeout)
+        if not decision or not decision["ok"]:
+            raise OSError(decision["message"] if decision else "rank 0 did not come")
+        transfer = _Transfer(group, timeout)
         if group.rank != 0:
-            return _contribute(group, transfer)
+            return _contribute(group, transfer, decision["senders"])
         try:
-            result = _collect(group, transfer, os.path.abspath(path))
+            result = _collect(group, transfer, decision, os.path.abspath(path))
         except OSError as error:
-            transfer.set("result", json.dumps({"path": path, "packs": [], "missing": {"rank 0 on " + group.host: str(error)}}))
+            transfer.set("result", json.dumps({"path": path, "packs": [], "missing": {_hosts.name(group.describe()): str(error)}}))
             raise
         transfer.set("result", json.dumps(result))
         return result
@@ -204,22 +186,3 @@ def gather(path: str, process_group: Any = True, timeout: Optional[float] = None
         raise
     except Exception as error:  # the store's errors have no common class
         raise _calls.AmemError(2, "gathering journals: %s" % error) from error
-
-
-def _next(group, timeout):
-    """Gatherings are counted by rank 0, so that one that some rank missed does not put it out of step."""
-    last = group.last.get("gather", 0)
-    group.store.within(timeout)
-    if group.rank == 0:
-        newest = int((group.peek("gather/newest") or b"0").decode())
-        group.store.set("gather/newest", str(newest + 1))
-        for name in ["who", "result"] + ["here/%d" % rank for rank in range(group.size)]:
-            group.forget("gather/%d/%s" % (newest - 1, name))
-        return newest + 1
-    end = time.monotonic() + timeout
-    while time.monotonic() < end:
-        newest = int((group.peek("gather/newest") or b"0").decode())
-        if newest > last:
-            return newest
-        time.sleep(_hosts.LONGEST_SECONDS)
-    raise OSError("rank 0 did not come")

@@ -1,146 +1,323 @@
 """Many hosts: AMem agrees on a pause inside a host, and the ranks agree here, through the store of a process group, that all hosts did it.
 
-One agreement has a number, which is the same on all ranks: the store's key "epoch" counts them. Each rank does its part, and sets its
-outcome; rank 0 reads all outcomes. The decision is one key, which is only ever set by compare_set: rank 0 sets that all succeeded; a rank
-that failed, or whose time is up, sets that all undo. So there is one decision, and who comes late finds it. Only the store is used, because
-the collectives of NCCL are refused while it is paused. Standard library only; PyTorch is asked for the store of its groups.
+An agreement has a nonce, which is a part of its keys, so what dead processes left in a store that outlives them is never taken for an
+outcome of this one. Rank 0 opens an agreement for each call, and the key "newest" names it. Each rank does its part, enters its outcome,
+once, and believes the decision of no agreement that it has not entered. The decision is set once: rank 0 sets that all succeeded when it
+has all outcomes; a rank that failed, or whose time is up, sets that all undo. Whoever comes late finds it.
+
+What is the newest when a process joins may be of an earlier life of the group: the process enters it if it is undecided, because it may
+also be this life's, and goes on to the next one, which rank 0 of this life opens. Only the store is used, because the collectives of NCCL
+are refused while it is paused. Standard library only; PyTorch is asked for the store of its groups.
 """
 
 import contextlib
-import datetime
-import functools
 import json
+import logging
 import os
-import queue
 import socket
-import threading
 import time
+import uuid
 import weakref
-from concurrent import futures
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
-from . import _calls, _tags
+from . import _calls, _library, _store, _tags
+
+_log = logging.getLogger("amem")
 
 REMOTE = 6  # ncclRemoteError: another rank is the reason
-SLICE_SECONDS = 0.2  # of a wait
-SHORTEST_SECONDS, LONGEST_SECONDS = 0.0005, 0.02  # between two questions to a store
 LATE = "the other ranks had given up already when this one came"
-
-
-class Silence(TimeoutError):
-    """A store that does not answer."""
-
-
-class _Answering:
-    """A store whose calls end. PyTorch's TCPStore waits for the answer of a host that is cut off for as long as TCP does, or for ever,
-    and no signal gets through to Python meanwhile; so a thread of its own waits there, and is left behind when the time is up.
-
-    Calls end GRACE_SECONDS after what within() was told last at the latest, by Silence. Later ones wait for that answer first, and
-    fail when the time is up.
-    """
-
-    GRACE_SECONDS = 1  # to say how it ended, when the time is up
-
-    def __init__(self, store):
-        self._store, self._end, self._last, self._thread = store, 0, None, None
-
-    def within(self, seconds):
-        self._end = time.monotonic() + seconds
-
-    def _comes(self, answer, grace=0):
-        with contextlib.suppress(futures.TimeoutError):
-            answer.exception(max(self._end - time.monotonic(), 0) + grace)
-        return answer.done()
-
-    def __getattr__(self, name):
-        return functools.partial(self._call, name, getattr(self._store, name))
-
-    def _call(self, name, function, *arguments):
-        if self._last and not self._comes(self._last):
-            raise Silence("it has not answered an earlier question")
-        if self._thread is None or not self._thread.is_alive():  # the first call, also of a forked child
-            self._calls = queue.SimpleQueue()
-            self._thread = threading.Thread(target=_answer, args=(self._calls,), name="amem-store", daemon=True)
-            self._thread.start()
-            weakref.finalize(self, self._calls.put, None)
-        self._last = answer = futures.Future()
-        self._calls.put((answer, function, arguments))
-        if not self._comes(answer, self.GRACE_SECONDS):
-            raise Silence("no answer to %s in time" % name)
-        return answer.result()
-
-
-def _answer(calls):
-    for answer, function, arguments in iter(calls.get, None):
-        try:
-            answer.set_result(function(*arguments))
-        except BaseException as error:  # pylint: disable=broad-except  # for whoever waits
-            answer.set_exception(error)
-        del answer, function, arguments  # the store may be let go while nobody calls
 
 
 class StoreGroup:
     """Ranks that agree through a store: PyTorch's TCPStore or FileStore, or an object with their set, get, wait and compare_set.
 
-    store: shared by all ranks of the group, and used for one group only (see torch.distributed.PrefixStore). It is not owned.
+    store: shared by all ranks of the group, and used for one group at a time (see torch.distributed.PrefixStore). It is not owned. What
+           an earlier life of the group left there does not matter, wherever it was killed.
     rank, size: of this process in the group, and how many take part.
-    host: a name for messages; default: this host's.
+    host:  a name for messages; default: this host's.
+    ranks: of the job, for messages: those of the group's ranks in their order; default: the group's own.
     Calls on one group come from one thread at a time.
     """
 
     __module__ = "amem"
 
-    def __init__(self, store: Any, rank: int, size: int, host: Optional[str] = None) -> None:
+    def __init__(self, store: Any, rank: int, size: int, host: Optional[str] = None, ranks: Optional[Sequence[int]] = None) -> None:
         if not 0 <= rank < size:
             raise ValueError("rank %r of %r" % (rank, size))
-        self.store, self.rank, self.size = _Answering(store), rank, size
+        self.ranks = range(size) if ranks is None else tuple(ranks)
+        if len(self.ranks) != size:
+            raise ValueError("%d ranks of the job for a group of %d" % (len(self.ranks), size))
+        self.store, self.rank, self.size = _store.Store(store), rank, size
         self.host = host or socket.gethostname()
-        self.last = {}  # by kind of agreement: the number of the last one that this process knows the decision of
-        self.was_late = False  # for the last one
-
-    def peek(self, key):
-        """The value, or None if nobody has set it."""
-        return self.store.get(key) if self.are_there([key], 0) else None
-
-    def are_there(self, keys, seconds):
-        """Waits for all keys, at most so long."""
-        if hasattr(self.store, "check"):
-            return self._asked_until_there(keys, seconds)
-        limit = max(seconds, 0.001)
-        began = time.monotonic()
-        try:
-            self.store.wait(keys, datetime.timedelta(seconds=limit))
-            return True
-        except Silence:
-            raise
-        except Exception:  # pylint: disable=broad-except  # stores raise different errors when the time is up
-            if time.monotonic() - began < 0.9 * limit:
-                raise  # not the time: the connection, for example
-            return False
-
-    def _asked_until_there(self, keys, seconds):
-        """PyTorch's stores write a warning for each wait that ends by its time, and cannot be used meanwhile: so they are asked."""
-        end, pause = time.monotonic() + seconds, SHORTEST_SECONDS
-        while not self.store.check(keys):
-            if time.monotonic() >= end:
-                return False
-            time.sleep(min(pause, max(0, end - time.monotonic())))
-            pause = min(2 * pause, LONGEST_SECONDS)
-        return True
-
-    def value_by(self, key, end):
-        """The value; None if nobody sets it until `end` of the monotonic clock."""
-        while not self.are_there([key], min(SLICE_SECONDS, max(0, end - time.monotonic()))):
-            if time.monotonic() >= end:
-                return None
-        return self.store.get(key)
-
-    def forget(self, key):
-        with contextlib.suppress(Exception):  # some stores cannot; a few bytes stay
-            self.store.delete_key(key)
+        self.token = uuid.uuid4().hex[:12]  # of this process in this life of the group
+        self.cycles, self.gatherings = Cycles(self), Gatherings(self)
 
     def describe(self):
-        return {"rank": self.rank, "host": self.host, "pid": os.getpid()}
+        return {"rank": self.ranks[self.rank], "host": self.host, "pid": os.getpid()}
+
+
+class Agreements:
+    """Those of a group about one subject, one after the other, as this process takes part in them. A subclass has their verdict."""
+
+    subject, UNSEEN = "", object()
+    SUPERSEDED = {"ok": False, "message": "a rank was started anew", "superseded": True}
+
+    def __init__(self, group):
+        self.group, self.opened = group, 0
+        self.newest, self.found = None, self.UNSEEN  # the one that was opened last; what was the newest when this process came
+        self.entered = self.over = None  # the one that this call has entered; the last that is over as far as this rank is concerned
+        self.repeats = None  # the one that this call has failed, and fails again in the next
+        self.past = []       # those that it has left keys of
+        group.store.within(0)
+        with contextlib.suppress(Exception):  # the first call says what is wrong
+            self._look()
+
+    def verdict(self, entries, timeout):
+        """What rank 0 decides with these {rank: entry}, which are all if there are as many, or any rank when the time is up; None: it
+        does not decide then."""
+        raise NotImplementedError
+
+    def begin(self, what, timeout):
+        """Before this rank's part. AmemError: the call is late for an agreement that the others have given up."""
+        self.group.store.within(timeout)
+        self.entered = self.repeats = None
+        while True:
+            newest = self._look()
+            self._may_join(newest, what)
+            if not self.leads or self._open(newest):
+                return
+
+    def _may_join(self, newest, what):
+        """Raises AmemError if a call that begins now should not take part."""
+
+    def enter(self, entry, timeout):
+        """After this rank's part: enters a dict of this rank's own, and returns the decision of all, within `timeout` seconds from now;
+        None if nobody decided by then and it is not for this rank to do so."""
+        store, end = self.group.store, time.monotonic() + timeout
+        store.within(timeout)
+        entry = {**self.group.describe(), "token": self.group.token, **entry}
+        while True:
+            newest = self.newest if self.leads else self._look()
+            decision = None
+            if self._waits() and self.entered != newest:
+                decision = self.decide(self.entered, **self.SUPERSEDED)  # what nobody leads any more
+            elif not self._concerns(newest):
+                store.are_there([self._key(newest, "next") if newest else self._key("newest")], _slice_until(end))
+            elif self._waits() or self._enter(newest, entry):
+                decision = self._await(newest, entry, end, timeout)
+            elif newest != self.found:
+                return self._taken(entry)
+            if decision:
+                self._end(self.entered, decision)
+                if self.leads or not decision.get("superseded"):
+                    return decision
+            elif time.monotonic() >= end:
+                return self._without_rank_0(timeout)
+
+    def _without_rank_0(self, timeout):
+        """The decision of a rank that has waited in vain for an agreement of this life."""
+
+    def refuse(self, message, absent=False):
+        """Has this rank's agreement fail for all: the one that is under way, or else the next. Returns whether all had succeeded already."""
+        decision = {"ok": False, "message": message, "absent": absent}
+        held = self.decision(self.entered) if self.entered and not self._waits() else None
+        if held and not held.get("superseded"):
+            return held["ok"]
+        while True:
+            newest = self.newest if self.leads else self._look()
+            if not self._concerns(newest):
+                if self._open(newest, decision):
+                    return False
+                continue
+            holds, entered = self._fail(newest, decision), newest == self.entered
+            self._end(newest, holds)
+            if self.leads or not holds.get("superseded"):
+                return holds["ok"] and entered
+
+    @property
+    def leads(self):
+        return self.group.rank == 0
+
+    def _waits(self):
+        """Whether this rank has entered an agreement and does not know the decision."""
+        return self.entered is not None and self.entered != self.over
+
+    def _key(self, *names):
+        return "/".join([self.subject, *map(str, names)])
+
+    def _look(self):
+        store, key = self.group.store, self._key("newest")
+        self.newest = store.text(key) if self.newest else store.peek(key)
+        if self.found is self.UNSEEN:
+            self.found = self.newest
+        return self.newest
+
+    def _concerns(self, nonce):
+        """Whether this rank should take part in an agreement."""
+        if nonce == self.found != self.entered and nonce != self.over and self.decision(nonce):
+            self.over = nonce  # of an earlier life, or over when this rank came
+        return nonce is not None and nonce != self.over
+
+    def _open(self, newest, decision=None):
+        """Puts a new agreement in the place of the newest, decided already if a decision is given. False: another rank was faster."""
+        self.opened += 1
+        nonce = "%s.%d" % (self.group.token, self.opened)
+        if decision:
+            self.decide(nonce, **decision)
+        if self.group.store.set_once(self._key("newest"), nonce, newest or "") != nonce:
+            return False
+        if newest:
+            self.group.store.set(self._key(newest, "next"), nonce)
+        self.newest = nonce
+        if decision:
+            self._end(nonce, decision)
+        return True
+
+    def _enter(self, nonce, entry):
+        text = json.dumps(entry)
+        if self.group.store.set_once(self._key(nonce, "entry", self.group.rank), text) == text:
+            self.entered = nonce
+            return True
+        # If it was another process, which this one replaces, whoever waits there goes on to the next.
+        self.decide(nonce, **(self.SUPERSEDED if nonce == self.found else self._taken(entry)))
+        self.over = nonce
+        return False
+
+    @staticmethod
+    def _taken(entry):
+        return {"ok": False, "message": "%s took part twice: as two processes, or after a call that had lost the store" % name(entry)}
+
+    def _await(self, nonce, entry, end, timeout):
+        """The decision, unless it takes longer than a slice of time."""
+        store, complete = self.group.store, False
+        if entry.get("failure") is not None:
+            return self._fail(nonce, {"ok": False, "message": failed(entry)})
+        if self.leads:
+            complete = store.are_there([self._key(nonce, "entry", rank) for rank in range(self.group.size)], _slice_until(end) / 4)
+            decision = self.decision(nonce)
+        else:
+            there = store.are_there([self._key(nonce, "decision")], _slice_until(end))
+            decision = json.loads(store.text(self._key(nonce, "decision"))) if there else None
+        if decision is None and (complete or time.monotonic() >= end):
+            verdict = self.verdict(self.entries(nonce, complete), timeout)
+            decision = verdict and (self.decide(nonce, **verdict) if verdict["ok"] else self._fail(nonce, verdict))
+        return decision
+
+    def _fail(self, nonce, decision):
+        """Decides that an agreement fails, unless it is decided. Returns what holds."""
+        if self.repeats:
+            decision = {**decision, "repeats": self.repeats}
+        holds = self.decide(nonce, **decision)
+        if nonce != self.found or self.leads or holds != decision:
+            return holds
+        # If that one is of an earlier life, rank 0 does not know it, and must find that this rank has come and gone: in the next one.
+        self.over = self.repeats = nonce
+        return holds if self._open(nonce, {**decision, "repeats": nonce}) else self.SUPERSEDED
+
+    def entries(self, nonce, complete):
+        """{rank: its entry} of the ranks that have entered."""
+        store, keys = self.group.store, [self._key(nonce, "entry", rank) for rank in range(self.group.size)]
+        values = store.texts(keys) if complete else [store.peek(key) for key in keys]
+        return {rank: json.loads(value) for rank, value in enumerate(values) if value is not None}
+
+    def decision(self, nonce):
+        """The decision of an agreement, or None."""
+        value = self.group.store.peek(self._key(nonce, "decision"))
+        return value and json.loads(value)
+
+    def decide(self, nonce, **decision):
+        """Sets the decision, unless there is one; returns the one that holds."""
+        return json.loads(self.group.store.set_once(self._key(nonce, "decision"), json.dumps(decision)))
+
+    def _end(self, nonce, decision):
+        """Nobody reads what is older than an agreement that all have entered."""
+        self.over = nonce
+        if decision.get("complete"):
+            for old in self.past:
+                own = ["decision", "next", "result"] if old.startswith(self.group.token) else []
+                self.group.store.forget([self._key(old, "entry", self.group.rank), *(self._key(old, key) for key in own)])
+            self.past = []
+        self.past.append(nonce)
+
+
+class Cycles(Agreements):
+    """Agreements that all ranks paused or resumed, or none. An entry has "what", and "failure": None or a text."""
+
+    subject = "cycle"
+
+    def __init__(self, group):
+        self.was_late = self.introduced = False
+        super().__init__(group)
+
+    def _may_join(self, newest, what):
+        if not self.introduced:  # so that the others can name this rank if it does not enter
+            self.group.store.set(self._key("rank", self.group.rank), json.dumps({"host": self.group.host, "found": self.found}))
+            self.introduced = True
+        decision = self.decision(newest) if newest and newest not in (self.over, self.found) else None
+        late = decision is not None and not decision["ok"] and not decision.get("superseded")
+        if late:
+            late, self.over = "repeats" not in decision or decision["repeats"] != self.over, newest
+        # Once: who comes a moment after the others have given up waiting for it meets them when it calls again. Where they gave up
+        # because a rank failed, they will call again as this one does.
+        before, self.was_late = self.was_late, late and decision.get("absent", False)
+        if late and not (before and self.was_late):
+            raise _calls.AmemError(REMOTE, "%s: %s (%s); nothing was done here, and it can be called again on all ranks"
+                                   % (what, LATE, decision["message"]))
+        self.was_late = False
+
+    def verdict(self, entries, timeout):
+        missing = [rank for rank in range(self.group.size) if rank not in entries]
+        if missing:
+            hosts = sorted({entry["host"] for entry in entries.values()})
+            return {"ok": False, "absent": True, "message": "%s did not come within %g s; those that came are on %s" % (
+                ", ".join(map(self._absent, missing)), timeout, ", ".join(hosts))}
+        wrong = next(filter(None, (self._wrong(entry, entries[0]) for entry in entries.values())), None)
+        if wrong or not self.leads:
+            return {"ok": False, "absent": False, "message": wrong or "%s, which collects the outcomes, fell silent" % name(entries[0])}
+        return {"ok": True, "complete": True}
+
+    def _wrong(self, entry, first):
+        if entry["failure"] is not None:
+            return failed(entry)
+        if entry["what"] != first["what"]:
+            return "%s called %s, where %s called %s" % (name(entry), entry["what"], name(first), first["what"])
+        return None
+
+    def _without_rank_0(self, timeout):
+        message = "%s did not come within %g s" % (self._absent(0), timeout)
+        self.refuse(message, absent=True)
+        return {"ok": False, "message": message, "absent": True}
+
+    def _absent(self, rank):
+        """The name of a rank that has not entered; with its host, if it said so in this life."""
+        said = json.loads(self.group.store.peek(self._key("rank", rank)) or "{}")
+        leader = (self.newest or "").partition(".")[0]
+        of_this_life = said.get("found") == self.found or (said.get("found") or "").partition(".")[0] == leader
+        return name({"rank": self.group.ranks[rank], "host": said.get("host") if of_this_life else None})
+
+
+class Gatherings(Agreements):
+    """Agreements who sends journals (_gather.py). An entry has "directory"; the decision has the ranks of the group that send, "senders",
+    and those that did not come, "absent"."""
+
+    subject = "gather"
+
+    def _may_join(self, newest, what):
+        if newest and newest != self.over and self.decision(newest):
+            self.over = newest  # this rank was not there, and rank 0 has gone on
+
+    def verdict(self, entries, timeout):
+        if not self.leads:
+            return None
+        first = {}
+        for rank, entry in sorted(entries.items()):
+            first.setdefault((entry["host"], entry["directory"]), rank)
+        absent = [rank for rank in range(self.group.size) if rank not in entries]
+        return {"ok": True, "complete": not absent, "senders": sorted(first.values()), "absent": absent}
+
+
+def _slice_until(end):
+    return min(_store.SLICE_SECONDS, max(0, end - time.monotonic()))
 
 
 _groups = weakref.WeakKeyDictionary()
@@ -158,7 +335,8 @@ def group_of(process_group):
         raise _calls.AmemError(5, "torch.distributed has no process group yet: call init_process_group first")
     if process_group not in _groups:
         store = distributed.PrefixStore("amem", distributed_c10d._get_process_group_store(process_group))
-        _groups[process_group] = StoreGroup(store, distributed.get_rank(process_group), distributed.get_world_size(process_group))
+        _groups[process_group] = StoreGroup(store, distributed.get_rank(process_group), distributed.get_world_size(process_group),
+                                            ranks=distributed.get_process_group_ranks(process_group))
     return _groups[process_group]
 
 
@@ -168,162 +346,14 @@ def default_timeout():
     return (int(text) if text.isdigit() else 60000) / 1000 * 9 / 8
 
 
-def _name(who):
+def name(who):
+    """Of an entry or StoreGroup.describe(), for messages."""
     return "rank %d%s" % (who["rank"], " on %s" % who["host"] if who.get("host") else "")
 
 
-class Agreement:
-    """One agreement of all ranks of a group, from its number to its decision."""
-
-    def __init__(self, group, what, timeout):
-        self.group, self.what, self.timeout = group, what, timeout
-        self.deadline = time.monotonic() + timeout
-        group.store.within(timeout)
-        if "cycle" not in group.last:  # so that the others can name this rank if it does not come
-            group.store.set("names/%d" % group.rank, json.dumps(group.describe()))
-            group.last["cycle"] = 0
-        group.last["cycle"] = self.number = self._join()
-        group.was_late = False
-        self._clean(self.number - 2)
-
-    def key(self, name, number=None):
-        return "cycle/%d/%s" % (self.number if number is None else number, name)
-
-    def outcome_key(self, rank, number=None):
-        return self.key("outcome/%d" % rank, number)
-
-    def left(self):
-        return self.deadline - time.monotonic()
-
-    def _join(self):
-        """The number of the agreement that is under way, or of a new one. AmemError if this rank is late for one that was given up."""
-        group = self.group
-        text = (group.peek("cycle/epoch") or b"").decode()
-        newest = int(text or 0)
-        if newest > group.last["cycle"]:
-            decision = group.peek(self.key("decision", newest))
-            if decision is None:
-                return newest
-            decision = json.loads(decision)
-            if not decision["ok"] and not (group.was_late and decision.get("absent")):
-                group.last["cycle"] = newest
-                # Once: who comes a moment after the others have given up waiting for it meets them when it calls again. Where
-                # they gave up because a rank failed, they will call again as this one does.
-                group.was_late = decision.get("absent", False)
-                raise _calls.AmemError(REMOTE, "%s: %s (%s); nothing was done here, and it can be called again on all ranks"
-                                       % (self.what, LATE, decision["message"]))
-        return int(group.store.compare_set("cycle/epoch", text, str(newest + 1)))
-
-    def _clean(self, number):
-        """Keys of an agreement that nobody reads any more, because all ranks have come to a later one, or it was given up."""
-        if number > 0:
-            self.group.forget(self.outcome_key(self.group.rank, number))
-            if self.group.rank == 0:
-                self.group.forget(self.key("decision", number))
-
-    def decide(self, ok, message="", absent=False):
-        """Sets the decision, unless there is one; returns the one that holds. absent: because ranks did not come."""
-        text = json.dumps({"ok": ok, "message": message, "absent": absent, "by": self.group.describe()})
-        return json.loads(self.group.store.compare_set(self.key("decision"), "", text))
-
-    def vote(self, failure=None):
-        """Reports this rank's outcome: `failure` is None or a text. Returns the decision of all."""
-        group = self.group
-        outcome = {**group.describe(), "what": self.what, "failure": failure}
-        group.store.set(self.outcome_key(group.rank), json.dumps(outcome))
-        if failure is not None:
-            return self.decide(False, "%s failed: %s" % (_name(outcome), failure))
-        return self._collect() if group.rank == 0 else self._follow()
-
-    def interrupted(self, error):
-        """Ends the agreement for all, unless it is decided. Returns whether all succeeded."""
-        with contextlib.suppress(Exception):
-            return self.decide(False, "%s failed: %s: %s" % (_name(self.group.describe()), type(error).__name__, error))["ok"]
-        return False
-
-    def _follow(self):
-        decision = self.group.value_by(self.key("decision"), self.deadline)
-        return self._give_up() if decision is None else json.loads(decision)
-
-    def _collect(self):
-        keys = [self.outcome_key(rank) for rank in range(self.group.size)]
-        while self.left() > 0:
-            complete = self.group.are_there(keys, min(SLICE_SECONDS / 4, self.left()))
-            decision = self.group.peek(self.key("decision"))
-            if decision is not None:
-                return json.loads(decision)
-            if complete:
-                return self._weigh([json.loads(value) for value in self._values(keys)])
-        return self._give_up()
-
-    def _values(self, keys):
-        if hasattr(self.group.store, "multi_get"):
-            with contextlib.suppress(Exception):  # FileStore has the name only
-                return self.group.store.multi_get(keys)
-        return [self.group.store.get(key) for key in keys]
-
-    def _weigh(self, outcomes):
-        failed = next((outcome for outcome in outcomes if outcome["failure"] is not None), None)
-        other = next((outcome for outcome in outcomes if outcome["what"] != self.what), None)
-        if failed:
-            return self.decide(False, "%s failed: %s" % (_name(failed), failed["failure"]))
-        if other:
-            return self.decide(False, "%s called %s, where %s called %s"
-                               % (_name(other), other["what"], _name(self.group.describe()), self.what))
-        return self.decide(True)
-
-    def _give_up(self):
-        outcomes = {rank: self.group.peek(self.outcome_key(rank)) for rank in range(self.group.size)}
-        missing = [rank for rank, value in outcomes.items() if value is None]
-        hosts = {rank: json.loads(value)["host"] for rank, value in outcomes.items() if value is not None}
-        if missing:
-            message = "%s did not come within %g s; those that came are on %s" % (
-                ", ".join(self._absent(rank) for rank in missing), self.timeout, ", ".join(sorted(set(hosts.values()))))
-        else:
-            message = "%s, which collects the outcomes, fell silent" % _name({"rank": 0, "host": hosts[0]})
-        return self.decide(False, message, absent=bool(missing))
-
-    def _absent(self, rank):
-        value = self.group.peek("names/%d" % rank)
-        return _name({"rank": rank, "host": json.loads(value)["host"] if value else None})
-
-
-def together(group, what, act, undo, timeout):
-    """Calls act() here, as every rank does. If a rank fails or does not come, those that succeeded call undo(), and all raise AmemError."""
-    timeout = default_timeout() if timeout is None else timeout
-    failure = done = None
-    try:
-        agreement = Agreement(group, what, timeout)
-        try:
-            act()
-            done = True
-            decision = agreement.vote()
-        except _calls.AmemError as error:
-            failure = error
-            decision = agreement.vote(reason_of(error))
-        except BaseException as error:  # an interrupt, or a wrong tag: the others need not wait for their deadline
-            done = done or not isinstance(error, Exception)  # an interrupt may have come when this rank's part was done
-            if agreement.interrupted(error):
-                done = False  # all had decided already that it holds, so this rank leaves it so
-            raise
-    except (_calls.AmemError, TypeError, ValueError, KeyError, KeyboardInterrupt, SystemExit):
-        if done:
-            undo()
-        raise
-    except Exception as error:  # the store's own errors have no common class
-        decision = {"ok": False, "message": "the store of the process group does not answer: %s" % error}
-    if decision["ok"]:
-        return
-    text = "%s by %d ranks: %s" % (what, group.size, decision["message"])
-    if done:
-        try:
-            undo()
-            text += "; this rank had succeeded, and is as before"
-        except _calls.AmemError as error:
-            text += "; this rank had succeeded, and it could not be undone here: %s" % error
-    else:
-        text += "; nothing was changed on this rank"
-    raise _calls.AmemError(failure.code if failure else REMOTE, text, failure.why if failure else None) from failure
+def failed(entry):
+    """What others are told about a rank whose entry has a failure."""
+    return "%s failed: %s" % (name(entry), entry["failure"])
 
 
 def reason_of(error):
@@ -331,17 +361,105 @@ def reason_of(error):
     return str(error.args[0] if isinstance(error, _calls.AmemError) else error) or type(error).__name__
 
 
-def what_undoes(operation, tags, by=_tags):
-    """A function that undoes the pause or resume of these tags that begins now, and nothing that was so before. `by` is what pauses and
-    resumes: a Want, or the module, whose calls are the plain ones."""
-    states = {row["tag"]: row["state"] for row in _tags.memory()["tags"]}
+LOST = "the store of the process group does not answer: %s"
+
+
+def together(group, what, act, undo, timeout):
+    """Calls act() here, as every rank does. If a rank fails or does not come, those that succeeded call undo(), and all raise AmemError.
+
+    timeout: seconds from the end of this rank's part until the decision; None: default_timeout().
+    """
+    timeout, failure, done = default_timeout() if timeout is None else timeout, None, False
+    try:
+        group.cycles.begin(what, timeout)
+    except _calls.AmemError:
+        raise
+    except Exception as error:  # the store's errors have no common class
+        raise _failed(group, what, LOST % error, None, None) from error
+    except BaseException as error:
+        _refuse(group, error)
+        raise
+    try:
+        try:
+            with _calls.explained_later():
+                act()
+            done = True
+        except _calls.AmemError as error:
+            failure = error
+        try:
+            decision = group.cycles.enter({"what": what, "failure": failure and reason_of(failure)}, timeout)
+        except Exception as error:  # pylint: disable=broad-except  # the store's errors have no common class
+            decision = {"ok": False, "message": LOST % error}
+    except BaseException as error:  # an interrupt, or a wrong tag: the others need not wait for their deadline
+        # An interrupt may have come when this rank's part was done. What all had agreed on by then stays.
+        if not _refuse(group, error) and (done or not isinstance(error, Exception)):
+            undo()
+        raise
+    if failure is None and decision["ok"]:
+        return
+    if decision["ok"]:
+        decision["message"] = "%s, when the others had agreed that it succeeded" % failed({**group.describe(), "failure": reason_of(failure)})
+    raise _failed(group, what, decision["message"], failure, undo if done else None) from failure
+
+
+def _refuse(group, error):
+    """Tells the others of an error that is not AMem's. Returns whether all had succeeded already."""
+    with contextlib.suppress(Exception):
+        return group.cycles.refuse(failed({**group.describe(), "failure": "%s: %s" % (type(error).__name__, error)}))
+    return False
+
+
+def _failed(group, what, message, failure, undo):
+    """The error of a rank that has undone its part, if it was done."""
+    text = "%s by %d ranks: %s" % (what, group.size, message)
+    if undo:
+        try:
+            undo()
+            text += "; this rank had succeeded, and is as before"
+        except _calls.AmemError as error:
+            text += "; this rank had succeeded, and it could not be undone here: %s" % error
+    else:
+        text += "; nothing was changed on this rank"
+    if failure:
+        _calls.explain(failure)
+    return _calls.AmemError(failure.code if failure else REMOTE, text, failure.why if failure else None)
+
+
+def has_nothing():
+    """Why there is nothing of this process that a pause or resume of any tag could change, as on a rank without a GPU; None: there may
+    be something, or it cannot be told, and then the call says what is wrong."""
+    if os.environ.get("AMEM_ENABLE") == "0":
+        return "AMem is switched off (AMEM_ENABLE=0)"
+    if not _library.is_there(_calls.lib):
+        return None if _library.nccl_is_loaded() else "AMem's library is not in this process, and neither is NCCL"
+    try:
+        said = _tags.memory()
+        if said["tags"]:
+            return None
+        if _library.nccl_is_loaded() and not all(one["under_amem"] for one in _calls.read_json(b"stats")["nccl_libraries"]):
+            return None
+        return said["reason"]
+    except _calls.AmemError:
+        return None
+
+
+def part_of(operation, act, tags, by=_tags):
+    """(act, undo): functions for this process's part of a pause or resume of these tags. What undoes it changes nothing that was so before.
+    `by` has the pause and resume_in_time that undo it."""
+    nothing = has_nothing()
+    if nothing:
+        _log.info("%s of %s: this process takes part without memory of its own: %s", operation, ", ".join(tags), nothing)
+        return lambda: None, lambda: None
+    try:
+        states = {row["tag"]: row["state"] for row in _tags.memory()["tags"]}
+    except _calls.AmemError:  # act() has the reason
+        states = {}
     changed = [tag for tag in tags if (states.get(tag) == "paused") != (operation == "pause")]
     opposite = by.resume_in_time if operation == "pause" else by.pause
-    return lambda: opposite(*changed) if changed else None
+    return lambda: act(*tags), lambda: opposite(*changed) if changed else None
 
 
 def cycle(operation, act, process_group, tags, timeout, by=_tags):
     """act(*tags), the pause or resume of these tags, on all hosts of a process group or on none: if one cannot resume, the others pause
-    again, contents kept."""
-    undo = what_undoes(operation, tags, by)
-    together(group_of(process_group), "%s of %s" % (operation, ", ".join(tags)), lambda: act(*tags), undo, timeout)
+    again, contents kept. A rank that has no memory under AMem takes part in the agreement alone."""
+    together(group_of(process_group), "%s of %s" % (operation, ", ".join(tags)), *part_of(operation, act, tags, by), timeout)

@@ -13,6 +13,7 @@ import socketserver
 import stat
 import threading
 import warnings
+import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 from . import _calls
@@ -149,10 +150,17 @@ def write_metrics(path: str) -> None:
 
 
 class MetricsServer(contextlib.AbstractContextManager["MetricsServer"]):
-    """What serve_metrics() started; close() ends it. `address` is as serve_metrics takes it, with the port or the path that was given."""
+    """What serve_metrics() started; close() ends it. `address` is as serve_metrics takes it, with the port or the path that was given.
+
+    It belongs to the process that started it: a forked child has neither the port nor anything to close.
+    """
 
     def __init__(self, address: str, close: Callable[[], None]) -> None:
-        self.address, self.close = address, close
+        self.address, self._close, self._owner = address, close, os.getpid()
+
+    def close(self) -> None:
+        if os.getpid() == self._owner:
+            self._close()
 
     def __exit__(self, *_error: object) -> None:
         self.close()
@@ -180,6 +188,19 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def __init__(self, family: int, address: Any, handler: Any) -> None:
         self.address_family = family
         super().__init__(address, handler)
+        _servers.add(self)
+
+
+_servers: "weakref.WeakSet[_Server]" = weakref.WeakSet()
+
+
+def _leave_ports_to_the_parent() -> None:
+    """In a forked child, where no thread serves: the port would be taken for as long as the child lives."""
+    for server in list(_servers):
+        server.server_close()
+
+
+os.register_at_fork(after_in_child=_leave_ports_to_the_parent)
 
 
 def _serve(server: _Server, address: str, path: Optional[str] = None) -> MetricsServer:
@@ -195,7 +216,7 @@ def _serve(server: _Server, address: str, path: Optional[str] = None) -> Metrics
 
 
 def _write_for_ever(path: str, seconds: float) -> MetricsServer:
-    ended, owner = threading.Event(), os.getpid()
+    ended = threading.Event()
 
     def work() -> None:
         said = False
@@ -215,14 +236,13 @@ def _write_for_ever(path: str, seconds: float) -> MetricsServer:
     thread.start()
 
     def close() -> None:
-        if os.getpid() != owner:
-            return  # a child that was forked
         ended.set()
         thread.join(timeout=5)
         with contextlib.suppress(OSError):
             os.unlink(path)  # figures of a process that has ended are nobody's
-    atexit.register(close)
-    return MetricsServer("file:" + path, close)
+    server = MetricsServer("file:" + path, close)
+    atexit.register(server.close)
+    return server
 
 
 def parse_address(where: Union[int, str]) -> Tuple[str, str, int]:

@@ -134,7 +134,8 @@ def pause(*tags: str, wait: bool = True, stream: Any = None, process_group: Any 
     process_group:  of torch.distributed, or an amem.StoreGroup; True: the default one. Then the pause is that of all its ranks on
              all hosts, each of which calls it with the same tags: when one fails or does not come, all that had paused resume again,
              and the error names it. Agreed through the group's store, without a collective. What policy "discard" gave up is lost.
-    timeout: seconds that such a pause waits for the other ranks; default: nine eighths of AMEM_TIMEOUT_MS.
+             A rank that has no memory under AMem (no GPU, or AMEM_ENABLE=0) takes part with nothing.
+    timeout: seconds that such a pause waits for the other ranks when its own part is done; default: nine eighths of AMEM_TIMEOUT_MS.
 
     Nothing may touch the memory of a paused tag until it is resumed: a kernel that does faults, and takes its CUDA context with it.
     However often it is called, it lasts until one resume(); blocks of amem.paused, rollouts and adapters pause for themselves.
@@ -186,6 +187,13 @@ def await_memory(tags: Sequence[str], seconds: float) -> None:
 def resume_in_time(*tags: str) -> None:
     """As resume, for ranks that agree on it elsewhere: it waits no longer than AMEM_TIMEOUT_MS for others that are still paused."""
     _PLAIN.resume_in_time(*tags)
+
+
+def _resume_part(wait_for_memory: float, *tags: str) -> None:
+    """A rank's part of a resume of all hosts, for which the others wait."""
+    if wait_for_memory:
+        await_memory(tags, wait_for_memory)
+    resume_in_time(*tags)
 
 
 def wait(tag: str, stream: Any = None) -> None:

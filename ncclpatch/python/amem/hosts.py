@@ -6,7 +6,7 @@
         generate_rollouts()
     amem.hosts.pause(workers, "weights", "nccl")
 
-Each actor does it in its own process. When one fails, or does not answer in time, all that had paused resume again, and the error names
+Each actor does it in its own process; one that has no memory under AMem takes part with nothing. When one fails, or does not answer in time, all that had paused resume again, and the error names
 it; one that was only late finds that out, and undoes its part. Nothing of an actor's class has to know AMem: Ray can call a function in any
 actor (__ray_call__). An actor without that needs a method amem_call(function, *arguments) that calls the function.
 
@@ -44,9 +44,10 @@ def _act(attempt, operation, tags):
     with _lock:
         if attempt in _given_up:
             return {**who, "failure": _hosts.LATE}
-    undo = _hosts.what_undoes(operation, tags)
+    act, undo = _hosts.part_of(operation, _tags.pause if operation == "pause" else _tags.resume_in_time, tags)
     try:
-        (_tags.pause if operation == "pause" else _tags.resume_in_time)(*tags)
+        with _calls.explained_later():
+            act()
     except Exception as error:  # pylint: disable=broad-except  # it crosses to the caller as a text, whatever its class
         return {**who, "failure": _hosts.reason_of(error)}
     with _lock:
@@ -138,7 +139,7 @@ def _run(operation, actors, tags, timeout, engine):
         elif kind == "failed":
             failures.append("rank %d does not answer: %s" % (number, value))
         elif value["failure"]:
-            failures.append("rank %d on %s (pid %d) failed: %s" % (number, value["host"], value["pid"], value["failure"]))
+            failures.append(_hosts.failed({**value, "rank": number, "host": "%s (pid %d)" % (value["host"], value["pid"])}))
     if not failures and not silent:
         return
     reasons = failures or ["rank %s did not come within %g s" % (", ".join(map(str, silent)), timeout)]

@@ -7,6 +7,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -253,6 +255,23 @@ class Actors(unittest.TestCase):
         self.assertIsNotNone(busy)
         self.all_are("paused", self.actors[:1])
         self.all_are("resident", self.actors[1:])
+
+
+class OwnPart(unittest.TestCase):
+    """What an actor does, in a process of its own or in this one."""
+
+    def test_of_an_actor_without_a_gpu_is_nothing(self):
+        code = ("import amem.hosts as hosts\n"
+                "print([hosts._act(name, name, ('nccl', 'weights'))['failure'] for name in ('pause', 'resume')], hosts._give_up('pause'))")
+        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+        self.assertEqual(said.stdout, "[None, None] None\n", said.stderr)
+
+    def test_is_told_without_looking_for_the_reason(self):
+        def act(*_tags):
+            amem._calls.check(1)
+        with mock.patch("amem._why.first_line", side_effect=AssertionError("it takes seconds")), mock.patch(
+                "amem._calls.last_error", lambda: "planted"), mock.patch("amem._tags.pause", act), mock.patch("amem._hosts.has_nothing", lambda: None):
+            self.assertEqual(amem.hosts._act("1", "pause", ("nccl",))["failure"], "planted")
 
 
 @unittest.skipUnless(ray, "this Python has no Ray")

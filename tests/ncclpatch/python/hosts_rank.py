@@ -9,22 +9,22 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import store_for_tests  # noqa: E402
 
 FILL = 0x5A
+WITHOUT = os.environ.get("HOSTS_RANK_WITHOUT")  # "gpu": a rank that uses none; "amem": one where AMem is switched off
 if sys.argv[1].startswith("group:"):
     from torch import distributed
     distributed.init_process_group("gloo", init_method="file://" + sys.argv[1][6:], rank=int(sys.argv[2]), world_size=int(sys.argv[3]))
     store = distributed.distributed_c10d._get_default_store()
 else:
     store = store_for_tests.open_store(sys.argv[1])  # before the stand-in, because it may import PyTorch with an NCCL of its own
-cuda = ctypes.CDLL("libcuda.so.1")
-context = ctypes.c_void_p()
-assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 and cuda.cuCtxSetCurrent(context) == 0
-nccl = ctypes.CDLL(os.environ["STAND_IN_NCCL"])
+if not WITHOUT:
+    cuda = ctypes.CDLL("libcuda.so.1")
+    context = ctypes.c_void_p()
+    assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 and cuda.cuCtxSetCurrent(context) == 0
+if WITHOUT != "gpu":
+    nccl = ctypes.CDLL(os.environ["STAND_IN_NCCL"])
 import amem  # noqa: E402
 from amem import _calls, _tags  # noqa: E402
 
-memory = ctypes.c_void_p()
-assert nccl.ncclMemAlloc(ctypes.byref(memory), ctypes.c_size_t(4 << 20)) == 0
-assert cuda.cuMemsetD8_v2(memory, ctypes.c_ubyte(FILL), ctypes.c_size_t(4 << 20)) == 0
 rank, size, host = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 
 
@@ -32,13 +32,17 @@ class UniqueId(ctypes.Structure):
     _fields_ = [("internal", ctypes.c_char * 128)]
 
 
-unique, communicator = UniqueId(), ctypes.c_void_p()
-if rank == 0:
-    assert nccl.ncclGetUniqueId(ctypes.byref(unique)) == 0
-    store.set("unique", unique.internal.decode())
-unique.internal = store.get("unique")
-nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
-assert nccl.ncclCommInitRank(ctypes.byref(communicator), size, unique, rank) == 0
+memory = ctypes.c_void_p()
+if not WITHOUT:
+    assert nccl.ncclMemAlloc(ctypes.byref(memory), ctypes.c_size_t(4 << 20)) == 0
+    assert cuda.cuMemsetD8_v2(memory, ctypes.c_ubyte(FILL), ctypes.c_size_t(4 << 20)) == 0
+    unique, communicator = UniqueId(), ctypes.c_void_p()
+    if rank == 0:
+        assert nccl.ncclGetUniqueId(ctypes.byref(unique)) == 0
+        store.set("unique", unique.internal.decode())
+    unique.internal = store.get("unique")
+    nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
+    assert nccl.ncclCommInitRank(ctypes.byref(communicator), int(os.environ["RANKS_WITH_GPU"]), unique, rank) == 0
 group = amem.StoreGroup(store, rank, size, host) if not sys.argv[1].startswith("group:") else True
 real = {"pause": _tags.pause, "resume_in_time": _tags.resume_in_time}
 
@@ -59,6 +63,8 @@ def fail():
 
 def state():
     row = _tags.row_of("nccl")
+    if row is None:
+        return ["nothing", True]
     intact = True
     if row["state"] == "resident":
         back = (ctypes.c_ubyte * 4096)()
@@ -83,6 +89,7 @@ def join(where):
 
 
 def do(command, *arguments):
+    global group
     if command == "pause":
         amem.pause(*arguments[1:], process_group=group, timeout=arguments[0])
     elif command == "resume":
@@ -97,6 +104,8 @@ def do(command, *arguments):
         plant("resume_in_time", fail)
     elif command == "slow_next_pause":
         plant("pause", lambda: time.sleep(arguments[0]))
+    elif command == "new_group":
+        group = distributed.new_group(arguments[0])
     elif command == "with_paused":
         return with_paused(*arguments)
     elif command == "keys":

@@ -4,6 +4,7 @@ Each rank is a process that does what its lines of input say, so that a test dec
 small one over a Unix socket, so that no PyTorch is needed; where there is one, its TCPStore and FileStore serve the same tests.
 """
 import concurrent.futures
+import contextlib
 import json
 import os
 import random
@@ -38,12 +39,12 @@ NIGHTLY = os.environ.get("AMEM_NIGHTLY") == "1"
 class Rank:
     """One process. `ask` sends a command and returns at once; `answer` waits for what it printed."""
 
-    def __init__(self, rank, size, host, folder, store, per_host, timeout_ms):
+    def __init__(self, rank, size, host, folder, store, per_host, timeout_ms, **more):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("AMEM_") or k == "AMEM_LIBRARY"}
         here = os.path.join(folder, host)
         environment.update(AMEM_JOURNAL_DIR=here + "/journal", AMEM_SOCKET_DIR=here + "/s", AMEM_USER_MEMORY="release",
                            AMEM_TIMEOUT_MS=str(timeout_ms), AMEM_LOG="off", RANK=str(rank), AMEM_SIM_WORLD=here + "/world",
-                           STAND_IN_RANKS_PER_HOST=str(per_host))
+                           STAND_IN_RANKS_PER_HOST=str(per_host), **{"RANKS_WITH_GPU": str(size), **more})
         os.makedirs(here + "/s", exist_ok=True)
         environment.update(STAND_IN_NCCL=STAND_INS + "/libnccl.so.2", LD_LIBRARY_PATH=folder)  # PyTorch must find its own NCCL
         if not os.path.exists(folder + "/libcuda.so.1"):
@@ -73,10 +74,12 @@ class Rank:
         self.process.communicate()
 
 
-def start(hosts, ranks, folder, store, timeout_ms):
-    """`ranks` processes on each of `hosts` hosts; all of them have made a communicator, whose memory is shared inside a host."""
+def start(hosts, ranks, folder, store, timeout_ms, **last):
+    """`ranks` processes on each of `hosts` hosts; all of them have made a communicator, whose memory is shared inside a host. last: the
+    environment of the last one."""
     size = hosts * ranks
-    all_ranks = [Rank(rank, size, "host-" + "abcdefgh"[rank // ranks], folder, store, ranks, timeout_ms) for rank in range(size)]
+    all_ranks = [Rank(rank, size, "host-" + "abcdefgh"[rank // ranks], folder, store, ranks, timeout_ms,
+                      **({"RANKS_WITH_GPU": str(size - 1)} if last else {}), **(last if rank == size - 1 else {})) for rank in range(size)]
     for rank in all_ranks:
         assert rank.answer() == "ready", rank.rank
     return all_ranks
@@ -277,6 +280,39 @@ class Agreement(Job):
         self.all_are("resident")
 
 
+class WithoutGpu(Job):
+    """The last rank has no memory under AMem."""
+
+    hosts, shared = 3, False
+
+    def start_all(self):
+        """Each test has its own."""
+
+    def start_with(self, **last):
+        self.all = start(self.hosts, self.ranks, self.folder, self.store, self.timeout_ms, **last)
+        for rank in self.all:
+            self.addCleanup(rank.end)
+
+    def test_it_takes_part_with_nothing(self):
+        for last in ({"HOSTS_RANK_WITHOUT": "gpu"}, {"HOSTS_RANK_WITHOUT": "gpu", "AMEM_LIBRARY": "/nowhere/libamem_nccl.so"},
+                     {"HOSTS_RANK_WITHOUT": "memory"}, {"HOSTS_RANK_WITHOUT": "memory", "AMEM_ENABLE": "0"}):
+            with self.subTest(last=last):
+                self.folder = tempfile.mkdtemp(dir=self.folder)
+                self.store = self.make_store()
+                self.start_with(PYTHONWARNINGS="ignore", **last)
+                with_gpu = self.all[:2]
+                self.assertEqual(self.all_do("pause", TIMEOUT), ["ok"] * 3)
+                self.all_are("paused", with_gpu)
+                self.assertEqual(self.all_do("resume", TIMEOUT), ["ok"] * 3)
+                self.all_are("resident", with_gpu)
+                self.all[1].do("fail_next_pause")
+                answers = self.all_do("pause", TIMEOUT)
+                for answer in answers[:2]:
+                    self.assertIn("rank 1 on host-b failed: planted", answer)
+                self.assertNotIn("could not be undone", answers[2])
+                self.all_are("resident", with_gpu)
+
+
 class LostStore(Job):
     shared = False  # its store goes away under its processes
 
@@ -336,7 +372,8 @@ class FourHosts(Job):
         kill(victim.process)
         others = [rank for rank in ranks if rank is not victim]
         answers = [rank.answer() for rank in others]
-        states = {tuple(state) for state in guards.each(self.all_do("state", ranks=others))}
+        undone = [rank for rank, answer in zip(others, answers) if "could not be undone here" not in answer]  # a busy machine, and it is told
+        states = {tuple(state) for state in guards.each(self.all_do("state", ranks=undone or others[:1]))}
         self.assertEqual(len(states), 1, (phase, victim.rank, states, answers))
         self.assertTrue(len(set(answer == "ok" for answer in answers)) == 1, answers)
         for rank in ranks:
@@ -434,82 +471,167 @@ class ProcessGroup(Job):
     """torch.distributed's default group, with process_group=True."""
 
     shared = False
+    hosts = 3
 
     def make_store(self):
         return "group:" + self.folder + "/group-store"
 
     def test_it_agrees_through_the_group_s_own_store(self):
-        self.assertEqual(self.all_do("pause", TIMEOUT), ["ok", "ok"])
-        self.all_are("paused")
-        self.assertEqual(self.all_do("resume", TIMEOUT), ["ok", "ok"])
-        self.all[1].do("fail_next_pause")
+        self.all[1].do("fail_next_pause")  # of the first agreement, of which nobody knows whether it is an earlier life's
         for answer in self.all_do("pause", TIMEOUT):
             self.assertRegex(answer, "rank 1 on .* failed: planted")
         self.all_are("resident")
+        self.assertEqual(self.all_do("pause", TIMEOUT), ["ok"] * 3)
+        self.all_are("paused")
+        self.assertEqual(self.all_do("resume", TIMEOUT), ["ok"] * 3)
         result = self.all_do("gather", self.folder + "/packs", 10)[1]
-        self.assertEqual((len(result["packs"]), result["missing"]), (2, {}))
+        self.assertEqual((len(result["packs"]), result["missing"]), (3, {}))
+        some = self.all[1:]
+        self.assertEqual(self.all_do("new_group", [1, 2]), ["ok"] * 3)
+        some[1].do("fail_next_pause")
+        for answer in self.all_do("pause", TIMEOUT, ranks=some):
+            self.assertRegex(answer, "pause of nccl by 2 ranks: rank 2 on .* failed: planted")  # of the job
+
+
+def agree(groups, act=lambda rank: None, undo=lambda rank: None, timeout=5, what="pause of nccl", late=lambda rank: None):
+    """Has members in threads agree; late (before it), act and undo take the rank. Returns what each raised, or None."""
+    from amem import _hosts
+    outcomes = [None] * len(groups)
+
+    def member(rank):
+        try:
+            late(rank)
+            _hosts.together(groups[rank], what, lambda: act(rank), lambda: undo(rank), timeout)
+        except BaseException as error:  # pylint: disable=broad-except
+            outcomes[rank] = error
+
+    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(len(groups))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def groups_of(size, store=None, **more):
+    """Members of this process, each with a store of its own that `store` makes of its rank; default: one in memory."""
+    values = store_for_tests.Values()
+    return [amem.StoreGroup(store(rank) if store else store_for_tests.Asked(values), rank, size, "h%d" % rank, **more) for rank in range(size)]
+
+
+class FromEntryOn:
+    """A member's store that does something before each request from the one on that follows its outcome."""
+
+    def __init__(self, store, first):
+        self._store, self._first, self._entered = store, first, False
+
+    def __getattr__(self, name):
+        function = getattr(self._store, name)
+
+        def call(*arguments):
+            if self._entered:
+                self._first()
+            self._entered = self._entered or any(part in str(arguments[0]) for part in ("/entry/", "/outcome/")) and name in ("set", "compare_set")
+            return function(*arguments)
+        return call
 
 
 class Interrupts(unittest.TestCase):
     """Two members in threads, one of which is interrupted: in its own part, or while it waits for the other one."""
 
-    def outcomes(self, act, where=None):
+    def outcomes(self, act, follow=None, collect=None):
         from amem import _hosts
-        undone, outcomes = [], {}
-        with tempfile.TemporaryDirectory() as folder:
-            server = store_for_tests.Server(folder + "/store")
-            groups = [_hosts.StoreGroup(store_for_tests.Client(folder + "/store"), rank, 2, "h%d" % rank) for rank in range(2)]
+        undone, wait = [], _hosts.Agreements._await
 
-            def member(rank):
-                try:
-                    _hosts.together(groups[rank], "pause of nccl", act if rank == 1 else lambda: None, lambda: undone.append(rank), 5)
-                    outcomes[rank] = None
-                except BaseException as error:  # pylint: disable=broad-except
-                    outcomes[rank] = error
+        def waits(agreements, *arguments):
+            then = collect if agreements.leads else follow
+            if then:
+                then()
+            return wait(agreements, *arguments)
 
-            with mock.patch.object(_hosts.Agreement, "_follow", where or _hosts.Agreement._follow):
-                threads = [threading.Thread(target=member, args=(rank,)) for rank in range(2)]
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
-            for group in groups:
-                group.store.close()
-            server.close()
-        return outcomes, sorted(undone)
+        with mock.patch.object(_hosts.Agreements, "_await", waits):
+            return agree(groups_of(2), lambda rank: act() if rank == 1 else None, undone.append), sorted(undone)
+
+    @staticmethod
+    def stop_after(seconds):
+        def interrupt():
+            time.sleep(seconds)
+            raise KeyboardInterrupt("stop")
+        return interrupt
 
     def test_in_its_own_part(self):
-        def act():
-            time.sleep(0.5)  # rank 0 has come meanwhile; it would do nothing otherwise
-            raise KeyboardInterrupt("stop")
-        outcomes, undone = self.outcomes(act)
+        outcomes, undone = self.outcomes(self.stop_after(0.5))  # rank 0 has come meanwhile; it would do nothing otherwise
         self.assertIsInstance(outcomes[1], KeyboardInterrupt)
         self.assertRegex(str(outcomes[0]), "rank 1 on h1 failed: KeyboardInterrupt: stop")
         self.assertEqual(undone, [0, 1], "the interrupt may have come when the part was done")
 
-    def test_before_the_decision_all_undo(self):
-        def follow(agreement):
-            time.sleep(0.5)
+    def test_in_its_own_part_before_rank_0_came(self):
+        groups = groups_of(2)
+
+        def stop(_rank):
             raise KeyboardInterrupt("stop")
 
-        def collect(agreement):  # rank 0 is slow
-            time.sleep(1.5)
-            return agreement._give_up()
+        from amem import _hosts
+        with self.assertRaises(KeyboardInterrupt):
+            _hosts.together(groups[1], "pause of nccl", lambda: stop(1), lambda: None, 5)
+        began = time.monotonic()
+        with self.assertRaisesRegex(amem.AmemError, "had given up already.*rank 1 on h1 failed: KeyboardInterrupt: stop"):
+            _hosts.together(groups[0], "pause of nccl", lambda: None, lambda: None, 5)
+        self.assertLess(time.monotonic() - began, 4)
+        self.assertEqual(agree(groups), [None, None])
 
-        with mock.patch("amem._hosts.Agreement._collect", collect):
-            outcomes, undone = self.outcomes(lambda: None, follow)
+    def test_before_its_own_part_the_others_are_told_at_once(self):
+        from amem import _hosts
+        begin = _hosts.Cycles.begin
+
+        def interrupted(cycles, *arguments):
+            begin(cycles, *arguments)
+            if cycles.leads:
+                raise KeyboardInterrupt("stop")
+
+        began, undone = time.monotonic(), []
+        with mock.patch.object(_hosts.Cycles, "begin", interrupted):
+            outcomes = agree(groups_of(2), undo=undone.append, timeout=10)
+        self.assertLess(time.monotonic() - began, 8)
+        self.assertIsInstance(outcomes[0], KeyboardInterrupt)
+        self.assertRegex(str(outcomes[1]), "rank 0 on h0 failed: KeyboardInterrupt: stop")
+        self.assertNotIn(0, undone)
+
+    def test_before_the_decision_all_undo(self):
+        outcomes, undone = self.outcomes(lambda: None, self.stop_after(0.5), lambda: time.sleep(1.5))  # rank 0 is slow
         self.assertIsInstance(outcomes[1], KeyboardInterrupt)
         self.assertRegex(str(outcomes[0]), "rank 1 on h1 failed: KeyboardInterrupt: stop")
         self.assertEqual(undone, [0, 1])
 
     def test_after_the_decision_nobody_undoes(self):
-        def follow(agreement):
-            time.sleep(1)  # rank 0 decides meanwhile
-            raise KeyboardInterrupt("stop")
-        outcomes, undone = self.outcomes(lambda: None, follow)
+        outcomes, undone = self.outcomes(lambda: None, self.stop_after(1))  # rank 0 decides meanwhile
         self.assertIsInstance(outcomes[1], KeyboardInterrupt)
         self.assertIsNone(outcomes[0])
         self.assertEqual(undone, [])
+
+    def test_when_the_decision_is_known_nobody_undoes(self):
+        from amem import _hosts
+        enter = _hosts.Cycles.enter
+
+        def interrupted(cycles, *arguments):
+            decision = enter(cycles, *arguments)
+            if not cycles.leads:
+                raise KeyboardInterrupt("stop")
+            return decision
+
+        undone, groups = [], groups_of(2)
+        with mock.patch.object(_hosts.Cycles, "enter", interrupted):
+            outcomes = agree(groups, undo=undone.append)
+        self.assertEqual((outcomes[0], type(outcomes[1]), undone), (None, KeyboardInterrupt, []))
+        self.assertEqual(agree(groups), [None, None])
+
+    def test_an_error_of_the_program_in_its_own_part_is_raised_as_it_is_and_told_to_the_others(self):
+        def act():
+            raise OSError("no such file")
+        outcomes, undone = self.outcomes(act)
+        self.assertEqual((type(outcomes[1]), str(outcomes[1])), (OSError, "no such file"))
+        self.assertRegex(str(outcomes[0]), "rank 1 on h1 failed: OSError: no such file")
+        self.assertEqual(undone, [0] if "nothing was" not in str(outcomes[0]) else [])
 
 
 class CutOff(unittest.TestCase):
@@ -553,7 +675,7 @@ class CutOff(unittest.TestCase):
             for thread in threads:
                 thread.join()
             seconds = time.monotonic() - began
-            decided = '"ok": true' in server.values.get("cycle/1/decision", "")
+            decided = any(key.endswith("/decision") and '"ok": true' in value for key, value in server.values.items())
             server.answers.event.set()
             server.close()
             for client in clients:
@@ -570,6 +692,303 @@ class CutOff(unittest.TestCase):
                 self.assertTrue(decided or not paused)
         self.assertEqual([bool(paused) for _, paused, _, _ in outcomes[:6]], [False] * 6, "it fell silent before anything could be agreed")
         self.assertEqual(outcomes[-1][0], [None, None], "so many answers suffice")
+
+
+class Lives(unittest.TestCase):
+    """A store that outlives the processes of a group."""
+
+    SIZE = 3
+
+    def setUp(self):
+        self.values = store_for_tests.Values()
+
+    def store(self):
+        """One more client of the store that all lives have."""
+        return store_for_tests.Asked(self.values)
+
+    def live(self, life=None, dies=()):
+        """A group that ends with a life, or of which these ranks die when they have entered."""
+        def store(rank):
+            return FromEntryOn(self.store(), store_for_tests.Life(0).request) if rank in dies else self.store()
+        return groups_of(self.SIZE, lambda rank: life.store(store(rank)) if life else store(rank))
+
+    @staticmethod
+    def planted(rank):
+        if rank == 1:
+            raise amem.AmemError(1, "planted failure")
+
+    def one_life(self, groups, first):
+        """Pauses and resumes. Returns what went wrong."""
+        paused, wrong = set(), []
+        for fails in (first, not first):
+            def act(rank):
+                if fails:
+                    self.planted(rank)
+                paused.add(rank)
+            outcomes = agree(groups, act, paused.discard)
+            expected = "rank 1 on h1 failed: planted failure" if fails else "None"
+            wrong += [(fails, rank, error) for rank, error in enumerate(outcomes) if expected not in str(error)]
+            if paused != (set() if fails else set(range(self.SIZE))):
+                wrong.append((fails, "paused", paused))
+            if not fails:
+                wrong += [error for error in agree(groups, paused.discard, paused.add, what="resume of nccl") if error]
+                wrong += [("resumed", paused)] if paused else []
+        return wrong
+
+    def two_lives(self, last, first):
+        """Returns whether the first life was killed at its last request, and what went wrong in the second one."""
+        test = type(self)()
+        test.setUp()
+        life = store_for_tests.Life(last)
+        with contextlib.suppress(store_for_tests.Life.Killed):
+            test.one_life(test.live(life), first)
+        wrong = test.one_life(test.live(), not first)
+        test.doCleanups()
+        return life.left <= 0, wrong
+
+    def test_the_first_is_killed_at_each_point_and_the_second_one_pauses_and_resumes(self):
+        points = 0
+        for first in (False, True):  # the first agreement of the first life succeeds or not; that of the second one is the other
+            with concurrent.futures.ThreadPoolExecutor(4) as pool:
+                found = list(pool.map(lambda last, first=first: self.two_lives(last, first), range(1, 60)))
+            points += sum(killed for killed, _ in found)
+            for last, (_, wrong) in enumerate(found, 1):
+                with self.subTest(last=last, first=first):
+                    self.assertEqual(wrong, [])
+        self.assertGreater(points, 32)
+
+    def test_after_a_failure_a_new_life_is_not_refused(self):
+        self.assertIn("rank 1 on h1 failed", str(agree(self.live(), self.planted)[0]))
+        self.assertEqual(agree(self.live()), [None] * self.SIZE)
+
+    def test_outcomes_of_dead_ranks_are_not_counted(self):
+        """All die before they decide, and in the next life the pause of rank 1 fails after the other parts."""
+        for error in agree(self.live(dies=range(self.SIZE))):
+            self.assertIsInstance(error, store_for_tests.Life.Killed)
+
+        def act(rank):
+            time.sleep(0.3 if rank == 1 else 0)
+            self.planted(rank)
+
+        for error in agree(self.live(), act):
+            self.assertRegex(str(error), "rank 1 on h1 failed: planted failure")
+
+    def test_a_rank_that_is_started_anew_alone_meets_the_others(self):
+        groups = self.live()
+        self.assertEqual(agree(groups), [None] * self.SIZE)
+        for rank in range(self.SIZE):
+            with self.subTest(rank=rank):
+                groups[rank] = self.live()[rank]
+                self.assertEqual(agree(groups), [None] * self.SIZE)
+
+    def test_a_rank_that_dies_when_it_has_entered_and_is_started_anew_meets_the_others(self):
+        groups = self.live()
+        groups[2] = self.live(dies=[2])[2]
+        outcomes = agree(groups)
+        self.assertEqual((outcomes[:2], type(outcomes[2])), ([None, None], store_for_tests.Life.Killed))
+        groups[2] = self.live()[2]
+        self.assertEqual(agree(groups), [None] * self.SIZE)
+
+    def test_ranks_that_are_late_fail_and_die_at_random_agree_all_the_same(self):
+        seed = int(os.environ.get("AMEM_SEED", "7"))
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            for number, wrong in enumerate(pool.map(RandomLives, range(seed, seed + (64 if NIGHTLY else 8)))):
+                with self.subTest(AMEM_SEED=seed + number):
+                    self.assertEqual(wrong.found, [])
+
+    def test_a_new_life_waits_for_its_rank_0_and_not_for_what_an_earlier_one_decided(self):
+        self.assertRegex(str(agree(self.live()[:1], timeout=0.1)[0]), "rank 1, rank 2 did not come")
+        self.assertEqual(agree(self.live(), late=lambda rank: time.sleep(0.5 if rank == 0 else 0)), [None] * self.SIZE)
+
+    def test_a_failure_of_a_rank_that_joined_when_the_agreement_was_open_is_told_once(self):
+        groups = self.live()
+        opened, all_do_their_part = threading.Event(), threading.Barrier(self.SIZE)
+
+        def act(rank):
+            if rank == 0:
+                opened.set()
+            all_do_their_part.wait(10)
+            self.planted(rank)
+
+        def late(rank):
+            if rank != 0:
+                opened.wait(5)
+                groups[rank] = self.live()[rank]
+
+        for error in agree(groups, act, late=late):
+            self.assertRegex(str(error), "by 3 ranks: rank 1 on h1 failed: planted")
+        self.assertEqual(agree(groups), [None] * self.SIZE)
+
+    def test_a_rank_that_was_stopped_while_the_others_went_on_still_finds_that_all_had_succeeded(self):
+        goes_on = threading.Event()
+
+        groups = groups_of(self.SIZE, lambda rank: FromEntryOn(self.store(), lambda: rank == 2 and goes_on.wait(10)))
+        outcomes, undone = [], []
+        first = threading.Thread(target=lambda: outcomes.extend(agree(groups[2:], undo=undone.append, timeout=8)))
+        first.start()
+        self.assertEqual(agree(groups[:2]), [None, None])
+        for _ in range(3):
+            self.assertRegex(str(agree(groups[:2], timeout=0.2)[0]), "rank 2 on h2 did not come")
+        goes_on.set()
+        first.join()
+        self.assertEqual((outcomes, undone), ([None], []))
+
+    def test_two_processes_as_one_rank_are_told(self):
+        groups = self.live() + [self.live()[2]]
+        outcomes = agree(groups, lambda rank: time.sleep(0.1 * rank))
+        self.assertEqual(outcomes[:3], [None] * 3)
+        self.assertRegex(str(outcomes[3]), "rank 2 on h2 took part twice: .*; this rank had succeeded, and is as before")
+
+    def test_a_gathering_of_a_new_life_or_that_a_rank_missed_is_not_the_old_one(self):
+        with tempfile.TemporaryDirectory() as folder, mock.patch("amem._gather.pack", lambda _directory, path: open(path, "w").close()):
+            def gather(groups, where, late=0):
+                results = {}
+
+                def member(group):
+                    time.sleep(late if group.rank == 0 else 0)
+                    try:
+                        results[group.rank] = amem.gather(folder + where, group, 1)
+                    except amem.AmemError as error:
+                        results[group.rank] = str(error)
+                threads = [threading.Thread(target=member, args=(group,)) for group in groups]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                return results
+            first = self.live()
+            for group, result in gather(first, "/one").items():
+                self.assertEqual((result["path"], result["missing"]), (folder + "/one", {}), group)
+            second = self.live()
+            for group, result in gather(second, "/two", late=0.3).items():  # the others come before rank 0
+                self.assertEqual((result["path"], result["missing"]), (folder + "/two", {}), group)
+            self.assertEqual(set(gather(second[:2], "/without")[0]["missing"]), {"rank 2"})
+            for group, result in gather(second, "/three", late=0.3).items():
+                self.assertEqual((result["path"], result["missing"]), (folder + "/three", {}), group)
+
+
+class RandomLives:
+    """Rounds of one group, in each of which all ranks call once. found: those after which ranks that live differ, or are not what they say."""
+
+    TIMEOUT_S = 0.3
+    DELAYS_S = (0, 0, 0, 0, 0.02, 0.2, 0.5)
+
+    def __init__(self, seed):
+        self.chance, self.values, self.found = random.Random(seed), store_for_tests.Values(), []
+        self.size = self.chance.choice((2, 3, 4))
+        self.lives, self.groups = [None] * self.size, [None] * self.size
+        self.start(range(self.size))
+        for number in range(40 if NIGHTLY else 8):
+            self.start([rank for rank in range(self.size) if self.chance.random() < 0.1] if self.chance.random() < 0.7 else range(self.size))
+            plans = [{"late": self.chance.choice(self.DELAYS_S), "part": self.chance.choice(self.DELAYS_S), "fails": self.chance.random() < 0.1,
+                      "last": self.chance.randrange(1, 12) if self.chance.random() < 0.1 else float("inf")} for _ in range(self.size)]
+            self.round(number, plans)
+            calm = [{"late": 0, "part": 0, "fails": False, "last": float("inf")}] * self.size
+            if number % 3 == 2 and not any(self.round(number, calm) for _ in range(4)):
+                self.found.append((number, "they never meet again"))
+
+    def start(self, ranks):
+        for rank in ranks:
+            self.lives[rank] = store_for_tests.Life()
+            self.groups[rank] = amem.StoreGroup(self.lives[rank].store(store_for_tests.Asked(self.values)), rank, self.size, "h%d" % rank)
+
+    def round(self, number, plans):
+        """Returns whether all have paused."""
+        paused = set()
+        for life, plan in zip(self.lives, plans):
+            life.left = plan["last"]
+
+        def act(rank):
+            time.sleep(plans[rank]["part"])
+            if plans[rank]["fails"]:
+                raise amem.AmemError(1, "planted")
+            paused.add(rank)
+
+        outcomes = agree(self.groups, act, paused.discard, self.TIMEOUT_S, late=lambda rank: time.sleep(plans[rank]["late"]))
+        dead = [rank for rank, error in enumerate(outcomes) if isinstance(error, store_for_tests.Life.Killed)]
+        living = [rank for rank in range(self.size) if rank not in dead]
+        succeeded = {rank for rank in living if outcomes[rank] is None}
+        if succeeded not in (set(), set(living)) or succeeded != paused - set(dead) or any(plans[rank]["fails"] for rank in succeeded):
+            self.found.append((number, plans, [str(error) for error in outcomes], paused))
+        self.start(dead)
+        return len(succeeded) == self.size
+
+
+@unittest.skipUnless(distributed, "this Python has no PyTorch")
+class LivesOfAFile(Lives):
+    test_ranks_that_are_late_fail_and_die_at_random_agree_all_the_same = None  # of no one kind of store
+
+    """PyTorch's FileStore, whose file stays when a life is killed."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="amem-lives-")
+        self.addCleanup(self.folder.cleanup)
+
+    def store(self):
+        return distributed.FileStore(self.folder.name + "/store", -1)
+
+
+class Times(unittest.TestCase):
+    """How long who waits for whom."""
+
+    def test_who_waits_for_rank_0_is_woken_when_it_comes(self):
+        from amem import _store
+        groups = groups_of(2)
+        self.assertEqual(agree(groups), [None, None])
+        with mock.patch.object(_store, "SLICE_SECONDS", 60):
+            self.assertEqual(agree(groups, late=lambda rank: time.sleep(0.3 if rank == 0 else 0)), [None, None])
+
+    def test_the_own_part_does_not_count(self):
+        self.assertEqual(agree(groups_of(3), lambda _rank: time.sleep(1), timeout=0.7), [None] * 3)
+
+    def test_the_reason_is_found_after_the_others_have_been_told(self):
+        from amem import _calls, _why
+        told = {}
+
+        def first_line(_text, _library):
+            time.sleep(2)
+            told["why"] = time.monotonic()
+            return "the reason"
+
+        def act(rank):
+            if rank == 1:
+                _calls.check(3)
+
+        def undo(_rank):
+            told["undo"] = time.monotonic()
+
+        with mock.patch.object(_why, "first_line", first_line), mock.patch.object(_calls, "last_error", lambda: "planted"):
+            outcomes = agree(groups_of(2), act, undo)
+        self.assertEqual((outcomes[1].code, outcomes[1].why), (3, "the reason"))
+        self.assertRegex(str(outcomes[0]), "rank 1 on h1 failed: planted;")
+        self.assertLess(told["undo"], told["why"] - 1)
+
+
+class Words(unittest.TestCase):
+    def test_ranks_are_the_job_s(self):
+        def act(rank):
+            if rank == 1:
+                raise amem.AmemError(1, "planted")
+        groups = groups_of(2, ranks=[4, 6])
+        for error in agree(groups, act):
+            self.assertRegex(str(error), "rank 6 on h1 failed")
+        self.assertRegex(str(agree(groups[:1], timeout=0.2)[0]), "rank 6 on h1 did not come within 0.2 s")
+        with self.assertRaisesRegex(ValueError, "2 ranks of the job for a group of 3"):
+            groups_of(3, ranks=[4, 6])
+
+    def test_a_host_of_an_earlier_life_is_not_told(self):
+        values = store_for_tests.Values()
+        agree(groups_of(2, lambda _rank: store_for_tests.Asked(values)))
+        group = amem.StoreGroup(store_for_tests.Asked(values), 0, 2, "other")
+        self.assertRegex(str(agree([group], timeout=0.2)[0]), "rank 1 did not come within 0.2 s")
+
+    def test_an_own_failure_is_an_error_whatever_was_decided(self):
+        from amem import _hosts
+        undone = []
+        with mock.patch.object(_hosts.Cycles, "enter", lambda *_: {"ok": True}), self.assertRaisesRegex(
+                amem.AmemError, "rank 0 on h0 failed: planted, when the others had agreed that it succeeded; nothing was changed") as raised:
+            _hosts.together(groups_of(1)[0], "pause of nccl", mock.Mock(side_effect=amem.AmemError(1, "planted")), undone.append, 1)
+        self.assertEqual((raised.exception.code, undone), (1, []))
 
 
 class Cost(unittest.TestCase):

@@ -132,6 +132,29 @@ with amem.serve_metrics("0.0.0.0:0") as server:
     parsed(urllib.request.urlopen("http://127.0.0.2:" + server.address.rpartition(":")[2]).read().decode(), plain=True)
 """)
 
+    def test_a_forked_child_has_no_port_and_its_close_returns(self):
+        self.check(SETUP + """
+import select
+path = os.environ["AMEM_JOURNAL_DIR"] + "/metrics.sock"
+servers = [amem.serve_metrics(0), amem.serve_metrics("unix:" + path)]
+port = int(servers[0].address.rpartition(":")[2])
+ready, over = os.pipe(), os.pipe()
+child = os.fork()
+if child == 0:
+    for server in servers: server.close()
+    os.write(ready[1], b"!")
+    os.read(over[0], 1)
+    os._exit(0)
+assert select.select([ready[0]], [], [], 20)[0], "close() of the child hangs"
+assert os.path.exists(path), "the child has removed the parent's socket"
+parsed(urllib.request.urlopen("http://" + servers[0].address).read().decode(), plain=True)
+for server in servers: server.close()
+with amem.serve_metrics(port) as again:  # while the child lives
+    parsed(urllib.request.urlopen("http://" + again.address).read().decode(), plain=True)
+os.write(over[1], b"!")
+assert os.waitpid(child, 0)[1] == 0
+""")
+
     def test_a_library_that_cannot_answer_is_said_to_the_scraper(self):
         self.check(SETUP + """
 def fails(): raise amem.AmemError(3, "the library is ill")

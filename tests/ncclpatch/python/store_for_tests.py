@@ -1,4 +1,6 @@
-"""A key-value store with the calls of torch.distributed.Store that AMem needs, over a Unix socket. One thread for each connection."""
+"""A key-value store with the calls of torch.distributed.Store that AMem needs: in this process, and over a Unix socket, with one thread
+for each connection.
+"""
 import contextlib
 import json
 import socket
@@ -6,10 +8,47 @@ import threading
 import time
 
 
-class Server:
-    def __init__(self, path):
-        self.values, self.changed, self.open = {}, threading.Condition(), []
+class Values:
+    def __init__(self):
+        self.values, self.changed = {}, threading.Condition()
         self.most = 0  # characters of all values, at any time
+
+    def _set(self, key, value):
+        with self.changed:
+            self.values[key] = value
+            self.most = max(self.most, sum(map(len, self.values.values())))
+            self.changed.notify_all()
+
+    def _get(self, key):
+        with self.changed:
+            return self.values.get(key)
+
+    def _wait(self, keys, seconds):
+        with self.changed:
+            return self.changed.wait_for(lambda: all(key in self.values for key in keys), seconds)
+
+    def _compare_set(self, key, expected, desired):
+        with self.changed:
+            current = self.values.get(key)
+            if current == expected or (current is None and expected == ""):
+                self.values[key] = desired
+                self.changed.notify_all()
+                return desired
+            return expected if current is None else current
+
+    def _delete_key(self, key):
+        with self.changed:
+            return self.values.pop(key, None) is not None
+
+    def _count(self):
+        with self.changed:
+            return len(self.values)
+
+
+class Server(Values):
+    def __init__(self, path):
+        super().__init__()
+        self.open = []
         self.answers = threading.Event()  # cleared: a host that is cut off, whose connections stay open
         self.answers.set()
         self.requests = 0  # but for waits, of which more end by their time on a busy machine; about: threads count it without a lock
@@ -44,57 +83,15 @@ class Server:
                 file.write(json.dumps(getattr(self, "_" + call)(*arguments)) + "\n")
                 file.flush()
 
-    def _set(self, key, value):
-        with self.changed:
-            self.values[key] = value
-            self.most = max(self.most, sum(map(len, self.values.values())))
-            self.changed.notify_all()
 
-    def _get(self, key):
-        with self.changed:
-            return self.values.get(key)
+class Local:
+    """What every store has, to Values of this process. Values are bytes, as PyTorch's are."""
 
-    def _wait(self, keys, seconds):
-        with self.changed:
-            return self.changed.wait_for(lambda: all(key in self.values for key in keys), seconds)
+    def __init__(self, values):
+        self.values = values
 
-    def _compare_set(self, key, expected, desired):
-        with self.changed:
-            current = self.values.get(key)
-            if current == expected or (current is None and expected == ""):
-                self.values[key] = desired
-                self.changed.notify_all()
-                return desired
-            return expected if current is None else current
-
-    def _delete_key(self, key):
-        with self.changed:
-            return self.values.pop(key, None) is not None
-
-    def _count(self):
-        with self.changed:
-            return len(self.values)
-
-
-class Client:
-    """Has no `check` and no `multi_get`: what every store has is enough. Values are bytes, as PyTorch's are."""
-
-    def __init__(self, path):
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.connect(path)
-        self.file = self.socket.makefile("rw")
-
-    def close(self):
-        self.file.close()
-        self.socket.close()
-
-    def _call(self, *words):
-        self.file.write(json.dumps(words) + "\n")
-        self.file.flush()
-        line = self.file.readline()
-        if not line:
-            raise ConnectionError("the store is gone")
-        return json.loads(line)
+    def _call(self, name, *arguments):
+        return getattr(self.values, "_" + name)(*arguments)
 
     def set(self, key, value):
         self._call("set", key, value.decode("latin-1") if isinstance(value, bytes) else value)
@@ -119,6 +116,70 @@ class Client:
 
     def num_keys(self):
         return self._call("count")
+
+
+class Asked(Local):
+    """That is asked in place of waited for, as PyTorch's stores are."""
+
+    def check(self, keys):
+        return self._call("wait", keys, 0)
+
+
+class Client(Local):
+    """To the Values of a Server."""
+
+    def __init__(self, path):
+        super().__init__(None)
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(path)
+        self.file = self.socket.makefile("rw")
+
+    def close(self):
+        self.file.close()
+        self.socket.close()
+
+    def _call(self, name, *arguments):
+        self.file.write(json.dumps([name, *arguments]) + "\n")
+        self.file.flush()
+        line = self.file.readline()
+        if not line:
+            raise ConnectionError("the store is gone")
+        return json.loads(line)
+
+
+class Life:
+    """A life of a group that ends as a whole at its `last`-th request that reads or changes a value: neither that one nor any later one
+    is carried out."""
+
+    class Killed(BaseException):
+        pass
+
+    def __init__(self, last=float("inf")):
+        self.lock, self.left, self.requests = threading.Lock(), last, 0
+
+    def request(self, polls=False):
+        with self.lock:
+            self.requests += not polls
+            self.left -= not polls
+            if self.left <= 0:
+                raise self.Killed
+
+    def store(self, store):
+        """A member's store."""
+        return _Mortal(store, self)
+
+
+class _Mortal:
+    def __init__(self, store, life):
+        self._store, self._life = store, life
+
+    def __getattr__(self, name):
+        function = getattr(self._store, name)
+
+        def call(*arguments):
+            self._life.request(name in ("check", "wait"))
+            return function(*arguments)
+        return call
 
 
 def open_store(text):

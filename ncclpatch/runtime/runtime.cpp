@@ -24,6 +24,7 @@
 #include "ncclpatch/nccl/calls.h"
 #include "ncclpatch/nccl/communicators.h"
 #include "ncclpatch/runtime/log.h"
+#include "ncclpatch/runtime/read_on.h"
 #include "ncclpatch/runtime/safepoint.h"
 #include "ncclpatch/runtime/suspend.h"
 #include "replay/driver/cuda/cuda_driver.h"
@@ -172,7 +173,6 @@ void Runtime::Load(std::span<const char* const> doorbells) {
     if (!options_.enable) return ShowNames(doorbells);
     log::Configure(options_.log_level, options_.rank);
     for (const std::string& warning : UnknownVariables(environ)) log::Warn(warning);
-    on_failure_.Configure(options_.on_failure, options_.replay, PackDirectory(options_.journal.directory), environ);
     pthread_atfork(&Runtime::BeforeFork, &Runtime::AfterFork, &Runtime::InChild);
     hook::SetReport(&Report);
     ShowNames(doorbells);
@@ -323,20 +323,8 @@ Status Runtime::Cycle(Session& session, CycleKind kind, bool patient) {
 }
 
 Status Runtime::Failed(Session& session, const Status& why) {
-  const Session::Failed about = session.AboutFailure();
-  const std::string read_on = about.journal.empty() ? "" : WhereToReadOn(about.journal);
-  const Status told{why.code(), why.message() + read_on, why.driver_result()};
-  if (!about.speaks) return told;
-  FailureReport report{told.message(), options_.journal.directory, {}, ""};
-  for (const SessionId id : about.sessions) {
-    const auto journal = report.journals / fmt::format("{:016x}", id.value);
-    std::error_code missing;
-    if (std::filesystem::exists(journal, missing)) report.sessions.push_back(journal);
-  }
-  report.name = fmt::format("{}-{}", getpid(), RealtimeNs() / 1'000'000);
-  if (const std::string error = on_failure_.Run(report); !error.empty())
-    log::Warn("AMEM_ON_FAILURE could not be run: " + error);
-  return told;
+  const std::filesystem::path journal = session.JournalDirectory();
+  return {why.code(), why.message() + (journal.empty() ? "" : WhereToReadOn(journal)), why.driver_result()};
 }
 
 Status Runtime::RunCycle(CycleKind kind, bool patient) {

@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "ncclpatch/hook/hook.h"
-#include "ncclpatch/runtime/on_failure.h"
 #include "ncclpatch/runtime/options.h"
 #include "replay/peers/requests.h"
 #include "replay/session/session.h"
@@ -67,8 +66,8 @@ class Runtime {
   Status Cycle(Session& session, CycleKind kind, bool patient = false);
   // The program's pause or resume; nothing before NCCL has used memory. `patient`: Session::Resume, else ResumeInTime.
   Status RunCycle(CycleKind kind, bool patient = false);
-  // Adds to a failure where to read on, and runs the user's command (AMEM_ON_FAILURE).
-  Status Failed(Session& session, const Status& why);
+  // The same failure with where to read on.
+  static Status Failed(Session& session, const Status& why);
   // The session for pools, started now if necessary, even without NCCL. Ok(null): AMem is switched off, and calls are answered
   // as if there were no tags.
   Result<Session*> ForPools();
@@ -108,7 +107,6 @@ class Runtime {
   std::once_flag loaded_;
   Above above_;
   Options options_;
-  OnFailure on_failure_;
   Status settings_;  // of reading the environment
   std::atomic<bool> enabled_{false}, serves_suspend_{false};
   std::atomic<Session*> session_{nullptr};

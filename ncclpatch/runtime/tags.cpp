@@ -106,7 +106,7 @@ Status Cycle(std::span<const char* const> names, const Asked& asked) {
     });
     const bool changes = Changes(*session, tag, asked.kind);
     if (const Status status = CycleOf(*session, tag, asked); !status.ok()) {
-      const Status told = tag.pool ? Runtime::Get().Failed(*session, status) : status;
+      const Status told = tag.pool ? Runtime::Failed(*session, status) : status;
       return Undone(*session, done, asked, told);
     }
     if (changes) done.push_back(tag);
@@ -120,7 +120,7 @@ Status Wait(const char* name, std::optional<void*> stream) {
   AMEM_ASSIGN(const auto tag, Resolve(*session, name));
   if (!tag.pool) return {};  // is always waited for
   const Status status = stream ? session->pools().WaitOn(tag.pool, *stream) : session->pools().Wait(tag.pool);
-  return status.ok() || status.code() == Code::kRefused ? status : Runtime::Get().Failed(*session, status);
+  return status.ok() || status.code() == Code::kRefused ? status : Runtime::Failed(*session, status);
 }
 
 }  // namespace tags

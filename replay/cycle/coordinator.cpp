@@ -151,7 +151,6 @@ Status Coordinator::CloseGate(Deadline until) {
 Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind, Deadline until, bool patient) {
   const std::uint64_t cycle = arriving_ = CycleNumber(kind);
   threads_recorded_ = false;
-  speaks_ = true;
   culprits_.clear();
   RoundCall call{kind, cycle, until, patient, tag_};
   {
@@ -208,8 +207,6 @@ void Coordinator::RecordVote(PhaseKind phase, const Status& mine) {
 }
 
 void Coordinator::NoteFailure(const std::vector<PeerIdentity>& members, SessionId culprit) {
-  const auto speaker = std::ranges::find_if(members, [&](const PeerIdentity& who) { return who.session != culprit; });
-  speaks_ = speaker == members.end() || speaker->session == peers_.Self().session;
   const auto other = std::ranges::find(members, culprit, &PeerIdentity::session);
   if (other != members.end() && culprit != peers_.Self().session) culprits_ = {AsMember(*other)};
 }

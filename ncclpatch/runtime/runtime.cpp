@@ -10,12 +10,12 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <fstream>
 #include <future>
 #include <thread>
 #include <utility>
 
 #include "journal/base/clock.h"
+#include "journal/base/file.h"
 #include "journal/base/process_sight.h"
 #include "ncclpatch/hook/own_names.h"
 #include "ncclpatch/hook/redirects.h"
@@ -69,8 +69,8 @@ Result<SessionId> RandomSession() {
 }
 
 // A UUID that cannot be read stays empty, because only people read it.
-std::vector<std::string> DeviceUuids(Driver& driver) {
-  std::vector<std::string> uuids;
+std::vector<GpuName> DeviceUuids(Driver& driver) {
+  std::vector<GpuName> uuids;
   const Result<int> count = driver.DeviceCount();
   for (int device = 0; count.ok() && device < *count; ++device) {
     const Result<std::string> uuid = driver.DeviceUuid(DeviceOrdinal{device});
@@ -86,7 +86,7 @@ SessionOpened Describe(const Options& options, Driver& driver, SessionId session
   gethostname(host, sizeof host - 1);
   who.host = host;
   who.pid = getpid();
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> who.boot_id;
+  who.boot_id = FirstLineOf("/proc/sys/kernel/random/boot_id");
   who.amem_version = AMEM_VERSION;
   who.driver_version = driver.Version();
   if (const auto libraries = hook::Libraries(); !libraries.empty())
@@ -97,7 +97,7 @@ SessionOpened Describe(const Options& options, Driver& driver, SessionId session
   who.realtime_ns = RealtimeNs();
   who.monotonic_ns = MonotonicNs();
   who.layout = options.layout == Layout::kSlab ? "slab" : "direct";
-  who.launcher = options.launcher;
+  who.launcher.assign(options.launcher.begin(), options.launcher.end());
   who.program = OwnProgram();
   who.content = "preserve";
   return who;

@@ -216,7 +216,8 @@ void Coordinator::RecordThreads() {
   constexpr std::size_t kThreadsMost = 64, kFramesMost = 32;
   if (std::exchange(threads_recorded_, true)) return;
   std::vector<ThreadSight> threads = SeeOwnThreads(kThreadsMost);
-  std::vector<std::string> stack = OwnStack(kFramesMost);
+  const std::vector<std::string> frames = OwnStack(kFramesMost);
+  std::vector<FreeText> stack(frames.begin(), frames.end());
   if (!ledger_.TryLockFor(kToRecord)) return;
   const LedgerLock lock(ledger_, std::adopt_lock);
   for (ThreadSight& seen : threads) {  // the first is this one

@@ -125,12 +125,13 @@ Result<Event> DecodeEvent(std::span<const std::byte> message) {
 
 Result<FileMeta> DecodeMeta(std::span<const std::byte> message) { return Parse<FileMeta>(message, Made<FileMeta>); }
 
-Result<std::vector<std::byte>> EncodeSnapshot(const State& state) {
-  AMEM_ASSIGN(const auto bodies, ToSnapshotEvents(state));
+Result<std::vector<std::byte>> EncodeSnapshot(const State& state, const std::function<void(EventBody&)>& change) {
+  AMEM_ASSIGN(auto bodies, ToSnapshotEvents(state));
   std::vector<std::byte> payload;
   Encoder encoder;
-  for (const EventBody& body : bodies) {
-    const auto message = encoder.Encode(Event{{}, 0, 0, body});
+  for (EventBody& body : bodies) {
+    if (change) change(body);
+    const auto message = encoder.Encode(Event{{}, 0, 0, std::move(body)});
     if (message.empty()) return Status{Code::kInvalid, "snapshot: an event of it is too large to be stored"};
     const std::uint64_t length = message.size();
     const auto* bytes = reinterpret_cast<const std::byte*>(&length);

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -43,8 +44,9 @@ class Encoder {
 Result<Event> DecodeEvent(std::span<const std::byte> message);
 Result<FileMeta> DecodeMeta(std::span<const std::byte> message);
 
-// A state as the payload of a snapshot's record: the messages of ToSnapshotEvents(state), each behind its length.
-Result<std::vector<std::byte>> EncodeSnapshot(const State& state);
+// A state as the payload of a snapshot's record: the messages of ToSnapshotEvents(state), each behind its length. `change`, if
+// it is given, sees each event before it is encoded.
+Result<std::vector<std::byte>> EncodeSnapshot(const State& state, const std::function<void(EventBody&)>& change = {});
 // Any bytes may be given; kCorrupt names what is wrong with them.
 Result<State> DecodeSnapshot(std::span<const std::byte> payload);
 

@@ -91,6 +91,8 @@ struct ReadReport {
   bool torn_tail = false;
   std::uint64_t corrupt_records = 0;
   std::string corruption;  // first one, in words: which sequence number, how many bytes dropped, what to do
+  std::string incomplete;  // what the pack lacked that this journal was unpacked from, in words; empty: nothing, or no pack
+  [[nodiscard]] bool whole() const { return corrupt_records == 0 && incomplete.empty(); }
 };
 
 inline constexpr SequenceNumber kToTheEnd{~std::uint64_t{0}};  // given as the last event to read
@@ -110,7 +112,8 @@ class JournalReader {
   virtual Result<State> StateAt(std::optional<SequenceNumber> at, ReadReport* report = nullptr) = 0;
 };
 
-// The session directories under `directory` (or `directory` itself, if it is one), newest first.
+// The session directories under `directory` (or `directory` itself, if it is one), newest first. A link to one is left out: who
+// filled the directory may have put it there.
 Result<std::vector<std::filesystem::path>> ListSessions(const std::filesystem::path& directory);
 
 }  // namespace amem

@@ -83,7 +83,7 @@ bool Show(const Record& record, Losses& losses, const std::function<bool(const E
 class Reader final : public JournalReader {
  public:
   Reader(fs::path directory, std::unique_ptr<RecordSource> source, FileMeta meta)
-      : directory_(std::move(directory)), source_(std::move(source)), meta_(std::move(meta)) {}
+      : directory_(std::move(directory)), source_(std::move(source)), meta_(std::move(meta)), missing_(MissingIn(directory_)) {}
 
   Result<JournalInfo> Info() override {
     JournalInfo info;
@@ -106,7 +106,7 @@ class Reader final : public JournalReader {
     info.first = SequenceNumber{view.stored.first.value_or(first_in_tail)};
     info.last = SequenceNumber{view.last};
     info.events = view.stored.records + static_cast<std::uint64_t>(records.end() - unstored);
-    AMEM_ASSIGN(const auto data, File::Open(directory_ / "data.mdb", O_RDONLY));
+    AMEM_ASSIGN(const auto data, File::OpenToRead(directory_ / "data.mdb"));
     AMEM_ASSIGN(const auto bytes, data.Size());
     info.file_bytes = bytes + view.tail.file_bytes;
     return info;
@@ -186,6 +186,7 @@ class Reader final : public JournalReader {
   Result<ReadReport> ReadSeen(const View& view, SequenceNumber first, SequenceNumber last, const Visitor& visit) const {
     ReadReport report;
     Losses losses(report);
+    report.incomplete = missing_;
     report.torn_tail = view.tail.torn && !WriterIsAlive(directory_ / "tail");
     if (const std::string damage = source_->Damage(); !damage.empty()) losses.Add(1, damage);
     const std::uint64_t to = std::min(last.value, view.last);
@@ -258,6 +259,7 @@ class Reader final : public JournalReader {
     const auto apply = [&](const Event& event) { return (failed = Apply(state, event)).ok(); };
     AMEM_ASSIGN(const auto read, ReadSeen(view, SequenceNumber{state.last.value + 1}, SequenceNumber{to}, apply));
     report.torn_tail = read.torn_tail;
+    report.incomplete = read.incomplete;
     report.corrupt_records += read.corrupt_records;
     if (report.corruption.empty()) report.corruption = read.corruption;
     const bool complete = state.last.value >= std::min(to, view.last) || report.corrupt_records != 0;
@@ -277,6 +279,7 @@ class Reader final : public JournalReader {
   const fs::path directory_;
   std::unique_ptr<RecordSource> source_;
   const FileMeta meta_;
+  const std::string missing_;
 };
 
 Result<FileMeta> ReadMeta(const RecordSource& source, const fs::path& directory) {

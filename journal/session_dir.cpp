@@ -43,6 +43,11 @@ bool Exists(const fs::path& path) {
   return lstat(path.c_str(), &st) == 0;
 }
 
+bool IsLink(const fs::path& path) {
+  struct stat st {};
+  return lstat(path.c_str(), &st) == 0 && S_ISLNK(st.st_mode);
+}
+
 // Removes the files of a journal, and the directory if nothing else is in it; follows no link.
 void RemoveSession(const fs::path& session) {
   const File dir = OpenDirectory(session, O_NOFOLLOW);
@@ -63,7 +68,9 @@ struct Found {
 };
 
 constexpr std::string_view kFailed = "failed";
-constexpr std::string_view kPackedLive = "live ";  // in the file `status`, which unpacking makes
+constexpr const char* kIncomplete = "incomplete";  // a file that unpacking makes
+constexpr const char* kStatus = "status";          // likewise
+constexpr std::string_view kPackedLive = "live ";  // in it
 
 std::string HostLine() { return "host " + std::to_string(HostNumber()); }
 
@@ -193,7 +200,7 @@ std::string BrokenReason(const fs::path& directory) {
 SessionStatus StatusOf(const fs::path& directory) {
   if (Exists(directory / "broken")) return SessionStatus::kBroken;
   if (Exists(directory / "closed")) return SessionStatus::kClosed;
-  if (WriterIsAlive(directory / "tail") || ReadSmallFile(directory / "status").starts_with(kPackedLive))
+  if (WriterIsAlive(directory / "tail") || ReadSmallFile(directory / kStatus).starts_with(kPackedLive))
     return SessionStatus::kLive;
   // The session may have closed between the two questions.
   if (Exists(directory / "closed")) return SessionStatus::kClosed;
@@ -201,9 +208,22 @@ SessionStatus StatusOf(const fs::path& directory) {
 }
 
 std::uint64_t PackedAt(const fs::path& directory) {
-  const std::string words = ReadSmallFile(directory / "status");
+  const std::string words = ReadSmallFile(directory / kStatus);
   return words.starts_with(kPackedLive) ? std::strtoull(words.c_str() + kPackedLive.size(), nullptr, 10) : 0;
 }
+
+Status MarkPackedLive(const fs::path& directory, std::uint64_t at_ns) {
+  AMEM_ASSIGN(const auto file, File::Open(directory / kStatus, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW));
+  return file.Write(std::string(kPackedLive) + std::to_string(at_ns) + "\n");
+}
+
+Status MarkIncomplete(const fs::path& directory, std::string_view missing) {
+  AMEM_ASSIGN(const auto file, File::Open(directory / kIncomplete, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW));
+  std::string known = MissingIn(directory);
+  return file.Write((known.empty() ? "" : "; ") + std::string(missing));
+}
+
+std::string MissingIn(const fs::path& directory) { return ReadSmallFile(directory / kIncomplete); }
 
 void RemoveOldSessions(const fs::path& directory, std::uint32_t keep_sessions, Bytes keep_bytes) {
   const File parent = OpenDirectory(directory);
@@ -239,7 +259,7 @@ Result<std::vector<fs::path>> ListSessions(const fs::path& directory) {
   std::vector<std::pair<Time, fs::path>> found;
   for (const std::string& name : names) {
     const fs::path path = directory / name;
-    if (SessionOfName(name) && IsSessionDirectory(path)) found.emplace_back(LastWritten(path), path);
+    if (SessionOfName(name) && !IsLink(path) && IsSessionDirectory(path)) found.emplace_back(LastWritten(path), path);
   }
   std::ranges::sort(found,
                     [](const auto& a, const auto& b) { return std::tie(b.first, a.second) < std::tie(a.first, b.second); });

@@ -43,6 +43,12 @@ SessionStatus StatusOf(const std::filesystem::path& directory);                 
 // Of a journal that came out of a pack and whose process lived when it was packed: then, on the clock of its events. 0:
 // another.
 std::uint64_t PackedAt(const std::filesystem::path& directory);
+Status MarkPackedLive(const std::filesystem::path& directory, std::uint64_t at_ns);
+
+// Of a journal that came out of a pack which was read in part, or was packed in part: what is missing, in words, each time
+// added to what was known; empty: nothing is known to be. Whoever reads the journal is told (ReadReport::incomplete).
+Status MarkIncomplete(const std::filesystem::path& directory, std::string_view missing);
+std::string MissingIn(const std::filesystem::path& directory);
 
 // Removes ended sessions under `directory` until at most `keep_sessions` of them are left, and at most `keep_bytes` together
 // with the living. Those that closed in order without a failed pause or resume go first, then the failed ones (crashed, broken,

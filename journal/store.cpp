@@ -186,7 +186,9 @@ Result<std::unique_ptr<Store>> Store::Open(const std::filesystem::path& director
   AMEM_ASSIGN(const auto file, Identify(directory));
   if (auto* const open = FindIn(registry.environments, file)) return std::unique_ptr<Store>(new Store(*open));
   auto made = std::make_shared<Environment>();
-  if (live && access((directory / "lock.mdb").c_str(), W_OK) != 0) {
+  struct stat lock_file {};
+  const auto locks = directory / "lock.mdb";
+  if (live && (access(locks.c_str(), W_OK) != 0 || lstat(locks.c_str(), &lock_file) != 0 || !S_ISREG(lock_file.st_mode))) {
     // A reader that LMDB does not know of would see pages change while it reads them.
     return Status{Code::kRefused,
                   "open " + (directory / "data.mdb").string() +

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "journal/layout.h"
+#include "statemachine/texts.h"
 
 namespace amem::codec {
 
@@ -55,10 +56,14 @@ void Point(AnyPointer::Builder to, const std::optional<T>& from) {
 inline void Point(AnyPointer::Builder to, const std::string& from) {
   if (!from.empty()) WriteText(to.initAs<capnp::Text>(static_cast<unsigned>(from.size())), from);
 }
+template <class What>
+void Point(AnyPointer::Builder to, const Text<What>& from) {
+  Point(to, static_cast<const std::string&>(from));
+}
 template <class T>
 void Point(AnyPointer::Builder to, const std::vector<T>& from) {
   const auto size = static_cast<unsigned>(from.size());
-  if constexpr (std::is_same_v<T, std::string>) {
+  if constexpr (std::is_base_of_v<std::string, T>) {
     auto list = to.initAs<capnp::List<capnp::Text>>(size);
     for (unsigned i = 0; i < size; ++i) WriteText(list.init(i, static_cast<unsigned>(from[i].size())), from[i]);
   } else if constexpr (Number<T>) {
@@ -116,10 +121,14 @@ inline void Follow(AnyPointer::Reader from, std::string& to) {
   const auto text = from.getAs<capnp::Text>();
   to.assign(text.begin(), text.size());
 }
+template <class What>
+void Follow(AnyPointer::Reader from, Text<What>& to) {
+  Follow(from, static_cast<std::string&>(to));
+}
 template <class T>
 void Follow(AnyPointer::Reader from, std::vector<T>& to) {
-  if constexpr (std::is_same_v<T, std::string>) {
-    for (const auto text : from.getAs<capnp::List<capnp::Text>>()) to.emplace_back(text.begin(), text.size());
+  if constexpr (std::is_base_of_v<std::string, T>) {
+    for (const auto text : from.getAs<capnp::List<capnp::Text>>()) to.emplace_back().assign(text.begin(), text.size());
   } else if constexpr (Number<T>) {
     for (const auto number : from.getAs<capnp::List<decltype(BitsOf(T{}))>>()) to.push_back(T{number});
   } else {

@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <sstream>
 
 #include "journal/base/process_sight.h"
@@ -200,7 +199,8 @@ bool HasOpen(std::int32_t pid, const struct stat& st) {
 
 // The process, as seen from here, that holds a lock on that file; 0: none that can be seen.
 std::int32_t LockHolder(const struct stat& st) {
-  std::ifstream locks("/proc/locks");
+  constexpr std::size_t kLocksMost = std::size_t{4} << 20;
+  std::istringstream locks(ReadSmallFile("/proc/locks", kLocksMost));
   for (std::string line; std::getline(locks, line);) {
     // "7: FLOCK  ADVISORY  WRITE 4711 fd:01:1234567 0 EOF"
     std::istringstream words(line);

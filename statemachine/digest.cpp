@@ -30,6 +30,10 @@ class Hasher {
     Add(std::uint64_t{text.size()});
     hash_.Add(std::as_bytes(std::span(text)));
   }
+  template <class What>
+  void Add(const Text<What>& text) {
+    Add(static_cast<const std::string&>(text));
+  }
   void Add(const CallSite& site) {
     for (const std::uint64_t frame : site.frames) Add(frame);
   }

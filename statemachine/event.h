@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "statemachine/event_cycle.h"
+#include "statemachine/texts.h"
 #include "statemachine/types.h"
 
 namespace amem {
@@ -21,33 +22,33 @@ namespace amem {
 
 struct SessionOpened {
   SessionId session;
-  std::string host;
+  HostName host;
   std::int32_t pid = 0;
-  std::string boot_id;  // of the host; a journal from another boot cannot have a live process
-  std::string amem_version;
-  std::string driver_version;  // empty while unknown
-  std::string nccl_version;    // empty while unknown
-  std::vector<std::string> gpu_uuids;
+  BootId boot_id;  // of the host; a journal from another boot cannot have a live process
+  PublicText amem_version;
+  PublicText driver_version;  // empty while unknown
+  PublicText nccl_version;    // empty while unknown
+  std::vector<GpuName> gpu_uuids;
   std::int64_t group = 0;         // AMEM_GROUPID
   std::int32_t rank = -1;         // RANK or the like, for messages only; -1 unknown
   std::uint64_t realtime_ns = 0;  // wall clock when Event::time_ns was `monotonic_ns`
   std::uint64_t monotonic_ns = 0;
-  std::string layout;   // "direct" or "slab"
-  std::string content;  // "preserve" or "discard"
+  PublicText layout;   // "direct" or "slab"
+  PublicText content;  // "preserve" or "discard"
   // What the launcher said of the job, as NAME=VALUE of those variables that are set: "SLURM_JOB_ID=17", "WORLD_SIZE=8".
-  std::vector<std::string> launcher;
-  std::string program;  // "python3 train.py"; empty in journals of builds that did not record it
+  std::vector<LauncherSetting> launcher;
+  ProgramName program;  // "python3 train.py"; empty in journals of builds that did not record it
   AMEM_EVENT(SessionOpened, "session opened", session, host, pid, boot_id, amem_version, driver_version, nccl_version,
              gpu_uuids, group, rank, realtime_ns, monotonic_ns, layout, content, IfAny{launcher}, IfAny{program});
 };
 struct SessionClosed {
-  std::string reason;           // "exit", "detach"
+  FreeText reason;              // "exit", "detach"
   std::int32_t exit_code = -1;  // what the process gave to exit(), 0 to 255; -1: unknown
   AMEM_EVENT(SessionClosed, "session closed", reason, exit_code);
 };
 // Latched: after this every pause is refused with `reason`, because the journal no longer tells the whole truth.
 struct SessionBroken {
-  std::string reason;
+  FreeText reason;
   AMEM_EVENT(SessionBroken, "session broken", reason);
 };
 struct GroupChanged {  // ncclSetGroupID
@@ -56,14 +57,15 @@ struct GroupChanged {  // ncclSetGroupID
 };
 // A libnccl came under AMem. `build_id` is the ELF build id in hex (or a content hash), `way` = "preload", "patched", "attach".
 struct LibraryAttached {
-  std::string path, build_id, way, nccl_version;
+  FilePath path;
+  PublicText build_id, way, nccl_version;
   std::uint64_t load_address = 0;
   AMEM_EVENT(LibraryAttached, "library attached", path, build_id, way, nccl_version, Hexadecimal{load_address});
 };
 // NCCL asked for a driver entry point. `replaced` false: it passes AMem untouched, and if its name says memory, that is noted
 // here.
 struct DriverSymbolBound {
-  std::string name;
+  PublicText name;
   std::int32_t cuda_version = 0;
   bool replaced = false;
   AMEM_EVENT(DriverSymbolBound, "driver symbol bound", name, cuda_version, replaced);
@@ -174,7 +176,7 @@ struct ReferenceDropped {
 };
 struct PeerConnected {
   SessionId peer;
-  std::string host;
+  HostName host;
   std::int32_t pid = 0;
   std::int64_t group = 0;
   std::int32_t rank = -1;
@@ -183,7 +185,7 @@ struct PeerConnected {
 inline constexpr const char* kPeerDied = "died";
 struct PeerLost {  // all references held by `peer` are gone with it
   SessionId peer;
-  std::string reason;  // kPeerDied if it did not close; else in words
+  FreeText reason;  // kPeerDied if it did not close; else in words
   AMEM_EVENT(PeerLost, "peer lost", peer, reason);
 };
 
@@ -207,7 +209,7 @@ struct LegacyAllocated {
   Bytes bytes = 0;
   AllocationId backing;
   Bytes offset = 0;
-  std::string why;
+  FreeText why;
   CallSite site;
   CommunicatorId communicator;  // as in AllocationCreated
   AMEM_EVENT(LegacyAllocated, "legacy allocated", address, bytes, backing, offset, why, site, IfAny{communicator});
@@ -275,7 +277,7 @@ struct MulticastUnbound {
 struct Registered {  // pinned for a network card: physical pages must not move, so pause leaves this memory alone
   Address address;
   Bytes bytes = 0;
-  std::string how;  // "dma-buf", "ibv_reg_mr"
+  PublicText how;  // "dma-buf", "ibv_reg_mr"
   AMEM_EVENT(Registered, "registered", address, bytes, how);
 };
 struct Deregistered {
@@ -286,19 +288,20 @@ struct Deregistered {
 // From now on pauses leave all memory of this session in place, tags' and imports too: somebody whom AMem cannot ask may hold
 // its pages, here or in a session that shares memory with this one.
 struct EverythingKept {
-  std::string why;
+  FreeText why;
   AMEM_EVENT(EverythingKept, "everything kept", why);
 };
 // What another library of the process shares with other processes past AMem, from now on; no pieces: nothing any more.
 struct SharedOutside {
-  std::string library;  // its file's name; of kUnseen empty where any library may be meant
+  FilePath library;  // its file's name; of kUnseen empty where any library may be meant
   OutsideKind kind{};
   std::uint64_t pieces = 0;
   Bytes bytes = 0;
   AMEM_EVENT(SharedOutside, "shared outside", library, As{"sharing", kind}, pieces, bytes);
 };
 struct PassedThrough {  // seen and not understood, or about memory that is not ours; no effect on state but a count
-  std::string name, detail;
+  PublicText name;
+  FreeText detail;
   std::int32_t result = 0;
   AMEM_EVENT(PassedThrough, "passed through", name, detail, result);
 };
@@ -354,7 +357,7 @@ struct PartCleared {  // zeros were written to a part of a slab that nobody hold
 struct CommunicatorBegun {  // NCCL was asked to make one
   CommunicatorId communicator;
   CommunicatorId parent;   // that it was split, shrunk or grown from; zero: none
-  std::string how;         // "init", "init all", "split", "shrink", "grow"
+  PublicText how;          // "init", "init all", "split", "shrink", "grow"
   std::int32_t rank = -1;  // as asked for; -1: not known yet
   std::int32_t ranks = 0;  // 0: not known yet
   AMEM_EVENT(CommunicatorBegun, "communicator begun", communicator, IfAny{parent}, how, rank, ranks);
@@ -369,7 +372,7 @@ struct CommunicatorReady {  // NCCL made it
 };
 struct CommunicatorEnded {
   CommunicatorId communicator;
-  std::string how;  // "destroyed", "aborted", "failed" (it was never made), "left out" (a split without a color)
+  PublicText how;  // "destroyed", "aborted", "failed" (it was never made), "left out" (a split without a color)
   AMEM_EVENT(CommunicatorEnded, "communicator ended", communicator, how);
 };
 struct CommunicatorSuspended {  // ncclCommSuspend or ncclCommResume on it, which AMem serves
@@ -385,7 +388,7 @@ struct CommunicatorSuspended {  // ncclCommSuspend or ncclCommResume on it, whic
 
 struct PoolOpened {
   PoolId pool;
-  std::string tag;  // of one pool in a session; never "nccl" or "user"
+  PublicText tag;  // of one pool in a session; never "nccl" or "user"
   PoolPolicy policy{};
   std::uint64_t cycles = 0;  // in a snapshot: its pauses so far
   AMEM_EVENT(PoolOpened, "pool opened", pool, As{"pool_tag", tag}, policy, Unlisted{cycles});

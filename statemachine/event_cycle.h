@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "statemachine/texts.h"
 #include "statemachine/types.h"
 
 namespace amem {
@@ -68,7 +69,7 @@ struct CycleMember {  // who a session is, so that one journal alone names the r
   SessionId session;
   std::int32_t rank = -1;
   std::int32_t pid = 0;
-  std::string host;
+  HostName host;
   AMEM_STRUCT(CycleMember, session, rank, pid, host);
 };
 struct CycleBegun {
@@ -94,7 +95,7 @@ struct StepFailed {
   Step step;
   Code code{};
   std::int32_t driver_result = 0;
-  std::string message;
+  FreeText message;
   SessionId reported_by;  // the owner that refused to hand out memory for an import, or is lost; zero: it failed here
   PoolId pool;
   AMEM_EVENT(StepFailed, "step failed", step, code, driver_result, message, OrNull{reported_by}, IfAny{pool});
@@ -108,7 +109,7 @@ struct PhaseDecided {  // the vote after a phase, as this session learned it; cu
   PhaseKind phase{};
   bool passed = true;
   SessionId culprit;
-  std::string message;
+  FreeText message;
   Code code{};  // why it failed; kOk in journals of builds that did not record it
   std::int32_t driver_result = 0;
   PoolId pool;
@@ -128,7 +129,7 @@ struct CycleFailed {  // whatever was done has been undone, unless `undone` is f
   CycleKind kind{};
   std::uint64_t cycle = 0;
   bool undone = true;
-  std::string message;
+  FreeText message;
   Code code{};  // kOk: not recorded
   std::int32_t driver_result = 0;
   // Those because of whom it failed, as this session was told: they did not come, died, or are of another group. Empty: it was
@@ -146,7 +147,7 @@ struct VoteCast {  // this session's own vote on a phase, recorded before it wai
   PhaseKind phase{};
   bool ok = true;
   Code code{};  // why it did not vote for
-  std::string message;
+  FreeText message;
   PoolId pool;
   AMEM_EVENT(VoteCast, "vote cast", phase, ok, code, message, IfAny{pool});
 };
@@ -167,21 +168,23 @@ struct MemberHeard {
 struct ProcessSeen {  // of another session's process: at a deadline, or when the connection to it was lost
   SessionId session;
   std::int32_t pid = 0;
-  std::string state;            // "running", "sleeping", "stopped", "uninterruptible", "zombie", "gone", or "unknown"
-  std::string where;            // for people: "in the CUDA driver", "in futex"; empty: unknown
-  std::string answer;           // what it answered itself: "running, has not called ncclPause"; empty: it was not asked
+  PublicText state;             // "running", "sleeping", "stopped", "uninterruptible", "zombie", "gone", or "unknown"
+  FreeText where;               // for people: "in the CUDA driver", "in futex"; empty: unknown
+  FreeText answer;              // what it answered itself: "running, has not called ncclPause"; empty: it was not asked
   std::int32_t exit_code = -1;  // of a zombie; 128 + N: ended by signal N; -1: unknown
   std::uint64_t waited_ns = 0;  // how long this session had waited for it
   AMEM_EVENT(ProcessSeen, "process seen", session, pid, state, where, answer, exit_code, waited_ns);
 };
 struct ThreadSeen {          // at a deadline: a thread of this session's own process
   std::uint32_t thread = 0;  // kernel thread id
-  std::string name, state, where;
-  std::vector<std::string> stack;  // innermost first: "libc.so.6+0x12"; empty: it could not be had safely
+  ThreadName name;
+  PublicText state;
+  FreeText where;
+  std::vector<FreeText> stack;  // innermost first: "libc.so.6+0x12"; empty: it could not be had safely
   AMEM_EVENT(ThreadSeen, "thread seen", As{"of_thread", thread}, name, state, where, stack);
 };
 struct LaunchRefused {  // of NCCL's: a launch, copy or fill that was refused because memory is paused
-  std::string call;
+  PublicText call;
   std::uint64_t count = 1;  // how often since the last such event
   AMEM_EVENT(LaunchRefused, "launch refused", call, count);
 };
@@ -205,25 +208,25 @@ struct SafepointReached {  // at which the request is carried out; this process 
 struct RequestEnded {  // on this process
   std::uint64_t request = 0;
   CycleKind kind{};
-  Code code{};          // kOk: it was done
-  std::string message;  // why not
-  Bytes bytes = 0;      // that a pause gave back
+  Code code{};       // kOk: it was done
+  FreeText message;  // why not
+  Bytes bytes = 0;   // that a pause gave back
   AMEM_EVENT(RequestEnded, "request ended", request, As{"request_kind", kind}, code, message, bytes);
 };
 struct Frozen {                          // the driver had taken the whole process from its GPUs, and has brought it back
   std::uint64_t from_ns = 0, to_ns = 0;  // CLOCK_MONOTONIC of the host
   Bytes bytes = 0;                       // that the driver moved
-  std::string moved_gpus;                // "GPU-a -> GPU-b"; empty: each came back to its own
+  FreeText moved_gpus;                   // "GPU-a -> GPU-b"; empty: each came back to its own
   AMEM_EVENT(Frozen, "frozen", from_ns, to_ns, bytes, moved_gpus);
 };
 
 // What was on the GPU `from` is restored on `to`. UUIDs, "GPU-...".
 struct GpuPair {
-  std::string from, to;
+  GpuName from, to;
   AMEM_STRUCT(GpuPair, from, to);
 };
 struct GpuShare {  // of one process on one GPU, by UUID
-  std::string gpu;
+  GpuName gpu;
   Bytes before = 0, taken = 0;  // before it was paused, and when the driver took it
   AMEM_STRUCT(GpuShare, gpu, before, taken);
 };
@@ -231,7 +234,7 @@ struct FreezeMember {
   SessionId session;
   std::int32_t pid = 0;
   std::uint64_t start_ticks = 0;  // field 22 of /proc/PID/stat
-  std::string name;               // "rank 1"
+  FreeText name;                  // "rank 1"
   AMEM_STRUCT(FreezeMember, session, pid, start_ticks, name);
 };
 // How a freeze or thaw of this process stands. Each event has all that a tool needs to go on where another one died: a step is
@@ -239,11 +242,11 @@ struct FreezeMember {
 struct FreezeStep {
   std::uint64_t begun_ns = 0;  // the wall clock when the freeze was asked for; a thaw goes on with its freeze
   std::uint64_t command = 0;   // counts the freeze, its thaw and what else was asked of it
-  std::string goal;            // of the command: "frozen" or "running"
-  std::string step;            // the last one: "begin", "pause", "lock", "checkpoint", "restore", "unlock", "resume"
+  PublicText goal;             // of the command: "frozen" or "running"
+  PublicText step;             // the last one: "begin", "pause", "lock", "checkpoint", "restore", "unlock", "resume"
   bool done = false;           // it is known what came of that
-  std::string outcome;         // of the command: "frozen", "running", "paused", "lost", "stuck"; empty: it has not ended
-  std::string message;         // why it failed
+  PublicText outcome;          // of the command: "frozen", "running", "paused", "lost", "stuck"; empty: it has not ended
+  FreeText message;            // why it failed
   bool pauses = false;         // the freeze has paused the job, which was not paused before
   std::uint64_t from_ns = 0;   // when the driver had taken this process (CLOCK_MONOTONIC); 0: it has not
   std::vector<FreezeMember> members;

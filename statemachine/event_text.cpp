@@ -21,7 +21,8 @@ using std::to_string;
 
 constexpr Bytes kWholeMiB = Bytes{1} << 20;
 
-std::string Joined(const std::vector<std::string>& texts, const char* between) {
+template <class AnyText>
+std::string Joined(const std::vector<AnyText>& texts, const char* between) {
   std::string out;
   for (const std::string& text : texts) out += (out.empty() ? "" : between) + text;
   return out;
@@ -35,7 +36,7 @@ std::string FieldsText(const T& value, bool first_too = false);
 
 template <class T>
 std::string Value(const T& value) {
-  if constexpr (std::is_same_v<T, std::string>) {
+  if constexpr (std::is_base_of_v<std::string, T>) {
     return value;
   } else if constexpr (std::is_same_v<T, AccessDescriptor>) {
     const char* const may = value.flags == 3 ? "read-write" : value.flags == 1 ? "read" : value.flags == 0 ? "none" : nullptr;

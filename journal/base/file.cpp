@@ -38,7 +38,13 @@ Result<File> File::Open(const std::filesystem::path& path, int flags, unsigned m
   return File(fd);
 }
 
-Result<File> File::OpenToRead(const std::filesystem::path& path) { return Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK); }
+Result<File> File::OpenToRead(const std::filesystem::path& path, Links links) {
+  AMEM_ASSIGN(auto file, Open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | (links == Links::kRefused ? O_NOFOLLOW : 0)));
+  struct stat st {};
+  if (fstat(file.fd(), &st) != 0) return SystemFailure("fstat", path, errno);
+  if (!S_ISREG(st.st_mode)) return Status{Code::kInvalid, "open " + path.string() + ": it is no regular file"};
+  return file;
+}
 
 Result<Bytes> File::Size() const {
   struct stat st {};
@@ -62,7 +68,7 @@ Status File::Write(std::string_view text) const {
   while (!text.empty()) {
     const ssize_t n = ::write(fd(), text.data(), text.size());
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return {Code::kIo, "write: " + ErrnoText(errno)};
+    if (n < 0) return {errno == EPIPE ? Code::kPeerLost : Code::kIo, "write: " + ErrnoText(errno)};
     text.remove_prefix(static_cast<std::size_t>(n));
   }
   return {};
@@ -82,6 +88,11 @@ std::string ReadSmallFile(const std::filesystem::path& path, std::size_t limit) 
   const auto n = file->ReadAt(0, std::as_writable_bytes(std::span(text)));
   text.resize(n ? *n : 0);
   return text;
+}
+
+std::string FirstLineOf(const std::filesystem::path& path) {
+  const std::string text = ReadSmallFile(path);
+  return text.substr(0, text.find('\n'));
 }
 
 }  // namespace amem

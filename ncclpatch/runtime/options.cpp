@@ -38,6 +38,14 @@ constexpr std::array kLauncherVariables = {"SLURM_JOB_ID",
                                            "LOCAL_RANK",
                                            "GROUP_RANK"};
 
+// Variables that AMem had, where a job that still sets one would miss something.
+struct Gone {
+  std::string_view name, instead;
+};
+constexpr Gone kGone[] = {{"AMEM_ON_FAILURE",
+                           "no command runs after a failure; put it behind the command that starts the job, as in `amem run -- "
+                           "torchrun train.py || amem pack -o job.amem`"}};
+
 using Lookup = std::function<const char*(const char*)>;
 
 std::string_view Text(const Lookup& get, const char* name) {  // empty: unset, or set to nothing
@@ -200,8 +208,6 @@ Result<Options> ParseOptions(const Lookup& get) {
   AMEM_TRY(ParseChoiceInto(get, "AMEM_SCOPE",
                            {{"nccl", LibraryScope::kNccl}, {"shared", LibraryScope::kShared}, {"all", LibraryScope::kAll}},
                            options.scope));
-  if (const char* command = get("AMEM_ON_FAILURE")) options.on_failure = command;
-  if (const char* replay = get("AMEM_REPLAY")) options.replay = replay;
   const std::filesystem::path home = fmt::format("/tmp/amem-{}", getuid());
   AMEM_ASSIGN(options.journal.directory, ParseDirectory(get, "AMEM_JOURNAL_DIR", home / "journal"));
   AMEM_TRY(ParseKeep(get, options.journal));
@@ -226,7 +232,7 @@ static bool IsOfKubernetes(std::string_view name, std::string_view value) {
 }
 
 std::vector<std::string> UnknownVariables(const char* const* environment) {
-  std::vector<std::string_view> all{"AMEM_LIBRARY"};  // the Python package's
+  std::vector<std::string_view> all{"AMEM_LIBRARY", "AMEM_REPLAY"};  // the Python package's
   static_cast<void>(ParseOptions([&](const char* name) -> const char* { return all.emplace_back(name), nullptr; }));
   std::vector<std::string> warnings;
   for (; environment != nullptr && *environment != nullptr; ++environment) {
@@ -235,6 +241,10 @@ std::vector<std::string> UnknownVariables(const char* const* environment) {
     // AMEM_SIM_ variables belong to the simulator of tests and demos.
     if (!name.starts_with("AMEM_") || name.starts_with("AMEM_SIM_") || std::ranges::find(all, name) != all.end()) continue;
     if (IsOfKubernetes(name, entry.substr(std::min(entry.size(), name.size() + 1)))) continue;
+    if (const auto* const gone = std::ranges::find(kGone, name, &Gone::name); gone != std::end(kGone)) {
+      warnings.push_back(fmt::format("{} is set, but AMem has no such variable any more: {}", name, gone->instead));
+      continue;
+    }
     const auto nearer = [&](std::string_view a, std::string_view b) { return Distance(name, a) < Distance(name, b); };
     const std::string_view nearest = *std::ranges::min_element(all, nearer);
     warnings.push_back(fmt::format("{} is set, but AMem has no such variable{}", name,

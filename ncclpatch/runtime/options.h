@@ -27,8 +27,6 @@ struct Options : SessionOptions {
   // AMEM_JOURNAL_DIR (default /tmp/amem-UID/journal), AMEM_JOURNAL_KEEP
   JournalOptions journal;
   std::filesystem::path socket_directory;      // AMEM_SOCKET_DIR (default /tmp/amem-UID/sockets); best the same for all ranks
-  std::string on_failure;                      // AMEM_ON_FAILURE: a command for /bin/sh; empty: none
-  std::string replay;                          // AMEM_REPLAY: the path of amem-replay; empty: it is looked for
   std::vector<std::string> launcher;           // NAME=VALUE of the launcher's variables that are set (SessionOpened::launcher)
   std::uint32_t ranks_of_host = 1;             // LOCAL_WORLD_SIZE or the like
   std::vector<std::string> unknown_variables;  // what UnknownVariables said

@@ -11,12 +11,12 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <fstream>
 #include <future>
 #include <thread>
 #include <utility>
 
 #include "journal/base/clock.h"
+#include "journal/base/file.h"
 #include "journal/base/process_sight.h"
 #include "ncclpatch/hook/own_names.h"
 #include "ncclpatch/hook/redirects.h"
@@ -26,6 +26,7 @@
 #include "ncclpatch/nccl/communicators.h"
 #include "ncclpatch/runtime/last_error.h"
 #include "ncclpatch/runtime/log.h"
+#include "ncclpatch/runtime/read_on.h"
 #include "ncclpatch/runtime/safepoint.h"
 #include "ncclpatch/runtime/suspend.h"
 #include "replay/driver/cuda/cuda_driver.h"
@@ -85,8 +86,8 @@ Result<SessionId> RandomSession() {
 }
 
 // A UUID that cannot be read stays empty, because only people read it.
-std::vector<std::string> DeviceUuids(Driver& driver) {
-  std::vector<std::string> uuids;
+std::vector<GpuName> DeviceUuids(Driver& driver) {
+  std::vector<GpuName> uuids;
   const Result<int> count = driver.DeviceCount();
   for (int device = 0; count.ok() && device < *count; ++device) {
     const Result<std::string> uuid = driver.DeviceUuid(DeviceOrdinal{device});
@@ -102,7 +103,7 @@ SessionOpened Describe(const Options& options, Driver& driver, SessionId session
   gethostname(host, sizeof host - 1);
   who.host = host;
   who.pid = getpid();
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> who.boot_id;
+  who.boot_id = FirstLineOf("/proc/sys/kernel/random/boot_id");
   who.amem_version = AMEM_VERSION;
   who.driver_version = driver.Version();
   if (const auto libraries = hook::Libraries(); !libraries.empty())
@@ -113,7 +114,7 @@ SessionOpened Describe(const Options& options, Driver& driver, SessionId session
   who.realtime_ns = RealtimeNs();
   who.monotonic_ns = MonotonicNs();
   who.layout = options.layout == Layout::kSlab ? "slab" : "direct";
-  who.launcher = options.launcher;
+  who.launcher.assign(options.launcher.begin(), options.launcher.end());
   who.program = OwnProgram();
   who.content = "preserve";
   return who;
@@ -191,7 +192,6 @@ void Runtime::Load(std::span<const char* const> doorbells) {
     log::Configure(options_.log_level, options_.rank);
     options_.unknown_variables = UnknownVariables(environ);
     for (const std::string& warning : options_.unknown_variables) log::Info(warning);  // for `amem doctor` and `amem run`
-    on_failure_.Configure(options_.on_failure, options_.replay, PackDirectory(options_.journal.directory), environ);
     pthread_atfork(&Runtime::BeforeFork, &Runtime::AfterFork, &Runtime::InChild);
     hook::SetReport(&Report);
     ShowNames(doorbells);
@@ -360,20 +360,8 @@ Status Runtime::Cycle(Session& session, CycleKind kind, bool patient) {
 }
 
 Status Runtime::Failed(Session& session, const Status& why) {
-  const Session::Failed about = session.AboutFailure();
-  const std::string read_on = about.journal.empty() ? "" : WhereToReadOn(about.journal);
-  const Status told{why.code(), why.message() + read_on, why.driver_result()};
-  if (!about.speaks) return told;
-  FailureReport report{told.message(), options_.journal.directory, {}, ""};
-  for (const SessionId id : about.sessions) {
-    const auto journal = report.journals / fmt::format("{:016x}", id.value);
-    std::error_code missing;
-    if (std::filesystem::exists(journal, missing)) report.sessions.push_back(journal);
-  }
-  report.name = fmt::format("{}-{}", getpid(), RealtimeNs() / 1'000'000);
-  if (const std::string error = on_failure_.Run(report); !error.empty())
-    log::Warn("AMEM_ON_FAILURE could not be run: " + error);
-  return told;
+  const std::filesystem::path journal = session.JournalDirectory();
+  return {why.code(), why.message() + (journal.empty() ? "" : WhereToReadOn(journal)), why.driver_result()};
 }
 
 Status Runtime::RunCycle(CycleKind kind, bool patient, std::optional<WantId> want) {

@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "ncclpatch/hook/hook.h"
-#include "ncclpatch/runtime/on_failure.h"
 #include "ncclpatch/runtime/options.h"
 #include "ncclpatch/runtime/wants.h"
 #include "replay/peers/requests.h"
@@ -75,8 +74,8 @@ class Runtime {
   Status RunCycle(CycleKind kind, bool patient = false, std::optional<WantId> want = kPlainWant);
   // When a call that begins now gives up.
   [[nodiscard]] Deadline UntilCallEnds() const { return In(options_.deadlines.call()); }
-  // Adds to a failure where to read on, and runs the user's command (AMEM_ON_FAILURE).
-  Status Failed(Session& session, const Status& why);
+  // The same failure with where to read on.
+  static Status Failed(Session& session, const Status& why);
   // The session for pools, started now if necessary, even without NCCL. Ok(null): calls do nothing (WhyIdle), and are answered
   // as if there were no tags.
   Result<Session*> ForPools();
@@ -117,7 +116,6 @@ class Runtime {
   std::once_flag loaded_;
   Above above_;
   Options options_;
-  OnFailure on_failure_;
   Status settings_;  // of reading the environment
   std::atomic<bool> enabled_{false}, serves_suspend_{false};
   std::atomic<Session*> session_{nullptr};

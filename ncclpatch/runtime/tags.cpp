@@ -57,7 +57,7 @@ Status CycleOf(Session& session, const Named& tag, const Asked& asked, bool undo
     const Status status =
         pausing ? session.pools().Pause(tag.pool, {.wait = asked.wait, .after = asked.after, .keeps = asked.keeps || tag.kept})
                 : session.pools().Resume(tag.pool, {.wait = asked.wait, .priority = asked.priority, .patient = asked.patient});
-    return status.ok() || undoes ? status : Runtime::Get().Failed(session, status);
+    return status.ok() || undoes ? status : Runtime::Failed(session, status);
   };
   const Wants::Memory memory{"tag " + tag.name, [&] { return session.pools().IsResident(tag.pool); }, cycle};
   const auto until = pausing || !asked.patient ? std::optional(Runtime::Get().UntilCallEnds()) : std::nullopt;
@@ -145,7 +145,7 @@ Status Wait(const char* name, std::optional<void*> stream) {
   AMEM_ASSIGN(const auto tag, Resolve(*session, name));
   if (!tag.pool) return {};  // is always waited for
   const Status status = stream ? session->pools().WaitOn(tag.pool, *stream) : session->pools().Wait(tag.pool);
-  return status.ok() || status.code() == Code::kRefused ? status : Runtime::Get().Failed(*session, status);
+  return status.ok() || status.code() == Code::kRefused ? status : Runtime::Failed(*session, status);
 }
 
 }  // namespace tags

@@ -151,7 +151,6 @@ Status Coordinator::CloseGate(Deadline until) {
 Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind, Deadline until, bool patient) {
   const std::uint64_t cycle = arriving_ = CycleNumber(kind);
   threads_recorded_ = false;
-  speaks_ = true;
   culprits_.clear();
   RoundCall call{kind, cycle, until, patient, tag_};
   {
@@ -208,8 +207,6 @@ void Coordinator::RecordVote(PhaseKind phase, const Status& mine) {
 }
 
 void Coordinator::NoteFailure(const std::vector<PeerIdentity>& members, SessionId culprit) {
-  const auto speaker = std::ranges::find_if(members, [&](const PeerIdentity& who) { return who.session != culprit; });
-  speaks_ = speaker == members.end() || speaker->session == peers_.Self().session;
   const auto other = std::ranges::find(members, culprit, &PeerIdentity::session);
   if (other != members.end() && culprit != peers_.Self().session) culprits_ = {AsMember(*other)};
 }
@@ -219,7 +216,8 @@ void Coordinator::RecordThreads() {
   constexpr std::size_t kThreadsMost = 64, kFramesMost = 32;
   if (std::exchange(threads_recorded_, true)) return;
   std::vector<ThreadSight> threads = SeeOwnThreads(kThreadsMost);
-  std::vector<std::string> stack = OwnStack(kFramesMost);
+  const std::vector<std::string> frames = OwnStack(kFramesMost);
+  std::vector<FreeText> stack(frames.begin(), frames.end());
   if (!ledger_.TryLockFor(kToRecord)) return;
   const LedgerLock lock(ledger_, std::adopt_lock);
   for (ThreadSight& seen : threads) {  // the first is this one

@@ -102,9 +102,6 @@ class Coordinator {
   Result<std::unique_ptr<StreamMoment>> MomentOf(void* stream);
   [[nodiscard]] CycleReport Last(CycleKind kind) const;
   [[nodiscard]] CycleTotals Totals(CycleKind kind) const;
-  // Whether this session reports the last failure: it has the lowest id of the members that did not cause it. Also true if the
-  // cycle had not begun, because members do not know each other then.
-  [[nodiscard]] bool speaks() const { return speaks_; }
   // The program made so much memory in the scope. Pins host memory ahead for the next pause, in steps of a sixteenth.
   void Made(Bytes bytes);
   [[nodiscard]] BackupStatistics Contents() const { return backup_.Statistics(); }
@@ -172,8 +169,7 @@ class Coordinator {
   CycleReport pause_, resume_;
   CycleTotals pauses_, resumes_;
   bool threads_recorded_ = false;
-  std::uint64_t arriving_ = 0;  // the number of the cycle that this session has arrived for
-  std::atomic<bool> speaks_ = true;
+  std::uint64_t arriving_ = 0;                       // the number of the cycle that this session has arrived for
   std::uint64_t paused_at_ns_ = MonotonicNs();       // the last time
   std::atomic<std::uint64_t> copying_since_ns_ = 0;  // when a cycle failed whose copies may still be under way
   bool all_keep_ = false;                            // a member of this cycle keeps all its memory

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "replay/diagnosis/explanation.h"
+#include "replay/job/fold.h"
 #include "replay/job/jobs.h"
 #include "replay/job/sessions.h"
 #include "replay/job/story/job_cycles.h"
@@ -32,10 +33,9 @@ void Count(const Roster& roster, Verdict& verdict) {
 }
 
 void NoteDamage(const Roster& roster, Verdict& verdict) {
-  for (const SessionStory& j : roster.journals()) {
-    const std::string damage = DamageText(j.findings.report);
-    if (!damage.empty()) verdict.damage.push_back(fmt::format("{}: {}", j.findings.info.directory.string(), damage));
-  }
+  for (const SessionStory& j : roster.journals())
+    for (std::string& damage : DamageOf(j.findings.info.directory, j.findings.report))
+      if (std::ranges::find(verdict.damage, damage) == verdict.damage.end()) verdict.damage.push_back(std::move(damage));
 }
 
 // An earlier attempt that failed and was repeated with success is not what is wrong now, but worth knowing.
@@ -200,7 +200,7 @@ void ExpectVotes(std::vector<SessionStory>& journals) {
 
 struct ReadJournals {
   std::vector<SessionStory> journals;
-  std::vector<std::string> unread;
+  std::vector<std::string> unread, copies;
 };
 
 Result<ReadJournals> ReadAll(std::span<const std::filesystem::path> sessions, const BesideEach& beside = {}) {
@@ -211,34 +211,39 @@ Result<ReadJournals> ReadAll(std::span<const std::filesystem::path> sessions, co
   ReadJournals all;
   for (std::size_t i = 0; i < sessions.size(); ++i) {
     Result<SessionStory> one = std::move(read[i]);
-    one ? all.journals.push_back(*std::move(one)) : all.unread.push_back(one.status().message());
+    one ? all.journals.push_back(*std::move(one))
+        : all.unread.push_back("a journal could not be read: " + one.status().message());
   }
   if (all.journals.empty()) {
     return Status{Code::kNotFound, all.unread.empty() ? "there is no journal to read: give a directory of journals, or a pack"
                                                       : "none of the journals could be read: " + Listed(all.unread)};
   }
   for (const auto& directory : DropCopies(all.journals))
-    all.unread.push_back(directory.string() + " is another copy of a journal that was given; the longer one is used");
+    all.copies.push_back(directory.string() + " is another copy of a journal that was given; the longer one is used");
   ExpectVotes(all.journals);
   CountTheDying(all.journals);
   return all;
 }
 
-void AddDamage(Verdict& verdict, const std::vector<std::string>& unread) {
-  verdict.damage.insert(verdict.damage.begin(), unread.begin(), unread.end());
+void AddUnread(Verdict& verdict, std::span<const std::string> unread, const ReadJournals& all) {
+  verdict.damage.insert(verdict.damage.end(), unread.begin(), unread.end());
+  verdict.damage.insert(verdict.damage.end(), all.unread.begin(), all.unread.end());
+  verdict.notes.insert(verdict.notes.end(), all.copies.begin(), all.copies.end());
 }
 
 }  // namespace
 
-Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions, const BesideEach& beside) {
+Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions, std::span<const std::string> unread,
+                         const BesideEach& beside) {
   AMEM_ASSIGN(const auto all, ReadAll(sessions, beside));
   Verdict verdict = Diagnose(all.journals);
-  AddDamage(verdict, all.unread);
-  if (verdict.healthy() && !verdict.damage.empty()) ExplainUnreadable(verdict);
+  AddUnread(verdict, unread, all);
+  SayWhatIsMissing(verdict);
   return verdict;
 }
 
-Result<std::vector<Verdict>> DiagnoseJobs(std::span<const std::filesystem::path> sessions) {
+Result<std::vector<Verdict>> DiagnoseJobs(std::span<const std::filesystem::path> sessions,
+                                          std::span<const std::string> unread) {
   AMEM_ASSIGN(auto all, ReadAll(sessions));
   std::vector<JobTies> ties;
   for (const SessionStory& j : all.journals) ties.push_back(TiesOf(j));
@@ -252,13 +257,10 @@ Result<std::vector<Verdict>> DiagnoseJobs(std::span<const std::filesystem::path>
   std::ranges::stable_sort(verdicts, std::greater{}, [](const Verdict& v) {
     return v.healthy() ? std::pair(false, std::uint64_t{0}) : std::pair(true, v.wall_ns);
   });
-  AddDamage(verdicts.front(), all.unread);
   const bool healthy = std::ranges::all_of(verdicts, &Verdict::healthy);
-  const auto damaged = std::ranges::find_if(verdicts, [](const Verdict& v) { return !v.damage.empty(); });
-  if (healthy && damaged != verdicts.end()) {
-    ExplainUnreadable(*damaged);
-    std::rotate(verdicts.begin(), damaged, damaged + 1);
-  }
+  for (Verdict& verdict : verdicts) AddUnread(verdict, unread, all);
+  if (healthy) std::stable_partition(verdicts.begin(), verdicts.end(), std::not_fn(&Verdict::certain));
+  std::ranges::for_each(verdicts, SayWhatIsMissing);
   return verdicts;
 }
 

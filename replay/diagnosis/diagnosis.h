@@ -23,13 +23,16 @@ namespace amem {
 Verdict Diagnose(std::span<const SessionStory> journals);
 
 // Reads the journals in these session directories (ListSessions finds them) in parallel and diagnoses them; `beside`, if it is
-// given, makes an observer of each fold by the index of its session. What cannot be read is in Verdict::damage; a failure means
-// that nothing could be read at all.
+// given, makes an observer of each fold by the index of its session. What cannot be read is in Verdict::damage, and begins the
+// headline; `unread`: so does this, of what was given beside these directories. A failure means that nothing could be read at
+// all.
 using BesideEach = std::function<std::unique_ptr<FoldObserver>(std::size_t session, StoryBuilder& story)>;
-Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions, const BesideEach& beside = {});
+Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions, std::span<const std::string> unread = {},
+                         const BesideEach& beside = {});
 
 // The same of journals that may be of several jobs (replay/job/jobs.h): a verdict on each. Those of failures come first, the
-// newest first; what could not be read is in the first of all.
-Result<std::vector<Verdict>> DiagnoseJobs(std::span<const std::filesystem::path> sessions);
+// newest first. A journal that could not be read may be of any of them.
+Result<std::vector<Verdict>> DiagnoseJobs(std::span<const std::filesystem::path> sessions,
+                                          std::span<const std::string> unread = {});
 
 }  // namespace amem

@@ -60,8 +60,8 @@ void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict
 // Tells what was considered, in order.
 void Consider(const Roster& roster, const std::vector<CandidateCause>& candidates, Verdict& verdict);
 void ExplainHealth(const Roster& roster, Verdict& verdict);
-// Nothing is wrong in what could be read, and verdict.damage says what could not be read.
-void ExplainUnreadable(Verdict& verdict);
+// Begins the headline with what could not be read, if verdict.damage has any of that; such a job is not called healthy.
+void SayWhatIsMissing(Verdict& verdict);
 
 // What the failure of an attempt did to its other members.
 void ExplainConsequences(Explanation&);

@@ -8,6 +8,7 @@
 
 #include "replay/diagnosis/explanation.h"
 #include "replay/job/event_json.h"
+#include "replay/job/names.h"
 
 namespace amem {
 
@@ -108,24 +109,42 @@ void ExplainHealth(const Roster& roster, Verdict& verdict) {
   if (closed != 0) verdict.summary += fmt::format(" {} in order.", Plural(closed, "process has ended", "processes have ended"));
 }
 
-void ExplainUnreadable(Verdict& verdict) {
-  verdict.kind = VerdictKind::kUnreadable;
-  verdict.headline = "Nothing is wrong in what could be read, but a part could not be read";
-  verdict.summary = verdict.headline + ": " + verdict.damage.front() + ".";
-  verdict.remedy.action = Remedy::Action::kGiveWholeJournals;
+void SayWhatIsMissing(Verdict& verdict) {
+  if (verdict.certain()) return;
+  constexpr std::size_t kMissingMost = 300;
+  const std::string& first = verdict.damage.front();
+  const std::string missing = Capitalized(first.size() > kMissingMost ? CutTo(first, kMissingMost) + "..." : first);
+  if (verdict.healthy()) {
+    verdict.kind = VerdictKind::kUnreadable;
+    verdict.headline = missing + ". No failure is recorded in what could be read";
+    verdict.summary = "What could be read is too little to say that all is well. " + verdict.headline + ".";
+    verdict.remedy.action = Remedy::Action::kGiveWholeJournals;
+  } else {
+    verdict.headline = missing + ". What could be read says: " + verdict.headline;
+    verdict.summary =
+        "What follows rests on a part of the journals, and may be a consequence of what is missing. " + verdict.summary;
+  }
+}
+
+std::string Verdict::RemedyText() const {
+  const std::string text = ToText(remedy);
+  if (certain() || text.empty() || remedy.action == Remedy::Action::kGiveWholeJournals) return text;
+  Remedy first;
+  first.action = Remedy::Action::kGiveWholeJournals;
+  return ToText(first) + "; then: " + text;
 }
 
 using Json = nlohmann::ordered_json;
 
 Json ToJson(const Verdict& v) {
   const auto maybe = [](bool known, Json value) { return known ? std::move(value) : Json(nullptr); };
-  Json j = {{"healthy", v.healthy()},
+  Json j = {{"healthy", maybe(v.certain(), v.healthy())},
             {"kind", ToText(v.kind)},
             {"headline", v.headline},
             {"summary", v.summary},
             {"job", maybe(!v.job.empty(), v.job)},
             {"remedy_action", ToText(v.remedy.action)},
-            {"remedy", maybe(v.remedy.action != Remedy::Action::kNone, ToText(v.remedy))},
+            {"remedy", maybe(v.remedy.action != Remedy::Action::kNone, v.RemedyText())},
             {"live", v.live}};
   j["session"] = maybe(v.session.has_value(), SessionText(v.session.value_or(SessionId{})));
   j["rank"] = maybe(v.rank >= 0, v.rank);

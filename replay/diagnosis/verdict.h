@@ -69,6 +69,9 @@ struct Verdict {
   std::string summary;   // a paragraph: which cycle, which rank did or did not do its part, since when, the driver's answer
   Remedy remedy;
   [[nodiscard]] bool healthy() const { return kind == VerdictKind::kHealthy; }
+  // Of journals that were read in part neither health nor the remedy is certain: `damage` says what is missing.
+  [[nodiscard]] bool certain() const { return damage.empty(); }
+  [[nodiscard]] std::string RemedyText() const;
 
   // The session that the cause was found in, and where; as far as known.
   std::optional<SessionId> session;
@@ -93,7 +96,7 @@ struct Verdict {
   static constexpr std::size_t kCausesMost = 16;
   std::vector<PauseContents> contents;  // of the last pauses, where it is recorded
   std::vector<std::string> notes;   // what a reader should know besides: earlier failures that were overcome, missing journals
-  std::vector<std::string> damage;  // what could not be read, with the directory; the verdict rests on the rest
+  std::vector<std::string> damage;  // what could not be read, sentences that name the place; the verdict rests on the rest
 
   std::string job;  // "4 sessions on host a, since 2025-11-21 07:34:01 UTC"
 

@@ -9,13 +9,14 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <fstream>
 #include <limits>
 #include <span>
+#include <sstream>
 #include <string_view>
 #include <thread>
 
 #include "journal/base/clock.h"
+#include "journal/base/file.h"
 #include "journal/base/process_sight.h"
 #include "statemachine/event.h"
 
@@ -24,8 +25,10 @@ namespace {
 
 constexpr Bytes kLeft = Bytes{256} << 20;  // for everything else, because MemAvailable's own reserve is small
 
+constexpr std::size_t kStatisticsMost = std::size_t{1} << 16;  // of a file of the kernel's
+
 std::optional<Bytes> NumberIn(const std::filesystem::path& file) {
-  std::ifstream in(file);
+  std::istringstream in(ReadSmallFile(file));
   Bytes value = 0;
   if (!(in >> value)) return std::nullopt;  // missing, or "max"
   return value;
@@ -33,7 +36,7 @@ std::optional<Bytes> NumberIn(const std::filesystem::path& file) {
 
 // Sums the numbers behind the words that begin lines; nullopt: none of the words does.
 std::optional<Bytes> SumBehind(const std::filesystem::path& file, std::span<const std::string_view> words) {
-  std::ifstream in(file);
+  std::istringstream in(ReadSmallFile(file, kStatisticsMost));
   std::optional<Bytes> sum;
   std::string word;
   for (Bytes value = 0; in >> word; in.ignore(std::numeric_limits<std::streamsize>::max(), '\n')) {
@@ -91,7 +94,7 @@ std::optional<HostRoom> HostMemoryAvailable(const std::filesystem::path& root, c
   constexpr std::array<std::string_view, 1> kAvailable{"MemAvailable:"};
   if (const auto kib = SumBehind(root / "proc/meminfo", kAvailable))
     least = HostRoom{*kib << 10, "what the host has available (MemAvailable)"};
-  std::ifstream groups(root / "proc" / process / "cgroup");
+  std::istringstream groups(ReadSmallFile(root / "proc" / process / "cgroup", kStatisticsMost));
   for (std::string line; std::getline(groups, line);) {
     const std::size_t names = line.find(':'), path = line.find(':', names + 1);
     if (names == std::string::npos || path == std::string::npos) continue;

@@ -1,17 +1,19 @@
 #include "replay/job/clock.h"
 
 #include <algorithm>
-#include <fstream>
 #include <limits>
 #include <set>
 
 #include "journal/base/clock.h"
+#include "journal/base/file.h"
 
 namespace amem {
 namespace {
 
 // Journals of builds that did not note the boot are told apart by their hosts.
-std::string BootOf(const SessionOpened& opened) { return opened.boot_id.empty() ? "host " + opened.host : opened.boot_id; }
+std::string BootOf(const SessionOpened& opened) {
+  return opened.boot_id.empty() ? BootId("host " + opened.host) : opened.boot_id;
+}
 
 }  // namespace
 
@@ -116,10 +118,6 @@ std::size_t JobClock::boots_without_wall_clock() const {
 
 bool SameBoot(const SessionOpened& a, const SessionOpened& b) { return !a.boot_id.empty() && a.boot_id == b.boot_id; }
 
-ThisHost ThisHost::Now() {
-  ThisHost host{.boot_id = {}, .now_ns = MonotonicNs()};
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> host.boot_id;
-  return host;
-}
+ThisHost ThisHost::Now() { return {.boot_id = FirstLineOf("/proc/sys/kernel/random/boot_id"), .now_ns = MonotonicNs()}; }
 
 }  // namespace amem

@@ -36,6 +36,10 @@ concept Word = std::is_enum_v<T> && !std::is_same_v<T, LocationType>;  // shown 
 template <class T>
 Json Show(const T& value);
 Json Show(const std::string& text) { return text; }
+template <class What>
+Json Show(const Text<What>& text) {
+  return static_cast<const std::string&>(text);
+}
 Json Show(SessionId id) { return SessionText(id); }
 Json Show(Address address) { return Hex(address.value); }
 Json Show(DriverHandle handle) { return Hex(handle.value); }
@@ -141,6 +145,10 @@ const char* const kHex = "#/$defs/hex";
 template <class T>
 Json FormOf(const T& any);
 Json FormOf(const std::string&) { return {{"type", "string"}}; }
+template <class What>
+Json FormOf(const Text<What>& text) {
+  return FormOf(static_cast<const std::string&>(text));
+}
 Json FormOf(SessionId) { return {{"$ref", kSessionRef}}; }
 Json FormOf(Address) { return {{"$ref", kHex}}; }
 Json FormOf(DriverHandle) { return {{"$ref", kHex}}; }

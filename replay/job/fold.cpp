@@ -6,6 +6,7 @@
 
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
+#include "replay/job/sessions.h"
 #include "statemachine/apply.h"
 
 namespace amem {
@@ -72,9 +73,20 @@ std::string ToText(const Folded::Break& broken) {
 }
 
 std::string DamageText(const ReadReport& report) {
-  if (report.corrupt_records == 0) return {};
+  if (report.whole()) return {};
+  if (report.corrupt_records == 0) return report.incomplete;
   const std::string records = Plural(report.corrupt_records, "damaged record was", "damaged records were");
-  return fmt::format("{} left out: {}", records, report.corruption);
+  return fmt::format("{}{}{} left out: {}", report.incomplete, report.incomplete.empty() ? "" : "; ", records,
+                     report.corruption);
+}
+
+std::vector<std::string> DamageOf(const std::filesystem::path& session, const ReadReport& report) {
+  std::vector<std::string> sentences;
+  if (!report.incomplete.empty()) sentences.push_back(IncompletePack(report.incomplete));
+  const ReadReport records{.corrupt_records = report.corrupt_records, .corruption = report.corruption};
+  if (!records.whole())
+    sentences.push_back(fmt::format("a journal is incomplete: {}: {}", PlaceOf(session), DamageText(records)));
+  return sentences;
 }
 
 }  // namespace amem

@@ -77,5 +77,7 @@ Result<Folded> FoldJournal(JournalReader& reader, std::span<FoldObserver* const>
 std::string ToText(const Folded::Break& broken);
 // "3 damaged records were left out: ..."; empty if nothing is damaged.
 std::string DamageText(const ReadReport& report);
+// The same as sentences that name the journal or its pack: "the pack is incomplete: job.amem: it is cut short ...".
+std::vector<std::string> DamageOf(const std::filesystem::path& session, const ReadReport& report);
 
 }  // namespace amem

@@ -42,7 +42,7 @@ std::string ShortNameOf(const SessionOpened& opened) {
 
 std::string GpuOf(const SessionOpened& opened, std::int32_t ordinal) {
   const auto index = static_cast<std::size_t>(ordinal);
-  return ordinal >= 0 && index < opened.gpu_uuids.size() ? opened.gpu_uuids[index] : std::string();
+  return ordinal >= 0 && index < opened.gpu_uuids.size() ? opened.gpu_uuids[index] : GpuName();
 }
 
 void JobNames::Add(const SessionOpened& opened) {

@@ -23,7 +23,7 @@ bool IsStandardOutput(const fs::path& path) {
 
 }  // namespace
 
-Result<OutputFile> OutputFile::Open(const fs::path& path) {
+Result<OutputFile> OutputFile::Open(const fs::path& path, unsigned mode) {
   OutputFile out;
   out.path_ = path;
   out.standard_output_ = IsStandardOutput(path);
@@ -37,12 +37,12 @@ Result<OutputFile> OutputFile::Open(const fs::path& path) {
   std::error_code failed;
   const bool dangling = !there && fs::is_symlink(path, failed);
   if ((there && !S_ISREG(st.st_mode)) || dangling) {
-    AMEM_ASSIGN(out.file_, File::Open(path, O_WRONLY | (dangling ? O_CREAT : 0), 0666));
+    AMEM_ASSIGN(out.file_, File::Open(path, O_WRONLY | (dangling ? O_CREAT : 0), mode));
     return out;
   }
   if (there) out.path_ = fs::canonical(path, failed);
   out.unfinished_ = out.path_.string() + ".unfinished-" + std::to_string(getpid());
-  AMEM_ASSIGN(out.file_, File::Open(out.unfinished_, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0666));
+  AMEM_ASSIGN(out.file_, File::Open(out.unfinished_, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, mode));
   return out;
 }
 
@@ -63,6 +63,7 @@ void OutputFile::Flush() {
 
 Status OutputFile::Commit() {
   Flush();
+  if (standard_output_ && failure_.code() == Code::kPeerLost) return {};  // as with head: whoever reads has enough
   if (!failure_.ok()) return failure_.Within("write " + path_.string() + " (-o names another file)");
   if (!unfinished_.empty() && rename(unfinished_.c_str(), path_.c_str()) != 0) return SystemFailure("write", path_, errno);
   file_ = File();

@@ -21,7 +21,9 @@ namespace amem {
 // is none, such as a device or a pipe, is written to. "-" is standard output.
 class OutputFile {
  public:
-  static Result<OutputFile> Open(const std::filesystem::path& path);
+  // Permissions of a file that is made; the user's mask takes its part.
+  static constexpr unsigned kPrivate = 0600, kShared = 0666;
+  static Result<OutputFile> Open(const std::filesystem::path& path, unsigned mode = kShared);
   OutputFile(OutputFile&&) noexcept = default;
   OutputFile& operator=(OutputFile&&) = delete;
   ~OutputFile();  // without Commit: what was there before stays

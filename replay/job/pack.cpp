@@ -8,17 +8,18 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "journal/base/clock.h"
+#include "journal/base/file.h"
 #include "journal/codec.h"
 #include "journal/journal.h"
 #include "journal/record.h"
 #include "journal/session_dir.h"
 #include "journal/store.h"
+#include "replay/job/names.h"
 #include "replay/job/output_file.h"
 
 namespace amem {
@@ -28,10 +29,11 @@ namespace fs = std::filesystem;
 using PackJson = nlohmann::ordered_json;
 
 constexpr std::array<char, 12> kMagic = {'A', 'M', 'E', 'M', 'P', 'A', 'C', 'K', 1, 0, 0, 0};
-enum class Block : std::uint32_t { kSession = 1, kSnapshot = 2, kEvent = 3, kDamage = 4 };  // others are skipped
+enum class Block : std::uint32_t { kSession = 1, kSnapshot = 2, kEvent = 3, kDamage = 4, kAbsent = 5 };  // others are skipped
 constexpr std::uint32_t kLargestBlock = std::uint32_t{1} << 30;
 constexpr std::size_t kHeaderMost = std::size_t{1} << 16;  // of a block that introduces a session
 constexpr std::size_t kDamageMost = 100;                   // sentences about it
+constexpr std::size_t kMissingMost = 1000;                 // bytes of what a journal says that it lacks
 constexpr int kLevel = 9;                                  // of zstd, 1 to 19
 constexpr std::size_t kEventsPerTransaction = 20'000;
 constexpr Bytes kBytesPerTransaction = Bytes{4} << 20;
@@ -41,10 +43,13 @@ struct BlockHeader {
   std::uint32_t bytes = 0;
 };
 
+using Magic = std::array<char, kMagic.size()>;
+
 // The beginning of a pack, of whatever version; nullopt: it is none.
-std::optional<std::array<char, kMagic.size()>> ReadMagic(std::ifstream& in) {
-  std::array<char, kMagic.size()> magic{};
-  if (!in.read(magic.data(), magic.size()) || std::memcmp(magic.data(), kMagic.data(), 8) != 0) return std::nullopt;
+std::optional<Magic> ReadMagic(const File& file) {
+  Magic magic{};
+  const auto read = file.ReadAt(0, std::as_writable_bytes(std::span(magic)));
+  if (!read || *read != magic.size() || std::memcmp(magic.data(), kMagic.data(), 8) != 0) return std::nullopt;
   return magic;
 }
 
@@ -101,30 +106,51 @@ class Packer {
     const std::uint64_t as_of_ns = MonotonicNs();
     AMEM_ASSIGN(const auto reader, JournalReader::Open(session));
     AMEM_ASSIGN(const auto info, reader->Info());
-    const std::string reason = options_.anonymous ? names_.CleanText(info.broken_reason) : info.broken_reason;
+    const std::string reason = Shown(info.broken_reason);
     const PackJson header = {{"session", info.session.value}, {"pid", info.pid},         {"format", info.format},
                              {"status", ToText(info.status)}, {"broken_reason", reason}, {"as_of_ns", as_of_ns}};
     out_.Add(Block::kSession, BytesOf(header.dump(-1, ' ', false, PackJson::error_handler_t::replace)));
     const Status snapshot = info.first.value > 1 ? AddSnapshot(*reader, SequenceNumber{info.first.value - 1}) : Status{};
-    if (!snapshot) packed_.damage.push_back(session.string() + ": " + snapshot.message());
+    if (!snapshot) Note(Block::kDamage, session, snapshot.message());
     const auto read = reader->Read(info.first, info.last, [&](const Event& event) {
-      const auto message = encoder_.Encode(options_.anonymous ? names_.Clean(event) : event);
-      out_.Add(Block::kEvent, message);
-      ++packed_.events;
+      Add(event);
       return true;
     });
     ++packed_.sessions;
-    const std::string damage = read ? read->corruption : read.status().message();
-    if (damage.empty()) return {};
-    out_.Add(Block::kDamage, BytesOf(damage));
-    packed_.damage.push_back(session.string() + ": " + damage);
+    if (!read) return Note(Block::kDamage, session, read.status().message()), Status{};
+    for (const std::string& damage : {read->corruption, read->incomplete})
+      if (!damage.empty()) Note(Block::kDamage, session, damage);
     return {};
+  }
+  void Note(Block kind, const fs::path& session, const std::string& damage) {
+    out_.Add(kind, BytesOf(Shown(damage)));
+    packed_.damage.push_back(session.string() + ": " + damage);
+  }
+  // What there are of names, before the first text of any journal is cleaned. What cannot be read is told when it is packed.
+  void Learn(const fs::path& session) {
+    const auto reader = JournalReader::Open(session);
+    const auto info = reader ? (*reader)->Info() : reader.status();
+    if (!info) return;
+    const auto learn = [&](EventBody& body) { names_.Learn(body); };
+    if (const auto state = info->first.value > 1 ? (*reader)->StateAt(SequenceNumber{info->first.value - 1}) : State{})
+      static_cast<void>(EncodeSnapshot(*state, learn));
+    static_cast<void>(
+        (*reader)->Read(info->first, info->last, [&](const Event& event) { return names_.Learn(event.body), true; }));
   }
 
  private:
+  [[nodiscard]] std::string Shown(const std::string& text) const { return options_.anonymous ? names_.CleanText(text) : text; }
+  void Add(const Event& event) {
+    ++packed_.events;
+    if (!options_.anonymous) return out_.Add(Block::kEvent, encoder_.Encode(event));
+    Event clean = event;
+    names_.Clean(clean.body);
+    out_.Add(Block::kEvent, encoder_.Encode(clean));
+  }
   Status AddSnapshot(JournalReader& reader, SequenceNumber at) {
-    AMEM_ASSIGN(auto state, reader.StateAt(at));
-    AMEM_ASSIGN(const auto payload, EncodeSnapshot(options_.anonymous ? names_.Clean(std::move(state)) : state));
+    AMEM_ASSIGN(const auto state, reader.StateAt(at));
+    const auto clean = [&](EventBody& body) { names_.Clean(body); };
+    AMEM_ASSIGN(const auto payload, options_.anonymous ? EncodeSnapshot(state, clean) : EncodeSnapshot(state));
     out_.Add(Block::kSnapshot, payload);
     return {};
   }
@@ -154,11 +180,12 @@ struct Limits {
 
 class Decompressor {
  public:
-  Decompressor(std::ifstream& file, const Limits& limits)
+  Decompressor(const File& file, const Limits& limits)
       : file_(file), limits_(limits), context_(ZSTD_createDCtx(), &ZSTD_freeDCtx), in_(ZSTD_DStreamInSize()) {
     ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, limits.window_log);
   }
   [[nodiscard]] bool too_large() const { return too_large_; }
+  [[nodiscard]] Bytes read() const { return total_; }  // unpacked
 
   // The next block's payload, valid until the next call; nullopt at the end, and then `damage` is empty or says what is wrong.
   std::optional<std::span<const std::byte>> Next(Block& kind, std::string& damage) {
@@ -188,12 +215,14 @@ class Decompressor {
     ZSTD_outBuffer out{to.data(), to.size(), 0};
     while (out.pos < out.size && total_ <= limits_.bytes) {
       if (source_.pos == source_.size) {
-        file_.read(in_.data(), static_cast<std::streamsize>(in_.size()));
-        source_ = {in_.data(), static_cast<std::size_t>(file_.gcount()), 0};
+        const auto read = file_.ReadAt(offset_, std::as_writable_bytes(std::span(in_)));
+        if (!read) damage = read.status().message();
+        source_ = {in_.data(), read ? *read : 0, 0};
+        offset_ += source_.size;
       }
       const std::size_t before = out.pos, left = ZSTD_decompressStream(context_.get(), &out, &source_);
       if (source_.size == 0 && out.pos == before) {
-        if (expects_more_) damage = "it is cut short";
+        if (expects_more_ && damage.empty()) damage = "it is cut short";
         break;
       }
       if (ZSTD_isError(left) != 0) {
@@ -207,8 +236,9 @@ class Decompressor {
     return out.pos;
   }
 
-  std::ifstream& file_;
+  const File& file_;
   const Limits limits_;
+  Bytes offset_ = kMagic.size();  // of what is read next
   Bytes total_ = 0;
   bool too_large_ = false;
   std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)> context_;
@@ -250,9 +280,13 @@ class SessionUnpacker {
     const std::string status = Text(header_, "status");
     if (status == ToText(SessionStatus::kClosed)) AMEM_TRY(MarkClosed(fresh_.path()));
     if (status == ToText(SessionStatus::kBroken)) MarkBroken(fresh_.path(), Text(header_, "broken_reason"));
-    if (status == ToText(SessionStatus::kLive))
-      std::ofstream(fresh_.path() / "status") << "live " << Number(header_, "as_of_ns") << "\n";
+    if (status == ToText(SessionStatus::kLive)) AMEM_TRY(MarkPackedLive(fresh_.path(), Number(header_, "as_of_ns")));
+    if (!missing_.empty()) AMEM_TRY(MarkIncomplete(fresh_.path(), missing_));
     return fresh_.Publish();
+  }
+  // What could not be read when it was packed; the first is enough to say that it is incomplete.
+  void Lacks(std::string_view what) {
+    if (missing_.empty()) missing_ = "when it was packed: " + std::string(what.substr(0, kMissingMost));
   }
 
  private:
@@ -281,6 +315,7 @@ class SessionUnpacker {
   NewSessionDirectory fresh_;
   std::unique_ptr<Store> store_;
   PackJson header_;
+  std::string missing_;
   std::vector<std::pair<std::uint64_t, std::vector<std::byte>>> waiting_;
   Bytes waiting_bytes_ = 0;
 };
@@ -291,15 +326,21 @@ class Unpacker {
   Unpacker(const fs::path& file, const fs::path& directory, const Limits& limits)
       : file_(file), directory_(directory), limits_(limits) {}
 
-  Result<Unpacked> Run(std::ifstream& in) {
+  Result<Unpacked> Run(const File& in) {
     Decompressor blocks(in, limits_);
     std::string damage;
     Block kind{};
     while (const auto payload = blocks.Next(kind, damage)) AMEM_TRY(Take(kind, *payload));
     if (blocks.too_large()) return TooLarge();
     AMEM_TRY(Finish());
-    if (!damage.empty()) Damaged(damage + "; what comes before that is used");
-    if (unnamed_ != 0) unpacked_.damage.push_back(fmt::format("{}: and {} more", file_.string(), unnamed_));
+    if (!damage.empty()) {
+      Damaged(fmt::format("{} after {} and {} of {}; what comes before that is used", damage,
+                          Plural(unpacked_.sessions.size(), "session"), Plural(unpacked_.events, "event"),
+                          Plural(blocks.read(), "byte")));
+    }
+    if (unnamed_ != 0) unpacked_.damage.push_back(fmt::format("{}: and {} more", PackName(file_), unnamed_));
+    for (const fs::path& session : unpacked_.sessions)
+      if (!missing_.empty()) AMEM_TRY(MarkIncomplete(session, missing_));
     return std::move(unpacked_);
   }
 
@@ -307,8 +348,11 @@ class Unpacker {
   Status Take(Block kind, std::span<const std::byte> payload) {
     const std::string_view text(reinterpret_cast<const char*>(payload.data()), payload.size());
     if (kind == Block::kSession) return Begin(text);
-    if (kind == Block::kDamage) {
+    if (kind == Block::kAbsent) {
+      Damaged("a journal was not packed: " + std::string(text.substr(0, kHeaderMost)));
+    } else if (kind == Block::kDamage) {
       Note(std::string(text.substr(0, kHeaderMost)));
+      if (session_) session_->Lacks(text);
     } else if (session_) {
       const Status added = kind == Block::kSnapshot ? session_->Snapshot(payload)
                            : kind == Block::kEvent  ? session_->Event(payload)
@@ -322,24 +366,39 @@ class Unpacker {
     AMEM_TRY(Finish());
     if (++sessions_ > limits_.sessions) return TooLarge();
     const PackJson header = text.size() <= kHeaderMost ? PackJson::parse(text.begin(), text.end(), nullptr, false) : PackJson();
-    if (!header.is_object()) return {Code::kCorrupt, file_.string() + ": what should introduce a session is no JSON"};
-    AMEM_ASSIGN(session_, SessionUnpacker::Begin(directory_, header));
+    auto begun = header.is_object() ? SessionUnpacker::Begin(directory_, header)
+                                    : Status{Code::kCorrupt, "what should introduce it is no JSON"};
+    if (begun) {
+      session_ = *std::move(begun);
+    } else {
+      Damaged("a session is left out: " + begun.status().message());
+    }
     return {};
   }
   Status Finish() {
     if (!session_) return {};
     auto made = session_->Finish();
     session_.reset();
-    if (!made) return made.status();
-    unpacked_.sessions.push_back(*std::move(made));
+    if (made) {
+      unpacked_.sessions.push_back(*std::move(made));
+    } else if (made.status().code() == Code::kCorrupt) {  // as of two events with one number
+      Damaged("a session is left out: " + made.status().message());
+    } else {
+      return made.status();
+    }
     return {};
   }
-  void Damaged(const std::string& what) { Note(file_.string() + ": " + what); }
+  // Of the pack itself: nobody knows which of its journals, or of those that are not there, lack something.
+  void Damaged(const std::string& what) {
+    std::string named = PackName(file_) + ": " + what;
+    if (missing_.empty()) missing_ = named.substr(0, kMissingMost);
+    Note(std::move(named));
+  }
   void Note(std::string what) {
     unpacked_.damage.size() < kDamageMost ? unpacked_.damage.push_back(std::move(what)) : void(++unnamed_);
   }
   [[nodiscard]] Status TooLarge() const {
-    return {Code::kRefused, file_.string() +
+    return {Code::kRefused, PackName(file_) +
                                 " unpacks to far more than its size lets expect, as one that is made to fill memory "
                                 "or disk; if you trust who made it, use --force"};
   }
@@ -350,18 +409,20 @@ class Unpacker {
   Unpacked unpacked_;
   std::unique_ptr<SessionUnpacker> session_;
   std::uint64_t sessions_ = 0, unnamed_ = 0;
+  std::string missing_;
 };
 
 }  // namespace
 
 Result<Packed> Pack(std::span<const fs::path> sessions, const fs::path& file, const PackOptions& options) {
-  AMEM_ASSIGN(auto out, OutputFile::Open(file));
+  AMEM_ASSIGN(auto out, OutputFile::Open(file, OutputFile::kPrivate));
   out.Write({kMagic.data(), kMagic.size()});
   Packed packed;
   Compressor compressor(out);
   Packer packer(compressor, options, packed);
+  if (options.anonymous) std::ranges::for_each(sessions, [&](const fs::path& session) { packer.Learn(session); });
   for (const fs::path& session : sessions)
-    if (const Status added = packer.Add(session); !added) packed.damage.push_back(added.message());
+    if (const Status added = packer.Add(session); !added) packer.Note(Block::kAbsent, session, added.message());
   if (packed.sessions == 0) return Status{Code::kNotFound, "pack: none of the journals could be read"};
   if (!compressor.Finish()) return Status{Code::kIo, "pack " + file.string() + ": zstd failed"};
   AMEM_TRY(out.Commit());
@@ -370,21 +431,20 @@ Result<Packed> Pack(std::span<const fs::path> sessions, const fs::path& file, co
   return packed;
 }
 
+std::string PackName(const fs::path& file) { return file.filename() == kStandardInputFile ? "standard input" : file.string(); }
+
 bool IsPack(const fs::path& file) {
-  std::error_code failed;
-  if (!fs::is_regular_file(file, failed)) return false;
-  std::ifstream in(file, std::ios::binary);
-  return ReadMagic(in).has_value();
+  const auto in = File::OpenToRead(file, File::Links::kFollowed);
+  return in && ReadMagic(*in).has_value();
 }
 
 Result<Unpacked> Unpack(const fs::path& file, const fs::path& directory, bool however_large) {
-  std::ifstream in(file, std::ios::binary);
+  AMEM_ASSIGN(const auto in, File::OpenToRead(file, File::Links::kFollowed));
   const auto magic = ReadMagic(in);
   if (!magic) return Status{Code::kCorrupt, file.string() + " is no pack of journals: make one with `amem pack DIR -o FILE`"};
   if (*magic != kMagic) return Status{Code::kUnsupported, file.string() + " was packed by a newer AMem: use that to read it"};
-  std::error_code failed;
-  const Bytes bytes = fs::file_size(file, failed);
-  return Unpacker(file, directory, however_large || failed ? Limits{} : Limits::Of(bytes)).Run(in);
+  AMEM_ASSIGN(const auto bytes, in.Size());
+  return Unpacker(file, directory, however_large ? Limits{} : Limits::Of(bytes)).Run(in);
 }
 
 }  // namespace amem

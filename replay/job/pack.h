@@ -5,6 +5,7 @@
 //     snapshot the state before the first event, when older events had been let go
 //     event    as in the journal
 //     damage   text: what could not be read of the journal
+//     absent   text: a journal that could not be packed at all; of the whole pack
 // The blocks of a session follow its first one. Facts are packed, not files: damaged records stay out, and the pack says so.
 #pragma once
 
@@ -16,7 +17,6 @@
 #include <vector>
 
 #include "statemachine/event.h"
-#include "statemachine/state.h"
 
 namespace amem {
 
@@ -31,11 +31,15 @@ struct Packed {
   std::vector<std::string> damage;  // what could not be read and is missing in the pack
 };
 
-// Writes `file` as OutputFile does. Live journals are packed as they are at that moment.
+// Writes `file` as OutputFile does, for its owner alone (0600). Live journals are packed as they are at that moment.
 Result<Packed> Pack(std::span<const std::filesystem::path> sessions, const std::filesystem::path& file,
                     const PackOptions& options = {});
 
 bool IsPack(const std::filesystem::path& file);
+
+// What a pack is called in messages. A file of this name has what came from standard input.
+inline constexpr const char* kStandardInputFile = "amem-standard-input";
+std::string PackName(const std::filesystem::path& file);
 
 struct Unpacked {
   std::vector<std::filesystem::path> sessions;  // directories, readable like any journal
@@ -43,27 +47,31 @@ struct Unpacked {
   std::vector<std::string> damage;  // of the journals when they were packed, and of the pack itself: what was lost
 };
 // Makes a directory for each session in `directory`. A pack that is cut short or damaged gives what comes before that, and its
-// damage. A journal that was live keeps that word in a file `status` of its own. A pack that unpacks to far more than journals
-// do is kRefused: it may be made to fill memory and disk. `however_large` takes it all the same.
+// damage; each of its journals then says of itself that it is incomplete (MarkIncomplete), because what is missing may be of
+// any of them, or of one that is not there. A journal that was live keeps that word in a file `status` of its own. kRefused:
+// the pack unpacks to more than 8 MiB and 64 times its own size, which journals never do: it may be made to fill memory and
+// disk. `however_large` takes it all the same.
 Result<Unpacked> Unpack(const std::filesystem::path& file, const std::filesystem::path& directory, bool however_large = false);
 
-// Replaces what a bug report need not show: host names, GPU and boot ids, ids of jobs, programs, paths.
-// The same name becomes the same word in all journals that go through one object.
+// Replaces what a bug report need not show, by the types of an event's fields (statemachine/texts.h): names of hosts, GPUs,
+// boots, programs and threads, ids of jobs, folders. The same name becomes the same word in all journals that go through one
+// object.
 class Anonymizer {
  public:
-  Event Clean(Event event);
-  State Clean(State state);
+  // The names in an event, so that they are found in a text for people that comes before it, or in another journal. Whatever is
+  // to be cleaned is to be learned before.
+  void Learn(const EventBody& event);
+  void Clean(EventBody& event);
   // Known names, and everything that looks like an absolute path, within a text for people.
-  std::string CleanText(std::string text);
+  [[nodiscard]] std::string CleanText(std::string text) const;
 
  private:
-  void Clean(SessionOpened& who);
-  void Clean(FreezeStep& freeze);
-  static void Clean(LibraryAttached& library);
-  std::string Word(std::map<std::string, std::string>& words, const std::string& name, const char* kind);
-  std::string Host(const std::string& name) { return Word(hosts_, name, "host-"); }
+  struct Names;  // the fields of an event that are names
+  struct FreeTexts;
+  enum Kind : std::size_t { kHost, kGpu, kBoot, kProgram, kThread, kJob, kKinds };
+  const std::string& WordFor(Kind kind, const std::string& name);
 
-  std::map<std::string, std::string> hosts_, gpus_, boots_, jobs_, programs_;
+  std::map<std::string, std::string> words_[kKinds];  // by name
 };
 
 }  // namespace amem

@@ -72,7 +72,7 @@ class JournalCheck final : public FoldObserver {
       ViolateState(folded.broken->at, folded.broken->why);
     } else if (folded.broken->kind == Kind::kOrder) {
       Violate(folded.broken->at, folded.broken->why.message());
-    } else if (found_.report.corrupt_records == 0) {
+    } else if (found_.report.whole()) {
       Violate(folded.broken->at, folded.broken->why.message() + "; what follows was not checked");
     }
   }

@@ -1,14 +1,15 @@
 #include "replay/job/sessions.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <atomic>
-#include <fstream>
 #include <iterator>
 #include <thread>
 #include <utility>
 
+#include "journal/base/file.h"
 #include "journal/journal.h"
 #include "replay/job/pack.h"
 
@@ -22,8 +23,11 @@ void AddPack(const std::filesystem::path& pack, ScratchDirectory& scratch, bool 
   const Result<std::filesystem::path> directory = scratch.New();
   Result<Unpacked> unpacked = directory ? Unpack(pack, *directory, however_large) : directory.status();
   if (!unpacked) return found.problems.push_back(unpacked.status().message());
-  std::ofstream(*directory / kUnpackedFrom) << pack.string();
-  std::ranges::move(unpacked->damage, std::back_inserter(found.problems));
+  if (const auto from = File::Open(*directory / kUnpackedFrom, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW))
+    static_cast<void>(from->Write(PackName(pack)));  // without it the directory is named in its place
+  // Where there is no session to say it, nothing of the pack could be read.
+  auto& damage = unpacked->sessions.empty() ? found.problems : found.damage;
+  std::ranges::transform(unpacked->damage, std::back_inserter(damage), IncompletePack);
   std::ranges::move(unpacked->sessions, std::back_inserter(found.sessions));
 }
 
@@ -94,7 +98,7 @@ FoundSessions FindPlaces(std::span<const std::filesystem::path> places) {
       continue;
     }
     std::error_code ignored;
-    if (std::filesystem::is_regular_file(place, ignored)) {
+    if (std::filesystem::exists(place, ignored) && !std::filesystem::is_directory(place, ignored)) {
       found.problems.push_back(place.string() + " is neither a pack (`amem pack` makes one) nor a directory of journals");
       continue;
     }
@@ -120,10 +124,11 @@ FoundSessions FindSessions(std::span<const std::filesystem::path> places, Scratc
 }
 
 std::string PlaceOf(const std::filesystem::path& session) {
-  std::ifstream from(session.parent_path() / kUnpackedFrom);
-  const std::string pack(std::istreambuf_iterator<char>(from), {});
+  const std::string pack = ReadSmallFile(session.parent_path() / kUnpackedFrom);
   return pack.empty() ? session.string() : pack;
 }
+
+std::string IncompletePack(const std::string& missing) { return "the pack is incomplete: " + missing; }
 
 void SideBySide(std::size_t count, const std::function<void(std::size_t)>& read) {
   constexpr std::size_t kThreadsMost = 16;

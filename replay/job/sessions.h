@@ -15,6 +15,7 @@ namespace amem {
 struct FoundSessions {
   std::vector<std::filesystem::path> sessions;  // directories, each once
   std::vector<std::string> problems;            // places that hold none, or could not be read
+  std::vector<std::string> damage;              // of packs that were read in part; their sessions say so themselves, too
 };
 // Each place is the directory of a session or a file in it, a directory that holds several, a parent of such directories or of
 // packs (some levels up), or a pack (pack.h); packs are unpacked into `scratch`.
@@ -27,6 +28,9 @@ FoundSessions FindPlaces(std::span<const std::filesystem::path> places);
 
 // Where a person finds that session: in its directory, or in the pack that it was unpacked from for a command.
 std::string PlaceOf(const std::filesystem::path& session);
+
+// "the pack is incomplete: " and what is missing, which names the pack.
+std::string IncompletePack(const std::string& missing);
 
 // Calls `read` with each number below `count`, on several threads: every journal has files of its own.
 void SideBySide(std::size_t count, const std::function<void(std::size_t)>& read);

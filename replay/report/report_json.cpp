@@ -165,6 +165,7 @@ Json SessionJson(const JobTimeline& job, std::size_t index, const SessionIndex& 
           {"stopped", s.stopped},
           {"damaged", s.damage.corrupt_records},
           {"damage", s.damage.corruption},
+          {"incomplete", s.damage.incomplete},
           {"torn", s.damage.torn_tail},
           {"dropped", s.beginning_dropped},
           {"events", s.events},
@@ -378,11 +379,11 @@ Json VerdictJson(const JobTimeline& job, const Verdict& v, SessionIndex& names) 
                         {"role", static_cast<int>(e.role)},
                         {"x", e.text}});
   }
-  return {{"healthy", v.healthy()},
+  return {{"healthy", v.certain() ? Json(v.healthy()) : Json(nullptr)},
           {"kind", amem::ToText(v.kind)},
           {"headline", v.headline},
           {"summary", v.summary},
-          {"remedy", amem::ToText(v.remedy)},
+          {"remedy", v.RemedyText()},
           {"process", v.process},
           {"evidence", std::move(evidence)},
           {"notes", v.notes},
@@ -474,7 +475,7 @@ std::string ReportPage(std::string_view page, JobTimeline job, const Verdict& ve
   }
   const std::pair<std::string_view, std::string> marks[] = {
       {"@TITLE@", Escaped(verdict.headline.empty() ? "AMem report" : "AMem: " + verdict.headline)},
-      {"@WITHOUT_SCRIPT@", Escaped(verdict.headline + " " + verdict.summary + " " + ToText(verdict.remedy))},
+      {"@WITHOUT_SCRIPT@", Escaped(verdict.headline + " " + verdict.summary + " " + verdict.RemedyText())},
       {"@DATA@", std::move(data)}};
   return Filled(std::string(page), marks);
 }

@@ -138,16 +138,11 @@ Status Session::HasRoomFor(std::span<const PoolId> scopes) {
   return {};
 }
 
-Session::Failed Session::AboutFailure() {
+std::filesystem::path Session::JournalDirectory() {
   constexpr std::chrono::milliseconds kPatience{100};
-  Failed failed{{}, {}, coordinator_->speaks()};
-  if (!ledger_.TryLockFor(kPatience)) return failed;
+  if (!ledger_.TryLockFor(kPatience)) return {};
   const LedgerLock lock(ledger_, std::adopt_lock);
-  if (ledger_.journal() == nullptr || !ledger_.JournalLost().ok()) return failed;
-  failed.journal = ledger_.journal()->Directory();
-  failed.sessions.push_back(ledger_.state().session.session);
-  for (const auto& [session, peer] : ledger_.state().peers) failed.sessions.push_back(session);
-  return failed;
+  return ledger_.journal() == nullptr || !ledger_.JournalLost().ok() ? std::filesystem::path() : ledger_.journal()->Directory();
 }
 
 Status Session::Pause() { return Cycle(CycleKind::kPause); }

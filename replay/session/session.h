@@ -137,15 +137,8 @@ class Session final : public PeerDelegate {
   // kOutOfMemory: a device has too little free memory for a resume of all these scopes (zero: NCCL's memory). Asks nobody else.
   Status HasRoomFor(std::span<const PoolId> scopes);
   [[nodiscard]] bool paused() const { return paused_.load(std::memory_order_acquire); }
-  // About this thread's last pause or resume, which has failed.
-  struct Failed {
-    std::filesystem::path journal;  // of this session; empty: none, or unknown now
-    // This session and all that it was ever connected to.
-    std::vector<SessionId> sessions;
-    // This session reports the failure: one member of a cycle that had begun, otherwise every session.
-    bool speaks = false;
-  };
-  [[nodiscard]] Failed AboutFailure();
+  // Of this session's journal; empty: there is none, or it is not known now. Waits for a moment only.
+  [[nodiscard]] std::filesystem::path JournalDirectory();
   // Held over a launch, copy or fill by NCCL, so that no pause begins meanwhile. Waits for a pause or resume that is under way.
   // Not owned: memory is paused, so refuse the call. `call` and `stream` are for messages of a pause that waits for the call in
   // vain.

@@ -115,12 +115,12 @@ struct Targets {
 };
 
 // The session directories that are meant, each once; packs are unpacked until the tool ends. What cannot be found is complained
-// about.
-std::vector<std::filesystem::path> FindSessions(const Targets& targets);
+// about, and of that what holds journals that could not be read is `unread`, for Diagnose.
+std::vector<std::filesystem::path> FindSessions(const Targets& targets, std::vector<std::string>* unread = nullptr);
 // Opens all of them.
 std::vector<std::unique_ptr<JournalReader>> OpenJournals(const Targets& targets);
 // Of them the latest job's, or `all`.
-JobSelection SelectSessions(const Targets& targets, bool all);
+JobSelection SelectSessions(const Targets& targets, bool all, std::vector<std::string>* unread = nullptr);
 
 // What is on standard input, as a file in `scratch`. kInvalid: standard input is a terminal, or not what `pack` writes.
 Result<std::filesystem::path> PackFromStandardInput(ScratchDirectory& scratch);

@@ -13,6 +13,7 @@
 #include "journal/tail.h"
 #include "replay/control/job_control.h"
 #include "replay/job/event_json.h"
+#include "replay/job/fold.h"
 #include "replay/job/jobs.h"
 #include "replay/job/names.h"
 #include "replay/job/sessions.h"
@@ -45,7 +46,8 @@ Json ToJson(const Facts& facts) {
             {"file_bytes", info.file_bytes},
             {"snapshots", std::move(snapshots)},
             {"torn_tail", facts.report.torn_tail},
-            {"corrupt_records", facts.report.corrupt_records}};
+            {"corrupt_records", facts.report.corrupt_records},
+            {"incomplete", facts.report.whole() ? Json(nullptr) : Json(DamageText(facts.report))}};
   Json state = amem::ToJson(facts.state);
   for (const char* key : {"opened", "lifecycle", "digest", "cycles", "cycle", "holdings", "pools", "libraries", "peers"})
     j[key] = std::move(state[key]);
@@ -71,6 +73,7 @@ std::string Counts(const State& state) {
 void PrintText(Output& out, const Facts& facts) {
   const JournalInfo& info = facts.info;
   const SessionOpened& who = facts.state.session;
+  Line(out, "incomplete", DamageText(facts.report));
   Line(out, "session", fmt::format("{}  {}", SessionText(info.session), StatusText(info)));
   Line(out, "process", fmt::format("{}, group {}", NameOf(who), who.group));
   Line(out, "program", who.program);
@@ -145,7 +148,7 @@ Row RowOf(const Facts& facts, const Looks& looks) {
   const SessionOpened& who = facts.state.session;
   const Holdings h = Measure(facts.state);
   Row row = {SessionText(facts.info.session),
-             std::string(StatusText(facts.info)),
+             std::string(StatusText(facts.info)) + (facts.report.whole() ? "" : ", incomplete"),
              who.rank < 0 ? "-" : std::to_string(who.rank),
              std::to_string(facts.info.pid),
              Grouped(facts.info.events),

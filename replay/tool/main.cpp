@@ -1,5 +1,6 @@
 // amem-replay, which is also `amem` but for the commands of the Python package: reads journals, also of live processes and
 // without a GPU, and asks living jobs to pause.
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -38,7 +39,15 @@ int Run(int argc, char** argv, Output& out) {
   return code;
 }
 
+// What the caller has closed (>&-) would be the number of the next file that is opened, a journal's, and get what is printed.
+// Using it fails as using a closed one does.
+void TakeClosedDescriptors() {
+  for (const int number : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(number, F_GETFD) < 0) static_cast<void>(::open("/dev/null", number == STDIN_FILENO ? O_WRONLY : O_RDONLY));
+}
+
 int Main(int argc, char** argv) {
+  TakeClosedDescriptors();
   // A reader that went away (head) then shows as EPIPE, which Output takes for a quiet end.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes (ulimit -f) fails a write then

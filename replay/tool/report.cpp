@@ -104,11 +104,12 @@ int RunReport(const ReportOptions& options, Output& out) {
                                                              : "amem-report.html";
   if (options.perfetto) return RunTrace(options, path, out);
   if (!options.from.empty() || !options.to.empty()) return Complain("--from and --to are for --perfetto", kUsage);
-  const JobSelection jobs = SelectSessions(options.targets, options.all);
+  std::vector<std::string> unread;
+  const JobSelection jobs = SelectSessions(options.targets, options.all, &unread);
   if (jobs.latest.empty()) return kCannotRead;
   std::vector<SessionTimeline> timelines(jobs.latest.size());
   const TimelineLimits limits = LimitsOf(timelines.size(), {});
-  const Result<Verdict> verdict = Diagnose(jobs.latest, [&](std::size_t session, StoryBuilder& story) {
+  const Result<Verdict> verdict = Diagnose(jobs.latest, unread, [&](std::size_t session, StoryBuilder& story) {
     return CollectTimeline(timelines[session], limits, story);
   });
   ComplainOf(jobs.latest, timelines);

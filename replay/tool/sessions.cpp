@@ -34,7 +34,9 @@ void AddJson(Arguments& arguments, bool& json, const char* shape) { arguments.Fl
 Exit Complain(const std::string& message, Exit code) {
   Progress::End();
   const std::lock_guard lock(complaining);
-  complaints.push_back(AsCalled(message));
+  const std::string said = AsCalled(message);
+  if (std::ranges::find(complaints, said) != complaints.end()) return code;  // as each session of an incomplete pack says
+  complaints.push_back(said);
   std::fprintf(stderr, "%s: %s\n", program_name.c_str(), Escaped(complaints.back()).c_str());
   return code;
 }
@@ -78,7 +80,7 @@ Result<Opening> OpeningOf(const std::filesystem::path& session) {
 }
 
 void ComplainAboutDamage(const std::filesystem::path& session, const ReadReport& report) {
-  if (report.corrupt_records != 0) Complain(fmt::format("{}: {}", session.string(), DamageText(report)));
+  for (const std::string& damage : DamageOf(session, report)) Complain(damage);
 }
 
 void Note(const std::string& line) { std::fprintf(stderr, "%s\n", Escaped(line).c_str()); }

@@ -1,6 +1,5 @@
 #include "replay/tool/symbols.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <gelf.h>
 
@@ -8,7 +7,7 @@
 #include <memory>
 #include <span>
 
-#include "journal/base/unique_fd.h"
+#include "journal/base/file.h"
 
 namespace amem::tool {
 
@@ -29,8 +28,10 @@ Symbols::Symbols(const std::vector<LibraryAttached>& libraries) {
 
 void Symbols::Read(const LibraryAttached& library) {
   elf_version(EV_CURRENT);
-  const UniqueFd file(::open(library.path.c_str(), O_RDONLY | O_CLOEXEC));
-  const std::unique_ptr<Elf, decltype(&elf_end)> elf(elf_begin(file.get(), ELF_C_READ, nullptr), &elf_end);  // null: unreadable
+  const std::filesystem::path path = static_cast<const std::string&>(library.path);
+  const auto file = File::OpenToRead(path, File::Links::kFollowed);  // the journal may be a stranger's, and name a pipe
+  const std::unique_ptr<Elf, decltype(&elf_end)> elf(elf_begin(file ? file->fd() : -1, ELF_C_READ, nullptr),
+                                                     &elf_end);  // null: unreadable
   std::string build;
   std::map<std::uint64_t, Function> found;
   for (Elf_Scn* section = nullptr;
@@ -50,8 +51,7 @@ void Symbols::Read(const LibraryAttached& library) {
   }
   if (build == library.build_id) functions_.merge(found);
   if (!functions_.empty()) return;
-  note_ = fmt::format("{}, build {}: no symbols for its call sites here{}",
-                      std::filesystem::path(library.path).filename().string(), library.build_id,
+  note_ = fmt::format("{}, build {}: no symbols for its call sites here{}", path.filename().string(), library.build_id,
                       build.empty() || build == library.build_id ? "" : " (the library at that path is another build)");
 }
 

@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -5,12 +6,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iostream>
 #include <optional>
 #include <thread>
 
+#include "journal/base/file.h"
 #include "journal/base/process_sight.h"
 #include "journal/session_dir.h"
 #include "replay/job/pack.h"
@@ -118,8 +119,9 @@ constexpr Bytes kMore = 1;
 #endif
 
 Bytes MemoryNow() {
-  Bytes total = 0, resident = 0;
-  std::ifstream("/proc/self/statm") >> total >> resident;
+  const std::string statm = FirstLineOf("/proc/self/statm");  // all, what is resident, ...; in pages
+  const std::size_t resident_at = statm.find(' ');
+  const Bytes resident = resident_at == std::string::npos ? 0 : std::strtoull(statm.c_str() + resident_at, nullptr, 10);
   return resident * static_cast<Bytes>(::getpagesize());
 }
 
@@ -178,13 +180,15 @@ void AddTargets(Arguments& arguments, Targets& targets) {
                  "Read packs however much they unpack to, and take as much memory and time as it needs");
 }
 
-std::vector<std::filesystem::path> FindSessions(const Targets& targets) {
+std::vector<std::filesystem::path> FindSessions(const Targets& targets, std::vector<std::string>* unread) {
   static ScratchDirectory unpacked;  // removed when the tool ends
   const std::vector<std::filesystem::path> places = PlacesOf(targets, unpacked);
   if (!targets.force) KeepWithinBudget(FindPlaces(places).sessions, unpacked);
   FoundSessions found = amem::FindSessions(places, unpacked, targets.force);
   const char* hint = targets.names.empty() ? " (the default; give a TARGET, or set AMEM_JOURNAL_DIR)" : "";
+  for (const std::string& damage : found.damage) Complain(damage);
   for (const std::string& problem : found.problems) Complain(problem + hint);
+  if (unread != nullptr) *unread = std::move(found.problems);
   if (!targets.ranks.empty()) found.sessions = OfRanks(std::move(found.sessions), targets.ranks);
   Bytes on_disk = 0;  // what cannot be looked at counts as nothing
   for (const auto& session : found.sessions) {
@@ -195,8 +199,8 @@ std::vector<std::filesystem::path> FindSessions(const Targets& targets) {
   return std::move(found.sessions);
 }
 
-JobSelection SelectSessions(const Targets& targets, bool all) {
-  std::vector<std::filesystem::path> sessions = FindSessions(targets);
+JobSelection SelectSessions(const Targets& targets, bool all, std::vector<std::string>* unread) {
+  std::vector<std::filesystem::path> sessions = FindSessions(targets, unread);
   return all ? JobSelection{.latest = std::move(sessions), .earlier = {}} : SelectLatestJob(sessions);
 }
 
@@ -209,19 +213,32 @@ std::vector<std::unique_ptr<JournalReader>> OpenJournals(const Targets& targets)
   return journals;
 }
 
+static Status CopyStandardInput(const fs::path& file) {
+  constexpr Bytes kMost = Bytes{4} << 30;
+  AMEM_ASSIGN(const auto to, File::Open(file, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW));
+  std::vector<char> buffer(std::size_t{1} << 16);
+  for (Bytes copied = 0; copied <= kMost;) {
+    const ssize_t n = ::read(STDIN_FILENO, buffer.data(), buffer.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return {Code::kIo, ErrnoText(errno)};
+    if (n == 0) return copied != 0 ? Status{} : Status{Code::kInvalid, "it is empty: what was to write it has failed"};
+    AMEM_TRY(to.Write({buffer.data(), static_cast<std::size_t>(n)}));
+    copied += static_cast<Bytes>(n);
+  }
+  return {Code::kRefused, fmt::format("it is larger than {}; give it as a file", FormatBytes(kMost))};
+}
+
 Result<std::filesystem::path> PackFromStandardInput(ScratchDirectory& scratch) {
   if (::isatty(STDIN_FILENO) != 0)
     return Status{Code::kInvalid,
                   "- is a pack on standard input, and that is a terminal: pipe one in, as in `ssh HOST amem-replay pack -o - | "
                   "amem why -`"};
-  const Result<std::filesystem::path> file = scratch.New();
-  if (!file) return file;
-  std::ofstream to(*file, std::ios::binary);
-  to << std::cin.rdbuf();
-  if (!to.flush())
-    return Status{Code::kIo,
-                  "read a pack from standard input: " + std::string(std::strerror(errno)) + "; TMPDIR names where it goes"};
-  if (!IsPack(*file)) return Status{Code::kInvalid, "what is on standard input is not what `amem pack` writes"};
+  AMEM_ASSIGN(const auto folder, scratch.New());
+  std::error_code failed;
+  if (!fs::create_directory(folder, failed)) return SystemFailure("make directory", folder, failed.value());
+  fs::path file = folder / kStandardInputFile;
+  AMEM_TRY(CopyStandardInput(file).Within("read a pack from standard input (TMPDIR names where it goes)"));
+  if (!IsPack(file)) return Status{Code::kInvalid, "what is on standard input is not what `amem pack` writes"};
   return file;
 }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "replay/job/event_json.h"
+#include "replay/job/fold.h"
 #include "replay/job/names.h"
 #include "replay/job/postmortem.h"
 #include "replay/job/sessions.h"
@@ -17,6 +18,8 @@ struct VerifyOptions {
   Targets targets;
   bool json = false;
 };
+
+bool IsWhole(const JournalFindings& journal) { return journal.report.whole(); }
 
 Json ToJson(const std::vector<Violation>& violations) {
   Json list = Json::array();
@@ -40,8 +43,12 @@ void PrintText(Output& out, const std::vector<JournalFindings>& journals, const 
   for (const Violation& note : job.notes) out << "note: " << place(note) << ": " << note.text << "\n";
   for (const Violation& violation : job.violations)
     out.Styled(Output::Style::kBad, "VIOLATION: ") << place(violation) << ": " << violation.text << "\n";
-  out << (job.violations.empty() ? "ok" : "violated") << " journals=" << journals.size() << " events=" << events
-      << " references=" << job.references << " violations=" << job.violations.size() << "\n";
+  const bool whole = std::ranges::all_of(journals, IsWhole);
+  out << (!job.violations.empty() ? "violated"
+          : whole                 ? "ok"
+                                  : "incomplete")
+      << " journals=" << journals.size() << " events=" << events << " references=" << job.references
+      << " violations=" << job.violations.size() << "\n";
 }
 
 Json ToJson(const std::vector<JournalFindings>& journals, const JobFindings& job) {
@@ -54,8 +61,10 @@ Json ToJson(const std::vector<JournalFindings>& journals, const JobFindings& job
                     {"events", journal.events},
                     {"whole", journal.whole},
                     {"torn_tail", journal.report.torn_tail},
-                    {"corrupt_records", journal.report.corrupt_records}});
-  return {{"ok", job.violations.empty()},
+                    {"corrupt_records", journal.report.corrupt_records},
+                    {"incomplete", IsWhole(journal) ? Json(nullptr) : Json(DamageText(journal.report))}});
+  const bool certain = !job.violations.empty() || std::ranges::all_of(journals, IsWhole);
+  return {{"ok", certain ? Json(job.violations.empty()) : Json(nullptr)},
           {"journals", std::move(list)},
           {"references", job.references},
           {"violations", ToJson(job.violations)},

@@ -64,7 +64,7 @@ void PrintEvidence(Output& out, const Verdict& verdict, std::uint64_t first) {
 void PrintText(Output& out, const Verdict& verdict) {
   out.Styled(verdict.healthy() ? Output::Style::kGood : Output::Style::kBad, verdict.headline + ".") << "\n\n";
   PrintParagraph(out, verdict.summary, "");
-  if (const std::string remedy = ToText(verdict.remedy); !remedy.empty()) {
+  if (const std::string remedy = verdict.RemedyText(); !remedy.empty()) {
     out << "\n";
     PrintParagraph(out, "To do: " + remedy + ".", "");
   }
@@ -97,16 +97,18 @@ void PrintOthers(Output& out, std::span<const Verdict> others) {
   }
 }
 
-Result<std::vector<Verdict>> Judge(const std::vector<std::filesystem::path>& sessions, bool as_one) {
-  if (!as_one) return DiagnoseJobs(sessions);
-  AMEM_ASSIGN(auto verdict, Diagnose(sessions));
+Result<std::vector<Verdict>> Judge(const std::vector<std::filesystem::path>& sessions, const std::vector<std::string>& unread,
+                                   bool as_one) {
+  if (!as_one) return DiagnoseJobs(sessions, unread);
+  AMEM_ASSIGN(auto verdict, Diagnose(sessions, unread));
   return std::vector{std::move(verdict)};
 }
 
 int RunWhy(const WhyOptions& options, Output& out) {
   if (options.slow) return PrintSlowest(options.targets, options.last, options.all, options.json, out);
-  const std::vector<std::filesystem::path> sessions = FindSessions(options.targets);
-  Result<std::vector<Verdict>> verdicts = Judge(sessions, options.all);
+  std::vector<std::string> unread;
+  const std::vector<std::filesystem::path> sessions = FindSessions(options.targets, &unread);
+  Result<std::vector<Verdict>> verdicts = Judge(sessions, unread, options.all);
   if (!verdicts) return Complain(verdicts.status().message());
   for (const Verdict& verdict : *verdicts)
     for (const std::string& damage : verdict.damage) Complain(damage);

@@ -95,7 +95,7 @@ std::string TypeText() {
     if (std::is_same_v<T, bool>) return "Bool";
     return (kSigned<T> ? "Int" : "UInt") + std::to_string(8 * sizeof(T));
   } else {
-    return std::is_same_v<T, std::string> ? "Text" : NameOf<T>();
+    return std::is_base_of_v<std::string, T> ? "Text" : NameOf<T>();
   }
 }
 
@@ -154,7 +154,7 @@ template <class Member>
 void ExpectInside(capnp::Type type) {
   if constexpr (kIsVector<Member>) {
     if (type.isList()) ExpectInside<typename Member::value_type>(type.asList().getElementType());
-  } else if constexpr (!layout::Number<Member> && !std::is_same_v<Member, std::string>) {
+  } else if constexpr (!layout::Number<Member> && !std::is_base_of_v<std::string, Member>) {
     if (type.isStruct()) ExpectReleased<Member>(type.asStruct());
   }
 }

@@ -40,7 +40,7 @@ class Filler {
     } else if constexpr (kIsVector<T>) {
       field.resize(3);
       for (auto& element : field) Fill(element);
-    } else if constexpr (std::is_same_v<T, std::string>) {
+    } else if constexpr (std::is_base_of_v<std::string, T>) {
       field = "text " + std::to_string(++n_) + std::string("\0 \xff", 3);  // any bytes
     } else if constexpr (std::is_same_v<T, bool>) {
       field = !field;
@@ -100,7 +100,7 @@ class Dumper {
       Group("[", "]", [&] {
         for (const auto& element : field) Dump(element);
       });
-    } else if constexpr (std::is_same_v<T, std::string>) {
+    } else if constexpr (std::is_base_of_v<std::string, T>) {
       Word("\"" + Printable(field) + "\"");
     } else if constexpr (std::is_enum_v<T>) {
       Word(std::to_string(static_cast<std::uint64_t>(field)));

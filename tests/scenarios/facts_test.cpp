@@ -54,18 +54,6 @@ std::vector<Kind> Of(const std::vector<Event>& events) {
   return found;
 }
 
-// The lines of a file, once there are so many, or after ten seconds.
-std::vector<std::string> AwaitLines(const std::filesystem::path& file, std::size_t count) {
-  std::vector<std::string> lines;
-  for (int i = 0; i < 1000 && lines.size() < count; ++i) {
-    if (i > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    lines.clear();
-    std::ifstream in(file);
-    for (std::string line; std::getline(in, line);) lines.push_back(line);
-  }
-  return lines;
-}
-
 TEST(Facts, of_a_rank_that_does_not_come_are_in_the_journals_of_those_that_waited) {
   Job job;
   job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
@@ -156,23 +144,6 @@ TEST(Failure, its_message_ends_with_the_command_that_explains_it) {
   EXPECT_NE(said.find("; journal " + job.journals().string() + "/"), std::string::npos) << Printed(ranks);
   EXPECT_TRUE(said.ends_with("; to see why: amem-replay why " + job.journals().string())) << said;
   EXPECT_NE(ranks[0].err.find("to see why: amem-replay why " + job.journals().string()), std::string::npos) << ranks[0].err;
-}
-
-TEST(Failure, of_a_pause_that_had_begun_runs_the_users_command_once_for_all_ranks) {
-  Job job;
-  const auto told = job.directory() / "told";
-  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
-  job.environment["AMEM_REPLAY"] = "/no/such/amem-replay";
-  job.environment["AMEM_ON_FAILURE"] = "echo \"$AMEM_FAILURE_PACK [$LD_PRELOAD] $AMEM_FAILURE_MESSAGE\" >> " + told.string();
-  job.environment_of[1]["AMEM_JOURNAL_DIR"] = "/proc/no-such-place";
-  const auto ranks = job.Run(3, {"cuda", "load", "init", "reduce", "barrier", "pause", "barrier", "reduce", "destroy"});
-  for (const Rank& rank : ranks) EXPECT_EQ(rank.Said("destroy"), "0") << Printed(ranks);
-  ASSERT_EQ(AwaitLines(told, 1).size(), 1U) << Printed(ranks);
-  std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // another one would have come by now
-  const auto lines = AwaitLines(told, 1);
-  ASSERT_EQ(lines.size(), 1U);
-  EXPECT_TRUE(lines[0].starts_with(job.journals().string() + " [] ")) << lines[0];
-  EXPECT_NE(lines[0].find("/proc/no-such-place"), std::string::npos) << lines[0];
 }
 
 }  // namespace

@@ -228,6 +228,15 @@ def guests_behave(tree):
                 yield path, number, "getenv: settings are read once, into Options (ncclpatch/runtime/options.h)"
 
 
+def readers_follow_no_links(tree):
+    """A stream follows links, waits for whoever fills a pipe, and reads to the end; what lies beside a journal may be a stranger's."""
+    for path in tree.library(".cpp", ".h"):
+        for number, line in enumerate(tree.code(path), 1):
+            match = re.search(r"\b(std::)?(ifstream|fopen|freopen)\b", line)
+            if match and path != "replay/tool/schemas/make_schemas.cpp":  # which runs when the tree is built
+                yield path, number, f"{match.group(0)}: read with ReadSmallFile or File::OpenToRead (journal/base/file.h)"
+
+
 def rooms_stay_small(tree):
     """Files in a folder, lines in a file, lines in a function; what is generated is no source file and is not counted."""
     for folder, files in Counter(os.path.dirname(p) for p in tree.library("")).items():
@@ -279,7 +288,7 @@ def top_level_is_closed(tree):
 
 
 RULES = [include_directions, the_simulator_stays_out_of_the_library, statemachine_is_pure, cuda_stays_at_the_edge, headers_stay_light,
-         headers_begin_with_their_contract, guests_behave, rooms_stay_small, nothing_is_left_over,
+         headers_begin_with_their_contract, guests_behave, readers_follow_no_links, rooms_stay_small, nothing_is_left_over,
          assertions_have_braces, top_level_is_closed,
          readmes.every_path_in_a_readme_exists, one_definition.a_type_has_one_definition]
 

@@ -77,6 +77,8 @@ BREACHES = {
                                    'exit(1)', 'std::exit(1)', 'system("ls")', 'rand()', 'signal(2, h)', '::sigaction(2, a, b)',
                                    'gets(b)', 'fputs("x", stdout)', 'std::getenv("AMEM_X")', '/* c */ abort()',
                                    'f("quote \\" in"); abort()', "f('\"'); abort()")],
+    "readers_follow_no_links": [("replay/job/c.cpp", "std::ifstream in(path);\n"), ("journal/c.cpp", 'f = fopen("x", "r");\n'),
+                                ("replay/tool/c.cpp", 'std::getline(std::ifstream("/proc/self/comm"), name);\n')],
     "rooms_stay_small": [[(f"replay/cycle/c{i:02}.js", "") for i in range(31)],
                          ("replay/cycle/c.cpp", "int x;\n" * 501), ("ncclpatch/python/c.py", "x = 1\n" * 501),
                          *[("replay/cycle/c.cpp", text) for text in (

@@ -155,7 +155,8 @@ def measure(library, libraries, gpus, as_json):
 
 def become(program, arguments):
     """Replaces this process by a program that must not be under AMem, and that calls itself amem. Returns only where that fails."""
-    sys.stdout.flush()
+    if sys.stdout is not None:  # closed, as in `amem ls >&-`
+        sys.stdout.flush()
     try:
         os.execve(program, ["amem", *arguments], _why.environment())
     except OSError as error:

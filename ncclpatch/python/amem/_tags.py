@@ -189,13 +189,6 @@ def resume_in_time(*tags: str) -> None:
     _PLAIN.resume_in_time(*tags)
 
 
-def _resume_part(wait_for_memory: float, *tags: str) -> None:
-    """A rank's part of a resume of all hosts, for which the others wait."""
-    if wait_for_memory:
-        await_memory(tags, wait_for_memory)
-    resume_in_time(*tags)
-
-
 def wait(tag: str, stream: Any = None) -> None:
     """Waits for what is under way for a tag: a pause or a resume that was called with wait=False.
 

@@ -88,8 +88,9 @@ class Event(_Record):
 
 
 class Verdict(_Record):
-    """What went wrong with the last pause or resume: `healthy`, `kind` ("out-of-memory"), `rank` (or None), `headline`,
-    `summary`, `remedy` and `evidence`, as `amem-replay why` has them. str() is headline, summary and remedy."""
+    """What went wrong with the last pause or resume: `healthy` (None where a part could not be read), `kind` ("out-of-memory"),
+    `rank` (or None), `headline`, `summary`, `remedy` and `evidence`, as `amem-replay why` has them. str() is headline, summary and
+    remedy."""
 
     def __str__(self):
         return "\n\n".join(text for text in (self["headline"] + ".", self["summary"], self.get("remedy")) if text)

@@ -3,7 +3,8 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <fstream>
+
+#include "journal/base/file.h"
 
 namespace amem {
 namespace {
@@ -23,11 +24,7 @@ bool Find(void* library, const char* name, Function& function) {
   return function != nullptr;
 }
 
-std::string ProgramOf(unsigned pid) {
-  std::string name;
-  std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/comm"), name);
-  return name;
-}
+std::string ProgramOf(unsigned pid) { return FirstLineOf("/proc/" + std::to_string(pid) + "/comm"); }
 
 struct MemoryNumbers {  // nvmlMemory_t
   unsigned long long total, free, used;

@@ -407,7 +407,7 @@ Result<SessionStory> ReadStory(JournalReader& reader, const Beside& beside) {
   const std::unique_ptr<FoldObserver> other = beside ? beside(builder) : nullptr;
   const std::array<FoldObserver*, 2> observers = {&builder, other.get()};
   AMEM_ASSIGN(auto found, VerifyJournal(reader, std::span(observers).first(other == nullptr ? 1 : 2)));
-  if (builder.Finish(found.report.corrupt_records != 0)) found.last_ns = story.last.time_ns;
+  if (builder.Finish(!found.report.whole())) found.last_ns = story.last.time_ns;
   story.findings = std::move(found);
   AMEM_ASSIGN(const auto last, ReadEvent(reader, story.last.seq));
   if (last) story.last_text = ToText(last->body);
@@ -418,7 +418,7 @@ Result<SessionStory> ReadAttempts(JournalReader& reader, std::size_t attempts, S
   SessionStory story;
   StoryBuilder builder(story, attempts);
   AMEM_ASSIGN(auto folded, FoldJournal(reader, std::array<FoldObserver*, 1>{&builder}, last));
-  builder.Finish(folded.damage.corrupt_records != 0);
+  builder.Finish(!folded.damage.whole());
   const SessionOpened& who = folded.state.session;
   story.findings.who = Completed(who.session ? who : story.findings.who, folded.info, story.first.time_ns);
   story.findings.info = std::move(folded.info);
@@ -438,7 +438,8 @@ Result<SessionStory> ReadStory(const std::filesystem::path& session_directory, c
 
 std::vector<std::filesystem::path> DropCopies(std::vector<SessionStory>& stories) {
   std::ranges::stable_sort(stories, std::greater{}, [](const SessionStory& story) {
-    return std::pair(story.last.seq, ~story.findings.report.corrupt_records);
+    const ReadReport& read = story.findings.report;
+    return std::tuple(story.last.seq, ~read.corrupt_records, read.whole());
   });
   std::vector<std::filesystem::path> dropped;
   std::set<SessionId> known;

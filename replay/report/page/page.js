@@ -20,7 +20,7 @@ function drawVerdict() {
     e.t !== null && e.t !== undefined ? el('span', { class: 'muted' }, ` ${moment(e.t)} `) : ' ', e.x,
     e.role === 1 ? el('span', { class: 'badge bad' }, 'cause') : e.role === 2 ? el('span', { class: 'badge' }, 'consequence') : ''));
   fill(byId('verdict'), { class: 'card verdict ' + (v.healthy ? 'good' : 'bad') },
-    [el('p', { class: 'eyebrow' }, el('span', { 'aria-hidden': 'true' }, v.healthy ? '\u2713 ' : '\u2715 '), v.healthy ? 'Healthy' : 'A failure', sessions.some((s) => s.as_of !== null) ? `, as of ${presentText()}` : ''),
+    [el('p', { class: 'eyebrow' }, el('span', { 'aria-hidden': 'true' }, v.healthy ? '\u2713 ' : '\u2715 '), v.healthy ? 'Healthy' : v.healthy === null ? 'Incomplete' : 'A failure', sessions.some((s) => s.as_of !== null) ? `, as of ${presentText()}` : ''),
       el('h1', { id: 'verdict-title' }, v.headline || (v.healthy ? 'Nothing is wrong' : 'Something failed')),
       v.summary ? el('p', {}, typed(v.summary)) : '',
       v.remedy ? el('p', { class: 'remedy' }, el('strong', {}, 'To do. '), typed(sentence(v.remedy))) : '',
@@ -63,7 +63,7 @@ function processFacts(i) {
 
 function drawRanks() {
   const trouble = (s) => [s.broken && 'broken: ' + s.broken, s.stopped && 'memory and pauses are shown only up to where ' + s.stopped,
-    s.damaged ? plural(s.damaged, 'damaged record') + ': ' + s.damage : '', s.torn && 'its last append was cut short', s.dropped && `begins with event ${grouped(s.first)}, from a snapshot`]
+    s.incomplete && 'incomplete: ' + s.incomplete, s.damaged ? plural(s.damaged, 'damaged record') + ': ' + s.damage : '', s.torn && 'its last append was cut short', s.dropped && `begins with event ${grouped(s.first)}, from a snapshot`]
     .filter(Boolean).join('; ');
   makeTable(byId('ranks-body'), { caption: 'Ranks and their journals', unit: ['session', 'sessions'], rows: sessions.map((_, i) => i), perPage: 64, columns: [
     { label: 'Rank', first: true, cell: (i) => capital(sessions[i].name), sort: (i) => i },

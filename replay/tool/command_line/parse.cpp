@@ -42,7 +42,7 @@ namespace {
 constexpr const char* kQuoteIt = "; a shell takes a # that begins a word for a comment: write --from=#17";
 
 // Commands that are options of others now.
-constexpr std::pair<const char*, const char*> kRenamed[] = {{"collect", "pack HOST:[DIR]"},
+constexpr std::pair<const char*, const char*> kRenamed[] = {{"collect", "pack -o -"},
                                                             {"completion", "--completion SHELL"},
                                                             {"critical-path", "why --slow"},
                                                             {"diff", "state --at A --to B"},

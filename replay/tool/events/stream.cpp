@@ -27,7 +27,7 @@ void EventStream::Fill(std::size_t number) {
     return source.ahead.size() < kEventsAhead;
   });
   source.ended = !read || source.ahead.size() < kEventsAhead;
-  if (!source.told && (!read || read->corrupt_records != 0)) {
+  if (!source.told && (!read || !read->whole())) {
     source.told = true;
     if (Went(read.status())) ComplainAboutDamage(source.directory, *read);
   }

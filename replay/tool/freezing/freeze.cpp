@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
@@ -35,11 +34,7 @@ class ThisMachine final : public FreezeHost {
   std::optional<HostRoom> RoomFor(pid_t pid) override { return HostMemoryAvailable("/", std::to_string(pid)); }
   std::uint64_t StartTicks(pid_t pid) override { return amem::StartTicks(pid); }
   std::set<pid_t> Siblings(pid_t pid) override { return ReadSiblings(pid); }
-  std::string DriverVersion() override {
-    std::string version;
-    std::ifstream("/sys/module/nvidia/version") >> version;  // of the kernel's module
-    return version;
-  }
+  std::string DriverVersion() override { return FirstLineOf("/sys/module/nvidia/version"); }  // of the kernel's module
 
  private:
   std::jthread nvml_;

@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -9,6 +10,8 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <set>
 #include <utility>
@@ -85,6 +88,19 @@ TEST(File, reads_what_was_written_up_to_the_end_of_the_file) {
   EXPECT_EQ(into, "6789....");
   EXPECT_EQ(ReadSmallFile(directory.path() / "a", 3), "012");
   EXPECT_EQ(ReadSmallFile(directory.path() / "missing"), "");
+}
+
+TEST(File, only_a_regular_file_is_read_and_a_link_only_where_its_user_named_it) {
+  const test::TemporaryDirectory directory;
+  std::ofstream(directory.path() / "file") << "first\nsecond\n";
+  std::filesystem::create_symlink(directory.path() / "file", directory.path() / "link");
+  ASSERT_EQ(::mkfifo((directory.path() / "pipe").c_str(), 0600), 0);
+  EXPECT_EQ(FirstLineOf(directory.path() / "file"), "first");
+  EXPECT_EQ(ReadSmallFile(directory.path() / "link"), "");
+  EXPECT_TRUE(File::OpenToRead(directory.path() / "link", File::Links::kFollowed).ok());
+  for (const char* other : {"pipe", ".", "/dev/null"})
+    EXPECT_EQ(File::OpenToRead(directory.path() / other, File::Links::kFollowed).status().code(), Code::kInvalid) << other;
+  EXPECT_EQ(ReadSmallFile(directory.path() / "pipe"), "") << "and waits for nobody";
 }
 
 TEST(File, says_what_failed_on_which_path_and_what_to_do) {

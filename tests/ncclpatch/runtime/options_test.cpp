@@ -4,6 +4,8 @@
 
 #include <map>
 
+#include "ncclpatch/runtime/read_on.h"
+
 namespace amem {
 namespace {
 
@@ -191,12 +193,20 @@ TEST(Options, what_launchers_say_is_kept_as_they_said_it) {
   EXPECT_EQ(options->launcher, expected);
 }
 
-TEST(Options, the_command_for_failures_is_taken_as_it_is) {
-  EXPECT_EQ(Parse({})->on_failure, "");
-  const auto options =
-      Parse({{"AMEM_ON_FAILURE", "mail -s 'failed' me <\"$AMEM_FAILURE_PACK\""}, {"AMEM_REPLAY", "/opt/amem-replay"}});
-  EXPECT_EQ(options->on_failure, "mail -s 'failed' me <\"$AMEM_FAILURE_PACK\"");
-  EXPECT_EQ(options->replay, "/opt/amem-replay");
+TEST(Options, a_variable_that_is_gone_is_named_with_what_to_do_instead) {
+  const char* const environment[] = {"AMEM_ON_FAILURE=mail me", nullptr};
+  const auto warnings = UnknownVariables(environment);
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_NE(warnings[0].find("AMEM_ON_FAILURE is set, but AMem has no such variable any more"), std::string::npos)
+      << warnings[0];
+  EXPECT_NE(warnings[0].find("|| amem pack -o"), std::string::npos) << warnings[0];
+}
+
+TEST(WhereToReadOn, ends_with_a_command_that_a_shell_takes) {
+  EXPECT_EQ(WhereToReadOn("/tmp/amem-0/journal/00ff"),
+            "; journal /tmp/amem-0/journal/00ff; to see why: amem-replay why /tmp/amem-0/journal");
+  EXPECT_EQ(WhereToReadOn("/data/it's here/00ff"),
+            "; journal /data/it's here/00ff; to see why: amem-replay why '/data/it'\\''s here'");
 }
 
 }  // namespace

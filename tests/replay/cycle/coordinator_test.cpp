@@ -611,15 +611,5 @@ TEST_F(CoordinatorTest, threads_are_journaled_once_at_a_deadline_and_only_there)
   for (std::size_t i = 1; i < threads.size(); ++i) EXPECT_TRUE(threads[i].stack.empty());
 }
 
-TEST_F(CoordinatorTest, one_member_that_is_not_the_culprit_speaks_about_a_failure) {
-  Create();
-  OtherFails(PhaseKind::kPauseSave, {Code::kDriver, "rank 2 failed"});  // it is none of the members
-  EXPECT_FALSE(Run(CycleKind::kPause).ok());
-  EXPECT_TRUE(coordinator_.speaks()) << "the lowest id";
-  ASSERT_TRUE(sim_->FailNext("Unmap", 1, cuda::kUnknown).ok());
-  EXPECT_FALSE(Run(CycleKind::kPause).ok());
-  EXPECT_FALSE(coordinator_.speaks()) << "the culprit leaves it to the next";
-}
-
 }  // namespace
 }  // namespace amem

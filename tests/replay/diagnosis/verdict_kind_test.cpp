@@ -613,8 +613,9 @@ TEST_F(VerdictOfDirectories, leaves_out_a_second_copy_of_a_journal_and_says_so) 
   const Result<Verdict> verdict = Judge({journal, copy});
   ASSERT_TRUE(verdict.ok()) << verdict.status().message();
   EXPECT_EQ(verdict->totals.journals, 1u);
-  ASSERT_EQ(verdict->damage.size(), 1u);
-  EXPECT_HAS(verdict->damage[0], "is another copy of a journal that was given");
+  EXPECT_TRUE(verdict->certain());
+  ASSERT_EQ(verdict->notes.size(), 1u);
+  EXPECT_HAS(verdict->notes[0], "is another copy of a journal that was given");
 }
 
 TEST_F(VerdictOfDirectories, a_plain_copy_of_a_live_journal_is_a_copy_and_not_a_crash) {

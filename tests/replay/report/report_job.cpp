@@ -90,8 +90,8 @@ class Rank {
     return Then(AsyncAllocated{address, (1 + Below(24)) * 128 * 1024}, 200 * kMicrosecond);
   }
 
-  [[nodiscard]] static std::vector<std::string> Devices() {
-    std::vector<std::string> uuids;
+  [[nodiscard]] static std::vector<GpuName> Devices() {
+    std::vector<GpuName> uuids;
     for (int device = 0; device < 8; ++device) uuids.push_back("GPU-3f2a41" + std::to_string(10 + device));
     return uuids;
   }

@@ -661,7 +661,7 @@ TEST(ReportPage, the_data_of_a_small_job_are_these) {
       {"/sessions/0", R"(
     {"id": "00000000000a11ce", "name": "rank 0", "rank": 0, "pid": 1000, "host": "alpha", "gpus": ["GPU-0"], "nccl": "2.28.9", "driver": "sim", "amem":
     "0.1.0", "layout": "direct", "content": "preserve", "status": "closed", "lifecycle": "paused", "broken": "", "stopped": "", "damaged": 0, "damage":
-    "", "torn": false, "dropped": false, "events": 31, "first": 1, "start": 0, "end": 53000000, "kinds": [[0,1], [6,1], [8,1], [11,1], [13,1], [14,1],
+    "", "incomplete": "", "torn": false, "dropped": false, "events": 31, "first": 1, "start": 0, "end": 53000000, "kinds": [[0,1], [6,1], [8,1], [11,1], [13,1], [14,1],
     [16,1], [18,1], [36,1], [37,6], [38,6], [40,5], [41,4], [42,1]], "pauses": 1, "resumes": 0, "failed": 0, "most": [2097152,0,0,0,0,0,0], "peak":
     [2000000,2097152], "changes": 3, "allocations": 1, "seen": {"by": [], "threads": []}, "died": null, "refused": 0, "outside": [], "exit": -1, "as_of":
     null})"},

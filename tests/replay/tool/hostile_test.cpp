@@ -272,6 +272,47 @@ TEST_F(Hostile, what_could_control_a_terminal_does_not_reach_it) {
       << "JSON has rules of its own";
 }
 
+// Whoever fills a directory may put links and pipes there, in the place of any file that a reader opens.
+TEST_F(Hostile, links_lead_to_no_file_of_the_readers_and_pipes_hold_nobody_up) {
+  std::ofstream(scratch_ / "secret") << "live 123456\nthe reader's own\n";
+  Story story(0x77, 0, &clock);
+  story.Create();
+  for (const char* file :
+       {"unpacked-from", "77/status", "77/broken", "77/closed", "77/incomplete", "77/tail", "77/data.mdb", "77/lock.mdb"}) {
+    const std::string name = file, there = name.starts_with("77/") ? "0000000000000077/" + name.substr(3) : name;
+    const std::string at = "$S/journal/" + there;
+    for (const std::string& put : {"ln -sf $S/secret " + at, "mkfifo " + at}) {
+      fs::remove_all(scratch_ / "journal");
+      WriteJournal(story);
+      const Ran ran =
+          Shell("rm -f " + at + "; " + put +
+                "; for command in 'ls -v' 'ls --json' 'verify --json' why; do timeout 20 $TOOL $command $S/journal; "
+                "[ $? = 124 ] && echo HANGS $command; done; true");
+      EXPECT_EQ(ran.out.find("HANGS"), std::string::npos) << put << ran.out;
+      EXPECT_EQ((ran.out + ran.err).find("the reader's own"), std::string::npos) << put << "\n" << ran.out << ran.err;
+      EXPECT_NE(ran.out + ran.err, "") << put;
+      EXPECT_EQ(Contents(scratch_ / "secret"), "live 123456\nthe reader's own\n") << put;
+    }
+  }
+}
+
+TEST_F(Hostile, a_link_to_a_session_of_the_readers_own_is_not_taken_in) {
+  Story own(0x77, 0, &clock), theirs(0x78, 1, &clock);
+  const fs::path mine = test::WriteJournal(own, scratch_ / "mine");
+  test::WriteJournal(theirs, scratch_ / "theirs");
+  fs::create_symlink(mine, scratch_ / "theirs" / mine.filename());
+  EXPECT_EQ(Shell("$TOOL ls --json $S/theirs").json().size(), 1U);
+  EXPECT_EQ(Shell("$TOOL ls --json $S/theirs/0000000000000077").json().size(), 1U) << "named by the reader";
+}
+
+TEST_F(Hostile, a_library_that_a_journal_names_may_be_a_pipe) {
+  Story story(0x77, 0, &clock);
+  story.Then(LibraryAttached{(scratch_ / "pipe").string(), "77", "preload", "2.28.9", 1});
+  story.Map(story.Create());
+  WriteJournal(story);
+  EXPECT_EQ(Shell("mkfifo $S/pipe; timeout 20 $TOOL top --by site $S/journal").code, 0);
+}
+
 TEST_F(Hostile, times_from_anywhere_overflow_nothing) {
   const std::uint64_t times[] = {~0ULL, 1, 1ULL << 63, (1ULL << 63) - 1, 0, (1ULL << 63) + 1, 1ULL << 62};
   for (std::uint64_t session = 1; session <= 3; ++session) {

@@ -5,7 +5,6 @@ page, completions, and what is installed. It reads the golden journals.
     tool_test.py AMEM_REPLAY BUILD_DIRECTORY [unittest arguments]
 """
 import glob
-import io
 import json
 import os
 import pty
@@ -13,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import unittest
 import warnings
@@ -400,82 +398,6 @@ class Log(Scratch):
         self.assertRegex(text, r"pause: save +\S+ \S+ +rank \d +\S+ \S+ \(rank \d\) +\w.*: \S+")
         last = json.loads(run("why", "--slow", "--json", golden("sim_never_came")).stdout)["cycles"][-1]
         self.assertEqual(last["outcome"], "failed")
-
-
-SSH = r"""#!/bin/sh
-# Stands in for ssh: the host is a directory of $HOSTS; its command runs there.
-batch=no
-while [ "$1" != -- ]; do [ "$1" = BatchMode=yes ] && batch=yes; shift; done
-[ $batch = yes ] || { echo "would ask for a password" >&2; exit 255; }
-host=$2
-[ -d "$HOSTS/$host" ] || { echo "ssh: Could not resolve hostname $host" >&2; exit 255; }
-[ "$host" = slow ] && exec sleep 60
-export AMEM_JOURNAL_DIR="$HOSTS/$host/journal"
-[ -e "$HOSTS/$host/without" ] && PATH=/usr/bin:/bin || PATH="$TOOLS:$PATH"
-exec sh -c "$3"
-"""
-
-
-class Collect(Scratch):
-    def setUp(self):
-        super().setUp()
-        for i, session in enumerate(sorted(os.listdir(self.unpack(OOM, "all")))):
-            os.makedirs(self.path("hosts", f"node{i}", "journal"))
-            os.rename(self.path("all", session), self.path("hosts", f"node{i}", "journal", session))
-        with open(self.path("ssh"), "w", encoding="utf-8") as file:
-            file.write(SSH)
-        os.chmod(self.path("ssh"), 0o755)
-        self.settings = {"HOSTS": self.path("hosts"), "TOOLS": os.path.dirname(TOOL)}
-
-    def collect(self, *arguments, **more):
-        return run("pack", "--ssh", self.path("ssh"), *arguments, "-o", self.path("job.amem"), **{**self.settings, **more})
-
-    def verdict(self):
-        return json.loads(run("why", "--json", self.path("job.amem")).stdout)
-
-    def test_hosts_with_amem_replay_and_without_it(self):
-        with open(self.path("hosts", "node1", "without"), "w", encoding="utf-8"):
-            pass
-        ran = self.collect("node0:", "node1:", "node2:", "node3:")
-        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
-        self.assertIn("4 sessions of 4 hosts", ran.stdout)
-        self.assertEqual((self.verdict()["kind"], self.verdict()["rank"], self.verdict()["totals"]["journals"]), ("out-of-memory", 2, 4))
-
-    def test_a_host_that_fails_is_named_and_the_others_go_on(self):
-        os.makedirs(self.path("hosts", "slow", "journal"))
-        os.makedirs(self.path("hosts", "bare"))
-        ran = self.collect("node0:", "nowhere:", "node2:", "slow:", "bare:", "-y", "--timeout", "5")
-        self.assertEqual(ran.returncode, 1, "a host is no option")
-        ran = self.collect("node0:", "nowhere:", "node2:", "slow:", "bare:", "--timeout", "5")
-        self.assertEqual(ran.returncode, 2)
-        self.assertIn("nowhere: ssh: Could not resolve hostname nowhere", ran.stderr)
-        self.assertIn("slow: gave up after 5 s", ran.stderr)
-        self.assertIn("bare: there is no directory", ran.stderr)
-        self.assertEqual(ran.stderr.count("\n"), 3, ran.stderr)
-        self.assertIn("2 sessions of 2 of 5 hosts", ran.stdout)
-        self.assertEqual((self.verdict()["rank"], self.verdict()["totals"]["journals"]), (2, 2))
-
-    def test_nothing_is_written_when_nothing_came(self):
-        ran = self.collect("nowhere:")
-        self.assertEqual(ran.returncode, 2)
-        self.assertIn("nothing was written", ran.stderr)
-        self.assertFalse(os.path.exists(self.path("job.amem")))
-
-    def test_other_directories_and_tar_in_any_case(self):
-        os.rename(self.path("hosts", "node2", "journal"), self.path("it's elsewhere"))
-        ran = self.collect("node0:", "node2:" + self.path("it's elsewhere"), "--tar", "--tool", "false")
-        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
-        self.assertEqual(self.verdict()["totals"]["journals"], 2)
-
-    def test_a_tar_that_would_leave_its_directory_does_not(self):
-        with open(self.path("ssh"), "w", encoding="utf-8") as file:
-            file.write(f"#!/bin/sh\ncat {self.path('evil.tar')}\n")
-        with tarfile.open(self.path("evil.tar"), "w") as archive:
-            entry = tarfile.TarInfo("../../../../../../.." + self.path("planted"))
-            entry.size = 1
-            archive.addfile(entry, io.BytesIO(b"x"))
-        self.assertEqual(self.collect("node0:").returncode, 2)
-        self.assertFalse(os.path.exists(self.path("planted")))
 
 
 class Described(Scratch):

@@ -69,9 +69,10 @@ class JournalWriter {
 };
 
 // kCopied: a copy of a journal that was not closed, made by cp, rsync or tar. Whether its process lives, or lived when it was
-// copied, cannot be told from it.
-enum class SessionStatus : std::uint8_t { kLive, kClosed, kCrashed, kBroken, kCopied };
-AMEM_NAMES(SessionStatus, kCopied, "status", "live", "closed", "crashed", "broken", "copied");
+// copied, cannot be told from it. kUnknown: nor can it of this one, which was not closed: its process is one of another host or
+// pid namespace, or the tail cannot be read now.
+enum class SessionStatus : std::uint8_t { kLive, kClosed, kCrashed, kBroken, kCopied, kUnknown };
+AMEM_NAMES(SessionStatus, kUnknown, "status", "live", "closed", "crashed", "broken", "copied", "unknown");
 
 struct JournalInfo {
   std::filesystem::path directory;

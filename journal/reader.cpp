@@ -187,7 +187,7 @@ class Reader final : public JournalReader {
     ReadReport report;
     Losses losses(report);
     report.incomplete = missing_;
-    report.torn_tail = view.tail.torn && !WriterIsAlive(directory_ / "tail");
+    report.torn_tail = view.tail.torn && !WriterMayLive(directory_ / "tail");
     if (const std::string damage = source_->Damage(); !damage.empty()) losses.Add(1, damage);
     const std::uint64_t to = std::min(last.value, view.last);
     std::uint64_t next = first.value;  // the number that must come next, if the journal goes back that far
@@ -309,7 +309,7 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const fs::path& given
                                        ": it is not a session directory (there is no data.mdb in it); a journal directory "
                                        "holds one directory for each session"};
   }
-  const bool live = WriterIsAlive(directory / "tail");
+  const bool live = WriterMayLive(directory / "tail");
   const bool trusted = !live || Store::IsOpenHere(directory) || WriterIsTrusted(directory / "tail");
   AMEM_ASSIGN(auto source, OpenSource(directory, live, trusted));
   AMEM_ASSIGN(auto meta, ReadMeta(*source, directory));

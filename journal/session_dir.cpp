@@ -200,11 +200,12 @@ std::string BrokenReason(const fs::path& directory) {
 SessionStatus StatusOf(const fs::path& directory) {
   if (Exists(directory / "broken")) return SessionStatus::kBroken;
   if (Exists(directory / "closed")) return SessionStatus::kClosed;
-  if (WriterIsAlive(directory / "tail") || ReadSmallFile(directory / kStatus).starts_with(kPackedLive))
-    return SessionStatus::kLive;
+  const WriterLife life = LifeOfWriter(directory / "tail", false);
+  if (life == WriterLife::kAlive || ReadSmallFile(directory / kStatus).starts_with(kPackedLive)) return SessionStatus::kLive;
   // The session may have closed between the two questions.
   if (Exists(directory / "closed")) return SessionStatus::kClosed;
-  return IsCopy(directory / "tail") ? SessionStatus::kCopied : SessionStatus::kCrashed;
+  if (IsCopy(directory / "tail")) return SessionStatus::kCopied;
+  return life == WriterLife::kEnded ? SessionStatus::kCrashed : SessionStatus::kUnknown;
 }
 
 std::uint64_t PackedAt(const fs::path& directory) {

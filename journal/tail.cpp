@@ -23,19 +23,15 @@ namespace {
 constexpr std::uint32_t kSkipMagic = 0x70694b53;  // "SKip": go on at the start of the ring
 constexpr Bytes kCrcBytes = offsetof(TailHeader, crc);
 
-// Also of a process that has ended and waits for its parent: the lock of its tail tells that it has ended.
-std::uint64_t StartOf(std::int32_t pid) {
-  const auto stat = ReadProcessStat(pid);
-  return stat ? stat->start_ticks : 0;
-}
-
 // FNV-1a's own offset basis has one digit more. This one was mistyped once, and is in the headers of the tails on disk: a
 // reader with the right one would take every living writer's journal for one of another boot.
 constexpr std::uint64_t kBootOffsetBasis = 1469598103934665603ULL;
 
-std::uint64_t BootNumber() {
+// Nothing: it cannot be read now.
+std::optional<std::uint64_t> BootNumber() {
   Fnv1a number(kBootOffsetBasis);
   const std::string boot = ReadSmallFile("/proc/sys/kernel/random/boot_id");
+  if (boot.empty()) return std::nullopt;
   number.Add(std::as_bytes(std::span(boot)));
   return number.value();
 }
@@ -53,6 +49,8 @@ SharedHeader MapHeader(const File& file) {
   return SharedHeader(at == MAP_FAILED ? nullptr : static_cast<const TailHeader*>(at));
 }
 
+ProcessIdentity WriterIn(const TailHeader& header) { return {header.pid, header.process_start, header.pid_namespace}; }
+
 bool IsSound(const TailHeader& header) { return header.magic == TailHeader::kMagic && header.crc == HeaderCrc(header); }
 
 // Of a file that may not be there; null: it is not, or its header is damaged.
@@ -65,12 +63,13 @@ SharedHeader SoundHeader(const Result<File>& file) {
 void Introduce(TailHeader& header, std::uint64_t capacity, SessionId session, int fd) {
   struct stat st {};
   header.inode = fstat(fd, &st) == 0 ? st.st_ino : 0;
-  header.pid = getpid();
+  const ProcessIdentity self = OwnProcess();
+  header.pid = self.pid;
   header.capacity = capacity;
   header.session = session.value;
-  header.pid_namespace = PidNamespace();
-  header.process_start = StartOf(header.pid);
-  header.boot = BootNumber();
+  header.pid_namespace = self.pid_namespace;
+  header.process_start = self.start_ticks;
+  header.boot = BootNumber().value_or(0);
   header.host = HostNumber();
   header.crc = HeaderCrc(header);
 }
@@ -317,14 +316,16 @@ WriterLife LifeOfWriter(const std::filesystem::path& path, bool shared) {
   if (free && !shared) return WriterLife::kEnded;
   const bool locked = !free && errno == EWOULDBLOCK;
   // A child that the writer forked keeps the lock, and anybody can lock a file that is open to reading, so the writer's process
-  // must exist as well. Its pid means something only in the same pid namespace.
+  // must exist as well. Where it cannot be seen the lock tells; of a file system without locks nothing does.
   const SharedHeader header = SoundHeader(file);
-  if (!header) return WriterLife::kUnknown;
+  const auto boot = BootNumber();
+  if (!header || !boot || header->boot == 0) return WriterLife::kUnknown;
   const bool made_here = header->host == HostNumber();
-  if (header->boot != BootNumber()) return made_here || (!shared && !locked) ? WriterLife::kEnded : WriterLife::kUnknown;
+  if (header->boot != *boot) return made_here || (!shared && !locked) ? WriterLife::kEnded : WriterLife::kUnknown;
   if (free) return made_here ? WriterLife::kEnded : WriterLife::kUnknown;
-  if (header->pid_namespace != PidNamespace() || header->process_start == 0) return WriterLife::kAlive;
-  return StartOf(header->pid) == header->process_start ? WriterLife::kAlive : WriterLife::kEnded;
+  const ProcessLife life = LifeOf(WriterIn(*header));
+  if (life.HasEnded()) return WriterLife::kEnded;
+  return life.IsAlive() || locked ? WriterLife::kAlive : WriterLife::kUnknown;
 }
 
 bool IsCopy(const std::filesystem::path& path) {
@@ -338,7 +339,7 @@ bool IsCopy(const std::filesystem::path& path) {
 std::int32_t ProcessOfWriter(const std::filesystem::path& path) {
   const SharedHeader header = SoundHeader(File::OpenToRead(path));
   const bool here = header && header->boot == BootNumber() && header->pid_namespace == PidNamespace();
-  return here && header->process_start != 0 && StartOf(header->pid) == header->process_start ? header->pid : 0;
+  return here && header->process_start != 0 && !LifeOf(WriterIn(*header)).HasEnded() ? header->pid : 0;
 }
 
 bool WriterIsTrusted(const std::filesystem::path& path) {

@@ -118,14 +118,16 @@ Result<TailContents> ReadTail(const std::filesystem::path& path);
 enum class WriterLife : std::uint8_t {
   kAlive,
   kEnded,    // also when there is no tail
-  kUnknown,  // it is one of another host, perhaps, or the tail is damaged
+  kUnknown,  // it is one of another host or pid namespace, perhaps, or the tail is damaged, or cannot be read now
 };
 // `shared`: the file system may be one of several hosts, where a lock that is free proves nothing about a writer elsewhere.
 WriterLife LifeOfWriter(const std::filesystem::path& path, bool shared);
 inline bool WriterIsAlive(const std::filesystem::path& path) { return LifeOfWriter(path, false) == WriterLife::kAlive; }
+inline bool WriterMayLive(const std::filesystem::path& path) { return LifeOfWriter(path, false) != WriterLife::kEnded; }
 // Whether this file is a copy of the one that the writer made. False where that cannot be told.
 bool IsCopy(const std::filesystem::path& path);
-// The writer's process while it can be seen from here: of this boot, of this pid namespace, and not ended. Else 0.
+// The writer's process while it can be seen from here: of this boot, of this pid namespace, and not known to have ended. Else
+// 0.
 std::int32_t ProcessOfWriter(const std::filesystem::path& path);
 // Whether the locks in this tail's directory are those of a living writer that this process may trust: one of the same user
 // that has this very file open. Anybody who can read a directory can lock a file in it. Of this process's own writers

@@ -21,7 +21,7 @@ std::string ErrnoText(int error) { return std::generic_category().message(error)
 
 Code CodeOfErrno(int error) {
   if (error == EMFILE || error == ENFILE) return Code::kNoDescriptors;
-  return error == ENOENT ? Code::kNotFound : Code::kIo;
+  return error == ENOENT || error == ESRCH ? Code::kNotFound : Code::kIo;
 }
 
 Status SystemFailure(std::string_view doing, const std::filesystem::path& path, int error) {
@@ -57,7 +57,7 @@ Result<std::size_t> File::ReadAt(Bytes offset, std::span<std::byte> into) const 
   while (done < into.size()) {
     const ssize_t n = pread(fd(), into.data() + done, into.size() - done, static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return Status{Code::kIo, "read: " + ErrnoText(errno)};
+    if (n < 0) return Status{CodeOfErrno(errno), "read: " + ErrnoText(errno)};
     if (n == 0) break;
     done += static_cast<std::size_t>(n);
   }

@@ -35,7 +35,7 @@ class File {
 };
 
 std::string ErrnoText(int error);
-// kNotFound for ENOENT, kNoDescriptors for EMFILE and ENFILE, kIo for any other errno.
+// kNotFound for ENOENT and ESRCH, kNoDescriptors for EMFILE and ENFILE, kIo for any other errno.
 Code CodeOfErrno(int error);
 // "open /x/y: No space left on device (errno 28)", with what can be done about the usual ones.
 Status SystemFailure(std::string_view doing, const std::filesystem::path& path, int error);

@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <link.h>
+#include <poll.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -11,6 +13,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
@@ -162,7 +165,7 @@ Sight SeeProcess(pid_t pid, int pidfd) {
   Sight sight;
   if (pid <= 0 || pidfd < 0) return sight;
   const std::string directory = "/proc/" + std::to_string(pid);
-  const auto stat = ReadProcessStat(directory);
+  const auto stat = ReadProcessStat(pid);
   if (stat) {
     const bool ended = stat->ended() || stat->exiting;
     sight.state = ended ? "zombie" : StateText(stat->state);
@@ -234,13 +237,40 @@ std::vector<std::string> OwnStack(std::size_t most) {
 
 // ---- /proc/PID/stat
 
-std::optional<ProcessStat> ReadProcessStat(const std::filesystem::path& directory) {
+namespace {
+
+// As ReadSmallFile, with the reason of a failure.
+Result<std::string> TextOf(const std::filesystem::path& path) {
+  AMEM_ASSIGN(const auto file, File::OpenToRead(path));
+  std::string text(4096, '\0');
+  const auto n = file.ReadAt(0, std::as_writable_bytes(std::span(text)));
+  if (!n) return n.status().Within(path.string());
+  text.resize(*n);
+  return text;
+}
+
+// A thread of a process that is not on its way out. kNotFound: there is none.
+Result<ProcessStat> LivingThread(pid_t pid) {
+  const std::string directory = fmt::format("/proc/{}/task", pid);
+  std::error_code failed;
+  for (std::filesystem::directory_iterator it(directory, failed), end; !failed && it != end; it.increment(failed)) {
+    auto stat = ReadProcessStat(it->path());
+    if (!stat && stat.status().code() != Code::kNotFound) return stat.status();
+    if (stat && !stat->ended() && !stat->exiting) return stat;
+  }
+  return SystemFailure("read", directory, failed ? failed.value() : ESRCH);
+}
+
+}  // namespace
+
+Result<ProcessStat> ReadProcessStat(const std::filesystem::path& directory) {
   // Numbers of fields in proc(5). The name is in parentheses and may hold parentheses itself, so they count from the last one.
-  constexpr int kState = 3, kParent = 4, kFlags = 9, kStartTime = 22, kExitCode = 52;
+  constexpr int kState = 3, kParent = 4, kFlags = 9, kThreads = 20, kStartTime = 22, kExitCode = 52;
   constexpr unsigned long kExiting = 0x4;  // PF_EXITING
-  const std::string text = ReadSmallFile(directory / "stat");
+  AMEM_ASSIGN(const std::string text, TextOf(directory / "stat"));
   const std::size_t open = text.find('('), close = text.rfind(')');
-  if (open == std::string::npos || close == std::string::npos || close < open) return std::nullopt;
+  if (open == std::string::npos || close == std::string::npos || close < open)
+    return Status{Code::kCorrupt, (directory / "stat").string() + " is not as the kernel writes it"};
   ProcessStat stat;
   stat.name = text.substr(open + 1, close - open - 1);
   int field = kState;
@@ -249,6 +279,7 @@ std::optional<ProcessStat> ReadProcessStat(const std::filesystem::path& director
     if (field == kState) stat.state = *first;
     if (field == kParent) stat.parent = static_cast<pid_t>(std::strtol(first, nullptr, 10));
     if (field == kFlags) stat.exiting = (std::strtoul(first, nullptr, 10) & kExiting) != 0;
+    if (field == kThreads) stat.threads = static_cast<int>(std::strtol(first, nullptr, 10));
     if (field == kStartTime) stat.start_ticks = std::strtoull(first, nullptr, 10);
     if (field == kExitCode) stat.exit_status = static_cast<int>(std::strtol(first, nullptr, 10));
     at = std::min(text.find(' ', at), text.size()) + 1;
@@ -258,7 +289,15 @@ std::optional<ProcessStat> ReadProcessStat(const std::filesystem::path& director
 
 // By its first thread, which says the same: qemu-user shows a process a /proc/PID/stat of its own, with another start than
 // others see.
-std::optional<ProcessStat> ReadProcessStat(pid_t pid) { return ReadProcessStat(fmt::format("/proc/{0}/task/{0}", pid)); }
+Result<ProcessStat> ReadProcessStat(pid_t pid) {
+  auto first = ReadProcessStat(fmt::format("/proc/{0}/task/{0}", pid));
+  if (!first || !(first->ended() || first->exiting) || first->threads <= 1) return first;
+  const auto other = LivingThread(pid);
+  if (!other) return other.status().code() == Code::kNotFound ? first : other.status();
+  first->state = other->state;
+  first->exiting = false;
+  return first;
+}
 
 std::uint64_t StartTicks(pid_t pid) {
   const auto stat = ReadProcessStat(pid);
@@ -273,6 +312,43 @@ pid_t ParentOf(pid_t pid) {
 std::uint64_t PidNamespace() {
   struct stat found {};
   return ::stat("/proc/self/ns/pid", &found) == 0 ? static_cast<std::uint64_t>(found.st_ino) : 0;
+}
+
+// ---- whether a process lives
+
+ProcessIdentity OwnProcess() { return {::getpid(), StartTicks(::getpid()), PidNamespace()}; }
+
+namespace {
+
+using Is = ProcessLife::Is;
+
+// Whether no process has that number. Needs no descriptor and no memory, and no signal is sent.
+bool IsNobodys(pid_t pid) { return ::kill(pid, 0) != 0 && errno == ESRCH; }
+
+ProcessLife LifeByNumber(const ProcessIdentity& process, bool number_is_certain) {
+  if (process.pid <= 0) return {Is::kUnknown, "it cannot be seen from here"};
+  if (process.pid_namespace != 0 && process.pid_namespace != PidNamespace())
+    return {Is::kUnknown, "it is of another pid namespace"};
+  if (IsNobodys(process.pid)) return {Is::kEnded, {}};
+  const auto stat = ReadProcessStat(process.pid);
+  // A process may hide from this user (hidepid), or /proc may not be there.
+  if (!stat) return IsNobodys(process.pid) ? ProcessLife{Is::kEnded, {}} : ProcessLife{Is::kUnknown, stat.status().message()};
+  if (process.start_ticks == 0 && !number_is_certain)
+    return {Is::kUnknown, fmt::format("pid {} may be another process's by now", process.pid)};
+  if (process.start_ticks != 0 && stat->start_ticks != process.start_ticks) return {Is::kEnded, {}};
+  return {stat->ended() || stat->exiting ? Is::kEnded : Is::kAlive, {}};
+}
+
+}  // namespace
+
+ProcessLife LifeOf(const ProcessIdentity& process, int pidfd) {
+  const auto by_number = LifeByNumber(process, pidfd >= 0);
+  if (pidfd < 0 || by_number.HasEnded()) return by_number;
+  pollfd polled{pidfd, POLLIN, 0};  // asked last: while it is not readable the number is still the process's
+  const int n = ::poll(&polled, 1, 0);
+  if (n > 0) return {Is::kEnded, {}};
+  if (n == 0) return {Is::kAlive, {}};
+  return process.start_ticks != 0 ? by_number : ProcessLife{Is::kUnknown, "poll: " + ErrnoText(errno)};
 }
 
 }  // namespace amem

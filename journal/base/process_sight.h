@@ -8,10 +8,11 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "statemachine/types.h"
 
 namespace amem {
 
@@ -22,22 +23,54 @@ struct ProcessStat {
   bool exiting = false;           // it is on its way out, and may still look alive otherwise
   std::uint64_t start_ticks = 0;  // since boot, field 22: with the pid it names one process, also when the pid is reused
   int exit_status = 0;            // as of wait; 0 also where this process may not see it
+  int threads = 0;                // that have not been reaped, the first one included
 
   // What is left of it waits for its parent only.
   [[nodiscard]] bool ended() const { return state == 'Z' || state == 'X'; }
 };
 
-// `directory`: "/proc/17", "/proc/self/task/18". nullopt: there is no such process, or it cannot be read.
-std::optional<ProcessStat> ReadProcessStat(const std::filesystem::path& directory);
-std::optional<ProcessStat> ReadProcessStat(pid_t pid);
+// Of one thread. `directory`: "/proc/17/task/18", "/proc/self/task/18". kNotFound: there is no such thread any more; any other
+// failure (no descriptor, no memory) says nothing about it.
+Result<ProcessStat> ReadProcessStat(const std::filesystem::path& directory);
+// Of a process: of its first thread, or, while that one has ended and another runs on (pthread_exit in main), with the state of
+// the other.
+Result<ProcessStat> ReadProcessStat(pid_t pid);
 
-// Its start_ticks; 0: there is no such process, or it has ended.
+// Its start_ticks; 0: there is no such process, it has ended, or it cannot be read. LifeOf tells these apart.
 std::uint64_t StartTicks(pid_t pid);
 
 pid_t ParentOf(pid_t pid);  // 0: not known
 
 // The pid namespace of this process, by inode; 0: unknown.
 std::uint64_t PidNamespace();
+
+// ---- whether a process lives
+
+// Which process. By its start it is told from another one that has got its number since.
+struct ProcessIdentity {
+  pid_t pid = 0;                    // 0: it cannot be seen from here
+  std::uint64_t start_ticks = 0;    // 0: it was never read
+  std::uint64_t pid_namespace = 0;  // in which the pid is its number; 0: this process's own
+};
+ProcessIdentity OwnProcess();
+
+// What is known of a process. Whoever acts on an end (lets go of memory, goes on without a peer, removes a file) asks HasEnded;
+// a process about which nothing can be learned has not.
+struct ProcessLife {
+  enum class Is : std::uint8_t { kAlive, kEnded, kUnknown };
+  Is is = Is::kUnknown;
+  std::string why;  // it is unknown: "open /proc/17/task/17/stat: Too many open files (errno 24)"
+
+  [[nodiscard]] bool IsAlive() const { return is == Is::kAlive; }
+  [[nodiscard]] bool HasEnded() const { return is == Is::kEnded; }
+  [[nodiscard]] bool IsUnknown() const { return is == Is::kUnknown; }
+};
+
+// The one place that decides whether a process lives. It has ended if the kernel knows no process of that number (ESRCH,
+// ENOENT), if the number is another process's, or if what is left of it waits for its parent or is on its way out; nothing else
+// is an end. `pidfd`: of that process, if the caller has one; -1: none. Needs a descriptor for a moment to see that a process
+// lives. Any thread; waits for nobody.
+ProcessLife LifeOf(const ProcessIdentity& process, int pidfd = -1);
 
 struct Sight {
   // "running", "sleeping", "stopped", "uninterruptible", "zombie", "gone", or "unknown": it cannot be seen from here

@@ -41,11 +41,12 @@ struct Staying {
 // What is known of a rank from outside.
 struct RankLook {
   RankProcess process;
-  std::int32_t rank = -1;  // -1: no launcher gave it a number
-  bool alive = true;
+  std::int32_t rank = -1;           // -1: no launcher gave it a number
+  bool alive = true;                // and in contact with this program
   bool heard = false;               // it has told how it stands
   Standing is;                      // as it told last
   std::vector<Staying> stays = {};  // where the tool has read the rank's journal
+  std::string lost = "has ended";   // if it is not alive: that, or that only the connection to it is known to have ended
 
   [[nodiscard]] std::string_view phase() const { return heard ? ToText(is.phase) : "silent"; }
   [[nodiscard]] bool paused_by_program() const { return is.own_pause == OwnPause::kPaused; }

@@ -79,7 +79,7 @@ Status JobControl::AwaitAll(const AskOptions& options, Deadline until, const Pro
     const auto allowed = options.may_pause ? options.may_pause() : Status();
     if (allowed && !allowed->ok()) return *allowed;
     for (const RankLink& rank : ranks_)
-      if (!rank->alive) return {Code::kPeerLost, rank.name() + " has ended before it paused; nothing was paused"};
+      if (!rank->alive) return {Code::kPeerLost, rank.name() + " " + rank->lost + " before it paused; nothing was paused"};
     AMEM_TRY(FirstFailure(Ask::kPause));
     if (order_.target == 0 && AllAnswered()) AMEM_TRY(AgreeOnStep(options));
     // Of a rank that has not answered it is not known yet how it takes the step.
@@ -109,7 +109,7 @@ Status JobControl::AwaitAll(const AskOptions& options, Deadline until, const Pro
 Status JobControl::AwaitStage(Stage stage) {
   AMEM_ASSIGN(const auto waits_for, AwaitRanks(Ask::kPause, In(kToPause), [&](const RankLink& rank) -> Result<bool> {
                 if (HasDone(rank, stage)) return true;
-                if (!rank->alive) return Status{Code::kPeerLost, rank.name() + " has ended while it paused"};
+                if (!rank->alive) return Status{Code::kPeerLost, rank.name() + " " + rank->lost + " while it paused"};
                 if (!HasGivenUp(rank)) return false;
                 return Status{Code::kPeerLost, rank.name() + " has not heard of this program for too long, and runs on"};
               }));

@@ -10,6 +10,7 @@
 #include "journal/base/clock.h"
 #include "journal/base/process_sight.h"
 #include "journal/journal.h"
+#include "journal/tail.h"
 
 namespace amem::control {
 namespace {
@@ -70,12 +71,6 @@ std::string FromJournal(const std::filesystem::path& directory) {
   return text;
 }
 
-bool Lives(const std::filesystem::path& directory) {
-  const auto reader = JournalReader::Open(directory);
-  const auto info = reader ? (*reader)->Info() : Result<JournalInfo>(reader.status());
-  return info && info->status == SessionStatus::kLive;
-}
-
 }  // namespace
 
 // ---- connecting ------------------------------------------------------------------------------------------------------------
@@ -106,7 +101,7 @@ Result<std::optional<RankLink>> RankLink::Connect(const ToolSockets& sockets, co
   auto connection = PeerConnection::Begin(sockets.context, place.session, Purpose::kRequest, sockets.self, In(kForRoom));
   if (!connection) {
     if (connection.status().code() != Code::kPeerLost) return connection.status().Within(where);
-    if (!Lives(place.directory)) return std::optional<RankLink>();
+    if (!WriterMayLive(place.directory / "tail")) return std::optional<RankLink>();
     return Status{Code::kRefused,
                   where +
                       ": its process takes no requests: its libamem_nccl.so is older than this program, or its sockets cannot "
@@ -160,6 +155,8 @@ void RankLink::Take() {
     Hear((*came)->message);
   }
   if (died) look_.alive = false;
+  const ProcessIdentity process{look_.process.pid, look_.process.start_ticks};
+  if (!look_.alive && !LifeOf(process, connection_->process_fd()).HasEnded()) look_.lost = "has lost contact with this program";
 }
 
 void Await(std::span<RankLink> links, Deadline until, const std::function<bool()>& done) {
@@ -197,7 +194,7 @@ Result<Standing> StandingOf(const ToolSockets& sockets, SessionId session) {
 // ---- what is said of it ----------------------------------------------------------------------------------------------------
 
 std::string RankLook::Doing() const {
-  if (!alive) return "has ended";
+  if (!alive) return lost;
   return heard ? Text(is) : "does not answer";
 }
 

@@ -38,6 +38,9 @@ static bool SameRoot(const CandidateCause& a, const CandidateCause& b) {
 bool LastAttemptDone(const SessionStory& j) { return j.Last().end == Attempt::End::kDone; }
 bool IsDead(const SessionStory& j) { return j.findings.info.status == SessionStatus::kCrashed; }
 bool IsLive(const SessionStory& j) { return j.findings.info.status == SessionStatus::kLive; }
+bool IsUnsure(const SessionStory& j) {
+  return j.findings.info.status == SessionStatus::kCopied || j.findings.info.status == SessionStatus::kUnknown;
+}
 bool IsHalfWay(Lifecycle lifecycle) {
   return lifecycle == Lifecycle::kPausing || lifecycle == Lifecycle::kPaused || lifecycle == Lifecycle::kResuming;
 }
@@ -124,7 +127,7 @@ void CauseSearch::FindEnds() {
   for (const SessionStory& j : roster.journals()) {
     job_end = std::max(job_end, roster.KnownUntil(j));
     last_event = std::max(last_event, Wall(j, j.last));
-    live = live || IsLive(j) || j.findings.info.status == SessionStatus::kCopied;
+    live = live || IsLive(j) || IsUnsure(j);
     for (const auto& [lost, at] : j.lost) {
       const std::uint64_t wall = Wall(j, at);
       SessionEnd& end = ends[lost.peer];

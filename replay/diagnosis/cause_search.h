@@ -114,7 +114,8 @@ void Disagreements(CauseSearch& s);
 bool LastAttemptDone(const SessionStory& j);  // or there is none
 bool IsDead(const SessionStory& j);
 bool IsLive(const SessionStory& j);
-bool IsHalfWay(Lifecycle lifecycle);  // paused, or on the way to it or back
+bool IsUnsure(const SessionStory& j);  // whether its process lives is not known
+bool IsHalfWay(Lifecycle lifecycle);   // paused, or on the way to it or back
 bool BlamesAnother(Code code);
 
 }  // namespace amem

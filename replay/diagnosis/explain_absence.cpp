@@ -37,6 +37,8 @@ std::string PresenceText(const Roster& roster, const SessionStory& j) {
       return "the process is dead now";
     case SessionStatus::kCopied:
       return "whether it lived when this copy was made is not known";
+    case SessionStatus::kUnknown:
+      return "whether the process lives cannot be seen from here";
     default:
       return "its journal is broken";
   }

@@ -17,7 +17,6 @@
 
 #include "journal/base/clock.h"
 #include "journal/base/file.h"
-#include "journal/base/process_sight.h"
 #include "statemachine/event.h"
 
 namespace amem {
@@ -111,13 +110,15 @@ struct HostClaims::Place {
   std::uint64_t start_ticks = 0, pid_namespace = 0, since_boot_ns = 0;
   Bytes bytes = 0;
 
+  [[nodiscard]] bool IsFree() const {
+    return pid <= 0 || LifeOf({static_cast<pid_t>(pid), start_ticks, pid_namespace}).HasEnded();
+  }
   // A process in another pid namespace cannot be looked at. Its claim ages, and it renews the claim with each piece.
   [[nodiscard]] bool Stands() const {
     constexpr std::uint64_t kUnseen = 60'000'000'000;
-    if (pid <= 0) return false;
-    if (pid_namespace == PidNamespace()) return StartTicks(static_cast<pid_t>(pid)) == start_ticks;
+    if (const std::uint64_t here = PidNamespace(); here == 0 || pid_namespace == here) return !IsFree();
     const std::uint64_t now = MonotonicNs();
-    return since_boot_ns <= now && now - since_boot_ns < kUnseen;
+    return pid > 0 && since_boot_ns <= now && now - since_boot_ns < kUnseen;
   }
 };
 
@@ -148,13 +149,17 @@ HostClaims::~HostClaims() {
   static_cast<void>(pwrite(file_.get(), &nobody, sizeof(nobody), static_cast<off_t>(*place_ * sizeof(Place))));
 }
 
-// Opens the file again if somebody has removed it, because others then see another file.
-void HostClaims::Open() {
+// Opens the file again if somebody has removed it, because others then see another file. Where there is none, nobody has
+// claimed anything; who has no descriptor left to read it does not know that.
+Status HostClaims::Open() {
   struct stat seen {};
-  if (path_.empty() || (file_ && fstat(file_.get(), &seen) == 0 && seen.st_nlink > 0)) return;
+  if (path_.empty() || (file_ && fstat(file_.get(), &seen) == 0 && seen.st_nlink > 0)) return {};
   place_.reset();
   file_ = UniqueFd(open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!file_ && (errno == EMFILE || errno == ENFILE || errno == ENOMEM))
+    return SystemFailure("pin host memory: read what other processes are about to take of it from", path_, errno);
   if (file_ && (fstat(file_.get(), &seen) != 0 || seen.st_uid != geteuid() || !S_ISREG(seen.st_mode))) file_ = UniqueFd();
+  return {};
 }
 
 // What others claim. Who has no place takes the first that is free; those of other pid namespaces are left alone.
@@ -162,8 +167,10 @@ Bytes HostClaims::OfOthers() {
   Bytes sum = 0;
   Place place;
   for (std::size_t i = 0; file_ && i < kPlaces; ++i) {
-    const bool there = pread(file_.get(), &place, sizeof(place), static_cast<off_t>(i * sizeof(place))) == sizeof(place);
-    if (!place_ && (!there || place.pid <= 0 || (!place.Stands() && place.pid_namespace == PidNamespace()))) place_ = i;
+    const ssize_t n = pread(file_.get(), &place, sizeof(place), static_cast<off_t>(i * sizeof(place)));
+    if (n < 0) break;  // somebody's place, perhaps
+    const bool there = n == sizeof(place);
+    if (!place_ && (!there || place.IsFree())) place_ = i;
     if (!there) break;
     if (i != place_ && place.bytes > 0 && place.Stands()) sum += std::min(place.bytes, ~Bytes{0} - sum);
   }
@@ -172,14 +179,14 @@ Bytes HostClaims::OfOthers() {
 
 void HostClaims::Write() const {
   if (!place_) return;
-  const Place mine{getpid(), StartTicks(getpid()), PidNamespace(), MonotonicNs(), claimed_};
+  const Place mine{self_.pid, self_.start_ticks, self_.pid_namespace, MonotonicNs(), claimed_};
   static_cast<void>(pwrite(file_.get(), &mine, sizeof(mine), static_cast<off_t>(*place_ * sizeof(mine))));
 }
 
 Status HostClaims::Claim(Bytes bytes) {
   if (fork_.InChild() || bytes == 0) return {};
   const MutexLock lock(mutex_);
-  Open();
+  AMEM_TRY(Open());
   const BriefLock alone(file_.get());
   const auto room = available_();
   const Bytes others = OfOthers(), taken = kLeft + claimed_ + others;

@@ -8,6 +8,7 @@
 
 #include "journal/base/fork_guard.h"
 #include "journal/base/mutex.h"
+#include "journal/base/process_sight.h"
 #include "journal/base/unique_fd.h"
 #include "statemachine/types.h"
 
@@ -30,27 +31,30 @@ std::optional<HostRoom> HostMemoryAvailable(const std::filesystem::path& root = 
 //
 // The claims are in one file beside the ranks' sockets, because ranks that share no GPU memory never vote together and still
 // share the host. Each session writes only its own place and locks the file for a moment. A claim names its process by pid and
-// start time and ends with it. The wait for the lock is short, because its holder may be stopped; without the lock, the session
-// goes by what the file says. If there can be no file, a session knows only its own claims. Thread-safe; does nothing in a
-// forked child.
+// start time and ends with it; while it cannot be seen whether that process lives, the claim stands. The wait for the lock is
+// short, because its holder may be stopped; without the lock, the session goes by what the file says. If there can be no file,
+// a session knows only its own claims. Thread-safe; does nothing in a forked child.
 class HostClaims : NoCopies {
  public:
   using Available = std::function<std::optional<HostRoom>()>;
-  HostClaims(std::filesystem::path file, Available available) : path_(std::move(file)), available_(std::move(available)) {}
+  HostClaims(std::filesystem::path file, Available available)
+      : path_(std::move(file)), available_(std::move(available)), self_(OwnProcess()) {}
   ~HostClaims();
 
-  // kOutOfMemory: the claims of all sessions leave less than `bytes` and a reserve; nothing is claimed.
+  // kOutOfMemory: the claims of all sessions leave less than `bytes` and a reserve. kNoDescriptors, kIo: they cannot be read
+  // now. Nothing is claimed then.
   Status Claim(Bytes bytes);
   void Settle(Bytes bytes);  // so much of the claim is touched by now, or not needed
 
  private:
   struct Place;
-  void Open() REQUIRES(mutex_);
+  Status Open() REQUIRES(mutex_);
   Bytes OfOthers() REQUIRES(mutex_);
   void Write() const REQUIRES(mutex_);
 
   const std::filesystem::path path_;
   const Available available_;
+  const ProcessIdentity self_;  // read while there are descriptors
   const ForkGuard fork_;
   mutable Mutex mutex_{LockRank::kHostClaims};
   UniqueFd file_ GUARDED_BY(mutex_);

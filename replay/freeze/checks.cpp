@@ -9,7 +9,7 @@
 #include <numeric>
 #include <sstream>
 
-#include "journal/base/process_sight.h"
+#include "journal/base/file.h"
 #include "statemachine/event.h"
 
 namespace amem {
@@ -114,7 +114,17 @@ std::size_t RanksElsewhere(std::span<const Result<State>> states) {
 void FindOthers(FreezeHost& host, std::span<const GpuInUse> gpus, std::span<const FrozenProcess> processes,
                 std::vector<std::string>& problems) {
   std::set<pid_t> family;
-  for (const FrozenProcess& one : processes) family.merge(host.Siblings(one.process.pid));
+  for (const FrozenProcess& one : processes) {
+    auto siblings = host.Siblings(one.process.pid);
+    if (siblings) {
+      family.merge(*siblings);
+    } else {
+      problems.push_back(
+          fmt::format("which processes were started beside {} cannot be seen: {}; give --others-stay if none of "
+                      "them shares GPU memory with it",
+                      one.process.name, siblings.status().message()));
+    }
+  }
   for (const FrozenProcess& one : processes) family.erase(one.process.pid);
   std::set<std::string> others;
   for (const GpuInUse& gpu : gpus) {
@@ -123,7 +133,7 @@ void FindOthers(FreezeHost& host, std::span<const GpuInUse> gpus, std::span<cons
   }
   for (const std::string& other : others) {
     problems.push_back(
-        fmt::format("{} was started beside the ranks, uses a GPU, and is not under AMem: end it, or give "
+        fmt::format("{} may have been started beside the ranks, uses a GPU, and is not under AMem: end it, or give "
                     "--others-stay if it shares no GPU memory with them",
                     other));
   }
@@ -170,23 +180,29 @@ std::optional<std::size_t> IndexOf(const std::string& text, std::span<const std:
 
 }  // namespace
 
-std::set<pid_t> ReadSiblings(pid_t pid) {
-  const pid_t launcher = ParentOf(pid);
-  if (launcher <= 1) return {pid};
+Result<std::set<pid_t>> ReadSiblings(pid_t pid) {
+  AMEM_ASSIGN(const auto self, ReadProcessStat(pid));
+  const pid_t launcher = self.parent;
   std::multimap<pid_t, pid_t> children;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
-    const std::string name = entry.path().filename();
+  std::error_code failed;
+  for (std::filesystem::directory_iterator it("/proc", failed), end; !failed && it != end; it.increment(failed)) {
+    const std::string name = it->path().filename();
     pid_t child = 0;  // other entries are no numbers
-    if (std::from_chars(name.data(), name.data() + name.size(), child).ec == std::errc())
-      children.emplace(ParentOf(child), child);
+    if (std::from_chars(name.data(), name.data() + name.size(), child).ec != std::errc()) continue;
+    const auto stat = ReadProcessStat(child);
+    if (!stat && stat.status().code() != Code::kNotFound) return stat.status();
+    if (stat) children.emplace(stat->parent, child);
   }
+  if (failed) return SystemFailure("read", "/proc", failed.value());
+  std::set<pid_t> everybody;
+  for (const auto& [parent, child] : children) everybody.insert(child);
+  if (launcher <= 1) return everybody;
   std::vector<pid_t> found = {launcher};
   for (std::size_t i = 0; i < found.size(); ++i) {
     const auto [begin, end] = children.equal_range(found[i]);
     for (auto it = begin; it != end; ++it) found.push_back(it->second);
   }
-  return {found.begin(), found.end()};
+  return std::set<pid_t>(found.begin(), found.end());
 }
 
 const std::string& FrozenProcess::NowAt(const std::string& gpu) const {

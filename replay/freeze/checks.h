@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "journal/base/process_sight.h"
 #include "replay/control/job.h"
 #include "replay/driver/checkpointer.h"
 #include "replay/driver/driver.h"
@@ -26,14 +27,15 @@ class FreezeHost {
   virtual std::vector<GpuInUse> GpusInUse() = 0;
   // Nothing: it cannot be read.
   virtual std::optional<HostRoom> RoomFor(pid_t pid) = 0;
-  // Field 22 of /proc/PID/stat; 0: there is no such process, or it has ended and waits for its parent.
-  virtual std::uint64_t StartTicks(pid_t pid) = 0;
-  // The descendants of the process's parent, itself included: what a launcher has started beside a rank.
-  virtual std::set<pid_t> Siblings(pid_t pid) = 0;
+  virtual ProcessLife LifeOf(const RankProcess& process) = 0;
+  // What a launcher may have started beside a rank, itself included: the descendants of the process's parent. Where the parent
+  // is the first process of its pid namespace, as of a container that runs the launcher, or of what has lost its parent, or is
+  // outside of it, that is everybody in it. A failure: that cannot be read.
+  virtual Result<std::set<pid_t>> Siblings(pid_t pid) = 0;
   virtual std::string DriverVersion() = 0;  // "580.159.04"; empty: not known
 };
 
-std::set<pid_t> ReadSiblings(pid_t pid);
+Result<std::set<pid_t>> ReadSiblings(pid_t pid);
 
 struct FreezeAllowances {
   bool this_host_only = false;  // the job may have processes on other hosts, which stay as they are

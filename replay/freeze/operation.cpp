@@ -28,14 +28,15 @@ static Status And(const Status& why, const std::string& more) {
 
 Status FreezeOperation::LookAround() {
   processes_.clear();
-  for (const control::RankLook& look : job_.Look())
-    if (look.alive) processes_.push_back({.process = look.process, .gpus = {}, .moved = {}});
+  for (const control::RankLook& look : job_.Look()) {
+    if (!look.alive && host_.LifeOf(look.process).HasEnded()) continue;
+    if (!look.alive) return {Code::kRefused, fmt::format("nothing was touched: {} {}", look.process.name, look.Doing())};
+    processes_.push_back({.process = look.process, .gpus = {}, .moved = {}});
+  }
   return processes_.empty() ? Status(Code::kNotFound, "no process of the job lives on this host") : Status();
 }
 
-bool FreezeOperation::HasEnded(const FrozenProcess& one) const {
-  return host_.StartTicks(one.process.pid) != one.process.start_ticks;
-}
+bool FreezeOperation::HasEnded(const FrozenProcess& one) const { return host_.LifeOf(one.process).HasEnded(); }
 
 std::vector<Result<State>> FreezeOperation::ReadJournals() {
   std::vector<Result<State>> states(processes_.size(), Status());
@@ -440,7 +441,12 @@ Status FreezeOperation::ForAll(StepOfFreeze step, const std::function<Status()>&
 
 // Announces a step. Nothing: it may be made.
 std::optional<Status> FreezeOperation::WhyNot(const FrozenProcess& one, StepOfFreeze step) {
-  if (HasEnded(one)) return Status(Code::kPeerLost, fmt::format("{} (pid {}) has ended", one.process.name, one.process.pid));
+  const ProcessLife life = host_.LifeOf(one.process);
+  if (life.HasEnded()) return Status(Code::kPeerLost, fmt::format("{} (pid {}) has ended", one.process.name, one.process.pid));
+  if (life.IsUnknown()) {  // the driver must not be asked to stop another process that has got its number
+    return Status(Code::kRefused,
+                  fmt::format("whether {} (pid {}) lives cannot be seen: {}", one.process.name, one.process.pid, life.why));
+  }
   Status announced = Note(one, step, false);
   return announced.ok() || goal_ == FreezeGoal::kRunning ? std::nullopt : std::optional(std::move(announced));
 }

@@ -78,7 +78,7 @@ class FreezeOperation {
   void Measure();
   Status GoOn();
   [[nodiscard]] bool Unfinished() const { return history_ && (history_->outcome.empty() || history_->outcome == "stuck"); }
-  [[nodiscard]] bool HasEnded(const FrozenProcess& one) const;
+  [[nodiscard]] bool HasEnded(const FrozenProcess& one) const;  // and is not merely unseen
   Status AskDriver();
   Status Begin(StepOfFreeze first = StepOfFreeze::kBegin);
   Status Towards(FreezeGoal goal);

@@ -317,6 +317,7 @@ Result<JournalFindings> VerifyJournal(JournalReader& reader, std::span<FoldObser
                      found.report.torn_tail ? "; its last append was cut short" : ""));
   if (found.info.status == SessionStatus::kCopied)
     note("a copy of a journal that was not closed: whether its process lives is not known here");
+  if (found.info.status == SessionStatus::kUnknown) note("not closed: whether its process lives cannot be seen from here");
   if (!found.state.broken.empty()) note("broken: " + found.state.broken);
   return found;
 }

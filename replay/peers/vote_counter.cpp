@@ -84,8 +84,8 @@ void VoteCounter::Arrived(ConnectionId connection, const PeerIdentity& who, cons
     gathering_.erase(who.session);
     if (!gathering_.empty() && gathering_.begin()->second.kind != newcomer.kind) return RefuseMixture(newcomer);
   }
-  const bool first = gathering_.insert_or_assign(who.session, newcomer).second;
-  if (first && observer_ != nullptr && tag_.empty()) {
+  gathering_.insert_or_assign(who.session, newcomer);
+  if (observer_ != nullptr && tag_.empty() && heard_.insert(connection).second) {
     const bool pause = arrival.kind == CycleKind::kPause;
     observer_->Heard({who.session, arrival.kind, pause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive, false, true,
                       who.rank, who.pid});
@@ -282,6 +282,7 @@ void VoteCounter::Closed(ConnectionId connection, const std::string& how, Time n
 }
 
 void VoteCounter::Disconnected(ConnectionId connection, const std::string& how) {
+  heard_.erase(connection);
   const auto place = places_.find(connection);
   if (place == places_.end()) return;
   const Place at = place->second;

@@ -50,7 +50,7 @@ class VoteCounter {
 
   [[nodiscard]] std::optional<Time> NextDeadline() const;
   void Tick(Time now);
-  [[nodiscard]] bool idle() const { return rounds_.empty() && gathering_.empty(); }
+  [[nodiscard]] bool idle() const { return rounds_.empty() && gathering_.empty() && heard_.empty(); }
 
  private:
   struct Arrival {
@@ -104,6 +104,7 @@ class VoteCounter {
   VoteObserver* observer_;
   const std::string tag_;
   std::map<SessionId, Arrival> gathering_;  // all of one kind
+  std::set<ConnectionId> heard_;            // whose arrival the observer was told of; a member that waits comes again and again
   std::set<SessionId> gave_up_;             // came, and withdrew because others did not
   std::map<std::uint64_t, Ongoing> rounds_;
   std::map<ConnectionId, Place> places_;  // of members of ongoing rounds

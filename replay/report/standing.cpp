@@ -122,7 +122,9 @@ std::string FewNames(const JobNames& names, std::vector<SessionId> sessions) {
 }
 
 std::string StateWord(const Standing& s) {
-  if (s.status != SessionStatus::kLive && s.status != SessionStatus::kCopied) return std::string(ToText(s.status));
+  const bool may_live =
+      s.status == SessionStatus::kLive || s.status == SessionStatus::kCopied || s.status == SessionStatus::kUnknown;
+  if (!may_live) return std::string(ToText(s.status));
   return std::string(ToText(s.lifecycle));
 }
 

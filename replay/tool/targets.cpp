@@ -14,6 +14,7 @@
 #include "journal/base/file.h"
 #include "journal/base/process_sight.h"
 #include "journal/session_dir.h"
+#include "journal/tail.h"
 #include "replay/job/pack.h"
 #include "replay/job/sessions.h"
 #include "replay/tool/command.h"
@@ -66,7 +67,7 @@ std::vector<fs::path> SessionsNamed(const std::string& name, bool one_process) {
       OfJobs(ties, true, [&](const JobTies& one) { return pid && static_cast<std::uint64_t>(one.who.pid) == *pid; });
   if (!found.empty()) return found;
   return OfJobs(ties, false, [&](const JobTies& one) {
-    return LaunchedAs(one.who, name) || (pid && one.live && DescendsFrom(one.who.pid, *pid));
+    return LaunchedAs(one.who, name) || (pid && one.live && DescendsFrom(ProcessOfWriter(one.directory / "tail"), *pid));
   });
 }
 

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "journal/base/fork_guard.h"
+#include "tests/journal/base/no_descriptors.h"
 #include "tests/journal/temporary.h"
 
 namespace {
@@ -352,6 +353,31 @@ TEST_F(TailTest, lives_as_long_as_its_process) {
   waitpid(child, nullptr, 0);
   EXPECT_FALSE(WriterIsAlive(path));
   kill(grandchild, SIGKILL);
+  close(ready[0]);
+  close(ready[1]);
+}
+
+TEST_F(TailTest, of_a_living_writer_is_never_one_of_the_dead_however_few_descriptors_its_reader_has) {
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto tail = Tail::Create(path, 32 << 10, SessionId{1});
+    (void)!write(ready[1], "x", 1);
+    pause();
+    _exit(0);
+  }
+  char made = 0;
+  ASSERT_EQ(read(ready[0], &made, 1), 1);
+  for (std::size_t left = 0; left < 4; ++left) {
+    const NoDescriptors few(left);
+    EXPECT_NE(LifeOfWriter(path, false), WriterLife::kEnded) << left;
+    EXPECT_TRUE(WriterMayLive(path)) << left;
+  }
+  EXPECT_EQ(LifeOfWriter(path, false), WriterLife::kAlive);
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  EXPECT_EQ(LifeOfWriter(path, false), WriterLife::kEnded);
   close(ready[0]);
   close(ready[1]);
 }

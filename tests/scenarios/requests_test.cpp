@@ -236,6 +236,11 @@ TEST_F(Named, two_programs_that_one_shell_started_in_the_same_second_are_asked_b
     const json ranks = answer.is_object() ? answer.value("ranks", json::array()) : json::array();
     return StepsOf(ranks, mine) > 2 && StepsOf(ranks, others) > 2;
   }));
+  // A report of it that was unpacked there holds journals of processes that lived then.
+  const std::filesystem::path pack = job_.directory() / "report.amem";
+  ASSERT_EQ(Tool({"pack", job_.journals(), "-o", pack}).status, 0);
+  const Rank unpacked = Tool({"pack", "-x", pack, "-o", job_.journals() / "report"});
+  ASSERT_EQ(unpacked.status, 0) << unpacked.err;
   IsRefused({"pause"}, "there are 2 living jobs", {mine, others});
   IsRefused({"freeze"}, "there are 2 living jobs", {mine, others});
   IsRefused({"pause", std::to_string(::getpid())}, "there are 2 living jobs", {mine, others});

@@ -91,6 +91,7 @@ bool Conductor::Give(CycleKind kind, bool faulty) {
     if (fate.of_program) hangs_until_ = Clock::now() + std::chrono::milliseconds(fate.hang_ms) + settings_.CallLimit();
   }
   deaths_ = Deaths();
+  starved_ = page_->starved;
   const std::uint64_t number = ++page_->order_number;
   AwaitAll(kind == CycleKind::kPause ? "the pause" : "the resume", settings_.CycleLimit() + settings_.CallLimit(),
            [&](std::size_t rank) { return page_->answers[rank].order == number; });
@@ -119,7 +120,7 @@ std::string Conductor::Answers() const {
 // memory in this moment, or whose kernels outlast a short deadline. A rank whose peer has failed like this waits for it in
 // vain.
 void Conductor::Judge(CycleKind kind) {
-  if (Deaths() != deaths_ || HangsStill()) return;
+  if (Deaths() != deaths_ || HangsStill() || Starved()) return;
   const auto excused = [this](const Answer& answer) {
     const std::string_view text = answer.text.data();
     const bool late = answer.driver_result == cuda::kNotReady || answer.driver_result == cuda::kTimeout ||
@@ -136,13 +137,15 @@ bool Conductor::Capturing() const {
   return std::ranges::any_of(page_->answers, [](const Answer& one) { return one.driver_result == cuda::kCaptureUnsupported; });
 }
 
+bool Conductor::Starved() const { return page_->starving != 0 || page_->starved != starved_; }
+
 void Conductor::Bring(CycleKind kind) {
   if (Give(kind, Pick(3) == 0)) return;
-  for (int tries = 40; tries > 0; tries -= HangsStill() || Capturing() ? 0 : 1) {
+  for (int tries = settings_.starves ? 400 : 40; tries > 0; tries -= HangsStill() || Capturing() ? 0 : 1) {
     Sleep(std::chrono::milliseconds(Pick(20)));
     if (Give(kind, false)) return;
   }
-  Found(fmt::format("40 tries to {} failed:{}", ToText(kind), Answers()));
+  Found(fmt::format("all tries to {} failed:{}", ToText(kind), Answers()));
 }
 
 void Conductor::End() {

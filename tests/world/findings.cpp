@@ -170,6 +170,10 @@ void Found(const std::string& what) {
   Say(what, what.find("has not ended within") != what.npos);
 }
 
+bool WantsDescriptors(const Status& status) {
+  return status.code() == Code::kNoDescriptors || status.message().find("open files") != std::string::npos;
+}
+
 void SetWorld(const Settings& settings, int rank) {
   Lines& all = All();
   const std::lock_guard lock(all.mutex);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "statemachine/types.h"
 #include "tests/world/settings.h"
 
 namespace amem::world {
@@ -15,6 +16,9 @@ inline constexpr int kFoundExit = 3;
 [[noreturn]] void Found(const std::string& what);
 // Of all worlds of this process from now on: what a finding says of them.
 void SetWorld(const Settings& settings, int rank);
+
+// Whether a call failed because its process, or one that it asked, had no descriptor.
+bool WantsDescriptors(const Status& status);
 
 // One line of the trace that a finding ends with, of the calling thread.
 void Trace(const std::string& what);

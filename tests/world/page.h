@@ -60,6 +60,8 @@ struct Page {
   std::atomic<std::uint64_t> order_number;
   Order order;  // does not change until all have answered
   std::array<Answer, kMostRanks> answers;
+  std::atomic<std::uint32_t> starving;                          // ranks that have no descriptor now
+  std::atomic<std::uint64_t> starved;                           // how often one had none
   std::atomic<bool> found;                                      // something, by anybody
   std::atomic<std::uint32_t> stage;                             // Stage
   std::array<std::atomic<std::uint32_t>, kMostRanks> finished;  // the stage that this rank has ended

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -135,6 +136,8 @@ bool RunProcesses(Settings settings, const char* program) {
 
 void RunAsProcess(const Settings& settings, int rank) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  constexpr rlimit kFew{4096, 4096};  // the driver raises a lower limit to the hard one
+  if (settings.starves) ::setrlimit(RLIMIT_NOFILE, &kFew);
   StartWatchdog();
   SetWorld(settings, rank);
   // The watchdog looks at it until the process has ended.

@@ -1,10 +1,12 @@
 #include "tests/world/rank.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "journal/base/unique_fd.h"
 #include "statemachine/apply.h"
 #include "tests/replay/driver/simulated.h"
 #include "tests/world/action.h"
@@ -33,6 +35,7 @@ bool MustBeLivedWith(const Status& status, bool late) {
 bool Rank::Ok(const Status& status, const std::string& what) {
   if (!status.ok()) Trace(what + ": " + status.message());
   if (status.ok() || MustBeLivedWith(status, settings.DeadlineMayBeTooShort())) return status.ok();
+  if (settings.starves && WantsDescriptors(status)) return false;
   CheckNotBroken(what);
   Found(what + " failed: " + status.message());
 }
@@ -43,6 +46,11 @@ void Rank::Must(const std::string& what, const std::function<Status()>& call) {
     if (status.ok()) return;
     Trace(what + ": " + status.message());
     CheckNotBroken(what);
+    if (settings.starves && WantsDescriptors(status)) {
+      ++tries;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      continue;
+    }
     if (tries == 0 || status.message().find(kAsked) == std::string::npos) Found(what + " failed: " + status.message());
   }
 }
@@ -169,6 +177,7 @@ void Rank::Run() {
       RunWorker(*workers_[i]);
     });
   }
+  if (settings.starves) threads.emplace_back([this] { Starve(); });
   for (auto& thread : threads) thread.join();
   NameThread(fmt::format("{}/end", index));
   simulator->ForgetPlannedFailures();
@@ -195,6 +204,26 @@ void Rank::ObeyOrders() {
   while (page->stage == kRunning) {
     if (const std::uint64_t number = page->order_number; number != obeyed) Obey(page->order, obeyed = number);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+// As a program that leaks descriptors until something in it closes them.
+void Rank::Starve() {
+  NameThread(fmt::format("{}/descriptors", index));
+  std::mt19937_64 random(settings.seed * 613 + static_cast<std::uint64_t>(index));
+  while (page->stage == kRunning) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 300));
+    ++page->starving;
+    {
+      std::vector<UniqueFd> taken;
+      for (int fd = 0; (fd = ::dup(STDERR_FILENO)) >= 0;) taken.emplace_back(fd);
+      taken.resize(taken.size() - std::min<std::size_t>(random() % 5, taken.size()));
+      const std::chrono::milliseconds time(random() % 100);
+      Trace(fmt::format("no descriptors for {} ms", time.count()));
+      std::this_thread::sleep_for(time);
+    }
+    ++page->starved;
+    --page->starving;
   }
 }
 
@@ -244,6 +273,12 @@ void Rank::Obey(const Order& order, std::uint64_t number) {
       in_cycle = true;
       Trace(fmt::format("order {}: {}", number, to_pause ? "pause" : "resume"));
       status = to_pause ? session->Pause() : session->Resume();
+      // The others wait for it, as long as it takes.
+      while (!to_pause && settings.starves && WantsDescriptors(status)) {
+        Trace(status.message());
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        status = session->Resume();
+      }
       Trace(fmt::format("order {}: {}", number, status.ok() ? "done" : status.message()));
     }
     in_cycle = false;

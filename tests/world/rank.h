@@ -102,6 +102,7 @@ class Rank {
  private:
   void RunWorker(Worker& worker);
   void ObeyOrders();
+  void Starve();
   void Obey(const Order& order, std::uint64_t number);
   void Meet(const Fate& fate);
   int BeforeCall(std::string_view call);

@@ -27,7 +27,7 @@ std::optional<std::array<std::byte, kTokenBytes>> TokenOf(Rank& rank, const Plac
   const auto descriptor = rank.session->Export(place.allocation);
   if (!rank.Ok(descriptor.status(), "export")) return std::nullopt;
   const auto token = ReadTokenDescriptor(descriptor->get());
-  if (!token.ok()) Found("read a token: " + token.status().message());
+  if (!rank.Ok(token.status(), "read a token")) return std::nullopt;
   return Encode(*token);
 }
 
@@ -69,6 +69,7 @@ bool Open(Worker& worker, const Offer& offer, Place& place) {
 
 bool Import(Worker& worker, const Offer& offer, Place& place) {
   const auto descriptor = MakeTokenDescriptor(*Decode(offer.token));
+  if (!worker.rank.Ok(descriptor.status(), "make a token")) return false;
   const auto allocation = worker.rank.session->Import(descriptor->get(), {});
   return Imported(worker.rank, allocation.status()) && MapNew(worker, place, *allocation);
 }

@@ -1,7 +1,9 @@
 // Memory of the program under tags.
 #include <fmt/format.h>
 
+#include <chrono>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "tests/world/action.h"
@@ -64,6 +66,7 @@ void ResumeTag(Rank& rank, Tag& tag) {
     const bool behind = tries % 2 == 0 && ResumeBehind(rank, tag);
     tag.usable = behind || rank.Ok(rank.session->pools().Resume(tag.id, {}), "resume a tag");
     if (!tag.usable) rank.simulator->ForgetPlannedFailures();
+    if (!tag.usable && rank.settings.starves) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   if (!tag.usable) Found("a tag cannot be resumed");
   if (std::exchange(tag.behind, false)) --rank.pausing;

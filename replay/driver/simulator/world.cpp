@@ -6,6 +6,7 @@
 
 #include <limits>
 #include <string>
+#include <system_error>
 
 #include "journal/base/process_sight.h"
 #include "journal/base/unique_fd.h"
@@ -40,9 +41,9 @@ static Status MakeFile(const std::filesystem::path& path, Bytes bytes, const aut
   return status;
 }
 
-bool IsAlive(const WorldMember& member) { return StartTicks(member.pid) == member.start_time; }
+bool HasEnded(const WorldMember& member) { return LifeOf({member.pid, member.start_time}).HasEnded(); }
 
-void InsertOpenIds(std::int32_t pid, std::uint64_t world, std::set<std::uint64_t>& ids) {
+bool InsertOpenIds(std::int32_t pid, std::uint64_t world, std::set<std::uint64_t>& ids) {
   std::error_code gone;
   const auto all = std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/fd", gone);
   for (auto at = begin(all); !gone && at != end(all); at.increment(gone)) {
@@ -50,6 +51,7 @@ void InsertOpenIds(std::int32_t pid, std::uint64_t world, std::set<std::uint64_t
     const auto tag = ParseMemfdLink(std::filesystem::read_symlink(at->path(), none).native());
     if (tag && tag->world == world) ids.insert(tag->key.id);
   }
+  return !gone || gone == std::errc::no_such_file_or_directory || gone == std::errc::no_such_process;
 }
 
 Result<std::shared_ptr<SimulatorWorld>> SimulatorWorld::InMemory(std::int32_t devices, Bytes capacity_per_device) {

@@ -58,9 +58,9 @@ struct WorldMulticast {  // belongs to the entry of the same id
   [[nodiscard]] bool IsComplete() const { return static_cast<std::uint32_t>(std::popcount(added)) == devices; }
 };
 
-bool IsAlive(const WorldMember& member);
-// The ids of this world's memory that a process has open descriptors of.
-void InsertOpenIds(std::int32_t pid, std::uint64_t world, std::set<std::uint64_t>& ids);
+bool HasEnded(const WorldMember& member);  // and is not merely unseen
+// The ids of this world's memory that a process has open descriptors of. False: they cannot be seen.
+bool InsertOpenIds(std::int32_t pid, std::uint64_t world, std::set<std::uint64_t>& ids);
 
 // std::random_device would need glibc 2.36.
 inline std::uint64_t RandomNumber() {
@@ -204,7 +204,7 @@ struct SimulatorWorld::Table {
   void ReapTheDead() {
     if (!shared) return;
     for (std::uint32_t m = 0; m < kMembers; ++m)
-      if (members[m].pid != 0 && !IsAlive(members[m])) DropAll(m);
+      if (members[m].pid != 0 && HasEnded(members[m])) DropAll(m);
   }
 
   // Forgets what neither a member nor an open descriptor holds. Reads the members' descriptors only if needed.
@@ -215,7 +215,8 @@ struct SimulatorWorld::Table {
       if (member.pid != 0) pids.insert(member.pid);
     pids.insert(getpid());
     std::set<std::uint64_t> open_ids;
-    for (const std::int32_t pid : pids) InsertOpenIds(pid, id, open_ids);
+    for (const std::int32_t pid : pids)
+      if (!InsertOpenIds(pid, id, open_ids)) return;
     for (std::uint32_t i = 0; i < end; ++i) {
       const std::uint64_t entry_id = entries[i].id.load();
       if (entry_id == 0 || Referenced(entries[i]) || open_ids.contains(entry_id)) continue;

@@ -192,7 +192,7 @@ std::string TextOf(const FreezeStep& standing, bool here) {
   }
   std::string gone;  // their number is another process's now, or nobody's
   for (const FreezeMember& one : standing.members) {
-    if (here && StartTicks(one.pid) != one.start_ticks)
+    if (here && LifeOf({one.pid, one.start_ticks}).HasEnded())
       gone += fmt::format("{}{} (pid {})", gone.empty() ? "" : ", ", one.name, one.pid);
   }
   return text + (gone.empty() ? "" : "; ended meanwhile, with what it had on GPUs: " + gone) +

@@ -455,7 +455,8 @@ void CountTheDying(std::vector<SessionStory>& journals) {
   std::map<SessionId, SessionStory*> unsure;
   for (SessionStory& j : journals) {
     const SessionStatus status = j.findings.info.status;
-    if (status == SessionStatus::kLive || status == SessionStatus::kCopied) unsure[j.session()] = &j;
+    if (status == SessionStatus::kLive || status == SessionStatus::kCopied || status == SessionStatus::kUnknown)
+      unsure[j.session()] = &j;
   }
   for (const SessionStory& other : journals) {
     for (const auto& [lost, at] : other.lost) {

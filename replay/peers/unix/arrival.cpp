@@ -245,7 +245,9 @@ Status Arrival::GiveUp(const Status& why) {
   if (why.code() != Code::kTimeout) return why;
   const auto absent = Absent(why, withdrawn);
   AMEM_TRY(RequireAlive(absent));  // the end may have come between the last look and the deadline
-  if (MayComeYet(absent)) return WaitOn(absent);
+  // This process was stopped in its call, or hardly ran, and does not know yet for whom it waits.
+  const bool learned_nothing = why.message().empty() && absent.empty() && announced_.empty();
+  if (MayComeYet(absent) || (call_.patient && learned_nothing)) return WaitOn(absent);
   return why.message().empty() ? TimedOut(absent, withdrawn) : Unanswered(absent, why);
 }
 
@@ -278,7 +280,7 @@ Status Arrival::WaitOn(const std::vector<PeerIdentity>& absent) {
   // not answer is asked anew.
   deadline_ = In(context_.deadlines.margin());
   if (leader_ != nullptr && (!missing_ || !Arrive(leader_->to()).ok())) leader_.reset();
-  if (Passed(next_word_)) SayForWhom(absent);
+  if (!absent.empty() && Passed(next_word_)) SayForWhom(absent);
   deadline_ = In(context_.deadlines.margin());
   return {};
 }

@@ -42,21 +42,26 @@ Result<Connected> ConnectTo(const ConnectionContext& context, SessionId to) {
   if (connected || connected.status().code() != Code::kPeerLost) return connected;
   if (context.elsewhere == nullptr || SocketExists(context.directory, to)) return connected;
   auto by_name = ConnectByName(to);
-  if (!by_name && by_name.status().code() != Code::kTimeout) return connected;
+  if (by_name.status().code() == Code::kPeerLost) return connected;
+  if (!by_name && by_name.status().code() != Code::kTimeout) return by_name;  // nothing is known of it
   context.elsewhere->Add(to);
   return by_name;
 }
 
+bool HasSaidFarewell(const ConnectionContext& context, SessionId session) {
+  return context.elsewhere != nullptr && HasSaidFarewell(session, context.uid);
+}
+
 std::string HowItEnded(const ConnectionContext& context, SessionId session) {
   if (context.elsewhere != nullptr && (context.elsewhere->Contains(session) || IsRemoved(context.directory)))
-    return HasSaidFarewell(session) ? "has closed" : kPeerDied;
+    return HasSaidFarewell(context, session) ? kPeerClosed : kPeerDied;
   // A session that closes in order removes its socket first.
-  return SocketExists(context.directory, session) ? kPeerDied : "has closed";
+  return SocketExists(context.directory, session) ? kPeerDied : kPeerClosed;
 }
 
 bool IsNameless(const ConnectionContext& context, SessionId session) {
   if (SocketExists(context.directory, session)) return false;
-  return context.elsewhere == nullptr || !(context.elsewhere->Contains(session) || HasSaidFarewell(session));
+  return context.elsewhere == nullptr || !(context.elsewhere->Contains(session) || HasSaidFarewell(context, session));
 }
 
 PeerConnection::PeerConnection(const ConnectionContext& context, SessionId to, Connected peer)
@@ -93,7 +98,7 @@ Result<PeerIdentity> PeerConnection::AwaitWelcome(Deadline deadline) {
 
 Status PeerConnection::Lost(int error) const {
   std::string how = HowItEnded(context_, to_);
-  if (how == kPeerDied && SeeProcess(pid(), process_fd()).Lives()) how = "closed the connection";
+  if (how == kPeerDied && LifeOf({pid()}, process_fd()).IsAlive()) how = kConnectionClosed;
   return {Code::kPeerLost, "it " + how + (error != 0 ? " (" + ErrnoText(error) + ")" : "")};
 }
 

@@ -36,8 +36,10 @@ struct ConnectionContext {
 // Connects in the directory, or else by the abstract name. Does not wait; see ConnectTo in socket.h.
 Result<Connected> ConnectTo(const ConnectionContext& context, SessionId to);
 
-// How a session ended whose connection closed: "died" or "has closed".
+// How a session ended, of one that has: kPeerDied or kPeerClosed. Of one that lives and ended a connection: kConnectionClosed.
+inline constexpr const char *kPeerClosed = "has closed", *kConnectionClosed = "closed the connection";
 std::string HowItEnded(const ConnectionContext& context, SessionId session);
+[[nodiscard]] bool HasSaidFarewell(const ConnectionContext& context, SessionId session);
 
 // Whether neither a name of the session nor a word of its end is found. It may live: somebody may have removed its socket.
 [[nodiscard]] bool IsNameless(const ConnectionContext& context, SessionId session);

@@ -22,35 +22,14 @@ Result<std::vector<SessionId>> Discovery::OwnNeighbours() {
   return neighbours;
 }
 
-// A session that lives although its connection broke still has its half of the shared memory. A pause without it would tear the
-// halves apart.
-Status Discovery::RefuseLivingLost(const std::optional<std::vector<PeerIdentity>>& doubtful, std::chrono::milliseconds had) {
-  // A thread that was asked at the very end of the call hangs nowhere: the time is up.
-  if (!doubtful) return had < kToAnswer ? Status{Code::kTimeout, ""} : PeerService::NotServed();
-  for (const auto& peer : *doubtful) {
-    if (!IsGone(peer.session)) {
-      const Status hidden = service_.sessions().Hidden(peer.session);
-      if (!hidden.ok()) return hidden.Within(ToText(peer));
-      return {Code::kRefused, "the connection to " + ToText(peer) +
-                                  " broke while they shared memory, and it still lives: neither can be paused without the "
-                                  "other; restart the job"};
-    }
-    NoteGone(peer.session);
-  }
-  return {};
-}
-
 void Discovery::NoteGone(SessionId session) {
   static_cast<void>(service_.loop().Run([&sessions = service_.sessions(), session] { sessions.NoteGone(session); }, until_));
 }
 
-// A process that has too many connections, or no descriptors or memory for them, ends one and lives.
 Status Discovery::WhyLost(SessionId session, const Status& why) {
-  if (why.code() != Code::kPeerLost || IsGone(session)) return why;
-  const Status hidden = service_.sessions().Hidden(session);
-  if (!hidden.ok()) refusing_ = IdentityOf(session);
-  return hidden.ok() ? Status{Code::kTimeout, "it lives and does not answer: it ends the connections to it", kNotReady}
-                     : hidden;
+  Status means = service_.sessions().WhyLost(session, why);
+  if (means != why && !service_.sessions().Hidden(session).ok()) refusing_ = IdentityOf(session);
+  return means;
 }
 
 // True: that session is dead, and the others go on without it.
@@ -186,8 +165,8 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
   const auto had = LeftUntil(until_);
   if (had.count() == 0) return Status{Code::kTimeout, ""};
   refusing_.reset();
-  // Its answer is waited for last: the thread that serves this session looks while others answer.
-  auto doubtful = service_.loop().Ask([&sessions = service_.sessions()] { return sessions.Doubtful(); });
+  // Its answer is waited for last: others answer meanwhile.
+  auto served = service_.loop().Ask([] {});
   const PeerIdentity self = service_.sessions().Self();
   if (self != introduced_as_) connections_.clear();
   introduced_as_ = known_[self.session] = self;
@@ -222,7 +201,8 @@ Result<std::vector<PeerIdentity>> Discovery::Look(Deadline deadline, int unless_
       }
     }
   }
-  AMEM_TRY(RefuseLivingLost(doubtful.Await(until_), had));
+  // A thread that was asked at the very end of the call hangs nowhere: the time is up.
+  if (!served.Await(until_)) return had < kToAnswer ? Status{Code::kTimeout, ""} : PeerService::NotServed();
   if (!others_failed) others_failed_.reset();
   std::erase_if(connections_, [&](const auto& item) { return !set.contains(item.first); });
   std::vector<PeerIdentity> members;

@@ -37,8 +37,7 @@ class Discovery {
   Result<std::vector<PeerIdentity>> Look(Deadline deadline, int unless_readable = -1);
   // Where one session is in its cycles.
   Result<CycleProgress> ProgressOf(SessionId session, Deadline deadline);
-  // What a connection that ended, or could not be made, means: `why` if the session is gone; else a status that IsBusy, or
-  // kRefused.
+  // As of the registry.
   Status WhyLost(SessionId session, const Status& why);
   // For the caller to arrive by, who greets the leader no second time; null: there is none. A later look makes another.
   std::unique_ptr<PeerConnection> Take(SessionId session);
@@ -58,8 +57,6 @@ class Discovery {
  private:
   Result<std::vector<SessionId>> OwnNeighbours();
   void NoteGone(SessionId session);
-  [[nodiscard]] bool IsGone(SessionId session) const { return service_.sessions().IsGone(session, kDyingPatience); }
-  Status RefuseLivingLost(const std::optional<std::vector<PeerIdentity>>& doubtful, std::chrono::milliseconds had);
   bool LeaveOut(SessionId session, const Status& why);
   Result<std::uint64_t> Ask(SessionId session, Deadline deadline);
   Result<NeighbourhoodMessage> Hear(SessionId session, std::uint64_t question, Deadline deadline, int unless_readable);

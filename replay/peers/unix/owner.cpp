@@ -44,6 +44,27 @@ class OwnerConnection::Turn : NoCopies {
   bool mine_ = false;
 };
 
+// One connection, as the service sees it; on the service thread.
+class OwnerConnection::Watched final : public WatchedConnection {
+ public:
+  Watched(std::shared_ptr<OwnerConnection> owner, std::shared_ptr<PeerConnection> connection)
+      : owner_(std::move(owner)), connection_(std::move(connection)) {}
+  [[nodiscard]] int fd() const override { return connection_->fd(); }
+  bool Flush() override { return owner_->Flush(); }
+  void Lost(const std::string& reason) override {
+    owner_->Lost(reason);
+    connection_->HangUp();  // wakes the threads that wait
+  }
+  void Broken() override {
+    owner_->Broken(*connection_);
+    connection_->HangUp();
+  }
+
+ private:
+  const std::shared_ptr<OwnerConnection> owner_;
+  const std::shared_ptr<PeerConnection> connection_;
+};
+
 Status OwnerConnection::Failed(const std::string& doing, Deadline began, const Status& why) const {
   const auto known = service_.sessions().Known(owner_);
   const std::string text = doing + " from " + (known ? ToText(*known) : ToText(owner_)) + ": ";
@@ -60,21 +81,20 @@ Status OwnerConnection::Connect(Deadline deadline) {
     if (lost_) return {Code::kPeerLost, "it " + *lost_};
     if (connected_) return {};
   }
-  AMEM_ASSIGN(auto fresh, PeerConnection::Begin(context_, owner_, Purpose::kData, service_.sessions().Self(), deadline));
+  AMEM_ASSIGN(std::shared_ptr<PeerConnection> fresh,
+              PeerConnection::Begin(context_, owner_, Purpose::kData, service_.sessions().Self(), deadline));
   AMEM_ASSIGN(const auto welcome, fresh->AwaitWelcome(deadline));
   {
     const std::lock_guard lock(send_mutex_);
-    connection_ = std::move(fresh);
+    connection_ = fresh;
+    connected_ = true;  // from now on its end is noted
   }
-  const auto watch = [&sessions = service_.sessions(), peer = welcome, self = shared_from_this()] {
-    return sessions.Watch(peer, self);
-  };
+  const auto watch = [&sessions = service_.sessions(), peer = welcome,
+                      watched = std::make_shared<Watched>(shared_from_this(), fresh)] { return sessions.Watch(peer, watched); };
   Status watched = service_.loop().Run(watch, deadline).value_or(PeerService::NotServed());
-  const std::lock_guard lock(send_mutex_);
-  if (watched.ok()) {
-    connected_ = true;
-  } else {
-    connection_.reset();
+  if (!watched.ok()) {
+    Broken(*fresh);
+    fresh->HangUp();  // if it is watched after all, its end is noticed
   }
   return watched;
 }
@@ -99,8 +119,12 @@ std::invoke_result_t<Work&> OwnerConnection::InTurn(const std::string& doing, De
   auto result = UntilFree(deadline, [&]() -> std::invoke_result_t<Work&> {
     const Turn turn(*this, deadline);
     if (!turn.mine()) return Status{Code::kTimeout, ""};
-    AMEM_TRY(Connect(deadline));
-    return work();
+    const Status connected = Connect(deadline);
+    auto answer = connected.ok() ? work() : connected;
+    // What the owner answered is its word. Else the connection may have broken; another is made then.
+    if (answer || IsLost() || answer.status().reported_by()) return answer;
+    const Status means = service_.sessions().WhyLost(owner_, answer.status());
+    return means == answer.status() ? std::move(answer) : means;
   });
   if (!result) return Failed(doing, began, result.status());
   return result;
@@ -179,6 +203,7 @@ Result<bool> OwnerConnection::SendDropsLocked() {
     const std::size_t n = std::min(drops_.size(), kReferencesMax);
     DroppedMessage message{{drops_.begin(), drops_.begin() + static_cast<std::ptrdiff_t>(n)}};
     auto sent = connection_->TrySend({0, std::move(message)});
+    if (!sent) connected_ = false;  // before the service has noticed
     if (!sent || !*sent) return sent;
     drops_.erase(drops_.begin(), drops_.begin() + static_cast<std::ptrdiff_t>(n));
   }
@@ -189,18 +214,30 @@ void OwnerConnection::Drop(const ShareRequest& reference) {
   bool waits = false;
   {
     const std::lock_guard lock(send_mutex_);
-    if (!connected_ || lost_) return;  // the owner has no reference of ours
+    if (connection_ == nullptr || lost_) return;  // the owner has no reference of ours
     const bool behind = !drops_.empty();
     drops_.push_back(reference);
-    if (behind) return;  // sent with the earlier ones
+    if (behind || !connected_) return;  // sent with the earlier ones, or by the next connection
     auto sent = SendDropsLocked();
     waits = sent && !*sent;
   }
-  if (waits) service_.sessions().FlushLater(shared_from_this());
+  if (waits) service_.sessions().FlushLater(owner_);
+}
+
+void OwnerConnection::SendHeldUp(Deadline until) {
+  {
+    const std::lock_guard lock(send_mutex_);
+    if (drops_.empty() || connected_ || lost_) return;
+  }
+  static_cast<void>(InTurn("", until, [&]() -> Result<bool> {
+    const std::lock_guard lock(send_mutex_);
+    return SendDropsLocked();
+  }));
 }
 
 bool OwnerConnection::Flush() {
   const std::lock_guard lock(send_mutex_);
+  if (!connected_) return true;
   auto sent = SendDropsLocked();
   return !sent || *sent;
 }
@@ -217,7 +254,16 @@ void OwnerConnection::Lost(const std::string& reason) {
   const std::lock_guard lock(send_mutex_);
   lost_ = reason;
   drops_.clear();
-  (void)::shutdown(connection_->fd(), SHUT_RDWR);  // wakes the threads that wait
+}
+
+bool OwnerConnection::IsLost() const {
+  const std::lock_guard lock(send_mutex_);
+  return lost_.has_value();
+}
+
+void OwnerConnection::Broken(const PeerConnection& connection) {
+  const std::lock_guard lock(send_mutex_);
+  if (connection_.get() == &connection) connected_ = false;
 }
 
 }  // namespace amem

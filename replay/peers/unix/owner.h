@@ -1,4 +1,5 @@
-// The connection for data to one owner: imports, imports after a pause, and drops, in the order of the calls.
+// The connection for data to one owner: imports, imports after a pause, and drops, in the order of the calls. If it breaks and
+// the owner lives, the next request makes another.
 #pragma once
 
 #include <condition_variable>
@@ -23,7 +24,7 @@ auto UntilFree(Deadline until, const Ask& ask) {
   return answer;
 }
 
-class OwnerConnection final : public WatchedConnection, public std::enable_shared_from_this<OwnerConnection> {
+class OwnerConnection final : public std::enable_shared_from_this<OwnerConnection> {
  public:
   OwnerConnection(const ConnectionContext& context, PeerService& service, SessionId owner)
       : context_(context), service_(service), owner_(owner) {}
@@ -33,20 +34,22 @@ class OwnerConnection final : public WatchedConnection, public std::enable_share
   Result<std::vector<SharedAllocation>> Reimport(const std::vector<ShareRequest>& requests, Deadline until);
   // Does not wait: what finds no room is sent later, before anything else.
   void Drop(const ShareRequest& reference);
+  // Sends drops that the end of a connection has held up. Waits; does nothing if there are none.
+  void SendHeldUp(Deadline until);
   void Shut();  // this process stops serving
-
-  // WatchedConnection; on the service thread.
-  [[nodiscard]] int fd() const override { return connection_->fd(); }
-  bool Flush() override;
-  void Lost(const std::string& reason) override;
 
  private:
   class Turn;
+  class Watched;
   template <class Work>
   std::invoke_result_t<Work&> InTurn(const std::string& doing, Deadline deadline, const Work& work);
   Status Connect(Deadline deadline);
   Status Send(MessageBody body, std::uint64_t request, Deadline deadline);
   Result<bool> SendDropsLocked();
+  bool Flush();
+  void Lost(const std::string& reason);
+  void Broken(const PeerConnection& connection);
+  [[nodiscard]] bool IsLost() const;
   Result<SharedAllocation> AwaitShared(std::uint64_t request, Deadline deadline);
   Status Failed(const std::string& doing, Deadline began, const Status& why) const;
   Result<std::vector<SharedAllocation>> Exchange(const std::vector<ShareRequest>& requests, Deadline deadline);
@@ -59,11 +62,12 @@ class OwnerConnection final : public WatchedConnection, public std::enable_share
   std::condition_variable turn_changed_;
   bool busy_ = false;  // a request is under way
 
-  mutable std::mutex send_mutex_;               // guards all below, and the order of sending
-  std::unique_ptr<PeerConnection> connection_;  // set once, by Connect
-  bool connected_ = false;
+  mutable std::mutex send_mutex_;  // guards all below, and the order of sending
+  // The last one, or null; only the thread whose turn it is replaces it, and uses it without the mutex.
+  std::shared_ptr<PeerConnection> connection_;
+  bool connected_ = false;  // it is watched, and has not ended
   std::optional<std::string> lost_;
-  std::vector<ShareRequest> drops_;  // waiting for room
+  std::vector<ShareRequest> drops_;  // waiting for room, or for a connection
 };
 
 }  // namespace amem

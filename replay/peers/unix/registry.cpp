@@ -9,11 +9,12 @@
 #include <thread>
 
 #include "journal/base/file.h"
-#include "journal/base/process_sight.h"
 
 namespace amem {
 
+constexpr auto kBetweenLooksFirst = std::chrono::milliseconds(1);
 constexpr auto kBetweenLooksMost = std::chrono::milliseconds(64);
+constexpr auto kBetweenIdleLooksMost = std::chrono::seconds(60);  // at a session that nobody asks for anything
 
 Status SessionRegistry::Open() {
   change_.Reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -47,19 +48,29 @@ SessionRegistry::Contact SessionRegistry::ContactWith(SessionId session) const {
   return at == known_.end() ? Contact() : at->second;
 }
 
-bool SessionRegistry::Contact::HasEnded() const {
-  const auto process = start_ticks == 0 ? std::nullopt : ReadProcessStat(pid);
-  return start_ticks != 0 && (!process || process->start_ticks != start_ticks || process->ended() || process->exiting);
+bool SessionRegistry::HasEnded(SessionId session, bool* unserved) const {
+  if (LifeOf(ContactWith(session).process).HasEnded() || HasSaidFarewell(context_, session)) return true;
+  const bool refused = ConnectTo(context_, session).status().code() == Code::kPeerLost;
+  if (unserved != nullptr) *unserved = refused;
+  return refused && Hidden(session).ok();
 }
 
 bool SessionRegistry::IsGone(SessionId session, std::chrono::milliseconds patience) const {
   const Deadline until = In(patience), closing = In(kDyingPatience);
-  for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, kBetweenLooksMost)) {
-    const bool lost = ConnectTo(context_, session).status().code() == Code::kPeerLost;
-    if ((lost && Hidden(session).ok()) || ContactWith(session).HasEnded()) return true;
-    if (Passed(lost ? std::max(until, closing) : until)) return false;
+  for (auto pause = kBetweenLooksFirst;; pause = std::min(pause * 2, kBetweenLooksMost)) {
+    bool unserved = false;
+    if (HasEnded(session, &unserved)) return true;
+    if (Passed(unserved ? std::max(until, closing) : until)) return false;
     std::this_thread::sleep_for(pause);
   }
+}
+
+// A process that has too many connections, or no descriptors or memory for them, ends one and lives.
+Status SessionRegistry::WhyLost(SessionId session, const Status& why) const {
+  if (why.code() != Code::kPeerLost || IsGone(session, kDyingPatience)) return why;
+  const Status hidden = Hidden(session);
+  return hidden.ok() ? Status{Code::kTimeout, "it lives and does not answer: it ends the connections to it", kNotReady}
+                     : hidden;
 }
 
 // A session that closes in order removes its socket and ends its connections; its process may go on. Others remove sockets too:
@@ -67,11 +78,12 @@ bool SessionRegistry::IsGone(SessionId session, std::chrono::milliseconds patien
 Status SessionRegistry::Hidden(SessionId session) const {
   const Contact known = ContactWith(session);
   const bool removed = IsRemoved(context_.directory);
-  if (!IsNameless(context_, session) || known.HasEnded() || (!known.connected && !removed)) return {};
+  const ProcessLife life = LifeOf(known.process);
+  if (!IsNameless(context_, session) || life.HasEnded() || (!known.open && !removed)) return {};
   const std::string text = fmt::format(
       "it {}, but its socket {} has been removed from {}, so that nothing that it shares can be paused or resumed: end that "
       "process, or restart the job with its sockets where nothing tidies up (AMEM_SOCKET_DIR)",
-      known.start_ticks != 0 ? "lives" : "may live", SocketName(session), PathOf(context_.directory));
+      life.IsAlive() ? "lives" : "may live", SocketName(session), PathOf(context_.directory));
   return removed ? Status{Code::kRefused, text} : Status{Code::kTimeout, text, kNotReady};
 }
 
@@ -94,12 +106,11 @@ bool SessionRegistry::HasFailedBy(const std::string& tag, SessionId session) con
 
 void SessionRegistry::Changed() { SignalEvent(change_.get()); }
 
-void SessionRegistry::FlushLater(std::shared_ptr<WatchedConnection> connection) {
-  loop_.Post([this, connection = std::move(connection)] {
-    for (const auto& [session, record] : records_) {
-      for (const auto& [key, watched] : record.watched)
-        if (watched == connection) loop_.Modify(key, EPOLLRDHUP | EPOLLOUT);
-    }
+void SessionRegistry::FlushLater(SessionId owner) {
+  loop_.Post([this, owner] {
+    const auto record = records_.find(owner);
+    if (record == records_.end()) return;
+    for (const auto& [key, watched] : record->second.watched) loop_.Modify(key, EPOLLRDHUP | EPOLLOUT);
   });
 }
 
@@ -117,9 +128,9 @@ Status SessionRegistry::Connected(const PeerIdentity& peer, pid_t pid) {
     const std::lock_guard lock(mutex_);
     Contact& known = known_[peer.session];
     known.identity = peer;
-    known.connected = true;
-    if (pid != 0) known.start_ticks = StartTicks(known.pid = pid);
+    if (pid != 0 && known.process.start_ticks == 0) known.process = {pid, StartTicks(pid)};
   }
+  if (pid != 0 && !record.process) record.process.Begin(loop_, pid, [this, session = peer.session] { Lose(session); });
   if (record.connected && !changed) return {};
   record.connected = true;
   notices_.Add([this, peer] { return delegate_.OnPeerConnected(peer); });
@@ -129,6 +140,20 @@ Status SessionRegistry::Connected(const PeerIdentity& peer, pid_t pid) {
 void SessionRegistry::SeenAs(const PeerIdentity& peer) {
   const auto at = records_.find(peer.session);
   if (at != records_.end() && at->second.connected && !at->second.lost) static_cast<void>(Connected(peer, 0));
+}
+
+Status SessionRegistry::Greeted(const PeerIdentity& peer, pid_t pid) {
+  AMEM_TRY(Connected(peer, pid));
+  Record& record = records_[peer.session];
+  ++record.greeted;
+  ConnectionsChanged(peer.session, record);
+  return {};
+}
+
+void SessionRegistry::GreetedEnded(SessionId session) {
+  Record& record = records_[session];
+  --record.greeted;
+  ConnectionsChanged(session, record);
 }
 
 Status SessionRegistry::Watch(const PeerIdentity& peer, std::shared_ptr<WatchedConnection> connection) {
@@ -141,15 +166,51 @@ Status SessionRegistry::Watch(const PeerIdentity& peer, std::shared_ptr<WatchedC
   if (key == 0) return {Code::kIo, "watching a connection: " + ErrnoText(errno)};
   Record& record = records_[session];
   record.watched.emplace(key, std::move(connection));
-  if (peer_process && !record.process)
-    record.process.Begin(loop_, peer_process->pid, [this, session] { Lose(session, HowItEnded(context_, session)); });
+  ConnectionsChanged(session, record);
   Changed();
   return {};
 }
 
 void SessionRegistry::WatchedReady(SessionId session, ServiceLoop::Key key, std::uint32_t events) {
-  if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) return Lose(session, HowItEnded(context_, session));
-  if ((events & EPOLLOUT) != 0 && records_.at(session).watched.at(key)->Flush()) loop_.Modify(key, EPOLLRDHUP);
+  Record& record = records_[session];
+  if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
+    if (HasEnded(session)) return Lose(session);
+    loop_.Remove(key);
+    record.watched.extract(key).mapped()->Broken();
+    return ConnectionsChanged(session, record);
+  }
+  if ((events & EPOLLOUT) != 0 && record.watched.at(key)->Flush()) loop_.Modify(key, EPOLLRDHUP);
+}
+
+void SessionRegistry::ConnectionsChanged(SessionId session, Record& record) {
+  if (record.lost) return;
+  const bool open = record.greeted > 0 || !record.watched.empty();
+  {
+    const std::lock_guard lock(mutex_);
+    known_[session].open = open;
+  }
+  record.look_again.reset();
+  record.between_looks = kBetweenLooksFirst;
+  if (!open) LoseIfEnded(session, record);
+}
+
+// A dying process ends its connections a moment before anything else shows its end.
+void SessionRegistry::LoseIfEnded(SessionId session, Record& record) {
+  if (HasEnded(session)) return Lose(session);
+  record.look_again = ServiceLoop::Clock::now() + record.between_looks;
+  record.between_looks = std::min<ServiceLoop::Clock::duration>(record.between_looks * 2, kBetweenIdleLooksMost);
+}
+
+std::optional<ServiceLoop::Clock::time_point> SessionRegistry::NextLook() const {
+  std::optional<ServiceLoop::Clock::time_point> next;
+  for (const auto& [session, record] : records_)
+    if (record.look_again && (!next || *record.look_again < *next)) next = record.look_again;
+  return next;
+}
+
+void SessionRegistry::LookAgain(ServiceLoop::Clock::time_point now) {
+  for (auto& [session, record] : records_)
+    if (record.look_again && now >= *record.look_again) LoseIfEnded(session, record);
 }
 
 void SessionRegistry::AddReference(SessionId by, AllocationId allocation, AllocationId as) {
@@ -160,17 +221,19 @@ bool SessionRegistry::RemoveReference(SessionId by, AllocationId allocation, All
   return records_[by].references.erase({allocation, as}) != 0;
 }
 
-void SessionRegistry::Lose(SessionId session, const std::string& reason, std::optional<ProcessSeen> seen) {
+void SessionRegistry::Lose(SessionId session) {
   Record& record = records_[session];
   if (record.lost) return;
-  if (!seen && record.process && reason == kPeerDied)
+  const std::string reason = HowItEnded(context_, session);
+  std::optional<ProcessSeen> seen;
+  if (record.process && reason == kPeerDied)
     seen = SeeProcessOf(record.identity, record.process.pid(), record.process.process(), {});
   record.lost = reason;
+  record.look_again.reset();
   {
     const std::lock_guard lock(mutex_);
-    if (const auto at = known_.find(session); at != known_.end()) at->second.connected = false;
+    if (const auto at = known_.find(session); at != known_.end()) at->second.open = false;
   }
-  record.doubtful = record.connected && (!record.references.empty() || !record.watched.empty());
   for (const auto& [key, connection] : record.watched) {
     loop_.Remove(key);
     connection->Lost(reason);
@@ -190,15 +253,7 @@ bool SessionRegistry::IsConnected(SessionId session) const {
 }
 
 void SessionRegistry::NoteGone(SessionId session) {
-  if (IsConnected(session)) Lose(session, HowItEnded(context_, session));
-  if (const auto at = records_.find(session); at != records_.end()) at->second.doubtful = false;
-}
-
-std::vector<PeerIdentity> SessionRegistry::Doubtful() const {
-  std::vector<PeerIdentity> doubtful;
-  for (const auto& [session, record] : records_)
-    if (record.doubtful) doubtful.push_back(record.identity);
-  return doubtful;
+  if (IsConnected(session)) Lose(session);
 }
 
 void SessionRegistry::ForgetConnections() {

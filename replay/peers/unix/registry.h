@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "journal/base/process_sight.h"
 #include "replay/peers/peers.h"
 #include "replay/peers/unix/connection.h"
 #include "replay/peers/unix/loop.h"
@@ -28,6 +29,8 @@ class WatchedConnection {
   virtual bool Flush() = 0;
   // The session is lost; wakes threads that wait for it. Called once, before the delegate hears of it.
   virtual void Lost(const std::string& reason) = 0;
+  // This connection has ended, and the session has not, as far as is known.
+  virtual void Broken() = 0;
 };
 
 // What the delegate must still be told, in order, because it cannot always record at once. On the service thread.
@@ -49,6 +52,9 @@ class Notices {
   std::deque<Tell> waiting_;
 };
 
+// A connection's end is not its session's: a peer may have given up its first import, or had no memory. A session is lost when
+// it is known that it has closed or that its process has ended, once and for all; until then nothing of it is let go, and it is
+// connected anew when it is next asked for something.
 class SessionRegistry {
  public:
   // `lost` closes the connections that the lost session made to this one.
@@ -75,33 +81,35 @@ class SessionRegistry {
   // again.
   void SetLoss(const std::string& tag, const std::optional<PeerIdentity>& lost);
   [[nodiscard]] std::optional<PeerIdentity> Loss(const std::string& tag) const;
-  // Whether nobody serves that session any more; keeps looking for `patience`, and a moment longer if it may be about to close.
+  // Whether that session is known to have ended; keeps looking for `patience`, and a moment longer if it may be about to close.
   [[nodiscard]] bool IsGone(SessionId session, std::chrono::milliseconds patience) const;
+  // What a connection that ended, or could not be made, means: `why` if the session is gone; else a status that IsBusy, or
+  // kRefused.
+  [[nodiscard]] Status WhyLost(SessionId session, const Status& why) const;
   // Ok, unless the session cannot be found and yet may live: then why, as a status that IsBusy if that may change by itself.
   [[nodiscard]] Status Hidden(SessionId session) const;
   [[nodiscard]] bool HasFailedBy(const std::string& tag, SessionId session) const;  // SetLoss was called with it
   // Readable when the set may have changed; for Arrive.
   [[nodiscard]] int change_fd() const { return change_.get(); }
   void Changed();
-  // `connection` has something to flush.
-  void FlushLater(std::shared_ptr<WatchedConnection> connection);
+  void FlushLater(SessionId owner);  // a connection to it has something to flush
 
   // ---- on the service thread only
-  // A connection for data with this session is open, of that process (0: it cannot be seen). kPeerLost: it was lost before.
-  Status Connected(const PeerIdentity& peer, pid_t pid);
+  // A connection for data from this session is open, of that process (0: it cannot be seen). kPeerLost: it was lost before.
+  Status Greeted(const PeerIdentity& peer, pid_t pid);
+  void GreetedEnded(SessionId session);  // that connection has ended
   // It sent this identity: records a changed group or rank.
   void SeenAs(const PeerIdentity& peer);
-  // A connection to an owner is open; from now on its end is noticed.
+  // A connection for data to an owner is open; from now on its end is noticed.
   Status Watch(const PeerIdentity& peer, std::shared_ptr<WatchedConnection> connection);
   void AddReference(SessionId by, AllocationId allocation, AllocationId as);
   bool RemoveReference(SessionId by, AllocationId allocation, AllocationId as);  // false: there is none
-  // `seen`: its process, if the caller has looked; otherwise the registry looks if it died.
-  void Lose(SessionId session, const std::string& reason, std::optional<ProcessSeen> seen = std::nullopt);
-  [[nodiscard]] bool IsConnected(SessionId session) const;  // and not lost
-  bool HasTold() { return notices_.Flush(); }               // the delegate knows all
-  void NoteGone(SessionId session);                         // nobody listens on its socket any more
-  // Sessions that were lost while they shared memory, and that NoteGone was not called for.
-  [[nodiscard]] std::vector<PeerIdentity> Doubtful() const;
+  [[nodiscard]] bool IsConnected(SessionId session) const;                       // and not lost
+  bool HasTold() { return notices_.Flush(); }                                    // the delegate knows all
+  void NoteGone(SessionId session);                                              // IsGone
+  // Connections of sessions may have ended before their processes did. When to look at them next, and the look.
+  [[nodiscard]] std::optional<ServiceLoop::Clock::time_point> NextLook() const;
+  void LookAgain(ServiceLoop::Clock::time_point now);
   void ForgetConnections();  // when the service stops
 
  private:
@@ -109,21 +117,28 @@ class SessionRegistry {
     PeerIdentity identity;
     bool connected = false;
     std::optional<std::string> lost;
-    bool doubtful = false;  // it shared memory and its connection ended; nobody has looked whether its process died
-    std::set<std::pair<AllocationId, AllocationId>> references;  // our allocation, the peer's id
-    std::map<ServiceLoop::Key, std::shared_ptr<WatchedConnection>> watched;
+    std::set<std::pair<AllocationId, AllocationId>> references;              // our allocation, the peer's id
+    int greeted = 0;                                                         // connections for data that it has made
+    std::map<ServiceLoop::Key, std::shared_ptr<WatchedConnection>> watched;  // those that this session has made
     ProcessWatch process;
+    // All its connections have ended, and it was not known to have: when to look again, ever more seldom.
+    std::optional<ServiceLoop::Clock::time_point> look_again;
+    ServiceLoop::Clock::duration between_looks{};
   };
+  Status Connected(const PeerIdentity& peer, pid_t pid);
   void WatchedReady(SessionId session, ServiceLoop::Key key, std::uint32_t events);
+  void ConnectionsChanged(SessionId session, Record& record);
+  void LoseIfEnded(SessionId session, Record& record);
+  void Lose(SessionId session);
 
   struct Contact {
     PeerIdentity identity;
-    bool connected = false;               // and not lost
-    pid_t pid = 0;                        // of its process, in this pid namespace
-    std::uint64_t start_ticks = 0;        // 0: it cannot be seen
-    [[nodiscard]] bool HasEnded() const;  // or is about to
+    bool open = false;        // a connection for data with it
+    ProcessIdentity process;  // in this pid namespace
   };
   [[nodiscard]] Contact ContactWith(SessionId session) const;
+  // One look. Nobody may serve its name although it lives (`unserved`), because somebody has removed that.
+  [[nodiscard]] bool HasEnded(SessionId session, bool* unserved = nullptr) const;
 
   const ConnectionContext context_;
   ServiceLoop& loop_;

@@ -89,6 +89,7 @@ std::optional<PeerService::Clock::time_point> PeerService::NextDeadline() const 
     if (connection->retry) consider(*connection->retry);
     if (connection->note_asking) consider(*connection->note_asking);
   }
+  if (const auto at = sessions_.NextLook()) consider(*at);
   if (listen_again_) consider(*listen_again_);
   if (tell_again_) consider(*tell_again_);
   return next;
@@ -105,6 +106,7 @@ void PeerService::Timers(Clock::time_point now) {
     Listen(EPOLLIN);
   }
   for (auto& [tag, votes] : votes_) votes.Tick(now);
+  sessions_.LookAgain(now);
 }
 
 // Its journal is the only one that tells what the others wait for, if this process is the one that does not come. It is
@@ -159,7 +161,7 @@ void PeerService::Sweep() {
       VotesOn(gone->tag).Closed(gone->id, *gone->marked, Clock::now());
       std::erase_if(votes_, [](const auto& of) { return of.second.idle(); });
     }
-    if (gone->welcome && gone->purpose == Purpose::kData) sessions_.Lose(gone->peer.session, *gone->marked, gone->seen);
+    if (gone->welcome && gone->purpose == Purpose::kData) sessions_.GreetedEnded(gone->peer.session);
   }
   // Once a turn, for all that was heard in it; and again later, if the journal was in use.
   const bool to_tell = !facts_.empty() || !notices_.empty();
@@ -266,8 +268,7 @@ void PeerService::Ready(std::uint64_t id, std::uint32_t events) {
     if (ended && connection.purpose == Purpose::kRequest) return HearOut(connection);
     if (!connection.marked && connection.queue.empty()) Readable(connection);
     // Nothing is read from a peer that does not take its answers, but its end counts.
-    if (!connection.marked && !connection.queue.empty() && ended)
-      MarkForClose(connection, HowItEnded(context_, connection.peer.session));
+    if (!connection.marked && !connection.queue.empty() && ended) MarkForClose(connection, WhyEnded(connection));
   } catch (const std::exception& e) {  // no memory: this peer pays, the process goes on
     MarkForClose(connection, std::string("was dropped: ") + e.what());
   }
@@ -277,14 +278,18 @@ void PeerService::ProcessDied(std::uint64_t id) {
   const auto at = inbound_.find(id);
   if (at == inbound_.end()) return;
   at->second->purpose == Purpose::kRequest ? HearOut(*at->second) : void(Readable(*at->second));  // what it said last counts
-  MarkForClose(*at->second, HowItEnded(context_, at->second->peer.session));
+  MarkForClose(*at->second, WhyEnded(*at->second));
+}
+
+// For messages. A member that gives up waiting ends its connection, and lives.
+std::string PeerService::WhyEnded(const Inbound& connection) const {
+  std::string how = HowItEnded(context_, connection.peer.session);
+  const bool lives = how == kPeerDied && LifeOf({connection.pid}, connection.process.process()).IsAlive();
+  return lives ? kConnectionClosed : how;
 }
 
 void PeerService::MarkForClose(Inbound& connection, std::string why) {
   if (connection.marked) return;
-  // Only a session's own connection stays for as long as its process; those of rounds end with each of them.
-  if (connection.purpose == Purpose::kData && connection.process && why == kPeerDied)
-    connection.seen = SeeProcessOf(connection.peer, connection.process.pid(), connection.process.process(), {});
   connection.marked = std::move(why);
   if (asker_ == connection.id) {
     asker_ = note_ = 0;
@@ -309,7 +314,7 @@ bool PeerService::Readable(Inbound& connection) {
                              ? DecodeMessage({buffer_.get(), packet.bytes})
                              : Result<Message>(Status(Code::kCorrupt, "a message that is too long"));
     if (packet.state == Packet::State::kClosed) {
-      MarkForClose(connection, HowItEnded(context_, connection.peer.session));
+      MarkForClose(connection, WhyEnded(connection));
     } else if (!message) {
       MarkForClose(connection, "sent " + message.status().message());
     } else {
@@ -348,11 +353,12 @@ void PeerService::Greet(Inbound& connection, const Message& message) {
   if (hello->purpose == Purpose::kRequest && requests_ == nullptr) return refuse(Code::kRefused, "it takes no requests");
   if (connection.by_name && hello->purpose != Purpose::kRequest) context_.elsewhere->Add(hello->self.session);
   if (hello->purpose == Purpose::kData) {
-    if (Status connected = sessions_.Connected(hello->self, connection.pid); !connected.ok())
+    if (Status connected = sessions_.Greeted(hello->self, connection.pid); !connected.ok())
       return refuse(connected.code(), connected.message());
+  } else {
+    connection.process.Begin(loop_, connection.pid, [this, id = connection.id] { ProcessDied(id); });
   }
   connection.welcome = true;
-  connection.process.Begin(loop_, connection.pid, [this, id = connection.id] { ProcessDied(id); });
   Reply(connection, message.request, WelcomeMessage{std::min(hello->version, kPeerProtocol), self});
 }
 
@@ -469,7 +475,7 @@ void PeerService::WriteQueue(Inbound& connection) {
       connection.queue.clear();
       break;
     }
-    if (sent == Sent::kClosed) return MarkForClose(connection, HowItEnded(context_, connection.peer.session));
+    if (sent == Sent::kClosed) return MarkForClose(connection, WhyEnded(connection));
     if (sent == Sent::kTooManyInFlight) connection.retry = Clock::now() + kSendRetry;
     if (sent != Sent::kDone) break;
     connection.queue.pop_front();

@@ -67,7 +67,7 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver, NoC
     ServiceLoop::Key key = 0;
     UniqueFd socket;
     pid_t pid = 0;
-    ProcessWatch process;
+    ProcessWatch process;  // of a session's connections for data the registry watches it
     Clock::time_point accepted;
     bool by_name = false;  // it came to the abstract socket
     bool welcome = false;  // it has said hello, and may go on
@@ -77,7 +77,6 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver, NoC
     std::uint32_t interest = 0;                         // the events that epoll watches
     std::optional<Clock::time_point> retry;             // of a send that the kernel refused for now
     std::optional<std::string> marked;                  // why it will be closed at the end of this turn
-    std::optional<ProcessSeen> seen;                    // of its process, if that is why
     bool asked = false;                                 // with whom this session shares NCCL's memory
     std::string tag;                                    // of the round that it came for
     std::optional<Clock::time_point> note_asking;       // when that will be recorded
@@ -106,6 +105,7 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver, NoC
   bool Readable(Inbound& connection);  // true: there may be more to read
   void ProcessDied(std::uint64_t id);
   void MarkForClose(Inbound& connection, std::string why);
+  [[nodiscard]] std::string WhyEnded(const Inbound& connection) const;
 
   void Handle(Inbound& connection, const Message& message);
   void Greet(Inbound& connection, const Message& message);

@@ -195,7 +195,8 @@ void RemoveSocket(int directory, SessionId session) { (void)::unlinkat(directory
 
 bool SocketExists(int directory, SessionId session) {
   struct stat info {};
-  return ::fstatat(directory, SocketName(session).c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0;
+  if (directory < 0) return false;
+  return ::fstatat(directory, SocketName(session).c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
 }
 
 // By its path, because overlayfs counts one link of any directory.
@@ -219,7 +220,11 @@ Result<Connected> ConnectTo(int directory, SessionId session) { return ConnectTo
 Result<Listener> ListenByName(SessionId session) { return ListenAt({session, ""}); }
 Result<Connected> ConnectByName(SessionId session) { return ConnectToLiving({session, ""}); }
 Result<Listener> SayFarewell(SessionId session) { return ListenAt({session, kFarewell}); }
-bool HasSaidFarewell(SessionId session) { return ConnectTo(SocketAddress(session, kFarewell)).ok(); }
+bool HasSaidFarewell(SessionId session, uid_t uid) {
+  const auto socket = ConnectTo(SocketAddress(session, kFarewell));
+  const auto owner = socket ? CredentialsOf(socket->get()) : Result<ucred>(socket.status());
+  return owner && owner->uid == uid;
+}
 
 void Elsewhere::Add(SessionId session) {
   const std::lock_guard lock(mutex_);

@@ -52,7 +52,7 @@ class Listener {
 // process.
 Result<Listener> ListenAt(int directory, SessionId session);
 void RemoveSocket(int directory, SessionId session);
-[[nodiscard]] bool SocketExists(int directory, SessionId session);
+[[nodiscard]] bool SocketExists(int directory, SessionId session);  // true also where that cannot be seen
 [[nodiscard]] bool IsRemoved(int directory);  // which says nothing of the sessions whose sockets were in it
 // Removes what dead processes left. Never touches a socket that still listens.
 void SweepSockets(int directory);
@@ -71,9 +71,9 @@ Result<Connected> ConnectTo(int directory, SessionId session);
 // a /tmp each. Anybody may connect, so both ends check the other's user. A name ends with its process; a second name, which
 // stays until the process ends, says that the session closed in order.
 Result<Listener> ListenByName(SessionId session);
-Result<Connected> ConnectByName(SessionId session);  // as ConnectTo
-Result<Listener> SayFarewell(SessionId session);     // the name exists as long as the result
-[[nodiscard]] bool HasSaidFarewell(SessionId session);
+Result<Connected> ConnectByName(SessionId session);                // as ConnectTo
+Result<Listener> SayFarewell(SessionId session);                   // the name exists as long as the result
+[[nodiscard]] bool HasSaidFarewell(SessionId session, uid_t uid);  // a process of that user has, and is seen to
 
 // Sessions that are reached by name, because this process cannot see their directory. Any thread.
 class Elsewhere {

@@ -3,10 +3,12 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "journal/base/file.h"
 #include "journal/base/fork_guard.h"
@@ -124,6 +126,7 @@ class Serving final : public UnixPeers {
   Result<std::unique_ptr<Round>> Arrive(const RoundCall& call, std::vector<PeerIdentity>* culprits) override {
     const auto busy = BusyWith(call.tag);
     if (busy == nullptr) return Status{Code::kRefused, "another pause or resume of this session is under way"};
+    for (const auto& owner : Owners()) owner->SendHeldUp(std::min(call.until, In(kDyingPatience)));
     return ArriveAtRound({context_, service_.get(), &delegate_, options_.deadlines, busy, options_.waiting}, call, culprits);
   }
 
@@ -133,6 +136,12 @@ class Serving final : public UnixPeers {
     auto& owner = owners_[session];
     if (owner == nullptr) owner = std::make_shared<OwnerConnection>(context_, *service_, session);
     return owner;
+  }
+  std::vector<std::shared_ptr<OwnerConnection>> Owners() {
+    const std::lock_guard lock(owners_mutex_);
+    std::vector<std::shared_ptr<OwnerConnection>> all;
+    for (const auto& [session, owner] : owners_) all.push_back(owner);
+    return all;
   }
   // As an owner is asked: on the service thread, and again while this process is busy.
   template <class Ask>

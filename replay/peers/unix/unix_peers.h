@@ -6,8 +6,9 @@
 // other would wait for each other's delegates.
 //
 // Guarantees
-// * A session is connected when the first connection for data to or from it stands, and lost when one of them closes or its
-//   process dies, once and for all: OnPeerLost says "died", or "has closed" if it stopped in order.
+// * A session is connected when the first connection for data to or from it stands, and lost when it is known to have closed or
+//   its process to have ended, once and for all: OnPeerLost says "died", or "has closed" if it stopped in order. The end of a
+//   connection, an answer that is late, and a process that cannot be seen are no losses.
 // * A session whose socket somebody removed is not lost: calls that need it fail, until its process ends.
 // * If a round's leader is lost, every vote from then on is kPeerLost at once. If the leader's process is stopped (not dead),
 //   members give up a little after it should have decided (Deadlines::margin).

@@ -5,7 +5,9 @@
 #include <optional>
 #include <set>
 
+#include "journal/base/file.h"
 #include "journal/base/process_sight.h"
+#include "journal/session_dir.h"
 #include "journal/tail.h"
 #include "replay/job/sessions.h"
 #include "replay/tool/control/request.h"
@@ -24,7 +26,7 @@ Result<std::vector<Living>> LivingUnder(const std::filesystem::path& place) {
   const FoundSessions found = FindPlaces(places);
   std::vector<Living> living;
   for (const auto& session : found.sessions) {
-    if (!std::filesystem::is_directory(session)) continue;
+    if (!std::filesystem::is_directory(session) || PackedAt(session) != 0) continue;  // what lived when it was packed
     Result<JobTies> ties = ReadTies(session);
     if (ties.ok() && ties->live) living.push_back({*std::move(ties), ProcessOfWriter(session / "tail")});
   }
@@ -53,13 +55,22 @@ std::string VariableOf(const SessionOpened& who, std::string_view name) {
   return {};
 }
 
+// The first process of a pid namespace gets those whose parent has ended, and may be a launcher itself (docker run IMAGE
+// torchrun).
+bool IsTorchrun(std::int32_t parent) {
+  if (parent != 1) return parent > 1;
+  const std::string program = ProgramIn(ReadSmallFile("/proc/1/cmdline"));
+  return program.find("torchrun") != std::string::npos || program.find("torch.distributed") != std::string::npos;
+}
+
 // What all ranks have in common that one launcher started at one time, and nobody else; empty: not known. torchrun's id is
 // "none" unless it is given one, so that its process is a part of it; Slurm and PMIx number each start.
 std::string LaunchOf(const Living& rank) {
   const SessionOpened& who = rank.ties.who;
   const std::string elastic = VariableOf(who, "TORCHELASTIC_RUN_ID");
   if (const std::int32_t parent = ParentOf(rank.pid); !elastic.empty())
-    return parent <= 1 ? "" : fmt::format("torchrun {} {} {}", elastic, VariableOf(who, "TORCHELASTIC_RESTART_COUNT"), parent);
+    return IsTorchrun(parent) ? fmt::format("torchrun {} {} {}", elastic, VariableOf(who, "TORCHELASTIC_RESTART_COUNT"), parent)
+                              : "";
   const std::string job = VariableOf(who, "SLURM_JOB_ID"), step = VariableOf(who, "SLURM_STEP_ID");
   if (!job.empty() && !step.empty()) return fmt::format("slurm {} {} {}", job, step, VariableOf(who, "SLURM_RESTART_COUNT"));
   const std::string space = VariableOf(who, "PMIX_NAMESPACE");

@@ -32,8 +32,8 @@ class ThisMachine final : public FreezeHost {
   ThisMachine() : nvml_([] { GpusByNvml(OpenNvml()); }) {}  // starts NVML beside everything else
   std::vector<GpuInUse> GpusInUse() override { return GpusByNvml(OpenNvml()); }
   std::optional<HostRoom> RoomFor(pid_t pid) override { return HostMemoryAvailable("/", std::to_string(pid)); }
-  std::uint64_t StartTicks(pid_t pid) override { return amem::StartTicks(pid); }
-  std::set<pid_t> Siblings(pid_t pid) override { return ReadSiblings(pid); }
+  ProcessLife LifeOf(const RankProcess& process) override { return amem::LifeOf({process.pid, process.start_ticks}); }
+  Result<std::set<pid_t>> Siblings(pid_t pid) override { return ReadSiblings(pid); }
   std::string DriverVersion() override { return FirstLineOf("/sys/module/nvidia/version"); }  // of the kernel's module
 
  private:

@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "journal/base/unique_fd.h"
+#include "tests/journal/base/no_descriptors.h"
 
 namespace amem {
 namespace {
@@ -172,6 +173,64 @@ TEST(ProcessStatTest, a_name_may_hold_what_separates_fields) {
   EXPECT_EQ(stat->parent, ::getpid());
   EXPECT_GE(stat->start_ticks, StartTicks(::getpid()));
   EXPECT_EQ(StartTicks(child.pid()), stat->start_ticks);
+}
+
+// ---- whether a process lives
+
+using Is = ProcessLife::Is;
+
+TEST(LifeOf, what_cannot_be_seen_has_not_ended_and_says_why) {
+  const Watched child(&SleepOn);
+  const ProcessIdentity who{child.pid(), StartTicks(child.pid())};
+  ASSERT_NE(who.start_ticks, 0U);
+  EXPECT_EQ(LifeOf(who).is, Is::kAlive);
+  const test::NoDescriptors none;
+  const ProcessLife unseen = LifeOf(who);
+  EXPECT_EQ(unseen.is, Is::kUnknown);
+  EXPECT_NE(unseen.why.find("/stat: Too many open files"), std::string::npos) << unseen.why;
+  EXPECT_EQ(LifeOf(who, child.process()).is, Is::kAlive) << "a pidfd needs no other descriptor";
+  ::kill(child.pid(), SIGKILL);
+  ::siginfo_t ended{};
+  ::waitid(P_PID, static_cast<id_t>(child.pid()), &ended, WEXITED | WNOWAIT);
+  EXPECT_EQ(LifeOf(who).is, Is::kUnknown) << "its number is taken until it has been waited for";
+  EXPECT_EQ(LifeOf(who, child.process()).is, Is::kEnded);
+  ::waitpid(child.pid(), nullptr, 0);
+  EXPECT_EQ(LifeOf(who).is, Is::kEnded) << "nobody has its number";
+}
+
+TEST(LifeOf, a_process_is_told_by_its_start_and_namespace) {
+  const ProcessIdentity self = OwnProcess();
+  EXPECT_EQ(LifeOf(self).is, Is::kAlive);
+  EXPECT_EQ(LifeOf({self.pid, self.start_ticks}).is, Is::kAlive);
+  EXPECT_EQ(LifeOf({self.pid, self.start_ticks + 1}).is, Is::kEnded) << "another process has its number";
+  EXPECT_EQ(LifeOf({self.pid, self.start_ticks + 1, self.pid_namespace + 1}).is, Is::kUnknown);
+  EXPECT_EQ(LifeOf({self.pid, 0}).is, Is::kUnknown) << "its start was not seen";
+  EXPECT_EQ(LifeOf({}).is, Is::kUnknown);
+  constexpr pid_t kNobody = 1 << 30;
+  EXPECT_EQ(LifeOf({kNobody, 0}).is, Is::kEnded);
+  const Watched ended([] { return 3; });
+  const std::uint64_t start = ReadProcessStat(ended.pid())->start_ticks;
+  ASSERT_EQ(ended.Await("zombie").exit_code, 3);
+  EXPECT_EQ(LifeOf({ended.pid(), start}).is, Is::kEnded);
+}
+
+// As a program that leaves main by pthread_exit: the kernel shows its first thread as a zombie.
+TEST(LifeOf, a_process_lives_on_when_its_first_thread_has_ended) {
+  const Watched child([]() -> int {
+    std::thread(&SleepOn).detach();
+    ::syscall(SYS_exit, 0);  // this thread alone
+    return 0;
+  });
+  const auto first = [&] {
+    return ReadProcessStat("/proc/" + std::to_string(child.pid()) + "/task/" + std::to_string(child.pid()));
+  };
+  for (int i = 0; i < 5000 && !first()->ended(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ASSERT_TRUE(first()->ended());
+  EXPECT_EQ(child.Await("sleeping").state, "sleeping");
+  EXPECT_NE(StartTicks(child.pid()), 0U);
+  EXPECT_EQ(LifeOf({child.pid(), first()->start_ticks}).is, Is::kAlive);
+  ::kill(child.pid(), SIGKILL);
+  EXPECT_EQ(child.Await("zombie").state, "zombie");
 }
 
 TEST(ProcessStatTest, a_process_that_waits_for_its_parent_has_no_start) {

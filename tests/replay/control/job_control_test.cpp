@@ -309,7 +309,7 @@ TEST_F(PlayedRanks, one_that_ends_before_it_comes_ends_the_request) {
   ASSERT_TRUE(job.ok());
   const Status lost = job->Pause({.deadline = kLong});
   EXPECT_EQ(lost.code(), Code::kPeerLost);
-  EXPECT_EQ(lost.message(), "rank 1 has ended before it paused; nothing was paused");
+  EXPECT_EQ(lost.message(), "rank 1 has lost contact with this program before it paused; nothing was paused");
   EXPECT_TRUE(IsWithdrawn(0));
 }
 
@@ -437,7 +437,7 @@ TEST_F(PlayedRanks, one_that_ends_while_it_pauses_is_named) {
   ASSERT_TRUE(job.ok());
   const Status lost = job->Pause({.deadline = kLong, .all_tags = true});
   EXPECT_EQ(lost.code(), Code::kPeerLost);
-  EXPECT_EQ(lost.message(), "rank 1 has ended while it paused");
+  EXPECT_EQ(lost.message(), "rank 1 has lost contact with this program while it paused");
 }
 
 // This program was stopped for so long that a rank took it for dead.

@@ -136,7 +136,7 @@ TEST(Memfd, a_world_finds_its_own_among_the_open_files_of_a_process) {
   const auto one = MakeTaggedMemfd(ours, 4096), other = MakeTaggedMemfd(theirs, 4096);
   ASSERT_TRUE(one && other);
   std::set<std::uint64_t> ids;
-  InsertOpenIds(::getpid(), ours.world, ids);
+  EXPECT_TRUE(InsertOpenIds(::getpid(), ours.world, ids));
   EXPECT_EQ(ids, std::set<std::uint64_t>{5});
 }
 

@@ -12,10 +12,12 @@
 #include <fstream>
 
 #include "statemachine/event.h"
+#include "tests/journal/base/no_descriptors.h"
 
 namespace amem {
 namespace {
 
+using test::NoDescriptors;
 constexpr Bytes kGiB = Bytes{1} << 30;
 
 class HostMemoryTest : public ::testing::Test {
@@ -173,6 +175,37 @@ TEST_F(HostClaimsTest, of_a_process_that_was_killed_count_no_more_and_its_place_
     for (const int end : claimed) close(end);
   }
   EXPECT_LE(std::filesystem::file_size(file_), 128U);
+}
+
+TEST_F(HostClaimsTest, stand_while_it_cannot_be_seen_whether_their_process_lives) {
+  int claimed[2];
+  ASSERT_EQ(pipe(claimed), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    HostClaims one(file_, Has(3 * kGiB));
+    const bool done = one.Claim(2 * kGiB).ok();
+    static_cast<void>(!write(claimed[1], &done, 1));
+    pause();
+  }
+  bool done = false;
+  ASSERT_EQ(read(claimed[0], &done, 1), 1);
+  HostClaims two(file_, Has(3 * kGiB)), late(file_, Has(3 * kGiB));
+  ASSERT_TRUE(two.Claim(kGiB / 4).ok()) << "it has the file open";
+  {
+    const NoDescriptors none;
+    EXPECT_EQ(two.Claim(kGiB).code(), Code::kOutOfMemory);
+    const Status unread = late.Claim(kGiB / 4);
+    EXPECT_EQ(unread.code(), Code::kNoDescriptors);
+    EXPECT_NE(unread.message().find("ulimit -n"), std::string::npos) << unread.message();
+  }
+  EXPECT_EQ(late.Claim(kGiB).code(), Code::kOutOfMemory) << "the place of the first one is its own still";
+  kill(child, SIGKILL);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  {
+    const NoDescriptors none;
+    EXPECT_TRUE(two.Claim(kGiB).ok()) << "that no process has its number is known without any";
+  }
+  for (const int end : claimed) close(end);
 }
 
 // As of one that is stopped in the middle of a claim.

@@ -247,9 +247,18 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
     return gpus;
   }
   std::optional<HostRoom> RoomFor(pid_t) override { return HostRoom{shared->host_room, "MemAvailable"}; }
-  std::uint64_t StartTicks(pid_t pid) override { return shared->ranks[At(pid - kFirstPid)].start; }
-  std::set<pid_t> Siblings(pid_t pid) override { return siblings.empty() ? std::set<pid_t>{pid} : siblings; }
+  ProcessLife LifeOf(const RankProcess& process) override {
+    using Is = ProcessLife::Is;
+    if (process.pid == unseen) return {Is::kUnknown, "too many open files"};
+    return {shared->ranks[At(process.pid - kFirstPid)].start == process.start_ticks ? Is::kAlive : Is::kEnded, {}};
+  }
+  Result<std::set<pid_t>> Siblings(pid_t pid) override {
+    if (siblings_unseen) return Status{Code::kNoDescriptors, "too many open files"};
+    return siblings.empty() ? std::set<pid_t>{pid} : siblings;
+  }
   std::set<pid_t> siblings;
+  bool siblings_unseen = false;
+  pid_t unseen = 0;  // whether that process lives
   std::function<void()> when_pausing;
   bool two_others = false;             // use each GPU
   bool hides_gpus = false;             // NVML, as in a container

@@ -2,10 +2,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <string>
 
 #include "journal/base/process_sight.h"
+#include "tests/journal/base/no_descriptors.h"
 #include "tests/replay/freeze/frozen_world.h"
 
 namespace amem::test {
@@ -365,6 +369,23 @@ TEST(FreezeChecks, a_process_beside_the_ranks_that_uses_a_gpu_must_be_allowed) {
   EXPECT_EQ(world.Do(&FreezeOperation::Freeze, {.allowances = {.others_stay = true}}), Status());
 }
 
+TEST(FreezeChecks, processes_beside_the_ranks_that_cannot_be_seen_must_be_allowed) {
+  FrozenWorld world;
+  world.siblings_unseen = true;
+  ExpectUntouched(world, "which processes were started beside rank 0 cannot be seen: too many open files");
+  EXPECT_EQ(world.Do(&FreezeOperation::Freeze, {.allowances = {.others_stay = true}}), Status());
+}
+
+TEST(FreezeChecks, a_process_of_which_it_cannot_be_seen_whether_it_lives_is_neither_touched_nor_lost) {
+  FrozenWorld world;
+  world.unseen = FrozenWorld::kFirstPid + 1;
+  const Status done = world.Do(&FreezeOperation::Freeze);
+  EXPECT_EQ(done.code(), Code::kRefused);
+  EXPECT_NE(done.message().find("whether rank 1 (pid"), std::string::npos) << done.message();
+  EXPECT_TRUE(world.AllAre(kRunning, false)) << done.message();
+  EXPECT_TRUE(world.report.lost.empty());
+}
+
 TEST(FreezeChecks, whoever_shares_a_gpu_with_a_restored_process_is_named) {
   FrozenWorld world;
   const auto notes = [&] { return fmt::format("{}", fmt::join(world.report.notes, "\n")); };
@@ -530,7 +551,33 @@ TEST(FreezeHost, a_process_is_told_by_its_start) {
   EXPECT_GT(StartTicks(getpid()), 0U);
   EXPECT_EQ(StartTicks(FrozenWorld::kFirstPid + 400'000), 0U);
   const auto siblings = ReadSiblings(getpid());
-  EXPECT_NE(std::find(siblings.begin(), siblings.end(), getpid()), siblings.end());
+  EXPECT_TRUE(siblings && siblings->contains(getpid()));
+}
+
+// As every rank of `docker run IMAGE torchrun` has: its parent is the first process here, which also gets those whose parent
+// has ended.
+TEST(FreezeHost, whoever_may_have_been_started_beside_a_rank_of_the_first_process_is_seen) {
+  int told[2];
+  ASSERT_EQ(pipe(told), 0);
+  const pid_t launcher = fork();
+  if (launcher == 0) {
+    const pid_t rank = fork();
+    if (rank != 0) _exit(write(told[1], &rank, sizeof rank) == sizeof rank ? 0 : 1);
+    pause();
+  }
+  pid_t rank = 0;
+  ASSERT_EQ(read(told[0], &rank, sizeof rank), static_cast<ssize_t>(sizeof rank));
+  ASSERT_EQ(waitpid(launcher, nullptr, 0), launcher);
+  const auto siblings = ReadSiblings(rank);
+  kill(rank, SIGKILL);
+  ASSERT_TRUE(siblings) << siblings.status().message();
+  EXPECT_TRUE(siblings->contains(getpid()));
+  for (const int end : told) close(end);
+}
+
+TEST(FreezeHost, what_cannot_be_seen_is_not_taken_for_nobody) {
+  const NoDescriptors none;
+  EXPECT_EQ(ReadSiblings(getpid()).status().code(), Code::kNoDescriptors);
 }
 
 }  // namespace

@@ -228,6 +228,12 @@ struct Rank {
     if (shared) session.Add(owner.identity.session);
     return shared;
   }
+  // The same on a busy host, where an answer may be late.
+  Result<SharedAllocation> ImportPatiently(const Token& token, AllocationId as) const {
+    auto shared = peers->Import(token, as);
+    for (int i = 0; i < 50 && shared.status().code() == Code::kTimeout; ++i) shared = peers->Import(token, as);
+    return shared;
+  }
   Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle, bool patient = true) {
     return peers->Arrive({kind, cycle, In(deadlines.call()), patient, "", spares}, &culprits);
   }

@@ -7,6 +7,7 @@
 
 #include <csignal>
 
+#include "tests/journal/base/no_descriptors.h"
 #include "tests/replay/peers/peers_fixture.h"
 
 namespace amem {
@@ -325,6 +326,121 @@ TEST_F(ProcessTest, one_without_descriptors_tells_those_that_ask_it) {
   EXPECT_EQ(poor.Wait(), 0);
 }
 
+// The owner finds the hello and the end of that connection when it goes on. Both are alive, and share memory the other way.
+TEST_F(ProcessTest, a_first_import_that_gave_up_on_a_stopped_owner_loses_neither_of_them) {
+  Child owner([&] {
+    Rank self(directory_, 0);
+    desk_->tokens[0] = self.session.Export(AllocationId{1});
+    ready_.Pass();
+    come_[0].Await();
+    if (!self.peers->Import(desk_->tokens[1], AllocationId{100})) return 1;
+    self.session.Add(Identity(1).session);
+    ready_.Pass();
+    come_[0].Await();  // it was stopped, and the importer's connection has ended
+    if (self.session.WaitUntilLost(1, milliseconds(200))) return 2;
+    const auto round = self.Arrive(CycleKind::kPause, 1);
+    Note(0, round.status());
+    never_.Await();
+    return round ? 0 : 3;
+  });
+  ready_.Await();
+  Rank importer(directory_, 1, 300 * kFew);
+  desk_->tokens[1] = importer.session.Export(AllocationId{1});
+  come_[0].Pass();
+  ready_.Await();
+  owner.StopRunning();
+  EXPECT_EQ(importer.peers->Import(desk_->tokens[0], AllocationId{5}).status().code(), Code::kTimeout);
+  owner.Kill(SIGCONT);
+  const auto again = importer.ImportPatiently(desk_->tokens[0], AllocationId{6});
+  EXPECT_TRUE(again) << again.status().message();
+  importer.session.Add(Identity(0).session);
+  importer.deadlines = Deadlines(milliseconds(kTimeout));
+  come_[0].Pass();
+  const auto round = importer.Arrive(CycleKind::kPause, 1);
+  EXPECT_TRUE(round) << round.status().message();
+  EXPECT_TRUE(importer.session.lost().empty());
+  never_.Pass();
+  EXPECT_EQ(owner.Wait(), 0) << desk_->reports[0].text.data();
+}
+
+// Ends the connections of this process, and no listener.
+void BreakConnections() {
+  for (int fd = 3; fd < 1024; ++fd) {
+    int accepts = 1;
+    socklen_t size = sizeof(accepts);
+    if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &accepts, &size) == 0 && accepts == 0) (void)::shutdown(fd, SHUT_RDWR);
+  }
+}
+
+TEST_F(ProcessTest, a_connection_that_breaks_between_the_living_is_made_anew_and_no_reference_is_lost) {
+  Baton owns;
+  Child importer([&] {
+    owns.Await();
+    Rank self(directory_, 1);
+    for (const unsigned as : {5U, 6U})
+      if (!self.peers->Import(desk_->tokens[0], AllocationId{as})) return 1;
+    BreakConnections();
+    self.peers->DropReference({Identity(0).session, AllocationId{1}}, AllocationId{5});
+    const auto again = self.Reimport(Identity(0).session, {{AllocationId{1}, AllocationId{6}}});
+    Note(1, again.status());
+    if (!again) return 2;
+    BreakConnections();
+    self.peers->DropReference({Identity(0).session, AllocationId{1}}, AllocationId{6});
+    if (!self.Arrive(CycleKind::kPause, 1)) return 3;  // alone: the owner knows that nothing is shared
+    ready_.Pass();
+    never_.Await();
+    return self.session.lost().empty() ? 0 : 4;
+  });
+  Rank owner(directory_, 0);
+  desk_->tokens[0] = owner.session.Export(AllocationId{1});
+  owns.Pass();
+  ready_.Await();
+  EXPECT_TRUE(owner.session.WaitForReferences(0)) << desk_->reports[1].text.data();
+  EXPECT_EQ(owner.session.drops, 2);
+  EXPECT_TRUE(owner.session.lost().empty());
+  never_.Pass();
+  EXPECT_EQ(importer.Wait(), 0) << desk_->reports[1].text.data();
+  EXPECT_TRUE(owner.session.WaitUntilLost(1)) << "it has closed, with no connection left";
+}
+
+TEST_F(ProcessTest, a_process_without_descriptors_takes_no_living_peer_for_dead) {
+  Child other([&] { return OwnUntilKilled(); });
+  Rank self(directory_, 0, 300 * kFew);
+  ready_.Await();
+  ASSERT_TRUE(self.peers->Import(desk_->tokens[1], AllocationId{5}));
+  self.session.Add(Identity(1).session);
+  {
+    const NoDescriptors none;
+    EXPECT_FALSE(self.peers->AwaitLoss(Identity(1).session, milliseconds(50)));
+    const auto round = self.Arrive(CycleKind::kPause, 1);
+    EXPECT_EQ(round.status().code(), Code::kNoDescriptors) << round.status().message();
+  }
+  EXPECT_TRUE(self.session.lost().empty());
+  other.StopRunning();
+  {
+    const NoDescriptors none;
+    const auto round = self.Arrive(CycleKind::kPause, 2);
+    EXPECT_FALSE(round) << "alone, without a peer that lives";
+  }
+  EXPECT_TRUE(self.session.lost().empty());
+  other.Kill(SIGKILL);
+  other.Wait();
+  EXPECT_TRUE(self.session.WaitUntilLost(1)) << "its death is known by what was open before";
+}
+
+TEST_F(ProcessTest, a_death_during_a_want_of_descriptors_is_known_when_there_are_some_again) {
+  Child other([&] { return OwnUntilKilled(); });
+  Rank self(directory_, 0);
+  ready_.Await();
+  ASSERT_TRUE(self.peers->Import(desk_->tokens[1], AllocationId{5}));
+  {
+    const NoDescriptors none;
+    other.Kill(SIGKILL);
+    EXPECT_TRUE(self.session.WaitUntilLost(1));
+  }
+  EXPECT_EQ(self.session.lost()[0].second, "died");
+}
+
 // ---- rounds ----------------------------------------------------------------------------------------------------------------
 
 TEST_F(ProcessTest, a_member_killed_while_others_wait_for_it_is_named_at_once) {
@@ -394,6 +510,58 @@ TEST_F(ProcessTest, a_resume_waits_for_a_paused_peer_that_is_stopped) {
   std::this_thread::sleep_for(milliseconds(1500 * kFew));
   children[0]->Kill(SIGCONT);
   for (std::size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(children[rank]->Wait(), 0) << desk_->reports[rank].text.data();
+}
+
+// Its own deadline has passed when it goes on, and it has asked nobody.
+TEST_F(ProcessTest, a_resume_waits_for_the_others_though_its_own_process_was_stopped_in_it) {
+  std::vector<std::unique_ptr<Child>> children;
+  for (int rank = 0; rank < 2; ++rank) {
+    children.push_back(std::make_unique<Child>([&, rank] {
+      auto self = JoinRing(rank, 2, 300 * kFew);
+      self->session.lifecycle = Lifecycle::kPaused;
+      bool once = false;
+      if (rank == 1)
+        self->session.before_neighbours = [&](Deadline) {
+          if (!std::exchange(once, true)) ::raise(SIGSTOP);
+        };
+      ready_.Pass();
+      const auto round = self->Arrive(CycleKind::kResume, 1);
+      Note(rank, round.status());
+      return round && (*round)->Vote(PhaseKind::kResumeArrive, {}).status.ok() ? 0 : 1;
+    }));
+  }
+  for (int i = 0; i < 2; ++i) ready_.Await();
+  std::this_thread::sleep_for(milliseconds(900 * kFew));
+  children[1]->Kill(SIGCONT);
+  for (std::size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(children[rank]->Wait(), 0) << desk_->reports[rank].text.data();
+}
+
+// Each look counts the patient one anew; its journal must not grow with the hours.
+TEST_F(ProcessTest, who_waits_patiently_has_come_once) {
+  Child paused([&] {
+    Rank self(directory_, 1);
+    self.session.lifecycle = Lifecycle::kPaused;
+    desk_->tokens[1] = self.session.Export(AllocationId{1});
+    ready_.Pass();
+    come_[0].Await();
+    return self.Arrive(CycleKind::kResume, 1) ? 0 : 1;
+  });
+  Rank leader(directory_, 0, 100 * kFew);
+  leader.session.lifecycle = Lifecycle::kPaused;
+  ready_.Await();
+  ASSERT_TRUE(leader.ImportPatiently(desk_->tokens[1], AllocationId{5}));
+  leader.session.Add(Identity(1).session);
+  std::thread later([&] {
+    std::this_thread::sleep_for(milliseconds(600 * kFew));
+    come_[0].Pass();
+  });
+  const auto round = leader.Arrive(CycleKind::kResume, 1);
+  later.join();
+  EXPECT_TRUE(round) << round.status().message();
+  EXPECT_EQ(paused.Wait(), 0);
+  const auto come = leader.session.AwaitFacts<MemberHeard>(2);
+  EXPECT_EQ(std::ranges::count(come, leader.identity.session, &MemberHeard::member), 1);
+  EXPECT_EQ(std::ranges::count(come, Identity(1).session, &MemberHeard::member), 1);
 }
 
 TEST_F(ProcessTest, who_died_before_is_no_member_and_costs_no_second_call) {

@@ -223,6 +223,24 @@ TEST_F(UnixPeersTest, an_import_that_took_too_long_leaves_no_reference) {
   EXPECT_EQ(next->bytes, 12288U) << "the late answer is not this one's";
 }
 
+// The owner finds the hello, and the end of its connection, when its service has returned from another peer's driver call.
+TEST_F(UnixPeersTest, a_first_import_that_gave_up_on_a_busy_owner_loses_neither_of_them) {
+  Rank owner(directory_, 0), slow(directory_, 2), hasty(directory_, 1, 150 * kFew);
+  ASSERT_TRUE(owner.ImportFrom(hasty, AllocationId{1}, AllocationId{100}));
+  ASSERT_TRUE(slow.ImportFrom(owner, AllocationId{1}, AllocationId{100}));
+  owner.session.import_takes = milliseconds(400 * kFew);
+  auto busy = std::async(std::launch::async, [&] { return slow.ImportFrom(owner, AllocationId{2}, AllocationId{101}).ok(); });
+  std::this_thread::sleep_for(milliseconds(50 * kFew));
+  EXPECT_EQ(hasty.ImportFrom(owner, AllocationId{3}, AllocationId{102}).status().code(), Code::kTimeout);
+  EXPECT_TRUE(busy.get());
+  owner.session.import_takes = milliseconds(0);
+  const auto again = hasty.ImportPatiently(owner.session.Export(AllocationId{4}), AllocationId{103});
+  EXPECT_TRUE(again) << again.status().message();
+  EXPECT_TRUE(owner.ImportFrom(hasty, AllocationId{2}, AllocationId{104}));
+  EXPECT_TRUE(owner.session.lost().empty());
+  EXPECT_TRUE(hasty.session.lost().empty());
+}
+
 TEST_F(UnixPeersTest, a_peer_that_stops_has_closed_and_its_references_are_gone) {
   Rank owner(directory_, 0);
   auto importer = std::make_unique<Rank>(directory_, 1);

@@ -8,6 +8,7 @@
 
 #include "replay/driver/driver.h"
 #include "tests/world/findings.h"
+#include "tests/world/shortages.h"
 
 namespace amem::world {
 namespace {
@@ -17,6 +18,9 @@ using Clock = std::chrono::steady_clock;
 // The calls of the driver that a pause or resume makes.
 constexpr std::array kCalls = {"Create",  "Map",        "SetAccess",   "Export",         "Import",       "Memory",     "Gather",
                                "Scatter", "CopyToHost", "FindNonZero", "AllocatePinned", "FinishCopies", "Synchronize"};
+
+// A journal that was full begins anew five seconds later.
+constexpr auto kAfterShortage = std::chrono::seconds(6);
 
 }  // namespace
 
@@ -92,6 +96,7 @@ bool Conductor::Give(CycleKind kind, bool faulty) {
   }
   deaths_ = Deaths();
   starved_ = page_->starved;
+  shortages_ = page_->shortages - (page_->short_of_something ? 1 : 0);
   const std::uint64_t number = ++page_->order_number;
   AwaitAll(kind == CycleKind::kPause ? "the pause" : "the resume", settings_.CycleLimit() + settings_.CallLimit(),
            [&](std::size_t rank) { return page_->answers[rank].order == number; });
@@ -120,13 +125,14 @@ std::string Conductor::Answers() const {
 // memory in this moment, or whose kernels outlast a short deadline. A rank whose peer has failed like this waits for it in
 // vain.
 void Conductor::Judge(CycleKind kind) {
-  if (Deaths() != deaths_ || HangsStill() || Starved()) return;
+  if (Deaths() != deaths_ || HangsStill() || Starved() || WasShort()) return;
   const auto excused = [this](const Answer& answer) {
     const std::string_view text = answer.text.data();
     const bool late = answer.driver_result == cuda::kNotReady || answer.driver_result == cuda::kTimeout ||
                       text.find("what NCCL called before has not returned") != text.npos;  // behind such kernels
     return answer.driver_result == cuda::kCaptureUnsupported || text.find("a test asked for this failure") != text.npos ||
-           text.find("began to share") != text.npos || (late && settings_.DeadlineMayBeTooShort());
+           text.find("began to share") != text.npos || (settings_.shortages && NamesAShortage(answer.code, text)) ||
+           (late && settings_.DeadlineMayBeTooShort());
   };
   if (!std::ranges::any_of(page_->answers, [&](const Answer& one) { return one.code != Code::kOk && excused(one); }))
     Found(fmt::format("nothing went wrong, and a {} failed:{}", ToText(kind), Answers()));
@@ -137,13 +143,18 @@ bool Conductor::Capturing() const {
   return std::ranges::any_of(page_->answers, [](const Answer& one) { return one.driver_result == cuda::kCaptureUnsupported; });
 }
 
+bool Conductor::WasShort() const { return page_->shortages != shortages_; }
+
 bool Conductor::Starved() const { return page_->starving != 0 || page_->starved != starved_; }
 
 void Conductor::Bring(CycleKind kind) {
   if (Give(kind, Pick(3) == 0)) return;
-  for (int tries = settings_.starves ? 400 : 40; tries > 0; tries -= HangsStill() || Capturing() ? 0 : 1) {
+  auto short_until = settings_.shortages ? Clock::now() + kAfterShortage : Clock::time_point::min();
+  for (int tries = settings_.starves ? 400 : 40; tries > 0;
+       tries -= HangsStill() || Capturing() || Clock::now() < short_until ? 0 : 1) {
     Sleep(std::chrono::milliseconds(Pick(20)));
     if (Give(kind, false)) return;
+    if (WasShort()) short_until = Clock::now() + kAfterShortage;
   }
   Found(fmt::format("all tries to {} failed:{}", ToText(kind), Answers()));
 }

@@ -62,6 +62,8 @@ struct Page {
   std::array<Answer, kMostRanks> answers;
   std::atomic<std::uint32_t> starving;                          // ranks that have no descriptor now
   std::atomic<std::uint64_t> starved;                           // how often one had none
+  std::atomic<std::uint64_t> shortages;                         // of memory or disk, that began
+  std::atomic<bool> short_of_something;                         // some rank, now
   std::atomic<bool> found;                                      // something, by anybody
   std::atomic<std::uint32_t> stage;                             // Stage
   std::array<std::atomic<std::uint32_t>, kMostRanks> finished;  // the stage that this rank has ended

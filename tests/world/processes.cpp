@@ -19,6 +19,7 @@
 #include "tests/world/conductor.h"
 #include "tests/world/findings.h"
 #include "tests/world/rank.h"
+#include "tests/world/shortages.h"
 #include "tests/world/world.h"
 
 extern char** environ;
@@ -33,7 +34,10 @@ struct FoundByChild {};
 class Children {
  public:
   Children(const Settings& settings, std::shared_ptr<Page> page, const char* program)
-      : settings_(settings), page_(std::move(page)), random_(settings.seed * 104'729) {
+      : settings_(settings),
+        page_(std::move(page)),
+        random_(settings.seed * 104'729),
+        shortages_(settings, page_, settings.directory / "journal") {
     for (int rank = 0; rank < settings.ranks; ++rank) pids_.push_back(Start(program, rank));
     if (random_() % 2 == 0) kill_at_ = Clock::now() + settings.life * (random_() % 100) / 100;
   }
@@ -48,6 +52,7 @@ class Children {
   // Kills when it is time, and notices who ended.
   void Look() {
     if (Clock::now() >= kill_at_) Kill(random_() % pids_.size());
+    shortages_.Advance(pids_);
     for (std::size_t rank = 0; rank < pids_.size(); ++rank) {
       int status = 0;
       if (pids_[rank] <= 0 || ::waitpid(pids_[rank], &status, WNOHANG) != pids_[rank]) continue;
@@ -100,6 +105,7 @@ class Children {
   const Settings settings_;
   const std::shared_ptr<Page> page_;
   std::mt19937_64 random_;
+  Shortages shortages_;
   std::vector<pid_t> pids_;
   Clock::time_point kill_at_ = Clock::time_point::max();
 };

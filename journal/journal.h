@@ -2,7 +2,8 @@
 //
 //   DIR/<session id in 16 hex digits>/   mode 0700
 //     data.mdb, lock.mdb                 LMDB: events by sequence number, snapshots, meta data
-//     tail                               appended events that are not in LMDB yet; shared memory, survives the writer's death
+//     tail                               appended events that are not in LMDB yet, or where in memory they are (tail.h); they
+//                                        survive the writer's death
 //     closed | broken                    present once the session ended in order, or its journal stopped telling the truth
 //   DIR/<session id>.broken/             the journal of that session before it broke and was begun anew
 //
@@ -28,6 +29,7 @@ inline constexpr std::uint32_t kJournalLeastReader = 1;  // the oldest reader th
 struct JournalOptions {
   std::filesystem::path directory;  // holds the sessions' directories; made with mode 0700 if missing
   Bytes tail_bytes = Bytes{8} << 20;
+  bool tail_in_memory = true;        // where /dev/shm can be had; else what is appended is written to its file by calls
   Bytes map_bytes = Bytes{4} << 30;  // upper bound of one session's LMDB file; sparse
   // A snapshot is due after so many events or bytes; old events go once a snapshot covers them.
   std::uint64_t snapshot_every = 250'000;

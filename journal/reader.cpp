@@ -1,5 +1,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -208,8 +210,12 @@ class Reader final : public JournalReader {
       if (batch.beyond) return report;
     }
     if (!ReadFromTail(view, next, to, losses, visit)) return report;
-    if (last.value > view.last && view.tail.damaged_at_end)
-      losses.Add(1, fmt::format("what follows event {} is lost: {}", view.last, view.tail.damage));
+    if (last.value <= view.last) return report;
+    if (view.tail.damaged_at_end) losses.Add(1, fmt::format("what follows event {} is lost: {}", view.last, view.tail.damage));
+    if (view.tail.unreachable && !WriterIsAlive(directory_ / "tail"))
+      losses.Add(1, fmt::format("what follows event {} may be lost: the last events were in memory (/dev/shm) that is gone, or "
+                                "cannot be reached from here; `amem pack` where the process ran takes them along",
+                                view.last));
     return report;
   }
 
@@ -279,6 +285,12 @@ class Reader final : public JournalReader {
   const FileMeta meta_;
 };
 
+// lock.mdb may be a link to memory, of which another process could be the owner.
+bool HasOwnLocks(const fs::path& directory) {
+  struct stat st {};
+  return stat((directory / kLockFile).c_str(), &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid();
+}
+
 Result<FileMeta> ReadMeta(const RecordSource& source, const fs::path& directory) {
   AMEM_ASSIGN(const auto frame, FrameAt(source, Table::kMeta, 1));
   const auto record = ReadRecord(frame);
@@ -307,7 +319,7 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const fs::path& given
                                        "holds one directory for each session"};
   }
   const bool live = WriterIsAlive(directory / "tail");
-  const bool trusted = !live || Store::IsOpenHere(directory) || WriterIsTrusted(directory / "tail");
+  const bool trusted = !live || Store::IsOpenHere(directory) || (WriterIsTrusted(directory / "tail") && HasOwnLocks(directory));
   AMEM_ASSIGN(auto source, OpenSource(directory, live, trusted));
   AMEM_ASSIGN(auto meta, ReadMeta(*source, directory));
   return std::unique_ptr<JournalReader>(new Reader(directory, std::move(source), std::move(meta)));

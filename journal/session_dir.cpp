@@ -47,6 +47,7 @@ bool Exists(const fs::path& path) {
 void RemoveSession(const fs::path& session) {
   const File dir = OpenDirectory(session, O_NOFOLLOW);
   if (dir.fd() < 0) return;
+  GiveMemoryBack(session / "tail");
   for (const char* file : kFiles) unlinkat(dir.fd(), file, 0);
   rmdir(session.c_str());  // fails when something else is in it
 }
@@ -218,11 +219,13 @@ void RemoveOldSessions(const fs::path& directory, std::uint32_t keep_sessions, B
     if (!SessionOfName(broken ? name.substr(0, name.size() - kBrokenSuffix.size()) : name)) continue;
     auto one = Examine(directory / name, shared);
     if (one && one->ended) {
+      MoveToDisk(directory / name / "tail");
       ended.push_back(std::move(*one));
     } else if (one) {
       bytes += one->bytes;
     }
   }
+  RemoveForgottenMemory();
   // Failed ones first, and of each the youngest.
   std::ranges::sort(ended, std::greater<>(), [](const Found& one) { return std::tuple(one.failed, one.written); });
   for (std::size_t i = 0; i < ended.size(); ++i) {  // those to keep come first

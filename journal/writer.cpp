@@ -67,6 +67,7 @@ struct Core {
     for (;;) {
       const std::uint64_t drained = tail.DrainedUpTo();  // before the attempt
       if (tail.Append(RecordType::kEvent, seq, message)) break;
+      if (!tail.Failure().ok()) return drain.Break(tail.Failure().Within("append to " + (directory / "tail").string()));
       AMEM_TRY(drain.WaitFor(drained + 1));  // until the tail has given anything back
     }
     drain.Appended();
@@ -108,6 +109,8 @@ struct Core {
     drain.Stop();
     if (Status status = store->Sync(); !status) return drain.Break(status);
     if (Status status = MarkClosed(directory, failed); !status) return drain.Break(status);
+    if (tail.PlaceOfLocks().is_absolute()) unlink((directory / kLockFile).c_str());
+    GiveMemoryBack(directory / "tail");
     unlink((directory / "tail").c_str());  // it is empty; its lock ends with the process or with this object
     return {};
   }
@@ -135,8 +138,9 @@ Status Introduce(Store& store, SessionId session) {
 Result<std::unique_ptr<Core>> Make(const JournalOptions& options, SessionId session, const State* before) {
   AMEM_ASSIGN(auto fresh, NewSessionDirectory::Create(options.directory, session, before != nullptr));
   RemoveOldSessions(options.directory, options.keep_sessions, options.keep_bytes);
-  AMEM_ASSIGN(auto tail, Tail::Create(fresh.path() / "tail", options.tail_bytes, session));
-  AMEM_ASSIGN(auto store, Store::Create(fresh.path(), options.map_bytes));
+  const auto ring = options.tail_in_memory ? Tail::Ring::kInMemory : Tail::Ring::kInFile;
+  AMEM_ASSIGN(auto tail, Tail::Create(fresh.path() / "tail", options.tail_bytes, session, ring));
+  AMEM_ASSIGN(auto store, Store::Create(fresh.path(), options.map_bytes, tail.PlaceOfLocks()));
   AMEM_TRY(Introduce(*store, session));
   const std::uint64_t last = before != nullptr ? before->last.value : 0;
   if (before != nullptr) {
@@ -145,6 +149,7 @@ Result<std::unique_ptr<Core>> Make(const JournalOptions& options, SessionId sess
   }
   AMEM_ASSIGN(const auto directory, fresh.Publish());
   store->MovedTo(directory);
+  tail.MovedTo(directory);
   auto core = std::make_unique<Core>(directory, std::move(tail), std::move(store), options, last);
   AMEM_TRY(core->drain.Start());
   return core;

@@ -1,12 +1,16 @@
 // A disk of a few pages, in a child process with mounts of its own.
 #pragma once
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 
@@ -37,6 +41,19 @@ int RunInChild(const Body& body, std::string& complaint) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
+// The same for a body that says nothing; how the process ended, as of wait.
+template <class Body>
+int RunInChildQuietly(const Body& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    body();
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return status;
+}
+
 #define EXPECT_FINE_IN_CHILD(...)                                                             \
   do {                                                                                        \
     std::string complaint;                                                                    \
@@ -49,6 +66,37 @@ int RunInChild(const Body& body, std::string& complaint) {
 inline bool MountTmpfs(const std::filesystem::path& where, const char* size) {
   return unshare(CLONE_NEWNS) == 0 && mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
          mount("tmpfs", where.c_str(), "tmpfs", 0, (std::string("mode=0700,size=") + size).c_str()) == 0;
+}
+
+// A disk of its own, with a file system that `mkfs` makes ("mkfs.ext4 -q") in a file in memory.
+inline bool MountDisk(const std::filesystem::path& where, const std::string& mkfs, const char* size) {
+  const std::string image = "/dev/shm/" + where.filename().string() + ".image";
+  const std::string make = "export PATH=$PATH:/usr/sbin:/sbin; truncate -s " + std::string(size) + " " + image + " && " + mkfs +
+                           " " + image + " && mount -o loop " + image + " " + where.string();
+  if (unshare(CLONE_NEWNS) != 0 || mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return false;
+  const bool mounted = std::system((make + " >/dev/null 2>&1").c_str()) == 0;
+  unlink(image.c_str());
+  return mounted;
+}
+
+// Takes all that a disk has but so many pages.
+inline void FillUp(const std::filesystem::path& file, unsigned pages_left) {
+  const auto reserve = [](const std::filesystem::path& path, off_t from, off_t bytes) {
+    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    const bool done = fallocate(fd, 0, from, bytes) == 0;
+    syncfs(fd);
+    close(fd);
+    return done;
+  };
+  const std::filesystem::path spare = file.string() + ".spare";  // btrfs gives back what lies in an extent of its own
+  if (pages_left != 0) reserve(spare, 0, static_cast<off_t>(pages_left) * 4096);
+  struct stat st {};
+  off_t end = stat(file.c_str(), &st) == 0 ? st.st_size : 0;
+  for (off_t some = off_t{256} << 20; some >= 4096;) {
+    reserve(file, end, some) ? end += some : some /= 2;
+  }
+  unlink(spare.c_str());
+  reserve(file, 0, 4096);
 }
 
 }  // namespace amem::test

@@ -125,10 +125,25 @@ TEST(Snapshot, keeps_the_failure_of_a_pause_that_never_began) {
   f.Resume();
 }
 
-TEST(Snapshot, is_refused_while_paused) {
+TEST(Snapshot, is_of_any_moment_of_a_pause_and_a_resume) {
   Folding f;
-  f.Allocate(kA);
-  f.Pause();
+  f.state = Whole();
+  f.Pause();  // which compares after each event
+  const auto snapshot = ToSnapshotEvents(f.state);
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status().message();
+  Folding again;
+  again.state = Expand(*snapshot);
+  EXPECT_EQ(again.state, f.state);
+  EXPECT_EQ(again.state.lifecycle, Lifecycle::kPaused);
+  again.Resume();
+  f.Resume();
+  EXPECT_EQ(again.state, f.state);
+}
+
+TEST(Snapshot, is_refused_of_a_session_that_has_not_begun_or_has_ended) {
+  EXPECT_FALSE(ToSnapshotEvents(State{}).ok());
+  Folding f;
+  f.Ok(SessionClosed{"exit", 0});
   EXPECT_FALSE(ToSnapshotEvents(f.state).ok());
 }
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <lmdb.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -137,6 +138,7 @@ struct Store::Environment {
   std::filesystem::path directory;
   FileKey file;
   bool has_locks = true;
+  File lock;  // of a writer: data.mdb, locked, so that without a tail it is known to live as well
 };
 
 // LMDB allows a process one environment for each file, so this list belongs to the process. It is never destroyed, because
@@ -183,7 +185,15 @@ Result<std::unique_ptr<Store>> Store::Create(const std::filesystem::path& direct
     mdb_env_close(made->env);
     return rc != 0 ? Failure("create tables in", directory, rc) : file.status();
   }
+  if (auto data = File::OpenToRead(directory / "data.mdb")) made->lock = *std::move(data);
+  (void)flock(made->lock.fd(), LOCK_EX | LOCK_NB);
   return registry.Enter(std::move(made), directory, *file);
+}
+
+bool Store::IsRemoved() const {
+  struct stat st {};
+  const int fd = environment_->lock.fd();
+  return fd >= 0 && fstat(fd, &st) == 0 && st.st_nlink == 0;
 }
 
 Result<std::unique_ptr<Store>> Store::Open(const std::filesystem::path& directory, bool live) {

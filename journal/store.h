@@ -53,6 +53,7 @@ class Store final : public RecordSource {
   Status Sync();
   // Tells the store the new name of its directory, for messages. To be called before other threads use the store.
   void MovedTo(const std::filesystem::path& directory);
+  [[nodiscard]] bool IsRemoved() const;  // data.mdb has no name any more
   // Frees what dead readers of this journal held.
   void ForgetDeadReaders() const;
 

@@ -227,6 +227,14 @@ std::filesystem::path Tail::PlaceOfLocks() const {
   return in_memory_.empty() ? in_memory_ : std::filesystem::path(in_memory_.string() + kLocksBeside);
 }
 
+bool Tail::IsRemoved() const {
+  const auto gone = [](const File& file) {
+    struct stat st {};
+    return file.fd() >= 0 && fstat(file.fd(), &st) == 0 && st.st_nlink == 0;
+  };
+  return gone(file_) || gone(memory_);
+}
+
 void Tail::MovedTo(const std::filesystem::path& directory) {
   if (!in_memory_.empty()) directory.native().copy(header().journal, sizeof header().journal - 1);
 }
@@ -349,7 +357,12 @@ std::uint32_t HostNumber() {
 
 WriterLife LifeOfWriter(const std::filesystem::path& path, bool shared) {
   const auto file = File::OpenToRead(path);
-  if (!file) return file.status().code() == Code::kNotFound ? WriterLife::kEnded : WriterLife::kUnknown;
+  if (!file && file.status().code() == Code::kNotFound) {  // the writer locks data.mdb as well
+    const auto data = File::OpenToRead(path.parent_path() / "data.mdb");
+    const bool locked = data && flock(data->fd(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    return locked ? WriterLife::kAlive : WriterLife::kEnded;
+  }
+  if (!file) return WriterLife::kUnknown;
   const bool free = flock(file->fd(), LOCK_SH | LOCK_NB) == 0;
   if (free && !shared) return WriterLife::kEnded;
   const bool locked = !free && errno == EWOULDBLOCK;

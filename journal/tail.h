@@ -90,6 +90,7 @@ class Tail {
   // Where LMDB can have its locks, which it maps: beside the ring in memory, or in the journal's directory (a relative path).
   // Empty: nowhere.
   [[nodiscard]] std::filesystem::path PlaceOfLocks() const;
+  [[nodiscard]] bool IsRemoved() const;  // its file, or its memory
   // The journal's directory has got its name.
   void MovedTo(const std::filesystem::path& directory);
 

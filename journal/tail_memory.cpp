@@ -128,11 +128,17 @@ void RemoveForgottenMemory() {
     if (!header || fstat(memory->fd(), &st) != 0 || flock(memory->fd(), LOCK_SH | LOCK_NB) != 0) continue;
     const std::filesystem::path journal(std::string(header->journal, strnlen(header->journal, sizeof header->journal)));
     const std::int64_t age = time(nullptr) - st.st_ctim.tv_sec;
-    const auto has_it = [&](const std::filesystem::path& directory) {
-      return lstat((directory / "tail").c_str(), &st) == 0 && st.st_ino == header->inode;
+    const auto is_near = [&] {  // under its name, or put aside
+      std::error_code ended;
+      for (std::filesystem::directory_iterator near(journal.parent_path(), ended), last; !ended && near != last;
+           near.increment(ended)) {
+        const bool same = near->path().native().starts_with(journal.native());
+        if (same && lstat((near->path() / "tail").c_str(), &st) == 0 && st.st_ino == header->inode) return true;
+      }
+      return false;
     };
     const bool place_is_gone = !journal.empty() && lstat(journal.parent_path().c_str(), &st) != 0 && errno == ENOENT;
-    if (!place_is_gone && (age < kMayBeMoved || has_it(journal) || has_it(journal.string() + ".broken"))) continue;
+    if (!place_is_gone && (age < kMayBeMoved || is_near())) continue;
     unlink(it->path().c_str());
     unlink((it->path().string() + kLocksBeside).c_str());
   }

@@ -3,7 +3,10 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/fs.h>
+#include <poll.h>
 #include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -78,6 +81,42 @@ inline bool MountDisk(const std::filesystem::path& where, const std::string& mkf
   unlink(image.c_str());
   return mounted;
 }
+
+// A file system that stands still, while this lives at most. It is thawed by a child, also when this process is killed.
+class Frozen {
+ public:
+  explicit Frozen(const std::filesystem::path& where) {
+    int ready[2];
+    if (pipe(ready) != 0 || pipe(go_on_) != 0) return;
+    child_ = fork();
+    if (child_ == 0) {
+      const int fd = open(where.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+      const char frozen = ioctl(fd, FIFREEZE, 0) == 0 ? 1 : 0;
+      (void)!write(ready[1], &frozen, 1);
+      close(go_on_[1]);
+      pollfd wait{go_on_[0], POLLIN, 0};
+      poll(&wait, 1, 20'000);
+      (void)ioctl(fd, FITHAW, 0);
+      _exit(0);
+    }
+    char frozen = 0;
+    (void)!read(ready[0], &frozen, 1);
+    is_ = frozen != 0;
+    close(ready[0]);
+    close(ready[1]);
+  }
+  ~Frozen() { Thaw(); }
+  [[nodiscard]] bool is() const { return is_; }
+  void Thaw() const {
+    (void)!write(go_on_[1], "x", 1);
+    if (child_ > 0) waitpid(child_, nullptr, 0);
+  }
+
+ private:
+  int go_on_[2] = {-1, -1};
+  pid_t child_ = 0;
+  bool is_ = false;
+};
 
 // Takes all that a disk has but so many pages.
 inline void FillUp(const std::filesystem::path& file, unsigned pages_left) {

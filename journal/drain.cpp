@@ -19,7 +19,7 @@ constexpr Bytes kMoveAtOnce = Bytes{512} << 10;
 constexpr std::uint64_t kRemoveAtOnce = 8192;
 // How often a session that appends nothing looks whether its files are still there.
 constexpr std::uint32_t kLookAfterMs = 5000;
-constexpr std::uint64_t kStalledNs = 1'000'000'000;
+constexpr std::uint64_t kStalledNs = 2'000'000'000;  // a busy machine takes less
 
 static std::uint64_t SeqOf(std::span<const std::byte> frame) {
   std::uint64_t seq;

@@ -62,7 +62,7 @@ class Drain {
   // Keeps the first failure for ever, and marks the directory and the tail with it, so that other processes learn of it.
   // Returns the one that is kept. `by_file` false: the file system stands still, and only the tail is marked.
   Status Break(const Status& failure, bool by_file = true);
-  // The thread has waited for the file system for a second.
+  // The thread has waited for the file system for two seconds.
   [[nodiscard]] bool Stalled() const;
 
   // After an append, with the mutex held. Wakes the thread only when it sleeps for good or the tail fills up.

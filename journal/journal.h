@@ -54,7 +54,7 @@ class JournalWriter {
   static std::unique_ptr<JournalWriter> OpenLasting(const JournalOptions& options, SessionId session);
 
   // When this returns ok the event survives SIGKILL of this process. Does not wait for a commit, unless the tail is full, and
-  // for a file system that stands still no longer than a second, once. After a failure every further call fails with the same
+  // for a file system that stands still no longer than two seconds, once. After a failure every further call fails with the same
   // reason, and the directory is marked `broken`. In a forked child: kRefused, nothing is touched.
   virtual Status Append(const Event& event) = 0;
   // Waits until everything appended is in LMDB.

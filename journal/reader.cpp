@@ -212,7 +212,8 @@ class Reader final : public JournalReader {
     if (!ReadFromTail(view, next, to, losses, visit)) return report;
     if (last.value <= view.last) return report;
     if (view.tail.damaged_at_end) losses.Add(1, fmt::format("what follows event {} is lost: {}", view.last, view.tail.damage));
-    if (view.tail.unreachable && !WriterIsAlive(directory_ / "tail"))
+    // Of a copy it is not known whether there was any more.
+    if (view.tail.unreachable && !WriterIsAlive(directory_ / "tail") && !IsCopy(directory_ / "tail"))
       losses.Add(1, fmt::format("what follows event {} may be lost: the last events were in memory (/dev/shm) that is gone, or "
                                 "cannot be reached from here; `amem pack` where the process ran takes them along",
                                 view.last));
@@ -319,6 +320,7 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const fs::path& given
                                        "holds one directory for each session"};
   }
   const bool live = WriterIsAlive(directory / "tail");
+  if (LifeOfWriter(directory / "tail", true) == WriterLife::kEnded) MoveToDisk(directory / "tail");  // so that it can be copied
   const bool trusted = !live || Store::IsOpenHere(directory) || (WriterIsTrusted(directory / "tail") && HasOwnLocks(directory));
   AMEM_ASSIGN(auto source, OpenSource(directory, live, trusted));
   AMEM_ASSIGN(auto meta, ReadMeta(*source, directory));

@@ -123,8 +123,8 @@ class Tail {
   Status failure_;  // of a call
 };
 
-// Of a writer that has ended: writes what it left in memory to the file, and gives the memory back. Several processes may do it
-// at once. A writer that closes, or whose journal is removed, needs only the second.
+// Of a writer that has ended: writes what it left in memory to the file, and gives the memory back, if both are this user's.
+// Several processes may do it at once. A writer that closes, or whose journal is removed, needs only the second.
 void MoveToDisk(const std::filesystem::path& path);
 void GiveMemoryBack(const std::filesystem::path& path);
 // Gives back this user's memory of tails whose writers have ended and whose journals were removed: at once where the directory

@@ -88,7 +88,8 @@ static void RemoveMemory(const File& file, const TailHeader& tail) {
 void MoveToDisk(const std::filesystem::path& path) {
   const auto file = File::OpenToRead(path);
   const SharedHeader header = SoundHeader(file);
-  if (!header || header->in_memory == 0) return;
+  struct stat st {};
+  if (!header || header->in_memory == 0 || fstat(file->fd(), &st) != 0 || st.st_uid != geteuid()) return;
   const File memory = MemoryOfTail(*file, *header);
   const auto bytes = memory.fd() >= 0 ? memory.Size() : Result<Bytes>(Bytes{0});
   if (!bytes || *bytes <= kTailHeaderBytes) return;
@@ -96,7 +97,6 @@ void MoveToDisk(const std::filesystem::path& path) {
   if (!memory.ReadAt(0, copy).ok()) return;
   const std::filesystem::path fresh = path.string() + kNewSuffix + std::to_string(getpid());
   const auto made = File::Open(fresh, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW);
-  struct stat st {};
   if (!made || fstat(made->fd(), &st) != 0) return;
   const std::uint64_t inode = st.st_ino;
   std::memcpy(copy.data() + offsetof(TailHeader, inode), &inode, sizeof inode);

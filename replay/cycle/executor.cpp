@@ -149,7 +149,8 @@ Status Executor::Fail(const Step& step, Status why) {
 
 // The journal names the step although none of its calls was made.
 Status Executor::FailUnbegun(const Step& step, Status why) {
-  const LedgerLock lock(ledger_);
+  if (!TryLedger()) return why;
+  const LedgerLock lock(ledger_, std::adopt_lock);
   ledger_.Record(StepBegun{step, pool_});
   return Fail(step, std::move(why));
 }

@@ -140,6 +140,16 @@ TEST(Snapshot, is_of_any_moment_of_a_pause_and_a_resume) {
   EXPECT_EQ(again.state, f.state);
 }
 
+TEST(Snapshot, is_as_large_as_what_lives) {
+  Folding f;
+  f.state = Whole();
+  const auto before = ToSnapshotEvents(f.state);
+  for (int i = 0; i < 10'000; ++i) ASSERT_TRUE(f.Try(Exported{kOwn, 1}).ok());
+  const auto after = ToSnapshotEvents(f.state);
+  ASSERT_TRUE(before.ok() && after.ok()) << after.status().message();
+  EXPECT_LT(after->size(), before->size() + 100);
+}
+
 TEST(Snapshot, is_refused_of_a_session_that_has_not_begun_or_has_ended) {
   EXPECT_FALSE(ToSnapshotEvents(State{}).ok());
   Folding f;

@@ -3,13 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
-#include "journal/base/process_sight.h"
-
 namespace amem {
 namespace {
-
-// How long to wait for the ledger, which a hanging driver call may hold. After that the failure is not recorded.
-constexpr std::chrono::milliseconds kToRecord{100};
 
 // A program fills its tags, so the contents are dense: copy engines move them, and host memory is prepared for all of them.
 // NCCL's are sparse.
@@ -107,13 +102,6 @@ void Coordinator::Add(CycleKind kind, const CycleReport& report, bool succeeded)
   totals.total_ns += report.total_ns;
 }
 
-bool Coordinator::TryLedger() { return ledger_.TryLockFor(std::max(LeftUntil(executor_.until()), kToRecord)); }
-
-Status Coordinator::NoLedger() const {
-  const Status held = ledger_.Held();
-  return {Code::kRefused, held.message() + OrRaiseTheTimeout("; let the device become idle before"), held.driver_result()};
-}
-
 std::uint64_t Coordinator::CycleNumber(CycleKind kind) const {
   const std::uint64_t cycles = ledger_.state().ScopeOf(pool_).cycles;
   return kind == CycleKind::kPause && ledger_.state().LifecycleOf(pool_) == Lifecycle::kRunning ? cycles + 1 : cycles;
@@ -141,17 +129,6 @@ Status Coordinator::Cycle(CycleKind kind, const Manner& manner) {
   Status status = Run(kind, *round, manner);
   if (manner.ended) manner.ended();
   return status;
-}
-
-Status Coordinator::CloseGate(Deadline until) {
-  Status closed = gate_.Close(LeftUntil(until));
-  if (closed.ok()) return closed;
-  if (!ledger_.TryLockFor(kToRecord)) return {closed.code(), closed.message() + "; " + ledger_.Held().message()};
-  ledger_.unlock();
-  std::string devices;
-  for (const DeviceOrdinal device : Devices()) devices += (devices.empty() ? " " : " and ") + std::to_string(device.value);
-  return {closed.code(), closed.message() + "; it waits for device" + devices +
-                             ", where a stream is full of work that does not end: " + OrRaiseTheTimeout("let that end before")};
 }
 
 Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind, Deadline until, bool patient) {
@@ -198,41 +175,11 @@ bool Coordinator::IsShared() const {
   });
 }
 
-void Coordinator::RecordNotBegun(CycleKind kind, std::uint64_t cycle, const Status& why) {
-  Add(kind, {}, false);
-  if (!ledger_.TryLockFor(kToRecord)) return;
-  const LedgerLock lock(ledger_, std::adopt_lock);
-  const Lifecycle now = ledger_.state().LifecycleOf(pool_);
-  // After a failed undo something is left to do.
-  const bool undone = now == Lifecycle::kRunning || now == Lifecycle::kPaused;
-  ledger_.Record(CycleFailed{kind, cycle, undone, why.message(), why.code(), why.driver_result(), culprits_, pool_});
-}
-
-void Coordinator::RecordVote(PhaseKind phase, const Status& mine) {
-  if (!ledger_.TryLockFor(kToRecord)) return;
-  const LedgerLock lock(ledger_, std::adopt_lock);
-  ledger_.Record(VoteCast{phase, mine.ok(), mine.code(), mine.message(), pool_});
-}
-
 void Coordinator::NoteFailure(const std::vector<PeerIdentity>& members, SessionId culprit) {
   const auto speaker = std::ranges::find_if(members, [&](const PeerIdentity& who) { return who.session != culprit; });
   speaks_ = speaker == members.end() || speaker->session == peers_.Self().session;
   const auto other = std::ranges::find(members, culprit, &PeerIdentity::session);
   if (other != members.end() && culprit != peers_.Self().session) culprits_ = {AsMember(*other)};
-}
-
-// The process's threads at the moment when a wait reached its deadline.
-void Coordinator::RecordThreads() {
-  constexpr std::size_t kThreadsMost = 64, kFramesMost = 32;
-  if (std::exchange(threads_recorded_, true)) return;
-  std::vector<ThreadSight> threads = SeeOwnThreads(kThreadsMost);
-  std::vector<std::string> stack = OwnStack(kFramesMost);
-  if (!ledger_.TryLockFor(kToRecord)) return;
-  const LedgerLock lock(ledger_, std::adopt_lock);
-  for (ThreadSight& seen : threads) {  // the first is this one
-    ledger_.Record(ThreadSeen{static_cast<std::uint32_t>(seen.thread), std::move(seen.name), std::move(seen.sight.state),
-                              std::move(seen.sight.where), std::exchange(stack, {})});
-  }
 }
 
 Status Coordinator::Told(CycleKind kind, const Status& why, const Status& undone) const {

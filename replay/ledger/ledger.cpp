@@ -151,7 +151,8 @@ bool Ledger::Check(bool holds, std::string_view otherwise, SourceLine where) {
 Status Ledger::Broken() const { return {Code::kBroken, state_.broken}; }
 
 void Ledger::SnapshotIfDue() {
-  if (!state_.broken.empty() || !journal_->SnapshotDue()) return;
+  const bool in_cycle = state_.lifecycle == Lifecycle::kPausing || state_.lifecycle == Lifecycle::kResuming;
+  if (!state_.broken.empty() || in_cycle || !journal_->SnapshotDue()) return;
   journal_->SnapshotSoon(state_);  // if it fails, earlier events are kept and nothing is lost
 }
 

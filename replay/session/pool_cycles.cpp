@@ -6,6 +6,8 @@
 
 namespace amem {
 
+constexpr std::chrono::milliseconds kToTidyUp{1000};
+
 // A resume failed and nobody has heard of it; the program believes that the tag is back.
 static Status NotBack(const std::string& tag, bool in_use, const Status& unheard) {
   return unheard.Within("tag " + tag + (in_use ? " is not wholly resumed" : " is still paused"));
@@ -59,7 +61,11 @@ Status Pools::Run(Entry& pool, const Task& task) {
   ended_();
   apart.End();
   if (!pool.late.empty()) GiveLate(pool, Who::kCycle);
-  if (LifecycleOf(pool) == Lifecycle::kRunning) LetAllIn(pool);
+  if (ledger_.TryLockFor(kToTidyUp)) {  // a driver call may hold it; devices that came meanwhile are let in by the next cycle
+    const bool runs = ledger_.state().LifecycleOf(pool.id) == Lifecycle::kRunning;
+    ledger_.unlock();
+    if (runs) LetAllIn(pool);
+  }
   pool.running.reset();
   pool.queued = false;
   pool.failure = status.message();

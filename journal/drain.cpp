@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "journal/base/clock.h"
 #include "journal/base/thread.h"
+#include "journal/codec.h"
 #include "journal/session_dir.h"
 #include "statemachine/check.h"
 
@@ -15,6 +17,9 @@ constexpr std::uint32_t kGatherMs = 20;
 constexpr Bytes kMoveAtOnce = Bytes{512} << 10;
 // Old events: more than kMoveAtOnce has, and a commit stays at a few milliseconds.
 constexpr std::uint64_t kRemoveAtOnce = 8192;
+// How often a session that appends nothing looks whether its files are still there.
+constexpr std::uint32_t kLookAfterMs = 5000;
+constexpr std::uint64_t kStalledNs = 2'000'000'000;  // a busy machine takes less
 
 static std::uint64_t SeqOf(std::span<const std::byte> frame) {
   std::uint64_t seq;
@@ -27,12 +32,12 @@ Status Drain::reason() const {
   return reason_;
 }
 
-Status Drain::Break(const Status& failure) {
+Status Drain::Break(const Status& failure, bool by_file) {
   const std::lock_guard lock(reason_mutex_);
   if (broken_.load(std::memory_order_relaxed)) return reason_;
   reason_ = failure;
   tail_.MarkBroken(failure.message());
-  MarkBroken(directory_, failure.message());
+  if (by_file) MarkBroken(directory_, failure.message());
   broken_.store(true, std::memory_order_release);
   return reason_;
 }
@@ -55,42 +60,81 @@ void Drain::Hurry() {
   work_.Ring();
 }
 
-Status Drain::WaitFor(std::uint64_t position) {
+bool Drain::Stalled() const {
+  const std::uint64_t since = working_since_ns_.load(std::memory_order_acquire);
+  return since != 0 && MonotonicNs() - since > kStalledNs;
+}
+
+Status Drain::WaitUntil(const std::function<bool()>& done, std::optional<Deadline> until) {
+  const std::uint64_t began = MonotonicNs();
   for (;;) {
     const std::uint32_t ticket = progress_.Ticket();
-    if (tail_.DrainedUpTo() >= position) return {};
+    if (done()) return {};
     if (broken()) return reason();
+    if (until ? Passed(*until) : Stalled())
+      return {Code::kTimeout, "the file system of journal " + directory_.string() + " has not answered for " +
+                                  std::to_string((MonotonicNs() - began) / 1'000'000) +
+                                  " ms; is it frozen, or its server gone?"};
     Hurry();
-    progress_.Wait(ticket);
+    constexpr std::chrono::milliseconds kAtMost{100};
+    const auto left = until ? std::min(LeftUntil(*until), kAtMost) : kAtMost;
+    progress_.Wait(ticket, static_cast<std::uint32_t>(left.count()));
   }
 }
 
-Status Drain::Store(Direct direct) {
-  const std::lock_guard lock(store_mutex_);
-  AMEM_CHECK(direct_.load() == nullptr);
-  AMEM_CHECK(!direct.frame.empty());
-  const std::uint64_t before = stored_.load();
-  direct_.store(new Direct(std::move(direct)), std::memory_order_release);
-  for (;;) {
-    const std::uint32_t ticket = progress_.Ticket();
-    if (stored_.load(std::memory_order_acquire) != before) return {};
-    if (broken()) {
-      const std::unique_ptr<Direct> not_taken(direct_.exchange(nullptr));
-      return reason();
-    }
-    Hurry();
-    progress_.Wait(ticket);
-  }
+Status Drain::WaitFor(std::uint64_t position) {
+  return WaitUntil([&] { return tail_.DrainedUpTo() >= position; }, std::nullopt);
+}
+
+Status Drain::Answer(Deadline until) {
+  const std::uint64_t mine = asked_.fetch_add(1) + 1;
+  return WaitUntil([&] { return answered_.load(std::memory_order_acquire) >= mine; }, until);
+}
+
+bool Drain::Offer(const std::shared_ptr<Direct>& direct) {
+  const std::lock_guard lock(direct_mutex_);
+  if (direct_ != nullptr) return false;
+  direct_ = direct;
+  return true;
+}
+
+std::shared_ptr<Drain::Direct> Drain::Offered(bool take) {
+  const std::lock_guard lock(direct_mutex_);
+  return take ? std::exchange(direct_, nullptr) : direct_;
+}
+
+Status Drain::Store(Table table, std::uint64_t key, std::vector<std::byte> frame) {
+  AMEM_CHECK(!frame.empty());
+  const auto direct = std::make_shared<Direct>();
+  direct->table = table;
+  direct->key = key;
+  direct->frame = std::move(frame);
+  AMEM_TRY(WaitUntil([&] { return Offer(direct); }, std::nullopt));
+  return WaitUntil([&] { return direct->stored.load(std::memory_order_acquire); }, std::nullopt);
+}
+
+void Drain::SnapshotSoon(const State& state) {
+  if (Offered(false) != nullptr) return;
+  const auto direct = std::make_shared<Direct>();
+  direct->table = Table::kSnapshots;
+  direct->key = state.last.value;
+  direct->state = state;
+  if (Offer(direct)) Hurry();
 }
 
 void Drain::Run() {
   while (!stop_.load(std::memory_order_acquire)) {
     Gather();
     if (stop_.load(std::memory_order_acquire)) return;
+    const std::uint64_t asked = asked_.load();
+    working_since_ns_.store(MonotonicNs(), std::memory_order_release);
     const Status status = MoveAll();
     if (!status.ok()) (void)Break(status);
+    if (broken()) MarkBroken(directory_, reason().message());  // also where an appender could not wait for that
+    working_since_ns_.store(0, std::memory_order_release);
+    if (status.ok()) answered_.store(asked, std::memory_order_release);
     progress_.Ring();
-    if (!status.ok()) return;
+    if (broken()) return;
   }
 }
 
@@ -112,15 +156,22 @@ void Drain::Gather() {
         continue;
       }
     }
-    work_.Wait(ticket);
+    if (!work_.Wait(ticket, kLookAfterMs)) return;
   }
+}
+
+Status Drain::FilesAreThere() const {
+  if (!tail_.IsRemoved() && !store_.IsRemoved()) return {};
+  return {Code::kIo, "the files of journal " + directory_.string() + " were removed"};
 }
 
 Status Drain::MoveAll() {
   urgent_.store(false, std::memory_order_release);  // cleared before looking: a later request is for the next round
+  AMEM_TRY(FilesAreThere());
   const std::uint64_t up_to = tail_.Published();
   while (tail_.DrainedUpTo() < up_to) {
     AMEM_TRY(MoveSome(up_to));
+    working_since_ns_.store(MonotonicNs(), std::memory_order_release);
     progress_.Ring();
     AMEM_TRY(RemoveSome());  // more than was moved, so that the file does not grow while appends come fast
   }
@@ -152,17 +203,29 @@ Status Drain::MoveSome(std::uint64_t up_to) {
 }
 
 Status Drain::StoreDirect() {
-  const std::unique_ptr<Direct> direct(direct_.exchange(nullptr));
+  const auto direct = Offered(true);
   if (!direct) return {};
+  if (direct->state) {
+    const auto payload = EncodeSnapshot(*direct->state);
+    direct->state.reset();
+    if (!payload || payload->size() > UINT32_MAX) return {};  // earlier events are kept, and nothing is lost
+    direct->frame = Framed(RecordType::kSnapshot, direct->key, *payload);
+  }
+  const std::uint64_t before = last_snapshot();
+  const bool snapshot = direct->table == Table::kSnapshots;
+  if (snapshot && direct->key <= before) return {};
   AMEM_TRY(store_.Append(direct->table, direct->key, direct->frame));
-  if (direct->obsolete_events_below > obsolete_events_below_) {
-    AMEM_CHECK(direct->obsolete_snapshots_below < direct->obsolete_events_below, direct->key);
-    obsolete_events_below_ = direct->obsolete_events_below;
-    obsolete_snapshots_below_ = direct->obsolete_snapshots_below;
+  if (snapshot) {
+    last_snapshot_.store(direct->key, std::memory_order_release);
+    snapshot_bytes_.store(direct->frame.size(), std::memory_order_relaxed);
+  }
+  if (snapshot && before != 0) {
+    obsolete_events_below_ = before + 1;
+    obsolete_snapshots_below_ = before;
     removing_ = true;
     store_.ForgetDeadReaders();
   }
-  stored_.fetch_add(1, std::memory_order_release);
+  direct->stored.store(true, std::memory_order_release);
   return {};
 }
 

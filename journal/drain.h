@@ -10,11 +10,15 @@
 #include <cerrno>
 #include <climits>
 #include <ctime>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 
+#include "journal/base/deadline.h"
 #include "journal/store.h"
 #include "journal/tail.h"
+#include "statemachine/state.h"
 
 namespace amem {
 
@@ -43,8 +47,12 @@ class Doorbell {
 class Drain {
  public:
   // A thread that appends to `tail` and calls Appended() holds `append_mutex`.
-  Drain(std::filesystem::path directory, Tail& tail, Store& store, std::mutex& append_mutex)
-      : directory_(std::move(directory)), tail_(tail), store_(store), append_mutex_(append_mutex) {}
+  Drain(std::filesystem::path directory, Tail& tail, Store& store, std::mutex& append_mutex, std::uint64_t last_snapshot)
+      : directory_(std::move(directory)),
+        tail_(tail),
+        store_(store),
+        append_mutex_(append_mutex),
+        last_snapshot_(last_snapshot) {}
   ~Drain() { Stop(); }
   Status Start();
   void Stop();  // as soon as possible; what is in the tail stays there
@@ -52,32 +60,45 @@ class Drain {
   [[nodiscard]] bool broken() const { return broken_.load(std::memory_order_acquire); }
   [[nodiscard]] Status reason() const;
   // Keeps the first failure for ever, and marks the directory and the tail with it, so that other processes learn of it.
-  // Returns the one that is kept.
-  Status Break(const Status& failure);
+  // Returns the one that is kept. `by_file` false: the file system stands still, and only the tail is marked.
+  Status Break(const Status& failure, bool by_file = true);
+  // The thread has waited for the file system for two seconds.
+  [[nodiscard]] bool Stalled() const;
 
   // After an append, with the mutex held. Wakes the thread only when it sleeps for good or the tail fills up.
   void Appended() {
     if (std::exchange(idle_, false)) work_.Ring();
     if (!urgent_.load(std::memory_order_relaxed) && tail_.Used() > tail_.Capacity() / 4) Hurry();
   }
-  // Waits until everything before `position` of the tail is in LMDB.
+  // Waits until everything before `position` of the tail is in LMDB. kTimeout: the file system stands still.
   Status WaitFor(std::uint64_t position);
+  // Waits until the thread has done all that there is to do, with a look whether the files are still there. kTimeout: it had
+  // not until then.
+  Status Answer(Deadline until);
 
-  // A record that goes into LMDB directly, after everything in the tail. What it makes obsolete is removed afterwards.
+  // A record that goes into LMDB directly, after everything in the tail. What a snapshot makes obsolete is removed afterwards.
   struct Direct {
     Table table{};
     std::uint64_t key = 0;
     std::vector<std::byte> frame;
-    std::uint64_t obsolete_events_below = 0;
-    std::uint64_t obsolete_snapshots_below = 0;
+    std::optional<State> state{};  // of a snapshot that the thread encodes; one that cannot be encoded is left out
+    std::atomic<bool> stored{false};
   };
-  Status Store(Direct direct);
+  Status Store(Table table, std::uint64_t key, std::vector<std::byte> frame);
+  // Without waiting. Left out if another is on its way.
+  void SnapshotSoon(const State& state);
+  [[nodiscard]] std::uint64_t last_snapshot() const { return last_snapshot_.load(std::memory_order_acquire); }
+  [[nodiscard]] Bytes snapshot_bytes() const { return snapshot_bytes_.load(std::memory_order_relaxed); }  // of the last one
 
  private:
   void Hurry();
   void Run();
   void Gather();
+  Status WaitUntil(const std::function<bool()>& done, std::optional<Deadline> until);
+  bool Offer(const std::shared_ptr<Direct>& direct);  // false: another is on its way
+  std::shared_ptr<Direct> Offered(bool take);
   Status MoveAll();
+  [[nodiscard]] Status FilesAreThere() const;
   Status MoveSome(std::uint64_t up_to);
   Status StoreDirect();
   Status RemoveSome();
@@ -96,9 +117,12 @@ class Drain {
   std::atomic<bool> urgent_{false};
   std::atomic<bool> stop_{false};
 
-  std::mutex store_mutex_;                   // one Store() at a time
-  std::atomic<Direct*> direct_{nullptr};     // owned by whoever takes it out: the thread, or a Store() that gives up
-  std::atomic<std::uint64_t> stored_{0};     // how many were stored
+  std::mutex direct_mutex_;
+  std::shared_ptr<Direct> direct_;                     // the next; under direct_mutex_
+  std::atomic<std::uint64_t> asked_{0}, answered_{0};  // rounds of the thread
+  std::atomic<std::uint64_t> working_since_ns_{0};     // 0: the thread does not wait for the file system
+  std::atomic<std::uint64_t> last_snapshot_;
+  std::atomic<Bytes> snapshot_bytes_{0};
   std::uint64_t obsolete_events_below_ = 0;  // the thread's
   std::uint64_t obsolete_snapshots_below_ = 0;
   bool removing_ = false;

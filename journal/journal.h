@@ -2,9 +2,10 @@
 //
 //   DIR/<session id in 16 hex digits>/   mode 0700
 //     data.mdb, lock.mdb                 LMDB: events by sequence number, snapshots, meta data
-//     tail                               appended events that are not in LMDB yet; shared memory, survives the writer's death
+//     tail                               appended events that are not in LMDB yet, or where in memory they are (tail.h); they
+//                                        survive the writer's death
 //     closed | broken                    present once the session ended in order, or its journal stopped telling the truth
-//   DIR/<session id>.broken/             the journal of that session before it broke and was begun anew
+//   DIR/<session id>.broken[-N]/         the journals of that session before they broke and were begun anew
 //
 // A session directory without `closed` whose writer is dead is one that crashed.
 #pragma once
@@ -17,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "journal/base/deadline.h"
 #include "statemachine/event.h"
 #include "statemachine/state.h"
 
@@ -28,6 +30,7 @@ inline constexpr std::uint32_t kJournalLeastReader = 1;  // the oldest reader th
 struct JournalOptions {
   std::filesystem::path directory;  // holds the sessions' directories; made with mode 0700 if missing
   Bytes tail_bytes = Bytes{8} << 20;
+  bool tail_in_memory = true;        // where /dev/shm can be had; else what is appended is written to its file by calls
   Bytes map_bytes = Bytes{4} << 30;  // upper bound of one session's LMDB file; sparse
   // A snapshot is due after so many events or bytes; old events go once a snapshot covers them.
   std::uint64_t snapshot_every = 250'000;
@@ -50,20 +53,27 @@ class JournalWriter {
   // A writer that outlasts its journal. Where none can be opened, or it breaks, Append fails until Renew has opened one.
   static std::unique_ptr<JournalWriter> OpenLasting(const JournalOptions& options, SessionId session);
 
-  // When this returns ok the event survives SIGKILL of this process. Does not wait for a commit, unless the tail is full. After
-  // a failure every further call fails with the same reason, and the directory is marked `broken`. In a forked child: kRefused,
-  // nothing is touched.
+  // When this returns ok the event survives SIGKILL of this process. Does not wait for a commit, unless the tail is full, and
+  // for a file system that stands still no longer than two seconds, once. After a failure every further call fails with the same
+  // reason, and the directory is marked `broken`. In a forked child: kRefused, nothing is touched.
   virtual Status Append(const Event& event) = 0;
   // Waits until everything appended is in LMDB.
   virtual Status Flush() = 0;
   // Stores ToSnapshotEvents(state) as a snapshot and lets events before the previous snapshot go. Call when SnapshotDue().
   [[nodiscard]] virtual bool SnapshotDue() const = 0;
   virtual Status Snapshot(const State& state) = 0;
+  // The same without waiting: a copy of the state is encoded and stored by the thread.
+  virtual void SnapshotSoon(const State& state) { (void)Snapshot(state); }
+  // A question, to be asked without the lock that serialises the calls: whether the files of now can be written until then.
+  // kIo: they were removed, and appends fail from now on. kTimeout: their file system stands still. Empty: there is no journal.
+  using Question = std::function<Status(Deadline)>;
+  [[nodiscard]] virtual Question AskFiles() const { return {}; }
   // Flushes and marks the directory `closed`. The destructor without Close leaves it as a crash would.
   virtual Status Close() = 0;
   // After Append has failed: goes on in a fresh directory, if this is a lasting writer and there can be one now. It begins with
   // a snapshot of `state`, and the next event to append is the one after that. The directory of before, if there is one,
-  // becomes DIR/<session id>.broken.
+  // becomes DIR/<session id>.broken, or .broken-2 and so on. Where the file system does not answer at once (kTimeout), the
+  // directory is made meanwhile, and a later call has it.
   virtual Status Renew(const State&) { return {Code::kUnsupported, "this journal is not renewed"}; }
   [[nodiscard]] virtual std::filesystem::path Directory() const = 0;
 };

@@ -1,5 +1,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -209,8 +211,13 @@ class Reader final : public JournalReader {
       if (batch.beyond) return report;
     }
     if (!ReadFromTail(view, next, to, losses, visit)) return report;
-    if (last.value > view.last && view.tail.damaged_at_end)
-      losses.Add(1, fmt::format("what follows event {} is lost: {}", view.last, view.tail.damage));
+    if (last.value <= view.last) return report;
+    if (view.tail.damaged_at_end) losses.Add(1, fmt::format("what follows event {} is lost: {}", view.last, view.tail.damage));
+    // Of a copy it is not known whether there was any more.
+    if (view.tail.unreachable && !WriterIsAlive(directory_ / "tail") && !IsCopy(directory_ / "tail"))
+      losses.Add(1, fmt::format("what follows event {} may be lost: the last events were in memory (/dev/shm) that is gone, or "
+                                "cannot be reached from here; `amem pack` where the process ran takes them along",
+                                view.last));
     return report;
   }
 
@@ -310,7 +317,8 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const fs::path& given
                                        "holds one directory for each session"};
   }
   const bool live = WriterMayLive(directory / "tail");
-  const bool trusted = !live || Store::IsOpenHere(directory) || WriterIsTrusted(directory / "tail");
+  if (!live && LifeOfWriter(directory / "tail", true) == WriterLife::kEnded) MoveToDisk(directory / "tail");  // so that it can be copied
+  const bool trusted = !live || Store::IsOpenHere(directory) || (WriterIsTrusted(directory / "tail") && HasOwnLocks(directory));
   AMEM_ASSIGN(auto source, OpenSource(directory, live, trusted));
   AMEM_ASSIGN(auto meta, ReadMeta(*source, directory));
   return std::unique_ptr<JournalReader>(new Reader(directory, std::move(source), std::move(meta)));

@@ -1,5 +1,7 @@
 #include "journal/record_source.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <map>
@@ -104,9 +106,14 @@ class SalvagedSource final : public RecordSource {
 Result<std::unique_ptr<RecordSource>> OpenSource(const std::filesystem::path& directory, bool live, bool trusted) {
   const auto path = directory / "data.mdb";
   AMEM_ASSIGN(auto file, File::OpenToRead(path));
-  Status damage{Code::kCorrupt, path.string() +
-                                    " is locked, and by no process of this user that can be seen from here, so LMDB's locks "
-                                    "beside it are not used; read it as its user and where it runs, or copy the directory"};
+  const bool locks_are_here = access((directory / kLockFile).c_str(), F_OK) == 0;
+  Status damage{
+      Code::kCorrupt,
+      path.string() + (locks_are_here ? " is locked, and by no process of this user that can be seen from here, so "
+                                        "LMDB's locks beside it are not used; read it as its user and where it runs, "
+                                        "or copy the directory"
+                                      : " is being written, and LMDB's locks are not to be seen from here: they are in "
+                                        "memory (/dev/shm); read it where its process runs")};
   if (trusted) damage = live ? Status{} : CheckStructure(file);
   if (damage.ok()) {
     auto store = Store::Open(directory, live);

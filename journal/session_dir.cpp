@@ -52,6 +52,7 @@ bool IsLink(const fs::path& path) {
 void RemoveSession(const fs::path& session) {
   const File dir = OpenDirectory(session, O_NOFOLLOW);
   if (dir.fd() < 0) return;
+  GiveMemoryBack(session / "tail");
   for (const char* file : kFiles) unlinkat(dir.fd(), file, 0);
   rmdir(session.c_str());  // fails when something else is in it
 }
@@ -76,7 +77,8 @@ std::string HostLine() { return "host " + std::to_string(HostNumber()); }
 
 // Whether a session has ended. On a file system that hosts share, only what this host has made is known to have.
 bool HasEnded(const fs::path& directory, bool closed, const std::string& words, bool shared) {
-  if (!closed) return Exists(directory / "tail") ? LifeOfWriter(directory / "tail", shared) == WriterLife::kEnded : !shared;
+  const bool known = !shared || Exists(directory / "tail");
+  if (!closed) return known && LifeOfWriter(directory / "tail", shared) == WriterLife::kEnded;
   return !shared || words.starts_with(HostLine() + "\n");
 }
 
@@ -113,12 +115,23 @@ void RemoveStaleNew(int parent, const fs::path& session, bool shared) {
   if (stale && LifeOfWriter(session / "tail", shared) == WriterLife::kEnded) RemoveSession(session);
 }
 
-// The journal in `directory`, if there is one, becomes the one that `name` had before it broke. Only the last such is kept.
+// The journal in `directory`, if there is one, becomes one that `name` had before. None is lost: RemoveOldSessions lets go of
+// them like any other that failed.
 void PutAside(const fs::path& directory, const fs::path& name) {
-  const fs::path aside = name.string() + std::string(kBrokenSuffix);
-  if (!Exists(directory)) return;
-  RemoveSession(aside);
-  (void)rename(directory.c_str(), aside.c_str());
+  const std::string aside = name.string() + std::string(kBrokenSuffix);
+  for (int n = 1; Exists(directory) && n < 10'000; ++n) {
+    const std::string free = n == 1 ? aside : aside + "-" + std::to_string(n);
+    if (renameat2(AT_FDCWD, directory.c_str(), AT_FDCWD, free.c_str(), RENAME_NOREPLACE) == 0) return;
+    if (errno != EEXIST && errno != ENOTEMPTY) {  // the file system cannot do that
+      if (!Exists(free)) (void)rename(directory.c_str(), free.c_str());
+      if (!Exists(directory)) return;
+    }
+  }
+}
+
+// Of which session a directory is by its name, also one that broke.
+std::optional<SessionId> SessionOfAnyName(std::string_view name) {
+  return SessionOfName(name.substr(0, std::min(name.size(), name.find(kBrokenSuffix))));
 }
 
 Time LastWritten(const fs::path& session) {
@@ -235,15 +248,16 @@ void RemoveOldSessions(const fs::path& directory, std::uint32_t keep_sessions, B
   std::error_code failed;
   for (const std::string& name : NamesIn(directory, failed)) {
     if (name.starts_with(kNewPrefix)) RemoveStaleNew(parent.fd(), directory / name, shared);
-    const bool broken = name.ends_with(kBrokenSuffix);
-    if (!SessionOfName(broken ? name.substr(0, name.size() - kBrokenSuffix.size()) : name)) continue;
+    if (!SessionOfAnyName(name)) continue;
     auto one = Examine(directory / name, shared);
     if (one && one->ended) {
+      MoveToDisk(directory / name / "tail");
       ended.push_back(std::move(*one));
     } else if (one) {
       bytes += one->bytes;
     }
   }
+  RemoveForgottenMemory();
   // Failed ones first, and of each the youngest.
   std::ranges::sort(ended, std::greater<>(), [](const Found& one) { return std::tuple(one.failed, one.written); });
   for (std::size_t i = 0; i < ended.size(); ++i) {  // those to keep come first

@@ -25,7 +25,8 @@ class NewSessionDirectory {
   NewSessionDirectory& operator=(NewSessionDirectory&&) = delete;
   ~NewSessionDirectory();
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
-  // What had the name until now gets `.broken` behind it.
+  [[nodiscard]] const std::filesystem::path& name() const { return name_; }  // that it gets
+  // What had the name until now gets `.broken` behind it, with a number where there is one already.
   Result<std::filesystem::path> Publish();
 
  private:

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <lmdb.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -18,6 +19,7 @@
 
 #include "journal/base/file.h"
 #include "journal/base/fork_guard.h"
+#include "journal/shared_memory.h"
 #include "statemachine/check.h"
 
 namespace amem {
@@ -118,11 +120,14 @@ int OpenEnvironment(MDB_env** env, const std::filesystem::path& directory, Bytes
 }
 
 // LMDB maps a lock file that has holes: on a full disk, touching a hole would raise a signal.
-Status ReserveLockFile(const std::filesystem::path& directory) {
-  const auto path = directory / "lock.mdb";
+Status ReserveLockFile(const std::filesystem::path& directory, const std::filesystem::path& locks) {
+  if (locks.empty()) return {};
+  const auto path = directory / locks;
   AMEM_ASSIGN(const auto file, File::Open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW));
   if (const int error = posix_fallocate(file.fd(), 0, kLockFileBytes); error != 0)
     return SystemFailure("make room in", path, error);
+  if (locks.is_absolute() && symlink(locks.c_str(), (directory / kLockFile).c_str()) != 0)
+    return SystemFailure("make a link in", directory, errno);
   return {};
 }
 
@@ -133,6 +138,8 @@ struct Store::Environment {
   TableIds tables{};
   std::filesystem::path directory;
   FileKey file;
+  bool has_locks = true;
+  File lock;  // of a writer: data.mdb, locked, so that without a tail it is known to live as well
 };
 
 // LMDB allows a process one environment for each file, so this list belongs to the process. It is never destroyed, because
@@ -164,20 +171,39 @@ Store::Registry& Store::Registry::The() {
 
 Store::Store(std::shared_ptr<Environment> environment) : environment_(std::move(environment)) {}
 
-Result<std::unique_ptr<Store>> Store::Create(const std::filesystem::path& directory, Bytes map_bytes) {
-  AMEM_TRY(ReserveLockFile(directory));
+Result<std::unique_ptr<Store>> Store::Create(const std::filesystem::path& directory, Bytes map_bytes,
+                                             const std::filesystem::path& locks) {
+  AMEM_TRY(ReserveLockFile(directory, locks));
   Registry& registry = Registry::The();
   const std::lock_guard lock(registry.mutex);
   auto made = std::make_shared<Environment>();
-  if (const int rc = OpenEnvironment(&made->env, directory, map_bytes, MDB_NOTLS | MDB_NOSYNC); rc != 0)
-    return Failure("create", directory, rc);
+  made->has_locks = !locks.empty();
+  const unsigned flags = MDB_NOTLS | MDB_NOSYNC | (made->has_locks ? 0U : MDB_NOLOCK);
+  if (const int rc = OpenEnvironment(&made->env, directory, map_bytes, flags); rc != 0) return Failure("create", directory, rc);
   const int rc = OpenTables(made->env, made->tables, true);
   const auto file = Identify(directory);
   if (rc != 0 || !file) {
     mdb_env_close(made->env);
     return rc != 0 ? Failure("create tables in", directory, rc) : file.status();
   }
+  if (auto data = File::OpenToRead(directory / "data.mdb")) made->lock = *std::move(data);
+  (void)flock(made->lock.fd(), LOCK_EX | LOCK_NB);
   return registry.Enter(std::move(made), directory, *file);
+}
+
+bool Store::IsRemoved() const {
+  struct stat st {};
+  const int fd = environment_->lock.fd();
+  return fd >= 0 && fstat(fd, &st) == 0 && st.st_nlink == 0;
+}
+
+bool HasOwnLocks(const std::filesystem::path& directory) {
+  const auto locks = directory / kLockFile;
+  struct stat st {};
+  std::error_code failed;
+  if (lstat(locks.c_str(), &st) != 0) return false;
+  if (S_ISLNK(st.st_mode) && !IsOwnSharedMemory(std::filesystem::read_symlink(locks, failed))) return false;
+  return stat(locks.c_str(), &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid();
 }
 
 Result<std::unique_ptr<Store>> Store::Open(const std::filesystem::path& directory, bool live) {
@@ -186,9 +212,7 @@ Result<std::unique_ptr<Store>> Store::Open(const std::filesystem::path& director
   AMEM_ASSIGN(const auto file, Identify(directory));
   if (auto* const open = FindIn(registry.environments, file)) return std::unique_ptr<Store>(new Store(*open));
   auto made = std::make_shared<Environment>();
-  struct stat lock_file {};
-  const auto locks = directory / "lock.mdb";
-  if (live && (access(locks.c_str(), W_OK) != 0 || lstat(locks.c_str(), &lock_file) != 0 || !S_ISREG(lock_file.st_mode))) {
+  if (live && (!HasOwnLocks(directory) || access((directory / kLockFile).c_str(), W_OK) != 0)) {
     // A reader that LMDB does not know of would see pages change while it reads them.
     return Status{Code::kRefused,
                   "open " + (directory / "data.mdb").string() +
@@ -208,7 +232,8 @@ bool Store::IsOpenHere(const std::filesystem::path& directory) {
   Registry& registry = Registry::The();
   const std::lock_guard lock(registry.mutex);
   const auto file = Identify(directory);
-  return file && registry.environments.contains(*file);
+  const auto* const open = file ? FindIn(registry.environments, *file) : nullptr;
+  return open != nullptr && (*open)->has_locks;
 }
 
 Store::~Store() {

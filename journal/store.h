@@ -13,6 +13,11 @@ struct MDB_txn;
 
 namespace amem {
 
+inline constexpr const char* kLockFile = "lock.mdb";
+// Whether LMDB may open that file of a session's directory: it writes to it, so it must be this user's, and if it is a link, one to this
+// user's memory (shared_memory.h).
+bool HasOwnLocks(const std::filesystem::path& directory);
+
 class Store final : public RecordSource {
  public:
   using TableIds = std::array<unsigned, kTables>;
@@ -31,12 +36,14 @@ class Store final : public RecordSource {
     const TableIds& tables_;
   };
 
-  // Makes data.mdb and lock.mdb in `directory`, which exists and has none.
-  static Result<std::unique_ptr<Store>> Create(const std::filesystem::path& directory, Bytes map_bytes);
+  // Makes data.mdb and lock.mdb in `directory`, which exists and has none. `locks`: where lock.mdb is, if it is a link; empty:
+  // there is none, and no other process reads by LMDB while this one writes.
+  static Result<std::unique_ptr<Store>> Create(const std::filesystem::path& directory, Bytes map_bytes,
+                                               const std::filesystem::path& locks = kLockFile);
   // Opens for reading only. `live`: a process may be writing to it, so LMDB's locks are taken, for which lock.mdb must be
   // writable; a copy needs none. Otherwise no file is touched.
   static Result<std::unique_ptr<Store>> Open(const std::filesystem::path& directory, bool live);
-  // Whether this process has the store in that directory open.
+  // Whether this process has the store in that directory open, with locks.
   static bool IsOpenHere(const std::filesystem::path& directory);
   ~Store() override;
 
@@ -49,6 +56,7 @@ class Store final : public RecordSource {
   Status Sync();
   // Tells the store the new name of its directory, for messages. To be called before other threads use the store.
   void MovedTo(const std::filesystem::path& directory);
+  [[nodiscard]] bool IsRemoved() const;  // data.mdb has no name any more
   // Frees what dead readers of this journal held.
   void ForgetDeadReaders() const;
 

@@ -12,16 +12,17 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <sstream>
 
 #include "journal/base/process_sight.h"
+#include "journal/shared_memory.h"
+#include "journal/store.h"
+#include "journal/tail_header.h"
 #include "statemachine/fnv1a.h"
 
 namespace amem {
 namespace {
 
 constexpr std::uint32_t kSkipMagic = 0x70694b53;  // "SKip": go on at the start of the ring
-constexpr Bytes kCrcBytes = offsetof(TailHeader, crc);
 
 // FNV-1a's own offset basis has one digit more. This one was mistyped once, and is in the headers of the tails on disk: a
 // reader with the right one would take every living writer's journal for one of another boot.
@@ -36,33 +37,10 @@ std::optional<std::uint64_t> BootNumber() {
   return number.value();
 }
 
-std::uint32_t HeaderCrc(const TailHeader& header) { return Crc32c({reinterpret_cast<const std::byte*>(&header), kCrcBytes}); }
-
-// The header of another process's tail. It is mapped, because positions must be read whole while their owner moves them. Only
-// the first page is mapped: the file has been seen to have it, and no tail ever gets shorter.
-struct UnmapHeader {
-  void operator()(const TailHeader* header) const { munmap(const_cast<TailHeader*>(header), kTailHeaderBytes); }
-};
-using SharedHeader = std::unique_ptr<const TailHeader, UnmapHeader>;
-SharedHeader MapHeader(const File& file) {
-  void* at = mmap(nullptr, kTailHeaderBytes, PROT_READ, MAP_SHARED, file.fd(), 0);
-  return SharedHeader(at == MAP_FAILED ? nullptr : static_cast<const TailHeader*>(at));
-}
-
 ProcessIdentity WriterIn(const TailHeader& header) { return {header.pid, header.process_start, header.pid_namespace}; }
 
-bool IsSound(const TailHeader& header) { return header.magic == TailHeader::kMagic && header.crc == HeaderCrc(header); }
-
-// Of a file that may not be there; null: it is not, or its header is damaged.
-SharedHeader SoundHeader(const Result<File>& file) {
-  const auto size = file ? file->Size() : Result<Bytes>(file.status());
-  SharedHeader header = size && *size >= sizeof(TailHeader) ? MapHeader(*file) : nullptr;
-  return header && IsSound(*header) ? std::move(header) : nullptr;
-}
-
-void Introduce(TailHeader& header, std::uint64_t capacity, SessionId session, int fd) {
-  struct stat st {};
-  header.inode = fstat(fd, &st) == 0 ? st.st_ino : 0;
+void Introduce(TailHeader& header, std::uint64_t capacity, SessionId session, std::uint64_t inode) {
+  header.inode = inode;
   const ProcessIdentity self = OwnProcess();
   header.pid = self.pid;
   header.capacity = capacity;
@@ -196,40 +174,68 @@ bool HasOpen(std::int32_t pid, const struct stat& st) {
   return false;
 }
 
-// The process, as seen from here, that holds a lock on that file; 0: none that can be seen.
-std::int32_t LockHolder(const struct stat& st) {
-  constexpr std::size_t kLocksMost = std::size_t{4} << 20;
-  std::istringstream locks(ReadSmallFile("/proc/locks", kLocksMost));
-  for (std::string line; std::getline(locks, line);) {
-    // "7: FLOCK  ADVISORY  WRITE 4711 fd:01:1234567 0 EOF"
-    std::istringstream words(line);
-    std::string number, kind, advisory, mode, pid, file;
-    words >> number >> kind >> advisory >> mode >> pid >> file;
-    const std::size_t colon = file.rfind(':');
-    if (kind != "FLOCK" || mode != "WRITE" || colon == std::string::npos) continue;
-    if (std::strtoull(file.c_str() + colon + 1, nullptr, 10) == st.st_ino) return std::atoi(pid.c_str());
-  }
-  return 0;
-}
-
 }  // namespace
 
 void Tail::Unmap::operator()(std::byte* at) const { munmap(at, bytes); }
 
-Result<Tail> Tail::Create(const std::filesystem::path& path, Bytes bytes, SessionId session) {
+Result<Tail::Map> Tail::MapRing(const std::filesystem::path& path, int fd, Bytes bytes) {
+  const int flags = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+  if (at == MAP_FAILED) return SystemFailure("map", path, errno);
+  return Map(static_cast<std::byte*>(at), Unmap{bytes});
+}
+
+Result<Tail> Tail::Create(const std::filesystem::path& path, Bytes bytes, SessionId session, Ring ring) {
   bytes = std::max(bytes, kLeastTailBytes) / kTailHeaderBytes * kTailHeaderBytes;
   AMEM_TRY(CheckFileLimit(path, bytes));
   AMEM_ASSIGN(auto file, File::Open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW));
-  const int fd = file.fd();
-  const std::string doing = "make room for " + std::to_string(bytes) + " bytes in";
-  if (const int error = posix_fallocate(fd, 0, static_cast<off_t>(bytes)); error != 0) return SystemFailure(doing, path, error);
   // On file systems without locks, the pid alone tells whether the writer lives.
-  if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return SystemFailure("lock", path, errno);
-  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (at == MAP_FAILED) return SystemFailure("map", path, errno);
-  std::unique_ptr<std::byte[], Unmap> map(static_cast<std::byte*>(at), Unmap{bytes});
-  Introduce(*new (at) TailHeader, bytes - kTailHeaderBytes, session, fd);
-  return Tail(std::move(file), std::move(map), bytes - kTailHeaderBytes);
+  if (flock(file.fd(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return SystemFailure("lock", path, errno);
+  struct stat st {};
+  if (fstat(file.fd(), &st) != 0) return SystemFailure("look at", path, errno);
+  const bool mapped = IsInMemory(file.fd()) && ring == Ring::kInMemory;
+  const auto in_memory = MemoryOf(session, st);
+  auto memory = mapped || ring == Ring::kInFile ? Result<SharedMemory>(SharedMemory{}) : MakeSharedMemory(in_memory, bytes);
+  const bool has_memory = memory.ok() && memory->bytes != 0;
+  const Bytes in_file = has_memory ? kLeastTailBytes : bytes;
+  if (has_memory) bytes = memory->bytes;
+  Tail made(std::move(file), has_memory ? std::move(memory->file) : File(), nullptr, bytes - kTailHeaderBytes,
+            has_memory ? in_memory : std::filesystem::path(), !mapped && !has_memory);
+  Status status = made.Prepare(path, in_file, bytes, session, st.st_ino);
+  if (!status.ok() && has_memory) unlink(in_memory.c_str());
+  if (!status.ok()) return status;
+  return made;
+}
+
+Status Tail::Prepare(const std::filesystem::path& path, Bytes in_file, Bytes bytes, SessionId session, std::uint64_t inode) {
+  if (const int error = posix_fallocate(file_.fd(), 0, static_cast<off_t>(in_file)); error != 0)
+    return SystemFailure("make room for " + std::to_string(in_file) + " bytes in", path, error);
+  const bool in_memory = memory_.fd() >= 0;
+  if (in_memory) (void)flock(memory_.fd(), LOCK_EX | LOCK_NB);
+  AMEM_ASSIGN(map_, MapRing(path, by_calls_ ? -1 : in_memory ? memory_.fd() : file_.fd(), bytes));
+  Introduce(*new (map_.get()) TailHeader, bytes - kTailHeaderBytes, session, inode);
+  if (!by_calls_ && !in_memory) return {};
+  const auto on_disk = std::make_unique<TailHeader>();
+  Introduce(*on_disk, in_file - kTailHeaderBytes, session, inode);
+  on_disk->in_memory = in_memory ? 1 : 0;
+  return WriteAt(file_, 0, std::as_bytes(std::span(on_disk.get(), 1))).Within("write " + path.string());
+}
+
+std::filesystem::path Tail::PlaceOfLocks() const {
+  if (WritesInPlace(file_.fd())) return kLockFile;
+  return in_memory_.empty() ? in_memory_ : std::filesystem::path(in_memory_.string() + kLocksBeside);
+}
+
+bool Tail::IsRemoved() const {
+  const auto gone = [](const File& file) {
+    struct stat st {};
+    return file.fd() >= 0 && fstat(file.fd(), &st) == 0 && st.st_nlink == 0;
+  };
+  return gone(file_) || gone(memory_);
+}
+
+void Tail::MovedTo(const std::filesystem::path& directory) {
+  if (!in_memory_.empty()) directory.native().copy(header().journal, sizeof header().journal - 1);
 }
 
 Bytes Tail::Used() const {
@@ -252,8 +258,31 @@ bool Tail::Append(RecordType type, std::uint64_t seq, std::span<const std::byte>
     offset = 0;
   }
   WriteRecord(ring() + offset, type, seq, payload);
+  if (by_calls_) {
+    failure_ = WriteByCalls(at, skip, bytes);
+    if (!failure_.ok()) return false;
+  }
   header().published.store(at + skip + bytes, std::memory_order_release);
   return true;
+}
+
+// The record, and then the positions from which readers know of it. If the process is killed in between, it was not appended.
+Status Tail::WriteByCalls(std::uint64_t at, std::uint64_t skip, std::size_t bytes) {
+  AMEM_TRY(CheckFileLimit("the tail of the journal", kTailHeaderBytes + capacity_));
+  const auto write = [&](std::uint64_t offset, std::size_t length) {
+    return WriteAt(file_, kTailHeaderBytes + offset, std::span<const std::byte>(ring() + offset, length));
+  };
+  if (skip != 0) AMEM_TRY(write(at % capacity_, sizeof kSkipMagic));
+  AMEM_TRY(write((at + skip) % capacity_, bytes));
+  const std::uint64_t positions[] = {at + skip + bytes, at + skip + bytes};
+  static_assert(offsetof(TailHeader, published) == offsetof(TailHeader, begun) + sizeof positions[0]);
+  return WriteAt(file_, offsetof(TailHeader, begun), std::as_bytes(std::span(positions)));
+}
+
+void Tail::Drained(std::uint64_t up_to) {
+  // Before the appender uses the room. If it fails, readers find records that are in LMDB as well.
+  if (by_calls_) (void)WriteAt(file_, offsetof(TailHeader, drained), std::as_bytes(std::span(&up_to, 1)));
+  header().drained.store(up_to, std::memory_order_release);
 }
 
 RingStretch Tail::Drainable(std::uint64_t up_to) const {
@@ -269,6 +298,10 @@ void Tail::MarkBroken(std::string_view reason) {
   std::memcpy(h.reason, reason.data(), n);
   h.reason[n] = '\0';
   h.broken.store(1, std::memory_order_release);
+  if (!by_calls_) return;
+  (void)WriteAt(file_, offsetof(TailHeader, reason), std::as_bytes(std::span(h.reason, n + 1)));
+  const std::uint32_t broken = 1;
+  (void)WriteAt(file_, offsetof(TailHeader, broken), std::as_bytes(std::span(&broken, 1)));
 }
 
 bool WalkRing(const RingStretch& stretch, const std::function<bool(std::span<const std::byte>, std::uint64_t)>& visit) {
@@ -288,15 +321,27 @@ bool WalkRing(const RingStretch& stretch, const std::function<bool(std::span<con
 }
 
 Result<TailContents> ReadTail(const std::filesystem::path& path) {
-  TailContents out;
-  const auto file = File::OpenToRead(path);
-  if (!file) {
-    if (file.status().code() == Code::kNotFound) return out;
-    return file.status();
+  // A tail that another process has moved to its file, and of which the memory is gone, is opened again.
+  for (bool again = true;; again = false) {
+    TailContents out;
+    const auto file = File::OpenToRead(path);
+    if (!file) {
+      if (file.status().code() == Code::kNotFound) return out;
+      return file.status();
+    }
+    const SharedHeader header = SoundHeader(file);
+    const bool elsewhere = header && header->in_memory != 0;
+    const File memory = elsewhere ? MemoryOfTail(*file, *header) : File();
+    const File& place = elsewhere ? memory : *file;
+    if (elsewhere && memory.fd() < 0) {
+      if (again) continue;
+      out.unreachable = true;
+      return out;
+    }
+    AMEM_ASSIGN(const auto bytes, place.Size());
+    AMEM_TRY(ReadPresent(place, bytes, out).Within("read " + path.string()));
+    return out;
   }
-  AMEM_ASSIGN(const auto bytes, file->Size());
-  AMEM_TRY(ReadPresent(*file, bytes, out).Within("read " + path.string()));
-  return out;
 }
 
 std::uint32_t HostNumber() {
@@ -311,7 +356,12 @@ std::uint32_t HostNumber() {
 
 WriterLife LifeOfWriter(const std::filesystem::path& path, bool shared) {
   const auto file = File::OpenToRead(path);
-  if (!file) return file.status().code() == Code::kNotFound ? WriterLife::kEnded : WriterLife::kUnknown;
+  if (!file && file.status().code() == Code::kNotFound) {  // the writer locks data.mdb as well
+    const auto data = File::OpenToRead(path.parent_path() / "data.mdb");
+    const bool locked = data && flock(data->fd(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    return locked ? WriterLife::kAlive : WriterLife::kEnded;
+  }
+  if (!file) return WriterLife::kUnknown;
   const bool free = flock(file->fd(), LOCK_SH | LOCK_NB) == 0;
   if (free && !shared) return WriterLife::kEnded;
   const bool locked = !free && errno == EWOULDBLOCK;

@@ -1,7 +1,11 @@
-// The tail: a file of fixed size, mapped as shared memory, where records wait until they are in LMDB. When the writer dies, its
-// records stay in the page cache, where a reader finds them.
+// The tail: where records wait until they are in LMDB. When the writer dies, its records stay where they are, and a reader
+// finds them.
 //
-// The file is one page of header and a ring. Positions count bytes since the beginning and never wrap; position p lies at
+// The file `tail` is one page of header and a ring. A journal on a disk has the ring in memory that outlives the process
+// (shared_memory.h), and in its file only a header that says so, and the lock. Where there is no such memory, what is appended
+// is written to the file by calls, which cost a microsecond, return errors, and wait for the file system.
+//
+//  Positions count bytes since the beginning and never wrap; position p lies at
 // p % capacity. Records do not wrap either: when the rest of the ring is too short for one, it is skipped.
 //
 //     drained          published     begun
@@ -46,7 +50,9 @@ struct TailHeader {
   alignas(64) std::atomic<std::uint64_t> drained{0};
   alignas(64) std::atomic<std::uint32_t> broken{0};  // 1: reason is complete
   char reason[508] = {};
-  std::uint64_t inode = 0;  // of the file itself, and so another one in a copy; 0: not known
+  std::uint64_t inode = 0;      // of the file `tail`, and so another one in a copy; 0: not known
+  std::uint32_t in_memory = 0;  // 1: the positions and the ring are in MemoryOf(this file)
+  char journal[1024] = {};      // in memory: the journal's directory, by its last name
 };
 static_assert(sizeof(TailHeader) <= kTailHeaderBytes);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
@@ -59,12 +65,14 @@ struct RingStretch {
 // The writer's side. Append by one thread at a time, Drainable and Drained by one other.
 class Tail {
  public:
-  // Makes the file with all its blocks, so that a full disk is an error here and never a signal later, and locks it: the lock
-  // goes with the process. `bytes` includes the header.
-  static Result<Tail> Create(const std::filesystem::path& path, Bytes bytes, SessionId session);
+  enum class Ring { kInMemory, kInFile };  // the first where it can be had
+  // Makes the file with all its blocks, so that a full disk is an error here, and locks it: the lock goes with the process.
+  // `bytes` includes the header.
+  static Result<Tail> Create(const std::filesystem::path& path, Bytes bytes, SessionId session, Ring ring = Ring::kInMemory);
 
-  // False: there is no room now.
+  // False: there is no room now, or the file cannot be written, as Failure() says.
   bool Append(RecordType type, std::uint64_t seq, std::span<const std::byte> payload);
+  [[nodiscard]] const Status& Failure() const { return failure_; }
   // There may never be room for a larger payload.
   [[nodiscard]] std::size_t LargestPayload() const { return capacity_ / 4; }
   [[nodiscard]] std::uint64_t Published() const { return header().published.load(std::memory_order_acquire); }
@@ -74,26 +82,54 @@ class Tail {
 
   // What is published and not yet drained.
   [[nodiscard]] RingStretch Drainable(std::uint64_t up_to) const;
-  void Drained(std::uint64_t up_to) { header().drained.store(up_to, std::memory_order_release); }
+  void Drained(std::uint64_t up_to);
 
   // Other processes can read the reason even when no file can be written any more.
   void MarkBroken(std::string_view reason);
+
+  // Where LMDB can have its locks, which it maps: beside the ring in memory, or in the journal's directory (a relative path).
+  // Empty: nowhere.
+  [[nodiscard]] std::filesystem::path PlaceOfLocks() const;
+  [[nodiscard]] bool IsRemoved() const;  // its file, or its memory
+  // The journal's directory has got its name.
+  void MovedTo(const std::filesystem::path& directory);
 
  private:
   struct Unmap {
     std::size_t bytes;
     void operator()(std::byte* at) const;
   };
-  Tail(File file, std::unique_ptr<std::byte[], Unmap> map, Bytes capacity)
-      : file_(std::move(file)), map_(std::move(map)), capacity_(capacity) {}
+  using Map = std::unique_ptr<std::byte[], Unmap>;
+  Tail(File file, File memory, Map map, Bytes capacity, std::filesystem::path in_memory, bool by_calls)
+      : file_(std::move(file)),
+        memory_(std::move(memory)),
+        map_(std::move(map)),
+        capacity_(capacity),
+        in_memory_(std::move(in_memory)),
+        by_calls_(by_calls) {}
+  Status Prepare(const std::filesystem::path& path, Bytes in_file, Bytes bytes, SessionId session, std::uint64_t inode);
+  static Result<Map> MapRing(const std::filesystem::path& path, int fd, Bytes bytes);
   [[nodiscard]] TailHeader& header() const { return *reinterpret_cast<TailHeader*>(map_.get()); }
   [[nodiscard]] std::byte* ring() const { return map_.get() + kTailHeaderBytes; }
+  Status WriteByCalls(std::uint64_t at, std::uint64_t skip, std::size_t bytes);
 
-  File file_;  // holds the lock
-  std::unique_ptr<std::byte[], Unmap> map_;
+  File file_;    // holds the lock
+  File memory_;  // locked as well; none: the ring is in the file
+  Map map_;      // of the memory or of the file; by calls: the process's own copy of the file
   std::uint64_t capacity_;
-  std::uint64_t free_until_ = 0;  // the appender's copy of drained + capacity; refreshed when it does not suffice
+  std::uint64_t free_until_ = 0;     // the appender's copy of drained + capacity; refreshed when it does not suffice
+  std::filesystem::path in_memory_;  // the name of memory_
+  bool by_calls_;
+  Status failure_;  // of a call
 };
+
+// Of a writer that has ended: writes what it left in memory to the file, and gives the memory back, if both are this user's.
+// Several processes may do it at once. A writer that closes, or whose journal is removed, needs only the second.
+void MoveToDisk(const std::filesystem::path& path);
+void GiveMemoryBack(const std::filesystem::path& path);
+// Gives back this user's memory of tails whose writers have ended and whose journals were removed: at once where the directory
+// of all journals is gone, and otherwise after an hour, because a journal may have been moved.
+void RemoveForgottenMemory();
 
 // Splits a stretch into records. `visit` gets the bytes of a frame, header included, and the position in the stretch where it
 // ends; it ends the walk by returning false. WalkRing returns false when it meets bytes that are not a record.
@@ -110,6 +146,7 @@ struct TailContents {
   std::string damage;           // in words
   std::string broken_reason;    // set when the writer said that it is broken
   Bytes file_bytes = 0;
+  bool unreachable = false;  // it is in memory that is gone, or of another container
 };
 // Any bytes may be in the file. A file that is not there is no failure.
 Result<TailContents> ReadTail(const std::filesystem::path& path);

@@ -9,6 +9,7 @@
 #include "journal/base/fork_guard.h"
 #include "journal/codec.h"
 #include "journal/drain.h"
+#include "journal/errand.h"
 #include "journal/journal.h"
 #include "journal/session_dir.h"
 #include "journal/store.h"
@@ -17,6 +18,8 @@
 namespace amem {
 namespace {
 
+// How long a file system may stand still while a session starts, while its journal begins anew within a call, and at its end.
+constexpr std::chrono::milliseconds kStartPatience{2000}, kRenewPatience{200}, kEndPatience{2000};
 constexpr std::uint64_t kTrySnapshotAgainAfter = 10'000;  // events, when the state could not be condensed
 
 // One journal. Everything that a forked child must not touch, together, so that the child can leave it alone.
@@ -29,8 +32,7 @@ struct Core {
         last(before),
         snapshot_due(options.snapshot_every),
         snapshot_due_bytes(options.snapshot_bytes),
-        last_snapshot(before),
-        drain(directory, tail, *store, append_mutex) {}
+        drain(directory, tail, *store, append_mutex, before) {}
   void SnapshotDueAfter(std::uint64_t events, Bytes bytes) {
     snapshot_due.store(appended.load() + events, std::memory_order_relaxed);
     snapshot_due_bytes.store(appended_bytes.load() + bytes, std::memory_order_relaxed);
@@ -63,35 +65,56 @@ struct Core {
 
   Status AppendEncoded(std::uint64_t seq, std::span<const std::byte> message) {
     if (message.size() > tail.LargestPayload())
-      return drain.Store({.table = Table::kEvents, .key = seq, .frame = Framed(RecordType::kEvent, seq, message)});
+      return StillBroken(drain.Store(Table::kEvents, seq, Framed(RecordType::kEvent, seq, message)));
     for (;;) {
       const std::uint64_t drained = tail.DrainedUpTo();  // before the attempt
       if (tail.Append(RecordType::kEvent, seq, message)) break;
-      AMEM_TRY(drain.WaitFor(drained + 1));  // until the tail has given anything back
+      if (!tail.Failure().ok()) return drain.Break(tail.Failure().Within("append to " + (directory / "tail").string()));
+      AMEM_TRY(StillBroken(drain.WaitFor(drained + 1)));  // until the tail has given anything back
     }
     drain.Appended();
     return {};
   }
+  // What an appender waited for in vain: no later one waits again.
+  Status StillBroken(const Status& waited) { return waited.code() == Code::kTimeout ? drain.Break(waited, false) : waited; }
+
+  [[nodiscard]] std::string Condensing(const State& state) const {
+    return fmt::format("snapshot journal {} through event {}", directory.string(), state.last.value);
+  }
+  Status CanCondense(const State& state) {
+    const std::lock_guard lock(append_mutex);
+    AMEM_TRY(Unusable());
+    if (state.last.value != 0 && state.last.value <= last) return {};
+    return {Code::kInvalid, fmt::format("{}: the last event appended is {}", Condensing(state), last)};
+  }
+
+  void SnapshotSoon(const State& state, const JournalOptions& options) {
+    if (!CanCondense(state).ok() || state.last.value <= drain.last_snapshot()) return;
+    drain.SnapshotSoon(state);
+    SnapshotDueAfter(options.snapshot_every, std::max<Bytes>(options.snapshot_bytes, 2 * drain.snapshot_bytes()));
+  }
+
+  // The events up to this state were not appended: the snapshot has what they led to.
+  Status GoOnFrom(const State& state, const JournalOptions& options) {
+    {
+      const std::lock_guard lock(append_mutex);
+      if (last == state.last.value) return {};
+      last = state.last.value;
+    }
+    return Snapshot(state, options);
+  }
 
   Status Snapshot(const State& state, const JournalOptions& options) {
-    std::unique_lock lock(append_mutex);
-    AMEM_TRY(Unusable());
+    AMEM_TRY(CanCondense(state));
     const std::uint64_t through = state.last.value;
-    const std::string doing = fmt::format("snapshot journal {} through event {}", directory.string(), through);
-    if (through == 0 || through > last) return {Code::kInvalid, fmt::format("{}: the last event appended is {}", doing, last)};
-    lock.unlock();
-    if (through <= last_snapshot) return {};
+    const std::string doing = Condensing(state);
+    if (through <= drain.last_snapshot()) return {};
     const auto payload = EncodeSnapshot(state);
     if (!payload || payload->size() > UINT32_MAX) {
       SnapshotDueAfter(std::min(options.snapshot_every, kTrySnapshotAgainAfter), options.snapshot_bytes);
       return payload ? Status{Code::kInvalid, doing + ": it is larger than 4 GiB"} : payload.status().Within(doing);
     }
-    AMEM_TRY(drain.Store({.table = Table::kSnapshots,
-                          .key = through,
-                          .frame = Framed(RecordType::kSnapshot, through, *payload),
-                          .obsolete_events_below = last_snapshot == 0 ? 0 : last_snapshot + 1,
-                          .obsolete_snapshots_below = last_snapshot}));
-    last_snapshot = through;
+    AMEM_TRY(drain.Store(Table::kSnapshots, through, Framed(RecordType::kSnapshot, through, *payload)));
     // Where the state itself is large, snapshots must not make up most of what is written.
     SnapshotDueAfter(options.snapshot_every, std::max<Bytes>(options.snapshot_bytes, 2 * payload->size()));
     return {};
@@ -108,6 +131,8 @@ struct Core {
     drain.Stop();
     if (Status status = store->Sync(); !status) return drain.Break(status);
     if (Status status = MarkClosed(directory, failed); !status) return drain.Break(status);
+    if (tail.PlaceOfLocks().is_absolute()) unlink((directory / kLockFile).c_str());
+    GiveMemoryBack(directory / "tail");
     unlink((directory / "tail").c_str());  // it is empty; its lock ends with the process or with this object
     return {};
   }
@@ -122,7 +147,6 @@ struct Core {
   bool failed = false;                                        // a pause or resume
   std::atomic<std::uint64_t> appended{0}, appended_bytes{0};  // by this writer
   std::atomic<std::uint64_t> snapshot_due, snapshot_due_bytes;
-  std::uint64_t last_snapshot;
   Drain drain;  // last, so that its thread ends first
 };
 
@@ -132,45 +156,53 @@ Status Introduce(Store& store, SessionId session) {
   return store.Append(Table::kMeta, 1, Framed(RecordType::kMeta, 1, encoder.Encode(meta)));
 }
 
-Result<std::unique_ptr<Core>> Make(const JournalOptions& options, SessionId session, const State* before) {
+Result<std::shared_ptr<Core>> Make(const JournalOptions& options, SessionId session, const State* before) {
   AMEM_ASSIGN(auto fresh, NewSessionDirectory::Create(options.directory, session, before != nullptr));
   RemoveOldSessions(options.directory, options.keep_sessions, options.keep_bytes);
-  AMEM_ASSIGN(auto tail, Tail::Create(fresh.path() / "tail", options.tail_bytes, session));
-  AMEM_ASSIGN(auto store, Store::Create(fresh.path(), options.map_bytes));
+  const auto ring = options.tail_in_memory ? Tail::Ring::kInMemory : Tail::Ring::kInFile;
+  AMEM_ASSIGN(auto tail, Tail::Create(fresh.path() / "tail", options.tail_bytes, session, ring));
+  AMEM_ASSIGN(auto store, Store::Create(fresh.path(), options.map_bytes, tail.PlaceOfLocks()));
   AMEM_TRY(Introduce(*store, session));
   const std::uint64_t last = before != nullptr ? before->last.value : 0;
   if (before != nullptr) {
     AMEM_ASSIGN(const auto payload, EncodeSnapshot(*before));
     AMEM_TRY(store->Append(Table::kSnapshots, last, Framed(RecordType::kSnapshot, last, payload)));
   }
-  AMEM_ASSIGN(const auto directory, fresh.Publish());
-  store->MovedTo(directory);
-  auto core = std::make_unique<Core>(directory, std::move(tail), std::move(store), options, last);
+  store->MovedTo(fresh.name());
+  tail.MovedTo(fresh.name());
+  auto core = std::make_shared<Core>(fresh.name(), std::move(tail), std::move(store), options, last);
   AMEM_TRY(core->drain.Start());
+  AMEM_TRY(fresh.Publish().status());  // last: what had the name is put aside for a journal that works
   return core;
 }
 
 // `before`: of a session that has been going on.
-Result<std::unique_ptr<Core>> Begin(const JournalOptions& options, SessionId session, const State* before = nullptr) {
+Result<std::shared_ptr<Core>> Begin(const JournalOptions& options, SessionId session, const State* before = nullptr) {
   return Make(options, session, before).Within(before == nullptr ? "open a journal" : "begin a journal anew");
 }
 
 class Writer final : public JournalWriter {
  public:
-  Writer(JournalOptions options, SessionId session, std::unique_ptr<Core> core)
+  Writer(JournalOptions options, SessionId session, std::shared_ptr<Core> core)
       : options_(std::move(options)), session_(session), lasting_(false), core_(std::move(core)) {}
   // One that outlasts its journal: the session goes on when there is none, and in a fresh directory once there can be one.
   Writer(JournalOptions options, SessionId session) : options_(std::move(options)), session_(session), lasting_(true) {
-    auto made = Begin(options_, session_);
-    if (made) {
-      core_ = *std::move(made);
+    StartMaking(nullptr);
+    auto made = making_->Wait(In(kStartPatience));
+    if (made) making_.reset();
+    if (made && made->ok()) {
+      core_ = *std::move(*made);
     } else {
-      Lose(made.status());
+      Lose(made ? made->status() : StandsStill(kStartPatience));
     }
   }
   ~Writer() override {
-    if (guard_.InChild())
-      (void)core_.release();  // it is the parent's: its locks may be held, and its thread is not in the child
+    if (!guard_.InChild()) {
+      Abandon();
+    } else {  // they are the parent's: its locks may be held, and its threads are not in the child
+      (void)new std::shared_ptr(std::move(core_));
+      (void)new std::optional(std::move(making_));
+    }
   }
   Status Append(const Event& event) override {
     Status appended = IsHere() ? core_->Append(event) : Elsewhere();
@@ -194,12 +226,27 @@ class Writer final : public JournalWriter {
     if (!IsHere()) return Elsewhere();
     return core_->Snapshot(state, options_);
   }
+  void SnapshotSoon(const State& state) override {
+    if (IsHere()) core_->SnapshotSoon(state, options_);
+  }
+  [[nodiscard]] Question AskFiles() const override {
+    if (!IsHere()) return {};
+    return [core = core_](Deadline until) { return core->drain.Answer(until); };
+  }
   Status Renew(const State& state) override {
     if (!lasting_) return JournalWriter::Renew(state);
     if (core_ != nullptr || ended_ || guard_.InChild()) return {Code::kRefused, "this journal is not renewed now"};
-    auto fresh = Begin(options_, session_, &state);
-    if (!fresh) return why_ = fresh.status();
-    core_ = *std::move(fresh);
+    const std::chrono::milliseconds patience = making_ ? std::chrono::milliseconds(0) : kRenewPatience;
+    if (!making_) StartMaking(&state);
+    auto made = making_->Wait(In(patience));
+    if (!made) return why_ = StandsStill(patience);
+    making_.reset();
+    if (!made->ok()) return why_ = made->status();
+    core_ = *std::move(*made);
+    if (const Status on = core_->GoOnFrom(state, options_); !on.ok()) {
+      Abandon();
+      return why_ = on;
+    }
     Say("the journal begins anew in " + core_->directory.string() + ", and pausing works again");
     return {};
   }
@@ -207,7 +254,8 @@ class Writer final : public JournalWriter {
     ended_ = true;
     if (core_ == nullptr) return {};  // that there is none has been said
     if (!IsHere()) return Elsewhere();
-    return core_->Close();
+    const auto closed = Errand<Status>([core = core_] { return core->Close(); }).Wait(In(kEndPatience));
+    return closed ? *closed : StandsStill(kEndPatience).Within("close journal " + core_->directory.string());
   }
   [[nodiscard]] std::filesystem::path Directory() const override {
     return core_ == nullptr ? std::filesystem::path() : core_->directory;
@@ -223,11 +271,25 @@ class Writer final : public JournalWriter {
   }
   void Lose(const Status& why) {
     why_ = why;
-    core_.reset();  // its directory says by now that it is broken
+    Abandon();  // its directory says by now that it is broken
     Say(
         fmt::format("there is no journal: {}; NCCL goes on, and pauses are refused while there is none (AMEM_JOURNAL_DIR "
                     "chooses another place)",
                     why.message()));
+  }
+  // Its thread may hang in the file system, and is waited for by another one.
+  void Abandon() {
+    if (core_ != nullptr && core_->drain.Stalled())
+      Errand<bool>([core = std::move(core_)] { return core->drain.Stop(), true; });
+    core_.reset();
+  }
+  void StartMaking(const State* state) {
+    const auto before = state == nullptr ? nullptr : std::make_shared<const State>(*state);
+    making_.emplace([options = options_, session = session_, before] { return Begin(options, session, before.get()); });
+  }
+  [[nodiscard]] Status StandsStill(std::chrono::milliseconds waited) const {
+    return {Code::kTimeout, fmt::format("the file system of {} has not answered for {} ms; is it frozen, or its server gone?",
+                                        options_.directory.string(), waited.count())};
   }
   void Say(const std::string& message) const {
     if (options_.report) options_.report(message);
@@ -237,7 +299,8 @@ class Writer final : public JournalWriter {
   const SessionId session_;
   const bool lasting_;
   const ForkGuard guard_;
-  std::unique_ptr<Core> core_;  // null: none now, because of why_
+  std::shared_ptr<Core> core_;                                   // null: none now, because of why_
+  std::optional<Errand<Result<std::shared_ptr<Core>>>> making_;  // the next
   Status why_;
   bool ended_ = false;
 };

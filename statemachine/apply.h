@@ -22,8 +22,8 @@ Status CheckInvariants(const State& state);
 std::uint64_t Digest(const State& state);
 
 // The shortest list of events that leads from the empty state to `state` (equal but for nothing), beginning with Condensed;
-// to be applied with sequence number 0 each. Only while NCCL's memory is there and no cycle of it is unfinished, whatever pools
-// do; kInvalid otherwise.
+// to be applied with sequence number 0 each. At any moment of a session's pauses and resumes; kInvalid before its first event,
+// after its last, and for a state that events cannot say.
 Result<std::vector<EventBody>> ToSnapshotEvents(const State& state);
 
 }  // namespace amem

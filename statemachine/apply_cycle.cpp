@@ -205,7 +205,7 @@ Status Fold::DoRelease(const Step& step, Allocation& a) {
 }
 
 Status Fold::AllGone(PoolId pool) const {
-  const bool undo = s_.LifecycleOf(pool) == Lifecycle::kResuming;
+  const bool undo = s_.LifecycleOf(pool) == Lifecycle::kResuming || !seq_;  // or a snapshot of a paused session
   for (const auto& [id, a] : s_.allocations) {
     if (a.pool != pool) continue;
     // The undo of a resume leaves what the pause had left, also if the reason for that has gone since.

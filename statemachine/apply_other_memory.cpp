@@ -27,7 +27,7 @@ Status Fold::operator()(const LegacyFreed& e) {
 
 Status Fold::operator()(const LegacyExported& e) {
   AMEM_ASSIGN(Allocation* const a, Known(e.backing));
-  ++a->exports;
+  Count(a->exports);
   return {};
 }
 

@@ -4,7 +4,7 @@ namespace amem {
 
 Status Fold::operator()(const Exported& e) {
   AMEM_ASSIGN(Allocation* const a, Known(e.allocation));
-  ++a->exports;
+  Count(a->exports);
   a->handed_out = a->handed_out || e.handle_type != 1;
   return {};
 }

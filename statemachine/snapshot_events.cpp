@@ -24,6 +24,10 @@ void AddReferences(std::vector<EventBody>& out, AllocationId id, const Allocatio
   for (std::uint32_t i = 0; i < a.exports; ++i) out.emplace_back(Exported{id, a.handed_out ? kFabricHandle : 1});
   for (const auto& [importer, count] : a.importers)
     for (std::uint32_t i = 0; i < count; ++i) out.emplace_back(ReferenceAdded{id, importer.by, importer.as});
+  if (a.touched && !a.placed() && a.importers.empty() && a.exports != 0) {  // a peer held it once
+    out.emplace_back(ReferenceAdded{id, SessionId{1}, id});
+    out.emplace_back(ReferenceDropped{id, SessionId{1}, id});
+  }
   for (std::uint32_t i = 1; i < a.guest_references; ++i) out.emplace_back(AllocationRetained{id, {}});
 }
 
@@ -84,29 +88,29 @@ void AddEnds(std::vector<EventBody>& out, const State& s) {
     out.emplace_back(SharedOutside{what.first, what.second, share.pieces, share.bytes});
 }
 
-// The events of a pool's pause, and of the resume that may have followed, that lead to where its memory stands.
-class PoolCycleEvents {
+// The events of a scope's pause, and of the resume that may have followed, that lead to where its memory stands. The scope is a
+// pool's, or NCCL's (zero), which alone has multicast objects.
+class ScopeCycleEvents {
  public:
-  PoolCycleEvents(std::vector<EventBody>& out, const State& s, PoolId id, const Pool& pool)
-      : out_(out), s_(s), id_(id), pool_(pool) {}
+  ScopeCycleEvents(std::vector<EventBody>& out, const State& s, PoolId id) : out_(out), s_(s), id_(id), scope_(s.ScopeOf(id)) {}
 
   void Add() {
-    const Cycle& c = pool_.cycle;
-    if (pool_.lifecycle == Lifecycle::kRunning) {
+    const Cycle& c = scope_.cycle;
+    if (scope_.lifecycle == Lifecycle::kRunning) {
       if (!c.failure.empty()) Begin(c.kind, c.number);
       if (!c.failure.empty()) out_.emplace_back(CycleFailed{c.kind, c.number, true, c.failure, {}, 0, {}, id_});
       return;
     }
-    const bool paused = pool_.lifecycle == Lifecycle::kPaused;
-    const bool was_paused = paused || (pool_.lifecycle == Lifecycle::kResuming && !c.after_failed_undo);
-    Begin(CycleKind::kPause, pool_.cycles);
-    for (const auto& [id, a] : s_.allocations)
-      if (a.pool == id_) Leave(id, a, was_paused);
-    if (was_paused) out_.emplace_back(CycleDone{CycleKind::kPause, pool_.cycles, 0, id_});
-    if ((paused && !c.failure.empty()) || pool_.lifecycle == Lifecycle::kResuming || c.after_failed_undo)
+    const bool paused = scope_.lifecycle == Lifecycle::kPaused;
+    const bool was_paused = paused || (scope_.lifecycle == Lifecycle::kResuming && !c.after_failed_undo);
+    Begin(CycleKind::kPause, scope_.cycles);
+    if (!id_) Bindings(StepKind::kUnbind);
+    ForEach([&](AllocationId id, const Allocation& a) { Leave(id, a, was_paused); });
+    if (was_paused) out_.emplace_back(CycleDone{CycleKind::kPause, scope_.cycles, 0, id_});
+    if ((paused && !c.failure.empty()) || scope_.lifecycle == Lifecycle::kResuming || c.after_failed_undo)
       Begin(c.kind, c.number);
-    for (const auto& [id, a] : s_.allocations)
-      if (a.pool == id_) Return(id, a);
+    ForEach([&](AllocationId id, const Allocation& a) { Return(id, a); });
+    if (!id_) Bindings(StepKind::kBind);
     if (!c.failure.empty()) out_.emplace_back(CycleFailed{c.kind, c.number, paused, c.failure, {}, 0, {}, id_});
     if (c.phase) out_.emplace_back(PhaseBegun{*c.phase, id_});
     if (c.open_step) out_.emplace_back(StepBegun{*c.open_step, id_});
@@ -114,43 +118,66 @@ class PoolCycleEvents {
 
  private:
   void Begin(CycleKind kind, std::uint64_t number) {
-    out_.emplace_back(CycleBegun{kind, number, pool_.cycle.members, {}, id_, kind == CycleKind::kPause && pool_.keeps});
+    const auto* const pool = FindIn(s_.pools, id_);
+    const bool keeps = pool != nullptr && kind == CycleKind::kPause && pool->keeps;
+    out_.emplace_back(CycleBegun{kind, number, scope_.cycle.members, {}, id_, keeps});
   }
-  void Do(StepKind kind, AllocationId chunk, Address address = {}) {
-    const Step step{kind, chunk, address, 0, {}};
+  void Do(Step step) {
     out_.emplace_back(StepBegun{step, id_});
     out_.emplace_back(StepDone{step, id_});
   }
-  // As far as the pause took the chunk.
+  // Parts of a slab leave and return with it.
+  void ForEach(const auto& visit) {
+    for (const auto& [id, a] : s_.allocations)
+      if (a.pool == id_ && !a.placed()) visit(id, a);
+  }
+  // As far as the pause took the memory.
   void Leave(AllocationId id, const Allocation& a, bool was_paused) {
-    if (a.saved) Do(StepKind::kSave, id);
+    if (a.saved) Do({StepKind::kSave, id, {}, 0, {}});
     const bool goes = WhyKept(a) == KeepReason::kNone && (a.saved || !s_.Preserves(a));
-    const bool released = !a.resident || a.awaiting_restore || (was_paused && goes);
+    const bool released = !a.resident || a.awaiting_restore || (was_paused && goes) || IsFresh(id);
     for (const auto& [address, m] : s_.mappings) {
       if (m.allocation != id || (m.accessible && !released)) continue;
-      Do(StepKind::kUnmap, id, address);
+      Do({StepKind::kUnmap, id, address, 0, {}});
       unmapped_.push_back(address);
     }
-    if (released) Do(a.own() ? StepKind::kReleaseOwn : StepKind::kReleaseImport, id);
+    if (released) Do({a.own() ? StepKind::kReleaseOwn : StepKind::kReleaseImport, id, {}, 0, {}});
     if (released) released_.push_back(id);
   }
   // As far as it is back.
   void Return(AllocationId id, const Allocation& a) {
     const bool created = a.resident && std::ranges::find(released_, id) != released_.end();
-    if (created) Do(a.own() ? StepKind::kCreate : StepKind::kImport, id);
+    if (created) Do({a.own() ? StepKind::kCreate : StepKind::kImport, id, {}, 0, {}});
+    if (const auto* const object = FindIn(s_.multicasts, id); created && object != nullptr) {
+      for (const DeviceOrdinal device : object->added)
+        if (std::ranges::find(object->missing, device) == object->missing.end()) Do({StepKind::kAddDevice, id, {}, 0, device});
+    }
     for (const Address address : unmapped_) {
       const Mapping& m = s_.mappings.find(address)->second;
       if (m.allocation != id) continue;
-      if (m.present) Do(StepKind::kMap, id, address);
-      if (m.accessible) Do(StepKind::kSetAccess, id, address);
+      if (m.present) Do({StepKind::kMap, id, address, 0, {}});
+      if (m.accessible) Do({StepKind::kSetAccess, id, address, 0, {}});
     }
-    if (created && a.saved && !a.awaiting_restore) Do(StepKind::kRestore, id);
+    if (created && a.saved && !a.awaiting_restore) Do({StepKind::kRestore, id, {}, 0, {}});
+  }
+  [[nodiscard]] bool IsFresh(AllocationId id) const {
+    const auto* const object = FindIn(s_.multicasts, id);
+    return object != nullptr && object->fresh;
+  }
+  // Of the objects that a pause releases: all go, and those that are in force return.
+  void Bindings(StepKind kind) {
+    for (const auto& [id, m] : s_.multicasts) {
+      const auto* const object = FindIn(s_.allocations, id);
+      if (object == nullptr || !object->rebuilt()) continue;
+      for (const auto& [offset, b] : m.bindings)
+        if (kind == StepKind::kUnbind || b.bound) Do({kind, id, {}, b.bytes, b.device, offset});
+    }
   }
 
   std::vector<EventBody>& out_;
   const State& s_;
   PoolId id_;
-  const Pool& pool_;
+  const Scope& scope_;
   std::vector<AllocationId> released_;
   std::vector<Address> unmapped_;
 };
@@ -168,10 +195,8 @@ Condensed Head(const State& s) {
 }  // namespace
 
 Result<std::vector<EventBody>> ToSnapshotEvents(const State& s) {
-  if (s.lifecycle != Lifecycle::kRunning) {
-    return Status{Code::kInvalid,
-                  "snapshot: the session is " + std::string(ToText(s.lifecycle)) + "; only a running one can be condensed"};
-  }
+  if (s.lifecycle == Lifecycle::kNew || s.lifecycle == Lifecycle::kClosed)
+    return Status{Code::kInvalid, "snapshot: the session is " + std::string(ToText(s.lifecycle)) + ", and is not condensed"};
   std::vector<EventBody> out;
   out.emplace_back(Head(s));
   out.emplace_back(s.session);
@@ -206,10 +231,11 @@ Result<std::vector<EventBody>> ToSnapshotEvents(const State& s) {
   // What was paused before everything was kept is gone, and what was paused since is there.
   const bool kept_last = std::ranges::any_of(s.allocations, [](const auto& item) { return !item.second.resident; });
   if (!s.kept_whole.empty() && !kept_last) out.emplace_back(EverythingKept{s.kept_whole});
-  for (const auto& [id, pool] : s.pools) PoolCycleEvents(out, s, id, pool).Add();
+  for (const auto& [id, pool] : s.pools) ScopeCycleEvents(out, s, id).Add();
+  if (s.lifecycle != Lifecycle::kRunning) ScopeCycleEvents(out, s, {}).Add();
   if (!s.kept_whole.empty() && kept_last) out.emplace_back(EverythingKept{s.kept_whole});
   if (!s.broken.empty()) out.emplace_back(SessionBroken{s.broken});
-  if (!s.cycle.failure.empty()) {
+  if (s.lifecycle == Lifecycle::kRunning && !s.cycle.failure.empty()) {
     out.emplace_back(CycleBegun{s.cycle.kind, s.cycle.number, s.cycle.members});
     out.emplace_back(CycleFailed{s.cycle.kind, s.cycle.number, true, s.cycle.failure});
   }

@@ -64,7 +64,8 @@ Status Coordinator::MulticastsCanLeave() const {
 Status Coordinator::CanBegin() {
   SessionId outsider;
   const auto check = [&]() -> Status {
-    const LedgerLock lock(ledger_);
+    if (!TryLedger()) return NoLedger();
+    const LedgerLock lock(ledger_, std::adopt_lock);
     outsider = {};
     AMEM_TRY(AllNeighboursAreMembers(&outsider));
     AMEM_TRY(ImportsCanLeave());

@@ -3,13 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
-#include "journal/base/process_sight.h"
-
 namespace amem {
 namespace {
-
-// How long to wait for the ledger, which a hanging driver call may hold. After that the failure is not recorded.
-constexpr std::chrono::milliseconds kToRecord{100};
 
 // A program fills its tags, so the contents are dense: copy engines move them, and host memory is prepared for all of them.
 // NCCL's are sparse.
@@ -107,19 +102,16 @@ void Coordinator::Add(CycleKind kind, const CycleReport& report, bool succeeded)
   totals.total_ns += report.total_ns;
 }
 
-std::uint64_t Coordinator::CycleNumber(CycleKind kind) {
-  const LedgerLock lock(ledger_);
+std::uint64_t Coordinator::CycleNumber(CycleKind kind) const {
   const std::uint64_t cycles = ledger_.state().ScopeOf(pool_).cycles;
   return kind == CycleKind::kPause && ledger_.state().LifecycleOf(pool_) == Lifecycle::kRunning ? cycles + 1 : cycles;
 }
 
 Status Coordinator::Cycle(CycleKind kind, const Manner& manner) {
   const Deadline until = In(deadlines_.call());
+  executor_.SetUntil(deadlines_.OwnPartOf(until));
   {
-    if (!ledger_.TryLockFor(LeftUntil(deadlines_.OwnPartOf(until)))) {
-      const Status held = ledger_.Held();
-      return {Code::kRefused, held.message() + OrRaiseTheTimeout("; let the device become idle before"), held.driver_result()};
-    }
+    if (!TryLedger()) return NoLedger();
     const LedgerLock lock(ledger_, std::adopt_lock);
     // After a failed undo the lifecycle is neither, so either call can be tried again.
     const Lifecycle target = kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
@@ -128,8 +120,10 @@ Status Coordinator::Cycle(CycleKind kind, const Manner& manner) {
   // Its contents are newer than the copies that it was resumed from.
   if (in_use_ && kind == CycleKind::kPause) AMEM_TRY(Cycle(CycleKind::kResume));
   AMEM_ASSIGN(auto round, Arrive(kind, until, manner.patient));
-  if (const Status closed = CloseGate(deadlines_.OwnPartOf(round->until())); !closed.ok())
-    return Refuse(kind, std::move(round), closed);
+  executor_.SetUntil(deadlines_.OwnPartOf(round->until()));
+  Status ready = kind == CycleKind::kPause ? ledger_.AwaitFiles(executor_.until()) : Status{};
+  if (ready.ok()) ready = CloseGate(executor_.until());
+  if (!ready.ok()) return Refuse(kind, *round, ready);
   const OpenAtEnd open_at_end{gate_};
   if (manner.kept_out) manner.kept_out();
   Status status = Run(kind, *round, manner);
@@ -137,24 +131,14 @@ Status Coordinator::Cycle(CycleKind kind, const Manner& manner) {
   return status;
 }
 
-Status Coordinator::CloseGate(Deadline until) {
-  Status closed = gate_.Close(LeftUntil(until));
-  if (closed.ok()) return closed;
-  if (!ledger_.TryLockFor(kToRecord)) return {closed.code(), closed.message() + "; " + ledger_.Held().message()};
-  ledger_.unlock();
-  std::string devices;
-  for (const DeviceOrdinal device : Devices()) devices += (devices.empty() ? " " : " and ") + std::to_string(device.value);
-  return {closed.code(), closed.message() + "; it waits for device" + devices +
-                             ", where a stream is full of work that does not end: " + OrRaiseTheTimeout("let that end before")};
-}
-
 Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind, Deadline until, bool patient) {
-  const std::uint64_t cycle = arriving_ = CycleNumber(kind);
   threads_recorded_ = false;
   culprits_.clear();
-  RoundCall call{kind, cycle, until, patient, tag_};
+  RoundCall call{kind, 0, until, patient, tag_};
   {
-    const LedgerLock lock(ledger_);
+    if (!TryLedger()) return NoLedger();
+    const LedgerLock lock(ledger_, std::adopt_lock);
+    call.cycle = arriving_ = CycleNumber(kind);
     if (kind == CycleKind::kPause) ledger_.RenewJournal();
     if (pool_ && !IsShared()) return std::unique_ptr<Round>(std::make_unique<RoundOfOne>(peers_.Self(), until));
     ledger_.Record(PhaseBegun{FirstOf(kind), pool_});
@@ -168,7 +152,7 @@ Result<std::unique_ptr<Round>> Coordinator::Arrive(CycleKind kind, Deadline unti
   if (round.ok()) return round;
   for (const PeerIdentity& who : culprits) culprits_.push_back(AsMember(who));
   const Status why = pool_ ? Told(kind, round.status()) : round.status();
-  RecordNotBegun(kind, cycle, why);
+  RecordNotBegun(kind, call.cycle, why);
   return why;
 }
 
@@ -190,40 +174,9 @@ bool Coordinator::IsShared() const {
   });
 }
 
-void Coordinator::RecordNotBegun(CycleKind kind, std::uint64_t cycle, const Status& why) {
-  Add(kind, {}, false);
-  if (!ledger_.TryLockFor(kToRecord)) return;
-  const LedgerLock lock(ledger_, std::adopt_lock);
-  const Lifecycle now = ledger_.state().LifecycleOf(pool_);
-  // After a failed undo something is left to do.
-  const bool undone = now == Lifecycle::kRunning || now == Lifecycle::kPaused;
-  ledger_.Record(CycleFailed{kind, cycle, undone, why.message(), why.code(), why.driver_result(), culprits_, pool_});
-}
-
-void Coordinator::RecordVote(PhaseKind phase, const Status& mine) {
-  if (!ledger_.TryLockFor(kToRecord)) return;
-  const LedgerLock lock(ledger_, std::adopt_lock);
-  ledger_.Record(VoteCast{phase, mine.ok(), mine.code(), mine.message(), pool_});
-}
-
 void Coordinator::NoteFailure(const std::vector<PeerIdentity>& members, SessionId culprit) {
   const auto other = std::ranges::find(members, culprit, &PeerIdentity::session);
   if (other != members.end() && culprit != peers_.Self().session) culprits_ = {AsMember(*other)};
-}
-
-// The process's threads at the moment when a wait reached its deadline.
-void Coordinator::RecordThreads() {
-  constexpr std::size_t kThreadsMost = 64, kFramesMost = 32;
-  if (std::exchange(threads_recorded_, true)) return;
-  std::vector<ThreadSight> threads = SeeOwnThreads(kThreadsMost);
-  const std::vector<std::string> frames = OwnStack(kFramesMost);
-  std::vector<FreeText> stack(frames.begin(), frames.end());
-  if (!ledger_.TryLockFor(kToRecord)) return;
-  const LedgerLock lock(ledger_, std::adopt_lock);
-  for (ThreadSight& seen : threads) {  // the first is this one
-    ledger_.Record(ThreadSeen{static_cast<std::uint32_t>(seen.thread), std::move(seen.name), std::move(seen.sight.state),
-                              std::move(seen.sight.where), std::exchange(stack, {})});
-  }
 }
 
 Status Coordinator::Told(CycleKind kind, const Status& why, const Status& undone) const {
@@ -239,12 +192,12 @@ Status Coordinator::Told(CycleKind kind, const Status& why, const Status& undone
 }
 
 // The others undo what they have begun. This session has nothing to undo and leaves the round once they know.
-Status Coordinator::Refuse(CycleKind kind, std::unique_ptr<Round> round, const Status& why) {
+Status Coordinator::Refuse(CycleKind kind, Round& round, const Status& why) {
   RecordThreads();  // one of them is inside the call that has not returned
-  if (Alone(*round)) return Told(kind, why);
+  if (Alone(round)) return Told(kind, why);
   RecordVote(FirstOf(kind), why);
-  const Decision told = round->Vote(FirstOf(kind), why);
-  NoteFailure(round->Members(), told.culprit);
+  const Decision told = round.Vote(FirstOf(kind), why);
+  NoteFailure(round.Members(), told.culprit);
   const Status refused = Told(kind, {why.code(), (told.status.ok() ? why : told.status).message(), why.driver_result()});
   RecordNotBegun(kind, arriving_, refused);
   return refused;
@@ -257,7 +210,8 @@ void Coordinator::KeepIfAnyDoes(const std::vector<PeerIdentity>& members) {
   all_keep_ = keeper != members.end();
   if (!all_keep_) return;
   {
-    const LedgerLock lock(ledger_);
+    if (!TryLedger()) return;  // nor does the cycle begin then
+    const LedgerLock lock(ledger_, std::adopt_lock);
     if (!ledger_.state().kept_whole.empty()) return;
     ledger_.Record(EverythingKept{ToText(*keeper) + " keeps all memory in place"});
   }
@@ -267,8 +221,7 @@ void Coordinator::KeepIfAnyDoes(const std::vector<PeerIdentity>& members) {
 Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
   const std::uint64_t start = MonotonicNs();
   CycleReport report;
-  report.cycle = CycleNumber(kind);
-  CycleBegun begun{.kind = kind, .cycle = report.cycle, .pool = pool_, .keeps = manner.keeps};
+  CycleBegun begun{.kind = kind, .pool = pool_, .keeps = manner.keeps};
   members_ = round.Members();
   leader_is_late_ = false;
   alone_ = Alone(round);
@@ -277,10 +230,15 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
     begun.processes.push_back(AsMember(member));
   }
   report.members = members_.size();
-  KeepIfAnyDoes(members_);
-  ledger_.LockAndRecord(std::move(begun));
   executor_.BeginCycle(deadlines_.OwnPartOf(round.until()),
                        manner.after == nullptr ? Backup::Looking::kIdle : Backup::Looking::kBeside);
+  KeepIfAnyDoes(members_);
+  {
+    if (!TryLedger()) return Refuse(kind, round, NoLedger());
+    const LedgerLock lock(ledger_, std::adopt_lock);
+    report.cycle = begun.cycle = CycleNumber(kind);
+    ledger_.Record(std::move(begun));
+  }
   if (const Status status = RunPhases(kind, round, manner, report); !status.ok()) {
     Add(kind, report, false);
     return GiveUp(kind, round, report.cycle, status);
@@ -315,24 +273,28 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
 Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, const Status& why) {
   const Status undone = in_use_ ? why : Undo(kind, round);
   const Status told = Told(kind, why, undone);
-  LedgerLock lock(ledger_);
-  ledger_.Record(CycleFailed{kind, cycle, undone.ok(), told.message(), why.code(), why.driver_result(), culprits_, pool_});
-  const bool saved = std::ranges::any_of(ledger_.state().allocations,
-                                         [&](const auto& item) { return item.second.saved && item.second.pool == pool_; });
-  lock.Unlock();
+  bool saved = true;
+  if (TryLedger()) {
+    const LedgerLock lock(ledger_, std::adopt_lock);
+    ledger_.Record(CycleFailed{kind, cycle, undone.ok(), told.message(), why.code(), why.driver_result(), culprits_, pool_});
+    saved = std::ranges::any_of(ledger_.state().allocations,
+                                [&](const auto& item) { return item.second.saved && item.second.pool == pool_; });
+  }
   if (kind == CycleKind::kPause && !saved) backup_.Abandon();
   copying_since_ns_ = backup_.Queued() ? MonotonicNs() : 0;
   return told;
 }
 
-Plan Coordinator::MakePlan(CycleKind kind) {
-  const LedgerLock lock(ledger_);
+Result<Plan> Coordinator::MakePlan(CycleKind kind) {
+  if (!TryLedger()) return NoLedger();
+  const LedgerLock lock(ledger_, std::adopt_lock);
   return kind == CycleKind::kPause ? PlanPause(ledger_.state(), pool_) : PlanResume(ledger_.state(), pool_);
 }
 
 std::vector<DeviceOrdinal> Coordinator::Devices() {
   std::set<DeviceOrdinal> devices;
-  const LedgerLock lock(ledger_);
+  if (!TryLedger()) return {};
+  const LedgerLock lock(ledger_, std::adopt_lock);
   for (const auto& [id, a] : ledger_.state().allocations)
     if (a.own() && a.pool == pool_ && a.on_device()) devices.insert(DeviceOrdinal{a.properties.location.id});
   return {devices.begin(), devices.end()};
@@ -356,8 +318,10 @@ Coordinator::Decided Coordinator::Vote(Round& round, PhaseKind phase, const Stat
   // lost a member is not made anew.
   if (decided.status.code() == Code::kPeerLost && decided.culprit)
     static_cast<void>(peers_.AwaitLoss(decided.culprit, kLossPatience));
-  ledger_.LockAndRecord(PhaseDecided{phase, decided.status.ok(), decided.culprit, decided.status.message(),
-                                     decided.status.code(), decided.status.driver_result(), pool_});
+  if (!TryLedger()) return decided;
+  const LedgerLock lock(ledger_, std::adopt_lock);
+  ledger_.Record(PhaseDecided{phase, decided.status.ok(), decided.culprit, decided.status.message(), decided.status.code(),
+                              decided.status.driver_result(), pool_});
   return decided;
 }
 
@@ -376,7 +340,8 @@ Status Coordinator::RunPhase(const PlannedPhase& planned, CycleKind kind, const 
     }
   }
   if (kind == CycleKind::kPause) {  // who cannot pause says so by its vote; if it did not arrive, the others would wait for it
-    const LedgerLock lock(ledger_);
+    if (!TryLedger()) return NoLedger();
+    const LedgerLock lock(ledger_, std::adopt_lock);
     AMEM_TRY(ledger_.CanPause());
   }
   // A chunk is mapped for its own device, so once own memory exists all copies have begun. The program may use the memory from
@@ -386,7 +351,13 @@ Status Coordinator::RunPhase(const PlannedPhase& planned, CycleKind kind, const 
 }
 
 Status Coordinator::RunPhases(CycleKind kind, Round& round, const Manner& manner, CycleReport& report) {
-  const Plan plan = MakePlan(kind);
+  const auto planned = MakePlan(kind);
+  if (!planned.ok()) {  // the others hear of it
+    const Decided all = Vote(round, FirstOf(kind), planned.status());
+    NoteFailure(members_, all.culprit);
+    return all.status.ok() ? planned.status() : all.status;
+  }
+  const Plan& plan = *planned;
   const Lifecycle target = kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
   for (const PlannedPhase& phase : plan.phases) {
     const std::uint64_t begun = MonotonicNs();
@@ -420,7 +391,7 @@ Status Coordinator::Undo(CycleKind failed, Round& round) {
   Decision last;
   round.SetUntil(In(deadlines_.undo()));
   executor_.SetUntil(deadlines_.OwnPartOf(round.until()));
-  const Plan outline = MakePlan(undo);
+  AMEM_ASSIGN(const Plan outline, MakePlan(undo));
   for (const PlannedPhase& planned : outline.phases) {
     const PhaseKind phase = planned.phase;
     if (phase == FirstOf(undo)) continue;
@@ -454,7 +425,7 @@ Status Coordinator::RunUndoPhase(CycleKind undo, PhaseKind phase, const std::fun
   PlannedPhase tried{phase, {}};
   while (true) {
     PlannedPhase now{phase, {}};
-    Plan plan = MakePlan(undo);
+    AMEM_ASSIGN(Plan plan, MakePlan(undo));
     for (PlannedPhase& planned : plan.phases)
       if (planned.phase == phase) now = std::move(planned);
     for (const ImportBatch& batch : now.imports) owners.insert(batch.owner);

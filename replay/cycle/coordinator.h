@@ -90,7 +90,7 @@ class Coordinator {
   // Waits for all members of the set. NCCL's calls go on meanwhile, because a peer may still need something from this process.
   Result<std::unique_ptr<Round>> Arrive(CycleKind kind, Deadline until, bool patient = false);
   // In place of Run, if this session cannot take part: tells all members why, and the cycle fails before it begins.
-  Status Refuse(CycleKind kind, std::unique_ptr<Round> round, const Status& why);
+  Status Refuse(CycleKind kind, Round& round, const Status& why);
   // The caller keeps the scope's calls out.
   Status Run(CycleKind kind, Round& round, const Manner& manner = {});
   // Call it before memory of the scope is given back: waits for copies that a failed cycle left under way. Any thread.
@@ -109,6 +109,10 @@ class Coordinator {
  private:
   Coordinator(const CycleContext& context, CallGate& gate, PoolId pool, std::string tag, std::unique_ptr<Copier> lane);
   Status CloseGate(Deadline until);
+  // The ledger until this session's part of the cycle ends, because a driver call of another thread may hold it and hang; and
+  // why not.
+  [[nodiscard]] bool TryLedger() TRY_ACQUIRE(true, ledger_);
+  [[nodiscard]] Status NoLedger() const;
   void WantHostMemory() REQUIRES(ledger_);
   [[nodiscard]] bool Alone(const Round& round) const { return pool_ && round.Members().size() == 1; }
   [[nodiscard]] bool IsShared() const REQUIRES(ledger_);
@@ -119,12 +123,12 @@ class Coordinator {
   // A failure as the caller is told: of which tag, and what it leaves; and "call ncclPause again on all ranks".
   [[nodiscard]] Status Told(CycleKind kind, const Status& why, const Status& undone = {}) const;
   [[nodiscard]] std::string Again(CycleKind kind) const { return "call " + NameOf(kind, tag_) + " again on all ranks"; }
-  [[nodiscard]] std::vector<DeviceOrdinal> Devices();  // of the scope's own memory, ascending
+  [[nodiscard]] std::vector<DeviceOrdinal> Devices();  // of the scope's own memory, ascending; none: it cannot be told in time
   // What only this session can see. `outsider`: the session that shares memory and is no member.
   [[nodiscard]] Status AllNeighboursAreMembers(SessionId* outsider) const REQUIRES(ledger_);
   [[nodiscard]] Status ImportsCanLeave() const REQUIRES(ledger_);
   [[nodiscard]] Status MulticastsCanLeave() const REQUIRES(ledger_);
-  [[nodiscard]] Plan MakePlan(CycleKind kind);
+  [[nodiscard]] Result<Plan> MakePlan(CycleKind kind);
   // A vote's result. If the leader is lost, the others gather again; `settled` then says how one of them ended its cycle,
   // because it had heard a decision that did not reach this session.
   struct Decided : Decision {
@@ -148,7 +152,7 @@ class Coordinator {
   Status RunPhases(CycleKind kind, Round& round, const Manner& manner, CycleReport& report);
   Status Undo(CycleKind failed, Round& round);
   Status GoOn(const PlannedPhase& phase, const Manner& manner, Round& round, Status why);
-  [[nodiscard]] std::uint64_t CycleNumber(CycleKind kind);
+  [[nodiscard]] std::uint64_t CycleNumber(CycleKind kind) const REQUIRES(ledger_);
   void Add(CycleKind kind, const CycleReport& report, bool succeeded);
 
   Ledger& ledger_;

@@ -40,6 +40,12 @@ Status CopyQueue::BeginPhase(PhaseKind phase) {
   return backup_.Queued() || !restoring_.empty() ? Finish() : DropScratch();
 }
 
+// A driver call of another thread may hold it, and hang.
+bool CopyQueue::TryLedger() {
+  constexpr std::chrono::milliseconds kLeast{100};
+  return ledger_.TryLockFor(std::max(LeftUntil(until_), kLeast));
+}
+
 Status CopyQueue::Begin(std::span<const Step> contents) {
   const auto items = MapForCopies(contents);
   if (!items.ok() || items->empty()) return items.status();
@@ -48,7 +54,8 @@ Status CopyQueue::Begin(std::span<const Step> contents) {
 
 Result<std::vector<Backup::Item>> CopyQueue::MapForCopies(std::span<const Step> contents) {
   std::vector<Backup::Item> items;
-  const LedgerLock lock(ledger_);
+  if (!TryLedger()) return NoLedger();
+  const LedgerLock lock(ledger_, std::adopt_lock);
   parts_.clear();
   for (const Step& step : contents) {
     if (ledger_.Find(step.allocation) == nullptr || restoring_.contains(step.allocation)) continue;
@@ -116,7 +123,8 @@ Result<Address> CopyQueue::MapScratch(const Step& step) {
 Status CopyQueue::Await(const Step& step) {
   std::vector<AllocationId> allocations{step.allocation};
   {
-    const LedgerLock lock(ledger_);
+    if (!TryLedger()) return NoLedger();
+    const LedgerLock lock(ledger_, std::adopt_lock);
     auto* const own = ledger_.Find(step.allocation);
     if (own != nullptr && own->pool && !backup_.Has(step.allocation)) {
       // A chunk of which nothing was given out has no contents. If any other were not copied, its contents would be lost.

@@ -19,7 +19,10 @@ class CopyQueue {
   // All must outlive the queue.
   CopyQueue(Ledger& ledger, Driver& driver, Backup& backup) : ledger_(ledger), driver_(driver), backup_(backup) {}
 
-  void SetUntil(Deadline until) { backup_.SetUntil(until); }        // of later waits
+  void SetUntil(Deadline until) {  // of later waits
+    until_ = until;
+    backup_.SetUntil(until);
+  }
   void SetLooking(Backup::Looking looking) { looking_ = looking; }  // of later saves
   // First waits for copies that a failure left behind, which belong neither to this phase nor to the one before.
   Status BeginPhase(PhaseKind phase);
@@ -39,6 +42,8 @@ class CopyQueue {
     Bytes bytes = 0;
     bool mapped = false;
   };
+  [[nodiscard]] bool TryLedger() TRY_ACQUIRE(true, ledger_);
+  [[nodiscard]] Status NoLedger() const { return {Code::kDriver, ledger_.Held().message(), cuda::kTimeout}; }
   Result<std::vector<Backup::Item>> MapForCopies(std::span<const Step> contents);
   Status MapForCopy(const Step& step, std::vector<Backup::Item>& items) REQUIRES(ledger_);
   std::vector<ByteRange> ExtentsOf(const Step& step, PoolId pool) REQUIRES(ledger_);
@@ -49,6 +54,7 @@ class CopyQueue {
   Ledger& ledger_;
   Driver& driver_;
   Backup& backup_;
+  Deadline until_;
   Backup::Looking looking_ = Backup::Looking::kIdle;
   std::set<AllocationId> restoring_;                                        // copies begun and not finished
   std::map<PoolId, std::map<AllocationId, std::vector<ByteRange>>> parts_;  // of pools' chunks, while Begin runs

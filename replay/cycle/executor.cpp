@@ -16,6 +16,11 @@ static bool NeedsLock(StepKind kind) {
          kind == StepKind::kVerify || kind == StepKind::kUnbind;
 }
 
+// After such a step nothing is lost if the ledger cannot be had in time: the state lacks nothing that the driver did.
+static bool OnlyWaits(StepKind kind) {
+  return kind == StepKind::kQuiesce || kind == StepKind::kCheckMemory || kind == StepKind::kScan || kind == StepKind::kSave;
+}
+
 constexpr std::size_t kBatchesComing = 6;  // asked for and not yet imported
 constexpr std::chrono::milliseconds kAskAgain{10};
 
@@ -63,24 +68,35 @@ Status Executor::RunSteps(const PlannedPhase& phase) {
 }
 
 Status Executor::RunOne(const Step& step) {
-  if (!TryLedger()) return NoLedger();
+  Result<StepTarget> target = Status{Code::kInvalid, "not known yet"};
+  {
+    if (!TryLedger()) return NoLedger();
+    const LedgerLock lock(ledger_, std::adopt_lock);
+    if (!Exists(step)) return {};
+    if (unended_) static_cast<void>(Fail(*std::exchange(unended_, std::nullopt), NoLedger()));
+    ledger_.Record(StepBegun{step, pool_});
+    target = performer_.TargetOf(step);
+    if (!target.ok()) return Fail(step, target.status());
+    if (NeedsLock(step.kind)) return EndOne(step, *target, performer_.Perform(step, *target));
+  }
+  const auto handle = performer_.Perform(step, *target);
+  if (!OnlyWaits(step.kind)) {
+    ledger_.lock();
+  } else if (!TryLedger()) {
+    unended_ = step;
+    return NoLedger();
+  }
   const LedgerLock lock(ledger_, std::adopt_lock);
-  if (!Exists(step)) return {};
-  ledger_.Record(StepBegun{step, pool_});
-  const auto target = performer_.TargetOf(step);
-  if (!target.ok()) return Fail(step, target.status());
-  const auto handle = NeedsLock(step.kind) ? performer_.Perform(step, *target) : PerformApart(step, *target);
-  if (!handle.ok()) return Fail(step, handle.status());
-  if (!Exists(step)) return GiveBack(step, *handle);
-  NoteHandle(step, *target, *handle);
-  ledger_.Record(StepDone{step, pool_});
-  if (*handle && target->multicast) ForgetBindings(step.allocation);
-  return {};
+  return EndOne(step, *target, handle);
 }
 
-Result<DriverHandle> Executor::PerformApart(const Step& step, const StepTarget& target) {
-  const WithoutLedger apart(ledger_);
-  return performer_.Perform(step, target);
+Status Executor::EndOne(const Step& step, const StepTarget& target, const Result<DriverHandle>& handle) {
+  if (!handle.ok()) return Fail(step, handle.status());
+  if (!Exists(step)) return GiveBack(step, *handle);
+  NoteHandle(step, target, *handle);
+  ledger_.Record(StepDone{step, pool_});
+  if (*handle && target.multicast) ForgetBindings(step.allocation);
+  return {};
 }
 
 Result<SharedAllocation> Executor::Shared(const Step& import) {
@@ -149,7 +165,8 @@ Status Executor::Fail(const Step& step, Status why) {
 
 // The journal names the step although none of its calls was made.
 Status Executor::FailUnbegun(const Step& step, Status why) {
-  const LedgerLock lock(ledger_);
+  if (!TryLedger()) return why;
+  const LedgerLock lock(ledger_, std::adopt_lock);
   ledger_.Record(StepBegun{step, pool_});
   return Fail(step, std::move(why));
 }

@@ -72,6 +72,7 @@ class Executor final : private StepSide {
   Status CompareRestored(const Plan& resume);
   void BeginCycle(Deadline until, Backup::Looking looking = Backup::Looking::kIdle) {
     renewed_.clear();
+    unended_.reset();
     SetUntil(until);
     copies_.SetLooking(looking);
   }
@@ -109,8 +110,7 @@ class Executor final : private StepSide {
   [[nodiscard]] Status NoLedger() const { return {Code::kDriver, ledger_.Held().message(), cuda::kTimeout}; }
   Status RunSteps(const PlannedPhase& phase);
   Status RunOne(const Step& step);
-  Result<DriverHandle> PerformApart(const Step& step, const StepTarget& target)
-      REQUIRES(ledger_);  // lets go of the ledger meanwhile
+  Status EndOne(const Step& step, const StepTarget& target, const Result<DriverHandle>& handle) REQUIRES(ledger_);
   [[nodiscard]] bool Exists(const Step& step) const REQUIRES(ledger_);
   // Called when a step is done.
   void NoteHandle(const Step& step, const StepTarget& target, DriverHandle handle) REQUIRES(ledger_);
@@ -123,6 +123,7 @@ class Executor final : private StepSide {
   Driver& driver_;
   Peers& peers_;
   const PoolId pool_;
+  std::optional<Step> unended_;  // begun, and not recorded as done or failed, because the ledger could not be had in time
   Deadline until_ = Deadline::max();
   CopyQueue copies_;
   StepPerformer performer_;

@@ -87,12 +87,14 @@ void PageSupply::Want(std::size_t pieces, Haste haste) {
   }
 }
 
-std::unique_ptr<HostPages> PageSupply::Take() {
-  if (fork_.InChild()) return nullptr;
+Result<std::unique_ptr<HostPages>> PageSupply::Take(Deadline until) {
+  std::unique_ptr<HostPages> none;
+  if (fork_.InChild()) return none;
   std::unique_lock lock(shared_->mutex);
-  shared_->changed.wait(lock, [&] { return !shared_->ready.empty() || shared_->threads == 0; });
+  if (!shared_->changed.wait_until(lock, until, [&] { return !shared_->ready.empty() || shared_->threads == 0; }))
+    return Status{Code::kTimeout, "the system has not provided host memory in time"};
   if (shared_->wanted > 0) --shared_->wanted;
-  if (shared_->ready.empty()) return nullptr;
+  if (shared_->ready.empty()) return none;
   auto pages = std::move(shared_->ready.back());
   shared_->ready.pop_back();
   return pages;

@@ -120,18 +120,19 @@ void PinnedSupply::Unpromise(Bytes bytes) {
 
 Result<PinnedSupply::Taken> PinnedSupply::Take(Deadline until) {
   const std::uint64_t began = MonotonicNs();
-  std::unique_lock lock(mutex_);
+  const auto late = [&](const char* what) {
+    return Status{Code::kDriver,
+                  fmt::format("pin host memory for contents: {} within {} ms", what, (MonotonicNs() - began) / 1'000'000),
+                  cuda::kTimeout};
+  };
+  if (!TryLockUntil(mutex_, until)) return late("another thread has not let go of the supply");
+  std::unique_lock lock(mutex_, std::adopt_lock);
   bool pinned_now = false;
   while (idle_.empty()) {
     pinned_now = true;
     if (pinning_) {  // the buffer that the thread is pinning comes first
-      if (!changed_->wait_until(lock, until, [&] { return !pinning_; })) {
-        return Status{Code::kDriver,
-                      fmt::format("pin host memory for contents: a call of the driver that pins ahead has not returned within "
-                                  "{} ms",
-                                  (MonotonicNs() - began) / 1'000'000),
-                      cuda::kTimeout};
-      }
+      if (!changed_->wait_until(lock, until, [&] { return !pinning_; }))
+        return late("a call of the driver that pins ahead has not returned");
       continue;
     }
     if (!kept_.empty() && reserved_ == 0 && statistics_.pinned_bytes + options_.chunk > Target()) {
@@ -139,7 +140,9 @@ Result<PinnedSupply::Taken> PinnedSupply::Take(Deadline until) {
       continue;
     }
     lock.unlock();
-    auto buffer = Pin(pages_.Take());
+    auto pages = pages_.Take(until);
+    if (!pages.ok()) return late("a thread that populates host memory has not ended");
+    auto buffer = Pin(*std::move(pages));
     lock.lock();
     if (!buffer.ok() && !kept_.empty()) {
       idle_.push_back(TakeKept());
@@ -248,9 +251,9 @@ void PinnedSupply::PinInBackground() {
     }
     pinning_ = true;
     lock.unlock();
-    auto pages = pages_.Take();
+    auto pages = pages_.Take(In(kPieceAtMost));
     AwaitQuiet(turn);
-    auto buffer = Pin(std::move(pages));
+    auto buffer = Pin(pages.ok() ? *std::move(pages) : nullptr);
     turn = std::chrono::steady_clock::now() + kBreak;
     lock.lock();
     pinning_ = false;
@@ -311,7 +314,7 @@ void PinnedSupply::GiveSpareBack(std::chrono::nanoseconds since_last) {
   {
     const std::lock_guard lock(mutex_);
     Bytes used = statistics_.pinned_bytes - IdleBytes();
-    for (const Kept& kept : kept_) used -= kept.buffers.size() * options_.chunk;
+    for (const Kept& kept : kept_) used -= HeldOf(kept.buffers) * options_.chunk;
     recently_used_ = std::max(used, recently_used_ - recently_used_ / 8);
     keep = std::max({most_wanted_, most_before_, recently_used_});
     most_before_ = std::exchange(most_wanted_, Wanted());

@@ -39,7 +39,8 @@ class PageSupply : NoCopies {
   // How many pieces are wanted, including those that exist. Returns at once; replaces the last call.
   void Want(std::size_t pieces, Haste haste);
   // Takes a piece; then one less is wanted. Waits for one under way. Null: there is none, or the driver has no use for them.
-  std::unique_ptr<HostPages> Take();
+  // kTimeout: none has come until then.
+  Result<std::unique_ptr<HostPages>> Take(Deadline until);
   [[nodiscard]] std::size_t Pieces() const;  // ready or under way
   void Drop();                               // frees all pieces; none are wanted any more
 

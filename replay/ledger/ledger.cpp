@@ -122,6 +122,20 @@ Status Ledger::CanPause() const {
               "; the job runs on, and can be paused once a journal can be written"};
 }
 
+Status Ledger::AwaitFiles(Deadline until) {
+  JournalWriter::Question ask;
+  {
+    if (!TryLockFor(LeftUntil(until))) return Held();
+    const LedgerLock lock(*this, std::adopt_lock);
+    if (journal_ != nullptr && lost_.ok()) ask = journal_->AskFiles();
+  }
+  const Status answer = ask ? ask(until) : Status{};
+  if (answer.code() != Code::kTimeout) return {};
+  return {Code::kRefused,
+          "pause refused: " + answer.message() + "; the job runs on, and can be paused once a journal can be written",
+          cuda::kNotReady};
+}
+
 void Ledger::Break(const std::string& reason) {
   if (state_.broken.empty()) Record(SessionBroken{reason});
 }
@@ -137,8 +151,9 @@ bool Ledger::Check(bool holds, std::string_view otherwise, SourceLine where) {
 Status Ledger::Broken() const { return {Code::kBroken, state_.broken}; }
 
 void Ledger::SnapshotIfDue() {
-  if (!state_.broken.empty() || state_.lifecycle != Lifecycle::kRunning || !journal_->SnapshotDue()) return;
-  static_cast<void>(journal_->Snapshot(state_));  // if it fails, earlier events are kept and nothing is lost
+  const bool in_cycle = state_.lifecycle == Lifecycle::kPausing || state_.lifecycle == Lifecycle::kResuming;
+  if (!state_.broken.empty() || in_cycle || !journal_->SnapshotDue()) return;
+  journal_->SnapshotSoon(state_);  // if it fails, earlier events are kept and nothing is lost
 }
 
 DriverHandle Ledger::HandleOf(AllocationId allocation) const {

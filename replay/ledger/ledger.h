@@ -88,6 +88,9 @@ class CAPABILITY("ledger") Ledger {
   [[nodiscard]] const Status& JournalLost() const REQUIRES(this) { return lost_; }
   void RenewJournal() REQUIRES(this);
   [[nodiscard]] Status CanPause() const REQUIRES(this);  // refused: the session is broken or has no journal
+  // Without the lock: before a pause, whether the journal's files can be written. kRefused: their file system stood still until
+  // then. If they were removed, the next event begins them anew.
+  [[nodiscard]] Status AwaitFiles(Deadline until) EXCLUDES(this);
   [[nodiscard]] const State& state() const REQUIRES(this) { return state_; }
   [[nodiscard]] JournalWriter* journal() REQUIRES(this) { return journal_.get(); }
   // A fresh id, taken before the event that creates the allocation, so that imports may wait for peers in parallel.

@@ -59,7 +59,8 @@ void Cut(std::string& text, std::size_t most) {
   if (text.size() > most) text.replace(most - 3, text.size(), "...");
 }
 
-// Cuts texts that are too long, and lists, if `own`; those of somebody else are refused.
+// Cuts texts that are too long, and lists, if `own`; those of somebody else are refused, and so is any set of sessions, of which
+// none may be left behind.
 template <class T>
 void Fit(T& value, bool own);
 
@@ -77,7 +78,7 @@ void FitOne(Status& status, bool) {
 }
 template <class T>
 void FitOne(std::vector<T>& list, bool own) {
-  if (list.size() > kLongest<T> && !own)
+  if (list.size() > kLongest<T> && (!own || std::is_same_v<T, PeerIdentity>))
     Reject(fmt::format("a list of {} where at most {} are allowed", list.size(), kLongest<T>));
   list.resize(std::min(list.size(), kLongest<T>));
   for (T& one : list) Fit(one, own);

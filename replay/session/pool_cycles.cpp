@@ -6,14 +6,42 @@
 
 namespace amem {
 
+constexpr std::chrono::milliseconds kToTidyUp{1000};
+
 // A resume failed and nobody has heard of it; the program believes that the tag is back.
 static Status NotBack(const std::string& tag, bool in_use, const Status& unheard) {
   return unheard.Within("tag " + tag + (in_use ? " is not wholly resumed" : " is still paused"));
 }
 
+bool Pools::TryLock(Deadline until) { return TryLockUntil(mutex_, until); }
+
+Status Pools::TooLate(const Entry* pool, CycleKind kind, const char* why) const {
+  const std::string tag = pool == nullptr ? "" : " of tag " + pool->tag;
+  return {Code::kRefused,
+          fmt::format("{}{} refused: {}, and has not returned within {} ms", ToText(kind), tag, why,
+                      context_.deadlines.call().count()),
+          cuda::kNotReady};
+}
+
+// Until no thread makes or gives back memory of the pool, and, `alone`, nothing else of it is under way.
+Status Pools::AwaitTurn(Entry& pool, CycleKind kind, bool alone, Deadline until) {
+  while ((alone && Busy(pool)) || pool.changing > 0) {
+    if (changed_->WaitUntil(mutex_, until) || !Passed(until)) continue;
+    return TooLate(&pool, kind,
+                   pool.changing > 0 ? "a thread takes memory of it from the driver, or gives some back"
+                                     : "another pause or resume of it is under way");
+  }
+  return {};
+}
+
 // The caller made sure that nothing else of the pool is under way.
 Status Pools::Run(Entry& pool, const Task& task) {
-  while (pool.dropping > 0) changed_->Wait(mutex_);
+  if (const Status turn = AwaitTurn(pool, task.kind, false, In(context_.deadlines.call())); !turn.ok()) {
+    pool.running.reset();
+    pool.failure = turn.message();
+    changed_->NotifyAll();
+    return turn;
+  }
   pool.running = task.kind;
   pool.queued = pool.led = false;
   WithoutLock apart(mutex_);
@@ -33,7 +61,11 @@ Status Pools::Run(Entry& pool, const Task& task) {
   ended_();
   apart.End();
   if (!pool.late.empty()) GiveLate(pool, Who::kCycle);
-  if (LifecycleOf(pool) == Lifecycle::kRunning) LetAllIn(pool);
+  if (ledger_.TryLockFor(kToTidyUp)) {  // a driver call may hold it; devices that came meanwhile are let in by the next cycle
+    const bool runs = ledger_.state().LifecycleOf(pool.id) == Lifecycle::kRunning;
+    ledger_.unlock();
+    if (runs) LetAllIn(pool);
+  }
   pool.running.reset();
   pool.queued = false;
   pool.failure = status.message();
@@ -49,10 +81,11 @@ Status Pools::CanAsk(const Entry& pool, CycleKind kind) const {
                       pool.tag)};
 }
 
-Status Pools::Now(const Task& task) {
+Status Pools::Now(const Task& task, Deadline until) {
   Entry& pool = *task.pool;
   AMEM_TRY(CanAsk(pool, task.kind));
-  while (Busy(pool) || pool.dropping > 0) changed_->Wait(mutex_);
+  // A resume waits as long as the others do.
+  AMEM_TRY(AwaitTurn(pool, task.kind, true, task.patient ? In(std::chrono::hours(24)) : until));
   const Status unheard = std::exchange(pool.unheard, {});
   // A failed resume that nobody heard of left the pool paused; the program believes that it runs.
   if (!unheard.ok() && task.kind == CycleKind::kPause && LifecycleOf(pool) != Lifecycle::kRunning)
@@ -62,7 +95,9 @@ Status Pools::Now(const Task& task) {
 }
 
 Status Pools::Pause(PoolId id, const HowToPause& how) {
-  const MutexLock lock(mutex_);
+  const Deadline until = In(context_.deadlines.call());
+  if (!TryLock(until)) return TooLate(nullptr, CycleKind::kPause, "a thread is in the driver with a tag's memory");
+  const MutexLock lock(mutex_, std::adopt_lock);
   Entry& pool = At(id);
   Task task{.pool = &pool, .kind = CycleKind::kPause, .keeps = how.keeps};
   if (how.after) {
@@ -71,13 +106,15 @@ Status Pools::Pause(PoolId id, const HowToPause& how) {
     if (!moment.ok()) return moment.status().Within("pause of tag " + pool.tag);
     task.after = *std::move(moment);
   }
-  return how.wait ? Now(task) : Later(std::move(task));
+  return how.wait ? Now(task, until) : Later(std::move(task));
 }
 
 Status Pools::Resume(PoolId id, const HowToResume& how) {
-  const MutexLock lock(mutex_);
+  const Deadline until = In(context_.deadlines.call());
+  if (!TryLock(until)) return TooLate(nullptr, CycleKind::kResume, "a thread is in the driver with a tag's memory");
+  const MutexLock lock(mutex_, std::adopt_lock);
   Task task{.pool = &At(id), .kind = CycleKind::kResume, .priority = how.priority, .patient = how.patient};
-  return how.wait ? Now(task) : Later(std::move(task));
+  return how.wait ? Now(task, until) : Later(std::move(task));
 }
 
 Status Pools::Wait(PoolId id) {

@@ -146,12 +146,23 @@ Result<Address> Pools::AddChunk(Entry& pool, ChunkSpace& space, Bytes bytes, Dev
 Result<Address> Pools::MakeChunk(Entry& pool, ChunkSpace& space, Bytes bytes, Bytes first, DeviceOrdinal device) {
   LetInEverywhere(device);
   LetAllIn(pool);
-  AMEM_ASSIGN(const auto chunk, amem::MakeChunk(driver_, ledger_, bytes, device, {MemoryTag::kUser, pool.id, {}}, devices_));
-  {
+  const std::set<DeviceOrdinal> devices = devices_;
+  ++pool.changing;  // its pauses wait; those of other tags do not wait for the driver
+  WithoutLock apart(mutex_);
+  auto chunk = amem::MakeChunk(driver_, ledger_, bytes, device, {MemoryTag::kUser, pool.id, {}}, devices);
+  if (chunk.ok()) {
     const LedgerLock ledger(ledger_);
-    pool.cycle->Made(chunk.bytes);
+    pool.cycle->Made(chunk->bytes);
   }
-  return space.Add(chunk, first);
+  apart.End();
+  --pool.changing;
+  changed_->NotifyAll();
+  if (!chunk.ok()) return chunk.status();
+  for (const DeviceOrdinal other : devices_) {  // also those that came meanwhile
+    const auto set = devices.contains(other) ? std::nullopt : LetIn(driver_, other, {chunk->address, chunk->bytes});
+    if (set) ledger_.LockAndRecord(*set);
+  }
+  return space.Add(*chunk, first);
 }
 
 void Pools::Made(PoolId id, Bytes bytes) {
@@ -267,11 +278,11 @@ void Pools::DropSpare(DeviceOrdinal device) {
 }
 
 Status Pools::DropNow(Entry& pool, const ChunkSpace::Chunk& chunk) {
-  ++pool.dropping;
+  ++pool.changing;
   WithoutLock apart(mutex_);
   Status dropped = drop_(chunk);
   apart.End();
-  --pool.dropping;
+  --pool.changing;
   changed_->NotifyAll();
   return dropped;
 }

@@ -122,7 +122,7 @@ class Pools : NoCopies {
     std::map<DeviceOrdinal, ChunkSpace> spaces;
     std::set<DeviceOrdinal> let_in;  // may access all chunks
     std::vector<Late> late;
-    std::size_t dropping = 0;          // chunks that are being given back
+    std::size_t changing = 0;          // chunks that are being made or given back
     std::optional<CycleKind> running;  // under way
     std::size_t waiting = 0;           // tasks that wait
     std::size_t inside = 0;            // how often threads have entered it
@@ -161,7 +161,11 @@ class Pools : NoCopies {
   enum class Who : std::uint8_t { kAnybody, kCycle };    // kCycle: the pool's own pause or resume, at its end
   void GiveLate(Entry& pool, Who who) REQUIRES(mutex_);  // *
 
-  Status Now(const Task& task) REQUIRES(mutex_);  // *
+  // The pools until the end of a call's own time; another thread may be in the driver with them.
+  [[nodiscard]] bool TryLock(Deadline until) TRY_ACQUIRE(true, mutex_);
+  [[nodiscard]] Status TooLate(const Entry* pool, CycleKind kind, const char* why) const;
+  Status AwaitTurn(Entry& pool, CycleKind kind, bool alone, Deadline until) REQUIRES(mutex_);  // *
+  Status Now(const Task& task, Deadline until) REQUIRES(mutex_);                               // *
   Status Later(Task task) REQUIRES(mutex_);
   Status Run(Entry& pool, const Task& task) REQUIRES(mutex_);  // *
   Status StartWorker(CycleKind kind) REQUIRES(mutex_);

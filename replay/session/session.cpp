@@ -9,6 +9,8 @@ namespace amem {
 
 // Host memory is registered with the driver only after NCCL left it alone for so long, because a start-up is full of calls.
 constexpr std::chrono::milliseconds kQuiet{10};
+// How long the end of a cycle waits for the ledger, which a driver call that hangs may hold.
+constexpr std::chrono::milliseconds kToTidyUp{1000};
 
 Session::Session(const SessionOptions& options, Driver& driver, std::unique_ptr<JournalWriter> journal)
     : options_(options),
@@ -108,13 +110,21 @@ Status Session::DropChunk(const ChunkSpace::Chunk& chunk) {
 }
 
 Status Session::Cycle(CycleKind kind, bool patient) {
-  const MutexLock one(cycle_mutex_);
+  const Deadlines::Time patience = options_.deadlines.call() - options_.deadlines.margin();
+  if (!TryLockUntil(cycle_mutex_, patient ? Deadline::max() : In(patience)))
+    return {Code::kRefused,
+            fmt::format("{} refused: another thread's pause or resume has not ended within {} ms; it waits for other ranks, or "
+                        "for the driver",
+                        ToText(kind), patience.count()),
+            cuda::kNotReady};
+  cycle_mutex_.AssertHeld();
+  const MutexLock one(cycle_mutex_, std::adopt_lock);
   Manner manner{.patient = patient};
   // Nothing may be launched until everything is back.
   manner.kept_out = [this] { paused_.store(true, std::memory_order_release); };
   manner.ended = [this, kind] {
-    {
-      const Locked lock(*this);
+    if (ledger_.TryLockFor(kToTidyUp)) {
+      const Locked lock(*this, std::adopt_lock);
       RetireEmptySlabs();  // slabs that emptied during the cycle, because peers died or let go late
       if (kind == CycleKind::kResume) FlushRefused();
     }

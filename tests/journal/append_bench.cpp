@@ -1,6 +1,7 @@
 // What Append costs the calling thread, with the events of one rank of the reference workload in their proportions, and what
 // reading them back costs.
-//   journal_append_bench [events] [directory]
+//   journal_append_bench [events] [directory] [calls]
+// `calls`: as where there is no memory for the tail.
 // Prints lines for people and, last, one for programs.
 #include <time.h>
 
@@ -34,6 +35,7 @@ int main(int argc, char** argv) {
   const std::size_t n = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 307'950;
   JournalOptions options;
   options.directory = argc > 2 ? argv[2] : (std::filesystem::temp_directory_path() / "amem-append-bench").string();
+  options.tail_in_memory = argc <= 3;
   std::vector<Event> events;
   for (const EventBody& body : test::Mix()) events.push_back({{}, 0, 4711, body});
 

@@ -78,6 +78,7 @@ TEST(Crash, nothing_appended_is_lost_when_killed_at_any_instant) {
   for (int kill = 0; kill < kKills; ++kill) {
     JournalOptions options = SmallJournal(directory.path());
     options.tail_bytes = kill % 3 == 0 ? 16 << 10 : kill % 3 == 1 ? 128 << 10 : 1 << 20;
+    options.tail_in_memory = kill % 4 != 0;
     options.keep_sessions = 4;
     const SessionId session{static_cast<std::uint64_t>(kill) + 1};
     Victim victim([&](Shared& shared) {

@@ -48,7 +48,7 @@ class Damage : public testing::Test {
     Compact();
     if (in_tail == 0) return;
     fs::remove(session / "closed");
-    auto tail = Tail::Create(session / "tail", 64 << 10, SessionId{1});
+    auto tail = Tail::Create(session / "tail", 64 << 10, SessionId{1}, Tail::Ring::kInFile);
     ASSERT_TRUE(tail.ok()) << tail.status().message();
     Encoder encoder;
     for (std::uint64_t seq = stored + 1; seq <= stored + in_tail; ++seq) {
@@ -163,7 +163,7 @@ TEST_F(Damage, an_event_whose_number_is_not_its_records_is_told) {
   fs::remove(session / "closed");
   const pid_t writer = ::fork();  // which dies without closing it
   if (writer == 0) {
-    auto tail = Tail::Create(session / "tail", 64 << 10, SessionId{1});
+    auto tail = Tail::Create(session / "tail", 64 << 10, SessionId{1}, Tail::Ring::kInFile);
     Encoder encoder;
     const bool appended = tail.ok() && tail->Append(RecordType::kEvent, kStored + 1, encoder.Encode(LegalEvent(kStored + 2))) &&
                           tail->Append(RecordType::kEvent, kStored + 2, encoder.Encode(LegalEvent(kStored + 2)));

@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include "statemachine/apply.h"
 #include "tests/journal/small_disk.h"
 #include "tests/journal/temporary.h"
 
@@ -124,6 +125,72 @@ TEST(Disk, a_disk_that_fills_up_breaks_the_journal_and_loses_nothing_acknowledge
     JournalOptions options = SmallJournal(directory.path());
     options.tail_bytes = 64 << 10;
     return AppendUntilBroken(options, 100'000, "No space left");
+  });
+}
+
+// A session that goes on, whatever becomes of its journal. 0: as if it had none.
+int LiveWhileTheDiskFills(const JournalOptions& options, const fs::path& filler) {
+  return RunInChildQuietly([&] {
+    auto writer = JournalWriter::OpenLasting(options, SessionId{1});
+    State state;
+    for (std::uint64_t seq = 1; seq <= 600; ++seq) {
+      const Event event = LegalEvent(seq);
+      (void)Apply(state, event);
+      if (!writer->Append(event).ok() && seq % 50 == 0) (void)writer->Renew(state);
+      if (seq % 150 == 0) (void)writer->Flush();
+      if (seq % 200 == 0) FillUp(filler, 0);  // what was written is written out, so that to change it needs room again
+    }
+    (void)writer->Close();
+  });
+}
+
+#ifdef AMEM_BY_NIGHT
+constexpr unsigned kPagesFirst = 0, kPagesApart = 1;
+#else
+constexpr unsigned kPagesFirst = 26, kPagesApart = 31;
+#endif
+
+// A map of a file that copies on write, such as btrfs's, is one that a full disk ends the process for.
+TEST(Disk, that_fills_at_any_page_of_a_life_never_ends_the_process) {
+  struct Kind {
+    const char *mkfs, *size;
+  };
+  for (const Kind& kind : {Kind{"mkfs.btrfs -q", "128M"}, {"mkfs.ext4 -q", "16M"}, {"mkfs.xfs -q", "320M"}}) {
+    const TemporaryDirectory directory;
+    EXPECT_FINE_IN_CHILD([&]() -> std::string {
+      if (!MountDisk(directory.path(), kind.mkfs, kind.size)) return "cannot";
+      JournalOptions options = SmallJournal(directory.path() / "journal");
+      options.tail_bytes = 64 << 10;
+      const fs::path filler = directory.path() / "filler";
+      for (unsigned pages = kPagesFirst; pages < 96; pages += kPagesApart) {
+        for (const bool in_memory : {true, false}) {
+          options.tail_in_memory = in_memory;
+          FillUp(filler, pages);
+          const std::string where = std::to_string(pages) + " pages on " + kind.mkfs + (in_memory ? "" : ", by calls");
+          if (const int ended = LiveWhileTheDiskFills(options, filler); ended != 0)
+            return where + ": ended with " + std::to_string(ended);
+          fs::remove_all(options.directory);
+          fs::remove(filler);
+        }
+      }
+      return {};
+    });
+  }
+}
+
+TEST(Disk, little_shared_memory_is_left_to_nccl) {
+  const TemporaryDirectory directory;
+  EXPECT_FINE_IN_CHILD([&]() -> std::string {
+    if (!MountTmpfs("/dev/shm", "4m")) return "cannot";
+    auto writer = JournalWriter::Open(SmallJournal(directory.path()), SessionId{1});
+    if (!writer) return writer.status().message();
+    for (std::uint64_t seq = 1; seq <= 5000; ++seq) {
+      if (const Status status = (*writer)->Append(NumberedEvent(seq)); !status) return status.message();
+    }
+    if (!fs::is_empty("/dev/shm/amem-" + std::to_string(geteuid()))) return "it took some of 4 MiB";
+    const Contents contents = ReadAll((*writer)->Directory());
+    if (contents.events.size() != 5000) return std::to_string(contents.events.size()) + " events: " + contents.status.message();
+    return NotNumbered(contents.events);
   });
 }
 

@@ -437,7 +437,7 @@ TEST_F(Snapshots, of_a_state_that_cannot_be_condensed_are_put_off_and_break_noth
   State state;
   for (std::uint64_t seq = 1; seq <= 10; ++seq) {
     Event event = LegalEvent(seq);
-    if (seq == 10) event.body = CycleBegun{CycleKind::kPause, 1, {SessionId{0xabc}}};
+    if (seq == 10) event.body = SessionClosed{"exit", 0};
     ASSERT_TRUE(Apply(state, event).ok());
     ASSERT_TRUE(writer->Append(event).ok());
   }

@@ -1,13 +1,25 @@
 // Journals that break, and go on in a fresh directory; journals that are never ended.
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <fstream>
+#include <thread>
 
 #include "journal/session_dir.h"
 #include "statemachine/apply.h"
 #include "tests/journal/small_disk.h"
 #include "tests/journal/temporary.h"
+
+#ifndef AMEM_SANITIZED
+static bool no_threads = false;
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*body)(void*), void* given) {
+  if (no_threads) return EAGAIN;
+  static const auto real = reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
+  return real(thread, attributes, body, given);
+}
+#endif
 
 namespace amem::test {
 namespace {
@@ -73,9 +85,9 @@ TEST(Lasting, a_full_map_costs_no_more_than_the_events_that_did_not_fit) {
   const fs::path name = directory.path() / "0000000000000001";
   EXPECT_EQ(session.writer->Directory(), name);
   EXPECT_EQ(StatusOf(name), SessionStatus::kLive);
-  // The one before it is kept, once, and can be read by its name.
+  // The one before it is kept, and can be read by its name.
   EXPECT_EQ(*ListSessions(directory.path()), std::vector{name});
-  EXPECT_EQ(std::distance(fs::directory_iterator(directory.path()), {}), 2);
+  EXPECT_EQ(std::distance(fs::directory_iterator(directory.path()), {}), 1 + renewed) << "and so is each before that";
   auto before = JournalReader::Open(name.string() + ".broken");
   ASSERT_TRUE(before.ok()) << before.status().message();
   EXPECT_EQ((*before)->Info()->status, SessionStatus::kBroken);
@@ -115,6 +127,169 @@ TEST(Lasting, a_full_disk_is_waited_for) {
     for (int i = 0; i < 100; ++i) {
       if (const Status appended = session.Append(); !appended) return appended.message();
     }
+    return session.Wrong();
+  });
+}
+
+TEST(Lasting, a_journal_that_was_removed_is_noticed_and_begun_anew) {
+  for (const char* removed : {"", "tail", "data.mdb"}) {
+    const TemporaryDirectory directory;
+    Lasting session(SmallJournal(directory.path()));
+    for (int i = 0; i < 10; ++i) ASSERT_TRUE(session.Append().ok());
+    const fs::path own = session.writer->Directory();
+    fs::remove_all(own / removed);
+    const auto ask = session.writer->AskFiles();
+    ASSERT_TRUE(ask);
+    EXPECT_EQ(ask(In(std::chrono::seconds(20))).code(), Code::kIo) << removed;
+    const Status lost = session.Append();
+    EXPECT_TRUE(Has(lost.message(), "were removed")) << lost.message();
+    ASSERT_TRUE(session.writer->Renew(session.state).ok());
+    ASSERT_TRUE(session.Append().ok());
+    EXPECT_EQ(session.Wrong(), "") << removed;
+  }
+}
+
+TEST(Lasting, a_journal_that_breaks_while_memory_is_paused_begins_anew_and_has_the_resume) {
+  const TemporaryDirectory directory;
+  Lasting session(SmallJournal(directory.path()));
+  ASSERT_TRUE(session.Append().ok());
+  const auto append = [&](EventBody body) {
+    const Event event{SequenceNumber{session.state.last.value + 1}, 1, 1, std::move(body)};
+    const Status applied = Apply(session.state, event);
+    return applied ? session.writer->Append(event) : applied;
+  };
+  ASSERT_TRUE(append(CycleBegun{CycleKind::kPause, 1, {}}).ok());
+  for (const bool paused : {false, true}) {
+    if (paused) {
+      ASSERT_TRUE(append(CycleDone{CycleKind::kPause, 1, 1}).ok());
+    }
+    EXPECT_FALSE(session.writer->Append(LegalEvent(session.state.last.value + 7)).ok());
+    const Status renewed = session.writer->Renew(session.state);
+    ASSERT_TRUE(renewed.ok()) << renewed.message();
+    EXPECT_EQ(session.Wrong(), "");
+  }
+  ASSERT_TRUE(append(CycleBegun{CycleKind::kResume, 1, {}}).ok());
+  ASSERT_TRUE(append(CycleDone{CycleKind::kResume, 1, 1}).ok());
+  EXPECT_EQ(session.Wrong(), "");
+  EXPECT_EQ(ReadAll(session.writer->Directory()).events.size(), 2U);
+}
+
+TEST(Lasting, without_a_tail_a_session_still_lives) {
+  const TemporaryDirectory directory;
+  JournalOptions options = SmallJournal(directory.path());
+  options.keep_sessions = 0;
+  Lasting session(options);
+  ASSERT_TRUE(session.Append().ok());
+  const fs::path own = session.writer->Directory();
+  fs::remove(own / "tail");
+  EXPECT_EQ(StatusOf(own), SessionStatus::kLive);
+  RemoveOldSessions(directory.path(), 0, 0);
+  EXPECT_TRUE(fs::exists(own / "data.mdb")) << "which another session has removed";
+  session.writer.reset();
+  EXPECT_EQ(StatusOf(own), SessionStatus::kCrashed);
+}
+
+TEST(Lasting, no_later_break_deletes_what_an_earlier_one_kept) {
+  const TemporaryDirectory directory;
+  Lasting session(SmallJournal(directory.path()));
+  for (int breaks = 0; breaks < 3; ++breaks) {
+    for (int i = 0; i < 10; ++i) ASSERT_TRUE(session.Append().ok());
+    ASSERT_TRUE(session.writer->Flush().ok());
+    EXPECT_FALSE(session.writer->Append(LegalEvent(session.state.last.value + 7)).ok());
+    ASSERT_TRUE(session.writer->Renew(session.state).ok());
+  }
+  const std::string broken = (directory.path() / "0000000000000001.broken").string();
+  std::uint64_t first = 1;
+  for (const char* number : {"", "-2", "-3"}) {
+    const Contents kept = ReadAll(broken + number);
+    ASSERT_EQ(kept.events.size(), 10U) << number << kept.status.message();
+    EXPECT_EQ(kept.events.front().seq.value, first) << number;
+    first += 10;
+  }
+}
+
+#ifndef AMEM_SANITIZED
+TEST(Lasting, two_starts_without_a_thread_erase_nothing) {
+  const TemporaryDirectory directory;
+  Lasting session(SmallJournal(directory.path()));
+  for (int i = 0; i < 10; ++i) ASSERT_TRUE(session.Append().ok());
+  ASSERT_TRUE(session.writer->Flush().ok());
+  EXPECT_FALSE(session.writer->Append(LegalEvent(77)).ok());
+  for (int starts = 0; starts < 2; ++starts) {
+    no_threads = true;
+    EXPECT_FALSE(session.writer->Renew(session.state).ok());
+    no_threads = false;
+  }
+  EXPECT_EQ(ReadAll(directory.path() / "0000000000000001").events.size(), 10U);
+  ASSERT_TRUE(session.writer->Renew(session.state).ok());
+  EXPECT_EQ(ReadAll(directory.path() / "0000000000000001.broken").events.size(), 10U);
+}
+#endif
+
+// Its file system is frozen by another process, as for a snapshot of the volume.
+TEST(Lasting, appends_do_not_wait_for_a_file_system_that_stands_still) {
+  const TemporaryDirectory directory;
+  EXPECT_FINE_IN_CHILD([&]() -> std::string {
+    if (!MountDisk(directory.path(), "mkfs.ext4 -q", "16M")) return "cannot";
+    Lasting session(SmallJournal(directory.path() / "journal"));
+    if (!session.said.empty()) return session.said[0];
+    if (!session.Append().ok() || !session.writer->Flush().ok()) return "it does not work before";
+    const auto ask = session.writer->AskFiles();
+    if (const Status answer = ask(In(std::chrono::seconds(5))); !answer) return "before: " + answer.message();
+    const Frozen frozen(directory.path());
+    if (!frozen.is()) return "cannot";
+    std::string wrong;
+    std::chrono::nanoseconds longest{0};
+    const auto until = In(std::chrono::milliseconds(1500));
+    for (int i = 0; i < 1000 && !Passed(until); ++i) {
+      const auto began = Now();
+      if (const Status appended = session.Append(); !appended) wrong = appended.message();
+      longest = std::max<std::chrono::nanoseconds>(longest, Now() - began);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    // The machine may be busy; a file system that stands still would take all the time.
+    if (longest > std::chrono::milliseconds(500)) wrong = "an append took " + std::to_string(longest.count()) + " ns";
+    const auto began = Now();
+    const Status answer = ask(In(std::chrono::milliseconds(300)));
+    if (answer.code() != Code::kTimeout || !Has(answer.message(), "has not answered for 3"))
+      wrong = "asked: " + answer.message();
+    if (Now() - began > std::chrono::seconds(2)) wrong = "the question took longer than it may";
+    frozen.Thaw();
+    if (!wrong.empty()) return wrong;
+    if (const Status flushed = session.writer->Flush(); !flushed) return flushed.message();
+    return session.Wrong();
+  });
+}
+
+// More than memory has room for: the journal is lost, once, and begun anew when the file system goes on.
+TEST(Lasting, a_file_system_that_stands_still_for_long_costs_one_call_two_seconds) {
+  const TemporaryDirectory directory;
+  EXPECT_FINE_IN_CHILD([&]() -> std::string {
+    if (!MountDisk(directory.path(), "mkfs.ext4 -q", "16M")) return "cannot";
+    JournalOptions options = SmallJournal(directory.path() / "journal");
+    options.tail_bytes = 16 << 10;
+    Lasting session(options);
+    const Frozen frozen(directory.path());
+    if (!frozen.is()) return "cannot";
+    const auto began = Now();
+    Status lost;
+    while (lost.ok() && session.state.last.value < 10'000) lost = session.Append();
+    if (!Has(lost.message(), "has not answered for")) return "lost: " + lost.message();
+    for (int i = 0; i < 100; ++i) (void)session.Append();
+    if (session.writer->Renew(session.state).code() != Code::kTimeout) return "a journal began on a frozen disk";
+    for (int i = 0; i < 100; ++i) (void)session.Append();
+    if (session.writer->Renew(session.state).code() != Code::kTimeout) return "a journal began on a frozen disk at last";
+    if (Now() - began > std::chrono::seconds(8)) return "it took longer than two seconds, and a fifth of one";
+    frozen.Thaw();
+    Status renewed = session.writer->Renew(session.state);
+    for (const auto until = In(std::chrono::seconds(20)); !renewed.ok() && !Passed(until);) {
+      (void)session.Append();
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      renewed = session.writer->Renew(session.state);
+    }
+    if (!renewed) return "renewed: " + renewed.message();
+    for (int i = 0; i < 100; ++i)
+      if (const Status appended = session.Append(); !appended) return appended.message();
     return session.Wrong();
   });
 }

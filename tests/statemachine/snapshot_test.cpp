@@ -125,10 +125,35 @@ TEST(Snapshot, keeps_the_failure_of_a_pause_that_never_began) {
   f.Resume();
 }
 
-TEST(Snapshot, is_refused_while_paused) {
+TEST(Snapshot, is_of_any_moment_of_a_pause_and_a_resume) {
   Folding f;
-  f.Allocate(kA);
-  f.Pause();
+  f.state = Whole();
+  f.Pause();  // which compares after each event
+  const auto snapshot = ToSnapshotEvents(f.state);
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status().message();
+  Folding again;
+  again.state = Expand(*snapshot);
+  EXPECT_EQ(again.state, f.state);
+  EXPECT_EQ(again.state.lifecycle, Lifecycle::kPaused);
+  again.Resume();
+  f.Resume();
+  EXPECT_EQ(again.state, f.state);
+}
+
+TEST(Snapshot, is_as_large_as_what_lives) {
+  Folding f;
+  f.state = Whole();
+  const auto before = ToSnapshotEvents(f.state);
+  for (int i = 0; i < 10'000; ++i) ASSERT_TRUE(f.Try(Exported{kOwn, 1}).ok());
+  const auto after = ToSnapshotEvents(f.state);
+  ASSERT_TRUE(before.ok() && after.ok()) << after.status().message();
+  EXPECT_LT(after->size(), before->size() + 100);
+}
+
+TEST(Snapshot, is_refused_of_a_session_that_has_not_begun_or_has_ended) {
+  EXPECT_FALSE(ToSnapshotEvents(State{}).ok());
+  Folding f;
+  f.Ok(SessionClosed{"exit", 0});
   EXPECT_FALSE(ToSnapshotEvents(f.state).ok());
 }
 

@@ -619,6 +619,20 @@ TEST_F(Contents, what_recent_pauses_used_is_not_given_back_and_pinned_again) {
   EXPECT_LE(supply.Count().pinned_bytes, (kLittleBuffers + 2) * 4 * kMiB);
 }
 
+TEST_F(Contents, spare_memory_is_given_back_also_where_a_kept_copy_has_gaps) {
+  PinnedSupply supply(*sim_, {.chunk = 4 * kMiB});
+  const PinnedMemory owner(supply);
+  PinnedSupply::Buffers idle, kept(8);  // eight serve others by now
+  for (int i = 0; i < 64; ++i) idle.push_back(std::move(supply.Take(In(std::chrono::seconds(5)))->buffer));
+  kept.push_back(std::move(idle.back()));
+  idle.pop_back();
+  supply.Give(std::move(idle));
+  supply.Keep(owner, std::move(kept));
+  for (int i = 0; i < 8; ++i) supply.GiveSpareBack(std::chrono::hours(1));
+  EXPECT_LE(supply.Count().pinned_bytes, 17 * 4 * kMiB);
+  for (auto& buffer : supply.Reclaim(owner)) buffer.reset();
+}
+
 // Two backups, as of two tags, and a GPU that hangs for a while.
 TEST_F(Contents, memory_of_copies_that_have_not_ended_serves_nothing_else) {
   Block& block = Add(64 * kKiB);

@@ -115,7 +115,7 @@ TEST_F(LedgerTest, no_snapshot_is_made_where_none_is_due_or_a_cycle_is_under_way
   ASSERT_EQ(ledger.state().lifecycle, Lifecycle::kPausing);
   journal->snapshot_due = true;
   ledger.Record(HostAllocated{Address{0x1000}, 16, 0});
-  EXPECT_EQ(journal->last_snapshot, State{}) << "a snapshot is of a running session";
+  EXPECT_EQ(journal->last_snapshot, State{}) << "a pause has something else to do";
 }
 
 TEST_F(LedgerTest, a_lost_journal_is_not_tried_anew_in_every_call) {

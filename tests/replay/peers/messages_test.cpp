@@ -199,9 +199,18 @@ TEST(PeerMessages, lists_of_others_that_are_too_long_are_refused) {
   EXPECT_EQ(DecodeMessage(bytes).status().code(), Code::kCorrupt);
 }
 
+TEST(PeerMessages, of_a_set_that_is_too_large_nobody_is_left_behind) {
+  BegunMessage begun;
+  for (unsigned i = 0; i <= kMembersMax; ++i) begun.members.push_back(Who(i + 1));
+  const auto refused = EncodeMessage({1, begun});
+  EXPECT_EQ(refused.status().code(), Code::kInvalid);
+  EXPECT_NE(refused.status().message().find("a list of 513 where at most 512 are allowed"), std::string::npos)
+      << refused.status().message();
+}
+
 TEST(PeerMessages, the_longest_lists_fit) {
   BegunMessage begun;
-  for (unsigned i = 1; i <= 2 * kMembersMax; ++i) begun.members.push_back(Who(i));
+  for (unsigned i = 1; i <= kMembersMax; ++i) begun.members.push_back(Who(i));
   for (auto& member : begun.members) member.host = std::string(5000, 'h');
   auto bytes = EncodeMessage({1, begun});
   ASSERT_TRUE(bytes) << bytes.status().message();

@@ -51,6 +51,7 @@ class DeadlineTest : public test::TwoProcesses {
     EXPECT_EQ(mine_[k2M - 1], std::byte{0x42});
   }
   std::byte* mine_ = nullptr;
+  bool in_unmap_ = false;
 };
 
 // How long it waited, as it says: not so long that the others would have given up on it.
@@ -195,6 +196,80 @@ TEST_F(DeadlineTest, neither_a_pause_nor_an_exit_waits_for_ever_for_a_driver_cal
   EXPECT_SAYS(closed, "a driver call of another thread has not returned for ");
   go_on.set_value();
   release.join();
+}
+
+// A resume waits as long as the others take.
+TEST_F(DeadlineTest, a_pause_waits_for_another_threads_resume_no_longer_than_it_may) {
+  Both(&Session::Pause);
+  auto resume = std::async(std::launch::async, [&] { return a.session->Resume(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  auto pause = std::async(std::launch::async, [&] { return a.session->Pause(); });
+  ASSERT_EQ(pause.wait_for(std::chrono::seconds(8)), std::future_status::ready);
+  const Status refused = pause.get();
+  EXPECT_EQ(refused.code(), Code::kRefused);
+  EXPECT_SAYS(refused, "another thread's pause or resume has not ended within 3");
+  EXPECT_TRUE(b.session->Resume().ok());
+  EXPECT_TRUE(resume.get().ok());
+  PauseWorksNow();
+}
+
+TEST_F(DeadlineTest, a_pause_of_a_tag_ends_although_an_unmap_of_nccls_begins_to_hang_after_it) {
+  const AllocationId id = a.Create();
+  const Address at{reinterpret_cast<std::uint64_t>(a.Place(id))};
+  const PoolId pool = *a.session->pools().Open("weights", PoolPolicy::kPreserve);
+  ASSERT_TRUE(a.session->pools().Allocate(pool, kMiB, kDevice).ok());
+  std::promise<void> go_on;
+  std::shared_future<void> opened = go_on.get_future().share();
+  std::promise<void> hangs;
+  std::thread unmap;
+  std::atomic<bool> begun{false};
+  a.simulator->SetHook([&](std::string_view call, std::uint64_t) {
+    if (call == "Synchronize" && !begun.exchange(true)) {
+      unmap = std::thread([&] { EXPECT_TRUE(a.session->Unmap(at, k2M).ok()); });
+      hangs.get_future().wait();
+    } else if (call == "Unmap" && !std::exchange(in_unmap_, true)) {
+      hangs.set_value();
+      opened.wait();
+    }
+    return 0;
+  });
+  auto pause = std::async(std::launch::async, [&] { return a.session->pools().Pause(pool, {}); });
+  const bool ended = pause.wait_for(std::chrono::seconds(8)) == std::future_status::ready;
+  EXPECT_TRUE(ended);
+  go_on.set_value();
+  const Status failed = pause.get();
+  EXPECT_SAYS(failed, "a driver call of another thread has not returned for ");
+  unmap.join();
+  a.simulator->SetHook({});
+  EXPECT_TRUE(a.session->pools().Resume(pool, {}).ok());
+  EXPECT_TRUE(a.session->pools().Pause(pool, {}).ok());
+}
+
+TEST_F(DeadlineTest, a_tags_pause_waits_for_no_allocation_of_another_tag_and_for_its_own_no_longer_than_it_may) {
+  Pools& pools = a.session->pools();
+  const PoolId weights = *pools.Open("weights", PoolPolicy::kPreserve), cache = *pools.Open("cache", PoolPolicy::kPreserve);
+  ASSERT_TRUE(pools.Allocate(weights, kMiB, kDevice).ok());
+  std::promise<void> hangs, go_on;
+  std::atomic<bool> once{false};
+  a.simulator->SetHook([&](std::string_view call, std::uint64_t) {
+    if (call != "Create" || once.exchange(true)) return 0;
+    hangs.set_value();
+    go_on.get_future().wait();
+    return 0;
+  });
+  auto allocation = std::async(std::launch::async, [&] { return pools.Allocate(cache, kMiB, kDevice).ok(); });
+  hangs.get_future().wait();
+  auto other = std::async(std::launch::async, [&] { return pools.Pause(weights, {}); });
+  auto own = std::async(std::launch::async, [&] { return pools.Pause(cache, {}); });
+  EXPECT_EQ(other.wait_for(std::chrono::seconds(8)), std::future_status::ready);
+  EXPECT_EQ(own.wait_for(std::chrono::seconds(8)), std::future_status::ready);
+  go_on.set_value();
+  const Status paused = other.get(), refused = own.get();
+  EXPECT_TRUE(paused.ok()) << paused.message();
+  EXPECT_EQ(refused.code(), Code::kRefused);
+  EXPECT_SAYS(refused, "pause of tag cache refused: a thread takes memory of it from the driver");
+  EXPECT_TRUE(allocation.get());
+  EXPECT_TRUE(pools.Pause(cache, {}).ok());
 }
 
 TEST_F(DeadlineTest, the_exit_code_is_in_the_last_event) {

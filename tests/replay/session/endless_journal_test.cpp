@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <thread>
 
+#include "tests/journal/small_disk.h"
+#include "tests/journal/temporary.h"
 #include "tests/replay/session/session_process.h"
 
 namespace amem::test {
@@ -99,6 +101,52 @@ TEST(EndlessJournal, of_a_session_that_never_resumes_stays_small_and_a_pause_wor
   EXPECT_TRUE(paused.ok()) << paused.message();
   EXPECT_TRUE(resumed.ok()) << resumed.message();
   EXPECT_TRUE(session->Close("test").ok());
+}
+
+// Its disk is frozen for a while, as for a snapshot of the volume.
+TEST(FrozenJournal, costs_nccls_calls_nothing_and_refuses_a_pause_at_its_deadline) {
+  const TemporaryDirectory directory;
+  EXPECT_FINE_IN_CHILD([&]() -> std::string {
+    if (!MountDisk(directory.path(), "mkfs.ext4 -q", "24M")) return "cannot";
+    SimulatorOptions simulated;
+    simulated.in_memory = *SimulatorWorld::InMemory(1, Bytes{64} << 20);
+    const auto simulator = *Simulator::Open(simulated);
+    LocalNetwork network;
+    SessionOpened who;
+    who.session = SessionId{1};
+    JournalOptions options;
+    options.directory = directory.path() / "journal";
+    SessionOptions settings{.layout = Layout::kDirect};
+    settings.deadlines = Deadlines(std::chrono::milliseconds(400));
+    const auto session = *Session::Start(settings, *simulator, who, JournalWriter::OpenLasting(options, who.session),
+                                         [&](const PeerIdentity& self, PeerDelegate& delegate) {
+                                           return Result<std::unique_ptr<Peers>>(network.Join(self, delegate));
+                                         });
+    if (const Status paused = session->Pause(); !paused) return "before: " + paused.message();
+    if (const Status resumed = session->Resume(); !resumed) return "before: " + resumed.message();
+    const Frozen frozen(directory.path());
+    if (!frozen.is()) return "cannot";
+    std::string wrong;
+    std::chrono::nanoseconds longest{0};
+    for (int i = 0; i < 200; ++i) {
+      const auto began = Now();
+      const auto id = session->Create(k2M, Process::On(kDevice), 0, {});
+      if (!id || !session->Release(*id)) wrong = "a call failed";
+      longest = std::max<std::chrono::nanoseconds>(longest, Now() - began);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    if (longest > std::chrono::milliseconds(200)) wrong = "a call took " + std::to_string(longest.count()) + " ns";
+    const auto began = Now();
+    const Status refused = session->Pause();
+    const auto took = Now() - began;
+    frozen.Thaw();
+    if (!wrong.empty()) return wrong;
+    if (refused.code() != Code::kRefused || refused.message().find("has not answered for") == std::string::npos)
+      return "frozen: " + refused.message();
+    if (took < std::chrono::milliseconds(250) || took > std::chrono::seconds(3)) return "it was not refused at its deadline";
+    if (const Status paused = session->Pause(); !paused) return "afterwards: " + paused.message();
+    return session->Resume().message();
+  });
 }
 
 }  // namespace

@@ -88,8 +88,11 @@ bool BesideAPause(Session& session) {
 CUresult RefusedWhilePaused(const char* call) {
   static constinit log::Limited refused;
   if (Session* session = Runtime::Get().started()) session->NoteRefused(call);
-  refused.Error(fmt::format(
-      "{} by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): it needs memory that is paused; call ncclResume first", call));
+  if (OfAnother::now > 0)
+    refused.Error(fmt::format("{} by {} is refused: its memory is paused; resume it first", call, CallingLibrary()));
+  else
+    refused.Error(fmt::format(
+        "{} by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): it needs memory that is paused; call ncclResume first", call));
   return CUDA_ERROR_ILLEGAL_STATE;
 }
 

@@ -1,19 +1,53 @@
 #include "ncclpatch/intercept/registrations.h"
 
+#include <sys/stat.h>
+
 namespace amem::intercept {
 
+std::string OtherLibrary() { return OfAnother::now > 0 ? CallingLibrary() : std::string(); }
+
+bool Registrations::Note(Extent part, const std::string& how, const std::string& library) {
+  Session* const session = Runtime::Get().started();
+  return session != nullptr && part.bytes != 0 && session->NoteRegistration({part.address, part.bytes, how, library});
+}
+
 void Registrations::Exported(int descriptor, Extent part) {
-  Session* session = Runtime::Get().started();
+  Export made{.part = part, .library = OtherLibrary()};
+  struct stat now {};
+  if (fstat(descriptor, &now) == 0) std::tie(made.device, made.file) = std::pair(now.st_dev, now.st_ino);
+  made.pinned = Note(part, "dma-buf", made.library);
   const std::lock_guard lock(mutex_);
-  // What an earlier dma-buf of that number pins stays pinned: somebody may have registered it before it was closed.
-  exported_[descriptor] = {part, session != nullptr && session->NoteRegistration({part.address, part.bytes, "dma-buf"})};
+  // What an earlier dma-buf of that number pins stays pinned, unless its registration was seen: somebody may have registered it
+  // before it was closed. This thread is inside the gates, so that DropClosed does the rest.
+  Export before = std::exchange(exported_[descriptor], std::move(made));
+  if (before.pinned && before.consumed) closed_.push_back(std::move(before));
 }
 
 void Registrations::Consumed(int descriptor) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   auto* const found = FindIn(exported_, descriptor);
-  if (found == nullptr || !std::exchange(found->pinned, false)) return;
+  if (found == nullptr || !found->pinned) return;
+  found->consumed = true;
+  if (!found->library.empty()) return;
+  found->pinned = false;
   Forget({found->part});
+}
+
+void Registrations::DropClosed() {
+  std::vector<Export> closed;
+  {
+    const std::lock_guard lock(mutex_);
+    closed.swap(closed_);
+    for (auto& [descriptor, one] : exported_) {
+      struct stat now {};
+      const bool open = fstat(descriptor, &now) == 0 && now.st_dev == one.device && now.st_ino == one.file;
+      if (one.pinned && one.consumed && !open) closed.push_back(one), one.pinned = false;
+    }
+  }
+  for (const Export& one : closed) {
+    const Still still = HoldStill({one.part});
+    Forget({one.part}, one.library);
+  }
 }
 
 Extent Registrations::ExportedAs(int descriptor) {
@@ -23,33 +57,36 @@ Extent Registrations::ExportedAs(int descriptor) {
 }
 
 void Registrations::Add(RegionKey key, Extent part, const char* how) {
-  Session* session = Runtime::Get().started();
+  const std::string library = OtherLibrary();
   const std::lock_guard lock(mutex_);
   Region& region = regions_[key];
   ++region.uses;
   // Memory that is not AMem's is not recorded.
-  if (session != nullptr && part.bytes != 0 && session->NoteRegistration({part.address, part.bytes, how}))
-    region.parts.push_back(part);
+  if (!Note(part, how, library)) return;
+  region.held.parts.push_back(part);
+  region.held.library = library;
 }
 
-std::vector<Extent> Registrations::Take(RegionKey key) {
+Registrations::Held Registrations::Take(RegionKey key) {
   const std::lock_guard lock(mutex_);
   const auto found = regions_.find(key);
   if (found == regions_.end() || --found->second.uses > 0) return {};
-  return std::move(regions_.extract(found).mapped().parts);
+  return std::move(regions_.extract(found).mapped().held);
 }
 
-void Registrations::PutBack(RegionKey key, std::vector<Extent> parts) {
+void Registrations::PutBack(RegionKey key, Held held) {
   const std::lock_guard lock(mutex_);
   Region& region = regions_[key];
   ++region.uses;
-  region.parts.insert(region.parts.end(), parts.begin(), parts.end());
+  if (held.parts.empty()) return;
+  region.held.library = std::move(held.library);
+  region.held.parts.insert(region.held.parts.end(), held.parts.begin(), held.parts.end());
 }
 
-void Registrations::Forget(const std::vector<Extent>& parts) {
+void Registrations::Forget(const std::vector<Extent>& parts, const std::string& library) {
   Session* session = Runtime::Get().started();
   for (const Extent& part : parts)
-    if (session != nullptr) session->Note(Deregistered{part.address, part.bytes});
+    if (session != nullptr) session->Note(Deregistered{part.address, part.bytes, library});
 }
 
 Still HoldStill(const std::vector<Extent>& parts) {
@@ -59,11 +96,29 @@ Still HoldStill(const std::vector<Extent>& parts) {
   return {std::move(nccl), session->EnterTags(parts, "a deregistration")};
 }
 
+HandingOut::HandingOut(CUmemGenericAllocationHandle handle) {
+  Session* const session = IsGuest(handle) ? nullptr : Runtime::Get().started();
+  if (session == nullptr || !(allocation_ = session->AllocationOf(DriverHandle{handle}))) return;
+  nccl_ = session->EnterCall();
+  tag_ = session->EnterTagOf(allocation_);
+}
+
+CUresult HandingOut::Done(CUresult result, std::uint32_t handle_type) const {
+  if (allocation_ && result == CUDA_SUCCESS)
+    Runtime::Get().started()->NoteHandedOut(allocation_, handle_type, CallingLibrary());
+  return result;
+}
+
 Registering::Registering(const char* call, Extent part) {
   Session* session = Runtime::Get().started();
-  if (session == nullptr || part.bytes == 0) return;
+  const bool another = OfAnother::now > 0;
+  // From no address on: all that the process has now and later, of which nothing is pinned (on-demand paging).
+  if (session == nullptr || part.bytes == 0 || !part.address || (another && !session->Manages(part))) return;
+  concerns_ = true;
   for (;; std::this_thread::yield()) {
-    entered_ = session->EnterLaunch();
+    // The contexts that NCCL launches in are waited for, and not those of others.
+    entered_ = another ? session->EnterCall() : session->EnterLaunch();
+    if (another && session->paused()) entered_.unlock();
     if (entered_.owns_lock() || session->paused()) break;
   }
   tags_ = session->EnterTags(part, call);

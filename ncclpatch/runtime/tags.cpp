@@ -18,6 +18,32 @@
 #include "ncclpatch/runtime/log.h"
 
 namespace amem {
+namespace {
+struct HeldByScope {
+  std::mutex mutex;
+  std::map<PoolId, std::map<std::string, Bytes>> said;  // by library
+};
+}  // namespace
+
+void WarnOfHeld(Session& session, PoolId scope, const std::string& tag) {
+  std::map<std::string, Bytes> held = session.Inspect([&](const State& state) {
+    std::map<std::string, Bytes> sums;
+    for (const auto& [id, a] : state.allocations) {
+      if (a.pool != scope || WhyKept(a) != KeepReason::kHeld) continue;
+      for (const std::string& library : LibrariesHolding(state, id)) sums[library] += a.bytes;
+    }
+    return sums;
+  });
+  {
+    HeldByScope& before = Forever<HeldByScope>();
+    const std::lock_guard lock(before.mutex);
+    if (std::exchange(before.said[scope], held) == held) return;
+  }
+  for (const auto& [library, bytes] : held)
+    log::Warn(fmt::format("a pause of tag {} leaves {} where it is, because {} has retained, exported, registered or bound it",
+                          tag, FormatBytes(bytes), library));
+}
+
 namespace tags {
 namespace {
 
@@ -43,9 +69,12 @@ Status CycleOf(Session& session, const Named& tag, const Asked& asked) {
   const bool pausing = asked.kind == CycleKind::kPause;
   if (!tag.pool)
     return Runtime::Get().RunCycle(asked.kind, asked.patient).Within(pausing ? "pause of tag nccl" : "resume of tag nccl");
-  if (pausing) Runtime::Get().TellInWiderScope(session);
-  if (pausing)
-    return session.pools().Pause(tag.pool, {.wait = asked.wait, .after = asked.after, .keeps = asked.keeps || tag.kept});
+  if (pausing) {
+    Runtime::Get().TellOfOthers(session);
+    AMEM_TRY(session.pools().Pause(tag.pool, {.wait = asked.wait, .after = asked.after, .keeps = asked.keeps || tag.kept}));
+    WarnOfHeld(session, tag.pool, tag.name);
+    return {};
+  }
   return session.pools().Resume(tag.pool, {.wait = asked.wait, .priority = asked.priority, .patient = asked.patient});
 }
 

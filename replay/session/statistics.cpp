@@ -142,9 +142,11 @@ json ByReason(const std::map<KeepReason, Bytes>& kept) {
 // NCCL's memory and the program's; `kept`: what a pause leaves in place.
 json ByTag(const State& state, const Holdings& held) {
   const auto figures = [](const PoolHoldings& sum, Bytes legacy) {
-    return json{{"bytes", sum.own + legacy},
+    json one = {{"bytes", sum.own + legacy},
                 {"released_bytes", sum.own - std::min(sum.own, sum.own_resident)},
                 {"kept_bytes", Kept(sum) + legacy}};
+    if (!sum.held_by.empty()) one["held_by"] = sum.held_by;
+    return one;
   };
   json tags = {{"nccl", figures(MeasureTag(state, false), held.legacy_kept - held.legacy_user)},
                {"user", figures(MeasureTag(state, true), held.legacy_user)}};
@@ -173,6 +175,7 @@ json MemoryOf(const Pools::Standing& now, const PoolHoldings& held) {
           {"resident_bytes", held.own_resident},
           {"kept_bytes", Kept(held)},
           {"kept", ByReason(held.kept)},
+          {"held_by", held.held_by},
           {"parts", held.part_count},
           {"devices", devices},
           {"pinned_bytes", now.contents.held_bytes},
@@ -227,6 +230,8 @@ std::string Session::StatisticsText() {
     const std::string tag = "tag " + state.pools.at(id).tag;
     text += fmt::format("  {:<20} {} in {} chunks, {} of it on the device now, {}\n", tag, Mebibytes(pool.own),
                         pool.chunk_count, Mebibytes(pool.own_resident), ToText(state.pools.at(id).lifecycle));
+    for (const auto& [library, bytes] : pool.held_by)
+      text += fmt::format("  kept by a pause      {} (held by {})\n", Mebibytes(bytes), library);
   }
   if (held.legacy_kept != 0) text += fmt::format("  kept by a pause      {} (cuMemAlloc)\n", Mebibytes(held.legacy_kept));
   if (held.async != 0) text += fmt::format("  kept by a pause      {} (asynchronous pools)\n", Mebibytes(held.async));

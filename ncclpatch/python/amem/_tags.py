@@ -275,7 +275,7 @@ def memory() -> Dict[str, Any]:
 
     Of each tag: "tag", "policy" ("preserve" or "discard"), "state" ("resident", "pausing", "paused" or "resuming"), "bytes" (as the
     driver gave them, in chunks), "part_bytes" (as they were asked for), "resident_bytes" (on the GPU now), "kept_bytes" and "kept"
-    (what a pause has to leave, by reason), "parts" (allocations), "devices", "pinned_bytes" (of the host, for its contents now), "last_pause_ms",
+    (what a pause has to leave, by reason), "held_by" (of that, what other libraries hold, by their names), "parts" (allocations), "devices", "pinned_bytes" (of the host, for its contents now), "last_pause_ms",
     "last_resume_ms" (None if there was none), "failure". The tags "nccl" and "user" (memory of ncclMemAlloc) are among them. No tags
     before memory was asked for, or where AMem is switched off (AMEM_ENABLE=0); "reason" says which.
     """

@@ -60,7 +60,8 @@ AMEM_EXPORT int amem_json(const char* what, char* buffer, size_t* length);
 #define AMEM_STATS "stats"
 
 /* Memory by tag: {"schema":1,"tags":[{"tag","policy","state":"resident|pausing|paused|resuming","bytes","resident_bytes",
- * "kept_bytes","kept":{reason:bytes},"parts","devices":[ordinals],"pinned_bytes","last_pause_ms","last_resume_ms","failure"}]}.
+ * "kept_bytes","kept":{reason:bytes},"held_by":{library:bytes},"parts","devices":[ordinals],"pinned_bytes","last_pause_ms",
+ * "last_resume_ms","failure"}]}.
  * Sizes in bytes: of chunks and slabs, as the driver gave them; "part_bytes" is what was asked for and is in use,
  * "pinned_bytes" the host memory that holds contents of the tag now. Times are null where there was none. "nccl" and "user"
  * (ncclMemAlloc) are tags as well; the state of "nccl" may be "not under AMem", for the reason in "failure".
@@ -81,8 +82,9 @@ AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
  *
  * A tag whose memory no other process imported is private: no other rank takes part. If ranks share it, for example through a
  * window of NCCL's, all of them must pause and resume that tag, several tags in the same order. A rank that imported memory of
- * a tag has the tag from then on, and a rank that cannot release it keeps it in place for all. Memory registered with a network
- * card stays in place and is reported (AMEM_MEMORY, kept_bytes).
+ * a tag has the tag from then on, and a rank that cannot release it keeps it in place for all. Memory that a network card or
+ * another library holds (retained, exported, a dma-buf of it, registered, bound) stays in place and is reported (AMEM_MEMORY,
+ * kept_bytes and held_by).
  *
  * "nccl" is a tag too: what NCCL holds; with AMEM_SCOPE=all "program": what everybody else has from cudaMalloc. */
 #define AMEM_PRESERVE 0 /* a pause saves the contents to pinned host memory, and a resume brings them back to the last bit */

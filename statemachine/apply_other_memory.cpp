@@ -54,25 +54,30 @@ Status Fold::operator()(const Registered& e) {
     below.push_back(mapping.allocation);
   }
   // Again at that address: perhaps more bytes, or other memory, whose registration outlived what was there before.
-  Registration& r = s_.registrations.try_emplace(e.address, Registration{0, e.how, 0, {}}).first->second;
+  Registration& r = s_.registrations.try_emplace({e.address, e.library}, Registration{0, e.how, 0, {}}).first->second;
   ++r.count;
   r.bytes = std::max(r.bytes, e.bytes);
   for (const AllocationId id : below) {
     if (std::ranges::find(r.allocations, id) != r.allocations.end()) continue;
     r.allocations.push_back(id);
     ++Find(id)->registrations;
+    if (!e.library.empty()) ++Find(id)->held;
   }
   return {};
 }
 
 Status Fold::operator()(const Deregistered& e) {
-  auto* const known = FindIn(s_.registrations, e.address);
+  auto* const known = FindIn(s_.registrations, std::pair(e.address, e.library));
   if (known == nullptr) return Bad("it was not registered");
   AMEM_CHECK(known->count > 0U, e.address);
   if (--known->count > 0) return {};
-  for (const AllocationId id : known->allocations)
-    if (Allocation* a = Find(id); a != nullptr && a->registrations > 0) --a->registrations;
-  s_.registrations.erase(e.address);
+  for (const AllocationId id : known->allocations) {
+    Allocation* const a = Find(id);
+    if (a == nullptr || a->registrations == 0) continue;
+    --a->registrations;
+    if (!e.library.empty() && a->held > 0) --a->held;
+  }
+  s_.registrations.erase({e.address, e.library});
   return {};
 }
 

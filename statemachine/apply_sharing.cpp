@@ -5,7 +5,8 @@ namespace amem {
 Status Fold::operator()(const Exported& e) {
   AMEM_ASSIGN(Allocation* const a, Known(e.allocation));
   Count(a->exports);
-  a->handed_out = a->handed_out || e.handle_type != 1;
+  if (!a->handed_out) a->handed_to = e.library;
+  a->handed_out = a->handed_out || e.handle_type != 1 || !e.library.empty();
   return {};
 }
 

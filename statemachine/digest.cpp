@@ -61,7 +61,7 @@ class Hasher {
            a.exports, a.registrations, a.multicast_bindings, a.importers.size(), a.resident, a.saved, a.awaiting_restore);
     if (a.placed()) AddAll(a.slab, a.offset, a.reserved, a.touched);
     AddAll(IfAny{a.tag}, IfAny{a.communicator}, IfAny{a.pool}, IfAny{a.handed_out}, IfAny{a.kept_with_all},
-           IfAny{a.released_bindings});
+           IfAny{a.released_bindings}, IfAny{a.held}, IfAny{a.handed_to});
     if (a.remote) Add(*a.remote);
     for (const auto& [importer, count] : a.importers) AddAll(importer.by, importer.as, count);
   }
@@ -119,7 +119,9 @@ std::uint64_t Digest(const State& s) {
   Hasher h;
   h.AddAll(s.last, s.lifecycle, s.session.session, s.session.host, s.session.pid, s.session.group, s.session.rank, s.broken,
            s.next_allocation, s.cycles, s.libraries, s.ranges, s.allocations, s.mappings, s.slabs, s.legacy, s.legacy_imports,
-           s.host, s.async, s.multicasts, s.registrations, s.peers, s.cycle);
+           s.host, s.async, s.multicasts);
+  for (const auto& [of, registration] : s.registrations) h.AddAll(of.first, IfAny{of.second}, registration);
+  h.AddAll(s.peers, s.cycle);
   for (std::size_t kind = 0; kind < s.totals.events.size(); ++kind)
     if (kind < kFirstKinds || s.totals.events[kind] != 0) h.Add(s.totals.events[kind]);
   if (!s.kept_whole.empty()) h.Add(s.kept_whole);

@@ -145,7 +145,8 @@ inline constexpr std::uint32_t kFabricHandle = 8;  // CU_MEM_HANDLE_TYPE_FABRIC
 struct Exported {
   AllocationId allocation;
   std::uint32_t handle_type = 1;
-  AMEM_EVENT(Exported, "exported", allocation, handle_type);
+  FilePath library;  // another library than NCCL shared these very pages, by a handle of any type; empty: NCCL did
+  AMEM_EVENT(Exported, "exported", allocation, handle_type, IfAny{library});
 };
 struct Imported {  // `allocation` is the new local id
   AllocationId allocation;
@@ -274,16 +275,19 @@ struct MulticastUnbound {
   Bytes bytes = 0;
   AMEM_EVENT(MulticastUnbound, "multicast unbound", multicast, device, multicast_offset, bytes);
 };
-struct Registered {  // pinned for a network card: physical pages must not move, so pause leaves this memory alone
+// Pinned, for a network card or by another library: physical pages must not move, so a pause leaves this memory alone.
+struct Registered {
   Address address;
   Bytes bytes = 0;
-  PublicText how;  // "dma-buf", "ibv_reg_mr"
-  AMEM_EVENT(Registered, "registered", address, bytes, how);
+  PublicText how;    // "dma-buf", "ibv_reg_mr", "cuMemRetainAllocationHandle"
+  FilePath library;  // whose call it was; empty: NCCL's
+  AMEM_EVENT(Registered, "registered", address, bytes, how, IfAny{library});
 };
 struct Deregistered {
   Address address;
   Bytes bytes = 0;
-  AMEM_EVENT(Deregistered, "deregistered", address, bytes);
+  FilePath library;
+  AMEM_EVENT(Deregistered, "deregistered", address, bytes, IfAny{library});
 };
 // From now on pauses leave all memory of this session in place, tags' and imports too: somebody whom AMem cannot ask may hold
 // its pages, here or in a session that shares memory with this one.

@@ -21,7 +21,7 @@ void AddAllocation(std::vector<EventBody>& out, AllocationId id, const Allocatio
 }
 
 void AddReferences(std::vector<EventBody>& out, AllocationId id, const Allocation& a) {
-  for (std::uint32_t i = 0; i < a.exports; ++i) out.emplace_back(Exported{id, a.handed_out ? kFabricHandle : 1});
+  for (std::uint32_t i = 0; i < a.exports; ++i) out.emplace_back(Exported{id, a.handed_out ? kFabricHandle : 1, a.handed_to});
   for (const auto& [importer, count] : a.importers)
     for (std::uint32_t i = 0; i < count; ++i) out.emplace_back(ReferenceAdded{id, importer.by, importer.as});
   if (a.touched && !a.placed() && a.importers.empty() && a.exports != 0) {  // a peer held it once
@@ -217,8 +217,8 @@ Result<std::vector<EventBody>> ToSnapshotEvents(const State& s) {
   }
   AMEM_TRY(AddParts(out, s));
   AddBindings(out, s);
-  for (const auto& [address, r] : s.registrations)
-    for (std::uint32_t i = 0; i < r.count; ++i) out.emplace_back(Registered{address, r.bytes, r.how});
+  for (const auto& [of, r] : s.registrations)
+    for (std::uint32_t i = 0; i < r.count; ++i) out.emplace_back(Registered{of.first, r.bytes, r.how, of.second});
   for (const auto& [id, a] : s.allocations) AddReferences(out, id, a);
   AddAll(out, s.legacy);
   for (const auto& [id, pool] : s.pools) AddAll(out, pool.parts);

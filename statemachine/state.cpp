@@ -11,9 +11,11 @@ static const Allocation& Behind(const State& state, const Allocation& a) {
 }
 
 // Memory that the driver has behind an allocation, or had before a pause.
-static void Add(PoolHoldings& sum, const Allocation& a) {
+static void Add(const State& state, AllocationId id, const Allocation& a, PoolHoldings& sum) {
   if (a.resident) sum.own_resident += a.bytes;
   if (const KeepReason why = WhyKept(a); why != KeepReason::kNone) sum.kept[why] += a.bytes;
+  if (a.held > 0 || !a.handed_to.empty())
+    for (const std::string& library : LibrariesHolding(state, id)) sum.held_by[library] += a.bytes;
   if (a.on_device()) sum.devices.emplace(a.properties.location.id);
 }
 
@@ -149,8 +151,9 @@ KeepReason WhyKept(const Allocation& allocation) {
   // A pause of a pool unbinds nothing, because it is no pause of NCCL.
   if (allocation.multicast_bindings > (allocation.pool ? 0 : allocation.released_bindings)) return KeepReason::kMulticast;
   if (!allocation.on_device()) return KeepReason::kHostMemory;
-  if (allocation.registrations > 0) return KeepReason::kRegistered;
-  if (allocation.handed_out) return KeepReason::kHandedOut;
+  if (allocation.registrations > allocation.held) return KeepReason::kRegistered;
+  if (allocation.handed_out && allocation.handed_to.empty()) return KeepReason::kHandedOut;
+  if (allocation.held > 0 || allocation.handed_out) return KeepReason::kHeld;
   if (allocation.kept_with_all) return KeepReason::kUnseen;
   if (allocation.pool) return KeepReason::kNone;
   if (allocation.tag == MemoryTag::kUser) return KeepReason::kUser;
@@ -196,6 +199,18 @@ Holdings Measure(const State& state) {
   return sum;
 }
 
+std::set<std::string> LibrariesHolding(const State& state, AllocationId id) {
+  std::set<std::string> libraries;
+  const auto* const a = FindIn(state.allocations, id);
+  if (a == nullptr) return libraries;
+  if (!a->handed_to.empty()) libraries.insert(a->handed_to);
+  if (a->held == 0) return libraries;
+  for (const auto& [of, registration] : state.registrations)
+    if (!of.second.empty() && std::ranges::find(registration.allocations, id) != registration.allocations.end())
+      libraries.insert(of.second);
+  return libraries;
+}
+
 std::map<PoolId, PoolHoldings> MeasurePools(const State& state) {
   std::map<PoolId, PoolHoldings> sums;
   if (state.pools.empty()) return sums;  // most jobs have none, and may have thousands of allocations
@@ -210,7 +225,7 @@ std::map<PoolId, PoolHoldings> MeasurePools(const State& state) {
     sum.own += a.bytes;
     ++sum.chunk_count;
     if (a.tag == MemoryTag::kUserReleased) sum.parts += a.bytes, ++sum.part_count;
-    Add(sum, a);
+    Add(state, id, a, sum);
   }
   return sums;
 }
@@ -222,7 +237,7 @@ PoolHoldings MeasureTag(const State& state, bool program) {
     if (!state.slabs.contains(id)) sum.parts += a.bytes, ++sum.part_count;
     if (a.placed()) continue;
     sum.own += a.bytes;
-    Add(sum, a);
+    Add(state, id, a, sum);
   }
   return sum;
 }

@@ -56,7 +56,8 @@ struct Allocation {
   std::uint32_t guest_references = 0;  // NCCL's: create, import and retain, less release
   std::uint32_t mappings = 0;
   std::uint32_t exports = 0;        // tokens made
-  std::uint32_t registrations = 0;  // network cards that hold its pages
+  std::uint32_t registrations = 0;  // network cards and libraries that hold its pages
+  std::uint32_t held = 0;           // of those, by other libraries than NCCL
   std::uint32_t multicast_bindings = 0;
   std::uint32_t released_bindings = 0;  // of those, to multicast objects that a pause releases
   std::map<Importer, std::uint32_t> importers;
@@ -68,6 +69,7 @@ struct Allocation {
   bool resident = true;           // a driver handle stands behind it now; always true for a part of a slab
   bool saved = false;             // its contents are in the backup; until the cycle ends
   bool handed_out = false;        // exported as the driver's own handle
+  std::string handed_to;          // to that library; empty: by NCCL
   bool kept_with_all = false;     // State::kept_whole has a reason
   bool awaiting_restore = false;  // resident in new memory that does not have the saved contents yet
   friend bool operator==(const Allocation&, const Allocation&) = default;
@@ -96,10 +98,12 @@ struct Slab {
 
 // Why a pause leaves an allocation where it is; kNone: it is released. The pause is that of its pool if it is a chunk of one,
 // own or imported, and NCCL's otherwise. kHandedOut: whoever has the driver's own handle (fabric) maps these very pages.
-// kUnseen: State::kept_whole says who may hold its pages.
-enum class KeepReason : std::uint8_t { kNone = 0, kHostMemory, kRegistered, kMulticast, kUser, kUnseen, kHandedOut };
-AMEM_NAMES(KeepReason, kHandedOut, "reason", "released", "host memory", "registered with a network card", "multicast",
-           "the program's own (ncclMemAlloc)", "held past AMem's sight", "shared by a fabric handle");
+// kUnseen: State::kept_whole says who may hold its pages. kHeld: another library than NCCL has retained, exported, registered
+// or bound it (LibrariesHolding).
+enum class KeepReason : std::uint8_t { kNone = 0, kHostMemory, kRegistered, kMulticast, kUser, kUnseen, kHandedOut, kHeld };
+AMEM_NAMES(KeepReason, kHeld, "reason", "released", "host memory", "registered with a network card", "multicast",
+           "the program's own (ncclMemAlloc)", "held past AMem's sight", "shared by a fabric handle",
+           "held by another library");
 KeepReason WhyKept(const Allocation&);
 
 struct Registration {
@@ -222,8 +226,8 @@ struct State : Scope {  // NCCL's
   std::map<Address, HostAllocated> host;
   std::map<Address, AsyncAllocated> async;
   std::map<AllocationId, Multicast> multicasts;
-  std::map<Address, Registration> registrations;
-  std::map<std::pair<std::string, OutsideKind>, OutsideShare> outside;  // by library and kind
+  std::map<std::pair<Address, std::string>, Registration> registrations;  // by library, too; empty: NCCL's
+  std::map<std::pair<std::string, OutsideKind>, OutsideShare> outside;    // by library and kind
   std::map<SessionId, Peer> peers;
   std::map<CommunicatorId, Communicator> communicators;
   std::uint64_t next_allocation = 1;  // the id that the next create or import must use
@@ -288,14 +292,17 @@ Holdings Measure(const State&);
 
 // What one pool holds; bytes.
 struct PoolHoldings {
-  Bytes own = 0;                     // its chunks
-  Bytes own_resident = 0;            // of that, on the device now
-  Bytes parts = 0;                   // what amem_alloc gave out of them and amem_free did not take back
-  std::map<KeepReason, Bytes> kept;  // of own, what a pause leaves in place, by reason
+  Bytes own = 0;                         // its chunks
+  Bytes own_resident = 0;                // of that, on the device now
+  Bytes parts = 0;                       // what amem_alloc gave out of them and amem_free did not take back
+  std::map<KeepReason, Bytes> kept;      // of own, what a pause leaves in place, by reason
+  std::map<std::string, Bytes> held_by;  // of own, what other libraries hold, by their names
   std::uint64_t chunk_count = 0, part_count = 0;
   std::set<DeviceOrdinal> devices;  // that have chunks
   friend bool operator==(const PoolHoldings&, const PoolHoldings&) = default;
 };
+// The libraries for which a pause leaves that allocation in place (KeepReason::kHeld).
+std::set<std::string> LibrariesHolding(const State&, AllocationId id);
 // By pool; every open one is there, also when it holds nothing.
 std::map<PoolId, PoolHoldings> MeasurePools(const State&);
 // The same for NCCL's own device memory, or what the program got from ncclMemAlloc: its allocations are the parts.

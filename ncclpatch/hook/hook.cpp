@@ -34,7 +34,9 @@ namespace {
 using Dlsym = void* (*)(void*, const char*);
 using Dlvsym = void* (*)(void*, const char*, const char*);
 
-constinit std::atomic<bool> g_enabled{false}, g_reach{false};  // g_reach: other libraries, too
+constinit std::atomic<bool> g_enabled{false}, g_reach_late{false};
+constinit std::atomic<const replacements::Tables*> g_reach{nullptr};  // other libraries, too, for these names
+bool Reaches() { return g_reach.load(std::memory_order_acquire) != nullptr; }
 constinit std::atomic<void*> g_driver_library{nullptr};
 
 constinit std::mutex g_patch_mutex;  // guards import tables: one thread at a time unseals, writes and seals a page
@@ -142,20 +144,25 @@ bool Concerns(void* return_address, const char* name) {
          !replacements::inert.load(std::memory_order_relaxed) && FromNccl(return_address);
 }
 
-// For any other library: a function of the driver that AMem replaces there. What a caller that asks for the next definition, or
-// any, would find depends on who it is, so that its answer is left alone.
+// For any other library: a function of the driver, or one that registers memory, that AMem replaces there. What a caller that
+// asks for the next definition would find depends on who it is, so that its answer is left alone; and so is the answer to one
+// that asks for any, unless it is in the global scope, where all find the same.
 void* OthersDlsym(void* handle, const char* name) {
   return replacements::BindExported(name, FirstDlsym()(handle, name), nullptr, replacements::Caller::kOther);
+}
+void* OthersDlvsym(void* handle, const char* name, const char* version) {
+  void* const real = reinterpret_cast<Dlvsym>(First(g_dlvsym))(handle, name, version);
+  return replacements::BindExported(name, real, nullptr, replacements::Caller::kOther);
 }
 // Not AMem; nor one that has the driver's functions or dlsym itself, the driver or an interposer: it looks up what it passes
 // calls on to, AMem's own too.
 bool IsOther(const ElfImage& image) { return image.Find("cuMemAlloc_v2") == nullptr && image.Find("dlsym") == nullptr; }
 bool ConcernsOther(const void* return_address, void* handle, const char* name) {
   ElfImage caller;
-  return g_enabled.load(std::memory_order_acquire) && name != nullptr && IsDriverName(name) && handle != RTLD_NEXT &&
-         handle != RTLD_DEFAULT && !replacements::inert.load(std::memory_order_relaxed) &&
+  return g_enabled.load(std::memory_order_acquire) && name != nullptr && (IsDriverName(name) || IsNetworkName(name)) &&
+         handle != RTLD_NEXT && !replacements::inert.load(std::memory_order_relaxed) &&
          replacements::Replaces(name, replacements::Caller::kOther) && ElfImage::Containing(return_address, &caller) &&
-         IsOther(caller);
+         IsOther(caller) && (handle != RTLD_DEFAULT || FirstDlsym()(handle, name) != nullptr);
 }
 
 // Whether a program looks up a function of NCCL.
@@ -215,63 +222,69 @@ std::vector<ElfImage> LoadedThat(const Match& match) {
 namespace others {
 
 constexpr const char* kDriver = "libcuda.so.1";
+struct TooLate {
+  std::string library, name;  // which function it may have called before; empty: any
+};
 struct Known {
   std::set<std::pair<std::uintptr_t, std::string>> looked_at;  // by where it is, where another may be loaded later, and path
-  std::vector<std::string> too_late;
+  std::vector<TooLate> too_late;
 };
 constinit Known* known = nullptr;  // with g_patch_mutex held; never destroyed
 
-// Without the loader, which may wait for a thread that waits for the lock.
-void* InDriver(const char* name) {
+// What the loader would find first. Without the loader, which may wait for a thread that waits for the lock.
+void* InAnyLibrary(const char* name) {
   void* found = nullptr;
-  ElfImage::ForEach([&](const ElfImage& image) {
-    if (std::strcmp(image.soname(), kDriver) == 0) found = image.Find(name);
-    return found != nullptr;
-  });
+  ElfImage::ForEach([&](const ElfImage& image) { return (found = image.Find(name)) != nullptr; });
   return found;
 }
 
-// Its imports of the driver's functions lead to AMem's. What a slot of the PLT led to before its first use, the loader would
-// have found. After an attach, a library that is bound already may have shared unseen.
-Status PatchImports(const ElfImage& image) {
+// Its imports of those functions lead to AMem's. What a slot of the PLT led to before its first use, the loader would have
+// found. A library that is bound already may have called unseen, unless AMem was there before it.
+Status PatchImports(const ElfImage& image, bool late) {
   Status first;
-  bool bound = false;
+  const replacements::Tables& names = *g_reach.load();
   image.ForEachImport([&](const char* name, const ElfImage::Slot& slot) {
-    if (!IsDriverName(name) || !replacements::Replaces(name, replacements::Caller::kOther)) return;
+    if (!(IsDriverName(name) || IsNetworkName(name)) || !replacements::Has(names, name)) return;
     const bool unbound = image.Unbound(slot);
-    void* const real = unbound ? InDriver(name) : reinterpret_cast<void*>(*slot.where);
+    void* const real = unbound ? InAnyLibrary(name) : reinterpret_cast<void*>(*slot.where);
     if (real == nullptr || LeadsHere(reinterpret_cast<std::uintptr_t>(real))) return;
-    bound = bound || !unbound;
+    if (!unbound && late) known->too_late.push_back({FileName(image), name});
     void* const entry = replacements::BindExported(name, real, nullptr, replacements::Caller::kOther);
     if (Status written = image.Write(slot, entry); !written && first) first = std::move(written);
   });
-  if (bound && !IsPreloaded()) known->too_late.push_back(FileName(image));
   return first;
 }
 
-Status Patch(const ElfImage& image) {
-  if (image.Needs(kDriver)) AMEM_TRY(PatchImports(image));
-  const ElfImage::Slot slot = image.ImportSlot("dlsym");
+Status PatchLookUp(const ElfImage& image, const char* function, void (*stub)()) {
+  const ElfImage::Slot slot = image.ImportSlot(function);
   const bool finds_ours = slot && image.Unbound(slot) && IsPreloaded();
   if (!slot || LeadsHere(*slot.where) || finds_ours) return Status::Ok();
   if (HasLookedUpTheDriver(image, slot)) {
-    known->too_late.push_back(FileName(image));
+    known->too_late.push_back({FileName(image), ""});
     return {Code::kRefused,
             fmt::format("{} has looked up the driver's functions already, and its calls are not seen: start the process with "
                         "LD_PRELOAD=libamem_nccl.so",
                         image.path())};
   }
-  return image.Write(slot, reinterpret_cast<const void*>(&amem_dlsym_stub));
+  return image.Write(slot, reinterpret_cast<const void*>(stub));
+}
+
+Status Patch(const ElfImage& image, bool late) {
+  AMEM_TRY(PatchImports(image, late));
+  AMEM_TRY(PatchLookUp(image, "dlsym", &amem_dlsym_stub));
+  return PatchLookUp(image, "dlvsym", &amem_dlvsym_stub);
 }
 
 void PatchAll() {
+  const bool late = !IsPreloaded() || (known == nullptr && g_reach_late.load());
   if (known == nullptr) known = new Known;
   const auto is_new = [](const ElfImage& image) {
     return IsOther(image) && !IsNccl(image) && !known->looked_at.contains({image.base(), image.path()});
   };
   for (const ElfImage& image : LoadedThat(is_new)) {
     known->looked_at.emplace(image.base(), image.path());
-    if (const Status status = Patch(image); !status) Tell(true, status.message());
+    // From a tag on, in the default scope, what is not seen is told where it matters (PastAmem).
+    if (const Status status = Patch(image, late); !status) Tell(!g_reach_late.load(), status.message());
   }
 }
 
@@ -306,7 +319,7 @@ constinit std::atomic<std::uint64_t> g_patches{0};
 void PatchLoaded() {
   for (const ElfImage& image : LoadedThat(&IsNccl))
     if (const Status status = AttachTo(image); status.code() == Code::kIo) Tell(true, status.message());
-  if (g_reach.load()) others::PatchAll();
+  if (Reaches()) others::PatchAll();
   g_patches.fetch_add(1);
 }
 
@@ -323,7 +336,7 @@ void PatchOthersIfIdle() {
 
 // What answers in place of dlsym; null: nothing here.
 void* RouteDlsym(void* return_address, void* handle, const char* name) {
-  if (g_reach.load(std::memory_order_relaxed) && !replacements::inert.load(std::memory_order_relaxed)) PatchOthersIfIdle();
+  if (Reaches() && !replacements::inert.load(std::memory_order_relaxed)) PatchOthersIfIdle();
   if (Concerns(return_address, name)) return reinterpret_cast<void*>(&ReplacedDlsym);
   if (ConcernsOther(return_address, handle, name)) return reinterpret_cast<void*>(&OthersDlsym);
   if (!AsksForNccl(name)) return nullptr;
@@ -336,15 +349,16 @@ void* RouteDlsym(void* return_address, void* handle, const char* name) {
 // have led to another interposer's before; who found the exported function would have found the next.
 void* Otherwise(Definitions& of, void* return_address, bool exported) {
   if (exported) return Next(of);
-  return g_reach.load(std::memory_order_relaxed) || FromNccl(return_address) ? First(of) : InLibc(of);
+  return Reaches() || FromNccl(return_address) ? First(of) : InLibc(of);
 }
 void* ForDlsym(void* return_address, void* handle, const char* name, bool exported) {
   void* const answers = RouteDlsym(return_address, handle, name);
   return answers != nullptr ? answers : Otherwise(g_dlsym, return_address, exported);
 }
-void* ForDlvsym(void* return_address, const char* name, bool exported) {
-  return Concerns(return_address, name) ? reinterpret_cast<void*>(&ReplacedDlvsym)
-                                        : Otherwise(g_dlvsym, return_address, exported);
+void* ForDlvsym(void* return_address, void* handle, const char* name, bool exported) {
+  if (Concerns(return_address, name)) return reinterpret_cast<void*>(&ReplacedDlvsym);
+  if (ConcernsOther(return_address, handle, name)) return reinterpret_cast<void*>(&OthersDlvsym);
+  return Otherwise(g_dlvsym, return_address, exported);
 }
 
 Status AttachToAll() {
@@ -409,12 +423,15 @@ std::vector<Presence> Survey() {
   return found;
 }
 
-void ReachOthers() { g_reach.store(true); }
+void ReachOthers(const replacements::Tables& names, bool late) {
+  const replacements::Tables* none = nullptr;
+  if (g_reach.compare_exchange_strong(none, &names)) g_reach_late.store(late);
+}
 
 bool HearsOthers() {
   static const bool first =
       LeadsHere(reinterpret_cast<std::uintptr_t>(RealDlsym(dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD), "dlsym")));
-  return (first || g_reach.load()) && g_enabled.load(std::memory_order_acquire);
+  return (first || (Reaches() && !g_reach_late.load())) && g_enabled.load(std::memory_order_acquire);
 }
 
 std::vector<std::string> PastAmem(std::span<const char* const> names) {
@@ -429,7 +446,11 @@ std::vector<std::string> PastAmem(std::span<const char* const> names) {
     return false;
   });
   const std::lock_guard lock(g_patch_mutex);
-  if (others::known != nullptr) found.insert(found.end(), others::known->too_late.begin(), others::known->too_late.end());
+  if (others::known == nullptr) return found;
+  for (const others::TooLate& one : others::known->too_late)
+    if ((one.name.empty() || std::ranges::find(names, one.name) != names.end()) &&
+        std::ranges::find(found, one.library) == found.end())
+      found.push_back(one.library);
   return found;
 }
 
@@ -457,12 +478,12 @@ void* DriverSymbol(const char* name) {
 void* amem_route_dlsym(void* return_address, void* handle, const char* name) {
   return amem::hook::ForDlsym(return_address, handle, name, false);
 }
-void* amem_route_dlvsym(void* return_address, void* /*handle*/, const char* name) {
-  return amem::hook::ForDlvsym(return_address, name, false);
+void* amem_route_dlvsym(void* return_address, void* handle, const char* name) {
+  return amem::hook::ForDlvsym(return_address, handle, name, false);
 }
 void* amem_route_exported_dlsym(void* return_address, void* handle, const char* name) {
   return amem::hook::ForDlsym(return_address, handle, name, true);
 }
-void* amem_route_exported_dlvsym(void* return_address, void* /*handle*/, const char* name) {
-  return amem::hook::ForDlvsym(return_address, name, true);
+void* amem_route_exported_dlvsym(void* return_address, void* handle, const char* name) {
+  return amem::hook::ForDlvsym(return_address, handle, name, true);
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ncclpatch/hook/elf_image.h"
+#include "ncclpatch/hook/replacements.h"
 #include "statemachine/event.h"
 
 namespace amem::hook {
@@ -61,12 +62,13 @@ struct Presence {
   std::string path, version, way, why;
 };
 std::vector<Presence> Survey();
-// From now on PatchAtLoad takes other libraries in, too: what each imports decides how. Imports of the driver's functions lead
-// to AMem's, where it has one (Caller::kOther), and so does an import of dlsym, by which CUDA runtimes, Python's ctypes and
-// NVSHMEM find the driver, unless the library was preloaded and so precedes libc's.
-void ReachOthers();
-// Whether other libraries look up the driver's functions through this one: by the dlsym that it exports, which is the first of
-// the process, or because of ReachOthers.
+// From now on PatchAtLoad takes other libraries in, too: what each imports decides how. Imports of the functions in `names`
+// lead to AMem's (Caller::kOther), and so do imports of dlsym and dlvsym, by which CUDA runtimes, Python's ctypes and NVSHMEM
+// find the driver, unless the library was preloaded and so precedes libc's. The first call decides; `names` must stay valid.
+// `late`: libraries have run before, so that what they did by these functions was not seen.
+void ReachOthers(const replacements::Tables& names, bool late = false);
+// Whether other libraries look up the driver's functions through this one, and have from the start: by the dlsym that it
+// exports, which is the first of the process, or because of ReachOthers.
 bool HearsOthers();
 // Libraries that call one of these functions of the driver past AMem: they import it from libcuda, or had looked it up before
 // AMem was there.

@@ -11,13 +11,16 @@ constinit std::atomic<WrapPlugin> g_wrap_plugin{nullptr};
 std::atomic<const Tables*>& TablesOf(Caller caller) { return g_tables[static_cast<std::size_t>(caller)]; }
 
 template <class Match>
-const Replacement* FindIf(Caller caller, const Match& match) {
-  const Tables* tables = TablesOf(caller).load(std::memory_order_acquire);
-  if (tables == nullptr) return nullptr;
-  for (const auto& table : *tables)
+const Replacement* FindIf(const Tables& tables, const Match& match) {
+  for (const auto& table : tables)
     for (const Replacement& replacement : table)
       if (match(replacement)) return &replacement;
   return nullptr;
+}
+template <class Match>
+const Replacement* FindIf(Caller caller, const Match& match) {
+  const Tables* tables = TablesOf(caller).load(std::memory_order_acquire);
+  return tables == nullptr ? nullptr : FindIf(*tables, match);
 }
 
 std::string_view WithoutSuffix(std::string_view name, std::string_view suffix) {
@@ -69,5 +72,10 @@ void* BindExported(const char* exported, void* real, bool* replaced, Caller call
 }
 
 bool Replaces(const char* exported, Caller caller) { return FindExported(exported, caller) != nullptr; }
+
+bool Has(const Tables& tables, const char* exported) {
+  const std::string_view base = WithoutStream(exported);
+  return FindIf(tables, [&](const Replacement& r) { return r.exported == base; }) != nullptr;
+}
 
 }  // namespace amem::replacements

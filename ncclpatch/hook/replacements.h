@@ -118,6 +118,7 @@ bool Replaces(const char* exported, Caller caller);
 // What Bind looks in for that caller: one table for each file of ncclpatch/intercept/. Before this call nothing is replaced.
 // `tables` must stay valid.
 using Tables = std::span<const std::span<const Replacement>>;
+bool Has(const Tables& tables, const char* exported);
 void Install(const Tables& tables, Caller caller = Caller::kNccl);
 
 // What NCCL gets in place of `real` for a plugin's table of functions.

@@ -90,6 +90,10 @@ bool BesideAPause(Session& session) {
 CUresult RefusedWhilePaused(const char* call) {
   static constinit log::Limited refused;
   if (Session* session = Runtime::Get().started()) session->NoteRefused(call);
+  if (OfAnother::now > 0) {
+    refused.Error(fmt::format("{} by {} is refused: its memory is paused; resume it first", call, CallingLibrary()));
+    return CUDA_ERROR_ILLEGAL_STATE;
+  }
   const std::string line = fmt::format(
       "{} by NCCL is refused (CUDA_ERROR_ILLEGAL_STATE): it needs memory that is paused; call ncclResume first", call);
   refused.Error(line);

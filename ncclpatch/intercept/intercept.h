@@ -66,11 +66,35 @@ inline CUmemGenericAllocationHandle ToGuest(AllocationId allocation) { return kH
 inline bool IsGuest(CUmemGenericAllocationHandle handle) { return (handle & kTagMask) == kHandleTag; }
 inline AllocationId ToAllocation(CUmemGenericAllocationHandle handle) { return AllocationId{handle & ~kTagMask}; }
 
-// This thread is in a call of another library than NCCL, for messages.
+// This thread is in a call of another library than NCCL: for messages, and so that what it holds is known by its name.
 struct OfAnother : NoCopies {
   static inline thread_local int now = 0;
   OfAnother() { ++now; }
   ~OfAnother() { --now; }
+};
+
+// A replacement that NCCL gets, for another library.
+template <class Ours>
+struct ByAnother : Ours {
+  template <class R, class... A>
+  static R Call(R (*real)(A...), std::type_identity_t<A>... arguments) {
+    const OfAnother caller;
+    return Ours::Call(real, arguments...);
+  }
+};
+// The same where the call is about memory of AMem's; otherwise as `Theirs`, or void: the original call.
+template <class Ours, auto is_ours, class Theirs = void>
+struct Either : Ours {
+  template <class R, class... A>
+  static R Call(R (*real)(A...), std::type_identity_t<A>... arguments) {
+    Session* const session = Runtime::Get().started();
+    if (session != nullptr && is_ours(*session, arguments...)) return ByAnother<Ours>::Call(real, arguments...);
+    if constexpr (std::is_void_v<Theirs>) {
+      return real(arguments...);
+    } else {
+      return Theirs::Call(real, arguments...);
+    }
+  }
 };
 
 // The result for NCCL: the driver's own, or the nearest to the class of failure. A failure that is not the driver's, or a
@@ -189,9 +213,11 @@ std::span<const replacements::Replacement> MulticastReplacements();
 std::span<const replacements::Replacement> VerbsReplacements();
 const replacements::Tables& Tables();
 
-// Of MulticastReplacements, binds by handle and by address, which translate AMem's handles. What is bound to an object of the
+// The same for other libraries. Binds by handle and by address translate AMem's handles; what is bound to an object of the
 // driver's stays in place.
-std::span<const replacements::Replacement> BindReplacements();
+std::span<const replacements::Replacement> BindsOfOthers();
+std::span<const replacements::Replacement> EndpointsOfOthers();
+std::span<const replacements::Replacement> VerbsOfOthers();
 
 // Gives back to the driver what pools made by NCCL keep unused, for Runtime::Above: NCCL's release threshold is so high
 // that the driver would never take it. A pool that cannot be trimmed keeps its memory, and the journal says so.

@@ -15,10 +15,12 @@ using EndpointId = cuuint32_t;  // CUlogicalEndpointId, which older headers lack
 class Endpoints {
  public:
   void Bound(EndpointId id, CUdevice device, cuuint64_t offset, Extent part) {
-    Session* session = Runtime::Get().started();
+    const std::string library = OtherLibrary();
     const std::lock_guard lock(mutex_);
-    if (session != nullptr && session->NoteRegistration({part.address, part.bytes, "logical endpoint"}))
-      bound_[{id, device, offset}].push_back(part);
+    if (!Registrations::Note(part, "logical endpoint", library)) return;
+    Registrations::Held& bound = bound_[{id, device, offset}];
+    bound.parts.push_back(part);
+    bound.library = library;
   }
   void Unbound(EndpointId id, CUdevice device, cuuint64_t offset, cuuint64_t bytes) {
     Forget([&](const Key& key) { return key >= Key{id, device, offset} && key < Key{id, device, offset + bytes}; });
@@ -35,13 +37,13 @@ class Endpoints {
     const std::lock_guard lock(mutex_);
     std::erase_if(bound_, [&](const auto& binding) {
       if (!match(binding.first)) return false;
-      Registrations::Forget(binding.second);
+      Registrations::Forget(binding.second.parts, binding.second.library);
       return true;
     });
   }
 
   std::mutex mutex_;
-  std::map<Key, std::vector<Extent>> bound_;
+  std::map<Key, Registrations::Held> bound_;
 };
 
 // Undoes every binding of this process to the endpoint; other processes may still use it.
@@ -101,9 +103,23 @@ constexpr auto kUnbound = [](CUresult result, auto... what) {
 };
 using EndpointUnbind = Then<kUnbound, CUresult(EndpointId, CUdevice, cuuint64_t, cuuint64_t), "cuLogicalEndpointUnbind">;
 
+// Of another library, which has the driver's own handle. In which way the binding ends is not asked: the memory stays.
+constexpr auto kBoundByAnother = [](CUresult result, EndpointId, CUdevice, cuuint64_t, CUmemGenericAllocationHandle memory,
+                                    auto...) {
+  Session* const session = Runtime::Get().started();
+  if (session == nullptr || result != CUDA_SUCCESS) return;
+  const AllocationId known = session->AllocationOf(DriverHandle{memory});
+  if (known) session->NoteHandedOut(known, CU_MEM_HANDLE_TYPE_NONE, CallingLibrary());
+};
+using BindMemByAnother = Then<kBoundByAnother, EndpointBindMem::Function, "cuLogicalEndpointBindMem">;
+
 }  // namespace
 
 std::span<const replacements::Replacement> LogicalEndpointReplacements() {
   return replacements::Table<EndpointBindAddr, EndpointBindMem, EndpointUnbind, EndpointDestroy>();
+}
+std::span<const replacements::Replacement> EndpointsOfOthers() {
+  return replacements::Table<ByAnother<EndpointBindAddr>, BindMemByAnother, ByAnother<EndpointUnbind>,
+                             ByAnother<EndpointDestroy>>();
 }
 }  // namespace amem::intercept

@@ -134,7 +134,7 @@ CUresult HandOut(Session& session, CUresult (*real)(void*, Handle, CUmemAllocati
                             CUDA_ERROR_NOT_SUPPORTED});
   const CUresult result = real(shareable, session.Backing(id).first.value, type, flags);
   if (result != CUDA_SUCCESS) return result;
-  session.Note(Exported{id, static_cast<std::uint32_t>(type)});
+  session.Note(Exported{id, static_cast<std::uint32_t>(type), OtherLibrary()});
   if (OfAnother::now == 0) Runtime::Get().NoteForeignSharing();
   return result;
 }
@@ -232,21 +232,6 @@ struct Import : Named<"cuMemImportFromShareableHandle"> {
   }
 };
 
-// A call as NCCL's if it is about memory of a tag, otherwise as `Theirs`; void: the driver's.
-template <class Ours, auto is_ours, class Theirs = void>
-struct Either : Ours {
-  template <class R, class... A>
-  static R Call(R (*real)(A...), std::type_identity_t<A>... arguments) {
-    Session* const session = Runtime::Get().started();
-    const OfAnother caller;
-    if (session != nullptr && is_ours(*session, arguments...)) return Ours::Call(real, arguments...);
-    if constexpr (std::is_void_v<Theirs>) {
-      return real(arguments...);
-    } else {
-      return Theirs::Call(real, arguments...);
-    }
-  }
-};
 constexpr auto kFirst = [](Session&, Handle handle) { return IsGuest(handle); };
 constexpr auto kSecond = [](Session&, const void*, Handle handle, auto...) { return IsGuest(handle); };
 constexpr auto kMapped = [](Session&, CUdeviceptr, size_t, size_t, Handle handle, auto) { return IsGuest(handle); };

@@ -1,6 +1,8 @@
 // NVLS multicast objects: NCCL holds AMem's ids; each call is made with the driver's handles and recorded.
 
-#include "ncclpatch/intercept/intercept.h"
+#include <tuple>
+
+#include "ncclpatch/intercept/registrations.h"
 
 namespace amem::intercept {
 namespace {
@@ -15,7 +17,7 @@ std::pair<DriverHandle, Bytes> Real(Session& session, CUmemGenericAllocationHand
 template <class MakeCall, class MakeEvent>
 CUresult OnObject(const char* call, CUmemGenericAllocationHandle object, const MakeCall& make_call, const MakeEvent& make_event,
                   bool also_paused = false) {
-  Session* session = Runtime::Get().session();
+  Session* session = OfAnother::now > 0 ? Runtime::Get().started() : Runtime::Get().session();
   if (session == nullptr) return make_call(static_cast<Session*>(nullptr), object);
   const auto gate = session->EnterCall();
   // Taking memory from an object is freeing, which always works.
@@ -31,7 +33,7 @@ CUresult OnObject(const char* call, CUmemGenericAllocationHandle object, const M
 // Bound to an object that pauses know nothing of, it must stay: the object holds its very pages.
 CUresult BoundOutside(Session* session, CUmemGenericAllocationHandle object, AllocationId memory, CUresult result) {
   if (session != nullptr && memory && !IsGuest(object) && result == CUDA_SUCCESS)
-    session->Note(Exported{memory, CU_MEM_HANDLE_TYPE_NONE});
+    session->NoteHandedOut(memory, CU_MEM_HANDLE_TYPE_NONE, OtherLibrary());
   return result;
 }
 
@@ -75,13 +77,15 @@ struct BindMem : Named<"cuMulticastBindMem", Exported, since, before> {
                        size_t memory_offset, size_t bytes, unsigned long long flags) {
     const char* const call = BindMem::kName;
     const AllocationId guest = IsGuest(memory) ? ToAllocation(memory) : AllocationId{};
+    Session* const running = guest || OfAnother::now == 0 ? nullptr : Runtime::Get().started();
+    const AllocationId behind = running == nullptr ? guest : running->AllocationOf(DriverHandle{memory});
     const auto bind = [&](Session* session, Handle handle) {
-      const auto tag = session != nullptr && guest ? session->EnterTagOf(guest) : Session::InTags{};
+      const auto tag = session != nullptr && behind ? session->EnterTagOf(behind) : Session::InTags{};
       if (tag.paused) return RefusedWhilePaused(call);
       if (session != nullptr && guest) session->PrepareBind(guest);
       const auto [known, begin] = session == nullptr ? std::pair(DriverHandle{memory}, Bytes{0}) : Real(*session, memory);
       if (!known) return session != nullptr && session->paused() ? AnswerPaused(call) : CUDA_ERROR_INVALID_HANDLE;
-      return BoundOutside(session, object, guest,
+      return BoundOutside(session, object, behind,
                           real(handle, device..., object_offset, known.value, begin + memory_offset, bytes, flags));
     };
     return OnObject(call, object, bind,
@@ -114,6 +118,16 @@ struct BindAddr : Named<"cuMulticastBindAddr", Exported, since, before> {
 using MulticastBindAddr = BindAddr<"cuMulticastBindAddr", kFirst, kWithDevice>;
 using MulticastBindAddr2 = BindAddr<"cuMulticastBindAddr_v2", kWithDevice, kNoBound, CUdevice>;
 
+// Whether such a call of another library, with or without the device, is about memory of AMem's.
+constexpr auto kBindsMemory = [](Session& session, Handle, auto... rest) {
+  const Handle memory = std::get<sizeof...(rest) - 4>(std::tuple(rest...));
+  return IsGuest(memory) || session.AllocationOf(DriverHandle{memory});
+};
+constexpr auto kBindsAddress = [](Session& session, Handle, auto... rest) {
+  const std::tuple all(rest...);
+  return session.Manages({Address{std::get<sizeof...(rest) - 3>(all)}, std::get<sizeof...(rest) - 2>(all)});
+};
+
 struct MulticastUnbind : Named<"cuMulticastUnbind"> {
   using Function = CUresult(CUmemGenericAllocationHandle, CUdevice, size_t, size_t);
   static CUresult Call(Function* real, CUmemGenericAllocationHandle object, CUdevice device, size_t offset, size_t bytes) {
@@ -133,8 +147,9 @@ struct MulticastUnbind : Named<"cuMulticastUnbind"> {
 
 }  // namespace
 
-std::span<const replacements::Replacement> BindReplacements() {
-  return replacements::Table<MulticastBindMem, MulticastBindMem2, MulticastBindAddr, MulticastBindAddr2>();
+std::span<const replacements::Replacement> BindsOfOthers() {
+  return replacements::Table<Either<MulticastBindMem, kBindsMemory>, Either<MulticastBindMem2, kBindsMemory>,
+                             Either<MulticastBindAddr, kBindsAddress>, Either<MulticastBindAddr2, kBindsAddress>>();
 }
 
 std::span<const replacements::Replacement> MulticastReplacements() {

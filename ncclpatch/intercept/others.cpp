@@ -37,7 +37,28 @@ constexpr auto kPoolImported = [](Outside& outside, const CUmemoryPool* pool, au
 constexpr auto kDestroyed = [](Outside& outside, CUcontext context) { return outside.DropOf(context); };
 constexpr auto kReset = [](Outside& outside, CUdevice device) { return outside.DropOf(PrimaryContext(DeviceOrdinal{device})); };
 
-using IpcGet = AMEM_BEGINS(kIpcGot, cuIpcGetMemHandle);
+// The driver gives no such handle of mapped memory today; if one does, nobody says who opens it.
+struct IpcGet : AMEM_BEGINS(kIpcGot, cuIpcGetMemHandle) {
+  static CUresult Call(Function* real, CUipcMemHandle* handle, CUdeviceptr address) {
+    const OfAnother caller;
+    const Registering gate(kName, {Address{address}, 1});
+    const CUresult result = Then::Call(real, handle, address);
+    if (result == CUDA_SUCCESS && gate.concerns())
+      Runtime::Get().started()->NoteHandedOut(Address{address}, CU_MEM_HANDLE_TYPE_NONE, CallingLibrary());
+    return result;
+  }
+};
+// An array holds the pages that are mapped into it. They stay even if the driver refuses, because a thread cannot be inside
+// several gates at once.
+struct MapArray : Named<"cuMemMapArrayAsync"> {
+  using Function = decltype(cuMemMapArrayAsync);
+  static CUresult Call(Function* real, CUarrayMapInfo* list, unsigned count, CUstream stream) {
+    for (unsigned i = 0; list != nullptr && i < count; ++i)
+      if (list[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP && list[i].memHandleType == CU_MEM_HANDLE_TYPE_GENERIC)
+        HandingOut(list[i].memHandle.memHandle).Done(CUDA_SUCCESS);
+    return real(list, count, stream);
+  }
+};
 using IpcClose = AMEM_ENDS(kIpcClosed, cuIpcCloseMemHandle);
 struct IpcOpen : AMEM_BEGINS(kIpcOpened, cuIpcOpenMemHandle) {
   static CUresult Call(Function* real, CUdeviceptr* pointer, CUipcMemHandle handle, unsigned flags) {
@@ -64,7 +85,7 @@ struct Reset : AMEM_ENDS(kReset, cuDevicePrimaryCtxReset) {
 std::span<const replacements::Replacement> Table() {
   return replacements::Table<IpcGet, MemFree, IpcOpen, IpcClose, Export, Import,
                              AMEM_BEGINS(kGot<OutsideKind::kMulticast>, cuMulticastCreate), Retain, Release, Map, Unmap,
-                             AMEM_BEGINS(kPoolExported, cuMemPoolExportToShareableHandle),
+                             MapArray, AMEM_BEGINS(kPoolExported, cuMemPoolExportToShareableHandle),
                              AMEM_BEGINS(kPoolImported, cuMemPoolImportFromShareableHandle),
                              AMEM_ENDS(kFreed, cuMemPoolDestroy), AMEM_ENDS(kDestroyed, cuCtxDestroy), Reset>();
 }
@@ -183,25 +204,46 @@ std::map<Outside::Who, OutsideShare> Outside::Sums() {
 }
 
 const replacements::Tables& CountingTables() {
-  static const std::array all = {GetProcAddressReplacements(replacements::Caller::kOther), counted::Table()};
+  static const std::array all = {GetProcAddressReplacements(replacements::Caller::kOther), VerbsOfOthers(), BindsOfOthers(),
+                                 EndpointsOfOthers(), counted::Table()};
   static const replacements::Tables tables(all);
   return tables;
 }
 
+const replacements::Tables& GuardTables() {
+  using namespace counted;
+  static const std::array all = {GetProcAddressReplacements(replacements::Caller::kOther), VerbsOfOthers(), BindsOfOthers(),
+                                 EndpointsOfOthers(),
+                                 replacements::Table<IpcGet, MapArray, Export, Retain, Release, counted::Map, Unmap, Reset>()};
+  static const replacements::Tables tables(all);
+  return tables;
+}
+
+void Guard() {
+  hook::ReachOthers(GuardTables(), true);
+  hook::PatchAtLoad();
+}
+
 const replacements::Tables& WiderTables(LibraryScope scope) {
   constexpr std::size_t kOfAll = 2;  // the first tables
-  static const std::array all = {
-      ProgramReplacements(), left::Table(),
-      TaggedReplacements(),  replacements::Table<shared::IpcGet, shared::IpcOpen, shared::IpcClose>(),
-      HandleReplacements(),  BindReplacements(),
-      VerbsReplacements(),   GetProcAddressReplacements(replacements::Caller::kOther),
-      counted::Table()};
+  static const std::array all = {ProgramReplacements(),
+                                 left::Table(),
+                                 TaggedReplacements(),
+                                 replacements::Table<shared::IpcGet, shared::IpcOpen, shared::IpcClose>(),
+                                 HandleReplacements(),
+                                 BindsOfOthers(),
+                                 EndpointsOfOthers(),
+                                 VerbsOfOthers(),
+                                 GetProcAddressReplacements(replacements::Caller::kOther),
+                                 counted::Table()};
   static const replacements::Tables of_all(all), of_shared(all.data() + kOfAll, all.size() - kOfAll);
   return scope == LibraryScope::kAll ? of_all : of_shared;
 }
 
 void TellOfOthers(Session& session, bool wait) {
   if (!wait) return Forever<Outside>().Tell(session, false);
+  hook::PatchIfLoaded();
+  Forever<Registrations>().DropClosed();
   OpenProgram(session);
   Forever<Outside>().LookForThosePastAmem();
   Forever<Outside>().Tell(session);

@@ -1,6 +1,7 @@
-// What other libraries of the process allocate, what they share with other processes past AMem, and what AMEM_SCOPE=all leaves
-// to the driver. Each call past AMem is made as it is; what it begins and ends is counted for the journal (SharedOutside), so
-// that a freeze can refuse by name what the driver could not restore, and a pause's leftovers have names.
+// What other libraries of the process allocate, what they share with other processes past AMem, what they hold of AMem's
+// memory, and what AMEM_SCOPE=all leaves to the driver. Each call past AMem is made as it is; what it begins and ends is
+// counted for the journal (SharedOutside), so that a freeze can refuse by name what the driver could not restore, and a pause's
+// leftovers have names.
 #pragma once
 
 #include <cuda.h>
@@ -16,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "ncclpatch/intercept/intercept.h"
+#include "ncclpatch/intercept/registrations.h"
 #include "ncclpatch/runtime/options.h"
 #include "replay/peers/token.h"
 
@@ -24,6 +25,10 @@ namespace amem::intercept {
 
 // For replacements::Install: what other libraries get with AMEM_SCOPE=nccl. All calls are made as they are, and counted.
 const replacements::Tables& CountingTables();
+// Of these, the calls by which a library gets hold of memory, gives it up, or finds such calls. From the first tag on they are
+// replaced in other libraries' import tables in every scope, because memory that somebody holds must not move.
+const replacements::Tables& GuardTables();
+void Guard();  // hook::ReachOthers with these
 // The same with AMEM_SCOPE=shared: what a library that imports functions of cudaIpc gets from cudaMalloc is a tag's, which is
 // called as the library is. With AMEM_SCOPE=all everybody's is, under the tag `program`.
 const replacements::Tables& WiderTables(LibraryScope scope);
@@ -71,6 +76,7 @@ class Outside {
     std::int64_t references = 1;  // by create, import and retain; the first was made before it was seen here
     std::int64_t mappings = 0;
     Bytes bytes = 0;
+    Registrations::Held held;  // AMem's memory that a library has retained
   };
   struct Mapping {
     Bytes bytes = 0;
@@ -82,6 +88,7 @@ class Outside {
     std::vector<Pieces::value_type> pieces;
     std::vector<std::pair<std::uint64_t, Memory>> memory;
     std::vector<std::pair<CUdeviceptr, Mapping>> mappings;
+    std::vector<Registrations::Held> held;  // whose last reference and mapping end
   };
 
   void Add(OutsideKind kind, std::uint64_t key, Bytes bytes, std::string by = CallingLibrary()) {
@@ -96,6 +103,14 @@ class Outside {
   void Refer(Handle handle) {
     const std::lock_guard lock(mutex_);
     if (const auto [at, fresh] = memory_.try_emplace(handle); !fresh) ++at->second.references;
+  }
+  // What Refer has counted is AMem's memory, which stays until the library has let go of it: all of this process's references
+  // and mappings count for the first library that retained it.
+  void Hold(Handle handle, const Extent& part, const std::string& library) {
+    const std::lock_guard lock(mutex_);
+    auto* const memory = FindIn(memory_, handle);
+    if (memory == nullptr || !memory->held.parts.empty()) return;
+    if (Registrations::Note(part, "cuMemRetainAllocationHandle", library)) memory->held = {{part}, library};
   }
   void Map(CUdeviceptr address, Bytes bytes, Handle handle) {
     Change([&] {
@@ -206,6 +221,7 @@ class Outside {
     found->second.references -= references;
     found->second.mappings -= mappings;
     if (found->second.references > 0 || found->second.mappings > 0) return;
+    if (!found->second.held.parts.empty()) taken.held.push_back(found->second.held);
     memory_.erase(found);
     TakeAll(handle, kAll, taken);
   }
@@ -236,9 +252,17 @@ struct Ends : Named<Name, Exported> {
   template <class... A>
   static CUresult Call(F* real, A... arguments) {
     Outside::Taken taken;
-    Outside::Quietly([&](Outside& outside) { taken = take(outside, arguments...); });
+    std::vector<Extent> held;
+    Outside::Quietly([&](Outside& outside) {
+      taken = take(outside, arguments...);
+      for (const Registrations::Held& one : taken.held) held.insert(held.end(), one.parts.begin(), one.parts.end());
+    });
+    const Still still = HoldStill(held);
     const CUresult result = real(arguments...);
-    if (result != CUDA_SUCCESS) Outside::Quietly([&](Outside& outside) { outside.PutBack(taken); });
+    Outside::Quietly([&](Outside& outside) {
+      if (result != CUDA_SUCCESS) return outside.PutBack(taken);
+      for (const Registrations::Held& one : taken.held) Registrations::Forget(one.parts, one.library);
+    });
     return result;
   }
 };
@@ -274,8 +298,25 @@ inline constexpr auto kUnmapped = [](Outside& outside, CUdeviceptr address, size
 };
 
 using MemFree = AMEM_ENDS(kFreed, cuMemFree);
-using Export = AMEM_BEGINS(kExported, cuMemExportToShareableHandle);
-using Retain = AMEM_BEGINS(kRetained, cuMemRetainAllocationHandle);
+// Whoever opens what was exported is never known, so AMem's memory stays from then on.
+struct Export : AMEM_BEGINS(kExported, cuMemExportToShareableHandle) {
+  static CUresult Call(Function* real, void* shareable, Handle handle, CUmemAllocationHandleType type,
+                       unsigned long long flags) {
+    const HandingOut out(handle);
+    return out.Done(Then::Call(real, shareable, handle, type, flags), type);
+  }
+};
+struct Retain : AMEM_BEGINS(kRetained, cuMemRetainAllocationHandle) {
+  static CUresult Call(Function* real, Handle* handle, void* address) {
+    const OfAnother caller;
+    const Registering gate(kName, PartAt(address, 1));
+    const CUresult result = Then::Call(real, handle, address);
+    if (result != CUDA_SUCCESS || !gate.concerns()) return result;
+    const Extent whole = Runtime::Get().started()->MappingAt(PartAt(address, 1).address);
+    Outside::Quietly([&](Outside& outside) { outside.Hold(*handle, whole, CallingLibrary()); });
+    return result;
+  }
+};
 using Release = AMEM_ENDS(kReleased, cuMemRelease);
 using Map = AMEM_BEGINS(kMapped, cuMemMap);
 using Unmap = AMEM_ENDS(kUnmapped, cuMemUnmap);

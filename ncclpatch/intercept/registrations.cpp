@@ -1,38 +1,63 @@
 #include "ncclpatch/intercept/registrations.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <sys/stat.h>
 
 #include "ncclpatch/intercept/card_buffers.h"
 
 namespace amem::intercept {
 
-namespace {
-
-// False: the memory is not AMem's, and is not recorded.
-bool Note(Extent part, const std::string& how) {
-  Session* session = Runtime::Get().started();
-  if (session == nullptr || part.bytes == 0 || !session->NoteRegistration({part.address, part.bytes, how})) return false;
-  Forever<CardBuffers>().Registered(*session, part.address);
-  return true;
-}
-
-std::string ByDmaBuf(const char* how, unsigned long long flags) {
+static std::string ByDmaBuf(const char* how, unsigned long long flags) {
   return flags == 0 ? how : fmt::format("{}, flags {}", how, flags);
 }
 
-}  // namespace
+std::string OtherLibrary() { return OfAnother::now > 0 ? CallingLibrary() : std::string(); }
+
+bool Registrations::Note(Extent part, const std::string& how, const std::string& library) {
+  Session* const session = Runtime::Get().started();
+  if (session == nullptr || part.bytes == 0 || !session->NoteRegistration({part.address, part.bytes, how, library}))
+    return false;
+  if (library.empty()) Forever<CardBuffers>().Registered(*session, part.address);
+  return true;
+}
 
 void Registrations::Exported(int descriptor, Extent part, unsigned long long flags) {
+  Export made{.part = part, .flags = flags, .library = OtherLibrary()};
+  struct stat now {};
+  if (fstat(descriptor, &now) == 0) std::tie(made.device, made.file) = std::pair(now.st_dev, now.st_ino);
+  made.pinned = Note(part, ByDmaBuf("dma-buf", flags), made.library);
   const std::lock_guard lock(mutex_);
-  // What an earlier dma-buf of that number pins stays pinned: somebody may have registered it before it was closed.
-  exported_[descriptor] = {part, flags, Note(part, ByDmaBuf("dma-buf", flags))};
+  // What an earlier dma-buf of that number pins stays pinned, unless its registration was seen: somebody may have registered it
+  // before it was closed. This thread is inside the gates, so that DropClosed does the rest.
+  Export before = std::exchange(exported_[descriptor], std::move(made));
+  if (before.pinned && before.consumed) closed_.push_back(std::move(before));
 }
 
 void Registrations::Consumed(int descriptor) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   auto* const found = FindIn(exported_, descriptor);
-  if (found == nullptr || !std::exchange(found->pinned, false)) return;
+  if (found == nullptr || !found->pinned) return;
+  found->consumed = true;
+  if (!found->library.empty()) return;
+  found->pinned = false;
   Forget({found->part});
+}
+
+void Registrations::DropClosed() {
+  std::vector<Export> closed;
+  {
+    const std::lock_guard lock(mutex_);
+    closed.swap(closed_);
+    for (auto& [descriptor, one] : exported_) {
+      struct stat now {};
+      const bool open = fstat(descriptor, &now) == 0 && now.st_dev == one.device && now.st_ino == one.file;
+      if (one.pinned && one.consumed && !open) closed.push_back(one), one.pinned = false;
+    }
+  }
+  for (const Export& one : closed) {
+    const Still still = HoldStill({one.part});
+    Forget({one.part}, one.library);
+  }
 }
 
 Extent Registrations::ExportedAs(int descriptor) {
@@ -42,33 +67,38 @@ Extent Registrations::ExportedAs(int descriptor) {
 }
 
 void Registrations::Add(RegionKey key, Extent part, const char* how, int descriptor) {
-  const bool by_nccl = OfAnother::now == 0;
-  if (by_nccl && key.registrar != Registrar::kGdrCopy) CardBuffers::ThreadUsesCard();  // GDRCopy is no card
+  const std::string library = OtherLibrary();
+  if (library.empty() && key.registrar != Registrar::kGdrCopy) CardBuffers::ThreadUsesCard();  // GDRCopy is no card
   const std::lock_guard lock(mutex_);
   Region& region = regions_[key];
   ++region.uses;
   const Export* const exported = FindIn(exported_, descriptor);
-  if (Note(part, ByDmaBuf(how, exported == nullptr ? 0 : exported->flags))) region.parts.push_back(part);
+  // Memory that is not AMem's is not recorded.
+  if (!Note(part, ByDmaBuf(how, exported == nullptr ? 0 : exported->flags), library)) return;
+  region.held.parts.push_back(part);
+  region.held.library = library;
 }
 
-std::vector<Extent> Registrations::Take(RegionKey key) {
+Registrations::Held Registrations::Take(RegionKey key) {
   const std::lock_guard lock(mutex_);
   const auto found = regions_.find(key);
   if (found == regions_.end() || --found->second.uses > 0) return {};
-  return std::move(regions_.extract(found).mapped().parts);
+  return std::move(regions_.extract(found).mapped().held);
 }
 
-void Registrations::PutBack(RegionKey key, std::vector<Extent> parts) {
+void Registrations::PutBack(RegionKey key, Held held) {
   const std::lock_guard lock(mutex_);
   Region& region = regions_[key];
   ++region.uses;
-  region.parts.insert(region.parts.end(), parts.begin(), parts.end());
+  if (held.parts.empty()) return;
+  region.held.library = std::move(held.library);
+  region.held.parts.insert(region.held.parts.end(), held.parts.begin(), held.parts.end());
 }
 
-void Registrations::Forget(const std::vector<Extent>& parts) {
+void Registrations::Forget(const std::vector<Extent>& parts, const std::string& library) {
   Session* session = Runtime::Get().started();
   for (const Extent& part : parts)
-    if (session != nullptr) session->Note(Deregistered{part.address, part.bytes});
+    if (session != nullptr) session->Note(Deregistered{part.address, part.bytes, library});
 }
 
 Still HoldStill(const std::vector<Extent>& parts) {
@@ -78,11 +108,29 @@ Still HoldStill(const std::vector<Extent>& parts) {
   return {std::move(nccl), session->EnterTags(parts, "a deregistration")};
 }
 
+HandingOut::HandingOut(CUmemGenericAllocationHandle handle) {
+  Session* const session = IsGuest(handle) ? nullptr : Runtime::Get().started();
+  if (session == nullptr || !(allocation_ = session->AllocationOf(DriverHandle{handle}))) return;
+  nccl_ = session->EnterCall();
+  tag_ = session->EnterTagOf(allocation_);
+}
+
+CUresult HandingOut::Done(CUresult result, std::uint32_t handle_type) const {
+  if (allocation_ && result == CUDA_SUCCESS)
+    Runtime::Get().started()->NoteHandedOut(allocation_, handle_type, CallingLibrary());
+  return result;
+}
+
 Registering::Registering(const char* call, Extent part) {
   Session* session = Runtime::Get().started();
-  if (session == nullptr || part.bytes == 0) return;
+  const bool another = OfAnother::now > 0;
+  // From no address on: all that the process has now and later, of which nothing is pinned (on-demand paging).
+  if (session == nullptr || part.bytes == 0 || !part.address || (another && !session->Manages(part))) return;
+  concerns_ = true;
   for (;; std::this_thread::yield()) {
-    entered_ = session->EnterLaunch();
+    // The contexts that NCCL launches in are waited for, and not those of others.
+    entered_ = another ? session->EnterCall() : session->EnterLaunch();
+    if (another && session->paused()) entered_.unlock();
     if (entered_.owns_lock() || session->paused()) break;
   }
   tags_ = session->EnterTags(part, call);

@@ -1,10 +1,13 @@
-// Memory whose address a network card or another driver knows: its physical pages must not move, so a pause leaves it in place
-// (Registered).
+// Memory whose address a network card, another driver or another library knows: its physical pages must not move, so a pause
+// leaves it in place (Registered).
 #pragma once
+
+#include <sys/types.h>
 
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -15,7 +18,7 @@ namespace amem::intercept {
 inline Extent PartAt(const void* address, size_t bytes) { return {Address{reinterpret_cast<std::uint64_t>(address)}, bytes}; }
 
 // Who gave a registration's handle; handles of different registrars may be equal.
-enum class Registrar : std::uint8_t { kVerbs, kUserMemory, kGdrCopy, kPlugin };
+enum class Registrar : std::uint8_t { kVerbs, kUserMemory, kGdrCopy, kPlugin, kFile };
 struct RegionKey {
   Registrar registrar;
   std::uint64_t handle;
@@ -26,44 +29,75 @@ inline RegionKey KeyOf(Registrar registrar, const void* handle) { return {regist
 class Registrations {
  public:
   // The driver made a dma-buf of `part`. Whoever has the descriptor may register it, so it pins the part until a registration
-  // that AMem sees replaces it (Consumed), or that registration fails. `flags` are those of cuMemGetHandleForAddressRange.
+  // that AMem sees replaces it (Consumed), or that registration fails. NCCL closes it then; another library may keep it, and
+  // its dma-buf pins until the descriptor is closed as well (DropClosed). `flags` are those of cuMemGetHandleForAddressRange.
   void Exported(int descriptor, Extent part, unsigned long long flags);
   void Consumed(int descriptor);
+  void DropClosed();
   [[nodiscard]] Extent ExportedAs(int descriptor);
 
   // `key` now pins `part`, which was registered by the dma-buf `descriptor` if that is not -1. A plugin that caches
   // registrations may give one handle several times.
   void Add(RegionKey key, Extent part, const char* how, int descriptor = -1);
+  struct Held {
+    std::vector<Extent> parts;
+    std::string library;  // that registered them; empty: NCCL
+  };
   // Before a registration is undone, because another thread may get the same handle afterwards; or if it failed.
-  [[nodiscard]] std::vector<Extent> Take(RegionKey key);
-  void PutBack(RegionKey key, std::vector<Extent> parts);
-  static void Forget(const std::vector<Extent>& parts);
+  [[nodiscard]] Held Take(RegionKey key);
+  void PutBack(RegionKey key, Held held);
+  static void Forget(const std::vector<Extent>& parts, const std::string& library = {});
+  // Records it. False: the memory is not AMem's.
+  static bool Note(Extent part, const std::string& how, const std::string& library);
 
  private:
   struct Export {
     Extent part;
     unsigned long long flags = 0;
-    bool pinned = false;
+    std::string library;
+    dev_t device = 0;  // which file the descriptor is of
+    ino_t file = 0;
+    bool pinned = false, consumed = false;
   };
   struct Region {
-    std::vector<Extent> parts;
+    Held held;
     int uses = 0;
   };
   std::mutex mutex_;
   std::map<int, Export> exported_;
+  std::vector<Export> closed_;  // for DropClosed
   std::map<RegionKey, Region> regions_;
 };
 
-// Held while memory is registered, so that no pause takes it between the card's answer and the record.
+// The library in whose call this thread is; empty: NCCL.
+std::string OtherLibrary();
+
+// Held while memory is registered, so that no pause takes it between the card's answer and the record. Another library's call
+// on memory that is not AMem's waits for nothing.
 class Registering {
  public:
   Registering(const char* call, Extent part);
-  [[nodiscard]] bool refused() const { return refused_; }  // the memory is paused
+  [[nodiscard]] bool refused() const { return refused_; }    // the memory is paused
+  [[nodiscard]] bool concerns() const { return concerns_; }  // it may be AMem's
 
  private:
   decltype(std::declval<Session&>().EnterLaunch()) entered_;
   Session::InTags tags_;
-  bool refused_ = false;
+  bool refused_ = false, concerns_ = false;
+};
+
+// Held while another library's call does something with the driver's own handle, after which nobody says who has the pages. No
+// pause takes them meanwhile.
+class HandingOut {
+ public:
+  explicit HandingOut(CUmemGenericAllocationHandle handle);
+  // If the call worked, that memory of AMem's stays from now on. Gives `result`.
+  CUresult Done(CUresult result, std::uint32_t handle_type = CU_MEM_HANDLE_TYPE_NONE) const;
+
+ private:
+  AllocationId allocation_;  // zero: it is not AMem's
+  std::shared_lock<CallGate> nccl_;
+  Session::InTags tag_;
 };
 
 // Held while a registration is undone: waits for a pause or resume, which relies on what cards hold.
@@ -76,13 +110,13 @@ Still HoldStill(const std::vector<Extent>& parts);
 // Undoes a registration by `make_call`, which returns 0 on success.
 template <class MakeCall>
 int Deregister(RegionKey key, const MakeCall& make_call) {
-  std::vector<Extent> parts = Forever<Registrations>().Take(key);
-  const Still still = HoldStill(parts);
+  Registrations::Held held = Forever<Registrations>().Take(key);
+  const Still still = HoldStill(held.parts);
   const int result = make_call();
   if (result == 0)
-    Registrations::Forget(parts);
+    Registrations::Forget(held.parts, held.library);
   else
-    Forever<Registrations>().PutBack(key, std::move(parts));
+    Forever<Registrations>().PutBack(key, std::move(held));
   return result;
 }
 

@@ -1,4 +1,5 @@
-// What NCCL itself registers with network cards, and pins for copies by the processor (GDRCopy).
+// What NCCL itself and other libraries register with network cards and for storage, and pin for copies by the processor
+// (GDRCopy).
 //
 // NCCL registers by address (ibv_reg_mr, with the peer-memory module) or by a dma-buf. It closes the dma-buf's descriptor right
 // after; the registration holds the pages until it is undone.
@@ -14,11 +15,10 @@ namespace {
 struct MemGetHandleForAddressRange : Instead<MemGetHandleForAddressRange, "cuMemGetHandleForAddressRange"> {
   static CUresult With(const Pass<>& pass, void* handle, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type,
                        unsigned long long flags) {
-    Session* session = Runtime::Get().session();
     const Registering gate(kName, {Address{address}, bytes});
     if (gate.refused()) return CUDA_ERROR_ILLEGAL_STATE;
     const CUresult result = pass();
-    if (session != nullptr && result == CUDA_SUCCESS && handle != nullptr && type == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
+    if (gate.concerns() && result == CUDA_SUCCESS && handle != nullptr && type == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
       Forever<Registrations>().Exported(*static_cast<int*>(handle), {Address{address}, bytes}, flags);
     return result;
   }
@@ -46,7 +46,8 @@ void* Register(const char* call, Registrar registrar, Extent part, const char* h
   const Registering gate(call, part);
   if (gate.refused()) return Refused();
   void* region = make_call();
-  if (region != nullptr) Forever<Registrations>().Add(KeyOf(registrar, region), part, how, descriptor);
+  if (region != nullptr && (gate.concerns() || OfAnother::now == 0))
+    Forever<Registrations>().Add(KeyOf(registrar, region), part, how, descriptor);
   return region;
 }
 // The same for [offset, offset + bytes) of a dma-buf.
@@ -71,6 +72,7 @@ struct RegisterAt : Named<Name> {
 };
 using RegMr = RegisterAt<"ibv_reg_mr", Registrar::kVerbs, "ibv_reg_mr", int>;
 using RegMrIova2 = RegisterAt<"ibv_reg_mr_iova2", Registrar::kVerbs, "ibv_reg_mr", std::uint64_t, unsigned>;
+using RegMrIova = RegisterAt<"ibv_reg_mr_iova", Registrar::kVerbs, "ibv_reg_mr", std::uint64_t, int>;
 using UmemReg = RegisterAt<"mlx5dv_devx_umem_reg", Registrar::kUserMemory, "mlx5dv_devx_umem_reg", std::uint32_t>;
 
 // Of a dma-buf.
@@ -92,6 +94,46 @@ struct DeregisterHandle : Instead<DeregisterHandle<Name, registrar>, Name> {
 };
 using DeregMr = DeregisterHandle<"ibv_dereg_mr", Registrar::kVerbs>;  // also of what mlx5dv_reg_dmabuf_mr gave
 using UmemDereg = DeregisterHandle<"mlx5dv_devx_umem_dereg", Registrar::kUserMemory>;
+
+struct RegMrEx : Instead<RegMrEx, "ibv_reg_mr_ex"> {
+  struct Input {  // ibv_mr_init_attr
+    size_t bytes;
+    int access;
+    std::uint64_t mask, iova;
+    void* address;
+    int descriptor;
+    std::uint64_t offset;
+    void* hints;
+  };
+  static constexpr std::uint64_t kAddress = 2, kDmaBuf = 4;  // of the mask
+  static void* With(const Pass<void*>& pass, void*, Input* input) {
+    if (input != nullptr && (input->mask & kDmaBuf) != 0)
+      return RegisterDmaBuf(kName, Registrar::kVerbs, input->descriptor, input->offset, input->bytes, pass);
+    if (input == nullptr || (input->mask & kAddress) == 0) return pass();
+    return Register(kName, Registrar::kVerbs, PartAt(input->address, input->bytes), "ibv_reg_mr", pass);
+  }
+};
+
+// Gives a registration other memory. A failure may have undone it, too; then the memory stays, to be sure.
+struct ReregMr : Instead<ReregMr, "ibv_rereg_mr"> {
+  static constexpr int kChangesMemory = 1, kInvalid = -1;
+  static int With(const Pass<int>& pass, void* region, int flags, void*, void* address, size_t bytes, int) {
+    if ((flags & kChangesMemory) == 0) return pass();
+    const RegionKey key = KeyOf(Registrar::kVerbs, region);
+    Registrations::Held before;
+    {
+      const Extent part = PartAt(address, bytes);
+      const Registering gate(kName, part);
+      if (gate.refused()) return Refused(), kInvalid;
+      if (const int result = pass(); result != 0) return result;
+      before = Forever<Registrations>().Take(key);
+      if (gate.concerns()) Forever<Registrations>().Add(key, part, "ibv_reg_mr");
+    }
+    const Still still = HoldStill(before.parts);  // no longer inside the gates
+    Registrations::Forget(before.parts, before.library);
+    return 0;
+  }
+};
 
 struct UmemRegEx : Instead<UmemRegEx, "mlx5dv_devx_umem_reg_ex"> {
   struct Input {    // mlx5dv_devx_umem_in
@@ -137,10 +179,40 @@ struct GdrUnpin : Instead<GdrUnpin, "gdr_unpin_buffer"> {
   }
 };
 
+// GPUDirect Storage. A registration is known by its address.
+struct FileError {  // CUfileError_t
+  int file, driver;
+};
+struct FileRegister : Instead<FileRegister, "cuFileBufRegister"> {
+  static constexpr int kInvalid = 5022;  // CU_FILE_INVALID_VALUE
+  static FileError With(const Pass<FileError>& pass, const void* address, size_t bytes, int) {
+    const Extent part = PartAt(address, bytes);
+    const Registering gate(kName, part);
+    if (gate.refused()) return {kInvalid, 0};
+    const FileError result = pass();
+    if (result.file == 0 && gate.concerns()) Forever<Registrations>().Add(KeyOf(Registrar::kFile, address), part, kName);
+    return result;
+  }
+};
+struct FileDeregister : Instead<FileDeregister, "cuFileBufDeregister"> {
+  static FileError With(const Pass<FileError>& pass, const void* address) {
+    FileError result{};
+    Deregister(KeyOf(Registrar::kFile, address), [&] { return (result = pass()).file; });
+    return result;
+  }
+};
+
+using PointerSetAttribute = AMEM_THEN(kAttributeSet, cuPointerSetAttribute);
+template <template <class> class As>
+std::span<const replacements::Replacement> Table() {
+  return replacements::Table<As<MemGetHandleForAddressRange>, As<RegMr>, As<RegMrIova>, As<RegMrIova2>, As<RegMrEx>,
+                             As<ReregMr>, As<RegDmabufMr>, As<Mlx5RegDmabufMr>, As<DeregMr>, As<UmemReg>, As<UmemRegEx>,
+                             As<UmemDereg>, As<GdrPin>, As<GdrPin2>, As<GdrUnpin>, As<FileRegister>, As<FileDeregister>,
+                             As<PointerSetAttribute>>();
+}
+
 }  // namespace
 
-std::span<const replacements::Replacement> VerbsReplacements() {
-  return replacements::Table<MemGetHandleForAddressRange, AMEM_THEN(kAttributeSet, cuPointerSetAttribute), RegMr, RegMrIova2,
-                             RegDmabufMr, Mlx5RegDmabufMr, DeregMr, UmemReg, UmemRegEx, UmemDereg, GdrPin, GdrPin2, GdrUnpin>();
-}
+std::span<const replacements::Replacement> VerbsReplacements() { return Table<std::type_identity_t>(); }
+std::span<const replacements::Replacement> VerbsOfOthers() { return Table<ByAnother>(); }
 }  // namespace amem::intercept

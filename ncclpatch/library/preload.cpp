@@ -32,12 +32,17 @@ int Ring(const char* name, F* own, const void* caller, const A&... arguments) no
   }
 }
 
+void ReachOthers(LibraryScope scope) {
+  intercept::Widen(scope);
+  hook::ReachOthers(intercept::WiderTables(scope));
+}
+
 __attribute__((constructor)) void OnLoad() {
   try {
     replacements::Install(intercept::Tables());
     replacements::Install(&intercept::WrapPlugin);
     replacements::Install(intercept::CountingTables(), replacements::Caller::kOther);
-    Runtime::Get().SetAbove({&intercept::TrimPools, &intercept::TellOfOthers, &intercept::Widen});
+    Runtime::Get().SetAbove({&intercept::TrimPools, &intercept::TellOfOthers, &ReachOthers, &intercept::Guard});
     Runtime::Get().Load(kNames);
   } catch (const std::exception& error) {
     log::Error(fmt::format("loading: {}; AMem is off in this process", error.what()));

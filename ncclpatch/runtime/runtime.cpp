@@ -196,10 +196,7 @@ void Runtime::Load(std::span<const char* const> doorbells) {
     hook::SetReport(&Report);
     ShowNames(doorbells);
     hook::Enable();
-    if (options_.scope != LibraryScope::kNccl) {
-      if (above_.widen != nullptr) above_.widen(options_.scope);
-      hook::ReachOthers();
-    }
+    if (options_.scope != LibraryScope::kNccl && above_.widen != nullptr) above_.widen(options_.scope);
     hook::PatchAtLoad();
   });
 }
@@ -259,7 +256,7 @@ Session* Runtime::Start() {
   safepoint::Begin(*session, options_.socket_directory);
   session_.store(session, std::memory_order_release);
   lock.unlock();
-  NoteOthers(*session);
+  TellOfOthers(*session);
   ::on_exit(&CloseAtExit, nullptr);  // like atexit, but with the exit code; this library is never unloaded
   return session;
 }
@@ -284,7 +281,7 @@ void Runtime::NoteLibraries(Session& session) {
   }
 }
 
-void Runtime::NoteOthers(Session& session, bool wait) {
+void Runtime::TellOfOthers(Session& session, bool wait) {
   if (above_.tell_of_others != nullptr) above_.tell_of_others(session, wait);
 }
 
@@ -374,7 +371,7 @@ Status Runtime::RunCycle(CycleKind kind, bool patient, std::optional<WantId> wan
   }
   // Before the scope is taken, because the thread may have to carry out a request from outside.
   if (kind == CycleKind::kResume) safepoint::BeforeOwnResume(*session);
-  if (kind == CycleKind::kPause) NoteOthers(*session);
+  if (kind == CycleKind::kPause) TellOfOthers(*session);
   bool was_paused = false;
   const Wants::Memory memory{"NCCL's memory", [session] { return !session->paused(); },
                              [&] {
@@ -384,6 +381,7 @@ Status Runtime::RunCycle(CycleKind kind, bool patient, std::optional<WantId> wan
   const auto until = kind == CycleKind::kResume && patient ? std::nullopt : std::optional(UntilCallEnds());
   const Status status =
       kind == CycleKind::kPause ? Wants::Get().Pause({}, want, *until, memory) : Wants::Get().Resume({}, want, until, memory);
+  if (kind == CycleKind::kPause && status) WarnOfHeld(*session, {}, "nccl");
   safepoint::OwnCycleEnded(*session, kind, was_paused, status.ok());
   return status;
 }
@@ -481,6 +479,7 @@ Result<std::unique_ptr<Session>> StartSession(const Options& options, control::R
   settings.pool_pinned_bytes = PinnedForPools(options);
   settings.pinned_bytes = std::min(options.pinned_bytes, settings.pool_pinned_bytes);
   // The directory may be on a shared file system.
+  settings.first_tag = [] { Runtime::Get().Guard(); };
   settings.host_claims = options.socket_directory / ("host-memory-" + who.boot_id);
   return Session::Start(settings, *(*std::move(driver)).release(), std::move(who), std::move(journal), start_peers);
 }

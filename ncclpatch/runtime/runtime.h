@@ -85,13 +85,19 @@ class Runtime {
     void (*after_pause)(Session& session) = nullptr;
     // When the session has started, before each pause, and when somebody asks: tells it what other libraries share.
     void (*tell_of_others)(Session& session, bool wait) = nullptr;
-    // With AMEM_SCOPE=shared or all, before other libraries are taken in.
+    // With AMEM_SCOPE=shared or all, to take other libraries in.
     void (*widen)(LibraryScope scope) = nullptr;
+    // Before the first tag, in any scope: what other libraries hold of AMem's memory is to be seen from now on.
+    void (*guard)() = nullptr;
   };
   void SetAbove(const Above& above) { above_ = above; }
-  // The same now, if AMEM_SCOPE is wider than `nccl`: for a look at memory, and a pause of tags.
+  void TellOfOthers(Session& session, bool wait = true);
+  void Guard() const {
+    if (above_.guard != nullptr) above_.guard();
+  }
+  // The same now, if AMEM_SCOPE is wider than `nccl`: for a look at memory.
   void TellInWiderScope(Session& session, bool wait = true) {
-    if (options_.scope != LibraryScope::kNccl) NoteOthers(session, wait);
+    if (options_.scope != LibraryScope::kNccl) TellOfOthers(session, wait);
   }
 
   Status SetGroup(std::int64_t group);
@@ -108,7 +114,6 @@ class Runtime {
   Status Usable();  // a failure says why AMem does not work in this process, where it is not switched off
   [[nodiscard]] bool SwitchedOff() const;  // AMEM_ENABLE=0
   void NoteLibraries(Session& session);
-  void NoteOthers(Session& session, bool wait = true);
   static void BeforeFork();
   static void AfterFork();
   static void InChild();
@@ -133,6 +138,9 @@ class Runtime {
 // Opens the journal, the driver (the libcuda that NCCL opened) and the peers. A failure's message says which failed, and what
 // to do. `requests` answers what is asked from outside, and outlives the session.
 Result<std::unique_ptr<Session>> StartSession(const Options& options, control::RequestServer& requests);
+
+// Warns, after a pause of that scope, which libraries keep how much of its memory in place, if that is news.
+void WarnOfHeld(Session& session, PoolId scope, const std::string& tag);
 
 // ---- contexts of the driver, for AMem's own calls
 

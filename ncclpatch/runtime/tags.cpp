@@ -18,6 +18,32 @@
 #include "ncclpatch/runtime/log.h"
 
 namespace amem {
+namespace {
+struct HeldByScope {
+  std::mutex mutex;
+  std::map<PoolId, std::map<std::string, Bytes>> said;  // by library
+};
+}  // namespace
+
+void WarnOfHeld(Session& session, PoolId scope, const std::string& tag) {
+  std::map<std::string, Bytes> held = session.Inspect([&](const State& state) {
+    std::map<std::string, Bytes> sums;
+    for (const auto& [id, a] : state.allocations) {
+      if (a.pool != scope || WhyKept(a) != KeepReason::kHeld) continue;
+      for (const std::string& library : LibrariesHolding(state, id)) sums[library] += a.bytes;
+    }
+    return sums;
+  });
+  {
+    HeldByScope& before = Forever<HeldByScope>();
+    const std::lock_guard lock(before.mutex);
+    if (std::exchange(before.said[scope], held) == held) return;
+  }
+  for (const auto& [library, bytes] : held)
+    log::Warn(fmt::format("a pause of tag {} leaves {} where it is, because {} has retained, exported, registered or bound it",
+                          tag, FormatBytes(bytes), library));
+}
+
 namespace tags {
 namespace {
 
@@ -52,11 +78,12 @@ Status CycleOfNccl(const Asked& asked) {
 Status CycleOf(Session& session, const Named& tag, const Asked& asked, bool undoes = false) {
   if (!tag.pool) return CycleOfNccl(asked);
   const bool pausing = asked.kind == CycleKind::kPause;
-  if (pausing) Runtime::Get().TellInWiderScope(session);
+  if (pausing) Runtime::Get().TellOfOthers(session);
   const auto cycle = [&] {
     const Status status =
         pausing ? session.pools().Pause(tag.pool, {.wait = asked.wait, .after = asked.after, .keeps = asked.keeps || tag.kept})
                 : session.pools().Resume(tag.pool, {.wait = asked.wait, .priority = asked.priority, .patient = asked.patient});
+    if (pausing && status) WarnOfHeld(session, tag.pool, tag.name);
     return status.ok() || undoes ? status : Runtime::Failed(session, status);
   };
   const Wants::Memory memory{"tag " + tag.name, [&] { return session.pools().IsResident(tag.pool); }, cycle};

@@ -21,8 +21,9 @@ struct ThisThread {
   struct Passed {
     const CallGate* gate = nullptr;
     int depth = 0;
+    bool closed_here = false;
   };
-  std::array<Passed, 8> passed{};  // the gates that the thread is inside of
+  std::array<Passed, 8> passed{};  // the gates that the thread is inside of, or has closed
 
   // Null: the thread is not inside this gate, or inside too many to remember; then it waits like any other.
   Passed* At(const CallGate* gate) {
@@ -47,9 +48,14 @@ void CallGate::Announce(const char* call, const void* stream) {
 
 CallGate::Place& CallGate::Mine() { return places_[Self().place % places_.size()]; }
 
-// A call made inside another must not wait for the gate, because whoever closes it waits for the outer call.
+// A call made inside another must not wait for the gate, because whoever closes it waits for the outer call. Nor must one of
+// the thread that has closed it: a library that watches the driver's calls may let go of memory while AMem unmaps.
 void CallGate::lock_shared() {
   ThisThread& self = Self();
+  if (ThisThread::Passed* const own = self.At(this); own != nullptr && own->closed_here) {
+    ++own->depth;
+    return;
+  }
   if (self.At(this) == nullptr) {
     for (auto closed = closed_.load(std::memory_order_acquire); closed != 0; closed = closed_.load(std::memory_order_acquire))
       closed_.wait(closed, std::memory_order_acquire);
@@ -57,7 +63,7 @@ void CallGate::lock_shared() {
   mutex_.lock_shared();
   ThisThread::Passed* passed = self.At(this);
   if (passed == nullptr) passed = self.At(nullptr);
-  if (passed != nullptr) *passed = {this, passed->depth + 1};
+  if (passed != nullptr) *passed = {this, passed->depth + 1, false};
   Place& mine = Mine();
   mine.thread.store(self.id, std::memory_order_relaxed);
   mine.stream.store(std::exchange(self.next_stream, nullptr), std::memory_order_relaxed);
@@ -66,6 +72,10 @@ void CallGate::lock_shared() {
 }
 
 void CallGate::unlock_shared() {
+  if (ThisThread::Passed* const own = Self().At(this); own != nullptr && own->closed_here) {
+    --own->depth;
+    return;
+  }
   if (ThisThread::Passed* passed = Self().At(this); passed != nullptr && --passed->depth == 0) passed->gate = nullptr;
   Mine().inside.store(nullptr, std::memory_order_relaxed);
   mutex_.unlock_shared();
@@ -73,7 +83,10 @@ void CallGate::unlock_shared() {
 
 Status CallGate::Close(std::chrono::milliseconds patience) {
   closed_.fetch_add(1, std::memory_order_release);
-  if (TryLockUntil(mutex_, In(patience))) return {};
+  if (TryLockUntil(mutex_, In(patience))) {
+    if (ThisThread::Passed* const own = Self().At(nullptr); own != nullptr) *own = {this, 0, true};
+    return {};
+  }
   const std::string inside = CallsInside();
   closed_.fetch_sub(1, std::memory_order_release);
   closed_.notify_all();
@@ -81,6 +94,7 @@ Status CallGate::Close(std::chrono::milliseconds patience) {
 }
 
 void CallGate::Open() {
+  if (ThisThread::Passed* const own = Self().At(this); own != nullptr) *own = {};
   mutex_.unlock();
   closed_.fetch_sub(1, std::memory_order_release);
   closed_.notify_all();

@@ -28,7 +28,8 @@ Status Coordinator::AllNeighboursAreMembers(SessionId* outsider) const {
   return {};
 }
 
-// An import that a network card holds stays mapped; if its owner made the memory anew, the two would no longer share it.
+// An import that a network card or another library holds stays mapped; if its owner made the memory anew, the two would no
+// longer share it.
 Status Coordinator::ImportsCanLeave() const {
   if (all_keep_) return {};
   for (const auto& [id, a] : ledger_.state().allocations) {
@@ -36,11 +37,17 @@ Status Coordinator::ImportsCanLeave() const {
     if (WhyKept(a) == KeepReason::kUnseen)
       return {Code::kRefused, "pause refused: while it began, this process began to keep all memory in place (" +
                                   ledger_.state().kept_whole + "); " + Again(CycleKind::kPause)};
-    if (WhyKept(a) != KeepReason::kRegistered) continue;
+    const bool held = WhyKept(a) == KeepReason::kHeld;
+    if (!held && WhyKept(a) != KeepReason::kRegistered) continue;
+    std::string by;
+    for (const std::string& library : LibrariesHolding(ledger_.state(), id)) by += (by.empty() ? "" : ", ") + library;
     return {Code::kRefused,
             "pause refused: " + ToText(id) + " (" + FormatBytes(a.bytes) + ") is imported from " + ToText(a.remote->owner) +
-                " and registered with a network card here, so it would stay here while its owner makes it anew; " +
-                "deregister it before the pause, or register it in the process that owns it"};
+                " and " +
+                (held ? "held by " + by + " (retained, exported, registered or bound)" : "registered with a network card") +
+                " here, so it would stay here while its owner makes it anew; " +
+                (held ? "let that library release it before the pause"
+                      : "deregister it before the pause, or register it in the process that owns it")};
   }
   return {};
 }

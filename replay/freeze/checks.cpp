@@ -7,6 +7,7 @@
 #include <charconv>
 #include <filesystem>
 #include <numeric>
+#include <set>
 #include <sstream>
 
 #include "journal/base/file.h"
@@ -26,20 +27,24 @@ constexpr int kRestoresMulticast = 610;
 // A rank's memory that a pause leaves and the driver's checkpoint cannot take, or that could not be made again after it.
 void FindUntakable(const RankProcess& process, const State& state, const std::string& driver,
                    std::vector<std::string>& problems) {
-  Bytes multicast = 0, made_again = 0, registered = 0, shared = 0, on_host = 0, handed_out = 0;
+  Bytes multicast = 0, made_again = 0, registered = 0, held = 0, shared = 0, on_host = 0, handed_out = 0;
+  std::set<std::string> libraries;
   for (const auto& [id, allocation] : state.allocations) {
     if (allocation.placed()) continue;  // what is said of its slab
     if (allocation.multicast) (allocation.rebuilt() ? made_again : multicast) += allocation.bytes;
-    if (allocation.registrations > 0) registered += allocation.bytes;
+    const auto holding = LibrariesHolding(state, id);
+    if (!holding.empty()) held += allocation.bytes;
+    libraries.insert(holding.begin(), holding.end());
+    if (allocation.registrations > allocation.held) registered += allocation.bytes;
     if (allocation.tag == MemoryTag::kUser && allocation.own() && !allocation.multicast && !allocation.on_device())
       on_host += allocation.bytes;
     const bool held_elsewhere = !allocation.own() || !allocation.importers.empty();
     if (allocation.on_device() && held_elsewhere && WhyKept(allocation) == KeepReason::kUser) shared += allocation.bytes;
-    if (allocation.handed_out) handed_out += allocation.bytes;
+    if (allocation.handed_out && allocation.handed_to.empty()) handed_out += allocation.bytes;
   }
   int branch = 0;  // of what is no number, too
   std::from_chars(driver.data(), driver.data() + driver.size(), branch);
-  // 0: the process, 1: bytes, 2: kRestoresMulticast, 3: the driver.
+  // 0: the process, 1: bytes, 2: kRestoresMulticast, 3: the driver, 4: libraries.
   const std::pair<Bytes, const char*> found[] = {
       {multicast,
        "{0} holds {1} in multicast objects (NVLS), which a checkpoint does not cover: run the job with NCCL_NVLS_ENABLE=0, or "
@@ -48,6 +53,9 @@ void FindUntakable(const RankProcess& process, const State& state, const std::st
        "{0} holds {1} in multicast objects (NVLS), and a restored process can make none again before driver {2} (this is {3}): "
        "run the job with NCCL_NVLS_ENABLE=0"},
       {registered, "a network card holds {1} of {0}: run the job with NCCL_IB_DISABLE=1, or deregister that memory"},
+      {held,
+       "{4} of {0} holds {1}: retained, exported, registered with a network card or bound to a multicast object, which a pause "
+       "leaves, and the driver could not restore: let the program release it first"},
       {shared,
        "{0} shares {1} of the program's memory with another process, which a pause would leave, and the driver could not "
        "restore: run the job with AMEM_USER_MEMORY=release"},
@@ -60,7 +68,7 @@ void FindUntakable(const RankProcess& process, const State& state, const std::st
   for (const auto& [bytes, text] : found)
     if (bytes > 0)
       problems.push_back(fmt::format(fmt::runtime(text), process.name, RoundedUpBytes(bytes), kRestoresMulticast,
-                                     driver.empty() ? "not known" : driver));
+                                     driver.empty() ? "not known" : driver, fmt::join(libraries, ", ")));
 }
 
 // What other libraries of a process share with other processes. A pause leaves it, and the driver could not restore it.

@@ -363,7 +363,11 @@ void Tell(To& to, const State& state) {
   to.Rows("host", state.host, held);
   to.Rows("async", state.async, held, "cuMemAllocAsync");
   to.Rows("multicasts", state.multicasts, kMulticast);
-  to.Rows("registrations", state.registrations, Keyed("address"));
+  to.Rows("registrations", state.registrations, [](auto& row, const auto& of, const Registration& registration) {
+    row("address", of.first);
+    row("library", IfAny{of.second});
+    Tell(row, registration);
+  });
   to.Rows(
       "shared_outside", state.outside,
       [](auto& row, const auto& of, const OutsideShare& share) {

@@ -160,6 +160,12 @@ DriverHandle Ledger::HandleOf(AllocationId allocation) const {
   auto* const it = FindIn(backing_, allocation.value);
   return it == nullptr ? DriverHandle{} : it->handle;
 }
+AllocationId Ledger::AllocationOf(DriverHandle handle) const {
+  for (const auto& [id, backing] : backing_)
+    if (handle && backing.handle == handle) return AllocationId{id};
+  return {};
+}
+
 void Ledger::SetHandle(AllocationId allocation, DriverHandle handle) { backing_[allocation.value] = {handle, {}}; }
 void Ledger::ForgetHandle(AllocationId allocation) { backing_.erase(allocation.value); }
 

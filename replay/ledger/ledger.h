@@ -98,6 +98,8 @@ class CAPABILITY("ledger") Ledger {
 
   // The driver's handle of a resident allocation; zero: none. Forgetting it closes the descriptor too.
   [[nodiscard]] DriverHandle HandleOf(AllocationId allocation) const REQUIRES(this);
+  // What that handle of the driver stands behind; zero: nothing. Looks through all.
+  [[nodiscard]] AllocationId AllocationOf(DriverHandle handle) const REQUIRES(this);
   void SetHandle(AllocationId allocation, DriverHandle handle) REQUIRES(this);
   void ForgetHandle(AllocationId allocation) REQUIRES(this);
   // A multicast object that a pause releases, or memory whose owner was lost, as a resume made it. It is no part of the state,

@@ -48,9 +48,36 @@ void Session::KeepEverything(const std::string& why) {
 
 bool Session::NoteRegistration(const Registered& registered) {
   const LedgerLock lock(ledger_);
-  if (ledger_.state().MappingAt(registered.address) == ledger_.state().mappings.end()) return false;
+  if (Touching(ledger_.state().mappings, registered.address, registered.bytes).empty()) return false;
   ledger_.Record(registered);
   return true;
+}
+
+bool Session::Manages(const Extent& part) {
+  return Inspect([&](const State& state) { return !Touching(state.mappings, part.address, part.bytes).empty(); });
+}
+
+Extent Session::MappingAt(Address address) {
+  return Inspect([&](const State& state) {
+    const auto found = state.MappingAt(address);
+    return found == state.mappings.end() ? Extent{} : Extent{found->first, found->second.bytes};
+  });
+}
+
+AllocationId Session::AllocationOf(DriverHandle handle) {
+  const LedgerLock lock(ledger_);
+  return ledger_.AllocationOf(handle);
+}
+
+void Session::NoteHandedOut(AllocationId allocation, std::uint32_t handle_type, const std::string& library) {
+  const LedgerLock lock(ledger_);
+  if (ledger_.Find(allocation) != nullptr) ledger_.Record(Exported{allocation, handle_type, library});
+}
+
+void Session::NoteHandedOut(Address address, std::uint32_t handle_type, const std::string& library) {
+  const LedgerLock lock(ledger_);
+  const auto found = ledger_.state().MappingAt(address);
+  if (found != ledger_.state().mappings.end()) ledger_.Record(Exported{found->second.allocation, handle_type, library});
 }
 
 // ---- multicast objects, and the memory that NCCL binds to them

@@ -10,13 +10,15 @@
 
 namespace amem {
 
-Pools::Pools(const CycleContext& context, ScopeGates& gates, Drop drop, std::function<void()> ended)
+Pools::Pools(const CycleContext& context, ScopeGates& gates, Drop drop, std::function<void()> ended,
+             std::function<void()> first)
     : context_(context),
       driver_(context.driver),
       ledger_(context.ledger),
       gates_(gates),
       drop_(std::move(drop)),
-      ended_(std::move(ended)) {}
+      ended_(std::move(ended)),
+      first_(std::move(first)) {}
 
 Pools::~Pools() {
   if (fork_.InChild()) return;
@@ -58,6 +60,7 @@ Pools::Entry* Pools::Named(std::string_view tag) {
 Result<PoolId> Pools::OpenNew(const std::string& tag, PoolPolicy policy, bool joined, bool keeps_spare) {
   const PoolId id{static_cast<std::uint32_t>(pools_.size() + 1)};
   AMEM_ASSIGN(auto cycle, Coordinator::OfTag(context_, gates_.Of(id), id, tag));
+  if (!any() && first_) first_();
   any_.store(true, std::memory_order_release);
   ledger_.LockAndRecord(PoolOpened{id, tag, policy});
   Entry pool{.id = id, .tag = tag, .policy = policy, .joined = joined, .keeps_spare = keeps_spare, .cycle = std::move(cycle)};

@@ -36,8 +36,10 @@ class Pools : NoCopies {
  public:
   // Unmaps a chunk, releases it and frees its range.
   using Drop = std::function<Status(const ChunkSpace::Chunk&)>;
-  // `gates` must outlive the pools; `ended` is called at the end of each cycle, without locks.
-  Pools(const CycleContext& context, ScopeGates& gates, Drop drop, std::function<void()> ended);
+  // `gates` must outlive the pools; `ended` is called at the end of each cycle, without locks; `first` before the first pool is
+  // opened, and must not call the pools.
+  Pools(const CycleContext& context, ScopeGates& gates, Drop drop, std::function<void()> ended,
+        std::function<void()> first = {});
   ~Pools();  // waits for what is under way and drops what is only asked for; memory stays
 
   [[nodiscard]] bool any() const { return any_.load(std::memory_order_acquire); }  // whether one was ever opened
@@ -177,7 +179,7 @@ class Pools : NoCopies {
   Ledger& ledger_;
   ScopeGates& gates_;
   const Drop drop_;
-  const std::function<void()> ended_;
+  const std::function<void()> ended_, first_;
   std::atomic<bool> any_ = false;
   const ForkGuard fork_;
 

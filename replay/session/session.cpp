@@ -33,7 +33,7 @@ Result<std::unique_ptr<Session>> Session::Start(const SessionOptions& options, D
   session->coordinator_ = std::make_unique<Coordinator>(context, session->gates_.Of({}));
   session->pools_ = std::make_unique<Pools>(
       context, session->gates_, [self = session.get()](const ChunkSpace::Chunk& c) { return self->DropChunk(c); },
-      [self = session.get()] { self->TagCycleEnded(); });
+      [self = session.get()] { self->TagCycleEnded(); }, options.first_tag);
   return session;
 }
 

@@ -107,8 +107,16 @@ class Session final : public PeerDelegate {
   std::optional<HostAllocated> NoteFree(HostFreed freed);
   std::optional<AsyncAllocated> NoteFree(AsyncFreed freed);
   std::optional<LegacyAllocated> NoteFree(LegacyFreed freed);
-  // Records a network card's registration. False: the address is not AMem's, and nothing was recorded.
+  // Records a registration. False: none of that memory is AMem's, and nothing was recorded.
   bool NoteRegistration(const Registered& registered);
+  // ---- what other libraries hold of AMem's memory, NCCL's or a tag's
+  [[nodiscard]] bool Manages(const Extent& part);  // whether AMem has mapped memory somewhere in it
+  // The whole mapping that contains the address; no bytes: it is not AMem's.
+  [[nodiscard]] Extent MappingAt(Address address);
+  [[nodiscard]] AllocationId AllocationOf(DriverHandle handle);  // zero: it is not AMem's. Looks through all
+  // Records that a library shared the pages there, or bound them, in a way whose end is never seen: they stay from now on.
+  void NoteHandedOut(AllocationId allocation, std::uint32_t handle_type, const std::string& library);
+  void NoteHandedOut(Address address, std::uint32_t handle_type, const std::string& library);
   // The program, whose work on the device has ended, is about to reset it (cudaDeviceReset): the parts of tags there are freed,
   // as the driver frees what cudaMalloc gave. What is AMem's there apart from that may be gone, too, and contents of paused
   // memory are pinned in the context; then the session breaks, so that pauses say why they are refused.

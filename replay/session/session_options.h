@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -30,6 +31,7 @@ struct SessionOptions {
   std::filesystem::path host_claims;         // one file for all ranks of the host; empty: none
   Bytes pool_pinned_bytes = Bytes{4} << 30;  // the same for all pools together
   std::int64_t unpins_for = 1000;            // PinnedSupply::Options
+  std::function<void()> first_tag;           // called before the session has its first tag; must not call the session
 };
 
 // Whether memory gets a driver handle of its own: kPreferred unless only a slab has room for it, as what a network card will

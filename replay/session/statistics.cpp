@@ -146,7 +146,8 @@ struct OfCards {
 };
 OfCards MeasureCards(const State& state) {
   OfCards sum;
-  for (const auto& [address, region] : state.registrations) {
+  for (const auto& [of, region] : state.registrations) {
+    if (!of.second.empty()) continue;  // another library's
     ++sum.regions;
     sum.bytes += region.bytes;
   }
@@ -160,9 +161,11 @@ OfCards MeasureCards(const State& state) {
 // NCCL's memory and the program's; `kept`: what a pause leaves in place.
 json ByTag(const State& state, const Holdings& held) {
   const auto figures = [](const PoolHoldings& sum, Bytes bytes, Bytes legacy = 0) {
-    return json{{"bytes", bytes + legacy},
+    json one = {{"bytes", bytes + legacy},
                 {"released_bytes", bytes - std::min(bytes, sum.own_resident)},
                 {"kept_bytes", Kept(sum) + legacy}};
+    if (!sum.held_by.empty()) one["held_by"] = sum.held_by;
+    return one;
   };
   const PoolHoldings nccl = MeasureTag(state, false), user = MeasureTag(state, true);
   json tags = {{"nccl", figures(nccl, nccl.parts, held.legacy_kept - held.legacy_user)},
@@ -192,6 +195,7 @@ json MemoryOf(const Pools::Standing& now, const PoolHoldings& held) {
           {"resident_bytes", held.own_resident},
           {"kept_bytes", Kept(held)},
           {"kept", ByReason(held.kept)},
+          {"held_by", held.held_by},
           {"parts", held.part_count},
           {"devices", devices},
           {"pinned_bytes", now.contents.held_bytes},
@@ -249,6 +253,8 @@ std::string Session::StatisticsText() {
     const std::string tag = "tag " + state.pools.at(id).tag;
     text += fmt::format("  {:<20} {} in {} chunks, {} of it on the device now, {}\n", tag, Mebibytes(pool.own),
                         pool.chunk_count, Mebibytes(pool.own_resident), ToText(state.pools.at(id).lifecycle));
+    for (const auto& [library, bytes] : pool.held_by)
+      text += fmt::format("  kept by a pause      {} (held by {})\n", Mebibytes(bytes), library);
   }
   if (held.legacy_kept != 0) text += fmt::format("  kept by a pause      {} (cuMemAlloc)\n", Mebibytes(held.legacy_kept));
   if (held.async != 0) text += fmt::format("  kept by a pause      {} (asynchronous pools)\n", Mebibytes(held.async));

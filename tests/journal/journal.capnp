@@ -225,6 +225,7 @@ struct AccessSet {
 struct Exported {
   allocation @0 :UInt64;
   handleType @1 :UInt32 = 1;
+  library @2 :Text;
 }
 struct Imported {
   allocation @0 :UInt64;
@@ -314,8 +315,9 @@ struct Registered {
   address @0 :UInt64;
   bytes @1 :UInt64;
   how @2 :Text;
+  library @3 :Text;
 }
-struct Deregistered { address @0 :UInt64; bytes @1 :UInt64; }
+struct Deregistered { address @0 :UInt64; bytes @1 :UInt64; library @2 :Text; }
 struct EverythingKept { why @0 :Text; }
 struct SharedOutside { library @0 :Text; kind @1 :OutsideKind; pieces @2 :UInt64; bytes @3 :UInt64; }
 struct PassedThrough {

@@ -62,5 +62,26 @@ TEST_F(PoolsOfAProgram, switched_off_there_is_plain_memory_and_nothing_fails) {
   EXPECT_NE(ran.err.find("it is left alone"), std::string::npos) << "of memory that was freed twice";
 }
 
+// What the programs for real GPUs check beside other libraries and contexts, here on the stand-in driver.
+class Guards : public PoolsOfAProgram, public ::testing::WithParamInterface<const char*> {
+ protected:
+  void Passes(const char* check) {
+    job_.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+    job_.environment["AMEM_SCOPE"] = GetParam();
+    const job::Rank ran = job::RunProgram({AMEM_GUARDS, check, "--mib", "8"}, job_.environment, job_.directory());
+    EXPECT_EQ(ran.status, 0) << ran.out << ran.err;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(InScope, Guards, ::testing::Values("nccl", "shared", "all"),
+                         [](const auto& scope) { return std::string(scope.param); });
+
+TEST_P(Guards, a_pause_works_after_the_context_in_which_an_earlier_one_was_made_is_gone) { Passes("own-context"); }
+TEST_P(Guards, memory_that_a_library_has_retained_and_mapped_again_stays) { Passes("retained"); }
+TEST_P(Guards, memory_behind_a_dma_buf_of_a_library_stays) { Passes("dma-buf"); }
+TEST_P(Guards, memory_that_a_library_retains_or_registers_by_imported_functions_stays_as_long) {
+  Passes("imported");
+  Passes("imported-later");
+}
+
 }  // namespace
 }  // namespace amem

@@ -178,6 +178,37 @@ TEST(Apply, a_registration_that_is_repeated_with_more_bytes_keeps_what_it_reache
   EXPECT_EQ(registrations(), std::pair(0U, 0U));
 }
 
+TEST(Apply, what_other_libraries_hold_is_known_by_their_names_each_until_it_lets_go) {
+  Folding f;
+  const AllocationId id = f.Allocate(kA);
+  const auto why = [&] { return WhyKept(f.state.allocations.at(id)); };
+  using Names = std::set<std::string>;
+  const std::uint64_t digest = Digest(f.state);
+  f.Ok(Registered{kA, k2M, "cuMemRetainAllocationHandle", "libone.so"});
+  f.Ok(Registered{kA, k2M, "ibv_reg_mr", "libtwo.so"});
+  EXPECT_EQ(why(), KeepReason::kHeld);
+  EXPECT_EQ(LibrariesHolding(f.state, id), (Names{"libone.so", "libtwo.so"}));
+  EXPECT_NE(Digest(f.state), digest);
+  const auto snapshot = ToSnapshotEvents(f.state);
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status().message();
+  State again;
+  for (const EventBody& body : *snapshot) ASSERT_TRUE(Apply(again, Event{{}, 0, 0, body}).ok());
+  EXPECT_EQ(again, f.state);
+  f.Ok(Registered{kA, k2M, "ibv_reg_mr"});
+  EXPECT_EQ(why(), KeepReason::kRegistered) << "by NCCL";
+  f.Ok(Deregistered{kA, k2M, "libone.so"});
+  f.Ok(Deregistered{kA, k2M});
+  EXPECT_EQ(why(), KeepReason::kHeld);
+  EXPECT_EQ(LibrariesHolding(f.state, id), Names{"libtwo.so"});
+  f.Ok(Deregistered{kA, k2M, "libtwo.so"});
+  EXPECT_EQ(why(), KeepReason::kNone);
+  f.Ok(Exported{id, 1});
+  EXPECT_EQ(why(), KeepReason::kNone) << "a token";
+  f.Ok(Exported{id, 1, "libone.so"});
+  EXPECT_EQ(why(), KeepReason::kHeld) << "the driver's own descriptor, for good";
+  EXPECT_EQ(LibrariesHolding(f.state, id), Names{"libone.so"});
+}
+
 TEST(Apply, a_multicast_object_of_a_peer_is_known_by_its_use) {
   Folding f;
   const AllocationId own = f.Allocate(kA), object{f.state.next_allocation};

@@ -243,7 +243,7 @@ TEST(Pools, are_measured_apart_from_nccl) {
   EXPECT_EQ(MeasureSavable(f.state, {}), (Savable{.nccl = k2M}));
   EXPECT_EQ(MeasureSavable(f.state, weights), (Savable{.program = 2 * k2M}));
   EXPECT_EQ(MeasureSavable(f.state, empty), Savable{});
-  const PoolHoldings expected{2 * k2M, 2 * k2M, kMiB, {}, 1, 1, {DeviceOrdinal{1}}};
+  const PoolHoldings expected{2 * k2M, 2 * k2M, kMiB, {}, {}, 1, 1, {DeviceOrdinal{1}}};
   EXPECT_EQ(MeasurePools(f.state).at(weights), expected);
   EXPECT_EQ(MeasurePools(f.state).at(empty), PoolHoldings{});
   f.Pause(weights);

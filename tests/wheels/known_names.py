@@ -46,9 +46,9 @@ REPLACED = frozenset("""
     cuMemsetD8 cuMemsetD16 cuMemsetD32 cuMemsetD8Async cuMemsetD16Async cuMemsetD32Async
     cuMemsetD2D8 cuMemsetD2D16 cuMemsetD2D32 cuMemsetD2D8Async cuMemsetD2D16Async cuMemsetD2D32Async
     cuGetProcAddress
-    ibv_reg_mr ibv_reg_mr_iova2 ibv_reg_dmabuf_mr ibv_dereg_mr mlx5dv_reg_dmabuf_mr
+    ibv_reg_mr ibv_reg_mr_iova ibv_reg_mr_iova2 ibv_reg_mr_ex ibv_rereg_mr ibv_reg_dmabuf_mr ibv_dereg_mr mlx5dv_reg_dmabuf_mr
     mlx5dv_devx_umem_reg mlx5dv_devx_umem_reg_ex mlx5dv_devx_umem_dereg
-    gdr_pin_buffer gdr_unpin_buffer
+    gdr_pin_buffer gdr_unpin_buffer cuFileBufRegister cuFileBufDeregister
 """.split())
 
 # NCCL gets the driver's function, by reason. Most are looked up by the CUDA runtime inside libnccl, and called by nobody there.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "replay/driver/result_names.h"
@@ -93,12 +94,13 @@ Result<CudaDriver::Core::Device> CudaDriver::Core::Open(DeviceOrdinal device) {
 }
 
 void CudaDriver::Core::Forget(DeviceOrdinal device) {
-  if (const auto index = static_cast<std::size_t>(device.value); index < forgotten->size()) ++(*forgotten)[index];
+  auto& forgotten = shared->forgotten;
+  if (const auto index = static_cast<std::size_t>(device.value); index < forgotten.size()) ++forgotten[index];
 }
 
 std::uint64_t CudaDriver::Core::TimesForgotten(DeviceOrdinal device) const {
   const auto index = static_cast<std::size_t>(device.value);
-  return index < forgotten->size() ? (*forgotten)[index].load() : 0;
+  return index < shared->forgotten.size() ? shared->forgotten[index].load() : 0;
 }
 
 Status CudaDriver::Core::OpenLocked(Device& device, int ordinal) {
@@ -155,10 +157,8 @@ CUresult CudaDriver::Core::AwaitStream(Deadline until, CUstream stream) const {
   return Await(until, [&] { return calls.stream_query(stream); });
 }
 
-Result<CUcontext> CudaDriver::Core::AnyContext() {
+Result<CUcontext> CudaDriver::Core::HostContext() {
   AMEM_ASSIGN(const auto count, Devices());
-  CUcontext current = nullptr;
-  if (calls.context_current(&current) == CUDA_SUCCESS && current != nullptr) return current;
   {
     const MutexLock lock(mutex_);
     for (const Device& device : devices_) {
@@ -166,9 +166,15 @@ Result<CUcontext> CudaDriver::Core::AnyContext() {
         return device.context;
     }
   }
-  int chosen = 0;
-  for (int i = count - 1; i >= 0; --i)
-    if (const auto has = HasContext(DeviceOrdinal{i}); has.ok() && *has) chosen = i;
+  const int preferred = std::max(shared->has_memory.load(), 0);
+  int chosen = preferred;
+  for (int i = 0; i < count; ++i) {
+    const int candidate = (preferred + i) % count;
+    const auto has = HasContext(DeviceOrdinal{candidate});
+    if (!has.ok() || !*has) continue;
+    chosen = candidate;
+    break;
+  }
   AMEM_ASSIGN(const auto opened, Open(DeviceOrdinal{chosen}));
   return opened.context;
 }

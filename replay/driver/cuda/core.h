@@ -93,8 +93,11 @@ class CudaDriver::Core {
   ~Core();
 
   CudaCalls calls;
-  using Forgotten = std::array<std::atomic<std::uint64_t>, 64>;
-  std::shared_ptr<Forgotten> forgotten = std::make_shared<Forgotten>();  // by device; lanes have the same
+  struct Shared {                                            // with all lanes
+    std::array<std::atomic<std::uint64_t>, 64> forgotten{};  // by device
+    std::atomic<int> has_memory = -1;                        // a device on which memory was made here; -1: none yet
+  };
+  std::shared_ptr<Shared> shared = std::make_shared<Shared>();
 
   // The failure of `tried`, in the driver's words.
   [[nodiscard]] Status Failure(CUresult result, const std::string& tried) const;
@@ -122,8 +125,12 @@ class CudaDriver::Core {
   // Asks until the answer is not "not ready" or the time is up, because the driver's own waits have no limit.
   static CUresult Await(Deadline until, const std::function<CUresult()>& ask);
   [[nodiscard]] CUresult AwaitStream(Deadline until, CUstream stream) const;
-  // A context for calls that need any: the thread's own, else an existing one, else the first device's.
-  Result<CUcontext> AnyContext();
+  // The context that page-locked host memory belongs to. The driver frees such memory together with its context, so it is a
+  // primary context that is retained here, and never the thread's current one, which the program may destroy at any time. All
+  // contexts of the process reach the memory, so one context serves all devices. Where no device is open, an existing primary
+  // context is taken, because a new one costs hundreds of MiB. Where the program has none, it is that of a device on which
+  // AMem has memory: the first copy from there needs it anyway.
+  Result<CUcontext> HostContext();
 
  private:
   Status OpenLocked(Device& device, int ordinal) REQUIRES(mutex_);

@@ -62,6 +62,7 @@ Result<DriverHandle> CudaDriver::Create(Bytes bytes, const AllocationProperties&
   CUmemGenericAllocationHandle handle = 0;
   AMEM_TRY(core_->Call([&] { return fmt::format("cuMemCreate {} bytes at {}", bytes, Where(properties)); },
                        core_->calls.mem_create, &handle, bytes, &prop, flags));
+  if (properties.location.type == LocationType::kDevice) core_->shared->has_memory.store(properties.location.id);
   return DriverHandle{handle};
 }
 

@@ -3,7 +3,9 @@
 // A failure's message has the driver's own name and description of the error, the call and its arguments.
 // Calls that need a context use the device's primary context, retained once at first need (which makes one of some hundred MiB
 // where the process has none yet), and a stream of our own that does not wait for the legacy stream; the thread's current
-// context is left as it was. Calls are made in relaxed capture mode, so that a capture of another thread goes on undisturbed.
+// context is left as it was. Page-locked host memory, tables, modules and streams belong to a primary context that is retained
+// here (Core::HostContext), so they outlive every context that the program makes and destroys.
+// Calls are made in relaxed capture mode, so that a capture of another thread goes on undisturbed.
 // Multicast objects are never made here.
 //
 // Device ordinals are CUDA's in this process (after CUDA_VISIBLE_DEVICES). Thread-safe. After a fork the child's calls fail

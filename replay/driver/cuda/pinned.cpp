@@ -76,7 +76,7 @@ Result<std::unique_ptr<PinnedBuffer>> CudaDriver::AllocatePinned(Bytes bytes) {
 }
 
 Result<std::unique_ptr<PinnedBuffer>> CudaDriver::Pin(std::unique_ptr<HostPages> pages, Bytes bytes) {
-  AMEM_ASSIGN(const auto context, core_->AnyContext());
+  AMEM_ASSIGN(const auto context, core_->HostContext());
   InContext current(core_->calls, context);
   if (pages == nullptr) pages = Populate(bytes);
   if (pages != nullptr && current.ok()) {

@@ -90,7 +90,7 @@ Status CudaDriver::AwaitMoment(DeviceOrdinal device, const StreamMoment& moment,
 Result<std::unique_ptr<Copier>> CudaDriver::OpenLane() {
   auto core = std::make_shared<Core>();  // with streams of its own
   core->calls = core_->calls;
-  core->forgotten = core_->forgotten;
+  core->shared = core_->shared;
   return std::unique_ptr<Copier>(new CudaDriver(std::move(core), true));
 }
 

@@ -23,9 +23,12 @@ std::vector<control::Staying> WhatStays(const State& state, const Holdings& hold
   };
   for (const auto& [reason, bytes] : holdings.kept)
     if (reason != KeepReason::kNone) add(std::string(ToText(reason)), {}, bytes);
-  for (const auto& [id, pool] : MeasurePools(state))
+  for (const auto& [id, pool] : MeasurePools(state)) {
+    const std::string& tag = state.pools.at(id).tag;
     for (const auto& [reason, bytes] : pool.kept)
-      add(fmt::format("tag {}: {}", state.pools.at(id).tag, ToText(reason)), {}, bytes);
+      if (reason != KeepReason::kHeld) add(fmt::format("tag {}: {}", tag, ToText(reason)), {}, bytes);
+    for (const auto& [library, bytes] : pool.held_by) add(fmt::format("tag {}: held by {}", tag, library), {}, bytes);
+  }
   add("NCCL's cuMemAlloc", {}, holdings.legacy_kept);
   add("NCCL's driver pools", {}, holdings.async);
   for (const auto& [what, share] : state.outside) {

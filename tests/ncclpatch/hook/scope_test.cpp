@@ -67,7 +67,7 @@ TEST_F(Reach, nccl_writes_no_other_library) {
 
 TEST_F(Reach, shared_reaches_a_library_by_what_it_imports) {
   const Slots before = Written();
-  hook::ReachOthers();
+  hook::ReachOthers(intercept::CountingTables());
   ASSERT_TRUE(hook::Attach().ok());
   hook::PatchAtLoad();
   Slots written = Written();
@@ -83,9 +83,28 @@ TEST_F(Reach, shared_reaches_a_library_by_what_it_imports) {
   EXPECT_EQ(hook::PastAmem(kSharing), std::vector<std::string>{"libone_shot_direct.so"}) << "it may have called before";
 }
 
+// A library that imports the driver's functions and those of libibverbs, and looks nothing up.
+TEST_F(Reach, from_the_first_tag_on_the_default_scope_reaches_what_gets_hold_of_memory_by_imports) {
+  const Slots before = Written();
+  ASSERT_TRUE(hook::Attach().ok());
+  intercept::Guard();
+  Slots written = Written();
+  for (const std::string& slot : before) written.erase(slot);
+  EXPECT_TRUE(written.contains("libone_shot_direct.so cuIpcGetMemHandle"));
+  EXPECT_FALSE(written.contains("libone_shot_direct.so cuMemFree_v2")) << "nobody holds memory by that";
+  ASSERT_NE(dlopen(AMEM_HOLDER, RTLD_NOW | RTLD_LOCAL), nullptr) << dlerror();
+  hook::PatchIfLoaded();
+  written = Written();
+  for (const char* slot : {"libholder.so cuMemRetainAllocationHandle", "libholder.so cuMemRelease", "libholder.so ibv_reg_mr",
+                           "libholder.so ibv_dereg_mr"})
+    EXPECT_TRUE(written.contains(slot)) << slot;
+  EXPECT_FALSE(hook::HearsOthers()) << "what libraries shared before was not seen";
+  EXPECT_EQ(hook::PastAmem(kSharing), std::vector<std::string>{"libone_shot_direct.so"}) << "it may have called before";
+}
+
 TEST_F(Reach, shared_names_a_library_that_had_looked_up_the_driver) {
   CallTheRuntime();
-  hook::ReachOthers();
+  hook::ReachOthers(intercept::CountingTables());
   ASSERT_TRUE(hook::Attach().ok());
   hook::PatchAtLoad();
   EXPECT_FALSE(Written().contains("libcudart.so.13 dlsym"));

@@ -3,6 +3,8 @@
 
 #include <unistd.h>
 
+#include <set>
+
 #include "tests/ncclpatch/intercept/intercepted.h"
 
 namespace amem::test {
@@ -145,6 +147,303 @@ TEST_F(Others, what_is_no_sharing_is_left_to_the_driver) {
   }
 }
 
+// What another library holds of a tag's memory, with AMEM_SCOPE=nccl, too. This program has AMem in it, so the library is its
+// caller.
+class Guarded : public Others {
+ protected:
+  static std::string Library() { return CallingLibrary(); }
+
+  void SetUp() override {
+    Others::SetUp();
+    pool_ = *session().pools().Open("guarded", PoolPolicy::kPreserve);
+    part_ = *session().pools().Allocate(pool_, kBytes, DeviceOrdinal{0});
+    const State state = session().CopyState();
+    chunk_ = state.MappingAt(part_)->second.allocation;
+  }
+  void TearDown() override {
+    EXPECT_TRUE(session().pools().Free(part_, std::nullopt).ok());
+    EXPECT_EQ(session().CopyState().allocations.count(chunk_), 0U);
+    Others::TearDown();
+  }
+  [[nodiscard]] void* at() const { return reinterpret_cast<void*>(part_.value); }
+  [[nodiscard]] CUdeviceptr address() const { return part_.value; }
+  [[nodiscard]] std::set<std::string> Holding() const { return LibrariesHolding(session().CopyState(), chunk_); }
+  // Pauses and resumes; whether the chunk stayed where it was.
+  [[nodiscard]] bool Stays() const {
+    EXPECT_TRUE(session().pools().Pause(pool_, {}).ok());
+    const bool resident = session().CopyState().allocations.at(chunk_).resident;
+    EXPECT_TRUE(session().pools().Resume(pool_, {}).ok());
+    return resident;
+  }
+  void IsHeld() const {
+    EXPECT_EQ(WhyKept(session().CopyState().allocations.at(chunk_)), KeepReason::kHeld);
+    EXPECT_EQ(Holding(), std::set<std::string>{Library()});
+    EXPECT_TRUE(Stays());
+  }
+  void IsFree() const {
+    EXPECT_EQ(Holding(), std::set<std::string>());
+    EXPECT_FALSE(Stays());
+  }
+  template <class F>
+  static F* Verbs(const char* name, F* real) {
+    bool replaced = false;
+    void* entry = replacements::BindExported(name, reinterpret_cast<void*>(real), &replaced, Caller::kOther);
+    EXPECT_TRUE(replaced) << name;
+    return reinterpret_cast<F*>(entry);
+  }
+  static CUmemGenericAllocationHandle Retain(void* address) {
+    CUmemGenericAllocationHandle handle = 0;
+    EXPECT_EQ(OF_DRIVER(cuMemRetainAllocationHandle)(&handle, address), CUDA_SUCCESS);
+    return handle;
+  }
+
+  PoolId pool_;
+  Address part_;
+  AllocationId chunk_;
+};
+
+TEST_F(Guarded, memory_whose_handle_a_library_retains_stays_until_each_reference_and_mapping_is_gone) {
+  const auto release = OF_DRIVER(cuMemRelease);
+  const CUmemGenericAllocationHandle handle = Retain(at());
+  EXPECT_FALSE(intercept::IsGuest(handle)) << "it works wherever the library may use it";
+  ASSERT_EQ(Retain(at()), handle);
+  IsHeld();
+  ASSERT_EQ(release(handle), CUDA_SUCCESS);
+  IsHeld();
+  const Bytes whole = session().MappingAt(part_).bytes;
+  CUdeviceptr second = 0;
+  ASSERT_EQ(PLAIN(cuMemAddressReserve)(&second, whole, 0, 0, 0), CUDA_SUCCESS);
+  ASSERT_EQ(OF_DRIVER(cuMemMap)(second, whole, 0, handle, 0), CUDA_SUCCESS);
+  ASSERT_EQ(release(handle), CUDA_SUCCESS);
+  IsHeld();
+  ASSERT_EQ(OF_DRIVER(cuMemUnmap)(second, whole), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuMemAddressFree)(second, whole), CUDA_SUCCESS);
+  IsFree();
+}
+
+TEST_F(Guarded, a_release_that_the_driver_refuses_ends_nothing) {
+  const CUmemGenericAllocationHandle handle = Retain(at());
+  const auto refused =
+      ForOthers<decltype(cuMemRelease)>("cuMemRelease", [](CUmemGenericAllocationHandle) { return Refused(); });
+  EXPECT_NE(refused(handle), CUDA_SUCCESS);
+  IsHeld();
+  ASSERT_EQ(OF_DRIVER(cuMemRelease)(handle), CUDA_SUCCESS);
+  IsFree();
+}
+
+TEST_F(Guarded, exported_memory_stays_because_nobody_says_who_opens_it) {
+  const CUmemGenericAllocationHandle handle = Retain(at());
+  int descriptor = -1;
+  const auto share = OF_DRIVER(cuMemExportToShareableHandle);
+  ASSERT_NE(share(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 7), CUDA_SUCCESS);
+  EXPECT_FALSE(session().CopyState().allocations.at(chunk_).handed_out) << "the driver refused";
+  ASSERT_EQ(share(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0), CUDA_SUCCESS);
+  ::close(descriptor);
+  ASSERT_EQ(OF_DRIVER(cuMemRelease)(handle), CUDA_SUCCESS);
+  IsHeld();
+}
+
+TEST_F(Guarded, memory_behind_a_dma_buf_stays_until_its_registration_ends_and_its_descriptor_is_closed) {
+  const auto enroll = Verbs(
+      "ibv_reg_dmabuf_mr", +[](void*, std::uint64_t, size_t, std::uint64_t, int, int) -> void* {
+        static int region;
+        return &region;
+      });
+  const auto end = Verbs(
+      "ibv_dereg_mr", +[](void*) { return 0; });
+  int descriptor = -1;
+  ASSERT_EQ(OF_DRIVER(cuMemGetHandleForAddressRange)(&descriptor, address(), kBytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0),
+            CUDA_SUCCESS);
+  IsHeld();
+  void* const region = enroll(nullptr, 0, kBytes, 0, descriptor, 1);
+  IsHeld();
+  ASSERT_EQ(end(region), 0);
+  intercept::TellOfOthers(session());
+  IsHeld();
+  ::close(descriptor);
+  intercept::TellOfOthers(session());
+  IsFree();
+}
+
+TEST_F(Guarded, memory_that_a_library_registers_stays_under_the_librarys_name_until_it_is_deregistered) {
+  const auto end = Verbs(
+      "ibv_dereg_mr", +[](void*) { return 0; });
+  static int g_region;
+  const auto registered = [&](void* region) {
+    EXPECT_EQ(region, &g_region);
+    IsHeld();
+    EXPECT_EQ(end(region), 0);
+    IsFree();
+  };
+  registered(Verbs(
+      "ibv_reg_mr", +[](void*, void*, size_t, int) -> void* { return &g_region; })(nullptr, at(), kBytes, 1));
+  registered(Verbs(
+      "ibv_reg_mr_iova", +[](void*, void*, size_t, std::uint64_t, int) -> void* { return &g_region; })(nullptr, at(), 1, 0, 1));
+  registered(Verbs(
+      "ibv_reg_mr_iova2", +[](void*, void*, size_t, std::uint64_t, unsigned) -> void* { return &g_region; })(nullptr, at(), 1,
+                                                                                                             0, 1));
+  // From an address before it, as a library registers its whole arena.
+  const Extent whole = session().MappingAt(part_);
+  registered(Verbs(
+      "ibv_reg_mr", +[](void*, void*, size_t, int) -> void* { return &g_region; })(
+      nullptr, reinterpret_cast<void*>(whole.address.value - 4096), whole.bytes, 1));
+  struct Attributes {
+    size_t bytes;
+    int access;
+    std::uint64_t mask, iova;
+    void* address;
+    int descriptor;
+    std::uint64_t offset;
+    void* hints;
+  } attributes{kBytes, 1, 2, 0, at(), -1, 0, nullptr};
+  registered(Verbs(
+      "ibv_reg_mr_ex", +[](void*, void*) -> void* { return &g_region; })(nullptr, &attributes));
+}
+
+TEST_F(Guarded, a_registration_that_is_given_other_memory_holds_that) {
+  static int g_region;
+  int host = 0;
+  const auto again = Verbs(
+      "ibv_rereg_mr", +[](void*, int, void*, void*, size_t, int) { return 0; });
+  void* const region = Verbs(
+      "ibv_reg_mr", +[](void*, void*, size_t, int) -> void* { return &g_region; })(nullptr, at(), kBytes, 1);
+  EXPECT_EQ(again(region, 2, nullptr, nullptr, 0, 1), 0) << "only its access";
+  IsHeld();
+  EXPECT_EQ(again(region, 1, nullptr, &host, sizeof host, 1), 0);
+  IsFree();
+  EXPECT_EQ(again(region, 1, nullptr, at(), kBytes, 1), 0);
+  IsHeld();
+  EXPECT_EQ(Verbs(
+                "ibv_dereg_mr", +[](void*) { return 0; })(region),
+            0);
+  IsFree();
+}
+
+TEST_F(Guarded, memory_registered_for_storage_stays_until_it_is_deregistered) {
+  struct FileError {
+    int file, driver;
+  };
+  const auto enroll = Verbs(
+      "cuFileBufRegister", +[](const void*, size_t, int) {
+        return FileError{0, 0};
+      });
+  const auto end = Verbs(
+      "cuFileBufDeregister", +[](const void*) {
+        return FileError{0, 0};
+      });
+  EXPECT_EQ(enroll(at(), kBytes, 0).file, 0);
+  IsHeld();
+  EXPECT_EQ(end(at()).file, 0);
+  IsFree();
+}
+
+TEST_F(Guarded, memory_bound_to_a_multicast_object_stays_whichever_way_it_is_bound) {
+  CUmulticastObjectProp properties{};
+  properties.numDevices = 1;
+  properties.size = session().MappingAt(part_).bytes;
+  properties.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  CUmemGenericAllocationHandle object = 0;
+  ASSERT_EQ(OF_DRIVER(cuMulticastCreate)(&object, &properties), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuMulticastAddDevice)(object, 0), CUDA_SUCCESS);
+  ASSERT_EQ(OF_DRIVER(cuMulticastBindAddr)(object, 0, session().MappingAt(part_).address.value, properties.size, 0),
+            CUDA_SUCCESS);
+  IsHeld();
+  ASSERT_EQ(PLAIN(cuMulticastUnbind)(object, 0, 0, properties.size), CUDA_SUCCESS);
+  ASSERT_EQ(OF_DRIVER(cuMemRelease)(object), CUDA_SUCCESS);
+}
+
+TEST_F(Guarded, memory_bound_by_a_retained_handle_stays) {
+  const CUmemGenericAllocationHandle handle = Retain(at());
+  const auto bind = ForOthers<decltype(cuMulticastBindMem)>(
+      "cuMulticastBindMem", [](CUmemGenericAllocationHandle, size_t, CUmemGenericAllocationHandle, size_t, size_t,
+                               unsigned long long) { return CUDA_SUCCESS; });
+  ASSERT_EQ(bind(0x71, 0, handle, 0, kBytes, 0), CUDA_SUCCESS);
+  ASSERT_EQ(OF_DRIVER(cuMemRelease)(handle), CUDA_SUCCESS);
+  IsHeld();
+}
+
+TEST_F(Guarded, a_pause_waits_until_the_driver_has_answered_a_library_that_retains) {
+  using Real = decltype(cuMemRetainAllocationHandle);
+  Held<Real>::Reset();
+  const auto slow = ForOthers<Real>("cuMemRetainAllocationHandle", &Held<Real>::Real);
+  CUmemGenericAllocationHandle handle = 0x77;
+  std::thread retains([&] { EXPECT_EQ(slow(&handle, at()), CUDA_SUCCESS); });
+  Held<Real>::AwaitInside(1);
+  std::atomic<bool> paused{false};
+  std::thread pauses([&] {
+    EXPECT_TRUE(session().pools().Pause(pool_, {}).ok());
+    paused = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(paused);
+  Held<Real>::Release();
+  retains.join();
+  pauses.join();
+  EXPECT_TRUE(session().CopyState().allocations.at(chunk_).resident);
+  EXPECT_TRUE(session().pools().Resume(pool_, {}).ok());
+  ASSERT_EQ(
+      ForOthers<decltype(cuMemRelease)>("cuMemRelease", [](CUmemGenericAllocationHandle) { return CUDA_SUCCESS; })(handle),
+      CUDA_SUCCESS);
+  IsFree();
+}
+
+TEST_F(Guarded, registering_paused_memory_is_refused_and_other_memory_is_not_even_during_a_pause) {
+  static int g_region;
+  const auto enroll = Verbs(
+      "ibv_reg_mr", +[](void*, void*, size_t, int) -> void* { return &g_region; });
+  ASSERT_TRUE(session().pools().Pause(pool_, {}).ok());
+  EXPECT_EQ(enroll(nullptr, at(), kBytes, 1), nullptr);
+  int host = 0;
+  EXPECT_EQ(enroll(nullptr, &host, sizeof host, 1), &g_region);
+  ASSERT_TRUE(session().pools().Resume(pool_, {}).ok());
+  IsFree();
+}
+
+TEST_F(Guarded, statistics_and_memory_name_the_library_and_what_it_holds) {
+  const CUmemGenericAllocationHandle handle = Retain(at());
+  const std::string named = "\"held_by\":{\"" + Library() + "\":" + std::to_string(session().MappingAt(part_).bytes) + "}";
+  EXPECT_NE(session().MemoryJson().find(named), std::string::npos) << session().MemoryJson();
+  EXPECT_NE(session().StatisticsJson().find(named), std::string::npos);
+  EXPECT_NE(session().StatisticsText().find("held by " + Library()), std::string::npos);
+  ASSERT_EQ(OF_DRIVER(cuMemRelease)(handle), CUDA_SUCCESS);
+}
+
+TEST_F(Guarded, the_default_scope_replaces_each_name_that_its_guards_need) {
+  for (const char* name : {"cuMemRetainAllocationHandle",
+                           "cuMemExportToShareableHandle",
+                           "cuMemGetHandleForAddressRange",
+                           "cuMemRelease",
+                           "cuMemMap",
+                           "cuMemUnmap",
+                           "cuMemMapArrayAsync",
+                           "cuMulticastBindMem",
+                           "cuMulticastBindMem_v2",
+                           "cuMulticastBindAddr",
+                           "cuMulticastBindAddr_v2",
+                           "cuIpcGetMemHandle",
+                           "cuLogicalEndpointBindAddr",
+                           "cuGetProcAddress_v2",
+                           "ibv_reg_mr",
+                           "ibv_reg_mr_iova",
+                           "ibv_reg_mr_iova2",
+                           "ibv_reg_mr_ex",
+                           "ibv_rereg_mr",
+                           "ibv_reg_dmabuf_mr",
+                           "ibv_dereg_mr",
+                           "mlx5dv_reg_dmabuf_mr",
+                           "mlx5dv_devx_umem_reg",
+                           "mlx5dv_devx_umem_reg_ex",
+                           "mlx5dv_devx_umem_dereg",
+                           "gdr_pin_buffer",
+                           "gdr_pin_buffer_v2",
+                           "gdr_unpin_buffer",
+                           "cuFileBufRegister",
+                           "cuFileBufDeregister"}) {
+    EXPECT_TRUE(replacements::Replaces(name, Caller::kOther)) << name;
+    EXPECT_TRUE(replacements::Has(intercept::GuardTables(), name)) << name;
+  }
+}
+
 // What another library gets with AMEM_SCOPE=shared.
 class SharedHandles : public Others {
  protected:
@@ -261,7 +560,7 @@ TEST_F(SharedHandles, what_is_bound_to_a_multicast_object_stays_and_the_object_i
   EXPECT_EQ(Pieces(OutsideKind::kMulticast), 1U);
   ASSERT_TRUE(session().pools().Pause(Tag(), {}).ok());
   EXPECT_EQ(InUse(), before + kBytes) << "the object holds those very pages";
-  EXPECT_EQ(WhyKept(session().CopyState().allocations.at(intercept::ToAllocation(memory))), KeepReason::kHandedOut);
+  EXPECT_EQ(WhyKept(session().CopyState().allocations.at(intercept::ToAllocation(memory))), KeepReason::kHeld);
   ASSERT_TRUE(session().pools().Resume(Tag(), {}).ok());
   EXPECT_EQ(PLAIN(cuMulticastUnbind)(object, 0, 0, kBytes), CUDA_SUCCESS);
   for (const CUmemGenericAllocationHandle one : {memory, free, object}) EXPECT_EQ(release(one), CUDA_SUCCESS);

@@ -105,7 +105,7 @@ TEST_F(VerbsTest, a_registration_by_dma_buf_counts_though_its_descriptor_is_clos
   close(descriptor);
   ASSERT_EQ(Registrations(), 1U);
   const State state = session().CopyState();
-  EXPECT_EQ(state.registrations.begin()->first, Address{memory()} + kBytes / 2);
+  EXPECT_EQ(state.registrations.begin()->first.first, Address{memory()} + kBytes / 2);
   EXPECT_EQ(state.registrations.begin()->second.bytes, kBytes / 4);
   EXPECT_EQ(state.registrations.begin()->second.how, "dma-buf");
   APauseKeepsIt();
@@ -194,7 +194,7 @@ TEST_F(VerbsTest, a_dma_buf_pins_its_range_until_its_registration_is_seen_to_end
 TEST_F(VerbsTest, a_second_longer_registration_at_one_address_holds_all_of_it) {
   void* const first = reg_mr(nullptr, pointer(), 4096, 1);
   void* const second = reg_mr(nullptr, pointer(), kBytes, 1);
-  EXPECT_EQ(session().CopyState().registrations.at(Address{memory()}).bytes, kBytes);
+  EXPECT_EQ(session().CopyState().registrations.at({Address{memory()}, ""}).bytes, kBytes);
   EXPECT_EQ(dereg_mr(first), 0);
   APauseKeepsIt();
   EXPECT_EQ(dereg_mr(second), 0);

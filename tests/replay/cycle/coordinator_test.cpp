@@ -2,6 +2,9 @@
 #include "replay/cycle/coordinator.h"
 
 #include <algorithm>
+#include <future>
+#include <shared_mutex>
+#include <thread>
 
 #include "tests/replay/cycle/cycle_fixture.h"
 
@@ -564,6 +567,35 @@ TEST_F(CoordinatorTest, a_registered_import_is_a_reason_to_refuse_the_pause_of_a
   EXPECT_EQ(round_.heard.front().mine.code(), Code::kRefused);
   Record(Deregistered{address, k2M});
   EXPECT_TRUE(Run(CycleKind::kPause).ok());
+}
+
+TEST_F(CoordinatorTest, an_import_that_another_library_holds_refuses_the_pause_in_that_librarys_name) {
+  const AllocationId id = Import();
+  const Address address = PlaceOf(id);
+  Record(Registered{address, k2M, "cuMemRetainAllocationHandle", "libone.so"});
+  const Status failed = Run(CycleKind::kPause);
+  EXPECT_EQ(failed.code(), Code::kRefused);
+  EXPECT_NE(failed.message().find("imported from session 0x60 and held by libone.so"), std::string::npos) << failed.message();
+  EXPECT_EQ(Now(), Lifecycle::kRunning);
+  Record(Deregistered{address, k2M, "libone.so"});
+  EXPECT_TRUE(Run(CycleKind::kPause).ok());
+}
+
+// A library that watches the driver's calls may let go of memory while AMem unmaps, on AMem's own thread.
+TEST(CallGate, a_call_of_the_thread_that_closed_the_gate_does_not_wait_for_itself) {
+  static CallGate gate;  // which outlives a thread that hangs
+  std::promise<void> entered;
+  std::future<void> done = entered.get_future();
+  std::thread([entered = std::move(entered)]() mutable {
+    EXPECT_TRUE(gate.Close(std::chrono::seconds(1)).ok());
+    { const std::shared_lock inside(gate), again(gate); }
+    gate.Open();
+    { const std::shared_lock inside(gate); }
+    entered.set_value();
+  }).detach();
+  ASSERT_EQ(done.wait_for(std::chrono::seconds(5)), std::future_status::ready);
+  EXPECT_TRUE(gate.Close(std::chrono::milliseconds(10)).ok()) << "nobody is inside";
+  gate.Open();
 }
 
 TEST_F(CoordinatorTest, an_arrival_without_the_others_is_a_cycle_that_failed_and_left_nothing_to_undo) {

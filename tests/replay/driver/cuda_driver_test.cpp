@@ -615,6 +615,24 @@ TEST_P(BesideCuda, the_current_context_is_left_alone) {
       .join();
 }
 
+TEST_P(BesideCuda, page_locked_memory_outlives_the_context_that_was_current_when_it_was_made) {
+  CUcontext own = nullptr;
+  ASSERT_EQ((Find<CUresult (*)(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&own, 0, 0)), CUDA_SUCCESS);
+  const auto lane = driver_->OpenLane();
+  std::vector<std::unique_ptr<PinnedBuffer>> buffers;
+  for (const Bytes bytes : {Bytes{4096}, Bytes{4} << 20})  // the driver's pages, and registered ones
+    for (Copier* copier : {static_cast<Copier*>(driver_.get()), lane->get()}) {
+      auto made = copier->AllocatePinned(bytes);
+      ASSERT_TRUE(made.ok()) << made.status().message();
+      buffers.push_back(*std::move(made));
+    }
+  if (GetParam() == Kind::kFake) {
+    ASSERT_EQ(Find<decltype(&stand_in_cuda_pinned)>("stand_in_cuda_pinned")(own), 0U) << "it would go with that context";
+  }
+  ASSERT_EQ(Find<CUresult (*)(CUcontext)>("cuCtxDestroy_v2")(own), CUDA_SUCCESS);
+  for (const auto& buffer : buffers) std::memset(buffer->data(), 0x5a, buffer->size());
+}
+
 // Mappings in a millisecond that this thread makes and removes, until `over`.
 double MapsInMs(const std::function<bool()>& over) {
   const auto began = std::chrono::steady_clock::now();
@@ -715,6 +733,28 @@ TEST(CudaDriver, waiting_for_a_device_without_a_context_opens_none) {
   ASSERT_TRUE((*driver)->Memory(kOther).ok());
   EXPECT_EQ(contexts(kOther.value), before + 1) << "this needs one";
   EXPECT_RESULT((*driver)->Synchronize(DeviceOrdinal{2}, In(std::chrono::minutes(1))), CUDA_ERROR_INVALID_DEVICE);
+}
+
+TEST(CudaDriver, page_locked_memory_makes_a_context_only_where_memory_was_made) {
+  const auto contexts = reinterpret_cast<decltype(&stand_in_cuda_contexts)>(dlsym(FakeLibrary(), "stand_in_cuda_contexts"));
+  const auto state =
+      reinterpret_cast<decltype(&cuDevicePrimaryCtxGetState)>(dlsym(FakeLibrary(), "cuDevicePrimaryCtxGetState"));
+  const auto driver = LoadFake();
+  ASSERT_TRUE(driver.ok()) << driver.status().message();
+  ASSERT_TRUE((*driver)->DeviceCount().ok());
+  unsigned flags = 0;
+  int active = 1;
+  for (const int device : {0, 1}) {
+    ASSERT_EQ(state(device, &flags, &active), CUDA_SUCCESS);
+    if (active != 0) GTEST_SKIP() << "another test of this process left device " << device << " with a context";
+  }
+  const std::uint64_t first = contexts(0), second = contexts(1);
+  const auto handle = (*driver)->Create(Bytes{2} << 20, OnDevice(1), 0);
+  ASSERT_TRUE(handle.ok()) << handle.status().message();
+  ASSERT_TRUE((*driver)->AllocatePinned(4096).ok());
+  EXPECT_EQ(contexts(0), first) << "nothing is there";
+  EXPECT_EQ(contexts(1), second + 1);
+  EXPECT_TRUE((*driver)->Release(*handle).ok());
 }
 
 TEST(CudaDriver, a_driver_without_the_entry_point_is_refused_with_what_to_do) {

@@ -79,6 +79,7 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
   MemoryTag user_memory = MemoryTag::kNccl;
   LocationType location = LocationType::kDevice;
   bool imported = false, multicast = false, registered = false, handed_out = false;
+  std::string handed_to;  // a library
   std::string driver = "580.159.04";
   decltype(State::outside) outside;        // what other libraries of rank 1 share
   decltype(State::outside) outside_later;  // the same, once it is paused
@@ -185,6 +186,7 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
     one.multicast = multicast;
     one.registrations = registered ? 1 : 0;
     one.handed_out = handed_out;
+    one.handed_to = handed_to;
     const bool shares = shared->ranks[At(process.pid - kFirstPid)].shares;
     if (imported || shares) one.importers[{SessionId{77}, AllocationId{1}}] = 1;
     if (shares) one.resident = true;

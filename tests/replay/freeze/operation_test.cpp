@@ -303,6 +303,8 @@ TEST(FreezeChecks, refuse_what_the_driver_cannot_take) {
     FrozenWorld world;
     world.handed_out = true;
     ExpectUntouched(world, "has given the driver's own handles of");
+    world.handed_to = "libone.so";
+    ExpectUntouched(world, "libone.so of");
   }
   {
     FrozenWorld world;

@@ -151,6 +151,17 @@ CUDA_CALL CUresult cuDeviceCanAccessPeer(int* can, CUdevice, CUdevice) {
 
 // ---- contexts --------------------------------------------------------------------------------------------------------------
 
+namespace {
+// What was made in a context goes with it.
+void DestroyAllOf(StandIn& stand_in, CUcontext context) {
+  amem::stand_in::FreeAllOf(stand_in, context);
+  const std::lock_guard lock(stand_in.mutex);
+  for (const CUstream stream : stand_in.streams)
+    if (stream->context == context) stand_in.gone.insert(stream);
+  for (const CUstream stream : stand_in.gone) stand_in.streams.erase(stream);
+}
+}  // namespace
+
 CUDA_CALL CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   STARTED_OR_RETURN(stand_in);
   if (device < 0 || device >= stand_in->devices) return CUDA_ERROR_INVALID_DEVICE;
@@ -163,10 +174,13 @@ CUDA_CALL CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device)
 CUDA_CALL CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
   STARTED_OR_RETURN(stand_in);
   if (device < 0 || device >= stand_in->devices) return CUDA_ERROR_INVALID_DEVICE;
-  const std::lock_guard lock(stand_in->mutex);
   CUctx_st& context = *stand_in->primary[static_cast<std::size_t>(device)];
-  if (context.retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
-  --context.retained;
+  {
+    const std::lock_guard lock(stand_in->mutex);
+    if (context.retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
+    if (--context.retained > 0) return CUDA_SUCCESS;
+  }
+  DestroyAllOf(*stand_in, &context);
   return CUDA_SUCCESS;
 }
 
@@ -178,16 +192,6 @@ CUDA_CALL CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int* fla
   *active = stand_in->primary[static_cast<std::size_t>(device)]->retained > 0;
   return CUDA_SUCCESS;
 }
-
-namespace {
-void DestroyAllOf(StandIn& stand_in, CUcontext context) {
-  amem::stand_in::FreeAllOf(stand_in, context);
-  const std::lock_guard lock(stand_in.mutex);
-  for (const CUstream stream : stand_in.streams)
-    if (stream->context == context) stand_in.gone.insert(stream);
-  for (const CUstream stream : stand_in.gone) stand_in.streams.erase(stream);
-}
-}  // namespace
 
 // Memory of cuMemCreate belongs to no context.
 CUDA_CALL CUresult cuDevicePrimaryCtxReset(CUdevice device) {

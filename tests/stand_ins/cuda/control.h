@@ -30,6 +30,7 @@ int stand_in_cuda_fail_next(const char* call, std::uint64_t nth, int result);
 std::uint64_t stand_in_cuda_calls(const char* call);
 std::uint64_t stand_in_cuda_bytes_in_use(int device);  // by all processes of the world
 std::uint64_t stand_in_cuda_contexts(int device);      // how often this process made the primary context of the device
+std::uint64_t stand_in_cuda_pinned(void* context);     // bytes of host memory that are page-locked in that context
 // Until it is called with 0: bit 0, the program's work in that context does not end (what waits for the context or asks its
 // default stream notices); bit 1, nor does what is queued on any other stream.
 void stand_in_cuda_set_busy(void* context, int busy);

@@ -15,6 +15,7 @@ using amem::DeviceOrdinal;
 using amem::DriverHandle;
 using amem::LocationType;
 using amem::stand_in::At;
+using amem::stand_in::HostBlock;
 using amem::stand_in::LegacyBlock;
 using amem::stand_in::Result;
 using amem::stand_in::StandIn;
@@ -95,6 +96,13 @@ void amem::stand_in::FreeAllOf(StandIn& stand_in, CUcontext context) {
     }
     for (const CUdeviceptr pointer : found) Free(stand_in, *blocks, pointer);
   }
+  const std::lock_guard lock(stand_in.mutex);
+  std::erase_if(stand_in.host, [&](const auto& block) {
+    if (block.second.context != context) return false;
+    if (block.second.made == nullptr) stand_in.unpinned[block.first] = block.second.bytes;
+    return true;
+  });
+  stand_in.any_unpinned = !stand_in.unpinned.empty();
 }
 
 CUDA_CALL CUresult cuMemAlloc(CUdeviceptr* pointer, std::size_t bytes) {
@@ -265,6 +273,17 @@ CUDA_CALL CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
 
 // ---- host memory -----------------------------------------------------------------------------------------------------------
 
+namespace {
+// Takes a block away. False: none of that kind is there.
+bool TakeHost(StandIn& stand_in, void* pointer, bool made) {
+  const std::lock_guard lock(stand_in.mutex);
+  const auto it = stand_in.host.find(pointer);
+  if (it == stand_in.host.end() || (it->second.made != nullptr) != made) return false;
+  stand_in.host.erase(it);
+  return true;
+}
+}  // namespace
+
 CUDA_CALL CUresult cuMemHostAlloc(void** pointer, std::size_t bytes, unsigned int) {
   STARTED_OR_RETURN(stand_in);
   CONTEXT_OR_RETURN(device);
@@ -274,7 +293,7 @@ CUDA_CALL CUresult cuMemHostAlloc(void** pointer, std::size_t bytes, unsigned in
   if (!buffer.ok()) return Result(buffer.status());
   *pointer = (*buffer)->data();
   const std::lock_guard lock(stand_in->mutex);
-  stand_in->host.emplace(*pointer, *std::move(buffer));
+  stand_in->host.emplace(*pointer, HostBlock{*std::move(buffer), bytes, amem::stand_in::CurrentContext()});
   return CUDA_SUCCESS;
 }
 
@@ -282,22 +301,24 @@ CUDA_CALL CUresult cuMemAllocHost(void** pointer, std::size_t bytes) { return cu
 
 CUDA_CALL CUresult cuMemFreeHost(void* pointer) {
   STARTED_OR_RETURN(stand_in);
-  const std::lock_guard lock(stand_in->mutex);
-  return stand_in->host.erase(pointer) == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return TakeHost(*stand_in, pointer, true) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUDA_CALL CUresult cuMemHostRegister(void* pointer, std::size_t bytes, unsigned int) {
   STARTED_OR_RETURN(stand_in);
   if (const int fault = amem::stand_in::AskFault("HostRegister"); fault != 0) return static_cast<CUresult>(fault);
+  CONTEXT_OR_RETURN(device);
+  static_cast<void>(device);
   const std::lock_guard lock(stand_in->mutex);
   if (pointer == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  return stand_in->registered.emplace(pointer, bytes).second ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  stand_in->unpinned.erase(pointer);
+  const bool fresh = stand_in->host.emplace(pointer, HostBlock{nullptr, bytes, amem::stand_in::CurrentContext()}).second;
+  return fresh ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 }
 
 CUDA_CALL CUresult cuMemHostUnregister(void* pointer) {
   STARTED_OR_RETURN(stand_in);
-  const std::lock_guard lock(stand_in->mutex);
-  return stand_in->registered.erase(pointer) == 1 ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  return TakeHost(*stand_in, pointer, false) ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }
 
 CUDA_CALL CUresult cuMemHostGetDevicePointer(CUdeviceptr* device_pointer, void* pointer, unsigned int) {
@@ -326,6 +347,16 @@ bool Reachable(StandIn& stand_in, int device, CUdeviceptr pointer, Bytes bytes, 
   return true;
 }
 
+// As for kernels that copy; a copy engine would copy through pages of the driver's.
+bool Unpinned(StandIn& stand_in, CUdeviceptr pointer, Bytes bytes) {
+  if (!stand_in.any_unpinned) return false;
+  const std::lock_guard lock(stand_in.mutex);
+  return std::any_of(stand_in.unpinned.begin(), stand_in.unpinned.end(), [&](const auto& block) {
+    const auto begin = reinterpret_cast<CUdeviceptr>(block.first);
+    return begin < pointer + bytes && pointer < begin + block.second;
+  });
+}
+
 enum class Side : std::uint8_t { kHost, kDevice, kAny };
 
 CUresult Copy(CUdeviceptr to, Side to_side, CUdeviceptr from, Side from_side, Bytes bytes) {
@@ -333,6 +364,7 @@ CUresult Copy(CUdeviceptr to, Side to_side, CUdeviceptr from, Side from_side, By
   CONTEXT_OR_RETURN(device);
   if (bytes == 0) return CUDA_SUCCESS;
   if (const int fault = amem::stand_in::AskFault("Copy"); fault != 0) return static_cast<CUresult>(fault);
+  if (Unpinned(*stand_in, to, bytes) || Unpinned(*stand_in, from, bytes)) return CUDA_ERROR_ILLEGAL_ADDRESS;
   if (to_side != Side::kHost && !Reachable(*stand_in, device, to, bytes, 3, to_side == Side::kAny))
     return CUDA_ERROR_INVALID_VALUE;
   if (from_side != Side::kHost && !Reachable(*stand_in, device, from, bytes, 1, from_side == Side::kAny)) {

@@ -7,6 +7,7 @@
 #include "tests/stand_ins/cuda/control.h"
 #pragma GCC visibility pop
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -49,6 +50,12 @@ struct LegacyBlock {  // cuMemAlloc and the like
   int exported = -1;  // descriptor that cuIpcGetMemHandle hands out
 };
 
+struct HostBlock {                     // page-locked host memory, as long as its context lives
+  std::unique_ptr<PinnedBuffer> made;  // by cuMemHostAlloc; null: the program's own, by cuMemHostRegister
+  std::size_t bytes = 0;
+  CUcontext context = nullptr;
+};
+
 // Everything behind the C interface. Made by the first call, never destroyed: calls may come until the process is gone.
 struct StandIn {
   std::unique_ptr<Simulator> simulator;
@@ -58,8 +65,10 @@ struct StandIn {
   std::vector<std::unique_ptr<CUctx_st>> primary;
   std::map<CUdeviceptr, LegacyBlock> legacy;
   std::map<CUdeviceptr, LegacyBlock> opened;  // cuIpcOpenMemHandle
-  std::map<void*, std::unique_ptr<PinnedBuffer>> host;
-  std::map<void*, std::size_t> registered;
+  std::map<void*, HostBlock> host;
+  // Registered memory of contexts that are gone: the program's own memory stays, and no kernel reaches it any more.
+  std::map<void*, std::size_t> unpinned;
+  std::atomic<bool> any_unpinned{false};
   std::set<CUstream> streams, gone;  // gone: with their contexts; not deleted, so that no other gets their addresses
   std::set<CUcontext> created;       // by cuCtxCreate, and not destroyed
   std::map<CUcontext, int> busy;     // stand_in_cuda_set_busy
@@ -69,7 +78,7 @@ StandIn* Get();       // null: cuInit was not called, or failed, or this is a fo
 CUresult Start();     // cuInit
 int CurrentDevice();  // of the thread's context; -1: it has none
 CUcontext CurrentContext();
-void FreeAllOf(StandIn& stand_in, CUcontext context);  // memory of cuMemAlloc and cuIpcOpenMemHandle
+void FreeAllOf(StandIn& stand_in, CUcontext context);  // memory of cuMemAlloc, cuIpcOpenMemHandle and cuMemHost*
 
 // With STAND_IN_LOOK_UPS: writes a look-up down, and gives a name that was not found (null) a function that does nothing.
 void* NoteLookUp(const char* symbol, int version, const void* caller, void* found);

@@ -210,6 +210,16 @@ CUDA_CALL std::uint64_t stand_in_cuda_contexts(int device) {
   return stand_in->primary[static_cast<std::size_t>(device)]->made;
 }
 
+CUDA_CALL std::uint64_t stand_in_cuda_pinned(void* context) {
+  amem::stand_in::StandIn* const stand_in = amem::stand_in::Get();
+  if (stand_in == nullptr) return 0;
+  const std::lock_guard lock(stand_in->mutex);
+  std::uint64_t bytes = 0;
+  for (const auto& [pointer, block] : stand_in->host)
+    if (block.context == context) bytes += block.bytes;
+  return bytes;
+}
+
 CUDA_CALL void stand_in_cuda_set_busy(void* context, int busy) {
   amem::stand_in::StandIn* const stand_in = amem::stand_in::Get();
   if (stand_in == nullptr) return;

@@ -1,5 +1,6 @@
 #include "ncclpatch/runtime/runtime.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <spdlog/fmt/fmt.h>
 #include <sys/random.h>
@@ -98,6 +99,8 @@ SessionOpened Describe(const Options& options, Driver& driver, SessionId session
   who.layout = options.layout == Layout::kSlab ? "slab" : "direct";
   who.launcher = options.launcher;
   who.program = OwnProgram();
+  who.python = ::dlsym(RTLD_DEFAULT, "Py_IsInitialized") != nullptr;
+  who.timeout_ms = static_cast<std::uint32_t>(options.deadlines.call().count());
   who.content = "preserve";
   return who;
 }

@@ -59,6 +59,7 @@ class Anonymizer {
  private:
   void Clean(SessionOpened& who);
   void Clean(FreezeStep& freeze);
+  void Clean(StepFailed& failed);
   static void Clean(LibraryAttached& library);
   std::string Word(std::map<std::string, std::string>& words, const std::string& name, const char* kind);
   std::string Host(const std::string& name) { return Word(hosts_, name, "host-"); }

@@ -55,6 +55,10 @@ void Anonymizer::Clean(SessionOpened& who) {
   }
 }
 
+void Anonymizer::Clean(StepFailed& failed) {
+  for (MemoryHolder& holder : failed.holders) holder.name = Word(programs_, holder.name, "program-");
+}
+
 void Anonymizer::Clean(LibraryAttached& library) { library.path = FileName(library.path); }
 
 void Anonymizer::Clean(FreezeStep& freeze) {
@@ -68,6 +72,7 @@ Event Anonymizer::Clean(Event event) {
   if (auto* opened = std::get_if<SessionOpened>(&event.body)) Clean(*opened);
   if (auto* library = std::get_if<LibraryAttached>(&event.body)) Clean(*library);
   if (auto* freeze = std::get_if<FreezeStep>(&event.body)) Clean(*freeze);
+  if (auto* failed = std::get_if<StepFailed>(&event.body)) Clean(*failed);
   if (auto* peer = std::get_if<PeerConnected>(&event.body)) peer->host = Host(peer->host);
   std::visit(
       [this](auto& e) {  // texts for people

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "journal/journal.h"
 #include "replay/job/output_file.h"
 
 namespace amem {
@@ -27,6 +28,11 @@ FoundSessions FindPlaces(std::span<const std::filesystem::path> places);
 
 // Where a person finds that session: in its directory, or in the pack that it was unpacked from for a command.
 std::string PlaceOf(const std::filesystem::path& session);
+
+// Whether its process has ended, so that it holds no memory any more, whatever its journal says.
+[[nodiscard]] constexpr bool HasEnded(SessionStatus status) {
+  return status == SessionStatus::kClosed || status == SessionStatus::kCrashed;
+}
 
 // Calls `read` with each number below `count`, on several threads: every journal has files of its own.
 void SideBySide(std::size_t count, const std::function<void(std::size_t)>& read);

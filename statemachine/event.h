@@ -37,9 +37,12 @@ struct SessionOpened {
   PublicText content;  // "preserve" or "discard"
   // What the launcher said of the job, as NAME=VALUE of those variables that are set: "SLURM_JOB_ID=17", "WORLD_SIZE=8".
   std::vector<LauncherSetting> launcher;
-  ProgramName program;  // "python3 train.py"; empty in journals of builds that did not record it
+  ProgramName program;           // "python3 train.py"; empty in journals of builds that did not record it
+  bool python = false;           // the program calls AMem from Python
+  std::uint32_t timeout_ms = 0;  // AMEM_TIMEOUT_MS; 0 in journals of builds that did not record it
   AMEM_EVENT(SessionOpened, "session opened", session, host, pid, boot_id, amem_version, driver_version, nccl_version,
-             gpu_uuids, group, rank, realtime_ns, monotonic_ns, layout, content, IfAny{launcher}, IfAny{program});
+             gpu_uuids, group, rank, realtime_ns, monotonic_ns, layout, content, IfAny{launcher}, IfAny{program}, IfAny{python},
+             IfAny{timeout_ms});
 };
 struct SessionClosed {
   FreeText reason;              // "exit", "detach"

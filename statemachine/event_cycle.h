@@ -91,6 +91,12 @@ struct StepDone {
   PoolId pool;
   AMEM_EVENT(StepDone, "step done", step, IfAny{pool});
 };
+struct MemoryHolder {  // a process that holds memory of a device
+  std::int32_t pid = 0;
+  Bytes bytes = 0;   // 0: unknown
+  ProgramName name;  // empty: unknown
+  AMEM_STRUCT(MemoryHolder, pid, bytes, name);
+};
 struct StepFailed {
   Step step;
   Code code{};
@@ -98,7 +104,8 @@ struct StepFailed {
   FreeText message;
   SessionId reported_by;  // the owner that refused to hand out memory for an import, or is lost; zero: it failed here
   PoolId pool;
-  AMEM_EVENT(StepFailed, "step failed", step, code, driver_result, message, OrNull{reported_by}, IfAny{pool});
+  std::vector<MemoryHolder> holders;  // of a device that has too little memory: other processes, as far as known
+  AMEM_EVENT(StepFailed, "step failed", step, code, driver_result, message, OrNull{reported_by}, IfAny{pool}, IfAny{holders});
 };
 struct PhaseBegun {  // an arrive phase before CycleBegun: this session has come and waits for the others
   PhaseKind phase{};

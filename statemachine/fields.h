@@ -86,7 +86,7 @@ consteval std::size_t CountFields() {
 template <class T>
 constexpr auto Members(T& of) {
   constexpr std::size_t n = CountFields<std::remove_const_t<T>>();
-  static_assert(n >= 1 && n <= 16, "add a line below");
+  static_assert(n >= 1 && n <= 18, "add a line below");
   // clang-format off
   if constexpr (n == 1) { auto& [a] = of; return std::tie(a); }
   if constexpr (n == 2) { auto& [a, b] = of; return std::tie(a, b); }
@@ -104,6 +104,8 @@ constexpr auto Members(T& of) {
   if constexpr (n == 14) { auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, o] = of; return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, o); }
   if constexpr (n == 15) { auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, o, p] = of; return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, o, p); }
   if constexpr (n == 16) { auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, o, p, q] = of; return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, o, p, q); }
+  if constexpr (n == 17) { auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, o, p, q, r] = of; return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, o, p, q, r); }
+  if constexpr (n == 18) { auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, o, p, q, r, s] = of; return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, o, p, q, r, s); }
   // clang-format on
 }
 

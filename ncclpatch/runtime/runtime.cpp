@@ -116,6 +116,8 @@ SessionOpened Describe(const Options& options, Driver& driver, SessionId session
   who.layout = options.layout == Layout::kSlab ? "slab" : "direct";
   who.launcher.assign(options.launcher.begin(), options.launcher.end());
   who.program = OwnProgram();
+  who.python = ::dlsym(RTLD_DEFAULT, "Py_IsInitialized") != nullptr;
+  who.timeout_ms = static_cast<std::uint32_t>(options.deadlines.call().count());
   who.content = "preserve";
   return who;
 }

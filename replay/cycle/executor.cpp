@@ -1,5 +1,7 @@
 #include "replay/cycle/executor.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <iterator>
 #include <system_error>
@@ -159,8 +161,28 @@ Status Executor::GiveBack(const Step& step, DriverHandle handle) {
 
 Status Executor::Fail(const Step& step, Status why) {
   why = why.Within(ToText(step));
-  ledger_.Record(StepFailed{step, why.code(), why.driver_result(), why.message(), why.reported_by(), pool_});
+  StepFailed failed{step, why.code(), why.driver_result(), why.message(), why.reported_by(), pool_};
+  if (why.code() == Code::kOutOfMemory) failed.holders = HoldersOf(DeviceOf(step));
+  ledger_.Record(std::move(failed));
   return why;
+}
+
+// Whose memory a step asked for in vain; nothing where that is no device's.
+std::optional<DeviceOrdinal> Executor::DeviceOf(const Step& step) const {
+  if (step.kind == StepKind::kCheckMemory) return step.device;
+  auto* const allocation = ledger_.Find(step.allocation);
+  if (step.kind != StepKind::kCreate || allocation == nullptr || !allocation->on_device()) return std::nullopt;
+  return DeviceOrdinal{allocation->properties.location.id};
+}
+
+// The largest of the others.
+std::vector<MemoryHolder> Executor::HoldersOf(std::optional<DeviceOrdinal> device) {
+  constexpr std::size_t kMost = 5;
+  if (!device) return {};
+  const WithoutLedger apart(ledger_);
+  std::vector<MemoryHolder> holders = Others(driver_.MemoryHolders(*device), ::getpid());
+  if (holders.size() > kMost) holders.resize(kMost);
+  return holders;
 }
 
 // The journal names the step although none of its calls was made.

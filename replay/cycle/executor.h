@@ -117,6 +117,9 @@ class Executor final : private StepSide {
   void ForgetBindings(AllocationId multicast) REQUIRES(ledger_);
   Status GiveBack(const Step& step, DriverHandle handle) REQUIRES(ledger_);
   Status Fail(const Step& step, Status why) REQUIRES(ledger_);
+  [[nodiscard]] std::optional<DeviceOrdinal> DeviceOf(const Step& step) const REQUIRES(ledger_);
+  // Lets go of the ledger meanwhile, too.
+  std::vector<MemoryHolder> HoldersOf(std::optional<DeviceOrdinal> device) REQUIRES(ledger_);
   Status FailUnbegun(const Step& step, Status why);
 
   Ledger& ledger_;

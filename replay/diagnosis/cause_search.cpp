@@ -45,6 +45,14 @@ bool IsHalfWay(Lifecycle lifecycle) {
   return lifecycle == Lifecycle::kPausing || lifecycle == Lifecycle::kPaused || lifecycle == Lifecycle::kResuming;
 }
 bool BlamesAnother(Code code) { return code == Code::kPeerLost || code == Code::kTimeout; }
+bool WasPausedAt(const Roster& roster, const SessionStory& j, std::uint64_t wall_ns) {
+  bool paused = !j.attempts.empty() && j.attempts.front().kind == CycleKind::kResume;
+  for (const Attempt& attempt : j.attempts)
+    if (attempt.end == Attempt::End::kDone && roster.Wall(j, attempt.ended.time_ns) <= wall_ns)
+      paused = attempt.kind == CycleKind::kPause;
+  return paused;
+}
+bool SameTry(const Attempt& a, const Attempt& b) { return a.kind == b.kind && a.cycle == b.cycle; }
 bool IsEnd(VerdictKind kind) { return kind == VerdictKind::kDied || kind == VerdictKind::kEnded || kind == VerdictKind::kLeft; }
 
 CauseSearch::CauseSearch(const Roster& job, const JobFindings& found) : roster(job), references(found) { FindEnds(); }
@@ -57,6 +65,7 @@ std::vector<CandidateCause> CauseSearch::Run() {
   }
   EndsOfAbsent(*this);
   Disagreements(*this);
+  Unmade(*this);
   DemoteEnds();
   Order();
   return std::move(candidates);

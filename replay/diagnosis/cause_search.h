@@ -40,11 +40,12 @@ struct CandidateCause {
   std::string message;          // as recorded
   Code code = Code::kOk;        // as the witness was told
   int driver_result = 0;
-  std::int32_t exit_code = -1;        // of an end; 128 + N: by signal N; -1: unknown
-  std::string seen_state;             // of its process, as ProcessSeen::state; empty: nobody looked
-  const ProcessSeen* seen = nullptr;  // where it was recorded; null: it was looked at just now, or not at all
-  bool groups_differ = false;         // of sessions that share memory
-  std::vector<SessionId> together;    // other sessions to which the same happened, each a root of its own
+  std::int32_t exit_code = -1;                // of an end; 128 + N: by signal N; -1: unknown
+  std::string seen_state;                     // of its process, as ProcessSeen::state; empty: nobody looked
+  const ProcessSeen* seen = nullptr;          // where it was recorded; null: it was looked at just now, or not at all
+  bool groups_differ = false;                 // of sessions that share memory
+  std::vector<SessionId> together;            // other sessions to which the same happened, each a root of its own
+  std::vector<std::int32_t> without_session;  // ranks that have none
 };
 [[nodiscard]] bool IsEnd(VerdictKind kind);  // of a process, whichever way
 
@@ -110,6 +111,7 @@ LookFor Death, Leaving;                                                      // 
 // And in all of them together.
 void EndsOfAbsent(CauseSearch& s);
 void Disagreements(CauseSearch& s);
+void Unmade(CauseSearch& s);
 
 bool LastAttemptDone(const SessionStory& j);  // or there is none
 bool IsDead(const SessionStory& j);
@@ -117,5 +119,8 @@ bool IsLive(const SessionStory& j);
 bool IsUnsure(const SessionStory& j);  // whether its process lives is not known
 bool IsHalfWay(Lifecycle lifecycle);   // paused, or on the way to it or back
 bool BlamesAnother(Code code);
+// Whether NCCL's memory was paused in that session at that time of the job.
+bool WasPausedAt(const Roster& roster, const SessionStory& j, std::uint64_t wall_ns);
+bool SameTry(const Attempt& a, const Attempt& b);  // at one pause or resume of NCCL's memory
 
 }  // namespace amem

@@ -218,8 +218,12 @@ Result<ReadJournals> ReadAll(std::span<const std::filesystem::path> sessions, co
     return Status{Code::kNotFound, all.unread.empty() ? "there is no journal to read: give a directory of journals, or a pack"
                                                       : "none of the journals could be read: " + Listed(all.unread)};
   }
-  for (const auto& directory : DropCopies(all.journals))
-    all.copies.push_back(directory.string() + " is another copy of a journal that was given; the longer one is used");
+  if (const auto copies = DropCopies(all.journals); copies.size() == 1) {
+    all.copies.push_back(copies.front().string() + " is another copy of a journal that was given; the longer one is used");
+  } else if (!copies.empty()) {
+    all.copies.push_back(fmt::format("{} and {} more are other copies of journals that were given; of each the longest is used",
+                                     copies.front().string(), copies.size() - 1));
+  }
   ExpectVotes(all.journals);
   CountTheDying(all.journals);
   return all;

@@ -13,18 +13,66 @@ using Role = Evidence::Role;
 
 constexpr std::size_t kWaitingMost = 16;  // whose events are shown
 
+// The wait for the others, of a session that waited when the one of the cause did. Null: it did not.
+const Attempt* WaitOf(const Explanation& e, const SessionStory& j) {
+  const std::uint64_t from = e.cause.wall_ns, until = from + e.cause.waited_ns;
+  for (auto attempt = j.attempts.rbegin(); attempt != j.attempts.rend(); ++attempt) {
+    if (!SameTry(*attempt, *e.cause.attempt) || attempt->begun || attempt->end == Attempt::End::kDone) continue;
+    const bool ended_before = attempt->ended && e.Wall(j, attempt->ended) < from;
+    if (!ended_before && e.Wall(j, attempt->came()) <= until) return &*attempt;
+  }
+  return nullptr;
+}
+
 // The sessions that joined and saw the cycle not begin.
 std::vector<SessionId> AddWaiting(Explanation& e) {
   std::vector<SessionId> waiting;
+  const std::vector<SessionId> absent = e.Named();
   for (const SessionStory& j : e.roster.journals()) {
-    const Attempt& attempt = j.Last();
-    if (attempt.kind != e.cause.attempt->kind || attempt.begun || attempt.end == Attempt::End::kDone) continue;
+    const bool named = std::ranges::find(absent, j.session()) != absent.end();
+    const Attempt* const attempt = named ? nullptr : WaitOf(e, j);
+    if (attempt == nullptr) continue;
     waiting.push_back(j.session());
     if (waiting.size() > kWaitingMost) continue;
-    if (attempt.arrived) e.AddEvidence(j, attempt.arrived, Role::kContext, "joined " + e.Cycle() + " and waits for the others");
-    if (attempt.ended) e.AddEvidence(j, attempt.ended, Role::kConsequence, "gave up: " + attempt.failure);
+    if (attempt->arrived)
+      e.AddEvidence(j, attempt->arrived, Role::kContext, "joined " + e.Cycle() + " and waits for the others");
+    if (attempt->ended) e.AddEvidence(j, attempt->ended, Role::kConsequence, "gave up: " + attempt->failure);
   }
   return waiting;
+}
+
+// When a session that others had waited for joined after all; 0: it did not, as far as known.
+struct LateArrival {
+  const SessionStory* told_by = nullptr;
+  Moment at;
+};
+LateArrival LateArrivalOf(const Explanation& e, SessionId session) {
+  const std::uint64_t until = e.cause.wall_ns + e.cause.waited_ns;
+  if (const SessionStory* j = e.roster.Find(session)) {
+    for (const Attempt& attempt : j->attempts)
+      if (SameTry(attempt, *e.cause.attempt) && attempt.arrived && e.Wall(*j, attempt.arrived) >= until)
+        return {j, attempt.arrived};
+    return {};
+  }
+  for (const SessionStory& j : e.roster.journals()) {
+    for (const Attempt& attempt : j.attempts) {
+      const Moment* const at = FindIn(attempt.came_late, session);
+      if (SameTry(attempt, *e.cause.attempt) && at != nullptr) return {&j, *at};
+    }
+  }
+  return {};
+}
+
+// "AMEM_TIMEOUT_MS differs: 700 on rank 0, 3000 on ranks 1 and 2."; empty: it does not, as far as recorded.
+std::string TimeoutsText(const Explanation& e) {
+  std::map<std::uint32_t, std::vector<SessionId>> ranks;
+  for (const SessionStory& j : e.roster.journals())
+    if (j.who().timeout_ms != 0) ranks[j.who().timeout_ms].push_back(j.session());
+  if (ranks.size() < 2) return {};
+  std::string text;
+  for (const auto& [timeout_ms, sessions] : ranks)
+    text += fmt::format("{}{} on {}", text.empty() ? "" : ", ", timeout_ms, e.names.Names(sessions));
+  return "AMEM_TIMEOUT_MS differs: " + text + ".";
 }
 
 std::string PresenceText(const Roster& roster, const SessionStory& j) {
@@ -44,9 +92,20 @@ std::string PresenceText(const Roster& roster, const SessionStory& j) {
   }
 }
 
-// What is known of a session that should have joined.
-void SayWhereabouts(Explanation& e, SessionId session) {
+// What is known of a session that should have joined. `late`: it did, after that time.
+void SayWhereabouts(Explanation& e, SessionId session, const LateArrival& late) {
   const SessionStory* j = e.roster.Find(session);
+  if (late.told_by != nullptr) {
+    const std::uint64_t when = e.Wall(*late.told_by, late.at), gave_up = e.cause.wall_ns + e.cause.waited_ns;
+    const std::string after = DurationText(when - std::min(when, gave_up));
+    if (j != nullptr) e.Say(fmt::format("{} called {} {} after that.", Capitalized(e.names.Name(session)), e.Call(), after));
+    if (j == nullptr)
+      e.Say(fmt::format("{} was heard to have called {} {} after that.", Capitalized(e.names.Name(session)), e.Call(), after));
+    e.AddEvidence(*late.told_by, late.at, Role::kCause,
+                  fmt::format("{} after they had given up: {} joined {}", after, e.names.ShortName(session), e.Cycle()));
+    e.verdict.seq = late.at.seq;
+    return;
+  }
   e.SaySight(session);
   if (j == nullptr) return;
   // The journal counts in its host's time, and the waiting is dated in that of the job.
@@ -59,8 +118,8 @@ void SayWhereabouts(Explanation& e, SessionId session) {
     const std::uint64_t since = j->last.seq.value - before->seq.value;
     text += since == 0 ? ", followed by none" : ", followed by " + Plural(since, "event") + " but no arrival";
   }
-  const std::string_view call = e.cause.attempt->kind == CycleKind::kPause ? "ncclPause" : "ncclResume";
-  e.Say(fmt::format("{} did not call {}: {}; {}.", Capitalized(e.names.Name(session)), call, text, PresenceText(e.roster, *j)));
+  e.Say(fmt::format("{} did not call {}: {}; {}.", Capitalized(e.names.Name(session)), e.Call(), text,
+                    PresenceText(e.roster, *j)));
   const Moment shown = before ? Moment{before->seq, before->time_ns} : j->last;
   e.AddEvidence(*j, shown, Role::kCause,
                 before ? fmt::format("the last event before the others began to wait ({}); nothing about {} after it",
@@ -91,10 +150,15 @@ void TellStuck(Explanation& e, const SessionStory& j, const Progress& progress) 
 // It went on in the end, too late for the others.
 void TellLate(Explanation& e, const SessionStory& j) {
   const Attempt::Silence& silence = e.cause.attempt->silence;
+  e.verdict.headline = fmt::format("{} waited for {}", Capitalized(e.Cycle()), e.names.ShortName(e.cause.session));
   e.verdict.seq = silence.from.seq;
+  if (silence.ns() == 0) {  // it did not begin
+    e.verdict.seq = e.cause.attempt->ended.seq;
+    e.AddEvidence(j, e.cause.attempt->ended, Role::kCause, "gave up: " + e.cause.attempt->failure);
+    return;
+  }
   if (silence.phase) e.verdict.phase = silence.phase;
   const std::string duration = DurationText(silence.ns());
-  e.verdict.headline = fmt::format("{} waited for {}", Capitalized(e.Cycle()), e.names.ShortName(e.cause.session));
   std::string longest = "its longest silence lasted " + duration;
   if (silence.step) {
     e.TakeStep(j, *silence.step);
@@ -123,11 +187,27 @@ void SayThreads(Explanation& e, const SessionStory& j) {
 
 }  // namespace
 
+// It came after a wait that only its own journal tells of.
+static void ExplainCameLate(Explanation& e) {
+  const SessionStory& j = *e.cause.witness;
+  const std::string who = e.NamesOfAll(),
+                    others = e.names.Names({e.cause.attempt->asking.begin(), e.cause.attempt->asking.end()});
+  e.verdict.headline = fmt::format("{} joined {} too late", Capitalized(who), e.Cycle());
+  e.verdict.seq = e.cause.attempt->arrived.seq;
+  e.Say(fmt::format("{} had waited for it since {} or before; it called {} {} later, and waited for them in vain.",
+                    Capitalized(others), WallText(e.cause.wall_ns), e.Call(), DurationText(e.cause.waited_ns)));
+  e.Say(Sentence("it was told: " + e.cause.attempt->failure));
+  e.AddEvidence(j, e.cause.attempt->asked_before, Role::kContext, others + " had come to " + e.Cycle() + " and waited for it");
+  e.AddEvidence(j, e.cause.attempt->arrived, Role::kCause, "joined " + e.Cycle());
+  e.AddEvidence(j, e.cause.attempt->ended, Role::kConsequence, "gave up: " + e.cause.attempt->failure);
+  e.Recommend(Action::kCallInTime, Remedy::Outlook::kCallAgain);
+}
+
 void ExplainNeverArrived(Explanation& e) {
   e.verdict.phase = ArrivalOf(e.cause.attempt->kind);
   e.verdict.code = Code::kTimeout;
+  if (e.cause.attempt->asked_before && e.cause.witness->session() == e.cause.session) return ExplainCameLate(e);
   const std::string missing = e.NamesOfAll();
-  e.verdict.headline = fmt::format("{} did not join {}", Capitalized(missing), e.Cycle());
   std::vector<SessionId> waiting = AddWaiting(e);
   if (waiting.empty()) {  // only the missing rank's own journal tells of them
     waiting.assign(e.cause.attempt->asking.begin(), e.cause.attempt->asking.end());
@@ -142,12 +222,27 @@ void ExplainNeverArrived(Explanation& e) {
   if (!e.cause.message.empty()) e.Say((waiting.size() == 1 ? "It was told: " : "They were told: ") + Sentence(e.cause.message));
   constexpr std::size_t kToldMost = 4;  // the others are named
   const std::vector<SessionId> absent = e.Named();
-  for (std::size_t i = 0; i < absent.size() && i < kToldMost; ++i) SayWhereabouts(e, absent[i]);
-  e.Recommend(Action::kCallOnEveryRank);
+  std::size_t told = 0, late = 0;
+  for (const SessionId session : absent) {
+    const LateArrival arrival = LateArrivalOf(e, session);
+    late += arrival.told_by != nullptr ? 1 : 0;
+    if (++told <= kToldMost) SayWhereabouts(e, session, arrival);
+  }
+  const bool too_late = late == absent.size();
+  e.verdict.headline = fmt::format("{} {} {}{}", Capitalized(missing), too_late ? "joined" : "did not join", e.Cycle(),
+                                   too_late ? " too late" : "");
+  if (too_late) {
+    e.Recommend(Action::kCallInTime, Remedy::Outlook::kCallAgain);
+  } else {
+    e.Recommend(Action::kCallOnEveryRank);
+  }
   e.verdict.remedy.process = missing;
+  const std::string timeouts = TimeoutsText(e);
+  e.Say(timeouts);
+  e.verdict.remedy.timeouts_differ = !timeouts.empty();
   e.RecommendForStopped();
   if (e.cause.journal != nullptr) return;
-  e.verdict.seq = e.cause.witness_seq;
+  if (!e.verdict.seq) e.verdict.seq = e.cause.witness_seq;
   e.verdict.notes.push_back("what the missing rank did is not known: its journal was not given");
 }
 
@@ -165,6 +260,10 @@ static void RecommendForRefusal(Explanation& e) {
                                 other->who().content != j.who().content);
   });
   switch (e.cause.code) {
+    case Code::kTimeout:
+      e.Recommend(e.cause.session != j.session() ? Action::kCallOnEveryRank : Action::kFollowRefusal);
+      e.verdict.remedy.process = e.NamesOfAll();
+      return;
     case Code::kNoDescriptors:
     case Code::kIo:  // a socket could not be made or watched
       return e.Recommend(Action::kRaiseDescriptors);
@@ -189,12 +288,20 @@ void ExplainRefused(Explanation& e) {
   const std::string cycle = Capitalized(e.Cycle());
   const Moment at = e.cause.attempt->ended ? e.cause.attempt->ended : e.cause.attempt->arrived;
   e.verdict.headline = cycle + " could not begin";
+  if (e.cause.code == Code::kTimeout && e.cause.session != e.cause.witness->session())
+    e.verdict.headline += " without " + e.NamesOfAll();
   if (e.cause.groups_differ)
     e.verdict.headline += fmt::format(": {} {} of another group", e.NamesOfAll(), e.cause.together.empty() ? "is" : "are");
   e.verdict.code = e.cause.code;
   e.Say(fmt::format("{} could not begin on {}, at {} after {}{}.", cycle, e.names.Name(e.cause.witness->session()),
                     WallText(e.Wall(*e.cause.witness, at)), DurationText(e.cause.waited_ns), EventText(e.cause.witness_seq)));
   if (!e.cause.message.empty()) e.Say(Sentence(e.cause.message));
+  if (e.cause.code == Code::kTimeout && !e.cause.attempt->culprits.empty() && e.cause.session == e.cause.witness->session()) {
+    std::vector<SessionId> others;
+    for (const CycleMember& who : e.cause.attempt->culprits) others.push_back(who.session);
+    e.Say(fmt::format("{} had come to it, too, and had given up by then; AMEM_TIMEOUT_MS may be shorter there.",
+                      Capitalized(e.names.Names(others))));
+  }
   for (const SessionId session : e.cause.groups_differ ? e.Named() : std::vector<SessionId>{}) {
     if (const SessionStory* j = e.roster.Find(session))
       e.Say(fmt::format("{} is of group {}.", Capitalized(e.names.ShortName(session)), j->who().group));

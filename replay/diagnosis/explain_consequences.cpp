@@ -6,6 +6,7 @@
 
 #include "journal/session_dir.h"
 #include "replay/diagnosis/explanation.h"
+#include "replay/job/sessions.h"
 
 namespace amem {
 namespace {
@@ -16,10 +17,8 @@ using Role = Evidence::Role;
 
 constexpr std::size_t kEvidenceOfOthersMax = 32;
 
-bool HasEnded(const SessionStory& j) {
-  const SessionStatus status = j.findings.info.status;
-  return status == SessionStatus::kClosed || status == SessionStatus::kCrashed ||
-         j.findings.state.lifecycle == Lifecycle::kClosed;
+bool IsOver(const SessionStory& j) {
+  return HasEnded(j.findings.info.status) || j.findings.state.lifecycle == Lifecycle::kClosed;
 }
 
 // The other members of an attempt that did not complete.
@@ -77,6 +76,16 @@ Others AddOthers(Explanation& e) {
   return others;
 }
 
+// Some are neither running nor paused. Where nothing speaks against it a resume brings them back.
+void RecommendForHalfWay(Explanation& e) {
+  Remedy& remedy = e.verdict.remedy;
+  if (e.cause.kind == VerdictKind::kDied) {
+    remedy.outlook = Outlook::kOthersHalfWay;
+  } else if (remedy.action != Action::kRestartProcess && remedy.action != Action::kResumeAgain) {
+    remedy.outlook = Outlook::kCannotBeUndone;
+  }
+}
+
 void SaySurvivors(Explanation& e) {
   std::vector<SessionId> resumed;
   for (const SessionStory& j : e.roster.journals()) {
@@ -106,12 +115,13 @@ void ExplainConsequences(Explanation& e) {
   say(others.undoing, "gave up because of it and did not come to the end of the undo");
   std::vector<SessionId> undoing = others.undoing;
   if (e.cause.journal != nullptr && own.open()) undoing.push_back(e.cause.journal->session());
-  const auto ended = [&](SessionId session) { return HasEnded(*e.roster.Find(session)); };
+  const auto ended = [&](SessionId session) { return IsOver(*e.roster.Find(session)); };
   if (!undoing.empty() && e.verdict.remedy.outlook == Outlook::kCallAgain)
     e.verdict.remedy.outlook = std::ranges::any_of(undoing, ended) ? Outlook::kUnsaid : Outlook::kUndoing;
   say(others.half_way, "gave up because of it and could not undo everything: it is neither running nor paused",
       "gave up because of it and could not undo everything: they are neither running nor paused");
-  if (!others.half_way.empty() && e.cause.kind == VerdictKind::kDied) e.verdict.remedy.outlook = Outlook::kOthersHalfWay;
+  const bool own_half_way = e.cause.journal != nullptr && own.end == Attempt::End::kFailed && !own.undone;
+  if (!others.half_way.empty() || own_half_way) RecommendForHalfWay(e);
   say(others.waiting, "waits for it", "wait for it");
   if (others.left_out != 0)
     e.verdict.notes.push_back("and " + Plural(others.left_out, "more rank") + " with the same consequence");
@@ -143,7 +153,7 @@ void RecommendForTheDead(Explanation& e) {
   const bool for_the_living =
       remedy.outlook == Outlook::kCallAgain || remedy.outlook == Outlook::kCannotBeUndone ||
       (remedy.outlook == Outlook::kUnsaid && std::ranges::find(kForTheLiving, remedy.action) != kForTheLiving.end());
-  if (!for_the_living || !std::ranges::all_of(e.roster.journals(), HasEnded)) return;
+  if (!for_the_living || !std::ranges::all_of(e.roster.journals(), IsOver)) return;
   remedy.outlook = Outlook::kAllEnded;
   remedy.pid = 0;
 }
@@ -157,7 +167,7 @@ std::string PresentState(const Roster& roster) {
     const Lifecycle lifecycle = j.findings.state.lifecycle;
     const SessionStatus status = j.findings.info.status;
     if (!j.findings.whole && status == SessionStatus::kLive) return {};  // its state is not known
-    (HasEnded(j)                        ? ended
+    (IsOver(j)                          ? ended
      : lifecycle == Lifecycle::kRunning ? running
      : lifecycle == Lifecycle::kPaused  ? paused
                                         : half_way)

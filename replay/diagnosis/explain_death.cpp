@@ -110,9 +110,10 @@ void ExplainReported(Explanation& e) {
   v.seq = e.cause.witness_seq;
   const std::string name = Capitalized(e.NamesOfAll()), told = e.names.ShortName(witness.session());
   const bool ended = IsEnd(e.cause.kind);
-  const std::string when = e.cause.attempt != nullptr ? "in the middle of " + e.Cycle()
-                           : e.cause.kind == VerdictKind::kEnded
-                               ? "while it was running"
+  const std::string when = e.cause.attempt != nullptr            ? "in the middle of " + e.Cycle()
+                           : e.cause.kind == VerdictKind::kEnded ? "while it was running"
+                           : WasPausedAt(e.roster, witness, e.cause.wall_ns)
+                               ? fmt::format("while {} was paused", told)
                                : fmt::format("while {} was {}", told, ToText(witness.findings.state.lifecycle));
   Moment at{e.cause.witness_seq, ended ? TimeOfLoss(witness, e.cause.session) : 0};
   if (!ended && e.cause.attempt->decided) v.phase = e.cause.attempt->decided->phase;
@@ -136,9 +137,11 @@ void ExplainReported(Explanation& e) {
   e.SaySight(e.cause.session);
   if (ended) {
     const bool left = e.cause.kind == VerdictKind::kLeft;
+    const bool paused = e.cause.kind == VerdictKind::kDied && e.cause.attempt == nullptr;
     e.Recommend(left                                  ? Remedy::Action::kStayUntilResumed
                 : e.cause.kind == VerdictKind::kEnded ? Remedy::Action::kFindReasonOfEnd
-                                                      : Remedy::Action::kFindReasonOfDeath);
+                                                      : Remedy::Action::kFindReasonOfDeath,
+                paused ? Remedy::Outlook::kOthersMissMemory : Remedy::Outlook::kUnsaid);
   } else {
     const bool contents = v.phase && (*v.phase == PhaseKind::kPauseArrive || *v.phase == PhaseKind::kPauseSave);
     e.Recommend(ActionForFailure(e.cause.code, e.cause.driver_result, contents ? std::optional(StepKind::kScan) : std::nullopt,

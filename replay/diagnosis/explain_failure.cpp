@@ -15,6 +15,21 @@ using Action = Remedy::Action;
 using Outlook = Remedy::Outlook;
 using Role = Evidence::Role;
 
+// "pid 7 (python3) holds 3 072 MiB and rank 3 holds 1 GiB"; empty: it is not recorded.
+std::string HoldersText(const Explanation& e, const Attempt::Failure& failure) {
+  std::vector<std::string> parts;
+  for (const MemoryHolder& holder : failure.holders) {
+    const auto of_job = std::ranges::find_if(e.roster.journals(), [&](const SessionStory& j) {
+      return j.who().pid == holder.pid && j.who().host == e.cause.journal->who().host;
+    });
+    const std::string program = holder.name.empty() ? "" : fmt::format(" ({})", holder.name);
+    const std::string who =
+        of_job != e.roster.journals().end() ? e.names.Name(of_job->session()) : fmt::format("pid {}{}", holder.pid, program);
+    parts.push_back(who + " holds " + (holder.bytes == 0 ? "some" : RoundedBytes(holder.bytes)));
+  }
+  return Listed(parts);
+}
+
 void RecommendForStep(Explanation& e, const Attempt::Failure& failure) {
   const Action action = ActionForFailure(failure.code, failure.driver_result, failure.step.kind, Action::kReadMessage);
   const Outlook undone = e.cause.attempt->undone ? Outlook::kCallAgain : Outlook::kCannotBeUndone;
@@ -25,6 +40,7 @@ void RecommendForStep(Explanation& e, const Attempt::Failure& failure) {
   remedy.device = failure.step.device;
   remedy.bytes = std::max(failure.still_missing, failure.step.bytes);
   remedy.gpu = GpuOf(e.cause.journal->who(), failure.step.device.value);
+  remedy.holders = HoldersText(e, failure);
 }
 
 // "Resume 1 (4 processes) failed at 2025-11-21 ... on rank 2 (...), in phase "resume: arrive" (event 12): the message."
@@ -46,6 +62,7 @@ void TellStep(Explanation& e, const Attempt::Failure& failure) {
 
   v.headline = fmt::format("{} failed on {} at the step \"{}\": {}", Capitalized(e.Cycle()), e.NamesOfAll(),
                            ToText(failure.step), ToText(failure.code));
+  if (const std::string holders = HoldersText(e, failure); !holders.empty()) v.headline += "; " + holders + " there";
   SayWhere(e, failure.phase, failure.at.seq, failure.message);
   if (failure.step.allocation) e.Say("The step was about " + e.AllocationText(journal, failure.step.allocation) + ".");
   if (failure.step.kind == StepKind::kCheckMemory) {
@@ -181,7 +198,8 @@ void ExplainBroken(Explanation& e) {
   const SessionStory& j = *e.cause.journal;
   e.verdict.code = Code::kBroken;
   e.verdict.seq = j.broken_at ? j.broken_at->seq : j.last.seq;
-  e.verdict.headline = fmt::format("The session of {} is broken: its pauses are refused", e.names.ShortName(e.cause.session));
+  e.verdict.headline = fmt::format("The session of {} is broken, and its pauses are refused: {}",
+                                   e.names.ShortName(e.cause.session), e.cause.message);
   e.Say(
       fmt::format("The session of {} has been broken since {}{}: from then on its journal is incomplete, and every pause is "
                   "refused.",
@@ -205,6 +223,33 @@ void ExplainHalfDone(Explanation& e) {
   e.Say(Sentence(e.cause.message));
   e.AddEvidence(*e.cause.journal, e.cause.attempt->ended, Role::kCause, e.cause.message);
   e.Recommend(Action::kResumeAgain);
+}
+
+void ExplainNotUnderAmem(Explanation& e) {
+  std::vector<SessionId> tried;
+  std::int32_t ranks = 0;
+  for (const SessionStory& j : e.roster.journals()) {
+    for (const UnmadeCommunicator& one : j.unmade) {
+      if (one.begun.ranks == 0 || one.begun.rank != j.who().rank) continue;
+      ranks = std::max(ranks, one.begun.ranks);
+      tried.push_back(j.session());
+      e.AddEvidence(j, one.at, Role::kCause, fmt::format("NCCL was asked for a communicator of {} ranks", one.begun.ranks));
+      if (one.failed) e.AddEvidence(j, one.failed, Role::kConsequence, "NCCL gave it up");
+    }
+  }
+  const bool several = e.cause.without_session.size() > 1;
+  const std::string missing = fmt::format("{} {}", several ? "ranks" : "rank", Listed(InRanges(e.cause.without_session)));
+  e.verdict.rank = e.cause.without_session.front();
+  e.verdict.process = missing;
+  e.verdict.headline = fmt::format("NCCL could not make a communicator of {} ranks, and {} {} no session of AMem here", ranks,
+                                   missing, several ? "have" : "has");
+  e.Say(
+      fmt::format("Since {} {} tried to make it. {} either {} without AMem, which cannot import memory that a rank under AMem "
+                  "shares, or the {} not given.",
+                  WallText(e.cause.wall_ns), e.names.Names(tried), Capitalized(missing), several ? "run" : "runs",
+                  several ? "journals of them were" : "journal of it was"));
+  e.Recommend(Action::kStartUnderAmem);
+  e.verdict.remedy.process = missing;
 }
 
 void ExplainImpossible(Explanation& e) {

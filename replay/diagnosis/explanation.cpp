@@ -57,10 +57,22 @@ void Explanation::Recommend(Remedy::Action action, Remedy::Outlook outlook) {
   remedy.action = action;
   remedy.outlook = outlook;
   remedy.process = names.ShortName(cause.session);
+  remedy.caller = Caller();
+  if (action == Remedy::Action::kRepairJournal) remedy.reason = cause.message;
   if (cause.attempt != nullptr) remedy.cycle = cause.attempt->kind;
   if (cause.attempt != nullptr) remedy.tag = cause.attempt->tag;
   if (cause.journal != nullptr) remedy.pid = cause.journal->who().pid;
 }
+
+Remedy::Caller Explanation::Caller() const {
+  if (cause.attempt != nullptr && cause.attempt->requested) return Remedy::Caller::kCommand;
+  const bool python = std::ranges::any_of(roster.journals(), [](const SessionStory& j) {
+    return j.who().python || j.who().program.starts_with("python");  // builds that do not record the one may the other
+  });
+  return python ? Remedy::Caller::kPython : Remedy::Caller::kC;
+}
+
+std::string Explanation::Call() const { return CallText(Caller(), cause.attempt->kind, cause.attempt->tag); }
 
 std::vector<SessionId> Explanation::Named() const {
   std::vector<SessionId> named{cause.session};

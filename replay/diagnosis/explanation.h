@@ -26,6 +26,8 @@ struct Explanation {
   void TakeStep(const SessionStory& journal, const Step& step);
   void Recommend(Remedy::Action action, Remedy::Outlook outlook = {});  // about the session of the cause
 
+  [[nodiscard]] Remedy::Caller Caller() const;         // of pauses and resumes
+  [[nodiscard]] std::string Call() const;              // of the attempt: "ncclPause", "amem.pause()"
   [[nodiscard]] std::string Cycle() const;             // "resume 3", "resume 3 of tag weights"; empty without
   [[nodiscard]] std::string CycleOfAll() const;        // "Resume 3 (4 processes)"
   [[nodiscard]] std::string HowItEnded() const;        // " failed", " hangs", " did not complete"
@@ -52,6 +54,7 @@ void ExplainReferences(Explanation&);
 void ExplainImpossible(Explanation&);
 void ExplainLeft(Explanation&);
 void ExplainLaunchRefused(Explanation&);
+void ExplainNotUnderAmem(Explanation&);
 void ExplainReported(Explanation&);  // any of these, when only others tell of it
 // What to do about a failure with that code at a step of that kind, or without a step.
 Remedy::Action ActionForFailure(Code code, int driver_result, std::optional<StepKind> step, Remedy::Action otherwise);

@@ -15,23 +15,20 @@ struct ActionText {
 constexpr std::array<ActionText, kRemedyActions> kActions = {{
     {"none", ""},
     {"free-memory",
-     "free memory on device {device} of {process} until {bytes} fit{gpu}; nvidia-smi lists the processes that "
-     "hold memory there, and a cache of this process counts too (for PyTorch torch.cuda.empty_cache())"},
+     "free memory on device {device} of {process} until {bytes} fit{gpu}; {holders}, and a cache of this process counts too "
+     "(for PyTorch torch.cuda.empty_cache())"},
     {"end-captures", "let all streams finish and end stream captures before the call"},
     {"find-driver-error",
      "look for an earlier CUDA error of that process (a sticky one makes every later call fail) and for Xid lines "
      "in dmesg"},
     {"examine-peer",
      "find out why the rank that the message names died or does not answer; if it is dead, restart the job, "
-     "otherwise {call} can be called again on all ranks"},
+     "otherwise {again}"},
     {"read-message", "read the message"},
-    {"follow-vote",
-     "do what the message says; if a rank that it names is dead, restart the job, otherwise call {call} again on "
-     "all ranks"},
-    {"follow-refusal", "do what the message says, then call {call} again on all ranks that share memory"},
+    {"follow-vote", "do what the message says; if a rank that it names is dead, restart the job, otherwise {again}"},
+    {"follow-refusal", "do what the message says, then {again}"},
     {"call-on-every-rank",
-     "call {call} on every rank that shares memory, in any order; find out what keeps {process} from it{look}, or "
-     "raise AMEM_TIMEOUT_MS if it only comes late"},
+     "{on_all}; find out what keeps {process} from it{look}, or raise AMEM_TIMEOUT_MS if it only comes late"},
     {"examine-process",
      "look at where {process} {is}{look}: a kernel that never ends keeps \"quiesce\" and copies waiting, and a "
      "driver call may hang after a GPU fault (dmesg); if it is only slow, raise AMEM_TIMEOUT_MS",
@@ -44,9 +41,8 @@ constexpr std::array<ActionText, kRemedyActions> kActions = {{
      "if it was not meant to end, look at its own output and the launcher's log; no pause or resume was under "
      "way, so nothing of AMem's failed, and only its journal was left open"},
     {"repair-journal",
-     "remove the cause (usually a full disk or an AMEM_JOURNAL_DIR that cannot be written) and restart the job; "
-     "it runs on until then, but its memory cannot be given back"},
-    {"resume-again", "call ncclResume again on all ranks to finish what is left; if that fails too, restart the job",
+     "remove the cause ({reason}) and restart the job; it runs on until then, but its memory cannot be given back"},
+    {"resume-again", "{resume_again} to finish what is left; if that fails too, restart the job",
      "call {call} again to finish what is left; if that fails too, restart the process"},
     {"report-reference",
      "keep these journals (`amem pack`) for a bug report, because the owner does not know the reference that this "
@@ -68,8 +64,7 @@ constexpr std::array<ActionText, kRemedyActions> kActions = {{
      "process fails as well; look for what came first, in its own output and for Xid lines in dmesg "
      "(compute-sanitizer finds illegal accesses)"},
     {"one-group",
-     "give all sessions that share memory one group (AMEM_GROUPID, or ncclSetGroupID before the pause), then call "
-     "{call} again on all of them"},
+     "give all sessions that share memory one group (AMEM_GROUPID, or ncclSetGroupID before the pause), then {again}"},
     {"same-settings", "run all ranks that share memory with the same version of AMem and the same AMEM_ settings"},
     {"reach-peer",
      "let the ranks reach each other's sockets: containers of one job need a common /tmp, or a common network "
@@ -78,25 +73,30 @@ constexpr std::array<ActionText, kRemedyActions> kActions = {{
      "continue {process} (kill -CONT {pid}), and find out who stopped it (a debugger, job control, SIGSTOP); the "
      "others go on when it does, if they still wait",
      "continue {process} (kill -CONT {pid}), and find out who stopped it (a debugger, job control, SIGSTOP); it goes on then"},
-    {"resume-first",
-     "call ncclResume on all ranks before the program uses NCCL again; CUDA graphs and other threads count, too"},
+    {"resume-first", "{resume_all} before the program uses NCCL again; CUDA graphs and other threads count, too"},
     {"stay-until-resumed",
      "find out why {process} ended (its own output, the launcher's log); a rank that ends must do so before a "
      "pause or after the resume, because the others need what it shared; restart the job"},
-    {"call-the-same", "call the same, ncclPause or ncclResume, on all ranks that share memory"},
+    {"call-the-same", "call the same, {pause} or {resume}, on all ranks that share memory"},
+    {"call-in-time",
+     "find out what kept {process} so long, or raise AMEM_TIMEOUT_MS on all ranks{timeouts}: the first rank to call {call} "
+     "waits "
+     "that long for the last one"},
+    {"start-under-amem",
+     "start {process} under AMem as the other ranks are, or all without it (AMEM_ENABLE must be the same on all): a process "
+     "without AMem cannot import what one with it shares; if {process} ran under AMem, give that journal, too"},
 }};
 
 constexpr std::string_view kFreeSomeMemory =
-    "free memory on the device of {process} that the message names; nvidia-smi lists the processes that hold memory there, and "
-    "a cache of this process counts too (for PyTorch torch.cuda.empty_cache())";
+    "free memory on the device of {process} that the message names; {holders}, and a cache of this process counts too (for "
+    "PyTorch torch.cuda.empty_cache())";
 
 // In the order of the enumeration.
 constexpr std::array<std::string_view, kRemedyOutlooks> kOutlooks = {
     "",
-    "; then call {call} again on all ranks; a failed try loses nothing",
+    "; then {again}; a failed try loses nothing",
     "; wait until the failed call has returned on all ranks, before it is made again",
-    "; then call ncclResume on all ranks: the failure could not be undone, and contents are kept; if that fails, too, restart "
-    "the job",
+    "; then {resume_all}: the failure could not be undone, and contents are kept; if that fails, too, restart the job",
     "; the others run on, but without that rank the job cannot go on: restart it",
     "; the others cannot get back the memory that it shared: restart the job",
     "; the others need memory that it had, so the job cannot go on: restart it",
@@ -112,18 +112,49 @@ static std::string LookAt(const Remedy& r) {
   return r.pid > 0 ? fmt::format(" (gdb -p {0}, py-spy dump --pid {0})", r.pid) : " (py-spy dump, gdb)";
 }
 
+std::string CallText(Remedy::Caller caller, CycleKind kind, const std::string& tag) {
+  const std::string_view verb = ToText(kind);
+  switch (caller) {
+    case Remedy::Caller::kC:
+      break;
+    case Remedy::Caller::kPython:
+      return tag.empty() ? fmt::format("amem.{}()", verb) : fmt::format("amem.{}(\"{}\")", verb, tag);
+    case Remedy::Caller::kCommand:
+      return fmt::format("`amem {}`", verb);
+  }
+  if (!tag.empty()) return fmt::format("amem_{} for {}", verb, tag);
+  return kind == CycleKind::kPause ? "ncclPause" : "ncclResume";
+}
+
+// To be put into the sentences. A command is about all ranks at once, and each rank of a program makes its own calls.
+static std::string Filled(std::string_view text, const Remedy& r) {
+  const bool command = r.caller == Remedy::Caller::kCommand;
+  const auto call_of = [&r](CycleKind kind) { return CallText(r.caller, kind, r.tag); };
+  const std::string call = call_of(r.cycle), resume = call_of(CycleKind::kResume);
+  const std::string again = command         ? fmt::format("run {} again", call)
+                            : r.tag.empty() ? fmt::format("call {} again on all ranks", call)
+                                            : fmt::format("call {} again", call);
+  const auto resume_all = [&](std::string_view suffix) {
+    return command ? fmt::format("run {}{}", resume, suffix) : fmt::format("call {}{} on all ranks", resume, suffix);
+  };
+  const std::string on_all = command ? fmt::format("let every rank come to the safe point that {} asks for", call)
+                                     : fmt::format("call {} on every rank that shares memory, in any order", call);
+  return fmt::format(
+      fmt::runtime(text), fmt::arg("call", call), fmt::arg("again", again), fmt::arg("on_all", on_all),
+      fmt::arg("pause", call_of(CycleKind::kPause)), fmt::arg("resume", resume), fmt::arg("resume_all", resume_all("")),
+      fmt::arg("resume_again", resume_all(" again")), fmt::arg("process", r.process),
+      fmt::arg("is", r.process.starts_with("ranks ") ? "are" : "is"),
+      fmt::arg("pid", r.pid > 0 ? std::to_string(r.pid) : "PID"), fmt::arg("look", LookAt(r)),
+      fmt::arg("device", r.device.value), fmt::arg("bytes", FormatBytes(r.bytes)),
+      fmt::arg("gpu", r.gpu.empty() ? "" : " (" + r.gpu + ")"),
+      fmt::arg("holders", r.holders.empty() ? "nvidia-smi lists the processes that hold memory there" : r.holders + " there"),
+      fmt::arg("reason", r.reason.empty() ? "usually a full disk or an AMEM_JOURNAL_DIR that cannot be written" : r.reason),
+      fmt::arg("timeouts", r.timeouts_differ ? " to the same" : ""));
+}
+
 std::string ToText(const Remedy& r) {
   const bool of_pool = !r.tag.empty();
-  const std::string call = of_pool                        ? fmt::format("amem_{} for {}", ToText(r.cycle), r.tag)
-                           : r.cycle == CycleKind::kPause ? "ncclPause"
-                                                          : "ncclResume";
-  const auto filled = [&r, &call](std::string_view text) {
-    return fmt::format(fmt::runtime(text), fmt::arg("call", call), fmt::arg("process", r.process),
-                       fmt::arg("is", r.process.starts_with("ranks ") ? "are" : "is"),
-                       fmt::arg("pid", r.pid > 0 ? std::to_string(r.pid) : "PID"), fmt::arg("look", LookAt(r)),
-                       fmt::arg("device", r.device.value), fmt::arg("bytes", FormatBytes(r.bytes)),
-                       fmt::arg("gpu", r.gpu.empty() ? "" : " (" + r.gpu + ")"));
-  };
+  const auto filled = [&r](std::string_view text) { return Filled(text, r); };
   const bool unknown_device = r.action == Remedy::Action::kFreeMemory && r.bytes == 0;  // only others tell of it
   const ActionText& action = kActions.at(static_cast<std::size_t>(r.action));
   std::string_view outlook = kOutlooks.at(static_cast<std::size_t>(r.outlook));

@@ -40,6 +40,8 @@ struct Remedy {
     kResumeFirst,        // NCCL was used while its memory was away
     kStayUntilResumed,   // `process` ended while the others needed it
     kCallTheSame,        // some called ncclPause, others ncclResume
+    kCallInTime,         // `process` called it when the others had given up
+    kStartUnderAmem,     // `process` has no session, and NCCL could not share memory with it
   };
   // What follows for the job.
   enum class Outlook : std::uint8_t {
@@ -53,23 +55,35 @@ struct Remedy {
     kOthersResumed,     // the other ranks resumed without the dead one
     kAllEnded,          // nobody lives for whom anything could be done
   };
+  // What makes the calls.
+  enum class Caller : std::uint8_t {
+    kC = 0,    // ncclPause
+    kPython,   // amem.pause()
+    kCommand,  // amem pause
+  };
   Action action = Action::kNone;
   Outlook outlook = Outlook::kUnsaid;
-  CycleKind cycle{};     // that failed
-  std::string tag;       // of the pool whose pause or resume it was; empty: NCCL's
-  std::string process;   // "rank 2"; of several "ranks 1 and 2"
-  std::int32_t pid = 0;  // of `process`; 0: unknown
-  DeviceOrdinal device;  // of `process`
-  std::string gpu;       // its UUID; empty: unknown
-  Bytes bytes = 0;       // that must fit on `device`
+  Caller caller = Caller::kC;
+  CycleKind cycle{};             // that failed
+  std::string tag;               // of the pool whose pause or resume it was; empty: NCCL's
+  std::string process;           // "rank 2"; of several "ranks 1 and 2"
+  std::int32_t pid = 0;          // of `process`; 0: unknown
+  DeviceOrdinal device;          // of `process`
+  std::string gpu;               // its UUID; empty: unknown
+  Bytes bytes = 0;               // that must fit on `device`
+  std::string holders;           // who holds memory there: "pid 7 (python3) holds 3 072 MiB"; empty: unknown
+  std::string reason;            // why the journal could not be written, as recorded; empty: unknown
+  bool timeouts_differ = false;  // AMEM_TIMEOUT_MS is not the same on all ranks
   friend bool operator==(const Remedy&, const Remedy&) = default;
 };
 
-inline constexpr std::size_t kRemedyActions = static_cast<std::size_t>(Remedy::Action::kCallTheSame) + 1;
+inline constexpr std::size_t kRemedyActions = static_cast<std::size_t>(Remedy::Action::kStartUnderAmem) + 1;
 inline constexpr std::size_t kRemedyOutlooks = static_cast<std::size_t>(Remedy::Outlook::kAllEnded) + 1;
 
 // "free-memory", "end-captures", ...; "none". These words are stable: programs compare them.
 std::string_view ToText(Remedy::Action action);
+// "ncclPause", "amem.pause()", "`amem pause`"; of a tag "amem_pause for weights", "amem.pause("weights")".
+std::string CallText(Remedy::Caller caller, CycleKind kind, const std::string& tag);
 // A sentence without its full stop; empty for kNone.
 std::string ToText(const Remedy& remedy);
 

@@ -30,8 +30,6 @@ Position PositionOf(const SessionStory& j, const Progress& progress) {
   return position;
 }
 
-bool SameAttempt(const Attempt& a, const Attempt& b) { return a.kind == b.kind && a.cycle == b.cycle; }
-
 // It waits for what another session gives it.
 bool WaitsForOwner(const SessionStory& j) {
   const Attempt& attempt = j.Last();
@@ -72,10 +70,61 @@ bool Joined(CauseSearch& s, const SessionStory& j, CycleKind kind, std::uint64_t
   });
 }
 
+// A session's wait for the others to come, and how long it lasted.
+struct Wait {
+  const SessionStory* of = nullptr;
+  const Attempt* attempt = nullptr;
+  std::uint64_t from = 0, until = 0;
+};
+
+bool GaveUpWaiting(const Attempt& attempt) {
+  return !attempt.begun && attempt.arrived && attempt.end == Attempt::End::kFailed && attempt.code == Code::kTimeout;
+}
+
+// Of the sessions that tried the same, the wait that was given up first. Whoever had not come by then is why all failed: who
+// came later waited in vain for those that had given up.
+Wait FirstGivenUp(CauseSearch& s, const Wait& own) {
+  const bool first_try = std::ranges::none_of(
+      own.of->attempts, [&](const Attempt& one) { return &one != own.attempt && SameTry(one, *own.attempt); });
+  Wait first = own;
+  const auto take = [&](const SessionStory& other, const Attempt& attempt) {
+    if (!SameTry(attempt, *own.attempt) || !GaveUpWaiting(attempt)) return false;
+    const Wait wait{&other, &attempt, s.Wall(other, attempt.arrived), s.Wall(other, attempt.ended)};
+    const bool before = wait.until < first.until, while_it_waited = wait.until >= first.from;
+    const bool came_late = first_try && first.of == own.of;
+    if (!before || !(while_it_waited || came_late)) return false;
+    first = wait;
+    return true;
+  };
+  const std::set<SessionId> set = s.roster.SharingWith(own.of->session(), own.from);
+  for (bool earlier = true; earlier;) {
+    earlier = false;
+    for (const SessionId session : set) {
+      const SessionStory* other = session == own.of->session() ? nullptr : s.roster.Find(session);
+      if (other == nullptr) continue;
+      for (const Attempt& attempt : other->attempts) earlier |= take(*other, attempt);
+    }
+  }
+  return first;
+}
+
+// Others have tried it again since, and it has not: then it is missing there.
+bool TriedAgainWithout(CauseSearch& s, const Wait& own) {
+  return std::ranges::any_of(s.roster.SharingWith(own.of->session(), own.from), [&](SessionId session) {
+    const SessionStory* other = session == own.of->session() ? nullptr : s.roster.Find(session);
+    if (other == nullptr || !SameTry(other->Last(), *own.attempt) || s.Wall(*other, other->Last().came()) <= own.until)
+      return false;
+    return std::ranges::any_of(other->attempts,
+                               [&](const Attempt& one) { return &one != &other->Last() && SameTry(one, *own.attempt); });
+  });
+}
+
 // Those that did not come, as far as their journals tell; of a session without a journal this is not known, and it is blamed
 // when all others did come, unless the session that counts arrivals has heard it.
-std::vector<SessionId> Missing(CauseSearch& s, const SessionStory& j, std::uint64_t from, std::uint64_t until) {
-  const Attempt& attempt = j.Last();
+std::vector<SessionId> Missing(CauseSearch& s, const Wait& wait) {
+  const SessionStory& j = *wait.of;
+  const Attempt& attempt = *wait.attempt;
+  const std::uint64_t from = wait.from, until = wait.until;
   std::set<SessionId> missing, silent, waited_for;
   for (const auto& [seen, at] : j.seen) {
     const bool now = at.time_ns >= attempt.came().time_ns && (!attempt.ended || at.time_ns <= attempt.ended.time_ns);
@@ -117,7 +166,7 @@ bool GaveUpBefore(CauseSearch& s, const SessionStory& j) {
     if (end == nullptr || !end->in_order) return false;
     if (!attempt.asking.contains(culprit.session) && !attempt.heard.contains(culprit.session)) return false;
   }
-  return std::ranges::any_of(Missing(s, j, from, until), [&](SessionId session) {
+  return std::ranges::any_of(Missing(s, {&j, &attempt, from, until}), [&](SessionId session) {
     return s.EndOf(session) == nullptr || s.EndOf(session)->wall_ns > until;
   });
 }
@@ -129,7 +178,7 @@ std::vector<SessionId> Uncounted(CauseSearch& s, const SessionStory& j, std::uin
   std::set<SessionId> heard;
   for (const SessionId session : s.roster.SharingWith(j.session(), from)) {
     const SessionStory* other = s.roster.Find(session);
-    if (other == nullptr || !SameAttempt(other->Last(), attempt)) continue;
+    if (other == nullptr || !SameTry(other->Last(), attempt)) continue;
     members.push_back(other);
     for (const auto& [member, what] : other->Last().heard) heard.insert(member);
   }
@@ -154,12 +203,50 @@ std::vector<SessionId> Uncounted(CauseSearch& s, const SessionStory& j, std::uin
   return found;
 }
 
-// `j` waited until `until` for sessions that share memory with it and had not joined the same kind of cycle, as its event at
-// `at` shows.
-void Absent(CauseSearch& s, const SessionStory& j, std::uint64_t until, const Moment& at) {
-  const Attempt& attempt = j.Last();
-  const std::uint64_t from = s.Wall(j, attempt.came());
-  std::vector<SessionId> blamed = Missing(s, j, from, until);
+// All had come, some before it and some while it waited, and those that it was told of answer and wait no longer: they have
+// given up. Where their journals are given, those tell more.
+bool OthersGaveUp(CauseSearch& s, const Wait& wait, const std::vector<SessionId>& missing) {
+  const Attempt& attempt = *wait.attempt;
+  if (!missing.empty() || !GaveUpWaiting(attempt) || attempt.culprits.empty()) return false;
+  const auto answers = [&](SessionId session) {
+    return std::ranges::any_of(wait.of->seen, [&](const Dated<ProcessSeen>& seen) {
+      const bool now = seen.at.time_ns >= attempt.arrived.time_ns && seen.event.session == session;
+      return now && !seen.event.answer.empty() && seen.event.answer != "silent";
+    });
+  };
+  return std::ranges::all_of(attempt.culprits, [&](const CycleMember& who) {
+    return attempt.asking.contains(who.session) && s.roster.Find(who.session) == nullptr && answers(who.session);
+  });
+}
+
+// Only its own journal tells of it.
+void TooLate(CauseSearch& s, const Wait& wait) {
+  const std::uint64_t noted = s.Wall(*wait.of, wait.attempt->asked_before), from = noted - std::min(noted, kAskedFor_ns);
+  CandidateCause& candidate =
+      s.AddWitnessed(Weight::kAbsence, VerdictKind::kNeverArrived, wait.of->session(), *wait.of, wait.attempt->arrived);
+  candidate.attempt = wait.attempt;
+  candidate.wall_ns = candidate.established_ns = from;
+  candidate.waited_ns = wait.from - std::min(wait.from, from);
+  candidate.code = Code::kTimeout;
+}
+
+// `wait` was for sessions that share memory with it and had not joined the same kind of cycle, as its event at `at` shows.
+void Absent(CauseSearch& s, const Wait& own, const Moment& shown) {
+  if (TriedAgainWithout(s, own)) return;
+  const Wait wait = FirstGivenUp(s, own);
+  const SessionStory& j = *wait.of;
+  const Attempt& attempt = *wait.attempt;
+  const std::uint64_t from = wait.from, until = wait.until;
+  const Moment& at = &attempt == own.attempt ? shown : attempt.ended;
+  const bool waits = own.attempt->open() && IsLive(*own.of);
+  for (CandidateCause& known : s.candidates) {  // others may have found it
+    if (known.weight != Weight::kAbsence || known.witness != &j || known.wall_ns != from) continue;
+    known.live |= waits && known.session != own.of->session();
+    return;
+  }
+  std::vector<SessionId> blamed = Missing(s, wait);
+  const bool gave_up = OthersGaveUp(s, wait, blamed);
+  if (gave_up && attempt.asked_before) return TooLate(s, wait);
   // One that ended while it was waited for is told as an end, unless everybody was ended then, or the wait had failed before.
   const bool long_wait = s.torn_down && s.first_end >= from + kPatience_ns;
   const bool timed_out = attempt.end == Attempt::End::kFailed;
@@ -168,16 +255,17 @@ void Absent(CauseSearch& s, const SessionStory& j, std::uint64_t until, const Mo
     return end != nullptr && end->wall_ns <= until && end->witnessed && !long_wait;
   });
   const bool missing = !blamed.empty();
-  if (!missing) blamed = Uncounted(s, j, from);
+  if (!missing && !gave_up) blamed = Uncounted(s, j, from);
   const VerdictKind kind = missing           ? VerdictKind::kNeverArrived
                            : !blamed.empty() ? VerdictKind::kStalled
                                              : VerdictKind::kRefused;
   CandidateCause& candidate = s.AddWitnessed(Weight::kAbsence, kind, blamed.empty() ? j.session() : blamed.front(), j, at);
+  candidate.attempt = &attempt;
   candidate.wall_ns = from;
   candidate.established_ns = timed_out ? std::min(until, from + kPatience_ns) : long_wait ? from + kPatience_ns : UINT64_MAX;
   if (!blamed.empty()) candidate.together.assign(blamed.begin() + 1, blamed.end());
   candidate.waited_ns = until > from ? until - from : 0;
-  candidate.live = attempt.open() && IsLive(j);
+  candidate.live = waits && (blamed.empty() || blamed.front() != own.of->session());
   candidate.message = attempt.failure;
   candidate.code = Code::kTimeout;
   if (kind == VerdictKind::kStalled && candidate.journal != nullptr) candidate.attempt = &candidate.journal->Last();
@@ -196,7 +284,7 @@ bool CounterStalled(CauseSearch& s, const Attempt& attempt) {
   std::size_t untold = 0;
   const Attempt* begun = nullptr;
   for (const SessionStory& other : s.roster.journals()) {
-    if (!other.Last().open() || !SameAttempt(other.Last(), attempt)) continue;
+    if (!other.Last().open() || !SameTry(other.Last(), attempt)) continue;
     if (other.Last().begun) {
       begun = &other.attempts.back();
     } else {
@@ -242,7 +330,7 @@ Inside Look(CauseSearch& s, const SessionStory& j) {
     const SessionStory* other = s.roster.Find(session);
     inside.one_unknown |= other == nullptr;
     inside.one_stopped |= s.SeenState(session) == "stopped";
-    if (other == nullptr || !SameAttempt(other->Last(), attempt)) continue;
+    if (other == nullptr || !SameTry(other->Last(), attempt)) continue;
     if (!other->Last().open()) {
       inside.one_ahead = true;
       continue;
@@ -315,7 +403,7 @@ void FailedArrival(CauseSearch& s, const SessionStory& j) {
   std::vector<SessionId> others;
   if (unsaid || attempt.code == Code::kRefused) others = OtherGroups(s, j.session(), came);
   const bool absent = unsaid || attempt.code == Code::kTimeout || (lost && GaveUpBefore(s, j));
-  if (others.empty() && absent) return Absent(s, j, until, attempt.ended);
+  if (others.empty() && absent) return Absent(s, {&j, &attempt, came, until}, attempt.ended);
   // One that was asked said why it cannot answer. Its own journal tells more, where it is given.
   const bool told = !lost && !attempt.culprits.empty();
   const SessionId about = !others.empty() ? others.front() : told ? attempt.culprits.front().session : j.session();
@@ -335,7 +423,7 @@ void LongArrival(CauseSearch& s, const SessionStory& j) {
   const Attempt& attempt = j.Last();
   const bool begun = attempt.begun && attempt.arrived && attempt.begun.time_ns - attempt.arrived.time_ns >= kPatience_ns;
   if (!begun || s.Wall(j, attempt.begun) + kPatience_ns < s.first_end) return;
-  Absent(s, j, s.Wall(j, attempt.begun), attempt.begun);
+  Absent(s, {&j, &attempt, s.Wall(j, attempt.came()), s.Wall(j, attempt.begun)}, attempt.begun);
 }
 
 // Others asked this session for so long whether it comes that it was recorded, and it never came. Where one of their journals
@@ -345,8 +433,10 @@ void Awaited(CauseSearch& s, const SessionStory& j) {
   const Attempt& attempt = *j.awaited;
   if (std::ranges::any_of(attempt.asking, [&](SessionId session) { return s.roster.Find(session) != nullptr; })) return;
   const std::uint64_t noted = s.Wall(j, attempt.arrived), from = noted - std::min(noted, kAskedFor_ns);
-  if (IsLive(j) && s.Since(from) < kPatience_ns) return;  // it may come yet
-  CandidateCause& candidate = s.AddWitnessed(Weight::kAbsence, VerdictKind::kNeverArrived, j.session(), j, attempt.arrived);
+  if (IsLive(j) && s.Since(from) < kPatience_ns) return;                       // it may come yet
+  const bool gave_up = SameTry(j.Last(), attempt) && GaveUpWaiting(j.Last());  // before them
+  CandidateCause& candidate = s.AddWitnessed(gave_up ? Weight::kConsequence : Weight::kAbsence, VerdictKind::kNeverArrived,
+                                             j.session(), j, attempt.arrived);
   candidate.attempt = &attempt;
   candidate.wall_ns = from;
   const std::uint64_t until = std::min(s.first_end, s.job_end);
@@ -367,11 +457,12 @@ void Waiting(CauseSearch& s, const SessionStory& j) {
   if (attempt.begun) return WaitingInside(s, j, since);
   const bool left_behind = std::ranges::any_of(s.roster.SharingWith(j.session(), wall_ns), [&](SessionId session) {
     const SessionStory* other = session == j.session() ? nullptr : s.roster.Find(session);
-    return other != nullptr && other->Last().begun && SameAttempt(other->Last(), attempt) &&
+    return other != nullptr && other->Last().begun && SameTry(other->Last(), attempt) &&
            std::ranges::find(other->Last().members, j.session()) != other->Last().members.end();
   });
   if (left_behind && CounterStalled(s, attempt)) return;
-  left_behind ? Stalled(s, j, since) : Absent(s, j, s.job_end, attempt.arrived);
+  if (left_behind) return Stalled(s, j, since);
+  Absent(s, {&j, &attempt, s.Wall(j, attempt.came()), s.job_end}, attempt.arrived);
 }
 
 // Pauses and resumes of pools that are open and silent.

@@ -171,7 +171,9 @@ void EndsOfAbsent(CauseSearch& s) {
     const bool blamed =
         during == nullptr || during->culprits.empty() || during->code == Code::kPeerLost || Blames(*during, session);
     const bool failed = !LastAttemptDone(witness) && during == &witness.attempts.back() && blamed;
-    const bool half = IsHalfWay(witness.findings.state.lifecycle);
+    // One that died took memory along that a witness needs, which was paused then, also where that has run since or has ended.
+    const bool half =
+        IsHalfWay(witness.findings.state.lifecycle) || (!end.in_order && WasPausedAt(s.roster, witness, end.wall_ns));
     constexpr std::int32_t kBySignal = 128;
     const bool by_signal = witness.closed && witness.closed->event.exit_code > kBySignal;
     if (end.in_order && !failed && !half && !IsDead(witness) && !by_signal) continue;

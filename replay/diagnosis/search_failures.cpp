@@ -90,7 +90,9 @@ void FailedStep(CauseSearch& s, const SessionStory& j) {
   if (LastAttemptDone(j) || !j.Last().failed_step) return;
   const Attempt::Failure& failure = *j.Last().failed_step;
   const bool unknown = s.references.unknown_to_owner.contains({j.session(), failure.step.allocation});
-  s.Add(BlamesAnother(failure.code) ? Weight::kConsequence : Weight::kCause,
+  const std::optional<Attempt::Decision>& decided = j.Last().decided;
+  const bool in_undo = decided && decided->at.seq < failure.at.seq;
+  s.Add(BlamesAnother(failure.code) || in_undo ? Weight::kConsequence : Weight::kCause,
         unknown ? VerdictKind::kReferences : KindOfCode(failure.code), j, failure.at);
   // What a step imports is given by its owner, which did not answer in time.
   if (failure.code != Code::kTimeout || !failure.remote || s.EndOf(failure.remote->owner) != nullptr) return;
@@ -143,6 +145,19 @@ void FailedPools(CauseSearch& s, const SessionStory& j) {
     candidate.code = code;
     candidate.message = attempt->failure;
   }
+  // Of memory that several processes share: those that had not come, or why it could not begin.
+  for (const auto& [id, attempts] : j.pools) {
+    if (attempts.empty() || attempts.back().begun || attempts.back().end != Attempt::End::kFailed) continue;
+    const Attempt& attempt = attempts.back();
+    const std::vector<CycleMember>& culprits = attempt.culprits;
+    CandidateCause& candidate = s.AddWitnessed(LastAttemptDone(j) ? Weight::kCause : Weight::kEnd, VerdictKind::kRefused,
+                                               culprits.empty() ? j.session() : culprits.front().session, j, attempt.ended);
+    for (std::size_t i = 1; i < culprits.size(); ++i) candidate.together.push_back(culprits[i].session);
+    candidate.attempt = &attempt;
+    candidate.waited_ns = s.Wall(j, attempt.ended) - std::min(s.Wall(j, attempt.ended), s.Wall(j, attempt.came()));
+    candidate.code = attempt.code;
+    candidate.message = attempt.failure;
+  }
 }
 
 // NCCL was used while its memory was away. The program got an error for that, which may have been its end.
@@ -154,6 +169,40 @@ void RefusedLaunch(CauseSearch& s, const SessionStory& j) {
       s.Add(ended && !failed ? Weight::kCause : Weight::kEnd, VerdictKind::kLaunchRefused, j, j.refused->at);
   candidate.attempt = nullptr;
   candidate.message = j.refused->event.call;
+}
+
+// A communicator that NCCL did not make, although it tried for as long as is known, where some of its ranks have no session: a
+// process without AMem cannot import what the others share. A job that has paused since has made up for it.
+void Unmade(CauseSearch& s) {
+  const auto given_up = [&](const SessionStory& j, const UnmadeCommunicator& one) {
+    constexpr std::uint64_t kLong_ns = 30 * kPatience_ns;  // NCCL takes seconds at times
+    return one.failed || !IsLive(j) || s.Since(s.Wall(j, one.at)) > kLong_ns;
+  };
+  const SessionStory* first = nullptr;
+  const UnmadeCommunicator* failed = nullptr;
+  std::set<std::int32_t> known;
+  for (const SessionStory& j : s.roster.journals()) {
+    if (!j.attempts.empty()) return;
+    known.insert(j.who().rank);
+    for (const auto& [session, peer] : j.findings.state.peers) known.insert(peer.rank);
+    for (const UnmadeCommunicator& one : j.unmade) {
+      // Only of one whose ranks are those of the job it is known which of them are not here.
+      if (one.begun.ranks == 0 || one.begun.rank != j.who().rank || !given_up(j, one)) continue;
+      if (failed != nullptr && s.Wall(j, one.at) >= s.Wall(*first, failed->at)) continue;
+      first = &j;
+      failed = &one;
+    }
+  }
+  if (failed == nullptr) return;
+  std::vector<std::int32_t> without;
+  for (std::int32_t rank = 0; rank < failed->begun.ranks; ++rank)
+    if (!known.contains(rank)) without.push_back(rank);
+  if (without.empty()) return;
+  CandidateCause& candidate =
+      s.Add(Weight::kEnd, VerdictKind::kNotUnderAmem, *first, failed->failed ? failed->failed : failed->at);
+  candidate.wall_ns = s.Wall(*first, failed->at);  // before the ends that followed from it
+  candidate.attempt = nullptr;
+  candidate.without_session = std::move(without);
 }
 
 void Disagreements(CauseSearch& s) {

@@ -14,9 +14,9 @@ namespace amem {
 
 // By kind; no candidate cause is healthy or unreadable.
 constexpr std::array<void (*)(Explanation&), kVerdictKinds> kExplainers = {
-    nullptr,        ExplainFailedStep, ExplainFailedStep,   ExplainDied,   ExplainEnded,      ExplainNeverArrived,
-    ExplainStalled, ExplainRefused,    ExplainHalfDone,     ExplainBroken, ExplainReferences, ExplainImpossible,
-    nullptr,        ExplainLeft,       ExplainLaunchRefused};
+    nullptr,        ExplainFailedStep, ExplainFailedStep,    ExplainDied,        ExplainEnded,      ExplainNeverArrived,
+    ExplainStalled, ExplainRefused,    ExplainHalfDone,      ExplainBroken,      ExplainReferences, ExplainImpossible,
+    nullptr,        ExplainLeft,       ExplainLaunchRefused, ExplainNotUnderAmem};
 
 constexpr std::array<std::string_view, 3> kRoles = {"context", "cause", "consequence"};
 // Of each weight, in their order.
@@ -61,6 +61,7 @@ void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict
   Explanation explanation{roster, cause, verdict};
   for (const SessionId session : explanation.Named())
     if (const std::int32_t rank = roster.names().RankOf(session); rank >= 0) verdict.ranks.push_back(rank);
+  if (cause.kind == VerdictKind::kNotUnderAmem) verdict.ranks = cause.without_session;
   std::ranges::sort(verdict.ranks);
   if (cause.reported) {
     ExplainReported(explanation);

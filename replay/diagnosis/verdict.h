@@ -33,11 +33,12 @@ enum class VerdictKind : std::uint8_t {
   kUnreadable,     // nothing wrong was found, and a part could not be read
   kLeft,           // a process ended in order while others needed it, or with an exit code that says of an error
   kLaunchRefused,  // NCCL was used while its memory was away, and nothing else is wrong
+  kNotUnderAmem,   // NCCL could not make a communicator, of which some ranks have no session
 };
 // These words are stable: programs compare them.
-AMEM_NAMES(VerdictKind, kLaunchRefused, "kind of verdict", "healthy", "step-failed", "out-of-memory", "rank-died",
+AMEM_NAMES(VerdictKind, kNotUnderAmem, "kind of verdict", "healthy", "step-failed", "out-of-memory", "rank-died",
            "ended-without-closing", "never-arrived", "stalled", "refused", "half-done", "broken-session", "references-disagree",
-           "impossible-order", "unreadable", "rank-left", "launch-refused");
+           "impossible-order", "unreadable", "rank-left", "launch-refused", "not-under-amem");
 inline constexpr std::size_t kVerdictKinds = std::size(kNamesOfVerdictKind);
 
 // One recorded fact that the verdict rests on.

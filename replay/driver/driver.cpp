@@ -8,10 +8,15 @@
 
 namespace amem {
 
-std::string ToText(std::vector<MemoryHolder> holders, std::int32_t self) {
-  constexpr std::size_t kNamed = 5;
+std::vector<MemoryHolder> Others(std::vector<MemoryHolder> holders, std::int32_t self) {
   std::erase_if(holders, [&](const MemoryHolder& holder) { return holder.pid == self; });
   std::ranges::stable_sort(holders, std::greater<>(), &MemoryHolder::bytes);
+  return holders;
+}
+
+std::string ToText(std::vector<MemoryHolder> holders, std::int32_t self) {
+  constexpr std::size_t kNamed = 5;
+  holders = Others(std::move(holders), self);
   std::string text;
   for (std::size_t i = 0; i < std::min(holders.size(), kNamed); ++i) {
     const MemoryHolder& holder = holders[i];

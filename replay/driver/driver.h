@@ -17,6 +17,7 @@
 #include "journal/base/unique_fd.h"
 #include "replay/driver/content_hash.h"
 #include "replay/driver/host_memory.h"
+#include "statemachine/event_cycle.h"
 #include "statemachine/types.h"
 
 namespace amem {
@@ -34,13 +35,6 @@ struct MemoryInfo {
   Bytes total = 0;
 };
 
-// A process that holds a device's memory.
-struct MemoryHolder {
-  std::int32_t pid = 0;
-  Bytes bytes = 0;   // 0: unknown
-  std::string name;  // of its program; empty: unknown
-  friend bool operator==(const MemoryHolder&, const MemoryHolder&) = default;
-};
 // A GPU of this machine, even if CUDA does not show it to this process.
 struct GpuInUse {
   std::string uuid;
@@ -49,7 +43,9 @@ struct GpuInUse {
   bool holders_known = false;  // in a container NVML may not see the processes
   std::vector<MemoryHolder> holders;
 };
-// " (pid 7, python3, holds 3 072 MiB; pid 8 holds some)": the largest holders except the process `self`; or nothing.
+// Without the process `self`, the largest first.
+std::vector<MemoryHolder> Others(std::vector<MemoryHolder> holders, std::int32_t self);
+// " (pid 7, python3, holds 3 072 MiB; pid 8 holds some)": the largest of them except the process `self`; or nothing.
 std::string ToText(std::vector<MemoryHolder> holders, std::int32_t self);
 
 // Page-locked host memory for copies, freed by its destructor.

@@ -201,10 +201,15 @@ class Grouping {
 };
 
 void AddFromState(JobTies& ties, const State& state) {
+  const auto share = [&](SessionId with, const Allocation& a) {
+    ties.met.insert(with);
+    const Peer* const peer = FindIn(state.peers, with);
+    if (!a.pool && peer != nullptr && peer->connected) ties.shares_with.emplace(with, *peer);
+  };
   for (const auto& [session, peer] : state.peers) ties.met.insert(session);
   for (const auto& [id, a] : state.allocations) {
-    if (a.remote) ties.met.insert(a.remote->owner);
-    for (const auto& [importer, count] : a.importers) ties.met.insert(importer.by);
+    if (a.remote) share(a.remote->owner, a);
+    for (const auto& [importer, count] : a.importers) share(importer.by, a);
   }
   for (const SessionId member : state.cycle.members) ties.met.insert(member);
 }

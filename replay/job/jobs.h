@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <set>
 #include <span>
 #include <string>
@@ -26,6 +27,7 @@ struct JobTies {
   bool live = false;
   std::uint64_t last_ns = 0;  // up to when it is known to have lived, on the clock of its events
   std::set<SessionId> met;
+  std::map<SessionId, Peer> shares_with;         // those that it is connected with and shares NCCL's memory with now
   std::vector<CommunicatorReady> communicators;  // those with a hash
   std::string launch;  // not empty: sessions with the same one are ranks of one start by one launcher; not in the journal
   std::filesystem::path directory = {};  // of its journal, if that was read for this

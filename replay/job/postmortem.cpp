@@ -21,6 +21,9 @@ constexpr std::size_t kObjectsPerEvent = 8;
 // A message in flight when the receiver closed is not a disagreement.
 constexpr std::uint64_t kInFlight_ns = 1'000'000'000;
 
+// A process with much GPU memory is gone so long after it was killed.
+constexpr std::uint64_t kTakenDown_ns = 30'000'000'000;
+
 // ---- one journal -----------------------------------------------------------------------------------------------------------
 
 // Collects what the session made and holds, and checks the state while it is folded.
@@ -193,6 +196,11 @@ class Job {
   static bool Crashed(const Journal& journal) {
     return journal.info.status == SessionStatus::kCrashed || journal.info.status == SessionStatus::kCopied;
   }
+  // It did nothing more after `owner` had lost it: a process that is killed lives on while the driver takes down its memory.
+  static bool DiedBefore(const Journal& importer, const Journal& owner, const ReferenceRecord& reference) {
+    return reference.by_peer_loss && SameClock(importer, owner) && importer.last_ns <= reference.dropped_ns &&
+           importer.as_of_ns <= reference.dropped_ns + kTakenDown_ns;
+  }
   static bool Broken(const Journal& journal) {
     return journal.info.status == SessionStatus::kBroken || !journal.state.broken.empty();
   }
@@ -263,7 +271,7 @@ class Job {
   void CheckDroppedWhileHeld(const Journal& importer, AllocationId id, const ImportRecord& import, const Journal& owner,
                              const ReferenceRecord& reference) {
     if (reference.by_peer_loss && importer.info.status == SessionStatus::kClosed) return;  // ended with its process
-    if (Crashed(importer)) {
+    if (Crashed(importer) || DiedBefore(importer, owner, reference)) {
       ++crashed_holding_[{importer.info.session, owner.info.session}];
       return;
     }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "journal/journal.h"
 #include "replay/job/output_file.h"
 
 namespace amem {
@@ -31,6 +32,10 @@ std::string PlaceOf(const std::filesystem::path& session);
 
 // "the pack is incomplete: " and what is missing, which names the pack.
 std::string IncompletePack(const std::string& missing);
+// Whether its process has ended, so that it holds no memory any more, whatever its journal says.
+[[nodiscard]] constexpr bool HasEnded(SessionStatus status) {
+  return status == SessionStatus::kClosed || status == SessionStatus::kCrashed;
+}
 
 // Calls `read` with each number below `count`, on several threads: every journal has files of its own.
 void SideBySide(std::size_t count, const std::function<void(std::size_t)>& read);

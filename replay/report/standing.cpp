@@ -13,6 +13,7 @@
 
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
+#include "replay/job/sessions.h"
 #include "statemachine/event.h"
 
 namespace amem {
@@ -22,8 +23,10 @@ Standing StandingOf(const Folded& folded, const SessionStory& story, SessionStat
   Standing now{.who = state.session, .status = status, .lifecycle = state.lifecycle};
   const Holdings holdings = Measure(state);
   const Bytes whole = holdings.own_device + holdings.slabs_free + holdings.pools;
-  now.held = holdings.own_device_resident + holdings.pools_resident;
-  now.released = whole - std::min(whole, now.held);
+  if (!HasEnded(status)) {
+    now.held = holdings.own_device_resident + holdings.pools_resident;
+    now.released = whole - std::min(whole, now.held);
+  }
   for (const auto& [id, peer] : state.peers) (peer.connected ? now.peers : now.lost_peers).push_back(id);
   now.last_ns = story.last.time_ns;
   now.since_ns = story.since.time_ns;
@@ -175,7 +178,7 @@ class PictureTable {
                s.attempt ? NameOf(*s.attempt) : std::string()};
     for (std::size_t phase = 0; phase < kPhases; ++phase) row.push_back(Cell(s, phase));
     row.push_back(DurationText(SinceNs(picture_, s)));
-    row.push_back(RoundedBytes(s.held));
+    row.push_back(HasEnded(s.status) ? "-" : RoundedBytes(s.held));
     row.push_back(s.released == 0 ? std::string() : RoundedBytes(s.released));
     row.push_back(Note(index));
     return row;

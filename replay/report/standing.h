@@ -24,9 +24,9 @@ struct Standing {
   SessionOpened who;
   SessionStatus status = SessionStatus::kLive;
   Lifecycle lifecycle = Lifecycle::kNew;
-  Bytes held = 0;                     // own device memory that is occupied now, that of pools too
-  Bytes released = 0;                 // own device memory that a pause has given back
-  std::vector<SessionId> peers;       // that it is connected with
+  Bytes held = 0;                // own device memory that is occupied now, that of pools too; of a process that has ended none
+  Bytes released = 0;            // own device memory that a pause has given back, likewise
+  std::vector<SessionId> peers;  // that it is connected with
   std::vector<SessionId> lost_peers;  // that it was connected with
   std::string trouble;                // why the rest is not known any more; empty: it is
 

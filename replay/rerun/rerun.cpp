@@ -329,15 +329,22 @@ class Host {
       report_.hint = "it failed for a reason that the simulator does not have: the driver, the device or a peer of that day";
       return;
     }
+    if (failed->step.kind != StepKind::kCheckMemory) {
+      report_.hint = "others took the memory between the check and this step, which less memory does not do again";
+      return;
+    }
     const auto ordinal = static_cast<std::size_t>(failed->step.device.value);
     if (ordinal >= one.devices.size()) return;
     const std::int32_t device = one.devices[ordinal];
     Bytes whole = 0;
     for (const auto& [id, a] : one.rank->recorded().allocations)
       if (a.own() && a.on_device() && !a.placed() && a.properties.location.id == failed->step.device.value) whole += a.bytes;
-    report_.hint = "the device was full when this was recorded, and had enough here; --memory " + std::to_string(device) + "=" +
-                   std::to_string(whole - std::min<Bytes>(whole, Bytes{2} << 20)) +
-                   " leaves it a little less than this session needs, so that it fails again";
+    std::string memory = FormatBytes(whole - std::min<Bytes>(whole, Bytes{2} << 20));
+    std::erase(memory, ' ');
+    report_.hint =
+        "the device was full when this was recorded, and had enough here; with a little less than this session needs "
+        "it fails again";
+    report_.try_options = fmt::format("--memory {}={}", device, memory);
   }
 
   std::span<const std::unique_ptr<JournalReader>> journals_;

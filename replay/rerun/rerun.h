@@ -62,7 +62,8 @@ struct RerunReport {
   std::uint64_t elsewhere = 0;                        // address ranges
   std::map<std::string, std::uint64_t> not_replayed;  // kinds of events that have no effect on the driver, and how many
   std::optional<RerunDifference> difference;
-  std::string hint;  // to the difference: what to try
+  std::string hint;         // to the difference
+  std::string try_options;  // of a replay that does what the hint says; empty: there are none
 };
 
 // A failure means that something could not be read, or that an option names what is not there.

@@ -114,6 +114,9 @@ struct Targets {
   bool force = false;              // packs however much they unpack to
 };
 
+// A command about the same targets, to paste into a shell: "amem log DIR --merge". Empty: one was on standard input.
+std::string CommandOn(const char* command, const Targets& targets, const std::string& options);
+
 // The session directories that are meant, each once; packs are unpacked until the tool ends. What cannot be found is complained
 // about, and of that what holds journals that could not be read is `unread`, for Diagnose.
 std::vector<std::filesystem::path> FindSessions(const Targets& targets, std::vector<std::string>* unread = nullptr);
@@ -161,6 +164,7 @@ Result<std::uint64_t> WallTimeOf(SequenceNumber seq, JournalReader& reader);
 
 int PrintLive(const std::vector<std::string>& job, bool json, Output& out);  // control/pause.cpp: `amem ls --live`
 int PrintSlowest(const Targets& targets, std::uint64_t last, bool all, bool json, Output& out);  // `amem why --slow`
-void PrintStanding(Output& out, const State& state);  // of `amem state`: lifecycle, memory and tags
+// Of `amem state`: lifecycle, memory and tags; `when`: "now", of what is held.
+void PrintStanding(Output& out, const State& state, std::string_view when);
 
 }  // namespace amem::tool

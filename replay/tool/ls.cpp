@@ -93,7 +93,7 @@ void PrintText(Output& out, const Facts& facts) {
   Line(out, "kinds", Counts(facts.state));
   Line(out, "digest", Hex(Digest(facts.state)));
   if (facts.state.broken.empty()) Line(out, "broken", info.broken_reason);
-  PrintStanding(out, facts.state);
+  PrintStanding(out, facts.state, HasEnded(info.status) ? "when it ended" : "now");
 }
 
 void ForEachSession(const std::vector<std::filesystem::path>& sessions, bool tell_damage,
@@ -153,7 +153,7 @@ Row RowOf(const Facts& facts, const Looks& looks) {
              std::to_string(facts.info.pid),
              Grouped(facts.info.events),
              std::string(ToText(facts.state.lifecycle)),
-             RoundedBytes(h.own_device_resident + h.pools_resident)};
+             HasEnded(facts.info.status) ? "-" : RoundedBytes(h.own_device_resident + h.pools_resident)};
   if (!looks.empty()) {
     const auto look = looks.find(facts.info.directory);
     const bool known = look != looks.end(), paused = known && look->second.is.phase == control::Phase::kPaused;

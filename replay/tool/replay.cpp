@@ -60,7 +60,8 @@ Status StopAt(const Position& position, const Journals& all, RerunOptions& optio
   return options.until ? Status{} : nothing;
 }
 
-void PrintText(Output& out, const RerunReport& report, const std::string& where, const std::string& whose) {
+void PrintText(Output& out, const RerunReport& report, const std::string& where, const std::string& whose,
+               const std::string& again) {
   out << fmt::format("replayed {}, {} events, {} driver calls, {} steps {}; {} times the states were compared\n",
                      Plural(report.sessions, "session"), Grouped(report.events), Grouped(report.calls), Grouped(report.steps),
                      where, Grouped(report.comparisons));
@@ -82,10 +83,11 @@ void PrintText(Output& out, const RerunReport& report, const std::string& where,
   const RerunDifference& d = *report.difference;
   out << "\nfirst difference: " << whose << ", event " << d.seq.value << ": " << d.what << "\n";
   out << "  recorded  " << d.recorded << "\n  replayed  " << d.replayed << "\n";
-  if (!report.hint.empty()) PrintParagraph(out, "Hint: " + report.hint + ".", "  ");
+  if (!report.hint.empty()) PrintParagraph(out, "Hint: " + report.hint + (again.empty() ? "." : ":"), "  ");
+  if (!again.empty()) out << "  " << again << "\n";
 }
 
-Json ToJson(const RerunReport& report) {
+Json ToJson(const RerunReport& report, const std::string& again) {
   Json devices = Json::array();
   for (const RerunDevice& d : report.devices)
     devices.push_back({{"name", d.name},
@@ -110,7 +112,7 @@ Json ToJson(const RerunReport& report) {
                        {"what", d.what},
                        {"recorded", d.recorded},
                        {"replayed", d.replayed},
-                       {"hint", report.hint}};
+                       {"hint", report.hint + (again.empty() ? "" : ": " + again)}};
   }
   return j;
 }
@@ -130,13 +132,14 @@ int RunReplay(const ReplayOptions& options, Output& out) {
     const Result<Opening> opening = ReadOpening(*reader);
     if (report->difference && opening && opening->info.session == report->difference->session) whose = NameOf(opening->who);
   }
+  const std::string again = report->try_options.empty() ? "" : CommandOn("replay", options.targets, report->try_options);
   if (options.json) {
-    PrintJson(out, ToJson(*report), "run");
+    PrintJson(out, ToJson(*report, again), "run");
   } else {
     const std::string where = how.cuda        ? "on GPUs, one process a session"
                               : how.processes ? "on the simulator, one process a session"
                                               : "on the simulator";
-    PrintText(out, *report, where, whose);
+    PrintText(out, *report, where, whose, again);
   }
   return report->difference ? kViolationFound : ReadAll();
 }

@@ -8,6 +8,7 @@
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
+#include "replay/job/sessions.h"
 #include "replay/tool/command.h"
 #include "statemachine/apply.h"
 
@@ -38,16 +39,16 @@ void PrintKept(Output& out, const std::map<KeepReason, Bytes>& kept) {
       out << "           a pause leaves " << FormatBytes(bytes) << " in place: " << ToText(reason) << "\n";
 }
 
-void PrintHoldings(Output& out, const State& state) {
+void PrintHoldings(Output& out, const State& state, std::string_view when) {
   const Holdings h = Measure(state);
   out << "memory     requested " << FormatBytes(h.own_device) << " in " << Plural(h.own_count, "allocation");
   if (h.slab_count != 0) out << ", most in " << Plural(h.slab_count, "slab") << " of " << FormatBytes(h.slabs) << " in all";
-  out << "; held on devices now " << FormatBytes(h.own_device_resident) << "\n";
+  out << "; held on devices " << when << " " << FormatBytes(h.own_device_resident) << "\n";
   out << "           imported " << Grouped(h.imported_count) << " allocations of " << FormatBytes(h.imported)
       << ", pinned host " << FormatBytes(h.host) << ", cuMemAllocAsync " << FormatBytes(h.async) << ", cuMemAlloc kept "
       << FormatBytes(h.legacy_kept) << "\n";
   if (h.user != 0)
-    out << "           of the program (ncclMemAlloc) " << FormatBytes(h.user) << ", held on devices now "
+    out << "           of the program (ncclMemAlloc) " << FormatBytes(h.user) << ", held on devices " << when << " "
         << FormatBytes(h.user_resident) << "\n";
   for (const auto& [what, share] : state.outside) {
     if (what.second == OutsideKind::kUnseen) continue;
@@ -57,12 +58,12 @@ void PrintHoldings(Output& out, const State& state) {
   PrintKept(out, h.kept);
 }
 
-void PrintPools(Output& out, const State& state) {
+void PrintPools(Output& out, const State& state, std::string_view when) {
   for (const auto& [id, holdings] : MeasurePools(state)) {
     const Pool& pool = state.pools.at(id);
     out << "tag        " << pool.tag << " (" << ToText(pool.policy) << ") " << ToText(pool.lifecycle) << ", "
         << Plural(pool.cycles, "pause") << " begun, " << Plural(holdings.chunk_count, "chunk") << " "
-        << FormatBytes(holdings.own) << ", held on devices now " << FormatBytes(holdings.own_resident) << ", "
+        << FormatBytes(holdings.own) << ", held on devices " << when << " " << FormatBytes(holdings.own_resident) << ", "
         << Plural(holdings.part_count, "part") << " in use " << FormatBytes(holdings.parts) << "\n";
     PrintKept(out, holdings.kept);
     if (pool.cycle.phase) out << "           phase " << ToText(*pool.cycle.phase) << "\n";
@@ -99,10 +100,10 @@ void PrintAllocation(Output& out, AllocationId id, const Allocation& a, const st
   out << "\n";
 }
 
-void PrintText(Output& out, const State& state) {
+void PrintText(Output& out, const State& state, std::string_view when) {
   out << "session    " << SessionText(state.session.session) << ", " << NameOf(state.session) << "\n";
   out << "after      event " << state.last.value << ", digest " << Hex(Digest(state)) << "\n";
-  PrintStanding(out, state);
+  PrintStanding(out, state, when);
   PrintPeers(out, state);
 
   std::map<AllocationId, std::vector<Address>> places;
@@ -233,6 +234,13 @@ Exit FindOnlySession(const Targets& targets, std::filesystem::path& session) {
       kUsage);
 }
 
+// For what is held then.
+std::string_view WordFor(const std::filesystem::path& session, const std::vector<Position>& at) {
+  if (!at.empty()) return "then";
+  const Result<Opening> opening = OpeningOf(session);
+  return opening && HasEnded(opening->info.status) ? "when it ended" : "now";
+}
+
 Result<State> StateOf(const std::filesystem::path& session, const std::vector<Position>& at) {
   AMEM_ASSIGN(const auto reader, JournalReader::Open(session));
   AMEM_ASSIGN(const auto until, EventAt(at, *reader));
@@ -253,7 +261,7 @@ int RunState(const StateOptions& options, Output& out) {
   const Result<State> a = StateOf(of_a, options.at);
   if (!a) return Complain(a.status().message());
   if (!two && options.to.empty()) {
-    options.json ? PrintJson(out, ToJson(*a)) : PrintText(out, *a);
+    options.json ? PrintJson(out, ToJson(*a)) : PrintText(out, *a, WordFor(of_a, options.at));
     return ReadAll();
   }
   const Result<State> b = StateOf(two ? of_b : of_a, options.to);
@@ -271,10 +279,10 @@ void AddOptions(Arguments& arguments, StateOptions& options) {
 
 }  // namespace
 
-void PrintStanding(Output& out, const State& state) {
+void PrintStanding(Output& out, const State& state, std::string_view when) {
   PrintCycle(out, state);
-  PrintHoldings(out, state);
-  PrintPools(out, state);
+  PrintHoldings(out, state, when);
+  PrintPools(out, state, when);
 }
 
 Command StateCommand() {

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -49,6 +50,15 @@ std::vector<fs::path> OfJobs(std::span<const JobTies> ties, bool latest, const M
   return found;
 }
 
+// The only session whose id begins so.
+std::vector<fs::path> BeginningWith(const std::string& name, const std::vector<fs::path>& sessions) {
+  constexpr std::size_t kLeast = 4;
+  std::vector<fs::path> found;
+  for (const fs::path& session : sessions)
+    if (name.size() >= kLeast && session.filename().string().starts_with(name)) found.push_back(session);
+  return found.size() == 1 ? found : std::vector<fs::path>();
+}
+
 // Of the journals of this user: the job of a process or of a launcher, or one session.
 std::vector<fs::path> SessionsNamed(const std::string& name, bool one_process) {
   const fs::path home[] = {DefaultJournalDirectory()};
@@ -66,9 +76,10 @@ std::vector<fs::path> SessionsNamed(const std::string& name, bool one_process) {
   std::vector<fs::path> found =
       OfJobs(ties, true, [&](const JobTies& one) { return pid && static_cast<std::uint64_t>(one.who.pid) == *pid; });
   if (!found.empty()) return found;
-  return OfJobs(ties, false, [&](const JobTies& one) {
+  found = OfJobs(ties, false, [&](const JobTies& one) {
     return LaunchedAs(one.who, name) || (pid && one.live && DescendsFrom(ProcessOfWriter(one.directory / "tail"), *pid));
   });
+  return !found.empty() ? found : BeginningWith(name, sessions);
 }
 
 // Where the targets are, as FindSessions of replay/job takes it: what is on standard input is a file in `scratch`, and a pid, a
@@ -87,10 +98,12 @@ std::vector<fs::path> PlacesOf(const Targets& targets, ScratchDirectory& scratch
       places.insert(places.end(), sessions.begin(), sessions.end());
     } else {
       const char* const nothing =
-          WholeNumber(name)
-              ? "process {} has no journal in {}, and is no launcher's id of a job: set AMEM_JOURNAL_DIR as for that "
-                "process, or give the directory; `amem ls` lists what is there"
-              : "{} is no file or directory here, and no job or session of {}; `amem ls` lists what is there";
+          !WholeNumber(name) ? "{} is no file or directory here, and no job or session of {}; `amem ls` lists what is there"
+          : Variable("AMEM_JOURNAL_DIR") != nullptr
+              ? "process {} has no journal in {}, which AMEM_JOURNAL_DIR names, and is no launcher's id of a job: name the "
+                "directory that it has in that process; `amem ls` lists what is there"
+              : "process {} has no journal in {}, and is no launcher's id of a job: set AMEM_JOURNAL_DIR as for that "
+                "process, or give the directory; `amem ls` lists what is there";
       Complain(fmt::format(fmt::runtime(nothing), name, DefaultJournalDirectory().string()));
     }
   }
@@ -181,12 +194,33 @@ void AddTargets(Arguments& arguments, Targets& targets) {
                  "Read packs however much they unpack to, and take as much memory and time as it needs");
 }
 
+static std::string Quoted(const std::string& word) {
+  constexpr std::string_view kPlain = "-_./:,=@%+#";
+  const bool plain = std::ranges::all_of(
+      word, [&](unsigned char c) { return std::isalnum(c) != 0 || kPlain.find(static_cast<char>(c)) != kPlain.npos; });
+  if (plain && !word.empty() && !word.starts_with('#')) return word;
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+std::string CommandOn(const char* command, const Targets& targets, const std::string& options) {
+  if (std::ranges::find(targets.names, "-") != targets.names.end()) return {};
+  std::string line = fmt::format("{} {}", program_name, command);
+  for (const std::string& name : targets.names) line += " " + Quoted(name);
+  if (!targets.ranks.empty()) line += fmt::format(" --rank {}", fmt::join(targets.ranks, ","));
+  if (targets.force) line += " --force";
+  return line + (options.empty() ? "" : " ") + options;
+}
+
 std::vector<std::filesystem::path> FindSessions(const Targets& targets, std::vector<std::string>* unread) {
   static ScratchDirectory unpacked;  // removed when the tool ends
   const std::vector<std::filesystem::path> places = PlacesOf(targets, unpacked);
   if (!targets.force) KeepWithinBudget(FindPlaces(places).sessions, unpacked);
   FoundSessions found = amem::FindSessions(places, unpacked, targets.force);
-  const char* hint = targets.names.empty() ? " (the default; give a TARGET, or set AMEM_JOURNAL_DIR)" : "";
+  const char* const hint = !targets.names.empty()                    ? ""
+                           : Variable("AMEM_JOURNAL_DIR") != nullptr ? " (AMEM_JOURNAL_DIR names it)"
+                                                                     : " (the default; give a TARGET, or set AMEM_JOURNAL_DIR)";
   for (const std::string& damage : found.damage) Complain(damage);
   for (const std::string& problem : found.problems) Complain(problem + hint);
   if (unread != nullptr) *unread = std::move(found.problems);

@@ -9,6 +9,7 @@
 
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
+#include "replay/job/sessions.h"
 #include "replay/job/story/job_cycles.h"
 #include "replay/tool/command.h"
 #include "replay/tool/gpus.h"
@@ -28,12 +29,13 @@ struct TopOptions {
 struct Sum {
   std::uint64_t count = 0;
   Bytes bytes = 0, resident = 0;
+  Bytes of_ended = 0;        // resident as the journals of processes say that have ended
   std::uint64_t order = 0;   // of groups that have an order of their own
   SavedContents last_pause;  // of tags
-  void Add(Bytes more, bool is_resident) {
+  void Add(Bytes more, bool is_resident, bool has_ended = false) {
     ++count;
     bytes += more;
-    resident += is_resident ? more : 0;
+    (has_ended ? of_ended : resident) += is_resident ? more : 0;
   }
 };
 using Groups = std::map<std::string, Sum>;
@@ -50,9 +52,9 @@ constexpr std::pair<std::uint64_t, const char*> kAges[] = {{1, "under 1 s"},
 
 class Grouper {
  public:
-  // `story`: by age only.
-  Grouper(const std::string& by, const State& state, const SessionStory* story, Groups& groups)
-      : by_(by), state_(state), story_(story), symbols_(state.libraries), groups_(groups) {}
+  // `story`: by age only. `has_ended`: the process.
+  Grouper(const std::string& by, const State& state, const SessionStory* story, bool has_ended, Groups& groups)
+      : by_(by), state_(state), story_(story), has_ended_(has_ended), symbols_(state.libraries), groups_(groups) {}
 
   void Run() {
     std::set<AllocationId> backings;
@@ -118,13 +120,14 @@ class Grouper {
   }
   void Add(const std::string& key, std::uint64_t order, Bytes bytes, bool resident) {
     Sum& sum = groups_[key];
-    sum.Add(bytes, resident);
+    sum.Add(bytes, resident, has_ended_);
     sum.order = order;
   }
 
   const std::string& by_;
   const State& state_;
   const SessionStory* const story_;
+  const bool has_ended_;
   const Symbols symbols_;
   Groups& groups_;
 };
@@ -132,10 +135,10 @@ class Grouper {
 // Which sessions reference whose memory.
 class References {
  public:
-  void Add(SessionId self, const State& state) {
+  void Add(SessionId self, const State& state, bool has_ended) {
     Node& node = nodes_[self];
     const Holdings holdings = Measure(state);
-    node = {holdings.own_device, holdings.own_device_resident, true};
+    node = {holdings.own_device, holdings.own_device_resident, true, has_ended};
     names_.Add(state.session);
     names_.AddPeersOf(state);
     for (const auto& [session, peer] : state.peers)
@@ -166,7 +169,9 @@ class References {
                        FormatBytes(edge.told().bytes), Doubt(edge, key)});
     for (const auto& [session, node] : nodes_)
       nodes.push_back({names_.ShortName(session), node.given ? FormatBytes(node.own) : "not given",
-                       node.given ? FormatBytes(node.resident) : ""});
+                       !node.given      ? ""
+                       : node.has_ended ? "-"
+                                        : FormatBytes(node.resident)});
     PrintTable(out, edges);
     out << "\n";
     PrintTable(out, nodes);
@@ -195,7 +200,7 @@ class References {
                        {"name", names_.ShortName(session)},
                        {"given", node.given},
                        {"own_bytes", node.own},
-                       {"own_resident_bytes", node.resident}});
+                       {"own_resident_bytes", node.has_ended ? 0 : node.resident}});
     }
     for (const auto& [key, edge] : edges_) {
       edges.push_back({{"owner", SessionText(key.first)},
@@ -215,7 +220,7 @@ class References {
   };
   struct Node {
     Bytes own = 0, resident = 0;
-    bool given = false;
+    bool given = false, has_ended = false;
   };
   using Pair = std::pair<SessionId, SessionId>;
   [[nodiscard]] const char* Doubt(const Edge& edge, const Pair& key) const {
@@ -231,12 +236,13 @@ class References {
   std::set<Pair> lost_;         // (session, peer that it lost)
 };
 
-void PrintText(Output& out, const std::string& by, const Sorted& sorted, std::size_t most) {
+// `held`: the heading of what is held.
+void PrintText(Output& out, const std::string& by, const Sorted& sorted, std::size_t most, const char* held) {
   Bytes all = 0;
   for (const auto& [key, sum] : sorted) all += sum.bytes;
   std::string heading = by == "site" ? "call site, innermost first" : by;
   std::ranges::transform(heading, heading.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
-  std::vector<std::vector<std::string>> rows = {{"REQUESTED", "SHARE", "COUNT", "HELD NOW", heading}};
+  std::vector<std::vector<std::string>> rows = {{"REQUESTED", "SHARE", "COUNT", held, heading}};
   if (std::ranges::any_of(sorted, [](const auto& group) { return static_cast<bool>(group.second.last_pause); }))
     rows[0].emplace_back("LAST PAUSE");
   for (std::size_t i = 0; i < std::min(most, sorted.size()); ++i) {
@@ -267,7 +273,8 @@ Json ToJson(const std::string& by, const Sorted& sorted) {
 }
 
 // By peer there is also who references whose memory.
-void PrintWithReferences(const TopOptions& options, const Sorted& sorted, const References& references, Output& out) {
+void PrintWithReferences(const TopOptions& options, const Sorted& sorted, const References& references, const char* held,
+                         Output& out) {
   if (options.dot) return references.PrintDot(out);
   if (options.json) {
     Json all = references.ToJson();
@@ -276,35 +283,45 @@ void PrintWithReferences(const TopOptions& options, const Sorted& sorted, const 
   }
   references.PrintText(out);
   out << "\n";
-  PrintText(out, "peer", sorted, options.limit);
+  PrintText(out, "peer", sorted, options.limit, held);
 }
 
 int RunTop(const TopOptions& options, Output& out) {
   if (options.gpu) return PrintGpus(FindSessions(options.targets), out);
   Groups groups;
   std::string note;
-  Bytes held = 0;  // on devices, as ls counts it
+  Bytes held = 0, held_by_ended = 0;  // on devices, as ls counts it
+  std::size_t ended = 0, sessions = 0;
   References references;
   std::vector<SessionStory> stories;
   const std::string by = options.dot ? "peer" : options.by;
   ForEachJournal(FindSessions(options.targets), [&](JournalReader& reader, ReadReport& damage) -> Status {
     AMEM_ASSIGN(const auto until, EventAt(options.at, reader));
     AMEM_ASSIGN(const auto state, reader.StateAt(until, &damage));
+    AMEM_ASSIGN(const JournalInfo info, reader.Info());
+    const bool has_ended = options.at.empty() && HasEnded(info.status);
+    ++sessions;
+    ended += has_ended ? 1 : 0;
     const Holdings holdings = Measure(state);
-    held += holdings.own_device_resident + holdings.pools_resident;
+    (has_ended ? held_by_ended : held) += holdings.own_device_resident + holdings.pools_resident;
     const bool with_story = by == "tag" || by == "age";
     if (with_story) {
       AMEM_ASSIGN(stories.emplace_back(), ReadAttempts(reader, kAttemptsKept, until.value_or(kToTheEnd)));
       stories.back().findings.state = {};
     }
-    Grouper grouper(by, state, with_story ? &stories.back() : nullptr, groups);
+    Grouper grouper(by, state, with_story ? &stories.back() : nullptr, has_ended, groups);
     grouper.Run();
     if (with_story) stories.back().times = {};
     if (by == "site" && note.empty()) note = grouper.note();
-    const Result<JournalInfo> info = reader.Info();
-    if (info && by == "peer") references.Add(info->session, state);
-    return info.status();
+    if (by == "peer") references.Add(info.session, state, has_ended);
+    return {};
   });
+  // Where nobody lives, what all held last is of more use than that they hold nothing.
+  const bool nobody_lives = ended != 0 && ended == sessions;
+  for (auto& [key, sum] : groups)
+    if (nobody_lives) sum.resident = sum.of_ended;
+  if (nobody_lives) held = held_by_ended;
+  const char* const heading = nobody_lives ? "HELD AT THE END" : options.at.empty() ? "HELD NOW" : "HELD THEN";
   for (const PauseContents& last : LastContents(stories)) {
     if (const auto group = groups.find(last.tag.empty() ? "nccl" : last.tag); group != groups.end())
       group->second.last_pause = last.contents;
@@ -315,12 +332,14 @@ int RunTop(const TopOptions& options, Output& out) {
   });
   if (AnyComplaint() && sorted.empty()) return kCannotRead;
   if (by == "peer") {
-    PrintWithReferences(options, sorted, references, out);
+    PrintWithReferences(options, sorted, references, heading, out);
   } else if (options.json) {
     PrintJson(out, ToJson(by, sorted));
   } else if (!sorted.empty()) {
-    PrintText(out, by, sorted, options.limit);
+    PrintText(out, by, sorted, options.limit, heading);
     PrintUnused(out, sorted, held);
+    if (ended != 0 && !nobody_lives)
+      out << Plural(ended, "process has ended and holds", "processes have ended and hold") << " nothing any more\n";
     if (!note.empty()) out << "\n" << note << "\n";
   }
   return ReadAll();

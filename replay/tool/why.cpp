@@ -61,7 +61,24 @@ void PrintEvidence(Output& out, const Verdict& verdict, std::uint64_t first) {
   }
 }
 
-void PrintText(Output& out, const Verdict& verdict) {
+// The log around the first fact that the verdict rests on; empty: there is none. `several`: jobs, so that a rank's number may
+// stand for more than one.
+std::string LogAround(const Verdict& verdict, const Targets& targets, bool several) {
+  constexpr std::uint64_t kAround = 10;
+  const auto at =
+      std::ranges::find_if(verdict.evidence, [](const Evidence& e) { return e.role == Evidence::Role::kCause && e.seq; });
+  const auto any = std::ranges::find_if(verdict.evidence, [](const Evidence& e) { return static_cast<bool>(e.seq); });
+  const auto fact = at != verdict.evidence.end() ? at : any;
+  if (fact == verdict.evidence.end()) return {};
+  const std::uint64_t seq = fact->seq.value, from = seq - std::min(seq - 1, kAround), to = seq + kAround;
+  if (!several && fact->rank >= 0)
+    return CommandOn("log", targets, fmt::format("--merge --from={0}#{1} --to={0}#{2}", fact->rank, from, to));
+  Targets one = targets;
+  one.ranks = {SessionText(fact->session)};
+  return CommandOn("log", one, fmt::format("--from=#{} --to=#{}", from, to));
+}
+
+void PrintText(Output& out, const Verdict& verdict, const std::string& around) {
   out.Styled(verdict.healthy() ? Output::Style::kGood : Output::Style::kBad, verdict.headline + ".") << "\n\n";
   PrintParagraph(out, verdict.summary, "");
   if (const std::string remedy = verdict.RemedyText(); !remedy.empty()) {
@@ -72,8 +89,9 @@ void PrintText(Output& out, const Verdict& verdict) {
     const auto timed = std::ranges::find_if(verdict.evidence, [](const Evidence& e) { return e.wall_ns != 0; });
     const std::uint64_t first = timed == verdict.evidence.end() ? 0 : timed->wall_ns;
     out << "\n";
-    PrintParagraph(
-        out, AsCalled("Evidence (times count from " + WallText(first) + "; `amem log --from=#SEQ` shows what is around)"), "");
+    PrintParagraph(out, "Evidence (times count from " + WallText(first) + (around.empty() ? ")" : "), and what is around it:"),
+                   "");
+    if (!around.empty()) out << "  " << around << "\n";
     PrintEvidence(out, verdict, first);
   }
   if (!verdict.notes.empty() || !verdict.damage.empty()) out << "\n";
@@ -82,14 +100,14 @@ void PrintText(Output& out, const Verdict& verdict) {
 }
 
 // The jobs beside the first: failures in full, as far as they are few, the others in a line each.
-void PrintOthers(Output& out, std::span<const Verdict> others) {
+void PrintOthers(Output& out, std::span<const Verdict> others, const Targets& targets) {
   constexpr std::size_t kInFullMost = 4;
   std::vector<const Verdict*> in_full, in_a_line;
   for (const Verdict& other : others)
     (!other.healthy() && in_full.size() < kInFullMost ? in_full : in_a_line).push_back(&other);
   for (const Verdict* other : in_full) {
     out << "\n---- Another job: " << other->job << " ----\n\n";
-    PrintText(out, *other);
+    PrintText(out, *other, LogAround(*other, targets, true));
   }
   for (const Verdict* other : in_a_line) {
     out << "\n";
@@ -121,8 +139,8 @@ int RunWhy(const WhyOptions& options, Output& out) {
     json["other_jobs"] = std::move(jobs);
     PrintJson(out, json);
   } else {
-    PrintText(out, first);
-    PrintOthers(out, others);
+    PrintText(out, first, LogAround(first, options.targets, !others.empty()));
+    PrintOthers(out, others, options.targets);
   }
   return AnyComplaint() ? kCannotRead : first.healthy() ? kFine : kViolationFound;
 }

@@ -147,6 +147,8 @@ struct SessionOpened {
   content @13 :Text;
   launcher @14 :List(Text);
   program @15 :Text;
+  python @16 :Bool;
+  timeoutMs @17 :UInt32;
 }
 struct SessionClosed {
   reason @0 :Text;
@@ -369,7 +371,9 @@ struct StepFailed {
   message @3 :Text;
   reportedBy @4 :UInt64;
   pool @5 :UInt32;
+  holders @6 :List(MemoryHolder);
 }
+struct MemoryHolder { pid @0 :Int32; bytes @1 :UInt64; name @2 :Text; }
 struct PhaseBegun { phase @0 :PhaseKind; pool @1 :UInt32; }
 struct PhaseDecided {
   phase @0 :PhaseKind;

@@ -20,6 +20,7 @@ const Words kDriver = {"find-driver-error"};
 const Words kGroups = {"one-group"};
 const Words kJournal = {"repair-journal"};
 const Words kCall = {"call-on-every-rank"};
+const Words kInTime = {"call-in-time"};
 const Words kLook = {"examine-process"};
 const Words kDeath = {"find-reason-of-death", "find-reason-of-end"};
 const Words kLeaving = {"stay-until-resumed", "find-reason-of-death", "find-reason-of-end"};
@@ -244,6 +245,28 @@ void AddDeadlocks(std::vector<Failure>& all) {
                  .commands = {"1,2:linger", "pause"},
                  .expected = {kAbsent, {1, 2}, kCall},
                  .culprit_knows = true});
+  const job::Environment soon = {{"AMEM_TIMEOUT_MS", "1500"}};
+  // After exceptions the others are gone before it comes.
+  all.push_back({.name = "a rank pauses when the others have given up",
+                 .environment = soon,
+                 .commands = {"1:sleep=2300", "pause"},
+                 .silent = false,
+                 .expected = {kAbsent, {1}, kInTime},
+                 .alone_after_exceptions = {kAbsent, {1}, kCall}});
+  all.push_back({.name = "the first rank resumes when the others have given up",
+                 .environment = soon,
+                 .commands = {"pause", "0:sleep=2300", "resume"},
+                 .silent = false,
+                 .expected = {kAbsent, {0}, kInTime},
+                 .alone_after_exceptions = {kAbsent, {0}, kCall}});
+  all.push_back({.name = "a rank comes too late for one whose deadline is shorter",
+                 .environment_of = {{0, {{"AMEM_TIMEOUT_MS", "900"}}}},
+                 .commands = {"2:sleep=1600", "pause"},
+                 .silent = false,
+                 .expected = {kAbsent, {2}, kInTime},
+                 .alone_after_exceptions = {kAbsent, {2}, kCall},
+                 // It saw all come, and the first one give up.
+                 .alone_of = {{1, {.kinds = {"refused", "rank-left"}, .whoever = true}}}});
   all.push_back({.name = "a driver call of a pause does not return",
                  .commands = {"1:at=Unmap,1,hang", "pause"},
                  .fate = Fate::kBlocked,
@@ -342,6 +365,8 @@ void AddDriverErrors(std::vector<Failure>& all) {
   with("unknown error (999) in a resume", {"pause", "1:at=Map,1,fail-all=999", "resume"}, kRestart);
   with("invalid value in a resume, once", {"pause", "1:at=Map,1,fail=1", "resume"}, {});
   with("not supported in a resume, and in its undo", {"pause", "1:at=SetAccess,1,fail-all=801", "resume"}, {});
+  with("a pause that fails on one rank and cannot be undone on another",
+       {"1:at=Release,1,fail=1", "2:at=Create,1,fail-all=1", "pause"}, {"call ncclResume", "all have ended"});
 }
 
 const Expected kOfOneOfAnotherGroup = {{"refused"}, {1}, kGroups};
@@ -389,6 +414,17 @@ void AddJournalsAndNeighbours(std::vector<Failure>& all, std::mt19937_64& random
   killed("killed in a resume, and its journal is missing", Damage::kMissing);
   killed("killed in a resume, and its journal is cut short", Damage::kCutShort);
   killed("killed in a resume, and its journal is overwritten", Damage::kOverwritten);
+  for (const bool resumed : {false, true}) {
+    all.push_back(
+        {.name = std::string("killed while paused, its journal is missing") + (resumed ? ", and the others resume" : ""),
+         .commands = resumed ? Commands{"pause", "barrier", "1:do=KILL", "sleep=300", "resume"}
+                             : Commands{"pause", "barrier", "1:do=KILL", "sleep=300"},
+         .fate = Fate::kEnded,
+         .status = Killed(SIGKILL),
+         .silent = false,
+         .expected = {kDied, {1}, {"find-reason-of-death"}},
+         .damage = Damage::kMissing});
+  }
   all.push_back({.name = "device memory taken, and that journal is missing",
                  .commands = {"pause", "1:hog=4", "barrier", "resume"},
                  .fate = Fate::kFails,

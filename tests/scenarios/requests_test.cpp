@@ -115,6 +115,21 @@ TEST_F(Requests, what_a_pause_leaves_on_the_gpus_is_said_by_name_before_there_is
   AllEndWell();
 }
 
+// A pause of the ranks that are found would wait for the others until the deadline.
+TEST_F(Requests, a_rank_whose_neighbours_have_their_journals_elsewhere_is_not_asked_without_them) {
+  job_.environment_of[2]["AMEM_JOURNAL_DIR"] = job_.directory() / "elsewhere";
+  Start({"cuda", "load", "init", "reduce", "barrier", "steps=100000,4", "barrier", "destroy"});
+  ASSERT_TRUE(UntilSaid("barrier: 0"));
+  const Rank refused = Tool({"pause", "--deadline", "5"});
+  EXPECT_EQ(refused.status, 2) << refused.out << refused.err;
+  EXPECT_NE(refused.err.find("name a directory above all journals"), std::string::npos) << refused.err;
+  for (const char* const command : {"pause", "resume"}) {
+    const Rank ran = Tool({command, job_.directory()});
+    EXPECT_EQ(ran.status, 0) << ran.out << ran.err;
+  }
+  AllEndWell();
+}
+
 TEST_F(Requests, a_job_is_paused_at_one_step_with_its_tags_and_goes_on_with_the_same_sums) {
   Start({"cuda", "load", "init", "tags", "barrier", "steps=100000,4", "read tags", "barrier", "destroy"});
   ASSERT_TRUE(UntilSteps(5));

@@ -14,7 +14,7 @@
 namespace amem {
 namespace {
 
-constexpr std::size_t kResultsKept = 64;
+constexpr std::size_t kResultsKept = 64, kUnmadeKept = 16;
 constexpr std::uint64_t kOneLook_ns = 1'000'000'000;  // the threads of a process are recorded one right after the other
 
 CycleKind KindOfPhase(PhaseKind phase) { return phase < PhaseKind::kResumeArrive ? CycleKind::kPause : CycleKind::kResume; }
@@ -96,8 +96,22 @@ struct StoryBuilder::Taker {
     if (results.size() >= kResultsKept) results.erase(results.begin());
     results.push_back({ToText(body), now});
   }
+  void operator()(const CommunicatorBegun& e) const {
+    if (story.unmade.size() < kUnmadeKept) story.unmade.push_back({e, now, {}});
+  }
   void operator()(const CommunicatorReady& e) const {
     if (e.hash != 0) story.communicators.push_back({e, now});
+    std::erase_if(story.unmade, [&](const UnmadeCommunicator& one) { return one.begun.communicator == e.communicator; });
+  }
+  void operator()(const CommunicatorEnded& e) const {
+    const auto one = std::ranges::find_if(
+        story.unmade, [&](const UnmadeCommunicator& other) { return other.begun.communicator == e.communicator; });
+    if (one == story.unmade.end()) return;
+    if (e.how == "failed") {
+      one->failed = now;
+    } else {
+      story.unmade.erase(one);
+    }
   }
   void operator()(const SessionClosed& e) const {
     story.closed = SessionStory::Closing{e, now, before.lifecycle, story.OpenAttempt() != nullptr};
@@ -141,7 +155,10 @@ struct StoryBuilder::Taker {
       if (attempt->kind == e.kind && !attempt->begun) attempt->asking.insert(e.member);
       return;
     }
-    if (HasGivenUpWith(e)) return;
+    if (HasGivenUpWith(e)) {
+      story.attempts.back().came_late.try_emplace(e.member, now);
+      return;
+    }
     std::optional<Attempt>& awaited = story.awaited;
     if (!awaited || awaited->kind != e.kind) awaited = Fresh(e.kind, {});
     awaited->asking.insert(e.member);
@@ -149,7 +166,10 @@ struct StoryBuilder::Taker {
   // It has come after all.
   void TakeAwaited(Attempt& attempt) const {
     std::optional<Attempt>& awaited = story.awaited;
-    if (awaited && awaited->kind == attempt.kind) attempt.asking = std::move(awaited->asking);
+    if (awaited && awaited->kind == attempt.kind) {
+      attempt.asking = std::move(awaited->asking);
+      attempt.asked_before = awaited->arrived;
+    }
     awaited.reset();
   }
 
@@ -164,7 +184,8 @@ struct StoryBuilder::Taker {
     return {.kind = kind,
             .cycle = before.ScopeOf(id).cycles + (kind == CycleKind::kPause ? 1 : 0),
             .tag = TagOf(id),
-            .arrived = now};
+            .arrived = now,
+            .requested = story.outside.waits_in.has_value()};
   }
   static Attempt::PhaseTaken* PhaseOf(Attempt& attempt, PhaseKind phase) {
     return attempt.phases.empty() || attempt.phases.back().phase != phase ? nullptr : &attempt.phases.back();
@@ -209,6 +230,7 @@ struct StoryBuilder::Taker {
     StepEnded(attempt, e.step);
     if (attempt.failed_step) return;
     Attempt::Failure failure{.step = e.step, .code = e.code, .driver_result = e.driver_result, .message = e.message, .at = now};
+    failure.holders = e.holders;
     if (!attempt.phases.empty()) failure.phase = attempt.phases.back().phase;
     if (const Allocation* a = FindIn(before.allocations, e.step.allocation)) {
       failure.allocation_bytes = a->bytes;

@@ -55,6 +55,7 @@ struct Attempt {
   Moment last;  // the last event seen in it
   End end = End::kOpen;
   std::vector<SessionId> members;  // empty until begun
+  bool requested = false;          // from outside (amem pause)
   std::string failure;             // as this session told its caller
   Code code{};                     // of that; kOk: not recorded
   bool undone = true;
@@ -90,11 +91,14 @@ struct Attempt {
     std::optional<RemoteAllocation> remote;  // of an imported one
     CallSite site;
     Bytes still_missing = 0;  // own memory on that device that was not back yet
+    std::vector<MemoryHolder> holders;
   };
   std::optional<Failure> failed_step;  // the first
 
   std::map<SessionId, std::uint64_t> heard;  // of whom the session that counts has heard, and how many votes
   std::set<SessionId> asking;                // have come to it, because they asked this session whether it comes
+  Moment asked_before;                       // the first of them did so before this session came
+  std::map<SessionId, Moment> came_late;     // have come when this session had given up, and since when that is known
   std::vector<CycleMember> culprits;         // because of whom it failed, as this session was told
 
   std::optional<Dated<Step>> open_step;  // begun and neither done nor failed
@@ -192,6 +196,13 @@ struct Outside {
   std::vector<Dated<std::string>> results;  // of requests, and freezes: the last of them
 };
 
+// A communicator that NCCL was asked for and has not made.
+struct UnmadeCommunicator {
+  CommunicatorBegun begun;
+  Moment at;      // it was asked for
+  Moment failed;  // none: NCCL is still at it, or was when the journal ended
+};
+
 struct SessionStory {
   JournalFindings findings;
   // Oldest first; of a long journal the first ones, the last ones, and those between that failed.
@@ -209,6 +220,7 @@ struct SessionStory {
   std::vector<Dated<ProcessSeen>> seen;                 // processes of others, looked at here
   std::vector<Dated<ThreadSeen>> threads;               // of this process, at its last look
   std::vector<Dated<CommunicatorReady>> communicators;  // those with a hash
+  std::vector<UnmadeCommunicator> unmade;               // the first few
   ReadyCommunicators for_clock;
   std::map<SessionId, CycleMember> met;         // who others are, as cycles and arrivals name them
   std::optional<Dated<LaunchRefused>> refused;  // the first refused since it was paused last, with the count of all

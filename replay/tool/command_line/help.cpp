@@ -128,7 +128,8 @@ std::string HelpOfTool(std::size_t width) {
          Paragraph(
              AsCalled("TARGET: a pid, a launcher's id of a job, a session, a directory of journals, a pack, or - for a pack "
                       "on standard input; without any it is AMEM_JOURNAL_DIR, else /tmp/amem-UID/journal. `amem help "
-                      "COMMAND` has options and examples."),
+                      "COMMAND` has options and examples, `amem --man` a manual page, and `amem --completion bash` (zsh, fish) "
+                      "a script for that shell."),
              width) +
          Paragraph(kExitCodes, width);
 }

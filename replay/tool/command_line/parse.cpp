@@ -181,7 +181,7 @@ std::optional<ParsedCommandLine> ParseQuestion(const std::string& word, const st
     return ParsedCommandLine{.print = CompletionScript(of)};
   if (word == "--completion") return ParsedCommandLine{.wrong = "--completion: give bash, zsh or fish"};
   if (word != "help" && word != "--help" && word != "-h") return std::nullopt;
-  if (of.empty()) return ParsedCommandLine{.print = HelpOfTool(TextWidth())};
+  if (of.empty() || of == "help") return ParsedCommandLine{.print = HelpOfTool(TextWidth())};
   if (const Command* command = FindCommand(of)) return ParsedCommandLine{.print = HelpOf(*command, TextWidth())};
   return ParsedCommandLine{.wrong = NoCommand(of)};
 }

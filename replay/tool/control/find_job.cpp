@@ -9,6 +9,7 @@
 #include "journal/base/process_sight.h"
 #include "journal/session_dir.h"
 #include "journal/tail.h"
+#include "replay/job/names.h"
 #include "replay/job/sessions.h"
 #include "replay/tool/control/request.h"
 
@@ -31,11 +32,13 @@ Result<std::vector<Living>> LivingUnder(const std::filesystem::path& place) {
     if (ties.ok() && ties->live) living.push_back({*std::move(ties), ProcessOfWriter(session / "tail")});
   }
   if (!living.empty()) return living;
-  return Status{
-      Code::kNotFound,
-      fmt::format("no process under {} lives{}", place.string(),
-                  found.problems.empty() ? ": give the directory of its journals, or set AMEM_JOURNAL_DIR as for the job"
-                                         : "; " + found.problems.front())};
+  return Status{Code::kNotFound, fmt::format("no process under {} lives{}", place.string(),
+                                             !found.problems.empty() ? "; " + found.problems.front()
+                                             : Variable("AMEM_JOURNAL_DIR") != nullptr
+                                                 ? ": give the directory of its journals (AMEM_JOURNAL_DIR may be "
+                                                   "another one in the job)"
+                                                 : ": give the directory of its journals, or set AMEM_JOURNAL_DIR as "
+                                                   "for the job")};
 }
 
 std::vector<JobOfLiving> JobsOf(const std::vector<Living>& living, Ties certainty) {
@@ -149,16 +152,36 @@ Status CheckComplete(const JobOfLiving& job, const std::vector<Living>& living) 
   return Status::Ok();
 }
 
+// Refused where one shares memory with a session that is not among them, as where its journals lie elsewhere: nobody would ask
+// that one, and a pause of the others would wait for it until the deadline.
+Status CheckNeighbours(const FoundJob& found, const JobOfLiving& job, const std::filesystem::path& place) {
+  std::set<SessionId> asked;
+  for (const control::RankPlace& rank : found.ranks) asked.insert(rank.session);
+  for (const Living* one : job) {
+    for (const auto& [session, peer] : one->ties.shares_with) {
+      if (asked.contains(session) || peer.group != one->ties.who.group) continue;
+      return {
+          Code::kRefused,
+          fmt::format("{} shares memory with {}, which is not among those that live by their journals under {}: nobody would "
+                      "ask it, and the others would stand still until their deadline; name a directory above all journals",
+                      NameOf(one->ties.who),
+                      NameOf({.session = session, .host = peer.host, .pid = peer.pid, .rank = peer.rank}), place.string())};
+    }
+  }
+  return Status::Ok();
+}
+
 }  // namespace
 
 Result<FoundJob> FindJob(const std::vector<std::string>& names, Ties ties) {
   const std::string what = names.size() == 1 ? names.front() : "";
   std::error_code missing;
   const bool place = !what.empty() && std::filesystem::exists(what, missing);
-  Result<std::vector<Living>> living = LivingUnder(place ? std::filesystem::path(what) : DefaultJournalDirectory());
+  std::filesystem::path under = place ? std::filesystem::path(what) : DefaultJournalDirectory();
+  Result<std::vector<Living>> living = LivingUnder(under);
   // Of one session's directory the job is meant, whose other sessions lie beside it.
   const auto session = place && living.ok() ? SessionNamed(what, *living) : std::nullopt;
-  if (session) living = LivingUnder(session->parent_path());
+  if (session) living = LivingUnder(under = session->parent_path());
   if (!living.ok()) return living.status();
   NoteLaunches(*living);
   std::vector<JobOfLiving> jobs = JobsOf(*living, ties);
@@ -180,6 +203,7 @@ Result<FoundJob> FindJob(const std::vector<std::string>& names, Ties ties) {
   if (names.size() > 1) {  // those, and what is certainly of one job with them
     JobOfLiving all;
     for (const JobOfLiving& job : jobs) all.insert(all.end(), job.begin(), job.end());
+    if (ties == Ties::kCertain) AMEM_TRY(CheckNeighbours(Chosen(all), all, under));
     return Chosen(all);
   }
   if (jobs.empty())
@@ -191,7 +215,10 @@ Result<FoundJob> FindJob(const std::vector<std::string>& names, Ties ties) {
                   fmt::format("there are {} living jobs, of which nothing says that they belong together; name one by "
                               "a pid, or all that are meant: {}{}",
                               jobs.size(), PidsOf(jobs), ListOf(jobs))};
-  if (ties == Ties::kCertain) AMEM_TRY(CheckComplete(jobs.front(), *living));
+  if (ties == Ties::kCertain) {
+    AMEM_TRY(CheckNeighbours(Chosen(jobs.front()), jobs.front(), under));
+    AMEM_TRY(CheckComplete(jobs.front(), *living));
+  }
   return Chosen(jobs.front());
 }
 

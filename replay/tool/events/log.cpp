@@ -57,16 +57,13 @@ Result<std::shared_ptr<const regex_t>> CompilePattern(const std::string& text) {
 }
 
 bool IsBehind(const Position& from, const Position& to) {
+  if (from.rank || to.rank) return false;  // not known yet
   if (from.seq || to.seq) return from.seq && to.seq && *from.seq > *to.seq;
   return from.wall == to.wall && from.ns > to.ns;
 }
 
 // What is wrong with the options together, or an empty text.
 std::string WhatIsWrong(const LogOptions& options) {
-  for (const auto& [name, positions] : {std::pair("--from", &options.from), std::pair("--to", &options.to)})
-    for (const Position& position : *positions)
-      if (position.rank)
-        return fmt::format("{} {}: give #{} here, and the rank by --rank", name, position.text, position.seq->value);
   for (const Position& from : options.from)
     for (const Position& to : options.to)
       if (IsBehind(from, to)) return fmt::format("--from {} is behind --to {}: no event is both", from.text, to.text);
@@ -88,6 +85,21 @@ Status AddSource(const std::filesystem::path& directory, bool with_state, std::v
   if (!with_state) opening.before = {};
   if (sources.size() >= kKeptOpen) reader.reset();
   sources.push_back({std::move(reader), std::move(opening)});
+  return {};
+}
+
+// An event of another rank is the moment when it happened. What is behind the last one is that.
+Status MakeTime(Position& position, std::vector<Source>& sources, const JobClock& clock) {
+  if (!position.rank) return {};
+  const auto source = std::ranges::find_if(sources, [&](const Source& one) { return one.opening.who.rank == *position.rank; });
+  if (source == sources.end()) return {Code::kInvalid, fmt::format("there is no journal of rank {} here", *position.rank)};
+  if (source->reader == nullptr) {
+    AMEM_ASSIGN(source->reader, JournalReader::Open(source->opening.info.directory));
+  }
+  AMEM_ASSIGN(const auto event, ReadEvent(*source->reader, std::min(*position.seq, source->opening.info.last)));
+  if (!event) return {Code::kInvalid, fmt::format("rank {} has no event {}", *position.rank, position.seq->value)};
+  const std::int64_t wall = WrappedSum(event->time_ns, clock.OffsetOf(source->opening.who));
+  position = {.text = position.text, .wall = true, .ns = static_cast<std::uint64_t>(wall)};
   return {};
 }
 
@@ -207,14 +219,20 @@ int Follow(std::vector<Source>& sources, const Logger& logger, const LogOptions&
   return ReadAll();
 }
 
-int RunLog(const LogOptions& options, Output& out) {
-  if (const std::string wrong = WhatIsWrong(options); !wrong.empty()) return Complain(wrong, kUsage);
+int RunLog(const LogOptions& given, Output& out) {
+  if (const std::string wrong = WhatIsWrong(given); !wrong.empty()) return Complain(wrong, kUsage);
   std::vector<Source> sources;
-  for (const auto& directory : FindSessions(options.targets))
-    Went(AddSource(directory, options.wishes.allocation.has_value(), sources));
+  for (const auto& directory : FindSessions(given.targets))
+    Went(AddSource(directory, given.wishes.allocation.has_value(), sources));
   std::vector<OpenedJournal> journals;
   for (const Source& source : sources) journals.push_back({&source.opening, source.reader.get()});
-  const Logger logger(options, sources, ClockOf(journals), out);
+  LogOptions options = given;
+  const JobClock clock = ClockOf(journals);
+  for (std::vector<Position>* positions : {&options.from, &options.to})
+    for (Position& position : *positions)
+      if (const Status known = MakeTime(position, sources, clock); !known.ok()) return Complain(known.message(), kUsage);
+  if (const std::string wrong = WhatIsWrong(options); !wrong.empty()) return Complain(wrong, kUsage);
+  const Logger logger(options, sources, clock, out);
   if (options.follow) return Follow(sources, logger, options, out);
   const std::uint64_t wanted = LogAll(sources, logger, options, out);
   if (wanted == 0 && !AnyComplaint() && !options.json && !out.ReaderGone())
@@ -245,11 +263,12 @@ void AddOptions(Arguments& arguments, LogOptions& options) {
   arguments.Add("--allocation", "ID", options.wishes.allocation,
                 "Only what is about this allocation, or an address while it is there");
   AddPosition(arguments, "--from", options.from,
-              "Only from there on: an event (--from=#17), seconds since the session's opening, \"10 min ago\", or \"2026-11-21 "
+              "Only from there on: an event (--from=#17, or 2#17 of rank 2: in all sessions from then on), seconds since the "
+              "session's opening, \"10 min ago\", or \"2026-11-21 "
               "20:20:58\", in local time unless UTC or +0100 is behind it")
       .several = true;
   AddPosition(arguments, "--to", options.to, "Only up to there").several = true;
-  arguments.Add("--last", "N", options.last, "Only the last N of those, of each session, or with --merge of all");
+  arguments.Add("-n,--last", "N", options.last, "Only the last N of those, of each session, or with --merge of all");
   arguments.Flag("--wall", options.wall, "The local date and time of each event in place of seconds since the opening");
   arguments.Add("--interval", "MS", options.interval_ms, "With -f: look every so many milliseconds; 200 by default", 1);
 }
@@ -266,6 +285,7 @@ Command LogCommand() {
        "  amem log DIR --allocation 3                  the life of one allocation\n"
        "  amem log DIR --kind step-failed --kind cycle-failed\n"
        "  amem log DIR --json --from 12.5 --to=#1300\n"
+       "  amem log DIR --merge --from=2#17             what all did from that event of rank 2 on\n"
        "A line has the event's number, seconds since the opening, the thread, and what happened. A shell takes a # that "
        "begins a word for a comment; write --from=#17.\n"},
       AddOptions, RunLog);

@@ -2,6 +2,8 @@
 // leaves the session with what its state says.
 #include "replay/cycle/executor.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <future>
@@ -149,6 +151,37 @@ TEST_F(ExecutorTest, a_device_that_is_too_full_fails_the_resume_before_anything_
   EXPECT_EQ(full.code(), Code::kOutOfMemory) << full.message();
   EXPECT_NE(full.message().find("0 B free of 512 MiB, and 2 MiB must come back"), std::string::npos) << full.message();
   EXPECT_EQ(All<StepFailed>().at(0).step.kind, StepKind::kCheckMemory);
+  EXPECT_TRUE(owner_->Release(hog).ok());
+}
+
+class CrowdedDriver final : public test::PlainDriver {
+ public:
+  using PlainDriver::PlainDriver;
+  std::vector<MemoryHolder> MemoryHolders(DeviceOrdinal) override {
+    return {{7, kMiB, "small"}, {::getpid(), 9 * kMiB, "this one"}, {8, 2 * kMiB, "large"}};
+  }
+};
+
+TEST_F(ExecutorTest, the_journal_has_who_holds_a_device_that_is_too_full) {
+  Create();
+  ASSERT_TRUE(Pause().ok());
+  BeginResume();
+  CrowdedDriver driver(*sim_);
+  Executor executor(ledger_, driver, peers_, backup_);
+  const std::vector<MemoryHolder> others = {{8, 2 * kMiB, "large"}, {7, kMiB, "small"}};
+  sim_->SetHook([](std::string_view name, std::uint64_t) { return name == "Create" ? cuda::kOutOfMemory : 0; });
+  EXPECT_EQ(executor.Run(Planned(CycleKind::kResume, PhaseKind::kResumeCreateOwn)).code(), Code::kOutOfMemory);
+  ASSERT_EQ(All<StepFailed>().size(), 1U);
+  EXPECT_EQ(All<StepFailed>()[0].step.kind, StepKind::kCreate);
+  EXPECT_EQ(All<StepFailed>()[0].holders, others);
+  sim_->SetHook({});
+  AllocationProperties properties;
+  properties.location = {LocationType::kDevice, 0};
+  const DriverHandle hog = *owner_->Create(512 * kMiB, properties, 0);
+  EXPECT_EQ(executor.Run(Planned(CycleKind::kResume, PhaseKind::kResumeArrive)).code(), Code::kOutOfMemory);
+  ASSERT_EQ(All<StepFailed>().size(), 2U);
+  EXPECT_EQ(All<StepFailed>()[1].step.kind, StepKind::kCheckMemory);
+  EXPECT_EQ(All<StepFailed>()[1].holders, others);
   EXPECT_TRUE(owner_->Release(hog).ok());
 }
 

@@ -54,6 +54,25 @@ TEST(PoolVerdict, a_resume_that_failed_names_tag_rank_step_and_remedy) {
   EXPECT_FALSE(test::Has(ToText(verdict.remedy), "all ranks")) << ToText(verdict.remedy);
 }
 
+TEST(PoolVerdict, a_pause_of_shared_memory_that_a_rank_does_not_join_names_that_rank) {
+  PoolJob job;
+  const PoolId pool{1};
+  job.owner.Then(PhaseBegun{.phase = PhaseKind::kPauseArrive, .pool = pool});
+  job.clock += 10 * test::kSecond;
+  job.owner.Then(CycleFailed{.kind = CycleKind::kPause,
+                             .cycle = 1,
+                             .message = "waited 10000 ms for rank 1",
+                             .code = Code::kTimeout,
+                             .culprits = {{job.importer.id(), 1, 1001, "alpha"}},
+                             .pool = pool});
+  const Verdict verdict = job.Judge();
+  EXPECT_EQ(verdict.kind, VerdictKind::kRefused) << verdict.summary;
+  EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{1});
+  EXPECT_EQ(verdict.tag, "weights");
+  EXPECT_EQ(verdict.headline, "Pause 1 of tag weights could not begin without rank 1");
+  EXPECT_HAS(ToText(verdict.remedy), "call amem_pause for weights on every rank that shares memory");
+}
+
 TEST(PoolVerdict, a_try_that_worked_afterwards_is_no_longer_wrong) {
   PoolJob job;
   job.weights.Run(CycleKind::kPause);

@@ -44,7 +44,7 @@ TEST(Remedy, each_action_has_the_sentence_that_belongs_to_it) {
            {Action::kExaminePeer, "the rank that the message names"},
            {Action::kReadMessage, "read the message"},
            {Action::kFollowVote, "otherwise call ncclResume again on all ranks"},
-           {Action::kFollowRefusal, "then call ncclResume again on all ranks that share memory"},
+           {Action::kFollowRefusal, "do what the message says, then call ncclResume again on all ranks"},
            {Action::kCallOnEveryRank,
             "call ncclResume on every rank that shares memory, in any order; find out what keeps rank 2"},
            {Action::kExamineProcess, "look at where rank 2 is (gdb -p 4711, py-spy dump --pid 4711)"},

@@ -37,7 +37,8 @@ TEST(VerdictKind, words_are_stable) {
                                                                   {VerdictKind::kImpossible, "impossible-order"},
                                                                   {VerdictKind::kUnreadable, "unreadable"},
                                                                   {VerdictKind::kLeft, "rank-left"},
-                                                                  {VerdictKind::kLaunchRefused, "launch-refused"}};
+                                                                  {VerdictKind::kLaunchRefused, "launch-refused"},
+                                                                  {VerdictKind::kNotUnderAmem, "not-under-amem"}};
   ASSERT_EQ(words.size(), kVerdictKinds);
   for (const auto& [kind, word] : words) EXPECT_EQ(ToText(kind), word);
 }
@@ -230,6 +231,100 @@ TEST(VerdictKind, out_of_memory_is_told_to_the_others_without_its_whole_message_
   EXPECT_EQ(told, 1u);
 }
 
+TEST(VerdictKind, out_of_memory_names_who_holds_the_device) {
+  CycleJob job;
+  job.Pause();
+  job.BeginAll(CycleKind::kResume);
+  const Step step = job.WorkInto(job.owner, PhaseKind::kResumeArrive, StepKind::kCheckMemory);
+  job.owner.Then(StepFailed{.step = step,
+                            .code = Code::kOutOfMemory,
+                            .driver_result = 2,
+                            .message = "device 0 has 1 MiB free",
+                            .holders = {{4242, Bytes{3} << 30, "python3"}, {1001, kMiB, "python3"}}});
+  job.Work(job.importer, PhaseKind::kResumeArrive);
+  job.GiveUp(CycleKind::kResume, PhaseKind::kResumeArrive, job.owner.id(), "rank 0 failed");
+  const Verdict verdict = job.Judge(kLive, kLive);
+  EXPECT_EQ(verdict.kind, VerdictKind::kOutOfMemory) << verdict.summary;
+  EXPECT_HAS(verdict.headline, "; pid 4242 (python3) holds 3 072 MiB and rank 1 (pid 1001 on host alpha) holds 1 MiB there");
+  EXPECT_HAS(ToText(verdict.remedy), "; pid 4242 (python3) holds 3 072 MiB and rank 1 ");
+  EXPECT_FALSE(test::Has(ToText(verdict.remedy), "nvidia-smi")) << "it is known";
+}
+
+TEST(VerdictKind, half_done_elsewhere_is_mended_by_a_resume) {
+  CycleJob job;
+  FailAStep(job, Code::kDriver, 400);
+  for (auto* story : {&job.owner, &job.importer})
+    job.Decide(*story, PhaseKind::kPauseArrive, job.importer.id(), "rank 1 failed");
+  job.importer.Then(CycleFailed{CycleKind::kPause, 1, true, "rank 1 failed"});
+  job.owner.Then(CycleFailed{CycleKind::kPause, 1, false, "rank 1 failed; undoing it failed too"});
+  const Verdict verdict = job.Judge(kLive, kLive);
+  EXPECT_EQ(verdict.kind, VerdictKind::kStepFailed);
+  EXPECT_EQ(verdict.remedy.outlook, Outlook::kCannotBeUndone);
+  EXPECT_HAS(ToText(verdict.remedy), "; then call ncclResume on all ranks: the failure could not be undone");
+}
+
+TEST(VerdictKind, step_failed_within_the_undo_is_not_the_cause) {
+  CycleJob job;
+  job.BeginAll(CycleKind::kPause);
+  for (auto* story : {&job.owner, &job.importer}) job.Work(*story, PhaseKind::kPauseArrive);
+  job.importer.Then(PhaseDecided{PhaseKind::kPauseArrive, false, job.owner.id(), "rank 0 failed", Code::kDriver, 1});
+  job.importer.Then(PhaseBegun{PhaseKind::kResumeImport});
+  const Step step{.kind = StepKind::kImport, .allocation = job.imported};
+  job.importer.Then(StepBegun{step});
+  job.importer.Then(StepFailed{step, Code::kDriver, 1, "the owner could not make it anew"});
+  job.importer.Then(CycleFailed{CycleKind::kPause, 1, false, "rank 0 failed; undoing it failed too", Code::kDriver});
+  const Verdict verdict = JudgeAlone(job.importer, kLive, job.clock);
+  EXPECT_EQ(verdict.session, job.owner.id()) << verdict.headline;
+  EXPECT_HAS(ToText(verdict.remedy), "ncclResume");
+}
+
+// ---- what the caller calls -------------------------------------------------------------------------------------------------
+
+TEST(VerdictKind, remedy_names_the_call_that_the_program_makes) {
+  const auto remedy = [](bool python, bool requested) {
+    CycleJob job;
+    std::get<SessionOpened>(job.owner.events()[0].body).python = python;
+    if (requested) job.owner.Then(SafepointReached{.request = 1, .step = 7});
+    job.Arrive(job.owner, CycleKind::kPause);
+    job.clock += 10 * kSecond;
+    job.owner.Then(CycleFailed{CycleKind::kPause, 1, true, "rank 1 did not come", Code::kTimeout});
+    const Verdict verdict = job.Judge(kLive, kLive);
+    EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived) << verdict.summary;
+    return verdict.summary + ToText(verdict.remedy);
+  };
+  EXPECT_HAS(remedy(false, false), "did not call ncclPause");
+  EXPECT_HAS(remedy(false, false), "call ncclPause on every rank");
+  EXPECT_HAS(remedy(true, false), "did not call amem.pause()");
+  EXPECT_HAS(remedy(true, false), "call amem.pause() on every rank");
+  EXPECT_HAS(remedy(true, true), "the safe point that `amem pause` asks for");
+}
+
+// ---- NCCL without AMem -----------------------------------------------------------------------------------------------------
+
+TEST(VerdictKind, not_under_amem_is_a_rank_without_a_session_of_a_communicator_that_nccl_could_not_make) {
+  for (const bool all_here : {false, true}) {
+    CycleJob job;
+    for (Story* story : {&job.owner, &job.importer}) {
+      const auto rank = std::get<SessionOpened>(story->events()[0].body).rank;
+      story->Then(CommunicatorBegun{.communicator = CommunicatorId{1}, .how = "init", .rank = rank, .ranks = all_here ? 2 : 4});
+      story->Then(CommunicatorEnded{CommunicatorId{1}, "failed"});
+    }
+    job.LetGo();
+    job.Close();
+    const Verdict verdict = job.Judge(kClosed, kClosed);
+    if (all_here) {
+      EXPECT_TRUE(verdict.healthy()) << verdict.summary;
+      continue;
+    }
+    EXPECT_EQ(verdict.kind, VerdictKind::kNotUnderAmem) << verdict.summary;
+    EXPECT_EQ(verdict.ranks, (std::vector<std::int32_t>{2, 3}));
+    EXPECT_EQ(verdict.headline,
+              "NCCL could not make a communicator of 4 ranks, and ranks 2 and 3 have no session of AMem here");
+    EXPECT_EQ(verdict.remedy.action, Action::kStartUnderAmem);
+    EXPECT_HAS(ToText(verdict.remedy), "AMEM_ENABLE must be the same on all");
+  }
+}
+
 // ---- a process ended -------------------------------------------------------------------------------------------------------
 
 TEST(VerdictKind, died_in_a_pause_and_the_others_run_on) {
@@ -306,6 +401,31 @@ TEST(VerdictKind, died_while_paused_and_the_next_resume_of_the_others_failed) {
   EXPECT_EQ(verdict.cycle_kind, CycleKind::kResume);
   EXPECT_EQ(verdict.cycle, 1u);
   EXPECT_HAS(verdict.summary, "After that resume 1 failed on rank 0: rank 1 has died.");
+}
+
+// Whatever became of the witness afterwards.
+TEST(VerdictKind, died_while_paused_and_without_a_journal) {
+  for (const bool resumed : {false, true}) {
+    CycleJob job;
+    job.Pause();
+    job.owner.Then(PeerLost{job.importer.id(), kPeerDied});
+    if (resumed) {
+      job.Arrive(job.owner, CycleKind::kResume);
+      job.owner.Then(CycleBegun{CycleKind::kResume, 1, {job.owner.id()}});
+      for (const PhaseKind phase : CycleJob::kResumePhases) {
+        job.Work(job.owner, phase);
+        job.Decide(job.owner, phase);
+      }
+      job.owner.Then(CycleDone{CycleKind::kResume, 1, 1000});
+    }
+    job.clock += 10 * kSecond;
+    job.owner.Then(SessionClosed{.reason = "exit"});
+    const Verdict verdict = JudgeAlone(job.owner, kClosed);
+    EXPECT_EQ(verdict.kind, VerdictKind::kDied) << verdict.summary;
+    EXPECT_EQ(verdict.rank, 1);
+    EXPECT_EQ(verdict.headline, "Rank 1 died, while rank 0 was paused");
+    EXPECT_EQ(verdict.remedy.action, Action::kFindReasonOfDeath);
+  }
 }
 
 // A rank that imports memory of the importer's.
@@ -400,6 +520,79 @@ TEST(VerdictKind, never_arrived_of_a_rank_without_a_journal_says_so) {
   EXPECT_EQ(verdict.remedy.process, "rank 1");
   ASSERT_FALSE(verdict.notes.empty());
   EXPECT_HAS(verdict.notes[0], "its journal was not given");
+}
+
+// The ranks call it one after the other, and each gives up before the next one comes.
+TEST(VerdictKind, never_arrived_is_the_rank_that_came_when_the_others_had_given_up) {
+  CycleJob job;
+  std::get<SessionOpened>(job.owner.events()[0].body).timeout_ms = 10'000;
+  std::get<SessionOpened>(job.importer.events()[0].body).timeout_ms = 20'000;
+  job.Arrive(job.owner, CycleKind::kPause);
+  job.clock += 10 * kSecond;
+  job.owner.Then(CycleFailed{CycleKind::kPause, 1, true, "waited for rank 1", Code::kTimeout});
+  job.clock += kSecond / 2;
+  job.Arrive(job.importer, CycleKind::kPause);
+  const SequenceNumber came{job.importer.events().size()};
+  job.clock += 20 * kSecond;
+  job.importer.Then(CycleFailed{CycleKind::kPause, 1, true, "waited for rank 0", Code::kTimeout});
+  const Verdict verdict = job.Judge(kLive, kLive);
+  EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived) << verdict.summary;
+  EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{1});
+  EXPECT_EQ(verdict.seq, came);
+  EXPECT_EQ(verdict.headline, "Rank 1 joined pause 1 too late");
+  EXPECT_HAS(verdict.summary, "Rank 0 waited for 10.0 s since ");
+  EXPECT_HAS(verdict.summary, "called ncclPause 501 ms after that.");
+  EXPECT_HAS(verdict.summary, "AMEM_TIMEOUT_MS differs: 10000 on rank 0, 20000 on rank 1.");
+  EXPECT_EQ(verdict.remedy.action, Action::kCallInTime);
+  EXPECT_HAS(ToText(verdict.remedy), "raise AMEM_TIMEOUT_MS on all ranks to the same");
+}
+
+// The same, as its own journal tells alone; and one that came in time, of which it is not known who came late.
+TEST(VerdictKind, never_arrived_in_time_as_its_own_journal_tells) {
+  for (const bool late : {true, false}) {
+    CycleJob job;
+    const auto others_come = [&] {
+      job.owner.Then(MemberHeard{.member = job.importer.id(), .kind = CycleKind::kPause, .rank = 1, .pid = 1001, .asks = true});
+    };
+    if (late) others_come();
+    job.clock += 10 * kSecond;
+    job.Arrive(job.owner, CycleKind::kPause);
+    if (!late) others_come();
+    job.clock += 10 * kSecond;
+    job.owner.Then(ProcessSeen{
+        .session = job.importer.id(), .pid = 1001, .state = "sleeping", .answer = "running, has not called ncclPause"});
+    job.owner.Then(CycleFailed{.kind = CycleKind::kPause,
+                               .cycle = 1,
+                               .message = "waited for rank 1",
+                               .code = Code::kTimeout,
+                               .culprits = {{job.importer.id(), 1, 1001, "alpha"}}});
+    const Verdict verdict = JudgeAlone(job.owner, kLive, job.clock);
+    EXPECT_EQ(verdict.kind, late ? VerdictKind::kNeverArrived : VerdictKind::kRefused) << verdict.summary;
+    EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{0}) << "the other one had come before";
+    EXPECT_EQ(verdict.headline, late ? "Rank 0 joined pause 1 too late" : "Pause 1 could not begin");
+    EXPECT_HAS(verdict.summary,
+               late ? "Rank 1 had waited for it since " : "Rank 1 had come to it, too, and had given up by then");
+  }
+}
+
+// Nobody has called it again but the one that is missing now.
+TEST(VerdictKind, never_arrived_is_the_rank_that_does_not_try_again) {
+  CycleJob job;
+  Story third = ThirdRank(job);
+  const auto fail = [&](std::initializer_list<Story*> stories, std::uint64_t after) {
+    for (Story* story : stories) job.Arrive(*story, CycleKind::kPause);
+    job.clock += after;
+    for (Story* story : stories) story->Then(CycleFailed{CycleKind::kPause, 1, true, "waited in vain", Code::kTimeout});
+  };
+  fail({&job.owner, &third}, 10 * kSecond);
+  fail({&job.importer}, 10 * kSecond);
+  job.clock += 60 * kSecond;
+  fail({&job.owner, &job.importer}, 10 * kSecond);
+  std::vector<SessionStory> journals = job.Read(kLive, kLive);
+  journals.push_back(test::History(third, kLive, job.clock));
+  const Verdict verdict = Diagnose(journals);
+  EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived) << verdict.summary;
+  EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{2}) << verdict.headline;
 }
 
 TEST(VerdictKind, stalled_rank_that_finished_too_late_names_its_longest_step) {

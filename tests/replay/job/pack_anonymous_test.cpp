@@ -38,6 +38,12 @@ TEST(PackAnonymous, the_program_is_called_the_same_in_every_rank) {
   EXPECT_EQ(cleaned(""), "");
 }
 
+TEST(PackAnonymous, who_holds_memory_has_no_name) {
+  Anonymizer anonymizer;
+  const Event clean = anonymizer.Clean(Event{.body = StepFailed{.holders = {{7, 1, "secret"}}}});
+  EXPECT_EQ(std::get<StepFailed>(clean.body).holders, (std::vector<MemoryHolder>{{7, 1, "program-1"}}));
+}
+
 TEST(PackAnonymous, paths_in_what_was_seen_are_cut) {
   Anonymizer anonymizer;
   const auto process = Cleaned(anonymizer, ProcessSeen{.where = "in /srv/ann/job.py", .answer = "at /srv/ann"});

@@ -232,7 +232,7 @@ TEST_F(Commands, tags_are_shown_by_top_state_info_log_why_and_run) {
   EXPECT_EQ(top[1]["tag"], "nccl");
   EXPECT_EQ(top[1]["backed_bytes"], 2 * test::kMiB);
   EXPECT_HAS(Shell("$TOOL state $S/tags").out,
-             "weights (preserve) paused, 2 pauses begun, 1 chunk 6 MiB, held on devices now 0 B");
+             "weights (preserve) paused, 2 pauses begun, 1 chunk 6 MiB, held on devices when it ended 0 B");
   const Ran state = Shell("$TOOL state --json $S/tags");
   EXPECT_EQ(state.json()["pools"][0]["lifecycle"], "paused");
   const Ran schema = Shell("$TOOL state --json $S/tags > $S/state && python3 -B " AMEM_JSON_SCHEMA " < $S/state");
@@ -348,10 +348,12 @@ TEST_F(Commands, a_pack_says_the_same_as_the_journals) {
   ASSERT_EQ(Shell("$TOOL pack $OOM -o $S/job.amem").code, 0);
   EXPECT_LT(fs::file_size(scratch_ / "job.amem"), 20'000U);
   for (const char* command : {"log", "verify", "why", "why --json", "replay", "top --by peer", "top"}) {
-    // Sessions may be listed in another order, and where they lie is another place; all else is the same, word for word.
+    // Sessions may be listed in another order, and where they lie is another place, which commands to paste name; all else is
+    // the same, word for word.
     const auto ran = [&](const std::string& place) {
       return Shell(std::string("$TOOL ") + command + " " + place +
-                   " > $S/said; code=$?; sed -E 's|[^ \"]*/(5e55[0-9a-f]{12})|\\1|g' " + "$S/said | LC_ALL=C sort; exit $code");
+                   " > $S/said; code=$?; sed -E '/^  amem-replay /d; s|[^ \"]*/(5e55[0-9a-f]{12})|\\1|g' " +
+                   "$S/said | LC_ALL=C sort; exit $code");
     };
     const Ran directory = ran("$OOM"), pack = ran("$S/job.amem");
     EXPECT_EQ(directory.code, pack.code) << command;
@@ -561,7 +563,7 @@ TEST_F(Commands, why_of_a_journal_and_its_copy_uses_one) {
   ASSERT_EQ(Shell("cp -r $OK $S/copy").code, 0);
   const Ran ran = Shell("$TOOL why $OK $S/copy");
   EXPECT_EQ(ran.code, 0) << "nothing is missing";
-  EXPECT_HAS(ran.out, "another copy");
+  EXPECT_HAS(ran.out, "other copies");
   EXPECT_HAS(Shell("$TOOL why --json $OK $S/copy").out, "\"journals\": 4");
 }
 
@@ -758,8 +760,12 @@ TEST_F(Commands, positions_are_events_or_times_in_every_command) {
     return Json::parse(Contents(scratch_ / "trace.json"))["traceEvents"].size();
   };
   EXPECT_LT(slices("--from 1#60"), slices(""));
-  for (const char* wrong : {"log --from '#x'", "log --from 2#17", "state --at nine", "top --at yesterday", "report --from 1",
-                            "report --perfetto --from '#5'", "log -f --to 3"})
+  EXPECT_EQ(Shell("$TOOL log" + one + "--from 1#60").out, Shell("$TOOL log" + one + "--from=#60").out);
+  const auto merged = Shell("$TOOL log $OK --merge --from 1#60 --to 1#999999").lines();
+  ASSERT_FALSE(merged.empty());
+  EXPECT_HAS(merged.front(), "rank 1       60 ") << "of the others what came after it";
+  for (const char* wrong : {"log --from '#x'", "log --from 9#17", "log --from 2#30 --to 2#17", "state --at nine",
+                            "top --at yesterday", "report --from 1", "report --perfetto --from '#5'", "log -f --to 3"})
     EXPECT_EQ(Shell(std::string("$TOOL ") + wrong + " $OK").code, 1) << wrong;
   EXPECT_HAS(Shell("$TOOL log $OK --from #17").err, "write --from=#17");
   EXPECT_HAS(Shell("$TOOL state" + one + "--at 2000-01-01").err, "no event lies before that time; the first is 1");
@@ -799,7 +805,8 @@ TEST_F(Commands, a_cause_is_told_once_and_lines_fit) {
   const Ran help =
       Shell("for c in why ls log report watch pause resume freeze thaw top state replay verify pack; do $TOOL help $c; done");
   for (const std::string& line : help.lines()) EXPECT_LE(line.size(), 100U) << line;
-  for (const std::string& line : why.lines()) EXPECT_LE(line.size(), 100U) << line;
+  for (const std::string& line : why.lines())  // a command stays whole, to be pasted
+    EXPECT_TRUE(line.size() <= 100U || line.starts_with("  amem-replay log ")) << line;
 }
 
 TEST_F(Commands, phases_of_an_undo_say_so) {
@@ -823,9 +830,63 @@ TEST_F(Commands, a_state_of_several_sessions_names_a_rank_to_choose) {
 TEST_F(Commands, sizes_have_names_and_a_failure_is_told_once) {
   const Ran all = Shell("$TOOL ls -v $OOM");
   EXPECT_HAS(all.out, "memory     requested ");
-  EXPECT_HAS(all.out, "; held on devices now ");
+  EXPECT_HAS(all.out, "; held on devices when it ended ");
   EXPECT_HAS(all.out, "failure    the same\n");
-  EXPECT_HAS(Shell("$TOOL top $OK").out, "REQUESTED  SHARE  COUNT  HELD NOW  TAG");
+}
+
+// They hold nothing any more, whatever their journals end with.
+TEST_F(Commands, memory_of_processes_that_have_ended_is_not_held) {
+  const std::string killed = AMEM_GOLDEN "/sim_killed_in_pause.amem";
+  EXPECT_EQ(Shell("$TOOL ls " + killed + " | awk 'NR > 1 {print $7}'").out, "-\n-\n-\n-\n");
+  for (const Json& session : Shell("$TOOL watch --once --json " + killed).json()["sessions"])
+    EXPECT_EQ(session["held_bytes"], 0) << session;
+  EXPECT_HAS(Shell("$TOOL state --rank 2 " + killed).out, "held on devices when it ended 32 MiB");
+  EXPECT_HAS(Shell("$TOOL state --rank 2 --at=#80 " + killed).out, "held on devices then ");
+  EXPECT_HAS(Shell("$TOOL top " + killed).out, "HELD AT THE END");
+  EXPECT_HAS(Shell("$TOOL top --at=#80 " + killed).out, "HELD THEN");
+  // One lives, and one has ended with as much.
+  std::uint64_t clock = 1'000'000'000;
+  Story lives(0x1, 0, &clock), dead(0x2, 1, &clock);
+  lives.Create();
+  dead.Create();
+  const auto writer = test::BeginJournal(lives, scratch_ / "both");
+  test::WriteJournal(dead, scratch_ / "both");
+  const Ran top = Shell("$TOOL top $S/both");
+  EXPECT_HAS(top.out, "4 MiB      100 %  2      2 MiB     nccl");
+  EXPECT_HAS(top.out, "1 process has ended and holds nothing any more");
+}
+
+// A process that is killed still counts as alive while the driver takes down its memory.
+TEST_F(Commands, verify_takes_what_followed_from_a_death_for_no_violation) {
+  const Ran verified = Shell("$TOOL verify " AMEM_GOLDEN "/gpu/golden-killed-2gpus.amem");
+  EXPECT_EQ(verified.code, 0) << verified.out;
+  EXPECT_HAS(verified.out, "crashed while holding 5 allocations of rank 0");
+}
+
+TEST_F(Commands, help_of_help_a_short_last_and_the_beginning_of_an_id_are_understood) {
+  EXPECT_EQ(Shell("$TOOL help help").out, Shell("$TOOL help").out);
+  EXPECT_HAS(Shell("$TOOL help").out, "--completion");
+  EXPECT_EQ(Shell("$TOOL log $OK --rank 1 -n 5 | wc -l").out, "5\n");
+  std::uint64_t clock = 1'000'000'000;
+  Story story(0xfeed'5e55'0000'0001, 0, &clock);
+  test::WriteJournal(story, scratch_ / "home");
+  EXPECT_HAS(Shell("AMEM_JOURNAL_DIR=$S/home $TOOL ls feed5").out, "feed5e5500000001");
+}
+
+TEST_F(Commands, a_journal_directory_that_is_set_is_not_to_be_set) {
+  const Ran none = Shell("AMEM_JOURNAL_DIR=$S/nowhere $TOOL ls");
+  EXPECT_HAS(none.err, "AMEM_JOURNAL_DIR names it");
+  EXPECT_FALSE(Has(none.err, "set AMEM_JOURNAL_DIR")) << none.err;
+  EXPECT_FALSE(Has(Shell("mkdir -p $S/empty; AMEM_JOURNAL_DIR=$S/empty $TOOL why 4194999").err, "set AMEM_JOURNAL_DIR"));
+}
+
+TEST_F(Commands, many_copies_of_journals_are_told_in_one_line) {
+  const Ran why = Shell("for i in 1 2 3; do cp -r $OK $S/copy$i; done; $TOOL why $S/copy*");
+  std::size_t lines = 0;
+  for (std::size_t at = why.err.find("other copies"); at != std::string::npos; at = why.err.find("other copies", at + 1))
+    ++lines;
+  EXPECT_EQ(lines, 1U) << why.err;
+  EXPECT_FALSE(Has(why.err, "another copy")) << why.err;
 }
 
 TEST_F(Commands, dates_are_local_unless_they_have_a_zone) {

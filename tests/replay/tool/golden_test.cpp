@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
+#include <set>
 
 #include "tests/replay/tool/run_tool.h"
 #include "tests/replay/tool/scenario.h"
@@ -115,6 +117,57 @@ TEST_P(Scenario, played_anew_gets_its_verdict) {
   ExpectVerdict(scratch_ / "journal", fs::exists(own) ? own : fs::path(AMEM_GOLDEN) / ("sim_" + GetParam() + ".json"));
 }
 INSTANTIATE_TEST_SUITE_P(Simulator, Scenario, ::testing::ValuesIn(test::kScenarios), Name);
+
+// The commands that a text tells people to run, as they would paste them: on a line of their own, or between backticks, where a
+// line may be broken.
+std::vector<std::string> CommandsIn(const std::string& text) {
+  std::vector<std::string> commands;
+  const std::string joined = std::regex_replace(text, std::regex("\\n *"), " ");
+  for (const auto& [where, pattern] :
+       {std::pair(&text, "(?:^|\\n)  (amem-replay [^\\n]*)"), std::pair(&joined, "`(amem-replay [^`]*)`")}) {
+    const std::regex command(pattern);
+    for (std::sregex_iterator at(where->begin(), where->end(), command), end; at != end; ++at) commands.push_back((*at)[1]);
+  }
+  return commands;
+}
+
+class Printed : public test::ToolTest {};
+
+TEST_F(Printed, commands_run) {
+  std::vector<fs::path> packs;
+  for (const fs::path& folder : {fs::path(AMEM_GOLDEN), fs::path(AMEM_GOLDEN) / "gpu"})
+    for (const std::string& name : GoldenNames(folder)) packs.push_back(folder / (name + ".amem"));
+  std::set<std::string> commands;
+  std::size_t of_evidence = 0;
+  for (const fs::path& pack : packs) {
+    for (const char* const command : {"why", "replay"}) {
+      const test::Ran ran = Shell(std::string("$TOOL ") + command + " '" + pack.string() + "'");
+      for (const std::string& printed : CommandsIn(ran.out + ran.err)) {
+        commands.insert(printed);
+        of_evidence += printed.starts_with("amem-replay log ") ? 1 : 0;
+      }
+    }
+  }
+  const std::string empty =
+      "$TOOL ls; $TOOL why 4194999; $TOOL log '" + packs[0].string() + "' --from '#17'; $TOOL nothing; $TOOL info";
+  const test::Ran in_vain = Shell("export AMEM_JOURNAL_DIR=$S/none; { " + empty + "; } 2>&1");
+  for (const std::string& printed : CommandsIn(in_vain.out)) commands.insert(printed);
+  EXPECT_GE(of_evidence, packs.size() / 2) << "each failure has one";
+  EXPECT_GT(commands.size(), 10U);
+  for (const std::string& command : commands) {
+    const std::string words = command.substr(std::string("amem-replay ").size());
+    const test::Ran ran = Shell("cd $S; export AMEM_JOURNAL_DIR=$S/none; $TOOL " + words);
+    const bool about_a_pack = words.find(".amem") != std::string::npos;
+    EXPECT_TRUE(ran.code == 0 || ran.code == 3 || (ran.code == 2 && !about_a_pack)) << command << "\n" << ran.out << ran.err;
+    if (words.starts_with("log ")) {
+      EXPECT_FALSE(ran.out.empty()) << command;
+    }
+    if (words.starts_with("replay ")) {
+      EXPECT_EQ(ran.code, 0) << command << "\n" << ran.out;
+      EXPECT_HAS(ran.out, "the failure included");
+    }
+  }
+}
 
 class Unpacking : public test::ToolTest {};
 

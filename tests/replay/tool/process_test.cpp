@@ -128,7 +128,7 @@ TEST_F(Tool, ls_v_tells_who_what_and_how_far) {
   EXPECT_EQ(ran.code, 0) << ran.err;
   for (const char* part : {"session    00000000000a11ce  closed", "rank 0 (pid 1000 on host alpha), group 7",
                            "2023-11-14 22:13:20 UTC", "NCCL 2.28.9", "GPU-0", "layout direct, content preserve",
-                           "reference added 1", "requested 2 MiB in 1 allocation; held on devices now 2 MiB"}) {
+                           "reference added 1", "requested 2 MiB in 1 allocation; held on devices when it ended 2 MiB"}) {
     EXPECT_HAS(ran.out, part);
   }
   EXPECT_FALSE(Has(ran.out, "multicast created 0")) << "of kinds that are not there nothing is said";

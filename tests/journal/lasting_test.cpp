@@ -70,10 +70,14 @@ TEST(Lasting, a_full_map_costs_no_more_than_the_events_that_did_not_fit) {
     ASSERT_EQ(session.Wrong(), "");
   };
   for (int i = 0; i < 20'000; ++i) {
-    if (!session.Append().ok()) ASSERT_NO_FATAL_FAILURE(renew());
+    if (!session.Append().ok()) {
+      ASSERT_NO_FATAL_FAILURE(renew());
+    }
   }
   // Events wait in the tail on a busy machine, and the last of them may not have fitted.
-  if (!session.writer->Flush().ok()) ASSERT_NO_FATAL_FAILURE(renew());
+  if (!session.writer->Flush().ok()) {
+    ASSERT_NO_FATAL_FAILURE(renew());
+  }
   EXPECT_GT(renewed, 1);
   EXPECT_EQ(session.said.size(), 2U * static_cast<std::size_t>(renewed));
   ASSERT_TRUE(session.writer->Flush().ok());

@@ -59,8 +59,8 @@ void Cut(std::string& text, std::size_t most) {
   if (text.size() > most) text.replace(most - 3, text.size(), "...");
 }
 
-// Cuts texts that are too long, and lists, if `own`; those of somebody else are refused, and so is any set of sessions, of which
-// none may be left behind.
+// Cuts texts that are too long, and lists, if `own`; those of somebody else are refused, and so is any set of sessions, of
+// which none may be left behind.
 template <class T>
 void Fit(T& value, bool own);
 

@@ -123,7 +123,10 @@ std::optional<std::string> Pages::Open(std::uint64_t address, std::uint64_t byte
 std::string Pages::Map(Piece& piece, std::uint64_t base, std::uint64_t size, std::uint64_t handle) {
   const Driver& driver = TheDriver();
   CUdeviceptr second = 0;
-  const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, {device_}}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  CUmemAccessDesc access{};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = device_;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   if (driver.cuMemAddressReserve(&second, size, 0, 0, 0) != CUDA_SUCCESS) {
     driver.cuMemRelease(handle);
     return "no address range for a second mapping";

@@ -10,6 +10,7 @@
 // A session directory without `closed` whose writer is dead is one that crashed.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -18,7 +19,6 @@
 #include <string>
 #include <vector>
 
-#include "journal/base/deadline.h"
 #include "statemachine/event.h"
 #include "statemachine/state.h"
 
@@ -54,8 +54,8 @@ class JournalWriter {
   static std::unique_ptr<JournalWriter> OpenLasting(const JournalOptions& options, SessionId session);
 
   // When this returns ok the event survives SIGKILL of this process. Does not wait for a commit, unless the tail is full, and
-  // for a file system that stands still no longer than two seconds, once. After a failure every further call fails with the same
-  // reason, and the directory is marked `broken`. In a forked child: kRefused, nothing is touched.
+  // for a file system that stands still no longer than two seconds, once. After a failure every further call fails with the
+  // same reason, and the directory is marked `broken`. In a forked child: kRefused, nothing is touched.
   virtual Status Append(const Event& event) = 0;
   // Waits until everything appended is in LMDB.
   virtual Status Flush() = 0;
@@ -66,7 +66,7 @@ class JournalWriter {
   virtual void SnapshotSoon(const State& state) { (void)Snapshot(state); }
   // A question, to be asked without the lock that serialises the calls: whether the files of now can be written until then.
   // kIo: they were removed, and appends fail from now on. kTimeout: their file system stands still. Empty: there is no journal.
-  using Question = std::function<Status(Deadline)>;
+  using Question = std::function<Status(std::chrono::steady_clock::time_point until)>;
   [[nodiscard]] virtual Question AskFiles() const { return {}; }
   // Flushes and marks the directory `closed`. The destructor without Close leaves it as a crash would.
   virtual Status Close() = 0;

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <thread>
 
+#include "journal/base/deadline.h"
 #include "journal/session_dir.h"
 #include "statemachine/apply.h"
 #include "tests/journal/small_disk.h"

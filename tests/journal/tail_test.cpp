@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "journal/base/fork_guard.h"
+#include "journal/session_dir.h"
 #include "journal/shared_memory.h"
 #include "tests/journal/base/no_descriptors.h"
 #include "tests/journal/temporary.h"
@@ -441,6 +442,7 @@ TEST_F(TailTest, of_a_living_writer_is_never_one_of_the_dead_however_few_descrip
     const NoDescriptors few(left);
     EXPECT_NE(LifeOfWriter(path, false), WriterLife::kEnded) << left;
     EXPECT_TRUE(WriterMayLive(path)) << left;
+    EXPECT_NE(StatusOf(directory.path()), SessionStatus::kCrashed) << left;
   }
   EXPECT_EQ(LifeOfWriter(path, false), WriterLife::kAlive);
   kill(child, SIGKILL);

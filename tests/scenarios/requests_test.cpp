@@ -251,11 +251,13 @@ TEST_F(Named, two_programs_that_one_shell_started_in_the_same_second_are_asked_b
     const json ranks = answer.is_object() ? answer.value("ranks", json::array()) : json::array();
     return StepsOf(ranks, mine) > 2 && StepsOf(ranks, others) > 2;
   }));
-  // A report of it that was unpacked there holds journals of processes that lived then.
+  // A report that was unpacked has journals of processes that lived then.
   const std::filesystem::path pack = job_.directory() / "report.amem";
   ASSERT_EQ(Tool({"pack", job_.journals(), "-o", pack}).status, 0);
-  const Rank unpacked = Tool({"pack", "-x", pack, "-o", job_.journals() / "report"});
+  const std::filesystem::path report = job_.directory() / "report";
+  const Rank unpacked = Tool({"pack", "-x", pack, "-o", report});
   ASSERT_EQ(unpacked.status, 0) << unpacked.err;
+  IsRefused({"pause", report}, "no process under", {});
   IsRefused({"pause"}, "there are 2 living jobs", {mine, others});
   IsRefused({"freeze"}, "there are 2 living jobs", {mine, others});
   IsRefused({"pause", std::to_string(::getpid())}, "there are 2 living jobs", {mine, others});

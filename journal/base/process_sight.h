@@ -77,8 +77,6 @@ struct Sight {
   std::string state = "unknown";
   std::string where;            // "in the CUDA driver (ioctl on /dev/nvidia0)", "in Python, in futex"; empty: unknown
   std::int32_t exit_code = -1;  // of a process that has ended: 0 to 255; 128 + N: ended by signal N; -1: unknown
-
-  [[nodiscard]] bool Lives() const { return state != "unknown" && state != "zombie" && state != "gone"; }
 };
 
 // The process to which `pidfd` refers and whose number in this pid namespace is `pid`. A process that has got the number since

@@ -6,8 +6,6 @@
 
 namespace amem {
 
-constexpr std::chrono::milliseconds kToTidyUp{1000};
-
 // A resume failed and nobody has heard of it; the program believes that the tag is back.
 static Status NotBack(const std::string& tag, bool in_use, const Status& unheard) {
   return unheard.Within("tag " + tag + (in_use ? " is not wholly resumed" : " is still paused"));

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -31,6 +32,9 @@
 #include "statemachine/event.h"
 
 namespace amem {
+
+// How long the end of a cycle waits for the ledger, which a driver call that hangs may hold.
+inline constexpr std::chrono::milliseconds kToTidyUp{1000};
 
 class Pools : NoCopies {
  public:

@@ -9,8 +9,6 @@ namespace amem {
 
 // Host memory is registered with the driver only after NCCL left it alone for so long, because a start-up is full of calls.
 constexpr std::chrono::milliseconds kQuiet{10};
-// How long the end of a cycle waits for the ledger, which a driver call that hangs may hold.
-constexpr std::chrono::milliseconds kToTidyUp{1000};
 
 Session::Session(const SessionOptions& options, Driver& driver, std::unique_ptr<JournalWriter> journal)
     : options_(options),

@@ -105,8 +105,8 @@ class NetworkTest : public test::Intercepted {
     Intercepted::TearDown();
   }
 
-  RegMr* reg_mr = Verbs("ibv_reg_mr", &NewRegion);
-  DeregMr* dereg_mr = Verbs("ibv_dereg_mr", &Undone);
+  RegMr* reg_mr = Verbs<RegMr>("ibv_reg_mr", &NewRegion);
+  DeregMr* dereg_mr = Verbs<DeregMr>("ibv_dereg_mr", &Undone);
   std::vector<Buffer> all_, shared_;
   Bytes before_ = 0;
   std::uintptr_t undone_ = 0;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <thread>
@@ -29,9 +30,9 @@ namespace fs = std::filesystem;
 
 // A writer with the state that its events lead to, as a ledger keeps them.
 struct Lasting {
-  explicit Lasting(JournalOptions options) {
+  explicit Lasting(JournalOptions options, SessionId session = SessionId{1}) {
     options.report = [this](const std::string& message) { said.push_back(message); };
-    writer = JournalWriter::OpenLasting(options, SessionId{1});
+    writer = JournalWriter::OpenLasting(options, session);
   }
   Status Append() {
     const Event event = LegalEvent(state.last.value + 1);
@@ -53,6 +54,9 @@ struct Lasting {
   std::vector<std::string> said;
   std::unique_ptr<JournalWriter> writer;
 };
+
+// Fresh disks give the same inodes, and other tests run beside this one: their memory would have the same name.
+SessionId OfThisProcess() { return SessionId{static_cast<std::uint64_t>(getpid()) << 16}; }
 
 bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
@@ -232,7 +236,7 @@ TEST(Lasting, appends_do_not_wait_for_a_file_system_that_stands_still) {
   const TemporaryDirectory directory;
   EXPECT_FINE_IN_CHILD([&]() -> std::string {
     if (!MountDisk(directory.path(), "mkfs.ext4 -q", "16M")) return "cannot";
-    Lasting session(SmallJournal(directory.path() / "journal"));
+    Lasting session(SmallJournal(directory.path() / "journal"), OfThisProcess());
     if (!session.said.empty()) return session.said[0];
     if (!session.Append().ok() || !session.writer->Flush().ok()) return "it does not work before";
     const auto ask = session.writer->AskFiles();
@@ -269,7 +273,7 @@ TEST(Lasting, a_file_system_that_stands_still_for_long_costs_one_call_two_second
     if (!MountDisk(directory.path(), "mkfs.ext4 -q", "16M")) return "cannot";
     JournalOptions options = SmallJournal(directory.path() / "journal");
     options.tail_bytes = 16 << 10;
-    Lasting session(options);
+    Lasting session(options, OfThisProcess());
     const Frozen frozen(directory.path());
     if (!frozen.is()) return "cannot";
     const auto began = Now();

@@ -132,7 +132,7 @@ TEST_F(PluginTest, one_registered_buffer_keeps_its_own_handle_and_no_slab) {
   EXPECT_EQ(Function<RegMr>(table, 7)(nullptr, reinterpret_cast<void*>(buffer), 64 << 10, 2, &handle), 0);
   EXPECT_TRUE(Runtime::Get().Cycle(session(), CycleKind::kPause).ok());
   const PoolHoldings held = session().Inspect([](const State& state) { return MeasureTag(state, false); });
-  EXPECT_EQ(held.own, 2 * kBytes);
+  EXPECT_EQ(held.parts, 2 * kBytes);
   EXPECT_EQ(held.own_resident, kBytes);
   EXPECT_EQ(held.kept.at(KeepReason::kRegistered), kBytes);
   EXPECT_TRUE(Runtime::Get().Cycle(session(), CycleKind::kResume).ok());

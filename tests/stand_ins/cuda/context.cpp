@@ -206,7 +206,7 @@ CUDA_CALL CUresult cuCtxCreate_v2(CUcontext* context, unsigned int, CUdevice dev
 CUDA_CALL CUresult cuCtxCreate_v2(CUcontext* context, unsigned int, CUdevice device) {
   STARTED_OR_RETURN(stand_in);
   if (device < 0 || device >= stand_in->devices) return CUDA_ERROR_INVALID_DEVICE;
-  *context = new CUctx_st{.device = device};  // never deleted, so that no other gets its address
+  *context = new CUctx_st{.device = device};
   const std::lock_guard lock(stand_in->mutex);
   stand_in->created.insert(*context);
   context_stack.push_back(*context);
@@ -218,6 +218,7 @@ CUDA_CALL CUresult cuCtxDestroy(CUcontext context) {
   DestroyAllOf(*stand_in, context);
   const std::lock_guard lock(stand_in->mutex);
   if (stand_in->created.erase(context) == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  stand_in->destroyed.push_back(context);
   std::erase(context_stack, context);
   return CUDA_SUCCESS;
 }

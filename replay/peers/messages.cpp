@@ -175,6 +175,8 @@ Result<std::vector<std::byte>> EncodeMessage(const Message& message) {
     std::vector<std::byte> out(bytes.size());
     std::memcpy(out.data(), bytes.begin(), bytes.size());
     return out;
+  } catch (const Status& refused) {
+    return Status{Code::kInvalid, "encoding a message to a peer: " + refused.message()};
   } catch (const kj::Exception& e) {
     return Status{Code::kInvalid, std::string("encoding a message to a peer: ") + e.getDescription().cStr()};
   } catch (const std::exception& e) {

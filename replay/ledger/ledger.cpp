@@ -108,7 +108,8 @@ void Ledger::Append(const Event& event) {
 // The state holds what could not be appended, so the fresh journal lacks only the events themselves.
 void Ledger::RenewJournal() {
   if (lost_.ok() || !state_.broken.empty()) return;
-  if (const Status renewed = journal_->Renew(state_); renewed.ok()) lost_ = renewed;
+  not_renewed_ = journal_->Renew(state_);
+  if (not_renewed_.ok()) lost_ = {};
   renew_after_ns_ = MonotonicNs() + kRenewAgainAfterNs;
 }
 
@@ -119,6 +120,9 @@ Status Ledger::CanPause() const {
   if (lost_.ok()) return {};
   return {lost_.code() == Code::kNoDescriptors ? lost_.code() : Code::kBroken,
           "pause refused: this session has no journal: " + lost_.message() +
+              (not_renewed_.ok() || not_renewed_.message() == lost_.message()
+                   ? ""
+                   : "; it cannot begin anew: " + not_renewed_.message()) +
               "; the job runs on, and can be paused once a journal can be written"};
 }
 

@@ -136,6 +136,7 @@ class CAPABILITY("ledger") Ledger {
   std::uint64_t dropped_events_ GUARDED_BY(this) = 0;
   std::unique_ptr<JournalWriter> journal_ GUARDED_BY(this);
   Status lost_ GUARDED_BY(this);
+  Status not_renewed_ GUARDED_BY(this);  // why the last try to begin anew failed
   std::uint64_t renew_after_ns_ GUARDED_BY(this) = 0;
   struct Backing {
     DriverHandle handle;

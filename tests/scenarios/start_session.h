@@ -50,6 +50,7 @@ struct RankProcessOptions {
   JournalOptions journal = {};  // its directory: "journal" there, unless it is named
   SessionOptions session = {};
   std::uint32_t timeout_ms = 30'000;
+  bool lasting = false;  // a journal that breaks begins anew, as in a job
   // What the session gets in place of its journal, if anything.
   std::function<std::unique_ptr<JournalWriter>(std::unique_ptr<JournalWriter>)> wrap_journal = {};
 };
@@ -62,7 +63,9 @@ inline Result<std::unique_ptr<Session>> StartOn(Simulator& simulator, RankProces
   who.content = "preserve";
   options.session.deadlines = Deadlines(std::chrono::milliseconds(options.timeout_ms));
   if (options.journal.directory.empty()) options.journal.directory = options.directory / "journal";
-  auto journal = JournalWriter::Open(options.journal, who.session);
+  using Opened = Result<std::unique_ptr<JournalWriter>>;
+  auto journal = options.lasting ? Opened(JournalWriter::OpenLasting(options.journal, who.session))
+                                 : JournalWriter::Open(options.journal, who.session);
   if (!journal.ok()) return journal.status();
   if (options.wrap_journal) journal = options.wrap_journal(*std::move(journal));
   const auto start_peers = [&](const PeerIdentity& self, PeerDelegate& delegate) -> Result<std::unique_ptr<Peers>> {

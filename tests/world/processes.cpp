@@ -157,6 +157,7 @@ void RunAsProcess(const Settings& settings, int rank) {
     options.directory = settings.directory;
     options.session = settings.session;
     options.timeout_ms = settings.timeout_ms();
+    options.lasting = settings.shortages;
     return test::StartOn(simulator, std::move(options),
                          test::RankOf(rank, SessionId{static_cast<std::uint64_t>(rank) + 0x100}));
   });

@@ -21,6 +21,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+#if defined(AMEM_SANITIZED)  // a sanitizer ends its process when it gets no memory
+constexpr std::uint64_t kFirstKind = 1;
+#else
+constexpr std::uint64_t kFirstKind = 0;
+#endif
 constexpr std::uint64_t kMost = 6;  // in a world, which must come to an end
 
 std::uint64_t AddressSpace(pid_t pid) {
@@ -72,7 +77,7 @@ void Shortages::Advance(const std::vector<pid_t>& ranks) {
 void Shortages::Begin(const std::vector<pid_t>& ranks) {
   const std::size_t rank = random_() % ranks.size();
   const pid_t pid = ranks[rank];
-  const auto kind = static_cast<Kind>(random_() % 3);
+  const auto kind = static_cast<Kind>(kFirstKind + random_() % (3 - kFirstKind));
   if (pid <= 0) return;
   // Before it begins, so that nobody meets a shortage of which the page does not know.
   ++page_->shortages;

@@ -84,7 +84,7 @@ BANNED = {
 # Settings are read once, into Options. The hook asks for the loader's variables before that, and the tool for where journals are.
 GETENV = PROGRAMS | {"ncclpatch/runtime/runtime.cpp", "ncclpatch/hook/hook.cpp", "replay/job/sessions.cpp"}
 CUDA_HEADER = re.compile(r"(cuda|cuda_runtime\w*|cudaTypedefs|nccl)\.h$")
-MOST_FILES, MOST_LINES, MOST_FUNCTION_LINES = 32, 500, 60  # of a folder, a file and a function of production code
+MOST_FILES, MOST_LINES, MOST_FUNCTION_LINES = 30, 500, 60  # of a folder, a file and a function of production code
 SOURCES = CODE + (".cu", ".py", ".capnp", ".js", ".css", ".html")  # what is written by hand
 HEAVY = re.compile(r"^(capnp/|kj/|lmdb\.h$|spdlog/|fmt/|CLI/|nlohmann/json\.hpp$)|\.capnp\.h$")
 

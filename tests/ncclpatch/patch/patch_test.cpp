@@ -92,7 +92,8 @@ TEST(Exports, are_the_c_interface_and_nothing_else) {
   const std::set<std::string> expected = {
       "ncclPause", "ncclResume", "ncclMemStats", "ncclSetGroupID", "ncclGetGroupID", "amem_attach", "amem_last_error",
       "amem_json", "amem_version", "dlsym", "dlvsym", "amem_trim_pinned", "amem_pool", "amem_pool_enter", "amem_pool_leave",
-      "amem_alloc", "amem_free", "amem_pause", "amem_resume", "amem_wait", "amem_safepoint",
+      "amem_alloc", "amem_free", "amem_pause", "amem_resume", "amem_wait", "amem_safepoint", "amem_want", "amem_want_pause",
+      "amem_want_resume",
       // NCCL's own, which AMem serves, and with which a preloaded library sees programs begin
       "ncclCommSuspend", "ncclCommResume", "ncclCommMemStats", "ncclGetUniqueId", "ncclCommInitRank", "ncclCommInitRankConfig",
       "ncclCommInitRankScalable", "ncclCommInitAll", "ncclCommGrow"};

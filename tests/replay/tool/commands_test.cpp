@@ -883,10 +883,10 @@ TEST_F(Commands, a_journal_directory_that_is_set_is_not_to_be_set) {
 TEST_F(Commands, many_copies_of_journals_are_told_in_one_line) {
   const Ran why = Shell("for i in 1 2 3; do cp -r $OK $S/copy$i; done; $TOOL why $S/copy*");
   std::size_t lines = 0;
-  for (std::size_t at = why.err.find("other copies"); at != std::string::npos; at = why.err.find("other copies", at + 1))
+  for (std::size_t at = why.out.find("other copies"); at != std::string::npos; at = why.out.find("other copies", at + 1))
     ++lines;
-  EXPECT_EQ(lines, 1U) << why.err;
-  EXPECT_FALSE(Has(why.err, "another copy")) << why.err;
+  EXPECT_EQ(lines, 1U) << why.out;
+  EXPECT_FALSE(Has(why.out, "another copy")) << why.out;
 }
 
 TEST_F(Commands, dates_are_local_unless_they_have_a_zone) {

@@ -42,6 +42,13 @@ struct Lasting {
     if (appended && writer->SnapshotDue()) return writer->Snapshot(state);
     return appended;
   }
+  // Files are made by a thread of their own, which a busy machine may keep for longer than one call waits.
+  Status Renew() {
+    Status renewed = writer->Renew(state);
+    for (const auto until = In(std::chrono::seconds(20)); renewed.code() == Code::kTimeout && !Passed(until);)
+      renewed = writer->Renew(state);
+    return renewed;
+  }
   // What is wrong with what a reader sees; empty: nothing.
   [[nodiscard]] std::string Wrong() const {
     auto reader = JournalReader::Open(writer->Directory());
@@ -69,7 +76,7 @@ TEST(Lasting, a_full_map_costs_no_more_than_the_events_that_did_not_fit) {
   int renewed = 0;
   const auto renew = [&] {
     EXPECT_EQ(session.Append().code(), Code::kIo) << "until it is renewed every append fails";
-    const Status again = session.writer->Renew(session.state);
+    const Status again = session.Renew();
     ASSERT_TRUE(again.ok()) << again.message();
     ++renewed;
     ASSERT_EQ(session.Wrong(), "");
@@ -120,7 +127,7 @@ TEST(Lasting, a_full_disk_is_waited_for) {
     if (session.Append().code() != Code::kIo) return "an append says nothing";
     if (session.writer->Renew(session.state).ok()) return "a journal began on a full disk";
     fs::remove(other);
-    if (const Status renewed = session.writer->Renew(session.state); !renewed) return renewed.message();
+    if (const Status renewed = session.Renew(); !renewed) return renewed.message();
     if (session.said.size() != 2 || !Has(session.said[1], "pausing works again")) return "its end is not told";
     while (session.Append().ok()) {
       if (session.state.last.value == 100) std::ofstream(other) << std::string(std::size_t{3} << 20, 'x');
@@ -128,7 +135,7 @@ TEST(Lasting, a_full_disk_is_waited_for) {
     }
     if (session.writer->Renew(session.state).ok()) return "a journal began on a full disk";
     fs::remove(other);
-    if (const Status renewed = session.writer->Renew(session.state); !renewed) return renewed.message();
+    if (const Status renewed = session.Renew(); !renewed) return renewed.message();
     for (int i = 0; i < 100; ++i) {
       if (const Status appended = session.Append(); !appended) return appended.message();
     }
@@ -148,7 +155,7 @@ TEST(Lasting, a_journal_that_was_removed_is_noticed_and_begun_anew) {
     EXPECT_EQ(ask(In(std::chrono::seconds(20))).code(), Code::kIo) << removed;
     const Status lost = session.Append();
     EXPECT_TRUE(Has(lost.message(), "were removed")) << lost.message();
-    ASSERT_TRUE(session.writer->Renew(session.state).ok());
+    ASSERT_TRUE(session.Renew().ok());
     ASSERT_TRUE(session.Append().ok());
     EXPECT_EQ(session.Wrong(), "") << removed;
   }
@@ -169,7 +176,7 @@ TEST(Lasting, a_journal_that_breaks_while_memory_is_paused_begins_anew_and_has_t
       ASSERT_TRUE(append(CycleDone{CycleKind::kPause, 1, 1}).ok());
     }
     EXPECT_FALSE(session.writer->Append(LegalEvent(session.state.last.value + 7)).ok());
-    const Status renewed = session.writer->Renew(session.state);
+    const Status renewed = session.Renew();
     ASSERT_TRUE(renewed.ok()) << renewed.message();
     EXPECT_EQ(session.Wrong(), "");
   }
@@ -201,7 +208,7 @@ TEST(Lasting, no_later_break_deletes_what_an_earlier_one_kept) {
     for (int i = 0; i < 10; ++i) ASSERT_TRUE(session.Append().ok());
     ASSERT_TRUE(session.writer->Flush().ok());
     EXPECT_FALSE(session.writer->Append(LegalEvent(session.state.last.value + 7)).ok());
-    ASSERT_TRUE(session.writer->Renew(session.state).ok());
+    ASSERT_TRUE(session.Renew().ok());
   }
   const std::string broken = (directory.path() / "0000000000000001.broken").string();
   std::uint64_t first = 1;
@@ -226,7 +233,7 @@ TEST(Lasting, two_starts_without_a_thread_erase_nothing) {
     no_threads = false;
   }
   EXPECT_EQ(ReadAll(directory.path() / "0000000000000001").events.size(), 10U);
-  ASSERT_TRUE(session.writer->Renew(session.state).ok());
+  ASSERT_TRUE(session.Renew().ok());
   EXPECT_EQ(ReadAll(directory.path() / "0000000000000001.broken").events.size(), 10U);
 }
 #endif
@@ -312,7 +319,7 @@ TEST(Lasting, a_forked_child_begins_nothing_anew) {
       return session.writer->Renew(session.state).code() == Code::kRefused ? "" : "the child began a journal";
     });
     EXPECT_EQ(fs::exists(place), !lost);
-    EXPECT_EQ(session.writer->Renew(session.state).ok(), lost);
+    EXPECT_EQ(session.Renew().ok(), lost);
     EXPECT_TRUE(session.Append().ok());
     session.writer.reset();
     fs::remove_all(place);
@@ -326,7 +333,7 @@ TEST(Lasting, a_journal_that_begins_with_a_snapshot_is_read_like_any_other) {
   for (int i = 0; i < 10; ++i) ASSERT_TRUE(session.Append().ok());
   session.writer.reset();
   session.writer = JournalWriter::OpenLasting(SmallJournal(directory.path()), SessionId{1});  // which that directory refuses
-  ASSERT_TRUE(session.writer->Renew(session.state).ok());
+  ASSERT_TRUE(session.Renew().ok());
   EXPECT_EQ(session.Wrong(), "") << "before the first event";
   auto reader = JournalReader::Open(session.writer->Directory());
   EXPECT_EQ((*reader)->Info()->events, 0U);

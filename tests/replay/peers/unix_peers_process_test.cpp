@@ -5,6 +5,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <atomic>
 #include <csignal>
 
 #include "tests/journal/base/no_descriptors.h"
@@ -519,10 +521,10 @@ TEST_F(ProcessTest, a_resume_waits_for_the_others_though_its_own_process_was_sto
     children.push_back(std::make_unique<Child>([&, rank] {
       auto self = JoinRing(rank, 2, 300 * kFew);
       self->session.lifecycle = Lifecycle::kPaused;
-      bool once = false;
+      std::atomic<bool> once = false;
       if (rank == 1)
         self->session.before_neighbours = [&](Deadline) {
-          if (!std::exchange(once, true)) ::raise(SIGSTOP);
+          if (!once.exchange(true)) ::raise(SIGSTOP);
         };
       ready_.Pass();
       const auto round = self->Arrive(CycleKind::kResume, 1);

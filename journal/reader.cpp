@@ -317,7 +317,8 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const fs::path& given
                                        "holds one directory for each session"};
   }
   const bool live = WriterMayLive(directory / "tail");
-  if (!live && LifeOfWriter(directory / "tail", true) == WriterLife::kEnded) MoveToDisk(directory / "tail");  // so that it can be copied
+  if (!live && LifeOfWriter(directory / "tail", true) == WriterLife::kEnded)
+    MoveToDisk(directory / "tail");  // so that it can be copied
   const bool trusted = !live || Store::IsOpenHere(directory) || (WriterIsTrusted(directory / "tail") && HasOwnLocks(directory));
   AMEM_ASSIGN(auto source, OpenSource(directory, live, trusted));
   AMEM_ASSIGN(auto meta, ReadMeta(*source, directory));

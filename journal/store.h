@@ -14,8 +14,8 @@ struct MDB_txn;
 namespace amem {
 
 inline constexpr const char* kLockFile = "lock.mdb";
-// Whether LMDB may open that file of a session's directory: it writes to it, so it must be this user's, and if it is a link, one to this
-// user's memory (shared_memory.h).
+// Whether LMDB may open that file of a session's directory: it writes to it, so it must be this user's, and if it is a link,
+// one to this user's memory (shared_memory.h).
 bool HasOwnLocks(const std::filesystem::path& directory);
 
 class Store final : public RecordSource {

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <atomic>
 #include <csignal>
 
 #include "tests/journal/base/no_descriptors.h"

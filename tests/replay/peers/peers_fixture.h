@@ -115,8 +115,12 @@ class FakeSession : public PeerDelegate {
     return true;
   }
   Result<std::vector<SessionId>> Neighbours(const std::string&, Deadline until) override {
-    if (before_neighbours) before_neighbours(until);
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    if (const auto before = before_neighbours_) {
+      lock.unlock();
+      before(until);
+      lock.lock();
+    }
     return std::vector<SessionId>(neighbours_.begin(), neighbours_.end());
   }
 
@@ -172,7 +176,11 @@ class FakeSession : public PeerDelegate {
     return changed_.wait_for(lock, patience, [&] { return references_.size() == count; });
   }
 
-  std::function<void(Deadline until)> before_neighbours;  // set before anybody calls; the caller's deadline
+  // `before` gets the caller's deadline. Any thread, also one beside the service's, which answers the others' questions.
+  void BeforeNeighbours(std::function<void(Deadline until)> before) {
+    const std::lock_guard lock(mutex_);
+    before_neighbours_ = std::move(before);
+  }
   std::atomic<std::chrono::milliseconds> witness_takes{std::chrono::milliseconds(0)};
   std::atomic<std::chrono::milliseconds> import_takes{std::chrono::milliseconds(0)};
   std::atomic<bool> forget_lost{false};
@@ -205,6 +213,7 @@ class FakeSession : public PeerDelegate {
   std::vector<PeerIdentity> connected_;
   std::vector<std::pair<PeerIdentity, std::string>> lost_;
   std::vector<EventBody> facts_;
+  std::function<void(Deadline until)> before_neighbours_;
 };
 
 inline PeerIdentity Identity(std::int32_t rank, std::int64_t group = 0) {

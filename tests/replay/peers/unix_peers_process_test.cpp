@@ -522,9 +522,9 @@ TEST_F(ProcessTest, a_resume_waits_for_the_others_though_its_own_process_was_sto
       self->session.lifecycle = Lifecycle::kPaused;
       std::atomic<bool> once = false;
       if (rank == 1)
-        self->session.before_neighbours = [&](Deadline) {
+        self->session.BeforeNeighbours([&](Deadline) {
           if (!once.exchange(true)) ::raise(SIGSTOP);
-        };
+        });
       ready_.Pass();
       const auto round = self->Arrive(CycleKind::kResume, 1);
       Note(rank, round.status());

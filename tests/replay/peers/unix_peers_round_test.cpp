@@ -275,9 +275,9 @@ TEST_F(RoundTest, a_look_that_meets_the_deadline_blames_whoever_did_not_come) {
   JoinRing(2, 400 * kFew);
   for (auto& rank : ranks_) rank->session.lifecycle = Lifecycle::kRunning;
   int looks = 0;
-  ranks_[0]->session.before_neighbours = [&](Deadline until) {
+  ranks_[0]->session.BeforeNeighbours([&](Deadline until) {
     if (++looks > 1) std::this_thread::sleep_until(until + milliseconds(1));
-  };
+  });
   const Status late = ranks_[0]->Arrive(CycleKind::kPause, 1).status();
   EXPECT_EQ(late.code(), Code::kTimeout);
   EXPECT_NE(late.message().find("ms for rank 1 (pid "), std::string::npos) << late.message();
@@ -290,11 +290,11 @@ TEST_F(RoundTest, a_member_that_ends_between_the_last_look_and_the_deadline_is_l
   const PeerIdentity other = ranks_[1]->identity;
   ranks_[1]->session.lifecycle = Lifecycle::kRunning;
   int looks = 0;
-  ranks_[0]->session.before_neighbours = [&](Deadline until) {
+  ranks_[0]->session.BeforeNeighbours([&](Deadline until) {
     if (++looks != 2) return;
     ranks_[1].reset();
     std::this_thread::sleep_until(until + milliseconds(1));
-  };
+  });
   const Status lost = ranks_[0]->Arrive(CycleKind::kPause, 1).status();
   EXPECT_EQ(lost.code(), Code::kPeerLost);
   EXPECT_EQ(lost.message(), ToText(other) + " has closed while it was waited for");
@@ -303,7 +303,7 @@ TEST_F(RoundTest, a_member_that_ends_between_the_last_look_and_the_deadline_is_l
 
 TEST_F(RoundTest, a_call_that_had_no_time_to_look_says_so_and_blames_nobody) {
   JoinRing(2, 400 * kFew);
-  ranks_[0]->session.before_neighbours = [](Deadline until) { std::this_thread::sleep_until(until + milliseconds(1)); };
+  ranks_[0]->session.BeforeNeighbours([](Deadline until) { std::this_thread::sleep_until(until + milliseconds(1)); });
   const Status late = ranks_[0]->Arrive(CycleKind::kPause, 1).status();
   EXPECT_EQ(late.code(), Code::kTimeout);
   EXPECT_NE(late.message().find("had not yet learned with whom it shares memory"), std::string::npos) << late.message();
@@ -576,9 +576,9 @@ TEST_P(RemovedSockets, of_a_member_that_does_not_come_leave_it_late_and_not_lost
   JoinRing(2, 1000 * kFew);
   ranks_[1]->session.lifecycle = Lifecycle::kRunning;
   int looks = 0;
-  ranks_[0]->session.before_neighbours = [&](Deadline) {
+  ranks_[0]->session.BeforeNeighbours([&](Deadline) {
     if (++looks == 2) directory_.RemoveSockets(GetParam());
-  };
+  });
   const Status late = ranks_[0]->Arrive(CycleKind::kPause, 1).status();
   EXPECT_EQ(late.code(), Code::kTimeout) << late.message();
   EXPECT_NE(late.message().find("ms for rank 1 (pid "), std::string::npos) << late.message();

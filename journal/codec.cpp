@@ -7,6 +7,8 @@
 #include <cstring>
 #include <exception>
 
+#include "journal/journal.h"
+#include "journal/record.h"
 #include "journal/struct_codec.h"
 #include "statemachine/apply.h"
 
@@ -121,6 +123,12 @@ Result<Event> DecodeEvent(std::span<const std::byte> message) {
     return Event{header.seq, header.time_ns, header.thread,
                  ReadBody(header.kind, body, static_cast<const EventVariant*>(nullptr))};
   });
+}
+
+std::vector<std::byte> MetaRecord(SessionId session, std::int32_t pid, const WallClock& clock, std::uint64_t key) {
+  Encoder encoder;
+  const FileMeta meta{kJournalFormat, kJournalLeastReader, session, pid, clock.realtime_ns, clock.monotonic_ns};
+  return Framed(RecordType::kMeta, key, encoder.Encode(meta));
 }
 
 Result<FileMeta> DecodeMeta(std::span<const std::byte> message) { return Parse<FileMeta>(message, Made<FileMeta>); }

@@ -8,18 +8,21 @@
 #include <span>
 #include <vector>
 
+#include "journal/base/clock.h"
 #include "statemachine/state.h"
 
 namespace amem {
 
-// What is known about a journal without reading its events; the value of the table "meta".
+// What is known about a journal without reading its events; the values of the table "meta": under 1 from when it was opened,
+// under larger keys from when its writer found that the wall clock had been set.
 struct FileMeta {
   std::uint32_t format = 0;
   std::uint32_t least_reader = 0;
   SessionId session;
   std::int32_t pid = 0;
-  std::uint64_t realtime_ns = 0;  // wall clock when it was opened
-  AMEM_STRUCT(FileMeta, format, least_reader, session, pid, realtime_ns);
+  std::uint64_t realtime_ns = 0;   // wall clock at that moment
+  std::uint64_t monotonic_ns = 0;  // Event::time_ns at that moment; 0: of a build that did not note it
+  AMEM_STRUCT(FileMeta, format, least_reader, session, pid, realtime_ns, monotonic_ns);
 };
 
 // Encodes one event after the other into memory of its own, which grows with the largest. For one thread at a time.
@@ -42,6 +45,8 @@ class Encoder {
 // Any bytes may be given. If they are not a message of the schema, or have a kind, an enumerator or a list that this build does
 // not know, the result is kCorrupt, and its message says what is wrong with them.
 Result<Event> DecodeEvent(std::span<const std::byte> message);
+// The value for the table "meta" of a journal that this build writes.
+std::vector<std::byte> MetaRecord(SessionId session, std::int32_t pid, const WallClock& clock, std::uint64_t key = 1);
 Result<FileMeta> DecodeMeta(std::span<const std::byte> message);
 
 // A state as the payload of a snapshot's record: the messages of ToSnapshotEvents(state), each behind its length. `change`, if

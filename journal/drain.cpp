@@ -27,6 +27,19 @@ static std::uint64_t SeqOf(std::span<const std::byte> frame) {
   return seq;
 }
 
+Status ClockNotes::Note(const Store::Writing& writing) {
+  const WallClock now = clock_();
+  if (!newest_) newest_ = now;
+  const auto add = [&] {
+    ++key_;
+    return writing.Append(Table::kMeta, key_, MetaRecord(session_, getpid(), *newest_, key_));
+  };
+  if (key_ == 0) AMEM_TRY(add());
+  if (!now.IsSetSince(*newest_)) return {};
+  newest_ = now;
+  return add();
+}
+
 Status Drain::reason() const {
   const std::lock_guard lock(reason_mutex_);
   return reason_;
@@ -192,7 +205,7 @@ Status Drain::MoveSome(std::uint64_t up_to) {
       moved = end;
       return false;
     });
-    if (whole) return status;
+    if (whole) return status.ok() ? notes_.Note(writing) : status;
     return {Code::kCorrupt, "the tail was overwritten by other code in this process, and events are lost"};
   };
   AMEM_TRY(store_.Write(move));

@@ -15,6 +15,7 @@
 #include <optional>
 #include <thread>
 
+#include "journal/base/clock.h"
 #include "journal/base/deadline.h"
 #include "journal/store.h"
 #include "journal/tail.h"
@@ -44,14 +45,32 @@ class Doorbell {
   std::atomic<std::uint32_t> word_{0};
 };
 
+// The wall clock in a journal's meta data: of its beginning, and of each time that somebody set the clock since.
+class ClockNotes {
+ public:
+  // `opened`: the clock when the session opened, if that was before this journal began.
+  ClockNotes(SessionId session, std::function<WallClock()> clock, std::optional<WallClock> opened)
+      : session_(session), clock_(std::move(clock)), newest_(opened) {}
+  // Adds the first record, and one where the newest is not of this clock.
+  Status Note(const Store::Writing& writing);
+
+ private:
+  SessionId session_;
+  std::function<WallClock()> clock_;
+  std::optional<WallClock> newest_;
+  std::uint64_t key_ = 0;  // of the newest
+};
+
 class Drain {
  public:
   // A thread that appends to `tail` and calls Appended() holds `append_mutex`.
-  Drain(std::filesystem::path directory, Tail& tail, Store& store, std::mutex& append_mutex, std::uint64_t last_snapshot)
+  Drain(std::filesystem::path directory, Tail& tail, Store& store, std::mutex& append_mutex, ClockNotes notes,
+        std::uint64_t last_snapshot)
       : directory_(std::move(directory)),
         tail_(tail),
         store_(store),
         append_mutex_(append_mutex),
+        notes_(std::move(notes)),
         last_snapshot_(last_snapshot) {}
   ~Drain() { Stop(); }
   Status Start();
@@ -107,6 +126,7 @@ class Drain {
   Tail& tail_;
   amem::Store& store_;
   std::mutex& append_mutex_;
+  ClockNotes notes_;  // the thread's
   mutable std::mutex reason_mutex_;
   Status reason_;
   std::atomic<bool> broken_{false};

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "journal/base/clock.h"
 #include "statemachine/event.h"
 #include "statemachine/state.h"
 
@@ -39,6 +40,8 @@ struct JournalOptions {
   // living, are removed; failed sessions after all others, oldest first.
   std::uint32_t keep_sessions = 128;
   Bytes keep_bytes = Bytes{2} << 30;
+  // What time it is; the thread that drains the tail asks, to note when the wall clock was set.
+  std::function<WallClock()> clock = WallClock::Now;
   // Of a lasting writer: told in a sentence when it has no journal, and when it has one again. Must not throw.
   std::function<void(const std::string&)> report = {};
 };
@@ -95,6 +98,7 @@ struct JournalInfo {
   std::uint64_t events = 0;
   Bytes file_bytes = 0;
   std::vector<SequenceNumber> snapshots;
+  WallClock set_clock = {};  // when its writer found last that the wall clock had been set since the session opened, if ever
 };
 
 // What reading had to leave out. A torn tail (the writer died inside an append) is not corruption.

@@ -72,6 +72,14 @@ Result<std::vector<std::byte>> FrameAt(const RecordSource& source, Table table, 
   return frame;
 }
 
+// Empty: the record is damaged.
+std::optional<FileMeta> MetaOf(std::span<const std::byte> frame) {
+  const auto record = ReadRecord(frame);
+  if (!record || record->type != RecordType::kMeta) return std::nullopt;
+  auto meta = DecodeMeta(record->payload);
+  return meta ? std::optional(*std::move(meta)) : std::nullopt;
+}
+
 // Shows an event; one that is damaged is noted in place of that. False: `visit` ended the reading.
 bool Show(const Record& record, Losses& losses, const std::function<bool(const Event&)>& visit) {
   const auto event = DecodeEvent(record.payload);
@@ -94,6 +102,10 @@ class Reader final : public JournalReader {
     info.session = meta_.session;
     info.pid = meta_.pid;
     info.format = meta_.format;
+    AMEM_TRY(source_->Scan(Table::kMeta, 2, [&](std::uint64_t, std::span<const std::byte> frame) {
+      if (const auto meta = MetaOf(frame)) info.set_clock = {meta->realtime_ns, meta->monotonic_ns};
+      return true;
+    }));
     AMEM_ASSIGN(const auto view, Look());
     info.broken_reason = BrokenReason(directory_);
     if (info.broken_reason.empty()) info.broken_reason = view.tail.broken_reason;
@@ -291,19 +303,16 @@ class Reader final : public JournalReader {
 
 Result<FileMeta> ReadMeta(const RecordSource& source, const fs::path& directory) {
   AMEM_ASSIGN(const auto frame, FrameAt(source, Table::kMeta, 1));
-  const auto record = ReadRecord(frame);
   const auto name = SessionOfName(directory.filename().string());
-  const FileMeta unknown{kJournalFormat, kJournalLeastReader, name.value_or(SessionId{}), 0, 0};
-  if (!record || record->type != RecordType::kMeta) return unknown;  // its loss must not cost the events
-  const auto meta = DecodeMeta(record->payload);
-  if (!meta) return unknown;
+  const auto meta = MetaOf(frame);
+  if (!meta) return FileMeta{kJournalFormat, kJournalLeastReader, name.value_or(SessionId{})};  // it must not cost the events
   if (meta->least_reader > kJournalFormat) {
     return Status{Code::kUnsupported,
                   fmt::format("journal {} has format {}, which needs a reader of format {}; this one is of format {}: use a "
                               "newer AMem to read it",
                               directory.string(), meta->format, meta->least_reader, kJournalFormat)};
   }
-  return meta;
+  return *meta;
 }
 
 }  // namespace

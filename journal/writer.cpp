@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "journal/base/clock.h"
+#include "journal/base/errand.h"
 #include "journal/base/fork_guard.h"
 #include "journal/codec.h"
 #include "journal/drain.h"
-#include "journal/errand.h"
 #include "journal/journal.h"
 #include "journal/session_dir.h"
 #include "journal/store.h"
@@ -25,14 +25,14 @@ constexpr std::uint64_t kTrySnapshotAgainAfter = 10'000;  // events, when the st
 // One journal. Everything that a forked child must not touch, together, so that the child can leave it alone.
 struct Core {
   Core(std::filesystem::path path, Tail its_tail, std::unique_ptr<Store> its_store, const JournalOptions& options,
-       std::uint64_t before)
+       ClockNotes notes, std::uint64_t before)
       : directory(std::move(path)),
         tail(std::move(its_tail)),
         store(std::move(its_store)),
         last(before),
         snapshot_due(options.snapshot_every),
         snapshot_due_bytes(options.snapshot_bytes),
-        drain(directory, tail, *store, append_mutex, before) {}
+        drain(directory, tail, *store, append_mutex, std::move(notes), before) {}
   void SnapshotDueAfter(std::uint64_t events, Bytes bytes) {
     snapshot_due.store(appended.load() + events, std::memory_order_relaxed);
     snapshot_due_bytes.store(appended_bytes.load() + bytes, std::memory_order_relaxed);
@@ -150,19 +150,17 @@ struct Core {
   Drain drain;  // last, so that its thread ends first
 };
 
-Status Introduce(Store& store, SessionId session) {
-  const FileMeta meta{kJournalFormat, kJournalLeastReader, session, getpid(), RealtimeNs()};
-  Encoder encoder;
-  return store.Append(Table::kMeta, 1, Framed(RecordType::kMeta, 1, encoder.Encode(meta)));
-}
-
 Result<std::shared_ptr<Core>> Make(const JournalOptions& options, SessionId session, const State* before) {
   AMEM_ASSIGN(auto fresh, NewSessionDirectory::Create(options.directory, session, before != nullptr));
   RemoveOldSessions(options.directory, options.keep_sessions, options.keep_bytes);
   const auto ring = options.tail_in_memory ? Tail::Ring::kInMemory : Tail::Ring::kInFile;
   AMEM_ASSIGN(auto tail, Tail::Create(fresh.path() / "tail", options.tail_bytes, session, ring));
   AMEM_ASSIGN(auto store, Store::Create(fresh.path(), options.map_bytes, tail.PlaceOfLocks()));
-  AMEM_TRY(Introduce(*store, session));
+  std::optional<WallClock> opened;
+  if (before != nullptr && before->session.realtime_ns != 0)
+    opened = WallClock{before->session.realtime_ns, before->session.monotonic_ns};
+  ClockNotes notes(session, options.clock, opened);
+  AMEM_TRY(store->Write([&](const Store::Writing& writing) { return notes.Note(writing); }));
   const std::uint64_t last = before != nullptr ? before->last.value : 0;
   if (before != nullptr) {
     AMEM_ASSIGN(const auto payload, EncodeSnapshot(*before));
@@ -170,7 +168,7 @@ Result<std::shared_ptr<Core>> Make(const JournalOptions& options, SessionId sess
   }
   store->MovedTo(fresh.name());
   tail.MovedTo(fresh.name());
-  auto core = std::make_shared<Core>(fresh.name(), std::move(tail), std::move(store), options, last);
+  auto core = std::make_shared<Core>(fresh.name(), std::move(tail), std::move(store), options, std::move(notes), last);
   AMEM_TRY(core->drain.Start());
   AMEM_TRY(fresh.Publish().status());  // last: what had the name is put aside for a journal that works
   return core;

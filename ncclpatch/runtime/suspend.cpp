@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -44,10 +45,19 @@ bool SuspendedByNccl(const ncclComm* comm, std::optional<bool> set = {}) {
 // What this thread has marked and not yet settled; several inside a group.
 thread_local std::vector<Change> t_changes;
 
-constinit std::mutex g_settling;
-// The number of the pause that began here because all communicators were suspended. Guarded by g_settling. Whoever resumes the
-// process ends it; whoever pauses it again begins another.
-std::uint64_t g_paused_here = 0;
+// Held while marks become a pause or a resume, and a resume may wait for other processes as long as they like.
+constinit std::timed_mutex g_settling;
+// The number of the pause that began here because all communicators were suspended. Whoever resumes the process ends it;
+// whoever pauses it again begins another.
+constinit std::atomic<std::uint64_t> g_paused_here = 0;
+
+Result<std::unique_lock<std::timed_mutex>> AloneUntilCallEnds() {
+  std::unique_lock alone(g_settling, Runtime::Get().UntilCallEnds());
+  if (alone.owns_lock()) return alone;
+  return Status{Code::kTimeout,
+                "another thread of this process is suspending or resuming communicators, and had not ended by the deadline of "
+                "this call; call again when it has"};
+}
 
 bool Paused() {
   Session* session = Runtime::Get().started();
@@ -66,10 +76,7 @@ bool AllSuspended() {
 }
 
 // Whether it was made beside the current pause.
-bool IsAside(const nccl::Communicator& one) {
-  const std::lock_guard lock(g_settling);
-  return one.aside != 0 && PausedHere() && one.aside == g_paused_here;
-}
+bool IsAside(const nccl::Communicator& one) { return one.aside != 0 && PausedHere() && one.aside == g_paused_here; }
 
 // Whether a suspended communicator has ranks that the new one lacks.
 bool IsPart(const nccl::Communicator& asked) {
@@ -79,13 +86,13 @@ bool IsPart(const nccl::Communicator& asked) {
 // Pauses the process once all its communicators are suspended, and resumes it with the first that is resumed. If that fails,
 // this thread's marks are undone.
 Status Settle() {
-  const std::lock_guard lock(g_settling);
   const std::vector<Change> changes = std::exchange(t_changes, {});
   const bool resumes = !std::ranges::all_of(changes, &Change::suspended);
-  Status status;
-  if (resumes && Paused()) {
+  const auto alone = AloneUntilCallEnds();
+  Status status = alone.status();
+  if (status.ok() && resumes && Paused()) {
     status = Runtime::Get().RunCycle(CycleKind::kResume, true);
-  } else if (!resumes && AllSuspended()) {
+  } else if (status.ok() && !resumes && AllSuspended()) {
     const bool already = Paused();  // for another want, which may end before these are resumed
     status = Runtime::Get().RunCycle(CycleKind::kPause);
     if (status.ok() && !already && Paused()) g_paused_here = Runtime::Get().started()->Progress().cycle;
@@ -175,7 +182,7 @@ class Server : public nccl::SuspendServer {
   // ranks of a suspended communicator have no part in the new one, they cannot be waited for, and it is made beside the pause.
   int BeforeMaking(const nccl::Communicator& asked) noexcept override {
     return AtNcclsBorder("making way for a communicator", [&]() -> Status {
-      const std::lock_guard lock(g_settling);
+      AMEM_ASSIGN(const auto alone, AloneUntilCallEnds());
       if (!PausedHere() && Paused())  // before ranks wait for each other, or NCCL fails with a number
         return {Code::kRefused,
                 fmt::format("\"{}\" while NCCL's memory is paused; call ncclResume (Python: amem.resume) first", asked.how)};

@@ -6,7 +6,8 @@ namespace amem {
 
 static std::vector<JobClock::Journal> ForClock(std::span<const SessionStory> journals) {
   std::vector<JobClock::Journal> all;
-  for (const SessionStory& j : journals) all.push_back({&j.who(), j.first.time_ns, j.for_clock});
+  for (const SessionStory& j : journals)
+    all.push_back({&j.who(), j.first.time_ns, j.for_clock, j.findings.info.set_clock.monotonic_ns});
   return all;
 }
 

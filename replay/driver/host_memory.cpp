@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <limits>
+#include <mutex>
 #include <span>
 #include <sstream>
 #include <string_view>
@@ -17,6 +19,9 @@
 
 #include "journal/base/clock.h"
 #include "journal/base/file.h"
+#include "journal/base/no_copies.h"
+#include "journal/base/process_sight.h"
+#include "journal/base/unique_fd.h"
 #include "statemachine/event.h"
 
 namespace amem {
@@ -141,72 +146,142 @@ class BriefLock : NoCopies {
   const int file_;
 };
 
+Status Fits(Bytes bytes, const std::optional<HostRoom>& room, Bytes claimed, Bytes others) {
+  const Bytes taken = kLeft + claimed + others;
+  if (!room || (room->bytes >= bytes && room->bytes - bytes >= taken)) return {};
+  return {Code::kOutOfMemory,
+          fmt::format("pin {} of host memory: {} are left by {}, of which this process is about to take {}, other "
+                      "processes {}, and {} stay free; free some, or give the job more",
+                      FormatBytes(bytes), FormatBytes(room->bytes), room->limited_by, FormatBytes(claimed), FormatBytes(others),
+                      FormatBytes(kLeft))};
+}
+
 }  // namespace
 
-HostClaims::~HostClaims() {
-  if (fork_.InChild() || !place_) return;
-  const Place nobody;
-  static_cast<void>(pwrite(file_.get(), &nobody, sizeof(nobody), static_cast<off_t>(*place_ * sizeof(Place))));
-}
+// The file, used by one errand at a time, and what is known of it without waiting.
+class HostClaims::ClaimsFile : NoCopies {
+ public:
+  explicit ClaimsFile(std::filesystem::path path) : path_(std::move(path)), self_(OwnProcess()) {}
 
-// Opens the file again if somebody has removed it, because others then see another file. Where there is none, nobody has
-// claimed anything; who has no descriptor left to read it does not know that.
-Status HostClaims::Open() {
-  struct stat seen {};
-  if (path_.empty() || (file_ && fstat(file_.get(), &seen) == 0 && seen.st_nlink > 0)) return {};
-  place_.reset();
-  file_ = UniqueFd(open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!file_ && (errno == EMFILE || errno == ENFILE || errno == ENOMEM))
-    return SystemFailure("pin host memory: read what other processes are about to take of it from", path_, errno);
-  if (file_ && (fstat(file_.get(), &seen) != 0 || seen.st_uid != geteuid() || !S_ISREG(seen.st_mode))) file_ = UniqueFd();
-  return {};
-}
+  [[nodiscard]] bool IsNowhere() const { return path_.empty(); }
+  [[nodiscard]] int fd() const { return file_.get(); }
 
-// What others claim. Who has no place takes the first that is free; those of other pid namespaces are left alone.
-Bytes HostClaims::OfOthers() {
-  Bytes sum = 0;
-  Place place;
-  for (std::size_t i = 0; file_ && i < kPlaces; ++i) {
-    const ssize_t n = pread(file_.get(), &place, sizeof(place), static_cast<off_t>(i * sizeof(place)));
-    if (n < 0) break;  // somebody's place, perhaps
-    const bool there = n == sizeof(place);
-    if (!place_ && (!there || place.IsFree())) place_ = i;
-    if (!there) break;
-    if (i != place_ && place.bytes > 0 && place.Stands()) sum += std::min(place.bytes, ~Bytes{0} - sum);
+  // Opens the file again if somebody has removed it, because others then see another file. Where there is none, nobody has
+  // claimed anything; who has no descriptor left to read it does not know that.
+  Status Open() {
+    struct stat seen {};
+    if (IsNowhere() || (file_ && fstat(file_.get(), &seen) == 0 && seen.st_nlink > 0)) return {};
+    place_.reset();
+    file_ = UniqueFd(open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (!file_ && (errno == EMFILE || errno == ENFILE || errno == ENOMEM))
+      return SystemFailure("pin host memory: read what other processes are about to take of it from", path_, errno);
+    if (file_ && (fstat(file_.get(), &seen) != 0 || seen.st_uid != geteuid() || !S_ISREG(seen.st_mode))) file_ = UniqueFd();
+    return {};
   }
-  return sum;
+
+  // What others claim. Who has no place takes the first that is free; those of other pid namespaces are left alone.
+  Bytes ReadOthers() {
+    Bytes sum = 0;
+    Place place;
+    for (std::size_t i = 0; file_ && i < kPlaces; ++i) {
+      const ssize_t n = pread(file_.get(), &place, sizeof(place), static_cast<off_t>(i * sizeof(place)));
+      if (n < 0) break;  // somebody's place, perhaps
+      const bool there = n == sizeof(place);
+      if (!place_ && (!there || place.IsFree())) place_ = i;
+      if (!there) break;
+      if (i != place_ && place.bytes > 0 && place.Stands()) sum += std::min(place.bytes, ~Bytes{0} - sum);
+    }
+    others = sum;
+    return sum;
+  }
+
+  // Until the file says what is claimed by then: it may have changed while the file system stood still.
+  void Write() const {
+    if (!place_) return;
+    Bytes written = 0;
+    do {
+      written = claimed;
+      const Place mine{self_.pid, self_.start_ticks, self_.pid_namespace, MonotonicNs(), written};
+      static_cast<void>(pwrite(file_.get(), &mine, sizeof(mine), static_cast<off_t>(*place_ * sizeof(mine))));
+    } while (written != claimed);
+  }
+
+  void GiveUpPlace() {
+    const Place nobody;
+    if (place_) static_cast<void>(pwrite(file_.get(), &nobody, sizeof(nobody), static_cast<off_t>(*place_ * sizeof(nobody))));
+    place_.reset();
+  }
+
+  std::atomic<Bytes> claimed{0};  // by this session
+  std::atomic<Bytes> others{0};   // as read last
+
+ private:
+  const std::filesystem::path path_;
+  const ProcessIdentity self_;  // read while there are descriptors
+  UniqueFd file_;
+  std::optional<std::size_t> place_;
+};
+
+HostClaims::HostClaims(std::filesystem::path file, Available available)
+    : available_(std::move(available)), file_(std::make_shared<ClaimsFile>(std::move(file))) {}
+
+HostClaims::~HostClaims() {
+  if (fork_.InChild()) return;
+  const MutexLock lock(mutex_);
+  file_->claimed = 0;
+  static_cast<void>(Ask([](ClaimsFile& file) {
+    file.GiveUpPlace();
+    return Status{};
+  }));
 }
 
-void HostClaims::Write() const {
-  if (!place_) return;
-  const Place mine{self_.pid, self_.start_ticks, self_.pid_namespace, MonotonicNs(), claimed_};
-  static_cast<void>(pwrite(file_.get(), &mine, sizeof(mine), static_cast<off_t>(*place_ * sizeof(mine))));
+std::optional<Status> HostClaims::Ask(std::function<Status(ClaimsFile&)> work) {
+  if (file_->IsNowhere()) return work(*file_);
+  // One that stands still has this long; one that has just been thawed ends at once.
+  constexpr std::chrono::milliseconds kPatience{500}, kForTheLast{20};
+  if (asked_ && !asked_->Wait(In(kForTheLast))) return std::nullopt;
+  asked_.emplace([file = file_, work = std::move(work)] { return work(*file); });
+  auto answer = asked_->Wait(In(kPatience));
+  if (answer) asked_.reset();
+  return answer;
 }
 
 Status HostClaims::Claim(Bytes bytes) {
   if (fork_.InChild() || bytes == 0) return {};
   const MutexLock lock(mutex_);
-  AMEM_TRY(Open());
-  const BriefLock alone(file_.get());
   const auto room = available_();
-  const Bytes others = OfOthers(), taken = kLeft + claimed_ + others;
-  if (room && (room->bytes < bytes || room->bytes - bytes < taken)) {
-    return {Code::kOutOfMemory,
-            fmt::format("pin {} of host memory: {} are left by {}, of which this process is about to take {}, other "
-                        "processes {}, and {} stay free; free some, or give the job more",
-                        FormatBytes(bytes), FormatBytes(room->bytes), room->limited_by, FormatBytes(claimed_),
-                        FormatBytes(others), FormatBytes(kLeft))};
-  }
-  claimed_ += bytes;
-  Write();
-  return {};
+  struct Decision {
+    std::mutex mutex;
+    std::optional<Status> made;
+  };
+  // The errand decides, or this call once it has waited for long enough; the other one finds the decision made.
+  const auto decide = [decision = std::make_shared<Decision>(), bytes, room](ClaimsFile& file) {
+    const std::lock_guard deciding(decision->mutex);
+    if (!decision->made) {
+      decision->made = Fits(bytes, room, file.claimed, file.others);
+      if (decision->made->ok()) file.claimed += bytes;
+    }
+    return *decision->made;
+  };
+  const auto answer = Ask([decide](ClaimsFile& file) -> Status {
+    AMEM_TRY(file.Open());
+    const BriefLock alone(file.fd());
+    file.ReadOthers();
+    Status fits = decide(file);
+    file.Write();
+    return fits;
+  });
+  return answer ? *answer : decide(*file_);
 }
 
 void HostClaims::Settle(Bytes bytes) {
   if (fork_.InChild() || bytes == 0) return;
   const MutexLock lock(mutex_);
-  claimed_ -= std::min(claimed_, bytes);
-  Write();
+  file_->claimed -= std::min(file_->claimed.load(), bytes);
+  static_cast<void>(Ask([](ClaimsFile& file) {
+    file.Write();
+    return Status{};
+  }));
 }
 
 }  // namespace amem

@@ -3,13 +3,13 @@
 
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
+#include "journal/base/errand.h"
 #include "journal/base/fork_guard.h"
 #include "journal/base/mutex.h"
-#include "journal/base/process_sight.h"
-#include "journal/base/unique_fd.h"
 #include "statemachine/types.h"
 
 namespace amem {
@@ -32,13 +32,13 @@ std::optional<HostRoom> HostMemoryAvailable(const std::filesystem::path& root = 
 // The claims are in one file beside the ranks' sockets, because ranks that share no GPU memory never vote together and still
 // share the host. Each session writes only its own place and locks the file for a moment. A claim names its process by pid and
 // start time and ends with it; while it cannot be seen whether that process lives, the claim stands. The wait for the lock is
-// short, because its holder may be stopped; without the lock, the session goes by what the file says. If there can be no file,
-// a session knows only its own claims. Thread-safe; does nothing in a forked child.
+// short, because its holder may be stopped; without the lock, the session goes by what the file says. Nor does a call wait long
+// for the file system: while that stands still, the session goes by what the file said last, and the file is written later. If
+// there can be no file, a session knows only its own claims. Thread-safe; does nothing in a forked child.
 class HostClaims : NoCopies {
  public:
   using Available = std::function<std::optional<HostRoom>()>;
-  HostClaims(std::filesystem::path file, Available available)
-      : path_(std::move(file)), available_(std::move(available)), self_(OwnProcess()) {}
+  HostClaims(std::filesystem::path file, Available available);
   ~HostClaims();
 
   // kOutOfMemory: the claims of all sessions leave less than `bytes` and a reserve. kNoDescriptors, kIo: they cannot be read
@@ -48,18 +48,15 @@ class HostClaims : NoCopies {
 
  private:
   struct Place;
-  Status Open() REQUIRES(mutex_);
-  Bytes OfOthers() REQUIRES(mutex_);
-  void Write() const REQUIRES(mutex_);
+  class ClaimsFile;
+  // Work on the file. Nothing: it has not ended in time; it goes on, and no other is begun before it has ended.
+  std::optional<Status> Ask(std::function<Status(ClaimsFile&)> work) REQUIRES(mutex_);
 
-  const std::filesystem::path path_;
   const Available available_;
-  const ProcessIdentity self_;  // read while there are descriptors
   const ForkGuard fork_;
   mutable Mutex mutex_{LockRank::kHostClaims};
-  UniqueFd file_ GUARDED_BY(mutex_);
-  std::optional<std::size_t> place_ GUARDED_BY(mutex_);
-  Bytes claimed_ GUARDED_BY(mutex_) = 0;
+  const std::shared_ptr<ClaimsFile> file_;
+  std::optional<Errand<Status>> asked_ GUARDED_BY(mutex_);  // that has not ended
 };
 
 }  // namespace amem

@@ -25,15 +25,21 @@ void ReadyCommunicators::Take(const Event& event) {
 }
 
 JobClock::JobClock(std::span<const Journal> journals) {
-  for (const auto& [opened, first_ns, communicators] : journals) {
+  for (const auto& [opened, first_ns, communicators, set_ns] : journals) {
     Boot& boot = boots_[BootOf(*opened)];
     if (first_ns != 0 && (boot.first_ns == 0 || first_ns < boot.first_ns)) boot.first_ns = first_ns;
-    const std::pair reference(opened->monotonic_ns, opened->session);
-    const bool notes_wall_clock = opened->realtime_ns != 0 && opened->monotonic_ns != 0;
-    if (!notes_wall_clock || (boot.wall_known && boot.reference <= reference)) continue;
-    boot.reference = reference;
-    boot.offset_ns = static_cast<std::int64_t>(opened->realtime_ns - opened->monotonic_ns);
+    const WallClock clock{opened->realtime_ns, opened->monotonic_ns};
+    if (clock.realtime_ns != 0 && clock.monotonic_ns != 0)
+      boot.notes[{std::max(clock.monotonic_ns, set_ns), opened->session}] = clock;
+  }
+  for (auto& [id, boot] : boots_) {
+    if (boot.notes.empty()) continue;
+    WallClock current = boot.notes.begin()->second;
+    for (const auto& [when, clock] : boot.notes)
+      if (clock.IsSetSince(current)) current = clock;
+    boot.offset_ns = current.Offset();
     boot.wall_known = true;
+    boot.notes.clear();
   }
   Align(journals);
   constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();

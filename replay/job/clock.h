@@ -2,10 +2,10 @@
 //
 // Events carry CLOCK_MONOTONIC of the boot that wrote them, so journals of one boot are compared exactly. Boots are related by
 // what they did together: a communicator is ready in all its ranks at about the same time, and the median over the
-// communicators counts. Boots that share none are related by the wall clocks that their sessions noted when they opened; of a
-// boot with several sessions the one that opened first decides, so that the answer does not depend on the order in which
-// journals are given. A boot whose wall clock nobody noted is put where its first event coincides with the first event of the
-// others.
+// communicators counts. Boots that share none are related by the wall clocks that their sessions noted, when they opened or
+// found that the clock had been set. Of a boot with several notes the first one decides until a later one says that the clock
+// was set, which then decides for all: a clock that is set is mostly corrected. The order in which journals are given does not
+// matter. A boot whose wall clock nobody noted is put where its first event coincides with the first event of the others.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "journal/base/clock.h"
 #include "statemachine/event.h"
 
 namespace amem {
@@ -49,6 +50,7 @@ class JobClock {
     const SessionOpened* opened = nullptr;  // used by the constructor only
     std::uint64_t first_ns = 0;             // time of its first event; 0: it has none
     ReadyCommunicators communicators = {};  // used by the constructor only
+    std::uint64_t set_ns = 0;  // when it was found that the clock had been set, if it was; `opened` is of that clock
   };
   explicit JobClock(std::span<const Journal> journals);
 
@@ -73,7 +75,7 @@ class JobClock {
   void Align(std::span<const Journal> journals);
 
   struct Boot {
-    std::pair<std::uint64_t, SessionId> reference;  // of whose wall clock counts: when it opened, and who it is
+    std::map<std::pair<std::uint64_t, SessionId>, WallClock> notes;  // of the wall clock, by when and by whom
     std::uint64_t first_ns = 0;
     std::int64_t offset_ns = 0;
     bool wall_known = false;

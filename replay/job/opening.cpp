@@ -16,6 +16,8 @@ SessionOpened Completed(SessionOpened opened, const JournalInfo& info, std::uint
   if (!opened.session) opened.session = info.session;
   if (opened.pid == 0) opened.pid = info.pid;
   if (opened.monotonic_ns == 0) opened.monotonic_ns = first_ns;
+  if (info.set_clock.monotonic_ns != 0)
+    opened.realtime_ns = static_cast<std::uint64_t>(WrappedSum(opened.monotonic_ns, info.set_clock.Offset()));
   return opened;
 }
 
@@ -63,7 +65,7 @@ JobClock ClockOf(std::span<const OpenedJournal> journals) {
   const bool compare = JobClock::NeedsCommunicators(opened);
   std::vector<JobClock::Journal> times;
   for (const auto& [opening, reader] : journals) {
-    times.push_back({&opening->who, opening->first_ns, {}});
+    times.push_back({&opening->who, opening->first_ns, {}, opening->info.set_clock.monotonic_ns});
     if (!compare) continue;
     const auto own = reader == nullptr ? JournalReader::Open(opening->info.directory) : Status{};
     if (reader != nullptr || own) times.back().communicators = ReadCommunicators(own ? **own : *reader, opening->info);

@@ -34,7 +34,8 @@ JobClock ClockOf(std::span<const OpenedJournal> journals);
 
 // Opening::before alone. A failure says that the journal has lost its beginning.
 Result<State> StateBefore(JournalReader& reader, const JournalInfo& info);
-// Opening::who of a session that is known already, as from a state.
+// Opening::who of a session that is known already, as from a state. Where the wall clock was set after the session had opened,
+// the time of opening is as the clock tells it since: the dates of all events follow from it.
 SessionOpened Completed(SessionOpened opened, const JournalInfo& info, std::uint64_t first_ns);
 
 }  // namespace amem

@@ -107,8 +107,14 @@ class Packer {
     AMEM_ASSIGN(const auto reader, JournalReader::Open(session));
     AMEM_ASSIGN(const auto info, reader->Info());
     const std::string reason = Shown(info.broken_reason);
-    const PackJson header = {{"session", info.session.value}, {"pid", info.pid},         {"format", info.format},
-                             {"status", ToText(info.status)}, {"broken_reason", reason}, {"as_of_ns", as_of_ns}};
+    const PackJson header = {{"session", info.session.value},
+                             {"pid", info.pid},
+                             {"format", info.format},
+                             {"status", ToText(info.status)},
+                             {"broken_reason", reason},
+                             {"as_of_ns", as_of_ns},
+                             {"set_realtime_ns", info.set_clock.realtime_ns},
+                             {"set_monotonic_ns", info.set_clock.monotonic_ns}};
     out_.Add(Block::kSession, BytesOf(header.dump(-1, ' ', false, PackJson::error_handler_t::replace)));
     const Status snapshot = info.first.value > 1 ? AddSnapshot(*reader, SequenceNumber{info.first.value - 1}) : Status{};
     if (!snapshot) Note(Block::kDamage, session, snapshot.message());
@@ -256,10 +262,10 @@ class SessionUnpacker {
     AMEM_ASSIGN(auto fresh, NewSessionDirectory::Create(directory, session));
     const Bytes largest = 2 * JournalOptions{}.map_bytes;  // filled in another order, a journal may take more than it had
     AMEM_ASSIGN(auto store, Store::Create(fresh.path(), largest));
-    const FileMeta meta{kJournalFormat, kJournalLeastReader, session, static_cast<std::int32_t>(Number(header, "pid")), 0};
-    Encoder encoder;
-    const auto frame = Framed(RecordType::kMeta, 1, encoder.Encode(meta));
-    AMEM_TRY(store->Append(Table::kMeta, 1, frame));
+    const auto pid = static_cast<std::int32_t>(Number(header, "pid"));
+    AMEM_TRY(store->Append(Table::kMeta, 1, MetaRecord(session, pid, {})));
+    const WallClock set{Number(header, "set_realtime_ns"), Number(header, "set_monotonic_ns")};
+    if (set.monotonic_ns != 0) AMEM_TRY(store->Append(Table::kMeta, 2, MetaRecord(session, pid, set, 2)));
     return std::unique_ptr<SessionUnpacker>(new SessionUnpacker(std::move(fresh), std::move(store), header));
   }
 

@@ -13,7 +13,8 @@ namespace {
 
 void SetClocks(JobTimeline& job) {
   std::vector<JobClock::Journal> journals;
-  for (const SessionTimeline& s : job.sessions) journals.push_back({&s.who, s.first_ns, s.for_clock});
+  for (const SessionTimeline& s : job.sessions)
+    journals.push_back({&s.who, s.first_ns, s.for_clock, s.info.set_clock.monotonic_ns});
   const JobClock clock(journals);
   std::int64_t end = clock.began_ns();
   for (const SessionTimeline& s : job.sessions) {

@@ -181,7 +181,7 @@ TEST(Codec, a_list_that_is_larger_than_its_message_is_refused) {
 
 TEST(Codec, the_journals_own_record_comes_back) {
   Encoder encoder;
-  const FileMeta meta{7, 3, SessionId{0xabcdef0123456789}, -4, 99};
+  const FileMeta meta{7, 3, SessionId{0xabcdef0123456789}, -4, 99, 7};
   const auto back = DecodeMeta(encoder.Encode(meta));
   ASSERT_TRUE(back.ok());
   EXPECT_EQ(*back, meta);

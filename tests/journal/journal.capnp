@@ -13,12 +13,13 @@
 using Cxx = import "/capnp/c++.capnp";
 $Cxx.namespace("amem::wire");
 
-struct Journal {            # the one value of the table "meta"
+struct Journal {            # the values of the table "meta": 1, and one for each time that the wall clock was set
   format @0 :UInt32;        # must be 1 for this schema
   leastReader @1 :UInt32;   # must be at most the reader's format
   session @2 :UInt64;       # must be the directory's name
   pid @3 :Int32;
-  realtimeNs @4 :UInt64;    # wall clock when it was opened
+  realtimeNs @4 :UInt64;    # wall clock when it was opened or the clock was set
+  monotonicNs @5 :UInt64;   # CLOCK_MONOTONIC then; 0: not noted
 }
 
 struct Event {

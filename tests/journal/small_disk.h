@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -57,13 +58,13 @@ int RunInChildQuietly(const Body& body) {
   return status;
 }
 
-#define EXPECT_FINE_IN_CHILD(...)                                                             \
-  do {                                                                                        \
-    std::string complaint;                                                                    \
-    const int rc = RunInChild((__VA_ARGS__), complaint);                                      \
-    if (rc == kCannot) GTEST_SKIP() << "WAIVED: needs the right to mount a file system here"; \
-    EXPECT_EQ(rc, 0) << complaint;                                                            \
-    EXPECT_EQ(complaint, "");                                                                 \
+#define EXPECT_FINE_IN_CHILD(...)                                                                         \
+  do {                                                                                                    \
+    std::string complaint;                                                                                \
+    const int rc = amem::test::RunInChild((__VA_ARGS__), complaint);                                      \
+    if (rc == amem::test::kCannot) GTEST_SKIP() << "WAIVED: needs the right to mount a file system here"; \
+    EXPECT_EQ(rc, 0) << complaint;                                                                        \
+    EXPECT_EQ(complaint, "");                                                                             \
   } while (false)
 
 inline bool MountTmpfs(const std::filesystem::path& where, const char* size) {
@@ -82,10 +83,11 @@ inline bool MountDisk(const std::filesystem::path& where, const std::string& mkf
   return mounted;
 }
 
-// A file system that stands still, while this lives at most. It is thawed by a child, also when this process is killed.
+// A file system that stands still, while this lives at most. It is thawed by a child, also when this process is killed, and
+// when the time is over.
 class Frozen {
  public:
-  explicit Frozen(const std::filesystem::path& where) {
+  explicit Frozen(const std::filesystem::path& where, std::chrono::milliseconds at_most = std::chrono::seconds(20)) {
     int ready[2];
     if (pipe(ready) != 0 || pipe(go_on_) != 0) return;
     child_ = fork();
@@ -95,7 +97,7 @@ class Frozen {
       (void)!write(ready[1], &frozen, 1);
       close(go_on_[1]);
       pollfd wait{go_on_[0], POLLIN, 0};
-      poll(&wait, 1, 20'000);
+      poll(&wait, 1, static_cast<int>(at_most.count()));
       (void)ioctl(fd, FITHAW, 0);
       _exit(0);
     }

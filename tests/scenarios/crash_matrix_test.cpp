@@ -491,15 +491,18 @@ void Matrix::FailEverywhere(int ranks, Op op, Fault fault, std::uint64_t stride)
 
 #ifdef AMEM_SANITIZED
 constexpr std::uint64_t kStride = 11;
+#elif defined(AMEM_BY_NIGHT)
+constexpr std::uint64_t kStride = 1;
 #else
-constexpr std::uint64_t kStride = 1;                  // of one and two ranks; more are more of the same
+constexpr std::uint64_t kStride = 2;  // of one and two ranks; more are more of the same
 #endif
 
 #ifdef AMEM_BY_NIGHT
-constexpr std::uint64_t kOfMany = 2, kOfAll = 1, kOfStalls = 2;
+[[maybe_unused]] constexpr std::uint64_t kOfMany = 2, kOfAll = 1, kOfStalls = 2;
 #else
-constexpr std::uint64_t kOfMany = 10, kOfAll = 9;     // of many ranks, and of scope all, whose steps are those of the others
-constexpr std::uint64_t kOfStalls = 4 + 5 * kSlower;  // each takes some seconds
+[[maybe_unused]] constexpr std::uint64_t kOfMany = 10,
+                                         kOfAll = 9;  // of many ranks, and of scope all, whose steps are those of the others
+[[maybe_unused]] constexpr std::uint64_t kOfStalls = 4 + 5 * kSlower;  // each takes some seconds
 #endif
 
 #ifndef AMEM_MATRIX_NVLS

@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -25,7 +26,9 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -188,6 +191,14 @@ std::string Unsuspend() { return std::to_string(Function<int(Comm)>("stand_in_nc
 // As a program does that was written against NCCL 2.29 and knows nothing of AMem; "first" and "last" of its communicators.
 std::string ServedSuspend(Comm comm) { return WithReason(Function<int(Comm, int)>("ncclCommSuspend")(comm, 1)); }
 std::string ServedResume(Comm comm) { return WithReason(Function<int(Comm)>("ncclCommResume")(comm)); }
+// By a thread that is in the call when this returns; Join has its answer.
+std::optional<std::future<std::string>> g_beside;
+std::string ResumeLastBeside() {
+  g_beside = std::async(std::launch::async, [] { return ServedResume(g_comms.back()); });
+  const bool waits = g_beside->wait_for(std::chrono::milliseconds(300)) == std::future_status::timeout;
+  return waits ? "waits" : "has ended";
+}
+std::string Join() { return g_beside->get(); }
 std::string Figures() {
   std::string text;
   for (int figure = 0; figure < 4; ++figure) {
@@ -646,7 +657,35 @@ std::string Train(const std::string&) {
   }
 }
 
+// Allocates and frees by NCCL, which AMem journals, every ten milliseconds for so many: "count median longest", in
+// microseconds.
+std::string TimeCalls(const std::string& milliseconds) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<std::int64_t> took;
+  for (const auto end = Clock::now() + std::chrono::milliseconds(std::stoi(milliseconds)); Clock::now() < end;) {
+    void* memory = nullptr;
+    const auto began = Clock::now();
+    int code = Function<int(void**, std::size_t)>("ncclMemAlloc")(&memory, std::size_t{2} << 20);
+    if (code == 0) code = Function<int(void*)>("ncclMemFree")(memory);
+    if (code != 0) return "failed " + std::to_string(code);
+    took.push_back(std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - began).count());
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  std::ranges::sort(took);
+  return std::to_string(took.size()) + " " + std::to_string(took[took.size() / 2]) + " " + std::to_string(took.back());
+}
+
+std::string Await(const std::string& file) {
+  for (int waited = 0; access(file.c_str(), F_OK) != 0; ++waited) {
+    if (waited > 60'000) return "time-out";
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return "0";
+}
+
 const std::map<std::string, std::function<std::string(const std::string&)>> kCommandsWithArgument = {
+    {"calls", TimeCalls},
+    {"await", Await},
     {"train", Train},
     {"sleep", Sleep},
     {"steps", Steps},
@@ -715,6 +754,8 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"suspend first", [] { return ServedSuspend(g_comms.front()); }},
     {"suspend last", [] { return ServedSuspend(g_comms.back()); }},
     {"resume first", [] { return ServedResume(g_comms.front()); }},
+    {"resume last beside", ResumeLastBeside},
+    {"join", Join},
     {"resume last", [] { return ServedResume(g_comms.back()); }},
     {"suspend null", [] { return ServedSuspend(nullptr); }},
     {"resume null", [] { return ServedResume(nullptr); }},

@@ -307,6 +307,29 @@ TEST_F(Named, ranks_that_have_not_met_are_one_job_by_one_launch_or_by_their_pids
   for (const pid_t one : launched.processes()) ::kill(one, SIGKILL);
 }
 
+// As of `docker run IMAGE torchrun`: the ranks' parent is pid 1, which elsewhere is the parent of whatever lost its own.
+TEST_F(Named, ranks_whose_parent_is_pid_1_are_one_job_if_that_is_torchrun) {
+  job::Environment environment = job_.environment;
+  environment.merge(
+      job::Environment{{"WORLD", "1"}, {"WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", "none"}, {"PRELOAD", AMEM_LIBRARY_FILE}});
+  const char* script = R"sh(
+    for RANK in 0 1; do export RANK; LD_PRELOAD=$PRELOAD "$1" cuda load malloc sleep=60000 >/dev/null & done
+    for i in $(seq 400); do [ "$("$2" ls --live | grep -c rank)" -ge 2 ] && break; sleep 0.05; done
+    "$2" pause $! --deadline 1 > "$3" 2>&1; echo "status $?" >> "$3"; kill %1 %2)sh";
+  for (const char* name : {"torchrun", "supervisor"}) {
+    const auto program = job_.directory() / name, said = job_.directory() / (std::string(name) + ".said");
+    std::ofstream(program) << script;
+    environment["AMEM_JOURNAL_DIR"] = job_.directory() / (std::string(name) + ".journals");
+    job::RunProgram({"/usr/bin/unshare", "-rpf", "--mount-proc", "/bin/bash", program, AMEM_JOB_RANK, AMEM_REPLAY, said},
+                    environment, job_.directory());
+    std::ifstream in(said);
+    const std::string text(std::istreambuf_iterator<char>(in), {});
+    const bool one_job = std::string(name) == "torchrun";
+    EXPECT_NE(text.find(one_job ? "status 3" : "nothing says for certain which of these are the others"), std::string::npos)
+        << name << ": " << text;
+  }
+}
+
 // As in a container: the launcher is pid 1 of a pid namespace of its own, and the rank has a number that outside is another
 // process's, or nobody's.
 TEST_F(Named, a_launcher_may_be_pid_1_and_a_pid_means_a_process_of_this_namespace) {

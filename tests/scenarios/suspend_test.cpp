@@ -203,6 +203,18 @@ TEST_F(ServedSuspends, a_rank_that_does_not_come_fails_the_others_and_all_run_on
   }
 }
 
+TEST_F(ServedSuspends, a_thread_waits_for_another_ones_resume_until_its_own_deadline) {
+  job_.environment["AMEM_TIMEOUT_MS"] = "1500";
+  const auto ranks = Run({"init", "init", "reduce", "suspend first", "suspend last", "barrier", "0:resume last beside",
+                          "0:resume first", "barrier", "1:resume last", "0:join", "resume first", "reduce"});
+  EXPECT_EQ(ranks[0].Said("resume last beside"), "waits") << "for the other rank, as long as that likes\n" << Everything(ranks);
+  EXPECT_TRUE(ranks[0].Said("resume first", 0).starts_with("6 ")) << Everything(ranks);
+  EXPECT_NE(ranks[0].Said("resume first", 0).find("another thread of this process"), std::string::npos) << Everything(ranks);
+  EXPECT_EQ(ranks[0].Said("join"), "0") << Everything(ranks);
+  EXPECT_EQ(ranks[0].Said("resume first", 1), "0") << "its mark was undone\n" << Everything(ranks);
+  for (const Rank& rank : ranks) EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0)) << Everything(ranks);
+}
+
 TEST_F(ServedSuspends, a_suspend_that_fails_on_one_rank_leaves_all_as_they_were_and_a_second_try_works) {
   for (const char* fault : {"AllocatePinned|HostRegister,1,fail-all=2", "Unmap,1,fail=1", "Release,1,fail=1"}) {
     SCOPED_TRACE(fault);

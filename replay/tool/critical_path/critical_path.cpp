@@ -103,7 +103,8 @@ CriticalPath PathOf(const std::vector<Part>& parts) {
 // Of the last so many pauses and resumes, oldest first.
 std::vector<CriticalPath> PathsOf(const std::vector<SessionStory>& stories, std::uint64_t last) {
   std::vector<JobClock::Journal> journals;
-  for (const SessionStory& s : stories) journals.push_back({&s.who(), s.first.time_ns, s.for_clock});
+  for (const SessionStory& s : stories)
+    journals.push_back({&s.who(), s.first.time_ns, s.for_clock, s.findings.info.set_clock.monotonic_ns});
   const JobClock clock(journals);
   std::vector<TimedStory> timed;
   for (const SessionStory& s : stories)

@@ -13,10 +13,13 @@
 
 #include "statemachine/event.h"
 #include "tests/journal/base/no_descriptors.h"
+#include "tests/journal/small_disk.h"
 
 namespace amem {
 namespace {
 
+using test::Frozen;
+using test::MountDisk;
 using test::NoDescriptors;
 constexpr Bytes kGiB = Bytes{1} << 30;
 
@@ -219,6 +222,33 @@ TEST_F(HostClaimsTest, do_not_wait_for_ever_for_a_lock_that_another_process_hold
   EXPECT_TRUE(two.Claim(kGiB / 2).ok());
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(5));
   close(held);
+}
+
+// A pause asks while it holds the supply of pinned memory.
+TEST_F(HostClaimsTest, do_not_wait_for_a_file_system_that_stands_still) {
+  EXPECT_FINE_IN_CHILD([&]() -> std::string {
+    const auto disk = root_ / "disk";
+    std::filesystem::create_directories(disk);
+    if (!MountDisk(disk, "mkfs.ext4 -q", "8M")) return "cannot";
+    std::string wrong;
+    {
+      HostClaims one(disk / "claims", Has(3 * kGiB)), two(disk / "claims", Has(3 * kGiB));
+      if (!one.Claim(2 * kGiB).ok() || !two.Claim(kGiB / 4).ok()) return "they claim nothing before";
+      const Frozen frozen(disk);
+      if (!frozen.is()) return "cannot";
+      const auto began = std::chrono::steady_clock::now();
+      if (two.Claim(kGiB).code() != Code::kOutOfMemory) wrong += "what others had claimed was forgotten; ";
+      for (int i = 0; i < 40; ++i) two.Settle(kGiB / 256);
+      if (!two.Claim(kGiB / 4).ok()) wrong += "a claim that fits was refused; ";
+      if (std::chrono::steady_clock::now() - began > std::chrono::seconds(5)) wrong += "they waited; ";
+      frozen.Thaw();
+      // What was claimed meanwhile is written now: 2 GiB + 352 MiB of 2.75 GiB.
+      const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+      while (one.Claim(kGiB / 2).ok() && std::chrono::steady_clock::now() < until) one.Settle(kGiB / 2);
+      if (one.Claim(kGiB / 2).ok()) wrong += "what was claimed meanwhile is not in the file; ";
+    }
+    return wrong;
+  });
 }
 
 TEST_F(HostClaimsTest, work_alone_where_the_file_cannot_be_and_anew_where_it_was_removed) {

@@ -5,9 +5,10 @@
 // out in order, and a write with immediate data waits for a receive. A transfer into or out of memory that was mapped anew
 // under a living registration is a finding.
 //
-// Findings go, a line each, to the file in AMEM_CARD_FINDINGS, or to standard error. Faults, by AMEM_CARD_FAULTS, comma
-// separated: register=N (the N-th registration of GPU memory fails), deregister=N, late=US (each request waits so long), down
-// (no request ends well).
+// Findings go, a line each, to the file in AMEM_CARD_FINDINGS, or to standard error. Faults, comma separated, by
+// AMEM_CARD_FAULTS, and while the process runs by amem_card_fault: register=N (the N-th next registration of GPU memory fails),
+// deregister=N, kill-register=N and kill-deregister=N (the process is killed there), late=US (each request waits so long), down
+// (no request ends well). late=0 and down=0 end those.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -81,6 +82,7 @@ class Card {
   int Receive(Pair* pair, ibv_recv_wr* work, ibv_recv_wr** bad);
   static int Poll(Queue* queue, int most, ibv_wc* completions);
   Counts Count();
+  void Plan(const char* faults);
 
  private:
   struct Sent {  // and not answered
@@ -111,7 +113,7 @@ class Card {
   void Broken(int fd);
   void Find(const std::string& what);
   std::uint32_t NewKey();
-  int Fault(const char* name);
+  bool Fault(const std::string& name);
 
   std::recursive_mutex mutex_;  // guards all but the sockets' streams
   std::mt19937 random_{std::random_device{}()};

@@ -1,7 +1,7 @@
-// NCCL's net_ib over libibverbs, which it looks up as NCCL does. Keys are read from a region at each use, and regions are
-// shared by those who register the same pages. The receiver writes into a list of the sender's where its buffer is and under
-// which key; the sender writes the data there, and the last request has immediate data, which completes a receive without
-// memory.
+// NCCL's net_ib over libibverbs, which it looks up as NCCL does; and nccl-rdma-sharp's in mode ib, which is a copy of that.
+// Keys are read from a region at each use, and regions are shared by those who register the same pages. The receiver writes
+// into a list of the sender's where its buffer is and under which key; the sender writes the data there, and the last request
+// has immediate data, which completes a receive without memory.
 #include "tests/stand_ins/nccl/net.h"
 
 #if __has_include(<infiniband/verbs.h>)
@@ -33,6 +33,10 @@ constexpr std::uint64_t kPage = 4096, kMostRequests = 32;
 constexpr int kOneRequest = 8192;  // above, the immediate data comes in a request of its own
 constexpr unsigned kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 
+#ifdef STAND_IN_IMPORTS_VERBS  // as nccl-rdma-sharp does
+#define VERB(name) decltype(::name)* const name = &::name
+#define NEWER_VERB(name, version) VERB(name)
+#else
 template <class Function>
 Function* Find(const char* name, const char* version = "IBVERBS_1.1") {
   static void* const library = ::dlopen("libibverbs.so.1", RTLD_NOW);
@@ -40,6 +44,7 @@ Function* Find(const char* name, const char* version = "IBVERBS_1.1") {
 }
 #define VERB(name) decltype(::name)* const name = Find<decltype(::name)>(#name)
 #define NEWER_VERB(name, version) decltype(::name)* const name = Find<decltype(::name)>(#name, version)
+#endif
 
 struct Verbs {
   VERB(ibv_get_device_list);

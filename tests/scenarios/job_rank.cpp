@@ -530,6 +530,13 @@ std::string AfterCycle(const char* name, int code) {
   std::exit(1);
 }
 std::string Pause() { return AfterCycle("pause", Function<int(Comm*)>("ncclPause")(nullptr)); }
+// The caller has made sure that the GPUs of all hosts are idle, by a barrier before.
+std::string PauseIdle() {
+  constexpr unsigned kHostsIdle = 32;
+  const char* const nccl = "nccl";
+  return WithReason(
+      Function<int(const char* const*, std::size_t, unsigned, void*)>("amem_pause")(&nccl, 1, kHostsIdle, nullptr));
+}
 // A plain resume waits for ranks that are paused as long as it takes; a job that is to fail has a deadline.
 std::string Resume() {
   if (std::strcmp(Text("JOB_RESUMES_IN_TIME", ""), "1") != 0)
@@ -749,6 +756,7 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"destroy", Destroy},
     {"abort", Abort},
     {"pause", Pause},
+    {"pause idle", PauseIdle},
     {"resume", Resume},
     {"memstats", PrintStats},
     {"dlsym", OthersDlsym},

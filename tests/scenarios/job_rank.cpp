@@ -202,6 +202,13 @@ std::string Card(const std::string& which) {
   return std::to_string(counts[names.at(which)]);
 }
 
+// Nanoseconds of a poll and of a post.
+std::string TimeVerbs() {
+  const auto time = Function<double(Comm, int)>("stand_in_nccl_time_verbs");
+  const double poll = time(g_comms.back(), 0), post = time(g_comms.back(), 1);
+  return std::to_string(poll) + " " + std::to_string(post);
+}
+
 // Memory of the program in a symmetric window of the last communicator.
 constexpr std::size_t kWindowBytes = std::size_t{4} << 20;
 void* g_window_memory = nullptr;
@@ -530,7 +537,7 @@ std::string AfterCycle(const char* name, int code) {
   std::exit(1);
 }
 std::string Pause() { return AfterCycle("pause", Function<int(Comm*)>("ncclPause")(nullptr)); }
-// When all ranks of all hosts have met.
+// The caller has made sure that the GPUs of all hosts are idle, by a barrier before.
 std::string PauseIdle() {
   constexpr unsigned kHostsIdle = 32;
   const char* const nccl = "nccl";
@@ -767,6 +774,7 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"bring weights back", BringWeightsBack},
     {"only safe points", OnlySafepoints},
     {"time safepoints", TimeSafepoints},
+    {"time verbs", TimeVerbs},
     {"fork safepoints", ForkSafepoints},
     {"exit", [] { return std::exit(3), std::string(); }},
     {"trim", Trim},

@@ -48,11 +48,12 @@ struct Network {
   Channel to_next, from_before;
   bool sends = false, receives = false;  // whether that neighbour is on another host
   std::thread progress;
-  std::atomic<bool> stop{false}, failed{false};
+  std::atomic<bool> stop{false}, failed{false};  // `stop`: now
 };
 
 Result ConnectNetwork(Comm& comm);  // where STAND_IN_NET says so; needs all ranks
-Result CloseNetwork(Comm& comm);
+// What kernels have put there to be sent is sent first, unless the communicator is aborted.
+Result CloseNetwork(Comm& comm, bool aborted);
 
 // How large a message of one step may be.
 inline std::size_t StepBytes(const Comm& comm, std::size_t otherwise) {

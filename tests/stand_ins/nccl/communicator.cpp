@@ -235,9 +235,9 @@ Result Init(Comm& comm) {
   return ConnectNetwork(comm);
 }
 
-Result Destroy(Comm* comm) {
+Result Destroy(Comm* comm, bool aborted) {
   comm->stop = true;
-  const Result disconnected = CloseNetwork(*comm);
+  const Result disconnected = CloseNetwork(*comm, aborted);
   if (comm->listener >= 0) shutdown(comm->listener, SHUT_RDWR);
   if (comm->proxy.joinable()) comm->proxy.join();
   if (comm->listener >= 0) close(comm->listener);

@@ -149,7 +149,7 @@ bool InWindow(const Comm& comm, const void* send);
 Result WindowAllReduce(Comm& comm, const float* send, float* receive, size_t count, CUstream stream);
 
 Result Init(Comm& comm);  // needs all ranks, and its device to be the thread's
-Result Destroy(Comm* comm);
+Result Destroy(Comm* comm, bool aborted = false);
 
 // Part of a collective on one rank. `publish` gives this rank's part to the others; after all ranks of the group have published
 // theirs, `collect` takes what is for this rank. Either may be empty; without `meets` the ranks do not wait for each other.

@@ -14,6 +14,8 @@
 namespace amem::card {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 ibv_wc_opcode OpcodeOf(ibv_wr_opcode opcode) { return opcode == IBV_WR_RDMA_READ ? IBV_WC_RDMA_READ : IBV_WC_RDMA_WRITE; }
 
 void Push(Queue& queue, const ibv_wc& completion) {
@@ -42,6 +44,7 @@ Card::Card() {
   if (::listen(listening_, 256) != 0 || ::epoll_ctl(epoll_, EPOLL_CTL_ADD, listening_, &accepts) != 0) std::abort();
   std::thread([this] { ReceiveLoop(listening_); }).detach();
   std::thread([this] { SendLoop(); }).detach();
+  std::thread([this] { AckLoop(); }).detach();
 }
 
 void Card::Find(const std::string& what) {
@@ -260,7 +263,6 @@ Counts Card::Count() {
 // -----------------------------------------------------------------------------------------------------------------
 
 void Card::SendLoop() {
-  using Clock = std::chrono::steady_clock;
   for (;;) {
     std::pair<std::uint32_t, Request> next;
     {
@@ -364,7 +366,22 @@ void Card::Complete(const Sent& sent, std::uint32_t status) {
   completion.status = static_cast<ibv_wc_status>(status);
   completion.opcode = sent.opcode;
   completion.qp_num = sent.pair;
-  Push(*static_cast<Queue*>(pair->second->send_cq), completion);
+  if (faults_["ack"] == 0 && to_tell_.empty()) return Push(*static_cast<Queue*>(pair->second->send_cq), completion);
+  to_tell_.emplace_back(Clock::now(), completion);
+  work_.notify_all();
+}
+
+void Card::AckLoop() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    work_.wait(lock, [this] { return !to_tell_.empty(); });
+    const auto due = [this] { return to_tell_.front().first + std::chrono::microseconds(faults_["ack"]); };
+    while (Clock::now() < due()) work_.wait_until(lock, due());
+    const ibv_wc completion = to_tell_.front().second;
+    to_tell_.pop_front();
+    const auto pair = pairs_.find(completion.qp_num);
+    if (pair != pairs_.end()) Push(*static_cast<Queue*>(pair->second->send_cq), completion);
+  }
 }
 
 // ---- receiving

@@ -183,8 +183,18 @@ TEST_F(CardTest, a_request_waits_for_as_long_as_it_is_told_and_fails_on_a_link_t
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   ibv_wc none{};
   EXPECT_EQ(ibv_poll_cq(queue_, 1, &none), 0);
+  EXPECT_EQ(to_[0], '-');
   amem_card_fault("late=0");
   EXPECT_EQ(Await().status, IBV_WC_SUCCESS);
+  EXPECT_EQ(to_, from_);
+  amem_card_fault("ack=60000000");
+  std::ranges::fill(to_, '-');
+  Write(from_, own->lkey, to_.data(), other->rkey, 3);
+  for (int tries = 0; tries < 4'000 && to_.back() == '-'; ++tries) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(to_.back(), 'x') << "it is done";
+  EXPECT_EQ(ibv_poll_cq(queue_, 1, &none), 0) << "and nobody is told";
+  amem_card_fault("ack=0");
+  EXPECT_EQ(Await().wr_id, 3U);
   amem_card_fault("down");
   Write(from_, own->lkey, to_.data(), other->rkey, 2);
   EXPECT_EQ(Await().status, IBV_WC_RETRY_EXC_ERR);

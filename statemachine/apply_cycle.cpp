@@ -82,6 +82,7 @@ Status Fold::End(const Owner& owner, bool paused) {
   AMEM_TRY(paused ? AllGone(owner.pool) : AllBack(owner.pool));
   owner->lifecycle = paused ? Lifecycle::kPaused : Lifecycle::kRunning;
   paused ? ForgetSavedOfKept(owner.pool) : ForgetSaved(owner.pool);
+  if (!paused && !owner.pool) ForgetKeptRegions();
   if (!paused && owner.pool) s_.pools.at(owner.pool).keeps = false;
   return {};
 }
@@ -122,9 +123,31 @@ Status Fold::DoStep(const Step& step, PoolId pool) {
     case StepKind::kUnbind:
       if (pool) return Bad("a pool has no multicast objects");
       return DoMulticastStep(step);
+    case StepKind::kDrain:
+    case StepKind::kDeregister:
+    case StepKind::kRegister:
+      if (pool) return Bad("no card's registration is undone for a pool");
+      return step.kind == StepKind::kDrain ? Status{} : DoRegionStep(step);
     default:
       return DoAllocationStep(step, pool);
   }
+}
+
+Status Fold::DoRegionStep(const Step& step) {
+  auto* const region = FindIn(s_.regions, step.region);
+  if (region == nullptr) return Bad(ToText(step.region) + " does not exist");
+  if (region->allocation != step.allocation) return Bad("it is of " + ToText(region->allocation));
+  if (step.kind == StepKind::kDeregister) {
+    if (!region->present) return Bad("the card has let go of it already");
+    region->present = !region->kept.empty();  // a card that refuses keeps it
+    return {};
+  }
+  if (region->present) return Bad("the card has it already");
+  const auto mapping = s_.MappingAt(region->address);
+  AMEM_CHECK(mapping != s_.mappings.end(), step.region, region->address);
+  if (!mapping->second.present || !mapping->second.accessible) return Bad("its memory is not mapped with access");
+  region->present = true;
+  return {};
 }
 
 Status Fold::DoMappingStep(const Step& step, PoolId pool) {
@@ -137,6 +160,12 @@ Status Fold::DoMappingStep(const Step& step, PoolId pool) {
   switch (step.kind) {
     case StepKind::kUnmap:
       if (!m->present) return Bad("it is unmapped already");
+      if (a->pinned + a->renewable > 0) {
+        for (const auto& [id, region] : s_.regions)
+          if (region.present && region.allocation == step.allocation && step.address <= region.address &&
+              region.address < step.address + m->bytes)
+            return Bad("a network card holds it by " + ToText(id));
+      }
       m->present = m->accessible = false;
       return {};
     case StepKind::kMap:
@@ -227,16 +256,28 @@ Status Fold::AllBack(PoolId pool) const {
     if (a->pool != pool) continue;
     if (!m.present || (!m.accessible && !m.access.empty())) return Bad(Hex(address) + " is not mapped with access");
   }
-  return pool ? Status{} : AllBound(true);
+  if (pool) return {};
+  for (const auto& [id, region] : s_.regions)
+    if (!region.present) return Bad(ToText(id) + " with " + region.card + " was not done again");
+  return AllBound(true);
 }
 
-// A chunk that a network card registered after its contents were saved stays, and the card may write to it while the pool is
-// paused. Its contents are where they belong, and the copy is only old: if the next resume fails, the undo must not give the
-// chunk back because of that copy.
+// Memory that a network card registered after its contents were saved, or of which it did not let go, stays, and the card may
+// write to it meanwhile. Its contents are where they belong, and the copy is only old: if the next resume fails, the undo must
+// not give the memory back because of that copy.
 void Fold::ForgetSavedOfKept(PoolId pool) {
-  if (!pool) return;
   for (auto& [id, a] : s_.allocations)
     if (a.pool == pool && a.resident && !a.awaiting_restore) a.saved = false;
+}
+
+void Fold::ForgetKeptRegions() {
+  for (auto& [id, region] : s_.regions) {
+    Allocation* const a = region.kept.empty() ? nullptr : Find(region.allocation);
+    region.kept.clear();
+    if (a == nullptr) continue;
+    --a->pinned;
+    ++a->renewable;
+  }
 }
 
 void Fold::ForgetSaved(PoolId pool) {

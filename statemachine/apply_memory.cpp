@@ -95,6 +95,7 @@ Status Fold::operator()(const Unmapped& e) {
   const Address end = e.address + e.bytes;
   for (auto it = s_.mappings.find(e.address); it != s_.mappings.end() && it->first < end;) {
     const AllocationId id = it->second.allocation;
+    AMEM_TRY(LoseRegions(it->first, it->second));
     it = s_.mappings.erase(it);
     --Find(id)->mappings;
     AMEM_TRY(EraseIfDead(id));

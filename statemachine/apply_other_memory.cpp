@@ -48,33 +48,101 @@ Status Fold::operator()(const AsyncAllocated& e) {
 Status Fold::operator()(const AsyncFreed& e) { return s_.async.erase(e.address) == 1 ? Status{} : Bad("none is known there"); }
 
 Status Fold::operator()(const Registered& e) {
+  if (e.region) return AddRegion(e);
   std::vector<AllocationId> below;
   for (const auto& [address, mapping] : Touching(s_.mappings, e.address, e.bytes)) {
     AMEM_CHECK(Find(mapping.allocation) != nullptr, address, mapping.allocation);
     below.push_back(mapping.allocation);
   }
   // Again at that address: perhaps more bytes, or other memory, whose registration outlived what was there before.
-  Registration& r = s_.registrations.try_emplace({e.address, e.library}, Registration{0, e.how, 0, {}}).first->second;
+  Registration& r = s_.registrations.try_emplace({e.address, e.library}, Registration{0, e.how, 0, {}, e.pins}).first->second;
   ++r.count;
   r.bytes = std::max(r.bytes, e.bytes);
   for (const AllocationId id : below) {
     if (std::ranges::find(r.allocations, id) != r.allocations.end()) continue;
     r.allocations.push_back(id);
-    ++Find(id)->registrations;
+    ++Find(id)->pinned;
     if (!e.library.empty()) ++Find(id)->held;
   }
   return {};
 }
 
+Status Fold::AddRegion(const Registered& e) {
+  if (!e.library.empty()) return Bad("only NCCL's own can be done again");
+  if (s_.regions.contains(e.region)) return Bad("that id is in use");
+  const auto mapping = s_.MappingAt(e.address);
+  if (mapping == s_.mappings.end() || e.bytes == 0 ||
+      e.bytes > mapping->second.bytes - (e.address.value - mapping->first.value))
+    return Bad("it does not lie in one mapping");
+  if (!mapping->second.present) return Bad("its memory is released");
+  Allocation* const a = Find(mapping->second.allocation);
+  AMEM_CHECK(a != nullptr, e.address, mapping->second.allocation);
+  if (!a->own() || !a->on_device() || a->multicast || a->pool)
+    return Bad(ToText(mapping->second.allocation) + " is no device memory of NCCL's own in this session");
+  s_.regions.emplace(e.region,
+                     Region{e.address, e.bytes, e.how, mapping->second.allocation, e.card, e.domain, e.access_flags, e.flags});
+  ++a->renewable;
+  return {};
+}
+
+Status Fold::LoseRegions(Address address, const Mapping& mapping) {
+  for (auto it = s_.regions.begin(); it != s_.regions.end();) {
+    const Region& region = it->second;
+    if (region.allocation != mapping.allocation || region.address < address || !(region.address < address + mapping.bytes)) {
+      ++it;
+      continue;
+    }
+    Allocation* const a = Find(mapping.allocation);
+    AMEM_CHECK(a != nullptr, address, mapping.allocation);
+    --(region.kept.empty() ? a->renewable : a->pinned);
+    if (region.present) {
+      Registration& r =
+          s_.registrations.try_emplace({region.address, ""}, Registration{0, region.how, 0, {}, {}}).first->second;
+      ++r.count;
+      r.bytes = std::max(r.bytes, region.bytes);
+      if (std::ranges::find(r.allocations, mapping.allocation) == r.allocations.end()) {
+        r.allocations.push_back(mapping.allocation);
+        ++a->pinned;
+      }
+    }
+    it = s_.regions.erase(it);
+  }
+  return {};
+}
+
+Status Fold::operator()(const RegionKept& e) {
+  AMEM_TRY(InCycle({}).status());
+  if (s_.lifecycle != Lifecycle::kPausing) return Bad("no pause is under way, " + Standing(OwnerOf({})));
+  auto* const region = FindIn(s_.regions, e.region);
+  if (region == nullptr) return Bad(ToText(e.region) + " does not exist");
+  if (e.why.empty()) return Bad("it gives no reason");
+  if (!region->present) return Bad("the card has let go of it");
+  if (region->kept.empty()) {
+    Allocation* const a = Find(region->allocation);
+    AMEM_CHECK(a != nullptr, e.region, region->allocation);
+    --a->renewable;
+    ++a->pinned;
+  }
+  region->kept = e.why;
+  return {};
+}
+
 Status Fold::operator()(const Deregistered& e) {
+  if (const auto* const region = FindIn(s_.regions, e.region)) {
+    Allocation* const a = Find(region->allocation);
+    AMEM_CHECK(a != nullptr, e.region, region->allocation);
+    --(region->kept.empty() ? a->renewable : a->pinned);
+    s_.regions.erase(e.region);
+    return {};
+  }
   auto* const known = FindIn(s_.registrations, std::pair(e.address, e.library));
   if (known == nullptr) return Bad("it was not registered");
   AMEM_CHECK(known->count > 0U, e.address);
   if (--known->count > 0) return {};
   for (const AllocationId id : known->allocations) {
     Allocation* const a = Find(id);
-    if (a == nullptr || a->registrations == 0) continue;
-    --a->registrations;
+    if (a == nullptr || a->pinned == 0) continue;
+    --a->pinned;
     if (!e.library.empty() && a->held > 0) --a->held;
   }
   s_.registrations.erase({e.address, e.library});

@@ -58,10 +58,10 @@ class Hasher {
   }
   void Add(const Allocation& a) {
     AddAll(a.bytes, a.properties, a.flags, a.site, a.created, a.remote.has_value(), a.multicast, a.guest_references, a.mappings,
-           a.exports, a.registrations, a.multicast_bindings, a.importers.size(), a.resident, a.saved, a.awaiting_restore);
+           a.exports, a.pinned, a.multicast_bindings, a.importers.size(), a.resident, a.saved, a.awaiting_restore);
     if (a.placed()) AddAll(a.slab, a.offset, a.reserved, a.touched);
     AddAll(IfAny{a.tag}, IfAny{a.communicator}, IfAny{a.pool}, IfAny{a.handed_out}, IfAny{a.kept_with_all},
-           IfAny{a.released_bindings}, IfAny{a.held}, IfAny{a.handed_to});
+           IfAny{a.released_bindings}, IfAny{a.held}, IfAny{a.handed_to}, IfAny{a.renewable});
     if (a.remote) Add(*a.remote);
     for (const auto& [importer, count] : a.importers) AddAll(importer.by, importer.as, count);
   }
@@ -82,7 +82,8 @@ class Hasher {
   void Add(const Cycle& c) {
     const int phase = c.phase ? 1 + static_cast<int>(*c.phase) : 0;
     AddAll(c.kind, c.number, c.members.size(), phase, c.open_step.has_value(), c.failure, c.after_failed_undo, c.members);
-    if (const auto& open = c.open_step) AddAll(open->kind, open->allocation, open->address, IfAny{open->offset});
+    if (const auto& open = c.open_step)
+      AddAll(open->kind, open->allocation, open->address, IfAny{open->offset}, IfAny{open->region});
   }
   void Add(const Pool& pool) {
     AddAll(pool.tag, pool.policy, pool.lifecycle, pool.cycles, pool.parts.size(), pool.parts, pool.cycle, IfAny{pool.keeps});
@@ -128,6 +129,7 @@ std::uint64_t Digest(const State& s) {
   h.AddAll(s.communicators, s.pools);
   if (s.freeze) h.Add(*s.freeze);
   for (const auto& [what, share] : s.outside) h.AddAll(what.first, what.second, share);
+  for (const auto& [id, region] : s.regions) h.AddAll(id, region);
   return h.value();
 }
 

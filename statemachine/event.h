@@ -284,13 +284,22 @@ struct Registered {
   Bytes bytes = 0;
   PublicText how;    // "dma-buf", "ibv_reg_mr", "cuMemRetainAllocationHandle"
   FilePath library;  // whose call it was; empty: NCCL's
-  AMEM_EVENT(Registered, "registered", address, bytes, how, IfAny{library});
+  // Not zero: it pins nothing, because a pause undoes it and a resume does it again (AMEM_NETWORK=renew), as what follows says.
+  RegionId region;
+  PublicText card;                 // "mlx5_0"
+  std::uint64_t domain = 0;        // which of the card's protection domains, by a number that this process gives
+  std::uint32_t access_flags = 0;  // as the card was asked (ibv_access_flags)
+  std::uint64_t flags = 0;         // that made the dma-buf
+  PublicText pins;                 // why it pins nevertheless, with AMEM_NETWORK=renew; empty: nobody asked
+  AMEM_EVENT(Registered, "registered", address, bytes, how, IfAny{library}, IfAny{region}, IfAny{card}, IfAny{domain},
+             IfAny{access_flags}, IfAny{flags}, IfAny{pins});
 };
 struct Deregistered {
   Address address;
   Bytes bytes = 0;
   FilePath library;
-  AMEM_EVENT(Deregistered, "deregistered", address, bytes, IfAny{library});
+  RegionId region;  // as in Registered
+  AMEM_EVENT(Deregistered, "deregistered", address, bytes, IfAny{library}, IfAny{region});
 };
 // From now on pauses leave all memory of this session in place, tags' and imports too: somebody whom AMem cannot ask may hold
 // its pages, here or in a session that shares memory with this one.
@@ -422,7 +431,7 @@ using EventVariant =
                  StepBegun, StepDone, StepFailed, PhaseBegun, PhaseDecided, CycleDone, CycleFailed, Condensed, SlabOpened,
                  Placed, Backed, PartCleared, CommunicatorBegun, CommunicatorReady, CommunicatorEnded, CommunicatorSuspended,
                  VoteCast, MemberHeard, ProcessSeen, ThreadSeen, LaunchRefused, PoolOpened, PoolAllocated, PoolFreed,
-                 RequestSeen, SafepointReached, RequestEnded, Frozen, EverythingKept, FreezeStep, SharedOutside>;
+                 RequestSeen, SafepointReached, RequestEnded, Frozen, EverythingKept, FreezeStep, SharedOutside, RegionKept>;
 
 template <class T, class... Kinds>
 inline constexpr bool kIsOneOf = (std::is_same_v<T, Kinds> || ...);
@@ -475,6 +484,7 @@ std::string ToText(AllocationId);    // "allocation 7"
 std::string ToText(SessionId);       // "session 0x1f"
 std::string ToText(CommunicatorId);  // "communicator 2"
 std::string ToText(PoolId);          // "pool 2"
+std::string ToText(RegionId);        // "registration 2"
 std::string ToText(const CallSite&);
 // One line without the sequence number, time and thread: "mapped: address 0x7f00, 2 MiB, allocation 3".
 std::string ToText(const EventBody&);

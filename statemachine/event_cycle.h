@@ -51,10 +51,13 @@ enum class StepKind : std::uint8_t {
   kAddDevice,      // to a multicast object that was made anew        allocation, device
   kBind,           // memory to a multicast object again              allocation (the object's), device, offset, bytes
   kUnbind,         // memory from a multicast object                  likewise
+  kDrain,          // wait until cards have nothing under way, and hold what would be sent; what is not quiet in time is kept
+  kDeregister,     // with a card, or keep it (RegionKept)            allocation, address, bytes, region
+  kRegister,       // with a card again                               likewise
 };
-AMEM_NAMES(StepKind, kUnbind, "step kind", "quiesce", "save", "unmap", "release import", "release own", "check memory",
+AMEM_NAMES(StepKind, kRegister, "step kind", "quiesce", "save", "unmap", "release import", "release own", "check memory",
            "create", "map", "set access", "restore", "import", "verify", "find contents", "begin restore", "add device", "bind",
-           "unbind");
+           "unbind", "drain the network", "deregister", "register");
 struct Step {
   StepKind kind{};
   AllocationId allocation;
@@ -62,7 +65,8 @@ struct Step {
   Bytes bytes = 0;
   DeviceOrdinal device;
   Bytes offset = 0;  // in a multicast object
-  AMEM_STRUCT(Step, kind, allocation, address, bytes, device, IfAny{offset});
+  RegionId region;
+  AMEM_STRUCT(Step, kind, allocation, address, bytes, device, IfAny{offset}, IfAny{region});
   friend auto operator<=>(const Step&, const Step&) = default;
 };
 struct CycleMember {  // who a session is, so that one journal alone names the ranks of a cycle
@@ -106,6 +110,12 @@ struct StepFailed {
   PoolId pool;
   std::vector<MemoryHolder> holders;  // of a device that has too little memory: other processes, as far as known
   AMEM_EVENT(StepFailed, "step failed", step, code, driver_result, message, OrNull{reported_by}, IfAny{pool}, IfAny{holders});
+};
+// In the pause that is under way that registration is not undone, so its memory stays until the session runs again.
+struct RegionKept {
+  RegionId region;
+  FreeText why;
+  AMEM_EVENT(RegionKept, "registration kept", region, why);
 };
 struct PhaseBegun {  // an arrive phase before CycleBegun: this session has come and waits for the others
   PhaseKind phase{};

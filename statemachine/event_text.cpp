@@ -245,6 +245,7 @@ std::string ToText(const Step& step) {
   const std::string device = " device " + to_string(step.device.value);
   const std::string object = " multicast object " + to_string(step.allocation.value);
   if (step.kind == kAddDevice) return out + " " + to_string(step.device.value) + " to" + object;
+  if (step.region) return out + " " + ToText(step.region) + " of " + FormatBytes(step.bytes) + " at " + Hex(step.address);
   if (step.kind == kBind || step.kind == kUnbind)
     return out + " memory of" + device + (step.kind == kBind ? " to" : " from") + object + " at " + FormatBytes(step.offset) +
            ", " + FormatBytes(step.bytes);
@@ -257,6 +258,7 @@ std::string ToText(const Step& step) {
 
 std::string ToText(AllocationId id) { return "allocation " + to_string(id.value); }
 std::string ToText(CommunicatorId id) { return "communicator " + to_string(id.value); }
+std::string ToText(RegionId id) { return "registration " + to_string(id.value); }
 std::string ToText(PoolId id) { return "pool " + to_string(id.value); }
 std::string ToText(SessionId id) { return "session " + Hex(id); }
 std::string ToText(const Location& location) {

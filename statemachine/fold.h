@@ -59,6 +59,7 @@ class Fold {
   Status operator()(const MulticastUnbound& e);
   Status operator()(const Registered& e);
   Status operator()(const Deregistered& e);
+  Status operator()(const RegionKept& e);
   Status operator()(const EverythingKept& e);
   Status operator()(const SharedOutside& e);
   // Pause and resume: apply_cycle.cpp.
@@ -160,6 +161,7 @@ class Fold {
   [[nodiscard]] static Status OfPool(const Allocation& a, PoolId pool);
   Status DoRelease(const Step& step, Allocation& a);
   Status DoMulticastStep(const Step& step);
+  Status DoRegionStep(const Step& step);
   // Whether the driver has that memory, or memory of that multicast object, bound at this moment.
   [[nodiscard]] bool IsBound(AllocationId id) const;
   [[nodiscard]] Status AllBound(bool bound) const;
@@ -169,6 +171,10 @@ class Fold {
   [[nodiscard]] Status AllBack(PoolId pool) const;
   void ForgetSaved(PoolId pool);
   void ForgetSavedOfKept(PoolId pool);
+  // The memory under a region is about to lose that mapping: what a card still holds then pins what is left of the allocation.
+  Status LoseRegions(Address address, const Mapping& mapping);
+  Status AddRegion(const Registered& e);
+  void ForgetKeptRegions();
 
   // The allocation is a part of a slab, and lies at `address`.
   [[nodiscard]] Result<Allocation*> AtItsPlace(AllocationId id, Address address, Bytes bytes) const;

@@ -97,6 +97,26 @@ Status CheckAllocations(const State& s, std::uint64_t& placed) {
   return {};
 }
 
+// What a pause undoes and a resume does again: while the card has it, the memory is there; while the session runs, so is it.
+Status CheckRegions(const State& s) {
+  if (s.regions.empty()) return {};
+  Counts<AllocationId> renewable(s.regions.size());
+  for (const auto& [id, r] : s.regions) {
+    const auto* const a = FindIn(s.allocations, r.allocation);
+    const auto mapping = s.MappingAt(r.address);
+    if (a == nullptr || mapping == s.mappings.end() || mapping->second.allocation != r.allocation)
+      return Broken(ToText(id) + " lies where " + ToText(r.allocation) + " is not mapped");
+    if (r.present && !mapping->second.present) return Broken(ToText(id) + " holds memory that is unmapped");
+    if (!r.present && !r.kept.empty()) return Broken(ToText(id) + " is kept, and the card has let go of it");
+    if (!r.present && s.lifecycle == Lifecycle::kRunning) return Broken(ToText(id) + " is gone and the session is running");
+    if (r.kept.empty()) renewable.Add(r.allocation);
+  }
+  for (const auto& [id, a] : s.allocations)
+    if (renewable.Of(id) != a.renewable)
+      return Broken(ToText(id) + " counts " + std::to_string(a.renewable) + " renewable registrations, and has another number");
+  return {};
+}
+
 Status CheckParts(const State& s, AllocationId id, const Slab& slab, const Allocation& whole, std::uint64_t& parts) {
   Bytes end = 0;
   for (const auto& [offset, list] : slab.parts) {
@@ -198,6 +218,7 @@ Status CheckInvariants(const State& state) {
   AMEM_TRY(CheckAllocations(state, placed));
   AMEM_TRY(CheckSlabs(state, placed));
   AMEM_TRY(CheckCommunicators(state));
+  AMEM_TRY(CheckRegions(state));
   return CheckLifecycle(state);
 }
 

@@ -11,16 +11,29 @@ namespace {
 class Places {
  public:
   using Place = std::map<Address, Mapping>::value_type;
+  using Registered = std::map<RegionId, Region>::value_type;
   explicit Places(const State& state) {
     for (const Place& place : state.mappings) places_[place.second.allocation].push_back(&place);
+    for (const Registered& region : state.regions) regions_[region.second.allocation].push_back(&region);
   }
   [[nodiscard]] const std::vector<const Place*>& Of(AllocationId id) const {
     const auto* const found = FindIn(places_, id);
     return found == nullptr ? none_ : *found;
   }
+  // Appends a step on each of its registrations that the card has, or has not; what is kept is left alone.
+  void OnRegions(StepKind kind, AllocationId id, const Allocation& a, bool present, std::vector<Step>& steps) const {
+    const auto* const found = FindIn(regions_, id);
+    if (found == nullptr) return;
+    for (const Registered* const one : *found) {
+      const Region& region = one->second;
+      if (region.present != present || !region.kept.empty()) continue;
+      steps.push_back({kind, id, region.address, region.bytes, DeviceOrdinal{a.properties.location.id}, 0, one->first});
+    }
+  }
 
  private:
   std::map<AllocationId, std::vector<const Place*>> places_;
+  std::map<AllocationId, std::vector<const Registered*>> regions_;
   std::vector<const Place*> none_;
 };
 
@@ -99,6 +112,7 @@ void PlanDrop(const State& state, PoolId pool, const Places& places, bool own, S
   for (const auto& [id, a] : state.allocations) {
     if (a.pool != pool || a.own() != own || !Leaves(state, a)) continue;
     if (NeedsSaving(state, a)) steps.push_back(On(StepKind::kSave, id, a, Reachable(id, a, places, true)));
+    places.OnRegions(StepKind::kDeregister, id, a, true, steps);
     if (!a.multicast) UnmapAll(id, a, places, steps);
     if (a.resident) steps.push_back(On(release, id, a));
   }
@@ -127,6 +141,7 @@ void PlanReturn(const State& state, PoolId pool, const Places& places, bool own,
     if (!a.resident && lost) steps.push_back({StepKind::kCreate, id, {}, a.bytes, StandInDevice(state, id, places)});
     if (!a.resident && !lost) steps.push_back(On(acquire, id, a));
     if (!a.rebuilt()) MapAll(id, a, places, steps);
+    places.OnRegions(StepKind::kRegister, id, a, false, steps);
     const auto* const multicast = a.rebuilt() && !lost ? FindIn(state.multicasts, id) : nullptr;
     if (multicast == nullptr) continue;
     for (const DeviceOrdinal device : multicast->missing) steps.push_back({StepKind::kAddDevice, id, {}, 0, device});
@@ -174,11 +189,12 @@ void BeginCopies(StepKind begin, const std::vector<Step>& contents, PlannedPhase
   }
 }
 
-PlannedPhase PlanSave(const State& state, PoolId pool, const Places& places) {
+PlannedPhase PlanSave(const State& state, PoolId pool, const Places& places, bool drains) {
   std::vector<Step> saves;
   for (const auto& [id, a] : state.allocations)
     if (a.pool == pool && NeedsSaving(state, a)) saves.push_back(On(StepKind::kSave, id, a, Reachable(id, a, places, true)));
   PlannedPhase phase{PhaseKind::kPauseSave, {}};
+  if (drains) phase.steps.push_back({StepKind::kDrain, {}, {}, 0, {}});
   BeginCopies(StepKind::kScan, saves, phase);
   return phase;
 }
@@ -194,9 +210,12 @@ Plan PlanPause(const State& state, PoolId pool) {
   }
   PlanDrop(state, pool, places, false, StepKind::kReleaseImport, release);
   PlanDrop(state, pool, places, true, StepKind::kReleaseOwn, release);
+  // What undoes a resume finds the network as the pause has left it.
+  const bool undo = state.LifecycleOf(pool) == Lifecycle::kResuming;
+  const bool drains = !undo && std::ranges::find(release, StepKind::kDeregister, &Step::kind) != release.end();
   return {CycleKind::kPause,
           {{PhaseKind::kPauseArrive, Quiesce(state, pool)},
-           PlanSave(state, pool, places),
+           PlanSave(state, pool, places, drains),
            {PhaseKind::kPauseReleaseOwn, std::move(release)},
            {PhaseKind::kPauseGone, {{StepKind::kVerify, {}, {}, 0, {}}}}}};
 }

@@ -44,6 +44,10 @@ struct Plan {
 // devices to each at once. The vote after that phase says that all sessions have added theirs, and only then is memory bound
 // and the object mapped, in kResumeVerify: before that the driver would let these calls wait.
 //
+// A pause drains the network once all members have come and their devices are idle, because a kernel may wait for what another
+// member still has to send. What a card holds is deregistered just before it is unmapped, and registered as soon as it is
+// mapped with access.
+//
 // Imports are taken in batches, owner by owner in turns. Every session begins with the owner after itself, so that not all of
 // them ask the same one; the first batches are small, because everybody waits for those.
 //

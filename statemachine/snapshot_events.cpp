@@ -105,6 +105,8 @@ class ScopeCycleEvents {
     const bool was_paused = paused || (scope_.lifecycle == Lifecycle::kResuming && !c.after_failed_undo);
     Begin(CycleKind::kPause, scope_.cycles);
     if (!id_) Bindings(StepKind::kUnbind);
+    for (const auto& [region, r] : s_.regions)
+      if (!id_ && !r.kept.empty()) out_.emplace_back(RegionKept{region, r.kept});
     ForEach([&](AllocationId id, const Allocation& a) { Leave(id, a, was_paused); });
     if (was_paused) out_.emplace_back(CycleDone{CycleKind::kPause, scope_.cycles, 0, id_});
     if ((paused && !c.failure.empty()) || scope_.lifecycle == Lifecycle::kResuming || c.after_failed_undo)
@@ -136,6 +138,14 @@ class ScopeCycleEvents {
     if (a.saved) Do({StepKind::kSave, id, {}, 0, {}});
     const bool goes = WhyKept(a) == KeepReason::kNone && (a.saved || !s_.Preserves(a));
     const bool released = !a.resident || a.awaiting_restore || (was_paused && goes) || IsFresh(id);
+    const bool unmapped = released || std::ranges::any_of(s_.mappings, [&](const auto& one) {
+                            return one.second.allocation == id && !one.second.accessible;
+                          });
+    for (const auto& [region, r] : s_.regions) {
+      if (r.allocation != id || !r.kept.empty() || (r.present && !unmapped)) continue;
+      Do({StepKind::kDeregister, id, r.address, r.bytes, {}, 0, region});
+      deregistered_.push_back(region);
+    }
     for (const auto& [address, m] : s_.mappings) {
       if (m.allocation != id || (m.accessible && !released)) continue;
       Do({StepKind::kUnmap, id, address, 0, {}});
@@ -157,6 +167,10 @@ class ScopeCycleEvents {
       if (m.allocation != id) continue;
       if (m.present) Do({StepKind::kMap, id, address, 0, {}});
       if (m.accessible) Do({StepKind::kSetAccess, id, address, 0, {}});
+    }
+    for (const RegionId region : deregistered_) {
+      const Region& r = s_.regions.find(region)->second;
+      if (r.allocation == id && r.present) Do({StepKind::kRegister, id, r.address, r.bytes, {}, 0, region});
     }
     if (created && a.saved && !a.awaiting_restore) Do({StepKind::kRestore, id, {}, 0, {}});
   }
@@ -180,6 +194,7 @@ class ScopeCycleEvents {
   const Scope& scope_;
   std::vector<AllocationId> released_;
   std::vector<Address> unmapped_;
+  std::vector<RegionId> deregistered_;
 };
 
 Condensed Head(const State& s) {
@@ -218,7 +233,10 @@ Result<std::vector<EventBody>> ToSnapshotEvents(const State& s) {
   AMEM_TRY(AddParts(out, s));
   AddBindings(out, s);
   for (const auto& [of, r] : s.registrations)
-    for (std::uint32_t i = 0; i < r.count; ++i) out.emplace_back(Registered{of.first, r.bytes, r.how, of.second});
+    for (std::uint32_t i = 0; i < r.count; ++i)
+      out.emplace_back(Registered{.address = of.first, .bytes = r.bytes, .how = r.how, .library = of.second, .pins = r.pins});
+  for (const auto& [id, r] : s.regions)
+    out.emplace_back(Registered{r.address, r.bytes, r.how, {}, id, r.card, r.domain, r.access, r.flags});
   for (const auto& [id, a] : s.allocations) AddReferences(out, id, a);
   AddAll(out, s.legacy);
   for (const auto& [id, pool] : s.pools) AddAll(out, pool.parts);

@@ -151,7 +151,7 @@ KeepReason WhyKept(const Allocation& allocation) {
   // A pause of a pool unbinds nothing, because it is no pause of NCCL.
   if (allocation.multicast_bindings > (allocation.pool ? 0 : allocation.released_bindings)) return KeepReason::kMulticast;
   if (!allocation.on_device()) return KeepReason::kHostMemory;
-  if (allocation.registrations > allocation.held) return KeepReason::kRegistered;
+  if (allocation.pinned > allocation.held) return KeepReason::kRegistered;
   if (allocation.handed_out && allocation.handed_to.empty()) return KeepReason::kHandedOut;
   if (allocation.held > 0 || allocation.handed_out) return KeepReason::kHeld;
   if (allocation.kept_with_all) return KeepReason::kUnseen;

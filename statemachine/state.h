@@ -55,9 +55,10 @@ struct Allocation {
   bool multicast = false;              // an own multicast object, or an imported one that a pause releases
   std::uint32_t guest_references = 0;  // NCCL's: create, import and retain, less release
   std::uint32_t mappings = 0;
-  std::uint32_t exports = 0;        // tokens made
-  std::uint32_t registrations = 0;  // network cards and libraries that hold its pages
-  std::uint32_t held = 0;           // of those, by other libraries than NCCL
+  std::uint32_t exports = 0;    // tokens made
+  std::uint32_t pinned = 0;     // network cards and libraries that hold its pages
+  std::uint32_t held = 0;       // of those, other libraries than NCCL
+  std::uint32_t renewable = 0;  // registrations that a pause undoes and a resume does again (State::regions)
   std::uint32_t multicast_bindings = 0;
   std::uint32_t released_bindings = 0;  // of those, to multicast objects that a pause releases
   std::map<Importer, std::uint32_t> importers;
@@ -111,7 +112,22 @@ struct Registration {
   std::string how;
   std::uint32_t count = 0;
   std::vector<AllocationId> allocations;  // whose pages it holds
-  AMEM_STRUCT(Registration, bytes, how, count, Unlisted{allocations});
+  std::string pins;                       // Registered::pins, of the first
+  AMEM_STRUCT(Registration, bytes, how, count, Unlisted{allocations}, IfAny{pins});
+};
+// A registration with a network card that a pause undoes and a resume does again. Its keys change, and are no state.
+struct Region {
+  Address address;
+  Bytes bytes = 0;
+  std::string how;
+  AllocationId allocation;  // own, on a device, in no pool, and mapped over all of the region
+  std::string card;
+  std::uint64_t domain = 0;
+  std::uint32_t access = 0;
+  std::uint64_t flags = 0;
+  bool present = true;  // the card has it now
+  std::string kept;  // why this pause leaves it, so that it counts as pinned until the session runs again; empty: it does not
+  AMEM_STRUCT(Region, address, bytes, how, allocation, card, domain, access, flags, present, IfAny{kept});
 };
 // What another library shares past AMem (SharedOutside).
 struct OutsideShare {
@@ -226,8 +242,9 @@ struct State : Scope {  // NCCL's
   std::map<Address, HostAllocated> host;
   std::map<Address, AsyncAllocated> async;
   std::map<AllocationId, Multicast> multicasts;
-  std::map<std::pair<Address, std::string>, Registration> registrations;  // by library, too; empty: NCCL's
-  std::map<std::pair<std::string, OutsideKind>, OutsideShare> outside;    // by library and kind
+  std::map<std::pair<Address, std::string>, Registration> registrations;  // that pin; by library, too; empty: NCCL's
+  std::map<RegionId, Region> regions;
+  std::map<std::pair<std::string, OutsideKind>, OutsideShare> outside;  // by library and kind
   std::map<SessionId, Peer> peers;
   std::map<CommunicatorId, Communicator> communicators;
   std::uint64_t next_allocation = 1;  // the id that the next create or import must use

@@ -37,6 +37,7 @@ using SessionId = Id<struct SessionTag>;                   // random, unique on 
 using AllocationId = Id<struct AllocationTag>;             // stable over resumes; what NCCL holds in place of a driver handle
 using CommunicatorId = Id<struct CommunicatorTag>;         // counts the communicators of this process from 1
 using PoolId = Id<struct PoolTag, std::uint32_t>;          // counts the pools of a session from 1; zero: NCCL's memory
+using RegionId = Id<struct RegionTag>;                     // counts the renewable registrations of a session from 1; zero: none
 using DriverHandle = Id<struct DriverHandleTag>;           // what the driver calls it today; changes with every resume
 using Address = Id<struct AddressTag>;                     // a device virtual address
 using DeviceOrdinal = Id<struct DeviceTag, std::int32_t>;  // CUDA device ordinal of this process; zero is device 0

@@ -211,6 +211,7 @@ std::span<const replacements::Replacement> LogicalEndpointReplacements();
 std::span<const replacements::Replacement> MemoryReplacements();
 std::span<const replacements::Replacement> MulticastReplacements();
 std::span<const replacements::Replacement> VerbsReplacements();
+std::span<const replacements::Replacement> CountedCardReplacements();  // with AMEM_NETWORK=renew only
 const replacements::Tables& Tables();
 
 // The same for other libraries. Binds by handle and by address translate AMem's handles; what is bound to an object of the

@@ -13,10 +13,13 @@ static std::string ByDmaBuf(const char* how, unsigned long long flags) {
 
 std::string OtherLibrary() { return OfAnother::now > 0 ? CallingLibrary() : std::string(); }
 
-bool Registrations::Note(Extent part, const std::string& how, const std::string& library) {
+bool Registrations::Note(Extent part, const std::string& how, const std::string& library, Registered record) {
+  record.address = part.address;
+  record.bytes = part.bytes;
+  record.how = how;
+  record.library = library;
   Session* const session = Runtime::Get().started();
-  if (session == nullptr || part.bytes == 0 || !session->NoteRegistration({part.address, part.bytes, how, library}))
-    return false;
+  if (session == nullptr || part.bytes == 0 || !session->NoteRegistration(record)) return false;
   if (library.empty()) Forever<CardBuffers>().Registered(*session, part.address);
   return true;
 }
@@ -60,13 +63,13 @@ void Registrations::DropClosed() {
   }
 }
 
-Extent Registrations::ExportedAs(int descriptor) {
+Registrations::Exporting Registrations::ExportedAs(int descriptor) {
   const std::lock_guard lock(mutex_);
   auto* const found = FindIn(exported_, descriptor);
-  return found == nullptr ? Extent{} : found->part;
+  return found == nullptr ? Exporting{} : Exporting{found->part, found->flags};
 }
 
-void Registrations::Add(RegionKey key, Extent part, const char* how, int descriptor) {
+void Registrations::Add(RegionKey key, Extent part, const char* how, int descriptor, Registered record) {
   const std::string library = OtherLibrary();
   if (library.empty() && key.registrar != Registrar::kGdrCopy) CardBuffers::ThreadUsesCard();  // GDRCopy is no card
   const std::lock_guard lock(mutex_);
@@ -74,9 +77,13 @@ void Registrations::Add(RegionKey key, Extent part, const char* how, int descrip
   ++region.uses;
   const Export* const exported = FindIn(exported_, descriptor);
   // Memory that is not AMem's is not recorded.
-  if (!Note(part, ByDmaBuf(how, exported == nullptr ? 0 : exported->flags), library)) return;
+  const unsigned long long flags = exported == nullptr ? 0 : exported->flags;
+  const RegionId id = record.region;
+  if (id) record.flags = flags;
+  if (!Note(part, ByDmaBuf(how, flags), library, std::move(record))) return;
   region.held.parts.push_back(part);
   region.held.library = library;
+  region.held.region = id;
 }
 
 Registrations::Held Registrations::Take(RegionKey key) {
@@ -92,13 +99,14 @@ void Registrations::PutBack(RegionKey key, Held held) {
   ++region.uses;
   if (held.parts.empty()) return;
   region.held.library = std::move(held.library);
+  region.held.region = held.region;
   region.held.parts.insert(region.held.parts.end(), held.parts.begin(), held.parts.end());
 }
 
-void Registrations::Forget(const std::vector<Extent>& parts, const std::string& library) {
+void Registrations::Forget(const std::vector<Extent>& parts, const std::string& library, RegionId region) {
   Session* session = Runtime::Get().started();
   for (const Extent& part : parts)
-    if (session != nullptr) session->Note(Deregistered{part.address, part.bytes, library});
+    if (session != nullptr) session->Note(Deregistered{part.address, part.bytes, library, region});
 }
 
 Still HoldStill(const std::vector<Extent>& parts) {

@@ -34,21 +34,26 @@ class Registrations {
   void Exported(int descriptor, Extent part, unsigned long long flags);
   void Consumed(int descriptor);
   void DropClosed();
-  [[nodiscard]] Extent ExportedAs(int descriptor);
+  struct Exporting {
+    Extent part;
+    unsigned long long flags = 0;
+  };
+  [[nodiscard]] Exporting ExportedAs(int descriptor);  // no bytes: it is not known
 
-  // `key` now pins `part`, which was registered by the dma-buf `descriptor` if that is not -1. A plugin that caches
-  // registrations may give one handle several times.
-  void Add(RegionKey key, Extent part, const char* how, int descriptor = -1);
+  // `key` now pins `part`, which was registered by the dma-buf `descriptor` if that is not -1; or a pause can undo it, if
+  // `record` names a region. A plugin that caches registrations may give one handle several times.
+  void Add(RegionKey key, Extent part, const char* how, int descriptor = -1, Registered record = {});
   struct Held {
     std::vector<Extent> parts;
     std::string library;  // that registered them; empty: NCCL
+    RegionId region;      // Registered::region, of the one part
   };
   // Before a registration is undone, because another thread may get the same handle afterwards; or if it failed.
   [[nodiscard]] Held Take(RegionKey key);
   void PutBack(RegionKey key, Held held);
-  static void Forget(const std::vector<Extent>& parts, const std::string& library = {});
+  static void Forget(const std::vector<Extent>& parts, const std::string& library = {}, RegionId region = {});
   // Records it. False: the memory is not AMem's.
-  static bool Note(Extent part, const std::string& how, const std::string& library);
+  static bool Note(Extent part, const std::string& how, const std::string& library, Registered record = {});
 
  private:
   struct Export {
@@ -114,7 +119,7 @@ int Deregister(RegionKey key, const MakeCall& make_call) {
   const Still still = HoldStill(held.parts);
   const int result = make_call();
   if (result == 0)
-    Registrations::Forget(held.parts, held.library);
+    Registrations::Forget(held.parts, held.library, held.region);
   else
     Forever<Registrations>().PutBack(key, std::move(held));
   return result;

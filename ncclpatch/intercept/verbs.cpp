@@ -4,10 +4,13 @@
 // NCCL registers by address (ibv_reg_mr, with the peer-memory module) or by a dma-buf. It closes the dma-buf's descriptor right
 // after; the registration holds the pages until it is undone.
 #include <spdlog/fmt/fmt.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <optional>
 
-#include "ncclpatch/intercept/registrations.h"
+#include "ncclpatch/intercept/cards.h"
+#include "ncclpatch/runtime/log.h"
 
 namespace amem::intercept {
 namespace {
@@ -40,25 +43,40 @@ void* Refused() {
   return nullptr;
 }
 
+// `way`: how it is done again, where it can be.
 template <class MakeCall>
 void* Register(const char* call, Registrar registrar, Extent part, const char* how, const MakeCall& make_call,
-               int descriptor = -1) {
+               int descriptor = -1, const Cards::Way* way = nullptr) {
   const Registering gate(call, part);
   if (gate.refused()) return Refused();
   void* region = make_call();
-  if (region != nullptr && (gate.concerns() || OfAnother::now == 0))
-    Forever<Registrations>().Add(KeyOf(registrar, region), part, how, descriptor);
+  if (region == nullptr || (!gate.concerns() && OfAnother::now != 0)) return region;
+  Registered record;
+  if (way != nullptr && OfAnother::now == 0 && Forever<Cards>().on()) {
+    std::string pins;
+    if (auto* const shadow = Forever<Cards>().Shadow(static_cast<verbs::Region*>(region), part, *way, &record, &pins))
+      region = shadow;
+    record.pins = pins;
+  }
+  Forever<Registrations>().Add(KeyOf(registrar, region), part, how, descriptor, std::move(record));
   return region;
 }
 // The same for [offset, offset + bytes) of a dma-buf.
 template <class MakeCall>
 void* RegisterDmaBuf(const char* call, Registrar registrar, int descriptor, std::uint64_t offset, size_t bytes,
-                     const MakeCall& make_call) {
-  const Extent whole = Forever<Registrations>().ExportedAs(descriptor);
+                     const MakeCall& make_call, const Cards::Way* way = nullptr) {
+  const Extent whole = Forever<Registrations>().ExportedAs(descriptor).part;
   const Extent part = whole.bytes == 0 ? Extent{} : Extent{whole.address + offset, bytes};
-  void* region = Register(call, registrar, part, "dma-buf", make_call, descriptor);
+  void* region = Register(call, registrar, part, "dma-buf", make_call, descriptor, way);
   Forever<Registrations>().Consumed(descriptor);
   return region;
+}
+
+using DeregisterCall = int(void*);
+DeregisterCall* RealDeregister();
+int Undo(verbs::Region* region) {
+  const int result = RealDeregister()(region);
+  return result >= 0 ? result : errno;
 }
 
 // By address; the functions differ in what follows the size.
@@ -66,33 +84,93 @@ template <Text Name, Registrar registrar, Text How, class... More>
 struct RegisterAt : Named<Name> {
   using Function = void*(void*, void*, size_t, More...);
   static void* Call(Function* real, void* domain, void* address, size_t bytes, More... more) {
-    return Register(Name.data, registrar, PartAt(address, bytes), How.data,
-                    [&] { return real(domain, address, bytes, more...); });
+    const auto make_call = [=] { return real(domain, address, bytes, more...); };
+    if constexpr (registrar != Registrar::kVerbs) {
+      return Register(Name.data, registrar, PartAt(address, bytes), How.data, make_call);
+    } else {
+      const Cards::Way way{.domain = static_cast<verbs::Domain*>(domain),
+                           .access = Access(more...),
+                           .at_its_address = IsAt(reinterpret_cast<std::uint64_t>(address), more...),
+                           .again = [=] { return static_cast<verbs::Region*>(make_call()); },
+                           .undo = &Undo};
+      return Register(Name.data, registrar, PartAt(address, bytes), How.data, make_call, -1, &way);
+    }
   }
+
+ private:
+  static std::uint32_t Access(std::uint64_t, auto access) { return static_cast<std::uint32_t>(access); }
+  static std::uint32_t Access(auto access) { return static_cast<std::uint32_t>(access); }
+  static bool IsAt(std::uint64_t address, std::uint64_t io_address, auto) { return io_address == address; }
+  static bool IsAt(std::uint64_t, auto) { return true; }
 };
 using RegMr = RegisterAt<"ibv_reg_mr", Registrar::kVerbs, "ibv_reg_mr", int>;
 using RegMrIova2 = RegisterAt<"ibv_reg_mr_iova2", Registrar::kVerbs, "ibv_reg_mr", std::uint64_t, unsigned>;
 using RegMrIova = RegisterAt<"ibv_reg_mr_iova", Registrar::kVerbs, "ibv_reg_mr", std::uint64_t, int>;
 using UmemReg = RegisterAt<"mlx5dv_devx_umem_reg", Registrar::kUserMemory, "mlx5dv_devx_umem_reg", std::uint32_t>;
 
+// A new dma-buf of the same range, which is closed after `make_call(descriptor)`. Null, with errno: the driver or the card
+// refused.
+template <class MakeCall>
+verbs::Region* AgainByDmaBuf(const Registrations::Exporting& made, std::optional<DeviceOrdinal> device,
+                             const MakeCall& make_call) {
+  static const auto get = AMEM_DRIVER(cuMemGetHandleForAddressRange);
+  int descriptor = -1;
+  const auto ask = [&] {
+    return get(&descriptor, made.part.address.value, made.part.bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, made.flags);
+  };
+  const CUcontext context = device ? PrimaryContext(*device) : nullptr;
+  const CUresult result = get == nullptr ? CUDA_ERROR_NOT_SUPPORTED : context == nullptr ? ask() : InContext(context, ask);
+  if (result != CUDA_SUCCESS) {
+    log::Error(fmt::format("a dma-buf of {} at {} to register it again: CUresult {}", FormatBytes(made.part.bytes),
+                           Hex(made.part.address), static_cast<int>(result)));
+    return errno = EIO, nullptr;
+  }
+  void* const region = make_call(descriptor);
+  const int why = errno;
+  ::close(descriptor);
+  errno = why;
+  return static_cast<verbs::Region*>(region);
+}
+
 // Of a dma-buf.
 template <Text Name, class... More>
 struct RegisterDescriptor : Named<Name> {
   using Function = void*(void*, std::uint64_t, size_t, std::uint64_t, int, int, More...);
-  static void* Call(Function* real, void* domain, std::uint64_t offset, size_t bytes, std::uint64_t iova, int descriptor,
+  static void* Call(Function* real, void* domain, std::uint64_t offset, size_t bytes, std::uint64_t io_address, int descriptor,
                     int access, More... more) {
-    return RegisterDmaBuf(Name.data, Registrar::kVerbs, descriptor, offset, bytes,
-                          [&] { return real(domain, offset, bytes, iova, descriptor, access, more...); });
+    const auto make_call = [=](int of) { return real(domain, offset, bytes, io_address, of, access, more...); };
+    const auto made = Forever<Registrations>().ExportedAs(descriptor);
+    Cards::Way way{.domain = static_cast<verbs::Domain*>(domain),
+                   .access = static_cast<std::uint32_t>(access),
+                   .at_its_address = io_address == made.part.address.value + offset,
+                   .undo = &Undo};
+    if (Forever<Cards>().on())
+      way.again = [=, device = Runtime::Get().CurrentDevice()] {
+        return AgainByDmaBuf(made, device ? std::optional(*device) : std::nullopt, make_call);
+      };
+    return RegisterDmaBuf(
+        Name.data, Registrar::kVerbs, descriptor, offset, bytes, [&] { return make_call(descriptor); }, &way);
   }
 };
 using RegDmabufMr = RegisterDescriptor<"ibv_reg_dmabuf_mr">;
 using Mlx5RegDmabufMr = RegisterDescriptor<"mlx5dv_reg_dmabuf_mr", int>;
 
 template <Text Name, Registrar registrar>
-struct DeregisterHandle : Instead<DeregisterHandle<Name, registrar>, Name> {
-  static int With(const Pass<int>& pass, void* handle) { return Deregister(KeyOf(registrar, handle), pass); }
+struct DeregisterHandle : Named<Name> {
+  using Function = DeregisterCall;
+  static int Call(Function* real, void* handle) {
+    return Deregister(KeyOf(registrar, handle), [&] {
+      return registrar == Registrar::kVerbs ? Forever<Cards>().Deregister(handle, real) : real(handle);
+    });
+  }
 };
 using DeregMr = DeregisterHandle<"ibv_dereg_mr", Registrar::kVerbs>;  // also of what mlx5dv_reg_dmabuf_mr gave
+// NCCL looks all functions up before it registers anything.
+DeregisterCall* RealDeregister() {
+  for (const auto& real : replacements::Thunk<DeregMr>::reals)
+    if (void* const found = real.load()) return reinterpret_cast<DeregisterCall*>(found);
+  return [](void*) { return ENOSYS; };
+}
 using UmemDereg = DeregisterHandle<"mlx5dv_devx_umem_dereg", Registrar::kUserMemory>;
 
 struct RegMrEx : Instead<RegMrEx, "ibv_reg_mr_ex"> {
@@ -115,9 +193,13 @@ struct RegMrEx : Instead<RegMrEx, "ibv_reg_mr_ex"> {
 };
 
 // Gives a registration other memory. A failure may have undone it, too; then the memory stays, to be sure.
-struct ReregMr : Instead<ReregMr, "ibv_rereg_mr"> {
+struct ReregMr : Named<"ibv_rereg_mr"> {
   static constexpr int kChangesMemory = 1, kInvalid = -1;
-  static int With(const Pass<int>& pass, void* region, int flags, void*, void* address, size_t bytes, int) {
+  using Function = int(void*, int, void*, void*, size_t, int);
+  static int Call(Function* real, void* region, int flags, void* domain, void* address, size_t bytes, int access) {
+    // No NCCL calls this for what it registers. A shadow would not know what it stands for then.
+    if (Forever<Cards>().Behind(region) != region) return errno = ENOTSUP, kInvalid;
+    const auto pass = [&] { return real(region, flags, domain, address, bytes, access); };
     if ((flags & kChangesMemory) == 0) return pass();
     const RegionKey key = KeyOf(Registrar::kVerbs, region);
     Registrations::Held before;
@@ -202,6 +284,39 @@ struct FileDeregister : Instead<FileDeregister, "cuFileBufDeregister"> {
   }
 };
 
+// With AMEM_NETWORK=renew: the contexts that NCCL opens, and their queue pairs, are counted (Cards).
+struct OpenDevice : Named<"ibv_open_device"> {
+  static verbs::Context* Call(verbs::Context* (*real)(void*), void* device) {
+    verbs::Context* const context = real(device);
+    Forever<Cards>().Opened(context);
+    return context;
+  }
+};
+struct CloseDevice : Named<"ibv_close_device"> {
+  static int Call(int (*real)(verbs::Context*), verbs::Context* context) {
+    Forever<Cards>().Closing(context);
+    return real(context);
+  }
+};
+struct CreatePair : Named<"ibv_create_qp"> {
+  static verbs::Pair* Call(verbs::Pair* (*real)(void*, verbs::PairWanted*), void* domain, verbs::PairWanted* wanted) {
+    verbs::Pair* const pair = real(domain, wanted);
+    Card* const card = pair == nullptr ? nullptr : Forever<Cards>().CardOf(pair->context);
+    if (card != nullptr) card->Add(*pair, *wanted);
+    return pair;
+  }
+};
+// Another thread may get the same number as soon as the card has given it back.
+struct DestroyPair : Named<"ibv_destroy_qp"> {
+  static int Call(int (*real)(verbs::Pair*), verbs::Pair* pair) {
+    Card* const card = pair == nullptr ? nullptr : Forever<Cards>().CardOf(pair->context);
+    auto counted = card == nullptr ? nullptr : card->Remove(pair->number);
+    const int result = real(pair);
+    if (result != 0 && counted != nullptr) card->PutBack(std::move(counted));
+    return result;
+  }
+};
+
 using PointerSetAttribute = AMEM_THEN(kAttributeSet, cuPointerSetAttribute);
 template <template <class> class As>
 std::span<const replacements::Replacement> Table() {
@@ -214,5 +329,8 @@ std::span<const replacements::Replacement> Table() {
 }  // namespace
 
 std::span<const replacements::Replacement> VerbsReplacements() { return Table<std::type_identity_t>(); }
+std::span<const replacements::Replacement> CountedCardReplacements() {
+  return replacements::Table<OpenDevice, CloseDevice, CreatePair, DestroyPair>();
+}
 std::span<const replacements::Replacement> VerbsOfOthers() { return Table<ByAnother>(); }
 }  // namespace amem::intercept

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "ncclpatch/hook/own_names.h"
+#include "ncclpatch/intercept/cards.h"
 #include "ncclpatch/intercept/intercept.h"
 #include "ncclpatch/intercept/others.h"
 #include "ncclpatch/intercept/registrations.h"
@@ -42,7 +43,8 @@ __attribute__((constructor)) void OnLoad() {
     replacements::Install(intercept::Tables());
     replacements::Install(&intercept::WrapPlugin);
     replacements::Install(intercept::CountingTables(), replacements::Caller::kOther);
-    Runtime::Get().SetAbove({&intercept::TrimPools, &intercept::TellOfOthers, &ReachOthers, &intercept::Guard});
+    Runtime::Get().SetAbove(
+        {&intercept::TrimPools, &intercept::TellOfOthers, &ReachOthers, &intercept::Renew, &intercept::Guard});
     Runtime::Get().Load(kNames);
   } catch (const std::exception& error) {
     log::Error(fmt::format("loading: {}; AMem is off in this process", error.what()));

@@ -3,6 +3,8 @@
 #include <pthread.h>
 
 #include <array>
+#include <atomic>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <thread>
@@ -23,17 +25,31 @@ struct Start {
   Routine routine;
   void* argument;
   CommunicatorId id;
+  bool services;
 };
+
+constinit std::atomic<bool> g_tells{false};
+constinit std::atomic<Ending> g_ending{nullptr};
+
+// Of a thread that this one is about to start.
+bool Services(const void* runs) noexcept {
+  if (!g_tells.load(std::memory_order_relaxed)) return false;
+  return t_state.runs == nullptr ? t_state.making : t_state.runs != runs;
+}
 
 void* Run(void* argument) {
   const Start start = *std::unique_ptr<Start>(static_cast<Start*>(argument));
   t_state.id = start.id;
+  t_state.services = start.services;
+  t_state.runs = reinterpret_cast<const void*>(start.routine);
   return start.routine(start.argument);
 }
 
 int CreateThread(pthread_t* thread, const pthread_attr_t* attributes, Routine routine, void* argument) noexcept {
   const CommunicatorId id = replacements::inert.load(std::memory_order_relaxed) ? CommunicatorId{} : CurrentCommunicator();
-  Start* start = id ? new (std::nothrow) Start{routine, argument, id} : nullptr;
+  const bool marks = id || g_tells.load(std::memory_order_relaxed);
+  const bool services = Services(reinterpret_cast<const void*>(routine));
+  Start* start = marks ? new (std::nothrow) Start{routine, argument, id, services} : nullptr;
   if (start == nullptr) return pthread_create(thread, attributes, routine, argument);
   const int result = pthread_create(thread, attributes, &Run, start);
   if (result != 0) delete start;
@@ -46,17 +62,25 @@ struct InheritingState final : std::thread::_State {
       : own(std::move(state)), id(communicator) {}
   void _M_run() override {
     t_state.id = id;
+    t_state.services = services;
+    t_state.runs = runs;
     own->_M_run();
   }
   std::unique_ptr<std::thread::_State> own;
   CommunicatorId id;
+  bool services = false;
+  const void* runs = nullptr;
 };
 
 // std::thread::_M_start_thread(the thread, the state by address, depend).
 void StartStandardThread(void* thread, std::unique_ptr<std::thread::_State>* state, void (*depend)()) {
   const CommunicatorId id = replacements::inert.load(std::memory_order_relaxed) ? CommunicatorId{} : CurrentCommunicator();
-  auto* inheriting = id && *state != nullptr ? new (std::nothrow) InheritingState(nullptr, id) : nullptr;
+  const bool marks = id || g_tells.load(std::memory_order_relaxed);
+  auto* inheriting = marks && *state != nullptr ? new (std::nothrow) InheritingState(nullptr, id) : nullptr;
   if (inheriting == nullptr) return amem_start_standard_thread(thread, state, depend);
+  // The type of what the thread runs, which says less than the function does: two of one type are taken for the same.
+  std::memcpy(&inheriting->runs, static_cast<const void*>(state->get()), sizeof inheriting->runs);
+  inheriting->services = Services(inheriting->runs);
   inheriting->own = std::move(*state);
   std::unique_ptr<std::thread::_State> wrapped(inheriting);
   amem_start_standard_thread(thread, &wrapped, depend);
@@ -65,6 +89,14 @@ void StartStandardThread(void* thread, std::unique_ptr<std::thread::_State>* sta
 }  // namespace
 
 CommunicatorId CurrentCommunicator() noexcept { return t_state.id ? t_state.id : registry::IdOf(t_state.comm); }
+
+void TellServiceThreads() noexcept { g_tells.store(true); }
+bool OnServiceThread() noexcept { return t_state.services; }
+
+void SetEnding(Ending ending) noexcept { g_ending.store(ending); }
+void TellEnding(CommunicatorId id, bool begins) noexcept {
+  if (const Ending ending = g_ending.load()) ending(id, begins);
+}
 
 std::span<const redirects::ThreadStart> ThreadStarts() {
   static const std::array all = {

@@ -17,6 +17,22 @@ namespace amem::nccl {
 // the registry for the number.
 CommunicatorId CurrentCommunicator() noexcept;
 
+// From now on threads that NCCL starts are known for what OnServiceThread says. Call it before NCCL makes a communicator.
+void TellServiceThreads() noexcept;
+// Whether this is a thread that NCCL started to serve a communicator's connections (its proxy), or one of those that such a
+// thread started. False where that cannot be told.
+//
+// NCCL starts service threads while it makes a communicator: in the program's call, or on a thread that runs a part of a group
+// of calls. The latter are started for other calls of a group as well, for windows for example, and by others that run the same
+// function; so a thread that was started by one of NCCL's counts if its function is another one.
+bool OnServiceThread() noexcept;
+
+// Called in the program's call that ends a communicator, or takes it from its peers: before NCCL is called (`begins`), when
+// whatever keeps a thread of that communicator waiting must let it go, because NCCL waits for it; and after. Must not throw.
+using Ending = void (*)(CommunicatorId id, bool begins);
+void SetEnding(Ending ending) noexcept;
+void TellEnding(CommunicatorId id, bool begins) noexcept;
+
 // The replacements of libnccl's ways to start a thread: the new thread inherits this one's communicator.
 std::span<const redirects::ThreadStart> ThreadStarts();
 
@@ -40,9 +56,12 @@ struct Group {
 };
 
 struct ThreadState {
-  ncclComm* comm = nullptr;  // of the last call; only the address counts, its memory may be freed
-  CommunicatorId id;         // if set, takes precedence over `comm`
-  bool inside = false;       // inside a followed call, so NCCL's calls of its own interface are not the program's
+  ncclComm* comm = nullptr;    // of the last call; only the address counts, its memory may be freed
+  CommunicatorId id;           // if set, takes precedence over `comm`
+  bool inside = false;         // inside a followed call, so NCCL's calls of its own interface are not the program's
+  bool making = false;         // inside a call that makes one communicator
+  bool services = false;       // OnServiceThread
+  const void* runs = nullptr;  // of a thread that NCCL started: which function, as far as it can be told apart
   Group groups[redirects::kLibraries];
 };
 extern constinit thread_local ThreadState t_state;

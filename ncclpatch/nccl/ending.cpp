@@ -26,7 +26,9 @@ template <class Call>
 int EndOne(ncclComm* comm, const char* how, const Call& call) {
   if (t_state.inside) return call();
   const CommunicatorId id = registry::Detach(comm);
+  TellEnding(id, true);
   const int result = Followed(id, nullptr, call);
+  TellEnding(id, false);
   if (Accepted(result))
     registry::End(id, how);
   else if (id)
@@ -52,7 +54,10 @@ template <replacements::Text Name, Stage stage, class... Flags>
 struct Change : redirects::Around<Change<Name, stage, Flags...>, Name> {
   static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm, Flags...) {
     if (t_state.inside) return pass();
+    const CommunicatorId id = registry::IdOf(comm);
+    TellEnding(id, true);
     const int result = Followed({}, comm, pass);
+    TellEnding(id, false);
     if (Accepted(result)) registry::MarkStage(comm, stage);
     return result;
   }

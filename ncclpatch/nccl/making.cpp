@@ -36,6 +36,14 @@ int MakeWay(Communicator asked, CommunicatorId id) noexcept {
   return server == nullptr ? kSuccess : server->BeforeMaking(asked);
 }
 
+template <class Call>
+int Making(CommunicatorId id, const Call& call) {
+  const bool before = std::exchange(t_state.making, true);
+  const int result = Followed(id, nullptr, call);
+  t_state.making = before;
+  return result;
+}
+
 // One communicator. In a group NCCL only notes the request, and the result is known at the group's end. If NCCL writes the
 // address at once, the program may move it, so `out` is read at the end only if nothing was written.
 template <class Call>
@@ -44,7 +52,7 @@ int MakeOne(const Communicator& asked, ncclComm** out, const Call& call) {
   const CommunicatorId id = registry::Begin(asked);
   if (const int answer = MakeWay(asked, id)) return registry::End(id, "failed"), answer;
   const ncclComm* const before = *out;
-  const int result = Followed(id, nullptr, call);
+  const int result = Making(id, call);
   Group& group = t_state.groups[asked.place];
   if (group.depth > 0 && id && Accepted(result))
     AddPending(group, {id, out, *out == before ? nullptr : *out});
@@ -92,7 +100,7 @@ struct InitAll : redirects::Around<InitAll, "ncclCommInitAll"> {
     }
     int result = kSuccess;
     for (const CommunicatorId id : ids) result = result == kSuccess ? MakeWay(Asked(place, "init all", -1, count), id) : result;
-    if (result == kSuccess) result = Followed(count == 1 && !ids.empty() ? ids.front() : CommunicatorId{}, nullptr, pass);
+    if (result == kSuccess) result = Making(count == 1 && !ids.empty() ? ids.front() : CommunicatorId{}, pass);
     for (std::size_t i = 0; i < ids.size(); ++i) Settle(ids[i], result == kSuccess ? comms[i] : nullptr, result);
     return result;
   }

@@ -202,6 +202,7 @@ Result<Options> ParseOptions(const Lookup& get) {
   AMEM_TRY(ParseChoiceInto(get, "AMEM_USER_MEMORY", {{"keep", UserMemory::kKeep}, {"release", UserMemory::kRelease}},
                            options.user_memory));
   AMEM_TRY(ParseChoiceInto(get, "AMEM_NVLS", {{"keep", Nvls::kKeep}, {"release", Nvls::kRelease}}, options.nvls));
+  AMEM_TRY(ParseChoiceInto(get, "AMEM_NETWORK", {{"keep", false}, {"renew", true}}, options.renews));
   AMEM_TRY(ParseChoiceInto(get, "AMEM_VERIFY", {{"0", false}, {"1", true}}, options.compare));
   options.ranks_of_host = ParseRanksOfHost(get);
   AMEM_TRY(ParseChoiceInto(get, "AMEM_SUSPEND", {{"serve", Suspend::kServe}, {"native", Suspend::kNative}}, options.suspend));

@@ -24,6 +24,7 @@ struct Options : SessionOptions {
   std::int32_t rank = -1;                    // RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK; for messages only
   Suspend suspend = Suspend::kServe;         // AMEM_SUSPEND=serve|native
   LibraryScope scope = LibraryScope::kNccl;  // AMEM_SCOPE=nccl|shared|all
+  bool renews = false;                       // AMEM_NETWORK=keep|renew: what a pause does with memory that a network card holds
   // AMEM_JOURNAL_DIR (default /tmp/amem-UID/journal), AMEM_JOURNAL_KEEP
   JournalOptions journal;
   std::filesystem::path socket_directory;      // AMEM_SOCKET_DIR (default /tmp/amem-UID/sockets); best the same for all ranks

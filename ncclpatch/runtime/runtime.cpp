@@ -197,6 +197,7 @@ void Runtime::Load(std::span<const char* const> doorbells) {
     pthread_atfork(&Runtime::BeforeFork, &Runtime::AfterFork, &Runtime::InChild);
     hook::SetReport(&Report);
     ShowNames(doorbells);
+    if (options_.renews && above_.renew != nullptr) options_.network = above_.renew();
     hook::Enable();
     if (options_.scope != LibraryScope::kNccl && above_.widen != nullptr) above_.widen(options_.scope);
     hook::PatchAtLoad();
@@ -351,9 +352,11 @@ void Runtime::KeepEverything(const std::string& why) {
   if (Session* running = started()) running->KeepEverything(why);
 }
 
-Status Runtime::Cycle(Session& session, CycleKind kind, bool patient) {
+Status Runtime::Cycle(Session& session, CycleKind kind, bool patient, bool hosts_idle) {
   const bool was_paused = session.paused();
-  const Status status = kind == CycleKind::kPause ? session.Pause() : patient ? session.Resume() : session.ResumeInTime();
+  const Status status = kind == CycleKind::kPause ? session.Pause(hosts_idle)
+                        : patient                 ? session.Resume()
+                                                  : session.ResumeInTime();
   if (status && kind == CycleKind::kPause && !was_paused && above_.after_pause != nullptr) above_.after_pause(session);
   return status ? status : Failed(session, status);
 }
@@ -363,7 +366,7 @@ Status Runtime::Failed(Session& session, const Status& why) {
   return {why.code(), why.message() + (journal.empty() ? "" : WhereToReadOn(journal)), why.driver_result()};
 }
 
-Status Runtime::RunCycle(CycleKind kind, bool patient, std::optional<WantId> want) {
+Status Runtime::RunCycle(CycleKind kind, bool patient, std::optional<WantId> want, bool hosts_idle) {
   LookForLibraries();
   // A request from outside takes what it can, as far as it is under AMem.
   AMEM_ASSIGN(Session* const session, want ? ToPause() : IfStarted());
@@ -378,7 +381,7 @@ Status Runtime::RunCycle(CycleKind kind, bool patient, std::optional<WantId> wan
   const Wants::Memory memory{"NCCL's memory", [session] { return !session->paused(); },
                              [&] {
                                was_paused = session->paused();
-                               return Cycle(*session, kind, patient);
+                               return Cycle(*session, kind, patient, hosts_idle);
                              }};
   const auto until = kind == CycleKind::kResume && patient ? std::nullopt : std::optional(UntilCallEnds());
   const Status status =

@@ -68,10 +68,10 @@ class Runtime {
   // NCCL shares memory by fabric handles, which a pause leaves in place; NCCL's own suspend releases it.
   void NoteForeignSharing() { shares_foreign_.store(true, std::memory_order_relaxed); }
   [[nodiscard]] bool SharesForeign() const { return shares_foreign_.load(std::memory_order_relaxed); }
-  Status Cycle(Session& session, CycleKind kind, bool patient = false);
+  Status Cycle(Session& session, CycleKind kind, bool patient = false, bool hosts_idle = false);
   // The program's pause or resume of NCCL's memory, for a want (Wants); nothing before NCCL has used memory. `patient`:
-  // Session::Resume, else ResumeInTime.
-  Status RunCycle(CycleKind kind, bool patient = false, std::optional<WantId> want = kPlainWant);
+  // Session::Resume, else ResumeInTime. `hosts_idle`: Session::Pause.
+  Status RunCycle(CycleKind kind, bool patient = false, std::optional<WantId> want = kPlainWant, bool hosts_idle = false);
   // When a call that begins now gives up.
   [[nodiscard]] Deadline UntilCallEnds() const { return In(options_.deadlines.call()); }
   // The same failure with where to read on.
@@ -87,6 +87,9 @@ class Runtime {
     void (*tell_of_others)(Session& session, bool wait) = nullptr;
     // With AMEM_SCOPE=shared or all, to take other libraries in.
     void (*widen)(LibraryScope scope) = nullptr;
+    // With AMEM_NETWORK=renew, before NCCL opens a network card: what renews its registrations, and lives as long as the
+    // process.
+    Network* (*renew)() = nullptr;
     // Before the first tag, in any scope: what other libraries hold of AMem's memory is to be seen from now on.
     void (*guard)() = nullptr;
   };

@@ -71,7 +71,7 @@ Result<Named> Resolve(Session& session, const char* name) {
 
 Status CycleOfNccl(const Asked& asked) {
   return Runtime::Get()
-      .RunCycle(asked.kind, asked.patient, asked.want)
+      .RunCycle(asked.kind, asked.patient, asked.want, asked.hosts_idle)
       .Within(asked.kind == CycleKind::kPause ? "pause of tag nccl" : "resume of tag nccl");
 }
 
@@ -180,7 +180,7 @@ Status Wait(const char* name, std::optional<void*> stream) {
 namespace {
 
 constexpr const char* kDefaultTag = "default";
-constexpr unsigned kKnownFlags = AMEM_NO_WAIT | AMEM_ON_STREAM;
+constexpr unsigned kKnownFlags = AMEM_NO_WAIT | AMEM_ON_STREAM | AMEM_HOSTS_IDLE;
 
 // The tags that a thread has entered, innermost last; left when the thread ends. Zero: AMem was off.
 class Entered : NoCopies {
@@ -335,7 +335,7 @@ Status CycleTags(const char* const* names, size_t count, unsigned flags, unsigne
 
 int PauseFor(WantId want, const char* const* names, size_t count, unsigned flags, void* stream) {
   return AtTagBorder("amem_pause", [&] {
-    tags::Asked asked{.want = want, .kind = CycleKind::kPause};
+    tags::Asked asked{.want = want, .kind = CycleKind::kPause, .hosts_idle = (flags & AMEM_HOSTS_IDLE) != 0};
     if ((flags & AMEM_ON_STREAM) != 0) asked.after = stream;
     return CycleTags(names, count, flags, kKnownFlags, asked);
   });

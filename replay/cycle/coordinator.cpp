@@ -50,7 +50,7 @@ Coordinator::Coordinator(const CycleContext& context, CallGate& gate, PoolId poo
       copier_(lane_ != nullptr ? *lane_ : context.driver),
       pinned_(context.pinned),
       backup_(copier_, pinned_, OptionsFor(context, pool)),
-      executor_(ledger_, context.driver, peers_, backup_, pool) {}
+      executor_(ledger_, context.driver, peers_, backup_, pool, pool ? nullptr : context.network) {}
 
 Result<std::unique_ptr<Coordinator>> Coordinator::OfTag(const CycleContext& context, CallGate& gate, PoolId pool,
                                                         std::string tag) {
@@ -231,7 +231,7 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
   }
   report.members = members_.size();
   executor_.BeginCycle(deadlines_.OwnPartOf(round.until()),
-                       manner.after == nullptr ? Backup::Looking::kIdle : Backup::Looking::kBeside);
+                       manner.after == nullptr ? Backup::Looking::kIdle : Backup::Looking::kBeside, manner.hosts_idle);
   KeepIfAnyDoes(members_);
   {
     if (!TryLedger()) return Refuse(kind, round, NoLedger());

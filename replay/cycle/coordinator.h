@@ -52,7 +52,10 @@ struct Manner {
   // Of a pause. Null: it waits until the scope's devices are idle. Otherwise it waits for that moment of a stream only, and
   // hashes and copies contents beside what the program runs (Backup::Looking).
   const StreamMoment* after = nullptr;
-  bool keeps = false;    // the pause saves contents, whatever the pool's policy
+  bool keeps = false;  // the pause saves contents, whatever the pool's policy
+  // The pause was called when the GPUs of all hosts of the job were idle, so that no kernel anywhere waits for what a network
+  // card here would send. Else what cards hold stays.
+  bool hosts_idle = false;
   bool patient = false;  // the resume waits as long as the other members live and stay paused
   // Called once all memory is back and all copies to it are queued (Lead); only for a resume of memory that nobody shares.
   std::function<void()> queued;
@@ -70,7 +73,8 @@ struct CycleContext {
   Peers& peers;
   PinnedSupply& pinned;
   Deadlines deadlines{};
-  bool compare = false;  // compare contents with their copies: all at the end of a resume, what is unchanged in a pause
+  Network* network = nullptr;  // Executor's, of NCCL's memory; null: what network cards hold stays
+  bool compare = false;        // compare contents with their copies: all at the end of a resume, what is unchanged in a pause
 };
 
 // One thread at a time calls Cycle, or its parts; any thread may call the rest.

@@ -58,7 +58,9 @@ Result<std::vector<Backup::Item>> CopyQueue::MapForCopies(std::span<const Step> 
   const LedgerLock lock(ledger_, std::adopt_lock);
   parts_.clear();
   for (const Step& step : contents) {
-    if (ledger_.Find(step.allocation) == nullptr || restoring_.contains(step.allocation)) continue;
+    auto* const a = ledger_.Find(step.allocation);
+    if (a == nullptr || restoring_.contains(step.allocation)) continue;
+    if (step.kind == StepKind::kSave && !a->pool && WhyKept(*a) != KeepReason::kNone) continue;  // since the plan was made
     AMEM_TRY(MapForCopy(step, items));
     if (step.kind == StepKind::kRestore) restoring_.insert(step.allocation);
   }

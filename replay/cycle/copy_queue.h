@@ -26,8 +26,8 @@ class CopyQueue {
   void SetLooking(Backup::Looking looking) { looking_ = looking; }  // of later saves
   // First waits for copies that a failure left behind, which belong neither to this phase nor to the one before.
   Status BeginPhase(PhaseKind phase);
-  // Begins to copy what these steps will wait for: only saves, or only restores. Skips allocations that no longer exist, and
-  // those whose restore has begun.
+  // Begins to copy what these steps will wait for: only saves, or only restores. Skips allocations that no longer exist,
+  // those whose restore has begun, and NCCL's that are to stay after all.
   Status Begin(std::span<const Step> contents);
   Status Await(const Step& step);  // of a save or restore
   // Compares what these steps restored with what was saved. kBroken: a byte differs; the message names it.

@@ -95,6 +95,8 @@ Status Executor::RunOne(const Step& step) {
 Status Executor::EndOne(const Step& step, const StepTarget& target, const Result<DriverHandle>& handle) {
   if (!handle.ok()) return Fail(step, handle.status());
   if (!Exists(step)) return GiveBack(step, *handle);
+  for (const Network::Kept& kept : std::exchange(kept_, {}))
+    if (ledger_.state().regions.contains(kept.region)) ledger_.Record(RegionKept{kept.region, kept.why});
   NoteHandle(step, target, *handle);
   ledger_.Record(StepDone{step, pool_});
   if (*handle && target.multicast) ForgetBindings(step.allocation);
@@ -140,11 +142,50 @@ Status Executor::Copy(const Step& step) {
   return &step == last_copy_ ? copies_.Finish() : Status{};
 }
 
+// What cannot be drained or deregistered stays, and the pause goes on without it. What undoes a resume has only memory that the
+// pause had taken, so it fails.
+Status Executor::OnNetwork(const Step& step) {
+  kept_.clear();
+  if (network_ == nullptr) return {Code::kInvalid, "there is no network card"};
+  if (step.kind == StepKind::kRegister) return network_->Register(step.region);
+  if (step.kind == StepKind::kDrain) {
+    AMEM_ASSIGN(kept_, Drain());
+  } else if (Status gone = network_->Deregister(step.region); !gone.ok()) {
+    if (!TryLedger()) return NoLedger();
+    const LedgerLock lock(ledger_, std::adopt_lock);
+    if (ledger_.state().lifecycle != Lifecycle::kPausing) return gone;
+    kept_.push_back({step.region, gone.message()});
+  }
+  return {};
+}
+
+Result<std::vector<Network::Kept>> Executor::Drain() {
+  std::vector<RegionId> regions;
+  {
+    if (!TryLedger()) return NoLedger();
+    const LedgerLock lock(ledger_, std::adopt_lock);
+    for (const auto& [id, region] : ledger_.state().regions)
+      if (region.present && region.kept.empty()) regions.push_back(id);
+  }
+  // What is under way when all GPUs are idle ends soon, or waits for something else.
+  constexpr std::chrono::milliseconds kMost{2000};
+  if (hosts_idle_) return network_->Drain(regions, In(std::min(LeftUntil(until_) / 4, kMost)));
+  std::vector<Network::Kept> kept;
+  for (const RegionId id : regions)
+    kept.push_back({id, "the call does not say that the GPUs of all hosts are idle (AMEM_HOSTS_IDLE)"});
+  return kept;
+}
+
 // An allocation that only a peer held goes as soon as the peer lets go of it or dies, even within a phase.
 bool Executor::Exists(const Step& step) const {
   if (!step.allocation) return true;
   auto* const allocation = ledger_.Find(step.allocation);
   if (allocation == nullptr) return false;
+  if (step.region && !ledger_.state().regions.contains(step.region)) return false;
+  // What a network card holds after all stays mapped, with what was deregistered of it.
+  const bool takes = step.kind == StepKind::kSave || step.kind == StepKind::kDeregister || step.kind == StepKind::kUnmap ||
+                     step.kind == StepKind::kReleaseOwn;
+  if (!pool_ && takes && allocation->own() && WhyKept(*allocation) == KeepReason::kRegistered) return false;
   // A network card may have registered a chunk after the pause was planned. Then the chunk stays, and is only mapped again.
   if (pool_ && step.kind == StepKind::kReleaseOwn && WhyKept(*allocation) != KeepReason::kNone) return false;
   if (step.kind != StepKind::kBind && step.kind != StepKind::kUnbind) return true;

@@ -11,6 +11,7 @@
 
 #include "replay/cycle/backup.h"
 #include "replay/cycle/copy_queue.h"
+#include "replay/cycle/network.h"
 #include "replay/cycle/perform_step.h"
 #include "replay/driver/driver.h"
 #include "replay/ledger/ledger.h"
@@ -55,12 +56,14 @@ class ImportQueue {
 
 class Executor final : private StepSide {
  public:
-  // All must outlive the executor. `pool`: whose plans it runs; zero: NCCL's. Several executors may run at once.
-  Executor(Ledger& ledger, Driver& driver, Peers& peers, Backup& backup, PoolId pool = {})
+  // All must outlive the executor. `pool`: whose plans it runs; zero: NCCL's. Several executors may run at once. `network`: the
+  // cards that hold NCCL's memory; null: none does, or what they hold stays.
+  Executor(Ledger& ledger, Driver& driver, Peers& peers, Backup& backup, PoolId pool = {}, Network* network = nullptr)
       : ledger_(ledger),
         driver_(driver),
         peers_(peers),
         pool_(pool),
+        network_(network),
         copies_(ledger, driver, backup),
         performer_(driver, *this, pool) {}
 
@@ -70,7 +73,9 @@ class Executor final : private StepSide {
   // After a resume by that plan, before anybody uses the memory: compares all contents with what was saved. kBroken: they
   // differ.
   Status CompareRestored(const Plan& resume);
-  void BeginCycle(Deadline until, Backup::Looking looking = Backup::Looking::kIdle) {
+  // `hosts_idle`: as Manner.
+  void BeginCycle(Deadline until, Backup::Looking looking = Backup::Looking::kIdle, bool hosts_idle = false) {
+    hosts_idle_ = hosts_idle;
     renewed_.clear();
     unended_.reset();
     SetUntil(until);
@@ -104,6 +109,8 @@ class Executor final : private StepSide {
     return ledger_.RebuiltAs(multicast).lacks.contains(device);
   }
   Status Copy(const Step& step) override;
+  Status OnNetwork(const Step& step) override;
+  Result<std::vector<Network::Kept>> Drain();
 
   // Fails if another thread holds the ledger for too long, inside a hanging driver call.
   [[nodiscard]] bool TryLedger() TRY_ACQUIRE(true, ledger_);
@@ -126,6 +133,8 @@ class Executor final : private StepSide {
   Driver& driver_;
   Peers& peers_;
   const PoolId pool_;
+  Network* const network_;
+  bool hosts_idle_ = false;
   std::optional<Step> unended_;  // begun, and not recorded as done or failed, because the ledger could not be had in time
   Deadline until_ = Deadline::max();
   CopyQueue copies_;
@@ -137,6 +146,7 @@ class Executor final : private StepSide {
   std::optional<ImportQueue> imports_;
   const std::vector<std::vector<Step>>* planned_copies_ = nullptr;
   std::size_t copies_begun_ = 0;     // how many of the phase's copies have begun
+  std::vector<Network::Kept> kept_;  // by the step that runs
   Incarnation imported_;             // by the last import
   const Step* last_copy_ = nullptr;  // waits for all copies, not only for its own
 };

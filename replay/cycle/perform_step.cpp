@@ -31,7 +31,7 @@ Result<StepTarget> StepPerformer::TargetOf(const Step& step) const {
     target.multicast = it->rebuilt();
     if (target.multicast) FindBinding(step, target);
   }
-  if (step.address) {
+  if (step.address && !step.region) {
     target.address = side_.Here(step.address);
     auto* const it = FindIn(state.mappings, step.address);
     if (it == nullptr) return Status{Code::kNotFound, "nothing is mapped at " + Hex(step.address)};
@@ -95,6 +95,10 @@ Result<DriverHandle> StepPerformer::Perform(const Step& step, const StepTarget& 
     case StepKind::kBeginRestore:
     case StepKind::kRestore:
       return WithoutHandle(side_.Copy(step));
+    case StepKind::kDrain:
+    case StepKind::kDeregister:
+    case StepKind::kRegister:
+      return WithoutHandle(side_.OnNetwork(step));
   }
   return Status{Code::kInvalid, "no such step"};
 }

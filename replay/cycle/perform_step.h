@@ -32,6 +32,8 @@ class StepSide {
   }
   // Steps that copy contents: kScan, kSave, kBeginRestore, kRestore.
   virtual Status Copy(const Step& step) = 0;
+  // Steps with network cards: kDrain, kDeregister, kRegister. A replay has no cards.
+  virtual Status OnNetwork(const Step& step) { return static_cast<void>(step), Status{}; }
   // The deadline for waits.
   [[nodiscard]] virtual Deadline until() const = 0;
 };

@@ -35,7 +35,7 @@ void FindUntakable(const RankProcess& process, const State& state, const std::st
     const auto holding = LibrariesHolding(state, id);
     if (!holding.empty()) held += allocation.bytes;
     libraries.insert(holding.begin(), holding.end());
-    if (allocation.registrations > allocation.held) registered += allocation.bytes;
+    if (allocation.pinned > allocation.held || allocation.renewable > 0) registered += allocation.bytes;
     if (allocation.tag == MemoryTag::kUser && allocation.own() && !allocation.multicast && !allocation.on_device())
       on_host += allocation.bytes;
     const bool held_elsewhere = !allocation.own() || !allocation.importers.empty();

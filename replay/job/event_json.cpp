@@ -275,7 +275,8 @@ constexpr auto kAllocation = [](auto& to, AllocationId id, const Allocation& a) 
   to("guest_references", a.guest_references);
   to("mappings", a.mappings);
   to("exports", a.exports);
-  to("registrations", a.registrations);
+  to("registrations", a.pinned);
+  to("renewable", IfAny{a.renewable});
   to("multicast_bindings", a.multicast_bindings);
   to.Rows("importers", a.importers, [](auto& row, const Importer& importer, std::uint32_t count) {
     row("by", importer.by);
@@ -368,6 +369,8 @@ void Tell(To& to, const State& state) {
     row("library", IfAny{of.second});
     Tell(row, registration);
   });
+  to.Rows("regions", state.regions, Keyed("region"),
+          "Registrations with network cards that a pause undoes and a resume does again");
   to.Rows(
       "shared_outside", state.outside,
       [](auto& row, const auto& of, const OutsideShare& share) {

@@ -53,6 +53,19 @@ bool Session::NoteRegistration(const Registered& registered) {
   return true;
 }
 
+std::string Session::WhyPins(const Extent& part) {
+  return Inspect([&](const State& state) -> std::string {
+    const auto mapping = state.MappingAt(part.address);
+    if (mapping == state.mappings.end()) return "its memory is not AMem's";
+    if (mapping->first + mapping->second.bytes < part.address + part.bytes) return "it does not lie in one mapping";
+    const auto* const whole = FindIn(state.allocations, mapping->second.allocation);
+    if (whole == nullptr || !whole->own()) return "its memory is imported";
+    if (whole->pool || whole->tag != MemoryTag::kNccl) return "its memory is the program's";
+    if (!whole->on_device() || whole->multicast) return "its memory is no plain device memory";
+    return mapping->second.present ? "" : "its memory is paused";
+  });
+}
+
 bool Session::Manages(const Extent& part) {
   return Inspect([&](const State& state) { return !Touching(state.mappings, part.address, part.bytes).empty(); });
 }

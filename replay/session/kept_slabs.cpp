@@ -152,7 +152,7 @@ Status Slabs::CopyContents(const Allocation& part, DriverHandle to) {
 Status Slabs::CanDissolve(const Allocation& whole, const Slab& slab) const {
   const State& state = ledger_.state();
   const bool held = !whole.own() || !whole.importers.empty() || WhyKept(whole) != KeepReason::kNone || !whole.resident ||
-                    whole.multicast_bindings > 0;
+                    whole.multicast_bindings > 0 || whole.renewable > 0;
   const bool simple = std::ranges::all_of(slab.parts, [&](const auto& at) {
     const auto* const part = FindIn(state.allocations, at.second.front());
     return part != nullptr && part->importers.empty() && part->mappings <= 1 && part->reserved <= 1;

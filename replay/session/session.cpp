@@ -27,7 +27,8 @@ Result<std::unique_ptr<Session>> Session::Start(const SessionOptions& options, D
   const PeerIdentity self{who.session, who.host, who.pid, who.group, who.rank};
   session->Note(std::move(who));
   AMEM_ASSIGN(session->peers_, start_peers(self, *session));
-  const CycleContext context{session->ledger_, driver, *session->peers_, session->pinned_, options.deadlines, options.compare};
+  const CycleContext context{session->ledger_,  driver,          *session->peers_, session->pinned_,
+                             options.deadlines, options.network, options.compare};
   session->coordinator_ = std::make_unique<Coordinator>(context, session->gates_.Of({}));
   session->pools_ = std::make_unique<Pools>(
       context, session->gates_, [self = session.get()](const ChunkSpace::Chunk& c) { return self->DropChunk(c); },
@@ -107,9 +108,9 @@ Status Session::DropChunk(const ChunkSpace::Chunk& chunk) {
   return FreeRange(chunk.address, chunk.bytes);
 }
 
-Status Session::Cycle(CycleKind kind, bool patient) {
+Status Session::Cycle(CycleKind kind, const Manner& how) {
   const Deadlines::Time patience = options_.deadlines.call() - options_.deadlines.margin();
-  if (!TryLockUntil(cycle_mutex_, patient ? Deadline::max() : In(patience)))
+  if (!TryLockUntil(cycle_mutex_, how.patient ? Deadline::max() : In(patience)))
     return {Code::kRefused,
             fmt::format("{} refused: another thread's pause or resume has not ended within {} ms; it waits for other ranks, or "
                         "for the driver",
@@ -117,7 +118,7 @@ Status Session::Cycle(CycleKind kind, bool patient) {
             cuda::kNotReady};
   cycle_mutex_.AssertHeld();
   const MutexLock one(cycle_mutex_, std::adopt_lock);
-  Manner manner{.patient = patient};
+  Manner manner = how;
   // Nothing may be launched until everything is back.
   manner.kept_out = [this] { paused_.store(true, std::memory_order_release); };
   manner.ended = [this, kind] {
@@ -126,7 +127,9 @@ Status Session::Cycle(CycleKind kind, bool patient) {
       RetireEmptySlabs();  // slabs that emptied during the cycle, because peers died or let go late
       if (kind == CycleKind::kResume) FlushRefused();
     }
-    paused_.store(Progress().lifecycle != Lifecycle::kRunning, std::memory_order_release);
+    const bool runs = Progress().lifecycle == Lifecycle::kRunning;
+    if (runs && options_.network != nullptr) options_.network->Open();
+    paused_.store(!runs, std::memory_order_release);
   };
   return coordinator_->Cycle(kind, manner);
 }
@@ -153,9 +156,9 @@ std::filesystem::path Session::JournalDirectory() {
   return ledger_.journal() == nullptr || !ledger_.JournalLost().ok() ? std::filesystem::path() : ledger_.journal()->Directory();
 }
 
-Status Session::Pause() { return Cycle(CycleKind::kPause); }
-Status Session::Resume() { return Cycle(CycleKind::kResume, true); }
-Status Session::ResumeInTime() { return Cycle(CycleKind::kResume); }
+Status Session::Pause(bool hosts_idle) { return Cycle(CycleKind::kPause, {.hosts_idle = hosts_idle}); }
+Status Session::Resume() { return Cycle(CycleKind::kResume, {.patient = true}); }
+Status Session::ResumeInTime() { return Cycle(CycleKind::kResume, {}); }
 
 std::shared_lock<CallGate> Session::EnterLaunch(const char* call, void* stream) {
   driver_.NoteStream(call, stream);

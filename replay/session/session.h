@@ -109,6 +109,8 @@ class Session final : public PeerDelegate {
   std::optional<LegacyAllocated> NoteFree(LegacyFreed freed);
   // Records a registration. False: none of that memory is AMem's, and nothing was recorded.
   bool NoteRegistration(const Registered& registered);
+  // Why a pause could not undo a registration of that memory, so that it must be recorded without a region; empty: it could.
+  std::string WhyPins(const Extent& part);
   // ---- what other libraries hold of AMem's memory, NCCL's or a tag's
   [[nodiscard]] bool Manages(const Extent& part);  // whether AMem has mapped memory somewhere in it
   // The whole mapping that contains the address; no bytes: it is not AMem's.
@@ -138,7 +140,7 @@ class Session final : public PeerDelegate {
 
   // ---- pause and resume
   // Idempotent; collective over the sessions that share memory with this one.
-  Status Pause();
+  Status Pause(bool hosts_idle = false);  // as Manner::hosts_idle
   // Waits for the other sessions as long as they live and stay paused: a program resumes when it needs the memory.
   Status Resume();
   Status ResumeInTime();  // with a deadline like a pause; for callers whose ranks have agreed to resume
@@ -211,7 +213,7 @@ class Session final : public PeerDelegate {
     Session& session_;
   };
 
-  Status Cycle(CycleKind kind, bool patient = false);
+  Status Cycle(CycleKind kind, const Manner& how);
   Status DropChunk(const ChunkSpace::Chunk& chunk);
   Status RefuseWhilePaused(std::string_view call, Address at = {}) const;
   static Status RefuseInTag(std::string_view call, Address at);  // because the tag is paused

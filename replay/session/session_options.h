@@ -14,6 +14,8 @@
 
 namespace amem {
 
+class Network;  // replay/cycle/network.h
+
 enum class Layout : std::uint8_t { kDirect, kSlab };
 enum class UserMemory : std::uint8_t { kKeep, kRelease };
 enum class Nvls : std::uint8_t { kKeep, kRelease };
@@ -25,6 +27,7 @@ struct SessionOptions {
   // AMEM_NVLS: what a pause does with multicast objects that this session makes, and with what is bound to them. Importers
   // follow the owner. kRelease has never run on hardware.
   Nvls nvls = Nvls::kKeep;
+  Network* network = nullptr;                // AMEM_NETWORK=renew; null: what network cards hold stays. Outlives the session
   Deadlines deadlines;                       // AMEM_TIMEOUT_MS
   bool compare = false;                      // AMEM_VERIFY: compare all bytes after each resume with what was saved
   Bytes pinned_bytes = Bytes{4} << 30;       // host memory pinned ahead for NCCL's memory, at most

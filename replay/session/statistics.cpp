@@ -139,17 +139,26 @@ json ByReason(const std::map<KeepReason, Bytes>& kept) {
   return all;
 }
 
-// What network cards hold: regions as they were registered, and own slabs that stay whole because of one of their parts.
+// What network cards hold: regions as they were registered, own slabs that stay whole because of one of their parts, and, with
+// AMEM_NETWORK=renew, regions that a pause undoes, and why it does not undo others.
 struct OfCards {
-  std::uint64_t regions = 0, slabs = 0;
-  Bytes bytes = 0;
+  std::uint64_t regions = 0, slabs = 0, renewable_regions = 0;
+  Bytes bytes = 0, renewable = 0;
+  std::map<std::string, Bytes> pins;  // of bytes, by reason
 };
 OfCards MeasureCards(const State& state) {
   OfCards sum;
+  for (const auto& [id, region] : state.regions) {
+    const bool kept = !region.kept.empty();  // by the pause that is under way
+    ++(kept ? sum.regions : sum.renewable_regions);
+    (kept ? sum.bytes : sum.renewable) += region.bytes;
+    if (kept) sum.pins[region.kept] += region.bytes;
+  }
   for (const auto& [of, region] : state.registrations) {
     if (!of.second.empty()) continue;  // another library's
     ++sum.regions;
     sum.bytes += region.bytes;
+    if (!region.pins.empty()) sum.pins[region.pins] += region.bytes;
   }
   for (const auto& [id, slab] : state.slabs) {
     const auto* const whole = FindIn(state.allocations, id);
@@ -249,6 +258,11 @@ std::string Session::StatisticsText() {
   if (const OfCards cards = MeasureCards(state); cards.regions != 0)
     text += fmt::format("  network cards hold   {} in {} regions, and {} slabs whole around some\n", Mebibytes(cards.bytes),
                         cards.regions, cards.slabs);
+  if (const OfCards cards = MeasureCards(state); cards.renewable_regions != 0 || !cards.pins.empty()) {
+    text += fmt::format("  a pause undoes       {} in {} regions that network cards hold\n", Mebibytes(cards.renewable),
+                        cards.renewable_regions);
+    for (const auto& [why, bytes] : cards.pins) text += fmt::format("  stays                {}: {}\n", Mebibytes(bytes), why);
+  }
   for (const auto& [id, pool] : MeasurePools(state)) {
     const std::string tag = "tag " + state.pools.at(id).tag;
     text += fmt::format("  {:<20} {} in {} chunks, {} of it on the device now, {}\n", tag, Mebibytes(pool.own),
@@ -301,7 +315,13 @@ std::string Session::StatisticsJson() {
               {"imported_allocations", held.imported_count},
               {"imported_bytes", held.imported},
               {"kept_bytes", ByReason(held.kept)},
-              {"registered", {{"regions", cards.regions}, {"bytes", cards.bytes}, {"slabs", cards.slabs}}},
+              {"registered",
+               {{"regions", cards.regions},
+                {"bytes", cards.bytes},
+                {"slabs", cards.slabs},
+                {"renewable_regions", cards.renewable_regions},
+                {"renewable_bytes", cards.renewable},
+                {"pins", cards.pins}}},
               {"tags", ByTag(state, held)},
               {"communicators", ByCommunicator(state)},
               {"legacy_kept_bytes", held.legacy_kept},

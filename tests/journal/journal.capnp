@@ -96,6 +96,7 @@ struct Event {
     everythingKept @68 :EverythingKept;
     freezeStep @69 :FreezeStep;
     sharedOutside @70 :SharedOutside;
+    regionKept @71 :RegionKept;
   }
 }
 
@@ -319,8 +320,15 @@ struct Registered {
   bytes @1 :UInt64;
   how @2 :Text;
   library @3 :Text;
+  region @4 :UInt64;
+  card @5 :Text;
+  domain @6 :UInt64;
+  accessFlags @7 :UInt32;
+  flags @8 :UInt64;
+  pins @9 :Text;
 }
-struct Deregistered { address @0 :UInt64; bytes @1 :UInt64; library @2 :Text; }
+struct Deregistered { address @0 :UInt64; bytes @1 :UInt64; library @2 :Text; region @3 :UInt64; }
+struct RegionKept { region @0 :UInt64; why @1 :Text; }
 struct EverythingKept { why @0 :Text; }
 struct SharedOutside { library @0 :Text; kind @1 :OutsideKind; pieces @2 :UInt64; bytes @3 :UInt64; }
 struct PassedThrough {
@@ -348,6 +356,7 @@ struct Step {
   bytes @3 :UInt64;
   device @4 :Int32;
   offset @5 :UInt64;
+  region @6 :UInt64;
 }
 struct CycleMember {
   session @0 :UInt64;

@@ -158,6 +158,60 @@ Reduced ReduceOfStep() {
   return ReduceOf(kCount, access(Text("JOB_STOP", ""), F_OK) == 0);
 }
 
+// "send=COUNT" floats to the next rank, "receive=COUNT" from the one before; each message has other values.
+constexpr int kFloat = 7;
+float Sent(int from, int message, std::size_t at) {
+  return static_cast<float>((at * 2654435761U + static_cast<std::size_t>(from) * 97 + static_cast<std::size_t>(message) * 31) %
+                            100'003);
+}
+std::string Send(const std::string& text) {
+  static int message = 0;
+  std::vector<float> values(std::stoul(text));
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = Sent(kRank, message, i);
+  ++message;
+  using Transfer = int(const void*, std::size_t, int, int, Comm, void*);
+  return std::to_string(
+      Function<Transfer>("ncclSend")(values.data(), values.size(), kFloat, (kRank + 1) % kWorld, g_comms.back(), nullptr));
+}
+std::string Receive(const std::string& text) {
+  static int message = 0;
+  const int from = (kRank + kWorld - 1) % kWorld;
+  std::vector<float> values(std::stoul(text));
+  using Transfer = int(void*, std::size_t, int, int, Comm, void*);
+  if (const int code = Function<Transfer>("ncclRecv")(values.data(), values.size(), kFloat, from, g_comms.back(), nullptr);
+      code != 0)
+    return "failed " + std::to_string(code);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    if (values[i] != Sent(from, message, i))
+      return "element " + std::to_string(i) + " of message " + std::to_string(message) + " differs";
+  ++message;
+  return "as sent";
+}
+
+// The stand-in card of this process. "faults=TEXT": as in AMEM_CARD_FAULTS.
+template <class F>
+F* OfCard(const char* name) {
+  return reinterpret_cast<F*>(dlsym(dlopen("libibverbs.so.1", RTLD_NOW), name));
+}
+std::string PlanFaults(const std::string& text) {
+  OfCard<void(const char*)>("amem_card_fault")(text.c_str());
+  return "0";
+}
+std::string Card(const std::string& which) {
+  std::uint64_t counts[6];
+  OfCard<void(std::uint64_t*)>("amem_card_counts")(counts);
+  const std::map<std::string, int> names = {{"bytes", 0},           {"regions", 1},  {"registrations", 2},
+                                            {"deregistrations", 3}, {"requests", 4}, {"findings", 5}};
+  return std::to_string(counts[names.at(which)]);
+}
+
+// Nanoseconds of a poll and of a post.
+std::string TimeVerbs() {
+  const auto time = Function<double(Comm, int)>("stand_in_nccl_time_verbs");
+  const double poll = time(g_comms.back(), 0), post = time(g_comms.back(), 1);
+  return std::to_string(poll) + " " + std::to_string(post);
+}
+
 // Memory of the program in a symmetric window of the last communicator.
 constexpr std::size_t kWindowBytes = std::size_t{4} << 20;
 void* g_window_memory = nullptr;
@@ -383,6 +437,12 @@ std::string Destroy() {
   return std::to_string(Function<int(Comm)>("ncclCommDestroy")(last));
 }
 
+std::string Abort() {
+  const Comm last = g_comms.back();
+  g_comms.pop_back();
+  return std::to_string(Function<int(Comm)>("ncclCommAbort")(last));
+}
+
 // Goes on in a forked child, whose fate is this process's.
 std::string Child() {
   std::fflush(stdout);
@@ -488,6 +548,13 @@ std::string AfterCycle(const char* name, int code) {
   std::exit(1);
 }
 std::string Pause() { return AfterCycle("pause", Function<int(Comm*)>("ncclPause")(nullptr)); }
+// The caller has made sure that the GPUs of all hosts are idle, by a barrier before.
+std::string PauseIdle() {
+  constexpr unsigned kHostsIdle = 32;
+  const char* const nccl = "nccl";
+  return AfterCycle("pause idle", Function<int(const char* const*, std::size_t, unsigned, void*)>("amem_pause")(
+                                      &nccl, 1, kHostsIdle, nullptr));
+}
 // A plain resume waits for ranks that are paused as long as it takes; a job that is to fail has a deadline.
 std::string Resume() {
   if (std::strcmp(Text("JOB_RESUMES_IN_TIME", ""), "1") != 0)
@@ -699,6 +766,10 @@ const std::map<std::string, std::function<std::string(const std::string&)>> kCom
     {"busy", StayBusy},
     {"group", Group},
     {"share", Share},
+    {"send", Send},
+    {"receive", Receive},
+    {"faults", PlanFaults},
+    {"card", Card},
     {"pass through", PassThrough},
     {"pause tag", PauseTag},
     {"resume tag", ResumeTag},
@@ -729,7 +800,9 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"fabric", ShareByFabric},
     {"drivers", ImportDrivers},
     {"destroy", Destroy},
+    {"abort", Abort},
     {"pause", Pause},
+    {"pause idle", PauseIdle},
     {"resume", Resume},
     {"memstats", PrintStats},
     {"dlsym", OthersDlsym},
@@ -740,6 +813,7 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"bring weights back", BringWeightsBack},
     {"only safe points", OnlySafepoints},
     {"time safepoints", TimeSafepoints},
+    {"time verbs", TimeVerbs},
     {"fork safepoints", ForkSafepoints},
     {"exit", [] { return std::exit(3), std::string(); }},
     {"trim", Trim},

@@ -166,7 +166,7 @@ TEST(Apply, a_registration_that_is_repeated_with_more_bytes_keeps_what_it_reache
   Folding f;
   const AllocationId first = f.Allocate(kA), second = f.Allocate(kA + k2M);
   const auto registrations = [&] {
-    return std::pair(f.state.allocations.at(first).registrations, f.state.allocations.at(second).registrations);
+    return std::pair(f.state.allocations.at(first).pinned, f.state.allocations.at(second).pinned);
   };
   f.Ok(Registered{kA + kMiB, 4096, "ibv_reg_mr"});
   EXPECT_EQ(registrations(), std::pair(1U, 0U));

@@ -126,7 +126,7 @@ TEST(Invariants, memory_that_stays_by_right_is_no_violation_of_a_pause) {
   State state = Paused();
   Of(state, kOwn).resident = true;
   EXPECT_FALSE(CheckInvariants(state).ok());
-  Of(state, kOwn).registrations = 1;
+  Of(state, kOwn).pinned = 1;
   EXPECT_TRUE(CheckInvariants(state).ok()) << CheckInvariants(state).message();
 }
 

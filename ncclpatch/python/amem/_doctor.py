@@ -241,7 +241,7 @@ def nccl_settings(machine, value):
             yield warning(name, "1: %s are registered with network cards, and such memory stays in a pause" % what, "%s=0 frees it" % name)
     cards = machine.find("/sys/class/infiniband/*")
     if cards and value("NCCL_IB_DISABLE") in ("", "0") and value("NCCL_NET").lower() != "socket":
-        yield note("network cards", "%d here: in a job of several hosts they hold NCCL's buffers, which stay in a pause, some 100 to 400 MiB a "
+        yield note("network cards", "%d here: in a job of several hosts they hold NCCL's buffers, which stay in a pause (AMEM_NETWORK=renew takes most, and never ran on hardware), some 100 to 400 MiB a "
                    "GPU and communicator; in a job of one host nothing does" % len(cards), "amem.memory() says how much, by reason")
     plugin = value("NCCL_NET_PLUGIN")
     if plugin not in ("", "none"):

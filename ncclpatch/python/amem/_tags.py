@@ -14,7 +14,7 @@ from . import _calls, _library, _requests
 _log = logging.getLogger("amem")
 
 POLICIES = {"preserve": 0, "discard": 1}
-NO_WAIT, ON_STREAM, IN_TIME, ONLY_ASK, LET_GO = 1, 2, 4, 8, 16
+NO_WAIT, ON_STREAM, IN_TIME, ONLY_ASK, LET_GO, HOSTS_IDLE = 1, 2, 4, 8, 16, 32
 NCCL, USER, PROGRAM = "nccl", "user", "program"
 
 
@@ -116,7 +116,8 @@ def open_pool(tag: str, policy: str) -> None:
     _calls.check(_calls.lib.amem_pool(encode(tag), POLICIES[policy]))
 
 
-def pause(*tags: str, wait: bool = True, stream: Any = None, process_group: Any = None, timeout: Optional[float] = None) -> Freed:
+def pause(*tags: str, wait: bool = True, stream: Any = None, process_group: Any = None, timeout: Optional[float] = None,
+          hosts_idle: bool = False) -> Freed:
     """Gives GPU memory back to the driver; addresses stay, and contents are saved in pinned host memory (policy "preserve").
 
     pause()                               NCCL's memory, as pause("nccl")
@@ -136,13 +137,15 @@ def pause(*tags: str, wait: bool = True, stream: Any = None, process_group: Any 
              and the error names it. Agreed through the group's store, without a collective. What policy "discard" gave up is lost.
              A rank that has no memory under AMem (no GPU, or AMEM_ENABLE=0) takes part with nothing.
     timeout: seconds that such a pause waits for the other ranks when its own part is done; default: nine eighths of AMEM_TIMEOUT_MS.
+    hosts_idle: the GPUs of all ranks on all hosts have finished their work, and the caller has made sure of it: synchronize, then a
+             barrier. Only then AMEM_NETWORK=renew takes what network cards hold (amem.h: AMEM_HOSTS_IDLE).
 
     Nothing may touch the memory of a paused tag until it is resumed: a kernel that does faults, and takes its CUDA context with it.
     However often it is called, it lasts until one resume(); blocks of amem.paused, rollouts and adapters pause for themselves.
     AmemError: of an unknown tag (code 4; the known ones are listed), a host without memory for the contents (1 or 2), a rank that did
     not come (6), an NCCL that was used before AMem was there (5; the text says what to do). Then no tag of this call is paused: those that were are resumed.
     """
-    return _PLAIN.pause(*tags, wait=wait, stream=stream, process_group=process_group, timeout=timeout)
+    return _PLAIN.pause(*tags, wait=wait, stream=stream, process_group=process_group, timeout=timeout, hosts_idle=hosts_idle)
 
 
 def resume(*tags: str, wait: bool = True, priority: int = 0, wait_for_memory: float = 0, process_group: Any = None,
@@ -214,17 +217,19 @@ class Want:
             self._given = int(_calls.lib.amem_want())
         return self._given
 
-    def pause(self, *tags: str, wait: bool = True, stream: Any = None, process_group: Any = None, timeout: Optional[float] = None) -> Freed:
+    def pause(self, *tags: str, wait: bool = True, stream: Any = None, process_group: Any = None, timeout: Optional[float] = None,
+              hosts_idle: bool = False) -> Freed:
         tags = tags or (NCCL,)
         names, count = _array(tags)
-        flags = (0 if wait else NO_WAIT) | (0 if stream is None else ON_STREAM)
+        flags = (0 if wait else NO_WAIT) | (0 if stream is None else ON_STREAM) | (HOSTS_IDLE if hosts_idle else 0)
         pointer = None if stream is None else stream_pointer(stream)
 
         def act() -> None:
             if process_group is not None:
                 by = _PLAIN_CALLS if self._number == 0 else self
-                _across_hosts(wait, "pause", functools.partial(by.pause, stream=stream), process_group, tags, timeout, by)
-            elif self._number == 0 and set(tags) == {NCCL} and stream is None:
+                said = {"hosts_idle": True} if hosts_idle else {}
+                _across_hosts(wait, "pause", functools.partial(by.pause, stream=stream, **said), process_group, tags, timeout, by)
+            elif self._number == 0 and set(tags) == {NCCL} and stream is None and not hosts_idle:
                 _calls.check(_calls.lib.ncclPause(None))
             else:
                 _calls.check(_calls.lib.amem_want_pause(self._number, names, count, flags, pointer))

@@ -41,7 +41,7 @@ struct Dated {
   Moment at;
 };
 
-inline constexpr std::size_t kStepKinds = static_cast<std::size_t>(StepKind::kUnbind) + 1;
+inline constexpr std::size_t kStepKinds = static_cast<std::size_t>(StepKind::kRegister) + 1;
 
 // One try at a pause or resume, from this session's arrival to its end, as this session saw it.
 struct Attempt {

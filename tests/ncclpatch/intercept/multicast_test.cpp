@@ -226,7 +226,7 @@ TEST_F(EndpointTest, what_the_driver_refuses_is_not_recorded_and_paused_memory_i
   answer = CUDA_ERROR_INVALID_VALUE;
   EXPECT_EQ(bind_at(3, 0, 0, pointer(), kBytes, 0), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(bind_mem(3, 0, 0, bound_memory, 0, kBytes, 0), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(AllocationOfMemory().registrations, 0U);
+  EXPECT_EQ(AllocationOfMemory().pinned, 0U);
   answer = CUDA_SUCCESS;
   EXPECT_EQ(bind_at(4, 0, 0, pointer(), kBytes, 0), CUDA_SUCCESS);
   answer = CUDA_ERROR_INVALID_VALUE;

@@ -35,7 +35,7 @@ class PluginTest : public test::Intercepted {
     return reinterpret_cast<F*>(table[index]);
   }
   [[nodiscard]] void* pointer() const { return reinterpret_cast<void*>(memory()); }
-  [[nodiscard]] std::uint32_t Registrations() const { return AllocationOfMemory().registrations; }
+  [[nodiscard]] std::uint32_t Registrations() const { return AllocationOfMemory().pinned; }
   [[nodiscard]] bool APauseKeepsIt() const {
     EXPECT_TRUE(Runtime::Get().Cycle(session(), CycleKind::kPause).ok());
     const bool kept = AllocationOfMemory().resident;

@@ -47,7 +47,7 @@ class VerbsTest : public test::Intercepted {
     g_deregister_result = 0;
   }
   [[nodiscard]] void* pointer() const { return reinterpret_cast<void*>(memory()); }
-  [[nodiscard]] std::uint32_t Registrations() const { return AllocationOfMemory().registrations; }
+  [[nodiscard]] std::uint32_t Registrations() const { return AllocationOfMemory().pinned; }
   // While memory is registered a pause leaves it, and says why.
   void APauseKeepsIt() const {
     EXPECT_TRUE(session().Pause().ok());

@@ -124,6 +124,13 @@ TEST(Options, multicast_objects_stay_unless_they_are_to_be_released) {
   EXPECT_EQ(unknown.message(), "AMEM_NVLS=on is not understood; known: keep, release");
 }
 
+TEST(Options, what_network_cards_hold_stays_unless_it_is_to_be_renewed) {
+  EXPECT_FALSE(Parse({})->renews);
+  EXPECT_FALSE(Parse({{"AMEM_NETWORK", "keep"}})->renews);
+  EXPECT_TRUE(Parse({{"AMEM_NETWORK", "renew"}})->renews);
+  EXPECT_EQ(Parse({{"AMEM_NETWORK", "1"}}).status().message(), "AMEM_NETWORK=1 is not understood; known: keep, renew");
+}
+
 TEST(Options, contents_are_compared_only_if_somebody_doubts) {
   EXPECT_FALSE(Parse({})->compare);
   EXPECT_TRUE(Parse({{"AMEM_VERIFY", "1"}})->compare);

@@ -184,7 +184,7 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
     one.guest_references = 1;
     one.resident = !shared->paused || user_memory == MemoryTag::kUser;
     one.multicast = multicast;
-    one.registrations = registered ? 1 : 0;
+    one.pinned = registered ? 1 : 0;
     one.handed_out = handed_out;
     one.handed_to = handed_to;
     const bool shares = shared->ranks[At(process.pid - kFirstPid)].shares;

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "tests/stand_ins/nccl/nccl.h"
+#include "tests/stand_ins/nccl/channel.h"
 
 namespace stand_in {
 namespace {
@@ -62,12 +62,6 @@ sockaddr_un AddressOf(const std::string& job, int rank, socklen_t& length) {
 int BufferCount() {
   const char* text = std::getenv("STAND_IN_BUFFERS");
   return text == nullptr ? DefaultBuffers() : std::max(0, std::atoi(text));
-}
-// With STAND_IN_RANKS_PER_HOST, so many ranks share a host, and memory is shared only among those.
-bool SharesHostWith(const Comm& comm, int other) {
-  const char* text = std::getenv("STAND_IN_RANKS_PER_HOST");
-  const int ranks = text == nullptr ? 0 : std::atoi(text);
-  return ranks <= 0 || comm.rank / ranks == other / ranks;
 }
 size_t BufferBytes(int index) { return (index % 3 == 1 ? size_t{10} : size_t{2}) << 20; }
 constexpr int kTheExchange = -1;  // asked for in place of a buffer
@@ -209,6 +203,12 @@ Result ImportAll(Comm& comm) {
 
 bool IsExported(int index) { return index % 3 != 2; }
 
+bool SharesHostWith(const Comm& comm, int other) {
+  const char* text = std::getenv("STAND_IN_RANKS_PER_HOST");
+  const int ranks = text == nullptr ? 0 : std::atoi(text);
+  return ranks <= 0 || comm.rank / ranks == other / ranks;
+}
+
 Result ImportFrom(Comm& comm, int rank, int index, CUmemGenericAllocationHandle& handle) {
   int socket = -1, descriptor = -1;
   Offer offer;
@@ -231,17 +231,20 @@ Result Init(Comm& comm) {
   TRY(Hold(comm));
   if (comm.rank == 0) TRY(MakeExchange(comm));
   TRY(StartProxy(comm));
-  return ImportAll(comm);
+  TRY(ImportAll(comm));
+  return ConnectNetwork(comm);
 }
 
-Result Destroy(Comm* comm) {
+Result Destroy(Comm* comm, bool aborted) {
   comm->stop = true;
+  const Result disconnected = CloseNetwork(*comm, aborted);
   if (comm->listener >= 0) shutdown(comm->listener, SHUT_RDWR);
   if (comm->proxy.joinable()) comm->proxy.join();
   if (comm->listener >= 0) close(comm->listener);
   UnmapExchange(*comm);
   LetGo(*comm);
   Result result = FreeWindows(*comm);
+  if (disconnected != kSuccess) result = disconnected;
   for (auto* buffers : {&comm->peer, &comm->own})
     for (Buffer& buffer : *buffers)
       if (const Result freed = Free(*comm->cu, buffer); freed != kSuccess) result = freed;

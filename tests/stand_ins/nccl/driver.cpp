@@ -40,6 +40,7 @@ Result LoadDriver(Driver& driver) {
   bind("cuMemImportFromShareableHandle", driver.import_handle);
   bind("cuMemRetainAllocationHandle", driver.retain);
   bind("cuMemGetAddressRange", driver.range);
+  bind("cuMemGetHandleForAddressRange", driver.range_handle);
   bind("cuPointerGetAttribute", driver.about);
   bind("cuMemGetAllocationGranularity", driver.granularity);
   bind("cuMemAlloc", driver.alloc);

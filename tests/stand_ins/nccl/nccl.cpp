@@ -84,7 +84,7 @@ EXPORT int ncclCommSplit(Comm* parent, int color, int key, Comm** comm, void* /*
 }
 
 EXPORT int ncclCommDestroy(Comm* comm) { return comm == nullptr ? kInvalidArgument : Destroy(comm); }
-EXPORT int ncclCommAbort(Comm* comm) { return ncclCommDestroy(comm); }
+EXPORT int ncclCommAbort(Comm* comm) { return comm == nullptr ? kInvalidArgument : Destroy(comm, true); }
 
 EXPORT int ncclCommUserRank(Comm* comm, int* rank) {
   *rank = comm->rank;

@@ -52,6 +52,7 @@ struct Driver {
   decltype(&cuMemImportFromShareableHandle) import_handle;
   decltype(&cuMemRetainAllocationHandle) retain;
   decltype(&cuMemGetAddressRange) range;
+  decltype(&cuMemGetHandleForAddressRange) range_handle;
   decltype(&cuPointerGetAttribute) about;
   decltype(&cuMemGetAllocationGranularity) granularity;
   decltype(&cuMemAlloc) alloc;
@@ -134,10 +135,12 @@ struct Comm {
   Buffer resources;                          // of the first window, if they have an address of their own
   std::uint64_t epochs = 0;                  // barriers through the first window
   std::vector<std::vector<char>> offloaded;  // contents of own buffers while they are suspended
+  struct Network* network = nullptr;         // to neighbours on other hosts; null: none (channel.h)
 };
 
-bool IsExported(int index);   // whether a buffer is shared with the next rank
-constexpr int kOffered = -2;  // in place of a buffer's index: what a rank offers for a window
+bool IsExported(int index);                        // whether a buffer is shared with the next rank
+bool SharesHostWith(const Comm& comm, int other);  // memory is shared only among those
+constexpr int kOffered = -2;                       // in place of a buffer's index: what a rank offers for a window
 // Asks the proxy of a rank for a buffer of its, and imports that.
 Result ImportFrom(Comm& comm, int rank, int index, CUmemGenericAllocationHandle& handle);
 Result FreeWindows(Comm& comm);
@@ -146,7 +149,7 @@ bool InWindow(const Comm& comm, const void* send);
 Result WindowAllReduce(Comm& comm, const float* send, float* receive, size_t count, CUstream stream);
 
 Result Init(Comm& comm);  // needs all ranks, and its device to be the thread's
-Result Destroy(Comm* comm);
+Result Destroy(Comm* comm, bool aborted = false);
 
 // Part of a collective on one rank. `publish` gives this rank's part to the others; after all ranks of the group have published
 // theirs, `collect` takes what is for this rank. Either may be empty; without `meets` the ranks do not wait for each other.

@@ -7,7 +7,7 @@
 namespace stand_in {
 namespace {
 
-using RegMr = void*(void* domain, void* address, size_t bytes, int access);
+using RegisterCall = void*(void* domain, void* address, size_t bytes, int access);
 
 Result Make(size_t bytes, CUdeviceptr* address) {
   Driver* cu = TheDriver();
@@ -20,13 +20,13 @@ Result Make(size_t bytes, CUdeviceptr* address) {
   return kSuccess;
 }
 
-Result RegisterRegions(RegMr* reg_mr, CUdeviceptr address, size_t each, int regions) {
+Result RegisterRegions(RegisterCall* reg_mr, CUdeviceptr address, size_t each, int regions) {
   for (int i = 0; i < regions; ++i)
     if (reg_mr(nullptr, reinterpret_cast<void*>(address + i * each), each, 1) == nullptr) return kSystem;
   return kSuccess;
 }
 
-Result Connect(RegMr* reg_mr) {
+Result Connect(RegisterCall* reg_mr) {
   static std::array<char, 4096> of_connection;
   return RegisterRegions(reg_mr, reinterpret_cast<CUdeviceptr>(of_connection.data()), of_connection.size(), 1);
 }
@@ -46,13 +46,13 @@ EXPORT int stand_in_nccl_small_buffer(size_t bytes, CUdeviceptr* address) {
   APART("small");
   return made;
 }
-EXPORT int stand_in_nccl_send_buffer(RegMr* reg_mr, size_t bytes, size_t region, CUdeviceptr* address) {
+EXPORT int stand_in_nccl_send_buffer(RegisterCall* reg_mr, size_t bytes, size_t region, CUdeviceptr* address) {
   TRY(Connect(reg_mr));
   TRY(Make(bytes, address));
   APART("send");
   return RegisterRegions(reg_mr, *address, region, 2);
 }
-EXPORT int stand_in_nccl_receive_buffer(RegMr* reg_mr, size_t bytes, size_t region, CUdeviceptr* address) {
+EXPORT int stand_in_nccl_receive_buffer(RegisterCall* reg_mr, size_t bytes, size_t region, CUdeviceptr* address) {
   TRY(Connect(reg_mr));
   TRY(Make(bytes, address));
   APART("receive");

@@ -7,11 +7,14 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <sstream>
 
 namespace amem::card {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 ibv_wc_opcode OpcodeOf(ibv_wr_opcode opcode) { return opcode == IBV_WR_RDMA_READ ? IBV_WC_RDMA_READ : IBV_WC_RDMA_WRITE; }
 
@@ -28,11 +31,7 @@ Card& Card::Get() {
 }
 
 Card::Card() {
-  std::stringstream faults(std::getenv("AMEM_CARD_FAULTS") == nullptr ? "" : std::getenv("AMEM_CARD_FAULTS"));
-  for (std::string one; std::getline(faults, one, ',');) {
-    const std::size_t equals = one.find('=');
-    faults_[one.substr(0, equals)] = equals == std::string::npos ? 1 : std::atoi(one.c_str() + equals + 1);
-  }
+  if (const char* const faults = std::getenv("AMEM_CARD_FAULTS")) Plan(faults);
   listening_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   for (number_ = 1;; ++number_) {  // the first number that no process of this network has
     const auto [name, length] = NameOfCard(number_);
@@ -45,6 +44,7 @@ Card::Card() {
   if (::listen(listening_, 256) != 0 || ::epoll_ctl(epoll_, EPOLL_CTL_ADD, listening_, &accepts) != 0) std::abort();
   std::thread([this] { ReceiveLoop(listening_); }).detach();
   std::thread([this] { SendLoop(); }).detach();
+  std::thread([this] { AckLoop(); }).detach();
 }
 
 void Card::Find(const std::string& what) {
@@ -63,10 +63,24 @@ std::uint32_t Card::NewKey() {
   }
 }
 
+void Card::Plan(const char* text) {
+  const std::lock_guard lock(mutex_);
+  std::stringstream faults(text);
+  for (std::string one; std::getline(faults, one, ',');) {
+    const std::size_t equals = one.find('=');
+    faults_[one.substr(0, equals)] = equals == std::string::npos ? 1 : std::atoi(one.c_str() + equals + 1);
+  }
+  work_.notify_all();
+}
+
 // Whether the fault happens now: it counts down to its call.
-int Card::Fault(const char* name) {
-  const auto at = faults_.find(name);
-  return at != faults_.end() && at->second > 0 && --at->second == 0;
+bool Card::Fault(const std::string& name) {
+  const auto counted = [this](const std::string& wanted) {
+    const auto at = faults_.find(wanted);
+    return at != faults_.end() && at->second > 0 && --at->second == 0;
+  };
+  if (counted("kill-" + name)) ::kill(::getpid(), SIGKILL);
+  return counted(name);
 }
 
 // ---- regions
@@ -75,7 +89,7 @@ int Card::Fault(const char* name) {
 ibv_mr* Card::Register(ibv_pd* domain, std::uint64_t address, std::uint64_t bytes, std::uint64_t iova, int descriptor) {
   auto region = std::make_unique<Region>();
   // Without the lock: the driver may wait for a kernel that waits for this card.
-  const auto refused = Pages::Open(address, bytes, region->pages);
+  const auto refused = Pages::Open(address, bytes, descriptor, region->pages);
   const std::lock_guard lock(mutex_);
   if (refused) {
     Find("a registration was refused: " + *refused);
@@ -251,15 +265,16 @@ Counts Card::Count() {
 void Card::SendLoop() {
   for (;;) {
     std::pair<std::uint32_t, Request> next;
-    int late_us = 0;
     {
       std::unique_lock lock(mutex_);
       work_.wait(lock, [this] { return !to_send_.empty(); });
+      const auto began = Clock::now();
+      const auto due = [&] { return began + std::chrono::microseconds(faults_["late"]); };
+      while (Clock::now() < due()) work_.wait_until(lock, due());
+      if (to_send_.empty()) continue;
       next = std::move(to_send_.front());
       to_send_.pop_front();
-      if (const auto late = faults_.find("late"); late != faults_.end()) late_us = late->second;
     }
-    if (late_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(late_us));
     CarryOut(next.first, std::move(next.second));
   }
 }
@@ -290,7 +305,7 @@ void Card::CarryOut(std::uint32_t number, Request request) {
     const auto pair = pairs_.find(number);
     if (pair == pairs_.end()) return;
     peer = pair->second->peer;
-    down = faults_.contains("down");
+    down = faults_["down"] != 0;
   }
   const Sent sent{number, request.work.wr_id, OpcodeOf(request.work.opcode), request.signaled};
   if (down) return Complete(sent, IBV_WC_RETRY_EXC_ERR);
@@ -351,7 +366,22 @@ void Card::Complete(const Sent& sent, std::uint32_t status) {
   completion.status = static_cast<ibv_wc_status>(status);
   completion.opcode = sent.opcode;
   completion.qp_num = sent.pair;
-  Push(*static_cast<Queue*>(pair->second->send_cq), completion);
+  if (faults_["ack"] == 0 && to_tell_.empty()) return Push(*static_cast<Queue*>(pair->second->send_cq), completion);
+  to_tell_.emplace_back(Clock::now(), completion);
+  work_.notify_all();
+}
+
+void Card::AckLoop() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    work_.wait(lock, [this] { return !to_tell_.empty(); });
+    const auto due = [this] { return to_tell_.front().first + std::chrono::microseconds(faults_["ack"]); };
+    while (Clock::now() < due()) work_.wait_until(lock, due());
+    const ibv_wc completion = to_tell_.front().second;
+    to_tell_.pop_front();
+    const auto pair = pairs_.find(completion.qp_num);
+    if (pair != pairs_.end()) Push(*static_cast<Queue*>(pair->second->send_cq), completion);
+  }
 }
 
 // ---- receiving

@@ -5,14 +5,16 @@
 // out in order, and a write with immediate data waits for a receive. A transfer into or out of memory that was mapped anew
 // under a living registration is a finding.
 //
-// Findings go, a line each, to the file in AMEM_CARD_FINDINGS, or to standard error. Faults, by AMEM_CARD_FAULTS, comma
-// separated: register=N (the N-th registration of GPU memory fails), deregister=N, late=US (each request waits so long), down
-// (no request ends well).
+// Findings go, a line each, to the file in AMEM_CARD_FINDINGS, or to standard error. Faults, comma separated, by
+// AMEM_CARD_FAULTS, and while the process runs by amem_card_fault: register=N (the N-th next registration of GPU memory fails),
+// deregister=N, kill-register=N and kill-deregister=N (the process is killed there), late=US (each request waits so long),
+// ack=US (each is told to have ended so much later than it has), down (no request ends well). late=0, ack=0, down=0 end those.
 #pragma once
 
 #include <infiniband/verbs.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -81,6 +83,7 @@ class Card {
   int Receive(Pair* pair, ibv_recv_wr* work, ibv_recv_wr** bad);
   static int Poll(Queue* queue, int most, ibv_wc* completions);
   Counts Count();
+  void Plan(const char* faults);
 
  private:
   struct Sent {  // and not answered
@@ -97,6 +100,7 @@ class Card {
 
   Card();
   void SendLoop();
+  void AckLoop();
   void ReceiveLoop(int listening);
   void ReadFrom(int fd);
   void CarryOut(std::uint32_t pair, Request request);
@@ -111,7 +115,7 @@ class Card {
   void Broken(int fd);
   void Find(const std::string& what);
   std::uint32_t NewKey();
-  int Fault(const char* name);
+  bool Fault(const std::string& name);
 
   std::recursive_mutex mutex_;  // guards all but the sockets' streams
   std::mt19937 random_{std::random_device{}()};
@@ -120,6 +124,7 @@ class Card {
   std::map<std::uint32_t, Pair*> pairs_;
   std::map<std::uint32_t, Link> links_;
   std::deque<std::pair<std::uint32_t, Request>> to_send_;
+  std::deque<std::pair<std::chrono::steady_clock::time_point, ibv_wc>> to_tell_;  // and when they ended
   std::condition_variable_any work_;
   std::map<std::string, int> faults_;
   Counts counts_;

@@ -2,20 +2,26 @@
 
 #include <cuda.h>
 #include <dlfcn.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <mutex>
+#include <string_view>
 
 namespace amem::card {
 namespace {
 
-// The driver as any library finds it. Null: the process has none, and no GPU memory.
+// The driver's own functions, by libc's own dlsym: a card is no library of the process, and AMem does not see what it does.
+// Null: the process has no driver, and no GPU memory.
 template <class Function>
 Function* Find(const char* name) {
+  using Dlsym = void*(void*, const char*);
+  static auto* const find = reinterpret_cast<Dlsym*>(::dlvsym(::dlopen("libc.so.6", RTLD_LAZY), "dlsym", "GLIBC_2.34"));
   static void* const library = ::dlopen("libcuda.so.1", RTLD_LAZY);
-  return library == nullptr ? nullptr : reinterpret_cast<Function*>(::dlsym(library, name));
+  return library == nullptr || find == nullptr ? nullptr : reinterpret_cast<Function*>(find(library, name));
 }
 #define DRIVER(name, exported) decltype(::name)* const name = Find<decltype(::name)>(exported)
 
@@ -25,6 +31,7 @@ struct Driver {
   DRIVER(cuMemGetAddressRange, "cuMemGetAddressRange_v2");
   DRIVER(cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle");
   DRIVER(cuMemRelease, "cuMemRelease");
+  DRIVER(cuMemExportToShareableHandle, "cuMemExportToShareableHandle");
   DRIVER(cuMemAddressReserve, "cuMemAddressReserve");
   DRIVER(cuMemAddressFree, "cuMemAddressFree");
   DRIVER(cuMemMap, "cuMemMap");
@@ -91,9 +98,34 @@ bool Prepare(int device) {
   return made;
 }
 
+// On the simulator memory is a file, and a dma-buf is that file, so a dma-buf of other memory than lies at the address is
+// noticed. On a GPU nothing tells of what memory a dma-buf is.
+bool IsOfOther(int dma_buf, CUmemGenericAllocationHandle handle) {
+  std::array<char, 32> name{};
+  const std::string link = "/proc/self/fd/" + std::to_string(dma_buf);
+  if (dma_buf < 0 || ::readlink(link.c_str(), name.data(), name.size() - 1) < 0 ||
+      !std::string_view(name.data()).starts_with("/memfd:"))
+    return false;
+  int memory = -1;
+  if (TheDriver().cuMemExportToShareableHandle(&memory, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) != CUDA_SUCCESS)
+    return false;
+  struct stat one {
+  }, other{};
+  const bool differ = ::fstat(dma_buf, &one) != 0 || ::fstat(memory, &other) != 0 || one.st_ino != other.st_ino;
+  ::close(memory);
+  return differ;
+}
+
+// Memory of cudaMalloc has no handle on a GPU; that of the simulator has one, which maps more than was asked for.
+bool HasNoHandle(CUdeviceptr address) {
+  int legacy = 0;
+  return TheDriver().cuPointerGetAttribute(&legacy, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address) == CUDA_SUCCESS &&
+         legacy != 0;
+}
+
 }  // namespace
 
-std::optional<std::string> Pages::Open(std::uint64_t address, std::uint64_t bytes, std::unique_ptr<Pages>& pages) {
+std::optional<std::string> Pages::Open(std::uint64_t address, std::uint64_t bytes, int dma_buf, std::unique_ptr<Pages>& pages) {
   const Driver& driver = TheDriver();
   unsigned type = 0;
   if (!driver.usable() || driver.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != CUDA_SUCCESS ||
@@ -109,8 +141,12 @@ std::optional<std::string> Pages::Open(std::uint64_t address, std::uint64_t byte
     if (driver.cuMemGetAddressRange(&base, &size, at) != CUDA_SUCCESS) return "no memory is mapped in a part of the range";
     Piece piece{at, std::min(address + bytes, std::uint64_t{base} + size) - at, at, 0, 0, 0};
     CUmemGenericAllocationHandle handle = 0;
-    if (driver.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(at)) == CUDA_SUCCESS) {
+    if (!HasNoHandle(at) && driver.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(at)) == CUDA_SUCCESS) {
       const std::string refused = opened->Map(piece, base, size, handle);
+      if (refused.empty() && IsOfOther(dma_buf, handle)) {
+        opened->pieces_.push_back(piece);  // and is given back with it
+        return "the dma-buf is of other memory than lies at the address";
+      }
       if (!refused.empty()) return refused;
     }
     at += piece.bytes;

@@ -16,8 +16,10 @@ namespace amem::card {
 // The pages of one registered range. Any thread; transfers are the caller's to serialise.
 class Pages {
  public:
-  // Nothing: the range is host memory. An error in words if it is GPU memory of which the driver refuses a second mapping.
-  static std::optional<std::string> Open(std::uint64_t address, std::uint64_t bytes, std::unique_ptr<Pages>& pages);
+  // Nothing: the range is host memory. An error in words if it is GPU memory of which the driver refuses a second mapping, or
+  // `dma_buf` (-1: none) is one of other memory.
+  static std::optional<std::string> Open(std::uint64_t address, std::uint64_t bytes, int dma_buf,
+                                         std::unique_ptr<Pages>& pages);
   ~Pages();
   Pages(const Pages&) = delete;
   Pages& operator=(const Pages&) = delete;

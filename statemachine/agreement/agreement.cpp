@@ -43,7 +43,8 @@ constexpr bool MayComeAgain(Cause cause) {
 }
 
 void FollowFailure(Member& member, const Line& vote, Cause cause, std::uint64_t now_ns) {
-  if (vote.ballot == Ballot::kCome) member.again = MayComeAgain(cause) && (member.patient || now_ns < member.until_ns);
+  if (vote.ballot == Ballot::kCome)
+    member.again = MayComeAgain(cause) && (member.patient || now_ns + member.least_ns < member.until_ns);
   if (!member.failed) {
     member.failed = vote.ballot;
     member.until_ns = now_ns + member.undo_ns;
@@ -53,7 +54,8 @@ void FollowFailure(Member& member, const Line& vote, Cause cause, std::uint64_t 
 }
 
 struct Count {
-  std::optional<std::size_t> no, damaged, ended, absent;  // the first of each
+  std::optional<std::size_t> no, damaged, ended,
+      absent;  // the first of each; of the absent one that did not give up, if there is
 };
 
 Count CountVotes(const View& view, const Line& vote) {
@@ -70,7 +72,7 @@ Count CountVotes(const View& view, const Line& vote) {
         count.damaged = i;
         break;
       case Vote::kNone:
-        if (!seat.ended) count.absent = i;
+        if (!seat.ended && (!seat.gave_up || !count.absent || view.seats[*count.absent].gave_up)) count.absent = i;
         if (seat.ended && !vote.without_ended) count.ended = i;
         break;
     }
@@ -129,10 +131,13 @@ Member Finished(Member member, bool succeeded) {
 }
 
 std::vector<std::size_t> Absent(const View& view, Ballot ballot) {
-  std::vector<std::size_t> absent;
-  for (std::size_t i = 0; i < view.seats.size(); ++i)
-    if (view.seats[i].votes[static_cast<std::size_t>(ballot)] == Vote::kNone) absent.push_back(i);
-  return absent;
+  std::vector<std::size_t> absent, never_came;
+  for (std::size_t i = 0; i < view.seats.size(); ++i) {
+    if (view.seats[i].votes[static_cast<std::size_t>(ballot)] != Vote::kNone) continue;
+    absent.push_back(i);
+    if (!view.seats[i].gave_up) never_came.push_back(i);
+  }
+  return never_came.empty() ? absent : never_came;
 }
 
 }  // namespace amem::agreement

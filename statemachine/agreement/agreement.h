@@ -96,6 +96,7 @@ Program ProgramOf(CycleKind kind);
 struct Member {
   bool patient = false;            // `come` has no deadline
   std::uint64_t until_ns = 0;      // when its waits end, on the clock of Step's `now_ns`
+  std::uint64_t least_ns = 0;      // what must be left of that time for it to come again after somebody else's deadline
   std::uint64_t undo_ns = 0;       // what it has from its first failure on
   std::uint8_t line = 0;           // of its program
   bool work_failed = false;        // since the last ballot
@@ -107,7 +108,8 @@ struct Member {
 // ---- what the board shows
 
 struct Seat {
-  bool ended = false;  // its session's process, or the session, is known to have ended; "I cannot see it" is not that
+  bool ended = false;    // its session's process, or the session, is known to have ended; "I cannot see it" is not that
+  bool gave_up = false;  // it came to an earlier round of this call, so when another one has not come, it is not to blame
   std::array<Vote, kBallots> votes{};  // in this round
 };
 struct View {
@@ -155,7 +157,7 @@ Next Step(Program program, Member member, const View& view, std::uint64_t now_ns
 // The work that Step asked for is done, or has failed, which the next ballot is told.
 Member Finished(Member member, bool succeeded);
 
-// The seats without a vote on that ballot, for messages.
+// The seats without a vote on that ballot, for messages; without those that gave up, if there are others.
 std::vector<std::size_t> Absent(const View& view, Ballot ballot);
 
 }  // namespace amem::agreement

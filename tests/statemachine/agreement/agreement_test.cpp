@@ -69,6 +69,26 @@ TEST_F(StepTest, whoever_has_time_left_comes_again_and_whoever_has_none_does_not
   EXPECT_EQ(Next(), Action(End{Ending::kRunning, false}));
 }
 
+TEST_F(StepTest, whoever_has_little_time_left_shares_the_failure_of_the_other) {
+  member_.least_ns = 20;
+  VoteOf(0, Ballot::kCome) = Vote::kYes;
+  Decision(Ballot::kCome) = Cause::kLate;
+  now_ = 80;
+  EXPECT_EQ(Next(), Action(End{Ending::kRunning, false}));
+}
+
+TEST_F(StepTest, of_the_absent_one_that_never_came_is_to_blame) {
+  VoteOf(0, Ballot::kCome) = Vote::kYes;
+  seats_[1].gave_up = true;
+  now_ = 100;
+  EXPECT_EQ(Next(), Action(Decide{Ballot::kCome, Cause::kLate, 2}));
+  EXPECT_EQ(Absent({seats_, 0, decisions_, false}, Ballot::kCome), std::vector<std::size_t>{2});
+  seats_[2].gave_up = true;
+  EXPECT_EQ(Next(), Action(Decide{Ballot::kCome, Cause::kLate, 1}));
+  seats_[1].gave_up = false;
+  EXPECT_EQ(Next(), Action(Decide{Ballot::kCome, Cause::kLate, 1}));
+}
+
 TEST_F(StepTest, a_no_is_the_reason_whatever_else_is_wrong) {
   AtSaved();
   seats_[1].ended = true;

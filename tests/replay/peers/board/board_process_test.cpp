@@ -3,18 +3,21 @@
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <csignal>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <random>
@@ -62,6 +65,7 @@ class Child {
   }
   Child(Child&& other) noexcept : pid_(std::exchange(other.pid_, -1)) {}
   Child& operator=(Child&&) = delete;
+  [[nodiscard]] pid_t pid() const { return pid_; }
   void Signal(int signal) const { ::kill(pid_, signal); }
   [[nodiscard]] std::chrono::microseconds ProcessorTime() const {
     clockid_t clock{};
@@ -74,6 +78,13 @@ class Child {
  private:
   pid_t pid_;
 };
+
+pid_t ChildOf(pid_t parent) {
+  std::ifstream children("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) + "/children");
+  pid_t child = 0;
+  children >> child;
+  return child;
+}
 
 bool Await(const std::function<bool()>& what, milliseconds most = milliseconds(20'000)) {
   for (const Deadline until = In(most); !what(); ::usleep(1000))
@@ -168,6 +179,30 @@ TEST_F(LifeTest, a_session_that_lets_go_in_order_has_ended) {
   EXPECT_TRUE(Ends());
 }
 
+TEST_F(LifeTest, a_session_of_another_pid_namespace_is_seen_as_well) {
+  Common<std::atomic<int>> made;
+  Child outer([&] {
+    if (::unshare(CLONE_NEWPID) != 0) {
+      *made = -1;
+      ::pause();
+    }
+    if (::fork() == 0) {  // process 1 of its namespace
+      const auto life = LifeHolder::Hold(page_.life());
+      *made = ::getpid();
+      while (true) ::pause();
+    }
+    ::pause();
+  });
+  ASSERT_TRUE(Await([&] { return *made != 0; }));
+  if (*made < 0) GTEST_SKIP() << "this user may not make a pid namespace";
+  EXPECT_EQ(*made, 1);
+  EXPECT_TRUE(peer_->Life().IsAlive());
+  const auto inner = ChildOf(outer.pid());
+  ASSERT_GT(inner, 1);
+  ::kill(inner, SIGKILL);
+  EXPECT_TRUE(Ends());
+}
+
 TEST_F(LifeTest, a_page_that_was_written_over_says_nothing_and_a_pidfd_does) {
   Common<std::atomic<int>> go;
   Child child([&] {
@@ -230,6 +265,17 @@ class Job {
     in_use_ = sessions;
     stage_->board = boards_.back()->fd();
   }
+  // Cast in the first round of the board in use.
+  [[nodiscard]] std::ptrdiff_t Votes(Ballot ballot) const {
+    const BoardReading reading = boards_.back()->Read(1, [](std::size_t) { return false; });
+    return std::ranges::count_if(reading.seats, [&](const auto& seat) {
+      return seat.votes[static_cast<std::size_t>(ballot)] != agreement::Vote::kNone;
+    });
+  }
+  void WipeBoard() const {
+    const std::array<char, 256> zeros{};
+    EXPECT_EQ(::pwrite(boards_.back()->fd(), zeros.data(), zeros.size(), 0), static_cast<ssize_t>(zeros.size()));
+  }
   void Begin(const std::function<void()>& before = [] {}) {
     for (int i = 0; i < static_cast<int>(sessions_.size()); ++i) {
       children_.emplace_back([this, i, before] {
@@ -283,7 +329,7 @@ class Job {
       Member& m = job_.stage_->members[self_];
       const auto step = [&](auto act) {
         if (is_overtaken()) return false;
-        ::usleep(random_() % 1500);
+        ::usleep(static_cast<unsigned>(random_() % 1500));
         act();
         return true;
       };
@@ -347,7 +393,7 @@ class Job {
     Member& me = stage_->members[self];
     while (true) {
       while (me.call >= stage_->calls) ::usleep(500);
-      ::usleep(random() % 2000);
+      ::usleep(static_cast<unsigned>(random() % 2000));
       OneCall(self, hooks);
       if (me.running == 1) CheckThatItMayRun(self);
       ++me.call;
@@ -479,6 +525,26 @@ TEST(Rounds, a_failure_is_told_to_all_with_its_reason) {
   EXPECT_STREQ(job.stage().members[1].said.data(), said.c_str());
 }
 
+TEST(Rounds, a_board_that_is_written_over_fails_the_round_by_name_and_all_run) {
+  Job job(3);
+  job.Begin();
+  job.child(1).Signal(SIGSTOP);
+  job.Call(kLong);
+  ASSERT_TRUE(Await([&] { return job.Votes(Ballot::kCome) == 2; }));
+  job.WipeBoard();
+  job.child(1).Signal(SIGCONT);
+  ASSERT_TRUE(Await([&] { return job.AllEnded(); }));
+  EXPECT_EQ(job.AllRun(), 1);
+  for (const std::size_t rank : {0U, 2U}) {
+    const std::string said = job.stage().members[rank].said.data();
+    EXPECT_NE(said.find("has been written over"), std::string::npos) << said;
+  }
+  job.UseBoard(job.sessions());
+  job.Call(kLong);
+  ASSERT_TRUE(Await([&] { return job.AllEnded(); }));
+  EXPECT_EQ(job.AllRun(), 0);
+}
+
 // As a kernel before 5.3, or a container's rules.
 void DenyPidfds() {
   sock_filter filter[] = {
@@ -537,7 +603,7 @@ class Trial {
   std::string Disturb(bool kill) {
     const Deadline until = In(milliseconds(random_() % 150));
     while (!Passed(until) && !job_.AllEnded()) {
-      ::usleep(random_() % 10'000);
+      ::usleep(static_cast<unsigned>(random_() % 10'000));
       const int who = static_cast<int>(random_() % static_cast<unsigned>(job_.members()));
       job_.child(who).Signal(random_() % 2 == 0 ? SIGSTOP : SIGCONT);
       if (!kill || killed_ || random_() % 4 != 0) continue;

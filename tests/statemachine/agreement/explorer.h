@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <numeric>
 #include <set>
 #include <string>
@@ -135,7 +136,7 @@ class Explorer {
   }
 
   const World<N> world_;
-  std::vector<S> states_;
+  std::deque<S> states_;                        // which takes no more memory than they need
   std::vector<std::uint32_t> parents_, table_;  // the table has 1 + the place of a state
   Found found_;
 };

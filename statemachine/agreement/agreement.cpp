@@ -1,5 +1,7 @@
 #include "statemachine/agreement/agreement.h"
 
+#include <algorithm>
+
 namespace amem::agreement {
 namespace {
 
@@ -44,7 +46,7 @@ constexpr bool MayComeAgain(Cause cause) {
 
 void FollowFailure(Member& member, const Line& vote, Cause cause, std::uint64_t now_ns) {
   if (vote.ballot == Ballot::kCome)
-    member.again = MayComeAgain(cause) && (member.patient || now_ns + member.least_ns < member.until_ns);
+    member.again = MayComeAgain(cause) && (member.patient || now_ns + member.again_ns < member.until_ns);
   if (!member.failed) {
     member.failed = vote.ballot;
     member.until_ns = now_ns + member.undo_ns;
@@ -114,8 +116,13 @@ Next Step(Program program, Member member, const View& view, std::uint64_t now_ns
         FollowFailure(member, vote, cause, now_ns);
         continue;
       }
-      if (cause == Cause::kAllVoted || (member.work_failed && member.line != end)) {
-        member.line = static_cast<std::uint8_t>(cause == Cause::kAllVoted ? end + 1 : end);
+      if (cause == Cause::kAllVoted) {
+        if (vote.ballot == Ballot::kCome) member.until_ns = std::max(member.until_ns, now_ns + member.round_ns);
+        member.line = static_cast<std::uint8_t>(end + 1);
+        continue;
+      }
+      if (member.work_failed && member.line != end) {
+        member.line = static_cast<std::uint8_t>(end);
         continue;
       }
     }

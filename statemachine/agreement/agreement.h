@@ -25,6 +25,9 @@
 //   * A member leaves a round only by a decision. If its set changes while it waits for `come`, it makes that ballot fail
 //     (kSetChanged), and all come again, each to the board of the set that it sees then.
 //
+//   * A vote or decision that has been written over makes its ballot fail. If that was a decision, members may end differently,
+//     since nothing is agreed on any more; but none of them loses contents, or runs without its own memory.
+//
 // What a caller sees of the board need not be of one moment, and may be old when it acts: votes, ends and decisions of a round
 // only ever appear. A decision that was not seen yet makes a compare-and-swap fail, and a driver step run once more than
 // needed.
@@ -96,7 +99,8 @@ Program ProgramOf(CycleKind kind);
 struct Member {
   bool patient = false;            // `come` has no deadline
   std::uint64_t until_ns = 0;      // when its waits end, on the clock of Step's `now_ns`
-  std::uint64_t least_ns = 0;      // what must be left of that time for it to come again after somebody else's deadline
+  std::uint64_t again_ns = 0;      // what must be left of that time for it to come again after somebody else's deadline
+  std::uint64_t round_ns = 0;      // what a round has at least from `come` on, however late its last member came
   std::uint64_t undo_ns = 0;       // what it has from its first failure on
   std::uint8_t line = 0;           // of its program
   bool work_failed = false;        // since the last ballot

@@ -24,7 +24,8 @@ class Participant {
       : board_(board), seat_(seat), program_(agreement::ProgramOf(call.kind)), round_(round), call_(call), hooks_(hooks) {
     member_.patient = call.patient;
     member_.until_ns = NsOf(call.until);
-    member_.least_ns = static_cast<std::uint64_t>(call.least.count());
+    member_.again_ns = static_cast<std::uint64_t>(call.again.count());
+    member_.round_ns = static_cast<std::uint64_t>(call.round.count());
     member_.undo_ns = static_cast<std::uint64_t>(call.undo.count());
   }
 

@@ -35,7 +35,8 @@ class RoundHooks {
 struct CallOnBoard {
   CycleKind kind{};
   Deadline until{};                  // of the call
-  std::chrono::nanoseconds least{};  // what must be left for it to come again after somebody else's deadline
+  std::chrono::nanoseconds again{};  // what must be left of it to come again after somebody else's deadline
+  std::chrono::nanoseconds round{};  // what a round has at least from `come` on, however late its last member came
   std::chrono::nanoseconds undo{};   // what an undo has
   bool patient = false;              // `come` has no deadline
   Deadline began = Now();

@@ -70,11 +70,18 @@ TEST_F(StepTest, whoever_has_time_left_comes_again_and_whoever_has_none_does_not
 }
 
 TEST_F(StepTest, whoever_has_little_time_left_shares_the_failure_of_the_other) {
-  member_.least_ns = 20;
+  member_.again_ns = 20;
   VoteOf(0, Ballot::kCome) = Vote::kYes;
   Decision(Ballot::kCome) = Cause::kLate;
   now_ = 80;
   EXPECT_EQ(Next(), Action(End{Ending::kRunning, false}));
+}
+
+TEST_F(StepTest, a_round_has_its_least_time_however_late_its_last_member_came) {
+  member_.round_ns = 40;
+  now_ = 90;
+  AtSaved();
+  EXPECT_EQ(Next(), Action(Wait{Ballot::kSaved, 130}));
 }
 
 TEST_F(StepTest, of_the_absent_one_that_never_came_is_to_blame) {

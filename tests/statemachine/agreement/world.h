@@ -41,6 +41,7 @@ enum class Breach : std::uint8_t {
 
 struct Settings {
   int stops = 0, kills = 0, failures = 0, set_changes = 0, scribbles = 0;
+  int wipes = 0;       // of decisions; then members may end differently, but nobody runs without its own memory, or loses it
   int calls = 1;       // of each member: a pause, then a resume if it is paused, or a pause again
   bool lates = true;   // deadlines may pass
   bool stale = false;  // what a member acts on may be old
@@ -75,7 +76,7 @@ struct State {
   // What member i has imported of member k: 0 or 1, as the owner's `made`; 2 nothing; 3 zeros in place of a dead one's.
   std::array<std::array<std::uint8_t, N>, N> imports{};
   std::array<std::uint8_t, kBallots> cells{};  // of each ballot the round, and the cause in the three lowest bits
-  std::uint8_t stops = 0, kills = 0, failures = 0, set_changes = 0, scribbles = 0;
+  std::uint8_t stops = 0, kills = 0, failures = 0, set_changes = 0, scribbles = 0, wipes = 0;
 
   friend bool operator==(const State& a, const State& b) { return std::memcmp(&a, &b, sizeof a) == 0; }
   [[nodiscard]] std::uint64_t Hash() const {
@@ -122,6 +123,7 @@ class World {
     s.failures = static_cast<std::uint8_t>(settings_.failures);
     s.set_changes = static_cast<std::uint8_t>(settings_.set_changes);
     s.scribbles = static_cast<std::uint8_t>(settings_.scribbles);
+    s.wipes = static_cast<std::uint8_t>(settings_.wipes);
     return s;
   }
 
@@ -130,7 +132,7 @@ class World {
     const auto& m = s.members[i];
     if (m.dead) return;
     if (m.stopped) return Push(moves, s, i, "goes on", [&](S& to) { to.members[i].stopped = false; });
-    const bool may_call = m.calls > 0 && m.phase != Phase::kInCall && NobodyDied(s);
+    const bool may_call = m.calls > 0 && m.phase != Phase::kInCall && NobodyDied(s) && s.cells[0] != kWiped;
     if (m.phase != Phase::kInCall && !may_call) return;
     if (s.stops > 0) {
       Push(moves, s, i, "stops", [&](S& to) {
@@ -151,6 +153,7 @@ class World {
       if (other.action != next.action) Follow(s, i, moment, other, moves, wrong);
     }
     if (s.scribbles > 0) Scribble(s, i, moves);
+    if (s.wipes > 0) Wipe(s, i, moves);
   }
 
   // What must hold in every state; empty: it does.
@@ -165,13 +168,13 @@ class World {
       runs = true;
       if (m.own != Memory::kLive) return Name(i) + " runs without its memory";
       for (int k = 0; k < N; ++k) {
-        if (k == i || s.members[k].dead) continue;
+        if (k == i || s.members[k].dead || settings_.wipes > 0) continue;
         if (s.imports[i][k] == 2) return Name(i) + " runs without what it imported of " + Name(k);
         if (s.members[k].own != Memory::kLive) return Name(i) + " runs while the memory of " + Name(k) + " is not there";
         if (s.imports[i][k] != s.members[k].made) return Name(i) + " runs with old memory of " + Name(k);
       }
     }
-    return !in_call && runs && paused ? "some run, and others are paused" : "";
+    return !in_call && runs && paused && settings_.wipes == 0 ? "some run, and others are paused" : "";
   }
 
   [[nodiscard]] static bool AllEnded(const S& s) {
@@ -216,6 +219,7 @@ class World {
 
  private:
   using Place = typename S::Place;
+  static constexpr std::uint8_t kWiped = 0xff;
   [[nodiscard]] Breach breach() const { return settings_.breach; }
 
   // ---- the board
@@ -230,6 +234,7 @@ class World {
     return vote;
   }
   [[nodiscard]] Cause DecisionIn(std::uint8_t cell, std::uint8_t round, std::size_t ballot) const {
+    if (cell == kWiped) return Cause::kDamaged;
     const auto cause = static_cast<Cause>(cell & 7);
     const std::uint8_t of = cell >> 3;
     if (of == round) return cause;
@@ -298,11 +303,24 @@ class World {
   }
   static void Store(const Member& member, Place& m) {
     if (member.line != m.line) m.part = 0;
-    if (m.failed == 0 && member.failed) m.late = false;  // it has time of its own for the undo
+    if (m.failed == 0 && member.failed) m.late = false;   // it has time of its own for the undo
+    if (m.line == 0 && member.line != 0) m.late = false;  // and for what comes after `come`
     m.line = member.line;
     m.work_failed = member.work_failed;
     m.again = member.again;
     m.failed = static_cast<std::uint8_t>(member.failed ? 1 + static_cast<int>(*member.failed) : 0);
+  }
+  void Wipe(const S& s, int i, std::vector<Move>& moves) const {
+    for (std::size_t b = 0; b < kBallots; ++b) {
+      if (s.cells[b] == kWiped) continue;
+      Push(
+          moves, s, i, "sees a decision written over:",
+          [&](S& to) {
+            --to.wipes;
+            to.cells[b] = kWiped;
+          },
+          static_cast<int>(b));
+    }
   }
   static std::uint8_t Encode(const Action& action) {
     if (const auto* vote = std::get_if<CastVote>(&action))
@@ -313,7 +331,7 @@ class World {
   }
   void EndCall(const S& s, int i, const End& end, std::vector<Move>& moves) const {
     const bool runs = end.ending == Ending::kRunning;
-    if (end.again) return Push(moves, s, i, "comes again", [&](S& to) { Come(to, i); });
+    if (end.again && s.cells[0] != kWiped) return Push(moves, s, i, "comes again", [&](S& to) { Come(to, i); });
     Push(moves, s, i, runs ? "ends running" : "ends paused", [&](S& to) {
       Place& m = to.members[i];
       m.phase = runs ? Phase::kRunning : Phase::kPaused;
@@ -352,7 +370,7 @@ class World {
       return;
     }
     if (ballot != 0 && IsFailure(cause)) cause = Cause::kVotedNo;  // it makes no difference, but for states that look different
-    const bool undecided = cell >> 3 < m.round;                    // else the compare-and-swap fails
+    const bool undecided = cell >> 3 < m.round && cell != kWiped;  // else the compare-and-swap fails
     if (undecided || breach() == Breach::kDecisionChanges)
       cell = static_cast<std::uint8_t>(m.round << 3 | static_cast<int>(cause));
   }
@@ -431,8 +449,8 @@ class World {
     bool refused = false;
     for (int k = 0; k < N; ++k) refused = refused || (k != i && !s.members[k].dead && s.members[k].own == Memory::kReleased);
     if (refused) {
-      if ((s.cells[static_cast<int>(Ballot::kOpen)] & 7) <= 1 ||
-          s.cells[static_cast<int>(Ballot::kOpen)] >> 3 != s.members[i].round)
+      const std::uint8_t open = s.cells[static_cast<int>(Ballot::kOpen)];
+      if (settings_.wipes == 0 && ((open & 7) <= 1 || open >> 3 != s.members[i].round))
         wrong = Name(i) + " is refused an import although nothing has failed";
       return Push(moves, s, i, "is refused an import", [&](S& to) { Finish(to.members[i], false); });
     }

@@ -243,9 +243,9 @@ struct Member {
 };
 struct Stage {
   std::array<Member, kMost> members;
-  std::atomic<int> calls{0};                  // that members are to make
-  std::atomic<int> board{-1};                 // the parent's descriptor of the board to use
-  std::atomic<int> until_ms{0}, failures{0};  // of 1000 driver steps
+  std::atomic<int> calls{0};                               // that members are to make
+  std::atomic<int> board{-1};                              // the parent's descriptor of the board to use
+  std::atomic<int> until_ms{0}, round_ms{0}, failures{0};  // of 1000 driver steps
 };
 
 // The pages of N sessions, and what the children do with them.
@@ -265,9 +265,9 @@ class Job {
     in_use_ = sessions;
     stage_->board = boards_.back()->fd();
   }
-  // Cast in the first round of the board in use.
-  [[nodiscard]] std::ptrdiff_t Votes(Ballot ballot) const {
-    const BoardReading reading = boards_.back()->Read(1, [](std::size_t) { return false; });
+  // Cast in that round of the board in use.
+  [[nodiscard]] std::ptrdiff_t Votes(Ballot ballot, RoundNumber round = 1) const {
+    const BoardReading reading = boards_.back()->Read(round, [](std::size_t) { return false; });
     return std::ranges::count_if(reading.seats, [&](const auto& seat) {
       return seat.votes[static_cast<std::size_t>(ballot)] != agreement::Vote::kNone;
     });
@@ -415,7 +415,8 @@ class Job {
     const auto time = milliseconds(stage_->until_ms);
     CallOnBoard call{.kind = paused ? CycleKind::kResume : CycleKind::kPause,
                      .until = In(time),
-                     .least = time / 8,
+                     .again = time / 8,
+                     .round = std::max(time / 4, milliseconds(stage_->round_ms)),
                      .undo = time * 3 / 4,
                      .patient = paused};
     while (true) {
@@ -489,27 +490,43 @@ TEST(Rounds, a_rank_that_is_stopped_holds_nobody_up_and_is_named) {
 }
 
 // A patient resume waits for a stopped rank as long as it takes, and for a killed one not at all.
-TEST(Rounds, a_resume_waits_for_a_rank_that_lives_without_processor_time_and_not_for_one_that_has_ended) {
-  Job job(3);
-  job.Begin();
-  job.Call(kLong);
-  ASSERT_TRUE(Await([&] { return job.AllEnded(); }));
-  job.child(2).Signal(SIGSTOP);
-  job.Call(milliseconds(50));
+class PatientTest : public ::testing::Test {
+ protected:
+  PatientTest() {
+    job_.Begin();
+    job_.Call(kLong);
+    EXPECT_TRUE(Await([&] { return job_.AllEnded(); }));
+    job_.child(2).Signal(SIGSTOP);
+  }
+  ~PatientTest() override { EXPECT_EQ(job_.Wrong(), ""); }
+  Job job_{3};
+};
+
+TEST_F(PatientTest, a_resume_waits_for_a_rank_that_lives_and_without_processor_time) {
+  job_.stage().round_ms = 20'000;
+  job_.Call(milliseconds(50));
+  ASSERT_TRUE(Await([&] { return job_.Votes(Ballot::kCome, 2) == 2; }));
   ::usleep(300'000);
-  const auto before = job.child(0).ProcessorTime();
+  const auto before = job_.child(0).ProcessorTime();
   ::usleep(1'000'000);
-  EXPECT_LT((job.child(0).ProcessorTime() - before).count(), 15'000) << "microseconds, of a second";
-  EXPECT_EQ(job.stage().members[0].call, 1) << "it waits, whatever the deadline";
-  job.child(2).Signal(SIGKILL);
-  ASSERT_TRUE(Await([&] { return job.AllEnded(); }));
-  EXPECT_EQ(job.AllRun(), 0);
-  EXPECT_STREQ(job.stage().members[0].said.data(), "rank 2 has ended (resume, ballot \"come\")");
-  job.UseBoard({job.sessions()[0], job.sessions()[1]});
-  job.Call(kLong);
-  ASSERT_TRUE(Await([&] { return job.AllEnded(); }));
-  EXPECT_EQ(job.AllRun(), 1);
-  EXPECT_EQ(job.Wrong(), "");
+  EXPECT_LT((job_.child(0).ProcessorTime() - before).count(), 15'000) << "microseconds, of a second";
+  EXPECT_EQ(job_.stage().members[0].call, 1) << "it waits, whatever the deadline";
+  job_.child(2).Signal(SIGCONT);
+  ASSERT_TRUE(Await([&] { return job_.AllEnded(); }));
+  EXPECT_EQ(job_.AllRun(), 1) << job_.stage().members[0].said.data();
+}
+
+TEST_F(PatientTest, a_resume_does_not_wait_for_one_that_has_ended) {
+  job_.Call(milliseconds(50));
+  ASSERT_TRUE(Await([&] { return job_.Votes(Ballot::kCome, 2) == 2; }));
+  job_.child(2).Signal(SIGKILL);
+  ASSERT_TRUE(Await([&] { return job_.AllEnded(); }));
+  EXPECT_EQ(job_.AllRun(), 0);
+  EXPECT_STREQ(job_.stage().members[0].said.data(), "rank 2 has ended (resume, ballot \"come\")");
+  job_.UseBoard({job_.sessions()[0], job_.sessions()[1]});
+  job_.Call(kLong);
+  ASSERT_TRUE(Await([&] { return job_.AllEnded(); }));
+  EXPECT_EQ(job_.AllRun(), 1);
 }
 
 // A rank whose driver fails says why, and all hear it from the board.

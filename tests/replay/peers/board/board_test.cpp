@@ -8,9 +8,12 @@
 #include <algorithm>
 #include <atomic>
 #include <random>
+#include <set>
 #include <thread>
 
+#include "replay/peers/board/participant.h"
 #include "replay/peers/board/session_page.h"
+#include "tests/journal/base/no_descriptors.h"
 
 namespace amem::board {
 namespace {
@@ -234,6 +237,76 @@ TEST(BoardTest, a_wiped_board_is_damaged_and_not_empty) {
   std::ranges::fill(bare.all(), std::byte{0});
   for (const auto& decision : board.Read(1, NobodyEnded).decisions) EXPECT_EQ(decision.cause, Cause::kDamaged);
   EXPECT_EQ(board.NextRound().status().code(), Code::kCorrupt);
+}
+
+// ---- whole rounds, by threads of one process
+
+class IdleHooks : public RoundHooks {
+ public:
+  Status Do(agreement::Work, const std::function<bool()>&) override { return {}; }
+  bool HasEnded(SessionId) override { return false; }
+  bool SetHasChanged() override { return false; }
+  std::string NameOf(SessionId session) override { return "session " + std::to_string(session.value); }
+  std::string SeenOf(SessionId) override { return {}; }
+  void OnDecision(Ballot ballot, const BoardReading&) override { decided.push_back(ballot); }
+  std::vector<Ballot> decided;
+};
+
+CallOnBoard CallOf(CycleKind kind) { return {.kind = kind, .until = In(std::chrono::minutes(5))}; }
+
+TEST(RoundTest, needs_no_descriptor_and_nobody_in_the_background) {
+  Board board = Three();
+  const test::NoDescriptors none;
+  std::array<std::vector<Ballot>, 3> decided;
+  std::atomic<int> failed = 0;
+  std::vector<std::thread> members;
+  for (std::size_t seat = 0; seat < 3; ++seat) {
+    members.emplace_back([&, seat] {
+      IdleHooks hooks;
+      for (int i = 0; i < 100; ++i) {
+        CallOnBoard call = CallOf(i % 2 == 0 ? CycleKind::kPause : CycleKind::kResume);
+        const auto outcome = TakePart(board, seat, call, hooks);
+        if (!outcome || outcome->failed || !outcome->status.ok()) ++failed;
+      }
+      decided[seat] = hooks.decided;
+    });
+  }
+  for (auto& member : members) member.join();
+  EXPECT_EQ(failed, 0);
+  EXPECT_EQ(*board.NextRound(), 101U);
+  const std::vector<Ballot> cycle{Ballot::kCome, Ballot::kSaved, Ballot::kGone, Ballot::kCome, Ballot::kMade, Ballot::kOpen};
+  for (const auto& ballots : decided) {
+    ASSERT_EQ(ballots.size(), 300U);
+    for (std::size_t i = 0; i < ballots.size(); ++i) ASSERT_EQ(ballots[i], cycle[i % 6]);
+  }
+}
+
+TEST(RoundTest, whose_set_changes_lets_all_come_again) {
+  class Growing final : public IdleHooks {
+   public:
+    bool SetHasChanged() override { return true; }
+  };
+  Board board = Three();
+  std::vector<std::thread> others;
+  std::atomic<int> again = 0;
+  for (const std::size_t seat : {1U, 2U}) {
+    others.emplace_back([&, seat] {
+      IdleHooks hooks;
+      CallOnBoard call = CallOf(CycleKind::kPause);
+      const auto outcome = TakePart(board, seat, call, hooks);
+      if (outcome && outcome->again && outcome->failed == Ballot::kCome && !outcome->culprit) ++again;
+    });
+  }
+  while (agreement::Absent(board.Read(1, NobodyEnded).ViewOf(0), Ballot::kCome).size() > 1) std::this_thread::yield();
+  Growing hooks;
+  CallOnBoard call = CallOf(CycleKind::kPause);
+  const auto outcome = TakePart(board, 0, call, hooks);
+  ASSERT_TRUE(outcome);
+  EXPECT_TRUE(outcome->again);
+  EXPECT_EQ(call.gave_up, (std::set<SessionId>{SessionId{12}, SessionId{13}}));
+  EXPECT_EQ(outcome->status.message(), "session 11 began to share memory with others (pause, ballot \"come\")");
+  for (auto& other : others) other.join();
+  EXPECT_EQ(again, 2);
 }
 
 // ---- session pages

@@ -202,15 +202,13 @@ Result<RoundNumber> Board::NextRound() const {
   return cell->round + 1;
 }
 
-BoardReading Board::Read(RoundNumber round, const std::function<bool(std::size_t)>& ended) const {
-  BoardReading reading;
-  reading.seats.resize(members_.size());
-  reading.voted_at_ns.resize(members_.size());
+void Board::ReadDecisions(RoundNumber round, BoardReading& reading) const {
   const bool whole = HeaderIsWhole();
   for (std::size_t b = 0; b < kBallots; ++b) {
     const auto ballot = static_cast<Ballot>(b);
     const auto cell = words::CellIn(CellOf(ballot).load(), id_, PlaceOf(ballot));
     BallotDecision& decision = reading.decisions[b];
+    decision = {};
     if (!whole || !cell || cell->decision.by >= members_.size() || cell->decision.culprit >= members_.size()) {
       decision.cause = Cause::kDamaged;
     } else if (cell->round == round) {
@@ -219,6 +217,13 @@ BoardReading Board::Read(RoundNumber round, const std::function<bool(std::size_t
       decision.cause = ballot == Ballot::kCome ? Cause::kSuperseded : Cause::kDamaged;
     }
   }
+}
+
+BoardReading Board::Read(RoundNumber round, const std::function<bool(std::size_t)>& ended) const {
+  BoardReading reading;
+  reading.seats.resize(members_.size());
+  reading.voted_at_ns.resize(members_.size());
+  ReadDecisions(round, reading);
   for (std::size_t seat = 0; seat < members_.size(); ++seat) {
     reading.seats[seat].ended = ended(seat);
     for (std::size_t b = 0; b < kBallots; ++b) {

@@ -44,15 +44,18 @@ class Participant {
   }
   static Deadline DeadlineAt(std::uint64_t ns) { return Deadline(std::chrono::nanoseconds(ns)); }
 
-  [[nodiscard]] agreement::Next Peek() {
+  // While it works only a decision can tell it something else.
+  [[nodiscard]] bool IsOvertaken(const agreement::DoWork& work) {
+    board_.ReadDecisions(round_, reading_);
+    return agreement::Step(program_, member_, reading_.ViewOf(seat_), MonotonicNs()).action != agreement::Action(work);
+  }
+  agreement::Action Ask() {
     reading_ = board_.Read(round_, [&](std::size_t seat) { return hooks_.HasEnded(board_.members()[seat]); });
     for (std::size_t seat = 0; seat < reading_.seats.size(); ++seat)
       reading_.seats[seat].gave_up = call_.gave_up.contains(board_.members()[seat]);
     const bool at_come = member_.line == 0;
-    return agreement::Step(program_, member_, reading_.ViewOf(seat_, at_come && hooks_.SetHasChanged()), MonotonicNs());
-  }
-  agreement::Action Ask() {
-    const agreement::Next next = Peek();
+    const bool set_changed = at_come && hooks_.SetHasChanged();
+    const agreement::Next next = agreement::Step(program_, member_, reading_.ViewOf(seat_, set_changed), MonotonicNs());
     member_ = next.member;
     Report();
     return next.action;
@@ -70,10 +73,11 @@ class Participant {
 
   void Carry(const agreement::Action& action, std::uint32_t ticket) {
     if (const auto* work = std::get_if<agreement::DoWork>(&action)) {
-      const Status done = hooks_.Do(work->work, [&] { return Peek().action != agreement::Action(*work); });
+      const Status done = hooks_.Do(work->work, [&] { return IsOvertaken(*work); });
       if (!done.ok()) why_ = done;
       member_ = agreement::Finished(member_, done.ok());
     } else if (const auto* vote = std::get_if<agreement::CastVote>(&action)) {
+      hooks_.OnVote(vote->ballot, why_);
       board_.CastVote(seat_, round_, vote->ballot, vote->yes, why_);
       why_ = {};
       sleep_ = kSleepLeast;
@@ -81,6 +85,7 @@ class Participant {
     } else if (const auto* decide = std::get_if<agreement::Decide>(&action)) {
       board_.Decide(seat_, round_, decide->ballot, decide->cause, decide->culprit, Explain(*decide));
     } else if (const auto* wait = std::get_if<agreement::Wait>(&action)) {
+      hooks_.OnWait(wait->ballot, reading_);
       const Deadline longest = Now() + sleep_;
       sleep_ = std::min(2 * sleep_, kSleepMost);
       board_.AwaitChange(ticket, wait->until_ns ? std::min(longest, DeadlineAt(*wait->until_ns)) : longest);

@@ -27,6 +27,10 @@ class RoundHooks {
   [[nodiscard]] virtual std::string NameOf(SessionId session) = 0;  // for messages: "rank 2 (pid 4711 on host a)"
   // What is seen of a member that does not vote: "is stopped (SIGSTOP?)"; empty: nothing.
   virtual std::string SeenOf(SessionId session) = 0;
+  // Before a vote is cast, so that a journal has it before anybody acts on it. `mine`: ok, or why it is a no.
+  virtual void OnVote(agreement::Ballot ballot, const Status& mine) = 0;
+  // Before each sleep: for whom it waits, for those who watch. At most some hundred times in the first second, then four times.
+  virtual void OnWait(agreement::Ballot ballot, const BoardReading& reading) = 0;
   // A ballot is decided: what to journal. Called once for each ballot that this member reads, in their order.
   virtual void OnDecision(agreement::Ballot ballot, const BoardReading& reading) = 0;
 };

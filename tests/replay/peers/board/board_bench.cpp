@@ -25,6 +25,8 @@ class NoWork final : public RoundHooks {
   bool SetHasChanged() override { return false; }
   std::string NameOf(SessionId session) override { return std::to_string(session.value); }
   std::string SeenOf(SessionId) override { return {}; }
+  void OnVote(agreement::Ballot, const Status&) override {}
+  void OnWait(agreement::Ballot, const BoardReading&) override {}
   void OnDecision(agreement::Ballot, const BoardReading&) override {}
 };
 
@@ -40,6 +42,12 @@ bool TakeRounds(Board& board, std::size_t seat, int rounds) {
 }
 
 double Seconds(const timeval& time) { return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6; }
+// Of the children that have been waited for.
+double ProcessorSeconds() {
+  rusage used{};
+  ::getrusage(RUSAGE_CHILDREN, &used);
+  return Seconds(used.ru_utime) + Seconds(used.ru_stime);
+}
 
 }  // namespace
 
@@ -57,6 +65,7 @@ int main(int count, char** arguments) {
     ::_exit(TakeRounds(*board, static_cast<std::size_t>(rank), rounds) ? 0 : 1);
   }
   while (*ready < ranks) ::usleep(1000);
+  const double before = ProcessorSeconds();  // a shell that became this program had children, too
   const auto began = Now();
   ++*ready;
   bool ok = true;
@@ -66,10 +75,8 @@ int main(int count, char** arguments) {
     ok = ok && status == 0;
   }
   const double took = std::chrono::duration<double>(Now() - began).count();
-  rusage used{};
-  ::getrusage(RUSAGE_CHILDREN, &used);
   const double ballots = 3.0 * rounds;
   std::printf("%d processes: a ballot takes %.1f us, and %.1f us of processor time of all together\n", ranks,
-              took * 1e6 / ballots, (Seconds(used.ru_utime) + Seconds(used.ru_stime)) * 1e6 / ballots);
+              took * 1e6 / ballots, (ProcessorSeconds() - before) * 1e6 / ballots);
   return ok ? 0 : 1;
 }

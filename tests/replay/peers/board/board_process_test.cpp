@@ -374,6 +374,8 @@ class Job {
     bool SetHasChanged() override { return false; }
     std::string NameOf(SessionId session) override { return "rank " + std::to_string(session.value - 100); }
     std::string SeenOf(SessionId) override { return "was seen"; }
+    void OnVote(Ballot, const Status&) override {}
+    void OnWait(Ballot, const BoardReading&) override {}
     void OnDecision(Ballot, const BoardReading&) override {}
 
    private:

@@ -248,8 +248,11 @@ class IdleHooks : public RoundHooks {
   bool SetHasChanged() override { return false; }
   std::string NameOf(SessionId session) override { return "session " + std::to_string(session.value); }
   std::string SeenOf(SessionId) override { return {}; }
+  void OnVote(Ballot ballot, const Status& mine) override { votes.push_back({ballot, mine}); }
+  void OnWait(Ballot, const BoardReading&) override {}
   void OnDecision(Ballot ballot, const BoardReading&) override { decided.push_back(ballot); }
   std::vector<Ballot> decided;
+  std::vector<std::pair<Ballot, Status>> votes;
 };
 
 CallOnBoard CallOf(CycleKind kind) { return {.kind = kind, .until = In(std::chrono::minutes(5))}; }
@@ -279,6 +282,45 @@ TEST(RoundTest, needs_no_descriptor_and_nobody_in_the_background) {
     ASSERT_EQ(ballots.size(), 300U);
     for (std::size_t i = 0; i < ballots.size(); ++i) ASSERT_EQ(ballots[i], cycle[i % 6]);
   }
+}
+
+// The others learn of the failure while they work, and break off.
+TEST(RoundTest, a_failure_is_told_with_its_reason_and_breaks_off_the_work_of_others) {
+  class Failing final : public IdleHooks {
+   public:
+    Status Do(agreement::Work work, const std::function<bool()>&) override {
+      return work == agreement::Work::kSave ? Status{Code::kOutOfMemory, "no host memory", 2} : Status{};
+    }
+  };
+  class Working final : public IdleHooks {
+   public:
+    Status Do(agreement::Work, const std::function<bool()>& is_overtaken) override {
+      while (!is_overtaken()) std::this_thread::yield();
+      return {};
+    }
+  };
+  auto board = Board::Make("", {SessionId{11}, SessionId{12}});
+  Failing failing;
+  Working working;
+  RoundOutcome of_other;
+  std::thread other([&] {
+    CallOnBoard call = CallOf(CycleKind::kPause);
+    of_other = *TakePart(*board, 1, call, working);
+  });
+  CallOnBoard call = CallOf(CycleKind::kPause);
+  RoundOutcome outcome = *TakePart(*board, 0, call, failing);
+  other.join();
+  for (const auto* told : {&outcome, &of_other}) {
+    EXPECT_EQ(told->ending, agreement::Ending::kRunning);
+    EXPECT_EQ(told->failed, Ballot::kSaved);
+    EXPECT_EQ(told->culprit, SessionId{11});
+    EXPECT_EQ(told->status.code(), Code::kOutOfMemory);
+    EXPECT_EQ(told->status.driver_result(), 2);
+    EXPECT_EQ(told->status.message(), "session 11 failed (pause, ballot \"saved\"): no host memory");
+  }
+  ASSERT_EQ(failing.votes.size(), 2U);
+  EXPECT_EQ(failing.votes[1].second.message(), "no host memory");
+  ASSERT_EQ(working.votes.size(), 1U) << "it was not asked for a vote on what had failed already";
 }
 
 TEST(RoundTest, whose_set_changes_lets_all_come_again) {

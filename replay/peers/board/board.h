@@ -1,11 +1,13 @@
 // A board: the ballots of one set of sessions and one scope, in memory that all of them map. statemachine/agreement says what a
 // member does with it; this is where that is written and read.
 //
-//   header     magic, version, number of members, random id, scope, sessions                          its maker, before it is
-//   handed out cells      of each ballot the decision: round, cause, who decided, culprit                        any member, by
-//   compare-and-swap changes    goes up with each decision; what is waited on                                          any
-//   member seats      of each member and ballot: the vote with its round and time; a statement, which says   that member only
-//              why it voted no, or what it saw when it decided that a ballot failed
+//   * Header: magic, version, number of members, random id, scope and sessions. By its maker, before it is handed out.
+//   * Cells, one a ballot: the decision, with its round, its cause, who decided and the culprit. By any member, by
+//     compare-and-swap.
+//   * Changes, a number that goes up with each decision, which is what is waited on. By any member.
+//   * Seats, one a member. Of each ballot: the vote with its round and time, and a statement, which says why it is a no, or
+//   what
+//     the member saw when it decided that the ballot failed. By that member only.
 //
 // A board belongs to its set, not to a process: when its maker ends, the others still map it. It is made once for a set, used
 // for round after round, and no word of it is ever set back. Each word carries a round and a check sum that depends on the

@@ -32,9 +32,9 @@ class Participant {
   RoundOutcome Run() {
     while (true) {
       const std::uint32_t ticket = board_.Ticket();
-      const agreement::Action action = Ask();
+      const agreement::Action action = NextAction();
       if (const auto* end = std::get_if<agreement::End>(&action)) return Outcome(*end);
-      Carry(action, ticket);
+      Perform(action, ticket);
     }
   }
 
@@ -49,7 +49,7 @@ class Participant {
     board_.ReadDecisions(round_, reading_);
     return agreement::Step(program_, member_, reading_.ViewOf(seat_), MonotonicNs()).action != agreement::Action(work);
   }
-  agreement::Action Ask() {
+  agreement::Action NextAction() {
     reading_ = board_.Read(round_, [&](std::size_t seat) { return hooks_.HasEnded(board_.members()[seat]); });
     for (std::size_t seat = 0; seat < reading_.seats.size(); ++seat)
       reading_.seats[seat].gave_up = call_.gave_up.contains(board_.members()[seat]);
@@ -71,7 +71,7 @@ class Participant {
     }
   }
 
-  void Carry(const agreement::Action& action, std::uint32_t ticket) {
+  void Perform(const agreement::Action& action, std::uint32_t ticket) {
     if (const auto* work = std::get_if<agreement::DoWork>(&action)) {
       const Status done = hooks_.Do(work->work, [&] { return IsOvertaken(*work); });
       if (!done.ok()) why_ = done;
@@ -177,6 +177,8 @@ class Participant {
 }  // namespace
 
 Result<RoundOutcome> TakePart(Board& board, std::size_t seat, CallOnBoard& call, RoundHooks& hooks) {
+  if (hooks.HasEnded(board.members()[seat]))
+    return Status{Code::kRefused, "this session does not hold its lock, so the others take it for ended"};
   AMEM_ASSIGN(const RoundNumber round, board.NextRound());
   return Participant(board, seat, round, call, hooks).Run();
 }

@@ -56,8 +56,9 @@ struct RoundOutcome {
   std::vector<SessionId> absent{};            // members that had not voted when it was decided, as this member saw it
 };
 
-// A whole round. Waits. kCorrupt: the board cannot be used, nothing has happened, and its set needs another one. A failure to
-// make progress ends at the latest at the deadlines.
+// A whole round. Waits, at the latest until the call's times are up, but for a patient `come`. Of failures to begin, nothing
+// has happened: kRefused, if this session itself counts as ended (LifeHolder), so that it must not take part; kCorrupt, if the
+// board cannot be used, so that its set needs another one.
 Result<RoundOutcome> TakePart(Board& board, std::size_t seat, CallOnBoard& call, RoundHooks& hooks);
 
 }  // namespace amem::board

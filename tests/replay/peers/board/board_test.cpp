@@ -284,6 +284,18 @@ TEST(RoundTest, needs_no_descriptor_and_nobody_in_the_background) {
   }
 }
 
+TEST(RoundTest, is_not_for_a_session_that_the_others_take_for_ended) {
+  class Ended final : public IdleHooks {
+   public:
+    bool HasEnded(SessionId session) override { return session == SessionId{12}; }
+  };
+  Board board = Three();
+  Ended hooks;
+  CallOnBoard call = CallOf(CycleKind::kPause);
+  EXPECT_EQ(TakePart(board, 1, call, hooks).status().code(), Code::kRefused);
+  EXPECT_EQ(TakePart(board, 0, call, hooks)->status.message(), "session 12 has ended (pause, ballot \"come\")");
+}
+
 // The others learn of the failure while they work, and break off.
 TEST(RoundTest, a_failure_is_told_with_its_reason_and_breaks_off_the_work_of_others) {
   class Failing final : public IdleHooks {

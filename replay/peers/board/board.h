@@ -6,8 +6,7 @@
 //     compare-and-swap.
 //   * Changes, a number that goes up with each decision, which is what is waited on. By any member.
 //   * Seats, one a member. Of each ballot: the vote with its round and time, and a statement, which says why it is a no, or
-//   what
-//     the member saw when it decided that the ballot failed. By that member only.
+//     what the member saw when it decided that the ballot failed. By that member only.
 //
 // A board belongs to its set, not to a process: when its maker ends, the others still map it. It is made once for a set, used
 // for round after round, and no word of it is ever set back. Each word carries a round and a check sum that depends on the

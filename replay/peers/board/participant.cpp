@@ -1,0 +1,186 @@
+#include "replay/peers/board/participant.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "journal/base/clock.h"
+
+namespace amem::board {
+
+using agreement::Ballot;
+using agreement::Cause;
+
+namespace {
+
+// How long a member sleeps at most before it looks by itself: for a decision whose maker was killed before it woke the others,
+// and for an end of which nobody has a pidfd.
+constexpr std::chrono::milliseconds kSleepLeast{5}, kSleepMost{250};
+
+class Participant {
+ public:
+  Participant(Board& board, std::size_t seat, RoundNumber round, CallOnBoard& call, RoundHooks& hooks)
+      : board_(board), seat_(seat), program_(agreement::ProgramOf(call.kind)), round_(round), call_(call), hooks_(hooks) {
+    member_.patient = call.patient;
+    member_.until_ns = NsOf(call.until);
+    member_.again_ns = static_cast<std::uint64_t>(call.again.count());
+    member_.round_ns = static_cast<std::uint64_t>(call.round.count());
+    member_.undo_ns = static_cast<std::uint64_t>(call.undo.count());
+  }
+
+  RoundOutcome Run() {
+    while (true) {
+      const std::uint32_t ticket = board_.Ticket();
+      const agreement::Action action = NextAction();
+      if (const auto* end = std::get_if<agreement::End>(&action)) return Outcome(*end);
+      Perform(action, ticket);
+    }
+  }
+
+ private:
+  static std::uint64_t NsOf(Deadline deadline) {
+    return static_cast<std::uint64_t>(std::chrono::nanoseconds(deadline.time_since_epoch()).count());
+  }
+  static Deadline DeadlineAt(std::uint64_t ns) { return Deadline(std::chrono::nanoseconds(ns)); }
+
+  // While it works only a decision can tell it something else.
+  [[nodiscard]] bool IsOvertaken(const agreement::DoWork& work) {
+    board_.ReadDecisions(round_, reading_);
+    return agreement::Step(program_, member_, reading_.ViewOf(seat_), MonotonicNs()).action != agreement::Action(work);
+  }
+  agreement::Action NextAction() {
+    reading_ = board_.Read(round_, [&](std::size_t seat) { return hooks_.HasEnded(board_.members()[seat]); });
+    for (std::size_t seat = 0; seat < reading_.seats.size(); ++seat)
+      reading_.seats[seat].gave_up = call_.gave_up.contains(board_.members()[seat]);
+    const bool at_come = member_.line == 0;
+    const bool set_changed = at_come && hooks_.SetHasChanged();
+    const agreement::Next next = agreement::Step(program_, member_, reading_.ViewOf(seat_, set_changed), MonotonicNs());
+    member_ = next.member;
+    Report();
+    return next.action;
+  }
+  // Decisions become known in the order of the ballots.
+  void Report() {
+    for (std::size_t b = 0; b < agreement::kBallots; ++b) {
+      if (reported_[b] || reading_.decisions[b].cause == Cause::kUndecided) continue;
+      reported_[b] = true;
+      const auto ballot = static_cast<Ballot>(b);
+      if (member_.failed == ballot) NoteFailure(ballot);
+      hooks_.OnDecision(ballot, reading_);
+    }
+  }
+
+  void Perform(const agreement::Action& action, std::uint32_t ticket) {
+    if (const auto* work = std::get_if<agreement::DoWork>(&action)) {
+      const Status done = hooks_.Do(work->work, [&] { return IsOvertaken(*work); });
+      if (!done.ok()) why_ = done;
+      member_ = agreement::Finished(member_, done.ok());
+    } else if (const auto* vote = std::get_if<agreement::CastVote>(&action)) {
+      hooks_.OnVote(vote->ballot, why_);
+      board_.CastVote(seat_, round_, vote->ballot, vote->yes, why_);
+      why_ = {};
+      sleep_ = kSleepLeast;
+      if (vote->ballot != Ballot::kCome) waiting_since_ = Now();
+    } else if (const auto* decide = std::get_if<agreement::Decide>(&action)) {
+      board_.Decide(seat_, round_, decide->ballot, decide->cause, decide->culprit, Explain(*decide));
+    } else if (const auto* wait = std::get_if<agreement::Wait>(&action)) {
+      hooks_.OnWait(wait->ballot, reading_);
+      const Deadline longest = Now() + sleep_;
+      sleep_ = std::min(2 * sleep_, kSleepMost);
+      board_.AwaitChange(ticket, wait->until_ns ? std::min(longest, DeadlineAt(*wait->until_ns)) : longest);
+    }
+  }
+
+  [[nodiscard]] std::string NameOf(std::size_t seat) { return hooks_.NameOf(board_.members()[seat]); }
+  [[nodiscard]] std::string InBallot(Ballot ballot) const {
+    return fmt::format(" ({}, ballot \"{}\")", ToText(call_.kind), ToText(ballot));
+  }
+  // What all are told of a failure that nobody voted for.
+  Status Explain(const agreement::Decide& decide) {
+    const SessionId culprit = board_.members()[decide.culprit];
+    const std::string in = InBallot(decide.ballot);
+    switch (decide.cause) {
+      case Cause::kEnded:
+        return Status{Code::kPeerLost, NameOf(decide.culprit) + " has ended" + in}.ReportedBy(culprit);
+      case Cause::kLate: {
+        std::string text;
+        for (const std::size_t seat : agreement::Absent(reading_.ViewOf(seat_), decide.ballot)) {
+          const std::string seen = hooks_.SeenOf(board_.members()[seat]);
+          text += (text.empty() ? "" : ", ") + NameOf(seat) + (seen.empty() ? "" : ", which " + seen);
+        }
+        return Status{Code::kTimeout,
+                      fmt::format("{} waited {} ms for {}{}", NameOf(seat_), SinceThen(waiting_since_).count(), text, in)}
+            .ReportedBy(culprit);
+      }
+      case Cause::kSetChanged:
+        return {Code::kRefused, NameOf(seat_) + " began to share memory with others" + in};
+      case Cause::kDamaged:
+        return Status{Code::kCorrupt, "the vote of " + NameOf(decide.culprit) + " has been written over" + in}.ReportedBy(
+            culprit);
+      default:
+        return {};
+    }
+  }
+
+  void NoteFailure(Ballot ballot) {
+    const BallotDecision& decision = reading_.decisions[static_cast<std::size_t>(ballot)];
+    const SessionId culprit = board_.members()[decision.culprit];
+    outcome_.failed = ballot;
+    for (const std::size_t seat : agreement::Absent(reading_.ViewOf(seat_), ballot))
+      outcome_.absent.push_back(board_.members()[seat]);
+    if (decision.cause == Cause::kSuperseded) {
+      outcome_.status = {Code::kTimeout, "the others ended this round without this rank" + InBallot(ballot)};
+      return;
+    }
+    const bool voted_no = decision.cause == Cause::kVotedNo;
+    const auto told = board_.StatementOf(voted_no ? decision.culprit : decision.by, ballot, round_);
+    if (decision.cause != Cause::kSetChanged) outcome_.culprit = told && told->reported_by() ? told->reported_by() : culprit;
+    if (voted_no && told && !told->ok()) {
+      outcome_.status = Status{told->code(), NameOf(decision.culprit) + " failed" + InBallot(ballot) + ": " + told->message(),
+                               told->driver_result()}
+                            .ReportedBy(outcome_.culprit);
+    } else if (told && !told->ok()) {
+      outcome_.status = *told;
+    } else if (decision.cause == Cause::kDamaged) {
+      outcome_.status = {Code::kCorrupt, "the board of this round has been written over" + InBallot(ballot)};
+    } else {
+      outcome_.status =
+          Status{Code::kBroken, NameOf(decision.culprit) + ": " + std::string(ToText(decision.cause)) + InBallot(ballot)}
+              .ReportedBy(culprit);
+    }
+  }
+  RoundOutcome Outcome(const agreement::End& end) {
+    outcome_.ending = end.ending;
+    outcome_.again = end.again;
+    if (member_.failed && !outcome_.failed) NoteFailure(*member_.failed);
+    for (std::size_t seat = 0; end.again && seat < reading_.seats.size(); ++seat)
+      if (seat != seat_ && reading_.seats[seat].votes[0] == agreement::Vote::kYes) call_.gave_up.insert(board_.members()[seat]);
+    return std::move(outcome_);
+  }
+
+  Board& board_;
+  const std::size_t seat_;
+  const agreement::Program program_;
+  const RoundNumber round_;
+  CallOnBoard& call_;
+  RoundHooks& hooks_;
+  agreement::Member member_;
+  BoardReading reading_;
+  std::array<bool, agreement::kBallots> reported_{};
+  Status why_;  // this member's work failed
+  std::chrono::milliseconds sleep_ = kSleepLeast;
+  Deadline waiting_since_ = call_.began;
+  RoundOutcome outcome_;
+};
+
+}  // namespace
+
+Result<RoundOutcome> TakePart(Board& board, std::size_t seat, CallOnBoard& call, RoundHooks& hooks) {
+  if (hooks.HasEnded(board.members()[seat]))
+    return Status{Code::kRefused, "this session does not hold its lock, so the others take it for ended"};
+  AMEM_ASSIGN(const RoundNumber round, board.NextRound());
+  return Participant(board, seat, round, call, hooks).Run();
+}
+
+}  // namespace amem::board

@@ -1,0 +1,64 @@
+// A member's part in one round: asks the agreement's Step what to do, does it on the board, has the work done by the engine,
+// and waits. In place of VoteCounter and the leader: a round is begun by coming to a board, and needs nobody's service thread.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "journal/base/deadline.h"
+#include "replay/peers/board/board.h"
+
+namespace amem::board {
+
+// What the engine does for a round. All are called by the thread that is in TakePart, which holds no lock.
+class RoundHooks {
+ public:
+  virtual ~RoundHooks() = default;
+  // The driver steps of that work that are not done yet. Before each of them it asks `is_overtaken`: true means that the others
+  // go on without it, so that the rest must not be done (and the result does not matter).
+  virtual Status Do(agreement::Work work, const std::function<bool()>& is_overtaken) = 0;
+  [[nodiscard]] virtual bool HasEnded(SessionId session) = 0;       // known for certain: PeerPage::Life
+  [[nodiscard]] virtual bool SetHasChanged() = 0;                   // asked while it waits for `come`
+  [[nodiscard]] virtual std::string NameOf(SessionId session) = 0;  // for messages: "rank 2 (pid 4711 on host a)"
+  // What is seen of a member that does not vote: "is stopped (SIGSTOP?)"; empty: nothing.
+  virtual std::string SeenOf(SessionId session) = 0;
+  // Before a vote is cast, so that a journal has it before anybody acts on it. `mine`: ok, or why it is a no.
+  virtual void OnVote(agreement::Ballot ballot, const Status& mine) = 0;
+  // Before each sleep: for whom it waits, for those who watch. At most some hundred times in the first second, then four times.
+  virtual void OnWait(agreement::Ballot ballot, const BoardReading& reading) = 0;
+  // A ballot is decided: what to journal. Called once for each ballot that this member reads, in their order.
+  virtual void OnDecision(agreement::Ballot ballot, const BoardReading& reading) = 0;
+};
+
+// A pause or resume of this session, over all the rounds that it comes to: the caller hands the same one to each.
+struct CallOnBoard {
+  CycleKind kind{};
+  Deadline until{};                  // of the call
+  std::chrono::nanoseconds again{};  // what must be left of it to come again after somebody else's deadline
+  std::chrono::nanoseconds round{};  // what a round has at least from `come` on, however late its last member came
+  std::chrono::nanoseconds undo{};   // what an undo has
+  bool patient = false;              // `come` has no deadline
+  Deadline began = Now();
+  std::set<SessionId> gave_up{};  // came to an earlier round; kept by TakePart
+};
+
+struct RoundOutcome {
+  agreement::Ending ending{};
+  bool again = false;                         // nothing has happened; come again, on the board of the set as it is now
+  std::optional<agreement::Ballot> failed{};  // the first ballot that failed; none: the call succeeded
+  Status status{};                            // why; the same for all members that could read it
+  SessionId culprit{};                        // of the failure; zero: nobody
+  std::vector<SessionId> absent{};            // members that had not voted when it was decided, as this member saw it
+};
+
+// A whole round. Waits, at the latest until the call's times are up, but for a patient `come`. Of failures to begin, nothing
+// has happened: kRefused, if this session itself counts as ended (LifeHolder), so that it must not take part; kCorrupt, if the
+// board cannot be used, so that its set needs another one.
+Result<RoundOutcome> TakePart(Board& board, std::size_t seat, CallOnBoard& call, RoundHooks& hooks);
+
+}  // namespace amem::board

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "journal/base/clock.h"
+#include "journal/base/no_memory.h"
 #include "journal/base/thread.h"
 #include "journal/codec.h"
 #include "journal/session_dir.h"
@@ -141,7 +142,7 @@ void Drain::Run() {
     if (stop_.load(std::memory_order_acquire)) return;
     const std::uint64_t asked = asked_.load();
     working_since_ns_.store(MonotonicNs(), std::memory_order_release);
-    const Status status = MoveAll();
+    const Status status = OrNoMemory([this] { return MoveAll(); });
     if (!status.ok()) (void)Break(status);
     if (broken()) MarkBroken(directory_, reason().message());  // also where an appender could not wait for that
     working_since_ns_.store(0, std::memory_order_release);

@@ -7,9 +7,11 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <type_traits>
 #include <utility>
 
 #include "journal/base/deadline.h"
+#include "journal/base/no_memory.h"
 #include "journal/base/thread.h"
 
 namespace amem {
@@ -20,7 +22,7 @@ class Errand {
   // Where there is no thread left, the calling one does it.
   explicit Errand(std::function<T()> work) {
     const auto run = [shared = shared_, work = std::move(work)] {
-      T made = work();
+      T made = Made(work);
       const std::lock_guard lock(shared->mutex);
       shared->made = std::move(made);
       shared->done.notify_all();
@@ -36,6 +38,12 @@ class Errand {
   }
 
  private:
+  static T Made(const std::function<T()>& work) {
+    if constexpr (std::is_convertible_v<Status, T>)
+      return OrNoMemory(work);
+    else
+      return work();
+  }
   struct Shared {
     std::mutex mutex;
     std::condition_variable done;

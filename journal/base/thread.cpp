@@ -3,7 +3,7 @@
 #include <pthread.h>
 
 #include <csignal>
-#include <system_error>
+#include <exception>
 #include <utility>
 
 namespace amem {
@@ -17,7 +17,7 @@ Result<std::thread> StartThread(const std::string& name, std::function<void()> b
     std::thread thread(std::move(body));
     pthread_setname_np(thread.native_handle(), name.c_str());
     started = std::move(thread);
-  } catch (const std::system_error& failure) {
+  } catch (const std::exception& failure) {  // the system has no thread left, or no memory
     started = Status{Code::kIo, "start the thread " + name + ": " + failure.what()};
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "journal/base/no_memory.h"
+
 namespace amem {
 namespace {
 
@@ -239,7 +241,7 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
     report.cycle = begun.cycle = CycleNumber(kind);
     ledger_.Record(std::move(begun));
   }
-  if (const Status status = RunPhases(kind, round, manner, report); !status.ok()) {
+  if (const Status status = OrNoMemory([&] { return RunPhases(kind, round, manner, report); }); !status.ok()) {
     Add(kind, report, false);
     return GiveUp(kind, round, report.cycle, status);
   }
@@ -351,7 +353,7 @@ Status Coordinator::RunPhase(const PlannedPhase& planned, CycleKind kind, const 
 }
 
 Status Coordinator::RunPhases(CycleKind kind, Round& round, const Manner& manner, CycleReport& report) {
-  const auto planned = MakePlan(kind);
+  const auto planned = OrNoMemory([&] { return MakePlan(kind); });
   if (!planned.ok()) {  // the others hear of it
     const Decided all = Vote(round, FirstOf(kind), planned.status());
     NoteFailure(members_, all.culprit);
@@ -361,7 +363,7 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, const Manner& manner
   const Lifecycle target = kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
   for (const PlannedPhase& phase : plan.phases) {
     const std::uint64_t begun = MonotonicNs();
-    Status mine = RunPhase(phase, kind, manner);
+    Status mine = OrNoMemory([&] { return RunPhase(phase, kind, manner); });
     if (!mine.ok() && kind == CycleKind::kResume) mine = GoOn(phase, manner, round, mine);
     if (mine.ok() && compare_ && phase.phase == PhaseKind::kResumeVerify) mine = executor_.CompareRestored(plan);
     const std::uint64_t voted = MonotonicNs();
@@ -403,7 +405,7 @@ Status Coordinator::Undo(CycleKind failed, Round& round) {
               "nothing was bound to it"};
     std::set<SessionId> owners;
     const auto in_step = [&](SessionId owner) { return IsInStep(owner, round, last); };
-    if (mine.ok()) mine = RunUndoPhase(undo, phase, in_step, owners);
+    if (mine.ok()) mine = OrNoMemory([&] { return RunUndoPhase(undo, phase, in_step, owners); });
     Decided all = Vote(round, phase, mine);
     // Some members know why the cycle failed; others only lost the leader. This brings all to the same phase.
     while (all.gathered_again) {

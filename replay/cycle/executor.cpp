@@ -7,6 +7,8 @@
 #include <system_error>
 #include <thread>
 
+#include "journal/base/no_memory.h"
+
 namespace amem {
 
 static bool AwaitsCopy(const Step& step) { return step.kind == StepKind::kSave || step.kind == StepKind::kRestore; }
@@ -71,6 +73,7 @@ Status Executor::RunSteps(const PlannedPhase& phase) {
 
 Status Executor::RunOne(const Step& step) {
   Result<StepTarget> target = Status{Code::kInvalid, "not known yet"};
+  const auto perform = [&] { return OrNoMemory([&] { return performer_.Perform(step, *target); }); };
   {
     if (!TryLedger()) return NoLedger();
     const LedgerLock lock(ledger_, std::adopt_lock);
@@ -79,9 +82,9 @@ Status Executor::RunOne(const Step& step) {
     ledger_.Record(StepBegun{step, pool_});
     target = performer_.TargetOf(step);
     if (!target.ok()) return Fail(step, target.status());
-    if (NeedsLock(step.kind)) return EndOne(step, *target, performer_.Perform(step, *target));
+    if (NeedsLock(step.kind)) return EndOne(step, *target, perform());
   }
-  const auto handle = performer_.Perform(step, *target);
+  const auto handle = perform();
   if (!OnlyWaits(step.kind)) {
     ledger_.lock();
   } else if (!TryLedger()) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "journal/base/no_memory.h"
 #include "journal/base/thread.h"
 #include "replay/cycle/pinned_memory.h"
 
@@ -42,12 +43,13 @@ void PageSupply::Shared::Work() {
     ++under_way;
     lock.unlock();
     const bool claimed = asking.claim();
-    auto pages = claimed ? copier.Populate(piece) : nullptr;
+    auto pages = OrNoMemory([&]() -> Result<std::unique_ptr<HostPages>> { return claimed ? copier.Populate(piece) : nullptr; });
     if (claimed) asking.touched();
     lock.lock();
     --under_way;
-    if (pages == nullptr) wanted = 0;  // the system has no more at the moment
-    if (pages != nullptr) ready.push_back(std::move(pages));
+    const bool got = pages.ok() && *pages != nullptr;
+    if (!got) wanted = 0;  // the system has no more at the moment
+    if (got) ready.push_back(*std::move(pages));
     changed.notify_all();
   }
   --threads;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "journal/base/clock.h"
+#include "journal/base/no_memory.h"
 #include "journal/base/thread.h"
 
 namespace amem {
@@ -253,7 +254,7 @@ void PinnedSupply::PinInBackground() {
     lock.unlock();
     auto pages = pages_.Take(In(kPieceAtMost));
     AwaitQuiet(turn);
-    auto buffer = Pin(pages.ok() ? *std::move(pages) : nullptr);
+    auto buffer = OrNoMemory([&] { return Pin(pages.ok() ? *std::move(pages) : nullptr); });
     turn = std::chrono::steady_clock::now() + kBreak;
     lock.lock();
     pinning_ = false;

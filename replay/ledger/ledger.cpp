@@ -7,6 +7,7 @@
 
 #include "journal/base/clock.h"
 #include "journal/base/deadline.h"
+#include "journal/base/no_memory.h"
 #include "journal/base/process_sight.h"
 
 namespace amem {
@@ -74,16 +75,22 @@ std::pair<Lifecycle, std::uint64_t> Ledger::Progress() const {
   return {static_cast<Lifecycle>(now & 0xff), now >> 8};
 }
 
+static Status ApplyInMemory(State& state, const Event& event) {
+  return OrNoMemory([&] { return Apply(state, event); });
+}
+
 void Ledger::Record(EventBody body) {
   const bool broken_before = !state_.broken.empty();
   const Event event{SequenceNumber{state_.last.value + 1}, MonotonicNs(), ThreadId(), std::move(body)};
-  if (const Status applied = Apply(state_, event); !applied.ok()) {
+  if (const Status applied = ApplyInMemory(state_, event); !applied.ok()) {
     if (std::visit(IsOnlyCounted{state_}, static_cast<const EventVariant&>(event.body))) {
       ++dropped_events_;
       return Record(PassedThrough{std::string(KindName(event.body.index())), "not counted: " + applied.message(), 0});
     }
     // The event happened, but the state cannot follow: its text becomes the reason why the session is broken.
-    if (!std::holds_alternative<SessionBroken>(event.body))
+    if (std::holds_alternative<SessionBroken>(event.body))
+      state_.broken = applied.message();
+    else
       Break("the state machine refused an event that happened: " + applied.message());
     return;
   }

@@ -1,6 +1,7 @@
 // Pauses and resumes of pools: now, or by a thread of their own.
 #include <spdlog/fmt/fmt.h>
 
+#include "journal/base/no_memory.h"
 #include "journal/base/thread.h"
 #include "replay/session/pools.h"
 
@@ -54,8 +55,12 @@ Status Pools::Run(Entry& pool, const Task& task) {
     pool.queued = false;
     return pool.led;
   };
-  Status status = pool.cycle->Cycle(
-      task.kind, {.after = task.after.get(), .keeps = task.keeps, .patient = task.patient, .queued = queued, .in_use = in_use});
+  const auto cycle = [&] {
+    return pool.cycle->Cycle(
+        task.kind,
+        {.after = task.after.get(), .keeps = task.keeps, .patient = task.patient, .queued = queued, .in_use = in_use});
+  };
+  Status status = OrNoMemory(cycle);
   ended_();
   apart.End();
   if (!pool.late.empty()) GiveLate(pool, Who::kCycle);

@@ -56,6 +56,7 @@ struct Offer {
 struct Page {
   pthread_mutex_t mutex;  // over the offers; robust
   std::array<Offer, 16> offers;
+  std::array<std::atomic<bool>, kMostRanks> begun;  // its threads run
   std::array<std::atomic<bool>, kMostRanks> dead;
   std::atomic<std::uint64_t> order_number;
   Order order;  // does not change until all have answered

@@ -186,6 +186,7 @@ void Rank::Run() {
     });
   }
   if (settings.starves) threads.emplace_back([this] { Starve(); });
+  page->begun[static_cast<std::size_t>(index)] = true;
   for (auto& thread : threads) thread.join();
   NameThread(fmt::format("{}/end", index));
   simulator->ForgetPlannedFailures();

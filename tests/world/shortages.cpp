@@ -14,6 +14,7 @@
 #include <fstream>
 #include <utility>
 
+#include "journal/base/no_memory.h"
 #include "tests/world/findings.h"
 
 namespace amem::world {
@@ -38,7 +39,7 @@ std::uint64_t AddressSpace(pid_t pid) {
 
 bool NamesAShortage(Code code, std::string_view failure) {
   static constexpr std::array kErrors = {EMFILE, ENFILE, ENOMEM, EAGAIN, ENOSPC};
-  return code == Code::kNoDescriptors || code == Code::kOutOfMemory ||
+  return code == Code::kNoDescriptors || code == Code::kOutOfMemory || failure.find(NoMemory().message()) != failure.npos ||
          std::ranges::any_of(kErrors, [&](int error) { return failure.find(::strerror(error)) != std::string_view::npos; });
 }
 
@@ -78,7 +79,7 @@ void Shortages::Begin(const std::vector<pid_t>& ranks) {
   const std::size_t rank = random_() % ranks.size();
   const pid_t pid = ranks[rank];
   const auto kind = static_cast<Kind>(kFirstKind + random_() % (3 - kFirstKind));
-  if (pid <= 0) return;
+  if (pid <= 0 || !page_->begun[rank]) return;  // what the world itself needs to begin is no test
   // Before it begins, so that nobody meets a shortage of which the page does not know.
   ++page_->shortages;
   page_->short_of_something = true;

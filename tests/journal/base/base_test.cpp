@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "journal/base/clock.h"
+#include "journal/base/errand.h"
 #include "journal/base/file.h"
 #include "journal/base/fork_guard.h"
 #include "journal/base/thread.h"
@@ -26,6 +27,13 @@
 
 namespace amem {
 namespace {
+
+TEST(NoMemory, is_a_failure_like_any_other_where_nobody_would_catch_it) {
+  EXPECT_EQ(OrNoMemory([]() -> Status { throw std::bad_alloc(); }).code(), Code::kIo);
+  EXPECT_EQ(*OrNoMemory([]() -> Result<int> { return 7; }), 7);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  EXPECT_EQ(Errand<Status>([]() -> Status { throw std::bad_alloc(); }).Wait(until)->message(), NoMemory().message());
+}
 
 bool IsOpen(int fd) { return ::fcntl(fd, F_GETFD) >= 0; }
 UniqueFd OpenNull() { return UniqueFd(::open("/dev/null", O_RDWR | O_CLOEXEC)); }

@@ -1,9 +1,12 @@
 // Pools on the simulator: what the program gets, what a pause and a resume of a tag do to memory, and what failures leave.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
+#include <new>
 #include <nlohmann/json.hpp>
+#include <thread>
 #include <vector>
 
 #include "tests/replay/session/pools_fixture.h"
@@ -414,6 +417,41 @@ TEST_F(PoolsTest, every_call_of_a_pause_and_a_resume_may_fail_and_nothing_is_los
     }
   }
   EXPECT_GT(failed, 20);
+}
+
+// A thread of AMem's would end the program with an exception.
+TEST_F(PoolsTest, where_the_system_has_no_memory_left_a_pause_and_a_resume_fail_and_nothing_is_lost) {
+  const PoolId pool = Open("weights");
+  std::byte* const memory = Take(pool, 32 * kMiB);
+  Fill(memory, 32 * kMiB, 3);
+  const std::thread::id here = std::this_thread::get_id();
+  std::atomic<bool> elsewhere = false;
+  for (const std::string_view call : {"Unmap", "Release", "Create", "Map", "SetAccess"}) {
+    const CycleKind kind = call == "Unmap" || call == "Release" ? CycleKind::kPause : CycleKind::kResume;
+    if (kind == CycleKind::kResume) {
+      ASSERT_TRUE(Pause(pool).ok());
+    }
+    std::atomic<bool> once = false;
+    a.simulator->SetHook([&](std::string_view made, std::uint64_t) -> int {
+      if (made != call || once.exchange(true)) return 0;
+      if (std::this_thread::get_id() != here) elsewhere = true;
+      throw std::bad_alloc();
+    });
+    ASSERT_TRUE((kind == CycleKind::kPause ? pools().Pause(pool, {.wait = false, .after = nullptr})
+                                           : pools().Resume(pool, {.wait = false}))
+                    .ok());
+    const Status status = pools().Wait(pool);
+    a.simulator->SetHook({});
+    EXPECT_TRUE(once) << call;
+    EXPECT_NE(status.message().find("no memory left"), std::string::npos) << call << ": " << status.message();
+    EXPECT_EQ(StateOf(pool), kind == CycleKind::kPause ? "resident" : "paused") << call;
+    ASSERT_TRUE(Pause(pool).ok()) << call;
+    const Status resumed = Resume(pool);
+    ASSERT_TRUE(resumed.ok()) << call << ": " << resumed.message();
+    ASSERT_TRUE(Holds(memory, 32 * kMiB, 3)) << call;
+    ASSERT_EQ(a.session->CopyState().broken, "") << call;
+  }
+  EXPECT_TRUE(elsewhere) << "no thread of AMem's own was tried";
 }
 
 TEST_F(PoolsTest, a_resume_without_room_leaves_the_tag_paused_and_says_how_much_is_missing) {

@@ -301,7 +301,7 @@ verbs::Region* Cards::Shadow(verbs::Region* real, const Extent& part, const Way&
   made->way = way;
   made->card = card;
   const std::lock_guard lock(mutex_);
-  made->id = RegionId{++next_};
+  made->id = Registrations::NewRegion();
   std::uint64_t& domain = domains_[way.domain];
   if (domain == 0) domain = ++next_domain_;
   record->region = made->id;
@@ -482,15 +482,9 @@ void Cards::Open() {
   }
 }
 
-Network* Renew() {
-  Forever<Cards>().Begin();
-  static auto* const tables = new std::vector(Tables().begin(), Tables().end());
-  tables->push_back(CountedCardReplacements());
-  static const replacements::Tables all(*tables);
-  replacements::Install(all);
-  nccl::TellServiceThreads();
-  nccl::SetEnding([](CommunicatorId id, bool begins) { Forever<Cards>().Ending(id, begins); });
-  return &Forever<Cards>();
+bool Cards::MayWait() {
+  const std::lock_guard lock(waiting);
+  return MayWait(nccl::CurrentCommunicator());
 }
 
 }  // namespace amem::intercept

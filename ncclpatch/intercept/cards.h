@@ -121,6 +121,7 @@ class Cards final : public Network {
   // until the cards are open again.
   void Ending(CommunicatorId id, bool begins);
   [[nodiscard]] bool MayWait(CommunicatorId id);  // the caller holds `waiting`
+  [[nodiscard]] bool MayWait();                   // of this thread's communicator; the caller does not hold it
 
   // Puts today's keys into requests that were made before a renewal.
   void Refresh(const verbs::Domain* domain, verbs::Send* work);
@@ -156,7 +157,7 @@ class Cards final : public Network {
   std::map<const void*, std::unique_ptr<Held>> shadows_;
   std::map<RegionId, Held*> by_id_;
   std::map<const verbs::Domain*, std::uint64_t> domains_;  // by numbers for the journal
-  std::uint64_t next_ = 0, next_domain_ = 0;
+  std::uint64_t next_domain_ = 0;
   struct Range {
     std::uint64_t begin = 0, end = 0;
     const verbs::Domain* domain = nullptr;
@@ -170,7 +171,7 @@ class Cards final : public Network {
   std::vector<CommunicatorId> ending_;  // guarded by `waiting`
 };
 
-// For Runtime::Above.
+// For Runtime::Above: the cards, and the plugins whose registrations are renewed.
 Network* Renew();
 
 }  // namespace amem::intercept

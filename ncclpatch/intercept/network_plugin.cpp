@@ -7,27 +7,37 @@
 // regMrSym, regMrSymDmaBuf and deregMrSym stand where those functions do; in GIN from version 14 on one place later, behind
 // getGinProperties.
 //
+// With AMEM_NETWORK=renew registrations of networks that are known to need no more are undone in a pause (plugin_handles.h).
+// Then what begins, ends and closes transfers is AMem's, too: it stands behind deregMr, and from version 10 on has a handle for
+// profilers.
+//
 // Under other tables all memory stays. NCCL may hand a plugin any memory, the program's too, and a newer NCCL at other times
 // than those that are known, so nothing is out of reach of a table that AMem cannot read.
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
+#include <chrono>
 #include <optional>
 #include <string_view>
+#include <thread>
 
 #include "ncclpatch/hook/elf_image.h"
 #include "ncclpatch/intercept/card_buffers.h"
-#include "ncclpatch/intercept/registrations.h"
+#include "ncclpatch/intercept/cards.h"
+#include "ncclpatch/intercept/plugin_handles.h"
 
 namespace amem::intercept {
 namespace {
 
-constexpr int kInvalidUsage = 5, kFirstWithDmaBuf = 6, kFirstWithLongSize = 8, kFirstWithGinProperties = 14;
+constexpr int kSystemError = 2, kInternalError = 3, kInvalidUsage = 5;  // ncclResult_t
+constexpr int kGpuMemory = 2;                                           // NCCL_PTR_CUDA
+constexpr int kFirstWithDmaBuf = 6, kFirstWithLongSize = 8, kFirstWithProfiling = 10, kFirstWithGinProperties = 14;
 constexpr std::size_t kInit = 1, kConnect = 5, kAccept = 6, kRegMr = 7, kMostFunctions = 64, kMostTables = 16;
 
-// Collective networks have the functions of networks, and RMA had those of GIN at first.
-enum class Family : std::uint8_t { kNet, kGin, kRma };
+// Up to deregMr collective networks have the functions of networks, and RMA had those of GIN at first.
+enum class Family : std::uint8_t { kNet, kCollNet, kGin, kRma };
 
 struct Kind {
   Family family{};
@@ -38,6 +48,14 @@ struct Kind {
     return family == Family::kGin && version >= kFirstWithGinProperties ? kRegMr + 1 : kRegMr;
   }
   [[nodiscard]] std::size_t dereg_mr() const { return has_dma_buf() ? reg_mr() + 2 : reg_mr() + 1; }
+  // Of networks:
+  [[nodiscard]] std::size_t isend() const { return dereg_mr() + 1; }
+  [[nodiscard]] std::size_t irecv() const { return dereg_mr() + 2; }
+  [[nodiscard]] std::size_t iflush() const { return dereg_mr() + 3; }
+  [[nodiscard]] std::size_t test() const { return dereg_mr() + 4; }
+  [[nodiscard]] std::size_t close_send() const { return dereg_mr() + 5; }
+  [[nodiscard]] std::size_t close_receive() const { return dereg_mr() + 6; }
+  [[nodiscard]] std::size_t get_device_mr() const { return dereg_mr() + 8; }
   friend bool operator==(const Kind&, const Kind&) = default;
 };
 
@@ -46,33 +64,54 @@ struct PluginTable {
   std::size_t functions = 0;
   void* const* real = nullptr;
   std::array<void*, kMostFunctions> copy{};
+  std::atomic<bool> renews{false};  // its registrations are PluginHandles'
+  PluginGate gate;
+
+  [[nodiscard]] const char* name() const { return static_cast<const char*>(real[0]); }
 
   template <class F>
   [[nodiscard]] F* Real(std::size_t function) const {
     return reinterpret_cast<F*>(real[function]);
   }
 };
-constinit std::array<PluginTable, kMostTables> g_tables;
+// Never destroyed, because NCCL's threads use it up to the end.
+PluginTable& TableAt(std::size_t place) {
+  static auto& tables = *new std::array<PluginTable, kMostTables>;
+  return tables[place];
+}
 constinit std::mutex g_tables_mutex;
+
+// This thread has connected to another rank, as that does which registers the buffers of connections.
+thread_local bool t_has_connected = false;
 
 using AnyCall = int(void*, void*, void*, void*, void*, void*);  // at most six arguments, all in registers
 
-// A registration by a plugin.
-template <class MakeCall>
-int Register(const char* call, Extent part, const char* how, void** handle, int descriptor, const MakeCall& make_call) {
+// A registration by a plugin. `wrap(handle, record)`: as PluginHandles::Wrap.
+constexpr auto kAsItIs = [](void*, Registered*) -> void* { return nullptr; };
+template <class MakeCall, class Wrap = decltype(kAsItIs)>
+int Register(const char* call, Extent part, const char* how, void** handle, int descriptor, const MakeCall& make_call,
+             const Wrap& wrap = kAsItIs) {
   const Registering gate(call, part);
   if (gate.refused()) return kInvalidUsage;
   const int result = make_call();
-  if (result == 0 && handle != nullptr) Forever<Registrations>().Add(KeyOf(Registrar::kPlugin, *handle), part, how, descriptor);
+  if (result == 0 && handle != nullptr) {
+    Registered record;
+    if (void* const ours = wrap(*handle, &record)) *handle = ours;
+    Forever<Registrations>().Add(KeyOf(Registrar::kPlugin, *handle), part, how, descriptor, std::move(record));
+  }
   if (descriptor >= 0) Forever<Registrations>().Consumed(descriptor);
   return result;
 }
+
+void** RequestAmong(void** request) { return request; }
+void** RequestAmong(void* /*for a profiler*/, void** request) { return request; }
+void** RequestAmong(void** /*for profilers*/, void** request) { return request; }
 
 void Refresh(std::size_t table);
 
 template <std::size_t T>
 struct Of {
-  static const PluginTable& table() { return g_tables[T]; }
+  static PluginTable& table() { return TableAt(T); }
 
   // A plugin may fill in its table when it is initialised.
   static int CallInit(void* a, void* b, void* c, void* d, void* e, void* f) {
@@ -85,17 +124,50 @@ struct Of {
   static int Connect(void* a, void* b, void* c, void* d, void* e, void* f) {
     const int result = table().template Real<AnyCall>(function)(a, b, c, d, e, f);
     if (result == 0) CardBuffers::ThreadUsesCard();
+    if (result == 0) t_has_connected = true;
     return result;
+  }
+
+  // Makes a plugin's call that registers or undoes that. What the plugin does then is not recorded as another library's.
+  template <class MakeCall>
+  static int InPlugin(const MakeCall& make_call) {
+    const OfPlugin inside(table().renews.load());
+    return make_call();
+  }
+  template <class Again>
+  static void* Wrap(void* comm, void* data, size_t bytes, int type, void* real, const Again& again, Registered* record) {
+    if (!table().renews.load() || type != kGpuMemory) return nullptr;
+    if (!t_has_connected) return record->pins = "it was not registered by a thread that has connected", nullptr;
+    const auto undo = [comm](void* handle) {
+      return InPlugin([&] { return table().template Real<int(void*, void*)>(table().kind.dereg_mr())(comm, handle); });
+    };
+    return Forever<PluginHandles>().Wrap(real, PartAt(data, bytes), {table().name(), &table().gate, comm, undo, again}, record);
   }
   static int RegMr(void* comm, void* data, size_t bytes, int type, void** handle) {
     if (table().kind.version < kFirstWithLongSize) bytes = static_cast<size_t>(static_cast<int>(bytes));
-    return Register("regMr of a network plugin", PartAt(data, bytes), "network plugin", handle, -1,
-                    [&] { return table().template Real<decltype(RegMr)>(kRegMr)(comm, data, bytes, type, handle); });
+    const auto make_call = [=](void** made) {
+      return InPlugin([&] { return table().template Real<decltype(RegMr)>(kRegMr)(comm, data, bytes, type, made); });
+    };
+    return Register(
+        "regMr of a network plugin", PartAt(data, bytes), "network plugin", handle, -1, [&] { return make_call(handle); },
+        [&](void* real, Registered* record) { return Wrap(comm, data, bytes, type, real, make_call, record); });
   }
   static int RegDmaBuf(void* comm, void* data, size_t bytes, int type, std::uint64_t offset, int descriptor, void** handle) {
-    return Register("regMrDmaBuf of a network plugin", PartAt(data, bytes), "network plugin, dma-buf", handle, descriptor, [&] {
-      return table().template Real<decltype(RegDmaBuf)>(kRegMr + 1)(comm, data, bytes, type, offset, descriptor, handle);
-    });
+    const auto make_call = [=](int of, void** made) {
+      return InPlugin(
+          [&] { return table().template Real<decltype(RegDmaBuf)>(kRegMr + 1)(comm, data, bytes, type, offset, of, made); });
+    };
+    return Register(
+        "regMrDmaBuf of a network plugin", PartAt(data, bytes), "network plugin, dma-buf", handle, descriptor,
+        [&] { return make_call(descriptor, handle); },
+        [&](void* real, Registered* record) {
+          const auto again = [=, remade = DmaBufMaker::Of(descriptor)](void** made) {
+            int result = kInternalError;
+            if (!remade.Again([&](int of) { result = make_call(of, made); })) return kSystemError;
+            return result;
+          };
+          return Wrap(comm, data, bytes, type, real, again, record);
+        });
   }
   // `Device...`: of GIN, where kernels find the registration.
   template <class... Device>
@@ -115,14 +187,72 @@ struct Of {
                     });
   }
   static int DeregMr(void* comm, void* handle) {
-    return Deregister(KeyOf(Registrar::kPlugin, handle),
-                      [&] { return table().template Real<int(void*, void*)>(table().kind.dereg_mr())(comm, handle); });
+    const auto make_call = [&](void* real) {
+      return InPlugin([&] { return table().template Real<int(void*, void*)>(table().kind.dereg_mr())(comm, real); });
+    };
+    return Deregister(KeyOf(Registrar::kPlugin, handle), [&] {
+      return table().renews.load() ? Forever<PluginHandles>().GiveUp(handle, make_call) : make_call(handle);
+    });
+  }
+
+  // ---- transfers, where registrations are renewed. `rest`: a handle for profilers, if there is one, and the request.
+  template <class... Rest>
+  static int ISend(void* comm, void* data, size_t bytes, int tag, void* handle, Rest... rest) {
+    return table().gate.Begin(comm, RequestAmong(rest...), [&] {
+      return table().template Real<decltype(ISend<Rest...>)>(table().kind.isend())(
+          comm, data, bytes, tag, Forever<PluginHandles>().Real(handle), rest...);
+    });
+  }
+  template <class... Rest>
+  static int IRecv(void* comm, int count, void** data, void* sizes, int* tags, void** handles, Rest... rest) {
+    return table().gate.Begin(comm, RequestAmong(rest...), [&] {
+      return WithReal(count, handles, [&](void** real) {
+        return table().template Real<decltype(IRecv<Rest...>)>(table().kind.irecv())(comm, count, data, sizes, tags, real,
+                                                                                     rest...);
+      });
+    });
+  }
+  // NCCL takes no request for done already. It flushes what has arrived for a kernel that runs, so not while the gate is shut;
+  // then it waits, unless its communicator ends.
+  static int IFlush(void* comm, int count, void** data, int* sizes, void** handles, void** request) {
+    bool made = false;
+    for (int result = 0;; std::this_thread::sleep_for(std::chrono::microseconds(100))) {
+      result = table().gate.Begin(comm, request, [&] {
+        made = true;
+        return WithReal(count, handles, [&](void** real) {
+          return table().template Real<decltype(IFlush)>(table().kind.iflush())(comm, count, data, sizes, real, request);
+        });
+      });
+      if (made) return result;
+      if (!Forever<Cards>().MayWait()) return kInternalError;
+    }
+  }
+  static int Test(void* request, int* done, int* sizes) {
+    const int result = table().template Real<decltype(Test)>(table().kind.test())(request, done, sizes);
+    if (result == 0 && *done != 0) table().gate.Ended(request);
+    return result;
+  }
+  template <bool sends>
+  static int Close(void* comm) {
+    table().gate.Closed(comm);
+    Forever<PluginHandles>().Closed(comm);
+    const std::size_t function = sends ? table().kind.close_send() : table().kind.close_receive();
+    return table().template Real<decltype(Close<sends>)>(function)(comm);
+  }
+  template <class MakeCall>
+  static int WithReal(int count, void** handles, const MakeCall& make_call) {
+    std::array<void*, 32> real;  // NCCL receives eight at once
+    if (handles == nullptr || count < 0 || static_cast<std::size_t>(count) > real.size()) return make_call(handles);
+    std::transform(handles, handles + count, real.begin(), [](void* one) { return Forever<PluginHandles>().Real(one); });
+    return make_call(real.data());
   }
 };
 
 struct Wrappers {
   void *init, *connect, *accept, *dereg_mr;
-  std::array<std::array<void*, 2>, 3> reg_mr;  // by family: by address, and of a dma-buf
+  std::array<std::array<void*, 2>, 4> reg_mr;  // by family: by address, and of a dma-buf
+  std::array<void*, 2> isend, irecv;           // without and with a handle for profilers
+  void *iflush, *test, *close_send, *close_receive;
 };
 template <class F>
 void* Entry(F* function) {
@@ -135,31 +265,61 @@ auto AllWrappers(std::index_sequence<T...>) {
                              Entry(&Of<T>::template Connect<kAccept>),
                              Entry(&Of<T>::DeregMr),
                              {{{Entry(&Of<T>::RegMr), Entry(&Of<T>::RegDmaBuf)},
+                               {Entry(&Of<T>::RegMr), Entry(&Of<T>::RegDmaBuf)},
                                {Entry(&Of<T>::template RegMrSym<void**>), Entry(&Of<T>::template RegSymDmaBuf<void**>)},
-                               {Entry(&Of<T>::template RegMrSym<>), Entry(&Of<T>::template RegSymDmaBuf<>)}}}}...};
+                               {Entry(&Of<T>::template RegMrSym<>), Entry(&Of<T>::template RegSymDmaBuf<>)}}},
+                             {Entry(&Of<T>::template ISend<void**>), Entry(&Of<T>::template ISend<void*, void**>)},
+                             {Entry(&Of<T>::template IRecv<void**>), Entry(&Of<T>::template IRecv<void**, void**>)},
+                             Entry(&Of<T>::IFlush),
+                             Entry(&Of<T>::Test),
+                             Entry(&Of<T>::template Close<true>),
+                             Entry(&Of<T>::template Close<false>)}...};
+}
+
+// The networks whose registrations can be done again, by the name in their table. Where a plugin shows kernels its
+// registrations, they keep what they have seen.
+bool CanRenew(const PluginTable& table) {
+  constexpr int kOldest = 6, kNewest = 11;
+  if (!Forever<PluginHandles>().on() || table.kind.family != Family::kNet || table.name() == nullptr) return false;
+  const bool shows_kernels = table.functions > table.kind.get_device_mr() && table.real[table.kind.get_device_mr()] != nullptr;
+  return std::string_view(table.name()).starts_with("IBext_v") && table.kind.version >= kOldest &&
+         table.kind.version <= kNewest && table.functions > table.kind.close_receive() && !shows_kernels;
+}
+
+void* TransferOf(const Kind& kind, std::size_t function, const Wrappers& wrappers) {
+  const std::size_t profiling = kind.version >= kFirstWithProfiling ? 1 : 0;
+  if (function == kind.isend()) return wrappers.isend[profiling];
+  if (function == kind.irecv()) return wrappers.irecv[profiling];
+  if (function == kind.iflush()) return wrappers.iflush;
+  if (function == kind.test()) return wrappers.test;
+  if (function == kind.close_send()) return wrappers.close_send;
+  return function == kind.close_receive() ? wrappers.close_receive : nullptr;
 }
 
 // What stands at a place of a table in place of the plugin's function; null: that function.
-void* WrapperOf(const Kind& kind, std::size_t function, const Wrappers& wrappers) {
+void* WrapperOf(const Kind& kind, bool renews, std::size_t function, const Wrappers& wrappers) {
   const auto& [by_address, of_dma_buf] = wrappers.reg_mr.at(static_cast<std::size_t>(kind.family));
   if (function == kInit) return wrappers.init;
   if (function == kind.reg_mr()) return by_address;
   if (function == kind.reg_mr() + 1 && kind.has_dma_buf()) return of_dma_buf;
   if (function == kind.dereg_mr()) return wrappers.dereg_mr;
-  if (kind.family != Family::kNet) return nullptr;
-  return function == kConnect ? wrappers.connect : function == kAccept ? wrappers.accept : nullptr;
+  if (kind.family != Family::kNet && kind.family != Family::kCollNet) return nullptr;
+  if (function == kConnect || function == kAccept) return function == kConnect ? wrappers.connect : wrappers.accept;
+  return renews ? TransferOf(kind, function, wrappers) : nullptr;
 }
 
 void Refresh(std::size_t index) {
   static const auto wrappers = AllWrappers(std::make_index_sequence<kMostTables>());
-  PluginTable& table = g_tables[index];
+  PluginTable& table = TableAt(index);
   const std::lock_guard lock(g_tables_mutex);
+  const bool renews = CanRenew(table);
   for (std::size_t i = 0; i < table.functions; ++i) {
     void* const real = table.real[i];
-    void* const ours = real == nullptr ? nullptr : WrapperOf(table.kind, i, wrappers[index]);
+    void* const ours = real == nullptr ? nullptr : WrapperOf(table.kind, renews, i, wrappers[index]);
     void* const wanted = ours == nullptr ? real : ours;
     if (table.copy[i] != wanted) table.copy[i] = wanted;
   }
+  table.renews.store(renews);
 }
 
 // Tables of these versions are known.
@@ -169,7 +329,7 @@ struct Versions {
   int oldest, newest;
 };
 constexpr std::array kKnown = {
-    Versions{"ncclNetPlugin_v", Family::kNet, 5, 12}, Versions{"ncclCollNetPlugin_v", Family::kNet, 5, 12},
+    Versions{"ncclNetPlugin_v", Family::kNet, 5, 12}, Versions{"ncclCollNetPlugin_v", Family::kCollNet, 5, 12},
     Versions{"ncclGinPlugin_v", Family::kGin, 11, 14}, Versions{"ncclRmaPlugin_v", Family::kGin, 13, 13},
     Versions{"ncclRmaPlugin_v", Family::kRma, 14, 15}};
 
@@ -194,7 +354,7 @@ std::optional<Kind> KindOf(std::string_view name) {
 std::size_t PlaceOf(void* const* real, const Kind& kind, std::size_t functions) {
   const std::lock_guard lock(g_tables_mutex);
   for (std::size_t i = 0; i < kMostTables; ++i) {
-    PluginTable& table = g_tables[i];
+    PluginTable& table = TableAt(i);
     if (table.real != nullptr && (table.real != real || table.kind != kind)) continue;
     table.kind = kind;
     table.functions = functions;
@@ -219,7 +379,7 @@ void* WrapPlugin(const char* name, void* table) {
     return table;
   }
   Refresh(place);
-  return g_tables[place].copy.data();
+  return TableAt(place).copy.data();
 }
 
 }  // namespace amem::intercept

@@ -2,13 +2,47 @@
 
 #include <spdlog/fmt/fmt.h>
 #include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
 
 #include "ncclpatch/intercept/card_buffers.h"
+#include "ncclpatch/runtime/log.h"
 
 namespace amem::intercept {
 
 static std::string ByDmaBuf(const char* how, unsigned long long flags) {
   return flags == 0 ? how : fmt::format("{}, flags {}", how, flags);
+}
+
+RegionId Registrations::NewRegion() {
+  static std::atomic<std::uint64_t> made{0};
+  return RegionId{made.fetch_add(1) + 1};
+}
+
+DmaBufMaker DmaBufMaker::Of(int descriptor) {
+  const auto device = Runtime::Get().CurrentDevice();
+  return {Forever<Registrations>().ExportedAs(descriptor), device ? std::optional(*device) : std::nullopt};
+}
+
+bool DmaBufMaker::Again(const std::function<void(int descriptor)>& use) const {
+  static const auto get = AMEM_DRIVER(cuMemGetHandleForAddressRange);
+  int descriptor = -1;
+  const auto ask = [&] {
+    return get(&descriptor, made.part.address.value, made.part.bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, made.flags);
+  };
+  const CUcontext context = device ? PrimaryContext(*device) : nullptr;
+  const CUresult result = get == nullptr ? CUDA_ERROR_NOT_SUPPORTED : context == nullptr ? ask() : InContext(context, ask);
+  if (result != CUDA_SUCCESS) {
+    log::Error(fmt::format("a dma-buf of {} at {} to register it again: CUresult {}", FormatBytes(made.part.bytes),
+                           Hex(made.part.address), static_cast<int>(result)));
+    return errno = EIO, false;
+  }
+  use(descriptor);
+  const int why = errno;
+  ::close(descriptor);
+  return errno = why, true;
 }
 
 std::string OtherLibrary() { return OfAnother::now > 0 ? CallingLibrary() : std::string(); }

@@ -5,8 +5,10 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,8 +28,21 @@ struct RegionKey {
 };
 inline RegionKey KeyOf(Registrar registrar, const void* handle) { return {registrar, reinterpret_cast<std::uint64_t>(handle)}; }
 
+// This thread is in a call of a network plugin's whose registrations are recorded as the plugin's.
+struct OfPlugin : NoCopies {
+  static inline thread_local int now = 0;
+  explicit OfPlugin(bool recorded) : recorded_(recorded) { now += recorded_ ? 1 : 0; }
+  ~OfPlugin() { now -= recorded_ ? 1 : 0; }
+
+ private:
+  const bool recorded_;
+};
+
 class Registrations {
  public:
+  // The number of a renewable registration.
+  static RegionId NewRegion();
+
   // The driver made a dma-buf of `part`. Whoever has the descriptor may register it, so it pins the part until a registration
   // that AMem sees replaces it (Consumed), or that registration fails. NCCL closes it then; another library may keep it, and
   // its dma-buf pins until the descriptor is closed as well (DropClosed). `flags` are those of cuMemGetHandleForAddressRange.
@@ -72,6 +87,16 @@ class Registrations {
   std::map<int, Export> exported_;
   std::vector<Export> closed_;  // for DropClosed
   std::map<RegionKey, Region> regions_;
+};
+
+// How NCCL made a dma-buf, so that it can be made again.
+struct DmaBufMaker {
+  Registrations::Exporting made;
+  std::optional<DeviceOrdinal> device;
+
+  static DmaBufMaker Of(int descriptor);
+  // Calls `use` with the descriptor of a new one, and closes that. False, with errno: the driver gives none.
+  [[nodiscard]] bool Again(const std::function<void(int descriptor)>& use) const;
 };
 
 // The library in whose call this thread is; empty: NCCL.

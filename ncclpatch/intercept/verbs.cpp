@@ -4,13 +4,10 @@
 // NCCL registers by address (ibv_reg_mr, with the peer-memory module) or by a dma-buf. It closes the dma-buf's descriptor right
 // after; the registration holds the pages until it is undone.
 #include <spdlog/fmt/fmt.h>
-#include <unistd.h>
 
 #include <cerrno>
-#include <optional>
 
 #include "ncclpatch/intercept/cards.h"
-#include "ncclpatch/runtime/log.h"
 
 namespace amem::intercept {
 namespace {
@@ -108,30 +105,6 @@ using RegMrIova2 = RegisterAt<"ibv_reg_mr_iova2", Registrar::kVerbs, "ibv_reg_mr
 using RegMrIova = RegisterAt<"ibv_reg_mr_iova", Registrar::kVerbs, "ibv_reg_mr", std::uint64_t, int>;
 using UmemReg = RegisterAt<"mlx5dv_devx_umem_reg", Registrar::kUserMemory, "mlx5dv_devx_umem_reg", std::uint32_t>;
 
-// A new dma-buf of the same range, which is closed after `make_call(descriptor)`. Null, with errno: the driver or the card
-// refused.
-template <class MakeCall>
-verbs::Region* AgainByDmaBuf(const Registrations::Exporting& made, std::optional<DeviceOrdinal> device,
-                             const MakeCall& make_call) {
-  static const auto get = AMEM_DRIVER(cuMemGetHandleForAddressRange);
-  int descriptor = -1;
-  const auto ask = [&] {
-    return get(&descriptor, made.part.address.value, made.part.bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, made.flags);
-  };
-  const CUcontext context = device ? PrimaryContext(*device) : nullptr;
-  const CUresult result = get == nullptr ? CUDA_ERROR_NOT_SUPPORTED : context == nullptr ? ask() : InContext(context, ask);
-  if (result != CUDA_SUCCESS) {
-    log::Error(fmt::format("a dma-buf of {} at {} to register it again: CUresult {}", FormatBytes(made.part.bytes),
-                           Hex(made.part.address), static_cast<int>(result)));
-    return errno = EIO, nullptr;
-  }
-  void* const region = make_call(descriptor);
-  const int why = errno;
-  ::close(descriptor);
-  errno = why;
-  return static_cast<verbs::Region*>(region);
-}
-
 // Of a dma-buf.
 template <Text Name, class... More>
 struct RegisterDescriptor : Named<Name> {
@@ -139,14 +112,15 @@ struct RegisterDescriptor : Named<Name> {
   static void* Call(Function* real, void* domain, std::uint64_t offset, size_t bytes, std::uint64_t io_address, int descriptor,
                     int access, More... more) {
     const auto make_call = [=](int of) { return real(domain, offset, bytes, io_address, of, access, more...); };
-    const auto made = Forever<Registrations>().ExportedAs(descriptor);
+    const DmaBufMaker maker = DmaBufMaker::Of(descriptor);
     Cards::Way way{.domain = static_cast<verbs::Domain*>(domain),
                    .access = static_cast<std::uint32_t>(access),
-                   .at_its_address = io_address == made.part.address.value + offset,
+                   .at_its_address = io_address == maker.made.part.address.value + offset,
                    .undo = &Undo};
     if (Forever<Cards>().on())
-      way.again = [=, device = Runtime::Get().CurrentDevice()] {
-        return AgainByDmaBuf(made, device ? std::optional(*device) : std::nullopt, make_call);
+      way.again = [=]() -> verbs::Region* {
+        void* region = nullptr;
+        return maker.Again([&](int of) { region = make_call(of); }) ? static_cast<verbs::Region*>(region) : nullptr;
       };
     return RegisterDmaBuf(
         Name.data, Registrar::kVerbs, descriptor, offset, bytes, [&] { return make_call(descriptor); }, &way);
@@ -332,5 +306,15 @@ std::span<const replacements::Replacement> VerbsReplacements() { return Table<st
 std::span<const replacements::Replacement> CountedCardReplacements() {
   return replacements::Table<OpenDevice, CloseDevice, CreatePair, DestroyPair>();
 }
-std::span<const replacements::Replacement> VerbsOfOthers() { return Table<ByAnother>(); }
+
+// A library's calls that are a part of a network plugin's registration are recorded as that, and AMem makes some itself while
+// all others wait.
+template <class Ours>
+struct ByAnotherThanPlugin : ByAnother<Ours> {
+  template <class R, class... A>
+  static R Call(R (*real)(A...), std::type_identity_t<A>... arguments) {
+    return OfPlugin::now > 0 ? real(arguments...) : ByAnother<Ours>::Call(real, arguments...);
+  }
+};
+std::span<const replacements::Replacement> VerbsOfOthers() { return Table<ByAnotherThanPlugin>(); }
 }  // namespace amem::intercept

@@ -111,5 +111,220 @@ TEST_F(NetworkJob, pauses_leave_what_a_plugin_registers) {
   ExpectWell(ranks, 4);
 }
 
+// ---- AMEM_NETWORK=renew
+
+const Commands kRenewalBegins = {"barrier", "pause idle", "barrier", "bytes", "card=regions"};
+const Commands kRenewal = kRenewalBegins + Commands{"barrier", "resume", "reduce"};
+
+// What is registered is given up and made anew: of NCCL's own network, and of a plugin.
+class Renewal : public NetworkJob, public ::testing::WithParamInterface<const char*> {
+ protected:
+  Renewal() {
+    job_.environment["AMEM_NETWORK"] = "renew";
+    job_.environment["STAND_IN_NET"] = GetParam();
+  }
+  static bool ByPlugin() { return std::string(GetParam()) != "ib"; }
+  // The nth pause left nothing on this rank's GPU, and nothing with its card.
+  static void ExpectAllGone(const std::vector<Rank>& ranks, int pauses) {
+    for (const Rank& rank : ranks)
+      for (int nth = 0; nth < pauses; ++nth) {
+        EXPECT_EQ(rank.Said("pause idle", nth), "0") << All(ranks);
+        EXPECT_EQ(rank.Said("resume", nth), "0") << All(ranks);
+        EXPECT_EQ(rank.Said("bytes", nth + 1), "0") << nth << All(ranks);
+        EXPECT_EQ(rank.Said("card", nth + 1), "0") << nth << All(ranks);
+      }
+  }
+};
+const auto Named = [](const auto& info) { return std::string(info.param).size() == 2 ? "ByNccl" : "ByPlugin"; };
+
+TEST_P(Renewal, twenty_pauses_give_everything_back_and_no_key_is_missed) {
+  const auto ranks = job_.Run(2, kBegin + 20 * (kRenewal + kMessages) + kEnd);
+  ExpectAllGone(ranks, 20);
+  ExpectWell(ranks, 21);
+}
+
+TEST_P(Renewal, messages_that_nobody_has_received_yet_wait_across_a_pause) {
+  const Commands across = {"send=100",     "send=300000", "barrier", "pause idle",  "barrier",       "bytes",
+                           "card=regions", "barrier",     "resume",  "receive=100", "receive=300000"};
+  const auto ranks = job_.Run(2, kBegin + 5 * across + Commands{"reduce"} + kEnd);
+  ExpectAllGone(ranks, 5);
+  ExpectWell(ranks, 2);
+}
+
+TEST_P(Renewal, several_communicators_of_three_hosts_are_renewed) {
+  const auto ranks =
+      job_.Run(3, Commands{"cuda", "load", "init", "init", "init", "reduce", "barrier", "bytes", "card=bytes"} +
+                      3 * (kRenewal + kMessages) + Commands{"destroy"} + 2 * kRenewal + Commands{"destroy"} + kEnd);
+  ExpectAllGone(ranks, 5);
+  ExpectWell(ranks, 6);
+}
+
+TEST_P(Renewal, ranks_that_share_a_host_go_on_sharing_memory) {
+  job_.environment["STAND_IN_RANKS_PER_HOST"] = "2";
+  const auto ranks = job_.Run(4, kBegin + 3 * kRenewal + kEnd);
+  ExpectAllGone(ranks, 3);
+  ExpectWell(ranks, 4);
+}
+
+TEST_P(Renewal, memory_of_cudaMalloc_is_renewed_as_well) {
+  job_.environment["NCCL_CUMEM_ENABLE"] = "0";
+  const auto ranks = job_.Run(2, kBegin + 3 * (kRenewal + kMessages) + kEnd);
+  ExpectAllGone(ranks, 3);
+  ExpectWell(ranks, 4);
+}
+
+// Nobody has said that all hosts are idle.
+TEST_P(Renewal, a_plain_pause_leaves_what_the_card_holds) {
+  const auto ranks = job_.Run(2, kBegin + 2 * kCycle + kRenewal + kCycle + kEnd);
+  ExpectWell(ranks, 5);
+  for (const Rank& rank : ranks)
+    for (const int cycle : {1, 2, 4}) EXPECT_EQ(Number(rank, "bytes", cycle), 2 * kBuffer) << cycle << All(ranks);
+}
+
+TEST_P(Renewal, a_communicator_that_is_destroyed_while_paused_leaves_nothing_with_the_card) {
+  const auto ranks =
+      job_.Run(2, Commands{"cuda", "load", "init", "init", "reduce", "barrier", "bytes", "card=bytes", "barrier", "pause idle",
+                           "barrier", "bytes", "card=regions", "destroy", "barrier", "resume", "reduce"} +
+                      kRenewal + kEnd);
+  ExpectAllGone(ranks, 2);
+  ExpectWell(ranks, 3);
+}
+
+// The launch is refused, but NCCL's proxy begins to receive, and waits at the gate.
+TEST_P(Renewal, a_communicator_can_be_aborted_while_its_thread_waits_for_the_card) {
+  const auto ranks = job_.Run(2, kBegin +
+                                     Commands{"barrier", "pause idle", "barrier", "receive=100", "sleep=100", "abort",
+                                              "barrier", "resume", "init", "reduce"} +
+                                     kRenewal + kEnd);
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.Said("receive"), "failed 1") << All(ranks);
+    EXPECT_EQ(rank.Said("abort"), "0") << All(ranks);
+  }
+  ExpectWell(ranks, 3);
+}
+
+// In a pause that follows traffic the card has requests under way, of which some are told to have ended much later.
+TEST_P(Renewal, a_slow_card_is_waited_for) {
+  job_.environment["AMEM_CARD_FAULTS"] = "late=1000,ack=20000";
+  const auto ranks = job_.Run(2, kBegin + 3 * (kMessages + kRenewal) + kEnd);
+  ExpectAllGone(ranks, 3);
+  ExpectWell(ranks, 4);
+}
+
+// From the first tag on AMem sees what a plugin does with the card's library as well.
+TEST_P(Renewal, with_tags_nothing_is_taken_for_another_librarys) {
+  const auto ranks =
+      job_.Run(2, Commands{"cuda", "load", "tags"} + kBegin + 3 * (kRenewal + kMessages) + Commands{"read tags"} + kEnd);
+  ExpectWell(ranks, 4);
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.Said("read tags"), "as written") << All(ranks);
+    for (int nth = 0; nth < 3; ++nth) EXPECT_EQ(rank.Said("card", nth + 1), "0") << nth << All(ranks);
+  }
+}
+
+// ---- failures of the card
+
+// Two ranks a host, of which one sends to the other host and one receives; what a host shares pauses and resumes together.
+TEST_P(Renewal, a_registration_that_fails_keeps_its_host_paused_until_it_works) {
+  job_.environment["STAND_IN_RANKS_PER_HOST"] = "2";
+  constexpr int kRegions = 2;
+  const auto failing = [](int nth) {
+    return kRenewalBegins + Commands{"1:faults=register=" + std::to_string(nth),
+                                     "barrier",
+                                     "0,1:resume",
+                                     "barrier",
+                                     "0,1:bytes",
+                                     "0,1:card=regions",
+                                     "barrier",
+                                     "resume",
+                                     "reduce"};
+  };
+  const auto ranks = job_.Run(4, kBegin + failing(1) + failing(kRegions) + kEnd);
+  ExpectWell(ranks, 3);
+  for (const int rank : {0, 1})
+    for (const int nth : {0, 1}) {
+      const std::string said = ranks.at(rank).Said("resume", 2 * nth);
+      EXPECT_NE(said.find(std::string("rank 1")), said.npos) << All(ranks);
+      EXPECT_NE(said.find("did not register"), said.npos) << All(ranks);
+      EXPECT_NE(said.find(ByPlugin() ? "IBext_v8" : "amem_card0"), said.npos) << All(ranks);
+      EXPECT_LE(Number(ranks.at(rank), "bytes", 2 + 2 * nth), kBuffer) << "at most what a card holds again" << All(ranks);
+      EXPECT_EQ(ranks.at(rank).Said("resume", 2 * nth + 1), "0") << All(ranks);
+    }
+}
+
+TEST_P(Renewal, what_the_card_does_not_let_go_of_stays_this_time) {
+  const auto ranks = job_.Run(2, kBegin + Commands{"1:faults=deregister=1"} + 2 * kRenewal + kEnd);
+  ExpectWell(ranks, 3);
+  EXPECT_EQ(ranks[0].Said("bytes", 1), "0") << All(ranks);
+  EXPECT_EQ(Number(ranks[1], "bytes", 1), kBuffer) << "the whole buffer, as another region of it may be\n" << All(ranks);
+  EXPECT_EQ(ranks[0].Said("bytes", 2), "0");
+  EXPECT_EQ(ranks[1].Said("bytes", 2), "0") << All(ranks);
+}
+
+TEST_P(Renewal, a_card_that_is_not_quiet_in_time_keeps_its_memory) {
+  job_.environment["AMEM_TIMEOUT_MS"] = "4000";
+  const auto ranks =
+      job_.Run(2, kBegin +
+                      Commands{"0:faults=ack=60000000", "send=100", "receive=100", "barrier", "pause idle", "barrier", "bytes",
+                               "card=regions", "0:faults=ack=0", "barrier", "resume", "reduce"} +
+                      kRenewal + kEnd);
+  ExpectWell(ranks, 3);
+  EXPECT_GT(Number(ranks[0], "bytes", 1), 0U) << All(ranks);
+  EXPECT_EQ(ranks[1].Said("bytes", 1), "0") << All(ranks);
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.Said("pause idle", 0), "0") << All(ranks);
+    EXPECT_EQ(rank.Said("bytes", 2), "0") << All(ranks);
+  }
+}
+
+// ---- a rank that dies
+
+// In each phase, by the card's calls and the driver's; its host's other rank and the other host go on, with all memory back.
+class Death : public NetworkJob, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(Death, leaves_the_others_with_their_memory_and_their_card) {
+  const std::string dies = GetParam();
+  const bool in_resume = dies.starts_with("resume ");
+  const std::string how = dies.substr(dies.find(' ') + 1);
+  job_.environment["AMEM_NETWORK"] = "renew";
+  job_.environment["AMEM_TIMEOUT_MS"] = "5000";
+  job_.environment["STAND_IN_RANKS_PER_HOST"] = "2";
+  const std::string planned = "1:" + how;
+  Commands commands = kBegin + Commands{"barrier"};
+  commands = in_resume ? commands + Commands{"pause idle", "barrier", planned, "resume"}
+                       : commands + Commands{planned, "pause idle", "resume"};
+  const auto ranks = job_.Run(4, commands + Commands{"resume", "abort", "card=findings"});
+  EXPECT_EQ(ranks[1].status, 256 + 9) << All(ranks);
+  for (const int rank : {0, 2, 3}) {
+    EXPECT_EQ(ranks.at(rank).status, 0) << All(ranks);
+    EXPECT_EQ(ranks.at(rank).Said("resume", 1), "0") << "it runs\n" << All(ranks);
+    EXPECT_EQ(ranks.at(rank).Said("abort"), "0") << All(ranks);
+  }
+  ExpectNothingFound();
+}
+
+INSTANTIATE_TEST_SUITE_P(At, Death,
+                         ::testing::Values("pause faults=kill-deregister=1", "pause faults=kill-deregister=2",
+                                           "pause at=Unmap,1,KILL", "pause at=Release,1,KILL", "resume at=Create,1,KILL",
+                                           "resume at=SetAccess,1,KILL", "resume faults=kill-register=1",
+                                           "resume faults=kill-register=2"));
+
+// What a request that failed has done is not known, until its communicator is gone.
+TEST_P(Renewal, a_card_whose_link_is_down_keeps_its_memory_and_a_new_communicator_is_renewed_again) {
+  const auto ranks =
+      job_.Run(2, kBegin + Commands{"0:faults=down", "0:receive=100"} + kRenewalBegins +
+                      Commands{"0:faults=down=0", "barrier", "resume", "abort", "barrier", "init", "reduce"} + kRenewal + kEnd);
+  ExpectWell(ranks, 3);
+  EXPECT_EQ(ranks[0].Said("receive"), "failed 6") << All(ranks);
+  EXPECT_GT(Number(ranks[0], "bytes", 1), 0U) << All(ranks);
+  EXPECT_EQ(ranks[1].Said("bytes", 1), "0") << All(ranks);
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.Said("resume", 0), "0") << All(ranks);
+    EXPECT_EQ(rank.Said("bytes", 2), "0") << All(ranks);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, Renewal, ::testing::Values("ib", AMEM_RDMA_PLUGIN), Named);
+
 }  // namespace
 }  // namespace amem

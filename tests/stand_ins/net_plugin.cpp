@@ -110,6 +110,71 @@ SymmetricTable Symmetric(std::size_t at, bool gin) {
 
 }  // namespace
 
+// ---- as nccl-rdma-sharp in mode ib: each registration has another handle, and what a transfer was given is kept for the test
+
+SHOWN std::array<void*, 3> stand_in_plugin_seen;  // handles that the last transfer was given
+SHOWN int stand_in_plugin_transfers;              // how many were begun
+SHOWN void* stand_in_plugin_undone;               // the last handle that was undone
+std::array<void*, 3> stand_in_plugin_seen{};
+int stand_in_plugin_transfers = 0;
+void* stand_in_plugin_undone = nullptr;
+
+namespace {
+
+int g_request;
+int Transferred(std::array<void*, 3> seen, void** request) {
+  stand_in_plugin_seen = seen;
+  ++stand_in_plugin_transfers;
+  *request = &g_request;
+  return 0;
+}
+int NextHandle(void** handle) {
+  static std::uintptr_t next = 0x1000;
+  if (stand_in_plugin_result == 0) *handle = reinterpret_cast<void*>(++next);
+  return stand_in_plugin_result;
+}
+int RegMrIb(void*, void*, std::size_t, int, void** handle) { return NextHandle(handle); }
+int RegDmaBufIb(void*, void*, std::size_t, int, std::uint64_t, int, void** handle) { return NextHandle(handle); }
+int DeregMrIb(void*, void* handle) {
+  if (stand_in_plugin_result == 0) stand_in_plugin_undone = handle;
+  return stand_in_plugin_result;
+}
+int ISend(void*, void*, std::size_t, int, void* handle, void** request) { return Transferred({handle}, request); }
+int ISend10(void*, void*, std::size_t, int, void* handle, void*, void** request) { return Transferred({handle}, request); }
+int IRecv(void*, int, void**, void*, int*, void** handles, void** request) {
+  return Transferred({handles[0], handles[1], handles[2]}, request);
+}
+int IRecv10(void*, int, void**, void*, int*, void** handles, void**, void** request) {
+  return Transferred({handles[0], handles[1], handles[2]}, request);
+}
+int IFlush(void*, int, void**, int*, void** handles, void** request) { return Transferred({handles[0]}, request); }
+int TestIb(void*, int* done, int*) {
+  *done = 1;
+  return 0;
+}
+
+Table RdmaSharp(const char* name, bool profiling) {
+  Table table{name, {}};
+  table.functions.fill(kNothing);
+  constexpr std::size_t kDeviceMr = 16;
+  const std::array<void*, 7> from_reg_mr = {reinterpret_cast<void*>(&RegMrIb),
+                                            reinterpret_cast<void*>(&RegDmaBufIb),
+                                            reinterpret_cast<void*>(&DeregMrIb),
+                                            profiling ? reinterpret_cast<void*>(&ISend10) : reinterpret_cast<void*>(&ISend),
+                                            profiling ? reinterpret_cast<void*>(&IRecv10) : reinterpret_cast<void*>(&IRecv),
+                                            reinterpret_cast<void*>(&IFlush),
+                                            reinterpret_cast<void*>(&TestIb)};
+  for (std::size_t i = 0; i < from_reg_mr.size(); ++i) table.functions.at(kRegMr + i) = from_reg_mr.at(i);
+  table.functions.at(kDeviceMr) = nullptr;
+  return table;
+}
+
+}  // namespace
+
+SHOWN Table ncclNetPlugin_v7, ncclNetPlugin_v10, ncclNetPlugin_v11, ncclNetPlugin_v12;
+Table ncclNetPlugin_v7 = RdmaSharp("IBext_v7", false), ncclNetPlugin_v10 = RdmaSharp("IBext_v10", true),
+      ncclNetPlugin_v11 = RdmaSharp("IBext_v11", true), ncclNetPlugin_v12 = RdmaSharp("UCX", true);
+
 SHOWN SymmetricTable ncclGinPlugin_v11, ncclGinPlugin_v12, ncclGinPlugin_v13, ncclGinPlugin_v14, ncclGinPlugin_v99,
     ncclRmaPlugin_v13, ncclRmaPlugin_v14, ncclRmaPlugin_v15;
 SymmetricTable ncclGinPlugin_v11 = Symmetric(kRegMr, true), ncclGinPlugin_v12 = Symmetric(kRegMr, true),

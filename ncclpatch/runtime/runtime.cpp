@@ -354,9 +354,8 @@ void Runtime::KeepEverything(const std::string& why) {
 
 Status Runtime::Cycle(Session& session, CycleKind kind, bool patient, bool hosts_idle) {
   const bool was_paused = session.paused();
-  const Status status = kind == CycleKind::kPause ? session.Pause(hosts_idle)
-                        : patient                 ? session.Resume()
-                                                  : session.ResumeInTime();
+  const auto pause = [&] { return hosts_idle ? session.PauseOfIdleHosts() : session.Pause(); };
+  const Status status = kind == CycleKind::kPause ? pause() : patient ? session.Resume() : session.ResumeInTime();
   if (status && kind == CycleKind::kPause && !was_paused && above_.after_pause != nullptr) above_.after_pause(session);
   return status ? status : Failed(session, status);
 }

@@ -70,7 +70,7 @@ class Runtime {
   [[nodiscard]] bool SharesForeign() const { return shares_foreign_.load(std::memory_order_relaxed); }
   Status Cycle(Session& session, CycleKind kind, bool patient = false, bool hosts_idle = false);
   // The program's pause or resume of NCCL's memory, for a want (Wants); nothing before NCCL has used memory. `patient`:
-  // Session::Resume, else ResumeInTime. `hosts_idle`: Session::Pause.
+  // Session::Resume, else ResumeInTime. `hosts_idle`: PauseOfIdleHosts.
   Status RunCycle(CycleKind kind, bool patient = false, std::optional<WantId> want = kPlainWant, bool hosts_idle = false);
   // When a call that begins now gives up.
   [[nodiscard]] Deadline UntilCallEnds() const { return In(options_.deadlines.call()); }

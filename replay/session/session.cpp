@@ -156,7 +156,8 @@ std::filesystem::path Session::JournalDirectory() {
   return ledger_.journal() == nullptr || !ledger_.JournalLost().ok() ? std::filesystem::path() : ledger_.journal()->Directory();
 }
 
-Status Session::Pause(bool hosts_idle) { return Cycle(CycleKind::kPause, {.hosts_idle = hosts_idle}); }
+Status Session::Pause() { return Cycle(CycleKind::kPause, {}); }
+Status Session::PauseOfIdleHosts() { return Cycle(CycleKind::kPause, {.hosts_idle = true}); }
 Status Session::Resume() { return Cycle(CycleKind::kResume, {.patient = true}); }
 Status Session::ResumeInTime() { return Cycle(CycleKind::kResume, {}); }
 

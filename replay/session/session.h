@@ -140,7 +140,8 @@ class Session final : public PeerDelegate {
 
   // ---- pause and resume
   // Idempotent; collective over the sessions that share memory with this one.
-  Status Pause(bool hosts_idle = false);  // as Manner::hosts_idle
+  Status Pause();
+  Status PauseOfIdleHosts();  // Manner::hosts_idle
   // Waits for the other sessions as long as they live and stay paused: a program resumes when it needs the memory.
   Status Resume();
   Status ResumeInTime();  // with a deadline like a pause; for callers whose ranks have agreed to resume

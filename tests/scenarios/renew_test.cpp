@@ -88,6 +88,17 @@ TEST_F(RenewJob, an_unmatched_send_waits_across_a_pause) {
   }
 }
 
+// Not all were idle, whatever the caller said: the peer's receive comes while this rank is paused, whose send then waits.
+TEST_F(RenewJob, what_a_peer_waits_for_is_sent_after_the_resume) {
+  const auto ranks = job_.Run(2, kBegin +
+                                     Commands{"0:send=300000", "0:pause idle", "0:card=bytes", "barrier", "0:sleep=400",
+                                              "0:resume", "1:receive=300000", "reduce"} +
+                                     kEnd);
+  ExpectWell(ranks, 2);
+  EXPECT_EQ(ranks[0].Said("card"), "0") << All(ranks);
+  EXPECT_EQ(ranks[1].Said("receive"), "as sent") << All(ranks);
+}
+
 TEST_F(RenewJob, without_the_word_that_all_hosts_are_idle_what_the_card_holds_stays) {
   const auto ranks = job_.Run(
       2, kBegin + Commands{"card=bytes", "barrier", "pause", "barrier", "card=bytes", "barrier"} + kResumed + kMessages + kEnd);

@@ -249,13 +249,13 @@ class CardsTest : public test::Intercepted {
     return context_->poll(&queue, completions.size(), completions.data());
   }
   void PauseStays() {
-    ASSERT_TRUE(session().Pause(true).ok());
+    ASSERT_TRUE(session().PauseOfIdleHosts().ok());
     EXPECT_TRUE(Below(buffer_).resident);
     EXPECT_EQ(WhyKept(Below(buffer_)), KeepReason::kRegistered);
     EXPECT_EQ(g_card.deregistrations, 0U);
   }
   void PauseLeaves() {
-    ASSERT_TRUE(session().Pause(true).ok());
+    ASSERT_TRUE(session().PauseOfIdleHosts().ok());
     EXPECT_FALSE(Below(buffer_).resident) << KeptWhy();
   }
   void Resume() {

@@ -132,14 +132,18 @@ int Card::PostSend(verbs::Pair* pair, verbs::Send* work, verbs::Send** bad) {
   if (replacements::inert.load(std::memory_order_relaxed)) return send_(pair, work, bad);
   Cards& cards = Forever<Cards>();
   CountedPair* const counted = Find(pair->number);
+  constexpr std::uint64_t kNone = ~std::uint64_t{0};
   std::int64_t signaled = 0;
-  bool silent = false;
+  std::uint64_t silent_begin = kNone, silent_end = 0;
   for (const verbs::Send* one = work; one != nullptr; one = one->next) {
     if ((one->flags & verbs::kSignaled) != 0 || (counted != nullptr && counted->signals_all)) {
       ++signaled;
-      silent = false;
+      silent_begin = kNone, silent_end = 0;
     } else if ((one->flags & verbs::kInline) == 0) {
-      for (int i = 0; i < one->count; ++i) silent = silent || cards.IsOfGpu(one->parts[i].address);
+      for (int i = 0; i < one->count; ++i) {
+        silent_begin = std::min(silent_begin, one->parts[i].address);
+        silent_end = std::max(silent_end, one->parts[i].address + one->parts[i].bytes);
+      }
     }
   }
   if (counted == nullptr) uncounted_.store(true);
@@ -153,7 +157,14 @@ int Card::PostSend(verbs::Pair* pair, verbs::Send* work, verbs::Send** bad) {
     if (!AwaitReopening()) return EIO;
   }
   if (cards.HaveRenewed()) cards.Refresh(pair->domain, work);
-  if (counted != nullptr && (silent || signaled != 0)) counted->silent.store(silent, std::memory_order_relaxed);
+  if (counted != nullptr && (silent_end != 0 || signaled != 0)) {
+    if (signaled == 0) {  // those of before are as silent
+      silent_begin = std::min(silent_begin, counted->silent_begin.load(std::memory_order_relaxed));
+      silent_end = std::max(silent_end, counted->silent_end.load(std::memory_order_relaxed));
+    }
+    counted->silent_begin.store(silent_begin, std::memory_order_relaxed);
+    counted->silent_end.store(silent_end, std::memory_order_relaxed);
+  }
   const int result = send_(pair, work, bad);
   std::int64_t refused = 0;
   if (result != 0 && bad != nullptr) {
@@ -208,7 +219,8 @@ std::string Card::Busy() {
   std::size_t others = 0;
   for (const auto& [number, pair] : pairs_) {
     const std::int64_t sends = pair->sends.load(), receives = pair->receives.load();
-    const bool failed = pair->failed.load(), silent = pair->silent.load();
+    const bool failed = pair->failed.load();
+    const bool silent = Forever<Cards>().HaveAnyOf(pair->silent_begin.load(), pair->silent_end.load());
     if (sends == 0 && receives == 0 && !failed && !silent && !pair->uncounted) continue;
     if (failed || pair->uncounted || (silent && sends == 0)) hopeless_ = true;
     if (!first.empty()) {
@@ -379,6 +391,12 @@ void Cards::Publish() {
   longest_ = longest;
 }
 
+bool Cards::HaveAnyOf(std::uint64_t begin, std::uint64_t end) {
+  const std::shared_lock lock(ranges_mutex_);
+  return begin < end &&
+         std::ranges::any_of(ranges_, [&](const Range& range) { return range.begin < end && begin < range.end; });
+}
+
 void Cards::Refresh(const verbs::Domain* domain, verbs::Send* work) {
   const std::shared_lock lock(ranges_mutex_);
   // Calls for each registration of that domain that covers the range, until one returns true.
@@ -419,6 +437,7 @@ std::vector<Network::Kept> Cards::Drain(const std::vector<RegionId>& regions, De
   std::map<RegionId, Card*> card_of;
   {
     const std::lock_guard lock(mutex_);
+    Publish();
     for (const RegionId id : regions)
       if (auto* const held = FindIn(by_id_, id)) busy[card_of[id] = (*held)->card];
   }

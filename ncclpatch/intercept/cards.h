@@ -37,8 +37,9 @@ struct CountedPair {
   // Posts that are inside the card's function, in the upper half; sends whose completion was asked for and has not come.
   std::atomic<std::int64_t> sends{0};
   std::atomic<std::int64_t> receives{0};
-  // The last sends asked for no completion and used memory of the GPU, so that nobody says when they have ended.
-  std::atomic<bool> silent{false};
+  // The addresses of what the last sends read, which asked for no completion, so that nobody says when they have ended. NCCL
+  // sends so from host memory, where it tells a peer of receives; that does no harm. None: `begin` is not below `end`.
+  std::atomic<std::uint64_t> silent_begin{~std::uint64_t{0}}, silent_end{0};
   std::atomic<bool> failed{false};  // a request ended with an error; what else did is not known
   std::uint32_t number = 0;
   bool signals_all = false, uncounted = false;
@@ -128,6 +129,8 @@ class Cards final : public Network {
   [[nodiscard]] bool IsOfGpu(std::uint64_t address) const {
     return address >= lowest_.load(std::memory_order_relaxed) && address < highest_.load(std::memory_order_relaxed);
   }
+  // Whether a registration behind a shadow has any of these addresses. As of the last Publish.
+  [[nodiscard]] bool HaveAnyOf(std::uint64_t begin, std::uint64_t end);
   [[nodiscard]] bool HaveRenewed() const { return renewed_.load(std::memory_order_acquire); }
   std::condition_variable reopened;
   std::mutex waiting;
@@ -148,7 +151,7 @@ class Cards final : public Network {
     Card* card = nullptr;
     std::uint32_t ended_remote_key = 0;
   };
-  void Publish();  // the ranges for Refresh; the caller holds mutex_
+  void Publish();  // the ranges for Refresh and HaveAnyOf; the caller holds mutex_
 
   std::atomic<bool> on_{false};
   std::atomic<bool> renewed_{false};

@@ -2,11 +2,17 @@
 
 #include <spdlog/fmt/fmt.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <filesystem>
+#include <set>
+#include <tuple>
 
+#include "journal/base/file.h"
 #include "ncclpatch/intercept/card_buffers.h"
 #include "ncclpatch/runtime/log.h"
 
@@ -64,10 +70,10 @@ void Registrations::Exported(int descriptor, Extent part, unsigned long long fla
   if (fstat(descriptor, &now) == 0) std::tie(made.device, made.file) = std::pair(now.st_dev, now.st_ino);
   made.pinned = Note(part, ByDmaBuf("dma-buf", flags), made.library);
   const std::lock_guard lock(mutex_);
-  // What an earlier dma-buf of that number pins stays pinned, unless its registration was seen: somebody may have registered it
-  // before it was closed. This thread is inside the gates, so that DropClosed does the rest.
+  // What an earlier dma-buf of that number pins stays pinned, unless its registration was seen or it was NCCL's: somebody may
+  // have registered it before it was closed. This thread is inside the gates, so that DropClosed does the rest.
   Export before = std::exchange(exported_[descriptor], std::move(made));
-  if (before.pinned && before.consumed) closed_.push_back(std::move(before));
+  if (before.pinned && (before.consumed || before.library.empty())) closed_.push_back(std::move(before));
 }
 
 void Registrations::Consumed(int descriptor) {
@@ -80,16 +86,60 @@ void Registrations::Consumed(int descriptor) {
   Forget({found->part});
 }
 
+namespace {
+
+// The files that this process has open or mapped, as of the first question. Reading them takes tens of milliseconds in a
+// process with many mappings.
+class OwnFiles {
+ public:
+  // Also if that cannot be read.
+  [[nodiscard]] bool Have(dev_t device, ino_t file) {
+    if (!asked_) Read();
+    asked_ = true;
+    const std::string place = fmt::format(" {:02x}:{:02x} {} ", major(device), minor(device), file);
+    return maps_.empty() || maps_.size() == kMapsMost || open_.contains({device, file}) ||
+           maps_.find(place) != std::string::npos;
+  }
+
+ private:
+  static constexpr std::size_t kMapsMost = std::size_t{64} << 20;
+  void Read() {
+    std::error_code failed;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", failed)) {
+      struct stat now {};
+      if (stat(entry.path().c_str(), &now) == 0) open_.emplace(now.st_dev, now.st_ino);
+    }
+    if (!failed) maps_ = ReadSmallFile("/proc/self/maps", kMapsMost);
+  }
+  bool asked_ = false;
+  std::set<std::pair<dev_t, ino_t>> open_;
+  std::string maps_;
+};
+
+}  // namespace
+
+bool Registrations::HaveRenewable(const Extent& part) {
+  return std::ranges::any_of(regions_, [&](const auto& region) {
+    const Held& held = region.second.held;
+    return held.region && held.parts.size() == 1 && held.parts[0] == part;
+  });
+}
+
 void Registrations::DropClosed() {
   std::vector<Export> closed;
+  OwnFiles files;
   {
     const std::lock_guard lock(mutex_);
-    closed.swap(closed_);
     for (auto& [descriptor, one] : exported_) {
       struct stat now {};
       const bool open = fstat(descriptor, &now) == 0 && now.st_dev == one.device && now.st_ino == one.file;
-      if (one.pinned && one.consumed && !open) closed.push_back(one), one.pinned = false;
+      if (one.pinned && (one.consumed || one.library.empty()) && !open) closed_.push_back(one), one.pinned = false;
     }
+    const auto stays = std::partition(closed_.begin(), closed_.end(), [&](const Export& one) {
+      return one.consumed || (HaveRenewable(one.part) && !files.Have(one.device, one.file));
+    });
+    closed.assign(closed_.begin(), stays);
+    closed_.erase(closed_.begin(), stays);
   }
   for (const Export& one : closed) {
     const Still still = HoldStill({one.part});

@@ -45,7 +45,8 @@ class Registrations {
 
   // The driver made a dma-buf of `part`. Whoever has the descriptor may register it, so it pins the part until a registration
   // that AMem sees replaces it (Consumed), or that registration fails. NCCL closes it then; another library may keep it, and
-  // its dma-buf pins until the descriptor is closed as well (DropClosed). `flags` are those of cuMemGetHandleForAddressRange.
+  // its dma-buf pins until the descriptor is closed as well (DropClosed). So does one that NCCL closes unused, because it had
+  // registered that very range before. `flags` are those of cuMemGetHandleForAddressRange.
   void Exported(int descriptor, Extent part, unsigned long long flags);
   void Consumed(int descriptor);
   void DropClosed();
@@ -85,7 +86,8 @@ class Registrations {
   };
   std::mutex mutex_;
   std::map<int, Export> exported_;
-  std::vector<Export> closed_;  // for DropClosed
+  [[nodiscard]] bool HaveRenewable(const Extent& part);  // the caller holds mutex_
+  std::vector<Export> closed_;                           // for DropClosed
   std::map<RegionKey, Region> regions_;
 };
 

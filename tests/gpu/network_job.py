@@ -115,6 +115,12 @@ def of_nccl():
             "kept": {reason: (bytes_ / MIB if isinstance(bytes_, int) else bytes_) for reason, bytes_ in row.get("kept", {}).items()}}
 
 
+def registered():
+    """What AMem knows of registrations with cards, and why they stay."""
+    import amem
+    return amem.stats()["registered"]
+
+
 def job(options, rank, size, report):
     torch.cuda.set_device(rank_main.device(rank))
     alone = torch.cuda.device_count() >= size  # then what the driver says of a GPU is this rank's
@@ -144,18 +150,32 @@ def job(options, rank, size, report):
     dist.destroy_process_group()
 
 
+def timed(call):
+    """How long it takes, in milliseconds."""
+    began = time.monotonic()
+    call()
+    return (time.monotonic() - began) * 1000
+
+
 def cycles(options, rank, meeting, groups, elements, report, alone):
     nccl, pauses, resumes, freed = Nccl(), [], [], []
+    renews = os.environ.get("AMEM_NETWORK") == "renew"
+    if renews:
+        import amem
     for cycle in range(1, options.cycles + 1):
         torch.cuda.synchronize()
         meeting.gather("idle")
         before = torch.cuda.mem_get_info()[0]
-        meeting.gather("measured")
-        paused = nccl.pause()
+        meeting.gather("measured")  # all GPUs of all hosts are idle here
+        paused = timed(lambda: amem.pause(hosts_idle=True)) if renews else nccl.pause()
         meeting.gather("paused")
         gone = (torch.cuda.mem_get_info()[0] - before) / MIB
         if cycle == 1:
             report["paused"] = meeting.gather(of_nccl())
+            report["card_paused"] = meeting.gather(card())
+            report["registered"] = meeting.gather(registered())
+            if renews and any(one["gpu_regions"] for one in report["card_paused"]):
+                raise RuntimeError(f"the cards still hold GPU memory in a pause: {report['registered']}")
         meeting.gather("measured")
         resumed = nccl.resume()
         meeting.gather("resumed")

@@ -4,6 +4,10 @@
 // stale. Requests complete when a test says so.
 #include "ncclpatch/intercept/cards.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cerrno>
 #include <deque>
 #include <map>
@@ -426,6 +430,66 @@ TEST_F(CardsTest, sends_of_gpu_memory_that_nobody_tells_the_end_of_are_not_quiet
   EXPECT_EQ(Poll(), 1);
   std::array<char, 64> host{};
   EXPECT_EQ(Post(pair_, region_->local_key, 0, reinterpret_cast<CUdeviceptr>(host.data())), 0) << "of no GPU";
+  PauseLeaves();
+}
+
+// Where NCCL tells a peer of receives, it sends from host memory, and mostly asks for no completion. On a machine with GPUs
+// such memory lies between registered ranges.
+TEST_F(CardsTest, silent_sends_of_host_memory_between_registered_ranges_do_no_harm) {
+  MakeConnection();
+  CUdeviceptr far = 0;
+  verbs::Region* other = nullptr;
+  OnServiceThread([&] {
+    static_cast<void>(Connect());
+    static_cast<void>(Buffer(kBytes));
+    far = Buffer(kBytes);
+    other = Register(far, kBytes);
+  });
+  const CUdeviceptr between = std::min(buffer_, far) + kBytes + 4096;
+  ASSERT_LT(between + 64, std::max(buffer_, far)) << "the ranges are not apart";
+  EXPECT_EQ(Post(pair_, region_->local_key), 0);
+  g_card.CompleteAll();
+  EXPECT_EQ(Poll(), 1);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(Post(pair_, region_->local_key, 0, between), 0);
+  PauseLeaves();
+  Resume();
+  EXPECT_EQ(Post(pair_, region_->local_key, 0, far), 0);
+  EXPECT_EQ(Post(pair_, region_->local_key, 0, between), 0) << "which does not tell the end of the one before";
+  ASSERT_TRUE(session().PauseOfIdleHosts().ok());
+  EXPECT_TRUE(Below(buffer_).resident);
+  EXPECT_NE(KeptWhy().find("sends whose end nobody tells"), std::string::npos) << KeptWhy();
+  Resume();
+  EXPECT_EQ(dereg_mr(other), 0);
+  EXPECT_EQ(Post(pair_, region_->local_key), 0);
+  g_card.CompleteAll();
+  EXPECT_EQ(Poll(), 1);
+}
+
+// NCCL makes a dma-buf for each connection that uses a buffer, and registers only the first.
+TEST_F(CardsTest, a_dma_buf_that_is_closed_unused_pins_no_longer_than_somebody_has_it) {
+  MakeConnection();
+  // A dma-buf is a file of its own; the simulator's is that of the memory.
+  const auto make = Replace<decltype(cuMemGetHandleForAddressRange)>(
+      "cuMemGetHandleForAddressRange", +[](void* descriptor, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long) {
+        const int made = ::memfd_create("dma-buf", MFD_CLOEXEC);
+        *static_cast<int*>(descriptor) = made;
+        return ::ftruncate(made, 4096) == 0 ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+      });
+  int descriptor = -1;
+  OnServiceThread([&] { ASSERT_EQ(make(&descriptor, buffer_, kBytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0), CUDA_SUCCESS); });
+  const int elsewhere = ::dup(descriptor);
+  ASSERT_EQ(::close(descriptor), 0);
+  Forever<intercept::Registrations>().DropClosed();
+  PauseStays();
+  Resume();
+  void* const mapped = ::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, elsewhere, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  ASSERT_EQ(::close(elsewhere), 0);
+  Forever<intercept::Registrations>().DropClosed();
+  PauseStays();
+  Resume();
+  ASSERT_EQ(::munmap(mapped, 4096), 0);
+  Forever<intercept::Registrations>().DropClosed();
   PauseLeaves();
 }
 

@@ -18,11 +18,6 @@ constexpr std::size_t kMostCards = 64;  // further ones are not counted
 constinit std::array<std::atomic<Card*>, kMostCards> g_cards{};
 constinit std::mutex g_cards_mutex;  // guards opening and closing
 
-// This thread has made a queue pair, as the one does that connects to a card.
-thread_local bool t_connects = false;
-
-constexpr std::int64_t kInside = std::int64_t{1} << 32;  // of CountedPair::sends: a post that has not returned
-
 template <std::size_t C>
 struct OfCard {
   static int Send(verbs::Pair* pair, verbs::Send* work, verbs::Send** bad) noexcept {
@@ -46,221 +41,11 @@ constexpr auto CallsOfAll(std::index_sequence<C...>) {
 }
 constexpr auto kCallsOfCards = CallsOfAll(std::make_index_sequence<kMostCards>());
 
-std::string Counted(std::int64_t count, const char* one) { return fmt::format("{} {}{}", count, one, count == 1 ? "" : "s"); }
-
 void SetKey(std::uint32_t& field, std::uint32_t value) {  // NCCL's threads may read it
   std::atomic_ref(field).store(value, std::memory_order_relaxed);
 }
 
 }  // namespace
-
-// ---- one card
-
-void Card::Open(verbs::Context* context) {
-  if (pages_ == nullptr) pages_ = std::make_unique<typename decltype(pages_)::element_type>();
-  const auto* const device = context->device;
-  name_ = device == nullptr ? "a card" : std::string(device->name, strnlen(device->name, sizeof device->name));
-  poll_ = context->poll;
-  send_ = context->send;
-  receive_ = context->receive;
-  shut_ = uncounted_ = false;
-  context_.store(context);
-}
-
-void Card::Close() {
-  verbs::Context* const context = context_.exchange(nullptr);
-  if (context == nullptr) return;
-  context->poll = poll_;
-  context->send = send_;
-  context->receive = receive_;
-  Reopen();
-  const std::lock_guard lock(mutex_);
-  for (auto& [number, pair] : pairs_) {
-    Put(nullptr, number);
-    ended_.push_back(pair);
-  }
-  pairs_.clear();
-}
-
-CountedPair* Card::Find(std::uint32_t number) const {
-  if (number >> kNumberBits != 0) return nullptr;
-  Page* const page = (*pages_)[number >> kPageBits].load(std::memory_order_acquire);
-  return page == nullptr ? nullptr : (*page)[number % page->size()].load(std::memory_order_acquire);
-}
-
-bool Card::Put(CountedPair* pair, std::uint32_t number) {
-  if (number >> kNumberBits != 0) return false;
-  std::atomic<Page*>& place = (*pages_)[number >> kPageBits];
-  if (place.load() == nullptr) place.store(new Page{}, std::memory_order_release);
-  (*place.load())[number % std::tuple_size_v<Page>].store(pair, std::memory_order_release);
-  return true;
-}
-
-void Card::Add(const verbs::Pair& pair, const verbs::PairWanted& wanted) {
-  t_connects = true;
-  auto counted = std::make_shared<CountedPair>();
-  counted->number = pair.number;
-  counted->signals_all = wanted.signals_all != 0;
-  counted->uncounted = wanted.shared_receives != nullptr;
-  PutBack(std::move(counted));
-}
-
-void Card::PutBack(std::shared_ptr<CountedPair> pair) {
-  const std::lock_guard lock(mutex_);
-  if (!Put(pair.get(), pair->number)) uncounted_ = true;
-  pairs_[pair->number] = std::move(pair);
-}
-
-std::shared_ptr<CountedPair> Card::Remove(std::uint32_t number) {
-  const std::lock_guard lock(mutex_);
-  const auto found = pairs_.find(number);
-  if (found == pairs_.end()) return nullptr;
-  Put(nullptr, number);
-  ended_.push_back(found->second);
-  return std::move(pairs_.extract(found).mapped());
-}
-
-bool Card::AwaitReopening() {
-  Cards& cards = Forever<Cards>();
-  const CommunicatorId communicator = nccl::CurrentCommunicator();
-  std::unique_lock lock(cards.waiting);
-  cards.reopened.wait(lock, [&] { return !shut_.load() || !cards.MayWait(communicator); });
-  return !shut_.load();
-}
-
-int Card::PostSend(verbs::Pair* pair, verbs::Send* work, verbs::Send** bad) {
-  if (replacements::inert.load(std::memory_order_relaxed)) return send_(pair, work, bad);
-  Cards& cards = Forever<Cards>();
-  CountedPair* const counted = Find(pair->number);
-  constexpr std::uint64_t kNone = ~std::uint64_t{0};
-  std::int64_t signaled = 0;
-  std::uint64_t silent_begin = kNone, silent_end = 0;
-  for (const verbs::Send* one = work; one != nullptr; one = one->next) {
-    if ((one->flags & verbs::kSignaled) != 0 || (counted != nullptr && counted->signals_all)) {
-      ++signaled;
-      silent_begin = kNone, silent_end = 0;
-    } else if ((one->flags & verbs::kInline) == 0) {
-      for (int i = 0; i < one->count; ++i) {
-        silent_begin = std::min(silent_begin, one->parts[i].address);
-        silent_end = std::max(silent_end, one->parts[i].address + one->parts[i].bytes);
-      }
-    }
-  }
-  if (counted == nullptr) uncounted_.store(true);
-  // Whoever shuts the card sees this count, or this thread sees that it is shut.
-  const std::int64_t counts = kInside + signaled;
-  for (;;) {
-    if (counted != nullptr) counted->sends.fetch_add(counts);
-    if (!shut_.load()) [[likely]]
-      break;
-    if (counted != nullptr) counted->sends.fetch_sub(counts);
-    if (!AwaitReopening()) return EIO;
-  }
-  if (cards.HaveRenewed()) cards.Refresh(pair->domain, work);
-  if (counted != nullptr && (silent_end != 0 || signaled != 0)) {
-    if (signaled == 0) {  // those of before are as silent
-      silent_begin = std::min(silent_begin, counted->silent_begin.load(std::memory_order_relaxed));
-      silent_end = std::max(silent_end, counted->silent_end.load(std::memory_order_relaxed));
-    }
-    counted->silent_begin.store(silent_begin, std::memory_order_relaxed);
-    counted->silent_end.store(silent_end, std::memory_order_relaxed);
-  }
-  const int result = send_(pair, work, bad);
-  std::int64_t refused = 0;
-  if (result != 0 && bad != nullptr) {
-    for (const verbs::Send* one = *bad; one != nullptr; one = one->next)
-      refused += (one->flags & verbs::kSignaled) != 0 || (counted != nullptr && counted->signals_all) ? 1 : 0;
-  }
-  if (counted != nullptr) counted->sends.fetch_sub(kInside + refused);
-  return result;
-}
-
-// A receive is what a peer is told of next, with the key of today.
-int Card::PostReceive(verbs::Pair* pair, verbs::Receive* work, verbs::Receive** bad) {
-  if (replacements::inert.load(std::memory_order_relaxed)) return receive_(pair, work, bad);
-  CountedPair* const counted = Find(pair->number);
-  const auto count = [](const verbs::Receive* first) {
-    std::int64_t all = 0;
-    for (; first != nullptr; first = first->next) ++all;
-    return all;
-  };
-  const std::int64_t posted = count(work);
-  if (counted == nullptr) uncounted_.store(true);
-  for (;;) {
-    if (counted != nullptr) counted->receives.fetch_add(posted);
-    if (!shut_.load()) [[likely]]
-      break;
-    if (counted != nullptr) counted->receives.fetch_sub(posted);
-    if (!AwaitReopening()) return EIO;
-  }
-  const int result = receive_(pair, work, bad);
-  if (result != 0 && bad != nullptr && counted != nullptr) counted->receives.fetch_sub(count(*bad));
-  return result;
-}
-
-int Card::Poll(verbs::Queue* queue, int most, verbs::Completion* completions) {
-  const int polled = poll_(queue, most, completions);
-  for (int i = 0; i < polled; ++i) {
-    CountedPair* const counted = Find(completions[i].number);
-    if (counted == nullptr) continue;
-    if (completions[i].status != 0)
-      counted->failed.store(true);
-    else
-      ((completions[i].opcode & verbs::kReceived) != 0 ? counted->receives : counted->sends).fetch_sub(1);
-  }
-  return polled;
-}
-
-std::string Card::Busy() {
-  hopeless_ = uncounted_.load();
-  if (hopeless_) return name_ + ": a queue pair is used that AMem has not seen made";
-  const std::lock_guard lock(mutex_);
-  std::string first;
-  std::size_t others = 0;
-  for (const auto& [number, pair] : pairs_) {
-    const std::int64_t sends = pair->sends.load(), receives = pair->receives.load();
-    const bool failed = pair->failed.load();
-    const bool silent = Forever<Cards>().HaveAnyOf(pair->silent_begin.load(), pair->silent_end.load());
-    if (sends == 0 && receives == 0 && !failed && !silent && !pair->uncounted) continue;
-    if (failed || pair->uncounted || (silent && sends == 0)) hopeless_ = true;
-    if (!first.empty()) {
-      ++others;
-      continue;
-    }
-    const char* const what = failed             ? ", after a request that failed"
-                             : pair->uncounted  ? ", whose receives are shared"
-                             : silent           ? ", and sends whose end nobody tells"
-                             : sends >= kInside ? ", of which one is being posted"
-                                                : "";
-    first = fmt::format("{}: queue pair {} has {} and {} under way{}", name_, number, Counted(sends % kInside, "send"),
-                        Counted(receives, "receive"), what);
-  }
-  return others == 0 ? first : first + fmt::format(" (and {} more)", Counted(static_cast<std::int64_t>(others), "queue pair"));
-}
-
-std::string Card::Shut() {
-  std::string busy = Busy();
-  if (!busy.empty()) return busy;
-  shut_.store(true);
-  for (int tries = 0; tries < 20; ++tries) {  // a thread may be on its way to the wait
-    busy = Busy();
-    if (busy.empty()) return {};
-    std::this_thread::sleep_for(50us);
-  }
-  Reopen();
-  return busy;
-}
-
-void Card::Reopen() {
-  Cards& cards = Forever<Cards>();
-  {
-    const std::lock_guard lock(cards.waiting);
-    shut_.store(false);
-  }
-  cards.reopened.notify_all();
-}
-
-// ---- all cards
 
 void Cards::Opened(verbs::Context* context) {
   if (!on() || context == nullptr) return;
@@ -299,7 +84,7 @@ verbs::Region* Cards::Shadow(verbs::Region* real, const Extent& part, const Way&
   Card* const card = way.domain == nullptr ? nullptr : CardOf(way.domain->context);
   *pins = session->WhyPins(part);
   if (!pins->empty()) return nullptr;
-  if (!nccl::OnServiceThread() || !t_connects)
+  if (!nccl::OnServiceThread() || !Card::ThisThreadConnects())
     *pins = "it was not registered by the thread that serves a communicator's connections";
   else if (!way.at_its_address)
     *pins = "the card knows it by another address";

@@ -54,6 +54,8 @@ class Card {
   [[nodiscard]] bool in_use() const { return context_.load() != nullptr; }
   [[nodiscard]] std::string name() const { return name_; }
 
+  // This thread has made a queue pair, as the one does that connects to a card.
+  [[nodiscard]] static bool ThisThreadConnects();
   void Add(const verbs::Pair& pair, const verbs::PairWanted& wanted);
   std::shared_ptr<CountedPair> Remove(std::uint32_t number);  // null: it was not there
   void PutBack(std::shared_ptr<CountedPair> pair);

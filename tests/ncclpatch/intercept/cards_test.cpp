@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <deque>
 #include <map>
@@ -225,6 +226,8 @@ class CardsTest : public test::Intercepted {
     });
     ASSERT_NE(region_, nullptr);
   }
+  // Of today; a resume on another thread writes it.
+  [[nodiscard]] std::uint32_t Key() const { return std::atomic_ref(region_->local_key).load(std::memory_order_relaxed); }
   [[nodiscard]] State Now() const { return session().CopyState(); }
   [[nodiscard]] Allocation Below(CUdeviceptr address) const {
     const State state = Now();
@@ -315,16 +318,16 @@ TEST_F(CardsTest, a_pause_takes_a_connections_buffer_and_a_resume_gives_its_regi
   ASSERT_EQ(before.regions.size(), 1U);
   EXPECT_EQ(before.regions.begin()->second.card, "mlx5_7");
   EXPECT_EQ(before.regions.begin()->second.access, 7U);
-  const std::uint32_t local = region_->local_key, remote = region_->remote_key;
+  const std::uint32_t local = Key(), remote = region_->remote_key;
   for (int cycle = 0; cycle < 3; ++cycle) {
     PauseLeaves();
     EXPECT_TRUE(g_card.keys.empty()) << "the card holds nothing";
     Resume();
-    EXPECT_EQ(g_card.keys, (std::set{region_->local_key, region_->remote_key}));
+    EXPECT_EQ(g_card.keys, (std::set{Key(), region_->remote_key}));
   }
-  EXPECT_NE(region_->local_key, local);
+  EXPECT_NE(Key(), local);
   EXPECT_NE(region_->remote_key, remote);
-  EXPECT_EQ(Post(pair_, region_->local_key), 0);
+  EXPECT_EQ(Post(pair_, Key()), 0);
   g_card.CompleteAll();
   EXPECT_EQ(Poll(), 1);
 }
@@ -334,7 +337,7 @@ TEST_F(CardsTest, without_the_word_that_all_hosts_are_idle_it_stays) {
   ASSERT_TRUE(session().Pause().ok());
   EXPECT_TRUE(Below(buffer_).resident);
   EXPECT_NE(KeptWhy().find("AMEM_HOSTS_IDLE"), std::string::npos) << KeptWhy();
-  EXPECT_EQ(Post(pair_, region_->local_key), 0) << "and nothing waits";
+  EXPECT_EQ(Post(pair_, Key()), 0) << "and nothing waits";
   g_card.CompleteAll();
   EXPECT_EQ(Poll(), 1);
 }
@@ -396,8 +399,8 @@ TEST_F(CardsTest, another_io_address_and_memory_of_the_program_pin) {
 
 TEST_F(CardsTest, what_is_not_quiet_in_time_stays_and_the_message_says_what_is_under_way) {
   MakeConnection();
-  EXPECT_EQ(Post(pair_, region_->local_key), 0);
-  EXPECT_EQ(Post(pair_, region_->local_key), 0);
+  EXPECT_EQ(Post(pair_, Key()), 0);
+  EXPECT_EQ(Post(pair_, Key()), 0);
   EXPECT_EQ(PostReceive(pair_), 0);
   PauseStays();
   EXPECT_EQ(KeptWhy(), "mlx5_7: queue pair " + std::to_string(pair_->number) + " has 2 sends and 1 receive under way");
@@ -410,7 +413,7 @@ TEST_F(CardsTest, what_is_not_quiet_in_time_stays_and_the_message_says_what_is_u
 
 TEST_F(CardsTest, a_pause_waits_for_what_ends_soon) {
   MakeConnection();
-  EXPECT_EQ(Post(pair_, region_->local_key), 0);
+  EXPECT_EQ(Post(pair_, Key()), 0);
   std::thread ends([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     g_card.CompleteAll();
@@ -422,14 +425,14 @@ TEST_F(CardsTest, a_pause_waits_for_what_ends_soon) {
 
 TEST_F(CardsTest, sends_of_gpu_memory_that_nobody_tells_the_end_of_are_not_quiet) {
   MakeConnection();
-  EXPECT_EQ(Post(pair_, region_->local_key, 0), 0);
+  EXPECT_EQ(Post(pair_, Key(), 0), 0);
   PauseStays();
   Resume();
-  EXPECT_EQ(Post(pair_, region_->local_key), 0) << "which ends after it";
+  EXPECT_EQ(Post(pair_, Key()), 0) << "which ends after it";
   g_card.CompleteAll();
   EXPECT_EQ(Poll(), 1);
   std::array<char, 64> host{};
-  EXPECT_EQ(Post(pair_, region_->local_key, 0, reinterpret_cast<CUdeviceptr>(host.data())), 0) << "of no GPU";
+  EXPECT_EQ(Post(pair_, Key(), 0, reinterpret_cast<CUdeviceptr>(host.data())), 0) << "of no GPU";
   PauseLeaves();
 }
 
@@ -447,20 +450,20 @@ TEST_F(CardsTest, silent_sends_of_host_memory_between_registered_ranges_do_no_ha
   });
   const CUdeviceptr between = std::min(buffer_, far) + kBytes + 4096;
   ASSERT_LT(between + 64, std::max(buffer_, far)) << "the ranges are not apart";
-  EXPECT_EQ(Post(pair_, region_->local_key), 0);
+  EXPECT_EQ(Post(pair_, Key()), 0);
   g_card.CompleteAll();
   EXPECT_EQ(Poll(), 1);
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(Post(pair_, region_->local_key, 0, between), 0);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(Post(pair_, Key(), 0, between), 0);
   PauseLeaves();
   Resume();
-  EXPECT_EQ(Post(pair_, region_->local_key, 0, far), 0);
-  EXPECT_EQ(Post(pair_, region_->local_key, 0, between), 0) << "which does not tell the end of the one before";
+  EXPECT_EQ(Post(pair_, Key(), 0, far), 0);
+  EXPECT_EQ(Post(pair_, Key(), 0, between), 0) << "which does not tell the end of the one before";
   ASSERT_TRUE(session().PauseOfIdleHosts().ok());
   EXPECT_TRUE(Below(buffer_).resident);
   EXPECT_NE(KeptWhy().find("sends whose end nobody tells"), std::string::npos) << KeptWhy();
   Resume();
   EXPECT_EQ(dereg_mr(other), 0);
-  EXPECT_EQ(Post(pair_, region_->local_key), 0);
+  EXPECT_EQ(Post(pair_, Key()), 0);
   g_card.CompleteAll();
   EXPECT_EQ(Poll(), 1);
 }
@@ -495,7 +498,7 @@ TEST_F(CardsTest, a_dma_buf_that_is_closed_unused_pins_no_longer_than_somebody_h
 
 TEST_F(CardsTest, a_pair_after_a_failure_is_not_quiet_until_it_is_destroyed) {
   MakeConnection();
-  EXPECT_EQ(Post(pair_, region_->local_key), 0);
+  EXPECT_EQ(Post(pair_, Key()), 0);
   for (auto& one : g_card.open) one.status = 5;
   g_card.CompleteAll();
   EXPECT_EQ(Poll(), 1);
@@ -512,7 +515,7 @@ TEST_F(CardsTest, what_is_posted_during_a_pause_waits_and_uses_no_key_that_has_e
   MakeConnection();
   PauseLeaves();
   std::atomic<int> returned = 0;
-  const std::uint32_t ended = region_->local_key, ended_remote = region_->remote_key;
+  const std::uint32_t ended = Key(), ended_remote = region_->remote_key;
   std::thread sends([&] {
     EXPECT_EQ(Post(pair_, ended), 0);
     ++returned;
@@ -562,7 +565,7 @@ TEST_F(CardsTest, a_communicator_that_ends_while_paused_is_let_go_and_others_wai
   const auto post = [&](CommunicatorId of, std::atomic<int>& into) {
     return std::thread([&, of] {
       nccl::t_state.id = of;
-      into = Post(pair_, region_->local_key);
+      into = Post(pair_, Key());
     });
   };
   std::thread ends = post(kEnds, result), lives = post(kLives, other_result);
@@ -586,7 +589,7 @@ TEST_F(CardsTest, a_communicator_that_has_ended_before_the_pause_lets_nobody_go)
   nccl::TellEnding({}, false);
   PauseLeaves();
   std::atomic<int> result = -1;
-  std::thread sends([&] { result = Post(pair_, region_->local_key); });
+  std::thread sends([&] { result = Post(pair_, Key()); });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   EXPECT_EQ(result, -1);
   Resume();
@@ -622,9 +625,9 @@ TEST_F(CardsTest, what_the_card_does_not_deregister_stays_this_time) {
   PauseStays();
   EXPECT_NE(KeptWhy().find("mlx5_7 did not deregister 2 MiB"), std::string::npos) << KeptWhy();
   EXPECT_NE(KeptWhy().find("errno 16"), std::string::npos) << KeptWhy();
-  const std::uint32_t key = region_->local_key;
+  const std::uint32_t key = Key();
   Resume();
-  EXPECT_EQ(region_->local_key, key);
+  EXPECT_EQ(Key(), key);
   g_card.deregister_fails = 0;
   PauseLeaves();
 }
@@ -677,7 +680,7 @@ TEST_F(CardsTest, a_pair_that_was_not_seen_made_keeps_all_of_its_card) {
   unseen.context = context_;
   unseen.domain = &domain_;
   unseen.number = 4000;
-  EXPECT_EQ(Post(&unseen, region_->local_key), 0);
+  EXPECT_EQ(Post(&unseen, Key()), 0);
   PauseStays();
   EXPECT_NE(KeptWhy().find("that AMem has not seen made"), std::string::npos) << KeptWhy();
 }
@@ -694,7 +697,7 @@ TEST_F(CardsTest, a_tag_and_its_pause_know_nothing_of_it) {
   });
   EXPECT_EQ(Below(part.value).pinned, 1U);
   EXPECT_TRUE(pools.Pause(tag, {}).ok());
-  EXPECT_EQ(Post(pair_, region_->local_key), 0) << "NCCL is not paused";
+  EXPECT_EQ(Post(pair_, Key()), 0) << "NCCL is not paused";
   EXPECT_TRUE(pools.Resume(tag, {}).ok());
   EXPECT_EQ(dereg_mr(region), 0);
   EXPECT_TRUE(pools.Free(part, nullptr).ok());

@@ -13,8 +13,8 @@
 namespace amem {
 namespace {
 
-constexpr std::uint64_t kSecond_ns = 1'000'000'000;
-constexpr std::uint64_t kNoon_ns = 1'700'000'000 * kSecond_ns;
+constexpr std::uint64_t kOneSecond_ns = 1'000'000'000;
+constexpr std::uint64_t kNoonByItsClock_ns = 1'700'000'000 * kOneSecond_ns;
 
 class SetClock : public ::testing::Test {
  protected:
@@ -37,7 +37,7 @@ class SetClock : public ::testing::Test {
   void ASecondLater(std::uint64_t wall_ns) {
     {
       const std::lock_guard lock(mutex_);
-      clock_.monotonic_ns += kSecond_ns;
+      clock_.monotonic_ns += kOneSecond_ns;
       clock_.realtime_ns += wall_ns;
     }
     Apply(GroupChanged{.group = 1});
@@ -53,7 +53,7 @@ class SetClock : public ::testing::Test {
     }
     ASSERT_TRUE(writer.Flush().ok());
   }
-  void SetTheClock() { ASecondLater(3601 * kSecond_ns); }
+  void SetTheClock() { ASecondLater(3601 * kOneSecond_ns); }
   // When the second event was, by the journal in that directory.
   static std::uint64_t DateOfSecond(const std::filesystem::path& directory) {
     const auto reader = JournalReader::Open(directory);
@@ -61,13 +61,13 @@ class SetClock : public ::testing::Test {
     const auto opening = ReadOpening(**reader);
     EXPECT_TRUE(opening.ok()) << opening.status().message();
     const OpenedJournal one{&*opening, reader->get()};
-    return ClockOf(std::span(&one, 1)).Wall(opening->who, 101 * kSecond_ns);
+    return ClockOf(std::span(&one, 1)).Wall(opening->who, 101 * kOneSecond_ns);
   }
 
   test::TemporaryDirectory directory_;
   JournalOptions options_;
   std::mutex mutex_;  // the drain's thread reads the clock
-  WallClock clock_{kNoon_ns, 100 * kSecond_ns};
+  WallClock clock_{kNoonByItsClock_ns, 100 * kOneSecond_ns};
   SessionOpened opened_;
   State state_;
   std::vector<Event> events_;
@@ -80,18 +80,18 @@ TEST_F(SetClock, gives_the_dates_of_all_events) {
   Write(**writer);
   SetTheClock();
   Write(**writer);
-  EXPECT_EQ(DateOfSecond((*writer)->Directory()), kNoon_ns + 3601 * kSecond_ns);
+  EXPECT_EQ(DateOfSecond((*writer)->Directory()), kNoonByItsClock_ns + 3601 * kOneSecond_ns);
   ASSERT_TRUE((*writer)->Close().ok());
-  EXPECT_EQ(DateOfSecond((*writer)->Directory()), kNoon_ns + 3601 * kSecond_ns);
+  EXPECT_EQ(DateOfSecond((*writer)->Directory()), kNoonByItsClock_ns + 3601 * kOneSecond_ns);
 }
 
 TEST_F(SetClock, that_only_drifts_leaves_them_as_they_are) {
   auto writer = JournalWriter::Open(options_, opened_.session);
   ASSERT_TRUE(writer.ok()) << writer.status().message();
   Write(**writer);
-  ASecondLater(kSecond_ns + kSecond_ns / 2);
+  ASecondLater(kOneSecond_ns + kOneSecond_ns / 2);
   Write(**writer);
-  EXPECT_EQ(DateOfSecond((*writer)->Directory()), kNoon_ns + kSecond_ns);
+  EXPECT_EQ(DateOfSecond((*writer)->Directory()), kNoonByItsClock_ns + kOneSecond_ns);
 }
 
 TEST_F(SetClock, is_in_a_pack) {
@@ -105,7 +105,7 @@ TEST_F(SetClock, is_in_a_pack) {
   ASSERT_TRUE(packed.ok()) << packed.status().message();
   const auto sessions = Unpack(pack, unpacked);
   ASSERT_TRUE(sessions.ok()) << sessions.status().message();
-  EXPECT_EQ(DateOfSecond(unpacked / (*writer)->Directory().filename()), kNoon_ns + 3601 * kSecond_ns);
+  EXPECT_EQ(DateOfSecond(unpacked / (*writer)->Directory().filename()), kNoonByItsClock_ns + 3601 * kOneSecond_ns);
 }
 
 // The journal that begins anew has no event from before, and its own first record is of the clock as it was set.
@@ -120,7 +120,7 @@ TEST_F(SetClock, before_a_journal_began_anew_is_known_from_the_new_one) {
   written_ = events_.size();
   Apply(GroupChanged{.group = 2});
   Write(*writer);
-  EXPECT_EQ(DateOfSecond(writer->Directory()), kNoon_ns + 3601 * kSecond_ns);
+  EXPECT_EQ(DateOfSecond(writer->Directory()), kNoonByItsClock_ns + 3601 * kOneSecond_ns);
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ REPLACED = frozenset("""
     cuMemsetD2D8 cuMemsetD2D16 cuMemsetD2D32 cuMemsetD2D8Async cuMemsetD2D16Async cuMemsetD2D32Async
     cuGetProcAddress
     ibv_reg_mr ibv_reg_mr_iova ibv_reg_mr_iova2 ibv_reg_mr_ex ibv_rereg_mr ibv_reg_dmabuf_mr ibv_dereg_mr mlx5dv_reg_dmabuf_mr
-    mlx5dv_devx_umem_reg mlx5dv_devx_umem_reg_ex mlx5dv_devx_umem_dereg ibv_open_device ibv_close_device ibv_create_qp ibv_destroy_qp
+    mlx5dv_devx_umem_reg mlx5dv_devx_umem_reg_ex mlx5dv_devx_umem_dereg
     gdr_pin_buffer gdr_unpin_buffer cuFileBufRegister cuFileBufDeregister
 """.split())
 
@@ -109,13 +109,13 @@ PASSES = {
         mlx5dv_devx_obj_create mlx5dv_devx_obj_modify mlx5dv_devx_obj_query mlx5dv_devx_obj_destroy mlx5dv_devx_general_cmd""",
     "opens, closes or asks about a network card or GDRCopy": """
         gdr_open gdr_close gdr_get_attribute gdr_driver_get_version gdr_runtime_get_version ibv_fork_init ibv_get_device_list
-        ibv_free_device_list ibv_get_device_name ibv_query_device ibv_query_port
+        ibv_free_device_list ibv_get_device_name ibv_open_device ibv_close_device ibv_query_device ibv_query_port
         ibv_query_port_speed ibv_query_gid ibv_query_pkey ibv_query_ece ibv_set_ece ibv_query_qp ibv_get_async_event
         ibv_ack_async_event ibv_event_type_str mlx5dv_is_supported mlx5dv_query_device mlx5dv_get_data_direct_sysfs_path
         mlx5dv_devx_query_eqn mlx5dv_init_obj""",
     "makes queues, domains and doorbells, whose memory is the library's own": """
-        ibv_alloc_pd ibv_dealloc_pd ibv_create_ah ibv_destroy_ah ibv_create_cq ibv_destroy_cq ibv_modify_qp
-        ibv_create_srq ibv_destroy_srq mlx5dv_create_qp mlx5dv_devx_alloc_uar mlx5dv_devx_free_uar
+        ibv_alloc_pd ibv_dealloc_pd ibv_create_ah ibv_destroy_ah ibv_create_cq ibv_destroy_cq ibv_create_qp ibv_modify_qp
+        ibv_destroy_qp ibv_create_srq ibv_destroy_srq mlx5dv_create_qp mlx5dv_devx_alloc_uar mlx5dv_devx_free_uar
         mlx5dv_devx_create_event_channel mlx5dv_devx_destroy_event_channel mlx5dv_devx_subscribe_devx_event
         mlx5dv_devx_get_event""",
 }

@@ -192,13 +192,16 @@ TEST(Lasting, without_a_tail_a_session_still_lives) {
   options.keep_sessions = 0;
   Lasting session(options);
   ASSERT_TRUE(session.Append().ok());
+  ASSERT_TRUE(session.writer->Flush().ok()) << "its thread looks for the tail when it has something to do";
   const fs::path own = session.writer->Directory();
   fs::remove(own / "tail");
   EXPECT_EQ(StatusOf(own), SessionStatus::kLive);
   RemoveOldSessions(directory.path(), 0, 0);
   EXPECT_TRUE(fs::exists(own / "data.mdb")) << "which another session has removed";
   session.writer.reset();
-  EXPECT_EQ(StatusOf(own), SessionStatus::kCrashed);
+  const SessionStatus ended = StatusOf(own);
+  EXPECT_TRUE(ended == SessionStatus::kCrashed || ended == SessionStatus::kBroken)
+      << ToText(ended) << ": every five seconds, too";
 }
 
 TEST(Lasting, no_later_break_deletes_what_an_earlier_one_kept) {

@@ -393,7 +393,7 @@ Status Coordinator::Undo(CycleKind failed, Round& round) {
   Decision last;
   round.SetUntil(In(deadlines_.undo()));
   executor_.SetUntil(deadlines_.OwnPartOf(round.until()));
-  AMEM_ASSIGN(const Plan outline, MakePlan(undo));
+  AMEM_ASSIGN(const Plan outline, OrNoMemory([&] { return MakePlan(undo); }));
   for (const PlannedPhase& planned : outline.phases) {
     const PhaseKind phase = planned.phase;
     if (phase == FirstOf(undo)) continue;

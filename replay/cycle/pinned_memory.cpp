@@ -103,10 +103,10 @@ Status PinnedSupply::ClaimPiece() {
 }
 
 Result<std::unique_ptr<PinnedBuffer>> PinnedSupply::Pin(std::unique_ptr<HostPages> pages) {
-  if (pages != nullptr) return copier_.Pin(std::move(pages), options_.chunk);
-  AMEM_TRY(ClaimPiece());
-  auto buffer = copier_.Pin(nullptr, options_.chunk);
-  claims_.Settle(options_.chunk);
+  const bool populated = pages != nullptr;
+  if (!populated) AMEM_TRY(ClaimPiece());
+  auto buffer = OrNoMemory([&] { return copier_.Pin(std::move(pages), options_.chunk); });
+  if (!populated) claims_.Settle(options_.chunk);  // also of what was not had: others would count it for ever
   return buffer;
 }
 
@@ -254,7 +254,7 @@ void PinnedSupply::PinInBackground() {
     lock.unlock();
     auto pages = pages_.Take(In(kPieceAtMost));
     AwaitQuiet(turn);
-    auto buffer = OrNoMemory([&] { return Pin(pages.ok() ? *std::move(pages) : nullptr); });
+    auto buffer = Pin(pages.ok() ? *std::move(pages) : nullptr);
     turn = std::chrono::steady_clock::now() + kBreak;
     lock.lock();
     pinning_ = false;

@@ -8,8 +8,12 @@
 #include <unistd.h>
 
 #include <array>
+#include <filesystem>
 #include <future>
+#include <new>
 
+#include "journal/base/no_memory.h"
+#include "replay/driver/host_memory.h"
 #include "tests/replay/cycle/contents.h"
 
 namespace amem {
@@ -402,6 +406,26 @@ TEST_F(Contents, preparing_is_for_all_tags_together_and_for_nccl_each_to_its_lim
   EXPECT_TRUE(Eventually([&] { return pinned() == 384 * kKiB; })) << pinned();
   EXPECT_TRUE(supply.StopPreparing());
   EXPECT_EQ(pinned(), 384 * kKiB);
+}
+
+// A claim that outlives the failure would be counted by all other processes of the host.
+TEST_F(Contents, host_memory_that_could_not_be_had_is_claimed_no_longer) {
+  const auto claims = std::filesystem::temp_directory_path() / fmt::format("amem-claims-{}", ::getpid());
+  PinnedSupply supply(*sim_, {.chunk = 64 * kKiB, .claims = claims});
+  sim_->SetHook([](std::string_view call, std::uint64_t) -> int {
+    if (call == "AllocatePinned") throw std::bad_alloc();
+    return 0;
+  });
+  supply.Want({}, 64 * kKiB);
+  EXPECT_TRUE(Eventually([&] { return supply.Count().not_prepared == NoMemory().message(); })) << supply.Count().not_prepared;
+  const auto taken = supply.Take(In(std::chrono::seconds(20)));
+  EXPECT_TRUE(taken.status().message().ends_with(NoMemory().message())) << taken.status().message();
+  sim_->SetHook({});
+  constexpr Bytes kReserve = 256 * kMiB;
+  HostClaims other(claims, [] { return HostRoom{kReserve + 64 * kKiB, "a test"}; });
+  const Status fits = other.Claim(64 * kKiB);
+  EXPECT_TRUE(fits.ok()) << fits.message();
+  std::filesystem::remove(claims);
 }
 
 TEST_F(Contents, what_was_pinned_for_a_save_that_is_abandoned_goes_back_and_no_more) {

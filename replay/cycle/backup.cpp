@@ -112,6 +112,7 @@ Backup::~Backup() {
   if (fork_.InChild()) return;
   SetUntil(In(std::chrono::minutes(1)));
   ForgetAll();
+  FreeUnfinished(until_);
 }
 
 Status Backup::Save(std::span<const Item> items, Looking looking) {
@@ -347,6 +348,7 @@ Status Backup::AwaitRestored(AllocationId allocation) {
 Status Backup::ReadBack(std::span<const Item> items,
                         const std::function<Status(const Item&, std::size_t, std::span<const std::byte>)>& one) {
   if (items.empty()) return {};
+  FreeUnfinished(Now());
   const Bytes most = std::min(std::ranges::max(items, {}, &Item::bytes).bytes, kQueueBytes);
   AMEM_ASSIGN(auto buffer, copier_.AllocatePinned(most));
   const std::byte* const host = buffer->data();
@@ -356,7 +358,7 @@ Status Backup::ReadBack(std::span<const Item> items,
       Status read = copier_.CopyToHost(item.device, buffer->data(), item.address + from, bytes);
       if (read.ok()) read = copier_.FinishCopies(item.device, until_);
       if (!read.ok()) {  // a copy that has not ended must not outlive the buffer
-        if (!copier_.FinishCopies(item.device, until_).ok()) stuck_.push_back(std::move(buffer));
+        if (!copier_.FinishCopies(item.device, until_).ok()) unfinished_.Add(item.device, std::move(buffer));
         return read;
       }
       for (Bytes at = 0; at < bytes; at += kUnitBytes)

@@ -24,6 +24,7 @@
 
 #include "replay/cycle/pinned_memory.h"
 #include "replay/driver/driver.h"
+#include "replay/driver/unfinished_copies.h"
 #include "statemachine/types.h"
 
 namespace amem {
@@ -108,6 +109,9 @@ class Backup : NoCopies {
   [[nodiscard]] bool Has(AllocationId allocation) const;                   // is saved, or queued to be
   [[nodiscard]] std::vector<Item> ItemsOf(AllocationId allocation) const;  // what is, by offset; the addresses are zero
 
+  // Unpins what comparisons used whose copies had not ended, and have by now. Any thread.
+  void FreeUnfinished(Deadline until) { unfinished_.Free(copier_, until); }
+
   // How much host memory contents of that size need: what the last Save needed, else a guess that is rather too much.
   [[nodiscard]] Bytes Expected(Bytes contents) const;
   [[nodiscard]] BackupStatistics Statistics() const;
@@ -183,9 +187,9 @@ class Backup : NoCopies {
   Looking looking_ = Looking::kIdle;  // of the save
   std::uint64_t began_ns_ = 0;        // the copies that are queued
 
-  mutable std::mutex mutex_;                          // over statistics_
-  BackupStatistics statistics_;                       // but for what the supply counts
-  std::vector<std::unique_ptr<PinnedBuffer>> stuck_;  // of comparisons whose copies had not ended
+  mutable std::mutex mutex_;                                    // over statistics_
+  BackupStatistics statistics_;                                 // but for what the supply counts
+  UnfinishedCopies<std::unique_ptr<PinnedBuffer>> unfinished_;  // of comparisons
 };
 
 }  // namespace amem

@@ -109,6 +109,7 @@ class Coordinator {
   // The program made so much memory in the scope. Pins host memory ahead for the next pause, in steps of a sixteenth.
   void Made(Bytes bytes);
   [[nodiscard]] BackupStatistics Contents() const { return backup_.Statistics(); }
+  void FreeUnfinished() { backup_.FreeUnfinished(Now()); }
 
  private:
   Coordinator(const CycleContext& context, CallGate& gate, PoolId pool, std::string tag, std::unique_ptr<Copier> lane);

@@ -134,6 +134,7 @@ Status Slabs::CopyContents(const Allocation& part, DriverHandle to) {
   const DeviceOrdinal device{part.properties.location.id};
   const AccessDescriptor access{part.properties.location, 3};
   AMEM_ASSIGN(auto region, MappedRegion::Map(driver_, to, part.bytes, 0, std::span(&access, 1)));
+  FreeUnfinished();
   AMEM_ASSIGN(auto pinned, driver_.AllocatePinned(part.bytes));
   const Deadline until = In(options_.deadlines.call());
   Status copied = driver_.CopyToHost(device, pinned->data(), ledger_.state().PlaceOf(part), part.bytes);
@@ -141,11 +142,8 @@ Status Slabs::CopyContents(const Allocation& part, DriverHandle to) {
   if (copied.ok()) copied = driver_.CopyToDevice(device, region.address(), pinned->data(), part.bytes);
   if (copied.ok()) copied = driver_.FinishCopies(device, until);
   // A copy that has not ended must not outlive the buffer and the mapping.
-  if (copied.ok() || driver_.FinishCopies(device, until).ok()) {
-    stuck_.erase(device);
-  } else {
-    stuck_.emplace(device, std::pair(std::move(pinned), std::move(region)));
-  }
+  if (!copied.ok() && !driver_.FinishCopies(device, until).ok())
+    unfinished_.Add(device, std::pair(std::move(pinned), std::move(region)));
   return copied;
 }
 

@@ -156,6 +156,11 @@ std::vector<Pools::Standing> Pools::Stand() {
   return all;
 }
 
+void Pools::FreeUnfinished() {
+  const MutexLock lock(mutex_);
+  for (const auto& [id, pool] : pools_) pool->cycle->FreeUnfinished();
+}
+
 bool Pools::IsResident(PoolId id) {
   const MutexLock lock(mutex_);
   const Entry& pool = At(id);

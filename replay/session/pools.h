@@ -108,6 +108,7 @@ class Pools : NoCopies {
     BackupStatistics contents;
   };
   [[nodiscard]] std::vector<Standing> Stand();
+  void FreeUnfinished();                       // what copies used that had not ended, and have by now
   [[nodiscard]] bool IsResident(PoolId pool);  // it is not paused, and no pause was asked for
 
  private:

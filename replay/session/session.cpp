@@ -74,6 +74,9 @@ Status Session::RefuseInTag(std::string_view call, Address at) {
 
 void Session::TrimPinned(Bytes keep) {
   const MutexLock cycle(cycle_mutex_);
+  coordinator_->FreeUnfinished();
+  pools_->FreeUnfinished();
+  slabs_.FreeUnfinished();
   pinned_.Trim(keep);
 }
 

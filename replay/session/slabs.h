@@ -20,6 +20,7 @@
 
 #include "replay/driver/driver.h"
 #include "replay/driver/mapped_region.h"
+#include "replay/driver/unfinished_copies.h"
 #include "replay/ledger/ledger.h"
 #include "replay/peers/peers.h"
 #include "replay/session/kept_ranges.h"
@@ -72,6 +73,8 @@ class Slabs {
   Status Retire(AllocationId slab);
   Status RetireAll();
 
+  // Unpins what copies of parts used that had not ended, and have by now. Any thread.
+  void FreeUnfinished() { unfinished_.Free(driver_, Now()); }
   [[nodiscard]] std::uint64_t wrong_guesses() const { return wrong_guesses_; }
 
  private:
@@ -125,8 +128,7 @@ class Slabs {
   bool scarce_ GUARDED_BY(ledger_) = false;
   AllocationId busy_ GUARDED_BY(ledger_);  // being cleared without the ledger's lock; must not be retired
   std::uint64_t wrong_guesses_ = 0;
-  // What copies on a device that had not ended read or write.
-  std::multimap<DeviceOrdinal, std::pair<std::unique_ptr<PinnedBuffer>, MappedRegion>> stuck_ GUARDED_BY(ledger_);
+  UnfinishedCopies<std::pair<std::unique_ptr<PinnedBuffer>, MappedRegion>> unfinished_;
 };
 
 }  // namespace amem

@@ -601,13 +601,16 @@ TEST_F(Contents, a_comparison_that_fails_leaves_no_copy_without_its_buffer) {
   test::LoneBackup backup(*sim_);
   ASSERT_TRUE(backup.Save(Items()).ok() && backup.Finish().ok());
   ASSERT_TRUE(backup.Restore(Items()).ok() && backup.Finish().ok());
-  for (const int failures : {1, 2}) {
+  const Bytes pinned = sim_->PinnedBytes();
+  for (const int failures : {1, 2, 2}) {
     int left = failures;
     sim_->SetHook(
         [&left](std::string_view call, std::uint64_t) { return call == "FinishCopies" && left-- > 0 ? cuda::kTimeout : 0; });
     EXPECT_FALSE(backup.Compare(Items()).ok());
     sim_->SetHook({});
+    EXPECT_EQ(sim_->PinnedBytes() > pinned, failures == 2) << "the buffer waits for its copy";
     EXPECT_TRUE(backup.Compare(Items()).ok()) << failures;
+    EXPECT_EQ(sim_->PinnedBytes(), pinned) << failures;
   }
 }
 

@@ -113,6 +113,7 @@ TEST_F(CutUpSlab, any_call_that_fails_once_costs_nothing_but_that_mapping) {
 TEST_F(CutUpSlab, copies_that_have_not_ended_do_not_lose_their_memory) {
   for (const int fine : {0, 1}) {
     Allocate();
+    a.session->TrimPinned(0);
     const Bytes pinned = a.simulator->PinnedBytes();
     int calls = 0;
     a.simulator->SetHook(
@@ -121,7 +122,13 @@ TEST_F(CutUpSlab, copies_that_have_not_ended_do_not_lose_their_memory) {
     EXPECT_EQ(calls, fine + 2);
     EXPECT_EQ(a.simulator->QueuedCopies(kDevice), 1U);
     EXPECT_EQ(a.simulator->PinnedBytes() - pinned, k2M);
+    a.session->TrimPinned(0);
+    EXPECT_EQ(a.simulator->PinnedBytes() - pinned, k2M) << "they may still be under way";
     a.simulator->SetHook({});
+    if (fine == 0) {
+      a.session->TrimPinned(0);
+      EXPECT_EQ(a.simulator->PinnedBytes(), pinned) << "what is given back by hand";
+    }
     EXPECT_EQ(MapOnceMore(), Status{}) << fine;
     EXPECT_EQ(a.simulator->PinnedBytes(), pinned);
     AllIsThere();

@@ -314,7 +314,7 @@ TEST_F(Named, ranks_whose_parent_is_pid_1_are_one_job_if_that_is_torchrun) {
       job::Environment{{"WORLD", "1"}, {"WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", "none"}, {"PRELOAD", AMEM_LIBRARY_FILE}});
   const char* script = R"sh(
     for RANK in 0 1; do export RANK; LD_PRELOAD=$PRELOAD "$1" cuda load malloc sleep=60000 >/dev/null & done
-    for i in $(seq 400); do [ "$("$2" ls --live | grep -c rank)" -ge 2 ] && break; sleep 0.05; done
+    for i in $(seq 400); do [ "$("$2" ls --live | grep -c '^rank ')" -ge 2 ] && break; sleep 0.05; done
     "$2" pause $! --deadline 1 > "$3" 2>&1; echo "status $?" >> "$3"; kill %1 %2)sh";
   for (const char* name : {"torchrun", "supervisor"}) {
     const auto program = job_.directory() / name, said = job_.directory() / (std::string(name) + ".said");

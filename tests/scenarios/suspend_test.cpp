@@ -204,7 +204,7 @@ TEST_F(ServedSuspends, a_rank_that_does_not_come_fails_the_others_and_all_run_on
 }
 
 TEST_F(ServedSuspends, a_thread_waits_for_another_ones_resume_until_its_own_deadline) {
-  job_.environment["AMEM_TIMEOUT_MS"] = "1500";
+  job_.environment["AMEM_TIMEOUT_MS"] = "6000";
   const auto ranks = Run({"init", "init", "reduce", "suspend first", "suspend last", "barrier", "0:resume last beside",
                           "0:resume first", "barrier", "1:resume last", "0:join", "resume first", "reduce"});
   EXPECT_EQ(ranks[0].Said("resume last beside"), "waits") << "for the other rank, as long as that likes\n" << Everything(ranks);

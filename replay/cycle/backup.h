@@ -98,6 +98,7 @@ class Backup : NoCopies {
   Status AwaitSaved(AllocationId allocation);
   Status AwaitRestored(AllocationId allocation);                  // until all that Restore queued for it is done
   [[nodiscard]] bool Queued() const { return !queued_.empty(); }  // Finish has something to wait for
+  [[nodiscard]] const std::set<DeviceOrdinal>& QueuedOn() const { return queued_; }
   [[nodiscard]] bool Saving() const { return contents_ == Contents::kQueued; }
   [[nodiscard]] bool Saved() const { return contents_ == Contents::kSaved; }  // contents that are not forgotten
   // Forgets what is saved, but keeps a copy for the next Save for as long as nobody else needs the memory.

@@ -24,23 +24,36 @@ Status Coordinator::GoOn(const PlannedPhase& phase, const Manner& manner, Round&
 
 // The next cycle waits for these copies too, and may fail again meanwhile.
 Status Coordinator::AwaitCopies() {
-  std::uint64_t since = copying_since_ns_;
-  if (since == 0) return {};
+  const auto under_way = [this] {
+    const std::lock_guard lock(copying_mutex_);
+    return copying_since_ns_;
+  }();
   const Deadline until = In(deadlines_.call());
-  for (const DeviceOrdinal device : Devices())
+  for (const auto& [device, since] : under_way) {
     AMEM_TRY(copier_.FinishCopies(device, until)
                  .Within("give memory back while copies of a pause or resume that failed are under way"));
-  copying_since_ns_.compare_exchange_strong(since, 0);
+    const std::lock_guard lock(copying_mutex_);
+    if (const auto* const still = FindIn(copying_since_ns_, device); still != nullptr && *still == since)
+      copying_since_ns_.erase(device);
+  }
   return {};
 }
 
+void Coordinator::NoteCopies() {
+  const std::lock_guard lock(copying_mutex_);
+  copying_since_ns_.clear();
+  for (const DeviceOrdinal device : backup_.QueuedOn()) copying_since_ns_.emplace(device, MonotonicNs());
+}
+
 Status Coordinator::Lead(void* stream) {
-  for (const DeviceOrdinal device : Devices()) AMEM_TRY(copier_.Lead(device, stream, In(deadlines_.call())));
+  const Deadline until = In(deadlines_.call());
+  AMEM_ASSIGN(const auto devices, Devices(until));
+  for (const DeviceOrdinal device : devices) AMEM_TRY(copier_.Lead(device, stream, until));
   return {};
 }
 
 Result<std::unique_ptr<StreamMoment>> Coordinator::MomentOf(void* stream) {
-  const auto devices = Devices();
+  AMEM_ASSIGN(const auto devices, Devices(In(deadlines_.call())));
   if (devices.empty()) return std::make_unique<StreamMoment>();  // waiting must open no context on a device
   return copier_.MomentOf(devices.front(), stream);
 }

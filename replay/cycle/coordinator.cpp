@@ -207,17 +207,18 @@ Status Coordinator::Refuse(CycleKind kind, Round& round, const Status& why) {
 
 // If one member leaves memory mapped, its owner must not make it anew. The session keeps everything even after that member has
 // gone.
-void Coordinator::KeepIfAnyDoes(const std::vector<PeerIdentity>& members) {
+Status Coordinator::KeepIfAnyDoes(const std::vector<PeerIdentity>& members) {
   const auto keeper = std::ranges::find(members, true, &PeerIdentity::keeps);
   all_keep_ = keeper != members.end();
-  if (!all_keep_) return;
+  if (!all_keep_) return {};
   {
-    if (!TryLedger()) return;  // nor does the cycle begin then
+    if (!TryLedger()) return NoLedger();
     const LedgerLock lock(ledger_, std::adopt_lock);
-    if (!ledger_.state().kept_whole.empty()) return;
+    if (!ledger_.state().kept_whole.empty()) return {};
     ledger_.Record(EverythingKept{ToText(*keeper) + " keeps all memory in place"});
   }
   peers_.KeepEverything();
+  return {};
 }
 
 Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
@@ -234,7 +235,7 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
   report.members = members_.size();
   executor_.BeginCycle(deadlines_.OwnPartOf(round.until()),
                        manner.after == nullptr ? Backup::Looking::kIdle : Backup::Looking::kBeside, manner.hosts_idle);
-  KeepIfAnyDoes(members_);
+  if (const Status kept = KeepIfAnyDoes(members_); !kept.ok()) return Refuse(kind, round, kept);
   {
     if (!TryLedger()) return Refuse(kind, round, NoLedger());
     const LedgerLock lock(ledger_, std::adopt_lock);
@@ -246,7 +247,7 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
     return GiveUp(kind, round, report.cycle, status);
   }
   report.total_ns = MonotonicNs() - start;
-  copying_since_ns_ = 0;
+  NoteCopies();
   bool discards = false;
   {
     const LedgerLock lock(ledger_);
@@ -283,7 +284,7 @@ Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, co
                                 [&](const auto& item) { return item.second.saved && item.second.pool == pool_; });
   }
   if (kind == CycleKind::kPause && !saved) backup_.Abandon();
-  copying_since_ns_ = backup_.Queued() ? MonotonicNs() : 0;
+  NoteCopies();
   return told;
 }
 
@@ -291,15 +292,6 @@ Result<Plan> Coordinator::MakePlan(CycleKind kind) {
   if (!TryLedger()) return NoLedger();
   const LedgerLock lock(ledger_, std::adopt_lock);
   return kind == CycleKind::kPause ? PlanPause(ledger_.state(), pool_) : PlanResume(ledger_.state(), pool_);
-}
-
-std::vector<DeviceOrdinal> Coordinator::Devices() {
-  std::set<DeviceOrdinal> devices;
-  if (!TryLedger()) return {};
-  const LedgerLock lock(ledger_, std::adopt_lock);
-  for (const auto& [id, a] : ledger_.state().allocations)
-    if (a.own() && a.pool == pool_ && a.on_device()) devices.insert(DeviceOrdinal{a.properties.location.id});
-  return {devices.begin(), devices.end()};
 }
 
 Coordinator::Decided Coordinator::Vote(Round& round, PhaseKind phase, const Status& mine) {
@@ -336,7 +328,8 @@ Status Coordinator::RunPhase(const PlannedPhase& planned, CycleKind kind, const 
   if (follows) std::erase_if(phase.steps, [](const Step& step) { return step.kind == StepKind::kQuiesce; });
   AMEM_TRY(executor_.Run(phase));
   if (follows) {
-    for (const DeviceOrdinal device : Devices()) {
+    AMEM_ASSIGN(const auto devices, Devices(executor_.until()));
+    for (const DeviceOrdinal device : devices) {
       AMEM_TRY(copier_.Follow(device, *manner.after));
       AMEM_TRY(copier_.FinishCopies(device, executor_.until()));
     }

@@ -128,7 +128,9 @@ class Coordinator {
   // A failure as the caller is told: of which tag, and what it leaves; and "call ncclPause again on all ranks".
   [[nodiscard]] Status Told(CycleKind kind, const Status& why, const Status& undone = {}) const;
   [[nodiscard]] std::string Again(CycleKind kind) const { return "call " + NameOf(kind, tag_) + " again on all ranks"; }
-  [[nodiscard]] std::vector<DeviceOrdinal> Devices();  // of the scope's own memory, ascending; none: it cannot be told in time
+  // Of the scope's own memory, ascending. kRefused: a driver call holds the ledger until then.
+  [[nodiscard]] Result<std::vector<DeviceOrdinal>> Devices(Deadline until);
+  void NoteCopies();
   // What only this session can see. `outsider`: the session that shares memory and is no member.
   [[nodiscard]] Status AllNeighboursAreMembers(SessionId* outsider) const REQUIRES(ledger_);
   [[nodiscard]] Status ImportsCanLeave() const REQUIRES(ledger_);
@@ -141,7 +143,7 @@ class Coordinator {
     bool gathered_again = false;
   };
   Decided Vote(Round& round, PhaseKind phase, const Status& mine);
-  void KeepIfAnyDoes(const std::vector<PeerIdentity>& members);
+  Status KeepIfAnyDoes(const std::vector<PeerIdentity>& members);
   void RecordVote(PhaseKind phase, const Status& mine);
   // Sets which member reports the failure, and who caused it. `members`: of the round that failed, sorted.
   void NoteFailure(const std::vector<PeerIdentity>& members, SessionId culprit);
@@ -178,16 +180,17 @@ class Coordinator {
   CycleReport pause_, resume_;
   CycleTotals pauses_, resumes_;
   bool threads_recorded_ = false;
-  std::uint64_t arriving_ = 0;                       // the number of the cycle that this session has arrived for
-  std::uint64_t paused_at_ns_ = MonotonicNs();       // the last time
-  std::atomic<std::uint64_t> copying_since_ns_ = 0;  // when a cycle failed whose copies may still be under way
-  bool all_keep_ = false;                            // a member of this cycle keeps all its memory
-  bool all_held_ = false;                            // the cycle failed before any member could release memory
-  bool leader_is_late_ = false;                      // the cycle failed because of it, and the others go on without it
-  bool alone_ = false;                               // the round has no other member
-  bool in_use_ = false;                              // a stream follows the copies of a resume that has not ended
-  std::vector<CycleMember> culprits_;                // other sessions that caused the failure
-  std::vector<PeerIdentity> members_;                // of the cycle when it began, sorted
+  std::uint64_t arriving_ = 0;                  // the number of the cycle that this session has arrived for
+  std::uint64_t paused_at_ns_ = MonotonicNs();  // the last time
+  std::mutex copying_mutex_;
+  std::map<DeviceOrdinal, std::uint64_t> copying_since_ns_;  // when a cycle failed whose copies may still be under way there
+  bool all_keep_ = false;                                    // a member of this cycle keeps all its memory
+  bool all_held_ = false;                                    // the cycle failed before any member could release memory
+  bool leader_is_late_ = false;                              // the cycle failed because of it, and the others go on without it
+  bool alone_ = false;                                       // the round has no other member
+  bool in_use_ = false;                                      // a stream follows the copies of a resume that has not ended
+  std::vector<CycleMember> culprits_;                        // other sessions that caused the failure
+  std::vector<PeerIdentity> members_;                        // of the cycle when it began, sorted
 };
 
 }  // namespace amem

@@ -18,13 +18,23 @@ Status Coordinator::NoLedger() const {
   return {Code::kRefused, held.message() + OrRaiseTheTimeout("; let the device become idle before"), held.driver_result()};
 }
 
+Result<std::vector<DeviceOrdinal>> Coordinator::Devices(Deadline until) {
+  std::set<DeviceOrdinal> devices;
+  if (!ledger_.TryLockFor(std::max(LeftUntil(until), kToRecord))) return NoLedger();
+  const LedgerLock lock(ledger_, std::adopt_lock);
+  for (const auto& [id, a] : ledger_.state().allocations)
+    if (a.own() && a.pool == pool_ && a.on_device()) devices.insert(DeviceOrdinal{a.properties.location.id});
+  return std::vector<DeviceOrdinal>(devices.begin(), devices.end());
+}
+
 Status Coordinator::CloseGate(Deadline until) {
   Status closed = gate_.Close(LeftUntil(until));
   if (closed.ok()) return closed;
   if (!ledger_.TryLockFor(kToRecord)) return {closed.code(), closed.message() + "; " + ledger_.Held().message()};
   ledger_.unlock();
   std::string devices;
-  for (const DeviceOrdinal device : Devices()) devices += (devices.empty() ? " " : " and ") + std::to_string(device.value);
+  if (const auto known = Devices(until); known.ok())
+    for (const DeviceOrdinal device : *known) devices += (devices.empty() ? " " : " and ") + std::to_string(device.value);
   return {closed.code(), closed.message() + "; it waits for device" + devices +
                              ", where a stream is full of work that does not end: " + OrRaiseTheTimeout("let that end before")};
 }

@@ -206,6 +206,27 @@ TEST_F(CoordinatorTest, a_pause_can_be_tried_again_after_one_whose_copies_failed
   EXPECT_EQ(Memory(second)[k2M - 1], std::byte{0x43});
 }
 
+// The ledger is held by a driver call of another thread that hangs, so nobody can say what memory there is.
+TEST_F(CoordinatorTest, memory_waits_for_the_copies_of_a_pause_that_failed_whether_or_not_the_ledger_can_be_had) {
+  std::memset(Memory(Create()), 0x42, k2M);
+  sim_->SetHook([](std::string_view call, std::uint64_t) { return call == "FinishCopies" ? cuda::kTimeout : 0; });
+  ASSERT_FALSE(Run(CycleKind::kPause).ok());
+  ASSERT_GT(sim_->QueuedCopies(DeviceOrdinal{0}), 0U);
+  std::promise<void> held, asked;
+  std::thread hangs([&] {
+    const LedgerLock lock(ledger_);
+    held.set_value();
+    asked.get_future().wait();
+  });
+  held.get_future().wait();
+  EXPECT_FALSE(coordinator_.AwaitCopies().ok());
+  sim_->SetHook({});
+  EXPECT_TRUE(coordinator_.AwaitCopies().ok());
+  EXPECT_EQ(sim_->QueuedCopies(DeviceOrdinal{0}), 0U);
+  asked.set_value();
+  hangs.join();
+}
+
 // Memory that is mapped nowhere is copied through a mapping that is made for it.
 TEST_F(CoordinatorTest, an_address_range_that_the_driver_does_not_take_back_at_once_is_given_back_later) {
   Create(k2M, false);

@@ -494,13 +494,13 @@ constexpr std::uint64_t kStride = 11;
 #elif defined(AMEM_BY_NIGHT)
 constexpr std::uint64_t kStride = 1;
 #else
-constexpr std::uint64_t kStride = 2;  // of one and two ranks; more are more of the same
+constexpr std::uint64_t kStride = 3;  // of one and two ranks; more are more of the same
 #endif
 
 #ifdef AMEM_BY_NIGHT
 [[maybe_unused]] constexpr std::uint64_t kOfMany = 2, kOfAll = 1, kOfStalls = 2;
 #else
-[[maybe_unused]] constexpr std::uint64_t kOfMany = 10,
+[[maybe_unused]] constexpr std::uint64_t kOfMany = 9,
                                          kOfAll = 9;  // of many ranks, and of scope all, whose steps are those of the others
 [[maybe_unused]] constexpr std::uint64_t kOfStalls = 4 + 5 * kSlower;  // each takes some seconds
 #endif

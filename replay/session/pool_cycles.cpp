@@ -1,6 +1,8 @@
 // Pauses and resumes of pools: now, or by a thread of their own.
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
+
 #include "journal/base/no_memory.h"
 #include "journal/base/thread.h"
 #include "replay/session/pools.h"
@@ -63,15 +65,19 @@ Status Pools::Run(Entry& pool, const Task& task) {
   Status status = OrNoMemory(cycle);
   ended_();
   apart.End();
-  if (!pool.late.empty()) GiveLate(pool, Who::kCycle);
-  if (ledger_.TryLockFor(kToTidyUp)) {  // a driver call may hold it; devices that came meanwhile are let in by the next cycle
+  const auto tidy_up = [&]() -> Status {  // what there is no memory for now is for the next cycle
+    mutex_.AssertHeld();
+    pool.failure = status.message();
+    if (!pool.late.empty()) GiveLate(pool, Who::kCycle);
+    if (!ledger_.TryLockFor(kToTidyUp)) return {};  // a driver call may hold it; devices that came meanwhile are let in later
     const bool runs = ledger_.state().LifecycleOf(pool.id) == Lifecycle::kRunning;
     ledger_.unlock();
     if (runs) LetAllIn(pool);
-  }
+    return {};
+  };
+  static_cast<void>(OrNoMemory(tidy_up));
   pool.running.reset();
   pool.queued = false;
-  pool.failure = status.message();
   changed_->NotifyAll();
   return status;
 }
@@ -196,10 +202,10 @@ Status Pools::StartWorker(CycleKind kind) {
 
 // A pool's first task is due if nothing of the pool is under way.
 std::list<Pools::Task>::iterator Pools::Due(CycleKind kind) {
-  std::set<const Entry*> behind;
   auto due = tasks_.end();
   for (auto task = tasks_.begin(); task != tasks_.end(); ++task) {
-    if (!behind.insert(task->pool).second || task->kind != kind || task->pool->running) continue;
+    const bool behind = std::any_of(tasks_.begin(), task, [&](const Task& one) { return one.pool == task->pool; });
+    if (behind || task->kind != kind || task->pool->running) continue;
     if (due == tasks_.end() || task->priority > due->priority) due = task;
   }
   return due;
@@ -218,8 +224,8 @@ void Pools::Work(CycleKind kind) {
     Entry& pool = *task.pool;
     pool.running = kind;  // set before any wait
     --pool.waiting;
-    const Status status = Run(pool, task);
-    if (!status.ok()) pool.unheard = status;
+    Status status = Run(pool, task);
+    if (!status.ok()) pool.unheard = std::move(status);
   }
 }
 

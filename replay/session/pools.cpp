@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "journal/base/no_memory.h"
 #include "replay/session/new_memory.h"
 #include "replay/session/session_options.h"
 
@@ -203,13 +204,14 @@ Bytes Pools::Unused(PoolId id, DeviceOrdinal device) {
 
 void Pools::LetAllIn(Entry& pool) {
   for (const DeviceOrdinal device : devices_) {
-    if (!pool.let_in.insert(device).second) continue;
+    if (pool.let_in.contains(device)) continue;
     for (const auto& [on, space] : pool.spaces) {
       for (const auto& [address, chunk] : space.chunks()) {
         const auto set = on == device ? std::nullopt : LetIn(driver_, device, {address, chunk.bytes});
         if (set) ledger_.LockAndRecord(*set);
       }
     }
+    pool.let_in.insert(device);
   }
 }
 
@@ -294,11 +296,17 @@ Status Pools::DropNow(Entry& pool, const ChunkSpace::Chunk& chunk) {
 // another thread has begun a pause or resume, which works on all chunks.
 void Pools::GiveLate(Entry& pool, Who who) {
   const bool running = LifecycleOf(pool) == Lifecycle::kRunning;
-  for (Late& one : std::exchange(pool.late, {})) {
-    WithoutLock apart(mutex_);
-    const bool idle = (!running || Idle(one)) && pool.cycle->AwaitCopies().ok();
-    apart.End();
-    if (idle && (who == Who::kCycle || !Busy(pool))) {
+  std::vector<Late> all;
+  all.reserve(pool.late.size());  // so that nothing is lost where there is no memory for it
+  all.swap(pool.late);
+  for (Late& one : all) {
+    const auto wait = [&]() -> Status {
+      mutex_.AssertHeld();
+      WithoutLock apart(mutex_);
+      if (running && !Idle(one)) return {Code::kRefused, "a stream may still use it"};
+      return pool.cycle->AwaitCopies();
+    };
+    if (OrNoMemory(wait).ok() && (who == Who::kCycle || !Busy(pool))) {
       static_cast<void>(GiveBack(pool, one.address, one.device));
     } else {
       pool.late.push_back(std::move(one));

@@ -454,6 +454,32 @@ TEST_F(PoolsTest, where_the_system_has_no_memory_left_a_pause_and_a_resume_fail_
   EXPECT_TRUE(elsewhere) << "no thread of AMem's own was tried";
 }
 
+// What the thread does after a pause that failed, too.
+TEST_F(PoolsTest, memory_that_is_given_back_late_waits_where_the_system_has_no_memory_left) {
+  const PoolId pool = Open("weights");
+  std::byte* const stays = Take(pool, 2 * kMiB);
+  std::byte* const late = Take(pool, 32 * kMiB);
+  const auto waits = [](std::string_view call) { return call == "AwaitMoment" || call == "Synchronize"; };
+  a.simulator->SetHook([&](std::string_view call, std::uint64_t) { return waits(call) ? cuda::kNotReady : 0; });
+  ASSERT_TRUE(Give(late).ok());
+  std::atomic<int> thrown = 0;
+  a.simulator->SetHook([&](std::string_view call, std::uint64_t) -> int {
+    if (!waits(call)) return 0;
+    ++thrown;
+    throw std::bad_alloc();
+  });
+  ASSERT_TRUE(a.simulator->FailNext("Unmap", 1, cuda::kUnknown).ok());
+  ASSERT_TRUE(pools().Pause(pool, {.wait = false, .after = nullptr}).ok());
+  EXPECT_FALSE(pools().Wait(pool).ok());
+  a.simulator->SetHook({});
+  EXPECT_EQ(thrown, 1);
+  EXPECT_EQ(StateOf(pool), "resident");
+  ASSERT_TRUE(Pause(pool).ok());
+  ASSERT_TRUE(Resume(pool).ok());
+  ASSERT_TRUE(Give(stays).ok());
+  EXPECT_EQ(a.session->CopyState().pools.at(pool).parts.size(), 0U) << "the next cycle gave it back";
+}
+
 TEST_F(PoolsTest, a_resume_without_room_leaves_the_tag_paused_and_says_how_much_is_missing) {
   const PoolId pool = Open("weights");
   std::byte* const memory = Take(pool, 200 * kMiB);

@@ -80,7 +80,7 @@ struct Reset : AMEM_ENDS(kReset, cuDevicePrimaryCtxReset) {
       InContext(context, [] { return AMEM_DRIVER(cuCtxSynchronize)(); });
       session->ForgetDevice(ordinal);
     }
-    EndCapturesOf(context);
+    ContextEnded(context);
     const CUresult result = Ends::Call(real, device);
     ForgetPrimaryContext(ordinal);
     if (session != nullptr) session->ForgetDevice(ordinal);  // what other threads have made there meanwhile
@@ -97,7 +97,7 @@ struct PrimaryRelease : Named<"cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRe
     if (context == nullptr) return real(device);
     const auto result = static_cast<CUresult>(session->ReleaseContext(ordinal, [&] { return static_cast<int>(real(device)); }));
     if (IsActive(ordinal)) return result;
-    EndCapturesOf(context);
+    ContextEnded(context);
     Forever<Outside>().DropOf(context);
     ForgetPrimaryContext(ordinal);
     return result;
@@ -112,7 +112,7 @@ struct PrimaryRelease : Named<"cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRe
 struct ContextDestroy : AMEM_ENDS(kDestroyed, cuCtxDestroy) {
   static CUresult Call(Function* real, CUcontext context) {
     const CUresult result = Ends::Call(real, context);
-    if (result == CUDA_SUCCESS) EndCapturesOf(context);
+    if (result == CUDA_SUCCESS) ContextEnded(context);
     return result;
   }
 };

@@ -78,19 +78,27 @@ class Witnesses {
     static const auto free = AMEM_DRIVER(cuMemFree);
     return free(witness);
   }
-  void Put(Address memory, CUdeviceptr witness) {
+  struct Byte {
+    CUdeviceptr address = 0;  // 0: there is none
+    CUcontext context = nullptr;
+  };
+  void Put(Address memory, const Byte& byte) {
     const std::lock_guard lock(mutex_);
-    all_[memory] = witness;
+    all_[memory] = byte;
   }
-  CUdeviceptr Take(Address memory) {  // 0: it has none
+  Byte Take(Address memory) {
     const std::lock_guard lock(mutex_);
     const auto found = all_.extract(memory);
-    return found.empty() ? 0 : found.mapped();
+    return found.empty() ? Byte() : found.mapped();
+  }
+  void EndOf(CUcontext context) {  // another may get their addresses
+    const std::lock_guard lock(mutex_);
+    std::erase_if(all_, [&](const auto& one) { return one.second.context == context; });
   }
 
  private:
   std::mutex mutex_;
-  std::map<Address, CUdeviceptr> all_;
+  std::map<Address, Byte> all_;
 };
 
 struct Place {
@@ -111,11 +119,14 @@ Result<Place> PlaceFor(Bytes bytes, void* alloc) {
   return Place{*session, pool, device};
 }
 
+void IsNotDeferred(CUdeviceptr address);  // what was freed there before is gone otherwise
+
 // False: the driver must allocate, because the tag has no room, or is paused. A stock job never fails of that.
 bool AllocateAt(const Place& place, CUdeviceptr witness, Bytes bytes, CUdeviceptr* address) {
   const auto allocated = place.session->pools().Allocate(place.pool, bytes, place.device);
   if (!allocated) return static_cast<void>(Witnesses::Free(witness)), false;
-  Forever<Witnesses>().Put(*allocated, witness);
+  Forever<Witnesses>().Put(*allocated, {witness, CurrentContext()});
+  IsNotDeferred(allocated->value);
   *address = allocated->value;
   return true;
 }
@@ -164,6 +175,9 @@ class Captures {
         if (deferred = !streams_.empty(); deferred) freed_.insert(address);
       });
     return deferred;
+  }
+  void Taken(CUdeviceptr address) {
+    if (any_.load()) Change([&] { freed_.erase(address); });
   }
   bool IsDeferred(CUdeviceptr address) {
     bool is = false;
@@ -227,6 +241,8 @@ class Captures {
   std::set<CUdeviceptr> freed_;
 };
 
+void IsNotDeferred(CUdeviceptr address) { Forever<Captures>().Taken(address); }
+
 // As the driver's free, waits for all that may use the memory.
 CUresult WaitFor(const Session::TagPart& part) {
   static const auto wait = AMEM_DRIVER(cuCtxSynchronize);
@@ -245,8 +261,8 @@ void FreeDeferred(const char* call) {
 }
 // Frees the byte that stands for the memory by the program's own call; what that answers is the answer.
 CUresult FreeWitness(Address memory, const auto& free) {
-  const CUdeviceptr witness = Forever<Witnesses>().Take(memory);
-  const CUresult result = witness == 0 ? CUDA_SUCCESS : free(witness);
+  const Witnesses::Byte witness = Forever<Witnesses>().Take(memory);
+  const CUresult result = witness.address == 0 ? CUDA_SUCCESS : free(witness.address);
   if (result != CUDA_SUCCESS) Forever<Witnesses>().Put(memory, witness);
   return result;
 }
@@ -391,7 +407,10 @@ std::span<const replacements::Replacement> ProgramReplacements() {
 }
 
 bool IsTagsPart(CUdeviceptr address) { return program::PartAt(address).ok(); }
-void EndCapturesOf(CUcontext context) { Forever<program::Captures>().EndOf(context); }
+void ContextEnded(CUcontext context) {
+  Forever<program::Captures>().EndOf(context);
+  Forever<program::Witnesses>().EndOf(context);
+}
 
 bool TakesAll() { return program::g_all.load(std::memory_order_relaxed); }
 

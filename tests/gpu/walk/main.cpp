@@ -85,6 +85,8 @@ static int Run() {
   Handles();
   Sparse();
   Ipc();
+  More();
+  ByRuntime();
   Captures();
   Contexts();
   return 0;

@@ -65,6 +65,8 @@ void FreeMemory();  // cuMemGetInfo
 void Handles();     // cuMemCreate and what is made of its handles
 void Sparse();      // arrays
 void Ipc();         // with another process
+void More();        // fills, copies, dma-bufs, what is asked less often
+void ByRuntime();   // by a libcudart, if there is one
 void Captures();
 void Contexts();
 // Before the driver is used. False: this is the other process, and has done its part (ipc.cpp).

@@ -206,6 +206,30 @@ TEST_F(Program, a_stream_ordered_free_takes_it) {
   EXPECT_EQ(FreeBytes(), before);
 }
 
+TEST_F(Program, what_was_freed_in_a_capture_and_went_with_a_reset_is_not_freed_where_new_memory_is) {
+  constexpr int kReset = 2;
+  CUcontext context = nullptr;
+  CUstream stream = nullptr;
+  CUgraph graph = nullptr;
+  ASSERT_EQ(PLAIN(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuDevicePrimaryCtxRetain)(&context, kReset), CUDA_SUCCESS);
+  ASSERT_EQ(OF_DRIVER(cuStreamBeginCapture)(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuCtxPushCurrent)(context), CUDA_SUCCESS);
+  const CUdeviceptr first = Take(kBytes);
+  EXPECT_EQ(free(first), CUDA_SUCCESS);
+  EXPECT_EQ(Parts().size(), 1U) << "later";
+  ASSERT_EQ(OF_DRIVER(cuDevicePrimaryCtxReset)(kReset), CUDA_SUCCESS);
+  EXPECT_TRUE(Parts().empty());
+  const CUdeviceptr second = Take(kBytes);
+  ASSERT_EQ(second, first) << "the case that matters";
+  ASSERT_EQ(PLAIN(cuCtxPopCurrent)(nullptr), CUDA_SUCCESS);
+  ASSERT_EQ(OF_DRIVER(cuStreamEndCapture)(stream, &graph), CUDA_SUCCESS);
+  EXPECT_EQ(free(Take(512)), CUDA_SUCCESS);
+  EXPECT_EQ(Parts().size(), 1U);
+  EXPECT_EQ(free(second), CUDA_SUCCESS);
+  EXPECT_EQ(OF_DRIVER(cuStreamDestroy)(stream), CUDA_SUCCESS);
+}
+
 TEST_F(Program, the_last_release_of_the_primary_context_takes_it_and_what_is_in_it) {
   constexpr int kReleased = 3;
   const auto release = OF_DRIVER(cuDevicePrimaryCtxRelease);

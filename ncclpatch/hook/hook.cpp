@@ -14,6 +14,7 @@
 
 #include "ncclpatch/hook/libc_symbols.h"
 #include "ncclpatch/hook/libraries.h"
+#include "ncclpatch/hook/own_look_ups.h"
 #include "ncclpatch/hook/own_names.h"
 #include "ncclpatch/hook/redirects.h"
 #include "ncclpatch/hook/replacements.h"
@@ -470,7 +471,7 @@ void* FindLibcDlsym() { return InLibc(g_dlsym); }
 void* DriverSymbol(const char* name) {
   // Never closed, because its threads and handles outlive us.
   void* library = Once(g_driver_library, [] { return dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); });
-  return library == nullptr ? nullptr : FirstDlsym()(library, name);
+  return library == nullptr ? nullptr : own_look_ups::Find(FirstDlsym(), library, name);
 }
 
 }  // namespace amem::hook

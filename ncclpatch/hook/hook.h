@@ -89,7 +89,8 @@ void* RealDlsym(void* handle, const char* name);
 void* NextDlsym(void* handle, const char* name);
 void* FindLibcDlsym();
 // A symbol of the libcuda that NCCL opened, else the system's, as NCCL would get it without AMem, so that other interposers see
-// AMem's own calls too. Null: no such library or symbol.
+// AMem's own calls too; never a replacement of AMem's. What the library does not export, its cuGetProcAddress_v2 is asked for,
+// by the name without the version's suffix. Null: no such library or symbol.
 void* DriverSymbol(const char* name);
 template <class F>
 F* DriverFunction(const char* name) {

@@ -35,7 +35,7 @@ const Replacement* FindExported(const char* exported, Caller caller) {
 
 void* BindTo(const Replacement* replacement, void* real, bool* replaced) {
   if (replaced != nullptr) *replaced = false;
-  if (replacement == nullptr || real == nullptr) return real;
+  if (replacement == nullptr || real == nullptr || OwnLookUp::now > 0) return real;
   for (std::size_t variant = 0; variant < kVariants; ++variant) {
     void* known = nullptr;
     if (real != replacement->entries[variant] && !replacement->reals[variant].compare_exchange_strong(known, real) &&
@@ -48,6 +48,21 @@ void* BindTo(const Replacement* replacement, void* real, bool* replaced) {
 }
 
 }  // namespace
+
+void* Plain(void* function) {
+  void* behind = nullptr;
+  const auto has = [&](const Replacement& replacement) {
+    for (std::size_t variant = 0; variant < kVariants && behind == nullptr; ++variant)
+      if (replacement.entries[variant] == function) behind = replacement.reals[variant].load(std::memory_order_acquire);
+    return behind != nullptr;
+  };
+  for (int depth = 0; depth < 4; ++depth) {  // NCCL's over another library's, say
+    behind = nullptr;
+    if (FindIf(Caller::kNccl, has) == nullptr && FindIf(Caller::kOther, has) == nullptr) return function;
+    function = behind;
+  }
+  return function;
+}
 
 void Install(const Tables& tables, Caller caller) { TablesOf(caller).store(&tables, std::memory_order_release); }
 

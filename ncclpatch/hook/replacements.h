@@ -107,6 +107,18 @@ std::span<const Replacement> Table() {
   return table;
 }
 
+// While it lives, what this thread looks up is for AMem itself, whose own calls must never come back to it: nothing is
+// replaced, whoever answers and whatever library that answer passes through.
+struct OwnLookUp {
+  static inline thread_local int now = 0;
+  OwnLookUp() { ++now; }
+  ~OwnLookUp() { --now; }
+  OwnLookUp(const OwnLookUp&) = delete;
+  OwnLookUp& operator=(const OwnLookUp&) = delete;
+};
+// The function behind an entry point of AMem's, which a library had found earlier; any other function itself.
+void* Plain(void* function);
+
 // The function to hand out in place of `real`, which the driver gave for `name` at `cuda_version`; `real` itself if AMem does
 // not replace it for that caller. *replaced (may be null) says which.
 void* Bind(const char* name, int cuda_version, void* real, bool* replaced, Caller caller = Caller::kNccl);

@@ -6,6 +6,7 @@
 // of PyTorch's expandable segments, is so too, and all has the tag of the whole program. What is neither is the driver's, and
 // counted.
 #include <spdlog/fmt/fmt.h>
+#include <unistd.h>
 
 #include <vector>
 
@@ -146,7 +147,7 @@ struct MemExportToShareableHandle : Named<"cuMemExportToShareableHandle"> {
     Session* session = Runtime::Get().session();
     if (session == nullptr) return real(shareable, handle, type, flags);
     if (!IsGuest(handle)) return PassedOn(*session, kName, handle, real(shareable, handle, type, flags));
-    if (shareable == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (shareable == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return HandOut(*session, real, shareable, handle, type, flags);
     auto token = session->Export(ToAllocation(handle));
     if (!token) return ToDriver(kName, token.status());
@@ -248,14 +249,57 @@ struct Retain : Named<"cuMemRetainAllocationHandle"> {
     return session->PartOfTag(at).ok() ? CUDA_ERROR_INVALID_VALUE : counted::Retain::Call(real, handle, address);
   }
 };
+// What cudaMalloc gave is not unmapped, opened to others or given up as an address range, and a tag's part is as that.
 struct Unmap : Named<"cuMemUnmap"> {
   static CUresult Call(decltype(cuMemUnmap)* real, CUdeviceptr address, size_t bytes) {
+    if (IsTagsPart(address)) return CUDA_ERROR_INVALID_VALUE;
     Session* const session = Runtime::Get().started();
     const Bytes ours = session == nullptr ? 0 : session->HandlesOfTags(Address{address}, bytes);
     const OfAnother caller;
     const CUresult result = ours == 0 ? CUDA_SUCCESS : MemUnmap::Call(real, address, bytes);
     return result != CUDA_SUCCESS || ours == bytes ? result
                                                    : counted::Unmap::Call(real, address, bytes);  // what is the driver's
+  }
+};
+
+constexpr auto kTagsPart = [](CUdeviceptr address) { return IsTagsPart(address); };
+template <auto where, class F, Text Name, class Theirs = void>
+struct NotOfParts : Named<Name> {
+  using Function = F;
+  template <class... A>
+  static CUresult Call(F* real, A... arguments) {
+    if (where(arguments...)) return CUDA_ERROR_INVALID_VALUE;
+    if constexpr (std::is_void_v<Theirs>) {
+      return real(arguments...);
+    } else {
+      return Theirs::Call(real, arguments...);
+    }
+  }
+};
+constexpr auto kFirstIs = [](CUdeviceptr address, auto...) { return kTagsPart(address); };
+constexpr auto kThirdIs = [](auto, auto, CUdeviceptr address) { return kTagsPart(address); };
+using SetAccess = NotOfParts<kFirstIs, decltype(cuMemSetAccess), "cuMemSetAccess", Either<MemSetAccess, kWithin>>;
+using GetAccess = NotOfParts<kThirdIs, decltype(cuMemGetAccess), "cuMemGetAccess">;
+using AddressFree = NotOfParts<kFirstIs, decltype(cuMemAddressFree), "cuMemAddressFree">;
+
+// The driver's own descriptor, for what takes one that AMem's token is not: memory of a graphics library. It holds the memory
+// beyond what AMem sees, which stays in place from then on.
+struct ImportExternal : Named<"cuImportExternalMemory"> {
+  using Function = decltype(cuImportExternalMemory);
+  static CUresult Call(Function* real, CUexternalMemory* memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC* wanted) {
+    const bool descriptor = wanted != nullptr && wanted->type == CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD;
+    const auto token = descriptor ? ReadTokenDescriptor(wanted->handle.fd) : Status{Code::kNotFound, ""};
+    Session* const session = Runtime::Get().started();
+    static const auto export_of = AMEM_DRIVER(cuMemExportToShareableHandle);
+    if (!token || session == nullptr || token->session != session->id() || export_of == nullptr) return real(memory, wanted);
+    const DriverHandle handle = session->Backing(token->allocation).first;
+    const HandingOut out(handle.value);
+    CUDA_EXTERNAL_MEMORY_HANDLE_DESC drivers = *wanted;
+    CUresult result = export_of(&drivers.handle.fd, handle.value, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    if (result != CUDA_SUCCESS) return result;
+    result = real(memory, &drivers);
+    close(result == CUDA_SUCCESS ? wanted->handle.fd : drivers.handle.fd);  // the driver keeps what it takes
+    return out.Done(result, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
   }
 };
 
@@ -297,6 +341,7 @@ std::span<const replacements::Replacement> HandleReplacements() {
   using namespace handles;
   return replacements::Table<Create, Import, Unmap, Either<MemExportToShareableHandle, kSecond, counted::Export>,
                              Either<MemRelease, kFirst, counted::Release>, Either<MemMap, kMapped, counted::Map>, Retain,
-                             Either<MemSetAccess, kWithin>, Either<MemGetAllocationPropertiesFromHandle, kSecond>>();
+                             SetAccess, GetAccess, AddressFree, ImportExternal,
+                             Either<MemGetAllocationPropertiesFromHandle, kSecond>>();
 }
 }  // namespace amem::intercept

@@ -53,10 +53,15 @@ struct IpcGet : AMEM_BEGINS(kIpcGot, cuIpcGetMemHandle) {
 struct MapArray : Named<"cuMemMapArrayAsync"> {
   using Function = decltype(cuMemMapArrayAsync);
   static CUresult Call(Function* real, CUarrayMapInfo* list, unsigned count, CUstream stream) {
-    for (unsigned i = 0; list != nullptr && i < count; ++i)
-      if (list[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP && list[i].memHandleType == CU_MEM_HANDLE_TYPE_GENERIC)
-        HandingOut(list[i].memHandle.memHandle).Done(CUDA_SUCCESS);
-    return real(list, count, stream);
+    std::vector<CUarrayMapInfo> drivers(list, list == nullptr ? list : list + count);
+    for (CUarrayMapInfo& one : drivers) {
+      if (one.memOperationType != CU_MEM_OPERATION_TYPE_MAP || one.memHandleType != CU_MEM_HANDLE_TYPE_GENERIC) continue;
+      auto& handle = one.memHandle.memHandle;
+      Session* const session = IsGuest(handle) ? Runtime::Get().started() : nullptr;
+      if (session != nullptr) handle = session->Backing(ToAllocation(handle)).first.value;
+      HandingOut(handle).Done(CUDA_SUCCESS);
+    }
+    return real(list == nullptr ? nullptr : drivers.data(), count, stream);
   }
 };
 using IpcClose = AMEM_ENDS(kIpcClosed, cuIpcCloseMemHandle);
@@ -75,9 +80,39 @@ struct Reset : AMEM_ENDS(kReset, cuDevicePrimaryCtxReset) {
       InContext(context, [] { return AMEM_DRIVER(cuCtxSynchronize)(); });
       session->ForgetDevice(ordinal);
     }
+    ContextEnded(context);
     const CUresult result = Ends::Call(real, device);
     ForgetPrimaryContext(ordinal);
     if (session != nullptr) session->ForgetDevice(ordinal);  // what other threads have made there meanwhile
+    return result;
+  }
+};
+
+// The last of the program's references takes the context along, and with it what is AMem's there.
+struct PrimaryRelease : Named<"cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2"> {
+  static CUresult Call(CUresult (*real)(CUdevice), CUdevice device) {
+    const DeviceOrdinal ordinal{device};
+    Session* const session = Runtime::Get().started();
+    const CUcontext context = session == nullptr ? nullptr : PrimaryContext(ordinal);
+    if (context == nullptr) return real(device);
+    const auto result = static_cast<CUresult>(session->ReleaseContext(ordinal, [&] { return static_cast<int>(real(device)); }));
+    if (IsActive(ordinal)) return result;
+    ContextEnded(context);
+    Forever<Outside>().DropOf(context);
+    ForgetPrimaryContext(ordinal);
+    return result;
+  }
+  static bool IsActive(DeviceOrdinal device) {
+    static const auto state = AMEM_DRIVER(cuDevicePrimaryCtxGetState);
+    unsigned flags = 0;
+    int active = 1;
+    return state == nullptr || state(device.value, &flags, &active) != CUDA_SUCCESS || active != 0;
+  }
+};
+struct ContextDestroy : AMEM_ENDS(kDestroyed, cuCtxDestroy) {
+  static CUresult Call(Function* real, CUcontext context) {
+    const CUresult result = Ends::Call(real, context);
+    if (result == CUDA_SUCCESS) ContextEnded(context);
     return result;
   }
 };
@@ -87,7 +122,7 @@ std::span<const replacements::Replacement> Table() {
                              AMEM_BEGINS(kGot<OutsideKind::kMulticast>, cuMulticastCreate), Retain, Release, Map, Unmap,
                              MapArray, AMEM_BEGINS(kPoolExported, cuMemPoolExportToShareableHandle),
                              AMEM_BEGINS(kPoolImported, cuMemPoolImportFromShareableHandle),
-                             AMEM_ENDS(kFreed, cuMemPoolDestroy), AMEM_ENDS(kDestroyed, cuCtxDestroy), Reset>();
+                             AMEM_ENDS(kFreed, cuMemPoolDestroy), ContextDestroy, PrimaryRelease, Reset>();
 }
 
 }  // namespace
@@ -110,9 +145,8 @@ constexpr auto kMade = [](Outside& outside, const auto* made, auto... rest) {
 std::span<const replacements::Replacement> Table() {
   using counted::kFreed;
   return replacements::Table<AMEM_LEFT(cuMemAllocManaged), AMEM_LEFT(cuMemAllocAsync), AMEM_LEFT(cuMemAllocFromPoolAsync),
-                             AMEM_ENDS(kFreed, cuMemFreeAsync), AMEM_LEFT(cuArrayCreate), AMEM_LEFT(cuArray3DCreate),
-                             AMEM_LEFT(cuMipmappedArrayCreate), AMEM_ENDS(kFreed, cuArrayDestroy),
-                             AMEM_ENDS(kFreed, cuMipmappedArrayDestroy)>();
+                             AMEM_LEFT(cuArrayCreate), AMEM_LEFT(cuArray3DCreate), AMEM_LEFT(cuMipmappedArrayCreate),
+                             AMEM_ENDS(kFreed, cuArrayDestroy), AMEM_ENDS(kFreed, cuMipmappedArrayDestroy)>();
 }
 
 }  // namespace left
@@ -135,6 +169,7 @@ struct IpcGet : counted::IpcGet {
 struct IpcOpen : counted::IpcOpen {
   static CUresult Call(Function* real, CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
     const auto opened = Open(handle);
+    if (opened.status().code() == Code::kInvalid) return CUDA_ERROR_INVALID_CONTEXT;  // a process cannot open its own
     if (address == nullptr || opened.status().code() == Code::kNotFound)
       return counted::IpcOpen::Call(real, address, handle, flags);
     if (!opened) return ToDriver(kName, opened.status());
@@ -145,6 +180,8 @@ struct IpcOpen : counted::IpcOpen {
     const auto session = Runtime::Get().ForPools();
     if (!session || *session == nullptr) return NoSession();
     AMEM_ASSIGN(const auto device, Runtime::Get().CurrentDevice());
+    const auto token = Decode(std::as_bytes(std::span(handle.reserved)));
+    if (token && token->session == (*session)->id()) return Status{Code::kInvalid, "its own"};
     return (*session)->LegacyImport(std::as_bytes(std::span(handle.reserved)), device, Origin(), true);
   }
 };

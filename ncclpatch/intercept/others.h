@@ -54,6 +54,8 @@ std::span<const replacements::Replacement> ProgramReplacements();
 inline constexpr const char* kProgram = "program";  // the tag of everything, with AMEM_SCOPE=all
 bool TakesAll();                                    // whether that is so
 void OpenProgram(Session& session);
+bool IsTagsPart(CUdeviceptr address);  // that it is memory of a tag's as cuMemAlloc gives it
+void ContextEnded(CUcontext context);  // what is known of its captures and memory ends with it
 
 // memory.cpp: handles of cuMemCreate, which are a tag's; private ones with AMEM_SCOPE=all.
 std::span<const replacements::Replacement> HandleReplacements();

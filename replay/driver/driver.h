@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -184,6 +185,16 @@ class Driver : public Copier {
   // The program is about to destroy the device's primary context, with all that the driver keeps in it: what is there of this
   // object's is given up, and made anew when it is needed.
   virtual void ForgetContext(DeviceOrdinal device) { static_cast<void>(device); }
+  // Makes a call of the program's that gives up a reference to the device's primary context, while the driver object has none
+  // of its own, so that the answer and what becomes of the context are as without it. `gone`: the context is no more.
+  struct Released {
+    int result = 0;
+    bool gone = false;
+  };
+  virtual Released ReleaseContext(DeviceOrdinal device, const std::function<int()>& release) {
+    static_cast<void>(device);
+    return {release(), false};
+  }
   // Waits until all that `moment` stands for is done. kRefused: it did not end in time.
   virtual Status AwaitMoment(DeviceOrdinal device, const StreamMoment& moment, Deadline until) = 0;
   // An independent copier on the same memory, which must not outlive the driver.

@@ -41,8 +41,9 @@ struct Token {
   SessionId session;
   AllocationId allocation;
   Secret secret{};
-  Bytes offset = 0;      // of the exported address in its allocation (legacy IPC), 0 otherwise
-  std::int32_t pid = 0;  // of the process that made it, for messages; 0: not said
+  Bytes offset = 0;          // of the exported address in its allocation (legacy IPC), 0 otherwise
+  std::int32_t pid = 0;      // of the process that made it, for messages; 0: not said
+  std::uint32_t beyond = 0;  // bytes at the allocation's end that nobody asked for (legacy IPC of a whole allocation)
   friend bool operator==(const Token&, const Token&) = default;
 };
 

@@ -27,7 +27,9 @@ struct Layout {
   std::array<char, 8> magic{};
   std::uint64_t session = 0, allocation = 0;
   Secret secret{};
-  std::uint64_t offset = 0, pid = 0, checksum = 0;
+  std::uint64_t offset = 0;
+  std::uint32_t pid = 0, beyond = 0;
+  std::uint64_t checksum = 0;
 };
 static_assert(sizeof(Layout) == kTokenBytes && std::endian::native == std::endian::little);
 
@@ -63,7 +65,8 @@ Status NotAToken(int fd, const std::string& what) {
 
 std::array<std::byte, kTokenBytes> Encode(const Token& token) {
   Layout all{{},           token.session.value, token.allocation.value,
-             token.secret, token.offset,        static_cast<std::uint32_t>(token.pid)};
+             token.secret, token.offset,        static_cast<std::uint32_t>(token.pid),
+             token.beyond};
   std::ranges::copy(kTokenMagic, all.magic.begin());
   all.checksum = Checksum(all);
   return std::bit_cast<std::array<std::byte, kTokenBytes>>(all);
@@ -83,8 +86,12 @@ Result<Token> Decode(std::span<const std::byte> bytes) {
   std::memcpy(&all, bytes.data(), sizeof all);
   if (all.checksum != Checksum(all))
     return Status{Code::kCorrupt, "a token of AMem whose checksum does not match: it was damaged on the way"};
-  const Token token{SessionId{all.session}, AllocationId{all.allocation}, all.secret, all.offset,
-                    static_cast<std::int32_t>(all.pid)};
+  const Token token{SessionId{all.session},
+                    AllocationId{all.allocation},
+                    all.secret,
+                    all.offset,
+                    static_cast<std::int32_t>(all.pid),
+                    all.beyond};
   if (!token.session || !token.allocation)
     return Status{Code::kCorrupt, "a token of AMem that names no session or no allocation"};
   return token;

@@ -5,7 +5,8 @@
 //          16  allocation, the owner's id
 //          24  secret, 16 bytes
 //          40  offset of the exported address in its allocation
-//          48  process that made it
+//          48  process that made it, 4 bytes
+//          52  bytes at the end of the allocation that nobody asked for, 4 bytes
 //          56  checksum of the 56 bytes before it
 //
 // Numbers are little-endian. The checksum finds accidents; what finds forgeries is the secret, which the owner checks.

@@ -6,7 +6,7 @@
 
 namespace amem {
 
-constexpr Bytes kMostChunk = Bytes{1} << 30, kMostSpare = Bytes{256} << 20;
+constexpr Bytes kMostChunk = Bytes{1} << 30;
 
 static Bytes UpTo(Bytes bytes, Bytes granularity) { return (bytes + granularity - 1) / granularity * granularity; }
 
@@ -24,7 +24,6 @@ void ChunkSpace::TakeAt(Address address, Bytes room, Bytes bytes) {
   if (room > bytes) AddFree(address + bytes, room - bytes);
   parts_.emplace(address, bytes);
   taken_ += bytes;
-  if (spare_ == address) spare_.reset();
 }
 
 std::optional<ChunkSpace::Given> ChunkSpace::Give(Address address) {
@@ -35,6 +34,10 @@ std::optional<ChunkSpace::Given> ChunkSpace::Give(Address address) {
   Given given{{chunk.allocation, address.value - chunk.address.value, bytes}, std::nullopt};
   parts_.erase(part);
   taken_ -= bytes;
+  if (whole_) {
+    given.emptied = Forget(chunk.address);
+    return given;
+  }
   // Joined with free neighbours, but never across the border of a chunk.
   auto behind = free_.find(address + bytes);
   if (behind != free_.end() && behind->first.value < chunk.address.value + chunk.bytes) {
@@ -50,21 +53,12 @@ std::optional<ChunkSpace::Given> ChunkSpace::Give(Address address) {
       RemoveFree(before);
     }
   }
-  const Bytes most = std::clamp(held_ / 2, kLeastChunk, kMostSpare);
-  const bool empty = bytes == chunk.bytes, spare = empty && keeps_spare_ && !spare_ && bytes <= most;
-  if (spare) spare_ = address;
-  if (!empty || spare) {
-    AddFree(address, bytes);
-  } else {
+  if (bytes == chunk.bytes) {
     given.emptied = Forget(chunk.address);
+  } else {
+    AddFree(address, bytes);
   }
   return given;
-}
-
-std::optional<ChunkSpace::Chunk> ChunkSpace::TakeSpare() {
-  if (!spare_) return std::nullopt;
-  RemoveFree(free_.find(*spare_));
-  return Forget(*std::exchange(spare_, std::nullopt));
 }
 
 ChunkSpace::Chunk ChunkSpace::Forget(Address address) {
@@ -87,6 +81,11 @@ std::optional<Bytes> ChunkSpace::ChunkFor(Bytes bytes, Bytes granularity, std::s
 Address ChunkSpace::Add(const Chunk& chunk, Bytes first) {
   chunks_.emplace(chunk.address, chunk);
   held_ += chunk.bytes;
+  if (whole_) {
+    parts_.emplace(chunk.address, first);
+    taken_ += first;
+    return chunk.address;
+  }
   TakeAt(chunk.address, chunk.bytes, Rounded(first));
   return chunk.address;
 }

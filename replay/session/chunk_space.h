@@ -19,9 +19,11 @@ class ChunkSpace {
 
   static constexpr Bytes kLeastChunk = Bytes{32} << 20;  // for requests that share
 
-  // `keeps_spare`: one empty chunk stays, of at most half of what is held or of kLeastChunk, so that a program that allocates
-  // and frees again and again does not make a chunk each time.
-  explicit ChunkSpace(bool keeps_spare = false) : keeps_spare_(keeps_spare) {}
+  // What no address space has. Who lets sizes in compares with this first, so that no sum of them wraps.
+  static constexpr Bytes kTooMany = Bytes{1} << 47;
+
+  // `whole`: each chunk is made for one request and is one part of just that size; nothing is cut.
+  explicit ChunkSpace(bool whole = false) : whole_(whole) {}
 
   struct Chunk {
     AllocationId allocation;
@@ -53,7 +55,6 @@ class ChunkSpace {
   // no more than the request.
   [[nodiscard]] std::optional<Bytes> ChunkFor(Bytes bytes, Bytes granularity, std::size_t attempt = 0) const;
   Address Add(const Chunk& chunk, Bytes first);  // and takes its first part
-  std::optional<Chunk> TakeSpare();              // for the caller to give back
 
   [[nodiscard]] std::optional<Part> PartAt(Address address) const;  // one that begins there
   [[nodiscard]] Bytes held() const { return held_; }                // whole chunks
@@ -74,8 +75,7 @@ class ChunkSpace {
   std::map<Address, Bytes> free_;                // neighbours in one chunk are joined
   std::set<std::pair<Bytes, Address>> by_size_;  // the same places
   Bytes held_ = 0, taken_ = 0;
-  bool keeps_spare_;
-  std::optional<Address> spare_;
+  bool whole_;
 };
 
 }  // namespace amem

@@ -78,6 +78,7 @@ Result<Address> Session::LegacyAllocate(Bytes bytes, DeviceOrdinal device, const
   if (TagOf(for_application) == MemoryTag::kUser)
     return Status{Code::kUnsupported, std::string(ToText(KeepReason::kUser)), cuda::kNotSupported};
   if (bytes == 0) return Status{Code::kInvalid, "cuMemAlloc of zero bytes", cuda::kInvalidValue};
+  if (bytes >= ChunkSpace::kTooMany) return NoSuchSize("cuMemAlloc", bytes);
   const LedgerLock lock(ledger_);
   OpenLegacyTo(device);
   auto address = TakeLegacy(bytes, device, origin);
@@ -127,11 +128,11 @@ Result<std::array<std::byte, 64>> Session::LegacyExport(Address address) {
   return LegacyToken(address, memory.backing, memory.offset + (address.value - begin.value));
 }
 
-Result<std::array<std::byte, 64>> Session::LegacyToken(Address address, AllocationId backing, Bytes offset) {
+Result<std::array<std::byte, 64>> Session::LegacyToken(Address address, AllocationId backing, Bytes offset, Bytes beyond) {
   AMEM_ASSIGN(auto secret, SecretOf(backing));
   ledger_.Record(LegacyExported{address, backing});
   const PeerIdentity self = peers_->Self();
-  return Encode(Token{self.session, backing, secret, offset, self.pid});
+  return Encode(Token{self.session, backing, secret, offset, self.pid, static_cast<std::uint32_t>(beyond)});
 }
 
 Result<Session::TagPart> Session::PartOfTag(Address address) {
@@ -141,6 +142,18 @@ Result<Session::TagPart> Session::PartOfTag(Address address) {
     if (part != pool.parts.end()) return TagPart{part->first, part->second.bytes, part->second.device};
   }
   return NotOurs("a tag's memory at", Hex(address), "there is none");
+}
+
+Result<Session::TagPart> Session::OpenedAt(Address address) {
+  const LedgerLock lock(ledger_);
+  for (const auto& [key, chunk] : legacy_chunks_)
+    if (address >= chunk.address && address < chunk.address + chunk.asked)
+      return TagPart{chunk.address, chunk.asked, chunk.device, true};
+  return NotOurs("an opened IPC handle at", Hex(address), "there is none");
+}
+
+SessionId Session::id() {
+  return Inspect([](const State& state) { return state.session.session; });
 }
 
 Bytes Session::HandlesOfTags(Address address, Bytes bytes) {
@@ -157,11 +170,17 @@ Bytes Session::HandlesOfTags(Address address, Bytes bytes) {
 }
 
 Result<std::array<std::byte, 64>> Session::ExportPart(Address address) {
+  constexpr Bytes kGranule = Bytes{2} << 20;
   const auto gate = EnterCall();
   const LedgerLock lock(ledger_);
   for (const auto& [id, pool] : ledger_.state().pools) {
     const auto part = Containing(pool.parts, address);
-    if (part != pool.parts.end()) return LegacyToken(part->first, part->second.backing, part->second.offset);
+    if (part == pool.parts.end()) continue;
+    const auto& [begin, memory] = *part;
+    const Allocation* const chunk = ledger_.Entry(memory.backing);
+    // A chunk that is one part is what the importer gets to see of it: just as much as was asked for.
+    const bool whole = memory.offset == 0 && chunk != nullptr && chunk->bytes - memory.bytes < kGranule;
+    return LegacyToken(begin, memory.backing, memory.offset, whole ? chunk->bytes - memory.bytes : 0);
   }
   return NotOurs("IPC handle of", Hex(address), "no tag has memory there");
 }
@@ -171,13 +190,14 @@ Result<Address> Session::OpenAgain(const Token& token, DeviceOrdinal device) {
   AllocationId chunk;
   {
     const LedgerLock lock(ledger_);
-    if (const auto* const open = FindIn(legacy_chunks_, key)) chunk = open->first;
+    if (const auto* const open = FindIn(legacy_chunks_, key)) chunk = open->allocation;
   }
   const InTags tag = EnterTagOf(chunk);
   const Locked lock(*this);
   const auto* const open = FindIn(legacy_chunks_, key);
   if (open == nullptr) return Address{};
-  const auto [id, base] = *open;
+  const AllocationId id = open->allocation;
+  const Address base = open->address;
   if (tag.paused) return RefuseInTag("cuIpcOpenMemHandle", base);
   if (tag.gates.empty()) AMEM_TRY(RefuseWhilePaused("cuIpcOpenMemHandle"));
   AMEM_ASSIGN(const Secret known, SecretOf(id));
@@ -208,7 +228,7 @@ Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, Dev
   ForgetLastHandle(id);  // NCCL reserves no range for it
   const InTags tag = EnterTagOf(id);
   auto address = tag.paused ? Result<Address>(RefuseInTag("cuIpcOpenMemHandle", Address{}))
-                            : MapLegacyImport(id, device, token.offset, origin.site);
+                            : MapLegacyImport(id, device, token, origin.site);
   if (address.ok() && *address) return *address + token.offset;
   // The mapping failed, or the handle is open already: memory in a slab has one address.
   const Locked lock(*this);
@@ -222,7 +242,8 @@ Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, Dev
 }
 
 // Where the imported chunk begins. Zero: an import of it is already open at that address.
-Result<Address> Session::MapLegacyImport(AllocationId id, DeviceOrdinal device, Bytes offset, const CallSite& site) {
+Result<Address> Session::MapLegacyImport(AllocationId id, DeviceOrdinal device, const Token& token, const CallSite& site) {
+  const Bytes offset = token.offset;
   const AccessDescriptor access = ReadWrite(device);
   const bool part = Inspect([&](const State& state) {
     const auto* const found = FindIn(state.allocations, id);
@@ -239,7 +260,8 @@ Result<Address> Session::MapLegacyImport(AllocationId id, DeviceOrdinal device, 
   } else {
     AMEM_ASSIGN(auto region, MappedRegion::Map(driver_, ledger_.HandleOf(id), bytes, 0, std::span(&access, 1)));
     address = region.Keep();
-    legacy_chunks_[{imported->remote->owner, imported->remote->allocation}] = {id, address};
+    const Bytes asked = bytes - std::min<Bytes>(token.beyond, bytes);
+    legacy_chunks_[{imported->remote->owner, imported->remote->allocation}] = {id, address, asked, device};
   }
   RecordRegion(id, address, bytes, {access}, site);
   ledger_.Record(LegacyImported{address + offset, id});

@@ -1,5 +1,6 @@
 // Allocations, address ranges and mappings; parts.cpp has what concerns parts of slabs.
 
+#include "replay/session/new_memory.h"
 #include "replay/session/session.h"
 
 namespace amem {
@@ -11,6 +12,7 @@ MemoryTag Session::TagOf(bool for_application) const {
 
 Result<AllocationId> Session::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags,
                                      const Origin& origin, bool for_application, const std::string& tag) {
+  if (bytes >= ChunkSpace::kTooMany) return NoSuchSize("cuMemCreate", bytes);
   const auto gate = EnterCall();
   InTags in;
   PoolId pool;
@@ -57,11 +59,18 @@ Status Session::LetGo(AllocationId allocation) {
   return {};
 }
 
+// Its descriptors count as one reference, which is not the caller's to use or to give up.
+static bool OnlyDescriptorsHold(const Allocation* allocation, bool exported) {
+  return exported && allocation != nullptr && allocation->guest_references <= 1;
+}
+
 Status Session::Release(AllocationId allocation) {
   const auto gate = EnterCall();
   ForgetLastHandle(allocation);
   const InTags tag = EnterTagOf(allocation);
   const Locked lock(*this);
+  if (OnlyDescriptorsHold(ledger_.Find(allocation), exported_.contains(allocation)))
+    return WrongCall("release", ToText(allocation), "only descriptors of it hold it");
   AMEM_TRY(ReleaseOne(allocation));
   DropClosed(allocation);
   return {};
@@ -136,6 +145,8 @@ Status Session::MapOnce(Address address, Bytes bytes, Bytes offset, AllocationId
   bool stands_in = false;  // for what was imported before a pause in which its owner died
   {
     const Locked lock(*this);
+    if (OnlyDescriptorsHold(ledger_.Find(allocation), exported_.contains(allocation)))
+      return WrongCall("map", Hex(address), ToText(allocation) + " was released");
     const auto mapped = MapPart(address, bytes, offset, allocation);
     if (!mapped.ok() || *mapped) return mapped.status();
     handle = ledger_.HandleOf(allocation);

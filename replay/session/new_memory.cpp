@@ -1,10 +1,16 @@
 #include "replay/session/new_memory.h"
 
+#include <spdlog/fmt/fmt.h>
+
 namespace amem {
 
 Result<Bytes> Rounded(Driver& driver, Bytes bytes, const AllocationProperties& properties) {
   AMEM_ASSIGN(const auto granularity, driver.Granularity(properties));
   return (bytes + granularity - 1) / granularity * granularity;
+}
+
+Status NoSuchSize(const char* call, Bytes bytes) {
+  return {Code::kOutOfMemory, fmt::format("{} {} bytes: no device has so many", call, bytes), cuda::kOutOfMemory};
 }
 
 namespace {

@@ -18,6 +18,9 @@ inline constexpr std::uint8_t kWithAndWithoutRdma[] = {1, 0};
 
 Result<Bytes> Rounded(Driver& driver, Bytes bytes, const AllocationProperties& properties);  // up to the granularity
 
+// The driver's answer to a size that cannot be (ChunkSpace::kTooMany).
+Status NoSuchSize(const char* call, Bytes bytes);
+
 // Gives a device access to another one's memory. nullopt: devices without a link stay apart, as with cudaMalloc. Otherwise the
 // event to record.
 std::optional<AccessSet> LetIn(Driver& driver, DeviceOrdinal device, const Extent& memory);

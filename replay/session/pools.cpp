@@ -31,14 +31,14 @@ Pools::~Pools() {
   for (auto& [kind, worker] : *workers_) worker.join();
 }
 
-Result<PoolId> Pools::Open(const std::string& tag, PoolPolicy policy, bool keeps_spare) {
+Result<PoolId> Pools::Open(const std::string& tag, PoolPolicy policy, bool whole) {
   if (tag.empty() || tag == "nccl" || tag == "user")
     return Status{Code::kInvalid, tag.empty() ? "the tag of a pool is empty" : "tag " + tag + " is AMem's own; take another"};
   constexpr std::size_t kLongest = 1000;  // it travels in messages of bounded size
   if (tag.size() > kLongest) return Status{Code::kInvalid, fmt::format("a tag of a pool has at most {} bytes", kLongest)};
   const MutexLock lock(mutex_);
   Entry* const known = Named(tag);
-  if (known == nullptr) return OpenNew(tag, policy, false, keeps_spare);
+  if (known == nullptr) return OpenNew(tag, policy, false, whole);
   if (known->policy != policy && !std::exchange(known->joined, false)) {
     return Status{Code::kInvalid, fmt::format("tag {} is open with policy {}, which cannot become {}", tag,
                                               ToText(known->policy), ToText(policy))};
@@ -58,13 +58,13 @@ Pools::Entry* Pools::Named(std::string_view tag) {
   return found == pools_.end() ? nullptr : found->second.get();
 }
 
-Result<PoolId> Pools::OpenNew(const std::string& tag, PoolPolicy policy, bool joined, bool keeps_spare) {
+Result<PoolId> Pools::OpenNew(const std::string& tag, PoolPolicy policy, bool joined, bool whole) {
   const PoolId id{static_cast<std::uint32_t>(pools_.size() + 1)};
   AMEM_ASSIGN(auto cycle, Coordinator::OfTag(context_, gates_.Of(id), id, tag));
   if (!any() && first_) first_();
   any_.store(true, std::memory_order_release);
   ledger_.LockAndRecord(PoolOpened{id, tag, policy});
-  Entry pool{.id = id, .tag = tag, .policy = policy, .joined = joined, .keeps_spare = keeps_spare, .cycle = std::move(cycle)};
+  Entry pool{.id = id, .tag = tag, .policy = policy, .joined = joined, .whole = whole, .cycle = std::move(cycle)};
   pools_.emplace(id, std::make_unique<Entry>(std::move(pool)));
   return id;
 }
@@ -107,6 +107,7 @@ void Pools::Leave(PoolId id) {
 }
 
 Result<Address> Pools::Allocate(PoolId id, Bytes bytes, DeviceOrdinal device) {
+  if (bytes >= ChunkSpace::kTooMany) return NoSuchSize("allocate", bytes);
   context_.pinned.Busy();
   MutexLock lock(mutex_);
   Entry& pool = At(id);
@@ -115,16 +116,10 @@ Result<Address> Pools::Allocate(PoolId id, Bytes bytes, DeviceOrdinal device) {
     GiveLate(pool, Who::kAnybody);
     AMEM_TRY(AwaitUse(pool));
   }
-  ChunkSpace& space = pool.spaces.try_emplace(device, pool.keeps_spare).first->second;
+  ChunkSpace& space = pool.spaces.try_emplace(device, pool.whole).first->second;
   auto address = space.Take(bytes);
   if (!address) {
-    auto begun = AddChunk(pool, space, bytes, device);
-    const auto spare = begun.status().code() == Code::kOutOfMemory ? space.TakeSpare() : std::nullopt;
-    if (spare) {
-      AMEM_TRY(DropNow(pool, *spare));
-      AMEM_TRY(AwaitUse(pool));
-      begun = AddChunk(pool, space, bytes, device);
-    }
+    const auto begun = AddChunk(pool, space, bytes, device);
     if (!begun.ok()) return begun.status().Within(fmt::format("tag {}: allocate {}", pool.tag, FormatBytes(bytes)));
     address = *begun;
   }
@@ -135,6 +130,7 @@ Result<Address> Pools::Allocate(PoolId id, Bytes bytes, DeviceOrdinal device) {
 
 // If memory is short, smaller chunks do: what a pool has in reserve, the program's other allocators lack.
 Result<Address> Pools::AddChunk(Entry& pool, ChunkSpace& space, Bytes bytes, DeviceOrdinal device) {
+  if (pool.whole) return MakeChunk(pool, space, bytes, bytes, device);
   AMEM_ASSIGN(const auto granularity, driver_.Granularity(PropertiesOn(device)));
   const auto memory = driver_.Memory(device);
   const Bytes most = std::max(memory.ok() ? memory->free / 16 : 0, ChunkSpace::kLeastChunk);
@@ -193,13 +189,6 @@ void Pools::LetInEverywhere(DeviceOrdinal device) {
 void Pools::OpenTo(DeviceOrdinal device) {
   const MutexLock lock(mutex_);
   LetInEverywhere(device);
-}
-
-Bytes Pools::Unused(PoolId id, DeviceOrdinal device) {
-  const MutexLock lock(mutex_);
-  Entry& pool = At(id);
-  const auto* const space = FindIn(pool.spaces, device);
-  return space == nullptr || LifecycleOf(pool) != Lifecycle::kRunning ? 0 : space->held() - space->taken();
 }
 
 void Pools::LetAllIn(Entry& pool) {
@@ -271,15 +260,6 @@ Status Pools::GiveBack(Entry& pool, Address address, DeviceOrdinal device) {
   if (!given) return NotOurs("amem_free", Hex(address), "nothing is allocated there");
   ledger_.LockAndRecord(PoolFreed{address});
   return given->emptied ? DropNow(pool, *given->emptied) : Status{};
-}
-
-void Pools::DropSpare(DeviceOrdinal device) {
-  const MutexLock lock(mutex_);
-  for (auto& [id, pool] : pools_) {
-    auto* const space = FindIn(pool->spaces, device);
-    const auto spare = space == nullptr || Busy(*pool) ? std::nullopt : space->TakeSpare();
-    if (spare) static_cast<void>(DropNow(*pool, *spare));
-  }
 }
 
 Status Pools::DropNow(Entry& pool, const ChunkSpace::Chunk& chunk) {

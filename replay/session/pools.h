@@ -50,8 +50,8 @@ class Pools : NoCopies {
 
   // ---- memory
   // Returns the open pool if the policy is the same. kInvalid: another policy, or the tag is empty, "nccl" or "user".
-  // `keeps_spare`: as ChunkSpace's; what the first call says holds.
-  Result<PoolId> Open(const std::string& tag, PoolPolicy policy, bool keeps_spare = false);
+  // `whole`: as ChunkSpace's; what the first call says holds.
+  Result<PoolId> Open(const std::string& tag, PoolPolicy policy, bool whole = false);
   // The pool of a tag that a peer shares memory of. Opens it if necessary, with the peer's policy until the program opens it.
   Result<PoolId> Join(const std::string& tag, PoolPolicy policy);
   Result<PoolId> Find(std::string_view tag);  // kNotFound: the message names the open ones
@@ -60,7 +60,7 @@ class Pools : NoCopies {
   Status Enter(PoolId pool);
   void Leave(PoolId pool);
   // kRefused: the pool is paused or about to be; waits for a resume that is under way. kOutOfMemory: from the driver. Zero
-  // bytes get an address as well. Aligned to 512 bytes.
+  // bytes get an address as well. Aligned to 512 bytes; in a whole pool to the granularity.
   Result<Address> Allocate(PoolId pool, Bytes bytes, DeviceOrdinal device);
   void Made(PoolId pool, Bytes bytes);  // memory of the pool that is no chunk
   // Call it before such memory is given back (Coordinator::AwaitCopies).
@@ -69,9 +69,7 @@ class Pools : NoCopies {
   // device. If the stream is being captured, or the pool is in a pause or resume, the memory is given back later. kNotFound: no
   // part begins there.
   Status Free(Address address, std::optional<void*> stream);
-  void DropSpare(DeviceOrdinal device);             // gives back chunks there that are kept although they are empty
-  Bytes Unused(PoolId pool, DeviceOrdinal device);  // what its chunks there have free; zero while the pool is away
-  void OpenTo(DeviceOrdinal device);                // lets the device access all chunks, as peer access does
+  void OpenTo(DeviceOrdinal device);  // lets the device access all chunks, as peer access does
 
   // ---- pauses and resumes
   // With `wait` the result is that of the pause or resume, after all earlier requests. Otherwise a failure is returned by the
@@ -124,7 +122,7 @@ class Pools : NoCopies {
     std::string tag;
     PoolPolicy policy{};
     bool joined = false;  // opened for a peer's memory, not by the program
-    bool keeps_spare = false;
+    bool whole = false;
     std::unique_ptr<Coordinator> cycle;
     std::map<DeviceOrdinal, ChunkSpace> spaces;
     std::set<DeviceOrdinal> let_in;  // may access all chunks
@@ -150,7 +148,7 @@ class Pools : NoCopies {
 
   Entry& At(PoolId pool) REQUIRES(mutex_) { return *pools_.at(pool); }
   Entry* Named(std::string_view tag) REQUIRES(mutex_);  // null: none
-  Result<PoolId> OpenNew(const std::string& tag, PoolPolicy policy, bool joined, bool keeps_spare = false) REQUIRES(mutex_);
+  Result<PoolId> OpenNew(const std::string& tag, PoolPolicy policy, bool joined, bool whole = false) REQUIRES(mutex_);
   [[nodiscard]] Lifecycle LifecycleOf(const Entry& pool);
   [[nodiscard]] bool Busy(const Entry& pool) const REQUIRES(mutex_) { return pool.running || pool.waiting > 0; }
   // Functions with a star release the mutex while they wait.

@@ -89,7 +89,6 @@ void Session::ForgetDevice(DeviceOrdinal device) {
     return found;
   });
   for (const Address address : parts) static_cast<void>(pools_->Free(address, std::nullopt));
-  pools_->DropSpare(device);
   TrimPinned(0);
   driver_.ForgetContext(device);
   const Bytes left = Inspect([&](const State& state) {
@@ -102,6 +101,16 @@ void Session::ForgetDevice(DeviceOrdinal device) {
   Note(SessionBroken{fmt::format("the program reset device {} (cudaDeviceReset) while {}", device.value,
                                  left == 0 ? "contents of paused memory were in host memory that was pinned there"
                                            : FormatBytes(left) + " there were AMem's or NCCL's")});
+}
+
+int Session::ReleaseContext(DeviceOrdinal device, const std::function<int()>& release) {
+  Driver::Released released;
+  {
+    const MutexLock cycle(cycle_mutex_);  // no pause is in the middle of its copies
+    released = driver_.ReleaseContext(device, release);
+  }
+  if (released.gone) ForgetDevice(device);
+  return released.result;
 }
 
 // NCCL or a peer may still hold the memory.

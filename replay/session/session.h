@@ -93,8 +93,15 @@ class Session final : public PeerDelegate {
     Address address;
     Bytes bytes = 0;
     DeviceOrdinal device;
+    bool opened = false;  // by an IPC handle of another process
   };
   Result<TagPart> PartOfTag(Address address);  // that part; kNotFound
+  Result<TagPart> OpenedAt(Address address);   // what an IPC handle of a tag's memory opened there; kNotFound
+  [[nodiscard]] SessionId id();
+  // Makes a call that gives up a reference to the primary context of a device, without one of AMem's behind it: so the context
+  // goes with the last that is the program's. Then what is AMem's there is forgotten as with ForgetDevice. Gives the call's
+  // result.
+  int ReleaseContext(DeviceOrdinal device, const std::function<int()>& release);
   // How much of [address, address + bytes) is mapped memory of handles that another library made or imported under a tag.
   Bytes HandlesOfTags(Address address, Bytes bytes);
 
@@ -237,7 +244,7 @@ class Session final : public PeerDelegate {
   Result<PoolId> JoinTag(const std::string& tag, PoolPolicy policy, InTags& in);
   Result<Address> ReservePart(Bytes bytes, Bytes alignment, Address hint, std::uint64_t flags, const CallSite& site);
   Status PutBackPart(Address address, Bytes bytes, AllocationId allocation);
-  Result<Address> MapLegacyImport(AllocationId id, DeviceOrdinal device, Bytes offset, const CallSite& site);
+  Result<Address> MapLegacyImport(AllocationId id, DeviceOrdinal device, const Token& token, const CallSite& site);
   Status MapOnce(Address address, Bytes bytes, Bytes offset, AllocationId allocation, std::uint64_t flags);
   bool CutUpSlabOf(AllocationId allocation);  // false: not possible
 
@@ -272,7 +279,8 @@ class Session final : public PeerDelegate {
   Result<Address> TakeLegacy(Bytes bytes, DeviceOrdinal device, const Origin& origin) REQUIRES(ledger_);  // as NewLegacyChunk
   void RecordRegion(AllocationId allocation, Address address, Bytes bytes, std::vector<AccessDescriptor> access,
                     const CallSite& site) REQUIRES(ledger_);
-  Result<std::array<std::byte, 64>> LegacyToken(Address address, AllocationId backing, Bytes offset) REQUIRES(ledger_);
+  Result<std::array<std::byte, 64>> LegacyToken(Address address, AllocationId backing, Bytes offset, Bytes beyond = 0)
+      REQUIRES(ledger_);
   Status DropLegacyRegion(Address address, Bytes bytes, AllocationId allocation) REQUIRES(ledger_);
   void OpenLegacyTo(DeviceOrdinal device) REQUIRES(ledger_);
 
@@ -293,8 +301,15 @@ class Session final : public PeerDelegate {
   std::set<DeviceOrdinal> legacy_devices_ GUARDED_BY(ledger_);      // devices that may access them
   // How often IPC handles were opened again, by address.
   std::map<Address, std::uint64_t> legacy_opened_again_ GUARDED_BY(ledger_);
-  // Chunks that IPC handles opened, by owner and its id: the import, and where it is mapped.
-  std::map<std::pair<SessionId, AllocationId>, std::pair<AllocationId, Address>> legacy_chunks_ GUARDED_BY(ledger_);
+  // Chunks that IPC handles opened, by owner and its id: the import, where it is mapped, and how much of it its owner asked
+  // for.
+  struct OpenedChunk {
+    AllocationId allocation;
+    Address address;
+    Bytes asked = 0;
+    DeviceOrdinal device;
+  };
+  std::map<std::pair<SessionId, AllocationId>, OpenedChunk> legacy_chunks_ GUARDED_BY(ledger_);
   Mutex cycle_mutex_{LockRank::kCycle};  // one pause or resume at a time
   ScopeGates gates_;
   std::atomic<bool> paused_{false};

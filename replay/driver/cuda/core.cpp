@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "replay/driver/result_names.h"
 
@@ -49,8 +50,42 @@ CudaDriver::Core::~Core() {
   for (const Device& device : devices_) {
     if (device.context == nullptr) continue;
     if (device.stream != nullptr) InContext(calls, device.context).Call(calls.stream_destroy, device.stream);
-    calls.primary_release(device.device);  // fails while the process ends, which does not matter
   }
+}
+
+CudaDriver::Core::Shared::~Shared() {
+  for (std::size_t device = 0; device < retained.size(); ++device)
+    if (retained[device]) release(static_cast<int>(device));  // fails while the process ends, which does not matter
+}
+
+// One reference stands for all lanes.
+CUresult CudaDriver::Core::Retain(CUdevice device, CUcontext* context) const {
+  const std::lock_guard lock(shared->contexts);
+  const CUresult result = calls.primary_retain(context, device);
+  const auto index = static_cast<std::size_t>(device);
+  if (result != CUDA_SUCCESS || index >= kDevices) return result;
+  if (std::exchange(shared->retained[index], true)) return calls.primary_release(device);
+  shared->release = [release = calls.primary_release](int which) { release(which); };
+  return result;
+}
+
+// Other threads see the context with AMem's reference or without it, and never between two of the program's.
+Driver::Released CudaDriver::Core::Release(DeviceOrdinal device, const std::function<int()>& release) {
+  const std::lock_guard lock(shared->contexts);
+  const auto index = static_cast<std::size_t>(device.value);
+  if (index >= kDevices) return {release(), false};
+  const bool retained = std::exchange(shared->retained[index], false);
+  if (retained) calls.primary_release(device.value);
+  const int result = release();
+  unsigned flags = 0;
+  int active = 1;
+  CUcontext context = nullptr;
+  if (calls.primary_state(device.value, &flags, &active) == CUDA_SUCCESS && active == 0) {
+    Forget(device);
+    return {result, true};
+  }
+  if (retained) shared->retained[index] = calls.primary_retain(&context, device.value) == CUDA_SUCCESS;
+  return {result, false};
 }
 
 Status CudaDriver::Core::Failure(CUresult result, const std::string& tried) const {
@@ -86,7 +121,6 @@ Result<CudaDriver::Core::Device> CudaDriver::Core::Open(DeviceOrdinal device) {
   devices_.resize(static_cast<std::size_t>(count));
   Device& opened = devices_[static_cast<std::size_t>(device.value)];
   if (const std::uint64_t now = TimesForgotten(device); opened.times_forgotten != now) {
-    if (opened.context != nullptr) calls.primary_release(opened.device);
     opened = {.times_forgotten = now};
   }
   if (opened.stream == nullptr) AMEM_TRY(OpenLocked(opened, device.value));
@@ -109,7 +143,7 @@ Status CudaDriver::Core::OpenLocked(Device& device, int ordinal) {
   if (device.context == nullptr) {
     CUresult result = calls.device_get(&device.device, ordinal);
     if (result != CUDA_SUCCESS) return Failure(result, "cuDeviceGet" + of);
-    result = calls.primary_retain(&device.context, device.device);
+    result = Retain(device.device, &device.context);
     if (result != CUDA_SUCCESS) {
       device.context = nullptr;
       return Failure(result, "cuDevicePrimaryCtxRetain" + of);

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -93,9 +94,15 @@ class CudaDriver::Core {
   ~Core();
 
   CudaCalls calls;
-  struct Shared {                                            // with all lanes
-    std::array<std::atomic<std::uint64_t>, 64> forgotten{};  // by device
-    std::atomic<int> has_memory = -1;                        // a device on which memory was made here; -1: none yet
+  static constexpr std::size_t kDevices = 64;
+  struct Shared {                                                  // with all lanes
+    std::array<std::atomic<std::uint64_t>, kDevices> forgotten{};  // by device
+    std::atomic<int> has_memory = -1;                              // a device on which memory was made here; -1: none yet
+    // The primary contexts that are retained, once for all lanes.
+    std::mutex contexts;
+    std::array<bool, kDevices> retained{};
+    std::function<void(int)> release;
+    ~Shared();
   };
   std::shared_ptr<Shared> shared = std::make_shared<Shared>();
 
@@ -120,6 +127,8 @@ class CudaDriver::Core {
   // Driver::ForgetContext, of all lanes, too. When the number has changed, what was made in the context before is gone.
   void Forget(DeviceOrdinal device);
   [[nodiscard]] std::uint64_t TimesForgotten(DeviceOrdinal device) const;
+  // Driver::ReleaseContext.
+  Released Release(DeviceOrdinal device, const std::function<int()>& release);
   // Whether this process has a primary context on the device. Makes none.
   Result<bool> HasContext(DeviceOrdinal device);
   // Asks until the answer is not "not ready" or the time is up, because the driver's own waits have no limit.
@@ -134,6 +143,7 @@ class CudaDriver::Core {
 
  private:
   Status OpenLocked(Device& device, int ordinal) REQUIRES(mutex_);
+  CUresult Retain(CUdevice device, CUcontext* context) const;
 
   std::atomic<bool> initialised_ = false;
   Mutex mutex_{LockRank::kDriverState};

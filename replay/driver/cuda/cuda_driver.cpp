@@ -167,6 +167,9 @@ std::string CudaDriver::Version() {
 Status CudaDriver::Synchronize(DeviceOrdinal device, Deadline until) { return idle_->Await(device, until); }
 void CudaDriver::NoteStream(const char* call, void* stream) { idle_->NoteStream(call, stream); }
 void CudaDriver::ForgetContext(DeviceOrdinal device) { core_->Forget(device); }
+Driver::Released CudaDriver::ReleaseContext(DeviceOrdinal device, const std::function<int()>& release) {
+  return core_->Release(device, release);
+}
 
 Status CudaDriver::OnStream(DeviceOrdinal device, const char* call, Address address, Bytes bytes,
                             const std::function<int(void* stream)>& submit) {

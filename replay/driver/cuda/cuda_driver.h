@@ -60,6 +60,7 @@ class CudaDriver final : public Driver {
   Status Synchronize(DeviceOrdinal device, Deadline until) override;
   void NoteStream(const char* call, void* stream) override;
   void ForgetContext(DeviceOrdinal device) override;
+  Released ReleaseContext(DeviceOrdinal device, const std::function<int()>& release) override;
   Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) override;
   [[nodiscard]] bool Populates(Bytes bytes) override;
   std::unique_ptr<HostPages> Populate(Bytes bytes) override;

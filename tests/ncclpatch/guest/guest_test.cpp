@@ -98,6 +98,25 @@ TEST_F(BesideAnotherDlsym, nccl_keeps_to_that_ones_limit) {
   }
 }
 
+// AMem would allocate by a function that the other does not watch.
+TEST_F(BesideAnotherDlsym, a_program_keeps_to_that_ones_limit_in_every_scope) {
+  const auto pieces = [&](const std::string& preload, const std::string& scope) {
+    Environment environment = job_.environment;
+    environment["LD_PRELOAD"] = preload;
+    environment["LIMIT_ALLOC"] = "1";
+    environment["LIMIT_MIB"] = "32";
+    environment["AMEM_SCOPE"] = scope;
+    const auto run = job::RunProgram({AMEM_GUESTS "/allocates"}, environment, job_.directory());
+    EXPECT_EQ(run.status, 0) << run.err;
+    return run.out;
+  };
+  ASSERT_EQ(pieces(AMEM_GUESTS "/liblimits_memory.so", "nccl"), "8\n");
+  for (const Way& order : Orders({{"the library", {AMEM_LIBRARY_FILE}}}))
+    for (const char* scope : {"nccl", "shared", "all"})
+      EXPECT_EQ(pieces(order.preload.front(), scope), "8\n") << order.name << scope;
+  EXPECT_EQ(pieces(AMEM_LIBRARY_FILE, "all"), "64\n");
+}
+
 TEST_F(Guest, lives_beside_jemalloc) {
   for (const char* library : {"/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "/usr/lib/aarch64-linux-gnu/libjemalloc.so.2"}) {
     if (!fs::exists(library)) continue;

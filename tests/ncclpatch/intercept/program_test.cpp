@@ -62,7 +62,7 @@ class Program : public Intercepted {
 
   decltype(cuMemAlloc)* alloc = OF_DRIVER(cuMemAlloc);
   decltype(cuMemFree)* free = OF_DRIVER(cuMemFree);
-  decltype(cuMemGetInfo)* info = OF_DRIVER(cuMemGetInfo);
+  decltype(cuMemGetInfo)* info = PLAIN(cuMemGetInfo);
   decltype(cuMemGetAddressRange)* range = OF_DRIVER(cuMemGetAddressRange);
   decltype(cuPointerGetAttribute)* attribute = OF_DRIVER(cuPointerGetAttribute);
   decltype(cuPointerGetAttributes)* attributes = OF_DRIVER(cuPointerGetAttributes);
@@ -118,7 +118,6 @@ class Program : public Intercepted {
 };
 
 TEST_F(Program, memory_of_the_program_answers_as_memory_of_the_driver_does) {
-  static_cast<void>(Take(512));  // so that its chunk begins elsewhere
   const CUdeviceptr ours = Take(kBytes);
   CUdeviceptr plain = 0;
   ASSERT_EQ(PLAIN(cuMemAlloc)(&plain, kBytes), CUDA_SUCCESS);
@@ -174,32 +173,103 @@ TEST_F(Program, a_tag_of_its_own_is_paused_apart_and_is_no_memory_of_the_program
   EXPECT_EQ(free(memory), CUDA_SUCCESS);
 }
 
-TEST_F(Program, free_memory_is_what_the_program_can_still_allocate) {
-  const CUdeviceptr first = Take(512);
-  const std::size_t before = FreeBytes();
-  const CUdeviceptr more = Take(kBytes);
-  EXPECT_EQ(FreeBytes(), before - kBytes);
-  EXPECT_EQ(free(more), CUDA_SUCCESS);
-  EXPECT_EQ(FreeBytes(), before);
-  EXPECT_EQ(free(first), CUDA_SUCCESS);
-  EXPECT_EQ(FreeBytes(), before + 512) << "what a chunk keeps is free, too";
+TEST_F(Program, what_is_small_stays_the_drivers_and_is_counted) {
+  const CUdeviceptr small = Take(kBytes - 1), large = Take(kBytes);
+  EXPECT_EQ(Left(), (std::map<std::string, OutsideShare>{{"cuMemAlloc", {1, kBytes - 1}}}));
+  EXPECT_EQ(Parts().size(), 1U);
+  EXPECT_EQ(Parts().at(Address{large}).bytes, kBytes);
+  EXPECT_EQ(free(large), CUDA_SUCCESS);
+  EXPECT_EQ(free(small), CUDA_SUCCESS);
 }
 
-TEST_F(Program, who_allocates_and_frees_again_and_again_does_not_make_a_chunk_each_time) {
-  EXPECT_EQ(free(Take(kBytes)), CUDA_SUCCESS);
-  const auto before = Count<AllocationCreated>();
-  for (int time = 0; time < 10; ++time) EXPECT_EQ(free(Take(kBytes)), CUDA_SUCCESS);
-  EXPECT_EQ(Count<AllocationCreated>(), before);
+TEST_F(Program, sizes_that_no_gpu_has_are_answered_by_the_driver) {
+  constexpr std::size_t kNone = 0;
+  CUdeviceptr memory = 0;
+  std::size_t pitch = 0;
+  for (const std::size_t bytes : {kNone - 1, kNone - 511, kNone - 512, kNone - 513, kNone - 4096, kNone - kBytes,
+                                  std::size_t{1} << 63, std::size_t{1} << 50})
+    EXPECT_EQ(alloc(&memory, bytes), CUDA_ERROR_OUT_OF_MEMORY) << bytes;
+  EXPECT_EQ(OF_DRIVER(cuMemAllocPitch)(&memory, &pitch, kNone - 1, 2, 4), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(OF_DRIVER(cuMemAllocPitch)(&memory, &pitch, std::size_t{1} << 20, kNone - 1, 4), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_TRUE(Pause().ok());
+  EXPECT_TRUE(Resume().ok());
+}
+
+TEST_F(Program, a_stream_ordered_free_takes_it) {
+  const auto free_async = OF_DRIVER(cuMemFreeAsync);
+  const std::size_t before = FreeBytes();
+  const CUdeviceptr memory = Take(kBytes);
+  EXPECT_EQ(free_async(memory + 512, nullptr), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(free_async(memory, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(free_async(memory, nullptr), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(free(memory), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(FreeBytes(), before);
+}
+
+TEST_F(Program, what_was_freed_in_a_capture_and_went_with_a_reset_is_not_freed_where_new_memory_is) {
+  constexpr int kReset = 2;
+  CUcontext context = nullptr;
+  CUstream stream = nullptr;
+  CUgraph graph = nullptr;
+  ASSERT_EQ(PLAIN(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuDevicePrimaryCtxRetain)(&context, kReset), CUDA_SUCCESS);
+  ASSERT_EQ(OF_DRIVER(cuStreamBeginCapture)(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuCtxPushCurrent)(context), CUDA_SUCCESS);
+  const CUdeviceptr first = Take(kBytes);
+  EXPECT_EQ(free(first), CUDA_SUCCESS);
+  EXPECT_EQ(Parts().size(), 1U) << "later";
+  ASSERT_EQ(OF_DRIVER(cuDevicePrimaryCtxReset)(kReset), CUDA_SUCCESS);
+  EXPECT_TRUE(Parts().empty());
+  const CUdeviceptr second = Take(kBytes);
+  ASSERT_EQ(second, first) << "the case that matters";
+  ASSERT_EQ(PLAIN(cuCtxPopCurrent)(nullptr), CUDA_SUCCESS);
+  ASSERT_EQ(OF_DRIVER(cuStreamEndCapture)(stream, &graph), CUDA_SUCCESS);
+  EXPECT_EQ(free(Take(512)), CUDA_SUCCESS);
+  EXPECT_EQ(Parts().size(), 1U);
+  EXPECT_EQ(free(second), CUDA_SUCCESS);
+  EXPECT_EQ(OF_DRIVER(cuStreamDestroy)(stream), CUDA_SUCCESS);
+}
+
+TEST_F(Program, the_last_release_of_the_primary_context_takes_it_and_what_is_in_it) {
+  constexpr int kReleased = 3;
+  const auto release = OF_DRIVER(cuDevicePrimaryCtxRelease);
+  const auto state = PLAIN(cuDevicePrimaryCtxGetState);
+  const auto active = [&] {
+    unsigned flags = 0;
+    int is = -1;
+    EXPECT_EQ(state(kReleased, &flags, &is), CUDA_SUCCESS);
+    return is;
+  };
+  for (unsigned char round = 1; round <= 2; ++round) {
+    CUcontext context = nullptr;
+    ASSERT_EQ(PLAIN(cuDevicePrimaryCtxRetain)(&context, kReleased), CUDA_SUCCESS);
+    ASSERT_EQ(PLAIN(cuDevicePrimaryCtxRetain)(&context, kReleased), CUDA_SUCCESS);
+    ASSERT_EQ(PLAIN(cuCtxPushCurrent)(context), CUDA_SUCCESS);
+    const CUdeviceptr memory = Take(kBytes);
+    std::memset(At(memory), round, kBytes);
+    ASSERT_TRUE(Pause().ok());
+    ASSERT_TRUE(Resume().ok());
+    EXPECT_EQ(release(kReleased), CUDA_SUCCESS);
+    EXPECT_EQ(active(), 1);
+    EXPECT_EQ(*static_cast<const unsigned char*>(At(memory)), round);
+    EXPECT_EQ(release(kReleased), CUDA_SUCCESS);
+    EXPECT_EQ(active(), 0) << "AMem's own reference does not keep it";
+    EXPECT_TRUE(Parts().empty());
+    EXPECT_EQ(free(memory), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(release(kReleased), CUDA_ERROR_INVALID_CONTEXT) << "one too many";
+    EXPECT_TRUE(session().CopyState().broken.empty());
+    ASSERT_EQ(PLAIN(cuCtxPopCurrent)(nullptr), CUDA_SUCCESS);
+  }
 }
 
 TEST_F(Program, a_pitched_allocation_has_rows_as_the_drivers) {
   const auto pitched = OF_DRIVER(cuMemAllocPitch);
   CUdeviceptr ours = 0, plain = 0;
   std::size_t pitch = 0, expected = 0;
-  ASSERT_EQ(pitched(&ours, &pitch, 1000, 7, 4), CUDA_SUCCESS);
-  ASSERT_EQ(PLAIN(cuMemAllocPitch)(&plain, &expected, 1000, 7, 4), CUDA_SUCCESS);
+  ASSERT_EQ(pitched(&ours, &pitch, 1000, 7000, 4), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuMemAllocPitch)(&plain, &expected, 1000, 7000, 4), CUDA_SUCCESS);
   EXPECT_EQ(pitch, expected);
-  EXPECT_EQ(Parts().at(Address{ours}).bytes, pitch * 7);
+  EXPECT_EQ(Parts().at(Address{ours}).bytes, pitch * 7000);
   EXPECT_EQ(PLAIN(cuMemFree)(plain), CUDA_SUCCESS);
   EXPECT_EQ(free(ours), CUDA_SUCCESS);
 }
@@ -208,7 +278,7 @@ TEST_F(Program, a_free_during_a_capture_does_not_break_it_and_is_done_later) {
   const auto begin = OF_DRIVER(cuStreamBeginCapture);
   const auto end = OF_DRIVER(cuStreamEndCapture);
   const auto destroy = OF_DRIVER(cuStreamDestroy);
-  const CUdeviceptr other = Take(512);
+  const CUdeviceptr other = Take(kBytes);
   for (const bool ends : {true, false}) {
     const CUdeviceptr memory = Take(kBytes);
     CUstream stream = nullptr;
@@ -217,7 +287,10 @@ TEST_F(Program, a_free_during_a_capture_does_not_break_it_and_is_done_later) {
     ASSERT_EQ(begin(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
     EXPECT_NE(begin(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS) << "it goes on";
     std::thread([&] { EXPECT_EQ(end(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) << "and on"; }).join();
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;  // in which frees may disturb captures, and must not
+    ASSERT_EQ(PLAIN(cuThreadExchangeStreamCaptureMode)(&mode), CUDA_SUCCESS);
     EXPECT_EQ(free(memory), CUDA_SUCCESS);
+    ASSERT_EQ(PLAIN(cuThreadExchangeStreamCaptureMode)(&mode), CUDA_SUCCESS);
     EXPECT_EQ(Parts().size(), 2U);
     if (ends) {
       EXPECT_EQ(end(stream, &graph), CUDA_SUCCESS) << "the capture is valid";
@@ -227,6 +300,66 @@ TEST_F(Program, a_free_during_a_capture_does_not_break_it_and_is_done_later) {
     EXPECT_EQ(Parts().size(), 1U) << "given back";
   }
   EXPECT_EQ(free(other), CUDA_SUCCESS);
+}
+
+TEST_F(Program, what_the_driver_forbids_during_a_capture_is_forbidden) {
+  const auto begin = OF_DRIVER(cuStreamBeginCapture);
+  const auto end = OF_DRIVER(cuStreamEndCapture);
+  const CUdeviceptr memory = Take(kBytes);
+  CUstream stream = nullptr;
+  CUgraph graph = nullptr;
+  ASSERT_EQ(PLAIN(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  for (const bool frees : {true, false}) {
+    CUdeviceptr other = 0;
+    ASSERT_EQ(begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+    EXPECT_EQ(frees ? free(memory) : alloc(&other, kBytes), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    EXPECT_EQ(end(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  }
+  EXPECT_EQ(free(memory), CUDA_SUCCESS);
+  EXPECT_EQ(OF_DRIVER(cuStreamDestroy)(stream), CUDA_SUCCESS);
+}
+
+TEST_F(Program, each_thread_captures_its_own_default_stream) {
+  const auto begin = OF_DRIVER(cuStreamBeginCapture);
+  const auto end = OF_DRIVER(cuStreamEndCapture);
+  const CUdeviceptr memory = Take(kBytes);
+  CUcontext context = nullptr;
+  CUgraph graph = nullptr;
+  ASSERT_EQ(PLAIN(cuCtxGetCurrent)(&context), CUDA_SUCCESS);
+  ASSERT_EQ(begin(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+  std::thread([&] {
+    CUgraph other = nullptr;
+    EXPECT_EQ(PLAIN(cuCtxSetCurrent)(context), CUDA_SUCCESS);
+    EXPECT_EQ(begin(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+    EXPECT_EQ(end(CU_STREAM_PER_THREAD, &other), CUDA_SUCCESS);
+    EXPECT_EQ(free(memory), CUDA_SUCCESS);
+    EXPECT_EQ(free(memory), CUDA_ERROR_INVALID_VALUE) << "also before it is given back";
+  }).join();
+  EXPECT_EQ(end(CU_STREAM_PER_THREAD, &graph), CUDA_SUCCESS) << "the capture is valid";
+  EXPECT_EQ(free(Take(512)), CUDA_SUCCESS);
+  EXPECT_TRUE(Parts().empty());
+}
+
+TEST_F(Program, a_capture_that_goes_with_its_context_or_thread_holds_no_memory) {
+  const auto begin = OF_DRIVER(cuStreamBeginCapture);
+  CUcontext context = nullptr;
+  ASSERT_EQ(PLAIN(cuCtxGetCurrent)(&context), CUDA_SUCCESS);
+  static CUcontext own = nullptr;
+  using Create = CUresult(CUcontext*, unsigned, CUdevice);
+  ASSERT_EQ(Plain<Create>("cuCtxCreate_v2")(&own, 0, 0), CUDA_SUCCESS);
+  CUstream stream = nullptr;
+  ASSERT_EQ(PLAIN(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  ASSERT_EQ(begin(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+  ASSERT_EQ(OF_DRIVER(cuCtxDestroy)(own), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuCtxSetCurrent)(context), CUDA_SUCCESS);
+  std::thread([&] {
+    EXPECT_EQ(PLAIN(cuCtxSetCurrent)(context), CUDA_SUCCESS);
+    EXPECT_EQ(begin(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+  }).join();
+  const std::size_t before = FreeBytes();
+  EXPECT_EQ(free(Take(kBytes)), CUDA_SUCCESS);
+  EXPECT_EQ(FreeBytes(), before);
+  EXPECT_TRUE(Parts().empty());
 }
 
 TEST_F(Program, memory_of_a_context_that_the_program_made_stays_the_drivers) {

@@ -24,6 +24,9 @@ TEST(Token, comes_back_as_it_was) {
   auto token = Decode(bytes);
   ASSERT_TRUE(token) << token.status().message();
   EXPECT_EQ(*token, Example());
+  Token of_whole = Example();
+  of_whole.beyond = 1'194'304;
+  EXPECT_EQ(*Decode(Encode(of_whole)), of_whole);
 }
 
 TEST(Token, layout_is_fixed) {

@@ -26,21 +26,17 @@ TEST(ChunkSpace, the_smallest_free_place_that_fits_is_taken) {
   EXPECT_FALSE(space.PartAt(third + 512));
 }
 
-TEST(ChunkSpace, one_small_empty_chunk_is_a_spare_until_it_is_used_or_taken) {
+TEST(ChunkSpace, a_whole_chunk_is_one_part_of_just_its_size) {
   ChunkSpace space(true);
-  const Address first = space.Add(ChunkOf(1, 32 * kMiB), kMiB), second = space.Add(ChunkOf(2, 32 * kMiB), 32 * kMiB),
-                large = space.Add(ChunkOf(3, 512 * kMiB), 512 * kMiB);
-  EXPECT_FALSE(space.TakeSpare());
-  EXPECT_TRUE(space.Give(large)->emptied) << "too large to keep";
-  EXPECT_FALSE(space.Give(first)->emptied);
-  EXPECT_EQ(space.held(), 64 * kMiB);
-  EXPECT_TRUE(space.Give(second)->emptied) << "there is one";
-  EXPECT_EQ(space.Take(kMiB), first);
-  EXPECT_FALSE(space.TakeSpare()) << "it is in use";
-  EXPECT_FALSE(space.Give(first)->emptied);
-  EXPECT_EQ(space.TakeSpare(), ChunkOf(1, 32 * kMiB));
-  EXPECT_EQ(space.held(), 0U);
-  EXPECT_FALSE(space.Take(kMiB));
+  const Address first = space.Add(ChunkOf(1, 4 * kMiB), 3 * kMiB + 5), second = space.Add(ChunkOf(2, 2 * kMiB), 2 * kMiB);
+  EXPECT_FALSE(space.Take(512)) << "nothing is cut";
+  EXPECT_EQ(space.PartAt(first), (ChunkSpace::Part{AllocationId{1}, 0, 3 * kMiB + 5}));
+  EXPECT_EQ(space.held(), 6 * kMiB);
+  EXPECT_EQ(space.taken(), 5 * kMiB + 5);
+  EXPECT_EQ(space.Give(first)->emptied, ChunkOf(1, 4 * kMiB));
+  EXPECT_FALSE(space.Give(first));
+  EXPECT_EQ(space.Give(second)->emptied, ChunkOf(2, 2 * kMiB));
+  EXPECT_EQ(space.held() + space.taken(), 0U);
 }
 
 TEST(ChunkSpace, sizes_are_rounded_to_512_bytes_and_nothing_is_a_part_too) {

@@ -225,17 +225,29 @@ TEST_F(PoolsTest, where_memory_is_short_chunks_are_smaller_and_then_it_is_an_err
   EXPECT_EQ(a.session->CopyState().broken, "");
 }
 
-TEST_F(PoolsTest, a_spare_chunk_does_not_stay_where_memory_is_short) {
+TEST_F(PoolsTest, in_a_whole_pool_each_allocation_is_one_of_its_own) {
   const PoolId pool = *pools().Open("program", PoolPolicy::kPreserve, true);
-  std::byte* const first = Take(pool, kMiB);
+  std::byte* const first = Take(pool, 2 * kMiB);
+  std::byte* const second = Take(pool, 5'000'000);
+  EXPECT_EQ(a.InUse(), 8 * kMiB);
+  const State state = a.session->CopyState();
+  EXPECT_EQ(state.pools.at(pool).parts.at(AddressOf(second)).bytes, 5'000'000U) << "what was asked for";
+  EXPECT_EQ(state.MappingAt(AddressOf(second))->second.bytes, 6 * kMiB);
   EXPECT_TRUE(pools().Free(AddressOf(first), std::nullopt).ok());
-  EXPECT_EQ(a.InUse(), kChunk);
-  EXPECT_EQ(pools().Unused(pool, kDevice), kChunk);
-  Take(pool, 512 * kMiB - kChunk);
-  EXPECT_EQ(a.InUse(), 512 * kMiB);
-  EXPECT_FALSE(pools().Allocate(pool, 34 * kMiB, kDevice).ok());
-  EXPECT_EQ(pools().Unused(pool, kDevice), 0U) << "the spare was given back to try it";
-  Take(pool, 20 * kMiB);
+  EXPECT_EQ(a.InUse(), 6 * kMiB);
+  EXPECT_TRUE(pools().Free(AddressOf(second), std::nullopt).ok());
+  EXPECT_EQ(a.InUse(), 0U);
+  EXPECT_EQ(a.session->CopyState().broken, "");
+}
+
+TEST_F(PoolsTest, sizes_that_no_device_has_are_refused_before_they_are_added_to_anything) {
+  const PoolId pools_of[] = {Open("weights"), *pools().Open("program", PoolPolicy::kPreserve, true)};
+  constexpr Bytes kNone = 0;
+  for (const PoolId pool : pools_of)
+    for (const Bytes bytes : {kNone - 1, kNone - 512, kNone - 513, kNone - 2 * kMiB, Bytes{1} << 63, Bytes{1} << 50})
+      EXPECT_EQ(pools().Allocate(pool, bytes, kDevice).status().code(), Code::kOutOfMemory) << bytes;
+  EXPECT_EQ(a.session->LegacyAllocate(kNone - 1, kDevice, {}).status().code(), Code::kOutOfMemory);
+  EXPECT_EQ(a.InUse(), 0U);
   EXPECT_EQ(a.session->CopyState().broken, "");
 }
 

@@ -17,20 +17,19 @@ CUcontext Current() { return context_stack.empty() ? nullptr : context_stack.bac
 
 bool Capturing(StandIn& stand_in, int device) {
   const std::lock_guard lock(stand_in.mutex);
-  for (const CUstream stream : stand_in.streams) {
-    if (stream->device == device && stream->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE) return true;
-  }
+  for (const auto* const streams : {&stand_in.streams, &stand_in.own_streams})
+    for (const CUstream stream : *streams)
+      if (stream->device == device && stream->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE) return true;
   return false;
 }
 
 // As measured: a forbidden synchronisation makes the running captures useless.
 void InvalidateCaptures(StandIn& stand_in, int device) {
   const std::lock_guard lock(stand_in.mutex);
-  for (const CUstream stream : stand_in.streams) {
-    if (stream->device == device && stream->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE) {
-      stream->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
-    }
-  }
+  for (const auto* const streams : {&stand_in.streams, &stand_in.own_streams})
+    for (const CUstream stream : *streams)
+      if (stream->device == device && stream->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE)
+        stream->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
 }
 
 bool Legacy(CUstream stream) { return stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD; }
@@ -215,9 +214,12 @@ CUDA_CALL CUresult cuCtxCreate_v2(CUcontext* context, unsigned int, CUdevice dev
 
 CUDA_CALL CUresult cuCtxDestroy(CUcontext context) {
   STARTED_OR_RETURN(stand_in);
+  {
+    const std::lock_guard lock(stand_in->mutex);
+    if (stand_in->created.erase(context) == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  }
   DestroyAllOf(*stand_in, context);
   const std::lock_guard lock(stand_in->mutex);
-  if (stand_in->created.erase(context) == 0) return CUDA_ERROR_INVALID_CONTEXT;
   stand_in->destroyed.push_back(context);
   std::erase(context_stack, context);
   return CUDA_SUCCESS;
@@ -227,6 +229,8 @@ CUDA_CALL CUresult cuCtxSetCurrent(CUcontext context) {
   STARTED_OR_RETURN(stand_in);
   if (context == nullptr) {
     if (!context_stack.empty()) context_stack.pop_back();
+  } else if (!Alive(*stand_in, context)) {
+    return CUDA_ERROR_INVALID_CONTEXT;
   } else if (context_stack.empty()) {
     context_stack.push_back(context);
   } else {
@@ -281,12 +285,6 @@ CUDA_CALL CUresult cuCtxEnablePeerAccess(CUcontext, unsigned int) {
 }
 
 // ---- streams and events ----------------------------------------------------------------------------------------------------
-
-CUDA_CALL CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  thread_local CUstreamCaptureMode current = CU_STREAM_CAPTURE_MODE_GLOBAL;
-  std::swap(current, *mode);
-  return CUDA_SUCCESS;
-}
 
 CUDA_CALL CUresult cuStreamCreate(CUstream* stream, unsigned int flags) {
   STARTED_OR_RETURN(stand_in);
@@ -345,48 +343,6 @@ CUDA_CALL CUresult cuStreamGetFlags(CUstream stream, unsigned int* flags) {
   if (!Known(*stand_in, stream)) return CUDA_ERROR_INVALID_HANDLE;
   *flags = Legacy(stream) ? 0 : stream->flags;
   return CUDA_SUCCESS;
-}
-
-CUDA_CALL CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
-  STARTED_OR_RETURN(stand_in);
-  *status = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (!Known(*stand_in, stream)) return CUDA_ERROR_INVALID_HANDLE;
-  if (!Legacy(stream)) {
-    *status = stream->capture;
-    return CUDA_SUCCESS;
-  }
-  const std::lock_guard lock(stand_in->mutex);
-  for (const CUstream other : stand_in->streams) {
-    if (other->device == amem::stand_in::CurrentDevice() && other->flags != CU_STREAM_NON_BLOCKING &&
-        other->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE) {
-      return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    }
-  }
-  return CUDA_SUCCESS;
-}
-
-CUDA_CALL CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
-  STARTED_OR_RETURN(stand_in);
-  if (Legacy(stream) || !Known(*stand_in, stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  if (stream->capture != CU_STREAM_CAPTURE_STATUS_NONE) return CUDA_ERROR_ILLEGAL_STATE;
-  stream->capture = CU_STREAM_CAPTURE_STATUS_ACTIVE;
-  stream->captured_by = mode == CU_STREAM_CAPTURE_MODE_RELAXED ? std::thread::id() : std::this_thread::get_id();
-  return CUDA_SUCCESS;
-}
-
-// Graphs are not simulated: a capture only exists, and ends.
-CUDA_CALL CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
-  STARTED_OR_RETURN(stand_in);
-  if (Legacy(stream) || !Known(*stand_in, stream) || stream->capture == CU_STREAM_CAPTURE_STATUS_NONE) {
-    return CUDA_ERROR_ILLEGAL_STATE;
-  }
-  if (stream->captured_by != std::thread::id() && stream->captured_by != std::this_thread::get_id()) {
-    return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-  }
-  const bool valid = stream->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE;
-  stream->capture = CU_STREAM_CAPTURE_STATUS_NONE;
-  *graph = nullptr;
-  return valid ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 }
 
 CUDA_CALL CUresult cuEventCreate(CUevent* event, unsigned int) {

@@ -24,8 +24,9 @@ namespace {
 
 void* Pointer(CUdeviceptr pointer) { return reinterpret_cast<void*>(pointer); }  // NOLINT(performance-no-int-to-ptr)
 
-// Maps `handle` where there is room, open to every device.
-CUresult MapAnywhere(StandIn& stand_in, DriverHandle handle, Bytes bytes, CUdeviceptr* pointer) {
+}  // namespace
+
+CUresult amem::stand_in::MapAnywhere(StandIn& stand_in, DriverHandle handle, Bytes bytes, CUdeviceptr* pointer) {
   const auto range = stand_in.simulator->Reserve(bytes, 0, {}, 0);
   if (!range.ok()) return Result(range.status());
   amem::Status status = stand_in.simulator->Map(*range, bytes, 0, handle, 0);
@@ -40,28 +41,81 @@ CUresult MapAnywhere(StandIn& stand_in, DriverHandle handle, Bytes bytes, CUdevi
   return Result(status);
 }
 
-CUresult Allocate(StandIn& stand_in, int device, Bytes asked, CUdeviceptr* pointer) {
-  if (pointer == nullptr || asked == 0) return CUDA_ERROR_INVALID_VALUE;
+namespace {
+
+// Makes memory of at least that size, rounded up.
+CUresult Make(StandIn& stand_in, int device, Bytes* bytes, DriverHandle* handle, CUdeviceptr* pointer) {
   const amem::AllocationProperties properties{.handle_types = 1, .location = {LocationType::kDevice, device}};
   const auto granularity = stand_in.simulator->Granularity(properties);
   if (!granularity.ok()) return Result(granularity.status());
-  const Bytes bytes = (asked + *granularity - 1) & ~(*granularity - 1);
-  const auto handle = stand_in.simulator->Create(bytes, properties, 0);
-  if (!handle.ok()) return Result(handle.status());
-  const CUresult result = MapAnywhere(stand_in, *handle, bytes, pointer);
-  if (result != CUDA_SUCCESS) {
-    static_cast<void>(stand_in.simulator->Release(*handle));
-    return result;
+  *bytes = (*bytes + *granularity - 1) & ~(*granularity - 1);
+  const auto made = stand_in.simulator->Create(*bytes, properties, 0);
+  if (!made.ok()) return Result(made.status());
+  *handle = *made;
+  const CUresult result = amem::stand_in::MapAnywhere(stand_in, *made, *bytes, pointer);
+  if (result != CUDA_SUCCESS) static_cast<void>(stand_in.simulator->Release(*made));
+  return result;
+}
+
+// As the driver, cuts the smallest requests from common memory, which goes with the last of them.
+CUresult AllocateSmall(StandIn& stand_in, int device, Bytes asked, CUdeviceptr* pointer) {
+  const CUcontext context = amem::stand_in::CurrentContext();
+  const std::lock_guard lock(stand_in.mutex);
+  auto block = std::ranges::find_if(stand_in.common, [&](const auto& one) {
+    return one.second.device == device && one.second.context == context && !one.second.free.empty();
+  });
+  if (block == stand_in.common.end()) {
+    amem::stand_in::CommonBlock made{.bytes = 1, .device = device, .context = context};
+    CUdeviceptr base = 0;
+    if (const CUresult result = Make(stand_in, device, &made.bytes, &made.handle, &base); result != CUDA_SUCCESS) return result;
+    for (Bytes offset = 0; offset < made.bytes; offset += amem::stand_in::kSmall) made.free.insert(offset);
+    block = stand_in.common.emplace(base, std::move(made)).first;
   }
+  const Bytes offset = block->second.free.extract(block->second.free.begin()).value();
+  *pointer = block->first + offset;
+  stand_in.legacy.emplace(*pointer, LegacyBlock{.asked = asked,
+                                                .bytes = amem::stand_in::kSmall,
+                                                .device = device,
+                                                .context = context,
+                                                .offset = offset,
+                                                .common = true});
+  return CUDA_SUCCESS;
+}
+
+CUresult FreeSmall(StandIn& stand_in, CUdeviceptr pointer, Bytes offset) {
+  const std::lock_guard lock(stand_in.mutex);
+  const auto at = stand_in.common.find(pointer - offset);
+  amem::stand_in::CommonBlock& block = at->second;
+  block.free.insert(offset);
+  if (block.free.size() * amem::stand_in::kSmall < block.bytes) return CUDA_SUCCESS;
+  if (block.exported >= 0) close(block.exported);
+  amem::Status status = stand_in.simulator->Unmap(At(at->first), block.bytes);
+  if (status.ok()) status = stand_in.simulator->Release(block.handle);
+  if (status.ok()) status = stand_in.simulator->FreeRange(At(at->first), block.bytes);
+  stand_in.common.erase(at);
+  return Result(status);
+}
+
+CUresult Allocate(StandIn& stand_in, int device, Bytes asked, CUdeviceptr* pointer) {
+  constexpr Bytes kMost = Bytes{1} << 47;  // of addresses
+  if (pointer == nullptr || asked == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult unsafe = amem::stand_in::CheckUnsafe(stand_in); unsafe != CUDA_SUCCESS) return unsafe;
+  if (asked > kMost) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (asked <= amem::stand_in::kSmall) return AllocateSmall(stand_in, device, asked, pointer);
+  Bytes bytes = asked;
+  DriverHandle handle;
+  if (const CUresult result = Make(stand_in, device, &bytes, &handle, pointer); result != CUDA_SUCCESS) return result;
   const std::lock_guard lock(stand_in.mutex);
   stand_in.legacy.emplace(
       *pointer,
       LegacyBlock{
-          .asked = asked, .bytes = bytes, .handle = *handle, .device = device, .context = amem::stand_in::CurrentContext()});
+          .asked = asked, .bytes = bytes, .handle = handle, .device = device, .context = amem::stand_in::CurrentContext()});
   return CUDA_SUCCESS;
 }
 
-CUresult Free(StandIn& stand_in, std::map<CUdeviceptr, LegacyBlock>& from, CUdeviceptr pointer) {
+}  // namespace
+
+CUresult amem::stand_in::Free(StandIn& stand_in, std::map<CUdeviceptr, LegacyBlock>& from, CUdeviceptr pointer) {
   LegacyBlock block;
   {
     const std::lock_guard lock(stand_in.mutex);
@@ -69,22 +123,46 @@ CUresult Free(StandIn& stand_in, std::map<CUdeviceptr, LegacyBlock>& from, CUdev
     if (it == from.end()) return CUDA_ERROR_INVALID_VALUE;
     block = it->second;
     from.erase(it);
+    stand_in.synchronous.erase(pointer);
   }
+  if (block.common) return FreeSmall(stand_in, pointer, block.offset);
   if (block.exported >= 0) close(block.exported);
-  amem::Status status = stand_in.simulator->Unmap(At(pointer), block.bytes);
+  const Address base = At(pointer - block.offset);
+  amem::Status status = stand_in.simulator->Unmap(base, block.bytes);
   if (status.ok()) status = stand_in.simulator->Release(block.handle);
-  if (status.ok()) status = stand_in.simulator->FreeRange(At(pointer), block.bytes);
+  if (status.ok()) status = stand_in.simulator->FreeRange(base, block.bytes);
   return Result(status);
 }
 
-std::map<CUdeviceptr, LegacyBlock>::iterator Containing(std::map<CUdeviceptr, LegacyBlock>& blocks, CUdeviceptr pointer) {
+std::map<CUdeviceptr, LegacyBlock>::iterator amem::stand_in::Containing(std::map<CUdeviceptr, LegacyBlock>& blocks,
+                                                                        CUdeviceptr pointer) {
   auto it = blocks.upper_bound(pointer);
   if (it == blocks.begin()) return blocks.end();
   --it;
   return pointer - it->first < it->second.asked ? it : blocks.end();
 }
 
-}  // namespace
+CUresult amem::stand_in::MapAsLegacy(StandIn& stand_in, DriverHandle handle, Bytes bytes, Bytes asked, int device,
+                                     CUdeviceptr* pointer) {
+  const CUresult result = MapAnywhere(stand_in, handle, bytes, pointer);
+  if (result != CUDA_SUCCESS) return result;
+  static_cast<void>(stand_in.simulator->Retain(At(*pointer)));
+  const std::lock_guard lock(stand_in.mutex);
+  stand_in.legacy.emplace(
+      *pointer, LegacyBlock{.asked = asked, .bytes = bytes, .handle = handle, .device = device, .context = CurrentContext()});
+  return CUDA_SUCCESS;
+}
+
+bool amem::stand_in::LegacyAt(StandIn& stand_in, CUdeviceptr pointer, CUcontext* context) {
+  const std::lock_guard lock(stand_in.mutex);
+  for (auto* const blocks : {&stand_in.legacy, &stand_in.opened}) {
+    const auto found = Containing(*blocks, pointer);
+    if (found == blocks->end()) continue;
+    if (context != nullptr) *context = found->second.context;
+    return blocks == &stand_in.legacy;
+  }
+  return false;
+}
 
 void amem::stand_in::FreeAllOf(StandIn& stand_in, CUcontext context) {
   for (auto* const blocks : {&stand_in.legacy, &stand_in.opened}) {
@@ -113,7 +191,8 @@ CUDA_CALL CUresult cuMemAlloc(CUdeviceptr* pointer, std::size_t bytes) {
 
 CUDA_CALL CUresult cuMemFree(CUdeviceptr pointer) {
   STARTED_OR_RETURN(stand_in);
-  return pointer == 0 ? CUDA_SUCCESS : Free(*stand_in, stand_in->legacy, pointer);
+  if (const CUresult unsafe = amem::stand_in::CheckUnsafe(*stand_in); unsafe != CUDA_SUCCESS) return unsafe;
+  return pointer == 0 ? CUDA_SUCCESS : amem::stand_in::Free(*stand_in, stand_in->legacy, pointer);
 }
 
 CUDA_CALL CUresult cuMemGetInfo(std::size_t* free_bytes, std::size_t* total) {
@@ -134,7 +213,7 @@ CUDA_CALL CUresult cuMemGetAddressRange(CUdeviceptr* base, std::size_t* bytes, C
   {
     const std::lock_guard lock(stand_in->mutex);
     for (auto* blocks : {&stand_in->legacy, &stand_in->opened}) {
-      const auto it = Containing(*blocks, pointer);
+      const auto it = amem::stand_in::Containing(*blocks, pointer);
       if (it == blocks->end()) continue;
       found = it->first;
       found_bytes = it->second.asked;
@@ -151,124 +230,15 @@ CUDA_CALL CUresult cuMemGetAddressRange(CUdeviceptr* base, std::size_t* bytes, C
   return CUDA_SUCCESS;
 }
 
-CUDA_CALL CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr pointer) {
-  STARTED_OR_RETURN(stand_in);
-  const auto mapping = stand_in->simulator->MappingAt(At(pointer));
-  if (!mapping.ok()) return CUDA_ERROR_INVALID_VALUE;
-  const auto properties = stand_in->simulator->PropertiesOf(mapping->handle);
-  const int device = properties.ok() ? properties->location.id : 0;
-  const auto legacy = [&] {
-    const std::lock_guard lock(stand_in->mutex);
-    return Containing(stand_in->legacy, pointer) != stand_in->legacy.end();
-  };
-  switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT:
-      *static_cast<CUcontext*>(data) = legacy() ? stand_in->primary[static_cast<std::size_t>(device)].get() : nullptr;
-      return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-      *static_cast<int*>(data) = legacy() ? 1 : 0;
-      return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-      *static_cast<std::uint64_t*>(data) = legacy() || !properties.ok() ? 0 : properties->handle_types;
-      return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-      *static_cast<int*>(data) = 0;
-      return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-      *static_cast<unsigned*>(data) = CU_MEMORYTYPE_DEVICE;
-      return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-      *static_cast<int*>(data) = device;
-      return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-      *static_cast<CUdeviceptr*>(data) = pointer;
-      return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-      return cuMemGetAddressRange(static_cast<CUdeviceptr*>(data), nullptr, pointer);
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-      return cuMemGetAddressRange(nullptr, static_cast<std::size_t*>(data), pointer);
-    default:
-      return CUDA_ERROR_NOT_SUPPORTED;
-  }
-}
-
-CUDA_CALL CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data, CUdeviceptr pointer) {
-  STARTED_OR_RETURN(stand_in);
-  for (unsigned i = 0; i < count; ++i) static_cast<void>(cuPointerGetAttribute(data[i], attributes[i], pointer));
-  return CUDA_SUCCESS;  // also where nothing is known of the pointer
-}
-
-CUDA_CALL CUresult cuMemAllocPitch(CUdeviceptr* pointer, std::size_t* pitch, std::size_t width, std::size_t height, unsigned) {
-  constexpr std::size_t kRow = 512;
+// Rows as measured on hardware; sizes are checked as wholes.
+CUDA_CALL CUresult cuMemAllocPitch(CUdeviceptr* pointer, std::size_t* pitch, std::size_t width, std::size_t height,
+                                   unsigned element) {
+  constexpr std::size_t kRow = 512, kMost = std::size_t{1} << 47;
+  if (pitch == nullptr || width == 0 || height == 0 || (element != 4 && element != 8 && element != 16))
+    return CUDA_ERROR_INVALID_VALUE;
+  if (width > kMost || height > kMost / ((width + kRow - 1) / kRow * kRow)) return CUDA_ERROR_OUT_OF_MEMORY;
   *pitch = (width + kRow - 1) / kRow * kRow;
   return cuMemAlloc(pointer, *pitch * height);
-}
-
-// Nothing is done for the attribute: in the stand-in, copies are synchronous anyway.
-CUDA_CALL CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr pointer) {
-  STARTED_OR_RETURN(stand_in);
-  if (value == nullptr || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
-  return Result(stand_in->simulator->MappingAt(At(pointer)).status());
-}
-
-// ---- IPC of cuMemAlloc memory ----------------------------------------------------------------------------------------------
-
-namespace {
-// In the 64 bytes: where the descriptor can be found. Opened through /proc, so it needs the same user and the owner alive.
-struct IpcContents {
-  std::uint64_t magic;
-  std::int32_t pid, descriptor;
-  Bytes asked;
-};
-constexpr std::uint64_t kIpcMagic = 0x6370692d656b6166;
-static_assert(sizeof(IpcContents) <= sizeof(CUipcMemHandle));
-}  // namespace
-
-CUDA_CALL CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr pointer) {
-  STARTED_OR_RETURN(stand_in);
-  const std::lock_guard lock(stand_in->mutex);
-  const auto it = stand_in->legacy.find(pointer);
-  if (handle == nullptr || it == stand_in->legacy.end()) return CUDA_ERROR_INVALID_VALUE;
-  if (it->second.exported < 0) {
-    auto descriptor = stand_in->simulator->Export(it->second.handle);
-    if (!descriptor.ok()) return Result(descriptor.status());
-    it->second.exported = descriptor->Release();
-  }
-  const IpcContents contents{kIpcMagic, getpid(), it->second.exported, it->second.asked};
-  std::memset(handle, 0, sizeof(*handle));
-  std::memcpy(handle, &contents, sizeof(contents));
-  return CUDA_SUCCESS;
-}
-
-CUDA_CALL CUresult cuIpcOpenMemHandle(CUdeviceptr* pointer, CUipcMemHandle handle, unsigned int) {
-  STARTED_OR_RETURN(stand_in);
-  CONTEXT_OR_RETURN(device);
-  IpcContents contents{};
-  std::memcpy(&contents, &handle, sizeof(contents));
-  if (pointer == nullptr || contents.magic != kIpcMagic) return CUDA_ERROR_INVALID_VALUE;
-  if (contents.pid == getpid()) return CUDA_ERROR_INVALID_CONTEXT;  // a process cannot open its own
-  const std::string path = "/proc/" + std::to_string(contents.pid) + "/fd/" + std::to_string(contents.descriptor);
-  const amem::UniqueFd descriptor(open(path.c_str(), O_RDWR | O_CLOEXEC));
-  const auto imported = stand_in->simulator->Import(descriptor);
-  if (!imported.ok()) return Result(imported.status());
-  const off_t bytes = lseek(descriptor.get(), 0, SEEK_END);
-  const CUresult result = MapAnywhere(*stand_in, *imported, static_cast<Bytes>(bytes), pointer);
-  if (result != CUDA_SUCCESS) {
-    static_cast<void>(stand_in->simulator->Release(*imported));
-    return result;
-  }
-  const std::lock_guard lock(stand_in->mutex);
-  stand_in->opened.emplace(*pointer, LegacyBlock{.asked = contents.asked,
-                                                 .bytes = static_cast<Bytes>(bytes),
-                                                 .handle = *imported,
-                                                 .device = device,
-                                                 .context = amem::stand_in::CurrentContext()});
-  return CUDA_SUCCESS;
-}
-
-CUDA_CALL CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
-  STARTED_OR_RETURN(stand_in);
-  return Free(*stand_in, stand_in->opened, pointer);
 }
 
 // ---- host memory -----------------------------------------------------------------------------------------------------------
@@ -333,7 +303,7 @@ namespace {
 
 // Device memory must be mapped and open to the thread's device; an address outside of every reserved range is host memory.
 bool Reachable(StandIn& stand_in, int device, CUdeviceptr pointer, Bytes bytes, std::uint32_t flags, bool host_too) {
-  while (bytes > 0) {
+  for (; bytes > 0; host_too = false) {
     const auto mapping = stand_in.simulator->MappingAt(At(pointer));
     if (!mapping.ok()) return host_too && !stand_in.simulator->RangeAt(At(pointer)).ok();
     const bool open = std::any_of(mapping->access.begin(), mapping->access.end(), [&](const amem::AccessDescriptor& one) {

@@ -14,6 +14,7 @@
 #include <set>
 #include <string_view>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "replay/driver/cuda/properties.h"
@@ -33,6 +34,7 @@ struct CUstream_st {
   unsigned flags = 0;
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
   std::thread::id captured_by{};  // who must end it; any, where the mode is relaxed
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 };
 struct CUevent_st {
   int device = 0;
@@ -47,7 +49,21 @@ struct LegacyBlock {  // cuMemAlloc and the like
   DriverHandle handle;
   int device = 0;
   CUcontext context = nullptr;
-  int exported = -1;  // descriptor that cuIpcGetMemHandle hands out
+  int exported = -1;                     // descriptor that cuIpcGetMemHandle hands out
+  Bytes offset = 0;                      // in what is mapped
+  bool common = false;                   // a part of CommonBlock
+  std::tuple<int, int, Bytes> origin{};  // of cuIpcOpenMemHandle: its process, descriptor, and offset
+  int uses = 1;
+};
+
+inline constexpr Bytes kSmall = 512;
+struct CommonBlock {  // for requests of up to kSmall
+  Bytes bytes = 0;
+  DriverHandle handle{};
+  int device = 0;
+  CUcontext context = nullptr;
+  std::set<Bytes> free{};  // offsets
+  int exported = -1;
 };
 
 struct HostBlock {                     // page-locked host memory, as long as its context lives
@@ -64,12 +80,15 @@ struct StandIn {
   std::mutex mutex;  // over all below
   std::vector<std::unique_ptr<CUctx_st>> primary;
   std::map<CUdeviceptr, LegacyBlock> legacy;
+  std::map<CUdeviceptr, CommonBlock> common;
   std::map<CUdeviceptr, LegacyBlock> opened;  // cuIpcOpenMemHandle
+  std::set<CUdeviceptr> synchronous;          // legacy memory with SYNC_MEMOPS
   std::map<void*, HostBlock> host;
   // Registered memory of contexts that are gone: the program's own memory stays, and no kernel reaches it any more.
   std::map<void*, std::size_t> unpinned;
   std::atomic<bool> any_unpinned{false};
   std::set<CUstream> streams, gone;  // gone: with their contexts; not deleted, so that no other gets their addresses
+  std::set<CUstream> own_streams;    // CU_STREAM_PER_THREAD, of each thread that captured it
   std::set<CUcontext> created;       // by cuCtxCreate, and not destroyed
   std::vector<CUcontext> destroyed;  // kept, so that no other gets its address
   std::map<CUcontext, int> busy;     // stand_in_cuda_set_busy
@@ -81,6 +100,17 @@ int CurrentDevice();  // of the thread's context; -1: it has none
 CUcontext CurrentContext();
 void FreeAllOf(StandIn& stand_in, CUcontext context);  // memory of cuMemAlloc, cuIpcOpenMemHandle and cuMemHost*
 
+// Maps `handle` where there is room, open to every device.
+CUresult MapAnywhere(StandIn& stand_in, DriverHandle handle, Bytes bytes, CUdeviceptr* pointer);
+CUresult Free(StandIn& stand_in, std::map<CUdeviceptr, LegacyBlock>& from, CUdeviceptr pointer);
+std::map<CUdeviceptr, LegacyBlock>::iterator Containing(std::map<CUdeviceptr, LegacyBlock>& blocks, CUdeviceptr pointer);
+// Maps a part of a handle as memory that cuMemFree frees, with a reference of its own.
+CUresult MapAsLegacy(StandIn& stand_in, DriverHandle handle, Bytes bytes, Bytes asked, int device, CUdeviceptr* pointer);
+// Whether that is memory of cuMemAlloc. `context` (may be null): whose it is; of what cuIpcOpenMemHandle opened, too.
+bool LegacyAt(StandIn& stand_in, CUdeviceptr pointer, CUcontext* context);
+// The answer to a call that might disturb a capture ("potentially unsafe", as allocations and frees are), by the thread's
+// capture mode. A refused call breaks this thread's captures, as a forbidden synchronisation does.
+CUresult CheckUnsafe(StandIn& stand_in);
 // With STAND_IN_LOOK_UPS: writes a look-up down, and gives a name that was not found (null) a function that does nothing.
 void* NoteLookUp(const char* symbol, int version, const void* caller, void* found);
 

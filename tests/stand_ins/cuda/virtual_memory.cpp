@@ -43,6 +43,7 @@ CUDA_CALL CUresult cuMemAddressReserve(CUdeviceptr* pointer, std::size_t bytes, 
 
 CUDA_CALL CUresult cuMemAddressFree(CUdeviceptr pointer, std::size_t bytes) {
   STARTED_OR_RETURN(stand_in);
+  if (amem::stand_in::LegacyAt(*stand_in, pointer, nullptr)) return CUDA_ERROR_INVALID_VALUE;
   return Result(stand_in->simulator->FreeRange(At(pointer), bytes));
 }
 
@@ -56,12 +57,13 @@ CUDA_CALL CUresult cuMemUnmap(CUdeviceptr pointer, std::size_t bytes) {
   STARTED_OR_RETURN(stand_in);
   if (const char* fault = std::getenv("STAND_IN_FAULT"); fault != nullptr && std::strcmp(fault, "hang-unmap") == 0)
     for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+  if (amem::stand_in::LegacyAt(*stand_in, pointer, nullptr)) return CUDA_ERROR_INVALID_VALUE;
   return Result(stand_in->simulator->Unmap(At(pointer), bytes));
 }
 
 CUDA_CALL CUresult cuMemSetAccess(CUdeviceptr pointer, std::size_t bytes, const CUmemAccessDesc* access, std::size_t count) {
   STARTED_OR_RETURN(stand_in);
-  if (access == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (access == nullptr || amem::stand_in::LegacyAt(*stand_in, pointer, nullptr)) return CUDA_ERROR_INVALID_VALUE;
   std::vector<amem::AccessDescriptor> list;
   for (std::size_t i = 0; i < count; ++i) {
     list.push_back({{static_cast<LocationType>(access[i].location.type), access[i].location.id},
@@ -73,7 +75,7 @@ CUDA_CALL CUresult cuMemSetAccess(CUdeviceptr pointer, std::size_t bytes, const 
 CUDA_CALL CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr pointer) {
   STARTED_OR_RETURN(stand_in);
   const auto mapping = stand_in->simulator->MappingAt(At(pointer));
-  if (!mapping.ok()) return CUDA_ERROR_INVALID_VALUE;
+  if (!mapping.ok() || amem::stand_in::LegacyAt(*stand_in, pointer, nullptr)) return CUDA_ERROR_INVALID_VALUE;
   *flags = 0;
   for (const amem::AccessDescriptor& one : mapping->access) {
     if (one.location == amem::Location{static_cast<LocationType>(location->type), location->id}) *flags = one.flags;
@@ -127,6 +129,7 @@ CUDA_CALL CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* 
 
 CUDA_CALL CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
   STARTED_OR_RETURN(stand_in);
+  if (amem::stand_in::LegacyAt(*stand_in, reinterpret_cast<CUdeviceptr>(address), nullptr)) return CUDA_ERROR_INVALID_VALUE;
   const auto retained = stand_in->simulator->Retain(Address{reinterpret_cast<std::uint64_t>(address)});
   if (retained.ok()) *handle = retained->value;
   return Result(retained.status());

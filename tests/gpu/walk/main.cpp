@@ -1,0 +1,102 @@
+// walk [dlsym]: walks through the driver and prints each answer. walk_test.py compares what it prints without AMem and in each
+// scope. On a GPU: walk > stock; AMEM_SCOPE=all amem run -- walk | diff stock -
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+#include "tests/gpu/walk/walk.h"
+
+namespace amem::walk {
+namespace {
+
+void* g_library = nullptr;
+Way g_way = Way::kRuntime;
+std::string g_chapter;
+struct Known {
+  std::string name;
+  std::size_t bytes = 0;
+};
+std::map<CUdeviceptr, Known> g_known;
+
+}  // namespace
+
+void Driver::Open(Way way) {
+  g_way = way;
+  g_library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (g_library != nullptr) return;
+  std::fprintf(stderr, "walk: %s\n", dlerror());
+  std::exit(9);
+}
+
+void* Driver::Find(const char* name, const char* exported) {
+  if (g_way == Way::kDlsym) return dlsym(g_library, exported);
+  static auto* const get = reinterpret_cast<decltype(cuGetProcAddress)*>(dlsym(g_library, "cuGetProcAddress_v2"));
+  void* found = nullptr;
+  CUdriverProcAddressQueryResult how{};
+  return get(name, &found, CUDA_VERSION, 0, &how) == CUDA_SUCCESS ? found : nullptr;
+}
+
+void Chapter(const std::string& name) { g_chapter = name; }
+
+void SayText(const std::string& line) {
+  std::printf("%s: %s\n", g_chapter.c_str(), line.c_str());
+  std::fflush(stdout);  // so that a crash shows where
+}
+
+void Say(const std::string& asked, CUresult result, const std::string& wrote) {
+  SayText(asked + " = " + std::to_string(static_cast<int>(result)) +
+          (result == CUDA_SUCCESS && !wrote.empty() ? ", " + wrote : ""));
+}
+
+void Know(const std::string& name, CUdeviceptr base, std::size_t bytes) { g_known[base] = {name, bytes}; }
+void Forget(CUdeviceptr base) { g_known.erase(base); }
+
+std::string Where(CUdeviceptr address) {
+  if (address == 0) return "0";
+  auto at = g_known.upper_bound(address);
+  if (at == g_known.begin()) return "elsewhere";
+  --at;
+  const CUdeviceptr offset = address - at->first;
+  if (offset > at->second.bytes) return "elsewhere";
+  return at->second.name + (offset == 0 ? "" : "+" + std::to_string(offset));
+}
+
+void SayRange(const std::string& asked, CUdeviceptr at) {
+  CUdeviceptr base = 0;
+  std::size_t bytes = 0;
+  const CUresult result = CALL(cuMemGetAddressRange, &base, &bytes, at);
+  SAY("range " + asked, result, Where(base) + " " + std::to_string(bytes));
+}
+
+static int Run() {
+  Chapter("start");
+  SAY("cuInit", CALL(cuInit, 0));
+  CUcontext primary = nullptr;
+  SAY("cuDevicePrimaryCtxRetain", CALL(cuDevicePrimaryCtxRetain, &primary, 0));
+  SAY("cuCtxSetCurrent", CALL(cuCtxSetCurrent, primary));
+  Sizes();
+  WrongSizes();
+  Pitched();
+  Frees();
+  FreeMemory();
+  Handles();
+  Sparse();
+  Ipc();
+  More();
+  ByRuntime();
+  Captures();
+  Contexts();
+  return 0;
+}
+
+}  // namespace amem::walk
+
+int main(int count, char** arguments) {
+  using namespace amem::walk;
+  if (!StartOther()) return 0;  // this is the other process, and has done its part
+  Driver::Open(count > 1 && std::strcmp(arguments[1], "dlsym") == 0 ? Way::kDlsym : Way::kRuntime);
+  return Run();
+}

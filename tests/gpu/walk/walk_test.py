@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""The walk prints the same without AMem and in each scope.
+
+    walk_test.py WALK LIBRARY [--scopes nccl,shared,all] [--driver FOLDERS] [--ways runtime,dlsym]
+
+FOLDERS have the libcuda.so.1 to walk through, and perhaps a libcudart; without them the machine's own is taken. Exit code 1: an answer differs that DIFFERS does
+not name.
+"""
+import argparse
+import difflib
+import os
+import subprocess
+import sys
+import tempfile
+
+# What memory of virtual addresses cannot do, which scope `all` makes of cuMemAlloc's from 2 MiB on: how lines begin that may differ.
+# Each is in the README of ncclpatch.
+DIFFERS = {
+    "nccl": (),
+    "shared": (),
+    "all": ("sizes: set SYNC_MEMOPS ",),
+}
+LEAST = 800  # answers
+
+
+def walk(program, way, scope, library, driver):
+    with tempfile.TemporaryDirectory(prefix="amem-walk-") as folder:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("AMEM_", "LD_PRELOAD"))}
+        if driver:
+            environment.update({"LD_LIBRARY_PATH": driver, "AMEM_SIM_WORLD": os.path.join(folder, "world"), "AMEM_SIM_DEVICES": "2",
+                                "AMEM_SIM_CAPACITY_MIB": "4096"})
+        if scope != "stock":
+            environment.update({"LD_PRELOAD": library, "AMEM_SCOPE": scope, "AMEM_JOURNAL_DIR": os.path.join(folder, "journal"),
+                                "AMEM_SOCKET_DIR": os.path.join(folder, "sockets"), "AMEM_LOG": "off"})
+        # Both processes of the walk write no more than lines, so that its pipes never fill.
+        run = subprocess.run([program, *way], env=environment, capture_output=True, text=True, timeout=240, check=False)
+    if run.returncode:
+        print(f"{scope}: the walk ended with {run.returncode} after: {run.stdout.splitlines()[-1:]}\n{run.stderr}")
+    return run.stdout.splitlines(), run.returncode == 0
+
+
+def differences(stock, seen, may):
+    """Pairs of what stock says and what was seen, but for lines that may differ."""
+    found = []
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, stock, seen, autojunk=False).get_opcodes():
+        if kind == "equal":
+            continue
+        lines = [("stock", line) for line in stock[a:b]] + [("here", line) for line in seen[c:d]]
+        found += [(who, line) for who, line in lines if not line.startswith(may)]
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("walk")
+    parser.add_argument("library")
+    parser.add_argument("--scopes", default="nccl,shared,all")
+    parser.add_argument("--driver")
+    parser.add_argument("--ways", default="runtime,dlsym")
+    options = parser.parse_args()
+    good = True
+    for way in ([] if name == "runtime" else [name] for name in options.ways.split(",")):
+        stock, ended = walk(options.walk, way, "stock", options.library, options.driver)
+        good = good and ended and len(stock) >= LEAST
+        print(f"stock {' '.join(way)}: {len(stock)} answers")
+        for scope in options.scopes.split(","):
+            seen, ended = walk(options.walk, way, scope, options.library, options.driver)
+            found = differences(stock, seen, DIFFERS[scope] or ("\0",))
+            good = good and ended and not found
+            print(f"{scope} {' '.join(way)}: {len(seen)} answers, {len(found)} lines differ")
+            for who, line in found[:60]:
+                print(f"  {who}: {line}")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

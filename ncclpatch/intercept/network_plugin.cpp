@@ -18,14 +18,11 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <chrono>
 #include <optional>
 #include <string_view>
-#include <thread>
 
 #include "ncclpatch/hook/elf_image.h"
 #include "ncclpatch/intercept/card_buffers.h"
-#include "ncclpatch/intercept/cards.h"
 #include "ncclpatch/intercept/plugin_handles.h"
 
 namespace amem::intercept {
@@ -215,16 +212,15 @@ struct Of {
   // NCCL takes no request for done already. It flushes what has arrived for a kernel that runs, so not while the gate is shut;
   // then it waits, unless its communicator ends.
   static int IFlush(void* comm, int count, void** data, int* sizes, void** handles, void** request) {
-    bool made = false;
-    for (int result = 0;; std::this_thread::sleep_for(std::chrono::microseconds(100))) {
-      result = table().gate.Begin(comm, request, [&] {
+    for (bool made = false;;) {
+      const int result = table().gate.Begin(comm, request, [&] {
         made = true;
         return WithReal(count, handles, [&](void** real) {
           return table().template Real<decltype(IFlush)>(table().kind.iflush())(comm, count, data, sizes, real, request);
         });
       });
       if (made) return result;
-      if (!Forever<Cards>().MayWait()) return kInternalError;
+      if (!table().gate.AwaitReopening()) return kInternalError;
     }
   }
   static int Test(void* request, int* done, int* sizes) {

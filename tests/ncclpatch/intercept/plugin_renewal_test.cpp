@@ -84,16 +84,25 @@ class PluginRenewalTest : public test::Intercepted {
     for (const auto& [id, region] : session().CopyState().regions) all.push_back(id);
     return all;
   }
+  static std::map<RegionId, intercept::TrafficGate*> Gates() {
+    std::map<RegionId, intercept::TrafficGate*> gates;
+    handles().FindGates(Regions(), &gates);
+    return gates;
+  }
   static std::string Drained() {
-    const auto kept = handles().Drain(Regions(), In(std::chrono::milliseconds(0)));
-    return kept.empty() ? "" : kept.front().why;
+    for (const auto& [region, gate] : Gates())
+      if (std::string busy = gate->Shut(In(std::chrono::milliseconds(0))); !busy.empty()) return busy;
+    return {};
+  }
+  static void Open() {
+    for (const auto& [region, gate] : Gates()) gate->Reopen();
   }
   static void Undo() {
     for (const RegionId id : Regions()) EXPECT_TRUE(handles().Deregister(id).ok());
   }
   static void Again() {
     for (const RegionId id : Regions()) EXPECT_TRUE(handles().Register(id).ok());
-    handles().Open();
+    Open();
   }
 
   void* plugin_ = nullptr;
@@ -195,7 +204,7 @@ TEST_F(PluginRenewalTest, a_failure_names_the_plugin_and_leaves_the_handle_as_it
   EXPECT_NE(failed.message().find("IBext_v11 did not register 4 KiB"), std::string::npos) << failed.message();
   Switch<int>("stand_in_plugin_result") = 0;
   ASSERT_TRUE(handles().Register(region).ok());
-  handles().Open();
+  Open();
   EXPECT_EQ(net.DeregMr(&connection_, handle), 0);
 }
 

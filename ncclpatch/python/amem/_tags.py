@@ -109,6 +109,11 @@ def _array(tags: Sequence[str]) -> Tuple[Any, int]:
     return (ctypes.c_char_p * len(names))(*names), len(names)
 
 
+def await_idle() -> None:
+    """Waits until the GPUs that NCCL uses in this process are idle."""
+    _calls.check(_calls.lib.amem_pause(None, 0, ONLY_ASK, None))
+
+
 def open_pool(tag: str, policy: str) -> None:
     """Makes the pool of a tag; it may exist already, with the same policy."""
     if policy not in POLICIES:
@@ -138,7 +143,8 @@ def pause(*tags: str, wait: bool = True, stream: Any = None, process_group: Any 
              A rank that has no memory under AMem (no GPU, or AMEM_ENABLE=0) takes part with nothing.
     timeout: seconds that such a pause waits for the other ranks when its own part is done; default: nine eighths of AMEM_TIMEOUT_MS.
     hosts_idle: the GPUs of all ranks on all hosts have finished their work, and the caller has made sure of it: synchronize, then a
-             barrier. Only then AMEM_NETWORK=renew takes what network cards hold (amem.h: AMEM_HOSTS_IDLE).
+             barrier. Only then AMEM_NETWORK=renew takes what network cards hold (amem.h: AMEM_HOSTS_IDLE). With process_group the
+             ranks do that themselves: each waits until its GPUs are idle, they meet in the store, and pause then.
 
     Nothing may touch the memory of a paused tag until it is resumed: a kernel that does faults, and takes its CUDA context with it.
     However often it is called, it lasts until one resume(); blocks of amem.paused, rollouts and adapters pause for themselves.

@@ -30,7 +30,8 @@ namespace {
 
 constexpr int kSystemError = 2, kInternalError = 3, kInvalidUsage = 5;  // ncclResult_t
 constexpr int kGpuMemory = 2;                                           // NCCL_PTR_CUDA
-constexpr int kFirstWithDmaBuf = 6, kFirstWithLongSize = 8, kFirstWithProfiling = 10, kFirstWithGinProperties = 14;
+constexpr int kFirstWithDmaBuf = 6, kFirstWithDevices = 7, kFirstWithLongSize = 8, kFirstWithProfiling = 10,
+              kFirstWithGinProperties = 14;
 constexpr std::size_t kInit = 1, kConnect = 5, kAccept = 6, kRegMr = 7, kMostFunctions = 64, kMostTables = 16;
 
 // Up to deregMr collective networks have the functions of networks, and RMA had those of GIN at first.
@@ -275,9 +276,10 @@ auto AllWrappers(std::index_sequence<T...>) {
 // The networks whose registrations can be done again, by the name in their table. Where a plugin shows kernels its
 // registrations, they keep what they have seen.
 bool CanRenew(const PluginTable& table) {
-  constexpr int kOldest = 6, kNewest = 11;
+  constexpr int kOldest = 5, kNewest = 12;
   if (!Forever<PluginHandles>().on() || table.kind.family != Family::kNet || table.name() == nullptr) return false;
-  const bool shows_kernels = table.functions > table.kind.get_device_mr() && table.real[table.kind.get_device_mr()] != nullptr;
+  const bool shows_kernels = table.kind.version >= kFirstWithDevices && table.functions > table.kind.get_device_mr() &&
+                             table.real[table.kind.get_device_mr()] != nullptr;
   return std::string_view(table.name()).starts_with("IBext_v") && table.kind.version >= kOldest &&
          table.kind.version <= kNewest && table.functions > table.kind.close_receive() && !shows_kernels;
 }

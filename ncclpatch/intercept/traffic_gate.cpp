@@ -77,7 +77,7 @@ void TrafficGate::Ending(CommunicatorId id, bool begins) {
   Waiting& waiting = Forever<Waiting>();
   {
     const std::lock_guard lock(waiting.mutex);
-    const auto known = std::ranges::find(waiting.ending, id, &Waiting::Ending::id);
+    const auto known = std::ranges::find_if(waiting.ending, [&](const auto& one) { return one.id == id && !one.ended; });
     if (begins)
       waiting.ending.push_back({id});
     else if (known != waiting.ending.end() && waiting.shut == 0)

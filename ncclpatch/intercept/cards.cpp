@@ -94,6 +94,7 @@ verbs::Region* Cards::Shadow(verbs::Region* real, const Extent& part, const Way&
   Session* const session = Runtime::Get().started();
   if (!on() || session == nullptr || part.bytes == 0) return nullptr;
   Card* const card = way.domain == nullptr ? nullptr : CardOf(way.domain->context);
+  if (card != nullptr) record->card = card->name();
   *pins = session->WhyPins(part);
   if (pins->empty() && (!nccl::OnServiceThread() || !Card::ThisThreadConnects()))
     *pins = "it was not registered by the thread that serves a communicator's connections";
@@ -114,7 +115,6 @@ verbs::Region* Cards::Shadow(verbs::Region* real, const Extent& part, const Way&
   std::uint64_t& domain = domains_[way.domain];
   if (domain == 0) domain = ++next_domain_;
   record->region = made->id;
-  record->card = card->name();
   record->domain = domain;
   record->access_flags = way.access;
   Held* const held = made.get();

@@ -58,6 +58,7 @@ PluginHandles::Handle* PluginHandles::Take(RegionId region) {
 void* PluginHandles::Wrap(void* real, const Extent& part, Way way, Registered* record) {
   Session* const session = Runtime::Get().started();
   if (!on() || session == nullptr || part.bytes == 0) return nullptr;
+  record->card = way.plugin;
   record->pins = session->WhyPins(part);
   if (record->pins.empty() && !nccl::OnServiceThread())
     record->pins = "it was not registered by the thread that serves a communicator's connections";
@@ -67,7 +68,6 @@ void* PluginHandles::Wrap(void* real, const Extent& part, Way way, Registered* r
   Handle* const made = Take(region);
   if (made == nullptr) return record->pins = "there are too many", nullptr;
   record->region = region;
-  record->card = way.plugin;
   way.gate->SetPlugin(way.plugin);
   made->part = part;
   made->way = std::move(way);

@@ -376,7 +376,8 @@ def memory() -> Dict[str, Any]:
     under AMem": a pause leaves NCCL's memory where it is, and "failure" says why), "bytes" (as the driver gave them, in chunks or slabs, of
     which a small part may be in use), "part_bytes" (as they were asked for), "resident_bytes" (of "bytes", on the GPU now), "kept_bytes"
     and "kept" (what a pause has to leave, by reason), "held_by" (of that, what other libraries hold, by their names), "parts"
-    (allocations), "devices", "pinned_bytes" (of the host, for its contents now), "last_pause_ms", "last_resume_ms" (None if there was none), "failure". The tags "nccl" and "user" (memory of ncclMemAlloc) are
+    (allocations), "devices", "pinned_bytes" (of the host, for its contents now), "last_pause_ms", "last_resume_ms" (None if there was none), "failure". Of "nccl" also "cards": what each network card holds, with
+    "renewable_bytes" (a pause gives it up; "renewable_now_bytes" of it are with the card now) and "pinned", what stays, by the reason. The tags "nccl" and "user" (memory of ncclMemAlloc) are
     among them. No tags before memory was asked for, with AMEM_ENABLE=0, or where there is no GPU; "reason" says which.
     """
     answer: Dict[str, Any] = _calls.read_json(b"memory")

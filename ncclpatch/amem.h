@@ -97,8 +97,8 @@ AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
         that know. Else the devices must become idle. */
 
 #define AMEM_IN_TIME 4u /* amem_resume: of "nccl", waits no longer than AMEM_TIMEOUT_MS for ranks that are still paused */
-#define AMEM_ONLY_ASK                                                                                                        \
-  8u /* amem_resume: resumes nothing; 1 where a device has too little free memory for all of these tags, else 0. amem_pause: \
+#define AMEM_ONLY_ASK                                                                                                          \
+  8u /* amem_resume: resumes nothing; 1 where a device has too little free memory for all of these tags, else 0. amem_pause:   \
         pauses nothing; waits until the devices that NCCL uses here are idle, AMEM_TIMEOUT_MS at most. Other ranks do not hear \
         of it. */
 

@@ -97,14 +97,15 @@ AMEM_EXPORT int amem_trim_pinned(size_t keep_bytes);
         that know. Else the devices must become idle. */
 
 #define AMEM_IN_TIME 4u /* amem_resume: of "nccl", waits no longer than AMEM_TIMEOUT_MS for ranks that are still paused */
-#define AMEM_ONLY_ASK                                                                                                        \
-  8u /* amem_resume: resumes nothing; 1 where a device has too little free memory for all of these tags, else 0. Other ranks \
-        do not hear of it. */
+#define AMEM_ONLY_ASK                                                                                                          \
+  8u /* amem_resume: resumes nothing; 1 where a device has too little free memory for all of these tags, else 0. amem_pause:   \
+        pauses nothing; waits until the devices that NCCL uses here are idle, AMEM_TIMEOUT_MS at most. Other ranks do not hear \
+        of it. */
 
 #define AMEM_HOSTS_IDLE                                                                                                        \
   32u /* amem_pause: of "nccl", with AMEM_NETWORK=renew: the GPUs of all ranks on all hosts have finished their work, and the  \
-         caller has made sure of it (synchronize, then a barrier). Only then memory that a network card holds leaves. If it is \
-         not so, a kernel elsewhere may wait for what this rank sends until its resume. */
+         caller has made sure of it (AMEM_ONLY_ASK, then a barrier of all). Only then memory that a network card holds leaves. \
+         If it is not so, a kernel elsewhere may wait for what this rank sends until its resume. */
 
 /* Opens the pool of a tag. The same again: 0. With another policy, or for "nccl", "user" or "": 4. */
 AMEM_EXPORT int amem_pool(const char* tag, int policy);

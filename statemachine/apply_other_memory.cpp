@@ -55,7 +55,8 @@ Status Fold::operator()(const Registered& e) {
     below.push_back(mapping.allocation);
   }
   // Again at that address: perhaps more bytes, or other memory, whose registration outlived what was there before.
-  Registration& r = s_.registrations.try_emplace({e.address, e.library}, Registration{0, e.how, 0, {}, e.pins}).first->second;
+  Registration& r =
+      s_.registrations.try_emplace({e.address, e.library}, Registration{0, e.how, 0, {}, e.pins, e.card}).first->second;
   ++r.count;
   r.bytes = std::max(r.bytes, e.bytes);
   for (const AllocationId id : below) {
@@ -97,7 +98,7 @@ Status Fold::LoseRegions(Address address, const Mapping& mapping) {
     --(region.kept.empty() ? a->renewable : a->pinned);
     if (region.present) {
       Registration& r =
-          s_.registrations.try_emplace({region.address, ""}, Registration{0, region.how, 0, {}, {}}).first->second;
+          s_.registrations.try_emplace({region.address, ""}, Registration{0, region.how, 0, {}, {}, region.card}).first->second;
       ++r.count;
       r.bytes = std::max(r.bytes, region.bytes);
       if (std::ranges::find(r.allocations, mapping.allocation) == r.allocations.end()) {

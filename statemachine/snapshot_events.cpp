@@ -234,7 +234,8 @@ Result<std::vector<EventBody>> ToSnapshotEvents(const State& s) {
   AddBindings(out, s);
   for (const auto& [of, r] : s.registrations)
     for (std::uint32_t i = 0; i < r.count; ++i)
-      out.emplace_back(Registered{.address = of.first, .bytes = r.bytes, .how = r.how, .library = of.second, .pins = r.pins});
+      out.emplace_back(Registered{
+          .address = of.first, .bytes = r.bytes, .how = r.how, .library = of.second, .card = r.card, .pins = r.pins});
   for (const auto& [id, r] : s.regions)
     out.emplace_back(Registered{r.address, r.bytes, r.how, {}, id, r.card, r.domain, r.access, r.flags});
   for (const auto& [id, a] : s.allocations) AddReferences(out, id, a);

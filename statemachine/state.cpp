@@ -252,6 +252,26 @@ Savable MeasureSavable(const State& state, PoolId scope) {
   return sum;
 }
 
+std::map<std::string, CardHoldings> MeasureCards(const State& state) {
+  std::map<std::string, CardHoldings> cards;
+  const auto pin = [&](const std::string& card, const std::string& why, Bytes bytes) {
+    cards[card].pinned.Add(bytes);
+    cards[card].by_why[why].Add(bytes);
+  };
+  for (const auto& [id, region] : state.regions) {
+    if (!region.kept.empty()) {  // by the pause that is under way
+      pin(region.card, region.kept, region.bytes);
+      continue;
+    }
+    CardHoldings& card = cards[region.card];
+    card.renewable.Add(region.bytes);
+    card.renewable_now += region.present ? region.bytes : 0;
+  }
+  for (const auto& [of, r] : state.registrations)
+    if (of.second.empty()) pin(r.card, r.pins.empty() ? r.how : r.pins, r.bytes);  // not another library's
+  return cards;
+}
+
 std::map<CommunicatorId, CommunicatorHoldings> MeasureCommunicators(const State& state) {
   std::map<CommunicatorId, CommunicatorHoldings> sums;
   std::set<AllocationId> backings;  // of cuMemAlloc memory, which is counted by itself

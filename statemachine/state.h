@@ -112,8 +112,8 @@ struct Registration {
   std::string how;
   std::uint32_t count = 0;
   std::vector<AllocationId> allocations;  // whose pages it holds
-  std::string pins;                       // Registered::pins, of the first
-  AMEM_STRUCT(Registration, bytes, how, count, Unlisted{allocations}, IfAny{pins});
+  std::string pins, card;                 // as in Registered, of the first
+  AMEM_STRUCT(Registration, bytes, how, count, Unlisted{allocations}, IfAny{pins}, IfAny{card});
 };
 // A registration with a network card that a pause undoes and a resume does again. Its keys change, and are no state.
 struct Region {
@@ -345,5 +345,22 @@ struct CommunicatorHoldings {
 // By communicator; under zero, NCCL's memory of which the communicator is not known. Memory of the program (ncclMemAlloc, and
 // pools) belongs to no communicator and is left out. The sums are those of Measure, less the program's.
 std::map<CommunicatorId, CommunicatorHoldings> MeasureCommunicators(const State&);
+
+// What network cards hold of NCCL's, in bytes as it was registered.
+struct CardHoldings {
+  struct Regions {
+    std::uint64_t count = 0;
+    Bytes bytes = 0;
+    void Add(Bytes more) { ++count, bytes += more; }
+    friend bool operator==(const Regions&, const Regions&) = default;
+  };
+  Regions renewable;                      // what a pause gives up
+  Bytes renewable_now = 0;                // of that, what the card holds now: nothing in a pause
+  Regions pinned;                         // what stays
+  std::map<std::string, Regions> by_why;  // of pinned; without AMEM_NETWORK=renew by how it was registered
+  friend bool operator==(const CardHoldings&, const CardHoldings&) = default;
+};
+// By the card's or the plugin's name; empty: it is not known, as without AMEM_NETWORK=renew.
+std::map<std::string, CardHoldings> MeasureCards(const State&);
 
 }  // namespace amem

@@ -6,18 +6,15 @@
 #include <cstring>
 
 #include "ncclpatch/intercept/cards.h"
-#include "ncclpatch/nccl/attribution.h"
 
 namespace amem::intercept {
 namespace {
-
-using namespace std::chrono_literals;
 
 thread_local bool t_connects = false;
 
 constexpr std::int64_t kInside = std::int64_t{1} << 32;  // of CountedPair::sends: a post that has not returned
 
-std::string Counted(std::int64_t count, const char* one) { return fmt::format("{} {}{}", count, one, count == 1 ? "" : "s"); }
+std::string Numbered(std::int64_t count, const char* one) { return fmt::format("{} {}{}", count, one, count == 1 ? "" : "s"); }
 
 }  // namespace
 
@@ -30,7 +27,7 @@ void Card::Open(verbs::Context* context) {
   poll_ = context->poll;
   send_ = context->send;
   receive_ = context->receive;
-  shut_ = uncounted_ = false;
+  uses_unseen_ = false;
   context_.store(context);
 }
 
@@ -74,8 +71,15 @@ void Card::Add(const verbs::Pair& pair, const verbs::PairWanted& wanted) {
 
 void Card::PutBack(std::shared_ptr<CountedPair> pair) {
   const std::lock_guard lock(mutex_);
-  if (!Put(pair.get(), pair->number)) uncounted_ = true;
+  if (!Put(pair.get(), pair->number)) uses_unseen_ = true;
   pairs_[pair->number] = std::move(pair);
+}
+
+CountedPair& Card::Counted(std::uint32_t number) {
+  if (CountedPair* const found = Find(number)) [[likely]]
+    return *found;
+  uses_unseen_.store(true);
+  return unseen_;
 }
 
 std::shared_ptr<CountedPair> Card::Remove(std::uint32_t number) {
@@ -87,23 +91,15 @@ std::shared_ptr<CountedPair> Card::Remove(std::uint32_t number) {
   return std::move(pairs_.extract(found).mapped());
 }
 
-bool Card::AwaitReopening() {
-  Cards& cards = Forever<Cards>();
-  const CommunicatorId communicator = nccl::CurrentCommunicator();
-  std::unique_lock lock(cards.waiting);
-  cards.reopened.wait(lock, [&] { return !shut_.load() || !cards.MayWait(communicator); });
-  return !shut_.load();
-}
-
 int Card::PostSend(verbs::Pair* pair, verbs::Send* work, verbs::Send** bad) {
   if (replacements::inert.load(std::memory_order_relaxed)) return send_(pair, work, bad);
-  Cards& cards = Forever<Cards>();
-  CountedPair* const counted = Find(pair->number);
+  CountedPair& counted = Counted(pair->number);
   constexpr std::uint64_t kNone = ~std::uint64_t{0};
+  const auto is_signaled = [&](const verbs::Send& one) { return (one.flags & verbs::kSignaled) != 0 || counted.signals_all; };
   std::int64_t signaled = 0;
   std::uint64_t silent_begin = kNone, silent_end = 0;
   for (const verbs::Send* one = work; one != nullptr; one = one->next) {
-    if ((one->flags & verbs::kSignaled) != 0 || (counted != nullptr && counted->signals_all)) {
+    if (is_signaled(*one)) {
       ++signaled;
       silent_begin = kNone, silent_end = 0;
     } else if ((one->flags & verbs::kInline) == 0) {
@@ -113,55 +109,52 @@ int Card::PostSend(verbs::Pair* pair, verbs::Send* work, verbs::Send** bad) {
       }
     }
   }
-  if (counted == nullptr) uncounted_.store(true);
-  // Whoever shuts the card sees this count, or this thread sees that it is shut.
-  const std::int64_t counts = kInside + signaled;
+  // A send that is signaled is under way until its completion, so it needs no count of those that are inside.
+  const std::int64_t counts = signaled > 0 ? signaled : kInside;
   for (;;) {
-    if (counted != nullptr) counted->sends.fetch_add(counts);
-    if (!shut_.load()) [[likely]]
+    counted.sends.fetch_add(counts);
+    if (!IsShut()) [[likely]]
       break;
-    if (counted != nullptr) counted->sends.fetch_sub(counts);
+    counted.sends.fetch_sub(counts);
     if (!AwaitReopening()) return EIO;
   }
-  if (cards.HaveRenewed()) cards.Refresh(pair->domain, work);
-  if (counted != nullptr && (silent_end != 0 || signaled != 0)) {
+  Forever<Cards>().Refresh(pair->domain, work);
+  if (silent_end != 0 || signaled != 0) {
     if (signaled == 0) {  // those of before are as silent
-      silent_begin = std::min(silent_begin, counted->silent_begin.load(std::memory_order_relaxed));
-      silent_end = std::max(silent_end, counted->silent_end.load(std::memory_order_relaxed));
+      silent_begin = std::min(silent_begin, counted.silent_begin.load(std::memory_order_relaxed));
+      silent_end = std::max(silent_end, counted.silent_end.load(std::memory_order_relaxed));
     }
-    counted->silent_begin.store(silent_begin, std::memory_order_relaxed);
-    counted->silent_end.store(silent_end, std::memory_order_relaxed);
+    counted.silent_begin.store(silent_begin, std::memory_order_relaxed);
+    counted.silent_end.store(silent_end, std::memory_order_relaxed);
   }
   const int result = send_(pair, work, bad);
-  std::int64_t refused = 0;
+  std::int64_t ended = signaled > 0 ? 0 : kInside;
   if (result != 0 && bad != nullptr) {
-    for (const verbs::Send* one = *bad; one != nullptr; one = one->next)
-      refused += (one->flags & verbs::kSignaled) != 0 || (counted != nullptr && counted->signals_all) ? 1 : 0;
+    for (const verbs::Send* one = *bad; one != nullptr; one = one->next) ended += is_signaled(*one) ? 1 : 0;
   }
-  if (counted != nullptr) counted->sends.fetch_sub(kInside + refused);
+  if (ended != 0) counted.sends.fetch_sub(ended);
   return result;
 }
 
 // A receive is what a peer is told of next, with the key of today.
 int Card::PostReceive(verbs::Pair* pair, verbs::Receive* work, verbs::Receive** bad) {
   if (replacements::inert.load(std::memory_order_relaxed)) return receive_(pair, work, bad);
-  CountedPair* const counted = Find(pair->number);
+  CountedPair& counted = Counted(pair->number);
   const auto count = [](const verbs::Receive* first) {
     std::int64_t all = 0;
     for (; first != nullptr; first = first->next) ++all;
     return all;
   };
   const std::int64_t posted = count(work);
-  if (counted == nullptr) uncounted_.store(true);
   for (;;) {
-    if (counted != nullptr) counted->receives.fetch_add(posted);
-    if (!shut_.load()) [[likely]]
+    counted.receives.fetch_add(posted);
+    if (!IsShut()) [[likely]]
       break;
-    if (counted != nullptr) counted->receives.fetch_sub(posted);
+    counted.receives.fetch_sub(posted);
     if (!AwaitReopening()) return EIO;
   }
   const int result = receive_(pair, work, bad);
-  if (result != 0 && bad != nullptr && counted != nullptr) counted->receives.fetch_sub(count(*bad));
+  if (result != 0 && bad != nullptr) counted.receives.fetch_sub(count(*bad));
   return result;
 }
 
@@ -178,19 +171,18 @@ int Card::Poll(verbs::Queue* queue, int most, verbs::Completion* completions) {
   return polled;
 }
 
-std::string Card::Busy() {
-  hopeless_ = uncounted_.load();
-  if (hopeless_) return name_ + ": a queue pair is used that AMem has not seen made";
+TrafficGate::Traffic Card::UnderWay() {
+  if (uses_unseen_.load()) return {name_ + ": a queue pair is used that AMem has not seen made", true};
   const std::lock_guard lock(mutex_);
-  std::string first;
+  Traffic first;
   std::size_t others = 0;
   for (const auto& [number, pair] : pairs_) {
     const std::int64_t sends = pair->sends.load(), receives = pair->receives.load();
     const bool failed = pair->failed.load();
     const bool silent = Forever<Cards>().HaveAnyOf(pair->silent_begin.load(), pair->silent_end.load());
     if (sends == 0 && receives == 0 && !failed && !silent && !pair->uncounted) continue;
-    if (failed || pair->uncounted || (silent && sends == 0)) hopeless_ = true;
-    if (!first.empty()) {
+    if (failed || pair->uncounted || (silent && sends == 0)) first.for_ever = true;
+    if (!first.what.empty()) {
       ++others;
       continue;
     }
@@ -199,32 +191,11 @@ std::string Card::Busy() {
                              : silent           ? ", and sends whose end nobody tells"
                              : sends >= kInside ? ", of which one is being posted"
                                                 : "";
-    first = fmt::format("{}: queue pair {} has {} and {} under way{}", name_, number, Counted(sends % kInside, "send"),
-                        Counted(receives, "receive"), what);
+    first.what = fmt::format("{}: queue pair {} has {} and {} under way{}", name_, number, Numbered(sends % kInside, "send"),
+                             Numbered(receives, "receive"), what);
   }
-  return others == 0 ? first : first + fmt::format(" (and {} more)", Counted(static_cast<std::int64_t>(others), "queue pair"));
-}
-
-std::string Card::Shut() {
-  std::string busy = Busy();
-  if (!busy.empty()) return busy;
-  shut_.store(true);
-  for (int tries = 0; tries < 20; ++tries) {  // a thread may be on its way to the wait
-    busy = Busy();
-    if (busy.empty()) return {};
-    std::this_thread::sleep_for(50us);
-  }
-  Reopen();
-  return busy;
-}
-
-void Card::Reopen() {
-  Cards& cards = Forever<Cards>();
-  {
-    const std::lock_guard lock(cards.waiting);
-    shut_.store(false);
-  }
-  cards.reopened.notify_all();
+  if (others != 0) first.what += fmt::format(" (and {} more)", Numbered(static_cast<std::int64_t>(others), "queue pair"));
+  return first;
 }
 
 }  // namespace amem::intercept

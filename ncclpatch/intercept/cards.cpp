@@ -3,20 +3,32 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
-#include <cstring>
+#include <optional>
 #include <system_error>
 
+#include "ncclpatch/intercept/live_keys.h"
 #include "ncclpatch/nccl/attribution.h"
 
 namespace amem::intercept {
 namespace {
 
-using namespace std::chrono_literals;
-
 constexpr std::size_t kMostCards = 64;  // further ones are not counted
 constinit std::array<std::atomic<Card*>, kMostCards> g_cards{};
 constinit std::mutex g_cards_mutex;  // guards opening and closing
+
+constinit LiveKeys g_local_keys, g_remote_keys;  // of all that NCCL has registered by verbs
+
+void AddKeys(const verbs::Region& region, const verbs::Domain* domain, const Extent& part) {
+  const std::uint64_t begin = part.address.value, end = begin + part.bytes;
+  g_local_keys.Add({region.local_key, domain, begin, end});
+  g_remote_keys.Add({region.remote_key, domain, begin, end});
+}
+void RemoveKeys(const verbs::Region& region, const verbs::Domain* domain) {
+  g_local_keys.Remove(region.local_key, domain);
+  g_remote_keys.Remove(region.remote_key, domain);
+}
 
 template <std::size_t C>
 struct OfCard {
@@ -82,14 +94,16 @@ verbs::Region* Cards::Shadow(verbs::Region* real, const Extent& part, const Way&
   Session* const session = Runtime::Get().started();
   if (!on() || session == nullptr || part.bytes == 0) return nullptr;
   Card* const card = way.domain == nullptr ? nullptr : CardOf(way.domain->context);
+  if (card != nullptr) record->card = card->name();
   *pins = session->WhyPins(part);
-  if (!pins->empty()) return nullptr;
-  if (!nccl::OnServiceThread() || !Card::ThisThreadConnects())
+  if (pins->empty() && (!nccl::OnServiceThread() || !Card::ThisThreadConnects()))
     *pins = "it was not registered by the thread that serves a communicator's connections";
-  else if (!way.at_its_address)
+  else if (pins->empty() && !way.at_its_address)
     *pins = "the card knows it by another address";
-  else if (card == nullptr)
+  else if (pins->empty() && card == nullptr)
     *pins = "AMem did not see its card opened";
+  const std::lock_guard lock(mutex_);
+  if (way.domain != nullptr && way.at_its_address) AddKeys(*real, way.domain, part);
   if (!pins->empty()) return nullptr;
   auto made = std::make_unique<Held>();
   made->shadow = *real;
@@ -97,12 +111,10 @@ verbs::Region* Cards::Shadow(verbs::Region* real, const Extent& part, const Way&
   made->part = part;
   made->way = way;
   made->card = card;
-  const std::lock_guard lock(mutex_);
   made->id = Registrations::NewRegion();
   std::uint64_t& domain = domains_[way.domain];
   if (domain == 0) domain = ++next_domain_;
   record->region = made->id;
-  record->card = card->name();
   record->domain = domain;
   record->access_flags = way.access;
   Held* const held = made.get();
@@ -110,7 +122,6 @@ verbs::Region* Cards::Shadow(verbs::Region* real, const Extent& part, const Way&
   shadows_[&held->shadow] = std::move(made);
   lowest_.store(std::min(lowest_.load(), part.address.value));
   highest_.store(std::max(highest_.load(), part.address.value + part.bytes));
-  if (renewed_.load()) Publish();
   return &held->shadow;
 }
 
@@ -118,15 +129,22 @@ int Cards::Deregister(void* handle, const std::function<int(void*)>& real_call) 
   if (!on()) return real_call(handle);
   std::unique_lock lock(mutex_);
   const auto found = shadows_.find(handle);
+  const auto* const region = static_cast<const verbs::Region*>(handle);
   if (found == shadows_.end()) {
+    if (region != nullptr) RemoveKeys(*region, region->domain);
     lock.unlock();
     return real_call(handle);
   }
-  if (found->second->real != nullptr)
-    if (const int result = real_call(found->second->real); result != 0) return result;
-  by_id_.erase(found->second->id);
+  Held& held = *found->second;
+  if (held.real != nullptr) {
+    RemoveKeys(held.shadow, held.way.domain);
+    if (const int result = real_call(held.real); result != 0) {
+      AddKeys(held.shadow, held.way.domain, held.part);
+      return result;
+    }
+  }
+  by_id_.erase(held.id);
   shadows_.erase(found);
-  if (renewed_.load()) Publish();
   return 0;
 }
 
@@ -137,103 +155,57 @@ void* Cards::Behind(void* handle) {
   return found == nullptr ? handle : (*found)->real;
 }
 
-void Cards::Ending(CommunicatorId id, bool begins) {
-  if (!on()) return;
-  {
-    const std::lock_guard lock(waiting);
-    const bool open = std::ranges::none_of(g_cards, [](const auto& place) {
-      const Card* const card = place.load();
-      return card != nullptr && card->IsShut();
-    });
-    const auto known = std::ranges::find(ending_, id);
-    if (begins)
-      ending_.push_back(id);
-    else if (open && known != ending_.end())
-      ending_.erase(known);
-  }
-  reopened.notify_all();
-}
-
-// Of a thread whose communicator is not known, none may be kept.
-bool Cards::MayWait(CommunicatorId id) {
-  return id ? std::ranges::find(ending_, id) == ending_.end() && std::ranges::find(ending_, CommunicatorId{}) == ending_.end()
-            : ending_.empty();
-}
-
-void Cards::Publish() {
-  std::vector<Range> ranges;
-  std::uint64_t longest = 0;
-  for (const auto& [at, held] : shadows_) {
-    if (held->real == nullptr) continue;
-    const std::uint64_t begin = held->part.address.value;
-    ranges.push_back({begin, begin + held->part.bytes, held->way.domain, held->shadow.local_key, held->shadow.remote_key,
-                      held->ended_remote_key});
-    longest = std::max<std::uint64_t>(longest, held->part.bytes);
-  }
-  std::ranges::sort(ranges, {}, &Range::begin);
-  const std::unique_lock lock(ranges_mutex_);
-  ranges_.swap(ranges);
-  longest_ = longest;
-}
-
 bool Cards::HaveAnyOf(std::uint64_t begin, std::uint64_t end) {
-  const std::shared_lock lock(ranges_mutex_);
-  return begin < end &&
-         std::ranges::any_of(ranges_, [&](const Range& range) { return range.begin < end && begin < range.end; });
+  if (begin >= end) return false;
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(shadows_, [&](const auto& one) {
+    const Extent& part = one.second->part;
+    return one.second->real != nullptr && part.address.value < end && begin < part.address.value + part.bytes;
+  });
 }
 
-void Cards::Refresh(const verbs::Domain* domain, verbs::Send* work) {
-  const std::shared_lock lock(ranges_mutex_);
-  // Calls for each registration of that domain that covers the range, until one returns true.
-  const auto covering = [&](std::uint64_t address, std::uint64_t bytes, const auto& is_last) {
-    auto at = std::ranges::upper_bound(ranges_, address, {}, &Range::begin);
-    while (at != ranges_.begin()) {
-      --at;
-      if (at->begin + longest_ <= address) return;
-      if (at->domain == domain && address + bytes <= at->end && is_last(*at)) return;
-    }
-  };
+void Cards::RefreshAll(const verbs::Domain* domain, verbs::Send* work) {
   for (; work != nullptr; work = work->next) {
     for (int i = 0; (work->flags & verbs::kInline) == 0 && i < work->count; ++i) {
       verbs::Part& part = work->parts[i];
-      if (!IsOfGpu(part.address)) continue;
-      std::optional<std::uint32_t> today;
-      covering(part.address, part.bytes, [&](const Range& range) {
-        today = range.local_key;
-        return range.local_key == part.local_key;
-      });
-      if (today) part.local_key = *today;
+      if (MayBeOurs(part.address) && !g_local_keys.Cover(part.local_key, domain, part.address, part.bytes))
+        Refresh(domain, &part);
     }
     // NCCL reads from its own memory, to flush it; elsewhere an address is not this process's.
-    if (work->opcode != verbs::kReads || !IsOfGpu(work->remote_address)) continue;
-    covering(work->remote_address, 1, [&](const Range& range) {
-      if (range.remote_key == work->remote_key) return true;
-      if (range.ended_remote_key == 0 || range.ended_remote_key != work->remote_key) return false;
-      work->remote_key = range.remote_key;
-      return true;
-    });
+    if (work->opcode == verbs::kReads && MayBeOurs(work->remote_address) &&
+        !g_remote_keys.Cover(work->remote_key, domain, work->remote_address, 1))
+      RefreshRemote(domain, work);
   }
+}
+
+void Cards::Refresh(const verbs::Domain* domain, verbs::Part* part) {
+  const std::lock_guard lock(mutex_);
+  std::optional<std::uint32_t> today;
+  for (const auto& [at, held] : shadows_) {
+    if (!held->Covers(domain, part->address, part->bytes)) continue;
+    today = held->shadow.local_key;
+    if (*today == part->local_key) return;
+  }
+  if (today) part->local_key = *today;
+}
+
+void Cards::RefreshRemote(const verbs::Domain* domain, verbs::Send* work) {
+  const std::lock_guard lock(mutex_);
+  std::optional<std::uint32_t> today;
+  for (const auto& [at, held] : shadows_) {
+    if (!held->Covers(domain, work->remote_address, 1)) continue;
+    if (held->shadow.remote_key == work->remote_key) return;
+    if (held->ended_remote_key != 0 && held->ended_remote_key == work->remote_key) today = held->shadow.remote_key;
+  }
+  if (today) work->remote_key = *today;
 }
 
 // ---- what a pause and a resume ask for
 
-std::vector<Network::Kept> Cards::Drain(const std::vector<RegionId>& regions, Deadline until) {
-  std::map<Card*, std::string> busy;
-  std::map<RegionId, Card*> card_of;
-  {
-    const std::lock_guard lock(mutex_);
-    Publish();
-    for (const RegionId id : regions)
-      if (auto* const held = FindIn(by_id_, id)) busy[card_of[id] = (*held)->card];
-  }
-  for (auto& [card, why] : busy) {
-    for (why = card->Shut(); !why.empty() && !card->IsHopeless() && !Passed(until); why = card->Shut())
-      std::this_thread::sleep_for(200us);
-  }
-  std::vector<Kept> kept;
-  for (const auto& [id, card] : card_of)
-    if (!busy[card].empty()) kept.push_back({id, busy[card]});
-  return kept;
+void Cards::FindGates(const std::vector<RegionId>& regions, std::map<RegionId, TrafficGate*>* gates) {
+  const std::lock_guard lock(mutex_);
+  for (const RegionId id : regions)
+    if (auto* const held = FindIn(by_id_, id)) (*gates)[id] = (*held)->card;
 }
 
 Status Cards::Deregister(RegionId region) {
@@ -246,6 +218,7 @@ Status Cards::Deregister(RegionId region) {
     return {Code::kIo,
             fmt::format("{} did not deregister {} at {}: {} (errno {})", held.card->name(), FormatBytes(held.part.bytes),
                         Hex(held.part.address), std::generic_category().message(result), result)};
+  RemoveKeys(held.shadow, held.way.domain);
   held.ended_remote_key = held.shadow.remote_key;
   held.real = nullptr;
   return {};
@@ -266,29 +239,9 @@ Status Cards::Register(RegionId region) {
   SetKey(held.shadow.handle, held.real->handle);
   SetKey(held.shadow.local_key, held.real->local_key);
   SetKey(held.shadow.remote_key, held.real->remote_key);
+  AddKeys(held.shadow, held.way.domain, held.part);
   renewed_.store(true, std::memory_order_release);
-  dirty_ = true;
   return {};
-}
-
-void Cards::Open() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (std::exchange(dirty_, false)) Publish();
-  }
-  {
-    const std::lock_guard lock(waiting);
-    ending_.clear();
-  }
-  for (const auto& place : g_cards) {
-    Card* const card = place.load(std::memory_order_acquire);
-    if (card != nullptr && card->IsShut()) card->Reopen();
-  }
-}
-
-bool Cards::MayWait() {
-  const std::lock_guard lock(waiting);
-  return MayWait(nccl::CurrentCommunicator());
 }
 
 }  // namespace amem::intercept

@@ -18,14 +18,11 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <chrono>
 #include <optional>
 #include <string_view>
-#include <thread>
 
 #include "ncclpatch/hook/elf_image.h"
 #include "ncclpatch/intercept/card_buffers.h"
-#include "ncclpatch/intercept/cards.h"
 #include "ncclpatch/intercept/plugin_handles.h"
 
 namespace amem::intercept {
@@ -33,7 +30,8 @@ namespace {
 
 constexpr int kSystemError = 2, kInternalError = 3, kInvalidUsage = 5;  // ncclResult_t
 constexpr int kGpuMemory = 2;                                           // NCCL_PTR_CUDA
-constexpr int kFirstWithDmaBuf = 6, kFirstWithLongSize = 8, kFirstWithProfiling = 10, kFirstWithGinProperties = 14;
+constexpr int kFirstWithDmaBuf = 6, kFirstWithDevices = 7, kFirstWithLongSize = 8, kFirstWithProfiling = 10,
+              kFirstWithGinProperties = 14;
 constexpr std::size_t kInit = 1, kConnect = 5, kAccept = 6, kRegMr = 7, kMostFunctions = 64, kMostTables = 16;
 
 // Up to deregMr collective networks have the functions of networks, and RMA had those of GIN at first.
@@ -215,16 +213,15 @@ struct Of {
   // NCCL takes no request for done already. It flushes what has arrived for a kernel that runs, so not while the gate is shut;
   // then it waits, unless its communicator ends.
   static int IFlush(void* comm, int count, void** data, int* sizes, void** handles, void** request) {
-    bool made = false;
-    for (int result = 0;; std::this_thread::sleep_for(std::chrono::microseconds(100))) {
-      result = table().gate.Begin(comm, request, [&] {
+    for (bool made = false;;) {
+      const int result = table().gate.Begin(comm, request, [&] {
         made = true;
         return WithReal(count, handles, [&](void** real) {
           return table().template Real<decltype(IFlush)>(table().kind.iflush())(comm, count, data, sizes, real, request);
         });
       });
       if (made) return result;
-      if (!Forever<Cards>().MayWait()) return kInternalError;
+      if (!table().gate.AwaitReopening()) return kInternalError;
     }
   }
   static int Test(void* request, int* done, int* sizes) {
@@ -279,9 +276,10 @@ auto AllWrappers(std::index_sequence<T...>) {
 // The networks whose registrations can be done again, by the name in their table. Where a plugin shows kernels its
 // registrations, they keep what they have seen.
 bool CanRenew(const PluginTable& table) {
-  constexpr int kOldest = 6, kNewest = 11;
+  constexpr int kOldest = 5, kNewest = 12;
   if (!Forever<PluginHandles>().on() || table.kind.family != Family::kNet || table.name() == nullptr) return false;
-  const bool shows_kernels = table.functions > table.kind.get_device_mr() && table.real[table.kind.get_device_mr()] != nullptr;
+  const bool shows_kernels = table.kind.version >= kFirstWithDevices && table.functions > table.kind.get_device_mr() &&
+                             table.real[table.kind.get_device_mr()] != nullptr;
   return std::string_view(table.name()).starts_with("IBext_v") && table.kind.version >= kOldest &&
          table.kind.version <= kNewest && table.functions > table.kind.close_receive() && !shows_kernels;
 }

@@ -4,13 +4,10 @@
 
 #include <new>
 #include <set>
-#include <thread>
 
 #include "ncclpatch/nccl/attribution.h"
 
 namespace amem::intercept {
-
-using namespace std::chrono_literals;
 
 // ---- transfers
 
@@ -33,28 +30,17 @@ void PluginGate::Closed(const void* connection) {
   std::erase_if(open_, [&](const auto& one) { return one.second == connection; });
 }
 
-std::string PluginGate::Busy() {
-  if (inside_.load() > 0) return "a transfer is being begun";
+TrafficGate::Traffic PluginGate::UnderWay() {
+  const std::string plugin = std::string(plugin_.load()) + ": ";
+  if (inside_.load() > 0) return {plugin + "a transfer is being begun"};
   const std::lock_guard lock(mutex_);
-  if (uncounted_) return "a transfer was not counted, for lack of memory";
+  if (uncounted_) return {plugin + "a transfer was not counted, for lack of memory", true};
   if (open_.empty()) return {};
   std::set<const void*> connections;
   for (const auto& [request, connection] : open_) connections.insert(connection);
-  return fmt::format("{} under way on {}", open_.size() == 1 ? "a transfer is" : fmt::format("{} transfers are", open_.size()),
-                     connections.size() == 1 ? "a connection" : fmt::format("{} connections", connections.size()));
-}
-
-std::string PluginGate::Shut() {
-  std::string busy = Busy();
-  if (!busy.empty()) return busy;
-  shut_.store(true);
-  for (int tries = 0; tries < 20; ++tries) {  // a thread may be on its way out
-    busy = Busy();
-    if (busy.empty()) return {};
-    std::this_thread::sleep_for(50us);
-  }
-  Reopen();
-  return busy;
+  return {fmt::format("{}{} under way on {}", plugin,
+                      open_.size() == 1 ? "a transfer is" : fmt::format("{} transfers are", open_.size()),
+                      connections.size() == 1 ? "a connection" : fmt::format("{} connections", connections.size()))};
 }
 
 // ---- handles
@@ -72,6 +58,7 @@ PluginHandles::Handle* PluginHandles::Take(RegionId region) {
 void* PluginHandles::Wrap(void* real, const Extent& part, Way way, Registered* record) {
   Session* const session = Runtime::Get().started();
   if (!on() || session == nullptr || part.bytes == 0) return nullptr;
+  record->card = way.plugin;
   record->pins = session->WhyPins(part);
   if (record->pins.empty() && !nccl::OnServiceThread())
     record->pins = "it was not registered by the thread that serves a communicator's connections";
@@ -81,7 +68,7 @@ void* PluginHandles::Wrap(void* real, const Extent& part, Way way, Registered* r
   Handle* const made = Take(region);
   if (made == nullptr) return record->pins = "there are too many", nullptr;
   record->region = region;
-  record->card = way.plugin;
+  way.gate->SetPlugin(way.plugin);
   made->part = part;
   made->way = std::move(way);
   made->real.store(real, std::memory_order_release);
@@ -109,25 +96,10 @@ void PluginHandles::Closed(const void* connection) {
 
 // ---- what a pause and a resume ask for
 
-std::vector<Network::Kept> PluginHandles::Drain(const std::vector<RegionId>& regions, Deadline until) {
-  std::map<PluginGate*, std::string> busy;
-  std::map<RegionId, const Handle*> wanted;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const RegionId region : regions)
-      if (auto* const found = FindIn(by_region_, region)) busy[(wanted[region] = *found)->way.gate];
-  }
-  std::vector<Kept> kept;
-  for (auto& [gate, why] : busy)
-    for (why = gate->Shut(); !why.empty() && !Passed(until); why = gate->Shut()) std::this_thread::sleep_for(200us);
+void PluginHandles::FindGates(const std::vector<RegionId>& regions, std::map<RegionId, TrafficGate*>* gates) {
   const std::lock_guard lock(mutex_);
-  for (const auto& [gate, why] : busy)
-    if (why.empty()) shut_.push_back(gate);
-  for (const auto& [region, handle] : wanted)
-    if (by_region_.contains(region))
-      if (const std::string& why = busy[handle->way.gate]; !why.empty())
-        kept.push_back({region, fmt::format("{}: {}", handle->way.plugin, why)});
-  return kept;
+  for (const RegionId region : regions)
+    if (auto* const found = FindIn(by_region_, region)) (*gates)[region] = (*found)->way.gate;
 }
 
 Status PluginHandles::Deregister(RegionId region) {
@@ -155,11 +127,6 @@ Status PluginHandles::Register(RegionId region) {
                                    FormatBytes(one.part.bytes), Hex(one.part.address), result)};
   (*found)->real.store(real, std::memory_order_release);
   return {};
-}
-
-void PluginHandles::Open() {
-  const std::lock_guard lock(mutex_);
-  for (PluginGate* const gate : std::exchange(shut_, {})) gate->Reopen();
 }
 
 }  // namespace amem::intercept

@@ -6,8 +6,8 @@
 // whose code is NCCL's own for InfiniBand.
 //
 // Nothing may be under way while a handle changes. AMem counts the requests that the plugin has given and not yet called done.
-// When there are none the gate is shut: a transfer that NCCL begins then is answered as by a plugin that is not ready yet, so
-// that NCCL tries again later.
+// While the gate is shut a transfer that NCCL begins is answered as by a plugin that is not ready yet, so that NCCL tries again
+// later.
 #pragma once
 
 #include <array>
@@ -20,46 +20,42 @@
 #include <vector>
 
 #include "ncclpatch/intercept/registrations.h"
-#include "replay/cycle/network.h"
+#include "ncclpatch/intercept/traffic_gate.h"
 
 namespace amem::intercept {
 
-// The transfers of one table of functions. Any thread.
-class PluginGate {
+// The transfers of one table of functions.
+class PluginGate final : public TrafficGate {
  public:
   // Makes a call that begins a transfer on `connection`: 0 is success, and *request is what was begun. While the gate is shut
   // nothing is called, and *request is null.
   template <class MakeCall>
   int Begin(const void* connection, void** request, const MakeCall& make_call) {
-    inside_.fetch_add(1);  // whoever shuts the gate sees this, or this thread sees that it is shut
+    inside_.fetch_add(1);
     int result = 0;
-    if (shut_.load()) [[unlikely]]
+    if (IsShut()) [[unlikely]]
       *request = nullptr;
     else if (result = make_call(); result == 0 && *request != nullptr)
       Begun(*request, connection);
     inside_.fetch_sub(1);
     return result;
   }
-  [[nodiscard]] bool IsShut() const { return shut_.load(); }
+  void SetPlugin(const char* name) { plugin_.store(name); }
   void Ended(const void* request);
   void Closed(const void* connection);  // what was under way there ends no more
 
-  // Shuts it if nothing is under way. Otherwise what is, for people; empty: it is shut.
-  std::string Shut();
-  void Reopen() { shut_.store(false); }
-
  private:
   void Begun(const void* request, const void* connection);
-  std::string Busy();
+  Traffic UnderWay() override;
 
+  std::atomic<const char*> plugin_{"a network plugin"};
   std::atomic<int> inside_{0};
-  std::atomic<bool> shut_{false};
   std::mutex mutex_;
   std::unordered_map<const void*, const void*> open_;  // requests, with their connection; guarded by mutex_
   bool uncounted_ = false;                             // guarded by mutex_
 };
 
-class PluginHandles final : public Network {
+class PluginHandles {
  public:
   void Begin() { on_.store(true); }
   [[nodiscard]] bool on() const { return on_.load(std::memory_order_relaxed); }
@@ -84,11 +80,10 @@ class PluginHandles final : public Network {
     return IsOurs(handle) ? static_cast<const Handle*>(handle)->real.load(std::memory_order_acquire) : handle;
   }
 
-  // ---- Network
-  std::vector<Kept> Drain(const std::vector<RegionId>& regions, Deadline until) override;
-  Status Deregister(RegionId region) override;
-  Status Register(RegionId region) override;
-  void Open() override;
+  // ---- what a pause and a resume ask for, as Network. Of registrations that are not a plugin's, these do nothing.
+  void FindGates(const std::vector<RegionId>& regions, std::map<RegionId, TrafficGate*>* gates);
+  Status Deregister(RegionId region);
+  Status Register(RegionId region);
 
  private:
   struct Handle {
@@ -109,7 +104,6 @@ class PluginHandles final : public Network {
   std::array<Handle, kMost> all_{};
   std::size_t next_ = 0;  // where to look for a free one
   std::map<RegionId, Handle*> by_region_;
-  std::vector<PluginGate*> shut_;
 };
 
 }  // namespace amem::intercept

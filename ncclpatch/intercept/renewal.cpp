@@ -1,4 +1,8 @@
 // AMEM_NETWORK=renew: what a pause asks of network cards, it asks of those that NCCL uses itself and of its plugins.
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "ncclpatch/intercept/cards.h"
@@ -8,12 +12,21 @@
 namespace amem::intercept {
 namespace {
 
-// Each does nothing about the other's registrations.
 class AllNetworks final : public Network {
  public:
   std::vector<Kept> Drain(const std::vector<RegionId>& regions, Deadline until) override {
-    std::vector<Kept> kept = cards_.Drain(regions, until), of_plugins = plugins_.Drain(regions, until);
-    kept.insert(kept.end(), of_plugins.begin(), of_plugins.end());
+    std::map<RegionId, TrafficGate*> gates;
+    cards_.FindGates(regions, &gates);
+    plugins_.FindGates(regions, &gates);
+    std::map<TrafficGate*, std::string> busy;
+    for (const auto& [region, gate] : gates) busy[gate];
+    for (auto& [gate, why] : busy) {
+      why = gate->Shut(until);
+      if (why.empty()) shut_.insert(gate);
+    }
+    std::vector<Kept> kept;
+    for (const auto& [region, gate] : gates)
+      if (const std::string& why = busy[gate]; !why.empty()) kept.push_back({region, why});
     return kept;
   }
   Status Deregister(RegionId region) override {
@@ -25,13 +38,13 @@ class AllNetworks final : public Network {
     return plugins_.Register(region);
   }
   void Open() override {
-    cards_.Open();
-    plugins_.Open();
+    for (TrafficGate* const gate : std::exchange(shut_, {})) gate->Reopen();
   }
 
  private:
   Cards& cards_ = Forever<Cards>();
   PluginHandles& plugins_ = Forever<PluginHandles>();
+  std::set<TrafficGate*> shut_;  // they live for ever
 };
 
 }  // namespace
@@ -44,7 +57,7 @@ Network* Renew() {
   static const replacements::Tables all(*tables);
   replacements::Install(all);
   nccl::TellServiceThreads();
-  nccl::SetEnding([](CommunicatorId id, bool begins) { Forever<Cards>().Ending(id, begins); });
+  nccl::SetEnding(&TrafficGate::Ending);
   return &Forever<AllNetworks>();
 }
 

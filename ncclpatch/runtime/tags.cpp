@@ -341,6 +341,13 @@ int PauseFor(WantId want, const char* const* names, size_t count, unsigned flags
   });
 }
 
+int AwaitIdle() {
+  return AtBorder("amem_pause", [] {
+    Session* const session = Runtime::Get().started();
+    return session == nullptr ? Status{} : session->AwaitIdle();
+  });
+}
+
 int ResumeFor(WantId want, const char* const* names, size_t count, unsigned flags, int priority) {
   return AtTagBorder("amem_resume", [&] {
     return CycleTags(names, count, flags, AMEM_NO_WAIT | AMEM_IN_TIME,
@@ -387,6 +394,7 @@ void amem_free(void* ptr, ssize_t /*size*/, int /*device*/, void* stream) {
 }
 
 int amem_pause(const char* const* tags, size_t count, unsigned flags, void* stream) {
+  if (flags == AMEM_ONLY_ASK) return amem::AwaitIdle();
   return amem::PauseFor(amem::kPlainWant, tags, count, flags, stream);
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <set>
 #include <tuple>
 
@@ -58,6 +59,30 @@ void NoteContents(const Roster& roster, Verdict& verdict) {
   for (const PauseContents& last : verdict.contents)
     verdict.notes.push_back(fmt::format("of {} in pause {} ({}): {}", last.tag.empty() ? "NCCL's contents" : "tag " + last.tag,
                                         last.cycle, Plural(last.processes, "process", "processes"), ToText(last.contents)));
+}
+
+// What explains how little was freed. Of cards whose names are known, which is so with AMEM_NETWORK=renew.
+void NoteCards(const Roster& roster, Verdict& verdict) {
+  struct Left {
+    CardHoldings::Regions regions;
+    std::vector<SessionId> in;
+  };
+  std::map<std::pair<std::string, std::string>, Left> left;  // by card and reason
+  for (const SessionStory& j : roster.journals()) {
+    for (const auto& [name, card] : MeasureCards(j.findings.state)) {
+      for (const auto& [why, regions] : card.by_why) {
+        if (name.empty()) continue;
+        Left& one = left[{name, why}];
+        one.regions.count += regions.count;
+        one.regions.bytes += regions.bytes;
+        one.in.push_back(j.session());
+      }
+    }
+  }
+  for (const auto& [of, one] : left)
+    verdict.notes.push_back(fmt::format("of {} {} holds {} in {} that a pause leaves: {}", roster.names().Names(one.in),
+                                        of.first, FormatBytes(one.regions.bytes), Plural(one.regions.count, "region"),
+                                        of.second));
 }
 
 // A job that somebody outside keeps paused looks like one that hangs, and nothing in it is wrong.
@@ -176,6 +201,7 @@ Verdict Diagnose(std::span<const SessionStory> journals) {
     ExplainHealth(roster, verdict);
   }
   NoteContents(roster, verdict);
+  NoteCards(roster, verdict);
   NoteOvercome(roster, verdict);
   NoteOutside(roster, verdict);
   NoteEndedPaused(roster, verdict);

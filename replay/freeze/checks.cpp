@@ -27,7 +27,7 @@ constexpr int kRestoresMulticast = 610;
 // A rank's memory that a pause leaves and the driver's checkpoint cannot take, or that could not be made again after it.
 void FindUntakable(const RankProcess& process, const State& state, const std::string& driver,
                    std::vector<std::string>& problems) {
-  Bytes multicast = 0, made_again = 0, registered = 0, held = 0, shared = 0, on_host = 0, handed_out = 0;
+  Bytes multicast = 0, made_again = 0, registered = 0, renewable = 0, held = 0, shared = 0, on_host = 0, handed_out = 0;
   std::set<std::string> libraries;
   for (const auto& [id, allocation] : state.allocations) {
     if (allocation.placed()) continue;  // what is said of its slab
@@ -35,7 +35,10 @@ void FindUntakable(const RankProcess& process, const State& state, const std::st
     const auto holding = LibrariesHolding(state, id);
     if (!holding.empty()) held += allocation.bytes;
     libraries.insert(holding.begin(), holding.end());
-    if (allocation.pinned > allocation.held || allocation.renewable > 0) registered += allocation.bytes;
+    if (allocation.pinned > allocation.held)
+      registered += allocation.bytes;
+    else if (allocation.renewable > 0)
+      renewable += allocation.bytes;
     if (allocation.tag == MemoryTag::kUser && allocation.own() && !allocation.multicast && !allocation.on_device())
       on_host += allocation.bytes;
     const bool held_elsewhere = !allocation.own() || !allocation.importers.empty();
@@ -53,6 +56,9 @@ void FindUntakable(const RankProcess& process, const State& state, const std::st
        "{0} holds {1} in multicast objects (NVLS), and a restored process can make none again before driver {2} (this is {3}): "
        "run the job with NCCL_NVLS_ENABLE=0"},
       {registered, "a network card holds {1} of {0}: run the job with NCCL_IB_DISABLE=1, or deregister that memory"},
+      {renewable,
+       "a network card holds {1} of {0}: AMEM_NETWORK=renew gives that up in a pause, but no process that has a card open was "
+       "seen to be checkpointed and restored yet: run the job with NCCL_IB_DISABLE=1"},
       {held,
        "{4} of {0} holds {1}: retained, exported, registered with a network card or bound to a multicast object, which a pause "
        "leaves, and the driver could not restore: let the program release it first"},

@@ -170,6 +170,17 @@ std::filesystem::path Session::JournalDirectory() {
 
 Status Session::Pause() { return Cycle(CycleKind::kPause, {}); }
 Status Session::PauseOfIdleHosts() { return Cycle(CycleKind::kPause, {.hosts_idle = true}); }
+Status Session::AwaitIdle() {
+  const Deadline until = In(options_.deadlines.call());
+  Plan pause;
+  {
+    const LedgerLock lock(ledger_);
+    pause = PlanPause(ledger_.state(), {});
+  }
+  for (const Step& step : pause.phases.front().steps)
+    if (step.kind == StepKind::kQuiesce) AMEM_TRY(driver_.Synchronize(step.device, until));
+  return {};
+}
 Status Session::Resume() { return Cycle(CycleKind::kResume, {.patient = true}); }
 Status Session::ResumeInTime() { return Cycle(CycleKind::kResume, {}); }
 

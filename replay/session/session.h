@@ -149,6 +149,7 @@ class Session final : public PeerDelegate {
   // Idempotent; collective over the sessions that share memory with this one.
   Status Pause();
   Status PauseOfIdleHosts();  // Manner::hosts_idle
+  Status AwaitIdle();         // what a pause waits for first: the devices that NCCL uses here are idle
   // Waits for the other sessions as long as they live and stay paused: a program resumes when it needs the memory.
   Status Resume();
   Status ResumeInTime();  // with a deadline like a pause; for callers whose ranks have agreed to resume

@@ -139,32 +139,60 @@ json ByReason(const std::map<KeepReason, Bytes>& kept) {
   return all;
 }
 
-// What network cards hold: regions as they were registered, own slabs that stay whole because of one of their parts, and, with
-// AMEM_NETWORK=renew, regions that a pause undoes, and why it does not undo others.
-struct OfCards {
-  std::uint64_t regions = 0, slabs = 0, renewable_regions = 0;
-  Bytes bytes = 0, renewable = 0;
-  std::map<std::string, Bytes> pins;  // of bytes, by reason
-};
-OfCards MeasureCards(const State& state) {
-  OfCards sum;
-  for (const auto& [id, region] : state.regions) {
-    const bool kept = !region.kept.empty();  // by the pause that is under way
-    ++(kept ? sum.regions : sum.renewable_regions);
-    (kept ? sum.bytes : sum.renewable) += region.bytes;
-    if (kept) sum.pins[region.kept] += region.bytes;
+json ByWhy(const std::map<std::string, CardHoldings::Regions>& pinned) {
+  json all = json::object();
+  for (const auto& [why, regions] : pinned) all[why] = regions.bytes;
+  return all;
+}
+
+json ByCard(const std::map<std::string, CardHoldings>& cards) {
+  json all = json::array();
+  for (const auto& [name, card] : cards)
+    all.push_back({{"card", name.empty() ? json() : json(name)},
+                   {"renewable_regions", card.renewable.count},
+                   {"renewable_bytes", card.renewable.bytes},
+                   {"renewable_now_bytes", card.renewable_now},
+                   {"pinned_regions", card.pinned.count},
+                   {"pinned_bytes", card.pinned.bytes},
+                   {"pinned", ByWhy(card.by_why)}});
+  return all;
+}
+
+// The same of all cards.
+CardHoldings SumOf(const std::map<std::string, CardHoldings>& cards) {
+  CardHoldings all;
+  const auto add = [](CardHoldings::Regions& sum, const CardHoldings::Regions& more) {
+    sum.count += more.count;
+    sum.bytes += more.bytes;
+  };
+  for (const auto& [name, card] : cards) {
+    add(all.pinned, card.pinned);
+    add(all.renewable, card.renewable);
+    for (const auto& [why, pinned] : card.by_why) add(all.by_why[why], pinned);
   }
-  for (const auto& [of, region] : state.registrations) {
-    if (!of.second.empty()) continue;  // another library's
-    ++sum.regions;
-    sum.bytes += region.bytes;
-    if (!region.pins.empty()) sum.pins[region.pins] += region.bytes;
-  }
+  return all;
+}
+
+// Own slabs that stay whole because a card holds one of their parts.
+std::uint64_t SlabsOfCards(const State& state) {
+  std::uint64_t slabs = 0;
   for (const auto& [id, slab] : state.slabs) {
     const auto* const whole = FindIn(state.allocations, id);
-    if (whole != nullptr && whole->own() && WhyKept(*whole) == KeepReason::kRegistered) ++sum.slabs;
+    if (whole != nullptr && whole->own() && WhyKept(*whole) == KeepReason::kRegistered) ++slabs;
   }
-  return sum;
+  return slabs;
+}
+
+json OfCards(const State& state) {
+  const std::map<std::string, CardHoldings> cards = MeasureCards(state);
+  const CardHoldings all = SumOf(cards);
+  return {{"regions", all.pinned.count},
+          {"bytes", all.pinned.bytes},
+          {"slabs", SlabsOfCards(state)},
+          {"renewable_regions", all.renewable.count},
+          {"renewable_bytes", all.renewable.bytes},
+          {"pins", ByWhy(all.by_why)},
+          {"cards", ByCard(cards)}};
 }
 
 // NCCL's memory and the program's; `kept`: what a pause leaves in place.
@@ -255,13 +283,17 @@ std::string Session::StatisticsText() {
                         Mebibytes(held.user_resident));
   for (const auto& [reason, bytes] : held.kept)
     text += fmt::format("  kept by a pause      {} ({})\n", Mebibytes(bytes), ToText(reason));
-  if (const OfCards cards = MeasureCards(state); cards.regions != 0)
-    text += fmt::format("  network cards hold   {} in {} regions, and {} slabs whole around some\n", Mebibytes(cards.bytes),
-                        cards.regions, cards.slabs);
-  if (const OfCards cards = MeasureCards(state); cards.renewable_regions != 0 || !cards.pins.empty()) {
-    text += fmt::format("  a pause undoes       {} in {} regions that network cards hold\n", Mebibytes(cards.renewable),
-                        cards.renewable_regions);
-    for (const auto& [why, bytes] : cards.pins) text += fmt::format("  stays                {}: {}\n", Mebibytes(bytes), why);
+  const std::map<std::string, CardHoldings> cards = MeasureCards(state);
+  if (const CardHoldings all = SumOf(cards); all.pinned.count != 0)
+    text += fmt::format("  network cards hold   {} in {} regions, and {} slabs whole around some\n",
+                        Mebibytes(all.pinned.bytes), all.pinned.count, SlabsOfCards(state));
+  for (const auto& [name, card] : cards) {
+    if (card.renewable.count != 0)
+      text += fmt::format("  a pause undoes       {} in {} regions that {} holds\n", Mebibytes(card.renewable.bytes),
+                          card.renewable.count, name);
+    for (const auto& [why, pinned] : card.by_why)
+      if (!name.empty())
+        text += fmt::format("  stays                {} that {} holds: {}\n", Mebibytes(pinned.bytes), name, why);
   }
   for (const auto& [id, pool] : MeasurePools(state)) {
     const std::string tag = "tag " + state.pools.at(id).tag;
@@ -288,7 +320,6 @@ std::string StatisticsJsonWithoutSession(std::string_view reason) {
 std::string Session::StatisticsJson() {
   const State state = CopyState();
   const Holdings held = Measure(state);
-  const OfCards cards = MeasureCards(state);
   std::uint64_t events = 0;
   for (const std::uint64_t n : state.totals.events) events += n;
   json out = {{"version", AMEM_VERSION},
@@ -315,13 +346,7 @@ std::string Session::StatisticsJson() {
               {"imported_allocations", held.imported_count},
               {"imported_bytes", held.imported},
               {"kept_bytes", ByReason(held.kept)},
-              {"registered",
-               {{"regions", cards.regions},
-                {"bytes", cards.bytes},
-                {"slabs", cards.slabs},
-                {"renewable_regions", cards.renewable_regions},
-                {"renewable_bytes", cards.renewable},
-                {"pins", cards.pins}}},
+              {"registered", OfCards(state)},
               {"tags", ByTag(state, held)},
               {"communicators", ByCommunicator(state)},
               {"legacy_kept_bytes", held.legacy_kept},
@@ -347,9 +372,9 @@ std::string Session::StatisticsJson() {
 std::string Session::MemoryJson() {
   const std::vector<Pools::Standing> standing = pools_->Stand();
   // A state is large: it is looked at, and not copied.
-  auto [lifecycle, failure, pools, nccl, user, left] = Inspect([](const State& state) {
+  auto [lifecycle, failure, pools, nccl, user, left, cards] = Inspect([](const State& state) {
     return std::tuple(state.lifecycle, state.cycle.failure, MeasurePools(state), MeasureTag(state, false),
-                      MeasureTag(state, true), ByFunction(state));
+                      MeasureTag(state, true), ByFunction(state), MeasureCards(state));
   });
   json tags = json::array();
   for (const Pools::Standing& pool : standing) {
@@ -365,6 +390,7 @@ std::string Session::MemoryJson() {
   now.resume_ns = coordinator_->Last(CycleKind::kResume).total_ns;
   tags.push_back(MemoryOf(now, nccl));
   tags.back()["part_bytes"] = nccl.parts;
+  tags.back()["cards"] = ByCard(cards);
   now.tag = "user";
   now.contents = {};
   const bool released = options_.user_memory == UserMemory::kRelease;

@@ -1,4 +1,4 @@
-// top: what holds the most memory, by call site, communicator, tag, peer, size or age.
+// top: what holds the most memory, by call site, communicator, tag, peer, card, size or age.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 
 struct TopOptions {
   Targets targets;
-  std::string by = "tag";    // "site", "communicator", "tag", "peer", "size", "age"
+  std::string by = "tag";    // "site", "communicator", "tag", "peer", "card", "size", "age"
   std::vector<Position> at;  // empty: the last event
   std::size_t limit = 20;
   bool dot = false, json = false, gpu = false;
@@ -57,6 +57,7 @@ class Grouper {
       : by_(by), state_(state), story_(story), has_ended_(has_ended), symbols_(state.libraries), groups_(groups) {}
 
   void Run() {
+    if (by_ == "card") return OfCards();
     std::set<AllocationId> backings;
     if (by_ == "tag")
       for (const auto& [id, pool] : state_.pools) groups_[pool.tag];
@@ -87,6 +88,20 @@ class Grouper {
   [[nodiscard]] const std::string& note() const { return symbols_.note(); }
 
  private:
+  // As they were registered.
+  void OfCards() {
+    for (const auto& [name, card] : MeasureCards(state_)) {
+      const std::string who = name.empty() ? "a card" : name;
+      if (card.renewable.count != 0) AddRegions(who + ": a pause gives it up", card.renewable, card.renewable_now);
+      for (const auto& [why, regions] : card.by_why) AddRegions(who + ", stays: " + why, regions, regions.bytes);
+    }
+  }
+  void AddRegions(const std::string& key, const CardHoldings::Regions& regions, Bytes now) {
+    Sum& sum = groups_[key];
+    sum.count += regions.count;
+    sum.bytes += regions.bytes;
+    (has_ended_ ? sum.of_ended : sum.resident) += now;
+  }
   // The same in all ranks of a communicator, so that the journals of a job add up.
   [[nodiscard]] std::string CommunicatorName(CommunicatorId id, bool of_program, const CallSite& site) const {
     if (of_program) return "none: the program's (ncclMemAlloc)";
@@ -240,7 +255,7 @@ class References {
 void PrintText(Output& out, const std::string& by, const Sorted& sorted, std::size_t most, const char* held) {
   Bytes all = 0;
   for (const auto& [key, sum] : sorted) all += sum.bytes;
-  std::string heading = by == "site" ? "call site, innermost first" : by;
+  std::string heading = by == "site" ? "call site, innermost first" : by == "card" ? "network card" : by;
   std::ranges::transform(heading, heading.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
   std::vector<std::vector<std::string>> rows = {{"REQUESTED", "SHARE", "COUNT", held, heading}};
   if (std::ranges::any_of(sorted, [](const auto& group) { return static_cast<bool>(group.second.last_pause); }))
@@ -337,7 +352,7 @@ int RunTop(const TopOptions& options, Output& out) {
     PrintJson(out, ToJson(by, sorted));
   } else if (!sorted.empty()) {
     PrintText(out, by, sorted, options.limit, heading);
-    PrintUnused(out, sorted, held);
+    if (by != "card") PrintUnused(out, sorted, held);
     if (ended != 0 && !nobody_lives)
       out << Plural(ended, "process has ended and holds", "processes have ended and hold") << " nothing any more\n";
     if (!note.empty()) out << "\n" << note << "\n";
@@ -347,7 +362,7 @@ int RunTop(const TopOptions& options, Output& out) {
 
 void AddOptions(Arguments& arguments, TopOptions& options) {
   arguments.Add("--by", "WHAT", options.by, "What to group by; the default is tag; site is the place in libnccl")
-      .OneOf({"tag", "communicator", "peer", "site", "size", "age"});
+      .OneOf({"tag", "communicator", "peer", "card", "site", "size", "age"});
   AddPosition(arguments, "--at", options.at, "After this event (--at=#1200), or then; default: the last event");
   arguments.Add("--limit", "N", options.limit, "So many lines; 20 by default", 1);
   arguments.Flag("--dot", options.dot, "Who references whose memory, as a graph for Graphviz");
@@ -358,14 +373,16 @@ void AddOptions(Arguments& arguments, TopOptions& options) {
 }  // namespace
 
 Command TopCommand() {
-  return WithOptions<TopOptions>({kMemoryGroup, "top", "What holds the most memory; --by peer: who references whose",
-                                  "  amem top DIR                         NCCL's memory, and tensors under tags\n"
-                                  "  amem top DIR --by communicator\n"
-                                  "  amem top DIR --by site               by the place in libnccl that asked for it\n"
-                                  "  amem top DIR --by peer --at=#1200    who references whose memory, with how much\n"
-                                  "  amem top --gpu                       what is left on the GPUs, and whose it is\n"
-                                  "  amem top DIR --dot | dot -Tsvg > references.svg\n"},
-                                 AddOptions, RunTop);
+  return WithOptions<TopOptions>(
+      {kMemoryGroup, "top", "What holds the most memory; --by peer: who references whose",
+       "  amem top DIR                         NCCL's memory, and tensors under tags\n"
+       "  amem top DIR --by communicator\n"
+       "  amem top DIR --by site               by the place in libnccl that asked for it\n"
+       "  amem top DIR --by peer --at=#1200    who references whose memory, with how much\n"
+       "  amem top DIR --by card               what network cards hold, and what of it a pause gives up\n"
+       "  amem top --gpu                       what is left on the GPUs, and whose it is\n"
+       "  amem top DIR --dot | dot -Tsvg > references.svg\n"},
+      AddOptions, RunTop);
 }
 
 }  // namespace amem::tool

@@ -17,6 +17,11 @@ using job::Job;
 using job::Rank;
 using Commands = std::vector<std::string>;
 
+#ifdef AMEM_BY_NIGHT
+constexpr int kCycles = 20;
+#else
+constexpr int kCycles = 4;
+#endif
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr std::uint64_t kBuffer = 4 * kMiB;  // of one connection, in one direction
 
@@ -87,12 +92,12 @@ TEST_F(NetworkJob, without_AMem_the_job_is_right_as_well) {
 }
 
 // By default what the card holds stays, and nothing around it.
-TEST_F(NetworkJob, twenty_pauses_leave_what_the_card_holds) {
+TEST_F(NetworkJob, pauses_leave_what_the_card_holds) {
   job_.environment["AMEM_NETWORK"] = "keep";
-  const auto ranks = job_.Run(2, kBegin + 20 * (kCycle + kMessages) + kEnd);
-  ExpectWell(ranks, 21);
+  const auto ranks = job_.Run(2, kBegin + kCycles * (kCycle + kMessages) + kEnd);
+  ExpectWell(ranks, 1 + kCycles);
   for (const Rank& rank : ranks)
-    for (int cycle = 1; cycle <= 20; ++cycle) {
+    for (int cycle = 1; cycle <= kCycles; ++cycle) {
       EXPECT_EQ(Number(rank, "bytes", cycle), 2 * kBuffer) << cycle << All(ranks);
       EXPECT_EQ(Number(rank, "card", cycle), Number(rank, "card", 0));
     }
@@ -103,12 +108,12 @@ TEST_F(NetworkJob, pauses_leave_what_a_plugin_registers) {
   job_.environment["STAND_IN_NET"] = AMEM_RDMA_PLUGIN;
   job_.environment["AMEM_NETWORK"] = "keep";
   const auto ranks =
-      job_.Run(2, Commands{"cuda", "load", "tags"} + kBegin + 3 * (kCycle + kMessages) + Commands{"read tags"} + kEnd);
+      job_.Run(2, Commands{"cuda", "load", "tags"} + kBegin + 2 * (kCycle + kMessages) + Commands{"read tags"} + kEnd);
   for (const Rank& rank : ranks) {
     EXPECT_EQ(rank.Said("read tags"), "as written") << All(ranks);
-    for (int cycle = 1; cycle <= 3; ++cycle) EXPECT_EQ(rank.Said("card", cycle), rank.Said("card", 0));
+    for (int cycle = 1; cycle <= 2; ++cycle) EXPECT_EQ(rank.Said("card", cycle), rank.Said("card", 0));
   }
-  ExpectWell(ranks, 4);
+  ExpectWell(ranks, 3);
 }
 
 // ---- AMEM_NETWORK=renew
@@ -137,57 +142,69 @@ class Renewal : public NetworkJob, public ::testing::WithParamInterface<const ch
 };
 const auto Named = [](const auto& info) { return std::string(info.param).size() == 2 ? "ByNccl" : "ByPlugin"; };
 
-TEST_P(Renewal, twenty_pauses_give_everything_back_and_no_key_is_missed) {
-  const auto ranks = job_.Run(2, kBegin + 20 * (kRenewal + kMessages) + kEnd);
-  ExpectAllGone(ranks, 20);
-  ExpectWell(ranks, 21);
+// Where NCCL's own network and a plugin differ in nothing but who registers; by day of the former alone.
+class RenewalOfOne : public Renewal {};
+
+TEST_P(Renewal, pauses_give_everything_back_and_no_key_is_missed) {
+  const auto ranks = job_.Run(2, kBegin + kCycles * (kRenewal + kMessages) + kEnd);
+  ExpectAllGone(ranks, kCycles);
+  ExpectWell(ranks, 1 + kCycles);
 }
 
 TEST_P(Renewal, messages_that_nobody_has_received_yet_wait_across_a_pause) {
   const Commands across = {"send=100",     "send=300000", "barrier", "pause idle",  "barrier",       "bytes",
                            "card=regions", "barrier",     "resume",  "receive=100", "receive=300000"};
-  const auto ranks = job_.Run(2, kBegin + 5 * across + Commands{"reduce"} + kEnd);
-  ExpectAllGone(ranks, 5);
+  const auto ranks = job_.Run(2, kBegin + 2 * across + Commands{"reduce"} + kEnd);
+  ExpectAllGone(ranks, 2);
   ExpectWell(ranks, 2);
 }
 
 TEST_P(Renewal, several_communicators_of_three_hosts_are_renewed) {
-  const auto ranks =
-      job_.Run(3, Commands{"cuda", "load", "init", "init", "init", "reduce", "barrier", "bytes", "card=bytes"} +
-                      3 * (kRenewal + kMessages) + Commands{"destroy"} + 2 * kRenewal + Commands{"destroy"} + kEnd);
-  ExpectAllGone(ranks, 5);
-  ExpectWell(ranks, 6);
+  const auto ranks = job_.Run(3, Commands{"cuda", "load", "init", "init", "reduce", "barrier", "bytes", "card=bytes"} +
+                                     kRenewal + kMessages + Commands{"destroy"} + kRenewal + kEnd);
+  ExpectAllGone(ranks, 2);
+  ExpectWell(ranks, 3);
 }
 
-TEST_P(Renewal, ranks_that_share_a_host_go_on_sharing_memory) {
+TEST_P(RenewalOfOne, ranks_that_share_a_host_go_on_sharing_memory) {
   job_.environment["STAND_IN_RANKS_PER_HOST"] = "2";
-  const auto ranks = job_.Run(4, kBegin + 3 * kRenewal + kEnd);
-  ExpectAllGone(ranks, 3);
-  ExpectWell(ranks, 4);
+  const auto ranks = job_.Run(4, kBegin + 2 * kRenewal + kEnd);
+  ExpectAllGone(ranks, 2);
+  ExpectWell(ranks, 3);
 }
 
 TEST_P(Renewal, memory_of_cudaMalloc_is_renewed_as_well) {
   job_.environment["NCCL_CUMEM_ENABLE"] = "0";
-  const auto ranks = job_.Run(2, kBegin + 3 * (kRenewal + kMessages) + kEnd);
-  ExpectAllGone(ranks, 3);
-  ExpectWell(ranks, 4);
+  const auto ranks = job_.Run(2, kBegin + kRenewal + kMessages + kRenewal + kEnd);
+  ExpectAllGone(ranks, 2);
+  ExpectWell(ranks, 3);
 }
 
 // Nobody has said that all hosts are idle.
-TEST_P(Renewal, a_plain_pause_leaves_what_the_card_holds) {
-  const auto ranks = job_.Run(2, kBegin + 2 * kCycle + kRenewal + kCycle + kEnd);
-  ExpectWell(ranks, 5);
+TEST_P(RenewalOfOne, a_plain_pause_leaves_what_the_card_holds) {
+  const auto ranks = job_.Run(2, kBegin + kCycle + kRenewal + kCycle + kMessages + kEnd);
+  ExpectWell(ranks, 4);
   for (const Rank& rank : ranks)
-    for (const int cycle : {1, 2, 4}) EXPECT_EQ(Number(rank, "bytes", cycle), 2 * kBuffer) << cycle << All(ranks);
+    for (const int cycle : {1, 3}) EXPECT_EQ(Number(rank, "bytes", cycle), 2 * kBuffer) << cycle << All(ranks);
 }
 
-TEST_P(Renewal, a_communicator_that_is_destroyed_while_paused_leaves_nothing_with_the_card) {
-  const auto ranks =
-      job_.Run(2, Commands{"cuda", "load", "init", "init", "reduce", "barrier", "bytes", "card=bytes", "barrier", "pause idle",
-                           "barrier", "bytes", "card=regions", "destroy", "barrier", "resume", "reduce"} +
-                      kRenewal + kEnd);
-  ExpectAllGone(ranks, 2);
-  ExpectWell(ranks, 3);
+// Not all were idle, whatever the caller said: the peer's receive comes while this rank is paused, whose send then waits.
+TEST_P(Renewal, what_a_peer_waits_for_is_sent_after_the_resume) {
+  const auto ranks = job_.Run(2, kBegin +
+                                     Commands{"0:send=300000", "0:pause idle", "0:card=regions", "barrier", "0:sleep=400",
+                                              "0:resume", "1:receive=300000", "reduce"} +
+                                     kEnd);
+  ExpectWell(ranks, 2);
+  EXPECT_EQ(ranks[0].Said("card", 1), "0") << All(ranks);
+  EXPECT_EQ(ranks[1].Said("receive"), "as sent") << All(ranks);
+}
+
+TEST_P(Renewal, communicators_may_be_destroyed_while_paused_and_others_made_afterwards) {
+  const auto ranks = job_.Run(2, Commands{"cuda", "load", "init", "init", "reduce", "barrier", "bytes", "card=bytes"} +
+                                     kRenewalBegins + Commands{"destroy", "barrier", "resume", "reduce"} + kRenewalBegins +
+                                     Commands{"destroy", "resume", "barrier", "init", "reduce"} + kRenewal + kEnd);
+  ExpectAllGone(ranks, 3);
+  ExpectWell(ranks, 4);
 }
 
 // The launch is refused, but NCCL's proxy begins to receive, and waits at the gate.
@@ -205,20 +222,20 @@ TEST_P(Renewal, a_communicator_can_be_aborted_while_its_thread_waits_for_the_car
 
 // In a pause that follows traffic the card has requests under way, of which some are told to have ended much later.
 TEST_P(Renewal, a_slow_card_is_waited_for) {
-  job_.environment["AMEM_CARD_FAULTS"] = "late=1000,ack=20000";
-  const auto ranks = job_.Run(2, kBegin + 3 * (kMessages + kRenewal) + kEnd);
-  ExpectAllGone(ranks, 3);
-  ExpectWell(ranks, 4);
+  job_.environment["AMEM_CARD_FAULTS"] = "late=400,ack=20000";
+  const auto ranks = job_.Run(2, kBegin + 2 * (kMessages + kRenewal) + kEnd);
+  ExpectAllGone(ranks, 2);
+  ExpectWell(ranks, 3);
 }
 
 // From the first tag on AMem sees what a plugin does with the card's library as well.
 TEST_P(Renewal, with_tags_nothing_is_taken_for_another_librarys) {
   const auto ranks =
-      job_.Run(2, Commands{"cuda", "load", "tags"} + kBegin + 3 * (kRenewal + kMessages) + Commands{"read tags"} + kEnd);
-  ExpectWell(ranks, 4);
+      job_.Run(2, Commands{"cuda", "load", "tags"} + kBegin + kRenewal + kMessages + Commands{"read tags"} + kEnd);
+  ExpectWell(ranks, 2);
   for (const Rank& rank : ranks) {
     EXPECT_EQ(rank.Said("read tags"), "as written") << All(ranks);
-    for (int nth = 0; nth < 3; ++nth) EXPECT_EQ(rank.Said("card", nth + 1), "0") << nth << All(ranks);
+    EXPECT_EQ(rank.Said("card", 1), "0") << All(ranks);
   }
 }
 
@@ -247,7 +264,8 @@ TEST_P(Renewal, a_registration_that_fails_keeps_its_host_paused_until_it_works) 
       EXPECT_NE(said.find(std::string("rank 1")), said.npos) << All(ranks);
       EXPECT_NE(said.find("did not register"), said.npos) << All(ranks);
       EXPECT_NE(said.find(ByPlugin() ? "IBext_v8" : "amem_card0"), said.npos) << All(ranks);
-      EXPECT_LE(Number(ranks.at(rank), "bytes", 2 + 2 * nth), kBuffer) << "at most what a card holds again" << All(ranks);
+      EXPECT_EQ(ranks.at(rank).Said("bytes", 2 + 2 * nth), "0") << All(ranks);
+      EXPECT_EQ(ranks.at(rank).Said("card", 2 + 2 * nth), "0") << "what was registered again is given up\n" << All(ranks);
       EXPECT_EQ(ranks.at(rank).Said("resume", 2 * nth + 1), "0") << All(ranks);
     }
 }
@@ -261,7 +279,7 @@ TEST_P(Renewal, what_the_card_does_not_let_go_of_stays_this_time) {
   EXPECT_EQ(ranks[1].Said("bytes", 2), "0") << All(ranks);
 }
 
-TEST_P(Renewal, a_card_that_is_not_quiet_in_time_keeps_its_memory) {
+TEST_P(RenewalOfOne, a_card_that_is_not_quiet_in_time_keeps_its_memory) {
   job_.environment["AMEM_TIMEOUT_MS"] = "4000";
   const auto ranks =
       job_.Run(2, kBegin +
@@ -310,7 +328,7 @@ INSTANTIATE_TEST_SUITE_P(At, Death,
                                            "resume faults=kill-register=2"));
 
 // What a request that failed has done is not known, until its communicator is gone.
-TEST_P(Renewal, a_card_whose_link_is_down_keeps_its_memory_and_a_new_communicator_is_renewed_again) {
+TEST_P(RenewalOfOne, a_card_whose_link_is_down_keeps_its_memory_and_a_new_communicator_is_renewed_again) {
   const auto ranks =
       job_.Run(2, kBegin + Commands{"0:faults=down", "0:receive=100"} + kRenewalBegins +
                       Commands{"0:faults=down=0", "barrier", "resume", "abort", "barrier", "init", "reduce"} + kRenewal + kEnd);
@@ -325,6 +343,11 @@ TEST_P(Renewal, a_card_whose_link_is_down_keeps_its_memory_and_a_new_communicato
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, Renewal, ::testing::Values("ib", AMEM_RDMA_PLUGIN), Named);
+#ifdef AMEM_BY_NIGHT
+INSTANTIATE_TEST_SUITE_P(Over, RenewalOfOne, ::testing::Values("ib", AMEM_RDMA_PLUGIN), Named);
+#else
+INSTANTIATE_TEST_SUITE_P(Over, RenewalOfOne, ::testing::Values("ib"), Named);
+#endif
 
 }  // namespace
 }  // namespace amem

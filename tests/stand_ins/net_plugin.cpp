@@ -173,7 +173,7 @@ Table RdmaSharp(const char* name, bool profiling) {
 
 SHOWN Table ncclNetPlugin_v7, ncclNetPlugin_v10, ncclNetPlugin_v11, ncclNetPlugin_v12;
 Table ncclNetPlugin_v7 = RdmaSharp("IBext_v7", false), ncclNetPlugin_v10 = RdmaSharp("IBext_v10", true),
-      ncclNetPlugin_v11 = RdmaSharp("IBext_v11", true), ncclNetPlugin_v12 = RdmaSharp("UCX", true);
+      ncclNetPlugin_v11 = RdmaSharp("IBext_v11", true), ncclNetPlugin_v12 = RdmaSharp("IBext_v12", true);
 
 SHOWN SymmetricTable ncclGinPlugin_v11, ncclGinPlugin_v12, ncclGinPlugin_v13, ncclGinPlugin_v14, ncclGinPlugin_v99,
     ncclRmaPlugin_v13, ncclRmaPlugin_v14, ncclRmaPlugin_v15;

@@ -61,6 +61,36 @@ class RegionsTest : public ::testing::Test {
   Folding f;
 };
 
+TEST_F(RegionsTest, what_each_card_holds_is_measured_also_in_a_pause) {
+  using Regions = CardHoldings::Regions;
+  f.Allocate(kA, 4 * kMiB);
+  f.Ok(Renewable(kRegion, kA));
+  f.Ok(Renewable(kOtherRegion, kA + k2M));
+  f.Ok(Registered{.address = kA, .bytes = kMiB, .how = "ibv_reg_mr"});
+  f.Ok(Registered{.address = kA + k2M, .bytes = kMiB, .how = "dma-buf", .card = "mlx5_1", .pins = "a window"});
+  f.Ok(Registered{.address = kA + k2M, .bytes = kMiB, .how = "dma-buf", .library = "libother.so"});
+  auto cards = MeasureCards(f.state);
+  EXPECT_EQ(cards.size(), 3U);
+  EXPECT_EQ(cards["mlx5_0"].renewable, (Regions{2, 4 * kMiB}));
+  EXPECT_EQ(cards["mlx5_0"].renewable_now, 4 * kMiB);
+  EXPECT_EQ(cards["mlx5_0"].pinned, Regions{});
+  EXPECT_EQ(cards["mlx5_1"].by_why, (std::map<std::string, Regions>{{"a window", {1, kMiB}}}));
+  EXPECT_EQ(cards[""].by_why, (std::map<std::string, Regions>{{"ibv_reg_mr", {1, kMiB}}})) << "nobody asked whether it pins";
+  f.Ok(Deregistered{kA, kMiB, {}, {}});
+  f.Ok(Deregistered{kA + k2M, kMiB, {}, {}});
+  f.Ok(Deregistered{kA + k2M, kMiB, "libother.so", {}});
+
+  f.Ok(CycleBegun{CycleKind::kPause, 1, {}});
+  const Step drain = RunUpTo(PlanPause(f.state), StepKind::kDrain);
+  f.Ok(StepBegun{drain});
+  f.Ok(RegionKept{kOtherRegion, "queue pair 7 has 1 send under way"});
+  f.Ok(StepDone{drain});
+  cards = MeasureCards(f.state);
+  EXPECT_EQ(cards["mlx5_0"].renewable, (Regions{1, k2M}));
+  EXPECT_EQ(cards["mlx5_0"].pinned, (Regions{1, k2M}));
+  EXPECT_EQ(cards["mlx5_0"].by_why.begin()->first, "queue pair 7 has 1 send under way");
+}
+
 TEST_F(RegionsTest, renewable_memory_leaves_and_comes_back_with_its_registrations) {
   const AllocationId own = f.Allocate(kA, 4 * kMiB);
   f.Ok(Renewable(kRegion, kA));

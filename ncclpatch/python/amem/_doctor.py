@@ -240,7 +240,11 @@ def nccl_settings(machine, value):
         if value(name) == "1" and machine.find("/sys/class/infiniband/*"):
             yield warning(name, "1: %s are registered with network cards, and such memory stays in a pause" % what, "%s=0 frees it" % name)
     cards = machine.find("/sys/class/infiniband/*")
-    if cards and value("NCCL_IB_DISABLE") in ("", "0") and value("NCCL_NET").lower() != "socket":
+    uses_cards = cards and value("NCCL_IB_DISABLE") in ("", "0") and value("NCCL_NET").lower() != "socket"
+    if uses_cards and machine.variable("AMEM_NETWORK") == "renew":
+        yield note("network cards", "%d here: with AMEM_NETWORK=renew what they hold of NCCL's buffers leaves in pauses on which all hosts agree, and never did on "
+                   "hardware" % len(cards), "pause with process_group=; amem.memory() says what each card holds")
+    elif uses_cards:
         yield note("network cards", "%d here: in a job of several hosts they hold NCCL's buffers, which stay in a pause (AMEM_NETWORK=renew takes most, and never ran on hardware), some 100 to 400 MiB a "
                    "GPU and communicator; in a job of one host nothing does" % len(cards), "amem.memory() says how much, by reason")
     plugin = value("NCCL_NET_PLUGIN")

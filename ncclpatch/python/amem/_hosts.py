@@ -11,6 +11,7 @@ are refused while it is paused. Standard library only; PyTorch is asked for the 
 """
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -51,6 +52,7 @@ class StoreGroup:
         self.host = host or socket.gethostname()
         self.token = uuid.uuid4().hex[:12]  # of this process in this life of the group
         self.cycles, self.gatherings = Cycles(self), Gatherings(self)
+        self.idleness = Idleness(self) if renews() else None
 
     def describe(self):
         return {"rank": self.ranks[self.rank], "host": self.host, "pid": os.getpid()}
@@ -296,6 +298,12 @@ class Cycles(Agreements):
         return name({"rank": self.group.ranks[rank], "host": said.get("host") if of_this_life else None})
 
 
+class Idleness(Cycles):
+    """Agreements that the GPUs of all ranks are idle, before a pause that asks network cards to give up what they hold."""
+
+    subject = "idle"
+
+
 class Gatherings(Agreements):
     """Agreements who sends journals (_gather.py). An entry has "directory"; the decision has the ranks of the group that send, "senders",
     and those that did not come, "absent"."""
@@ -346,6 +354,15 @@ def default_timeout():
     return (int(text) if text.isdigit() else 60000) / 1000 * 9 / 8
 
 
+def renews():
+    """Whether pauses ask network cards to give up what they hold, for which all hosts have to be idle. Alike on all ranks of a job."""
+    return os.environ.get("AMEM_NETWORK") == "renew"
+
+
+def asks_cards(operation, tags):
+    return operation == "pause" and _tags.NCCL in tags
+
+
 def name(who):
     """Of an entry or StoreGroup.describe(), for messages."""
     return "rank %d%s" % (who["rank"], " on %s" % who["host"] if who.get("host") else "")
@@ -364,20 +381,22 @@ def reason_of(error):
 LOST = "the store of the process group does not answer: %s"
 
 
-def together(group, what, act, undo, timeout):
+def together(group, what, act, undo, timeout, agreements=None):
     """Calls act() here, as every rank does. If a rank fails or does not come, those that succeeded call undo(), and all raise AmemError.
 
     timeout: seconds from the end of this rank's part until the decision; None: default_timeout().
+    agreements: of the group; default: its cycles.
     """
+    agreements = agreements or group.cycles
     timeout, failure, done = default_timeout() if timeout is None else timeout, None, False
     try:
-        group.cycles.begin(what, timeout)
+        agreements.begin(what, timeout)
     except _calls.AmemError:
         raise
     except Exception as error:  # the store's errors have no common class
         raise _failed(group, what, LOST % error, None, None) from error
     except BaseException as error:
-        _refuse(group, error)
+        _refuse(agreements, error)
         raise
     try:
         try:
@@ -387,12 +406,12 @@ def together(group, what, act, undo, timeout):
         except _calls.AmemError as error:
             failure = error
         try:
-            decision = group.cycles.enter({"what": what, "failure": failure and reason_of(failure)}, timeout)
+            decision = agreements.enter({"what": what, "failure": failure and reason_of(failure)}, timeout)
         except Exception as error:  # pylint: disable=broad-except  # the store's errors have no common class
             decision = {"ok": False, "message": LOST % error}
     except BaseException as error:  # an interrupt, or a wrong tag: the others need not wait for their deadline
         # An interrupt may have come when this rank's part was done. What all had agreed on by then stays.
-        if not _refuse(group, error) and (done or not isinstance(error, Exception)):
+        if not _refuse(agreements, error) and (done or not isinstance(error, Exception)):
             undo()
         raise
     if failure is None and decision["ok"]:
@@ -402,10 +421,10 @@ def together(group, what, act, undo, timeout):
     raise _failed(group, what, decision["message"], failure, undo if done else None) from failure
 
 
-def _refuse(group, error):
+def _refuse(agreements, error):
     """Tells the others of an error that is not AMem's. Returns whether all had succeeded already."""
     with contextlib.suppress(Exception):
-        return group.cycles.refuse(failed({**group.describe(), "failure": "%s: %s" % (type(error).__name__, error)}))
+        return agreements.refuse(failed({**agreements.group.describe(), "failure": "%s: %s" % (type(error).__name__, error)}))
     return False
 
 
@@ -443,6 +462,12 @@ def has_nothing():
         return None
 
 
+def await_idle():
+    """Waits until the GPUs that NCCL uses in this process are idle."""
+    if not has_nothing():
+        _tags.await_idle()
+
+
 def part_of(operation, act, tags, by=_tags):
     """(act, undo): functions for this process's part of a pause or resume of these tags. What undoes it changes nothing that was so before.
     `by` has the pause and resume_in_time that undo it."""
@@ -462,4 +487,8 @@ def part_of(operation, act, tags, by=_tags):
 def cycle(operation, act, process_group, tags, timeout, by=_tags):
     """act(*tags), the pause or resume of these tags, on all hosts of a process group or on none: if one cannot resume, the others pause
     again, contents kept. A rank that has no memory under AMem takes part in the agreement alone."""
-    together(group_of(process_group), "%s of %s" % (operation, ", ".join(tags)), *part_of(operation, act, tags, by), timeout)
+    group, what = group_of(process_group), "%s of %s" % (operation, ", ".join(tags))
+    if group.idleness and asks_cards(operation, tags):
+        together(group, what, await_idle, lambda: None, timeout, group.idleness)
+        act = functools.partial(act, hosts_idle=True)
+    together(group, what, *part_of(operation, act, tags, by), timeout)

@@ -32,6 +32,8 @@ FAMILIES = {
     "amem_communicator_bytes": ("gauge", "bytes", "NCCL's memory by communicator; `unknown` is what cannot be attributed."),
     "amem_class_bytes": ("gauge", "bytes", "Memory by class."),
     "amem_kept_bytes": ("gauge", "bytes", "What a pause of NCCL's memory leaves on the GPU, by reason."),
+    "amem_card_bytes": ("gauge", "bytes", "What a network card or plugin holds of NCCL's memory; `kind`: a pause gives it up (renewable), or not (pinned)."),
+    "amem_card_regions": ("gauge", "", "In how many registrations."),
     "amem_pauses": ("counter", "", "Pauses of NCCL's memory that succeeded."),
     "amem_resumes": ("counter", "", "Resumes of NCCL's memory that succeeded."),
     "amem_failures": ("counter", "", "Pauses and resumes that failed, by the phase in which they did."),
@@ -73,6 +75,10 @@ def _of_holdings(add: Callable[..., None], stats: Dict[str, Any]) -> None:
         add("amem_communicator_bytes", count, communicator=name)
     for reason, count in stats.get("kept_bytes", {}).items():
         add("amem_kept_bytes", count, reason=reason)
+    for card in stats.get("registered", {}).get("cards", ()):
+        for kind in ("renewable", "pinned"):
+            add("amem_card_bytes", card[kind + "_bytes"], card=card["card"] or "unknown", kind=kind)
+            add("amem_card_regions", card[kind + "_regions"], card=card["card"] or "unknown", kind=kind)
 
 
 def _of_cycles(add: Callable[..., None], stats: Dict[str, Any]) -> None:

@@ -109,6 +109,11 @@ def _array(tags: Sequence[str]) -> Tuple[Any, int]:
     return (ctypes.c_char_p * len(names))(*names), len(names)
 
 
+def await_idle() -> None:
+    """Waits until the GPUs that NCCL uses in this process are idle."""
+    _calls.check(_calls.lib.amem_pause(None, 0, ONLY_ASK, None))
+
+
 def open_pool(tag: str, policy: str) -> None:
     """Makes the pool of a tag; it may exist already, with the same policy."""
     if policy not in POLICIES:
@@ -138,7 +143,8 @@ def pause(*tags: str, wait: bool = True, stream: Any = None, process_group: Any 
              A rank that has no memory under AMem (no GPU, or AMEM_ENABLE=0) takes part with nothing.
     timeout: seconds that such a pause waits for the other ranks when its own part is done; default: nine eighths of AMEM_TIMEOUT_MS.
     hosts_idle: the GPUs of all ranks on all hosts have finished their work, and the caller has made sure of it: synchronize, then a
-             barrier. Only then AMEM_NETWORK=renew takes what network cards hold (amem.h: AMEM_HOSTS_IDLE).
+             barrier. Only then AMEM_NETWORK=renew takes what network cards hold (amem.h: AMEM_HOSTS_IDLE). With process_group the
+             ranks do that themselves: each waits until its GPUs are idle, they meet in the store, and pause then.
 
     Nothing may touch the memory of a paused tag until it is resumed: a kernel that does faults, and takes its CUDA context with it.
     However often it is called, it lasts until one resume(); blocks of amem.paused, rollouts and adapters pause for themselves.
@@ -370,7 +376,8 @@ def memory() -> Dict[str, Any]:
     under AMem": a pause leaves NCCL's memory where it is, and "failure" says why), "bytes" (as the driver gave them, in chunks or slabs, of
     which a small part may be in use), "part_bytes" (as they were asked for), "resident_bytes" (of "bytes", on the GPU now), "kept_bytes"
     and "kept" (what a pause has to leave, by reason), "held_by" (of that, what other libraries hold, by their names), "parts"
-    (allocations), "devices", "pinned_bytes" (of the host, for its contents now), "last_pause_ms", "last_resume_ms" (None if there was none), "failure". The tags "nccl" and "user" (memory of ncclMemAlloc) are
+    (allocations), "devices", "pinned_bytes" (of the host, for its contents now), "last_pause_ms", "last_resume_ms" (None if there was none), "failure". Of "nccl" also "cards": what each network card holds, with
+    "renewable_bytes" (a pause gives it up; "renewable_now_bytes" of it are with the card now) and "pinned", what stays, by the reason. The tags "nccl" and "user" (memory of ncclMemAlloc) are
     among them. No tags before memory was asked for, with AMEM_ENABLE=0, or where there is no GPU; "reason" says which.
     """
     answer: Dict[str, Any] = _calls.read_json(b"memory")

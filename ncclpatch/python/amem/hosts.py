@@ -14,6 +14,7 @@ The caller needs neither a GPU nor the library. Ray itself is imported only wher
 """
 
 import contextlib
+import functools
 import itertools
 import os
 import socket
@@ -38,13 +39,28 @@ def _remember(attempts, attempt, value):
         attempts.pop(next(iter(attempts)))
 
 
-def _act(attempt, operation, tags):
+def _who():
+    return {"host": socket.gethostname(), "pid": os.getpid(), "failure": None}
+
+
+def _await_idle():
+    """Waits until this actor's GPUs are idle. Returns {"host", "pid", "failure"}."""
+    try:
+        with _calls.explained_later():
+            _hosts.await_idle()
+    except Exception as error:  # pylint: disable=broad-except  # as in _act
+        return {**_who(), "failure": _hosts.reason_of(error)}
+    return _who()
+
+
+def _act(attempt, operation, tags, hosts_idle=False):
     """The actor's part of an attempt, unless the caller has given it up. Returns {"host", "pid", "failure"}."""
-    who = {"host": socket.gethostname(), "pid": os.getpid(), "failure": None}
+    who = _who()
     with _lock:
         if attempt in _given_up:
             return {**who, "failure": _hosts.LATE}
-    act, undo = _hosts.part_of(operation, _tags.pause if operation == "pause" else _tags.resume_in_time, tags)
+    pause = functools.partial(_tags.pause, hosts_idle=True) if hosts_idle else _tags.pause
+    act, undo = _hosts.part_of(operation, pause if operation == "pause" else _tags.resume_in_time, tags)
     try:
         with _calls.explained_later():
             act()
@@ -125,8 +141,17 @@ def _run(operation, actors, tags, timeout, engine):
     engine = engine or Ray()
     timeout = _hosts.default_timeout() if timeout is None else timeout
     attempt = "%s-%d-%d-%d" % (socket.gethostname(), os.getpid(), time.monotonic_ns(), next(_numbers))
+    idle = _hosts.renews() and _hosts.asks_cards(operation, tags)
+    parts = [(_await_idle,)] if idle else []
+    parts.append((_act, attempt, operation, tags, idle))
+    for part in parts:
+        _all_do(part, operation, actors, tags, timeout, engine, attempt)
+
+
+def _all_do(part, operation, actors, tags, timeout, engine, attempt):
+    """One part of an attempt, function and arguments, by all actors."""
     try:
-        calls = [engine.call(actor, _act, attempt, operation, tags) for actor in actors]
+        calls = [engine.call(actor, *part) for actor in actors]
         answers = engine.wait(calls, timeout)
     except BaseException:  # Ctrl-C, for example: without this some actors would stay paused, and nobody would know which
         with contextlib.suppress(Exception):  # the first error is the one to tell
@@ -167,6 +192,8 @@ def pause(actors, *tags, timeout=None, engine=None):
     actors:   of one job, all of them: those that share NCCL memory have to come together. Each must be free to run a method.
     timeout:  seconds for the actors to do it, and again for undoing; default: nine eighths of AMEM_TIMEOUT_MS.
     engine:   what calls the actors; default Ray.
+    With AMEM_NETWORK=renew, in the caller's environment as in the actors', their GPUs are waited for to be idle first, so that what
+    network cards hold leaves, too.
     AmemError (code 6): names the rank, which is the number in `actors`, its host and its reason. Then those that live are as before,
     and it can be called again. An exception that comes while it waits, Ctrl-C for example, makes all undo as well.
     """

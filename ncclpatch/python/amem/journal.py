@@ -166,7 +166,7 @@ class Job:
         return _ask("top", ["--by", "peer"], self._places)
 
     def top(self, by="site"):
-        """What holds the most memory, by "site", "communicator", "tag", "peer", "size" or "age": a list of dicts."""
+        """What holds the most memory, by "site", "communicator", "tag", "peer", "card", "size" or "age": a list of dicts."""
         answer = _ask("top", ["--by", by], self._places)
         return answer["peers"] if by == "peer" else answer
 

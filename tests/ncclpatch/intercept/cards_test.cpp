@@ -1,21 +1,11 @@
 // AMEM_NETWORK=renew: a pause takes memory that NCCL has registered with a network card, and a resume registers it anew.
-//
-// The card of this file gives each registration new keys and knows which live: a request that uses another one is counted as
-// stale. Requests complete when a test says so.
-#include "ncclpatch/intercept/cards.h"
-
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
-#include <cerrno>
-#include <deque>
-#include <map>
-#include <set>
 
-#include "ncclpatch/nccl/attribution.h"
-#include "tests/ncclpatch/intercept/intercepted.h"
+#include "ncclpatch/intercept/live_keys.h"
+#include "tests/ncclpatch/intercept/with_card.h"
 
 #if __has_include(<infiniband/verbs.h>)
 #include <infiniband/verbs.h>
@@ -26,12 +16,71 @@ namespace amem {
 namespace {
 
 namespace verbs = intercept::verbs;
+using test::g_card;
+using test::RunJob;
+using test::RunWork;
+using test::Work;
 
-const bool kRenews = [] {  // before any session starts
-  setenv("AMEM_NETWORK", "renew", 1);
-  Runtime::Get().SetAbove({.renew = &intercept::Renew});
-  return true;
-}();
+class CardsTest : public test::WithCard {};
+
+using intercept::LiveKeys;
+
+TEST(LiveKeysTest, a_key_is_good_for_its_own_memory_and_domain_until_it_is_removed) {
+  static LiveKeys keys;
+  const int domain = 0, other = 0;
+  keys.Add({7, &domain, 0x1000, 0x3000});
+  EXPECT_TRUE(keys.Cover(7, &domain, 0x1000, 0x2000));
+  EXPECT_FALSE(keys.Cover(7, &domain, 0x1000, 0x2001));
+  EXPECT_FALSE(keys.Cover(7, &domain, 0xfff, 2));
+  EXPECT_FALSE(keys.Cover(7, &other, 0x1000, 1));
+  EXPECT_FALSE(keys.Cover(8, &domain, 0x1000, 1));
+  keys.Add({7, &other, 0x8000, 0x9000});
+  EXPECT_TRUE(keys.Cover(7, &domain, 0x1000, 1)) << "cards count alike";
+  EXPECT_TRUE(keys.Cover(7, &other, 0x8000, 1));
+  keys.Remove(7, &domain);
+  EXPECT_FALSE(keys.Cover(7, &domain, 0x1000, 1));
+  EXPECT_TRUE(keys.Cover(7, &other, 0x8000, 1));
+}
+
+TEST(LiveKeysTest, keys_that_find_no_place_are_unknown_and_no_other_suffers) {
+  static LiveKeys keys;
+  constexpr std::uint32_t kMany = 20'000;
+  const int domain = 0;
+  for (std::uint32_t key = 1; key <= kMany; ++key) keys.Add({key, &domain, key * 0x1000ULL, (key + 1) * 0x1000ULL});
+  std::uint32_t known = 0;
+  for (std::uint32_t key = 1; key <= kMany; ++key) {
+    known += keys.Cover(key, &domain, key * 0x1000ULL, 0x1000) ? 1 : 0;
+    ASSERT_FALSE(keys.Cover(key, &domain, key * 0x1000ULL, 0x1001));
+  }
+  EXPECT_GT(known, 4000U);
+  for (std::uint32_t key = 1; key <= kMany; ++key) keys.Remove(key, &domain);
+  for (std::uint32_t key = 1; key <= kMany; ++key) ASSERT_FALSE(keys.Cover(key, &domain, key * 0x1000ULL, 1));
+}
+
+// A card may give a key again, for other memory.
+TEST(LiveKeysTest, a_reader_never_takes_a_key_for_another_ones_memory) {
+  static LiveKeys keys;
+  static constexpr std::uint64_t kLow = 0x10000, kHigh = 0x40000, kSize = 0x1000;
+  const int domain = 0;
+  std::atomic<bool> ended = false;
+  std::atomic<std::uint64_t> wrong = 0, right = 0;
+  std::thread reads([&] {
+    while (!ended) {
+      // From one memory into the other: good only for whoever reads half of each entry.
+      wrong += keys.Cover(7, &domain, kLow, kHigh - kLow + kSize) ? 1 : 0;
+      right += keys.Cover(7, &domain, kLow, kSize) || keys.Cover(7, &domain, kHigh, kSize) ? 1 : 0;
+    }
+  });
+  for (int i = 0; i < 20'000 || right == 0; ++i) {
+    keys.Add({7, &domain, kLow, kLow + kSize});
+    keys.Remove(7, &domain);
+    keys.Add({7, &domain, kHigh, kHigh + kSize});
+    keys.Remove(7, &domain);
+  }
+  ended = true;
+  reads.join();
+  EXPECT_EQ(wrong, 0U);
+}
 
 #ifdef HAVE_VERBS
 #define SAME(ours, field, theirs, other) static_assert(offsetof(ours, field) == offsetof(theirs, other))
@@ -66,251 +115,6 @@ SAME(verbs::Context, send, ibv_context, ops.post_send);
 SAME(verbs::Context, receive, ibv_context, ops.post_recv);
 #endif
 
-// The card, behind the functions of libibverbs.
-struct FakeCard {
-  std::mutex mutex;
-  std::set<std::uint32_t> keys;
-  std::uint32_t next_key = 100, next_pair = 7;
-  std::uint64_t registrations = 0, deregistrations = 0, stale = 0, sent = 0;
-  int register_fails = 0, deregister_fails = 0;  // with this errno; the former after so many:
-  int registers_before = 0;
-  std::deque<verbs::Completion> completions;
-  std::vector<verbs::Completion> open;  // what a test lets complete
-
-  void Reset() {
-    const std::lock_guard lock(mutex);
-    register_fails = deregister_fails = registers_before = 0;
-    registrations = deregistrations = stale = sent = 0;
-    completions.clear();
-    open.clear();
-  }
-  void CompleteAll() {
-    const std::lock_guard lock(mutex);
-    completions.insert(completions.end(), open.begin(), open.end());
-    open.clear();
-  }
-} g_card;
-
-int CardSends(verbs::Pair* pair, verbs::Send* work, verbs::Send**) {
-  const std::lock_guard lock(g_card.mutex);
-  for (; work != nullptr; work = work->next) {
-    ++g_card.sent;
-    for (int i = 0; i < work->count; ++i) g_card.stale += g_card.keys.contains(work->parts[i].local_key) ? 0 : 1;
-    if (work->opcode == verbs::kReads) g_card.stale += g_card.keys.contains(work->remote_key) ? 0 : 1;
-    if ((work->flags & verbs::kSignaled) != 0) g_card.open.push_back({.id = work->id, .number = pair->number});
-  }
-  return 0;
-}
-int CardReceives(verbs::Pair* pair, verbs::Receive* work, verbs::Receive**) {
-  const std::lock_guard lock(g_card.mutex);
-  for (; work != nullptr; work = work->next)
-    g_card.open.push_back({.id = work->id, .opcode = verbs::kReceived, .number = pair->number});
-  return 0;
-}
-int CardPolls(verbs::Queue*, int most, verbs::Completion* completions) {
-  const std::lock_guard lock(g_card.mutex);
-  int polled = 0;
-  for (; polled < most && !g_card.completions.empty(); ++polled) {
-    completions[polled] = g_card.completions.front();
-    g_card.completions.pop_front();
-  }
-  return polled;
-}
-verbs::Context* OpenCard(void* device) {
-  auto* const context = new verbs::Context{};
-  context->device = static_cast<verbs::Device*>(device);
-  context->poll = &CardPolls;
-  context->send = &CardSends;
-  context->receive = &CardReceives;
-  return context;
-}
-int CloseCard(verbs::Context* context) {
-  EXPECT_EQ(context->send, &CardSends) << "the library finds its own functions";
-  delete context;
-  return 0;
-}
-verbs::Pair* MakePair(void* domain, verbs::PairWanted*) {
-  auto* const pair = new verbs::Pair{};
-  pair->domain = static_cast<verbs::Domain*>(domain);
-  pair->context = pair->domain->context;
-  pair->number = g_card.next_pair++;
-  return pair;
-}
-int EndPair(verbs::Pair* pair) {
-  delete pair;
-  return 0;
-}
-void* RegisterRegion(void* domain, void* address, size_t bytes, int) {
-  const std::lock_guard lock(g_card.mutex);
-  if (g_card.register_fails != 0 && g_card.registers_before-- <= 0) return errno = g_card.register_fails, nullptr;
-  auto* const region = new verbs::Region{};
-  region->domain = static_cast<verbs::Domain*>(domain);
-  region->address = address;
-  region->bytes = bytes;
-  region->local_key = g_card.next_key++;
-  region->remote_key = g_card.next_key++;
-  g_card.keys.insert({region->local_key, region->remote_key});
-  ++g_card.registrations;
-  return region;
-}
-void* RegisterAtIo(void* domain, void* address, size_t bytes, std::uint64_t, unsigned access) {
-  return RegisterRegion(domain, address, bytes, static_cast<int>(access));
-}
-int Undo(void* handle) {
-  const std::lock_guard lock(g_card.mutex);
-  if (g_card.deregister_fails != 0) return g_card.deregister_fails;
-  auto* const region = static_cast<verbs::Region*>(handle);
-  EXPECT_EQ(g_card.keys.erase(region->local_key), 1U) << "it was the card's own region";
-  g_card.keys.erase(region->remote_key);
-  ++g_card.deregistrations;
-  delete region;
-  return 0;
-}
-
-using Work = std::function<void()>;
-void* RunWork(void* work) {
-  (*static_cast<const Work*>(work))();
-  return nullptr;
-}
-void* RunJob(void* work) { return RunWork(work); }
-
-class CardsTest : public test::Intercepted {
- protected:
-  template <class F>
-  static F* Verbs(const char* name, F* real) {
-    bool replaced = false;
-    void* const entry = replacements::BindExported(name, reinterpret_cast<void*>(real), &replaced);
-    EXPECT_TRUE(replaced) << name;
-    return reinterpret_cast<F*>(entry);
-  }
-  // On a thread that NCCL starts with that function.
-  static void OnThread(void* (*runs)(void*), const Work& work) {
-    const auto start = reinterpret_cast<decltype(pthread_create)*>(nccl::ThreadStarts().front().replacement);
-    CUcontext context = nullptr;
-    EXPECT_EQ(PLAIN(cuCtxGetCurrent)(&context), CUDA_SUCCESS);
-    Work all = [&] {
-      EXPECT_EQ(PLAIN(cuCtxSetCurrent)(context), CUDA_SUCCESS);
-      work();
-    };
-    pthread_t thread{};
-    ASSERT_EQ(start(&thread, nullptr, runs, &all), 0);
-    pthread_join(thread, nullptr);
-  }
-  // As a communicator's proxy: NCCL has started the thread while it made a communicator.
-  static void OnServiceThread(const Work& work, CommunicatorId of = {}) {
-    nccl::t_state.making = true;
-    const auto before = std::exchange(nccl::t_state.id, of);
-    OnThread(&RunWork, work);
-    nccl::t_state.id = before;
-    nccl::t_state.making = false;
-  }
-  [[nodiscard]] CUdeviceptr Buffer(size_t bytes) {
-    CUdeviceptr address = 0;
-    EXPECT_EQ((Nccl<int(size_t, CUdeviceptr*)>("stand_in_nccl_small_buffer")(bytes, &address)), 0);
-    buffers_.emplace_back(address, bytes);
-    return address;
-  }
-  verbs::Region* Register(CUdeviceptr address, size_t bytes) {
-    return static_cast<verbs::Region*>(reg_mr(&domain_, reinterpret_cast<void*>(address), bytes, 7));
-  }
-  verbs::Pair* Connect() {
-    verbs::PairWanted wanted{};
-    return pairs_.emplace_back(create_qp(&domain_, &wanted));
-  }
-  // A connection's buffer, registered as NCCL's proxy does it.
-  void MakeConnection() {
-    OnServiceThread([&] {
-      pair_ = Connect();
-      buffer_ = Buffer(kBytes);
-      region_ = Register(buffer_, kBytes);
-    });
-    ASSERT_NE(region_, nullptr);
-  }
-  // Of today; a resume on another thread writes it.
-  [[nodiscard]] std::uint32_t Key() const { return std::atomic_ref(region_->local_key).load(std::memory_order_relaxed); }
-  [[nodiscard]] State Now() const { return session().CopyState(); }
-  [[nodiscard]] Allocation Below(CUdeviceptr address) const {
-    const State state = Now();
-    return state.allocations.at(state.MappingAt(Address{address})->second.allocation);
-  }
-  [[nodiscard]] static std::string KeptWhy() {
-    std::string why;
-    session().Inspect([&](const State& state) {
-      for (const auto& [id, region] : state.regions) why += region.kept;
-      return 0;
-    });
-    return why;
-  }
-  int Post(verbs::Pair* pair, std::uint32_t key, unsigned flags = verbs::kSignaled, CUdeviceptr address = 0) {
-    verbs::Part part{address == 0 ? buffer_ : address, 64, key};
-    verbs::Send work{.id = 1, .parts = &part, .count = 1, .flags = flags}, *bad = nullptr;
-    return pair->context->send(pair, &work, &bad);
-  }
-  int PostReceive(verbs::Pair* pair) {
-    verbs::Receive work{.id = 2}, *bad = nullptr;
-    return pair->context->receive(pair, &work, &bad);
-  }
-  int Poll() {
-    std::array<verbs::Completion, 16> completions{};
-    verbs::Queue queue{context_};
-    return context_->poll(&queue, completions.size(), completions.data());
-  }
-  void PauseStays() {
-    ASSERT_TRUE(session().PauseOfIdleHosts().ok());
-    EXPECT_TRUE(Below(buffer_).resident);
-    EXPECT_EQ(WhyKept(Below(buffer_)), KeepReason::kRegistered);
-    EXPECT_EQ(g_card.deregistrations, 0U);
-  }
-  void PauseLeaves() {
-    ASSERT_TRUE(session().PauseOfIdleHosts().ok());
-    EXPECT_FALSE(Below(buffer_).resident) << KeptWhy();
-  }
-  void Resume() {
-    const Status resumed = session().Resume();
-    ASSERT_TRUE(resumed.ok()) << resumed.message();
-  }
-
-  void SetUp() override {
-    ASSERT_TRUE(kRenews);
-    Intercepted::SetUp();
-    g_card.Reset();
-    std::snprintf(device_.name, sizeof device_.name, "mlx5_7");
-    context_ = open_device(&device_);
-    domain_.context = context_;
-  }
-  void TearDown() override {
-    Resume();
-    g_card.deregister_fails = g_card.register_fails = 0;
-    if (region_ != nullptr) {
-      EXPECT_EQ(dereg_mr(region_), 0);
-    }
-    for (verbs::Pair* const pair : pairs_) EXPECT_EQ(destroy_qp(pair), 0);
-    for (const auto& [address, bytes] : buffers_)
-      EXPECT_EQ((Nccl<int(CUdeviceptr, size_t)>("stand_in_nccl_free_buffer")(address, bytes)), 0);
-    EXPECT_EQ(close_device(context_), 0);
-    EXPECT_TRUE(Now().regions.empty());
-    EXPECT_TRUE(g_card.keys.empty()) << "all was deregistered";
-    EXPECT_EQ(g_card.stale, 0U);
-    Intercepted::TearDown();
-  }
-
-  decltype(&RegisterRegion) reg_mr = Verbs("ibv_reg_mr", &RegisterRegion);
-  decltype(&RegisterAtIo) reg_mr_iova2 = Verbs("ibv_reg_mr_iova2", &RegisterAtIo);
-  decltype(&Undo) dereg_mr = Verbs("ibv_dereg_mr", &Undo);
-  decltype(&OpenCard) open_device = Verbs("ibv_open_device", &OpenCard);
-  decltype(&CloseCard) close_device = Verbs("ibv_close_device", &CloseCard);
-  decltype(&MakePair) create_qp = Verbs("ibv_create_qp", &MakePair);
-  decltype(&EndPair) destroy_qp = Verbs("ibv_destroy_qp", &EndPair);
-  verbs::Device device_{};
-  verbs::Context* context_ = nullptr;
-  verbs::Domain domain_{};
-  verbs::Pair* pair_ = nullptr;
-  verbs::Region* region_ = nullptr;
-  CUdeviceptr buffer_ = 0;
-  std::vector<std::pair<CUdeviceptr, size_t>> buffers_;
-  std::vector<verbs::Pair*> pairs_;
-};
-
 TEST_F(CardsTest, a_pause_takes_a_connections_buffer_and_a_resume_gives_its_region_new_keys) {
   MakeConnection();
   EXPECT_EQ(Below(buffer_).renewable, 1U);
@@ -330,6 +134,25 @@ TEST_F(CardsTest, a_pause_takes_a_connections_buffer_and_a_resume_gives_its_regi
   EXPECT_EQ(Post(pair_, Key()), 0);
   g_card.CompleteAll();
   EXPECT_EQ(Poll(), 1);
+}
+
+// In amem.stats(), and in amem.memory() of the tag nccl.
+TEST_F(CardsTest, what_each_card_holds_is_told_also_in_a_pause) {
+  MakeConnection();
+  verbs::Region* const window = Register(buffer_, kBytes / 2);  // by a thread of the program's
+  const auto holds = [](const std::string& text) { return session().StatisticsJson().find(text) != std::string::npos; };
+  const std::string pinned =
+      R"("pinned":{"it was not registered by the thread that serves a communicator's connections":1048576},)";
+  EXPECT_TRUE(holds(R"("cards":[{"card":"mlx5_7",)" + pinned + R"("pinned_bytes":1048576,"pinned_regions":1,)" +
+                    R"("renewable_bytes":2097152,"renewable_now_bytes":2097152,"renewable_regions":1}])"))
+      << session().StatisticsJson();
+  EXPECT_EQ(dereg_mr(window), 0);
+  PauseLeaves();
+  const std::string gone = R"("renewable_bytes":2097152,"renewable_now_bytes":0,"renewable_regions":1)";
+  EXPECT_TRUE(holds(gone)) << session().StatisticsJson();
+  EXPECT_NE(session().MemoryJson().find(gone), std::string::npos) << session().MemoryJson();
+  EXPECT_NE(session().StatisticsText().find("a pause undoes       2 MiB in 1 regions that mlx5_7 holds"), std::string::npos)
+      << session().StatisticsText();
 }
 
 TEST_F(CardsTest, without_the_word_that_all_hosts_are_idle_it_stays) {
@@ -557,6 +380,80 @@ TEST_F(CardsTest, what_is_posted_during_a_pause_waits_and_uses_no_key_that_has_e
   EXPECT_EQ(Poll(), 3);
 }
 
+// Not even while a card takes its time for another registration.
+TEST_F(CardsTest, a_send_with_keys_that_live_waits_for_nobody) {
+  MakeConnection();
+  CUdeviceptr second = 0;
+  verbs::Region* other = nullptr;
+  OnServiceThread([&] {
+    Connect();
+    second = Buffer(kBytes);
+    other = Register(second, kBytes);
+  });
+  verbs::Region* const programs = Register(memory(), kBytes);
+  PauseLeaves();
+  Resume();
+  std::atomic<bool> begun = false, sent = false, waited = false;
+  g_card.on_deregistering = [&] {
+    begun = true;
+    for (int i = 0; i < 2000 && !sent; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    waited = !sent;
+  };
+  std::thread ends([&] { EXPECT_EQ(dereg_mr(other), 0); });
+  while (!begun) std::this_thread::yield();
+  EXPECT_EQ(Post(pair_, Key()), 0);
+  EXPECT_EQ(Post(pair_, programs->local_key, verbs::kSignaled, memory()), 0) << "a buffer of the program's";
+  sent = true;
+  ends.join();
+  EXPECT_FALSE(waited);
+  g_card.on_deregistering = {};
+  g_card.CompleteAll();
+  EXPECT_EQ(Poll(), 2);
+  EXPECT_EQ(dereg_mr(programs), 0);
+}
+
+TEST_F(CardsTest, what_the_card_refuses_is_not_under_way) {
+  MakeConnection();
+  verbs::Part part{buffer_, 64, Key()};
+  verbs::Send third{.id = 3, .parts = &part, .count = 1, .flags = verbs::kSignaled};
+  verbs::Send second{.id = 2, .next = &third, .parts = &part, .count = 1, .flags = verbs::kSignaled};
+  verbs::Send first{.id = 1, .next = &second, .parts = &part, .count = 1, .flags = verbs::kSignaled}, *bad = nullptr;
+  g_card.accepts = 1;
+  EXPECT_EQ(pair_->context->send(pair_, &first, &bad), ENOMEM);
+  EXPECT_EQ(bad, &second);
+  PauseStays();
+  EXPECT_NE(KeptWhy().find("has 1 send and 0 receives under way"), std::string::npos) << KeptWhy();
+  Resume();
+  g_card.CompleteAll();
+  EXPECT_EQ(Poll(), 1);
+  PauseLeaves();
+}
+
+// A pause finds the card quiet or not; either way no send uses a key that has ended.
+TEST_F(CardsTest, sends_go_on_through_many_pauses) {
+  MakeConnection();
+  std::atomic<bool> ended = false;
+  std::thread sends([&] {
+    while (!ended) {
+      const std::uint32_t key = Key();
+      std::this_thread::yield();
+      EXPECT_EQ(Post(pair_, key), 0);
+      g_card.CompleteAll();
+      EXPECT_EQ(Poll(), 1);
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  });
+  int left = 0;
+  for (int cycle = 0; cycle < 20; ++cycle) {
+    EXPECT_TRUE(session().PauseOfIdleHosts().ok());
+    left += Below(buffer_).resident ? 0 : 1;
+    Resume();
+  }
+  ended = true;
+  sends.join();
+  EXPECT_GT(left, 0);
+}
+
 TEST_F(CardsTest, a_communicator_that_ends_while_paused_is_let_go_and_others_wait_on) {
   MakeConnection();
   PauseLeaves();
@@ -671,6 +568,40 @@ TEST_F(CardsTest, what_was_registered_before_the_one_that_fails_is_deregistered_
   g_card.register_fails = 0;
   Resume();
   EXPECT_EQ(g_card.keys.size(), 4U);
+  EXPECT_EQ(dereg_mr(other), 0);
+}
+
+// One of two registrations of a buffer stays, so the buffer does. What a resume that fails registered of it is of no harm.
+TEST_F(CardsTest, a_failed_resume_leaves_a_buffer_that_has_stayed_with_its_card) {
+  MakeConnection();
+  verbs::Region *same = nullptr, *other = nullptr;
+  OnServiceThread([&] {
+    Connect();
+    same = Register(buffer_, kBytes);
+    other = Register(Buffer(kBytes), kBytes);
+  });
+  g_card.on_deregistering = [calls = 0]() mutable { g_card.deregister_fails = ++calls == 2 ? EBUSY : 0; };
+  ASSERT_TRUE(session().PauseOfIdleHosts().ok());
+  g_card.on_deregistering = {};
+  EXPECT_TRUE(Below(buffer_).resident);
+  EXPECT_EQ(g_card.keys.size(), 2U) << KeptWhy();
+  g_card.register_fails = ENOMEM;
+  g_card.registers_before = 1;
+  EXPECT_FALSE(session().ResumeInTime().ok());
+  EXPECT_TRUE(session().paused());
+  EXPECT_TRUE(Below(buffer_).resident);
+  g_card.register_fails = 0;
+  Resume();
+  EXPECT_EQ(g_card.keys.size(), 6U);
+  for (const verbs::Region* const region : {region_, same}) {
+    EXPECT_EQ(Post(pair_, region->local_key), 0);
+    g_card.CompleteAll();
+    EXPECT_EQ(Poll(), 1);
+  }
+  PauseLeaves();
+  EXPECT_TRUE(g_card.keys.empty());
+  Resume();
+  EXPECT_EQ(dereg_mr(same), 0);
   EXPECT_EQ(dereg_mr(other), 0);
 }
 

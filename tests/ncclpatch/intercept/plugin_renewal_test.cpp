@@ -1,6 +1,9 @@
 // With AMEM_NETWORK=renew: what NCCL holds of a plugin's registration leads to the plugin's handle of today, and nothing is
 // under way while that changes. Whole jobs over such a plugin are in tests/scenarios/network_test.cpp.
+#include <algorithm>
 #include <array>
+#include <cstdlib>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -15,14 +18,14 @@ using intercept::PluginHandles;
 
 constexpr int kHost = 1, kGpu = 2;  // NCCL_PTR_HOST, NCCL_PTR_CUDA
 
-// The functions of a table, by their places in versions 6 to 12.
+// The functions of a table, by their places in versions 6 to 12. `oldest`: version 5, which lacks regMrDmaBuf.
 struct Net {
   void** table;
-  bool profiling;
+  bool profiling, oldest = false;
 
   template <class F>
   F* At(std::size_t place) const {
-    return reinterpret_cast<F*>(table[place]);
+    return reinterpret_cast<F*>(table[oldest && place > 7 ? place - 1 : place]);
   }
   int Connect() const { return At<int(int, void*, void**, void**)>(5)(0, nullptr, nullptr, nullptr); }
   int RegMr(void* comm, void* data, int type, void** handle) const {
@@ -74,6 +77,14 @@ class PluginRenewalTest : public test::Intercepted {
   Net Table(const char* name, bool profiling) {
     return {static_cast<void**>(Nccl<void*(void*, const char*)>("stand_in_nccl_look_up")(plugin_, name)), profiling};
   }
+  // The table of version 5 gets the name and the functions of that of version 7.
+  void MakeOldestRenewable() {
+    void** const oldest = static_cast<void**>(dlsym(plugin_, "ncclNetPlugin_v5"));
+    void** const from = static_cast<void**>(dlsym(plugin_, "ncclNetPlugin_v7"));
+    std::copy_n(from + 9, 7, oldest + 8);  // from deregMr to closeRecv
+    oldest[0] = const_cast<char*>("IBext_v5");
+    oldest[7] = from[7];
+  }
   Seen& seen() { return Switch<Seen>("stand_in_plugin_seen"); }
   int& transfers() { return Switch<int>("stand_in_plugin_transfers"); }
   void*& undone() { return Switch<void*>("stand_in_plugin_undone"); }
@@ -84,16 +95,25 @@ class PluginRenewalTest : public test::Intercepted {
     for (const auto& [id, region] : session().CopyState().regions) all.push_back(id);
     return all;
   }
+  static std::map<RegionId, intercept::TrafficGate*> Gates() {
+    std::map<RegionId, intercept::TrafficGate*> gates;
+    handles().FindGates(Regions(), &gates);
+    return gates;
+  }
   static std::string Drained() {
-    const auto kept = handles().Drain(Regions(), In(std::chrono::milliseconds(0)));
-    return kept.empty() ? "" : kept.front().why;
+    for (const auto& [region, gate] : Gates())
+      if (std::string busy = gate->Shut(In(std::chrono::milliseconds(0))); !busy.empty()) return busy;
+    return {};
+  }
+  static void Open() {
+    for (const auto& [region, gate] : Gates()) gate->Reopen();
   }
   static void Undo() {
     for (const RegionId id : Regions()) EXPECT_TRUE(handles().Deregister(id).ok());
   }
   static void Again() {
     for (const RegionId id : Regions()) EXPECT_TRUE(handles().Register(id).ok());
-    handles().Open();
+    Open();
   }
 
   void* plugin_ = nullptr;
@@ -102,10 +122,13 @@ class PluginRenewalTest : public test::Intercepted {
 };
 
 TEST_F(PluginRenewalTest, each_call_leads_to_the_plugins_handle_of_today) {
-  for (const auto& [name, profiling] :
-       {std::pair{"ncclNetPlugin_v7", false}, std::pair{"ncclNetPlugin_v10", true}, std::pair{"ncclNetPlugin_v11", true}}) {
+  MakeOldestRenewable();
+  for (const char* const name :
+       {"ncclNetPlugin_v5", "ncclNetPlugin_v7", "ncclNetPlugin_v10", "ncclNetPlugin_v11", "ncclNetPlugin_v12"}) {
     SCOPED_TRACE(name);
-    const Net net = Table(name, profiling);
+    const int version = std::atoi(std::strrchr(name, 'v') + 1);
+    Net net = Table(name, version >= 10);
+    net.oldest = version == 5;
     ASSERT_EQ(net.Connect(), 0);
     void *handle = nullptr, *request = nullptr, *host = nullptr;
     ASSERT_EQ(net.RegMr(&connection_, buffer(), kGpu, &handle), 0);
@@ -195,7 +218,7 @@ TEST_F(PluginRenewalTest, a_failure_names_the_plugin_and_leaves_the_handle_as_it
   EXPECT_NE(failed.message().find("IBext_v11 did not register 4 KiB"), std::string::npos) << failed.message();
   Switch<int>("stand_in_plugin_result") = 0;
   ASSERT_TRUE(handles().Register(region).ok());
-  handles().Open();
+  Open();
   EXPECT_EQ(net.DeregMr(&connection_, handle), 0);
 }
 
@@ -210,7 +233,7 @@ TEST_F(PluginRenewalTest, other_plugins_and_other_memory_keep_the_plugins_own_ha
     EXPECT_EQ(net.DeregMr(&connection_, handle), 0);
     return why;
   };
-  EXPECT_EQ(pins(Table("ncclNetPlugin_v12", true), buffer()), "");
+  EXPECT_EQ(pins(Table("ncclNetPlugin_v6", false), buffer()), "");
   const Net net = Table("ncclNetPlugin_v11", true);
   ASSERT_EQ(net.Connect(), 0);
   EXPECT_EQ(pins(net, reinterpret_cast<void*>(memory())), "its memory is the program's");

@@ -161,6 +161,23 @@ class Actors(unittest.TestCase):
                 self.all_are("paused")
             self.all_are("resident")
 
+    def test_where_cards_are_asked_all_actors_are_idle_first(self):
+        real, calls, waited_for = self.engine.call, [], []
+
+        def call(actor, function, *arguments):
+            calls.append((function.__name__, *arguments[3:]))
+            self.assertTrue(function.__name__ == "_await_idle" or all(one.done() for one in waited_for), "an actor may be busy")
+            begun = real(actor, function, *arguments)
+            if function.__name__ == "_await_idle":
+                waited_for.append(begun)
+            return begun
+
+        with mock.patch.dict(os.environ, AMEM_NETWORK="renew"), mock.patch.object(self.engine, "call", call):
+            amem.hosts.pause(self.actors, timeout=TIMEOUT, engine=self.engine)
+        self.assertEqual(calls, [("_await_idle",)] * 3 + [("_act", True)] * 3)
+        self.all_are("paused")
+        amem.hosts.resume(self.actors, timeout=TIMEOUT, engine=self.engine)
+
     def test_one_that_fails_is_named_and_the_others_undo(self):
         amem.hosts.pause(self.actors, timeout=TIMEOUT, engine=self.engine)
         self.do(self.actors[1], "fail", "Create")

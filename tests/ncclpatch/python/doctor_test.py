@@ -104,6 +104,8 @@ BROKEN = {
                                   "warning", "multicast", "NCCL_NVLS_ENABLE=0"),
     "graphs register with cards": (lambda m: (m.environment.update(NCCL_GRAPH_REGISTER="1"), m.there.add("/sys/class/infiniband/mlx5_0")),
                                    "warning", "network cards", "NCCL_GRAPH_REGISTER=0"),
+    "a network card, renewed": (lambda m: (m.environment.update(AMEM_NETWORK="renew"), m.there.add("/sys/class/infiniband/mlx5_0")),
+                                "note", "on which all hosts agree", "process_group="),
     "a network card": (lambda m: m.there.add("/sys/class/infiniband/mlx5_0"), "note", "NCCL's buffers, which stay in a pause", "amem.memory()"),
     "a network plugin": (environment(NCCL_NET_PLUGIN="ofi"), "note", "NCCL_NET_PLUGIN=ofi", "amem.stats()"),
     "cuMem is off": (environment(NCCL_CUMEM_ENABLE="0"), "note", "cuMemAlloc", "unset"),

@@ -44,7 +44,7 @@ if not WITHOUT:
     nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
     assert nccl.ncclCommInitRank(ctypes.byref(communicator), int(os.environ["RANKS_WITH_GPU"]), unique, rank) == 0
 group = amem.StoreGroup(store, rank, size, host) if not sys.argv[1].startswith("group:") else True
-real = {"pause": _tags.pause, "resume_in_time": _tags.resume_in_time}
+real = {"pause": _tags.pause, "resume_in_time": _tags.resume_in_time, "await_idle": _tags.await_idle}
 
 
 def plant(name, effect):
@@ -55,6 +55,21 @@ def plant(name, effect):
             effect()
         return real[name](*tags, **more)
     setattr(_tags, name, planted)
+
+
+def pause_and_say_how(timeout):
+    """[when this rank's own part began, whether that was told that all hosts are idle]."""
+    own = []
+    def recorded(*tags, **more):
+        if more.get("process_group") is None:
+            own.extend([time.monotonic(), more.get("hosts_idle", False)])
+        return real["pause"](*tags, **more)
+    _tags.pause = recorded
+    try:
+        amem.pause(process_group=group, timeout=timeout)
+    finally:
+        _tags.pause = real["pause"]
+    return own
 
 
 def fail():
@@ -81,7 +96,7 @@ def with_paused(timeout):
 def join(where):
     """As a new process would: another store, and nothing planted or paused that a test left behind."""
     global store, group
-    _tags.pause, _tags.resume_in_time = real["pause"], real["resume_in_time"]
+    vars(_tags).update(real)
     if state()[0] == "paused":
         _tags.resume("nccl")
     store = store_for_tests.open_store(where)
@@ -92,6 +107,10 @@ def do(command, *arguments):
     global group
     if command == "pause":
         amem.pause(*arguments[1:], process_group=group, timeout=arguments[0])
+    elif command == "pause_and_say_how":
+        return pause_and_say_how(*arguments)
+    elif command == "is_busy":
+        plant("await_idle", fail)
     elif command == "resume":
         amem.resume(*arguments[1:], process_group=group, timeout=arguments[0])
     elif command == "state":

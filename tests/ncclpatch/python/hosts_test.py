@@ -74,12 +74,12 @@ class Rank:
         self.process.communicate()
 
 
-def start(hosts, ranks, folder, store, timeout_ms, **last):
-    """`ranks` processes on each of `hosts` hosts; all of them have made a communicator, whose memory is shared inside a host. last: the
-    environment of the last one."""
+def start(hosts, ranks, folder, store, timeout_ms, more=None, **last):
+    """`ranks` processes on each of `hosts` hosts; all of them have made a communicator, whose memory is shared inside a host. more: the
+    environment of all, and last: of the last one."""
     size = hosts * ranks
     all_ranks = [Rank(rank, size, "host-" + "abcdefgh"[rank // ranks], folder, store, ranks, timeout_ms,
-                      **({"RANKS_WITH_GPU": str(size - 1)} if last else {}), **(last if rank == size - 1 else {})) for rank in range(size)]
+                      **({"RANKS_WITH_GPU": str(size - 1)} if last else {}), **(more or {}), **(last if rank == size - 1 else {})) for rank in range(size)]
     for rank in all_ranks:
         assert rank.answer() == "ready", rank.rank
     return all_ranks
@@ -91,6 +91,7 @@ class Job(unittest.TestCase):
     hosts, ranks = 2, 1
     timeout_ms = 4000  # how long a rank waits for those of its host
     shared = True
+    environment = {}  # of all
     all = ()  # of the class, between its tests
 
     def setUp(self):
@@ -114,7 +115,7 @@ class Job(unittest.TestCase):
         cls = type(self)
         cls.end_all()
         cls.place = tempfile.mkdtemp(prefix="amem-hosts-", dir="/tmp")
-        cls.all = start(self.hosts, self.ranks, cls.place, self.store, self.timeout_ms)
+        cls.all = start(self.hosts, self.ranks, cls.place, self.store, self.timeout_ms, self.environment)
 
     @classmethod
     def end_all(cls):
@@ -278,6 +279,48 @@ class Agreement(Job):
     def test_the_context_manager(self):
         self.assertEqual(self.all_do("with_paused", TIMEOUT), ["paused", "paused"])
         self.all_are("resident")
+
+
+class IdleFirst(Job):
+    """With AMEM_NETWORK=renew nobody's own part of a pause begins before the GPUs of all ranks are idle."""
+
+    ranks = 2
+    environment = {"AMEM_NETWORK": "renew"}
+
+    def test_all_wait_for_the_last_one(self):
+        for _ in range(2):
+            for rank in self.all[:-1]:
+                rank.ask("pause_and_say_how", TIMEOUT)
+            time.sleep(0.3)
+            asked = time.monotonic()
+            last = self.all[-1].do("pause_and_say_how", TIMEOUT)
+            for began, hosts_idle in [last, *(rank.answer() for rank in self.all[:-1])]:
+                self.assertTrue(hosts_idle)
+                self.assertGreater(began, asked)
+            self.all_are("paused")
+            self.assertEqual(self.all_do("resume", TIMEOUT), ["ok"] * 4)
+            self.all_are("resident")
+
+    def test_a_rank_whose_gpus_do_not_become_idle_is_named_and_nobody_pauses(self):
+        self.all[2].do("is_busy")
+        for answer in self.all_do("pause_and_say_how", TIMEOUT):
+            self.assertRegex(answer, "^pause of nccl by 4 ranks: rank 2 on host-b failed: planted failure")
+        self.all_are("resident")
+        self.assertEqual([how[1] for how in self.all_do("pause_and_say_how", TIMEOUT)], [True] * 4)
+        self.all_are("paused")
+
+    def test_a_rank_that_does_not_come_is_named_in_the_time_of_one_pause(self):
+        began = time.monotonic()
+        for answer in self.all_do("pause_and_say_how", 1, ranks=self.all[:3]):
+            self.assertRegex(answer, "rank 3 .*did not come within 1 s")
+        self.assertLess(time.monotonic() - began, 1.9)
+        self.all_are("resident")
+
+
+class NobodySaysIdle(Job):
+    def test_by_default_cards_are_not_asked(self):
+        self.assertEqual([how[1] for how in self.all_do("pause_and_say_how", TIMEOUT)], [False] * 2)
+        self.all_are("paused")
 
 
 class WithoutGpu(Job):

@@ -102,6 +102,19 @@ reasons = {text: value for (name, text), value in samples.items() if name.endswi
 assert any(value == 4 << 20 for value in reasons.values()), (reasons, amem.stats()["kept_bytes"])
 """, AMEM_USER_MEMORY="keep")
 
+    def test_what_network_cards_hold(self):
+        self.check(SETUP + """
+from amem import _calls, _metrics
+card = {"card": "mlx5_0", "renewable_regions": 2, "renewable_bytes": 8192, "pinned_regions": 1, "pinned_bytes": 4096}
+unknown = {**card, "card": None, "renewable_bytes": 0}
+real = _calls.read_json
+_calls.read_json = lambda what: {**real(what), **({"registered": {"cards": [card, unknown]}} if what == b"stats" else {})}
+samples = parsed(amem.openmetrics())
+assert one(samples, "amem_card_bytes", card="mlx5_0", kind="renewable") == 8192
+assert one(samples, "amem_card_bytes", card="unknown", kind="pinned") == 4096
+assert one(samples, "amem_card_regions", card="mlx5_0", kind="renewable") == 2
+""")
+
     def test_over_http_of_this_host_alone(self):
         self.check(SETUP + """
 for where in (0, ":0", "127.0.0.1:0", "localhost:0"):

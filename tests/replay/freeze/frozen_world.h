@@ -78,7 +78,7 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
   bool ranks_elsewhere = false;  // a communicator has more ranks than there are here
   MemoryTag user_memory = MemoryTag::kNccl;
   LocationType location = LocationType::kDevice;
-  bool imported = false, multicast = false, registered = false, handed_out = false;
+  bool imported = false, multicast = false, registered = false, renewable = false, handed_out = false;
   std::string handed_to;  // a library
   std::string driver = "580.159.04";
   decltype(State::outside) outside;        // what other libraries of rank 1 share
@@ -185,6 +185,7 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
     one.resident = !shared->paused || user_memory == MemoryTag::kUser;
     one.multicast = multicast;
     one.pinned = registered ? 1 : 0;
+    one.renewable = renewable ? 1 : 0;
     one.handed_out = handed_out;
     one.handed_to = handed_to;
     const bool shares = shared->ranks[At(process.pid - kFirstPid)].shares;

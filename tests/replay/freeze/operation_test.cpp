@@ -297,7 +297,12 @@ TEST(FreezeChecks, refuse_what_the_driver_cannot_take) {
   {
     FrozenWorld world;
     world.registered = true;
-    ExpectUntouched(world, "network card");
+    ExpectUntouched(world, "run the job with NCCL_IB_DISABLE=1, or deregister that memory");
+  }
+  {
+    FrozenWorld world;
+    world.renewable = true;
+    ExpectUntouched(world, "no process that has a card open was seen to be checkpointed and restored yet");
   }
   {
     FrozenWorld world;

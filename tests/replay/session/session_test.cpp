@@ -356,6 +356,18 @@ TEST_F(SessionTest, ranks_that_pause_at_once_do_not_count_on_the_same_memory_of_
   std::filesystem::remove(file);
 }
 
+// What ranks of several hosts do before they agree that all are idle.
+TEST_F(SessionTest, idle_devices_can_be_awaited_without_a_pause) {
+  a.Place(a.Create());
+  const std::uint64_t before = a.simulator->Calls("Synchronize");
+  EXPECT_TRUE(a.session->AwaitIdle().ok());
+  EXPECT_EQ(a.simulator->Calls("Synchronize"), before + 1);
+  ASSERT_TRUE(a.simulator->FailNext("Synchronize", 1, cuda::kUnknown).ok());
+  EXPECT_FALSE(a.session->AwaitIdle().ok());
+  EXPECT_FALSE(a.session->paused());
+  EXPECT_TRUE(a.session->AwaitIdle().ok());
+}
+
 TEST_F(SessionTest, a_driver_error_in_any_call_of_a_pause_leaves_the_session_running_with_its_contents) {
   std::byte* mine = a.Place(a.Create());
   std::memset(mine, 0x33, k2M);

@@ -312,6 +312,27 @@ TEST_F(Commands, top_sums_by_site_peer_size_and_age) {
   EXPECT_EQ(Shell("$TOOL top --by colour $OK").code, 1);
 }
 
+TEST_F(Commands, top_says_what_network_cards_hold_and_what_of_it_a_pause_gives_up) {
+  std::uint64_t clock = 1'000'000'000;
+  Story story(0x79, 0, &clock);
+  const Address buffer = story.Map(story.Create()), other = story.Map(story.Create()), third = story.Map(story.Create());
+  story.Then(Registered{buffer, 2 * test::kMiB, "dma-buf", {}, RegionId{1}, "mlx5_0", 1, 7, 0, {}});
+  story.Then(Registered{.address = other, .bytes = test::kMiB, .how = "dma-buf", .card = "mlx5_0", .pins = "a window"});
+  story.Then(Registered{.address = third, .bytes = test::kMiB, .how = "network plugin"});
+  test::WriteJournal(story, scratch_ / "cards");
+  const Json top = Shell("$TOOL top --by card --json $S/cards").json();
+  ASSERT_EQ(top.size(), 3U) << top.dump();
+  EXPECT_EQ(top[0]["card"], "mlx5_0: a pause gives it up");
+  EXPECT_EQ(top[0]["bytes"], 2 * test::kMiB);
+  EXPECT_EQ(top[0]["count"], 1);
+  EXPECT_EQ(top[1]["card"], "a card, stays: network plugin");
+  EXPECT_EQ(top[2]["card"], "mlx5_0, stays: a window");
+  EXPECT_HAS(Shell("$TOOL top --by card $S/cards").out, "NETWORK CARD");
+  const std::string why = Shell("$TOOL why $S/cards").out;
+  EXPECT_HAS(why, "Note: of rank 0 mlx5_0 holds 1 MiB in 1 region that a pause leaves: a window.");
+  EXPECT_EQ(why.find("network plugin"), why.npos) << "of an unknown card nothing new is known";
+}
+
 // ---- trace -----------------------------------------------------------------------------------------------------------------
 
 TEST_F(Commands, trace_has_a_track_for_each_rank_slices_arrows_and_counters) {
@@ -649,7 +670,7 @@ TEST_F(Commands, completion_knows_every_command_option_and_value) {
     EXPECT_HAS(lines[0], command);
   EXPECT_EQ(lines[1], "why ");
   EXPECT_EQ(lines[2], "--memory ");
-  EXPECT_EQ(lines[3], "tag communicator peer site size age ");
+  EXPECT_EQ(lines[3], "tag communicator peer card site size age ");
   EXPECT_EQ(lines[4], " ") << "the shell's own files";
 }
 

@@ -84,7 +84,7 @@ class Schemas(Scratch):
                 answer = json.loads(run(*command.split(), "--json", pack).stdout)
                 for record in answer if isinstance(answer, list) else [answer]:
                     self.check(record, self.COMMANDS[command])
-            for by in ("site", "communicator", "tag", "size", "age"):
+            for by in ("site", "communicator", "tag", "card", "size", "age"):
                 for record in json.loads(run("top", "--json", "--by", by, pack).stdout):
                     self.check(record, "top")
 

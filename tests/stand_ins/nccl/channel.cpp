@@ -171,7 +171,7 @@ void Progress(Comm* comm) {
     const bool received = !network.receives || ProgressReceive(*network.table, network.from_before, moved);
     if (!sent || !received) network.failed = true;
     idle = moved ? 0 : idle + 1;
-    if (idle > 20) std::this_thread::sleep_for(std::chrono::microseconds(idle > 500 ? 200 : 20));
+    if (idle > 20) std::this_thread::sleep_for(std::chrono::microseconds(idle > 100 ? 500 : 20));
   }
 }
 

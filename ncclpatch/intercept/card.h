@@ -1,0 +1,71 @@
+// A context of a network card that NCCL opened, with AMEM_NETWORK=renew: what is posted on its queue pairs and what has
+// completed, counted without a lock, and the gate before it (cards.h).
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "ncclpatch/intercept/traffic_gate.h"
+#include "ncclpatch/intercept/verbs_abi.h"
+
+namespace amem::intercept {
+
+// A queue pair, as far as it is counted.
+struct CountedPair {
+  // Sends whose completion was asked for and has not come; in the upper half, posts of others that are inside the card's
+  // function.
+  std::atomic<std::int64_t> sends{0};
+  std::atomic<std::int64_t> receives{0};
+  // The addresses of what the last sends read, which asked for no completion, so that nobody says when they have ended. NCCL
+  // sends so from host memory, where it tells a peer of receives; that does no harm. None: `begin` is not below `end`.
+  std::atomic<std::uint64_t> silent_begin{~std::uint64_t{0}}, silent_end{0};
+  std::atomic<bool> failed{false};  // a request ended with an error; what else did is not known
+  std::uint32_t number = 0;
+  bool signals_all = false, uncounted = false;
+};
+
+class Card final : public TrafficGate {
+ public:
+  void Open(verbs::Context* context);
+  void Close();  // its functions are the library's again
+  [[nodiscard]] bool Is(const verbs::Context* context) const { return context != nullptr && context_.load() == context; }
+  [[nodiscard]] bool in_use() const { return context_.load() != nullptr; }
+  [[nodiscard]] std::string name() const { return name_; }
+
+  // This thread has made a queue pair, as the one does that connects to a card.
+  [[nodiscard]] static bool ThisThreadConnects();
+  void Add(const verbs::Pair& pair, const verbs::PairWanted& wanted);
+  std::shared_ptr<CountedPair> Remove(std::uint32_t number);  // null: it was not there
+  void PutBack(std::shared_ptr<CountedPair> pair);
+
+  int PostSend(verbs::Pair* pair, verbs::Send* work, verbs::Send** bad);
+  int PostReceive(verbs::Pair* pair, verbs::Receive* work, verbs::Receive** bad);
+  int Poll(verbs::Queue* queue, int most, verbs::Completion* completions);
+
+ private:
+  static constexpr unsigned kPageBits = 8, kNumberBits = 24;  // of a queue pair's number
+  using Page = std::array<std::atomic<CountedPair*>, std::size_t{1} << kPageBits>;
+  Traffic UnderWay() override;
+  [[nodiscard]] CountedPair* Find(std::uint32_t number) const;
+  [[nodiscard]] CountedPair& Counted(std::uint32_t number);
+  bool Put(CountedPair* pair, std::uint32_t number);
+
+  std::atomic<verbs::Context*> context_{nullptr};
+  std::string name_;
+  verbs::PollQueue* poll_ = nullptr;
+  verbs::PostSend* send_ = nullptr;
+  verbs::PostReceive* receive_ = nullptr;
+  CountedPair unseen_;  // of pairs that AMem did not see made
+  std::atomic<bool> uses_unseen_{false};
+  std::unique_ptr<std::array<std::atomic<Page*>, std::size_t{1} << (kNumberBits - kPageBits)>> pages_;
+  std::mutex mutex_;  // guards the pairs' list
+  std::map<std::uint32_t, std::shared_ptr<CountedPair>> pairs_;
+  std::vector<std::shared_ptr<CountedPair>> ended_;  // a thread may still count there
+};
+
+}  // namespace amem::intercept

@@ -1,0 +1,91 @@
+#include "ncclpatch/intercept/traffic_gate.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "ncclpatch/hook/hook.h"
+#include "ncclpatch/nccl/attribution.h"
+
+namespace amem::intercept {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Of all gates.
+struct Waiting {
+  std::mutex mutex;  // guards the others
+  std::condition_variable changed;
+  int shut = 0;  // so many gates are
+  struct Ending {
+    CommunicatorId id;
+    bool ended = false;
+  };
+  std::vector<Ending> ending;
+
+  // Of a thread whose communicator is not known, none may be kept.
+  [[nodiscard]] bool May(CommunicatorId id) const {
+    return std::ranges::none_of(ending, [&](const Ending& one) { return !id || !one.id || one.id == id; });
+  }
+};
+
+}  // namespace
+
+std::string TrafficGate::Shut(Deadline until) {
+  constexpr int kTries = 20;  // a thread may be on its way to the wait, or out
+  for (;;) {
+    Traffic traffic = UnderWay();
+    if (traffic.what.empty()) {
+      {
+        Waiting& waiting = Forever<Waiting>();
+        const std::lock_guard lock(waiting.mutex);
+        if (!shut_.exchange(true)) ++waiting.shut;
+      }
+      for (int tries = 0; tries < kTries; ++tries) {
+        traffic = UnderWay();
+        if (traffic.what.empty()) return {};
+        std::this_thread::sleep_for(50us);
+      }
+      Reopen();
+    }
+    if (traffic.for_ever || Passed(until)) return traffic.what;
+    std::this_thread::sleep_for(200us);
+  }
+}
+
+void TrafficGate::Reopen() {
+  Waiting& waiting = Forever<Waiting>();
+  {
+    const std::lock_guard lock(waiting.mutex);
+    if (!shut_.exchange(false)) return;
+    if (--waiting.shut == 0) std::erase_if(waiting.ending, [](const auto& one) { return one.ended; });
+  }
+  waiting.changed.notify_all();
+}
+
+bool TrafficGate::AwaitReopening() {
+  Waiting& waiting = Forever<Waiting>();
+  const CommunicatorId communicator = nccl::CurrentCommunicator();
+  std::unique_lock lock(waiting.mutex);
+  waiting.changed.wait(lock, [&] { return !IsShut() || !waiting.May(communicator); });
+  return !IsShut();
+}
+
+void TrafficGate::Ending(CommunicatorId id, bool begins) {
+  Waiting& waiting = Forever<Waiting>();
+  {
+    const std::lock_guard lock(waiting.mutex);
+    const auto known = std::ranges::find_if(waiting.ending, [&](const auto& one) { return one.id == id && !one.ended; });
+    if (begins)
+      waiting.ending.push_back({id});
+    else if (known != waiting.ending.end() && waiting.shut == 0)
+      waiting.ending.erase(known);
+    else if (known != waiting.ending.end())
+      known->ended = true;
+  }
+  waiting.changed.notify_all();
+}
+
+}  // namespace amem::intercept

@@ -1,0 +1,45 @@
+// The gate before what a network card or plugin does for NCCL. A pause shuts it once nothing is under way there; what NCCL
+// begins then waits, or is answered as by a plugin that is not ready yet, until a resume opens it.
+//
+// Whoever begins something counts it and then asks IsShut; a pause shuts the gate and then asks what is under way. So the pause
+// sees what was begun, or its thread sees that the gate is shut. Any thread.
+#pragma once
+
+#include <atomic>
+#include <string>
+
+#include "journal/base/deadline.h"
+#include "statemachine/types.h"
+
+namespace amem::intercept {
+
+class TrafficGate {
+ public:
+  TrafficGate() = default;
+  TrafficGate(const TrafficGate&) = delete;
+  TrafficGate& operator=(const TrafficGate&) = delete;
+  virtual ~TrafficGate() = default;
+
+  [[nodiscard]] bool IsShut() const { return shut_.load(); }
+  // Shuts it once nothing is under way. Otherwise what still is by then, for people; empty: it is shut.
+  std::string Shut(Deadline until);
+  void Reopen();  // what waits goes on
+  // Of a thread that found the gate shut. False: its communicator ends, so what it wanted to begin is refused.
+  [[nodiscard]] bool AwaitReopening();
+
+  // A communicator ends: its threads wait at no gate any more. Once it has ended, threads that are not joined may still come
+  // until all gates are open again.
+  static void Ending(CommunicatorId id, bool begins);
+
+ protected:
+  struct Traffic {
+    std::string what;       // for people; empty: nothing is under way
+    bool for_ever = false;  // waiting longer for it is in vain
+  };
+  virtual Traffic UnderWay() = 0;
+
+ private:
+  std::atomic<bool> shut_{false};
+};
+
+}  // namespace amem::intercept

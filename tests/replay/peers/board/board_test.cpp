@@ -277,10 +277,11 @@ TEST(RoundTest, needs_no_descriptor_and_nobody_in_the_background) {
   for (auto& member : members) member.join();
   EXPECT_EQ(failed, 0);
   EXPECT_EQ(*board.NextRound(), 101U);
-  const std::vector<Ballot> cycle{Ballot::kCome, Ballot::kSaved, Ballot::kGone, Ballot::kCome, Ballot::kMade, Ballot::kOpen};
+  const std::vector<Ballot> cycle{Ballot::kCome, Ballot::kSaved,  Ballot::kGone, Ballot::kCome,
+                                  Ballot::kMade, Ballot::kJoined, Ballot::kOpen};
   for (const auto& ballots : decided) {
-    ASSERT_EQ(ballots.size(), 300U);
-    for (std::size_t i = 0; i < ballots.size(); ++i) ASSERT_EQ(ballots[i], cycle[i % 6]);
+    ASSERT_EQ(ballots.size(), 350U);
+    for (std::size_t i = 0; i < ballots.size(); ++i) ASSERT_EQ(ballots[i], cycle[i % 7]);
   }
 }
 

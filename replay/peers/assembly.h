@@ -21,14 +21,18 @@ class Assembly {
   virtual ~Assembly() = default;
 
   // The set as it is now, and its board. A session that has ended before this call saw it alive is no member. kRefused: a
-  // member has another group. kTimeout: a member was to be asked for its page, or for the board, and did not answer. Others:
-  // that session has no page, or it cannot be read. The message names it, and so does Status::reported_by.
+  // member has another group. kInvalid: one waits in a call of the other kind. kTimeout: a member was to be asked for its page,
+  // or for the board, and did not answer. Others: that session has no page, or it cannot be read. The message names it, and so
+  // does Status::reported_by.
   virtual Status Find(Deadline until) = 0;
 
   // ---- after Find has succeeded
   [[nodiscard]] virtual board::Board& board() = 0;
   [[nodiscard]] virtual std::size_t seat() const = 0;
   [[nodiscard]] virtual std::vector<PeerIdentity> Members() const = 0;  // sorted by session; with this one
+  // All have come. From now on this session's page says that it waits for nobody, so that its call is not taken for a mixture
+  // with the next one of a member that is faster.
+  virtual void Begun() = 0;
   // What RoundHooks asks. The set has not changed because a member ended: a call fails by that, and its caller is to know.
   [[nodiscard]] virtual bool SetHasChanged() = 0;
   [[nodiscard]] virtual bool HasEnded(SessionId session) = 0;

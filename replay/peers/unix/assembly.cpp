@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "journal/base/clock.h"
@@ -11,11 +12,12 @@ namespace amem {
 
 using board::Board;
 
+constexpr std::chrono::milliseconds kForOthersToSee{300};  // longer than a member sleeps between two looks
 constexpr std::chrono::milliseconds kForOwnNeighbours{5};  // while others are waited for; they are asked for again soon
 
 UnixAssembly::UnixAssembly(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, CycleKind kind,
                            std::string tag)
-    : context_(context), service_(service), delegate_(delegate), self_(service.sessions().Self().session) {
+    : context_(context), service_(service), delegate_(delegate), self_(service.sessions().Self().session), kind_(kind) {
   own_.tag = std::move(tag);
   own_.call = kind;
   own_.call_since_ns = MonotonicNs();
@@ -65,6 +67,10 @@ Status UnixAssembly::Find(Deadline until) {
     const board::SharingSet set = Set();
     if (set.unknown.empty()) {
       AMEM_TRY(RequireOneGroup(set.members));
+      if (Status mixture = RequireOneKind(set.members); !mixture.ok()) {
+        std::this_thread::sleep_for(std::min(kForOthersToSee, LeftUntil(until)));  // or the other waits for its whole time
+        return mixture;
+      }
       return HaveBoard(set.members, until);
     }
     for (const SessionId session : set.unknown) {
@@ -122,24 +128,24 @@ Status UnixAssembly::RequireOneGroup(const std::vector<SessionId>& members) {
 Result<std::shared_ptr<Board>> UnixAssembly::AskForBoard(const std::vector<SessionId>& members, Deadline until) {
   AMEM_ASSIGN(PeerConnection* const maker, ConnectionTo(members.front(), until));
   const std::uint64_t question = maker->NextRequest();
-  AMEM_TRY(maker->Send({question, AskBoardMessage{own_.tag, members, damaged_}}, until));
+  AMEM_TRY(maker->Send({question, AskBoardMessage{BoardName(), members, damaged_}}, until));
   while (true) {
     AMEM_ASSIGN(const auto answer, maker->Receive(until));
     if (answer.message.request != question) continue;
     if (const auto* failure = std::get_if<FailureMessage>(&answer.message.body)) return failure->status;
     if (!std::holds_alternative<BoardMessage>(answer.message.body) || answer.descriptors.empty())
       return Status{Code::kCorrupt, "it answered the question for a board otherwise than AMem does"};
-    return pages().Adopt(answer.descriptors.front().get(), own_.tag, members);
+    return pages().Adopt(answer.descriptors.front().get(), BoardName(), members);
   }
 }
 
 Status UnixAssembly::HaveBoard(const std::vector<SessionId>& members, Deadline until) {
   const Deadline began = Now();
-  board_ = pages().Find(own_.tag, members);
+  board_ = pages().Find(BoardName(), members);
   if (board_ != nullptr && board_->id() == damaged_) board_.reset();
   if (board_ == nullptr && members.front() == self_) {
-    AMEM_ASSIGN([[maybe_unused]] const UniqueFd fd, pages().HandOut(own_.tag, members, self_, damaged_));
-    board_ = pages().Find(own_.tag, members);
+    AMEM_ASSIGN([[maybe_unused]] const UniqueFd fd, pages().HandOut(BoardName(), members, self_, damaged_));
+    board_ = pages().Find(BoardName(), members);
   }
   if (board_ == nullptr) {
     auto asked = AskForBoard(members, until);
@@ -166,7 +172,35 @@ bool UnixAssembly::SetHasChanged() {
     if (HasEnded(session)) return false;
   if (!Publish(In(kForOwnNeighbours)).ok()) return false;
   const board::SharingSet set = Set();
-  return !set.unknown.empty() || set.members != board_->members();
+  return !set.unknown.empty() || set.members != board_->members() || CallsOtherwise(set.members);
+}
+
+std::string UnixAssembly::BoardName() const { return fmt::format("{} {}", ToText(kind_), own_.tag); }
+
+std::optional<SessionId> UnixAssembly::CallsOtherwise(const std::vector<SessionId>& members) {
+  for (const SessionId session : members) {
+    if (session == self_) continue;
+    const board::ScopeFacts facts = FactsOf(session);
+    if (facts.call && *facts.call != kind_ && !HasEnded(session)) return session;
+  }
+  return {};
+}
+
+Status UnixAssembly::RequireOneKind(const std::vector<SessionId>& members) {
+  const auto other = CallsOtherwise(members);
+  if (!other) return {};
+  const CycleKind theirs = kind_ == CycleKind::kPause ? CycleKind::kResume : CycleKind::kPause;
+  return Status{Code::kInvalid,
+                fmt::format("{} came for a {} while a {} was begun by {}: call the same on all ranks that share "
+                            "memory{}",
+                            ToText(IdentityOf(self_)), ToText(kind_), ToText(theirs), ToText(IdentityOf(*other)),
+                            own_.tag.empty() ? "" : " of tag " + own_.tag)}
+      .ReportedBy(*other);
+}
+
+void UnixAssembly::Begun() {
+  own_.call.reset();
+  static_cast<void>(pages().Publish(own_));
 }
 
 bool UnixAssembly::HasEnded(SessionId session) {

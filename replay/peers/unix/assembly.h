@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -28,6 +29,7 @@ class UnixAssembly final : public Assembly {
   [[nodiscard]] bool HasEnded(SessionId session) override;
   [[nodiscard]] PeerIdentity IdentityOf(SessionId session) override;
   [[nodiscard]] board::ScopeFacts FactsOf(SessionId session) override;
+  void Begun() override;
   void Discard() override;
 
  private:
@@ -36,6 +38,10 @@ class UnixAssembly final : public Assembly {
   [[nodiscard]] board::SharingSet Set();
   // Exchanges hellos with a session whose page is not here. Ok also if it has ended, which is noted.
   Status Meet(SessionId session, Deadline until);
+  // Nothing: all others wait in no call, or in one of this kind.
+  [[nodiscard]] std::optional<SessionId> CallsOtherwise(const std::vector<SessionId>& members);
+  [[nodiscard]] Status RequireOneKind(const std::vector<SessionId>& members);
+  [[nodiscard]] std::string BoardName() const;  // a pause and a resume never meet on one board
   [[nodiscard]] Status RequireOneGroup(const std::vector<SessionId>& members);
   Status HaveBoard(const std::vector<SessionId>& members, Deadline until);
   Result<std::shared_ptr<board::Board>> AskForBoard(const std::vector<SessionId>& members, Deadline until);
@@ -46,6 +52,7 @@ class UnixAssembly final : public Assembly {
   PeerService& service_;
   PeerDelegate& delegate_;
   const SessionId self_;
+  const CycleKind kind_;
   board::ScopeFacts own_;                                             // of this scope, as published
   std::map<SessionId, std::unique_ptr<PeerConnection>> connections_;  // on which hellos were exchanged
   std::map<SessionId, PeerIdentity> known_;                           // as last read

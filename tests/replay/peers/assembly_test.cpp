@@ -39,7 +39,9 @@ class IdleHooks final : public board::RoundHooks {
   std::string SeenOf(SessionId) override { return {}; }
   void OnVote(Ballot, const Status&) override {}
   void OnWait(Ballot, const board::BoardReading&) override {}
-  void OnDecision(Ballot, const board::BoardReading&) override {}
+  void OnDecision(Ballot ballot, const board::BoardReading& reading) override {
+    if (ballot == Ballot::kCome && !agreement::IsFailure(reading.decisions[0].cause)) assembly_.Begun();
+  }
   std::function<void(Work)> before_work;
 
  private:
@@ -231,6 +233,43 @@ TEST_F(AssemblyTest, a_board_is_handed_out_by_the_lowest_of_its_set_to_its_membe
   EXPECT_EQ(table.Find("", set), one);
   ASSERT_TRUE(table.HandOut("", set, SessionId{6}, one->id()));
   EXPECT_NE(table.Find("", set), one);
+}
+
+// Whoever waits is woken at once, and not by its own next look, which comes after a quarter of a second.
+TEST_F(AssemblyTest, the_end_of_a_member_wakes_all_that_wait_on_its_boards_and_no_others) {
+  SharedPageTable table(SessionId{5});
+  const std::vector<SessionId> with{SessionId{5}, SessionId{6}}, without{SessionId{5}, SessionId{7}};
+  ASSERT_TRUE(table.HandOut("", with, SessionId{6}, 0));
+  ASSERT_TRUE(table.HandOut("", without, SessionId{7}, 0));
+  const auto board = table.Find("", with), other = table.Find("", without);
+  const std::uint32_t ticket = board->Ticket(), others_ticket = other->Ticket();
+  const Deadline began = Now();
+  std::thread ends([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    table.NoteEnd(SessionId{6});
+  });
+  board->AwaitChange(ticket, In(milliseconds(20'000)));
+  ends.join();
+  EXPECT_LT(SinceThen(began), milliseconds(10'000));
+  EXPECT_NE(board->Ticket(), ticket);
+  EXPECT_EQ(other->Ticket(), others_ticket);
+}
+
+TEST_F(AssemblyTest, a_pause_and_a_resume_at_once_are_refused_on_both_sides_and_name_each_other) {
+  Chain(2);
+  std::array<board::RoundOutcome, 2> outcomes;
+  std::thread other([&] {
+    std::this_thread::sleep_for(milliseconds(100));
+    outcomes[1] = AssemblyMember::Call(*ranks_[1]->peers, CycleKind::kResume, milliseconds(20'000));
+  });
+  outcomes[0] = AssemblyMember::Call(*ranks_[0]->peers, CycleKind::kPause, milliseconds(20'000));
+  other.join();
+  for (const auto& [at, said] : {std::pair(0, "came for a pause while a resume was begun by rank 1 (pid "),
+                                 std::pair(1, "came for a resume while a pause was begun by rank 0 (pid ")}) {
+    const Status& status = outcomes[static_cast<std::size_t>(at)].status;
+    EXPECT_EQ(status.code(), Code::kInvalid) << status.message();
+    EXPECT_NE(status.message().find(said), std::string::npos) << status.message();
+  }
 }
 
 // ---- pages that do not come ------------------------------------------------------------------------------------------------

@@ -51,6 +51,8 @@ inline constexpr std::size_t kLongest = kMessageBytesMax;
 template <>
 inline constexpr std::size_t kLongest<PeerIdentity> = kMembersMax;
 template <>
+inline constexpr std::size_t kLongest<SessionId> = kMembersMax;
+template <>
 inline constexpr std::size_t kLongest<SharedItem> = kDescriptorsMax;
 template <>
 inline constexpr std::size_t kLongest<ShareRequest> = kReferencesMax;

@@ -19,9 +19,10 @@
 
 namespace amem {
 
-inline constexpr std::uint32_t kPeerProtocol = 8;       // the newest and the oldest that this build speaks
-inline constexpr std::uint32_t kPeerProtocolLeast = 8;  // 2 knew no tags, 3 no requests, 4 no steps of a freeze, 5 another
-                                                        // form, 6 not whose loss a vote is about, 7 not who is absent
+inline constexpr std::uint32_t kPeerProtocol = 9;       // the newest and the oldest that this build speaks
+inline constexpr std::uint32_t kPeerProtocolLeast = 9;  // 2 knew no tags, 3 no requests, 4 no steps of a freeze, 5 another
+                                                        // form, 6 not whose loss a vote is about, 7 not who is absent,
+                                                        // 8 no pages beside a hello
 inline constexpr std::size_t kMessageBytesMax = 128 * 1024;
 inline constexpr std::size_t kDescriptorsMax = 250;  // beside one message; the kernel's limit is 253
 inline constexpr std::size_t kMembersMax = 512;      // sessions in one message
@@ -34,6 +35,7 @@ enum class Purpose : std::uint8_t {
 };
 constexpr Enumerators<Purpose> EnumeratorsOf(Purpose) { return {Purpose::kRequest, "purpose"}; }
 
+// Beside a hello, but for a tool's, and beside the welcome that answers it goes a descriptor of the sender's page (board/).
 struct HelloMessage {
   std::uint32_t version = 0;  // the newest that the sender speaks
   std::uint32_t least_version = 0;
@@ -109,14 +111,20 @@ struct LookMessage {};
 struct StandingMessage {
   control::Standing standing;
 };
-struct NoteMessage {  // for the rank's journal: Frozen or FreezeStep. Answered by a standing when it is there
+struct AskBoardMessage {  // of the session with the lowest id of that set; answered by a board
+  std::string scope;
+  std::vector<SessionId> members;  // sorted
+  std::uint64_t instead_of = 0;    // the id of a board that is damaged; 0: of none
+};
+struct BoardMessage {};  // with the board's descriptor
+struct NoteMessage {     // for the rank's journal: Frozen or FreezeStep. Answered by a standing when it is there
   EventBody event;
 };
 
-using MessageBody =
-    std::variant<HelloMessage, WelcomeMessage, FailureMessage, ImportMessage, ReimportMessage, SharedMessage, DroppedMessage,
-                 AskNeighboursMessage, NeighbourhoodMessage, ArriveMessage, BegunMessage, WithdrawMessage, WithdrawnMessage,
-                 VoteMessage, DecisionMessage, LeaveMessage, OrderMessage, LookMessage, StandingMessage, NoteMessage>;
+using MessageBody = std::variant<HelloMessage, WelcomeMessage, FailureMessage, ImportMessage, ReimportMessage, SharedMessage,
+                                 DroppedMessage, AskNeighboursMessage, NeighbourhoodMessage, ArriveMessage, BegunMessage,
+                                 WithdrawMessage, WithdrawnMessage, VoteMessage, DecisionMessage, LeaveMessage, OrderMessage,
+                                 LookMessage, StandingMessage, NoteMessage, AskBoardMessage, BoardMessage>;
 
 struct Message {
   std::uint64_t request = 0;

@@ -16,22 +16,22 @@ constexpr Line EndLine(Ending ending) { return {.kind = Line::Kind::kEnd, .endin
 
 // Contents may still be on their way when a peer imports the memory: nobody runs before `open`, whose votes wait for them.
 constexpr std::array kPauseLines{
-    VoteLine(Ballot::kCome, 12),  // 0
-    WorkLine(Work::kSave),       VoteLine(Ballot::kSaved, 12), WorkLine(Work::kRelease),
+    VoteLine(Ballot::kCome, 13),  // 0
+    WorkLine(Work::kSave),       VoteLine(Ballot::kSaved, 13), WorkLine(Work::kRelease),
     VoteLine(Ballot::kGone, 6),  EndLine(Ending::kPaused),
     WorkLine(Work::kMake),  // 6: the undo
-    UndoLine(Ballot::kMade, 13), WorkLine(Work::kImport),      WorkLine(Work::kRestore),
-    UndoLine(Ballot::kOpen, 13), EndLine(Ending::kRunning),
-    EndLine(Ending::kRunning),  // 12: nothing has been released
-    WorkLine(Work::kRelease),   // 13: the undo has failed
+    UndoLine(Ballot::kMade, 14), WorkLine(Work::kImport),      UndoLine(Ballot::kJoined, 14),
+    WorkLine(Work::kRestore),    UndoLine(Ballot::kOpen, 14),  EndLine(Ending::kRunning),
+    EndLine(Ending::kRunning),  // 13: nothing has been released
+    WorkLine(Work::kRelease),   // 14: the undo has failed
     EndLine(Ending::kPaused),
 };
 constexpr std::array kResumeLines{
-    VoteLine(Ballot::kCome, 8),  // 0
-    WorkLine(Work::kMake),      VoteLine(Ballot::kMade, 7), WorkLine(Work::kImport),
-    WorkLine(Work::kRestore),   VoteLine(Ballot::kOpen, 7), EndLine(Ending::kRunning),
-    WorkLine(Work::kRelease),  // 7
-    EndLine(Ending::kPaused),  // 8: nothing has been made
+    VoteLine(Ballot::kCome, 9),  // 0
+    WorkLine(Work::kMake),      VoteLine(Ballot::kMade, 8), WorkLine(Work::kImport),   VoteLine(Ballot::kJoined, 8),
+    WorkLine(Work::kRestore),   VoteLine(Ballot::kOpen, 8), EndLine(Ending::kRunning),
+    WorkLine(Work::kRelease),  // 8
+    EndLine(Ending::kPaused),  // 9: nothing has been made
 };
 
 // The ballot that ends the present part of the program; the line of an end if no ballot is left.

@@ -7,11 +7,13 @@
 //   saved  all contents are in host memory; nobody has released anything yet
 //   gone   all own memory is released                                                               a pause ends here
 //   made   all own memory exists again, so it can be imported
-//   open   all imports are made again, and all contents are back                                    a resume ends here
+//   joined all imports are made again, and all devices belong to the multicast objects, so memory can be bound to these
+//   open   all contents are back                                                                    a resume ends here
 //
 // A round of a pause goes through come, saved, gone. If come or saved fails, all run on at once. If gone fails, the same
-// members go through made and open on the same board; if that fails as well, all end paused, with their contents kept. A round
-// of a resume goes through come, made, open; if one fails, all end paused, with their contents kept. There is no other end.
+// members go through made, joined and open on the same board; if that fails as well, all end paused, with their contents kept.
+// A round of a resume goes through come, made, joined, open; if one fails, all end paused, with their contents kept. There is
+// no other end.
 //
 // Who writes what, in which order:
 //   * A ballot has one vote of each member, written by that member only, once a round, when its work before the ballot is done
@@ -45,9 +47,9 @@
 
 namespace amem::agreement {
 
-enum class Ballot : std::uint8_t { kCome = 0, kSaved, kGone, kMade, kOpen };
-AMEM_NAMES(Ballot, kOpen, "ballot", "come", "saved", "gone", "made", "open");
-inline constexpr std::size_t kBallots = 5;
+enum class Ballot : std::uint8_t { kCome = 0, kSaved, kGone, kMade, kJoined, kOpen };
+AMEM_NAMES(Ballot, kOpen, "ballot", "come", "saved", "gone", "made", "joined", "open");
+inline constexpr std::size_t kBallots = 6;
 
 // What a member does with the driver between two ballots. Each can be repeated, and does only what is not done yet.
 enum class Work : std::uint8_t {
@@ -55,7 +57,7 @@ enum class Work : std::uint8_t {
   kRelease,   // drop imports, then release own memory
   kMake,      // make own memory at its addresses, begin to copy contents back
   kImport,    // import from the other members; in an undo, drop each import first, because its owner may have made it anew
-  kRestore,   // wait until contents are back, verify
+  kRestore,   // bind to multicast objects, wait until contents are back, verify
 };
 AMEM_NAMES(Work, kRestore, "work", "save", "release", "make", "import", "restore");
 

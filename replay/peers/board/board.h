@@ -62,7 +62,8 @@ class Board {
   // board. kInvalid: another set's.
   static Result<Board> Open(int fd, const std::string& scope, const std::vector<SessionId>& members);
 
-  [[nodiscard]] int fd() const { return pages_.fd(); }  // to hand out; of the maker only
+  [[nodiscard]] int fd() const { return pages_.fd(); }    // to hand out; of the maker only
+  [[nodiscard]] std::uint64_t id() const { return id_; }  // random
   [[nodiscard]] const std::vector<SessionId>& members() const { return members_; }
   [[nodiscard]] std::optional<std::size_t> SeatOf(SessionId session) const;
 

@@ -54,6 +54,7 @@ class Participant {
     for (std::size_t seat = 0; seat < reading_.seats.size(); ++seat)
       reading_.seats[seat].gave_up = call_.gave_up.contains(board_.members()[seat]);
     const bool at_come = member_.line == 0;
+    if (at_come && call_.patient) member_.patient = MonotonicNs() < member_.until_ns || hooks_.MayComeYet(AbsentMembers());
     const bool set_changed = at_come && hooks_.SetHasChanged();
     const agreement::Next next = agreement::Step(program_, member_, reading_.ViewOf(seat_, set_changed), MonotonicNs());
     member_ = next.member;
@@ -67,6 +68,7 @@ class Participant {
       reported_[b] = true;
       const auto ballot = static_cast<Ballot>(b);
       if (member_.failed == ballot) NoteFailure(ballot);
+      if (member_.failed != ballot && agreement::IsFailure(reading_.decisions[b].cause)) outcome_.undo = WhyFailed(ballot);
       hooks_.OnDecision(ballot, reading_);
     }
   }
@@ -123,32 +125,40 @@ class Participant {
     }
   }
 
-  void NoteFailure(Ballot ballot) {
+  [[nodiscard]] std::vector<SessionId> AbsentMembers() {
+    const BoardReading now = board_.Read(round_, [](std::size_t) { return false; });
+    std::vector<SessionId> absent;
+    for (const std::size_t seat : agreement::Absent(now.ViewOf(seat_), Ballot::kCome))
+      if (seat != seat_) absent.push_back(board_.members()[seat]);
+    return absent;
+  }
+  // Reported by its culprit, if it has one.
+  [[nodiscard]] Status WhyFailed(Ballot ballot) {
     const BallotDecision& decision = reading_.decisions[static_cast<std::size_t>(ballot)];
-    const SessionId culprit = board_.members()[decision.culprit];
+    const SessionId seat = board_.members()[decision.culprit];
+    if (decision.cause == Cause::kSuperseded)
+      return {Code::kTimeout, "the others ended this round without this rank" + InBallot(ballot)};
+    const bool voted_no = decision.cause == Cause::kVotedNo;
+    const auto told = board_.StatementOf(voted_no ? decision.culprit : decision.by, ballot, round_);
+    SessionId culprit;
+    if (decision.cause != Cause::kSetChanged) culprit = told && told->reported_by() ? told->reported_by() : seat;
+    if (voted_no && told && !told->ok()) {
+      return Status{told->code(), NameOf(decision.culprit) + " failed" + InBallot(ballot) + ": " + told->message(),
+                    told->driver_result()}
+          .ReportedBy(culprit);
+    }
+    if (told && !told->ok()) return Status{*told}.ReportedBy(culprit);
+    if (decision.cause == Cause::kDamaged)
+      return Status{Code::kCorrupt, "the board of this round has been written over" + InBallot(ballot)}.ReportedBy(culprit);
+    return Status{Code::kBroken, NameOf(decision.culprit) + ": " + std::string(ToText(decision.cause)) + InBallot(ballot)}
+        .ReportedBy(culprit);
+  }
+  void NoteFailure(Ballot ballot) {
     outcome_.failed = ballot;
     for (const std::size_t seat : agreement::Absent(reading_.ViewOf(seat_), ballot))
       outcome_.absent.push_back(board_.members()[seat]);
-    if (decision.cause == Cause::kSuperseded) {
-      outcome_.status = {Code::kTimeout, "the others ended this round without this rank" + InBallot(ballot)};
-      return;
-    }
-    const bool voted_no = decision.cause == Cause::kVotedNo;
-    const auto told = board_.StatementOf(voted_no ? decision.culprit : decision.by, ballot, round_);
-    if (decision.cause != Cause::kSetChanged) outcome_.culprit = told && told->reported_by() ? told->reported_by() : culprit;
-    if (voted_no && told && !told->ok()) {
-      outcome_.status = Status{told->code(), NameOf(decision.culprit) + " failed" + InBallot(ballot) + ": " + told->message(),
-                               told->driver_result()}
-                            .ReportedBy(outcome_.culprit);
-    } else if (told && !told->ok()) {
-      outcome_.status = *told;
-    } else if (decision.cause == Cause::kDamaged) {
-      outcome_.status = {Code::kCorrupt, "the board of this round has been written over" + InBallot(ballot)};
-    } else {
-      outcome_.status =
-          Status{Code::kBroken, NameOf(decision.culprit) + ": " + std::string(ToText(decision.cause)) + InBallot(ballot)}
-              .ReportedBy(culprit);
-    }
+    outcome_.status = WhyFailed(ballot);
+    outcome_.culprit = outcome_.status.reported_by();
   }
   RoundOutcome Outcome(const agreement::End& end) {
     outcome_.ending = end.ending;

@@ -25,6 +25,8 @@ class RoundHooks {
   [[nodiscard]] virtual bool HasEnded(SessionId session) = 0;       // known for certain: PeerPage::Life
   [[nodiscard]] virtual bool SetHasChanged() = 0;                   // asked while it waits for `come`
   [[nodiscard]] virtual std::string NameOf(SessionId session) = 0;  // for messages: "rank 2 (pid 4711 on host a)"
+  // Of a patient member, when its own time is up: whether those that have not come may come yet. False: it waits no longer.
+  [[nodiscard]] virtual bool MayComeYet(const std::vector<SessionId>& /*absent*/) { return true; }
   // What is seen of a member that does not vote: "is stopped (SIGSTOP?)"; empty: nothing.
   virtual std::string SeenOf(SessionId session) = 0;
   // Before a vote is cast, so that a journal has it before anybody acts on it. `mine`: ok, or why it is a no.
@@ -51,6 +53,7 @@ struct RoundOutcome {
   agreement::Ending ending{};
   bool again = false;                         // nothing has happened; come again, on the board of the set as it is now
   std::optional<agreement::Ballot> failed{};  // the first ballot that failed; none: the call succeeded
+  Status undo{};                              // why the undo of a pause failed, so that it ends paused; ok: it did not
   Status status{};                            // why; the same for all members that could read it
   SessionId culprit{};                        // of the failure; zero: nobody
   std::vector<SessionId> absent{};            // members that had not voted when it was decided, as this member saw it

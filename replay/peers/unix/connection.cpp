@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "journal/base/process_sight.h"
+#include "replay/peers/unix/pages.h"
 
 namespace amem {
 
@@ -80,9 +81,21 @@ Result<std::unique_ptr<PeerConnection>> PeerConnection::Begin(const ConnectionCo
   if (const uid_t owner = peer.owner.uid; owner != context.uid)
     return Status{Code::kRefused, fmt::format("its socket belongs to user {} and not to user {}", owner, context.uid)};
   std::unique_ptr<PeerConnection> connection(new PeerConnection(context, to, std::move(peer)));
-  AMEM_TRY(connection->Send({connection->NextRequest(), HelloMessage{kPeerProtocol, kPeerProtocolLeast, purpose, self, to}},
-                            deadline));
+  AMEM_TRY(connection->SendHello({kPeerProtocol, kPeerProtocolLeast, purpose, self, to}, deadline));
   return connection;
+}
+
+// Where the kernel holds too many descriptors of this user that nobody has received, the hello goes without.
+Status PeerConnection::SendHello(const HelloMessage& hello, Deadline deadline) {
+  const Message message{NextRequest(), hello};
+  const int page = context_.pages == nullptr || hello.purpose == Purpose::kRequest ? -1 : context_.pages->fd();
+  while (page >= 0) {
+    AMEM_ASSIGN(const Sent sent, TrySend(message, {&page, 1}));
+    if (sent == Sent::kDone) return {};
+    if (sent == Sent::kTooManyInFlight) break;
+    AMEM_TRY(Wait(POLLOUT, deadline));
+  }
+  return Send(message, deadline);
 }
 
 Result<PeerIdentity> PeerConnection::AwaitWelcome(Deadline deadline) {
@@ -102,11 +115,11 @@ Status PeerConnection::Lost(int error) const {
   return {Code::kPeerLost, "it " + how + (error != 0 ? " (" + ErrnoText(error) + ")" : "")};
 }
 
-Result<bool> PeerConnection::TrySend(const Message& message) {
+Result<Sent> PeerConnection::TrySend(const Message& message, std::span<const int> descriptors) {
   AMEM_ASSIGN(const auto bytes, EncodeMessage(message));
-  const Sent sent = SendPacket(fd(), bytes, {});
+  const Sent sent = SendPacket(fd(), bytes, descriptors);
   if (sent == Sent::kClosed) return Lost(0);
-  return sent == Sent::kDone;
+  return sent;
 }
 
 Status PeerConnection::Send(const Message& message, Deadline deadline) {
@@ -125,7 +138,9 @@ Result<std::optional<PeerConnection::Incoming>> PeerConnection::TryReceive() {
   auto message = DecodeMessage({buffer_.get(), packet.bytes});
   if (!message) return message.status().Within("it sent");
   if (auto* failure = std::get_if<FailureMessage>(&message->body)) failure->status = failure->status.ReportedBy(to_);
-  if (packet.descriptors_lost) {
+  if (std::holds_alternative<WelcomeMessage>(message->body)) {
+    if (context_.pages != nullptr) context_.pages->Take(to_, packet.descriptors, packet.descriptors_lost);
+  } else if (packet.descriptors_lost) {
     // Reported as a failure of that request, so that a caller can still take its other answers.
     message->body =
         FailureMessage{{Code::kNoDescriptors,

@@ -17,6 +17,8 @@
 
 namespace amem {
 
+class SharedPageTable;
+
 inline int MillisecondsUntil(Deadline deadline) { return static_cast<int>(LeftUntil(deadline).count()); }  // for poll
 // As poll, at most until then. Where cores are idle it stays awake at first, and looks at the first descriptor alone, because
 // an answer usually comes before a sleeping thread could be woken.
@@ -27,10 +29,11 @@ inline constexpr std::chrono::milliseconds kDyingPatience{500};
 
 // Shared by all connections of a process, which must not outlive the descriptors.
 struct ConnectionContext {
-  int directory = -1;              // -1: there is none
-  Elsewhere* elsewhere = nullptr;  // null: sessions are not reached by abstract names
-  int stop = -1;                   // an eventfd that is readable once this process stops serving
-  uid_t uid = 0;                   // of the processes that may be at the other end
+  int directory = -1;                // -1: there is none
+  Elsewhere* elsewhere = nullptr;    // null: sessions are not reached by abstract names
+  int stop = -1;                     // an eventfd that is readable once this process stops serving
+  uid_t uid = 0;                     // of the processes that may be at the other end
+  SharedPageTable* pages = nullptr;  // null: none is sent, and none is taken (tools)
 };
 
 // Connects in the directory, or else by the abstract name. Does not wait; see ConnectTo in socket.h.
@@ -62,7 +65,10 @@ class PeerConnection : NoCopies {
   // All below may fail with kTimeout, kPeerLost (closed, or the process died), kRefused (this process stops) and kCorrupt.
   Status Send(const Message& message, Deadline deadline);
   // Does not wait. False: there is no room now.
-  Result<bool> TrySend(const Message& message);
+  Result<bool> TrySend(const Message& message) {
+    AMEM_ASSIGN(const Sent sent, TrySend(message, {}));
+    return sent == Sent::kDone;
+  }
   Result<Incoming> Receive(Deadline deadline);
   Result<std::optional<Incoming>> TryReceive();
   // For `events` of poll, or until `or_readable` can be read.
@@ -80,6 +86,8 @@ class PeerConnection : NoCopies {
  private:
   PeerConnection(const ConnectionContext& context, SessionId to, Connected peer);
   [[nodiscard]] Status Lost(int error) const;
+  Result<Sent> TrySend(const Message& message, std::span<const int> descriptors);  // not kClosed
+  Status SendHello(const HelloMessage& hello, Deadline deadline);
 
   ConnectionContext context_;
   SessionId to_;

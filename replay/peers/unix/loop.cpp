@@ -40,7 +40,9 @@ Status ServiceLoop::Open() {
 
 Status ServiceLoop::Start() {
   auto started = StartThread("amem-peers", [this] {
+    Guarded([&] { client_.Begin(); });
     while (!Stopping()) Turn();
+    Guarded([&] { client_.End(); });
     const std::lock_guard lock(mutex_);
     ended_ = true;
     ended_changed_.notify_all();

@@ -33,6 +33,8 @@ class ServiceLoop : NoCopies {
   class Client {
    public:
     virtual ~Client() = default;
+    virtual void Begin() {}  // first and last on the service thread
+    virtual void End() {}
     [[nodiscard]] virtual std::optional<Clock::time_point> NextDeadline() const = 0;
     virtual void Timers(Clock::time_point now) = 0;
     virtual void Sweep() = 0;  // last in the turn: nothing refers to what it removes

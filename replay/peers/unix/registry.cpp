@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "journal/base/file.h"
+#include "replay/peers/unix/pages.h"
 
 namespace amem {
 
@@ -32,6 +33,7 @@ void SessionRegistry::ChangeSelf(const std::function<void(PeerIdentity&)>& chang
   {
     const std::lock_guard lock(mutex_);
     change(self_);
+    if (context_.pages != nullptr) static_cast<void>(context_.pages->Publish(self_));
   }
   Changed();
 }
@@ -241,6 +243,7 @@ void SessionRegistry::Lose(SessionId session) {
   record.watched.clear();
   record.process.End();
   lost_(session, reason);
+  if (context_.pages != nullptr) context_.pages->NoteEnd(session);
   record.references.clear();
   if (record.connected) notices_.Add([this, who = record.identity, reason] { return delegate_.OnPeerLost(who, reason); });
   if (record.connected && seen) witness_(*std::move(seen));

@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <exception>
 
+#include "replay/peers/unix/pages.h"
+
 namespace amem {
 
 constexpr auto kHelloPatience = std::chrono::seconds(5);
@@ -277,6 +279,7 @@ void PeerService::Ready(std::uint64_t id, std::uint32_t events) {
 void PeerService::ProcessDied(std::uint64_t id) {
   const auto at = inbound_.find(id);
   if (at == inbound_.end()) return;
+  if (context_.pages != nullptr) context_.pages->NoteEnd(at->second->peer.session);
   at->second->purpose == Purpose::kRequest ? HearOut(*at->second) : void(Readable(*at->second));  // what it said last counts
   MarkForClose(*at->second, WhyEnded(*at->second));
 }
@@ -306,7 +309,7 @@ void PeerService::MarkForClose(Inbound& connection, std::string why) {
 bool PeerService::Readable(Inbound& connection) {
   for (int i = 0; i < kMessagesATurn; ++i) {
     if (connection.marked || !connection.queue.empty()) return false;
-    const Packet packet = ReceivePacket(connection.socket.get(), {buffer_.get(), kMessageBytesMax}, false);
+    const Packet packet = ReceivePacket(connection.socket.get(), {buffer_.get(), kMessageBytesMax}, !connection.welcome);
     if (packet.state == Packet::State::kNothing) return false;
     // Of a tool that ended with answers unread the kernel says so once, and then gives what had come before.
     if (packet.error == ECONNRESET && connection.purpose == Purpose::kRequest) continue;
@@ -318,20 +321,20 @@ bool PeerService::Readable(Inbound& connection) {
     } else if (!message) {
       MarkForClose(connection, "sent " + message.status().message());
     } else {
-      Handle(connection, *message);
+      Handle(connection, *message, packet);
     }
   }
   return !connection.marked;
 }
 
-void PeerService::Handle(Inbound& connection, const Message& message) {
-  if (!connection.welcome) return Greet(connection, message);
+void PeerService::Handle(Inbound& connection, const Message& message, const Packet& packet) {
+  if (!connection.welcome) return Greet(connection, message, packet);
   if (connection.purpose == Purpose::kData) return HandleData(connection, message);
   if (connection.purpose == Purpose::kRequest) return HandleRequest(connection, message);
   HandleRound(connection, message);
 }
 
-void PeerService::Greet(Inbound& connection, const Message& message) {
+void PeerService::Greet(Inbound& connection, const Message& message, const Packet& packet) {
   const auto* hello = std::get_if<HelloMessage>(&message.body);
   if (hello == nullptr) return MarkForClose(connection, "did not say hello");
   const auto refuse = [&](Code code, const std::string& why) {
@@ -359,7 +362,8 @@ void PeerService::Greet(Inbound& connection, const Message& message) {
     connection.process.Begin(loop_, connection.pid, [this, id = connection.id] { ProcessDied(id); });
   }
   connection.welcome = true;
-  Reply(connection, message.request, WelcomeMessage{std::min(hello->version, kPeerProtocol), self});
+  Reply(connection, message.request, WelcomeMessage{std::min(hello->version, kPeerProtocol), self},
+        ExchangePages(*hello, packet));
 }
 
 // ---- sharing ---------------------------------------------------------------------------------------------------------------
@@ -442,6 +446,7 @@ void PeerService::HandleRound(Inbound& connection, const Message& message) {
     connection.note_asking.reset();  // it has asked, and its arrival says more; if it waits it asks by another connection
     return VotesOn(arrival->tag).Arrived(connection.id, connection.peer, *arrival, Clock::now());
   }
+  if (const auto* board = std::get_if<AskBoardMessage>(&message.body)) return HandOutBoard(connection, message.request, *board);
   VoteCounter& votes = VotesOn(connection.tag);
   if (std::holds_alternative<WithdrawMessage>(message.body)) return votes.Withdrew(connection.id, Clock::now());
   if (const auto* vote = std::get_if<VoteMessage>(&message.body)) {

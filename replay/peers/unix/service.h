@@ -84,6 +84,8 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver, NoC
   };
 
   // ServiceLoop::Client
+  void Begin() override;
+  void End() override;
   [[nodiscard]] std::optional<Clock::time_point> NextDeadline() const override;
   void Timers(Clock::time_point now) override;
   void Sweep() override;
@@ -107,10 +109,12 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver, NoC
   void MarkForClose(Inbound& connection, std::string why);
   [[nodiscard]] std::string WhyEnded(const Inbound& connection) const;
 
-  void Handle(Inbound& connection, const Message& message);
-  void Greet(Inbound& connection, const Message& message);
+  void Handle(Inbound& connection, const Message& message, const Packet& packet);
+  void Greet(Inbound& connection, const Message& message, const Packet& packet);
   void HandleData(Inbound& connection, const Message& message);
   void HandleRound(Inbound& connection, const Message& message);
+  std::vector<UniqueFd> ExchangePages(const HelloMessage& hello, const Packet& packet);
+  void HandOutBoard(Inbound& connection, std::uint64_t request, const AskBoardMessage& ask);
   void HandleRequest(Inbound& connection, const Message& message);
   Status TakeAsker(Inbound& connection);
   Inbound* Asker();

@@ -13,7 +13,9 @@
 #include "journal/base/file.h"
 #include "journal/base/fork_guard.h"
 #include "replay/peers/unix/arrival.h"
+#include "replay/peers/unix/assembly.h"
 #include "replay/peers/unix/owner.h"
+#include "replay/peers/unix/pages.h"
 #include "replay/peers/unix/service.h"
 #include "replay/peers/unix/socket.h"
 
@@ -34,6 +36,7 @@ class Serving final : public UnixPeers {
     for (auto& [session, owner] : owners_) (void)new std::shared_ptr(std::move(owner));
     (void)new Listener(std::move(farewell_));
     (void)service_.release();
+    (void)pages_.release();
     (void)directory_.Release();
     (void)stop_.Release();
   }
@@ -41,8 +44,10 @@ class Serving final : public UnixPeers {
   Status Start(const PeerIdentity& self) {
     PeerService::Listeners listeners;
     AMEM_TRY(Listen(self.session, listeners));
+    pages_ = std::make_unique<SharedPageTable>(self.session);
+    static_cast<void>(pages_->Publish(self));
     context_ = {directory_.get(), options_.abstract_names ? &elsewhere_ : nullptr, stop_.get(),
-                options_.expected_uid.value_or(::geteuid())};
+                options_.expected_uid.value_or(::geteuid()), pages_.get()};
     service_ = std::make_unique<PeerService>(context_, std::move(listeners), self, delegate_, options_.requests);
     Status started = service_->Start();
     if (!started.ok()) RemoveSocket(directory_.get(), self.session);
@@ -130,6 +135,10 @@ class Serving final : public UnixPeers {
     return ArriveAtRound({context_, service_.get(), &delegate_, options_.deadlines, busy, options_.waiting}, call, culprits);
   }
 
+  std::unique_ptr<Assembly> Assemble(CycleKind kind, const std::string& tag) override {
+    return std::make_unique<UnixAssembly>(context_, *service_, delegate_, kind, tag);
+  }
+
  private:
   std::shared_ptr<OwnerConnection> Owner(SessionId session) {
     const std::lock_guard lock(owners_mutex_);
@@ -187,6 +196,7 @@ class Serving final : public UnixPeers {
   UniqueFd directory_, stop_;
   Listener farewell_;
   Elsewhere elsewhere_;
+  std::unique_ptr<SharedPageTable> pages_;
   ConnectionContext context_;
   const ForkGuard guard_;
   std::unique_ptr<PeerService> service_;

@@ -23,6 +23,7 @@
 #include <optional>
 #include <string>
 
+#include "replay/peers/assembly.h"
 #include "replay/peers/peers.h"
 #include "replay/peers/requests.h"
 
@@ -48,6 +49,8 @@ class UnixPeers : public Peers {
   // `delegate` must outlive what comes back; calls to it may come before this returns.
   static Result<std::unique_ptr<UnixPeers>> Start(const PeerIdentity& self, const UnixPeersOptions& options,
                                                   PeerDelegate& delegate);
+  // For one call about that tag (empty: NCCL's memory). It must not outlive the object.
+  virtual std::unique_ptr<Assembly> Assemble(CycleKind kind, const std::string& tag) = 0;
 };
 
 }  // namespace amem

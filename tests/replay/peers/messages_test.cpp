@@ -53,6 +53,8 @@ std::vector<Message> OneOfEach() {
       {18, LookMessage{}},
       {19, StandingMessage{Stands()}},
       {20, NoteMessage{Frozen{5, 9, 77, "a -> b"}}},
+      {21, AskBoardMessage{"weights", {SessionId{3}, SessionId{4}}, 99}},
+      {22, BoardMessage{}},
   };
 }
 

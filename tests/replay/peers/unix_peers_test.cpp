@@ -339,15 +339,16 @@ TEST_F(UnixPeersTest, a_peer_that_does_not_take_its_answers_delays_nobody) {
 
 TEST_F(UnixPeersTest, another_protocol_version_is_refused_in_words) {
   Rank owner(directory_, 0);
-  const UniqueFd fd = Unauthenticated(owner.identity.session);
   HelloMessage hello{kPeerProtocol, kPeerProtocolLeast};
-  hello.version = hello.least_version = kPeerProtocol + 1;
   hello.self = Identity(5);
   hello.to = owner.identity.session;
-  const Status refused = AnswerTo(fd, hello);
-  EXPECT_EQ(refused.code(), Code::kUnsupported);
-  EXPECT_NE(refused.message().find(fmt::format("speaks {0} to {0}", kPeerProtocol + 1)), std::string::npos)
-      << refused.message();
+  for (const std::uint32_t version : {kPeerProtocolLeast - 1, kPeerProtocol + 1}) {
+    const UniqueFd fd = Unauthenticated(owner.identity.session);
+    hello.version = hello.least_version = version;
+    const Status refused = AnswerTo(fd, hello);
+    EXPECT_EQ(refused.code(), Code::kUnsupported);
+    EXPECT_NE(refused.message().find(fmt::format("speaks {0} to {0}", version)), std::string::npos) << refused.message();
+  }
 }
 
 TEST_F(UnixPeersTest, a_greeting_for_another_session_is_refused_and_ends_the_connection) {

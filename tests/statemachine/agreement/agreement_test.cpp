@@ -153,7 +153,7 @@ TEST_F(StepTest, work_that_failed_is_a_no_and_the_rest_of_that_part_is_not_done)
   member_.line = 3;  // of the resume: import
   ASSERT_EQ(Next(CycleKind::kResume), Action(DoWork{Work::kImport}));
   member_ = Finished(member_, false);
-  EXPECT_EQ(Next(CycleKind::kResume), Action(CastVote{Ballot::kOpen, false}));
+  EXPECT_EQ(Next(CycleKind::kResume), Action(CastVote{Ballot::kJoined, false}));
 }
 
 TEST_F(StepTest, a_ballot_that_passed_without_this_member_is_damage) {

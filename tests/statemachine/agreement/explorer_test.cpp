@@ -147,6 +147,7 @@ TEST(Breaches, each_is_found) {
       {Breach::kReleaseBeforeSaved, {.failures = 1}, "runs without what it imported"},
       {Breach::kVoteBeforeRestore, {.failures = 1}, not_there},
       {Breach::kVoteBeforeMake, {.failures = 1}, refused},
+      {Breach::kBindBeforeJoined, {.failures = 1}, "binds memory before all have added their devices"},
       {Breach::kNoUndo, {.kills = 1, .lates = false}, without_its},
       {Breach::kRunsAfterFailedUndo, {.stops = 1}, without_its},
       {Breach::kDecisionChanges, {.stops = 1, .stale = true}, not_there},

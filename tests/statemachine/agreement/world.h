@@ -24,6 +24,7 @@ enum class Breach : std::uint8_t {
   kReleaseBeforeSaved,   // the program releases before the ballot `saved`
   kVoteBeforeRestore,    // `open` is voted for before contents are back
   kVoteBeforeMake,       // `made` is voted for before own memory exists
+  kBindBeforeJoined,     // memory is bound, and contents restored, before the ballot `joined`
   kNoUndo,               // after a failure of `gone` all run on
   kRunsAfterFailedUndo,  // after a failure of `open` all run on
   kDecisionChanges,      // the last decision counts, not the first
@@ -423,11 +424,23 @@ class World {
         return Import(s, i, moves, wrong);
       case Work::kRestore:
         if (s.members[i].own == Memory::kEmpty && !s.members[i].copy) wrong = Name(i) + " has lost its contents";
+        if (!AllHaveImported(s) && !HasFailed(s, i, Ballot::kOpen) && settings_.wipes == 0)
+          wrong = Name(i) + " binds memory before all have added their devices";
         return Push(moves, s, i, "restores", [&](S& to) {
           to.members[i].own = Memory::kLive;
           Finish(to.members[i], true);
         });
     }
+  }
+  [[nodiscard]] static bool HasFailed(const S& s, int i, Ballot ballot) {  // in the round of member i
+    const std::uint8_t cell = s.cells[static_cast<int>(ballot)];
+    return (cell & 7) > 1 && cell >> 3 == s.members[i].round;
+  }
+  [[nodiscard]] static bool AllHaveImported(const S& s) {
+    for (int i = 0; i < N; ++i)
+      for (int k = 0; k < N; ++k)
+        if (k != i && !s.members[i].dead && s.imports[i][k] == 2) return false;
+    return true;
   }
   void Release(const S& s, int i, std::vector<Move>& moves, std::string& wrong) const {
     const Place& m = s.members[i];
@@ -449,8 +462,7 @@ class World {
     bool refused = false;
     for (int k = 0; k < N; ++k) refused = refused || (k != i && !s.members[k].dead && s.members[k].own == Memory::kReleased);
     if (refused) {
-      const std::uint8_t open = s.cells[static_cast<int>(Ballot::kOpen)];
-      if (settings_.wipes == 0 && ((open & 7) <= 1 || open >> 3 != s.members[i].round))
+      if (settings_.wipes == 0 && !HasFailed(s, i, Ballot::kJoined))
         wrong = Name(i) + " is refused an import although nothing has failed";
       return Push(moves, s, i, "is refused an import", [&](S& to) { Finish(to.members[i], false); });
     }
@@ -475,12 +487,14 @@ class World {
         if (order || other) return std::swap(a, b);
       }
     };
-    const bool pause = program.size() > 10;
+    const bool pause = program.size() > 11;
     switch (breach()) {
       case Breach::kReleaseBeforeSaved:
         return swap_work_and_vote(Work::kRelease, Ballot::kSaved);
       case Breach::kVoteBeforeRestore:
         return swap_work_and_vote(Work::kRestore, Ballot::kOpen);
+      case Breach::kBindBeforeJoined:
+        return swap_work_and_vote(Work::kRestore, Ballot::kJoined);
       case Breach::kVoteBeforeMake:
         return swap_work_and_vote(Work::kMake, Ballot::kMade);
       default:

@@ -277,10 +277,11 @@ TEST(RoundTest, needs_no_descriptor_and_nobody_in_the_background) {
   for (auto& member : members) member.join();
   EXPECT_EQ(failed, 0);
   EXPECT_EQ(*board.NextRound(), 101U);
-  const std::vector<Ballot> cycle{Ballot::kCome, Ballot::kSaved, Ballot::kGone, Ballot::kCome, Ballot::kMade, Ballot::kOpen};
+  const std::vector<Ballot> cycle{Ballot::kCome, Ballot::kSaved,  Ballot::kGone, Ballot::kCome,
+                                  Ballot::kMade, Ballot::kJoined, Ballot::kOpen};
   for (const auto& ballots : decided) {
-    ASSERT_EQ(ballots.size(), 300U);
-    for (std::size_t i = 0; i < ballots.size(); ++i) ASSERT_EQ(ballots[i], cycle[i % 6]);
+    ASSERT_EQ(ballots.size(), 350U);
+    for (std::size_t i = 0; i < ballots.size(); ++i) ASSERT_EQ(ballots[i], cycle[i % 7]);
   }
 }
 
@@ -333,6 +334,60 @@ TEST(RoundTest, a_failure_is_told_with_its_reason_and_breaks_off_the_work_of_oth
   ASSERT_EQ(failing.votes.size(), 2U);
   EXPECT_EQ(failing.votes[1].second.message(), "no host memory");
   ASSERT_EQ(working.votes.size(), 1U) << "it was not asked for a vote on what had failed already";
+}
+
+TEST(RoundTest, of_a_pause_whose_undo_fails_too_ends_paused_and_says_why_both_failed) {
+  class Failing final : public IdleHooks {
+   public:
+    Status Do(agreement::Work work, const std::function<bool()>&) override {
+      releases += work == agreement::Work::kRelease ? 1 : 0;
+      if (work == agreement::Work::kRelease && releases == 1) return {Code::kDriver, "cannot release", 7};
+      return work == agreement::Work::kMake ? Status{Code::kOutOfMemory, "no device memory", 2} : Status{};
+    }
+    int releases = 0;
+  };
+  auto board = Board::Make("", {SessionId{11}, SessionId{12}});
+  Failing failing;
+  IdleHooks idle;
+  RoundOutcome of_other;
+  std::thread other([&] {
+    CallOnBoard call = CallOf(CycleKind::kPause);
+    call.undo = std::chrono::minutes(1);
+    of_other = *TakePart(*board, 1, call, idle);
+  });
+  CallOnBoard call = CallOf(CycleKind::kPause);
+  call.undo = std::chrono::minutes(1);
+  RoundOutcome outcome = *TakePart(*board, 0, call, failing);
+  other.join();
+  EXPECT_EQ(failing.releases, 2);
+  for (const auto* told : {&outcome, &of_other}) {
+    EXPECT_EQ(told->ending, agreement::Ending::kPaused);
+    EXPECT_EQ(told->failed, Ballot::kGone);
+    EXPECT_EQ(told->status.message(), "session 11 failed (pause, ballot \"gone\"): cannot release");
+    EXPECT_EQ(told->undo.message(), "session 11 failed (pause, ballot \"made\"): no device memory");
+    EXPECT_EQ(told->undo.code(), Code::kOutOfMemory);
+  }
+}
+
+TEST(RoundTest, is_waited_for_beyond_its_time_only_while_the_absent_may_come) {
+  class Patient final : public IdleHooks {
+   public:
+    bool MayComeYet(const std::vector<SessionId>& absent) override {
+      EXPECT_EQ(absent, (std::vector{SessionId{12}}));
+      return ++asked < 3;
+    }
+    int asked = 0;
+  };
+  auto board = Board::Make("", {SessionId{11}, SessionId{12}});
+  Patient hooks;
+  CallOnBoard call = CallOf(CycleKind::kResume);
+  call.until = In(std::chrono::milliseconds(50));
+  call.patient = true;
+  const RoundOutcome outcome = *TakePart(*board, 0, call, hooks);
+  EXPECT_EQ(outcome.ending, agreement::Ending::kPaused);
+  EXPECT_EQ(outcome.status.code(), Code::kTimeout);
+  EXPECT_EQ(outcome.culprit, SessionId{12});
+  EXPECT_GE(hooks.asked, 3);
 }
 
 TEST(RoundTest, whose_set_changes_lets_all_come_again) {

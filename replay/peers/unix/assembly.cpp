@@ -1,0 +1,235 @@
+#include "replay/peers/unix/assembly.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "journal/base/clock.h"
+
+namespace amem {
+
+using board::Board;
+
+constexpr std::chrono::milliseconds kForOthersToSee{300};  // longer than a member sleeps between two looks
+constexpr std::chrono::milliseconds kForOwnNeighbours{5};  // while others are waited for; they are asked for again soon
+
+UnixAssembly::UnixAssembly(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, CycleKind kind,
+                           std::string tag)
+    : context_(context), service_(service), delegate_(delegate), self_(service.sessions().Self().session), kind_(kind) {
+  own_.tag = std::move(tag);
+  own_.call = kind;
+  own_.call_since_ns = MonotonicNs();
+}
+
+UnixAssembly::~UnixAssembly() {
+  const CycleProgress now = delegate_.Progress(own_.tag);
+  own_.lifecycle = now.lifecycle;
+  own_.cycle = now.cycle;
+  own_.call.reset();
+  static_cast<void>(pages().Publish(std::move(own_)));
+}
+
+Status UnixAssembly::Publish(Deadline until) {
+  AMEM_ASSIGN(auto neighbours, delegate_.Neighbours(own_.tag, until));
+  std::ranges::sort(neighbours);
+  neighbours.erase(std::unique(neighbours.begin(), neighbours.end()), neighbours.end());
+  std::erase(neighbours, self_);
+  const CycleProgress now = delegate_.Progress(own_.tag);
+  own_.lifecycle = now.lifecycle;
+  own_.cycle = now.cycle;
+  own_.neighbours = std::move(neighbours);
+  return pages().Publish(own_);
+}
+
+board::SharingSet UnixAssembly::Set() {
+  return board::SetOf(self_, own_.tag, [this](SessionId session) -> board::Sighted {
+    if (session == self_) return {false, pages().OwnFacts()};
+    if (ended_.contains(session)) return {true, {}};
+    const auto page = pages().PageOf(session);
+    if (!page) return {};
+    // One that this call saw alive is a member until a ballot says that it has ended.
+    if (!known_.contains(session) && (*page)->Life().HasEnded()) return {true, {}};
+    auto facts = (*page)->Facts();
+    if (!facts) return {};
+    known_[session] = {session, facts->host, facts->pid, facts->group, facts->rank, facts->keeps};
+    return {false, *std::move(facts)};
+  });
+}
+
+Status UnixAssembly::Find(Deadline until) {
+  board_.reset();
+  if (const Status none = pages().WhyNone(); !none.ok()) return none.Within("this session has no shared page");
+  const Deadline began = Now();
+  while (true) {
+    AMEM_TRY(Publish(until));
+    const board::SharingSet set = Set();
+    if (set.unknown.empty()) {
+      AMEM_TRY(RequireOneGroup(set.members));
+      if (Status mixture = RequireOneKind(set.members); !mixture.ok()) {
+        std::this_thread::sleep_for(std::min(kForOthersToSee, LeftUntil(until)));  // or the other waits for its whole time
+        return mixture;
+      }
+      return HaveBoard(set.members, until);
+    }
+    for (const SessionId session : set.unknown) {
+      if (const Status met = Meet(session, until); !met.ok()) return About(session, "its page", met, began);
+    }
+  }
+}
+
+Status UnixAssembly::About(SessionId session, const char* doing, const Status& why, Deadline began) {
+  const std::string reason = why.code() == Code::kTimeout && !IsBusy(why)
+                                 ? fmt::format("no answer within {} ms", SinceThen(began).count())
+                                 : why.message();
+  return Status{why.code(), fmt::format("asking {} for {}: {}", ToText(IdentityOf(session)), doing, reason),
+                why.driver_result()}
+      .ReportedBy(session);
+}
+
+Result<PeerConnection*> UnixAssembly::ConnectionTo(SessionId session, Deadline until) {
+  if (const auto at = connections_.find(session); at != connections_.end()) return at->second.get();
+  AMEM_ASSIGN(auto begun, PeerConnection::Begin(context_, session, Purpose::kRound, service_.sessions().Self(), until));
+  AMEM_ASSIGN(auto who, begun->AwaitWelcome(until));
+  known_.try_emplace(session, std::move(who));
+  return connections_.emplace(session, std::move(begun)).first->second.get();
+}
+
+Status UnixAssembly::Meet(SessionId session, Deadline until) {
+  connections_.erase(session);
+  const auto met = ConnectionTo(session, until);
+  if (!met) {
+    const Status why = service_.sessions().WhyLost(session, met.status());
+    if (why.code() != Code::kPeerLost) return why;
+    ended_.insert(session);
+    return {};
+  }
+  const auto page = pages().PageOf(session);
+  if (!page) return page.status();
+  const auto facts = (*page)->Facts();
+  return facts ? Status{} : facts.status();
+}
+
+Status UnixAssembly::RequireOneGroup(const std::vector<SessionId>& members) {
+  const std::int64_t group = service_.sessions().Self().group;
+  for (const SessionId session : members) {
+    if (session == self_ || known_.at(session).group == group) continue;
+    return Status{
+        Code::kRefused,
+        fmt::format("{} of group {} shares memory with {} of group {}: sessions that share memory pause together; give "
+                    "them one group (AMEM_GROUPID, ncclSetGroupID)",
+                    ToText(service_.sessions().Self()), group, ToText(known_.at(session)), known_.at(session).group)}
+        .ReportedBy(session);
+  }
+  return {};
+}
+
+Result<std::shared_ptr<Board>> UnixAssembly::AskForBoard(const std::vector<SessionId>& members, Deadline until) {
+  AMEM_ASSIGN(PeerConnection* const maker, ConnectionTo(members.front(), until));
+  const std::uint64_t question = maker->NextRequest();
+  AMEM_TRY(maker->Send({question, AskBoardMessage{BoardName(), members, damaged_}}, until));
+  while (true) {
+    AMEM_ASSIGN(const auto answer, maker->Receive(until));
+    if (answer.message.request != question) continue;
+    if (const auto* failure = std::get_if<FailureMessage>(&answer.message.body)) return failure->status;
+    if (!std::holds_alternative<BoardMessage>(answer.message.body) || answer.descriptors.empty())
+      return Status{Code::kCorrupt, "it answered the question for a board otherwise than AMem does"};
+    return pages().Adopt(answer.descriptors.front().get(), BoardName(), members);
+  }
+}
+
+Status UnixAssembly::HaveBoard(const std::vector<SessionId>& members, Deadline until) {
+  const Deadline began = Now();
+  board_ = pages().Find(BoardName(), members);
+  if (board_ != nullptr && board_->id() == damaged_) board_.reset();
+  if (board_ == nullptr && members.front() == self_) {
+    AMEM_ASSIGN([[maybe_unused]] const UniqueFd fd, pages().HandOut(BoardName(), members, self_, damaged_));
+    board_ = pages().Find(BoardName(), members);
+  }
+  if (board_ == nullptr) {
+    auto asked = AskForBoard(members, until);
+    if (!asked) {
+      connections_.erase(members.front());
+      return About(members.front(), "the board of its set", service_.sessions().WhyLost(members.front(), asked.status()),
+                   began);
+    }
+    board_ = *std::move(asked);
+  }
+  seat_ = *board_->SeatOf(self_);
+  return {};
+}
+
+std::vector<PeerIdentity> UnixAssembly::Members() const {
+  std::vector<PeerIdentity> members;
+  for (const SessionId session : board_->members())
+    members.push_back(session == self_ ? service_.sessions().Self() : known_.at(session));
+  return members;
+}
+
+bool UnixAssembly::SetHasChanged() {
+  for (const SessionId session : board_->members())
+    if (HasEnded(session)) return false;
+  if (!Publish(In(kForOwnNeighbours)).ok()) return false;
+  const board::SharingSet set = Set();
+  return !set.unknown.empty() || set.members != board_->members() || CallsOtherwise(set.members);
+}
+
+std::string UnixAssembly::BoardName() const { return fmt::format("{} {}", ToText(kind_), own_.tag); }
+
+std::optional<SessionId> UnixAssembly::CallsOtherwise(const std::vector<SessionId>& members) {
+  for (const SessionId session : members) {
+    if (session == self_) continue;
+    const board::ScopeFacts facts = FactsOf(session);
+    if (facts.call && *facts.call != kind_ && !HasEnded(session)) return session;
+  }
+  return {};
+}
+
+Status UnixAssembly::RequireOneKind(const std::vector<SessionId>& members) {
+  const auto other = CallsOtherwise(members);
+  if (!other) return {};
+  const CycleKind theirs = kind_ == CycleKind::kPause ? CycleKind::kResume : CycleKind::kPause;
+  return Status{Code::kInvalid,
+                fmt::format("{} came for a {} while a {} was begun by {}: call the same on all ranks that share "
+                            "memory{}",
+                            ToText(IdentityOf(self_)), ToText(kind_), ToText(theirs), ToText(IdentityOf(*other)),
+                            own_.tag.empty() ? "" : " of tag " + own_.tag)}
+      .ReportedBy(*other);
+}
+
+void UnixAssembly::Begun() {
+  own_.call.reset();
+  static_cast<void>(pages().Publish(own_));
+}
+
+bool UnixAssembly::HasEnded(SessionId session) {
+  if (ended_.contains(session)) return true;
+  if (session == self_) return false;
+  const auto page = pages().PageOf(session);
+  if (!page) return false;
+  const auto connection = connections_.find(session);
+  return (*page)->Life(connection == connections_.end() ? -1 : connection->second->process_fd()).HasEnded();
+}
+
+PeerIdentity UnixAssembly::IdentityOf(SessionId session) {
+  if (session == self_) return service_.sessions().Self();
+  if (const auto known = known_.find(session); known != known_.end()) return known->second;
+  return service_.sessions().Known(session).value_or(PeerIdentity{.session = session});
+}
+
+board::ScopeFacts UnixAssembly::FactsOf(SessionId session) {
+  if (session == self_) return own_;
+  const auto page = pages().PageOf(session);
+  const auto facts = page ? (*page)->Facts() : page.status();
+  const board::ScopeFacts* const scope = facts ? facts->ScopeOf(own_.tag) : nullptr;
+  return scope != nullptr ? *scope : board::ScopeFacts{.tag = own_.tag};
+}
+
+void UnixAssembly::Discard() {
+  damaged_ = board_->id();
+  pages().Forget(board_);
+  board_.reset();
+}
+
+}  // namespace amem

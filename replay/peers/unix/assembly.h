@@ -1,0 +1,65 @@
+// An assembly of sessions that find each other by Unix sockets.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "replay/peers/assembly.h"
+#include "replay/peers/unix/connection.h"
+#include "replay/peers/unix/pages.h"
+#include "replay/peers/unix/service.h"
+
+namespace amem {
+
+class UnixAssembly final : public Assembly {
+ public:
+  // All must outlive it.
+  UnixAssembly(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, CycleKind kind, std::string tag);
+  ~UnixAssembly() override;
+
+  Status Find(Deadline until) override;
+  [[nodiscard]] board::Board& board() override { return *board_; }
+  [[nodiscard]] std::size_t seat() const override { return seat_; }
+  [[nodiscard]] std::vector<PeerIdentity> Members() const override;
+  [[nodiscard]] bool SetHasChanged() override;
+  [[nodiscard]] bool HasEnded(SessionId session) override;
+  [[nodiscard]] PeerIdentity IdentityOf(SessionId session) override;
+  [[nodiscard]] board::ScopeFacts FactsOf(SessionId session) override;
+  void Begun() override;
+  void Discard() override;
+
+ private:
+  [[nodiscard]] SharedPageTable& pages() const { return *context_.pages; }
+  Status Publish(Deadline until);
+  [[nodiscard]] board::SharingSet Set();
+  // Exchanges hellos with a session whose page is not here. Ok also if it has ended, which is noted.
+  Status Meet(SessionId session, Deadline until);
+  // Nothing: all others wait in no call, or in one of this kind.
+  [[nodiscard]] std::optional<SessionId> CallsOtherwise(const std::vector<SessionId>& members);
+  [[nodiscard]] Status RequireOneKind(const std::vector<SessionId>& members);
+  [[nodiscard]] std::string BoardName() const;  // a pause and a resume never meet on one board
+  [[nodiscard]] Status RequireOneGroup(const std::vector<SessionId>& members);
+  Status HaveBoard(const std::vector<SessionId>& members, Deadline until);
+  Result<std::shared_ptr<board::Board>> AskForBoard(const std::vector<SessionId>& members, Deadline until);
+  Result<PeerConnection*> ConnectionTo(SessionId session, Deadline until);
+  [[nodiscard]] Status About(SessionId session, const char* doing, const Status& why, Deadline began);
+
+  const ConnectionContext context_;
+  PeerService& service_;
+  PeerDelegate& delegate_;
+  const SessionId self_;
+  const CycleKind kind_;
+  board::ScopeFacts own_;                                             // of this scope, as published
+  std::map<SessionId, std::unique_ptr<PeerConnection>> connections_;  // on which hellos were exchanged
+  std::map<SessionId, PeerIdentity> known_;                           // as last read
+  std::set<SessionId> ended_;                                         // before this call saw them alive
+  std::shared_ptr<board::Board> board_;
+  std::size_t seat_ = 0;
+  std::uint64_t damaged_ = 0;  // the board's id
+};
+
+}  // namespace amem

@@ -1,0 +1,162 @@
+#include "replay/peers/unix/pages.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "journal/base/file.h"
+
+namespace amem {
+
+using board::Board;
+using board::PeerPage;
+
+constexpr std::size_t kBoardsMost = 64;  // a set that has changed does not come back; its board goes when others are needed
+
+SharedPageTable::SharedPageTable(SessionId self) : self_(self) {
+  auto made = board::SessionPage::Make(self);
+  if (made) own_.emplace(*std::move(made));
+  if (!made) why_none_ = made.status();
+}
+
+// ---- this session's page ---------------------------------------------------------------------------------------------------
+
+void SharedPageTable::Hold() {
+  const std::lock_guard lock(mutex_);
+  if (!own_) return;
+  auto life = board::LifeHolder::Hold(own_->life());
+  if (life) life_.emplace(*std::move(life));
+  if (!life) why_none_ = life.status();
+  held_ = life.ok();
+}
+
+void SharedPageTable::LetGo() {
+  const std::lock_guard lock(mutex_);
+  life_.reset();
+}
+
+int SharedPageTable::fd() const {
+  const std::lock_guard lock(mutex_);
+  return held_ ? own_->fd() : -1;
+}
+
+Status SharedPageTable::WhyNone() const {
+  const std::lock_guard lock(mutex_);
+  return why_none_;
+}
+
+Status SharedPageTable::PublishLocked() {
+  if (!own_) return why_none_;
+  return own_->Publish(facts_);
+}
+
+Status SharedPageTable::Publish(const PeerIdentity& self) {
+  const std::lock_guard lock(mutex_);
+  facts_.host = self.host;
+  facts_.pid = self.pid;
+  facts_.rank = self.rank;
+  facts_.group = self.group;
+  facts_.keeps = self.keeps;
+  return PublishLocked();
+}
+
+Status SharedPageTable::Publish(board::ScopeFacts of_scope) {
+  const std::lock_guard lock(mutex_);
+  const auto at = std::ranges::find(facts_.scopes, of_scope.tag, &board::ScopeFacts::tag);
+  if (at != facts_.scopes.end() && *at == of_scope) return {};
+  if (at != facts_.scopes.end()) *at = std::move(of_scope);
+  if (at == facts_.scopes.end()) facts_.scopes.push_back(std::move(of_scope));
+  return PublishLocked();
+}
+
+board::SessionFacts SharedPageTable::OwnFacts() const {
+  const std::lock_guard lock(mutex_);
+  return facts_;
+}
+
+// ---- pages of others -------------------------------------------------------------------------------------------------------
+
+// A session has one page for its life, so the first that can be read stays.
+void SharedPageTable::Take(SessionId session, std::span<const UniqueFd> descriptors, bool descriptors_lost) {
+  const std::lock_guard lock(mutex_);
+  auto known = pages_.find(session);
+  if (known != pages_.end() && known->second.ok()) return;
+  const auto opened = [&]() -> Result<std::shared_ptr<const PeerPage>> {
+    if (descriptors_lost) {
+      return Status{Code::kNoDescriptors,
+                    "this process had no room for the descriptor of its page: raise its limit of open files (ulimit -n)"};
+    }
+    if (descriptors.empty()) {
+      return Status{Code::kUnsupported,
+                    "it sent no page with its hello: it has no sealed memory or no descriptor left, which it says itself"};
+    }
+    AMEM_ASSIGN(auto page, PeerPage::Open(descriptors.front().get(), session));
+    return std::make_shared<const PeerPage>(std::move(page));
+  };
+  pages_.insert_or_assign(session, opened());
+}
+
+Result<std::shared_ptr<const PeerPage>> SharedPageTable::PageOf(SessionId session) const {
+  const std::lock_guard lock(mutex_);
+  const auto known = pages_.find(session);
+  if (known == pages_.end()) return Status{Code::kNotFound, "no hello has been exchanged with " + ToText(session)};
+  return known->second;
+}
+
+// ---- boards ----------------------------------------------------------------------------------------------------------------
+
+void SharedPageTable::Remember(SetName set, std::shared_ptr<Board> board) {
+  boards_[std::move(set)] = {std::move(board), ++last_use_};
+  if (boards_.size() <= kBoardsMost) return;
+  boards_.erase(std::ranges::min_element(boards_, {}, [](const auto& known) { return known.second.used; }));
+}
+
+Result<UniqueFd> SharedPageTable::HandOut(const std::string& scope, const std::vector<SessionId>& members, SessionId asker,
+                                          std::uint64_t instead_of) {
+  if (!std::ranges::is_sorted(members) || members.empty() || members.front() != self_ ||
+      !std::ranges::binary_search(members, asker)) {
+    return Status{Code::kInvalid, "a board for a set in which " + ToText(self_) + " has not the lowest id, or which " +
+                                      ToText(asker) + " is not in"};
+  }
+  const std::lock_guard lock(mutex_);
+  SetName set{scope, members};
+  auto known = boards_.find(set);
+  if (known == boards_.end() || known->second.board->id() == instead_of) {
+    AMEM_ASSIGN(auto made, Board::Make(scope, members));
+    Remember(set, std::make_shared<Board>(std::move(made)));
+    known = boards_.find(set);
+  }
+  known->second.used = ++last_use_;
+  UniqueFd fd(::fcntl(known->second.board->fd(), F_DUPFD_CLOEXEC, 0));
+  if (!fd) return Status{CodeOfErrno(errno), "handing out a board: " + ErrnoText(errno)};
+  return fd;
+}
+
+std::shared_ptr<Board> SharedPageTable::Find(const std::string& scope, const std::vector<SessionId>& members) const {
+  const std::lock_guard lock(mutex_);
+  const auto known = boards_.find({scope, members});
+  return known == boards_.end() ? nullptr : known->second.board;
+}
+
+Result<std::shared_ptr<Board>> SharedPageTable::Adopt(int fd, const std::string& scope, const std::vector<SessionId>& members) {
+  AMEM_ASSIGN(auto opened, Board::Open(fd, scope, members));
+  auto board = std::make_shared<Board>(std::move(opened));
+  const std::lock_guard lock(mutex_);
+  Remember({scope, members}, board);
+  return board;
+}
+
+void SharedPageTable::Forget(const std::shared_ptr<Board>& board) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(boards_, [&](const auto& known) { return known.second.board == board; });
+}
+
+void SharedPageTable::NoteEnd(SessionId session) {
+  const std::lock_guard lock(mutex_);
+  for (auto& [set, known] : boards_)
+    if (std::ranges::binary_search(set.second, session)) known.board->Nudge();
+}
+
+}  // namespace amem

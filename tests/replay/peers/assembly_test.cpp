@@ -1,0 +1,515 @@
+// Sessions that find each other's pages and boards by their sockets, and carry out rounds on them: as threads of one process,
+// and as processes that fork, end, or damage their page.
+#include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <atomic>
+#include <fstream>
+#include <thread>
+
+#include "replay/peers/board/participant.h"
+#include "replay/peers/unix/pages.h"
+#include "tests/replay/peers/peers_fixture.h"
+
+namespace amem {
+namespace {
+
+using namespace test;
+using agreement::Ballot;
+using agreement::Ending;
+using agreement::Work;
+using std::chrono::milliseconds;
+
+// An engine that has nothing to do.
+class IdleHooks final : public board::RoundHooks {
+ public:
+  explicit IdleHooks(Assembly& assembly) : assembly_(assembly) {}
+  Status Do(Work work, const std::function<bool()>& /*is_overtaken*/) override {
+    if (before_work) before_work(work);
+    return {};
+  }
+  [[nodiscard]] bool HasEnded(SessionId session) override { return assembly_.HasEnded(session); }
+  [[nodiscard]] bool SetHasChanged() override { return assembly_.SetHasChanged(); }
+  [[nodiscard]] std::string NameOf(SessionId session) override { return ToText(assembly_.IdentityOf(session)); }
+  std::string SeenOf(SessionId) override { return {}; }
+  void OnVote(Ballot, const Status&) override {}
+  void OnWait(Ballot, const board::BoardReading&) override {}
+  void OnDecision(Ballot ballot, const board::BoardReading& reading) override {
+    if (ballot == Ballot::kCome && !agreement::IsFailure(reading.decisions[0].cause)) assembly_.Begun();
+  }
+  std::function<void(Work)> before_work;
+
+ private:
+  Assembly& assembly_;
+};
+
+struct AssemblyMember {  // a whole call, on the board of whatever set there is
+  static board::RoundOutcome Call(UnixPeers& peers, CycleKind kind, milliseconds time,
+                                  const std::function<void(Work)>& before_work = {}) {
+    const auto assembly = peers.Assemble(kind, "");
+    board::CallOnBoard call{.kind = kind, .until = In(time), .again = milliseconds(50), .round = time / 4, .undo = time};
+    while (true) {
+      if (const Status found = assembly->Find(call.until); !found.ok()) return {.status = found};
+      IdleHooks hooks(*assembly);
+      hooks.before_work = before_work;
+      auto outcome = board::TakePart(assembly->board(), assembly->seat(), call, hooks);
+      if (outcome.status().code() == Code::kCorrupt) {
+        assembly->Discard();
+        continue;
+      }
+      if (!outcome) return {.status = outcome.status()};
+      if (!outcome->again) return *std::move(outcome);
+    }
+  }
+};
+
+class AssemblyTest : public ::testing::Test {
+ protected:
+  // Each imports from the one before it, so the first and the last of more than three know each other through others only.
+  void Chain(std::size_t count, std::uint32_t timeout_ms = 20'000) {
+    for (std::size_t i = 0; i < count; ++i) {
+      ranks_.push_back(std::make_unique<Rank>(directory_, static_cast<std::int32_t>(i), timeout_ms));
+      ASSERT_TRUE(ranks_.back()->peers) << ranks_.back()->problem.message();
+      if (i == 0) continue;
+      ASSERT_TRUE(ranks_[i]->ImportFrom(*ranks_[i - 1], AllocationId{i}, AllocationId{10 + i}));
+    }
+  }
+  std::vector<board::RoundOutcome> AllCall(CycleKind kind, milliseconds time = milliseconds(20'000)) {
+    std::vector<board::RoundOutcome> outcomes(ranks_.size());
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < ranks_.size(); ++i)
+      threads.emplace_back([&, i] { outcomes[i] = AssemblyMember::Call(*ranks_[i]->peers, kind, time); });
+    for (auto& thread : threads) thread.join();
+    return outcomes;
+  }
+  TemporaryDirectory directory_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+TEST_F(AssemblyTest, two_sessions_that_share_memory_pause_and_resume_on_one_board) {
+  Chain(2);
+  for (int cycle = 0; cycle < 3; ++cycle) {
+    for (const auto& outcome : AllCall(CycleKind::kPause))
+      EXPECT_EQ(outcome.ending, Ending::kPaused) << outcome.status.message();
+    for (const auto& outcome : AllCall(CycleKind::kResume))
+      EXPECT_EQ(outcome.ending, Ending::kRunning) << outcome.status.message();
+  }
+  const auto a = ranks_[0]->peers->Assemble(CycleKind::kPause, ""), b = ranks_[1]->peers->Assemble(CycleKind::kPause, "");
+  ASSERT_TRUE(a->Find(In(milliseconds(5000))).ok());
+  ASSERT_TRUE(b->Find(In(milliseconds(5000))).ok());
+  EXPECT_EQ(a->board().id(), b->board().id()) << "it is used again for the same set";
+  EXPECT_EQ(a->Members(), b->Members());
+  EXPECT_EQ(a->Members(), (std::vector{ranks_[0]->identity, ranks_[1]->identity}));
+}
+
+TEST_F(AssemblyTest, four_sessions_of_which_some_know_each_other_through_others_only_find_one_board) {
+  Chain(4);
+  for (const auto& outcome : AllCall(CycleKind::kPause)) {
+    EXPECT_EQ(outcome.ending, Ending::kPaused) << outcome.status.message();
+    EXPECT_TRUE(outcome.status.ok()) << outcome.status.message();
+  }
+  const auto first = ranks_[0]->peers->Assemble(CycleKind::kResume, "");
+  ASSERT_TRUE(first->Find(In(milliseconds(5000))).ok());
+  EXPECT_EQ(first->Members().size(), 4U);
+  EXPECT_EQ(first->FactsOf(ranks_[3]->identity.session).neighbours, std::vector{ranks_[2]->identity.session});
+}
+
+TEST_F(AssemblyTest, a_session_that_shares_with_nobody_has_a_board_of_its_own) {
+  Chain(1);
+  EXPECT_EQ(AllCall(CycleKind::kPause)[0].ending, Ending::kPaused);
+}
+
+TEST_F(AssemblyTest, each_scope_has_a_board) {
+  Chain(2);
+  const auto nccl = ranks_[0]->peers->Assemble(CycleKind::kPause, ""),
+             tag = ranks_[0]->peers->Assemble(CycleKind::kPause, "kv");
+  ASSERT_TRUE(nccl->Find(In(milliseconds(5000))).ok());
+  ASSERT_TRUE(tag->Find(In(milliseconds(5000))).ok());
+  EXPECT_NE(nccl->board().id(), tag->board().id());
+}
+
+TEST_F(AssemblyTest, a_session_that_begins_to_share_while_others_wait_is_a_member) {
+  Chain(3);
+  auto late = std::make_unique<Rank>(directory_, 7);
+  const Token token = ranks_[2]->session.Export(AllocationId{90});
+  board::RoundOutcome outcome;
+  std::thread joins([&] {
+    std::this_thread::sleep_for(milliseconds(300));  // the others wait for the last member meanwhile
+    ASSERT_TRUE(late->peers->Import(token, AllocationId{91}));
+    late->session.Add(token.session);
+    outcome = AssemblyMember::Call(*late->peers, CycleKind::kPause, milliseconds(20'000));
+  });
+  auto last = std::move(ranks_.back());
+  ranks_.pop_back();
+  board::RoundOutcome of_last;
+  std::thread comes([&] {
+    std::this_thread::sleep_for(milliseconds(600));
+    of_last = AssemblyMember::Call(*last->peers, CycleKind::kPause, milliseconds(20'000));
+  });
+  for (const auto& of : AllCall(CycleKind::kPause)) EXPECT_EQ(of.ending, Ending::kPaused) << of.status.message();
+  joins.join();
+  comes.join();
+  EXPECT_EQ(outcome.ending, Ending::kPaused) << outcome.status.message();
+  EXPECT_EQ(of_last.ending, Ending::kPaused) << of_last.status.message();
+  const auto look = late->peers->Assemble(CycleKind::kResume, "");
+  ASSERT_TRUE(look->Find(In(milliseconds(5000))).ok());
+  EXPECT_EQ(look->Members().size(), 4U);
+}
+
+TEST_F(AssemblyTest, a_member_of_another_group_is_refused_by_name) {
+  Chain(2);
+  ranks_[1]->peers->SetGroup(5);
+  const auto outcomes = AllCall(CycleKind::kPause, milliseconds(5000));
+  for (const auto& outcome : outcomes) EXPECT_EQ(outcome.status.code(), Code::kRefused) << outcome.status.message();
+  EXPECT_NE(outcomes[0].status.message().find("of group 0 shares memory with rank 1"), std::string::npos)
+      << outcomes[0].status.message();
+  EXPECT_EQ(outcomes[0].status.reported_by(), ranks_[1]->identity.session);
+}
+
+TEST_F(AssemblyTest, a_member_that_does_not_come_is_named_and_nothing_has_happened) {
+  Chain(2);
+  const auto outcome = AssemblyMember::Call(*ranks_[0]->peers, CycleKind::kPause, milliseconds(300));
+  EXPECT_EQ(outcome.ending, Ending::kRunning);
+  EXPECT_EQ(outcome.failed, Ballot::kCome);
+  EXPECT_EQ(outcome.status.code(), Code::kTimeout);
+  EXPECT_EQ(outcome.culprit, ranks_[1]->identity.session);
+  EXPECT_NE(outcome.status.message().find("for rank 1 (pid "), std::string::npos) << outcome.status.message();
+}
+
+TEST_F(AssemblyTest, a_session_that_closes_while_it_is_waited_for_has_ended) {
+  Chain(2);
+  std::thread closes([&] {
+    std::this_thread::sleep_for(milliseconds(200));
+    ranks_[1]->peers->Stop();
+  });
+  const auto outcome = AssemblyMember::Call(*ranks_[0]->peers, CycleKind::kPause, milliseconds(20'000));
+  closes.join();
+  EXPECT_EQ(outcome.status.code(), Code::kPeerLost) << outcome.status.message();
+  EXPECT_EQ(outcome.culprit, ranks_[1]->identity.session);
+  EXPECT_EQ(AssemblyMember::Call(*ranks_[0]->peers, CycleKind::kPause, milliseconds(5000)).ending, Ending::kPaused)
+      << "its end is known when the next call begins, so it is no member";
+}
+
+TEST_F(AssemblyTest, a_damaged_board_is_replaced_for_all_members) {
+  Chain(2);
+  for (const auto& outcome : AllCall(CycleKind::kPause)) EXPECT_EQ(outcome.ending, Ending::kPaused);
+  std::uint64_t before = 0;
+  {
+    const auto look = ranks_[1]->peers->Assemble(CycleKind::kResume, "");
+    ASSERT_TRUE(look->Find(In(milliseconds(5000))).ok());
+    before = look->board().id();
+    // The bytes of the header, which follow from nothing that a test may name.
+    for (const auto& map : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code ignored;
+      if (std::filesystem::read_symlink(map.path(), ignored).string().find("memfd:amem-board") == std::string::npos) continue;
+      const UniqueFd fd(::open(map.path().c_str(), O_RDWR | O_CLOEXEC));
+      const std::array<std::uint64_t, 8> noise{1, 2, 3, 4, 5, 6, 7, 8};
+      ASSERT_EQ(::pwrite(fd.get(), noise.data(), sizeof noise, 0), static_cast<ssize_t>(sizeof noise));
+    }
+  }
+  for (const auto& outcome : AllCall(CycleKind::kResume))
+    EXPECT_EQ(outcome.ending, Ending::kRunning) << outcome.status.message();
+  const auto look = ranks_[1]->peers->Assemble(CycleKind::kPause, "");
+  ASSERT_TRUE(look->Find(In(milliseconds(5000))).ok());
+  EXPECT_NE(look->board().id(), before);
+}
+
+TEST_F(AssemblyTest, a_board_is_handed_out_by_the_lowest_of_its_set_to_its_members_only) {
+  SharedPageTable table(SessionId{5});
+  const std::vector<SessionId> set{SessionId{5}, SessionId{6}};
+  EXPECT_TRUE(table.HandOut("", set, SessionId{6}, 0));
+  EXPECT_EQ(table.HandOut("", set, SessionId{7}, 0).status().code(), Code::kInvalid) << "no member";
+  EXPECT_EQ(table.HandOut("", {SessionId{4}, SessionId{5}}, SessionId{4}, 0).status().code(), Code::kInvalid)
+      << "not the lowest";
+  EXPECT_EQ(table.HandOut("", {SessionId{6}, SessionId{5}}, SessionId{6}, 0).status().code(), Code::kInvalid) << "not sorted";
+  EXPECT_EQ(table.HandOut("", {}, SessionId{6}, 0).status().code(), Code::kInvalid);
+  const auto one = table.Find("", set);
+  ASSERT_TRUE(table.HandOut("", set, SessionId{6}, 12345));
+  EXPECT_EQ(table.Find("", set), one);
+  ASSERT_TRUE(table.HandOut("", set, SessionId{6}, one->id()));
+  EXPECT_NE(table.Find("", set), one);
+}
+
+// Whoever waits is woken at once, and not by its own next look, which comes after a quarter of a second.
+TEST_F(AssemblyTest, the_end_of_a_member_wakes_all_that_wait_on_its_boards_and_no_others) {
+  SharedPageTable table(SessionId{5});
+  const std::vector<SessionId> with{SessionId{5}, SessionId{6}}, without{SessionId{5}, SessionId{7}};
+  ASSERT_TRUE(table.HandOut("", with, SessionId{6}, 0));
+  ASSERT_TRUE(table.HandOut("", without, SessionId{7}, 0));
+  const auto board = table.Find("", with), other = table.Find("", without);
+  const std::uint32_t ticket = board->Ticket(), others_ticket = other->Ticket();
+  const Deadline began = Now();
+  std::thread ends([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    table.NoteEnd(SessionId{6});
+  });
+  board->AwaitChange(ticket, In(milliseconds(20'000)));
+  ends.join();
+  EXPECT_LT(SinceThen(began), milliseconds(10'000));
+  EXPECT_NE(board->Ticket(), ticket);
+  EXPECT_EQ(other->Ticket(), others_ticket);
+}
+
+TEST_F(AssemblyTest, a_pause_and_a_resume_at_once_are_refused_on_both_sides_and_name_each_other) {
+  Chain(2);
+  std::array<board::RoundOutcome, 2> outcomes;
+  std::thread other([&] {
+    std::this_thread::sleep_for(milliseconds(100));
+    outcomes[1] = AssemblyMember::Call(*ranks_[1]->peers, CycleKind::kResume, milliseconds(20'000));
+  });
+  outcomes[0] = AssemblyMember::Call(*ranks_[0]->peers, CycleKind::kPause, milliseconds(20'000));
+  other.join();
+  for (const auto& [at, said] : {std::pair(0, "came for a pause while a resume was begun by rank 1 (pid "),
+                                 std::pair(1, "came for a resume while a pause was begun by rank 0 (pid ")}) {
+    const Status& status = outcomes[static_cast<std::size_t>(at)].status;
+    EXPECT_EQ(status.code(), Code::kInvalid) << status.message();
+    EXPECT_NE(status.message().find(said), std::string::npos) << status.message();
+  }
+}
+
+// ---- pages that do not come ------------------------------------------------------------------------------------------------
+
+TEST_F(AssemblyTest, what_is_no_page_or_another_sessions_is_not_read) {
+  SharedPageTable table(SessionId{5});
+  const SessionId peer{6};
+  EXPECT_EQ(table.PageOf(peer).status().code(), Code::kNotFound);
+  table.Take(peer, {}, false);
+  EXPECT_EQ(table.PageOf(peer).status().code(), Code::kUnsupported);
+  table.Take(peer, {}, true);
+  EXPECT_EQ(table.PageOf(peer).status().code(), Code::kNoDescriptors);
+  std::vector<UniqueFd> wrong;
+  wrong.emplace_back(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  table.Take(peer, wrong, false);
+  EXPECT_EQ(table.PageOf(peer).status().code(), Code::kCorrupt);
+  auto others = board::SessionPage::Make(SessionId{7});
+  wrong.front().Reset(::fcntl(others->fd(), F_DUPFD_CLOEXEC, 0));
+  table.Take(peer, wrong, false);
+  EXPECT_EQ(table.PageOf(peer).status().code(), Code::kInvalid);
+  auto page = board::SessionPage::Make(peer);
+  wrong.front().Reset(::fcntl(page->fd(), F_DUPFD_CLOEXEC, 0));
+  table.Take(peer, wrong, false);
+  EXPECT_TRUE(table.PageOf(peer));
+  table.Take(peer, {}, false);
+  EXPECT_TRUE(table.PageOf(peer)) << "the first that can be read stays";
+}
+
+// ---- processes -------------------------------------------------------------------------------------------------------------
+
+constexpr int kMostProcesses = 4;
+struct AssemblyDesk {  // what the processes of one test share
+  std::array<Token, kMostProcesses> tokens{};
+  std::array<std::atomic<int>, 3> came{};  // at each barrier
+  std::array<std::array<char, 500>, kMostProcesses> said{};
+  std::array<std::atomic<int>, kMostProcesses> code{}, ending{};
+  std::array<std::atomic<std::uint64_t>, kMostProcesses> culprit{};
+  std::atomic<pid_t> forked{0};
+};
+
+class AssemblyProcessTest : public ::testing::Test {
+ protected:
+  AssemblyProcessTest()
+      : desk_(new (::mmap(nullptr, sizeof(AssemblyDesk), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))
+                  AssemblyDesk) {}
+  ~AssemblyProcessTest() override { ::munmap(desk_, sizeof *desk_); }
+
+  void MeetAll(std::size_t barrier, int count) const {
+    ++desk_->came[barrier];
+    while (desk_->came[barrier] < count) ::usleep(1000);
+  }
+  [[nodiscard]] bool AllCame(std::size_t barrier, int count) const {
+    for (int i = 0; i < 20'000 && desk_->came[barrier] < count; ++i) ::usleep(1000);
+    return desk_->came[barrier] >= count;
+  }
+  // In a child: a rank that shares memory with the one before it, the first with the last.
+  std::unique_ptr<Rank> Join(int rank, int count) const {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    auto self = std::make_unique<Rank>(directory_, rank);
+    if (!self->peers) ::_exit(90);
+    desk_->tokens[static_cast<std::size_t>(rank)] = self->session.Export(AllocationId{1});
+    MeetAll(0, count);
+    const Token& before = desk_->tokens[static_cast<std::size_t>((rank + count - 1) % count)];
+    if (!self->ImportPatiently(before, AllocationId{10})) ::_exit(91);
+    self->session.Add(before.session);
+    MeetAll(1, count);
+    return self;
+  }
+  void Call(Rank& self, CycleKind kind, milliseconds time = milliseconds(20'000)) const {
+    const auto outcome = AssemblyMember::Call(*self.peers, kind, time);
+    const auto at = static_cast<std::size_t>(self.identity.rank);
+    std::snprintf(desk_->said[at].data(), desk_->said[at].size(), "%s", outcome.status.message().c_str());
+    desk_->culprit[at] = outcome.culprit ? outcome.culprit.value : outcome.status.reported_by().value;
+    desk_->ending[at] = static_cast<int>(outcome.ending);
+    desk_->code[at] = static_cast<int>(outcome.status.code());
+  }
+  void ExpectFailed(std::size_t rank, Code code, int culprit, const char* what) const {
+    EXPECT_EQ(desk_->code[rank], static_cast<int>(code)) << desk_->said[rank].data();
+    EXPECT_EQ(desk_->culprit[rank], Identity(culprit).session.value) << desk_->said[rank].data();
+    EXPECT_NE(std::string(desk_->said[rank].data()).find(what), std::string::npos) << desk_->said[rank].data();
+  }
+
+  TemporaryDirectory directory_;
+  AssemblyDesk* desk_;
+};
+
+TEST_F(AssemblyProcessTest, four_processes_pause_and_resume) {
+  std::vector<std::unique_ptr<Child>> children;
+  for (int rank = 0; rank < 4; ++rank) {
+    children.push_back(std::make_unique<Child>([this, rank] {
+      const auto self = Join(rank, 4);
+      for (int cycle = 0; cycle < 5; ++cycle) {
+        Call(*self, CycleKind::kPause);
+        if (desk_->ending[static_cast<std::size_t>(rank)] != static_cast<int>(Ending::kPaused)) return 2;
+        Call(*self, CycleKind::kResume);
+        if (desk_->ending[static_cast<std::size_t>(rank)] != static_cast<int>(Ending::kRunning)) return 3;
+      }
+      MeetAll(2, 4);
+      return 0;
+    }));
+  }
+  for (std::size_t rank = 0; rank < 4; ++rank) EXPECT_EQ(children[rank]->Wait(), 0) << desk_->said[rank].data();
+}
+
+TEST_F(AssemblyProcessTest, a_killed_member_has_ended_for_all_at_once_also_while_a_child_that_it_forked_lives) {
+  std::vector<std::unique_ptr<Child>> children;
+  for (int rank = 0; rank < 3; ++rank) {
+    children.push_back(std::make_unique<Child>([this, rank] {
+      const auto self = Join(rank, 3);
+      if (rank == 2) {
+        const pid_t forked = ::fork();
+        if (forked == 0) {
+          ::prctl(PR_SET_PDEATHSIG, 0);
+          ::pause();
+        }
+        desk_->forked = forked;
+        MeetAll(2, 3);
+        ::pause();
+      }
+      MeetAll(2, 3);
+      Call(*self, CycleKind::kPause);
+      return 0;
+    }));
+  }
+  ASSERT_TRUE(AllCame(2, 3));
+  ::usleep(200'000);
+  const Deadline killed = Now();
+  children[2]->Kill(SIGKILL);
+  EXPECT_EQ(children[0]->Wait(), 0);
+  EXPECT_EQ(children[1]->Wait(), 0);
+  EXPECT_LT(SinceThen(killed), milliseconds(5000)) << "long before the deadline of the call";
+  for (std::size_t rank = 0; rank < 2; ++rank) ExpectFailed(rank, Code::kPeerLost, 2, "rank 2 (pid ");
+  EXPECT_EQ(::kill(desk_->forked, 0), 0) << "the forked child lives";
+  ::kill(desk_->forked, SIGKILL);
+}
+
+TEST_F(AssemblyProcessTest, the_end_of_a_forked_child_is_no_end_of_its_session) {
+  std::vector<std::unique_ptr<Child>> children;
+  for (int rank = 0; rank < 2; ++rank) {
+    children.push_back(std::make_unique<Child>([this, rank] {
+      auto self = Join(rank, 2);
+      if (rank == 1) {
+        const pid_t forked = ::fork();
+        if (forked == 0) {
+          self.reset();  // as at the end of a process
+          ::_exit(0);
+        }
+        int status = 0;
+        ::waitpid(forked, &status, 0);
+      }
+      MeetAll(2, 2);
+      Call(*self, CycleKind::kPause);
+      MeetAll(2, 4);
+      return 0;
+    }));
+  }
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(children[rank]->Wait(), 0);
+    EXPECT_EQ(desk_->ending[rank], static_cast<int>(Ending::kPaused)) << desk_->said[rank].data();
+  }
+}
+
+TEST_F(AssemblyProcessTest, a_stopped_member_lives_and_is_late) {
+  std::vector<std::unique_ptr<Child>> children;
+  for (int rank = 0; rank < 2; ++rank) {
+    children.push_back(std::make_unique<Child>([this, rank] {
+      const auto self = Join(rank, 2);
+      Call(*self, CycleKind::kPause);  // so that all is known of each other
+      Call(*self, CycleKind::kResume);
+      MeetAll(2, 2);
+      if (rank == 1) ::raise(SIGSTOP);
+      Call(*self, CycleKind::kPause, milliseconds(1000));
+      return 0;
+    }));
+  }
+  ASSERT_TRUE(AllCame(2, 2));
+  EXPECT_EQ(children[0]->Wait(), 0);
+  ExpectFailed(0, Code::kTimeout, 1, "for rank 1 (pid ");
+  children[1]->Kill(SIGKILL);
+}
+
+// The page can be written by its owner only, so that is who does it.
+TEST_F(AssemblyProcessTest, a_page_that_was_written_over_fails_the_call_and_its_session_is_named) {
+  std::vector<std::unique_ptr<Child>> children;
+  for (int rank = 0; rank < 2; ++rank) {
+    children.push_back(std::make_unique<Child>([this, rank] {
+      const auto self = Join(rank, 2);
+      if (rank == 1) {
+        std::ifstream maps("/proc/self/maps");
+        for (std::string line; std::getline(maps, line);) {
+          unsigned long begin = 0, end = 0;
+          if (line.find("memfd:amem-session") == std::string::npos || line.find(" rw-s ") == std::string::npos) continue;
+          if (std::sscanf(line.c_str(), "%lx-%lx", &begin, &end) != 2) ::_exit(92);
+          // Beyond the header and the lock, in both copies of the facts, of which the second begins a mebibyte further.
+          for (const unsigned long copy : {begin, begin + (1UL << 20)})
+            for (unsigned long at = copy + 112; at < copy + 2048; ++at) *reinterpret_cast<char*>(at) ^= 0x5a;
+        }
+      }
+      MeetAll(2, 2);
+      if (rank == 0) Call(*self, CycleKind::kPause, milliseconds(3000));
+      MeetAll(2, 4);
+      return 0;
+    }));
+  }
+  for (auto& child : children) EXPECT_EQ(child->Wait(), 0);
+  ExpectFailed(0, Code::kCorrupt, 1, "what this session says of itself has been written over");
+}
+
+// As where seccomp denies memfd_create.
+TEST_F(AssemblyProcessTest, a_session_without_a_page_shares_memory_and_a_round_with_it_says_why_not) {
+  std::vector<std::unique_ptr<Child>> children;
+  for (int rank = 0; rank < 2; ++rank) {
+    children.push_back(std::make_unique<Child>([this, rank] {
+      if (rank == 1) {
+        sock_filter filter[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_memfd_create, 0, 1),
+                                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+        const sock_fprog program{static_cast<unsigned short>(std::size(filter)), filter};
+        ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+      }
+      Rank self(directory_, rank);
+      if (!self.peers) return 1;
+      if (rank == 0) desk_->tokens[0] = self.session.Export(AllocationId{1});
+      MeetAll(0, 2);
+      if (rank == 1 && !self.ImportPatiently(desk_->tokens[0], AllocationId{10})) return 2;
+      if (rank == 1) self.session.Add(desk_->tokens[0].session);
+      MeetAll(1, 2);
+      Call(self, CycleKind::kPause, milliseconds(3000));
+      MeetAll(2, 2);
+      return 0;
+    }));
+  }
+  for (auto& child : children) EXPECT_EQ(child->Wait(), 0);
+  ExpectFailed(0, Code::kUnsupported, 1, "it sent no page with its hello");
+  EXPECT_NE(std::string(desk_->said[1].data()).find("this session has no shared page: shared pages: memfd_create"),
+            std::string::npos)
+      << desk_->said[1].data();
+}
+
+}  // namespace
+}  // namespace amem

@@ -325,10 +325,12 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const fs::path& given
                                        ": it is not a session directory (there is no data.mdb in it); a journal directory "
                                        "holds one directory for each session"};
   }
-  const bool live = WriterMayLive(directory / "tail");
+  bool live = WriterMayLive(directory / "tail");
+  const bool seen = live && (Store::IsOpenHere(directory) || (WriterIsTrusted(directory / "tail") && HasOwnLocks(directory)));
+  if (live && !seen) live = WriterMayLive(directory / "tail");  // it may have let go of the journal meanwhile
+  const bool trusted = !live || seen;
   if (!live && LifeOfWriter(directory / "tail", true) == WriterLife::kEnded)
     MoveToDisk(directory / "tail");  // so that it can be copied
-  const bool trusted = !live || Store::IsOpenHere(directory) || (WriterIsTrusted(directory / "tail") && HasOwnLocks(directory));
   AMEM_ASSIGN(auto source, OpenSource(directory, live, trusted));
   AMEM_ASSIGN(auto meta, ReadMeta(*source, directory));
   return std::unique_ptr<JournalReader>(new Reader(directory, std::move(source), std::move(meta)));

@@ -356,7 +356,8 @@ std::uint32_t HostNumber() {
 
 WriterLife LifeOfWriter(const std::filesystem::path& path, bool shared) {
   const auto file = File::OpenToRead(path);
-  if (!file && file.status().code() == Code::kNotFound) {  // the writer locks data.mdb as well
+  if (!file && file.status().code() == Code::kNotFound) {  // the writer locks data.mdb as well, until its object goes
+    if (access((path.parent_path() / "closed").c_str(), F_OK) == 0) return WriterLife::kEnded;
     const auto data = File::OpenToRead(path.parent_path() / "data.mdb");
     const bool locked = data && flock(data->fd(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     return locked ? WriterLife::kAlive : WriterLife::kEnded;

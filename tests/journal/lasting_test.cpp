@@ -161,6 +161,36 @@ TEST(Lasting, a_journal_that_was_removed_is_noticed_and_begun_anew) {
   }
 }
 
+// Its process holds the files until it ends or lets go of the writer.
+TEST(Lasting, a_journal_that_was_closed_is_whole_while_its_process_lives) {
+  const TemporaryDirectory directory;
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    Lasting session(SmallJournal(directory.path()));
+    const bool closed = session.Append().ok() && session.writer->Close().ok();
+    (void)!write(ready[1], closed ? "y" : "n", 1);
+    pause();
+    _exit(0);
+  }
+  char closed = 0;
+  ASSERT_EQ(read(ready[0], &closed, 1), 1);
+  EXPECT_EQ(closed, 'y');
+  const auto sessions = ListSessions(directory.path());
+  ASSERT_TRUE(sessions.ok() && sessions->size() == 1);
+  const auto reader = JournalReader::Open(sessions->front());
+  ASSERT_TRUE(reader.ok()) << reader.status().message();
+  const auto found = (*reader)->Read(SequenceNumber{1}, SequenceNumber{~std::uint64_t{0}}, [](const Event&) { return true; });
+  ASSERT_TRUE(found.ok()) << found.status().message();
+  EXPECT_EQ(found->corruption, "");
+  EXPECT_EQ(StatusOf(sessions->front()), SessionStatus::kClosed);
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  close(ready[0]);
+  close(ready[1]);
+}
+
 TEST(Lasting, a_journal_that_breaks_while_memory_is_paused_begins_anew_and_has_the_resume) {
   const TemporaryDirectory directory;
   Lasting session(SmallJournal(directory.path()));

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "journal/base/deadline.h"
 #include "replay/job/opening.h"
 #include "replay/job/pack.h"
 #include "statemachine/apply.h"

@@ -473,6 +473,7 @@ TEST_F(CardsTest, a_communicator_that_ends_while_paused_is_let_go_and_others_wai
   EXPECT_EQ(result, EIO);
   EXPECT_EQ(g_card.sent, 0U);
   EXPECT_EQ(other_result, -1);
+  nccl::TellEnding(kEnds, false);
   Resume();
   lives.join();
   EXPECT_EQ(other_result, 0);

@@ -294,6 +294,8 @@ struct ImportExternal : Named<"cuImportExternalMemory"> {
     if (!token || session == nullptr || token->session != session->id() || export_of == nullptr) return real(memory, wanted);
     const DriverHandle handle = session->Backing(token->allocation).first;
     const HandingOut out(handle.value);
+    if (!handle || session->Backing(token->allocation).first != handle)
+      return CUDA_ERROR_NOT_READY;  // a pause took it meanwhile
     CUDA_EXTERNAL_MEMORY_HANDLE_DESC drivers = *wanted;
     CUresult result = export_of(&drivers.handle.fd, handle.value, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     if (result != CUDA_SUCCESS) return result;

@@ -24,7 +24,7 @@ void LetOthersGo(const Communicator& ended, const char* call) noexcept {
 // Takes the address away first, because NCCL may give it to another communicator as soon as this one is freed.
 template <class Call>
 int EndOne(ncclComm* comm, const char* how, const Call& call) {
-  if (t_state.inside) return call();
+  if (t_state.inside || comm == nullptr) return call();
   const CommunicatorId id = registry::Detach(comm);
   TellEnding(id, true);
   const int result = Followed(id, nullptr, call);

@@ -162,6 +162,15 @@ std::vector<Pools::Standing> Pools::Stand() {
   return all;
 }
 
+bool Pools::IfAllRun(const std::function<void()>& use) {
+  if (!TryLock(::amem::Now())) return false;
+  const MutexLock lock(mutex_, std::adopt_lock);
+  for (const auto& [id, pool] : pools_)
+    if (Busy(*pool) || LifecycleOf(*pool) != Lifecycle::kRunning) return false;
+  use();
+  return true;
+}
+
 void Pools::FreeUnfinished() {
   const MutexLock lock(mutex_);
   for (const auto& [id, pool] : pools_) pool->cycle->FreeUnfinished();

@@ -43,6 +43,7 @@ Result<PoolId> Pools::Open(const std::string& tag, PoolPolicy policy, bool whole
     return Status{Code::kInvalid, fmt::format("tag {} is open with policy {}, which cannot become {}", tag,
                                               ToText(known->policy), ToText(policy))};
   }
+  known->whole = known->whole || (whole && known->spaces.empty());  // joined before, for a peer's memory
   if (std::exchange(known->policy, policy) != policy) ledger_.LockAndRecord(PoolOpened{known->id, tag, policy});
   return known->id;
 }

@@ -106,6 +106,9 @@ class Pools : NoCopies {
     BackupStatistics contents;
   };
   [[nodiscard]] std::vector<Standing> Stand();
+  // Calls `use` unless a pool is paused, or on its way, or that cannot be told at once; no cycle of one begins meanwhile.
+  // False: it was not called.
+  bool IfAllRun(const std::function<void()>& use);
   void FreeUnfinished();                       // what copies used that had not ended, and have by now
   [[nodiscard]] bool IsResident(PoolId pool);  // it is not paused, and no pause was asked for
 

@@ -80,14 +80,19 @@ void Session::TrimPinned(Bytes keep) {
   pinned_.Trim(keep);
 }
 
-void Session::ForgetDevice(DeviceOrdinal device) {
-  const auto parts = Inspect([&](const State& state) {
+std::vector<Address> Session::PartsOn(DeviceOrdinal device) {
+  return Inspect([&](const State& state) {
     std::vector<Address> found;
     for (const auto& [id, pool] : state.pools)
       for (const auto& [address, part] : pool.parts)
         if (part.device == device) found.push_back(address);
     return found;
   });
+}
+
+void Session::ForgetDevice(DeviceOrdinal device) { ForgetParts(device, PartsOn(device)); }
+
+void Session::ForgetParts(DeviceOrdinal device, std::span<const Address> parts) {
   for (const Address address : parts) static_cast<void>(pools_->Free(address, std::nullopt));
   TrimPinned(0);
   driver_.ForgetContext(device);
@@ -104,13 +109,24 @@ void Session::ForgetDevice(DeviceOrdinal device) {
 }
 
 int Session::ReleaseContext(DeviceOrdinal device, const std::function<int()>& release) {
-  Driver::Released released;
+  // Contents that are away, or on their way, need AMem's reference: then it stays. Nobody waits here, because a cycle may wait
+  // for other ranks.
+  if (!TryLockUntil(cycle_mutex_, Now())) return release();
+  std::optional<Driver::Released> released;
+  std::vector<Address> parts;  // those of before: another thread may make the context anew at once
   {
-    const MutexLock cycle(cycle_mutex_);  // no pause is in the middle of its copies
-    released = driver_.ReleaseContext(device, release);
+    cycle_mutex_.AssertHeld();
+    const MutexLock cycle(cycle_mutex_, std::adopt_lock);
+    parts = PartsOn(device);
+    const auto let_go = [&] {
+      released = driver_.ReleaseContext(device, release);
+      if (released->gone) pinned_.Trim(0);  // before a cycle takes what was pinned there
+    };
+    if (!paused()) pools_->IfAllRun(let_go);
   }
-  if (released.gone) ForgetDevice(device);
-  return released.result;
+  if (!released) return release();
+  if (released->gone) ForgetParts(device, parts);
+  return released->result;
 }
 
 // NCCL or a peer may still hold the memory.
@@ -175,6 +191,7 @@ Status Session::AwaitIdle() {
   Plan pause;
   {
     const LedgerLock lock(ledger_);
+    if (ledger_.state().lifecycle == Lifecycle::kPaused) return {};  // nothing of NCCL's can run
     pause = PlanPause(ledger_.state(), {});
   }
   for (const Step& step : pause.phases.front().steps)

@@ -209,6 +209,8 @@ class Session final : public PeerDelegate {
   bool OnWitnessed(std::span<const EventBody> facts, std::chrono::milliseconds patience) override;
 
  private:
+  [[nodiscard]] std::vector<Address> PartsOn(DeviceOrdinal device);  // of tags
+  void ForgetParts(DeviceOrdinal device, std::span<const Address> parts);
   Session(const SessionOptions& options, Driver& driver, std::unique_ptr<JournalWriter> journal);
 
   // The ledger's lock. When it is released, the owners of imports that were dropped meanwhile are told.

@@ -299,9 +299,23 @@ class Cycles(Agreements):
 
 
 class Idleness(Cycles):
-    """Agreements that the GPUs of all ranks are idle, before a pause that asks network cards to give up what they hold."""
+    """Agreements that the GPUs of all ranks are idle, before a pause that asks network cards to give up what they hold. The decision has
+    "asked": whether no communicator of these ranks has a rank elsewhere, which nobody has asked and which may wait for one of them."""
 
     subject = "idle"
+
+    def enter(self, entry, timeout):
+        return super().enter({**entry, "communicators": living_communicators()}, timeout)
+
+    def verdict(self, entries, timeout):
+        decision = super().verdict(entries, timeout)
+        if decision["ok"]:
+            found = [tuple(one) for entry in entries.values() for one in entry["communicators"]]
+            decision["asked"] = all(known and found.count((known, ranks)) == ranks for known, ranks in set(found))
+        return decision
+
+    def _absent(self, rank):
+        return super()._absent(rank) + " (AMEM_NETWORK has to be renew on all ranks or on none)"
 
 
 class Gatherings(Agreements):
@@ -382,7 +396,8 @@ LOST = "the store of the process group does not answer: %s"
 
 
 def together(group, what, act, undo, timeout, agreements=None):
-    """Calls act() here, as every rank does. If a rank fails or does not come, those that succeeded call undo(), and all raise AmemError.
+    """Calls act() here, as every rank does, and returns the decision. If a rank fails or does not come, those that succeeded call undo(),
+    and all raise AmemError.
 
     timeout: seconds from the end of this rank's part until the decision; None: default_timeout().
     agreements: of the group; default: its cycles.
@@ -415,7 +430,7 @@ def together(group, what, act, undo, timeout, agreements=None):
             undo()
         raise
     if failure is None and decision["ok"]:
-        return
+        return decision
     if decision["ok"]:
         decision["message"] = "%s, when the others had agreed that it succeeded" % failed({**group.describe(), "failure": reason_of(failure)})
     raise _failed(group, what, decision["message"], failure, undo if done else None) from failure
@@ -462,6 +477,14 @@ def has_nothing():
         return None
 
 
+def living_communicators():
+    """[hash, ranks] of each communicator of this process that lives. The hash is the same in all its ranks; None: it is not known."""
+    if has_nothing():
+        return []
+    return [[one["hash"], one["ranks"]] for one in _calls.read_json(b"stats").get("communicators", ())
+            if one["communicator"] is not None and not one["ended"]]
+
+
 def await_idle():
     """Waits until the GPUs that NCCL uses in this process are idle."""
     if not has_nothing():
@@ -489,6 +512,6 @@ def cycle(operation, act, process_group, tags, timeout, by=_tags):
     again, contents kept. A rank that has no memory under AMem takes part in the agreement alone."""
     group, what = group_of(process_group), "%s of %s" % (operation, ", ".join(tags))
     if group.idleness and asks_cards(operation, tags):
-        together(group, what, await_idle, lambda: None, timeout, group.idleness)
-        act = functools.partial(act, hosts_idle=True)
+        if together(group, what, await_idle, lambda: None, timeout, group.idleness).get("asked"):
+            act = functools.partial(act, hosts_idle=True)
     together(group, what, *part_of(operation, act, tags, by), timeout)

@@ -262,6 +262,27 @@ TEST_F(Program, the_last_release_of_the_primary_context_takes_it_and_what_is_in_
   }
 }
 
+// What is pinned for the contents, and what brings them back, belongs to the context.
+TEST_F(Program, the_primary_context_stays_while_memory_in_it_is_paused) {
+  constexpr int kReleased = 3;
+  CUcontext context = nullptr;
+  ASSERT_EQ(PLAIN(cuDevicePrimaryCtxRetain)(&context, kReleased), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuCtxPushCurrent)(context), CUDA_SUCCESS);
+  const CUdeviceptr memory = Take(kBytes);
+  std::memset(At(memory), 5, kBytes);
+  ASSERT_TRUE(Pause().ok());
+  EXPECT_EQ(OF_DRIVER(cuDevicePrimaryCtxRelease)(kReleased), CUDA_SUCCESS);
+  unsigned flags = 0;
+  int active = -1;
+  EXPECT_EQ(PLAIN(cuDevicePrimaryCtxGetState)(kReleased, &flags, &active), CUDA_SUCCESS);
+  EXPECT_EQ(active, 1);
+  const Status resumed = Resume();
+  ASSERT_TRUE(resumed.ok()) << resumed.message();
+  EXPECT_EQ(*static_cast<const unsigned char*>(At(memory)), 5);
+  EXPECT_EQ(free(memory), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuCtxPopCurrent)(nullptr), CUDA_SUCCESS);
+}
+
 TEST_F(Program, a_pitched_allocation_has_rows_as_the_drivers) {
   const auto pitched = OF_DRIVER(cuMemAllocPitch);
   CUdeviceptr ours = 0, plain = 0;

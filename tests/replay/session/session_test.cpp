@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <future>
 #include <thread>
 
 #include "replay/peers/token.h"
@@ -49,6 +51,26 @@ TEST_F(SessionTest, an_import_is_journaled_on_both_sides) {
 
 TEST_F(SessionTest, a_pause_gives_all_memory_back_and_a_resume_brings_the_same_bytes_to_the_same_addresses) {
   CyclesBringTheSameBytesToTheSameAddresses(6 * k2M);
+}
+
+// A cycle may wait for other ranks, and those for the thread that makes the call.
+TEST_F(SessionTest, the_release_of_a_context_waits_for_no_pause) {
+  const AllocationId id = a.Create();
+  std::byte* const memory = a.Place(id);
+  std::future<int> released;
+  a.simulator->SetHook([&](std::string_view call, std::uint64_t) {
+    if (call == "Unmap" && !released.valid()) {
+      released = std::async(std::launch::async, [&] { return a.session->ReleaseContext(kDevice, [] { return 7; }); });
+      EXPECT_EQ(released.wait_for(std::chrono::seconds(5)), std::future_status::ready);
+    }
+    return 0;
+  });
+  EXPECT_TRUE(a.session->Pause().ok());
+  a.simulator->SetHook({});
+  ASSERT_TRUE(released.valid());
+  EXPECT_EQ(released.get(), 7);
+  EXPECT_TRUE(a.session->Resume().ok());
+  a.Free(memory, id);
 }
 
 TEST_F(BrokenSession, a_reset_of_a_device_with_memory_of_nccls_is_why_later_pauses_are_refused) {

@@ -13,7 +13,7 @@ import tempfile
 import time
 from typing import Any, Dict, Optional
 
-from . import _calls, _hosts, _library, _why
+from . import _agreements, _calls, _hosts, _library, _why
 
 CHUNK_BYTES = 1 << 20
 WINDOW = 4
@@ -128,7 +128,7 @@ def _collect(group, transfer, decision, path):
         with contextlib.suppress(OSError):
             os.unlink(target + ".part")
         if failure:
-            missing[_hosts.name(one)] = failure
+            missing[_agreements.name(one)] = failure
         else:
             packs.append(target)
     return {"path": path, "packs": packs, "missing": missing}
@@ -178,7 +178,7 @@ def gather(path: str, process_group: Any = True, timeout: Optional[float] = None
         try:
             result = _collect(group, transfer, decision, os.path.abspath(path))
         except OSError as error:
-            transfer.set("result", json.dumps({"path": path, "packs": [], "missing": {_hosts.name(group.describe()): str(error)}}))
+            transfer.set("result", json.dumps({"path": path, "packs": [], "missing": {_agreements.name(group.describe()): str(error)}}))
             raise
         transfer.set("result", json.dumps(result))
         return result

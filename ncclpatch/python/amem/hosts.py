@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 
-from . import _calls, _hosts, _tags
+from . import _agreements, _calls, _hosts, _tags
 
 _numbers = itertools.count(1)
 
@@ -58,7 +58,7 @@ def _act(attempt, operation, tags, hosts_idle=False):
     who = _who()
     with _lock:
         if attempt in _given_up:
-            return {**who, "failure": _hosts.LATE}
+            return {**who, "failure": _agreements.LATE}
     pause = functools.partial(_tags.pause, hosts_idle=True) if hosts_idle else _tags.pause
     act, undo = _hosts.part_of(operation, pause if operation == "pause" else _tags.resume_in_time, tags)
     try:
@@ -71,7 +71,7 @@ def _act(attempt, operation, tags, hosts_idle=False):
         if not late:
             _remember(_undo, attempt, undo)
     if late:  # the caller gave up meanwhile, and asked for the undoing on another thread
-        return {**who, "failure": _undone(undo) or _hosts.LATE}
+        return {**who, "failure": _undone(undo) or _agreements.LATE}
     return who
 
 
@@ -164,11 +164,11 @@ def _all_do(part, operation, actors, tags, timeout, engine, attempt):
         elif kind == "failed":
             failures.append("rank %d does not answer: %s" % (number, value))
         elif value["failure"]:
-            failures.append(_hosts.failed({**value, "rank": number, "host": "%s (pid %d)" % (value["host"], value["pid"])}))
+            failures.append(_agreements.failed({**value, "rank": number, "host": "%s (pid %d)" % (value["host"], value["pid"])}))
     if not failures and not silent:
         return
     reasons = failures or ["rank %s did not come within %g s" % (", ".join(map(str, silent)), timeout)]
-    raise _calls.AmemError(_hosts.REMOTE, "%s of %s by %d actors: %s; %s" % (operation, ", ".join(tags), len(actors), "; ".join(reasons),
+    raise _calls.AmemError(_agreements.REMOTE, "%s of %s by %d actors: %s; %s" % (operation, ", ".join(tags), len(actors), "; ".join(reasons),
                                                                       _undo_all(engine, actors, attempt, timeout)))
 
 

@@ -304,7 +304,7 @@ class IdleFirst(Job):
     def test_a_rank_whose_gpus_do_not_become_idle_is_named_and_nobody_pauses(self):
         self.all[2].do("is_busy")
         for answer in self.all_do("pause_and_say_how", TIMEOUT):
-            self.assertRegex(answer, "^pause of nccl by 4 ranks: rank 2 on host-b failed: planted failure")
+            self.assertRegex(answer, "^pause of nccl.*rank 2 on host-b failed: planted failure")  # or it came when the others knew
         self.all_are("resident")
         self.assertEqual([how[1] for how in self.all_do("pause_and_say_how", TIMEOUT)], [True] * 4)
         self.all_are("paused")
@@ -583,8 +583,8 @@ class Interrupts(unittest.TestCase):
     """Two members in threads, one of which is interrupted: in its own part, or while it waits for the other one."""
 
     def outcomes(self, act, follow=None, collect=None):
-        from amem import _hosts
-        undone, wait = [], _hosts.Agreements._await
+        from amem import _agreements, _hosts
+        undone, wait = [], _agreements.Agreements._await
 
         def waits(agreements, *arguments):
             then = collect if agreements.leads else follow
@@ -592,7 +592,7 @@ class Interrupts(unittest.TestCase):
                 then()
             return wait(agreements, *arguments)
 
-        with mock.patch.object(_hosts.Agreements, "_await", waits):
+        with mock.patch.object(_agreements.Agreements, "_await", waits):
             return agree(groups_of(2), lambda rank: act() if rank == 1 else None, undone.append), sorted(undone)
 
     @staticmethod

@@ -144,7 +144,8 @@ def pause(*tags: str, wait: bool = True, stream: Any = None, process_group: Any 
     timeout: seconds that such a pause waits for the other ranks when its own part is done; default: nine eighths of AMEM_TIMEOUT_MS.
     hosts_idle: the GPUs of all ranks on all hosts have finished their work, and the caller has made sure of it: synchronize, then a
              barrier. Only then AMEM_NETWORK=renew takes what network cards hold (amem.h: AMEM_HOSTS_IDLE). With process_group the
-             ranks do that themselves: each waits until its GPUs are idle, they meet in the store, and pause then.
+             ranks do that themselves, unless a communicator of theirs has ranks outside of the group: each waits until its GPUs are
+             idle, they meet in the store, and pause then.
 
     Nothing may touch the memory of a paused tag until it is resumed: a kernel that does faults, and takes its CUDA context with it.
     However often it is called, it lasts until one resume(); blocks of amem.paused, rollouts and adapters pause for themselves.

@@ -30,7 +30,8 @@ Result<LifeHolder> LifeHolder::Hold(LifeWords& words) {
   int error = ::pthread_mutex_init(&words.lock, &how);
   ::pthread_mutexattr_destroy(&how);
   if (error != 0) return LifeLockFailed("init", error);
-  if (error = ::pthread_mutex_lock(&words.lock); error != 0) return LifeLockFailed("lock", error);
+  // Nobody else has it yet. It is not waited for, because this thread takes other locks under it for as long as it lives.
+  if (error = ::pthread_mutex_trylock(&words.lock); error != 0) return LifeLockFailed("lock", error);
   words.holder = KernelWord(words) & FUTEX_TID_MASK;
   return LifeHolder(&words);
 }

@@ -72,8 +72,12 @@ Status Session::RefuseInTag(std::string_view call, Address at) {
           cuda::kIllegalState};
 }
 
-void Session::TrimPinned(Bytes keep) {
-  const MutexLock cycle(cycle_mutex_);
+void Session::TrimPinned(Bytes keep) { TrimPinnedUntil(keep, Deadline::max()); }
+
+void Session::TrimPinnedUntil(Bytes keep, Deadline until) {
+  if (!TryLockUntil(cycle_mutex_, until)) return;
+  cycle_mutex_.AssertHeld();
+  const MutexLock cycle(cycle_mutex_, std::adopt_lock);
   coordinator_->FreeUnfinished();
   pools_->FreeUnfinished();
   slabs_.FreeUnfinished();
@@ -94,7 +98,7 @@ void Session::ForgetDevice(DeviceOrdinal device) { ForgetParts(device, PartsOn(d
 
 void Session::ForgetParts(DeviceOrdinal device, std::span<const Address> parts) {
   for (const Address address : parts) static_cast<void>(pools_->Free(address, std::nullopt));
-  TrimPinned(0);
+  TrimPinnedUntil(0, In(options_.deadlines.call()));  // a cycle may wait for other ranks for as long as those like
   driver_.ForgetContext(device);
   const Bytes left = Inspect([&](const State& state) {
     Bytes sum = 0;

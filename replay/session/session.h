@@ -211,6 +211,7 @@ class Session final : public PeerDelegate {
  private:
   [[nodiscard]] std::vector<Address> PartsOn(DeviceOrdinal device);  // of tags
   void ForgetParts(DeviceOrdinal device, std::span<const Address> parts);
+  void TrimPinnedUntil(Bytes keep, Deadline until);  // nothing, if a cycle has not ended until then
   Session(const SessionOptions& options, Driver& driver, std::unique_ptr<JournalWriter> journal);
 
   // The ledger's lock. When it is released, the owners of imports that were dropped meanwhile are told.

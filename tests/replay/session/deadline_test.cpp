@@ -279,5 +279,24 @@ TEST_F(DeadlineTest, the_exit_code_is_in_the_last_event) {
   EXPECT_EQ(std::get<SessionClosed>(b.journal->events.back().body).exit_code, -1);
 }
 
+class ResetMeanwhile : public DeadlineTest {
+  void TearDown() override {  // what is paused was pinned in the context that went, so the session is broken
+    for (const auto* process : {&a, &b}) EXPECT_TRUE(process->session->Close("test").ok());
+  }
+};
+
+// The others may wait for the thread that resets the device.
+TEST_F(ResetMeanwhile, a_reset_does_not_wait_for_a_resume_that_waits_for_others) {
+  auto paused = std::async(std::launch::async, [&] { return b.session->Pause(); });
+  ASSERT_TRUE(a.session->Pause().ok());
+  ASSERT_TRUE(paused.get().ok());
+  auto resumed = std::async(std::launch::async, [&] { return a.session->Resume(); });
+  ASSERT_EQ(resumed.wait_for(std::chrono::milliseconds(200)), std::future_status::timeout);
+  auto reset = std::async(std::launch::async, [&] { a.session->ForgetDevice(DeviceOrdinal{kDevice.value + 1}); });
+  EXPECT_EQ(reset.wait_for(std::chrono::seconds(8)), std::future_status::ready);
+  EXPECT_TRUE(b.session->Resume().ok());
+  EXPECT_TRUE(resumed.get().ok());
+}
+
 }  // namespace
 }  // namespace amem

@@ -277,9 +277,16 @@ struct NotOfParts : Named<Name> {
   }
 };
 constexpr auto kFirstIs = [](CUdeviceptr address, auto...) { return kTagsPart(address); };
-constexpr auto kThirdIs = [](auto, auto, CUdeviceptr address) { return kTagsPart(address); };
 using SetAccess = NotOfParts<kFirstIs, decltype(cuMemSetAccess), "cuMemSetAccess", Either<MemSetAccess, kWithin>>;
-using GetAccess = NotOfParts<kThirdIs, decltype(cuMemGetAccess), "cuMemGetAccess">;
+// Of what cudaMalloc gave the driver names no access, and succeeds.
+struct GetAccess : Named<"cuMemGetAccess"> {
+  static CUresult Call(decltype(cuMemGetAccess)* real, unsigned long long* flags, const CUmemLocation* location,
+                       CUdeviceptr address) {
+    if (flags == nullptr || location == nullptr || !IsTagsPart(address)) return real(flags, location, address);
+    *flags = 0;
+    return CUDA_SUCCESS;
+  }
+};
 using AddressFree = NotOfParts<kFirstIs, decltype(cuMemAddressFree), "cuMemAddressFree">;
 
 // The driver's own descriptor, for what takes one that AMem's token is not: memory of a graphics library. It holds the memory

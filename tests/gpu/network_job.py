@@ -18,6 +18,7 @@ import tempfile
 import time
 
 RANK = int(os.environ.get("RANK", 0))
+KINDS = ("unmatched", "registered", "graph", "churn")
 
 
 def arguments():
@@ -26,7 +27,11 @@ def arguments():
     parser.add_argument("--groups", type=int, default=2, help="communicators beside the first (default 2)")
     parser.add_argument("--rails", action="store_true", help="the further communicators join the ranks of one number on each host, in turns with all")
     parser.add_argument("--cycles", type=int, default=6, help="pauses and resumes, the first reported apart (default 6)")
-    parser.add_argument("--stock", action="store_true", help="without AMem: collectives alone")
+    parser.add_argument("--stock", action="store_true", help="without AMem: collectives alone, and the kinds as often as there are cycles")
+    parser.add_argument("--nccl", default="", help="a libnccl.so.2 whose calls are made through ctypes, in place of PyTorch's groups")
+    parser.add_argument("--kinds", default="", help=f"what else each cycle does, comma separated: {', '.join(KINDS)}")
+    parser.add_argument("--abort", action="store_true", help="at the end, a communicator is aborted while its thread waits for the resume")
+    parser.add_argument("--reductions", type=int, default=0, help="so many all-reduces of 8 MiB are timed before the first pause")
     parser.add_argument("--elements", default="1024,1048576,8388608", help="message sizes in float32")
     parser.add_argument("--time-limit", type=int, default=120, help="seconds; the process ends itself then")
     parser.add_argument("--json", default="", help="rank 0 writes its line there too")
@@ -46,6 +51,7 @@ import torch.distributed as dist  # noqa: E402
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.dont_write_bytecode = True
+import network_work as work  # noqa: E402
 import rank_main  # noqa: E402
 from torch_job import MIB, Meeting, Nccl  # noqa: E402
 
@@ -61,49 +67,32 @@ def card():
 
 def collectives(groups, rank, elements, salt):
     """Each kind on each group, compared; an empty string, or which was wrong."""
-    for number, (group, members) in enumerate(groups):
-        if rank not in members:
-            continue
-        own, size = members.index(rank), len(members)
-        for count in elements:
-            wrong = of_one(group, own, size, count, salt)
-            if wrong:
+    for number, group in enumerate(groups):
+        for count in elements if rank in group.members else ():
+            if wrong := work.collectives(group, group.members.index(rank), count, salt):
                 return f"{wrong} of {count} elements on communicator {number}"
     torch.cuda.synchronize()
     return ""
 
 
-def of_one(group, own, size, count, salt):
-    def values(of, length=count):
-        return (torch.arange(length, device="cuda", dtype=torch.int64) % 1021 + 7 * of + salt).float()
-
-    total = sum(values(of) for of in range(size))
-    summed = values(own)
-    dist.all_reduce(summed, group=group)
-    gathered = [torch.empty(count, device="cuda") for _ in range(size)]
-    dist.all_gather(gathered, values(own), group=group)
-    part = torch.empty(count // size, device="cuda")
-    dist.reduce_scatter(part, [values(own)[i * (count // size):(i + 1) * (count // size)].contiguous() for i in range(size)], group=group)
-    exchanged = torch.empty(count // size * size, device="cuda")
-    dist.all_to_all_single(exchanged, values(own)[:count // size * size].contiguous(), group=group)
-    wanted = torch.cat([values(of)[own * (count // size):(own + 1) * (count // size)] for of in range(size)])
-    checks = {"all-reduce": torch.equal(summed, total), "all-gather": all(torch.equal(gathered[of], values(of)) for of in range(size)),
-              "reduce-scatter": torch.equal(part, total[own * (count // size):(own + 1) * (count // size)]),
-              "all-to-all": torch.equal(exchanged, wanted)}
-    return ", ".join(name for name, right in checks.items() if not right)
-
-
-def communicators(size, rank_count, rails):
-    """The groups with their members; every rank makes each of them."""
+def communicators(rank, size, store, engine):
+    """The groups; every rank takes part in making each of them."""
     everyone, hosts = list(range(size)), size // OPTIONS.ranks_per_host
-    groups = [(dist.group.WORLD, everyone)]
-    for number in range(rank_count):
-        if rails and number % 2 == 0:
+
+    def new(members):
+        if engine is None:
+            return work.TorchGroup(dist.new_group(members), members)
+        name = f"group{len(groups)}"
+        return work.Communicator(engine, rank, members, store, name) if rank in members else work.TorchGroup(None, members)
+
+    groups = []
+    groups.append(work.TorchGroup(dist.group.WORLD, everyone) if engine is None else new(everyone))
+    for number in range(OPTIONS.groups):
+        if OPTIONS.rails and number % 2 == 0:
             for local in range(OPTIONS.ranks_per_host):
-                members = [host * OPTIONS.ranks_per_host + local for host in range(hosts)]
-                groups.append((dist.new_group(members), members))
+                groups.append(new([host * OPTIONS.ranks_per_host + local for host in range(hosts)]))
         else:
-            groups.append((dist.new_group(everyone), everyone))
+            groups.append(new(everyone))
     return groups
 
 
@@ -124,22 +113,34 @@ def registered():
 def job(options, rank, size, report):
     torch.cuda.set_device(rank_main.device(rank))
     alone = torch.cuda.device_count() >= size  # then what the driver says of a GPU is this rank's
-    dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=options.time_limit))
-    meeting = Meeting(dist.distributed_c10d._get_default_store(), rank, size)
+    dist.init_process_group("gloo" if options.nccl else "nccl", timeout=datetime.timedelta(seconds=options.time_limit))
+    store = dist.distributed_c10d._get_default_store()
+    meeting = Meeting(store, rank, size)
     elements = [int(one) for one in options.elements.split(",")]
-    groups = communicators(size, options.groups, options.rails)
+    engine = work.Engine(options.nccl or "libnccl.so.2")
+    groups = communicators(rank, size, store, engine if options.nccl else None)
     began = time.monotonic()
     if wrong := collectives(groups, rank, elements, 0):
         raise RuntimeError("before the first pause: " + wrong)
     report["first_collectives_s"] = round(time.monotonic() - began, 2)
-    version = ctypes.c_int()
-    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
-    report.update({"gpu": torch.cuda.get_device_name(), "nccl": version.value, "communicators": len(groups), "card": meeting.gather(card())})
+    kinds = [work.KINDS[kind](engine, rank, size, store) for kind in options.kinds.split(",") if kind]
+    report.update({"gpu": torch.cuda.get_device_name(), "nccl": engine.version, "communicators": len(groups), "card": meeting.gather(card())})
     if any(one["requests"] == 0 for one in report["card"]):
         raise RuntimeError("NCCL sent nothing through the stand-in card")
-    if not options.stock:
+    if options.reductions:
+        report["all_reduce_ms"] = max(meeting.gather(reductions(groups[0], options.reductions)))
+    if options.stock:
+        for cycle in range(1, options.cycles + 1 if kinds else 1):
+            for kind in kinds:
+                kind.before_pause()
+            check(meeting, cycle, collectives(groups, rank, elements, cycle) or after_resume(kinds))
+    else:
         report["before"] = meeting.gather(of_nccl())
-        cycles(options, rank, meeting, groups, elements, report, alone)
+        cycles(options, rank, meeting, groups, kinds, elements, report, alone)
+        if options.abort:
+            report["abort_ms"] = abort_at_the_gate(engine, rank, size, store, meeting)
+            if wrong := collectives(groups, rank, elements, 0):
+                raise RuntimeError("after an abort: " + wrong)
         report["card_after"] = meeting.gather(card())
     found = ""
     if os.path.exists(FINDINGS):
@@ -150,6 +151,52 @@ def job(options, rank, size, report):
     dist.destroy_process_group()
 
 
+def after_resume(kinds):
+    return ", ".join(filter(None, [kind.after_resume() for kind in kinds]))
+
+
+def check(meeting, cycle, wrong):
+    if any(meeting.gather(wrong)):
+        raise RuntimeError(f"after cycle {cycle}: {wrong or 'wrong on another rank'}")
+
+
+def reductions(group, count):
+    """The median time of an all-reduce of 8 MiB, in milliseconds, of `count` after 20 that are not counted."""
+    tensor, times = torch.ones(1 << 21, device="cuda"), []
+    for _ in range(20 + count):
+        torch.cuda.synchronize()
+        times.append(timed(lambda: (group.all_reduce(tensor), torch.cuda.synchronize())))
+    return statistics.median(times[20:])
+
+
+def abort_at_the_gate(engine, rank, size, store, meeting):
+    """Rank 1 resumes alone and receives what rank 0, which is paused, had sent: NCCL's thread of rank 0 then waits at the gate, and the communicator
+    is aborted. How long that takes at rank 0, in milliseconds."""
+    import amem
+    comm = work.Communicator(engine, rank, list(range(size)), store, "aborted")
+    work.collectives(comm, rank, 1024 * size, 0)
+    tensor, took = torch.ones(4096, device="cuda"), 0.0
+    if rank == 0:
+        comm.send(tensor, 1)
+    torch.cuda.synchronize()
+    meeting.gather("sent")
+    amem.pause(hosts_idle=True)
+    meeting.gather("paused")
+    if rank == 1:
+        amem.resume()
+        comm.receive(tensor, 0)
+        time.sleep(1)  # until the request of the receive has come
+    meeting.gather("received")
+    if rank == 0:
+        took = timed(comm.abort)
+    meeting.gather("aborted")
+    if rank != 0:
+        comm.abort()
+    if rank != 1:
+        amem.resume()
+    return max(meeting.gather(took))
+
+
 def timed(call):
     """How long it takes, in milliseconds."""
     began = time.monotonic()
@@ -157,12 +204,14 @@ def timed(call):
     return (time.monotonic() - began) * 1000
 
 
-def cycles(options, rank, meeting, groups, elements, report, alone):
+def cycles(options, rank, meeting, groups, kinds, elements, report, alone):
     nccl, pauses, resumes, freed = Nccl(), [], [], []
     renews = os.environ.get("AMEM_NETWORK") == "renew"
     if renews:
         import amem
     for cycle in range(1, options.cycles + 1):
+        for kind in kinds:
+            kind.before_pause()
         torch.cuda.synchronize()
         meeting.gather("idle")
         before = torch.cuda.mem_get_info()[0]
@@ -174,14 +223,17 @@ def cycles(options, rank, meeting, groups, elements, report, alone):
             report["paused"] = meeting.gather(of_nccl())
             report["card_paused"] = meeting.gather(card())
             report["registered"] = meeting.gather(registered())
-            if renews and any(one["gpu_regions"] for one in report["card_paused"]):
+            # What the program has registered stays, by hand or with a graph; NCCL's own is what AMem says can be renewed.
+            own = [sum(card["renewable_regions"] for card in one["cards"]) for one in report["registered"]]
+            if renews and any(now["gpu_regions"] > then["gpu_regions"] - of_nccls
+                              for now, then, of_nccls in zip(report["card_paused"], report["card"], own)):
                 raise RuntimeError(f"the cards still hold GPU memory in a pause: {report['registered']}")
         meeting.gather("measured")
+        for kind in kinds:
+            kind.while_paused()
         resumed = nccl.resume()
         meeting.gather("resumed")
-        wrong = collectives(groups, rank, elements, cycle)
-        if any(meeting.gather(wrong)):
-            raise RuntimeError(f"after cycle {cycle}: {wrong or 'wrong on another rank'}")
+        check(meeting, cycle, collectives(groups, rank, elements, cycle) or after_resume(kinds))
         pauses.append(paused)
         resumes.append(resumed)
         freed.append(gone)
@@ -193,4 +245,4 @@ def cycles(options, rank, meeting, groups, elements, report, alone):
 
 
 if __name__ == "__main__":
-    sys.exit(rank_main.run("network_job", job, lambda: OPTIONS, ("cycles", "groups", "rails", "ranks_per_host")))
+    sys.exit(rank_main.run("network_job", job, lambda: OPTIONS, ("cycles", "groups", "rails", "ranks_per_host", "kinds")))

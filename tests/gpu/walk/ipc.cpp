@@ -42,12 +42,15 @@ void SayReply(const std::string& asked, const Order& order) {
 void Serve(int pipe) {
   static CUdeviceptr open[16] = {};
   CUcontext primary = nullptr;
-  Driver::Open(Way::kRuntime);
-  CUresult begun = CALL(cuInit, 0);
-  if (begun == CUDA_SUCCESS) begun = CALL(cuDevicePrimaryCtxRetain, &primary, 0);
-  if (begun == CUDA_SUCCESS) begun = CALL(cuCtxSetCurrent, primary);
+  CUresult begun = CUDA_ERROR_NOT_INITIALIZED;
   Order order;
   while (recv(pipe, &order, sizeof order, MSG_WAITALL) == static_cast<ssize_t>(sizeof order) && order.what != 'q') {
+    if (primary == nullptr) {  // not before it is needed: its context takes memory that other chapters would miss
+      Driver::Open(Way::kRuntime);
+      begun = CALL(cuInit, 0);
+      if (begun == CUDA_SUCCESS) begun = CALL(cuDevicePrimaryCtxRetain, &primary, 0);
+      if (begun == CUDA_SUCCESS) begun = CALL(cuCtxSetCurrent, primary);
+    }
     Reply reply{begun, {}};
     CUdeviceptr& memory = open[order.nth % 16];
     std::string wrote;
@@ -79,6 +82,7 @@ void Serve(int pipe) {
       wrote = std::to_string(byte);
     } else if (begun == CUDA_SUCCESS && order.what == 'w') {
       reply.result = CALL(cuMemsetD8, memory + order.at, 0x77, order.bytes);
+      CALL(cuStreamSynchronize, nullptr);
     }
     std::strncpy(reply.wrote, wrote.c_str(), sizeof reply.wrote - 1);
     if (write(pipe, &reply, sizeof reply) != static_cast<ssize_t>(sizeof reply)) break;
@@ -90,6 +94,7 @@ void OneAllocation(std::size_t bytes, unsigned nth) {
   CUdeviceptr memory = 0;
   SAY("cuMemAlloc " + name, CALL(cuMemAlloc, &memory, bytes));
   SAY("fill", CALL(cuMemsetD8, memory, 0x42, bytes));
+  SAY("cuStreamSynchronize", CALL(cuStreamSynchronize, nullptr));
   CUipcMemHandle handle{}, again{}, inside{};
   SAY("IPC handle " + name, CALL(cuIpcGetMemHandle, &handle, memory));
   SAY("IPC handle again " + name, CALL(cuIpcGetMemHandle, &again, memory),

@@ -1,7 +1,12 @@
-// walk [dlsym]: walks through the driver and prints each answer. walk_test.py compares what it prints without AMem and in each
-// scope. On a GPU: walk > stock; AMEM_SCOPE=all amem run -- walk | diff stock -
+// walk [runtime|dlsym [CHAPTER|apart]]: walks through the driver and prints each answer: all chapters in one process, one of
+// them, or each in a process of its own. walk_test.py compares what it prints without AMem and in each scope. On a GPU: walk
+// runtime apart > stock; AMEM_SCOPE=all amem run -- walk runtime apart | diff stock -
 #include <dlfcn.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -71,32 +76,55 @@ void SayRange(const std::string& asked, CUdeviceptr at) {
   SAY("range " + asked, result, Where(base) + " " + std::to_string(bytes));
 }
 
-static int Run() {
+namespace {
+
+struct Part {
+  const char* name;
+  void (*walk)();
+};
+constexpr Part kParts[] = {
+    {"sizes", Sizes},       {"wrong-sizes", WrongSizes}, {"pitched", Pitched}, {"frees", Frees}, {"free-memory", FreeMemory},
+    {"handles", Handles},   {"sparse", Sparse},          {"ipc", Ipc},         {"more", More},   {"runtime", ByRuntime},
+    {"captures", Captures}, {"contexts", Contexts}};
+
+// Those chapters whose name is `wanted`, or all.
+int Run(const char* wanted) {
   Chapter("start");
   SAY("cuInit", CALL(cuInit, 0));
   CUcontext primary = nullptr;
   SAY("cuDevicePrimaryCtxRetain", CALL(cuDevicePrimaryCtxRetain, &primary, 0));
   SAY("cuCtxSetCurrent", CALL(cuCtxSetCurrent, primary));
-  Sizes();
-  WrongSizes();
-  Pitched();
-  Frees();
-  FreeMemory();
-  Handles();
-  Sparse();
-  Ipc();
-  More();
-  ByRuntime();
-  Captures();
-  Contexts();
+  for (const Part& part : kParts)
+    if (wanted == nullptr || std::strcmp(wanted, part.name) == 0) part.walk();
   return 0;
 }
 
+// Each chapter in a process of its own, so that what one leaves behind, or a crash, ends no other.
+int RunApart(const char* way) {
+  bool good = true;
+  for (const Part& part : kParts) {
+    const char* const arguments[] = {"amem-walk", way, part.name, nullptr};
+    pid_t child = 0;
+    int status = 0;
+    if (posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, const_cast<char**>(arguments), environ) != 0) return 9;
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
+    if (status == 0) continue;
+    Chapter(part.name);
+    SayText("ended with status " + std::to_string(status));
+    good = false;
+  }
+  return good ? 0 : 1;
+}
+
+}  // namespace
 }  // namespace amem::walk
 
 int main(int count, char** arguments) {
   using namespace amem::walk;
+  const char* const way = count > 1 ? arguments[1] : "runtime";
+  const char* const chapter = count > 2 ? arguments[2] : nullptr;
+  if (chapter != nullptr && std::strcmp(chapter, "apart") == 0) return RunApart(way);
   if (!StartOther()) return 0;  // this is the other process, and has done its part
-  Driver::Open(count > 1 && std::strcmp(arguments[1], "dlsym") == 0 ? Way::kDlsym : Way::kRuntime);
-  return Run();
+  Driver::Open(std::strcmp(way, "dlsym") == 0 ? Way::kDlsym : Way::kRuntime);
+  return Run(chapter);
 }

@@ -171,7 +171,7 @@ void Frees() {
     SAY("cuMemAlloc " + name, CALL(cuMemAlloc, &memory, bytes));
     SAY("cuMemFreeAsync inside " + name, CALL(cuMemFreeAsync, memory + 512, nullptr));
     SAY("cuMemFreeAsync " + name, CALL(cuMemFreeAsync, memory, nullptr));
-    SAY("cuCtxSynchronize", CALL(cuCtxSynchronize));
+    SAY("cuStreamSynchronize", CALL(cuStreamSynchronize, nullptr));
     SAY("cuMemFreeAsync twice " + name, CALL(cuMemFreeAsync, memory, nullptr));
     SAY("cuMemFree twice " + name, CALL(cuMemFree, memory));
     SayRange("of what is freed " + name, memory);
@@ -187,7 +187,9 @@ void FreeMemory() {
   Chapter("free memory");
   std::size_t before = 0, during = 0, after = 0, total = 0;
   CUdeviceptr memory = 0, small = 0;
-  SAY("cuMemAlloc", CALL(cuMemAlloc, &small, 64));  // for which the driver makes room that it keeps
+  SAY("cuMemAlloc", CALL(cuMemAlloc, &small, 64));  // for which the driver makes room that it keeps, and so for a kernel
+  SAY("fill", CALL(cuMemsetD8, small, 1, 64));
+  SAY("cuStreamSynchronize", CALL(cuStreamSynchronize, nullptr));
   SAY("cuMemGetInfo", CALL(cuMemGetInfo, &before, &total), before <= total ? "free is within all" : "free is more than all");
   for (const std::size_t bytes : {20 * kMiB, 256 * kMiB}) {
     SAY("cuMemAlloc", CALL(cuMemAlloc, &memory, bytes));

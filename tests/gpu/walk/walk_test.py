@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """The walk prints the same without AMem and in each scope.
 
-    walk_test.py WALK LIBRARY [--scopes nccl,shared,all] [--driver FOLDERS] [--ways runtime,dlsym]
+    walk_test.py WALK LIBRARY [--scopes nccl,shared,all] [--driver FOLDERS] [--ways runtime,dlsym] [--apart] [--out FOLDER]
 
-FOLDERS have the libcuda.so.1 to walk through, and perhaps a libcudart; without them the machine's own is taken. Exit code 1: an answer differs that DIFFERS does
-not name.
+FOLDERS have the libcuda.so.1 to walk through, and perhaps a libcudart; without them the machine's own is taken. --apart: each chapter in a process of
+its own. --out: where to write what each walk printed. Exit code 1: an answer differs that DIFFERS does not name.
 """
 import argparse
 import difflib
@@ -57,14 +57,25 @@ def main():
     parser.add_argument("--scopes", default="nccl,shared,all")
     parser.add_argument("--driver")
     parser.add_argument("--ways", default="runtime,dlsym")
+    parser.add_argument("--apart", action="store_true")
+    parser.add_argument("--out", default="")
     options = parser.parse_args()
     good = True
-    for way in ([] if name == "runtime" else [name] for name in options.ways.split(",")):
-        stock, ended = walk(options.walk, way, "stock", options.library, options.driver)
+    for name in options.ways.split(","):
+        way = [name, "apart"] if options.apart else [name]
+
+        def seen_by(scope, name=name, way=way):
+            lines, ended = walk(options.walk, way, scope, options.library, options.driver)
+            if options.out:
+                with open(os.path.join(options.out, f"walk-{scope}-{name}.txt"), "w", encoding="utf-8") as file:
+                    file.write("\n".join(lines) + "\n")
+            return lines, ended
+
+        stock, ended = seen_by("stock")
         good = good and ended and len(stock) >= LEAST
         print(f"stock {' '.join(way)}: {len(stock)} answers")
         for scope in options.scopes.split(","):
-            seen, ended = walk(options.walk, way, scope, options.library, options.driver)
+            seen, ended = seen_by(scope)
             found = differences(stock, seen, DIFFERS[scope] or ("\0",))
             good = good and ended and not found
             print(f"{scope} {' '.join(way)}: {len(seen)} answers, {len(found)} lines differ")

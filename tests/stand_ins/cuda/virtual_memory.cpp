@@ -74,9 +74,12 @@ CUDA_CALL CUresult cuMemSetAccess(CUdeviceptr pointer, std::size_t bytes, const 
 
 CUDA_CALL CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr pointer) {
   STARTED_OR_RETURN(stand_in);
+  if (flags == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const bool legacy = amem::stand_in::LegacyAt(*stand_in, pointer, nullptr);  // of which the driver names no access
   const auto mapping = stand_in->simulator->MappingAt(At(pointer));
-  if (!mapping.ok() || amem::stand_in::LegacyAt(*stand_in, pointer, nullptr)) return CUDA_ERROR_INVALID_VALUE;
+  if (!legacy && !mapping.ok()) return CUDA_ERROR_INVALID_VALUE;
   *flags = 0;
+  if (legacy) return CUDA_SUCCESS;
   for (const amem::AccessDescriptor& one : mapping->access) {
     if (one.location == amem::Location{static_cast<LocationType>(location->type), location->id}) *flags = one.flags;
   }

@@ -1,12 +1,14 @@
-// libibverbs.so.1 as NCCL calls it, over the stand-in card: one device with one active InfiniBand port.
+// libibverbs.so.1 as NCCL calls it, over the stand-in card: devices with one active InfiniBand port each.
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include "tests/stand_ins/verbs/card.h"
 
@@ -25,16 +27,21 @@ using amem::card::Region;
 
 constexpr std::size_t kPortAttributes = offsetof(ibv_port_attr, port_cap_flags2);  // what the exported ibv_query_port fills in
 
-ibv_device* TheDevice() {
-  static ibv_device device = [] {
-    ibv_device made{};
-    made.node_type = IBV_NODE_CA;
-    made.transport_type = IBV_TRANSPORT_IB;
-    std::snprintf(made.name, sizeof made.name, "amem_card0");
-    std::snprintf(made.dev_name, sizeof made.dev_name, "uverbs-amem0");
+// How many cards there are: AMEM_SIM_CARDS, or one.
+std::vector<ibv_device>& Devices() {
+  static std::vector<ibv_device> devices = [] {
+    const char* const wanted = std::getenv("AMEM_SIM_CARDS");
+    std::vector<ibv_device> made(static_cast<std::size_t>(std::clamp(wanted == nullptr ? 1 : std::atoi(wanted), 1, 8)));
+    for (std::size_t number = 0; number < made.size(); ++number) {
+      ibv_device& device = made[number];
+      device.node_type = IBV_NODE_CA;
+      device.transport_type = IBV_TRANSPORT_IB;
+      std::snprintf(device.name, sizeof device.name, "amem_card%zu", number);
+      std::snprintf(device.dev_name, sizeof device.dev_name, "uverbs-amem%zu", number);
+    }
     return made;
   }();
-  return &device;
+  return devices;
 }
 
 int PostSend(ibv_qp* pair, ibv_send_wr* work, ibv_send_wr** bad) {
@@ -52,9 +59,10 @@ int PollQueue(ibv_cq* queue, int most, ibv_wc* completions) {
 extern "C" {
 
 ibv_device** ibv_get_device_list(int* count) {
-  auto** const list = static_cast<ibv_device**>(std::calloc(2, sizeof(ibv_device*)));
-  list[0] = TheDevice();
-  if (count != nullptr) *count = 1;
+  std::vector<ibv_device>& devices = Devices();
+  auto** const list = static_cast<ibv_device**>(std::calloc(devices.size() + 1, sizeof(ibv_device*)));
+  std::ranges::transform(devices, list, [](ibv_device& device) { return &device; });
+  if (count != nullptr) *count = static_cast<int>(devices.size());
   return list;
 }
 void ibv_free_device_list(ibv_device** list) { std::free(list); }
@@ -83,10 +91,11 @@ void ibv_ack_async_event(ibv_async_event*) {}
 const char* ibv_event_type_str(ibv_event_type) { return "an event of the stand-in card"; }
 int ibv_fork_init() { return 0; }
 
-int ibv_query_device(ibv_context*, ibv_device_attr* attributes) {
+int ibv_query_device(ibv_context* context, ibv_device_attr* attributes) {
   std::memset(attributes, 0, sizeof *attributes);
   std::snprintf(attributes->fw_ver, sizeof attributes->fw_ver, "stand-in");
-  attributes->node_guid = attributes->sys_image_guid = 0xa3e3;
+  const auto number = static_cast<std::uint64_t>(context->device - Devices().data());
+  attributes->node_guid = attributes->sys_image_guid = 0xa3e3 + number;
   attributes->max_mr_size = ~std::uint64_t{0};
   attributes->max_qp = attributes->max_cq = attributes->max_mr = attributes->max_pd = 1 << 14;
   attributes->max_qp_wr = attributes->max_cqe = 1 << 16;

@@ -142,8 +142,9 @@ int Card::Deregister(Region* region) {
   return 0;  // and without the lock the second mapping goes
 }
 
-// Reads or writes a part of a region; a work completion's status.
-std::uint32_t Card::Access(std::uint32_t key, bool remote, std::uint64_t address, void* host, std::size_t bytes, bool write) {
+// Reads or writes a part of a region for a pair of that protection domain; a work completion's status.
+std::uint32_t Card::Access(const ibv_pd* domain, std::uint32_t key, bool remote, std::uint64_t address, void* host,
+                           std::size_t bytes, bool write) {
   const std::lock_guard lock(mutex_);  // nobody deregisters it meanwhile
   const auto& keys = remote ? by_rkey_ : by_lkey_;
   const auto wrong = remote ? IBV_WC_REM_ACCESS_ERR : IBV_WC_LOC_PROT_ERR;
@@ -154,6 +155,10 @@ std::uint32_t Card::Access(std::uint32_t key, bool remote, std::uint64_t address
     return wrong;
   }
   Region& region = *at->second;
+  if (region.pd != domain) {
+    Find(name + " belongs to another protection domain");
+    return wrong;
+  }
   if (address < region.iova || address - region.iova > region.length || bytes > region.length - (address - region.iova)) {
     Find(name + " is used for a range beyond its region");
     return wrong;
@@ -211,7 +216,7 @@ int Card::Send(Pair* pair, ibv_send_wr* work, ibv_send_wr** bad) {
       *bad = work;
       return EINVAL;
     }
-    Request request{*work, work->num_sge == 1 ? work->sg_list[0] : ibv_sge{}, {}, false};
+    Request request{*work, work->num_sge == 1 ? work->sg_list[0] : ibv_sge{}, pair->pd, {}, false};
     request.signaled = pair->signals_all || (work->send_flags & IBV_SEND_SIGNALED) != 0;
     if ((work->send_flags & IBV_SEND_INLINE) != 0 && work->num_sge == 1) {
       const auto* from = reinterpret_cast<const std::byte*>(request.part.addr);
@@ -286,15 +291,17 @@ std::uint32_t Card::Gather(Request& request, std::vector<std::byte>& payload) {
   }
   payload.resize(request.part.length);
   if (payload.empty()) return IBV_WC_SUCCESS;
-  return Access(request.part.lkey, false, request.part.addr, payload.data(), payload.size(), false);
+  return Access(request.domain, request.part.lkey, false, request.part.addr, payload.data(), payload.size(), false);
 }
 
 // A read of this card's own memory: NCCL's flush.
 std::uint32_t Card::ReadHere(const Request& request) {
   std::vector<std::byte> bytes(request.part.length);
-  const std::uint32_t read =
-      Access(request.work.wr.rdma.rkey, true, request.work.wr.rdma.remote_addr, bytes.data(), bytes.size(), false);
-  return read != IBV_WC_SUCCESS ? read : Access(request.part.lkey, false, request.part.addr, bytes.data(), bytes.size(), true);
+  const std::uint32_t read = Access(request.domain, request.work.wr.rdma.rkey, true, request.work.wr.rdma.remote_addr,
+                                    bytes.data(), bytes.size(), false);
+  return read != IBV_WC_SUCCESS
+             ? read
+             : Access(request.domain, request.part.lkey, false, request.part.addr, bytes.data(), bytes.size(), true);
 }
 
 void Card::CarryOut(std::uint32_t number, Request request) {
@@ -437,7 +444,7 @@ bool Card::Apply(Pair& pair, Message& message) {
   const bool imm = message.header.kind == Kind::kWriteWithImm;
   if (imm && pair.receives.empty()) return false;
   const std::uint32_t status = message.payload.empty() ? std::uint32_t{IBV_WC_SUCCESS}
-                                                       : Access(message.header.key, true, message.header.address,
+                                                       : Access(pair.pd, message.header.key, true, message.header.address,
                                                                 message.payload.data(), message.payload.size(), true);
   if (imm && status == IBV_WC_SUCCESS) {
     ibv_wc completion{};

@@ -1,9 +1,10 @@
 // The stand-in card: regions, queues and queue pairs of this process, and the threads that move bytes between processes.
 //
 // It enforces what a card does: a key is random, belongs to one registration and is never used again; a request that uses a key
-// which is not registered, or a range beyond its region, ends with an error and is a finding; requests of a pair are carried
-// out in order, and a write with immediate data waits for a receive. A transfer into or out of memory that was mapped anew
-// under a living registration is a finding.
+// which is not registered, one of another protection domain or a range beyond its region ends with an error and is a finding;
+// requests of a pair are carried out in order, and a write with immediate data waits for a receive. AMEM_SIM_CARDS says how
+// many there are (1 to 8, default 1); they share these rules and one queue. A transfer into or out of memory that was mapped
+// anew under a living registration is a finding.
 //
 // Findings go, a line each, to the file in AMEM_CARD_FINDINGS, or to standard error. Faults, comma separated, by
 // AMEM_CARD_FAULTS, and while the process runs by amem_card_fault: register=N (the N-th next registration of GPU memory fails),
@@ -46,6 +47,7 @@ struct Queue : ibv_cq {
 struct Request {  // a copy of what was posted
   ibv_send_wr work{};
   ibv_sge part{};
+  const ibv_pd* domain = nullptr;  // of the pair, compared and never read
   std::vector<std::byte> inlined;
   bool signaled = false;
 };
@@ -106,7 +108,8 @@ class Card {
   void CarryOut(std::uint32_t pair, Request request);
   std::uint32_t Gather(Request& request, std::vector<std::byte>& payload);
   std::uint32_t ReadHere(const Request& request);
-  std::uint32_t Access(std::uint32_t key, bool remote, std::uint64_t address, void* host, std::size_t bytes, bool write);
+  std::uint32_t Access(const ibv_pd* domain, std::uint32_t key, bool remote, std::uint64_t address, void* host,
+                       std::size_t bytes, bool write);
   Link* LinkTo(std::uint32_t card);
   void Deliver(Message message);
   bool Apply(Pair& pair, Message& message);

@@ -127,6 +127,22 @@ TEST_F(CardTest, a_key_whose_region_was_deregistered_ends_the_request_with_an_er
   ibv_dereg_mr(again);
 }
 
+TEST_F(CardTest, a_key_of_another_protection_domain_ends_the_request_with_an_error) {
+  const std::uint64_t findings = Findings();
+  ibv_pd* const other_domain = ibv_alloc_pd(context_);
+  ibv_mr *const own = Register(from_), *const other = Register(to_);
+  ibv_mr* const own_there = ibv_reg_mr(other_domain, from_.data(), from_.size(), IBV_ACCESS_LOCAL_WRITE);
+  ibv_mr* const other_there = ibv_reg_mr(other_domain, to_.data(), to_.size(), IBV_ACCESS_REMOTE_WRITE);
+  Write(from_, own_there->lkey, to_.data(), other->rkey, 1);
+  EXPECT_EQ(Await().status, IBV_WC_LOC_PROT_ERR);
+  Write(from_, own->lkey, to_.data(), other_there->rkey, 2);
+  EXPECT_EQ(Await().status, IBV_WC_REM_ACCESS_ERR);
+  EXPECT_EQ(to_, std::vector<char>(70'000, '-')) << "nothing was written";
+  EXPECT_EQ(Findings(), findings + 2);
+  for (ibv_mr* const region : {own, other, own_there, other_there}) ibv_dereg_mr(region);
+  ibv_dealloc_pd(other_domain);
+}
+
 TEST_F(CardTest, a_write_beyond_its_region_ends_with_an_error) {
   ibv_mr *const own = Register(from_), *const other = Register(to_);
   Write(from_, own->lkey, to_.data() + 1, other->rkey, 1);

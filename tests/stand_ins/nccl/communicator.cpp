@@ -232,6 +232,7 @@ Result Init(Comm& comm) {
   if (comm.rank == 0) TRY(MakeExchange(comm));
   TRY(StartProxy(comm));
   TRY(ImportAll(comm));
+  TRY(ConnectMulticast(comm));
   return ConnectNetwork(comm);
 }
 
@@ -244,6 +245,7 @@ Result Destroy(Comm* comm, bool aborted) {
   UnmapExchange(*comm);
   LetGo(*comm);
   Result result = FreeWindows(*comm);
+  if (const Result freed = FreeMulticast(*comm); freed != kSuccess) result = freed;
   if (disconnected != kSuccess) result = disconnected;
   for (auto* buffers : {&comm->peer, &comm->own})
     for (Buffer& buffer : *buffers)

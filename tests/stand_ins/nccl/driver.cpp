@@ -53,6 +53,12 @@ Result LoadDriver(Driver& driver) {
   bind("cuCtxSetCurrent", driver.set_context);
   bind("cuLaunchKernel", driver.launch);
   bind("cuMemsetD8Async", driver.clear);
+  if (std::getenv("STAND_IN_NVLS") != nullptr) {
+    bind("cuMulticastCreate", driver.multicast_create);
+    bind("cuMulticastAddDevice", driver.multicast_add);
+    bind("cuMulticastBindMem", driver.multicast_bind);
+    bind("cuMulticastUnbind", driver.multicast_unbind);
+  }
   return complete ? kSuccess : kSystem;
 }
 

@@ -8,6 +8,8 @@
 // one of several communicators of a process, whose calls are in a group as NCCL asks for.
 //
 //   STAND_IN_BUFFERS    buffers of a communicator (default 6): 2 MiB, every third 10 MiB; two of three are exported
+//   STAND_IN_NVLS       1: memory bound to a multicast object of all ranks, which counts all-reduces
+//   STAND_IN_WRONG      N: one bit of the Nth sum of a rank is wrong
 //   NCCL_CUMEM_ENABLE   0: cuMemAlloc and cuIpc* in place of the calls above
 //
 // Built with STAND_IN_PAUSES, it pauses and resumes by itself, without AMem: own_pause.cpp.
@@ -65,6 +67,11 @@ struct Driver {
   decltype(&cuCtxSetCurrent) set_context;
   decltype(&cuLaunchKernel) launch;
   decltype(&cuMemsetD8Async) clear;
+  // With STAND_IN_NVLS:
+  decltype(&cuMulticastCreate) multicast_create;
+  decltype(&cuMulticastAddDevice) multicast_add;
+  decltype(&cuMulticastBindMem) multicast_bind;
+  decltype(&cuMulticastUnbind) multicast_unbind;
 };
 
 Driver* TheDriver();  // null: it cannot be loaded
@@ -104,6 +111,13 @@ struct Window {
   size_t bytes = 0, offset = 0;
 };
 
+struct Multicast {
+  CUmemGenericAllocationHandle object = 0;
+  Buffer memory;
+  CUdeviceptr address = 0;     // of the object
+  std::uint64_t launches = 0;  // as the memory counts them
+};
+
 // The first page of the host memory that the ranks of a communicator share; areas for data come behind it.
 struct Exchange {
   std::atomic<int> arrived, generation;
@@ -135,6 +149,7 @@ struct Comm {
   Buffer resources;                          // of the first window, if they have an address of their own
   std::uint64_t epochs = 0;                  // barriers through the first window
   std::vector<std::vector<char>> offloaded;  // contents of own buffers while they are suspended
+  Multicast multicast;
   struct Network* network = nullptr;         // to neighbours on other hosts; null: none (channel.h)
 };
 
@@ -147,6 +162,10 @@ Result FreeWindows(Comm& comm);
 // The sum through windows, if `send` lies in one.
 bool InWindow(const Comm& comm, const void* send);
 Result WindowAllReduce(Comm& comm, const float* send, float* receive, size_t count, CUstream stream);
+
+Result ConnectMulticast(Comm& comm);  // needs all ranks
+Result CountLaunch(Comm& comm);       // kInternal: the memory has lost its count
+Result FreeMulticast(Comm& comm);
 
 Result Init(Comm& comm);  // needs all ranks, and its device to be the thread's
 Result Destroy(Comm* comm, bool aborted = false);
@@ -161,6 +180,7 @@ struct Operation {
 // Runs it, or keeps it for the end of the group that this thread has open.
 Result Submit(Comm& comm, Operation operation);
 
+void Corrupt(float* result, size_t count);  // a sum, as a test asks for it
 Result RingAllReduce(Comm& comm, const float* input, float* output, size_t count, CUstream stream);
 
 int Version();  // as ncclGetVersion has it: version.cpp
@@ -176,13 +196,11 @@ Result Meet(Comm& comm);  // returns when all ranks of the communicator called i
 Result Hold(Comm& comm);  // takes the memory that a pause gives back
 void LetGo(Comm& comm);
 bool IsPaused();
-void Corrupt(float* result, size_t count);
 inline int DefaultBuffers() { return 0; }  // a pause would lose what is in them
 #else
 inline Result Hold(Comm&) { return kSuccess; }
 inline void LetGo(Comm&) {}
 inline bool IsPaused() { return false; }
-inline void Corrupt(float*, size_t) {}
 inline int DefaultBuffers() { return 6; }
 #endif
 

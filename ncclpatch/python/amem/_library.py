@@ -96,6 +96,12 @@ def environment_with(library: str, environment: Mapping[str, str]) -> Dict[str, 
     return {**environment, "LD_PRELOAD": ":".join([preloadable(library), *others]), "AMEM_ENABLE": "1", "AMEM_LIBRARY": library}
 
 
+def environment_without(environment: Mapping[str, str]) -> Dict[str, str]:
+    """A copy of `environment` in which nothing of AMem is preloaded or attached."""
+    others = [name for name in re.split(r"[ :]+", environment.get("LD_PRELOAD", "")) if name and os.path.basename(name) != NAME]
+    return {**environment, "LD_PRELOAD": ":".join(others), "AMEM_ENABLE": "0"}
+
+
 class _Later:
     """In place of a library that is not there, and in the process of the command `amem`, which must work where it cannot be loaded, or
     crashes. Each use loads it, or is the error that says why not."""

@@ -1,30 +1,20 @@
 """`amem doctor --measure`: what NCCL_CUMEM_ENABLE=0 and 1 hold and cost on this machine, by a small job with each, under AMem.
 
 The job makes communicators over all visible GPUs, reduces, pauses and resumes, and compares the sums. Each setting runs twice, in turns,
-because start-ups differ by whatever else the machine does. Ranks that do not end are killed, and what they wrote is removed.
+because start-ups differ by whatever else the machine does.
 """
 
-import contextlib
-import multiprocessing
 import os
-import shutil
-import signal
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from multiprocessing import connection
 
-from . import _library, _measure_rank
+from . import _rank, _ranks
 
 SETTINGS = ("0", "1")
 ROUNDS = 2
 CYCLES = 4  # the first is not counted
 RUN_SECONDS = 90
 MOST_RANKS = 8
-LONGEST_PLACE = 40  # characters; the path of a Unix socket has 107
-HOME = "/"  # of processes that are started: Python imports modules of the current directory first, whoever put them there
 SAME_BYTES, SAME_SECONDS = 0.03, 0.10  # relative differences that are none
 
 
@@ -35,82 +25,23 @@ class CannotMeasure(Exception):
 def gpu_count():
     """How many GPUs a job sees here. It leaves no context behind."""
     try:
-        count = _measure_rank.Driver(None).count
-    except _measure_rank.Failed as error:
+        count = _rank.Driver(None).count
+    except _rank.Failed as error:
         raise CannotMeasure("no GPU can be used here: %s" % error) from None
     if count == 0:
         raise CannotMeasure("no GPU is visible here; in a container: start it with the GPUs (--gpus all)")
     return count
 
 
-class Run:
-    """The ranks of one run with one setting, in a folder of their own, each at one end of a pipe."""
-
-    def __init__(self, library, nccl, ranks, setting):
-        place = tempfile.gettempdir()
-        self.folder = tempfile.mkdtemp(prefix="amem-m-", dir=place if len(place) < LONGEST_PLACE else "/tmp")
-        package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        paths = [package] + [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-        variables = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1", "AMEM_TIMEOUT_MS": "20000", "NCCL_CUMEM_ENABLE": setting,
-                     "AMEM_JOURNAL_DIR": self.folder + "/j", "AMEM_SOCKET_DIR": self.folder, "AMEM_SIM_WORLD": self.folder + "/world"}
-        environment = {**_library.environment_with(library, os.environ), **variables}
-        self.ranks, self.processes, self.pipes = ranks, [], []
-        for rank in range(ranks):
-            ours, theirs = multiprocessing.Pipe()
-            with theirs, open(self.folder + "/log.%d" % rank, "wb") as log:
-                self.processes.append(subprocess.Popen(
-                    [sys.executable, "-m", "amem._measure_rank", str(rank), str(ranks), str(theirs.fileno()), os.path.abspath(nccl), str(CYCLES)],
-                    env={**environment, "RANK": str(rank)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                    cwd=HOME, pass_fds=[theirs.fileno()]))
-            self.pipes.append(ours)
-
-    def results(self, deadline):
-        """The result of each rank. What all ranks say goes to each of them; when one fails, the others are not waited for."""
-        said = {}
-        while time.monotonic() < deadline:
-            for pipe in connection.wait(set(self.pipes) - said.keys(), deadline - time.monotonic()):
-                said[pipe] = self._received(pipe)
-            if any("failure" in one for one in said.values()):
-                break
-            if len(said) == self.ranks:
-                if "said" not in said[self.pipes[0]]:
-                    break  # these are the results
-                for pipe in self.pipes:
-                    with contextlib.suppress(OSError):  # of one that has ended, which is received next
-                        pipe.send([said[one]["said"] for one in self.pipes])
-                said.clear()
-        return [said.get(pipe, {"unfinished": "rank %d did not end in its time" % rank}) for rank, pipe in enumerate(self.pipes)]
-
-    def _received(self, pipe):
-        with contextlib.suppress(EOFError, OSError):
-            return pipe.recv()
-        rank = self.pipes.index(pipe)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.processes[rank].wait(timeout=10)
-        with open(self.folder + "/log.%d" % rank, encoding="utf-8", errors="replace") as file:
-            lines = [line.strip() for line in file.read()[-4000:].splitlines() if line.strip()]
-        return {"failure": "rank %d ended with %s%s" % (rank, self.processes[rank].returncode, ": " + lines[-1] if lines else "")}
-
-    def end(self):
-        for process in self.processes:
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel; nothing more can be done
-                process.wait(timeout=10)
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
 def _one(library, nccl, ranks, setting, deadline):
-    run = Run(library, nccl, ranks, setting)
+    settings = [{"rank": rank, "size": ranks, "nccl": os.path.abspath(nccl), "cycles": CYCLES} for rank in range(ranks)]
+    job = _ranks.Job("_measure_rank", settings, {"NCCL_CUMEM_ENABLE": setting}, library)
     try:
-        results = run.results(min(deadline, time.monotonic() + RUN_SECONDS))
+        results = _ranks.results(job.members, min(deadline, time.monotonic() + RUN_SECONDS))
     finally:
-        run.end()
-    for kind in ("failure", "unfinished"):  # who did not end waits for who failed
-        for result in results:
-            if kind in result:
-                return {"failure": result[kind]}
+        job.end()
+    if failed := _ranks.first_failure(results):
+        return {"failure": failed["failure"]}
     slowest = {key: max(result[key] for result in results) for key in ("start_seconds", "first_seconds", "held_bytes", "device_bytes", "kept_bytes")}
     slowest["freed_bytes"] = min(result["freed_bytes"] for result in results)
     for key in ("pause_seconds", "resume_seconds"):

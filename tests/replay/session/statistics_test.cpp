@@ -57,5 +57,43 @@ TEST_F(StatisticsTest, memory_of_the_program_that_stays_is_told_apart_from_NCCLs
   }
 }
 
+// {kind: {bytes, stays}}
+json KindsOf(const json& statistics) {
+  json kinds = json::object();
+  for (const json& one : statistics["kinds"]) kinds[one["kind"].get<std::string>()] = {one["bytes"], one["stays"]};
+  return kinds;
+}
+
+TEST_F(StatisticsTest, memory_is_told_by_what_it_is_for_and_why_it_stays) {
+  a.Place(a.Create(3 * k2M), 3 * k2M);
+  const AllocationId lent = a.Create(2 * k2M);
+  a.Place(lent, 2 * k2M);
+  b.Place(Pass(lent), 2 * k2M);
+  a.Place(a.Create(k2M, true));
+  const json none = json::object();
+  for (const bool paused : {false, true}) {
+    const json kinds = KindsOf(Of(a));
+    EXPECT_EQ(kinds["private (channels, scratch)"], json({3 * k2M, none})) << kinds;
+    EXPECT_EQ(kinds["peer buffers and windows"], json({2 * k2M, none})) << kinds;
+    EXPECT_EQ(kinds["user buffers"], json({k2M, json{{"the program's own (ncclMemAlloc)", k2M}}})) << kinds;
+    EXPECT_TRUE(Of(b)["kinds"].empty()) << "what it imported is its owner's";
+    Both(paused ? &Session::Resume : &Session::Pause);
+  }
+}
+
+class KindsInSlabs : public test::TwoProcesses {
+ protected:
+  KindsInSlabs() : TwoProcesses({.layout = Layout::kSlab}, 256 * kMiB) {}
+};
+
+TEST_F(KindsInSlabs, the_rest_of_a_slab_is_a_kind_and_each_byte_of_the_driver_counts_once) {
+  a.Place(a.Create(k2M), k2M);
+  const json statistics = json::parse(a.session->StatisticsJson());
+  const json kinds = KindsOf(statistics);
+  const Bytes rest = kinds["unused parts of slabs"][0];
+  EXPECT_EQ(rest + k2M, statistics["slab_bytes"].get<Bytes>()) << kinds;
+  EXPECT_EQ(kinds["private (channels, scratch)"][0], k2M);
+}
+
 }  // namespace
 }  // namespace amem

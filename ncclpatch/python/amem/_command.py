@@ -5,6 +5,7 @@
     amem run --scope all -- COMMAND       so that all memory of the program can be paused, under the tag "program"
     amem doctor [--json] [--nccl PATH]    looks at this machine, its settings and its NCCL; exit code 3 if AMem cannot work
     amem doctor --measure [--gpus N]      what NCCL_CUMEM_ENABLE=0 and 1 hold and cost here, by a small job with each; some minutes at most
+    amem doctor --prove [--gpus N]        what a pause frees here, kind by kind, and with each setting that frees more; all results compared
     amem demo                             four processes share memory, pause, resume and compare, on the simulator
     amem version
 
@@ -21,11 +22,12 @@ import re
 import signal
 import sys
 
-from . import _calls, _doctor, _library, _measure, _why
+from . import _calls, _doctor, _library, _measure, _prove, _why
 
 USAGE, MISSING, FOUND = 1, 2, 3
 HELP = ("help", "--help", "-h")
 MEASURE_SECONDS = 360  # after which `doctor --measure` ends whatever happens; it gives itself less
+PROVE_GRACE_SECONDS = 120  # the same of `doctor --prove`, after its minutes
 
 
 def fail(text, code=MISSING):
@@ -111,15 +113,21 @@ def doctor(arguments):
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--nccl", metavar="PATH", action="append", default=[], help="a libnccl.so.2 to look at, too")
     parser.add_argument("--measure", action="store_true", help="what NCCL_CUMEM_ENABLE=0 and 1 hold and cost here")
-    parser.add_argument("--gpus", metavar="N", type=int, help="of --measure: how many GPUs, by default all")
+    parser.add_argument("--prove", action="store_true", help="what a pause frees here, and with each setting that frees more, in jobs whose results are compared")
+    parser.add_argument("--gpus", metavar="N", type=int, help="of --measure and --prove: how many GPUs, by default all")
+    parser.add_argument("--ranks", metavar="N", type=int, help="of --prove: how many ranks, by default one for each GPU; more share GPUs, with NCCL 2.30 or later")
+    parser.add_argument("--minutes", metavar="M", type=float, default=_prove.MINUTES, help="of --prove: the most that it takes (%(default)s)")
     options = parser.parse_args(arguments)
-    if options.gpus is not None and options.gpus < 1:
-        parser.error("--gpus is a number above 0")
+    for name in ("gpus", "ranks", "minutes"):
+        if getattr(options, name) is not None and getattr(options, name) <= 0:
+            parser.error("--%s is a number above 0" % name)
     if missing := [path for path in options.nccl if not os.path.exists(path)]:
         return fail("doctor: %s is not there" % missing[0])
     library = _library.path()
     if options.measure:
         return measure(library, nccl_libraries(options.nccl), options.gpus, options.json)
+    if options.prove:
+        return prove(library, nccl_libraries(options.nccl), options)
     findings = _doctor.examine(_doctor.Machine(), library, _why.find(library), nccl_libraries(options.nccl))
     problems = sum(finding.level == "problem" for finding in findings)
     if options.json:
@@ -135,19 +143,42 @@ def doctor(arguments):
 
 def measure(library, libraries, gpus, as_json):
     """`doctor --measure`. Exit code 0 where both settings ran, 3 where one did not, 2 where nothing could be measured."""
-    if found := problem_of(library):
-        return fail("doctor --measure: %s. %s" % (found.text, found.remedy))
-    if not libraries:
-        return fail("doctor --measure: no libnccl was found from this Python; run it with the Python that has PyTorch, or name one: --nccl PATH")
-    for number in (signal.SIGTERM, signal.SIGALRM):  # so that the ranks are ended, too
-        signal.signal(number, lambda found, _frame: sys.exit(128 + found))
-    signal.alarm(MEASURE_SECONDS)
+    if missing := cannot_start("doctor --measure", library, libraries, MEASURE_SECONDS):
+        return missing
     try:
         answer = _measure.measure(library, libraries[0][0], gpus)
     except _measure.CannotMeasure as error:
         return fail("doctor --measure: %s" % error)
     print(json.dumps(answer, indent=1) if as_json else _measure.table(answer))
     return FOUND if any("failure" in one for one in answer["NCCL_CUMEM_ENABLE"].values()) else 0
+
+
+def cannot_start(command, library, libraries, seconds):
+    """0 where a job can be started, which signals and the end of `seconds` then end, too; else the exit code, and the reason is said."""
+    if found := problem_of(library):
+        return fail("%s: %s. %s" % (command, found.text, found.remedy))
+    if not libraries:
+        return fail("%s: no libnccl was found from this Python; run it with the Python that has PyTorch, or name one: --nccl PATH" % command)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
+        signal.signal(number, lambda found, _frame: sys.exit(128 + found))
+    signal.alarm(seconds)
+    return 0
+
+
+def prove(library, libraries, options):
+    """`doctor --prove`. Exit code 0 where all that was tried is proved, 3 where something is not, 2 where nothing could be tried."""
+    if missing := cannot_start("doctor --prove", library, libraries, int(60 * options.minutes) + PROVE_GRACE_SECONDS):
+        return missing
+    try:
+        answer = _prove.prove(library, libraries[0][0], options.gpus, options.ranks, options.minutes, lambda text: print("amem: " + text, file=sys.stderr))
+    except _prove.CannotProve as error:
+        return fail("doctor --prove: %s" % error)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    if _prove.keep(answer) is None:
+        fail("doctor --prove: the proof could not be kept in %s; `amem run --proved` will not find it" % _prove.state_folder())
+    print(json.dumps(answer, indent=1) if options.json else _prove.table(answer))
+    return FOUND if _prove.failures(answer) else 0
 
 
 # ---- the rest

@@ -1,0 +1,200 @@
+"""`amem doctor --prove` on the stand-in driver, NCCL and network card: what is proved, failures that are planted, and where it refuses."""
+import atexit
+import contextlib
+import glob
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from unittest import mock
+
+PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../ncclpatch/python"))
+sys.path.insert(0, PACKAGE)
+from amem import _command, _library, _nvml, _prove  # noqa: E402
+
+PLACE = tempfile.mkdtemp(prefix="amem-pt-", dir="/tmp")
+atexit.register(shutil.rmtree, PLACE, True)
+os.environ.update({"TMPDIR": PLACE, "XDG_STATE_HOME": PLACE + "/state"})
+STAND_INS = os.environ["LD_LIBRARY_PATH"].split(":")[0]
+NCCL = STAND_INS + "/libnccl.so.2"
+CARD = os.environ.get("STAND_IN_CARD", "")
+NVML = os.environ.get("STAND_IN_NVML", "")
+
+
+def in_place():
+    """Files of processes that were started with the temporary folder of this test."""
+    found = []
+    for path in glob.glob("/proc/[0-9]*/environ"):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            found += [path] if b"TMPDIR=" + PLACE.encode() in file.read() and path != "/proc/%d/environ" % os.getpid() else []
+    return found
+
+
+def proof(settings=None, **options):
+    """What prove() answers with these settings in place of all."""
+    with mock.patch.object(_prove, "CYCLES", 2), mock.patch.object(_prove, "SETTINGS", _prove.SETTINGS if settings is None else settings):
+        return _prove.prove(_library.find(), NCCL, **{"gpus": 2, **options})
+
+
+def planted(**variables):
+    """A setting that fails by these variables of the stand-ins."""
+    return _prove.Setting("AMEM_USER_MEMORY=release", {"AMEM_USER_MEMORY": "release", **variables})
+
+
+def row_of(answer, name):
+    return next(row for row in answer["settings"] if row["setting"] == name)
+
+
+def kinds(row):
+    return {kind["kind"]: kind for kind in row["kinds"]}
+
+
+class Case(unittest.TestCase):
+    def tearDown(self):
+        self.assertEqual(glob.glob(PLACE + "/amem-m-*"), [])
+        self.assertEqual(in_place(), [])
+
+
+class Proved(Case):
+    def test_each_setting_frees_its_kind_and_all_results_are_compared(self):
+        with mock.patch.dict(os.environ, {"STAND_IN_NVLS": "1"}):
+            answer = proof()
+        self.assertEqual(_prove.failures(answer), [], _prove.table(answer))
+        self.assertTrue(answer["simulated"])
+        self.assertIn("SIMULATED", answer["line"])
+        default = kinds(row_of(answer, "default"))
+        self.assertEqual(default["peer buffers and windows"]["stays"], {})
+        self.assertEqual(list(default["multicast (NVLS)"]["stays"]), ["multicast"])
+        self.assertIn("ncclMemAlloc", list(default["user buffers"]["stays"])[0])
+        for setting, kind in (("AMEM_NVLS=release", "multicast (NVLS)"), ("AMEM_USER_MEMORY=release", "user buffers"), ("AMEM_SCOPE=all", "the program's own")):
+            row = row_of(answer, setting)
+            self.assertEqual(row["outcome"], "proved", row["why"])
+            self.assertEqual(kinds(row)[kind]["stays"], {}, setting)
+            self.assertGreater(kinds(row)[kind]["bytes"], 1 << 20, setting)
+            self.assertGreater(row["compared_bytes"], 1 << 20)
+        network = row_of(answer, "AMEM_NETWORK=renew")
+        self.assertEqual((network["outcome"], network["why"]), ("skipped", "this job has no network buffers here"))
+        for key in ("first_pause_seconds", "pause_seconds", "resume_seconds", "start_seconds"):
+            self.assertGreater(row_of(answer, "default")[key], 0, key)
+
+    def test_nvls_that_nccl_may_not_use_is_not_tried(self):
+        with mock.patch.dict(os.environ, {"NCCL_NVLS_ENABLE": "0", "STAND_IN_NVLS": "1"}):
+            answer = proof(_prove.SETTINGS[:1])
+        self.assertEqual(row_of(answer, "AMEM_NVLS=release")["outcome"], "skipped")
+        self.assertIn("NCCL_NVLS_ENABLE=0", row_of(answer, "AMEM_NVLS=release")["why"])
+
+    @unittest.skipUnless(os.path.exists(CARD + "/libibverbs.so.1"), "the stand-in card is not built")
+    def test_buffers_of_a_card_stay_and_leave_with_renew(self):
+        with mock.patch.dict(os.environ, {"STAND_IN_NET": "ib", "STAND_IN_RANKS_PER_HOST": "1", "LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"] + ":" + CARD}):
+            answer = proof(_prove.SETTINGS[1:2])
+        self.assertEqual(_prove.failures(answer), [], _prove.table(answer))
+        self.assertTrue(answer["stand_in_card"])
+        self.assertIn("network", list(kinds(row_of(answer, "default"))["network buffers"]["stays"])[0])
+        self.assertEqual(kinds(row_of(answer, "AMEM_NETWORK=renew"))["network buffers"]["stays"], {})
+
+    def test_ranks_share_gpus_only_where_nccl_can(self):
+        with self.assertRaisesRegex(_prove.CannotProve, "several ranks on a GPU need NCCL 2.30 or later"):
+            proof([], ranks=4)
+
+
+class Planted(Case):
+    def failed(self, outcome, words, **variables):
+        """A setting fails so, is said with its pack, and the next one is tried all the same."""
+        with mock.patch.object(_prove, "RUN_SECONDS", 8):
+            answer = proof((planted(**variables), _prove.SETTINGS[-1]))
+        row = row_of(answer, "AMEM_USER_MEMORY=release")
+        self.assertEqual(row["outcome"], outcome, row["why"])
+        self.assertIn(words, row["why"])
+        self.assertEqual(row_of(answer, "AMEM_SCOPE=all")["outcome"], "proved")
+        self.assertEqual(_prove.failures(answer), [row])
+        self.assertIn("Not proved: AMEM_USER_MEMORY=release", _prove.table(answer))
+        said = subprocess.run([os.environ["AMEM_REPLAY"], "ls", row["pack"]], capture_output=True, text=True, check=False)
+        self.assertIn("rank", said.stdout.lower(), said.stderr)
+        os.unlink(row["pack"])
+
+    def test_one_that_hangs(self):
+        self.failed("hung", "did not end in its time", STAND_IN_FAULT="hang-unmap")
+
+    def test_one_that_gives_a_wrong_byte(self):
+        self.failed("wrong", "reduce-scatter of", STAND_IN_WRONG="9")
+
+    def test_one_that_kills_a_process(self):
+        self.failed("killed", "SIGSEGV", STAND_IN_AT="Unmap,1,SEGV")
+
+    def test_one_that_errs(self):
+        self.failed("failed", "out of memory", STAND_IN_AT="Create,8,fail-all=2")
+
+    def test_a_default_that_fails_leaves_the_rest_untried(self):
+        with mock.patch.object(_prove, "DEFAULT", _prove.Setting("default", {"STAND_IN_AT": "Unmap,1,SEGV"})):
+            answer = proof(_prove.SETTINGS[-1:])
+        self.assertEqual([row["outcome"] for row in answer["settings"]], ["proved", "killed", "skipped"])
+        self.assertIn("not proved", _prove.verdict(answer))
+
+    def test_an_nccl_that_fails_without_amem(self):
+        with mock.patch.dict(os.environ, {"STAND_IN_WRONG": "3"}), self.assertRaisesRegex(_prove.CannotProve, "NCCL without AMem does not run here: rank"):
+            proof()
+
+    def test_a_signal_ends_what_was_started(self):
+        folder, package = os.path.split(PACKAGE)
+        process = subprocess.Popen([sys.executable, "-B", "-m", "amem", "doctor", "--prove", "--nccl", NCCL, "--gpus", "2"], cwd=folder,
+                                   env={**os.environ, "PYTHONPATH": package}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        end = time.monotonic() + 30
+        while not glob.glob(PLACE + "/amem-m-*/world*") and time.monotonic() < end:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+        self.assertEqual(process.returncode, 128 + signal.SIGTERM)
+
+
+class Refused(Case):
+    @unittest.skipUnless(os.path.exists(NVML + "/libnvidia-ml.so.1"), "the stand-in for NVML is not built")
+    def test_a_gpu_in_use_by_another_process(self):
+        world = {"AMEM_SIM_WORLD": PLACE + "/world", "LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"] + ":" + NVML}
+        code = "from amem import _rank; driver = _rank.Driver(1); driver.allocate(64 << 20); print('up', flush=True); input()"
+        holder = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **world, "PYTHONPATH": PACKAGE, "TMPDIR": "/tmp"}, stdin=subprocess.PIPE,
+                                  stdout=subprocess.PIPE, text=True)
+        try:
+            self.assertEqual(holder.stdout.readline(), "up\n")
+            command = [sys.executable, "-m", "amem", "doctor", "--prove", "--nccl", NCCL, "--gpus", "2"]
+            done = subprocess.run(command, env={**os.environ, **world, "PYTHONPATH": PACKAGE}, capture_output=True, text=True, check=False)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertIn("GPU 1 (", done.stderr)
+            self.assertIn("is in use: process %d" % holder.pid, done.stderr)
+        finally:
+            holder.communicate("\n")
+
+    def test_no_gpu_and_no_management_library(self):
+        with mock.patch.dict(os.environ, {"AMEM_SIM_DEVICES": "0"}):
+            command = [sys.executable, "-m", "amem", "doctor", "--prove", "--nccl", NCCL]
+            done = subprocess.run(command, env={**os.environ, "PYTHONPATH": PACKAGE}, capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertIn("no GPU", done.stderr)
+
+    def test_what_is_used_by_nobody_that_can_be_seen(self):
+        self.assertIsNone(_nvml.Use([], 600 << 20, 80 << 30).by_others())
+        self.assertIsNone(_nvml.Use([], 2 << 30, 140 << 30).by_others())
+        self.assertIn("cannot be seen", _nvml.Use([], 3 << 30, 140 << 30).by_others())
+        self.assertEqual(_nvml.Use([7, 9], 0, 1).by_others(), "processes 7, 9")
+
+
+class Command(Case):
+    def test_json_is_kept_and_the_exit_code_says_whether_all_is_proved(self):
+        for settings, code in ((_prove.SETTINGS[-1:], 0), ((planted(STAND_IN_WRONG="9"),), 3)):
+            out = io.StringIO()
+            with mock.patch.object(_prove, "CYCLES", 1), mock.patch.object(_prove, "SETTINGS", settings), contextlib.redirect_stdout(out), \
+                    contextlib.redirect_stderr(io.StringIO()):
+                self.assertEqual(_command.doctor(["--prove", "--json", "--nccl", NCCL, "--gpus", "1"]), code, out.getvalue())
+            signal.alarm(0)
+            answer = json.loads(out.getvalue())
+            with open(os.path.join(_prove.state_folder(), answer["key"] + ".json"), encoding="utf-8") as file:
+                self.assertEqual(json.load(file), answer)
+
+
+if __name__ == "__main__":
+    unittest.main()

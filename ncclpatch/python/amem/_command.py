@@ -22,12 +22,11 @@ import re
 import signal
 import sys
 
-from . import _calls, _doctor, _library, _measure, _prove, _why
+from . import _calls, _doctor, _library, _measure, _prove, _prove_host, _why
 
 USAGE, MISSING, FOUND = 1, 2, 3
 HELP = ("help", "--help", "-h")
 MEASURE_SECONDS = 360  # after which `doctor --measure` ends whatever happens; it gives itself less
-PROVE_GRACE_SECONDS = 120  # the same of `doctor --prove`, after its minutes
 
 
 def fail(text, code=MISSING):
@@ -116,6 +115,7 @@ def doctor(arguments):
     parser.add_argument("--prove", action="store_true", help="what a pause frees here, and with each setting that frees more, in jobs whose results are compared")
     parser.add_argument("--gpus", metavar="N", type=int, help="of --measure and --prove: how many GPUs, by default all")
     parser.add_argument("--ranks", metavar="N", type=int, help="of --prove: how many ranks, by default one for each GPU; more share GPUs, with NCCL 2.30 or later")
+    parser.add_argument("--hosts", metavar="FILE", help="of --prove: hosts that take part, by ssh: lines NAME [slots=N] [python=PATH]")
     parser.add_argument("--minutes", metavar="M", type=float, default=_prove.MINUTES, help="of --prove: the most that it takes (%(default)s)")
     options = parser.parse_args(arguments)
     for name in ("gpus", "ranks", "minutes"):
@@ -165,12 +165,27 @@ def cannot_start(command, library, libraries, seconds):
     return 0
 
 
+def hosts_of(options):
+    """Those of --hosts, of torchrun if it started this, or this one: (host, how many ranks)."""
+    torchrun = _prove_host.Torchrun()
+    if options.hosts:
+        return [(_prove_host.Host() if _prove_host.is_here(line.name) else _prove_host.by_ssh(line), line.ranks or options.ranks)
+                for line in _prove_host.read_hosts(options.hosts)]
+    return torchrun.hosts() if torchrun.there else [(_prove_host.Host(), options.ranks)]
+
+
 def prove(library, libraries, options):
-    """`doctor --prove`. Exit code 0 where all that was tried is proved, 3 where something is not, 2 where nothing could be tried."""
-    if missing := cannot_start("doctor --prove", library, libraries, int(60 * options.minutes) + PROVE_GRACE_SECONDS):
+    """`doctor --prove`. Exit code 0 where all that was tried is proved, 3 where something is not, 2 where nothing could be tried. Of torchrun's
+    processes one proves, one on each other host serves it, and the others have nothing to do."""
+    torchrun = _prove_host.Torchrun()
+    if torchrun.there and torchrun.rank != 0:
+        if torchrun.local_rank == 0:
+            torchrun.serve()
+        return 0
+    if missing := cannot_start("doctor --prove", library, libraries, int(60 * options.minutes) + _prove.GRACE_SECONDS):
         return missing
     try:
-        answer = _prove.prove(library, libraries[0][0], options.gpus, options.ranks, options.minutes, lambda text: print("amem: " + text, file=sys.stderr))
+        answer = _prove.prove(hosts_of(options), libraries[0][0], options.gpus, options.minutes, lambda text: print("amem: " + text, file=sys.stderr))
     except _prove.CannotProve as error:
         return fail("doctor --prove: %s" % error)
     except KeyboardInterrupt:

@@ -5,6 +5,7 @@ First NCCL runs without AMem: what fails there is not AMem's. A setting that han
 with its journals as a pack, and the others are tried all the same.
 """
 
+import base64
 import contextlib
 import hashlib
 import json
@@ -12,19 +13,18 @@ import os
 import platform
 import re
 import statistics
-import subprocess
 import time
 from typing import NamedTuple
 
-from . import _doctor, _nvml, _rank, _ranks, _why
+from . import _doctor, _ranks
+from ._prove_host import CannotProve
 
 MINUTES = 10
 CYCLES = 3  # the first is not among the later ones
-RUN_SECONDS, PACK_SECONDS, GONE_SECONDS = 150, 30, 15
-MOST_RANKS = 64
+RUN_SECONDS, GONE_SECONDS = 150, 10
+GRACE_SECONDS = 120  # after the minutes, in which what runs ends
 CLAIM_SHARE, CLAIM_BYTES = 0.9, 32 << 20  # of what AMem says left, the driver must show so much, or miss no more
 OF_A_FOLDER_THAT_GOES = r"; journal \S+; to see why: amem-replay why \S+"  # the pack has it
-LEFT_BYTES = 64 << 20  # more than that, used by nobody after a run, is left behind
 PROVED, WRONG, FAILED, KILLED, HUNG, SKIPPED, STOCK_FAILED = "proved", "wrong", "failed", "killed", "hung", "skipped", "fails without AMem"
 MULTICAST, NETWORK, USER = "multicast (NVLS)", "network buffers", "user buffers"
 
@@ -49,85 +49,78 @@ SETTINGS = (Setting("AMEM_NVLS=release", {"AMEM_NVLS": "release"}, MULTICAST, no
             Setting("AMEM_NETWORK=renew", {"AMEM_NETWORK": "renew"}, NETWORK),
             Setting("AMEM_USER_MEMORY=release", {"AMEM_USER_MEMORY": "release"}, USER),
             Setting("AMEM_SCOPE=all", {"AMEM_SCOPE": "all"}))
+NCCL_SETTINGS = ("NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_MNNVL_ENABLE")
 OWN_VARIABLES = tuple(name for setting in SETTINGS for name in setting.variables)
 
 
-class CannotProve(Exception):
-    pass
+class Site:
+    """A host of the proof with its ranks, from number `first` on."""
+
+    def __init__(self, host, count, gpus):
+        self.host = host
+        self.about = host.describe(min(filter(None, (gpus, count)), default=None))
+        self.gpus, self.first, self.identity = self.about["gpus"], 0, None
+        self.count = count or len(self.gpus)
+
+    @property
+    def shared(self):
+        return self.count > len(self.gpus)
+
+    def device(self, index):
+        return index * len(self.gpus) // self.count if self.shared else index
+
+    def start(self, size, nccl, cycles, hosts, variables):
+        settings = [{"rank": self.first + index, "size": size, "nccl": nccl, "device": self.device(index), "cycles": cycles, "shared": self.shared,
+                     "windows": size > 1 and hosts == 1} for index in range(self.count)]
+        variables = {**variables, **({"NCCL_MULTI_RANK_GPU_ENABLE": "1"} if self.shared else {}), **({"NCCL_HOSTID": self.identity} if self.identity else {})}
+        self.host.start("_prove_rank", settings, variables, None, self.first, cycles == 0)
 
 
-class Machine:
-    """The GPUs that a job sees here, and who else uses them."""
-
-    def __init__(self, most_gpus):
-        try:
-            driver = _rank.Driver(None)
-            self.simulated = driver.simulated
-            self.gpus = [{"name": driver.name(device), "uuid": driver.uuid(device)} for device in range(min(driver.count, most_gpus or driver.count))]
-        except _rank.Failed as error:
-            raise CannotProve("no GPU can be used here: %s" % error) from None
-        if not self.gpus:
-            raise CannotProve("no GPU is visible here; in a container: start it with the GPUs (--gpus all)")
-        try:
-            self._nvml = _nvml.Nvml()
-        except OSError as error:
-            if not self.simulated:
-                raise CannotProve("whether others use the GPUs cannot be seen: %s" % error) from None
-            self._nvml = None
-
-    def driver_version(self):
-        return (self._nvml.driver_version() if self._nvml else "") or "unknown"
-
-    def used(self):
-        """Bytes of each GPU; zeros where nothing says so."""
-        return [self._nvml.use(gpu["uuid"]).used if self._nvml else 0 for gpu in self.gpus]
-
-    def in_use(self):
-        """Who uses which GPU, in words; "": nobody. CannotProve where that cannot be known."""
-        if self._nvml is None:
-            return ""
-        try:
-            uses = [self._nvml.use(gpu["uuid"]).by_others() for gpu in self.gpus]
-        except OSError as error:
-            raise CannotProve("whether others use the GPUs cannot be seen: %s" % error) from None
-        return "; ".join("GPU %d (%s) is in use: %s" % (number, gpu["name"], use) for number, (gpu, use) in enumerate(zip(self.gpus, uses)) if use)
+def sites_of(hosts, gpus):
+    """Of [(Host or Remote, ranks or None)]. A machine that is there several times counts as several hosts, by NCCL's own name for them."""
+    sites = [Site(host, count, gpus) for host, count in hosts]
+    uuids = [gpu["uuid"] for site in sites for gpu in site.gpus]
+    for number, site in enumerate(sites):
+        site.first = sum(one.count for one in sites[:number])
+        if len(set(uuids)) < len(uuids):
+            site.identity = "amem-prove-%d" % number
+    return sites
 
 
 class Prover:
     """The runs of one proof, one after the other."""
 
-    def __init__(self, library, nccl, machine, ranks, packs, deadline):
-        self.library, self.nccl, self.machine, self.packs, self.deadline = library, os.path.abspath(nccl), machine, packs, deadline
-        self.ranks = ranks
-        self.devices = [rank * len(machine.gpus) // ranks for rank in range(ranks)]
+    def __init__(self, sites, nccl, packs, deadline):
+        self.sites, self.nccl, self.packs, self.deadline = sites, os.path.abspath(nccl), packs, deadline
+        self.ranks = sum(site.count for site in sites)
+
+    def in_use(self, patience):
+        return "; ".join(filter(None, (("%s: " % site.about["host"] if len(self.sites) > 1 else "") + use if use else "" for site in self.sites
+                                       for use in [site.host.in_use(patience)])))
 
     def run(self, setting):
-        """What became of it, as a dict; see `schema` in the documentation of --json."""
-        row = {"setting": setting.name, "variables": dict(setting.variables), "outcome": SKIPPED, "why": "", "pack": None}
-        if use := self.machine.in_use():
-            return {**row, "why": use}
+        """What became of it, as a dict; doctor.schema.json says what is in it."""
+        row = {"setting": setting.name, "variables": dict(setting.variables), "outcome": SKIPPED, "why": "", "packs": []}
         if time.monotonic() > self.deadline:
             return {**row, "why": "there was no time for it; give more: --minutes"}
-        stock, shared = setting is STOCK, self.ranks > len(self.machine.gpus)
-        settings = [{"rank": rank, "size": self.ranks, "nccl": self.nccl, "device": self.devices[rank], "cycles": 0 if stock else CYCLES,
-                     "shared": shared, "windows": self.ranks > 1} for rank in range(self.ranks)]
-        variables = {**dict.fromkeys(OWN_VARIABLES), **setting.variables}
-        if shared:
-            variables["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
-        before, began = self.machine.used(), time.monotonic()
-        job = _ranks.Job("_prove_rank", settings, variables, None if stock else self.library)
-        left = []
+        if use := self.in_use(GONE_SECONDS):
+            return {**row, "why": use}
+        began, stock = time.monotonic(), setting is STOCK
+        variables, cycles = {**dict.fromkeys(OWN_VARIABLES), **setting.variables}, 0 if stock else CYCLES
+        remains = []
         try:
-            results = _ranks.results(job.members, min(self.deadline, began + RUN_SECONDS))
+            for site in self.sites:
+                site.start(self.ranks, self.nccl, cycles, len(self.sites), variables)
+            results = _ranks.results([member for site in self.sites for member in site.host.members], min(self.deadline, began + RUN_SECONDS))
             if failed := _ranks.first_failure(results):
-                row.update(self._failure(failed), pack=None if stock else self._pack(job, setting))
+                row.update(self._failure(failed), packs=[] if stock else self._packs(setting))
             else:
-                row.update(self._figures(results), outcome=PROVED)
+                row.update(self._figures(results, [number for number, site in enumerate(self.sites) for _ in range(site.count)]), outcome=PROVED)
         finally:
-            left = job.end()
+            remains = [site.host.end() for site in self.sites]
         row["seconds"] = time.monotonic() - began
-        if remains := self._left_behind(left, before):
-            row.update(outcome=FAILED, why="; ".join(filter(None, (row["why"], remains))))
+        if any(remains):
+            row.update(outcome=FAILED, why="; ".join(filter(None, (row["why"], *remains))))
         if row["outcome"] == PROVED and not stock and (claim := self._claims_too_much(row)):
             row.update(outcome=WRONG, why=claim)
         return row
@@ -137,33 +130,23 @@ class Prover:
         outcome = HUNG if "unfinished" in failed else KILLED if failed.get("signal") else WRONG if failed.get("wrong") else FAILED
         return {"outcome": outcome, "why": re.sub(OF_A_FOLDER_THAT_GOES, "", failed["failure"]).replace("\n", " ")}
 
-    def _pack(self, job, setting):
-        """The path of a pack of the job's journals, made while its processes live; None where it cannot be had."""
-        replay = _why.find(self.library)
-        if replay is None or not os.path.isdir(job.journals):
-            return None
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            os.makedirs(self.packs, mode=0o700, exist_ok=True)
-            path = os.path.join(self.packs, "%s-%d.amem" % (setting.name.replace("=", "-"), time.time()))
-            subprocess.run([replay, "pack", "-o", path, job.journals], env=_why.environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=PACK_SECONDS, check=False)
-            return path if os.path.exists(path) else None
-        return None
-
-    def _left_behind(self, processes, before):
-        """What is there of a run that has ended, in words; "": nothing."""
-        if processes:
-            return "processes that cannot be ended: %s" % ", ".join(map(str, processes))
-        end = time.monotonic() + GONE_SECONDS
-        while True:
-            left = [now - then for now, then in zip(self.machine.used(), before)]
-            if max(left) < LEFT_BYTES:
-                return ""
-            if time.monotonic() > end:
-                return "GPU %d has %d MiB more in use than before" % (left.index(max(left)), max(left) >> 20)
-            time.sleep(0.2)
+    def _packs(self, setting):
+        """The paths of the packs of the hosts' journals."""
+        paths = []
+        for number, site in enumerate(self.sites):
+            packed = site.host.pack()
+            if packed is None:
+                continue
+            path = os.path.join(self.packs, "%s-%d%s.amem" % (setting.name.replace("=", "-"), time.time(), "-%d" % number if len(self.sites) > 1 else ""))
+            with contextlib.suppress(OSError):
+                os.makedirs(self.packs, mode=0o700, exist_ok=True)
+                with open(path, "wb") as file:
+                    file.write(base64.b64decode(packed))
+                paths.append(path)
+        return paths
 
     @staticmethod
-    def _figures(results):
+    def _figures(results, hosts):
         """Of the slowest rank, and of the rank that holds most."""
         row = {"simulated": results[0]["simulated"], "stand_in_card": results[0]["stand_in_card"], "nccl": version_text(results[0]["version"]),
                "amem": results[0].get("amem"), "window": results[0]["window"], "graph": results[0]["graph"], "notes": sorted({note for result in results for note in result["notes"]}),
@@ -174,19 +157,22 @@ class Prover:
             if each:
                 row["first_" + key], row[key] = each[0], statistics.median(each[1:] or each)
         if "kinds" in results[0]:
-            row["ranks"] = [{key: result[key] for key in ("rank", "device", "kinds", "cards", "used_bytes", "paused_bytes")} for result in results]
+            row["ranks"] = [{"host": number, **{key: result[key] for key in ("rank", "gpu", "kinds", "cards", "used_bytes", "paused_bytes")}} for number, result in zip(hosts, results)]
             row["kinds"] = max((result["kinds"] for result in results), key=lambda kinds: sum(kind["bytes"] for kind in kinds))
         return row
 
     @staticmethod
     def _claims_too_much(row):
         """Of each GPU: what AMem says left it in the first pause, against what the driver shows."""
-        for device in {rank["device"] for rank in row["ranks"]}:
-            here = [rank for rank in row["ranks"] if rank["device"] == device]
+        def place(rank):  # hosts that are one machine have the same GPUs, but on the simulator
+            return rank["gpu"], rank["host"] if row["simulated"] else None
+
+        for gpu in {place(rank) for rank in row["ranks"]}:
+            here = [rank for rank in row["ranks"] if place(rank) == gpu]
             said = sum(leaves(kind) for rank in here for kind in rank["kinds"])
             shown = max(rank["used_bytes"] - rank["paused_bytes"] for rank in here)
             if shown < CLAIM_SHARE * said - CLAIM_BYTES:
-                return "AMem says that %d MiB left GPU %d, and the driver shows %d MiB" % (said >> 20, device, shown >> 20)
+                return "AMem says that %d MiB left the GPU %s, and the driver shows %d MiB" % (said >> 20, gpu[0], shown >> 20)
         return ""
 
 
@@ -208,33 +194,38 @@ def state_folder():
     return os.path.join(home, "amem", "proofs")
 
 
-def prove(library, nccl, gpus=None, ranks=None, minutes=MINUTES, said=lambda text: None):
+def prove(hosts, nccl, gpus=None, minutes=MINUTES, said=lambda text: None):
     """The proof as a dict; see table(). CannotProve where nothing can be proved, in words.
 
-    library, nccl: paths.  gpus: how many; default all that are visible.  ranks: default one for each GPU.  said: hears what begins.
+    hosts: [(Host or Remote, ranks or None for one on each GPU)].  nccl: a path, the same on all.  gpus: of each host, how many; default all
+    that are visible.  said: hears what begins.
     """
-    machine = Machine(gpus)
-    if use := machine.in_use():
+    sites = sites_of(hosts, gpus)
+    prover = Prover(sites, nccl, state_folder(), time.monotonic() + 60 * minutes)
+    for site in sites:
+        site.host.live(int(60 * minutes) + GRACE_SECONDS)
+    if use := prover.in_use(0):
         raise CannotProve("%s. It would disturb them, and they it. End them, or choose other GPUs: CUDA_VISIBLE_DEVICES, --gpus" % use)
-    ranks = ranks or len(machine.gpus)
     value = _doctor.nccl_setting_reader(_doctor.Machine())
-    prover = Prover(library, nccl, machine, ranks, state_folder(), time.monotonic() + 60 * minutes)
     rows = []
     for setting in (STOCK, DEFAULT, *SETTINGS):
-        why = setting.forbidden(value) if setting.forbidden else ""
-        default = rows[1] if len(rows) > 1 else None
-        if not why and default is not None and default["outcome"] != PROVED:
-            why = "the default was not proved"
-        if not why and setting.needs and not of_kind(default, setting.needs):
-            why = "this job has no %s here" % setting.needs
-        if why:
-            rows.append({"setting": setting.name, "variables": dict(setting.variables), "outcome": SKIPPED, "why": why, "pack": None})
+        if why := untried_because(setting, rows[1] if len(rows) > 1 else None, value):
+            rows.append({"setting": setting.name, "variables": dict(setting.variables), "outcome": SKIPPED, "why": why, "packs": []})
             continue
         said("%s ..." % setting.name)
         rows.append(prover.run(setting))
         if setting is STOCK and rows[0]["outcome"] != PROVED:
             raise CannotProve("NCCL without AMem does not run here: %s" % rows[0]["why"])
-    return answer_of(machine, rows, prover, library, nccl, value)
+    return answer_of(sites, rows, nccl, value)
+
+
+def untried_because(setting, default, value):
+    """"": it is to be tried. default: the row of the defaults, once they were tried."""
+    if why := setting.forbidden(value) if setting.forbidden else "":
+        return why
+    if default is not None and default["outcome"] != PROVED:
+        return "the default was not proved"
+    return "this job has no %s here" % setting.needs if setting.needs and not of_kind(default, setting.needs) else ""
 
 
 def keep(answer):
@@ -250,11 +241,13 @@ def keep(answer):
     return path
 
 
-def answer_of(machine, rows, prover, library, nccl, value):
-    answer = {"schema": 1, "host": platform.node(), "kernel": platform.release(), "driver": machine.driver_version(), "gpus": machine.gpus,
-              "ranks": prover.ranks, "hosts": 1, "simulated": machine.simulated, "stand_in_card": bool(rows[0].get("stand_in_card")),
-              "nccl": {"version": rows[0].get("nccl", "unknown"), "library": os.path.abspath(nccl)}, "amem": next((row["amem"] for row in rows if row.get("amem")), "unknown"),
-              "nccl_settings": {name: value(name) for name in ("NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE") if value(name)},
+def answer_of(sites, rows, nccl, value):
+    answer = {"schema": 1, "hosts": [{**site.about, "ranks": site.count} for site in sites], "kernel": platform.release(), "driver": sites[0].about["driver"],
+              "gpus": [gpu for site in sites for gpu in site.gpus], "ranks": sum(site.count for site in sites), "simulated": any(site.about["simulated"] for site in sites),
+              "stand_in_card": bool(rows[0].get("stand_in_card")), "one_machine_as_several_hosts": any(site.identity for site in sites),
+              "nccl": {"version": rows[0].get("nccl", "unknown"), "library": os.path.abspath(nccl)},
+              "amem": next((row["amem"] for row in rows if row.get("amem")), "unknown"),
+              "nccl_settings": {name: value(name) for name in NCCL_SETTINGS if value(name)},
               "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "settings": rows}
     answer["key"] = key_of(answer)
     answer["line"] = line(answer)
@@ -263,7 +256,7 @@ def answer_of(machine, rows, prover, library, nccl, value):
 
 def key_of(answer):
     """Of what a proof holds for: these GPUs, this driver, this NCCL and this AMem."""
-    text = json.dumps([sorted(gpu["uuid"] for gpu in answer["gpus"]), answer["driver"], answer["nccl"]["version"], answer["amem"], answer["nccl_settings"]])
+    text = json.dumps([sorted(gpu["uuid"] for gpu in answer["gpus"]), len(answer["hosts"]), answer["driver"], answer["nccl"]["version"], answer["amem"], answer["nccl_settings"]])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -293,17 +286,17 @@ def line(answer):
         if row["outcome"] == PROVED:
             text += " %d of %s, %.0f/%.0f ms" % (_sum(row, leaves) >> 20, megabytes(_sum(row, lambda kind: kind["bytes"])), 1e3 * row["pause_seconds"], 1e3 * row["resume_seconds"])
         parts.append(text)
-    return "amem-proof 1%s: %s, driver %s, NCCL %s, AMem %s, %d ranks: %s; %s" % (
+    return "amem-proof 1%s: %s, driver %s, NCCL %s, AMem %s, %d ranks, %d hosts: %s; %s" % (
         " SIMULATED" if answer["simulated"] else " simulated card" if answer["stand_in_card"] else "",
         ", ".join("%d x %s" % (count, name) for name, count in names.items()), answer["driver"], answer["nccl"]["version"], answer["amem"],
-        answer["ranks"], "; ".join(parts), answer["key"])
+        answer["ranks"], len(answer["hosts"]), "; ".join(parts), answer["key"])
 
 
 def _of_setting(row):
     """The lines of one setting."""
     yield "%s: %s%s" % (row["setting"], row["outcome"], " (%s)" % row["why"] if row["why"] else "")
-    if row["pack"]:
-        yield "  journals: %s (`amem why` reads it)" % row["pack"]
+    if row["packs"]:
+        yield "  to see why: amem why %s" % " ".join(row["packs"])
     if "kinds" not in row or row["outcome"] != PROVED:
         return
     yield "  %-32s%10s%10s%10s  %s" % ("GPU memory of a rank, MiB", "held", "leaves", "stays", "why it stays")
@@ -318,9 +311,10 @@ def _of_setting(row):
 def table(answer):
     """The answer for people."""
     kind = "SIMULATED: " if answer["simulated"] else "over a SIMULATED network card: " if answer["stand_in_card"] else ""
-    lines = ["%sNCCL %s, %d rank%s on %d GPU%s (%s), driver %s, AMem %s" % (
+    hosts = " of %d hosts%s" % (len(answer["hosts"]), ", which are one machine" * answer["one_machine_as_several_hosts"]) if len(answer["hosts"]) > 1 else ""
+    lines = ["%sNCCL %s, %d rank%s on %d GPU%s (%s)%s, driver %s, AMem %s" % (
         kind, answer["nccl"]["version"], answer["ranks"], "s" * (answer["ranks"] > 1), len(answer["gpus"]), "s" * (len(answer["gpus"]) > 1),
-        answer["gpus"][0]["name"], answer["driver"], answer["amem"])]
+        answer["gpus"][0]["name"], hosts, answer["driver"], answer["amem"])]
     for row in answer["settings"]:
         lines += _of_setting(row)
     if answer["ranks"] == 1:

@@ -70,8 +70,9 @@ class Proof(_rank.Job):
             self.groups.append(Communicator(self.make_communicator(), everyone, self.rank))
         if self.size >= 4 and hasattr(self.nccl, "ncclCommSplit"):
             half = ctypes.c_void_p()
-            self.check("ncclCommSplit", self.communicators[0], self.rank % 2, self.rank, ctypes.byref(half), None)
-            self.groups.append(Communicator(half, everyone[self.rank % 2::2], self.rank))
+            color = 2 * self.rank // self.size
+            self.check("ncclCommSplit", self.communicators[0], color, self.rank, ctypes.byref(half), None)
+            self.groups.append(Communicator(half, [rank for rank in everyone if 2 * rank // self.size == color], self.rank))
 
     def make_user_buffers(self):
         """Memory of ncclMemAlloc: a message's source, and one that only holds contents; the first as a symmetric window, too, where NCCL has them."""
@@ -234,7 +235,7 @@ def prove(pipe, rank, size, nccl, device, cycles, shared, windows):
     proof = Proof(rank, size, pipe, nccl, device)
     if shared and proof.version() < _rank.WITH_SHARED_GPUS:
         raise _rank.Failed("several ranks on a GPU need NCCL 2.30 or later")
-    result = {"rank": rank, "device": device, "simulated": proof.driver.simulated, "version": proof.version(),
+    result = {"rank": rank, "gpu": proof.driver.uuid(device), "simulated": proof.driver.simulated, "version": proof.version(),
               "start_seconds": proof.timed(proof.make_groups), "pause_seconds": [], "resume_seconds": [], "collectives_seconds": []}
     proof.make_user_buffers()
     proof.barrier()

@@ -16,7 +16,7 @@ from unittest import mock
 
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../ncclpatch/python"))
 sys.path.insert(0, PACKAGE)
-from amem import _command, _library, _nvml, _prove  # noqa: E402
+from amem import _command, _nvml, _prove, _prove_host  # noqa: E402
 
 PLACE = tempfile.mkdtemp(prefix="amem-pt-", dir="/tmp")
 atexit.register(shutil.rmtree, PLACE, True)
@@ -36,10 +36,10 @@ def in_place():
     return found
 
 
-def proof(settings=None, **options):
+def proof(settings=None, ranks=None, gpus=2, hosts=None):
     """What prove() answers with these settings in place of all."""
     with mock.patch.object(_prove, "CYCLES", 2), mock.patch.object(_prove, "SETTINGS", _prove.SETTINGS if settings is None else settings):
-        return _prove.prove(_library.find(), NCCL, **{"gpus": 2, **options})
+        return _prove.prove(hosts or [(_prove_host.Host(), ranks)], NCCL, gpus)
 
 
 def planted(**variables):
@@ -103,6 +103,116 @@ class Proved(Case):
             proof([], ranks=4)
 
 
+SSH = """#!/bin/sh
+for command; do :; done
+echo "Welcome to this host"
+exec sh -c "exec $command"
+"""
+
+
+@unittest.skipUnless(os.path.exists(CARD + "/libibverbs.so.1"), "the stand-in card is not built")
+class Hosts(Case):
+    """Several hosts that are this machine: an agent by ssh, which is a script here, and by torchrun, whose store is a folder here."""
+
+    def setUp(self):
+        patch = mock.patch.dict(os.environ, {"STAND_IN_NET": "ib", "STAND_IN_RANKS_PER_HOST": "1", "LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"] + ":" + CARD})
+        patch.start()
+        self.addCleanup(patch.stop)
+        self.folder = tempfile.mkdtemp(dir=PLACE)
+        with open(self.folder + "/ssh", "w", encoding="utf-8") as file:
+            file.write(SSH)
+        os.chmod(self.folder + "/ssh", 0o700)
+        with open(self.folder + "/hosts", "w", encoding="utf-8") as file:
+            file.write("# two\nlocalhost slots=1\nother slots=1 python=%s\n" % sys.executable)
+
+    def run_command(self, *more, **variables):
+        environment = {**os.environ, "PYTHONPATH": PACKAGE, "PATH": self.folder + ":" + os.environ["PATH"], **variables}
+        done = subprocess.run([sys.executable, "-m", "amem", "doctor", "--prove", "--json", "--nccl", NCCL, *more], env=environment, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    def test_by_ssh(self):
+        code, out, err = self.run_command("--hosts", self.folder + "/hosts")
+        self.assertEqual(code, 0, out + err)
+        answer = json.loads(out)
+        self.assertEqual((answer["ranks"], len(answer["hosts"]), answer["one_machine_as_several_hosts"]), (2, 2, True))
+        self.assertEqual([rank["host"] for rank in row_of(answer, "default")["ranks"]], [0, 1])
+        self.assertEqual(row_of(answer, "AMEM_SCOPE=all")["outcome"], "proved")
+
+    def test_a_failure_on_another_host_has_its_pack(self):
+        hosts = [(_prove_host.Host(), 1), (self.agent(), 1)]
+        answer = proof((planted(STAND_IN_AT="Unmap,1,KILL"),), hosts=hosts)
+        row = row_of(answer, "AMEM_USER_MEMORY=release")
+        self.assertEqual(row["outcome"], "killed", row["why"])
+        self.assertEqual(len(row["packs"]), 2)
+        hosts[1][0].close()
+        self.agent_ended()
+
+    def test_an_agent_that_dies_is_a_failure_and_leaves_nothing(self):
+        agent = self.agent()
+        with mock.patch.object(agent, "answer", lambda _values: self.process.terminate()), self.assertRaisesRegex(_prove.CannotProve, "other.*connection|connection.*other"):
+            proof(hosts=[(_prove_host.Host(), 1), (agent, 1)])
+        agent.close()
+        self.assertEqual(self.process.wait(timeout=10), 128 + signal.SIGTERM)
+
+    def agent(self):
+        with mock.patch.dict(os.environ, {"PATH": self.folder + ":" + os.environ["PATH"]}):
+            started = subprocess.Popen
+            with mock.patch.object(subprocess, "Popen", side_effect=lambda *a, **k: setattr(self, "process", started(*a, **k)) or self.process):
+                return _prove_host.by_ssh(_prove_host.Line("other", 1, sys.executable))
+
+    def agent_ended(self):
+        self.assertEqual(self.process.wait(timeout=10), 0)
+
+    def test_files_of_hosts(self):
+        self.assertEqual([line[:2] for line in _prove_host.read_hosts(self.folder + "/hosts")], [("localhost", 1), ("other", 1)])
+        for text in ("a slots=0", "a slots=x", "a cpus=1", "-oProxyCommand=x", ""):
+            with open(self.folder + "/wrong", "w", encoding="utf-8") as file:
+                file.write(text)
+            with self.assertRaises(_prove.CannotProve, msg=text):
+                _prove_host.read_hosts(self.folder + "/wrong")
+
+    def test_a_host_that_is_not_there_is_said(self):
+        with open(self.folder + "/ssh", "w", encoding="utf-8") as file:
+            file.write("#!/bin/sh\necho no route >&2\nexit 255\n")
+        code, out, err = self.run_command("--hosts", self.folder + "/hosts")
+        self.assertEqual((code, out), (2, ""))
+        self.assertIn("other: no agent could be started there", err)
+
+    def test_by_torchrun(self):
+        os.makedirs(self.folder + "/torch/distributed")
+        with open(self.folder + "/torch/__init__.py", "w", encoding="utf-8"), open(self.folder + "/torch/distributed/__init__.py", "w", encoding="utf-8") as file:
+            file.write(STORE)
+        started = []
+        for rank in range(4):  # two groups of two
+            variables = {"RANK": rank, "LOCAL_RANK": rank % 2, "LOCAL_WORLD_SIZE": 2, "WORLD_SIZE": 4, "GROUP_RANK": rank // 2, "GROUP_WORLD_SIZE": 2, "STAND_IN_RANKS_PER_HOST": 2,
+                         "MASTER_ADDR": "localhost", "MASTER_PORT": 1, "STORE": self.folder}
+            environment = {**os.environ, "PYTHONPATH": PACKAGE + ":" + self.folder, **{name: str(value) for name, value in variables.items()}}
+            started.append(subprocess.Popen([sys.executable, "-m", "amem", "doctor", "--prove", "--json", "--nccl", NCCL], env=environment, stdout=subprocess.PIPE,
+                                            stderr=subprocess.PIPE, text=True))
+        said = [process.communicate(timeout=100) for process in started]
+        self.assertEqual([process.returncode for process in started], [0, 0, 0, 0], said)
+        answer = json.loads(said[0][0])
+        self.assertEqual([host["ranks"] for host in answer["hosts"]], [2, 2])
+        self.assertEqual([out for out, _ in said[1:]], ["", "", ""])
+
+
+STORE = """
+import os, time
+class TCPStore:
+    def __init__(self, *_, **__):
+        self.folder = os.environ["STORE"]
+    def set(self, key, value):
+        with open(self.folder + "/new", "w") as file:
+            file.write(value)
+        os.rename(self.folder + "/new", self.folder + "/" + key)
+    def get(self, key):
+        while not os.path.exists(self.folder + "/" + key):
+            time.sleep(0.05)
+        with open(self.folder + "/" + key, "rb") as file:
+            return file.read()
+"""
+
+
 class Planted(Case):
     def failed(self, outcome, words, **variables):
         """A setting fails so, is said with its pack, and the next one is tried all the same."""
@@ -114,9 +224,9 @@ class Planted(Case):
         self.assertEqual(row_of(answer, "AMEM_SCOPE=all")["outcome"], "proved")
         self.assertEqual(_prove.failures(answer), [row])
         self.assertIn("Not proved: AMEM_USER_MEMORY=release", _prove.table(answer))
-        said = subprocess.run([os.environ["AMEM_REPLAY"], "ls", row["pack"]], capture_output=True, text=True, check=False)
+        said = subprocess.run([os.environ["AMEM_REPLAY"], "ls", *row["packs"]], capture_output=True, text=True, check=False)
         self.assertIn("rank", said.stdout.lower(), said.stderr)
-        os.unlink(row["pack"])
+        os.unlink(row["packs"][0])
 
     def test_one_that_hangs(self):
         self.failed("hung", "did not end in its time", STAND_IN_FAULT="hang-unmap")

@@ -107,7 +107,6 @@ class Prover:
             return {**row, "why": use}
         began, stock = time.monotonic(), setting is STOCK
         variables, cycles = {**dict.fromkeys(OWN_VARIABLES), **setting.variables}, 0 if stock else CYCLES
-        remains = []
         try:
             for site in self.sites:
                 site.start(self.ranks, self.nccl, cycles, len(self.sites), variables)
@@ -118,6 +117,8 @@ class Prover:
                 row.update(self._figures(results, [number for number, site in enumerate(self.sites) for _ in range(site.count)]), outcome=PROVED)
         finally:
             remains = [site.host.end() for site in self.sites]
+        if not any(remains):
+            remains = [site.host.left_behind() for site in self.sites]
         row["seconds"] = time.monotonic() - began
         if any(remains):
             row.update(outcome=FAILED, why="; ".join(filter(None, (row["why"], *remains))))

@@ -26,7 +26,7 @@ LEFT_BYTES = 64 << 20  # more than that, used by nobody after a run, is left beh
 HELLO = b"amem-prove-host 1\n"  # before it a login shell may write what it likes
 MOST_WORDS_OF_A_SHELL = 1 << 16
 ANSWER_SECONDS, CONNECT_SECONDS = 120, 60
-METHODS = ("describe", "in_use", "start", "pack", "end", "live")
+METHODS = ("describe", "in_use", "start", "pack", "end", "left_behind", "live")
 
 
 class CannotProve(Exception):
@@ -59,17 +59,15 @@ class Host:
         return {"host": platform.node(), "gpus": self.gpus, "driver": version or "unknown", "simulated": driver.simulated}
 
     def in_use(self, patience):
-        """Who uses which GPU, in words; "": nobody, or nobody any more after `patience` seconds. CannotProve where that cannot be known."""
-        if self._nvml is None:
-            return ""
+        """Who uses which GPU, in words; "": nobody, or nobody any more after `patience` seconds. CannotProve where that cannot be known. What
+        is in use then is what left_behind() compares with."""
         end = time.monotonic() + patience
         while True:
-            try:
-                uses = [self._nvml.use(gpu["uuid"]).by_others() for gpu in self.gpus]
-            except OSError as error:
-                raise CannotProve("whether others use the GPUs cannot be seen: %s" % error) from None
-            said = "; ".join("GPU %d (%s) is in use: %s" % (number, gpu["name"], use) for number, (gpu, use) in enumerate(zip(self.gpus, uses)) if use)
+            uses = self._uses()
+            said = "; ".join("GPU %d (%s) is in use: %s" % (number, gpu["name"], others) for number, (gpu, use) in enumerate(zip(self.gpus, uses))
+                             for others in [use.by_others()] if others)
             if not said or time.monotonic() >= end:
+                self._before = uses
                 return said
             time.sleep(0.2)
 
@@ -80,7 +78,6 @@ class Host:
             raise CannotProve("%s was not found" % _library.NAME)
         if not os.path.exists(settings[0]["nccl"]):
             raise CannotProve("%s is not there" % settings[0]["nccl"])
-        self._before = self._used()
         self._job = _ranks.Job(module, settings, variables, None if stock else library, own, first)
 
     @property
@@ -101,14 +98,16 @@ class Host:
         return None
 
     def end(self):
-        """Ends the run's processes. What is left behind, in words; "": nothing."""
+        """Ends the run's processes. Those that cannot be ended, in words; "": none."""
         job, self._job = self._job, None
         left = job.end() if job else []
-        if left:
-            return "processes that cannot be ended: %s" % ", ".join(map(str, left))
+        return "processes that cannot be ended: %s" % ", ".join(map(str, left)) if left else ""
+
+    def left_behind(self):
+        """What GPUs have more in use than before the run, in words; "": nothing that counts."""
         end = time.monotonic() + GONE_SECONDS
         while True:
-            more = [now - then for now, then in zip(self._used(), self._before)]
+            more = [now.used - then.used for now, then in zip(self._uses(), self._before)]
             if max(more, default=0) < LEFT_BYTES:
                 return ""
             if time.monotonic() > end:
@@ -122,9 +121,12 @@ class Host:
         if self._job:
             self.end()
 
-    def _used(self):
-        """Bytes of each GPU; zeros where nothing says so."""
-        return [self._nvml.use(gpu["uuid"]).used if self._nvml else 0 for gpu in self.gpus]
+    def _uses(self):
+        """Of each GPU; on the simulator nothing, where nobody says it."""
+        try:
+            return [self._nvml.use(gpu["uuid"]) if self._nvml else _nvml.Use([], 0, 0) for gpu in self.gpus]
+        except OSError as error:
+            raise CannotProve("whether others use the GPUs cannot be seen: %s" % error) from None
 
 
 # ---- hosts that are reached by a connection

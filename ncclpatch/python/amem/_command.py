@@ -3,6 +3,7 @@
     amem run [--] COMMAND [ARGUMENT...]   starts any command, a launcher such as torchrun too, with AMem in it and its children
     amem run --scope shared -- COMMAND    so that all that other libraries share between processes is seen, too (AMEM_SCOPE)
     amem run --scope all -- COMMAND       so that all memory of the program can be paused, under the tag "program"
+    amem run --proved -- COMMAND          with the settings that free more of NCCL's memory and that `amem doctor --prove` proved here
     amem doctor [--json] [--nccl PATH]    looks at this machine, its settings and its NCCL; exit code 3 if AMem cannot work
     amem doctor --measure [--gpus N]      what NCCL_CUMEM_ENABLE=0 and 1 hold and cost here, by a small job with each; some minutes at most
     amem doctor --prove [--gpus N]        what a pause frees here, kind by kind, and with each setting that frees more; all results compared
@@ -22,7 +23,7 @@ import re
 import signal
 import sys
 
-from . import _calls, _doctor, _library, _measure, _prove, _prove_host, _why
+from . import _calls, _doctor, _library, _measure, _proofs, _prove, _prove_host, _why
 
 USAGE, MISSING, FOUND = 1, 2, 3
 HELP = ("help", "--help", "-h")
@@ -52,11 +53,30 @@ def problem_of(library):
     return next((one for one in findings if one.level == "problem"), None)
 
 
+def proved():
+    """The variables that proofs of this machine speak for, which are said."""
+    try:
+        about = _prove_host.Host().describe(None)
+    except _prove_host.CannotProve as error:
+        fail("run --proved: %s; nothing experimental is set" % error)
+        return {}
+    version = next((".".join(map(str, version)) for _, version in nccl_libraries() if version), "unknown")
+    here = _proofs.Here([gpu["uuid"] for gpu in about["gpus"]], about["driver"], version, _calls.package_version(),
+                        _prove.nccl_settings(_doctor.nccl_setting_reader(_doctor.Machine())))
+    variables, lines = _proofs.chosen(here, os.environ)
+    for line in lines:
+        fail("run --proved: " + line)
+    return variables
+
+
 def run(arguments):
-    scope = {}
-    if arguments[:1] == ["--scope"]:
-        scope, arguments = {"AMEM_SCOPE": "".join(arguments[1:2])}, arguments[2:]
-        if scope["AMEM_SCOPE"] not in _doctor.SCOPES:
+    own, by_proof = {}, False
+    while arguments[:1] in (["--scope"], ["--proved"]):
+        if arguments[0] == "--proved":
+            by_proof, arguments = True, arguments[1:]
+            continue
+        own, arguments = {"AMEM_SCOPE": "".join(arguments[1:2])}, arguments[2:]
+        if own["AMEM_SCOPE"] not in _doctor.SCOPES:
             return fail("run: --scope is one of %s" % ", ".join(_doctor.SCOPES), USAGE)
     if arguments[:1] == ["--"]:
         arguments = arguments[1:]
@@ -72,7 +92,7 @@ def run(arguments):
         if found := problem_of(library):
             return fail("run: %s; nothing was started. %s" % (found.text, found.remedy))
         try:
-            environment = {**_library.environment_with(library, os.environ), **scope}
+            environment = {**_library.environment_with(library, os.environ), **(proved() if by_proof else {}), **own}
         except OSError as error:
             return fail("run: %s cannot be preloaded: %s; nothing was started" % (library, error))
     try:
@@ -190,8 +210,6 @@ def prove(library, libraries, options):
         return fail("doctor --prove: %s" % error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    if _prove.keep(answer) is None:
-        fail("doctor --prove: the proof could not be kept in %s; `amem run --proved` will not find it" % _prove.state_folder())
     print(json.dumps(answer, indent=1) if options.json else _prove.table(answer))
     return FOUND if _prove.failures(answer) else 0
 

@@ -7,8 +7,6 @@ with its journals as a pack, and the others are tried all the same.
 
 import base64
 import contextlib
-import hashlib
-import json
 import os
 import platform
 import re
@@ -16,7 +14,7 @@ import statistics
 import time
 from typing import NamedTuple
 
-from . import _doctor, _ranks
+from . import _doctor, _proofs, _ranks
 from ._prove_host import CannotProve
 
 MINUTES = 10
@@ -99,7 +97,7 @@ class Prover:
                                        for use in [site.host.in_use(patience)])))
 
     def run(self, setting):
-        """What became of it, as a dict; doctor.schema.json says what is in it."""
+        """What became of it, as a dict; proof.schema.json says what is in it."""
         row = {"setting": setting.name, "variables": dict(setting.variables), "outcome": SKIPPED, "why": "", "packs": []}
         if time.monotonic() > self.deadline:
             return {**row, "why": "there was no time for it; give more: --minutes"}
@@ -189,12 +187,6 @@ def of_kind(row, name):
     return next((kind["bytes"] for kind in row.get("kinds", ()) if kind["kind"] == name), 0)
 
 
-def state_folder():
-    """Where proofs and their packs are kept, for this user."""
-    home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return os.path.join(home, "amem", "proofs")
-
-
 def prove(hosts, nccl, gpus=None, minutes=MINUTES, said=lambda text: None):
     """The proof as a dict; see table(). CannotProve where nothing can be proved, in words.
 
@@ -202,7 +194,7 @@ def prove(hosts, nccl, gpus=None, minutes=MINUTES, said=lambda text: None):
     that are visible.  said: hears what begins.
     """
     sites = sites_of(hosts, gpus)
-    prover = Prover(sites, nccl, state_folder(), time.monotonic() + 60 * minutes)
+    prover = Prover(sites, nccl, _proofs.folder(), time.monotonic() + 60 * minutes)
     for site in sites:
         site.host.live(int(60 * minutes) + GRACE_SECONDS)
     if use := prover.in_use(0):
@@ -217,7 +209,16 @@ def prove(hosts, nccl, gpus=None, minutes=MINUTES, said=lambda text: None):
         rows.append(prover.run(setting))
         if setting is STOCK and rows[0]["outcome"] != PROVED:
             raise CannotProve("NCCL without AMem does not run here: %s" % rows[0]["why"])
-    return answer_of(sites, rows, nccl, value)
+    answer = answer_of(sites, rows, nccl, value)
+    for site in sites:
+        if why := site.host.keep(answer):
+            said("the proof cannot be kept on %s, so that `amem run --proved` will not find it: %s" % (site.about["host"], why))
+    return answer
+
+
+def nccl_settings(value):
+    """Those that decide what NCCL allocates; value(name): one of them."""
+    return {name: value(name) for name in NCCL_SETTINGS if value(name)}
 
 
 def untried_because(setting, default, value):
@@ -229,36 +230,17 @@ def untried_because(setting, default, value):
     return "this job has no %s here" % setting.needs if setting.needs and not of_kind(default, setting.needs) else ""
 
 
-def keep(answer):
-    """Writes the proof where run_with() finds it, in place of an earlier one. The path; None where it cannot be written."""
-    path = os.path.join(state_folder(), answer["key"] + ".json")
-    try:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with open(path + ".new", "w", encoding="utf-8") as file:
-            json.dump(answer, file, indent=1)
-        os.replace(path + ".new", path)
-    except OSError:
-        return None
-    return path
-
-
 def answer_of(sites, rows, nccl, value):
-    answer = {"schema": 1, "hosts": [{**site.about, "ranks": site.count} for site in sites], "kernel": platform.release(), "driver": sites[0].about["driver"],
+    answer = {"schema": _proofs.SCHEMA, "version": _proofs.VERSION, "hosts": [{**site.about, "ranks": site.count} for site in sites], "kernel": platform.release(), "driver": sites[0].about["driver"],
               "gpus": [gpu for site in sites for gpu in site.gpus], "ranks": sum(site.count for site in sites), "simulated": any(site.about["simulated"] for site in sites),
               "stand_in_card": bool(rows[0].get("stand_in_card")), "one_machine_as_several_hosts": any(site.identity for site in sites),
               "nccl": {"version": rows[0].get("nccl", "unknown"), "library": os.path.abspath(nccl)},
               "amem": next((row["amem"] for row in rows if row.get("amem")), "unknown"),
-              "nccl_settings": {name: value(name) for name in NCCL_SETTINGS if value(name)},
+              "nccl_settings": nccl_settings(value),
               "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "settings": rows}
-    answer["key"] = key_of(answer)
+    answer["key"] = _proofs.key_of(answer)
     answer["line"] = line(answer)
     return answer
-
-
-def key_of(answer):
-    """Of what a proof holds for: these GPUs, this driver, this NCCL and this AMem."""
-    text = json.dumps([sorted(gpu["uuid"] for gpu in answer["gpus"]), len(answer["hosts"]), answer["driver"], answer["nccl"]["version"], answer["amem"], answer["nccl_settings"]])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def failures(answer):

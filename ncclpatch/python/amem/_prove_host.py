@@ -19,14 +19,14 @@ import time
 from multiprocessing import connection
 from typing import NamedTuple, Optional
 
-from . import _library, _nvml, _rank, _ranks, _why
+from . import _library, _nvml, _proofs, _rank, _ranks, _why
 
 PACK_SECONDS, GONE_SECONDS = 30, 15
 LEFT_BYTES = 64 << 20  # more than that, used by nobody after a run, is left behind
 HELLO = b"amem-prove-host 1\n"  # before it a login shell may write what it likes
 MOST_WORDS_OF_A_SHELL = 1 << 16
 ANSWER_SECONDS, CONNECT_SECONDS = 120, 60
-METHODS = ("describe", "in_use", "start", "pack", "end", "left_behind", "live")
+METHODS = ("describe", "in_use", "start", "pack", "end", "left_behind", "keep", "live")
 
 
 class CannotProve(Exception):
@@ -113,6 +113,10 @@ class Host:
             if time.monotonic() > end:
                 return "GPU %d has %d MiB more in use than before" % (more.index(max(more)), max(more) >> 20)
             time.sleep(0.2)
+
+    def keep(self, answer):
+        """Keeps a proof for this host; "", or why that is not possible."""
+        return _proofs.keep(answer)
 
     def live(self, seconds):
         """Of an agent: ends after so long, whatever happens."""

@@ -16,13 +16,16 @@ from unittest import mock
 
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../ncclpatch/python"))
 sys.path.insert(0, PACKAGE)
-from amem import _command, _nvml, _prove, _prove_host  # noqa: E402
+sys.path.insert(0, os.path.join(PACKAGE, "../../tests/replay/tool"))
+import json_schema  # noqa: E402
+from amem import _command, _nvml, _proofs, _prove, _prove_host  # noqa: E402
 
 PLACE = tempfile.mkdtemp(prefix="amem-pt-", dir="/tmp")
 atexit.register(shutil.rmtree, PLACE, True)
 os.environ.update({"TMPDIR": PLACE, "XDG_STATE_HOME": PLACE + "/state"})
 STAND_INS = os.environ["LD_LIBRARY_PATH"].split(":")[0]
 NCCL = STAND_INS + "/libnccl.so.2"
+SCHEMA = json_schema.Schema(os.path.join(PACKAGE, "../../replay/tool/schemas/proof.schema.json"))
 CARD = os.environ.get("STAND_IN_CARD", "")
 NVML = os.environ.get("STAND_IN_NVML", "")
 
@@ -134,6 +137,7 @@ class Hosts(Case):
         code, out, err = self.run_command("--hosts", self.folder + "/hosts")
         self.assertEqual(code, 0, out + err)
         answer = json.loads(out)
+        self.assertEqual(SCHEMA.problems(answer), [])
         self.assertEqual((answer["ranks"], len(answer["hosts"]), answer["one_machine_as_several_hosts"]), (2, 2, True))
         self.assertEqual([rank["host"] for rank in row_of(answer, "default")["ranks"]], [0, 1])
         self.assertEqual(row_of(answer, "AMEM_SCOPE=all")["outcome"], "proved")
@@ -302,8 +306,82 @@ class Command(Case):
                 self.assertEqual(_command.doctor(["--prove", "--json", "--nccl", NCCL, "--gpus", "1"]), code, out.getvalue())
             signal.alarm(0)
             answer = json.loads(out.getvalue())
-            with open(os.path.join(_prove.state_folder(), answer["key"] + ".json"), encoding="utf-8") as file:
+            self.assertEqual(SCHEMA.problems(answer), [])
+            with open(os.path.join(_proofs.folder(), answer["key"] + ".json"), encoding="utf-8") as file:
                 self.assertEqual(json.load(file), answer)
+
+
+def kept_answer(*rows, gpus=("a", "b"), **other):
+    settings = [{"setting": " ".join("%s=%s" % one for one in variables.items()) or "default", "variables": variables, "outcome": outcome} for variables, outcome in rows]
+    answer = {"schema": "amem/proof", "version": 1, "gpus": [{"uuid": uuid} for uuid in gpus], "hosts": [{}], "driver": "580", "nccl": {"version": "2.28.9"}, "amem": "1",
+              "nccl_settings": {}, "when": "2026-01-01T00:00:00Z", "settings": settings, **other}
+    return {**answer, "key": _proofs.key_of(answer)}
+
+
+class Chosen(unittest.TestCase):
+    HERE = _proofs.Here(["a"], "580", "2.28.9", "1", {})
+    NVLS, NETWORK, USER = {"AMEM_NVLS": "release"}, {"AMEM_NETWORK": "renew"}, {"AMEM_USER_MEMORY": "release"}
+
+    def setUp(self):
+        patch = mock.patch.dict(os.environ, {"XDG_STATE_HOME": tempfile.mkdtemp(dir=PLACE)})
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def chosen(self, here=None, environment=None):
+        variables, lines = _proofs.chosen(here or self.HERE, environment or {})
+        return variables, " / ".join(lines)
+
+    def test_what_was_proved_of_nccls_own_memory_is_set(self):
+        _proofs.keep(kept_answer(({}, "proved"), (self.NVLS, "proved"), (self.NETWORK, "hung"), (self.USER, "proved")))
+        variables, said = self.chosen()
+        self.assertEqual(variables, self.NVLS)
+        self.assertIn("AMEM_NVLS=release, by the proof of 2026-01-01", said)
+        self.assertIn("yours to set, because it depends on what the program does while it is paused: AMEM_USER_MEMORY=release", said)
+        self.assertNotIn("NETWORK", said)
+
+    def test_what_the_user_set_is_left(self):
+        _proofs.keep(kept_answer((self.NVLS, "proved"), (self.NETWORK, "proved")))
+        variables, said = self.chosen(environment={"AMEM_NVLS": "keep"})
+        self.assertEqual(variables, self.NETWORK)
+        self.assertIn("AMEM_NVLS=keep is set already", said)
+
+    def test_a_proof_of_anything_else_sets_nothing_and_says_why(self):
+        _proofs.keep(kept_answer((self.NVLS, "proved")))
+        for change, words in (({"gpus": ["a", "c"]}, "other GPUs"), ({"driver": "581"}, "driver 580, and here is 581"), ({"nccl": "2.29.7"}, "NCCL 2.28.9, and here is 2.29.7"),
+                              ({"amem": "2"}, "AMem 1, and here is 2"), ({"nccl_settings": {"NCCL_NVLS_ENABLE": "1"}}, "other settings of NCCL")):
+            variables, said = self.chosen(self.HERE._replace(**change))
+            self.assertEqual(variables, {}, change)
+            self.assertIn(words, said)
+            self.assertIn("Nothing experimental is set", said)
+
+    def test_without_a_proof_and_with_damaged_ones_nothing_is_set(self):
+        os.makedirs(_proofs.folder())
+        for name, text in (("a", ""), ("b", "[1]"), ("c", '{"schema": "amem/proof", "version": 2}')):
+            with open("%s/%s.json" % (_proofs.folder(), name), "w", encoding="utf-8") as file:
+                file.write(text)
+        self.assertEqual(self.chosen()[0], {})
+
+    def test_the_newest_proof_decides(self):
+        _proofs.keep(kept_answer((self.NVLS, "proved")))
+        _proofs.keep(kept_answer((self.NVLS, "killed"), when="2026-02-01T00:00:00Z", gpus=("a", "b", "c")))
+        self.assertEqual(self.chosen()[0], {})
+
+    def test_run_takes_what_was_proved_on_this_machine_and_says_so(self):
+        site = tempfile.mkdtemp(dir=PLACE)
+        os.makedirs(site + "/nvidia/nccl/lib")
+        with open(site + "/nvidia/nccl/lib/libnccl.so.2", "w", encoding="utf-8") as file:
+            file.write("NCCL version 2.28.9+cuda13.0")
+        environment = {**os.environ, "PYTHONPATH": PACKAGE + ":" + site}
+
+        def run():
+            return subprocess.run([sys.executable, "-m", "amem", "run", "--proved", "--", "env"], env=environment, capture_output=True, text=True, check=True)
+
+        self.assertIn("nothing is proved", run().stderr)
+        with mock.patch.dict(os.environ, {"STAND_IN_NVLS": "1"}):
+            proof(_prove.SETTINGS[:1], gpus=4)
+        done = run()
+        self.assertIn("amem: run --proved: AMEM_NVLS=release, by the proof of 20", done.stderr)
+        self.assertIn("AMEM_NVLS=release", done.stdout.splitlines())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,105 @@
+"""Proofs of `amem doctor --prove`, kept for this user on each host that took part, and what `amem run --proved` takes from them.
+
+A proof is of a machine: of its GPUs, driver, NCCL and AMem. What a program does with its own memory in a pause no proof knows, so only
+settings about NCCL's own memory are chosen.
+"""
+
+import contextlib
+import glob
+import hashlib
+import json
+import os
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+OF_THE_MACHINE = ("AMEM_NVLS", "AMEM_NETWORK")
+SCHEMA, VERSION = "amem/proof", 1
+
+
+class Here(NamedTuple):
+    """What a proof must be about to hold here."""
+
+    gpus: List[str]  # uuids that are visible
+    driver: str
+    nccl: str
+    amem: str
+    nccl_settings: Dict[str, str]
+
+
+def folder() -> str:
+    """Where proofs are kept, with the packs of what failed."""
+    home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(home, "amem", "proofs")
+
+
+def key_of(answer: Dict[str, Any]) -> str:
+    text = json.dumps([sorted(gpu["uuid"] for gpu in answer["gpus"]), len(answer["hosts"]), answer["driver"], answer["nccl"]["version"], answer["amem"],
+                       answer["nccl_settings"]])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def keep(answer: Dict[str, Any]) -> str:
+    """Writes a proof in place of an earlier one of the same; "", or why that is not possible."""
+    path = os.path.join(folder(), answer["key"] + ".json")
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with open(path + ".new", "w", encoding="utf-8") as file:
+            json.dump(answer, file, indent=1)
+        os.replace(path + ".new", path)
+    except OSError as error:
+        return "%s: %s" % (path, error.strerror)
+    return ""
+
+
+def kept() -> Iterator[Dict[str, Any]]:
+    """Those that can be read, the newest first."""
+    found = []
+    for path in glob.glob(os.path.join(folder(), "*.json")):
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+            answer = json.load(file)
+            if isinstance(answer, dict) and (answer.get("schema"), answer.get("version")) == (SCHEMA, VERSION):
+                found.append(answer)
+    return iter(sorted(found, key=lambda answer: str(answer.get("when")), reverse=True))
+
+
+def does_not_hold(answer: Dict[str, Any], here: Here) -> str:
+    """Why a proof says nothing about this machine; "": it does."""
+    proved = {gpu["uuid"] for gpu in answer["gpus"]}
+    if not set(here.gpus) <= proved:
+        return "other GPUs"
+    for what, then, now in (("driver", answer["driver"], here.driver), ("NCCL", answer["nccl"]["version"], here.nccl), ("AMem", answer["amem"], here.amem)):
+        if then != now:
+            return "%s %s, and here is %s" % (what, then, now)
+    if answer["nccl_settings"] != here.nccl_settings:
+        return "other settings of NCCL (%s)" % (", ".join("%s=%s" % one for one in answer["nccl_settings"].items()) or "none")
+    return ""
+
+
+def chosen(here: Here, environment: Dict[str, str]) -> Tuple[Dict[str, str], List[str]]:
+    """The variables to set, and lines that say so. What `environment` has already is left as it is."""
+    why_not: Optional[str] = None
+    for answer in kept():
+        if why := does_not_hold(answer, here):
+            why_not = why_not or "the proof of %s is of %s" % (answer["when"], why)
+            continue
+        return _of(answer, environment)
+    return {}, ["nothing is proved for these GPUs, driver, NCCL and AMem%s; `amem doctor --prove` does it. Nothing experimental is set" % (" (%s)" % why_not if why_not else "")]
+
+
+def _of(answer: Dict[str, Any], environment: Dict[str, str]) -> Tuple[Dict[str, str], List[str]]:
+    variables: Dict[str, str] = {}
+    said, others = [], []
+    for row in answer["settings"]:
+        if row["outcome"] != "proved" or not row["variables"]:
+            continue
+        if not set(row["variables"]) <= set(OF_THE_MACHINE):
+            others.append(row["setting"])
+            continue
+        if taken := [name for name in row["variables"] if environment.get(name)]:
+            said.append("%s is set already, and left" % ", ".join("%s=%s" % (name, environment[name]) for name in taken))
+            continue
+        variables.update(row["variables"])
+    chosen_text = " ".join("%s=%s" % one for one in variables.items()) or "nothing"
+    said.insert(0, "%s, by the proof of %s" % (chosen_text, answer["when"]))
+    if others:
+        said.append("proved as well, and yours to set, because it depends on what the program does while it is paused: %s" % ", ".join(others))
+    return variables, said

@@ -3,6 +3,7 @@
     amem run [--] COMMAND [ARGUMENT...]   starts any command, a launcher such as torchrun too, with AMem in it and its children
     amem run --scope shared -- COMMAND    so that all that other libraries share between processes is seen, too (AMEM_SCOPE)
     amem run --scope all -- COMMAND       so that all memory of the program can be paused, under the tag "program"
+    amem run --guard -- COMMAND           and stays beside it: a signal reaches a frozen or paused job only after it is back on its GPUs
     amem run --proved -- COMMAND          with the settings that free more of NCCL's memory and that `amem doctor --prove` proved here
     amem doctor [--json] [--nccl PATH]    looks at this machine, its settings and its NCCL; exit code 3 if AMem cannot work
     amem doctor --measure [--gpus N]      what NCCL_CUMEM_ENABLE=0 and 1 hold and cost here, by a small job with each; some minutes at most
@@ -23,7 +24,7 @@ import re
 import signal
 import sys
 
-from . import _calls, _doctor, _library, _measure, _proofs, _prove, _prove_host, _why
+from . import _calls, _doctor, _guard, _library, _measure, _proofs, _prove, _prove_host, _why
 
 USAGE, MISSING, FOUND = 1, 2, 3
 HELP = ("help", "--help", "-h")
@@ -69,11 +70,19 @@ def proved():
     return variables
 
 
+def guard(command, environment):
+    """OSError: the command cannot be started."""
+    replay_program = _why.find(_library.find())
+    if not replay_program:
+        return fail("run --guard: amem-replay was not found, which brings a frozen job back; nothing was started. Set AMEM_REPLAY to its path")
+    return _guard.Guard(command, environment, replay_program).run()
+
+
 def run(arguments):
-    own, by_proof = {}, False
-    while arguments[:1] in (["--scope"], ["--proved"]):
-        if arguments[0] == "--proved":
-            by_proof, arguments = True, arguments[1:]
+    own, flags = {}, set()
+    while arguments[:1] in (["--scope"], ["--proved"], ["--guard"]):
+        if arguments[0] != "--scope":
+            flags, arguments = {*flags, arguments[0]}, arguments[1:]
             continue
         own, arguments = {"AMEM_SCOPE": "".join(arguments[1:2])}, arguments[2:]
         if own["AMEM_SCOPE"] not in _doctor.SCOPES:
@@ -92,10 +101,12 @@ def run(arguments):
         if found := problem_of(library):
             return fail("run: %s; nothing was started. %s" % (found.text, found.remedy))
         try:
-            environment = {**_library.environment_with(library, os.environ), **(proved() if by_proof else {}), **own}
+            environment = {**_library.environment_with(library, os.environ), **(proved() if "--proved" in flags else {}), **own}
         except OSError as error:
             return fail("run: %s cannot be preloaded: %s; nothing was started" % (library, error))
     try:
+        if "--guard" in flags:
+            return guard(arguments, environment)
         os.execvpe(arguments[0], arguments, environment)
     except OSError as error:
         print("amem: cannot start %s: %s" % (arguments[0], error.strerror), file=sys.stderr)

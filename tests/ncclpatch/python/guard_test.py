@@ -1,0 +1,153 @@
+"""`amem run --guard`: what a signal does to a job that runs, is paused from outside, or is frozen. On the stand-ins for NCCL, driver and NVML; on
+a GPU with GUARD_NCCL=PATH of a stock libnccl.so.2, GUARD_MOMENTS=20."""
+import atexit
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../ncclpatch/python"))
+PLACE = tempfile.mkdtemp(prefix="amem-gt-", dir="/tmp")
+atexit.register(shutil.rmtree, PLACE, True)
+NCCL = os.environ.get("GUARD_NCCL", "libnccl.so.2")
+ON_A_GPU = NCCL != "libnccl.so.2"
+MOMENTS = int(os.environ.get("GUARD_MOMENTS", 20 if os.environ.get("AMEM_NIGHTLY") == "1" else 6))
+REPLAY = os.environ.get("TOOL_FOR_GPUS") or os.environ["AMEM_REPLAY"]
+SECONDS = 40
+
+# Trains until it is told to end, and ends in order: with one more all-reduce, whose result it compares.
+JOB = """
+import ctypes, os, signal, sys, time
+from amem import _rank
+import amem
+class Job(_rank.Job):
+    def __init__(self):
+        self.rank, self.size, self.communicators = 0, 1, []
+        self.driver = _rank.Driver(0)
+        self.nccl = ctypes.CDLL(sys.argv[2])
+        self.nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, _rank.UniqueId, ctypes.c_int]
+    def barrier(self, value=None):
+        return [value]
+job, told = Job(), []
+communicator = job.make_communicator()
+send, receive = job.driver.allocate(4096).value, job.driver.allocate(4096).value
+data = bytes(ctypes.c_float(3)) * 1024
+def step():
+    job.driver.write(send, data)
+    job.driver.fill(receive, 255, 4096)
+    job.check("ncclAllReduce", ctypes.c_void_p(send), ctypes.c_void_p(receive), ctypes.c_size_t(1024), 7, 0, communicator, None)
+    job.driver.synchronize()
+    assert job.driver.read(receive, 4096) == data
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda found, _frame: told.append(found))
+steps = 0
+while not told:
+    step()
+    amem.safepoint()
+    steps += 1
+    with open(sys.argv[1] + ".new", "w") as file:
+        file.write(str(steps))
+    os.rename(sys.argv[1] + ".new", sys.argv[1])
+    time.sleep(0.01)
+step()
+print("ended in order after %d" % told[0], flush=True)
+sys.exit(7)
+"""
+
+
+@unittest.skipUnless(ON_A_GPU or os.path.exists(os.environ.get("STAND_IN_NVML", "") + "/libnvidia-ml.so.1"), "the stand-in for NVML is not built")
+class Guarded(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(dir=PLACE)
+        self.environment = {**os.environ, "PYTHONPATH": PACKAGE, "AMEM_JOURNAL_DIR": self.folder + "/j", "AMEM_SOCKET_DIR": self.folder + "/s",
+                            "AMEM_REPLAY": REPLAY}
+        if not ON_A_GPU:
+            self.environment.update({"AMEM_SIM_WORLD": self.folder + "/world", "LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"] + ":" + os.environ["STAND_IN_NVML"]})
+        self.process = None
+
+    def tearDown(self):
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
+    def start(self, *options):
+        self.process = subprocess.Popen([sys.executable, "-m", "amem", "run", *options, "--", sys.executable, "-c", JOB, self.folder + "/steps", NCCL], env=self.environment,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.await_steps(3)
+
+    def steps(self):
+        with contextlib.suppress(OSError), open(self.folder + "/steps", encoding="utf-8") as file:
+            return int(file.read())
+        return 0
+
+    def await_steps(self, count):
+        end = time.monotonic() + SECONDS
+        while self.steps() < count and time.monotonic() < end and self.process.poll() is None:
+            time.sleep(0.01)
+        self.assertGreaterEqual(self.steps(), count, self.process.communicate()[1] if self.process.poll() is not None else "it does not train")
+
+    def tool(self, *words):
+        done = subprocess.run([REPLAY, *words], env=self.environment, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def ends(self, number):
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=SECONDS)
+        return self.process.returncode, out, err
+
+    def ends_in_order(self, number=signal.SIGTERM):
+        code, out, err = self.ends(number)
+        self.assertEqual((code, out), (7, "ended in order after %d\n" % number), err)
+        return err
+
+    def test_a_running_job_gets_it_at_once(self):
+        self.start("--guard")
+        self.assertEqual(self.ends_in_order(signal.SIGINT), "")
+
+    def test_a_frozen_job_is_thawed_first(self):
+        self.start("--guard")
+        self.tool("freeze")
+        self.assertIn("SIGTERM waits until the job is back on its GPUs", self.ends_in_order())
+
+    def test_a_paused_job_is_resumed_first(self):
+        self.start("--guard")
+        self.tool("pause")
+        self.ends_in_order()
+
+    def test_at_any_moment_of_a_freeze_and_of_a_pause(self):
+        for number in range(MOMENTS):
+            seed = number + 1
+            with self.subTest(seed=seed):
+                self.setUp()
+                self.start("--guard")
+                tool = subprocess.Popen([REPLAY, ("freeze", "pause")[number % 2]], env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                time.sleep(random.Random(seed).uniform(0, 4 if ON_A_GPU else 0.6))
+                if number % 4 >= 2:
+                    tool.kill()  # the tool dies, too
+                self.ends_in_order()
+                tool.wait(timeout=SECONDS)
+
+    def test_without_the_guard_a_frozen_job_does_not_end(self):
+        self.start()
+        self.tool("freeze")
+        self.process.send_signal(signal.SIGTERM)
+        with self.assertRaises(subprocess.TimeoutExpired):
+            self.process.communicate(timeout=3)  # and the driver's calls of its handler wait
+        self.tool("thaw")
+        out, _ = self.process.communicate(timeout=SECONDS)
+        self.assertEqual(out, "ended in order after 15\n")
+
+    def test_exit_codes_are_the_commands(self):
+        for command, code in (["sh", "-c", "exit 5"], 5), (["sh", "-c", "kill -9 $$"], 137), (["/nowhere/command"], 127):
+            done = subprocess.run([sys.executable, "-m", "amem", "run", "--guard", "--", *command], env=self.environment, capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, code, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -36,6 +36,11 @@ void InMode(CUstreamCaptureMode mode, const std::string& name, CUstream stream, 
   if (during != 0) SAY("cuMemFree of the other", CALL(cuMemFree, during));
 }
 
+// As CUDA 12 has it; the one of CUDA 13 takes other arguments.
+auto* CreateContext() {
+  return reinterpret_cast<CUresult (*)(CUcontext*, unsigned, CUdevice)>(Driver::Exported("cuCtxCreate_v2"));
+}
+
 void Now(const std::function<void()>& act) { std::thread(act).join(); }
 
 }  // namespace
@@ -94,8 +99,7 @@ void Captures() {
 
   // A capture that ends with its context.
   CUcontext own = nullptr;
-  using Create = CUresult(CUcontext*, unsigned, CUdevice);
-  auto* const create = FindAs<Create>("cuCtxCreate", "cuCtxCreate_v2");
+  auto* const create = CreateContext();
   SAY("cuMemAlloc", CALL(cuMemAlloc, &memory, 64 * kMiB));
   SAY("a context of its own", create == nullptr ? CUDA_ERROR_NOT_FOUND : create(&own, 0, 0));
   SAY("cuStreamCreate", CALL(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING));
@@ -114,8 +118,7 @@ void Contexts() {
   CALL(cuCtxGetCurrent, &primary);
   CUdeviceptr memory = 0, of_primary = 0;
   SAY("cuMemAlloc", CALL(cuMemAlloc, &of_primary, 4 * kMiB));
-  using Create = CUresult(CUcontext*, unsigned, CUdevice);
-  auto* const create = FindAs<Create>("cuCtxCreate", "cuCtxCreate_v2");
+  auto* const create = CreateContext();
   SAY("a context of its own", create == nullptr ? CUDA_ERROR_NOT_FOUND : create(&own, 0, 0));
   for (const std::size_t bytes : {std::size_t{4096}, 4 * kMiB}) {
     SAY("cuMemAlloc " + std::to_string(bytes), CALL(cuMemAlloc, &memory, bytes));

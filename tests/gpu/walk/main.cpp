@@ -37,12 +37,14 @@ void Driver::Open(Way way) {
 }
 
 void* Driver::Find(const char* name, const char* exported) {
-  if (g_way == Way::kDlsym) return dlsym(g_library, exported);
+  if (g_way == Way::kDlsym) return Exported(exported);
   static auto* const get = reinterpret_cast<decltype(cuGetProcAddress)*>(dlsym(g_library, "cuGetProcAddress_v2"));
   void* found = nullptr;
   CUdriverProcAddressQueryResult how{};
   return get(name, &found, CUDA_VERSION, 0, &how) == CUDA_SUCCESS ? found : nullptr;
 }
+
+void* Driver::Exported(const char* name) { return dlsym(g_library, name); }
 
 void Chapter(const std::string& name) { g_chapter = name; }
 

@@ -42,7 +42,8 @@ CUresult amem::stand_in::CheckUnsafe(StandIn& stand_in) {
   const std::lock_guard lock(stand_in.mutex);
   const auto me = std::this_thread::get_id();
   const auto forbids = [&](CUstream stream) {
-    if (stream->capture != CU_STREAM_CAPTURE_STATUS_ACTIVE || stream->mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
+    // As measured: one that was broken forbids until its end.
+    if (stream->capture == CU_STREAM_CAPTURE_STATUS_NONE || stream->mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
     return stream->captured_by == me ||
            (thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL && stream->mode == CU_STREAM_CAPTURE_MODE_GLOBAL);
   };

@@ -236,7 +236,8 @@ CUDA_CALL CUresult cuMemAllocPitch(CUdeviceptr* pointer, std::size_t* pitch, std
   constexpr std::size_t kRow = 512, kMost = std::size_t{1} << 47;
   if (pitch == nullptr || width == 0 || height == 0 || (element != 4 && element != 8 && element != 16))
     return CUDA_ERROR_INVALID_VALUE;
-  if (width > kMost || height > kMost / ((width + kRow - 1) / kRow * kRow)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (width > kMost) return CUDA_ERROR_INVALID_VALUE;  // as measured
+  if (height > kMost / ((width + kRow - 1) / kRow * kRow)) return CUDA_ERROR_OUT_OF_MEMORY;
   *pitch = (width + kRow - 1) / kRow * kRow;
   return cuMemAlloc(pointer, *pitch * height);
 }

@@ -94,9 +94,11 @@ std::vector<Address> Session::PartsOn(DeviceOrdinal device) {
   });
 }
 
-void Session::ForgetDevice(DeviceOrdinal device) { ForgetParts(device, PartsOn(device)); }
+void Session::ForgetDevice(DeviceOrdinal device) {
+  ForgetParts(device, PartsOn(device), fmt::format("reset device {} (cudaDeviceReset)", device.value));
+}
 
-void Session::ForgetParts(DeviceOrdinal device, std::span<const Address> parts) {
+void Session::ForgetParts(DeviceOrdinal device, std::span<const Address> parts, std::string_view did) {
   for (const Address address : parts) static_cast<void>(pools_->Free(address, std::nullopt));
   TrimPinnedUntil(0, In(options_.deadlines.call()));  // a cycle may wait for other ranks for as long as those like
   driver_.ForgetContext(device);
@@ -107,7 +109,7 @@ void Session::ForgetParts(DeviceOrdinal device, std::span<const Address> parts) 
     return sum;
   });
   if (left == 0 && pinned_.Count().pinned_bytes == 0) return;
-  Note(SessionBroken{fmt::format("the program reset device {} (cudaDeviceReset) while {}", device.value,
+  Note(SessionBroken{fmt::format("the program {} while {}", did,
                                  left == 0 ? "contents of paused memory were in host memory that was pinned there"
                                            : FormatBytes(left) + " there were AMem's or NCCL's")});
 }
@@ -129,7 +131,9 @@ int Session::ReleaseContext(DeviceOrdinal device, const std::function<int()>& re
     if (!paused()) pools_->IfAllRun(let_go);
   }
   if (!released) return release();
-  if (released->gone) ForgetParts(device, parts);
+  if (released->gone)
+    ForgetParts(device, parts,
+                fmt::format("gave up the primary context of device {} (cuDevicePrimaryCtxRelease)", device.value));
   return released->result;
 }
 

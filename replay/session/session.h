@@ -210,7 +210,7 @@ class Session final : public PeerDelegate {
 
  private:
   [[nodiscard]] std::vector<Address> PartsOn(DeviceOrdinal device);  // of tags
-  void ForgetParts(DeviceOrdinal device, std::span<const Address> parts);
+  void ForgetParts(DeviceOrdinal device, std::span<const Address> parts, std::string_view did);
   void TrimPinnedUntil(Bytes keep, Deadline until);  // nothing, if a cycle has not ended until then
   Session(const SessionOptions& options, Driver& driver, std::unique_ptr<JournalWriter> journal);
 

@@ -76,8 +76,8 @@ json ByCallSite(const State& state) {
   return out;
 }
 
-// What an allocation on the device is for, as far as NCCL's calls show it: the first that fits. A window of NCCL's own is shared
-// with peers like their buffers are.
+// What an allocation on the device is for, as far as NCCL's calls show it: the first that fits. A window of NCCL's own is
+// shared with peers like their buffers are.
 std::string_view KindOf(const Allocation& a) {
   if (a.tag != MemoryTag::kNccl) return "user buffers";
   if (a.multicast_bindings > 0) return "multicast (NVLS)";

@@ -209,6 +209,10 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
   Status Synchronize(DeviceOrdinal device, Deadline until) override;
   [[nodiscard]] std::optional<HostRoom> HostMemory() override;
   Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) override;
+  Released ReleaseContext(DeviceOrdinal, const std::function<int()>& release) override {
+    const int result = release();
+    return {result, result == 0};  // each reference is the last one
+  }
   Status AwaitMoment(DeviceOrdinal device, const StreamMoment& moment, Deadline until) override;
   // Its calls are counted with the simulator's own, and fail like those.
   Result<std::unique_ptr<Copier>> OpenLane() override;

@@ -86,6 +86,18 @@ TEST_F(BrokenSession, a_reset_of_a_device_with_memory_of_nccls_is_why_later_paus
       << refused.message();
 }
 
+TEST_F(BrokenSession, a_release_of_a_context_with_memory_of_nccls_is_why_later_pauses_are_refused) {
+  a.Place(a.Create());
+  EXPECT_EQ(a.session->ReleaseContext(kDevice, [] { return 0; }), 0);
+  const Status refused = a.session->Pause();
+  EXPECT_EQ(refused.code(), Code::kBroken);
+  EXPECT_NE(
+      refused.message().find("the program gave up the primary context of device 0 (cuDevicePrimaryCtxRelease) while 2 MiB "
+                             "there were AMem's or NCCL's"),
+      std::string::npos)
+      << refused.message();
+}
+
 TEST_F(BrokenSession, a_reset_of_a_device_while_a_tag_is_paused_frees_its_memory_and_is_why_later_pauses_are_refused) {
   Pools& pools = a.session->pools();
   const PoolId tag = *pools.Open("weights", PoolPolicy::kPreserve);

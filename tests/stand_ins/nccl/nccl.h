@@ -150,7 +150,7 @@ struct Comm {
   std::uint64_t epochs = 0;                  // barriers through the first window
   std::vector<std::vector<char>> offloaded;  // contents of own buffers while they are suspended
   Multicast multicast;
-  struct Network* network = nullptr;         // to neighbours on other hosts; null: none (channel.h)
+  struct Network* network = nullptr;  // to neighbours on other hosts; null: none (channel.h)
 };
 
 bool IsExported(int index);                        // whether a buffer is shared with the next rank

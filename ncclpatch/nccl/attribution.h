@@ -49,7 +49,8 @@ struct Pending {
 struct Group {
   int depth = 0;
   bool several = false;      // it concerns more than one communicator
-  bool settles = false;      // communicators were suspended or resumed in it
+  bool resumes = false;      // communicators were resumed in it
+  bool settles = false;      // communicators were suspended in it, or ended
   ncclComm* comm = nullptr;  // the only one that it concerns,
   CommunicatorId id;         // or the one that is made in it
   std::vector<Pending>* pending = nullptr;

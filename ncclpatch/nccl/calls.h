@@ -45,7 +45,11 @@ class SuspendServer {
   virtual int Refuse(const char* call, CommunicatorId id) noexcept = 0;
   // The program asks NCCL for another communicator, which the registry already has, so not all are suspended any more.
   virtual int BeforeMaking(const Communicator& asked) noexcept = 0;
-  // A group ended in which communicators were suspended or resumed, or a communicator ended that was not suspended.
+  // A group ends in which communicators were resumed: before NCCL launches what else the group asked for.
+  virtual int SettleResumes(const char* call) noexcept = 0;
+  // NCCL's part of the group has failed as well, because the resume had failed: that is the reason for the program.
+  virtual void ResumeFailedFirst() noexcept = 0;
+  // A group ended in which communicators were suspended, or a communicator ended that was not suspended.
   virtual int Settle(const char* call) noexcept = 0;
 };
 // Null: nothing is refused. Must outlive all calls.

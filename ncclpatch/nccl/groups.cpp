@@ -13,21 +13,25 @@ void SettleAll(const std::vector<Pending>& pending, int result) noexcept {
     Settle(one.id, !Accepted(result) ? nullptr : one.written != nullptr ? one.written : *one.out, result);
 }
 
+// NCCL has all of a group's launches begin after its resumes and end before its suspends, in whichever order they were called.
+// If the resume fails, NCCL's part of the group fails with it, because launches are refused; the first reason is the answer.
 template <class Call>
 int EndGroup(std::size_t place, const Call& call) {
   Group& group = t_state.groups[place];
   if (t_state.inside || group.depth == 0) return call();
   if (--group.depth > 0) return call();
   const Group ended = std::exchange(group, Group{});
+  SuspendServer* const server = TheSuspendServer();
+  const int resumed = ended.resumes && server != nullptr ? server->SettleResumes("ncclGroupEnd") : kSuccess;
   const int result = Followed(ended.several ? CommunicatorId{} : ended.id, ended.several ? nullptr : ended.comm, call);
   t_state.comm = nullptr;
   if (ended.pending != nullptr) {
     SettleAll(*ended.pending, result);
     delete ended.pending;
   }
-  SuspendServer* server = ended.settles ? TheSuspendServer() : nullptr;
-  const int settled = server == nullptr ? kSuccess : server->Settle("ncclGroupEnd");
-  return result == kSuccess ? settled : result;
+  const int settled = ended.settles && server != nullptr ? server->Settle("ncclGroupEnd") : kSuccess;
+  if (resumed != kSuccess) server->ResumeFailedFirst();
+  return resumed != kSuccess ? resumed : result != kSuccess ? result : settled;
 }
 
 struct GroupStart : redirects::Around<GroupStart, "ncclGroupStart"> {

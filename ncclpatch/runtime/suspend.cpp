@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -44,6 +45,7 @@ bool SuspendedByNccl(const ncclComm* comm, std::optional<bool> set = {}) {
 
 // What this thread has marked and not yet settled; several inside a group.
 thread_local std::vector<Change> t_changes;
+thread_local std::string t_failed_resume;  // why, of the group that this thread ends
 
 // Held while marks become a pause or a resume, and a resume may wait for other processes as long as they like.
 constinit std::timed_mutex g_settling;
@@ -83,16 +85,24 @@ bool IsPart(const nccl::Communicator& asked) {
   return std::ranges::any_of(nccl::All(), [&](const auto& one) { return one.suspended && one.ranks > asked.ranks; });
 }
 
-// Pauses the process once all its communicators are suspended, and resumes it with the first that is resumed. If that fails,
-// this thread's marks are undone.
-Status Settle() {
-  const std::vector<Change> changes = std::exchange(t_changes, {});
-  const bool resumes = !std::ranges::all_of(changes, &Change::suspended);
+// This thread's marks of one kind, which are settled from here on.
+std::vector<Change> Take(bool suspended) {
+  std::vector<Change> taken, others;
+  for (const Change& change : t_changes) (change.suspended == suspended ? taken : others).push_back(change);
+  t_changes = std::move(others);
+  return taken;
+}
+
+// Pauses the process once all its communicators are suspended, or resumes it with the first that is resumed. If that fails,
+// this thread's marks of that kind are undone.
+Status Settle(CycleKind kind) {
+  const bool pauses = kind == CycleKind::kPause;
+  const std::vector<Change> changes = Take(pauses);
   const auto alone = AloneUntilCallEnds();
   Status status = alone.status();
-  if (status.ok() && resumes && Paused()) {
+  if (status.ok() && !pauses && Paused()) {
     status = Runtime::Get().RunCycle(CycleKind::kResume, true);
-  } else if (status.ok() && !resumes && AllSuspended()) {
+  } else if (status.ok() && pauses && AllSuspended()) {
     const bool already = Paused();  // for another want, which may end before these are resumed
     status = Runtime::Get().RunCycle(CycleKind::kPause);
     if (status.ok() && !already && Paused()) g_paused_here = Runtime::Get().started()->Progress().cycle;
@@ -126,10 +136,10 @@ Status Mark(const ncclComm* comm, bool suspended) {
   nccl::registry::SetSuspended(one.id, suspended);
   nccl::Group& group = nccl::t_state.groups[one.place];
   if (group.depth > 0) {
-    group.settles = true;
+    (suspended ? group.settles : group.resumes) = true;
     return Status::Ok();
   }
-  return Settle();
+  return Settle(suspended ? CycleKind::kPause : CycleKind::kResume);
 }
 
 // AtBorder for what NCCL's calls answer, whose reason ncclGetLastError says as well.
@@ -200,7 +210,18 @@ class Server : public nccl::SuspendServer {
       return status.Within(fmt::format("\"{}\" while all communicators of the process are suspended", asked.how));
     });
   }
-  int Settle(const char* call) noexcept override { return AtNcclsBorder(call, &suspend::Settle); }
+  int SettleResumes(const char* call) noexcept override {
+    const int result = AtNcclsBorder(call, [] { return suspend::Settle(CycleKind::kResume); });
+    try {
+      if (result != kOk) t_failed_resume = LastError();
+    } catch (...) {  // no memory for the text
+    }
+    return result;
+  }
+  void ResumeFailedFirst() noexcept override { last_error::NoteRefusal(t_failed_resume); }
+  int Settle(const char* call) noexcept override {
+    return AtNcclsBorder(call, [] { return suspend::Settle(CycleKind::kPause); });
+  }
 };
 
 // NCCL's own function does what AMem cannot: communicators made before AMem, flags of later versions, and memory shared by

@@ -3,8 +3,8 @@
 // A suspended communicator is marked. When all that NCCL could still use are marked, the process pauses with its peers; the
 // first resume resumes the process, and the others stay marked until they are resumed too. Until the pause, success means:
 // recorded, nothing freed yet. Results are NCCL's: suspending twice, or resuming what is not suspended, is 5, a null pointer or
-// an unknown flag 4. A group pauses or resumes at its end. If that fails, the call, or the end of the group, fails, and its
-// communicators are marked as before.
+// an unknown flag 4. At the end of a group its resumes come first, then what else it asked for, then its suspends. If one
+// fails, the call, or the end of the group, fails, and its communicators are marked as before.
 //
 // Programs reach these as redirects if their libnccl has such functions, otherwise as exports of libamem_nccl.so.
 #pragma once

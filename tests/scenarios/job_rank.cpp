@@ -135,7 +135,9 @@ struct Reduced {
   std::string sum;
   bool any_wants_to_stop = false;
 };
-Reduced ReduceOf(std::size_t count, bool last) {
+// `around`: what is called before and after the all-reduce; its texts come first in the sum.
+using Around = std::pair<std::function<std::string()>, std::function<std::string()>>;
+Reduced ReduceOf(std::size_t count, bool last, const Around& around = {}) {
   std::vector<float> input(count), output(count);
   std::uint32_t random = 12345U + static_cast<std::uint32_t>(kRank);
   for (float& value : input) {
@@ -144,9 +146,11 @@ Reduced ReduceOf(std::size_t count, bool last) {
   }
   input.front() = last ? 1.0F : 0.0F;
   using AllReduce = int(const void*, void*, std::size_t, int, int, Comm, void*);
+  std::string said = around.first ? around.first() : "";
   const int code = Function<AllReduce>("ncclAllReduce")(input.data(), output.data(), count, 7, 0, g_comms.back(), nullptr);
-  if (code != 0) return {"failed " + std::to_string(code), true};
-  return {"sum " + std::to_string(HashOf(std::span<const float>(output).subspan(1))), output.front() != 0.0F};
+  if (around.second) said += around.second();
+  if (code != 0) return {said + "failed " + std::to_string(code), true};
+  return {said + "sum " + std::to_string(HashOf(std::span<const float>(output).subspan(1))), output.front() != 0.0F};
 }
 
 // Two chunks through the ring.
@@ -269,6 +273,19 @@ std::string InGroup(const std::function<std::string(Comm)>& call) {
   std::string text;
   for (const Comm comm : g_comms) text += call(comm) + ", ";
   return text + WithReason(Function<int()>("ncclGroupEnd")());
+}
+
+// A group of the last communicator's all-reduce with resumes of all before it, or with suspends of all after it.
+std::string ReduceInGroup(bool resumes) {
+  const auto start = [] { return std::to_string(Function<int()>("ncclGroupStart")()) + " "; };
+  const auto end = [] { return WithReason(Function<int()>("ncclGroupEnd")()) + " "; };
+  const auto all = [](const std::function<std::string(Comm)>& call) {
+    std::string text;
+    for (const Comm comm : g_comms) text += call(comm) + " ";
+    return text;
+  };
+  if (resumes) return ReduceOf(700'000, false, {[&] { return start() + all(ServedResume); }, end}).sum;
+  return ReduceOf(700'000, false, {start, [&] { return all(ServedSuspend) + end(); }}).sum;
 }
 
 std::string Barrier() {
@@ -835,6 +852,8 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"resume null", [] { return ServedResume(nullptr); }},
     {"suspend all", [] { return InGroup(ServedSuspend); }},
     {"resume all", [] { return InGroup(ServedResume); }},
+    {"resume all and reduce", [] { return ReduceInGroup(true); }},
+    {"reduce and suspend all", [] { return ReduceInGroup(false); }},
     {"figures", Figures},
     {"child", Child},
     {"hang", Hang},

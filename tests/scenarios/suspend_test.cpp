@@ -121,6 +121,23 @@ TEST_F(ServedSuspends, in_a_group_the_process_pauses_and_resumes_at_its_end) {
   }
 }
 
+// NCCL launches what a group asked for after its resumes and before its suspends, so that neither loses a collective.
+TEST_F(ServedSuspends, a_group_resumes_before_its_collectives_and_suspends_after_them) {
+  const auto ranks =
+      Run({"init", "init", "reduce", "barrier", "reduce and suspend all", "bytes", "barrier", "resume all and reduce", "reduce",
+           "barrier", "reduce and suspend all", "bytes", "barrier", "resume all and reduce", "barrier"});
+  for (const Rank& rank : ranks) {
+    const std::string sum = rank.Said("reduce", 0);
+    EXPECT_TRUE(sum.starts_with("sum ")) << Everything(ranks);
+    for (int cycle = 0; cycle < 2; ++cycle) {
+      EXPECT_EQ(rank.Said("reduce and suspend all", cycle), "0 0 0 0 " + sum) << Everything(ranks);
+      EXPECT_EQ(rank.Said("bytes", cycle), "0");
+      EXPECT_EQ(rank.Said("resume all and reduce", cycle), "0 0 0 0 " + sum) << Everything(ranks);
+    }
+    EXPECT_EQ(rank.Said("reduce", 1), sum);
+  }
+}
+
 TEST_F(ServedSuspends, a_suspended_communicator_can_be_destroyed_and_another_made) {
   const auto ranks = Run({"init", "reduce", "suspend last", "barrier", "destroy", "bytes", "barrier", "init", "reduce",
                           "barrier", "suspend last", "barrier", "bytes", "init", "reduce", "barrier", "reduce"});
@@ -251,6 +268,19 @@ TEST_F(ServedSuspends, a_resume_that_fails_on_one_rank_leaves_all_suspended_and_
     EXPECT_NE(rank.Said("resume last", 0), "0") << Everything(ranks);
     EXPECT_EQ(rank.Said("bytes"), "0") << Everything(ranks);
     EXPECT_EQ(rank.Said("resume last", 1), "0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0)) << Everything(ranks);
+  }
+}
+
+// NCCL's part of the group cannot be launched then; the answer is why the resume failed, and not that a launch was refused.
+TEST_F(ServedSuspends, a_group_whose_resume_fails_says_why_and_a_second_group_works) {
+  const auto ranks =
+      Run({"init", "init", "reduce", "barrier", "suspend all", "barrier", "1:at=Create,1,fail=2", "resume all and reduce",
+           "barrier", "bytes", "barrier", "1:at=nothing,1,fail=1", "resume all and reduce", "reduce"});
+  for (const Rank& rank : ranks) {
+    EXPECT_TRUE(rank.Said("resume all and reduce", 0).starts_with("0 0 0 1 ncclGroupEnd: rank 1 (pid ")) << Everything(ranks);
+    EXPECT_EQ(rank.Said("bytes"), "0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("resume all and reduce", 1), "0 0 0 0 " + rank.Said("reduce", 0)) << Everything(ranks);
     EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0)) << Everything(ranks);
   }
 }

@@ -457,6 +457,8 @@ struct Server : SuspendServer {
     makings += std::ranges::count(All(), Stage::kMaking, &Communicator::stage);
     return answer;
   }
+  int SettleResumes(const char*) noexcept override { return 0; }
+  void ResumeFailedFirst() noexcept override {}
   int Settle(const char*) noexcept override { return ++settled, 0; }
   std::ptrdiff_t makings = 0;
   int settled = 0, answer = 0;

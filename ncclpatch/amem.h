@@ -50,7 +50,7 @@ AMEM_EXPORT int ncclGetGroupID(int* group);
  * Harmless and not needed with LD_PRELOAD or a patched copy. 5: there is none, or it is too late for one of them. */
 AMEM_EXPORT int amem_attach(void);
 
-/* What AMem knows, as one JSON object terminated by NUL. `what`: AMEM_STATS or AMEM_MEMORY. In: *length is the size of
+/* What AMem knows, as one JSON object terminated by NUL. `what`: AMEM_STATS and those below. In: *length is the size of
  * `buffer`. Out: *length is the size needed, with the NUL. `buffer` null: only that. Too small, or another `what`: 4, and
  * nothing is written. */
 AMEM_EXPORT int amem_json(const char* what, char* buffer, size_t* length);
@@ -68,6 +68,18 @@ AMEM_EXPORT int amem_json(const char* what, char* buffer, size_t* length);
  * "left":{function:{"allocations","bytes"}} is what AMEM_SCOPE=all leaves to the driver. Before memory was asked for: no tags,
  * and a "reason". */
 #define AMEM_MEMORY "memory"
+
+/* The account of each GPU that has memory of AMem's here: {"schema":1,"devices":[{"device":ordinal,"used_bytes","taken":{tag:
+ * bytes},"running":{tag:bytes},"kept":{reason:bytes}}],"unplaced":{whose:bytes}}. Sizes in bytes, as the driver gave them.
+ * "taken": away until a resume; "running": a pause of the tag would take it; "kept": no pause takes it; "unplaced": on some GPU
+ * as well, of functions that name none. "used_bytes" is the driver's, of all processes, or null: what it has beyond "running"
+ * and "kept" is "unplaced", or memory that AMem does not see (the program's, contexts and modules, other processes'). A pause
+ * moves bytes from "running" to "taken", and "used_bytes" falls by as much. */
+#define AMEM_ACCOUNT "account"
+
+/* The processes that have memory on these GPUs, this one among them, as far as the management library (NVML) knows them:
+ * {"schema":1,"devices":[{"device":ordinal,"processes":[{"pid","name","bytes"}]}]}. Takes milliseconds. */
+#define AMEM_PROCESSES "processes"
 
 /* Unpins host memory that holds no contents, until at most `keep_bytes` are left. A pause pins what it needs and keeps it for
  * the next one. Waits for a pause or resume of NCCL's memory,

@@ -1,10 +1,13 @@
 // The C interface (amem.h): results become numbers, reasons become amem_last_error().
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "ncclpatch/amem.h"
 #include "ncclpatch/hook/hook.h"
@@ -51,20 +54,36 @@ std::string WithNcclNotUnderAmem(const std::string& memory) {
   return all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// Asking starts nothing: a process that holds no memory of AMem's has no session, and needs none to say so.
-Status MemoryJson(std::string& json) {
+// What a session says, or that there is none. Asking starts nothing: a process that holds no memory of AMem's has no session,
+// and needs none to say so.
+template <class Text>
+Status OfSession(const char* rows, std::string& json, const Text& text) {
   AMEM_ASSIGN(Session* const session, Runtime::Get().IfStarted());
   if (session == nullptr) {
     const char* const idle = Runtime::Get().WhyIdle();
     json = nlohmann::json{{"schema", 1},
-                          {"tags", nlohmann::json::array()},
+                          {rows, nlohmann::json::array()},
                           {"reason", idle != nullptr ? idle : "no memory has been asked for yet"}}
                .dump();
     return {};
   }
   Runtime::Get().TellInWiderScope(*session);
-  json = hook::Libraries().empty() ? WithNcclNotUnderAmem(session->MemoryJson()) : session->MemoryJson();
+  json = text(*session);
   return {};
+}
+
+Status MemoryJson(std::string& json) {
+  return OfSession("tags", json, [](Session& session) {
+    return hook::Libraries().empty() ? WithNcclNotUnderAmem(session.MemoryJson()) : session.MemoryJson();
+  });
+}
+
+Status AccountJson(std::string& json) {
+  return OfSession("devices", json, [](Session& session) { return session.AccountJson(); });
+}
+
+Status ProcessesJson(std::string& json) {
+  return OfSession("devices", json, [](Session& session) { return session.ProcessesJson(); });
 }
 
 std::string LibrariesText() {
@@ -128,12 +147,17 @@ int amem_attach() {
 }
 
 int amem_json(const char* what, char* buffer, size_t* length) {
+  constexpr std::pair<std::string_view, Status (*)(std::string&)> kKnown[] = {{AMEM_STATS, &amem::Statistics},
+                                                                              {AMEM_MEMORY, &amem::MemoryJson},
+                                                                              {AMEM_ACCOUNT, &amem::AccountJson},
+                                                                              {AMEM_PROCESSES, &amem::ProcessesJson}};
   const std::string_view wanted = what == nullptr ? "" : what;
-  if (wanted != AMEM_STATS && wanted != AMEM_MEMORY)
-    return amem::Fail(amem::kInvalidArgument, fmt::format("amem_json: \"{}\" is not known; known: stats, memory", wanted));
+  const auto* const known = std::ranges::find(kKnown, wanted, [](const auto& one) { return one.first; });
+  if (known == std::end(kKnown))
+    return amem::Fail(amem::kInvalidArgument,
+                      fmt::format("amem_json: \"{}\" is not known; known: stats, memory, account, processes", wanted));
   std::string json;
-  const int result =
-      AtBorder("amem_json", [&] { return wanted == AMEM_STATS ? amem::Statistics(json) : amem::MemoryJson(json); });
+  const int result = AtBorder("amem_json", [&] { return known->second(json); });
   return result != amem::kOk ? result : amem::CopyOut("amem_json", json, buffer, length);
 }
 

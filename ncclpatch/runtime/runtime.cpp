@@ -385,7 +385,7 @@ Status Runtime::RunCycle(CycleKind kind, bool patient, std::optional<WantId> wan
   const auto until = kind == CycleKind::kResume && patient ? std::nullopt : std::optional(UntilCallEnds());
   const Status status =
       kind == CycleKind::kPause ? Wants::Get().Pause({}, want, *until, memory) : Wants::Get().Resume({}, want, until, memory);
-  if (kind == CycleKind::kPause && status) WarnOfHeld(*session, {}, "nccl");
+  if (kind == CycleKind::kPause && status) WarnOfRemainder(*session, {}, "nccl");
   safepoint::OwnCycleEnded(*session, kind, was_paused, status.ok());
   return status;
 }

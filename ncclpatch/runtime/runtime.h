@@ -142,8 +142,9 @@ class Runtime {
 // to do. `requests` answers what is asked from outside, and outlives the session.
 Result<std::unique_ptr<Session>> StartSession(const Options& options, control::RequestServer& requests);
 
-// Warns, after a pause of that scope, which libraries keep how much of its memory in place, if that is news.
-void WarnOfHeld(Session& session, PoolId scope, const std::string& tag);
+// Warns, after a pause of that scope, which libraries keep how much of its memory in place, and for what other reasons more
+// than a tenth of it stays, if that is news.
+void WarnOfRemainder(Session& session, PoolId scope, const std::string& tag);
 
 // ---- contexts of the driver, for AMem's own calls
 

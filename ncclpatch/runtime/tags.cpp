@@ -19,29 +19,48 @@
 
 namespace amem {
 namespace {
-struct HeldByScope {
+
+// What was said last of each scope's remainder, by whose it is.
+struct SaidOfRemainders {
   std::mutex mutex;
-  std::map<PoolId, std::map<std::string, Bytes>> said;  // by library
+  std::map<PoolId, std::map<std::string, Bytes>> by_scope;
 };
+
+PoolHoldings HoldingsOf(const State& state, PoolId scope) {
+  if (scope) return MeasurePools(state)[scope];
+  PoolHoldings nccl = MeasureTag(state, false);
+  for (const auto& [library, bytes] : MeasureTag(state, true).held_by) nccl.held_by[library] += bytes;
+  return nccl;
+}
+
 }  // namespace
 
-void WarnOfHeld(Session& session, PoolId scope, const std::string& tag) {
-  std::map<std::string, Bytes> held = session.Inspect([&](const State& state) {
-    std::map<std::string, Bytes> sums;
-    for (const auto& [id, a] : state.allocations) {
-      if (a.pool != scope || WhyKept(a) != KeepReason::kHeld) continue;
-      for (const std::string& library : LibrariesHolding(state, id)) sums[library] += a.bytes;
-    }
-    return sums;
-  });
-  {
-    HeldByScope& before = Forever<HeldByScope>();
-    const std::lock_guard lock(before.mutex);
-    if (std::exchange(before.said[scope], held) == held) return;
+void WarnOfRemainder(Session& session, PoolId scope, const std::string& tag) {
+  constexpr Bytes kPart = 10;  // what is no library's is worth a line if it is more than a tenth
+  const PoolHoldings now = session.Inspect([&](const State& state) { return HoldingsOf(state, scope); });
+  std::map<std::string, Bytes> left;
+  Bytes sum = 0;
+  for (const auto& [reason, bytes] : now.kept) {
+    sum += bytes;
+    if (reason != KeepReason::kHeld) left[std::string(ToText(reason))] = bytes;
   }
-  for (const auto& [library, bytes] : held)
+  if (sum <= now.own / kPart) left.clear();
+  std::map<std::string, Bytes> said = left;
+  for (const auto& [library, bytes] : now.held_by) said["held by " + library] = bytes;
+  {
+    SaidOfRemainders& before = Forever<SaidOfRemainders>();
+    const std::lock_guard lock(before.mutex);
+    if (std::exchange(before.by_scope[scope], said) == said) return;
+  }
+  for (const auto& [library, bytes] : now.held_by)
     log::Warn(fmt::format("a pause of tag {} leaves {} where it is, because {} has retained, exported, registered or bound it",
                           tag, FormatBytes(bytes), library));
+  if (left.empty()) return;
+  std::string reasons;
+  for (const auto& [reason, bytes] : left)
+    reasons += fmt::format("{}{} {}", reasons.empty() ? "" : ", ", FormatBytes(bytes), reason);
+  log::Warn(
+      fmt::format("a pause of tag {} leaves {} of {} where it is: {}", tag, FormatBytes(sum), FormatBytes(now.own), reasons));
 }
 
 namespace tags {
@@ -83,7 +102,7 @@ Status CycleOf(Session& session, const Named& tag, const Asked& asked, bool undo
     const Status status =
         pausing ? session.pools().Pause(tag.pool, {.wait = asked.wait, .after = asked.after, .keeps = asked.keeps || tag.kept})
                 : session.pools().Resume(tag.pool, {.wait = asked.wait, .priority = asked.priority, .patient = asked.patient});
-    if (pausing && status) WarnOfHeld(session, tag.pool, tag.name);
+    if (pausing && status) WarnOfRemainder(session, tag.pool, tag.name);
     return status.ok() || undoes ? status : Runtime::Failed(session, status);
   };
   const Wants::Memory memory{"tag " + tag.name, [&] { return session.pools().IsResident(tag.pool); }, cycle};

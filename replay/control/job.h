@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "replay/peers/requests.h"
+#include "statemachine/account.h"
 #include "statemachine/event.h"
 #include "statemachine/state.h"
 
@@ -31,22 +32,15 @@ struct RankProcess {
   friend bool Same(const RankProcess& a, const RankProcess& b) { return a.pid == b.pid && a.start_ticks == b.start_ticks; }
 };
 
-// Memory that a pause leaves on the GPUs.
-struct Staying {
-  std::string what;
-  std::optional<std::uint64_t> pieces;  // where they are counted
-  Bytes bytes = 0;
-};
-
 // What is known of a rank from outside.
 struct RankLook {
   RankProcess process;
-  std::int32_t rank = -1;           // -1: no launcher gave it a number
-  bool alive = true;                // and in contact with this program
-  bool heard = false;               // it has told how it stands
-  Standing is;                      // as it told last
-  std::vector<Staying> stays = {};  // where the tool has read the rank's journal
-  std::string lost = "has ended";   // if it is not alive: that, or that only the connection to it is known to have ended
+  std::int32_t rank = -1;          // -1: no launcher gave it a number
+  bool alive = true;               // and in contact with this program
+  bool heard = false;              // it has told how it stands
+  Standing is;                     // as it told last
+  std::optional<Account> account;  // where the tool has read the rank's journal
+  std::string lost = "has ended";  // if it is not alive: that, or that only the connection to it is known to have ended
 
   [[nodiscard]] std::string_view phase() const { return heard ? ToText(is.phase) : "silent"; }
   [[nodiscard]] bool paused_by_program() const { return is.own_pause == OwnPause::kPaused; }

@@ -195,6 +195,8 @@ class Session final : public PeerDelegate {
   }
   [[nodiscard]] std::string StatisticsJson();
   [[nodiscard]] std::string MemoryJson();      // by tag, with "nccl" and "user" (amem_json in ncclpatch/amem.h)
+  [[nodiscard]] std::string AccountJson();     // of the GPUs that have memory of AMem's (likewise)
+  [[nodiscard]] std::string ProcessesJson();   // that have memory on these (likewise); takes milliseconds
   [[nodiscard]] std::string StatisticsText();  // some lines for people
   void TrimPinned(Bytes keep);                 // unpins host memory that holds no contents; waits for a cycle's end
 

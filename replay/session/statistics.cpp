@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "replay/session/session.h"
+#include "statemachine/account.h"
 
 namespace amem {
 namespace {
@@ -446,6 +447,34 @@ std::string Session::MemoryJson() {
   tags.back()["part_bytes"] = user.parts;
   if (!released) tags.back()["policy"] = "keep";
   return json{{"schema", 1}, {"tags", tags}, {"left", left}}.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::string Session::AccountJson() {
+  const Account account = Inspect(&MeasureAccount);
+  json devices = json::array();
+  for (const auto& [device, here] : account.devices) {
+    const Result<MemoryInfo> memory = driver_.Memory(device);
+    devices.push_back({{"device", device.value},
+                       {"used_bytes", memory.ok() ? json(memory->total - memory->free) : json()},
+                       {"taken", here.taken},
+                       {"running", here.running},
+                       {"kept", here.kept}});
+  }
+  json unplaced = json::object();
+  for (const auto& [whose, share] : account.unplaced) unplaced[whose] = share.bytes;
+  return json{{"schema", 1}, {"devices", devices}, {"unplaced", unplaced}}.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::string Session::ProcessesJson() {
+  const Account account = Inspect(&MeasureAccount);
+  json devices = json::array();
+  for (const auto& [device, here] : account.devices) {
+    json processes = json::array();
+    for (const MemoryHolder& one : driver_.MemoryHolders(device))
+      processes.push_back({{"pid", one.pid}, {"name", one.name}, {"bytes", one.bytes}});
+    devices.push_back({{"device", device.value}, {"processes", std::move(processes)}});
+  }
+  return json{{"schema", 1}, {"devices", devices}}.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 }  // namespace amem

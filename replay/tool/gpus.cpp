@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "replay/job/names.h"
+#include "statemachine/account.h"
 
 namespace amem::tool {
 
@@ -36,11 +37,6 @@ static void PrintGpu(const GpuInUse& gpu, const std::vector<ProcessOnGpu>& ours,
     if (process.paused != 0)
       out << "  " << process.name << ": " << FormatBytes(process.paused) << " more are paused, and not there\n";
   }
-}
-
-std::string TagOf(const State& state, const Allocation& a) {
-  const auto pool = state.pools.find(a.pool);
-  return pool != state.pools.end() ? pool->second.tag : a.tag == MemoryTag::kNccl ? "nccl" : "user";
 }
 
 std::vector<GpuShare> SharesOf(const GpuInUse& gpu, const std::vector<ProcessOnGpu>& ours) {

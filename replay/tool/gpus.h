@@ -10,9 +10,6 @@
 
 namespace amem::tool {
 
-// "nccl", "user", or the tag of the pool that it is of.
-std::string TagOf(const State& state, const Allocation& allocation);
-
 // What a living process with AMem has on one GPU.
 struct ProcessOnGpu {
   std::int32_t pid = 0;

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
 
 #include "journal/base/clock.h"
 #include "replay/job/event_json.h"
@@ -14,35 +16,33 @@
 namespace amem::tool {
 namespace {
 
-// What is not the program's memory under a tag is left by a pause with --all, too: other libraries' by their name or, with
-// AMEM_SCOPE=all, by the function that made it.
-std::vector<control::Staying> WhatStays(const State& state, const Holdings& holdings) {
-  std::vector<control::Staying> stays;
-  const auto add = [&](std::string what, std::optional<std::uint64_t> pieces, Bytes bytes) {
-    if (bytes != 0 || pieces) stays.push_back({std::move(what), pieces, bytes});
-  };
-  for (const auto& [reason, bytes] : holdings.kept)
-    if (reason != KeepReason::kNone) add(std::string(ToText(reason)), {}, bytes);
-  for (const auto& [id, pool] : MeasurePools(state)) {
-    const std::string& tag = state.pools.at(id).tag;
-    for (const auto& [reason, bytes] : pool.kept)
-      if (reason != KeepReason::kHeld) add(fmt::format("tag {}: {}", tag, ToText(reason)), {}, bytes);
-    for (const auto& [library, bytes] : pool.held_by) add(fmt::format("tag {}: held by {}", tag, library), {}, bytes);
-  }
-  add("NCCL's cuMemAlloc", {}, holdings.legacy_kept);
-  add("NCCL's driver pools", {}, holdings.async);
-  for (const auto& [what, share] : state.outside) {
-    if (what.second == OutsideKind::kUnseen) continue;
-    const bool left = what.second == OutsideKind::kLeft;
-    add(left ? what.first : fmt::format("{} by {}", ToText(what.second), what.first), share.pieces, share.bytes);
-  }
-  return stays;
+Result<State> StateIn(const std::filesystem::path& session) {  // after its last event
+  AMEM_ASSIGN(const auto reader, JournalReader::Open(session));
+  return reader->StateAt(std::nullopt);
+}
+
+// Reads in each rank's journal what pauses have taken and what is on its GPUs.
+void ReadAccounts(std::vector<control::RankLook>& ranks) {
+  for (control::RankLook& rank : ranks)
+    if (const Result<State> state = StateIn(rank.process.directory); state.ok()) rank.account = MeasureAccount(*state);
+}
+
+Bytes HeldBy(const control::RankLook& rank) {
+  if (!rank.account) return rank.is.held;
+  const Account::OfDevice all = OfAllDevices(*rank.account);
+  Bytes sum = 0;
+  for (const auto& share : {all.running, all.kept})
+    for (const auto& [whose, bytes] : share) sum += bytes;
+  return sum;
 }
 
 Json JsonOf(const control::RankLook& rank) {
+  const Account account = rank.account.value_or(Account());
+  const Account::OfDevice all = OfAllDevices(account);
   Json stays = Json::array();
-  for (const control::Staying& one : rank.stays)
-    stays.push_back({{"what", one.what}, {"pieces", one.pieces ? Json(*one.pieces) : Json()}, {"bytes", one.bytes}});
+  for (const auto& [reason, bytes] : all.kept) stays.push_back({{"what", reason}, {"pieces", nullptr}, {"bytes", bytes}});
+  for (const auto& [whose, share] : account.unplaced)
+    stays.push_back({{"what", whose}, {"pieces", share.pieces}, {"bytes", share.bytes}});
   return {{"session", SessionText(rank.process.session)},
           {"rank", rank.rank < 0 ? Json() : Json(rank.rank)},
           {"pid", rank.process.pid},
@@ -52,18 +52,31 @@ Json JsonOf(const control::RankLook& rank) {
           {"phase", rank.phase()},
           {"safepoints", rank.is.steps},
           {"paused_by_program", rank.paused_by_program()},
-          {"held_bytes", rank.is.held},
+          {"held_bytes", HeldBy(rank)},
           {"freed_bytes", rank.is.freed},
+          {"taken", Json(all.taken)},
+          {"running", Json(all.running)},
           {"stays", std::move(stays)},
           {"doing", rank.Doing()}};
 }
 
-// "; a pause leaves 24.0 MiB (cuMemAllocAsync), 2.00 MiB (...)"; empty: nothing.
-std::string StaysOf(const control::RankLook& rank) {
+// "; away: 480 MiB (nccl); holds 3.00 GiB, of it 2.00 GiB (tag weights); a pause leaves 24.0 MiB (cuMemAllocAsync, 2 pieces)"
+std::string AccountOf(const control::RankLook& rank) {
+  const Account account = rank.account.value_or(Account());
+  const Account::OfDevice all = OfAllDevices(account);
   std::string text;
-  for (const control::Staying& one : rank.stays)
-    text += fmt::format("{} {} ({}{})", text.empty() ? "; a pause leaves" : ",", RoundedBytes(one.bytes), one.what,
-                        one.pieces.value_or(1) == 1 ? "" : fmt::format(", {} pieces", *one.pieces));
+  std::string_view first = "; away:";
+  const auto add = [&](Bytes bytes, const std::string& what) {
+    text += fmt::format("{} {} ({})", std::exchange(first, ","), RoundedBytes(bytes), what);
+  };
+  for (const auto& [tag, bytes] : all.taken) add(bytes, tag);
+  if (const Bytes held = HeldBy(rank); held != 0) text += "; holds " + RoundedBytes(held);
+  first = ", of it";
+  for (const auto& [tag, bytes] : all.running) add(bytes, "tag " + tag);
+  first = "; a pause leaves";
+  for (const auto& [reason, bytes] : all.kept) add(bytes, reason);
+  for (const auto& [whose, share] : account.unplaced)
+    add(share.bytes, share.pieces == 1 ? whose : fmt::format("{}, {} pieces", whose, share.pieces));
   return text;
 }
 
@@ -80,15 +93,10 @@ void PrintRanks(Output& out, const std::vector<control::RankLook>& ranks, const 
   }
   if (!done.empty()) out << done << "\n";
   for (const control::RankLook& rank : sorted)
-    out << fmt::format("{}{}: {}{}{}\n", rank.process.name, rank.rank < 0 ? "" : fmt::format(" (pid {})", rank.process.pid),
-                       rank.Doing(), rank.is.held != 0 ? "; holds " + RoundedBytes(rank.is.held) : "", StaysOf(rank));
+    out << fmt::format("{}{}: {}{}\n", rank.process.name, rank.rank < 0 ? "" : fmt::format(" (pid {})", rank.process.pid),
+                       rank.Doing(), AccountOf(rank));
   if (job.elsewhere > 0)
     out << fmt::format("The launcher counts {}: those of other hosts are asked there.\n", Plural(job.elsewhere, "more rank"));
-}
-
-Result<State> StateIn(const std::filesystem::path& session) {  // after its last event
-  AMEM_ASSIGN(const auto reader, JournalReader::Open(session));
-  return reader->StateAt(std::nullopt);
 }
 
 // How a freeze of the job stands, as its journals say. Nothing: nothing is left of one.
@@ -112,6 +120,7 @@ int RunRequest(const RequestOptions& options, Output& out) {
   Result<control::JobControl> control = control::JobControl::Open(job->ranks, DefaultSocketDirectory());
   if (!control.ok()) return ComplainOf(control.status(), kCannotRead);
   auto ranks = control->Look();
+  ReadAccounts(ranks);
   const control::Phase wanted = pause ? control::Phase::kPaused : control::Phase::kRunning;
   const auto as_wanted = [&](const control::RankLook& rank) {
     return rank.heard && rank.is.phase == wanted && !rank.paused_by_program();
@@ -129,6 +138,7 @@ int RunRequest(const RequestOptions& options, Output& out) {
   if (!asked.ok()) return ComplainOf(asked, asked.code() == Code::kRefused ? kCannotRead : kViolationFound);
   const double seconds = static_cast<double>(MonotonicNs() - began_ns) / 1e9;
   ranks = control->Look();
+  ReadAccounts(ranks);
   Bytes freed = 0;
   for (const control::RankLook& rank : ranks) freed += rank.is.freed;
   PrintRanks(out, ranks, *job,
@@ -174,12 +184,7 @@ int PrintLive(const std::vector<std::string>& names, bool json, Output& out) {
     return Complain(
         "the job's processes take no requests: their libamem_nccl.so is older than this program, or they are another "
         "user's");
-  for (control::RankLook& rank : ranks)
-    if (const Result<State> state = StateIn(rank.process.directory); state.ok()) {
-      const Holdings holdings = Measure(*state);
-      rank.is.held = holdings.own_device_resident + holdings.pools_resident;
-      rank.stays = WhatStays(*state, holdings);
-    }
+  ReadAccounts(ranks);
   PrintRanks(out, ranks, *job, "", 0, json);
   const auto freeze = json ? std::nullopt : FreezeOf(*job);
   if (freeze) out << TextOf(*freeze, true) << "\n";

@@ -1,9 +1,11 @@
 // What the statistics say of memory, by call site, by peer and by tag.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 
-#include "tests/replay/session/session_process.h"
+#include "statemachine/account.h"
+#include "tests/replay/session/pools_fixture.h"
 
 namespace amem {
 namespace {
@@ -93,6 +95,67 @@ TEST_F(KindsInSlabs, the_rest_of_a_slab_is_a_kind_and_each_byte_of_the_driver_co
   const Bytes rest = kinds["unused parts of slabs"][0];
   EXPECT_EQ(rest + k2M, statistics["slab_bytes"].get<Bytes>()) << kinds;
   EXPECT_EQ(kinds["private (channels, scratch)"][0], k2M);
+}
+
+// The account is held against the simulator's own count of what each device has.
+class AccountTest : public test::PoolsTest {
+ protected:
+  static Bytes Sum(const std::map<std::string, Bytes>& shares) {
+    Bytes sum = 0;
+    for (const auto& [whose, bytes] : shares) sum += bytes;
+    return sum;
+  }
+  Account::OfDevice Now(DeviceOrdinal device = test::kDevice) const {
+    return a.session->Inspect(&MeasureAccount).devices[device];
+  }
+  // All of `before` is taken or there.
+  void ExpectAll(Bytes before, DeviceOrdinal device = test::kDevice) const {
+    const Account::OfDevice now = Now(device);
+    EXPECT_EQ(Sum(now.taken) + Sum(now.running) + Sum(now.kept), before);
+    EXPECT_EQ(Sum(now.running) + Sum(now.kept), a.simulator->BytesInUse(device));
+  }
+};
+
+TEST_F(AccountTest, what_was_taken_and_what_is_left_are_what_was_used) {
+  const PoolId weights = Open("weights"), cache = Open("cache", PoolPolicy::kDiscard);
+  Take(weights, 3 * kMiB);
+  Take(weights, 5 * kMiB, test::kSecond);
+  std::byte* const held = Take(cache, kMiB);
+  a.Place(a.Create(3 * k2M), 3 * k2M);
+  a.Place(a.Create(k2M, true));
+  ASSERT_TRUE(a.session->NoteRegistration({AddressOf(held), kMiB, "ibv_reg_mr", "libucs.so"}));
+  const Bytes first = a.InUse(), second = a.simulator->BytesInUse(test::kSecond);
+  ExpectAll(first);
+  EXPECT_TRUE(Now().taken.empty());
+  ASSERT_TRUE(a.session->Pause().ok());
+  ExpectAll(first);
+  EXPECT_GE(Now().taken.at("nccl"), 3 * k2M);
+  EXPECT_FALSE(Now().running.contains("nccl"));
+  EXPECT_EQ(Now().kept.at("the program's own (ncclMemAlloc)"), k2M);
+  ASSERT_TRUE(Pause(weights).ok());
+  ASSERT_TRUE(Pause(cache).ok());
+  ExpectAll(first);
+  ExpectAll(second, test::kSecond);
+  EXPECT_EQ(Sum(Now(test::kSecond).taken), second) << "all of it, on a device where nobody holds any";
+  EXPECT_GE(Now().kept.at("tag cache: held by libucs.so"), kMiB);
+  const json said = json::parse(a.session->AccountJson())["devices"];
+  ASSERT_EQ(said.size(), 2U) << said;
+  EXPECT_EQ(said[0]["used_bytes"], a.InUse());
+  EXPECT_EQ(said[0]["taken"], json(Now().taken));
+  EXPECT_EQ(said[0]["kept"], json(Now().kept));
+  for (const PoolId tag : {cache, weights}) ASSERT_TRUE(Resume(tag).ok());
+  ASSERT_TRUE(a.session->Resume().ok());
+  EXPECT_TRUE(Now().taken.empty());
+  ExpectAll(first);
+}
+
+TEST_F(AccountTest, imported_memory_is_its_owners) {
+  const AllocationId mine = a.Create(k2M);
+  a.Place(mine);
+  b.Place(Pass(mine));
+  const Account::OfDevice theirs = b.session->Inspect(&MeasureAccount).devices[test::kDevice];
+  EXPECT_EQ(Sum(theirs.running) + Sum(theirs.kept), 0U);
+  ExpectAll(a.InUse());
 }
 
 }  // namespace

@@ -26,6 +26,7 @@ import sys
 from typing import Any, Dict, List, Tuple
 
 from . import _calls, _library, _tags
+from ._account import Account, Gpu, Held, account
 from ._adopt import Adopted, Skipped, adopt
 from ._calls import AmemError
 from ._gather import gather
@@ -36,7 +37,7 @@ from ._requests import frozen, safepoint
 from ._saver import wrap
 from ._tags import Freed, memory, pause, paused, resume, wait
 
-__all__ = ["Adopted", "AmemError", "Freed", "MetricsServer", "Skipped", "StoreGroup", "adopt", "attach", "frozen", "gather", "memory", "metrics", "openmetrics",
+__all__ = ["Account", "Adopted", "AmemError", "Freed", "Gpu", "Held", "MetricsServer", "Skipped", "StoreGroup", "account", "adopt", "attach", "frozen", "gather", "memory", "metrics", "openmetrics",
            "pause", "paused", "pool", "resume", "safepoint", "serve_metrics", "set_group", "stats", "trim_pinned", "version", "wait", "wrap",
            "write_metrics"]
 _MODULES = ("frameworks", "hosts", "journal", "rl")

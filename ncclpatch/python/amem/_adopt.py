@@ -6,7 +6,7 @@ import itertools
 import numbers
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from . import _calls, _library, _pools, _tags
+from . import _calls, _holders, _library, _pools, _tags
 
 NOT_A_GPUS = "not on a CUDA device"
 NOT_STRIDED = "not strided"
@@ -15,6 +15,7 @@ HERE = "in this pool already"
 ELSEWHERE = "in the pool of the tag %r"
 ANOTHERS = "in another memory pool of PyTorch, such as a CUDA graph's"
 FOREIGN = "memory that PyTorch did not allocate"
+WRAPPED = "a wrapper, %s, whose memory is not found"
 NO_TENSOR = "no tensor, and nothing that tensors can be taken out of: %s"
 BATCH_BYTES = 1 << 30  # moved before the old memory goes back to the driver
 
@@ -35,6 +36,11 @@ class Adopted(NamedTuple):
     tensors: int
     bytes: int
     skipped: List[Skipped]
+
+
+def together(one: Adopted, other: Adopted) -> Adopted:
+    """Of two calls for one tag."""
+    return Adopted(one.tag, *(a + b for a, b in zip(one[1:], other[1:])))
 
 
 def _skip(skipped, reason, tensors, size):
@@ -60,28 +66,25 @@ def tensors_in(values, torch, others=None):
         others.append(values)
 
 
-def plain_tensors(tensor, torch):
-    """The tensors with memory of their own behind a tensor: itself, or the parts of a wrapper such as FSDP2's DTensor."""
-    if torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            part = getattr(tensor, name)
-            if isinstance(part, torch.Tensor):  # newer releases of PyTorch name a DTensor's device mesh as well
-                yield from plain_tensors(part, torch)
-    else:
-        yield tensor
+def _size_of(tensor):
+    """Bytes that a wrapper stands for, as far as it says so."""
+    try:
+        return tensor.numel() * tensor.element_size()
+    except (RuntimeError, NotImplementedError, ValueError):
+        return 0
 
 
 def storages_of(values: Any, torch: Any, skipped: Optional[Dict[str, Skipped]] = None) -> Dict[Any, List[Any]]:
     """{identity: [storage, number of tensors]} of nested tensors, in their order."""
     found, others = {}, []
     for outer in tensors_in(values, torch, others):
-        for tensor in plain_tensors(outer, torch):
-            if tensor.layout is not torch.strided:
-                if skipped is not None:
-                    _skip(skipped, NOT_STRIDED, 1, 0)
-                continue
-            storage = tensor.untyped_storage()
-            found.setdefault(storage._cdata, [storage, 0])[1] += 1
+        for _, tensor in _holders.parts_of(outer, torch):
+            storage = _holders.storage_of(tensor) if _holders.is_strided(tensor, torch) else None
+            if storage is not None:
+                found.setdefault(storage._cdata, [storage, 0])[1] += 1
+            elif skipped is not None:
+                strided = _holders.is_strided(tensor, torch)
+                _skip(skipped, WRAPPED % type(tensor).__name__ if strided else NOT_STRIDED, 1, _size_of(tensor) if strided else 0)
     for other in others if skipped is not None else ():
         _skip(skipped, NO_TENSOR % type(other).__name__, 1, 0)
     return found
@@ -102,7 +105,7 @@ def home_of(storage):
     return tag if weak and not weak.expired() and address == storage.data_ptr() else None
 
 
-def _segment_finder(torch_side):
+def segment_finder(torch_side):
     """A function of an address: (whether a MemPool has it, its tag or None). It reads the list once, at the first question."""
     rows = functools.cache(lambda: sorted(torch_side.segments(), key=lambda row: row[0]))
 
@@ -175,11 +178,10 @@ def _move(storages, tag, policy, torch_side):
 
 
 def _check_landed(storages, tag, torch_side):
-    segment_of, row = _segment_finder(torch_side), _tags.row_of(tag)
+    segment_of, row = segment_finder(torch_side), _tags.row_of(tag)
     if all(segment_of(storage.data_ptr()) == (True, tag) for storage in storages) and (row is None or row["bytes"] > 0):
         return  # no row: AMem is switched off
-    text = ("amem.adopt: PyTorch took memory from elsewhere than the pool %r (is expandable_segments set in PYTORCH_CUDA_ALLOC_CONF, or "
-            "PYTORCH_NO_CUDA_MEMORY_CACHING, or another allocator in force?); the tensors are intact, and a pause would not free them" % tag)
+    text = "amem.adopt: " + _pools.ELSEWHERE % tag + "; the tensors are intact, and a pause would not free them"
     raise _calls.AmemError(5, text)
 
 
@@ -199,7 +201,7 @@ def move_storages(storages: Dict[Any, List[Any]], tag: str, policy: str, skipped
         state = _tags.state_of(tag)
     if state not in (None, "resident"):
         raise _calls.AmemError(5, "amem.adopt: the tag %r is %s; resume it first" % (tag, state))
-    segment_of, chosen, moved = _segment_finder(torch_side), [], 0
+    segment_of, chosen, moved = segment_finder(torch_side), [], 0
     for storage, tensors in storages.values():
         reason = _reason_to_stay(storage, tag, torch_side, segment_of)
         if reason:
@@ -222,13 +224,13 @@ def adopt(tensors: Any, tag: str, policy: str = "preserve") -> Adopted:
         amem.adopt(optimizer.state, "optimizer")
 
     tensors:  a tensor, a torch.nn.Module, or nested dicts, lists and iterators of them. Parameters, gradients, optimizer states, views of
-              flat buffers and FSDP2's DTensors are all right: what moves is the memory of the storage that they share, once, as a
+              flat buffers and wrappers (DTensor, torchao, Transformer Engine's FP8, bitsandbytes) are all right: what moves is the memory of the storage that they share, once, as a
               whole, so that Parameter objects, keys of optimizer.state, param.grad and views stay what they are.
     policy:   as for amem.pool.
 
     Returns Adopted(tag, storages, tensors, bytes, skipped); `skipped` has a row (reason, tensors, bytes) for each reason to leave
     tensors where they are: on the CPU, in this pool already, in another pool (amem.pool, or a CUDA graph's), empty, not strided,
-    memory that PyTorch did not allocate, no tensor at all (bytes 0). TypeError: `tensors` itself is something else, an optimizer for example.
+    memory that PyTorch did not allocate, a wrapper whose memory is not found (with the bytes that it stands for), no tensor at all (bytes 0). TypeError: `tensors` itself is something else, an optimizer for example.
 
     Addresses change here, once, and never again. So adopt before a CUDA graph is captured that reads the tensors, before NCCL or
     another process is given their addresses, and while no other thread uses them. It waits for the devices, and empties PyTorch's

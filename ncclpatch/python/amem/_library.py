@@ -146,7 +146,8 @@ class Off:
             return bytes(load().amem_version())
 
     def amem_json(self, what: bytes, buffer: Any, _length: Any) -> int:
-        answer: Dict[str, Any] = {"schema": 1, "tags": []} if what == b"memory" else {"session": None, "nccl_libraries": []}
+        rows = "tags" if what == b"memory" else "devices"
+        answer: Dict[str, Any] = {"session": None, "nccl_libraries": []} if what == b"stats" else {"schema": 1, rows: []}
         buffer.value = json.dumps({**answer, "reason": SWITCHED_OFF}).encode()
         return self._nothing()
 

@@ -89,6 +89,29 @@ class Cuda:
         return found
 
 
+    def usage(self, device):
+        """Bytes of PyTorch's memory on a device that are of no pool of AMem's, by what they are for."""
+        tensors = caches = private = 0
+        for segment in self.torch.cuda.memory_snapshot():
+            pool = tuple(segment.get("segment_pool_id", (0, 0)))
+            if segment["device"] != device or pool in self._tags_of_ids:
+                continue
+            if pool != (0, 0):
+                private += segment["total_size"]
+            else:
+                tensors += segment["allocated_size"]
+                caches += segment["total_size"] - segment["allocated_size"]
+        found = {"PyTorch's tensors": tensors, "PyTorch's caches": caches, "PyTorch's private pools (CUDA graphs)": private}
+        return {whose: count for whose, count in found.items() if count}
+
+    def allocated_ever(self, devices):
+        """Bytes that PyTorch's allocator has handed out so far; 0 where another allocator is in force, which does not count."""
+        try:
+            return sum(self.torch.cuda.memory_stats(device).get("allocated_bytes.all.allocated", 0) for device in devices)
+        except RuntimeError:
+            return 0
+
+
 _backend = None
 
 
@@ -179,6 +202,9 @@ def pool(tag: str, policy: str = "preserve", device: Any = None) -> Iterator[Non
     Without PyTorch (or imported later), the pool is for C code of this thread that calls amem_alloc. Do not open one during the
     capture of a CUDA graph, whose allocations are the graph's.
 
+    RuntimeWarning, on the way out: what was allocated inside did not come from the pool, so that a pause will not free it, for
+    example because of expandable_segments in PYTORCH_CUDA_ALLOC_CONF; once for each tag.
+
     AmemError: another policy than before, or a reserved name (4); AMem cannot work here, PyTorch is older than 2.8, or the tag is paused
     (5). While a thread is inside, amem.pause(tag) fails (5). When memory is short the allocation fails with PyTorch's own out of memory
     error; amem.memory() tells which.
@@ -187,6 +213,7 @@ def pool(tag: str, policy: str = "preserve", device: Any = None) -> Iterator[Non
     chosen = device if isinstance(device, (list, tuple)) else [device]
     devices = list(dict.fromkeys(map(torch_side.device_index, chosen))) if torch_side else []
     _tags.open_pool(tag, policy)
+    before = None if torch_side is None or tag in _landed else torch_side.allocated_ever(devices)
     enter, leave = _calls.lib.amem_pool_enter, _calls.lib.amem_pool_leave
     _calls.check(enter(_tags.encode(tag)))
     try:
@@ -194,3 +221,20 @@ def pool(tag: str, policy: str = "preserve", device: Any = None) -> Iterator[Non
             yield
     finally:
         _calls.check(leave())
+        if before is not None and torch_side.allocated_ever(devices) > before:
+            _check_landed(tag)
+
+
+ELSEWHERE = ("PyTorch took memory from elsewhere than the pool %r (is expandable_segments set in PYTORCH_CUDA_ALLOC_CONF, or "
+             "PYTORCH_NO_CUDA_MEMORY_CACHING, or another allocator in force?)")
+_landed = set()  # tags of which that was looked at
+
+
+def _check_landed(tag):
+    """Whether anything that PyTorch allocated in a pool came from AMem. Where its memory cannot be read it is not said that it did not."""
+    row = _tags.row_of(tag)
+    if row is None:
+        return
+    _landed.add(tag)
+    if not row["part_bytes"]:
+        _library.warn("amem.pool: " + ELSEWHERE % tag + "; a pause will not free it", stacklevel=4)

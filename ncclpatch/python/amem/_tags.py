@@ -30,22 +30,40 @@ class Freed(NamedTuple):
 
     already: the tags that were paused before, and that this pause left as they were.
     kept:    bytes of the other tags that had to stay on the GPU; amem.memory() has the reasons.
+    left:    bytes on the GPUs of these tags afterwards, by whose or why: "tag NAME" that runs on, the reasons of what is kept, and
+             OTHERS: the program's, contexts and modules, other processes'. amem.account() tells those apart.
+    used:    what the driver had given out on these GPUs before: `bytes` and all of `left`, unless somebody allocated or freed meanwhile.
     """
 
     bytes: int
     tags: Dict[str, int]
     already: Tuple[str, ...]
     kept: int
+    left: Dict[str, int] = {}
+    used: int = 0
 
     def __str__(self) -> str:
-        said = ["%s %s" % (_mebibytes(count), tag) for tag, count in self.tags.items() if count]
-        text = "%s freed (%s)" % (_mebibytes(self.bytes), ", ".join(said)) if said else "nothing freed"
+        said = ["%s %s" % (mebibytes(count), tag) for tag, count in self.tags.items() if count]
+        text = "%s freed (%s)" % (mebibytes(self.bytes), ", ".join(said)) if said else "nothing freed"
         if self.already:
             text += "; %s: paused already" % ", ".join(self.already)
-        return text + ("; %s kept" % _mebibytes(self.kept) if self.kept else "")
+        if self.kept:
+            text += "; %s kept" % mebibytes(self.kept)
+        left = ["%s %s" % (mebibytes(count), whose) for whose, count in self.left.items() if count]
+        return text + ("; on the GPU now: %s" % ", ".join(left) if left else "")
 
 
-def _mebibytes(count: int) -> str:
+OTHERS = "not AMem's"
+NOTHING = Freed(0, {}, (), 0)
+
+
+def together(one: Freed, other: Freed) -> Freed:
+    """Of two pauses, one after the other."""
+    return Freed(one.bytes + other.bytes, {**one.tags, **other.tags}, one.already + other.already, one.kept + other.kept,
+                 other.left or one.left, one.used or other.used)
+
+
+def mebibytes(count: int) -> str:
     return "%d MiB" % (count >> 20) if count >> 20 else "%d bytes" % count
 
 
@@ -64,19 +82,36 @@ def allocated_too_early() -> int:
         return 0
     said = memory()
     seen = sum(row["part_bytes"] for row in said["tags"] if row["tag"] != NCCL) + sum(one["bytes"] for one in said.get("left", {}).values())
-    return max(0, sum(cuda.memory_reserved(device) for device in range(cuda.device_count())) - seen)
+    return int(max(0, sum(cuda.memory_reserved(device) for device in range(cuda.device_count())) - seen))
 
 
 def too_late(count: int) -> str:
     return ("%s of PyTorch's memory were allocated before AMem was there, and stay on the GPU; start the job with "
-            "`amem run --scope all`" % _mebibytes(count))
+            "`amem run --scope all`" % mebibytes(count))
+
+
+def _gpus() -> Tuple[int, Dict[str, int]]:
+    """What the driver has given out on the GPUs that have memory of AMem's, and to whom; nothing where the library cannot say it."""
+    try:
+        answer = _calls.read_json(b"account")
+    except Exception:  # pylint: disable=broad-except
+        return 0, {}
+    left: Dict[str, int] = {}
+    for gpu in answer.get("devices", []):
+        for whose, count in [*(("tag " + tag, count) for tag, count in gpu["running"].items()), *gpu["kept"].items()]:
+            left[whose] = left.get(whose, 0) + count
+    left.update(answer.get("unplaced", {}))
+    used = sum(gpu["used_bytes"] or 0 for gpu in answer.get("devices", []))
+    if used > sum(left.values()):
+        left[OTHERS] = used - sum(left.values())
+    return used, left
 
 
 def _measured(tags: Sequence[str], act: Callable[[], None]) -> Freed:
-    before = _rows()
+    before, (used, _) = _rows(), _gpus()
     act()
     try:
-        return _freed(tags, before)
+        return _freed(tags, before)._replace(left=_gpus()[1], used=used)
     except Exception as error:  # pylint: disable=broad-except  # the pause has succeeded, and who called it is to know
         _log.warning("pause of %s: what it freed could not be measured: %s: %s", ", ".join(tags), type(error).__name__, error)
         return Freed(0, dict.fromkeys(tags, 0), (), 0)
@@ -130,7 +165,7 @@ def pause(*tags: str, wait: bool = True, stream: Any = None, process_group: Any 
     pause("weights", wait=False, stream=s)   returns at once: contents are saved after what stream `s` holds now, beside what other
                                           streams compute, and the memory goes when they are saved; amem.wait("weights") waits
 
-    Returns Freed(bytes, tags, already, kept). With wait=False it says what had gone by then.
+    Returns Freed(bytes, tags, already, kept, left, used), the account of the pause. With wait=False it says what had gone by then.
 
     tags:    names of pools (see amem.pool), and "nccl"; none means "nccl". A tag that is paused already is left as it is. With
              AMEM_SCOPE=all "program" is all that this process has from cudaMalloc.

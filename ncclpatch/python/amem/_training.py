@@ -4,6 +4,8 @@ Models are torch.nn.Modules, among them DDP's wrapper, modules under FSDP2's ful
 Optimizers are PyTorch's, or wrap some, as Megatron-Core's do. What is not PyTorch's is known by its attributes; nothing of it is imported.
 """
 
+from . import _holders
+
 
 def as_list(value):
     """A model or an optimizer, or a list of them (Megatron's model chunks), as a list."""
@@ -76,6 +78,27 @@ def torch_optimizers(optimizers):
             inner = torch_optimizers(as_list(optimizer.optimizer))
         found.update((id(one), one) for one in inner)
     return list(found.values())
+
+
+def wrappers_of(optimizers):
+    """The wrappers of optimizers in that list, which may have shards, masters and buffers of their own (DeepSpeed's ZeRO)."""
+    found, rest = {}, list(optimizers)
+    while rest:
+        optimizer = rest.pop()
+        if id(optimizer) not in found and not has_hooks(optimizer):
+            found[id(optimizer)] = optimizer
+            rest += [*getattr(optimizer, "chained_optimizers", ()), *as_list(getattr(optimizer, "optimizer", None))]
+    return list(found.values())
+
+
+def caches_of(models, optimizers, torch):
+    """What else modules and optimizers' wrappers hold: buffers, copies of weights, shards and masters, states of quantization."""
+    for model in models:
+        for _, tensor in _holders.of_model(model, torch):
+            yield tensor
+    for wrapper in wrappers_of(optimizers):
+        for _, tensor in _holders.held_by(wrapper, torch):
+            yield tensor
 
 
 def has_hooks(optimizer):

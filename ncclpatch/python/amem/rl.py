@@ -12,7 +12,7 @@ import contextlib
 import functools
 import logging
 
-from . import _adopt, _calls, _library, _pools, _tags, _training, frameworks
+from . import _account, _adopt, _calls, _library, _pools, _tags, _training, frameworks
 
 _log = logging.getLogger("amem")
 FLAG = "--rl-amem-offload-during-rollout"
@@ -38,6 +38,8 @@ class RolloutOffload:
     parameters:        whether the model's parameters go. False where something uses them during the rollout: an engine in this process
                        that generates from the same tensors.
     optimizer_states:  whether the optimizer's states go, and its own copies of parameters in mixed precision.
+    caches:            whether what else the modules hold goes with their parameters: buffers, FP8 copies of weights, states of
+                       quantization, shards and masters of an optimizer's wrapper (DeepSpeed's ZeRO). False: it stays.
     gradients:         True or "preserve": gradients that are there go, and come back as they were. "discard": their contents are not
                        saved; they must be None or all zero at the begin of a rollout, and are zero after it. Buffers that exist all
                        the time, as Megatron-Core's, hold the last step's until zero_grad_buffer(), so call that before. False: they stay.
@@ -51,6 +53,9 @@ class RolloutOffload:
     enabled:           False: nothing happens, no hook is installed, and neither the library nor a GPU is needed. So with AMEM_ENABLE=0.
     name:              begins the tags NAME.parameters, NAME.gradients and NAME.optimizer; two objects in one process need two names.
 
+    What of the model's and the optimizer's tensors stays is listed in `left`, with the path of who holds it, and a warning says once if
+    that is more than a tenth. account() is that of the GPUs.
+
     Activations, CUDA graphs' memory, an engine's caches and all other tensors are never touched. Tensors move into AMem's pools at
     the begin of the first rollout that they exist in; call adopt() before a CUDA graph is captured that reads them, because that is
     when addresses change, once. A compiled optimizer.step must not be fullgraph, as the wait is a break in it. DDP keeps the memory
@@ -59,11 +64,14 @@ class RolloutOffload:
     """
 
     def __init__(self, model, optimizer=None, parameters=True, optimizer_states=True, gradients=True, nccl=True, wait=False,
-                 wait_for_memory=0, enabled=True, name="amem.rl"):
+                 wait_for_memory=0, enabled=True, name="amem.rl", caches=True):
         if gradients not in (True, False, "preserve", "discard"):
             raise ValueError('gradients is True, False, "preserve" or "discard", not %r' % (gradients,))
         self.enabled = enabled and not _library.is_off(_calls.lib)
         self.adopted = {}  # class -> the last Adopted that moved something
+        self.left = []  # amem.Held, the largest first: what stays although it is of a class that goes; of the last look, which the first rollout takes
+        self.freed = None  # amem.Freed of the last rollout's begin
+        self._caches, self._looked = caches, False
         self._models, self._optimizers = _training.as_list(model), _training.as_list(optimizer)
         self._nccl, self._wait, self._wait_for_memory = nccl, wait, wait_for_memory
         self._policies = {"parameters": "preserve", "gradients": "discard" if gradients == "discard" else "preserve",
@@ -96,8 +104,31 @@ class RolloutOffload:
             mine = {key: row for key, row in storages.items() if key not in taken}
             taken.update(mine)  # what two classes share belongs to the first, also where the first one stays
             if kind in self._names:
-                found[kind] = self._adopt(kind, mine)
+                result = self._adopt(kind, mine)
+                found[kind] = result if kind not in found else _adopt.together(found[kind], result)
+        if not self._looked and any(result.storages for result in found.values()):
+            self._looked = True
+            self._look_for_what_stays(torch)
         return found
+
+    def _look_for_what_stays(self, torch):
+        spared = set()
+        for kind, storages in self._storages_by_class(torch):
+            if kind not in self._names:
+                spared.update(storages)
+        if not ("parameters" in self._names and self._caches):
+            spared.update(_adopt.storages_of(_training.caches_of(self._models, self._optimizers, torch), torch))
+        self.left = [one for one in _account.held(self._roots(), torch) if one.storage not in spared]
+        left, gone = sum(one.bytes for one in self.left), sum(result.bytes for result in self.adopted.values())
+        if left * _account.PART > left + gone:
+            _log.warning("a rollout leaves %s of %s on the GPU: %s", _tags.mebibytes(left), _tags.mebibytes(left + gone), _account.largest(self.left))
+
+    def _roots(self):
+        return {**_account.named("model", self._models), **_account.named("optimizer", self._optimizers)}
+
+    def account(self):
+        """amem.account() with the paths of this model's and this optimizer's tensors that are on the GPU."""
+        return _account.account(**self._roots())
 
     def _storages_by_class(self, torch):
         yield "parameters", _adopt.storages_of(_training.parameters_of(self._models), torch)
@@ -106,6 +137,8 @@ class RolloutOffload:
             gradients.setdefault(key, [storage, 0])
         yield "gradients", gradients
         yield "optimizer", _adopt.storages_of(_training.states_of(self._optimizers), torch)
+        if self._caches:  # last, because a gradient may be attached to its parameter, and go by another policy
+            yield "parameters", _adopt.storages_of(_training.caches_of(self._models, self._optimizers, torch), torch)
 
     def _gradients(self):
         return _training.gradients_of(self._models, self._optimizers)
@@ -159,9 +192,9 @@ class RolloutOffload:
             self.resume()
 
     def pause(self, nccl=True):
-        """The way into a rollout, where `with` does not fit. Waits until the devices are idle. `nccl`: see rollout."""
+        """The way into a rollout, where `with` does not fit. Waits until the devices are idle. `nccl`: see rollout. Returns amem.Freed."""
         if not self.enabled:
-            return
+            return _tags.NOTHING
         self._complain_if_paused("pause")
         self.adopt()
         self._check_discarded()
@@ -169,10 +202,11 @@ class RolloutOffload:
         tags = [self._names[kind] for kind in reversed(self._resume_order())]
         self._paused = True
         try:
-            if tags:
-                self._want.pause(*tags)
+            freed = self._want.pause(*tags) if tags else _tags.NOTHING
             if nccl and self._nccl and frameworks.nccl_is_under_amem():
-                self._pause_nccl()
+                freed = _tags.together(freed, self._pause_nccl())
+            self.freed = freed
+            return freed
         except Exception:  # nothing of it is paused
             self._paused = False
             raise
@@ -184,10 +218,11 @@ class RolloutOffload:
         """A rank that comes minutes after the others would fail the pause of all; a job without AMem would wait for it."""
         self._nccl_paused = True
         try:
-            self._want.pause(_tags.NCCL)
+            return self._want.pause(_tags.NCCL)
         except _calls.AmemError as error:
             self._nccl_paused = False
             _log.warning("NCCL's memory stays on the GPU during this rollout: %s", error)
+            return _tags.NOTHING
 
     def in_rollout(self):
         """Whether memory is given back now."""

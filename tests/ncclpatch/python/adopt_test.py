@@ -14,6 +14,8 @@ except ImportError:
 
 @unittest.skipIf(torch is None, "this python has no PyTorch")
 class Adopt(unittest.TestCase):
+    """Wrapper classes of released packages are in wrapped_test.py."""
+
     def setUp(self):
         context = fake_library.installed(torch)
         self.library, self.side = context.__enter__()
@@ -141,6 +143,70 @@ class Adopt(unittest.TestCase):
         self.assertEqual(amem.adopt(Sharded(inner), "a")[:3], ("a", 1, 1))
         self.assertNotEqual(inner.data_ptr(), address)
         self.assertTrue(torch.equal(inner, torch.arange(8.0)))
+
+    def quantized(self, slots=False, **parts):
+        """A wrapper without PyTorch's protocol, with its parts as attributes, as Transformer Engine's were until 2026."""
+        class Quantizer:
+            def __init__(self, amax):
+                self.amax = amax
+
+        class Wrapped(torch.Tensor):
+            __slots__ = tuple(parts) if slots else ()
+
+            @staticmethod
+            def __new__(cls):
+                return torch.Tensor._make_wrapper_subclass(cls, (4, 4), dtype=torch.bfloat16)
+
+            @classmethod
+            def __torch_dispatch__(cls, function, types, arguments=(), named=None):
+                return arguments[0] if function is torch.ops.aten.detach.default else NotImplemented
+
+        made = Wrapped()
+        for name, value in parts.items():
+            setattr(made, name, Quantizer(value) if name == "_quantizer" else value)
+        return made
+
+    def test_a_wrapper_that_keeps_to_no_protocol_is_adopted_whole(self):
+        for slots in (False, True):
+            data, scale, amax, nested = (torch.full((16,), value) for value in (1.0, 2.0, 3.0, 4.0))
+            wrapped = self.quantized(slots, _rowwise_data=data, _columnwise_data=None, _scale_inv=[scale], _quantizer=amax,
+                                     _inner=self.quantized(_data=nested))
+            before = [one.data_ptr() for one in (data, scale, amax, nested)]
+            parameter = torch.nn.Parameter(wrapped, requires_grad=False)
+            self.assertEqual(amem.adopt([parameter], "fp8%d" % slots), ("fp8%d" % slots, 4, 4, 4 * 64, []))
+            for one, address, value in zip((data, scale, amax, nested), before, (1.0, 2.0, 3.0, 4.0)):
+                self.assertNotEqual(one.data_ptr(), address)
+                self.assertTrue(one.eq(value).all())
+
+    def test_a_wrapper_whose_memory_is_not_found_is_named_and_is_no_error(self):
+        done = amem.adopt([self.quantized(), self.quantized(_data=None), torch.ones(2)], "a")
+        self.assertEqual((done.storages, self.reasons(done)), (1, {"a wrapper, Wrapped, whose memory is not found": (2, 2 * 32)}))
+        broken = torch.testing._internal.two_tensor.TwoTensor(torch.ones(4), torch.ones(4))
+        type(broken).__tensor_flatten__, real = None, type(broken).__tensor_flatten__  # whoever calls it fails
+        self.addCleanup(setattr, type(broken), "__tensor_flatten__", real)
+        self.assertEqual(amem.adopt([broken], "a").storages, 2)
+
+    def test_what_has_no_memory_yet_is_named_and_is_no_error(self):
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with FakeTensorMode():
+            fake = torch.ones(4)
+        lazy = torch.nn.LazyLinear(3).weight
+        reasons = self.reasons(amem.adopt([fake, lazy, torch.ones(2)], "a"))
+        self.assertEqual(set(reasons), {"not on a CUDA device", "a wrapper, UninitializedParameter, whose memory is not found"})
+
+    def test_what_a_library_has_beside_a_tensors_memory_goes_with_it(self):
+        class State:
+            def __init__(self, absmax, second):
+                self.absmax, self.state2, self.shape, self.itself = absmax, second, (4, 4), self
+
+        class Params4bit(torch.nn.Parameter):
+            pass
+
+        weight = torch.Tensor._make_subclass(Params4bit, torch.zeros(8, dtype=torch.uint8))
+        absmax, second = torch.ones(2), torch.ones(1)
+        weight.quant_state = State(absmax, State(second, None))
+        self.assertEqual(amem.adopt([weight], "a"), ("a", 3, 3, 8 + 8 + 4, []))
 
     def test_memory_that_is_used_again_is_not_taken_for_what_was_there(self):
         first = torch.zeros(1000)

@@ -29,6 +29,8 @@ class Library:
         "ncclResume": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p),
     }
 
+    OTHERS = 1 << 20  # bytes on device 0 that are not AMem's
+
     def __init__(self, contents=None):
         self.calls, self.fail, self.stack, self.error = [], {}, [], b""
         self.contents = contents
@@ -182,6 +184,11 @@ class Library:
     def _amem_json(self, what, buffer, length):
         if what == b"stats":
             return self._write({"session": None, "nccl_libraries": self.nccl_libraries}, buffer, length)
+        if what != b"memory":
+            away = {tag: self._bytes(tag) for tag, state in self.states.items() if state == PAUSED and self._bytes(tag)}
+            here = {tag: self._bytes(tag) for tag, state in self.states.items() if state != PAUSED and self._bytes(tag)}
+            row = {"device": 0, "used_bytes": sum(here.values()) + self.OTHERS, "taken": away, "running": here, "kept": {}, "processes": []}
+            return self._write({"schema": 1, "devices": [row], "unplaced": {}}, buffer, length)
         rows = [{"tag": tag, "state": state, "policy": ("preserve", "discard")[self.policies[tag]], "bytes": self._bytes(tag), "part_bytes": self._bytes(tag),
                  "resident_bytes": 0 if state == PAUSED else self._bytes(tag), "kept_bytes": self.kept.get(tag, 0)}
                 for tag, state in self.states.items()]
@@ -254,6 +261,7 @@ class Cpu:
         self._state = lambda: None
         self.others = []  # (first address, end) of memory in MemPools of others
         self.lose = False  # whether allocations land elsewhere
+        self.allocated = 0  # bytes
 
     def is_here(self):
         return True
@@ -287,6 +295,12 @@ class Cpu:
 
     def drop(self, tag):
         self.dropped.append(tag)
+
+    def usage(self, device):
+        return {"PyTorch's tensors": 512}
+
+    def allocated_ever(self, devices):
+        return self.allocated
 
     @contextlib.contextmanager
     def routed(self, tag, device):

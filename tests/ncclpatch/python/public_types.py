@@ -18,6 +18,11 @@ def tags(group: Any, stream: int, tensors: Any) -> None:
     adopted: amem.Adopted = amem.adopt(tensors, "optimizer")
     skipped: amem.Skipped = adopted.skipped[0]
     print(skipped.reason.upper(), amem.memory()["tags"])
+    left: Dict[str, int] = freed.left
+    account: amem.Account = amem.account(tensors=tensors)
+    gpu: amem.Gpu = account.gpus[0]
+    holder: amem.Held = account.held[0]
+    print(freed.used - sum(left.values()), gpu.left, gpu.taken, holder.path.upper())
 
 
 def process(group: amem.StoreGroup) -> str:

@@ -819,6 +819,38 @@ import amem
 
 
 @unittest.skipUnless(library_has(b"amem_want_pause"), "this libamem_nccl.so has no ledger of wants")
+class Account(Scripts):
+    """Against the stand-in driver's own count of what it has given out."""
+
+    def test_what_a_pause_took_and_what_it_left_are_what_the_driver_had_given(self):
+        self.check(TagsAndPools.BEGIN + """
+load_nccl()
+amem.attach()
+allocate()
+take("weights", fill=7), take("cache", "discard")
+mine = ctypes.c_uint64()
+assert cuda.cuMemAlloc_v2(ctypes.byref(mine), ctypes.c_size_t(3 << 20)) == 0
+before = in_use()
+with amem.paused("weights", "nccl") as freed:
+    assert freed.used == before and freed.bytes + sum(freed.left.values()) == before, (freed, before)
+    assert sum(freed.left.values()) == in_use() and freed.bytes > 0, (freed, in_use())
+    assert set(freed.left) == {"tag cache", "not AMem's"} and freed.left["not AMem's"] >= 3 << 20, freed
+    again = amem.pause("cache")
+    assert again.bytes + sum(again.left.values()) == again.used == before - freed.bytes
+    (gpu,) = amem.account().gpus
+    assert gpu.used == in_use() == sum(gpu.left.values()) and gpu.device == 0, gpu
+    assert sum(gpu.taken.values()) == before - in_use() and set(gpu.taken) == {"weights", "cache", "user"}, gpu
+    text = str(amem.account())
+    assert text.startswith("GPU 0: ") and "weights, paused: not there" in text and "contexts, modules, libraries, other processes" in text, text
+    amem.resume("cache")
+assert amem.account().gpus[0].taken == {} and in_use() == before
+""")
+
+    def test_nothing_asked_for_or_switched_off_is_an_empty_account(self):
+        for more in ({}, {"AMEM_ENABLE": "0"}):
+            self.check("import amem\nassert amem.account() == ((), ()) and str(amem.account()) == \"no GPU has memory of AMem's\"\n", **more)
+
+
 class Wants(Scripts):
     """Who wants memory away: blocks, plain calls and adapters, in threads and with interrupts anywhere."""
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 from unittest import mock
 
@@ -93,6 +94,128 @@ class Rollout(WithTheFake):
             self.assertFalse(engine.isnan().any() or activations.isnan().any())
             self.assertEqual(self.library.states["nccl"], "paused")
         self.assertFalse(any(p.isnan().any() or p.grad.isnan().any() for p in model.parameters()))
+
+    def test_parameters_that_wrap_others_go_whole_and_losses_are_those_without(self):
+        class Quantized(torch.Tensor):
+            """As Transformer Engine's were until 2026: no protocol of PyTorch's, and parts as attributes."""
+
+            @staticmethod
+            def __new__(cls, data, scale):
+                made = torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=torch.float32, device=data.device)
+                made._data, made._scale_inv = data, scale
+                return made
+
+            @classmethod
+            def __torch_dispatch__(cls, function, types, arguments=(), named=None):
+                if function is torch.ops.aten.detach.default:
+                    return Quantized(arguments[0]._data, arguments[0]._scale_inv)
+                plain = lambda one: one._data.float() * one._scale_inv if isinstance(one, Quantized) else one
+                return function(*torch.utils._pytree.tree_map(plain, arguments), **torch.utils._pytree.tree_map(plain, named or {}))
+
+        def run(enabled):
+            torch.manual_seed(4)
+            model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+            data, scale = torch.randint(0, 100, (8, 8), dtype=torch.uint8), torch.full((1,), 0.01)
+            model[0].weight = torch.nn.Parameter(Quantized(data, scale), requires_grad=False)
+            optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
+            gone = []
+            offload = amem.rl.RolloutOffload(model, optimizer, enabled=enabled, name="fp8")
+            losses = train(model, optimizer, offload, between=lambda _: gone.append((data.eq(255).all() and scale.isnan().all()).item()))
+            offload.close()
+            return losses, gone
+
+        wanted, _ = run(False)
+        losses, gone = run(True)
+        self.assertEqual(losses, wanted)
+        self.assertEqual(gone, [True] * 5)
+
+    def test_what_modules_and_parameters_hold_beside_them_goes_by_a_rule(self):
+        class Storage:  # no tensor, as Transformer Engine's storages, and of the same package as its modules
+            def __init__(self, data):
+                self._rowwise_data = data
+
+        class Linear(torch.nn.Linear):
+            pass
+
+        model, stays = model_of(), torch.ones(9)
+        model[0] = Linear(8, 16)
+        workspace, stored, buffer, shard, table = (torch.full((size,), float(size)) for size in (3, 4, 5, 6, 7))
+        model[0]._fp8_workspaces = {"weight": [workspace], "other": Storage(stored)}
+        model.register_buffer("inverse_frequencies", buffer)
+        model[0].weight.ds_tensor = shard
+        model[2].forward_hook_table = {"a": (table,)}
+        model[2].engine = types.SimpleNamespace(cache=stays)  # of another package: it is not the module's
+        model[0].weight.main_grad = torch.ones(2)
+        offload = amem.rl.RolloutOffload(model, name="caches", gradients="discard")
+        model[0].weight.main_grad.zero_()
+        with offload.rollout():
+            for gone in (workspace, stored, buffer, shard, table, model[0].weight, model[0].weight.main_grad):
+                self.assertTrue(gone.isnan().all())
+            self.assertEqual(stays[0].item(), 1.0)
+        self.assertEqual([one[0].item() for one in (workspace, stored, buffer, shard, table)], [3.0, 4.0, 5.0, 6.0, 7.0])
+        self.assertEqual(model[0].weight.main_grad.tolist(), [0.0, 0.0], "by the gradients' policy")
+        self.assertEqual(offload.left, [])
+        for options in ({"caches": False}, {"parameters": False}):
+            other = model_of()
+            other.register_buffer("buffer", torch.ones(5))
+            with amem.rl.RolloutOffload(other, name="without %s" % next(iter(options)), **options).rollout():
+                self.assertFalse(other.buffer.isnan().any())
+
+    def test_what_stays_is_listed_with_who_holds_it_and_said_once(self):
+        model = model_of()
+        amem.adopt(model[2].weight, "elsewhere")
+        foreign = torch.frombuffer(bytearray(4000), dtype=torch.float32)
+        model[0]._workspaces = {"weight": foreign}
+        optimizer = torch.optim.AdamW(model.parameters())
+        offload = amem.rl.RolloutOffload(model, optimizer, name="stays")
+        with self.assertLogs("amem", "WARNING") as said:
+            for _ in range(2):
+                with offload.rollout():
+                    freed = offload.freed
+        self.assertEqual([(one.path, one.bytes) for one in offload.left], [("model.0._workspaces['weight']", 4000)])
+        self.assertEqual(len(said.output), 1, said.output)
+        self.assertIn("a rollout leaves 4000 bytes of 4580 bytes on the GPU: model.0._workspaces['weight'] 4000 bytes", said.output[0])
+        self.assertEqual(freed.used, freed.bytes + sum(freed.left.values()))
+        self.assertEqual(freed.bytes, 580)
+        account = offload.account()
+        self.assertEqual([one.path for one in account.held], ["model.0._workspaces['weight']"])
+        self.assertIn("held by model.0._workspaces['weight'] 4000 bytes", str(account))
+
+    def test_shards_masters_and_gradients_of_an_optimizers_wrapper_go_too(self):
+        """As DeepSpeed's ZeRO-3 has them: parameters are empty, and have shards attached; the wrapper has masters and gradients."""
+        class Zero3:
+            def __init__(self, model):
+                self.fp32_partitioned_groups_flat = [parameter.detach().clone().flatten() for parameter in model.parameters()]
+                self.optimizer = torch.optim.AdamW(self.fp32_partitioned_groups_flat, lr=0.05)
+                self._Zero3__param_id_to_grad_partition = {place: torch.ones_like(one) for place, one in enumerate(self.fp32_partitioned_groups_flat)}
+                for parameter in model.parameters():
+                    parameter.ds_tensor = parameter.detach().clone().flatten()
+                    parameter.data = torch.empty(0)
+                self.parameters = list(model.parameters())
+
+            def step(self):
+                for place, master in enumerate(self.fp32_partitioned_groups_flat):
+                    master.grad = self._Zero3__param_id_to_grad_partition[place]
+                self.optimizer.step()
+                for parameter, master in zip(self.parameters, self.fp32_partitioned_groups_flat):
+                    parameter.ds_tensor.copy_(master)
+
+        def run(enabled):
+            model = model_of()
+            optimizer = Zero3(model)
+            offload = amem.rl.RolloutOffload(model, optimizer, enabled=enabled, name="zero3")
+            for step in range(4):
+                with offload.rollout():
+                    if enabled:
+                        held = [*optimizer.fp32_partitioned_groups_flat, *optimizer._Zero3__param_id_to_grad_partition.values(),
+                                *(parameter.ds_tensor for parameter in model.parameters())]
+                        self.assertTrue(all(one.isnan().all() for one in held), step)
+                optimizer.step()
+            self.assertEqual(offload.left, [])
+            offload.close()
+            return [parameter.ds_tensor.tolist() for parameter in model.parameters()]
+
+        self.assertEqual(run(True), run(False))
 
     def test_nccl_comes_back_first_then_in_the_order_of_use_and_the_optimizer_is_waited_for_in_the_step(self):
         model = model_of()

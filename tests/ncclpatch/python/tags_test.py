@@ -7,6 +7,7 @@ import threading
 import traceback
 import types
 import unittest
+import warnings
 from unittest import mock
 
 import amem
@@ -89,12 +90,15 @@ class Tags(OnTheFake):
         self.library.sizes = {"nccl": 8 << 20, "a": 3 << 20, "b": 1000}
         self.library.kept = {"nccl": 1 << 20, "a": 512}
         with amem.paused("a") as outer:
-            self.assertEqual(outer, amem.Freed(3 << 20, {"a": 3 << 20}, (), 512))
-            self.assertEqual(str(outer), "3 MiB freed (3 MiB a); 512 bytes kept")
+            self.assertEqual(outer[:4], (3 << 20, {"a": 3 << 20}, (), 512))
+            self.assertEqual(outer.left, {"tag nccl": 8 << 20, "tag b": 1000, "not AMem's": 1 << 20})
+            self.assertEqual(outer.used, outer.bytes + sum(outer.left.values()))
+            self.assertEqual(str(outer), "3 MiB freed (3 MiB a); 512 bytes kept; on the GPU now: 8 MiB tag nccl, 1000 bytes tag b, 1 MiB not AMem's")
             with amem.paused("b", "a", "nccl") as inner:
-                self.assertEqual(inner, amem.Freed(1000 + (8 << 20), {"b": 1000, "a": 0, "nccl": 8 << 20, "user": 0}, ("a",), 1 << 20))
+                self.assertEqual(inner[:4], (1000 + (8 << 20), {"b": 1000, "a": 0, "nccl": 8 << 20, "user": 0}, ("a",), 1 << 20))
+                self.assertEqual((inner.left, inner.used), ({"not AMem's": 1 << 20}, inner.bytes + (1 << 20)))
             self.assertEqual(self.library.states["a"], "paused")
-            self.assertEqual(str(amem.pause("a")), "nothing freed; a: paused already")
+            self.assertTrue(str(amem.pause("a")).startswith("nothing freed; a: paused already; on the GPU now: "))
         self.assertEqual(self.library.states["a"], "paused", "the plain pause wants it")
         amem.resume("a")
         self.assertEqual(amem.pause("a").bytes, 3 << 20)
@@ -340,8 +344,8 @@ class PyTorch:
         self.cuda = types.SimpleNamespace(
             is_available=lambda: True, MemPool=self.MemPool, memory=self, use_mem_pool=self.use_mem_pool, device=self.device,
             _utils=types.SimpleNamespace(_get_device_index=lambda device, optional: 0 if device is None else device),
-            memory_snapshot=lambda: self.snapshot)
-        self.snapshot = []
+            memory_snapshot=lambda: self.snapshot, memory_stats=lambda device: {"allocated_bytes.all.allocated": self.allocated} if self.allocated else {})
+        self.snapshot, self.allocated = [], 0
 
     @contextlib.contextmanager
     def device(self, index):
@@ -358,6 +362,32 @@ class PyTorch:
 
 class MemPools(OnTheFake):
     """What amem._pools.Cuda asks of PyTorch."""
+
+    def test_what_lands_elsewhere_than_in_its_pool_is_said_once_at_the_end_of_the_block(self):
+        self.library.bypassed = True
+        self.addCleanup(amem._pools._landed.clear)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            with amem.pool("empty"):
+                pass
+            for _ in range(2):
+                with amem.pool("weights"):
+                    self.torch.allocated += 1000
+            self.library.sizes = {"cache": 1 << 20}
+            with amem.pool("cache"):
+                self.torch.allocated += 1000
+        self.assertEqual([str(one.message)[:69] for one in said], ["amem.pool: PyTorch took memory from elsewhere than the pool 'weights'"])
+        self.assertTrue(str(said[0].message).endswith("; a pause will not free it"))
+        self.assertEqual(said[0].filename, __file__)
+
+    def test_pytorchs_memory_on_a_device_is_told_apart_from_amems(self):
+        with amem.pool("weights"):
+            pass
+        (mine,) = (tuple(pool.id) for pool in self.side._pools.values())
+        self.torch.snapshot = [{"device": device, "address": 0, "total_size": size, "allocated_size": used, "segment_pool_id": pool}
+                               for device, size, used, pool in ((0, 100, 60, (0, 0)), (0, 50, 50, mine), (0, 30, 10, (0, 9)), (1, 7, 7, (0, 0)))]
+        self.assertEqual(amem._pools.backend().usage(0), {"PyTorch's tensors": 60, "PyTorch's caches": 40, "PyTorch's private pools (CUDA graphs)": 30})
+        self.assertEqual(amem._pools.backend().usage(1), {"PyTorch's tensors": 7})
 
     def setUp(self):
         super().setUp()

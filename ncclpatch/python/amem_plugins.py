@@ -51,8 +51,41 @@ def vllm():
         if "amem" not in getattr(SleepModeBackendFactory, "_registry", {}):
             SleepModeBackendFactory.register_backend("amem", "amem.frameworks.vllm", "Backend")
         _look_at_new_workers(WorkerBase)
+        _let_graphs_go()
     except Exception as error:  # pylint: disable=broad-except
         _log.info("this vLLM has no sleep-mode backends that AMem knows: %s", error)
+
+
+def _let_graphs_go():
+    """vLLM offloads CUDA graphs (--sleep-mode-offload-cudagraph) with a backend of the name "cumem" only; "amem" has the same method."""
+    try:
+        from vllm.config.vllm import VllmConfig
+
+        own = VllmConfig.use_cumem_cudagraph_pool.fget
+    except (ImportError, AttributeError):  # until 0.32
+        return
+    if hasattr(own, "amem_wraps"):
+        return
+
+    class AsIfCumem:
+        def __init__(self, of):
+            self._of = of
+
+        def __getattr__(self, name):
+            return "cumem" if name == "sleep_mode_backend" else getattr(self._of, name)
+
+    class Config:
+        def __init__(self, config):
+            self._config = config
+
+        def __getattr__(self, name):
+            return AsIfCumem(self._config.model_config) if name == "model_config" else getattr(self._config, name)
+
+    def uses(config):
+        return own(Config(config) if getattr(config.model_config, "sleep_mode_backend", None) == "amem" else config)
+
+    uses.amem_wraps = own
+    VllmConfig.use_cumem_cudagraph_pool = property(uses, doc=VllmConfig.use_cumem_cudagraph_pool.__doc__)
 
 
 def _look_at_new_workers(worker_class):

@@ -45,7 +45,7 @@ class Cuda:
 
     def routed(self, tag, device):
         """A context in which this thread's allocations on the device come from the tag's MemPool."""
-        return self.torch.cuda.use_mem_pool(self._mem_pool(tag, device), device)
+        return self.torch.cuda.use_mem_pool(self.mem_pool(tag, device), device)
 
     def check_version(self):
         version = tuple(map(int, re.findall(r"\d+", self.torch.__version__)[:2]))  # (2, 8) of "2.8.0a0+git1234"
@@ -53,7 +53,7 @@ class Cuda:
             raise _calls.AmemError(5, "amem.pool needs PyTorch %d.%d or later, and this is %s: before it there is no torch.cuda.MemPool, or one "
                                       "that takes the allocations of all threads and not of this one alone" % (*OLDEST, self.torch.__version__))
 
-    def _mem_pool(self, tag, device):
+    def mem_pool(self, tag, device):
         found = self._pools.get((tag, device))
         if found is None:
             self.check_version()
@@ -223,6 +223,22 @@ def pool(tag: str, policy: str = "preserve", device: Any = None) -> Iterator[Non
         _calls.check(leave())
         if before is not None and torch_side.allocated_ever(devices) > before:
             _check_landed(tag)
+
+
+@contextlib.contextmanager
+def capturing(tag: str) -> Iterator[Any]:
+    """What the capture of a CUDA graph on this thread allocates inside belongs to the tag, and is saved by its pauses: replays read there
+    what the capture has written. Gives PyTorch's number of the pool, for the capture; None where there is none."""
+    torch_side = backend()
+    if torch_side is None:
+        yield None
+        return
+    _tags.open_pool(tag, "preserve")
+    _calls.check(_calls.lib.amem_pool_enter(_tags.encode(tag)))
+    try:
+        yield tuple(torch_side.mem_pool(tag, torch_side.device_index(None)).id)
+    finally:
+        _calls.check(_calls.lib.amem_pool_leave())
 
 
 ELSEWHERE = ("PyTorch took memory from elsewhere than the pool %r (is expandable_segments set in PYTORCH_CUDA_ALLOC_CONF, or "

@@ -114,6 +114,31 @@ class Vllm(OnTheFake):
                 worker.wake_up()
                 self.assertNotIn("paused", self.library.states.values())
 
+    def test_graphs_go_with_a_sleep_if_vllm_is_told_to_offload_them(self):
+        config = self.modules["vllm.config.vllm"].VllmConfig.__new__(self.modules["vllm.config.vllm"].VllmConfig)
+        config.compilation_config = types.SimpleNamespace(cudagraph_mode="FULL")  # of the modes all but NONE
+        for backend, offloads, wanted in (("amem", True, True), ("amem", False, False), ("cumem", True, True), ("criu", True, False)):
+            config.model_config = types.SimpleNamespace(sleep_mode_backend=backend, sleep_mode_offload_cudagraph=offloads, enable_sleep_mode=True)
+            self.assertEqual(config.use_cumem_cudagraph_pool, wanted, (backend, offloads))
+        worker = self.loaded()
+        allocator = self.allocators.get_instance()
+        dropped, ids = [], []
+        side = types.SimpleNamespace(device_index=lambda device: 0, mem_pool=lambda tag, device: types.SimpleNamespace(id=(0, 7)), drop=dropped.append,
+                                     empty_cache=lambda: None, allocated_ever=lambda devices: 0, routed=lambda tag, device: contextlib.nullcontext())
+        with mock.patch.object(amem._pools, "backend", lambda: side), mock.patch.object(amem._pools, "_backend", side):
+            for _ in range(2):
+                with allocator.cudagraph_pool() as pool:
+                    ids.append((pool, list(self.library.stack)))
+            with worker._maybe_get_memory_pool_context(tag="runtime"):
+                pass
+        self.assertEqual(ids, [((0, 7), ["vllm.cudagraph"])] * 2)
+        self.assertIn(("pool", "vllm.cudagraph", 0), self.library.calls, "contents are saved")
+        self.assertNotIn("vllm.cudagraph", dropped, "a later capture takes from the same pool")
+        worker.sleep(2)
+        self.assertEqual(self.state("vllm.cudagraph"), "paused")
+        worker.wake_up(["weights"])
+        self.assertEqual((self.state("vllm.cudagraph"), self.state("vllm.kv_cache")), ("resident", "paused"))
+
     def test_a_discard_of_the_cache_leaves_weights_and_nccl(self):
         worker = self.loaded()
         worker.discard(("kv_cache",))
@@ -231,6 +256,7 @@ class Ranks:
             self._meet("pause")
             self.pauses[self.here.rank] += 1
             self.here.paused = True
+        return amem._tags.NOTHING
 
     def resume(self, *tags, **_):
         if "nccl" in tags:
@@ -464,6 +490,27 @@ class Sglang(OnTheFake):
             with self.saver.cuda_graph(cuda_graph="g", pool="p", stream="s", tag="cuda_graph", enable_cpu_backup=True):
                 pass
         self.assertEqual(captured, [("g", "p", "s", "global")])
+
+    def test_graphs_are_captured_into_a_pool_that_a_release_of_their_tag_saves(self):
+        manager = self.started()
+        captured = []
+
+        @contextlib.contextmanager
+        def graph(cuda_graph, pool=None, stream=None, capture_error_mode="global"):
+            captured.append((cuda_graph, pool, list(self.library.stack)))
+            yield
+
+        fake = types.SimpleNamespace(cuda=types.SimpleNamespace(graph=graph))
+        side = types.SimpleNamespace(device_index=lambda device: 0, mem_pool=lambda tag, device: types.SimpleNamespace(id=(0, 7)))
+        with mock.patch.dict(sys.modules, torch=fake), mock.patch.object(amem._pools, "backend", lambda: side):
+            with self.saver.cuda_graph(cuda_graph="g", pool="p", stream="s", tag="cuda_graph"):
+                pass
+        self.assertEqual(captured, [("g", (0, 7), ["cuda_graph"])])
+        self.assertIn(("pool", "cuda_graph", 0), self.library.calls)
+        manager.release_memory_occupation(self.request("cuda_graph"))
+        self.assertEqual(self.state("cuda_graph"), "paused")
+        manager.resume_memory_occupation(self.request("cuda_graph"))
+        self.assertEqual(self.state("cuda_graph"), "resident")
 
 
 class TorchMemorySaver(OnTheFake):

@@ -101,12 +101,14 @@ def main(told):
         store = distributed.PrefixStore("nccl", distributed.distributed_c10d._get_default_store())
         nccl = Nccl(store, rank, size, told["deadline_s"])
 
-        def pause(_):
-            why = nccl.pause()
-            library.fail["ncclPause", "nccl"] = (6, why) if why else (0, "")
-            return library._cycle_of_nccl("ncclPause", fake_library.PAUSED)
+        alone = library._cycle_of_nccl
 
-        library._functions["ncclPause"] = library.NAMES["ncclPause"](pause)
+        def together(name, want):
+            why = nccl.pause() if name == "ncclPause" else None
+            library.fail["ncclPause", "nccl"] = (6, why) if why else (0, "")
+            return alone(name, want)
+
+        library._cycle_of_nccl = together
         made.use_vllm, made.vllm_generation = True, generation_of(told["sleep_mode"], counted)
         made.vllm_mode, made._last_loaded_step, made.vllm_importance_sampling_correction = "colocate", -1, False
         if told["what"] == "tools":

@@ -1,8 +1,10 @@
 """SGLang's release_memory_occupation and resume_memory_occupation by AMem: it carries out the calls of torch_memory_saver, and NCCL's memory
 goes after the last step of a release that names the weights, and is back before anything that uses NCCL."""
 
+import contextlib
+
 import amem
-from amem import _saver, frameworks
+from amem import _pools, _saver, frameworks
 
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
 WEIGHTS = "weights"
@@ -11,17 +13,21 @@ USING_NCCL = ("resume_memory_occupation", "init_weights_update_group", "destroy_
 
 
 class Saver(_saver.TorchMemorySaver):
-    """As torch_memory_saver, a tag without a region has nothing to pause, and CUDA graphs are captured whatever becomes of them."""
+    """As torch_memory_saver, a tag without a region has nothing to pause, and CUDA graphs are captured whatever becomes of them. Their memory
+    is saved, whatever is asked for: kernels leave there in the capture what each replay reads (sglang#32718)."""
 
     wait_for_memory = frameworks.WAIT_FOR_MEMORY
 
     def _chosen(self, tag):
         return super()._chosen(tag) if tag is None or tag in self._regions else []
 
-    def cuda_graph(self, cuda_graph, pool=None, stream=None, capture_error_mode="global", **_):
+    @contextlib.contextmanager
+    def cuda_graph(self, cuda_graph, pool=None, stream=None, capture_error_mode="global", tag=_saver.DEFAULT, **_):
         import torch
 
-        return torch.cuda.graph(cuda_graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode)
+        with _pools.capturing(self._amem_tag(tag, True)) as amems:
+            with torch.cuda.graph(cuda_graph, pool=pool if amems is None else amems, stream=stream, capture_error_mode=capture_error_mode):
+                yield
 
 
 def after_release(result, manager, request, *_, **__):

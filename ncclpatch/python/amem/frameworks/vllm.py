@@ -13,6 +13,7 @@ from amem import _pools, _tags, frameworks
 _log = logging.getLogger("amem")
 PREFIX = "vllm."
 DISCARDED = ("kv_cache", "workspace")  # what vLLM's own backend does not save either, and is large
+GRAPHS = "cudagraph"  # as vLLM calls it
 DEFERRABLE = ("weights", "kv_cache")  # a wake-up brings all other tags back, whichever it names
 _nccl = True  # whether NCCL's memory goes with a suspend
 
@@ -37,9 +38,16 @@ class Allocator:
                 self._open[tag] -= 1
         side = _pools.backend()
         if side and not any(self._open.values()):
-            for name in self.names():
+            for name in self.names(set(self._open) - {GRAPHS}):
                 side.drop(name)  # what was freed inside, as in online quantization, goes back to the driver
             _pools.empty_cache()
+
+    @contextlib.contextmanager
+    def cudagraph_pool(self):
+        """What is captured inside goes with a sleep (--sleep-mode-offload-cudagraph)."""
+        self._open.setdefault(GRAPHS, 0)
+        with _pools.capturing(PREFIX + GRAPHS) as pool:
+            yield pool
 
     def names(self, tags=None):
         return [PREFIX + tag for tag in self._open if tags is None or tag in tags]
@@ -56,7 +64,7 @@ class Allocator:
         gc.collect()
         _pools.empty_cache()
         if names:
-            self._asleep.pause(*names)
+            _log.info("sleep: %s", self._asleep.pause(*names))
 
     def wake_up(self, tags=None):
         gc.collect()

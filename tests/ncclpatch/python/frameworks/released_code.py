@@ -86,7 +86,9 @@ def vllm(release):
             self.get_draft_model = self._save_sleep_parameters = lambda *_: None
             self.synchronize_device = lambda: None
 
-    return with_packages(backends, device_allocator, cumem, worker_base, module("vllm.v1.worker.gpu_worker", Worker=Worker),
+    modes = {"CUDAGraphMode": types.SimpleNamespace(NONE="NONE")}
+    config = module("vllm.config.vllm", VllmConfig=class_of(release, "vllm/config/vllm.py", "VllmConfig", ["use_cumem_cudagraph_pool"], object, modes))
+    return with_packages(backends, device_allocator, cumem, worker_base, module("vllm.v1.worker.gpu_worker", Worker=Worker), config,
                          common["vllm__platforms"])
 
 

@@ -137,6 +137,15 @@ def vllm():
         def release_pools(self):
             pass
 
+        def cudagraph_pool(self):
+            raise AssertionError("AMem takes its place")
+
+    class VllmConfig:
+        @property
+        def use_cumem_cudagraph_pool(self):
+            model = self.model_config
+            return model.sleep_mode_offload_cudagraph and model.enable_sleep_mode and model.sleep_mode_backend == "cumem"
+
     class WorkerBase:
         def __init__(self, vllm_config, local_rank, rank, distributed_init_method, is_driver_worker=False):
             self.vllm_config, self._backend = vllm_config, None
@@ -166,6 +175,7 @@ def vllm():
         module("vllm.device_allocator.sleep_mode_backend", SleepModeBackend=SleepModeBackend,
                SleepModeBackendFactory=SleepModeBackendFactory),
         module("vllm.device_allocator.cumem", CuMemAllocator=CuMemAllocator),
+        module("vllm.config.vllm", VllmConfig=VllmConfig),
         module("vllm.v1.worker.worker_base", WorkerBase=WorkerBase),
         module("vllm.v1.worker.gpu_worker", Worker=Worker))
 

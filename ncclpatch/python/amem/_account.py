@@ -33,10 +33,13 @@ class Gpu(NamedTuple):
 
 
 class Account(NamedTuple):
-    """What account() found: the GPUs that have memory of AMem's, and who holds memory of no tag, the largest first."""
+    """What account() found: the GPUs that have memory of AMem's, and who holds memory of no tag, the largest first. `pinned` and `spare` are of
+    the host: bytes that hold contents, and that were pinned for contents and are kept for the next pause."""
 
     gpus: Tuple[Gpu, ...]
     held: Tuple[Held, ...]
+    pinned: int = 0
+    spare: int = 0
 
     def __str__(self) -> str:
         lines = []
@@ -45,6 +48,10 @@ class Account(NamedTuple):
             lines += ["  %-10s %s" % (_tags.mebibytes(count), whose) for whose, count in sorted(gpu.left.items(), key=lambda row: -row[1])]
             lines += ["  %-10s %s, paused: not there" % (_tags.mebibytes(count), tag) for tag, count in gpu.taken.items()]
         lines += ["  held by " + str(one) for one in self.held[:4 * SHOWN]]
+        if self.pinned:
+            lines.append("host: %s pinned, with contents" % _tags.mebibytes(self.pinned))
+        if self.spare:
+            lines.append("host: %s pinned for the next pause; amem.trim_pinned() gives them back" % _tags.mebibytes(self.spare))
         return "\n".join(lines) or "no GPU has memory of AMem's"
 
 
@@ -112,7 +119,7 @@ def account(**roots: Any) -> Account:
     roots:  objects to look through for who holds memory of no tag: modules, optimizers, tensors, and dicts and lists of these. The names are
             the begins of the paths: "model.layers.3._fp8_workspaces['weight']._data".
 
-    Returns Account(gpus, held): of each GPU `used`, `taken` by tag and `left`, by "tag NAME", reason, PyTorch's tensors, caches and
+    Returns Account(gpus, held, pinned, spare): of each GPU `used`, `taken` by tag and `left`, by "tag NAME", reason, PyTorch's tensors, caches and
     private pools (CUDA graphs), processes, and what remains (contexts, modules, other libraries). Takes milliseconds. With AMEM_ENABLE=0
     and without a GPU it is empty.
     """
@@ -122,4 +129,6 @@ def account(**roots: Any) -> Account:
     unplaced = answer.get("unplaced", {})
     gpus = tuple(_gpu(row, unplaced if len(rows) == 1 else {}, processes) for row in rows)
     torch = sys.modules.get("torch")
-    return Account(gpus, tuple(held(roots, torch)) if roots and torch is not None else ())
+    pinned = sum(row.get("pinned_bytes", 0) for row in _tags.memory()["tags"])
+    spare = max(0, _calls.read_json(b"stats").get("contents", {}).get("pinned_bytes", 0) - pinned)
+    return Account(gpus, tuple(held(roots, torch)) if roots and torch is not None else (), pinned, spare)

@@ -217,6 +217,12 @@ def move_storages(storages: Dict[Any, List[Any]], tag: str, policy: str, skipped
     return Adopted(tag, len(chosen), moved, sum(storage.nbytes() for storage in chosen), list(skipped.values()))
 
 
+def _warn_of_parameters(tensors, tag, policy, torch):
+    if policy == "discard" and any(isinstance(one, torch.nn.Parameter) for one in tensors_in(tensors, torch)):
+        _library.warn("amem.adopt: policy=\"discard\" does not save the parameters under the tag %r: after a pause and a resume they hold "
+                      "anything, and must be loaded anew" % tag, stacklevel=3)
+
+
 def adopt(tensors: Any, tag: str, policy: str = "preserve") -> Adopted:
     """Moves existing tensors into the pool `tag`; nothing that refers to them changes.
 
@@ -236,11 +242,15 @@ def adopt(tensors: Any, tag: str, policy: str = "preserve") -> Adopted:
     another process is given their addresses, and while no other thread uses them. It waits for the devices, and empties PyTorch's
     caches; while it works, a gibibyte, or the largest storage if that is more, is there twice. torch.compile needs nothing: it asks for addresses in each call.
 
+    RuntimeWarning: parameters with policy "discard", which a pause does not save.
+
     AmemError: too little memory (1; what was moved is moved, everything is intact), the tag is paused (5), another policy (4).
     """
     import torch
 
     skipped: Dict[str, Skipped] = {}
+    if not hasattr(tensors, "__next__"):
+        _warn_of_parameters(tensors, tag, policy, torch)
     storages = storages_of(tensors, torch, skipped)
     if skipped.keys() == {NO_TENSOR % type(tensors).__name__}:
         raise TypeError("amem.adopt takes tensors, a torch.nn.Module, or dicts and iterables of them, not %s; of an optimizer write optimizer.state"

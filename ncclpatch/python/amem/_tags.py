@@ -33,6 +33,7 @@ class Freed(NamedTuple):
     left:    bytes on the GPUs of these tags afterwards, by whose or why: "tag NAME" that runs on, the reasons of what is kept, and
              OTHERS: the program's, contexts and modules, other processes'. amem.account() tells those apart.
     used:    what the driver had given out on these GPUs before: `bytes` and all of `left`, unless somebody allocated or freed meanwhile.
+    lost:    the tags of this pause whose contents are not saved (policy "discard"): after the resume they hold anything.
     """
 
     bytes: int
@@ -41,12 +42,15 @@ class Freed(NamedTuple):
     kept: int
     left: Dict[str, int] = {}
     used: int = 0
+    lost: Tuple[str, ...] = ()
 
     def __str__(self) -> str:
         said = ["%s %s" % (mebibytes(count), tag) for tag, count in self.tags.items() if count]
         text = "%s freed (%s)" % (mebibytes(self.bytes), ", ".join(said)) if said else "nothing freed"
         if self.already:
             text += "; %s: paused already" % ", ".join(self.already)
+        if self.lost:
+            text += "; contents not saved: %s" % ", ".join(self.lost)
         if self.kept:
             text += "; %s kept" % mebibytes(self.kept)
         left = ["%s %s" % (mebibytes(count), whose) for whose, count in self.left.items() if count]
@@ -60,7 +64,7 @@ NOTHING = Freed(0, {}, (), 0)
 def together(one: Freed, other: Freed) -> Freed:
     """Of two pauses, one after the other."""
     return Freed(one.bytes + other.bytes, {**one.tags, **other.tags}, one.already + other.already, one.kept + other.kept,
-                 other.left or one.left, one.used or other.used)
+                 other.left or one.left, one.used or other.used, one.lost + other.lost)
 
 
 def mebibytes(count: int) -> str:
@@ -128,7 +132,8 @@ def _freed(tags: Sequence[str], before: Dict[str, Dict[str, Any]]) -> Freed:
         kept += late + sum(one["bytes"] for one in memory().get("left", {}).values())
         if late:
             _log.warning("pause of tag program: %s", too_late(late))
-    return Freed(sum(gone.values()), gone, already, kept)
+    lost = tuple(tag for tag in tags if gone.get(tag) and before[tag]["policy"] == "discard")
+    return Freed(sum(gone.values()), gone, already, kept, lost=lost)
 
 
 def stream_pointer(stream: Any) -> ctypes.c_void_p:
@@ -165,7 +170,7 @@ def pause(*tags: str, wait: bool = True, stream: Any = None, process_group: Any 
     pause("weights", wait=False, stream=s)   returns at once: contents are saved after what stream `s` holds now, beside what other
                                           streams compute, and the memory goes when they are saved; amem.wait("weights") waits
 
-    Returns Freed(bytes, tags, already, kept, left, used), the account of the pause. With wait=False it says what had gone by then.
+    Returns Freed(bytes, tags, already, kept, left, used, lost), the account of the pause. With wait=False it says what had gone by then.
 
     tags:    names of pools (see amem.pool), and "nccl"; none means "nccl". A tag that is paused already is left as it is. With
              AMEM_SCOPE=all "program" is all that this process has from cudaMalloc.

@@ -340,6 +340,8 @@ class RolloutOffload:
                 self._undo.append(functools.partial(delattr, optimizer, name))
 
     def _before_step(self):
+        if self._paused:
+            raise RuntimeError("RolloutOffload: optimizer.step() in a rollout, whose memory is not there until it ends; a step would fault")
         if "gradients" in self._names and self._has_buckets:
             self._remember_gradients()
         self.wait()

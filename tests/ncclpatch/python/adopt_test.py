@@ -2,6 +2,7 @@
 
 import gc
 import unittest
+import warnings
 
 import amem
 import fake_library
@@ -305,6 +306,14 @@ class Adopt(unittest.TestCase):
         self.assertTrue(kept.isnan().all() and lost.isnan().all())
         amem.resume("kept", "lost")
         self.assertTrue(kept.eq(1).all() and lost.isnan().all())
+
+    def test_parameters_that_a_pause_will_not_save_are_said_at_once(self):
+        with self.assertWarnsRegex(RuntimeWarning, "does not save the parameters under the tag 'weights'"):
+            amem.adopt(torch.nn.Linear(2, 2), "weights", policy="discard")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            amem.adopt([torch.zeros(4)], "cache", policy="discard")
+            amem.adopt(torch.nn.Linear(2, 2), "kept")
 
     def test_without_a_gpu_nothing_happens(self):
         amem._pools.backend = lambda: None

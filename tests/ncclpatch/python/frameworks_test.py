@@ -139,6 +139,23 @@ class Vllm(OnTheFake):
         worker.wake_up(["weights"])
         self.assertEqual((self.state("vllm.cudagraph"), self.state("vllm.kv_cache")), ("resident", "paused"))
 
+    def test_a_step_on_memory_that_is_asleep_is_an_error_and_no_fault(self):
+        steps = []
+        with mock.patch.object(self.modules["vllm.v1.worker.worker_base"].WorkerBase, "execute_model", lambda worker, output: steps.append(output), create=True):
+            worker = self.loaded()
+            step, nothing = (types.SimpleNamespace(total_num_scheduled_tokens=count) for count in (3, 0))
+            worker.execute_model(step)
+            worker.sleep(1)
+            worker.execute_model(nothing)
+            with self.assertRaisesRegex(RuntimeError, "while it sleeps: weights, runtime, kv_cache of its memory is paused"):
+                worker.execute_model(step)
+            worker.wake_up(["weights"])
+            with self.assertRaisesRegex(RuntimeError, "while it sleeps: kv_cache of its memory"):
+                worker.execute_model(step)
+            worker.wake_up(["kv_cache"])
+            worker.execute_model(step)
+        self.assertEqual(steps, [step, nothing, step])
+
     def test_a_discard_of_the_cache_leaves_weights_and_nccl(self):
         worker = self.loaded()
         worker.discard(("kv_cache",))

@@ -841,14 +841,19 @@ with amem.paused("weights", "nccl") as freed:
     assert gpu.used == in_use() == sum(gpu.left.values()) and gpu.device == 0, gpu
     assert sum(gpu.taken.values()) == before - in_use() and set(gpu.taken) == {"weights", "cache", "user"}, gpu
     text = str(amem.account())
+    assert again.lost == ("cache",) and "contents not saved: cache" in str(again) and not freed.lost, (freed, again)
+    assert amem.account().pinned >= SIZE and "pinned, with contents" in text, text
     assert text.startswith("GPU 0: ") and "weights, paused: not there" in text and "contexts, modules, libraries, other processes" in text, text
     amem.resume("cache")
 assert amem.account().gpus[0].taken == {} and in_use() == before
+assert amem.account().pinned == 0 < amem.account().spare and "amem.trim_pinned() gives them back" in str(amem.account())
+amem.trim_pinned()
+assert amem.account().spare == 0 and "trim" not in str(amem.account())
 """)
 
     def test_nothing_asked_for_or_switched_off_is_an_empty_account(self):
         for more in ({}, {"AMEM_ENABLE": "0"}):
-            self.check("import amem\nassert amem.account() == ((), ()) and str(amem.account()) == \"no GPU has memory of AMem's\"\n", **more)
+            self.check("import amem\nassert amem.account() == ((), (), 0, 0) and str(amem.account()) == \"no GPU has memory of AMem's\"\n", **more)
 
 
 class Wants(Scripts):

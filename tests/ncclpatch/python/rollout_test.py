@@ -161,6 +161,14 @@ class Rollout(WithTheFake):
             with amem.rl.RolloutOffload(other, name="without %s" % next(iter(options)), **options).rollout():
                 self.assertFalse(other.buffer.isnan().any())
 
+    def test_a_step_in_a_rollout_is_an_error_and_no_fault(self):
+        model = model_of()
+        optimizer = torch.optim.AdamW(model.parameters())
+        offload = amem.rl.RolloutOffload(model, optimizer, name="step")
+        with offload.rollout(), self.assertRaisesRegex(RuntimeError, r"optimizer.step\(\) in a rollout"):
+            optimizer.step()
+        optimizer.step()
+
     def test_what_stays_is_listed_with_who_holds_it_and_said_once(self):
         model = model_of()
         amem.adopt(model[2].weight, "elsewhere")

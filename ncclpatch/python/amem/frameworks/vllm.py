@@ -2,6 +2,7 @@
 before the engine is made."""
 
 import contextlib
+import functools
 import gc
 import logging
 
@@ -24,6 +25,7 @@ class Allocator:
     def __init__(self):
         self._open = {}  # vLLM's tags that have a pool -> how many use_memory_pool are open
         self._asleep = _tags.Want()
+        self.away = []  # the names that are paused
 
     @contextlib.contextmanager
     def use_memory_pool(self, tag=None):
@@ -65,6 +67,7 @@ class Allocator:
         _pools.empty_cache()
         if names:
             _log.info("sleep: %s", self._asleep.pause(*names))
+            self.away += [name for name in names if name.startswith(PREFIX) and name not in self.away]
 
     def wake_up(self, tags=None):
         gc.collect()
@@ -72,6 +75,7 @@ class Allocator:
         chosen = [tag for tag in self._open if tags is None or tag in tags or tag not in DEFERRABLE]
         if chosen:
             self._asleep.resume(*self.names(chosen), wait_for_memory=frameworks.WAIT_FOR_MEMORY)
+            self.away = [name for name in self.away if name not in self.names(chosen)]
 
     def wake_nccl(self):
         self._asleep.resume(_tags.NCCL, wait_for_memory=frameworks.WAIT_FOR_MEMORY)
@@ -131,6 +135,21 @@ class Backend(SleepModeBackend):
             return False
 
     preserves_communicators = preserves_compiled_artifacts = preserves_graphs_with_communicators = classmethod(lambda cls: True)
+
+
+def guard(worker):
+    """A step on memory that is asleep is an error that says so: it would fault, and the process could not use its GPU any more."""
+    execute = worker.execute_model
+
+    @functools.wraps(execute)
+    def guarded(output, *arguments, **named):
+        allocator = _allocator()
+        if getattr(allocator, "away", None) and getattr(output, "total_num_scheduled_tokens", 1):
+            raise RuntimeError("vLLM was asked for a step while it sleeps: %s of its memory is paused; wake_up() brings all of it back"
+                               % ", ".join(name[len(PREFIX):] for name in allocator.away))
+        return execute(output, *arguments, **named)
+
+    worker.execute_model = guarded
 
 
 def install(nccl=True):

@@ -276,7 +276,7 @@ TEST_F(Damage, anywhere_in_the_store_never_does_more_than_lose_events) {
 #ifdef AMEM_BY_NIGHT
 constexpr int kDamagedStores = 100;
 #else
-constexpr int kDamagedStores = 20;
+constexpr int kDamagedStores = 10;
 #endif
 
 TEST_F(Damage, behind_a_locked_tail_is_found_as_well) {

@@ -494,14 +494,15 @@ constexpr std::uint64_t kStride = 11;
 #elif defined(AMEM_BY_NIGHT)
 constexpr std::uint64_t kStride = 1;
 #else
-constexpr std::uint64_t kStride = 3;  // of one and two ranks; more are more of the same
+constexpr std::uint64_t kStride = 6;  // of one and two ranks; more are more of the same
 #endif
 
 #ifdef AMEM_BY_NIGHT
-[[maybe_unused]] constexpr std::uint64_t kOfMany = 2, kOfAll = 1, kOfStalls = 2;
+[[maybe_unused]] constexpr std::uint64_t kOfMany = 2, kOfAll = 1, kOfFailures = 1, kOfStalls = 2;
 #else
-[[maybe_unused]] constexpr std::uint64_t kOfMany = 9,
-                                         kOfAll = 9;  // of many ranks, and of scope all, whose steps are those of the others
+[[maybe_unused]] constexpr std::uint64_t kOfMany = 6,
+                                         kOfAll = 6;  // of many ranks, and of scope all, whose steps are those of the others
+[[maybe_unused]] constexpr std::uint64_t kOfFailures = 4;
 [[maybe_unused]] constexpr std::uint64_t kOfStalls = 4 + 5 * kSlower;  // each takes some seconds
 #endif
 
@@ -737,7 +738,9 @@ TEST_F(UndoMatrix, a_leader_is_stopped_in_a_resume) { StopLeader(3, Op::kResume,
 
 class FailMatrix : public OverRanks {
  protected:
-  static std::uint64_t stride() { return ranks() > 4 ? 5 : GetParam().scope == LibraryScope::kAll ? kOfAll : 1; }
+  static std::uint64_t stride() {
+    return kOfFailures * (ranks() > 4 ? 5 : GetParam().scope == LibraryScope::kAll ? kOfAll : 1);
+  }
 };
 TEST_P(FailMatrix, a_call_of_a_pause) { FailEverywhere(ranks(), Op::kPause, Fault::kFailCall, stride()); }
 TEST_P(FailMatrix, a_call_of_a_resume) { FailEverywhere(ranks(), Op::kResume, Fault::kFailCall, stride()); }

@@ -745,7 +745,7 @@ void RunJobs(std::uint64_t first) {
 #elif defined(AMEM_BY_NIGHT)
   constexpr std::uint64_t kJobs = 10'000;
 #else
-  constexpr std::uint64_t kJobs = 400;
+  constexpr std::uint64_t kJobs = 200;
 #endif
   const std::uint64_t one = FromEnvironment("AMEM_WORLD_SEED", 0);
   const std::uint64_t jobs = one != 0 ? 1 : FromEnvironment("AMEM_WORLD_JOBS", 4 * kJobs) / 4;

@@ -393,7 +393,7 @@ void Interleave(unsigned seed) {
 #ifdef AMEM_BY_NIGHT
 constexpr unsigned kOrders = 40;
 #else
-constexpr unsigned kOrders = 10;
+constexpr unsigned kOrders = 5;
 #endif
 
 TEST(Pools, cycles_of_nccl_and_of_pools_interleave_in_any_order) {

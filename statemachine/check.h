@@ -50,7 +50,11 @@ struct LeftOperand {
   Outcome Is(bool ok) const { return ok ? Outcome{} : Outcome{false, Show(left)}; }
   template <class Right>
   Outcome Is(bool ok, const char* sign, const Right& right) const {
-    return ok ? Outcome{} : Outcome{false, Show(left) + sign + Show(right)};
+    return ok ? Outcome{} : Broken(sign, right);
+  }
+  template <class Right>
+  [[gnu::cold, gnu::noinline]] Outcome Broken(const char* sign, const Right& right) const {
+    return {false, Show(left) + sign + Show(right)};
   }
   operator Outcome() const { return Is(static_cast<bool>(left)); }  // NOLINT(google-explicit-constructor)
   friend Outcome operator==(const LeftOperand& l, const auto& r) { return l.Is(l.left == r, " == ", r); }

@@ -66,7 +66,8 @@ constexpr std::string_view kSelfEvident[] = {"access", "bytes",    "call",      
                                              "reason", "remote",   "request_kind", "step", "why"};
 bool IsAmount(std::string_view name) { return name == "bytes" || name == "alignment" || name.ends_with("offset"); }
 
-// Not inlined into hundreds of fields, where GCC 12 also warns of bounds that no text crosses.
+// Nothing of this is inlined into hundreds of fields, which takes long to compile, and where GCC 12 warns of bounds that no
+// text crosses.
 [[gnu::noinline]] std::string Spoken(std::string_view name) {
   std::string words(name);
   std::ranges::replace(words, '_', ' ');
@@ -78,7 +79,7 @@ bool IsAmount(std::string_view name) { return name == "bytes" || name == "alignm
 }
 
 template <class T>
-std::string Words(std::string_view name, const T& field) {
+[[gnu::noinline]] std::string Words(std::string_view name, const T& field) {
   if constexpr (std::is_same_v<T, bool>) return (field ? "" : "not ") + Spoken(name);
   if constexpr (std::is_same_v<T, Bytes>) return WithName(name, IsAmount(name) ? FormatBytes(field) : to_string(field));
   return WithName(name, Value(field));
@@ -107,25 +108,34 @@ bool IsTold(const T& field) {
   return std::is_same_v<T, DeviceOrdinal> || (std::is_enum_v<T> && !std::is_same_v<T, Code>);
 }
 
+struct FieldWords {
+  std::vector<std::string> words;
+  std::vector<bool> told;  // whatever they say
+  [[gnu::noinline]] void Add(std::string of_field, bool is_told) {
+    words.push_back(std::move(of_field));
+    told.push_back(is_told);
+  }
+};
 template <Described T>
-std::vector<std::string> AllWords(const T& value) {
-  std::vector<std::string> all;
-  ForEachField(value, [&](std::string_view name, const auto& field) { all.push_back(Words(name, field)); });
+[[gnu::noinline]] FieldWords AllWords(const T& value) {
+  FieldWords all;
+  ForEachField(value, [&](std::string_view name, const auto& field) { all.Add(Words(name, field), IsTold(field)); });
   return all;
+}
+[[gnu::noinline]] std::string ToldWords(FieldWords of, const FieldWords& unset, bool first_too) {
+  std::vector<std::string> told;
+  for (std::size_t i = 0; i < of.words.size(); ++i) {
+    std::string& words = of.words[i];
+    if (!words.empty() && ((i == 0 && first_too) || of.told[i] || words != unset.words[i])) told.push_back(std::move(words));
+  }
+  return Joined(told, ", ");
 }
 
 // The fields that are not as they are when nobody sets them, and an event's first one: "address 0x7f00, 2 MiB, allocation 3".
 template <Described T>
 std::string FieldsText(const T& value, bool first_too) {
-  static const auto& kUnset = *new std::vector<std::string>(AllWords(T{}));  // for threads that outlive exit(), too
-  std::vector<std::string> told;
-  std::size_t i = 0;
-  ForEachField(value, [&](std::string_view name, const auto& field) {
-    std::string words = Words(name, field);
-    if (!words.empty() && ((i == 0 && first_too) || IsTold(field) || words != kUnset[i])) told.push_back(std::move(words));
-    ++i;
-  });
-  return Joined(told, ", ");
+  static const auto& kUnset = *new FieldWords(AllWords(T{}));  // for threads that outlive exit(), too
+  return ToldWords(AllWords(value), kUnset, first_too);
 }
 
 // ---- events of which a list of fields does not read well

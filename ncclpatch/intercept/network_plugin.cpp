@@ -67,9 +67,10 @@ struct PluginTable {
 
   [[nodiscard]] const char* name() const { return static_cast<const char*>(real[0]); }
 
-  template <class F>
-  [[nodiscard]] F* Real(std::size_t function) const {
-    return reinterpret_cast<F*>(real[function]);
+  // The plugin's own function, whose parameters have the types of these arguments.
+  template <class... Arguments>
+  int Call(std::size_t function, Arguments... arguments) const {
+    return reinterpret_cast<int (*)(Arguments...)>(real[function])(arguments...);
   }
 };
 // Never destroyed, because NCCL's threads use it up to the end.
@@ -81,8 +82,6 @@ constinit std::mutex g_tables_mutex;
 
 // This thread has connected to another rank, as that does which registers the buffers of connections.
 thread_local bool t_has_connected = false;
-
-using AnyCall = int(void*, void*, void*, void*, void*, void*);  // at most six arguments, all in registers
 
 // A registration by a plugin. `wrap(handle, record)`: as PluginHandles::Wrap.
 constexpr auto kAsItIs = [](void*, Registered*) -> void* { return nullptr; };
@@ -105,22 +104,20 @@ void** RequestAmong(void** request) { return request; }
 void** RequestAmong(void* /*for a profiler*/, void** request) { return request; }
 void** RequestAmong(void** /*for profilers*/, void** request) { return request; }
 
-void Refresh(std::size_t table);
+void Refresh(PluginTable& table);
 
-template <std::size_t T>
-struct Of {
-  static PluginTable& table() { return TableAt(T); }
-
+// What NCCL calls in place of a plugin's functions, with the table in which it found them (Entry).
+struct Plugin {
   // A plugin may fill in its table when it is initialised.
-  static int CallInit(void* a, void* b, void* c, void* d, void* e, void* f) {
-    const int result = table().template Real<AnyCall>(kInit)(a, b, c, d, e, f);
-    Refresh(T);
+  static int CallInit(PluginTable& table, void* a, void* b, void* c, void* d, void* e, void* f) {
+    const int result = table.Call(kInit, a, b, c, d, e, f);
+    Refresh(table);
     return result;
   }
   // NCCL makes the buffer of a connection next. (A collective network has no accept, but another harmless function there.)
   template <std::size_t function>
-  static int Connect(void* a, void* b, void* c, void* d, void* e, void* f) {
-    const int result = table().template Real<AnyCall>(function)(a, b, c, d, e, f);
+  static int Connect(PluginTable& table, void* a, void* b, void* c, void* d, void* e, void* f) {
+    const int result = table.Call(function, a, b, c, d, e, f);
     if (result == 0) CardBuffers::ThreadUsesCard();
     if (result == 0) t_has_connected = true;
     return result;
@@ -128,32 +125,33 @@ struct Of {
 
   // Makes a plugin's call that registers or undoes that. What the plugin does then is not recorded as another library's.
   template <class MakeCall>
-  static int InPlugin(const MakeCall& make_call) {
-    const OfPlugin inside(table().renews.load());
+  static int InPlugin(const PluginTable& table, const MakeCall& make_call) {
+    const OfPlugin inside(table.renews.load());
     return make_call();
   }
   template <class Again>
-  static void* Wrap(void* comm, void* data, size_t bytes, int type, void* real, const Again& again, Registered* record) {
-    if (!table().renews.load() || type != kGpuMemory) return nullptr;
+  static void* Wrap(PluginTable& table, void* comm, void* data, size_t bytes, int type, void* real, const Again& again,
+                    Registered* record) {
+    if (!table.renews.load() || type != kGpuMemory) return nullptr;
     if (!t_has_connected) return record->pins = "it was not registered by a thread that has connected", nullptr;
-    const auto undo = [comm](void* handle) {
-      return InPlugin([&] { return table().template Real<int(void*, void*)>(table().kind.dereg_mr())(comm, handle); });
+    const auto undo = [comm, &table](void* handle) {
+      return InPlugin(table, [&] { return table.Call(table.kind.dereg_mr(), comm, handle); });
     };
-    return Forever<PluginHandles>().Wrap(real, PartAt(data, bytes), {table().name(), &table().gate, comm, undo, again}, record);
+    return Forever<PluginHandles>().Wrap(real, PartAt(data, bytes), {table.name(), &table.gate, comm, undo, again}, record);
   }
-  static int RegMr(void* comm, void* data, size_t bytes, int type, void** handle) {
-    if (table().kind.version < kFirstWithLongSize) bytes = static_cast<size_t>(static_cast<int>(bytes));
-    const auto make_call = [=](void** made) {
-      return InPlugin([&] { return table().template Real<decltype(RegMr)>(kRegMr)(comm, data, bytes, type, made); });
+  static int RegMr(PluginTable& table, void* comm, void* data, size_t bytes, int type, void** handle) {
+    if (table.kind.version < kFirstWithLongSize) bytes = static_cast<size_t>(static_cast<int>(bytes));
+    const auto make_call = [=, &table](void** made) {
+      return InPlugin(table, [&] { return table.Call(kRegMr, comm, data, bytes, type, made); });
     };
     return Register(
         "regMr of a network plugin", PartAt(data, bytes), "network plugin", handle, -1, [&] { return make_call(handle); },
-        [&](void* real, Registered* record) { return Wrap(comm, data, bytes, type, real, make_call, record); });
+        [&](void* real, Registered* record) { return Wrap(table, comm, data, bytes, type, real, make_call, record); });
   }
-  static int RegDmaBuf(void* comm, void* data, size_t bytes, int type, std::uint64_t offset, int descriptor, void** handle) {
-    const auto make_call = [=](int of, void** made) {
-      return InPlugin(
-          [&] { return table().template Real<decltype(RegDmaBuf)>(kRegMr + 1)(comm, data, bytes, type, offset, of, made); });
+  static int RegDmaBuf(PluginTable& table, void* comm, void* data, size_t bytes, int type, std::uint64_t offset, int descriptor,
+                       void** handle) {
+    const auto make_call = [=, &table](int of, void** made) {
+      return InPlugin(table, [&] { return table.Call(kRegMr + 1, comm, data, bytes, type, offset, of, made); });
     };
     return Register(
         "regMrDmaBuf of a network plugin", PartAt(data, bytes), "network plugin, dma-buf", handle, descriptor,
@@ -164,77 +162,74 @@ struct Of {
             if (!remade.Again([&](int of) { result = make_call(of, made); })) return kSystemError;
             return result;
           };
-          return Wrap(comm, data, bytes, type, real, again, record);
+          return Wrap(table, comm, data, bytes, type, real, again, record);
         });
   }
   // `Device...`: of GIN, where kernels find the registration.
   template <class... Device>
-  static int RegMrSym(void* comm, void* data, size_t bytes, int type, std::uint64_t flags, void** handle, Device... device) {
-    return Register("regMrSym of a network plugin", PartAt(data, bytes), "network plugin, symmetric", handle, -1, [&] {
-      return table().template Real<decltype(RegMrSym<Device...>)>(table().kind.reg_mr())(comm, data, bytes, type, flags, handle,
-                                                                                         device...);
-    });
+  static int RegMrSym(PluginTable& table, void* comm, void* data, size_t bytes, int type, std::uint64_t flags, void** handle,
+                      Device... device) {
+    return Register("regMrSym of a network plugin", PartAt(data, bytes), "network plugin, symmetric", handle, -1,
+                    [&] { return table.Call(table.kind.reg_mr(), comm, data, bytes, type, flags, handle, device...); });
   }
   template <class... Device>
-  static int RegSymDmaBuf(void* comm, void* data, size_t bytes, int type, std::uint64_t offset, int descriptor,
-                          std::uint64_t flags, void** handle, Device... device) {
+  static int RegSymDmaBuf(PluginTable& table, void* comm, void* data, size_t bytes, int type, std::uint64_t offset,
+                          int descriptor, std::uint64_t flags, void** handle, Device... device) {
     return Register("regMrSymDmaBuf of a network plugin", PartAt(data, bytes), "network plugin, symmetric, dma-buf", handle,
                     descriptor, [&] {
-                      return table().template Real<decltype(RegSymDmaBuf<Device...>)>(table().kind.reg_mr() + 1)(
-                          comm, data, bytes, type, offset, descriptor, flags, handle, device...);
+                      return table.Call(table.kind.reg_mr() + 1, comm, data, bytes, type, offset, descriptor, flags, handle,
+                                        device...);
                     });
   }
-  static int DeregMr(void* comm, void* handle) {
+  static int DeregMr(PluginTable& table, void* comm, void* handle) {
     const auto make_call = [&](void* real) {
-      return InPlugin([&] { return table().template Real<int(void*, void*)>(table().kind.dereg_mr())(comm, real); });
+      return InPlugin(table, [&] { return table.Call(table.kind.dereg_mr(), comm, real); });
     };
     return Deregister(KeyOf(Registrar::kPlugin, handle), [&] {
-      return table().renews.load() ? Forever<PluginHandles>().GiveUp(handle, make_call) : make_call(handle);
+      return table.renews.load() ? Forever<PluginHandles>().GiveUp(handle, make_call) : make_call(handle);
     });
   }
 
   // ---- transfers, where registrations are renewed. `rest`: a handle for profilers, if there is one, and the request.
   template <class... Rest>
-  static int ISend(void* comm, void* data, size_t bytes, int tag, void* handle, Rest... rest) {
-    return table().gate.Begin(comm, RequestAmong(rest...), [&] {
-      return table().template Real<decltype(ISend<Rest...>)>(table().kind.isend())(
-          comm, data, bytes, tag, Forever<PluginHandles>().Real(handle), rest...);
+  static int ISend(PluginTable& table, void* comm, void* data, size_t bytes, int tag, void* handle, Rest... rest) {
+    return table.gate.Begin(comm, RequestAmong(rest...), [&] {
+      return table.Call(table.kind.isend(), comm, data, bytes, tag, Forever<PluginHandles>().Real(handle), rest...);
     });
   }
   template <class... Rest>
-  static int IRecv(void* comm, int count, void** data, void* sizes, int* tags, void** handles, Rest... rest) {
-    return table().gate.Begin(comm, RequestAmong(rest...), [&] {
+  static int IRecv(PluginTable& table, void* comm, int count, void** data, void* sizes, int* tags, void** handles,
+                   Rest... rest) {
+    return table.gate.Begin(comm, RequestAmong(rest...), [&] {
       return WithReal(count, handles, [&](void** real) {
-        return table().template Real<decltype(IRecv<Rest...>)>(table().kind.irecv())(comm, count, data, sizes, tags, real,
-                                                                                     rest...);
+        return table.Call(table.kind.irecv(), comm, count, data, sizes, tags, real, rest...);
       });
     });
   }
   // NCCL takes no request for done already. It flushes what has arrived for a kernel that runs, so not while the gate is shut;
   // then it waits, unless its communicator ends.
-  static int IFlush(void* comm, int count, void** data, int* sizes, void** handles, void** request) {
+  static int IFlush(PluginTable& table, void* comm, int count, void** data, int* sizes, void** handles, void** request) {
     for (bool made = false;;) {
-      const int result = table().gate.Begin(comm, request, [&] {
+      const int result = table.gate.Begin(comm, request, [&] {
         made = true;
-        return WithReal(count, handles, [&](void** real) {
-          return table().template Real<decltype(IFlush)>(table().kind.iflush())(comm, count, data, sizes, real, request);
-        });
+        return WithReal(count, handles,
+                        [&](void** real) { return table.Call(table.kind.iflush(), comm, count, data, sizes, real, request); });
       });
       if (made) return result;
-      if (!table().gate.AwaitReopening()) return kInternalError;
+      if (!table.gate.AwaitReopening()) return kInternalError;
     }
   }
-  static int Test(void* request, int* done, int* sizes) {
-    const int result = table().template Real<decltype(Test)>(table().kind.test())(request, done, sizes);
-    if (result == 0 && *done != 0) table().gate.Ended(request);
+  static int Test(PluginTable& table, void* request, int* done, int* sizes) {
+    const int result = table.Call(table.kind.test(), request, done, sizes);
+    if (result == 0 && *done != 0) table.gate.Ended(request);
     return result;
   }
   template <bool sends>
-  static int Close(void* comm) {
-    table().gate.Closed(comm);
+  static int Close(PluginTable& table, void* comm) {
+    table.gate.Closed(comm);
     Forever<PluginHandles>().Closed(comm);
-    const std::size_t function = sends ? table().kind.close_send() : table().kind.close_receive();
-    return table().template Real<decltype(Close<sends>)>(function)(comm);
+    const std::size_t function = sends ? table.kind.close_send() : table.kind.close_receive();
+    return table.Call(function, comm);
   }
   template <class MakeCall>
   static int WithReal(int count, void** handles, const MakeCall& make_call) {
@@ -251,26 +246,36 @@ struct Wrappers {
   std::array<void*, 2> isend, irecv;           // without and with a handle for profilers
   void *iflush, *test, *close_send, *close_receive;
 };
-template <class F>
-void* Entry(F* function) {
-  return reinterpret_cast<void*>(function);
+// NCCL's call does not say by which table it came, so each table has entries of its own.
+template <auto kFunction>
+struct Entry;
+template <class... Arguments, int (*kFunction)(PluginTable&, Arguments...)>
+struct Entry<kFunction> {
+  template <std::size_t table>
+  static int Call(Arguments... arguments) {
+    return kFunction(TableAt(table), arguments...);
+  }
+};
+template <std::size_t table, auto kFunction>
+void* EntryOf() {
+  return reinterpret_cast<void*>(&Entry<kFunction>::template Call<table>);
 }
 template <std::size_t... T>
 auto AllWrappers(std::index_sequence<T...>) {
-  return std::array{Wrappers{Entry(&Of<T>::CallInit),
-                             Entry(&Of<T>::template Connect<kConnect>),
-                             Entry(&Of<T>::template Connect<kAccept>),
-                             Entry(&Of<T>::DeregMr),
-                             {{{Entry(&Of<T>::RegMr), Entry(&Of<T>::RegDmaBuf)},
-                               {Entry(&Of<T>::RegMr), Entry(&Of<T>::RegDmaBuf)},
-                               {Entry(&Of<T>::template RegMrSym<void**>), Entry(&Of<T>::template RegSymDmaBuf<void**>)},
-                               {Entry(&Of<T>::template RegMrSym<>), Entry(&Of<T>::template RegSymDmaBuf<>)}}},
-                             {Entry(&Of<T>::template ISend<void**>), Entry(&Of<T>::template ISend<void*, void**>)},
-                             {Entry(&Of<T>::template IRecv<void**>), Entry(&Of<T>::template IRecv<void**, void**>)},
-                             Entry(&Of<T>::IFlush),
-                             Entry(&Of<T>::Test),
-                             Entry(&Of<T>::template Close<true>),
-                             Entry(&Of<T>::template Close<false>)}...};
+  return std::array{Wrappers{EntryOf<T, &Plugin::CallInit>(),
+                             EntryOf<T, &Plugin::Connect<kConnect>>(),
+                             EntryOf<T, &Plugin::Connect<kAccept>>(),
+                             EntryOf<T, &Plugin::DeregMr>(),
+                             {{{EntryOf<T, &Plugin::RegMr>(), EntryOf<T, &Plugin::RegDmaBuf>()},
+                               {EntryOf<T, &Plugin::RegMr>(), EntryOf<T, &Plugin::RegDmaBuf>()},
+                               {EntryOf<T, &Plugin::RegMrSym<void**>>(), EntryOf<T, &Plugin::RegSymDmaBuf<void**>>()},
+                               {EntryOf<T, &Plugin::RegMrSym<>>(), EntryOf<T, &Plugin::RegSymDmaBuf<>>()}}},
+                             {EntryOf<T, &Plugin::ISend<void**>>(), EntryOf<T, &Plugin::ISend<void*, void**>>()},
+                             {EntryOf<T, &Plugin::IRecv<void**>>(), EntryOf<T, &Plugin::IRecv<void**, void**>>()},
+                             EntryOf<T, &Plugin::IFlush>(),
+                             EntryOf<T, &Plugin::Test>(),
+                             EntryOf<T, &Plugin::Close<true>>(),
+                             EntryOf<T, &Plugin::Close<false>>()}...};
 }
 
 // The networks whose registrations can be done again, by the name in their table. Where a plugin shows kernels its
@@ -306,14 +311,14 @@ void* WrapperOf(const Kind& kind, bool renews, std::size_t function, const Wrapp
   return renews ? TransferOf(kind, function, wrappers) : nullptr;
 }
 
-void Refresh(std::size_t index) {
-  static const auto wrappers = AllWrappers(std::make_index_sequence<kMostTables>());
-  PluginTable& table = TableAt(index);
+void Refresh(PluginTable& table) {
+  static const auto all = AllWrappers(std::make_index_sequence<kMostTables>());
+  const Wrappers& wrappers = all.at(static_cast<std::size_t>(&table - &TableAt(0)));
   const std::lock_guard lock(g_tables_mutex);
   const bool renews = CanRenew(table);
   for (std::size_t i = 0; i < table.functions; ++i) {
     void* const real = table.real[i];
-    void* const ours = real == nullptr ? nullptr : WrapperOf(table.kind, renews, i, wrappers[index]);
+    void* const ours = real == nullptr ? nullptr : WrapperOf(table.kind, renews, i, wrappers);
     void* const wanted = ours == nullptr ? real : ours;
     if (table.copy[i] != wanted) table.copy[i] = wanted;
   }
@@ -376,7 +381,7 @@ void* WrapPlugin(const char* name, void* table) {
     Runtime::Get().KeepEverything(fmt::format("{}, which this version of AMem does not know, may register it", name));
     return table;
   }
-  Refresh(place);
+  Refresh(TableAt(place));
   return TableAt(place).copy.data();
 }
 

@@ -28,7 +28,7 @@ void Tell(To& to, const T& value) {
 template <class T>
 concept Word = std::is_enum_v<T> && !std::is_same_v<T, LocationType>;  // shown as one; a location's type as CUDA's number
 
-// Not inlined into the hundreds of fields that events have, which would take long to compile.
+// Not inlined into the hundreds of fields that events have, which would take long to compile; so are others below.
 [[gnu::noinline]] void Set(Json& j, std::string_view name, Json value) { j[std::string(name)] = std::move(value); }
 
 // ---- a value as JSON -------------------------------------------------------------------------------------------------------
@@ -92,11 +92,11 @@ struct Shown {
   Json json = Json::object();
 
   template <class T>
-  void operator()(std::string_view name, const T& field, const char* /*description*/ = nullptr) {
+  [[gnu::noinline]] void operator()(std::string_view name, const T& field, const char* /*description*/ = nullptr) {
     Set(json, name, Show(field));
   }
   template <class T>
-  void operator()(std::string_view name, const IfAny<T>& value) {
+  [[gnu::noinline]] void operator()(std::string_view name, const IfAny<T>& value) {
     If(value.field != T{}, name, value.field);
   }
   template <class T>
@@ -185,11 +185,11 @@ struct Form {
   Json json = {{"type", "object"}, {"required", Json::array()}, {"properties", Json::object()}};
 
   template <class T>
-  void operator()(std::string_view name, const T& field, const char* description = nullptr) {
+  [[gnu::noinline]] void operator()(std::string_view name, const T& field, const char* description = nullptr) {
     Add(true, name, FormOf(field), description);
   }
   template <class T>
-  void operator()(std::string_view name, const IfAny<T>& value) {
+  [[gnu::noinline]] void operator()(std::string_view name, const IfAny<T>& value) {
     If(true, name, value.field);
   }
   template <class T>
@@ -391,6 +391,11 @@ void Tell(To& to, const State& state) {
   to("events", state.totals, "How many events there were of each kind");
 }
 
+template <class Kind>
+[[gnu::noinline]] Json FormOfKind() {
+  return FormOf(Kind{});
+}
+
 }  // namespace
 
 std::string SessionText(SessionId session) { return fmt::format("{:016x}", session.value); }
@@ -416,12 +421,13 @@ Json ToJson(const State& state) { return Object(state); }
 
 Json EventForms() {
   Json forms = Json::array();
-  const auto add = [&forms](const auto& body) {
-    Json then = FormOf(body);
+  const auto add = [&forms](Json then) {
     then.erase("type");
     forms.push_back({{"if", {{"properties", {{"kind", {{"const", KindWord(forms.size())}}}}}}}, {"then", std::move(then)}});
   };
-  [&]<class... Kinds>(const std::variant<Kinds...>*) { (add(Kinds{}), ...); }(static_cast<const EventVariant*>(nullptr));
+  [&]<class... Kinds>(const std::variant<Kinds...>*) {
+    (add(FormOfKind<Kinds>()), ...);
+  }(static_cast<const EventVariant*>(nullptr));
   return forms;
 }
 

@@ -161,6 +161,13 @@ MessageBody ReadBody(std::uint16_t kind, codec::AnyPointer::Reader from, const s
 
 }  // namespace
 
+MessageBody::MessageBody() = default;
+MessageBody::MessageBody(const MessageBody& other) = default;
+MessageBody::MessageBody(MessageBody&& other) noexcept = default;
+MessageBody& MessageBody::operator=(const MessageBody& other) { return *this = MessageBody(other); }
+MessageBody& MessageBody::operator=(MessageBody&& other) noexcept = default;
+MessageBody::~MessageBody() = default;
+
 Result<std::vector<std::byte>> EncodeMessage(const Message& message) {
   try {
     capnp::word scratch[512] = {};

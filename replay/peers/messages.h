@@ -121,10 +121,20 @@ struct NoteMessage {     // for the rank's journal: Frozen or FreezeStep. Answer
   EventBody event;
 };
 
-using MessageBody = std::variant<HelloMessage, WelcomeMessage, FailureMessage, ImportMessage, ReimportMessage, SharedMessage,
-                                 DroppedMessage, AskNeighboursMessage, NeighbourhoodMessage, ArriveMessage, BegunMessage,
-                                 WithdrawMessage, WithdrawnMessage, VoteMessage, DecisionMessage, LeaveMessage, OrderMessage,
-                                 LookMessage, StandingMessage, NoteMessage, AskBoardMessage, BoardMessage>;
+using MessageVariant = std::variant<HelloMessage, WelcomeMessage, FailureMessage, ImportMessage, ReimportMessage, SharedMessage,
+                                    DroppedMessage, AskNeighboursMessage, NeighbourhoodMessage, ArriveMessage, BegunMessage,
+                                    WithdrawMessage, WithdrawnMessage, VoteMessage, DecisionMessage, LeaveMessage, OrderMessage,
+                                    LookMessage, StandingMessage, NoteMessage, AskBoardMessage, BoardMessage>;
+// A variant whose copies and moves are compiled in messages.cpp, and not wherever a message is handed on.
+struct MessageBody : MessageVariant {
+  using MessageVariant::MessageVariant;
+  MessageBody();
+  MessageBody(const MessageBody& other);
+  MessageBody(MessageBody&& other) noexcept;
+  MessageBody& operator=(const MessageBody& other);
+  MessageBody& operator=(MessageBody&& other) noexcept;
+  ~MessageBody();
+};
 
 struct Message {
   std::uint64_t request = 0;

@@ -58,7 +58,7 @@ std::vector<Message> OneOfEach() {
   };
 }
 
-TEST(PeerMessages, each_kind_has_an_example_here) { EXPECT_EQ(OneOfEach().size(), std::variant_size_v<MessageBody>); }
+TEST(PeerMessages, each_kind_has_an_example_here) { EXPECT_EQ(OneOfEach().size(), std::variant_size_v<MessageVariant>); }
 
 TEST(PeerMessages, come_back_as_they_were) {
   for (const auto& message : OneOfEach()) {

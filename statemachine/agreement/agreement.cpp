@@ -16,14 +16,14 @@ constexpr Line EndLine(Ending ending) { return {.kind = Line::Kind::kEnd, .endin
 
 // Contents may still be on their way when a peer imports the memory: nobody runs before `open`, whose votes wait for them.
 constexpr std::array kPauseLines{
-    VoteLine(Ballot::kCome, 13),  // 0
-    WorkLine(Work::kSave),       VoteLine(Ballot::kSaved, 13), WorkLine(Work::kRelease),
-    VoteLine(Ballot::kGone, 6),  EndLine(Ending::kPaused),
-    WorkLine(Work::kMake),  // 6: the undo
-    UndoLine(Ballot::kMade, 14), WorkLine(Work::kImport),      UndoLine(Ballot::kJoined, 14),
-    WorkLine(Work::kRestore),    UndoLine(Ballot::kOpen, 14),  EndLine(Ending::kRunning),
-    EndLine(Ending::kRunning),  // 13: nothing has been released
-    WorkLine(Work::kRelease),   // 14: the undo has failed
+    VoteLine(Ballot::kCome, 15),  // 0
+    WorkLine(Work::kQuiesce),    VoteLine(Ballot::kIdle, 15), WorkLine(Work::kSave),         VoteLine(Ballot::kSaved, 15),
+    WorkLine(Work::kRelease),    VoteLine(Ballot::kGone, 8),  EndLine(Ending::kPaused),
+    WorkLine(Work::kMake),  // 8: the undo
+    UndoLine(Ballot::kMade, 16), WorkLine(Work::kImport),     UndoLine(Ballot::kJoined, 16), WorkLine(Work::kRestore),
+    UndoLine(Ballot::kOpen, 16), EndLine(Ending::kRunning),
+    EndLine(Ending::kRunning),  // 15: nothing has been released
+    WorkLine(Work::kRelease),   // 16: the undo has failed
     EndLine(Ending::kPaused),
 };
 constexpr std::array kResumeLines{

@@ -72,7 +72,7 @@ std::optional<CellWord> CellIn(std::uint64_t word, std::uint64_t board, std::uin
 namespace {
 
 constexpr std::uint64_t kBoardMagic = 0x0044524f424d4541;  // "AMEBORD"
-constexpr std::uint32_t kBoardVersion = 1;
+constexpr std::uint32_t kBoardVersion = 2;
 constexpr std::size_t kLine = 64;
 constexpr RoundNumber kRoundsMost = (1U << 28) - 2;
 
@@ -120,6 +120,7 @@ std::uint64_t DigestOf(const std::string& scope, const std::vector<SessionId>& m
 
 struct alignas(kLine) SeatWords {
   std::array<std::atomic<std::uint64_t>, kBallots> votes, at_ns;
+  std::atomic<std::uint64_t> until_ns;
   std::array<StatementWords, kBallots> statements;
 };
 
@@ -146,10 +147,18 @@ Board::Board(SharedPages pages, std::vector<SessionId> members)
     : pages_(std::move(pages)), members_(std::move(members)), id_(reinterpret_cast<const Header*>(pages_.data())->id) {}
 
 Result<Board> Board::Make(const std::string& scope, const std::vector<SessionId>& members) {
+  return MakeIn(SharedPages::Make("amem-board", BytesFor(members.size()), SharedPages::Writers::kAll), scope, members);
+}
+
+Result<Board> Board::MakePrivate(const std::string& scope, const std::vector<SessionId>& members) {
+  return MakeIn(SharedPages::MakePrivate(BytesFor(members.size())), scope, members);
+}
+
+Result<Board> Board::MakeIn(Result<SharedPages> made, const std::string& scope, const std::vector<SessionId>& members) {
   if (members.empty() || members.size() > kMembersMost || !std::ranges::is_sorted(members))
     return Status{Code::kInvalid,
                   fmt::format("a board for {} sessions; it has place for 1 to {}", members.size(), kMembersMost)};
-  AMEM_ASSIGN(auto pages, SharedPages::Make("amem-board", BytesFor(members.size()), SharedPages::Writers::kAll));
+  AMEM_ASSIGN(auto pages, std::move(made));
   Header header{kBoardMagic, kBoardVersion, static_cast<std::uint32_t>(members.size()), 0, DigestOf(scope, members), 0};
   if (::getentropy(&header.id, sizeof header.id) != 0) return Status{Code::kIo, "a board's id: " + ErrnoText(errno)};
   header.sum = SumOf(header);
@@ -231,6 +240,9 @@ BoardReading Board::Read(RoundNumber round, const std::function<bool(std::size_t
       reading.seats[seat].votes[b] = !word ? Vote::kDamaged : word->round == round ? word->vote : Vote::kNone;
       if (word && word->round == round) reading.voted_at_ns[seat][b] = Seat(seat).at_ns[b].load(std::memory_order_relaxed);
     }
+    if (reading.seats[seat].votes[0] != Vote::kYes) continue;
+    const std::uint64_t until = Seat(seat).until_ns.load(std::memory_order_relaxed);
+    if (until != 0 && (reading.until_ns == 0 || until < reading.until_ns)) reading.until_ns = until;
   }
   return reading;
 }
@@ -277,6 +289,10 @@ std::optional<Status> Board::StatementOf(std::size_t seat, Ballot ballot, RoundN
   return Status{static_cast<Code>(code), std::string(text.data(), length),
                 static_cast<int>(static_cast<std::uint32_t>(kind >> 32))}
       .ReportedBy(SessionId{about});
+}
+
+void Board::SetUntil(std::size_t seat, std::uint64_t until_ns) {
+  Seat(seat).until_ns.store(until_ns, std::memory_order_relaxed);
 }
 
 void Board::CastVote(std::size_t seat, RoundNumber round, Ballot ballot, bool yes, const Status& why) {

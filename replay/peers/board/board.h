@@ -6,7 +6,7 @@
 //     compare-and-swap.
 //   * Changes, a number that goes up with each decision, which is what is waited on. By any member.
 //   * Seats, one a member. Of each ballot: the vote with its round and time, and a statement, which says why it is a no, or
-//     what the member saw when it decided that the ballot failed. By that member only.
+//     what the member saw when it decided that the ballot failed. And when the member's own time ends. By that member only.
 //
 // A board belongs to its set, not to a process: when its maker ends, the others still map it. It is made once for a set, used
 // for round after round, and no word of it is ever set back. Each word carries a round and a check sum that depends on the
@@ -35,7 +35,7 @@
 namespace amem::board {
 
 inline constexpr std::size_t kMembersMost = 1024;
-inline constexpr std::size_t kStatementBytes = 480;  // a longer message is cut
+inline constexpr std::size_t kStatementBytes = 992;  // a longer message is cut
 
 using RoundNumber = std::uint32_t;  // from 1
 
@@ -50,6 +50,8 @@ struct BallotDecision {  // as a cell has it
 struct BoardReading {
   std::vector<agreement::Seat> seats;
   std::vector<std::array<std::uint64_t, agreement::kBallots>> voted_at_ns;  // CLOCK_MONOTONIC; 0: not voted, or not known
+  // When the time of the first member to run out of it ends, of those that have come; 0: none of them has a deadline.
+  std::uint64_t until_ns = 0;
   std::array<BallotDecision, agreement::kBallots> decisions{};
   [[nodiscard]] agreement::View ViewOf(std::size_t seat, bool set_changed = false) const;
 };
@@ -58,11 +60,13 @@ class Board {
  public:
   // `members`: sorted. kInvalid: too many, or none. `scope`: a tag; empty: NCCL's memory.
   static Result<Board> Make(const std::string& scope, const std::vector<SessionId>& members);
+  // The same in memory of this process alone: for a session that shares memory with nobody, and for members that are threads.
+  static Result<Board> MakePrivate(const std::string& scope, const std::vector<SessionId>& members);
   // One that another process made, for the same scope and members. kUnsupported: of another version of AMem. kCorrupt: no
   // board. kInvalid: another set's.
   static Result<Board> Open(int fd, const std::string& scope, const std::vector<SessionId>& members);
 
-  [[nodiscard]] int fd() const { return pages_.fd(); }    // to hand out; of the maker only
+  [[nodiscard]] int fd() const { return pages_.fd(); }    // to hand out; of the maker of a shared one only
   [[nodiscard]] std::uint64_t id() const { return id_; }  // random
   [[nodiscard]] const std::vector<SessionId>& members() const { return members_; }
   [[nodiscard]] std::optional<std::size_t> SeatOf(SessionId session) const;
@@ -76,6 +80,8 @@ class Board {
   // What member `seat` said on that ballot in that round; nothing: it said nothing, or it is damaged.
   [[nodiscard]] std::optional<Status> StatementOf(std::size_t seat, agreement::Ballot ballot, RoundNumber round) const;
 
+  // Before the vote on `come`: when the time of that member ends; 0: it has no deadline.
+  void SetUntil(std::size_t seat, std::uint64_t until_ns);
   // `why`: of a no.
   void CastVote(std::size_t seat, RoundNumber round, agreement::Ballot ballot, bool yes, const Status& why = {});
   // Sets the decision if there is none; false: there is, or the cell is damaged. `seen`: what explains a failure that is not a
@@ -92,6 +98,7 @@ class Board {
 
  private:
   explicit Board(SharedPages pages, std::vector<SessionId> members);
+  static Result<Board> MakeIn(Result<SharedPages> pages, const std::string& scope, const std::vector<SessionId>& members);
   [[nodiscard]] bool HeaderIsWhole() const;
   [[nodiscard]] std::atomic<std::uint64_t>& CellOf(agreement::Ballot ballot) const;
   [[nodiscard]] std::atomic<std::uint32_t>& ChangesWord() const;

@@ -56,6 +56,9 @@ class Participant {
     const bool at_come = member_.line == 0;
     if (at_come && call_.patient) member_.patient = MonotonicNs() < member_.until_ns || hooks_.MayComeYet(AbsentMembers());
     const bool set_changed = at_come && hooks_.SetHasChanged();
+    // The time of a round ends for all when that of the first member to run out of it does.
+    if (at_come && reading_.decisions[0].cause == Cause::kAllVoted && reading_.until_ns != 0)
+      member_.until_ns = std::min(member_.until_ns, reading_.until_ns);
     const agreement::Next next = agreement::Step(program_, member_, reading_.ViewOf(seat_, set_changed), MonotonicNs());
     member_ = next.member;
     Report();
@@ -67,19 +70,24 @@ class Participant {
       if (reported_[b] || reading_.decisions[b].cause == Cause::kUndecided) continue;
       reported_[b] = true;
       const auto ballot = static_cast<Ballot>(b);
-      if (member_.failed == ballot) NoteFailure(ballot);
-      if (member_.failed != ballot && agreement::IsFailure(reading_.decisions[b].cause)) outcome_.undo = WhyFailed(ballot);
-      hooks_.OnDecision(ballot, reading_);
+      Status why;
+      if (agreement::IsFailure(reading_.decisions[b].cause)) {
+        if (member_.failed == ballot) NoteFailure(ballot);
+        if (member_.failed != ballot) outcome_.undo = WhyFailed(ballot);
+        why = member_.failed == ballot ? outcome_.status : outcome_.undo;
+      }
+      hooks_.OnDecision(ballot, reading_, why);
     }
   }
 
   void Perform(const agreement::Action& action, std::uint32_t ticket) {
     if (const auto* work = std::get_if<agreement::DoWork>(&action)) {
-      const Status done = hooks_.Do(work->work, [&] { return IsOvertaken(*work); });
+      const Status done = hooks_.Do(work->work, DeadlineAt(member_.until_ns), [&] { return IsOvertaken(*work); });
       if (!done.ok()) why_ = done;
       member_ = agreement::Finished(member_, done.ok());
     } else if (const auto* vote = std::get_if<agreement::CastVote>(&action)) {
       hooks_.OnVote(vote->ballot, why_);
+      if (vote->ballot == Ballot::kCome) board_.SetUntil(seat_, call_.patient ? 0 : member_.until_ns);
       board_.CastVote(seat_, round_, vote->ballot, vote->yes, why_);
       why_ = {};
       sleep_ = kSleepLeast;
@@ -95,26 +103,16 @@ class Participant {
   }
 
   [[nodiscard]] std::string NameOf(std::size_t seat) { return hooks_.NameOf(board_.members()[seat]); }
-  [[nodiscard]] std::string InBallot(Ballot ballot) const {
-    return fmt::format(" ({}, ballot \"{}\")", ToText(call_.kind), ToText(ballot));
-  }
+  [[nodiscard]] std::string InBallot(Ballot ballot) { return " " + hooks_.PlaceOf(call_.kind, ballot); }
   // What all are told of a failure that nobody voted for.
   Status Explain(const agreement::Decide& decide) {
     const SessionId culprit = board_.members()[decide.culprit];
     const std::string in = InBallot(decide.ballot);
     switch (decide.cause) {
       case Cause::kEnded:
-        return Status{Code::kPeerLost, NameOf(decide.culprit) + " has ended" + in}.ReportedBy(culprit);
-      case Cause::kLate: {
-        std::string text;
-        for (const std::size_t seat : agreement::Absent(reading_.ViewOf(seat_), decide.ballot)) {
-          const std::string seen = hooks_.SeenOf(board_.members()[seat]);
-          text += (text.empty() ? "" : ", ") + NameOf(seat) + (seen.empty() ? "" : ", which " + seen);
-        }
-        return Status{Code::kTimeout,
-                      fmt::format("{} waited {} ms for {}{}", NameOf(seat_), SinceThen(waiting_since_).count(), text, in)}
-            .ReportedBy(culprit);
-      }
+        return Status{Code::kPeerLost, NameOf(decide.culprit) + " " + hooks_.HowItEnded(culprit) + in}.ReportedBy(culprit);
+      case Cause::kLate:
+        return Status{Code::kTimeout, WhoIsLate(decide.ballot)}.ReportedBy(culprit);
       case Cause::kSetChanged:
         return {Code::kRefused, NameOf(seat_) + " began to share memory with others" + in};
       case Cause::kDamaged:
@@ -125,6 +123,22 @@ class Participant {
     }
   }
 
+  [[nodiscard]] std::string WhoIsLate(Ballot ballot) {
+    const std::chrono::milliseconds waited = SinceThen(waiting_since_);
+    std::string names, seen;
+    for (const std::size_t seat : agreement::Absent(reading_.ViewOf(seat_), ballot)) {
+      names += (names.empty() ? "" : ", ") + NameOf(seat);
+      const std::string what = hooks_.SeenOf(board_.members()[seat], waited);
+      if (!what.empty()) seen += (seen.empty() ? "" : "; ") + NameOf(seat) + " " + what;
+    }
+    const std::string waiting = fmt::format("{} waited {} ms for {}", NameOf(seat_), waited.count(), names);
+    if (ballot == Ballot::kCome) {
+      return waiting + " to come" + (seen.empty() ? "" : ", of whom " + seen) +
+             OrRaiseTheTimeout(": all that share memory must call it; look at what they are doing");
+    }
+    return waiting + InBallot(ballot) + ": no vote came" + (seen.empty() ? "" : ": " + seen) +
+           OrRaiseTheTimeout("; look at what it is doing");
+  }
   [[nodiscard]] std::vector<SessionId> AbsentMembers() {
     const BoardReading now = board_.Read(round_, [](std::size_t) { return false; });
     std::vector<SessionId> absent;
@@ -185,6 +199,12 @@ class Participant {
 };
 
 }  // namespace
+
+std::string RoundHooks::HowItEnded(SessionId /*session*/) { return "has ended"; }
+
+std::string RoundHooks::PlaceOf(CycleKind kind, Ballot ballot) {
+  return fmt::format("({}, ballot \"{}\")", ToText(kind), ToText(ballot));
+}
 
 Result<RoundOutcome> TakePart(Board& board, std::size_t seat, CallOnBoard& call, RoundHooks& hooks) {
   if (hooks.HasEnded(board.members()[seat]))

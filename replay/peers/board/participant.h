@@ -21,20 +21,25 @@ class RoundHooks {
   virtual ~RoundHooks() = default;
   // The driver steps of that work that are not done yet. Before each of them it asks `is_overtaken`: true means that the others
   // go on without it, so that the rest must not be done (and the result does not matter).
-  virtual Status Do(agreement::Work work, const std::function<bool()>& is_overtaken) = 0;
+  // `until`: when the time of the round, or of its undo, ends.
+  virtual Status Do(agreement::Work work, Deadline until, const std::function<bool()>& is_overtaken) = 0;
   [[nodiscard]] virtual bool HasEnded(SessionId session) = 0;       // known for certain: PeerPage::Life
+  [[nodiscard]] virtual std::string HowItEnded(SessionId session);  // for messages: "died"
   [[nodiscard]] virtual bool SetHasChanged() = 0;                   // asked while it waits for `come`
   [[nodiscard]] virtual std::string NameOf(SessionId session) = 0;  // for messages: "rank 2 (pid 4711 on host a)"
   // Of a patient member, when its own time is up: whether those that have not come may come yet. False: it waits no longer.
   [[nodiscard]] virtual bool MayComeYet(const std::vector<SessionId>& /*absent*/) { return true; }
-  // What is seen of a member that does not vote: "is stopped (SIGSTOP?)"; empty: nothing.
-  virtual std::string SeenOf(SessionId session) = 0;
+  // What is seen of a member that has not voted after that time: "is stopped (SIGSTOP?)"; empty: nothing.
+  virtual std::string SeenOf(SessionId session, std::chrono::milliseconds waited) = 0;
   // Before a vote is cast, so that a journal has it before anybody acts on it. `mine`: ok, or why it is a no.
   virtual void OnVote(agreement::Ballot ballot, const Status& mine) = 0;
   // Before each sleep: for whom it waits, for those who watch. At most some hundred times in the first second, then four times.
   virtual void OnWait(agreement::Ballot ballot, const BoardReading& reading) = 0;
-  // A ballot is decided: what to journal. Called once for each ballot that this member reads, in their order.
-  virtual void OnDecision(agreement::Ballot ballot, const BoardReading& reading) = 0;
+  // A ballot is decided: what to journal. Called once for each ballot that this member reads, in their order. `why`: of a
+  // failure, as RoundOutcome::status.
+  virtual void OnDecision(agreement::Ballot ballot, const BoardReading& reading, const Status& why) = 0;
+  // Where in a call that ballot is, for messages.
+  [[nodiscard]] virtual std::string PlaceOf(CycleKind kind, agreement::Ballot ballot);
 };
 
 // A pause or resume of this session, over all the rounds that it comes to: the caller hands the same one to each.

@@ -15,7 +15,7 @@ namespace amem::board {
 namespace {
 
 constexpr std::uint64_t kPageMagic = 0x0045474150454d41;  // "AMEPAGE"
-constexpr std::uint32_t kPageVersion = 1;
+constexpr std::uint32_t kPageVersion = 2;
 constexpr std::size_t kFactWords = std::size_t{1} << 17;  // 1 MiB, which takes memory only where it is used
 
 struct FactCopy {
@@ -110,6 +110,9 @@ std::vector<std::uint64_t> AsWords(const SessionFacts& facts) {
     out.Add(scope.call ? 1 : 0);
     out.Add(static_cast<std::uint64_t>(scope.call.value_or(CycleKind{})));
     out.Add(scope.call_since_ns);
+    out.Add(scope.lost.value);
+    out.Add(static_cast<std::uint32_t>(scope.lost_rank));
+    out.Add(static_cast<std::uint32_t>(scope.lost_pid));
     out.Add(scope.neighbours.size());
     for (const SessionId neighbour : scope.neighbours) out.Add(neighbour.value);
   }
@@ -133,6 +136,9 @@ std::optional<SessionFacts> FactsIn(std::span<const std::uint64_t> words) {
     const auto kind = in.Value<CycleKind>();
     if (in_call) scope.call = kind;
     scope.call_since_ns = in.Word();
+    scope.lost = SessionId{in.Word()};
+    scope.lost_rank = static_cast<std::int32_t>(in.Word());
+    scope.lost_pid = static_cast<std::int32_t>(in.Word());
     for (std::size_t neighbours = in.Count(); neighbours > 0; --neighbours) scope.neighbours.push_back(SessionId{in.Word()});
   }
   if (!in.AllRead()) return {};

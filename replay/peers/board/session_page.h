@@ -25,9 +25,12 @@ namespace amem::board {
 struct ScopeFacts {  // NCCL's memory (no tag), or a tag's
   std::string tag;
   Lifecycle lifecycle{};
-  std::uint64_t cycle = 0;              // the number of its last cycle
-  std::optional<CycleKind> call{};      // what call it is in
-  std::uint64_t call_since_ns = 0;      // CLOCK_MONOTONIC
+  std::uint64_t cycle = 0;          // the number of its last cycle
+  std::optional<CycleKind> call{};  // what call it is in
+  std::uint64_t call_since_ns = 0;  // CLOCK_MONOTONIC
+  // By whose end its last call failed before all had come, until it calls again; zero: by nobody's.
+  SessionId lost{};
+  std::int32_t lost_rank = -1, lost_pid = 0;
   std::vector<SessionId> neighbours{};  // with which it shares memory of that scope, either way
   friend bool operator==(const ScopeFacts&, const ScopeFacts&) = default;
 };

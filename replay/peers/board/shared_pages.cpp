@@ -38,6 +38,12 @@ Result<SharedPages> SharedPages::Make(const char* name, Bytes bytes, Writers wri
   return made;
 }
 
+Result<SharedPages> SharedPages::MakePrivate(Bytes bytes) {
+  void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) return PagesFailed("mmap");
+  return SharedPages({}, static_cast<std::byte*>(at), bytes);
+}
+
 Result<SharedPages> SharedPages::Open(int fd, Bytes bytes_least, Writers writers) {
   struct stat info {};
   if (::fstat(fd, &info) != 0) return PagesFailed("fstat");

@@ -17,6 +17,8 @@ class SharedPages : NoCopies {
   // `name` is what one sees in /proc/PID/maps. With kMakerOnly only this mapping can ever write (F_SEAL_FUTURE_WRITE; a kernel
   // before 5.1 does not know it, and then the others merely do not). The pages are zero and take memory when they are touched.
   static Result<SharedPages> Make(const char* name, Bytes bytes, Writers writers);
+  // Of this process alone, without a descriptor.
+  static Result<SharedPages> MakePrivate(Bytes bytes);
   // Maps what another process made. kCorrupt: it is not sealed, so it could shrink, or has fewer than `bytes_least`.
   static Result<SharedPages> Open(int fd, Bytes bytes_least, Writers writers);
 

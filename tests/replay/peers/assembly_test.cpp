@@ -29,17 +29,17 @@ using std::chrono::milliseconds;
 class IdleHooks final : public board::RoundHooks {
  public:
   explicit IdleHooks(Assembly& assembly) : assembly_(assembly) {}
-  Status Do(Work work, const std::function<bool()>& /*is_overtaken*/) override {
+  Status Do(Work work, Deadline, const std::function<bool()>& /*is_overtaken*/) override {
     if (before_work) before_work(work);
     return {};
   }
   [[nodiscard]] bool HasEnded(SessionId session) override { return assembly_.HasEnded(session); }
   [[nodiscard]] bool SetHasChanged() override { return assembly_.SetHasChanged(); }
   [[nodiscard]] std::string NameOf(SessionId session) override { return ToText(assembly_.IdentityOf(session)); }
-  std::string SeenOf(SessionId) override { return {}; }
+  std::string SeenOf(SessionId, std::chrono::milliseconds) override { return {}; }
   void OnVote(Ballot, const Status&) override {}
   void OnWait(Ballot, const board::BoardReading&) override {}
-  void OnDecision(Ballot ballot, const board::BoardReading& reading) override {
+  void OnDecision(Ballot ballot, const board::BoardReading& reading, const Status&) override {
     if (ballot == Ballot::kCome && !agreement::IsFailure(reading.decisions[0].cause)) assembly_.Begun();
   }
   std::function<void(Work)> before_work;

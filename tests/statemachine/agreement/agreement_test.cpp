@@ -20,12 +20,20 @@ class StepTest : public ::testing::Test {
   }
   // All have come, member 0 has done its work, and voted.
   void AtSaved() {
-    AllVote(Ballot::kCome);
-    Decision(Ballot::kCome) = Cause::kAllVoted;
-    ASSERT_EQ(Next(), Action(DoWork{Work::kSave}));
+    AtSave();
     member_ = Finished(member_, true);
     ASSERT_EQ(Next(), Action(CastVote{Ballot::kSaved, true}));
     VoteOf(0, Ballot::kSaved) = Vote::kYes;
+  }
+  // All have come and are idle.
+  void AtSave() {
+    AllVote(Ballot::kCome);
+    Decision(Ballot::kCome) = Cause::kAllVoted;
+    ASSERT_EQ(Next(), Action(DoWork{Work::kQuiesce}));
+    member_ = Finished(member_, true);
+    AllVote(Ballot::kIdle);
+    Decision(Ballot::kIdle) = Cause::kAllVoted;
+    ASSERT_EQ(Next(), Action(DoWork{Work::kSave}));
   }
 
   std::array<Seat, 3> seats_{};
@@ -115,9 +123,7 @@ TEST_F(StepTest, a_member_that_voted_before_it_ended_counts) {
 }
 
 TEST_F(StepTest, a_failed_ballot_breaks_off_the_work_before_it) {
-  AllVote(Ballot::kCome);
-  Decision(Ballot::kCome) = Cause::kAllVoted;
-  ASSERT_EQ(Next(), Action(DoWork{Work::kSave}));
+  AtSave();
   Decision(Ballot::kSaved) = Cause::kLate;
   EXPECT_EQ(Next(), Action(End{Ending::kRunning}));
   EXPECT_EQ(member_.failed, Ballot::kSaved);
@@ -156,9 +162,31 @@ TEST_F(StepTest, work_that_failed_is_a_no_and_the_rest_of_that_part_is_not_done)
   EXPECT_EQ(Next(CycleKind::kResume), Action(CastVote{Ballot::kJoined, false}));
 }
 
-TEST_F(StepTest, a_ballot_that_passed_without_this_member_is_damage) {
+TEST_F(StepTest, nobody_saves_before_all_devices_are_idle) {
   AllVote(Ballot::kCome);
-  Decision(Ballot::kCome) = Decision(Ballot::kSaved) = Cause::kAllVoted;
+  Decision(Ballot::kCome) = Cause::kAllVoted;
+  ASSERT_EQ(Next(), Action(DoWork{Work::kQuiesce}));
+  member_ = Finished(member_, true);
+  EXPECT_EQ(Next(), Action(CastVote{Ballot::kIdle, true}));
+  VoteOf(0, Ballot::kIdle) = Vote::kYes;
+  EXPECT_EQ(Next(), Action(Wait{Ballot::kIdle, 100}));
+  VoteOf(1, Ballot::kIdle) = Vote::kNo;
+  EXPECT_EQ(Next(), Action(Decide{Ballot::kIdle, Cause::kVotedNo, 1}));
+  Decision(Ballot::kIdle) = Cause::kVotedNo;
+  EXPECT_EQ(Next(), Action(End{Ending::kRunning}));
+}
+
+TEST_F(StepTest, a_last_release_that_fails_ends_paused_all_the_same) {
+  member_.line = 8;  // of the resume: the release
+  member_.failed = Ballot::kOpen;
+  ASSERT_EQ(Next(CycleKind::kResume), Action(DoWork{Work::kRelease}));
+  member_ = Finished(member_, false);
+  EXPECT_EQ(Next(CycleKind::kResume), Action(End{Ending::kPaused}));
+}
+
+TEST_F(StepTest, a_ballot_that_passed_without_this_member_is_damage) {
+  AtSave();
+  Decision(Ballot::kSaved) = Cause::kAllVoted;
   EXPECT_EQ(Next(), Action(End{Ending::kRunning})) << "it has saved nothing, so it must not release";
 }
 

@@ -141,26 +141,28 @@ struct Broken {
 };
 
 TEST(Breaches, each_is_found) {
-  const std::string not_there = "is not there", old = "runs with old memory", no_copy = "without a copy of its contents";
+  const std::string not_there = "is not there", old = "runs with old memory", no_copy = "without a copy of its contents",
+                    not_idle = "saves while the device of";
   const std::string without_its = "runs without its memory", refused = "is refused an import although nothing has failed";
   const std::vector<Broken> all{
+      {Breach::kSaveBeforeIdle, {.stops = 1}, not_idle},
       {Breach::kReleaseBeforeSaved, {.failures = 1}, "runs without what it imported"},
       {Breach::kVoteBeforeRestore, {.failures = 1}, not_there},
       {Breach::kVoteBeforeMake, {.failures = 1}, refused},
       {Breach::kBindBeforeJoined, {.failures = 1}, "binds memory before all have added their devices"},
       {Breach::kNoUndo, {.kills = 1, .lates = false}, without_its},
       {Breach::kRunsAfterFailedUndo, {.stops = 1}, without_its},
-      {Breach::kDecisionChanges, {.stops = 1, .stale = true}, not_there},
-      {Breach::kOwnDecision, {.stops = 1}, not_there},
+      {Breach::kDecisionChanges, {.stops = 1, .stale = true}, not_idle},
+      {Breach::kOwnDecision, {.stops = 1}, not_idle},
       {Breach::kDeathNotCounted, {.kills = 1, .lates = false}, "waits for ever"},
       {Breach::kStoppedTakenForDead, {.stops = 1}, refused},
-      {Breach::kAbsentTakenForYes, {.stops = 1}, not_there},
-      {Breach::kFailureTakenForYes, {.failures = 1}, no_copy},
-      {Breach::kVotesOfLastRound, {.stops = 1, .calls = 2}, not_there},
+      {Breach::kAbsentTakenForYes, {.stops = 1}, not_idle},
+      {Breach::kFailureTakenForYes, {.failures = 1}, not_idle},
+      {Breach::kVotesOfLastRound, {.stops = 1, .calls = 2}, not_idle},
       {Breach::kLaterRoundNotSeen, {.set_changes = 2, .lates = false}, "waits for ever"},
       {Breach::kUndoTrustsImports, {.failures = 1}, old},
       {Breach::kCopyDroppedTooEarly, {.failures = 1}, no_copy},
-      {Breach::kDamageTakenForYes, {.failures = 1, .scribbles = 1}, no_copy},
+      {Breach::kDamageTakenForYes, {.failures = 1, .scribbles = 1}, not_idle},
   };
   for (const Broken& broken : all) {
     Settings settings = broken.settings;

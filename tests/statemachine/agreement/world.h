@@ -21,6 +21,7 @@ namespace amem::agreement::testing {
 
 enum class Breach : std::uint8_t {
   kNone,
+  kSaveBeforeIdle,       // the program saves before the ballot `idle`
   kReleaseBeforeSaved,   // the program releases before the ballot `saved`
   kVoteBeforeRestore,    // `open` is voted for before contents are back
   kVoteBeforeMake,       // `made` is voted for before own memory exists
@@ -63,7 +64,7 @@ struct State {
     std::uint8_t part = 0;   // driver steps of the present work that are done
     // Its memory.
     Memory own = Memory::kLive;
-    bool copy = false;
+    bool copy = false, idle = false;
     std::uint8_t made = 0;  // how often it was made, modulo 2
     // Its life.
     Phase phase = Phase::kInCall;
@@ -269,7 +270,7 @@ class World {
     Place& m = to.members[i];
     m.phase = Phase::kInCall;
     m.line = m.failed = m.part = m.doing = 0;
-    m.work_failed = m.again = m.late = false;
+    m.work_failed = m.again = m.late = m.idle = false;
     m.round = static_cast<std::uint8_t>((to.cells[0] >> 3) + 1);
   }
   void Scribble(const S& s, int i, std::vector<Move>& moves) const {
@@ -338,7 +339,7 @@ class World {
       m.phase = runs ? Phase::kRunning : Phase::kPaused;
       m.line = m.failed = m.part = m.doing = 0;
       m.work_failed = m.again = m.late = false;
-      if (runs) m.copy = false;
+      if (runs) m.copy = m.idle = false;
     });
   }
 
@@ -378,12 +379,6 @@ class World {
 
   // ---- the driver
 
-  [[nodiscard]] bool MayFail(const Place& m) const {  // after which it can vote no
-    const auto& program = programs_[static_cast<int>(m.kind)];
-    std::size_t at = m.line;
-    while (program[at].kind == Line::Kind::kWork) ++at;
-    return program[at].kind == Line::Kind::kVote;
-  }
   static void Finish(Place& m, bool succeeded) {
     const Member after = Finished(Member{.line = m.line, .work_failed = m.work_failed}, succeeded);
     m.line = after.line;
@@ -393,14 +388,23 @@ class World {
 
   void DriverStep(const S& s, int i, std::vector<Move>& moves, std::string& wrong) const {
     const Work work = programs_[static_cast<int>(s.members[i].kind)][s.members[i].line].work;
-    if (s.failures > 0 && MayFail(s.members[i])) {
+    if (s.failures > 0) {
       Push(moves, s, i, "fails in its work", [&](S& to) {
         --to.failures;
         Finish(to.members[i], false);
       });
     }
     switch (work) {
+      case Work::kQuiesce:
+        return Push(moves, s, i, "is idle", [&](S& to) {
+          Place& m = to.members[i];
+          m.idle = true;
+          Finish(m, true);
+        });
       case Work::kSave:
+        for (int k = 0; k < N; ++k)
+          if (!s.members[k].idle && !s.members[k].dead && !NothingIsReleased(s, i) && settings_.wipes == 0)
+            wrong = Name(i) + " saves while the device of " + Name(k) + " is not idle";
         return Push(moves, s, i, "saves", [&](S& to) {
           to.members[i].copy = true;
           Finish(to.members[i], true);
@@ -435,6 +439,9 @@ class World {
   [[nodiscard]] static bool HasFailed(const S& s, int i, Ballot ballot) {  // in the round of member i
     const std::uint8_t cell = s.cells[static_cast<int>(ballot)];
     return (cell & 7) > 1 && cell >> 3 == s.members[i].round;
+  }
+  [[nodiscard]] static bool NothingIsReleased(const S& s, int i) {
+    return HasFailed(s, i, Ballot::kIdle) || HasFailed(s, i, Ballot::kSaved);
   }
   [[nodiscard]] static bool AllHaveImported(const S& s) {
     for (int i = 0; i < N; ++i)
@@ -489,6 +496,8 @@ class World {
     };
     const bool pause = program.size() > 11;
     switch (breach()) {
+      case Breach::kSaveBeforeIdle:
+        return swap_work_and_vote(Work::kSave, Ballot::kIdle);
       case Breach::kReleaseBeforeSaved:
         return swap_work_and_vote(Work::kRelease, Ballot::kSaved);
       case Breach::kVoteBeforeRestore:

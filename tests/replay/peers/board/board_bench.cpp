@@ -20,14 +20,14 @@ namespace {
 
 class NoWork final : public RoundHooks {
  public:
-  Status Do(agreement::Work, const std::function<bool()>&) override { return {}; }
+  Status Do(agreement::Work, Deadline, const std::function<bool()>&) override { return {}; }
   bool HasEnded(SessionId) override { return false; }
   bool SetHasChanged() override { return false; }
   std::string NameOf(SessionId session) override { return std::to_string(session.value); }
-  std::string SeenOf(SessionId) override { return {}; }
+  std::string SeenOf(SessionId, std::chrono::milliseconds) override { return {}; }
   void OnVote(agreement::Ballot, const Status&) override {}
   void OnWait(agreement::Ballot, const BoardReading&) override {}
-  void OnDecision(agreement::Ballot, const BoardReading&) override {}
+  void OnDecision(agreement::Ballot, const BoardReading&, const Status&) override {}
 };
 
 // False: a round failed.
@@ -75,7 +75,7 @@ int main(int count, char** arguments) {
     ok = ok && status == 0;
   }
   const double took = std::chrono::duration<double>(Now() - began).count();
-  const double ballots = 3.0 * rounds;
+  const double ballots = 4.0 * rounds;
   std::printf("%d processes: a ballot takes %.1f us, and %.1f us of processor time of all together\n", ranks,
               took * 1e6 / ballots, (ProcessorSeconds() - before) * 1e6 / ballots);
   return ok ? 0 : 1;

@@ -325,7 +325,7 @@ class Job {
     Hooks(const Job& job, int self, std::mt19937& random) : job_(job), self_(self), random_(random) {
       for (int i = 0; i < job.members(); ++i) peers_.push_back(*PeerPage::Open(job.pages_[i].fd(), job.sessions_[i]));
     }
-    Status Do(Work work, const std::function<bool()>& is_overtaken) override {
+    Status Do(Work work, Deadline, const std::function<bool()>& is_overtaken) override {
       Member& m = job_.stage_->members[self_];
       const auto step = [&](auto act) {
         if (is_overtaken()) return false;
@@ -336,6 +336,7 @@ class Job {
       const bool fails = static_cast<int>(random_() % 1000) < job_.stage_->failures;
       if (fails) return {Code::kDriver, "a driver call failed", 2};
       switch (work) {
+        case Work::kQuiesce:
         case Work::kSave:
           step([] {});
           break;
@@ -373,10 +374,10 @@ class Job {
     bool HasEnded(SessionId session) override { return peers_[session.value - 100].Life().HasEnded(); }
     bool SetHasChanged() override { return false; }
     std::string NameOf(SessionId session) override { return "rank " + std::to_string(session.value - 100); }
-    std::string SeenOf(SessionId) override { return "was seen"; }
+    std::string SeenOf(SessionId, std::chrono::milliseconds) override { return "was seen"; }
     void OnVote(Ballot, const Status&) override {}
     void OnWait(Ballot, const BoardReading&) override {}
-    void OnDecision(Ballot, const BoardReading&) override {}
+    void OnDecision(Ballot, const BoardReading&, const Status&) override {}
 
    private:
     const Job& job_;
@@ -480,7 +481,7 @@ TEST(Rounds, a_rank_that_is_stopped_holds_nobody_up_and_is_named) {
   EXPECT_EQ(job.stage().members[2].running, 1);
   for (const int rank : {0, 2}) {
     const std::string said = job.stage().members[static_cast<std::size_t>(rank)].said.data();
-    EXPECT_NE(said.find(" ms for rank 1, which was seen (pause, ballot \"come\")"), std::string::npos) << said;
+    EXPECT_NE(said.find(" ms for rank 1 to come, of whom rank 1 was seen: "), std::string::npos) << said;
   }
   job.child(1).Signal(SIGCONT);
   ASSERT_TRUE(Await([&] { return job.AllEnded(); }));
@@ -540,7 +541,7 @@ TEST(Rounds, a_failure_is_told_to_all_with_its_reason) {
   ASSERT_TRUE(Await([&] { return job.AllEnded(); }));
   EXPECT_EQ(job.AllRun(), 1);
   const std::string said = job.stage().members[0].said.data();
-  EXPECT_NE(said.find(" failed (pause, ballot \"saved\"): a driver call failed"), std::string::npos) << said;
+  EXPECT_NE(said.find(" failed (pause, ballot \"idle\"): a driver call failed"), std::string::npos) << said;
   EXPECT_STREQ(job.stage().members[1].said.data(), said.c_str());
 }
 

@@ -152,6 +152,30 @@ TEST(BoardTest, a_long_statement_is_cut) {
   EXPECT_EQ(said->driver_result(), 999);
 }
 
+// A round ends for all when the time of the first member to run out of it does.
+TEST(BoardTest, the_earliest_end_of_those_that_have_come_is_seen_by_all) {
+  Board board = Three();
+  board.SetUntil(0, 900);
+  EXPECT_EQ(board.Read(1, NobodyEnded).until_ns, 0U) << "it has not come";
+  board.CastVote(0, 1, Ballot::kCome, true);
+  board.SetUntil(1, 700);
+  board.CastVote(1, 1, Ballot::kCome, true);
+  board.SetUntil(2, 0);
+  board.CastVote(2, 1, Ballot::kCome, true);
+  EXPECT_EQ(board.Read(1, NobodyEnded).until_ns, 700U);
+  EXPECT_EQ(board.Read(2, NobodyEnded).until_ns, 0U) << "of another round";
+}
+
+TEST(BoardTest, a_session_that_shares_with_nobody_has_a_board_in_its_own_memory) {
+  const test::NoDescriptors none;
+  auto board = Board::MakePrivate("kv", {SessionId{11}});
+  ASSERT_TRUE(board) << board.status().message();
+  EXPECT_EQ(board->fd(), -1);
+  board->CastVote(0, 1, Ballot::kCome, true);
+  EXPECT_TRUE(board->Decide(0, 1, Ballot::kCome, Cause::kAllVoted, 0));
+  EXPECT_EQ(*board->NextRound(), 2U);
+}
+
 // ---- what is no board of this set
 
 TEST(BoardTest, a_board_of_another_set_scope_or_version_is_refused_by_name) {
@@ -159,11 +183,12 @@ TEST(BoardTest, a_board_of_another_set_scope_or_version_is_refused_by_name) {
   EXPECT_EQ(Board::Open(board.fd(), "tag", kThree).status().code(), Code::kInvalid);
   EXPECT_EQ(Board::Open(board.fd(), "", {SessionId{11}, SessionId{12}}).status().code(), Code::kInvalid);
   const Bare bare(board.fd());
+  const std::byte version = bare.all()[8];
   bare.all()[8] = std::byte{99};
   const Status other = Board::Open(board.fd(), "", kThree).status();
   EXPECT_EQ(other.code(), Code::kUnsupported);
   EXPECT_NE(other.message().find("version 99"), std::string::npos) << other.message();
-  bare.all()[8] = std::byte{1};
+  bare.all()[8] = version;
   EXPECT_TRUE(Board::Open(board.fd(), "", kThree));
   bare.all()[16] ^= std::byte{1};
   EXPECT_EQ(Board::Open(board.fd(), "", kThree).status().code(), Code::kCorrupt);
@@ -243,14 +268,14 @@ TEST(BoardTest, a_wiped_board_is_damaged_and_not_empty) {
 
 class IdleHooks : public RoundHooks {
  public:
-  Status Do(agreement::Work, const std::function<bool()>&) override { return {}; }
+  Status Do(agreement::Work, Deadline, const std::function<bool()>&) override { return {}; }
   bool HasEnded(SessionId) override { return false; }
   bool SetHasChanged() override { return false; }
   std::string NameOf(SessionId session) override { return "session " + std::to_string(session.value); }
-  std::string SeenOf(SessionId) override { return {}; }
+  std::string SeenOf(SessionId, std::chrono::milliseconds) override { return {}; }
   void OnVote(Ballot ballot, const Status& mine) override { votes.push_back({ballot, mine}); }
   void OnWait(Ballot, const BoardReading&) override {}
-  void OnDecision(Ballot ballot, const BoardReading&) override { decided.push_back(ballot); }
+  void OnDecision(Ballot ballot, const BoardReading&, const Status&) override { decided.push_back(ballot); }
   std::vector<Ballot> decided;
   std::vector<std::pair<Ballot, Status>> votes;
 };
@@ -277,11 +302,11 @@ TEST(RoundTest, needs_no_descriptor_and_nobody_in_the_background) {
   for (auto& member : members) member.join();
   EXPECT_EQ(failed, 0);
   EXPECT_EQ(*board.NextRound(), 101U);
-  const std::vector<Ballot> cycle{Ballot::kCome, Ballot::kSaved,  Ballot::kGone, Ballot::kCome,
-                                  Ballot::kMade, Ballot::kJoined, Ballot::kOpen};
+  const std::vector<Ballot> cycle{Ballot::kCome, Ballot::kIdle, Ballot::kSaved,  Ballot::kGone,
+                                  Ballot::kCome, Ballot::kMade, Ballot::kJoined, Ballot::kOpen};
   for (const auto& ballots : decided) {
-    ASSERT_EQ(ballots.size(), 350U);
-    for (std::size_t i = 0; i < ballots.size(); ++i) ASSERT_EQ(ballots[i], cycle[i % 7]);
+    ASSERT_EQ(ballots.size(), 400U);
+    for (std::size_t i = 0; i < ballots.size(); ++i) ASSERT_EQ(ballots[i], cycle[i % 8]);
   }
 }
 
@@ -301,14 +326,14 @@ TEST(RoundTest, is_not_for_a_session_that_the_others_take_for_ended) {
 TEST(RoundTest, a_failure_is_told_with_its_reason_and_breaks_off_the_work_of_others) {
   class Failing final : public IdleHooks {
    public:
-    Status Do(agreement::Work work, const std::function<bool()>&) override {
+    Status Do(agreement::Work work, Deadline, const std::function<bool()>&) override {
       return work == agreement::Work::kSave ? Status{Code::kOutOfMemory, "no host memory", 2} : Status{};
     }
   };
   class Working final : public IdleHooks {
    public:
-    Status Do(agreement::Work, const std::function<bool()>& is_overtaken) override {
-      while (!is_overtaken()) std::this_thread::yield();
+    Status Do(agreement::Work work, Deadline, const std::function<bool()>& is_overtaken) override {
+      while (work == agreement::Work::kSave && !is_overtaken()) std::this_thread::yield();
       return {};
     }
   };
@@ -331,15 +356,15 @@ TEST(RoundTest, a_failure_is_told_with_its_reason_and_breaks_off_the_work_of_oth
     EXPECT_EQ(told->status.driver_result(), 2);
     EXPECT_EQ(told->status.message(), "session 11 failed (pause, ballot \"saved\"): no host memory");
   }
-  ASSERT_EQ(failing.votes.size(), 2U);
-  EXPECT_EQ(failing.votes[1].second.message(), "no host memory");
-  ASSERT_EQ(working.votes.size(), 1U) << "it was not asked for a vote on what had failed already";
+  ASSERT_EQ(failing.votes.size(), 3U);
+  EXPECT_EQ(failing.votes[2].second.message(), "no host memory");
+  ASSERT_EQ(working.votes.size(), 2U) << "it was not asked for a vote on what had failed already";
 }
 
 TEST(RoundTest, of_a_pause_whose_undo_fails_too_ends_paused_and_says_why_both_failed) {
   class Failing final : public IdleHooks {
    public:
-    Status Do(agreement::Work work, const std::function<bool()>&) override {
+    Status Do(agreement::Work work, Deadline, const std::function<bool()>&) override {
       releases += work == agreement::Work::kRelease ? 1 : 0;
       if (work == agreement::Work::kRelease && releases == 1) return {Code::kDriver, "cannot release", 7};
       return work == agreement::Work::kMake ? Status{Code::kOutOfMemory, "no device memory", 2} : Status{};

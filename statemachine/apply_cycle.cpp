@@ -68,8 +68,8 @@ Status Fold::operator()(const CycleFailed& e) {
     return {};
   }
   AMEM_TRY(InCycle(e.pool).status());
-  if (e.undone) {
-    AMEM_TRY(End(owner, e.kind == CycleKind::kResume));
+  if (e.undone || e.paused) {
+    AMEM_TRY(End(owner, e.paused || e.kind == CycleKind::kResume));
     owner->cycle.after_failed_undo = false;
   }
   owner->cycle.open_step.reset();

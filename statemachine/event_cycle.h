@@ -153,8 +153,10 @@ struct CycleFailed {  // whatever was done has been undone, unless `undone` is f
   // this session itself, or it is not known.
   std::vector<CycleMember> culprits;
   PoolId pool;
+  // Of a pause that could not be undone: all memory has been released again, so this session is paused, as all members are.
+  bool paused = false;
   AMEM_EVENT(CycleFailed, "cycle failed", As{"cycle_kind", kind}, cycle, undone, message, OrNull{code}, driver_result, culprits,
-             IfAny{pool});
+             IfAny{pool}, IfAny{paused});
 };
 
 // ---- what was seen

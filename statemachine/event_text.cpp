@@ -160,7 +160,11 @@ struct Describe {
            FormatBytes(e.zero) + " zero";
   }
   std::string operator()(const CycleFailed& e) const {
-    return NameOf(e) + " failed" + (e.undone ? " and was undone: " : " and could not be undone: ") + e.message;
+    return NameOf(e) + " failed" +
+           (e.undone   ? " and was undone: "
+            : e.paused ? " and could not be undone, so all stay paused: "
+                       : " and could not be undone: ") +
+           e.message;
   }
   std::string operator()(const CommunicatorSuspended& e) const {
     return ToText(e.communicator) + (e.suspended ? " suspended" : " resumed");

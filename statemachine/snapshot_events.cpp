@@ -108,12 +108,14 @@ class ScopeCycleEvents {
     for (const auto& [region, r] : s_.regions)
       if (!id_ && !r.kept.empty()) out_.emplace_back(RegionKept{region, r.kept});
     ForEach([&](AllocationId id, const Allocation& a) { Leave(id, a, was_paused); });
-    if (was_paused) out_.emplace_back(CycleDone{CycleKind::kPause, scope_.cycles, 0, id_});
-    if ((paused && !c.failure.empty()) || scope_.lifecycle == Lifecycle::kResuming || c.after_failed_undo)
+    const bool not_undone = paused && !c.failure.empty() && c.kind == CycleKind::kPause;
+    if (not_undone) out_.emplace_back(CycleFailed{c.kind, c.number, false, c.failure, {}, 0, {}, id_, true});
+    if (was_paused && !not_undone) out_.emplace_back(CycleDone{CycleKind::kPause, scope_.cycles, 0, id_});
+    if ((paused && !c.failure.empty() && !not_undone) || scope_.lifecycle == Lifecycle::kResuming || c.after_failed_undo)
       Begin(c.kind, c.number);
     ForEach([&](AllocationId id, const Allocation& a) { Return(id, a); });
     if (!id_) Bindings(StepKind::kBind);
-    if (!c.failure.empty()) out_.emplace_back(CycleFailed{c.kind, c.number, paused, c.failure, {}, 0, {}, id_});
+    if (!c.failure.empty() && !not_undone) out_.emplace_back(CycleFailed{c.kind, c.number, paused, c.failure, {}, 0, {}, id_});
     if (c.phase) out_.emplace_back(PhaseBegun{*c.phase, id_});
     if (c.open_step) out_.emplace_back(StepBegun{*c.open_step, id_});
   }

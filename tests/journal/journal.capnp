@@ -410,6 +410,7 @@ struct CycleFailed {
   driverResult @5 :Int32;
   culprits @6 :List(CycleMember);
   pool @7 :UInt32;
+  paused @8 :Bool;
 }
 struct Condensed {
   through @0 :UInt64;

@@ -57,6 +57,23 @@ TEST(Snapshot, knows_the_references_to_what_is_mapped_no_more) {
   EXPECT_EQ(Expand(*snapshot), f.state);
 }
 
+// A pause that fails, and whose undo fails too: all was released again.
+TEST(Snapshot, knows_that_a_pause_that_could_not_be_undone_left_the_session_paused) {
+  Folding f;
+  f.Allocate(kA);
+  f.Ok(CycleBegun{CycleKind::kPause, 1, {}, {}});
+  f.Refused(CycleFailed{CycleKind::kPause, 1, false, "no memory", Code::kOutOfMemory, 2, {}, {}, true}, "still has memory");
+  f.Run(PlanPause(f.state));
+  f.Ok(CycleFailed{CycleKind::kPause, 1, false, "no memory", Code::kOutOfMemory, 2, {}, {}, true});
+  EXPECT_EQ(f.state.lifecycle, Lifecycle::kPaused);
+  EXPECT_EQ(f.state.cycle.failure, "no memory");
+  const auto snapshot = ToSnapshotEvents(f.state);
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status().message();
+  EXPECT_EQ(Expand(*snapshot), f.state);
+  f.Resume();
+  EXPECT_EQ(f.state.lifecycle, Lifecycle::kRunning);
+}
+
 TEST(Snapshot, knows_that_everything_is_kept) {
   Folding f;
   f.Allocate(kA);

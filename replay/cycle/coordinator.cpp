@@ -15,8 +15,6 @@ BackupOptions OptionsFor(const CycleContext& context, PoolId pool) {
   return {.first_guess = 1, .dense = 0.9, .compare = context.compare};
 }
 
-CycleMember AsMember(const PeerIdentity& who) { return {who.session, who.rank, who.pid, who.host}; }
-
 PhaseKind FirstOf(CycleKind kind) { return kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive; }
 
 // Nobody shares the memory, so nobody else votes.
@@ -45,6 +43,7 @@ Coordinator::Coordinator(const CycleContext& context, CallGate& gate, PoolId poo
       peers_(context.peers),
       gate_(gate),
       deadlines_(context.deadlines),
+      on_board_(context.on_board),
       compare_(context.compare),
       pool_(pool),
       tag_(std::move(tag)),
@@ -115,12 +114,16 @@ Status Coordinator::Cycle(CycleKind kind, const Manner& manner) {
   {
     if (!TryLedger()) return NoLedger();
     const LedgerLock lock(ledger_, std::adopt_lock);
+    if (unrecorded_) ledger_.Record(*std::exchange(unrecorded_, std::nullopt));
     // After a failed undo the lifecycle is neither, so either call can be tried again.
     const Lifecycle target = kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
     if (ledger_.state().LifecycleOf(pool_) == target) return {};
   }
   // Its contents are newer than the copies that it was resumed from.
   if (in_use_ && kind == CycleKind::kPause) AMEM_TRY(Cycle(CycleKind::kResume));
+  if (on_board_) {
+    if (auto assembly = Assemble(kind)) return CycleOnBoard(kind, manner, std::move(assembly), until);
+  }
   AMEM_ASSIGN(auto round, Arrive(kind, until, manner.patient));
   executor_.SetUntil(deadlines_.OwnPartOf(round->until()));
   Status ready = kind == CycleKind::kPause ? ledger_.AwaitFiles(executor_.until()) : Status{};
@@ -246,6 +249,11 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
     Add(kind, report, false);
     return GiveUp(kind, round, report.cycle, status);
   }
+  Conclude(kind, manner, std::move(report), start);
+  return {};
+}
+
+void Coordinator::Conclude(CycleKind kind, const Manner& manner, CycleReport report, std::uint64_t start) {
   report.total_ns = MonotonicNs() - start;
   NoteCopies();
   bool discards = false;
@@ -270,7 +278,6 @@ Status Coordinator::Run(CycleKind kind, Round& round, const Manner& manner) {
   Add(kind, report, true);
   const std::lock_guard lock(report_mutex_);
   (kind == CycleKind::kPause ? pause_ : resume_) = std::move(report);
-  return {};
 }
 
 Status Coordinator::GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, const Status& why) {
@@ -321,12 +328,13 @@ Coordinator::Decided Coordinator::Vote(Round& round, PhaseKind phase, const Stat
 
 // This session's part of a phase. A pause that follows a stream waits for that moment of the stream and for no device, even if
 // nothing is copied, because memory that was discarded or freed is released next.
-Status Coordinator::RunPhase(const PlannedPhase& planned, CycleKind kind, const Manner& manner) {
+Status Coordinator::RunPhase(const PlannedPhase& planned, CycleKind kind, const Manner& manner,
+                             const std::function<bool()>& is_overtaken) {
   PlannedPhase phase = planned;
   if (in_use_) std::erase_if(phase.steps, [](const Step& step) { return step.kind == StepKind::kBeginRestore; });
   const bool follows = manner.after != nullptr && phase.phase == PhaseKind::kPauseArrive;
   if (follows) std::erase_if(phase.steps, [](const Step& step) { return step.kind == StepKind::kQuiesce; });
-  AMEM_TRY(executor_.Run(phase));
+  AMEM_TRY(executor_.Run(phase, {}, is_overtaken));
   if (follows) {
     AMEM_ASSIGN(const auto devices, Devices(executor_.until()));
     for (const DeviceOrdinal device : devices) {
@@ -357,7 +365,7 @@ Status Coordinator::RunPhases(CycleKind kind, Round& round, const Manner& manner
   for (const PlannedPhase& phase : plan.phases) {
     const std::uint64_t begun = MonotonicNs();
     Status mine = OrNoMemory([&] { return RunPhase(phase, kind, manner); });
-    if (!mine.ok() && kind == CycleKind::kResume) mine = GoOn(phase, manner, round, mine);
+    if (!mine.ok() && kind == CycleKind::kResume) mine = GoOn(phase, manner, &round, mine);
     if (mine.ok() && compare_ && phase.phase == PhaseKind::kResumeVerify) mine = executor_.CompareRestored(plan);
     const std::uint64_t voted = MonotonicNs();
     if (!mine.ok() && Passed(deadlines_.OwnPartOf(round.until()))) RecordThreads();
@@ -416,7 +424,7 @@ Status Coordinator::Undo(CycleKind failed, Round& round) {
 
 // A phase is planned when it begins, and again if an owner is lost meanwhile.
 Status Coordinator::RunUndoPhase(CycleKind undo, PhaseKind phase, const std::function<bool(SessionId)>& in_step,
-                                 std::set<SessionId>& owners) {
+                                 std::set<SessionId>& owners, const std::function<bool()>& is_overtaken) {
   PlannedPhase tried{phase, {}};
   while (true) {
     PlannedPhase now{phase, {}};
@@ -424,7 +432,7 @@ Status Coordinator::RunUndoPhase(CycleKind undo, PhaseKind phase, const std::fun
     for (PlannedPhase& planned : plan.phases)
       if (planned.phase == phase) now = std::move(planned);
     for (const ImportBatch& batch : now.imports) owners.insert(batch.owner);
-    Status status = executor_.Run(now, in_step);
+    Status status = executor_.Run(now, in_step, is_overtaken);
     if (status.code() != Code::kPeerLost || now == tried) return status;
     tried = std::move(now);
   }

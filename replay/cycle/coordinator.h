@@ -18,6 +18,7 @@
 #include "replay/cycle/executor.h"
 #include "replay/driver/driver.h"
 #include "replay/ledger/ledger.h"
+#include "replay/peers/assembly.h"
 #include "replay/peers/peers.h"
 #include "statemachine/plan.h"
 
@@ -74,7 +75,10 @@ struct CycleContext {
   PinnedSupply& pinned;
   Deadlines deadlines{};
   Network* network = nullptr;  // Executor's, of NCCL's memory; null: what network cards hold stays
-  bool compare = false;        // compare contents with their copies: all at the end of a resume, what is unchanged in a pause
+  // All members agree on the board of their set, where peers have boards, and not by messages through a leader. README.md says
+  // what is missing before that is how sessions agree.
+  bool on_board = false;
+  bool compare = false;  // compare contents with their copies: all at the end of a resume, what is unchanged in a pause
 };
 
 // One thread at a time calls Cycle, or its parts; any thread may call the rest.
@@ -112,6 +116,8 @@ class Coordinator {
   void FreeUnfinished() { backup_.FreeUnfinished(Now()); }
 
  private:
+  class Call;  // on a board
+
   Coordinator(const CycleContext& context, CallGate& gate, PoolId pool, std::string tag, std::unique_ptr<Copier> lane);
   Status CloseGate(Deadline until);
   // The ledger until this session's part of the cycle ends, because a driver call of another thread may hold it and hang; and
@@ -123,7 +129,8 @@ class Coordinator {
   [[nodiscard]] bool IsShared() const REQUIRES(ledger_);
   // Whether all that a session imports from this one is there, with its contents.
   [[nodiscard]] bool HasInPlace(SessionId session) const EXCLUDES(ledger_);
-  Status RunPhase(const PlannedPhase& planned, CycleKind kind, const Manner& manner);
+  Status RunPhase(const PlannedPhase& planned, CycleKind kind, const Manner& manner,
+                  const std::function<bool()>& is_overtaken = {});
   Status CanBegin();  // what is known only when all have arrived
   // A failure as the caller is told: of which tag, and what it leaves; and "call ncclPause again on all ranks".
   [[nodiscard]] Status Told(CycleKind kind, const Status& why, const Status& undone = {}) const;
@@ -150,7 +157,7 @@ class Coordinator {
   void RecordThreads();  // once a cycle, at its first deadline
   // `in_step`: as Executor::Run. `owners`: those from which the phase imports memory.
   Status RunUndoPhase(CycleKind undo, PhaseKind phase, const std::function<bool(SessionId)>& in_step,
-                      std::set<SessionId>& owners);
+                      std::set<SessionId>& owners, const std::function<bool()>& is_overtaken = {});
   static bool IsInStep(SessionId session, const Round& round, const Decision& last);
   // After the vote of an undo in which memory comes back: whether all of these owners have restored theirs.
   [[nodiscard]] Status HaveRestored(const std::set<SessionId>& owners, const Round& round, const Decision& decided);
@@ -158,7 +165,14 @@ class Coordinator {
   Status GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, const Status& why);
   Status RunPhases(CycleKind kind, Round& round, const Manner& manner, CycleReport& report);
   Status Undo(CycleKind failed, Round& round);
-  Status GoOn(const PlannedPhase& phase, const Manner& manner, Round& round, Status why);
+  // `round`: null on a board.
+  Status GoOn(const PlannedPhase& phase, const Manner& manner, Round* round, Status why);
+  // Records that the cycle is done. `start_ns`: when it began.
+  void Conclude(CycleKind kind, const Manner& manner, CycleReport report, std::uint64_t start_ns);
+  Status CycleOnBoard(CycleKind kind, const Manner& manner, std::unique_ptr<Assembly> assembly, Deadline until);
+  // Empty: by messages through a leader.
+  [[nodiscard]] std::unique_ptr<Assembly> Assemble(CycleKind kind);
+  static CycleMember AsMember(const PeerIdentity& who) { return {who.session, who.rank, who.pid, who.host}; }
   [[nodiscard]] std::uint64_t CycleNumber(CycleKind kind) const REQUIRES(ledger_);
   void Add(CycleKind kind, const CycleReport& report, bool succeeded);
 
@@ -166,6 +180,7 @@ class Coordinator {
   Peers& peers_;
   CallGate& gate_;
   const Deadlines deadlines_;
+  const bool on_board_;
   const bool compare_;
   const PoolId pool_;                   // zero: NCCL's memory
   const std::string tag_;               // empty: NCCL's memory
@@ -191,6 +206,8 @@ class Coordinator {
   bool in_use_ = false;                                      // a stream follows the copies of a resume that has not ended
   std::vector<CycleMember> culprits_;                        // other sessions that caused the failure
   std::vector<PeerIdentity> members_;                        // of the cycle when it began, sorted
+  std::shared_ptr<board::Board> own_board_;                  // of a tag while nobody shares it
+  std::optional<CycleFailed> unrecorded_;                    // how the last call ended, while another thread held the ledger
 };
 
 }  // namespace amem

@@ -33,7 +33,8 @@ bool Executor::TryLedger() {
   return ledger_.TryLockFor(std::max(LeftUntil(until_), kLeast));
 }
 
-Status Executor::Run(const PlannedPhase& phase, const std::function<bool(SessionId)>& in_step) {
+Status Executor::Run(const PlannedPhase& phase, const std::function<bool(SessionId)>& in_step,
+                     const std::function<bool()>& is_overtaken) {
   {
     if (!TryLedger()) return NoLedger();
     const LedgerLock lock(ledger_, std::adopt_lock);
@@ -45,7 +46,7 @@ Status Executor::Run(const PlannedPhase& phase, const std::function<bool(Session
   const auto last = std::ranges::find_if(phase.steps.rbegin(), phase.steps.rend(), AwaitsCopy);
   last_copy_ = last == phase.steps.rend() ? nullptr : &*last;
   Status status = copies_.BeginPhase(phase.phase);
-  if (status.ok()) status = RunSteps(phase);
+  if (status.ok()) status = RunSteps(phase, is_overtaken);
   performer_.EndPhase();
   imports_.reset();
   return status;
@@ -58,9 +59,13 @@ Status Executor::CompareRestored(const Plan& resume) {
   return copies_.Compare(restored);
 }
 
-Status Executor::RunSteps(const PlannedPhase& phase) {
+Status Executor::RunSteps(const PlannedPhase& phase, const std::function<bool()>& is_overtaken) {
   Status status;
   for (auto step = phase.steps.begin(); step != phase.steps.end() && status.ok(); ++step) {
+    if (is_overtaken && is_overtaken()) {
+      status = {Code::kRefused, "the others have ended this phase without this rank"};
+      break;
+    }
     if (step->kind == StepKind::kImport) status = imports_->Await(step->allocation);
     status = status.ok() ? RunOne(*step) : FailUnbegun(*step, std::move(status));
   }

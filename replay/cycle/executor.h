@@ -68,8 +68,10 @@ class Executor final : private StepSide {
         performer_(driver, *this, pool) {}
 
   // Runs the steps in order. Stops at the first that fails, records StepFailed and returns the reason. For one thread at a
-  // time, without the ledger's lock. `in_step`: as ImportQueue.
-  Status Run(const PlannedPhase& phase, const std::function<bool(SessionId)>& in_step = {});
+  // time, without the ledger's lock. `in_step`: as ImportQueue. `is_overtaken`: asked before each step; true: the others go on
+  // without the rest, which is not done (kRefused).
+  Status Run(const PlannedPhase& phase, const std::function<bool(SessionId)>& in_step = {},
+             const std::function<bool()>& is_overtaken = {});
   // After a resume by that plan, before anybody uses the memory: compares all contents with what was saved. kBroken: they
   // differ.
   Status CompareRestored(const Plan& resume);
@@ -81,6 +83,8 @@ class Executor final : private StepSide {
     SetUntil(until);
     copies_.SetLooking(looking);
   }
+  // Waits for copies that a failed save has left under way, and removes what was made for them.
+  Status EndCopies() { return copies_.BeginPhase(PhaseKind::kResumeCreateOwn); }
   // For an undo: steps wait until then.
   void SetUntil(Deadline until) {
     until_ = until;
@@ -115,7 +119,7 @@ class Executor final : private StepSide {
   // Fails if another thread holds the ledger for too long, inside a hanging driver call.
   [[nodiscard]] bool TryLedger() TRY_ACQUIRE(true, ledger_);
   [[nodiscard]] Status NoLedger() const { return {Code::kDriver, ledger_.Held().message(), cuda::kTimeout}; }
-  Status RunSteps(const PlannedPhase& phase);
+  Status RunSteps(const PlannedPhase& phase, const std::function<bool()>& is_overtaken);
   Status RunOne(const Step& step);
   Status EndOne(const Step& step, const StepTarget& target, const Result<DriverHandle>& handle) REQUIRES(ledger_);
   [[nodiscard]] bool Exists(const Step& step) const REQUIRES(ledger_);

@@ -4,8 +4,10 @@
 //   service thread but at the first contact with it, and for a board's first descriptor.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "journal/base/deadline.h"
@@ -21,9 +23,10 @@ class Assembly {
   virtual ~Assembly() = default;
 
   // The set as it is now, and its board. A session that has ended before this call saw it alive is no member. kRefused: a
-  // member has another group. kInvalid: one waits in a call of the other kind. kTimeout: a member was to be asked for its page,
-  // or for the board, and did not answer. Others: that session has no page, or it cannot be read. The message names it, and so
-  // does Status::reported_by.
+  // member has another group. kInvalid: one waits in a call of the other kind. kPeerLost: a member's call failed by the end of
+  // a session that is none any more, so it will not come unless it calls again. kTimeout: a member was to be asked for its
+  // page, or for the board, and did not answer. Others: that session has no page, or it cannot be read. The message names it,
+  // and so does Status::reported_by.
   virtual Status Find(Deadline until) = 0;
 
   // ---- after Find has succeeded
@@ -36,11 +39,44 @@ class Assembly {
   // What RoundHooks asks. The set has not changed because a member ended: a call fails by that, and its caller is to know.
   [[nodiscard]] virtual bool SetHasChanged() = 0;
   [[nodiscard]] virtual bool HasEnded(SessionId session) = 0;
+  [[nodiscard]] virtual std::string HowItEnded(SessionId session) = 0;  // "died", "has closed"
   // As its page says now, or said last.
   [[nodiscard]] virtual PeerIdentity IdentityOf(SessionId session) = 0;
   [[nodiscard]] virtual board::ScopeFacts FactsOf(SessionId session) = 0;
+  // The call failed by that session's end before all had come: those that come later, and find only the living, fail too.
+  virtual void FailedBy(SessionId lost) = 0;
+  // What is seen now of that session's process, which has been waited for for so long.
+  [[nodiscard]] virtual ProcessSeen See(SessionId session, std::chrono::milliseconds waited) = 0;
+  // Tells people for whom a resume waits beyond its time.
+  virtual void Say(const std::string& waiting) = 0;
   // The board is damaged, or was of no use: Find has another one.
   virtual void Discard() = 0;
+};
+
+// Of a session that shares memory of a tag with nobody: it is the only member, and waits for nobody.
+class LoneAssembly final : public Assembly {
+ public:
+  // `board`: of this session alone, in memory of its own; it is used for call after call.
+  LoneAssembly(PeerIdentity self, std::shared_ptr<board::Board> board) : self_(std::move(self)), board_(std::move(board)) {}
+
+  Status Find(Deadline) override { return {}; }
+  [[nodiscard]] board::Board& board() override { return *board_; }
+  [[nodiscard]] std::size_t seat() const override { return 0; }
+  [[nodiscard]] std::vector<PeerIdentity> Members() const override { return {self_}; }
+  void Begun() override {}
+  [[nodiscard]] bool SetHasChanged() override { return false; }
+  [[nodiscard]] bool HasEnded(SessionId) override { return false; }
+  [[nodiscard]] std::string HowItEnded(SessionId) override { return {}; }
+  [[nodiscard]] PeerIdentity IdentityOf(SessionId) override { return self_; }
+  [[nodiscard]] board::ScopeFacts FactsOf(SessionId) override { return {}; }
+  void FailedBy(SessionId) override {}
+  [[nodiscard]] ProcessSeen See(SessionId, std::chrono::milliseconds) override { return {}; }
+  void Say(const std::string&) override {}
+  void Discard() override {}
+
+ private:
+  const PeerIdentity self_;
+  const std::shared_ptr<board::Board> board_;
 };
 
 }  // namespace amem

@@ -158,6 +158,8 @@ class Round {
 // Where a session is likely to be lost, because a vote or a peer's answer says so.
 inline constexpr std::chrono::milliseconds kLossPatience{1000};
 
+class Assembly;  // assembly.h
+
 class Peers {
  public:
   virtual ~Peers() = default;
@@ -186,6 +188,10 @@ class Peers {
   // or closed while this session, or another that has given up since, waited for it. `culprits`, if not null: the sessions that
   // caused a failure because they did not come, ended, refused, or have another group; empty: this session itself, or unknown.
   virtual Result<std::unique_ptr<Round>> Arrive(const RoundCall& call, std::vector<PeerIdentity>* culprits = nullptr) = 0;
+
+  // The members of one call about that tag (empty: NCCL's memory), and their board. It must not outlive the object. Null: these
+  // peers have no boards.
+  virtual std::unique_ptr<Assembly> Assemble(CycleKind kind, const std::string& tag);
 
   // Stops serving; no delegate call comes after this returns, but for one that hangs in the driver: nobody waits for that for
   // ever, because the process may be exiting.

@@ -37,13 +37,13 @@ Doing DoingOf(const RoundCall& round, Lifecycle lifecycle) {
   return {what, false, " that did not end well: call " + NameOf(CycleKind::kResume, round.tag) + " on all"};
 }
 
+}  // namespace
+
 std::string WhatItDoes(const RoundCall& round, Lifecycle lifecycle) {
   const Doing doing = DoingOf(round, lifecycle);
   if (doing.what.empty()) return {};
   return "is " + doing.what + (doing.may_come ? " and has not called " + NameOf(round.kind, round.tag) : doing.advice);
 }
-
-}  // namespace
 
 std::string AnswerOf(const RoundCall& round, Lifecycle lifecycle) {
   const Doing doing = DoingOf(round, lifecycle);

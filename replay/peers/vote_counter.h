@@ -116,6 +116,8 @@ Status FailedVote(const PeerIdentity& who, PhaseKind phase, const Status& reason
 std::string ToText(const std::vector<PeerIdentity>& peers);  // "rank 1 (...), rank 2 (...)"
 // What a missing member said of itself: "running, has not called ncclPause"; empty: nothing.
 std::string AnswerOf(const RoundCall& call, Lifecycle lifecycle);
+// The same for a message about the member: "is running and has not called ncclPause".
+std::string WhatItDoes(const RoundCall& call, Lifecycle lifecycle);
 // What explains why a process is late, for messages: "is stopped (SIGSTOP?)"; empty: nothing.
 std::string WhyLate(const ProcessSeen& seen);
 // What is known of missing members: ", of whom rank 1 (...) is running and has not called ncclPause"; or nothing.

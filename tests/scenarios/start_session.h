@@ -12,6 +12,7 @@
 #include "replay/driver/simulator/simulator.h"
 #include "replay/peers/unix/unix_peers.h"
 #include "replay/session/session.h"
+#include "tests/stand_ins/peers/agreement.h"
 #include "tests/stand_ins/peers/local_peers.h"
 
 namespace amem::test {
@@ -62,6 +63,7 @@ inline Result<std::unique_ptr<Session>> StartOn(Simulator& simulator, RankProces
   who.layout = options.session.layout == Layout::kSlab ? "slab" : "direct";
   who.content = "preserve";
   options.session.deadlines = Deadlines(std::chrono::milliseconds(options.timeout_ms));
+  options.session.on_board = AgreesOnBoard();
   if (options.journal.directory.empty()) options.journal.directory = options.directory / "journal";
   using Opened = Result<std::unique_ptr<JournalWriter>>;
   auto journal = options.lasting ? Opened(JournalWriter::OpenLasting(options.journal, who.session))

@@ -15,9 +15,14 @@ using board::Board;
 constexpr std::chrono::milliseconds kForOthersToSee{300};  // longer than a member sleeps between two looks
 constexpr std::chrono::milliseconds kForOwnNeighbours{5};  // while others are waited for; they are asked for again soon
 
-UnixAssembly::UnixAssembly(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, CycleKind kind,
-                           std::string tag)
-    : context_(context), service_(service), delegate_(delegate), self_(service.sessions().Self().session), kind_(kind) {
+UnixAssembly::UnixAssembly(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, Sayer say,
+                           CycleKind kind, std::string tag)
+    : context_(context),
+      service_(service),
+      delegate_(delegate),
+      say_(std::move(say)),
+      self_(service.sessions().Self().session),
+      kind_(kind) {
   own_.tag = std::move(tag);
   own_.call = kind;
   own_.call_since_ns = MonotonicNs();
@@ -62,11 +67,25 @@ Status UnixAssembly::Find(Deadline until) {
   board_.reset();
   if (const Status none = pages().WhyNone(); !none.ok()) return none.Within("this session has no shared page");
   const Deadline began = Now();
+  service_.sessions().SetLoss(own_.tag, std::nullopt);
   while (true) {
     AMEM_TRY(Publish(until));
     const board::SharingSet set = Set();
     if (set.unknown.empty()) {
       AMEM_TRY(RequireOneGroup(set.members));
+      if (const auto failed = FailedWithoutUs(set.members)) {
+        if (SinceThen(began) < kToCallAgain) {
+          std::this_thread::sleep_for(kToCallAgain / 10);
+          continue;
+        }
+        const board::ScopeFacts theirs = FactsOf(*failed);
+        const SessionId lost = theirs.lost;
+        const PeerIdentity self = service_.sessions().Self();
+        known_.try_emplace(lost, PeerIdentity{lost, self.host, theirs.lost_pid, self.group, theirs.lost_rank});
+        return Status{Code::kPeerLost, ToText(IdentityOf(lost)) + " " + HowItEnded(lost) + ", and so the call of " +
+                                           ToText(IdentityOf(*failed)) + " has failed: call it again on all that are left"}
+            .ReportedBy(lost);
+      }
       if (Status mixture = RequireOneKind(set.members); !mixture.ok()) {
         std::this_thread::sleep_for(std::min(kForOthersToSee, LeftUntil(until)));  // or the other waits for its whole time
         return mixture;
@@ -172,7 +191,25 @@ bool UnixAssembly::SetHasChanged() {
     if (HasEnded(session)) return false;
   if (!Publish(In(kForOwnNeighbours)).ok()) return false;
   const board::SharingSet set = Set();
-  return !set.unknown.empty() || set.members != board_->members() || CallsOtherwise(set.members);
+  return !set.unknown.empty() || set.members != board_->members() || CallsOtherwise(set.members) ||
+         FailedWithoutUs(set.members);
+}
+
+std::optional<SessionId> UnixAssembly::FailedWithoutUs(const std::vector<SessionId>& members) {
+  for (const SessionId session : members) {
+    if (session == self_) continue;
+    const board::ScopeFacts facts = FactsOf(session);
+    if (facts.lost && !facts.call && !service_.sessions().HasFailedBy(own_.tag, facts.lost)) return session;
+  }
+  return {};
+}
+
+void UnixAssembly::FailedBy(SessionId lost) {
+  const PeerIdentity who = IdentityOf(lost);
+  own_.lost = lost;
+  own_.lost_rank = who.rank;
+  own_.lost_pid = who.pid;
+  service_.sessions().SetLoss(own_.tag, who);
 }
 
 std::string UnixAssembly::BoardName() const { return fmt::format("{} {}", ToText(kind_), own_.tag); }
@@ -212,6 +249,8 @@ bool UnixAssembly::HasEnded(SessionId session) {
   return (*page)->Life(connection == connections_.end() ? -1 : connection->second->process_fd()).HasEnded();
 }
 
+std::string UnixAssembly::HowItEnded(SessionId session) { return amem::HowItEnded(context_, session); }
+
 PeerIdentity UnixAssembly::IdentityOf(SessionId session) {
   if (session == self_) return service_.sessions().Self();
   if (const auto known = known_.find(session); known != known_.end()) return known->second;
@@ -223,7 +262,17 @@ board::ScopeFacts UnixAssembly::FactsOf(SessionId session) {
   const auto page = pages().PageOf(session);
   const auto facts = page ? (*page)->Facts() : page.status();
   const board::ScopeFacts* const scope = facts ? facts->ScopeOf(own_.tag) : nullptr;
-  return scope != nullptr ? *scope : board::ScopeFacts{.tag = own_.tag};
+  if (scope != nullptr) return *scope;
+  return {.tag = own_.tag, .lifecycle = facts ? Lifecycle::kRunning : Lifecycle::kNew};  // it was never in a call of that scope
+}
+
+ProcessSeen UnixAssembly::See(SessionId session, std::chrono::milliseconds waited) {
+  const auto open = connections_.find(session);
+  return SeeProcessOf(IdentityOf(session), open == connections_.end() ? nullptr : open->second.get(), context_, waited);
+}
+
+void UnixAssembly::Say(const std::string& waiting) {
+  if (say_) say_(waiting);
 }
 
 void UnixAssembly::Discard() {

@@ -1,6 +1,7 @@
 // An assembly of sessions that find each other by Unix sockets.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -18,7 +19,9 @@ namespace amem {
 class UnixAssembly final : public Assembly {
  public:
   // All must outlive it.
-  UnixAssembly(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, CycleKind kind, std::string tag);
+  using Sayer = std::function<void(const std::string&)>;  // empty: nobody is told
+  UnixAssembly(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, Sayer say, CycleKind kind,
+               std::string tag);
   ~UnixAssembly() override;
 
   Status Find(Deadline until) override;
@@ -27,9 +30,13 @@ class UnixAssembly final : public Assembly {
   [[nodiscard]] std::vector<PeerIdentity> Members() const override;
   [[nodiscard]] bool SetHasChanged() override;
   [[nodiscard]] bool HasEnded(SessionId session) override;
+  [[nodiscard]] std::string HowItEnded(SessionId session) override;
   [[nodiscard]] PeerIdentity IdentityOf(SessionId session) override;
   [[nodiscard]] board::ScopeFacts FactsOf(SessionId session) override;
   void Begun() override;
+  void FailedBy(SessionId lost) override;
+  [[nodiscard]] ProcessSeen See(SessionId session, std::chrono::milliseconds waited) override;
+  void Say(const std::string& waiting) override;
   void Discard() override;
 
  private:
@@ -41,6 +48,8 @@ class UnixAssembly final : public Assembly {
   // Nothing: all others wait in no call, or in one of this kind.
   [[nodiscard]] std::optional<SessionId> CallsOtherwise(const std::vector<SessionId>& members);
   [[nodiscard]] Status RequireOneKind(const std::vector<SessionId>& members);
+  // A member that has given up because of a session that has ended, and which this call does not know of.
+  [[nodiscard]] std::optional<SessionId> FailedWithoutUs(const std::vector<SessionId>& members);
   [[nodiscard]] std::string BoardName() const;  // a pause and a resume never meet on one board
   [[nodiscard]] Status RequireOneGroup(const std::vector<SessionId>& members);
   Status HaveBoard(const std::vector<SessionId>& members, Deadline until);
@@ -51,6 +60,7 @@ class UnixAssembly final : public Assembly {
   const ConnectionContext context_;
   PeerService& service_;
   PeerDelegate& delegate_;
+  const Sayer say_;
   const SessionId self_;
   const CycleKind kind_;
   board::ScopeFacts own_;                                             // of this scope, as published

@@ -39,6 +39,7 @@ struct ConnectionContext {
 // Connects in the directory, or else by the abstract name. Does not wait; see ConnectTo in socket.h.
 Result<Connected> ConnectTo(const ConnectionContext& context, SessionId to);
 
+inline constexpr std::chrono::milliseconds kToCallAgain{300};  // for members whose call failed by a death
 // How a session ended, of one that has: kPeerDied or kPeerClosed. Of one that lives and ended a connection: kConnectionClosed.
 inline constexpr const char *kPeerClosed = "has closed", *kConnectionClosed = "closed the connection";
 std::string HowItEnded(const ConnectionContext& context, SessionId session);

@@ -9,7 +9,6 @@ namespace amem {
 
 constexpr auto kAfterFailure = std::chrono::milliseconds(50);  // for the rest to answer, once one has failed
 constexpr auto kToAnswer = std::chrono::milliseconds(100);     // for this session's own service thread
-constexpr auto kToCallAgain = std::chrono::milliseconds(300);  // for members that heard of a death
 
 Result<std::vector<SessionId>> Discovery::OwnNeighbours() {
   AMEM_ASSIGN(std::vector<SessionId> neighbours, delegate_.Neighbours(tag_, until_));

@@ -136,7 +136,8 @@ class Serving final : public UnixPeers {
   }
 
   std::unique_ptr<Assembly> Assemble(CycleKind kind, const std::string& tag) override {
-    return std::make_unique<UnixAssembly>(context_, *service_, delegate_, kind, tag);
+    for (const auto& owner : Owners()) owner->SendHeldUp(In(kDyingPatience));
+    return std::make_unique<UnixAssembly>(context_, *service_, delegate_, options_.waiting, kind, tag);
   }
 
  private:

@@ -49,8 +49,6 @@ class UnixPeers : public Peers {
   // `delegate` must outlive what comes back; calls to it may come before this returns.
   static Result<std::unique_ptr<UnixPeers>> Start(const PeerIdentity& self, const UnixPeersOptions& options,
                                                   PeerDelegate& delegate);
-  // For one call about that tag (empty: NCCL's memory). It must not outlive the object.
-  virtual std::unique_ptr<Assembly> Assemble(CycleKind kind, const std::string& tag) = 0;
 };
 
 }  // namespace amem

@@ -11,6 +11,7 @@
 #include <set>
 #include <thread>
 
+#include "replay/peers/assembly.h"
 #include "replay/peers/vote_counter.h"
 
 namespace amem {
@@ -108,6 +109,7 @@ class LocalNetwork::Hub {
       // The votes that it counted stay undecided.
       std::erase_if(counters, [&](const auto& counter) { return counter.first.first == session; });
       for (auto& [leader, counter] : counters) counter->Closed(session.value, how, Now());
+      for (auto& [set, board] : boards) board->Nudge();
       Changed();
     }
     {
@@ -167,6 +169,9 @@ class LocalNetwork::Hub {
   std::map<SessionId, std::shared_ptr<Member>> members;
   std::map<std::pair<SessionId, std::string>, std::unique_ptr<VoteCounter>> counters;  // by leader and tag
   std::map<std::pair<std::uint64_t, std::string>, std::deque<MessageBody>> mail;       // by session and tag
+  using SetName = std::pair<std::string, std::vector<SessionId>>;                      // kind and tag; members
+  std::map<SetName, std::shared_ptr<board::Board>> boards;
+  std::map<std::pair<SessionId, std::string>, CycleKind> calls;  // who waits for the others in one; by session and tag
 };
 
 namespace {
@@ -359,6 +364,85 @@ class LocalRound final : public Round {
   bool given_up_ = false;  // a lost leader has no successor
 };
 
+// The members of a call in one process; their boards are in its own memory.
+class LocalAssembly final : public Assembly {
+ public:
+  LocalAssembly(std::shared_ptr<LocalNetwork::Hub> hub, SessionId self, CycleKind kind, std::string tag)
+      : hub_(std::move(hub)), self_(self), kind_(kind), tag_(std::move(tag)) {}
+  ~LocalAssembly() override { Begun(); }
+
+  Status Find(Deadline) override {
+    const auto me = hub_->Find(self_);
+    if (me == nullptr) return Gone(self_);
+    {
+      const std::lock_guard lock(hub_->mutex);
+      hub_->calls[{self_, tag_}] = kind_;
+    }
+    AMEM_ASSIGN(members_, hub_->SetOf(hub_->IdentityOf(*me), tag_, seen_));
+    std::vector<SessionId> sessions;
+    for (const PeerIdentity& who : members_) sessions.push_back(who.session);
+    const std::lock_guard lock(hub_->mutex);
+    for (const PeerIdentity& who : members_) {
+      if (!CallsOtherwise(who.session)) continue;
+      return Status{Code::kInvalid,
+                    fmt::format("{} waits in another kind of call: call the same on all ranks that share memory", ToText(who))}
+          .ReportedBy(who.session);
+    }
+    auto& board = hub_->boards[{std::string(ToText(kind_)) + " " + tag_, sessions}];
+    if (board == nullptr) {
+      AMEM_ASSIGN(auto made, board::Board::MakePrivate(tag_, sessions));
+      board = std::make_shared<board::Board>(std::move(made));
+    }
+    board_ = board;
+    return {};
+  }
+  [[nodiscard]] board::Board& board() override { return *board_; }
+  [[nodiscard]] std::size_t seat() const override { return *board_->SeatOf(self_); }
+  [[nodiscard]] std::vector<PeerIdentity> Members() const override { return members_; }
+  void Begun() override {
+    const std::lock_guard lock(hub_->mutex);
+    hub_->calls.erase({self_, tag_});
+  }
+  [[nodiscard]] bool SetHasChanged() override {
+    const auto me = hub_->Find(self_);
+    for (const PeerIdentity& who : members_)
+      if (me == nullptr || HasEnded(who.session)) return false;
+    const auto now = hub_->SetOf(hub_->IdentityOf(*me), tag_, seen_);
+    if (!now || *now != members_) return true;
+    const std::lock_guard lock(hub_->mutex);
+    return std::ranges::any_of(members_, [this](const PeerIdentity& who) { return CallsOtherwise(who.session); });
+  }
+  [[nodiscard]] bool HasEnded(SessionId session) override { return hub_->Find(session) == nullptr; }
+  [[nodiscard]] std::string HowItEnded(SessionId) override { return kPeerDied; }
+  [[nodiscard]] PeerIdentity IdentityOf(SessionId session) override {
+    const auto at = std::ranges::find(members_, session, &PeerIdentity::session);
+    return at == members_.end() ? PeerIdentity{.session = session} : *at;
+  }
+  [[nodiscard]] board::ScopeFacts FactsOf(SessionId session) override {
+    board::ScopeFacts facts{.tag = tag_};
+    hub_->With(hub_->Find(session), [&](PeerDelegate& d) { facts.lifecycle = d.Progress(tag_).lifecycle; });
+    return facts;
+  }
+  void FailedBy(SessionId) override {}
+  [[nodiscard]] ProcessSeen See(SessionId session, std::chrono::milliseconds) override { return {.session = session}; }
+  void Say(const std::string&) override {}
+  void Discard() override {}
+
+ private:
+  [[nodiscard]] bool CallsOtherwise(SessionId session) const {  // with the hub's mutex
+    const auto* const call = FindIn(hub_->calls, std::pair(session, tag_));
+    return session != self_ && call != nullptr && *call != kind_;
+  }
+
+  const std::shared_ptr<LocalNetwork::Hub> hub_;
+  const SessionId self_;
+  const CycleKind kind_;
+  const std::string tag_;
+  std::set<SessionId> seen_;
+  std::vector<PeerIdentity> members_;
+  std::shared_ptr<board::Board> board_;
+};
+
 class LocalPeers final : public Peers {
  public:
   LocalPeers(std::shared_ptr<LocalNetwork::Hub> hub, std::shared_ptr<Member> me) : hub_(std::move(hub)), me_(std::move(me)) {
@@ -427,6 +511,12 @@ class LocalPeers final : public Peers {
     auto begun = LocalArrival(*hub_, session_, call, false).Run();
     if (!begun) return begun.status();
     return std::unique_ptr<Round>(new LocalRound(hub_, session_, std::move(call), std::move(begun->begun)));
+  }
+
+  std::unique_ptr<Assembly> Assemble(CycleKind kind, const std::string& tag) override {
+    hub_->Step();
+    if (hub_->scheduler != nullptr) return nullptr;  // who waits on a board waits for no scheduler
+    return std::make_unique<LocalAssembly>(hub_, session_, kind, tag);
   }
 
   void Stop() override { hub_->Remove(session_, "has closed"); }

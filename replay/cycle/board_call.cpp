@@ -1,0 +1,467 @@
+// A pause or resume on the board of its set. The agreement says what a member does next, TakePart does it on the board, and
+// what is here carries out the work and keeps the journal. All that belongs to one call is in one object.
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "journal/base/clock.h"
+#include "journal/base/no_memory.h"
+#include "replay/cycle/coordinator.h"
+#include "replay/peers/board/participant.h"
+#include "replay/peers/vote_counter.h"
+
+namespace amem {
+
+using agreement::Ballot;
+using agreement::Work;
+using board::BoardReading;
+
+namespace {
+
+constexpr std::chrono::milliseconds kToJournal{100};  // to wait for the ledger, which a hanging driver call may hold
+constexpr std::chrono::milliseconds kSlow{100};       // what waits longer is journaled while it waits
+
+// As journals name what is before a ballot.
+PhaseKind PhaseOf(CycleKind kind, Ballot ballot) {
+  switch (ballot) {
+    case Ballot::kCome:
+      return kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive;
+    case Ballot::kIdle:
+      return PhaseKind::kPauseArrive;
+    case Ballot::kSaved:
+      return PhaseKind::kPauseSave;
+    case Ballot::kGone:
+      return PhaseKind::kPauseReleaseOwn;
+    case Ballot::kMade:
+      return PhaseKind::kResumeCreateOwn;
+    case Ballot::kJoined:
+      return PhaseKind::kResumeImport;
+    case Ballot::kOpen:
+      return PhaseKind::kResumeVerify;
+  }
+  return {};
+}
+
+// What a member journals of the others.
+class Sightings {
+ public:
+  Sightings(Ledger& ledger, Assembly& assembly, RoundCall call)
+      : ledger_(ledger), assembly_(assembly), call_(std::move(call)) {}
+
+  // Who has come and voted, each once. Of a tag nothing is said.
+  void Votes(Ballot ballot, const BoardReading& reading) {
+    if (!call_.tag.empty()) return;
+    std::vector<EventBody> facts;
+    for (std::size_t seat = 0; seat < reading.seats.size(); ++seat) {
+      const SessionId session = assembly_.board().members()[seat];
+      const agreement::Vote vote = reading.seats[seat].votes[static_cast<std::size_t>(ballot)];
+      const bool voted = vote == agreement::Vote::kYes || vote == agreement::Vote::kNo;
+      if (seat == assembly_.seat() || !voted || !heard_.emplace(session, ballot).second) continue;
+      const PeerIdentity who = assembly_.IdentityOf(session);
+      facts.emplace_back(MemberHeard{session, call_.kind, PhaseOf(call_.kind, ballot), ballot != Ballot::kCome,
+                                     vote == agreement::Vote::kYes, who.rank, who.pid});
+    }
+    Record(std::move(facts));
+  }
+  // Of one that has not voted; for messages.
+  std::string Late(SessionId session, bool comes, std::chrono::milliseconds waited) {
+    const Lifecycle last = assembly_.FactsOf(session).lifecycle;
+    ProcessSeen seen = assembly_.See(session, waited);
+    if (comes) seen.answer = AnswerOf(call_, last);
+    std::string what = WhyLate(seen);
+    if (what.empty() && comes) what = WhatItDoes(call_, last);
+    Record({std::move(seen)});
+    return what;
+  }
+  void NextRound() { heard_.clear(); }
+  [[nodiscard]] const RoundCall& call() const { return call_; }
+
+ private:
+  void Record(std::vector<EventBody> facts) {
+    if (facts.empty() || !ledger_.TryLockFor(kToJournal)) return;
+    const LedgerLock lock(ledger_, std::adopt_lock);
+    for (EventBody& fact : facts) ledger_.Record(std::move(fact));
+  }
+
+  Ledger& ledger_;
+  Assembly& assembly_;
+  const RoundCall call_;
+  std::set<std::pair<SessionId, Ballot>> heard_;  // in this round
+};
+
+}  // namespace
+
+class Coordinator::Call final : public board::RoundHooks {
+ public:
+  // All must outlive it.
+  Call(Coordinator& scope, CycleKind kind, const Manner& manner, Assembly& assembly, Deadline until, std::uint64_t cycle)
+      : scope_(scope),
+        kind_(kind),
+        manner_(manner),
+        assembly_(assembly),
+        until_(until),
+        cycle_(cycle),
+        sightings_(scope.ledger_, assembly, RoundCall{kind, cycle, until, manner.patient, scope.tag_, {}}) {}
+
+  Status Run() {
+    const bool patient = manner_.patient && kind_ == CycleKind::kResume;
+    const Deadlines& times = scope_.deadlines_;
+    board::CallOnBoard call{.kind = kind_,
+                            .until = until_,
+                            .again = times.margin(),
+                            .round = patient ? times.call() : times.round_least(),
+                            .undo = times.undo(),
+                            .patient = patient};
+    while (true) {
+      if (const Status found = Find(patient); !found.ok()) return NotBegun(found, {found.reported_by()});
+      round_ = {};
+      sightings_.NextRound();
+      auto outcome = board::TakePart(assembly_.board(), assembly_.seat(), call, *this);
+      if (outcome.status().code() == Code::kCorrupt && !Passed(until_)) {
+        assembly_.Discard();
+      } else if (!outcome.ok()) {
+        return NotBegun(outcome.status(), {});
+      } else if (!outcome->again) {
+        return End(*outcome);
+      }
+    }
+  }
+
+ private:
+  // ---- the agreement's questions and news
+
+  Status Do(Work work, Deadline until, const std::function<bool()>& is_overtaken) override {
+    scope_.executor_.SetUntil(scope_.deadlines_.OwnPartOf(until));
+    NoteEnds();
+    const std::uint64_t began = MonotonicNs();
+    Status done = OrNoMemory([&] { return Perform(work, until, is_overtaken); });
+    round_.worked_ns = MonotonicNs() - began;
+    if (!is_overtaken()) done = Journaled(done);
+    if (!done.ok() && !is_overtaken() && Passed(scope_.executor_.until())) scope_.RecordThreads();
+    if (!done.ok() && !round_.failed) round_.mine = done;
+    return done;
+  }
+  bool HasEnded(SessionId session) override { return assembly_.HasEnded(session); }
+  std::string HowItEnded(SessionId session) override { return assembly_.HowItEnded(session); }
+  bool SetHasChanged() override { return assembly_.SetHasChanged(); }
+  std::string NameOf(SessionId session) override { return ToText(assembly_.IdentityOf(session)); }
+  std::string PlaceOf(CycleKind kind, Ballot ballot) override {
+    return "in phase " + std::string(ToText(PhaseOf(kind, ballot)));
+  }
+  std::string SeenOf(SessionId session, std::chrono::milliseconds waited) override {
+    return sightings_.Late(session, !round_.begins, waited);
+  }
+  // Ranks finish what they do between a pause and a resume minutes apart; without AMem the first would wait as long in the next
+  // collective.
+  bool MayComeYet(const std::vector<SessionId>& absent) override {
+    return std::ranges::all_of(absent,
+                               [this](SessionId who) { return assembly_.FactsOf(who).lifecycle == Lifecycle::kPaused; });
+  }
+
+  // The vote that follows from its work is journaled before it is cast; who has no journal any more votes against a pause.
+  Status Journaled(const Status& work) {
+    if (!Alone()) scope_.RecordVote(round_.phase, work);
+    if (!work.ok() || kind_ != CycleKind::kPause || round_.failed) return work;
+    if (!scope_.TryLedger()) return scope_.NoLedger();
+    const LedgerLock lock(scope_.ledger_, std::adopt_lock);
+    return scope_.ledger_.CanPause();
+  }
+  void OnVote(Ballot, const Status&) override { round_.voted_ns = MonotonicNs(); }
+
+  void OnWait(Ballot ballot, const BoardReading& reading) override {
+    const std::uint64_t now = MonotonicNs();
+    const std::chrono::nanoseconds waited(now - std::min(now, round_.voted_ns));
+    if (waited < kSlow) return;
+    sightings_.Votes(ballot, reading);
+    if (ballot == Ballot::kCome && Passed(until_) && Passed(next_word_)) SayForWhom(reading);
+  }
+
+  void OnDecision(Ballot ballot, const BoardReading& reading, const Status& why) override {
+    NoteTime(ballot);
+    if (!why.ok()) sightings_.Votes(ballot, reading);
+    if (why.code() == Code::kTimeout) scope_.RecordThreads();
+    if (why.code() == Code::kPeerLost && why.reported_by()) NoteEnd(why.reported_by());
+    if (!why.ok() && !round_.failed) round_.failed = ballot;
+    if (ballot == Ballot::kJoined) round_.all_joined = AllVoted(ballot, reading);
+    if (ballot == Ballot::kCome) {
+      if (why.ok()) AllHaveCome();
+      return;
+    }
+    if (!round_.journaled || Alone() || !scope_.TryLedger()) return;
+    const LedgerLock lock(scope_.ledger_, std::adopt_lock);
+    scope_.ledger_.Record(PhaseDecided{round_.phase, why.ok(), why.ok() ? SessionId{} : why.reported_by(), why.message(),
+                                       why.code(), why.driver_result(), scope_.pool_});
+  }
+
+  static bool AllVoted(Ballot ballot, const BoardReading& reading) {
+    return std::ranges::all_of(reading.seats, [&](const agreement::Seat& seat) {
+      return seat.votes[static_cast<std::size_t>(ballot)] == agreement::Vote::kYes;
+    });
+  }
+
+  void AllHaveCome() {
+    assembly_.Begun();
+    round_.begins = true;
+    round_.began_ns = MonotonicNs();
+    scope_.members_ = assembly_.Members();
+    scope_.alone_ = Alone();
+    report_.members = scope_.members_.size();
+  }
+
+  void NoteTime(Ballot ballot) {
+    if (ballot == Ballot::kCome || round_.failed) return;
+    const std::uint64_t now = MonotonicNs(), waited = round_.voted_ns == 0 ? 0 : now - round_.voted_ns;
+    report_.phases.push_back({PhaseOf(kind_, ballot), round_.worked_ns, waited, std::exchange(round_.voted_ns, 0), now});
+  }
+
+  // ---- members
+
+  [[nodiscard]] bool Alone() const { return scope_.pool_ && assembly_.board().members().size() == 1; }
+
+  // The plans must know of an end: nothing is imported from the dead, and an object that lost a member is not made anew.
+  void NoteEnd(SessionId session) {
+    if (round_.ends.insert(session).second) static_cast<void>(scope_.peers_.AwaitLoss(session, kLossPatience));
+  }
+  void NoteEnds() {
+    for (const SessionId session : assembly_.board().members())
+      if (assembly_.HasEnded(session)) NoteEnd(session);
+  }
+
+  // A patient member also waits for one that is stopped, and cannot even be met.
+  Status Find(bool patient) {
+    while (true) {
+      Status found = assembly_.Find(patient ? std::max(until_, In(scope_.deadlines_.margin())) : until_);
+      const bool late = found.code() == Code::kTimeout && found.reported_by();
+      if (!late) return found;
+      const std::string seen = sightings_.Late(found.reported_by(), true, SinceThen(came_));
+      if (!patient || !MayComeYet({found.reported_by()}))
+        return Status{found.code(), found.message() + (seen.empty() ? "" : "; " + NameOf(found.reported_by()) + " " + seen),
+                      found.driver_result()}
+            .ReportedBy(found.reported_by());
+    }
+  }
+
+  // More and more rarely.
+  void SayForWhom(const BoardReading& reading) {
+    const auto waited = SinceThen(came_);
+    next_word_ = In(waited);
+    std::string names, seen;
+    for (const std::size_t seat : agreement::Absent(reading.ViewOf(assembly_.seat()), Ballot::kCome)) {
+      const SessionId session = assembly_.board().members()[seat];
+      names += (names.empty() ? "" : ", ") + NameOf(session);
+      const std::string what = sightings_.Late(session, true, waited);
+      if (!what.empty()) seen += (seen.empty() ? ", of whom " : "; ") + NameOf(session) + " " + what;
+    }
+    const std::string of_tag = scope_.tag_.empty() ? "" : " of tag " + scope_.tag_;
+    assembly_.Say("resume" + of_tag + ": waits since " + std::to_string(waited.count() / 1000) + " s for " + names + seen);
+  }
+
+  // ---- the work
+
+  Status Perform(Work work, Deadline until, const std::function<bool()>& is_overtaken) {
+    switch (work) {
+      case Work::kQuiesce:
+        AMEM_TRY(Begin(until));
+        return Forward(PhaseKind::kPauseArrive, is_overtaken);
+      case Work::kSave:
+        return Forward(PhaseKind::kPauseSave, is_overtaken);
+      case Work::kRelease:
+        if (round_.failed) return round_.left = ReleaseAgain();
+        AMEM_TRY(Forward(PhaseKind::kPauseReleaseOwn, is_overtaken));
+        return Forward(PhaseKind::kPauseGone, is_overtaken);
+      case Work::kMake:
+        if (round_.failed) return Backward(PhaseKind::kResumeCreateOwn, is_overtaken);
+        AMEM_TRY(Begin(until));
+        AMEM_TRY(Forward(PhaseKind::kResumeArrive, is_overtaken));
+        return Forward(PhaseKind::kResumeCreateOwn, is_overtaken);
+      case Work::kImport:
+        return round_.failed ? Backward(PhaseKind::kResumeImport, is_overtaken)
+                             : Forward(PhaseKind::kResumeImport, is_overtaken);
+      case Work::kRestore:
+        if (!round_.failed) return Forward(PhaseKind::kResumeVerify, is_overtaken);
+        // Its device may not have been added to a new multicast object, and binding memory to such an object would hang.
+        if (!round_.all_joined && scope_.executor_.HasRenewedMulticasts())
+          return {Code::kRefused,
+                  "a rank died before it was sure that its device was added to a multicast object; nothing was bound to it"};
+        return Backward(PhaseKind::kResumeVerify, is_overtaken);
+    }
+    return {};
+  }
+
+  // Keeps the scope's calls out, and begins the cycle in the journal.
+  Status Begin(Deadline until) {
+    Executor& executor = scope_.executor_;
+    if (kind_ == CycleKind::kPause) AMEM_TRY(scope_.ledger_.AwaitFiles(executor.until()));
+    AMEM_TRY(scope_.CloseGate(executor.until()));
+    closed_.reset(new OpenAtEnd{scope_.gate_});
+    if (manner_.kept_out) manner_.kept_out();
+    executor.BeginCycle(scope_.deadlines_.OwnPartOf(until),
+                        manner_.after == nullptr ? Backup::Looking::kIdle : Backup::Looking::kBeside, manner_.hosts_idle);
+    AMEM_TRY(scope_.KeepIfAnyDoes(scope_.members_));
+    CycleBegun begun{.kind = kind_, .pool = scope_.pool_, .keeps = manner_.keeps};
+    for (const PeerIdentity& member : Alone() ? std::vector<PeerIdentity>() : scope_.members_) {
+      begun.members.push_back(member.session);
+      begun.processes.push_back(AsMember(member));
+    }
+    {
+      if (!scope_.TryLedger()) return scope_.NoLedger();
+      const LedgerLock lock(scope_.ledger_, std::adopt_lock);
+      cycle_ = begun.cycle = scope_.CycleNumber(kind_);
+      scope_.ledger_.Record(std::move(begun));
+    }
+    round_.journaled = true;
+    AMEM_ASSIGN(plan_, scope_.MakePlan(kind_));
+    return {};
+  }
+
+  Status Forward(PhaseKind phase, const std::function<bool()>& is_overtaken) {
+    const auto planned = std::ranges::find(plan_.phases, phase, &PlannedPhase::phase);
+    if (planned == plan_.phases.end()) return {};
+    round_.phase = phase;
+    Status mine = OrNoMemory([&] { return scope_.RunPhase(*planned, kind_, manner_, is_overtaken); });
+    if (!mine.ok() && kind_ == CycleKind::kResume) mine = scope_.GoOn(*planned, manner_, nullptr, mine);
+    if (mine.ok() && scope_.compare_ && phase == PhaseKind::kResumeVerify) mine = scope_.executor_.CompareRestored(plan_);
+    return mine;
+  }
+
+  // A phase of the opposite plan, from wherever this session is.
+  Status Backward(PhaseKind phase, const std::function<bool()>& is_overtaken) {
+    round_.phase = phase;
+    std::set<SessionId> owners;
+    const CycleKind undo = phase >= PhaseKind::kResumeArrive ? CycleKind::kResume : CycleKind::kPause;
+    return scope_.RunUndoPhase(undo, phase, {}, owners, is_overtaken);
+  }
+
+  Status ReleaseAgain() {
+    if (!round_.journaled) return {};
+    if (scope_.in_use_) return round_.mine;
+    for (const PhaseKind phase : {PhaseKind::kPauseSave, PhaseKind::kPauseReleaseOwn, PhaseKind::kPauseGone})
+      AMEM_TRY(Backward(phase, {}));
+    return {};
+  }
+
+  // ---- the end
+
+  Status End(const board::RoundOutcome& outcome) {
+    report_.cycle = cycle_;
+    if (!outcome.failed) {
+      scope_.Conclude(kind_, manner_, std::move(report_), round_.began_ns);
+      return LetIn({});
+    }
+    std::vector<SessionId> culprits{outcome.culprit};
+    if (outcome.failed == Ballot::kCome && outcome.status.code() == Code::kTimeout) culprits = outcome.absent;
+    const Status why = Alone() && !round_.mine.ok() ? round_.mine : outcome.status;
+    if (!round_.journaled) return LetIn(NotBegun(why, culprits));
+    NameCulprits(culprits);
+    scope_.Add(kind_, report_, false);
+    return LetIn(Failed(why, outcome));
+  }
+  Status LetIn(Status status) {
+    if (closed_ != nullptr && manner_.ended) manner_.ended();
+    closed_.reset();
+    return status;
+  }
+
+  Status Failed(const Status& why, const board::RoundOutcome& outcome) {
+    if (kind_ == CycleKind::kPause && *outcome.failed < Ballot::kGone) {  // what cannot be ended now is for the next call
+      scope_.executor_.SetUntil(In(scope_.deadlines_.undo()));
+      static_cast<void>(scope_.executor_.EndCopies());
+    }
+    Status undone = round_.left.ok() ? outcome.undo : round_.left;
+    if (scope_.TryLedger()) {
+      const LedgerLock lock(scope_.ledger_, std::adopt_lock);
+      const State& state = scope_.ledger_.state();
+      // Nothing has been released by this call; what an earlier one left is still to be made anew.
+      if (undone.ok() && outcome.ending == agreement::Ending::kRunning && *outcome.failed < Ballot::kGone &&
+          state.ScopeOf(scope_.pool_).cycle.after_failed_undo)
+        undone = {Code::kBroken, "an earlier pause or resume that failed has left memory released here"};
+    }
+    const Status told = scope_.Told(kind_, why, undone);
+    CycleFailed failed{kind_,       cycle_, undone.ok(), told.message(), why.code(), why.driver_result(), scope_.culprits_,
+                       scope_.pool_};
+    failed.paused = kind_ == CycleKind::kPause && outcome.ending == agreement::Ending::kPaused && round_.left.ok();
+    bool saved = true;
+    if (scope_.TryLedger()) {
+      const LedgerLock lock(scope_.ledger_, std::adopt_lock);
+      scope_.ledger_.Record(failed);
+      saved = std::ranges::any_of(scope_.ledger_.state().allocations,
+                                  [&](const auto& item) { return item.second.saved && item.second.pool == scope_.pool_; });
+    } else {
+      scope_.unrecorded_ = failed;
+    }
+    if (kind_ == CycleKind::kPause && !saved) scope_.backup_.Abandon();
+    scope_.NoteCopies();
+    return told;
+  }
+
+  Status NotBegun(const Status& why, const std::vector<SessionId>& culprits) {
+    if (why.code() == Code::kTimeout) scope_.RecordThreads();
+    NameCulprits(culprits);
+    if (why.code() == Code::kPeerLost && why.reported_by()) assembly_.FailedBy(why.reported_by());
+    const Status told = scope_.pool_ || round_.begins ? scope_.Told(kind_, why) : why;
+    scope_.RecordNotBegun(kind_, cycle_, told);
+    return told;
+  }
+  void NameCulprits(const std::vector<SessionId>& culprits) {
+    for (const SessionId session : culprits)
+      if (session && session != scope_.peers_.Self().session)
+        scope_.culprits_.push_back(AsMember(assembly_.IdentityOf(session)));
+  }
+
+  Coordinator& scope_;
+  const CycleKind kind_;
+  const Manner& manner_;
+  Assembly& assembly_;
+  const Deadline until_, came_ = Now();
+  std::uint64_t cycle_;
+  Sightings sightings_;
+  Deadline next_word_{};               // when to say next for whom a resume waits
+  std::unique_ptr<OpenAtEnd> closed_;  // the gate
+  Plan plan_;                          // of the way forward
+  CycleReport report_;
+  struct Progress {          // of this member in a round
+    bool begins = false;     // all have come
+    bool journaled = false;  // CycleBegun is
+    bool all_joined = true;
+    PhaseKind phase{};               // the last one that it began
+    std::optional<Ballot> failed{};  // the first that did
+    Status mine{};                   // this member's work that failed, before anything else had
+    Status left{};                   // why not all could be released again
+    std::uint64_t began_ns = 0, worked_ns = 0, voted_ns = 0;
+    std::set<SessionId> ends{};  // of members, which the ledger knows of
+  } round_;
+};
+
+std::unique_ptr<Assembly> Coordinator::Assemble(CycleKind kind) {
+  if (pool_) {
+    if (!TryLedger()) return nullptr;
+    const LedgerLock lock(ledger_, std::adopt_lock);
+    if (!IsShared()) {
+      if (own_board_ == nullptr) {
+        auto made = board::Board::MakePrivate(tag_, {peers_.Self().session});
+        if (!made) return nullptr;
+        own_board_ = std::make_shared<board::Board>(*std::move(made));
+      }
+      return std::make_unique<LoneAssembly>(peers_.Self(), own_board_);
+    }
+  }
+  return peers_.Assemble(kind, tag_);
+}
+
+Status Coordinator::CycleOnBoard(CycleKind kind, const Manner& manner, std::unique_ptr<Assembly> assembly, Deadline until) {
+  threads_recorded_ = false;
+  culprits_.clear();
+  std::uint64_t cycle = 0;
+  {
+    if (!TryLedger()) return NoLedger();
+    const LedgerLock lock(ledger_, std::adopt_lock);
+    cycle = CycleNumber(kind);
+    if (kind == CycleKind::kPause) ledger_.RenewJournal();
+    const bool lone = pool_ && !IsShared();
+    if (!lone) ledger_.Record(PhaseBegun{PhaseOf(kind, Ballot::kCome), pool_});
+  }
+  const Status status = Call(*this, kind, manner, *assembly, until, cycle).Run();
+  return status;
+}
+
+}  // namespace amem

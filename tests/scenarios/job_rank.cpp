@@ -275,6 +275,18 @@ std::string InGroup(const std::function<std::string(Comm)>& call) {
   return text + WithReason(Function<int()>("ncclGroupEnd")());
 }
 
+// Whoever calls keeps his device, whatever a group has done; said only where it is not so.
+void* Context() {
+  void* context = nullptr;
+  reinterpret_cast<int (*)(void**)>(dlsym(g_cuda, "cuCtxGetCurrent"))(&context);
+  return context;
+}
+std::string InContext(const std::function<std::string()>& calls) {
+  void* const before = Context();
+  const std::string said = calls();
+  return (Context() == before ? "" : "in another context: ") + said;
+}
+
 // A group of the last communicator's all-reduce with resumes of all before it, or with suspends of all after it.
 std::string ReduceInGroup(bool resumes) {
   const auto start = [] { return std::to_string(Function<int()>("ncclGroupStart")()) + " "; };
@@ -850,10 +862,10 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"resume last", [] { return ServedResume(g_comms.back()); }},
     {"suspend null", [] { return ServedSuspend(nullptr); }},
     {"resume null", [] { return ServedResume(nullptr); }},
-    {"suspend all", [] { return InGroup(ServedSuspend); }},
-    {"resume all", [] { return InGroup(ServedResume); }},
-    {"resume all and reduce", [] { return ReduceInGroup(true); }},
-    {"reduce and suspend all", [] { return ReduceInGroup(false); }},
+    {"suspend all", [] { return InContext([] { return InGroup(ServedSuspend); }); }},
+    {"resume all", [] { return InContext([] { return InGroup(ServedResume); }); }},
+    {"resume all and reduce", [] { return InContext([] { return ReduceInGroup(true); }); }},
+    {"reduce and suspend all", [] { return InContext([] { return ReduceInGroup(false); }); }},
     {"figures", Figures},
     {"child", Child},
     {"hang", Hang},

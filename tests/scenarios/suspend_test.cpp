@@ -121,6 +121,19 @@ TEST_F(ServedSuspends, in_a_group_the_process_pauses_and_resumes_at_its_end) {
   }
 }
 
+TEST_F(ServedSuspends, a_refused_group_leaves_the_callers_context) {
+  const auto ranks = Run({"init", "init", "reduce", "barrier", "resume all", "suspend all", "suspend all", "bytes", "barrier",
+                          "resume all", "reduce"});
+  for (const Rank& rank : ranks) {
+    EXPECT_TRUE(rank.Said("resume all", 0).starts_with("5 ncclCommResume: ")) << Everything(ranks);
+    EXPECT_EQ(rank.Said("suspend all", 0), "0, 0, 0") << Everything(ranks);
+    EXPECT_TRUE(rank.Said("suspend all", 1).starts_with("5 ncclCommSuspend: ")) << Everything(ranks);
+    EXPECT_EQ(rank.Said("bytes"), "0");
+    EXPECT_EQ(rank.Said("resume all", 1), "0, 0, 0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0));
+  }
+}
+
 // NCCL launches what a group asked for after its resumes and before its suspends, so that neither loses a collective.
 TEST_F(ServedSuspends, a_group_resumes_before_its_collectives_and_suspends_after_them) {
   const auto ranks =

@@ -198,12 +198,28 @@ class Wrapped(unittest.TestCase):
             offload.close()
             return losses
 
+        def reference(engine_of):
+            """A model that only generates: no optimizer, and its parameters are empty, too."""
+            torch.manual_seed(2)
+            model, data = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)), torch.randn(2, 64)
+            engine, *_ = engine_of(model)
+            before = engine(data)
+            shards = [parameter.ds_tensor for parameter in model.parameters()]
+            self.assertEqual(sum(parameter.numel() for parameter in model.parameters()), 0)
+            offload = amem.rl.RolloutOffload(engine, name="reference")
+            with offload.rollout():
+                self.assertTrue(all(one.view(-1).view(torch.uint8).eq(255).all() for one in shards))
+            self.assertEqual(offload.left, [])
+            self.assertTrue(torch.equal(engine(data), before))
+
         with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
                                                                             MASTER_PORT="29581"):
             torch.distributed.init_process_group("gloo", init_method="file://%s/store" % folder, rank=0, world_size=1)
             deepspeed.init_distributed("gloo")
             self.addCleanup(torch.distributed.destroy_process_group)
             self.assertEqual(run(True), run(False))
+            reference(lambda model: deepspeed.initialize(model=model, config={"train_micro_batch_size_per_gpu": 2, "zero_optimization": {
+                "stage": 3, "stage3_param_persistence_threshold": 0}}))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
     NCCL_NVLS_ENABLE=0 LD_PRELOAD=libamem_nccl.so PYTHONPATH=ncclpatch/python torchrun --standalone --nproc-per-node 2 rollout_job.py
 
 For each strategy the same training runs twice from the same seed, the second time with the offload. Losses and parameters must be equal to the
-last bit. During each rollout the memory of parameters, gradients, optimizer states and NCCL must be free, and most of what is free is
-allocated and overwritten. A CUDA graph that reads the parameters and has a collective is captured before the first rollout and must
+last bit. During each rollout the memory of parameters, gradients, optimizer states and NCCL must be free, its account must be the driver's to 32 MiB,
+and most of what is free is allocated and overwritten. A CUDA graph that reads the parameters and has a collective is captured before the first rollout and must
 give what eager execution gives after each. Rank 0 prints one JSON line, last. Exit code 0: all well, 1: not, 2: refused
 (NCCL_NVLS_ENABLE is not 0). With --device cpu it tries itself out under gloo, and nothing is given back.
 """
@@ -179,6 +179,19 @@ def overwrite(free):
     torch.cuda.synchronize()
 
 
+def check_account(offload):
+    """What the rollout took and what it left are what the driver had given out, where this rank has a GPU of its own."""
+    account, close = offload.freed, 32 * MIB
+    if torch.cuda.device_count() < dist.get_world_size():
+        return
+    free, total = torch.cuda.mem_get_info()
+    off = account.used - account.bytes - sum(account.left.values()), sum(account.left.values()) - (total - free)
+    if max(map(abs, off)) > close:
+        raise RuntimeError(f"the account is {off} bytes off: {account!r}, used {total - free}")
+    if offload.left:
+        raise RuntimeError(f"tensors of the model or its optimizer stay: {offload.left}")
+
+
 def one_rollout(offload, training, measured, number, cpu):
     """Every other time everything is waited for and timed; the other times the optimizer's states come behind the step."""
     if cpu:
@@ -190,6 +203,7 @@ def one_rollout(offload, training, measured, number, cpu):
     before = torch.cuda.mem_get_info()[0]
     pause_ms = timed(offload.pause)
     freed = torch.cuda.mem_get_info()[0] - before
+    check_account(offload)
     if number:
         overwrite(freed)
     samples = training.samples()

@@ -34,6 +34,8 @@ def arguments():
     parser.add_argument("--frees", type=float, default=0.9, help="this share of what the communicators can suspend must be free meanwhile")
     parser.add_argument("--one-stays", action="store_true", help="once, the last rank does not suspend: the others' call fails at AMem's "
                                                                   "deadline (AMEM_TIMEOUT_MS), all run on, and another suspend works")
+    parser.add_argument("--groups", action="store_true", help="a group of all suspends behind a collective, and of all resumes before one, as "
+                                                              "NCCL launches them from 2.30.3 on")
     parser.add_argument("--time-limit", type=int, default=90, help="seconds; the process ends itself then")
     parser.add_argument("--json", default="", help="rank 0 writes its line there too")
     return parser.parse_args()
@@ -96,6 +98,26 @@ def one_stays(engine, comms, meeting, stays):
     return problems
 
 
+def in_groups(engine, comms, meeting, tensor, fill, stream):
+    """Suspends in the group of an all-reduce, and resumes in that of the next: neither loses one. The sums of both."""
+    import torch
+    found = []
+    for suspends in (True, False):
+        fill(tensor)
+        torch.cuda.synchronize()
+        meeting.gather(f"group {suspends}")
+        engine.check("ncclGroupStart")
+        codes = [] if suspends else [engine.code("ncclCommResume", comm) for comm in comms]
+        codes.append(engine.all_reduce(comms[0], tensor, stream))
+        codes += [engine.code("ncclCommSuspend", comm, SUSPEND_MEM) for comm in comms] if suspends else []
+        codes.append(engine.code("ncclGroupEnd"))
+        if any(codes):
+            raise RuntimeError(f"a group with {'suspends' if suspends else 'resumes'} returned {codes}")
+        torch.cuda.synchronize()
+        found.append(tensor.double().sum().item())
+    return found
+
+
 def job(options, rank, size, report):
     import torch
     import torch.distributed as dist
@@ -112,10 +134,13 @@ def job(options, rank, size, report):
     report["version"] = engine.version
     problems = []
 
+    def fill(tensor):
+        tensor.copy_((torch.arange(tensor.numel(), device="cuda") % 1013).float() * (rank + 1) * 1.1e-3)
+
     def results(comm):
         found = []
         for tensor in tensors:
-            tensor.copy_((torch.arange(tensor.numel(), device="cuda") % 1013).float() * (rank + 1) * 1.1e-3)
+            fill(tensor)
             if (code := engine.all_reduce(comm, tensor, stream)) != 0:
                 raise RuntimeError(f"ncclAllReduce returned {code}")
             torch.cuda.synchronize()
@@ -164,6 +189,10 @@ def job(options, rank, size, report):
     if min(freed) < options.frees * sum(row[SUSPENDABLE] for row in figures) / MIB:
         problems.append(f"{min(freed):.0f} MiB are free while suspended, of {sum(row[SUSPENDABLE] for row in figures) / MIB:.0f}")
     meeting.gather("cycles done")
+    for _ in range(3 if options.groups else 0):
+        grouped = in_groups(engine, comms, meeting, tensors[1], fill, stream)
+        if grouped != [expected[0][1]] * 2:
+            problems.append(f"in groups: {grouped} in place of {expected[0][1]}")
     if options.one_stays:
         problems += one_stays(engine, comms, meeting, rank == size - 1)
         if [results(comm) for comm in comms] != expected:

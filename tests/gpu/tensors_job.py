@@ -14,12 +14,15 @@ import threading
 import torch
 
 import amem
+import amem.rl
+from amem import _pools
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.dont_write_bytecode = True
 import rank_main  # noqa: E402
 
 MIB = 1 << 20
+CLOSE = 32 * MIB  # what contexts and libraries may take or give back during a claim
 
 
 def arguments():
@@ -181,10 +184,93 @@ def discarded_memory_comes_back_and_torch_memory_savers_calls_work():
     check(cache.eq(5).all().item() and torch.equal(weights, numbers(64)), "contents differ")
 
 
+def used():
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def the_account_of_a_pause_is_the_drivers():
+    with amem.pool("claim10"):
+        weights = numbers(256)
+    others, graph = numbers(128), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        result = others * 2
+    before = used()
+    with amem.paused("claim10") as freed:
+        check(abs(freed.used - before) <= CLOSE, f"used is {freed.used}, the driver's {before}")
+        check(abs(freed.used - freed.bytes - sum(freed.left.values())) <= CLOSE, f"taken and left are not what was used: {freed!r}")
+        check(abs(sum(freed.left.values()) - used()) <= CLOSE, f"left is {freed.left}, used {used()}")
+        account = amem.account(others=others, weights=weights)
+        (gpu,) = account.gpus
+        check(abs(gpu.used - used()) <= CLOSE and gpu.used == sum(gpu.left.values()), f"{account}")
+        check(gpu.taken["claim10"] >= 256 * MIB and gpu.left["PyTorch's tensors"] >= 128 * MIB, f"{account}")
+        check(gpu.left["PyTorch's private pools (CUDA graphs)"] >= 128 * MIB, f"{account}")
+        check([one.path for one in account.held] == ["others"], f"{account.held}")
+    check(torch.equal(weights, numbers(256)) and result is not None, "contents differ")
+
+
+class Quantized(torch.Tensor):
+    """A wrapper without PyTorch's protocol, as Transformer Engine's were until 2026."""
+
+    @staticmethod
+    def __new__(cls, data, scale):
+        made = torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=torch.bfloat16, device=data.device)
+        made._data, made._scale_inv = data, scale
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments_=(), named=None):
+        if function is torch.ops.aten.detach.default:
+            return Quantized(arguments_[0]._data, arguments_[0]._scale_inv)
+        plain = lambda one: one._data.to(torch.bfloat16) * one._scale_inv if isinstance(one, Quantized) else one  # noqa: E731
+        return function(*torch.utils._pytree.tree_map(plain, arguments_), **torch.utils._pytree.tree_map(plain, named or {}))
+
+
+def parameters_that_wrap_others_caches_and_shards_go_whole():
+    model = torch.nn.Module()
+    data = torch.randint(0, 100, (8192, 8192), dtype=torch.uint8, device="cuda")
+    model.weight = torch.nn.Parameter(Quantized(data, torch.ones(1, device="cuda", dtype=torch.bfloat16)), requires_grad=False)
+    model.plain = torch.nn.Linear(4096, 4096, device="cuda")
+    model._fp8_workspaces = {"weight": numbers(64)}
+    model.plain.weight.ds_tensor = numbers(32)
+    optimizer = torch.optim.AdamW(model.plain.parameters())
+    model.plain(torch.randn(4, 4096, device="cuda")).sum().backward()
+    optimizer.step()
+    kept, before = data.clone(), used()
+    offload = amem.rl.RolloutOffload(model, optimizer, nccl=False, name="claim11")
+    with offload.rollout():
+        freed = before - used()
+        check(freed >= (64 + 4 * 64 + 64 + 32) * MIB - CLOSE, f"{freed / MIB:.0f} MiB were freed")
+        check(abs(offload.freed.used - offload.freed.bytes - sum(offload.freed.left.values())) <= CLOSE, f"{offload.freed!r}")
+    check(torch.equal(model.weight._data, kept) and torch.equal(model._fp8_workspaces["weight"], numbers(64)), "contents differ")
+    check(offload.left == [], f"{offload.left} stayed")
+    offload.close()
+
+
+def a_graph_that_was_captured_into_a_tag_replays_after_its_pause():
+    static, graph = torch.full((64 * MIB,), 2.0, device="cuda"), torch.cuda.CUDAGraph()
+    (static * 3).sum()
+    torch.cuda.synchronize()
+    with _pools.capturing("claim12") as pool:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            result = (static * 3).sqrt()
+    check(row("claim12")["part_bytes"] >= 256 * MIB, f"the capture did not take from the pool: {row('claim12')}")
+    for _ in range(3):
+        before = free_mib()
+        with amem.paused("claim12"):
+            check(free_mib() - before >= 250, f"a pause freed {free_mib() - before} MiB")
+            torch.full((32 * MIB,), float("nan"), device="cuda")
+        graph.replay()
+        check(torch.equal(result, torch.full_like(result, 6.0 ** 0.5)), "the graph gives something else")
+
+
 CLAIMS = (a_pool_is_allocated_from_paused_and_resumed, the_innermost_of_nested_pools_is_allocated_from, another_thread_is_outside_of_the_pool,
           adopted_tensors_keep_objects_views_and_contents, memory_of_a_cuda_graph_and_of_others_stays,
           a_graph_captured_after_adopting_replays_after_a_resume, a_stream_waits_for_a_resume_and_priorities_are_accepted,
-          too_little_memory_is_pytorchs_error_and_loses_nothing, discarded_memory_comes_back_and_torch_memory_savers_calls_work)
+          too_little_memory_is_pytorchs_error_and_loses_nothing, discarded_memory_comes_back_and_torch_memory_savers_calls_work,
+          the_account_of_a_pause_is_the_drivers, parameters_that_wrap_others_caches_and_shards_go_whole,
+          a_graph_that_was_captured_into_a_tag_replays_after_its_pause)
 
 
 def job(options, rank, size, report):

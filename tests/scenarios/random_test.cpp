@@ -9,6 +9,7 @@
 #include <random>
 #include <thread>
 
+#include "statemachine/account.h"
 #include "tests/scenarios/start_session.h"
 
 namespace amem {
@@ -263,10 +264,30 @@ class Job {
       for (auto& thread : threads) thread.join();
       for (const Status& status : results) Ok(status, pause ? "pause" : "resume");
       for (auto& rank : ranks_) Compare(*rank);
+      ExpectAccounts();
       if (pause) {
         EXPECT_EQ(ranks_[0]->simulator->BytesInUse(DeviceOrdinal{0}), 0U);
         EXPECT_EQ(ranks_[0]->simulator->BytesInUse(DeviceOrdinal{1}), 0U);
       }
+    }
+  }
+
+  // What the accounts of all sessions have on a device is what the simulator has given out there, and what pauses have taken is
+  // the rest of what is theirs.
+  void ExpectAccounts() {
+    for (const DeviceOrdinal device : {DeviceOrdinal{0}, DeviceOrdinal{1}}) {
+      Bytes there = 0, away = 0, own = 0;
+      for (auto& rank : ranks_) {
+        const State state = rank->session->CopyState();
+        Account::OfDevice account = MeasureAccount(state).devices[device];
+        for (const auto& share : {account.running, account.kept})
+          for (const auto& [whose, bytes] : share) there += bytes;
+        for (const auto& [tag, bytes] : account.taken) away += bytes;
+        for (const auto& [id, a] : state.allocations)
+          if (a.own() && !a.placed() && a.properties.location.id == device.value) own += a.bytes;
+      }
+      EXPECT_EQ(there, ranks_[0]->simulator->BytesInUse(device));
+      EXPECT_EQ(there + away, own);
     }
   }
 

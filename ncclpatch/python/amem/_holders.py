@@ -8,6 +8,7 @@ may hold copies of its weights as attributes, and an optimizer's wrapper shards 
 from typing import Any, Iterator, List, Optional, Set, Tuple
 
 DEEPEST = 5  # containers and objects in one another
+_PLAIN = (str, bytes, int, float, bool, type(None))
 # Of torch.nn.Module itself, which lists them by methods.
 _OF_MODULES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
@@ -57,7 +58,7 @@ def _within(path: str, value: Any, package: str, torch: Any, seen: Set[int], dep
     if isinstance(value, torch.Tensor):
         yield path, value
         return
-    if depth >= DEEPEST or isinstance(value, (str, bytes, int, float, bool, type(None), type, torch.nn.Module)) or id(value) in seen:
+    if depth >= DEEPEST or isinstance(value, (type, torch.nn.Module)) or id(value) in seen:
         return
     seen.add(id(value))
     if isinstance(value, dict):
@@ -69,7 +70,8 @@ def _within(path: str, value: Any, package: str, torch: Any, seen: Set[int], dep
     else:
         return
     for further, one in inner:
-        yield from _within(further, one, package, torch, seen, depth + 1)
+        if not isinstance(one, _PLAIN):
+            yield from _within(further, one, package, torch, seen, depth + 1)
 
 
 def _flattened(tensor: Any, torch: Any) -> Optional[List[Tuple[str, Any]]]:
@@ -123,7 +125,8 @@ def held_by(owner: Any, torch: Any, path: str = "") -> Iterator[Tuple[str, Any]]
     """Tensors that an object has as attributes, by themselves, in containers, or in objects of its package."""
     seen: Set[int] = set()
     for name, value in _attributes(owner):
-        if not (isinstance(owner, torch.nn.Module) and name in _OF_MODULES):
+        nothing = isinstance(value, _PLAIN) or (isinstance(value, (dict, list, tuple)) and not value)  # as most of a module's are
+        if not nothing and not (name in _OF_MODULES and isinstance(owner, torch.nn.Module)):
             yield from _within("%s.%s" % (path, name), value, _package(owner), torch, seen, 0)
 
 

@@ -8,6 +8,7 @@ from . import _adopt, _calls, _holders, _pools, _tags
 
 PART = 10  # a remainder of more than a tenth is worth a line
 SHOWN = 5  # objects in one line
+TOO_MUCH = "counted more than once"
 
 
 class Held(NamedTuple):
@@ -24,7 +25,8 @@ class Held(NamedTuple):
 
 class Gpu(NamedTuple):
     """One GPU, in bytes. `used`: what the driver has given out on it, to all processes; None: it does not say. `taken`: what pauses have
-    taken, by tag. `left`: what is there, by whose or why; its sum is `used`."""
+    taken, by tag. `left`: what is there, by whose or why; its sum is `used`: where more was counted, because it changed meanwhile or
+    two of these know of the same memory, a negative row says how much."""
 
     device: int
     used: Any
@@ -92,22 +94,25 @@ def largest(rows: List[Held]) -> str:
     return ", ".join(map(str, rows[:SHOWN])) + (" and %d more" % more if more > 0 else "")
 
 
-def _of_others(device: int, processes: Dict[int, List[Dict[str, Any]]]) -> Dict[str, int]:
-    return {"process %d%s" % (one["pid"], " (%s)" % one["name"] if one["name"] else ""): one["bytes"]
-            for one in processes.get(device, []) if one["pid"] != os.getpid()}
+def _of_others(processes: List[Dict[str, Any]]) -> Dict[str, int]:
+    """By process; nothing where this one is not among them: in a container they may be numbered as the host does, and one of them is this."""
+    if all(one["pid"] != os.getpid() for one in processes):
+        return {}
+    return {"process %d%s" % (one["pid"], " (%s)" % one["name"] if one["name"] else ""): one["bytes"] for one in processes if one["pid"] != os.getpid()}
 
 
 def _gpu(row: Dict[str, Any], unplaced: Dict[str, int], processes: Dict[int, List[Dict[str, Any]]]) -> Gpu:
-    left = {"tag " + tag: count for tag, count in row["running"].items()}
-    left.update(row["kept"])
+    left = _tags.seen_on(row)
     left.update(unplaced)
-    left.update(_of_others(row["device"], processes))
+    found = processes.get(row["device"], [])
+    known = any(one["pid"] == os.getpid() for one in found)
+    left.update(_of_others(found))
     side = _pools.backend()
     if side is not None and os.environ.get("AMEM_SCOPE") != "all":  # there PyTorch's memory is the tag program's
         left.update(side.usage(row["device"]))
-    rest = (row["used_bytes"] or 0) - sum(left.values())
-    if rest > 0:
-        left["contexts, modules, libraries" + ("" if processes.get(row["device"]) else ", other processes")] = rest
+    if row["used_bytes"] is not None and (rest := row["used_bytes"] - sum(left.values())):
+        rests = "contexts, modules, libraries" + ("" if known else ", other processes")
+        left[rests if rest > 0 else TOO_MUCH] = rest
     return Gpu(row["device"], row["used_bytes"], row["taken"], left)
 
 

@@ -52,6 +52,11 @@ def _attributes(value: Any) -> List[Tuple[str, Any]]:
     return found
 
 
+def _name_of(key: Any, place: int) -> str:
+    """A key of a dict in a path. Others than these are not asked for their text: a parameter's is its contents, which may be paused."""
+    return repr(key) if type(key) in (str, int) else "key %d" % place
+
+
 def _within(path: str, value: Any, package: str, torch: Any, seen: Set[int], depth: int) -> Iterator[Tuple[str, Any]]:
     """Tensors in an attribute: itself, or in containers, or in objects of that package, which are parts of what has the attribute. Not in
     modules, which are listed for themselves."""
@@ -62,7 +67,7 @@ def _within(path: str, value: Any, package: str, torch: Any, seen: Set[int], dep
         return
     seen.add(id(value))
     if isinstance(value, dict):
-        inner = [("%s[%r]" % (path, key), one) for key, one in list(value.items())]
+        inner = [("%s[%s]" % (path, _name_of(key, place)), one) for place, (key, one) in enumerate(list(value.items()))]
     elif isinstance(value, (list, tuple, set, frozenset)):
         inner = [("%s[%d]" % (path, place), one) for place, one in enumerate(list(value))]
     elif package and _package(value) == package and not callable(value):

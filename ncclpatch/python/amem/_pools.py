@@ -21,6 +21,7 @@ class Cuda:
         self.torch = torch
         self._allocator = None
         self._pools = {}  # (tag, device) -> MemPool
+        self._captures = False  # whether a graph was captured into a tag
         self._tags_of_ids = {}  # of all MemPools ever made, because their memory may outlive them
 
     def is_here(self):
@@ -52,6 +53,10 @@ class Cuda:
         if not hasattr(self.torch.cuda, "MemPool") or version < OLDEST:
             raise _calls.AmemError(5, "amem.pool needs PyTorch %d.%d or later, and this is %s: before it there is no torch.cuda.MemPool, or one "
                                       "that takes the allocations of all threads and not of this one alone" % (*OLDEST, self.torch.__version__))
+
+    def pool_for_graphs(self, tag):
+        self._captures = True
+        return tuple(self.mem_pool(tag, self.device_index(None)).id)
 
     def mem_pool(self, tag, device):
         found = self._pools.get((tag, device))
@@ -88,6 +93,10 @@ class Cuda:
                 found.append((segment["address"], segment["address"] + segment["total_size"], self._tags_of_ids.get(pool)))
         return found
 
+
+    def has_graphs(self):
+        """Whether a CUDA graph may have been captured: memory lies in a private pool, or in a tag's for graphs. Any other MemPool counts, too."""
+        return self._captures or any(tag is None for _, _, tag in self.segments())
 
     def usage(self, device):
         """Bytes of PyTorch's memory on a device that are of no pool of AMem's, by what they are for."""
@@ -236,7 +245,7 @@ def capturing(tag: str) -> Iterator[Any]:
     _tags.open_pool(tag, "preserve")
     _calls.check(_calls.lib.amem_pool_enter(_tags.encode(tag)))
     try:
-        yield tuple(torch_side.mem_pool(tag, torch_side.device_index(None)).id)
+        yield torch_side.pool_for_graphs(tag)
     finally:
         _calls.check(_calls.lib.amem_pool_leave())
 

@@ -94,6 +94,11 @@ def too_late(count: int) -> str:
             "`amem run --scope all`" % mebibytes(count))
 
 
+def seen_on(row: Dict[str, Any]) -> Dict[str, int]:
+    """What AMem sees on one GPU of the library's account, by tag or reason."""
+    return {**{"tag " + tag: count for tag, count in row["running"].items()}, **row["kept"]}
+
+
 def _gpus() -> Tuple[int, Dict[str, int]]:
     """What the driver has given out on the GPUs that have memory of AMem's, and to whom; nothing where the library cannot say it."""
     try:
@@ -102,7 +107,7 @@ def _gpus() -> Tuple[int, Dict[str, int]]:
         return 0, {}
     left: Dict[str, int] = {}
     for gpu in answer.get("devices", []):
-        for whose, count in [*(("tag " + tag, count) for tag, count in gpu["running"].items()), *gpu["kept"].items()]:
+        for whose, count in seen_on(gpu).items():
             left[whose] = left.get(whose, 0) + count
     left.update(answer.get("unplaced", {}))
     used = sum(gpu["used_bytes"] or 0 for gpu in answer.get("devices", []))

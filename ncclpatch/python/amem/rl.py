@@ -39,7 +39,8 @@ class RolloutOffload:
                        that generates from the same tensors.
     optimizer_states:  whether the optimizer's states go, and its own copies of parameters in mixed precision.
     caches:            whether what else the modules hold goes with their parameters: buffers, FP8 copies of weights, states of
-                       quantization, shards and masters of an optimizer's wrapper (DeepSpeed's ZeRO). False: it stays.
+                       quantization, shards and masters of an optimizer's wrapper (DeepSpeed's ZeRO). Once a CUDA graph has been captured,
+                       none is moved any more, and a warning says so. False: it stays.
     gradients:         True or "preserve": gradients that are there go, and come back as they were. "discard": their contents are not
                        saved; they must be None or all zero at the begin of a rollout, and are zero after it. Buffers that exist all
                        the time, as Megatron-Core's, hold the last step's until zero_grad_buffer(), so call that before. False: they stay.
@@ -71,7 +72,7 @@ class RolloutOffload:
         self.adopted = {}  # class -> the last Adopted that moved something
         self.left = []  # amem.Held, the largest first: what stays although it is of a class that goes; of the last look, which the first rollout takes
         self.freed = None  # amem.Freed of the last rollout's begin
-        self._caches, self._looked = caches, False
+        self._caches, self._looked, self._told_of_graphs = caches, False, False
         self._models, self._optimizers = _training.as_list(model), _training.as_list(optimizer)
         self._nccl, self._wait, self._wait_for_memory = nccl, wait, wait_for_memory
         self._policies = {"parameters": "preserve", "gradients": "discard" if gradients == "discard" else "preserve",
@@ -99,28 +100,45 @@ class RolloutOffload:
         import torch
 
         self._complain_if_paused("adopt")
-        taken, found = set(), {}
+        taken, found, told = set(), {}, self._told_of_graphs
         for kind, storages in self._storages_by_class(torch):
             mine = {key: row for key, row in storages.items() if key not in taken}
             taken.update(mine)  # what two classes share belongs to the first, also where the first one stays
+            if kind == "caches":
+                kind, mine = "parameters", self._movable(mine)
             if kind in self._names:
                 result = self._adopt(kind, mine)
                 found[kind] = result if kind not in found else _adopt.together(found[kind], result)
-        if not self._looked and any(result.storages for result in found.values()):
+        if (not self._looked or told != self._told_of_graphs) and (self._told_of_graphs or any(result.storages for result in found.values())):
             self._looked = True
             self._look_for_what_stays(torch)
         return found
 
+    def _movable(self, caches):
+        """Of what modules hold beside parameters: what a captured CUDA graph cannot have the address of. A module's attribute may be the
+        static input of one, which would read freed memory without an error."""
+        side = _pools.backend()
+        homes = [self._names.get("parameters")]
+        new = [key for key, (storage, _) in caches.items() if side and side.holds(storage) and storage.nbytes() and _adopt.home_of(storage) not in homes]
+        if not new or not side.has_graphs():
+            return caches
+        if not self._told_of_graphs:
+            self._told_of_graphs = True
+            size = sum(caches[key][0].nbytes() for key in new)
+            _log.warning("%s that modules hold beside their parameters stay on the GPU, because a CUDA graph has been captured, which may read "
+                         "them; call adopt() before a capture (RolloutOffload.left has their paths)", _tags.mebibytes(size))
+        return {key: row for key, row in caches.items() if key not in new}
+
     def _look_for_what_stays(self, torch):
         spared = set()
         for kind, storages in self._storages_by_class(torch):
-            if kind not in self._names:
+            if kind not in self._names and kind != "caches":
                 spared.update(storages)
         if not ("parameters" in self._names and self._caches):
             spared.update(_adopt.storages_of(_training.caches_of(self._models, self._optimizers, torch), torch))
         self.left = [one for one in _account.held(self._roots(), torch) if one.storage not in spared]
         left, gone = sum(one.bytes for one in self.left), sum(result.bytes for result in self.adopted.values())
-        if left * _account.PART > left + gone:
+        if left * _account.PART > left + gone and not self._told_of_graphs:
             _log.warning("a rollout leaves %s of %s on the GPU: %s", _tags.mebibytes(left), _tags.mebibytes(left + gone), _account.largest(self.left))
 
     def _roots(self):
@@ -138,7 +156,7 @@ class RolloutOffload:
         yield "gradients", gradients
         yield "optimizer", _adopt.storages_of(_training.states_of(self._optimizers), torch)
         if self._caches:  # last, because a gradient may be attached to its parameter, and go by another policy
-            yield "parameters", _adopt.storages_of(_training.caches_of(self._models, self._optimizers, torch), torch)
+            yield "caches", _adopt.storages_of(_training.caches_of(self._models, self._optimizers, torch), torch)
 
     def _gradients(self):
         return _training.gradients_of(self._models, self._optimizers)

@@ -296,6 +296,9 @@ class Cpu:
     def drop(self, tag):
         self.dropped.append(tag)
 
+    def has_graphs(self):
+        return bool(self.others)
+
     def usage(self, device):
         return {"PyTorch's tensors": 512}
 

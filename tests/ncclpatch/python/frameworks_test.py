@@ -123,7 +123,7 @@ class Vllm(OnTheFake):
         worker = self.loaded()
         allocator = self.allocators.get_instance()
         dropped, ids = [], []
-        side = types.SimpleNamespace(device_index=lambda device: 0, mem_pool=lambda tag, device: types.SimpleNamespace(id=(0, 7)), drop=dropped.append,
+        side = types.SimpleNamespace(device_index=lambda device: 0, pool_for_graphs=lambda tag: (0, 7), drop=dropped.append,
                                      empty_cache=lambda: None, allocated_ever=lambda devices: 0, routed=lambda tag, device: contextlib.nullcontext())
         with mock.patch.object(amem._pools, "backend", lambda: side), mock.patch.object(amem._pools, "_backend", side):
             for _ in range(2):
@@ -518,7 +518,7 @@ class Sglang(OnTheFake):
             yield
 
         fake = types.SimpleNamespace(cuda=types.SimpleNamespace(graph=graph))
-        side = types.SimpleNamespace(device_index=lambda device: 0, mem_pool=lambda tag, device: types.SimpleNamespace(id=(0, 7)))
+        side = types.SimpleNamespace(device_index=lambda device: 0, pool_for_graphs=lambda tag: (0, 7))
         with mock.patch.dict(sys.modules, torch=fake), mock.patch.object(amem._pools, "backend", lambda: side):
             with self.saver.cuda_graph(cuda_graph="g", pool="p", stream="s", tag="cuda_graph"):
                 pass

@@ -189,6 +189,37 @@ class Rollout(WithTheFake):
         self.assertEqual([one.path for one in account.held], ["model.0._workspaces['weight']"])
         self.assertIn("held by model.0._workspaces['weight'] 4000 bytes", str(account))
 
+    def test_the_account_inside_of_a_rollout_touches_no_memory(self):
+        """The keys of optimizer.state are parameters, whose text is their contents."""
+        class Key:
+            def __repr__(self):
+                raise AssertionError("the contents of a key were read")
+
+        model = model_of()
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        optimizer.by_key = {Key(): [torch.frombuffer(bytearray(40), dtype=torch.float32)], "name": torch.frombuffer(bytearray(80), dtype=torch.float32)}
+        offload = amem.rl.RolloutOffload(model, optimizer, name="keys")
+        with mock.patch.object(torch.Tensor, "__repr__", Key.__repr__), offload.rollout():
+            paths = [one.path for one in offload.account().held]
+        self.assertEqual(paths, ["optimizer.by_key['name']", "optimizer.by_key[key 0][0]"])
+
+    def test_what_a_captured_graph_may_read_is_not_moved_behind_it(self):
+        model = model_of()
+        offload = amem.rl.RolloutOffload(model, name="captured")
+        offload.adopt()
+        static = model[0].static_input = torch.ones(900)  # read by a graph that is captured now
+        graphs = torch.zeros(32)
+        self.side.others.append((graphs.data_ptr(), graphs.data_ptr() + 128))
+        address = static.data_ptr()
+        with self.assertLogs("amem", "WARNING") as said, offload.rollout():
+            self.assertEqual((static.data_ptr(), static[0].item()), (address, 1.0))
+            self.assertTrue(model[0].weight.isnan().all(), "parameters were adopted before")
+        self.assertEqual([one.path for one in offload.left], ["model.0.static_input"])
+        self.assertEqual(len(said.output), 1)
+        self.assertIn("a CUDA graph has been captured", said.output[0])
+
     def test_shards_masters_and_gradients_of_an_optimizers_wrapper_go_too(self):
         """As DeepSpeed's ZeRO-3 has them: parameters are empty, and have shards attached; the wrapper has masters and gradients."""
         class Zero3:

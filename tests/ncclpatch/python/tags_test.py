@@ -1,6 +1,7 @@
 """Pools, pause, resume and wait by tag, and torch_memory_saver's calls, on a stand-in for the library. No PyTorch is needed."""
 
 import contextlib
+import os
 import pickle
 import sys
 import threading
@@ -379,6 +380,16 @@ class MemPools(OnTheFake):
         self.assertEqual([str(one.message)[:69] for one in said], ["amem.pool: PyTorch took memory from elsewhere than the pool 'weights'"])
         self.assertTrue(str(said[0].message).endswith("; a pause will not free it"))
         self.assertEqual(said[0].filename, __file__)
+
+    def test_what_is_left_on_a_gpu_sums_up_to_what_is_used_whatever_pids_are_known(self):
+        row = {"device": 0, "used_bytes": 100, "taken": {}, "running": {"a": 60}, "kept": {}}
+        me, other = {"pid": os.getpid(), "name": "me", "bytes": 70}, {"pid": 77, "name": "other", "bytes": 30}
+        for processes, left in (([me, other], {"tag a": 60, "process 77 (other)": 30, "contexts, modules, libraries": 10}),
+                                ([other], {"tag a": 60, "contexts, modules, libraries, other processes": 40}),  # which one is this, in a container?
+                                ([me, {**other, "bytes": 50}], {"tag a": 60, "process 77 (other)": 50, "counted more than once": -10})):
+            with self.subTest(processes):
+                self.assertEqual(amem._account._gpu(row, {}, {0: processes}).left, left)
+                self.assertEqual(sum(left.values()), 100)
 
     def test_pytorchs_memory_on_a_device_is_told_apart_from_amems(self):
         with amem.pool("weights"):

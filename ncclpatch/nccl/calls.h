@@ -51,6 +51,8 @@ class SuspendServer {
   virtual void ResumeFailedFirst() noexcept = 0;
   // A group ended in which communicators were suspended, or a communicator ended that was not suspended.
   virtual int Settle(const char* call) noexcept = 0;
+  // A group failed in which communicators were suspended: they are not.
+  virtual void UndoSuspends() noexcept = 0;
 };
 // Null: nothing is refused. Must outlive all calls.
 void SetSuspendServer(SuspendServer* server);

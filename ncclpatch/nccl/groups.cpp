@@ -14,7 +14,8 @@ void SettleAll(const std::vector<Pending>& pending, int result) noexcept {
 }
 
 // NCCL has all of a group's launches begin after its resumes and end before its suspends, in whichever order they were called.
-// If the resume fails, NCCL's part of the group fails with it, because launches are refused; the first reason is the answer.
+// If the resume fails, NCCL's part of the group fails with it, because launches are refused; the first reason is the answer. A
+// group that has failed suspends nothing.
 template <class Call>
 int EndGroup(std::size_t place, const Call& call) {
   Group& group = t_state.groups[place];
@@ -29,9 +30,11 @@ int EndGroup(std::size_t place, const Call& call) {
     SettleAll(*ended.pending, result);
     delete ended.pending;
   }
+  const int failed = resumed != kSuccess ? resumed : Accepted(result) ? kSuccess : result;
+  if (failed != kSuccess && server != nullptr) server->UndoSuspends();
   const int settled = ended.settles && server != nullptr ? server->Settle("ncclGroupEnd") : kSuccess;
   if (resumed != kSuccess) server->ResumeFailedFirst();
-  return resumed != kSuccess ? resumed : result != kSuccess ? result : settled;
+  return failed != kSuccess ? failed : result != kSuccess ? result : settled;
 }
 
 struct GroupStart : redirects::Around<GroupStart, "ncclGroupStart"> {

@@ -93,6 +93,10 @@ std::vector<Change> Take(bool suspended) {
   return taken;
 }
 
+void Undo(const std::vector<Change>& changes) {
+  for (const Change& change : changes) nccl::registry::SetSuspended(change.id, !change.suspended);
+}
+
 // Pauses the process once all its communicators are suspended, or resumes it with the first that is resumed. If that fails,
 // this thread's marks of that kind are undone.
 Status Settle(CycleKind kind) {
@@ -108,7 +112,7 @@ Status Settle(CycleKind kind) {
     if (status.ok() && !already && Paused()) g_paused_here = Runtime::Get().started()->Progress().cycle;
   }
   if (status.ok()) return status;
-  for (const Change& change : changes) nccl::registry::SetSuspended(change.id, !change.suspended);
+  Undo(changes);
   return status;
 }
 
@@ -217,6 +221,12 @@ class Server : public nccl::SuspendServer {
     } catch (...) {  // no memory for the text
     }
     return result;
+  }
+  void UndoSuspends() noexcept override {
+    try {
+      Undo(Take(true));
+    } catch (...) {  // no memory for a list: they stay marked, and can be resumed
+    }
   }
   void ResumeFailedFirst() noexcept override { last_error::NoteRefusal(t_failed_resume); }
   int Settle(const char* call) noexcept override {

@@ -300,6 +300,17 @@ std::string ReduceInGroup(bool resumes) {
   return ReduceOf(700'000, false, {start, [&] { return all(ServedSuspend) + end(); }}).sum;
 }
 
+// A group that resumes the last and suspends the first, as it was called. Then whether the first is suspended.
+std::string ResumeLastSuspendFirst() {
+  Function<int()>("ncclGroupStart")();
+  const std::string calls = ServedResume(g_comms.back()) + " " + ServedSuspend(g_comms.front());
+  const int end = Function<int()>("ncclGroupEnd")();
+  std::uint64_t suspended = 9;
+  using Ask = int(Comm, int, std::uint64_t*);
+  Function<Ask>("ncclCommMemStats")(g_comms.front(), 1, &suspended);
+  return calls + " " + std::to_string(end) + " first " + std::to_string(suspended);
+}
+
 std::string Barrier() {
   const int fd = open(Text("BARRIER", ""), O_RDWR);
   auto* count = static_cast<std::atomic<std::uint64_t>*>(mmap(nullptr, 8, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
@@ -864,6 +875,7 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"resume null", [] { return ServedResume(nullptr); }},
     {"suspend all", [] { return InContext([] { return InGroup(ServedSuspend); }); }},
     {"resume all", [] { return InContext([] { return InGroup(ServedResume); }); }},
+    {"resume last, suspend first", ResumeLastSuspendFirst},
     {"resume all and reduce", [] { return InContext([] { return ReduceInGroup(true); }); }},
     {"reduce and suspend all", [] { return InContext([] { return ReduceInGroup(false); }); }},
     {"figures", Figures},

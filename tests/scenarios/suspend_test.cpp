@@ -298,6 +298,19 @@ TEST_F(ServedSuspends, a_group_whose_resume_fails_says_why_and_a_second_group_wo
   }
 }
 
+// All are suspended but the first, of which the same group says that it shall be: the process is paused for another want.
+TEST_F(ServedSuspends, a_group_whose_resume_fails_undoes_its_suspends_too) {
+  const auto ranks = Run({"init", "init", "reduce", "barrier", "suspend last", "pause", "barrier", "1:at=Create,1,fail=2",
+                          "resume last, suspend first", "barrier", "1:at=nothing,1,fail=1", "barrier",
+                          "resume last, suspend first", "barrier", "resume first", "reduce"});
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.Said("resume last, suspend first", 0), "0 0 1 first 0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("resume last, suspend first", 1), "0 0 0 first 1") << Everything(ranks);
+    EXPECT_EQ(rank.Said("resume first"), "0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0)) << Everything(ranks);
+  }
+}
+
 TEST_F(ServedSuspends, frees_as_much_without_cuMem) {
   job_.environment["NCCL_CUMEM_ENABLE"] = "0";
   const auto ranks =

@@ -36,13 +36,17 @@ Bytes HeldBy(const control::RankLook& rank) {
   return sum;
 }
 
-Json JsonOf(const control::RankLook& rank) {
-  const Account account = rank.account.value_or(Account());
-  const Account::OfDevice all = OfAllDevices(account);
+Json StaysOf(const Account& account, const Account::OfDevice& all) {
   Json stays = Json::array();
   for (const auto& [reason, bytes] : all.kept) stays.push_back({{"what", reason}, {"pieces", nullptr}, {"bytes", bytes}});
   for (const auto& [whose, share] : account.unplaced)
     stays.push_back({{"what", whose}, {"pieces", share.pieces}, {"bytes", share.bytes}});
+  return stays;
+}
+
+// What its journal would say is null where that cannot be read.
+Json JsonOf(const control::RankLook& rank) {
+  const Account::OfDevice all = rank.account ? OfAllDevices(*rank.account) : Account::OfDevice();
   return {{"session", SessionText(rank.process.session)},
           {"rank", rank.rank < 0 ? Json() : Json(rank.rank)},
           {"pid", rank.process.pid},
@@ -54,15 +58,19 @@ Json JsonOf(const control::RankLook& rank) {
           {"paused_by_program", rank.paused_by_program()},
           {"held_bytes", HeldBy(rank)},
           {"freed_bytes", rank.is.freed},
-          {"taken", Json(all.taken)},
-          {"running", Json(all.running)},
-          {"stays", std::move(stays)},
+          {"taken", rank.account ? Json(all.taken) : Json()},
+          {"running", rank.account ? Json(all.running) : Json()},
+          {"stays", rank.account ? StaysOf(*rank.account, all) : Json()},
           {"doing", rank.Doing()}};
 }
 
 // "; away: 480 MiB (nccl); holds 3.00 GiB, of it 2.00 GiB (tag weights); a pause leaves 24.0 MiB (cuMemAllocAsync, 2 pieces)"
 std::string AccountOf(const control::RankLook& rank) {
-  const Account account = rank.account.value_or(Account());
+  if (!rank.account) {
+    const std::string held = rank.is.held == 0 ? "" : "; holds " + RoundedBytes(rank.is.held);
+    return held + "; its journal cannot be read, so it is not known of what";
+  }
+  const Account& account = *rank.account;
   const Account::OfDevice all = OfAllDevices(account);
   std::string text;
   std::string_view first = "; away:";

@@ -459,6 +459,7 @@ struct Server : SuspendServer {
   }
   int SettleResumes(const char*) noexcept override { return 0; }
   void ResumeFailedFirst() noexcept override {}
+  void UndoSuspends() noexcept override {}
   int Settle(const char*) noexcept override { return ++settled, 0; }
   std::ptrdiff_t makings = 0;
   int settled = 0, answer = 0;

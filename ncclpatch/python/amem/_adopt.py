@@ -217,12 +217,6 @@ def move_storages(storages: Dict[Any, List[Any]], tag: str, policy: str, skipped
     return Adopted(tag, len(chosen), moved, sum(storage.nbytes() for storage in chosen), list(skipped.values()))
 
 
-def _warn_of_parameters(tensors, tag, policy, torch):
-    if policy == "discard" and any(isinstance(one, torch.nn.Parameter) for one in tensors_in(tensors, torch)):
-        _library.warn("amem.adopt: policy=\"discard\" does not save the parameters under the tag %r: after a pause and a resume they hold "
-                      "anything, and must be loaded anew" % tag, stacklevel=3)
-
-
 def adopt(tensors: Any, tag: str, policy: str = "preserve") -> Adopted:
     """Moves existing tensors into the pool `tag`; nothing that refers to them changes.
 
@@ -249,9 +243,12 @@ def adopt(tensors: Any, tag: str, policy: str = "preserve") -> Adopted:
     import torch
 
     skipped: Dict[str, Skipped] = {}
-    if not hasattr(tensors, "__next__"):
-        _warn_of_parameters(tensors, tag, policy, torch)
-    storages = storages_of(tensors, torch, skipped)
+    others: List[Any] = []
+    found = list(tensors_in(tensors, torch, others))  # once, because iterators give what they have once
+    if policy == "discard" and any(isinstance(one, torch.nn.Parameter) for one in found):
+        _library.warn("amem.adopt: policy=\"discard\" does not save the parameters under the tag %r: after a pause and a resume they hold "
+                      "anything, and must be loaded anew" % tag)
+    storages = storages_of([*found, *others], torch, skipped)
     if skipped.keys() == {NO_TENSOR % type(tensors).__name__}:
         raise TypeError("amem.adopt takes tensors, a torch.nn.Module, or dicts and iterables of them, not %s; of an optimizer write optimizer.state"
                         % type(tensors).__name__)

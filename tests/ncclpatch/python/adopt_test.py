@@ -313,6 +313,7 @@ class Adopt(unittest.TestCase):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             amem.adopt([torch.zeros(4)], "cache", policy="discard")
+            self.assertEqual(amem.adopt([iter([torch.zeros(4)]), (one for one in [torch.zeros(2)])], "cache", policy="discard").storages, 2)
             amem.adopt(torch.nn.Linear(2, 2), "kept")
 
     def test_without_a_gpu_nothing_happens(self):

@@ -63,7 +63,7 @@ int BufferCount() {
   const char* text = std::getenv("STAND_IN_BUFFERS");
   return text == nullptr ? DefaultBuffers() : std::max(0, std::atoi(text));
 }
-size_t BufferBytes(int index) { return (index % 3 == 1 ? size_t{10} : size_t{2}) << 20; }
+size_t BufferBytes(int index) { return (index % 3 == 1 ? size_t{6} : size_t{2}) << 20; }
 constexpr int kTheExchange = -1;  // asked for in place of a buffer
 int OffersOf(const Comm& comm) {  // how many descriptors the next rank asks for
   const int next = (comm.rank + 1) % comm.ranks;

@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "journal/base/unique_fd.h"
+#include "tests/in_thread.h"
 #include "tests/journal/base/no_descriptors.h"
 
 namespace amem {
@@ -144,7 +145,7 @@ TEST(OwnStack, does_not_wait_for_the_lock_of_the_loader) {
         &shared);
   });
   held.get_future().wait();
-  auto stack = std::async(std::launch::async, [] { return OwnStack(64); });
+  auto stack = test::InThread([] { return OwnStack(64); });
   const bool came = stack.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
   release.set_value();
   holder.join();

@@ -10,6 +10,7 @@
 #include <new>
 
 #include "replay/peers/unix/socket.h"
+#include "tests/in_thread.h"
 #include "tests/replay/peers/peers_fixture.h"
 
 namespace amem {
@@ -67,9 +68,9 @@ TEST_F(LoopTest, a_stop_lets_go_of_a_thread_that_waits_for_its_work) {
     go_on.get_future().wait();
   });
   busy.get_future().wait();
-  auto waiting = std::async(std::launch::async, [&] { return loop_.Run([] {}); });
+  auto waiting = test::InThread([&] { return loop_.Run([] {}); });
   std::this_thread::sleep_for(milliseconds(20));
-  auto stopping = std::async(std::launch::async, [&] { loop_.Stop(); });
+  auto stopping = test::InThread([&] { loop_.Stop(); });
   std::this_thread::sleep_for(milliseconds(20));
   go_on.set_value();
   stopping.wait();

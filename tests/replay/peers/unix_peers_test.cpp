@@ -8,11 +8,11 @@
 #include <sys/un.h>
 
 #include <algorithm>
-#include <future>
 #include <random>
 
 #include "replay/peers/messages.h"
 #include "replay/peers/unix/socket.h"
+#include "tests/in_thread.h"
 #include "tests/replay/peers/peers_fixture.h"
 
 namespace amem {
@@ -229,7 +229,7 @@ TEST_F(UnixPeersTest, a_first_import_that_gave_up_on_a_busy_owner_loses_neither_
   ASSERT_TRUE(owner.ImportFrom(hasty, AllocationId{1}, AllocationId{100}));
   ASSERT_TRUE(slow.ImportFrom(owner, AllocationId{1}, AllocationId{100}));
   owner.session.import_takes = milliseconds(400 * kFew);
-  auto busy = std::async(std::launch::async, [&] { return slow.ImportFrom(owner, AllocationId{2}, AllocationId{101}).ok(); });
+  auto busy = test::InThread([&] { return slow.ImportFrom(owner, AllocationId{2}, AllocationId{101}).ok(); });
   std::this_thread::sleep_for(milliseconds(50 * kFew));
   EXPECT_EQ(hasty.ImportFrom(owner, AllocationId{3}, AllocationId{102}).status().code(), Code::kTimeout);
   EXPECT_TRUE(busy.get());
@@ -293,13 +293,13 @@ TEST_F(UnixPeersTest, a_hello_that_came_counts_however_late_it_is_read) {
   ASSERT_TRUE(second.ImportFrom(owner, AllocationId{2}, AllocationId{100}));
   // While the service is in the first import, a connection and the second import come; it sees both at once.
   owner.session.import_takes = milliseconds(500);
-  auto one = std::async(std::launch::async, [&] { return first.ImportFrom(owner, AllocationId{3}, AllocationId{101}).ok(); });
+  auto one = test::InThread([&] { return first.ImportFrom(owner, AllocationId{3}, AllocationId{101}).ok(); });
   std::this_thread::sleep_for(milliseconds(150));
   owner.session.import_takes = milliseconds(5500);  // longer than a connection may be silent
   const UniqueFd fd = Unauthenticated(owner.identity.session);
   const HelloMessage hello = HelloOfRank5(owner, Purpose::kRound);
   ASSERT_EQ(SendPacket(fd.get(), *EncodeMessage({1, hello}), {}), Sent::kDone);
-  auto two = std::async(std::launch::async, [&] { return second.ImportFrom(owner, AllocationId{4}, AllocationId{101}).ok(); });
+  auto two = test::InThread([&] { return second.ImportFrom(owner, AllocationId{4}, AllocationId{101}).ok(); });
   EXPECT_TRUE(one.get());
   EXPECT_TRUE(two.get());
   const auto [packet, bytes] = NextPacket(fd);
@@ -448,7 +448,7 @@ TEST_F(UnixPeersTest, facts_wait_while_the_journal_is_in_use_and_nobody_waits_fo
   ASSERT_TRUE(member.ImportFrom(leader, AllocationId{1}, AllocationId{100}));
   leader.session.Add(member.identity.session);
   leader.session.busy_journal = 20;
-  auto other = std::async(std::launch::async, [&] {
+  auto other = test::InThread([&] {
     auto round = member.Arrive(CycleKind::kPause, 1);
     return round ? (*round)->Vote(PhaseKind::kPauseArrive, {}).status : round.status();
   });

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/in_thread.h"
 #include "tests/replay/session/session_process.h"
 
 namespace amem {
@@ -160,7 +161,7 @@ TEST_F(CutUpSlab, one_that_a_call_is_in_the_way_of_is_cut_up_after_it_and_other_
     std::this_thread::sleep_for(kLong);
   });
   inside.get_future().wait();
-  auto mapped = std::async(std::launch::async, [&] { return MapOnceMore(); });
+  auto mapped = test::InThread([&] { return MapOnceMore(); });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));  // it is waiting
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_TRUE(a.session->EnterLaunch().owns_lock());

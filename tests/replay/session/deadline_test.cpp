@@ -8,6 +8,7 @@
 #include <future>
 #include <thread>
 
+#include "tests/in_thread.h"
 #include "tests/replay/session/session_process.h"
 
 namespace amem {
@@ -36,7 +37,7 @@ class DeadlineTest : public test::TwoProcesses {
   // Of both sessions, in time; they run on.
   Failures BothFail() {
     const auto began = std::chrono::steady_clock::now();
-    auto other = std::async(std::launch::async, [&] { return b.session->Pause(); });
+    auto other = test::InThread([&] { return b.session->Pause(); });
     const Failures failed{a.session->Pause(), other.get()};
     EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(8));
     EXPECT_FALSE(failed.here.ok() || failed.there.ok());
@@ -165,7 +166,7 @@ TEST_F(DeadlineTest, a_launch_that_comes_during_a_pause_waits_and_is_made_when_t
   std::future<bool> launch;
   a.simulator->SetHook([&](std::string_view call, std::uint64_t) {
     if (call != "Synchronize" || launch.valid()) return 0;
-    launch = std::async(std::launch::async, [&] { return a.session->EnterLaunch().owns_lock(); });
+    launch = test::InThread([&] { return a.session->EnterLaunch().owns_lock(); });
     EXPECT_EQ(launch.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
     return cuda::kUnknown;
   });
@@ -201,9 +202,9 @@ TEST_F(DeadlineTest, neither_a_pause_nor_an_exit_waits_for_ever_for_a_driver_cal
 // A resume waits as long as the others take.
 TEST_F(DeadlineTest, a_pause_waits_for_another_threads_resume_no_longer_than_it_may) {
   Both(&Session::Pause);
-  auto resume = std::async(std::launch::async, [&] { return a.session->Resume(); });
+  auto resume = test::InThread([&] { return a.session->Resume(); });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  auto pause = std::async(std::launch::async, [&] { return a.session->Pause(); });
+  auto pause = test::InThread([&] { return a.session->Pause(); });
   ASSERT_EQ(pause.wait_for(std::chrono::seconds(8)), std::future_status::ready);
   const Status refused = pause.get();
   EXPECT_EQ(refused.code(), Code::kRefused);
@@ -233,7 +234,7 @@ TEST_F(DeadlineTest, a_pause_of_a_tag_ends_although_an_unmap_of_nccls_begins_to_
     }
     return 0;
   });
-  auto pause = std::async(std::launch::async, [&] { return a.session->pools().Pause(pool, {}); });
+  auto pause = test::InThread([&] { return a.session->pools().Pause(pool, {}); });
   const bool ended = pause.wait_for(std::chrono::seconds(8)) == std::future_status::ready;
   EXPECT_TRUE(ended);
   go_on.set_value();
@@ -257,10 +258,10 @@ TEST_F(DeadlineTest, a_tags_pause_waits_for_no_allocation_of_another_tag_and_for
     go_on.get_future().wait();
     return 0;
   });
-  auto allocation = std::async(std::launch::async, [&] { return pools.Allocate(cache, kMiB, kDevice).ok(); });
+  auto allocation = test::InThread([&] { return pools.Allocate(cache, kMiB, kDevice).ok(); });
   hangs.get_future().wait();
-  auto other = std::async(std::launch::async, [&] { return pools.Pause(weights, {}); });
-  auto own = std::async(std::launch::async, [&] { return pools.Pause(cache, {}); });
+  auto other = test::InThread([&] { return pools.Pause(weights, {}); });
+  auto own = test::InThread([&] { return pools.Pause(cache, {}); });
   EXPECT_EQ(other.wait_for(std::chrono::seconds(8)), std::future_status::ready);
   EXPECT_EQ(own.wait_for(std::chrono::seconds(8)), std::future_status::ready);
   go_on.set_value();
@@ -287,12 +288,12 @@ class ResetMeanwhile : public DeadlineTest {
 
 // The others may wait for the thread that resets the device.
 TEST_F(ResetMeanwhile, a_reset_does_not_wait_for_a_resume_that_waits_for_others) {
-  auto paused = std::async(std::launch::async, [&] { return b.session->Pause(); });
+  auto paused = test::InThread([&] { return b.session->Pause(); });
   ASSERT_TRUE(a.session->Pause().ok());
   ASSERT_TRUE(paused.get().ok());
-  auto resumed = std::async(std::launch::async, [&] { return a.session->Resume(); });
+  auto resumed = test::InThread([&] { return a.session->Resume(); });
   ASSERT_EQ(resumed.wait_for(std::chrono::milliseconds(200)), std::future_status::timeout);
-  auto reset = std::async(std::launch::async, [&] { a.session->ForgetDevice(DeviceOrdinal{kDevice.value + 1}); });
+  auto reset = test::InThread([&] { a.session->ForgetDevice(DeviceOrdinal{kDevice.value + 1}); });
   EXPECT_EQ(reset.wait_for(std::chrono::seconds(8)), std::future_status::ready);
   EXPECT_TRUE(b.session->Resume().ok());
   EXPECT_TRUE(resumed.get().ok());

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "replay/peers/unix/unix_peers.h"
+#include "tests/in_thread.h"
 #include "tests/replay/peers/peers_fixture.h"
 #include "tests/replay/session/session_process.h"
 
@@ -75,7 +76,7 @@ class HangingDriverTest : public ::testing::Test {
     go_on_.set_value();
     unmap_.join();
     for (const auto cycle : {&Session::Pause, &Session::Resume}) {
-      auto other = std::async(std::launch::async, [&] { return (b_.session.get()->*cycle)(); });
+      auto other = test::InThread([&] { return (b_.session.get()->*cycle)(); });
       const Status here = (a_.session.get()->*cycle)(), there = other.get();
       EXPECT_TRUE(here.ok()) << here.message();
       EXPECT_TRUE(there.ok()) << there.message();
@@ -99,7 +100,7 @@ class HangingDriverTest : public ::testing::Test {
 };
 
 TEST_F(HangingDriverTest, a_pause_that_waits_for_a_peer_ends_although_an_unmap_hangs_meanwhile) {
-  auto pause = std::async(std::launch::async, [this] { return a_.session->Pause(); });
+  auto pause = test::InThread([this] { return a_.session->Pause(); });
   std::this_thread::sleep_for(milliseconds(200));
   Hang();
   ExpectEndsInTimeAndSays(pause, "thread ");
@@ -108,7 +109,7 @@ TEST_F(HangingDriverTest, a_pause_that_waits_for_a_peer_ends_although_an_unmap_h
 
 TEST_F(HangingDriverTest, a_pause_of_the_peer_ends_and_names_the_rank_and_that_its_driver_hangs) {
   Hang();
-  auto pause = std::async(std::launch::async, [this] { return b_.session->Pause(); });
+  auto pause = test::InThread([this] { return b_.session->Pause(); });
   ExpectEndsInTimeAndSays(pause, "rank 0 (pid ");
   GoOnAndPauseWorks();
 }
@@ -118,7 +119,7 @@ TEST_F(HangingDriverTest, an_import_by_the_peer_waits_until_the_driver_is_back_a
   auto token = a_.session->Export(a_.Make(unused));
   ASSERT_TRUE(token.ok());
   Hang();
-  auto import = std::async(std::launch::async, [&] { return b_.session->Import(token->get(), {}).status(); });
+  auto import = test::InThread([&] { return b_.session->Import(token->get(), {}).status(); });
   EXPECT_EQ(import.wait_for(milliseconds(300)), std::future_status::timeout);
   GoOnAndPauseWorks();
   const Status imported = import.get();

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "replay/peers/token.h"
+#include "tests/in_thread.h"
 #include "tests/replay/session/session_process.h"
 
 namespace amem {
@@ -60,7 +61,7 @@ TEST_F(SessionTest, the_release_of_a_context_waits_for_no_pause) {
   std::future<int> released;
   a.simulator->SetHook([&](std::string_view call, std::uint64_t) {
     if (call == "Unmap" && !released.valid()) {
-      released = std::async(std::launch::async, [&] { return a.session->ReleaseContext(kDevice, [] { return 7; }); });
+      released = test::InThread([&] { return a.session->ReleaseContext(kDevice, [] { return 7; }); });
       EXPECT_EQ(released.wait_for(std::chrono::seconds(5)), std::future_status::ready);
     }
     return 0;

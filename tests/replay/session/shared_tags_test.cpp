@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "replay/peers/token.h"
+#include "tests/in_thread.h"
 #include "tests/replay/session/pools_fixture.h"
 
 namespace amem {
@@ -24,9 +25,8 @@ class SharersTest : public test::PoolsTest {
 
   // Both call at once.
   std::pair<Status, Status> Both(CycleKind kind) const {
-    auto second = std::async(std::launch::async, [&] {
-      return kind == CycleKind::kPause ? of_b().Pause(pool_of_b(), {}) : of_b().Resume(pool_of_b(), {});
-    });
+    auto second = test::InThread(
+        [&] { return kind == CycleKind::kPause ? of_b().Pause(pool_of_b(), {}) : of_b().Resume(pool_of_b(), {}); });
     Status first = kind == CycleKind::kPause ? Pause(pool) : Resume(pool);
     return {std::move(first), second.get()};
   }
@@ -94,9 +94,9 @@ class TagsByIpcTest : public SharersTest {
 TEST_F(TagsByIpcTest, a_handle_is_not_made_in_the_middle_of_a_pause_of_nccl) {
   a.Place(a.Create());
   const auto saving = HoldAt("FinishCopies");
-  auto paused = std::async(std::launch::async, [&] { return a.session->Pause(); });
+  auto paused = test::InThread([&] { return a.session->Pause(); });
   saving->AwaitReached();
-  auto handle = std::async(std::launch::async, [&] { return a.session->ExportPart(AddressOf(part)); });
+  auto handle = test::InThread([&] { return a.session->ExportPart(AddressOf(part)); });
   EXPECT_EQ(handle.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout) << "as any other call waits";
   saving->Open();
   EXPECT_TRUE(paused.get().ok());
@@ -394,12 +394,11 @@ TEST_F(SharedTagsTest, rounds_of_two_tags_and_of_NCCL_are_under_way_beside_each_
   for (int cycle = 0; cycle < 3; ++cycle) {
     for (const CycleKind kind : {CycleKind::kPause, CycleKind::kResume}) {
       const auto other_tag = [&](Pools& of, PoolId id) {
-        return std::async(std::launch::async,
-                          [&of, id, kind] { return kind == CycleKind::kPause ? of.Pause(id, {}) : of.Resume(id, {}); });
+        return test::InThread([&of, id, kind] { return kind == CycleKind::kPause ? of.Pause(id, {}) : of.Resume(id, {}); });
       };
       auto mine = other_tag(pools(), cache), its = other_tag(of_b(), cache_of_b);
-      auto of_nccl = std::async(std::launch::async,
-                                [&] { TwoProcesses::Both(kind == CycleKind::kPause ? &Session::Pause : &Session::Resume); });
+      auto of_nccl =
+          test::InThread([&] { TwoProcesses::Both(kind == CycleKind::kPause ? &Session::Pause : &Session::Resume); });
       BothSucceed(kind);
       of_nccl.get();
       EXPECT_TRUE(mine.get().ok());
@@ -512,7 +511,7 @@ TEST_F(SharedTagsTest, once_the_import_is_gone_the_owner_pauses_alone) {
 TEST_F(SharedTagsTest, a_stream_waits_for_the_whole_resume_because_others_bring_part_of_it) {
   BothSucceed(CycleKind::kPause);
   ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
-  auto led = std::async(std::launch::async, [&] { return pools().WaitOn(pool, nullptr); });
+  auto led = test::InThread([&] { return pools().WaitOn(pool, nullptr); });
   EXPECT_EQ(led.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
   ASSERT_TRUE(of_b().Resume(pool_of_b(), {}).ok());
   EXPECT_TRUE(led.get().ok());

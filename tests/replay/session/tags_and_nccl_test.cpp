@@ -5,6 +5,7 @@
 #include <future>
 #include <optional>
 
+#include "tests/in_thread.h"
 #include "tests/replay/session/pools_fixture.h"
 
 namespace amem {
@@ -52,7 +53,7 @@ TEST_F(TagsAndNcclTest, a_window_that_is_mapped_during_a_pause_waits_for_its_end
   const auto saving = HoldAt("FinishCopies");
   ASSERT_TRUE(pools().Pause(pool, {.wait = false}).ok());
   saving->AwaitReached();
-  auto mapped = std::async(std::launch::async, [&] { return a.session->Map(window, kChunk, 0, chunk, 0); });
+  auto mapped = test::InThread([&] { return a.session->Map(window, kChunk, 0, chunk, 0); });
   EXPECT_EQ(mapped.wait_for(kMoment), std::future_status::timeout) << "it did not wait for the pause";
   saving->Open();
   ASSERT_TRUE(pools().Wait(pool).ok());
@@ -88,7 +89,7 @@ TEST_F(TagsAndNcclTest, a_window_that_is_unmapped_during_a_resume_is_gone_after_
   const auto mapping = HoldAt("Map");
   ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
   mapping->AwaitReached();
-  auto unmapped = std::async(std::launch::async, [&] { return a.session->Unmap(AddressOf(window.memory), kChunk); });
+  auto unmapped = test::InThread([&] { return a.session->Unmap(AddressOf(window.memory), kChunk); });
   EXPECT_EQ(unmapped.wait_for(kMoment), std::future_status::timeout) << "it did not wait for the resume";
   mapping->Open();
   ASSERT_TRUE(pools().Wait(pool).ok());
@@ -102,7 +103,7 @@ TEST_F(TagsAndNcclTest, a_pause_waits_for_a_card_that_registers_its_memory_and_l
   const PoolId pool = Open("weights");
   std::byte* const part = Take(pool, kMiB);
   std::optional<Session::InTags> registering = a.session->EnterTags({AddressOf(part), kMiB}, "ibv_reg_mr");
-  auto paused = std::async(std::launch::async, [&] { return Pause(pool); });
+  auto paused = test::InThread([&] { return Pause(pool); });
   EXPECT_EQ(paused.wait_for(kMoment), std::future_status::timeout) << "it did not wait for the registration";
   ASSERT_TRUE(a.session->NoteRegistration({AddressOf(part), kMiB, "ibv_reg_mr"}));
   registering.reset();
@@ -134,7 +135,7 @@ TEST_F(TagsAndNcclTest, memory_that_an_allocation_gives_back_is_not_taken_from_u
   ASSERT_TRUE(Give(freed).ok()) << "it is given back later";
   const auto waiting = HoldAt("AwaitMoment");
   const auto saving = HoldAt("FinishCopies");
-  auto taken = std::async(std::launch::async, [&] { return pools().Allocate(pool, kMiB, kDevice); });
+  auto taken = test::InThread([&] { return pools().Allocate(pool, kMiB, kDevice); });
   waiting->AwaitReached();
   ASSERT_TRUE(pools().Pause(pool, {.wait = false}).ok());
   saving->AwaitReached();

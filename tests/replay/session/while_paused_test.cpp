@@ -3,9 +3,9 @@
 
 #include <chrono>
 #include <cstring>
-#include <future>
 #include <thread>
 
+#include "tests/in_thread.h"
 #include "tests/replay/session/session_process.h"
 
 namespace amem {
@@ -402,9 +402,7 @@ TEST_F(Counted, refused_launches_are_journaled_at_once_then_by_tens_and_the_rest
 TEST_F(Counted, facts_are_not_waited_for_while_another_thread_has_the_ledger) {
   const EventBody fact = MemberHeard{SessionId{7}};
   a.session->Inspect([&](const State&) {
-    const bool told = std::async(std::launch::async, [&] {
-                        return a.session->OnWitnessed({&fact, 1}, std::chrono::milliseconds(0));
-                      }).get();
+    const bool told = test::InThread([&] { return a.session->OnWitnessed({&fact, 1}, std::chrono::milliseconds(0)); }).get();
     EXPECT_FALSE(told);
   });
   EXPECT_EQ(a.Count<MemberHeard>(), 0U);

@@ -24,7 +24,11 @@ import re
 import signal
 import sys
 
-from . import _calls, _doctor, _guard, _library, _measure, _proofs, _prove, _prove_host, _why
+from . import _calls, _doctor, _guard, _library, _why
+from ._jobs import host as hosting
+from ._jobs import measure as measuring
+from ._jobs import proofs
+from ._jobs import prove as proving
 
 USAGE, MISSING, FOUND = 1, 2, 3
 HELP = ("help", "--help", "-h")
@@ -57,14 +61,14 @@ def problem_of(library):
 def proved():
     """The variables that proofs of this machine speak for, which are said."""
     try:
-        about = _prove_host.Host().describe(None)
-    except _prove_host.CannotProve as error:
+        about = hosting.Host().describe(None)
+    except hosting.CannotProve as error:
         fail("run --proved: %s; nothing experimental is set" % error)
         return {}
     version = next((".".join(map(str, version)) for _, version in nccl_libraries() if version), "unknown")
-    here = _proofs.Here([gpu["uuid"] for gpu in about["gpus"]], about["driver"], version, _calls.package_version(),
-                        _prove.nccl_settings(_doctor.nccl_setting_reader(_doctor.Machine())))
-    variables, lines = _proofs.chosen(here, os.environ)
+    here = proofs.Here([gpu["uuid"] for gpu in about["gpus"]], about["driver"], version, _calls.package_version(),
+                        proving.nccl_settings(_doctor.nccl_setting_reader(_doctor.Machine())))
+    variables, lines = proofs.chosen(here, os.environ)
     for line in lines:
         fail("run --proved: " + line)
     return variables
@@ -147,7 +151,7 @@ def doctor(arguments):
     parser.add_argument("--gpus", metavar="N", type=int, help="of --measure and --prove: how many GPUs, by default all")
     parser.add_argument("--ranks", metavar="N", type=int, help="of --prove: how many ranks, by default one for each GPU; more share GPUs, with NCCL 2.30 or later")
     parser.add_argument("--hosts", metavar="FILE", help="of --prove: hosts that take part, by ssh: lines NAME [slots=N] [python=PATH]")
-    parser.add_argument("--minutes", metavar="M", type=float, default=_prove.MINUTES, help="of --prove: the most that it takes (%(default)s)")
+    parser.add_argument("--minutes", metavar="M", type=float, default=proving.MINUTES, help="of --prove: the most that it takes (%(default)s)")
     options = parser.parse_args(arguments)
     for name in ("gpus", "ranks", "minutes"):
         if getattr(options, name) is not None and getattr(options, name) <= 0:
@@ -177,10 +181,10 @@ def measure(library, libraries, gpus, as_json):
     if missing := cannot_start("doctor --measure", library, libraries, MEASURE_SECONDS):
         return missing
     try:
-        answer = _measure.measure(library, libraries[0][0], gpus)
-    except _measure.CannotMeasure as error:
+        answer = measuring.measure(library, libraries[0][0], gpus)
+    except measuring.CannotMeasure as error:
         return fail("doctor --measure: %s" % error)
-    print(json.dumps(answer, indent=1) if as_json else _measure.table(answer))
+    print(json.dumps(answer, indent=1) if as_json else measuring.table(answer))
     return FOUND if any("failure" in one for one in answer["NCCL_CUMEM_ENABLE"].values()) else 0
 
 
@@ -198,31 +202,31 @@ def cannot_start(command, library, libraries, seconds):
 
 def hosts_of(options):
     """Those of --hosts, of torchrun if it started this, or this one: (host, how many ranks)."""
-    torchrun = _prove_host.Torchrun()
+    torchrun = hosting.Torchrun()
     if options.hosts:
-        return [(_prove_host.Host() if _prove_host.is_here(line.name) else _prove_host.by_ssh(line), line.ranks or options.ranks)
-                for line in _prove_host.read_hosts(options.hosts)]
-    return torchrun.hosts() if torchrun.there else [(_prove_host.Host(), options.ranks)]
+        return [(hosting.Host() if hosting.is_here(line.name) else hosting.by_ssh(line), line.ranks or options.ranks)
+                for line in hosting.read_hosts(options.hosts)]
+    return torchrun.hosts() if torchrun.there else [(hosting.Host(), options.ranks)]
 
 
 def prove(library, libraries, options):
     """`doctor --prove`. Exit code 0 where all that was tried is proved, 3 where something is not, 2 where nothing could be tried. Of torchrun's
     processes one proves, one on each other host serves it, and the others have nothing to do."""
-    torchrun = _prove_host.Torchrun()
+    torchrun = hosting.Torchrun()
     if torchrun.there and torchrun.rank != 0:
         if torchrun.local_rank == 0:
             torchrun.serve()
         return 0
-    if missing := cannot_start("doctor --prove", library, libraries, int(60 * options.minutes) + _prove.GRACE_SECONDS):
+    if missing := cannot_start("doctor --prove", library, libraries, int(60 * options.minutes) + proving.GRACE_SECONDS):
         return missing
     try:
-        answer = _prove.prove(hosts_of(options), libraries[0][0], options.gpus, options.minutes, lambda text: print("amem: " + text, file=sys.stderr))
-    except _prove.CannotProve as error:
+        answer = proving.prove(hosts_of(options), libraries[0][0], options.gpus, options.minutes, lambda text: print("amem: " + text, file=sys.stderr))
+    except proving.CannotProve as error:
         return fail("doctor --prove: %s" % error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    print(json.dumps(answer, indent=1) if options.json else _prove.table(answer))
-    return FOUND if _prove.failures(answer) else 0
+    print(json.dumps(answer, indent=1) if options.json else proving.table(answer))
+    return FOUND if proving.failures(answer) else 0
 
 
 # ---- the rest

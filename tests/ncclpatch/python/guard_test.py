@@ -24,14 +24,14 @@ SECONDS = 40
 # Trains until it is told to end, and ends in order: with one more all-reduce, whose result it compares.
 JOB = """
 import ctypes, os, signal, sys, time
-from amem import _rank
+from amem._jobs import rank_process
 import amem
-class Job(_rank.Job):
+class Job(rank_process.Job):
     def __init__(self):
         self.rank, self.size, self.communicators = 0, 1, []
-        self.driver = _rank.Driver(0)
+        self.driver = rank_process.Driver(0)
         self.nccl = ctypes.CDLL(sys.argv[2])
-        self.nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, _rank.UniqueId, ctypes.c_int]
+        self.nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, rank_process.UniqueId, ctypes.c_int]
     def barrier(self, value=None):
         return [value]
 job, told = Job(), []

@@ -16,7 +16,8 @@ from unittest import mock
 
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../ncclpatch/python"))
 sys.path.insert(0, PACKAGE)
-from amem import _command, _library, _measure  # noqa: E402
+from amem import _command, _library  # noqa: E402
+from amem._jobs import measure as _measure  # noqa: E402
 
 PLACE = tempfile.mkdtemp(prefix="amem-mt-", dir="/tmp")
 atexit.register(shutil.rmtree, PLACE, True)

@@ -18,7 +18,8 @@ PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, PACKAGE)
 sys.path.insert(0, os.path.join(PACKAGE, "../../tests/replay/tool"))
 import json_schema  # noqa: E402
-from amem import _command, _nvml, _proofs, _prove, _prove_host  # noqa: E402
+from amem import _command  # noqa: E402
+from amem._jobs import host as _host, nvml as _nvml, proofs as _proofs, prove as _prove  # noqa: E402
 
 PLACE = tempfile.mkdtemp(prefix="amem-pt-", dir="/tmp")
 atexit.register(shutil.rmtree, PLACE, True)
@@ -42,7 +43,7 @@ def in_place():
 def proof(settings=None, ranks=None, gpus=2, hosts=None):
     """What prove() answers with these settings in place of all."""
     with mock.patch.object(_prove, "CYCLES", 2), mock.patch.object(_prove, "SETTINGS", _prove.SETTINGS if settings is None else settings):
-        return _prove.prove(hosts or [(_prove_host.Host(), ranks)], NCCL, gpus)
+        return _prove.prove(hosts or [(_host.Host(), ranks)], NCCL, gpus)
 
 
 def planted(**variables):
@@ -143,7 +144,7 @@ class Hosts(Case):
         self.assertEqual(row_of(answer, "AMEM_SCOPE=all")["outcome"], "proved")
 
     def test_a_failure_on_another_host_has_its_pack(self):
-        hosts = [(_prove_host.Host(), 1), (self.agent(), 1)]
+        hosts = [(_host.Host(), 1), (self.agent(), 1)]
         answer = proof((planted(STAND_IN_AT="Unmap,1,KILL"),), hosts=hosts)
         row = row_of(answer, "AMEM_USER_MEMORY=release")
         self.assertEqual(row["outcome"], "killed", row["why"])
@@ -154,7 +155,7 @@ class Hosts(Case):
     def test_an_agent_that_dies_is_a_failure_and_leaves_nothing(self):
         agent = self.agent()
         with mock.patch.object(agent, "answer", lambda _values: self.process.terminate()), self.assertRaisesRegex(_prove.CannotProve, "other.*connection|connection.*other"):
-            proof(hosts=[(_prove_host.Host(), 1), (agent, 1)])
+            proof(hosts=[(_host.Host(), 1), (agent, 1)])
         agent.close()
         self.assertEqual(self.process.wait(timeout=10), 128 + signal.SIGTERM)
 
@@ -162,18 +163,18 @@ class Hosts(Case):
         with mock.patch.dict(os.environ, {"PATH": self.folder + ":" + os.environ["PATH"]}):
             started = subprocess.Popen
             with mock.patch.object(subprocess, "Popen", side_effect=lambda *a, **k: setattr(self, "process", started(*a, **k)) or self.process):
-                return _prove_host.by_ssh(_prove_host.Line("other", 1, sys.executable))
+                return _host.by_ssh(_host.Line("other", 1, sys.executable))
 
     def agent_ended(self):
         self.assertEqual(self.process.wait(timeout=10), 0)
 
     def test_files_of_hosts(self):
-        self.assertEqual([line[:2] for line in _prove_host.read_hosts(self.folder + "/hosts")], [("localhost", 1), ("other", 1)])
+        self.assertEqual([line[:2] for line in _host.read_hosts(self.folder + "/hosts")], [("localhost", 1), ("other", 1)])
         for text in ("a slots=0", "a slots=x", "a cpus=1", "-oProxyCommand=x", ""):
             with open(self.folder + "/wrong", "w", encoding="utf-8") as file:
                 file.write(text)
             with self.assertRaises(_prove.CannotProve, msg=text):
-                _prove_host.read_hosts(self.folder + "/wrong")
+                _host.read_hosts(self.folder + "/wrong")
 
     def test_a_host_that_is_not_there_is_said(self):
         with open(self.folder + "/ssh", "w", encoding="utf-8") as file:
@@ -270,7 +271,7 @@ class Refused(Case):
     @unittest.skipUnless(os.path.exists(NVML + "/libnvidia-ml.so.1"), "the stand-in for NVML is not built")
     def test_a_gpu_in_use_by_another_process(self):
         world = {"AMEM_SIM_WORLD": PLACE + "/world", "LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"] + ":" + NVML}
-        code = "from amem import _rank; driver = _rank.Driver(1); driver.allocate(64 << 20); print('up', flush=True); input()"
+        code = "from amem._jobs import rank_process; driver = rank_process.Driver(1); driver.allocate(64 << 20); print('up', flush=True); input()"
         holder = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **world, "PYTHONPATH": PACKAGE, "TMPDIR": "/tmp"}, stdin=subprocess.PIPE,
                                   stdout=subprocess.PIPE, text=True)
         try:

@@ -3,13 +3,13 @@
 import ctypes
 import time
 
-from . import _rank
+from . import rank_process
 
 COMMUNICATORS = 4
 BYTES = 16 << 20  # of each all-reduce
 
 
-class Reductions(_rank.Job):
+class Reductions(rank_process.Job):
     def __init__(self, rank, size, pipe, nccl):
         super().__init__(rank, size, pipe, nccl, rank)
         self.floats = (64 << 10 if self.driver.simulated else BYTES) // 4
@@ -28,11 +28,11 @@ class Reductions(_rank.Job):
             self.driver.fill(self.receive.value, 0xff, 4 * self.floats)
             self.driver.synchronize()
             began = time.monotonic()
-            self.check("ncclAllReduce", self.send.value, self.receive.value, self.floats, _rank.FLOAT32, _rank.SUM, communicator, None)
+            self.check("ncclAllReduce", self.send.value, self.receive.value, self.floats, rank_process.FLOAT32, rank_process.SUM, communicator, None)
             self.driver.synchronize()
             seconds += time.monotonic() - began
             if self.driver.read(self.receive.value, 4 * self.floats) != expected:
-                raise _rank.Wrong("an all-reduce gave wrong sums")
+                raise rank_process.Wrong("an all-reduce gave wrong sums")
         return seconds
 
 
@@ -47,7 +47,7 @@ def measure(pipe, rank, size, nccl, cycles):
     import amem
     stats = amem.stats()
     if not stats.get("session"):
-        raise _rank.Failed("NCCL is not under AMem: %s" % (stats.get("reason") or stats["nccl_libraries"]))
+        raise rank_process.Failed("NCCL is not under AMem: %s" % (stats.get("reason") or stats["nccl_libraries"]))
     result["held_bytes"] = sum(one["bytes"] for one in stats["communicators"])
     result["kept_bytes"] = sum(stats["kept_bytes"].values()) + stats["legacy_kept_bytes"]
     result["nccl"] = [one["version"] for one in stats["nccl_libraries"] if one["under_amem"]]
@@ -63,4 +63,4 @@ def measure(pipe, rank, size, nccl, cycles):
 
 
 if __name__ == "__main__":
-    _rank.main(measure)
+    rank_process.main(measure)

@@ -16,7 +16,7 @@ import time
 from multiprocessing import connection
 from typing import NamedTuple
 
-from . import _library
+from .. import _library
 
 LONGEST_PLACE = 40  # characters; the path of a Unix socket has 107
 HOME = "/"  # of processes that are started: Python imports modules of the current directory first, whoever put them there
@@ -25,7 +25,7 @@ END_SECONDS = 10
 
 def environment_of_package():
     """Variables with which a Python elsewhere imports this package, and writes nothing beside it."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     paths = [package] + [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -33,8 +33,8 @@ def environment_of_package():
 class Job:
     """The ranks of one job, each at one end of a pipe. end() must be called.
 
-    module:     of this package; its __main__ is _rank.main
-    settings:   of each rank, for the function that the module gives to _rank.main
+    module:     of this folder; its __main__ is rank_process.main
+    settings:   of each rank, for the function that the module gives to rank_process.main
     variables:  of the environment of all ranks; None takes one out
     own:        further ones of each rank, or None
     library:    that is preloaded; None: the ranks run without AMem
@@ -59,7 +59,7 @@ class Job:
         ours, theirs = multiprocessing.Pipe()
         with theirs, open(self.folder + "/log.%d" % len(self.pipes), "wb") as log:
             self.processes.append(subprocess.Popen(
-                [sys.executable, "-m", "amem." + module, str(theirs.fileno()), json.dumps(settings)],
+                [sys.executable, "-m", "amem._jobs." + module, str(theirs.fileno()), json.dumps(settings)],
                 env={name: value for name, value in environment.items() if value is not None},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=HOME, pass_fds=[theirs.fileno()]))
         self.pipes.append(ours)

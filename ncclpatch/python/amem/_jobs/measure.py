@@ -8,7 +8,7 @@ import os
 import statistics
 import time
 
-from . import _rank, _ranks
+from . import processes, rank_process
 
 SETTINGS = ("0", "1")
 ROUNDS = 2
@@ -25,8 +25,8 @@ class CannotMeasure(Exception):
 def gpu_count():
     """How many GPUs a job sees here. It leaves no context behind."""
     try:
-        count = _rank.Driver(None).count
-    except _rank.Failed as error:
+        count = rank_process.Driver(None).count
+    except rank_process.Failed as error:
         raise CannotMeasure("no GPU can be used here: %s" % error) from None
     if count == 0:
         raise CannotMeasure("no GPU is visible here; in a container: start it with the GPUs (--gpus all)")
@@ -35,12 +35,12 @@ def gpu_count():
 
 def _one(library, nccl, ranks, setting, deadline):
     settings = [{"rank": rank, "size": ranks, "nccl": os.path.abspath(nccl), "cycles": CYCLES} for rank in range(ranks)]
-    job = _ranks.Job("_measure_rank", settings, {"NCCL_CUMEM_ENABLE": setting}, library)
+    job = processes.Job("measure_rank", settings, {"NCCL_CUMEM_ENABLE": setting}, library)
     try:
-        results = _ranks.results(job.members, min(deadline, time.monotonic() + RUN_SECONDS))
+        results = processes.results(job.members, min(deadline, time.monotonic() + RUN_SECONDS))
     finally:
         job.end()
-    if failed := _ranks.first_failure(results):
+    if failed := processes.first_failure(results):
         return {"failure": failed["failure"]}
     slowest = {key: max(result[key] for result in results) for key in ("start_seconds", "first_seconds", "held_bytes", "device_bytes", "kept_bytes")}
     slowest["freed_bytes"] = min(result["freed_bytes"] for result in results)

@@ -19,7 +19,8 @@ import time
 from multiprocessing import connection
 from typing import NamedTuple, Optional
 
-from . import _library, _nvml, _proofs, _rank, _ranks, _why
+from .. import _library, _why
+from . import nvml, processes, proofs, rank_process
 
 PACK_SECONDS, GONE_SECONDS = 30, 15
 LEFT_BYTES = 64 << 20  # more than that, used by nobody after a run, is left behind
@@ -43,15 +44,15 @@ class Host:
     def describe(self, most_gpus):
         """{"host", "gpus": [{"name", "uuid"}], "driver", "simulated"}. CannotProve where no job can run, or who uses the GPUs cannot be seen."""
         try:
-            self._driver = driver = _rank.Driver(None)
+            self._driver = driver = rank_process.Driver(None)
             count = min(driver.count, most_gpus or driver.count)
             self.gpus = [{"name": driver.name(device), "uuid": driver.uuid(device)} for device in range(count)]
-        except _rank.Failed as error:
+        except rank_process.Failed as error:
             raise CannotProve("no GPU can be used here: %s" % error) from None
         if not self.gpus:
             raise CannotProve("no GPU is visible here; in a container: start it with the GPUs (--gpus all)")
         try:
-            self._nvml = _nvml.Nvml()
+            self._nvml = nvml.Nvml()
         except OSError as error:
             if not driver.simulated:
                 raise CannotProve("whether others use the GPUs cannot be seen: %s" % error) from None
@@ -72,13 +73,13 @@ class Host:
             time.sleep(0.2)
 
     def start(self, module, settings, variables, own, first, stock):
-        """Starts the ranks from number `first` on; see _ranks.Job. `stock`: without AMem. CannotProve: they cannot be started."""
+        """Starts the ranks from number `first` on; see processes.Job. `stock`: without AMem. CannotProve: they cannot be started."""
         library = _library.path()
         if not os.path.exists(library):
             raise CannotProve("%s was not found" % _library.NAME)
         if not os.path.exists(settings[0]["nccl"]):
             raise CannotProve("%s is not there" % settings[0]["nccl"])
-        self._job = _ranks.Job(module, settings, variables, None if stock else library, own, first)
+        self._job = processes.Job(module, settings, variables, None if stock else library, own, first)
 
     @property
     def members(self):
@@ -116,7 +117,7 @@ class Host:
 
     def keep(self, answer):
         """Keeps a proof for this host; "", or why that is not possible."""
-        return _proofs.keep(answer)
+        return proofs.keep(answer)
 
     def live(self, seconds):
         """Of an agent: ends after so long, whatever happens."""
@@ -128,7 +129,7 @@ class Host:
     def _uses(self):
         """Of each GPU; on the simulator nothing, where nobody says it."""
         try:
-            return [self._nvml.use(gpu["uuid"]) if self._nvml else _nvml.Use([], 0, 0) for gpu in self.gpus]
+            return [self._nvml.use(gpu["uuid"]) if self._nvml else nvml.Use([], 0, 0) for gpu in self.gpus]
         except OSError as error:
             raise CannotProve("whether others use the GPUs cannot be seen: %s" % error) from None
 
@@ -150,7 +151,7 @@ class Halves:
 
 class Remote:
     """A Host on the other side of a connection: the same methods, which raise CannotProve also where it is lost; and, during a run, the member
-    of _ranks.results() that has all of its ranks."""
+    of processes.results() that has all of its ranks."""
 
     def __init__(self, name, link):
         self.name, self._link, self.ranks = name, link, ()
@@ -278,8 +279,8 @@ def is_here(name):
 def by_ssh(line):
     """The host of a line. Its Python has this package, or finds it at the same path."""
     passed = {name: value for name, value in os.environ.items() if name.startswith("NCCL_") or name in ("AMEM_LIBRARY", "AMEM_REPLAY")}
-    variables = ["%s=%s" % item for item in {**_ranks.environment_of_package(), **passed}.items()]
-    command = ["ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", line.name, shlex.join(["env", *variables, line.python, "-m", "amem._prove_host"])]
+    variables = ["%s=%s" % item for item in {**processes.environment_of_package(), **passed}.items()]
+    command = ["ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", line.name, shlex.join(["env", *variables, line.python, "-m", "amem._jobs.host"])]
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     except OSError as error:

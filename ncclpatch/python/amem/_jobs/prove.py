@@ -14,8 +14,9 @@ import statistics
 import time
 from typing import NamedTuple
 
-from . import _doctor, _proofs, _ranks
-from ._prove_host import CannotProve
+from .. import _doctor
+from . import processes, proofs
+from .host import CannotProve
 
 MINUTES = 10
 CYCLES = 3  # the first is not among the later ones
@@ -71,7 +72,7 @@ class Site:
         settings = [{"rank": self.first + index, "size": size, "nccl": nccl, "device": self.device(index), "cycles": cycles, "shared": self.shared,
                      "windows": size > 1 and hosts == 1} for index in range(self.count)]
         variables = {**variables, **({"NCCL_MULTI_RANK_GPU_ENABLE": "1"} if self.shared else {}), **({"NCCL_HOSTID": self.identity} if self.identity else {})}
-        self.host.start("_prove_rank", settings, variables, None, self.first, cycles == 0)
+        self.host.start("prove_rank", settings, variables, None, self.first, cycles == 0)
 
 
 def sites_of(hosts, gpus):
@@ -108,8 +109,8 @@ class Prover:
         try:
             for site in self.sites:
                 site.start(self.ranks, self.nccl, cycles, len(self.sites), variables)
-            results = _ranks.results([member for site in self.sites for member in site.host.members], min(self.deadline, began + RUN_SECONDS))
-            if failed := _ranks.first_failure(results):
+            results = processes.results([member for site in self.sites for member in site.host.members], min(self.deadline, began + RUN_SECONDS))
+            if failed := processes.first_failure(results):
                 row.update(self._failure(failed), packs=[] if stock else self._packs(setting))
             else:
                 row.update(self._figures(results, [number for number, site in enumerate(self.sites) for _ in range(site.count)]), outcome=PROVED)
@@ -194,7 +195,7 @@ def prove(hosts, nccl, gpus=None, minutes=MINUTES, said=lambda text: None):
     that are visible.  said: hears what begins.
     """
     sites = sites_of(hosts, gpus)
-    prover = Prover(sites, nccl, _proofs.folder(), time.monotonic() + 60 * minutes)
+    prover = Prover(sites, nccl, proofs.folder(), time.monotonic() + 60 * minutes)
     for site in sites:
         site.host.live(int(60 * minutes) + GRACE_SECONDS)
     if use := prover.in_use(0):
@@ -231,14 +232,14 @@ def untried_because(setting, default, value):
 
 
 def answer_of(sites, rows, nccl, value):
-    answer = {"schema": _proofs.SCHEMA, "version": _proofs.VERSION, "hosts": [{**site.about, "ranks": site.count} for site in sites], "kernel": platform.release(), "driver": sites[0].about["driver"],
+    answer = {"schema": proofs.SCHEMA, "version": proofs.VERSION, "hosts": [{**site.about, "ranks": site.count} for site in sites], "kernel": platform.release(), "driver": sites[0].about["driver"],
               "gpus": [gpu for site in sites for gpu in site.gpus], "ranks": sum(site.count for site in sites), "simulated": any(site.about["simulated"] for site in sites),
               "stand_in_card": bool(rows[0].get("stand_in_card")), "one_machine_as_several_hosts": any(site.identity for site in sites),
               "nccl": {"version": rows[0].get("nccl", "unknown"), "library": os.path.abspath(nccl)},
               "amem": next((row["amem"] for row in rows if row.get("amem")), "unknown"),
               "nccl_settings": nccl_settings(value),
               "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "settings": rows}
-    answer["key"] = _proofs.key_of(answer)
+    answer["key"] = proofs.key_of(answer)
     answer["line"] = line(answer)
     return answer
 

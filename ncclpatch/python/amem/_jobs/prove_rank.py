@@ -9,7 +9,7 @@ import ctypes
 import os
 import time
 
-from . import _rank
+from . import rank_process
 
 PERIOD = 1021
 SIZES, SIMULATED_SIZES = (1 << 10, 256 << 10, 16 << 20), (1 << 10, 64 << 10)  # bytes of a message: LL, LL128, Simple
@@ -34,7 +34,7 @@ class Communicator:
         self.handle, self.ranks, self.own, self.size = handle, ranks, ranks.index(own), len(ranks)
 
 
-class Proof(_rank.Job):
+class Proof(rank_process.Job):
     def __init__(self, rank, size, pipe, nccl, device):
         super().__init__(rank, size, pipe, nccl, device)
         for name in ("ncclAllGather", "ncclSend", "ncclRecv", "ncclReduceScatter", "ncclBroadcast"):
@@ -56,10 +56,10 @@ class Proof(_rank.Job):
 
     def data(self, operation, send, receive, count, *rest):
         """Of a call (send, receive, count, float32, ...)."""
-        self.check(operation, self._at(send), self._at(receive), ctypes.c_size_t(count), _rank.FLOAT32, *rest)
+        self.check(operation, self._at(send), self._at(receive), ctypes.c_size_t(count), rank_process.FLOAT32, *rest)
 
     def message(self, operation, address, count, peer, communicator):
-        self.check(operation, self._at(address), ctypes.c_size_t(count), _rank.FLOAT32, peer, communicator, None)
+        self.check(operation, self._at(address), ctypes.c_size_t(count), rank_process.FLOAT32, peer, communicator, None)
 
     # ---- what a job has
 
@@ -108,7 +108,7 @@ class Proof(_rank.Job):
         stream, graph, executable = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         self.driver.call("cuStreamCreate", ctypes.byref(stream), NONBLOCKING_STREAM)
         self.driver.call("cuStreamBeginCapture_v2", stream, RELAXED_CAPTURE)
-        self.data("ncclAllReduce", self.send, self.receive, self.sizes[-1] // 4, _rank.SUM, self.communicators[0], stream)
+        self.data("ncclAllReduce", self.send, self.receive, self.sizes[-1] // 4, rank_process.SUM, self.communicators[0], stream)
         self.driver.call("cuStreamEndCapture", stream, ctypes.byref(graph))
         self.driver.call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
         self.graph = (executable, stream)
@@ -124,7 +124,7 @@ class Proof(_rank.Job):
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if got[low:middle] != expected[low:middle] else (middle, high)
-        raise _rank.Wrong("rank %d: %s: byte %d of %d is %d and not %d" % (self.rank, what, low, len(expected), got[low], expected[low]))
+        raise rank_process.Wrong("rank %d: %s: byte %d of %d is %d and not %d" % (self.rank, what, low, len(expected), got[low], expected[low]))
 
     def run(self, what, source, wanted, act):
         """Writes `source` to send, poisons receive, acts, and compares."""
@@ -148,11 +148,11 @@ class Proof(_rank.Job):
         mine = slice(4 * part * group.own, 4 * part * (group.own + 1))
         label = "of %d bytes on a communicator of %d ranks" % (4 * count, group.size)
 
-        self.run("all-reduce " + label, source, added, lambda: self.data("ncclAllReduce", self.send, self.receive, count, _rank.SUM, comm, None))
+        self.run("all-reduce " + label, source, added, lambda: self.data("ncclAllReduce", self.send, self.receive, count, rank_process.SUM, comm, None))
         self.run("all-gather " + label, source, b"".join(values(1, one, part) for one in base),
                  lambda: self.data("ncclAllGather", self.send, self.receive, part, comm, None))
         self.run("reduce-scatter " + label, source, added[mine],
-                 lambda: self.data("ncclReduceScatter", self.send, self.receive, part, _rank.SUM, comm, None))
+                 lambda: self.data("ncclReduceScatter", self.send, self.receive, part, rank_process.SUM, comm, None))
         root = salt % group.size
         self.run("broadcast " + label, source, values(1, base[root], count),
                  lambda: self.data("ncclBroadcast", self.send, self.receive, count, root, comm, None))
@@ -177,7 +177,7 @@ class Proof(_rank.Job):
         if self.user is not None:
             self.driver.write(self.user, source)
             self.run("all-reduce from memory of ncclMemAlloc", source, added,
-                     lambda: self.data("ncclAllReduce", self.user, self.receive, count, _rank.SUM, self.communicators[1], None))
+                     lambda: self.data("ncclAllReduce", self.user, self.receive, count, rank_process.SUM, self.communicators[1], None))
         if self.graph is not None:
             executable, stream = self.graph
             self.run("a CUDA graph with an all-reduce", source, added, lambda: self.driver.call("cuGraphLaunch", executable, stream))
@@ -199,7 +199,7 @@ def stand_in_card():
 def under_amem(amem):
     stats = amem.stats()
     if not stats.get("session"):
-        raise _rank.Failed("NCCL is not under AMem: %s" % (stats.get("reason") or stats["nccl_libraries"]))
+        raise rank_process.Failed("NCCL is not under AMem: %s" % (stats.get("reason") or stats["nccl_libraries"]))
     return stats
 
 
@@ -233,8 +233,8 @@ def cycle(proof, amem, result, number):
 def prove(pipe, rank, size, nccl, device, cycles, shared, windows):
     """cycles: pauses; 0: NCCL without AMem.  shared: ranks of one communicator are on one GPU.  windows: whether to register a symmetric one."""
     proof = Proof(rank, size, pipe, nccl, device)
-    if shared and proof.version() < _rank.WITH_SHARED_GPUS:
-        raise _rank.Failed("several ranks on a GPU need NCCL 2.30 or later")
+    if shared and proof.version() < rank_process.WITH_SHARED_GPUS:
+        raise rank_process.Failed("several ranks on a GPU need NCCL 2.30 or later")
     result = {"rank": rank, "gpu": proof.driver.uuid(device), "simulated": proof.driver.simulated, "version": proof.version(),
               "start_seconds": proof.timed(proof.make_groups), "pause_seconds": [], "resume_seconds": [], "collectives_seconds": []}
     proof.make_user_buffers()
@@ -257,4 +257,4 @@ def prove(pipe, rank, size, nccl, device, cycles, shared, windows):
 
 
 if __name__ == "__main__":
-    _rank.main(prove)
+    rank_process.main(prove)

@@ -235,7 +235,7 @@ def nccl_settings(machine, value):
                    "unset it where nothing else needs it: NCCL holds less with it unset (5 756 in place of 6 270 MiB in the reference workload)")
     if value("NCCL_NVLS_ENABLE") not in ("", "0") or (value("NCCL_NVLS_ENABLE") == "" and machine.find("/dev/nvidia-nvswitch*")):
         yield warning("NVLS", "multicast objects may be used here: memory that is bound to them stays in a pause",
-                      "NCCL_NVLS_ENABLE=0 frees it; AMEM_NVLS=release is simulated only, and never ran on hardware")
+                      "NCCL_NVLS_ENABLE=0 frees it; AMEM_NVLS=release never ran on our hardware, and `amem doctor --prove` tries it on yours")
     for name, what in (("NCCL_GRAPH_REGISTER", "buffers of CUDA graphs"), ("NCCL_LOCAL_REGISTER", "user buffers")):
         if value(name) == "1" and machine.find("/sys/class/infiniband/*"):
             yield warning(name, "1: %s are registered with network cards, and such memory stays in a pause" % what, "%s=0 frees it" % name)
@@ -245,7 +245,7 @@ def nccl_settings(machine, value):
         yield note("network cards", "%d here: with AMEM_NETWORK=renew what they hold of NCCL's buffers leaves in pauses on which all hosts agree, and never did on "
                    "hardware" % len(cards), "pause with process_group=; amem.memory() says what each card holds")
     elif uses_cards:
-        yield note("network cards", "%d here: in a job of several hosts they hold NCCL's buffers, which stay in a pause (AMEM_NETWORK=renew takes most, and never ran on hardware), some 100 to 400 MiB a "
+        yield note("network cards", "%d here: in a job of several hosts they hold NCCL's buffers, which stay in a pause (AMEM_NETWORK=renew takes most; `amem doctor --prove --hosts FILE` tries it), some 100 to 400 MiB a "
                    "GPU and communicator; in a job of one host nothing does" % len(cards), "amem.memory() says how much, by reason")
     plugin = value("NCCL_NET_PLUGIN")
     if plugin not in ("", "none"):

@@ -19,7 +19,6 @@ HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIG
 ASKED_SECONDS = 10  # for what the tool says without the driver
 AGAIN_SECONDS = 1
 RESUME_TRIES = 10  # a paused process may die, so a job that cannot resume gets the signal then; a frozen one may not
-FROZEN = ("frozen", "stuck")  # outcomes of a thaw that did not bring the job back
 RUNNING = "running"
 
 
@@ -33,8 +32,9 @@ class Guard:
     def __init__(self, command, environment, replay):
         self._replay = replay
         signal.pthread_sigmask(signal.SIG_BLOCK, {*HELD, signal.SIGCHLD})
-        self.pid = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=lambda: signal.pthread_sigmask(  # pylint: disable=subprocess-popen-preexec-fn
-            signal.SIG_UNBLOCK, {*HELD, signal.SIGCHLD})).pid
+        self._process = subprocess.Popen(  # pylint: disable=consider-using-with,subprocess-popen-preexec-fn  # kept: its end would wait for it
+            command, env=environment, start_new_session=True, preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, {*HELD, signal.SIGCHLD}))
+        self.pid = self._process.pid
 
     def run(self):
         """Until the command has ended; its exit code, 128 and more of a signal."""
@@ -65,26 +65,31 @@ class Guard:
 
     def _bring_back(self, name):
         """Returns when the job is neither frozen nor paused, or gone."""
-        if self._all_run():
-            return
-        say("%s waits until the job is back on its GPUs" % name)
-        tries = 0
+        thaws = resumes = 0
         while self._is_there():
-            code, said = self._ask("thaw", "--json", None)
-            frozen = said.get("outcome") in FROZEN
-            if not frozen and (code == 0 or self._ask("resume", ASKED_SECONDS)[0] in (0, 2)) and self._all_run():
+            frozen, runs = self._stands()
+            if runs:
                 return
-            tries += 1
-            if not frozen and tries >= RESUME_TRIES:
-                return say("the job does not resume, and gets %s while it is paused: %s" % (name, said.get("message", "")))
-            if tries == 1 or tries % 30 == 0:
-                say("the job is not back: %s" % (said.get("message") or "the tool said nothing"))
+            if thaws + resumes == 0:
+                say("%s waits until the job is back on its GPUs" % name)
+            if not frozen and resumes == RESUME_TRIES:
+                say("the job does not resume, and gets %s while it is paused" % name)
+                return
+            code, said = self._ask("thaw", "--json", None) if frozen else self._ask("resume", ASKED_SECONDS)
+            thaws, resumes = thaws + frozen, resumes + (not frozen)
+            if code == 0:
+                continue
+            if frozen and (thaws == 1 or thaws % 30 == 0):  # another tool may be at it, or the GPU is full
+                say("the job is not thawed: %s" % (said.get("message") or "the tool said nothing"))
             time.sleep(AGAIN_SECONDS)
 
-    def _all_run(self):
-        """Whether each rank of the job runs; also where there is none that could be asked."""
+    def _stands(self):
+        """Whether the job is frozen, or half of it; and whether each of its ranks runs, which is also said where none can be asked."""
         code, said = self._ask("ls", "--live", "--json", ASKED_SECONDS)
-        return code != 0 or all(rank["phase"] == RUNNING for rank in said.get("ranks", ()) if rank["alive"])
+        if code != 0:
+            return False, True
+        frozen = said["freeze"] is not None
+        return frozen, not frozen and all(rank["phase"] == RUNNING for rank in said["ranks"] if rank["alive"])
 
     def _is_there(self):
         try:

@@ -88,15 +88,22 @@ std::string AccountOf(const control::RankLook& rank) {
   return text;
 }
 
-// The ranks with what they do; with --json an object of the schema `control`. `done`: what was done, a sentence.
+// "under way": its command has not ended.
+Json JsonOf(const std::optional<FreezeStep>& freeze) {
+  if (!freeze) return {};
+  return freeze->outcome.empty() ? "under way" : freeze->outcome;
+}
+
+// The ranks with what they do; with --json an object of the schema `control`. `done`: what was done, a sentence. `freeze`: that
+// has not come to its end.
 void PrintRanks(Output& out, const std::vector<control::RankLook>& ranks, const FoundJob& job, const std::string& done,
-                double seconds, bool json) {
+                double seconds, bool json, const std::optional<FreezeStep>& freeze = {}) {
   std::vector<control::RankLook> sorted = ranks;
   std::ranges::sort(sorted, {}, [](const control::RankLook& rank) { return std::pair(rank.rank, rank.process.pid); });
   if (json) {
     Json all = Json::array();
     for (const control::RankLook& rank : sorted) all.push_back(JsonOf(rank));
-    return PrintJson(out, {{"command", running_command}, {"seconds", seconds}, {"elsewhere", job.elsewhere}, {"ranks", all}},
+    return PrintJson(out, {{"command", running_command}, {"seconds", seconds}, {"elsewhere", job.elsewhere}, {"freeze", JsonOf(freeze)}, {"ranks", all}},
                      "control");
   }
   if (!done.empty()) out << done << "\n";
@@ -193,9 +200,9 @@ int PrintLive(const std::vector<std::string>& names, bool json, Output& out) {
         "the job's processes take no requests: their libamem_nccl.so is older than this program, or they are another "
         "user's");
   ReadAccounts(ranks);
-  PrintRanks(out, ranks, *job, "", 0, json);
-  const auto freeze = json ? std::nullopt : FreezeOf(*job);
-  if (freeze) out << TextOf(*freeze, true) << "\n";
+  const auto freeze = FreezeOf(*job);
+  PrintRanks(out, ranks, *job, "", 0, json, freeze);
+  if (freeze && !json) out << TextOf(*freeze, true) << "\n";
   return kFine;
 }
 

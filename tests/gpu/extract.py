@@ -2,12 +2,14 @@
 """What of run_gpu_tests' results goes into the tree: the numbers behind a README's tables, and nothing that names a machine.
 
     extract.py [LABEL=]results.json... -o tests/gpu/results/NAME.json
+    extract.py proof.json -o tests/gpu/results/proof-NAME.json      of `amem doctor --prove --json`
 
 Each step that measured something, with the cycles it measured, in the order of the runs; LABEL tells runs apart ("NCCL 2.28.9"). Steps of
 part test and the journals' checks are only counted. Exit code 2: a file cannot be read, or nothing was measured.
 """
 import argparse
 import json
+import os
 import sys
 
 MEASURED = ("bench", "startup", "torch", "scale", "steady", "suspend", "first", "rollout")
@@ -45,6 +47,22 @@ def of_run(label, results):
     return {"run": label, "outcomes": outcomes, "steps": steps}
 
 
+def of_proof(proof):
+    """A proof without what names machines, GPUs and paths."""
+    numbers = {}  # of GPUs, by uuid
+
+    def number(uuid):
+        return "GPU %d" % numbers.setdefault(uuid, len(numbers))
+
+    def gpus(listed):
+        return [{**gpu, "uuid": number(gpu["uuid"])} for gpu in listed]
+
+    hosts = [{**host, "host": "host %d" % index, "gpus": gpus(host["gpus"])} for index, host in enumerate(proof["hosts"])]
+    settings = [{**row, "packs": [], **({"ranks": [{**rank, "gpu": number(rank["gpu"])} for rank in row["ranks"]]} if "ranks" in row else {})} for row in proof["settings"]]
+    return {**proof, "hosts": hosts, "gpus": gpus(proof["gpus"]), "settings": settings, "nccl": {**proof["nccl"], "library": os.path.basename(proof["nccl"]["library"])},
+            "kernel": ""}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", metavar="[LABEL=]FILE")
@@ -55,7 +73,13 @@ def main():
         label, _, path = named.rpartition("=")
         try:
             with open(path, encoding="utf-8") as file:
-                runs.append(of_run(label, json.load(file)))
+                results = json.load(file)
+            if results.get("schema") == "amem/proof":
+                with open(options.output, "w", encoding="utf-8") as file:
+                    json.dump(rounded(of_proof(results)), file, indent=1)
+                    file.write("\n")
+                return 0
+            runs.append(of_run(label, results))
         except (OSError, ValueError, KeyError) as error:
             print(f"extract: {path}: {error}", file=sys.stderr)
             return 2

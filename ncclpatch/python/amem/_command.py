@@ -16,6 +16,7 @@ All else is amem-replay, which is installed with this package: `amem help` lists
 """
 
 import argparse
+import difflib
 import glob
 import importlib.util
 import json
@@ -31,6 +32,7 @@ from ._jobs import proofs
 from ._jobs import prove as proving
 
 USAGE, MISSING, FOUND = 1, 2, 3
+RUN_OPTIONS = ("--scope", "--guard", "--proved")
 HELP = ("help", "--help", "-h")
 MEASURE_SECONDS = 360  # after which `doctor --measure` ends whatever happens; it gives itself less
 
@@ -84,7 +86,7 @@ def guard(command, environment):
 
 def run(arguments):
     own, flags = {}, set()
-    while arguments[:1] in (["--scope"], ["--proved"], ["--guard"]):
+    while arguments and arguments[0] in RUN_OPTIONS:
         if arguments[0] != "--scope":
             flags, arguments = {*flags, arguments[0]}, arguments[1:]
             continue
@@ -93,6 +95,9 @@ def run(arguments):
             return fail("run: --scope is one of %s" % ", ".join(_doctor.SCOPES), USAGE)
     if arguments[:1] == ["--"]:
         arguments = arguments[1:]
+    elif arguments and arguments[0].startswith("-"):
+        near = difflib.get_close_matches(arguments[0], RUN_OPTIONS, 1)
+        return fail("run: there is no option %s%s; its options are %s" % (arguments[0], " (did you mean %s?)" % near[0] if near else "", ", ".join(RUN_OPTIONS)), USAGE)
     if not arguments:
         return fail("run: which command? For example `amem run -- torchrun --nproc-per-node 4 train.py`", USAGE)
     if os.environ.get("AMEM_ENABLE") == "0":

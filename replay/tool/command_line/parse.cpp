@@ -55,6 +55,11 @@ constexpr std::pair<const char*, const char*> kRenamed[] = {{"collect", "pack -o
                                                             {"trace", "report --perfetto"},
                                                             {"unpack", "pack -x"}};
 
+// What other tools call such a command.
+constexpr std::pair<const char*, const char*> kElsewhere[] = {{"cat", "log"},     {"events", "log"},  {"grep", "log"},
+                                                              {"list", "ls"},     {"show", "log"},    {"stats", "top"},
+                                                              {"summary", "why"}, {"ps", "ls --live"}};
+
 // The known word that `word` was probably meant to be, at most two or, of long words, three letters away; empty: none.
 std::string Hint(const std::string& word, const std::vector<std::string>& known) {
   std::string best;
@@ -166,6 +171,9 @@ ParsedCommandLine Parse(const Command& command, std::vector<std::string> words) 
 std::string NoCommand(const std::string& word) {
   for (const auto& [was, is] : kRenamed)
     if (word == was) return AsCalled(fmt::format("{} is `amem {}` now", word, is));
+  for (const auto& [there, here] : kElsewhere)
+    if (word == there)
+      return AsCalled(fmt::format("there is no command \"{}\" (did you mean {}?); `amem help` lists them", word, here));
   std::vector<std::string> known = {"help", "--help", "--version"};
   for (const Command& c : AllCommands()) known.emplace_back(c.name);
   return AsCalled(fmt::format("there is no {} \"{}\"{}; `amem help` lists them", word.starts_with('-') ? "option" : "command",

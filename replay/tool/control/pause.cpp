@@ -103,7 +103,12 @@ void PrintRanks(Output& out, const std::vector<control::RankLook>& ranks, const 
   if (json) {
     Json all = Json::array();
     for (const control::RankLook& rank : sorted) all.push_back(JsonOf(rank));
-    return PrintJson(out, {{"command", running_command}, {"seconds", seconds}, {"elsewhere", job.elsewhere}, {"freeze", JsonOf(freeze)}, {"ranks", all}},
+    return PrintJson(out,
+                     {{"command", running_command},
+                      {"seconds", seconds},
+                      {"elsewhere", job.elsewhere},
+                      {"freeze", JsonOf(freeze)},
+                      {"ranks", all}},
                      "control");
   }
   if (!done.empty()) out << done << "\n";

@@ -935,6 +935,15 @@ TEST_F(Commands, what_is_asked_in_vain_says_so) {
   EXPECT_HAS(file.err, "file is neither a pack (`amem-replay pack` makes one) nor a directory of journals");
 }
 
+TEST_F(Commands, a_word_that_other_tools_have_is_told_what_it_is_here) {
+  for (const auto& [word, meant] :
+       {std::pair("list", "ls"), {"show", "log"}, {"cat", "log"}, {"grep", "log"}, {"summary", "why"}}) {
+    const Ran ran = Shell(std::string("$TOOL ") + word);
+    EXPECT_EQ(ran.code, 1);
+    EXPECT_HAS(ran.err, std::string("there is no command \"") + word + "\" (did you mean " + meant + "?)");
+  }
+}
+
 TEST_F(Commands, it_calls_itself_by_the_name_by_which_it_was_called) {
   const Ran ran = Shell("ln -s $TOOL $S/amem; $S/amem help why; $S/amem help; $S/amem frobnicate");
   EXPECT_HAS(ran.out, "Usage: amem why ");

@@ -57,6 +57,18 @@ class Wheel(unittest.TestCase):
         code, out, err = self.amem("run", "--", self.python, "-c", "print('libamem_nccl.so' in open('/proc/self/maps').read())")
         self.assertEqual((code, out.strip()), (0, "True"), err)
 
+    def test_a_proof_says_what_is_missing(self):
+        code, out, err = self.amem("doctor", "--prove")
+        self.assertEqual((code, out), (2, ""), err)
+        self.assertIn("no libnccl was found", err)
+        code, out, err = self.amem("doctor", "--prove", "--nccl", self.python)
+        self.assertEqual((code, out), (2, ""), err)
+        self.assertRegex(err, "no GPU|whether others use the GPUs")
+
+    def test_a_guarded_command_ends_as_it_would_alone(self):
+        code, out, err = self.amem("run", "--guard", "--", self.python, "-c", "import sys; print('here'); sys.exit(4)")
+        self.assertEqual((code, out), (4, "here\n"), err)
+
     def test_it_can_be_imported_and_says_its_version(self):
         done = subprocess.run([self.python, "-c", "import amem; print(amem.version(), amem.__version__)"], capture_output=True, text=True, check=False)
         self.assertRegex(done.stdout, r"^(\d+\.\d+\.\d+) \1\n$", done.stderr)
@@ -74,7 +86,7 @@ class Wheel(unittest.TestCase):
     def test_header_schemas_manual_and_completions_are_installed(self):
         share = self.folder.name + "/venv/share/"
         for path, wanted in (("man/man1/amem.1", ".TH amem 1"), ("bash-completion/completions/amem", " amem"), ("man/man1/amem-replay.1", ".TH"), ("bash-completion/completions/amem-replay", "complete "), ("zsh/site-functions/_amem-replay", "#compdef"),
-                             ("fish/vendor_completions.d/amem-replay.fish", "complete "), ("amem/schemas/why.schema.json", '"$schema"')):
+                             ("fish/vendor_completions.d/amem-replay.fish", "complete "), ("amem/schemas/why.schema.json", '"$schema"'), ("amem/schemas/proof.schema.json", '"urn:amem:proof:1"')):
             with open(share + path, encoding="utf-8") as file:
                 self.assertIn(wanted, file.read(), path)
         where = subprocess.run([self.python, "-c", "import amem; print(amem.__path__[0])"], capture_output=True, text=True, check=True).stdout.strip()

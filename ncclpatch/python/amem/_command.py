@@ -199,8 +199,13 @@ def cannot_start(command, library, libraries, seconds):
         return fail("%s: %s. %s" % (command, found.text, found.remedy))
     if not libraries:
         return fail("%s: no libnccl was found from this Python; run it with the Python that has PyTorch, or name one: --nccl PATH" % command)
+    def end(number, _frame):
+        if number == signal.SIGALRM:
+            fail("%s: its time is over" % command)
+        sys.exit(128 + number)
+
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
-        signal.signal(number, lambda found, _frame: sys.exit(128 + found))
+        signal.signal(number, end)
     signal.alarm(seconds)
     return 0
 

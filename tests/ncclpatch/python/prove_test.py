@@ -105,6 +105,18 @@ class Proved(Case):
     def test_ranks_share_gpus_only_where_nccl_can(self):
         with self.assertRaisesRegex(_prove.CannotProve, "several ranks on a GPU need NCCL 2.30 or later"):
             proof([], ranks=4)
+        with mock.patch.dict(os.environ, {"STAND_IN_NCCL_VERSION": "23203"}):
+            answer = proof(_prove.SETTINGS[-1:], ranks=4)
+        self.assertEqual(_prove.failures(answer), [], _prove.table(answer))
+        self.assertEqual((answer["ranks"], len(answer["gpus"]), answer["nccl"]["version"]), (4, 2, "2.32.3"))
+        self.assertEqual(len({rank["gpu"] for rank in row_of(answer, "default")["ranks"]}), 2)
+
+    def test_what_this_nccl_does_not_have_is_noted_and_left_out(self):
+        with mock.patch.dict(os.environ, {"NCCL_CUMEM_ENABLE": "0"}):  # with which there are no windows
+            answer = proof([])
+        default = row_of(answer, "default")
+        self.assertEqual((default["outcome"], default["window"]), ("proved", False))
+        self.assertEqual(default["notes"], ["without ncclCommWindowRegister, which answered 5"])
 
 
 SSH = """#!/bin/sh

@@ -8,6 +8,7 @@
 // one of several communicators of a process, whose calls are in a group as NCCL asks for.
 //
 //   STAND_IN_BUFFERS    buffers of a communicator (default 6): 2 MiB, every third 6 MiB; two of three are exported
+//   STAND_IN_NCCL_VERSION  what ncclGetVersion says
 //   STAND_IN_NVLS       1: memory bound to a multicast object of all ranks, which counts all-reduces
 //   STAND_IN_WRONG      N: one bit of the Nth sum of a rank is wrong
 //   NCCL_CUMEM_ENABLE   0: cuMemAlloc and cuIpc* in place of the calls above

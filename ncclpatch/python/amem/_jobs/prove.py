@@ -270,7 +270,7 @@ def line(answer):
         if row["outcome"] == PROVED:
             text += " %d of %s, %.0f/%.0f ms" % (_sum(row, leaves) >> 20, megabytes(_sum(row, lambda kind: kind["bytes"])), 1e3 * row["pause_seconds"], 1e3 * row["resume_seconds"])
         parts.append(text)
-    return "amem-proof 1%s: %s, driver %s, NCCL %s, AMem %s, %d ranks, %d hosts: %s; %s" % (
+    return "amem-proof 1%s: %s, driver %s, NCCL %s, AMem %s, ranks %d, hosts %d: %s; %s" % (
         " SIMULATED" if answer["simulated"] else " simulated card" if answer["stand_in_card"] else "",
         ", ".join("%d x %s" % (count, name) for name, count in names.items()), answer["driver"], answer["nccl"]["version"], answer["amem"],
         answer["ranks"], len(answer["hosts"]), "; ".join(parts), answer["key"])
@@ -288,6 +288,8 @@ def _of_setting(row):
         yield "  %-32s%10d%10d%10d  %s" % (kind["kind"], kind["bytes"] >> 20, leaves(kind) >> 20, (kind["bytes"] - leaves(kind)) >> 20, ", ".join(sorted(kind["stays"])))
     used, left = max((rank["used_bytes"], rank["paused_bytes"]) for rank in row["ranks"])
     yield "  of its GPU the driver shows %d MiB in use, and %d MiB in a pause: contexts and other programs are among them" % (used >> 20, left >> 20)
+    for note in row["notes"]:
+        yield "  " + note
     yield "  first pause %.1f ms, later %.1f; resume %.1f (first %.1f); communicators %.2f s; %s compared" % (
         1e3 * row["first_pause_seconds"], 1e3 * row["pause_seconds"], 1e3 * row["resume_seconds"], 1e3 * row["first_resume_seconds"], row["start_seconds"], megabytes(row["compared_bytes"]))
 

@@ -76,24 +76,28 @@ class Proof(rank_process.Job):
 
     def make_user_buffers(self):
         """Memory of ncclMemAlloc: a message's source, and one that only holds contents; the first as a symmetric window, too, where NCCL has them."""
-        if not hasattr(self.nccl, "ncclMemAlloc"):
-            self.notes.append("this NCCL has no ncclMemAlloc")
-            return
         found = []
         for _ in range(2):
             pointer = ctypes.c_void_p()
-            self.check("ncclMemAlloc", ctypes.byref(pointer), ctypes.c_size_t(self.buffer_bytes))
+            if not self.all_have("ncclMemAlloc", ctypes.byref(pointer), ctypes.c_size_t(self.buffer_bytes)):
+                return
             found.append(pointer.value)
         self.user = found[0]
         self.keep(found[1], 3)
 
     def register_window(self):
-        """All ranks take part, or none."""
-        if self.user is None or self.version() < WITH_WINDOWS or not hasattr(self.nccl, "ncclCommWindowRegister"):
+        if self.user is None or self.version() < WITH_WINDOWS:
             return
         window = ctypes.c_void_p()
-        self.check("ncclCommWindowRegister", self.communicators[1], self._at(self.user), ctypes.c_size_t(self.buffer_bytes), ctypes.byref(window), SYMMETRIC_WINDOW)
-        self.window = window.value
+        if self.all_have("ncclCommWindowRegister", self.communicators[1], self._at(self.user), ctypes.c_size_t(self.buffer_bytes), ctypes.byref(window), SYMMETRIC_WINDOW):
+            self.window = window.value
+
+    def all_have(self, name, *arguments):
+        """Whether a call that not every NCCL and machine has worked on all ranks; where it did not on one, a note says so."""
+        said = self.barrier(getattr(self.nccl, name)(*arguments) if hasattr(self.nccl, name) else "nothing")
+        if wrong := [answer for answer in said if answer != 0]:
+            self.notes.append("without %s, which answered %s" % (name, wrong[0]))
+        return not wrong
 
     def keep(self, address, salt):
         """Writes contents that are compared after each resume."""

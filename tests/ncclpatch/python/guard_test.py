@@ -46,6 +46,9 @@ def step():
     assert job.driver.read(receive, 4096) == data
 for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda found, _frame: told.append(found))
+signal.signal(signal.SIGUSR1, lambda _found, _frame: print("usr1", flush=True))
+with open(sys.argv[1] + ".pid", "w") as file:
+    file.write(str(os.getpid()))
 steps = 0
 while not told:
     step()
@@ -72,13 +75,19 @@ class Guarded(unittest.TestCase):
         self.process = None
 
     def tearDown(self):
+        with contextlib.suppress(OSError, ValueError), open(self.folder + "/steps.pid", encoding="utf-8") as file:
+            pid = int(file.read())
+            with open("/proc/%d/cmdline" % pid, "rb") as command:
+                if self.folder.encode() in command.read():  # it has not ended
+                    subprocess.run([REPLAY, "thaw"], env=self.environment, capture_output=True, check=False)
+                    os.kill(pid, signal.SIGKILL)
         if self.process and self.process.poll() is None:
             self.process.kill()
             self.process.communicate()
 
-    def start(self, *options):
-        self.process = subprocess.Popen([sys.executable, "-m", "amem", "run", *options, "--", sys.executable, "-c", JOB, self.folder + "/steps", NCCL], env=self.environment,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def start(self, *options, before=()):
+        self.process = subprocess.Popen([sys.executable, "-m", "amem", "run", *options, "--", *before, sys.executable, "-c", JOB, self.folder + "/steps", NCCL],
+                                        env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.await_steps(3)
 
     def steps(self):
@@ -101,9 +110,9 @@ class Guarded(unittest.TestCase):
         out, err = self.process.communicate(timeout=SECONDS)
         return self.process.returncode, out, err
 
-    def ends_in_order(self, number=signal.SIGTERM):
+    def ends_in_order(self, number=signal.SIGTERM, before=""):
         code, out, err = self.ends(number)
-        self.assertEqual((code, out), (7, "ended in order after %d\n" % number), err)
+        self.assertEqual((code, out), (7, before + "ended in order after %d\n" % number), err)
         return err
 
     def test_a_running_job_gets_it_at_once(self):
@@ -120,7 +129,53 @@ class Guarded(unittest.TestCase):
         self.tool("pause")
         self.ends_in_order()
 
+    @unittest.skipIf(ON_A_GPU, "it takes a whole GPU of the simulator")
+    def test_a_frozen_job_whose_gpu_is_taken_waits_for_room_and_gets_no_signal(self):
+        self.start("--guard")
+        self.tool("freeze")
+        code = "from amem._jobs import rank_process; rank_process.Driver(0).allocate(16384 << 20); print('up', flush=True); input()"
+        other = subprocess.Popen([sys.executable, "-c", code], env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            self.assertEqual(other.stdout.readline(), "up\n")
+            self.process.send_signal(signal.SIGTERM)
+            with self.assertRaises(subprocess.TimeoutExpired):
+                self.process.communicate(timeout=15)
+        finally:
+            other.communicate("\n")
+        out, err = self.process.communicate(timeout=SECONDS)
+        self.assertEqual((self.process.returncode, out), (7, "ended in order after 15\n"), err)
+        self.assertIn("the thaw failed: ", err)
+
+    def test_a_job_with_journals_of_its_own_is_found(self):
+        folder = self.folder + "/own"
+        self.start("--guard", before=["env", "AMEM_JOURNAL_DIR=" + folder])
+        self.environment["AMEM_JOURNAL_DIR"] = folder  # of the tool
+        self.tool("freeze")
+        self.assertIn("waits until the job is back", self.ends_in_order())
+
+    def test_a_signal_of_the_programs_own_resumes_nothing(self):
+        self.start("--guard")
+        self.tool("pause")
+        self.process.send_signal(signal.SIGUSR1)
+        end = time.monotonic() + 5
+        while time.monotonic() < end and '"paused"' in self.phases():
+            time.sleep(0.5)
+        self.assertIn('"paused"', self.phases())
+        self.ends_in_order(before="usr1\n")
+
+    def phases(self):
+        done = subprocess.run([REPLAY, "ls", "--live", "--json"], env=self.environment, capture_output=True, text=True, check=False)
+        return "".join(line for line in done.stdout.splitlines() if '"phase"' in line)
+
+    def test_descriptors_of_the_caller_are_the_commands(self):
+        reading, writing = os.pipe()
+        subprocess.run([sys.executable, "-m", "amem", "run", "--guard", "--", "sh", "-c", "echo through >&%d" % writing], env=self.environment, pass_fds=[writing], check=True)
+        os.close(writing)
+        with open(reading, encoding="utf-8") as file:
+            self.assertEqual(file.read(), "through\n")
+
     def test_at_any_moment_of_a_freeze_and_of_a_pause(self):
+        waited = 0
         for number in range(MOMENTS):
             seed = number + 1
             with self.subTest(seed=seed):
@@ -130,8 +185,9 @@ class Guarded(unittest.TestCase):
                 time.sleep(random.Random(seed).uniform(0, 4 if ON_A_GPU else 0.6))
                 if number % 4 >= 2:
                     tool.kill()  # the tool dies, too
-                self.ends_in_order()
+                waited += "waits until the job is back" in self.ends_in_order()
                 tool.wait(timeout=SECONDS)
+        self.assertGreater(waited, 0, "no signal came while a job was frozen or paused")
 
     def test_without_the_guard_a_frozen_job_does_not_end(self):
         self.start()

@@ -60,7 +60,7 @@ def of_proof(proof):
     hosts = [{**host, "host": "host %d" % index, "gpus": gpus(host["gpus"])} for index, host in enumerate(proof["hosts"])]
     settings = [{**row, "packs": [], **({"ranks": [{**rank, "gpu": number(rank["gpu"])} for rank in row["ranks"]]} if "ranks" in row else {})} for row in proof["settings"]]
     return {**proof, "hosts": hosts, "gpus": gpus(proof["gpus"]), "settings": settings, "nccl": {**proof["nccl"], "library": os.path.basename(proof["nccl"]["library"])},
-            "kernel": ""}
+            "kernel": "", "nccl_settings": {name: value if value.lstrip("-").isdigit() else "set" for name, value in proof["nccl_settings"].items()}}
 
 
 def main():

@@ -56,12 +56,13 @@ class Proofs(unittest.TestCase):
     def test_a_proof_keeps_its_outcomes_and_names_no_machine(self):
         gpu = {"name": "NVIDIA H200", "uuid": "1234-5678"}
         proof = {"schema": "amem/proof", "version": 1, "hosts": [{"host": "machine", "gpus": [gpu]}], "gpus": [gpu], "kernel": "6.1-machine",
-                 "nccl": {"version": "2.28.9", "library": "/somewhere/libnccl.so.2"},
+                 "nccl": {"version": "2.28.9", "library": "/somewhere/libnccl.so.2"}, "nccl_settings": {"NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "machine0"},
                  "settings": [{"setting": "default", "outcome": "hung", "packs": ["/somewhere/a.amem"], "ranks": [{"gpu": "1234-5678"}]}]}
         kept = extract.of_proof(proof)
         for name in ("machine", "somewhere", "1234"):
             self.assertNotIn(name, json.dumps(kept))
         self.assertEqual(kept["settings"][0]["outcome"], "hung")
+        self.assertEqual(kept["nccl_settings"], {"NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "set"})
         self.assertEqual(kept["settings"][0]["ranks"][0]["gpu"], kept["gpus"][0]["uuid"])
 
 

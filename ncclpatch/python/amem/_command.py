@@ -32,6 +32,7 @@ from ._jobs import proofs
 from ._jobs import prove as proving
 
 USAGE, MISSING, FOUND = 1, 2, 3
+MOST_RANKS, MOST_MINUTES = 4096, 24 * 60
 RUN_OPTIONS = ("--scope", "--guard", "--proved")
 HELP = ("help", "--help", "-h")
 MEASURE_SECONDS = 360  # after which `doctor --measure` ends whatever happens; it gives itself less
@@ -68,8 +69,7 @@ def proved():
         fail("run --proved: %s; nothing experimental is set" % error)
         return {}
     version = next((".".join(map(str, version)) for _, version in nccl_libraries() if version), "unknown")
-    here = proofs.Here([gpu["uuid"] for gpu in about["gpus"]], about["driver"], version, _calls.package_version(),
-                        proving.nccl_settings(_doctor.nccl_setting_reader(_doctor.Machine())))
+    here = proofs.Here([gpu["uuid"] for gpu in about["gpus"]], about["driver"], version, _calls.package_version(), proving.nccl_settings(), about["simulated"])
     variables, lines = proofs.chosen(here, os.environ)
     for line in lines:
         fail("run --proved: " + line)
@@ -151,16 +151,17 @@ def doctor(arguments):
     parser = Parser(prog="amem doctor", allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--nccl", metavar="PATH", action="append", default=[], help="a libnccl.so.2 to look at, too")
-    parser.add_argument("--measure", action="store_true", help="what NCCL_CUMEM_ENABLE=0 and 1 hold and cost here")
-    parser.add_argument("--prove", action="store_true", help="what a pause frees here, and with each setting that frees more, in jobs whose results are compared")
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--measure", action="store_true", help="what NCCL_CUMEM_ENABLE=0 and 1 hold and cost here")
+    one.add_argument("--prove", action="store_true", help="what a pause frees here, and with each setting that frees more, in jobs whose results are compared")
     parser.add_argument("--gpus", metavar="N", type=int, help="of --measure and --prove: how many GPUs, by default all")
     parser.add_argument("--ranks", metavar="N", type=int, help="of --prove: how many ranks, by default one for each GPU; more share GPUs, with NCCL 2.30 or later")
     parser.add_argument("--hosts", metavar="FILE", help="of --prove: hosts that take part, by ssh: lines NAME [slots=N] [python=PATH]")
     parser.add_argument("--minutes", metavar="M", type=float, default=proving.MINUTES, help="of --prove: the most that it takes (%(default)s)")
     options = parser.parse_args(arguments)
-    for name in ("gpus", "ranks", "minutes"):
-        if getattr(options, name) is not None and getattr(options, name) <= 0:
-            parser.error("--%s is a number above 0" % name)
+    for name, most in (("gpus", MOST_RANKS), ("ranks", MOST_RANKS), ("minutes", MOST_MINUTES)):
+        if getattr(options, name) is not None and not 0 < getattr(options, name) <= most:  # nan is neither
+            parser.error("--%s is a number above 0, at most %d" % (name, most))
     if missing := [path for path in options.nccl if not os.path.exists(path)]:
         return fail("doctor: %s is not there" % missing[0])
     library = _library.path()
@@ -224,8 +225,11 @@ def prove(library, libraries, options):
     processes one proves, one on each other host serves it, and the others have nothing to do."""
     torchrun = hosting.Torchrun()
     if torchrun.there and torchrun.rank != 0:
-        if torchrun.local_rank == 0:
-            torchrun.serve()
+        try:
+            if torchrun.local_rank == 0:
+                torchrun.serve()
+        except hosting.CannotProve as error:
+            return fail("doctor --prove: %s" % error)
         return 0
     if missing := cannot_start("doctor --prove", library, libraries, int(60 * options.minutes) + proving.GRACE_SECONDS):
         return missing
@@ -236,7 +240,9 @@ def prove(library, libraries, options):
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     print(json.dumps(answer, indent=1) if options.json else proving.table(answer))
-    return FOUND if proving.failures(answer) else 0
+    if proving.failures(answer):
+        return FOUND
+    return 0 if answer["settings"][1]["outcome"] == proving.PROVED else MISSING
 
 
 # ---- the rest

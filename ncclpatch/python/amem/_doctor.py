@@ -313,6 +313,11 @@ def container(machine):
 
 
 def nccl_setting_reader(machine):
+    values = nccl_settings_of_files(machine)
+    return lambda name: machine.variable(name) or values.get(name, "")
+
+
+def nccl_settings_of_files(machine):
     """NCCL reads its settings from the environment, then from NCCL_CONF_FILE or ~/.nccl.conf, then from /etc/nccl.conf."""
     values = {}
     files = [machine.variable("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf"), "/etc/nccl.conf"]
@@ -321,7 +326,7 @@ def nccl_setting_reader(machine):
             name, mark, value = line.partition("=")
             if mark and not name.strip().startswith("#"):
                 values.setdefault(name.strip(), value.strip())
-    return lambda name: machine.variable(name) or values.get(name, "")
+    return values
 
 
 def examine(machine, library_path, replay_path, libraries):

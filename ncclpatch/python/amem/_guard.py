@@ -59,7 +59,7 @@ class Guard:
                 self._wait(None)
                 continue
             info = self._pending[0]
-            if self._may_have(info):
+            if self._may_have(info) and self.pid not in self._ended:  # then its number may be another process's
                 self._pending.pop(0)
                 self._pass_on(info)
         self._process.returncode = self._ended[self.pid]  # it has been waited for

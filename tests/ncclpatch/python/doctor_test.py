@@ -261,7 +261,9 @@ class Command(unittest.TestCase):
     def test_wrong_use_says_what_to_do(self):
         for arguments, word, wanted in ((["run"], "which command", 1), (["doctor", "--jsno"], "--jsno", 1), (["doctor", "--gpus", "0"], "--gpus", 1),
                                         (["doctor", "--nccl", "/no/such"], "/no/such", 2), (["run", "--scope", "everything", "true"], "nccl, shared, all", 1),
-                                        (["run", "--scpoe", "all", "--", "true"], "did you mean --scope?", 1)):
+                                        (["run", "--scpoe", "all", "--", "true"], "did you mean --scope?", 1),
+                                        (["doctor", "--prove", "--minutes", "nan"], "--minutes", 1), (["doctor", "--prove", "--minutes", "1e9"], "--minutes", 1),
+                                        (["doctor", "--prove", "--measure"], "not allowed with", 1)):
             code, out, err = self.amem(*arguments)
             self.assertEqual((code, out), (wanted, ""), err)
             self.assertIn(word, err)

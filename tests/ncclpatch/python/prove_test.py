@@ -40,10 +40,10 @@ def in_place():
     return found
 
 
-def proof(settings=None, ranks=None, gpus=2, hosts=None):
+def proof(settings=None, ranks=None, gpus=2, hosts=None, minutes=10):
     """What prove() answers with these settings in place of all."""
     with mock.patch.object(_prove, "CYCLES", 2), mock.patch.object(_prove, "SETTINGS", _prove.SETTINGS if settings is None else settings):
-        return _prove.prove(hosts or [(_host.Host(), ranks)], NCCL, gpus)
+        return _prove.prove(hosts or [(_host.Host(), ranks)], NCCL, gpus, minutes)
 
 
 def planted(**variables):
@@ -182,7 +182,7 @@ class Hosts(Case):
 
     def test_files_of_hosts(self):
         self.assertEqual([line[:2] for line in _host.read_hosts(self.folder + "/hosts")], [("localhost", 1), ("other", 1)])
-        for text in ("a slots=0", "a slots=x", "a cpus=1", "-oProxyCommand=x", ""):
+        for text in ("a slots=0", "a slots=x", "a slots=\u00b2", "a slots=00", "a cpus=1", "-oProxyCommand=x", ""):
             with open(self.folder + "/wrong", "w", encoding="utf-8") as file:
                 file.write(text)
             with self.assertRaises(_prove.CannotProve, msg=text):
@@ -206,7 +206,11 @@ class Hosts(Case):
             environment = {**os.environ, "PYTHONPATH": PACKAGE + ":" + self.folder, **{name: str(value) for name, value in variables.items()}}
             started.append(subprocess.Popen([sys.executable, "-m", "amem", "doctor", "--prove", "--json", "--nccl", NCCL], env=environment, stdout=subprocess.PIPE,
                                             stderr=subprocess.PIPE, text=True))
-        said = [process.communicate(timeout=100) for process in started]
+        try:
+            said = [process.communicate(timeout=100) for process in started]
+        finally:
+            for process in started:
+                process.kill()
         self.assertEqual([process.returncode for process in started], [0, 0, 0, 0], said)
         answer = json.loads(said[0][0])
         self.assertEqual([host["ranks"] for host in answer["hosts"]], [2, 2])
@@ -233,7 +237,7 @@ class TCPStore:
 class Planted(Case):
     def failed(self, outcome, words, **variables):
         """A setting fails so, is said with its pack, and the next one is tried all the same."""
-        with mock.patch.object(_prove, "RUN_SECONDS", 8):
+        with mock.patch.object(_prove, "RUN_SECONDS", 8), mock.patch.object(_prove, "TIMES_STOCK", 4):
             answer = proof((planted(**variables), _prove.SETTINGS[-1]))
         row = row_of(answer, "AMEM_USER_MEMORY=release")
         self.assertEqual(row["outcome"], outcome, row["why"])
@@ -256,6 +260,25 @@ class Planted(Case):
 
     def test_one_that_errs(self):
         self.failed("failed", "out of memory", STAND_IN_AT="Create,8,fail-all=2")
+
+    def test_a_run_that_the_given_time_ends_is_no_failure_and_the_proof_is_not_kept(self):
+        with mock.patch.object(_prove, "DEFAULT", _prove.Setting("default", {"STAND_IN_FAULT": "hang-unmap"})), mock.patch.object(_proofs, "keep") as keep:
+            answer = proof(_prove.SETTINGS[-1:], minutes=0.1)
+        self.assertEqual([row["outcome"] for row in answer["settings"]], ["proved", "skipped", "skipped"], answer["settings"])
+        self.assertIn("--minutes", answer["settings"][1]["why"])
+        self.assertFalse(answer["complete"])
+        keep.assert_not_called()
+
+    def test_a_program_that_comes_during_a_run_is_no_failure_of_the_setting(self):
+        said = iter([""] * 6)  # it is asked before all, and before and after each run
+        with mock.patch.object(_host.Host, "in_use", lambda self, _patience: (setattr(self, "_before", self._uses()), next(said, "GPU 0 is in use: process 7"))[1]):
+            answer = proof((planted(STAND_IN_AT="Unmap,1,SEGV"), _prove.SETTINGS[-1]))
+        self.assertEqual([row["outcome"] for row in answer["settings"]], ["proved", "proved", "skipped", "skipped"], answer["settings"])
+        self.assertRegex(answer["settings"][2]["why"], "during the run: GPU 0 is in use.*SIGSEGV")
+        self.assertFalse(answer["complete"])
+        for row in answer["settings"]:
+            for pack in row["packs"]:
+                os.unlink(pack)
 
     def test_a_default_that_fails_leaves_the_rest_untried(self):
         with mock.patch.object(_prove, "DEFAULT", _prove.Setting("default", {"STAND_IN_AT": "Unmap,1,SEGV"})):
@@ -310,6 +333,18 @@ class Refused(Case):
         self.assertEqual(_nvml.Use([7, 9], 0, 1).by_others(), "processes 7, 9")
 
 
+class Together(Case):
+    @unittest.skipUnless(os.path.exists(CARD + "/libibverbs.so.1"), "the stand-in card is not built")
+    def test_settings_of_the_machine_are_proved_together_as_well(self):
+        with mock.patch.dict(os.environ, {"STAND_IN_NET": "ib", "STAND_IN_RANKS_PER_HOST": "1", "LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"] + ":" + CARD,
+                                          "STAND_IN_NVLS": "1"}):
+            answer = proof(_prove.SETTINGS[:2])
+        row = row_of(answer, "AMEM_NVLS=release AMEM_NETWORK=renew")
+        self.assertEqual((row["outcome"], row["variables"]), ("proved", {"AMEM_NVLS": "release", "AMEM_NETWORK": "renew"}), row["why"])
+        for kind in ("multicast (NVLS)", "network buffers"):
+            self.assertEqual(kinds(row)[kind]["stays"], {})
+
+
 class Command(Case):
     def test_json_is_kept_and_the_exit_code_says_whether_all_is_proved(self):
         for settings, code in ((_prove.SETTINGS[-1:], 0), ((planted(STAND_IN_WRONG="9"),), 3)):
@@ -320,6 +355,7 @@ class Command(Case):
             signal.alarm(0)
             answer = json.loads(out.getvalue())
             self.assertEqual(SCHEMA.problems(answer), [])
+            self.assertTrue(answer["complete"])
             with open(os.path.join(_proofs.folder(), answer["key"] + ".json"), encoding="utf-8") as file:
                 self.assertEqual(json.load(file), answer)
 
@@ -327,7 +363,7 @@ class Command(Case):
 def kept_answer(*rows, gpus=("a", "b"), **other):
     settings = [{"setting": " ".join("%s=%s" % one for one in variables.items()) or "default", "variables": variables, "outcome": outcome} for variables, outcome in rows]
     answer = {"schema": "amem/proof", "version": 1, "gpus": [{"uuid": uuid} for uuid in gpus], "hosts": [{}], "driver": "580", "nccl": {"version": "2.28.9"}, "amem": "1",
-              "nccl_settings": {}, "when": "2026-01-01T00:00:00Z", "settings": settings, **other}
+              "nccl_settings": {}, "when": "2026-01-01T00:00:00Z", "simulated": False, "stand_in_card": False, "settings": settings, **other}
     return {**answer, "key": _proofs.key_of(answer)}
 
 
@@ -352,6 +388,24 @@ class Chosen(unittest.TestCase):
         self.assertIn("yours to set, because it depends on what the program does while it is paused: AMEM_USER_MEMORY=release", said)
         self.assertNotIn("NETWORK", said)
 
+    def test_what_was_proved_each_alone_is_set_only_if_it_was_proved_together(self):
+        both = {**self.NVLS, **self.NETWORK}
+        for outcome, variables in (("proved", both), ("hung", {}), (None, {})):
+            _proofs.keep(kept_answer((self.NVLS, "proved"), (self.NETWORK, "proved"), *([(both, outcome)] if outcome else [])))
+            self.assertEqual(self.chosen()[0], variables, outcome)
+        self.assertIn("each alone, and not together", self.chosen()[1])
+
+    def test_a_simulated_proof_is_none_of_a_machine(self):
+        for change, words in (({"simulated": True}, "the simulator"), ({"stand_in_card": True}, "a simulated network card")):
+            _proofs.keep(kept_answer((self.NVLS, "proved"), **change))
+            variables, said = self.chosen()
+            self.assertEqual(variables, {})
+            self.assertIn(words, said)
+
+    def test_versions_that_nobody_knows_are_not_equal(self):
+        _proofs.keep(kept_answer((self.NVLS, "proved"), driver="unknown"))
+        self.assertEqual(self.chosen(self.HERE._replace(driver="unknown"))[0], {})
+
     def test_what_the_user_set_is_left(self):
         _proofs.keep(kept_answer((self.NVLS, "proved"), (self.NETWORK, "proved")))
         variables, said = self.chosen(environment={"AMEM_NVLS": "keep"})
@@ -369,7 +423,8 @@ class Chosen(unittest.TestCase):
 
     def test_without_a_proof_and_with_damaged_ones_nothing_is_set(self):
         os.makedirs(_proofs.folder())
-        for name, text in (("a", ""), ("b", "[1]"), ("c", '{"schema": "amem/proof", "version": 2}')):
+        for name, text in (("a", ""), ("b", "[1]"), ("c", '{"schema": "amem/proof", "version": 2}'), ("d", '{"schema": "amem/proof", "version": 1}'),
+                           ("e", '{"schema": "amem/proof", "version": 1, "when": 1, "simulated": false, "stand_in_card": false, "gpus": 7}')):
             with open("%s/%s.json" % (_proofs.folder(), name), "w", encoding="utf-8") as file:
                 file.write(text)
         self.assertEqual(self.chosen()[0], {})

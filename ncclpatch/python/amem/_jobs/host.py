@@ -10,13 +10,16 @@ import glob
 import json
 import os
 import platform
+import queue
+import re
 import shlex
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from multiprocessing import connection
+from multiprocessing import AuthenticationError, connection
 from typing import NamedTuple, Optional
 
 from .. import _library, _why
@@ -26,6 +29,7 @@ PACK_SECONDS, GONE_SECONDS = 30, 15
 LEFT_BYTES = 64 << 20  # more than that, used by nobody after a run, is left behind
 HELLO = b"amem-prove-host 1\n"  # before it a login shell may write what it likes
 MOST_WORDS_OF_A_SHELL = 1 << 16
+SLOTS = re.compile(r"[1-9][0-9]{0,3}")
 ANSWER_SECONDS, CONNECT_SECONDS = 120, 60
 METHODS = ("describe", "in_use", "start", "pack", "end", "left_behind", "keep", "live")
 
@@ -262,7 +266,7 @@ def read_hosts(path):
                 if not words:
                     continue
                 options = dict(word.partition("=")[::2] for word in words[1:])
-                if options.keys() - {"slots", "python"} or not options.get("slots", "1").isdigit() or options.get("slots") == "0" or words[0].startswith("-"):
+                if options.keys() - {"slots", "python"} or not SLOTS.fullmatch(options.get("slots", "1")) or words[0].startswith("-"):
                     raise CannotProve("%s:%d: a line is NAME [slots=N] [python=PATH], not %s" % (path, number, text.strip()))
                 lines.append(Line(words[0], int(options["slots"]) if "slots" in options else None, options.get("python", sys.executable)))
     except (OSError, UnicodeDecodeError) as error:
@@ -321,25 +325,37 @@ class Torchrun:
         return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and self.rank == 0,
                         timeout=datetime.timedelta(seconds=CONNECT_SECONDS))
 
+    @property
+    def _key(self):  # of this start of the job
+        return "%s-%s-%s" % (self.STORE_KEY, os.environ.get("TORCHELASTIC_RUN_ID", ""), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
     def hosts(self):
-        """Of rank 0: (host, ranks) of each group, this one first."""
+        """Of rank 0: (host, ranks) of each group, this one first. CannotProve: one does not come."""
         found = {0: (Host(), self.ranks_here)}
         if self.groups > 1:
-            key, store = os.urandom(32), self._store()
-            with connection.Listener(("", 0), authkey=key) as listener:
-                store.set(self.STORE_KEY, json.dumps([socket.gethostname(), listener.address[1], key.hex()]))
+            secret, came = os.urandom(32), queue.SimpleQueue()
+            with socket.create_server(("", 0)) as listener:
+                threading.Thread(target=_admit, args=(listener, secret, came), daemon=True).start()
+                self._store().set(self._key, json.dumps([socket.gethostname(), listener.getsockname()[1], secret.hex()]))
+                end = time.monotonic() + CONNECT_SECONDS
                 while len(found) < self.groups:
-                    link = listener.accept()
-                    said = json.loads(link.recv_bytes())
+                    try:
+                        said, link = came.get(timeout=max(0, end - time.monotonic()))
+                    except queue.Empty:
+                        raise CannotProve("of %d hosts %d came within %d s" % (self.groups, len(found), CONNECT_SECONDS)) from None
                     found[said["group"]] = (Remote(said["host"], link), said["ranks"])
         return [found[group] for group in sorted(found)]
 
     def serve(self):
         """Of the first process of any other group."""
-        name, port, key = json.loads(self._store().get(self.STORE_KEY))
-        with connection.Client((self._address(name), port), authkey=bytes.fromhex(key)) as link:
-            link.send_bytes(json.dumps({"group": self.group, "host": platform.node(), "ranks": self.ranks_here}).encode())
-            serve(link)
+        signal.alarm(2 * CONNECT_SECONDS)  # until the controller says how long all may take
+        try:
+            name, port, key = json.loads(self._store().get(self._key))
+            with connection.Client((self._address(name), port), authkey=bytes.fromhex(key)) as link:
+                link.send_bytes(json.dumps({"group": self.group, "host": platform.node(), "ranks": self.ranks_here}).encode())
+                serve(link)
+        except (OSError, EOFError, ValueError, AuthenticationError) as error:
+            raise CannotProve("the process of rank 0 cannot be reached: %s" % error) from None
 
     @staticmethod
     def _address(name):
@@ -348,6 +364,19 @@ class Torchrun:
             return socket.gethostbyname(name)
         except OSError:
             return os.environ["MASTER_ADDR"]
+
+
+def _admit(listener, secret, came):
+    """Those who know the secret, each with a thread of its own: a stranger who says nothing holds nobody up."""
+    def meet(link):
+        with contextlib.suppress(OSError, EOFError, ValueError, AuthenticationError):
+            connection.deliver_challenge(link, secret)
+            connection.answer_challenge(link, secret)
+            came.put((json.loads(link.recv_bytes()), link))
+
+    with contextlib.suppress(OSError):  # it was closed
+        while True:
+            threading.Thread(target=meet, args=(connection.Connection(listener.accept()[0].detach()),), daemon=True).start()
 
 
 def main():

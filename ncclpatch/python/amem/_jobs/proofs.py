@@ -12,6 +12,7 @@ import os
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 OF_THE_MACHINE = ("AMEM_NVLS", "AMEM_NETWORK")
+UNKNOWN = "unknown"
 SCHEMA, VERSION = "amem/proof", 1
 
 
@@ -23,6 +24,7 @@ class Here(NamedTuple):
     nccl: str
     amem: str
     nccl_settings: Dict[str, str]
+    simulated: bool = False
 
 
 def folder() -> str:
@@ -63,6 +65,10 @@ def kept() -> Iterator[Dict[str, Any]]:
 
 def does_not_hold(answer: Dict[str, Any], here: Here) -> str:
     """Why a proof says nothing about this machine; "": it does."""
+    if not here.simulated and (answer["simulated"] or answer["stand_in_card"]):
+        return "the simulator" if answer["simulated"] else "a simulated network card"
+    if not here.simulated and UNKNOWN in (here.driver, here.nccl, here.amem):
+        return "something that cannot be compared: the version of driver, NCCL or AMem is not known here"
     proved = {gpu["uuid"] for gpu in answer["gpus"]}
     if not set(here.gpus) <= proved:
         return "other GPUs"
@@ -78,28 +84,26 @@ def chosen(here: Here, environment: Dict[str, str]) -> Tuple[Dict[str, str], Lis
     """The variables to set, and lines that say so. What `environment` has already is left as it is."""
     why_not: Optional[str] = None
     for answer in kept():
-        if why := does_not_hold(answer, here):
-            why_not = why_not or "the proof of %s is of %s" % (answer["when"], why)
-            continue
-        return _of(answer, environment)
+        with contextlib.suppress(KeyError, TypeError, AttributeError):  # damaged: it proves nothing
+            if why := does_not_hold(answer, here):
+                why_not = why_not or "the proof of %s is of %s" % (answer["when"], why)
+                continue
+            return _of(answer, environment)
     return {}, ["nothing is proved for these GPUs, driver, NCCL and AMem%s; `amem doctor --prove` does it. Nothing experimental is set" % (" (%s)" % why_not if why_not else "")]
 
 
 def _of(answer: Dict[str, Any], environment: Dict[str, str]) -> Tuple[Dict[str, str], List[str]]:
-    variables: Dict[str, str] = {}
-    said, others = [], []
-    for row in answer["settings"]:
-        if row["outcome"] != "proved" or not row["variables"]:
-            continue
-        if not set(row["variables"]) <= set(OF_THE_MACHINE):
-            others.append(row["setting"])
-            continue
-        if taken := [name for name in row["variables"] if environment.get(name)]:
-            said.append("%s is set already, and left" % ", ".join("%s=%s" % (name, environment[name]) for name in taken))
-            continue
-        variables.update(row["variables"])
-    chosen_text = " ".join("%s=%s" % one for one in variables.items()) or "nothing"
-    said.insert(0, "%s, by the proof of %s" % (chosen_text, answer["when"]))
-    if others:
+    rows = [row for row in answer["settings"] if row["outcome"] == "proved" and row["variables"]]
+    of_the_machine = [row for row in rows if set(row["variables"]) <= set(OF_THE_MACHINE)]
+    wanted = {name: value for row in of_the_machine for name, value in row["variables"].items()}
+    said = []
+    if taken := [name for name in wanted if environment.get(name)]:
+        said.append("%s is set already, and left" % ", ".join("%s=%s" % (name, environment[name]) for name in taken))
+    variables = {name: value for name, value in wanted.items() if name not in taken}
+    if variables and not any(row["variables"] == variables for row in of_the_machine):
+        said.append("%s were proved each alone, and not together: none is set" % ", ".join("%s=%s" % one for one in variables.items()))
+        variables = {}
+    said.insert(0, "%s, by the proof of %s for NCCL %s" % (" ".join("%s=%s" % one for one in variables.items()) or "nothing is set", answer["when"], answer["nccl"]["version"]))
+    if others := [row["setting"] for row in rows if row not in of_the_machine]:
         said.append("proved as well, and yours to set, because it depends on what the program does while it is paused: %s" % ", ".join(others))
     return variables, said

@@ -7,6 +7,7 @@ with its journals as a pack, and the others are tried all the same.
 
 import base64
 import contextlib
+import functools
 import os
 import platform
 import re
@@ -20,7 +21,8 @@ from .host import CannotProve
 
 MINUTES = 10
 CYCLES = 3  # the first is not among the later ones
-RUN_SECONDS, GONE_SECONDS = 150, 10
+FIRST_SECONDS = 300  # of NCCL without AMem; then a run may take so many times what that took, and RUN_SECONDS in any case
+RUN_SECONDS, TIMES_STOCK, GONE_SECONDS = 90, 8, 10
 GRACE_SECONDS = 120  # after the minutes, in which what runs ends
 CLAIM_SHARE, CLAIM_BYTES = 0.9, 32 << 20  # of what AMem says left, the driver must show so much, or miss no more
 OF_A_FOLDER_THAT_GOES = r"; journal \S+; to see why: amem-replay why \S+"  # the pack has it
@@ -48,7 +50,7 @@ SETTINGS = (Setting("AMEM_NVLS=release", {"AMEM_NVLS": "release"}, MULTICAST, no
             Setting("AMEM_NETWORK=renew", {"AMEM_NETWORK": "renew"}, NETWORK),
             Setting("AMEM_USER_MEMORY=release", {"AMEM_USER_MEMORY": "release"}, USER),
             Setting("AMEM_SCOPE=all", {"AMEM_SCOPE": "all"}))
-NCCL_SETTINGS = ("NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_MNNVL_ENABLE")
+NOT_COMPARED = ("NCCL_DEBUG", "NCCL_CONF_FILE", "NCCL_HOSTID")  # what begins so has no part in what NCCL allocates
 OWN_VARIABLES = tuple(name for setting in SETTINGS for name in setting.variables)
 
 
@@ -87,11 +89,12 @@ def sites_of(hosts, gpus):
 
 
 class Prover:
-    """The runs of one proof, one after the other."""
+    """The runs of one proof, one after the other. `complete`: none was cut short by time, a lost host or another program."""
 
     def __init__(self, sites, nccl, packs, deadline):
         self.sites, self.nccl, self.packs, self.deadline = sites, os.path.abspath(nccl), packs, deadline
         self.ranks = sum(site.count for site in sites)
+        self.complete, self._limit = True, FIRST_SECONDS
 
     def in_use(self, patience):
         return "; ".join(filter(None, (("%s: " % site.about["host"] if len(self.sites) > 1 else "") + use if use else "" for site in self.sites
@@ -100,30 +103,65 @@ class Prover:
     def run(self, setting):
         """What became of it, as a dict; proof.schema.json says what is in it."""
         row = {"setting": setting.name, "variables": dict(setting.variables), "outcome": SKIPPED, "why": "", "packs": []}
-        if time.monotonic() > self.deadline:
-            return {**row, "why": "there was no time for it; give more: --minutes"}
-        if use := self.in_use(GONE_SECONDS):
-            return {**row, "why": use}
-        began, stock = time.monotonic(), setting is STOCK
+        began = time.monotonic()
+        try:
+            if began > self.deadline:
+                self._cut(row, "there was no time for it; give more: --minutes")
+            elif use := self.in_use(GONE_SECONDS):
+                self._cut(row, use)
+            else:
+                self._try(setting, row, began)
+        except CannotProve as error:  # a host is lost, or cannot say who uses its GPUs
+            self._cut(row, str(error))
+        return row
+
+    def _cut(self, row, why):
+        self.complete = False
+        row.update(outcome=SKIPPED, why="; ".join(filter(None, (why, row["why"]))))
+
+    def _try(self, setting, row, began):
+        stock = setting is STOCK
         variables, cycles = {**dict.fromkeys(OWN_VARIABLES), **setting.variables}, 0 if stock else CYCLES
         try:
             for site in self.sites:
                 site.start(self.ranks, self.nccl, cycles, len(self.sites), variables)
-            results = processes.results([member for site in self.sites for member in site.host.members], min(self.deadline, began + RUN_SECONDS))
+            results = processes.results([member for site in self.sites for member in site.host.members], min(self.deadline, began + self._limit))
             if failed := processes.first_failure(results):
-                row.update(self._failure(failed), packs=[] if stock else self._packs(setting))
+                row.update(self._failure(failed))
             else:
                 row.update(self._figures(results, [number for number, site in enumerate(self.sites) for _ in range(site.count)]), outcome=PROVED)
+                if not stock and (claim := self._claims_too_much(row)):
+                    row.update(outcome=WRONG, why=claim)
+            if row["outcome"] != PROVED and not stock:
+                row["packs"] = self._packs(setting)
         finally:
-            remains = [site.host.end() for site in self.sites]
-        if not any(remains):
-            remains = [site.host.left_behind() for site in self.sites]
+            remains = [self._of_a_host(site, site.host.end) for site in self.sites]
         row["seconds"] = time.monotonic() - began
+        if stock:
+            self._limit = max(RUN_SECONDS, TIMES_STOCK * row["seconds"])
+        self._afterwards(row, remains)
+
+    def _afterwards(self, row, remains):
+        """Whoever uses the GPUs after the end is another program, which may be why a run ended as it did."""
+        if row["outcome"] == HUNG and time.monotonic() >= self.deadline:
+            return self._cut(row, "there was no time to end it; give more: --minutes")
+        if others := self.in_use(GONE_SECONDS):
+            if row["outcome"] != PROVED:
+                self._cut(row, "during the run: " + others)
+            return None
+        if not any(remains):
+            remains = [self._of_a_host(site, site.host.left_behind) for site in self.sites]
         if any(remains):
-            row.update(outcome=FAILED, why="; ".join(filter(None, (row["why"], *remains))))
-        if row["outcome"] == PROVED and not stock and (claim := self._claims_too_much(row)):
-            row.update(outcome=WRONG, why=claim)
-        return row
+            row.update(outcome=FAILED if row["outcome"] == PROVED else row["outcome"], why="; ".join(filter(None, (row["why"], *remains))))
+        return None
+
+    @staticmethod
+    def _of_a_host(site, ask):
+        """Its answer, or why it does not answer: the others are asked all the same."""
+        try:
+            return ask()
+        except CannotProve as error:
+            return str(error)
 
     @staticmethod
     def _failure(failed):
@@ -185,7 +223,8 @@ def leaves(kind):
 
 
 def of_kind(row, name):
-    return next((kind["bytes"] for kind in row.get("kinds", ()) if kind["kind"] == name), 0)
+    """Bytes of that kind that some rank holds."""
+    return max((kind["bytes"] for rank in row.get("ranks", ()) for kind in rank["kinds"] if kind["kind"] == name), default=0)
 
 
 def prove(hosts, nccl, gpus=None, minutes=MINUTES, said=lambda text: None):
@@ -202,24 +241,35 @@ def prove(hosts, nccl, gpus=None, minutes=MINUTES, said=lambda text: None):
         raise CannotProve("%s. It would disturb them, and they it. End them, or choose other GPUs: CUDA_VISIBLE_DEVICES, --gpus" % use)
     value = _doctor.nccl_setting_reader(_doctor.Machine())
     rows = []
-    for setting in (STOCK, DEFAULT, *SETTINGS):
+
+    def try_one(setting):
         if why := untried_because(setting, rows[1] if len(rows) > 1 else None, value):
             rows.append({"setting": setting.name, "variables": dict(setting.variables), "outcome": SKIPPED, "why": why, "packs": []})
-            continue
+            return
         said("%s ..." % setting.name)
         rows.append(prover.run(setting))
+
+    for setting in (STOCK, DEFAULT, *SETTINGS):
+        try_one(setting)
         if setting is STOCK and rows[0]["outcome"] != PROVED:
             raise CannotProve("NCCL without AMem does not run here: %s" % rows[0]["why"])
-    answer = answer_of(sites, rows, nccl, value)
-    for site in sites:
-        if why := site.host.keep(answer):
-            said("the proof cannot be kept on %s, so that `amem run --proved` will not find it: %s" % (site.about["host"], why))
+    alone = [row for row in rows if row["outcome"] == PROVED and row["variables"] and set(row["variables"]) <= set(proofs.OF_THE_MACHINE)]
+    if len(alone) > 1:  # what `amem run --proved` would set
+        try_one(Setting(" ".join(row["setting"] for row in alone), {name: value for row in alone for name, value in row["variables"].items()}))
+    answer = answer_of(sites, rows, nccl, prover.complete)
+    if rows[1]["outcome"] != SKIPPED and prover.complete:
+        for site in sites:
+            if why := Prover._of_a_host(site, functools.partial(site.host.keep, answer)):
+                said("the proof cannot be kept on %s, so that `amem run --proved` will not find it: %s" % (site.about["host"], why))
+    else:
+        said("this proof is not complete, and not kept")
     return answer
 
 
-def nccl_settings(value):
-    """Those that decide what NCCL allocates; value(name): one of them."""
-    return {name: value(name) for name in NCCL_SETTINGS if value(name)}
+def nccl_settings():
+    """All that are set here, but for what decides nothing about memory."""
+    found = {**_doctor.nccl_settings_of_files(_doctor.Machine()), **os.environ}
+    return {name: value for name, value in sorted(found.items()) if name.startswith("NCCL_") and value and not name.startswith(NOT_COMPARED)}
 
 
 def untried_because(setting, default, value):
@@ -231,14 +281,14 @@ def untried_because(setting, default, value):
     return "this job has no %s here" % setting.needs if setting.needs and not of_kind(default, setting.needs) else ""
 
 
-def answer_of(sites, rows, nccl, value):
+def answer_of(sites, rows, nccl, complete):
     answer = {"schema": proofs.SCHEMA, "version": proofs.VERSION, "hosts": [{**site.about, "ranks": site.count} for site in sites], "kernel": platform.release(), "driver": sites[0].about["driver"],
-              "gpus": [gpu for site in sites for gpu in site.gpus], "ranks": sum(site.count for site in sites), "simulated": any(site.about["simulated"] for site in sites),
+              "gpus": list({gpu["uuid"]: gpu for site in sites for gpu in site.gpus}.values()), "ranks": sum(site.count for site in sites), "simulated": any(site.about["simulated"] for site in sites),
               "stand_in_card": bool(rows[0].get("stand_in_card")), "one_machine_as_several_hosts": any(site.identity for site in sites),
               "nccl": {"version": rows[0].get("nccl", "unknown"), "library": os.path.abspath(nccl)},
               "amem": next((row["amem"] for row in rows if row.get("amem")), "unknown"),
-              "nccl_settings": nccl_settings(value),
-              "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "settings": rows}
+              "nccl_settings": nccl_settings(),
+              "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "complete": complete, "settings": rows}
     answer["key"] = proofs.key_of(answer)
     answer["line"] = line(answer)
     return answer
@@ -318,4 +368,6 @@ def verdict(answer):
     more = [row["setting"] for row in answer["settings"][2:] if row["outcome"] == PROVED]
     text = "AMem's defaults are proved %s" % what
     text += ", and so %s %s" % ("is" if len(more) == 1 else "are", ", ".join(more)) if more else ""
+    if not answer["complete"]:
+        text += "; not all could be tried"
     return text + (". Not proved: %s." % ", ".join(row["setting"] for row in failed) if failed else ".")

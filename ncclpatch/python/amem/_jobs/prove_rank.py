@@ -216,9 +216,8 @@ def kinds_of(amem, program_bytes):
     return kinds + [{"kind": "the program's own", "bytes": row["bytes"], "stays": row["kept"]}]
 
 
-def cycle(proof, amem, result, number):
+def cycle(proof, amem, result, number, options):
     tags = (PROGRAM, NCCL) if os.environ.get("AMEM_SCOPE") == "all" else (NCCL,)
-    options = {"hosts_idle": True} if os.environ.get("AMEM_NETWORK") == "renew" else {}
     proof.driver.synchronize()
     proof.barrier()
     before = proof.driver.used_bytes()
@@ -254,8 +253,11 @@ def prove(pipe, rank, size, nccl, device, cycles, shared, windows):
     if cycles:
         import amem
         result["amem"] = under_amem(amem)["version"]
+        renews = os.environ.get("AMEM_NETWORK") == "renew"
         for number in range(cycles):
-            cycle(proof, amem, result, number)
+            cycle(proof, amem, result, number, {"hosts_idle": True} if renews else {})
+        if renews:  # a job's pauses may know nothing of other hosts
+            cycle(proof, amem, {name: [] for name in ("pause_seconds", "resume_seconds", "collectives_seconds")}, cycles, {})
     proof.barrier()
     return {**result, "compared_bytes": proof.compared, "window": proof.window is not None, "graph": proof.graph is not None, "notes": proof.notes}
 

@@ -269,9 +269,18 @@ class Planted(Case):
         self.assertFalse(answer["complete"])
         keep.assert_not_called()
 
+    def test_memory_that_a_run_leaves_behind_is_its_failure(self):
+        used = iter([0] * 7)  # asked once before all, four times with each run; the default leaves it
+        uses = lambda _self: [_nvml.Use([], next(used, 500 << 20), 80 << 30), _nvml.Use([], 0, 80 << 30)]
+        with mock.patch.object(_host.Host, "_uses", uses), mock.patch.object(_host, "GONE_SECONDS", 1):
+            answer = proof([])
+        default = row_of(answer, "default")
+        self.assertEqual(default["outcome"], "failed", answer["settings"])
+        self.assertIn("GPU 0 has 500 MiB more in use than before", default["why"])
+
     def test_a_program_that_comes_during_a_run_is_no_failure_of_the_setting(self):
         said = iter([""] * 6)  # it is asked before all, and before and after each run
-        with mock.patch.object(_host.Host, "in_use", lambda self, _patience: (setattr(self, "_before", self._uses()), next(said, "GPU 0 is in use: process 7"))[1]):
+        with mock.patch.object(_host.Host, "in_use", lambda _self, _patience: next(said, "GPU 0 is in use: process 7")):
             answer = proof((planted(STAND_IN_AT="Unmap,1,SEGV"), _prove.SETTINGS[-1]))
         self.assertEqual([row["outcome"] for row in answer["settings"]], ["proved", "proved", "skipped", "skipped"], answer["settings"])
         self.assertRegex(answer["settings"][2]["why"], "during the run: GPU 0 is in use.*SIGSEGV")

@@ -31,7 +31,7 @@ HELLO = b"amem-prove-host 1\n"  # before it a login shell may write what it like
 MOST_WORDS_OF_A_SHELL = 1 << 16
 SLOTS = re.compile(r"[1-9][0-9]{0,3}")
 ANSWER_SECONDS, CONNECT_SECONDS = 120, 60
-METHODS = ("describe", "in_use", "start", "pack", "end", "left_behind", "keep", "live")
+METHODS = ("describe", "in_use", "note_use", "start", "pack", "end", "left_behind", "keep", "live")
 
 
 class CannotProve(Exception):
@@ -64,17 +64,19 @@ class Host:
         return {"host": platform.node(), "gpus": self.gpus, "driver": version or "unknown", "simulated": driver.simulated}
 
     def in_use(self, patience):
-        """Who uses which GPU, in words; "": nobody, or nobody any more after `patience` seconds. CannotProve where that cannot be known. What
-        is in use then is what left_behind() compares with."""
+        """Who uses which GPU, in words; "": nobody, or nobody any more after `patience` seconds. CannotProve where that cannot be known."""
         end = time.monotonic() + patience
         while True:
             uses = self._uses()
             said = "; ".join("GPU %d (%s) is in use: %s" % (number, gpu["name"], others) for number, (gpu, use) in enumerate(zip(self.gpus, uses))
                              for others in [use.by_others()] if others)
             if not said or time.monotonic() >= end:
-                self._before = uses
                 return said
             time.sleep(0.2)
+
+    def note_use(self):
+        """Remembers what is in use, with which left_behind() compares."""
+        self._before = self._uses()
 
     def start(self, module, settings, variables, own, first, stock):
         """Starts the ranks from number `first` on; see processes.Job. `stock`: without AMem. CannotProve: they cannot be started."""

@@ -122,6 +122,8 @@ class Prover:
     def _try(self, setting, row, began):
         stock = setting is STOCK
         variables, cycles = {**dict.fromkeys(OWN_VARIABLES), **setting.variables}, 0 if stock else CYCLES
+        for site in self.sites:
+            site.host.note_use()
         try:
             for site in self.sites:
                 site.start(self.ranks, self.nccl, cycles, len(self.sites), variables)

@@ -328,6 +328,12 @@ class Refused(Case):
         finally:
             holder.communicate("\n")
 
+    def test_ranks_that_cannot_be_started(self):
+        with mock.patch.object(tempfile, "mkdtemp", side_effect=OSError("no room")), self.assertRaisesRegex(_prove.CannotProve, "cannot be started: no room"):
+            proof()
+        agent = _host.Agent()
+        self.assertEqual(_host._done(agent, {"call": "pack", "arguments": []}), {"error": "'NoneType' object has no attribute 'journals'"})
+
     def test_no_gpu_and_no_management_library(self):
         with mock.patch.dict(os.environ, {"AMEM_SIM_DEVICES": "0"}):
             command = [sys.executable, "-m", "amem", "doctor", "--prove", "--nccl", NCCL]

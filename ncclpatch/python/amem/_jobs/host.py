@@ -85,7 +85,10 @@ class Host:
             raise CannotProve("%s was not found" % _library.NAME)
         if not os.path.exists(settings[0]["nccl"]):
             raise CannotProve("%s is not there" % settings[0]["nccl"])
-        self._job = processes.Job(module, settings, variables, None if stock else library, own, first)
+        try:
+            self._job = processes.Job(module, settings, variables, None if stock else library, own, first)
+        except OSError as error:
+            raise CannotProve("the ranks cannot be started: %s" % error) from None
 
     @property
     def members(self):
@@ -246,8 +249,8 @@ def _done(host, asked):
         if asked["call"] not in METHODS:
             raise CannotProve("there is no %s; use one version of AMem on all hosts" % asked["call"])
         return {"reply": getattr(host, asked["call"])(*asked["arguments"])}
-    except CannotProve as error:
-        return {"error": str(error)}
+    except Exception as error:  # pylint: disable=broad-except  # the controller is to hear of it
+        return {"error": str(error) or type(error).__name__}
 
 
 class Line(NamedTuple):

@@ -36,9 +36,9 @@ void InMode(CUstreamCaptureMode mode, const std::string& name, CUstream stream, 
   if (during != 0) SAY("cuMemFree of the other", CALL(cuMemFree, during));
 }
 
-// As CUDA 12 has it; the one of CUDA 13 takes other arguments.
+// As all before CUDA 13 have it, which takes other arguments.
 auto* CreateContext() {
-  return reinterpret_cast<CUresult (*)(CUcontext*, unsigned, CUdevice)>(Driver::Exported("cuCtxCreate_v2"));
+  return reinterpret_cast<CUresult (*)(CUcontext*, unsigned, CUdevice)>(Driver::OfVersion("cuCtxCreate", 3020));
 }
 
 void Now(const std::function<void()>& act) { std::thread(act).join(); }

@@ -37,14 +37,15 @@ void Driver::Open(Way way) {
 }
 
 void* Driver::Find(const char* name, const char* exported) {
-  if (g_way == Way::kDlsym) return Exported(exported);
+  return g_way == Way::kDlsym ? dlsym(g_library, exported) : OfVersion(name, CUDA_VERSION);
+}
+
+void* Driver::OfVersion(const char* name, int version) {
   static auto* const get = reinterpret_cast<decltype(cuGetProcAddress)*>(dlsym(g_library, "cuGetProcAddress_v2"));
   void* found = nullptr;
   CUdriverProcAddressQueryResult how{};
-  return get(name, &found, CUDA_VERSION, 0, &how) == CUDA_SUCCESS ? found : nullptr;
+  return get(name, &found, version, 0, &how) == CUDA_SUCCESS ? found : nullptr;
 }
-
-void* Driver::Exported(const char* name) { return dlsym(g_library, name); }
 
 void Chapter(const std::string& name) { g_chapter = name; }
 

@@ -19,7 +19,7 @@ class Driver {
   static void Open(Way way);  // loads libcuda.so.1; ends the program if there is none
   // Null: this driver lacks it. `exported` has the suffix of the version (cuMemAlloc_v2).
   static void* Find(const char* name, const char* exported);
-  static void* Exported(const char* name);
+  static void* OfVersion(const char* name, int version);  // as a runtime of that version finds it: 13000 is CUDA 13.0
 };
 template <class F>
 F* FindAs(const char* name, const char* exported) {

@@ -189,7 +189,7 @@ TEST_F(Program, sizes_that_no_gpu_has_are_answered_by_the_driver) {
   for (const std::size_t bytes : {kNone - 1, kNone - 511, kNone - 512, kNone - 513, kNone - 4096, kNone - kBytes,
                                   std::size_t{1} << 63, std::size_t{1} << 50})
     EXPECT_EQ(alloc(&memory, bytes), CUDA_ERROR_OUT_OF_MEMORY) << bytes;
-  EXPECT_EQ(OF_DRIVER(cuMemAllocPitch)(&memory, &pitch, kNone - 1, 2, 4), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(OF_DRIVER(cuMemAllocPitch)(&memory, &pitch, kNone - 1, 2, 4), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(OF_DRIVER(cuMemAllocPitch)(&memory, &pitch, std::size_t{1} << 20, kNone - 1, 4), CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_TRUE(Pause().ok());
   EXPECT_TRUE(Resume().ok());

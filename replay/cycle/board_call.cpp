@@ -99,7 +99,7 @@ class Coordinator::Call final : public board::RoundHooks {
         kind_(kind),
         manner_(manner),
         assembly_(assembly),
-        until_(until),
+        until_(assembly.Time() + (until - Now())),
         cycle_(cycle),
         sightings_(scope.ledger_, assembly, RoundCall{kind, cycle, until, manner.patient, scope.tag_, {}}) {}
 
@@ -111,13 +111,14 @@ class Coordinator::Call final : public board::RoundHooks {
                             .again = times.margin(),
                             .round = patient ? times.call() : times.round_least(),
                             .undo = times.undo(),
-                            .patient = patient};
+                            .patient = patient,
+                            .began = came_};
     while (true) {
       if (const Status found = Find(patient); !found.ok()) return NotBegun(found, {found.reported_by()});
       round_ = {};
       sightings_.NextRound();
       auto outcome = board::TakePart(assembly_.board(), assembly_.seat(), call, *this);
-      if (outcome.status().code() == Code::kCorrupt && !Passed(until_)) {
+      if (outcome.status().code() == Code::kCorrupt && assembly_.Time() < until_) {
         assembly_.Discard();
       } else if (!outcome.ok()) {
         return NotBegun(outcome.status(), {});
@@ -131,6 +132,7 @@ class Coordinator::Call final : public board::RoundHooks {
   // ---- the agreement's questions and news
 
   Status Do(Work work, Deadline until, const std::function<bool()>& is_overtaken) override {
+    until = Now() + (until - assembly_.Time());
     scope_.executor_.SetUntil(scope_.deadlines_.OwnPartOf(until));
     NoteEnds();
     const std::uint64_t began = MonotonicNs();
@@ -141,6 +143,8 @@ class Coordinator::Call final : public board::RoundHooks {
     if (!done.ok() && !round_.failed) round_.mine = done;
     return done;
   }
+  Deadline Time() override { return assembly_.Time(); }
+  void AwaitChange(const board::Board&, std::uint32_t ticket, Deadline until) override { assembly_.AwaitChange(ticket, until); }
   bool HasEnded(SessionId session) override { return assembly_.HasEnded(session); }
   std::string HowItEnded(SessionId session) override { return assembly_.HowItEnded(session); }
   bool SetHasChanged() override { return assembly_.SetHasChanged(); }
@@ -166,14 +170,17 @@ class Coordinator::Call final : public board::RoundHooks {
     const LedgerLock lock(scope_.ledger_, std::adopt_lock);
     return scope_.ledger_.CanPause();
   }
-  void OnVote(Ballot, const Status&) override { round_.voted_ns = MonotonicNs(); }
+  void OnVote(Ballot, const Status&) override {
+    round_.voted_ns = MonotonicNs();
+    waiting_since_ = assembly_.Time();
+  }
 
   void OnWait(Ballot ballot, const BoardReading& reading) override {
-    const std::uint64_t now = MonotonicNs();
-    const std::chrono::nanoseconds waited(now - std::min(now, round_.voted_ns));
-    if (waited < kSlow) return;
+    const Deadline now = assembly_.Time();
+    if (now - waiting_since_ < kSlow) return;
     sightings_.Votes(ballot, reading);
-    if (ballot == Ballot::kCome && Passed(until_) && Passed(next_word_)) SayForWhom(reading);
+    if (ballot == Ballot::kCome) assembly_.TellWaiting(Absent(reading));
+    if (ballot == Ballot::kCome && now >= until_ && now >= next_word_) SayForWhom(reading);
   }
 
   void OnDecision(Ballot ballot, const BoardReading& reading, const Status& why) override {
@@ -230,10 +237,10 @@ class Coordinator::Call final : public board::RoundHooks {
   // A patient member also waits for one that is stopped, and cannot even be met.
   Status Find(bool patient) {
     while (true) {
-      Status found = assembly_.Find(patient ? std::max(until_, In(scope_.deadlines_.margin())) : until_);
+      Status found = assembly_.Find(patient ? std::max(until_, assembly_.Time() + scope_.deadlines_.margin()) : until_);
       const bool late = found.code() == Code::kTimeout && found.reported_by();
       if (!late) return found;
-      const std::string seen = sightings_.Late(found.reported_by(), true, SinceThen(came_));
+      const std::string seen = sightings_.Late(found.reported_by(), true, Waited());
       if (!patient || !MayComeYet({found.reported_by()}))
         return Status{found.code(), found.message() + (seen.empty() ? "" : "; " + NameOf(found.reported_by()) + " " + seen),
                       found.driver_result()}
@@ -241,13 +248,21 @@ class Coordinator::Call final : public board::RoundHooks {
     }
   }
 
+  [[nodiscard]] std::vector<SessionId> Absent(const BoardReading& reading) const {
+    std::vector<SessionId> absent;
+    for (const std::size_t seat : agreement::Absent(reading.ViewOf(assembly_.seat()), Ballot::kCome))
+      absent.push_back(assembly_.board().members()[seat]);
+    return absent;
+  }
+  [[nodiscard]] std::chrono::milliseconds Waited() const {
+    return std::chrono::round<std::chrono::milliseconds>(assembly_.Time() - came_);
+  }
   // More and more rarely.
   void SayForWhom(const BoardReading& reading) {
-    const auto waited = SinceThen(came_);
-    next_word_ = In(waited);
+    const auto waited = Waited();
+    next_word_ = assembly_.Time() + waited;
     std::string names, seen;
-    for (const std::size_t seat : agreement::Absent(reading.ViewOf(assembly_.seat()), Ballot::kCome)) {
-      const SessionId session = assembly_.board().members()[seat];
+    for (const SessionId session : Absent(reading)) {
       names += (names.empty() ? "" : ", ") + NameOf(session);
       const std::string what = sightings_.Late(session, true, waited);
       if (!what.empty()) seen += (seen.empty() ? ", of whom " : "; ") + NameOf(session) + " " + what;
@@ -272,7 +287,7 @@ class Coordinator::Call final : public board::RoundHooks {
       case Work::kMake:
         if (round_.failed) return Backward(PhaseKind::kResumeCreateOwn, is_overtaken);
         AMEM_TRY(Begin(until));
-        AMEM_TRY(Forward(PhaseKind::kResumeArrive, is_overtaken));
+        AMEM_TRY(Forward(PhaseKind::kResumeArrive, {}));  // several ranks may lack memory, and each says so
         return Forward(PhaseKind::kResumeCreateOwn, is_overtaken);
       case Work::kImport:
         return round_.failed ? Backward(PhaseKind::kResumeImport, is_overtaken)
@@ -288,6 +303,25 @@ class Coordinator::Call final : public board::RoundHooks {
     return {};
   }
 
+  [[nodiscard]] CycleBegun CycleHere() const REQUIRES(scope_.ledger_) {
+    CycleBegun begun{.kind = kind_, .cycle = scope_.CycleNumber(kind_), .pool = scope_.pool_, .keeps = manner_.keeps};
+    for (const PeerIdentity& member : Alone() ? std::vector<PeerIdentity>() : scope_.members_) {
+      begun.members.push_back(member.session);
+      begun.processes.push_back(AsMember(member));
+    }
+    return begun;
+  }
+  // All had come, and the call failed on another member before this one had done anything.
+  void JournalWhatOthersBegan(const Status& why) {
+    if (!scope_.ledger_.TryLockFor(kToJournal)) return;
+    const LedgerLock lock(scope_.ledger_, std::adopt_lock);
+    CycleBegun begun = CycleHere();
+    cycle_ = begun.cycle;
+    scope_.ledger_.Record(std::move(begun));
+    scope_.ledger_.Record(PhaseDecided{PhaseOf(kind_, *round_.failed), false, why.reported_by(), why.message(), why.code(),
+                                       why.driver_result(), scope_.pool_});
+    round_.journaled = true;
+  }
   // Keeps the scope's calls out, and begins the cycle in the journal.
   Status Begin(Deadline until) {
     Executor& executor = scope_.executor_;
@@ -298,15 +332,11 @@ class Coordinator::Call final : public board::RoundHooks {
     executor.BeginCycle(scope_.deadlines_.OwnPartOf(until),
                         manner_.after == nullptr ? Backup::Looking::kIdle : Backup::Looking::kBeside, manner_.hosts_idle);
     AMEM_TRY(scope_.KeepIfAnyDoes(scope_.members_));
-    CycleBegun begun{.kind = kind_, .pool = scope_.pool_, .keeps = manner_.keeps};
-    for (const PeerIdentity& member : Alone() ? std::vector<PeerIdentity>() : scope_.members_) {
-      begun.members.push_back(member.session);
-      begun.processes.push_back(AsMember(member));
-    }
     {
       if (!scope_.TryLedger()) return scope_.NoLedger();
       const LedgerLock lock(scope_.ledger_, std::adopt_lock);
-      cycle_ = begun.cycle = scope_.CycleNumber(kind_);
+      CycleBegun begun = CycleHere();
+      cycle_ = begun.cycle;
       scope_.ledger_.Record(std::move(begun));
     }
     round_.journaled = true;
@@ -351,6 +381,7 @@ class Coordinator::Call final : public board::RoundHooks {
     std::vector<SessionId> culprits{outcome.culprit};
     if (outcome.failed == Ballot::kCome && outcome.status.code() == Code::kTimeout) culprits = outcome.absent;
     const Status why = Alone() && !round_.mine.ok() ? round_.mine : outcome.status;
+    if (!round_.journaled && round_.begins && round_.mine.ok()) JournalWhatOthersBegan(why);
     if (!round_.journaled) return LetIn(NotBegun(why, culprits));
     NameCulprits(culprits);
     scope_.Add(kind_, report_, false);
@@ -412,7 +443,8 @@ class Coordinator::Call final : public board::RoundHooks {
   const CycleKind kind_;
   const Manner& manner_;
   Assembly& assembly_;
-  const Deadline until_, came_ = Now();
+  const Deadline until_, came_ = assembly_.Time();  // on its clock
+  Deadline waiting_since_ = came_;
   std::uint64_t cycle_;
   Sightings sightings_;
   Deadline next_word_{};               // when to say next for whom a resume waits

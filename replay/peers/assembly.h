@@ -5,6 +5,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -47,8 +48,14 @@ class Assembly {
   virtual void FailedBy(SessionId lost) = 0;
   // What is seen now of that session's process, which has been waited for for so long.
   [[nodiscard]] virtual ProcessSeen See(SessionId session, std::chrono::milliseconds waited) = 0;
+  // Tells these members that they are waited for, so that the journal of one that does not come says so. Each once; waits for
+  // none of them.
+  virtual void TellWaiting(const std::vector<SessionId>& absent) = 0;
   // Tells people for whom a resume waits beyond its time.
   virtual void Say(const std::string& waiting) = 0;
+  // The clock of the call's deadlines, and how to wait on the board: the system's, but in tests that simulate time.
+  [[nodiscard]] virtual Deadline Time() { return Now(); }
+  virtual void AwaitChange(std::uint32_t ticket, Deadline until) { board().AwaitChange(ticket, until); }
   // The board is damaged, or was of no use: Find has another one.
   virtual void Discard() = 0;
 };
@@ -71,6 +78,7 @@ class LoneAssembly final : public Assembly {
   [[nodiscard]] board::ScopeFacts FactsOf(SessionId) override { return {}; }
   void FailedBy(SessionId) override {}
   [[nodiscard]] ProcessSeen See(SessionId, std::chrono::milliseconds) override { return {}; }
+  void TellWaiting(const std::vector<SessionId>&) override {}
   void Say(const std::string&) override {}
   void Discard() override {}
 

@@ -17,6 +17,7 @@
 #include "tests/journal/memory_journal.h"
 #include "tests/replay/job/memory_reader.h"
 #include "tests/scenarios/baton.h"
+#include "tests/scenarios/death.h"
 #include "tests/scenarios/start_session.h"
 
 #ifdef AMEM_THREAD_SANITIZED
@@ -104,13 +105,14 @@ class DoomedJob {
   int Driver(std::size_t i) {
     DoomedRank& r = ranks_[i];
     if (r.calls_left > 0 && --r.calls_left == 0) Die(i);
-    if (!r.alive) return cuda::kUnknown;  // a dead process calls nothing
+    if (!r.alive) return DeadEnd();
     ++r.calls;
     return r.fails_from != 0 && r.calls >= r.fails_from ? r.result : 0;
   }
   void Step(int i) {
     DoomedRank& r = At(i);
     if (r.steps_left > 0 && --r.steps_left == 0) Die(static_cast<std::size_t>(i));
+    if (!r.alive) DeadEnd();
   }
   void Die(std::size_t i) {
     DoomedRank& r = ranks_[i];
@@ -164,7 +166,9 @@ class DoomedJob {
       delays[i] = Pick(3) == 0 ? Pick(50) : 0;
       if (rank == absent || !ranks_[i].alive || ranks_[i].closed) continue;
       Status& result = results[rank];
-      work[i] = [this, rank, pause, &result] { result = pause ? At(rank).session->Pause() : At(rank).session->ResumeInTime(); };
+      work[i] = [this, rank, pause, &result] {
+        result = UntilDeath([&] { return pause ? At(rank).session->Pause() : At(rank).session->ResumeInTime(); });
+      };
     }
     baton_.Run(random_(), std::move(work), delays, [this](int rank) { Step(rank); });
     for (std::size_t i = 0; i < ranks_.size(); ++i) {

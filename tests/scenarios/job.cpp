@@ -26,12 +26,13 @@ std::string ReadFile(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// The parent's environment without the variables that would change the ranks, and with `more`.
+// The parent's environment without the variables that would change the ranks, but for how these agree, and with `more`.
 std::vector<std::string> Merge(const Environment& more) {
   std::vector<std::string> merged;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text(*entry), name = text.substr(0, text.find('='));
-    if (!name.starts_with("AMEM_") && name != "LD_PRELOAD" && !more.contains(name)) merged.push_back(text);
+    const bool changes = name.starts_with("AMEM_") && name != "AMEM_AGREEMENT";
+    if (!changes && name != "LD_PRELOAD" && !more.contains(name)) merged.push_back(text);
   }
   for (const auto& [name, value] : more) merged.push_back(name + "=" + value);
   return merged;

@@ -37,8 +37,10 @@ inline SimulatedRank StartInMemory(const SimulatorOptions& simulated, const Sess
                                    std::unique_ptr<JournalWriter> journal, LocalNetwork& network) {
   SimulatedRank rank;
   rank.simulator = *Simulator::Open(simulated);
+  SessionOptions how = options;
+  how.on_board = AgreesOnBoard();
   rank.session =
-      *Session::Start(options, *rank.simulator, who, std::move(journal), [&](const PeerIdentity& self, PeerDelegate& delegate) {
+      *Session::Start(how, *rank.simulator, who, std::move(journal), [&](const PeerIdentity& self, PeerDelegate& delegate) {
         return Result<std::unique_ptr<Peers>>(network.Join(self, delegate));
       });
   return rank;

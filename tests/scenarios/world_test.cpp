@@ -18,6 +18,7 @@
 #include "tests/replay/driver/simulated.h"
 #include "tests/replay/job/memory_reader.h"
 #include "tests/scenarios/baton.h"
+#include "tests/scenarios/death.h"
 #include "tests/scenarios/multicast_calls.h"
 #include "tests/scenarios/start_session.h"
 
@@ -150,11 +151,12 @@ class World {
   int Driver(std::size_t i) {
     Rank& r = ranks_[i];
     if (r.calls_left > 0 && --r.calls_left == 0) Die(i);
-    return r.alive ? 0 : cuda::kUnknown;  // a dead process calls nothing
+    return r.alive ? 0 : test::DeadEnd();
   }
   void Step(int i) {
     Rank& r = At(i);
     if (r.steps_left > 0 && --r.steps_left == 0) Die(static_cast<std::size_t>(i));
+    if (!r.alive) test::DeadEnd();
   }
   void Die(std::size_t i) {
     Rank& r = ranks_[i];
@@ -519,7 +521,7 @@ class World {
 
   // All living ranks but `absent` call it. The ranks of a set that shares memory must agree.
   std::map<int, Status> All(bool pause, int absent = -1) {
-    const auto sets = Sets();
+    auto sets = Sets();
     std::map<int, Status> results;
     std::vector<std::function<void()>> work(kMostRanks);
     std::vector<int> delays(kMostRanks);
@@ -528,7 +530,7 @@ class World {
       Status& result = results[rank];
       delays[static_cast<std::size_t>(rank)] = Pick(4) == 0 ? Pick(static_cast<int>(kTimeout) / 2) : 0;
       work[static_cast<std::size_t>(rank)] = [this, rank, pause, &result] {
-        result = pause ? At(rank).session->Pause() : At(rank).session->ResumeInTime();
+        result = test::UntilDeath([&] { return pause ? At(rank).session->Pause() : At(rank).session->ResumeInTime(); });
       };
     }
     baton_.Run(random_(), std::move(work), delays, [this](int rank) { Step(rank); });
@@ -536,6 +538,8 @@ class World {
       ranks_[i].calls_left = ranks_[i].steps_left = 0;
       if (!ranks_[i].alive && ranks_[i].session) RemoveDead(i);
     }
+    // Who called after the death of a rank through whom alone it shared memory with others is in another set than these.
+    if (test::AgreesOnBoard()) sets = Sets();
     for (const auto& set : sets) {
       std::set<Lifecycle> ends;
       std::string words;

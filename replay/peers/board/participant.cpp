@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <array>
 
-#include "journal/base/clock.h"
-
 namespace amem::board {
 
 using agreement::Ballot;
@@ -47,19 +45,20 @@ class Participant {
   // While it works only a decision can tell it something else.
   [[nodiscard]] bool IsOvertaken(const agreement::DoWork& work) {
     board_.ReadDecisions(round_, reading_);
-    return agreement::Step(program_, member_, reading_.ViewOf(seat_), MonotonicNs()).action != agreement::Action(work);
+    return agreement::Step(program_, member_, reading_.ViewOf(seat_), NsOf(hooks_.Time())).action != agreement::Action(work);
   }
   agreement::Action NextAction() {
     reading_ = board_.Read(round_, [&](std::size_t seat) { return hooks_.HasEnded(board_.members()[seat]); });
     for (std::size_t seat = 0; seat < reading_.seats.size(); ++seat)
       reading_.seats[seat].gave_up = call_.gave_up.contains(board_.members()[seat]);
     const bool at_come = member_.line == 0;
-    if (at_come && call_.patient) member_.patient = MonotonicNs() < member_.until_ns || hooks_.MayComeYet(AbsentMembers());
+    if (at_come && call_.patient)
+      member_.patient = NsOf(hooks_.Time()) < member_.until_ns || hooks_.MayComeYet(AbsentMembers());
     const bool set_changed = at_come && hooks_.SetHasChanged();
     // The time of a round ends for all when that of the first member to run out of it does.
     if (at_come && reading_.decisions[0].cause == Cause::kAllVoted && reading_.until_ns != 0)
       member_.until_ns = std::min(member_.until_ns, reading_.until_ns);
-    const agreement::Next next = agreement::Step(program_, member_, reading_.ViewOf(seat_, set_changed), MonotonicNs());
+    const agreement::Next next = agreement::Step(program_, member_, reading_.ViewOf(seat_, set_changed), NsOf(hooks_.Time()));
     member_ = next.member;
     Report();
     return next.action;
@@ -91,14 +90,14 @@ class Participant {
       board_.CastVote(seat_, round_, vote->ballot, vote->yes, why_);
       why_ = {};
       sleep_ = kSleepLeast;
-      if (vote->ballot != Ballot::kCome) waiting_since_ = Now();
+      if (vote->ballot != Ballot::kCome) waiting_since_ = hooks_.Time();
     } else if (const auto* decide = std::get_if<agreement::Decide>(&action)) {
       board_.Decide(seat_, round_, decide->ballot, decide->cause, decide->culprit, Explain(*decide));
     } else if (const auto* wait = std::get_if<agreement::Wait>(&action)) {
       hooks_.OnWait(wait->ballot, reading_);
-      const Deadline longest = Now() + sleep_;
+      const Deadline longest = hooks_.Time() + sleep_;
       sleep_ = std::min(2 * sleep_, kSleepMost);
-      board_.AwaitChange(ticket, wait->until_ns ? std::min(longest, DeadlineAt(*wait->until_ns)) : longest);
+      hooks_.AwaitChange(board_, ticket, wait->until_ns ? std::min(longest, DeadlineAt(*wait->until_ns)) : longest);
     }
   }
 
@@ -124,7 +123,7 @@ class Participant {
   }
 
   [[nodiscard]] std::string WhoIsLate(Ballot ballot) {
-    const std::chrono::milliseconds waited = SinceThen(waiting_since_);
+    const auto waited = std::chrono::round<std::chrono::milliseconds>(hooks_.Time() - waiting_since_);
     std::string names, seen;
     for (const std::size_t seat : agreement::Absent(reading_.ViewOf(seat_), ballot)) {
       names += (names.empty() ? "" : ", ") + NameOf(seat);

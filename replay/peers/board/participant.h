@@ -38,6 +38,9 @@ class RoundHooks {
   // A ballot is decided: what to journal. Called once for each ballot that this member reads, in their order. `why`: of a
   // failure, as RoundOutcome::status.
   virtual void OnDecision(agreement::Ballot ballot, const BoardReading& reading, const Status& why) = 0;
+  // The clock of all deadlines of the round, and how to wait on the board: the system's, but in tests that simulate time.
+  [[nodiscard]] virtual Deadline Time() { return Now(); }
+  virtual void AwaitChange(const Board& board, std::uint32_t ticket, Deadline until) { board.AwaitChange(ticket, until); }
   // Where in a call that ballot is, for messages.
   [[nodiscard]] virtual std::string PlaceOf(CycleKind kind, agreement::Ballot ballot);
 };

@@ -236,6 +236,7 @@ Status UnixAssembly::RequireOneKind(const std::vector<SessionId>& members) {
 }
 
 void UnixAssembly::Begun() {
+  told_.clear();
   own_.call.reset();
   static_cast<void>(pages().Publish(own_));
 }
@@ -269,6 +270,18 @@ board::ScopeFacts UnixAssembly::FactsOf(SessionId session) {
 ProcessSeen UnixAssembly::See(SessionId session, std::chrono::milliseconds waited) {
   const auto open = connections_.find(session);
   return SeeProcessOf(IdentityOf(session), open == connections_.end() ? nullptr : open->second.get(), context_, waited);
+}
+
+// As if it were asked for its neighbours: its service journals who asks, for as long as the connection stands.
+void UnixAssembly::TellWaiting(const std::vector<SessionId>& absent) {
+  for (const SessionId session : absent) {
+    if (session == self_ || told_.contains(session)) continue;
+    const Deadline until = In(kForOwnNeighbours);
+    auto begun = PeerConnection::Begin(context_, session, Purpose::kRound, service_.sessions().Self(), until);
+    std::unique_ptr<PeerConnection>& told = told_[session];
+    if (!begun || !(*begun)->Send({(*begun)->NextRequest(), AskNeighboursMessage{own_.tag}}, until).ok()) continue;
+    told = *std::move(begun);
+  }
 }
 
 void UnixAssembly::Say(const std::string& waiting) {

@@ -36,6 +36,7 @@ class UnixAssembly final : public Assembly {
   void Begun() override;
   void FailedBy(SessionId lost) override;
   [[nodiscard]] ProcessSeen See(SessionId session, std::chrono::milliseconds waited) override;
+  void TellWaiting(const std::vector<SessionId>& absent) override;
   void Say(const std::string& waiting) override;
   void Discard() override;
 
@@ -65,6 +66,7 @@ class UnixAssembly final : public Assembly {
   const CycleKind kind_;
   board::ScopeFacts own_;                                             // of this scope, as published
   std::map<SessionId, std::unique_ptr<PeerConnection>> connections_;  // on which hellos were exchanged
+  std::map<SessionId, std::unique_ptr<PeerConnection>> told_;         // who is told that it is waited for; null: in vain
   std::map<SessionId, PeerIdentity> known_;                           // as last read
   std::set<SessionId> ended_;                                         // before this call saw them alive
   std::shared_ptr<board::Board> board_;

@@ -372,6 +372,7 @@ class LocalAssembly final : public Assembly {
   ~LocalAssembly() override { Begun(); }
 
   Status Find(Deadline) override {
+    hub_->Step();
     const auto me = hub_->Find(self_);
     if (me == nullptr) return Gone(self_);
     {
@@ -423,8 +424,16 @@ class LocalAssembly final : public Assembly {
     hub_->With(hub_->Find(session), [&](PeerDelegate& d) { facts.lifecycle = d.Progress(tag_).lifecycle; });
     return facts;
   }
+  [[nodiscard]] Deadline Time() override { return hub_->Now(); }
+  void AwaitChange(std::uint32_t ticket, Deadline until) override {
+    if (hub_->scheduler == nullptr) return board_->AwaitChange(ticket, until);
+    hub_->Step();
+    std::unique_lock lock(hub_->mutex);
+    if (board_->Ticket() == ticket) hub_->WaitUntil(lock, until);
+  }
   void FailedBy(SessionId) override {}
   [[nodiscard]] ProcessSeen See(SessionId session, std::chrono::milliseconds) override { return {.session = session}; }
+  void TellWaiting(const std::vector<SessionId>&) override {}
   void Say(const std::string&) override {}
   void Discard() override {}
 
@@ -515,7 +524,6 @@ class LocalPeers final : public Peers {
 
   std::unique_ptr<Assembly> Assemble(CycleKind kind, const std::string& tag) override {
     hub_->Step();
-    if (hub_->scheduler != nullptr) return nullptr;  // who waits on a board waits for no scheduler
     return std::make_unique<LocalAssembly>(hub_, session_, kind, tag);
   }
 

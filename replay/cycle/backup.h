@@ -105,8 +105,9 @@ class Backup : NoCopies {
   void Keep();
   void ForgetAll();  // waits too; the memory stays pinned, for whoever needs it next
   // After a Save that was for nothing, its Finish included: as Keep where nothing was pinned for it, else as ForgetAll, and
-  // what was pinned goes back to the host.
-  void Abandon();
+  // what was pinned goes back to the host. `undisturbed`: nobody can have written to the memory between its hashes and the end
+  // of its copies; else no copy is kept.
+  void Abandon(bool undisturbed = true);
   [[nodiscard]] bool Has(AllocationId allocation) const;                   // is saved, or queued to be
   [[nodiscard]] std::vector<Item> ItemsOf(AllocationId allocation) const;  // what is, by offset; the addresses are zero
 

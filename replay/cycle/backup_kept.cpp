@@ -172,10 +172,10 @@ void Backup::Keep() {
   pinned_.Keep();
 }
 
-void Backup::Abandon() {
+void Backup::Abandon(bool undisturbed) {
   if (contents_ == Contents::kNone) return;
   const Bytes pinned = Statistics().pinned_in_save;
-  if (contents_ == Contents::kSaved && pinned == 0) return Keep();
+  if (undisturbed && contents_ == Contents::kSaved && pinned == 0) return Keep();
   ForgetAll();
   if (contents_ == Contents::kNone) supply_.GiveBack(pinned);
 }

@@ -7,8 +7,8 @@
 #include "journal/base/clock.h"
 #include "journal/base/no_memory.h"
 #include "replay/cycle/coordinator.h"
+#include "replay/cycle/sightings.h"
 #include "replay/peers/board/participant.h"
-#include "replay/peers/vote_counter.h"
 
 namespace amem {
 
@@ -18,76 +18,7 @@ using board::BoardReading;
 
 namespace {
 
-constexpr std::chrono::milliseconds kToJournal{100};  // to wait for the ledger, which a hanging driver call may hold
-constexpr std::chrono::milliseconds kSlow{100};       // what waits longer is journaled while it waits
-
-// As journals name what is before a ballot.
-PhaseKind PhaseOf(CycleKind kind, Ballot ballot) {
-  switch (ballot) {
-    case Ballot::kCome:
-      return kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive;
-    case Ballot::kIdle:
-      return PhaseKind::kPauseArrive;
-    case Ballot::kSaved:
-      return PhaseKind::kPauseSave;
-    case Ballot::kGone:
-      return PhaseKind::kPauseReleaseOwn;
-    case Ballot::kMade:
-      return PhaseKind::kResumeCreateOwn;
-    case Ballot::kJoined:
-      return PhaseKind::kResumeImport;
-    case Ballot::kOpen:
-      return PhaseKind::kResumeVerify;
-  }
-  return {};
-}
-
-// What a member journals of the others.
-class Sightings {
- public:
-  Sightings(Ledger& ledger, Assembly& assembly, RoundCall call)
-      : ledger_(ledger), assembly_(assembly), call_(std::move(call)) {}
-
-  // Who has come and voted, each once. Of a tag nothing is said.
-  void Votes(Ballot ballot, const BoardReading& reading) {
-    if (!call_.tag.empty()) return;
-    std::vector<EventBody> facts;
-    for (std::size_t seat = 0; seat < reading.seats.size(); ++seat) {
-      const SessionId session = assembly_.board().members()[seat];
-      const agreement::Vote vote = reading.seats[seat].votes[static_cast<std::size_t>(ballot)];
-      const bool voted = vote == agreement::Vote::kYes || vote == agreement::Vote::kNo;
-      if (seat == assembly_.seat() || !voted || !heard_.emplace(session, ballot).second) continue;
-      const PeerIdentity who = assembly_.IdentityOf(session);
-      facts.emplace_back(MemberHeard{session, call_.kind, PhaseOf(call_.kind, ballot), ballot != Ballot::kCome,
-                                     vote == agreement::Vote::kYes, who.rank, who.pid});
-    }
-    Record(std::move(facts));
-  }
-  // Of one that has not voted; for messages.
-  std::string Late(SessionId session, bool comes, std::chrono::milliseconds waited) {
-    const Lifecycle last = assembly_.FactsOf(session).lifecycle;
-    ProcessSeen seen = assembly_.See(session, waited);
-    if (comes) seen.answer = AnswerOf(call_, last);
-    std::string what = WhyLate(seen);
-    if (what.empty() && comes) what = WhatItDoes(call_, last);
-    Record({std::move(seen)});
-    return what;
-  }
-  void NextRound() { heard_.clear(); }
-  [[nodiscard]] const RoundCall& call() const { return call_; }
-
- private:
-  void Record(std::vector<EventBody> facts) {
-    if (facts.empty() || !ledger_.TryLockFor(kToJournal)) return;
-    const LedgerLock lock(ledger_, std::adopt_lock);
-    for (EventBody& fact : facts) ledger_.Record(std::move(fact));
-  }
-
-  Ledger& ledger_;
-  Assembly& assembly_;
-  const RoundCall call_;
-  std::set<std::pair<SessionId, Ballot>> heard_;  // in this round
-};
+constexpr std::chrono::milliseconds kSlow{100};  // what waits longer is journaled while it waits
 
 }  // namespace
 
@@ -114,6 +45,7 @@ class Coordinator::Call final : public board::RoundHooks {
                             .patient = patient,
                             .began = came_};
     while (true) {
+      call.keeps = scope_.peers_.Self().keeps;
       if (const Status found = Find(patient); !found.ok()) return NotBegun(found, {found.reported_by()});
       round_ = {};
       sightings_.NextRound();
@@ -158,19 +90,27 @@ class Coordinator::Call final : public board::RoundHooks {
   // Ranks finish what they do between a pause and a resume minutes apart; without AMem the first would wait as long in the next
   // collective.
   bool MayComeYet(const std::vector<SessionId>& absent) override {
-    return std::ranges::all_of(absent,
-                               [this](SessionId who) { return assembly_.FactsOf(who).lifecycle == Lifecycle::kPaused; });
+    return std::ranges::all_of(absent, [this](SessionId who) {
+      const Lifecycle last = assembly_.FactsOf(who).lifecycle;
+      return last != Lifecycle::kRunning && last != Lifecycle::kNew;  // kNew: nothing can be read
+    });
   }
 
   // The vote that follows from its work is journaled before it is cast; who has no journal any more votes against a pause.
   Status Journaled(const Status& work) {
-    if (!Alone()) scope_.RecordVote(round_.phase, work);
-    if (!work.ok() || kind_ != CycleKind::kPause || round_.failed) return work;
+    Status mine = work;
+    const bool needs_journal = kind_ == CycleKind::kPause && !round_.failed;
+    if (mine.ok() && needs_journal) mine = CanPause();
+    if (!Alone()) scope_.RecordVote(round_.phase, mine);
+    return mine.ok() && needs_journal ? CanPause() : mine;  // the record itself may have lost it
+  }
+  Status CanPause() {
     if (!scope_.TryLedger()) return scope_.NoLedger();
     const LedgerLock lock(scope_.ledger_, std::adopt_lock);
     return scope_.ledger_.CanPause();
   }
-  void OnVote(Ballot, const Status&) override {
+  void OnVote(Ballot ballot, const Status&) override {
+    round_.voted_on = ballot;
     round_.voted_ns = MonotonicNs();
     waiting_since_ = assembly_.Time();
   }
@@ -191,13 +131,14 @@ class Coordinator::Call final : public board::RoundHooks {
     if (!why.ok() && !round_.failed) round_.failed = ballot;
     if (ballot == Ballot::kJoined) round_.all_joined = AllVoted(ballot, reading);
     if (ballot == Ballot::kCome) {
-      if (why.ok()) AllHaveCome();
+      if (why.ok()) AllHaveCome(reading);
       return;
     }
     if (!round_.journaled || Alone() || !scope_.TryLedger()) return;
     const LedgerLock lock(scope_.ledger_, std::adopt_lock);
-    scope_.ledger_.Record(PhaseDecided{round_.phase, why.ok(), why.ok() ? SessionId{} : why.reported_by(), why.message(),
-                                       why.code(), why.driver_result(), scope_.pool_});
+    const PhaseKind phase = round_.voted_on == ballot ? round_.phase : PhaseOf(kind_, ballot);
+    scope_.ledger_.Record(PhaseDecided{phase, why.ok(), why.ok() ? SessionId{} : why.reported_by(), why.message(), why.code(),
+                                       why.driver_result(), scope_.pool_});
   }
 
   static bool AllVoted(Ballot ballot, const BoardReading& reading) {
@@ -206,11 +147,12 @@ class Coordinator::Call final : public board::RoundHooks {
     });
   }
 
-  void AllHaveCome() {
+  void AllHaveCome(const BoardReading& reading) {
     assembly_.Begun();
     round_.begins = true;
     round_.began_ns = MonotonicNs();
     scope_.members_ = assembly_.Members();
+    for (std::size_t seat = 0; seat < scope_.members_.size(); ++seat) scope_.members_[seat].keeps = reading.keeps[seat];
     scope_.alone_ = Alone();
     report_.members = scope_.members_.size();
   }
@@ -315,6 +257,8 @@ class Coordinator::Call final : public board::RoundHooks {
   void JournalWhatOthersBegan(const Status& why) {
     if (!scope_.ledger_.TryLockFor(kToJournal)) return;
     const LedgerLock lock(scope_.ledger_, std::adopt_lock);
+    const Lifecycle now = scope_.ledger_.state().LifecycleOf(scope_.pool_);
+    if (now != Lifecycle::kRunning && now != Lifecycle::kPaused) return;  // what is left of an earlier call is for a resume
     CycleBegun begun = CycleHere();
     cycle_ = begun.cycle;
     scope_.ledger_.Record(std::move(begun));
@@ -365,6 +309,8 @@ class Coordinator::Call final : public board::RoundHooks {
   Status ReleaseAgain() {
     if (!round_.journaled) return {};
     if (scope_.in_use_) return round_.mine;
+    // Nobody waits for it, and what it does not release stays on the device.
+    scope_.executor_.SetUntil(std::max(scope_.executor_.until(), In(scope_.deadlines_.margin())));
     for (const PhaseKind phase : {PhaseKind::kPauseSave, PhaseKind::kPauseReleaseOwn, PhaseKind::kPauseGone})
       AMEM_TRY(Backward(phase, {}));
     return {};
@@ -420,7 +366,9 @@ class Coordinator::Call final : public board::RoundHooks {
     } else {
       scope_.unrecorded_ = failed;
     }
-    if (kind_ == CycleKind::kPause && !saved) scope_.backup_.Abandon();
+    // Before `gone` others run on while these copies end, and may write to the memory: they are no copy of what was hashed.
+    const bool undisturbed = scope_.members_.size() == 1 || *outcome.failed >= Ballot::kGone;
+    if (kind_ == CycleKind::kPause && !saved) scope_.backup_.Abandon(undisturbed);
     scope_.NoteCopies();
     return told;
   }
@@ -457,24 +405,25 @@ class Coordinator::Call final : public board::RoundHooks {
     bool all_joined = true;
     PhaseKind phase{};               // the last one that it began
     std::optional<Ballot> failed{};  // the first that did
-    Status mine{};                   // this member's work that failed, before anything else had
-    Status left{};                   // why not all could be released again
+    std::optional<Ballot> voted_on{};
+    Status mine{};  // this member's work that failed, before anything else had
+    Status left{};  // why not all could be released again
     std::uint64_t began_ns = 0, worked_ns = 0, voted_ns = 0;
     std::set<SessionId> ends{};  // of members, which the ledger knows of
   } round_;
 };
 
-std::unique_ptr<Assembly> Coordinator::Assemble(CycleKind kind) {
-  if (pool_) {
-    if (!TryLedger()) return nullptr;
+// Never by messages where others may come to a board.
+Result<std::unique_ptr<Assembly>> Coordinator::Assemble(CycleKind kind) {
+  {
+    if (!TryLedger()) return NoLedger();
     const LedgerLock lock(ledger_, std::adopt_lock);
-    if (!IsShared()) {
+    if (pool_ && !IsShared()) {
       if (own_board_ == nullptr) {
-        auto made = board::Board::MakePrivate(tag_, {peers_.Self().session});
-        if (!made) return nullptr;
-        own_board_ = std::make_shared<board::Board>(*std::move(made));
+        AMEM_ASSIGN(auto made, board::Board::MakePrivate(tag_, {peers_.Self().session}));
+        own_board_ = std::make_shared<board::Board>(std::move(made));
       }
-      return std::make_unique<LoneAssembly>(peers_.Self(), own_board_);
+      return std::unique_ptr<Assembly>(std::make_unique<LoneAssembly>(peers_.Self(), own_board_));
     }
   }
   return peers_.Assemble(kind, tag_);

@@ -122,7 +122,8 @@ Status Coordinator::Cycle(CycleKind kind, const Manner& manner) {
   // Its contents are newer than the copies that it was resumed from.
   if (in_use_ && kind == CycleKind::kPause) AMEM_TRY(Cycle(CycleKind::kResume));
   if (on_board_) {
-    if (auto assembly = Assemble(kind)) return CycleOnBoard(kind, manner, std::move(assembly), until);
+    AMEM_ASSIGN(auto assembly, Assemble(kind));
+    if (assembly != nullptr) return CycleOnBoard(kind, manner, std::move(assembly), until);
   }
   AMEM_ASSIGN(auto round, Arrive(kind, until, manner.patient));
   executor_.SetUntil(deadlines_.OwnPartOf(round->until()));

@@ -170,8 +170,8 @@ class Coordinator {
   // Records that the cycle is done. `start_ns`: when it began.
   void Conclude(CycleKind kind, const Manner& manner, CycleReport report, std::uint64_t start_ns);
   Status CycleOnBoard(CycleKind kind, const Manner& manner, std::unique_ptr<Assembly> assembly, Deadline until);
-  // Empty: by messages through a leader.
-  [[nodiscard]] std::unique_ptr<Assembly> Assemble(CycleKind kind);
+  // Null: these peers have no boards.
+  [[nodiscard]] Result<std::unique_ptr<Assembly>> Assemble(CycleKind kind);
   static CycleMember AsMember(const PeerIdentity& who) { return {who.session, who.rank, who.pid, who.host}; }
   [[nodiscard]] std::uint64_t CycleNumber(CycleKind kind) const REQUIRES(ledger_);
   void Add(CycleKind kind, const CycleReport& report, bool succeeded);

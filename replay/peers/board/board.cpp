@@ -25,7 +25,7 @@ using agreement::Vote;
 namespace words {
 namespace {
 
-constexpr int kRoundBits = 28, kCheckBits = 12;
+constexpr int kRoundBits = 28, kKeepsBit = 30, kCheckBits = 12;
 constexpr std::uint64_t Mask(int bits) { return (std::uint64_t{1} << bits) - 1; }
 
 // The check sum takes the highest bits. A word of zeros says nothing, everywhere: nobody has written it.
@@ -44,7 +44,8 @@ std::optional<std::uint64_t> PayloadIn(std::uint64_t word, std::uint64_t board, 
 }  // namespace
 
 std::uint64_t Encode(const VoteWord& vote, std::uint64_t board, std::uint64_t place) {
-  return Checked(vote.round | static_cast<std::uint64_t>(vote.vote) << kRoundBits, board, place);
+  const std::uint64_t keeps = vote.keeps ? 1 : 0;
+  return Checked(vote.round | static_cast<std::uint64_t>(vote.vote) << kRoundBits | keeps << kKeepsBit, board, place);
 }
 std::uint64_t Encode(const CellWord& cell, std::uint64_t board, std::uint64_t place) {
   const auto cause = static_cast<std::uint64_t>(cell.decision.cause);
@@ -54,8 +55,11 @@ std::uint64_t Encode(const CellWord& cell, std::uint64_t board, std::uint64_t pl
 }
 std::optional<VoteWord> VoteIn(std::uint64_t word, std::uint64_t board, std::uint64_t place) {
   const auto payload = PayloadIn(word, board, place);
-  if (!payload || *payload >> kRoundBits > static_cast<std::uint64_t>(Vote::kNo)) return {};
-  return VoteWord{static_cast<RoundNumber>(*payload & Mask(kRoundBits)), static_cast<Vote>(*payload >> kRoundBits)};
+  if (!payload || *payload >> (kKeepsBit + 1) != 0) return {};
+  const std::uint64_t vote = *payload >> kRoundBits & Mask(kKeepsBit - kRoundBits);
+  if (vote > static_cast<std::uint64_t>(Vote::kNo)) return {};
+  return VoteWord{static_cast<RoundNumber>(*payload & Mask(kRoundBits)), static_cast<Vote>(vote),
+                  (*payload >> kKeepsBit & 1) != 0};
 }
 std::optional<CellWord> CellIn(std::uint64_t word, std::uint64_t board, std::uint64_t place) {
   const auto payload = PayloadIn(word, board, place);
@@ -206,7 +210,12 @@ std::optional<std::size_t> Board::SeatOf(SessionId session) const {
 
 Result<RoundNumber> Board::NextRound() const {
   const auto cell = words::CellIn(CellOf(Ballot::kCome).load(), id_, PlaceOf(Ballot::kCome));
-  if (!cell || !HeaderIsWhole() || cell->round >= kRoundsMost)
+  bool whole = cell && HeaderIsWhole();
+  for (std::size_t b = 0; b < kBallots; ++b) {
+    const auto ballot = static_cast<Ballot>(b);
+    whole = whole && words::CellIn(CellOf(ballot).load(), id_, PlaceOf(ballot));
+  }
+  if (!whole || cell->round >= kRoundsMost)
     return Status{Code::kCorrupt, "the board of this set has been written over, or is used up"};
   return cell->round + 1;
 }
@@ -232,6 +241,7 @@ BoardReading Board::Read(RoundNumber round, const std::function<bool(std::size_t
   BoardReading reading;
   reading.seats.resize(members_.size());
   reading.voted_at_ns.resize(members_.size());
+  reading.keeps.resize(members_.size());
   ReadDecisions(round, reading);
   for (std::size_t seat = 0; seat < members_.size(); ++seat) {
     reading.seats[seat].ended = ended(seat);
@@ -240,7 +250,9 @@ BoardReading Board::Read(RoundNumber round, const std::function<bool(std::size_t
       reading.seats[seat].votes[b] = !word ? Vote::kDamaged : word->round == round ? word->vote : Vote::kNone;
       if (word && word->round == round) reading.voted_at_ns[seat][b] = Seat(seat).at_ns[b].load(std::memory_order_relaxed);
     }
-    if (reading.seats[seat].votes[0] != Vote::kYes) continue;
+    const auto come = words::VoteIn(Seat(seat).votes[0].load(), id_, PlaceOf(seat, Ballot::kCome));
+    if (!come || come->round != round || come->vote != Vote::kYes) continue;
+    reading.keeps[seat] = come->keeps;
     const std::uint64_t until = Seat(seat).until_ns.load(std::memory_order_relaxed);
     if (until != 0 && (reading.until_ns == 0 || until < reading.until_ns)) reading.until_ns = until;
   }
@@ -295,11 +307,12 @@ void Board::SetUntil(std::size_t seat, std::uint64_t until_ns) {
   Seat(seat).until_ns.store(until_ns, std::memory_order_relaxed);
 }
 
-void Board::CastVote(std::size_t seat, RoundNumber round, Ballot ballot, bool yes, const Status& why) {
+void Board::CastVote(std::size_t seat, RoundNumber round, Ballot ballot, bool yes, const Status& why, bool keeps) {
   const auto b = static_cast<std::size_t>(ballot);
   if (!yes) WriteStatement(seat, ballot, round, why);
   Seat(seat).at_ns[b].store(MonotonicNs(), std::memory_order_relaxed);
-  Seat(seat).votes[b].store(words::Encode(words::VoteWord{round, yes ? Vote::kYes : Vote::kNo}, id_, PlaceOf(seat, ballot)));
+  Seat(seat).votes[b].store(
+      words::Encode(words::VoteWord{round, yes ? Vote::kYes : Vote::kNo, keeps}, id_, PlaceOf(seat, ballot)));
 }
 
 bool Board::Decide(std::size_t seat, RoundNumber round, Ballot ballot, Cause cause, std::size_t culprit, const Status& seen) {

@@ -52,6 +52,7 @@ struct BoardReading {
   std::vector<std::array<std::uint64_t, agreement::kBallots>> voted_at_ns;  // CLOCK_MONOTONIC; 0: not voted, or not known
   // When the time of the first member to run out of it ends, of those that have come; 0: none of them has a deadline.
   std::uint64_t until_ns = 0;
+  std::vector<bool> keeps;  // of those that have come: all its memory stays in place, so that of the others has to
   std::array<BallotDecision, agreement::kBallots> decisions{};
   [[nodiscard]] agreement::View ViewOf(std::size_t seat, bool set_changed = false) const;
 };
@@ -83,7 +84,9 @@ class Board {
   // Before the vote on `come`: when the time of that member ends; 0: it has no deadline.
   void SetUntil(std::size_t seat, std::uint64_t until_ns);
   // `why`: of a no.
-  void CastVote(std::size_t seat, RoundNumber round, agreement::Ballot ballot, bool yes, const Status& why = {});
+  // `keeps`: of a vote on `come`, for all to read beside it.
+  void CastVote(std::size_t seat, RoundNumber round, agreement::Ballot ballot, bool yes, const Status& why = {},
+                bool keeps = false);
   // Sets the decision if there is none; false: there is, or the cell is damaged. `seen`: what explains a failure that is not a
   // no, for all members.
   bool Decide(std::size_t seat, RoundNumber round, agreement::Ballot ballot, agreement::Cause cause, std::size_t culprit,
@@ -115,6 +118,7 @@ namespace words {
 struct VoteWord {
   RoundNumber round = 0;
   agreement::Vote vote{};
+  bool keeps = false;
 };
 struct CellWord {
   RoundNumber round = 0;

@@ -87,7 +87,7 @@ class Participant {
     } else if (const auto* vote = std::get_if<agreement::CastVote>(&action)) {
       hooks_.OnVote(vote->ballot, why_);
       if (vote->ballot == Ballot::kCome) board_.SetUntil(seat_, call_.patient ? 0 : member_.until_ns);
-      board_.CastVote(seat_, round_, vote->ballot, vote->yes, why_);
+      board_.CastVote(seat_, round_, vote->ballot, vote->yes, why_, vote->ballot == Ballot::kCome && call_.keeps);
       why_ = {};
       sleep_ = kSleepLeast;
       if (vote->ballot != Ballot::kCome) waiting_since_ = hooks_.Time();

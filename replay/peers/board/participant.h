@@ -53,6 +53,7 @@ struct CallOnBoard {
   std::chrono::nanoseconds round{};  // what a round has at least from `come` on, however late its last member came
   std::chrono::nanoseconds undo{};   // what an undo has
   bool patient = false;              // `come` has no deadline
+  bool keeps = false;                // this member's memory stays in place
   Deadline began = Now();
   std::set<SessionId> gave_up{};  // came to an earlier round; kept by TakePart
 };

@@ -173,6 +173,7 @@ Status SessionPage::Publish(const SessionFacts& facts) {
   PageWords& page = WordsIn(pages_);
   const std::uint64_t published = page.published.load() + 1;
   FactCopy& copy = page.copies[published % 2];
+  std::atomic_thread_fence(std::memory_order_release);  // who sees any of these words sees what was published before them
   for (std::size_t i = 0; i < words.size(); ++i) copy.words[i].store(words[i], std::memory_order_relaxed);
   copy.length.store(words.size(), std::memory_order_relaxed);
   copy.sum.store(SumOfFacts(words, published), std::memory_order_relaxed);

@@ -13,6 +13,7 @@ namespace amem {
 using board::Board;
 
 constexpr std::chrono::milliseconds kForOthersToSee{300};  // longer than a member sleeps between two looks
+constexpr std::chrono::milliseconds kBetweenSights{200};   // of the pages, while a session of one of them is met in vain
 constexpr std::chrono::milliseconds kForOwnNeighbours{5};  // while others are waited for; they are asked for again soon
 
 UnixAssembly::UnixAssembly(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, Sayer say,
@@ -24,16 +25,27 @@ UnixAssembly::UnixAssembly(const ConnectionContext& context, PeerService& servic
       self_(service.sessions().Self().session),
       kind_(kind) {
   own_.tag = std::move(tag);
+  const board::SessionFacts said = pages().OwnFacts();
+  if (const board::ScopeFacts* const last = said.ScopeOf(own_.tag)) {
+    own_.lifecycle = last->lifecycle;
+    own_.cycle = last->cycle;
+  }
   own_.call = kind;
   own_.call_since_ns = MonotonicNs();
 }
 
 UnixAssembly::~UnixAssembly() {
-  const CycleProgress now = delegate_.Progress(own_.tag);
-  own_.lifecycle = now.lifecycle;
-  own_.cycle = now.cycle;
+  NoteProgress();
   own_.call.reset();
   static_cast<void>(pages().Publish(std::move(own_)));
+}
+
+// While a driver call holds the ledger it is not known, and is as it was.
+void UnixAssembly::NoteProgress() {
+  const CycleProgress now = delegate_.Progress(own_.tag);
+  if (now.lifecycle == Lifecycle::kNew) return;
+  own_.lifecycle = now.lifecycle;
+  own_.cycle = now.cycle;
 }
 
 Status UnixAssembly::Publish(Deadline until) {
@@ -41,9 +53,7 @@ Status UnixAssembly::Publish(Deadline until) {
   std::ranges::sort(neighbours);
   neighbours.erase(std::unique(neighbours.begin(), neighbours.end()), neighbours.end());
   std::erase(neighbours, self_);
-  const CycleProgress now = delegate_.Progress(own_.tag);
-  own_.lifecycle = now.lifecycle;
-  own_.cycle = now.cycle;
+  NoteProgress();
   own_.neighbours = std::move(neighbours);
   return pages().Publish(own_);
 }
@@ -93,7 +103,10 @@ Status UnixAssembly::Find(Deadline until) {
       return HaveBoard(set.members, until);
     }
     for (const SessionId session : set.unknown) {
-      if (const Status met = Meet(session, until); !met.ok()) return About(session, "its page", met, began);
+      // A page may list a session that its owner shares nothing with any more, and will say so when it comes.
+      const Status met = Meet(session, std::min(until, In(kBetweenSights)));
+      if (met.code() == Code::kTimeout && !Passed(until)) break;
+      if (!met.ok()) return About(session, "its page", met, began);
     }
   }
 }

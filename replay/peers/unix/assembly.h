@@ -42,6 +42,7 @@ class UnixAssembly final : public Assembly {
 
  private:
   [[nodiscard]] SharedPageTable& pages() const { return *context_.pages; }
+  void NoteProgress();
   Status Publish(Deadline until);
   [[nodiscard]] board::SharingSet Set();
   // Exchanges hellos with a session whose page is not here. Ok also if it has ended, which is noted.

@@ -13,7 +13,9 @@ namespace amem {
 using board::Board;
 using board::PeerPage;
 
-constexpr std::size_t kBoardsMost = 64;  // a set that has changed does not come back; its board goes when others are needed
+// So many before those go that belong to a set of which a session has ended. Boards of the living stay: if their maker made
+// another one, some members would vote on the old one.
+constexpr std::size_t kBoardsMost = 64;
 
 SharedPageTable::SharedPageTable(SessionId self) : self_(self) {
   auto made = board::SessionPage::Make(self);
@@ -108,9 +110,11 @@ Result<std::shared_ptr<const PeerPage>> SharedPageTable::PageOf(SessionId sessio
 // ---- boards ----------------------------------------------------------------------------------------------------------------
 
 void SharedPageTable::Remember(SetName set, std::shared_ptr<Board> board) {
-  boards_[std::move(set)] = {std::move(board), ++last_use_};
+  boards_[std::move(set)] = std::move(board);
   if (boards_.size() <= kBoardsMost) return;
-  boards_.erase(std::ranges::min_element(boards_, {}, [](const auto& known) { return known.second.used; }));
+  std::erase_if(boards_, [&](const auto& known) {
+    return std::ranges::any_of(known.first.second, [&](SessionId session) { return ended_.contains(session); });
+  });
 }
 
 Result<UniqueFd> SharedPageTable::HandOut(const std::string& scope, const std::vector<SessionId>& members, SessionId asker,
@@ -123,13 +127,12 @@ Result<UniqueFd> SharedPageTable::HandOut(const std::string& scope, const std::v
   const std::lock_guard lock(mutex_);
   SetName set{scope, members};
   auto known = boards_.find(set);
-  if (known == boards_.end() || known->second.board->id() == instead_of) {
+  if (known == boards_.end() || known->second->id() == instead_of) {
     AMEM_ASSIGN(auto made, Board::Make(scope, members));
     Remember(set, std::make_shared<Board>(std::move(made)));
     known = boards_.find(set);
   }
-  known->second.used = ++last_use_;
-  UniqueFd fd(::fcntl(known->second.board->fd(), F_DUPFD_CLOEXEC, 0));
+  UniqueFd fd(::fcntl(known->second->fd(), F_DUPFD_CLOEXEC, 0));
   if (!fd) return Status{CodeOfErrno(errno), "handing out a board: " + ErrnoText(errno)};
   return fd;
 }
@@ -137,7 +140,7 @@ Result<UniqueFd> SharedPageTable::HandOut(const std::string& scope, const std::v
 std::shared_ptr<Board> SharedPageTable::Find(const std::string& scope, const std::vector<SessionId>& members) const {
   const std::lock_guard lock(mutex_);
   const auto known = boards_.find({scope, members});
-  return known == boards_.end() ? nullptr : known->second.board;
+  return known == boards_.end() ? nullptr : known->second;
 }
 
 Result<std::shared_ptr<Board>> SharedPageTable::Adopt(int fd, const std::string& scope, const std::vector<SessionId>& members) {
@@ -150,13 +153,14 @@ Result<std::shared_ptr<Board>> SharedPageTable::Adopt(int fd, const std::string&
 
 void SharedPageTable::Forget(const std::shared_ptr<Board>& board) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(boards_, [&](const auto& known) { return known.second.board == board; });
+  std::erase_if(boards_, [&](const auto& known) { return known.second == board; });
 }
 
 void SharedPageTable::NoteEnd(SessionId session) {
   const std::lock_guard lock(mutex_);
-  for (auto& [set, known] : boards_)
-    if (std::ranges::binary_search(set.second, session)) known.board->Nudge();
+  ended_.insert(session);
+  for (auto& [set, board] : boards_)
+    if (std::ranges::binary_search(set.second, session)) board->Nudge();
 }
 
 }  // namespace amem

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -61,10 +62,6 @@ class SharedPageTable : NoCopies {
 
  private:
   using SetName = std::pair<std::string, std::vector<SessionId>>;  // scope and members
-  struct KnownBoard {
-    std::shared_ptr<board::Board> board;
-    std::uint64_t used = 0;  // the greater, the later
-  };
   Status PublishLocked();
   void Remember(SetName set, std::shared_ptr<board::Board> board);
 
@@ -76,8 +73,8 @@ class SharedPageTable : NoCopies {
   Status why_none_;
   board::SessionFacts facts_;
   std::map<SessionId, Result<std::shared_ptr<const board::PeerPage>>> pages_;
-  std::map<SetName, KnownBoard> boards_;
-  std::uint64_t last_use_ = 0;
+  std::map<SetName, std::shared_ptr<board::Board>> boards_;
+  std::set<SessionId> ended_;
 };
 
 }  // namespace amem

@@ -563,6 +563,18 @@ TEST_F(Kept, a_save_that_was_for_nothing_is_kept_where_it_pinned_nothing) {
   EXPECT_EQ(KeepingCycle(backup), (Seen{0, 4 * kUnit, 0}));
 }
 
+// Others went on while its copies ended, so they need not be of what was hashed.
+TEST_F(Kept, a_save_that_may_have_been_disturbed_is_not_kept) {
+  Block& block = Add(4 * kUnit);
+  Fill(block, 1);
+  test::LoneBackup backup(*sim_, {.chunk = 128 * kKiB});
+  KeepingCycle(backup);
+  Write(block, 0, std::byte{8});
+  ASSERT_TRUE(backup.Save(Items()).ok() && backup.Finish().ok());
+  backup.Abandon(false);
+  EXPECT_EQ(KeepingCycle(backup), (Seen{4 * kUnit, 0, 0}));
+}
+
 TEST_F(Kept, a_restore_that_is_tried_again_keeps_too) {
   Fill(Add(4 * kUnit), 1);
   test::LoneBackup backup(*sim_);

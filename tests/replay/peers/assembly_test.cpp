@@ -124,6 +124,22 @@ TEST_F(AssemblyTest, a_session_that_shares_with_nobody_has_a_board_of_its_own) {
   EXPECT_EQ(AllCall(CycleKind::kPause)[0].ending, Ending::kPaused);
 }
 
+// Another one would leave some members on the old one.
+TEST_F(AssemblyTest, boards_of_the_living_stay_however_many_there_are) {
+  SharedPageTable table(SessionId{1});
+  const std::vector<SessionId> living{SessionId{1}, SessionId{2}}, dying{SessionId{1}, SessionId{3}};
+  ASSERT_TRUE(table.HandOut("first", living, SessionId{2}, 0));
+  ASSERT_TRUE(table.HandOut("first", dying, SessionId{3}, 0));
+  const std::uint64_t first = table.Find("first", living)->id();
+  for (int i = 0; i < 70; ++i) ASSERT_TRUE(table.HandOut("tag " + std::to_string(i), living, SessionId{2}, 0));
+  ASSERT_NE(table.Find("first", living), nullptr);
+  EXPECT_EQ(table.Find("first", living)->id(), first);
+  table.NoteEnd(SessionId{3});
+  ASSERT_TRUE(table.HandOut("one more", living, SessionId{2}, 0));
+  EXPECT_EQ(table.Find("first", dying), nullptr);
+  EXPECT_NE(table.Find("first", living), nullptr);
+}
+
 TEST_F(AssemblyTest, each_scope_has_a_board) {
   Chain(2);
   const auto nccl = ranks_[0]->peers->Assemble(CycleKind::kPause, ""),

@@ -166,6 +166,23 @@ TEST(BoardTest, the_earliest_end_of_those_that_have_come_is_seen_by_all) {
   EXPECT_EQ(board.Read(2, NobodyEnded).until_ns, 0U) << "of another round";
 }
 
+TEST(BoardTest, who_keeps_its_memory_is_read_beside_the_vote_on_come_and_is_the_same_for_all) {
+  Board board = Three();
+  board.CastVote(0, 1, Ballot::kCome, true);
+  board.CastVote(1, 1, Ballot::kCome, true, {}, true);
+  EXPECT_EQ(board.Read(1, NobodyEnded).keeps, (std::vector<bool>{false, true, false}));
+  EXPECT_EQ(board.Read(1, NobodyEnded).seats[1].votes[0], Vote::kYes);
+  EXPECT_EQ(board.Read(2, NobodyEnded).keeps, (std::vector<bool>{false, false, false})) << "of another round";
+}
+
+TEST(BoardTest, whose_later_decisions_were_written_over_is_not_used_again) {
+  const Board board = Three();
+  ASSERT_TRUE(board.NextRound());
+  const Bare bare(board.fd());
+  bare.all()[64 + 8 * static_cast<std::size_t>(Ballot::kOpen)] = std::byte{7};
+  EXPECT_EQ(board.NextRound().status().code(), Code::kCorrupt);
+}
+
 TEST(BoardTest, a_session_that_shares_with_nobody_has_a_board_in_its_own_memory) {
   const test::NoDescriptors none;
   auto board = Board::MakePrivate("kv", {SessionId{11}});

@@ -119,13 +119,18 @@ class Coordinator::Call final : public board::RoundHooks {
     const Deadline now = assembly_.Time();
     if (now - waiting_since_ < kSlow) return;
     sightings_.Votes(ballot, reading);
-    if (ballot == Ballot::kCome) assembly_.TellWaiting(Absent(reading));
+    if (ballot == Ballot::kCome) assembly_.TellWaiting(Absent(ballot, reading));
     if (ballot == Ballot::kCome && now >= until_ && now >= next_word_) SayForWhom(reading);
   }
 
   void OnDecision(Ballot ballot, const BoardReading& reading, const Status& why) override {
     NoteTime(ballot);
     if (!why.ok()) sightings_.Votes(ballot, reading);
+    const board::BallotDecision& decision = reading.decisions[static_cast<std::size_t>(ballot)];
+    // Who decided has looked for the message; the others look for their own journals.
+    if (decision.cause == agreement::Cause::kLate && decision.by != assembly_.seat())
+      for (const SessionId session : Absent(ballot, reading))
+        sightings_.Late(session, ballot == Ballot::kCome, WaitedFor(ballot));
     if (why.code() == Code::kTimeout) scope_.RecordThreads();
     if (why.code() == Code::kPeerLost && why.reported_by()) NoteEnd(why.reported_by());
     if (!why.ok() && !round_.failed) round_.failed = ballot;
@@ -190,9 +195,13 @@ class Coordinator::Call final : public board::RoundHooks {
     }
   }
 
-  [[nodiscard]] std::vector<SessionId> Absent(const BoardReading& reading) const {
+  [[nodiscard]] std::chrono::milliseconds WaitedFor(Ballot ballot) const {
+    return ballot == Ballot::kCome ? Waited()
+                                   : std::chrono::round<std::chrono::milliseconds>(assembly_.Time() - waiting_since_);
+  }
+  [[nodiscard]] std::vector<SessionId> Absent(Ballot ballot, const BoardReading& reading) const {
     std::vector<SessionId> absent;
-    for (const std::size_t seat : agreement::Absent(reading.ViewOf(assembly_.seat()), Ballot::kCome))
+    for (const std::size_t seat : agreement::Absent(reading.ViewOf(assembly_.seat()), ballot))
       absent.push_back(assembly_.board().members()[seat]);
     return absent;
   }
@@ -204,7 +213,7 @@ class Coordinator::Call final : public board::RoundHooks {
     const auto waited = Waited();
     next_word_ = assembly_.Time() + waited;
     std::string names, seen;
-    for (const SessionId session : Absent(reading)) {
+    for (const SessionId session : Absent(Ballot::kCome, reading)) {
       names += (names.empty() ? "" : ", ") + NameOf(session);
       const std::string what = sightings_.Late(session, true, waited);
       if (!what.empty()) seen += (seen.empty() ? ", of whom " : "; ") + NameOf(session) + " " + what;

@@ -2,6 +2,7 @@
 // what is here carries out the work and keeps the journal. All that belongs to one call is in one object.
 #include <algorithm>
 #include <array>
+#include <thread>
 #include <utility>
 
 #include "journal/base/clock.h"
@@ -178,7 +179,7 @@ class Coordinator::Call final : public board::RoundHooks {
   }
   void NoteEnds() {
     for (const SessionId session : assembly_.board().members())
-      if (assembly_.HasEnded(session)) NoteEnd(session);
+      if (session != scope_.peers_.Self().session && assembly_.HasEnded(session)) NoteEnd(session);
   }
 
   // A patient member also waits for one that is stopped, and cannot even be met.
@@ -187,8 +188,14 @@ class Coordinator::Call final : public board::RoundHooks {
       Status found = assembly_.Find(patient ? std::max(until_, assembly_.Time() + scope_.deadlines_.margin()) : until_);
       const bool late = found.code() == Code::kTimeout && found.reported_by();
       if (!late) return found;
-      const std::string seen = sightings_.Late(found.reported_by(), true, Waited());
-      if (!patient || !MayComeYet({found.reported_by()}))
+      const bool waits_on = patient && MayComeYet({found.reported_by()});
+      std::string seen;
+      if (!waits_on || assembly_.Time() >= next_word_) {
+        seen = sightings_.Late(found.reported_by(), true, Waited());
+        next_word_ = assembly_.Time() + Waited();
+      }
+      if (waits_on) std::this_thread::sleep_for(kSlow);
+      if (!waits_on)
         return Status{found.code(), found.message() + (seen.empty() ? "" : "; " + NameOf(found.reported_by()) + " " + seen),
                       found.driver_result()}
             .ReportedBy(found.reported_by());

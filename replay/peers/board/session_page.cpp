@@ -113,6 +113,7 @@ std::vector<std::uint64_t> AsWords(const SessionFacts& facts) {
     out.Add(scope.lost.value);
     out.Add(static_cast<std::uint32_t>(scope.lost_rank));
     out.Add(static_cast<std::uint32_t>(scope.lost_pid));
+    out.Add(scope.lost_ns);
     out.Add(scope.neighbours.size());
     for (const SessionId neighbour : scope.neighbours) out.Add(neighbour.value);
   }
@@ -139,6 +140,7 @@ std::optional<SessionFacts> FactsIn(std::span<const std::uint64_t> words) {
     scope.lost = SessionId{in.Word()};
     scope.lost_rank = static_cast<std::int32_t>(in.Word());
     scope.lost_pid = static_cast<std::int32_t>(in.Word());
+    scope.lost_ns = in.Word();
     for (std::size_t neighbours = in.Count(); neighbours > 0; --neighbours) scope.neighbours.push_back(SessionId{in.Word()});
   }
   if (!in.AllRead()) return {};

@@ -31,6 +31,7 @@ struct ScopeFacts {  // NCCL's memory (no tag), or a tag's
   // By whose end its last call failed before all had come, until it calls again; zero: by nobody's.
   SessionId lost{};
   std::int32_t lost_rank = -1, lost_pid = 0;
+  std::uint64_t lost_ns = 0;            // CLOCK_MONOTONIC: when that call failed
   std::vector<SessionId> neighbours{};  // with which it shares memory of that scope, either way
   friend bool operator==(const ScopeFacts&, const ScopeFacts&) = default;
 };

@@ -212,7 +212,9 @@ std::optional<SessionId> UnixAssembly::FailedWithoutUs(const std::vector<Session
   for (const SessionId session : members) {
     if (session == self_) continue;
     const board::ScopeFacts facts = FactsOf(session);
-    if (facts.lost && !facts.call && !service_.sessions().HasFailedBy(own_.tag, facts.lost)) return session;
+    if (facts.lost && facts.lost_ns >= pages().made_ns() && !facts.call &&
+        !service_.sessions().HasFailedBy(own_.tag, facts.lost))
+      return session;
   }
   return {};
 }
@@ -222,6 +224,7 @@ void UnixAssembly::FailedBy(SessionId lost) {
   own_.lost = lost;
   own_.lost_rank = who.rank;
   own_.lost_pid = who.pid;
+  own_.lost_ns = MonotonicNs();
   service_.sessions().SetLoss(own_.tag, who);
 }
 
@@ -256,7 +259,7 @@ void UnixAssembly::Begun() {
 
 bool UnixAssembly::HasEnded(SessionId session) {
   if (ended_.contains(session)) return true;
-  if (session == self_) return false;
+  if (session == self_) return pages().HasLetGo();
   const auto page = pages().PageOf(session);
   if (!page) return false;
   const auto connection = connections_.find(session);

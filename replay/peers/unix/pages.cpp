@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "journal/base/clock.h"
 #include "journal/base/file.h"
 
 namespace amem {
@@ -17,7 +18,7 @@ using board::PeerPage;
 // another one, some members would vote on the old one.
 constexpr std::size_t kBoardsMost = 64;
 
-SharedPageTable::SharedPageTable(SessionId self) : self_(self) {
+SharedPageTable::SharedPageTable(SessionId self) : self_(self), made_ns_(MonotonicNs()) {
   auto made = board::SessionPage::Make(self);
   if (made) own_.emplace(*std::move(made));
   if (!made) why_none_ = made.status();
@@ -37,6 +38,12 @@ void SharedPageTable::Hold() {
 void SharedPageTable::LetGo() {
   const std::lock_guard lock(mutex_);
   life_.reset();
+  let_go_ = true;
+}
+
+bool SharedPageTable::HasLetGo() const {
+  const std::lock_guard lock(mutex_);
+  return let_go_;
 }
 
 int SharedPageTable::fd() const {

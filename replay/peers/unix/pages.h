@@ -35,10 +35,12 @@ class SharedPageTable : NoCopies {
   // On the service thread, at its begin and at its end: the session lives meanwhile, for all that have its page.
   void Hold();
   void LetGo();
-  [[nodiscard]] int fd() const;                // to hand out; -1: there is none, or nobody holds it yet
-  [[nodiscard]] Status WhyNone() const;        // of the own page; ok: there is one
-  Status Publish(const PeerIdentity& self);    // what is said of scopes stays
-  Status Publish(board::ScopeFacts of_scope);  // what is said of other scopes stays
+  [[nodiscard]] int fd() const;                                     // to hand out; -1: there is none, or nobody holds it yet
+  [[nodiscard]] bool HasLetGo() const;                              // the session has ended, for all that have its page
+  [[nodiscard]] std::uint64_t made_ns() const { return made_ns_; }  // CLOCK_MONOTONIC: when this session began
+  [[nodiscard]] Status WhyNone() const;                             // of the own page; ok: there is one
+  Status Publish(const PeerIdentity& self);                         // what is said of scopes stays
+  Status Publish(board::ScopeFacts of_scope);                       // what is said of other scopes stays
   [[nodiscard]] board::SessionFacts OwnFacts() const;
 
   // ---- pages of others
@@ -69,7 +71,8 @@ class SharedPageTable : NoCopies {
   mutable std::mutex mutex_;
   std::optional<board::SessionPage> own_;
   std::optional<board::LifeHolder> life_;  // the service thread's
-  bool held_ = false;
+  bool held_ = false, let_go_ = false;
+  const std::uint64_t made_ns_;
   Status why_none_;
   board::SessionFacts facts_;
   std::map<SessionId, Result<std::shared_ptr<const board::PeerPage>>> pages_;

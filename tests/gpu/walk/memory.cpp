@@ -70,6 +70,7 @@ void OneSize(std::size_t bytes) {
   SAY("cuMemAddressFree " + name, CALL(cuMemAddressFree, memory, (bytes + 2 * kMiB - 1) / (2 * kMiB) * (2 * kMiB)));
   SAY("cuMemFree " + name, CALL(cuMemFree, memory));
   SAY("cuMemFree twice " + name, CALL(cuMemFree, memory));
+  Forget(memory);
 }
 
 }  // namespace

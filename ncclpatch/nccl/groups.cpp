@@ -34,7 +34,7 @@ int EndGroup(std::size_t place, const Call& call) {
   if (failed != kSuccess && server != nullptr) server->UndoSuspends();
   const int settled = ended.settles && server != nullptr ? server->Settle("ncclGroupEnd") : kSuccess;
   if (resumed != kSuccess) server->ResumeFailedFirst();
-  return failed != kSuccess ? failed : result != kSuccess ? result : settled;
+  return failed != kSuccess ? failed : settled != kSuccess ? settled : result;  // ncclInProgress is no failure
 }
 
 struct GroupStart : redirects::Around<GroupStart, "ncclGroupStart"> {

@@ -8,7 +8,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "ncclpatch/hook/own_names.h"
@@ -85,23 +84,13 @@ bool IsPart(const nccl::Communicator& asked) {
   return std::ranges::any_of(nccl::All(), [&](const auto& one) { return one.suspended && one.ranks > asked.ranks; });
 }
 
-// This thread's marks of one kind, which are settled from here on.
-std::vector<Change> Take(bool suspended) {
-  std::vector<Change> taken, others;
-  for (const Change& change : t_changes) (change.suspended == suspended ? taken : others).push_back(change);
-  t_changes = std::move(others);
-  return taken;
+// One communicator may have been marked both ways, so the last goes first.
+void UndoChanges() noexcept {
+  for (; !t_changes.empty(); t_changes.pop_back())
+    nccl::registry::SetSuspended(t_changes.back().id, !t_changes.back().suspended);
 }
 
-void Undo(const std::vector<Change>& changes) {
-  for (const Change& change : changes) nccl::registry::SetSuspended(change.id, !change.suspended);
-}
-
-// Pauses the process once all its communicators are suspended, or resumes it with the first that is resumed. If that fails,
-// this thread's marks of that kind are undone.
-Status Settle(CycleKind kind) {
-  const bool pauses = kind == CycleKind::kPause;
-  const std::vector<Change> changes = Take(pauses);
+Status PauseOrResume(bool pauses) {
   const auto alone = AloneUntilCallEnds();
   Status status = alone.status();
   if (status.ok() && !pauses && Paused()) {
@@ -111,8 +100,24 @@ Status Settle(CycleKind kind) {
     status = Runtime::Get().RunCycle(CycleKind::kPause);
     if (status.ok() && !already && Paused()) g_paused_here = Runtime::Get().started()->Progress().cycle;
   }
-  if (status.ok()) return status;
-  Undo(changes);
+  return status;
+}
+
+// Pauses the process once all its communicators are suspended, or resumes it with the first that is resumed. If that fails,
+// all marks of this thread that are not settled are undone.
+Status Settle(CycleKind kind) {
+  const bool pauses = kind == CycleKind::kPause;
+  Status status;
+  try {
+    status = PauseOrResume(pauses);
+  } catch (...) {
+    UndoChanges();
+    throw;
+  }
+  if (status.ok())
+    std::erase_if(t_changes, [&](const Change& change) { return change.suspended == pauses; });
+  else
+    UndoChanges();
   return status;
 }
 
@@ -222,12 +227,7 @@ class Server : public nccl::SuspendServer {
     }
     return result;
   }
-  void UndoSuspends() noexcept override {
-    try {
-      Undo(Take(true));
-    } catch (...) {  // no memory for a list: they stay marked, and can be resumed
-    }
-  }
+  void UndoSuspends() noexcept override { UndoChanges(); }  // the group's resumes are settled, or undone already
   void ResumeFailedFirst() noexcept override { last_error::NoteRefusal(t_failed_resume); }
   int Settle(const char* call) noexcept override {
     return AtNcclsBorder(call, [] { return suspend::Settle(CycleKind::kPause); });

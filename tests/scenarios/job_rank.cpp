@@ -300,15 +300,15 @@ std::string ReduceInGroup(bool resumes) {
   return ReduceOf(700'000, false, {start, [&] { return all(ServedSuspend) + end(); }}).sum;
 }
 
-// A group that resumes the last and suspends the first, as it was called. Then whether the first is suspended.
-std::string ResumeLastSuspendFirst() {
+// A group that resumes the last and suspends `other`, as it was called. Then whether `other` is suspended.
+std::string ResumeLastSuspend(const char* name, Comm other) {
   Function<int()>("ncclGroupStart")();
-  const std::string calls = ServedResume(g_comms.back()) + " " + ServedSuspend(g_comms.front());
+  const std::string calls = ServedResume(g_comms.back()) + " " + ServedSuspend(other);
   const int end = Function<int()>("ncclGroupEnd")();
   std::uint64_t suspended = 9;
   using Ask = int(Comm, int, std::uint64_t*);
-  Function<Ask>("ncclCommMemStats")(g_comms.front(), 1, &suspended);
-  return calls + " " + std::to_string(end) + " first " + std::to_string(suspended);
+  Function<Ask>("ncclCommMemStats")(other, 1, &suspended);
+  return calls + " " + std::to_string(end) + " " + name + " " + std::to_string(suspended);
 }
 
 std::string Barrier() {
@@ -875,7 +875,8 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"resume null", [] { return ServedResume(nullptr); }},
     {"suspend all", [] { return InContext([] { return InGroup(ServedSuspend); }); }},
     {"resume all", [] { return InContext([] { return InGroup(ServedResume); }); }},
-    {"resume last, suspend first", ResumeLastSuspendFirst},
+    {"resume last, suspend first", [] { return ResumeLastSuspend("first", g_comms.front()); }},
+    {"resume last, suspend last", [] { return ResumeLastSuspend("last", g_comms.back()); }},
     {"resume all and reduce", [] { return InContext([] { return ReduceInGroup(true); }); }},
     {"reduce and suspend all", [] { return InContext([] { return ReduceInGroup(false); }); }},
     {"figures", Figures},

@@ -311,6 +311,17 @@ TEST_F(ServedSuspends, a_group_whose_resume_fails_undoes_its_suspends_too) {
   }
 }
 
+// The process is still paused, and its last communicator suspended, as before the group: it can be resumed.
+TEST_F(ServedSuspends, a_group_that_resumes_and_suspends_one_leaves_it_suspended_if_the_resume_fails) {
+  const auto ranks = Run({"init", "init", "reduce", "barrier", "suspend all", "barrier", "1:at=Create,1,fail=2",
+                          "resume last, suspend last", "barrier", "1:at=nothing,1,fail=1", "barrier", "resume all", "reduce"});
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.Said("resume last, suspend last"), "0 0 1 last 1") << Everything(ranks);
+    EXPECT_EQ(rank.Said("resume all"), "0, 0, 0") << Everything(ranks);
+    EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0)) << Everything(ranks);
+  }
+}
+
 TEST_F(ServedSuspends, frees_as_much_without_cuMem) {
   job_.environment["NCCL_CUMEM_ENABLE"] = "0";
   const auto ranks =

@@ -460,9 +460,9 @@ struct Server : SuspendServer {
   int SettleResumes(const char*) noexcept override { return 0; }
   void ResumeFailedFirst() noexcept override {}
   void UndoSuspends() noexcept override {}
-  int Settle(const char*) noexcept override { return ++settled, 0; }
+  int Settle(const char*) noexcept override { return ++settled, pause; }
   std::ptrdiff_t makings = 0;
-  int settled = 0, answer = 0;
+  int settled = 0, answer = 0, pause = 0;
 };
 
 class BesideSuspended : public Communicators {
@@ -526,6 +526,22 @@ TEST_F(BesideSuspended, the_end_of_one_that_was_not_is_told_at_once_or_with_its_
   EXPECT_EQ(server_.settled, 1);
   ASSERT_EQ(Do("ncclCommDestroy", second), 0);
   EXPECT_EQ(server_.settled, 1) << "its memory was not waited for";
+}
+
+TEST_F(BesideSuspended, a_pause_that_fails_at_the_end_of_a_group_is_its_answer_although_NCCL_is_in_progress) {
+  ncclComm *suspended = nullptr, *ended = nullptr, *made = nullptr;
+  ASSERT_EQ(InitRank(&suspended, "suspended"), 0);
+  ASSERT_EQ(InitRank(&ended, "ended"), 0);
+  ASSERT_TRUE(registry::SetSuspended(Find(suspended)->id, true));
+  server_.pause = 3;
+  const Configuration nonblocking;
+  const auto init = Function<int(ncclComm**, int, UniqueId, int, const void*)>("ncclCommInitRankConfig");
+  ASSERT_EQ(Do("ncclGroupStart"), 0);
+  ASSERT_EQ(Do("ncclCommDestroy", ended), 0);
+  ASSERT_EQ(init(&made, 1, Unique("nonblocking"), 0, &nonblocking), 0);
+  EXPECT_EQ(Do("ncclGroupEnd"), 3);
+  EXPECT_EQ(server_.settled, 1);
+  ASSERT_TRUE(Find(made).has_value()) << "NCCL makes it all the same";
 }
 
 }  // namespace

@@ -225,10 +225,10 @@ class RolloutOffload:
                 freed = _tags.together(freed, self._pause_nccl())
             self.freed = freed
             return freed
-        except Exception:  # nothing of it is paused
+        except _calls.AmemError:  # nothing of it is paused
             self._paused = False
             raise
-        except BaseException:  # an interrupt, which may have come when all was paused
+        except BaseException:  # whatever a signal handler has raised, which may have come when all was paused
             self.resume()
             raise
 

@@ -429,6 +429,20 @@ class Failures(WithTheFake):
         self.optimizer.step()
         self.assertTrue(self.intact())
 
+    def test_whatever_a_signal_handler_raises_after_the_pause_brings_all_back(self):
+        pause = amem._tags.Want.pause
+        for raised in (TimeoutError, KeyboardInterrupt):
+            def interrupted(want, *tags, raised=raised, **how):
+                pause(want, *tags, **how)
+                raise raised
+
+            with mock.patch.object(amem._tags.Want, "pause", interrupted), self.assertRaises(raised), self.offload.rollout():
+                self.fail("must not run")
+            self.assertFalse(self.offload.in_rollout())
+            self.assertNotIn("paused", self.library.states.values())
+            self.optimizer.step()
+            self.assertTrue(self.intact())
+
     def test_the_end_of_a_rollout_waits_for_memory_as_long_as_it_was_told(self):
         offload = amem.rl.RolloutOffload(model_of(), wait_for_memory=30, name="other")
         self.library.too_little = 3

@@ -61,16 +61,16 @@ def problem_of(library):
     return next((one for one in findings if one.level == "problem"), None)
 
 
-def proved():
-    """The variables that proofs of this machine speak for, which are said."""
+def proved(environment):
+    """The variables that proofs of this machine speak for beside these of the command's, which are said."""
     try:
         about = hosting.Host().describe(None)
     except hosting.CannotProve as error:
         fail("run --proved: %s; nothing experimental is set" % error)
         return {}
-    version = next((".".join(map(str, version)) for _, version in nccl_libraries() if version), "unknown")
-    here = proofs.Here([gpu["uuid"] for gpu in about["gpus"]], about["driver"], version, _calls.package_version(), proving.nccl_settings(), about["simulated"])
-    variables, lines = proofs.chosen(here, os.environ)
+    path, version = next(((path, ".".join(map(str, version))) for path, version in nccl_libraries() if version), ("unknown", "unknown"))
+    here = proofs.Here([gpu["uuid"] for gpu in about["gpus"]], about["driver"], version, _calls.package_version(), proving.nccl_settings(), about["simulated"], path)
+    variables, lines = proofs.chosen(here, environment)
     for line in lines:
         fail("run --proved: " + line)
     return variables
@@ -110,7 +110,7 @@ def run(arguments):
         if found := problem_of(library):
             return fail("run: %s; nothing was started. %s" % (found.text, found.remedy))
         try:
-            environment = {**_library.environment_with(library, os.environ), **(proved() if "--proved" in flags else {}), **own}
+            environment = {**_library.environment_with(library, os.environ), **(proved({**os.environ, **own}) if "--proved" in flags else {}), **own}
         except OSError as error:
             return fail("run: %s cannot be preloaded: %s; nothing was started" % (library, error))
     try:

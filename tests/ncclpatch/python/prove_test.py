@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 import unittest
 from unittest import mock
 
@@ -18,8 +19,8 @@ PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, PACKAGE)
 sys.path.insert(0, os.path.join(PACKAGE, "../../tests/replay/tool"))
 import json_schema  # noqa: E402
-from amem import _command  # noqa: E402
-from amem._jobs import host as _host, nvml as _nvml, proofs as _proofs, prove as _prove  # noqa: E402
+from amem import _calls, _command  # noqa: E402
+from amem._jobs import host as _host, nvml as _nvml, processes as _processes, proofs as _proofs, prove as _prove  # noqa: E402
 
 PLACE = tempfile.mkdtemp(prefix="amem-pt-", dir="/tmp")
 atexit.register(shutil.rmtree, PLACE, True)
@@ -278,12 +279,72 @@ class Planted(Case):
         self.assertEqual(default["outcome"], "failed", answer["settings"])
         self.assertIn("GPU 0 has 500 MiB more in use than before", default["why"])
 
+    @contextlib.contextmanager
+    def gpus_in_use(self):
+        """What the management library says of both GPUs, which `during` changes, of the pids of the ranks, once a run has AMEM_USER_MEMORY."""
+        said = types.SimpleNamespace(pids=[], used=0, during=lambda ranks: None)
+        start = _host.Host.start
+
+        def starts(host, module, settings, variables, *rest):
+            start(host, module, settings, variables, *rest)
+            if variables["AMEM_USER_MEMORY"]:
+                said.during([process.pid for process in host._job.processes])
+
+        with mock.patch.object(_host.Host, "_uses", lambda _self: [_nvml.Use(list(said.pids), said.used, 80 << 30)] * 2), \
+                mock.patch.object(_host.Host, "start", starts), mock.patch.object(_host, "GONE_SECONDS", 1):
+            yield said
+
+    def test_ranks_that_cannot_be_ended_are_the_failure_of_their_setting(self):
+        end, wedged = _processes.Job.end, []
+
+        def ends(job):
+            end(job)
+            return [process.pid for process in job.processes if process.pid in wedged]
+
+        with self.gpus_in_use() as in_use, mock.patch.object(_processes.Job, "end", ends), mock.patch.object(_prove, "RUN_SECONDS", 8), \
+                mock.patch.object(_prove, "TIMES_STOCK", 4), mock.patch.object(_prove, "GONE_SECONDS", 0):
+            in_use.during = lambda ranks: (wedged.extend(ranks), in_use.pids.extend(ranks))
+            answer = proof((planted(STAND_IN_FAULT="hang-unmap"), _prove.SETTINGS[-1]))
+        row = row_of(answer, "AMEM_USER_MEMORY=release")
+        self.assertEqual(row["outcome"], "hung", row["why"])
+        self.assertIn("processes that cannot be ended: %d" % wedged[0], row["why"])
+        self.assertEqual(row_of(answer, "AMEM_SCOPE=all")["outcome"], "skipped", "they are still on the GPUs")
+        self.assertEqual(_prove.failures(answer), [row])
+        self.kept_as_failed(answer)
+
+    def kept_as_failed(self, answer):
+        """Although it is not complete, so that no older one speaks for what failed."""
+        self.assertFalse(answer["complete"])
+        with open(os.path.join(_proofs.folder(), answer["key"] + ".json"), encoding="utf-8") as file:
+            self.assertEqual(json.load(file), answer)
+        for row in answer["settings"]:
+            for pack in row["packs"]:
+                os.unlink(pack)
+
+    def test_memory_that_is_left_is_a_failure_however_much_it_is(self):
+        with self.gpus_in_use() as in_use:
+            in_use.during = lambda ranks: setattr(in_use, "used", 3 << 30)
+            answer = proof((planted(),))
+        row = row_of(answer, "AMEM_USER_MEMORY=release")
+        self.assertEqual(row["outcome"], "failed", row["why"])
+        self.assertIn("GPU 0 has 3072 MiB more in use than before", row["why"])
+
+    def test_a_hang_stays_one_if_what_follows_takes_longer_than_the_minutes(self):
+        def packs(prover, _setting):
+            prover.deadline = time.monotonic()
+            return []
+
+        with mock.patch.object(_prove, "RUN_SECONDS", 8), mock.patch.object(_prove, "TIMES_STOCK", 4), mock.patch.object(_prove.Prover, "_packs", packs):
+            answer = proof((planted(STAND_IN_FAULT="hang-unmap"), _prove.SETTINGS[-1]))
+        self.assertEqual([row["outcome"] for row in answer["settings"]], ["proved", "proved", "hung", "skipped"], answer["settings"])
+        self.kept_as_failed(answer)
+
     def test_a_program_that_comes_during_a_run_is_no_failure_of_the_setting(self):
-        said = iter([""] * 6)  # it is asked before all, and before and after each run
-        with mock.patch.object(_host.Host, "in_use", lambda _self, _patience: next(said, "GPU 0 is in use: process 7")):
+        with self.gpus_in_use() as in_use, mock.patch.object(_prove, "GONE_SECONDS", 0):
+            in_use.during = lambda ranks: in_use.pids.append(7)
             answer = proof((planted(STAND_IN_AT="Unmap,1,SEGV"), _prove.SETTINGS[-1]))
         self.assertEqual([row["outcome"] for row in answer["settings"]], ["proved", "proved", "skipped", "skipped"], answer["settings"])
-        self.assertRegex(answer["settings"][2]["why"], "during the run: GPU 0 is in use.*SIGSEGV")
+        self.assertRegex(answer["settings"][2]["why"], "during the run: GPU 0 .* is in use: process 7.*SIGSEGV")
         self.assertFalse(answer["complete"])
         for row in answer["settings"]:
             for pack in row["packs"]:
@@ -293,6 +354,7 @@ class Planted(Case):
         with mock.patch.object(_prove, "DEFAULT", _prove.Setting("default", {"STAND_IN_AT": "Unmap,1,SEGV"})):
             answer = proof(_prove.SETTINGS[-1:])
         self.assertEqual([row["outcome"] for row in answer["settings"]], ["proved", "killed", "skipped"])
+        self.assertEqual(answer["amem"], _calls.package_version(), "else an older proof of the same would stay")
         self.assertIn("not proved", _prove.verdict(answer))
 
     def test_an_nccl_that_fails_without_amem(self):
@@ -378,7 +440,7 @@ class Command(Case):
 def kept_answer(*rows, gpus=("a", "b"), **other):
     settings = [{"setting": " ".join("%s=%s" % one for one in variables.items()) or "default", "variables": variables, "outcome": outcome} for variables, outcome in rows]
     answer = {"schema": "amem/proof", "version": 1, "gpus": [{"uuid": uuid} for uuid in gpus], "hosts": [{}], "driver": "580", "nccl": {"version": "2.28.9"}, "amem": "1",
-              "nccl_settings": {}, "when": "2026-01-01T00:00:00Z", "simulated": False, "stand_in_card": False, "settings": settings, **other}
+              "nccl_settings": {}, "when": "2026-01-01T00:00:00Z", "simulated": False, "stand_in_card": False, "complete": True, "settings": settings, **other}
     return {**answer, "key": _proofs.key_of(answer)}
 
 
@@ -408,7 +470,31 @@ class Chosen(unittest.TestCase):
         for outcome, variables in (("proved", both), ("hung", {}), (None, {})):
             _proofs.keep(kept_answer((self.NVLS, "proved"), (self.NETWORK, "proved"), *([(both, outcome)] if outcome else [])))
             self.assertEqual(self.chosen()[0], variables, outcome)
-        self.assertIn("each alone, and not together", self.chosen()[1])
+        self.assertIn("AMEM_NVLS=release, AMEM_NETWORK=renew, was not proved as it is: none is set", self.chosen()[1])
+
+    def test_what_is_set_already_counts_in_the_combination(self):
+        both = {**self.NVLS, **self.NETWORK}
+        _proofs.keep(kept_answer(({}, "proved"), (self.NVLS, "proved"), (self.NETWORK, "proved"), ({"AMEM_SCOPE": "all"}, "proved"), (both, "wrong")))
+        for environment in (self.NETWORK, {**self.NETWORK, "AMEM_NVLS": ""}, {"AMEM_NVLS": "keep", "AMEM_SCOPE": "all"}, {"AMEM_NVLS": "keep", **self.USER}):
+            variables, said = self.chosen(environment=environment)
+            self.assertEqual(variables, {}, environment)
+            self.assertIn("was not proved as it is: none is set", said)
+        self.assertEqual(self.chosen(environment={"AMEM_NVLS": "keep", "AMEM_SCOPE": "nccl"})[0], self.NETWORK)
+        _proofs.keep(kept_answer((self.NVLS, "proved"), (self.NETWORK, "proved"), (both, "proved")))
+        self.assertEqual(self.chosen(environment=self.NETWORK)[0], self.NVLS)
+
+    def test_a_proof_that_was_cut_short_and_has_failures_sets_nothing(self):
+        _proofs.keep(kept_answer((self.NVLS, "proved")))
+        _proofs.keep(kept_answer((self.NVLS, "proved"), (self.NETWORK, "hung"), complete=False, when="2026-02-01T00:00:00Z"))
+        variables, said = self.chosen()
+        self.assertEqual(variables, {})
+        self.assertIn("something failed in it, and it was cut short", said)
+
+    def test_the_nccl_that_a_proof_is_of_is_said(self):
+        _proofs.keep(kept_answer((self.NVLS, "proved")))
+        said = self.chosen(self.HERE._replace(library="/wheels/libnccl.so.2"))[1]
+        self.assertIn("for NCCL 2.28.9 (/wheels/libnccl.so.2)", said)
+        self.assertIn("a command that loads another one runs with settings that are not proved for it", said)
 
     def test_a_simulated_proof_is_none_of_a_machine(self):
         for change, words in (({"simulated": True}, "the simulator"), ({"stand_in_card": True}, "a simulated network card")):
@@ -456,15 +542,19 @@ class Chosen(unittest.TestCase):
             file.write("NCCL version 2.28.9+cuda13.0")
         environment = {**os.environ, "PYTHONPATH": PACKAGE + ":" + site}
 
-        def run():
-            return subprocess.run([sys.executable, "-m", "amem", "run", "--proved", "--", "env"], env=environment, capture_output=True, text=True, check=True)
+        def run(*options):
+            return subprocess.run([sys.executable, "-m", "amem", "run", "--proved", *options, "--", "env"], env=environment, capture_output=True, text=True, check=True)
 
         self.assertIn("nothing is proved", run().stderr)
         with mock.patch.dict(os.environ, {"STAND_IN_NVLS": "1"}):
             proof(_prove.SETTINGS[:1], gpus=4)
         done = run()
         self.assertIn("amem: run --proved: AMEM_NVLS=release, by the proof of 20", done.stderr)
+        self.assertIn("for NCCL 2.28.9 (%s/nvidia/nccl/lib/libnccl.so.2)" % site, done.stderr)
         self.assertIn("AMEM_NVLS=release", done.stdout.splitlines())
+        done = run("--scope", "all")
+        self.assertNotIn("AMEM_NVLS=release", done.stdout.splitlines(), "it was not proved with that scope")
+        self.assertIn("AMEM_NVLS=release, AMEM_SCOPE=all, was not proved as it is", done.stderr)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ HELLO = b"amem-prove-host 1\n"  # before it a login shell may write what it like
 MOST_WORDS_OF_A_SHELL = 1 << 16
 SLOTS = re.compile(r"[1-9][0-9]{0,3}")
 ANSWER_SECONDS, CONNECT_SECONDS = 120, 60
-METHODS = ("describe", "in_use", "note_use", "start", "pack", "end", "left_behind", "keep", "live")
+METHODS = ("describe", "in_use", "note_use", "start", "pack", "end", "left_behind", "others", "keep", "live")
 
 
 class CannotProve(Exception):
@@ -43,7 +43,7 @@ class Host:
 
     def __init__(self):
         self._driver = self._nvml = self._job = None
-        self._before = []
+        self._before, self._own = [], set()  # of the last run: what was in use before it, and its processes
 
     def describe(self, most_gpus):
         """{"host", "gpus": [{"name", "uuid"}], "driver", "simulated"}. CannotProve where no job can run, or who uses the GPUs cannot be seen."""
@@ -65,11 +65,19 @@ class Host:
 
     def in_use(self, patience):
         """Who uses which GPU, in words; "": nobody, or nobody any more after `patience` seconds. CannotProve where that cannot be known."""
+        return self._said(nvml.Use.by_others, patience)
+
+    def others(self):
+        """The programs on the GPUs that are none of the last run's, in words; "": none that can be seen. Memory that nobody is seen to hold may
+        be the run's own, see left_behind()."""
+        return self._said(lambda use: use.by_processes(self._own), GONE_SECONDS)
+
+    def _said(self, of_use, patience):
         end = time.monotonic() + patience
         while True:
             uses = self._uses()
             said = "; ".join("GPU %d (%s) is in use: %s" % (number, gpu["name"], others) for number, (gpu, use) in enumerate(zip(self.gpus, uses))
-                             for others in [use.by_others()] if others)
+                             for others in [of_use(use)] if others)
             if not said or time.monotonic() >= end:
                 return said
             time.sleep(0.2)
@@ -89,6 +97,7 @@ class Host:
             self._job = processes.Job(module, settings, variables, None if stock else library, own, first)
         except OSError as error:
             raise CannotProve("the ranks cannot be started: %s" % error) from None
+        self._own = {process.pid for process in self._job.processes}
 
     @property
     def members(self):

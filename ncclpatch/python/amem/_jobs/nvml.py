@@ -1,7 +1,7 @@
 """Who uses a GPU, as NVIDIA's management library says it. Standard library only."""
 
 import ctypes
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, Collection, List, NamedTuple, Optional
 
 MOST_PROCESSES = 256
 NOT_VISIBLE_BYTES = 1 << 30  # more than the driver has for itself on an idle GPU,
@@ -26,11 +26,16 @@ class Use(NamedTuple):
 
     def by_others(self) -> Optional[str]:
         """In words; None: nobody uses it."""
-        if self.pids:
-            return "process%s %s" % ("es" if len(self.pids) > 1 else "", ", ".join(map(str, self.pids)))
+        if said := self.by_processes():
+            return said
         if self.used > max(NOT_VISIBLE_BYTES, NOT_VISIBLE_SHARE * self.total):
             return "%d MiB, of processes that cannot be seen from here" % (self.used >> 20)
         return None
+
+    def by_processes(self, own: Collection[int] = ()) -> Optional[str]:
+        """The same of processes that can be seen, without `own`."""
+        pids = [pid for pid in self.pids if pid not in own]
+        return "process%s %s" % ("es" if len(pids) > 1 else "", ", ".join(map(str, pids))) if pids else None
 
 
 class Nvml:

@@ -9,8 +9,9 @@ import glob
 import hashlib
 import json
 import os
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
+OWN_VARIABLES = {"AMEM_NVLS": "keep", "AMEM_NETWORK": "keep", "AMEM_USER_MEMORY": "keep", "AMEM_SCOPE": "nccl"}  # what is proved, with its default
 OF_THE_MACHINE = ("AMEM_NVLS", "AMEM_NETWORK")
 UNKNOWN = "unknown"
 SCHEMA, VERSION = "amem/proof", 1
@@ -25,6 +26,7 @@ class Here(NamedTuple):
     amem: str
     nccl_settings: Dict[str, str]
     simulated: bool = False
+    library: str = UNKNOWN  # the path of that NCCL
 
 
 def folder() -> str:
@@ -48,6 +50,8 @@ def keep(answer: Dict[str, Any]) -> str:
             json.dump(answer, file, indent=1)
         os.replace(path + ".new", path)
     except OSError as error:
+        with contextlib.suppress(OSError):  # the earlier one no longer says what is so
+            os.unlink(path)
         return "%s: %s" % (path, error.strerror)
     return ""
 
@@ -88,22 +92,38 @@ def chosen(here: Here, environment: Dict[str, str]) -> Tuple[Dict[str, str], Lis
             if why := does_not_hold(answer, here):
                 why_not = why_not or "the proof of %s is of %s" % (answer["when"], why)
                 continue
-            return _of(answer, environment)
+            return _of(answer, environment, here.library)
     return {}, ["nothing is proved for these GPUs, driver, NCCL and AMem%s; `amem doctor --prove` does it. Nothing experimental is set" % (" (%s)" % why_not if why_not else "")]
 
 
-def _of(answer: Dict[str, Any], environment: Dict[str, str]) -> Tuple[Dict[str, str], List[str]]:
-    rows = [row for row in answer["settings"] if row["outcome"] == "proved" and row["variables"]]
+def effective(environment: Mapping[str, str]) -> Dict[str, str]:
+    """What of OWN_VARIABLES these variables change."""
+    return {name: environment[name] for name, default in OWN_VARIABLES.items() if environment.get(name) and environment[name] != default}
+
+
+def _text(variables: Mapping[str, str], between: str = ", ") -> str:
+    return between.join("%s=%s" % one for one in variables.items())
+
+
+def _of(answer: Dict[str, Any], environment: Dict[str, str], library: str) -> Tuple[Dict[str, str], List[str]]:
+    of_nccl = "by the proof of %s for NCCL %s (%s)" % (answer["when"], answer["nccl"]["version"], library)
+    if not answer["complete"]:
+        return {}, ["nothing is set, %s: something failed in it, and it was cut short. Run `amem doctor --prove` anew" % of_nccl]
+    proved = [row for row in answer["settings"] if row["outcome"] == "proved"]
+    rows = [row for row in proved if row["variables"]]
     of_the_machine = [row for row in rows if set(row["variables"]) <= set(OF_THE_MACHINE)]
     wanted = {name: value for row in of_the_machine for name, value in row["variables"].items()}
     said = []
-    if taken := [name for name in wanted if environment.get(name)]:
-        said.append("%s is set already, and left" % ", ".join("%s=%s" % (name, environment[name]) for name in taken))
+    if taken := {name: environment[name] for name in wanted if environment.get(name)}:
+        said.append("%s is set already, and left" % _text(taken))
     variables = {name: value for name, value in wanted.items() if name not in taken}
-    if variables and not any(row["variables"] == variables for row in of_the_machine):
-        said.append("%s were proved each alone, and not together: none is set" % ", ".join("%s=%s" % one for one in variables.items()))
+    together = effective({**environment, **variables})  # what the command would run with
+    if variables and not any(row["variables"] == together for row in proved):
+        said.append("what the command would run with then, %s, was not proved as it is: none is set" % _text(together))
         variables = {}
-    said.insert(0, "%s, by the proof of %s for NCCL %s" % (" ".join("%s=%s" % one for one in variables.items()) or "nothing is set", answer["when"], answer["nccl"]["version"]))
+    said.insert(0, "%s, %s" % (_text(variables, " ") or "nothing is set", of_nccl))
+    if variables:
+        said.append("that is the NCCL of this Python; a command that loads another one runs with settings that are not proved for it")
     if others := [row["setting"] for row in rows if row not in of_the_machine]:
         said.append("proved as well, and yours to set, because it depends on what the program does while it is paused: %s" % ", ".join(others))
     return variables, said

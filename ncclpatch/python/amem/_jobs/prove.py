@@ -7,7 +7,6 @@ with its journals as a pack, and the others are tried all the same.
 
 import base64
 import contextlib
-import functools
 import os
 import platform
 import re
@@ -15,7 +14,7 @@ import statistics
 import time
 from typing import NamedTuple
 
-from .. import _doctor
+from .. import _calls, _doctor
 from . import processes, proofs
 from .host import CannotProve
 
@@ -51,7 +50,6 @@ SETTINGS = (Setting("AMEM_NVLS=release", {"AMEM_NVLS": "release"}, MULTICAST, no
             Setting("AMEM_USER_MEMORY=release", {"AMEM_USER_MEMORY": "release"}, USER),
             Setting("AMEM_SCOPE=all", {"AMEM_SCOPE": "all"}))
 NOT_COMPARED = ("NCCL_DEBUG", "NCCL_CONF_FILE", "NCCL_HOSTID")  # what begins so has no part in what NCCL allocates
-OWN_VARIABLES = tuple(name for setting in SETTINGS for name in setting.variables)
 
 
 class Site:
@@ -121,13 +119,14 @@ class Prover:
 
     def _try(self, setting, row, began):
         stock = setting is STOCK
-        variables, cycles = {**dict.fromkeys(OWN_VARIABLES), **setting.variables}, 0 if stock else CYCLES
+        variables, cycles = {**dict.fromkeys(proofs.OWN_VARIABLES), **setting.variables}, 0 if stock else CYCLES
         for site in self.sites:
             site.host.note_use()
         try:
             for site in self.sites:
                 site.start(self.ranks, self.nccl, cycles, len(self.sites), variables)
             results = processes.results([member for site in self.sites for member in site.host.members], min(self.deadline, began + self._limit))
+            in_time = time.monotonic() < self.deadline
             if failed := processes.first_failure(results):
                 row.update(self._failure(failed))
             else:
@@ -137,33 +136,37 @@ class Prover:
             if row["outcome"] != PROVED and not stock:
                 row["packs"] = self._packs(setting)
         finally:
-            remains = [self._of_a_host(site, site.host.end) for site in self.sites]
+            remains = self._ask("end")
         row["seconds"] = time.monotonic() - began
         if stock:
             self._limit = max(RUN_SECONDS, TIMES_STOCK * row["seconds"])
-        self._afterwards(row, remains)
+        self._afterwards(row, remains, in_time)
 
-    def _afterwards(self, row, remains):
-        """Whoever uses the GPUs after the end is another program, which may be why a run ended as it did."""
-        if row["outcome"] == HUNG and time.monotonic() >= self.deadline:
-            return self._cut(row, "there was no time to end it; give more: --minutes")
-        if others := self.in_use(GONE_SECONDS):
-            if row["outcome"] != PROVED:
-                self._cut(row, "during the run: " + others)
-            return None
+    def _afterwards(self, row, remains, in_time):
+        """What the run itself leaves is its failure, before anything else is asked. Then another program may be why it ended as it did, where it
+        can be seen, or may be what holds more memory. `in_time`: the results were there before the end of the minutes."""
         if not any(remains):
-            remains = [self._of_a_host(site, site.host.left_behind) for site in self.sites]
+            left, others = self._ask("left_behind"), self._ask("others")
+            if any(others) and (any(left) or row["outcome"] != PROVED):
+                return self._cut(row, "; ".join(("during the run: " + "; ".join(filter(None, others)), *filter(None, left))))
+            remains = left
         if any(remains):
             row.update(outcome=FAILED if row["outcome"] == PROVED else row["outcome"], why="; ".join(filter(None, (row["why"], *remains))))
+        elif row["outcome"] == HUNG and not in_time:
+            self._cut(row, "there was no time to end it; give more: --minutes")
         return None
 
-    @staticmethod
-    def _of_a_host(site, ask):
-        """Its answer, or why it does not answer: the others are asked all the same."""
-        try:
-            return ask()
-        except CannotProve as error:
-            return str(error)
+    def _ask(self, name):
+        """The answer of each host. CannotProve, once all were asked, where one did not answer and no other says that something is wrong."""
+        said, lost = [], []
+        for site in self.sites:
+            try:
+                said.append(getattr(site.host, name)())
+            except CannotProve as error:
+                lost.append(str(error))
+        if lost and not any(said):
+            raise CannotProve("; ".join(lost))
+        return said
 
     @staticmethod
     def _failure(failed):
@@ -174,7 +177,9 @@ class Prover:
         """The paths of the packs of the hosts' journals."""
         paths = []
         for number, site in enumerate(self.sites):
-            packed = site.host.pack()
+            packed = None
+            with contextlib.suppress(CannotProve):  # a host that is lost has none, and what failed has failed
+                packed = site.host.pack()
             if packed is None:
                 continue
             path = os.path.join(self.packs, "%s-%d%s.amem" % (setting.name.replace("=", "-"), time.time(), "-%d" % number if len(self.sites) > 1 else ""))
@@ -259,13 +264,21 @@ def prove(hosts, nccl, gpus=None, minutes=MINUTES, said=lambda text: None):
     if len(alone) > 1:  # what `amem run --proved` would set
         try_one(Setting(" ".join(row["setting"] for row in alone), {name: value for row in alone for name, value in row["variables"].items()}))
     answer = answer_of(sites, rows, nccl, prover.complete)
-    if rows[1]["outcome"] != SKIPPED and prover.complete:
+    if not prover.complete:
+        said("this proof is not complete" + ("; what failed is kept, so that no older proof speaks for it" if failures(answer) else ", and not kept"))
+    if failures(answer) or (prover.complete and rows[1]["outcome"] != SKIPPED):
         for site in sites:
-            if why := Prover._of_a_host(site, functools.partial(site.host.keep, answer)):
+            if why := _kept_on(site.host, answer):
                 said("the proof cannot be kept on %s, so that `amem run --proved` will not find it: %s" % (site.about["host"], why))
-    else:
-        said("this proof is not complete, and not kept")
     return answer
+
+
+def _kept_on(host, answer):
+    """"", or why not."""
+    try:
+        return host.keep(answer)
+    except CannotProve as error:
+        return str(error)
 
 
 def nccl_settings():
@@ -288,7 +301,7 @@ def answer_of(sites, rows, nccl, complete):
               "gpus": list({gpu["uuid"]: gpu for site in sites for gpu in site.gpus}.values()), "ranks": sum(site.count for site in sites), "simulated": any(site.about["simulated"] for site in sites),
               "stand_in_card": bool(rows[0].get("stand_in_card")), "one_machine_as_several_hosts": any(site.identity for site in sites),
               "nccl": {"version": rows[0].get("nccl", "unknown"), "library": os.path.abspath(nccl)},
-              "amem": next((row["amem"] for row in rows if row.get("amem")), "unknown"),
+              "amem": next((row["amem"] for row in rows if row.get("amem")), None) or _calls.package_version(),
               "nccl_settings": nccl_settings(),
               "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "complete": complete, "settings": rows}
     answer["key"] = proofs.key_of(answer)

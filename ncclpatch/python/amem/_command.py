@@ -76,14 +76,6 @@ def proved(environment):
     return variables
 
 
-def guard(command, environment):
-    """OSError: the command cannot be started."""
-    replay_program = _why.find(_library.find())
-    if not replay_program:
-        return fail("run --guard: amem-replay was not found, which brings a frozen job back; nothing was started. Set AMEM_REPLAY to its path")
-    return _guard.Guard(command, environment, replay_program).run()
-
-
 def run(arguments):
     own, flags = {}, set()
     while arguments and arguments[0] in RUN_OPTIONS:
@@ -113,13 +105,17 @@ def run(arguments):
             environment = {**_library.environment_with(library, os.environ), **(proved({**os.environ, **own}) if "--proved" in flags else {}), **own}
         except OSError as error:
             return fail("run: %s cannot be preloaded: %s; nothing was started" % (library, error))
+    replay_program = _why.find(_library.find()) if "--guard" in flags else None
+    if "--guard" in flags and not replay_program:
+        return fail("run --guard: amem-replay was not found, which brings a frozen job back; nothing was started. Set AMEM_REPLAY to its path")
     try:
-        if "--guard" in flags:
-            return guard(arguments, environment)
-        os.execvpe(arguments[0], arguments, environment)
+        if not replay_program:
+            os.execvpe(arguments[0], arguments, environment)
+        guard = _guard.Guard(arguments, environment, replay_program)
     except OSError as error:
         print("amem: cannot start %s: %s" % (arguments[0], error.strerror), file=sys.stderr)
         return 127 if isinstance(error, FileNotFoundError) else 126
+    return guard.run()
 
 
 # ---- doctor

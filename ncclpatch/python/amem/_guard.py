@@ -5,72 +5,107 @@ process 1 of a container) first brings the job back: thawed, resumed. Then the j
 in a session of its own, so that what is sent to a process group reaches this process alone. SIGKILL can be neither caught nor held.
 
 Which ranks there are their open journals say, and how a freeze stands the journals' last step of it: neither needs an answer of a process.
-What cannot be known is asked again for a while, and not taken for "runs". A job that is known to be frozen gets no signal at all.
+What cannot be known is asked again for a while, and not taken for "runs". A job that is known to be frozen gets no signal at all, and while one is
+left behind by its command, the guard stays: as process 1 of a container it would take the ranks with it.
 """
 
 import ctypes
+import errno
 import json
+import math
 import os
 import re
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 
 from . import _why
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)  # of the program's own; held while it is frozen, and nothing is resumed for them
-TAKEN = {*ENDING, *PASSED_ON, signal.SIGCHLD}
+TAKEN = {*ENDING, *PASSED_ON, signal.SIGTSTP, signal.SIGCHLD}
 BY_THE_KERNEL = 128  # si_code of what a terminal sends to its process group
-READ_SECONDS, THAW_SECONDS = 20, 300  # of one try
-UNKNOWN_SECONDS = 60  # then a job of which nobody can say whether it is frozen gets its signal
-PAUSED_SECONDS = 20  # then one that does not resume, or cannot be asked, gets it: a paused process may die
+READ_SECONDS, THAW_SECONDS = 20, 300  # of one try, however many ranks are asked
 AGAIN_SECONDS, SAY_SECONDS = 1, 30
-JOURNAL = re.compile(r"(/.*/[0-9a-f]{16})/tail")  # that a rank has open
+RUNS, PAUSED, UNKNOWN, FROZEN = "runs", "does not resume", "cannot be asked whether it is frozen", "is frozen"
+PATIENCE = {RUNS: 0, PAUSED: 20, UNKNOWN: 60, FROZEN: math.inf}  # in seconds of that state alone; then it gets its signal: a paused process may die
+JOURNAL = re.compile(r"(/.*/[0-9a-f]{16})/tail( \(deleted\))?")  # that a rank has open
 BACK = ("running", "paused", "lost")  # outcomes of a freeze or thaw after which nothing is frozen any more
+NOT_FROZEN = "the job is not frozen"  # a thaw's answer where journals and driver agree
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: ranks whose launcher has ended are still found
-
-
-def say(text):
-    print("amem: run --guard: " + text, file=sys.stderr, flush=True)
+CLOSED_ON_EXEC = 1  # MFD_CLOEXEC
+_LIBC = ctypes.CDLL(None)
+GONE = (errno.ENOENT, errno.ESRCH)
 
 
 class Guard:
     """Of one command, which it starts. OSError: it cannot be started."""
 
     def __init__(self, command, environment, replay):
-        self._replay, self._ended, self._pending = replay, {}, []
-        ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+        self._replay = replay
+        self._pending = []  # signals that have come, as siginfo
+        self._waited_for = {}  # pid of a tool: its exit code, None before it ended
+        self._code = None  # of the command, once it has ended
+        self._ranks = {}  # journal of a rank: a process that has it open
+        self._steps = {}  # journal of a rank: the last step of a freeze in it, {} for none, as last read
+        self._back = {}  # journal of a rank: begun_ns of the freeze from which a thaw found it back, whatever its journal says
+        self._said = {}  # about what: when
+        _LIBC.prctl(SUBREAPER, 1, 0, 0, 0)
+        children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some callers leave it, it would lose exit codes
         before = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
-        try:
-            self._process = subprocess.Popen(command, env=environment, start_new_session=True, close_fds=False,  # pylint: disable=consider-using-with
-                                             preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before))
-        except OSError:
+
+        def as_it_was():
+            if children is not None:
+                signal.signal(signal.SIGCHLD, children)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+        try:
+            process = subprocess.Popen(command, env=environment, start_new_session=True, close_fds=False,  # pylint: disable=consider-using-with
+                                       preexec_fn=as_it_was)
+        except OSError:
+            as_it_was()
             raise
-        self.pid = self._process.pid
+        self.pid, process.returncode = process.pid, 0  # it is waited for here
 
     def run(self):
-        """Until the command has ended; its exit code, 128 and more of a signal."""
-        while self.pid not in self._ended:
-            if not self._pending:
+        """Until the command has ended, and no frozen rank of it is left; its exit code, 128 and more of a signal."""
+        state, since = RUNS, 0
+        while True:
+            if not self._pending and self._code is None:
+                state = RUNS
                 self._wait(None)
                 continue
-            info = self._pending[0]
-            if self._may_have(info) and self.pid not in self._ended:  # then its number may be another process's
-                self._pending.pop(0)
-                self._pass_on(info)
-        self._process.returncode = self._ended[self.pid]  # it has been waited for
-        return self._process.returncode if self._process.returncode >= 0 else 128 - self._process.returncode
+            signals, left = list(self._pending), self._code is not None  # what comes from now on was not asked for
+            ending, names = any(info.si_signo in ENDING for info in signals), names_of(signals)
+            now, paused = self._state(ending and not left)
+            if now != state:
+                state, since = now, time.monotonic()
+            waited = time.monotonic() - since
+            if waited >= PATIENCE[state]:
+                if left:
+                    return self._code if self._code >= 0 else 128 - self._code
+                if state != RUNS:
+                    say("the job %s, since %d s; it gets %s" % (state, waited, names))
+                self._deliver(signals)
+                continue
+            if left:
+                self._say("left", "the command has ended, and its job %s; the guard stays until no rank is frozen" % state)
+            else:
+                self._say("waits", "%s waits until the job is back on its GPUs" % names)
+            if state == FROZEN and ending:
+                self._thaw()
+            elif state == PAUSED:
+                self._ask(PATIENCE[PAUSED], ["resume", paused])
+            self._wait_for(AGAIN_SECONDS)
 
     # ---- signals and children, awaited together
 
     def _wait(self, seconds):
         """Until a signal comes, at most so long. Children that have ended are waited for: process 1 gets everybody's."""
         info = signal.sigwaitinfo(TAKEN) if seconds is None else signal.sigtimedwait(TAKEN, max(0, seconds))
-        if info is not None and info.si_signo != signal.SIGCHLD:
+        if info is not None and info.si_signo == signal.SIGTSTP:
+            self._stop()
+        elif info is not None and info.si_signo != signal.SIGCHLD:
             self._pending.append(info)
         while True:
             try:
@@ -79,131 +114,225 @@ class Guard:
                 return
             if pid == 0:
                 return
-            self._ended[pid] = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+            if pid == self.pid and self._code is None:  # later its number may be another's
+                self._code = os.waitstatus_to_exitcode(status)
+            elif pid in self._waited_for:
+                self._waited_for[pid] = os.waitstatus_to_exitcode(status)
 
-    def _ask(self, seconds, *words):
-        """(exit code, output) of a command of the tool; None: it did not end in time, or cannot be started."""
-        with tempfile.TemporaryFile() as output:
-            try:
-                tool = subprocess.Popen([self._replay, *words], env=_why.environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL)
-            except OSError:
-                return None
-            end = time.monotonic() + seconds
-            while tool.pid not in self._ended and time.monotonic() < end and self.pid not in self._ended:
-                self._wait(end - time.monotonic())
-            tool.returncode = self._ended.pop(tool.pid, None)
-            if tool.returncode is None:
-                tool.kill()
-                tool.wait()
-                return None
-            output.seek(0)
-            return tool.returncode, output.read().decode(errors="replace")
+    def _wait_for(self, seconds):
+        """So long, or until another signal has come or the command has ended."""
+        end, before = time.monotonic() + seconds, (len(self._pending), self._code)
+        while time.monotonic() < end and before == (len(self._pending), self._code):
+            self._wait(end - time.monotonic())
 
-    def _pass_on(self, info):
+    def _stop(self):
+        """With the job, until SIGCONT. It gets SIGSTOP: of SIGTSTP the kernel spares a group whose session the shell's is not."""
+        self._to_command(os.killpg, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.sigtimedwait({signal.SIGCONT}, 0)  # which woke this process, and is passed on to all that were stopped
+        self._to_command(os.killpg, signal.SIGCONT)
+
+    def _deliver(self, signals):
+        """The ending ones first."""
+        for info in sorted(signals, key=lambda info: info.si_signo not in ENDING):
+            self._to_command(os.killpg if info.si_code == BY_THE_KERNEL else os.kill, info.si_signo)
+        del self._pending[:len(signals)]
+
+    def _to_command(self, send, number):
+        if self._code is not None:
+            return
         try:
-            if info.si_code == BY_THE_KERNEL:
-                os.killpg(self.pid, info.si_signo)
-            else:
-                os.kill(self.pid, info.si_signo)
+            send(self.pid, number)
         except OSError as error:
-            say("%s cannot be sent to %d: %s" % (signal.Signals(info.si_signo).name, self.pid, error.strerror))
+            say("%s cannot be sent to %d: %s" % (signal.Signals(number).name, self.pid, error.strerror))
+
+    def _say(self, what, text):
+        """Not again about the same for a while."""
+        if time.monotonic() - self._said.get(what, -math.inf) >= SAY_SECONDS:
+            self._said[what] = time.monotonic()
+            say(text)
+
+    # ---- the tool
+
+    def _ask(self, seconds, *commands):
+        """(exit code, output) of each command of the tool, asked side by side; None: it did not end in time, or cannot be started."""
+        tools, end = [self._start(command) for command in commands], time.monotonic() + seconds
+        pids = [tool[0] for tool in tools if tool]
+        while any(self._waited_for[pid] is None for pid in pids) and time.monotonic() < end:
+            self._wait(end - time.monotonic())
+        return [self._answer(*tool) if tool else None for tool in tools]
+
+    def _start(self, words):
+        """(pid, descriptor of its output)"""
+        output = -1
+        try:
+            output = _LIBC.memfd_create(b"amem-guard", CLOSED_ON_EXEC)  # os.memfd_create is not in every Python
+            if output < 0:
+                return None
+            tool = subprocess.Popen([self._replay, *words], env=_why.environment(), stdin=subprocess.DEVNULL,  # pylint: disable=consider-using-with
+                                    stdout=output, stderr=subprocess.DEVNULL)
+        except OSError:
+            if output >= 0:
+                os.close(output)
+            return None
+        tool.returncode = 0  # it is waited for here
+        self._waited_for[tool.pid] = None
+        return tool.pid, output
+
+    def _answer(self, pid, output):
+        code = self._waited_for.pop(pid)
+        with open(output, "rb") as file:
+            if code is None:
+                os.kill(pid, signal.SIGKILL)  # it is not waited for: what hangs in the kernel does not end
+                return None
+            file.seek(0)
+            return code, file.read().decode(errors="replace")
 
     # ---- the job
 
-    def _may_have(self, info):
-        """Returns when the job may get a signal; false: the command has ended."""
-        name, ending = signal.Signals(info.si_signo).name, info.si_signo in ENDING
-        began, said = time.monotonic(), -SAY_SECONDS
-        while self.pid not in self._ended:
-            ranks = self._ranks()
-            frozen = [(rank, is_so) for rank in ranks for is_so in [self._frozen(rank)] if is_so is not False]
-            paused = [rank for rank in ranks if self._paused(rank) is not False] if ending and not frozen else []
-            if not frozen and not paused:
-                return True
-            known = [rank for rank, is_so in frozen if is_so]
-            since = time.monotonic() - began
-            if not known and since > (UNKNOWN_SECONDS if frozen else PAUSED_SECONDS):
-                say("the job %s in %d s; it gets %s" % ("cannot be asked" if frozen else "does not resume", since, name))
-                return True
-            if since - said >= SAY_SECONDS:
-                say("%s waits until the job is back on its GPUs" % name)
-                said = since
-            if ending and known:
-                self._say_why(self._ask(THAW_SECONDS, "thaw", "--json", known[0]))
-            elif paused:
-                self._ask(max(1, PAUSED_SECONDS - since), "resume", paused[0])
-            self._wait_for(AGAIN_SECONDS)
-        return False
+    def _state(self, ending):
+        """(state, a rank to resume). Whether it is paused is only asked for an ending signal."""
+        known, end = self._find_ranks(), time.monotonic() + READ_SECONDS
+        ranks = sorted(self._ranks)
+        logs = [["log", rank, "--json", "--kind", "freeze-step", "--last", "1"] for rank in ranks]
+        before, self._steps = self._steps, {}
+        for rank, answer in zip(ranks, self._ask(READ_SECONDS, *logs)):
+            step = step_of(answer)
+            known &= step is not None
+            self._steps[rank] = before.get(rank, {}) if step is None else step  # what is known to be frozen stays so
+        if any(self._frozen(rank) for rank in ranks):
+            return FROZEN, None
+        if not known:
+            return UNKNOWN, None
+        looks = [["ls", "--live", "--json", rank] for rank in ranks] if ending else []
+        for rank, answer in zip(ranks, self._ask(max(1, end - time.monotonic()), *looks)):
+            if not all_run(answer):
+                return PAUSED, rank
+        return RUNS, None
 
-    def _wait_for(self, seconds):
-        """So long, or until the command has ended."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and self.pid not in self._ended:
-            self._wait(end - time.monotonic())
-
-    @staticmethod
-    def _say_why(answer):
-        if answer is None:
-            return say("the thaw did not end; it is tried again")
-        if answer[0] != 0:
-            try:
-                say("the thaw failed: " + json.loads(answer[1])["message"])
-            except (ValueError, KeyError, TypeError):
-                say("the thaw ended with %d" % answer[0])
-        return None
-
-    def _ranks(self):
-        """The journals of all ranks among the processes under this one, whatever their AMEM_JOURNAL_DIR is."""
-        parents = {}
-        for entry in os.listdir("/proc"):
-            if entry.isdigit():
-                try:
-                    with open("/proc/%s/stat" % entry, encoding="utf-8", errors="replace") as file:
-                        parents[int(entry)] = int(file.read().rpartition(")")[2].split()[1])
-                except (OSError, IndexError, ValueError):
-                    pass  # it has ended
-        found, own = set(), os.getpid()
-        for pid in parents:
-            above = pid
-            while above in parents and above != own:
-                above = parents[above]
-            if above == own and pid != own:
-                found |= self._journals(pid)
-        return sorted(found)
-
-    @staticmethod
-    def _journals(pid):
-        found = set()
-        try:
-            for descriptor in os.listdir("/proc/%d/fd" % pid):
-                try:
-                    match = JOURNAL.fullmatch(os.readlink("/proc/%d/fd/%s" % (pid, descriptor)))
-                except OSError:
-                    continue
-                if match:
-                    found.add(match.group(1))
-        except OSError:
-            pass  # it has ended, or is another user's, and so no rank of this one's
-        return found
+    def _last_step(self, rank):
+        """That the rank's journal and those of the ranks that were frozen with it have: one may have missed the end. None: it never was frozen."""
+        steps = [step for owner, step in self._steps.items() if step and (owner == rank or os.path.basename(rank) in sessions_of(step))]
+        return max(steps, key=lambda step: (step["begun_ns"], step["command"], not step.get("outcome")), default=None)
 
     def _frozen(self, rank):
-        """By the last step of a freeze or thaw in a rank's journal; None: not known."""
-        answer = self._ask(READ_SECONDS, "log", rank, "--json", "--kind", "freeze-step", "--last", "1")
-        if answer is None or answer[0] not in (0, 3):
-            return None
-        try:
-            steps = [json.loads(line) for line in answer[1].splitlines() if line.strip()]
-            return bool(steps) and steps[-1].get("outcome", "") not in BACK
-        except ValueError:
-            return None
+        last = self._last_step(rank)
+        return last is not None and last.get("outcome", "") not in BACK and last["begun_ns"] > self._back.get(rank, -1)
 
-    def _paused(self, rank):
-        """Whether a rank's job is paused from outside; None: not known."""
-        answer = self._ask(READ_SECONDS, "ls", "--live", "--json", rank)
+    def _thaw(self):
+        rank = next(rank for rank in sorted(self._ranks) if self._frozen(rank))
+        answer = self._ask(THAW_SECONDS, ["thaw", "--json", rank])[0]
+        if answer is None:
+            return self._say("thaw", "the thaw did not end; it is tried again")
         try:
-            ranks = json.loads(answer[1])["ranks"] if answer and answer[0] == 0 else None
+            report = json.loads(answer[1])
+            message, outcome = str(report["message"]), report["outcome"]
         except (ValueError, KeyError, TypeError):
-            ranks = None
-        if not ranks:
-            return None
-        return any(one["phase"] != "running" for one in ranks)
+            return self._say("thaw", "the thaw ended with %d; it is tried again" % answer[0])
+        if outcome in BACK or message == NOT_FROZEN:
+            self._back[rank] = self._last_step(rank)["begun_ns"]
+        elif answer[0] != 0:
+            self._say("thaw", "the thaw failed: " + message)
+        return None
+
+    def _find_ranks(self):
+        """The journals of all ranks among the processes under this one, whatever their AMEM_JOURNAL_DIR is. False: some may be missing; those of
+        before whose process is there are kept."""
+        (first, seen), (second, seen_again) = below(os.getpid()), below(os.getpid())  # a parent that ends meanwhile hides its children from one of them
+        found, known = {}, seen and seen_again
+        for pid in first | second:
+            why, journals = journals_of(pid)
+            if why:
+                known = False
+                self._say("unseen", "whether process %d has a rank cannot be seen: %s" % (pid, why))
+            found.update(dict.fromkeys(journals, pid))
+        kept = {} if known else {rank: pid for rank, pid in self._ranks.items() if os.path.exists("/proc/%d" % pid)}
+        self._ranks = {**kept, **found}
+        return known
+
+
+def say(text):
+    try:
+        os.write(2, ("amem: run --guard: %s\n" % text).encode(errors="replace"))
+    except OSError:
+        pass  # who reads it has ended, as `tee` after Ctrl-C; the job is still guarded
+
+
+def names_of(signals):
+    return " and ".join(dict.fromkeys(signal.Signals(info.si_signo).name for info in signals))
+
+
+def step_of(answer):
+    """Of `amem log`: the last step of a freeze, {} if there is none; None: not known."""
+    if answer is None or answer[0] not in (0, 3):
+        return None
+    try:
+        steps = [json.loads(line) for line in answer[1].splitlines() if line.strip()]
+        return {**steps[-1], "begun_ns": int(steps[-1]["begun_ns"]), "command": int(steps[-1]["command"])} if steps else {}
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def sessions_of(step):
+    return [one.get("session") for one in step.get("frozen_processes", [])]
+
+
+def all_run(answer):
+    """By `amem ls --live`; what cannot be asked does not."""
+    try:
+        ranks = json.loads(answer[1])["ranks"] if answer and answer[0] == 0 else None
+        return bool(ranks) and all(one["phase"] == "running" for one in ranks)
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def below(pid):
+    """(all processes that came from one, whether none is missing)"""
+    parents, known = {}, True
+    try:
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                life, parents[int(entry)] = life_of(entry)
+                known &= life != "?"
+    except OSError:
+        known = False
+    found, more = set(), {pid}
+    while more:
+        more = {child for child, parent in parents.items() if parent in more} - found
+        found |= more
+    return found, known
+
+
+def life_of(entry):
+    """(state, parent) of a process of /proc; "X": it has ended, "?": not known."""
+    try:
+        with open("/proc/%s/stat" % entry, encoding="utf-8", errors="replace") as file:
+            words = file.read().rpartition(")")[2].split()
+        return words[0], int(words[1])
+    except (IndexError, ValueError):
+        return "X", 0
+    except OSError as error:
+        try:  # with hidepid=1 nobody sees another user's, which is no rank of this one's
+            gone = error.errno in GONE or os.stat("/proc/%s" % entry).st_uid != os.geteuid()
+        except OSError as second:
+            gone = second.errno in GONE
+        return "X" if gone else "?", 0
+
+
+def journals_of(pid):
+    """(why they are not known, the journals that a process has open)"""
+    found, why, folder = set(), "", "/proc/%d/fd" % pid
+    try:
+        for descriptor in os.listdir(folder):
+            try:
+                match = JOURNAL.fullmatch(os.readlink("%s/%s" % (folder, descriptor)))
+            except OSError as error:
+                why = why if error.errno in GONE else error.strerror
+                continue
+            if match:
+                found.add(match.group(1))
+                why = "its journal was removed" if match.group(2) else why
+    except OSError as error:
+        if error.errno not in GONE and life_of(pid)[0] not in "ZX":  # a zombie has nothing open
+            why = error.strerror
+    return why, found

@@ -2,6 +2,7 @@
 a GPU with GUARD_NCCL=PATH of a stock libnccl.so.2, GUARD_MOMENTS=20."""
 import atexit
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -64,6 +65,17 @@ sys.exit(7)
 """
 
 
+# The guard with less patience, and without a folder for temporary files.
+HURRIED = """
+import sys, tempfile
+from amem import _command, _guard
+tempfile.tempdir = "/nowhere"
+_guard.READ_SECONDS = 3
+_guard.PATIENCE.update({_guard.PAUSED: 3, _guard.UNKNOWN: 3})
+sys.exit(_command.main(sys.argv[1:]))
+"""
+
+
 @unittest.skipUnless(ON_A_GPU or os.path.exists(os.environ.get("STAND_IN_NVML", "") + "/libnvidia-ml.so.1"), "the stand-in for NVML is not built")
 class Guarded(unittest.TestCase):
     def setUp(self):
@@ -85,10 +97,46 @@ class Guarded(unittest.TestCase):
             self.process.kill()
             self.process.communicate()
 
-    def start(self, *options, before=()):
-        self.process = subprocess.Popen([sys.executable, "-m", "amem", "run", *options, "--", *before, sys.executable, "-c", JOB, self.folder + "/steps", NCCL],
-                                        env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def start(self, *options, before=(), how=("-m", "amem")):
+        self.popen([*how, "run", *options, "--", *before, sys.executable, "-c", JOB, self.folder + "/steps", NCCL])
         self.await_steps(3)
+
+    def popen(self, words, under=(), **how):
+        self.process = subprocess.Popen([*under, sys.executable, *words], env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                        text=True, **how)
+
+    def rule(self, text):
+        """What amem-replay does first for the guard, in the language of sh: its words are $1 and so on."""
+        program = self.folder + "/replay"
+        for path, lines in (self.folder + "/rules", text), (program, '#!/bin/sh\n. "%s/rules"\nexec "%s" "$@"\n' % (self.folder, REPLAY)):
+            with open(path + ".new", "w", encoding="utf-8") as file:
+                file.write(lines + "\n")
+            os.chmod(path + ".new", 0o755)
+            os.rename(path + ".new", path)
+        self.environment["AMEM_REPLAY"] = program
+
+    def start_hurried(self, rule=""):
+        self.rule(rule)
+        self.start("--guard", how=("-c", HURRIED))
+
+    def start_ranks(self, count, then, under=()):
+        """A guarded shell that has as many journals open as ranks would, and then does what it is told."""
+        names = ["%s/%016x" % (self.folder, number) for number in range(count)]
+        for name in names:
+            os.mkdir(name)
+            with open(name + "/tail", "w", encoding="utf-8"):
+                pass
+        opened = "".join("exec %d<%s/tail; " % (number + 3, name) for number, name in enumerate(names))
+        self.popen(["-c", HURRIED, "run", "--guard", "--", "sh", "-c", opened + "echo up; " + then], under)
+        self.assertEqual(self.process.stdout.readline(), "up\n")
+
+    @staticmethod
+    def step(outcome):
+        return "case $1 in log) echo '%s'; exit 0;; esac" % json.dumps({"begun_ns": 5, "command": 1, "outcome": outcome})
+
+    def stays(self, seconds):
+        with self.assertRaises(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
 
     def steps(self):
         with contextlib.suppress(OSError), open(self.folder + "/steps", encoding="utf-8") as file:
@@ -198,6 +246,110 @@ class Guarded(unittest.TestCase):
         self.tool("thaw")
         out, _ = self.process.communicate(timeout=SECONDS)
         self.assertEqual(out, "ended in order after 15\n")
+
+    def test_a_job_that_was_frozen_gets_no_signal_when_a_read_fails(self):
+        self.start_hurried("test $1 != thaw || exit 3")
+        self.tool("freeze")
+        self.process.send_signal(signal.SIGTERM)
+        self.stays(5)
+        self.rule("case $1 in thaw|log) exit 9;; esac")
+        self.stays(8)
+        self.rule("")
+        self.assertNotIn("it gets SIGTERM", self.ends_in_order())
+
+    def test_a_job_that_is_paused_after_a_slow_thaw_is_resumed(self):
+        self.start_hurried("test $1 != thaw || sleep 5")
+        self.tool("pause")
+        self.tool("freeze")
+        self.assertNotIn("it gets SIGTERM", self.ends_in_order())
+
+    def test_a_signal_of_the_programs_own_does_not_hold_an_ending_one(self):
+        for number in signal.SIGCONT, signal.SIGUSR1:
+            with self.subTest(number=number):
+                self.setUp()
+                self.start("--guard")
+                self.tool("freeze")
+                self.process.send_signal(number)
+                self.stays(2)
+                self.process.send_signal(signal.SIGTERM)
+                out, err = self.process.communicate(timeout=SECONDS)
+                self.assertEqual((self.process.returncode, out.replace("usr1\n", "")), (7, "ended in order after 15\n"), err)
+
+    def test_nobody_who_reads_what_it_says_is_no_reason_to_leave(self):
+        self.start_hurried()
+        self.tool("freeze")
+        self.process.stderr.close()
+        self.process.send_signal(signal.SIGTERM)
+        self.assertEqual((self.process.wait(SECONDS), self.process.stdout.read()), (7, "ended in order after 15\n"))
+        self.process.stdout.close()
+        self.process = None
+
+    def test_what_cannot_be_seen_is_not_taken_for_a_job_that_runs(self):
+        code = "import ctypes, time; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); print(1, flush=True); time.sleep(60)"  # 4: PR_SET_DUMPABLE
+        then = "exec '%s' -c '%s'" % (sys.executable, code)
+        self.rule(self.step("running"))
+        self.start_ranks(1, then, ["setpriv", "--bounding-set=-sys_ptrace"] if os.geteuid() == 0 else [])  # as in a container
+        self.assertEqual(self.process.stdout.readline(), "1\n")
+        code, _, err = self.ends(signal.SIGTERM)
+        self.assertEqual(code, 143)
+        self.assertIn("has a rank cannot be seen: ", err)
+        self.assertIn("it gets SIGTERM", err)
+
+    def test_a_rank_whose_journal_was_removed_is_not_taken_for_one_that_runs(self):
+        self.rule("")
+        self.start_ranks(1, "exec sleep 60")
+        shutil.rmtree("%s/%016x" % (self.folder, 0))
+        code, _, err = self.ends(signal.SIGTERM)
+        self.assertEqual(code, 143)
+        self.assertIn("its journal was removed", err)
+        self.assertIn("it gets SIGTERM", err)
+
+    def test_a_thaw_that_finds_nothing_frozen_settles_it(self):
+        self.rule(self.step("") + """
+case $1 in thaw) echo '{"outcome": "untouched", "message": "the job is not frozen"}'; exit 3;; ls) echo '{"ranks": [{"phase": "running"}]}'; exit 0;; esac""")
+        self.start_ranks(1, "exec sleep 60")
+        self.assertEqual(self.ends(signal.SIGTERM)[0], 143)
+
+    def test_many_silent_ranks_take_no_longer_than_one(self):
+        self.rule("exec sleep 60")
+        self.start_ranks(6, "exec sleep 60")
+        began = time.monotonic()
+        self.assertEqual(self.ends(signal.SIGTERM)[0], 143)
+        self.assertLess(time.monotonic() - began, 17)  # one after the other: 18 s a round
+
+    def test_it_stays_while_ranks_that_were_left_behind_are_frozen(self):
+        self.rule(self.step("frozen"))
+        self.start_ranks(1, "sleep 30 >/dev/null 2>&1 & exit 4")
+        self.stays(3)
+        self.rule(self.step("running"))
+        _, err = self.process.communicate(timeout=SECONDS)
+        self.assertEqual(self.process.returncode, 4, err)
+        self.assertIn("the command has ended, and its job is frozen", err)
+
+    def test_ctrl_z_stops_the_job_with_it(self):
+        self.start("--guard")
+        with open(self.folder + "/steps.pid", encoding="utf-8") as file:
+            pid = int(file.read())
+        self.process.send_signal(signal.SIGTSTP)
+        for one in self.process.pid, pid:
+            self.assertTrue(self.comes_to(one, "T"))
+        self.process.send_signal(signal.SIGCONT)
+        self.await_steps(self.steps() + 3)
+        self.ends_in_order()
+
+    @staticmethod
+    def comes_to(pid, state):
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            with open("/proc/%d/stat" % pid, encoding="utf-8") as file:
+                if file.read().rpartition(")")[2].split()[0] == state:
+                    return True
+            time.sleep(0.05)
+        return False
+
+    def test_a_caller_that_ignores_its_children_takes_no_exit_code(self):
+        self.popen(["-m", "amem", "run", "--guard", "--", "sh", "-c", "exit 5"], preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+        self.assertEqual(self.process.wait(SECONDS), 5)
 
     def test_exit_codes_are_the_commands(self):
         for command, code in (["sh", "-c", "exit 5"], 5), (["sh", "-c", "kill -9 $$"], 137), (["/nowhere/command"], 127):

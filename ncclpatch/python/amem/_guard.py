@@ -312,8 +312,9 @@ def life_of(entry):
     except (IndexError, ValueError):
         return "X", 0
     except OSError as error:
-        try:  # with hidepid=1 nobody sees another user's, which is no rank of this one's
-            gone = error.errno in GONE or os.stat("/proc/%s" % entry).st_uid != os.geteuid()
+        gone = error.errno in GONE
+        try:  # with hidepid=1 a user sees no other's, which is no rank of theirs
+            gone |= isinstance(error, PermissionError) and os.stat("/proc/%s" % entry).st_uid != os.geteuid() != 0
         except OSError as second:
             gone = second.errno in GONE
         return "X" if gone else "?", 0

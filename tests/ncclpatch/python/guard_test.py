@@ -258,8 +258,7 @@ class Guarded(unittest.TestCase):
         self.assertNotIn("it gets SIGTERM", self.ends_in_order())
 
     def test_a_job_that_is_paused_after_a_slow_thaw_is_resumed(self):
-        self.start_hurried("test $1 != thaw || sleep 5")
-        self.tool("pause")
+        self.start_hurried('test $1 != thaw || { sleep 5; "%s" thaw; exec "%s" pause; }' % (REPLAY, REPLAY))  # as where its resume fails
         self.tool("freeze")
         self.assertNotIn("it gets SIGTERM", self.ends_in_order())
 

@@ -129,7 +129,7 @@ exec sh -c "exec $command"
 
 @unittest.skipUnless(os.path.exists(CARD + "/libibverbs.so.1"), "the stand-in card is not built")
 class Hosts(Case):
-    """Several hosts that are this machine: an agent by ssh, which is a script here, and by torchrun, whose store is a folder here."""
+    """Several hosts that are this machine: a server by ssh, which is a script here, and by torchrun, whose store is a folder here."""
 
     def setUp(self):
         patch = mock.patch.dict(os.environ, {"STAND_IN_NET": "ib", "STAND_IN_RANKS_PER_HOST": "1", "LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"] + ":" + CARD})
@@ -157,7 +157,7 @@ class Hosts(Case):
         self.assertEqual(row_of(answer, "AMEM_SCOPE=all")["outcome"], "proved")
 
     def test_a_failure_on_another_host_has_its_pack(self):
-        hosts = [(_host.Host(), 1), (self.agent(), 1)]
+        hosts = [(_host.Host(), 1), (self.server(), 1)]
         answer = proof((planted(STAND_IN_AT="Unmap,1,KILL"),), hosts=hosts)
         row = row_of(answer, "AMEM_USER_MEMORY=release")
         self.assertEqual(row["outcome"], "killed", row["why"])
@@ -166,13 +166,13 @@ class Hosts(Case):
         self.agent_ended()
 
     def test_an_agent_that_dies_is_a_failure_and_leaves_nothing(self):
-        agent = self.agent()
-        with mock.patch.object(agent, "answer", lambda _values: self.process.terminate()), self.assertRaisesRegex(_prove.CannotProve, "other.*connection|connection.*other"):
-            proof(hosts=[(_host.Host(), 1), (agent, 1)])
-        agent.close()
+        server = self.server()
+        with mock.patch.object(server, "answer", lambda _values: self.process.terminate()), self.assertRaisesRegex(_prove.CannotProve, "other.*connection|connection.*other"):
+            proof(hosts=[(_host.Host(), 1), (server, 1)])
+        server.close()
         self.assertEqual(self.process.wait(timeout=10), 128 + signal.SIGTERM)
 
-    def agent(self):
+    def server(self):
         with mock.patch.dict(os.environ, {"PATH": self.folder + ":" + os.environ["PATH"]}):
             started = subprocess.Popen
             with mock.patch.object(subprocess, "Popen", side_effect=lambda *a, **k: setattr(self, "process", started(*a, **k)) or self.process):
@@ -194,7 +194,7 @@ class Hosts(Case):
             file.write("#!/bin/sh\necho no route >&2\nexit 255\n")
         code, out, err = self.run_command("--hosts", self.folder + "/hosts")
         self.assertEqual((code, out), (2, ""))
-        self.assertIn("other: no agent could be started there", err)
+        self.assertIn("other: no server could be started there", err)
 
     def test_by_torchrun(self):
         os.makedirs(self.folder + "/torch/distributed")
@@ -393,8 +393,8 @@ class Refused(Case):
     def test_ranks_that_cannot_be_started(self):
         with mock.patch.object(tempfile, "mkdtemp", side_effect=OSError("no room")), self.assertRaisesRegex(_prove.CannotProve, "cannot be started: no room"):
             proof()
-        agent = _host.Agent()
-        self.assertEqual(_host._done(agent, {"call": "pack", "arguments": []}), {"error": "'NoneType' object has no attribute 'journals'"})
+        server = _host.Server()
+        self.assertEqual(_host._done(server, {"call": "pack", "arguments": []}), {"error": "'NoneType' object has no attribute 'journals'"})
 
     def test_no_gpu_and_no_management_library(self):
         with mock.patch.dict(os.environ, {"AMEM_SIM_DEVICES": "0"}):

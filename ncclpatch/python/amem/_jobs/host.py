@@ -1,6 +1,6 @@
-"""The hosts of `amem doctor --prove`: this one, and others by an agent there, which is reached by ssh or started by torchrun.
+"""The hosts of `amem doctor --prove`: this one, and others by a server there, which is reached by ssh or started by torchrun.
 
-An agent does what it is asked for over a connection, relays what its ranks say, and ends with the connection, and its ranks with it. All
+A server does what it is asked for over a connection, relays what its ranks say, and ends with the connection, and its ranks with it. All
 that goes over one is JSON.
 """
 
@@ -138,7 +138,7 @@ class Host:
         return proofs.keep(answer)
 
     def live(self, seconds):
-        """Of an agent: ends after so long, whatever happens."""
+        """Of a server: ends after so long, whatever happens."""
 
     def close(self):
         if self._job:
@@ -221,7 +221,7 @@ class Remote:
             self._link.close()
 
 
-class Agent(Host):
+class Server(Host):
     """A Host in a process of its own, whose controller may go without a sign."""
 
     def live(self, seconds):
@@ -229,8 +229,8 @@ class Agent(Host):
 
 
 def serve(link):
-    """Of an agent: does what it is asked for until the connection ends."""
-    host, ranks = Agent(), []
+    """Of a server: does what it is asked for until the connection ends."""
+    host, ranks = Server(), []
     try:
         while True:
             for ready in connection.wait([link, *ranks]):
@@ -314,7 +314,7 @@ def by_ssh(line):
         said += one
     if not said.endswith(HELLO):
         process.kill()
-        raise CannotProve("%s: no agent could be started there by `%s`" % (line.name, shlex.join(command[:-1])))
+        raise CannotProve("%s: no server could be started there by `%s`" % (line.name, shlex.join(command[:-1])))
     return Remote(line.name, Halves(reading, writing))
 
 
@@ -394,7 +394,7 @@ def _admit(listener, secret, came):
 
 
 def main():
-    """The agent by ssh: standard output is the connection, and whatever else writes there goes to standard error."""
+    """The server by ssh: standard output is the connection, and whatever else writes there goes to standard error."""
     reading, writing = os.dup(0), os.dup(1)
     os.dup2(2, 1)
     os.close(0)

@@ -58,13 +58,14 @@ int RunInChildQuietly(const Body& body) {
   return status;
 }
 
-#define EXPECT_FINE_IN_CHILD(...)                                                                         \
-  do {                                                                                                    \
-    std::string complaint;                                                                                \
-    const int rc = amem::test::RunInChild((__VA_ARGS__), complaint);                                      \
-    if (rc == amem::test::kCannot) GTEST_SKIP() << "WAIVED: needs the right to mount a file system here"; \
-    EXPECT_EQ(rc, 0) << complaint;                                                                        \
-    EXPECT_EQ(complaint, "");                                                                             \
+#define EXPECT_FINE_IN_CHILD(...)                                                                      \
+  do {                                                                                                 \
+    std::string complaint;                                                                             \
+    const int rc = amem::test::RunInChild((__VA_ARGS__), complaint);                                   \
+    if (rc == amem::test::kCannot)                                                                     \
+      GTEST_SKIP() << "WAIVED: needs the right to mount a file system here, and the mkfs of its kind"; \
+    EXPECT_EQ(rc, 0) << complaint;                                                                     \
+    EXPECT_EQ(complaint, "");                                                                          \
   } while (false)
 
 inline bool MountTmpfs(const std::filesystem::path& where, const char* size) {

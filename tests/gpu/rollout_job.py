@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A training job with rollouts, with and without amem.rl.RolloutOffload: FSDP2 and DDP with AdamW.
+"""A training job with rollouts, with and without amem.rl.RolloutOffload: FSDP2, DDP and, where it is installed, DeepSpeed's ZeRO-3, with AdamW.
 
     NCCL_NVLS_ENABLE=0 LD_PRELOAD=libamem_nccl.so PYTHONPATH=ncclpatch/python torchrun --standalone --nproc-per-node 2 rollout_job.py
 
@@ -11,6 +11,7 @@ give what eager execution gives after each. Rank 0 prints one JSON line, last. E
 """
 import argparse
 import datetime
+import importlib.util
 import os
 import statistics
 import sys
@@ -30,7 +31,7 @@ sys.dont_write_bytecode = True
 import rank_main  # noqa: E402
 from torch_job import MIB, Meeting  # noqa: E402
 
-STRATEGIES = ("fsdp2", "ddp")
+STRATEGIES = ("fsdp2", "ddp", *(["zero3"] if importlib.util.find_spec("deepspeed") else []))
 
 
 def arguments():
@@ -74,10 +75,16 @@ class Training:
             for block in model:
                 fully_shard(block, mesh=mesh)
             fully_shard(model, mesh=mesh)
-        else:
+        elif strategy == "ddp":
             model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
         self.model = model
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        if strategy == "zero3":
+            import deepspeed
+
+            deepspeed.init_distributed("gloo" if options.device == "cpu" else "nccl")
+            self.model, self.optimizer, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config={
+                "train_micro_batch_size_per_gpu": 64, "zero_allow_untested_optimizer": True, "zero_optimization": {"stage": 3}})
         self.random = torch.Generator(options.device).manual_seed(11 + rank)
         # DDP's buckets hold the gradients' memory all the time; FSDP2's gradients have to stay to be there in a rollout.
         self.set_to_none = strategy == "ddp"
@@ -88,13 +95,18 @@ class Training:
 
     def step(self, samples):
         loss = (self.model(samples) - samples.roll(1, 1)).square().mean()
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=self.set_to_none)
+        if self.strategy == "zero3":
+            self.model.backward(loss)
+            self.model.step()
+        else:
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=self.set_to_none)
         self.losses.append(loss.detach())
 
     def parameters(self):
-        return [local(p.detach()) for p in self.model.parameters()]
+        """Of this rank: shards, or whole ones."""
+        return [local(getattr(p, "ds_tensor", p).detach()) for p in self.model.parameters()]
 
     def bytes(self):
         """Of parameters, gradients and optimizer states, each storage once. DDP's buckets have the size of the parameters."""

@@ -49,7 +49,10 @@ FAKE = {"vllm/__init__.py": """
                 time.sleep(0.01)
             if name == "engines_load":
                 self.seed = args[0]
-            return self._all(*[{"rank": rank, "pid": self.worker.pid} if name == "engines_about" else {"nccl": {"state": "resident"}} for rank in range(2)])
+            answers = {"engines_about": {"pid": self.worker.pid}, "engines_used": 3 << 30,
+                       "engines_account": {"taken": (2 << 30) - (("account" in os.environ["FAKE"]) << 26), "left": {"modules": 1 << 30}, "used": 1 << 30, "driver": 1 << 30}}
+            answer = answers.get(name, {"nccl": {"state": "resident"}})
+            return self._all(*[{"rank": rank, **answer} if name == "engines_about" else answer for rank in range(2)])
 
         def _fail(self, text):
             self._all(RuntimeError(text), RuntimeError("stale: " + text))
@@ -194,6 +197,11 @@ class Job(unittest.TestCase):
             self.assertEqual(told, [["freeze", pid]] * 2 if refuses else [["freeze", pid], ["thaw", pid]] * 2)
             self.assertEqual((code, [row and row["asleep"] for row in report["frozen"]]), (1, [None] * 2) if refuses else (0, [True, False]))
             self.assertEqual("freeze ended with 3:  not so" in report["error"], refuses)
+
+    def test_an_account_that_is_not_the_drivers_fails_the_run(self):
+        report, code = self.run_job("account", cycles=1)
+        self.assertEqual(code, 1)
+        self.assertIn("the account of a sleep is off by {'taken and left': %d, 'left': 0} bytes" % (1 << 26), report["error"])
 
     def test_a_good_sglang_passes_every_step_and_one_that_loses_its_weights_or_refuses_others_does_not(self):
         report, code = self.run_job(engine="sglang_job")

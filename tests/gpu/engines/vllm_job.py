@@ -24,6 +24,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 MIB = 1 << 20
+CLOSE = 32 * MIB  # of an account to what the driver says
 # At level 2 the weights come first: vLLM 0.25.1 writes the model's buffers back at whichever wake-up is the first.
 ORDERS = ((1, ("weights", "kv_cache")), (1, ("kv_cache", "weights")), (2, ("weights", "kv_cache")))
 TIMED = 6  # cycles at level 1, woken up at once: the first, and those of which medians are taken
@@ -272,10 +273,22 @@ def last_pauses(text):
     return ["%s %s: %s ms" % (key[0][:4], tags.get(key, "nccl"), ", ".join("%s %.1f" % one for one in found.items())) for key, found in pauses.items()]
 
 
-def asleep(engine, tool):
-    """While it sleeps: what AMem's tags hold and took, whose the memory is that is left, and what each phase took."""
+def checked_account(before, account):
+    """Of a rank alone on its GPU, with the kinds in MiB: what a sleep took and left is what the driver had given out, to CLOSE bytes."""
+    left = sum(account["left"].values())
+    off = {"taken and left": before - account["taken"] - left, "left": left - account["driver"]}
+    check(max(map(abs, off.values())) <= CLOSE, "the account of a sleep is off by %s bytes: %s, used before %d" % (off, account, before))
+    return {"used_mib": before >> 20, "taken_mib": account["taken"] >> 20, "left_mib": {kind: size >> 20 for kind, size in account["left"].items()},
+            "off_bytes": off}
+
+
+def asleep(engine, tool, alone):
+    """While it sleeps: what AMem's tags hold and took, whose the memory is that is left, its account, and what each phase took."""
+    before = engine.rpc("engines_used")
     engine.llm.sleep(1)
     found = {"tags": engine.rpc("engines_memory")}
+    if alone and before:  # SGLang's ranks are asked nothing
+        found["account"] = [checked_account(*row) for row in zip(before, engine.rpc("engines_account"))]
     environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
     for name, command in (("left", ["top", "--gpu"]), ("phases", ["log", "--json", *("--kind=" + kind for kind in ("phase-begun", "cycle-done", "pool-opened"))])):
         if tool:
@@ -434,7 +447,7 @@ def job(options, report, make):
         report.data["awake_mib"] = used_mib() - before
         cycles(engine, options, report, before)
         if options.backend == "amem":
-            report.data["asleep"] = report.step("asleep", lambda: asleep(engine, options.tool))
+            report.data["asleep"] = report.step("asleep", lambda: asleep(engine, options.tool, options.tp == 1 or not options.one_gpu))
         report.data["frozen"] = [report.step("frozen %s" % ("asleep" if sleeping else "awake"), lambda sleeping=sleeping: frozen(engine, workers, options, before, sleeping))
                                  for sleeping in options.freezes * [True] + options.freezes * [False]]
         report.data["messages"] = {}

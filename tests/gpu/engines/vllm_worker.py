@@ -93,6 +93,21 @@ class Calls:
                 for row in amem.memory()["tags"] if row["bytes"]}
         return {**rows, "before": {"collect_ms": timed(gc.collect), "empty_cache_ms": timed(torch.cuda.empty_cache)}}
 
+    def engines_used(self):
+        """Bytes of this worker's GPU that the driver has given out, to anyone."""
+        import torch
+
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+    def engines_account(self):
+        """The account of this worker's GPU, bytes: {"taken", "left": {kind: bytes}, "used"}, and what the driver has given out."""
+        (gpu,) = importlib.import_module("amem").account().gpus
+        return {"taken": sum(gpu.taken.values()), "left": gpu.left, "used": gpu.used, "driver": self.engines_used()}
+
 
 def __getattr__(name):
     """Classes that derive from vLLM's: made when they are asked for, because this module is imported where vLLM is not set up yet."""

@@ -81,7 +81,9 @@ void Others(CUdeviceptr memory, std::size_t bytes) {
   }
   CUmemoryPool pool = nullptr;
   CUdevice device = 0;
-  SAY("cuCtxGetDevice", CALL(cuCtxGetDevice, &device), std::to_string(device));
+  // As all before CUDA 13 have it, which takes another argument.
+  auto* const device_of = reinterpret_cast<CUresult (*)(CUdevice*)>(Driver::OfVersion("cuCtxGetDevice", 3020));
+  SAY("cuCtxGetDevice", device_of(&device), std::to_string(device));
   SAY("default pool", CALL(cuDeviceGetDefaultMemPool, &pool, device));
   SAY("write a value", CALL(cuStreamWriteValue32, nullptr, memory, 7, 0));
   SAY("wait for a value", CALL(cuStreamWaitValue32, nullptr, memory, 7, CU_STREAM_WAIT_VALUE_EQ));

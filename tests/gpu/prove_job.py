@@ -67,7 +67,9 @@ def cases(options, folder):
     yield "2 hosts by ssh", [*prove, "--hosts", hosts, "--nccl", own], path
     if options.card:
         card = ":".join(filter(None, [options.card, os.environ.get("LD_LIBRARY_PATH")]))
-        yield "2 hosts by ssh, stand-in card", [*prove, "--hosts", hosts, "--nccl", own], {**path, "LD_LIBRARY_PATH": card}
+        # Left to find out, NCCL 2.28.9 takes a card that has no GDAKI for one of an unknown kind, and crashes.
+        gin = {"NCCL_GIN_ENABLE": "0", "NCCL_GIN_TYPE": "0"}
+        yield "2 hosts by ssh, stand-in card", [*prove, "--hosts", hosts, "--nccl", own], {**path, **gin, "LD_LIBRARY_PATH": card}
     if count > 1:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "-m", *prove[2:], "--nccl", own]
         yield "torchrun, %d GPUs" % count, torchrun, {}

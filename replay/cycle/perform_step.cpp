@@ -59,7 +59,7 @@ void StepPerformer::FindBinding(const Step& step, StepTarget& target) const {
 Result<DriverHandle> StepPerformer::Perform(const Step& step, const StepTarget& target) {
   switch (step.kind) {
     case StepKind::kQuiesce:
-      return WithoutHandle(driver_.Synchronize(step.device, side_.until()));
+      return WithoutHandle(driver_.Synchronize(step.device, side_.until(), [this] { return side_.IsOvertaken(); }));
     case StepKind::kCheckMemory:
       return WithoutHandle(
           CheckFreeMemory(driver_, step.device, step.bytes,

@@ -36,6 +36,8 @@ class StepSide {
   virtual Status OnNetwork(const Step& step) { return static_cast<void>(step), Status{}; }
   // The deadline for waits.
   [[nodiscard]] virtual Deadline until() const = 0;
+  // The others go on without this step, so a wait may be broken off.
+  [[nodiscard]] virtual bool IsOvertaken() const { return false; }
 };
 
 // kOutOfMemory: a device has less than `needed` free; says who holds memory there, and ends with what to do `then`.

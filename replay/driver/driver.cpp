@@ -58,6 +58,12 @@ Status NotIdle(DeviceOrdinal device, Deadline began, const std::string& details)
           cuda::kNotReady};
 }
 
+// Not a failure of this rank: the code says that another one has failed.
+Status BrokenOff(DeviceOrdinal device) {
+  return {Code::kTimeout,
+          fmt::format("device {} was still busy when another rank ended the call; not waited for any longer", device.value)};
+}
+
 Status CopiesNotDone(DeviceOrdinal device, Deadline began) {
   return {Code::kDriver,
           fmt::format("device {}: copies of contents have not ended within {} ms; {}", device.value, SinceThen(began).count(),

@@ -178,7 +178,8 @@ class Driver : public Copier {
   virtual std::string Version() = 0;
   // Waits until all that this process submitted to the device is done; opens no context there. kRefused: a stream capture is
   // running, or the work did not end in time.
-  virtual Status Synchronize(DeviceOrdinal device, Deadline until) = 0;
+  // `breaks_off`: asked while it waits; true: it waits no longer (BrokenOff).
+  virtual Status Synchronize(DeviceOrdinal device, Deadline until, const std::function<bool()>& breaks_off = {}) = 0;
   // The program submits work to that stream by that call. Synchronize also waits for the stream's context, and its message
   // names the last such call. Cheap if repeated for the same context.
   virtual void NoteStream(const char* call, void* stream) { static_cast<void>(call), static_cast<void>(stream); }
@@ -203,6 +204,7 @@ class Driver : public Copier {
 
 // The failures of waits that reached their deadline. `details`: "(...)" or nothing.
 Status NotIdle(DeviceOrdinal device, Deadline began, const std::string& details);
+Status BrokenOff(DeviceOrdinal device);
 Status CopiesNotDone(DeviceOrdinal device, Deadline began);
 
 // For messages: "0x7f00, 4096 bytes", "handle 0x1f", and "cuMulticastUnbind 4096 bytes at 0 of handle 0x1f".

@@ -164,7 +164,9 @@ std::string CudaDriver::Version() {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
-Status CudaDriver::Synchronize(DeviceOrdinal device, Deadline until) { return idle_->Await(device, until); }
+Status CudaDriver::Synchronize(DeviceOrdinal device, Deadline until, const std::function<bool()>& breaks_off) {
+  return idle_->Await(device, until, breaks_off);
+}
 void CudaDriver::NoteStream(const char* call, void* stream) { idle_->NoteStream(call, stream); }
 void CudaDriver::ForgetContext(DeviceOrdinal device) { core_->Forget(device); }
 Driver::Released CudaDriver::ReleaseContext(DeviceOrdinal device, const std::function<int()>& release) {

@@ -57,7 +57,7 @@ class CudaDriver final : public Driver {
   // Of the primary context, if this process has one on the device, and of all that NoteStream has seen. kRefused, with 900: a
   // capture is running. One on a stream that waits for the legacy stream is found first and goes on; one on a non-blocking
   // stream is found by the driver, which breaks that capture (measured; it offers no other way to ask).
-  Status Synchronize(DeviceOrdinal device, Deadline until) override;
+  Status Synchronize(DeviceOrdinal device, Deadline until, const std::function<bool()>& breaks_off = {}) override;
   void NoteStream(const char* call, void* stream) override;
   void ForgetContext(DeviceOrdinal device) override;
   Released ReleaseContext(DeviceOrdinal device, const std::function<int()>& release) override;

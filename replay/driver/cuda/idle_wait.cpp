@@ -22,7 +22,7 @@ static bool Destroyed(CUresult result) {
   return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
-Status CudaDriver::IdleWait::Await(DeviceOrdinal device, Deadline until) {
+Status CudaDriver::IdleWait::Await(DeviceOrdinal device, Deadline until, const std::function<bool()>& breaks_off) {
   const Deadline began = Now();
   AMEM_ASSIGN(const auto active, core_->HasContext(device));
   std::set<CUcontext> contexts;
@@ -37,8 +37,8 @@ Status CudaDriver::IdleWait::Await(DeviceOrdinal device, Deadline until) {
     contexts.insert(primary);
   }
   for (const CUcontext context : contexts) {
-    AMEM_ASSIGN(const auto waited, AwaitContext(context, until));
-    if (!waited) return NotIdle(device, began, Details(context));
+    AMEM_ASSIGN(const auto waited, AwaitContext(context, until, breaks_off));
+    if (!waited) return Passed(until) ? NotIdle(device, began, Details(context)) : BrokenOff(device);
     const CUresult result = *waited;
     if (result == CUDA_SUCCESS) continue;
     if (context != primary && Destroyed(result)) {  // the program destroyed it, and its work with it
@@ -52,20 +52,28 @@ Status CudaDriver::IdleWait::Await(DeviceOrdinal device, Deadline until) {
   return {};
 }
 
-Result<std::optional<CUresult>> CudaDriver::IdleWait::AwaitContext(CUcontext context, Clock::time_point until) {
+bool CudaDriver::IdleWait::Ends(const Wait& wait, Clock::time_point until, const std::function<bool()>& breaks_off) {
+  constexpr std::chrono::milliseconds kOften{20};
+  while (wait.wait_until(std::min(until, Clock::now() + kOften)) != std::future_status::ready)
+    if (Clock::now() >= until || (breaks_off && breaks_off())) return false;
+  return true;
+}
+
+Result<std::optional<CUresult>> CudaDriver::IdleWait::AwaitContext(CUcontext context, Clock::time_point until,
+                                                                   const std::function<bool()>& breaks_off) {
   Wait before;
   {
     const MutexLock lock(mutex_);
     if (const auto* const known = FindIn(unfinished_, context)) before = *known;
   }
   // An earlier wait that is still under way began before the work that this one must wait for.
-  if (before.valid() && before.wait_until(until) != std::future_status::ready) return std::optional<CUresult>();
+  if (before.valid() && !Ends(before, until, breaks_off)) return std::optional<CUresult>();
   const auto task =
       std::make_shared<std::packaged_task<CUresult()>>([core = core_, context] { return WaitFor(core->calls, context); });
   const Wait wait = task->get_future();
   AMEM_ASSIGN(auto started, StartThread("amem-idle", [task] { (*task)(); }));
   started.detach();
-  const bool ended = wait.wait_until(until) == std::future_status::ready;
+  const bool ended = Ends(wait, until, breaks_off);
   const MutexLock lock(mutex_);
   if (!ended) unfinished_[context] = wait;
   if (ended) unfinished_.erase(context);

@@ -25,14 +25,16 @@ class CudaDriver::IdleWait {
   explicit IdleWait(std::shared_ptr<Core> core) : core_(std::move(core)) {}
 
   // For the device's primary context, and those that NoteStream has seen on it.
-  Status Await(DeviceOrdinal device, Deadline until);
+  Status Await(DeviceOrdinal device, Deadline until, const std::function<bool()>& breaks_off);
   void NoteStream(const char* call, void* stream);
 
  private:
   using Clock = std::chrono::steady_clock;
   using Wait = std::shared_future<CUresult>;
-  // nullopt: the wait did not end in time.
-  Result<std::optional<CUresult>> AwaitContext(CUcontext context, Clock::time_point until);
+  // nullopt: the wait did not end in time, or was broken off.
+  Result<std::optional<CUresult>> AwaitContext(CUcontext context, Clock::time_point until,
+                                               const std::function<bool()>& breaks_off);
+  static bool Ends(const Wait& wait, Clock::time_point until, const std::function<bool()>& breaks_off);
   void Forget(DeviceOrdinal device, CUcontext context);
   [[nodiscard]] std::string Details(CUcontext context) const;
   std::atomic<CUcontext>& Recent(CUcontext context) {

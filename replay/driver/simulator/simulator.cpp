@@ -117,7 +117,7 @@ Result<std::string> Simulator::DeviceUuid(DeviceOrdinal device) {
   return fmt::format("GPU-51000000-0000-4000-8000-{:012}", WorldDevice(device.value));
 }
 
-Status Simulator::Synchronize(DeviceOrdinal device, Deadline until) {
+Status Simulator::Synchronize(DeviceOrdinal device, Deadline until, const std::function<bool()>& breaks_off) {
   const Deadline began = Now();
   const auto fail = Failing([&] { return "cuCtxSynchronize device " + std::to_string(device.value); });
   AMEM_TRY(EnterOn(device, kSynchronize, fail));
@@ -125,7 +125,14 @@ Status Simulator::Synchronize(DeviceOrdinal device, Deadline until) {
   if (capturing_ || (streams != nullptr && streams->Capturing({})))
     return fail(cuda::kCaptureUnsupported, "a stream capture is running; end it first");
   const auto done = streams != nullptr ? streams->Submitted({}) : [] { return true; };
-  return AwaitUntil(until, [&] { return work_ != Work::kOfProgram && done(); }) ? Status{} : NotIdle(device, began, "");
+  bool broken_off = false;
+  const auto idle = [&] {
+    const bool is_idle = work_ != Work::kOfProgram && done();
+    broken_off = !is_idle && breaks_off && breaks_off();
+    return is_idle || broken_off;
+  };
+  if (!AwaitUntil(until, idle)) return NotIdle(device, began, "");
+  return broken_off ? BrokenOff(device) : Status{};
 }
 
 bool Simulator::AwaitUntil(Deadline until, const std::function<bool()>& idle) {

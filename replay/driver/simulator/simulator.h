@@ -206,7 +206,7 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
   Result<int> DeviceCount() override;
   Result<std::string> DeviceUuid(DeviceOrdinal device) override;
   std::string Version() override { return "simulator 1"; }
-  Status Synchronize(DeviceOrdinal device, Deadline until) override;
+  Status Synchronize(DeviceOrdinal device, Deadline until, const std::function<bool()>& breaks_off = {}) override;
   [[nodiscard]] std::optional<HostRoom> HostMemory() override;
   Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes bytes) override;
   Released ReleaseContext(DeviceOrdinal, const std::function<int()>& release) override {

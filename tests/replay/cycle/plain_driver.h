@@ -31,7 +31,7 @@ class PlainDriver : public Driver {
   Result<int> DeviceCount() override { return sim_.DeviceCount(); }
   Result<std::string> DeviceUuid(DeviceOrdinal d) override { return sim_.DeviceUuid(d); }
   std::string Version() override { return sim_.Version(); }
-  Status Synchronize(DeviceOrdinal d, Deadline u) override { return sim_.Synchronize(d, u); }
+  Status Synchronize(DeviceOrdinal d, Deadline u, const std::function<bool()>& b) override { return sim_.Synchronize(d, u, b); }
   Result<std::unique_ptr<PinnedBuffer>> AllocatePinned(Bytes b) override { return sim_.AllocatePinned(b); }
   Status CopyToHost(DeviceOrdinal d, std::byte* t, Address f, Bytes b) override { return sim_.CopyToHost(d, t, f, b); }
   Status CopyToDevice(DeviceOrdinal d, Address t, const std::byte* f, Bytes b) override {

@@ -223,8 +223,8 @@ Plan PlanPause(const State& state, PoolId pool) {
 namespace {
 
 // Whether owners may have given back the memory that is still imported here, and make it anew: then what is mapped here is a
-// copy that nobody else sees. Imports are in doubt after a failed undo, and from the phase before the release on: when the
-// session that counts the votes dies, some members may have heard that the phase passed, and others not.
+// copy that nobody else sees. Imports are in doubt after a failed undo, and from the phase before the release on, because this
+// session may be stopped before it reads that the phase has passed.
 bool ImportsInDoubt(const State& state, PoolId pool) {
   const Lifecycle lifecycle = state.LifecycleOf(pool);
   const Cycle& cycle = state.ScopeOf(pool).cycle;

@@ -204,8 +204,6 @@ Result<Options> ParseOptions(const Lookup& get) {
   AMEM_TRY(ParseChoiceInto(get, "AMEM_NVLS", {{"keep", Nvls::kKeep}, {"release", Nvls::kRelease}}, options.nvls));
   AMEM_TRY(ParseChoiceInto(get, "AMEM_NETWORK", {{"keep", false}, {"renew", true}}, options.renews));
   AMEM_TRY(ParseChoiceInto(get, "AMEM_VERIFY", {{"0", false}, {"1", true}}, options.compare));
-  // For tests, until the board is how all sessions agree (replay/cycle/README.md).
-  AMEM_TRY(ParseChoiceInto(get, "AMEM_AGREEMENT", {{"leader", false}, {"board", true}}, options.on_board));
   options.ranks_of_host = ParseRanksOfHost(get);
   AMEM_TRY(ParseChoiceInto(get, "AMEM_SUSPEND", {{"serve", Suspend::kServe}, {"native", Suspend::kNative}}, options.suspend));
   AMEM_TRY(ParseChoiceInto(get, "AMEM_SCOPE",

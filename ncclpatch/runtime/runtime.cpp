@@ -477,7 +477,6 @@ Result<std::unique_ptr<Session>> StartSession(const Options& options, control::R
     AMEM_ASSIGN(std::unique_ptr<Peers> peers, UnixPeers::Start(self, settings, delegate));
     return peers;
   };
-  if (options.on_board) log::Warn("AMEM_AGREEMENT=board is for AMem's own tests: all ranks need it, or none; unset it");
   SessionOpened who = Describe(options, **driver, session);
   // The driver must outlive the session, which is never destroyed.
   SessionOptions settings = options;

@@ -9,12 +9,11 @@ namespace amem {
 
 // What a stream uses cannot be taken back. All copies are queued, so only waiting for them is left, which is tried again for as
 // long as an undo would have.
-Status Coordinator::GoOn(const PlannedPhase& phase, const Manner& manner, Round* round, Status why) {
+Status Coordinator::GoOn(const PlannedPhase& phase, const Manner& manner, Status why) {
   constexpr auto kBetween = std::chrono::milliseconds(10);
   in_use_ = in_use_ || (manner.in_use && manner.in_use());
   if (!in_use_) return why;
   const Deadline until = In(deadlines_.undo());
-  if (round != nullptr) round->SetUntil(until);
   executor_.SetUntil(deadlines_.OwnPartOf(until));
   while (!why.ok() && !Passed(executor_.until())) {
     std::this_thread::sleep_for(kBetween);

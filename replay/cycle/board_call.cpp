@@ -33,7 +33,7 @@ class Coordinator::Call final : public board::RoundHooks {
         assembly_(assembly),
         until_(assembly.Time() + (until - Now())),
         cycle_(cycle),
-        sightings_(scope.ledger_, assembly, RoundCall{kind, cycle, until, manner.patient, scope.tag_, {}}) {}
+        sightings_(scope.ledger_, assembly, CallOfSet{kind, scope.tag_}) {}
 
   Status Run() {
     const bool patient = manner_.patient && kind_ == CycleKind::kResume;
@@ -271,16 +271,29 @@ class Coordinator::Call final : public board::RoundHooks {
   }
   // All had come, and the call failed on another member before this one had done anything.
   void JournalWhatOthersBegan(const Status& why) {
+    {
+      if (!scope_.ledger_.TryLockFor(kToJournal)) return;
+      const LedgerLock lock(scope_.ledger_, std::adopt_lock);
+      const Lifecycle now = scope_.ledger_.state().LifecycleOf(scope_.pool_);
+      if (now != Lifecycle::kRunning && now != Lifecycle::kPaused) return;  // what is left of an earlier call is for a resume
+      CycleBegun begun = CycleHere();
+      cycle_ = begun.cycle;
+      scope_.ledger_.Record(std::move(begun));
+      round_.journaled = true;
+    }
+    if (kind_ == CycleKind::kResume && why.code() == Code::kOutOfMemory) CheckMemoryToo();
     if (!scope_.ledger_.TryLockFor(kToJournal)) return;
     const LedgerLock lock(scope_.ledger_, std::adopt_lock);
-    const Lifecycle now = scope_.ledger_.state().LifecycleOf(scope_.pool_);
-    if (now != Lifecycle::kRunning && now != Lifecycle::kPaused) return;  // what is left of an earlier call is for a resume
-    CycleBegun begun = CycleHere();
-    cycle_ = begun.cycle;
-    scope_.ledger_.Record(std::move(begun));
     scope_.ledger_.Record(PhaseDecided{PhaseOf(kind_, *round_.failed), false, why.reported_by(), why.message(), why.code(),
                                        why.driver_result(), scope_.pool_});
-    round_.journaled = true;
+  }
+  // Several ranks may lack device memory, and each says so in its own journal.
+  void CheckMemoryToo() {
+    scope_.executor_.BeginCycle(In(scope_.deadlines_.margin()));
+    const auto plan = scope_.MakePlan(kind_);
+    if (!plan.ok()) return;
+    const auto arrive = std::ranges::find(plan->phases, PhaseKind::kResumeArrive, &PlannedPhase::phase);
+    if (arrive != plan->phases.end()) static_cast<void>(scope_.RunPhase(*arrive, kind_, manner_));
   }
   // Keeps the scope's calls out, and begins the cycle in the journal.
   Status Begin(Deadline until) {
@@ -309,7 +322,7 @@ class Coordinator::Call final : public board::RoundHooks {
     if (planned == plan_.phases.end()) return {};
     round_.phase = phase;
     Status mine = OrNoMemory([&] { return scope_.RunPhase(*planned, kind_, manner_, is_overtaken); });
-    if (!mine.ok() && kind_ == CycleKind::kResume) mine = scope_.GoOn(*planned, manner_, nullptr, mine);
+    if (!mine.ok() && kind_ == CycleKind::kResume) mine = scope_.GoOn(*planned, manner_, mine);
     if (mine.ok() && scope_.compare_ && phase == PhaseKind::kResumeVerify) mine = scope_.executor_.CompareRestored(plan_);
     return mine;
   }
@@ -317,9 +330,8 @@ class Coordinator::Call final : public board::RoundHooks {
   // A phase of the opposite plan, from wherever this session is.
   Status Backward(PhaseKind phase, const std::function<bool()>& is_overtaken) {
     round_.phase = phase;
-    std::set<SessionId> owners;
     const CycleKind undo = phase >= PhaseKind::kResumeArrive ? CycleKind::kResume : CycleKind::kPause;
-    return scope_.RunUndoPhase(undo, phase, {}, owners, is_overtaken);
+    return scope_.RunUndoPhase(undo, phase, is_overtaken);
   }
 
   Status ReleaseAgain() {
@@ -428,37 +440,5 @@ class Coordinator::Call final : public board::RoundHooks {
     std::set<SessionId> ends{};  // of members, which the ledger knows of
   } round_;
 };
-
-// Never by messages where others may come to a board.
-Result<std::unique_ptr<Assembly>> Coordinator::Assemble(CycleKind kind) {
-  {
-    if (!TryLedger()) return NoLedger();
-    const LedgerLock lock(ledger_, std::adopt_lock);
-    if (pool_ && !IsShared()) {
-      if (own_board_ == nullptr) {
-        AMEM_ASSIGN(auto made, board::Board::MakePrivate(tag_, {peers_.Self().session}));
-        own_board_ = std::make_shared<board::Board>(std::move(made));
-      }
-      return std::unique_ptr<Assembly>(std::make_unique<LoneAssembly>(peers_.Self(), own_board_));
-    }
-  }
-  return peers_.Assemble(kind, tag_);
-}
-
-Status Coordinator::CycleOnBoard(CycleKind kind, const Manner& manner, std::unique_ptr<Assembly> assembly, Deadline until) {
-  threads_recorded_ = false;
-  culprits_.clear();
-  std::uint64_t cycle = 0;
-  {
-    if (!TryLedger()) return NoLedger();
-    const LedgerLock lock(ledger_, std::adopt_lock);
-    cycle = CycleNumber(kind);
-    if (kind == CycleKind::kPause) ledger_.RenewJournal();
-    const bool lone = pool_ && !IsShared();
-    if (!lone) ledger_.Record(PhaseBegun{PhaseOf(kind, Ballot::kCome), pool_});
-  }
-  const Status status = Call(*this, kind, manner, *assembly, until, cycle).Run();
-  return status;
-}
 
 }  // namespace amem

@@ -75,13 +75,10 @@ struct CycleContext {
   PinnedSupply& pinned;
   Deadlines deadlines{};
   Network* network = nullptr;  // Executor's, of NCCL's memory; null: what network cards hold stays
-  // All members agree on the board of their set, where peers have boards, and not by messages through a leader. README.md says
-  // what is missing before that is how sessions agree.
-  bool on_board = false;
-  bool compare = false;  // compare contents with their copies: all at the end of a resume, what is unchanged in a pause
+  bool compare = false;        // compare contents with their copies: all at the end of a resume, what is unchanged in a pause
 };
 
-// One thread at a time calls Cycle, or its parts; any thread may call the rest.
+// One thread at a time calls Cycle; any thread may call the rest.
 class Coordinator {
  public:
   // For NCCL's memory, which the driver itself copies. `gate` holds the calls that touch the scope's memory, and must outlive
@@ -90,17 +87,11 @@ class Coordinator {
   // For a tag, whose copies have a lane of their own.
   static Result<std::unique_ptr<Coordinator>> OfTag(const CycleContext& context, CallGate& gate, PoolId pool, std::string tag);
 
-  // A whole pause or resume: Arrive, the gate, Run. Does nothing if the scope is in that state already. After a failure it has
+  // A whole pause or resume. Does nothing if the scope is in that state already. After a failure it has
   // undone what it could, no contents are lost, the message names the tag or rank and the reason, and the caller can try again.
   // A resume that a stream already follows is not undone: what is left of it waits for the next call, which ends it first.
   Status Cycle(CycleKind kind, const Manner& manner = {});
 
-  // Waits for all members of the set. NCCL's calls go on meanwhile, because a peer may still need something from this process.
-  Result<std::unique_ptr<Round>> Arrive(CycleKind kind, Deadline until, bool patient = false);
-  // In place of Run, if this session cannot take part: tells all members why, and the cycle fails before it begins.
-  Status Refuse(CycleKind kind, Round& round, const Status& why);
-  // The caller keeps the scope's calls out.
-  Status Run(CycleKind kind, Round& round, const Manner& manner = {});
   // Call it before memory of the scope is given back: waits for copies that a failed cycle left under way. Any thread.
   Status AwaitCopies();
   // The stream waits for the copies that are queued now.
@@ -116,7 +107,7 @@ class Coordinator {
   void FreeUnfinished() { backup_.FreeUnfinished(Now()); }
 
  private:
-  class Call;  // on a board
+  class Call;  // a pause or resume, with all that belongs to one alone (board_call.cpp)
 
   Coordinator(const CycleContext& context, CallGate& gate, PoolId pool, std::string tag, std::unique_ptr<Copier> lane);
   Status CloseGate(Deadline until);
@@ -125,10 +116,7 @@ class Coordinator {
   [[nodiscard]] bool TryLedger() TRY_ACQUIRE(true, ledger_);
   [[nodiscard]] Status NoLedger() const;
   void WantHostMemory() REQUIRES(ledger_);
-  [[nodiscard]] bool Alone(const Round& round) const { return pool_ && round.Members().size() == 1; }
   [[nodiscard]] bool IsShared() const REQUIRES(ledger_);
-  // Whether all that a session imports from this one is there, with its contents.
-  [[nodiscard]] bool HasInPlace(SessionId session) const EXCLUDES(ledger_);
   Status RunPhase(const PlannedPhase& planned, CycleKind kind, const Manner& manner,
                   const std::function<bool()>& is_overtaken = {});
   Status CanBegin();  // what is known only when all have arrived
@@ -143,34 +131,14 @@ class Coordinator {
   [[nodiscard]] Status ImportsCanLeave() const REQUIRES(ledger_);
   [[nodiscard]] Status MulticastsCanLeave() const REQUIRES(ledger_);
   [[nodiscard]] Result<Plan> MakePlan(CycleKind kind);
-  // A vote's result. If the leader is lost, the others gather again; `settled` then says how one of them ended its cycle,
-  // because it had heard a decision that did not reach this session.
-  struct Decided : Decision {
-    std::optional<Lifecycle> settled{};
-    bool gathered_again = false;
-  };
-  Decided Vote(Round& round, PhaseKind phase, const Status& mine);
   Status KeepIfAnyDoes(const std::vector<PeerIdentity>& members);
   void RecordVote(PhaseKind phase, const Status& mine);
-  // Sets which member reports the failure, and who caused it. `members`: of the round that failed, sorted.
-  void NoteFailure(const std::vector<PeerIdentity>& members, SessionId culprit);
   void RecordThreads();  // once a cycle, at its first deadline
-  // `in_step`: as Executor::Run. `owners`: those from which the phase imports memory.
-  Status RunUndoPhase(CycleKind undo, PhaseKind phase, const std::function<bool(SessionId)>& in_step,
-                      std::set<SessionId>& owners, const std::function<bool()>& is_overtaken = {});
-  static bool IsInStep(SessionId session, const Round& round, const Decision& last);
-  // After the vote of an undo in which memory comes back: whether all of these owners have restored theirs.
-  [[nodiscard]] Status HaveRestored(const std::set<SessionId>& owners, const Round& round, const Decision& decided);
+  Status RunUndoPhase(CycleKind undo, PhaseKind phase, const std::function<bool()>& is_overtaken);
   void RecordNotBegun(CycleKind kind, std::uint64_t cycle, const Status& why);
-  Status GiveUp(CycleKind kind, Round& round, std::uint64_t cycle, const Status& why);
-  Status RunPhases(CycleKind kind, Round& round, const Manner& manner, CycleReport& report);
-  Status Undo(CycleKind failed, Round& round);
-  // `round`: null on a board.
-  Status GoOn(const PlannedPhase& phase, const Manner& manner, Round* round, Status why);
+  Status GoOn(const PlannedPhase& phase, const Manner& manner, Status why);
   // Records that the cycle is done. `start_ns`: when it began.
   void Conclude(CycleKind kind, const Manner& manner, CycleReport report, std::uint64_t start_ns);
-  Status CycleOnBoard(CycleKind kind, const Manner& manner, std::unique_ptr<Assembly> assembly, Deadline until);
-  // Null: these peers have no boards.
   [[nodiscard]] Result<std::unique_ptr<Assembly>> Assemble(CycleKind kind);
   static CycleMember AsMember(const PeerIdentity& who) { return {who.session, who.rank, who.pid, who.host}; }
   [[nodiscard]] std::uint64_t CycleNumber(CycleKind kind) const REQUIRES(ledger_);
@@ -180,7 +148,6 @@ class Coordinator {
   Peers& peers_;
   CallGate& gate_;
   const Deadlines deadlines_;
-  const bool on_board_;
   const bool compare_;
   const PoolId pool_;                   // zero: NCCL's memory
   const std::string tag_;               // empty: NCCL's memory
@@ -195,14 +162,11 @@ class Coordinator {
   CycleReport pause_, resume_;
   CycleTotals pauses_, resumes_;
   bool threads_recorded_ = false;
-  std::uint64_t arriving_ = 0;                  // the number of the cycle that this session has arrived for
   std::uint64_t paused_at_ns_ = MonotonicNs();  // the last time
   std::mutex copying_mutex_;
   std::map<DeviceOrdinal, std::uint64_t> copying_since_ns_;  // when a cycle failed whose copies may still be under way there
   bool all_keep_ = false;                                    // a member of this cycle keeps all its memory
-  bool all_held_ = false;                                    // the cycle failed before any member could release memory
-  bool leader_is_late_ = false;                              // the cycle failed because of it, and the others go on without it
-  bool alone_ = false;                                       // the round has no other member
+  bool alone_ = false;                                       // the cycle has no other member
   bool in_use_ = false;                                      // a stream follows the copies of a resume that has not ended
   std::vector<CycleMember> culprits_;                        // other sessions that caused the failure
   std::vector<PeerIdentity> members_;                        // of the cycle when it began, sorted

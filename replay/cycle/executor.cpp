@@ -26,27 +26,27 @@ static bool OnlyWaits(StepKind kind) {
 }
 
 constexpr std::size_t kBatchesComing = 6;  // asked for and not yet imported
-constexpr std::chrono::milliseconds kAskAgain{10};
 
 bool Executor::TryLedger() {
   constexpr std::chrono::milliseconds kLeast{100};
   return ledger_.TryLockFor(std::max(LeftUntil(until_), kLeast));
 }
 
-Status Executor::Run(const PlannedPhase& phase, const std::function<bool(SessionId)>& in_step,
-                     const std::function<bool()>& is_overtaken) {
+Status Executor::Run(const PlannedPhase& phase, const std::function<bool()>& is_overtaken) {
   {
     if (!TryLedger()) return NoLedger();
     const LedgerLock lock(ledger_, std::adopt_lock);
     ledger_.Record(PhaseBegun{phase.phase, pool_});
-    imports_.emplace(peers_, phase.imports, ledger_.state(), until_, in_step);
+    imports_.emplace(peers_, phase.imports, ledger_.state(), until_);
   }
   planned_copies_ = &phase.copies;
   copies_begun_ = 0;
   const auto last = std::ranges::find_if(phase.steps.rbegin(), phase.steps.rend(), AwaitsCopy);
   last_copy_ = last == phase.steps.rend() ? nullptr : &*last;
   Status status = copies_.BeginPhase(phase.phase);
-  if (status.ok()) status = RunSteps(phase, is_overtaken);
+  is_overtaken_ = &is_overtaken;
+  if (status.ok()) status = RunSteps(phase);
+  is_overtaken_ = nullptr;
   performer_.EndPhase();
   imports_.reset();
   return status;
@@ -59,10 +59,10 @@ Status Executor::CompareRestored(const Plan& resume) {
   return copies_.Compare(restored);
 }
 
-Status Executor::RunSteps(const PlannedPhase& phase, const std::function<bool()>& is_overtaken) {
+Status Executor::RunSteps(const PlannedPhase& phase) {
   Status status;
   for (auto step = phase.steps.begin(); step != phase.steps.end() && status.ok(); ++step) {
-    if (is_overtaken && is_overtaken()) {
+    if (IsOvertaken()) {
       status = {Code::kRefused, "the others have ended this phase without this rank"};
       break;
     }
@@ -242,11 +242,10 @@ Status Executor::FailUnbegun(const Step& step, Status why) {
   return Fail(step, std::move(why));
 }
 
-ImportQueue::ImportQueue(Peers& peers, const std::vector<ImportBatch>& batches, const State& state, Deadline until,
-                         const std::function<bool(SessionId)>& in_step)
+ImportQueue::ImportQueue(Peers& peers, const std::vector<ImportBatch>& batches, const State& state, Deadline until)
     : peers_(peers), until_(until) {
   for (const ImportBatch& planned : batches) {
-    Batch batch{planned.owner, {}, !in_step || in_step(planned.owner)};
+    Batch batch{planned.owner, {}};
     for (const AllocationId import : planned.imports) {
       auto* const a = FindIn(state.allocations, import);
       if (a != nullptr && a->remote) batch.requests.push_back({a->remote->allocation, import});
@@ -255,17 +254,9 @@ ImportQueue::ImportQueue(Peers& peers, const std::vector<ImportBatch>& batches, 
   }
 }
 
-ImportQueue::Shared ImportQueue::Ask(const Batch& batch) {
-  while (true) {
-    Shared shared = peers_.Reimport(batch.owner, batch.requests, until_);
-    if (batch.in_step || shared.status().code() != Code::kNotFound || Passed(until_)) return shared;
-    std::this_thread::sleep_for(kAskAgain);
-  }
-}
-
 void ImportQueue::AskAhead() {
   for (; asked_ < batches_.size() && coming_.size() < kBatchesComing; ++asked_) {
-    const auto ask = [this, &batch = batches_[asked_]] { return Ask(batch); };
+    const auto ask = [this, &batch = batches_[asked_]] { return peers_.Reimport(batch.owner, batch.requests, until_); };
     try {
       coming_.push_back(std::async(std::launch::async, ask));
     } catch (const std::system_error&) {  // no thread can be had: Await asks the owner itself

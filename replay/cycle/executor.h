@@ -24,11 +24,8 @@ namespace amem {
 // Fetches the descriptors of a phase's imports: a few owners export while this session imports what has arrived.
 class ImportQueue {
  public:
-  // `peers` must outlive the queue. `state` has the owners' names of the allocations. `in_step`: whether that owner runs the
-  // same phases at the same time (empty: all do). One that does not may make its memory anew later, and is asked again until
-  // then.
-  ImportQueue(Peers& peers, const std::vector<ImportBatch>& batches, const State& state, Deadline until,
-              const std::function<bool(SessionId)>& in_step = {});
+  // `peers` must outlive the queue. `state` has the owners' names of the allocations.
+  ImportQueue(Peers& peers, const std::vector<ImportBatch>& batches, const State& state, Deadline until);
 
   // Waits for the descriptor of an import; they are fetched in the order of the batches. If it fails with kPeerLost, the ledger
   // knows of the loss too, so a new plan replaces what that owner shared.
@@ -40,10 +37,8 @@ class ImportQueue {
   struct Batch {
     SessionId owner;
     std::vector<ShareRequest> requests;
-    bool in_step = true;
   };
   void AskAhead();
-  Shared Ask(const Batch& batch);
   Status AwaitNextBatch();
 
   Peers& peers_;
@@ -68,10 +63,9 @@ class Executor final : private StepSide {
         performer_(driver, *this, pool) {}
 
   // Runs the steps in order. Stops at the first that fails, records StepFailed and returns the reason. For one thread at a
-  // time, without the ledger's lock. `in_step`: as ImportQueue. `is_overtaken`: asked before each step; true: the others go on
-  // without the rest, which is not done (kRefused).
-  Status Run(const PlannedPhase& phase, const std::function<bool(SessionId)>& in_step = {},
-             const std::function<bool()>& is_overtaken = {});
+  // time, without the ledger's lock. `is_overtaken`: asked before each step, and in long ones; true: the others go on without
+  // the rest, which is not done (kRefused).
+  Status Run(const PlannedPhase& phase, const std::function<bool()>& is_overtaken = {});
   // After a resume by that plan, before anybody uses the memory: compares all contents with what was saved. kBroken: they
   // differ.
   Status CompareRestored(const Plan& resume);
@@ -91,6 +85,7 @@ class Executor final : private StepSide {
     copies_.SetUntil(until);
   }
   [[nodiscard]] Deadline until() const override { return until_; }
+  [[nodiscard]] bool IsOvertaken() const override { return is_overtaken_ != nullptr && *is_overtaken_ && (*is_overtaken_)(); }
   // Whether this session made or imported new multicast objects in this cycle.
   [[nodiscard]] bool HasRenewedMulticasts() const { return !renewed_.empty(); }
 
@@ -119,7 +114,7 @@ class Executor final : private StepSide {
   // Fails if another thread holds the ledger for too long, inside a hanging driver call.
   [[nodiscard]] bool TryLedger() TRY_ACQUIRE(true, ledger_);
   [[nodiscard]] Status NoLedger() const { return {Code::kDriver, ledger_.Held().message(), cuda::kTimeout}; }
-  Status RunSteps(const PlannedPhase& phase, const std::function<bool()>& is_overtaken);
+  Status RunSteps(const PlannedPhase& phase);
   Status RunOne(const Step& step);
   Status EndOne(const Step& step, const StepTarget& target, const Result<DriverHandle>& handle) REQUIRES(ledger_);
   [[nodiscard]] bool Exists(const Step& step) const REQUIRES(ledger_);
@@ -148,6 +143,7 @@ class Executor final : private StepSide {
 
   // Of the current phase:
   std::optional<ImportQueue> imports_;
+  const std::function<bool()>* is_overtaken_ = nullptr;
   const std::vector<std::vector<Step>>* planned_copies_ = nullptr;
   std::size_t copies_begun_ = 0;     // how many of the phase's copies have begun
   std::vector<Network::Kept> kept_;  // by the step that runs

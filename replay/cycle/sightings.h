@@ -9,7 +9,7 @@
 
 #include "replay/ledger/ledger.h"
 #include "replay/peers/assembly.h"
-#include "replay/peers/vote_counter.h"
+#include "replay/peers/late.h"
 
 namespace amem {
 
@@ -40,7 +40,7 @@ inline PhaseKind PhaseOf(CycleKind kind, agreement::Ballot ballot) {
 // What a member journals of the others.
 class Sightings {
  public:
-  Sightings(Ledger& ledger, Assembly& assembly, RoundCall call)
+  Sightings(Ledger& ledger, Assembly& assembly, CallOfSet call)
       : ledger_(ledger), assembly_(assembly), call_(std::move(call)) {}
 
   // Who has come and voted, each once. Of a tag nothing is said.
@@ -64,12 +64,16 @@ class Sightings {
     ProcessSeen seen = assembly_.See(session, waited);
     if (comes) seen.answer = AnswerOf(call_, last);
     std::string what = WhyLate(seen);
-    if (what.empty() && comes) what = WhatItDoes(call_, last);
+    if (comes) {
+      const std::string doing = WhatItDoes(call_, last),
+                        hindrance = seen.state == "stopped" ? "" : assembly_.Hindrance(session);
+      if (what.empty()) what = doing;
+      if (!hindrance.empty()) what += (what.empty() ? "says: " : ": ") + hindrance;
+    }
     Record({std::move(seen)});
     return what;
   }
   void NextRound() { heard_.clear(); }
-  [[nodiscard]] const RoundCall& call() const { return call_; }
 
  private:
   void Record(std::vector<EventBody> facts) {
@@ -80,7 +84,7 @@ class Sightings {
 
   Ledger& ledger_;
   Assembly& assembly_;
-  const RoundCall call_;
+  const CallOfSet call_;
   std::set<std::pair<SessionId, agreement::Ballot>> heard_;  // in this round
 };
 

@@ -48,6 +48,9 @@ class Assembly {
   virtual void FailedBy(SessionId lost) = 0;
   // What is seen now of that session's process, which has been waited for for so long.
   [[nodiscard]] virtual ProcessSeen See(SessionId session, std::chrono::milliseconds waited) = 0;
+  // Why that session cannot come: a driver call of its program holds its ledger and hangs. Empty: it does not say so. Waits for
+  // an answer for milliseconds.
+  [[nodiscard]] virtual std::string Hindrance(SessionId /*session*/) { return {}; }
   // Tells these members that they are waited for, so that the journal of one that does not come says so. Each once; waits for
   // none of them.
   virtual void TellWaiting(const std::vector<SessionId>& absent) = 0;

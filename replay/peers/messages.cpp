@@ -22,9 +22,6 @@ requires std::is_same_v<std::remove_const_t<Item>, SharedItem>
 constexpr auto Members(Item& of) {
   return std::tie(of.bytes, of.properties, of.part, of.tag, of.incarnation, of.pool, of.pool_policy);
 }
-template <class Item>
-requires std::is_same_v<std::remove_const_t<Item>, NeighbourhoodMessage>
-constexpr auto Members(Item& of) { return std::tie(of.self, of.neighbours, of.progress, of.lost); }
 
 namespace {
 
@@ -48,8 +45,6 @@ struct NoteBytes {
 
 template <class T>
 inline constexpr std::size_t kLongest = kMessageBytesMax;
-template <>
-inline constexpr std::size_t kLongest<PeerIdentity> = kMembersMax;
 template <>
 inline constexpr std::size_t kLongest<SessionId> = kMembersMax;
 template <>
@@ -80,7 +75,7 @@ void FitOne(Status& status, bool) {
 }
 template <class T>
 void FitOne(std::vector<T>& list, bool own) {
-  if (list.size() > kLongest<T> && (!own || std::is_same_v<T, PeerIdentity>))
+  if (list.size() > kLongest<T> && (!own || std::is_same_v<T, SessionId>))
     Reject(fmt::format("a list of {} where at most {} are allowed", list.size(), kLongest<T>));
   list.resize(std::min(list.size(), kLongest<T>));
   for (T& one : list) Fit(one, own);

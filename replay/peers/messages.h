@@ -19,10 +19,10 @@
 
 namespace amem {
 
-inline constexpr std::uint32_t kPeerProtocol = 9;       // the newest and the oldest that this build speaks
-inline constexpr std::uint32_t kPeerProtocolLeast = 9;  // 2 knew no tags, 3 no requests, 4 no steps of a freeze, 5 another
-                                                        // form, 6 not whose loss a vote is about, 7 not who is absent,
-                                                        // 8 no pages beside a hello
+inline constexpr std::uint32_t kPeerProtocol = 10;       // the newest and the oldest that this build speaks
+inline constexpr std::uint32_t kPeerProtocolLeast = 10;  // 2 knew no tags, 3 no requests, 4 no steps of a freeze, 5 another
+                                                         // form, 6 not whose loss a vote is about, 7 not who is absent,
+                                                         // 8 no pages beside a hello, 9 voted by messages
 inline constexpr std::size_t kMessageBytesMax = 128 * 1024;
 inline constexpr std::size_t kDescriptorsMax = 250;  // beside one message; the kernel's limit is 253
 inline constexpr std::size_t kMembersMax = 512;      // sessions in one message
@@ -30,7 +30,7 @@ inline constexpr std::size_t kReferencesMax = 4096;  // in one message
 
 enum class Purpose : std::uint8_t {
   kData = 0,     // import, reimport, dropped; when it closes, the peer is gone
-  kRound = 1,    // discovery, arrivals and votes
+  kRound = 1,    // pages, boards, and who waits for whom
   kRequest = 2,  // of a tool: orders and looks; while one that has given an order is open, no other may give any
 };
 constexpr Enumerators<Purpose> EnumeratorsOf(Purpose) { return {Purpose::kRequest, "purpose"}; }
@@ -63,47 +63,9 @@ struct SharedMessage {  // one descriptor beside it for each item that is not a 
 struct DroppedMessage {
   std::vector<ShareRequest> references;
 };
-struct AskNeighboursMessage {
-  std::string tag;
-};
-struct NeighbourhoodMessage {
-  PeerIdentity self;
-  std::vector<PeerIdentity> neighbours;
-  CycleProgress progress;
-  std::optional<PeerIdentity> lost;  // whose end failed its last call to Arrive; nothing once it has called again
-};
-struct ArriveMessage {
-  CycleKind kind{};
-  std::uint64_t cycle = 0;
-  std::vector<PeerIdentity> set;
-  std::uint32_t left_ms = 0;  // until the sender's deadline; 0: it did not say
-  std::string tag{};          // as in RoundCall
-};
-struct BegunMessage {
-  std::uint64_t round = 0;
-  std::vector<PeerIdentity> members;
-  std::uint32_t left_ms = 0;  // of the member that has the least time left; 0: nobody said
-};
-struct WithdrawMessage {};
-struct WithdrawnMessage {
-  std::vector<PeerIdentity> missing;
-};
-struct VoteMessage {
-  std::uint64_t round = 0;
-  std::uint32_t index = 0;
-  PhaseKind phase{};
-  std::uint32_t left_ms = 0;  // as long as the sender waits
-  Status status;
-  SessionId reported_by{};  // the status's
-};
-struct DecisionMessage {
-  std::uint64_t round = 0;
-  std::uint32_t index = 0;
-  Decision decision;
-};
-struct LeaveMessage {
-  std::uint64_t round = 0;
-};
+// The sender waits until the receiver comes to a call about NCCL's memory. Answered by a failure, which says what keeps it; ok:
+// nothing that it knows of.
+struct AwaitingMessage {};
 struct OrderMessage {  // answered by a standing, as a look is
   control::Order order;
 };
@@ -121,10 +83,9 @@ struct NoteMessage {     // for the rank's journal: Frozen or FreezeStep. Answer
   EventBody event;
 };
 
-using MessageVariant = std::variant<HelloMessage, WelcomeMessage, FailureMessage, ImportMessage, ReimportMessage, SharedMessage,
-                                    DroppedMessage, AskNeighboursMessage, NeighbourhoodMessage, ArriveMessage, BegunMessage,
-                                    WithdrawMessage, WithdrawnMessage, VoteMessage, DecisionMessage, LeaveMessage, OrderMessage,
-                                    LookMessage, StandingMessage, NoteMessage, AskBoardMessage, BoardMessage>;
+using MessageVariant =
+    std::variant<HelloMessage, WelcomeMessage, FailureMessage, ImportMessage, ReimportMessage, SharedMessage, DroppedMessage,
+                 AwaitingMessage, OrderMessage, LookMessage, StandingMessage, NoteMessage, AskBoardMessage, BoardMessage>;
 // A variant whose copies and moves are compiled in messages.cpp, and not wherever a message is handed on.
 struct MessageBody : MessageVariant {
   using MessageVariant::MessageVariant;

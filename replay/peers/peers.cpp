@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "replay/peers/assembly.h"
-
 namespace amem {
 
 std::string ToText(const PeerIdentity& peer) {
@@ -16,7 +14,5 @@ std::string NameOf(CycleKind kind, const std::string& tag) {
   if (tag.empty()) return pause ? "ncclPause" : "ncclResume";
   return (pause ? "amem_pause of tag " : "amem_resume of tag ") + tag;
 }
-
-std::unique_ptr<Assembly> Peers::Assemble(CycleKind /*kind*/, const std::string& /*tag*/) { return nullptr; }
 
 }  // namespace amem

@@ -113,47 +113,8 @@ class PeerDelegate {
   virtual bool OnWitnessed(std::span<const EventBody> /*facts*/, std::chrono::milliseconds /*patience*/) { return true; }
 };
 
-// What a session wants when it arrives at a round.
-struct RoundCall {
-  CycleKind kind{};
-  std::uint64_t cycle = 0;
-  Deadline until{};      // of the wait for the others
-  bool patient = false;  // a resume that waits for members that live and are paused
-  std::string tag{};     // whose memory it is about; empty: NCCL's. Rounds of several tags may overlap
-  // Asked of a member that says that it runs, so that it will not come: whether the round can do without it. Null: it cannot.
-  std::function<bool(SessionId)> spares{};
-};
 // "ncclPause", "amem_resume of tag weights": for messages.
 std::string NameOf(CycleKind kind, const std::string& tag);
-
-// What became of a vote, the same for all members.
-struct Decision {
-  SessionId culprit;  // whose failure it is: of a vote that failed because another session is lost, that one
-                      // (Status::reported_by); zero: nobody's
-  Status status;      // ok: all voted ok. Otherwise the first failure, with rank, phase and reason (kTimeout: no vote came;
-                      // kPeerLost: it died)
-  std::vector<SessionId> absent{};  // members of whom no vote was heard: late ones, and all that have died or left the round
-  bool against = false;             // a member voted against the phase
-  bool heard = true;                // by all, from the leader; false: others may have heard that the vote passed
-};
-
-// One pause or resume over a set of sessions. Destroying it early withdraws: the others get kPeerLost.
-class Round {
- public:
-  virtual ~Round() = default;
-  [[nodiscard]] virtual std::vector<PeerIdentity> Members() const = 0;  // sorted by session, includes this one
-  // When waits end; votes end a little later. The same moment for all members, from the deadline of the one that came first
-  // (Deadlines). An undo sets another one.
-  [[nodiscard]] virtual Deadline until() const = 0;
-  virtual void SetUntil(Deadline until) = 0;
-  // Casts this session's vote on a phase and waits for the others.
-  virtual Decision Vote(PhaseKind phase, const Status& mine) = 0;
-  // The leader is lost: every vote fails at once unless Regather succeeds.
-  [[nodiscard]] virtual bool Leaderless() const { return false; }
-  // Gathers the members that are left, which then go on voting. With a value: one of them had heard the decision that did not
-  // reach this session, and ended its cycle in that state. Waits; after a failure Leaderless is false.
-  virtual Result<std::optional<Lifecycle>> Regather() { return std::optional<Lifecycle>(); }
-};
 
 // Where a session is likely to be lost, because a vote or a peer's answer says so.
 inline constexpr std::chrono::milliseconds kLossPatience{1000};
@@ -179,19 +140,8 @@ class Peers {
   // while, so one that seems to live is looked at again for as long as `patience`.
   virtual bool AwaitLoss(SessionId session, std::chrono::milliseconds patience) = 0;
 
-  // Where that session is in the cycles of that tag, as it says itself; kNew: it does not answer at once.
-  virtual CycleProgress ProgressOf(SessionId session, const std::string& tag) = 0;
-
-  // Finds the set: the sessions that share memory of that tag with this one, directly or through others, with the same group.
-  // Waits until all of them have arrived for the same kind of cycle. kTimeout names those that did not come, and what they do
-  // if that is known. A session that is dead when it is first asked does not belong to the set; kPeerLost names one that died
-  // or closed while this session, or another that has given up since, waited for it. `culprits`, if not null: the sessions that
-  // caused a failure because they did not come, ended, refused, or have another group; empty: this session itself, or unknown.
-  virtual Result<std::unique_ptr<Round>> Arrive(const RoundCall& call, std::vector<PeerIdentity>* culprits = nullptr) = 0;
-
-  // The members of one call about that tag (empty: NCCL's memory), and their board. It must not outlive the object. Null: these
-  // peers have no boards.
-  virtual std::unique_ptr<Assembly> Assemble(CycleKind kind, const std::string& tag);
+  // The members of one call about that tag (empty: NCCL's memory), and their board. It must not outlive the object.
+  virtual std::unique_ptr<Assembly> Assemble(CycleKind kind, const std::string& tag) = 0;
 
   // Stops serving; no delegate call comes after this returns, but for one that hangs in the driver: nobody waits for that for
   // ever, because the process may be exiting.

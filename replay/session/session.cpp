@@ -28,7 +28,7 @@ Result<std::unique_ptr<Session>> Session::Start(const SessionOptions& options, D
   session->Note(std::move(who));
   AMEM_ASSIGN(session->peers_, start_peers(self, *session));
   const CycleContext context{session->ledger_,  driver,          *session->peers_, session->pinned_,
-                             options.deadlines, options.network, options.on_board, options.compare};
+                             options.deadlines, options.network, options.compare};
   session->coordinator_ = std::make_unique<Coordinator>(context, session->gates_.Of({}));
   session->pools_ = std::make_unique<Pools>(
       context, session->gates_, [self = session.get()](const ChunkSpace::Chunk& c) { return self->DropChunk(c); },

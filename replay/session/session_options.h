@@ -29,7 +29,6 @@ struct SessionOptions {
   Nvls nvls = Nvls::kKeep;
   Network* network = nullptr;                // AMEM_NETWORK=renew; null: what network cards hold stays. Outlives the session
   Deadlines deadlines;                       // AMEM_TIMEOUT_MS
-  bool on_board = false;                     // CycleContext::on_board
   bool compare = false;                      // AMEM_VERIFY: compare all bytes after each resume with what was saved
   Bytes pinned_bytes = Bytes{4} << 30;       // host memory pinned ahead for NCCL's memory, at most
   std::filesystem::path host_claims;         // one file for all ranks of the host; empty: none

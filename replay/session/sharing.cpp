@@ -79,10 +79,11 @@ Result<AllocationId> Session::Import(int descriptor, const Origin& origin, bool 
 }
 
 Result<AllocationId> Session::ImportToken(const Token& token, const Origin& origin) {
-  constexpr std::chrono::milliseconds kOften{5}, kPatience{1000};  // an owner's pause or resume takes some 25 ms
+  constexpr std::chrono::milliseconds kOften{5};  // an owner's pause or resume takes some 25 ms, but may wait for others
+  const Deadline until = In(options_.deadlines.call());
   auto imported = TryImport(token, origin);
   const auto in_a_cycle = [&] { return imported.status().driver_result() == kNotReady && !IsBusy(imported.status()); };
-  for (auto waited = kOften; in_a_cycle() && waited < kPatience; waited += kOften) {
+  while (in_a_cycle() && !Passed(until)) {
     std::this_thread::sleep_for(kOften);
     imported = TryImport(token, origin);
   }

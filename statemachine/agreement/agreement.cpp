@@ -85,6 +85,7 @@ Count CountVotes(const View& view, const Line& vote) {
 // At an undecided ballot. A no comes first, because it says what went wrong.
 Action AtBallot(const Member& member, const Line& vote, const View& view, std::uint64_t now_ns) {
   const bool comes = vote.ballot == Ballot::kCome;
+  if (comes && view.seats[view.self].ended) return Decide{vote.ballot, Cause::kEnded, view.self};
   if (comes && view.set_changed) return Decide{vote.ballot, Cause::kSetChanged, view.self};
   if (view.seats[view.self].votes[static_cast<std::size_t>(vote.ballot)] == Vote::kNone)
     return CastVote{vote.ballot, !member.work_failed};

@@ -30,7 +30,8 @@
 //     decided, and only after it has ended its own last round; so only `come` can be decided for a later round while a member
 //     is still in an earlier one, and it can pass only with that member. To that member it has failed (kSuperseded).
 //   * A member leaves a round only by a decision. If its set changes while it waits for `come`, it makes that ballot fail
-//     (kSetChanged), and all come again, each to the board of the set that it sees then.
+//     (kSetChanged), and all come again, each to the board of the set that it sees then. Likewise if its own session ends while
+//     it waits for `come` (kEnded), which has no other deadline for a patient member.
 //   * A vote or decision that has been written over makes its ballot fail. If that was a decision, members may end differently,
 //     since nothing is agreed on any more; but none of them loses contents, or runs without its own memory.
 //

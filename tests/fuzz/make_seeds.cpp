@@ -37,11 +37,8 @@ int main(int argc, char** argv) {
                                            ImportMessage{AllocationId{3}, Token{SessionId{1}, AllocationId{2}, {}, 0}},
                                            ReimportMessage{{{AllocationId{1}, AllocationId{2}}}},
                                            SharedMessage{{{}}},
-                                           NeighbourhoodMessage{who, {who, who}, {Lifecycle::kPaused, 3}, {}},
-                                           ArriveMessage{CycleKind::kResume, 3, {who}},
-                                           BegunMessage{4, {who, who}},
-                                           VoteMessage{4, 1, PhaseKind::kPauseSave, 1000, {Code::kOutOfMemory, "no", 2}},
-                                           DecisionMessage{4, 1, {SessionId{1}, {}}}};
+                                           AwaitingMessage{},
+                                           AskBoardMessage{"weights", {SessionId{1}, SessionId{2}}, 3}};
   for (std::size_t i = 0; i < bodies.size(); ++i) Write(seeds / "message" / std::to_string(i), *EncodeMessage({i, bodies[i]}));
   Write(seeds / "token" / "0", Encode(Token{SessionId{1}, AllocationId{2}, {}, 3}));
   std::mt19937_64 random(7);

@@ -47,7 +47,7 @@ struct DoomedRank {
 
 class DoomedJob {
  public:
-  DoomedJob(std::uint64_t seed, Baton& baton) : random_(seed), baton_(baton), network_(kDoomedTimeout, &baton) {
+  DoomedJob(std::uint64_t seed, Baton& baton) : random_(seed), baton_(baton), network_(&baton) {
     ranks_.resize(static_cast<std::size_t>(2 + Pick(kDoomedRanks - 1)));
     memory_ = *SimulatorWorld::InMemory(kDoomedRanks, Bytes{4} << 20);
     const bool slab = Pick(2) == 0;

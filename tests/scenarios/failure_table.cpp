@@ -4,7 +4,6 @@
 #include <random>
 
 #include "tests/scenarios/failure_job.h"
-#include "tests/stand_ins/peers/agreement.h"
 
 namespace amem::failure {
 namespace {
@@ -328,17 +327,6 @@ void AddExhaustion(std::vector<Failure>& all) {
                  .alone = kOfOneWithoutDescriptors,
                  .alone_after_exceptions = {.kinds = kOfOneWithoutDescriptors.kinds, .whoever = true},
                  .culprit_knows = true});
-  // On a board a resume needs no descriptor but for imports, one at a time, and succeeds.
-  if (!test::AgreesOnBoard()) {
-    all.push_back({.name = "descriptors run out within a resume",
-                   .commands = {"pause", "barrier", "1:descriptors=1", "resume"},
-                   .fate = Fate::kFails,
-                   .silent = false,
-                   .expected = {{"step-failed", "refused"}, {1}, kDescriptors},
-                   .alone = kOfOneWithoutDescriptors,
-                   .alone_after_exceptions = {.kinds = kOfOneWithoutDescriptors.kinds, .whoever = true},
-                   .culprit_knows = true});
-  }
   all.push_back(
       {.name = "the disk of a journal is full",
        .full_disk = {1},
@@ -371,9 +359,8 @@ void AddDriverErrors(std::vector<Failure>& all) {
   with("not supported in a resume, and in its undo", {"pause", "1:at=SetAccess,1,fail-all=801", "resume"}, {});
   with("a pause that fails on one rank and cannot be undone on another",
        {"1:at=Release,1,fail=1", "2:at=Create,1,fail-all=1", "pause"},
-       // On a board rank 2 may hear of the failure before it has released anything, and then has nothing to create.
-       test::AgreesOnBoard() ? Words{"call ncclResume", "call ncclPause again", "all have ended", "Xid"}
-                             : Words{"call ncclResume", "all have ended"});
+       // Rank 2 may learn of the failure before it has released anything, and then has nothing to create.
+       {"call ncclResume", "call ncclPause again", "all have ended", "Xid"});
 }
 
 const Expected kOfOneOfAnotherGroup = {{"refused"}, {1}, kGroups};

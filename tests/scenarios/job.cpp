@@ -31,7 +31,7 @@ std::vector<std::string> Merge(const Environment& more) {
   std::vector<std::string> merged;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text(*entry), name = text.substr(0, text.find('='));
-    const bool changes = name.starts_with("AMEM_") && name != "AMEM_AGREEMENT";
+    const bool changes = name.starts_with("AMEM_");
     if (!changes && name != "LD_PRELOAD" && !more.contains(name)) merged.push_back(text);
   }
   for (const auto& [name, value] : more) merged.push_back(name + "=" + value);

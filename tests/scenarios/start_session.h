@@ -12,7 +12,6 @@
 #include "replay/driver/simulator/simulator.h"
 #include "replay/peers/unix/unix_peers.h"
 #include "replay/session/session.h"
-#include "tests/stand_ins/peers/agreement.h"
 #include "tests/stand_ins/peers/local_peers.h"
 
 namespace amem::test {
@@ -37,10 +36,8 @@ inline SimulatedRank StartInMemory(const SimulatorOptions& simulated, const Sess
                                    std::unique_ptr<JournalWriter> journal, LocalNetwork& network) {
   SimulatedRank rank;
   rank.simulator = *Simulator::Open(simulated);
-  SessionOptions how = options;
-  how.on_board = AgreesOnBoard();
   rank.session =
-      *Session::Start(how, *rank.simulator, who, std::move(journal), [&](const PeerIdentity& self, PeerDelegate& delegate) {
+      *Session::Start(options, *rank.simulator, who, std::move(journal), [&](const PeerIdentity& self, PeerDelegate& delegate) {
         return Result<std::unique_ptr<Peers>>(network.Join(self, delegate));
       });
   return rank;
@@ -65,7 +62,6 @@ inline Result<std::unique_ptr<Session>> StartOn(Simulator& simulator, RankProces
   who.layout = options.session.layout == Layout::kSlab ? "slab" : "direct";
   who.content = "preserve";
   options.session.deadlines = Deadlines(std::chrono::milliseconds(options.timeout_ms));
-  options.session.on_board = AgreesOnBoard();
   if (options.journal.directory.empty()) options.journal.directory = options.directory / "journal";
   using Opened = Result<std::unique_ptr<JournalWriter>>;
   auto journal = options.lasting ? Opened(JournalWriter::OpenLasting(options.journal, who.session))

@@ -26,10 +26,11 @@ class TwoRanks : public ::testing::Test {
     ASSERT_TRUE(second.ok()) << second.message();
   }
   std::shared_ptr<SimulatorWorld> world = *SimulatorWorld::InMemory(2, Bytes{256} << 20);
-  LocalNetwork network{500};
+  LocalNetwork network;
   static SessionOptions Direct() {
     SessionOptions options;
     options.layout = Layout::kDirect;
+    options.deadlines = Deadlines(std::chrono::milliseconds(500));
     return options;
   }
   Process a{1, world, network, Direct()}, b{2, world, network, Direct()};

@@ -17,7 +17,7 @@ void RunThreads(const Settings& settings) {
   SetWorld(settings, -1);
   const auto page = OpenPage({});
   const auto memory = *SimulatorWorld::InMemory(kMostRanks, kCapacity);
-  LocalNetwork network(settings.timeout_ms());
+  LocalNetwork network;
   std::vector<std::unique_ptr<Rank>> ranks;
   for (int i = 0; i < settings.ranks; ++i) {
     SimulatorOptions simulated;

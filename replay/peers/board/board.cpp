@@ -239,12 +239,20 @@ void Board::ReadDecisions(RoundNumber round, BoardReading& reading) const {
 
 BoardReading Board::Read(RoundNumber round, const std::function<bool(std::size_t)>& ended) const {
   BoardReading reading;
+  ReadAgain(round, ended, reading);
+  return reading;
+}
+
+void Board::ReadAgain(RoundNumber round, const std::function<bool(std::size_t)>& ended, BoardReading& reading) const {
   reading.seats.resize(members_.size());
   reading.voted_at_ns.resize(members_.size());
   reading.keeps.resize(members_.size());
+  reading.until_ns = 0;
   ReadDecisions(round, reading);
   for (std::size_t seat = 0; seat < members_.size(); ++seat) {
     reading.seats[seat].ended = ended(seat);
+    reading.voted_at_ns[seat] = {};
+    reading.keeps[seat] = false;
     for (std::size_t b = 0; b < kBallots; ++b) {
       const auto word = words::VoteIn(Seat(seat).votes[b].load(), id_, PlaceOf(seat, static_cast<Ballot>(b)));
       reading.seats[seat].votes[b] = !word ? Vote::kDamaged : word->round == round ? word->vote : Vote::kNone;
@@ -256,7 +264,6 @@ BoardReading Board::Read(RoundNumber round, const std::function<bool(std::size_t
     const std::uint64_t until = Seat(seat).until_ns.load(std::memory_order_relaxed);
     if (until != 0 && (reading.until_ns == 0 || until < reading.until_ns)) reading.until_ns = until;
   }
-  return reading;
 }
 
 void Board::WriteStatement(std::size_t seat, Ballot ballot, RoundNumber round, const Status& what) {

@@ -76,6 +76,8 @@ class Board {
   [[nodiscard]] Result<RoundNumber> NextRound() const;
   // `ended`: whether the session of a seat is known to have ended.
   [[nodiscard]] BoardReading Read(RoundNumber round, const std::function<bool(std::size_t)>& ended) const;
+  // The same in place of an earlier reading of this board; needs no memory.
+  void ReadAgain(RoundNumber round, const std::function<bool(std::size_t)>& ended, BoardReading& reading) const;
   // The decisions alone, in a reading of that round: cheap enough to ask before every driver step.
   void ReadDecisions(RoundNumber round, BoardReading& reading) const;
   // What member `seat` said on that ballot in that round; nothing: it said nothing, or it is damaged.

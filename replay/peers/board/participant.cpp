@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 
+#include "journal/base/no_memory.h"
+
 namespace amem::board {
 
 using agreement::Ballot;
@@ -30,9 +32,14 @@ class Participant {
   RoundOutcome Run() {
     while (true) {
       const std::uint32_t ticket = board_.Ticket();
-      const agreement::Action action = NextAction();
-      if (const auto* end = std::get_if<agreement::End>(&action)) return Outcome(*end);
-      Perform(action, ticket);
+      try {
+        const agreement::Action action = NextAction();
+        if (const auto* end = std::get_if<agreement::End>(&action)) return Outcome(*end);
+        Perform(action, ticket);
+        lacks_memory_ = false;
+      } catch (const std::bad_alloc&) {
+        LackMemory(ticket);
+      }
     }
   }
 
@@ -42,19 +49,29 @@ class Participant {
   }
   static Deadline DeadlineAt(std::uint64_t ns) { return Deadline(std::chrono::nanoseconds(ns)); }
 
+  // Who has no memory to go on with is against what it has not voted on yet. Of what it has voted on it awaits the decision,
+  // for which it needs none.
+  void LackMemory(std::uint32_t ticket) {
+    lacks_memory_ = member_.work_failed = true;
+    why_ = NoMemory();
+    hooks_.AwaitChange(board_, ticket, hooks_.Time() + kSleepLeast);
+  }
+
   // While it works only a decision can tell it something else.
   [[nodiscard]] bool IsOvertaken(const agreement::DoWork& work) {
     board_.ReadDecisions(round_, reading_);
     return agreement::Step(program_, member_, reading_.ViewOf(seat_), NsOf(hooks_.Time())).action != agreement::Action(work);
   }
   agreement::Action NextAction() {
-    reading_ = board_.Read(round_, [&](std::size_t seat) { return hooks_.HasEnded(board_.members()[seat]); });
+    // Without memory only the board is read, and the hooks are asked nothing.
+    const auto ended = [&](std::size_t seat) { return !lacks_memory_ && hooks_.HasEnded(board_.members()[seat]); };
+    board_.ReadAgain(round_, ended, reading_);
     for (std::size_t seat = 0; seat < reading_.seats.size(); ++seat)
       reading_.seats[seat].gave_up = call_.gave_up.contains(board_.members()[seat]);
     const bool at_come = member_.line == 0;
     if (at_come && call_.patient)
-      member_.patient = NsOf(hooks_.Time()) < member_.until_ns || hooks_.MayComeYet(AbsentMembers());
-    const bool set_changed = at_come && hooks_.SetHasChanged();
+      member_.patient = lacks_memory_ || NsOf(hooks_.Time()) < member_.until_ns || hooks_.MayComeYet(AbsentMembers());
+    const bool set_changed = at_come && !lacks_memory_ && hooks_.SetHasChanged();
     // The time of a round ends for all when that of the first member to run out of it does.
     if (at_come && reading_.decisions[0].cause == Cause::kAllVoted && reading_.until_ns != 0)
       member_.until_ns = std::min(member_.until_ns, reading_.until_ns);
@@ -81,18 +98,22 @@ class Participant {
 
   void Perform(const agreement::Action& action, std::uint32_t ticket) {
     if (const auto* work = std::get_if<agreement::DoWork>(&action)) {
-      const Status done = hooks_.Do(work->work, DeadlineAt(member_.until_ns), [&] { return IsOvertaken(*work); });
+      const Status done =
+          OrNoMemory([&] { return hooks_.Do(work->work, DeadlineAt(member_.until_ns), [&] { return IsOvertaken(*work); }); });
       if (!done.ok()) why_ = done;
       member_ = agreement::Finished(member_, done.ok());
     } else if (const auto* vote = std::get_if<agreement::CastVote>(&action)) {
-      hooks_.OnVote(vote->ballot, why_);
+      const bool told = Told([&] { hooks_.OnVote(vote->ballot, why_); });
+      if (!told) why_ = NoMemory();
       if (vote->ballot == Ballot::kCome) board_.SetUntil(seat_, call_.patient ? 0 : member_.until_ns);
-      board_.CastVote(seat_, round_, vote->ballot, vote->yes, why_, vote->ballot == Ballot::kCome && call_.keeps);
+      board_.CastVote(seat_, round_, vote->ballot, vote->yes && told, why_, vote->ballot == Ballot::kCome && call_.keeps);
       why_ = {};
       sleep_ = kSleepLeast;
       if (vote->ballot != Ballot::kCome) waiting_since_ = hooks_.Time();
     } else if (const auto* decide = std::get_if<agreement::Decide>(&action)) {
-      board_.Decide(seat_, round_, decide->ballot, decide->cause, decide->culprit, Explain(*decide));
+      Status seen;
+      if (!Told([&] { seen = Explain(*decide); })) seen = NoMemory();
+      board_.Decide(seat_, round_, decide->ballot, decide->cause, decide->culprit, seen);
     } else if (const auto* wait = std::get_if<agreement::Wait>(&action)) {
       hooks_.OnWait(wait->ballot, reading_);
       const Deadline longest = hooks_.Time() + sleep_;
@@ -101,6 +122,11 @@ class Participant {
     }
   }
 
+  // False: there was no memory for it.
+  template <class Tell>
+  static bool Told(const Tell& tell) {
+    return OrNoMemory([&] { return tell(), Status(); }).ok();
+  }
   [[nodiscard]] std::string NameOf(std::size_t seat) { return hooks_.NameOf(board_.members()[seat]); }
   [[nodiscard]] std::string InBallot(Ballot ballot) { return " " + hooks_.PlaceOf(call_.kind, ballot); }
   // What all are told of a failure that nobody voted for.
@@ -191,7 +217,8 @@ class Participant {
   agreement::Member member_;
   BoardReading reading_;
   std::array<bool, agreement::kBallots> reported_{};
-  Status why_;  // this member's work failed
+  Status why_;                 // this member's work failed
+  bool lacks_memory_ = false;  // the last look or step ended for want of it
   std::chrono::milliseconds sleep_ = kSleepLeast;
   Deadline waiting_since_ = call_.began;
   RoundOutcome outcome_;
@@ -209,7 +236,13 @@ Result<RoundOutcome> TakePart(Board& board, std::size_t seat, CallOnBoard& call,
   if (hooks.HasEnded(board.members()[seat]))
     return Status{Code::kRefused, "this session does not hold its lock, so the others take it for ended"};
   AMEM_ASSIGN(const RoundNumber round, board.NextRound());
-  return Participant(board, seat, round, call, hooks).Run();
+  try {
+    return Participant(board, seat, round, call, hooks).Run();
+  } catch (const std::bad_alloc&) {  // it could not even begin, and the others are not to wait for it
+    board.CastVote(seat, round, Ballot::kCome, false, NoMemory());
+    board.Decide(seat, round, Ballot::kCome, Cause::kVotedNo, seat);
+    return NoMemory();
+  }
 }
 
 }  // namespace amem::board

@@ -1,5 +1,5 @@
 // A member's part in one round: asks the agreement's Step what to do, does it on the board, has the work done by the engine,
-// and waits. In place of VoteCounter and the leader: a round is begun by coming to a board, and needs nobody's service thread.
+// and waits. A round is begun by coming to a board, and needs nobody's service thread.
 #pragma once
 
 #include <chrono>

@@ -12,6 +12,7 @@ namespace amem {
 
 using board::Board;
 
+constexpr std::chrono::milliseconds kForAnAnswer{100};     // of a service thread that waits for its ledger for a fifth of it
 constexpr std::chrono::milliseconds kForOthersToSee{300};  // longer than a member sleeps between two looks
 constexpr std::chrono::milliseconds kBetweenSights{200};   // of the pages, while a session of one of them is met in vain
 constexpr std::chrono::milliseconds kForOwnNeighbours{5};  // while others are waited for; they are asked for again soon
@@ -75,9 +76,10 @@ board::SharingSet UnixAssembly::Set() {
 
 Status UnixAssembly::Find(Deadline until) {
   board_.reset();
+  if (pages().HasLetGo()) return PeerService::NotServed();
+  if (!pages().WhyNone().ok()) service_.loop().Run([table = &pages()] { return table->Hold(), true; }, until);
   if (const Status none = pages().WhyNone(); !none.ok()) return none.Within("this session has no shared page");
   const Deadline began = Now();
-  service_.sessions().SetLoss(own_.tag, std::nullopt);
   while (true) {
     AMEM_TRY(Publish(until));
     const board::SharingSet set = Set();
@@ -225,7 +227,7 @@ void UnixAssembly::FailedBy(SessionId lost) {
   own_.lost_rank = who.rank;
   own_.lost_pid = who.pid;
   own_.lost_ns = MonotonicNs();
-  service_.sessions().SetLoss(own_.tag, who);
+  service_.sessions().FailedBy(own_.tag, lost);
 }
 
 std::string UnixAssembly::BoardName() const { return fmt::format("{} {}", ToText(kind_), own_.tag); }
@@ -288,14 +290,31 @@ ProcessSeen UnixAssembly::See(SessionId session, std::chrono::milliseconds waite
   return SeeProcessOf(IdentityOf(session), open == connections_.end() ? nullptr : open->second.get(), context_, waited);
 }
 
-// As if it were asked for its neighbours: its service journals who asks, for as long as the connection stands.
+std::string UnixAssembly::Hindrance(SessionId session) {
+  TellWaiting({session});
+  const auto told = told_.find(session);
+  if (told == told_.end() || told->second == nullptr) return {};
+  PeerConnection& connection = *told->second;
+  const Deadline until = In(kForAnAnswer);
+  const std::uint64_t question = connection.NextRequest();
+  if (!connection.Send({question, AwaitingMessage{}}, until).ok()) return {};
+  while (true) {
+    const auto answer = connection.Receive(until);
+    if (!answer) return {};
+    const auto* const says = std::get_if<FailureMessage>(&answer->message.body);
+    if (answer->message.request == question) return says != nullptr ? says->status.message() : std::string();
+  }
+}
+
+// Its service journals who waits, for as long as the connection stands.
 void UnixAssembly::TellWaiting(const std::vector<SessionId>& absent) {
+  if (!own_.tag.empty()) return;  // no journal says anything of it
   for (const SessionId session : absent) {
     if (session == self_ || told_.contains(session)) continue;
     const Deadline until = In(kForOwnNeighbours);
     auto begun = PeerConnection::Begin(context_, session, Purpose::kRound, service_.sessions().Self(), until);
     std::unique_ptr<PeerConnection>& told = told_[session];
-    if (!begun || !(*begun)->Send({(*begun)->NextRequest(), AskNeighboursMessage{own_.tag}}, until).ok()) continue;
+    if (!begun || !(*begun)->Send({(*begun)->NextRequest(), AwaitingMessage{}}, until).ok()) continue;
     told = *std::move(begun);
   }
 }

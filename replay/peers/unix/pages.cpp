@@ -18,16 +18,20 @@ using board::PeerPage;
 // another one, some members would vote on the old one.
 constexpr std::size_t kBoardsMost = 64;
 
-SharedPageTable::SharedPageTable(SessionId self) : self_(self), made_ns_(MonotonicNs()) {
-  auto made = board::SessionPage::Make(self);
+SharedPageTable::SharedPageTable(SessionId self) : self_(self), made_ns_(MonotonicNs()) { Make(); }
+
+void SharedPageTable::Make() {
+  auto made = board::SessionPage::Make(self_);
+  why_none_ = made.status();
   if (made) own_.emplace(*std::move(made));
-  if (!made) why_none_ = made.status();
 }
 
 // ---- this session's page ---------------------------------------------------------------------------------------------------
 
 void SharedPageTable::Hold() {
   const std::lock_guard lock(mutex_);
+  if (held_) return;
+  if (!own_) Make();
   if (!own_) return;
   auto life = board::LifeHolder::Hold(own_->life());
   if (life) life_.emplace(*std::move(life));

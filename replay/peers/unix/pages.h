@@ -1,8 +1,8 @@
 // The shared pages of this session and of those that it knows: they travel beside hellos and welcomes, as descriptors. And the
 // boards of the sets that it belongs to, which the member with the lowest id makes and hands out.
 //
-// A session without a page (its kernel has no sealed memory, or it had no descriptor left) is a peer like any other in all but
-// this: no round on a board is possible with it, and whoever needs its page is told why there is none.
+// A session has a page from its begin. If there is none (no descriptor was left, or its kernel has no sealed memory, without
+// which nothing can be shared either), it is made by the next call; until then a call with that session fails and says why.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,8 @@ class SharedPageTable : NoCopies {
   explicit SharedPageTable(SessionId self);
 
   // ---- this session's page
-  // On the service thread, at its begin and at its end: the session lives meanwhile, for all that have its page.
+  // On the service thread, at its begin and at its end: the session lives meanwhile, for all that have its page. Hold makes the
+  // page if there is none.
   void Hold();
   void LetGo();
   [[nodiscard]] int fd() const;                                     // to hand out; -1: there is none, or nobody holds it yet
@@ -64,6 +65,7 @@ class SharedPageTable : NoCopies {
 
  private:
   using SetName = std::pair<std::string, std::vector<SessionId>>;  // scope and members
+  void Make();
   Status PublishLocked();
   void Remember(SetName set, std::shared_ptr<board::Board> board);
 

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -17,11 +16,6 @@ constexpr auto kBetweenLooksFirst = std::chrono::milliseconds(1);
 constexpr auto kBetweenLooksMost = std::chrono::milliseconds(64);
 constexpr auto kBetweenIdleLooksMost = std::chrono::seconds(60);  // at a session that nobody asks for anything
 
-Status SessionRegistry::Open() {
-  change_.Reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  return change_ ? Status{} : Status{CodeOfErrno(errno), "starting the service of peers: eventfd: " + ErrnoText(errno)};
-}
-
 // ---- from any thread -------------------------------------------------------------------------------------------------------
 
 PeerIdentity SessionRegistry::Self() const {
@@ -30,12 +24,9 @@ PeerIdentity SessionRegistry::Self() const {
 }
 
 void SessionRegistry::ChangeSelf(const std::function<void(PeerIdentity&)>& change) {
-  {
-    const std::lock_guard lock(mutex_);
-    change(self_);
-    if (context_.pages != nullptr) static_cast<void>(context_.pages->Publish(self_));
-  }
-  Changed();
+  const std::lock_guard lock(mutex_);
+  change(self_);
+  if (context_.pages != nullptr) static_cast<void>(context_.pages->Publish(self_));
 }
 
 std::optional<PeerIdentity> SessionRegistry::Known(SessionId session) const {
@@ -89,24 +80,15 @@ Status SessionRegistry::Hidden(SessionId session) const {
   return removed ? Status{Code::kRefused, text} : Status{Code::kTimeout, text, kNotReady};
 }
 
-void SessionRegistry::SetLoss(const std::string& tag, const std::optional<PeerIdentity>& lost) {
+void SessionRegistry::FailedBy(const std::string& tag, SessionId lost) {
   const std::lock_guard lock(mutex_);
-  losses_[tag] = lost;
-  if (lost) failed_by_.emplace(tag, lost->session);
-}
-
-std::optional<PeerIdentity> SessionRegistry::Loss(const std::string& tag) const {
-  const std::lock_guard lock(mutex_);
-  const auto loss = losses_.find(tag);
-  return loss == losses_.end() ? std::nullopt : loss->second;
+  failed_by_.emplace(tag, lost);
 }
 
 bool SessionRegistry::HasFailedBy(const std::string& tag, SessionId session) const {
   const std::lock_guard lock(mutex_);
   return failed_by_.contains({tag, session});
 }
-
-void SessionRegistry::Changed() { SignalEvent(change_.get()); }
 
 void SessionRegistry::FlushLater(SessionId owner) {
   loop_.Post([this, owner] {
@@ -169,7 +151,6 @@ Status SessionRegistry::Watch(const PeerIdentity& peer, std::shared_ptr<WatchedC
   Record& record = records_[session];
   record.watched.emplace(key, std::move(connection));
   ConnectionsChanged(session, record);
-  Changed();
   return {};
 }
 
@@ -247,7 +228,6 @@ void SessionRegistry::Lose(SessionId session) {
   record.references.clear();
   if (record.connected) notices_.Add([this, who = record.identity, reason] { return delegate_.OnPeerLost(who, reason); });
   if (record.connected && seen) witness_(*std::move(seen));
-  Changed();
 }
 
 bool SessionRegistry::IsConnected(SessionId session) const {

@@ -71,16 +71,12 @@ class SessionRegistry {
         witness_(std::move(witness)),
         self_(self) {}
 
-  Status Open();
-
   // ---- from any thread
   [[nodiscard]] PeerIdentity Self() const;
   void ChangeSelf(const std::function<void(PeerIdentity&)>& change);
   [[nodiscard]] std::optional<PeerIdentity> Known(SessionId session) const;  // connected at some time
-  // Whose end failed this session's call to Arrive about that tag, for peers that make that call later. Nothing: it calls
-  // again.
-  void SetLoss(const std::string& tag, const std::optional<PeerIdentity>& lost);
-  [[nodiscard]] std::optional<PeerIdentity> Loss(const std::string& tag) const;
+  // That session's end has failed a call of this one about that tag.
+  void FailedBy(const std::string& tag, SessionId lost);
   // Whether that session is known to have ended; keeps looking for `patience`, and a moment longer if it may be about to close.
   [[nodiscard]] bool IsGone(SessionId session, std::chrono::milliseconds patience) const;
   // What a connection that ended, or could not be made, means: `why` if the session is gone; else a status that IsBusy, or
@@ -88,10 +84,7 @@ class SessionRegistry {
   [[nodiscard]] Status WhyLost(SessionId session, const Status& why) const;
   // Ok, unless the session cannot be found and yet may live: then why, as a status that IsBusy if that may change by itself.
   [[nodiscard]] Status Hidden(SessionId session) const;
-  [[nodiscard]] bool HasFailedBy(const std::string& tag, SessionId session) const;  // SetLoss was called with it
-  // Readable when the set may have changed; for Arrive.
-  [[nodiscard]] int change_fd() const { return change_.get(); }
-  void Changed();
+  [[nodiscard]] bool HasFailedBy(const std::string& tag, SessionId session) const;
   void FlushLater(SessionId owner);  // a connection to it has something to flush
 
   // ---- on the service thread only
@@ -146,13 +139,11 @@ class SessionRegistry {
   Notices& notices_;
   const LossHandler lost_;
   const Witness witness_;
-  UniqueFd change_;
 
-  mutable std::mutex mutex_;  // guards the next four
+  mutable std::mutex mutex_;  // guards the next three
   PeerIdentity self_;
-  std::map<SessionId, Contact> known_;                         // ever connected
-  std::map<std::string, std::optional<PeerIdentity>> losses_;  // by tag
-  std::set<std::pair<std::string, SessionId>> failed_by_;      // likewise
+  std::map<SessionId, Contact> known_;                     // ever connected
+  std::set<std::pair<std::string, SessionId>> failed_by_;  // tags and sessions
 
   std::map<SessionId, Record> records_;  // the service thread's own
 };

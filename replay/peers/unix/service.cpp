@@ -54,7 +54,6 @@ PeerService::~PeerService() { Stop(); }
 Status PeerService::Start() {
   spare_ = SpareDescriptor();
   AMEM_TRY(loop_.Open());
-  AMEM_TRY(sessions_.Open());
   for (const Listener* listener : {&listeners_.in_directory, &listeners_.by_name}) {
     if (!*listener) continue;
     const auto key =
@@ -84,12 +83,10 @@ std::optional<PeerService::Clock::time_point> PeerService::NextDeadline() const 
   const auto consider = [&](Clock::time_point at) {
     if (!next || at < *next) next = at;
   };
-  for (const auto& [tag, votes] : votes_)
-    if (const auto at = votes.NextDeadline()) consider(*at);
   for (const auto& [id, connection] : inbound_) {
     if (!connection->welcome) consider(connection->accepted + kHelloPatience);
     if (connection->retry) consider(*connection->retry);
-    if (connection->note_asking) consider(*connection->note_asking);
+    if (connection->note_awaiting) consider(*connection->note_awaiting);
   }
   if (const auto at = sessions_.NextLook()) consider(*at);
   if (listen_again_) consider(*listen_again_);
@@ -101,21 +98,20 @@ void PeerService::Timers(Clock::time_point now) {
   for (auto& [id, connection] : inbound_) {
     if (!connection->welcome && now >= connection->accepted + kHelloPatience) EndUnlessHelloCame(*connection);
     if (connection->retry && now >= *connection->retry) WriteQueue(*connection);
-    if (connection->note_asking && now >= *connection->note_asking) NoteWaiting(*connection, now);
+    if (connection->note_awaiting && now >= *connection->note_awaiting) NoteWaiting(*connection, now);
   }
   if (listen_again_ && now >= *listen_again_) {
     listen_again_.reset();
     Listen(EPOLLIN);
   }
-  for (auto& [tag, votes] : votes_) votes.Tick(now);
   sessions_.LookAgain(now);
 }
 
 // Its journal is the only one that tells what the others wait for, if this process is the one that does not come. It is
 // recorded again, ever more seldom, because nothing else in that journal would tell how long they have waited.
 void PeerService::NoteWaiting(Inbound& connection, Clock::time_point now) {
-  connection.note_asking = now + connection.asks_for;
-  connection.asks_for *= 2;
+  connection.note_awaiting = now + connection.awaits_for;
+  connection.awaits_for *= 2;
   const Lifecycle lifecycle = delegate_.Progress({}).lifecycle;
   const bool pause = lifecycle == Lifecycle::kRunning;
   if (connection.marked || (!pause && lifecycle != Lifecycle::kPaused)) return;
@@ -142,27 +138,12 @@ void PeerService::TellDelegate() {
   AnswerNote();
 }
 
-std::string PeerService::Late(const PeerIdentity& who, std::chrono::nanoseconds waited) {
-  for (const auto& [id, connection] : inbound_) {
-    if (connection->peer.session != who.session || !connection->process) continue;
-    ProcessSeen seen = SeeProcessOf(who, connection->process.pid(), connection->process.process(), waited);
-    std::string why = WhyLate(seen);
-    Witness(std::move(seen));
-    return why;
-  }
-  return {};
-}
-
 // Connections are closed here and nowhere else, so that no function loses the one it is working on.
 void PeerService::Sweep() {
   const auto marked = [](const auto& item) { return item.second->marked.has_value(); };
   for (auto at = inbound_.begin(); (at = std::ranges::find_if(inbound_, marked)) != inbound_.end();) {
     const std::unique_ptr<Inbound> gone = std::move(at->second);
     inbound_.erase(at);
-    if (gone->welcome && gone->purpose == Purpose::kRound) {
-      VotesOn(gone->tag).Closed(gone->id, *gone->marked, Clock::now());
-      std::erase_if(votes_, [](const auto& of) { return of.second.idle(); });
-    }
     if (gone->welcome && gone->purpose == Purpose::kData) sessions_.GreetedEnded(gone->peer.session);
   }
   // Once a turn, for all that was heard in it; and again later, if the journal was in use.
@@ -388,7 +369,6 @@ void PeerService::Import(Inbound& connection, std::uint64_t request, const Impor
   std::vector<UniqueFd> descriptors;
   if (!shared->part) descriptors.push_back(std::move(shared->descriptor));
   Reply(connection, request, SharedMessage{{*shared}}, std::move(descriptors));
-  sessions_.Changed();
 }
 
 void PeerService::Reimport(Inbound& connection, std::uint64_t request, const ReimportMessage& reimport) {
@@ -418,44 +398,15 @@ void PeerService::Dropped(Inbound& connection, const DroppedMessage& dropped) {
 
 // ---- rounds ----------------------------------------------------------------------------------------------------------------
 
-MessageBody PeerService::Neighbourhood(const std::string& tag) {
-  NeighbourhoodMessage answer{sessions_.Self(), {}, delegate_.Progress(tag), sessions_.Loss(tag)};
-  const auto neighbours = delegate_.Neighbours(tag, In(kAnswerWithin));
-  if (!neighbours) return FailureMessage{neighbours.status()};
-  for (const SessionId session : *neighbours)
-    answer.neighbours.push_back(sessions_.Known(session).value_or(PeerIdentity{.session = session}));
-  return answer;
-}
-
-VoteCounter& PeerService::VotesOn(const std::string& tag) {
-  const auto say = [this](std::uint64_t connection, MessageBody body) {
-    if (auto at = inbound_.find(connection); at != inbound_.end()) Reply(*at->second, 0, std::move(body));
-  };
-  VoteObserver* const observer = this;
-  return votes_.try_emplace(tag, say, observer, tag).first->second;
-}
-
 void PeerService::HandleRound(Inbound& connection, const Message& message) {
-  if (const auto* ask = std::get_if<AskNeighboursMessage>(&message.body)) {
-    if (ask->tag.empty() && !std::exchange(connection.asked, true)) connection.note_asking = Clock::now() + connection.asks_for;
-    return Reply(connection, message.request, Neighbourhood(ask->tag));
+  if (std::holds_alternative<AwaitingMessage>(message.body)) {
+    if (!connection.note_awaiting) connection.note_awaiting = Clock::now() + connection.awaits_for;
+    Reply(connection, message.request, FailureMessage{delegate_.Neighbours({}, In(kAnswerWithin)).status()});
+  } else if (const auto* board = std::get_if<AskBoardMessage>(&message.body)) {
+    HandOutBoard(connection, message.request, *board);
+  } else {
+    MarkForClose(connection, "sent a message that has no place on a connection for rounds");
   }
-  if (const auto* arrival = std::get_if<ArriveMessage>(&message.body)) {
-    if (connection.tag.empty()) connection.tag = arrival->tag;
-    if (connection.tag != arrival->tag) return MarkForClose(connection, "came for two tags on one connection");
-    connection.note_asking.reset();  // it has asked, and its arrival says more; if it waits it asks by another connection
-    return VotesOn(arrival->tag).Arrived(connection.id, connection.peer, *arrival, Clock::now());
-  }
-  if (const auto* board = std::get_if<AskBoardMessage>(&message.body)) return HandOutBoard(connection, message.request, *board);
-  VoteCounter& votes = VotesOn(connection.tag);
-  if (std::holds_alternative<WithdrawMessage>(message.body)) return votes.Withdrew(connection.id, Clock::now());
-  if (const auto* vote = std::get_if<VoteMessage>(&message.body)) {
-    // Whoever has gone could not be told that the vote passed. If this process was stopped, members have voted and given up.
-    if (!HasHungUp(connection.socket.get())) votes.Voted(connection.id, *vote, Clock::now());
-    return;
-  }
-  if (const auto* leave = std::get_if<LeaveMessage>(&message.body)) return votes.Left(connection.id, leave->round);
-  MarkForClose(connection, "sent a message that has no place on a connection for rounds");
 }
 
 // ---- answers ---------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-// The service of a session: its thread answers peers, counts votes (vote_counter.h), and sees which sessions are lost.
+// The service of a session: its thread answers peers, hands out its page and boards, and sees which sessions are lost.
 //
 // It never waits for a peer: sockets are non-blocking, what does not fit is queued (bounded), and nothing more is read from a
 // peer that does not take its answers. A connection has little time to say hello, and few may wait without having said it. All
@@ -22,11 +22,10 @@
 #include "replay/peers/unix/connection.h"
 #include "replay/peers/unix/loop.h"
 #include "replay/peers/unix/registry.h"
-#include "replay/peers/vote_counter.h"
 
 namespace amem {
 
-class PeerService final : private ServiceLoop::Client, private VoteObserver, NoCopies {
+class PeerService final : private ServiceLoop::Client, NoCopies {
  public:
   struct Listeners {
     Listener in_directory, by_name;  // at least one of them
@@ -60,10 +59,10 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver, NoC
     std::vector<UniqueFd> descriptors;
   };
   // In a pause or resume that goes well all have come sooner.
-  static constexpr std::chrono::milliseconds kAsksForLong{500};
+  static constexpr std::chrono::milliseconds kAwaitsForLong{500};
 
   struct Inbound {
-    std::uint64_t id = 0;  // for the vote counter; never used again
+    std::uint64_t id = 0;  // never used again
     ServiceLoop::Key key = 0;
     UniqueFd socket;
     pid_t pid = 0;
@@ -74,13 +73,11 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver, NoC
     Purpose purpose = Purpose::kData;
     PeerIdentity peer;
     std::deque<Outgoing> queue;
-    std::uint32_t interest = 0;                         // the events that epoll watches
-    std::optional<Clock::time_point> retry;             // of a send that the kernel refused for now
-    std::optional<std::string> marked;                  // why it will be closed at the end of this turn
-    bool asked = false;                                 // with whom this session shares NCCL's memory
-    std::string tag;                                    // of the round that it came for
-    std::optional<Clock::time_point> note_asking;       // when that will be recorded
-    std::chrono::milliseconds asks_for = kAsksForLong;  // since it was recorded last, or since the first question
+    std::uint32_t interest = 0;                             // the events that epoll watches
+    std::optional<Clock::time_point> retry;                 // of a send that the kernel refused for now
+    std::optional<std::string> marked;                      // why it will be closed at the end of this turn
+    std::optional<Clock::time_point> note_awaiting;         // it waits for this session's call; when that will be recorded
+    std::chrono::milliseconds awaits_for = kAwaitsForLong;  // since it was recorded last, or since it began
   };
 
   // ServiceLoop::Client
@@ -90,9 +87,6 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver, NoC
   void Timers(Clock::time_point now) override;
   void Sweep() override;
 
-  // VoteObserver
-  void Heard(const MemberHeard& heard) override { Witness(heard); }
-  std::string Late(const PeerIdentity& who, std::chrono::nanoseconds waited) override;
   // Facts for the journal. They wait here while the session's thread has the journal to itself.
   void Witness(EventBody fact);
   void TellDelegate();
@@ -126,8 +120,6 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver, NoC
   void Import(Inbound& connection, std::uint64_t request, const ImportMessage& import);
   void Reimport(Inbound& connection, std::uint64_t request, const ReimportMessage& reimport);
   void Dropped(Inbound& connection, const DroppedMessage& dropped);
-  [[nodiscard]] MessageBody Neighbourhood(const std::string& tag);
-  VoteCounter& VotesOn(const std::string& tag);
 
   void Reply(Inbound& connection, std::uint64_t request, MessageBody body, std::vector<UniqueFd> descriptors = {});
   void WriteQueue(Inbound& connection);
@@ -151,7 +143,6 @@ class PeerService final : private ServiceLoop::Client, private VoteObserver, NoC
   std::uint64_t asker_ = 0;  // the connection whose orders this session takes; 0: there is none
   std::uint64_t note_ = 0;   // the number of its last note, to be answered when that is in the journal; 0: none is owed
   std::unique_ptr<std::byte[]> buffer_;
-  std::map<std::string, VoteCounter> votes_;  // by tag
   std::vector<EventBody> facts_;
   std::optional<Clock::time_point> tell_again_;
 };

@@ -12,7 +12,6 @@
 
 #include "journal/base/file.h"
 #include "journal/base/fork_guard.h"
-#include "replay/peers/unix/arrival.h"
 #include "replay/peers/unix/assembly.h"
 #include "replay/peers/unix/owner.h"
 #include "replay/peers/unix/pages.h"
@@ -51,6 +50,8 @@ class Serving final : public UnixPeers {
     service_ = std::make_unique<PeerService>(context_, std::move(listeners), self, delegate_, options_.requests);
     Status started = service_->Start();
     if (!started.ok()) RemoveSocket(directory_.get(), self.session);
+    // Its first turn holds the page, which goes beside the first hello.
+    if (started.ok()) static_cast<void>(service_->loop().Run([] { return true; }, In(kLossPatience)));
     return started;
   }
 
@@ -114,25 +115,16 @@ class Serving final : public UnixPeers {
     };
     const auto has_told = service_->loop().Run(told, until);
     if (!has_told || *has_told) return has_told.has_value();
-    if (!service_->sessions().IsGone(session, patience)) return false;
+    // Of a process that cannot be seen from here its page may say it.
+    const auto page = pages_->PageOf(session);
+    const bool ended = page.ok() && (*page)->Life().HasEnded();
+    if (!ended && !service_->sessions().IsGone(session, patience)) return false;
     service_->loop().Run([&sessions = service_->sessions(), session] { sessions.NoteGone(session); }, until);
     while (!service_->loop().Run(told, until).value_or(false)) {
       if (Passed(until)) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     return true;
-  }
-
-  CycleProgress ProgressOf(SessionId session, const std::string& tag) override {
-    const auto progress = Discovery(context_, *service_, delegate_, tag).ProgressOf(session, In(kDyingPatience));
-    return progress.ok() ? *progress : CycleProgress();
-  }
-
-  Result<std::unique_ptr<Round>> Arrive(const RoundCall& call, std::vector<PeerIdentity>* culprits) override {
-    const auto busy = BusyWith(call.tag);
-    if (busy == nullptr) return Status{Code::kRefused, "another pause or resume of this session is under way"};
-    for (const auto& owner : Owners()) owner->SendHeldUp(std::min(call.until, In(kDyingPatience)));
-    return ArriveAtRound({context_, service_.get(), &delegate_, options_.deadlines, busy, options_.waiting}, call, culprits);
   }
 
   std::unique_ptr<Assembly> Assemble(CycleKind kind, const std::string& tag) override {
@@ -160,15 +152,6 @@ class Serving final : public UnixPeers {
       auto own = service_->loop().Run(ask, until);
       return own ? *std::move(own) : PeerService::NotServed();
     });
-  }
-  // For as long as a round lives; null: there is one about that tag already.
-  std::shared_ptr<void> BusyWith(const std::string& tag) {
-    const std::lock_guard lock(busy_mutex_);
-    std::weak_ptr<void>& busy = busy_[tag];
-    if (!busy.expired()) return nullptr;
-    std::shared_ptr<void> mine = std::make_shared<char>();
-    busy = mine;
-    return mine;
   }
   // One way to be found is enough to go on with.
   Status Listen(SessionId self, PeerService::Listeners& listeners) {
@@ -203,8 +186,6 @@ class Serving final : public UnixPeers {
   std::unique_ptr<PeerService> service_;
   std::mutex owners_mutex_;
   std::map<SessionId, std::shared_ptr<OwnerConnection>> owners_;
-  std::mutex busy_mutex_;
-  std::map<std::string, std::weak_ptr<void>> busy_;  // by tag: a round of this session is under way
   std::atomic<bool> stopped_{false};
 };
 

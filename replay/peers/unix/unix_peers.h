@@ -1,7 +1,7 @@
 // Peers over Unix sockets: the sessions of one user on one host.
 //
 // Each session listens at DIRECTORY/<session id in 16 hex digits> and at an abstract name, and has one service thread
-// (service.h) that answers its peers and calls the delegate. The calling thread of Import, Reimport, Arrive and Vote talks to
+// (service.h) that answers its peers and calls the delegate. The calling thread of Import and Reimport talks to
 // the peer's service itself. Do not hold a lock over these calls that the delegate needs: two sessions that import from each
 // other would wait for each other's delegates.
 //
@@ -10,8 +10,6 @@
 //   its process to have ended, once and for all: OnPeerLost says "died", or "has closed" if it stopped in order. The end of a
 //   connection, an answer that is late, and a process that cannot be seen are no losses.
 // * A session whose socket somebody removed is not lost: calls that need it fail, until its process ends.
-// * If a round's leader is lost, every vote from then on is kPeerLost at once. If the leader's process is stopped (not dead),
-//   members give up a little after it should have decided (Deadlines::margin).
 // * Sockets that dead processes left are swept at the start of the next session; those of the living are never touched.
 #pragma once
 
@@ -42,8 +40,7 @@ struct UnixPeersOptions {
   control::RequestServer* requests = nullptr;  // outlives the object; null: nothing can be asked from outside
 };
 
-// One round of a tag at a time: Arrive is kRefused while a round of this session about that tag is not destroyed. Rounds must
-// not outlive the object. In a forked child its destructor leaves everything to the parent.
+// In a forked child its destructor leaves everything to the parent.
 class UnixPeers : public Peers {
  public:
   // `delegate` must outlive what comes back; calls to it may come before this returns.

@@ -7,12 +7,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "replay/cycle/executor.h"
 #include "replay/driver/simulator/simulator.h"
+#include "replay/peers/assembly.h"
 #include "statemachine/plan.h"
 #include "tests/journal/memory_journal.h"
 #include "tests/replay/sizes.h"
@@ -22,43 +24,66 @@ namespace amem::test {
 inline constexpr Bytes k2M = 2 * kMiB;
 inline constexpr SessionId kSelf{0x50}, kOwner{0x60}, kOther{0x70};
 
-// Votes and gathers as the test says; by default everybody is content.
-class ScriptedRound final : public Round {
+// A set of this session and the owner, on a board in memory. The owner votes once this session has, as the test says; by
+// default it is content.
+class ScriptedSet {
  public:
-  struct Heard {
-    PhaseKind phase{};
-    Status mine;
-  };
-  [[nodiscard]] std::vector<PeerIdentity> Members() const override {
-    return {{kSelf, "host", 1, 0, 0}, {kOwner, "host", 2, 0, 1}};
-  }
-  [[nodiscard]] Deadline until() const override { return end; }
-  void SetUntil(Deadline until) override { end = until; }
-  Decision Vote(PhaseKind phase, const Status& mine) override {
-    heard.push_back({phase, mine});
-    Decision decided;
-    if (vote) decided.status = vote(phase, mine, &decided.culprit);
-    const bool stays_away = decided.status.code() == Code::kPeerLost || decided.status.code() == Code::kTimeout;
-    decided.against = !decided.status.ok() && !stays_away;
-    decided.heard = !leaderless;
-    if (stays_away) decided.absent = {decided.culprit};
-    if (!decided.status.ok()) return decided;
-    return {mine.ok() ? SessionId{} : kSelf, mine, left, !mine.ok()};
-  }
-  [[nodiscard]] bool Leaderless() const override { return leaderless; }
-  Result<std::optional<Lifecycle>> Regather() override {
-    leaderless = false;
-    ++gathered;
-    return regather ? regather() : Result<std::optional<Lifecycle>>(std::optional<Lifecycle>());
-  }
+  // Why it votes against that ballot; ok: it does not.
+  std::function<Status(agreement::Ballot)> votes = [](agreement::Ballot) { return Status{}; };
+  std::optional<agreement::Ballot> ends_at{}, silent_at{};  // it votes no more from there on
+  Status unfound;                                           // why the set cannot be found
+  std::vector<agreement::Ballot> asked;                     // on what it has voted
 
-  std::function<Status(PhaseKind, const Status&, SessionId*)> vote;  // ok: this session's own vote decides
-  std::function<Result<std::optional<Lifecycle>>()> regather;
-  Deadline end = In(std::chrono::minutes(1));
-  std::vector<SessionId> left;  // members that no decision waits for any more
-  bool leaderless = false;
-  int gathered = 0;
-  std::vector<Heard> heard;
+  class Call final : public Assembly {
+   public:
+    explicit Call(ScriptedSet& set) : set_(set) {}
+    Status Find(Deadline) override {
+      if (!set_.unfound.ok()) return set_.unfound;
+      AMEM_ASSIGN(round_, set_.board_.NextRound());
+      return {};
+    }
+    [[nodiscard]] board::Board& board() override { return set_.board_; }
+    [[nodiscard]] std::size_t seat() const override { return 0; }
+    [[nodiscard]] std::vector<PeerIdentity> Members() const override { return {kMe, kPeer}; }
+    void Begun() override {}
+    [[nodiscard]] bool SetHasChanged() override { return false; }
+    [[nodiscard]] bool HasEnded(SessionId session) override { return session == kOwner && set_.ended_; }
+    [[nodiscard]] std::string HowItEnded(SessionId) override { return kPeerDied; }
+    [[nodiscard]] PeerIdentity IdentityOf(SessionId session) override { return session == kSelf ? kMe : kPeer; }
+    [[nodiscard]] board::ScopeFacts FactsOf(SessionId) override { return {.lifecycle = Lifecycle::kRunning}; }
+    void FailedBy(SessionId) override {}
+    [[nodiscard]] ProcessSeen See(SessionId session, std::chrono::milliseconds) override { return {.session = session}; }
+    void TellWaiting(const std::vector<SessionId>&) override {}
+    void Say(const std::string&) override {}
+    void AwaitChange(std::uint32_t ticket, Deadline until) override {
+      const board::BoardReading reading = set_.board_.Read(round_, [](std::size_t) { return false; });
+      for (std::size_t b = 0; b < agreement::kBallots; ++b) {
+        const auto ballot = static_cast<agreement::Ballot>(b);
+        const bool due = reading.seats[0].votes[b] != agreement::Vote::kNone &&
+                         reading.seats[1].votes[b] == agreement::Vote::kNone &&
+                         reading.decisions[b].cause == agreement::Cause::kUndecided;
+        if (!due) continue;
+        if (set_.silent_at && ballot >= *set_.silent_at) return set_.board_.AwaitChange(ticket, until);
+        set_.ended_ = set_.ended_ || (set_.ends_at && ballot >= *set_.ends_at);
+        if (set_.ended_) return;
+        set_.asked.push_back(ballot);
+        const Status why = set_.votes(ballot);
+        set_.board_.CastVote(1, round_, ballot, why.ok(), why);
+        return;
+      }
+      set_.board_.AwaitChange(ticket, until);
+    }
+    void Discard() override {}
+
+   private:
+    ScriptedSet& set_;
+    board::RoundNumber round_ = 0;
+  };
+
+ private:
+  static inline const PeerIdentity kMe{kSelf, "host", 1, 0, 0}, kPeer{kOwner, "host", 2, 0, 1};
+  board::Board board_ = *board::Board::MakePrivate("", {kSelf, kOwner});
+  bool ended_ = false;
 };
 
 class ScriptedPeers final : public Peers {
@@ -74,25 +99,15 @@ class ScriptedPeers final : public Peers {
     return reimport(owner, requests);
   }
   void DropReference(const RemoteAllocation&, AllocationId) override {}
-  bool AwaitLoss(SessionId lost, std::chrono::milliseconds for_so_long) override {
-    patience = for_so_long;
-    return await_loss(lost);
-  }
-  CycleProgress ProgressOf(SessionId session, const std::string&) override { return progress(session); }
-  Result<std::unique_ptr<Round>> Arrive(const RoundCall& call, std::vector<PeerIdentity>* told) override {
-    arrived_for = call;
-    *told = culprits;
-    return arrive();
+  bool AwaitLoss(SessionId lost, std::chrono::milliseconds) override { return await_loss(lost); }
+  std::unique_ptr<Assembly> Assemble(CycleKind, const std::string&) override {
+    return std::make_unique<ScriptedSet::Call>(set);
   }
   void Stop() override {}
 
   std::function<Result<std::vector<SharedAllocation>>(SessionId, const std::vector<ShareRequest>&)> reimport;
   std::function<bool(SessionId)> await_loss = [](SessionId) { return true; };
-  std::chrono::milliseconds patience{};  // of the last call
-  std::function<CycleProgress(SessionId)> progress = [](SessionId) { return CycleProgress{Lifecycle::kPausing, 1}; };
-  std::function<Result<std::unique_ptr<Round>>()> arrive;
-  RoundCall arrived_for;
-  std::vector<PeerIdentity> culprits;
+  ScriptedSet set;
 };
 
 class CycleFixture : public ::testing::Test {

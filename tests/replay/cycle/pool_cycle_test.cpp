@@ -125,7 +125,7 @@ TEST_F(PoolCycleTest, an_undo_that_fails_is_tried_again_by_the_next_call) {
   const Status failed = cycle_->Cycle(CycleKind::kPause);
   EXPECT_EQ(failed.code(), Code::kBroken);
   EXPECT_NE(failed.message().find("undoing it failed too"), std::string::npos) << failed.message();
-  EXPECT_EQ(ledger_.state().LifecycleOf(kPool), Lifecycle::kPausing);
+  EXPECT_EQ(ledger_.state().LifecycleOf(kPool), Lifecycle::kPaused);
   ASSERT_TRUE(cycle_->Cycle(CycleKind::kResume).ok());
   EXPECT_EQ(ledger_.state().LifecycleOf(kPool), Lifecycle::kRunning);
   EXPECT_EQ(first[5], std::byte{1});

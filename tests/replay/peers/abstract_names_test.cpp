@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "tests/replay/peers/peers_fixture.h"
+#include "tests/replay/peers/call_on_board.h"
 
 namespace amem {
 namespace {
@@ -70,8 +70,8 @@ class AbstractNames : public ::testing::Test {
     go.Pass();
     ASSERT_TRUE(importer.session.WaitUntilLost(1));
     EXPECT_EQ(importer.session.lost()[0].second, expected);
-    const auto alone = importer.peers->Arrive({CycleKind::kPause, 1, In(std::chrono::seconds(20))});
-    EXPECT_TRUE(alone.ok()) << "it is known to have ended: " << alone.status().message();
+    const Status alone = CallOnBoards(*importer.peers, CycleKind::kPause, std::chrono::seconds(20)).status;
+    EXPECT_TRUE(alone.ok()) << "it is known to have ended: " << alone.message();
     go.Pass();
     EXPECT_EQ(owner.Wait(), in_order ? 0 : 1000 + SIGKILL);
     ::munmap(token, sizeof(Token));
@@ -85,13 +85,12 @@ TEST_F(AbstractNames, ranks_with_a_tmp_each_share_and_pause) {
   const auto shared = b.peers->Import(a.session.Export(AllocationId{1}), AllocationId{5});
   ASSERT_TRUE(shared.ok()) << shared.status().message();
   b.session.Add(a.identity.session);
-  Result<std::unique_ptr<Round>> other = Status{};
-  std::thread arriving([&] { other = b.peers->Arrive({CycleKind::kPause, 1, In(std::chrono::seconds(20))}); });
-  const auto round = a.peers->Arrive({CycleKind::kPause, 1, In(std::chrono::seconds(20))});
-  arriving.join();
-  ASSERT_TRUE(round.ok()) << round.status().message();
-  ASSERT_TRUE(other.ok()) << other.status().message();
-  EXPECT_EQ((*round)->Members().size(), 2U);
+  Status other;
+  std::thread calls([&] { other = CallOnBoards(*b.peers, CycleKind::kPause, std::chrono::seconds(20)).status; });
+  const Status paused = CallOnBoards(*a.peers, CycleKind::kPause, std::chrono::seconds(20)).status;
+  calls.join();
+  EXPECT_TRUE(paused.ok()) << paused.message();
+  EXPECT_TRUE(other.ok()) << other.message();
 }
 
 TEST_F(AbstractNames, a_rank_without_a_socket_directory_is_found_and_says_so_once) {

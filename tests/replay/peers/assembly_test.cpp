@@ -12,9 +12,9 @@
 #include <fstream>
 #include <thread>
 
-#include "replay/peers/board/participant.h"
 #include "replay/peers/unix/pages.h"
-#include "tests/replay/peers/peers_fixture.h"
+#include "tests/journal/base/no_descriptors.h"
+#include "tests/replay/peers/call_on_board.h"
 
 namespace amem {
 namespace {
@@ -22,51 +22,7 @@ namespace {
 using namespace test;
 using agreement::Ballot;
 using agreement::Ending;
-using agreement::Work;
 using std::chrono::milliseconds;
-
-// An engine that has nothing to do.
-class IdleHooks final : public board::RoundHooks {
- public:
-  explicit IdleHooks(Assembly& assembly) : assembly_(assembly) {}
-  Status Do(Work work, Deadline, const std::function<bool()>& /*is_overtaken*/) override {
-    if (before_work) before_work(work);
-    return {};
-  }
-  [[nodiscard]] bool HasEnded(SessionId session) override { return assembly_.HasEnded(session); }
-  [[nodiscard]] bool SetHasChanged() override { return assembly_.SetHasChanged(); }
-  [[nodiscard]] std::string NameOf(SessionId session) override { return ToText(assembly_.IdentityOf(session)); }
-  std::string SeenOf(SessionId, std::chrono::milliseconds) override { return {}; }
-  void OnVote(Ballot, const Status&) override {}
-  void OnWait(Ballot, const board::BoardReading&) override {}
-  void OnDecision(Ballot ballot, const board::BoardReading& reading, const Status&) override {
-    if (ballot == Ballot::kCome && !agreement::IsFailure(reading.decisions[0].cause)) assembly_.Begun();
-  }
-  std::function<void(Work)> before_work;
-
- private:
-  Assembly& assembly_;
-};
-
-struct AssemblyMember {  // a whole call, on the board of whatever set there is
-  static board::RoundOutcome Call(UnixPeers& peers, CycleKind kind, milliseconds time,
-                                  const std::function<void(Work)>& before_work = {}) {
-    const auto assembly = peers.Assemble(kind, "");
-    board::CallOnBoard call{.kind = kind, .until = In(time), .again = milliseconds(50), .round = time / 4, .undo = time};
-    while (true) {
-      if (const Status found = assembly->Find(call.until); !found.ok()) return {.status = found};
-      IdleHooks hooks(*assembly);
-      hooks.before_work = before_work;
-      auto outcome = board::TakePart(assembly->board(), assembly->seat(), call, hooks);
-      if (outcome.status().code() == Code::kCorrupt) {
-        assembly->Discard();
-        continue;
-      }
-      if (!outcome) return {.status = outcome.status()};
-      if (!outcome->again) return *std::move(outcome);
-    }
-  }
-};
 
 class AssemblyTest : public ::testing::Test {
  protected:
@@ -83,7 +39,7 @@ class AssemblyTest : public ::testing::Test {
     std::vector<board::RoundOutcome> outcomes(ranks_.size());
     std::vector<std::thread> threads;
     for (std::size_t i = 0; i < ranks_.size(); ++i)
-      threads.emplace_back([&, i] { outcomes[i] = AssemblyMember::Call(*ranks_[i]->peers, kind, time); });
+      threads.emplace_back([&, i] { outcomes[i] = CallOnBoards(*ranks_[i]->peers, kind, time); });
     for (auto& thread : threads) thread.join();
     return outcomes;
   }
@@ -158,14 +114,14 @@ TEST_F(AssemblyTest, a_session_that_begins_to_share_while_others_wait_is_a_membe
     std::this_thread::sleep_for(milliseconds(300));  // the others wait for the last member meanwhile
     ASSERT_TRUE(late->peers->Import(token, AllocationId{91}));
     late->session.Add(token.session);
-    outcome = AssemblyMember::Call(*late->peers, CycleKind::kPause, milliseconds(20'000));
+    outcome = CallOnBoards(*late->peers, CycleKind::kPause, milliseconds(20'000));
   });
   auto last = std::move(ranks_.back());
   ranks_.pop_back();
   board::RoundOutcome of_last;
   std::thread comes([&] {
     std::this_thread::sleep_for(milliseconds(600));
-    of_last = AssemblyMember::Call(*last->peers, CycleKind::kPause, milliseconds(20'000));
+    of_last = CallOnBoards(*last->peers, CycleKind::kPause, milliseconds(20'000));
   });
   for (const auto& of : AllCall(CycleKind::kPause)) EXPECT_EQ(of.ending, Ending::kPaused) << of.status.message();
   joins.join();
@@ -189,7 +145,7 @@ TEST_F(AssemblyTest, a_member_of_another_group_is_refused_by_name) {
 
 TEST_F(AssemblyTest, a_member_that_does_not_come_is_named_and_nothing_has_happened) {
   Chain(2);
-  const auto outcome = AssemblyMember::Call(*ranks_[0]->peers, CycleKind::kPause, milliseconds(300));
+  const auto outcome = CallOnBoards(*ranks_[0]->peers, CycleKind::kPause, milliseconds(300));
   EXPECT_EQ(outcome.ending, Ending::kRunning);
   EXPECT_EQ(outcome.failed, Ballot::kCome);
   EXPECT_EQ(outcome.status.code(), Code::kTimeout);
@@ -203,11 +159,11 @@ TEST_F(AssemblyTest, a_session_that_closes_while_it_is_waited_for_has_ended) {
     std::this_thread::sleep_for(milliseconds(200));
     ranks_[1]->peers->Stop();
   });
-  const auto outcome = AssemblyMember::Call(*ranks_[0]->peers, CycleKind::kPause, milliseconds(20'000));
+  const auto outcome = CallOnBoards(*ranks_[0]->peers, CycleKind::kPause, milliseconds(20'000));
   closes.join();
   EXPECT_EQ(outcome.status.code(), Code::kPeerLost) << outcome.status.message();
   EXPECT_EQ(outcome.culprit, ranks_[1]->identity.session);
-  EXPECT_EQ(AssemblyMember::Call(*ranks_[0]->peers, CycleKind::kPause, milliseconds(5000)).ending, Ending::kPaused)
+  EXPECT_EQ(CallOnBoards(*ranks_[0]->peers, CycleKind::kPause, milliseconds(5000)).ending, Ending::kPaused)
       << "its end is known when the next call begins, so it is no member";
 }
 
@@ -276,9 +232,9 @@ TEST_F(AssemblyTest, a_pause_and_a_resume_at_once_are_refused_on_both_sides_and_
   std::array<board::RoundOutcome, 2> outcomes;
   std::thread other([&] {
     std::this_thread::sleep_for(milliseconds(100));
-    outcomes[1] = AssemblyMember::Call(*ranks_[1]->peers, CycleKind::kResume, milliseconds(20'000));
+    outcomes[1] = CallOnBoards(*ranks_[1]->peers, CycleKind::kResume, milliseconds(20'000));
   });
-  outcomes[0] = AssemblyMember::Call(*ranks_[0]->peers, CycleKind::kPause, milliseconds(20'000));
+  outcomes[0] = CallOnBoards(*ranks_[0]->peers, CycleKind::kPause, milliseconds(20'000));
   other.join();
   for (const auto& [at, said] : {std::pair(0, "came for a pause while a resume was begun by rank 1 (pid "),
                                  std::pair(1, "came for a resume while a pause was begun by rank 0 (pid ")}) {
@@ -312,6 +268,65 @@ TEST_F(AssemblyTest, what_is_no_page_or_another_sessions_is_not_read) {
   EXPECT_TRUE(table.PageOf(peer));
   table.Take(peer, {}, false);
   EXPECT_TRUE(table.PageOf(peer)) << "the first that can be read stays";
+}
+
+// As in a process whose program had opened all that it may when its session began.
+TEST_F(AssemblyTest, a_page_for_which_there_was_no_descriptor_is_made_by_the_next_call) {
+  std::optional<SharedPageTable> table;
+  {
+    const NoDescriptors none;
+    table.emplace(SessionId{5});
+    table->Hold();
+    EXPECT_FALSE(table->WhyNone().ok());
+    EXPECT_EQ(table->fd(), -1);
+  }
+  table->Hold();
+  EXPECT_TRUE(table->WhyNone().ok()) << table->WhyNone().message();
+  EXPECT_GE(table->fd(), 0);
+  table->LetGo();
+}
+
+// As those do who tidy /tmp up: the folder goes, or what is in it. What was exchanged before needs no socket.
+class RemovedSockets : public AssemblyTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  void NothingIsLost() {
+    for (const auto& rank : ranks_) EXPECT_TRUE(rank->session.lost().empty());
+    EXPECT_EQ(ranks_[0]->session.references(), 1U) << "it would come back as zeros";
+  }
+};
+INSTANTIATE_TEST_SUITE_P(With, RemovedSockets, ::testing::Bool(), [](const auto& folder) {
+  return folder.param ? std::string("their_folder") : std::string("names_only");
+});
+
+TEST_P(RemovedSockets, keep_nobody_from_pausing_who_has_paused_before) {
+  Chain(2);
+  for (const auto& outcome : AllCall(CycleKind::kPause)) EXPECT_TRUE(outcome.status.ok()) << outcome.status.message();
+  for (const auto& outcome : AllCall(CycleKind::kResume)) EXPECT_TRUE(outcome.status.ok()) << outcome.status.message();
+  directory_.RemoveSockets(GetParam());
+  for (const auto& outcome : AllCall(CycleKind::kPause)) EXPECT_TRUE(outcome.status.ok()) << outcome.status.message();
+  NothingIsLost();
+}
+
+TEST_P(RemovedSockets, fail_a_first_pause_and_no_memory_counts_as_lost) {
+  Chain(2);
+  directory_.RemoveSockets(GetParam());
+  const Status status = CallOnBoards(*ranks_[1]->peers, CycleKind::kPause, milliseconds(1000 * kFew)).status;
+  EXPECT_EQ(status.code(), GetParam() ? Code::kRefused : Code::kTimeout) << status.message();
+  for (const std::string& part : {std::string("rank 0 (pid "), std::string(": it lives, but its socket 0000000000001000"),
+                                  directory_.sockets().string(), std::string("AMEM_SOCKET_DIR")})
+    EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+  EXPECT_EQ(status.reported_by(), ranks_[0]->identity.session);
+  NothingIsLost();
+}
+
+TEST_P(RemovedSockets, make_nobody_believe_a_loss_that_somebody_else_reports) {
+  Chain(2);
+  directory_.RemoveSockets(GetParam());
+  EXPECT_FALSE(ranks_[0]->peers->AwaitLoss(ranks_[1]->identity.session, kLossPatience));
+  NothingIsLost();
+  ranks_[1]->peers->Stop();
+  EXPECT_TRUE(ranks_[0]->peers->AwaitLoss(ranks_[1]->identity.session, kLossPatience)) << "its page says so";
+  EXPECT_TRUE(ranks_[0]->session.WaitUntilLost(1));
 }
 
 // ---- processes -------------------------------------------------------------------------------------------------------------
@@ -355,7 +370,7 @@ class AssemblyProcessTest : public ::testing::Test {
     return self;
   }
   void Call(Rank& self, CycleKind kind, milliseconds time = milliseconds(20'000)) const {
-    const auto outcome = AssemblyMember::Call(*self.peers, kind, time);
+    const auto outcome = CallOnBoards(*self.peers, kind, time);
     const auto at = static_cast<std::size_t>(self.identity.rank);
     std::snprintf(desk_->said[at].data(), desk_->said[at].size(), "%s", outcome.status.message().c_str());
     desk_->culprit[at] = outcome.culprit ? outcome.culprit.value : outcome.status.reported_by().value;

@@ -23,7 +23,7 @@ class LocalPeersTest : public ::testing::Test {
     importer.session.Add(owner.identity.session);
   }
 
-  LocalNetwork network_{300 * kFew};
+  LocalNetwork network_;
   Member a_{network_, 0}, b_{network_, 1}, c_{network_, 2};
 };
 
@@ -53,44 +53,6 @@ TEST_F(LocalPeersTest, the_killed_and_the_stopped_are_lost) {
   a_.peers->Stop();
   ASSERT_EQ(c_.session.lost().size(), 1u);
   EXPECT_EQ(c_.session.lost()[0].second, "has closed");
-}
-
-TEST_F(LocalPeersTest, rounds_have_the_same_rules) {
-  Share(a_, b_);
-  Share(b_, c_);
-  std::vector<std::thread> threads;
-  for (Member* member : {&a_, &b_, &c_}) {
-    threads.emplace_back([this, member] {
-      auto round = member->peers->Arrive({CycleKind::kPause, 1, In(std::chrono::seconds(20))});
-      ASSERT_TRUE(round) << round.status().message();
-      EXPECT_EQ((*round)->Members().size(), 3u);
-      EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseArrive, {}).status.ok());
-      const Status mine = member == &b_ ? Status{Code::kDriver, "why"} : Status{};
-      const Decision decision = (*round)->Vote(PhaseKind::kPauseSave, mine);
-      EXPECT_EQ(decision.status.code(), Code::kDriver);
-      EXPECT_EQ(decision.culprit, b_.identity.session);
-      EXPECT_TRUE((*round)->Vote(PhaseKind::kResumeOpen, {}).status.ok());
-    });
-  }
-  for (auto& thread : threads) thread.join();
-}
-
-TEST_F(LocalPeersTest, whoever_does_not_come_is_named) {
-  Share(a_, b_);
-  const Status status = a_.peers->Arrive({CycleKind::kPause, 1, In(std::chrono::seconds(20))}).status();
-  EXPECT_EQ(status.code(), Code::kTimeout);
-  EXPECT_NE(status.message().find(ToText(b_.identity)), std::string::npos) << status.message();
-  b_.peers->SetGroup(7);
-  EXPECT_EQ(a_.peers->Arrive({CycleKind::kPause, 1, In(std::chrono::seconds(20))}).status().code(), Code::kRefused);
-}
-
-TEST_F(LocalPeersTest, leaving_early_fails_those_who_vote) {
-  Share(a_, b_);
-  std::thread other([this] { ASSERT_TRUE(b_.peers->Arrive({CycleKind::kPause, 1, In(std::chrono::seconds(20))})); });
-  auto round = a_.peers->Arrive({CycleKind::kPause, 1, In(std::chrono::seconds(20))});
-  ASSERT_TRUE(round);
-  EXPECT_EQ((*round)->Vote(PhaseKind::kPauseArrive, {}).status.code(), Code::kPeerLost);
-  other.join();
 }
 
 }  // namespace

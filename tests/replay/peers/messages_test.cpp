@@ -40,21 +40,13 @@ std::vector<Message> OneOfEach() {
       {6, SharedMessage{{{4096, properties, {}, MemoryTag::kUserReleased},
                          {1, {}, SharedPart{AllocationId{7}, {4, 5, 6}, 8192}, {}, {9, true}, "cache", PoolPolicy::kDiscard}}}},
       {7, DroppedMessage{{{AllocationId{1}, AllocationId{2}}}}},
-      {8, AskNeighboursMessage{}},
-      {9, NeighbourhoodMessage{Who(1), {Who(2), Who(3)}, {Lifecycle::kPaused, 7}, Who(5)}},
-      {10, ArriveMessage{CycleKind::kResume, 12, {Who(2), Who(3)}, 700}},
-      {11, BegunMessage{44, {Who(2)}, 650}},
-      {12, WithdrawMessage{}},
-      {13, WithdrawnMessage{{Who(7)}}},
-      {14, VoteMessage{44, 3, PhaseKind::kResumeOpen, 60000, {Code::kOutOfMemory, "no", 2}, SessionId{6}}},
-      {15, DecisionMessage{44, 3, {SessionId{8}, {}, {SessionId{9}, SessionId{10}}, true}}},
-      {16, LeaveMessage{44}},
-      {17, OrderMessage{kOrder}},
-      {18, LookMessage{}},
-      {19, StandingMessage{Stands()}},
-      {20, NoteMessage{Frozen{5, 9, 77, "a -> b"}}},
-      {21, AskBoardMessage{"weights", {SessionId{3}, SessionId{4}}, 99}},
-      {22, BoardMessage{}},
+      {8, AwaitingMessage{}},
+      {9, OrderMessage{kOrder}},
+      {10, LookMessage{}},
+      {11, StandingMessage{Stands()}},
+      {12, NoteMessage{Frozen{5, 9, 77, "a -> b"}}},
+      {13, AskBoardMessage{"weights", {SessionId{3}, SessionId{4}}, 99}},
+      {14, BoardMessage{}},
   };
 }
 
@@ -97,14 +89,6 @@ TEST(PeerMessages, fields_of_acquaintance_are_where_they_belong) {
   EXPECT_EQ(welcome.version, 1U);
   EXPECT_EQ(welcome.self, Who(4));
   EXPECT_EQ(Back<FailureMessage>().status, (Status{Code::kDriver, "what", 304}));
-  const auto neighbourhood = Back<NeighbourhoodMessage>();
-  EXPECT_EQ(neighbourhood.self, Who(1));
-  EXPECT_EQ(neighbourhood.neighbours, (std::vector{Who(2), Who(3)}));
-  EXPECT_EQ(neighbourhood.progress.lifecycle, Lifecycle::kPaused);
-  EXPECT_EQ(neighbourhood.progress.cycle, 7U);
-  EXPECT_EQ(neighbourhood.lost, Who(5));
-  const auto alone = DecodeMessage(*EncodeMessage({1, NeighbourhoodMessage{Who(1), {}, {}, {}}}));
-  EXPECT_FALSE(std::get<NeighbourhoodMessage>(alone->body).lost.has_value());
 }
 
 TEST(PeerMessages, fields_of_shared_memory_are_where_they_belong) {
@@ -135,32 +119,11 @@ TEST(PeerMessages, fields_of_shared_memory_are_where_they_belong) {
   EXPECT_EQ(shared.items[1].part->offset, 8192U);
 }
 
-TEST(PeerMessages, fields_of_a_round_are_where_they_belong) {
-  const auto arrive = Back<ArriveMessage>();
-  EXPECT_EQ(arrive.kind, CycleKind::kResume);
-  EXPECT_EQ(arrive.cycle, 12U);
-  EXPECT_EQ(arrive.set, (std::vector{Who(2), Who(3)}));
-  EXPECT_EQ(arrive.left_ms, 700U);
-  const auto begun = Back<BegunMessage>();
-  EXPECT_EQ(begun.round, 44U);
-  EXPECT_EQ(begun.members, std::vector{Who(2)});
-  EXPECT_EQ(begun.left_ms, 650U);
-  EXPECT_EQ(Back<WithdrawnMessage>().missing, std::vector{Who(7)});
-  const auto vote = Back<VoteMessage>();
-  EXPECT_EQ(vote.round, 44U);
-  EXPECT_EQ(vote.index, 3U);
-  EXPECT_EQ(vote.phase, PhaseKind::kResumeOpen);
-  EXPECT_EQ(vote.left_ms, 60000U);
-  EXPECT_EQ(vote.status, (Status{Code::kOutOfMemory, "no", 2}));
-  EXPECT_EQ(vote.reported_by, SessionId{6});
-  const auto decision = Back<DecisionMessage>();
-  EXPECT_EQ(decision.round, 44U);
-  EXPECT_EQ(decision.index, 3U);
-  EXPECT_EQ(decision.decision.culprit, SessionId{8});
-  EXPECT_TRUE(decision.decision.status.ok());
-  EXPECT_EQ(decision.decision.absent, (std::vector{SessionId{9}, SessionId{10}}));
-  EXPECT_TRUE(decision.decision.against);
-  EXPECT_EQ(Back<LeaveMessage>().round, 44U);
+TEST(PeerMessages, fields_of_requests_and_boards_are_where_they_belong) {
+  const auto board = Back<AskBoardMessage>();
+  EXPECT_EQ(board.scope, "weights");
+  EXPECT_EQ(board.members, (std::vector{SessionId{3}, SessionId{4}}));
+  EXPECT_EQ(board.instead_of, 99U);
   EXPECT_EQ(Back<OrderMessage>().order, kOrder);
   EXPECT_EQ(Back<StandingMessage>().standing, Stands());
   EXPECT_EQ(Back<NoteMessage>().event, EventBody(Frozen{5, 9, 77, "a -> b"}));
@@ -202,21 +165,20 @@ TEST(PeerMessages, lists_of_others_that_are_too_long_are_refused) {
 }
 
 TEST(PeerMessages, of_a_set_that_is_too_large_nobody_is_left_behind) {
-  BegunMessage begun;
-  for (unsigned i = 0; i <= kMembersMax; ++i) begun.members.push_back(Who(i + 1));
-  const auto refused = EncodeMessage({1, begun});
+  AskBoardMessage ask;
+  for (unsigned i = 0; i <= kMembersMax; ++i) ask.members.push_back(SessionId{i + 1});
+  const auto refused = EncodeMessage({1, ask});
   EXPECT_EQ(refused.status().code(), Code::kInvalid);
   EXPECT_NE(refused.status().message().find("a list of 513 where at most 512 are allowed"), std::string::npos)
       << refused.status().message();
 }
 
 TEST(PeerMessages, the_longest_lists_fit) {
-  BegunMessage begun;
-  for (unsigned i = 1; i <= kMembersMax; ++i) begun.members.push_back(Who(i));
-  for (auto& member : begun.members) member.host = std::string(5000, 'h');
-  auto bytes = EncodeMessage({1, begun});
+  AskBoardMessage ask;
+  for (unsigned i = 1; i <= kMembersMax; ++i) ask.members.push_back(SessionId{i});
+  auto bytes = EncodeMessage({1, ask});
   ASSERT_TRUE(bytes) << bytes.status().message();
-  EXPECT_EQ(std::get<BegunMessage>(DecodeMessage(*bytes)->body).members.size(), kMembersMax);
+  EXPECT_EQ(std::get<AskBoardMessage>(DecodeMessage(*bytes)->body).members.size(), kMembersMax);
   DroppedMessage dropped;
   dropped.references.resize(kReferencesMax);
   EXPECT_TRUE(DecodeMessage(*EncodeMessage({1, dropped})));

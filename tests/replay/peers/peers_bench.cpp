@@ -1,11 +1,14 @@
-// How long an import, an import again and a vote take between processes: medians, in microseconds. With a number of ranks, from
-// 2 to 128, it measures the arrival and the vote of so many alone; all ranks of one host vote together, so their number is the
-// whole question.
+// How long an import, an import again and a call take between processes: medians, in microseconds. With a number of ranks, from
+// 2 to 128, it measures the calls of so many alone; all ranks of one host agree together, so their number is the whole
+// question. A call is a pause or a resume in which nobody has anything to do, four ballots each: finding the set, coming, and
+// three votes. A vote is a quarter of it.
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
-#include "tests/replay/peers/peers_fixture.h"
+#include "tests/replay/peers/call_on_board.h"
 
 using namespace amem;
 using namespace amem::test;
@@ -60,8 +63,17 @@ void BenchSharing(const TemporaryDirectory& directory, Desk* desk) {
   done.Pass();
 }
 
-void BenchRounds(const TemporaryDirectory& directory, Desk* desk, int ranks) {
-  const int votes = 8000 / ranks, rounds = std::max(200 / ranks, 5);
+double ProcessorSeconds() {
+  rusage used{};
+  ::getrusage(RUSAGE_SELF, &used);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
+  };
+  return seconds(used.ru_utime) + seconds(used.ru_stime);
+}
+
+void BenchCalls(const TemporaryDirectory& directory, Desk* desk, int ranks) {
+  const int calls = 2 * (2000 / ranks);
   Baton come, go[2];
   std::vector<std::unique_ptr<Child>> children;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -77,15 +89,20 @@ void BenchRounds(const TemporaryDirectory& directory, Desk* desk, int ranks) {
       }
       come.Pass();
       go[1].Await();
-      std::unique_ptr<Round> round;
-      const double arrive = MedianOf(rounds, [&](int) {
-        round.reset();
-        auto arrived = self.Arrive(CycleKind::kPause, 1);
-        if (arrived) round = *std::move(arrived);
-      });
-      if (round == nullptr) return 1;
-      const double vote = MedianOf(votes, [&](int) { (void)round->Vote(PhaseKind::kPauseSave, {}).status; });
-      if (rank == 1) std::printf("vote of %d processes %.1f us, arrival with discovery %.1f us\n", ranks, vote, arrive);
+      int failed = 0;
+      const auto call = [&](int i) {
+        const CycleKind kind = i % 2 == 0 ? CycleKind::kPause : CycleKind::kResume;
+        if (!CallOnBoards(*self.peers, kind, std::chrono::seconds(60)).status.ok()) ++failed;
+      };
+      call(0);
+      call(1);
+      const double before = ProcessorSeconds();
+      const double took = MedianOf(calls, call);
+      const double busy = (ProcessorSeconds() - before) / calls * 1e6;
+      if (failed > 0) std::printf("rank %d: %d calls failed\n", rank, failed);
+      if (rank == 1)
+        std::printf("vote of %d processes %.1f us, a call %.1f us, of which this process worked %.1f us\n", ranks, took / 4,
+                    took, busy);
       std::fflush(stdout);
       return 0;
     }));
@@ -108,6 +125,6 @@ int main(int count, char** arguments) {
   auto* desk = static_cast<Desk*>(::mmap(nullptr, sizeof(Desk), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   if (count == 1) BenchSharing(directory, desk);
   std::fflush(stdout);  // or each child would say it again
-  BenchRounds(directory, desk, ranks);
+  BenchCalls(directory, desk, ranks);
   return 0;
 }

@@ -243,9 +243,6 @@ struct Rank {
     for (int i = 0; i < 50 && shared.status().code() == Code::kTimeout; ++i) shared = peers->Import(token, as);
     return shared;
   }
-  Result<std::unique_ptr<Round>> Arrive(CycleKind kind, std::uint64_t cycle, bool patient = true) {
-    return peers->Arrive({kind, cycle, In(deadlines.call()), patient, "", spares}, &culprits);
-  }
   Result<std::vector<SharedAllocation>> Reimport(SessionId owner, const std::vector<ShareRequest>& requests) const {
     return peers->Reimport(owner, requests, In(deadlines.call()));
   }
@@ -254,8 +251,6 @@ struct Rank {
   FakeSession session;
   Deadlines deadlines;
   std::unique_ptr<UnixPeers> peers;
-  std::function<bool(SessionId)> spares;  // for Arrive
-  std::vector<PeerIdentity> culprits;     // of the last Arrive that failed
   Status problem;
 };
 

@@ -9,7 +9,7 @@
 #include <csignal>
 
 #include "tests/journal/base/no_descriptors.h"
-#include "tests/replay/peers/peers_fixture.h"
+#include "tests/replay/peers/call_on_board.h"
 
 namespace amem {
 namespace {
@@ -20,9 +20,6 @@ using std::chrono::milliseconds;
 // Results of a child, for the parent to look at.
 struct Report {
   std::array<char, 1000> text{};
-  int code = -1;
-  std::uint64_t culprit = 0;
-  std::int64_t took_ms = 0;
 };
 
 template <class T>
@@ -80,20 +77,9 @@ class ProcessTest : public ::testing::Test {
     never_.Await();
     return 0;
   }
-  void Note(int rank, const Status& status, SessionId culprit = {}, std::chrono::steady_clock::time_point begun = {}) {
+  void Note(int rank, const Status& status) {
     Report& report = desk_->reports[static_cast<std::size_t>(rank)];
-    report.code = static_cast<int>(status.code());
-    report.culprit = culprit.value;
-    report.took_ms = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begun).count();
     std::snprintf(report.text.data(), report.text.size(), "%s", status.message().c_str());
-  }
-  void ExpectLost(int rank, int whom, const char* what) {
-    const Report& report = desk_->reports[static_cast<std::size_t>(rank)];
-    const std::string text = report.text.data();
-    EXPECT_EQ(report.code, static_cast<int>(Code::kPeerLost)) << text;
-    EXPECT_NE(text.find("rank " + std::to_string(whom) + " (pid "), std::string::npos) << text;
-    EXPECT_NE(text.find(what), std::string::npos) << text;
-    EXPECT_LT(report.took_ms, 5000) << text;
   }
 
   TemporaryDirectory directory_;
@@ -184,8 +170,8 @@ TEST_P(ForkedChildTest, that_holds_the_sockets_does_not_hide_the_death_of_its_pa
   const Status status = importer.peers->Import(desk_->tokens[0], AllocationId{6}).status();
   EXPECT_EQ(status.code(), Code::kPeerLost) << status.message();
   importer.session.Add(desk_->tokens[0].session);
-  const auto round = importer.Arrive(CycleKind::kPause, 1);
-  EXPECT_TRUE(round) << "the living pause without it: " << round.status().message();
+  const auto paused = CallOnBoards(*importer.peers, CycleKind::kPause, milliseconds(kTimeout));
+  EXPECT_TRUE(paused.status.ok()) << "the living pause without it: " << paused.status.message();
   never_.Pass();
 }
 
@@ -248,10 +234,11 @@ TEST_F(ProcessTest, a_stopped_owner_is_a_timeout_that_names_it) {
     EXPECT_EQ(status.code(), Code::kTimeout);
     EXPECT_NE(status.message().find("import of allocation 1 from rank 0 (pid "), std::string::npos) << status.message();
     EXPECT_NE(status.message().find("no answer in "), std::string::npos) << status.message();
-    const Status round = importer.Arrive(CycleKind::kPause, 1).status();
-    EXPECT_EQ(round.code(), Code::kTimeout);
-    EXPECT_NE(round.message().find("rank 0 (pid "), std::string::npos) << round.message();
-    EXPECT_NE(round.message().find(" ms"), std::string::npos) << round.message();
+    importer.session.Add(Identity(0).session);
+    const Status late = CallOnBoards(*importer.peers, CycleKind::kPause, milliseconds(300 * kFew)).status;
+    EXPECT_EQ(late.code(), Code::kTimeout);
+    EXPECT_NE(late.message().find("rank 0 (pid "), std::string::npos) << late.message();
+    EXPECT_NE(late.message().find(" ms"), std::string::npos) << late.message();
     owner.Kill(SIGCONT);
     // What came too late is not taken for the answer to this one.
     EXPECT_TRUE(importer.peers->Import(desk_->tokens[0], AllocationId{7}));
@@ -316,12 +303,11 @@ TEST_F(ProcessTest, one_without_descriptors_tells_those_that_ask_it) {
     come_[0].Pass();
     go_[0].Await();
     const auto begun = std::chrono::steady_clock::now();
-    const auto round = other.Arrive(CycleKind::kPause, 1);
-    EXPECT_EQ(round.status().code(), Code::kNoDescriptors) << round.status().message();
-    EXPECT_NE(round.status().message().find("rank 0"), std::string::npos) << round.status().message();
+    const Status refused = CallOnBoards(*other.peers, CycleKind::kPause, milliseconds(8000)).status;
+    EXPECT_EQ(refused.code(), Code::kNoDescriptors) << refused.message();
+    EXPECT_NE(refused.message().find("rank 0"), std::string::npos) << refused.message();
     EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(6)) << "before the deadline";
-    ASSERT_EQ(other.culprits.size(), 1U);
-    EXPECT_EQ(other.culprits[0].rank, 0);
+    EXPECT_EQ(refused.reported_by(), Identity(0).session);
   }
   never_.Pass();
   EXPECT_EQ(poor.Wait(), 0);
@@ -339,10 +325,10 @@ TEST_F(ProcessTest, a_first_import_that_gave_up_on_a_stopped_owner_loses_neither
     ready_.Pass();
     come_[0].Await();  // it was stopped, and the importer's connection has ended
     if (self.session.WaitUntilLost(1, milliseconds(200))) return 2;
-    const auto round = self.Arrive(CycleKind::kPause, 1);
-    Note(0, round.status());
+    const Status paused = CallOnBoards(*self.peers, CycleKind::kPause, milliseconds(kTimeout)).status;
+    Note(0, paused);
     never_.Await();
-    return round ? 0 : 3;
+    return paused.ok() ? 0 : 3;
   });
   ready_.Await();
   Rank importer(directory_, 1, 300 * kFew);
@@ -355,10 +341,9 @@ TEST_F(ProcessTest, a_first_import_that_gave_up_on_a_stopped_owner_loses_neither
   const auto again = importer.ImportPatiently(desk_->tokens[0], AllocationId{6});
   EXPECT_TRUE(again) << again.status().message();
   importer.session.Add(Identity(0).session);
-  importer.deadlines = Deadlines(milliseconds(kTimeout));
   come_[0].Pass();
-  const auto round = importer.Arrive(CycleKind::kPause, 1);
-  EXPECT_TRUE(round) << round.status().message();
+  const Status paused = CallOnBoards(*importer.peers, CycleKind::kPause, milliseconds(kTimeout)).status;
+  EXPECT_TRUE(paused.ok()) << paused.message();
   EXPECT_TRUE(importer.session.lost().empty());
   never_.Pass();
   EXPECT_EQ(owner.Wait(), 0) << desk_->reports[0].text.data();
@@ -387,7 +372,8 @@ TEST_F(ProcessTest, a_connection_that_breaks_between_the_living_is_made_anew_and
     if (!again) return 2;
     BreakConnections();
     self.peers->DropReference({Identity(0).session, AllocationId{1}}, AllocationId{6});
-    if (!self.Arrive(CycleKind::kPause, 1)) return 3;  // alone: the owner knows that nothing is shared
+    // Alone: it shares nothing any more.
+    if (!CallOnBoards(*self.peers, CycleKind::kPause, milliseconds(kTimeout)).status.ok()) return 3;
     ready_.Pass();
     never_.Await();
     return self.session.lost().empty() ? 0 : 4;
@@ -413,15 +399,15 @@ TEST_F(ProcessTest, a_process_without_descriptors_takes_no_living_peer_for_dead)
   {
     const NoDescriptors none;
     EXPECT_FALSE(self.peers->AwaitLoss(Identity(1).session, milliseconds(50)));
-    const auto round = self.Arrive(CycleKind::kPause, 1);
-    EXPECT_EQ(round.status().code(), Code::kNoDescriptors) << round.status().message();
+    const Status refused = CallOnBoards(*self.peers, CycleKind::kPause, milliseconds(300 * kFew)).status;
+    EXPECT_EQ(refused.code(), Code::kNoDescriptors) << refused.message();
   }
   EXPECT_TRUE(self.session.lost().empty());
   other.StopRunning();
   {
     const NoDescriptors none;
-    const auto round = self.Arrive(CycleKind::kPause, 2);
-    EXPECT_FALSE(round) << "alone, without a peer that lives";
+    EXPECT_FALSE(CallOnBoards(*self.peers, CycleKind::kPause, milliseconds(300 * kFew)).status.ok())
+        << "alone, without a peer that lives";
   }
   EXPECT_TRUE(self.session.lost().empty());
   other.Kill(SIGKILL);
@@ -444,127 +430,6 @@ TEST_F(ProcessTest, a_death_during_a_want_of_descriptors_is_known_when_there_are
 
 // ---- rounds ----------------------------------------------------------------------------------------------------------------
 
-TEST_F(ProcessTest, a_member_killed_while_others_wait_for_it_is_named_at_once) {
-  std::vector<std::unique_ptr<Child>> children;
-  for (int rank = 0; rank < 3; ++rank) {
-    children.push_back(std::make_unique<Child>([&, rank] {
-      auto self = JoinRing(rank, 3);
-      if (rank == 1) {
-        ready_.Pass();
-        never_.Await();
-      }
-      const auto begun = std::chrono::steady_clock::now();
-      auto round = self->Arrive(CycleKind::kPause, 1);
-      Note(rank, round.status(), {}, begun);
-      return 0;
-    }));
-  }
-  ready_.Await();
-  std::this_thread::sleep_for(milliseconds(200));
-  children[1]->Kill(SIGKILL);
-  EXPECT_EQ(children[0]->Wait(), 0);
-  EXPECT_EQ(children[2]->Wait(), 0);
-  ExpectLost(0, 1, "died");
-  ExpectLost(2, 1, "died");
-}
-
-TEST_F(ProcessTest, a_paused_peer_that_dies_long_after_a_resume_has_begun_ends_it_at_once_and_is_named) {
-  std::vector<std::unique_ptr<Child>> children;
-  for (int rank = 0; rank < 2; ++rank) {
-    children.push_back(std::make_unique<Child>([&, rank] {
-      auto self = JoinRing(rank, 2, 300 * kFew);
-      self->session.lifecycle = Lifecycle::kPaused;
-      ready_.Pass();
-      if (rank == 1) never_.Await();
-      auto round = self->Arrive(CycleKind::kResume, 1);
-      Note(rank, round.status(), {}, std::chrono::steady_clock::now());
-      return 0;
-    }));
-  }
-  for (int i = 0; i < 2; ++i) ready_.Await();
-  std::this_thread::sleep_for(milliseconds(1200 * kFew));
-  const auto killed = std::chrono::steady_clock::now();
-  children[1]->Kill(SIGKILL);
-  EXPECT_EQ(children[0]->Wait(), 0);
-  EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(10)) << "it would wait for ever";
-  ExpectLost(0, 1, "died");
-}
-
-// It lives, and it was paused: it will come when it is allowed to run again.
-TEST_F(ProcessTest, a_resume_waits_for_a_paused_peer_that_is_stopped) {
-  std::vector<std::unique_ptr<Child>> children;
-  for (int rank = 0; rank < 2; ++rank) {
-    children.push_back(std::make_unique<Child>([&, rank] {
-      auto self = JoinRing(rank, 2, 300 * kFew);
-      self->session.lifecycle = Lifecycle::kPaused;
-      ready_.Pass();
-      if (rank == 0) ::raise(SIGSTOP);  // it counts arrivals
-      const auto round = self->Arrive(CycleKind::kResume, 1);
-      Note(rank, round.status());
-      if (!round.ok() || !(*round)->Vote(PhaseKind::kResumeArrive, {}).status.ok()) return 1;
-      const auto seen = self->session.Facts<ProcessSeen>();
-      const bool told = std::ranges::any_of(seen, [](const ProcessSeen& s) { return s.state == "stopped"; });
-      return rank == 0 || told ? 0 : 2;
-    }));
-  }
-  for (int i = 0; i < 2; ++i) ready_.Await();
-  std::this_thread::sleep_for(milliseconds(1500 * kFew));
-  children[0]->Kill(SIGCONT);
-  for (std::size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(children[rank]->Wait(), 0) << desk_->reports[rank].text.data();
-}
-
-// Its own deadline has passed when it goes on, and it has asked nobody.
-TEST_F(ProcessTest, a_resume_waits_for_the_others_though_its_own_process_was_stopped_in_it) {
-  std::vector<std::unique_ptr<Child>> children;
-  for (int rank = 0; rank < 2; ++rank) {
-    children.push_back(std::make_unique<Child>([&, rank] {
-      auto self = JoinRing(rank, 2, 300 * kFew);
-      self->session.lifecycle = Lifecycle::kPaused;
-      std::atomic<bool> once = false;
-      if (rank == 1)
-        self->session.BeforeNeighbours([&](Deadline) {
-          if (!once.exchange(true)) ::raise(SIGSTOP);
-        });
-      ready_.Pass();
-      const auto round = self->Arrive(CycleKind::kResume, 1);
-      Note(rank, round.status());
-      return round && (*round)->Vote(PhaseKind::kResumeArrive, {}).status.ok() ? 0 : 1;
-    }));
-  }
-  for (int i = 0; i < 2; ++i) ready_.Await();
-  std::this_thread::sleep_for(milliseconds(900 * kFew));
-  children[1]->Kill(SIGCONT);
-  for (std::size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(children[rank]->Wait(), 0) << desk_->reports[rank].text.data();
-}
-
-// Each look counts the patient one anew; its journal must not grow with the hours.
-TEST_F(ProcessTest, who_waits_patiently_has_come_once) {
-  Child paused([&] {
-    Rank self(directory_, 1);
-    self.session.lifecycle = Lifecycle::kPaused;
-    desk_->tokens[1] = self.session.Export(AllocationId{1});
-    ready_.Pass();
-    come_[0].Await();
-    return self.Arrive(CycleKind::kResume, 1) ? 0 : 1;
-  });
-  Rank leader(directory_, 0, 100 * kFew);
-  leader.session.lifecycle = Lifecycle::kPaused;
-  ready_.Await();
-  ASSERT_TRUE(leader.ImportPatiently(desk_->tokens[1], AllocationId{5}));
-  leader.session.Add(Identity(1).session);
-  std::thread later([&] {
-    std::this_thread::sleep_for(milliseconds(600 * kFew));
-    come_[0].Pass();
-  });
-  const auto round = leader.Arrive(CycleKind::kResume, 1);
-  later.join();
-  EXPECT_TRUE(round) << round.status().message();
-  EXPECT_EQ(paused.Wait(), 0);
-  const auto come = leader.session.AwaitFacts<MemberHeard>(2);
-  EXPECT_EQ(std::ranges::count(come, leader.identity.session, &MemberHeard::member), 1);
-  EXPECT_EQ(std::ranges::count(come, Identity(1).session, &MemberHeard::member), 1);
-}
-
 TEST_F(ProcessTest, who_died_before_is_no_member_and_costs_no_second_call) {
   std::vector<std::unique_ptr<Child>> children;
   for (int rank = 0; rank < 3; ++rank) {
@@ -572,10 +437,10 @@ TEST_F(ProcessTest, who_died_before_is_no_member_and_costs_no_second_call) {
       auto self = JoinRing(rank, 3);
       if (rank == 1) ::raise(SIGKILL);
       std::this_thread::sleep_for(milliseconds(20));
-      auto round = self->Arrive(CycleKind::kPause, 1);  // while it is dying, or after
-      Note(rank, round.status());
-      if (!round.ok() || (*round)->Members().size() != 2) return 1;
-      if (!(*round)->Vote(PhaseKind::kPauseArrive, {}).status.ok()) return 2;
+      const Status paused =
+          CallOnBoards(*self->peers, CycleKind::kPause, milliseconds(kTimeout)).status;  // it is dying, or dead
+      Note(rank, paused);
+      if (!paused.ok()) return 1;
       return self->session.WaitUntilLost(1) ? 0 : 3;
     }));
   }
@@ -597,21 +462,6 @@ TEST_F(ProcessTest, a_loss_that_somebody_else_saw_is_noticed_here) {
   EXPECT_TRUE(self.peers->AwaitLoss(Identity(7).session, kLossPatience));  // nobody that anything was shared with
 }
 
-TEST_F(ProcessTest, a_peer_says_where_it_is_in_its_cycles_and_is_not_waited_for) {
-  Child other([&] { return OwnUntilKilled(); });
-  Rank self(directory_, 0);
-  ready_.Await();
-  ASSERT_TRUE(self.peers->Import(desk_->tokens[1], AllocationId{5}));
-  EXPECT_EQ(self.peers->ProgressOf(Identity(1).session, "").cycle, 1U);
-  other.StopRunning();
-  const auto began = std::chrono::steady_clock::now();
-  EXPECT_EQ(self.peers->ProgressOf(Identity(1).session, "").cycle, 0U);
-  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(10));
-  other.Kill(SIGKILL);
-  EXPECT_TRUE(self.peers->AwaitLoss(Identity(1).session, kLossPatience));
-  EXPECT_EQ(self.peers->ProgressOf(Identity(1).session, "").cycle, 0U);
-}
-
 TEST_F(ProcessTest, a_death_is_known_though_somebody_removed_all_sockets) {
   Child other([&] { return OwnUntilKilled(); });
   Rank self(directory_, 0);
@@ -621,196 +471,13 @@ TEST_F(ProcessTest, a_death_is_known_though_somebody_removed_all_sockets) {
   self.session.Add(Identity(1).session);
   directory_.RemoveSockets();
   other.StopRunning();
-  EXPECT_EQ(self.Arrive(CycleKind::kPause, 1).status().code(), Code::kRefused) << "it lives";
+  EXPECT_EQ(CallOnBoards(*self.peers, CycleKind::kPause, milliseconds(300 * kFew)).status.code(), Code::kTimeout) << "it lives";
   EXPECT_TRUE(self.session.lost().empty());
   other.Kill(SIGKILL);
   other.Wait();
-  const auto alone = self.Arrive(CycleKind::kPause, 1);
-  ASSERT_TRUE(alone) << alone.status().message();
-  EXPECT_EQ((*alone)->Members().size(), 1U);
+  const Status alone = CallOnBoards(*self.peers, CycleKind::kPause, milliseconds(kTimeout)).status;
+  EXPECT_TRUE(alone.ok()) << alone.message();
   EXPECT_TRUE(self.session.WaitUntilLost(1));
-}
-
-class VictimTest : public ProcessTest, public ::testing::WithParamInterface<int> {};
-
-TEST_P(VictimTest, killed_during_a_vote_is_named_at_once_by_all) {
-  const int victim = GetParam();
-  std::vector<std::unique_ptr<Child>> children;
-  for (int rank = 0; rank < 4; ++rank) {
-    children.push_back(std::make_unique<Child>([&, rank] {
-      auto self = JoinRing(rank, 4);
-      auto round = self->Arrive(CycleKind::kPause, 1);
-      if (!round) return 1;
-      if (!(*round)->Vote(PhaseKind::kPauseArrive, {}).status.ok()) return 2;
-      if (rank == victim) {
-        ready_.Pass();
-        never_.Await();
-      }
-      const auto begun = std::chrono::steady_clock::now();
-      const Decision decision = (*round)->Vote(PhaseKind::kPauseSave, {});
-      const Status& status = decision.status;
-      Note(rank, status, decision.culprit, begun);
-      // Without its leader a round cannot go on before there is another; then the survivors undo together.
-      if ((*round)->Leaderless() != (victim == 0)) return 3;
-      if (victim == 0) {
-        if ((*round)->Vote(PhaseKind::kResumeOpen, {}).status.ok()) return 4;
-        const auto gathered = (*round)->Regather();
-        if (!gathered.ok() || gathered->has_value() || (*round)->Leaderless()) return 5;
-        if ((*round)->Members().size() != 3) return 6;
-      }
-      return (*round)->Vote(PhaseKind::kResumeOpen, {}).status.ok() ? 0 : 7;
-    }));
-  }
-  ready_.Await();
-  std::this_thread::sleep_for(milliseconds(200));
-  children[static_cast<std::size_t>(victim)]->Kill(SIGKILL);
-  for (int rank = 0; rank < 4; ++rank) {
-    if (rank == victim) continue;
-    EXPECT_EQ(children[static_cast<std::size_t>(rank)]->Wait(), 0) << rank;
-    ExpectLost(rank, victim, "died");
-    EXPECT_EQ(desk_->reports[static_cast<std::size_t>(rank)].culprit, Identity(victim).session.value);
-  }
-}
-INSTANTIATE_TEST_SUITE_P(Rank, VictimTest, ::testing::Values(0, 2),
-                         [](const auto& rank) { return rank.param == 0 ? std::string("leader") : std::string("member"); });
-
-// The leader cannot say it: it was killed, or is stopped.
-class LostLeader : public ProcessTest, public ::testing::WithParamInterface<int> {};
-INSTANTIATE_TEST_SUITE_P(By, LostLeader, ::testing::Values(SIGKILL, SIGSTOP),
-                         [](const auto& by) { return by.param == SIGKILL ? std::string("Kill") : std::string("Stop"); });
-
-TEST_P(LostLeader, who_missed_the_last_decision_learns_how_the_others_ended) {
-  std::vector<std::unique_ptr<Child>> children;
-  for (int rank = 0; rank < 3; ++rank) {
-    children.push_back(std::make_unique<Child>([&, rank] {
-      auto self = JoinRing(rank, 3, 500 * kFew);
-      self->session.lifecycle = Lifecycle::kPausing;
-      auto round = self->Arrive(CycleKind::kPause, 1);
-      if (!round) return 1;
-      if (rank == 1) self->session.lifecycle = Lifecycle::kPaused;  // it heard that the pause had passed
-      ready_.Pass();
-      if (rank != 2) {
-        never_.Await();
-        return 0;
-      }
-      (void)(*round)->Vote(PhaseKind::kPauseGone, {}).status;
-      if (!(*round)->Leaderless()) return 2;
-      const auto ended = (*round)->Regather();
-      return ended.ok() && *ended == Lifecycle::kPaused && !(*round)->Leaderless() ? 0 : 3;
-    }));
-  }
-  for (int rank = 0; rank < 3; ++rank) ready_.Await();  // all have arrived
-  children[0]->Kill(GetParam());
-  EXPECT_EQ(children[2]->Wait(), 0);
-  children[0]->Kill(SIGKILL);
-  never_.Pass();
-  EXPECT_EQ(children[1]->Wait(), 0);
-}
-
-// If each undid for itself, one would import memory that another has not made anew.
-TEST_F(ProcessTest, members_of_stopped_leaders_go_on_together_without_them) {
-  std::vector<std::unique_ptr<Child>> children;
-  for (int rank = 0; rank < 4; ++rank) {
-    children.push_back(std::make_unique<Child>([&, rank] {
-      auto self = JoinRing(rank, 4, 500 * kFew);
-      self->session.lifecycle = Lifecycle::kPausing;
-      auto round = self->Arrive(CycleKind::kPause, 1);
-      if (!round) return 1;
-      for (int leader = 0; leader < 2; ++leader) {
-        for (int others = 3 - leader; others > 0 && rank == leader; --others) ready_.Await();  // it began the round for all
-        rank == leader ? (void)::raise(SIGSTOP) : ready_.Pass();
-        Note(rank, (*round)->Vote(PhaseKind::kPauseSave, {}).status);
-        if (rank == leader) return 0;
-        if (!(*round)->Leaderless()) return 2;
-        const auto gathered = (*round)->Regather();
-        if (!gathered.ok() || gathered->has_value() || (*round)->Leaderless()) return 3;
-        if ((*round)->Members().size() != 3U - static_cast<unsigned>(leader)) return 4;
-      }
-      const bool passed = (*round)->Vote(PhaseKind::kResumeCreateOwn, {}).status.ok();
-      return passed && (*round)->Vote(PhaseKind::kResumeImport, {}).status.ok() ? 0 : 5;
-    }));
-  }
-  for (const std::size_t rank : {2U, 3U}) {
-    EXPECT_EQ(children[rank]->Wait(), 0) << rank << ": " << desk_->reports[rank].text.data();
-    EXPECT_EQ(desk_->reports[rank].code, static_cast<int>(Code::kTimeout));
-  }
-  for (const std::size_t leader : {0U, 1U}) {
-    children[leader]->Kill(SIGCONT);
-    EXPECT_EQ(children[leader]->Wait(), 0);
-    EXPECT_NE(desk_->reports[leader].code, static_cast<int>(Code::kOk)) << "the others have left its round";
-  }
-}
-
-TEST_F(ProcessTest, a_member_stopped_during_a_vote_is_a_timeout_for_all) {
-  std::vector<std::unique_ptr<Child>> children;
-  for (int rank = 0; rank < 3; ++rank) {
-    children.push_back(std::make_unique<Child>([&, rank] {
-      auto self = JoinRing(rank, 3, 500 * kFew);
-      auto round = self->Arrive(CycleKind::kPause, 1);
-      if (!round) return 1;
-      if (rank == 2) ::raise(SIGSTOP);
-      const Decision decision = (*round)->Vote(PhaseKind::kPauseSave, {});
-      const Status& status = decision.status;
-      Note(rank, status, decision.culprit);
-      // Rank 0 counts the votes. Both who waited have looked at the process that they waited for.
-      const auto seen = self->session.AwaitFacts<ProcessSeen>(rank == 2 ? 0 : 1);
-      const bool stopped = !seen.empty() && seen[0].session == Identity(2).session && seen[0].state == "stopped" &&
-                           seen[0].waited_ns >= 400'000'000;
-      const auto heard = self->session.AwaitFacts<MemberHeard>(rank == 0 ? 5 : 0);  // three arrivals, two votes
-      ready_.Pass();
-      never_.Await();
-      if (rank < 2 && !stopped) return 2;
-      return rank != 0 || heard.size() >= 5 ? 0 : 3;
-    }));
-  }
-  ready_.Await();
-  ready_.Await();
-  children[2]->Kill(SIGCONT);
-  ready_.Await();  // the late one hears the same
-  never_.Pass(3);
-  for (const auto& child : children) EXPECT_EQ(child->Wait(), 0);
-  for (std::size_t rank = 0; rank < 3; ++rank) {
-    EXPECT_EQ(desk_->reports[rank].code, static_cast<int>(Code::kTimeout));
-    EXPECT_EQ(desk_->reports[rank].culprit, Identity(2).session.value);
-    EXPECT_STREQ(desk_->reports[rank].text.data(), desk_->reports[0].text.data());
-    const std::string text = desk_->reports[rank].text.data();
-    EXPECT_NE(text.find("ms for rank 2 (pid "), std::string::npos) << text;
-    EXPECT_NE(text.find("is stopped (SIGSTOP?)"), std::string::npos) << text;
-  }
-}
-
-TEST_F(ProcessTest, a_member_that_is_stopped_before_it_comes_is_named_as_stopped_by_all_that_wait) {
-  std::vector<std::unique_ptr<Child>> children;
-  for (int rank = 0; rank < 3; ++rank) {
-    children.push_back(std::make_unique<Child>([&, rank] {
-      auto self = JoinRing(rank, 3, 600 * kFew);
-      self->session.lifecycle = Lifecycle::kRunning;
-      ready_.Pass();
-      if (rank == 0) ::raise(SIGSTOP);  // it would count the arrivals
-      if (rank == 0) return 0;
-      ready_.Pass();
-      const auto round = self->Arrive(CycleKind::kPause, 1);
-      Note(rank, round.status());
-      const auto seen = self->session.AwaitFacts<ProcessSeen>(1);
-      const bool found = std::ranges::any_of(
-          seen, [](const ProcessSeen& s) { return s.session == Identity(0).session && s.state == "stopped" && s.pid != 0; });
-      never_.Await();
-      const bool alone = self->culprits.size() == 1 && self->culprits[0].rank == 0;  // the other one has answered
-      return found && alone ? 0 : 2;
-    }));
-  }
-  for (int i = 0; i < 5; ++i) ready_.Await();
-  std::this_thread::sleep_for(milliseconds(1500 * kFew));
-  never_.Pass(2);
-  for (std::size_t rank = 1; rank < 3; ++rank) {
-    EXPECT_EQ(children[rank]->Wait(), 0);
-    const std::string text = desk_->reports[rank].text.data();
-    EXPECT_EQ(desk_->reports[rank].code, static_cast<int>(Code::kTimeout)) << text;
-    EXPECT_NE(text.find("rank 0 (pid "), std::string::npos) << text;
-    EXPECT_NE(text.find("is stopped (SIGSTOP?)"), std::string::npos) << text;
-  }
-  children[0]->Kill(SIGCONT);
-  EXPECT_EQ(children[0]->Wait(), 0);
 }
 
 }  // namespace

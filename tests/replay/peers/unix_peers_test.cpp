@@ -13,7 +13,7 @@
 #include "replay/peers/messages.h"
 #include "replay/peers/unix/socket.h"
 #include "tests/in_thread.h"
-#include "tests/replay/peers/peers_fixture.h"
+#include "tests/replay/peers/call_on_board.h"
 
 namespace amem {
 namespace {
@@ -265,9 +265,12 @@ TEST_F(UnixPeersTest, a_stop_wakes_whoever_waits) {
     std::this_thread::sleep_for(milliseconds(100));
     importer.peers->Stop();
   });
-  auto round = importer.Arrive(CycleKind::kPause, 1);  // the owner never comes
+  const auto began = std::chrono::steady_clock::now();
+  const auto outcome = CallOnBoards(*importer.peers, CycleKind::kPause, milliseconds(60'000));  // the owner never comes
   stopper.join();
-  EXPECT_EQ(round.status().code(), Code::kRefused) << round.status().message();
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20));
+  EXPECT_EQ(outcome.status.code(), Code::kPeerLost) << outcome.status.message();
+  EXPECT_EQ(outcome.culprit, importer.identity.session);
 }
 
 TEST_F(UnixPeersTest, silent_connections_delay_nobody_and_are_bounded) {
@@ -332,7 +335,7 @@ TEST_F(UnixPeersTest, a_peer_that_does_not_take_its_answers_delays_nobody) {
   const UniqueFd fd = Unauthenticated(owner.identity.session);
   const HelloMessage hello = HelloOfRank5(owner, Purpose::kRound);
   ASSERT_EQ(SendPacket(fd.get(), *EncodeMessage({1, hello}), {}), Sent::kDone);
-  const auto question = *EncodeMessage({2, AskNeighboursMessage{}});
+  const auto question = *EncodeMessage({2, AskBoardMessage{}});
   for (int i = 0; i < 5000; ++i) (void)SendPacket(fd.get(), question, {});
   EXPECT_TRUE(importer.ImportFrom(owner, AllocationId{2}, AllocationId{101}));
 }
@@ -438,28 +441,25 @@ TEST_F(UnixPeersTest, a_session_may_import_from_itself) {
   EXPECT_TRUE(rank.Reimport(rank.identity.session, {{AllocationId{1}, AllocationId{5}}}));
   rank.peers->DropReference({rank.identity.session, AllocationId{1}}, AllocationId{5});
   EXPECT_TRUE(rank.session.WaitForReferences(0));
-  auto round = rank.Arrive(CycleKind::kPause, 1);
-  ASSERT_TRUE(round);
-  EXPECT_EQ((*round)->Members().size(), 1u);
+  const auto assembly = rank.peers->Assemble(CycleKind::kPause, "");
+  ASSERT_TRUE(assembly->Find(In(milliseconds(20'000))).ok());
+  EXPECT_EQ(assembly->Members().size(), 1u);
 }
 
+// Who does not come is told who waits for it, and journals that when its journal is free.
 TEST_F(UnixPeersTest, facts_wait_while_the_journal_is_in_use_and_nobody_waits_for_them) {
-  Rank leader(directory_, 0), member(directory_, 1);
-  ASSERT_TRUE(member.ImportFrom(leader, AllocationId{1}, AllocationId{100}));
-  leader.session.Add(member.identity.session);
-  leader.session.busy_journal = 20;
-  auto other = test::InThread([&] {
-    auto round = member.Arrive(CycleKind::kPause, 1);
-    return round ? (*round)->Vote(PhaseKind::kPauseArrive, {}).status : round.status();
-  });
-  auto round = leader.Arrive(CycleKind::kPause, 1);
-  ASSERT_TRUE(round) << round.status().message();
-  EXPECT_TRUE((*round)->Vote(PhaseKind::kPauseArrive, {}).status.ok());
-  EXPECT_TRUE(other.get().ok());
-  const auto heard = leader.session.AwaitFacts<MemberHeard>(4);
-  ASSERT_EQ(heard.size(), 4u) << "two arrivals and two votes, each once";
-  EXPECT_LE(leader.session.busy_journal.load(), 0);
-  EXPECT_TRUE(member.session.Facts<MemberHeard>().empty()) << "it counts nothing";
+  Rank absent(directory_, 0), waiting(directory_, 1);
+  ASSERT_TRUE(waiting.ImportFrom(absent, AllocationId{1}, AllocationId{100}));
+  absent.session.lifecycle = Lifecycle::kRunning;
+  absent.session.busy_journal = 20;
+  const auto assembly = waiting.peers->Assemble(CycleKind::kPause, "");
+  ASSERT_TRUE(assembly->Find(In(milliseconds(20'000))).ok());
+  assembly->TellWaiting({absent.identity.session});
+  const auto told = absent.session.AwaitFacts<MemberHeard>(1);
+  ASSERT_FALSE(told.empty());
+  EXPECT_TRUE(told[0].asks);
+  EXPECT_EQ(told[0].member, waiting.identity.session);
+  EXPECT_LE(absent.session.busy_journal.load(), 0);
 }
 
 }  // namespace

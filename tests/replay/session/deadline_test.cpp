@@ -25,7 +25,8 @@ SessionOptions Impatient() {
 
 class DeadlineTest : public test::TwoProcesses {
  protected:
-  DeadlineTest() : TwoProcesses(Impatient(), 256 * kMiB) {
+  DeadlineTest() : DeadlineTest(Impatient()) {}
+  explicit DeadlineTest(const SessionOptions& options) : TwoProcesses(options, 256 * kMiB) {
     const AllocationId own = a.Create();
     mine_ = a.Place(own);
     std::memset(mine_, 0x42, k2M);
@@ -55,6 +56,16 @@ class DeadlineTest : public test::TwoProcesses {
   bool in_unmap_ = false;
 };
 
+class PatientTest : public DeadlineTest {
+ protected:
+  PatientTest()
+      : DeadlineTest([] {
+          SessionOptions options = Impatient();
+          options.deadlines = Deadlines(std::chrono::milliseconds(60'000));
+          return options;
+        }()) {}
+};
+
 // How long it waited, as it says: not so long that the others would have given up on it.
 long Within(const Status& failed) {
   const std::size_t at = failed.message().find("within ");
@@ -63,6 +74,25 @@ long Within(const Status& failed) {
 #define EXPECT_SAYS_WITHIN_ITS_PART(status) EXPECT_TRUE(Within(status) >= 150 && Within(status) < 400) << (status).message()
 
 #define EXPECT_SAYS(status, text) EXPECT_NE((status).message().find(text), std::string::npos) << (status).message()
+
+// The other's device is busy, and stays so for much longer than this test takes.
+TEST_F(PatientTest, a_wait_for_the_device_is_broken_off_when_another_rank_has_failed) {
+  b.simulator->SetWork(Simulator::Work::kOfProgram);
+  a.simulator->SetHook([](std::string_view name, std::uint64_t) { return name == "Synchronize" ? cuda::kUnknown : 0; });
+  const auto began = std::chrono::steady_clock::now();
+  auto other = test::InThread([&] { return b.session->Pause(); });
+  const Status here = a.session->Pause(), there = other.get();
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20));
+  for (const Status& status : {here, there}) {
+    EXPECT_FALSE(status.ok());
+    EXPECT_SAYS(status, "rank 0 (pid ");
+    EXPECT_EQ(status.driver_result(), cuda::kUnknown) << status.message();
+  }
+  EXPECT_FALSE(a.session->paused() || b.session->paused());
+  a.simulator->SetHook({});
+  b.simulator->SetWork(Simulator::Work::kNone);
+  PauseWorksNow();
+}
 
 TEST_F(DeadlineTest, a_launch_that_does_not_return_fails_the_pause_of_all_in_time_and_is_named) {
   std::promise<void> inside, go_on;

@@ -14,7 +14,6 @@
 
 #include "replay/driver/simulator/simulator.h"
 #include "replay/session/session.h"
-#include "tests/stand_ins/peers/agreement.h"
 #include "tests/stand_ins/peers/local_peers.h"
 
 namespace amem::test {
@@ -65,17 +64,16 @@ struct Process {
     simulated.host = std::move(host);
     simulated.in_memory = world;
     simulator = *Simulator::Open(simulated);
-    SessionOptions how = options;
-    how.on_board = AgreesOnBoard();
     SessionOpened who;
     who.session = SessionId{id};
     who.host = "localhost";
     who.rank = static_cast<std::int32_t>(id) - 1;
     auto writer = std::make_unique<FakeJournal>();
     journal = writer.get();
-    session = *Session::Start(how, *simulator, who, std::move(writer), [&](const PeerIdentity& self, PeerDelegate& delegate) {
-      return Result<std::unique_ptr<Peers>>(network.Join(self, delegate));
-    });
+    session =
+        *Session::Start(options, *simulator, who, std::move(writer), [&](const PeerIdentity& self, PeerDelegate& delegate) {
+          return Result<std::unique_ptr<Peers>>(network.Join(self, delegate));
+        });
   }
 
   static AllocationProperties On(DeviceOrdinal device) {

@@ -520,7 +520,7 @@ TEST_F(SharedTagsTest, a_stream_waits_for_the_whole_resume_because_others_bring_
 
 TEST(SharedTags, a_process_that_does_not_come_is_named_and_nothing_has_changed) {
   const auto world = *SimulatorWorld::InMemory(1, 512 * kMiB);
-  LocalNetwork network(300);
+  LocalNetwork network;
   SessionOptions options;
   options.deadlines = Deadlines(std::chrono::milliseconds(300));
   const test::Process a(1, world, network, options), b(2, world, network, options);

@@ -4,21 +4,17 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <deque>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <thread>
 
 #include "replay/peers/assembly.h"
-#include "replay/peers/vote_counter.h"
 
 namespace amem {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto kLookAgain = std::chrono::milliseconds(5);
 
 // A delegate that cannot look at its ledger now is asked again.
 void Told(const std::function<bool()>& tell) {
@@ -43,7 +39,7 @@ struct Member {
 
 class LocalNetwork::Hub {
  public:
-  Hub(std::uint32_t timeout, LocalScheduler* decides) : timeout_ms(timeout), scheduler(decides) {}
+  explicit Hub(LocalScheduler* decides) : scheduler(decides) {}
 
   Clock::time_point Now() const { return scheduler == nullptr ? Clock::now() : scheduler->Now(); }
   void Step() {
@@ -106,9 +102,6 @@ class LocalNetwork::Hub {
       for (const SessionId other : member->connected) {
         if (auto found = members.find(other); found != members.end()) connected.push_back(found->second);
       }
-      // The votes that it counted stay undecided.
-      std::erase_if(counters, [&](const auto& counter) { return counter.first.first == session; });
-      for (auto& [leader, counter] : counters) counter->Closed(session.value, how, Now());
       for (auto& [set, board] : boards) board->Nudge();
       Changed();
     }
@@ -118,20 +111,6 @@ class LocalNetwork::Hub {
     }
     for (const auto& other : connected)
       With(other, [&](PeerDelegate& d) { Told([&] { return d.OnPeerLost(IdentityOf(*member), how); }); });
-  }
-
-  // With the mutex held. A member's one connection to every counter is its session.
-  VoteCounter& CounterOf(SessionId leader, const std::string& tag) {
-    auto& counter = counters[{leader, tag}];
-    if (counter == nullptr) {
-      counter = std::make_unique<VoteCounter>(
-          [this, tag](std::uint64_t to, MessageBody body) {
-            mail[{to, tag}].push_back(std::move(body));
-            Changed();
-          },
-          nullptr, tag);
-    }
-    return *counter;
   }
 
   // `seen`: members that were alive at an earlier look; that one of them is dead now is a failure.
@@ -162,207 +141,16 @@ class LocalNetwork::Hub {
     return members_found;
   }
 
-  const std::uint32_t timeout_ms;
   LocalScheduler* const scheduler;
   std::mutex mutex;
   std::condition_variable changed;
   std::map<SessionId, std::shared_ptr<Member>> members;
-  std::map<std::pair<SessionId, std::string>, std::unique_ptr<VoteCounter>> counters;  // by leader and tag
-  std::map<std::pair<std::uint64_t, std::string>, std::deque<MessageBody>> mail;       // by session and tag
-  using SetName = std::pair<std::string, std::vector<SessionId>>;                      // kind and tag; members
+  using SetName = std::pair<std::string, std::vector<SessionId>>;  // kind and tag; members
   std::map<SetName, std::shared_ptr<board::Board>> boards;
   std::map<std::pair<SessionId, std::string>, CycleKind> calls;  // who waits for the others in one; by session and tag
 };
 
 namespace {
-
-struct LocalBegun {
-  BegunMessage begun;
-  std::optional<Lifecycle> settled;
-};
-
-// One member's wait for the others. `again`: the leader of a round was lost; the dead are left out, and a member that is not in
-// a cycle any more ends the wait.
-class LocalArrival {
- public:
-  LocalArrival(LocalNetwork::Hub& hub, SessionId session, RoundCall call, bool again)
-      : hub_(hub), session_(session), call_(std::move(call)), again_(again) {}
-
-  Result<LocalBegun> Run() {
-    auto deadline = hub_.Now() + std::chrono::milliseconds(hub_.timeout_ms);
-    while (true) {
-      const auto me = hub_.Find(session_);
-      if (me == nullptr) return Gone(session_);
-      const PeerIdentity self = hub_.IdentityOf(*me);
-      if (again_) seen_.clear();
-      auto set = hub_.SetOf(self, call_.tag, seen_);
-      const auto settled = again_ && set.ok() ? Settled(*set) : std::nullopt;
-      std::unique_lock lock(hub_.mutex);
-      if (auto news = TakeMail(); news.has_value()) return std::move(*news);
-      if (!set || settled) {
-        Withdraw();
-        if (!set) return set.status();
-        return LocalBegun{{}, settled};
-      }
-      if (hub_.Now() >= deadline) {
-        const auto missing = Missing();
-        lock.unlock();
-        if (!MayComeYet(missing)) return TimedOut(missing);
-        deadline = hub_.Now() + std::chrono::milliseconds(hub_.timeout_ms);
-        continue;
-      }
-      const SessionId lowest = set->front().session;
-      if (leader_ && *leader_ != lowest) Withdraw();
-      leader_ = lowest;
-      hub_.CounterOf(lowest, call_.tag)
-          .Arrived(session_.value, self, {call_.kind, call_.cycle, *set, 0, call_.tag}, hub_.Now());
-      if (hub_.mail[{session_.value, call_.tag}].empty()) hub_.WaitUntil(lock, std::min(deadline, hub_.Now() + kLookAgain));
-      if (auto news = TakeMail(); news.has_value()) return std::move(*news);
-    }
-  }
-
- private:
-  std::optional<Lifecycle> Settled(const std::vector<PeerIdentity>& set) {
-    for (const auto& who : set) {
-      if (who.session == session_) continue;
-      const Lifecycle now = WhereIs(who.session).lifecycle;
-      if (now == Lifecycle::kRunning || now == Lifecycle::kPaused) return now;
-    }
-    return std::nullopt;
-  }
-  CycleProgress WhereIs(SessionId session) {
-    CycleProgress progress;
-    hub_.With(hub_.Find(session), [&](PeerDelegate& d) { progress = d.Progress(call_.tag); });
-    return progress;
-  }
-  // With the hub's mutex held, the three below.
-  void Withdraw() {
-    if (leader_ && hub_.members.contains(*leader_))
-      hub_.CounterOf(*leader_, call_.tag).Closed(session_.value, "withdrew", hub_.Now());
-    hub_.mail.erase({session_.value, call_.tag});
-  }
-  std::optional<Result<LocalBegun>> TakeMail() {
-    auto& mail = hub_.mail[{session_.value, call_.tag}];
-    while (!mail.empty()) {
-      const MessageBody body = std::move(mail.front());
-      mail.pop_front();
-      if (const auto* begun = std::get_if<BegunMessage>(&body)) return LocalBegun{*begun, {}};
-      if (const auto* failure = std::get_if<FailureMessage>(&body)) return failure->status;
-    }
-    return std::nullopt;
-  }
-  std::vector<PeerIdentity> Missing() {
-    hub_.CounterOf(*leader_, call_.tag).Withdrew(session_.value, hub_.Now());
-    std::vector<PeerIdentity> missing;
-    for (const auto& body : hub_.mail[{session_.value, call_.tag}]) {
-      if (const auto* withdrawn = std::get_if<WithdrawnMessage>(&body)) missing = withdrawn->missing;
-    }
-    hub_.mail.erase({session_.value, call_.tag});
-    return missing;
-  }
-  // Without the hub's mutex, both.
-  bool MayComeYet(const std::vector<PeerIdentity>& missing) {
-    if (!call_.patient || missing.empty()) return false;
-    return std::ranges::all_of(missing, [&](const auto& who) { return WhereIs(who.session).lifecycle == Lifecycle::kPaused; });
-  }
-  [[nodiscard]] Status TimedOut(const std::vector<PeerIdentity>& missing) const {
-    return {Code::kTimeout, fmt::format("waited {} ms for {} to come", hub_.timeout_ms, ToText(missing))};
-  }
-
-  LocalNetwork::Hub& hub_;
-  const SessionId session_;
-  const RoundCall call_;
-  const bool again_;
-  std::set<SessionId> seen_;
-  std::optional<SessionId> leader_;
-};
-
-class LocalRound final : public Round {
- public:
-  LocalRound(std::shared_ptr<LocalNetwork::Hub> hub, SessionId self, RoundCall call, BegunMessage begun)
-      : hub_(std::move(hub)), self_(self), call_(std::move(call)), until_(call_.until), begun_(std::move(begun)) {}
-  ~LocalRound() override {
-    const std::lock_guard lock(hub_->mutex);
-    Leave();
-  }
-  [[nodiscard]] std::vector<PeerIdentity> Members() const override { return begun_.members; }
-  // Votes have a time-out of their own, by the scheduler's clock.
-  [[nodiscard]] Deadline until() const override { return until_; }
-  void SetUntil(Deadline until) override { until_ = until; }
-  [[nodiscard]] bool Leaderless() const override { return lost_ && !given_up_; }
-
-  Result<std::optional<Lifecycle>> Regather() override {
-    hub_->Step();
-    given_up_ = true;
-    {
-      const std::lock_guard lock(hub_->mutex);
-      Leave();
-    }
-    RoundCall call = call_;
-    call.patient = false;
-    auto again = LocalArrival(*hub_, self_, call, true).Run();
-    if (!again) return again.status();
-    if (again->settled) return again->settled;
-    begun_ = std::move(again->begun);
-    index_ = 0;
-    lost_ = given_up_ = false;
-    return std::optional<Lifecycle>();
-  }
-
-  Decision Vote(PhaseKind phase, const Status& mine) override {
-    hub_->Step();
-    std::unique_lock lock(hub_->mutex);
-    const auto answer = [&](SessionId whose, const Status& status) {  // nothing was heard of the others
-      Decision decision{.culprit = whose, .status = status, .heard = false};
-      for (const PeerIdentity& who : begun_.members)
-        if (who.session != self_) decision.absent.push_back(who.session);
-      return decision;
-    };
-    const auto leader_lost = [&] {
-      lost_ = true;
-      return answer(leader(), Gone(leader()));
-    };
-    if (lost_ || !hub_->members.contains(leader())) return leader_lost();
-    hub_->CounterOf(leader(), call_.tag)
-        .Voted(self_.value, {begun_.round, ++index_, phase, hub_->timeout_ms, mine, mine.reported_by()}, hub_->Now());
-    while (true) {
-      auto& mail = hub_->mail[{self_.value, call_.tag}];
-      while (!mail.empty()) {
-        const MessageBody body = std::move(mail.front());
-        mail.pop_front();
-        if (const auto* failure = std::get_if<FailureMessage>(&body)) {
-          Decision refused = answer(self_, failure->status);
-          refused.against = true;
-          return refused;
-        }
-        const auto* decision = std::get_if<DecisionMessage>(&body);
-        if (decision != nullptr && decision->round == begun_.round && decision->index == index_) return decision->decision;
-      }
-      if (!hub_->members.contains(self_)) return answer(self_, Gone(self_));  // killed while it waited
-      if (!hub_->members.contains(leader())) return leader_lost();
-      VoteCounter& counter = hub_->CounterOf(leader(), call_.tag);
-      hub_->WaitUntil(lock, counter.NextDeadline().value_or(hub_->Now() + kLookAgain));
-      if (hub_->members.contains(leader())) hub_->CounterOf(leader(), call_.tag).Tick(hub_->Now());
-    }
-  }
-
- private:
-  [[nodiscard]] SessionId leader() const { return begun_.members.front().session; }
-  void Leave() {
-    if (auto counter = hub_->counters.find({leader(), call_.tag}); counter != hub_->counters.end())
-      counter->second->Left(self_.value, begun_.round);
-    hub_->mail.erase({self_.value, call_.tag});
-  }
-
-  std::shared_ptr<LocalNetwork::Hub> hub_;
-  const SessionId self_;
-  const RoundCall call_;
-  Deadline until_;
-  BegunMessage begun_;
-  std::uint32_t index_ = 0;
-  bool lost_ = false;      // the leader is
-  bool given_up_ = false;  // a lost leader has no successor
-};
 
 // The members of a call in one process; their boards are in its own memory.
 class LocalAssembly final : public Assembly {
@@ -507,21 +295,6 @@ class LocalPeers final : public Peers {
     return true;
   }
 
-  CycleProgress ProgressOf(SessionId session, const std::string& tag) override {
-    CycleProgress progress;
-    hub_->With(hub_->Find(session), [&](PeerDelegate& d) { progress = d.Progress(tag); });
-    return progress;
-  }
-
-  Result<std::unique_ptr<Round>> Arrive(const RoundCall& asked, std::vector<PeerIdentity>* /*culprits*/) override {
-    hub_->Step();
-    RoundCall call = asked;
-    call.patient = call.patient && call.kind == CycleKind::kResume;
-    auto begun = LocalArrival(*hub_, session_, call, false).Run();
-    if (!begun) return begun.status();
-    return std::unique_ptr<Round>(new LocalRound(hub_, session_, std::move(call), std::move(begun->begun)));
-  }
-
   std::unique_ptr<Assembly> Assemble(CycleKind kind, const std::string& tag) override {
     hub_->Step();
     return std::make_unique<LocalAssembly>(hub_, session_, kind, tag);
@@ -537,8 +310,7 @@ class LocalPeers final : public Peers {
 
 }  // namespace
 
-LocalNetwork::LocalNetwork(std::uint32_t timeout_ms, LocalScheduler* scheduler)
-    : hub_(std::make_shared<Hub>(timeout_ms, scheduler)) {}
+LocalNetwork::LocalNetwork(LocalScheduler* scheduler) : hub_(std::make_shared<Hub>(scheduler)) {}
 
 std::unique_ptr<Peers> LocalNetwork::Join(const PeerIdentity& self, PeerDelegate& delegate) {
   auto member = std::make_shared<Member>();

@@ -1,8 +1,8 @@
 // Peers in memory, for tests with several sessions in one process: no sockets and no threads.
 //
 // Imports and drops call the owner's delegate on the caller's thread, so that a single-threaded test decides the order of
-// everything. Rounds need a thread per member, as they wait; the votes are counted by the same VoteCounter as between
-// processes.
+// everything. Pauses and resumes need a thread per member, as they wait; they are agreed on the same boards, by the same code,
+// as between processes.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,7 @@ class LocalScheduler {
   using Time = std::chrono::steady_clock::time_point;
   virtual ~LocalScheduler() = default;
   virtual Time Now() = 0;
-  virtual void Step() = 0;  // at the beginning of every call of Peers and Round that may wait; no lock is held
+  virtual void Step() = 0;  // at the beginning of every call of Peers and Assembly that may wait; no lock is held
   virtual void Wait(std::unique_lock<std::mutex>& network, Time until) = 0;  // until something changed, or that time
   virtual void Changed() = 0;                                                // with the network's lock held
 };
@@ -28,7 +28,7 @@ class LocalScheduler {
 class LocalNetwork {
  public:
   // `scheduler` must outlive all that comes from here.
-  explicit LocalNetwork(std::uint32_t timeout_ms = 10'000, LocalScheduler* scheduler = nullptr);
+  explicit LocalNetwork(LocalScheduler* scheduler = nullptr);
   // `delegate` must outlive what comes back, which may outlive the network.
   std::unique_ptr<Peers> Join(const PeerIdentity& self, PeerDelegate& delegate);
   // As if that session's process had died: those connected to it are told, and it cannot do anything any more.

@@ -432,6 +432,71 @@ TEST(RoundTest, is_waited_for_beyond_its_time_only_while_the_absent_may_come) {
   EXPECT_GE(hooks.asked, 3);
 }
 
+// Its session closes meanwhile, so that nobody would ever come.
+TEST(RoundTest, that_is_waited_for_without_a_deadline_ends_when_the_session_does) {
+  class Closing final : public IdleHooks {
+   public:
+    bool HasEnded(SessionId session) override { return session == SessionId{11} && ++asked > 5; }
+    int asked = 0;
+  };
+  auto board = Board::Make("", {SessionId{11}, SessionId{12}});
+  Closing hooks;
+  CallOnBoard call = CallOf(CycleKind::kResume);
+  call.until = Now();
+  call.patient = true;
+  const RoundOutcome outcome = *TakePart(*board, 0, call, hooks);
+  EXPECT_EQ(outcome.ending, agreement::Ending::kPaused);
+  EXPECT_EQ(outcome.status.code(), Code::kPeerLost) << outcome.status.message();
+  EXPECT_EQ(outcome.culprit, SessionId{11});
+}
+
+// Wherever memory runs out, the member votes against what it has not voted on yet, and nobody waits for it.
+TEST(RoundTest, of_a_member_without_memory_fails_for_all_at_once) {
+  class WithoutMemory final : public IdleHooks {
+   public:
+    enum class In : std::uint8_t { kWork, kLook, kVote, kDecision };
+    explicit WithoutMemory(In in) : in_(in) {}
+    Status Do(agreement::Work work, Deadline, const std::function<bool()>&) override {
+      return Lack(In::kWork, work == agreement::Work::kSave), Status{};
+    }
+    bool HasEnded(SessionId) override { return Lack(In::kLook, votes.size() == 2), false; }
+    void OnVote(Ballot ballot, const Status& mine) override {
+      votes.push_back({ballot, mine});
+      Lack(In::kVote, ballot == Ballot::kSaved && mine.ok());
+    }
+    void OnDecision(Ballot ballot, const BoardReading&, const Status&) override {
+      decided.push_back(ballot);
+      Lack(In::kDecision, ballot == Ballot::kIdle);
+    }
+
+   private:
+    void Lack(In in, bool now) const {
+      if (in == in_ && now) throw std::bad_alloc();
+    }
+    const In in_;
+  };
+  using In = WithoutMemory::In;
+  for (const In in : {In::kWork, In::kLook, In::kVote, In::kDecision}) {
+    auto board = Board::Make("", {SessionId{11}, SessionId{12}});
+    WithoutMemory lacking(in);
+    IdleHooks idle;
+    RoundOutcome of_other;
+    std::thread other([&] {
+      CallOnBoard call = CallOf(CycleKind::kPause);
+      of_other = *TakePart(*board, 1, call, idle);
+    });
+    CallOnBoard call = CallOf(CycleKind::kPause);
+    RoundOutcome outcome = *TakePart(*board, 0, call, lacking);
+    other.join();
+    for (const auto* told : {&outcome, &of_other}) {
+      EXPECT_EQ(told->ending, agreement::Ending::kRunning);
+      EXPECT_EQ(told->failed, Ballot::kSaved) << static_cast<int>(in);
+      EXPECT_EQ(told->culprit, SessionId{11});
+      EXPECT_NE(told->status.message().find("no memory left"), std::string::npos) << told->status.message();
+    }
+  }
+}
+
 TEST(RoundTest, whose_set_changes_lets_all_come_again) {
   class Growing final : public IdleHooks {
    public:

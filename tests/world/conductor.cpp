@@ -39,11 +39,16 @@ void Conductor::Sleep(std::chrono::milliseconds time) {
 }
 
 void Conductor::AwaitAll(const char* what, std::chrono::milliseconds patience, const std::function<bool(std::size_t)>& done) {
-  const auto until = Clock::now() + patience;
+  const auto stopped = [this] {
+    std::uint64_t us = 0;
+    for (const auto& of_rank : page_->stopped_us) us += of_rank;
+    return std::chrono::microseconds(us);
+  };
+  const auto until = Clock::now() + patience - stopped();
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(settings_.ranks); ++rank) {
     while (!page_->dead[rank] && !done(rank)) {
       Sleep(std::chrono::milliseconds(1));
-      if (Clock::now() > until) Found(fmt::format("rank {} does not end {}:{}", rank, what, Answers()));
+      if (Clock::now() > until + stopped()) Found(fmt::format("rank {} does not end {}:{}", rank, what, Answers()));
     }
   }
 }
@@ -97,6 +102,7 @@ bool Conductor::Give(CycleKind kind, bool faulty) {
   deaths_ = Deaths();
   starved_ = page_->starved;
   shortages_ = page_->shortages - (page_->short_of_something ? 1 : 0);
+  stops_ = page_->stops_ended;
   const std::uint64_t number = ++page_->order_number;
   AwaitAll(kind == CycleKind::kPause ? "the pause" : "the resume", settings_.CycleLimit() + settings_.CallLimit(),
            [&](std::size_t rank) { return page_->answers[rank].order == number; });
@@ -125,7 +131,7 @@ std::string Conductor::Answers() const {
 // memory in this moment, or whose kernels outlast a short deadline. A rank whose peer has failed like this waits for it in
 // vain.
 void Conductor::Judge(CycleKind kind) {
-  if (Deaths() != deaths_ || HangsStill() || Starved() || WasShort()) return;
+  if (Deaths() != deaths_ || HangsStill() || Starved() || WasShort() || WasStopped()) return;
   const auto excused = [this](const Answer& answer) {
     const std::string_view text = answer.text.data();
     const bool late = answer.driver_result == cuda::kNotReady || answer.driver_result == cuda::kTimeout ||
@@ -145,13 +151,15 @@ bool Conductor::Capturing() const {
 
 bool Conductor::WasShort() const { return page_->shortages != shortages_; }
 
+bool Conductor::WasStopped() const { return page_->stops != stops_; }
+
 bool Conductor::Starved() const { return page_->starving != 0 || page_->starved != starved_; }
 
 void Conductor::Bring(CycleKind kind) {
   if (Give(kind, Pick(3) == 0)) return;
   auto short_until = settings_.shortages ? Clock::now() + kAfterShortage : Clock::time_point::min();
   for (int tries = settings_.starves ? 400 : 40; tries > 0;
-       tries -= HangsStill() || Capturing() || Clock::now() < short_until ? 0 : 1) {
+       tries -= HangsStill() || Capturing() || WasStopped() || Clock::now() < short_until ? 0 : 1) {
     Sleep(std::chrono::milliseconds(Pick(20)));
     if (Give(kind, false)) return;
     if (WasShort()) short_until = Clock::now() + kAfterShortage;

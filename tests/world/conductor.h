@@ -26,9 +26,10 @@ class Conductor {
   Fate FateOf(CycleKind kind);
   void Judge(CycleKind kind);  // an order that failed and need not have
   [[nodiscard]] std::uint64_t Deaths() const;
-  [[nodiscard]] bool Capturing() const;  // a rank, when it answered last
-  [[nodiscard]] bool WasShort() const;   // of memory or disk, since the last order was given
-  [[nodiscard]] bool Starved() const;    // a rank, since the last order was given
+  [[nodiscard]] bool Capturing() const;   // a rank, when it answered last
+  [[nodiscard]] bool WasShort() const;    // of memory or disk, since the last order was given
+  [[nodiscard]] bool WasStopped() const;  // a rank, since the last order was given
+  [[nodiscard]] bool Starved() const;     // a rank, since the last order was given
   [[nodiscard]] std::string Answers() const;
   [[noreturn]] void Found(const std::string& what);
   void End();
@@ -38,8 +39,8 @@ class Conductor {
   const std::shared_ptr<Page> page_;
   const std::function<void()> look_;
   std::mt19937_64 random_;
-  std::chrono::steady_clock::time_point hangs_until_;       // perhaps, a call of the program in the driver
-  std::uint64_t deaths_ = 0, starved_ = 0, shortages_ = 0;  // that were known when the last order was given
+  std::chrono::steady_clock::time_point hangs_until_;                   // perhaps, a call of the program in the driver
+  std::uint64_t deaths_ = 0, starved_ = 0, shortages_ = 0, stops_ = 0;  // known when the last order was given
 };
 
 }  // namespace amem::world

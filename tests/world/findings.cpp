@@ -44,6 +44,7 @@ struct Watched {  // a thread
   std::atomic<const char*> what = nullptr;
   std::atomic<std::int64_t> until = 0;  // 0: it is in no call
   std::atomic<bool> strict = false;
+  std::atomic<std::int64_t> stops = 0;  // until then, of all ranks; negative: of this one, less one
   std::atomic<int> id = 0;
 };
 std::array<Watched, 256>& Threads() {
@@ -79,6 +80,21 @@ class Mine {
 Mine& Self() {
   thread_local Mine mine;
   return mine;
+}
+
+std::span<std::atomic<std::uint64_t>> shared_stops;
+int own_rank = 0;
+
+std::int64_t StopsOf(bool own) {
+  std::int64_t us = 0;
+  for (std::size_t rank = 0; rank < shared_stops.size(); ++rank)
+    if (!own || static_cast<int>(rank) == own_rank) us += static_cast<std::int64_t>(shared_stops[rank].load());
+  return us;
+}
+// By how much the watched call may be longer.
+std::int64_t StopsDuring(const Watched& one) {
+  const std::int64_t before = one.stops;
+  return before < 0 ? StopsOf(true) - (-before - 1) : StopsOf(false) - before;
 }
 
 std::atomic<int> printed = 0;  // stacks
@@ -154,7 +170,7 @@ void Watch() {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     for (Watched& one : Threads()) {
       const std::int64_t until = one.until.load();
-      if (one.id == 0 || until == 0 || NowUs() < until) continue;
+      if (one.id == 0 || until == 0 || NowUs() < until + StopsDuring(one)) continue;
       Say(fmt::format("{} on thread {} has not returned within its deadline; it is {} ms late", one.what.load(), one.id.load(),
                       (NowUs() - until) / 1000),
           true, one.id);
@@ -197,7 +213,11 @@ void AllowFor(std::chrono::milliseconds hang) {
 }
 
 Within::Within(const char* what, std::chrono::milliseconds limit, bool strict)
-    : before_((*Self()).what.load()), before_until_((*Self()).until.load()), before_strict_((*Self()).strict) {
+    : before_((*Self()).what.load()),
+      before_until_((*Self()).until.load()),
+      before_strict_((*Self()).strict),
+      before_stops_((*Self()).stops) {
+  (*Self()).stops = StopsOf(false);
   (*Self()).what = what;
   (*Self()).strict = strict;
   (*Self()).until = NowUs() + std::chrono::duration_cast<std::chrono::microseconds>(limit).count();
@@ -205,10 +225,16 @@ Within::Within(const char* what, std::chrono::milliseconds limit, bool strict)
 Within::~Within() {
   (*Self()).what = before_;
   (*Self()).strict = before_strict_;
+  (*Self()).stops = before_stops_;
   (*Self()).until = before_until_;
 }
+void Within::EndsWithoutOthers() { (*Self()).stops = -StopsOf(true) - 1; }
 
 void Share(std::atomic<bool>& found) { shared_found = &found; }
+void ShareStops(std::span<std::atomic<std::uint64_t>> stopped_us, int rank) {
+  shared_stops = stopped_us;
+  own_rank = rank;
+}
 
 void StartWatchdog() {
   static std::once_flag once;

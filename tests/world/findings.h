@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "statemachine/types.h"
@@ -30,6 +31,8 @@ class Within {
  public:
   Within(const char* what, std::chrono::milliseconds limit, bool strict = false);  // strict: also while the driver hangs
   ~Within();
+  // Others that are stopped do not prolong it.
+  void EndsWithoutOthers();
   Within(const Within&) = delete;
   Within& operator=(const Within&) = delete;
 
@@ -37,12 +40,15 @@ class Within {
   const char* const before_;
   const std::int64_t before_until_;
   const bool before_strict_;
+  const std::int64_t before_stops_;
 };
 
 // The driver hangs for so long: whoever is in a call now, and is not in a pause or resume, may take so much longer.
 void AllowFor(std::chrono::milliseconds hang);
 
 void StartWatchdog();  // once a process
+// For how long each rank's process has been stopped, shared with other processes. Calls may take so much longer.
+void ShareStops(std::span<std::atomic<std::uint64_t>> stopped_us, int rank);
 // Shared with other processes: true once one of them has found something. Then this one says what its threads did, and ends.
 void Share(std::atomic<bool>& found);
 

@@ -61,13 +61,15 @@ struct Page {
   std::atomic<std::uint64_t> order_number;
   Order order;  // does not change until all have answered
   std::array<Answer, kMostRanks> answers;
-  std::atomic<std::uint32_t> starving;                          // ranks that have no descriptor now
-  std::atomic<std::uint64_t> starved;                           // how often one had none
-  std::atomic<std::uint64_t> shortages;                         // of memory or disk, that began
-  std::atomic<bool> short_of_something;                         // some rank, now
-  std::atomic<bool> found;                                      // something, by anybody
-  std::atomic<std::uint32_t> stage;                             // Stage
-  std::array<std::atomic<std::uint32_t>, kMostRanks> finished;  // the stage that this rank has ended
+  std::atomic<std::uint32_t> starving;                            // ranks that have no descriptor now
+  std::atomic<std::uint64_t> starved;                             // how often one had none
+  std::atomic<std::uint64_t> shortages;                           // of memory or disk, that began
+  std::atomic<bool> short_of_something;                           // some rank, now
+  std::atomic<std::uint64_t> stops, stops_ended;                  // of ranks' processes
+  std::array<std::atomic<std::uint64_t>, kMostRanks> stopped_us;  // for how long, up to now
+  std::atomic<bool> found;                                        // something, by anybody
+  std::atomic<std::uint32_t> stage;                               // Stage
+  std::array<std::atomic<std::uint32_t>, kMostRanks> finished;    // the stage that this rank has ended
 };
 
 // What all ranks do, one after the other at the end.

@@ -1,4 +1,4 @@
-// A world of processes: the conductor starts them, and kills some.
+// A world of processes: the conductor starts them, kills some, and stops some for a while.
 #include <fmt/format.h>
 #include <signal.h>
 #include <spawn.h>
@@ -20,6 +20,7 @@
 #include "tests/world/findings.h"
 #include "tests/world/rank.h"
 #include "tests/world/shortages.h"
+#include "tests/world/stops.h"
 #include "tests/world/world.h"
 
 extern char** environ;
@@ -33,11 +34,13 @@ struct FoundByChild {};
 
 class Children {
  public:
-  Children(const Settings& settings, std::shared_ptr<Page> page, const char* program)
+  Children(const Settings& settings, std::shared_ptr<Page> page, const std::shared_ptr<SimulatorWorld>& memory,
+           const char* program)
       : settings_(settings),
         page_(std::move(page)),
         random_(settings.seed * 104'729),
-        shortages_(settings, page_, settings.directory / "journal") {
+        shortages_(settings, page_, settings.directory / "journal"),
+        stops_(settings, page_, memory) {
     for (int rank = 0; rank < settings.ranks; ++rank) pids_.push_back(Start(program, rank));
     if (random_() % 2 == 0) kill_at_ = Clock::now() + settings.life * (random_() % 100) / 100;
   }
@@ -53,6 +56,7 @@ class Children {
   void Look() {
     if (Clock::now() >= kill_at_) Kill(random_() % pids_.size());
     shortages_.Advance(pids_);
+    stops_.Advance(pids_);
     for (std::size_t rank = 0; rank < pids_.size(); ++rank) {
       int status = 0;
       if (pids_[rank] <= 0 || ::waitpid(pids_[rank], &status, WNOHANG) != pids_[rank]) continue;
@@ -106,6 +110,7 @@ class Children {
   const std::shared_ptr<Page> page_;
   std::mt19937_64 random_;
   Shortages shortages_;
+  Stops stops_;
   std::vector<pid_t> pids_;
   Clock::time_point kill_at_ = Clock::time_point::max();
 };
@@ -121,7 +126,7 @@ bool RunProcesses(Settings settings, const char* program) {
   {
     const auto page = OpenPage(settings.directory / "page");
     const auto memory = *SimulatorWorld::Open(settings.directory / "world", kMostRanks, kCapacity);
-    Children children(settings, page, program);
+    Children children(settings, page, memory, program);
     try {
       Conductor(settings, page, [&] { children.Look(); }).Run();
       children.AwaitEnd();
@@ -149,6 +154,7 @@ void RunAsProcess(const Settings& settings, int rank) {
   // The watchdog looks at it until the process has ended.
   static const auto& page = *new std::shared_ptr<Page>(OpenPage(settings.directory / "page"));
   Share(page->found);
+  ShareStops(page->stopped_us, rank);
   SimulatorOptions simulated;
   simulated.world = settings.directory / "world";
   simulated.capacity_per_device = kCapacity;

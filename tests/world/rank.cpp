@@ -40,6 +40,7 @@ bool Rank::Ok(const Status& status, const std::string& what) {
   if (settings.absences && status.message().find("a driver call of another thread has not returned") != std::string::npos)
     return false;
   if (settings.starves && WantsDescriptors(status)) return false;
+  if (settings.stops && status.code() == Code::kTimeout) return false;
   if (settings.shortages && NamesAShortage(status.code(), status.message())) return false;
   CheckNotBroken(what);
   Found(what + " failed: " + status.message());
@@ -51,7 +52,7 @@ void Rank::Must(const std::string& what, const std::function<Status()>& call) {
     if (status.ok()) return;
     Trace(what + ": " + status.message());
     CheckNotBroken(what);
-    if ((settings.starves && WantsDescriptors(status)) ||
+    if ((settings.starves && WantsDescriptors(status)) || (settings.stops && status.code() == Code::kTimeout) ||
         (settings.shortages && NamesAShortage(status.code(), status.message()))) {
       ++tries;
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -280,7 +281,8 @@ void Rank::Obey(const Order& order, std::uint64_t number) {
     {
       // A call that hangs in the pause itself takes its time beside.
       const std::chrono::milliseconds own(fate.of_program ? 0 : fate.hang_ms);
-      const Within within(to_pause ? "the pause" : "the resume", settings.CycleLimit() + own, fate.of_program);
+      Within within(to_pause ? "the pause" : "the resume", settings.CycleLimit() + own, fate.of_program);
+      if (to_pause) within.EndsWithoutOthers();
       in_cycle = true;
       Trace(fmt::format("order {}: {}", number, to_pause ? "pause" : "resume"));
       status = to_pause ? session->Pause() : session->Resume();

@@ -22,15 +22,16 @@ Settings SettingsOf(std::uint64_t seed, bool processes) {
   settings.session.deadlines = Deadlines(std::chrono::milliseconds((settings.absences ? 2000 : 8000) * kSlower));
   settings.starves = processes && pick(3) == 0;
   settings.shortages = processes && pick(4) == 0;
+  settings.stops = processes && pick(3) == 0;
   if (!settings.pins_ahead) settings.session.pinned_bytes = settings.session.pool_pinned_bytes = 0;
   return settings;
 }
 
 std::string Describe(const Settings& s) {
-  return fmt::format("{} {} of {} threads, layout {}, {} ms{}{}{}{}{}", s.ranks, s.directory.empty() ? "ranks" : "processes",
+  return fmt::format("{} {} of {} threads, layout {}, {} ms{}{}{}{}{}{}", s.ranks, s.directory.empty() ? "ranks" : "processes",
                      s.threads, s.session.layout == Layout::kSlab ? "slab" : "direct", s.life.count(),
                      s.faults ? ", faults" : "", s.absences ? ", absences" : "", s.starves ? ", want of descriptors" : "",
-                     s.shortages ? ", shortages" : "", s.pins_ahead ? "" : ", nothing pinned ahead");
+                     s.shortages ? ", shortages" : "", s.stops ? ", stops" : "", s.pins_ahead ? "" : ", nothing pinned ahead");
 }
 
 }  // namespace amem::world

@@ -30,6 +30,7 @@ struct Settings {
   bool absences = false;              // ranks do not come to a pause, or the driver hangs
   bool shortages = false;             // the system denies a process address space, threads, or room on the disk of its journal
   bool starves = false;               // the program of a rank takes all descriptors now and then, and gives them back
+  bool stops = false;                 // a rank's process is stopped for a while
   bool pins_ahead = true;             // of what is needed; otherwise a failed pause must leave nothing pinned
   std::chrono::milliseconds life{0};  // of this world
   SessionOptions session;

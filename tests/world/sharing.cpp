@@ -12,7 +12,7 @@ namespace {
 
 // The owner may have freed it, may be paused, may have died, and may hang in the driver.
 bool Imported(Rank& rank, const Status& status) {
-  const bool hangs = status.code() == Code::kTimeout && rank.settings.absences;
+  const bool hangs = status.code() == Code::kTimeout && (rank.settings.absences || rank.settings.stops);
   if (!hangs && status.code() != Code::kNotFound && status.code() != Code::kPeerLost && status.code() != Code::kRefused)
     return rank.Ok(status, "import");
   Trace("import: " + status.message());

@@ -59,7 +59,9 @@ ProcessIdentity OwnProcess();
 struct ProcessLife {
   enum class Is : std::uint8_t { kAlive, kEnded, kUnknown };
   Is is = Is::kUnknown;
-  std::string why;  // it is unknown: "open /proc/17/task/17/stat: Too many open files (errno 24)"
+  // It is unknown: "open /proc/17/task/17/stat: Too many open files (errno 24)". Of a session that has ended, by what that was
+  // seen: "lock", "pidfd".
+  std::string why;
 
   [[nodiscard]] bool IsAlive() const { return is == Is::kAlive; }
   [[nodiscard]] bool HasEnded() const { return is == Is::kEnded; }

@@ -41,6 +41,8 @@ class Assembly {
   [[nodiscard]] virtual bool SetHasChanged() = 0;
   [[nodiscard]] virtual bool HasEnded(SessionId session) = 0;
   [[nodiscard]] virtual std::string HowItEnded(SessionId session) = 0;  // "died", "has closed"
+  // By what an end was seen, for journals: "lock", "pidfd"; empty: it is not known.
+  [[nodiscard]] virtual std::string EndSeenBy(SessionId /*session*/) { return {}; }
   // As its page says now, or said last.
   [[nodiscard]] virtual PeerIdentity IdentityOf(SessionId session) = 0;
   [[nodiscard]] virtual board::ScopeFacts FactsOf(SessionId session) = 0;

@@ -221,6 +221,7 @@ Result<RoundNumber> Board::NextRound() const {
 }
 
 void Board::ReadDecisions(RoundNumber round, BoardReading& reading) const {
+  reading.round = round;
   const bool whole = HeaderIsWhole();
   for (std::size_t b = 0; b < kBallots; ++b) {
     const auto ballot = static_cast<Ballot>(b);

@@ -48,6 +48,7 @@ struct BallotDecision {  // as a cell has it
 
 // What a member sees of one round at about one moment.
 struct BoardReading {
+  RoundNumber round = 0;
   std::vector<agreement::Seat> seats;
   std::vector<std::array<std::uint64_t, agreement::kBallots>> voted_at_ns;  // CLOCK_MONOTONIC; 0: not voted, or not known
   // When the time of the first member to run out of it ends, of those that have come; 0: none of them has a deadline.

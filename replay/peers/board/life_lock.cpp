@@ -48,10 +48,11 @@ ProcessLife LifeIn(const LifeWords& words, int pidfd) {
   const std::uint32_t word = KernelWord(words) & ~static_cast<std::uint32_t>(FUTEX_WAITERS);
   const std::uint32_t holder = words.holder;
   if (holder != 0 && word == holder) return {Is::kAlive, {}};
-  if (holder != 0 && word == FUTEX_OWNER_DIED) return {Is::kEnded, {}};
-  if (holder != 0 && word == 0 && words.closed == LifeWords::kClosed) return {Is::kEnded, {}};
+  if (holder != 0 && word == FUTEX_OWNER_DIED) return {Is::kEnded, "lock"};
+  if (holder != 0 && word == 0 && words.closed == LifeWords::kClosed) return {Is::kEnded, "lock"};
   ProcessLife life{Is::kUnknown, {}};
   if (pidfd >= 0) life = LifeOf({}, pidfd);
+  if (life.HasEnded()) life.why = "pidfd";
   if (life.IsUnknown()) life.why = holder == 0 && word == 0 ? "its page was never held" : "its page has been written over";
   return life;
 }

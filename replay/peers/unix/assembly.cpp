@@ -262,10 +262,19 @@ void UnixAssembly::Begun() {
 bool UnixAssembly::HasEnded(SessionId session) {
   if (ended_.contains(session)) return true;
   if (session == self_) return pages().HasLetGo();
+  return LifeHere(session).HasEnded();
+}
+
+ProcessLife UnixAssembly::LifeHere(SessionId session) {
   const auto page = pages().PageOf(session);
-  if (!page) return false;
+  if (!page) return {};
   const auto connection = connections_.find(session);
-  return (*page)->Life(connection == connections_.end() ? -1 : connection->second->process_fd()).HasEnded();
+  return (*page)->Life(connection == connections_.end() ? -1 : connection->second->process_fd());
+}
+
+std::string UnixAssembly::EndSeenBy(SessionId session) {
+  const ProcessLife life = LifeHere(session);
+  return life.HasEnded() ? life.why : "";
 }
 
 std::string UnixAssembly::HowItEnded(SessionId session) { return amem::HowItEnded(context_, session); }

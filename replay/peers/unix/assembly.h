@@ -31,6 +31,7 @@ class UnixAssembly final : public Assembly {
   [[nodiscard]] bool SetHasChanged() override;
   [[nodiscard]] bool HasEnded(SessionId session) override;
   [[nodiscard]] std::string HowItEnded(SessionId session) override;
+  [[nodiscard]] std::string EndSeenBy(SessionId session) override;
   [[nodiscard]] PeerIdentity IdentityOf(SessionId session) override;
   [[nodiscard]] board::ScopeFacts FactsOf(SessionId session) override;
   void Begun() override;
@@ -53,6 +54,7 @@ class UnixAssembly final : public Assembly {
   [[nodiscard]] Status RequireOneKind(const std::vector<SessionId>& members);
   // A member that has given up because of a session that has ended, and which this call does not know of.
   [[nodiscard]] std::optional<SessionId> FailedWithoutUs(const std::vector<SessionId>& members);
+  [[nodiscard]] ProcessLife LifeHere(SessionId session);
   [[nodiscard]] std::string BoardName() const;  // a pause and a resume never meet on one board
   [[nodiscard]] Status RequireOneGroup(const std::vector<SessionId>& members);
   Status HaveBoard(const std::vector<SessionId>& members, Deadline until);

@@ -431,7 +431,8 @@ using EventVariant =
                  StepBegun, StepDone, StepFailed, PhaseBegun, PhaseDecided, CycleDone, CycleFailed, Condensed, SlabOpened,
                  Placed, Backed, PartCleared, CommunicatorBegun, CommunicatorReady, CommunicatorEnded, CommunicatorSuspended,
                  VoteCast, MemberHeard, ProcessSeen, ThreadSeen, LaunchRefused, PoolOpened, PoolAllocated, PoolFreed,
-                 RequestSeen, SafepointReached, RequestEnded, Frozen, EverythingKept, FreezeStep, SharedOutside, RegionKept>;
+                 RequestSeen, SafepointReached, RequestEnded, Frozen, EverythingKept, FreezeStep, SharedOutside, RegionKept,
+                 BallotShown>;
 
 template <class T, class... Kinds>
 inline constexpr bool kIsOneOf = (std::is_same_v<T, Kinds> || ...);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "statemachine/agreement/ballot.h"
 #include "statemachine/texts.h"
 #include "statemachine/types.h"
 
@@ -33,6 +34,27 @@ AMEM_NAMES(PhaseKind, kResumeOpen, "phase kind", "pause: arrive", "pause: save",
            "pause: all gone", "resume: arrive", "resume: create own", "resume: import and restore", "resume: verify",
            "resume: open");
 constexpr bool IsArrival(PhaseKind phase) { return phase == PhaseKind::kPauseArrive || phase == PhaseKind::kResumeArrive; }
+// As journals name what is before a ballot.
+constexpr PhaseKind PhaseOf(CycleKind kind, agreement::Ballot ballot) {
+  using agreement::Ballot;
+  switch (ballot) {
+    case Ballot::kCome:
+      return kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive;
+    case Ballot::kIdle:
+      return PhaseKind::kPauseArrive;
+    case Ballot::kSaved:
+      return PhaseKind::kPauseSave;
+    case Ballot::kGone:
+      return PhaseKind::kPauseReleaseOwn;
+    case Ballot::kMade:
+      return PhaseKind::kResumeCreateOwn;
+    case Ballot::kJoined:
+      return PhaseKind::kResumeImport;
+    case Ballot::kOpen:
+      return PhaseKind::kResumeVerify;
+  }
+  return {};
+}
 enum class StepKind : std::uint8_t {
   kQuiesce = 0,    // wait until the devices are idle                 device
   kSave,           // wait until the contents are in the backup       allocation
@@ -202,6 +224,46 @@ struct ThreadSeen {          // at a deadline: a thread of this session's own pr
   std::vector<FreeText> stack;  // innermost first: "libc.so.6+0x12"; empty: it could not be had safely
   AMEM_EVENT(ThreadSeen, "thread seen", As{"of_thread", thread}, name, state, where, stack);
 };
+// ---- the board
+// By each member of a round, what the board shows of a ballot (replay/peers/board): when it was decided, which all that read it
+// read alike; and while it is undecided and this member waits, ever more rarely. So one journal alone tells who came and voted
+// when, who did not, and why the ballot failed.
+
+struct SeatShown {  // of one member, as it was then
+  SessionId session;
+  std::int32_t rank = -1;
+  std::int32_t pid = 0;
+  HostName host;  // empty: as the session's of this journal
+  agreement::Vote vote{};
+  std::uint64_t voted_ns = 0;  // CLOCK_MONOTONIC, when it voted, or came; 0: it has not, or that is not known
+  FreeText end;                // it had ended: "died", "has closed"
+  PublicText end_seen;         // by what that was seen: "pidfd", "lock"; empty: not recorded
+  AMEM_STRUCT(SeatShown, session, rank, pid, IfAny{host}, vote, OrNull{voted_ns}, IfAny{end}, IfAny{end_seen});
+};
+struct BallotShown {
+  CycleKind kind{};
+  std::uint64_t cycle = 0;
+  PoolId pool;
+  std::uint64_t board = 0;  // random: members that name the same one have read the same
+  std::uint32_t round = 0;  // of that board
+  agreement::Ballot ballot{};
+  agreement::Cause cause{};  // kUndecided: this member waits
+  SessionId by;              // who decided
+  // Of a failure, because of whom; while it is undecided, for whom this member waits. Their seats are below.
+  std::vector<SessionId> culprits;
+  std::uint32_t members = 0, yes = 0;  // of the round; of those, who voted for
+  std::uint64_t first_ns = 0;          // CLOCK_MONOTONIC of the first such vote; 0: not known
+  // Those that have not voted for, and of the others the kSeatsMost that did so last: large sets differ in few.
+  std::vector<SeatShown> seats;
+  FreeText message;  // as all members are told; empty: it did not fail
+  Code code{};
+  std::int32_t driver_result = 0;
+  AMEM_EVENT(BallotShown, "ballot shown", As{"cycle_kind", kind}, cycle, IfAny{pool}, Hexadecimal{board}, round, ballot, cause,
+             As{"decided_by", OrNull{by}}, As{"culprit_sessions", culprits}, As{"member_count", members}, As{"votes_for", yes},
+             OrNull{first_ns}, seats, message, OrNull{code}, driver_result);
+  static constexpr std::size_t kSeatsMost = 16;
+};
+
 struct LaunchRefused {  // of NCCL's: a launch, copy or fill that was refused because memory is paused
   PublicText call;
   std::uint64_t count = 1;  // how often since the last such event

@@ -187,6 +187,34 @@ struct Describe {
     return "thread " + to_string(e.thread) + After(" ", e.name) + " is " + e.state + After(" ", e.where) +
            After(", in ", Joined(e.stack, " < "));
   }
+  static std::string NameOfSeat(const SeatShown& seat) {
+    const std::string who = seat.rank >= 0 ? "rank " + to_string(seat.rank) : ToText(seat.session);
+    return seat.pid != 0 ? who + " (pid " + to_string(seat.pid) + After(" on ", seat.host) + ")" : who;
+  }
+  static std::string NameIn(const BallotShown& e, SessionId session) {
+    const auto seat = std::ranges::find(e.seats, session, &SeatShown::session);
+    return seat == e.seats.end() ? ToText(session) : NameOfSeat(*seat) + After(" that ", seat->end);
+  }
+  std::string operator()(const BallotShown& e) const {
+    const std::string ballot = "ballot " + std::string(ToText(e.ballot)) + " of " + NameOf(e);
+    const std::string votes = to_string(e.yes) + " of " + to_string(e.members) + " voted for";
+    std::string names;
+    for (const SessionId culprit : e.culprits) names += (names.empty() ? "" : ", ") + NameIn(e, culprit);
+    if (e.cause == agreement::Cause::kUndecided) return ballot + " waits" + After(" for ", names) + ", " + votes;
+    if (e.cause == agreement::Cause::kAllVoted) {
+      std::string last;
+      std::uint64_t last_ns = e.first_ns;
+      for (const SeatShown& seat : e.seats) {
+        if (seat.voted_ns <= last_ns) continue;
+        last = NameOfSeat(seat);
+        last_ns = seat.voted_ns;
+      }
+      if (e.first_ns != 0 && !last.empty()) last += " " + to_string((last_ns - e.first_ns) / 1000) + " us after the first";
+      return ballot + " passed, " + votes + After(", the last was ", last);
+    }
+    return ballot + " failed, " + std::string(ToText(e.cause)) + After(": ", names) + ", " + votes +
+           (e.by ? ", decided by " + NameIn(e, e.by) : "") + After(": ", e.message);
+  }
   std::string operator()(const RequestEnded& e) const {
     const std::string what = "request " + to_string(e.request) + " to " + std::string(amem::ToText(e.kind));
     if (e.code != Code::kOk) return what + " failed: " + std::string(amem::ToText(e.code)) + After(": ", e.message);

@@ -73,8 +73,8 @@ class Fold {
   Status operator()(const CycleFailed& e);
   // What was seen: nothing follows from it, and it is never refused, because it is about moments in which much is wrong. What
   // requests from outside do to memory is told by the events of pauses and resumes.
-  using Seen = std::variant<DriverSymbolBound, PassedThrough, VoteCast, MemberHeard, ProcessSeen, ThreadSeen, LaunchRefused,
-                            RequestSeen, SafepointReached, RequestEnded, Frozen>;
+  using Seen = std::variant<DriverSymbolBound, PassedThrough, VoteCast, MemberHeard, ProcessSeen, ThreadSeen, BallotShown,
+                            LaunchRefused, RequestSeen, SafepointReached, RequestEnded, Frozen>;
   template <class Kind>
   requires kIsAlternative<Kind, Seen> Status operator()(const Kind&) { return {}; }
   Status operator()(const FreezeStep& e) {

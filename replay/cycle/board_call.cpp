@@ -119,14 +119,14 @@ class Coordinator::Call final : public board::RoundHooks {
   void OnWait(Ballot ballot, const BoardReading& reading) override {
     const Deadline now = assembly_.Time();
     if (now - waiting_since_ < kSlow) return;
-    sightings_.Votes(ballot, reading);
+    sightings_.BallotOf(cycle_, scope_.pool_, ballot, reading);
     if (ballot == Ballot::kCome) assembly_.TellWaiting(Absent(ballot, reading));
     if (ballot == Ballot::kCome && now >= until_ && now >= next_word_) SayForWhom(reading);
   }
 
   void OnDecision(Ballot ballot, const BoardReading& reading, const Status& why) override {
     NoteTime(ballot);
-    if (!why.ok()) sightings_.Votes(ballot, reading);
+    if (!Alone()) sightings_.BallotOf(cycle_, scope_.pool_, ballot, reading, why);
     const board::BallotDecision& decision = reading.decisions[static_cast<std::size_t>(ballot)];
     // Who decided has looked for the message; the others look for their own journals.
     if (decision.cause == agreement::Cause::kLate && decision.by != assembly_.seat())

@@ -31,6 +31,7 @@ Weight WeightOfBody(const Body&) {
 }
 Weight WeightOfBody(const RequestEnded& e) { return e.code == Code::kOk ? Weight::kLandmark : Weight::kFailure; }
 Weight WeightOfBody(const VoteCast& e) { return e.ok ? Weight::kBoundary : Weight::kFailure; }
+Weight WeightOfBody(const BallotShown& e) { return agreement::IsFailure(e.cause) ? Weight::kFailure : Weight::kBoundary; }
 Weight WeightOfBody(const PhaseDecided& e) { return e.passed ? Weight::kPhase : Weight::kFailure; }
 
 void Raise(EventRow& row, Weight weight) {

@@ -247,6 +247,10 @@ class SessionTrace final : public FoldObserver {
     sample_now_ = true;
   }
   void On(const VoteCast& e) { Mark(e.ok ? "vote" : "vote against", e.message, e.pool); }
+  void On(const BallotShown& e) {
+    if (e.cause != agreement::Cause::kAllVoted)
+      Mark(agreement::IsFailure(e.cause) ? "ballot failed" : "waits", ToText(event_->body), e.pool);
+  }
   void On(const RequestSeen&) { Mark("request", ToText(event_->body)); }
   void On(const Frozen& e) {
     const auto from = std::max(TimeOf(e.from_ns, origin_ns_), window_.from), to = std::min(TimeOf(e.to_ns, origin_ns_), now_);

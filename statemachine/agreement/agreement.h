@@ -48,14 +48,11 @@
 #include <variant>
 #include <vector>
 
+#include "statemachine/agreement/ballot.h"
 #include "statemachine/event_cycle.h"
 #include "statemachine/types.h"
 
 namespace amem::agreement {
-
-enum class Ballot : std::uint8_t { kCome = 0, kIdle, kSaved, kGone, kMade, kJoined, kOpen };
-AMEM_NAMES(Ballot, kOpen, "ballot", "come", "idle", "saved", "gone", "made", "joined", "open");
-inline constexpr std::size_t kBallots = 7;
 
 // What a member does with the driver between two ballots. Each can be repeated, and does only what is not done yet.
 enum class Work : std::uint8_t {
@@ -67,23 +64,6 @@ enum class Work : std::uint8_t {
   kRestore,      // bind to multicast objects, wait until contents are back, verify
 };
 AMEM_NAMES(Work, kRestore, "work", "quiesce", "save", "release", "make", "import", "restore");
-
-enum class Vote : std::uint8_t { kNone = 0, kYes, kNo, kDamaged };  // kDamaged: what is written there is no vote
-
-// What a ballot was decided for. kAllVoted passed; all later ones failed.
-enum class Cause : std::uint8_t {
-  kUndecided = 0,
-  kAllVoted,
-  kVotedNo,     // the culprit's work failed, or it cannot take part
-  kEnded,       // the culprit ended before it had voted
-  kLate,        // the culprit had not voted at the deadline of the member that decided
-  kSetChanged,  // the member that decided shares memory with others than those of this board
-  kDamaged,     // something else has written over the culprit's votes, or over decisions
-  kSuperseded,  // the round went on without this member, which did not see why
-};
-AMEM_NAMES(Cause, kSuperseded, "cause", "undecided", "all voted", "voted no", "ended", "late", "set changed", "damaged",
-           "superseded");
-constexpr bool IsFailure(Cause cause) { return cause > Cause::kAllVoted; }
 
 // ---- programs: what a member does in a call, line by line
 

@@ -97,6 +97,7 @@ struct Event {
     freezeStep @69 :FreezeStep;
     sharedOutside @70 :SharedOutside;
     regionKept @71 :RegionKept;
+    ballotShown @72 :BallotShown;
   }
 }
 
@@ -338,7 +339,7 @@ struct PassedThrough {
 }
 
 # ---- pause and resume ----------------------------------------------------------------------------------------------------
-# The numbers of these six must be those of the enums of the same name in event.h and types.h; a reader rejects others. `pool`
+# The numbers of these must be those of the enums of the same name in event.h and types.h; a reader rejects others. `pool`
 # is whose pause or resume an event belongs to; 0: NCCL's.
 
 using CycleKind = UInt8;
@@ -348,6 +349,9 @@ using Code = UInt8;
 using MemoryTag = UInt8;
 using PoolPolicy = UInt8;
 using OutsideKind = UInt8;
+using Ballot = UInt8;
+using Cause = UInt8;
+using Vote = UInt8;
 
 struct Step {
   kind @0 :StepKind;
@@ -499,6 +503,34 @@ struct ThreadSeen {
   state @2 :Text;
   where @3 :Text;
   stack @4 :List(Text);
+}
+struct SeatShown {
+  session @0 :UInt64;
+  rank @1 :Int32 = -1;
+  pid @2 :Int32;
+  host @3 :Text;
+  vote @4 :Vote;
+  votedNs @5 :UInt64;
+  end @6 :Text;
+  endSeen @7 :Text;
+}
+struct BallotShown {
+  kind @0 :CycleKind;
+  cycle @1 :UInt64;
+  pool @2 :UInt32;
+  board @3 :UInt64;
+  round @4 :UInt32;
+  ballot @5 :Ballot;
+  cause @6 :Cause;
+  by @7 :UInt64;
+  culprits @8 :List(UInt64);
+  members @9 :UInt32;
+  yes @10 :UInt32;
+  firstNs @11 :UInt64;
+  seats @12 :List(SeatShown);
+  message @13 :Text;
+  code @14 :Code;
+  driverResult @15 :Int32;
 }
 struct LaunchRefused {
   call @0 :Text;

@@ -30,7 +30,7 @@ constexpr bool ChangesNothing() {
                   PassedThrough, CycleBegun, StepBegun, StepFailed, PhaseBegun, PhaseDecided, CycleDone, CycleFailed,
                   SlabOpened, PartCleared, CommunicatorBegun, CommunicatorReady, CommunicatorEnded, CommunicatorSuspended,
                   VoteCast, MemberHeard, ProcessSeen, ThreadSeen, LaunchRefused, PoolOpened, PoolAllocated, PoolFreed,
-                  RequestSeen, SafepointReached, RequestEnded, Frozen, FreezeStep, EverythingKept, SharedOutside>;
+                  RequestSeen, SafepointReached, RequestEnded, Frozen, FreezeStep, EverythingKept, SharedOutside, BallotShown>;
 }
 
 }  // namespace

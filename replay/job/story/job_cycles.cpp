@@ -158,7 +158,7 @@ Progress ProgressOf(const SessionStory& story, const Attempt& attempt, const Sta
     progress.step_begun = true;
     progress.since = attempt.open_step->at;
     progress.steps_left = std::max<std::uint64_t>(progress.steps_left, 1);
-  } else if (const Moment& recorded = of_pool ? phase.worked : story.last; recorded.time_ns > progress.since.time_ns) {
+  } else if (const Moment& recorded = of_pool ? phase.worked : story.acted; recorded.time_ns > progress.since.time_ns) {
     progress.since = recorded;  // what NCCL and other pools do meanwhile is no progress of a pool
   }
   if (of_pool) return progress;  // which waits for nobody

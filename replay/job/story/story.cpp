@@ -6,15 +6,12 @@
 #include <iterator>
 #include <utility>
 
-#include "journal/base/process_sight.h"
-#include "journal/tail.h"
 #include "replay/job/names.h"
-#include "replay/job/opening.h"
 
 namespace amem {
 namespace {
 
-constexpr std::size_t kResultsKept = 64, kUnmadeKept = 16;
+constexpr std::size_t kResultsKept = 64, kUnmadeKept = 16, kBallotsKept = 8;
 constexpr std::uint64_t kOneLook_ns = 1'000'000'000;  // the threads of a process are recorded one right after the other
 
 CycleKind KindOfPhase(PhaseKind phase) { return phase < PhaseKind::kResumeArrive ? CycleKind::kPause : CycleKind::kResume; }
@@ -23,6 +20,7 @@ CycleKind KindOfPhase(PhaseKind phase) { return phase < PhaseKind::kResumeArrive
 PoolId PoolOf(const EventBody& body) {
   if (const auto* vote = std::get_if<VoteCast>(&body)) return vote->pool;
   if (const auto* decided = std::get_if<PhaseDecided>(&body)) return decided->pool;
+  if (const auto* shown = std::get_if<BallotShown>(&body)) return shown->pool;
   return PoolOfCycle(body);
 }
 
@@ -32,6 +30,8 @@ void NoteSilence(Attempt& attempt, const Moment& from, const Moment& now) {
   if (!attempt.phases.empty()) attempt.silence.phase = attempt.phases.back().phase;
   if (attempt.open_step) attempt.silence.step = attempt.open_step->event;
 }
+
+bool IsOfWait(const BallotShown& shown) { return shown.cause == agreement::Cause::kUndecided; }
 
 // Whether an event begins or ends something that a session is in the middle of.
 bool IsTurn(const EventBody& body, bool begun) {
@@ -231,6 +231,7 @@ struct StoryBuilder::Taker {
     if (attempt.failed_step) return;
     Attempt::Failure failure{.step = e.step, .code = e.code, .driver_result = e.driver_result, .message = e.message, .at = now};
     failure.holders = e.holders;
+    failure.reported_by = e.reported_by;
     if (!attempt.phases.empty()) failure.phase = attempt.phases.back().phase;
     if (const Allocation* a = FindIn(before.allocations, e.step.allocation)) {
       failure.allocation_bytes = a->bytes;
@@ -252,6 +253,20 @@ struct StoryBuilder::Taker {
     phase->passed = e.passed;
     if (!e.passed && !attempt.decided)
       attempt.decided = Attempt::Decision{e.phase, e.culprit, e.message, now, e.code, e.driver_result};
+  }
+  void In(Attempt& attempt, const BallotShown& e) const {
+    for (const SeatShown& seat : e.seats)
+      story.met.try_emplace(seat.session,
+                            CycleMember{.session = seat.session, .rank = seat.rank, .pid = seat.pid, .host = seat.host});
+    attempt.on_board = true;
+    std::vector<Dated<BallotShown>>& ballots = attempt.ballots;
+    if (!ballots.empty() && IsOfWait(ballots.back().event)) ballots.pop_back();
+    if (e.cause == agreement::Cause::kAllVoted) {
+      if (e.ballot == agreement::Ballot::kCome) ballots.clear();  // who had not come before has come now
+      return;
+    }
+    if (ballots.size() >= kBallotsKept) ballots.erase(ballots.begin());
+    ballots.push_back({e, now});
   }
   void In(Attempt& attempt, const CycleDone& e) const {
     if (e.kind == CycleKind::kResume && !e.pool) story.refused.reset();
@@ -277,12 +292,14 @@ struct StoryBuilder::Taker {
 };
 
 void StoryBuilder::Take(const Event& event, const State& before) {
-  const Moment before_it = now_;
   now_ = {event.seq, event.time_ns, event.thread};
   if (!story_.first) story_.first = now_;
   story_.last = now_;
   story_.for_clock.Take(event);
   if (times_) story_.times.Add(event.seq, event.time_ns, event.body.index());
+  const auto* const shown = std::get_if<BallotShown>(&event.body);
+  const bool acts = shown == nullptr || !IsOfWait(*shown);
+  const Moment before_it = acts ? std::exchange(story_.acted, now_) : Moment{};
   Attempt* const open = OpenOf({});
   if (open != nullptr && open->begun) NoteSilence(*open, before_it, now_);
   pool_ = PoolOf(event.body);
@@ -421,76 +438,6 @@ const Attempt* LastAttempt(const SessionStory& story, const std::string& tag) {
   for (const Attempt* attempt : story.LastOfPools())
     if (attempt->tag == tag) return attempt;
   return nullptr;
-}
-
-Result<SessionStory> ReadStory(JournalReader& reader, const Beside& beside) {
-  SessionStory story;
-  StoryBuilder builder(story);
-  const std::unique_ptr<FoldObserver> other = beside ? beside(builder) : nullptr;
-  const std::array<FoldObserver*, 2> observers = {&builder, other.get()};
-  AMEM_ASSIGN(auto found, VerifyJournal(reader, std::span(observers).first(other == nullptr ? 1 : 2)));
-  if (builder.Finish(!found.report.whole())) found.last_ns = story.last.time_ns;
-  story.findings = std::move(found);
-  AMEM_ASSIGN(const auto last, ReadEvent(reader, story.last.seq));
-  if (last) story.last_text = ToText(last->body);
-  return story;
-}
-
-Result<SessionStory> ReadAttempts(JournalReader& reader, std::size_t attempts, SequenceNumber last) {
-  SessionStory story;
-  StoryBuilder builder(story, attempts);
-  AMEM_ASSIGN(auto folded, FoldJournal(reader, std::array<FoldObserver*, 1>{&builder}, last));
-  builder.Finish(!folded.damage.whole());
-  const SessionOpened& who = folded.state.session;
-  story.findings.who = Completed(who.session ? who : story.findings.who, folded.info, story.first.time_ns);
-  story.findings.info = std::move(folded.info);
-  story.findings.report = std::move(folded.damage);
-  story.findings.state = std::move(folded.state);
-  return story;
-}
-
-Result<SessionStory> ReadStory(const std::filesystem::path& session_directory, const Beside& beside) {
-  AMEM_ASSIGN(const auto reader, JournalReader::Open(session_directory));
-  Result<SessionStory> story = ReadStory(*reader, beside);
-  if (!story || story->findings.info.status != SessionStatus::kLive) return story;
-  const std::int32_t pid = ProcessOfWriter(session_directory / "tail");  // 0: it cannot be seen from here
-  if (pid != 0) story->process_now = StateOfProcess(pid);
-  return story;
-}
-
-std::vector<std::filesystem::path> DropCopies(std::vector<SessionStory>& stories) {
-  std::ranges::stable_sort(stories, std::greater{}, [](const SessionStory& story) {
-    const ReadReport& read = story.findings.report;
-    return std::tuple(story.last.seq, ~read.corrupt_records, read.whole());
-  });
-  std::vector<std::filesystem::path> dropped;
-  std::set<SessionId> known;
-  std::erase_if(stories, [&](const SessionStory& story) {
-    if (known.insert(story.session()).second) return false;
-    dropped.push_back(story.findings.info.directory);
-    return true;
-  });
-  return dropped;
-}
-
-void CountTheDying(std::vector<SessionStory>& journals) {
-  std::map<SessionId, SessionStory*> unsure;
-  for (SessionStory& j : journals) {
-    const SessionStatus status = j.findings.info.status;
-    if (status == SessionStatus::kLive || status == SessionStatus::kCopied || status == SessionStatus::kUnknown)
-      unsure[j.session()] = &j;
-  }
-  for (const SessionStory& other : journals) {
-    for (const auto& [lost, at] : other.lost) {
-      const auto found = unsure.find(lost.peer);
-      if (found == unsure.end() || lost.reason != kPeerDied) continue;
-      SessionStory& j = *found->second;
-      if (!SameBoot(other.who(), j.who()) || at.time_ns < j.last.time_ns) continue;
-      j.dying = j.findings.info.status == SessionStatus::kLive;
-      j.findings.info.status = SessionStatus::kCrashed;
-      unsure.erase(found);
-    }
-  }
 }
 
 }  // namespace amem

@@ -92,6 +92,7 @@ struct Attempt {
     CallSite site;
     Bytes still_missing = 0;  // own memory on that device that was not back yet
     std::vector<MemoryHolder> holders;
+    SessionId reported_by;  // as in the event
   };
   std::optional<Failure> failed_step;  // the first
 
@@ -100,6 +101,10 @@ struct Attempt {
   Moment asked_before;                       // the first of them did so before this session came
   std::map<SessionId, Moment> came_late;     // have come when this session had given up, and since when that is known
   std::vector<CycleMember> culprits;         // because of whom it failed, as this session was told
+
+  // On a board: the ballots that failed, and the last one that it waits for, each as the board showed it last.
+  std::vector<Dated<BallotShown>> ballots;
+  bool on_board = false;  // it has read one
 
   std::optional<Dated<Step>> open_step;  // begun and neither done nor failed
 
@@ -239,6 +244,7 @@ struct SessionStory {
   Moment first;                // event that could be read
   EventTimes times;            // of a damaged journal: those behind the damage
   Moment last;                 // event that could be read
+  Moment acted;                // the last event that is more than the record of a wait
   Moment since;                // when it began what it does: to run, to wait, to be paused, a step
   bool records_votes = false;  // journals of older builds do not have them
   bool dying = false;          // see CountTheDying

@@ -63,6 +63,7 @@ std::vector<CandidateCause> CauseSearch::Run() {
                                     Death, Leaving, RefusedLaunch, Undone, FailedPools})
       look_for(*this, j);
   }
+  Ballots(*this);
   EndsOfAbsent(*this);
   Disagreements(*this);
   Unmade(*this);
@@ -142,6 +143,16 @@ void CauseSearch::FindEnds() {
       SessionEnd& end = ends[lost.peer];
       if (end.witnessed && end.wall_ns <= wall) continue;
       end = {.wall_ns = wall, .in_order = lost.reason != kPeerDied, .witnessed = true, .witness = &j, .witness_seq = at.seq};
+    }
+    for (const Dated<BallotShown>& shown : j.Last().ballots) {
+      for (const SeatShown& seat : shown.event.seats) {
+        if (seat.end.empty()) continue;
+        const std::uint64_t wall = Wall(j, shown.at);
+        SessionEnd& end = ends[seat.session];
+        if (end.witnessed && end.wall_ns <= wall) continue;
+        end = {
+            .wall_ns = wall, .in_order = seat.end != kPeerDied, .witnessed = true, .witness = &j, .witness_seq = shown.at.seq};
+      }
     }
     for (const auto& [seen, at] : j.seen) {
       if (seen.state.empty() || seen.state == "unknown") continue;

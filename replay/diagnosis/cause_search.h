@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -38,7 +39,8 @@ struct CandidateCause {
   bool live = false;            // it is still so: the process lives
   bool reported = false;        // only a witness tells of it: the session's own journal was not given, or does not have it
   std::string message;          // as recorded
-  Code code = Code::kOk;        // as the witness was told
+  const BallotShown* shown = nullptr;  // what the board showed; null: nothing that is known
+  Code code = Code::kOk;               // as the witness was told
   int driver_result = 0;
   std::int32_t exit_code = -1;                // of an end; 128 + N: by signal N; -1: unknown
   std::string seen_state;                     // of its process, as ProcessSeen::state; empty: nobody looked
@@ -49,6 +51,8 @@ struct CandidateCause {
 };
 [[nodiscard]] bool IsEnd(VerdictKind kind);  // of a process, whichever way
 
+// How long the others have waited when a session that they ask records it.
+inline constexpr std::uint64_t kAskedFor_ns = 500'000'000;
 // A session that has been silent for less time than this is at work, not waiting.
 inline constexpr std::uint64_t kPatience_ns = 1'000'000'000;
 
@@ -106,14 +110,26 @@ struct CauseSearch {
 // What is looked for in each journal; what is found is added to the candidates.
 using LookFor = void(CauseSearch& s, const SessionStory& j);
 LookFor FailedStep, FailedVote, Broken, Undone, FailedPools, RefusedLaunch;  // search_failures.cpp
-LookFor FailedArrival, LongArrival, Awaited, Waiting, StalledPools;          // search_absences.cpp
+LookFor Awaited, StalledPools;                                               // search_waits.cpp
+LookFor FailedArrival, LongArrival, Waiting;                                 // search_without_board.cpp
 LookFor Death, Leaving;                                                      // search_ends.cpp
 // And in all of them together.
+void Ballots(CauseSearch& s);  // search_ballots.cpp
 void EndsOfAbsent(CauseSearch& s);
 void Disagreements(CauseSearch& s);
 void Unmade(CauseSearch& s);
 
-bool LastAttemptDone(const SessionStory& j);  // or there is none
+// Whether what was tried last was agreed on a board, as this journal or that of another one which tried it says.
+bool OnBoard(const CauseSearch& s, const SessionStory& j);
+// It is in an attempt, and has recorded nothing since.
+CandidateCause& Stalled(CauseSearch& s, const SessionStory& j, const Moment& since);
+template <class Range, class Value, class Projection = std::identity>
+bool Contains(const Range& range, const Value& value, Projection projection = {}) {
+  return std::ranges::find(range, value, projection) != std::ranges::end(range);
+}
+VerdictKind KindOfCode(Code code);              // of a step or a vote that failed with it
+bool TellsItself(const SessionStory& culprit);  // its own journal says how its last attempt failed
+bool LastAttemptDone(const SessionStory& j);    // or there is none
 bool IsDead(const SessionStory& j);
 bool IsLive(const SessionStory& j);
 bool IsUnsure(const SessionStory& j);  // whether its process lives is not known
@@ -121,6 +137,7 @@ bool IsHalfWay(Lifecycle lifecycle);   // paused, or on the way to it or back
 bool BlamesAnother(Code code);
 // Whether NCCL's memory was paused in that session at that time of the job.
 bool WasPausedAt(const Roster& roster, const SessionStory& j, std::uint64_t wall_ns);
+bool GaveUpWaiting(const Attempt& attempt);
 bool SameTry(const Attempt& a, const Attempt& b);  // at one pause or resume of NCCL's memory
 
 }  // namespace amem

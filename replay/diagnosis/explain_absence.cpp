@@ -209,6 +209,13 @@ void ExplainNeverArrived(Explanation& e) {
   if (e.cause.attempt->asked_before && e.cause.witness->session() == e.cause.session) return ExplainCameLate(e);
   const std::string missing = e.NamesOfAll();
   std::vector<SessionId> waiting = AddWaiting(e);
+  if (e.cause.shown != nullptr) {  // also of those whose journals were not given
+    for (const SeatShown& seat : e.cause.shown->seats) {
+      const bool known = Contains(waiting, seat.session);
+      if (seat.vote == agreement::Vote::kYes && !known && e.roster.Find(seat.session) == nullptr)
+        waiting.push_back(seat.session);
+    }
+  }
   if (waiting.empty()) {  // only the missing rank's own journal tells of them
     waiting.assign(e.cause.attempt->asking.begin(), e.cause.attempt->asking.end());
     e.AddEvidence(*e.cause.witness, e.cause.attempt->arrived, Role::kContext,
@@ -336,6 +343,7 @@ void ExplainStalled(Explanation& e) {
   Verdict& v = e.verdict;
   v.code = Code::kTimeout;
   v.phase = progress.phase;
+  if (!v.phase && e.cause.shown != nullptr) v.phase = PhaseOf(e.cause.shown->kind, e.cause.shown->ballot);
   if (!v.phase && witness != nullptr && witness->Last().decided) v.phase = witness->Last().decided->phase;
   if (progress.step) e.TakeStep(*j, *progress.step);
   const std::string who = e.cause.together.empty() ? v.process : e.NamesOfAll();

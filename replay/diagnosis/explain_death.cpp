@@ -116,7 +116,8 @@ void ExplainReported(Explanation& e) {
                                ? fmt::format("while {} was paused", told)
                                : fmt::format("while {} was {}", told, ToText(witness.findings.state.lifecycle));
   Moment at{e.cause.witness_seq, ended ? TimeOfLoss(witness, e.cause.session) : 0};
-  if (!ended && e.cause.attempt->decided) v.phase = e.cause.attempt->decided->phase;
+  if (!ended && e.cause.attempt != nullptr && e.cause.attempt->decided) v.phase = e.cause.attempt->decided->phase;
+  if (!ended && e.cause.shown != nullptr) v.phase = PhaseOf(e.cause.shown->kind, e.cause.shown->ballot);
   if (at.time_ns == 0 && witness.Last().decided) {  // it was told of it
     v.phase = witness.Last().decided->phase;
     at.time_ns = witness.Last().decided->at.time_ns;

@@ -8,19 +8,6 @@ namespace {
 
 using Weight = CandidateCause::Weight;
 
-VerdictKind KindOfCode(Code code) {
-  if (code == Code::kOutOfMemory) return VerdictKind::kOutOfMemory;
-  return code == Code::kBroken ? VerdictKind::kBroken : VerdictKind::kStepFailed;
-}
-
-bool TellsItself(const SessionStory& culprit) {
-  if (culprit.attempts.empty()) return false;
-  const Attempt& attempt = culprit.Last();
-  const bool own_vote = attempt.decided && attempt.decided->culprit == culprit.session() &&
-                        attempt.decided->code != Code::kOk && !BlamesAnother(attempt.decided->code);
-  return attempt.failed_step || attempt.failed_vote || own_vote || !culprit.findings.state.broken.empty();
-}
-
 // How long the session had waited for the others when it was told that the vote had failed.
 std::uint64_t WaitedForVotes(const Attempt& attempt) {
   const Moment& decided = attempt.decided->at;
@@ -38,7 +25,8 @@ void OwnVote(CauseSearch& s, const SessionStory& j, const Attempt::Decision& dec
   if (attempt.failed_step || !j.findings.state.broken.empty()) return;
   const Attempt::Decision& vote = attempt.failed_vote ? *attempt.failed_vote : decision;
   const Code code = vote.code;
-  if (code == Code::kTimeout && !attempt.failed_vote) {  // it came too late itself
+  if (code == Code::kTimeout && !attempt.failed_vote && attempt.on_board) return;  // see Ballots
+  if (code == Code::kTimeout && !attempt.failed_vote) {                            // it came too late itself
     CandidateCause& late = s.Add(Weight::kAbsence, VerdictKind::kStalled, j, decision.at);
     late.established_ns = late.wall_ns;
     late.message = decision.message;
@@ -59,7 +47,7 @@ void OwnVote(CauseSearch& s, const SessionStory& j, const Attempt::Decision& dec
 
 void VoteOfAnother(CauseSearch& s, const SessionStory& j, const Attempt::Decision& decision) {
   const SessionStory* culprit = s.roster.Find(decision.culprit);
-  if (culprit != nullptr && TellsItself(*culprit)) return;
+  if (j.Last().on_board || (culprit != nullptr && TellsItself(*culprit))) return;  // see Ballots
   const bool ended_before =
       s.EndOf(decision.culprit) != nullptr && s.EndOf(decision.culprit)->wall_ns <= s.Wall(j, decision.at) + kPatience_ns;
   const bool unrecorded = decision.code == Code::kOk;
@@ -84,7 +72,38 @@ void VoteOfAnother(CauseSearch& s, const SessionStory& j, const Attempt::Decisio
   candidate.driver_result = decision.driver_result;
 }
 
+// Its owner's driver failed when it was to hand out what the step imports.
+bool IsOfOwner(const SessionStory& j, const Attempt::Failure& failure) {
+  const bool of_driver = failure.code == Code::kDriver || failure.code == Code::kOutOfMemory;
+  return of_driver && failure.reported_by && failure.reported_by != j.session();
+}
+void OwnersFailure(CauseSearch& s, const SessionStory& j, const Attempt::Failure& failure) {
+  const SessionStory* owner = s.roster.Find(failure.reported_by);
+  if (owner != nullptr && TellsItself(*owner)) return;
+  CandidateCause& candidate = s.AddWitnessed(Weight::kCause, KindOfCode(failure.code), failure.reported_by, j, failure.at);
+  candidate.reported = true;
+  candidate.message = failure.message;
+  candidate.code = failure.code;
+  candidate.driver_result = failure.driver_result;
+}
+
 }  // namespace
+
+VerdictKind KindOfCode(Code code) {
+  if (code == Code::kOutOfMemory) return VerdictKind::kOutOfMemory;
+  return code == Code::kBroken ? VerdictKind::kBroken : VerdictKind::kStepFailed;
+}
+
+bool TellsItself(const SessionStory& culprit) {
+  if (culprit.attempts.empty()) return false;
+  const Attempt& attempt = culprit.Last();
+  const bool own_vote = !culprit.records_votes && attempt.decided && attempt.decided->culprit == culprit.session() &&
+                        attempt.decided->code != Code::kOk && !BlamesAnother(attempt.decided->code);
+  const auto forward = [&](const auto& failure) {  // what fails in an undo is not why there is one
+    return failure && (!attempt.decided || failure->at.seq < attempt.decided->at.seq);
+  };
+  return forward(attempt.failed_step) || forward(attempt.failed_vote) || own_vote || !culprit.findings.state.broken.empty();
+}
 
 void FailedStep(CauseSearch& s, const SessionStory& j) {
   if (LastAttemptDone(j) || !j.Last().failed_step) return;
@@ -92,8 +111,10 @@ void FailedStep(CauseSearch& s, const SessionStory& j) {
   const bool unknown = s.references.unknown_to_owner.contains({j.session(), failure.step.allocation});
   const std::optional<Attempt::Decision>& decided = j.Last().decided;
   const bool in_undo = decided && decided->at.seq < failure.at.seq;
-  s.Add(BlamesAnother(failure.code) || in_undo ? Weight::kConsequence : Weight::kCause,
+  const bool by_owner = IsOfOwner(j, failure) && !unknown;
+  s.Add(BlamesAnother(failure.code) || in_undo || by_owner ? Weight::kConsequence : Weight::kCause,
         unknown ? VerdictKind::kReferences : KindOfCode(failure.code), j, failure.at);
+  if (by_owner && !in_undo) OwnersFailure(s, j, failure);
   // What a step imports is given by its owner, which did not answer in time.
   if (failure.code != Code::kTimeout || !failure.remote || s.EndOf(failure.remote->owner) != nullptr) return;
   const SessionStory* owner = s.roster.Find(failure.remote->owner);

@@ -1,7 +1,7 @@
 // Random jobs with one random failure each, in one process: sessions on the simulator, peers in memory, simulated time. Then
 // the launcher ends what is left, in one of several ways, and the diagnosis of all journals must name the rank that was at
-// fault, in at least 99 of 100 jobs, and must never call such a job healthy. AMEM_FAILURE_RANDOM=NUMBER runs so many jobs; by
-// day a part of a thousand, at night several thousands. AMEM_FAILURE_SEED=NUMBER runs one job alone.
+// fault, in at least 995 of 1000 jobs, and must never call such a job healthy. AMEM_FAILURE_RANDOM=NUMBER runs so many jobs; by
+// day a part of a thousand, at night several thousands. AMEM_FAILURE_SEED=NUMBER runs one job alone, and prints its journals.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -77,6 +77,11 @@ class DoomedJob {
       if (history.ok()) journals.push_back(*std::move(history));
     }
     return Diagnose(journals);
+  }
+  void Print() const {
+    for (std::size_t i = 0; i < ranks_.size(); ++i)
+      for (const Event& event : ranks_[i].events)
+        std::printf("rank %zu %4lu %12lu  %s\n", i, event.seq.value, event.time_ns, ToText(event.body).c_str());
   }
   int culprit = -1;
   std::string what;
@@ -304,6 +309,7 @@ TEST(RandomFailures, the_rank_at_fault_is_named_and_no_such_job_is_healthy) {
     }
     ASSERT_FALSE(::testing::Test::HasFailure()) << "AMEM_FAILURE_SEED=" << seed;
     ++done;
+    if (one != 0) job.Print();
     const Verdict verdict = job.Look();
     const bool named = verdict.rank == job.culprit;
     right += named ? 1 : 0;
@@ -318,7 +324,7 @@ TEST(RandomFailures, the_rank_at_fault_is_named_and_no_such_job_is_healthy) {
   for (const auto& [what, example] : wrong) std::printf("%d times, such as %s\n", times[what], example.c_str());
   std::printf("%lu jobs with one failure: the rank is right in %lu, healthy are said to be %lu\n", done, right, healthy);
   EXPECT_EQ(healthy, 0U);
-  EXPECT_GE(right * 100, done * 99);
+  EXPECT_GE(right * 1000, done * 995);
 }
 
 }  // namespace

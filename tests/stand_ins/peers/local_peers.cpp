@@ -276,7 +276,7 @@ class LocalPeers final : public Peers {
     for (const auto& request : requests) {
       Result<SharedAllocation> shared = Gone(owner);
       hub_->With(member, [&](PeerDelegate& d) { shared = Answered([&] { return d.OnReimport(Self(), request); }); });
-      if (!shared) return shared.status();
+      if (!shared) return shared.status().ReportedBy(owner);
       all.push_back(*std::move(shared));
     }
     return all;

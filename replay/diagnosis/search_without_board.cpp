@@ -1,4 +1,6 @@
-// Absences: sessions that others waited for, because they did not join a pause or resume, or did not finish their part of it.
+// Absences, of attempts that were agreed through a leader: sessions that others waited for, because they did not join a pause
+// or resume, or did not finish their part of it. Nothing recorded says so, and it is inferred from all journals together. What
+// was agreed on a board is in search_ballots.cpp; here is what came before all members had found each other.
 #include <algorithm>
 
 #include "replay/diagnosis/cause_search.h"
@@ -7,9 +9,6 @@ namespace amem {
 namespace {
 
 using Weight = CandidateCause::Weight;
-
-// How long the others have waited when a session that they ask records it.
-constexpr std::uint64_t kAskedFor_ns = 500'000'000;
 
 // How far a session came in an attempt. Members go through the same phases, in the same order, also in an undo.
 struct Position {
@@ -76,10 +75,6 @@ struct Wait {
   const Attempt* attempt = nullptr;
   std::uint64_t from = 0, until = 0;
 };
-
-bool GaveUpWaiting(const Attempt& attempt) {
-  return !attempt.begun && attempt.arrived && attempt.end == Attempt::End::kFailed && attempt.code == Code::kTimeout;
-}
 
 // Of the sessions that tried the same, the wait that was given up first. Whoever had not come by then is why all failed: who
 // came later waited in vain for those that had given up.
@@ -271,13 +266,6 @@ void Absent(CauseSearch& s, const Wait& own, const Moment& shown) {
   if (kind == VerdictKind::kStalled && candidate.journal != nullptr) candidate.attempt = &candidate.journal->Last();
 }
 
-void Stalled(CauseSearch& s, const SessionStory& j, const Moment& since) {
-  CandidateCause& candidate = s.Add(Weight::kAbsence, VerdictKind::kStalled, j, since);
-  candidate.waited_ns = s.Since(candidate.wall_ns);
-  const bool before_the_end = s.torn_down && s.first_end >= candidate.wall_ns + kPatience_ns;
-  if (before_the_end) candidate.established_ns = candidate.wall_ns + kPatience_ns;
-}
-
 // The one that counts says to each member that the cycle has begun. If several have not heard so, or one has not and it
 // did not finish its own next work either, it was stopped while it told them.
 bool CounterStalled(CauseSearch& s, const Attempt& attempt) {
@@ -390,13 +378,14 @@ void WaitingInside(CauseSearch& s, const SessionStory& j, const Moment& since) {
   const Inside inside = Look(s, j);
   const auto* rule = std::ranges::find_if(kRules, [&](const Rule& r) { return r.holds(inside); });
   if (rule == std::end(kRules) || rule->blame == Blame::kAnother) return;
-  rule->blame == Blame::kThis ? Stalled(s, j, since) : AbsentVoters(s, j, since);
+  if (rule->blame == Blame::kWhoDidNotVote) return AbsentVoters(s, j, since);
+  Stalled(s, j, since);
 }
 
 }  // namespace
 
 void FailedArrival(CauseSearch& s, const SessionStory& j) {
-  if (LastAttemptDone(j) || j.Last().begun || j.Last().end != Attempt::End::kFailed) return;
+  if (LastAttemptDone(j) || j.Last().begun || j.Last().end != Attempt::End::kFailed || !j.Last().ballots.empty()) return;
   const Attempt& attempt = j.Last();
   const std::uint64_t until = s.Wall(j, attempt.ended), came = s.Wall(j, attempt.came());
   const bool unsaid = attempt.code == Code::kOk, lost = attempt.code == Code::kPeerLost;
@@ -419,36 +408,16 @@ void FailedArrival(CauseSearch& s, const SessionStory& j) {
 
 // A wait for a member that ended only when the launcher ended the member: the others then went on without it for a moment.
 void LongArrival(CauseSearch& s, const SessionStory& j) {
-  if (!s.torn_down) return;
+  if (!s.torn_down || OnBoard(s, j)) return;
   const Attempt& attempt = j.Last();
   const bool begun = attempt.begun && attempt.arrived && attempt.begun.time_ns - attempt.arrived.time_ns >= kPatience_ns;
   if (!begun || s.Wall(j, attempt.begun) + kPatience_ns < s.first_end) return;
   Absent(s, {&j, &attempt, s.Wall(j, attempt.came()), s.Wall(j, attempt.begun)}, attempt.begun);
 }
 
-// Others asked this session for so long whether it comes that it was recorded, and it never came. Where one of their journals
-// is given, that tells of it.
-void Awaited(CauseSearch& s, const SessionStory& j) {
-  if (!j.awaited) return;
-  const Attempt& attempt = *j.awaited;
-  if (std::ranges::any_of(attempt.asking, [&](SessionId session) { return s.roster.Find(session) != nullptr; })) return;
-  const std::uint64_t noted = s.Wall(j, attempt.arrived), from = noted - std::min(noted, kAskedFor_ns);
-  if (IsLive(j) && s.Since(from) < kPatience_ns) return;                       // it may come yet
-  const bool gave_up = SameTry(j.Last(), attempt) && GaveUpWaiting(j.Last());  // before them
-  CandidateCause& candidate = s.AddWitnessed(gave_up ? Weight::kConsequence : Weight::kAbsence, VerdictKind::kNeverArrived,
-                                             j.session(), j, attempt.arrived);
-  candidate.attempt = &attempt;
-  candidate.wall_ns = from;
-  const std::uint64_t until = std::min(s.first_end, s.job_end);
-  if (until >= from + kPatience_ns) candidate.established_ns = from + kPatience_ns;
-  candidate.waited_ns = until - std::min(until, from);
-  candidate.live = IsLive(j);
-  candidate.code = Code::kTimeout;
-}
-
 // An attempt that is open: the session waits, for others to join or to finish their parts, or is waited for itself.
 void Waiting(CauseSearch& s, const SessionStory& j) {
-  if (!j.Last().open()) return;
+  if (!j.Last().open() || OnBoard(s, j)) return;
   const Attempt& attempt = j.Last();
   const Moment since = s.ProgressOfSession(j).since;
   const std::uint64_t wall_ns = s.Wall(j, since);
@@ -461,20 +430,11 @@ void Waiting(CauseSearch& s, const SessionStory& j) {
            std::ranges::find(other->Last().members, j.session()) != other->Last().members.end();
   });
   if (left_behind && CounterStalled(s, attempt)) return;
-  if (left_behind) return Stalled(s, j, since);
-  Absent(s, {&j, &attempt, s.Wall(j, attempt.came()), s.job_end}, attempt.arrived);
-}
-
-// Pauses and resumes of pools that are open and silent.
-void StalledPools(CauseSearch& s, const SessionStory& j) {
-  if (IsDead(j) || j.closed) return;  // see Death
-  for (const Attempt* attempt : j.LastOfPools()) {
-    if (!attempt->open()) continue;
-    const Moment since = ProgressOf(j, attempt->tag).since;
-    if (s.SeenState(j.session()) != "stopped" && s.Since(s.Wall(j, since)) < kPatience_ns) continue;
+  if (left_behind) {
     Stalled(s, j, since);
-    s.candidates.back().attempt = attempt;
+    return;
   }
+  Absent(s, {&j, &attempt, s.Wall(j, attempt.came()), s.job_end}, attempt.arrived);
 }
 
 }  // namespace amem

@@ -41,7 +41,7 @@ def arguments():
 # Before PyTorch loads NCCL, which reads its settings once.
 OPTIONS = arguments()
 FINDINGS = os.path.join(tempfile.gettempdir(), f"amem-card-findings-{os.environ.get('TORCHELASTIC_RUN_ID', 'x')}")
-os.environ.update({"NCCL_HOSTID": f"host{RANK // OPTIONS.ranks_per_host}", "AMEM_CARD_FINDINGS": FINDINGS})
+os.environ.update({"NCCL_HOSTID": f"host{RANK // OPTIONS.ranks_per_host}", "AMEM_SIM_CARD_FINDINGS": FINDINGS})
 for name, value in {"NCCL_NET": "IB", "NCCL_IB_HCA": "amem_card", "NCCL_NET_GDR_LEVEL": "SYS", "NCCL_NET_GDR_READ": "1", "NCCL_DMABUF_ENABLE": "1",
                     "NCCL_IB_MERGE_NICS": "0", "NCCL_GIN_ENABLE": "0", "NCCL_GIN_TYPE": "0", "NCCL_SOCKET_IFNAME": "lo"}.items():
     os.environ.setdefault(name, value)

@@ -192,7 +192,7 @@ std::string Receive(const std::string& text) {
   return "as sent";
 }
 
-// The stand-in card of this process. "faults=TEXT": as in AMEM_CARD_FAULTS.
+// The stand-in card of this process. "faults=TEXT": as in AMEM_SIM_CARD_FAULTS.
 template <class F>
 F* OfCard(const char* name) {
   return reinterpret_cast<F*>(dlsym(dlopen("libibverbs.so.1", RTLD_NOW), name));

@@ -53,7 +53,7 @@ class NetworkJob : public ::testing::Test {
   NetworkJob() {
     job_.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
     job_.environment["LD_LIBRARY_PATH"] += std::string(":") + AMEM_CARD;
-    job_.environment["AMEM_CARD_FINDINGS"] = findings();
+    job_.environment["AMEM_SIM_CARD_FINDINGS"] = findings();
     job_.environment["STAND_IN_RANKS_PER_HOST"] = "1";
     job_.environment["STAND_IN_NET"] = "ib";
   }
@@ -239,7 +239,7 @@ TEST_P(Renewal, a_communicator_can_be_aborted_while_its_thread_waits_for_the_car
 
 // In a pause that follows traffic the card has requests under way, of which some are told to have ended much later.
 TEST_P(Renewal, a_slow_card_is_waited_for) {
-  job_.environment["AMEM_CARD_FAULTS"] = "late=400,ack=20000";
+  job_.environment["AMEM_SIM_CARD_FAULTS"] = "late=400,ack=20000";
   const auto ranks = job_.Run(2, kBegin + 2 * (kMessages + kRenewal) + kEnd);
   ExpectAllGone(ranks, 2);
   ExpectWell(ranks, 3);

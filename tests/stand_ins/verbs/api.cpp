@@ -189,7 +189,7 @@ void amem_card_counts(std::uint64_t counts[6]) {
                              now.deregistrations, now.requests,    now.findings};
   std::memcpy(counts, values.data(), sizeof values);
 }
-// For tests: faults as in AMEM_CARD_FAULTS, from now on.
+// For tests: faults as in AMEM_SIM_CARD_FAULTS, from now on.
 void amem_card_fault(const char* faults) { Card::Get().Plan(faults); }
 
 }  // extern "C"

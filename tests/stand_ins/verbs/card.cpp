@@ -31,7 +31,7 @@ Card& Card::Get() {
 }
 
 Card::Card() {
-  if (const char* const faults = std::getenv("AMEM_CARD_FAULTS")) Plan(faults);
+  if (const char* const faults = std::getenv("AMEM_SIM_CARD_FAULTS")) Plan(faults);
   listening_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   for (number_ = 1;; ++number_) {  // the first number that no process of this network has
     const auto [name, length] = NameOfCard(number_);
@@ -49,7 +49,7 @@ Card::Card() {
 
 void Card::Find(const std::string& what) {
   ++counts_.findings;
-  const char* const path = std::getenv("AMEM_CARD_FINDINGS");
+  const char* const path = std::getenv("AMEM_SIM_CARD_FINDINGS");
   const std::string line = "card of process " + std::to_string(::getpid()) + ": " + what + "\n";
   const int fd = path == nullptr ? -1 : ::open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   static_cast<void>(!::write(fd < 0 ? STDERR_FILENO : fd, line.data(), line.size()));

@@ -34,7 +34,7 @@ void* const kDriver = ::dlopen(AMEM_STAND_INS "/libcuda.so.1", RTLD_NOW | RTLD_L
 class CardTest : public testing::Test {
  protected:
   CardTest() {
-    ::setenv("AMEM_CARD_FINDINGS", "/dev/null", 1);
+    ::setenv("AMEM_SIM_CARD_FINDINGS", "/dev/null", 1);
     ibv_device** const devices = ibv_get_device_list(nullptr);
     context_ = ibv_open_device(devices[0]);
     ibv_free_device_list(devices);

@@ -203,6 +203,7 @@ Result<Options> ParseOptions(const Lookup& get) {
                            options.user_memory));
   AMEM_TRY(ParseChoiceInto(get, "AMEM_NVLS", {{"keep", Nvls::kKeep}, {"release", Nvls::kRelease}}, options.nvls));
   AMEM_TRY(ParseChoiceInto(get, "AMEM_NETWORK", {{"keep", false}, {"renew", true}}, options.renews));
+  if (const char* version = get("AMEM_PROVED")) options.proved_for = version;
   AMEM_TRY(ParseChoiceInto(get, "AMEM_VERIFY", {{"0", false}, {"1", true}}, options.compare));
   options.ranks_of_host = ParseRanksOfHost(get);
   AMEM_TRY(ParseChoiceInto(get, "AMEM_SUSPEND", {{"serve", Suspend::kServe}, {"native", Suspend::kNative}}, options.suspend));

@@ -25,6 +25,8 @@ struct Options : SessionOptions {
   Suspend suspend = Suspend::kServe;         // AMEM_SUSPEND=serve|native
   LibraryScope scope = LibraryScope::kNccl;  // AMEM_SCOPE=nccl|shared|all
   bool renews = false;                       // AMEM_NETWORK=keep|renew: what a pause does with memory that a network card holds
+  // AMEM_PROVED: the version of NCCL for which AMEM_NVLS and AMEM_NETWORK were proved here; with another one both keep.
+  std::string proved_for;
   // AMEM_JOURNAL_DIR (default /tmp/amem-UID/journal), AMEM_JOURNAL_KEEP
   JournalOptions journal;
   std::filesystem::path socket_directory;      // AMEM_SOCKET_DIR (default /tmp/amem-UID/sockets); best the same for all ranks

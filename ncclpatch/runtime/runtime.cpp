@@ -253,7 +253,7 @@ Session* Runtime::Start() {
   if (options_.rank <= 0)  // once a job
     for (const std::string& warning : options_.unknown_variables) log::Warn(warning);
   Session* session = (*std::move(made)).release();  // leaked
-  NoteLibraries(*session);
+  if (std::string why = NoteLibraries(*session); keep_everything_.empty()) keep_everything_ = std::move(why);
   for (EventBody& event : std::exchange(pending_, {})) session->Note(std::move(event));
   if (!keep_everything_.empty()) session->KeepEverything(keep_everything_);
   safepoint::Begin(*session, options_.socket_directory);
@@ -267,6 +267,11 @@ Session* Runtime::Start() {
 Result<std::unique_ptr<Session>> Runtime::MakeSession() {
   AMEM_TRY(Usable());
   if (SwitchedOff()) return Status{Code::kRefused, "AMem is switched off in this process (AMEM_ENABLE=0)"};
+  for (const hook::Library& library : hook::Libraries())
+    if (const std::string why = NotProved(hook::Describe(library)); !why.empty()) {
+      log::Warn(why + ": both are keep in this process");
+      options_.nvls = Nvls::kKeep;
+    }
   try {
     return StartSession(options_, safepoint::Requests());
   } catch (const std::exception& error) {
@@ -274,14 +279,27 @@ Result<std::unique_ptr<Session>> Runtime::MakeSession() {
   }
 }
 
-void Runtime::NoteLibraries(Session& session) {
+// What was proved is one NCCL. With another one the settings are what they are without a proof. What a session began with
+// cannot be taken back.
+std::string Runtime::NotProved(const LibraryAttached& library) {
+  const bool frees_more = options_.nvls != Nvls::kKeep || options_.renews;
+  if (!frees_more || options_.proved_for.empty() || library.nccl_version == options_.proved_for) return {};
+  unproved_.store(true);
+  return fmt::format("AMEM_NVLS and AMEM_NETWORK were proved for NCCL {}, and {} is NCCL {}", options_.proved_for, library.path,
+                     library.nccl_version.empty() ? "of unknown version" : library.nccl_version);
+}
+
+std::string Runtime::NoteLibraries(Session& session) {
+  std::string unproved;
   for (const hook::Library& library : hook::Libraries()) {
     if (library.number <= noted_libraries_) continue;
     noted_libraries_ = library.number;
     LibraryAttached event = hook::Describe(library);
+    if (std::string why = NotProved(event); options_.nvls != Nvls::kKeep) unproved.swap(why);
     log::Info(fmt::format("on, by {}: NCCL {} at {}", event.way, event.nccl_version, event.path));
     session.Note(std::move(event));
   }
+  return unproved;
 }
 
 void Runtime::TellOfOthers(Session& session, bool wait) {
@@ -289,15 +307,21 @@ void Runtime::TellOfOthers(Session& session, bool wait) {
 }
 
 void Runtime::LookForLibraries() {
+  if (const std::string unproved = FindLibraries(); !unproved.empty()) KeepEverything(unproved);
+}
+
+std::string Runtime::FindLibraries() {
   const std::lock_guard lock(mutex_);
+  std::string unproved;
   const std::uint64_t loaded = hook::LoadCount();
-  if (std::exchange(surveyed_at_, loaded) == loaded) return;
+  if (std::exchange(surveyed_at_, loaded) == loaded) return unproved;
   hook::PatchAtLoad();
-  if (Session* session = session_.load()) NoteLibraries(*session);
+  if (Session* session = session_.load()) unproved = NoteLibraries(*session);
   for (const hook::Presence& nccl : hook::Survey())
     if (nccl.way.empty() && not_under_amem_.insert(nccl.path).second)
       log::Warn(fmt::format("{}{}{} is not under AMem, and a pause leaves its memory where it is: {}", nccl.path,
                             nccl.version.empty() ? "" : ", NCCL ", nccl.version, nccl.why));
+  return unproved;
 }
 
 Result<Session*> Runtime::IfStarted() {
@@ -354,7 +378,7 @@ void Runtime::KeepEverything(const std::string& why) {
 
 Status Runtime::Cycle(Session& session, CycleKind kind, bool patient, bool hosts_idle) {
   const bool was_paused = session.paused();
-  const auto pause = [&] { return hosts_idle ? session.PauseOfIdleHosts() : session.Pause(); };
+  const auto pause = [&] { return hosts_idle && !unproved_.load() ? session.PauseOfIdleHosts() : session.Pause(); };
   const Status status = kind == CycleKind::kPause ? pause() : patient ? session.Resume() : session.ResumeInTime();
   if (status && kind == CycleKind::kPause && !was_paused && above_.after_pause != nullptr) above_.after_pause(session);
   return status ? status : Failed(session, status);

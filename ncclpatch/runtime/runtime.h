@@ -116,7 +116,11 @@ class Runtime {
   Result<std::unique_ptr<Session>> MakeSession();
   Status Usable();  // a failure says why AMem does not work in this process, where it is not switched off
   [[nodiscard]] bool SwitchedOff() const;  // AMEM_ENABLE=0
-  void NoteLibraries(Session& session);
+  // Why the settings are not proved for it; empty: they are, or none was chosen by a proof.
+  std::string NotProved(const LibraryAttached& library);
+  // Both: why nothing may leave now that these are there; empty: nothing against it.
+  std::string NoteLibraries(Session& session);
+  std::string FindLibraries();
   static void BeforeFork();
   static void AfterFork();
   static void InChild();
@@ -128,8 +132,9 @@ class Runtime {
   std::atomic<bool> enabled_{false}, serves_suspend_{false};
   std::atomic<Session*> session_{nullptr};
   std::atomic<bool> failed_{false}, shares_foreign_{false};
-  std::mutex mutex_;       // guards all below
-  bool starting_ = false;  // a thread makes the session, without the lock
+  std::atomic<bool> unproved_{false};  // an NCCL is here that AMEM_PROVED does not name
+  std::mutex mutex_;                   // guards all below
+  bool starting_ = false;              // a thread makes the session, without the lock
   std::condition_variable start_ended_;
   Status failure_;
   std::vector<EventBody> pending_;

@@ -88,6 +88,22 @@ class Proved(Case):
         for key in ("first_pause_seconds", "pause_seconds", "resume_seconds", "start_seconds"):
             self.assertGreater(row_of(answer, "default")[key], 0, key)
 
+    def test_settings_of_a_proof_do_nothing_beside_another_nccl(self):
+        settings = [_prove.Setting("AMEM_NVLS=release " + version, {"AMEM_NVLS": "release", "AMEM_PROVED": version}, _prove.MULTICAST) for version in ("2.28.9", "2.28.3")]
+        with mock.patch.dict(os.environ, {"STAND_IN_NVLS": "1"}):
+            answer = proof(settings)
+        self.assertEqual(_prove.failures(answer), [], _prove.table(answer))
+        stays = [kinds(row_of(answer, setting.name))["multicast (NVLS)"]["stays"] for setting in settings]
+        self.assertEqual([list(each) for each in stays], [[], ["multicast"]])
+
+    @unittest.skipUnless(os.path.exists(CARD + "/libibverbs.so.1"), "the stand-in card is not built")
+    def test_a_card_is_not_renewed_beside_another_nccl(self):
+        setting = _prove.Setting("AMEM_NETWORK=renew", {"AMEM_NETWORK": "renew", "AMEM_PROVED": "2.28.3"}, _prove.NETWORK)
+        with mock.patch.dict(os.environ, {"STAND_IN_NET": "ib", "STAND_IN_RANKS_PER_HOST": "1", "LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"] + ":" + CARD}):
+            answer = proof([setting])
+        self.assertEqual(_prove.failures(answer), [], _prove.table(answer))
+        self.assertNotEqual(kinds(row_of(answer, setting.name))["network buffers"]["stays"], {})
+
     def test_nvls_that_nccl_may_not_use_is_not_tried(self):
         with mock.patch.dict(os.environ, {"NCCL_NVLS_ENABLE": "0", "STAND_IN_NVLS": "1"}):
             answer = proof(_prove.SETTINGS[:1])
@@ -454,7 +470,9 @@ class Chosen(unittest.TestCase):
         self.addCleanup(patch.stop)
 
     def chosen(self, here=None, environment=None):
-        variables, lines = _proofs.chosen(here or self.HERE, environment or {})
+        here = here or self.HERE
+        variables, lines = _proofs.chosen(here, environment or {})
+        self.assertEqual(variables.pop("AMEM_PROVED", None), here.nccl if variables else None)
         return variables, " / ".join(lines)
 
     def test_what_was_proved_of_nccls_own_memory_is_set(self):
@@ -494,7 +512,7 @@ class Chosen(unittest.TestCase):
         _proofs.keep(kept_answer((self.NVLS, "proved")))
         said = self.chosen(self.HERE._replace(library="/wheels/libnccl.so.2"))[1]
         self.assertIn("for NCCL 2.28.9 (/wheels/libnccl.so.2)", said)
-        self.assertIn("a command that loads another one runs with settings that are not proved for it", said)
+        self.assertIn("a process of the command that loads another NCCL runs without them", said)
 
     def test_a_simulated_proof_is_none_of_a_machine(self):
         for change, words in (({"simulated": True}, "the simulator"), ({"stand_in_card": True}, "a simulated network card")):
@@ -551,7 +569,7 @@ class Chosen(unittest.TestCase):
         done = run()
         self.assertIn("amem: run --proved: AMEM_NVLS=release, by the proof of 20", done.stderr)
         self.assertIn("for NCCL 2.28.9 (%s/nvidia/nccl/lib/libnccl.so.2)" % site, done.stderr)
-        self.assertIn("AMEM_NVLS=release", done.stdout.splitlines())
+        self.assertLessEqual({"AMEM_NVLS=release", "AMEM_PROVED=2.28.9"}, set(done.stdout.splitlines()))
         done = run("--scope", "all")
         self.assertNotIn("AMEM_NVLS=release", done.stdout.splitlines(), "it was not proved with that scope")
         self.assertIn("AMEM_NVLS=release, AMEM_SCOPE=all, was not proved as it is", done.stderr)

@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tup
 
 OWN_VARIABLES = {"AMEM_NVLS": "keep", "AMEM_NETWORK": "keep", "AMEM_USER_MEMORY": "keep", "AMEM_SCOPE": "nccl"}  # what is proved, with its default
 OF_THE_MACHINE = ("AMEM_NVLS", "AMEM_NETWORK")
+PROVED_FOR = "AMEM_PROVED"  # the version of NCCL: beside another one the library takes none of these
 UNKNOWN = "unknown"
 SCHEMA, VERSION = "amem/proof", 1
 
@@ -123,7 +124,8 @@ def _of(answer: Dict[str, Any], environment: Dict[str, str], library: str) -> Tu
         variables = {}
     said.insert(0, "%s, %s" % (_text(variables, " ") or "nothing is set", of_nccl))
     if variables:
-        said.append("that is the NCCL of this Python; a command that loads another one runs with settings that are not proved for it")
+        variables[PROVED_FOR] = answer["nccl"]["version"]
+        said.append("a process of the command that loads another NCCL runs without them, and says so")
     if others := [row["setting"] for row in rows if row not in of_the_machine]:
         said.append("proved as well, and yours to set, because it depends on what the program does while it is paused: %s" % ", ".join(others))
     return variables, said

@@ -119,7 +119,7 @@ class Prover:
 
     def _try(self, setting, row, began):
         stock = setting is STOCK
-        variables, cycles = {**dict.fromkeys(proofs.OWN_VARIABLES), **setting.variables}, 0 if stock else CYCLES
+        variables, cycles = {**dict.fromkeys((*proofs.OWN_VARIABLES, proofs.PROVED_FOR)), **setting.variables}, 0 if stock else CYCLES
         for site in self.sites:
             site.host.note_use()
         try:

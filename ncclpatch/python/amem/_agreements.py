@@ -270,10 +270,19 @@ class Idleness(Cycles):
 
     def __init__(self, group, communicators):
         super().__init__(group)
-        self.communicators = communicators
+        self.communicators, self.calls = communicators, 0
 
-    def enter(self, entry, timeout):
-        return super().enter({**entry, "communicators": self.communicators()}, timeout)
+    def begin(self, what, timeout):
+        self.calls += 1
+        super().begin(what, timeout)
+
+    def _may_join(self, newest, what):
+        super()._may_join(newest, what)
+        if newest and newest != self.over and (self.decision(newest) or {}).get("ok"):
+            self.over = newest  # an earlier call of this rank's entered it, and lost the store: all were idle then, and not now
+
+    def enter(self, entry, timeout):  # with the number of the call: an undecided one of such a call fails
+        return super().enter({**entry, "call": self.calls, "communicators": self.communicators()}, timeout)
 
     def verdict(self, entries, timeout):
         decision = super().verdict(entries, timeout)

@@ -203,11 +203,15 @@ def part_of(operation, act, tags, by=_tags):
     return lambda: act(*tags), lambda: opposite(*changed) if changed else None
 
 
+def are_idle(group, what, timeout):
+    """With AMEM_NETWORK=renew waits until the GPUs of all ranks are idle, together; whether a pause may say so. Otherwise asks nobody."""
+    return bool(group.idleness and together(group, what, await_idle, lambda: None, timeout, group.idleness).get("asked"))
+
+
 def cycle(operation, act, process_group, tags, timeout, by=_tags):
     """act(*tags), the pause or resume of these tags, on all hosts of a process group or on none: if one cannot resume, the others pause
     again, contents kept. A rank that has no memory under AMem takes part in the agreement alone."""
     group, what = group_of(process_group), "%s of %s" % (operation, ", ".join(tags))
-    if group.idleness and asks_cards(operation, tags):
-        if together(group, what, await_idle, lambda: None, timeout, group.idleness).get("asked"):
-            act = functools.partial(act, hosts_idle=True)
+    if asks_cards(operation, tags) and are_idle(group, what, timeout):
+        act = functools.partial(act, hosts_idle=True)
     together(group, what, *part_of(operation, act, tags, by), timeout)

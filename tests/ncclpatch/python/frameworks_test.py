@@ -26,7 +26,7 @@ import released_code  # noqa: E402
 import sketches  # noqa: E402
 import stand_ins  # noqa: E402
 import store_for_tests  # noqa: E402
-from amem import frameworks  # noqa: E402
+from amem import _hosts, frameworks  # noqa: E402
 from amem.frameworks import groups, trl, verl  # noqa: E402
 
 RELEASES = released_code.releases(os.environ.get("FRAMEWORK_RELEASES", ""))
@@ -565,7 +565,7 @@ class Hosts(unittest.TestCase):
             modules[rank].reload_process_groups()
             here.group.store.close()
 
-        with mock.patch.object(frameworks, "_want", mock.Mock(pause=lambda *_: paused(here.rank), resume_in_time=resume)), \
+        with mock.patch.object(frameworks, "_want", mock.Mock(pause=lambda *_, **how: paused(here.rank, **how), resume_in_time=resume)), \
                 mock.patch.object(groups, "_world", lambda: here.group), mock.patch.object(frameworks, "resume_nccl", resume), \
                 mock.patch.object(frameworks, "nccl_is_under_amem", lambda: paused(here.rank) != "not under AMem"), \
                 mock.patch.object(groups, "_replace", lambda name, old, new: self.replace(name, old, new, modules)):
@@ -589,6 +589,22 @@ class Hosts(unittest.TestCase):
 
     def test_all_keep_their_groups(self):
         self.assertEqual(self.run_on(3, lambda rank: None), ([[]] * 3, [1] * 3))
+
+    def test_cards_are_asked_once_the_gpus_of_all_hosts_are_idle(self):
+        idle, said = [], []
+
+        def await_idle():
+            time.sleep(0.1)
+            idle.append(True)
+
+        def paused(_rank, hosts_idle=None):  # None: it is asked whether NCCL is under AMem
+            if hosts_idle is not None:
+                said.append((hosts_idle, len(idle)))
+
+        with mock.patch.dict(os.environ, {"AMEM_NETWORK": "renew"}), mock.patch.object(_hosts, "await_idle", await_idle), \
+                mock.patch.object(_hosts, "living_communicators", lambda: [["a", 3]]):
+            self.assertEqual(self.run_on(3, paused), ([[]] * 3, [1] * 3))
+        self.assertEqual(said, [(True, 3)] * 3)
 
     def test_when_one_hosts_pause_fails_all_destroy_them(self):
         def paused(rank):

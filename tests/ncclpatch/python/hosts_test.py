@@ -1025,6 +1025,48 @@ class Words(unittest.TestCase):
         group = amem.StoreGroup(store_for_tests.Asked(values), 0, 2, "other")
         self.assertRegex(str(agree([group], timeout=0.2)[0]), "rank 1 did not come within 0.2 s")
 
+    def test_that_all_were_idle_once_is_no_answer_to_a_later_call(self):
+        """Of a rank that had lost the store behind its entry, which the others have counted."""
+        from amem import _hosts
+
+        class Lost(FromEntryOn):
+            gone = False
+
+            def first(self, *_):
+                if not self.gone:
+                    self.gone = True
+                    raise ConnectionError("planted")
+
+        values = store_for_tests.Values()
+        lost = Lost(store_for_tests.Asked(values), lambda *_: lost.first())
+        with mock.patch.dict(os.environ, {"AMEM_NETWORK": "renew"}), mock.patch.object(_hosts, "living_communicators", lambda: []):
+            groups = [amem.StoreGroup(store, rank, 2, "h%d" % rank) for rank, store in enumerate((store_for_tests.Asked(values), lost))]
+
+        def idle(rank, timeout, said):
+            try:
+                said[rank] = _hosts.are_idle(groups[rank], "pause of nccl", timeout)
+            except amem.AmemError as error:
+                said[rank] = str(error)
+
+        with mock.patch.object(_hosts, "await_idle", lambda: None):
+            said = {}
+            first = threading.Thread(target=idle, args=(0, 10, said))
+            first.start()
+            idle(1, 10, said)
+            first.join()
+            self.assertIs(said[0], True)
+            self.assertIn("does not answer", said[1])
+            said = {}
+            idle(1, 0.3, said)
+            self.assertIn("did not come", str(said[1]), "nobody else has called")
+            said = {}
+            for _ in range(2):  # rank 0 may hear first that the other one had given up
+                first = threading.Thread(target=idle, args=(0, 10, said))
+                first.start()
+                idle(1, 10, said)
+                first.join()
+            self.assertEqual(said, {0: True, 1: True})
+
     def test_an_own_failure_is_an_error_whatever_was_decided(self):
         from amem import _hosts
         undone = []

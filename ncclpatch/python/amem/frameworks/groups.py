@@ -62,13 +62,17 @@ def _all_paused():
     if world is None:
         return frameworks.pause_nccl()
 
+    what = "pause in place of destroying process groups"
+
     def agree(pause, undo):
+        idle = {"hosts_idle": True} if _hosts.are_idle(world, what, None) else {}
+
         def act():
             if not frameworks.nccl_is_under_amem():
                 raise _calls.AmemError(5, "NCCL is not under AMem there")
-            pause()
+            pause(**idle)
 
-        _hosts.together(world, "pause in place of destroying process groups", act, undo, None)
+        _hosts.together(world, what, act, undo, None)
 
     try:
         frameworks.pause_nccl_together(agree)

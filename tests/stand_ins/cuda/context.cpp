@@ -167,8 +167,13 @@ CUDA_CALL CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device)
   const std::lock_guard lock(stand_in->mutex);
   *context = stand_in->primary[static_cast<std::size_t>(device)].get();
   if ((*context)->retained++ == 0) ++(*context)->made;
+  (*context)->reset = false;
   return CUDA_SUCCESS;
 }
+
+namespace {
+CUcontext retained_at_once = nullptr;  // by nobody
+}  // namespace
 
 CUDA_CALL CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
   STARTED_OR_RETURN(stand_in);
@@ -180,6 +185,19 @@ CUDA_CALL CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
     if (--context.retained > 0) return CUDA_SUCCESS;
   }
   DestroyAllOf(*stand_in, &context);
+  if (amem::stand_in::AskFault("ReleasePrimary") != 0) return cuDevicePrimaryCtxRetain(&retained_at_once, device);
+  return CUDA_SUCCESS;
+}
+
+// Each context has a number of its own, also the primary one that follows another.
+CUDA_CALL CUresult cuCtxGetId(CUcontext context, unsigned long long* id) {
+  STARTED_OR_RETURN(stand_in);
+  if (context == nullptr) context = Current();
+  if (id == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (context == nullptr || !Alive(*stand_in, context)) return CUDA_ERROR_INVALID_CONTEXT;
+  const std::lock_guard lock(stand_in->mutex);
+  *id = context->primary ? 1 + context->made * 64 + static_cast<unsigned>(context->device)
+                         : reinterpret_cast<std::uintptr_t>(context);
   return CUDA_SUCCESS;
 }
 
@@ -196,7 +214,10 @@ CUDA_CALL CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int* fla
 CUDA_CALL CUresult cuDevicePrimaryCtxReset(CUdevice device) {
   STARTED_OR_RETURN(stand_in);
   if (device < 0 || device >= stand_in->devices) return CUDA_ERROR_INVALID_DEVICE;
-  DestroyAllOf(*stand_in, stand_in->primary[static_cast<std::size_t>(device)].get());
+  CUctx_st* const context = stand_in->primary[static_cast<std::size_t>(device)].get();
+  DestroyAllOf(*stand_in, context);
+  const std::lock_guard lock(stand_in->mutex);
+  context->reset = true;
   return CUDA_SUCCESS;
 }
 

@@ -39,7 +39,8 @@ void stand_in_cuda_set_busy(void* context, int busy);
 // such action.
 int stand_in_cuda_do(const char* action);
 // The same in the nth next call of that name; "*" stands for all names, "Create|Map" for two. Besides the simulator's names
-// there are "Copy", "Query" (of a stream or event) and "HostRegister", and "CheckpointState",
+// there are "Copy", "Query" (of a stream or event) and "HostRegister", "ReleasePrimary" (the last release of a primary context:
+// if it "fails", it succeeds, and another thread has made the context anew at once), and "CheckpointState",
 // "CheckpointLock", "CheckpointTake", "CheckpointRestore" and "CheckpointUnlock". Also "fail=2" (that call answers 2), and
 // "fail-all=2" (so do all that follow). The last of these calls counts.
 int stand_in_cuda_at(const char* call, std::uint64_t nth, const char* action);

@@ -210,6 +210,7 @@ CUDA_CALL CUresult cuMemGetAddressRange(CUdeviceptr* base, std::size_t* bytes, C
   STARTED_OR_RETURN(stand_in);
   CUdeviceptr found = 0;
   std::size_t found_bytes = 0;
+  const CUcontext context = amem::stand_in::CurrentContext();
   {
     const std::lock_guard lock(stand_in->mutex);
     for (auto* blocks : {&stand_in->legacy, &stand_in->opened}) {
@@ -218,6 +219,7 @@ CUDA_CALL CUresult cuMemGetAddressRange(CUdeviceptr* base, std::size_t* bytes, C
       found = it->first;
       found_bytes = it->second.asked;
     }
+    if (found == 0 && context != nullptr && context->reset) return CUDA_ERROR_CONTEXT_IS_DESTROYED;  // as measured
   }
   if (found == 0) {
     const auto mapping = stand_in->simulator->MappingAt(At(pointer));

@@ -23,7 +23,7 @@ CUDA_CALL CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribu
       *static_cast<std::uint64_t*>(data) = legacy() || !properties.ok() ? 0 : properties->handle_types;
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-      *static_cast<int*>(data) = 0;
+      *static_cast<int*>(data) = amem::stand_in::IsManaged(*stand_in, pointer) ? 1 : 0;
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       *static_cast<unsigned*>(data) = CU_MEMORYTYPE_DEVICE;
@@ -54,8 +54,13 @@ CUDA_CALL CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribu
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
       return cuMemGetAddressRange(static_cast<CUdeviceptr*>(data), nullptr, pointer);
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-      return cuMemGetAddressRange(nullptr, static_cast<std::size_t*>(data), pointer);
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: {  // as measured: of mapped memory that of the reserved range
+      std::size_t& bytes = *static_cast<std::size_t*>(data);
+      const CUresult result = cuMemGetAddressRange(nullptr, &bytes, pointer);
+      const auto range = stand_in->simulator->RangeAt(At(pointer));
+      if (result == CUDA_SUCCESS && !is_legacy && context == nullptr && range.ok()) bytes = range->bytes;
+      return result;
+    }
     default:
       return CUDA_ERROR_NOT_SUPPORTED;
   }

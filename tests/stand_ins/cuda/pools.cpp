@@ -14,6 +14,7 @@ namespace {
 struct Pools {
   std::mutex mutex;
   std::set<CUmemoryPool> known;
+  std::map<CUdevice, CUmemoryPool> of_devices;
   static Pools& Get() {
     static auto* all = new Pools;
     return *all;
@@ -41,6 +42,18 @@ CUDA_CALL CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* pro
   Pools& pools = Pools::Get();
   const std::lock_guard lock(pools.mutex);
   *pool = *pools.known.insert(new CUmemPoolHandle_st).first;
+  return CUDA_SUCCESS;
+}
+
+// What cuMemAllocAsync allocates is not in it.
+CUDA_CALL CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice device) {
+  STARTED_OR_RETURN(stand_in);
+  if (pool == nullptr || device < 0 || device >= stand_in->devices) return CUDA_ERROR_INVALID_VALUE;
+  Pools& pools = Pools::Get();
+  const std::lock_guard lock(pools.mutex);
+  CUmemoryPool& of_device = pools.of_devices[device];
+  if (of_device == nullptr) of_device = *pools.known.insert(new CUmemPoolHandle_st).first;
+  *pool = of_device;
   return CUDA_SUCCESS;
 }
 

@@ -27,6 +27,7 @@ struct CUctx_st {
   int retained = 0;
   std::uint64_t made = 0;
   bool primary = false;
+  bool reset = false;  // and not retained since: what is current somewhere is no more
 };
 struct CUstream_st {
   int device = 0;
@@ -49,9 +50,10 @@ struct LegacyBlock {  // cuMemAlloc and the like
   DriverHandle handle;
   int device = 0;
   CUcontext context = nullptr;
-  int exported = -1;                     // descriptor that cuIpcGetMemHandle hands out
-  Bytes offset = 0;                      // in what is mapped
-  bool common = false;                   // a part of CommonBlock
+  int exported = -1;    // descriptor that cuIpcGetMemHandle hands out
+  Bytes offset = 0;     // in what is mapped
+  bool common = false;  // a part of CommonBlock
+  bool managed = false;
   std::tuple<int, int, Bytes> origin{};  // of cuIpcOpenMemHandle: its process, descriptor, and offset
   int uses = 1;
 };
@@ -106,6 +108,7 @@ CUresult Free(StandIn& stand_in, std::map<CUdeviceptr, LegacyBlock>& from, CUdev
 std::map<CUdeviceptr, LegacyBlock>::iterator Containing(std::map<CUdeviceptr, LegacyBlock>& blocks, CUdeviceptr pointer);
 // Maps a part of a handle as memory that cuMemFree frees, with a reference of its own.
 CUresult MapAsLegacy(StandIn& stand_in, DriverHandle handle, Bytes bytes, Bytes asked, int device, CUdeviceptr* pointer);
+bool IsManaged(StandIn& stand_in, CUdeviceptr pointer);
 // Whether that is memory of cuMemAlloc. `context` (may be null): whose it is; of what cuIpcOpenMemHandle opened, too.
 bool LegacyAt(StandIn& stand_in, CUdeviceptr pointer, CUcontext* context);
 // The answer to a call that might disturb a capture ("potentially unsafe", as allocations and frees are), by the thread's

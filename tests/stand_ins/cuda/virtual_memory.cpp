@@ -50,6 +50,9 @@ CUDA_CALL CUresult cuMemAddressFree(CUdeviceptr pointer, std::size_t bytes) {
 CUDA_CALL CUresult cuMemMap(CUdeviceptr pointer, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
                             unsigned long long flags) {
   STARTED_OR_RETURN(stand_in);
+  const auto whole = stand_in->simulator->PropertiesOf(DriverHandle{handle});
+  const auto granularity = whole.ok() ? stand_in->simulator->Granularity(*whole) : amem::Result<amem::Bytes>(whole.status());
+  if (granularity.ok() && offset == 0 && bytes % *granularity != 0) return CUDA_ERROR_NOT_SUPPORTED;  // as measured
   return Result(stand_in->simulator->Map(At(pointer), bytes, offset, DriverHandle{handle}, flags));
 }
 
@@ -154,10 +157,12 @@ CUDA_CALL CUresult cuMemGetAllocationGranularity(std::size_t* granularity, const
   return Result(found.status());
 }
 
-CUDA_CALL CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr pointer, std::size_t, CUmemRangeHandleType type,
-                                                 unsigned long long) {
+CUDA_CALL CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr pointer, std::size_t bytes,
+                                                 CUmemRangeHandleType type, unsigned long long) {
   STARTED_OR_RETURN(stand_in);
-  if (handle == nullptr || type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD) return CUDA_ERROR_INVALID_VALUE;
+  constexpr std::size_t kPage = 4096;
+  if (handle == nullptr || type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || (pointer | bytes) % kPage != 0)
+    return CUDA_ERROR_INVALID_VALUE;
   const auto retained = stand_in->simulator->Retain(At(pointer));
   if (!retained.ok()) return Result(retained.status());
   auto descriptor = stand_in->simulator->Export(*retained);

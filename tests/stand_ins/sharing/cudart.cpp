@@ -22,6 +22,7 @@ CUdeviceptr At(const void* pointer) { return reinterpret_cast<CUdeviceptr>(point
 
 RUNTIME_CALL int cudaMalloc(void** pointer, size_t bytes) {
   static const auto allocate = Driver<decltype(cuMemAlloc)>("cuMemAlloc");
+  if (bytes == 0) return *pointer = nullptr, 0;
   return allocate(reinterpret_cast<CUdeviceptr*>(pointer), bytes);
 }
 RUNTIME_CALL int cudaFree(void* pointer) {

@@ -7,9 +7,10 @@
 // anew under a living registration is a finding.
 //
 // Findings go, a line each, to the file in AMEM_SIM_CARD_FINDINGS, or to standard error. Faults, comma separated, by
-// AMEM_SIM_CARD_FAULTS, and while the process runs by amem_card_fault: register=N (the N-th next registration of GPU memory fails),
-// deregister=N, kill-register=N and kill-deregister=N (the process is killed there), late=US (each request waits so long),
-// ack=US (each is told to have ended so much later than it has), down (no request ends well). late=0, ack=0, down=0 end those.
+// AMEM_SIM_CARD_FAULTS, and while the process runs by amem_card_fault: register=N (the N-th next registration of GPU memory
+// fails), deregister=N, kill-register=N and kill-deregister=N (the process is killed there), late=US (each request waits so
+// long), ack=US (each is told to have ended so much later than it has), down (no request ends well). late=0, ack=0, down=0 end
+// those.
 #pragma once
 
 #include <infiniband/verbs.h>

@@ -195,7 +195,9 @@ def cannot_start(command, library, libraries, seconds):
     if found := problem_of(library):
         return fail("%s: %s. %s" % (command, found.text, found.remedy))
     if not libraries:
-        return fail("%s: no libnccl was found from this Python; run it with the Python that has PyTorch, or name one: --nccl PATH" % command)
+        without = next((one.text for one in _doctor.driver(_doctor.Machine()) if one.subject == "GPU"), None)
+        return fail("%s: no libnccl was found from this Python; run it with the Python that has PyTorch, or name one: --nccl PATH%s" % (
+            command, "; and %s. `amem demo` shows a pause on the simulator" % without if without else ""))
     def end(number, _frame):
         if number == signal.SIGALRM:
             fail("%s: its time is over" % command)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 os.environ.pop("LD_PRELOAD", None)
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../ncclpatch/python"))
@@ -304,6 +305,17 @@ class Command(unittest.TestCase):
             file.flush()
             self.assertEqual(_command.nccl_version(file.name), (2, 28, 9))
         self.assertIsNone(_command.nccl_version("/dev/null"))
+
+    def test_a_proof_without_nccl_says_what_else_is_missing(self):
+        for devices, missing in ((["/dev/nvidia0"], False), ([], True)):
+            machine = FakeMachine()
+            machine.find = lambda pattern, devices=devices: devices
+            err = io.StringIO()
+            with contextlib.redirect_stderr(err), mock.patch.object(_command, "problem_of", lambda _: None), mock.patch.object(_doctor, "Machine", lambda: machine), \
+                    mock.patch.object(machine, "read", lambda _: "", create=True):
+                self.assertEqual(_command.cannot_start("doctor --prove", "library", [], 1), 2)
+            self.assertIn("no libnccl was found", err.getvalue())
+            self.assertEqual("this machine has no NVIDIA GPU" in err.getvalue() and "amem demo" in err.getvalue(), missing, err.getvalue())
 
 
 class Autoload(unittest.TestCase):

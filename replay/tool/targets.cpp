@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <thread>
 
@@ -50,9 +51,10 @@ std::vector<fs::path> OfJobs(std::span<const JobTies> ties, bool latest, const M
   return found;
 }
 
+constexpr std::size_t kLeast = 4;  // letters of a session's id
+
 // The only session whose id begins so.
 std::vector<fs::path> BeginningWith(const std::string& name, const std::vector<fs::path>& sessions) {
-  constexpr std::size_t kLeast = 4;
   std::vector<fs::path> found;
   for (const fs::path& session : sessions)
     if (name.size() >= kLeast && session.filename().string().starts_with(name)) found.push_back(session);
@@ -113,8 +115,11 @@ std::vector<fs::path> PlacesOf(const Targets& targets, ScratchDirectory& scratch
 // The sessions of those ranks; complains where there is none.
 std::vector<fs::path> OfRanks(std::vector<fs::path> sessions, const std::vector<std::string>& ranks) {
   const bool any = !sessions.empty();
+  std::vector<fs::path> named;
+  for (const std::string& rank : ranks)
+    if (!WholeNumber(rank) || SessionOfName(rank)) std::ranges::copy(BeginningWith(rank, sessions), std::back_inserter(named));
   std::erase_if(sessions, [&](const fs::path& session) {
-    if (std::ranges::find(ranks, session.filename().string()) != ranks.end()) return false;
+    if (std::ranges::find(named, session) != named.end()) return false;
     const Result<Opening> opening = OpeningOf(session);
     return opening.ok() && std::ranges::find(ranks, std::to_string(opening->who.rank)) == ranks.end();
   });
@@ -183,12 +188,14 @@ void AddTargets(Arguments& arguments, Targets& targets) {
   const auto take = [&targets](const std::vector<std::string>& given) -> std::string {
     targets.ranks = Split(fmt::format("{}", fmt::join(given, ",")), ',');  // "0,3" and "0" "3" are the same
     for (const std::string& word : targets.ranks)
-      if (!SessionOfName(word) && !WholeNumber(word))
+      if (!WholeNumber(word) && (word.size() < kLeast || word.find_first_not_of("0123456789abcdef") != word.npos))
         return fmt::format("--rank: \"{}\" is not a rank; give numbers, as in --rank 2 or --rank 0,3", word);
     return {};
   };
   arguments
-      .Take("--rank", "RANK", "Only the sessions of these ranks, as in 2 or 0,3; a session's id for one that has no rank", take)
+      .Take("--rank", "RANK",
+            "Only the sessions of these ranks, as in 2 or 0,3; a session's id, or how one begins, for one that has no rank",
+            take)
       .several = true;
   arguments.Flag("--force", targets.force,
                  "Read packs however much they unpack to, and take as much memory and time as it needs");

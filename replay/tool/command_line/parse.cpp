@@ -60,6 +60,8 @@ constexpr std::pair<const char*, const char*> kElsewhere[] = {{"cat", "log"},   
                                                               {"list", "ls"},     {"show", "log"},    {"stats", "top"},
                                                               {"summary", "why"}, {"ps", "ls --live"}};
 
+constexpr std::pair<const char*, const char*> kOptionsElsewhere[] = {{"--since", "--from"}, {"--until", "--to"}};
+
 // The known word that `word` was probably meant to be, at most two or, of long words, three letters away; empty: none.
 std::string Hint(const std::string& word, const std::vector<std::string>& known) {
   std::string best;
@@ -92,6 +94,9 @@ std::string Unknown(const Command& command, const std::string& word) {
     if (argument.positional()) continue;
     for (std::string& one : argument.Names()) known.push_back(std::move(one));
   }
+  for (const auto& [there, here] : kOptionsElsewhere)
+    if (name == there && std::ranges::find(known, here) != known.end())
+      return fmt::format("{} has no option {} (did you mean {}?)", command.name, name, here);
   return fmt::format("{} has no option {}{}", command.name, name, Hint(name, known));
 }
 

@@ -280,7 +280,7 @@ class Options(Scratch):
 
     def test_typos_are_answered_with_what_was_meant(self):
         for arguments, meant in ((["wyh"], "why"), (["reprot"], "report"), (["verfy"], "verify"), (["--verison"], "--version"),
-                                 (["why", "--jsno"], "--json"), (["log", "--allocaton", "3"], "--allocation"),
+                                 (["why", "--jsno"], "--json"), (["log", "--since", "5 s ago"], "--from"), (["log", "--allocaton", "3"], "--allocation"),
                                  (["top", "--by", "sizes"], "size")):
             self.assertIn(f"did you mean {meant}?", self.wrong(*arguments))
         self.assertNotIn("did you mean", self.wrong("frobnicate"))
@@ -310,6 +310,13 @@ class Options(Scratch):
         odd = self.path("--json")
         shutil.copy(HEALTHY, odd)
         self.assertEqual(subprocess.run([TOOL, "why", "--", "--json"], cwd=self.scratch, capture_output=True, check=False).returncode, 0)
+
+    def test_a_rank_may_be_named_by_how_its_sessions_id_begins(self):
+        pack = os.path.join(GOLDEN, "gpu/golden-out-of-memory-2gpus.amem")
+        whole = run("log", "--rank", "9dfe438cfcac81e8", pack)
+        self.assertNotIn(whole.stdout, ("", run("log", pack).stdout))
+        self.assertEqual(run("log", "--rank", "9dfe4", pack).stdout, whole.stdout)
+        self.assertIn("is not a rank", self.wrong("log", "--rank", "9df", pack))
 
     def test_options_in_every_way_of_writing_them(self):
         last = run("log", "--last", "2", OOM).stdout

@@ -9,8 +9,10 @@
 
 namespace amem {
 
-static const char* Advice(int error) {
+static const char* Advice(std::string_view doing, int error) {
   if (error == ENOSPC || error == EDQUOT) return "; free space there, or put the journal elsewhere (AMEM_JOURNAL_DIR)";
+  if (error == EACCES && (doing.starts_with("list") || doing.starts_with("read")))
+    return "; only whom its owner lets may read it: run this as that user, or have them send a pack (amem pack -o job.amem)";
   if (error == EACCES || error == EPERM || error == EROFS)
     return "; make it writable for this user, or put the journal elsewhere (AMEM_JOURNAL_DIR)";
   if (error == EMFILE || error == ENFILE) return "; raise the limit of open files (ulimit -n)";
@@ -26,7 +28,7 @@ Code CodeOfErrno(int error) {
 
 Status SystemFailure(std::string_view doing, const std::filesystem::path& path, int error) {
   return {CodeOfErrno(error), std::string(doing) + " " + path.string() + ": " + ErrnoText(error) + " (errno " +
-                                  std::to_string(error) + ")" + Advice(error)};
+                                  std::to_string(error) + ")" + Advice(doing, error)};
 }
 
 Result<File> File::Open(const std::filesystem::path& path, int flags, unsigned mode) {

@@ -111,6 +111,15 @@ TEST(File, only_a_regular_file_is_read_and_a_link_only_where_its_user_named_it) 
   EXPECT_EQ(ReadSmallFile(directory.path() / "pipe"), "") << "and waits for nobody";
 }
 
+TEST(File, whoever_may_not_read_is_not_told_to_make_it_writable) {
+  for (const char* const doing : {"list sessions in", "read"}) {
+    const std::string text = SystemFailure(doing, "/a/b", EACCES).message();
+    EXPECT_EQ(text.find("writable"), std::string::npos) << text;
+    EXPECT_NE(text.find("run this as that user"), std::string::npos) << text;
+  }
+  EXPECT_NE(SystemFailure("create", "/a/b", EACCES).message().find("make it writable"), std::string::npos);
+}
+
 TEST(File, says_what_failed_on_which_path_and_what_to_do) {
   const auto missing = File::Open("/nonexistent/file", O_RDONLY);
   EXPECT_EQ(missing.status().code(), Code::kNotFound);

@@ -95,8 +95,9 @@ struct PrimaryRelease : Named<"cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRe
     Session* const session = Runtime::Get().started();
     const CUcontext context = session == nullptr ? nullptr : PrimaryContext(ordinal);
     if (context == nullptr) return real(device);
-    const auto result = static_cast<CUresult>(session->ReleaseContext(ordinal, [&] { return static_cast<int>(real(device)); }));
-    if (IsActive(ordinal)) return result;
+    const auto released = session->ReleaseContext(ordinal, [&] { return static_cast<int>(real(device)); });
+    const auto result = static_cast<CUresult>(released.result);
+    if (!released.gone && IsActive(ordinal)) return result;
     ContextEnded(context);
     Forever<Outside>().DropOf(context);
     ForgetPrimaryContext(ordinal);

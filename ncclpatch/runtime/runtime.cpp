@@ -41,8 +41,6 @@ void Report(bool failed, std::string_view message) { log::Write(failed ? log::Le
 constexpr std::array kDeviceFiles = {"/dev/nvidiactl", "/dev/nvidia0",         "/dev/nvidia-caps",
                                      "/dev/dxg",       "/dev/nvhost-ctrl-gpu", "/dev/nvgpu"};
 
-constinit std::array<std::atomic<CUcontext>, 64> g_primary{};  // as far as known, by device
-
 // Whether no driver can be loaded and no device is to be seen, or, if it may be asked because a session could not be started
 // anyway, the driver says that there is none.
 bool HasNoGpu(bool may_ask_driver) {
@@ -443,33 +441,6 @@ Result<DeviceOrdinal> Runtime::CurrentDevice() {
     return Status{Code::kDriver, fmt::format("asking for the current device: the driver answered {}", static_cast<int>(result)),
                   result};
   return DeviceOrdinal{device};
-}
-
-CUcontext CurrentContext() {
-  static const auto get = AMEM_DRIVER(cuCtxGetCurrent);
-  CUcontext context = nullptr;
-  return get == nullptr || get(&context) != CUDA_SUCCESS ? nullptr : context;
-}
-
-CUcontext PrimaryContext(DeviceOrdinal device) {
-  static const auto state = AMEM_DRIVER(cuDevicePrimaryCtxGetState);
-  static const auto retain = AMEM_DRIVER(cuDevicePrimaryCtxRetain);
-  static const auto release = AMEM_DRIVER(cuDevicePrimaryCtxRelease);
-  const auto index = static_cast<std::size_t>(device.value);
-  if (index >= g_primary.size()) return nullptr;
-  CUcontext context = g_primary[index].load(std::memory_order_relaxed);
-  unsigned flags = 0;
-  int active = 0;
-  if (context != nullptr || state == nullptr || retain == nullptr || release == nullptr ||
-      state(device.value, &flags, &active) != CUDA_SUCCESS || active == 0 || retain(&context, device.value) != CUDA_SUCCESS)
-    return context;
-  release(device.value);
-  g_primary[index].store(context, std::memory_order_relaxed);
-  return context;
-}
-
-void ForgetPrimaryContext(DeviceOrdinal device) {
-  if (const auto index = static_cast<std::size_t>(device.value); index < g_primary.size()) g_primary[index].store(nullptr);
 }
 
 // ---- starts a session inside NCCL's process

@@ -114,10 +114,10 @@ void Session::ForgetParts(DeviceOrdinal device, std::span<const Address> parts, 
                                            : FormatBytes(left) + " there were AMem's or NCCL's")});
 }
 
-int Session::ReleaseContext(DeviceOrdinal device, const std::function<int()>& release) {
+Driver::Released Session::ReleaseContext(DeviceOrdinal device, const std::function<int()>& release) {
   // Contents that are away, or on their way, need AMem's reference: then it stays. Nobody waits here, because a cycle may wait
   // for other ranks.
-  if (!TryLockUntil(cycle_mutex_, Now())) return release();
+  if (!TryLockUntil(cycle_mutex_, Now())) return {release(), false};
   std::optional<Driver::Released> released;
   std::vector<Address> parts;  // those of before: another thread may make the context anew at once
   {
@@ -130,11 +130,11 @@ int Session::ReleaseContext(DeviceOrdinal device, const std::function<int()>& re
     };
     if (!paused()) pools_->IfAllRun(let_go);
   }
-  if (!released) return release();
+  if (!released) return {release(), false};
   if (released->gone)
     ForgetParts(device, parts,
                 fmt::format("gave up the primary context of device {} (cuDevicePrimaryCtxRelease)", device.value));
-  return released->result;
+  return *released;
 }
 
 // NCCL or a peer may still hold the memory.

@@ -99,9 +99,8 @@ class Session final : public PeerDelegate {
   Result<TagPart> OpenedAt(Address address);   // what an IPC handle of a tag's memory opened there; kNotFound
   [[nodiscard]] SessionId id();
   // Makes a call that gives up a reference to the primary context of a device, without one of AMem's behind it: so the context
-  // goes with the last that is the program's. Then what is AMem's there is forgotten as with ForgetDevice. Gives the call's
-  // result.
-  int ReleaseContext(DeviceOrdinal device, const std::function<int()>& release);
+  // goes with the last that is the program's. Then what is AMem's there is forgotten as with ForgetDevice.
+  Driver::Released ReleaseContext(DeviceOrdinal device, const std::function<int()>& release);
   // How much of [address, address + bytes) is mapped memory of handles that another library made or imported under a tag.
   Bytes HandlesOfTags(Address address, Bytes bytes);
 

@@ -69,18 +69,36 @@ CUresult CudaDriver::Core::Retain(CUdevice device, CUcontext* context) const {
   return result;
 }
 
-// Other threads see the context with AMem's reference or without it, and never between two of the program's.
+// Which context is the primary one now, by the driver's own number; 0: there is none, or this driver has no numbers.
+unsigned long long CudaDriver::Core::PrimaryId(CUdevice device) const {
+  unsigned flags = 0;
+  int active = 0;
+  CUcontext context = nullptr;
+  if (calls.context_id == nullptr || calls.primary_state(device, &flags, &active) != CUDA_SUCCESS || active == 0 ||
+      calls.primary_retain(&context, device) != CUDA_SUCCESS)
+    return 0;
+  unsigned long long id = 0;
+  const bool told = calls.context_id(context, &id) == CUDA_SUCCESS;
+  calls.primary_release(device);
+  return told ? id : 0;
+}
+
+// Other threads see the context with AMem's reference or without it, and never between two of the program's. One of them may
+// make the next context before this one has asked what became of it.
 Driver::Released CudaDriver::Core::Release(DeviceOrdinal device, const std::function<int()>& release) {
   const std::lock_guard lock(shared->contexts);
   const auto index = static_cast<std::size_t>(device.value);
   if (index >= kDevices) return {release(), false};
+  const unsigned long long before = PrimaryId(device.value);
   const bool retained = std::exchange(shared->retained[index], false);
   if (retained) calls.primary_release(device.value);
   const int result = release();
   unsigned flags = 0;
   int active = 1;
   CUcontext context = nullptr;
-  if (calls.primary_state(device.value, &flags, &active) == CUDA_SUCCESS && active == 0) {
+  const bool ended = calls.primary_state(device.value, &flags, &active) == CUDA_SUCCESS && active == 0;
+  const unsigned long long after = PrimaryId(device.value);
+  if (ended || (before != 0 && after != 0 && after != before)) {
     Forget(device);
     return {result, true};
   }

@@ -57,6 +57,7 @@ namespace amem {
 
 // Null if the driver lacks them; only speed depends on them.
 #define AMEM_CUDA_OPTIONAL_CALLS(X)       \
+  X(context_id, cuCtxGetId)               \
   X(host_register, cuMemHostRegister)     \
   X(host_unregister, cuMemHostUnregister) \
   X(module_load, cuModuleLoadData)        \
@@ -127,6 +128,7 @@ class CudaDriver::Core {
   // Driver::ForgetContext, of all lanes, too. When the number has changed, what was made in the context before is gone.
   void Forget(DeviceOrdinal device);
   [[nodiscard]] std::uint64_t TimesForgotten(DeviceOrdinal device) const;
+  unsigned long long PrimaryId(CUdevice device) const;
   // Driver::ReleaseContext.
   Released Release(DeviceOrdinal device, const std::function<int()>& release);
   // Whether this process has a primary context on the device. Makes none.

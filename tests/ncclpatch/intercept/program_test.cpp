@@ -262,6 +262,28 @@ TEST_F(Program, the_last_release_of_the_primary_context_takes_it_and_what_is_in_
   }
 }
 
+// Another thread makes the next context before anybody can see that there is none.
+TEST_F(Program, a_primary_context_that_is_made_anew_within_its_last_release_is_another_one) {
+  constexpr int kReleased = 3;
+  CUcontext context = nullptr;
+  ASSERT_EQ(PLAIN(cuDevicePrimaryCtxRetain)(&context, kReleased), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuCtxPushCurrent)(context), CUDA_SUCCESS);
+  const CUdeviceptr memory = Take(kBytes);
+  ASSERT_EQ(Parts().count(Address{memory}), 1U);
+  ASSERT_EQ(Plain<int(const char*, std::uint64_t, const char*)>("stand_in_cuda_at")("ReleasePrimary", 1, "fail=1"), 0);
+  EXPECT_EQ(OF_DRIVER(cuDevicePrimaryCtxRelease)(kReleased), CUDA_SUCCESS);
+  EXPECT_TRUE(Parts().empty()) << "it went with its context";
+  EXPECT_EQ(free(memory), CUDA_ERROR_INVALID_VALUE);
+  const CUdeviceptr next = Take(kBytes);
+  std::memset(At(next), 7, kBytes);
+  ASSERT_TRUE(Pause().ok());
+  ASSERT_TRUE(Resume().ok());
+  EXPECT_EQ(*static_cast<const unsigned char*>(At(next)), 7);
+  EXPECT_EQ(free(next), CUDA_SUCCESS);
+  EXPECT_EQ(OF_DRIVER(cuDevicePrimaryCtxRelease)(kReleased), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuCtxPopCurrent)(nullptr), CUDA_SUCCESS);
+}
+
 // What is pinned for the contents, and what brings them back, belongs to the context.
 TEST_F(Program, the_primary_context_stays_while_memory_in_it_is_paused) {
   constexpr int kReleased = 3;

@@ -61,7 +61,7 @@ TEST_F(SessionTest, the_release_of_a_context_waits_for_no_pause) {
   std::future<int> released;
   a.simulator->SetHook([&](std::string_view call, std::uint64_t) {
     if (call == "Unmap" && !released.valid()) {
-      released = test::InThread([&] { return a.session->ReleaseContext(kDevice, [] { return 7; }); });
+      released = test::InThread([&] { return a.session->ReleaseContext(kDevice, [] { return 7; }).result; });
       EXPECT_EQ(released.wait_for(std::chrono::seconds(5)), std::future_status::ready);
     }
     return 0;
@@ -89,7 +89,7 @@ TEST_F(BrokenSession, a_reset_of_a_device_with_memory_of_nccls_is_why_later_paus
 
 TEST_F(BrokenSession, a_release_of_a_context_with_memory_of_nccls_is_why_later_pauses_are_refused) {
   a.Place(a.Create());
-  EXPECT_EQ(a.session->ReleaseContext(kDevice, [] { return 0; }), 0);
+  EXPECT_EQ(a.session->ReleaseContext(kDevice, [] { return 0; }).result, 0);
   const Status refused = a.session->Pause();
   EXPECT_EQ(refused.code(), Code::kBroken);
   EXPECT_NE(

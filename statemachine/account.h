@@ -19,6 +19,13 @@ struct Account {
     friend bool operator==(const OfDevice&, const OfDevice&) = default;
   };
   std::map<DeviceOrdinal, OfDevice> devices;
+  // NCCL's memory and that of ncclMemAlloc by what it is for, as far as NCCL's calls show it; each byte of the driver's counts
+  // once, whether a pause has it or not.
+  struct OfKind {
+    Bytes bytes = 0;
+    std::map<std::string, Bytes> stays;  // what no pause takes, by reason
+  };
+  std::map<std::string, OfKind> kinds;
   // On a GPU as well, and of none it is known on which; by whose it is: cuMemAlloc, driver pools, other libraries' allocations.
   std::map<std::string, OutsideShare> unplaced;
 };

@@ -77,49 +77,9 @@ json ByCallSite(const State& state) {
   return out;
 }
 
-// What an allocation on the device is for, as far as NCCL's calls show it: the first that fits. A window of NCCL's own is
-// shared with peers like their buffers are.
-std::string_view KindOf(const Allocation& a) {
-  if (a.tag != MemoryTag::kNccl) return "user buffers";
-  if (a.multicast_bindings > 0) return "multicast (NVLS)";
-  if (a.renewable > 0 || a.pinned > a.held) return "network buffers";
-  if (a.exports > 0 || !a.importers.empty()) return "peer buffers and windows";
-  return "private (channels, scratch)";
-}
-
-// Device memory by kind: each byte that the driver has given for NCCL and for ncclMemAlloc counts once. `stays`: what a pause
-// leaves of it, by reason; the rest it releases.
-json ByKind(const State& state) {
-  struct Sum {
-    Bytes bytes = 0;
-    std::map<std::string, Bytes> stays;
-  };
-  std::map<std::string_view, Sum> kinds;
-  const auto add = [&](std::string_view kind, Bytes bytes, std::string_view stays) {
-    Sum& sum = kinds[kind];
-    sum.bytes += bytes;
-    if (!stays.empty()) sum.stays[std::string(stays)] += bytes;
-  };
-  const auto why = [](const Allocation& whole) {
-    return WhyKept(whole) == KeepReason::kNone ? std::string_view() : ToText(WhyKept(whole));
-  };
-  std::map<AllocationId, Bytes> used;  // of each slab
-  for (const auto& [id, a] : state.allocations) {
-    if (!a.own() || a.pool || !a.on_device() || a.multicast || state.slabs.contains(id)) continue;
-    const auto* const slab = FindIn(state.allocations, a.slab);
-    if (slab != nullptr) used[a.slab] += a.bytes;
-    add(KindOf(a), a.bytes, why(slab == nullptr ? a : *slab));
-  }
-  for (const auto& [id, slab] : state.slabs) {
-    const auto* const whole = FindIn(state.allocations, id);
-    if (whole != nullptr && whole->own() && whole->bytes > used[id])
-      add("unused parts of slabs", whole->bytes - used[id], why(*whole));
-  }
-  for (const auto& [address, l] : state.legacy)
-    if (!l.backing) add(l.why == ToText(KeepReason::kUser) ? "user buffers" : "private (channels, scratch)", l.bytes, l.why);
-  for (const auto& [address, a] : state.async) add("driver pools", a.bytes, "stream-ordered allocation");
+json ByKind(const Account& account) {
   json out = json::array();
-  for (const auto& [kind, sum] : kinds) out.push_back({{"kind", kind}, {"bytes", sum.bytes}, {"stays", sum.stays}});
+  for (const auto& [kind, sum] : account.kinds) out.push_back({{"kind", kind}, {"bytes", sum.bytes}, {"stays", sum.stays}});
   return out;
 }
 
@@ -395,7 +355,7 @@ std::string Session::StatisticsJson() {
               {"kept_bytes", ByReason(held.kept)},
               {"registered", OfCards(state)},
               {"tags", ByTag(state, held)},
-              {"kinds", ByKind(state)},
+              {"kinds", ByKind(MeasureAccount(state))},
               {"communicators", ByCommunicator(state)},
               {"legacy_kept_bytes", held.legacy_kept},
               {"pool_bytes", held.async},

@@ -149,6 +149,26 @@ TEST_F(AccountTest, what_was_taken_and_what_is_left_are_what_was_used) {
   ExpectAll(first);
 }
 
+TEST_F(AccountTest, the_kinds_of_nccls_memory_are_what_the_account_has_under_its_tags) {
+  Take(Open("weights"), 3 * kMiB);
+  a.Place(a.Create(3 * k2M), 3 * k2M);
+  a.Place(a.Create(k2M, true));
+  const auto expect_equal = [&] {
+    const Account account = a.session->Inspect(&MeasureAccount);
+    const Account::OfDevice all = OfAllDevices(account);
+    Bytes kinds = 0, stays = 0, of_tags = 0;
+    for (const auto& [kind, sum] : account.kinds) kinds += sum.bytes, stays += Sum(sum.stays);
+    for (const auto& shares : {all.taken, all.running})
+      for (const char* const tag : {"nccl", "user"}) of_tags += shares.contains(tag) ? shares.at(tag) : 0;
+    EXPECT_EQ(kinds, of_tags + Sum(all.kept));
+    EXPECT_EQ(stays, Sum(all.kept));
+    EXPECT_EQ(account.kinds.at("user buffers").bytes, k2M);
+  };
+  expect_equal();
+  ASSERT_TRUE(a.session->Pause().ok());
+  expect_equal();
+}
+
 TEST_F(AccountTest, imported_memory_is_its_owners) {
   const AllocationId mine = a.Create(k2M);
   a.Place(mine);

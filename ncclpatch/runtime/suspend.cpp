@@ -26,7 +26,10 @@ enum class Figure : int { kSuspendable = 0, kSuspended = 1, kPersistent = 2, kTo
 
 struct Change {
   CommunicatorId id;
+  std::size_t place;  // of its library
   bool suspended;
+  // It is settled when this thread's group of that library ends, and not before.
+  [[nodiscard]] bool waits() const { return nccl::t_state.groups[place].depth > 0; }
 };
 // Communicators that NCCL's own function suspended, with flags that AMem does not know: NCCL resumes them too.
 struct NcclsOwn {
@@ -42,7 +45,7 @@ bool SuspendedByNccl(const ncclComm* comm, std::optional<bool> set = {}) {
   return known;
 }
 
-// What this thread has marked and not yet settled; several inside a group.
+// What this thread has marked and not yet settled; several inside groups, of which each library has its own.
 thread_local std::vector<Change> t_changes;
 thread_local std::string t_failed_resume;  // why, of the group that this thread ends
 
@@ -86,8 +89,12 @@ bool IsPart(const nccl::Communicator& asked) {
 
 // One communicator may have been marked both ways, so the last goes first.
 void UndoChanges() noexcept {
-  for (; !t_changes.empty(); t_changes.pop_back())
-    nccl::registry::SetSuspended(t_changes.back().id, !t_changes.back().suspended);
+  for (auto change = t_changes.end(); change != t_changes.begin();) {
+    --change;
+    if (change->waits()) continue;
+    nccl::registry::SetSuspended(change->id, !change->suspended);
+    change = t_changes.erase(change);
+  }
 }
 
 Status PauseOrResume(bool pauses) {
@@ -115,7 +122,7 @@ Status Settle(CycleKind kind) {
     throw;
   }
   if (status.ok())
-    std::erase_if(t_changes, [&](const Change& change) { return change.suspended == pauses; });
+    std::erase_if(t_changes, [&](const Change& change) { return change.suspended == pauses && !change.waits(); });
   else
     UndoChanges();
   return status;
@@ -141,7 +148,7 @@ Status Mark(const ncclComm* comm, bool suspended) {
     nccl::registry::SetSuspended(one.id, suspended);
     return Status::Ok();
   }
-  t_changes.push_back({one.id, suspended});
+  t_changes.push_back({one.id, one.place, suspended});
   nccl::registry::SetSuspended(one.id, suspended);
   nccl::Group& group = nccl::t_state.groups[one.place];
   if (group.depth > 0) {

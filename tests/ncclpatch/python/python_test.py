@@ -232,6 +232,38 @@ assert all(one["under_amem"] and not one["why_not"] for one in named.values()), 
             "loaded.append(load_nccl(os.environ['OTHER']))"
         )
 
+    def test_a_failure_of_one_does_not_undo_what_the_open_group_of_the_other_has_suspended(self):
+        self.check(
+            """
+both = [load_nccl(), load_nccl(os.environ["OTHER"])]
+class UniqueId(ctypes.Structure):
+    _fields_ = [("internal", ctypes.c_char * 128)]
+def communicator(nccl):
+    unique, made = UniqueId(), ctypes.c_void_p()
+    assert nccl.ncclGetUniqueId(ctypes.byref(unique)) == 0
+    nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
+    assert nccl.ncclCommInitRank(ctypes.byref(made), 1, unique, 0) == 0
+    return made
+amem_calls = ctypes.CDLL(os.environ["AMEM_LIBRARY"])
+def suspended(one):
+    value = ctypes.c_uint64()
+    assert amem_calls.ncclCommMemStats(one, 1, ctypes.byref(value)) == 0
+    return value.value
+first, second = map(communicator, both)
+assert both[0].ncclGroupStart() == 0
+assert amem_calls.ncclCommSuspend(first, 1) == 0
+assert cuda.stand_in_cuda_fail_next(b"Unmap", ctypes.c_uint64(1), 2) == 0
+assert amem_calls.ncclCommSuspend(second, 1) != 0
+assert (suspended(first), suspended(second)) == (1, 0), (suspended(first), suspended(second))
+assert both[0].ncclGroupEnd() == 0
+assert amem_calls.ncclCommSuspend(second, 1) == 0
+assert in_use() == 0, in_use()
+assert amem_calls.ncclCommResume(first) == 0 and amem_calls.ncclCommResume(second) == 0
+""",
+            OTHER=self.OTHER,
+            LD_PRELOAD=os.environ["AMEM_LIBRARY"],
+        )
+
     def test_one_that_was_used_before_is_named_by_statistics_and_by_the_pause(self):
         result = self.check(
             """

@@ -679,6 +679,33 @@ class Roll(Slime):
     NAME, PROJECT, TURN_ON = "roll.utils.offload_nccl", "ROLL", staticmethod(sketches.roll)
 
 
+class BetweenPhases(unittest.TestCase):
+    """NCCL's memory is away while an engine generates, and there whenever the ranks do something together."""
+
+    METHODS = {"openrlhf": (("openrlhf/trainer/ray/ppo_actor.py", "PolicyModelActor"), "broadcast_to_vllm", ("fit", "forward", "reload_states", "save_checkpoint")),
+               "NeMo-RL": (("nemo_rl/models/policy/workers/megatron_policy_worker.py", "MegatronPolicyWorkerImpl"), "offload_after_refit",
+                           ("prepare_for_lp_inference", "prepare_for_training", "offload_before_refit"))}
+
+    def test_it_is_paused_after_the_weights_are_handed_over_and_back_before_all_else(self):
+        for name, sketch in (("openrlhf", sketches.openrlhf), ("NeMo-RL", sketches.nemo_rl)):
+            (path, cls), last, firsts = self.METHODS[name]
+            done = []
+            names = {*firsts, last, "save_model"}
+            owner = type("Owner", (), {one: lambda self, one=one: done.append(one) or one for one in names})
+            with mock.patch.object(frameworks, "pause_nccl", lambda: done.append("pause")), mock.patch.object(frameworks, "resume_nccl", lambda: done.append("resume")):
+                sketch(owner)
+                for first in firsts:
+                    done.clear()
+                    self.assertEqual(getattr(owner(), first)(), first)
+                    self.assertEqual(done, ["resume", first], name)
+                done.clear()
+                self.assertEqual(getattr(owner(), last)(), last)
+                self.assertEqual(done[-2:], [last, "pause"], name)
+            if name in RELEASES:  # its methods are there, under these names
+                for one in {*firsts, last}:
+                    self.assertIsNotNone(RELEASES[name].fact("signatures", path, "%s.%s" % (cls, one)), one)
+
+
 class Verl(OnTheFake):
     class Rollout:
         sleep_level = 2
@@ -790,7 +817,7 @@ except ImportError:
 
     def test_the_table_has_all_projects_with_an_adapter(self):
         self.assertEqual(set(released.table()), {"vllm", "sglang", "torch_memory_saver", "verl", "areal", "megatron-core", "ray", "trl",
-                                                 "slime", "ROLL"})
+                                                 "slime", "ROLL", "openrlhf", "NeMo-RL"})
 
 
 class StandIns(unittest.TestCase):

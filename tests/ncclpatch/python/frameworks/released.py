@@ -9,6 +9,7 @@ A contract is a fact of one of three sorts, by the file and the name that it is 
 import ast
 import json
 import os
+import re
 import zipfile
 
 TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "contracts.json")
@@ -28,7 +29,8 @@ class Release:
 
     def text(self, path):
         if self._wheel:
-            return self._wheel.read(path).decode()
+            inside = {re.sub(r"^[^/]+\.data/purelib/", "", name): name for name in self._wheel.namelist()}  # where a wheel may put its packages
+            return self._wheel.read(inside.get(path, path)).decode()
         with open(os.path.join(self.path, path), encoding="utf-8") as file:
             return file.read()
 

@@ -153,11 +153,12 @@ Action ActionForFailure(Code code, int driver_result, std::optional<StepKind> st
   const bool contents =
       step == StepKind::kScan || step == StepKind::kSave || step == StepKind::kBeginRestore || step == StepKind::kRestore;
   const bool passes_descriptors = !step || step == StepKind::kImport || step == StepKind::kCreate;
+  if (step == StepKind::kRegister || step == StepKind::kDeregister) return Action::kExamineCard;
   switch (code) {
     case Code::kOutOfMemory:
       return contents ? Action::kFreeHostMemory : Action::kFreeMemory;
-    case Code::kIo:
-      return passes_descriptors ? Action::kRaiseDescriptors : otherwise;
+    case Code::kIo:  // where another rank's step is not known it may be anything
+      return step && passes_descriptors ? Action::kRaiseDescriptors : otherwise;
     case Code::kNoDescriptors:
       return Action::kRaiseDescriptors;
     case Code::kPeerLost:

@@ -85,6 +85,9 @@ constexpr std::array<ActionText, kRemedyActions> kActions = {{
     {"start-under-amem",
      "start {process} under AMem as the other ranks are, or all without it (AMEM_ENABLE must be the same on all): a process "
      "without AMem cannot import what one with it shares; if {process} ran under AMem, give that journal, too"},
+    {"examine-card",
+     "look at the network card of {process} that the message names, with region and errno: its driver (dmesg, ibv_devinfo), "
+     "and how much may be locked (ulimit -l); AMEM_NETWORK=keep leaves what cards hold where it is"},
 }};
 
 constexpr std::string_view kFreeSomeMemory =

@@ -42,6 +42,7 @@ struct Remedy {
     kCallTheSame,        // some called ncclPause, others ncclResume
     kCallInTime,         // `process` called it when the others had given up
     kStartUnderAmem,     // `process` has no session, and NCCL could not share memory with it
+    kExamineCard,        // a network card did not let go of memory, or did not register it again
   };
   // What follows for the job.
   enum class Outlook : std::uint8_t {
@@ -77,7 +78,7 @@ struct Remedy {
   friend bool operator==(const Remedy&, const Remedy&) = default;
 };
 
-inline constexpr std::size_t kRemedyActions = static_cast<std::size_t>(Remedy::Action::kStartUnderAmem) + 1;
+inline constexpr std::size_t kRemedyActions = static_cast<std::size_t>(Remedy::Action::kExamineCard) + 1;
 inline constexpr std::size_t kRemedyOutlooks = static_cast<std::size_t>(Remedy::Outlook::kAllEnded) + 1;
 
 // "free-memory", "end-captures", ...; "none". These words are stable: programs compare them.

@@ -297,7 +297,7 @@ class Case {
     bool settled = false, failed = false;
     for (std::string line; std::getline(lines, line);) {
       settled = settled || line + "\n" == kSettled;
-      const bool cycle = line.starts_with("pause: ") || line.starts_with("resume: ");
+      const bool cycle = line.starts_with("pause: ") || line.starts_with("pause idle: ") || line.starts_with("resume: ");
       failed = failed || (settled && cycle && !line.ends_with(": 0"));
     }
     return failed;

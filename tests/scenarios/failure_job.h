@@ -78,6 +78,9 @@ struct Failure {
 // The failures; those of the day are spread over it so that each sort is among them.
 std::vector<Failure> AllFailures(std::uint64_t seed);
 
+// Part of them, where the stand-in card is built.
+void AddCards(std::vector<Failure>& all);
+
 struct Look {
   std::string name;   // "hang", "copy", "deadline", "after SIGTERM", "alone 0"
   std::string wrong;  // empty: what was said is right

@@ -549,6 +549,9 @@ std::vector<Failure> AllFailures(std::uint64_t seed) {
   AddJournalsAndNeighbours(all, random);
   AddHostsAndSizes(all, random);
   AddHealthy(all);
+#ifdef AMEM_CARD
+  AddCards(all);
+#endif
   all.push_back({.name = "killed while another imports its memory again",
                  .commands = {"pause", "1:at=Export,1,KILL", "resume"},
                  .fate = Fate::kEnded,

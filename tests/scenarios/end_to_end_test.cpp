@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "journal/journal.h"
 #include "tests/scenarios/job.h"
@@ -402,6 +403,19 @@ TEST(Settings, disabled_means_inert) {
   EXPECT_EQ(ranks[0].Said("pause"), "0") << All(ranks);
   EXPECT_NE(ranks[0].err.find("AMEM_ENABLE=0"), std::string::npos) << All(ranks);
   EXPECT_FALSE(std::filesystem::exists(job.journals()));
+}
+
+TEST(Settings, a_job_of_which_one_rank_is_switched_off_is_told_which) {
+  Job job;
+  job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  job.environment_of[1]["AMEM_ENABLE"] = "0";
+  const auto ranks = job.Run(2, {"cuda", "load", "init"});
+  EXPECT_NE(ranks[0].Said("init"), "0") << "its import of the other one's memory failed\n" << All(ranks);
+  const Rank why = job::RunProgram({AMEM_REPLAY, "why", "--json", job.journals()}, {}, job.directory());
+  const auto verdict = nlohmann::json::parse(why.out, nullptr, false);
+  ASSERT_TRUE(verdict.is_object()) << why.out << why.err;
+  EXPECT_EQ(verdict["kind"], "not-under-amem") << why.out;
+  EXPECT_EQ(verdict["ranks"], nlohmann::json({1})) << why.out;
 }
 
 TEST(Settings, a_misspelt_variable_is_pointed_out_once_a_job_and_not_by_processes_that_use_no_gpu) {

@@ -591,6 +591,22 @@ class Megatron(WithTheFake):
                 self.assertEqual(buffer.grad_data.isnan().all().item(), "parameters" not in options)
             self.assertTrue(torch.equal(buffer.param_data, wanted))
 
+    def test_buffers_that_hold_gradients_all_the_time_are_discarded_once_they_are_zero(self):
+        model = model_of()
+        buffer = Buffer(list(model.parameters()))
+        model.buffers = [buffer]
+        offload = amem.rl.RolloutOffload(model, gradients="discard")
+        buffer.grad_data[3] = 7  # the last step's: zero_grad() of an optimizer does not touch it
+        for parameter in model.parameters():
+            parameter.grad = None
+        with self.assertRaisesRegex(RuntimeError, r"zero_grad_buffer\(\) of each model chunk"), offload.rollout():
+            self.fail("must not run")
+        self.assertEqual(buffer.grad_data[3], 7)
+        buffer.grad_data.zero_()
+        with offload.rollout():
+            self.assertTrue(buffer.grad_data.isnan().all())
+        self.assertTrue(buffer.grad_data.eq(0).all())
+
     def test_buffers_are_found_without_views_and_views_without_buffers(self):
         for buffers, views in ((True, False), (False, True)):
             model = model_of()

@@ -408,6 +408,28 @@ TEST_F(Contents, preparing_is_for_all_tags_together_and_for_nccl_each_to_its_lim
   EXPECT_EQ(pinned(), 384 * kKiB);
 }
 
+// What pins ahead may hang behind a GPU that does.
+TEST_F(Contents, who_takes_a_buffer_gives_up_at_its_deadline_while_another_thread_pins) {
+  PinnedSupply supply(*sim_, {.chunk = 64 * kKiB});
+  std::atomic<bool> hangs{false}, returns{false};
+  sim_->SetHook([&](std::string_view call, std::uint64_t) {
+    if (call != "AllocatePinned") return 0;
+    hangs = true;
+    returns.wait(false);
+    return 0;
+  });
+  supply.Want({}, 64 * kKiB);
+  ASSERT_TRUE(Eventually([&] { return hangs.load(); }));
+  const auto late = supply.Take(In(std::chrono::milliseconds(50)));
+  EXPECT_EQ(late.status().driver_result(), cuda::kTimeout);
+  EXPECT_NE(late.status().message().find("a call of the driver that pins ahead has not returned"), std::string::npos)
+      << late.status().message();
+  returns = true;
+  returns.notify_all();
+  EXPECT_TRUE(supply.Take(In(std::chrono::seconds(20))).ok());
+  sim_->SetHook({});
+}
+
 // A claim that outlives the failure would be counted by all other processes of the host.
 TEST_F(Contents, host_memory_that_could_not_be_had_is_claimed_no_longer) {
   const auto claims = std::filesystem::temp_directory_path() / fmt::format("amem-claims-{}", ::getpid());

@@ -17,13 +17,26 @@ static CUcontext ContextFor(const CudaCalls& calls, DeviceOrdinal device, CUcont
   return current;
 }
 
+// An event belongs to its stream's context, which may be the program's own: what was queued there ends with it, and so does
+// the event, which nobody may touch then.
 struct CudaDriver::CudaStreamMoment final : StreamMoment, NoCopies {
-  CudaStreamMoment(std::shared_ptr<Core> of, CUcontext in, CUevent made) : core(std::move(of)), context(in), event(made) {}
-  ~CudaStreamMoment() override { InContext(core->calls, context).Call(core->calls.event_destroy, event); }
+  CudaStreamMoment(std::shared_ptr<Core> of, CUcontext in, CUevent made)
+      : core(std::move(of)), context(in), event(made), context_number(Number()) {}
+  ~CudaStreamMoment() override {
+    if (Lives()) InContext(core->calls, context).Call(core->calls.event_destroy, event);
+  }
+  // Another context may have got the address.
+  [[nodiscard]] bool Lives() const { return InContext(core->calls, context).ok() && Number() == context_number; }
+  [[nodiscard]] unsigned long long Number() const {
+    unsigned long long number = 0;
+    if (core->calls.context_id == nullptr || core->calls.context_id(context, &number) != CUDA_SUCCESS) return 0;
+    return number;
+  }
 
   const std::shared_ptr<Core> core;
   const CUcontext context;
   const CUevent event;
+  const unsigned long long context_number;  // 0: this driver has none
 };
 
 Status CudaDriver::OnProgramStream(DeviceOrdinal device, const char* call, void* stream,
@@ -63,7 +76,7 @@ Result<std::unique_ptr<StreamMoment>> CudaDriver::MomentOf(DeviceOrdinal device,
 
 Status CudaDriver::Follow(DeviceOrdinal device, const StreamMoment& moment) {
   const auto* const held = dynamic_cast<const CudaStreamMoment*>(&moment);
-  if (held == nullptr) return {};  // it stands for nothing
+  if (held == nullptr || !held->Lives()) return {};  // it stands for nothing
   return OnStream(device, "cuStreamWaitEvent", {}, 0,
                   [&](void* stream) -> int { return core_->calls.stream_wait(static_cast<CUstream>(stream), held->event, 0); });
 }
@@ -79,7 +92,7 @@ Status CudaDriver::Lead(DeviceOrdinal device, void* stream, Deadline until) {
 
 Status CudaDriver::AwaitMoment(DeviceOrdinal device, const StreamMoment& moment, Deadline until) {
   const auto* const held = dynamic_cast<const CudaStreamMoment*>(&moment);
-  if (held == nullptr) return {};  // it stands for nothing
+  if (held == nullptr || !held->Lives()) return {};  // it stands for nothing
   const Deadline began = Now();
   InContext current(core_->calls, held->context);
   current.Call(Core::Await, until, [&] { return core_->calls.event_query(held->event); });

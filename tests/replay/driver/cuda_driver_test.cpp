@@ -633,6 +633,22 @@ TEST_P(BesideCuda, page_locked_memory_outlives_the_context_that_was_current_when
   for (const auto& buffer : buffers) std::memset(buffer->data(), 0x5a, buffer->size());
 }
 
+// With the context goes what was queued there, and the event that tells of it.
+TEST_P(BesideCuda, a_moment_of_a_stream_whose_context_is_gone_is_over) {
+  CUcontext own = nullptr;
+  ASSERT_EQ((Find<CUresult (*)(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&own, 0, 0)), CUDA_SUCCESS);
+  CUstream stream = nullptr;
+  ASSERT_EQ(Find<decltype(&cuStreamCreate)>("cuStreamCreate")(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  auto moment = driver_->MomentOf(kGpu, stream);
+  ASSERT_TRUE(moment.ok()) << moment.status().message();
+  ASSERT_OK(driver_->AwaitMoment(kGpu, **moment, In(std::chrono::minutes(1))));
+  ASSERT_EQ(Find<CUresult (*)(CUcontext)>("cuCtxDestroy_v2")(own), CUDA_SUCCESS);
+  ASSERT_OK(driver_->AwaitMoment(kGpu, **moment, In(std::chrono::minutes(1))));
+  ASSERT_OK(driver_->Follow(kGpu, **moment));
+  ASSERT_OK(driver_->FinishCopies(kGpu, In(std::chrono::minutes(1))));
+  moment->reset();
+}
+
 // Mappings in a millisecond that this thread makes and removes, until `over`.
 double MapsInMs(const std::function<bool()>& over) {
   const auto began = std::chrono::steady_clock::now();

@@ -47,6 +47,11 @@ bool Alive(StandIn& stand_in, CUcontext context) {
          std::any_of(stand_in.primary.begin(), stand_in.primary.end(), [&](const auto& one) { return one.get() == context; });
 }
 
+// What an event was recorded in is gone, and the event with it.
+bool Gone(StandIn& stand_in, CUevent event) {
+  return event != nullptr && event->context != nullptr && !Alive(stand_in, event->context);
+}
+
 bool Known(StandIn& stand_in, CUstream stream) {
   if (Legacy(stream)) return true;
   const std::lock_guard lock(stand_in.mutex);
@@ -354,8 +359,9 @@ CUDA_CALL CUresult cuStreamGetCtx(CUstream stream, CUcontext* context) {
   return *context == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
 }
 
-CUDA_CALL CUresult cuStreamWaitEvent(CUstream stream, CUevent, unsigned int) {
+CUDA_CALL CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int) {
   STARTED_OR_RETURN(stand_in);
+  if (Gone(*stand_in, event)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   return Known(*stand_in, stream) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
@@ -387,6 +393,7 @@ CUDA_CALL CUresult cuEventRecord(CUevent event, CUstream stream) {
 CUDA_CALL CUresult cuEventSynchronize(CUevent) { return CUDA_SUCCESS; }
 CUDA_CALL CUresult cuEventQuery(CUevent event) {
   STARTED_OR_RETURN(stand_in);
+  if (Gone(*stand_in, event)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   if (event->waits_for != 0 && Busy(*stand_in, event->context, event->waits_for)) return CUDA_ERROR_NOT_READY;
   event->waits_for = 0;
   return static_cast<CUresult>(amem::stand_in::AskFault("Query"));

@@ -34,6 +34,11 @@ def long_function(lines, signature="void Long()"):
     return f"{signature} {{\n" + "  f();\n" * (lines - head - 1) + "}\n"
 
 
+def a_class(member, times, name="C"):
+    """A class of so many public members of one kind."""
+    return f"class {name} {{\n public:\n" + "".join(f"  {member.format(i)}\n" for i in range(times)) + "};\n"
+
+
 def readme(line):
     return [("journal/README.md", f"# Journal\n{line}\n")]
 
@@ -80,7 +85,6 @@ BREACHES = {
     "readers_follow_no_links": [("replay/job/c.cpp", "std::ifstream in(path);\n"), ("journal/c.cpp", 'f = fopen("x", "r");\n'),
                                 ("replay/tool/c.cpp", 'std::getline(std::ifstream("/proc/self/comm"), name);\n')],
     "rooms_stay_small": [[(f"replay/cycle/c{i:02}.js", "") for i in range(31)],
-                         ("replay/cycle/c.cpp", "int x;\n" * 501), ("ncclpatch/python/c.py", "x = 1\n" * 501),
                          *[("replay/cycle/c.cpp", text) for text in (
                              long_function(61), long_function(61, "static int\nLong(int a,\n     std::vector<int> b = {}) const noexcept"),
                              long_function(61, "Long::Long(int a) : Base(a), b_{1},\n c_(2)"), long_function(61, "template <typename T = int>\nT Long()"),
@@ -90,6 +94,21 @@ BREACHES = {
                              "void Long() {\n  auto f = [] {\n" + "    g();\n" * 58 + "  };\n}\n",
                              "namespace a {\nclass B {\n public:\n" + long_function(61) + "};\n}\n",
                              long_function(60) + long_function(61), "void Open() {\n")]],
+    "state_is_small": [("replay/cycle/c.cpp", text) for text in (
+        a_class("int m{}_ = 1;", 13), a_class("std::map<int, std::pair<int, int>> m{}_ GUARDED_BY(lock_);", 13), "class C {\n  int a, b, c, d, e, f, g, h, i, j, k, l, m;\n};\n",
+        a_class("bool b{}_ = false;", 3), a_class("const std::atomic<bool> b{}_{{false}};", 3), a_class("void F{}(int x = {{}}) const;", 26),
+        a_class("static int F{}() {{ return 1; }}", 26), a_class("explicit C(int a{}) : a_(a), b_{{1}} {{ f(a); }}", 26), "struct Outer {\n" + a_class("int m{};", 13) + "};\n",
+        "class Outer {\n enum class Kind { kA, kB };\n public:\n  void F();\n private:\n" + a_class("int m{};", 13) + "};\n",
+        "void F() {\n" + "  if (a) g();\n" * 16 + "}\n", "int F() {\n" + "  x = a ? 1 : 2;\n" * 16 + "}\n", "void F() {\n  switch (a) {\n" + "    case 1:\n" * 16 + "  }\n}\n")]
+        + [("ncclpatch/python/c.py", "class C:\n    def __init__(self):\n" + "".join(f"        self.m{i} = {i}\n" for i in range(13))),
+           ("ncclpatch/python/c.py", "class C:\n    def __init__(self):\n" + "".join(f"        self.m{i} = False\n" for i in range(3))),
+           ("ncclpatch/python/c.py", "class C:\n" + "".join(f"    def m{i}(self): pass\n" for i in range(26))),
+           ("ncclpatch/python/c.py", "def f(a):\n" + "    if a: f()\n" * 16),
+           (tidy.measures.REASONS, "replay/cycle/gone.cpp C: it is gone\n"),
+           [("replay/cycle/c.cpp", "class C {};\n"), (tidy.measures.REASONS, "# Values\nreplay/cycle/c.cpp C: it is small again\n")]],
+    "names_are_of_the_field": [("replay/ledger/c.h", "// C.\n#pragma once\n" + text) for text in (
+        "class Look {};\n", "struct C {\n  void KeepAll(int a);\n};\n", "bool IsTold() { return true; }\n", "Status Settle(int a,\n              int b) {\n}\n",
+        "void StandsIn();\n", "int LeaderOf(int a);\n", "void LetIn();\n")],
     "nothing_is_left_over": [("replay/cycle/c.cpp", "// TODO: later\n"), ("README.md", "FIXME\n"), ("run", "# XXX\n"),
                              ("run", "cd /" "work/x\n"), ("README.md", "see /home/me/x\n"), ("tests/x.py", "open('/" "root/x')\n")],
     "a_type_has_one_definition": [[("journal/c.h", "// C.\n#pragma once\nnamespace amem {\nstruct Extent {\n  int a;\n};\n}\n"),
@@ -108,11 +127,14 @@ BREACHES = {
 HARMLESS = [("replay/cycle/c.cpp", text) for text in
             ('std::fprintf(stderr, "x");', 'log.exit(1);', 'driver->abort();', 'int printf_count = 0;', 'on_exit(1);', '_exit(1);',
              'snprintf(a, 1, "x");', 'Resystem(1);', '// printf("x")', 'auto s = "std::cout";', 'auto r = R"(exit(1))";',
-             "int x;\n" * 499, long_function(60), long_function(60) * 3, long_function(60, "Long::Long() : a_{1}, b_(2)"),
+             "int x;\n" * 5000, long_function(60), long_function(60) * 3, long_function(60, "Long::Long() : a_{1}, b_(2)"),
              "// a {\nvoid F() { f('{', \"{\"); }\n" + long_function(60),
-             "struct Wide {\n" + "  int x = 1;\n" * 100 + "};\n", "const std::map<int, int> kTable = {\n" + "  {1, f(2)},\n" * 100 + "};\n",
+             a_class("int m{} = 1;", 12) + a_class("bool b{};", 2) + a_class("void F{}();", 25), a_class("static constexpr int kA{} = 1;", 50), a_class("using A{} = int;", 50),
+             "class C {\n public:\n  void F();\n private:\n" + "  void G(int a = {});\n" * 50 + "};\n", "void F() {\n" + "  if (a) g();\n" * 15 + "}\n",
+             "struct Event {\n  int a;\n  AMEM_EVENT(Event, \"event\", IfAny{a}, b, c, d, e, f, g, h, i, j, k, l, m, n);\n};\n", "const std::map<int, int> kTable = {\n" + "  {1, f(2)},\n" * 100 + "};\n",
              "enum class Many : std::uint8_t {\n" + "  kA,\n" * 100 + "};\n", "namespace a {\n" + "void F() { f(); }\n" * 100 + "}\n",
              "#ifdef A\nvoid F() {\n#else\nvoid F(int) {\n#endif\n}\n#define X(a) {\\\n  {\n")]
+HARMLESS += [("replay/ledger/c.h", "// C.\n#pragma once\nclass Outlook {};\nvoid LookUp();\nvoid Lookup(int keep);\nvoid Standard();\nint Header();\n")]
 HARMLESS += [(path, "namespace amem {\nnamespace {\nstruct Own {};\n}\nnamespace " + path.split("/")[1] + " {\nstruct Part {};\n}\nstruct Known;\n}\n")
              for path in ("replay/job/c.cpp", "replay/cycle/d.cpp")]
 HARMLESS += [("ncclpatch/hook/c.cpp", '#include <dlfcn.h>\n#include "ncclpatch/amem.h"\n#include "statemachine/a.h"\n// the Simulator\n'),
@@ -175,14 +197,28 @@ class Planted(unittest.TestCase):
         found = self.found(("replay/cycle/c.cpp", text))
         self.assertEqual([f[2:] for f in found], [(65, "A::Longer has 76 lines; a function has at most 60")])
 
-    def test_measures_count_sources_written_by_hand(self):
+    def test_what_has_a_reason_may_be_above_a_limit(self):
+        self.assertEqual(self.found(("replay/cycle/c.cpp", a_class("int m{};", 13)), (tidy.measures.REASONS, "replay/cycle/c.cpp C: counters\n")), [])
+
+    def test_what_is_above_a_limit_is_said_with_its_size(self):
+        found = self.found(("replay/cycle/c.cpp", "\n" + a_class("bool m{} = false;", 13)))
+        self.assertEqual([f[2:] for f in found], [(2, "C has 13 members, of at most 12; 13 booleans, of at most 2; divide it, or give the reason in tests/tidy/above.txt")])
+
+    def test_measures_are_of_sources_written_by_hand(self):
         with tempfile.TemporaryDirectory() as root:
-            for path, text in [("journal/a.cpp", "// Why.\n\n#include <new>\n" + "int x;\n" * 4 + long_function(3)), ("journal/a.ptx", "x\n" * 50), ("journal/README.md", "x\n"),
+            for path, text in [("journal/a.cpp", "// Why.\n\n#include <new>\n" + "int x = y.at(1);\n" * 4 + long_function(3)), ("journal/a.ptx", "x\n" * 50), ("journal/README.md", "x\n"),
+                               ("journal/b.h", a_class("bool m{};", 3) + "void F() {\n  AMEM_CHECK(a);\n  if (b) g();\n}\n"),
+                               ("replay/peers/board/participant.h", "int x;\n"),
                                ("tests/a_test.cpp", "int x;\n" * 4), ("tests/go", "#!/bin/bash\n"), ("tests/data", "x\n"), ("run", "#!x\n")]:
                 write(root, path, text)
-            text = tidy.measures.text(tidy.Tree(root), tidy.LIBRARY, tidy.SOURCES)
-        self.assertRegex(text, r"production lines +10\n +of them code +7\ntest lines +5\ntests : production +0\.50\n")
-        self.assertRegex(text, r"lines of a function +median 3, p90 3, max 3: Long \(journal/a.cpp:8\)")
+            text = tidy.measures.text(tidy.Tree(root), tidy.LIBRARY, tidy.SOURCES, tidy.room_of)
+        self.assertRegex(text, r"members +0 above 12; median 3, p90 3; most: 3 C \(journal/b.h:1\)")
+        self.assertRegex(text, r"booleans +1 above 2; ")
+        self.assertRegex(text, r"branches +0 above 15; .*most: 1 F \(journal/b.h:7\)")
+        self.assertRegex(text, r"mechanisms that agree +1: rounds on a board\n")
+        self.assertRegex(text, r"\njournal +20 +1 +3 +3 +2 +1 +4 +1\n")
+        self.assertRegex(text, r"checks per 1 000 lines +47\.6\n")
+        self.assertRegex(text, r"production lines +21\n +of them code +18\ntest lines +5\ntests : production +0\.24$")
 
     def test_symbols_of_the_simulator_are_strays(self):
         clean = "0 T amem::Session::Pause()\n0 t amem::Peers::Close()\n0 t (anonymous namespace)::Simulate()\n"

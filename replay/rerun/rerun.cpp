@@ -1,18 +1,14 @@
 #include "replay/rerun/rerun.h"
 
 #include <fmt/format.h>
-#include <sys/random.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <set>
 
 #include "replay/job/clock.h"
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
-#include "replay/job/output_file.h"
-#include "replay/peers/unix/socket.h"
 #include "replay/rerun/session.h"
 
 namespace amem {
@@ -45,11 +41,10 @@ class Host {
     AMEM_TRY(Replay());
     for (const auto& one : ranks_) {
       Measure(*one);
-      const RerunRank::Counts counts = one->rank->counts();
+      const RerunSession::Counts counts = one->session->counts();
       report_.events += counts.events;
       report_.calls += counts.calls;
       report_.steps += counts.steps;
-      report_.elsewhere += counts.elsewhere;
     }
     return std::move(report_);
   }
@@ -61,7 +56,7 @@ class Host {
     std::uint64_t offset = 0;           // of its clock, to compare with others'
     std::vector<std::int32_t> devices;  // of the host, by its ordinals
     std::unique_ptr<EventStream> stream;
-    std::unique_ptr<RerunRank> rank;
+    std::unique_ptr<RerunSession> session;
     std::uint64_t events = 0;             // taken
     std::map<std::int32_t, Bytes> holds;  // by device of the host
   };
@@ -143,13 +138,13 @@ class Host {
     if (devices >= SimulatorWorld::kMaxDevices)
       return {Code::kUnsupported, "the journals use " + std::to_string(devices) + " devices, and the simulator has " +
                                       std::to_string(SimulatorWorld::kMaxDevices - 1)};
-    AMEM_TRY(options_.processes || options_.cuda ? StartProcesses(devices) : StartHere(devices));
+    AMEM_TRY(OpenSessions(devices));
     std::vector<OpenedJournal> opened;
     for (const auto& one : ranks_) opened.push_back({&one->opening, &*one->reader});
     const JobClock clock = ClockOf(opened);
     for (const auto& one : ranks_) one->offset = static_cast<std::uint64_t>(clock.OffsetOf(one->opening.who));
-    for (const auto& one : ranks_) AMEM_TRY(one->rank->BuildOwn().Within(Beginning(*one)));
-    for (const auto& one : ranks_) AMEM_TRY(one->rank->BuildImports().Within(Beginning(*one)));
+    for (const auto& one : ranks_) AMEM_TRY(one->session->BuildOwn().Within(Beginning(*one)));
+    for (const auto& one : ranks_) AMEM_TRY(one->session->BuildImports().Within(Beginning(*one)));
     return {};
   }
 
@@ -164,46 +159,28 @@ class Host {
     return killed;
   }
 
-  Status StartHere(std::int32_t devices) {
+  Status OpenSessions(std::int32_t devices) {
     // One more for absent owners: what they hold counts for nobody.
     AMEM_ASSIGN(const auto world, SimulatorWorld::InMemory(devices + 1, kPlenty));
     const auto open = [&](std::vector<std::int32_t> visible) {
       return Simulator::Open({.in_memory = world, .visible = std::move(visible), .granularity = 4096, .physical = false});
     };
     AMEM_ASSIGN(absent_owners_driver_, open({devices}));
-    absent_owner_ = AbsentOwner(*absent_owners_driver_, true);
+    absent_owner_ = AbsentOwner(*absent_owners_driver_);
     for (const auto& one : ranks_) {
       AMEM_ASSIGN(auto driver, open(one->devices));
       auto session = std::make_unique<RerunSession>(
           std::move(driver), [this](const RemoteAllocation& remote, const Allocation& a) { return ExportRemote(remote, a); });
       if (one->opening.before.last) session->StartFrom(std::move(one->opening.before));
       session->SetKilled(Killed());
-      here_[one->opening.info.session] = session.get();
-      one->rank = std::move(session);
-    }
-    return {};
-  }
-
-  Status StartProcesses(std::int32_t devices) {
-    AMEM_ASSIGN(const auto scratch, scratch_.Get());
-    RerunProcessOptions start{.killed = Killed(),
-                              .scratch = scratch,
-                              .devices_of_host = devices,
-                              .cuda = options_.cuda,
-                              .visible = options_.cuda_visible_devices};
-    if (::getrandom(start.secret.data(), start.secret.size(), 0) < 0) return {Code::kIo, "getrandom: " + ErrnoText(errno)};
-    for (const auto& one : ranks_) start.job.insert(one->opening.info.session);
-    for (const auto& one : ranks_) {
-      start.journal = one->opening.info.directory;
-      start.self = {one->opening.info.session, "this host", 0, one->opening.who.group, one->opening.who.rank};
-      start.devices = one->devices;
-      AMEM_ASSIGN(one->rank, StartRerunProcess(start, std::move(one->opening.before)));
+      by_id_[one->opening.info.session] = session.get();
+      one->session = std::move(session);
     }
     return {};
   }
 
   Result<UniqueFd> ExportRemote(const RemoteAllocation& remote, const Allocation& as_imported) {
-    if (RerunSession* const* owner = FindIn(here_, remote.owner)) return DescriptorOf((*owner)->Share(remote.allocation));
+    if (RerunSession* const* owner = FindIn(by_id_, remote.owner)) return DescriptorOf((*owner)->Share(remote.allocation));
     return absent_owner_.Export(remote, as_imported);
   }
 
@@ -219,26 +196,25 @@ class Host {
   }
 
   Status Replay() {
-    Rank* before = nullptr;
     bool go_on = true;
-    while (Rank* one = go_on ? Earliest() : nullptr) {
-      if (before != nullptr && before != one) AMEM_TRY(Note(*before, before->rank->Settle(), go_on));
-      before = one;
-      if (go_on) AMEM_TRY(Replay(*one, go_on));
-    }
-    if (go_on && before != nullptr) AMEM_TRY(Note(*before, before->rank->Settle(), go_on));
+    while (Rank* one = go_on ? Earliest() : nullptr) AMEM_TRY(Replay(*one, go_on));
     return go_on ? CompareAtTheEnd() : Status{};
   }
 
-  // Replays one event; its outcome may come later. `go_on` becomes false after the last.
+  // Replays one event. `go_on` becomes false after the last.
   Status Replay(Rank& one, bool& go_on) {
     const Event event = *one.stream->Peek();
     one.stream->Pop();
     if (HasNoCall(event.body)) ++report_.not_replayed[KindWord(event.body.index())];
     const bool last = options_.until && event.seq == *options_.until &&
                       (one.opening.info.session == options_.until_session || ranks_.size() == 1);
-    const bool now = last || IsCheckpoint(event.body) || std::holds_alternative<StepFailed>(event.body);
-    AMEM_TRY(Note(one, one.rank->Take(event, now), go_on));
+    const RerunSession::Outcome outcome = one.session->Take(event);
+    if (outcome.reproduced) {
+      ++report_.failures_reproduced;
+      if (report_.reproduced.empty()) report_.reproduced.push_back(ShortNameOf(one.opening.who) + ": " + ToText(event.body));
+    }
+    if (!outcome.mismatch.ok()) Differ(one, event, outcome.what, Recorded(event), outcome.mismatch.message());
+    go_on = outcome.mismatch.ok();
     if (go_on && IsCheckpoint(event.body)) go_on = Compare(one, event, "after \"" + ToText(event.body) + "\"");
     if (!go_on) return {};
     AMEM_TRY(TakeMemoryAway(one, event));
@@ -247,35 +223,18 @@ class Host {
     return {};
   }
 
-  Status Note(const Rank& one, const RerunRank::Outcome& outcome, bool& go_on) {
-    if (!outcome.failure.ok()) return outcome.failure.Within(ShortNameOf(one.opening.who));
-    if (outcome.mismatch.ok() && !outcome.reproduced) return {};
-    AMEM_ASSIGN(const auto event, ReadEvent(*one.reader, outcome.event));
-    if (!event)
-      return {Code::kNotFound, ShortNameOf(one.opening.who) + ": event " + std::to_string(outcome.event.value) + " is gone"};
-    if (outcome.reproduced) {
-      ++report_.failures_reproduced;
-      if (report_.reproduced.empty()) report_.reproduced.push_back(ShortNameOf(one.opening.who) + ": " + ToText(event->body));
-    }
-    if (!outcome.mismatch.ok()) {
-      Differ(one, *event, outcome.what, Recorded(*event), outcome.mismatch.message());
-      go_on = false;
-    }
-    return {};
-  }
-
   bool Compare(const Rank& one, const Event& at, const std::string& when) {
     ++report_.comparisons;
-    const Status same = one.rank->Compare();
-    if (!same.ok()) Differ(one, at, "state " + when, "digest " + Hex(Digest(one.rank->recorded())), same.message());
+    const Status same = one.session->Compare();
+    if (!same.ok()) Differ(one, at, "state " + when, "digest " + Hex(Digest(one.session->recorded())), same.message());
     return same.ok();
   }
 
   Status CompareAtTheEnd() {
     for (const auto& one : ranks_) {
       if (!one->stream->status().ok()) return one->stream->status().Within(ShortNameOf(one->opening.who));
-      if (one->rank->recorded().cycle.open_step) continue;  // it died in this step, and the driver may be a step ahead
-      if (!Compare(*one, Event{one->rank->recorded().last, 0, 0, {}}, "at the end")) return {};
+      if (one->session->recorded().cycle.open_step) continue;  // it died in this step, and the driver may be a step ahead
+      if (!Compare(*one, Event{one->session->recorded().last, 0, 0, {}}, "at the end")) return {};
     }
     return {};
   }
@@ -290,7 +249,7 @@ class Host {
       const auto limit = report_.devices[index].limit;
       const auto& users = report_.devices[index].used_by;
       if (!limit || taken_.contains(device) || std::ranges::find(users, ShortNameOf(one.opening.who)) == users.end()) continue;
-      const Status taken = one.rank->LeaveOnly(DeviceOrdinal{static_cast<std::int32_t>(ordinal)}, *limit);
+      const Status taken = one.session->LeaveOnly(DeviceOrdinal{static_cast<std::int32_t>(ordinal)}, *limit);
       if (taken.ok()) taken_.insert(device);
       // Out of memory: other sessions still hold theirs, and this is tried again when they have paused.
       if (!taken.ok() && taken.code() != Code::kOutOfMemory)
@@ -303,7 +262,7 @@ class Host {
   void Measure(Rank& one) {
     for (const auto& [device, bytes] : one.holds) holds_[device] -= bytes;
     one.holds.clear();
-    for (const auto& [id, a] : one.rank->recorded().allocations) {
+    for (const auto& [id, a] : one.session->recorded().allocations) {
       const auto ordinal = static_cast<std::size_t>(a.properties.location.id);
       if (!a.own() || !a.on_device() || !a.resident || a.placed() || ordinal >= one.devices.size()) continue;
       one.holds[one.devices[ordinal]] += a.bytes;
@@ -337,7 +296,7 @@ class Host {
     if (ordinal >= one.devices.size()) return;
     const std::int32_t device = one.devices[ordinal];
     Bytes whole = 0;
-    for (const auto& [id, a] : one.rank->recorded().allocations)
+    for (const auto& [id, a] : one.session->recorded().allocations)
       if (a.own() && a.on_device() && !a.placed() && a.properties.location.id == failed->step.device.value) whole += a.bytes;
     std::string memory = FormatBytes(whole - std::min<Bytes>(whole, Bytes{2} << 20));
     std::erase(memory, ' ');
@@ -349,10 +308,9 @@ class Host {
 
   std::span<const std::unique_ptr<JournalReader>> journals_;
   const RerunOptions& options_;
-  ScratchDirectory scratch_;  // outlives the processes
   RerunReport report_;
   std::vector<std::unique_ptr<Rank>> ranks_;
-  std::map<SessionId, RerunSession*> here_;  // those that are replayed in this process
+  std::map<SessionId, RerunSession*> by_id_;
   std::unique_ptr<Simulator> absent_owners_driver_;
   AbsentOwner absent_owner_;
   std::set<std::int32_t> taken_;

@@ -1,4 +1,4 @@
-// Rerun: makes the driver calls of journals again, on the simulator or on GPUs, and compares results. The library behind
+// Rerun: makes the driver calls of journals again, on the simulator, and compares results. The library behind
 // `amem replay`. The steps of pauses and resumes are performed by the same code as in a live session
 // (replay/cycle/perform_step.h).
 //
@@ -7,12 +7,9 @@
 // laptop. Contents are not replayed. An allocation of a session whose journal was not given comes from an absent owner
 // (session.h), with memory made up for it.
 //
-// All sessions live in this process, where imports go from driver to driver as descriptors; or each in a process of its own,
-// as in the job, where the descriptors go over Unix sockets. On GPUs each session always has its own process. Device N of the
-// journals is device N here. An address range that the driver will not reserve where it was lies elsewhere, and is counted.
-//
-// Every call must have the result that was recorded. At the end of each phase and cycle the state must be sound, equal in both
-// processes by its digest if there are two, and the driver must hold what it says. The first difference ends it.
+// All sessions live in this process, where imports go from driver to driver as descriptors. Every call must have the result
+// that was recorded. At the end of each phase and cycle the state must be sound, and the driver must hold what it says. The
+// first difference ends it.
 #pragma once
 
 #include <cstdint>
@@ -35,9 +32,6 @@ struct RerunOptions {
   // How much memory a device has, by number or name of RerunReport::devices, from the moment on that a pause first gave its
   // memory back: as if another program had taken the rest then. Other devices have as much as is asked for.
   std::map<std::string, Bytes> memory;
-  bool processes = false;                           // one per session
-  bool cuda = false;                                // on this host's GPUs; with processes
-  std::optional<std::string> cuda_visible_devices;  // the variable, if it is set
 };
 
 struct RerunDevice {
@@ -59,7 +53,6 @@ struct RerunReport {
   std::uint64_t failures_reproduced = 0;  // steps that failed in the journal, and did so again
   std::vector<std::string> reproduced;    // the first of them, in words
   std::vector<RerunDevice> devices;
-  std::uint64_t elsewhere = 0;                        // address ranges
   std::map<std::string, std::uint64_t> not_replayed;  // kinds of events that have no effect on the driver, and how many
   std::optional<RerunDifference> difference;
   std::string hint;         // to the difference

@@ -29,19 +29,9 @@ Result<SharedAllocation> RerunSession::Share(AllocationId allocation) {
   return SharedAllocation{{a->bytes, a->properties, {}}, std::move(descriptor)};
 }
 
-// Where an address that was recorded is on this driver.
-Address RerunSession::Here(Address recorded) const {
-  const auto range = Containing(elsewhere_, recorded);
-  return range == elsewhere_.end() ? recorded : range->second.here + (recorded.value - range->first.value);
-}
-
 Status RerunSession::Reserve(Address at, const Range& range) {
   AMEM_ASSIGN(const auto address, Call().Reserve(range.bytes, range.alignment, at, range.flags));
-  if (address == at) return {};
-  if (simulator_ != nullptr) return {Code::kInvalid, "reserved at " + Hex(address.value)};
-  elsewhere_[at] = {range.bytes, address};
-  ++counts_.elsewhere;
-  return {};
+  return address == at ? Status() : Status{Code::kInvalid, "reserved at " + Hex(address.value)};
 }
 
 Status RerunSession::LeaveOnly(DeviceOrdinal device, Bytes bytes) {
@@ -92,17 +82,16 @@ Status RerunSession::Place(bool own) {
   for (const auto& [address, m] : recorded_.mappings) {
     const auto* const a = Recorded(m.allocation);
     if (a == nullptr || a->own() != own || a->multicast || !m.present) continue;
-    AMEM_TRY(driver_->Map(Here(address), m.bytes, m.offset, HandleOf(m.allocation), m.flags));
-    if (m.accessible && !m.access.empty()) AMEM_TRY(driver_->SetAccess(Here(address), m.bytes, m.access));
+    AMEM_TRY(driver_->Map(address, m.bytes, m.offset, HandleOf(m.allocation), m.flags));
+    if (m.accessible && !m.access.empty()) AMEM_TRY(driver_->SetAccess(address, m.bytes, m.access));
   }
   return {};
 }
 
 // ---- event by event --------------------------------------------------------------------------------------------------------
 
-RerunSession::Outcome RerunSession::Take(const Event& event, bool) {
+RerunSession::Outcome RerunSession::Take(const Event& event) {
   Outcome outcome;
-  outcome.event = event.seq;
   ++counts_.events;
   const PoolId pool = PoolOfCycle(event.body);
   if (std::holds_alternative<PhaseBegun>(event.body) && !pool) performer_.EndPhase();
@@ -163,9 +152,7 @@ Status RerunSession::Repeat(const Event& event) {
   }
   if (const auto* e = std::get_if<RangeFreed>(&event.body)) {
     if (e->allocation) return {};
-    const Status freed = Call().FreeRange(Here(e->address), e->bytes);
-    if (freed.ok()) elsewhere_.erase(e->address);
-    return freed;
+    return Call().FreeRange(e->address, e->bytes);
   }
   if (const auto* e = std::get_if<AllocationCreated>(&event.body)) {
     return e->handle ? Create(e->allocation, e->bytes, e->properties, e->flags) : Status{};  // Placed tells what is behind it
@@ -188,18 +175,18 @@ Status RerunSession::Repeat(const Event& event) {
     if (a != nullptr && (a->placed() || a->multicast)) return {};
     const DriverHandle handle = HandleOf(e->allocation);
     if (!handle) return {Code::kNotFound, ToText(e->allocation) + " has no handle"};
-    if (StandsIn(e->allocation)) return MapRepeatedly(Call(), Here(e->address), e->bytes, handle, e->flags);
-    return Call().Map(Here(e->address), e->bytes, e->offset, handle, e->flags);
+    if (StandsIn(e->allocation)) return MapRepeatedly(Call(), e->address, e->bytes, handle, e->flags);
+    return Call().Map(e->address, e->bytes, e->offset, handle, e->flags);
   }
   if (const auto* e = std::get_if<Unmapped>(&event.body)) {
     if (e->allocation) return {};
-    return Call().Unmap(Here(e->address), e->bytes);
+    return Call().Unmap(e->address, e->bytes);
   }
   if (const auto* e = std::get_if<AccessSet>(&event.body)) {
     if (e->allocation) return {};
     const auto m = recorded_.MappingAt(e->address);
     if (m != recorded_.mappings.end() && IsMulticast(m->second.allocation)) return {};
-    return Call().SetAccess(Here(e->address), e->bytes, e->access);
+    return Call().SetAccess(e->address, e->bytes, e->access);
   }
   return {};
 }
@@ -231,7 +218,6 @@ Status RerunSession::Compare() {
     return {Code::kInvalid, ToText(id) + (a.resident && !a.placed() ? " should have memory, and the driver has none for it"
                                                                     : " should have no memory, and the driver still has some")};
   }
-  if (simulator_ == nullptr) return {};
   for (const auto& [address, m] : recorded_.mappings) {
     const auto* const a = Recorded(m.allocation);
     if (a != nullptr && recorded_.StepUnderWay(m.allocation, *a)) continue;
@@ -246,7 +232,7 @@ Status RerunSession::Compare() {
 bool RerunSession::IsMapped(Address address, Bytes bytes) const {
   Bytes mapped = 0;
   while (mapped < bytes) {
-    const auto piece = simulator_->MappingAt(address + mapped);
+    const auto piece = driver_->MappingAt(address + mapped);
     if (!piece.ok() || piece->address != address + mapped) return false;
     mapped += piece->bytes;
   }

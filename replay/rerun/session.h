@@ -1,4 +1,6 @@
-// One session of a rerun: its state, its driver, its handles; and what its events and the memory of others come from.
+// One session of a rerun: its state, its driver, its handles; and what its events and the memory of others come from. All
+// sessions are in one process, each with a simulator of its own on one simulated host, and a descriptor goes from driver to
+// driver.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +14,6 @@
 #include "replay/cycle/perform_step.h"
 #include "replay/driver/simulator/simulator.h"
 #include "replay/peers/peers.h"
-#include "replay/rerun/rank.h"
 #include "statemachine/apply.h"
 
 namespace amem {
@@ -25,25 +26,33 @@ using ExportRemote = std::function<Result<UniqueFd>(const RemoteAllocation& remo
 // The descriptor alone.
 Result<UniqueFd> DescriptorOf(Result<SharedAllocation> shared);
 
-class RerunSession final : public RerunRank, private StepSide {
+class RerunSession final : private StepSide {
  public:
-  // On the simulator every address must be where it was, and the simulator's own mappings are compared, too.
+  struct Outcome {
+    Status mismatch;          // the event cannot follow, or its result differs; the message is the replayed side
+    std::string what;         // was compared: "result of step ..."
+    bool reproduced = false;  // a failure that was recorded happened again
+  };
+  struct Counts {
+    std::uint64_t events = 0, calls = 0, steps = 0;
+  };
+
   RerunSession(std::unique_ptr<Simulator> driver, ExportRemote export_remote)
-      : simulator_(driver.get()), driver_(std::move(driver)), export_remote_(std::move(export_remote)) {}
-  RerunSession(std::unique_ptr<Driver> driver, ExportRemote export_remote)
       : driver_(std::move(driver)), export_remote_(std::move(export_remote)) {}
 
   void StartFrom(State state) { recorded_ = std::move(state); }
   // Sessions that were killed at some time. In the job a request could reach them too late; here they always answer.
   void SetKilled(std::set<SessionId> killed) { killed_ = std::move(killed); }
-  Status BuildOwn() override;
-  Status BuildImports() override;
-  Outcome Take(const Event& event, bool now) override;  // at once
-  Outcome Settle() override { return {}; }
-  Status Compare() override;
-  Status LeaveOnly(DeviceOrdinal device, Bytes bytes) override;
-  [[nodiscard]] const State& recorded() const override { return recorded_; }
-  [[nodiscard]] Counts counts() const override { return counts_; }
+  // Builds what the session began with, from its snapshot: own memory of all sessions first, so that it can be imported.
+  Status BuildOwn();
+  Status BuildImports();
+  Outcome Take(const Event& event);
+  // OK: the state is sound, and the simulator holds what the state says, each mapping where it was.
+  Status Compare();
+  // Takes all memory of the device but this, as if another program held it.
+  Status LeaveOnly(DeviceOrdinal device, Bytes bytes);
+  [[nodiscard]] const State& recorded() const { return recorded_; }
+  [[nodiscard]] Counts counts() const { return counts_; }
 
   Result<SharedAllocation> Share(AllocationId allocation);
 
@@ -52,7 +61,7 @@ class RerunSession final : public RerunRank, private StepSide {
   [[nodiscard]] const State& state() const override { return recorded_; }
   [[nodiscard]] DriverHandle HandleOf(AllocationId allocation) const override;
   [[nodiscard]] std::optional<DeviceOrdinal> StandsIn(AllocationId allocation) const override;
-  [[nodiscard]] Address Here(Address recorded) const override;
+  [[nodiscard]] Address Here(Address recorded) const override { return recorded; }
   Result<SharedAllocation> Shared(const Step& import) override;
   Status Copy(const Step&) override { return {}; }  // contents are not replayed
   [[nodiscard]] Deadline until() const override { return In(std::chrono::minutes(1)); }
@@ -70,19 +79,13 @@ class RerunSession final : public RerunRank, private StepSide {
   Status Place(bool own);
   [[nodiscard]] bool IsMapped(Address address, Bytes bytes) const;  // in the simulator
 
-  Simulator* simulator_ = nullptr;  // the driver, if it is one
-  std::unique_ptr<Driver> driver_;
+  std::unique_ptr<Simulator> driver_;
   StepPerformer performer_{*driver_, *this};
   ExportRemote export_remote_;
   State recorded_;
   std::map<AllocationId, DriverHandle> handles_;
   std::map<AllocationId, DeviceOrdinal> stand_ins_;  // memory of that device stands in for it
   std::map<PoolId, Status> step_results_;            // of the step that was begun last, for NCCL and each pool
-  struct Elsewhere {
-    Bytes bytes = 0;
-    Address here;
-  };
-  std::map<Address, Elsewhere> elsewhere_;  // by the address that was recorded
   std::set<SessionId> killed_;
   Counts counts_;
 };
@@ -92,15 +95,15 @@ class RerunSession final : public RerunRank, private StepSide {
 class AbsentOwner {
  public:
   AbsentOwner() = default;
-  // `driver` must outlive it. With `own_device`, all memory is made on that driver's first device, whatever the journal says.
-  AbsentOwner(Driver& driver, bool own_device) : driver_(&driver), own_device_(own_device) {}
+  // `driver` must outlive it. All memory is made on its first device, whatever the journal says.
+  explicit AbsentOwner(Driver& driver) : driver_(&driver) {}
 
   Result<UniqueFd> Export(const RemoteAllocation& remote, const Allocation& as_imported) {
     DriverHandle& handle = handles_[remote];
     if (!handle) {
       AllocationProperties properties = as_imported.properties;
       properties.handle_types = 1;
-      if (own_device_ && properties.location.type == LocationType::kDevice) properties.location.id = 0;
+      if (properties.location.type == LocationType::kDevice) properties.location.id = 0;
       AMEM_ASSIGN(const auto created, driver_->Create(as_imported.bytes, properties, 0));
       handle = created;
     }
@@ -109,7 +112,6 @@ class AbsentOwner {
 
  private:
   Driver* driver_ = nullptr;
-  bool own_device_ = false;
   std::map<RemoteAllocation, DriverHandle> handles_;
 };
 

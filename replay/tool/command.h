@@ -163,7 +163,6 @@ Result<std::uint64_t> WallTimeOf(SequenceNumber seq, JournalReader& reader);
 // ---- commands that are options of another one ------------------------------------------------------------------------------
 
 int PrintLive(const std::vector<std::string>& job, bool json, Output& out);  // control/pause.cpp: `amem ls --live`
-int PrintSlowest(const Targets& targets, std::uint64_t last, bool all, bool json, Output& out);  // `amem why --slow`
 // Of `amem state`: lifecycle, memory and tags; `when`: "now", of what is held.
 void PrintStanding(Output& out, const State& state, std::string_view when);
 

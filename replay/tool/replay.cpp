@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -20,7 +19,6 @@ struct ReplayOptions {
   Targets targets;
   std::vector<Position> to;  // empty: the last event
   RerunOptions how;
-  std::string driver = "sim";  // or "cuda"
   bool json = false;
 };
 using Journals = std::vector<std::unique_ptr<JournalReader>>;
@@ -60,11 +58,10 @@ Status StopAt(const Position& position, const Journals& all, RerunOptions& optio
   return options.until ? Status{} : nothing;
 }
 
-void PrintText(Output& out, const RerunReport& report, const std::string& where, const std::string& whose,
-               const std::string& again) {
-  out << fmt::format("replayed {}, {} events, {} driver calls, {} steps {}; {} times the states were compared\n",
+void PrintText(Output& out, const RerunReport& report, const std::string& whose, const std::string& again) {
+  out << fmt::format("replayed {}, {} events, {} driver calls, {} steps on the simulator; {} times the states were compared\n",
                      Plural(report.sessions, "session"), Grouped(report.events), Grouped(report.calls), Grouped(report.steps),
-                     where, Grouped(report.comparisons));
+                     Grouped(report.comparisons));
   for (std::size_t d = 0; d < report.devices.size(); ++d) {
     const RerunDevice& device = report.devices[d];
     out << fmt::format("device {}  {:<20} held {} at most", d, device.name, RoundedBytes(device.most));
@@ -72,7 +69,6 @@ void PrintText(Output& out, const RerunReport& report, const std::string& where,
     for (std::size_t i = 0; i < device.used_by.size(); ++i) out << (i == 0 ? ", own memory of " : ", ") << device.used_by[i];
     out << "\n";
   }
-  if (report.elsewhere != 0) out << Grouped(report.elsewhere) << " address ranges lie elsewhere than they were\n";
   for (const auto& [kind, count] : report.not_replayed) out << "not replayed: " << Grouped(count) << " of " << kind << "\n";
   for (const std::string& failure : report.reproduced) out << "reproduced: " << failure << "\n";
   if (!report.difference) {
@@ -102,7 +98,6 @@ Json ToJson(const RerunReport& report, const std::string& again) {
             {"comparisons", report.comparisons},
             {"failures_reproduced", report.failures_reproduced},
             {"devices", devices},
-            {"ranges_elsewhere", report.elsewhere},
             {"not_replayed", report.not_replayed}};
   j["difference"] = nullptr;
   if (report.difference) {
@@ -123,8 +118,6 @@ int RunReplay(const ReplayOptions& options, Output& out) {
   RerunOptions how = options.how;
   const Status stop = options.to.empty() ? Status() : StopAt(options.to.front(), journals, how);
   if (!stop.ok()) return Complain(stop.message(), kUsage);
-  how.cuda = options.driver == "cuda";
-  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) how.cuda_visible_devices = visible;
   const Result<RerunReport> report = Rerun(journals, how);
   if (!report) return Complain(report.status().message(), report.status().code() == Code::kInvalid ? kUsage : kCannotRead);
   std::string whose;
@@ -136,10 +129,7 @@ int RunReplay(const ReplayOptions& options, Output& out) {
   if (options.json) {
     PrintJson(out, ToJson(*report, again), "run");
   } else {
-    const std::string where = how.cuda        ? "on GPUs, one process a session"
-                              : how.processes ? "on the simulator, one process a session"
-                                              : "on the simulator";
-    PrintText(out, *report, where, whose, again);
+    PrintText(out, *report, whose, again);
   }
   return report->difference ? kViolationFound : ReadAll();
 }
@@ -160,9 +150,6 @@ void AddOptions(Arguments& arguments, ReplayOptions& options) {
       .Take("--memory", "DEVICE=BYTES",
             "How much a device has once it was paused, with a unit: 2=34GiB; DEVICE is a number or UUID", take_memory)
       .several = true;
-  arguments.Flag("--processes", options.how.processes, "Each session in a process of its own, as in the job");
-  arguments.Add("--driver", "DRIVER", options.driver, "What the calls are made to: sim, the simulator (default), or cuda")
-      .OneOf({"sim", "cuda"});
   AddJson(arguments, options.json);
 }
 
@@ -174,8 +161,6 @@ Command ReplayCommand() {
        "  amem replay DIR                            all ranks of a job, up to the end\n"
        "  amem replay DIR --to 2#115                 up to event 115 of rank 2\n"
        "  amem replay job.amem --memory 2=34GiB      others took the rest of device 2 while it was paused\n"
-       "  amem replay DIR --processes                one process per rank, descriptors over Unix sockets\n"
-       "  amem replay DIR --driver cuda              likewise, on this host's GPUs\n"
        "It needs no GPU: the simulator takes its place. A failed resume for want of memory fails again with as little, and "
        "not with more.\n"},
       AddOptions, RunReplay);

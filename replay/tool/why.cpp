@@ -1,4 +1,4 @@
-// why: what went wrong with the last pause or resume of a job, and what to do; with --slow who made it slow.
+// why: what went wrong with the last pause or resume of a job, and what to do.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,8 +18,7 @@ namespace {
 struct WhyOptions {
   Targets targets;
   bool all = false;  // all sessions given as one job
-  bool slow = false, json = false;
-  std::uint64_t last = 2;
+  bool json = false;
 };
 
 constexpr std::size_t kEventsMost = 8;  // whose numbers are printed
@@ -123,7 +122,6 @@ Result<std::vector<Verdict>> Judge(const std::vector<std::filesystem::path>& ses
 }
 
 int RunWhy(const WhyOptions& options, Output& out) {
-  if (options.slow) return PrintSlowest(options.targets, options.last, options.all, options.json, out);
   std::vector<std::string> unread;
   const std::vector<std::filesystem::path> sessions = FindSessions(options.targets, &unread);
   Result<std::vector<Verdict>> verdicts = Judge(sessions, unread, options.all);
@@ -147,8 +145,6 @@ int RunWhy(const WhyOptions& options, Output& out) {
 
 void AddOptions(Arguments& arguments, WhyOptions& options) {
   arguments.Flag("--all", options.all, "Take all sessions for one job, whatever ties them together");
-  arguments.Flag("--slow", options.slow, "Who made each phase of a pause or resume slow, and how long the others waited");
-  arguments.Add("--last", "N", options.last, "With --slow: the last N pauses and resumes; 2 by default", 1);
   AddJson(arguments, options.json);
 }
 
@@ -156,13 +152,12 @@ void AddOptions(Arguments& arguments, WhyOptions& options) {
 
 Command WhyCommand() {
   return WithOptions<WhyOptions>(
-      {kFailureGroup, "why", "What went wrong, and what to do; --slow: who was slow",
+      {kFailureGroup, "why", "What went wrong, and what to do",
        "  amem why                                   the jobs of this host, running or dead, the newest failure first\n"
        "  amem why 4711                              the job of that process\n"
        "  amem why hostA/journal hostB/journal\n"
        "  amem why --json DIR | jq -r .kind\n"
-       "  amem why --slow DIR                        the last pause and the last resume\n"
-       "  amem why --slow DIR --last 100             and who was the last one most often\n"},
+       "Who made a pause slow: `amem report --perfetto`, a track for each rank.\n"},
       AddOptions, RunWhy);
 }
 

@@ -49,7 +49,7 @@ ROOMS = {room: set(below.split()) for room, below in {
     "replay/job": _BASE + "journal",
     "replay/diagnosis": _BASE + "journal replay/job replay/driver/result_names.h",
     "replay/report": _BASE + "journal replay/job replay/diagnosis replay/driver/result_names.h",
-    "replay/rerun": _BASE + "journal replay/job replay/driver replay/driver/simulator replay/peers replay/cycle " + _REAL,
+    "replay/rerun": _BASE + "journal replay/job replay/driver replay/driver/simulator replay/peers replay/cycle",
     "replay/freeze": _BASE + "replay/control replay/driver",
     "replay/tool": _BASE + "journal replay/control replay/job replay/diagnosis replay/report replay/rerun replay/freeze replay/driver "
                    "replay/driver/cuda/checkpoint.h replay/driver/cuda/nvml.h",

@@ -170,10 +170,6 @@ class Job:
         answer = _ask("top", ["--by", by], self._places)
         return answer["peers"] if by == "peer" else answer
 
-    def critical_path(self, last=2):
-        """Who made each phase of the last pauses and resumes slow: a dict with "cycles" and "last"."""
-        return _ask("why", ["--slow", "--last", str(last)], self._places)
-
 
 _OPTIONS = {"kinds": "--kind=%s", "ranks": "--rank=%s", "grep": "--grep=%s", "allocation": "--allocation=%s", "first": "--from=#%s",
             "last_seq": "--to=#%s", "since": "--from=%s", "until": "--to=%s", "last": "--last=%s"}

@@ -1,5 +1,5 @@
 // The story of a session: its journal, folded once into pauses and resumes with their phases, votes and undo, what it saw of
-// other processes, and what it was asked from outside. `why`, `watch`, `report`, `trace` and `critical-path` show parts of it.
+// other processes, and what it was asked from outside. `why`, `watch` and `report` show parts of it.
 #pragma once
 
 #include <algorithm>

@@ -41,24 +41,11 @@ namespace {
 
 constexpr const char* kQuoteIt = "; a shell takes a # that begins a word for a comment: write --from=#17";
 
-// Commands that are options of others now.
-constexpr std::pair<const char*, const char*> kRenamed[] = {{"collect", "pack -o -"},
-                                                            {"completion", "--completion SHELL"},
-                                                            {"critical-path", "why --slow"},
-                                                            {"diff", "state --at A --to B"},
-                                                            {"info", "ls -v"},
-                                                            {"manual", "--man"},
-                                                            {"refs", "top --by peer"},
-                                                            {"run", "replay"},
-                                                            {"status", "ls --live"},
-                                                            {"tail", "log -f"},
-                                                            {"trace", "report --perfetto"},
-                                                            {"unpack", "pack -x"}};
-
 // What other tools call such a command.
-constexpr std::pair<const char*, const char*> kElsewhere[] = {{"cat", "log"},     {"events", "log"},  {"grep", "log"},
-                                                              {"list", "ls"},     {"show", "log"},    {"stats", "top"},
-                                                              {"summary", "why"}, {"ps", "ls --live"}};
+constexpr std::pair<const char*, const char*> kElsewhere[] = {
+    {"cat", "log"},    {"diff", "state --to"},  {"events", "log"},   {"grep", "log"},
+    {"info", "ls -v"}, {"list", "ls"},          {"ps", "ls --live"}, {"show", "log"},
+    {"stats", "top"},  {"status", "ls --live"}, {"summary", "why"},  {"tail", "log -f"}};
 
 constexpr std::pair<const char*, const char*> kOptionsElsewhere[] = {{"--since", "--from"}, {"--until", "--to"}};
 
@@ -174,8 +161,6 @@ ParsedCommandLine Parse(const Command& command, std::vector<std::string> words) 
 }
 
 std::string NoCommand(const std::string& word) {
-  for (const auto& [was, is] : kRenamed)
-    if (word == was) return AsCalled(fmt::format("{} is `amem {}` now", word, is));
   for (const auto& [there, here] : kElsewhere)
     if (word == there)
       return AsCalled(fmt::format("there is no command \"{}\" (did you mean {}?); `amem help` lists them", word, here));

@@ -43,6 +43,7 @@ void Make(const std::filesystem::path& from, const std::filesystem::path& to) {
 int main(int argc, char** argv) {
   if (argc != 3) return 1;
   try {
+    std::filesystem::remove_all(argv[2]);  // with schemas of commands that are gone
     std::filesystem::create_directories(argv[2]);
     for (const auto& entry : std::filesystem::directory_iterator(argv[1])) {
       if (entry.path().extension() == ".json") Make(entry.path(), std::filesystem::path(argv[2]) / entry.path().filename());

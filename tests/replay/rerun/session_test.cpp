@@ -32,14 +32,14 @@ class RerunSessionTest : public test::CycleFixture {
   struct Replay {
     Simulator* driver = nullptr;
     std::unique_ptr<RerunSession> session;
-    RerunRank::Outcome last;
+    RerunSession::Outcome last;
     bool reproduced = false;
   };
   Replay NewReplay() {
     rerun_world_ = *SimulatorWorld::InMemory(2, 512 * kMiB);
     auto driver = *Simulator::Open({.in_memory = rerun_world_, .visible = {0}, .physical = false});
     owners_driver_ = *Simulator::Open({.in_memory = rerun_world_, .visible = {1}, .physical = false});
-    absent_owner_ = AbsentOwner(*owners_driver_, true);
+    absent_owner_ = AbsentOwner(*owners_driver_);
     Replay replay;
     replay.driver = driver.get();
     replay.session = std::make_unique<RerunSession>(
@@ -50,7 +50,7 @@ class RerunSessionTest : public test::CycleFixture {
   // Until the first event whose result differs, or the end.
   void Take(Replay& replay, std::size_t from, std::size_t to) {
     for (std::size_t i = from; i < to; ++i) {
-      replay.last = replay.session->Take(events_[i], true);
+      replay.last = replay.session->Take(events_[i]);
       replay.reproduced = replay.reproduced || replay.last.reproduced;
       if (!replay.last.mismatch.ok()) return;
     }

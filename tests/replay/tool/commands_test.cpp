@@ -100,40 +100,6 @@ TEST_F(Commands, run_of_one_journal_does_without_the_others) {
   EXPECT_HAS(ran.out, "replayed 1 session, ");
 }
 
-// The same job and the same failures, with a process for each rank and descriptors over sockets.
-TEST_F(Commands, run_with_a_process_per_rank_finds_the_same) {
-  const Json together = Shell("$TOOL replay --json $OK").json();
-  const Ran apart = Shell("$TOOL replay --json --processes $OK");
-  EXPECT_EQ(apart.code, 0) << apart.out << apart.err;
-  EXPECT_EQ(apart.json(), together);
-  const std::string wrong = " $OOM --memory 2=64MiB";
-  EXPECT_EQ(Shell("$TOOL replay --json --processes" + wrong).json(), Shell("$TOOL replay --json" + wrong).json());
-  EXPECT_EQ(Shell("$TOOL replay --json --processes $OOM --memory 2=20MiB").json()["failures_reproduced"], 1);
-  EXPECT_EQ(Shell("$TOOL replay --json --processes $OK --to 1#60").json(), Shell("$TOOL replay --json $OK --to 1#60").json());
-  const Ran alone = Shell("$TOOL replay --processes $(ls -d $OK/*1)");
-  EXPECT_EQ(alone.code, 0) << alone.out << alone.err;
-  EXPECT_HAS(alone.out, "steps on the simulator, one process a session;");
-  EXPECT_EQ(Shell("ls -d ${TMPDIR:-/tmp}/amem-replay-*").code, 2) << "nothing is left behind";
-}
-
-// A stand-in for libcuda: what is shown here is that the calls go where libcuda is.
-TEST_F(Commands, run_on_the_driver_makes_the_calls_there) {
-  const std::string on_sim = "LD_LIBRARY_PATH='" AMEM_STAND_INS "' AMEM_SIM_WORLD=$S/world AMEM_SIM_DEVICES=";
-  const Ran ran = Shell(on_sim + "4 $TOOL replay --json --driver cuda $OK");
-  EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
-  EXPECT_EQ(ran.json()["same"], true) << ran.out;
-  EXPECT_EQ(ran.json()["calls"], Shell("$TOOL replay --json $OK").json()["calls"]);
-  EXPECT_HAS(Shell("rm $S/world; " + on_sim + "2 $TOOL replay --driver cuda $OK").err, "there are fewer here");
-  const Ran limited = Shell("rm $S/world; " + on_sim + "4 $TOOL replay --json --driver cuda --memory 2=20MiB $OOM");
-  EXPECT_EQ(limited.json()["failures_reproduced"], 1) << limited.out << limited.err;
-}
-
-TEST_F(Commands, run_on_gpus_says_what_is_missing) {
-  const Ran ran = Shell("CUDA_VISIBLE_DEVICES= $TOOL replay $OK --driver cuda");
-  EXPECT_EQ(ran.code, 1) << ran.out << ran.err;
-  EXPECT_HAS(ran.err, "the journals use 4 devices, and there are fewer here (asked for device 0)");
-}
-
 // A journal that says that what cannot be happened: the replay of the calls finds it.
 TEST_F(Commands, run_finds_a_result_that_cannot_be) {
   std::uint64_t clock = 1'000'000'000;
@@ -267,13 +233,6 @@ TEST_F(Commands, what_a_pause_copied_is_told) {
   ASSERT_EQ(why["contents"].size(), 1U) << why.dump();
   EXPECT_EQ(why["contents"][0], Json({{"tag", "weights"}, {"cycle", 2}, {"processes", 1}, {"contents", expected}}));
   EXPECT_HAS(Shell("$TOOL why $S/moved").out, std::string("Note: of tag weights in pause 2 (1 process): ") + text + ".");
-
-  Json slow = Shell("$TOOL why --slow --json $S/moved").json();
-  ASSERT_EQ(slow["cycles"].size(), 2U) << slow.dump();
-  EXPECT_EQ(slow["cycles"][0]["contents"], nullptr) << "a resume";
-  EXPECT_EQ(slow["cycles"][1]["cycle"], "pause 2 of tag weights");
-  EXPECT_EQ(slow["cycles"][1]["contents"], expected);
-  EXPECT_HAS(Shell("$TOOL why --slow $S/moved").out, std::string("  contents: ") + text);
 
   Json top = Shell("$TOOL top --json $S/moved").json();
   EXPECT_EQ(top[0]["last_pause"], expected) << top.dump();
@@ -677,26 +636,6 @@ TEST_F(Commands, completion_knows_every_command_option_and_value) {
 // ---- what a command is given
 // -------------------------------------------------------------------------------------------------
 
-TEST_F(Commands, the_old_names_print_the_new_ones) {
-  for (const auto& [was, is] : std::map<std::string, std::string>{{"info", "ls -v"},
-                                                                  {"status", "ls --live"},
-                                                                  {"tail", "log -f"},
-                                                                  {"trace", "report --perfetto"},
-                                                                  {"refs", "top --by peer"},
-                                                                  {"diff", "state --at A --to B"},
-                                                                  {"run", "replay"},
-                                                                  {"critical-path", "why --slow"},
-                                                                  {"unpack", "pack -x"},
-                                                                  {"collect", "pack -o -"},
-                                                                  {"completion", "--completion SHELL"},
-                                                                  {"manual", "--man"}}) {
-    const Ran ran = Shell("$TOOL " + was + " $OK");
-    EXPECT_EQ(ran.code, 1) << was;
-    EXPECT_EQ(ran.err, "amem-replay: " + was + " is `amem-replay " + is + "` now\n");
-    EXPECT_EQ(ran.out, "");
-  }
-}
-
 // Two jobs in one directory: of ranks 0 and 1, with the pids 1000 and 1001, and of another program.
 TEST_F(Commands, a_pid_a_jobs_id_or_a_session_means_its_job_for_every_command) {
   test::Job job;
@@ -716,16 +655,13 @@ TEST_F(Commands, a_pid_a_jobs_id_or_a_session_means_its_job_for_every_command) {
   test::WriteJournal(other, scratch_ / "home");
   const std::string home = "export AMEM_JOURNAL_DIR=$S/home; $TOOL ";
   const std::string both = owner.string() + " " + importer.string();
-  for (const char* command :
-       {"why", "ls", "ls -v", "verify", "replay", "top", "top --by peer", "watch --once --json", "why --slow"}) {
+  for (const char* command : {"why", "ls", "ls -v", "verify", "replay", "top", "top --by peer", "watch --once --json"}) {
     const auto sorted = [&](const std::string& targets) {  // the time of a picture aside
       return Shell(home + command + " " + targets + " | sed -E 's/\"at_ns\":[0-9]+//; s/_wall_ns\":[0-9]+//' | sort").out;
     };
     for (const char* target : {"1000", "1001", "77"})
       EXPECT_EQ(sorted(target).size(), sorted(both).size()) << command << " " << target;
-    if (command != std::string("why --slow")) {
-      EXPECT_NE(sorted("1000"), sorted("9999")) << command;  // neither has paused
-    }
+    EXPECT_NE(sorted("1000"), sorted("9999")) << command;
   }
   EXPECT_EQ(Shell(home + "log 1001").out, Shell("$TOOL log " + importer.string()).out) << "a process alone";
   EXPECT_HAS(Shell(home + "ls -v 77").out, "SLURM_JOB_ID=77");
@@ -834,11 +770,6 @@ TEST_F(Commands, phases_of_an_undo_say_so) {
   const Ran log = Shell("$TOOL log $OOM --rank 2");
   EXPECT_HAS(log.out, "undo, phase begun: pause: save");
   EXPECT_FALSE(Has(log.out, "undo, phase begun: resume")) << log.out;
-  const Ran slow = Shell("$TOOL why --slow $OOM");
-  EXPECT_HAS(slow.out, "resume 1 (4 processes) at ");
-  EXPECT_HAS(slow.out, "  undo, pause: save");
-  for (const Json& phase : Shell("$TOOL why --slow --json $OOM").json()["cycles"].back()["phases"])
-    EXPECT_EQ(phase["undo"], phase["phase"].get<std::string>().starts_with("pause")) << phase;
 }
 
 TEST_F(Commands, a_state_of_several_sessions_names_a_rank_to_choose) {
@@ -947,12 +878,12 @@ TEST_F(Commands, a_word_that_other_tools_have_is_told_what_it_is_here) {
 TEST_F(Commands, it_calls_itself_by_the_name_by_which_it_was_called) {
   const Ran ran = Shell("ln -s $TOOL $S/amem; $S/amem help why; $S/amem help; $S/amem frobnicate");
   EXPECT_HAS(ran.out, "Usage: amem why ");
-  EXPECT_HAS(ran.out, "  amem why --slow DIR");
+  EXPECT_HAS(ran.out, "  amem why 4711");
   EXPECT_HAS(ran.out, "  doctor ");
   EXPECT_FALSE(Has(ran.out + ran.err, "amem-replay"));
   EXPECT_HAS(ran.err, "amem: there is no command \"frobnicate\"; `amem help` lists them");
   const Ran other = Shell("$TOOL help why; $TOOL help");
-  EXPECT_HAS(other.out, "  amem-replay why --slow DIR");
+  EXPECT_HAS(other.out, "  amem-replay why 4711");
   EXPECT_FALSE(Has(other.out, "  doctor "));
 }
 

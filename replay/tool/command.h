@@ -164,6 +164,6 @@ Result<std::uint64_t> WallTimeOf(SequenceNumber seq, JournalReader& reader);
 
 int PrintLive(const std::vector<std::string>& job, bool json, Output& out);  // control/pause.cpp: `amem ls --live`
 // Of `amem state`: lifecycle, memory and tags; `when`: "now", of what is held.
-void PrintStanding(Output& out, const State& state, std::string_view when);
+void PrintLifecycleAndMemory(Output& out, const State& state, std::string_view when);
 
 }  // namespace amem::tool

@@ -93,7 +93,7 @@ void PrintText(Output& out, const Facts& facts) {
   Line(out, "kinds", Counts(facts.state));
   Line(out, "digest", Hex(Digest(facts.state)));
   if (facts.state.broken.empty()) Line(out, "broken", info.broken_reason);
-  PrintStanding(out, facts.state, HasEnded(info.status) ? "when it ended" : "now");
+  PrintLifecycleAndMemory(out, facts.state, HasEnded(info.status) ? "when it ended" : "now");
 }
 
 void ForEachSession(const std::vector<std::filesystem::path>& sessions, bool tell_damage,
@@ -129,7 +129,7 @@ void PrintVerbosely(const std::vector<std::filesystem::path>& sessions, Output& 
 // What living processes say of themselves, by the directory of the session.
 using Looks = std::map<std::filesystem::path, control::RankLook>;
 
-Looks LookAtLiving(const std::vector<std::filesystem::path>& sessions) {
+Looks AskLiving(const std::vector<std::filesystem::path>& sessions) {
   std::vector<control::RankPlace> living;
   for (const auto& session : sessions) {
     const std::optional<SessionId> id = SessionOfName(session.filename().string());
@@ -167,7 +167,7 @@ Row RowOf(const Facts& facts, const Looks& looks) {
 
 // One line a session. Those of a job are together, and a line between jobs is empty.
 void PrintList(const std::vector<std::filesystem::path>& sessions, Output& out) {
-  const Looks looks = LookAtLiving(sessions);
+  const Looks looks = AskLiving(sessions);
   std::vector<Row> known;
   std::vector<JobTies> ties;
   std::vector<std::string> programs;

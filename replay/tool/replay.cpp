@@ -9,6 +9,7 @@
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
 #include "replay/rerun/rerun.h"
+#include "replay/tool/answer.h"
 #include "replay/tool/command.h"
 #include "statemachine/event.h"
 
@@ -83,33 +84,55 @@ void PrintText(Output& out, const RerunReport& report, const std::string& whose,
   if (!again.empty()) out << "  " << again << "\n";
 }
 
-Json ToJson(const RerunReport& report, const std::string& again) {
-  Json devices = Json::array();
-  for (const RerunDevice& d : report.devices)
-    devices.push_back({{"name", d.name},
-                       {"used_by", d.used_by},
-                       {"most_bytes", d.most},
-                       {"limit_bytes", d.limit ? Json(*d.limit) : Json(nullptr)}});
-  Json j = {{"same", !report.difference.has_value()},
-            {"sessions", report.sessions},
-            {"events", report.events},
-            {"calls", report.calls},
-            {"steps", report.steps},
-            {"comparisons", report.comparisons},
-            {"failures_reproduced", report.failures_reproduced},
-            {"devices", devices},
-            {"not_replayed", report.not_replayed}};
-  j["difference"] = nullptr;
-  if (report.difference) {
-    const RerunDifference& d = *report.difference;
-    j["difference"] = {{"session", SessionText(d.session)},
-                       {"seq", d.seq.value},
-                       {"what", d.what},
-                       {"recorded", d.recorded},
-                       {"replayed", d.replayed},
-                       {"hint", report.hint + (again.empty() ? "" : ": " + again)}};
-  }
-  return j;
+// Where the replay first had another result, with a command that tries what the hint says.
+struct ReplayDifference {
+  RerunDifference is;
+  std::string hint;
+};
+template <class To>
+void WriteFields(To& to, const ReplayDifference& difference) {
+  to("session", difference.is.session);
+  to("seq", difference.is.seq);
+  to("what", difference.is.what);
+  to("recorded", difference.is.recorded);
+  to("replayed", difference.is.replayed);
+  to("hint", difference.hint);
+}
+struct ReplayDevice {
+  RerunDevice is;
+};
+template <class To>
+void WriteFields(To& to, const ReplayDevice& device) {
+  to("name", device.is.name);
+  to("used_by", device.is.used_by);
+  to("most_bytes", device.is.most);
+  to("limit_bytes", device.is.limit);
+}
+struct ReplayAnswer {
+  static constexpr const char* kSchema = "run";
+  static constexpr const char* kTitle = "amem replay --json";
+  static constexpr const char* kMeaning = "A job done again, and the first result that was another one.";
+  RerunReport report{};
+  std::string again{};
+};
+template <class To>
+void WriteFields(To& to, const ReplayAnswer& answer) {
+  const RerunReport& report = answer.report;
+  std::vector<ReplayDevice> devices;
+  for (const RerunDevice& device : report.devices) devices.push_back({device});
+  std::optional<ReplayDifference> difference;
+  if (report.difference)
+    difference = ReplayDifference{*report.difference, report.hint + (answer.again.empty() ? "" : ": " + answer.again)};
+  to("same", !report.difference.has_value(), "Every result is as recorded");
+  to("sessions", report.sessions);
+  to("events", report.events);
+  to("calls", report.calls);
+  to("steps", report.steps);
+  to("comparisons", report.comparisons);
+  to("failures_reproduced", report.failures_reproduced);
+  to("devices", devices);
+  to("not_replayed", report.not_replayed);
+  to("difference", difference, "null: there is none");
 }
 
 int RunReplay(const ReplayOptions& options, Output& out) {
@@ -127,7 +150,7 @@ int RunReplay(const ReplayOptions& options, Output& out) {
   }
   const std::string again = report->try_options.empty() ? "" : CommandOn("replay", options.targets, report->try_options);
   if (options.json) {
-    PrintJson(out, ToJson(*report, again), "run");
+    PrintAnswer(out, ReplayAnswer{*report, again});
   } else {
     PrintText(out, *report, whose, again);
   }
@@ -154,6 +177,8 @@ void AddOptions(Arguments& arguments, ReplayOptions& options) {
 }
 
 }  // namespace
+
+Json ReplaySchema() { return SchemaOf<ReplayAnswer>(); }
 
 Command ReplayCommand() {
   return WithOptions<ReplayOptions>(

@@ -10,6 +10,7 @@
 
 #include "replay/job/fold.h"
 #include "replay/job/names.h"
+#include "replay/tool/answer.h"
 #include "replay/tool/command.h"
 #include "replay/tool/terminal/terminal.h"
 
@@ -98,9 +99,39 @@ void PrintJson(Output& out, Json json, const char* schema, int indent) {
   out.Verbatim(json.dump(indent, ' ', true, nlohmann::ordered_json::error_handler_t::replace)) << "\n";
 }
 
+struct ErrorAnswer {
+  static constexpr const char* kSchema = "error";
+  static constexpr const char* kTitle = "What a command with --json prints that fails without a result";
+  static constexpr const char* kMeaning = "The exit code is not 0 then.";
+  std::string command{};
+  unsigned exit = 0;
+  std::vector<std::string> errors{};
+};
+template <class To>
+void WriteFields(To& to, const ErrorAnswer& answer) {
+  to("command", answer.command);
+  to("exit", answer.exit, "The exit code");
+  to("errors", answer.errors, "What stderr says, one a line there");
+}
+
 void PrintErrors(Output& out, const std::string& command, int exit_code) {
   const std::lock_guard lock(complaining);
-  PrintJson(out, {{"command", command}, {"exit", exit_code}, {"errors", complaints}}, "error");
+  PrintAnswer(out, ErrorAnswer{command, static_cast<unsigned>(exit_code), complaints});
+}
+
+Json ErrorSchema() { return SchemaOf<ErrorAnswer>(); }
+
+Json CompleteSchema(Json form, const std::string& name, const char* title, const char* meaning) {
+  Json schema = {{"$schema", "https://json-schema.org/draft/2020-12/schema"},
+                 {"$id", fmt::format("urn:amem-replay:{}:{}", name, kSchemaVersion)},
+                 {"title", title},
+                 {"description", meaning},
+                 {"type", "object"},
+                 {"required", {"schema", "version"}},
+                 {"properties", {{"schema", {{"const", "amem-replay/" + name}}}, {"version", {{"const", kSchemaVersion}}}}}};
+  for (const Json& field : form["required"]) schema["required"].push_back(field);
+  for (const auto& [field, of] : form["properties"].items()) schema["properties"][field] = of;
+  return schema;
 }
 
 void PrintTable(Output& out, const std::vector<std::vector<std::string>>& rows) {

@@ -9,6 +9,7 @@
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
 #include "replay/job/sessions.h"
+#include "replay/tool/answer.h"
 #include "replay/tool/command.h"
 #include "statemachine/apply.h"
 
@@ -33,7 +34,7 @@ void PrintCycle(Output& out, const State& state) {
   if (!state.broken.empty()) out << "broken     " << state.broken << "\n";
 }
 
-void PrintKept(Output& out, const std::map<KeepReason, Bytes>& kept) {
+void PrintWhatStays(Output& out, const std::map<KeepReason, Bytes>& kept) {
   for (const auto& [reason, bytes] : kept)
     if (reason != KeepReason::kNone)
       out << "           a pause leaves " << FormatBytes(bytes) << " in place: " << ToText(reason) << "\n";
@@ -55,17 +56,19 @@ void PrintHoldings(Output& out, const State& state, std::string_view when) {
     out << "           past AMem, through " << what.first << ": " << ToText(what.second) << ", "
         << Plural(share.pieces, "piece") << " " << FormatBytes(share.bytes) << "\n";
   }
-  PrintKept(out, h.kept);
+  PrintWhatStays(out, h.kept);
 }
 
 void PrintPools(Output& out, const State& state, std::string_view when) {
   for (const auto& [id, holdings] : MeasurePools(state)) {
-    const Pool& pool = state.pools.at(id);
+    const Pool* const known = FindIn(state.pools, id);
+    const Pool unknown;
+    const Pool& pool = known != nullptr ? *known : unknown;
     out << "tag        " << pool.tag << " (" << ToText(pool.policy) << ") " << ToText(pool.lifecycle) << ", "
         << Plural(pool.cycles, "pause") << " begun, " << Plural(holdings.chunk_count, "chunk") << " "
         << FormatBytes(holdings.own) << ", held on devices " << when << " " << FormatBytes(holdings.own_resident) << ", "
         << Plural(holdings.part_count, "part") << " in use " << FormatBytes(holdings.parts) << "\n";
-    PrintKept(out, holdings.kept);
+    PrintWhatStays(out, holdings.kept);
     if (pool.cycle.phase) out << "           phase " << ToText(*pool.cycle.phase) << "\n";
     if (pool.cycle.open_step)
       out << "           open step " << ToText(*pool.cycle.open_step) << " (begun, neither done nor failed)\n";
@@ -103,7 +106,7 @@ void PrintAllocation(Output& out, AllocationId id, const Allocation& a, const st
 void PrintText(Output& out, const State& state, std::string_view when) {
   out << "session    " << SessionText(state.session.session) << ", " << NameOf(state.session) << "\n";
   out << "after      event " << state.last.value << ", digest " << Hex(Digest(state)) << "\n";
-  PrintStanding(out, state, when);
+  PrintLifecycleAndMemory(out, state, when);
   PrintPeers(out, state);
 
   std::map<AllocationId, std::vector<Address>> places;
@@ -199,20 +202,40 @@ void PrintText(Output& out, const State& a, const State& b, const std::vector<Di
   out << (found.empty() ? "no difference" : Plural(found.size(), "difference")) << "\n";
 }
 
+template <class To>
+void WriteFields(To& to, const Difference& d) {
+  to("change", std::string(d.sign == '+' ? "added" : d.sign == '-' ? "removed" : "changed"));
+  to("what", d.what);
+  to("before", d.before.empty() ? std::nullopt : std::optional(d.before));
+  to("after", d.after.empty() ? std::nullopt : std::optional(d.after));
+}
+struct Side {
+  SequenceNumber seq{};
+  std::uint64_t digest = 0;
+};
+template <class To>
+void WriteFields(To& to, const Side& side) {
+  to("seq", side.seq);
+  to("digest", Hexadecimal{side.digest});
+}
+struct DifferenceAnswer {
+  static constexpr const char* kSchema = "diff";
+  static constexpr const char* kTitle = "amem state --to --json";
+  static constexpr const char* kMeaning = "What is different between two states.";
+  Side a{}, b{};
+  std::vector<Difference> differences{};
+};
+template <class To>
+void WriteFields(To& to, const DifferenceAnswer& answer) {
+  to("a", answer.a);
+  to("b", answer.b);
+  to("differences", answer.differences, "before and after are for people; null: it was not there");
+}
+
 bool PrintDifference(const State& a, const State& b, bool json, Output& out) {
   const std::vector<Difference> found = Compare(Describe(a), Describe(b));
   if (json) {
-    Json list = Json::array();
-    for (const auto& [sign, what, before, after] : found) {
-      const char* const change = sign == '+' ? "added" : sign == '-' ? "removed" : "changed";
-      const Json was = before.empty() ? Json() : Json(before), is = after.empty() ? Json() : Json(after);
-      list.push_back({{"change", change}, {"what", what}, {"before", was}, {"after", is}});
-    }
-    PrintJson(out,
-              {{"a", {{"seq", a.last.value}, {"digest", Hex(Digest(a))}}},
-               {"b", {{"seq", b.last.value}, {"digest", Hex(Digest(b))}}},
-               {"differences", list}},
-              "diff");
+    PrintAnswer(out, DifferenceAnswer{{a.last, Digest(a)}, {b.last, Digest(b)}, found});
   } else {
     PrintText(out, a, b, found);
   }
@@ -279,11 +302,13 @@ void AddOptions(Arguments& arguments, StateOptions& options) {
 
 }  // namespace
 
-void PrintStanding(Output& out, const State& state, std::string_view when) {
+void PrintLifecycleAndMemory(Output& out, const State& state, std::string_view when) {
   PrintCycle(out, state);
   PrintHoldings(out, state, when);
   PrintPools(out, state, when);
 }
+
+Json DifferenceSchema() { return SchemaOf<DifferenceAnswer>(); }
 
 Command StateCommand() {
   return WithOptions<StateOptions>({kMemoryGroup, "state", "What AMem knew after an event; --to: what changed",

@@ -147,7 +147,7 @@ Bytes MemoryNow() {
 // From now on the process ends, with a message and kCannotRead, when it takes more than 256 MiB of memory or 10 s, each for
 // every megabyte of the packs among `places`: a pack of a megabyte can hold journals that take hours to fold or gigabytes to
 // draw, by accident or because somebody made it so. Without a pack nothing is watched. `scratch` is removed then, too.
-void KeepWithinBudget(std::span<const std::filesystem::path> places, ScratchDirectory& scratch) {
+void LimitWhatIsRead(std::span<const std::filesystem::path> places, ScratchDirectory& scratch) {
   Bytes packs = 0;
   for (const auto& place : places) {
     std::error_code failed;
@@ -223,7 +223,7 @@ std::string CommandOn(const char* command, const Targets& targets, const std::st
 std::vector<std::filesystem::path> FindSessions(const Targets& targets, std::vector<std::string>* unread) {
   static ScratchDirectory unpacked;  // removed when the tool ends
   const std::vector<std::filesystem::path> places = PlacesOf(targets, unpacked);
-  if (!targets.force) KeepWithinBudget(FindPlaces(places).sessions, unpacked);
+  if (!targets.force) LimitWhatIsRead(FindPlaces(places).sessions, unpacked);
   FoundSessions found = amem::FindSessions(places, unpacked, targets.force);
   const char* const hint = !targets.names.empty()                    ? ""
                            : Variable("AMEM_JOURNAL_DIR") != nullptr ? " (AMEM_JOURNAL_DIR names it)"

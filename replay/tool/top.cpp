@@ -11,6 +11,7 @@
 #include "replay/job/names.h"
 #include "replay/job/sessions.h"
 #include "replay/job/story/job_cycles.h"
+#include "replay/tool/answer.h"
 #include "replay/tool/command.h"
 #include "replay/tool/gpus.h"
 #include "replay/tool/symbols.h"
@@ -208,24 +209,29 @@ class References {
     out << "}\n";
   }
 
-  [[nodiscard]] Json ToJson() const {
-    Json nodes = Json::array(), edges = Json::array();
-    for (const auto& [session, node] : nodes_) {
-      nodes.push_back({{"session", SessionText(session)},
-                       {"name", names_.ShortName(session)},
-                       {"given", node.given},
-                       {"own_bytes", node.own},
-                       {"own_resident_bytes", node.has_ended ? 0 : node.resident}});
-    }
-    for (const auto& [key, edge] : edges_) {
-      edges.push_back({{"owner", SessionText(key.first)},
-                       {"importer", SessionText(key.second)},
-                       {"allocations", edge.told().count},
-                       {"bytes", edge.told().bytes},
-                       {"known_to_owner", edge.at_owner.count != 0},
-                       {"known_to_importer", edge.at_importer.count != 0}});
-    }
-    return {{"sessions", nodes}, {"references", edges}};
+  template <class To>
+  void WriteRows(To& to) const {
+    to.Rows(
+        "sessions", nodes_,
+        [this](auto& row, SessionId session, const Node& node) {
+          row("session", session);
+          row("name", names_.ShortName(session));
+          row("given", node.given);
+          row("own_bytes", node.own);
+          row("own_resident_bytes", node.has_ended ? 0 : node.resident);
+        },
+        "Of those that are not \"given\" only others know");
+    to.Rows(
+        "references", edges_,
+        [](auto& row, const Pair& key, const Edge& edge) {
+          row("owner", key.first);
+          row("importer", key.second);
+          row("allocations", edge.told().count);
+          row("bytes", edge.told().bytes);
+          row("known_to_owner", edge.at_owner.count != 0);
+          row("known_to_importer", edge.at_importer.count != 0);
+        },
+        "What the importer holds of the owner's memory");
   }
 
  private:
@@ -240,8 +246,12 @@ class References {
   using Pair = std::pair<SessionId, SessionId>;
   [[nodiscard]] const char* Doubt(const Edge& edge, const Pair& key) const {
     if (edge.at_owner.count == 0 && lost_.contains(key)) return "dropped by the owner, who saw the importer end";
-    if (edge.at_owner.count == 0 && nodes_.at(key.first).given) return "only the importer knows of it";
-    if (edge.at_importer.count == 0 && nodes_.at(key.second).given) return "only the owner knows of it";
+    const auto given = [this](SessionId session) {
+      const Node* const node = FindIn(nodes_, session);
+      return node != nullptr && node->given;
+    };
+    if (edge.at_owner.count == 0 && given(key.first)) return "only the importer knows of it";
+    if (edge.at_importer.count == 0 && given(key.second)) return "only the owner knows of it";
     return "";
   }
 
@@ -287,15 +297,32 @@ Json ToJson(const std::string& by, const Sorted& sorted) {
   return list;
 }
 
+struct ReferencesAnswer {
+  static constexpr const char* kSchema = "refs";
+  static constexpr const char* kTitle = "amem top --by peer --json";
+  static constexpr const char* kMeaning = "Who references whose memory. Sizes are bytes.";
+  References references{};
+  Sorted peers{};
+};
+template <class To>
+void WriteFields(To& to, const ReferencesAnswer& answer) {
+  answer.references.WriteRows(to);
+  to.Rows(
+      "peers", answer.peers,
+      [](auto& row, const std::string& peer, const Sum& sum) {
+        row("peer", peer);
+        row("bytes", sum.bytes);
+        row("count", sum.count);
+        row("backed_bytes", sum.resident);
+      },
+      "The same summed up for each peer: imported from it, shared with it, or not shared.");
+}
+
 // By peer there is also who references whose memory.
 void PrintWithReferences(const TopOptions& options, const Sorted& sorted, const References& references, const char* held,
                          Output& out) {
   if (options.dot) return references.PrintDot(out);
-  if (options.json) {
-    Json all = references.ToJson();
-    all["peers"] = ToJson("peer", sorted);
-    return PrintJson(out, all, "refs");
-  }
+  if (options.json) return PrintAnswer(out, ReferencesAnswer{references, sorted});
   references.PrintText(out);
   out << "\n";
   PrintText(out, "peer", sorted, options.limit, held);
@@ -371,6 +398,8 @@ void AddOptions(Arguments& arguments, TopOptions& options) {
 }
 
 }  // namespace
+
+Json ReferencesSchema() { return SchemaOf<ReferencesAnswer>(); }
 
 Command TopCommand() {
   return WithOptions<TopOptions>(

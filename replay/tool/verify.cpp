@@ -9,6 +9,7 @@
 #include "replay/job/names.h"
 #include "replay/job/postmortem.h"
 #include "replay/job/sessions.h"
+#include "replay/tool/answer.h"
 #include "replay/tool/command.h"
 
 namespace amem::tool {
@@ -20,13 +21,6 @@ struct VerifyOptions {
 };
 
 bool IsWhole(const JournalFindings& journal) { return journal.report.whole(); }
-
-Json ToJson(const std::vector<Violation>& violations) {
-  Json list = Json::array();
-  for (const Violation& v : violations)
-    list.push_back({{"session", SessionText(v.session)}, {"seq", v.seq.value}, {"text", v.text}});
-  return list;
-}
 
 void PrintText(Output& out, const std::vector<JournalFindings>& journals, const JobFindings& job) {
   JobNames names;
@@ -51,24 +45,63 @@ void PrintText(Output& out, const std::vector<JournalFindings>& journals, const 
       << " violations=" << job.violations.size() << "\n";
 }
 
-Json ToJson(const std::vector<JournalFindings>& journals, const JobFindings& job) {
-  Json list = Json::array();
-  for (const JournalFindings& journal : journals)
-    list.push_back({{"session", SessionText(journal.info.session)},
-                    {"name", NameOf(journal.who)},
-                    {"directory", PlaceOf(journal.info.directory)},
-                    {"status", ToText(journal.info.status)},
-                    {"events", journal.events},
-                    {"whole", journal.whole},
-                    {"torn_tail", journal.report.torn_tail},
-                    {"corrupt_records", journal.report.corrupt_records},
-                    {"incomplete", IsWhole(journal) ? Json(nullptr) : Json(DamageText(journal.report))}});
-  const bool certain = !job.violations.empty() || std::ranges::all_of(journals, IsWhole);
-  return {{"ok", certain ? Json(job.violations.empty()) : Json(nullptr)},
-          {"journals", std::move(list)},
-          {"references", job.references},
-          {"violations", ToJson(job.violations)},
-          {"notes", ToJson(job.notes)}};
+struct JournalRow {
+  JournalInfo info{};
+  std::string name{};
+  std::uint64_t events = 0;
+  bool whole = false;
+  ReadReport report{};
+};
+template <class To>
+void WriteFields(To& to, const JournalRow& journal) {
+  to("session", journal.info.session);
+  to("name", journal.name);
+  to("directory", PlaceOf(journal.info.directory));
+  to("status", std::string(ToText(journal.info.status)));
+  to("events", journal.events);
+  to("whole", journal.whole);
+  to("torn_tail", journal.report.torn_tail);
+  to("corrupt_records", journal.report.corrupt_records);
+  to("incomplete", journal.report.whole() ? std::nullopt : std::optional(DamageText(journal.report)),
+     "What could not be read of it, also of the pack that it came from; null: it was read whole");
+}
+struct ViolationRow {
+  Violation is;
+};
+template <class To>
+void WriteFields(To& to, const ViolationRow& row) {
+  to("session", row.is.session);
+  to("seq", row.is.seq);
+  to("text", row.is.text);
+}
+struct VerifyAnswer {
+  static constexpr const char* kSchema = "verify";
+  static constexpr const char* kTitle = "amem verify --json";
+  static constexpr const char* kMeaning = "Whether journals are possible, and agree with each other.";
+  std::vector<JournalRow> journals{};
+  JobFindings job{};
+};
+template <class To>
+void WriteFields(To& to, const VerifyAnswer& answer) {
+  const bool certain = !answer.job.violations.empty() ||
+                       std::ranges::all_of(answer.journals, [](const JournalRow& row) { return row.report.whole(); });
+  const auto rows = [](const std::vector<Violation>& list) {
+    std::vector<ViolationRow> told;
+    for (const Violation& one : list) told.push_back({one});
+    return told;
+  };
+  to("ok", certain ? std::optional(answer.job.violations.empty()) : std::nullopt,
+     "There is no violation; null: there is none in what could be read, which is not all");
+  to("journals", answer.journals);
+  to("references", answer.job.references);
+  to("violations", rows(answer.job.violations), "What must not be; seq 0: about no single event");
+  to("notes", rows(answer.job.notes), "What a reader should know, such as what a crash explains");
+}
+
+VerifyAnswer AnswerOf(const std::vector<JournalFindings>& journals, const JobFindings& job) {
+  VerifyAnswer answer{{}, job};
+  for (const JournalFindings& j : journals) answer.journals.push_back({j.info, NameOf(j.who), j.events, j.whole, j.report});
+  return answer;
 }
 
 int RunVerify(const VerifyOptions& options, Output& out) {
@@ -88,13 +121,15 @@ int RunVerify(const VerifyOptions& options, Output& out) {
   for (auto* list : {&job.violations, &job.notes})
     std::ranges::stable_sort(*list, {}, [](const Violation& one) { return std::pair(one.session, one.seq); });
   if (journals.empty()) return kCannotRead;  // nothing is well of which nothing is known
-  options.json ? PrintJson(out, ToJson(journals, job)) : PrintText(out, journals, job);
+  options.json ? PrintAnswer(out, AnswerOf(journals, job)) : PrintText(out, journals, job);
   return !job.violations.empty() ? kViolationFound : ReadAll();
 }
 
 void AddOptions(Arguments& arguments, VerifyOptions& options) { AddJson(arguments, options.json); }
 
 }  // namespace
+
+Json VerifySchema() { return SchemaOf<VerifyAnswer>(); }
 
 Command VerifyCommand() {
   return WithOptions<VerifyOptions>({kExpertGroup, "verify", "Checks journals, and the references between them",

@@ -44,7 +44,7 @@ class WatchedSession {
     return session;
   }
   // Reads what is new. A failure ends what is known of the session.
-  void Look() {
+  void ReadOn() {
     if (ended_ > kLooksAtTheDead || !failure_.ok()) return;
     Result<ReadReport> read = ReadReport{};
     if (!folded_.broken) {
@@ -97,8 +97,8 @@ class WatchedJob {
     if (!all) FindKnown();
   }
 
-  void Look() {
-    for (auto& [directory, session] : watched_) session->Look();
+  void ReadOn() {
+    for (auto& [directory, session] : watched_) session->ReadOn();
   }
   [[nodiscard]] bool Over() const {
     return std::ranges::all_of(watched_, [](const auto& entry) { return entry.second->Over(); });
@@ -120,7 +120,7 @@ class WatchedJob {
     } else if (!dead_too && !(*session)->Lives()) {
       dead_.insert(directory);
     } else {
-      (*session)->Look();
+      (*session)->ReadOn();
       watched_.emplace(directory, *std::move(session));
     }
   }
@@ -183,7 +183,7 @@ void WatchOn(WatchedJob& job, const WatchOptions& options, Output& out) {
   if (terminal) out.Verbatim("\x1b[2J");
   std::uint64_t scanned_ns = MonotonicNs();
   while (true) {
-    job.Look();
+    job.ReadOn();
     if (MonotonicNs() - scanned_ns >= kRescan_ns) {
       job.Find(false);
       scanned_ns = MonotonicNs();

@@ -104,7 +104,8 @@ Result<bool> Slabs::PutBack(Address address, Bytes bytes, AllocationId id) {
   };
   if (!suits(kept_.HomeOf(address, bytes))) return false;
   const KeptRanges::Home home = *kept_.HomeOf(address, bytes);
-  if (state.PlaceOf(state.allocations.at(id)) != address) {
+  AMEM_ASSIGN(const Allocation* const whose, ledger_.Known(id));
+  if (state.PlaceOf(*whose) != address) {
     if (!state.slabs.contains(home.slab)) {
       Status opened = OpenOwn(home.kind, home.bytes, &home).status();
       if (opened.code() == Code::kOutOfMemory) {  // giving up the allocation's present slab may make enough room
@@ -182,13 +183,17 @@ Status Slabs::Dissolve(AllocationId id) {
 // again with its contents; nothing was recorded by then.
 Status Slabs::MapApart(const KeptRanges::Home& home, const std::map<AllocationId, OwnedHandle>& handles) {
   const State& state = ledger_.state();
-  const std::vector<AccessDescriptor>& access = state.mappings.at(home.base).access;
+  AMEM_ASSIGN(const Mapping* const whole, ledger_.Known(state.mappings, home.base));
+  const std::vector<AccessDescriptor>& access = whole->access;
+  std::vector<std::pair<const Allocation*, DriverHandle>> mapped;  // known before the slab is unmapped
+  for (const auto& [id, handle] : handles) {
+    AMEM_ASSIGN(const Allocation* const part, ledger_.Known(id));
+    if (part->mappings > 0) mapped.emplace_back(part, handle.get());
+  }
   AMEM_TRY(driver_.Unmap(home.base, home.bytes));
   std::vector<MappedRegion> regions;
-  for (const auto& [id, handle] : handles) {
-    const Allocation& part = state.allocations.at(id);
-    if (part.mappings == 0) continue;
-    auto region = MappedRegion::MapAt(driver_, state.PlaceOf(part), handle.get(), part.bytes, access);
+  for (const auto& [part, handle] : mapped) {
+    auto region = MappedRegion::MapAt(driver_, state.PlaceOf(*part), handle, part->bytes, access);
     if (region.ok()) {
       regions.push_back(*std::move(region));
       continue;
@@ -225,15 +230,24 @@ void Slabs::GiveBackCutUp(const KeptRanges::Home& home) {
 // The events hold only once all of them are recorded; nobody sees the state in between.
 Status Slabs::Exchange(AllocationId id, std::map<AllocationId, OwnedHandle>& handles) {
   const State& state = ledger_.state();
-  const KeptRanges::Home home = HomeOf(id, state.slabs.at(id), state.allocations.at(id));
-  const std::vector<AccessDescriptor> access = state.mappings.at(home.base).access;
+  AMEM_ASSIGN(const Slab* const slab, ledger_.Known(state.slabs, id));
+  AMEM_ASSIGN(const Allocation* const whole, ledger_.Known(id));
+  const KeptRanges::Home home = HomeOf(id, *slab, *whole);
+  AMEM_ASSIGN(const Mapping* const mapping, ledger_.Known(state.mappings, home.base));
+  const std::vector<AccessDescriptor> access = mapping->access;
   AMEM_TRY(MapApart(home, handles));
-  std::vector<std::pair<Address, AllocationId>> mapped;
+  struct MappedPart {
+    Address place;
+    AllocationId id;
+    Bytes bytes;
+  };
+  std::vector<MappedPart> mapped;
   for (auto& [part, handle] : handles) {
-    const Allocation a = state.allocations.at(part);
+    AMEM_ASSIGN(const Allocation* const known, ledger_.Known(part));
+    const Allocation a = *known;
     const Address place = state.PlaceOf(a);
     if (a.mappings > 0) {
-      mapped.emplace_back(place, part);
+      mapped.push_back({place, part, a.bytes});
       ledger_.Record(AllocationRetained{part, place});
       ledger_.Record(Unmapped{place, a.bytes, part});
     }
@@ -247,8 +261,7 @@ Status Slabs::Exchange(AllocationId id, std::map<AllocationId, OwnedHandle>& han
   }
   ledger_.Record(Unmapped{home.base, home.bytes, {}});
   GiveBackCutUp(home);
-  for (const auto& [place, part] : mapped) {
-    const Bytes bytes = state.allocations.at(part).bytes;
+  for (const auto& [place, part, bytes] : mapped) {
     ledger_.Record(Mapped{place, bytes, 0, part, 0});
     ledger_.Record(AccessSet{place, bytes, access, {}});
     ledger_.Record(AllocationReleased{part});

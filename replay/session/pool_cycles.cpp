@@ -107,7 +107,8 @@ Status Pools::Pause(PoolId id, const HowToPause& how) {
   const Deadline until = In(context_.deadlines.call());
   if (!TryLock(until)) return TooLate(nullptr, CycleKind::kPause, "a thread is in the driver with a tag's memory");
   const MutexLock lock(mutex_, std::adopt_lock);
-  Entry& pool = At(id);
+  AMEM_ASSIGN(Entry* const known, Known(id));
+  Entry& pool = *known;
   Task task{.pool = &pool, .kind = CycleKind::kPause, .keeps = how.keeps};
   if (how.after) {
     // Taken before any wait, because what the program submits after this call does not count.
@@ -122,20 +123,23 @@ Status Pools::Resume(PoolId id, const HowToResume& how) {
   const Deadline until = In(context_.deadlines.call());
   if (!TryLock(until)) return TooLate(nullptr, CycleKind::kResume, "a thread is in the driver with a tag's memory");
   const MutexLock lock(mutex_, std::adopt_lock);
-  Task task{.pool = &At(id), .kind = CycleKind::kResume, .priority = how.priority, .patient = how.patient};
+  AMEM_ASSIGN(Entry* const pool, Known(id));
+  Task task{.pool = pool, .kind = CycleKind::kResume, .priority = how.priority, .patient = how.patient};
   return how.wait ? Now(task, until) : Later(std::move(task));
 }
 
 Status Pools::Wait(PoolId id) {
   const MutexLock lock(mutex_);
-  Entry& pool = At(id);
+  AMEM_ASSIGN(Entry* const known, Known(id));
+  Entry& pool = *known;
   while (Busy(pool)) changed_->Wait(mutex_);
   return std::exchange(pool.unheard, {});
 }
 
 Status Pools::WaitOn(PoolId id, void* stream) {
   MutexLock lock(mutex_);
-  Entry& pool = At(id);
+  AMEM_ASSIGN(Entry* const known, Known(id));
+  Entry& pool = *known;
   while (Busy(pool) && (pool.waiting > 0 || !pool.queued)) changed_->Wait(mutex_);
   if (Busy(pool)) {
     pool.led = true;
@@ -178,8 +182,9 @@ void Pools::FreeUnfinished() {
 
 bool Pools::IsResident(PoolId id) {
   const MutexLock lock(mutex_);
-  const Entry& pool = At(id);
-  return Busy(pool) ? pool.last_asked == CycleKind::kResume : LifecycleOf(pool) == Lifecycle::kRunning;
+  const Entry* const pool = Find(id);
+  if (pool == nullptr) return false;
+  return Busy(*pool) ? pool->last_asked == CycleKind::kResume : LifecycleOf(*pool) == Lifecycle::kRunning;
 }
 
 Status Pools::Later(Task task) {

@@ -93,25 +93,31 @@ Status Pools::AwaitUse(Entry& pool) {
   return LifecycleOf(pool) == Lifecycle::kRunning ? Status{} : paused;
 }
 
+Result<Pools::Entry*> Pools::Known(PoolId id) {
+  if (Entry* const pool = Find(id)) return pool;
+  return Status{Code::kInvalid, ToText(id) + " is none of this process's tags"};
+}
+
 Status Pools::Enter(PoolId id) {
   const MutexLock lock(mutex_);
-  Entry& pool = At(id);
-  AMEM_TRY(AwaitUse(pool));
-  ++pool.inside;
+  AMEM_ASSIGN(Entry* const pool, Known(id));
+  AMEM_TRY(AwaitUse(*pool));
+  ++pool->inside;
   return {};
 }
 
 void Pools::Leave(PoolId id) {
   if (fork_.InChild()) return;
   const MutexLock lock(mutex_);
-  --At(id).inside;
+  if (Entry* const pool = Find(id)) --pool->inside;
 }
 
 Result<Address> Pools::Allocate(PoolId id, Bytes bytes, DeviceOrdinal device) {
   if (bytes >= ChunkSpace::kTooMany) return NoSuchSize("allocate", bytes);
   context_.pinned.Busy();
   MutexLock lock(mutex_);
-  Entry& pool = At(id);
+  AMEM_ASSIGN(Entry* const known, Known(id));
+  Entry& pool = *known;
   AMEM_TRY(AwaitUse(pool));
   if (!pool.late.empty()) {
     GiveLate(pool, Who::kAnybody);
@@ -169,12 +175,13 @@ Result<Address> Pools::MakeChunk(Entry& pool, ChunkSpace& space, Bytes bytes, By
 void Pools::Made(PoolId id, Bytes bytes) {
   const MutexLock lock(mutex_);
   const LedgerLock ledger(ledger_);
-  At(id).cycle->Made(bytes);
+  if (Entry* const pool = Find(id)) pool->cycle->Made(bytes);
 }
 
 Status Pools::AwaitCopies(PoolId id) {
   MutexLock lock(mutex_);
-  Coordinator& cycle = *At(id).cycle;
+  AMEM_ASSIGN(Entry* const pool, Known(id));
+  Coordinator& cycle = *pool->cycle;
   lock.Unlock();
   return cycle.AwaitCopies();
 }

@@ -149,7 +149,11 @@ class Pools : NoCopies {
     std::unique_ptr<StreamMoment> after;
   };
 
-  Entry& At(PoolId pool) REQUIRES(mutex_) { return *pools_.at(pool); }
+  Entry* Find(PoolId pool) REQUIRES(mutex_) {  // null: there is none
+    const auto* const entry = FindIn(pools_, pool);
+    return entry == nullptr ? nullptr : entry->get();
+  }
+  Result<Entry*> Known(PoolId pool) REQUIRES(mutex_);   // for callers that answer with a Status
   Entry* Named(std::string_view tag) REQUIRES(mutex_);  // null: none
   Result<PoolId> OpenNew(const std::string& tag, PoolPolicy policy, bool joined, bool whole = false) REQUIRES(mutex_);
   [[nodiscard]] Lifecycle LifecycleOf(const Entry& pool);

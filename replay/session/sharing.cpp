@@ -160,7 +160,8 @@ Status Session::RefuseImport(const PeerIdentity& by, AllocationId allocation, Po
   if (member && begins && !cycle.after_failed_undo) return {};
   const std::string what = ToText(allocation), self = ToText(peers_->Self());
   if (lifecycle == Lifecycle::kPaused) {
-    const std::string call = NameOf(CycleKind::kResume, pool ? state.pools.at(pool).tag : std::string());
+    const Pool* const of = FindIn(state.pools, pool);
+    const std::string call = NameOf(CycleKind::kResume, of != nullptr ? of->tag : std::string());
     return {Code::kRefused, fmt::format("{} is paused at its owner, {}; call {} there", what, self, call), cuda::kIllegalState};
   }
   return {Code::kRefused, fmt::format("the owner of {}, {}, is in the middle of a pause or resume; try again", what, self),

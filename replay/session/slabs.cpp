@@ -142,8 +142,9 @@ AllocationId Slabs::ImportedAs(const RemoteAllocation& slab) {
 
 AllocationId Slabs::PartImportedAs(const RemoteAllocation& part, AllocationId slab, Bytes offset) {
   const Slab* parts = ledger_.Entry(ledger_.state().slabs, slab);
-  if (parts == nullptr || !parts->parts.contains(offset)) return {};
-  for (const AllocationId id : parts->parts.at(offset)) {
+  const auto* const at = parts == nullptr ? nullptr : FindIn(parts->parts, offset);
+  if (at == nullptr) return {};
+  for (const AllocationId id : *at) {
     const Allocation* a = ledger_.Entry(id);
     if (a != nullptr && a->remote == part) return id;
   }

@@ -215,9 +215,10 @@ json ByTag(const State& state, const Holdings& held) {
   json tags = {{"nccl", figures(nccl, nccl.parts, held.legacy_kept - held.legacy_user)},
                {"user", figures(user, user.parts, held.legacy_user)}};
   for (const auto& [id, of_pool] : MeasurePools(state)) {
-    json& tag = tags[state.pools.at(id).tag];
+    const Pool* const pool = FindIn(state.pools, id);
+    json& tag = tags[pool != nullptr ? pool->tag : ToText(id)];
     tag = figures(of_pool, of_pool.own);
-    tag["lifecycle"] = ToText(state.pools.at(id).lifecycle);
+    tag["lifecycle"] = ToText(state.LifecycleOf(id));
   }
   return tags;
 }
@@ -303,9 +304,10 @@ std::string Session::StatisticsText() {
         text += fmt::format("  stays                {} that {} holds: {}\n", Mebibytes(pinned.bytes), name, why);
   }
   for (const auto& [id, pool] : MeasurePools(state)) {
-    const std::string tag = "tag " + state.pools.at(id).tag;
+    const Pool* const known = FindIn(state.pools, id);
+    const std::string tag = known != nullptr ? "tag " + known->tag : ToText(id);
     text += fmt::format("  {:<20} {} in {} chunks, {} of it on the device now, {}\n", tag, Mebibytes(pool.own),
-                        pool.chunk_count, Mebibytes(pool.own_resident), ToText(state.pools.at(id).lifecycle));
+                        pool.chunk_count, Mebibytes(pool.own_resident), ToText(state.LifecycleOf(id)));
     for (const auto& [library, bytes] : pool.held_by)
       text += fmt::format("  kept by a pause      {} (held by {})\n", Mebibytes(bytes), library);
   }

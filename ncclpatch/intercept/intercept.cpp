@@ -106,9 +106,15 @@ std::span<const replacements::Replacement> GetProcAddressReplacements(Caller cal
 }
 
 const replacements::Tables& Tables() {
-  static const std::array all = {
-      CountedReplacements(),         CudaIpcReplacements(), GatedReplacements(),     GetProcAddressReplacements(Caller::kNccl),
-      LogicalEndpointReplacements(), MemoryReplacements(),  MulticastReplacements(), VerbsReplacements()};
+  static const std::array all = {CaptureReplacements(),
+                                 CountedReplacements(),
+                                 CudaIpcReplacements(),
+                                 GatedReplacements(),
+                                 GetProcAddressReplacements(Caller::kNccl),
+                                 LogicalEndpointReplacements(),
+                                 MemoryReplacements(),
+                                 MulticastReplacements(),
+                                 VerbsReplacements()};
   static const replacements::Tables tables(all);
   return tables;
 }

@@ -203,6 +203,7 @@ bool SetTo(void* data, T value) {
 }
 
 // One file for each family of driver calls, with a table; Tables() has all, for replacements::Install.
+std::span<const replacements::Replacement> CaptureReplacements();
 std::span<const replacements::Replacement> CountedReplacements();
 std::span<const replacements::Replacement> CudaIpcReplacements();
 std::span<const replacements::Replacement> GatedReplacements();

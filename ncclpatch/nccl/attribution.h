@@ -8,6 +8,7 @@
 
 #include "ncclpatch/hook/redirects.h"
 #include "ncclpatch/nccl/communicators.h"
+#include "ncclpatch/nccl/launches.h"
 #include "statemachine/types.h"
 
 namespace amem::nccl {
@@ -78,6 +79,9 @@ inline void Touch(std::size_t place, ncclComm* comm) noexcept {
   else if (group.comm != comm)
     group.several = true;
 }
+
+// A launch that this thread's open group makes at its end.
+void Collect(std::size_t place, const launches::Launched& one) noexcept;
 
 // Makes a call of NCCL's, which throws nothing. Meanwhile this thread's calls belong to one communicator and are not followed.
 template <class Call>

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ncclpatch/nccl/attribution.h"
+#include "ncclpatch/nccl/launches.h"
 
 namespace amem::nccl {
 namespace {
@@ -33,6 +34,7 @@ void Erase(Registry& registry, CommunicatorId id, const char* how) {
   if (const auto* const known = FindIn(registry.by_address, ended.address); known != nullptr && *known == id)
     registry.by_address.erase(ended.address);
   registry.all.erase(id);
+  launches::Ended(id);
   registry.Tell(CommunicatorEnded{id, how});
 }
 
@@ -86,8 +88,14 @@ std::uint64_t AsideNow() noexcept {
   return aside;
 }
 
-void BeforeFork() { Forever<Registry>().mutex.lock(); }
-void AfterFork() { Forever<Registry>().mutex.unlock(); }
+void BeforeFork() {
+  Forever<Registry>().mutex.lock();
+  launches::BeforeFork();
+}
+void AfterFork() {
+  launches::AfterFork();
+  Forever<Registry>().mutex.unlock();
+}
 
 CommunicatorId registry::Begin(const Communicator& known) noexcept {
   CommunicatorId id;
@@ -96,6 +104,7 @@ CommunicatorId registry::Begin(const Communicator& known) noexcept {
     begun.id = CommunicatorId{registry.last + 1};
     registry.all.emplace(begun.id, begun);
     id = CommunicatorId{++registry.last};
+    launches::Began(begun);
     registry.Tell(CommunicatorBegun{id, begun.parent, begun.how, begun.rank, begun.ranks});
   });
   return id;
@@ -108,6 +117,7 @@ void registry::Bind(CommunicatorId id, ncclComm* address) noexcept {
     registry.by_address[address] = id;
     known.address = address;
     if (IsUnready(known)) ++registry.unready;
+    launches::Bound(id, address);
   });
 }
 
@@ -117,9 +127,11 @@ void registry::MarkReady(const Communicator& now) noexcept {
     if (IsUnready(known)) --registry.unready;
     known.stage = Stage::kReady;
     known.hash = now.hash;
+    if (known.clock == 0 && now.hash != 0) known.clock = agreement::ClockOf(~now.hash).value;
     known.rank = now.rank;
     known.ranks = now.ranks;
     known.device = now.device;
+    launches::Ready(known);
     registry.Tell(CommunicatorReady{known.id, known.hash, known.rank, known.ranks, known.device});
   });
 }
@@ -142,6 +154,7 @@ CommunicatorId registry::Detach(const ncclComm* address) noexcept {
     if (IsUnready(known)) --registry.unready;
     known.address = nullptr;
     registry.by_address.erase(address);
+    launches::Unbound(address);
   });
   return id;
 }
@@ -150,6 +163,15 @@ CommunicatorId registry::IdOf(const ncclComm* address) noexcept {
   CommunicatorId id;
   if (address != nullptr) With(address, [&](Registry&, Communicator& known) { id = known.id; });
   return id;
+}
+
+std::uint64_t registry::ClockOfPart(const ncclComm* parent, std::uint64_t which) noexcept {
+  std::uint64_t clock = 0;
+  With(parent, [&](Registry&, Communicator& known) {
+    const std::uint64_t part = ++known.parts;
+    if (known.clock != 0) clock = agreement::ClockOf(known.clock + (part << 32U) + which).value;
+  });
+  return clock;
 }
 
 bool registry::SetSuspended(CommunicatorId id, bool suspended) noexcept {

@@ -41,7 +41,9 @@ struct Communicator {
   std::size_t place = 0;  // of its library, as redirects count
   const char* how = "";   // "init", "init all", "split", "shrink", "grow"
   Stage stage = Stage::kMaking;
-  std::uint64_t hash = 0;  // NCCL's commHash, equal in all ranks; 0: unknown
+  std::uint64_t hash = 0;   // NCCL's commHash, equal in all ranks; 0: unknown
+  std::uint64_t clock = 0;  // how its ranks know it from the calls alone (launches.h), equal in all; 0: unknown
+  std::uint32_t parts = 0;  // that were asked for of it: splits, shrinks, grows
   // The possible hashes (hash.cpp), as complements, because memory is searched for the hash and must not find these.
   std::array<std::uint64_t, 2> expected_complements = {~std::uint64_t{0}, ~std::uint64_t{0}};
   std::int32_t rank = -1;       // -1: unknown
@@ -84,6 +86,9 @@ void End(CommunicatorId id, const char* how) noexcept;
 // Takes the address away before NCCL frees it; Bind gives it back if NCCL did not.
 CommunicatorId Detach(const ncclComm* address) noexcept;
 CommunicatorId IdOf(const ncclComm* address) noexcept;
+// Of a communicator that is asked for as the next part of `parent`; ranks that ask for the same `which` get the same. 0:
+// unknown.
+std::uint64_t ClockOfPart(const ncclComm* parent, std::uint64_t which) noexcept;
 // False: unknown, or so already.
 bool SetSuspended(CommunicatorId id, bool suspended) noexcept;
 void SetAside(CommunicatorId id, std::uint64_t pause) noexcept;

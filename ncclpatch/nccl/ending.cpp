@@ -1,6 +1,7 @@
 // The ends of communicators, and questions about those that NCCL makes in the background.
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/calls.h"
+#include "ncclpatch/nccl/launches.h"
 
 namespace amem::nccl {
 namespace {
@@ -40,7 +41,8 @@ int EndOne(ncclComm* comm, const char* how, const Call& call) {
 struct Destroy : redirects::Around<Destroy, "ncclCommDestroy"> {
   static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm) {
     const auto held_back = t_state.inside ? std::nullopt : HoldingOthersBack(comm);
-    const int result = EndOne(comm, "destroyed", pass);
+    const auto end = [&]() noexcept { return EndOne(comm, "destroyed", pass); };
+    const int result = t_state.inside ? end() : launches::Pass(kName, end);
     if (held_back && Accepted(result)) LetOthersGo(*held_back, kName);
     return result;
   }
@@ -50,16 +52,20 @@ struct Abort : redirects::Around<Abort, "ncclCommAbort"> {
   static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm) { return EndOne(comm, "aborted", pass); }
 };
 
+// Others may wait for a finalize; a revoke must not wait for anybody.
 template <replacements::Text Name, Stage stage, class... Flags>
 struct Change : redirects::Around<Change<Name, stage, Flags...>, Name> {
   static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm, Flags...) {
     if (t_state.inside) return pass();
-    const CommunicatorId id = registry::IdOf(comm);
-    TellEnding(id, true);
-    const int result = Followed({}, comm, pass);
-    TellEnding(id, false);
-    if (Accepted(result)) registry::MarkStage(comm, stage);
-    return result;
+    const auto change = [&]() noexcept {
+      const CommunicatorId id = registry::IdOf(comm);
+      TellEnding(id, true);
+      const int result = Followed({}, comm, pass);
+      TellEnding(id, false);
+      if (Accepted(result)) registry::MarkStage(comm, stage);
+      return result;
+    };
+    return stage == Stage::kRevoked ? change() : launches::Pass(Name.data, change);
   }
 };
 using Finalize = Change<"ncclCommFinalize", Stage::kFinalized>;
@@ -69,6 +75,7 @@ using Revoke = Change<"ncclCommRevoke", Stage::kRevoked, int>;
 struct GetAsyncError : redirects::Around<GetAsyncError, "ncclCommGetAsyncError"> {
   static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm, int* error) {
     const int result = pass();
+    if (result == kSuccess && error != nullptr && *error == kSuccess) launches::Finished(comm);
     if (registry::AnyUnready() && result == kSuccess && error != nullptr && *error == kSuccess && !t_state.inside)
       AskWhetherReady(registry::IdOf(comm), comm);
     return result;

@@ -1,4 +1,5 @@
 // Groups: NCCL collects calls from ncclGroupStart on and makes them at ncclGroupEnd.
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -7,6 +8,12 @@
 
 namespace amem::nccl {
 namespace {
+
+// The launches of this thread's open group, by library; of a group in a group they belong to the outer one.
+std::array<std::vector<launches::Launched>, redirects::kLibraries>& Collected() {
+  static thread_local std::array<std::vector<launches::Launched>, redirects::kLibraries> collected;
+  return collected;
+}
 
 void SettleAll(const std::vector<Pending>& pending, int result) noexcept {
   for (const Pending& one : pending)
@@ -17,19 +24,23 @@ void SettleAll(const std::vector<Pending>& pending, int result) noexcept {
 // If the resume fails, NCCL's part of the group fails with it, because launches are refused; the first reason is the answer. A
 // group that has failed suspends nothing.
 template <class Call>
-int EndGroup(std::size_t place, const Call& call) {
+int EndGroup(std::size_t place, bool launches, const Call& call) {
   Group& group = t_state.groups[place];
   if (t_state.inside || group.depth == 0) return call();
   if (--group.depth > 0) return call();
   const Group ended = std::exchange(group, Group{});
   SuspendServer* const server = TheSuspendServer();
   const int resumed = ended.resumes && server != nullptr ? server->SettleResumes("ncclGroupEnd") : kSuccess;
-  const int result = Followed(ended.several ? CommunicatorId{} : ended.id, ended.several ? nullptr : ended.comm, call);
+  std::vector<launches::Launched>& collected = Collected()[place];
+  if (!launches) collected.clear();
+  const int result = launches::Launch("ncclGroupEnd", collected, [&]() noexcept {
+    const int answer = Followed(ended.several ? CommunicatorId{} : ended.id, ended.several ? nullptr : ended.comm, call);
+    if (ended.pending != nullptr) SettleAll(*ended.pending, answer);
+    return answer;
+  });
+  collected.clear();
+  delete ended.pending;
   t_state.comm = nullptr;
-  if (ended.pending != nullptr) {
-    SettleAll(*ended.pending, result);
-    delete ended.pending;
-  }
   const int failed = resumed != kSuccess ? resumed : Accepted(result) ? kSuccess : result;
   if (failed != kSuccess && server != nullptr) server->UndoSuspends();
   const int settled = ended.settles && server != nullptr ? server->Settle("ncclGroupEnd") : kSuccess;
@@ -46,15 +57,23 @@ struct GroupStart : redirects::Around<GroupStart, "ncclGroupStart"> {
 };
 
 struct GroupEnd : redirects::Around<GroupEnd, "ncclGroupEnd"> {
-  static int With(std::size_t place, const redirects::Pass& pass) { return EndGroup(place, pass); }
+  static int With(std::size_t place, const redirects::Pass& pass) { return EndGroup(place, true, pass); }
 };
 
 // Ends the group too.
 struct GroupSimulateEnd : redirects::Around<GroupSimulateEnd, "ncclGroupSimulateEnd"> {
-  static int With(std::size_t place, const redirects::Pass& pass, void*) { return EndGroup(place, pass); }
+  static int With(std::size_t place, const redirects::Pass& pass, void*) { return EndGroup(place, false, pass); }
 };
 
 }  // namespace
+
+void Collect(std::size_t place, const launches::Launched& one) noexcept {
+  try {
+    Collected()[place].push_back(one);
+  } catch (...) {
+    launches::CannotCount(nullptr, nullptr);
+  }
+}
 
 redirects::Table GroupCalls() { return redirects::MakeTable<GroupStart, GroupEnd, GroupSimulateEnd>(); }
 

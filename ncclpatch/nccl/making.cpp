@@ -1,8 +1,12 @@
 // How communicators are made: from a unique id, all of a process at once, and from another communicator.
+#include <unistd.h>
+
+#include <atomic>
 #include <vector>
 
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/calls.h"
+#include "ncclpatch/nccl/launches.h"
 
 namespace amem::nccl {
 namespace {
@@ -14,6 +18,7 @@ Communicator Asked(std::size_t place, const char* how, std::int32_t rank, std::i
 void Expect(Communicator& asked, const UniqueId& unique) {
   const ExpectedHashes hashes = HashesOf(unique);
   for (std::size_t i = 0; i < hashes.size(); ++i) asked.expected_complements[i] = ~hashes[i];
+  asked.clock = agreement::ClockOf(hashes.back()).value;
 }
 
 void AddPending(Group& group, const Pending& pending) noexcept {
@@ -36,6 +41,8 @@ int MakeWay(Communicator asked, CommunicatorId id) noexcept {
   return server == nullptr ? kSuccess : server->BeforeMaking(asked);
 }
 
+constexpr std::uint64_t kNoPart = ~std::uint64_t{0};
+
 template <class Call>
 int Making(CommunicatorId id, const Call& call) {
   const bool before = std::exchange(t_state.making, true);
@@ -52,19 +59,26 @@ int MakeOne(const Communicator& asked, ncclComm** out, const Call& call) {
   const CommunicatorId id = registry::Begin(asked);
   if (const int answer = MakeWay(asked, id)) return registry::End(id, "failed"), answer;
   const ncclComm* const before = *out;
-  const int result = Making(id, call);
   Group& group = t_state.groups[asked.place];
-  if (group.depth > 0 && id && Accepted(result))
+  if (group.depth > 0 && id) {
+    const int result = Making(id, call);
+    if (!Accepted(result)) return Settle(id, nullptr, result), result;
     AddPending(group, {id, out, *out == before ? nullptr : *out});
-  else
+    return result;
+  }
+  return launches::Pass("the making of a communicator", [&]() noexcept {
+    const int result = Making(id, call);
     Settle(id, Accepted(result) ? *out : nullptr, result);
-  return result;
+    return result;
+  });
 }
 
+// `which`: what its ranks have in common, and no other part that is asked for at the same time.
 template <class Call>
-int MakeFrom(ncclComm* parent, Communicator asked, ncclComm** out, const Call& call) {
+int MakeFrom(ncclComm* parent, std::uint64_t which, Communicator asked, ncclComm** out, const Call& call) {
   if (const int answer = t_state.inside ? kSuccess : RefusalOf(asked.how, parent)) return answer;
   asked.parent = registry::IdOf(parent);
+  if (which != kNoPart && !t_state.inside) asked.clock = registry::ClockOfPart(parent, which);
   return MakeOne(asked, out, call);
 }
 
@@ -94,23 +108,34 @@ struct InitAll : redirects::Around<InitAll, "ncclCommInitAll"> {
   static int With(std::size_t place, const redirects::Pass& pass, ncclComm** comms, int count, const int* /*devices*/) {
     if (t_state.inside || comms == nullptr || count < 1) return pass();
     std::vector<CommunicatorId> ids;
+    static std::atomic<std::uint32_t> made{0};
+    const std::uint64_t which = (std::uint64_t{++made} << 32U) + static_cast<std::uint32_t>(::getpid());
     try {
-      for (int rank = 0; rank < count; ++rank) ids.push_back(registry::Begin(Asked(place, "init all", rank, count)));
+      for (int rank = 0; rank < count; ++rank) {
+        Communicator asked = Asked(place, "init all", rank, count);
+        asked.clock = agreement::ClockOf(~which).value;  // all its ranks are in this process
+        ids.push_back(registry::Begin(asked));
+      }
     } catch (...) {
     }
     int result = kSuccess;
     for (const CommunicatorId id : ids) result = result == kSuccess ? MakeWay(Asked(place, "init all", -1, count), id) : result;
-    if (result == kSuccess) result = Making(count == 1 && !ids.empty() ? ids.front() : CommunicatorId{}, pass);
-    for (std::size_t i = 0; i < ids.size(); ++i) Settle(ids[i], result == kSuccess ? comms[i] : nullptr, result);
-    return result;
+    const auto make = [&]() noexcept {
+      if (result == kSuccess) result = Making(count == 1 && !ids.empty() ? ids.front() : CommunicatorId{}, pass);
+      for (std::size_t i = 0; i < ids.size(); ++i) Settle(ids[i], result == kSuccess ? comms[i] : nullptr, result);
+      return result;
+    };
+    return launches::Pass(kName, make);
   }
 };
 
 template <replacements::Text Name, replacements::Text How, class Which, class... Flags>
 struct Part : redirects::Around<Part<Name, How, Which, Flags...>, Name> {
-  static int With(std::size_t place, const redirects::Pass& pass, ncclComm* parent, Which, int, ncclComm** comm, Config*,
+  static int With(std::size_t place, const redirects::Pass& pass, ncclComm* parent, Which which, int, ncclComm** comm, Config*,
                   Flags...) {
-    return MakeFrom(parent, Asked(place, How.data, -1, 0), comm, pass);
+    std::uint64_t part = 0;  // of one order there is one shrink, and a split for each color
+    if constexpr (std::is_same_v<Which, int>) part = static_cast<std::uint32_t>(which);
+    return MakeFrom(parent, part, Asked(place, How.data, -1, 0), comm, pass);
   }
 };
 using Split = Part<"ncclCommSplit", "split", int>;           // by color and key
@@ -120,7 +145,7 @@ using Shrink = Part<"ncclCommShrink", "shrink", int*, int>;  // without the rank
 struct Grow : redirects::Around<Grow, "ncclCommGrow"> {
   static int With(std::size_t place, const redirects::Pass& pass, ncclComm* parent, int ranks, const UniqueId*, int rank,
                   ncclComm** comm, Config*) {
-    return MakeFrom(parent, Asked(place, "grow", rank, ranks), comm, pass);
+    return MakeFrom(parent, kNoPart, Asked(place, "grow", rank, ranks), comm, pass);
   }
 };
 

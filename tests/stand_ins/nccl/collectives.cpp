@@ -117,6 +117,8 @@ Result Meet(Comm& comm) {
 
 Result Submit(Comm& comm, Operation operation) {
   if (IsPaused()) return kInvalidUsage;
+  CUstreamCaptureStatus captures = CU_STREAM_CAPTURE_STATUS_NONE;
+  CU(comm.cu->capturing(nullptr, &captures));
   if (group_depth == 0) return RunAll(comm, {std::move(operation)});
   for (auto& [other, operations] : group) {
     if (other != &comm) continue;

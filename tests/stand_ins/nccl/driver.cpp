@@ -53,6 +53,7 @@ Result LoadDriver(Driver& driver) {
   bind("cuCtxSetCurrent", driver.set_context);
   bind("cuLaunchKernel", driver.launch);
   bind("cuMemsetD8Async", driver.clear);
+  bind("cuStreamIsCapturing", driver.capturing);
   if (std::getenv("STAND_IN_NVLS") != nullptr) {
     bind("cuMulticastCreate", driver.multicast_create);
     bind("cuMulticastAddDevice", driver.multicast_add);

@@ -68,6 +68,7 @@ struct Driver {
   decltype(&cuCtxSetCurrent) set_context;
   decltype(&cuLaunchKernel) launch;
   decltype(&cuMemsetD8Async) clear;
+  decltype(&cuStreamIsCapturing) capturing;
   // With STAND_IN_NVLS:
   decltype(&cuMulticastCreate) multicast_create;
   decltype(&cuMulticastAddDevice) multicast_add;

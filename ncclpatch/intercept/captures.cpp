@@ -1,0 +1,33 @@
+// NCCL's questions whether a stream is being captured: it asks before each launch. What was captured is launched again by
+// graphs that AMem does not see, so it is noted for whoever counts launches.
+#include "ncclpatch/intercept/intercept.h"
+#include "ncclpatch/nccl/launches.h"
+
+namespace amem::intercept {
+namespace {
+
+// All versions have the status second; the later ones only say more of the graph. Edges have a type since CUDA 12.3.
+constexpr auto kAsked = [](CUresult result, CUstream, CUstreamCaptureStatus* status, auto...) {
+  nccl::launches::NoteCapture(result == CUDA_SUCCESS && status != nullptr && *status != CU_STREAM_CAPTURE_STATUS_NONE);
+};
+template <class F, Text Exported, int since, int before>
+struct CaptureInfo : Then<kAsked, F, "cuStreamGetCaptureInfo", Exported> {
+  static constexpr int kSince = since, kBefore = before;
+};
+using CaptureInfoV1 =
+    CaptureInfo<CUresult(CUstream, CUstreamCaptureStatus*, cuuint64_t*), "cuStreamGetCaptureInfo", 10010, 11030>;
+using CaptureInfoV2 =
+    CaptureInfo<CUresult(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*, const CUgraphNode**, size_t*),
+                "cuStreamGetCaptureInfo_v2", 11030, 12030>;
+using CaptureInfoV3 =
+    CaptureInfo<CUresult(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*, const CUgraphNode**, const void**, size_t*),
+                "cuStreamGetCaptureInfo_v3", 12030, replacements::kNoBound>;
+struct IsCapturing : AMEM_THEN(kAsked, cuStreamIsCapturing) {};
+
+}  // namespace
+
+std::span<const replacements::Replacement> CaptureReplacements() {
+  return replacements::Table<CaptureInfoV1, CaptureInfoV2, CaptureInfoV3, IsCapturing>();
+}
+
+}  // namespace amem::intercept

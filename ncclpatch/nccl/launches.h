@@ -1,0 +1,170 @@
+// Launches of NCCL's, counted on each communicator and each pair of its ranks, and held where a stop is asked for: what a
+// process knows of its own (statemachine/agreement/clocks.h has the rule, launches.h what is told of it).
+//
+// A call that launches passes through Launch, a group as one at its end, and every other call that its peers may have to wait
+// for (communicators that are made or end, windows) through Pass. While the gate is open a launch costs one atomic addition and
+// some stores of its own thread; whoever closes the gate has the kernel make those visible (membarrier). While it is closed all
+// of that happens under one lock.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <iterator>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ncclpatch/nccl/communicators.h"
+#include "statemachine/agreement/launches.h"
+
+namespace amem::nccl::launches {
+
+// A count. One thread makes most launches of a communicator, and adds without a locked instruction; the others have a count of
+// their own.
+class Count {
+ public:
+  void Add(bool by_owner, std::int64_t some) noexcept {
+    if (by_owner)
+      own_.store(own_.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(some), std::memory_order_relaxed);
+    else
+      others_.fetch_add(static_cast<std::uint64_t>(some), std::memory_order_relaxed);
+  }
+  [[nodiscard]] std::uint64_t value() const noexcept {
+    return own_.load(std::memory_order_relaxed) + others_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<std::uint64_t> own_{0}, others_{0};
+};
+
+// What of one communicator of this process is counted. Its address is found by FindCounted; it outlives the communicator by
+// far.
+struct Counted {
+  static constexpr std::size_t kStreams = 8;
+  CommunicatorId id;
+  std::uint64_t clock = 0;  // the same in all its ranks; 0: not known
+  std::int32_t rank = -1, ranks = 0, device = -1;
+  std::atomic<const void*> owner{nullptr};  // the thread state of the thread that launched first
+  Count collectives;
+  std::vector<Count> pairs;                     // once the number of ranks is known: to each, then from each
+  std::atomic<const char*> uncounted{nullptr};  // a call whose launches this cannot see
+  std::atomic<bool> goes_on{false};             // NCCL carries on in the background what it was asked for
+  std::atomic<bool> captured{false}, many_streams{false}, ended{false};
+  std::atomic<Stream> last_stream{const_cast<char*>("none")};
+  std::vector<Stream> streams;  // under the lock
+};
+
+enum class Shape : std::uint8_t { kCollective, kSend, kReceive };
+struct Launched {
+  Counted* counted = nullptr;  // null: of a communicator that is not known
+  Shape shape{};
+  std::int32_t peer = -1;
+  Stream stream = nullptr;
+};
+
+// ---- what the registry knows, as it learns it
+
+void Began(const Communicator& known) noexcept;
+void Bound(CommunicatorId id, const ncclComm* address) noexcept;
+void Ready(const Communicator& now) noexcept;
+void Unbound(const ncclComm* address) noexcept;
+void Ended(CommunicatorId id) noexcept;
+void Finished(const ncclComm* address) noexcept;  // nothing goes on in the background
+// A communicator whose launches cannot be counted, because of this call; null: some.
+void CannotCount(const ncclComm* address, const char* call) noexcept;
+// The program captures what this thread launches into a graph (CapturesSeen: NCCL asks before each launch, and its question is
+// seen).
+void NoteCapture(bool captures) noexcept;
+
+// ---- calls
+
+struct ThreadState {
+  struct Found {
+    const ncclComm* address = nullptr;
+    Counted* counted = nullptr;
+  };
+  std::uint64_t generation = 0;  // of `found`
+  Found found[4];
+  std::atomic<const char*>* inside = nullptr;  // this thread's place in the list of threads
+  bool launching = false;                      // inside a call that is counted: what NCCL calls then is not the program's
+  bool captures = false;                       // what it launched was captured
+};
+extern constinit thread_local ThreadState t_launches;
+extern constinit std::atomic<bool> g_closed;
+extern constinit std::atomic<std::uint64_t> g_generation;  // of which communicator has which address
+
+Counted* LearnCounted(const ncclComm* address) noexcept;
+inline Counted* FindCounted(const ncclComm* address) noexcept {
+  ThreadState& state = t_launches;
+  const ThreadState::Found& one = state.found[(reinterpret_cast<std::uintptr_t>(address) >> 12U) % std::size(state.found)];
+  const bool known = state.generation == g_generation.load(std::memory_order_acquire) && one.address == address;
+  return known ? one.counted : LearnCounted(address);
+}
+std::atomic<const char*>& PlaceOfThread() noexcept;
+
+// Closed gate: waits until the launch is allowed, and counts it.
+void EnterClosed(const char* call, std::span<const Launched> launched) noexcept;
+void NoteStream(Counted& counted, Stream stream) noexcept;
+void Undo(std::span<const Launched> launched) noexcept;
+void AfterLaunch(std::span<const Launched> launched, int result) noexcept;  // what is not the ordinary case
+
+inline void AddTo(const Launched& one, std::int64_t some) noexcept {
+  Counted& counted = *one.counted;
+  const void* owner = counted.owner.load(std::memory_order_relaxed);
+  if (owner == nullptr) [[unlikely]]
+    if (counted.owner.compare_exchange_strong(owner, &t_launches)) owner = &t_launches;
+  const bool by_owner = owner == &t_launches;
+  if (one.shape == Shape::kCollective) return counted.collectives.Add(by_owner, some);
+  const std::size_t ranks = counted.pairs.size() / 2;
+  if (one.peer == counted.rank || one.peer < 0 || static_cast<std::size_t>(one.peer) >= ranks)
+    return;  // NCCL refuses the latter
+  counted.pairs[static_cast<std::size_t>(one.peer) + (one.shape == Shape::kSend ? 0 : ranks)].Add(by_owner, some);
+}
+inline void CountOne(const Launched& one) noexcept { one.counted == nullptr ? CannotCount(nullptr, nullptr) : AddTo(one, 1); }
+
+// Makes a call of NCCL's that launches. `launched` may be empty: a call that others may have to wait for.
+template <class Call>
+int Launch(const char* name, std::span<const Launched> launched, const Call& call) noexcept {
+  ThreadState& state = t_launches;
+  if (state.launching) return call();
+  std::atomic<const char*>& inside = state.inside != nullptr ? *state.inside : PlaceOfThread();
+  inside.store(name, std::memory_order_relaxed);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  if (g_closed.load(std::memory_order_relaxed)) [[unlikely]] {
+    inside.store(nullptr, std::memory_order_release);
+    EnterClosed(name, launched);
+  } else {
+    for (const Launched& one : launched) {
+      CountOne(one);
+      if (one.counted != nullptr && one.counted->last_stream.load(std::memory_order_relaxed) != one.stream) [[unlikely]]
+        NoteStream(*one.counted, one.stream);
+    }
+  }
+  state.launching = true;
+  const int result = call();
+  state.launching = false;
+  if (result != kSuccess || state.captures) [[unlikely]]
+    AfterLaunch(launched, result);
+  inside.store(nullptr, std::memory_order_release);
+  return result;
+}
+template <class Call>
+int Pass(const char* name, const Call& call) noexcept {
+  return Launch(name, {}, call);
+}
+
+// ---- the stop; one thread at a time
+
+agreement::LaunchReading Read();
+// Closes the gate, or takes the targets of a later order, and reads.
+agreement::LaunchReading Hold(const agreement::LaunchOrder& order);
+void LetGo();
+// On which something was launched for communicators that live.
+std::vector<std::pair<DeviceOrdinal, Stream>> Streams();
+
+// Around fork, as of the registry, whose lock is taken first.
+void BeforeFork();
+void AfterFork();
+
+}  // namespace amem::nccl::launches

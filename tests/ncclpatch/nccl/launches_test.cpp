@@ -1,0 +1,207 @@
+// What is counted of NCCL's launches, under which names, and how they are held, on a libnccl that has the calls and no memory.
+#include "ncclpatch/nccl/launches.h"
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ncclpatch/hook/hook.h"
+#include "ncclpatch/nccl/calls.h"
+
+namespace amem::nccl {
+namespace {
+namespace counted {
+
+using agreement::ClockReading;
+using agreement::LaunchOrder;
+using agreement::LaunchReading;
+
+class Launches : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    nccl_ = dlopen(AMEM_NCCL_CALLS, RTLD_LAZY | RTLD_LOCAL);
+    ASSERT_NE(nccl_, nullptr) << dlerror();
+    redirects::Install(Tables(), ThreadStarts());
+    ASSERT_TRUE(hook::Attach().ok());
+    launches::NoteCapture(false);  // as NCCL asks before each launch
+  }
+  void TearDown() override { launches::LetGo(); }
+
+  template <class F>
+  static F* Function(const char* name) {
+    return reinterpret_cast<F*>(dlsym(nccl_, name));
+  }
+  static ncclComm* Make(const char* unique, int rank, int ranks) {
+    UniqueId id{};
+    std::snprintf(id.bytes, sizeof id.bytes, "%s", unique);
+    ncclComm* comm = nullptr;
+    EXPECT_EQ(Function<int(ncclComm**, int, UniqueId, int)>("ncclCommInitRank")(&comm, ranks, id, rank), 0);
+    return comm;
+  }
+  static ncclComm* Split(ncclComm* parent, int color) {
+    ncclComm* comm = nullptr;
+    EXPECT_EQ(Function<int(ncclComm*, int, int, ncclComm**, void*)>("ncclCommSplit")(parent, color, 0, &comm, nullptr), 0);
+    return comm;
+  }
+  static int Reduce(ncclComm* comm) {
+    using Call = int(const void*, void*, std::size_t, int, int, ncclComm*, void*);
+    return Function<Call>("ncclAllReduce")(nullptr, nullptr, 0, 7, 0, comm, nullptr);
+  }
+  static int Send(ncclComm* comm, int to) {
+    return Function<int(const void*, std::size_t, int, int, ncclComm*, void*)>("ncclSend")(nullptr, 0, 7, to, comm, nullptr);
+  }
+  static int Receive(ncclComm* comm, int from) {
+    return Function<int(void*, std::size_t, int, int, ncclComm*, void*)>("ncclRecv")(nullptr, 0, 7, from, comm, nullptr);
+  }
+  static void Do(const char* name) { ASSERT_EQ(Function<int()>(name)(), 0); }
+  static void Destroy(ncclComm* comm) { ASSERT_EQ(Function<int(ncclComm*)>("ncclCommDestroy")(comm), 0); }
+  static std::uint64_t ClockOf(ncclComm* comm) { return Find(comm)->clock; }
+
+  // "collectives" or "FROM>TO", and how often, of one rank of a communicator.
+  static std::map<std::string, std::uint64_t> Counts(ncclComm* comm) {
+    const LaunchReading reading = launches::Hold({.version = 1});
+    launches::LetGo();
+    std::map<std::string, std::uint64_t> counts;
+    for (const ClockReading& one : reading.clocks)
+      if (one.communicator == ClockOf(comm) && one.rank == Find(comm)->rank)
+        counts[one.from < 0 ? "collectives" : std::to_string(one.from) + ">" + std::to_string(one.to)] = one.launched;
+    return counts;
+  }
+  using Expected = std::map<std::string, std::uint64_t>;
+
+  static void* nccl_;
+};
+void* Launches::nccl_ = nullptr;
+
+TEST_F(Launches, collectives_sends_and_receives_count_on_their_communicator_and_their_pair) {
+  ncclComm* const comm = Make("counted", 1, 3);
+  EXPECT_EQ(Counts(comm), (Expected{{"collectives", 0}}));
+  Reduce(comm);
+  Reduce(comm);
+  Send(comm, 2);
+  Receive(comm, 0);
+  Send(comm, 1);  // to itself
+  EXPECT_EQ(Counts(comm), (Expected{{"collectives", 2}, {"1>2", 1}, {"0>1", 1}}));
+  Destroy(comm);
+}
+
+TEST_F(Launches, a_group_counts_at_its_end_with_the_groups_in_it) {
+  ncclComm *const comm = Make("group", 0, 2), *const other = Make("of the group", 1, 2);
+  Do("ncclGroupStart");
+  Do("ncclGroupStart");
+  Reduce(comm);
+  Send(comm, 1);
+  Receive(comm, 1);
+  Do("ncclGroupEnd");
+  Reduce(other);
+  EXPECT_EQ(Counts(comm), (Expected{{"collectives", 0}}));
+  Do("ncclGroupEnd");
+  EXPECT_EQ(Counts(comm), (Expected{{"collectives", 1}, {"0>1", 1}, {"1>0", 1}}));
+  EXPECT_EQ(Counts(other), (Expected{{"collectives", 1}}));
+  for (ncclComm* const one : {comm, other}) Destroy(one);
+}
+
+TEST_F(Launches, ranks_know_a_communicator_by_one_name_and_different_ones_by_different_names) {
+  ncclComm *const first = Make("same", 0, 2), *const second = Make("same", 1, 2), *const other = Make("another", 0, 2);
+  EXPECT_NE(ClockOf(first), 0U);
+  EXPECT_EQ(ClockOf(first), ClockOf(second));
+  EXPECT_NE(ClockOf(first), ClockOf(other));
+  ncclComm *const red = Split(first, 0), *const green = Split(second, 1);  // in one order on both
+  ncclComm *const again = Split(first, 0), *const with = Split(second, 0);
+  EXPECT_NE(ClockOf(red), ClockOf(green)) << "two colors";
+  EXPECT_NE(ClockOf(red), ClockOf(again)) << "a later split";
+  EXPECT_EQ(ClockOf(again), ClockOf(with));
+  using Shrink = int(ncclComm*, int*, int, ncclComm**, void*, int);
+  ncclComm* shrunk[2] = {};
+  for (int i = 0; i < 2; ++i)
+    ASSERT_EQ(Function<Shrink>("ncclCommShrink")(i == 0 ? first : second, nullptr, 0, &shrunk[i], nullptr, 0), 0);
+  EXPECT_EQ(ClockOf(shrunk[0]), ClockOf(shrunk[1]));
+  EXPECT_NE(ClockOf(shrunk[0]), ClockOf(again));
+  ncclComm* all[2] = {};
+  ASSERT_EQ((Function<int(ncclComm**, int, const int*)>("ncclCommInitAll")(all, 2, nullptr)), 0);
+  EXPECT_EQ(ClockOf(all[0]), ClockOf(all[1]));
+  for (ncclComm* const one : {first, second, other, red, green, again, with, shrunk[0], shrunk[1], all[0], all[1]})
+    Destroy(one);
+}
+
+TEST_F(Launches, a_closed_gate_holds_a_launch_until_its_target_rises_or_it_is_let_go_once_more) {
+  ncclComm* const comm = Make("held", 0, 2);
+  Reduce(comm);
+  LaunchOrder order{.version = 1};
+  EXPECT_EQ(launches::Hold(order).version, 1U);
+  std::atomic<int> made{0};
+  std::thread program([&] {
+    for (int i = 0; i < 3; ++i) Reduce(comm), ++made;
+  });
+  const auto is_held = [&] {
+    const LaunchReading now = launches::Hold(order);
+    return now.seats.size() == 1 && now.seats.front().held && now.inside.empty();
+  };
+  const auto until = [](const auto& so) {
+    for (int i = 0; i < 5000 && !so(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return so();
+  };
+  ASSERT_TRUE(until(is_held));
+  EXPECT_EQ(made, 0);
+  ++order.version;
+  order.targets = {{.device = 0, .clock = agreement::ClockOf(ClockOf(comm)).value, .count = 2}};
+  launches::Hold(order);
+  ASSERT_TRUE(until([&] { return made == 1 && is_held(); }));
+  ++order.version;
+  order.seats = {{.device = 0, .let_go = 1}};
+  launches::Hold(order);
+  ASSERT_TRUE(until([&] { return made == 2 && is_held(); }));
+  const LaunchReading reading = launches::Hold(order);
+  EXPECT_EQ(reading.seats.front().let_go, 1U);
+  EXPECT_EQ(reading.clocks.front().launched, 3U);
+  launches::LetGo();
+  program.join();
+  EXPECT_EQ(made, 3);
+  EXPECT_EQ(launches::Read().version, 0U);
+  Destroy(comm);
+}
+
+// The thread would otherwise never come back from a communicator that its peers make behind the gate.
+TEST_F(Launches, a_communicator_that_is_being_made_is_held_too_and_is_inside_while_it_is_made) {
+  launches::Hold({.version = 1});
+  ncclComm* made = nullptr;
+  std::thread program([&] { made = Make("made", 0, 1); });
+  LaunchReading now;
+  for (int i = 0; i < 5000 && (now.seats.empty() || !now.seats.front().held); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    now = launches::Hold({.version = 1});
+  }
+  ASSERT_EQ(now.seats.size(), 1U);
+  EXPECT_EQ(now.seats.front().device, -1);
+  EXPECT_EQ(made, nullptr);
+  launches::LetGo();
+  program.join();
+  ASSERT_NE(made, nullptr);
+  Destroy(made);
+}
+
+TEST_F(Launches, what_a_count_cannot_see_is_named) {
+  ncclComm* const comm = Make("uncounted", 0, 2);
+  EXPECT_EQ(launches::Read().why_not, "");
+  ASSERT_EQ((Function<int(int, int, int, unsigned, ncclComm*, void*)>("ncclSignal")(0, 0, 0, 0, comm, nullptr)), 0);
+  EXPECT_TRUE(launches::Read().why_not.starts_with("ncclSignal on communicator 0x")) << launches::Read().why_not;
+  Destroy(comm);
+  EXPECT_EQ(launches::Read().why_not, "") << "it ended with its communicator";
+  ncclComm* const captured = Make("captured", 0, 2);
+  Function<void(void (*)(const char*))>("stand_in_probe")([](const char*) { launches::NoteCapture(true); });
+  Reduce(captured);
+  Function<void(void (*)(const char*))>("stand_in_probe")([](const char*) {});
+  EXPECT_NE(launches::Read().why_not.find("captured into a CUDA graph"), std::string::npos) << launches::Read().why_not;
+  Destroy(captured);
+  Reduce(Function<ncclComm*()>("stand_in_unseen")());
+  EXPECT_NE(launches::Read().why_not.find("made before AMem"), std::string::npos) << launches::Read().why_not;
+}
+
+}  // namespace counted
+}  // namespace
+}  // namespace amem::nccl

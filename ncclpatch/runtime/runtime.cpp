@@ -374,9 +374,13 @@ void Runtime::KeepEverything(const std::string& why) {
   if (Session* running = started()) running->KeepEverything(why);
 }
 
-Status Runtime::Cycle(Session& session, CycleKind kind, bool patient, bool hosts_idle) {
+Status Runtime::Cycle(Session& session, CycleKind kind, bool patient, IdleNow idle) {
   const bool was_paused = session.paused();
-  const auto pause = [&] { return hosts_idle && !unproved_.load() ? session.PauseOfIdleHosts() : session.Pause(); };
+  const auto pause = [&] {
+    return idle == IdleNow::kHosts && !unproved_.load() ? session.PauseOfIdleHosts()
+           : idle == IdleNow::kLaunches ? session.PauseBesideProgram()
+                                        : session.Pause();
+  };
   const Status status = kind == CycleKind::kPause ? pause() : patient ? session.Resume() : session.ResumeInTime();
   if (status && kind == CycleKind::kPause && !was_paused && above_.after_pause != nullptr) above_.after_pause(session);
   return status ? status : Failed(session, status);
@@ -387,7 +391,7 @@ Status Runtime::Failed(Session& session, const Status& why) {
   return {why.code(), why.message() + (journal.empty() ? "" : WhereToReadOn(journal)), why.driver_result()};
 }
 
-Status Runtime::RunCycle(CycleKind kind, bool patient, std::optional<WantId> want, bool hosts_idle) {
+Status Runtime::RunCycle(CycleKind kind, bool patient, std::optional<WantId> want, IdleNow idle) {
   LookForLibraries();
   // A request from outside takes what it can, as far as it is under AMem.
   AMEM_ASSIGN(Session* const session, want ? ToPause() : IfStarted());
@@ -402,7 +406,7 @@ Status Runtime::RunCycle(CycleKind kind, bool patient, std::optional<WantId> wan
   const Wants::Memory memory{"NCCL's memory", [session] { return !session->paused(); },
                              [&] {
                                was_paused = session->paused();
-                               return Cycle(*session, kind, patient, hosts_idle);
+                               return Cycle(*session, kind, patient, idle);
                              }};
   const auto until = kind == CycleKind::kResume && patient ? std::nullopt : std::optional(UntilCallEnds());
   const Status status =

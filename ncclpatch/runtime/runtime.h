@@ -26,6 +26,10 @@
 
 namespace amem {
 
+// What the caller of a pause knows to be idle: nothing, so that the devices are waited for; the GPUs of all hosts
+// (Session::PauseOfIdleHosts); or NCCL's launches, beside which the program may run (Session::PauseBesideProgram).
+enum class IdleNow : std::uint8_t { kNothing, kHosts, kLaunches };
+
 class Runtime {
  public:
   static Runtime& Get();
@@ -68,10 +72,11 @@ class Runtime {
   // NCCL shares memory by fabric handles, which a pause leaves in place; NCCL's own suspend releases it.
   void NoteForeignSharing() { shares_foreign_.store(true, std::memory_order_relaxed); }
   [[nodiscard]] bool SharesForeign() const { return shares_foreign_.load(std::memory_order_relaxed); }
-  Status Cycle(Session& session, CycleKind kind, bool patient = false, bool hosts_idle = false);
+  Status Cycle(Session& session, CycleKind kind, bool patient = false, IdleNow idle = IdleNow::kNothing);
   // The program's pause or resume of NCCL's memory, for a want (Wants); nothing before NCCL has used memory. `patient`:
-  // Session::Resume, else ResumeInTime. `hosts_idle`: PauseOfIdleHosts.
-  Status RunCycle(CycleKind kind, bool patient = false, std::optional<WantId> want = kPlainWant, bool hosts_idle = false);
+  // Session::Resume, else ResumeInTime. `idle`: of a pause.
+  Status RunCycle(CycleKind kind, bool patient = false, std::optional<WantId> want = kPlainWant,
+                  IdleNow idle = IdleNow::kNothing);
   // When a call that begins now gives up.
   [[nodiscard]] Deadline UntilCallEnds() const { return In(options_.deadlines.call()); }
   // The same failure with where to read on.

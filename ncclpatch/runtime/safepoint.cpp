@@ -12,6 +12,7 @@
 #include "ncclpatch/amem.h"
 #include "ncclpatch/hook/hook.h"
 #include "ncclpatch/hook/replacements.h"
+#include "ncclpatch/nccl/launches.h"
 #include "ncclpatch/runtime/border.h"
 #include "ncclpatch/runtime/runtime.h"
 #include "ncclpatch/runtime/tags.h"
@@ -53,7 +54,9 @@ class OnSession final : public control::Actions {
     if (status.ok()) paused_.clear();
     return status;
   }
-  Status PauseNccl() override { return CycleAll({kNcclTag}, CycleKind::kPause); }
+  Status PauseNccl() override {
+    return CycleAll({kNcclTag}, CycleKind::kPause, launches_held_ ? IdleNow::kLaunches : IdleNow::kNothing);
+  }
   Status ResumeNccl() override { return CycleAll({kNcclTag}, CycleKind::kResume); }
   Bytes Held() override {
     return session_.Inspect([](const State& state) {
@@ -62,16 +65,36 @@ class OnSession final : public control::Actions {
     });
   }
   void Note(EventBody event) override { session_.Note(std::move(event)); }
+  agreement::LaunchReading HoldLaunches(const agreement::LaunchOrder& order) override {
+    launches_held_ = true;
+    agreement::LaunchReading reading = nccl::launches::Hold(order);
+    if (reading.why_not.empty()) reading.why_not = WhyBesideProgramCannotPause();
+    return reading;
+  }
+  void LetLaunchesGo() override {
+    nccl::launches::LetGo();
+    launches_held_ = false;
+  }
+  Status AwaitLaunches() override { return session_.AwaitStreams(nccl::launches::Streams()); }
+  std::string WhyLaunchesCannotBeHeld() override {
+    const std::string why = nccl::launches::Read().why_not;
+    return why.empty() ? WhyBesideProgramCannotPause() : why;
+  }
   Result<control::Standing> Ask(SessionId rank) override { return control::StandingOf(sockets_, rank); }
 
  private:
-  static Status CycleAll(const std::vector<std::string>& tags, CycleKind kind) {
+  // Memory of ncclMemAlloc is the program's own, which may use it while it runs.
+  [[nodiscard]] std::string WhyBesideProgramCannotPause() const {
+    if (session_.ReleasesUserMemory()) return "with AMEM_USER_MEMORY=release a pause takes memory that the program uses";
+    return "";
+  }
+  static Status CycleAll(const std::vector<std::string>& tags, CycleKind kind, IdleNow idle = IdleNow::kNothing) {
     std::vector<const char*> names;
     for (const std::string& tag : tags) names.push_back(tag.c_str());
     t_serving = true;
     Status status;
     try {
-      status = tags::Cycle(names, {.want = {}, .kind = kind, .keeps = kind == CycleKind::kPause});
+      status = tags::Cycle(names, {.want = {}, .kind = kind, .keeps = kind == CycleKind::kPause, .idle = idle});
     } catch (const std::exception& error) {
       status = {Code::kIo, error.what()};
     }
@@ -82,6 +105,7 @@ class OnSession final : public control::Actions {
   Session& session_;
   const control::ToolSockets sockets_;
   std::vector<std::string> paused_;  // by a request
+  bool launches_held_ = false;
 };
 
 std::uint64_t CoarseNs() {

@@ -90,7 +90,7 @@ Result<Named> Resolve(Session& session, const char* name) {
 
 Status CycleOfNccl(const Asked& asked) {
   return Runtime::Get()
-      .RunCycle(asked.kind, asked.patient, asked.want, asked.hosts_idle)
+      .RunCycle(asked.kind, asked.patient, asked.want, asked.idle)
       .Within(asked.kind == CycleKind::kPause ? "pause of tag nccl" : "resume of tag nccl");
 }
 
@@ -354,7 +354,8 @@ Status CycleTags(const char* const* names, size_t count, unsigned flags, unsigne
 
 int PauseFor(WantId want, const char* const* names, size_t count, unsigned flags, void* stream) {
   return AtTagBorder("amem_pause", [&] {
-    tags::Asked asked{.want = want, .kind = CycleKind::kPause, .hosts_idle = (flags & AMEM_HOSTS_IDLE) != 0};
+    tags::Asked asked{
+        .want = want, .kind = CycleKind::kPause, .idle = (flags & AMEM_HOSTS_IDLE) != 0 ? IdleNow::kHosts : IdleNow::kNothing};
     if ((flags & AMEM_ON_STREAM) != 0) asked.after = stream;
     return CycleTags(names, count, flags, kKnownFlags, asked);
   });

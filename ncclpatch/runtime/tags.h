@@ -16,9 +16,9 @@ struct Asked {
   bool wait = true;
   std::optional<void*> after;  // a stream (Pools::HowToPause)
   int priority = 0;
-  bool patient = false;     // Runtime::RunCycle
-  bool keeps = false;       // a pause saves contents, whatever a tag's policy
-  bool hosts_idle = false;  // Manner::hosts_idle
+  bool patient = false;  // Runtime::RunCycle
+  bool keeps = false;    // a pause saves contents, whatever a tag's policy
+  IdleNow idle{};        // of a pause of NCCL's memory
 };
 Status Cycle(std::span<const char* const> names, const Asked& asked);
 

@@ -48,10 +48,21 @@ struct RankLook {
   [[nodiscard]] std::string Doing() const;
 };
 
+// Where a rank is stopped.
+enum class Where : std::uint8_t {
+  kAnywhere,  // between launches if its program makes no safe points and its launches can be held; else at a safe point
+  kAtSafepoint,
+  kBetweenLaunches,
+};
+
 struct AskOptions {
   std::chrono::milliseconds deadline{60'000};
   std::optional<std::uint64_t> at_step;  // the same on each host of a job
   bool all_tags = false;                 // the program's tags as well, before NCCL's memory
+  Where where{};
+  bool parks = false;  // between launches, with nothing released
+  // Without the tags where the job is stopped between launches: for who takes all memory anyway.
+  bool tags_at_safepoint_only = false;
   // What the caller has still to find out while the ranks come; asked every millisecond, by the thread that asks for the pause.
   // Nothing: it does not know yet. Nothing is paused before it says ok; a failure withdraws the request, and is its answer.
   std::function<std::optional<Status>()> may_pause;

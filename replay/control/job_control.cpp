@@ -97,9 +97,10 @@ void JobControl::GiveAll() {
   }
 }
 
-void JobControl::Post(Ask ask, bool all_tags, Stage stage) {
+void JobControl::Post(Ask ask, bool all_tags, Stage stage, const agreement::LaunchOrder& launches) {
   const auto first = std::ranges::find_if(ranks_, [](const RankLink& rank) { return rank->alive; });
   order_ = {.request = order_.request + 1, .ask = ask, .stage = stage, .all_tags = all_tags};
+  order_.launches = launches;
   if (first != ranks_.end()) order_.told_first = (*first)->process.session;
   standing_ = stage == Stage::kNccl;
   GiveAll();

@@ -12,6 +12,7 @@
 
 #include "replay/control/job.h"
 #include "replay/control/rank_link.h"
+#include "statemachine/agreement/launches.h"
 
 namespace amem::control {
 
@@ -34,8 +35,13 @@ class JobControl final : public AskedJob {
       : sockets_(std::move(sockets)), ranks_(std::move(ranks)) {}
 
   enum class Coming { kAll, kNotYet, kOnceMore };
+  // A stop between launches (stop_launches.cpp): ok when all ranks stand there.
+  [[nodiscard]] Result<bool> StopsBetweenLaunches(const AskOptions& options) const;
+  Status StopLaunches(const AskOptions& options, Deadline until, const Progress& progress);
+  void GiveLaunches(const agreement::LaunchStop& stop, bool parks);
+  [[nodiscard]] Status DoNotStand(const agreement::LaunchStop& stop, std::chrono::milliseconds deadline) const;
   void AwaitEndOfEarlier();
-  void Post(Ask ask, bool all_tags, Stage stage);
+  void Post(Ask ask, bool all_tags, Stage stage, const agreement::LaunchOrder& launches = {});
   void SetStage(Stage stage);
   void Withdraw();  // what nobody has begun to carry out
   void GiveAll();

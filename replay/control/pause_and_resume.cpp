@@ -26,12 +26,16 @@ Status JobControl::Pause(const AskOptions& options, const Progress& progress) {
   // before it has ended, well or not.
   if (one_is(Phase::kResuming)) static_cast<void>(Resume(options.deadline, progress));
   const bool was_paused = one_is(Phase::kPaused);
-  Post(Ask::kPause, options.all_tags, Stage::kCome);
-  if (const Status come = AwaitAll(options, until, progress); !come.ok()) {
+  AMEM_ASSIGN(const bool between, StopsBetweenLaunches(options));
+  agreement::LaunchOrder closes;
+  if (between) closes = {.version = 1, .stands = false, .parks = options.parks};
+  Post(Ask::kPause, options.all_tags && !between, Stage::kCome, closes);
+  const Status come = between ? StopLaunches(options, until, progress) : AwaitAll(options, until, progress);
+  if (!come.ok()) {
     Withdraw();
     return come;
   }
-  if (progress) progress("all ranks have come, and pause");
+  if (progress) progress(options.parks ? "all ranks stand" : "all ranks have come, and pause");
   for (const Stage stage : {Stage::kTags, Stage::kNccl}) {
     SetStage(stage);
     if (const Status done = AwaitStage(stage); !done.ok()) return was_paused ? done : UndoPause(done);

@@ -5,11 +5,13 @@
 #include <utility>
 
 #include "journal/base/clock.h"
+#include "journal/base/thread.h"
 
 namespace amem::control {
 
 constexpr int kTries = 20;
 constexpr std::chrono::milliseconds kSlice{100};
+constexpr std::chrono::microseconds kBetweenReadings{500};  // while launches are held until all stand
 
 // ---- what both threads know ------------------------------------------------------------------------------------------------
 
@@ -18,6 +20,23 @@ void RankControl::Begin(SessionId self, Actions& actions, std::uint64_t steps) {
   self_ = self;
   actions_ = &actions;
   steps_.store(steps, std::memory_order_seq_cst);
+  const std::lock_guard lock(mutex_);
+  held_by_ = &actions;
+}
+
+RankControl::~RankControl() {
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+    ++changes_;
+    changed_.notify_all();
+  }
+  if (between_.joinable()) between_.join();
+}
+
+void RankControl::SetAsked(std::uint64_t request) {
+  asked_.store(request, std::memory_order_seq_cst);
+  asked_at_steps_.store(order_.launches.version == 0 ? request : 0, std::memory_order_seq_cst);
 }
 
 void RankControl::Tell(const Change& change) {
@@ -39,9 +58,15 @@ void RankControl::OnOrder(const Order& order) {
   last_request_ = order.request;
   order_ = order;
   tool_lives_ = true;
-  asked_.store(order.ask == Ask::kNothing ? 0 : order.request, std::memory_order_seq_cst);
+  SetAsked(order.ask == Ask::kNothing ? 0 : order.request);
   ++changes_;
   changed_.notify_all();
+  if (order.launches.version == 0 || order.ask != Ask::kPause || serves_between_ || held_by_ == nullptr) return;
+  if (between_.joinable()) between_.join();  // it has ended, or is about to without this lock
+  auto started = StartThread("amem-between", [this] { ServeBetweenLaunches(); });
+  if (!started.ok()) return;  // the tool gives up at its deadline
+  serves_between_ = true;
+  between_ = *std::move(started);
 }
 
 void RankControl::OnToolGone() {
@@ -58,6 +83,7 @@ Standing RankControl::Look() {
   now.last_step_ns = last_step_ns_.load(std::memory_order_relaxed);
   now.last_request = last_request_;
   if (asked_.load(std::memory_order_relaxed) != 0) now.asked = order_;
+  if (now.launches.version == 0 && held_by_ != nullptr) now.launches.why_not = held_by_->WhyLaunchesCannotBeHeld();
   return now;
 }
 
@@ -69,7 +95,7 @@ bool RankControl::ToolLives() {
 void RankControl::Settle(std::uint64_t request) {
   const std::lock_guard lock(mutex_);
   settled_ = std::max(settled_, request);
-  if (asked_.load(std::memory_order_relaxed) == request) asked_.store(0, std::memory_order_seq_cst);
+  if (asked_.load(std::memory_order_relaxed) == request) SetAsked(0);
 }
 
 // The tool reads `about`, so that it takes nothing that is about an earlier request for an answer to this one.
@@ -114,6 +140,48 @@ bool RankControl::Serve(std::uint64_t step, bool return_soon) {
   }
 }
 
+// By AMem's own thread, from the order that holds launches to the end of what came of it. Meanwhile the program runs, until it
+// launches.
+void RankControl::ServeBetweenLaunches() {
+  const std::lock_guard serving(serving_);
+  for (;;) {
+    std::unique_lock lock(mutex_);
+    const std::uint64_t change = changes_;
+    const Order order = asked_.load(std::memory_order_relaxed) != 0 ? order_ : Order();
+    const bool ends = ends_;
+    lock.unlock();
+    const Next next = ends ? Next::kGoOn : LookAt(order, kBetweenLaunches);
+    if (next == Next::kAgain) continue;
+    if (next == Next::kGoOn) {
+      actions_->LetLaunchesGo();
+      Tell([](Standing& mine) {
+        mine.launches = {};
+        mine.parked = false;
+      });
+    }
+    lock.lock();
+    if (next == Next::kGoOn && (changes_ == change || ends)) {
+      serves_between_ = false;
+      return;
+    }
+    if (next == Next::kGoOn) continue;
+    if (mode_ == Mode::kIdle)
+      changed_.wait_for(lock, kBetweenReadings, [&] { return changes_ != change; });
+    else
+      changed_.wait_for(lock, kSlice, [&] { return changes_ != change; });
+  }
+}
+
+RankControl::Next RankControl::HoldLaunches(const Order& order) {
+  const agreement::LaunchReading reading = actions_->HoldLaunches(order.launches);
+  if (order.launches.stands && reading.why_not.empty()) return Arrive(order, 0, false);
+  Report(Phase::kHeld, Stage::kCome, [&](Standing& mine) {
+    mine.at = 0;
+    mine.launches = reading;
+  });
+  return Next::kWait;
+}
+
 RankControl::Next RankControl::LookAt(const Order& order, std::uint64_t step) {
   if (mode_ == Mode::kPaused) return LookPaused(order);
   if (mode_ == Mode::kWaiting) return LookWaiting(order);
@@ -133,7 +201,9 @@ RankControl::Next RankControl::LookIdle(const Order& order, std::uint64_t step) 
     return Next::kGoOn;
   }
   // Inside its own pause a program may come to safe points whose numbers the others have not agreed on, and need not.
-  if (step == kOwnResume || Look().own_pause == OwnPause::kPaused) return Arrive(order, step, true);
+  const bool between = step == kBetweenLaunches;
+  if (step == kOwnResume || OwnPauseNow() == OwnPause::kPaused) return Arrive(order, between ? 0 : step, true);
+  if (between) return order.launches.version != 0 ? HoldLaunches(order) : Next::kGoOn;
   if (order.stage == Stage::kCome && (order.target == 0 || step > order.target)) {
     Report(Phase::kHeld, Stage::kCome, [step](Standing& mine) { mine.at = step; });
     return Next::kWait;
@@ -182,13 +252,17 @@ RankControl::Next RankControl::LookWaiting(const Order& order) {
     Report(Phase::kPausing, Stage::kTags);
     return Next::kAgain;
   }
-  return stage == Stage::kTags ? Next::kWait : PauseNow();
+  return stage == Stage::kTags ? Next::kWait : PauseNow(order);
 }
 
-RankControl::Next RankControl::PauseNow() {
+RankControl::Next RankControl::PauseNow(const Order& order) {
+  const bool between = order.launches.version != 0, parks = order.launches.parks;
   if (!own_pause_) {
-    if (const Status paused = actions_->PauseNccl(); !paused.ok()) return GiveUp(paused, Phase::kFailed);
-    nccl_paused_ = true;
+    if (between)
+      if (const Status idle = actions_->AwaitLaunches(); !idle.ok()) return GiveUp(idle, Phase::kFailed);
+    if (!parks)
+      if (const Status paused = actions_->PauseNccl(); !paused.ok()) return GiveUp(paused, Phase::kFailed);
+    nccl_paused_ = !parks;
   }
   mode_ = Mode::kPaused;
   const Bytes held = actions_->Held();
@@ -197,6 +271,7 @@ RankControl::Next RankControl::PauseNow() {
   Report(Phase::kPaused, Stage::kNccl, [&](Standing& mine) {
     mine.held = held;
     mine.freed = freed;
+    mine.parked = parks;
   });
   return Next::kWait;
 }
@@ -276,6 +351,11 @@ void RankControl::See(const Order& order) {
 
 void RankControl::SetOwnPause(OwnPause own) {
   Tell([&](Standing& mine) { mine.own_pause = own; });
+}
+
+OwnPause RankControl::OwnPauseNow() {
+  const std::lock_guard lock(mutex_);
+  return standing_.own_pause;
 }
 
 // The tool takes a rank whose own pause holds for one that has come, so under one lock the rank looks whether it is asked, and

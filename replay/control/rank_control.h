@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <thread>
 
 #include "journal/base/deadline.h"
 #include "replay/peers/requests.h"
@@ -29,6 +30,12 @@ class Actions {
   virtual Status ResumeNccl() = 0;
   virtual Bytes Held() = 0;  // GPU memory that is resident now
   virtual void Note(EventBody event) = 0;
+  // Launches of NCCL's are held as the order says, and what is launched is told; until LetLaunchesGo.
+  virtual agreement::LaunchReading HoldLaunches(const agreement::LaunchOrder& order) = 0;
+  virtual void LetLaunchesGo() = 0;
+  // Until what was launched is done on the devices. From then on PauseNccl waits for no device, because the program runs on.
+  virtual Status AwaitLaunches() = 0;
+  virtual std::string WhyLaunchesCannotBeHeld() = 0;  // empty: they can; waits for nobody
   // How another rank stands; waits for a moment at most. kPeerLost: it has ended.
   virtual Result<Standing> Ask(SessionId rank) = 0;
 };
@@ -37,6 +44,9 @@ class RankControl : public RequestServer {
  public:
   // How long a tool is taken for alive that is silent, because it was stopped.
   explicit RankControl(std::chrono::milliseconds patience = std::chrono::seconds(30)) : patience_(patience) {}
+  ~RankControl() override;
+  RankControl(const RankControl&) = delete;
+  RankControl& operator=(const RankControl&) = delete;
   // Before a thread of the program comes with Serve or MayResume. `steps`: safe points that were passed before.
   void Begin(SessionId self, Actions& actions, std::uint64_t steps);
 
@@ -46,7 +56,7 @@ class RankControl : public RequestServer {
     // Both ends are sequentially consistent (requests.h). Of several threads the one that is ahead has told.
     while (last < step && !steps_.compare_exchange_weak(last, step, std::memory_order_seq_cst)) {
     }
-    return asked_.load(std::memory_order_seq_cst) != 0;
+    return asked_at_steps_.load(std::memory_order_seq_cst) != 0;
   }
   void CameAt(std::uint64_t coarse_ns) { last_step_ns_.store(coarse_ns, std::memory_order_relaxed); }
 
@@ -68,21 +78,26 @@ class RankControl : public RequestServer {
  private:
   enum class Mode { kIdle, kWaiting, kPaused };
   enum class Next { kGoOn, kAgain, kWait };
-  static constexpr std::uint64_t kOwnResume = 0;  // a step that no safe point has
+  static constexpr std::uint64_t kOwnResume = 0;                        // a step that no safe point has
+  static constexpr std::uint64_t kBetweenLaunches = ~std::uint64_t{0};  // likewise: AMem's own thread, while the program runs
 
   Next LookAt(const Order& order, std::uint64_t step);
   Next LookIdle(const Order& order, std::uint64_t step);
+  void SetAsked(std::uint64_t request);
+  void ServeBetweenLaunches();
+  Next HoldLaunches(const Order& order);
   Next LookWaiting(const Order& order);
   Next LookPaused(const Order& order);
   Next ResumeAsAsked(const Order& order);
   Next Arrive(const Order& order, std::uint64_t step, bool own_pause);
-  Next PauseNow();
+  Next PauseNow(const Order& order);
   Next StayPaused(const Status& why);
   Next GiveUp(const Status& why, Phase phase);
   void See(const Order& order);
 
   [[nodiscard]] bool ToolLives();
   void SetOwnPause(OwnPause own);
+  [[nodiscard]] OwnPause OwnPauseNow();
   void Settle(std::uint64_t request);  // nothing more is to be done about this one
   void Begin(std::uint64_t request, Phase phase);
   using Change = std::function<void(Standing&)>;
@@ -93,8 +108,9 @@ class RankControl : public RequestServer {
   const std::chrono::milliseconds patience_;
   alignas(64) std::atomic<std::uint64_t> steps_{0};
   std::atomic<std::uint64_t> last_step_ns_{0};
-  std::atomic<std::uint64_t> asked_{0};  // the request of order_, while something is to be done about it
-  alignas(64) std::mutex mutex_;         // over the next ones
+  // The request of order_, while something is to be done about it; and if it is to be done at a safe point.
+  std::atomic<std::uint64_t> asked_{0}, asked_at_steps_{0};
+  alignas(64) std::mutex mutex_;  // over the next ones
   std::condition_variable changed_;
   Order order_;
   Standing standing_;  // but for steps and what is asked
@@ -102,6 +118,9 @@ class RankControl : public RequestServer {
   Deadline void_after_{};    // unless the tool is heard before
   bool tool_lives_ = false;  // the one that gave order_
   std::function<void()> tell_;
+  Actions* held_by_ = nullptr;  // what holds launches
+  std::thread between_;         // ServeBetweenLaunches
+  bool serves_between_ = false, ends_ = false;
 
   std::mutex serving_;  // over all below: one thread does what is asked
   Actions* actions_ = nullptr;

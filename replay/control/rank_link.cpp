@@ -24,17 +24,25 @@ std::string Ago(std::uint64_t then_ns) {
 }
 
 std::string Running(const Standing& is) {
+  if (is.steps == 0 && is.launches.why_not.empty())
+    return "runs, and has made no safe point; it can be stopped between launches";
   if (is.steps == 0)
-    return "runs, and has made no safe point: its program has to call amem.safepoint() once a step, or to pause by itself";
+    return "runs, and has made no safe point: its program has to call amem.safepoint() once a step, or to pause by itself; it "
+           "cannot be stopped between launches, because " +
+           is.launches.why_not;
   return fmt::format("runs, and has made {} safe point{}, the last one {}", is.steps, is.steps == 1 ? "" : "s",
                      Ago(is.last_step_ns));
 }
 
 std::string Text(const Standing& is) {
-  const std::string place = is.at != 0 ? fmt::format("in safe point {}", is.at) : "in its program's own resume";
+  const std::string place = is.at != 0                 ? fmt::format("in safe point {}", is.at)
+                            : is.launches.version != 0 ? "between two launches"
+                                                       : "in its program's own resume";
+  if (is.parked) return "is parked " + place + ", with all its memory";
   switch (is.phase) {
     case Phase::kHeld:
-      return fmt::format("waits {} until a step is agreed on", place);
+      return is.launches.version != 0 ? "launches only what the others wait for"
+                                      : fmt::format("waits {} until a step is agreed on", place);
     case Phase::kArrived:
       return fmt::format("waits {} for the others, came {}", place, Ago(is.at_ns));
     case Phase::kPausing:

@@ -10,14 +10,15 @@
 #include <cstdint>
 #include <functional>
 
+#include "statemachine/agreement/launches.h"
 #include "statemachine/types.h"
 
 namespace amem::control {
 
 enum class Phase : std::uint8_t {
   kRunning,  // nothing is asked, or the rank is on its way to the step that was agreed on
-  kHeld,     // in a safe point, until a step is agreed on
-  kArrived,  // in the safe point that was agreed on, or in its own resume; waits for all others
+  kHeld,     // in a safe point, until a step is agreed on; or between launches, until all stand
+  kArrived,  // in the safe point that was agreed on, in its own resume, or between launches; waits for all others
   kPausing,
   kPaused,  // stays inside the safe point until a resume is asked for
   kResuming,
@@ -50,6 +51,7 @@ struct Order {
   std::uint64_t target = 0;  // the step; 0: not agreed on yet
   std::int32_t by_pid = 0;
   SessionId told_first{};  // whether this one was told to pause NCCL's memory is decided for all, should the tool die
+  agreement::LaunchOrder launches{};  // version 0: the rank is asked at its safe points
   friend bool operator==(const Order&, const Order&) = default;
 };
 
@@ -67,6 +69,8 @@ struct Standing {
   Bytes freed = 0, held = 0;       // by the last pause; resident when it last came, paused or resumed
   Order asked{};                   // what stands; request 0: nothing
   std::uint64_t last_request = 0;  // numbers up to this one were given out
+  agreement::LaunchReading launches{};
+  bool parked = false;  // it stands between launches with all its memory
   friend bool operator==(const Standing&, const Standing&) = default;
 };
 

@@ -194,6 +194,20 @@ std::filesystem::path Session::JournalDirectory() {
 
 Status Session::Pause() { return Cycle(CycleKind::kPause, {}); }
 Status Session::PauseOfIdleHosts() { return Cycle(CycleKind::kPause, {.hosts_idle = true}); }
+Status Session::PauseBesideProgram() {
+  const StreamMoment nothing;
+  return Cycle(CycleKind::kPause, {.after = &nothing});
+}
+Status Session::AwaitStreams(std::span<const std::pair<DeviceOrdinal, void*>> streams) {
+  const Deadline until = In(options_.deadlines.call());
+  std::vector<std::pair<DeviceOrdinal, std::unique_ptr<StreamMoment>>> moments;
+  for (const auto& [device, stream] : streams) {
+    AMEM_ASSIGN(auto moment, driver_.MomentOf(device, stream));
+    moments.emplace_back(device, std::move(moment));
+  }
+  for (const auto& [device, moment] : moments) AMEM_TRY(driver_.AwaitMoment(device, *moment, until));
+  return {};
+}
 Status Session::AwaitIdle() {
   const Deadline until = In(options_.deadlines.call());
   Plan pause;

@@ -148,12 +148,17 @@ class Session final : public PeerDelegate {
   // Idempotent; collective over the sessions that share memory with this one.
   Status Pause();
   Status PauseOfIdleHosts();  // Manner::hosts_idle
-  Status AwaitIdle();         // what a pause waits for first: the devices that NCCL uses here are idle
+  // While the program may run: the caller keeps NCCL from launching, and has waited for what it had launched (AwaitStreams).
+  Status PauseBesideProgram();
+  Status AwaitIdle();  // what a pause waits for first: the devices that NCCL uses here are idle
+  // Waits until all is done that was submitted to these streams so far. kRefused: it is not in time, or a stream is captured.
+  Status AwaitStreams(std::span<const std::pair<DeviceOrdinal, void*>> streams);
   // Waits for the other sessions as long as they live and stay paused: a program resumes when it needs the memory.
   Status Resume();
   Status ResumeInTime();  // with a deadline like a pause; for callers whose ranks have agreed to resume
   // kOutOfMemory: a device has too little free memory for a resume of all these scopes (zero: NCCL's memory). Asks nobody else.
   Status HasRoomFor(std::span<const PoolId> scopes);
+  [[nodiscard]] bool ReleasesUserMemory() const { return options_.user_memory == UserMemory::kRelease; }
   [[nodiscard]] bool paused() const { return paused_.load(std::memory_order_acquire); }
   // Of this session's journal; empty: there is none, or it is not known now. Waits for a moment only.
   [[nodiscard]] std::filesystem::path JournalDirectory();

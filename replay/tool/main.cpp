@@ -15,7 +15,8 @@
 
 namespace amem::tool {
 
-Command WhyCommand(), ListCommand(), LogCommand(), ReportCommand(), WatchCommand(), PauseCommand(), ResumeCommand();
+Command WhyCommand(), ListCommand(), LogCommand(), ReportCommand(), WatchCommand(), PauseCommand(), ResumeCommand(),
+    ParkCommand(), UnparkCommand();
 Command FreezeCommand(), ThawCommand(), TopCommand(), StateCommand(), ReplayCommand(), VerifyCommand(), PackCommand();
 
 namespace {
@@ -65,8 +66,8 @@ std::span<const Command> AllCommands() {
     std::vector<Command> commands;
     // In the order in which --help lists them, each group together.
     for (Command (*make)() :
-         {WhyCommand, ListCommand, LogCommand, ReportCommand, WatchCommand, PauseCommand, ResumeCommand, FreezeCommand,
-          ThawCommand, TopCommand, StateCommand, ReplayCommand, VerifyCommand, PackCommand}) {
+         {WhyCommand, ListCommand, LogCommand, ReportCommand, WatchCommand, PauseCommand, ResumeCommand, ParkCommand,
+          UnparkCommand, FreezeCommand, ThawCommand, TopCommand, StateCommand, ReplayCommand, VerifyCommand, PackCommand}) {
       commands.push_back(make());
       AddTerminalOptions(commands.back().arguments, terminal);
     }

@@ -34,6 +34,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/scenarios/job_kinds.h"
+
 namespace {
 
 struct ncclUniqueId {
@@ -792,6 +794,7 @@ std::string Await(const std::string& file) {
 
 const std::map<std::string, std::function<std::string(const std::string&)>> kCommandsWithArgument = {
     {"calls", TimeCalls},
+    {"kind", [](const std::string& what) { return job_kinds::Run(g_nccl, what); }},
     {"await", Await},
     {"train", Train},
     {"sleep", Sleep},

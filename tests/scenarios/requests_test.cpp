@@ -290,7 +290,7 @@ TEST_F(Named, ranks_that_have_not_met_are_one_job_by_one_launch_or_by_their_pids
   IsRefused({"pause", Pid(0)}, "is of a job of 3 ranks, and nothing says for certain which of these are the others", all);
   IsRefused({"freeze", Pid(0)}, "nothing says for certain", all);
   IsRefused({"pause", job_.journals()}, "there are 3 living jobs", all);
-  const Rank named = Tool({"pause", all[0], all[1], all[2], "--deadline", "1"});
+  const Rank named = Tool({"pause", all[0], all[1], all[2], "--at-safepoint", "--deadline", "1"});
   EXPECT_EQ(named.status, 3) << "all were asked, and came to no safe point: " << named.err;
   for (const pid_t rank : job_.processes()) ::kill(rank, SIGKILL);
   job_.Finish(std::chrono::milliseconds(60'000));
@@ -301,7 +301,7 @@ TEST_F(Named, ranks_that_have_not_met_are_one_job_by_one_launch_or_by_their_pids
   Start({"cuda", "load", "malloc", "barrier", "sleep=20000"}, launched);
   const std::string rank = std::to_string(launched.processes()[1]);
   ASSERT_TRUE(Until([&] { return Tool({"ls", "--live", rank}).status == 0 && Ask({"ls", "--live", rank}).size() == kRanks; }));
-  const Rank asked = Tool({"pause", rank, "--deadline", "1"});
+  const Rank asked = Tool({"pause", rank, "--at-safepoint", "--deadline", "1"});
   EXPECT_EQ(asked.status, 3) << asked.err;
   for (int i = 0; i < kRanks; ++i) EXPECT_NE(asked.err.find("rank " + std::to_string(i)), std::string::npos) << asked.err;
   for (const pid_t one : launched.processes()) ::kill(one, SIGKILL);
@@ -315,7 +315,7 @@ TEST_F(Named, ranks_whose_parent_is_pid_1_are_one_job_if_that_is_torchrun) {
   const char* script = R"sh(
     for RANK in 0 1; do export RANK; LD_PRELOAD=$PRELOAD "$1" cuda load malloc sleep=60000 >/dev/null & done
     for i in $(seq 400); do [ "$("$2" ls --live | grep -c '^rank ')" -ge 2 ] && break; sleep 0.05; done
-    "$2" pause $! --deadline 1 > "$3" 2>&1; echo "status $?" >> "$3"; kill %1 %2)sh";
+    "$2" pause $! --at-safepoint --deadline 1 > "$3" 2>&1; echo "status $?" >> "$3"; kill %1 %2)sh";
   for (const char* name : {"torchrun", "supervisor"}) {
     const auto program = job_.directory() / name, said = job_.directory() / (std::string(name) + ".said");
     std::ofstream(program) << script;
@@ -369,7 +369,7 @@ TEST_F(Named, a_launcher_may_be_pid_1_and_a_pid_means_a_process_of_this_namespac
 TEST_F(Requests, a_program_without_safe_points_is_asked_at_its_next_own_pause) {
   Start({"cuda", "load", "init", "reduce", "barrier", "sleep=700", "pause", "sleep=300", "resume", "reduce", "barrier"});
   ASSERT_TRUE(UntilSaid("reduce:"));
-  const json paused = Ask({"pause", "--deadline", "30"});
+  const json paused = Ask({"pause", "--at-safepoint", "--deadline", "30"});
   for (const json& rank : paused) EXPECT_TRUE(rank["paused_by_program"]) << rank;
   std::this_thread::sleep_for(std::chrono::milliseconds(900));
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job_.SoFar(rank).Said("resume"), "(not run)") << "the outside holds it";
@@ -385,7 +385,7 @@ TEST_F(Requests, a_program_without_safe_points_is_asked_at_its_next_own_pause) {
 TEST_F(Requests, a_rank_that_does_not_come_is_named_and_the_job_runs_on) {
   Start({"cuda", "load", "init", "reduce", "barrier", "1:sleep=2500", "steps=60,2", "barrier"});
   ASSERT_TRUE(UntilSaid("barrier:"));
-  const Rank late = Tool({"pause", "--deadline", "1"});
+  const Rank late = Tool({"pause", "--at-safepoint", "--deadline", "1"});
   EXPECT_EQ(late.status, 3) << late.out << late.err;
   EXPECT_NE(late.err.find("not all ranks came to safe point 1 within 1.0 s, and nothing was paused"), std::string::npos)
       << late.err;

@@ -61,7 +61,18 @@ Json JsonOf(const control::RankLook& rank) {
           {"taken", rank.account ? Json(all.taken) : Json()},
           {"running", rank.account ? Json(all.running) : Json()},
           {"stays", rank.account ? StaysOf(*rank.account, all) : Json()},
+          {"between_launches", rank.is.launches.why_not.empty()},
+          {"why_not_between_launches", rank.is.launches.why_not.empty() ? Json() : Json(rank.is.launches.why_not)},
+          {"parked", rank.is.parked},
           {"doing", rank.Doing()}};
+}
+
+// How a pause would stop it.
+std::string StopsAt(const control::RankLook& rank) {
+  if (!rank.heard || rank.phase() != "running" || rank.is.steps == 0) return "";
+  return rank.is.launches.why_not.empty()
+             ? "; can be stopped at its safe points, and between launches"
+             : "; can be stopped at its safe points, and not between launches: " + rank.is.launches.why_not;
 }
 
 // "; away: 480 MiB (nccl); holds 3.00 GiB, of it 2.00 GiB (tag weights); a pause leaves 24.0 MiB (cuMemAllocAsync, 2 pieces)"
@@ -114,7 +125,7 @@ void PrintRanks(Output& out, const std::vector<control::RankLook>& ranks, const 
   if (!done.empty()) out << done << "\n";
   for (const control::RankLook& rank : sorted)
     out << fmt::format("{}{}: {}{}\n", rank.process.name, rank.rank < 0 ? "" : fmt::format(" (pid {})", rank.process.pid),
-                       rank.Doing(), AccountOf(rank));
+                       rank.Doing(), (done.empty() ? StopsAt(rank) : "") + AccountOf(rank));
   if (job.elsewhere > 0)
     out << fmt::format("The launcher counts {}: those of other hosts are asked there.\n", Plural(job.elsewhere, "more rank"));
 }
@@ -129,10 +140,23 @@ std::optional<FreezeStep> FreezeOf(const FoundJob& job) {
   return last && IsBack(*last) ? std::nullopt : last;
 }
 
+enum class Asked : std::uint8_t { kPause, kPark, kResume };
+
+control::AskOptions HowToPause(const RequestOptions& options, Asked asked) {
+  control::AskOptions how{
+      .deadline = std::chrono::seconds(options.deadline_s), .at_step = options.at_step, .all_tags = options.tags};
+  how.parks = asked == Asked::kPark;
+  how.where = how.parks ? control::Where::kBetweenLaunches : WhereOf(options);
+  return how;
+}
+
 // Finds the job, connects to its ranks, has them pause, or else resume, and prints what came of it. Nothing is asked of a job
 // whose ranks all stand as is wanted already.
-template <bool pause>
+template <Asked wanted_of>
 int RunRequest(const RequestOptions& options, Output& out) {
+  constexpr bool pause = wanted_of != Asked::kResume;
+  if (options.at_safepoint && options.between_launches)
+    return Complain("--at-safepoint and --between-launches exclude each other");
   const Result<FoundJob> job = FindJob(options.job, Ties::kCertain);
   if (!job.ok()) return ComplainOf(job.status(), kCannotRead);
   if (const auto freeze = pause ? std::nullopt : FreezeOf(*job); freeze && freeze->outcome == "frozen")
@@ -143,28 +167,39 @@ int RunRequest(const RequestOptions& options, Output& out) {
   ReadAccounts(ranks);
   const control::Phase wanted = pause ? control::Phase::kPaused : control::Phase::kRunning;
   const auto as_wanted = [&](const control::RankLook& rank) {
-    return rank.heard && rank.is.phase == wanted && !rank.paused_by_program();
+    return rank.heard && rank.is.phase == wanted && !rank.paused_by_program() &&
+           (!pause || rank.is.parked == (wanted_of == Asked::kPark));
   };
   if (!ranks.empty() && !options.tags && std::ranges::all_of(ranks, as_wanted)) {  // tags may not be paused yet
     PrintRanks(out, ranks, *job,
-               fmt::format("{} {} already; nothing was changed", Plural(ranks.size(), "rank is", "ranks are"), ToText(wanted)),
+               fmt::format("{} {} already; nothing was changed", Plural(ranks.size(), "rank is", "ranks are"),
+                           wanted_of == Asked::kPark ? "parked" : ToText(wanted)),
                0, options.json);
     return kFine;
   }
+  const auto is_otherwise = [&](const control::RankLook& rank) {
+    return rank.is.phase == control::Phase::kPaused && rank.is.parked != (wanted_of == Asked::kPark);
+  };
+  if (pause && std::ranges::any_of(ranks, is_otherwise))
+    return Complain(wanted_of == Asked::kPark ? "the job is paused already: resume it first"
+                                              : "the job is parked: unpark it first");
   const std::chrono::seconds deadline(options.deadline_s);
   const std::uint64_t began_ns = MonotonicNs();
-  const Status asked =
-      pause ? control->Pause({deadline, options.at_step, options.tags}, Note) : control->Resume(deadline, Note);
+  const Status asked = pause ? control->Pause(HowToPause(options, wanted_of), Note) : control->Resume(deadline, Note);
   if (!asked.ok()) return ComplainOf(asked, asked.code() == Code::kRefused ? kCannotRead : kViolationFound);
   const double seconds = static_cast<double>(MonotonicNs() - began_ns) / 1e9;
   ranks = control->Look();
   ReadAccounts(ranks);
   Bytes freed = 0;
   for (const control::RankLook& rank : ranks) freed += rank.is.freed;
-  PrintRanks(out, ranks, *job,
-             fmt::format("{} {} in {:.2f} s{}", pause ? "paused" : "resumed", Plural(ranks.size(), "rank"), seconds,
-                         !pause || freed == 0 ? "" : ", " + FormatBytes(freed) + " given back"),
-             seconds, options.json);
+  PrintRanks(
+      out, ranks, *job,
+      fmt::format("{} {} in {:.2f} s{}",
+                  wanted_of == Asked::kPark ? "parked"
+                  : pause                   ? "paused"
+                                            : "resumed",
+                  Plural(ranks.size(), "rank"), seconds, !pause || freed == 0 ? "" : ", " + FormatBytes(freed) + " given back"),
+      seconds, options.json);
   return kFine;
 }
 
@@ -173,12 +208,15 @@ void AddResume(Arguments& arguments, RequestOptions& options) {
   AddJson(arguments, options.json);
 }
 
+void AddPark(Arguments& arguments, RequestOptions& options) { AddResume(arguments, options); }
+
 void AddPause(Arguments& arguments, RequestOptions& options) {
   AddResume(arguments, options);
   arguments.Add("--at-step", "N", options.at_step,
                 "At the safe point of this number, which must lie ahead; of a job on many hosts the same on each");
   arguments.Flag("--tags,--all", options.tags,
                  "The program's tags as well, with all contents; under AMEM_SCOPE=all that is all its memory");
+  AddWhere(arguments, options);
 }
 
 }  // namespace
@@ -189,6 +227,18 @@ void AddRequest(Arguments& arguments, RequestOptions& options, const char* deadl
       "The pid of a rank or of its launcher, a directory of journals, the launcher's id of the job, or several pids of "
       "ranks; default: the only living job of this user on this host");
   arguments.Add("--deadline", "SECONDS", options.deadline_s, deadline, 1);
+}
+
+void AddWhere(Arguments& arguments, RequestOptions& options) {
+  arguments.Flag("--at-safepoint", options.at_safepoint, "At a safe point of all ranks, and nowhere else");
+  arguments.Flag("--between-launches", options.between_launches,
+                 "Between two launches of NCCL's, also if the program makes safe points; default: if it makes none");
+}
+
+control::Where WhereOf(const RequestOptions& options) {
+  return options.at_safepoint       ? control::Where::kAtSafepoint
+         : options.between_launches ? control::Where::kBetweenLaunches
+                                    : control::Where::kAnywhere;
 }
 
 Exit ComplainOf(const Status& why, Exit code) {
@@ -213,16 +263,18 @@ int PrintLive(const std::vector<std::string>& names, bool json, Output& out) {
 
 Command PauseCommand() {
   return WithOptions<RequestOptions>(
-      {kLivingGroup, "pause", "Pauses a job at one safe point of all ranks, or not at all",
+      {kLivingGroup, "pause", "Pauses all ranks of a job, or none",
        "  amem pause                      the only living job of this user on this host\n"
        "  amem pause 4711 --deadline 300  the job of that process, or of that launcher\n"
        "  amem pause --tags               the program's tags too\n"
        "  amem pause 4711 --all           the same; under AMEM_SCOPE=all that is all memory of the job\n"
        "  amem pause 4711 4712            ranks of which nothing else says that they belong together\n"
-       "Programs call amem.safepoint() once a step; one without is asked at its next own pause. Exit code 3: it was asked and "
-       "did not pause, and runs as before.\n",
+       "  amem pause --at-safepoint       as far as its program calls amem.safepoint()\n"
+       "A job whose ranks all make safe points stops at one of them; another is stopped between two launches of NCCL's, if all "
+       "its launches are counted (ls --live says so), and else at its next own pause. Exit code 3: it was asked and did not "
+       "pause, and runs as before.\n",
        false},
-      AddPause, RunRequest<true>);
+      AddPause, RunRequest<Asked::kPause>);
 }
 
 Command ResumeCommand() {
@@ -231,7 +283,24 @@ Command ResumeCommand() {
                                       "  amem resume 4711\n"
                                       "A rank that its program had paused goes on when its program resumes it.\n",
                                       false},
-                                     AddResume, RunRequest<false>);
+                                     AddResume, RunRequest<Asked::kResume>);
+}
+
+Command ParkCommand() {
+  return WithOptions<RequestOptions>({kLivingGroup, "park", "Stops a job between two launches of NCCL's, with all its memory",
+                                      "  amem park 4711\n"
+                                      "No kernel of NCCL's runs on its GPUs, and none is launched until it is unparked: for a "
+                                      "preemption or a kill that must not "
+                                      "meet a transfer. Its programs run on until they launch. Exit code 3: it was asked and "
+                                      "does not stand, and runs as before.\n",
+                                      false},
+                                     AddPark, RunRequest<Asked::kPark>);
+}
+
+Command UnparkCommand() {
+  return WithOptions<RequestOptions>(
+      {kLivingGroup, "unpark", "Lets a parked job go on", "  amem unpark 4711\nThe same as resume.\n", false}, AddResume,
+      RunRequest<Asked::kResume>);
 }
 
 }  // namespace amem::tool

@@ -29,10 +29,13 @@ Result<FoundJob> FindJob(const std::vector<std::string>& names, Ties ties);
 struct RequestOptions {
   std::vector<std::string> job;
   std::uint32_t deadline_s = 60;
-  std::optional<std::uint64_t> at_step;  // of a pause
-  bool tags = false;                     // likewise: the program's as well
+  std::optional<std::uint64_t> at_step;                 // of a pause
+  bool tags = false;                                    // likewise: the program's as well
+  bool at_safepoint = false, between_launches = false;  // likewise: where
   bool json = false;
 };
+void AddWhere(Arguments& arguments, RequestOptions& options);  // --at-safepoint, --between-launches
+control::Where WhereOf(const RequestOptions& options);
 void AddRequest(Arguments& arguments, RequestOptions& options, const char* deadline);
 
 // Complains in one line for each of the message's, and returns the exit code: kCannotRead where the job cannot be asked,

@@ -103,12 +103,15 @@ int Perform(const FreezeCommandOptions& options, Status (FreezeOperation::*forwa
   if (!checkpointer.ok()) return Finish(options, {}, checkpointer.status().Within("nothing was touched"), machine, out);
   auto control = control::JobControl::Open(found->ranks, DefaultSocketDirectory());
   if (!control.ok()) return Finish(options, {}, control.status().Within("nothing was touched"), machine, out);
-  FreezeOptions how{
-      .asked = {.deadline = std::chrono::seconds(options.deadline_s), .at_step = options.at_step, .all_tags = true},
-      .allowances = {.this_host_only = options.this_host, .others_stay = options.others_stay},
-      .ranks_elsewhere = found->elsewhere,
-      .gpus = options.gpus,
-      .began_ns = began_ns};
+  FreezeOptions how{.asked = {.deadline = std::chrono::seconds(options.deadline_s),
+                              .at_step = options.at_step,
+                              .all_tags = true,
+                              .where = WhereOf(options),
+                              .tags_at_safepoint_only = true},
+                    .allowances = {.this_host_only = options.this_host, .others_stay = options.others_stay},
+                    .ranks_elsewhere = found->elsewhere,
+                    .gpus = options.gpus,
+                    .began_ns = began_ns};
   if (!options.json) how.say = Note;
   FreezeOperation operation(*control, **checkpointer, machine, std::move(how));
   const auto command = options.go_on ? &FreezeOperation::Continue : options.undo ? &FreezeOperation::Undo : forward;
@@ -127,6 +130,7 @@ void AddFreeze(Arguments& arguments, FreezeCommandOptions& options) {
   AddCommon(arguments, options);
   arguments.Add("--at-step", "N", options.at_step,
                 "The safe point to pause at, if it is still to come: the same N on each host");
+  AddWhere(arguments, options);
   arguments.Flag("--this-host", options.this_host, "The job has processes on other hosts, which are frozen there");
   arguments.Flag("--others-stay", options.others_stay, "Processes beside the ranks that use GPUs stay as they are");
 }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -25,6 +26,13 @@ class Memory final : public Actions {
   Status ResumeNccl() override { return Do("resume NCCL", &nccl); }
   Bytes Held() override { return kResident - (tags ? kTagBytes : 0) - (nccl ? kNcclBytes : 0) + grown; }
   void Note(EventBody event) override { notes.push_back(std::move(event)); }
+  agreement::LaunchReading HoldLaunches(const agreement::LaunchOrder& order) override {
+    held = order.version;
+    return {.version = order.version};
+  }
+  void LetLaunchesGo() override { held = 0; }
+  Status AwaitLaunches() override { return Do("await launches", &awaited); }
+  std::string WhyLaunchesCannotBeHeld() override { return ""; }
   Result<Standing> Ask(SessionId rank) override {
     asked.push_back(rank);
     return other;
@@ -44,6 +52,8 @@ class Memory final : public Actions {
   Result<Standing> other = Status{Code::kPeerLost, "it has ended"};
   std::string fails;
   bool tags = false, nccl = false;  // are paused
+  bool awaited = false;
+  std::atomic<std::uint64_t> held = 0;  // the version of the order that holds launches
   Bytes grown = 0;
 
  private:
@@ -589,6 +599,77 @@ TEST_F(RankControlTest, numbers_go_up_and_what_is_settled_stays_so) {
   Allow(Stage::kNccl);
   EXPECT_EQ(is().asked, Order());
   EXPECT_EQ(is().last_request, 6U);
+}
+
+// ---- between launches: by a thread of AMem's own ---------------------------------------------------------------------------
+
+class BetweenLaunches : public RankControlTest {
+ protected:
+  void Hold(std::uint64_t request, bool parks = false) {
+    order = {.request = request, .ask = Ask::kPause, .by_pid = 77, .told_first = order.told_first};
+    order.launches = {.version = 1, .stands = false, .parks = parks};
+    Give();
+  }
+  void Stand() {
+    order.launches.version = 2;
+    order.launches.stands = true;
+    Give();
+  }
+  bool Becomes(Phase wanted) {
+    return test::Ranks::Becomes([&] { return phase() == wanted; });
+  }
+};
+
+TEST_F(BetweenLaunches, launches_are_held_then_awaited_then_the_memory_goes_while_the_program_runs) {
+  Hold(1);
+  ASSERT_TRUE(Becomes(Phase::kHeld));
+  EXPECT_EQ(is().launches.version, 1U);
+  EXPECT_TRUE(GoesOnAt(1)) << "a safe point is passed: what the others wait for may come behind it";
+  Stand();
+  ASSERT_TRUE(Becomes(Phase::kArrived));
+  Allow(Stage::kNccl);
+  ASSERT_TRUE(Becomes(Phase::kPaused));
+  EXPECT_EQ(memory.calls, (Calls{"await launches", "pause NCCL"}));
+  EXPECT_NE(memory.held, 0U);
+  AskFor(2, Ask::kResume);
+  Allow(Stage::kNccl);
+  ASSERT_TRUE(Becomes(Phase::kRunning));
+  ASSERT_TRUE(test::Ranks::Becomes([&] { return memory.held == 0; }));
+  EXPECT_FALSE(memory.nccl);
+}
+
+TEST_F(BetweenLaunches, a_parked_rank_keeps_its_memory) {
+  Hold(1, true);
+  ASSERT_TRUE(Becomes(Phase::kHeld));
+  Stand();
+  ASSERT_TRUE(Becomes(Phase::kArrived));
+  Allow(Stage::kNccl);
+  ASSERT_TRUE(Becomes(Phase::kPaused));
+  EXPECT_TRUE(is().parked);
+  EXPECT_EQ(memory.calls, Calls{"await launches"});
+  AskFor(2, Ask::kResume);
+  Allow(Stage::kNccl);
+  ASSERT_TRUE(test::Ranks::Becomes([&] { return memory.held == 0; }));
+  EXPECT_FALSE(is().parked);
+}
+
+TEST_F(BetweenLaunches, launches_go_on_when_the_request_is_withdrawn_when_the_tool_dies_and_when_the_pause_fails) {
+  Hold(1);
+  ASSERT_TRUE(Becomes(Phase::kHeld));
+  Withdraw();
+  ASSERT_TRUE(test::Ranks::Becomes([&] { return memory.held == 0; }));
+  Hold(2);
+  ASSERT_TRUE(Becomes(Phase::kHeld));
+  ToolDies();
+  ASSERT_TRUE(test::Ranks::Becomes([&] { return memory.held == 0; }));
+  memory.fails = "await launches";
+  Hold(3);
+  ASSERT_TRUE(Becomes(Phase::kHeld));
+  Stand();
+  Allow(Stage::kNccl);
+  ASSERT_TRUE(Becomes(Phase::kFailed));
+  ASSERT_TRUE(test::Ranks::Becomes([&] { return memory.held == 0; }));
+  EXPECT_FALSE(memory.nccl);
 }
 
 }  // namespace

@@ -46,6 +46,10 @@ class Numbers final : public Actions {
     if (std::holds_alternative<SafepointReached>(event)) ++words_.reached;
     if (const auto* ended = std::get_if<RequestEnded>(&event)) ++(ended->code == Code::kOk ? words_.ended : words_.failed);
   }
+  agreement::LaunchReading HoldLaunches(const agreement::LaunchOrder&) override { return {.why_not = kNoLaunches}; }
+  void LetLaunchesGo() override {}
+  Status AwaitLaunches() override { return {}; }
+  std::string WhyLaunchesCannotBeHeld() override { return kNoLaunches; }
   Result<Standing> Ask(SessionId rank) override { return StandingOf(sockets_, rank); }
   // Fails on all ranks, as NCCL's pause does, when one of them fails or does not come.
   Status Together(Fails fails, std::atomic<std::uint64_t>& counter) {

@@ -23,6 +23,7 @@ inline constexpr std::chrono::milliseconds kLong{20'000};
 inline bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 inline constexpr std::size_t kMostRanks = 8;
+inline constexpr const char* kNoLaunches = "it launches nothing";
 
 // What a rank does, and what the test reads; both sides may write at any time.
 struct RankWords {

@@ -578,7 +578,7 @@ TEST(Stats, for_people_say_how_long_each_phase_took_and_what_became_of_contents)
   job.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
   const auto ranks = job.Run(2, {"cuda", "load", "init", "reduce", "barrier", "pause", "resume", "memstats"});
   for (const char* text :
-       {"last pause", "last resume", "with 2 sessions: arrive ", ", release ", ", create own ", " saved, ", " zero, "})
+       {"last pause", "last resume", "with 2 sessions: arrive ", ", release ", " create own ", " saved, ", " zero, "})
     EXPECT_NE(ranks[0].err.find(text), std::string::npos) << text << "\n" << All(ranks);
 }
 

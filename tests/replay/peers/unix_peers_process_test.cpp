@@ -436,14 +436,15 @@ TEST_F(ProcessTest, who_died_before_is_no_member_and_costs_no_second_call) {
     children.push_back(std::make_unique<Child>([&, rank] {
       auto self = JoinRing(rank, 3);
       if (rank == 1) ::raise(SIGKILL);
-      std::this_thread::sleep_for(milliseconds(20));
-      const Status paused =
-          CallOnBoards(*self->peers, CycleKind::kPause, milliseconds(kTimeout)).status;  // it is dying, or dead
+      never_.Await();  // it has died
+      const Status paused = CallOnBoards(*self->peers, CycleKind::kPause, milliseconds(kTimeout)).status;
       Note(rank, paused);
       if (!paused.ok()) return 1;
       return self->session.WaitUntilLost(1) ? 0 : 3;
     }));
   }
+  children[1]->Wait();
+  never_.Pass(2);
   for (const int rank : {0, 2}) {
     EXPECT_EQ(children[static_cast<std::size_t>(rank)]->Wait(), 0)
         << desk_->reports[static_cast<std::size_t>(rank)].text.data();

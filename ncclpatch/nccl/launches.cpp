@@ -212,7 +212,7 @@ void CountClosed(All& all, std::span<const Launched> launched) {
       agreement::Launched(launcher, {&clock, 1}, all.gate.targets);
     }
     CountOne(one);
-    if (one.counted != nullptr) AddStream(*one.counted, one.stream);
+    if (one.counted != nullptr && one.on_stream) AddStream(*one.counted, one.stream);
   }
 }
 
@@ -392,7 +392,7 @@ void EnterClosed(const char* call, std::span<const Launched> launched) noexcept 
     } else {
       for (const Launched& one : launched) CountOne(one);
       for (const Launched& one : launched)
-        if (one.counted != nullptr) AddStream(*one.counted, one.stream);
+        if (one.counted != nullptr && one.on_stream) AddStream(*one.counted, one.stream);
     }
     if (!launched.empty()) g_launched.store(true, std::memory_order_relaxed);
     (t_launches.inside != nullptr ? *t_launches.inside : PlaceOfThread()).store(call, std::memory_order_release);

@@ -61,6 +61,7 @@ struct Launched {
   Shape shape{};
   std::int32_t peer = -1;
   Stream stream = nullptr;
+  bool on_stream = true;  // else the host alone waits for the other ranks
 };
 
 // ---- what the registry knows, as it learns it
@@ -138,7 +139,7 @@ int Launch(const char* name, std::span<const Launched> launched, const Call& cal
     for (const Launched& one : launched) {
       CountOne(one);
       if (one.counted != nullptr && one.counted->last_stream.load(std::memory_order_relaxed) != one.stream) [[unlikely]]
-        NoteStream(*one.counted, one.stream);
+        if (one.on_stream) NoteStream(*one.counted, one.stream);
     }
   }
   state.launching = true;

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <span>
 #include <vector>
 
 #include "ncclpatch/nccl/attribution.h"
@@ -41,7 +42,7 @@ int MakeWay(Communicator asked, CommunicatorId id) noexcept {
   return server == nullptr ? kSuccess : server->BeforeMaking(asked);
 }
 
-constexpr std::uint64_t kNoPart = ~std::uint64_t{0};
+constexpr std::uint64_t kNoPart = ~std::uint64_t{0}, kRanksLeave = kNoPart - 1;
 
 template <class Call>
 int Making(CommunicatorId id, const Call& call) {
@@ -53,8 +54,9 @@ int Making(CommunicatorId id, const Call& call) {
 
 // One communicator. In a group NCCL only notes the request, and the result is known at the group's end. If NCCL writes the
 // address at once, the program may move it, so `out` is read at the end only if nothing was written.
+// `counts`: on what the making counts as a launch, because all its ranks take part.
 template <class Call>
-int MakeOne(const Communicator& asked, ncclComm** out, const Call& call) {
+int MakeOne(const Communicator& asked, ncclComm** out, const Call& call, std::span<const launches::Launched> counts = {}) {
   if (t_state.inside || out == nullptr) return call();
   const CommunicatorId id = registry::Begin(asked);
   if (const int answer = MakeWay(asked, id)) return registry::End(id, "failed"), answer;
@@ -63,10 +65,11 @@ int MakeOne(const Communicator& asked, ncclComm** out, const Call& call) {
   if (group.depth > 0 && id) {
     const int result = Making(id, call);
     if (!Accepted(result)) return Settle(id, nullptr, result), result;
+    for (const launches::Launched& one : counts) Collect(asked.place, one);
     AddPending(group, {id, out, *out == before ? nullptr : *out});
     return result;
   }
-  return launches::Pass("the making of a communicator", [&]() noexcept {
+  return launches::Launch("the making of a communicator", counts, [&]() noexcept {
     const int result = Making(id, call);
     Settle(id, Accepted(result) ? *out : nullptr, result);
     return result;
@@ -79,7 +82,9 @@ int MakeFrom(ncclComm* parent, std::uint64_t which, Communicator asked, ncclComm
   if (const int answer = t_state.inside ? kSuccess : RefusalOf(asked.how, parent)) return answer;
   asked.parent = registry::IdOf(parent);
   if (which != kNoPart && !t_state.inside) asked.clock = registry::ClockOfPart(parent, which);
-  return MakeOne(asked, out, call);
+  const launches::Launched one{.counted = launches::FindCounted(parent), .on_stream = false};
+  const bool counts = which != kNoPart && which != kRanksLeave && one.counted != nullptr;
+  return MakeOne(asked, out, call, {&one, counts ? std::size_t{1} : std::size_t{0}});
 }
 
 template <replacements::Text Name, class... More>
@@ -133,7 +138,7 @@ template <replacements::Text Name, replacements::Text How, class Which, class...
 struct Part : redirects::Around<Part<Name, How, Which, Flags...>, Name> {
   static int With(std::size_t place, const redirects::Pass& pass, ncclComm* parent, Which which, int, ncclComm** comm, Config*,
                   Flags...) {
-    std::uint64_t part = 0;  // of one order there is one shrink, and a split for each color
+    std::uint64_t part = kRanksLeave;  // who leaves does not call; of a split there is one for each color
     if constexpr (std::is_same_v<Which, int>) part = static_cast<std::uint32_t>(which);
     return MakeFrom(parent, part, Asked(place, How.data, -1, 0), comm, pass);
   }

@@ -71,7 +71,9 @@ struct Together {
     Touch(place, comm);
     if (const int answer = refused ? RefusalOf(kName, comm) : kSuccess) return answer;
     const auto call = [&]() noexcept { return real(arguments...); };
-    return t_state.groups[place].depth == 0 ? launches::Pass(kName, call) : call();
+    if (t_state.groups[place].depth > 0 || comm == nullptr) return call();
+    const launches::Launched one{.counted = launches::FindCounted(comm), .on_stream = false};
+    return refused ? launches::Launch(kName, {&one, 1}, call) : launches::Pass(kName, call);  // others may not give it back
   }
 };
 

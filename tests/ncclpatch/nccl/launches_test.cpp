@@ -122,6 +122,7 @@ TEST_F(Launches, ranks_know_a_communicator_by_one_name_and_different_ones_by_dif
     ASSERT_EQ(Function<Shrink>("ncclCommShrink")(i == 0 ? first : second, nullptr, 0, &shrunk[i], nullptr, 0), 0);
   EXPECT_EQ(ClockOf(shrunk[0]), ClockOf(shrunk[1]));
   EXPECT_NE(ClockOf(shrunk[0]), ClockOf(again));
+  EXPECT_EQ(Counts(first), (Expected{{"collectives", 2}})) << "a split is made by all ranks of its parent, a shrink is not";
   ncclComm* all[2] = {};
   ASSERT_EQ((Function<int(ncclComm**, int, const int*)>("ncclCommInitAll")(all, 2, nullptr)), 0);
   EXPECT_EQ(ClockOf(all[0]), ClockOf(all[1]));

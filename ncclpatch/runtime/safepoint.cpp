@@ -67,6 +67,7 @@ class OnSession final : public control::Actions {
   void Note(EventBody event) override { session_.Note(std::move(event)); }
   agreement::LaunchReading HoldLaunches(const agreement::LaunchOrder& order) override {
     launches_held_ = true;
+    LetCapturesGoOn();
     agreement::LaunchReading reading = nccl::launches::Hold(order);
     if (reading.why_not.empty()) reading.why_not = WhyBesideProgramCannotPause();
     return reading;
@@ -83,6 +84,12 @@ class OnSession final : public control::Actions {
   Result<control::Standing> Ask(SessionId rank) override { return control::StandingOf(sockets_, rank); }
 
  private:
+  // The program's threads may capture while this one calls the driver.
+  static void LetCapturesGoOn() {
+    static const auto exchange = AMEM_DRIVER(cuThreadExchangeStreamCaptureMode);
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (exchange != nullptr) exchange(&mode);
+  }
   // Memory of ncclMemAlloc is the program's own, which may use it while it runs.
   [[nodiscard]] std::string WhyBesideProgramCannotPause() const {
     if (session_.ReleasesUserMemory()) return "with AMEM_USER_MEMORY=release a pause takes memory that the program uses";

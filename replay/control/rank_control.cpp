@@ -172,9 +172,9 @@ void RankControl::ServeBetweenLaunches() {
   }
 }
 
-RankControl::Next RankControl::HoldLaunches(const Order& order) {
+RankControl::Next RankControl::HoldLaunches(const Order& order, bool own_pause) {
   const agreement::LaunchReading reading = actions_->HoldLaunches(order.launches);
-  if (order.launches.stands && reading.why_not.empty()) return Arrive(order, 0, false);
+  if (order.launches.stands && reading.why_not.empty()) return Arrive(order, 0, own_pause);
   Report(Phase::kHeld, Stage::kCome, [&](Standing& mine) {
     mine.at = 0;
     mine.launches = reading;
@@ -201,9 +201,9 @@ RankControl::Next RankControl::LookIdle(const Order& order, std::uint64_t step) 
     return Next::kGoOn;
   }
   // Inside its own pause a program may come to safe points whose numbers the others have not agreed on, and need not.
-  const bool between = step == kBetweenLaunches;
-  if (step == kOwnResume || OwnPauseNow() == OwnPause::kPaused) return Arrive(order, between ? 0 : step, true);
-  if (between) return order.launches.version != 0 ? HoldLaunches(order) : Next::kGoOn;
+  const bool own = OwnPauseNow() == OwnPause::kPaused;
+  if (step == kBetweenLaunches) return order.launches.version != 0 ? HoldLaunches(order, own) : Next::kGoOn;
+  if (step == kOwnResume || own) return Arrive(order, step, true);
   if (order.stage == Stage::kCome && (order.target == 0 || step > order.target)) {
     Report(Phase::kHeld, Stage::kCome, [step](Standing& mine) { mine.at = step; });
     return Next::kWait;

@@ -85,7 +85,7 @@ class RankControl : public RequestServer {
   Next LookIdle(const Order& order, std::uint64_t step);
   void SetAsked(std::uint64_t request);
   void ServeBetweenLaunches();
-  Next HoldLaunches(const Order& order);
+  Next HoldLaunches(const Order& order, bool own_pause);
   Next LookWaiting(const Order& order);
   Next LookPaused(const Order& order);
   Next ResumeAsAsked(const Order& order);

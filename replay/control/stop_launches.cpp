@@ -15,7 +15,7 @@ namespace {
 constexpr std::chrono::seconds kTellOfStop{1};
 // For as long nothing changes before a rank that is held is let go once more; longer each time, because a rank that computes
 // changes nothing either.
-constexpr std::chrono::milliseconds kStill{100}, kMostStill{2'000};
+constexpr std::chrono::milliseconds kStill{100}, kMostStill{500};
 
 std::string Seconds(std::chrono::milliseconds time) { return fmt::format("{:.1f} s", static_cast<double>(time.count()) / 1e3); }
 
@@ -75,8 +75,7 @@ Status JobControl::StopLaunches(const AskOptions& options, Deadline until, const
         return {Code::kRefused,
                 fmt::format("{} cannot be stopped between launches: {}; nothing was changed", rank.name(), says.why_not)};
       all_came = all_came && HasCome(rank);
-      const bool itself = rank->is.own_pause == OwnPause::kPaused;  // it launches nothing until it resumes, which is held
-      all_hold = all_hold && (itself || ((Has(rank, Phase::kHeld) || Has(rank, Phase::kArrived)) && says.version != 0));
+      all_hold = all_hold && (Has(rank, Phase::kHeld) || Has(rank, Phase::kArrived)) && says.version != 0;
       readings.push_back(says);
     }
     AMEM_TRY(FirstFailure(Ask::kPause));

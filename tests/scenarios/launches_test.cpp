@@ -89,7 +89,7 @@ TEST_P(Kinds, is_paused_and_parked_at_random_moments_and_its_results_are_right) 
     }
     for (int rank = 0; rank < kWorld; ++rank)
       EXPECT_EQ(StepOf(rank), before[static_cast<std::size_t>(rank)]) << "rank " << rank << " goes on while it is stopped";
-    const Rank resumed = Tool({parks ? "unpark" : "resume", Pid(0)});
+    const Rank resumed = Tool({"resume", Pid(0)});
     ASSERT_EQ(resumed.status, 0) << resumed.out << resumed.err;
     ASSERT_TRUE(UntilStep(StepOf(0) + 8)) << job_.SoFar(0).out << job_.SoFar(0).err;
   }
@@ -150,14 +150,38 @@ TEST_F(Unmodified, a_tool_that_dies_lets_all_run_on) {
         job::RunProgram({"/usr/bin/timeout", "-s", "KILL", "0.0" + std::to_string(2 + 3 * i), AMEM_REPLAY, "park"},
                         {{"AMEM_JOURNAL_DIR", job_.journals()}}, job_.directory());
     if (killed.status == 0) {
-      EXPECT_EQ(Tool({"unpark"}).status, 0);
+      EXPECT_EQ(Tool({"resume"}).status, 0);
     }
     const Rank later = Tool({"park", "--deadline", "20"});  // as soon as what the dead tool has left has come to its end
     ASSERT_EQ(later.status, 0) << later.err;
-    ASSERT_EQ(Tool({"unpark"}).status, 0);
+    ASSERT_EQ(Tool({"resume"}).status, 0);
     ASSERT_TRUE(UntilStep(StepOf(0) + 8));
   }
   AllEndWell();
+}
+
+TEST_F(Unmodified, one_that_pauses_by_itself_stays_paused_when_it_is_let_go_and_resumes_by_itself) {
+  job_.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  job_.Start(kWorld, {"cuda", "load", "init", "reduce", "pause", "barrier", "sleep=1500", "resume", "reduce", "barrier"});
+  const auto said = [&](const std::string& what) {
+    for (int waited = 0; waited < 2000; ++waited) {
+      bool all = true;
+      for (int rank = 0; rank < kWorld; ++rank) all = all && job_.SoFar(rank).Said(what) != "(not run)";
+      if (all) return true;
+      std::this_thread::sleep_for(milliseconds(10));
+    }
+    return false;
+  };
+  ASSERT_TRUE(said("barrier"));
+  const Rank stopped = Tool({"pause", "--between-launches"});
+  ASSERT_EQ(stopped.status, 0) << stopped.out << stopped.err;
+  for (const json& rank : Live()) EXPECT_TRUE(rank["paused_by_program"]) << rank;
+  ASSERT_EQ(Tool({"resume"}).status, 0);
+  for (const Rank& rank : job_.Finish(milliseconds(60'000))) {
+    EXPECT_EQ(rank.status, 0) << rank.out << rank.err;
+    EXPECT_EQ(rank.Said("resume"), "0") << rank.out;
+    EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0));
+  }
 }
 
 TEST_F(Unmodified, one_that_makes_no_safe_point_is_not_paused_at_one) {

@@ -16,7 +16,7 @@
 namespace amem::tool {
 
 Command WhyCommand(), ListCommand(), LogCommand(), ReportCommand(), WatchCommand(), PauseCommand(), ResumeCommand(),
-    ParkCommand(), UnparkCommand();
+    ParkCommand();
 Command FreezeCommand(), ThawCommand(), TopCommand(), StateCommand(), ReplayCommand(), VerifyCommand(), PackCommand();
 
 namespace {
@@ -67,7 +67,7 @@ std::span<const Command> AllCommands() {
     // In the order in which --help lists them, each group together.
     for (Command (*make)() :
          {WhyCommand, ListCommand, LogCommand, ReportCommand, WatchCommand, PauseCommand, ResumeCommand, ParkCommand,
-          UnparkCommand, FreezeCommand, ThawCommand, TopCommand, StateCommand, ReplayCommand, VerifyCommand, PackCommand}) {
+          FreezeCommand, ThawCommand, TopCommand, StateCommand, ReplayCommand, VerifyCommand, PackCommand}) {
       commands.push_back(make());
       AddTerminalOptions(commands.back().arguments, terminal);
     }

@@ -388,7 +388,7 @@ def stop_often(job, options, kind, chance, report, problems):
         if not parks:
             report["freed_mib"] = max(report.get("freed_mib", 0), min(rank["freed_bytes"] for rank in ranks) >> 20)
         time.sleep(chance.uniform(0, 0.4))
-        code, out, err = job.tool("unpark" if parks else "resume", pid, "--deadline", str(options.deadline))
+        code, out, err = job.tool("resume", pid, "--deadline", str(options.deadline))
         if code != 0:
             problems.append(f"resume {stop}: exit code {code}: {err[-1500:]}")
             return

@@ -182,7 +182,7 @@ int RunRequest(const RequestOptions& options, Output& out) {
   };
   if (pause && std::ranges::any_of(ranks, is_otherwise))
     return Complain(wanted_of == Asked::kPark ? "the job is paused already: resume it first"
-                                              : "the job is parked: unpark it first");
+                                              : "the job is parked: resume it first");
   const std::chrono::seconds deadline(options.deadline_s);
   const std::uint64_t began_ns = MonotonicNs();
   const Status asked = pause ? control->Pause(HowToPause(options, wanted_of), Note) : control->Resume(deadline, Note);
@@ -230,9 +230,9 @@ void AddRequest(Arguments& arguments, RequestOptions& options, const char* deadl
 }
 
 void AddWhere(Arguments& arguments, RequestOptions& options) {
-  arguments.Flag("--at-safepoint", options.at_safepoint, "At a safe point of all ranks, and nowhere else");
+  arguments.Flag("--at-safepoint", options.at_safepoint, "At a safe point, and nowhere else");
   arguments.Flag("--between-launches", options.between_launches,
-                 "Between two launches of NCCL's, also if the program makes safe points; default: if it makes none");
+                 "Between two launches of NCCL's, also if its program makes safe points");
 }
 
 control::Where WhereOf(const RequestOptions& options) {
@@ -269,10 +269,8 @@ Command PauseCommand() {
        "  amem pause --tags               the program's tags too\n"
        "  amem pause 4711 --all           the same; under AMEM_SCOPE=all that is all memory of the job\n"
        "  amem pause 4711 4712            ranks of which nothing else says that they belong together\n"
-       "  amem pause --at-safepoint       as far as its program calls amem.safepoint()\n"
-       "A job whose ranks all make safe points stops at one of them; another is stopped between two launches of NCCL's, if all "
-       "its launches are counted (ls --live says so), and else at its next own pause. Exit code 3: it was asked and did not "
-       "pause, and runs as before.\n",
+       "A job whose ranks make safe points stops at one; another between two launches of NCCL's, if they are counted (ls "
+       "--live), else at its next own pause. Exit code 3: it was asked and did not pause, and runs as before.\n",
        false},
       AddPause, RunRequest<Asked::kPause>);
 }
@@ -289,18 +287,11 @@ Command ResumeCommand() {
 Command ParkCommand() {
   return WithOptions<RequestOptions>({kLivingGroup, "park", "Stops a job between two launches of NCCL's, with all its memory",
                                       "  amem park 4711\n"
-                                      "No kernel of NCCL's runs on its GPUs, and none is launched until it is unparked: for a "
-                                      "preemption or a kill that must not "
-                                      "meet a transfer. Its programs run on until they launch. Exit code 3: it was asked and "
-                                      "does not stand, and runs as before.\n",
+                                      "None of NCCL's kernels runs, and none starts before amem resume: for a kill that meets "
+                                      "no transfer. Programs run on until "
+                                      "they launch. Exit code 3: it does not stand, and runs as before.\n",
                                       false},
                                      AddPark, RunRequest<Asked::kPark>);
-}
-
-Command UnparkCommand() {
-  return WithOptions<RequestOptions>(
-      {kLivingGroup, "unpark", "Lets a parked job go on", "  amem unpark 4711\nThe same as resume.\n", false}, AddResume,
-      RunRequest<Asked::kResume>);
 }
 
 }  // namespace amem::tool

@@ -436,6 +436,7 @@ void PeerService::WriteQueue(Inbound& connection) {
     if (sent != Sent::kDone) break;
     connection.queue.pop_front();
   }
+  if (tells_again_ && connection.id == asker_ && connection.queue.empty()) TellAsker();
   if (!connection.marked) SetInterest(connection);
 }
 

@@ -140,8 +140,9 @@ class PeerService final : private ServiceLoop::Client, NoCopies {
   std::optional<Clock::time_point> full_since_;  // no connection could be taken since then, for want of descriptors
   std::map<std::uint64_t, std::unique_ptr<Inbound>> inbound_;  // by id
   std::uint64_t last_id_ = 0;
-  std::uint64_t asker_ = 0;  // the connection whose orders this session takes; 0: there is none
-  std::uint64_t note_ = 0;   // the number of its last note, to be answered when that is in the journal; 0: none is owed
+  std::uint64_t asker_ = 0;   // the connection whose orders this session takes; 0: there is none
+  bool tells_again_ = false;  // what has changed, once the asker's queue is empty
+  std::uint64_t note_ = 0;    // the number of its last note, to be answered when that is in the journal; 0: none is owed
   std::unique_ptr<std::byte[]> buffer_;
   std::vector<EventBody> facts_;
   std::optional<Clock::time_point> tell_again_;

@@ -57,8 +57,12 @@ void PeerService::AnswerNote() {
   note_ = 0;
 }
 
+// Of what changes while earlier messages wait, the tool needs the last only: a tool that is slow must not be taken for one that
+// takes no answers.
 void PeerService::TellAsker() {
-  if (Inbound* asker = Asker()) Reply(*asker, 0, StandingMessage{requests_->Look()});
+  Inbound* const asker = Asker();
+  tells_again_ = asker != nullptr && !asker->queue.empty();
+  if (asker != nullptr && !tells_again_) Reply(*asker, 0, StandingMessage{requests_->Look()});
 }
 
 }  // namespace amem

@@ -29,7 +29,7 @@ using agreement::Launcher;
 
 constexpr std::int32_t kNoDevice = -1;
 constexpr std::size_t kMostClocks = 1500;  // that one message has room for
-constexpr std::size_t kEndedKept = 256;    // communicators whose other ranks may still have them
+constexpr std::size_t kEndedKept = 64;     // communicators whose other ranks may still have them
 
 struct Gate {
   std::uint64_t version = 0;

@@ -174,7 +174,10 @@ void RankControl::ServeBetweenLaunches() {
 
 RankControl::Next RankControl::HoldLaunches(const Order& order, bool own_pause) {
   const agreement::LaunchReading reading = actions_->HoldLaunches(order.launches);
-  if (order.launches.stands && reading.why_not.empty()) return Arrive(order, 0, own_pause);
+  if (order.launches.stands && reading.why_not.empty()) {
+    Tell([&](Standing& mine) { mine.launches = {.version = reading.version}; });  // what it counted matters no more
+    return Arrive(order, 0, own_pause);
+  }
   Report(Phase::kHeld, Stage::kCome, [&](Standing& mine) {
     mine.at = 0;
     mine.launches = reading;

@@ -104,13 +104,15 @@ LaunchStop::Next LaunchStop::LetGo(std::size_t seat, const Seen& seen) {
 LaunchStop::Next LaunchStop::Consider(std::span<const LaunchReading> readings, bool still) {
   if (std::ranges::any_of(readings, [](const LaunchReading& one) { return one.version == 0; })) return Next::kWait;
   Seen seen = See(readings);
-  clocks_.clear();
+  std::map<Place, std::vector<ClockId>> clocks;
   for (std::size_t i = 0; i < seen.places.size(); ++i)
-    for (const auto& [clock, count] : seen.launchers[i].launched) clocks_[seen.places[i]].push_back(clock);
+    for (const auto& [clock, count] : seen.launchers[i].launched) clocks[seen.places[i]].push_back(clock);
   Counts targets = targets_;
   for (const auto& [clock, count] : TargetsOf(seen.launchers)) targets[clock] = std::max(targets[clock], count);
-  if (targets != targets_) {
+  // A rank may become a member of a clock whose target the others have been told already.
+  if (targets != targets_ || clocks != clocks_) {
     targets_ = std::move(targets);
+    clocks_ = std::move(clocks);
     ++version_;
     return Next::kOrder;
   }

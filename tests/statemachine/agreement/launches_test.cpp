@@ -243,6 +243,17 @@ TEST(LaunchStop, a_rank_inside_a_call_does_not_stand_and_a_held_one_is_let_go_fo
   EXPECT_EQ(stop.Consider(both, false), LaunchStop::Next::kStand);
 }
 
+TEST(LaunchStop, a_rank_that_becomes_a_member_of_a_clock_is_told_a_target_that_others_know_already) {
+  LaunchStop stop;
+  std::vector both{Reading(1, 0, 4), Reading(1, 1, 4)};
+  both[0].clocks.push_back({.communicator = 10, .rank = 0, .ranks = 2, .device = 0, .launched = 1});
+  EXPECT_EQ(stop.Consider(both, false), LaunchStop::Next::kOrder);
+  for (LaunchReading& reading : both) reading.version = 2;
+  both[1].clocks.push_back({.communicator = 10, .rank = 1, .ranks = 2, .device = 0, .launched = 0});  // it has been made there
+  EXPECT_EQ(stop.Consider(both, false), LaunchStop::Next::kOrder);
+  EXPECT_EQ(stop.OrderOf(1).targets.size(), 2U);
+}
+
 TEST(LaunchStop, the_receiver_of_a_first_send_is_behind_although_it_has_no_count) {
   LaunchStop stop;
   std::vector both{Reading(1, 0, 4), Reading(1, 1, 4)};

@@ -59,6 +59,7 @@ BREACHES = {
                            ("replay/job/c.cpp", '#include "replay/diagnosis/why.h"\n'),
                            ("replay/diagnosis/c.cpp", '#include "replay/driver/driver.h"\n'),
                            ("replay/tool/c.cpp", '#include "replay/peers/peers.h"\n'),
+                           ("replay/rerun/c.cpp", '#include "replay/peers/unix/socket.h"\n'),
                            ("ncclpatch/runtime/c.cpp", '#include "ncclpatch/intercept/map.h"\n'),
                            ("ncclpatch/patch/c.cpp", '#include "ncclpatch/hook/hook.h"\n'),
                            ("ncclpatch/library/c.cpp", '#include "tests/sim/world.h"\n'),
@@ -139,7 +140,7 @@ HARMLESS += [(path, "namespace amem {\nnamespace {\nstruct Own {};\n}\nnamespace
              for path in ("replay/job/c.cpp", "replay/cycle/d.cpp")]
 HARMLESS += [("ncclpatch/hook/c.cpp", '#include <dlfcn.h>\n#include "ncclpatch/amem.h"\n#include "statemachine/a.h"\n// the Simulator\n'),
              ("ncclpatch/patch/c.cpp", 'int main() { std::printf("%s", std::getenv("X")); }\n'),
-             ("replay/rerun/c.cpp", '#include "replay/driver/simulator/simulator.h"\n#include "replay/peers/unix/socket.h"\n'),
+             ("replay/rerun/c.cpp", '#include "replay/driver/simulator/simulator.h"\n#include "replay/peers/peers.h"\n'),
              ("replay/session/unix/c.cpp", '#include "replay/cycle/executor.h"\n'),
              ("replay/driver/cuda/c.ptx", "ret;\n" * 2000), ("tests/long_test.cpp", long_function(1000)),
              *[readme(line)[0] for line in (

@@ -35,7 +35,8 @@ Status Statistics(std::string& json) {
   AMEM_ASSIGN(Session* const session, Runtime::Get().IfStarted());
   const char* const idle = session == nullptr ? Runtime::Get().WhyIdle() : nullptr;
   const std::string reason = idle != nullptr ? idle : attached.ok() ? "NCCL has made no memory call yet" : attached.message();
-  nlohmann::json all = nlohmann::json::parse(session ? session->StatisticsJson() : StatisticsJsonWithoutSession(reason));
+  nlohmann::json all =
+      nlohmann::json::parse(session ? session->statistics().Json() : SessionStatistics::JsonWithoutSession(reason));
   all["nccl_libraries"] = NcclLibraries(idle);
   json = all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return Status::Ok();
@@ -74,16 +75,17 @@ Status OfSession(const char* rows, std::string& json, const Text& text) {
 
 Status MemoryJson(std::string& json) {
   return OfSession("tags", json, [](Session& session) {
-    return hook::Libraries().empty() ? WithNcclNotUnderAmem(session.MemoryJson()) : session.MemoryJson();
+    return hook::Libraries().empty() ? WithNcclNotUnderAmem(session.statistics().MemoryJson())
+                                     : session.statistics().MemoryJson();
   });
 }
 
 Status AccountJson(std::string& json) {
-  return OfSession("devices", json, [](Session& session) { return session.AccountJson(); });
+  return OfSession("devices", json, [](Session& session) { return session.statistics().AccountJson(); });
 }
 
 Status ProcessesJson(std::string& json) {
-  return OfSession("devices", json, [](Session& session) { return session.ProcessesJson(); });
+  return OfSession("devices", json, [](Session& session) { return session.statistics().ProcessesJson(); });
 }
 
 std::string LibrariesText() {
@@ -113,7 +115,7 @@ int ncclMemStats() {
   return AtBorder("ncclMemStats", [] {
     AMEM_ASSIGN(amem::Session* const session, Runtime::Get().ToPause());
     const std::string text =
-        (session == nullptr ? std::string("AMem: NCCL holds no memory yet\n") : session->StatisticsText()) +
+        (session == nullptr ? std::string("AMem: NCCL holds no memory yet\n") : session->statistics().Text()) +
         amem::LibrariesText();
     std::fputs(text.c_str(), stderr);
     return Status::Ok();

@@ -48,7 +48,7 @@ Status Session::Close(const std::string& reason, std::int32_t exit_code) {
   if (!ledger_.TryLockFor(kPatience))
     return ledger_.Held().Within("close the session; its journal ends as if the process had been killed");
   const LedgerLock lock(ledger_, std::adopt_lock);
-  FlushRefused();
+  refused_.EndPause(ledger_);
   ledger_.Record(SessionClosed{reason, exit_code});
   return ledger_.journal() == nullptr ? Status{} : ledger_.journal()->Close();
 }
@@ -161,7 +161,7 @@ Status Session::Cycle(CycleKind kind, const Manner& how) {
     if (ledger_.TryLockFor(kToTidyUp)) {
       const Locked lock(*this, std::adopt_lock);
       RetireEmptySlabs();  // slabs that emptied during the cycle, because peers died or let go late
-      if (kind == CycleKind::kResume) FlushRefused();
+      if (kind == CycleKind::kResume) refused_.EndPause(ledger_);
     }
     const bool runs = Progress().lifecycle == Lifecycle::kRunning;
     if (runs && options_.network != nullptr) options_.network->Open();
@@ -267,17 +267,7 @@ void Session::NoteRefused(const char* call) {
   if (!ledger_.TryLockFor(kPatience)) return;
   const LedgerLock lock(ledger_, std::adopt_lock);
   if (ledger_.state().lifecycle == Lifecycle::kClosed) return;
-  Refused& refused = refused_[call];
-  ++refused.unrecorded;
-  std::uint64_t round = ++refused.all;
-  while (round % 10 == 0) round /= 10;
-  if (round == 1) ledger_.Record(LaunchRefused{call, std::exchange(refused.unrecorded, 0)});
-}
-
-void Session::FlushRefused() {
-  for (const auto& [call, refused] : refused_)
-    if (refused.unrecorded != 0) ledger_.Record(LaunchRefused{std::string(call), refused.unrecorded});
-  refused_.clear();
+  refused_.Add(call, ledger_);
 }
 
 bool Session::OnWitnessed(std::span<const EventBody> facts, std::chrono::milliseconds patience) {

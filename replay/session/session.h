@@ -35,8 +35,10 @@
 #include "replay/peers/peers.h"
 #include "replay/session/chunk_space.h"
 #include "replay/session/pools.h"
+#include "replay/session/refused_calls.h"
 #include "replay/session/session_options.h"
 #include "replay/session/slabs.h"
+#include "replay/session/statistics.h"
 #include "statemachine/event.h"
 
 namespace amem {
@@ -176,8 +178,7 @@ class Session final : public PeerDelegate {
   [[nodiscard]] InTags EnterTags(const Extent& touched, const char* call) { return EnterTags(std::span(&touched, 1), call); }
   [[nodiscard]] InTags EnterTagOf(AllocationId allocation);     // if it is a tag's chunk
   [[nodiscard]] bool HasTags() const { return pools_->any(); }  // if not, EnterTags does nothing
-  // Records a call that was refused because memory is paused: the first of a pause at once, then the 10th, 100th, 1000th, and
-  // at the end of the pause. `call` must outlive the session.
+  // Records a call that was refused because memory is paused (RefusedCalls). `call` must outlive the session.
   void NoteRefused(const char* call);
   // Own memory that a pause took from under an address. kNotFound: none is missing there.
   Result<AllocationProperties> PausedAt(Address address);
@@ -197,12 +198,8 @@ class Session final : public PeerDelegate {
     const LedgerLock lock(ledger_);
     return look(ledger_.state());
   }
-  [[nodiscard]] std::string StatisticsJson();
-  [[nodiscard]] std::string MemoryJson();      // by tag, with "nccl" and "user" (amem_json in ncclpatch/amem.h)
-  [[nodiscard]] std::string AccountJson();     // of the GPUs that have memory of AMem's (likewise)
-  [[nodiscard]] std::string ProcessesJson();   // that have memory on these (likewise); takes milliseconds
-  [[nodiscard]] std::string StatisticsText();  // some lines for people
-  void TrimPinned(Bytes keep);                 // unpins host memory that holds no contents; waits for a cycle's end
+  [[nodiscard]] SessionStatistics statistics() { return {options_, driver_, ledger_, slabs_, *coordinator_, *pools_}; }
+  void TrimPinned(Bytes keep);  // unpins host memory that holds no contents; waits for a cycle's end
 
   // ---- PeerDelegate
   Result<SharedAllocation> OnImport(const PeerIdentity& by, AllocationId as, const Token& token) override;
@@ -258,7 +255,6 @@ class Session final : public PeerDelegate {
   Status MapOnce(Address address, Bytes bytes, Bytes offset, AllocationId allocation, std::uint64_t flags);
   bool CutUpSlabOf(AllocationId allocation);  // false: not possible
 
-  void FlushRefused() REQUIRES(ledger_);
   // Called before NCCL or a peer lets go of an allocation for the last time: gives its driver handle back, or an import to its
   // owner.
   Status LetGo(AllocationId allocation) REQUIRES(ledger_);
@@ -323,14 +319,8 @@ class Session final : public PeerDelegate {
   Mutex cycle_mutex_{LockRank::kCycle};  // one pause or resume at a time
   ScopeGates gates_;
   std::atomic<bool> paused_{false};
-  struct Refused {
-    std::uint64_t all = 0, unrecorded = 0;
-  };
-  std::map<std::string_view, Refused> refused_ GUARDED_BY(ledger_);  // in the current pause, by call
+  RefusedCalls refused_ GUARDED_BY(ledger_);
   bool closed_ = false;
 };
-
-// StatisticsJson() of a process that has no session, and why not.
-[[nodiscard]] std::string StatisticsJsonWithoutSession(std::string_view reason);
 
 }  // namespace amem

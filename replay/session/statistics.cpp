@@ -1,12 +1,11 @@
-// Statistics for people and as JSON: what NCCL holds, by call site and peer, what the last pause and resume took, and memory by
-// tag, for programs.
+#include "replay/session/statistics.h"
+
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
-#include "replay/session/session.h"
 #include "statemachine/account.h"
 
 namespace amem {
@@ -277,7 +276,12 @@ std::string ForPeople(CycleKind kind, const CycleReport& report) {
 
 }  // namespace
 
-std::string Session::StatisticsText() {
+State SessionStatistics::CopyState() const {
+  const LedgerLock lock(ledger_);
+  return ledger_.state();
+}
+
+std::string SessionStatistics::Text() const {
   const State state = CopyState();
   const Holdings held = Measure(state);
   std::string text = fmt::format("AMem " AMEM_VERSION ", session {}, {}, {} pauses\n", Name(state.session.session),
@@ -313,20 +317,20 @@ std::string Session::StatisticsText() {
   }
   if (held.legacy_kept != 0) text += fmt::format("  kept by a pause      {} (cuMemAlloc)\n", Mebibytes(held.legacy_kept));
   if (held.async != 0) text += fmt::format("  kept by a pause      {} (asynchronous pools)\n", Mebibytes(held.async));
-  const BackupStatistics contents = coordinator_->Contents();
+  const BackupStatistics contents = coordinator_.Contents();
   text += fmt::format("  contents             {} saved, {} unchanged, {} zero, {} of host memory pinned\n",
                       Mebibytes(contents.bytes_saved), Mebibytes(contents.bytes_unchanged), Mebibytes(contents.bytes_zero),
                       Mebibytes(contents.pinned_bytes));
-  for (const CycleKind kind : {CycleKind::kPause, CycleKind::kResume}) text += ForPeople(kind, coordinator_->Last(kind));
+  for (const CycleKind kind : {CycleKind::kPause, CycleKind::kResume}) text += ForPeople(kind, coordinator_.Last(kind));
   if (!state.broken.empty()) text += fmt::format("  broken: {}\n", state.broken);
   return text;
 }
 
-std::string StatisticsJsonWithoutSession(std::string_view reason) {
+std::string SessionStatistics::JsonWithoutSession(std::string_view reason) {
   return json{{"session", nullptr}, {"reason", reason}, {"pauses", Pauses({})}, {"resumes", Resumes({})}}.dump();
 }
 
-std::string Session::StatisticsJson() {
+std::string SessionStatistics::Json() const {
   const State state = CopyState();
   const Holdings held = Measure(state);
   std::uint64_t events = 0;
@@ -364,11 +368,11 @@ std::string Session::StatisticsJson() {
               {"host_bytes", held.host},
               {"address_ranges", state.ranges.size()},
               {"mappings", state.mappings.size()},
-              {"contents", Contents(coordinator_->Contents())},
-              {"pause", Phases(coordinator_->Last(CycleKind::kPause))},
-              {"resume", Phases(coordinator_->Last(CycleKind::kResume))},
-              {"pauses", Pauses(coordinator_->Totals(CycleKind::kPause))},
-              {"resumes", Resumes(coordinator_->Totals(CycleKind::kResume))},
+              {"contents", Contents(coordinator_.Contents())},
+              {"pause", Phases(coordinator_.Last(CycleKind::kPause))},
+              {"resume", Phases(coordinator_.Last(CycleKind::kResume))},
+              {"pauses", Pauses(coordinator_.Totals(CycleKind::kPause))},
+              {"resumes", Resumes(coordinator_.Totals(CycleKind::kResume))},
               {"call_sites", ByCallSite(state)},
               {"peers", ByPeer(state)},
               {"events", events}};
@@ -379,13 +383,15 @@ std::string Session::StatisticsJson() {
   return out.dump();
 }
 
-std::string Session::MemoryJson() {
-  const std::vector<Pools::Standing> standing = pools_->Stand();
+std::string SessionStatistics::MemoryJson() const {
+  const std::vector<Pools::Standing> standing = pools_.Stand();
   // A state is large: it is looked at, and not copied.
-  auto [lifecycle, failure, pools, nccl, user, left, cards] = Inspect([](const State& state) {
+  auto [lifecycle, failure, pools, nccl, user, left, cards] = [this] {
+    const LedgerLock lock(ledger_);
+    const State& state = ledger_.state();
     return std::tuple(state.lifecycle, state.cycle.failure, MeasurePools(state), MeasureTag(state, false),
                       MeasureTag(state, true), ByFunction(state), MeasureCards(state));
-  });
+  }();
   json tags = json::array();
   for (const Pools::Standing& pool : standing) {
     const PoolHoldings& held = pools[pool.id];
@@ -395,9 +401,9 @@ std::string Session::MemoryJson() {
                         {"pinned_in_pause_bytes", pool.contents.pinned_in_save},
                         {"not_prepared_because", pool.contents.not_prepared}});
   }
-  Pools::Standing now{.tag = "nccl", .state = StateOf(lifecycle), .failure = failure, .contents = coordinator_->Contents()};
-  now.pause_ns = coordinator_->Last(CycleKind::kPause).total_ns;
-  now.resume_ns = coordinator_->Last(CycleKind::kResume).total_ns;
+  Pools::Standing now{.tag = "nccl", .state = StateOf(lifecycle), .failure = failure, .contents = coordinator_.Contents()};
+  now.pause_ns = coordinator_.Last(CycleKind::kPause).total_ns;
+  now.resume_ns = coordinator_.Last(CycleKind::kResume).total_ns;
   tags.push_back(MemoryOf(now, nccl));
   tags.back()["part_bytes"] = nccl.parts;
   tags.back()["cards"] = ByCard(cards);
@@ -411,8 +417,13 @@ std::string Session::MemoryJson() {
   return json{{"schema", 1}, {"tags", tags}, {"left", left}}.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-std::string Session::AccountJson() {
-  const Account account = Inspect(&MeasureAccount);
+static Account MeasureAccountOf(Ledger& ledger) {
+  const LedgerLock lock(ledger);
+  return MeasureAccount(ledger.state());
+}
+
+std::string SessionStatistics::AccountJson() const {
+  const Account account = MeasureAccountOf(ledger_);
   json devices = json::array();
   for (const auto& [device, here] : account.devices) {
     const Result<MemoryInfo> memory = driver_.Memory(device);
@@ -427,8 +438,8 @@ std::string Session::AccountJson() {
   return json{{"schema", 1}, {"devices", devices}, {"unplaced", unplaced}}.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-std::string Session::ProcessesJson() {
-  const Account account = Inspect(&MeasureAccount);
+std::string SessionStatistics::ProcessesJson() const {
+  const Account account = MeasureAccountOf(ledger_);
   json devices = json::array();
   for (const auto& [device, here] : account.devices) {
     json processes = json::array();

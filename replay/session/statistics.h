@@ -1,5 +1,5 @@
-// What a session has done and holds, for people and as JSON. Reads the parts of a session and changes none; each function takes the
-// ledger's lock for a copy of the state or for a sum over it, and calls nothing that takes a lock above it.
+// What a session has done and holds, for people and as JSON. Reads the parts of a session and changes none; each function takes
+// the ledger's lock for a copy of the state or for a sum over it, and calls nothing that takes a lock above it.
 #pragma once
 
 #include <string>
@@ -14,11 +14,11 @@
 
 namespace amem {
 
-class Statistics {
+class SessionStatistics {
  public:
   // All of them must outlive it.
-  Statistics(const SessionOptions& options, Driver& driver, Ledger& ledger, const Slabs& slabs, const Coordinator& coordinator,
-             Pools& pools)
+  SessionStatistics(const SessionOptions& options, Driver& driver, Ledger& ledger, const Slabs& slabs,
+                    const Coordinator& coordinator, Pools& pools)
       : options_(options), driver_(driver), ledger_(ledger), slabs_(slabs), coordinator_(coordinator), pools_(pools) {}
 
   [[nodiscard]] std::string Json() const;

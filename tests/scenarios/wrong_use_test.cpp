@@ -126,7 +126,7 @@ TEST_F(WrongUse, allocating_and_reading_statistics_during_pauses_disturbs_neithe
     ended = true;
   });
   std::thread reads([&] {
-    while (!ended) EXPECT_FALSE(a.session->StatisticsJson().empty());
+    while (!ended) EXPECT_FALSE(a.session->statistics().Json().empty());
   });
   while (!ended) {
     EXPECT_TRUE(a.session->Pause().ok());

@@ -96,13 +96,13 @@ void TrimOrLook(Worker& worker) {
     case 0:
       return session.TrimPinned(worker.Pick(2) << 20);
     case 1:
-      if (session.StatisticsJson().empty()) Found("there are no statistics");
+      if (session.statistics().Json().empty()) Found("there are no statistics");
       break;
     case 2:
-      if (session.MemoryJson().empty()) Found("there are no statistics of memory");
+      if (session.statistics().MemoryJson().empty()) Found("there are no statistics of memory");
       break;
     default:
-      if (session.StatisticsText().empty()) Found("there is no text of the statistics");
+      if (session.statistics().Text().empty()) Found("there is no text of the statistics");
   }
 }
 

@@ -140,19 +140,19 @@ TEST_F(CardsTest, a_pause_takes_a_connections_buffer_and_a_resume_gives_its_regi
 TEST_F(CardsTest, what_each_card_holds_is_told_also_in_a_pause) {
   MakeConnection();
   verbs::Region* const window = Register(buffer_, kBytes / 2);  // by a thread of the program's
-  const auto holds = [](const std::string& text) { return session().StatisticsJson().find(text) != std::string::npos; };
+  const auto holds = [](const std::string& text) { return session().statistics().Json().find(text) != std::string::npos; };
   const std::string pinned =
       R"("pinned":{"it was not registered by the thread that serves a communicator's connections":1048576},)";
   EXPECT_TRUE(holds(R"("cards":[{"card":"mlx5_7",)" + pinned + R"("pinned_bytes":1048576,"pinned_regions":1,)" +
                     R"("renewable_bytes":2097152,"renewable_now_bytes":2097152,"renewable_regions":1}])"))
-      << session().StatisticsJson();
+      << session().statistics().Json();
   EXPECT_EQ(dereg_mr(window), 0);
   PauseLeaves();
   const std::string gone = R"("renewable_bytes":2097152,"renewable_now_bytes":0,"renewable_regions":1)";
-  EXPECT_TRUE(holds(gone)) << session().StatisticsJson();
-  EXPECT_NE(session().MemoryJson().find(gone), std::string::npos) << session().MemoryJson();
-  EXPECT_NE(session().StatisticsText().find("a pause undoes       2 MiB in 1 regions that mlx5_7 holds"), std::string::npos)
-      << session().StatisticsText();
+  EXPECT_TRUE(holds(gone)) << session().statistics().Json();
+  EXPECT_NE(session().statistics().MemoryJson().find(gone), std::string::npos) << session().statistics().MemoryJson();
+  EXPECT_NE(session().statistics().Text().find("a pause undoes       2 MiB in 1 regions that mlx5_7 holds"), std::string::npos)
+      << session().statistics().Text();
 }
 
 TEST_F(CardsTest, without_the_word_that_all_hosts_are_idle_it_stays) {

@@ -402,9 +402,9 @@ TEST_F(Guarded, registering_paused_memory_is_refused_and_other_memory_is_not_eve
 TEST_F(Guarded, statistics_and_memory_name_the_library_and_what_it_holds) {
   const CUmemGenericAllocationHandle handle = Retain(at());
   const std::string named = "\"held_by\":{\"" + Library() + "\":" + std::to_string(session().MappingAt(part_).bytes) + "}";
-  EXPECT_NE(session().MemoryJson().find(named), std::string::npos) << session().MemoryJson();
-  EXPECT_NE(session().StatisticsJson().find(named), std::string::npos);
-  EXPECT_NE(session().StatisticsText().find("held by " + Library()), std::string::npos);
+  EXPECT_NE(session().statistics().MemoryJson().find(named), std::string::npos) << session().statistics().MemoryJson();
+  EXPECT_NE(session().statistics().Json().find(named), std::string::npos);
+  EXPECT_NE(session().statistics().Text().find("held by " + Library()), std::string::npos);
   ASSERT_EQ(OF_DRIVER(cuMemRelease)(handle), CUDA_SUCCESS);
 }
 

@@ -518,7 +518,8 @@ TEST_F(Program, what_is_not_taken_is_counted_by_the_function_that_made_it) {
   for (int time = 0; time < 1000 && !told; ++time) told = Left(false) == all;
   EXPECT_TRUE(told);
   EXPECT_EQ(Left(), all);
-  EXPECT_NE(session().MemoryJson().find(R"("cuMemAllocAsync":{"allocations":1,"bytes":2097152})"), std::string::npos);
+  EXPECT_NE(session().statistics().MemoryJson().find(R"("cuMemAllocAsync":{"allocations":1,"bytes":2097152})"),
+            std::string::npos);
   EXPECT_EQ(freed(one), CUDA_SUCCESS);
   EXPECT_EQ(destroy(made), CUDA_SUCCESS);
   EXPECT_EQ(free_async(two, nullptr), CUDA_SUCCESS);

@@ -68,7 +68,7 @@ TEST_F(FabricHandles, reach_other_hosts_whose_memory_stays_the_same_over_a_pause
     ASSERT_TRUE(session().Pause().ok());
     EXPECT_TRUE(Mine().resident);
     EXPECT_EQ(WhyKept(Mine()), KeepReason::kHandedOut);
-    EXPECT_NE(session().StatisticsJson().find("shared by a fabric handle"), std::string::npos);
+    EXPECT_NE(session().statistics().Json().find("shared by a fabric handle"), std::string::npos);
     EXPECT_FALSE(AllocationOfMemory().resident) << "the rest goes";
     ASSERT_TRUE(session().Resume().ok());
     there[7] = static_cast<unsigned char>(there[7] + 41);

@@ -28,7 +28,8 @@ TEST(ChunkSpace, the_smallest_free_place_that_fits_is_taken) {
 
 TEST(ChunkSpace, a_whole_chunk_is_one_part_of_just_its_size) {
   ChunkSpace space(true);
-  const Address first = space.Add(ChunkOf(1, 4 * kOneMiB), 3 * kOneMiB + 5), second = space.Add(ChunkOf(2, 2 * kOneMiB), 2 * kOneMiB);
+  const Address first = space.Add(ChunkOf(1, 4 * kOneMiB), 3 * kOneMiB + 5),
+                second = space.Add(ChunkOf(2, 2 * kOneMiB), 2 * kOneMiB);
   EXPECT_FALSE(space.Take(512)) << "nothing is cut";
   EXPECT_EQ(space.PartAt(first), (ChunkSpace::Part{AllocationId{1}, 0, 3 * kOneMiB + 5}));
   EXPECT_EQ(space.held(), 6 * kOneMiB);
@@ -50,8 +51,10 @@ TEST(ChunkSpace, sizes_are_rounded_to_512_bytes_and_nothing_is_a_part_too) {
 
 TEST(ChunkSpace, what_is_free_is_joined_but_not_across_chunks) {
   ChunkSpace space;
-  const Address a = space.Add({AllocationId{1}, Address{32 * kOneMiB}, 32 * kOneMiB}, 16 * kOneMiB), b = *space.Take(16 * kOneMiB);
-  const Address c = space.Add({AllocationId{2}, Address{64 * kOneMiB}, 32 * kOneMiB}, 16 * kOneMiB), d = *space.Take(16 * kOneMiB);
+  const Address a = space.Add({AllocationId{1}, Address{32 * kOneMiB}, 32 * kOneMiB}, 16 * kOneMiB),
+                b = *space.Take(16 * kOneMiB);
+  const Address c = space.Add({AllocationId{2}, Address{64 * kOneMiB}, 32 * kOneMiB}, 16 * kOneMiB),
+                d = *space.Take(16 * kOneMiB);
   EXPECT_FALSE(space.Give(b)->emptied);
   EXPECT_FALSE(space.Give(c)->emptied);
   EXPECT_FALSE(space.Take(32 * kOneMiB)) << "the two halves are different memory";
@@ -65,8 +68,10 @@ TEST(ChunkSpace, what_is_free_is_joined_but_not_across_chunks) {
 
 TEST(ChunkSpace, what_is_free_in_the_next_chunk_is_not_joined_either) {
   ChunkSpace space;
-  const Address a = space.Add({AllocationId{1}, Address{32 * kOneMiB}, 32 * kOneMiB}, 16 * kOneMiB), b = *space.Take(16 * kOneMiB);
-  const Address c = space.Add({AllocationId{2}, Address{64 * kOneMiB}, 32 * kOneMiB}, 16 * kOneMiB), d = *space.Take(16 * kOneMiB);
+  const Address a = space.Add({AllocationId{1}, Address{32 * kOneMiB}, 32 * kOneMiB}, 16 * kOneMiB),
+                b = *space.Take(16 * kOneMiB);
+  const Address c = space.Add({AllocationId{2}, Address{64 * kOneMiB}, 32 * kOneMiB}, 16 * kOneMiB),
+                d = *space.Take(16 * kOneMiB);
   EXPECT_FALSE(space.Give(c)->emptied);
   EXPECT_FALSE(space.Give(b)->emptied) << "a is still taken";
   EXPECT_FALSE(space.Take(32 * kOneMiB));

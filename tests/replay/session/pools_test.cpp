@@ -336,7 +336,7 @@ TEST_F(PoolsTest, memory_by_tag_is_json) {
   Take(pool, 3 * kMiB);
   a.Place(a.Create());
   ASSERT_TRUE(Pause(pool).ok());
-  const auto memory = nlohmann::json::parse(a.session->MemoryJson());
+  const auto memory = nlohmann::json::parse(a.session->statistics().MemoryJson());
   EXPECT_EQ(memory["schema"], 1);
   ASSERT_EQ(memory["tags"].size(), 3U);
   const auto& weights = memory["tags"][0];
@@ -357,7 +357,7 @@ TEST_F(PoolsTest, memory_by_tag_is_json) {
 TEST_F(PoolsTest, memory_of_NCCL_and_of_its_allocator_is_json_while_it_runs_and_while_it_is_paused) {
   a.Place(a.Create(3 * k2M), 3 * k2M);
   a.Place(a.Create(k2M, true));
-  const auto of = [&](std::size_t place) { return nlohmann::json::parse(a.session->MemoryJson())["tags"][place]; };
+  const auto of = [&](std::size_t place) { return nlohmann::json::parse(a.session->statistics().MemoryJson())["tags"][place]; };
   for (const bool paused : {false, true, false}) {
     const auto nccl = of(0), user = of(1);
     EXPECT_EQ(nccl["tag"], "nccl");
@@ -388,9 +388,9 @@ TEST_F(PoolsTest, statistics_list_tags) {
   const PoolId pool = Open("weights");
   Take(pool, 3 * kMiB);
   ASSERT_TRUE(Pause(pool).ok());
-  const auto tag = nlohmann::json::parse(a.session->StatisticsJson())["tags"]["weights"];
+  const auto tag = nlohmann::json::parse(a.session->statistics().Json())["tags"]["weights"];
   EXPECT_EQ(tag, (nlohmann::json{{"bytes", kChunk}, {"released_bytes", kChunk}, {"kept_bytes", 0}, {"lifecycle", "paused"}}));
-  const std::string text = a.session->StatisticsText();
+  const std::string text = a.session->statistics().Text();
   EXPECT_NE(text.find("  tag weights          32 MiB in 1 chunks, 0 MiB of it on the device now, paused\n"), std::string::npos)
       << text;
 }

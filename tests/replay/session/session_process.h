@@ -118,7 +118,7 @@ struct Process {
   Bytes InUse() const { return simulator->BytesInUse(kDevice); }
   // Figure({"tags", "user", "bytes"}): a number of the statistics. By hand, because a library for JSON is slow to compile.
   std::uint64_t Figure(std::initializer_list<std::string_view> path) const {
-    const std::string json = session->StatisticsJson();
+    const std::string json = session->statistics().Json();
     std::size_t at = 0;
     for (const std::string_view name : path) {
       const std::string member = "\"" + std::string(name) + "\":";

@@ -466,12 +466,12 @@ TEST_F(SessionTest, a_rank_without_a_journal_shares_memory_and_refuses_the_pause
     EXPECT_TRUE(named || p == &a) << refused.message();
     EXPECT_FALSE(p->session->paused());
   }
-  EXPECT_NE(a.session->StatisticsJson().find("no_journal_because"), std::string::npos);
+  EXPECT_NE(a.session->statistics().Json().find("no_journal_because"), std::string::npos);
   a.journal->renew_after = 0;  // there is room again
   Both(&Session::Pause);
   Both(&Session::Resume);
   EXPECT_EQ(theirs[3], std::byte{3});
-  EXPECT_EQ(a.session->StatisticsJson().find("no_journal_because"), std::string::npos);
+  EXPECT_EQ(a.session->statistics().Json().find("no_journal_because"), std::string::npos);
 }
 
 TEST_F(SessionTest, a_wrong_secret_opens_nothing) {
@@ -596,7 +596,7 @@ TEST_F(SessionTest, statistics_tell_when_each_phase_was_voted_on_and_decided_in_
   Pass(a.Create());
   Both(&Session::Pause);
   Both(&Session::Resume);
-  const std::string of_a = a.session->StatisticsJson(), of_b = b.session->StatisticsJson();
+  const std::string of_a = a.session->statistics().Json(), of_b = b.session->statistics().Json();
   const auto voted_a = NumbersOf(of_a, "voted_at_ms"), voted_b = NumbersOf(of_b, "voted_at_ms");
   const auto decided_a = NumbersOf(of_a, "decided_at_ms"), decided_b = NumbersOf(of_b, "decided_at_ms");
   ASSERT_EQ(voted_a.size(), 6U) << of_a;
@@ -671,7 +671,7 @@ TEST_F(ImportInARoundTest, of_a_pause_that_fails_waits_for_its_end_however_long_
 TEST_F(SessionTest, statistics_name_what_is_held) {
   a.Place(a.Create(), k2M);
   a.session->Note(Registered{Address{1}, 1, "dma-buf"});
-  const std::string json = a.session->StatisticsJson();
+  const std::string json = a.session->statistics().Json();
   EXPECT_NE(json.find("\"own_device_bytes\":2097152"), std::string::npos) << json;
   EXPECT_NE(json.find("\"lifecycle\":\"running\""), std::string::npos) << json;
 }

@@ -498,7 +498,7 @@ TEST_F(SlabTest, a_part_that_a_card_holds_keeps_its_slab_which_is_counted) {
   EXPECT_EQ(a.InUse(), kSlab);
   EXPECT_EQ(a.Figure({"registered", "slabs"}), 1U);
   EXPECT_EQ(a.Figure({"registered", "regions"}), 1U);
-  EXPECT_NE(a.session->StatisticsText().find("0 MiB in 1 regions, and 1 slabs whole around some"), std::string::npos);
+  EXPECT_NE(a.session->statistics().Text().find("0 MiB in 1 regions, and 1 slabs whole around some"), std::string::npos);
   ASSERT_TRUE(a.session->Resume().ok());
 }
 

@@ -16,7 +16,7 @@ using test::k2M, test::kMiB, test::Process;
 class StatisticsTest : public test::TwoProcesses {
  protected:
   StatisticsTest() : TwoProcesses({.layout = Layout::kDirect}, 256 * kMiB) {}
-  static json Of(const Process& process) { return json::parse(process.session->StatisticsJson()); }
+  static json Of(const Process& process) { return json::parse(process.session->statistics().Json()); }
 };
 
 TEST_F(StatisticsTest, what_is_lent_and_what_is_borrowed_are_summed_by_peer) {
@@ -90,7 +90,7 @@ class KindsInSlabs : public test::TwoProcesses {
 
 TEST_F(KindsInSlabs, the_rest_of_a_slab_is_a_kind_and_each_byte_of_the_driver_counts_once) {
   a.Place(a.Create(k2M), k2M);
-  const json statistics = json::parse(a.session->StatisticsJson());
+  const json statistics = json::parse(a.session->statistics().Json());
   const json kinds = KindsOf(statistics);
   const Bytes rest = kinds["unused parts of slabs"][0];
   EXPECT_EQ(rest + k2M, statistics["slab_bytes"].get<Bytes>()) << kinds;
@@ -138,7 +138,7 @@ TEST_F(AccountTest, what_was_taken_and_what_is_left_are_what_was_used) {
   ExpectAll(second, test::kSecond);
   EXPECT_EQ(Sum(Now(test::kSecond).taken), second) << "all of it, on a device where nobody holds any";
   EXPECT_GE(Now().kept.at("tag cache: held by libucs.so"), kMiB);
-  const json said = json::parse(a.session->AccountJson())["devices"];
+  const json said = json::parse(a.session->statistics().AccountJson())["devices"];
   ASSERT_EQ(said.size(), 2U) << said;
   EXPECT_EQ(said[0]["used_bytes"], a.InUse());
   EXPECT_EQ(said[0]["taken"], json(Now().taken));

@@ -78,7 +78,7 @@ TEST_P(UserMemoryTest, has_figures_of_its_own) {
   EXPECT_EQ(a.Figure({"tags", "nccl", "bytes"}), 4 * kMiB);
   EXPECT_EQ(a.Figure({"tags", "nccl", "kept_bytes"}), 0U);
   EXPECT_EQ(a.Figure({"tags", "nccl", "released_bytes"}), 4 * kMiB);
-  const std::string text = a.session->StatisticsText();
+  const std::string text = a.session->statistics().Text();
   EXPECT_NE(text.find(kept() ? "2 MiB (ncclMemAlloc), 2 MiB of it on the device now"
                              : "2 MiB (ncclMemAlloc), 0 MiB of it on the device now"),
             std::string::npos)

@@ -38,7 +38,7 @@ def outcome(program, words, target, folder):
         packed = os.path.join(folder, "packed.amem")
         with open(packed, "wb") as file:
             file.write(output)
-        output = subprocess.run([program, "log", "--json", packed], env=environment, capture_output=True, check=False).stdout
+        output = subprocess.run([program, "log", "--json", "--force", packed], env=environment, capture_output=True, check=False).stdout
     text = (output + b"\n---- complaints\n" + done.stderr).decode(errors="replace")
     text = re.sub(r"amem-replay-[A-Za-z0-9]{6}\b", "amem-replay-XXXXXX", text)  # a scratch folder's name
     text = re.sub(r'"at_ns":\d+', '"at_ns":0', text)  # when it was asked

@@ -1,0 +1,55 @@
+// The census of descriptors and threads (tests/census.cpp) finds what a test leaves, and nothing else.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <thread>
+
+namespace {
+
+// Run by the tests below in a process of their own.
+TEST(Left, DISABLED_open) { ASSERT_GE(::open("/dev/null", O_RDONLY | O_CLOEXEC), 0); }
+TEST(Left, DISABLED_running) {
+  std::thread([] { std::this_thread::sleep_for(std::chrono::minutes(1)); }).detach();
+}
+TEST(Left, DISABLED_nothing) {
+  ::close(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  std::thread([] {}).join();
+}
+
+struct Ran {
+  int code = 0;
+  std::string output;
+};
+Ran RunAlone(const std::string& test) {
+  const std::string command = "/proc/" + std::to_string(::getpid()) +
+                              "/exe --gtest_also_run_disabled_tests --gtest_filter=Left.DISABLED_" + test + " 2>&1";
+  Ran ran;
+  std::FILE* const pipe = ::popen(command.c_str(), "re");
+  for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe)) ran.output += static_cast<char>(c);
+  ran.code = WEXITSTATUS(::pclose(pipe));
+  return ran;
+}
+
+TEST(Census, a_descriptor_that_is_left_open_fails_its_test_and_is_named) {
+  const Ran ran = RunAlone("open");
+  EXPECT_EQ(ran.code, 1) << ran.output;
+  EXPECT_NE(ran.output.find("is left open: /dev/null"), std::string::npos) << ran.output;
+}
+
+TEST(Census, a_thread_that_is_left_running_fails_its_test) {
+  const Ran ran = RunAlone("running");
+  EXPECT_EQ(ran.code, 1) << ran.output;
+  EXPECT_NE(ran.output.find(" is left running"), std::string::npos) << ran.output;
+}
+
+TEST(Census, what_was_closed_and_joined_is_not_found) {
+  const Ran ran = RunAlone("nothing");
+  EXPECT_EQ(ran.code, 0) << ran.output;
+}
+
+}  // namespace

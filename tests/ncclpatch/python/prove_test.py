@@ -41,6 +41,15 @@ def in_place():
     return found
 
 
+def in_shared_memory():
+    """What journals of this test have there, which name their place in their first page."""
+    found = []
+    for path in glob.glob("/dev/shm/amem-%d/*" % os.geteuid()):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            found += [path] if PLACE.encode() in file.read(8192) else []
+    return found
+
+
 def proof(settings=None, ranks=None, gpus=2, hosts=None, minutes=10):
     """What prove() answers with these settings in place of all."""
     with mock.patch.object(_prove, "CYCLES", 2), mock.patch.object(_prove, "SETTINGS", _prove.SETTINGS if settings is None else settings):
@@ -64,6 +73,7 @@ class Case(unittest.TestCase):
     def tearDown(self):
         self.assertEqual(glob.glob(PLACE + "/amem-m-*"), [])
         self.assertEqual(in_place(), [])
+        self.assertEqual(in_shared_memory(), [])
 
 
 class Proved(Case):

@@ -4,6 +4,7 @@ Each job has a folder of its own for journals, sockets and output. Ranks that do
 """
 
 import contextlib
+import glob
 import json
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ import time
 from multiprocessing import connection
 from typing import NamedTuple
 
-from .. import _library
+from .. import _library, _why
 
 LONGEST_PLACE = 40  # characters; the path of a Unix socket has 107
 HOME = "/"  # of processes that are started: Python imports modules of the current directory first, whoever put them there
@@ -101,8 +102,18 @@ class Job:
                 process.wait(timeout=END_SECONDS)
             except subprocess.TimeoutExpired:
                 left.append(process.pid)
+        self._move_to_disk()
         shutil.rmtree(self.folder, ignore_errors=True)
         return left
+
+
+    def _move_to_disk(self):
+        """The last events of a rank that did not close its journal are in shared memory until that is read; then they go with the folder."""
+        replay = _why.find(_library.path())
+        if replay and glob.glob(self.journals + "/*"):
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                subprocess.run([replay, "ls", self.journals], env=_why.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL, timeout=END_SECONDS, check=False)
 
 
 class Member(NamedTuple):

@@ -234,6 +234,7 @@ TEST_F(PluginRenewalTest, other_plugins_and_other_memory_keep_the_plugins_own_ha
     return why;
   };
   EXPECT_EQ(pins(Table("ncclNetPlugin_v6", false), buffer()), "");
+  EXPECT_EQ(pins(Table("ncclCollNetPlugin_v8", false), buffer()), "") << "a collective network's";
   const Net net = Table("ncclNetPlugin_v11", true);
   ASSERT_EQ(net.Connect(), 0);
   EXPECT_EQ(pins(net, reinterpret_cast<void*>(memory())), "its memory is the program's");

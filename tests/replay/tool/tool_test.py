@@ -299,6 +299,13 @@ class Options(Scratch):
                 (["why", "-x", OOM], "has no option -x"), (["report", "--from", "1", OOM], "are for --perfetto")):
             self.assertIn(says, self.wrong(*arguments))
 
+    def test_why_a_journal_could_not_be_written_is_in_headline_and_remedy(self):
+        said = run("why", os.path.join(GOLDEN, "sim_broken.amem")).stdout
+        self.assertIn("No space left on device", said.splitlines()[0])
+        remedy = " ".join(said[said.index("To do: "):].split("\n\n")[0].split())
+        self.assertIn("remove the cause (append event: write to the disk: No space left on device)", remedy)
+        self.assertNotIn("usually", remedy)
+
     def test_numbers_and_their_units_stay_on_one_line(self):
         text = run("why", os.path.join(GOLDEN, "gpu/golden-out-of-memory-2gpus.amem")).stdout
         self.assertIn("146 591 680 KiB", text)

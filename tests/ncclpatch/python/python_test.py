@@ -232,6 +232,27 @@ assert all(one["under_amem"] and not one["why_not"] for one in named.values()), 
             "loaded.append(load_nccl(os.environ['OTHER']))"
         )
 
+    def test_once_an_nccl_has_come_that_was_not_proved_nothing_leaves(self):
+        result = self.check(
+            """
+load_nccl()
+import amem
+allocate()
+with amem.paused():
+    assert in_use() == 0, in_use()
+other = load_nccl(os.environ["OTHER"])
+allocate(other)
+before = in_use()
+with amem.paused():
+    assert in_use() == before, (in_use(), before)
+""",
+            OTHER=self.OTHER,
+            LD_PRELOAD=os.environ["AMEM_LIBRARY"],
+            AMEM_NVLS="release",
+            AMEM_PROVED="2.28.9",
+        )
+        self.assertRegex(result.stderr, "leave all memory in place: AMEM_NVLS and AMEM_NETWORK were proved for NCCL 2.28.9, and .* is NCCL 2.29.7")
+
     def test_a_failure_of_one_does_not_undo_what_the_open_group_of_the_other_has_suspended(self):
         self.check(
             """

@@ -366,6 +366,30 @@ TEST_F(Named, a_launcher_may_be_pid_1_and_a_pid_means_a_process_of_this_namespac
   container.join();
 }
 
+// A container that is gone: its rank was killed with it, and no process of that number is anywhere.
+TEST_F(Named, a_rank_of_a_pid_namespace_that_is_gone_is_no_living_job) {
+  job::Environment gone = job_.environment;
+  gone["RANK"] = "0";
+  gone["WORLD"] = "1";
+  gone["PRELOAD"] = AMEM_LIBRARY_FILE;
+  job::RunProgram({"/usr/bin/unshare", "-rpf", "--mount-proc", "/bin/sh", "-c",
+                   "LD_PRELOAD=$PRELOAD \"$0\" cuda load malloc do=KILL; exit 0", AMEM_JOB_RANK},
+                  gone, job_.directory());
+  const auto sessions = ListSessions(job_.journals());
+  ASSERT_TRUE(sessions.ok() && sessions->size() == 1);
+  Start({"cuda", "load", "init", "steps=100000,4", "barrier"});
+  ASSERT_TRUE(Until([&] {
+    return Tool({"ls", "--live", Pid(0)}).status == 0 && Ask({"ls", "--live", Pid(0)}).size() == kRanks;
+  }));
+  for (const char* const command : {"pause", "resume"}) {
+    const Rank ran = Tool({command});
+    EXPECT_EQ(ran.status, 0) << ran.out << ran.err;
+  }
+  const Rank named = Tool({"pause", sessions->front().string()});
+  EXPECT_EQ(named.status, 2) << named.out << named.err;
+  AllEndWell();
+}
+
 TEST_F(Requests, a_program_without_safe_points_is_asked_at_its_next_own_pause) {
   Start({"cuda", "load", "init", "reduce", "barrier", "sleep=700", "pause", "sleep=300", "resume", "reduce", "barrier"});
   ASSERT_TRUE(UntilSaid("reduce:"));

@@ -97,13 +97,13 @@ Driver::Released CudaDriver::Core::Release(DeviceOrdinal device, const std::func
   int active = 1;
   CUcontext context = nullptr;
   const bool ended = calls.primary_state(device.value, &flags, &active) == CUDA_SUCCESS && active == 0;
-  const unsigned long long after = PrimaryId(device.value);
-  if (ended || (before != 0 && after != 0 && after != before)) {
-    Forget(device);
-    return {result, true};
-  }
-  if (retained) shared->retained[index] = calls.primary_retain(&context, device.value) == CUDA_SUCCESS;
-  return {result, false};
+  // First, so that what is asked then goes on being so.
+  if (retained && !ended) shared->retained[index] = calls.primary_retain(&context, device.value) == CUDA_SUCCESS;
+  const unsigned long long after = ended ? 0 : PrimaryId(device.value);
+  if (!ended && (before == 0 || after == 0 || after == before)) return {result, false};
+  if (std::exchange(shared->retained[index], false)) calls.primary_release(device.value);  // of another one
+  Forget(device);
+  return {result, true};
 }
 
 Status CudaDriver::Core::Failure(CUresult result, const std::string& tried) const {

@@ -376,9 +376,15 @@ CUDA_CALL CUresult cuEventCreate(CUevent* event, unsigned int) {
   STARTED_OR_RETURN(stand_in);
   CONTEXT_OR_RETURN(device);
   *event = new CUevent_st{.device = device};
+  const std::lock_guard lock(stand_in->mutex);
+  stand_in->events.insert(*event);
   return CUDA_SUCCESS;
 }
 CUDA_CALL CUresult cuEventDestroy(CUevent event) {
+  if (StandIn* const stand_in = amem::stand_in::Get()) {
+    const std::lock_guard lock(stand_in->mutex);
+    stand_in->events.erase(event);
+  }
   delete event;
   return CUDA_SUCCESS;
 }

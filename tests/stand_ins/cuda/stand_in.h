@@ -91,6 +91,7 @@ struct StandIn {
   std::atomic<bool> any_unpinned{false};
   std::set<CUstream> streams, gone;  // gone: with their contexts; not deleted, so that no other gets their addresses
   std::set<CUstream> own_streams;    // CU_STREAM_PER_THREAD, of each thread that captured it
+  std::set<CUevent> events;          // also of contexts that are gone, in which nobody destroys them
   std::set<CUcontext> created;       // by cuCtxCreate, and not destroyed
   std::vector<CUcontext> destroyed;  // kept, so that no other gets its address
   std::map<CUcontext, int> busy;     // stand_in_cuda_set_busy

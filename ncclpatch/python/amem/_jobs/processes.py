@@ -102,8 +102,10 @@ class Job:
                 process.wait(timeout=END_SECONDS)
             except subprocess.TimeoutExpired:
                 left.append(process.pid)
-        self._move_to_disk()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            self._move_to_disk()
+        finally:  # a signal may end that
+            shutil.rmtree(self.folder, ignore_errors=True)
         return left
 
 

@@ -121,6 +121,9 @@ void Unmade(CauseSearch& s);
 
 // Whether what was tried last was agreed on a board, as this journal or that of another one which tried it says.
 bool OnBoard(const CauseSearch& s, const SessionStory& j);
+// Whether it has done nothing for long in the attempt that it is in.
+bool IsSilent(CauseSearch& s, const SessionStory& j);
+void TooLate(CauseSearch& s, const SessionStory& j, const Attempt& attempt);
 // It is in an attempt, and has recorded nothing since.
 CandidateCause& Stalled(CauseSearch& s, const SessionStory& j, const Moment& since);
 template <class Range, class Value, class Projection = std::identity>

@@ -81,6 +81,10 @@ bool FollowsFrom(const FailedBallot& later, const FailedBallot& earlier) {
 // The others waited for its culprits to come.
 void NeverArrived(CauseSearch& s, const FailedBallot& one) {
   const BallotShown& shown = one.shown();
+  const bool had_come = std::ranges::all_of(shown.culprits, [&](SessionId session) {
+    return one.attempt->asking.contains(session) && s.roster.Find(session) == nullptr;
+  });
+  if (one.attempt->asked_before && had_come) return TooLate(s, *one.told_by, *one.attempt);
   CandidateCause& candidate =
       s.AddWitnessed(Weight::kAbsence, VerdictKind::kNeverArrived, shown.culprits.front(), *one.told_by, one.reading->at);
   candidate.attempt = one.attempt;
@@ -192,10 +196,14 @@ bool IsStopped(const CauseSearch& s, SessionId session) { return s.SeenState(ses
 std::pair<std::size_t, bool> VotesOf(CauseSearch& s, const SessionStory& j) {
   if (!j.Last().begun || j.Last().phases.empty()) return {0, true};
   const Progress& progress = s.ProgressOfSession(j);
-  const bool voted = progress.voted || progress.decided;
+  const bool voted = (j.Last().on_board ? progress.voted : progress.did_its_part) || progress.decided;
   return {j.Last().phases.size() - (voted ? 0 : 1), !voted};
 }
-bool WaitsForImport(const SessionStory& j) { return j.Last().open_step && j.Last().open_step->event.kind == StepKind::kImport; }
+// For what an owner gives it; or, without a board, to be told that it has begun.
+bool WaitsForAnother(const SessionStory& j) {
+  const Attempt& attempt = j.Last();
+  return (attempt.open_step && attempt.open_step->event.kind == StepKind::kImport) || (!attempt.begun && !attempt.on_board);
+}
 
 // Those that keep the others waiting: stopped ones, else those with the fewest votes, and those without a journal that had not
 // voted when the board was read last.
@@ -207,23 +215,31 @@ std::vector<SessionId> KeepOthersWaiting(CauseSearch& s, const OpenRound& round)
     for (const SessionId session : round.newest->culprits)
       if (s.roster.Find(session) == nullptr && IsStopped(s, session)) found.push_back(session);
   if (!found.empty()) return found;
-  std::size_t fewest = SIZE_MAX;
-  for (const SessionStory* j : round.journals) fewest = std::min(fewest, VotesOf(s, *j).first);
-  std::vector<SessionId> imports;
-  for (const SessionStory* j : round.journals)
-    if (VotesOf(s, *j) == std::pair(fewest, true)) (WaitsForImport(*j) ? imports : found).push_back(j->session());
+  std::size_t fewest = SIZE_MAX, most = 0;
+  for (const SessionStory* j : round.journals) {
+    fewest = std::min(fewest, VotesOf(s, *j).first);
+    most = std::max(most, VotesOf(s, *j).first);
+  }
+  std::vector<SessionId> waiting;
+  for (const SessionStory* j : round.journals) {
+    const auto [votes, works] = VotesOf(s, *j);  // what others have voted on after it is decided, and it has not read that
+    if (votes == fewest && (works || votes < most)) (WaitsForAnother(*j) ? waiting : found).push_back(j->session());
+  }
   if (round.newest != nullptr)
     for (const SessionId session : round.newest->culprits)
       if (s.roster.Find(session) == nullptr) found.push_back(session);
-  if (found.empty()) found = imports;
+  if (found.empty()) found = waiting;
   if (!found.empty()) return found;
   // All that is known has voted, and nobody has waited long enough to record for whom.
   std::set<SessionId> others;
   for (const SessionStory* j : round.journals)
-    for (const SessionId member : j->Last().members)
+    for (const SessionId member : j->Last().members) {
+      const std::uint64_t* votes = FindIn(j->Last().heard, member);  // as a leader recorded them
+      if (votes != nullptr && *votes >= j->Last().phases.size()) continue;
       if (s.roster.Find(member) == nullptr && s.EndOf(member) == nullptr) others.insert(member);
-  if (others.empty())
-    for (const SessionStory* j : round.journals) others.insert(j->session());
+    }
+  if (others.empty())  // the one with the lowest number counted them, where there was a leader
+    others.insert(std::ranges::min(round.journals, {}, &SessionStory::session)->session());
   return {others.begin(), others.end()};
 }
 
@@ -261,7 +277,7 @@ void WaitsForOthersToCome(CauseSearch& s, const OpenRound& round) {
 void WaitsForVotes(CauseSearch& s, const OpenRound& round) {
   for (const SessionId session : KeepOthersWaiting(s, round)) {
     if (const SessionStory* j = s.roster.Find(session)) {
-      Stalled(s, *j, s.ProgressOfSession(*j).since);
+      if (IsSilent(s, *j)) Stalled(s, *j, s.ProgressOfSession(*j).since);
       continue;
     }
     const SessionStory& waits = round.reader != nullptr ? *round.reader : *round.journals.front();
@@ -296,7 +312,7 @@ void Ballots(CauseSearch& s) {
   std::set<SessionId> seen;
   for (const SessionStory& j : s.roster.journals()) {
     Superseded(s, j);
-    if (!j.Last().open() || !OnBoard(s, j) || seen.contains(j.session())) continue;
+    if (!j.Last().open() || seen.contains(j.session())) continue;
     const OpenRound round = RoundOf(s, j);
     for (const SessionStory* member : round.journals) seen.insert(member->session());
     seen.insert(j.session());
@@ -304,10 +320,7 @@ void Ballots(CauseSearch& s) {
       return one.counts && SameTry(*one.attempt, j.Last()) && round.set.contains(one.told_by->session());
     };
     if (std::ranges::any_of(failed, decided)) continue;  // they have not read it
-    const bool silent = std::ranges::any_of(round.journals, [&](const SessionStory* member) {
-      const std::uint64_t since = s.Wall(*member, s.ProgressOfSession(*member).since);
-      return !IsLive(*member) || IsStopped(s, member->session()) || s.Since(since) >= kPatience_ns;
-    });
+    const bool silent = std::ranges::any_of(round.journals, [&](const SessionStory* member) { return IsSilent(s, *member); });
     if (silent) round.begun ? WaitsForVotes(s, round) : WaitsForOthersToCome(s, round);
   }
 }

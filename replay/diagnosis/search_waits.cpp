@@ -12,6 +12,21 @@ bool GaveUpWaiting(const Attempt& attempt) {
   return !attempt.begun && attempt.arrived && attempt.end == Attempt::End::kFailed && attempt.code == Code::kTimeout;
 }
 
+bool IsSilent(CauseSearch& s, const SessionStory& j) {
+  const bool stopped = s.SeenState(j.session()) == "stopped";
+  return !IsLive(j) || stopped || s.Since(s.Wall(j, s.ProgressOfSession(j).since)) >= kPatience_ns;
+}
+
+// Others had come to it before this session did, and had given up by then. Only its own journal tells of it.
+void TooLate(CauseSearch& s, const SessionStory& j, const Attempt& attempt) {
+  const std::uint64_t noted = s.Wall(j, attempt.asked_before), from = noted - std::min(noted, kAskedFor_ns);
+  CandidateCause& candidate = s.AddWitnessed(Weight::kAbsence, VerdictKind::kNeverArrived, j.session(), j, attempt.arrived);
+  candidate.attempt = &attempt;
+  candidate.wall_ns = candidate.established_ns = from;
+  candidate.waited_ns = s.Wall(j, attempt.arrived) - std::min(s.Wall(j, attempt.arrived), from);
+  candidate.code = Code::kTimeout;
+}
+
 CandidateCause& Stalled(CauseSearch& s, const SessionStory& j, const Moment& since) {
   CandidateCause& candidate = s.Add(Weight::kAbsence, VerdictKind::kStalled, j, since);
   candidate.waited_ns = s.Since(candidate.wall_ns);

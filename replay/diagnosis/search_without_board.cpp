@@ -10,31 +10,6 @@ namespace {
 
 using Weight = CandidateCause::Weight;
 
-// How far a session came in an attempt. Members go through the same phases, in the same order, also in an undo.
-struct Position {
-  std::size_t phases = 0;
-  int within = 0;  // 0: it has something to do; 1: it voted, or did its part; 2: it knows the decision
-  friend auto operator<=>(const Position&, const Position&) = default;
-};
-
-Position PositionOf(const SessionStory& j, const Progress& progress) {
-  const Attempt& attempt = j.Last();
-  if (!attempt.begun || attempt.phases.empty()) return {};
-  Position position{attempt.phases.size(), 0};
-  if (attempt.phases.back().decided) {
-    position.within = 2;
-  } else if (attempt.phases.back().voted || progress.did_its_part) {
-    position.within = 1;
-  }
-  return position;
-}
-
-// It waits for what another session gives it.
-bool WaitsForOwner(const SessionStory& j) {
-  const Attempt& attempt = j.Last();
-  return attempt.open_step && attempt.open_step->event.kind == StepKind::kImport;
-}
-
 // Of the sessions that share memory with it, those whose group is not that of most.
 std::vector<SessionId> OtherGroups(CauseSearch& s, SessionId session, std::uint64_t wall_ns) {
   std::map<std::int64_t, std::vector<SessionId>> groups;
@@ -214,17 +189,6 @@ bool OthersGaveUp(CauseSearch& s, const Wait& wait, const std::vector<SessionId>
   });
 }
 
-// Only its own journal tells of it.
-void TooLate(CauseSearch& s, const Wait& wait) {
-  const std::uint64_t noted = s.Wall(*wait.of, wait.attempt->asked_before), from = noted - std::min(noted, kAskedFor_ns);
-  CandidateCause& candidate =
-      s.AddWitnessed(Weight::kAbsence, VerdictKind::kNeverArrived, wait.of->session(), *wait.of, wait.attempt->arrived);
-  candidate.attempt = wait.attempt;
-  candidate.wall_ns = candidate.established_ns = from;
-  candidate.waited_ns = wait.from - std::min(wait.from, from);
-  candidate.code = Code::kTimeout;
-}
-
 // `wait` was for sessions that share memory with it and had not joined the same kind of cycle, as its event at `at` shows.
 void Absent(CauseSearch& s, const Wait& own, const Moment& shown) {
   if (TriedAgainWithout(s, own)) return;
@@ -241,7 +205,7 @@ void Absent(CauseSearch& s, const Wait& own, const Moment& shown) {
   }
   std::vector<SessionId> blamed = Missing(s, wait);
   const bool gave_up = OthersGaveUp(s, wait, blamed);
-  if (gave_up && attempt.asked_before) return TooLate(s, wait);
+  if (gave_up && attempt.asked_before) return TooLate(s, j, attempt);
   // One that ended while it was waited for is told as an end, unless everybody was ended then, or the wait had failed before.
   const bool long_wait = s.torn_down && s.first_end >= from + kPatience_ns;
   const bool timed_out = attempt.end == Attempt::End::kFailed;
@@ -264,122 +228,6 @@ void Absent(CauseSearch& s, const Wait& own, const Moment& shown) {
   candidate.message = attempt.failure;
   candidate.code = Code::kTimeout;
   if (kind == VerdictKind::kStalled && candidate.journal != nullptr) candidate.attempt = &candidate.journal->Last();
-}
-
-// The one that counts says to each member that the cycle has begun. If several have not heard so, or one has not and it
-// did not finish its own next work either, it was stopped while it told them.
-bool CounterStalled(CauseSearch& s, const Attempt& attempt) {
-  std::size_t untold = 0;
-  const Attempt* begun = nullptr;
-  for (const SessionStory& other : s.roster.journals()) {
-    if (!other.Last().open() || !SameTry(other.Last(), attempt)) continue;
-    if (other.Last().begun) {
-      begun = &other.attempts.back();
-    } else {
-      ++untold;
-    }
-  }
-  if (begun == nullptr || begun->members.empty()) return false;
-  const SessionStory* counter = s.roster.Find(*std::ranges::min_element(begun->members));
-  if (counter == nullptr || !counter->Last().open() || !counter->Last().begun) return false;
-  const bool at_work = PositionOf(*counter, s.ProgressOfSession(*counter)).within == 0;
-  if (untold < 2 && !at_work) return false;
-  const bool told = std::ranges::any_of(s.candidates, [&](const CandidateCause& c) {
-    return c.session == counter->session() && c.kind == VerdictKind::kStalled;
-  });
-  if (!told) Stalled(s, *counter, s.ProgressOfSession(*counter).since);
-  return true;
-}
-
-// What the journals of an attempt that began and is silent say, as one of its members sees it.
-struct Inside {
-  Position own;
-  bool counts = false;   // it has the lowest number, and so it counts the votes
-  bool stopped = false;  // its process is
-  bool waits_for_owner = false;
-  bool alive_and_first = true;  // of those whose attempt is open it has the lowest number, and none of them is dead
-  // Of the others:
-  bool one_stopped = false, one_unknown = false;  // a process is stopped; a journal was not given
-  bool one_behind = false, one_ahead = false;
-  bool one_works_beside = false;  // in the same phase, and not because it waits for an owner
-  bool counter_works_ahead = false;
-  bool rest_voted = true;  // all but such a counter have voted, on the decision that is known to the one that counts
-};
-
-Inside Look(CauseSearch& s, const SessionStory& j) {
-  const Attempt& attempt = j.Last();
-  Inside inside{.own = PositionOf(j, s.ProgressOfSession(j)),
-                .stopped = s.SeenState(j.session()) == "stopped",
-                .waits_for_owner = WaitsForOwner(j)};
-  const SessionId counter = attempt.members.empty() ? j.session() : *std::ranges::min_element(attempt.members);
-  inside.counts = counter == j.session();
-  for (const SessionId session : attempt.members) {
-    if (session == j.session()) continue;
-    const SessionStory* other = s.roster.Find(session);
-    inside.one_unknown |= other == nullptr;
-    inside.one_stopped |= s.SeenState(session) == "stopped";
-    if (other == nullptr || !SameTry(other->Last(), attempt)) continue;
-    if (!other->Last().open()) {
-      inside.one_ahead = true;
-      continue;
-    }
-    const Position position = PositionOf(*other, s.ProgressOfSession(*other));
-    const bool works = position.within == 0;
-    inside.alive_and_first &= session > j.session() && !IsDead(*other);
-    // One that was not told that it has begun keeps nobody from work of its own.
-    inside.one_behind |= position < inside.own && (other->Last().begun || inside.own.within != 0);
-    inside.one_ahead |= position > inside.own;
-    inside.one_works_beside |= works && position == inside.own && !WaitsForOwner(*other);
-    if (works && position > inside.own && session == counter) {
-      inside.counter_works_ahead = true;
-    } else {
-      inside.rest_voted &= position.within == 1 && (inside.counts ? position < inside.own : position == inside.own);
-    }
-  }
-  return inside;
-}
-
-// It did its part and waits for votes. A member whose journal was not given may be the one that did not vote.
-void AbsentVoters(CauseSearch& s, const SessionStory& j, const Moment& since) {
-  const Attempt& attempt = j.Last();
-  for (const SessionId member : attempt.members) {
-    if (s.roster.Find(member) != nullptr || s.EndOf(member) != nullptr) continue;
-    const std::uint64_t* heard = FindIn(attempt.heard, member);
-    if (heard != nullptr && *heard >= attempt.phases.size()) continue;
-    CandidateCause& candidate = s.AddWitnessed(Weight::kConsequence, VerdictKind::kStalled, member, j, since);
-    candidate.waited_ns = s.Since(candidate.wall_ns);
-    candidate.live = IsLive(j);
-  }
-}
-
-// It is in an attempt that has begun, and has recorded nothing since.
-void WaitingInside(CauseSearch& s, const SessionStory& j, const Moment& since) {
-  enum class Blame { kThis, kAnother, kWhoDidNotVote };  // another one: its own journal, or a look at it, tells of it
-  struct Rule {
-    bool (*holds)(const Inside&);
-    Blame blame;
-  };
-  static constexpr Rule kRules[] = {
-      // the first that holds
-      {[](const Inside& i) { return i.stopped; }, Blame::kThis},
-      {[](const Inside& i) { return i.one_stopped; }, Blame::kAnother},
-      // It counted the votes, went on, and told nobody.
-      {[](const Inside& i) { return i.counts && i.own.within == 0 && i.one_behind && i.rest_voted && !i.one_unknown; },
-       Blame::kThis},
-      {[](const Inside& i) { return i.one_behind; }, Blame::kAnother},
-      // The one that counts went on, and did not tell it.
-      {[](const Inside& i) { return i.own.within == 1 && i.counter_works_ahead && i.rest_voted; }, Blame::kAnother},
-      {[](const Inside& i) { return i.own.within == 0 && i.waits_for_owner && i.one_works_beside; }, Blame::kAnother},
-      {[](const Inside& i) { return i.own.within == 0 || i.one_ahead; }, Blame::kThis},
-      // All that is known did its part, and waits for the decision.
-      {[](const Inside& i) { return i.one_unknown; }, Blame::kWhoDidNotVote},
-      {[](const Inside& i) { return i.alive_and_first; }, Blame::kThis},
-  };
-  const Inside inside = Look(s, j);
-  const auto* rule = std::ranges::find_if(kRules, [&](const Rule& r) { return r.holds(inside); });
-  if (rule == std::end(kRules) || rule->blame == Blame::kAnother) return;
-  if (rule->blame == Blame::kWhoDidNotVote) return AbsentVoters(s, j, since);
-  Stalled(s, j, since);
 }
 
 }  // namespace
@@ -415,26 +263,14 @@ void LongArrival(CauseSearch& s, const SessionStory& j) {
   Absent(s, {&j, &attempt, s.Wall(j, attempt.came()), s.Wall(j, attempt.begun)}, attempt.begun);
 }
 
-// An attempt that is open: the session waits, for others to join or to finish their parts, or is waited for itself.
+// It waits for others to join, as nobody has said yet that all have come.
 void Waiting(CauseSearch& s, const SessionStory& j) {
-  if (!j.Last().open() || OnBoard(s, j)) return;
   const Attempt& attempt = j.Last();
-  const Moment since = s.ProgressOfSession(j).since;
-  const std::uint64_t wall_ns = s.Wall(j, since);
-  const bool stopped = s.SeenState(j.session()) == "stopped";
-  if (IsLive(j) && !stopped && s.Since(wall_ns) < kPatience_ns) return;  // under way
-  if (attempt.begun) return WaitingInside(s, j, since);
-  const bool left_behind = std::ranges::any_of(s.roster.SharingWith(j.session(), wall_ns), [&](SessionId session) {
-    const SessionStory* other = session == j.session() ? nullptr : s.roster.Find(session);
-    return other != nullptr && other->Last().begun && SameTry(other->Last(), attempt) &&
-           std::ranges::find(other->Last().members, j.session()) != other->Last().members.end();
+  if (!attempt.open() || attempt.begun || OnBoard(s, j) || !IsSilent(s, j)) return;
+  const bool left_behind = std::ranges::any_of(s.roster.journals(), [&](const SessionStory& other) {
+    return SameTry(other.Last(), attempt) && Contains(other.Last().members, j.session());
   });
-  if (left_behind && CounterStalled(s, attempt)) return;
-  if (left_behind) {
-    Stalled(s, j, since);
-    return;
-  }
-  Absent(s, {&j, &attempt, s.Wall(j, attempt.came()), s.job_end}, attempt.arrived);
+  if (!left_behind) Absent(s, {&j, &attempt, s.Wall(j, attempt.came()), s.job_end}, attempt.arrived);  // else: see Ballots
 }
 
 }  // namespace amem

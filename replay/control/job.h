@@ -50,7 +50,6 @@ struct RankLook {
 
 // Where a rank is stopped.
 enum class Where : std::uint8_t {
-  kAnywhere,  // between launches if its program makes no safe points and its launches can be held; else at a safe point
   kAtSafepoint,
   kBetweenLaunches,
 };

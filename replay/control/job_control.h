@@ -39,7 +39,7 @@ class JobControl final : public AskedJob {
   [[nodiscard]] Result<bool> StopsBetweenLaunches(const AskOptions& options) const;
   Status StopLaunches(const AskOptions& options, Deadline until, const Progress& progress);
   void GiveLaunches(const agreement::LaunchStop& stop, bool parks);
-  [[nodiscard]] Status DoNotStand(const agreement::LaunchStop& stop, std::chrono::milliseconds deadline) const;
+  [[nodiscard]] Status AreNotAtTargets(const agreement::LaunchStop& stop, std::chrono::milliseconds deadline) const;
   void AwaitEndOfEarlier();
   void Post(Ask ask, bool all_tags, Stage stage, const agreement::LaunchOrder& launches = {});
   void SetStage(Stage stage);

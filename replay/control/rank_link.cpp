@@ -25,7 +25,7 @@ std::string Ago(std::uint64_t then_ns) {
 
 std::string Running(const Standing& is) {
   if (is.steps == 0 && is.launches.why_not.empty())
-    return "runs, and has made no safe point; it can be stopped between launches";
+    return "runs, and has made no safe point; it can be stopped between launches: --between-launches";
   if (is.steps == 0)
     return "runs, and has made no safe point: its program has to call amem.safepoint() once a step, or to pause by itself; it "
            "cannot be stopped between launches, because " +

@@ -22,20 +22,16 @@ std::string Seconds(std::chrono::milliseconds time) { return fmt::format("{:.1f}
 }  // namespace
 
 Result<bool> JobControl::StopsBetweenLaunches(const AskOptions& options) const {
-  if (options.where == Where::kAtSafepoint) return false;
+  if (options.where != Where::kBetweenLaunches) return false;  // parking, too, is there
   std::string why_not;
-  bool all_make_safepoints = true;
   for (const RankLink& rank : ranks_) {
     const Standing& is = rank->is;
     const bool stands = is.phase == Phase::kPaused || is.own_pause == OwnPause::kPaused;
-    all_make_safepoints = all_make_safepoints && (is.steps > 0 || stands);
     if (!is.launches.why_not.empty() && !stands) why_not += fmt::format("\n{}: {}", rank.name(), is.launches.why_not);
   }
-  const bool must = options.where == Where::kBetweenLaunches || options.parks;
   const char* const excludes = options.all_tags && !options.tags_at_safepoint_only ? "with the program's tags"
                                : options.at_step                                   ? "at a step that was chosen"
                                                                                    : nullptr;
-  if (!must) return why_not.empty() && excludes == nullptr && !all_make_safepoints;
   if (excludes != nullptr)
     return Status{Code::kRefused, fmt::format("a job that is stopped between launches cannot be paused {}: its program runs on "
                                               "until it launches",
@@ -80,7 +76,7 @@ Status JobControl::StopLaunches(const AskOptions& options, Deadline until, const
     }
     AMEM_TRY(FirstFailure(Ask::kPause));
     if (stand && all_came && allowed) return {};
-    if (Passed(until)) return DoNotStand(stop, options.deadline);
+    if (Passed(until)) return AreNotAtTargets(stop, options.deadline);
     if (!stand && all_hold) {
       if (readings != before) {
         before = readings;
@@ -101,7 +97,7 @@ Status JobControl::StopLaunches(const AskOptions& options, Deadline until, const
     if (progress && Passed(tell)) {
       tell = In(kTellOfStop);
       for (std::size_t i = 0; i < ranks_.size(); ++i) {
-        const std::string why = stop.WhyNotStanding(i, ranks_[i]->is.launches);
+        const std::string why = stop.WhyNotAtTargets(i, ranks_[i]->is.launches);
         std::string& last = told[ranks_[i]->process.session];
         if (!why.empty() && why != last) progress(ranks_[i].name() + " " + why);
         last = why;
@@ -111,12 +107,12 @@ Status JobControl::StopLaunches(const AskOptions& options, Deadline until, const
   }
 }
 
-Status JobControl::DoNotStand(const agreement::LaunchStop& stop, std::chrono::milliseconds deadline) const {
+Status JobControl::AreNotAtTargets(const agreement::LaunchStop& stop, std::chrono::milliseconds deadline) const {
   std::string all;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     const RankLink& rank = ranks_[i];
     const bool answers = Has(rank, Phase::kHeld) || HasCome(rank);
-    const std::string why = answers ? stop.WhyNotStanding(i, rank->is.launches) : "has not held its launches";
+    const std::string why = answers ? stop.WhyNotAtTargets(i, rank->is.launches) : "has not held its launches";
     if (why.empty()) continue;
     all += fmt::format("\n{} {}; it {}", rank.name(), why, rank.DoingInDetail());
   }

@@ -207,7 +207,7 @@ bool WaitsForAnother(const SessionStory& j) {
 
 // Those that keep the others waiting: stopped ones, else those with the fewest votes, and those without a journal that had not
 // voted when the board was read last.
-std::vector<SessionId> KeepOthersWaiting(CauseSearch& s, const OpenRound& round) {
+std::vector<SessionId> HoldsOthersUp(CauseSearch& s, const OpenRound& round) {
   std::vector<SessionId> found;
   for (const SessionStory* j : round.journals)
     if (IsStopped(s, j->session())) found.push_back(j->session());
@@ -275,7 +275,7 @@ void WaitsForOthersToCome(CauseSearch& s, const OpenRound& round) {
 }
 
 void WaitsForVotes(CauseSearch& s, const OpenRound& round) {
-  for (const SessionId session : KeepOthersWaiting(s, round)) {
+  for (const SessionId session : HoldsOthersUp(s, round)) {
     if (const SessionStory* j = s.roster.Find(session)) {
       if (IsSilent(s, *j)) Stalled(s, *j, s.ProgressOfSession(*j).since);
       continue;

@@ -159,7 +159,7 @@ LaunchOrder LaunchStop::OrderOf(std::size_t process) const {
   return order;
 }
 
-std::string LaunchStop::WhyNotStanding(std::size_t process, const LaunchReading& reading) const {
+std::string LaunchStop::WhyNotAtTargets(std::size_t process, const LaunchReading& reading) const {
   if (!reading.inside.empty()) return "is inside " + reading.inside;
   for (const ClockReading& one : reading.clocks) {
     const auto target = targets_.find(ClockOf(one));

@@ -78,7 +78,7 @@ class LaunchStop {
   Next Consider(std::span<const LaunchReading> readings, bool still);
   [[nodiscard]] LaunchOrder OrderOf(std::size_t process) const;
   // Of the last Consider. Why this process does not stand, in words; empty: it does, as far as it says.
-  [[nodiscard]] std::string WhyNotStanding(std::size_t process, const LaunchReading& reading) const;
+  [[nodiscard]] std::string WhyNotAtTargets(std::size_t process, const LaunchReading& reading) const;
   [[nodiscard]] const std::string& missing() const { return missing_; }
   [[nodiscard]] std::uint32_t let_go() const { return let_go_; }  // launches that were let go once more
 

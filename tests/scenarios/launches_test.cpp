@@ -75,7 +75,8 @@ TEST_P(Kinds, is_paused_and_parked_at_random_moments_and_its_results_are_right) 
   for (int i = 0; i < 4; ++i) {
     std::this_thread::sleep_for(milliseconds(random() % 60));
     const bool parks = i % 2 == 1;
-    const Rank stopped = Tool({parks ? "park" : "pause", Pid(i % kWorld), "--deadline", "20"});
+    const Rank stopped = Tool(parks ? Words{"park", Pid(i % kWorld), "--deadline", "20"}
+                                    : Words{"pause", Pid(i % kWorld), "--between-launches", "--deadline", "20"});
     ASSERT_EQ(stopped.status, 0) << stopped.out << stopped.err;
     std::vector<int> before;
     for (int rank = 0; rank < kWorld; ++rank) before.push_back(StepOf(rank));
@@ -109,12 +110,12 @@ TEST_F(Unmodified, a_rank_that_is_away_is_named_at_the_deadline_nothing_has_chan
   Start("away,1");
   ASSERT_TRUE(UntilStep(32)) << job_.SoFar(0).out << job_.SoFar(0).err;
   std::this_thread::sleep_for(milliseconds(400));  // rank 1 sleeps by now, and the others wait for it in NCCL
-  const Rank refused = Tool({"pause", "--deadline", "1"});
+  const Rank refused = Tool({"pause", "--between-launches", "--deadline", "1"});
   EXPECT_EQ(refused.status, 3) << refused.out << refused.err;
   EXPECT_NE(refused.err.find("rank 1 has made "), std::string::npos) << refused.err;
   EXPECT_NE(refused.err.find(" launches on communicator 0x"), std::string::npos) << refused.err;
   for (const json& rank : Live()) EXPECT_EQ(rank["phase"], "running") << rank;
-  const Rank paused = Tool({"pause", "--deadline", "20"});
+  const Rank paused = Tool({"pause", "--between-launches", "--deadline", "20"});
   EXPECT_EQ(paused.status, 0) << paused.err;
   EXPECT_EQ(Tool({"resume"}).status, 0);
   AllEndWell();
@@ -189,7 +190,7 @@ TEST_F(Unmodified, one_that_makes_no_safe_point_is_not_paused_at_one) {
   ASSERT_TRUE(UntilStep(8));
   const std::string live = Tool({"ls", "--live"}).out;
   EXPECT_NE(live.find("it can be stopped between launches"), std::string::npos) << live;
-  const Rank refused = Tool({"pause", "--at-safepoint", "--deadline", "1"});
+  const Rank refused = Tool({"pause", "--deadline", "1"});
   EXPECT_EQ(refused.status, 3) << refused.out;
   EXPECT_NE(refused.err.find("has made no safe point"), std::string::npos) << refused.err;
   AllEndWell();

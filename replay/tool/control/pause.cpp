@@ -230,15 +230,13 @@ void AddRequest(Arguments& arguments, RequestOptions& options, const char* deadl
 }
 
 void AddWhere(Arguments& arguments, RequestOptions& options) {
-  arguments.Flag("--at-safepoint", options.at_safepoint, "At a safe point, and nowhere else");
+  arguments.Flag("--at-safepoint", options.at_safepoint, "At a safe point, as by default");
   arguments.Flag("--between-launches", options.between_launches,
-                 "Between two launches of NCCL's, also if its program makes safe points");
+                 "Between two launches of NCCL's, which a program without safe points has, too; no GPU has run this yet");
 }
 
 control::Where WhereOf(const RequestOptions& options) {
-  return options.at_safepoint       ? control::Where::kAtSafepoint
-         : options.between_launches ? control::Where::kBetweenLaunches
-                                    : control::Where::kAnywhere;
+  return options.between_launches ? control::Where::kBetweenLaunches : control::Where::kAtSafepoint;
 }
 
 Exit ComplainOf(const Status& why, Exit code) {

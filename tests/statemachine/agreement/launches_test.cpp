@@ -122,7 +122,7 @@ class World {
       for (std::size_t i = 0; i < processes_.size(); ++i) processes_[i].on_the_way.push_back(stop.OrderOf(i));
     }
     std::string why = "they do not come to stand";
-    for (std::size_t i = 0; i < processes_.size(); ++i) why += "; " + stop.WhyNotStanding(i, known[i]);
+    for (std::size_t i = 0; i < processes_.size(); ++i) why += "; " + stop.WhyNotAtTargets(i, known[i]);
     return why;
   }
 
@@ -221,8 +221,8 @@ TEST(LaunchStop, who_is_behind_is_named_with_its_communicator) {
   LaunchStop stop;
   const std::vector both{Reading(1, 0, 4), Reading(1, 1, 3)};
   EXPECT_EQ(stop.Consider(both, false), LaunchStop::Next::kOrder);
-  EXPECT_EQ(stop.WhyNotStanding(0, both[0]), "");
-  EXPECT_EQ(stop.WhyNotStanding(1, both[1]), "has made 3 of 4 launches on communicator 0x9 (2 ranks)");
+  EXPECT_EQ(stop.WhyNotAtTargets(0, both[0]), "");
+  EXPECT_EQ(stop.WhyNotAtTargets(1, both[1]), "has made 3 of 4 launches on communicator 0x9 (2 ranks)");
 }
 
 TEST(LaunchStop, a_rank_inside_a_call_does_not_stand_and_a_held_one_is_let_go_for_it) {
@@ -262,7 +262,7 @@ TEST(LaunchStop, the_receiver_of_a_first_send_is_behind_although_it_has_no_count
   EXPECT_EQ(stop.OrderOf(1).targets.size(), 2U);
   for (LaunchReading& reading : both) reading.version = 2;
   EXPECT_EQ(stop.Consider(both, false), LaunchStop::Next::kWait);
-  EXPECT_NE(stop.WhyNotStanding(1, both[1]), "");
+  EXPECT_NE(stop.WhyNotAtTargets(1, both[1]), "");
 }
 
 }  // namespace launches

@@ -153,16 +153,16 @@ TEST_F(Commands, state_tells_what_changed_between_two_events) {
   const Ran same = Shell("$TOOL state $(ls -d $OK/*1) --at=#40 --to=#40");
   EXPECT_EQ(same.code, 0) << same.err;
   EXPECT_HAS(same.out, "no difference");
-  const Ran ran = Shell("$TOOL state $(ls -d $OK/*1) --at=#20 --to=#104");
+  const Ran ran = Shell("$TOOL state $(ls -d $OK/*1) --at=#20 --to=#107");
   EXPECT_EQ(ran.code, 3) << ran.err;
   EXPECT_HAS(ran.out, "~ lifecycle: running  ->  pausing");
   EXPECT_HAS(ran.out, "+ allocation 9: 10 MiB on device 1, own, saved");
   EXPECT_HAS(ran.out, "~ pauses begun: 0  ->  1");
-  const Ran json = Shell("$TOOL state --json $(ls -d $OK/*1) --at=#20 --to=#104");
+  const Ran json = Shell("$TOOL state --json $(ls -d $OK/*1) --at=#20 --to=#107");
   EXPECT_EQ(json.json()["differences"].size() + 2, std::count(ran.out.begin(), ran.out.end(), '\n') - 1U);
-  EXPECT_EQ(Shell("$TOOL state $(ls -d $OK/*1) --at x --to=#104").code, 1);
+  EXPECT_EQ(Shell("$TOOL state $(ls -d $OK/*1) --at x --to=#107").code, 1);
   EXPECT_EQ(Shell("$TOOL state $OK --to=#5").code, 1) << "of which session?";
-  const Ran two = Shell("$TOOL state $(ls -d $OK/*1) $(ls -d $OK/*1) --at=#20 --to=#104");
+  const Ran two = Shell("$TOOL state $(ls -d $OK/*1) $(ls -d $OK/*1) --at=#20 --to=#107");
   EXPECT_EQ(two.out, ran.out);
 }
 

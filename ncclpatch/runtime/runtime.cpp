@@ -293,7 +293,10 @@ std::string Runtime::NoteLibraries(Session& session) {
     if (library.number <= noted_libraries_) continue;
     noted_libraries_ = library.number;
     LibraryAttached event = hook::Describe(library);
-    if (std::string why = NotProved(event); options_.nvls != Nvls::kKeep) unproved.swap(why);
+    if (std::string why = NotProved(event); !why.empty() && options_.nvls != Nvls::kKeep)
+      unproved = std::move(why);
+    else if (!why.empty())
+      log::Warn(why + ": registered memory stays from now on");
     log::Info(fmt::format("on, by {}: NCCL {} at {}", event.way, event.nccl_version, event.path));
     session.Note(std::move(event));
   }

@@ -40,6 +40,7 @@ REPLACED = frozenset("""
     cuPointerGetAttribute cuPointerSetAttribute
     cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel cuLaunchCooperativeKernelMultiDevice cuGraphLaunch
     cuStreamWriteValue32 cuStreamWriteValue64 cuStreamWaitValue32 cuStreamWaitValue64 cuStreamBatchMemOp
+    cuStreamIsCapturing cuStreamGetCaptureInfo
     cuMemcpy cuMemcpyAsync cuMemcpyDtoD cuMemcpyDtoDAsync cuMemcpyHtoD cuMemcpyHtoDAsync cuMemcpyDtoH cuMemcpyDtoHAsync
     cuMemcpyPeer cuMemcpyPeerAsync cuMemcpy2D cuMemcpy2DUnaligned cuMemcpy2DAsync cuMemcpy3D cuMemcpy3DAsync cuMemcpy3DPeer
     cuMemcpy3DPeerAsync cuMemcpyBatchAsync cuMemcpyWithAttributesAsync cuMemcpy3DWithAttributesAsync cuMemcpy3DBatchAsync

@@ -63,7 +63,7 @@ class Schemas(Scratch):
 
     COMMANDS = {"why": "why", "ls": "session", "ls -v": "session", "ls --live": "control", "log": "event",
                 "log -f": "event", "state": "state", "state --to=#9": "diff", "verify": "verify", "replay": "run", "top": "top",
-                "top --by peer": "refs", "watch": "watch", "pause": "control", "resume": "control", "freeze": "freeze", "thaw": "freeze"}
+                "top --by peer": "refs", "watch": "watch", "pause": "control", "park": "control", "resume": "control", "freeze": "freeze", "thaw": "freeze"}
 
     @classmethod
     def setUpClass(cls):
@@ -414,7 +414,7 @@ class Described(Scratch):
         for name in re.findall(r"^  ([a-z-]+) ", run("--help").stdout, re.M):
             text = run(name, "--help").stdout.split("Examples:")[0]
             cls.commands[name] = set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", text, re.M)) - {"--help"}
-        assert len(cls.commands) == 14 and all(cls.commands.values())
+        assert len(cls.commands) == 15 and all(cls.commands.values())
 
     def sections(self, text, pattern):
         found = list(re.finditer(pattern, text, re.M))

@@ -121,8 +121,10 @@ Status Settle(CycleKind kind) {
     UndoChanges();
     throw;
   }
+  // A pause took the memory of all that are marked, those of a group that is still open in another NCCL included.
+  const bool all = status.ok() && pauses && Paused();
   if (status.ok())
-    std::erase_if(t_changes, [&](const Change& change) { return change.suspended == pauses && !change.waits(); });
+    std::erase_if(t_changes, [&](const Change& change) { return change.suspended == pauses && (all || !change.waits()); });
   else
     UndoChanges();
   return status;

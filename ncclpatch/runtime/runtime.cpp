@@ -381,8 +381,8 @@ Status Runtime::Cycle(Session& session, CycleKind kind, bool patient, IdleNow id
   const bool was_paused = session.paused();
   const auto pause = [&] {
     return idle == IdleNow::kHosts && !unproved_.load() ? session.PauseOfIdleHosts()
-           : idle == IdleNow::kLaunches ? session.PauseBesideProgram()
-                                        : session.Pause();
+           : idle == IdleNow::kLaunches                 ? session.PauseBesideProgram()
+                                                        : session.Pause();
   };
   const Status status = kind == CycleKind::kPause ? pause() : patient ? session.Resume() : session.ResumeInTime();
   if (status && kind == CycleKind::kPause && !was_paused && above_.after_pause != nullptr) above_.after_pause(session);

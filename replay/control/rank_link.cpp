@@ -24,12 +24,10 @@ std::string Ago(std::uint64_t then_ns) {
 }
 
 std::string Running(const Standing& is) {
-  if (is.steps == 0 && is.launches.why_not.empty())
-    return "runs, and has made no safe point; it can be stopped between launches: --between-launches";
   if (is.steps == 0)
-    return "runs, and has made no safe point: its program has to call amem.safepoint() once a step, or to pause by itself; it "
-           "cannot be stopped between launches, because " +
-           is.launches.why_not;
+    return "runs, and has made no safe point: its program has to call amem.safepoint() once a step, or to pause by itself; " +
+           (is.launches.why_not.empty() ? "it can be stopped between launches: --between-launches"
+                                        : "it cannot be stopped between launches, because " + is.launches.why_not);
   return fmt::format("runs, and has made {} safe point{}, the last one {}", is.steps, is.steps == 1 ? "" : "s",
                      Ago(is.last_step_ns));
 }

@@ -664,7 +664,8 @@ class WhatIsSaid : public PlayedRanks {
 TEST_F(WhatIsSaid, of_each_phase) {
   Set(0, [](Standing& is) { is.failure = {Code::kOutOfMemory, "no room"}; });
   EXPECT_EQ(Of(Phase::kRunning),
-            "runs, and has made no safe point: its program has to call amem.safepoint() once a step, or to pause by itself");
+            "runs, and has made no safe point: its program has to call amem.safepoint() once a step, or to pause by itself; "
+            "it can be stopped between launches: --between-launches");
   Set(0, [](Standing& is) {
     is.steps = 1;
     is.last_step_ns = MonotonicNs() - 3'000'000'000;

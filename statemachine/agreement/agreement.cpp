@@ -66,6 +66,8 @@ Count CountVotes(const View& view, const Line& vote) {
     const Seat& seat = view.seats[i];
     switch (seat.votes[static_cast<std::size_t>(vote.ballot)]) {
       case Vote::kYes:
+        // Those that have not come yet find a set without it, and so another board: this one would be waited on for ever.
+        if (seat.ended && vote.ballot == Ballot::kCome) count.ended = i;
         break;
       case Vote::kNo:
         count.no = i;

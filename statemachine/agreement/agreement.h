@@ -24,8 +24,9 @@
 //   * A ballot has one vote of each member, written by that member only, once a round, when its work before the ballot is done
 //     (yes) or has failed (no).
 //   * A ballot has one decision a round, set by a compare-and-swap, by any member, and final. "Passed" needs a yes of each
-//     member. "Failed" may be set by whoever sees a no, the end of a member that has not voted, or its own deadline. In the
-//     undo of a pause a member that has ended is passed over, because its end is known and has nothing to undo.
+//     member. "Failed" may be set by whoever sees a no, the end of a member that has not voted, or its own deadline. `come`
+//     also fails by the end of a member that has come: who comes later finds a set, and so a board, without it. In the undo
+//     of a pause a member that has ended is passed over, because its end is known and has nothing to undo.
 //   * Votes and decisions carry the number of their round. A member comes to the round after the last one whose `come` is
 //     decided, and only after it has ended its own last round; so only `come` can be decided for a later round while a member
 //     is still in an earlier one, and it can pass only with that member. To that member it has failed (kSuperseded).

@@ -369,8 +369,9 @@ class AssemblyProcessTest : public ::testing::Test {
     MeetAll(1, count);
     return self;
   }
-  void Call(Rank& self, CycleKind kind, milliseconds time = milliseconds(20'000)) const {
-    const auto outcome = CallOnBoards(*self.peers, kind, time);
+  void Call(Rank& self, CycleKind kind, milliseconds time = milliseconds(20'000),
+            const std::function<void(const board::BoardReading&)>& before_wait = {}) const {
+    const auto outcome = CallOnBoards(*self.peers, kind, time, {}, before_wait);
     const auto at = static_cast<std::size_t>(self.identity.rank);
     std::snprintf(desk_->said[at].data(), desk_->said[at].size(), "%s", outcome.status.message().c_str());
     desk_->culprit[at] = outcome.culprit ? outcome.culprit.value : outcome.status.reported_by().value;
@@ -435,6 +436,30 @@ TEST_F(AssemblyProcessTest, a_killed_member_has_ended_for_all_at_once_also_while
   for (std::size_t rank = 0; rank < 2; ++rank) ExpectFailed(rank, Code::kPeerLost, 2, "rank 2 (pid ");
   EXPECT_EQ(::kill(desk_->forked, 0), 0) << "the forked child lives";
   ::kill(desk_->forked, SIGKILL);
+}
+
+// The last one finds a set without the dead, and so another board than those that wait.
+TEST_F(AssemblyProcessTest, a_member_killed_after_it_came_fails_those_that_wait_and_whoever_comes_later) {
+  std::vector<std::unique_ptr<Child>> children;
+  for (int rank = 0; rank < 4; ++rank) {
+    children.push_back(std::make_unique<Child>([this, rank] {
+      const auto self = Join(rank, 4);
+      if (rank == 2) MeetAll(2, 2);
+      Call(*self, CycleKind::kPause, milliseconds(20'000), [rank](const board::BoardReading& reading) {
+        const auto came =
+            std::ranges::count_if(reading.seats, [](const auto& seat) { return seat.votes[0] == agreement::Vote::kYes; });
+        if (rank == 3 && came == 3) ::raise(SIGKILL);
+      });
+      MeetAll(2, 5);
+      return 0;
+    }));
+  }
+  children[3]->Wait();
+  ++desk_->came[2];
+  for (const std::size_t rank : {0U, 1U, 2U}) {
+    EXPECT_EQ(children[rank]->Wait(), 0);
+    ExpectFailed(rank, Code::kPeerLost, 3, "rank 3 (pid ");
+  }
 }
 
 TEST_F(AssemblyProcessTest, the_end_of_a_forked_child_is_no_end_of_its_session) {

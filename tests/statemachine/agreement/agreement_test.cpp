@@ -122,6 +122,16 @@ TEST_F(StepTest, a_member_that_voted_before_it_ended_counts) {
   EXPECT_EQ(Next(), Action(Decide{Ballot::kSaved, Cause::kAllVoted, 0}));
 }
 
+// Who has not come yet will find a set, and so a board, without the member that has ended.
+TEST_F(StepTest, come_fails_by_the_end_of_a_member_that_had_come) {
+  VoteOf(0, Ballot::kCome) = VoteOf(2, Ballot::kCome) = Vote::kYes;
+  EXPECT_EQ(Next(), Action(Wait{Ballot::kCome, 100}));
+  seats_[2].ended = true;
+  EXPECT_EQ(Next(), Action(Decide{Ballot::kCome, Cause::kEnded, 2}));
+  member_.patient = true;
+  EXPECT_EQ(Next(CycleKind::kResume), Action(Decide{Ballot::kCome, Cause::kEnded, 2}));
+}
+
 TEST_F(StepTest, a_failed_ballot_breaks_off_the_work_before_it) {
   AtSave();
   Decision(Ballot::kSaved) = Cause::kLate;

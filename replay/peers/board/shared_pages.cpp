@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -22,11 +23,22 @@ Status PagesFailed(const char* what) {
   return {CodeOfErrno(errno), fmt::format("shared pages: {}: {}", what, ErrnoText(errno))};
 }
 
+// Exceeding the limit of file sizes would end the process with a signal instead of failing a call.
+bool LimitAllows(Bytes bytes) {
+  rlimit limit{};
+  return getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= bytes;
+}
+
 }  // namespace
 
 Result<SharedPages> SharedPages::Make(const char* name, Bytes bytes, Writers writers) {
   UniqueFd fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return PagesFailed("memfd_create");
+  if (!LimitAllows(bytes)) {
+    return Status{
+        CodeOfErrno(EFBIG),
+        fmt::format("shared pages of {} bytes: {}; raise the limit of the size of files (ulimit -f)", bytes, ErrnoText(EFBIG))};
+  }
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return PagesFailed("ftruncate");
   void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (at == MAP_FAILED) return PagesFailed("mmap");

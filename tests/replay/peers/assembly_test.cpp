@@ -4,6 +4,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -532,6 +533,19 @@ TEST_F(AssemblyProcessTest, a_page_that_was_written_over_fails_the_call_and_its_
   }
   for (auto& child : children) EXPECT_EQ(child->Wait(), 0);
   ExpectFailed(0, Code::kCorrupt, 1, "what this session says of itself has been written over");
+}
+
+TEST_F(AssemblyProcessTest, a_limit_of_file_sizes_ends_no_process_and_a_call_says_that_it_is_too_low) {
+  Child child([this] {
+    const rlimit limit{1 << 20, 1 << 20};
+    if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) return 1;
+    Rank self(directory_, 0);
+    if (!self.peers) return 2;
+    Call(self, CycleKind::kPause, milliseconds(3000));
+    return 0;
+  });
+  EXPECT_EQ(child.Wait(), 0);
+  EXPECT_NE(std::string(desk_->said[0].data()).find("ulimit -f"), std::string::npos) << desk_->said[0].data();
 }
 
 // As where seccomp denies memfd_create.

@@ -4,6 +4,9 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -221,6 +224,23 @@ TEST(BoardTest, memory_that_could_shrink_is_no_board) {
 }
 
 // ---- what is written over
+
+// Else the system would end the program with a signal that it does not expect.
+TEST(BoardTest, a_limit_of_file_sizes_fails_and_does_not_kill) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const rlimit limit{1024, 1024};
+    if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) ::_exit(1);
+    const auto board = Board::Make("", kThree);
+    const auto page = SessionPage::Make(SessionId{1});
+    for (const std::string& said : {board.status().message(), page.status().message()})
+      if (said.find("ulimit -f") == std::string::npos) ::_exit(2);
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
 
 TEST(BoardTest, words_of_chance_are_noticed) {
   std::mt19937_64 random(1);

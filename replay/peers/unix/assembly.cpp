@@ -178,8 +178,7 @@ Status UnixAssembly::HaveBoard(const std::vector<SessionId>& members, Deadline u
   board_ = pages().Find(BoardName(), members);
   if (board_ != nullptr && board_->id() == damaged_) board_.reset();
   if (board_ == nullptr && members.front() == self_) {
-    AMEM_ASSIGN([[maybe_unused]] const UniqueFd fd, pages().HandOut(BoardName(), members, self_, damaged_));
-    board_ = pages().Find(BoardName(), members);
+    AMEM_ASSIGN(board_, pages().HaveOwn(BoardName(), members, self_, damaged_));
   }
   if (board_ == nullptr) {
     auto asked = AskForBoard(members, until);

@@ -120,30 +120,35 @@ Result<std::shared_ptr<const PeerPage>> SharedPageTable::PageOf(SessionId sessio
 
 // ---- boards ----------------------------------------------------------------------------------------------------------------
 
-void SharedPageTable::Remember(SetName set, std::shared_ptr<Board> board) {
-  boards_[std::move(set)] = std::move(board);
+void SharedPageTable::Remember(const SetName& set, const std::shared_ptr<Board>& board) {
+  boards_[set] = board;
   if (boards_.size() <= kBoardsMost) return;
-  std::erase_if(boards_, [&](const auto& known) {
-    return std::ranges::any_of(known.first.second, [&](SessionId session) { return ended_.contains(session); });
+  std::erase_if(boards_, [&](const auto& known) {  // a call is about to use this one, and may not have seen that end yet
+    return known.second != board &&
+           std::ranges::any_of(known.first.second, [&](SessionId session) { return ended_.contains(session); });
   });
 }
 
-Result<UniqueFd> SharedPageTable::HandOut(const std::string& scope, const std::vector<SessionId>& members, SessionId asker,
-                                          std::uint64_t instead_of) {
+Result<std::shared_ptr<Board>> SharedPageTable::HaveOwn(const std::string& scope, const std::vector<SessionId>& members,
+                                                        SessionId asker, std::uint64_t instead_of) {
   if (!std::ranges::is_sorted(members) || members.empty() || members.front() != self_ ||
       !std::ranges::binary_search(members, asker)) {
     return Status{Code::kInvalid, "a board for a set in which " + ToText(self_) + " has not the lowest id, or which " +
                                       ToText(asker) + " is not in"};
   }
   const std::lock_guard lock(mutex_);
-  SetName set{scope, members};
-  auto known = boards_.find(set);
-  if (known == boards_.end() || known->second->id() == instead_of) {
-    AMEM_ASSIGN(auto made, Board::Make(scope, members));
-    Remember(set, std::make_shared<Board>(std::move(made)));
-    known = boards_.find(set);
-  }
-  UniqueFd fd(::fcntl(known->second->fd(), F_DUPFD_CLOEXEC, 0));
+  const auto known = boards_.find({scope, members});
+  if (known != boards_.end() && known->second->id() != instead_of) return known->second;
+  AMEM_ASSIGN(auto made, Board::Make(scope, members));
+  auto board = std::make_shared<Board>(std::move(made));
+  Remember({scope, members}, board);
+  return board;
+}
+
+Result<UniqueFd> SharedPageTable::HandOut(const std::string& scope, const std::vector<SessionId>& members, SessionId asker,
+                                          std::uint64_t instead_of) {
+  AMEM_ASSIGN(const auto board, HaveOwn(scope, members, asker, instead_of));
+  UniqueFd fd(::fcntl(board->fd(), F_DUPFD_CLOEXEC, 0));
   if (!fd) return Status{CodeOfErrno(errno), "handing out a board: " + ErrnoText(errno)};
   return fd;
 }

@@ -51,8 +51,11 @@ class SharedPageTable : NoCopies {
   [[nodiscard]] Result<std::shared_ptr<const board::PeerPage>> PageOf(SessionId session) const;
 
   // ---- boards
-  // A descriptor of the board of that set, of which this session has the lowest id and `asker` is a member; it is made if there
-  // is none, or if it is `instead_of`, the id of one that is damaged.
+  // The board of that set, of which this session has the lowest id and `asker` is a member; it is made if there is none, or if
+  // it is `instead_of`, the id of one that is damaged.
+  Result<std::shared_ptr<board::Board>> HaveOwn(const std::string& scope, const std::vector<SessionId>& members,
+                                                SessionId asker, std::uint64_t instead_of);
+  // A descriptor of it.
   Result<UniqueFd> HandOut(const std::string& scope, const std::vector<SessionId>& members, SessionId asker,
                            std::uint64_t instead_of);
   // The board of a set, if it is here.
@@ -67,7 +70,7 @@ class SharedPageTable : NoCopies {
   using SetName = std::pair<std::string, std::vector<SessionId>>;  // scope and members
   void Make();
   Status PublishLocked();
-  void Remember(SetName set, std::shared_ptr<board::Board> board);
+  void Remember(const SetName& set, const std::shared_ptr<board::Board>& board);
 
   const SessionId self_;
   mutable std::mutex mutex_;

@@ -95,6 +95,9 @@ TEST_F(AssemblyTest, boards_of_the_living_stay_however_many_there_are) {
   ASSERT_TRUE(table.HandOut("one more", living, SessionId{2}, 0));
   EXPECT_EQ(table.Find("first", dying), nullptr);
   EXPECT_NE(table.Find("first", living), nullptr);
+  // Whoever asks may not have seen that end yet.
+  ASSERT_TRUE(table.HandOut("for the dying", dying, SessionId{3}, 0));
+  EXPECT_NE(table.Find("for the dying", dying), nullptr);
 }
 
 TEST_F(AssemblyTest, each_scope_has_a_board) {

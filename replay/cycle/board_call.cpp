@@ -177,9 +177,18 @@ class Coordinator::Call final : public board::RoundHooks {
   void NoteEnd(SessionId session) {
     if (round_.ends.insert(session).second) static_cast<void>(scope_.peers_.AwaitLoss(session, kLossPatience));
   }
+  // Also of whom this call has found dead, and so not among the members, while the journal has them alive.
   void NoteEnds() {
-    for (const SessionId session : assembly_.board().members())
-      if (session != scope_.peers_.Self().session && assembly_.HasEnded(session)) NoteEnd(session);
+    const std::vector<SessionId>& members = assembly_.board().members();
+    std::set<SessionId> others(members.begin(), members.end());
+    if (scope_.ledger_.TryLockFor(kToJournal)) {
+      const LedgerLock lock(scope_.ledger_, std::adopt_lock);
+      for (const auto& [session, peer] : scope_.ledger_.state().peers)
+        if (peer.connected) others.insert(session);
+    }
+    others.erase(scope_.peers_.Self().session);
+    for (const SessionId session : others)
+      if (assembly_.HasEnded(session)) NoteEnd(session);
   }
 
   // A patient member also waits for one that is stopped, and cannot even be met.

@@ -296,6 +296,18 @@ TEST_F(CoordinatorTest, a_vote_that_fails_because_an_owner_is_lost_says_which) {
   EXPECT_EQ(All<PhaseDecided>().back().culprit, kOwner);
 }
 
+// The call has found a set without it, and its loss has not been told yet.
+TEST_F(CoordinatorTest, an_owner_that_died_before_the_members_were_found_is_replaced_by_the_resume) {
+  const AllocationId import = Import(k2M, kOther);
+  ASSERT_TRUE(Run(CycleKind::kPause).ok());
+  Record(PeerConnected{kOther, "host", 3, 0, 2});
+  set_.dead_strangers.insert(kOther);
+  peers_.reimport = [](SessionId, const auto&) { return Status{Code::kPeerLost, "it died"}; };
+  const Status resumed = Run(CycleKind::kResume);
+  EXPECT_TRUE(resumed.ok()) << resumed.message();
+  EXPECT_TRUE(Resident(import));
+}
+
 TEST_F(CoordinatorTest, a_broken_session_votes_against_a_pause) {
   Create();
   Break("the disk is full");

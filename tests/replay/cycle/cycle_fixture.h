@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +32,7 @@ class ScriptedSet {
   // Why it votes against that ballot; ok: it does not.
   std::function<Status(agreement::Ballot)> votes = [](agreement::Ballot) { return Status{}; };
   std::optional<agreement::Ballot> ends_at{}, silent_at{};  // it votes no more from there on
+  std::set<SessionId> dead_strangers;                       // sessions that have ended, and are no members
   Status unfound;                                           // why the set cannot be found
   std::vector<agreement::Ballot> asked;                     // on what it has voted
 
@@ -47,7 +49,9 @@ class ScriptedSet {
     [[nodiscard]] std::vector<PeerIdentity> Members() const override { return {kMe, kPeer}; }
     void Begun() override {}
     [[nodiscard]] bool SetHasChanged() override { return false; }
-    [[nodiscard]] bool HasEnded(SessionId session) override { return session == kOwner && set_.ended_; }
+    [[nodiscard]] bool HasEnded(SessionId session) override {
+      return (session == kOwner && set_.ended_) || set_.dead_strangers.contains(session);
+    }
     [[nodiscard]] std::string HowItEnded(SessionId) override { return kPeerDied; }
     [[nodiscard]] PeerIdentity IdentityOf(SessionId session) override { return session == kSelf ? kMe : kPeer; }
     [[nodiscard]] board::ScopeFacts FactsOf(SessionId) override { return {.lifecycle = Lifecycle::kRunning}; }
@@ -159,7 +163,7 @@ class CycleFixture : public ::testing::Test {
     return id;
   }
   // Memory of the owner's simulator.
-  AllocationId Import(Bytes bytes = k2M) {
+  AllocationId Import(Bytes bytes = k2M, SessionId owner = kOwner) {
     AllocationProperties properties;
     properties.handle_types = 1;
     properties.location = {LocationType::kDevice, 1};
@@ -167,7 +171,7 @@ class CycleFixture : public ::testing::Test {
     shared_[theirs] = *owner_->Create(bytes, properties, 0);
     const DriverHandle handle = *sim_->Import(*owner_->Export(shared_[theirs]));
     const AllocationId id{ledger_.state().next_allocation};
-    Record(Imported{id, {kOwner, theirs}, bytes, properties, 1, handle, {}, {}});
+    Record(Imported{id, {owner, theirs}, bytes, properties, 1, handle, {}, {}});
     Adopt(id, handle, bytes, true);
     return id;
   }

@@ -47,7 +47,9 @@ ProcessLife LifeIn(const LifeWords& words, int pidfd) {
   using Is = ProcessLife::Is;
   const std::uint32_t word = KernelWord(words) & ~static_cast<std::uint32_t>(FUTEX_WAITERS);
   const std::uint32_t holder = words.holder;
-  if (holder != 0 && word == holder) return {Is::kAlive, {}};
+  // The kernel marks nothing in memory that it took from a process before that ended: of one killed for want of memory.
+  if (holder != 0 && word == holder)
+    return pidfd >= 0 && LifeOf({}, pidfd).HasEnded() ? ProcessLife{Is::kEnded, "pidfd"} : ProcessLife{Is::kAlive, {}};
   if (holder != 0 && word == FUTEX_OWNER_DIED) return {Is::kEnded, "lock"};
   if (holder != 0 && word == 0 && words.closed == LifeWords::kClosed) return {Is::kEnded, "lock"};
   ProcessLife life{Is::kUnknown, {}};

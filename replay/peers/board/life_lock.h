@@ -1,7 +1,7 @@
 // Whether a session lives: a robust lock in its page, which one of its threads holds for as long as the session lives. The
 // kernel marks the lock when that thread ends: by SIGKILL, exit or exec of its process, also while a forked child lives on, and
 // not while the process is stopped. So whoever maps the page sees it by one load, without a descriptor, a pid or /proc, in any
-// namespace.
+// namespace. Only of a process that is killed for want of memory, and whose memory is taken first, the kernel may mark nothing.
 //
 // The holder writes; all others only load. What is found there and can be neither a holder nor an end is damage, and says
 // nothing.
@@ -38,8 +38,8 @@ class LifeHolder : NoCopies {
   LifeWords* words_;
 };
 
-// Ended: also if it was let go of in order. Unknown: it was never held, or is damaged; then `pidfd` decides, if there is one
-// (-1: none). Waits for nobody.
+// Ended: also if it was let go of in order. Unknown: it was never held, or is damaged. `pidfd`, if there is one (-1: none),
+// decides then, and where the lock is still held. Waits for nobody.
 ProcessLife LifeIn(const LifeWords& words, int pidfd = -1);
 
 }  // namespace amem::board

@@ -63,10 +63,10 @@ board::SharingSet UnixAssembly::Set() {
   return board::SetOf(self_, own_.tag, [this](SessionId session) -> board::Sighted {
     if (session == self_) return {false, pages().OwnFacts()};
     if (ended_.contains(session)) return {true, {}};
+    // One that this call saw alive is a member until a ballot says that it has ended.
+    if (!known_.contains(session) && LifeHere(session).HasEnded()) return {true, {}};
     const auto page = pages().PageOf(session);
     if (!page) return {};
-    // One that this call saw alive is a member until a ballot says that it has ended.
-    if (!known_.contains(session) && (*page)->Life().HasEnded()) return {true, {}};
     auto facts = (*page)->Facts();
     if (!facts) return {};
     known_[session] = {session, facts->host, facts->pid, facts->group, facts->rank, facts->keeps};
@@ -265,10 +265,13 @@ bool UnixAssembly::HasEnded(SessionId session) {
 }
 
 ProcessLife UnixAssembly::LifeHere(SessionId session) {
-  const auto page = pages().PageOf(session);
-  if (!page) return {};
-  const auto connection = connections_.find(session);
-  return (*page)->Life(connection == connections_.end() ? -1 : connection->second->process_fd());
+  ProcessLife life;
+  if (const auto page = pages().PageOf(session)) {
+    const auto connection = connections_.find(session);
+    life = (*page)->Life(connection == connections_.end() ? -1 : connection->second->process_fd());
+  }
+  if (!life.HasEnded() && pages().HasEnded(session)) return {ProcessLife::Is::kEnded, {}};
+  return life;
 }
 
 std::string UnixAssembly::EndSeenBy(SessionId session) {

@@ -179,4 +179,9 @@ void SharedPageTable::NoteEnd(SessionId session) {
     if (std::ranges::binary_search(set.second, session)) board->Nudge();
 }
 
+bool SharedPageTable::HasEnded(SessionId session) const {
+  const std::lock_guard lock(mutex_);
+  return ended_.contains(session);
+}
+
 }  // namespace amem

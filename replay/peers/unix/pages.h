@@ -65,6 +65,7 @@ class SharedPageTable : NoCopies {
   void Forget(const std::shared_ptr<board::Board>& board);
   // That session is known to have ended: wakes all that wait on a board with it.
   void NoteEnd(SessionId session);
+  [[nodiscard]] bool HasEnded(SessionId session) const;  // known so
 
  private:
   using SetName = std::pair<std::string, std::vector<SessionId>>;  // scope and members

@@ -511,6 +511,37 @@ TEST_F(AssemblyProcessTest, a_stopped_member_lives_and_is_late) {
   children[1]->Kill(SIGKILL);
 }
 
+// As of a process that is killed for want of memory, after its memory has been taken: its lock names a thread that the kernel
+// does not know for its own, and so does not mark.
+TEST_F(AssemblyProcessTest, a_killed_member_has_ended_whose_lock_looks_held) {
+  std::vector<std::unique_ptr<Child>> children;
+  for (int rank = 0; rank < 2; ++rank) {
+    children.push_back(std::make_unique<Child>([this, rank] {
+      const auto self = Join(rank, 2);
+      if (rank == 1) {
+        std::ifstream maps("/proc/self/maps");
+        for (std::string line; std::getline(maps, line);) {
+          unsigned long begin = 0, end = 0;
+          if (line.find("memfd:amem-session") == std::string::npos || line.find(" rw-s ") == std::string::npos) continue;
+          if (std::sscanf(line.c_str(), "%lx-%lx", &begin, &end) != 2) ::_exit(92);
+          auto* const life = reinterpret_cast<board::LifeWords*>(begin + 24);  // after magic, version and session
+          life->holder = 1;
+          life->lock.__data.__lock = 1;
+        }
+        MeetAll(2, 2);
+        ::pause();
+      }
+      MeetAll(2, 2);
+      Call(*self, CycleKind::kPause, milliseconds(20'000), [this](const board::BoardReading&) { desk_->forked = 1; });
+      return 0;
+    }));
+  }
+  for (int i = 0; i < 20'000 && desk_->forked == 0; ++i) ::usleep(1000);  // it waits
+  children[1]->Kill(SIGKILL);
+  EXPECT_EQ(children[0]->Wait(), 0);
+  ExpectFailed(0, Code::kPeerLost, 1, "rank 1 (pid ");
+}
+
 // The page can be written by its owner only, so that is who does it.
 TEST_F(AssemblyProcessTest, a_page_that_was_written_over_fails_the_call_and_its_session_is_named) {
   std::vector<std::unique_ptr<Child>> children;

@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/filter.h>
+#include <linux/futex.h>
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -135,6 +136,24 @@ TEST_F(LifeTest, a_killed_session_has_ended) {
   EXPECT_TRUE(peer_->Life().IsAlive());
   child.Signal(SIGKILL);
   EXPECT_TRUE(Ends());
+}
+
+// As of a process that is killed for want of memory, after its memory has been taken.
+TEST_F(LifeTest, of_a_killed_session_whose_lock_the_kernel_could_not_mark_a_pidfd_says_so) {
+  const Child child([&] {
+    const auto life = LifeHolder::Hold(page_.life());
+    robust_list_head none{{&none.list}, 0, nullptr};
+    ::syscall(SYS_set_robust_list, &none, sizeof none);
+    ::pause();
+  });
+  const UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, child.pid(), 0)));
+  if (!pidfd) GTEST_SKIP() << "this kernel has no pidfds";
+  ASSERT_TRUE(Await([&] { return peer_->Life().IsAlive(); }));
+  EXPECT_TRUE(peer_->Life(pidfd.get()).IsAlive());
+  ::usleep(50'000);  // it takes its list away after it has the lock
+  child.Signal(SIGKILL);
+  EXPECT_TRUE(Await([&] { return peer_->Life(pidfd.get()).HasEnded(); }));
+  EXPECT_EQ(peer_->Life(pidfd.get()).why, "pidfd");
 }
 
 TEST_F(LifeTest, a_session_that_exits_has_ended) {

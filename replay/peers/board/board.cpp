@@ -256,7 +256,10 @@ void Board::ReadAgain(RoundNumber round, const std::function<bool(std::size_t)>&
     reading.keeps[seat] = false;
     for (std::size_t b = 0; b < kBallots; ++b) {
       const auto word = words::VoteIn(Seat(seat).votes[b].load(), id_, PlaceOf(seat, static_cast<Ballot>(b)));
-      reading.seats[seat].votes[b] = !word ? Vote::kDamaged : word->round == round ? word->vote : Vote::kNone;
+      // Who votes in a later round had come to this one, or `come` was decided before it could: it is not absent.
+      const bool went_on = word && b == 0 && word->round > round;
+      const Vote vote = !word ? Vote::kDamaged : went_on ? Vote::kYes : word->round == round ? word->vote : Vote::kNone;
+      reading.seats[seat].votes[b] = vote;
       if (word && word->round == round) reading.voted_at_ns[seat][b] = Seat(seat).at_ns[b].load(std::memory_order_relaxed);
     }
     const auto come = words::VoteIn(Seat(seat).votes[0].load(), id_, PlaceOf(seat, Ballot::kCome));

@@ -194,8 +194,9 @@ class Participant {
   }
   void NoteFailure(Ballot ballot) {
     outcome_.failed = ballot;
+    const bool superseded = reading_.decisions[static_cast<std::size_t>(ballot)].cause == Cause::kSuperseded;
     for (const std::size_t seat : agreement::Absent(reading_.ViewOf(seat_), ballot))
-      outcome_.absent.push_back(board_.members()[seat]);
+      if (!superseded) outcome_.absent.push_back(board_.members()[seat]);  // else nothing says who was
     outcome_.status = WhyFailed(ballot);
     outcome_.culprit = outcome_.status.reported_by();
   }

@@ -88,6 +88,10 @@ TEST(BoardTest, what_an_earlier_round_left_says_nothing_in_a_later_one) {
   EXPECT_EQ(board.StatementOf(1, Ballot::kSaved, 2), std::nullopt);
   board.Decide(1, 2, Ballot::kCome, Cause::kLate, 2, {Code::kTimeout, "late"});
   EXPECT_EQ(board.Read(1, NobodyEnded).decisions[0].cause, Cause::kSuperseded);
+  board.CastVote(0, 2, Ballot::kCome, true);
+  board.CastVote(1, 1, Ballot::kCome, true);
+  EXPECT_EQ(agreement::Absent(board.Read(1, NobodyEnded).ViewOf(1), Ballot::kCome), std::vector<std::size_t>{2})
+      << "member 0 is in a later round already";
   EXPECT_FALSE(board.Decide(0, 1, Ballot::kCome, Cause::kAllVoted, 0)) << "an old round decides nothing";
 }
 

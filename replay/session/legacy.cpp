@@ -219,12 +219,12 @@ Result<Address> Session::OpenAgain(const Token& token, DeviceOrdinal device) {
 
 Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device, const Origin& origin,
                                       bool of_others) {
-  const auto gate = EnterCall();
+  auto gate = EnterCall();
   if (!of_others) AMEM_TRY(RefuseWhilePaused("cuIpcOpenMemHandle"));
   pinned_.Busy();
   AMEM_ASSIGN(auto token, Decode(handle));
   if (const auto again = OpenAgain(token, device); !again.ok() || *again) return again;
-  AMEM_ASSIGN(auto id, ImportToken(token, origin));
+  AMEM_ASSIGN(auto id, ImportToken(token, origin, gate));
   ForgetLastHandle(id);  // NCCL reserves no range for it
   const InTags tag = EnterTagOf(id);
   auto address = tag.paused ? Result<Address>(RefuseInTag("cuIpcOpenMemHandle", Address{}))

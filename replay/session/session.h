@@ -239,7 +239,8 @@ class Session final : public PeerDelegate {
   Result<UniqueFd> ExportWhole(AllocationId allocation);
   void Dropped(const PeerIdentity& by, AllocationId allocation, AllocationId as) REQUIRES(ledger_);
   AllocationId NewLegacyPart(Bytes bytes, DeviceOrdinal device, const Origin& origin);
-  Result<AllocationId> ImportToken(const Token& token, const Origin& origin);
+  // Lets go of the gate while the owner is in the middle of a pause or resume.
+  Result<AllocationId> ImportToken(const Token& token, const Origin& origin, std::shared_lock<CallGate>& gate);
   Result<AllocationId> TryImport(const Token& token, const Origin& origin);
   Result<AllocationId> ImportWhole(const Token& token, AllocationId as, const SharedAllocation& shared, const Origin& origin);
   Result<Address> OpenAgain(const Token& token, DeviceOrdinal device);  // zero: its memory is not open here

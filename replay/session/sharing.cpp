@@ -71,20 +71,22 @@ void Session::TagCycleEnded() {
 }
 
 Result<AllocationId> Session::Import(int descriptor, const Origin& origin, bool of_others) {
-  const auto gate = EnterCall();
+  auto gate = EnterCall();
   if (!of_others) AMEM_TRY(RefuseWhilePaused("import an allocation"));
   pinned_.Busy();
   AMEM_ASSIGN(auto token, ReadTokenDescriptor(descriptor));
-  return ImportToken(token, origin);
+  return ImportToken(token, origin, gate);
 }
 
-Result<AllocationId> Session::ImportToken(const Token& token, const Origin& origin) {
+Result<AllocationId> Session::ImportToken(const Token& token, const Origin& origin, std::shared_lock<CallGate>& gate) {
   constexpr std::chrono::milliseconds kOften{5};  // an owner's pause or resume takes some 25 ms, but may wait for others
   const Deadline until = In(options_.deadlines.call());
   auto imported = TryImport(token, origin);
   const auto in_a_cycle = [&] { return imported.status().driver_result() == kNotReady && !IsBusy(imported.status()); };
   while (in_a_cycle() && !Passed(until)) {
+    gate.unlock();  // or a pause of this session, which the owner's may wait for, would wait for this call
     std::this_thread::sleep_for(kOften);
+    gate.lock();
     imported = TryImport(token, origin);
   }
   return imported;

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <future>
 #include <thread>
+#include <utility>
 
 #include "replay/peers/token.h"
 #include "tests/in_thread.h"
@@ -52,6 +53,33 @@ TEST_F(SessionTest, an_import_is_journaled_on_both_sides) {
 
 TEST_F(SessionTest, a_pause_gives_all_memory_back_and_a_resume_brings_the_same_bytes_to_the_same_addresses) {
   CyclesBringTheSameBytesToTheSameAddresses(6 * k2M);
+}
+
+// The two may be about to become one set, whose pauses would wait for each other.
+TEST_F(SessionTest, an_import_that_waits_for_an_owner_in_a_pause_holds_up_no_pause_of_its_own_session) {
+  const AllocationId id = a.Create();
+  a.Place(id);
+  const auto token = a.session->Export(id);
+  ASSERT_TRUE(token.ok());
+  std::promise<void> in_a_pause, go_on;
+  a.simulator->SetHook([&, first = true](std::string_view call, std::uint64_t) mutable {
+    if (call != "Synchronize" || !std::exchange(first, false)) return 0;
+    in_a_pause.set_value();
+    go_on.get_future().wait();
+    return 0;
+  });
+  auto pause = test::InThread([&] { return a.session->Pause(); });
+  in_a_pause.get_future().wait();
+  auto import = test::InThread([&] { return b.session->Import(token->get(), {}).status(); });
+  while (!a.session->CopyState().peers.contains(SessionId{2})) std::this_thread::yield();  // it has asked
+  const Status paused = b.session->Pause();
+  EXPECT_TRUE(paused.ok()) << paused.message();
+  EXPECT_EQ(import.wait_for(std::chrono::seconds(0)), std::future_status::timeout) << "it waits for the end of a's pause";
+  EXPECT_TRUE(b.session->Resume().ok());
+  go_on.set_value();
+  EXPECT_TRUE(pause.get().ok());
+  EXPECT_EQ(import.get().code(), Code::kRefused) << "it is paused at its owner";
+  EXPECT_TRUE(a.session->Resume().ok());
 }
 
 // A cycle may wait for other ranks, and those for the thread that makes the call.

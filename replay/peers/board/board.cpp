@@ -151,7 +151,8 @@ Board::Board(SharedPages pages, std::vector<SessionId> members)
     : pages_(std::move(pages)), members_(std::move(members)), id_(reinterpret_cast<const Header*>(pages_.data())->id) {}
 
 Result<Board> Board::Make(const std::string& scope, const std::vector<SessionId>& members) {
-  return MakeIn(SharedPages::Make("amem-board", BytesFor(members.size()), SharedPages::Writers::kAll), scope, members);
+  const Bytes bytes = BytesFor(members.size());
+  return MakeIn(SharedPages::Make("amem-board", bytes, SharedPages::Writers::kAll, bytes), scope, members);
 }
 
 Result<Board> Board::MakePrivate(const std::string& scope, const std::vector<SessionId>& members) {

@@ -155,7 +155,8 @@ const ScopeFacts* SessionFacts::ScopeOf(const std::string& tag) const {
 }
 
 Result<SessionPage> SessionPage::Make(SessionId session) {
-  AMEM_ASSIGN(auto pages, SharedPages::Make("amem-session", sizeof(PageWords), SharedPages::Writers::kMakerOnly));
+  AMEM_ASSIGN(auto pages, SharedPages::Make("amem-session", sizeof(PageWords), SharedPages::Writers::kMakerOnly,
+                                            offsetof(PageWords, copies)));
   PageWords& words = WordsIn(pages);
   words.magic = kPageMagic;
   words.version = kPageVersion;
@@ -175,6 +176,8 @@ Status SessionPage::Publish(const SessionFacts& facts) {
   PageWords& page = WordsIn(pages_);
   const std::uint64_t published = page.published.load() + 1;
   FactCopy& copy = page.copies[published % 2];
+  AMEM_TRY(pages_.Reserve(static_cast<Bytes>(reinterpret_cast<std::byte*>(&copy) - pages_.data()),
+                          offsetof(FactCopy, words) + words.size() * sizeof(std::uint64_t)));
   std::atomic_thread_fence(std::memory_order_release);  // who sees any of these words sees what was published before them
   for (std::size_t i = 0; i < words.size(); ++i) copy.words[i].store(words[i], std::memory_order_relaxed);
   copy.length.store(words.size(), std::memory_order_relaxed);

@@ -31,7 +31,7 @@ bool LimitAllows(Bytes bytes) {
 
 }  // namespace
 
-Result<SharedPages> SharedPages::Make(const char* name, Bytes bytes, Writers writers) {
+Result<SharedPages> SharedPages::Make(const char* name, Bytes bytes, Writers writers, Bytes reserved) {
   UniqueFd fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return PagesFailed("memfd_create");
   if (!LimitAllows(bytes)) {
@@ -43,11 +43,22 @@ Result<SharedPages> SharedPages::Make(const char* name, Bytes bytes, Writers wri
   void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (at == MAP_FAILED) return PagesFailed("mmap");
   SharedPages made(std::move(fd), static_cast<std::byte*>(at), bytes);
+  AMEM_TRY(made.Reserve(0, reserved));
   const bool others_write = writers == Writers::kAll;
   if (!others_write && ::fcntl(made.fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE) != 0 && errno != EINVAL)
     return PagesFailed("sealing");
   if (::fcntl(made.fd(), F_ADD_SEALS, kSizeSeals | F_SEAL_SEAL) != 0) return PagesFailed("sealing");
   return made;
+}
+
+// A system that does not know the call, or denies it, gives memory when it is touched.
+Status SharedPages::Reserve(Bytes offset, Bytes bytes) const {
+  int failed = 0;
+  do {
+    failed = ::fallocate(fd(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (failed != 0 && errno == EINTR);
+  if (failed == 0 || (errno != ENOSPC && errno != ENOMEM)) return {};
+  return {Code::kOutOfMemory, fmt::format("shared pages: no host memory for {} bytes: {}", bytes, ErrnoText(errno))};
 }
 
 Result<SharedPages> SharedPages::MakePrivate(Bytes bytes) {

@@ -15,8 +15,12 @@ class SharedPages : NoCopies {
   enum class Writers : bool { kMakerOnly, kAll };
 
   // `name` is what one sees in /proc/PID/maps. With kMakerOnly only this mapping can ever write (F_SEAL_FUTURE_WRITE; a kernel
-  // before 5.1 does not know it, and then the others merely do not). The pages are zero and take memory when they are touched.
-  static Result<SharedPages> Make(const char* name, Bytes bytes, Writers writers);
+  // before 5.1 does not know it, and then the others merely do not). The pages are zero. Of `reserved` bytes at their begin
+  // there is memory; the others take it when they are touched, which ends the process (SIGBUS) if there is none: Reserve comes
+  // first.
+  static Result<SharedPages> Make(const char* name, Bytes bytes, Writers writers, Bytes reserved);
+  // kOutOfMemory: there is none.
+  [[nodiscard]] Status Reserve(Bytes offset, Bytes bytes) const;
   // Of this process alone, without a descriptor.
   static Result<SharedPages> MakePrivate(Bytes bytes);
   // Maps what another process made. kCorrupt: it is not sealed, so it could shrink, or has fewer than `bytes_least`.

@@ -161,6 +161,29 @@ TEST_F(LifeTest, a_session_that_exits_has_ended) {
   EXPECT_TRUE(Ends());
 }
 
+// As where the system promises no more memory than it has: touching a page for which there is none would end the process.
+TEST_F(LifeTest, without_host_memory_what_a_page_says_stays_and_no_board_is_made) {
+  auto peer = PeerPage::Open(page_.fd(), kSession);
+  ASSERT_TRUE(page_.Publish({.rank = 7}).ok());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    sock_filter filter[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fallocate, 0, 1),
+                            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSPC),
+                            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    const sock_fprog program{static_cast<unsigned short>(std::size(filter)), filter};
+    ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    if (::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) ::_exit(1);
+    if (page_.Publish({.rank = 8}).code() != Code::kOutOfMemory) ::_exit(2);
+    if (Board::Make("", {kSession}).status().code() != Code::kOutOfMemory) ::_exit(3);
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(peer->Facts()->rank, 7);
+}
+
 TEST_F(LifeTest, a_session_that_execs_has_ended) {
   const Child child = Session([](const auto&) { ::execl("/bin/sleep", "sleep", "100", nullptr); });
   EXPECT_TRUE(Ends());

@@ -43,13 +43,17 @@ Status Executor::Run(const PlannedPhase& phase, const std::function<bool()>& is_
   copies_begun_ = 0;
   const auto last = std::ranges::find_if(phase.steps.rbegin(), phase.steps.rend(), AwaitsCopy);
   last_copy_ = last == phase.steps.rend() ? nullptr : &*last;
+  const PhaseEnd end{*this};  // also where the system gives no memory
   Status status = copies_.BeginPhase(phase.phase);
   is_overtaken_ = &is_overtaken;
   if (status.ok()) status = RunSteps(phase);
-  is_overtaken_ = nullptr;
-  performer_.EndPhase();
-  imports_.reset();
   return status;
+}
+
+Executor::PhaseEnd::~PhaseEnd() {
+  executor.is_overtaken_ = nullptr;
+  executor.performer_.EndPhase();
+  executor.imports_.reset();
 }
 
 Status Executor::CompareRestored(const Plan& resume) {
@@ -85,7 +89,7 @@ Status Executor::RunOne(const Step& step) {
     if (!Exists(step)) return {};
     if (unended_) static_cast<void>(Fail(*std::exchange(unended_, std::nullopt), NoLedger()));
     ledger_.Record(StepBegun{step, pool_});
-    target = performer_.TargetOf(step);
+    target = OrNoMemory([&] { return performer_.TargetOf(step); });
     if (!target.ok()) return Fail(step, target.status());
     if (NeedsLock(step.kind)) return EndOne(step, *target, perform());
   }

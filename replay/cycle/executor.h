@@ -114,6 +114,10 @@ class Executor final : private StepSide {
   // Fails if another thread holds the ledger for too long, inside a hanging driver call.
   [[nodiscard]] bool TryLedger() TRY_ACQUIRE(true, ledger_);
   [[nodiscard]] Status NoLedger() const { return {Code::kDriver, ledger_.Held().message(), cuda::kTimeout}; }
+  struct PhaseEnd {
+    Executor& executor;
+    ~PhaseEnd();
+  };
   Status RunSteps(const PlannedPhase& phase);
   Status RunOne(const Step& step);
   Status EndOne(const Step& step, const StepTarget& target, const Result<DriverHandle>& handle) REQUIRES(ledger_);

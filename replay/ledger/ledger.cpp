@@ -177,7 +177,9 @@ AllocationId Ledger::AllocationOf(DriverHandle handle) const {
   return {};
 }
 
-void Ledger::SetHandle(AllocationId allocation, DriverHandle handle) { backing_[allocation.value] = {handle, {}}; }
+void Ledger::SetHandle(AllocationId allocation, DriverHandle handle) {
+  backing_[allocation.value] = {handle, ++handles_set_, {}};
+}
 void Ledger::ForgetHandle(AllocationId allocation) { backing_.erase(allocation.value); }
 
 const Ledger::Rebuilt& Ledger::RebuiltAs(AllocationId allocation) const {
@@ -194,18 +196,24 @@ Result<UniqueFd> Ledger::Export(AllocationId allocation, Driver& driver, bool ke
   const auto copy_of = [](const UniqueFd& descriptor) { return UniqueFd(::fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 3)); };
   const MutexLock one(export_mutex_);
   DriverHandle handle;
+  std::uint64_t set_as = 0;
   {
     const LedgerLock lock(*this);
     if (const auto* const known = FindIn(backing_, allocation.value)) {
+      set_as = known->set_as;
       if (UniqueFd kept = known->descriptor ? copy_of(known->descriptor) : UniqueFd()) return kept;
       handle = known->handle;
     }
   }
   if (!handle) return Status{Code::kNotFound, ToText(allocation) + " has no memory now"};
   auto descriptor = driver.Export(handle);
-  if (!descriptor.ok() || !keep) return descriptor;
+  if (!descriptor.ok()) return descriptor;
   const LedgerLock lock(*this);
-  if (auto* const known = FindIn(backing_, allocation.value)) known->descriptor = copy_of(*descriptor);
+  auto* const known = FindIn(backing_, allocation.value);
+  // It was released meanwhile, and perhaps made anew: what was exported would stay as memory of its own.
+  if (known == nullptr || known->set_as != set_as)
+    return Status{Code::kNotFound, ToText(allocation) + " was released while it was exported"};
+  if (keep) known->descriptor = copy_of(*descriptor);
   return descriptor;
 }
 

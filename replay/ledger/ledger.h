@@ -114,7 +114,7 @@ class CAPABILITY("ledger") Ledger {
   void DeviceAdded(AllocationId multicast, DeviceOrdinal device) REQUIRES(this);
 
   // Without the lock: a descriptor of a resident allocation, kept for the next importer if `keep`. If several threads ask at
-  // once, one exports and the others get copies.
+  // once, one exports and the others get copies. kNotFound: it has no memory, or lost it meanwhile.
   Result<UniqueFd> Export(AllocationId allocation, Driver& driver, bool keep) EXCLUDES(this);
 
  private:
@@ -140,8 +140,10 @@ class CAPABILITY("ledger") Ledger {
   std::uint64_t renew_after_ns_ GUARDED_BY(this) = 0;
   struct Backing {
     DriverHandle handle;
+    std::uint64_t set_as = 0;  // handles_set_ then: the driver may give a handle again
     UniqueFd descriptor;
   };
+  std::uint64_t handles_set_ GUARDED_BY(this) = 0;
   std::unordered_map<std::uint64_t, Backing> backing_ GUARDED_BY(this);
   std::unordered_map<std::uint64_t, Rebuilt> rebuilt_ GUARDED_BY(this);  // kept while it is released
 };

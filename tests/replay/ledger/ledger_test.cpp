@@ -333,9 +333,18 @@ TEST_F(LedgerExport, forgetting_the_handle_closes_the_descriptor) {
   EXPECT_EQ(ledger.Export(id, *simulator, true).status().code(), Code::kNotFound);
 }
 
-TEST_F(LedgerExport, a_descriptor_of_what_has_no_memory_is_not_kept) {
-  simulator->SetHook([&](std::string_view, std::uint64_t) { return ledger.ForgetHandle(id), 0; });
-  EXPECT_TRUE(ledger.Export(id, *simulator, true).ok());
+TEST_F(LedgerExport, a_descriptor_of_what_was_released_meanwhile_is_neither_handed_out_nor_kept) {
+  const DriverHandle handle = ledger.HandleOf(id);
+  bool made_anew = true;  // of the same handle, as the driver may give it again
+  simulator->SetHook([&](std::string_view, std::uint64_t) {
+    ledger.ForgetHandle(id);
+    if (made_anew) ledger.SetHandle(id, handle);
+    return 0;
+  });
+  for (const bool keep : {true, false, true}) EXPECT_EQ(ledger.Export(id, *simulator, keep).status().code(), Code::kNotFound);
+  EXPECT_EQ(simulator->Calls("Export"), 3U);
+  made_anew = false;
+  EXPECT_EQ(ledger.Export(id, *simulator, true).status().code(), Code::kNotFound);
   EXPECT_EQ(ledger.Export(id, *simulator, true).status().code(), Code::kNotFound);
 }
 

@@ -119,8 +119,11 @@ void EndsOfAbsent(CauseSearch& s);
 void Disagreements(CauseSearch& s);
 void Unmade(CauseSearch& s);
 
-// Whether what was tried last was agreed on a board, as this journal or that of another one which tried it says.
+// Whether what was tried last was agreed on a board, as this journal or that of another member which tried it says.
 bool OnBoard(const CauseSearch& s, const SessionStory& j);
+// Whether Ballots tells why it failed, and for whom it waits. A set that changed is neither.
+bool FailedOnBoard(const Attempt& attempt);
+bool WaitsOnBoard(CauseSearch& s, const SessionStory& j);
 // Whether it has done nothing for long in the attempt that it is in.
 bool IsSilent(CauseSearch& s, const SessionStory& j);
 void TooLate(CauseSearch& s, const SessionStory& j, const Attempt& attempt);

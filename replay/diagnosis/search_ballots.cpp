@@ -33,7 +33,16 @@ bool HasVotedFor(const BallotShown& shown, SessionId session) {
   return seat == nullptr ? shown.members > shown.seats.size() : seat->vote == Vote::kYes;
 }
 
-// The first that failed of each round, by time. A set that changed makes its members come again, and is no failure.
+// A set that changed makes its members come again, and is no failure.
+bool IsFailedBallot(const BallotShown& shown) { return agreement::IsFailure(shown.cause) && shown.cause != Cause::kSetChanged; }
+
+// It may have come again since.
+bool IsOfLastRound(const Attempt& attempt, const BallotShown& shown) {
+  const BallotShown& last = attempt.ballots.back().event;
+  return last.board == shown.board && last.round == shown.round;
+}
+
+// The first that failed of each round, by time.
 std::vector<FailedBallot> FailedBallots(CauseSearch& s) {
   std::map<std::pair<std::uint64_t, std::uint32_t>, FailedBallot> rounds;
   for (const SessionStory& j : s.roster.journals()) {
@@ -42,13 +51,11 @@ std::vector<FailedBallot> FailedBallots(CauseSearch& s) {
       if (!SameTry(attempt, j.Last())) continue;
       for (const Dated<BallotShown>& reading : attempt.ballots) {
         const BallotShown& shown = reading.event;
-        if (!agreement::IsFailure(shown.cause) || shown.cause == Cause::kSetChanged || shown.cause == Cause::kSuperseded)
-          continue;
+        if (!IsFailedBallot(shown) || shown.cause == Cause::kSuperseded) continue;
         FailedBallot& known = rounds[{shown.board, shown.round}];
         const bool first = known.reading == nullptr || shown.ballot < known.shown().ballot;
         const bool same = known.reading != nullptr && shown.ballot == known.shown().ballot;
-        const BallotShown& last = attempt.ballots.back().event;  // it may have come again since
-        const bool is_last = &attempt == &j.Last() && last.board == shown.board && last.round == shown.round;
+        const bool is_last = &attempt == &j.Last() && IsOfLastRound(attempt, shown);
         const bool counts = (same && known.counts) || is_last;
         if (first || (same && shown.culprits.size() > known.shown().culprits.size()))
           known = {&j, &attempt, &reading, s.Wall(j, reading.at)};
@@ -171,6 +178,12 @@ struct OpenRound {
   bool begun = false;                    // all have come
 };
 
+// Also one that has done nothing since: of its readings none is left once all have come.
+bool AllHaveCome(const Attempt& attempt) {
+  const auto later = [](const Dated<BallotShown>& reading) { return reading.event.ballot > Ballot::kCome; };
+  return attempt.begun || (attempt.on_board && std::ranges::all_of(attempt.ballots, later));
+}
+
 OpenRound RoundOf(CauseSearch& s, const SessionStory& j) {
   OpenRound round;
   std::uint64_t newest_ns = 0;
@@ -179,7 +192,7 @@ OpenRound RoundOf(CauseSearch& s, const SessionStory& j) {
   for (const SessionStory& other : s.roster.journals()) {
     if (!round.set.contains(other.session()) || !other.Last().open() || !SameTry(other.Last(), j.Last())) continue;
     round.journals.push_back(&other);
-    round.begun |= static_cast<bool>(other.Last().begun);
+    round.begun |= AllHaveCome(other.Last());
     if (other.Last().ballots.empty()) continue;
     const Dated<BallotShown>& last = other.Last().ballots.back();
     if (last.event.cause != Cause::kUndecided || s.Wall(other, last.at) < newest_ns) continue;
@@ -292,8 +305,28 @@ void WaitsForVotes(CauseSearch& s, const OpenRound& round) {
 }  // namespace
 
 bool OnBoard(const CauseSearch& s, const SessionStory& j) {
-  return std::ranges::any_of(
-      s.roster.journals(), [&](const SessionStory& other) { return other.Last().on_board && SameTry(other.Last(), j.Last()); });
+  if (j.Last().on_board) return true;
+  const std::set<SessionId> set = s.roster.SharingWith(j.session(), s.Wall(j, j.Last().came()));
+  return std::ranges::any_of(s.roster.journals(), [&](const SessionStory& other) {
+    return other.Last().on_board && SameTry(other.Last(), j.Last()) && set.contains(other.session());
+  });
+}
+
+bool FailedOnBoard(const Attempt& attempt) {
+  return std::ranges::any_of(attempt.ballots, [&](const Dated<BallotShown>& reading) {
+    const BallotShown& shown = reading.event;
+    return IsFailedBallot(shown) && (IsOfLastRound(attempt, shown) || shown.cause == Cause::kSuperseded);
+  });
+}
+
+bool WaitsOnBoard(CauseSearch& s, const SessionStory& j) {
+  const Attempt& attempt = j.Last();
+  const bool reads = !attempt.ballots.empty() && attempt.ballots.back().event.cause == Cause::kUndecided;
+  if (reads || AllHaveCome(attempt)) return true;
+  const OpenRound round = RoundOf(s, j);
+  return round.newest != nullptr || round.begun || std::ranges::any_of(s.roster.journals(), [&](const SessionStory& other) {
+           return round.set.contains(other.session()) && SameTry(other.Last(), attempt) && FailedOnBoard(other.Last());
+         });
 }
 
 void Ballots(CauseSearch& s) {

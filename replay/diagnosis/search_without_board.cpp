@@ -1,6 +1,7 @@
-// Absences, of attempts that were agreed through a leader: sessions that others waited for, because they did not join a pause
-// or resume, or did not finish their part of it. Nothing recorded says so, and it is inferred from all journals together. What
-// was agreed on a board is in search_ballots.cpp; here is what came before all members had found each other.
+// Absences, of attempts of which no board tells: sessions that others waited for, because they did not join a pause or resume,
+// or did not finish their part of it. Nothing recorded says so, and it is inferred from all journals together. What was agreed
+// on a board is in search_ballots.cpp; here is what came before all members had found each other, also once their set had
+// changed.
 #include <algorithm>
 
 #include "replay/diagnosis/cause_search.h"
@@ -233,7 +234,7 @@ void Absent(CauseSearch& s, const Wait& own, const Moment& shown) {
 }  // namespace
 
 void FailedArrival(CauseSearch& s, const SessionStory& j) {
-  if (LastAttemptDone(j) || j.Last().begun || j.Last().end != Attempt::End::kFailed || !j.Last().ballots.empty()) return;
+  if (LastAttemptDone(j) || j.Last().begun || j.Last().end != Attempt::End::kFailed || FailedOnBoard(j.Last())) return;
   const Attempt& attempt = j.Last();
   const std::uint64_t until = s.Wall(j, attempt.ended), came = s.Wall(j, attempt.came());
   const bool unsaid = attempt.code == Code::kOk, lost = attempt.code == Code::kPeerLost;
@@ -266,7 +267,7 @@ void LongArrival(CauseSearch& s, const SessionStory& j) {
 // It waits for others to join, as nobody has said yet that all have come.
 void Waiting(CauseSearch& s, const SessionStory& j) {
   const Attempt& attempt = j.Last();
-  if (!attempt.open() || attempt.begun || OnBoard(s, j) || !IsSilent(s, j)) return;
+  if (!attempt.open() || attempt.begun || !IsSilent(s, j) || WaitsOnBoard(s, j)) return;
   const bool left_behind = std::ranges::any_of(s.roster.journals(), [&](const SessionStory& other) {
     return SameTry(other.Last(), attempt) && Contains(other.Last().members, j.session());
   });

@@ -224,14 +224,124 @@ TEST(OnBoard, an_end_that_the_board_shows_is_an_end) {
   EXPECT_EQ(job.Judge(SessionStatus::kLive, SessionStatus::kCrashed).ranks, std::vector<std::int32_t>{1});
 }
 
-TEST(OnBoard, a_set_that_changed_is_no_failure) {
-  BoardJob job;
+BallotShown AllVoted(BoardJob& job, Ballot ballot) {
+  BallotShown shown = job.Missing(job.importer, CycleKind::kPause, ballot, Cause::kAllVoted, job.clock);
+  shown.culprits.clear();
+  shown.seats[0].vote = agreement::Vote::kYes;
+  shown.yes = 2;
+  shown.message = "";
+  shown.code = Code::kOk;
+  return shown;
+}
+
+// It reads that its set has changed while it waits for the others to come, and is to come again.
+void FindSetChanged(BoardJob& job) {
   job.Arrive(job.owner, CycleKind::kPause);
   BallotShown shown = job.Missing(job.importer, CycleKind::kPause, Ballot::kCome, Cause::kSetChanged, job.clock);
   shown.code = Code::kRefused;
   shown.culprits.clear();
   job.owner.Then(shown);
+}
+
+TEST(OnBoard, a_set_that_changed_is_no_failure) {
+  BoardJob job;
+  FindSetChanged(job);
   EXPECT_TRUE(job.Live(kSecond / 2).healthy());
+}
+
+TEST(OnBoard, a_call_that_fails_after_its_set_had_changed_has_failed) {
+  for (const Code code : {Code::kInvalid, Code::kRefused}) {
+    BoardJob job;
+    FindSetChanged(job);
+    job.owner.Then(CycleFailed{.kind = CycleKind::kPause, .cycle = 1, .message = "not so", .code = code});
+    for (const Verdict& verdict : {job.Live(kSecond / 2), JudgeAlone(job.owner, SessionStatus::kLive)}) {
+      EXPECT_EQ(verdict.kind, VerdictKind::kRefused) << verdict.summary;
+      EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{0});
+      EXPECT_HAS(verdict.summary, "Not so");
+    }
+  }
+}
+
+// It could not find the other one again in time.
+TEST(OnBoard, who_does_not_come_after_a_set_has_changed_is_named) {
+  BoardJob job;
+  FindSetChanged(job);
+  job.clock += 5 * kSecond;
+  job.GiveUpAlone(job.owner, CycleKind::kPause, job.importer);
+  for (const Verdict& verdict : {job.Live(kSecond / 2), JudgeAlone(job.owner, SessionStatus::kLive)}) {
+    EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived) << verdict.summary;
+    EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{1});
+  }
+}
+
+TEST(OnBoard, a_call_that_fails_while_it_waits_for_the_others_has_failed) {
+  BoardJob job;
+  job.Arrive(job.owner, CycleKind::kPause);
+  job.clock += kSecond / 10;
+  job.owner.Then(job.Missing(job.importer, CycleKind::kPause, Ballot::kCome, Cause::kUndecided, job.clock));
+  job.owner.Then(CycleFailed{.kind = CycleKind::kPause, .cycle = 1, .message = "written over", .code = Code::kCorrupt});
+  for (const Verdict& verdict : {job.Live(kSecond / 2), JudgeAlone(job.owner, SessionStatus::kLive)}) {
+    EXPECT_FALSE(verdict.healthy());
+    EXPECT_HAS(verdict.summary, "Written over");
+  }
+}
+
+TEST(OnBoard, who_is_waited_for_once_a_set_has_changed_is_named) {
+  BoardJob job;
+  FindSetChanged(job);
+  for (const Verdict& verdict : {job.Live(3 * kSecond), JudgeAlone(job.owner, SessionStatus::kLive, job.clock + 3 * kSecond)}) {
+    EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived) << verdict.summary;
+    EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{1});
+    EXPECT_TRUE(verdict.live);
+  }
+}
+
+// All have come, as both have read, and one of them has not begun.
+TEST(OnBoard, who_has_come_and_does_not_begin_stalls) {
+  for (const bool one_begins : {true, false}) {
+    BoardJob job;
+    for (Story* story : {&job.owner, &job.importer}) job.Arrive(*story, CycleKind::kPause);
+    for (Story* story : {&job.owner, &job.importer}) story->Then(AllVoted(job, Ballot::kCome));
+    if (one_begins) {
+      job.Begin(job.owner, CycleKind::kPause);
+      job.Work(job.owner, PhaseKind::kPauseArrive);
+      job.owner.Then(VoteCast{PhaseKind::kPauseArrive});
+    }
+    const Verdict verdict = job.Live(3 * kSecond);
+    EXPECT_EQ(verdict.kind, VerdictKind::kStalled) << verdict.summary;
+    if (one_begins) {
+      EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{1});
+    }
+  }
+}
+
+// Another set of the job pauses for the same time on a board; this one has recorded nothing of one.
+TEST(OnBoard, a_board_of_another_set_tells_nothing_of_this_one) {
+  for (const bool torn_down : {false, true}) {
+    test::CycleJob waits;
+    BoardJob other;
+    other.owner = Story(0xcafe, 2, &other.clock);
+    other.importer = Story(0xd00d, 3, &other.clock);
+    other.Share();
+    other.BeginAll(CycleKind::kPause);
+    other.owner.Then(AllVoted(other, Ballot::kIdle));
+    for (const PhaseKind phase :
+         {PhaseKind::kPauseArrive, PhaseKind::kPauseSave, PhaseKind::kPauseReleaseOwn, PhaseKind::kPauseGone})
+      other.PhaseOfAll(phase);
+    waits.Arrive(waits.owner, CycleKind::kPause);
+    if (torn_down) {
+      waits.clock += 5 * kSecond;
+      waits.Begin(waits.owner, CycleKind::kPause);  // without the other one, once that is ended as all are
+    }
+    other.clock = waits.clock;
+    for (Story* story : {&other.owner, &other.importer}) story->Then(CycleDone{CycleKind::kPause, 1, 1000});
+    const SessionStatus status = torn_down ? SessionStatus::kCrashed : SessionStatus::kLive;
+    std::vector<SessionStory> journals = waits.Read(status, status, 3 * kSecond);
+    for (SessionStory& story : other.Read(status, status, 3 * kSecond)) journals.push_back(std::move(story));
+    const Verdict verdict = Diagnose(journals);
+    EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived) << verdict.summary;
+    EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{1});
+  }
 }
 
 // Import is what its owner's driver refused.

@@ -33,7 +33,7 @@ struct Trigger {
   std::atomic<Fault> fault{Fault::kNone};
   std::atomic<std::uint64_t> nth{0}, calls{0}, appends{0};
   std::atomic<std::uint32_t> stall_ms{0};
-  std::atomic<bool> fired{false};
+  std::atomic<bool> fired{false}, voted{false}, fired_voted{false};
 
   bool Due(bool append) {
     const std::uint64_t count = ++(append ? appends : calls);
@@ -43,6 +43,7 @@ struct Trigger {
         now != Fault::kNone && of_append == append && (count == nth || (now == Fault::kFailAllCalls && count > nth));
     if (!due) return false;
     fired = true;
+    fired_voted = voted.load();
     if (now == Fault::kKillAtCall || now == Fault::kKillAtAppend) ::raise(SIGKILL);
     if (now == Fault::kStallAtCall) std::this_thread::sleep_for(std::chrono::milliseconds(stall_ms));
     if (now == Fault::kStopAtAppend) ::raise(SIGSTOP);  // all threads, until a SIGCONT
@@ -55,7 +56,10 @@ class TriggeredJournal final : public JournalWriter {
   TriggeredJournal(std::unique_ptr<JournalWriter> real, Trigger& trigger) : real_(std::move(real)), trigger_(trigger) {}
   Status Append(const Event& event) override {
     if (trigger_.Due(true)) return {Code::kIo, "append to journal: no space left on device"};
-    return real_->Append(event);
+    const auto* const vote = std::get_if<VoteCast>(&static_cast<const EventVariant&>(event.body));
+    Status appended = real_->Append(event);
+    if (vote != nullptr && vote->phase == PhaseKind::kPauseGone && vote->ok && appended.ok()) trigger_.voted = true;
+    return appended;
   }
   Status Flush() override { return real_->Flush(); }
   bool SnapshotDue() const override { return real_->SnapshotDue(); }
@@ -129,6 +133,7 @@ class RankSession {
     reply.calls = trigger_.calls;
     reply.appends = trigger_.appends;
     reply.fired = trigger_.fired;
+    reply.fired_voted = trigger_.fired_voted;
     return reply;
   }
 
@@ -432,7 +437,7 @@ class RankSession {
     trigger_.fault = Fault::kNone;
     trigger_.calls = 0;
     trigger_.appends = 0;
-    trigger_.fired = false;
+    trigger_.fired = trigger_.voted = trigger_.fired_voted = false;
     trigger_.nth = command.nth;
     trigger_.stall_ms = command.stall_ms;
     trigger_.fault = command.fault;

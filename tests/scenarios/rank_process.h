@@ -88,7 +88,8 @@ struct Reply {
   Lifecycle tag{};                       // of the pool
   std::uint64_t calls = 0, appends = 0;  // since arming
   std::uint64_t took_ms = 0;
-  bool fired = false;             // the fault has happened
+  bool fired = false;             // the fault has happened,
+  bool fired_voted = false;       // when this rank had cast all its votes for the pause
   std::uint32_t reached = 0;      // kCheck: how many devices a store to the multicast object reaches
   Bytes heap = 0, pinned = 0;     // kCheck: what the process holds of host memory,
   std::uint32_t descriptors = 0;  // and of descriptors

@@ -31,6 +31,8 @@ constexpr std::int32_t kNoDevice = -1;
 constexpr std::size_t kMostClocks = 1500;  // that one message has room for
 constexpr std::size_t kEndedKept = 64;     // communicators whose other ranks may still have them
 
+const Stream kStreamOfThread = reinterpret_cast<Stream>(2);  // cudaStreamPerThread
+
 struct Gate {
   std::uint64_t version = 0;
   agreement::Counts targets;
@@ -197,8 +199,10 @@ bool MayGo(All& all, const std::set<std::int32_t>& devices) {
 
 void AddStream(Counted& counted, Stream stream) {
   counted.last_stream.store(stream, std::memory_order_relaxed);
+  // For AMem's thread this is another stream than for the program's.
+  if (stream == kStreamOfThread) return counted.unawaited.store("on a stream of its thread (cudaStreamPerThread)");
   if (std::ranges::find(counted.streams, stream) != counted.streams.end()) return;
-  if (counted.streams.size() >= Counted::kStreams) return counted.many_streams.store(true);
+  if (counted.streams.size() >= Counted::kStreams) return counted.unawaited.store("on more streams than are known to last");
   counted.streams.push_back(stream);
 }
 
@@ -234,7 +238,7 @@ std::string WhyNot(const All& all) {
     if (const char* const call = of.uncounted.load()) return std::string(call) + " on " + NameOf(of) + " is not counted";
     if (of.captured.load())
       return "launches of " + NameOf(of) + " were captured into a CUDA graph, whose own launches are not seen";
-    if (of.many_streams.load()) return NameOf(of) + " has launched on more streams than are known to last";
+    if (const char* const where = of.unawaited.load()) return NameOf(of) + " has launched " + where;
     if (of.clock == 0 && of.ranks != 1)
       return "a communicator of " + std::to_string(of.ranks) + " ranks has no name that they share";
     if (of.clock != 0 && !places.emplace(of.clock, of.device).second)

@@ -50,7 +50,8 @@ struct Counted {
   std::vector<Count> pairs;                     // once the number of ranks is known: to each, then from each
   std::atomic<const char*> uncounted{nullptr};  // a call whose launches this cannot see
   std::atomic<bool> goes_on{false};             // NCCL carries on in the background what it was asked for
-  std::atomic<bool> captured{false}, many_streams{false}, ended{false};
+  std::atomic<bool> captured{false}, ended{false};
+  std::atomic<const char*> unawaited{nullptr};  // why its streams cannot all be waited for
   std::atomic<Stream> last_stream{const_cast<char*>("none")};
   std::vector<Stream> streams;  // under the lock
 };

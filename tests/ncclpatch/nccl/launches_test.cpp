@@ -48,9 +48,9 @@ class Launches : public ::testing::Test {
     EXPECT_EQ(Function<int(ncclComm*, int, int, ncclComm**, void*)>("ncclCommSplit")(parent, color, 0, &comm, nullptr), 0);
     return comm;
   }
-  static int Reduce(ncclComm* comm) {
+  static int Reduce(ncclComm* comm, std::uintptr_t stream = 0) {
     using Call = int(const void*, void*, std::size_t, int, int, ncclComm*, void*);
-    return Function<Call>("ncclAllReduce")(nullptr, nullptr, 0, 7, 0, comm, nullptr);
+    return Function<Call>("ncclAllReduce")(nullptr, nullptr, 0, 7, 0, comm, reinterpret_cast<void*>(stream));
   }
   static int Send(ncclComm* comm, int to) {
     return Function<int(const void*, std::size_t, int, int, ncclComm*, void*)>("ncclSend")(nullptr, 0, 7, to, comm, nullptr);
@@ -201,6 +201,15 @@ TEST_F(Launches, what_a_count_cannot_see_is_named) {
   Destroy(captured);
   Reduce(Function<ncclComm*()>("stand_in_unseen")());
   EXPECT_NE(launches::Read().why_not.find("made before AMem"), std::string::npos) << launches::Read().why_not;
+}
+
+TEST_F(Launches, the_stream_of_a_thread_cannot_be_waited_for_by_another_thread) {
+  ncclComm* const comm = Make("per thread", 0, 1);
+  Reduce(comm, 1);
+  EXPECT_EQ(launches::Read().why_not, "");
+  Reduce(comm, 2);
+  EXPECT_NE(launches::Read().why_not.find("cudaStreamPerThread"), std::string::npos) << launches::Read().why_not;
+  Destroy(comm);
 }
 
 }  // namespace counted

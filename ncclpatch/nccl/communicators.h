@@ -25,7 +25,7 @@ using Stream = void*;
 using Config = void;
 
 // ncclResult_t
-inline constexpr int kSuccess = 0, kInProgress = 7;
+inline constexpr int kSuccess = 0, kInvalidUsage = 5, kInProgress = 7;
 inline bool Accepted(int result) { return result == kSuccess || result == kInProgress; }
 
 enum class Stage : std::uint8_t {

@@ -27,6 +27,7 @@ template <class Call>
 int EndOne(ncclComm* comm, const char* how, const Call& call) {
   if (t_state.inside || comm == nullptr) return call();
   const CommunicatorId id = registry::Detach(comm);
+  launches::LetHeldLeave(id);
   TellEnding(id, true);
   const int result = Followed(id, nullptr, call);
   TellEnding(id, false);
@@ -42,7 +43,7 @@ struct Destroy : redirects::Around<Destroy, "ncclCommDestroy"> {
   static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm) {
     const auto held_back = t_state.inside ? std::nullopt : HoldingOthersBack(comm);
     const auto end = [&]() noexcept { return EndOne(comm, "destroyed", pass); };
-    const int result = t_state.inside ? end() : launches::Pass(kName, end);
+    const int result = t_state.inside ? end() : launches::Pass(kName, comm, end);
     if (held_back && Accepted(result)) LetOthersGo(*held_back, kName);
     return result;
   }
@@ -65,7 +66,7 @@ struct Change : redirects::Around<Change<Name, stage, Flags...>, Name> {
       if (Accepted(result)) registry::MarkStage(comm, stage);
       return result;
     };
-    return stage == Stage::kRevoked ? change() : launches::Pass(Name.data, change);
+    return stage == Stage::kRevoked ? change() : launches::Pass(Name.data, comm, change);
   }
 };
 using Finalize = Change<"ncclCommFinalize", Stage::kFinalized>;

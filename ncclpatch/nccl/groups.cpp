@@ -33,11 +33,14 @@ int EndGroup(std::size_t place, bool launches, const Call& call) {
   const int resumed = ended.resumes && server != nullptr ? server->SettleResumes("ncclGroupEnd") : kSuccess;
   std::vector<launches::Launched>& collected = Collected()[place];
   if (!launches) collected.clear();
-  const int result = launches::Launch("ncclGroupEnd", collected, [&]() noexcept {
-    const int answer = Followed(ended.several ? CommunicatorId{} : ended.id, ended.several ? nullptr : ended.comm, call);
-    if (ended.pending != nullptr) SettleAll(*ended.pending, answer);
-    return answer;
-  });
+  const int result = launches::Launch(
+      "ncclGroupEnd", collected,
+      [&]() noexcept {
+        const int answer = Followed(ended.several ? CommunicatorId{} : ended.id, ended.several ? nullptr : ended.comm, call);
+        if (ended.pending != nullptr) SettleAll(*ended.pending, answer);
+        return answer;
+      },
+      launches::Made::kAlways);
   collected.clear();
   delete ended.pending;
   t_state.comm = nullptr;

@@ -1,20 +1,13 @@
-// What is counted, and how a stop is carried out here. One lock over all but the counts; the registry's comes before it.
+// What is counted. One lock over all but the counts; the registry's comes before it.
 #include "ncclpatch/nccl/launches.h"
 
-#include <linux/membarrier.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <condition_variable>
-#include <deque>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <new>
+#include <chrono>
 #include <set>
 
 #include "ncclpatch/nccl/attribution.h"
+#include "ncclpatch/nccl/gate.h"
+#include "ncclpatch/nccl/places.h"
 
 namespace amem::nccl::launches {
 
@@ -24,52 +17,11 @@ constinit std::atomic<std::uint64_t> g_generation{1};
 
 namespace {
 
-using agreement::ClockId;
 using agreement::Launcher;
 
-constexpr std::int32_t kNoDevice = -1;
-constexpr std::size_t kMostClocks = 1500;  // that one message has room for
-constexpr std::size_t kEndedKept = 64;     // communicators whose other ranks may still have them
+constexpr std::size_t kEndedKept = 64;  // communicators whose other ranks may still have them
 
 const Stream kStreamOfThread = reinterpret_cast<Stream>(2);  // cudaStreamPerThread
-
-struct Gate {
-  std::uint64_t version = 0;
-  agreement::Counts targets;
-  std::map<ClockId, std::int32_t> of_device;              // whose clocks they are
-  std::map<std::int32_t, std::uint32_t> allowed, let_go;  // by device, as the next one
-  std::map<std::int32_t, int> held;
-};
-struct All {
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::map<CommunicatorId, std::unique_ptr<Counted>> by_id;
-  std::map<const ncclComm*, Counted*> by_address;
-  std::deque<CommunicatorId> ended;
-  Gate gate;
-};
-All& TheAll() { return Forever<All>(); }
-
-constinit std::atomic<bool> g_unknown{false}, g_broken{false}, g_captures_seen{false}, g_captured_somewhere{false};
-constinit std::atomic<bool> g_launched{false};
-
-// If memory or the lock cannot be had, the process cannot be stopped so any more.
-template <class Body>
-void Locked(const Body& body) noexcept {
-  try {
-    All& all = TheAll();
-    const std::lock_guard lock(all.mutex);
-    body(all);
-  } catch (...) {
-    g_broken.store(true);
-  }
-}
-template <class Body>
-void WithCounted(CommunicatorId id, const Body& body) noexcept {
-  Locked([&](All& all) {
-    if (const auto found = all.by_id.find(id); found != all.by_id.end()) body(all, *found->second);
-  });
-}
 
 void Learn(Counted& counted, const Communicator& known) {
   counted.clock = known.clock;
@@ -82,12 +34,6 @@ void Learn(Counted& counted, const Communicator& known) {
 
 // ---- threads
 
-struct Place {
-  std::atomic<const char*> inside{nullptr};
-  std::atomic<bool> taken{true};
-  Place* next = nullptr;
-};
-constinit std::atomic<Place*> g_places{nullptr};
 constinit Place g_last_place;  // where there is no memory for one
 
 struct GivesBack {
@@ -100,73 +46,20 @@ struct GivesBack {
 };
 
 Place& FindPlace() noexcept {
-  for (Place* place = g_places.load(std::memory_order_acquire); place != nullptr; place = place->next) {
-    bool taken = false;
-    if (place->taken.compare_exchange_strong(taken, true, std::memory_order_acq_rel)) return *place;
-  }
-  auto* const made = new (std::nothrow) Place;
-  if (made == nullptr) {
-    g_broken.store(true);
-    return g_last_place;
-  }
-  made->next = g_places.load(std::memory_order_relaxed);
-  while (!g_places.compare_exchange_weak(made->next, made, std::memory_order_acq_rel)) {
-  }
-  return *made;
-}
-
-bool CanMakeThreadsSeen() noexcept {
-  static const bool can = ::syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
-  return can;
-}
-// What other threads stored before this is seen from now on, and they see what was stored here.
-void MakeThreadsSeen() noexcept {
-  if (CanMakeThreadsSeen()) static_cast<void>(::syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0));
+  Place* const place = TakePlace();
+  if (place == nullptr) g_broken.store(true);
+  return place == nullptr ? g_last_place : *place;
 }
 
 // ---- under the lock
 
 std::int32_t DeviceOf(const Launched& one) { return one.counted == nullptr ? kNoDevice : one.counted->device; }
 
-std::set<std::int32_t> DevicesOf(const All& all) {
-  std::set<std::int32_t> devices;
-  for (const auto& [id, counted] : all.by_id)
-    if (!counted->ended.load(std::memory_order_relaxed)) devices.insert(counted->device);
-  return devices;
-}
-
 ClockId ClockOf(const Launched& one) {
   const Counted& of = *one.counted;
   if (one.shape == Shape::kCollective) return agreement::ClockOf(of.clock);
   const bool sends = one.shape == Shape::kSend;
   return agreement::ClockOfPair(of.clock, sends ? of.rank : one.peer, sends ? one.peer : of.rank);
-}
-
-template <class Take>
-void ForEachClock(const All& all, const Take& take) {
-  for (const auto& [id, counted] : all.by_id) {
-    const Counted& of = *counted;
-    if (of.clock == 0 || of.device < 0) continue;  // it is being made
-    agreement::ClockReading reading{.communicator = of.clock,
-                                    .from = -1,
-                                    .to = -1,
-                                    .rank = of.rank,
-                                    .ranks = of.ranks,
-                                    .device = of.device,
-                                    .launched = of.collectives.value(),
-                                    .ended = of.ended.load(std::memory_order_relaxed)};
-    take(reading);
-    for (std::int32_t peer = 0; peer < of.ranks; ++peer) {
-      for (const bool sends : {true, false}) {
-        const auto at = static_cast<std::size_t>(sends ? peer : of.ranks + peer);
-        reading.launched = of.pairs[at].value();
-        if (reading.launched == 0) continue;
-        reading.from = sends ? of.rank : peer;
-        reading.to = sends ? peer : of.rank;
-        take(reading);
-      }
-    }
-  }
 }
 
 // With what other ranks launched on pairs with it, on which it has launched nothing yet.
@@ -198,6 +91,7 @@ bool MayGo(All& all, const std::set<std::int32_t>& devices) {
 }
 
 void AddStream(Counted& counted, Stream stream) {
+  g_launched.store(true, std::memory_order_relaxed);
   counted.last_stream.store(stream, std::memory_order_relaxed);
   // For AMem's thread this is another stream than for the program's.
   if (stream == kStreamOfThread) return counted.unawaited.store("on a stream of its thread (cudaStreamPerThread)");
@@ -208,6 +102,8 @@ void AddStream(Counted& counted, Stream stream) {
 
 void CountClosed(All& all, std::span<const Launched> launched) {
   for (const Launched& one : launched) {
+    // Nobody is to follow it on a communicator that has ended here.
+    if (one.shape == Shape::kNothing || (one.counted != nullptr && one.counted->life.load() != Life::kLives)) continue;
     if (one.counted != nullptr && one.counted->clock != 0 &&
         (one.shape == Shape::kCollective || one.peer != one.counted->rank)) {
       const std::int32_t device = DeviceOf(one);
@@ -220,65 +116,13 @@ void CountClosed(All& all, std::span<const Launched> launched) {
   }
 }
 
-std::string NameOf(const Counted& of) {
-  char text[64];
-  std::snprintf(text, sizeof text, "communicator 0x%llx (%d ranks)", static_cast<unsigned long long>(of.clock), of.ranks);
-  return text;
+bool SomeEnd(std::span<const Launched> launched) {
+  return std::ranges::any_of(
+      launched, [](const Launched& one) { return one.counted != nullptr && one.counted->life.load() != Life::kLives; });
 }
-
-std::string WhyNot(const All& all) {
-  if (g_broken.load()) return "what it launches could not be counted, for lack of memory";
-  if (!CanMakeThreadsSeen()) return "this kernel has no membarrier, without which launches cannot be held";
-  if (g_unknown.load()) return "it has a communicator that was made before AMem was there";
-  if (g_captured_somewhere.load()) return "launches of NCCL's were captured into a CUDA graph, whose own launches are not seen";
-  std::set<std::tuple<std::uint64_t, std::int32_t>> places;
-  for (const auto& [id, counted] : all.by_id) {
-    const Counted& of = *counted;
-    if (of.ended.load()) continue;
-    if (const char* const call = of.uncounted.load()) return std::string(call) + " on " + NameOf(of) + " is not counted";
-    if (of.captured.load())
-      return "launches of " + NameOf(of) + " were captured into a CUDA graph, whose own launches are not seen";
-    if (const char* const where = of.unawaited.load()) return NameOf(of) + " has launched " + where;
-    if (of.clock == 0 && of.ranks != 1)
-      return "a communicator of " + std::to_string(of.ranks) + " ranks has no name that they share";
-    if (of.clock != 0 && !places.emplace(of.clock, of.device).second)
-      return NameOf(of) + " has two ranks on one GPU of this process";
-  }
-  if (g_launched.load() && !g_captures_seen.load())
-    return "NCCL's questions whether a stream is captured are not seen, so launches may be in CUDA graphs";
-  return "";
-}
-
-std::string Inside(const All& all) {
-  for (const Place* place = g_places.load(std::memory_order_acquire); place != nullptr; place = place->next)
-    if (const char* const call = place->inside.load(std::memory_order_acquire)) return call;
-  for (const auto& [id, counted] : all.by_id)
-    if (counted->goes_on.load() && !counted->ended.load())
-      return "a call that goes on in the background for " + NameOf(*counted);
-  return "";
-}
-
-agreement::LaunchReading ReadLocked(const All& all) {
-  agreement::LaunchReading reading;
-  reading.why_not = WhyNot(all);
-  if (!g_closed.load()) return reading;
-  reading.version = all.gate.version;
-  reading.inside = Inside(all);  // first: what is not inside has been counted
-  ForEachClock(all, [&](const agreement::ClockReading& one) { reading.clocks.push_back(one); });
-  if (reading.clocks.size() > kMostClocks) {
-    reading.why_not =
-        "it launches on " + std::to_string(reading.clocks.size()) + " communicators and pairs of ranks, more than can be told";
-    reading.clocks.clear();
-  }
-  std::set<std::int32_t> devices = DevicesOf(all);
-  for (const auto& [device, count] : all.gate.held) devices.insert(device);
-  for (const std::int32_t device : devices) {
-    const int* const held = FindIn(all.gate.held, device);
-    const std::uint32_t* const let_go = FindIn(all.gate.let_go, device);
-    reading.seats.push_back(
-        {.device = device, .held = held != nullptr && *held > 0, .let_go = let_go == nullptr ? 0 : *let_go});
-  }
-  return reading;
+void AddHeld(std::span<const Launched> launched, int threads) {
+  for (const Launched& one : launched)
+    if (one.counted != nullptr) one.counted->held += threads;
 }
 
 }  // namespace
@@ -298,6 +142,7 @@ void Began(const Communicator& known) noexcept {
 void Bound(CommunicatorId id, const ncclComm* address) noexcept {
   WithCounted(id, [&](All& all, Counted& counted) {
     all.by_address[address] = &counted;
+    counted.life.store(Life::kLives);
     if (counted.device < 0) counted.goes_on.store(true);  // until it is ready
     g_generation.fetch_add(1);
   });
@@ -312,6 +157,7 @@ void Ready(const Communicator& now) noexcept {
 
 void Unbound(const ncclComm* address) noexcept {
   Locked([&](All& all) {
+    if (auto* const known = FindIn(all.by_address, address)) (*known)->life.store(Life::kEnding);
     all.by_address.erase(address);
     g_generation.fetch_add(1);
   });
@@ -321,12 +167,34 @@ void Ended(CommunicatorId id) noexcept {
   WithCounted(id, [&](All& all, Counted& counted) {
     std::erase_if(all.by_address, [&](const auto& one) { return one.second == &counted; });
     g_generation.fetch_add(1);
-    counted.ended.store(true);
+    counted.life.store(Life::kEnded);
+    all.changed.notify_all();
     all.ended.push_back(id);
     if (all.ended.size() <= kEndedKept) return;
-    all.by_id.erase(all.ended.front());
-    all.ended.pop_front();
+    const auto oldest = std::ranges::find_if(all.ended, [&](CommunicatorId one) { return all.by_id.at(one)->held == 0; });
+    if (oldest == all.ended.end()) return;
+    all.by_id.erase(*oldest);
+    all.ended.erase(oldest);
   });
+}
+
+// A group that was held calls NCCL all the same, as if it had done so before the end began. If it waits in there for other
+// ranks, it is NCCL's abort that ends its wait.
+void LetHeldLeave(CommunicatorId id) noexcept {
+  constexpr std::chrono::seconds kPatience{1};
+  try {
+    All& all = TheAll();
+    std::unique_lock lock(all.mutex);
+    const auto found = all.by_id.find(id);
+    if (found == all.by_id.end() || found->second->held == 0) return;
+    Counted& counted = *found->second;
+    all.changed.notify_all();
+    ++counted.held;  // it outlives the wait
+    all.changed.wait_for(lock, kPatience, [&] { return counted.held == 1; });
+    --counted.held;
+  } catch (...) {
+    g_broken.store(true);
+  }
 }
 
 void Finished(const ncclComm* address) noexcept {
@@ -363,7 +231,6 @@ void NoteCapture(bool captures) noexcept {
 }
 
 void NoteStream(Counted& counted, Stream stream) noexcept {
-  g_launched.store(true, std::memory_order_relaxed);
   Locked([&](All&) { AddStream(counted, stream); });
 }
 
@@ -380,34 +247,43 @@ std::atomic<const char*>& PlaceOfThread() noexcept {
   return place.inside;
 }
 
-void EnterClosed(const char* call, std::span<const Launched> launched) noexcept {
+Entered EnterClosed(const char* call, std::span<const Launched> launched, Made made) noexcept {
   try {
     All& all = TheAll();
     std::unique_lock lock(all.mutex);
     std::set<std::int32_t> devices;
-    for (const Launched& one : launched) devices.insert(DeviceOf(one));
+    for (const Launched& one : launched)
+      if (one.shape != Shape::kNothing) devices.insert(DeviceOf(one));
     const std::set<std::int32_t> held = devices.empty() ? std::set<std::int32_t>{kNoDevice} : devices;
     if (devices.empty()) devices = DevicesOf(all), devices.insert(kNoDevice);
-    for (const std::int32_t device : held) ++all.gate.held[device];
-    all.changed.wait(lock, [&] { return !g_closed.load() || MayGo(all, devices); });
-    for (const std::int32_t device : held) --all.gate.held[device];
-    if (g_closed.load()) {
-      CountClosed(all, launched);
-    } else {
-      for (const Launched& one : launched) CountOne(one);
-      for (const Launched& one : launched)
-        if (one.counted != nullptr && one.on_stream) AddStream(*one.counted, one.stream);
-    }
-    if (!launched.empty()) g_launched.store(true, std::memory_order_relaxed);
+    for (const std::int32_t device : held) ++all.held[device];
+    AddHeld(launched, 1);
+    all.changed.wait(lock, [&] { return !g_closed.load() || SomeEnd(launched) || MayGo(all, devices); });
+    for (const std::int32_t device : held)
+      if (--all.held[device] == 0) all.held.erase(device);
+    const bool ends = SomeEnd(launched);
+    if (!ends || made == Made::kIfAllLive) AddHeld(launched, -1);
+    if (ends) all.changed.notify_all();
+    if (ends && made == Made::kIfAllLive) return Entered::kRefused;
+    CountClosed(all, launched);  // the targets of a gate that was opened matter no more
     (t_launches.inside != nullptr ? *t_launches.inside : PlaceOfThread()).store(call, std::memory_order_release);
+    return ends ? Entered::kWithEnding : Entered::kCounted;
   } catch (...) {
     g_broken.store(true);
+    return Entered::kCounted;
   }
 }
 
+void LeftWithEnding(std::span<const Launched> launched) noexcept {
+  Locked([&](All& all) {
+    AddHeld(launched, -1);
+    all.changed.notify_all();
+  });
+}
+
 void Undo(std::span<const Launched> launched) noexcept {
-  for (const Launched& one : launched)
-    if (one.counted != nullptr) AddTo(one, -1);
+  for (const Launched& one : launched)  // of one that ended, more may have been launched than is known, and not less
+    if (one.counted != nullptr && one.counted->life.load() == Life::kLives) AddTo(one, -1);
 }
 
 void AfterLaunch(std::span<const Launched> launched, int result) noexcept {
@@ -418,54 +294,6 @@ void AfterLaunch(std::span<const Launched> launched, int result) noexcept {
     if (result == kInProgress) one.counted->goes_on.store(true);
   }
   if (!Accepted(result)) Undo(launched);
-}
-
-// ---- the stop
-// ----------------------------------------------------------------------------------------------------------------
-
-agreement::LaunchReading Read() {
-  All& all = TheAll();
-  const std::lock_guard lock(all.mutex);
-  return ReadLocked(all);
-}
-
-agreement::LaunchReading Hold(const agreement::LaunchOrder& order) {
-  All& all = TheAll();
-  const std::lock_guard lock(all.mutex);
-  Gate& gate = all.gate;
-  if (!g_closed.load()) {
-    gate = {};
-    g_closed.store(true);
-    MakeThreadsSeen();
-  }
-  for (const agreement::LaunchTarget& target : order.targets) {
-    std::uint64_t& count = gate.targets[ClockId{target.clock}];
-    count = std::max(count, target.count);
-    gate.of_device[ClockId{target.clock}] = target.device;
-  }
-  for (const agreement::LaunchSeat& seat : order.seats) gate.allowed[seat.device] = seat.let_go;
-  gate.version = order.version;
-  all.changed.notify_all();
-  return ReadLocked(all);
-}
-
-void LetGo() {
-  All& all = TheAll();
-  const std::lock_guard lock(all.mutex);
-  g_closed.store(false);
-  all.changed.notify_all();
-}
-
-std::vector<std::pair<DeviceOrdinal, Stream>> Streams() {
-  All& all = TheAll();
-  const std::lock_guard lock(all.mutex);
-  std::set<std::pair<std::int32_t, Stream>> streams;
-  for (const auto& [id, counted] : all.by_id)
-    if (!counted->ended.load())
-      for (const Stream stream : counted->streams) streams.emplace(counted->device, stream);
-  std::vector<std::pair<DeviceOrdinal, Stream>> found;
-  for (const auto& [device, stream] : streams) found.emplace_back(DeviceOrdinal{device}, stream);
-  return found;
 }
 
 void BeforeFork() { TheAll().mutex.lock(); }

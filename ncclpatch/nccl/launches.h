@@ -38,6 +38,12 @@ class Count {
   std::atomic<std::uint64_t> own_{0}, others_{0};
 };
 
+enum class Life : std::uint8_t {
+  kLives,
+  kEnding,  // the program ends it, and NCCL frees it
+  kEnded,
+};
+
 // What of one communicator of this process is counted. Its address is found by FindCounted; it outlives the communicator by
 // far.
 struct Counted {
@@ -50,13 +56,17 @@ struct Counted {
   std::vector<Count> pairs;                     // once the number of ranks is known: to each, then from each
   std::atomic<const char*> uncounted{nullptr};  // a call whose launches this cannot see
   std::atomic<bool> goes_on{false};             // NCCL carries on in the background what it was asked for
-  std::atomic<bool> captured{false}, ended{false};
+  std::atomic<bool> captured{false};
+  std::atomic<Life> life{Life::kLives};
   std::atomic<const char*> unawaited{nullptr};  // why its streams cannot all be waited for
   std::atomic<Stream> last_stream{const_cast<char*>("none")};
   std::vector<Stream> streams;  // under the lock
+  int held = 0;                 // under the lock: threads that wait to call NCCL with it
+
+  [[nodiscard]] bool ended() const noexcept { return life.load() == Life::kEnded; }
 };
 
-enum class Shape : std::uint8_t { kCollective, kSend, kReceive };
+enum class Shape : std::uint8_t { kCollective, kSend, kReceive, kNothing };  // kNothing: a call that needs it to live
 struct Launched {
   Counted* counted = nullptr;  // null: of a communicator that is not known
   Shape shape{};
@@ -72,6 +82,8 @@ void Bound(CommunicatorId id, const ncclComm* address) noexcept;
 void Ready(const Communicator& now) noexcept;
 void Unbound(const ncclComm* address) noexcept;
 void Ended(CommunicatorId id) noexcept;
+// Before NCCL frees it: nobody enters NCCL with it any more who was held.
+void LetHeldLeave(CommunicatorId id) noexcept;
 void Finished(const ncclComm* address) noexcept;  // nothing goes on in the background
 // A communicator whose launches cannot be counted, because of this call; null: some.
 void CannotCount(const ncclComm* address, const char* call) noexcept;
@@ -105,8 +117,12 @@ inline Counted* FindCounted(const ncclComm* address) noexcept {
 }
 std::atomic<const char*>& PlaceOfThread() noexcept;
 
+// Whether NCCL must get the call also if a communicator in it ended meanwhile: else its group would stay open.
+enum class Made : std::uint8_t { kIfAllLive, kAlways };
+enum class Entered : std::uint8_t { kCounted, kRefused, kWithEnding };
 // Closed gate: waits until the launch is allowed, and counts it.
-void EnterClosed(const char* call, std::span<const Launched> launched) noexcept;
+Entered EnterClosed(const char* call, std::span<const Launched> launched, Made made) noexcept;
+void LeftWithEnding(std::span<const Launched> launched) noexcept;
 void NoteStream(Counted& counted, Stream stream) noexcept;
 void Undo(std::span<const Launched> launched) noexcept;
 void AfterLaunch(std::span<const Launched> launched, int result) noexcept;  // what is not the ordinary case
@@ -117,6 +133,7 @@ inline void AddTo(const Launched& one, std::int64_t some) noexcept {
   if (owner == nullptr) [[unlikely]]
     if (counted.owner.compare_exchange_strong(owner, &t_launches)) owner = &t_launches;
   const bool by_owner = owner == &t_launches;
+  if (one.shape == Shape::kNothing) return;
   if (one.shape == Shape::kCollective) return counted.collectives.Add(by_owner, some);
   const std::size_t ranks = counted.pairs.size() / 2;
   if (one.peer == counted.rank || one.peer < 0 || static_cast<std::size_t>(one.peer) >= ranks)
@@ -127,15 +144,17 @@ inline void CountOne(const Launched& one) noexcept { one.counted == nullptr ? Ca
 
 // Makes a call of NCCL's that launches. `launched` may be empty: a call that others may have to wait for.
 template <class Call>
-int Launch(const char* name, std::span<const Launched> launched, const Call& call) noexcept {
+int Launch(const char* name, std::span<const Launched> launched, const Call& call, Made made = Made::kIfAllLive) noexcept {
   ThreadState& state = t_launches;
   if (state.launching) return call();
   std::atomic<const char*>& inside = state.inside != nullptr ? *state.inside : PlaceOfThread();
+  Entered entered = Entered::kCounted;
   inside.store(name, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
   if (g_closed.load(std::memory_order_relaxed)) [[unlikely]] {
     inside.store(nullptr, std::memory_order_release);
-    EnterClosed(name, launched);
+    entered = EnterClosed(name, launched, made);
+    if (entered == Entered::kRefused) return kInvalidUsage;
   } else {
     for (const Launched& one : launched) {
       CountOne(one);
@@ -148,12 +167,15 @@ int Launch(const char* name, std::span<const Launched> launched, const Call& cal
   state.launching = false;
   if (result != kSuccess || state.captures) [[unlikely]]
     AfterLaunch(launched, result);
+  if (entered == Entered::kWithEnding) [[unlikely]]
+    LeftWithEnding(launched);
   inside.store(nullptr, std::memory_order_release);
   return result;
 }
 template <class Call>
-int Pass(const char* name, const Call& call) noexcept {
-  return Launch(name, {}, call);
+int Pass(const char* name, const ncclComm* comm, const Call& call) noexcept {
+  const Launched one{.counted = comm == nullptr ? nullptr : FindCounted(comm), .shape = Shape::kNothing, .on_stream = false};
+  return Launch(name, {&one, one.counted != nullptr ? std::size_t{1} : std::size_t{0}}, call);
 }
 
 // ---- the stop; one thread at a time
@@ -162,6 +184,7 @@ agreement::LaunchReading Read();
 // Closes the gate, or takes the targets of a later order, and reads.
 agreement::LaunchReading Hold(const agreement::LaunchOrder& order);
 void LetGo();
+int HeldNow();  // threads
 // On which something was launched for communicators that live.
 std::vector<std::pair<DeviceOrdinal, Stream>> Streams();
 

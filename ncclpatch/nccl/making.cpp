@@ -82,9 +82,11 @@ int MakeFrom(ncclComm* parent, std::uint64_t which, Communicator asked, ncclComm
   if (const int answer = t_state.inside ? kSuccess : RefusalOf(asked.how, parent)) return answer;
   asked.parent = registry::IdOf(parent);
   if (which != kNoPart && !t_state.inside) asked.clock = registry::ClockOfPart(parent, which);
-  const launches::Launched one{.counted = launches::FindCounted(parent), .on_stream = false};
-  const bool counts = which != kNoPart && which != kRanksLeave && one.counted != nullptr;
-  return MakeOne(asked, out, call, {&one, counts ? std::size_t{1} : std::size_t{0}});
+  const bool counts = which != kNoPart && which != kRanksLeave;
+  const launches::Launched one{.counted = parent == nullptr ? nullptr : launches::FindCounted(parent),
+                               .shape = counts ? launches::Shape::kCollective : launches::Shape::kNothing,
+                               .on_stream = false};
+  return MakeOne(asked, out, call, {&one, one.counted != nullptr ? std::size_t{1} : std::size_t{0}});
 }
 
 template <replacements::Text Name, class... More>
@@ -130,7 +132,7 @@ struct InitAll : redirects::Around<InitAll, "ncclCommInitAll"> {
       for (std::size_t i = 0; i < ids.size(); ++i) Settle(ids[i], result == kSuccess ? comms[i] : nullptr, result);
       return result;
     };
-    return launches::Pass(kName, make);
+    return launches::Pass(kName, nullptr, make);
   }
 };
 

@@ -73,7 +73,8 @@ struct Together {
     const auto call = [&]() noexcept { return real(arguments...); };
     if (t_state.groups[place].depth > 0 || comm == nullptr) return call();
     const launches::Launched one{.counted = launches::FindCounted(comm), .on_stream = false};
-    return refused ? launches::Launch(kName, {&one, 1}, call) : launches::Pass(kName, call);  // others may not give it back
+    return refused ? launches::Launch(kName, {&one, 1}, call)
+                   : launches::Pass(kName, comm, call);  // others may not give it back
   }
 };
 

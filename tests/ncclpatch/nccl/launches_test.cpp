@@ -58,6 +58,11 @@ class Launches : public ::testing::Test {
   static int Receive(ncclComm* comm, int from) {
     return Function<int(void*, std::size_t, int, int, ncclComm*, void*)>("ncclRecv")(nullptr, 0, 7, from, comm, nullptr);
   }
+  // Until so many seats are held, and their threads wait. A thread that is not held yet is inside, or has not begun.
+  static void WaitForHeld(int threads) {
+    for (int i = 0; i < 5000 && launches::HeldNow() < threads; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ASSERT_EQ(launches::HeldNow(), threads);
+  }
   static void Do(const char* name) { ASSERT_EQ(Function<int()>(name)(), 0); }
   static void Destroy(ncclComm* comm) { ASSERT_EQ(Function<int(ncclComm*)>("ncclCommDestroy")(comm), 0); }
   static std::uint64_t ClockOf(ncclComm* comm) { return Find(comm)->clock; }
@@ -201,6 +206,51 @@ TEST_F(Launches, what_a_count_cannot_see_is_named) {
   Destroy(captured);
   Reduce(Function<ncclComm*()>("stand_in_unseen")());
   EXPECT_NE(launches::Read().why_not.find("made before AMem"), std::string::npos) << launches::Read().why_not;
+}
+
+// NCCL frees it, and would use freed memory.
+TEST_F(Launches, what_is_held_does_not_enter_nccl_with_a_communicator_that_was_aborted_meanwhile) {
+  ncclComm *const comm = Make("aborted", 0, 1), *const other = Make("of its group", 0, 1);
+  launches::Hold({.version = 1});
+  std::atomic<int> reduced{-1}, finalized{-1}, ended{-1};
+  std::thread reduces([&] { reduced = Reduce(comm); });
+  std::thread finalizes([&] { finalized = Function<int(ncclComm*)>("ncclCommFinalize")(comm); });
+  std::thread groups([&] {
+    Do("ncclGroupStart");
+    Reduce(comm);
+    Reduce(other);
+    ended = Function<int()>("ncclGroupEnd")();
+    Do("ncclGroupStart");  // is one of its own
+    ended = ended + 10 * Function<int()>("ncclGroupEnd")();
+  });
+  WaitForHeld(3);
+  EXPECT_EQ(Function<int(ncclComm*)>("ncclCommAbort")(comm), 0);
+  for (int i = 0; i < 5000 && (reduced < 0 || finalized < 0); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(reduced, kInvalidUsage);
+  EXPECT_EQ(finalized, kInvalidUsage);
+  launches::LetGo();
+  for (std::thread* one : {&reduces, &finalizes, &groups}) one->join();
+  EXPECT_EQ(ended, 0);
+  EXPECT_EQ(Counts(other), (Expected{{"collectives", 1}}));
+  Destroy(other);
+}
+
+// Who waited is counted on, although the gate was closed again before it ran.
+TEST_F(Launches, a_gate_that_closes_again_at_once_knows_who_still_waits) {
+  ncclComm* const comm = Make("twice", 0, 1);
+  launches::Hold({.version = 1});
+  std::thread program([&] { Reduce(comm); });
+  WaitForHeld(1);
+  for (int i = 0; i < 100; ++i) {
+    launches::LetGo();
+    const LaunchReading again = launches::Hold({.version = 1});
+    const bool held = !again.seats.empty() && again.seats.front().held, launched = again.clocks.front().launched == 1;
+    EXPECT_NE(held, launched);
+    if (launched) break;
+  }
+  launches::LetGo();
+  program.join();
+  Destroy(comm);
 }
 
 TEST_F(Launches, the_stream_of_a_thread_cannot_be_waited_for_by_another_thread) {

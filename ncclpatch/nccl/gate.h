@@ -1,0 +1,92 @@
+// What launches.cpp and the stop (stop.cpp) have in common: all that is counted, under one lock.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+
+#include "ncclpatch/nccl/launches.h"
+
+namespace amem::nccl::launches {
+
+using agreement::ClockId;
+
+inline constexpr std::int32_t kNoDevice = -1;
+
+struct Gate {
+  std::uint64_t version = 0;
+  agreement::Counts targets;
+  std::map<ClockId, std::int32_t> of_device;              // whose clocks they are
+  std::map<std::int32_t, std::uint32_t> allowed, let_go;  // by device, as the next one
+};
+struct All {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<CommunicatorId, std::unique_ptr<Counted>> by_id;
+  std::map<const ncclComm*, Counted*> by_address;
+  std::deque<CommunicatorId> ended;
+  std::map<std::int32_t, int> held;  // threads, by device; also while the gate opens and they have not run yet
+  Gate gate;
+};
+inline All& TheAll() { return Forever<All>(); }
+
+inline constinit std::atomic<bool> g_unknown{false}, g_broken{false}, g_captures_seen{false}, g_captured_somewhere{false};
+inline constinit std::atomic<bool> g_launched{false};
+
+// If memory or the lock cannot be had, the process cannot be stopped so any more.
+template <class Body>
+void Locked(const Body& body) noexcept {
+  try {
+    All& all = TheAll();
+    const std::lock_guard lock(all.mutex);
+    body(all);
+  } catch (...) {
+    g_broken.store(true);
+  }
+}
+template <class Body>
+void WithCounted(CommunicatorId id, const Body& body) noexcept {
+  Locked([&](All& all) {
+    if (const auto found = all.by_id.find(id); found != all.by_id.end()) body(all, *found->second);
+  });
+}
+
+inline std::set<std::int32_t> DevicesOf(const All& all) {
+  std::set<std::int32_t> devices;
+  for (const auto& [id, counted] : all.by_id)
+    if (!counted->ended()) devices.insert(counted->device);
+  return devices;
+}
+
+template <class Take>
+void ForEachClock(const All& all, const Take& take) {
+  for (const auto& [id, counted] : all.by_id) {
+    const Counted& of = *counted;
+    if (of.clock == 0 || of.device < 0) continue;  // it is being made
+    agreement::ClockReading reading{.communicator = of.clock,
+                                    .from = -1,
+                                    .to = -1,
+                                    .rank = of.rank,
+                                    .ranks = of.ranks,
+                                    .device = of.device,
+                                    .launched = of.collectives.value(),
+                                    .ended = of.ended()};
+    take(reading);
+    for (std::int32_t peer = 0; peer < of.ranks; ++peer) {
+      for (const bool sends : {true, false}) {
+        const auto at = static_cast<std::size_t>(sends ? peer : of.ranks + peer);
+        reading.launched = of.pairs[at].value();
+        if (reading.launched == 0) continue;
+        reading.from = sends ? of.rank : peer;
+        reading.to = sends ? peer : of.rank;
+        take(reading);
+      }
+    }
+  }
+}
+
+}  // namespace amem::nccl::launches

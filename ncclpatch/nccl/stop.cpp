@@ -1,0 +1,129 @@
+// How a stop is carried out here: the gate is closed and opened, and what was counted is told.
+#include <algorithm>
+#include <cstdio>
+#include <tuple>
+
+#include "ncclpatch/nccl/gate.h"
+#include "ncclpatch/nccl/places.h"
+
+namespace amem::nccl::launches {
+namespace {
+
+constexpr std::size_t kMostClocks = 1500;  // that one message has room for
+
+std::string NameOf(const Counted& of) {
+  char text[64];
+  std::snprintf(text, sizeof text, "communicator 0x%llx (%d ranks)", static_cast<unsigned long long>(of.clock), of.ranks);
+  return text;
+}
+
+std::string WhyNot(const All& all) {
+  if (g_broken.load()) return "what it launches could not be counted, for lack of memory";
+  if (!CanMakeThreadsSeen()) return "this kernel has no membarrier, without which launches cannot be held";
+  if (g_unknown.load()) return "it has a communicator that was made before AMem was there";
+  if (g_captured_somewhere.load()) return "launches of NCCL's were captured into a CUDA graph, whose own launches are not seen";
+  std::set<std::tuple<std::uint64_t, std::int32_t>> places;
+  for (const auto& [id, counted] : all.by_id) {
+    const Counted& of = *counted;
+    if (of.ended()) continue;
+    if (const char* const call = of.uncounted.load()) return std::string(call) + " on " + NameOf(of) + " is not counted";
+    if (of.captured.load())
+      return "launches of " + NameOf(of) + " were captured into a CUDA graph, whose own launches are not seen";
+    if (const char* const where = of.unawaited.load()) return NameOf(of) + " has launched " + where;
+    if (of.clock == 0 && of.ranks != 1)
+      return "a communicator of " + std::to_string(of.ranks) + " ranks has no name that they share";
+    if (of.clock != 0 && !places.emplace(of.clock, of.device).second)
+      return NameOf(of) + " has two ranks on one GPU of this process";
+  }
+  if (g_launched.load() && !g_captures_seen.load())
+    return "NCCL's questions whether a stream is captured are not seen, so launches may be in CUDA graphs";
+  return "";
+}
+
+std::string Inside(const All& all) {
+  for (const Place* place = FirstPlace(); place != nullptr; place = place->next)
+    if (const char* const call = place->inside.load(std::memory_order_acquire)) return call;
+  for (const auto& [id, counted] : all.by_id)
+    if (counted->goes_on.load() && !counted->ended()) return "a call that goes on in the background for " + NameOf(*counted);
+  return "";
+}
+
+agreement::LaunchReading ReadLocked(const All& all) {
+  agreement::LaunchReading reading;
+  reading.why_not = WhyNot(all);
+  if (!g_closed.load()) return reading;
+  reading.version = all.gate.version;
+  reading.inside = Inside(all);  // first: what is not inside has been counted
+  ForEachClock(all, [&](const agreement::ClockReading& one) { reading.clocks.push_back(one); });
+  if (reading.clocks.size() > kMostClocks) {
+    reading.why_not =
+        "it launches on " + std::to_string(reading.clocks.size()) + " communicators and pairs of ranks, more than can be told";
+    reading.clocks.clear();
+  }
+  std::set<std::int32_t> devices = DevicesOf(all);
+  for (const auto& [device, count] : all.held) devices.insert(device);
+  for (const std::int32_t device : devices) {
+    const int* const held = FindIn(all.held, device);
+    const std::uint32_t* const let_go = FindIn(all.gate.let_go, device);
+    reading.seats.push_back(
+        {.device = device, .held = held != nullptr && *held > 0, .let_go = let_go == nullptr ? 0 : *let_go});
+  }
+  return reading;
+}
+
+}  // namespace
+
+agreement::LaunchReading Read() {
+  All& all = TheAll();
+  const std::lock_guard lock(all.mutex);
+  return ReadLocked(all);
+}
+
+agreement::LaunchReading Hold(const agreement::LaunchOrder& order) {
+  All& all = TheAll();
+  const std::lock_guard lock(all.mutex);
+  Gate& gate = all.gate;
+  if (!g_closed.load()) {
+    gate = {};
+    g_closed.store(true);
+    MakeThreadsSeen();
+  }
+  for (const agreement::LaunchTarget& target : order.targets) {
+    std::uint64_t& count = gate.targets[ClockId{target.clock}];
+    count = std::max(count, target.count);
+    gate.of_device[ClockId{target.clock}] = target.device;
+  }
+  for (const agreement::LaunchSeat& seat : order.seats) gate.allowed[seat.device] = seat.let_go;
+  gate.version = order.version;
+  all.changed.notify_all();
+  return ReadLocked(all);
+}
+
+void LetGo() {
+  All& all = TheAll();
+  const std::lock_guard lock(all.mutex);
+  g_closed.store(false);
+  all.changed.notify_all();
+}
+
+int HeldNow() {
+  All& all = TheAll();
+  const std::lock_guard lock(all.mutex);
+  int threads = 0;
+  for (const auto& [device, held] : all.held) threads += held;
+  return threads;
+}
+
+std::vector<std::pair<DeviceOrdinal, Stream>> Streams() {
+  All& all = TheAll();
+  const std::lock_guard lock(all.mutex);
+  std::set<std::pair<std::int32_t, Stream>> streams;
+  for (const auto& [id, counted] : all.by_id)
+    if (!counted->ended())
+      for (const Stream stream : counted->streams) streams.emplace(counted->device, stream);
+  std::vector<std::pair<DeviceOrdinal, Stream>> found;
+  for (const auto& [device, stream] : streams) found.emplace_back(DeviceOrdinal{device}, stream);
+  return found;
+}
+
+}  // namespace amem::nccl::launches

@@ -78,6 +78,16 @@ struct Together {
   }
 };
 
+// Memory for the program. While a job is stopped between launches none can be had, so who asks waits as at a launch.
+template <replacements::Text Name, class... Arguments>
+struct ForProgram : redirects::Around<ForProgram<Name, Arguments...>, Name> {
+  static int With(std::size_t /*place*/, const redirects::Pass& pass, Arguments...) {
+    return t_state.inside ? pass() : launches::Pass(Name.data, nullptr, pass);
+  }
+};
+using MemAlloc = ForProgram<"ncclMemAlloc", void**, std::size_t>;
+using MemFree = ForProgram<"ncclMemFree", void*>;
+
 // DataType and operation are enumerations; windows and registrations are pointers.
 using AllReduce = Collective<"ncclAllReduce", const void*, void*, std::size_t, int, int, ncclComm*, Stream>;
 using AllGather = Collective<"ncclAllGather", const void*, void*, std::size_t, int, ncclComm*, Stream>;
@@ -106,7 +116,7 @@ using DevCommDestroy = Leaving<"ncclDevCommDestroy", ncclComm*, const void*>;
 redirects::Table TouchingCalls() {
   return redirects::MakeTable<AllReduce, AllGather, ReduceScatter, Broadcast, Bcast, Reduce, AlltoAll, Gather, Scatter, Send,
                               Recv, PutSignal, Signal, WaitSignal, Register, Deregister, WindowRegister, WindowDeregister,
-                              DevCommCreate, DevCommDestroy>();
+                              DevCommCreate, DevCommDestroy, MemAlloc, MemFree>();
 }
 
 }  // namespace amem::nccl

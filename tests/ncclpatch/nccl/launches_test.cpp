@@ -208,6 +208,22 @@ TEST_F(Launches, what_a_count_cannot_see_is_named) {
   EXPECT_NE(launches::Read().why_not.find("made before AMem"), std::string::npos) << launches::Read().why_not;
 }
 
+// There is none beside a pause, and no program expects a refusal.
+TEST_F(Launches, memory_for_the_program_is_held_too) {
+  launches::Hold({.version = 1});
+  void* memory = nullptr;
+  std::atomic<bool> freed{false};
+  std::thread program([&] {
+    EXPECT_EQ((Function<int(void**, std::size_t)>("ncclMemAlloc")(&memory, 64)), 0);
+    freed = Function<int(void*)>("ncclMemFree")(memory) == 0;
+  });
+  WaitForHeld(1);
+  EXPECT_EQ(memory, nullptr);
+  launches::LetGo();
+  program.join();
+  EXPECT_TRUE(freed);
+}
+
 // NCCL frees it, and would use freed memory.
 TEST_F(Launches, what_is_held_does_not_enter_nccl_with_a_communicator_that_was_aborted_meanwhile) {
   ncclComm *const comm = Make("aborted", 0, 1), *const other = Make("of its group", 0, 1);

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -291,6 +292,15 @@ EXPORT int ncclCommDeregister(ncclComm* comm, void*) { return Use(comm, "deregis
 EXPORT int ncclCommWindowDeregister(ncclComm* comm, void*) { return Use(comm, "window deregister"); }
 EXPORT int ncclDevCommCreate(ncclComm* comm, const void*, void*) { return Use(comm, "device communicator"); }
 EXPORT int ncclDevCommDestroy(ncclComm* comm, const void*) { return Use(comm, "device communicator destroy"); }
+
+EXPORT int ncclMemAlloc(void** memory, std::size_t bytes) {
+  *memory = std::malloc(bytes);
+  return 0;
+}
+EXPORT int ncclMemFree(void* memory) {
+  std::free(memory);
+  return 0;
+}
 
 #ifdef CALLS_SUSPEND
 EXPORT int ncclCommSuspend(ncclComm*, int) {

@@ -24,13 +24,17 @@ void LetOthersGo(const Communicator& ended, const char* call) noexcept {
 
 // Takes the address away first, because NCCL may give it to another communicator as soon as this one is freed.
 template <class Call>
-int EndOne(ncclComm* comm, const char* how, const Call& call) {
+int EndOne(std::size_t place, ncclComm* comm, const char* how, const Call& call) {
   if (t_state.inside || comm == nullptr) return call();
   const CommunicatorId id = registry::Detach(comm);
   launches::LetHeldLeave(id);
   TellEnding(id, true);
   const int result = Followed(id, nullptr, call);
   TellEnding(id, false);
+  Group& group = t_state.groups[place];
+  const bool in_group = group.depth > 0;
+  group.ends = group.ends || in_group;
+  if (Accepted(result) && (in_group || result != kSuccess)) launches::EndsLater(id, in_group);
   if (Accepted(result))
     registry::End(id, how);
   else if (id)
@@ -40,9 +44,9 @@ int EndOne(ncclComm* comm, const char* how, const Call& call) {
 }
 
 struct Destroy : redirects::Around<Destroy, "ncclCommDestroy"> {
-  static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm) {
+  static int With(std::size_t place, const redirects::Pass& pass, ncclComm* comm) {
     const auto held_back = t_state.inside ? std::nullopt : HoldingOthersBack(comm);
-    const auto end = [&]() noexcept { return EndOne(comm, "destroyed", pass); };
+    const auto end = [&]() noexcept { return EndOne(place, comm, "destroyed", pass); };
     const int result = t_state.inside ? end() : launches::Pass(kName, comm, end);
     if (held_back && Accepted(result)) LetOthersGo(*held_back, kName);
     return result;
@@ -50,7 +54,9 @@ struct Destroy : redirects::Around<Destroy, "ncclCommDestroy"> {
 };
 
 struct Abort : redirects::Around<Abort, "ncclCommAbort"> {
-  static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm) { return EndOne(comm, "aborted", pass); }
+  static int With(std::size_t place, const redirects::Pass& pass, ncclComm* comm) {
+    return EndOne(place, comm, "aborted", pass);
+  }
 };
 
 // Others may wait for a finalize; a revoke must not wait for anybody.

@@ -1,6 +1,7 @@
 // What launches.cpp and the stop (stop.cpp) have in common: all that is counted, under one lock.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -35,7 +36,7 @@ struct All {
 inline All& TheAll() { return Forever<All>(); }
 
 inline constinit std::atomic<bool> g_unknown{false}, g_broken{false}, g_captures_seen{false}, g_captured_somewhere{false};
-inline constinit std::atomic<bool> g_launched{false};
+inline constinit std::atomic<bool> g_launched{false}, g_forgot{false};
 
 // If memory or the lock cannot be had, the process cannot be stopped so any more.
 template <class Body>
@@ -53,6 +54,15 @@ void WithCounted(CommunicatorId id, const Body& body) noexcept {
   Locked([&](All& all) {
     if (const auto found = all.by_id.find(id); found != all.by_id.end()) body(all, *found->second);
   });
+}
+
+// NCCL's call that ends a communicator waits for its kernels: but not in a group, not in the background, and not before that of
+// the last rank of the process.
+inline bool MayStillRun(const All& all, const Counted& of) {
+  if (!of.ended() || (of.streams.empty() && of.unawaited.load() == nullptr)) return false;
+  return of.still_ends.load() != nullptr || (of.ranks > 1 && std::ranges::any_of(all.by_id, [&](const auto& one) {
+                                               return !one.second->ended() && one.second->clock == of.clock;
+                                             }));
 }
 
 inline std::set<std::int32_t> DevicesOf(const All& all) {

@@ -38,6 +38,7 @@ int EndGroup(std::size_t place, bool launches, const Call& call) {
       [&]() noexcept {
         const int answer = Followed(ended.several ? CommunicatorId{} : ended.id, ended.several ? nullptr : ended.comm, call);
         if (ended.pending != nullptr) SettleAll(*ended.pending, answer);
+        if (ended.ends && answer == kSuccess) launches::GroupHasEnded();
         return answer;
       },
       launches::Made::kAlways);

@@ -173,8 +173,23 @@ void Ended(CommunicatorId id) noexcept {
     if (all.ended.size() <= kEndedKept) return;
     const auto oldest = std::ranges::find_if(all.ended, [&](CommunicatorId one) { return all.by_id.at(one)->held == 0; });
     if (oldest == all.ended.end()) return;
+    if (MayStillRun(all, *all.by_id.at(*oldest))) g_forgot.store(true);
     all.by_id.erase(*oldest);
     all.ended.erase(oldest);
+  });
+}
+
+void EndsLater(CommunicatorId id, bool in_group) noexcept {
+  static constexpr char kInBackground = 0;
+  WithCounted(id, [&](All&, Counted& counted) {
+    counted.still_ends.store(in_group ? static_cast<const void*>(&t_launches) : &kInBackground);
+  });
+}
+
+void GroupHasEnded() noexcept {
+  Locked([](All& all) {
+    for (const auto& [id, counted] : all.by_id)
+      if (counted->still_ends.load() == &t_launches) counted->still_ends.store(nullptr);
   });
 }
 

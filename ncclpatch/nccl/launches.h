@@ -58,6 +58,8 @@ struct Counted {
   std::atomic<bool> goes_on{false};             // NCCL carries on in the background what it was asked for
   std::atomic<bool> captured{false};
   std::atomic<Life> life{Life::kLives};
+  // Whose group ends it, or what stands for the background; null: nobody's any more, so its kernels have ended as well.
+  std::atomic<const void*> still_ends{nullptr};
   std::atomic<const char*> unawaited{nullptr};  // why its streams cannot all be waited for
   std::atomic<Stream> last_stream{const_cast<char*>("none")};
   std::vector<Stream> streams;  // under the lock
@@ -82,6 +84,9 @@ void Bound(CommunicatorId id, const ncclComm* address) noexcept;
 void Ready(const Communicator& now) noexcept;
 void Unbound(const ncclComm* address) noexcept;
 void Ended(CommunicatorId id) noexcept;
+// Its end has been asked for, and goes on in this thread's group or in the background.
+void EndsLater(CommunicatorId id, bool in_group) noexcept;
+void GroupHasEnded() noexcept;
 // Before NCCL frees it: nobody enters NCCL with it any more who was held.
 void LetHeldLeave(CommunicatorId id) noexcept;
 void Finished(const ncclComm* address) noexcept;  // nothing goes on in the background

@@ -17,6 +17,23 @@ std::string NameOf(const Counted& of) {
   return text;
 }
 
+// A stream may be gone with its communicator, so that only those of living ones are waited for.
+std::string WhyEndedOneCounts(const All& all) {
+  if (g_forgot.load()) return "many communicators have ended of which it is not known whether their kernels have";
+  std::set<std::pair<std::int32_t, Stream>> awaited;
+  for (const auto& [id, counted] : all.by_id)
+    if (!counted->ended())
+      for (const Stream stream : counted->streams) awaited.emplace(counted->device, stream);
+  for (const auto& [id, counted] : all.by_id) {
+    const Counted& of = *counted;
+    if (!MayStillRun(all, of)) continue;
+    const auto is_awaited = [&](const Stream stream) { return awaited.contains({of.device, stream}); };
+    if (of.unawaited.load() != nullptr || !std::ranges::all_of(of.streams, is_awaited))
+      return NameOf(of) + " has ended, but perhaps not yet what it launched";
+  }
+  return "";
+}
+
 std::string WhyNot(const All& all) {
   if (g_broken.load()) return "what it launches could not be counted, for lack of memory";
   if (!CanMakeThreadsSeen()) return "this kernel has no membarrier, without which launches cannot be held";
@@ -37,7 +54,7 @@ std::string WhyNot(const All& all) {
   }
   if (g_launched.load() && !g_captures_seen.load())
     return "NCCL's questions whether a stream is captured are not seen, so launches may be in CUDA graphs";
-  return "";
+  return WhyEndedOneCounts(all);
 }
 
 std::string Inside(const All& all) {

@@ -208,6 +208,30 @@ TEST_F(Launches, what_a_count_cannot_see_is_named) {
   EXPECT_NE(launches::Read().why_not.find("made before AMem"), std::string::npos) << launches::Read().why_not;
 }
 
+TEST_F(Launches, an_ended_communicator_whose_kernels_may_run_is_named) {
+  const auto why = [] { return launches::Read().why_not; };
+  const std::string ended = " has ended, but perhaps not yet what it launched";
+  ncclComm *const first = Make("two of a process", 0, 2), *const second = Make("two of a process", 1, 2);
+  for (ncclComm* const one : {first, second}) Reduce(one, 16);
+  EXPECT_EQ(why(), "");
+  Destroy(first);
+  EXPECT_NE(why().find(ended), std::string::npos) << why();
+  ncclComm* const other = Make("on the same stream", 0, 2);
+  Reduce(other, 16);  // which is waited for
+  EXPECT_EQ(why(), "");
+  Destroy(other);
+  EXPECT_NE(why().find(ended), std::string::npos) << why();
+  Destroy(second);
+  EXPECT_EQ(why(), "") << "the last of the process ends them";
+  ncclComm* const grouped = Make("in a group", 0, 1);
+  Reduce(grouped, 16);
+  Do("ncclGroupStart");
+  Destroy(grouped);
+  EXPECT_NE(why().find(ended), std::string::npos) << why();
+  Do("ncclGroupEnd");
+  EXPECT_EQ(why(), "");
+}
+
 // There is none beside a pause, and no program expects a refusal.
 TEST_F(Launches, memory_for_the_program_is_held_too) {
   launches::Hold({.version = 1});

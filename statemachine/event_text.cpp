@@ -195,11 +195,17 @@ struct Describe {
     const auto seat = std::ranges::find(e.seats, session, &SeatShown::session);
     return seat == e.seats.end() ? ToText(session) : NameOfSeat(*seat) + After(" that ", seat->end);
   }
+  // Each is looked for among all seats, and nobody reads a line of thousands.
+  static std::string NamesOfCulprits(const BallotShown& e) {
+    const std::size_t named = std::min(e.culprits.size(), BallotShown::kSeatsMost), more = e.culprits.size() - named;
+    std::string names;
+    for (std::size_t i = 0; i < named; ++i) names += (i == 0 ? "" : ", ") + NameIn(e, e.culprits[i]);
+    return more == 0 ? names : names + " and " + to_string(more) + " more";
+  }
   std::string operator()(const BallotShown& e) const {
     const std::string ballot = "ballot " + std::string(ToText(e.ballot)) + " of " + NameOf(e);
     const std::string votes = to_string(e.yes) + " of " + to_string(e.members) + " voted for";
-    std::string names;
-    for (const SessionId culprit : e.culprits) names += (names.empty() ? "" : ", ") + NameIn(e, culprit);
+    const std::string names = NamesOfCulprits(e);
     if (e.cause == agreement::Cause::kUndecided) return ballot + " waits" + After(" for ", names) + ", " + votes;
     if (e.cause == agreement::Cause::kAllVoted) {
       std::string last;

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "replay/diagnosis/explanation.h"
 
@@ -210,11 +211,10 @@ void ExplainNeverArrived(Explanation& e) {
   const std::string missing = e.NamesOfAll();
   std::vector<SessionId> waiting = AddWaiting(e);
   if (e.cause.shown != nullptr) {  // also of those whose journals were not given
-    for (const SeatShown& seat : e.cause.shown->seats) {
-      const bool known = Contains(waiting, seat.session);
-      if (seat.vote == agreement::Vote::kYes && !known && e.roster.Find(seat.session) == nullptr)
+    std::set<SessionId> known(waiting.begin(), waiting.end());
+    for (const SeatShown& seat : e.cause.shown->seats)
+      if (seat.vote == agreement::Vote::kYes && e.roster.Find(seat.session) == nullptr && known.insert(seat.session).second)
         waiting.push_back(seat.session);
-    }
   }
   if (waiting.empty()) {  // only the missing rank's own journal tells of them
     waiting.assign(e.cause.attempt->asking.begin(), e.cause.attempt->asking.end());

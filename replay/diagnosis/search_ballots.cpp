@@ -24,8 +24,8 @@ struct FailedBallot {
 };
 
 const SeatShown* SeatOf(const BallotShown& shown, SessionId session) {
-  const auto seat = std::ranges::find(shown.seats, session, &SeatShown::session);
-  return seat == shown.seats.end() ? nullptr : &*seat;
+  const auto seat = std::ranges::lower_bound(shown.seats, session, {}, &SeatShown::session);
+  return seat == shown.seats.end() || seat->session != session ? nullptr : &*seat;
 }
 // Members that are not listed have voted for.
 bool HasVotedFor(const BallotShown& shown, SessionId session) {

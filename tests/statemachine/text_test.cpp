@@ -198,5 +198,16 @@ TEST(Text, an_event_tells_what_was_set_and_what_it_is_about) {
   for (const auto& [body, sentence] : all) EXPECT_EQ(ToText(body), sentence);
 }
 
+TEST(Text, of_many_that_are_waited_for_some_are_named) {
+  BallotShown shown{.kind = CycleKind::kPause, .cycle = 3, .members = 100'001, .yes = 1};
+  for (std::uint64_t i = 0; i < 100'000; ++i) {
+    shown.culprits.push_back(SessionId{0x100 + i});
+    shown.seats.push_back({.session = SessionId{0x100 + i}, .rank = static_cast<std::int32_t>(i)});
+  }
+  EXPECT_EQ(ToText(shown),
+            "ballot come of pause 3 waits for rank 0, rank 1, rank 2, rank 3, rank 4, rank 5, rank 6, rank 7, rank 8, rank 9, "
+            "rank 10, rank 11, rank 12, rank 13, rank 14, rank 15 and 99984 more, 1 of 100001 voted for");
+}
+
 }  // namespace
 }  // namespace amem

@@ -267,6 +267,7 @@ struct StoryBuilder::Taker {
     }
     if (ballots.size() >= kBallotsKept) ballots.erase(ballots.begin());
     ballots.push_back({e, now});
+    std::ranges::stable_sort(ballots.back().event.seats, {}, &SeatShown::session);
   }
   void In(Attempt& attempt, const CycleDone& e) const {
     if (e.kind == CycleKind::kResume && !e.pool) story.refused.reset();

@@ -102,7 +102,8 @@ struct Attempt {
   std::map<SessionId, Moment> came_late;     // have come when this session had given up, and since when that is known
   std::vector<CycleMember> culprits;         // because of whom it failed, as this session was told
 
-  // On a board: the ballots that failed, and the last one that it waits for, each as the board showed it last.
+  // On a board: the ballots that failed, and the last one that it waits for, each as the board showed it last,
+  // with its seats by session.
   std::vector<Dated<BallotShown>> ballots;
   bool on_board = false;  // it has read one
 

@@ -1,6 +1,8 @@
 // Verdicts that come from what a board showed: who came, who voted, and because of whom a ballot failed.
 #include <gtest/gtest.h>
 
+#include <chrono>
+
 #include "replay/diagnosis/verdict.h"
 #include "tests/replay/diagnosis/scripted_cycles.h"
 
@@ -342,6 +344,30 @@ TEST(OnBoard, a_board_of_another_set_tells_nothing_of_this_one) {
     EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived) << verdict.summary;
     EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{1});
   }
+}
+
+// As a journal may have it that nobody wrote in good faith. Each culprit is looked for among all seats.
+TEST(OnBoard, a_ballot_with_very_many_seats_is_read_in_a_moment) {
+  constexpr std::uint64_t kSeats = 60'000;
+  BoardJob job;
+  for (int meeting = 0; meeting < 2; ++meeting) {
+    job.Arrive(job.owner, CycleKind::kPause);
+    BallotShown shown = job.Missing(job.importer, CycleKind::kPause, Ballot::kCome, Cause::kLate, job.clock);
+    for (std::uint64_t i = kSeats; i > 0; --i) {
+      const bool waits = i > kSeats / 2;
+      shown.seats.push_back({.session = SessionId{i}, .vote = waits ? agreement::Vote::kYes : agreement::Vote::kNone});
+      if (!waits) shown.culprits.push_back(SessionId{i});
+    }
+    shown.members = static_cast<std::uint32_t>(shown.seats.size());
+    job.clock += 5 * kSecond;
+    job.owner.Then(shown);
+    job.GiveUpAlone(job.owner, CycleKind::kPause, job.importer);
+    ++job.round;
+  }
+  const auto from = std::chrono::steady_clock::now();
+  const Verdict verdict = JudgeAlone(job.owner, SessionStatus::kLive, job.clock);
+  EXPECT_EQ(verdict.kind, VerdictKind::kNeverArrived);
+  EXPECT_LT(std::chrono::steady_clock::now() - from, std::chrono::seconds(10));
 }
 
 // Import is what its owner's driver refused.

@@ -428,7 +428,7 @@ class Coordinator::Call final : public board::RoundHooks {
   const CycleKind kind_;
   const Manner& manner_;
   Assembly& assembly_;
-  const Deadline until_, came_ = assembly_.Time();  // on its clock
+  const Deadline until_, came_ = until_ - scope_.deadlines_.call();  // on its clock
   Deadline waiting_since_ = came_;
   std::uint64_t cycle_;
   Sightings sightings_;

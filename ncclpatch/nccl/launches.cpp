@@ -68,6 +68,7 @@ Launcher LauncherOf(const All& all, std::int32_t device) {
   std::set<ClockId> elsewhere;
   ForEachClock(all, [&](const agreement::ClockReading& one) {
     const ClockId clock = agreement::ClockOf(one);
+    if (one.ended) return;
     if (one.device == device)
       launcher.launched[clock] = one.launched;
     else

@@ -105,6 +105,7 @@ agreement::LaunchReading Hold(const agreement::LaunchOrder& order) {
     g_closed.store(true);
     MakeThreadsSeen();
   }
+  if (order.version != gate.version) gate.of_device.clear();  // what has ended is in it no more
   for (const agreement::LaunchTarget& target : order.targets) {
     std::uint64_t& count = gate.targets[ClockId{target.clock}];
     count = std::max(count, target.count);

@@ -50,15 +50,16 @@ LaunchStop::Seen LaunchStop::See(std::span<const LaunchReading> readings) const 
       seen.launchers.push_back({.launched = {}, .held = seat.held, .let_go = seat.let_go, .ended = false});
     }
     for (const ClockReading& one : readings[process].clocks) {
-      if (at.contains({process, one.device})) ranks[{one.communicator, one.rank}] = {process, one.device};
+      if (!one.ended && at.contains({process, one.device})) ranks[{one.communicator, one.rank}] = {process, one.device};
     }
   }
   const auto launcher = [&](const Place& place) -> Launcher& { return seen.launchers[at.at(place)]; };
   for (std::size_t process = 0; process < readings.size(); ++process) {
     for (const ClockReading& one : readings[process].clocks) {
       const Place place{process, one.device};
-      if (!at.contains(place)) continue;
-      std::uint64_t& launched = launcher(place).launched[ClockOf(one)];
+      if (!one.ended && !at.contains(place)) continue;
+      // Who has let go of a communicator launches no more on it, whatever the others do.
+      std::uint64_t& launched = one.ended ? seen.ended[ClockOf(one)] : launcher(place).launched[ClockOf(one)];
       launched = std::max(launched, one.launched);
       // The other side of a pair is a member, too, also where it has launched nothing to it yet.
       for (const std::int32_t side : {one.from, one.to})
@@ -108,7 +109,10 @@ LaunchStop::Next LaunchStop::Consider(std::span<const LaunchReading> readings, b
   for (std::size_t i = 0; i < seen.places.size(); ++i)
     for (const auto& [clock, count] : seen.launchers[i].launched) clocks[seen.places[i]].push_back(clock);
   Counts targets = targets_;
-  for (const auto& [clock, count] : TargetsOf(seen.launchers)) targets[clock] = std::max(targets[clock], count);
+  for (const auto& [clock, count] : TargetsOf(seen.launchers)) {
+    const auto ended = seen.ended.find(clock);
+    targets[clock] = std::max({targets[clock], count, ended == seen.ended.end() ? 0 : ended->second});
+  }
   // A rank may become a member of a clock whose target the others have been told already.
   if (targets != targets_ || clocks != clocks_) {
     targets_ = std::move(targets);
@@ -163,7 +167,7 @@ std::string LaunchStop::WhyNotAtTargets(std::size_t process, const LaunchReading
   if (!reading.inside.empty()) return "is inside " + reading.inside;
   for (const ClockReading& one : reading.clocks) {
     const auto target = targets_.find(ClockOf(one));
-    if (target == targets_.end() || one.launched >= target->second) continue;
+    if (one.ended || target == targets_.end() || one.launched >= target->second) continue;
     return "has made " + std::to_string(one.launched) + " of " + std::to_string(target->second) + " launches on " + NameOf(one);
   }
   for (const auto& [place, clocks] : clocks_) {

@@ -87,6 +87,7 @@ class LaunchStop {
   struct Seen {
     std::vector<Place> places;
     std::vector<Launcher> launchers;  // those of `places`, then one for each process that is inside a call
+    Counts ended;                     // launched by ranks that have let go of the communicator
   };
   [[nodiscard]] Seen See(std::span<const LaunchReading> readings) const;
   bool SomeAreMissing(std::span<const LaunchReading> readings);

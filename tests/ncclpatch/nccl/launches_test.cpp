@@ -232,6 +232,21 @@ TEST_F(Launches, an_ended_communicator_whose_kernels_may_run_is_named) {
   EXPECT_EQ(why(), "");
 }
 
+TEST_F(Launches, nothing_is_launched_for_a_communicator_that_ended_behind_its_targets) {
+  ncclComm *const aborted = Make("behind", 0, 2), *const comm = Make("lives", 0, 2);
+  LaunchOrder order{.version = 1};
+  order.targets = {{.device = 0, .clock = agreement::ClockOf(ClockOf(aborted)).value, .count = 2},
+                   {.device = 0, .clock = agreement::ClockOfPair(ClockOf(aborted), 1, 0).value, .count = 1}};
+  launches::Hold(order);
+  ASSERT_EQ(Function<int(ncclComm*)>("ncclCommAbort")(aborted), 0);
+  launches::Hold({.version = 2});  // it is a target of no living communicator any more
+  std::thread program([&] { Reduce(comm); });
+  WaitForHeld(1);
+  launches::LetGo();
+  program.join();
+  Destroy(comm);
+}
+
 // There is none beside a pause, and no program expects a refusal.
 TEST_F(Launches, memory_for_the_program_is_held_too) {
   launches::Hold({.version = 1});

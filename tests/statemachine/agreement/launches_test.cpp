@@ -265,6 +265,29 @@ TEST(LaunchStop, the_receiver_of_a_first_send_is_behind_although_it_has_no_count
   EXPECT_NE(stop.WhyNotAtTargets(1, both[1]), "");
 }
 
+// As after an abort, which leaves the ranks with different counts.
+TEST(LaunchStop, a_communicator_that_ended_everywhere_keeps_nobody_and_one_that_lives_elsewhere_is_a_target) {
+  LaunchStop stop;
+  std::vector both{Reading(1, 0, 4), Reading(1, 1, 3)};
+  const auto with_version = [&](std::uint64_t version) {
+    for (LaunchReading& reading : both) reading.version = version;
+    return both;
+  };
+  both[0].clocks.push_back({.communicator = 9, .from = 0, .to = 1, .rank = 0, .ranks = 2, .device = 0, .launched = 1});
+  for (ClockReading& one : both[0].clocks) one.ended = true;
+  EXPECT_EQ(stop.Consider(both, false), LaunchStop::Next::kOrder);
+  EXPECT_EQ(stop.OrderOf(0).targets, std::vector<LaunchTarget>());
+  ASSERT_EQ(stop.OrderOf(1).targets.size(), 2U);
+  EXPECT_EQ(stop.OrderOf(1).targets[0].count + stop.OrderOf(1).targets[1].count, 5U);
+  EXPECT_EQ(stop.Consider(with_version(2), true), LaunchStop::Next::kWait);
+  EXPECT_EQ(stop.WhyNotAtTargets(0, both[0]), "");
+  EXPECT_EQ(stop.WhyNotAtTargets(1, both[1]), "has made 3 of 4 launches on communicator 0x9 (2 ranks)");
+  both[1].clocks[0].ended = true;
+  EXPECT_EQ(stop.Consider(both, false), LaunchStop::Next::kOrder);
+  EXPECT_EQ(stop.Consider(with_version(3), false), LaunchStop::Next::kStand);
+  EXPECT_EQ(stop.WhyNotAtTargets(1, both[1]), "");
+}
+
 }  // namespace launches
 }  // namespace
 }  // namespace amem::agreement

@@ -52,6 +52,7 @@ struct Group {
   bool several = false;      // it concerns more than one communicator
   bool resumes = false;      // communicators were resumed in it
   bool settles = false;      // communicators were suspended in it, or ended
+  bool aborts = false;       // or revokes: nothing may keep it waiting
   bool ends = false;         // communicators ended in it, as far as the program's calls say
   ncclComm* comm = nullptr;  // the only one that it concerns,
   CommunicatorId id;         // or the one that is made in it

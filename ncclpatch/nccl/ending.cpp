@@ -55,6 +55,8 @@ struct Destroy : redirects::Around<Destroy, "ncclCommDestroy"> {
 
 struct Abort : redirects::Around<Abort, "ncclCommAbort"> {
   static int With(std::size_t place, const redirects::Pass& pass, ncclComm* comm) {
+    Group& group = t_state.groups[place];
+    group.aborts = group.depth > 0;
     return EndOne(place, comm, "aborted", pass);
   }
 };
@@ -62,8 +64,10 @@ struct Abort : redirects::Around<Abort, "ncclCommAbort"> {
 // Others may wait for a finalize; a revoke must not wait for anybody.
 template <replacements::Text Name, Stage stage, class... Flags>
 struct Change : redirects::Around<Change<Name, stage, Flags...>, Name> {
-  static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm, Flags...) {
+  static int With(std::size_t place, const redirects::Pass& pass, ncclComm* comm, Flags...) {
     if (t_state.inside) return pass();
+    Group& group = t_state.groups[place];
+    group.aborts = group.aborts || (stage == Stage::kRevoked && group.depth > 0);
     const auto change = [&]() noexcept {
       const CommunicatorId id = registry::IdOf(comm);
       TellEnding(id, true);
@@ -81,8 +85,9 @@ using Revoke = Change<"ncclCommRevoke", Stage::kRevoked, int>;
 // The program asks this until a nonblocking communicator is made, and NCCL itself at the beginning of each call.
 struct GetAsyncError : redirects::Around<GetAsyncError, "ncclCommGetAsyncError"> {
   static int With(std::size_t, const redirects::Pass& pass, ncclComm* comm, int* error) {
+    const std::uint64_t begun = launches::Begun(comm);
     const int result = pass();
-    if (result == kSuccess && error != nullptr && *error == kSuccess) launches::Finished(comm);
+    if (result == kSuccess && error != nullptr && *error == kSuccess) launches::Finished(comm, begun);
     if (registry::AnyUnready() && result == kSuccess && error != nullptr && *error == kSuccess && !t_state.inside)
       AskWhetherReady(registry::IdOf(comm), comm);
     return result;

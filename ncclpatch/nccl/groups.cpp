@@ -15,8 +15,10 @@ std::array<std::vector<launches::Launched>, redirects::kLibraries>& Collected() 
   return collected;
 }
 
-void SettleAll(const std::vector<Pending>& pending, int result) noexcept {
-  for (const Pending& one : pending)
+void SettleAll(const Group& ended, int result) noexcept {
+  if (ended.ends && result == kSuccess) launches::GroupHasEnded();
+  if (ended.pending == nullptr) return;
+  for (const Pending& one : *ended.pending)
     Settle(one.id, !Accepted(result) ? nullptr : one.written != nullptr ? one.written : *one.out, result);
 }
 
@@ -33,15 +35,13 @@ int EndGroup(std::size_t place, bool launches, const Call& call) {
   const int resumed = ended.resumes && server != nullptr ? server->SettleResumes("ncclGroupEnd") : kSuccess;
   std::vector<launches::Launched>& collected = Collected()[place];
   if (!launches) collected.clear();
-  const int result = launches::Launch(
-      "ncclGroupEnd", collected,
-      [&]() noexcept {
-        const int answer = Followed(ended.several ? CommunicatorId{} : ended.id, ended.several ? nullptr : ended.comm, call);
-        if (ended.pending != nullptr) SettleAll(*ended.pending, answer);
-        if (ended.ends && answer == kSuccess) launches::GroupHasEnded();
-        return answer;
-      },
-      launches::Made::kAlways);
+  const auto end = [&]() noexcept {
+    const int answer = Followed(ended.several ? CommunicatorId{} : ended.id, ended.several ? nullptr : ended.comm, call);
+    SettleAll(ended, answer);
+    return answer;
+  };
+  const bool only_aborts = ended.aborts && collected.empty() && ended.pending == nullptr;
+  const int result = only_aborts ? end() : launches::Launch("ncclGroupEnd", collected, end, launches::Made::kAlways);
   collected.clear();
   delete ended.pending;
   t_state.comm = nullptr;

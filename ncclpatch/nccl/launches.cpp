@@ -144,7 +144,7 @@ void Bound(CommunicatorId id, const ncclComm* address) noexcept {
   WithCounted(id, [&](All& all, Counted& counted) {
     all.by_address[address] = &counted;
     counted.life.store(Life::kLives);
-    if (counted.device < 0) counted.goes_on.store(true);  // until it is ready
+    if (counted.device < 0) counted.background.Begin();  // until it is ready
     g_generation.fetch_add(1);
   });
 }
@@ -152,7 +152,7 @@ void Bound(CommunicatorId id, const ncclComm* address) noexcept {
 void Ready(const Communicator& now) noexcept {
   WithCounted(now.id, [&](All&, Counted& counted) {
     Learn(counted, now);
-    counted.goes_on.store(false);
+    counted.background.End(counted.background.begun());
   });
 }
 
@@ -213,8 +213,13 @@ void LetHeldLeave(CommunicatorId id) noexcept {
   }
 }
 
-void Finished(const ncclComm* address) noexcept {
-  if (Counted* const counted = FindCounted(address); counted != nullptr && counted->device >= 0) counted->goes_on.store(false);
+std::uint64_t Begun(const ncclComm* address) noexcept {
+  const Counted* const counted = FindCounted(address);
+  return counted == nullptr ? 0 : counted->background.begun();
+}
+
+void Finished(const ncclComm* address, std::uint64_t begun) noexcept {
+  if (Counted* const counted = FindCounted(address); counted != nullptr && counted->device >= 0) counted->background.End(begun);
 }
 
 Counted* LearnCounted(const ncclComm* address) noexcept {
@@ -307,7 +312,7 @@ void AfterLaunch(std::span<const Launched> launched, int result) noexcept {
   for (const Launched& one : launched) {
     if (one.counted == nullptr) continue;
     if (captured) one.counted->captured.store(true);
-    if (result == kInProgress) one.counted->goes_on.store(true);
+    if (result == kInProgress) one.counted->background.Begin();
   }
   if (!Accepted(result)) Undo(launched);
 }

@@ -38,6 +38,23 @@ class Count {
   std::atomic<std::uint64_t> own_{0}, others_{0};
 };
 
+// What NCCL carries on in the background of what it was asked for. Its answer that nothing goes on says so of what had begun
+// when it was asked, and threads may be late with it.
+class Background {
+ public:
+  void Begin() noexcept { begun_.fetch_add(1); }
+  [[nodiscard]] std::uint64_t begun() const noexcept { return begun_.load(); }
+  void End(std::uint64_t begun) noexcept {
+    std::uint64_t known = ended_.load();
+    while (known < begun && !ended_.compare_exchange_weak(known, begun)) {
+    }
+  }
+  [[nodiscard]] bool goes_on() const noexcept { return ended_.load() < begun_.load(); }
+
+ private:
+  std::atomic<std::uint64_t> begun_{0}, ended_{0};
+};
+
 enum class Life : std::uint8_t {
   kLives,
   kEnding,  // the program ends it, and NCCL frees it
@@ -55,7 +72,7 @@ struct Counted {
   Count collectives;
   std::vector<Count> pairs;                     // once the number of ranks is known: to each, then from each
   std::atomic<const char*> uncounted{nullptr};  // a call whose launches this cannot see
-  std::atomic<bool> goes_on{false};             // NCCL carries on in the background what it was asked for
+  Background background;
   std::atomic<bool> captured{false};
   std::atomic<Life> life{Life::kLives};
   // Whose group ends it, or what stands for the background; null: nobody's any more, so its kernels have ended as well.
@@ -89,7 +106,8 @@ void EndsLater(CommunicatorId id, bool in_group) noexcept;
 void GroupHasEnded() noexcept;
 // Before NCCL frees it: nobody enters NCCL with it any more who was held.
 void LetHeldLeave(CommunicatorId id) noexcept;
-void Finished(const ncclComm* address) noexcept;  // nothing goes on in the background
+std::uint64_t Begun(const ncclComm* address) noexcept;                 // in the background, before NCCL is asked about it
+void Finished(const ncclComm* address, std::uint64_t begun) noexcept;  // nothing of that goes on
 // A communicator whose launches cannot be counted, because of this call; null: some.
 void CannotCount(const ncclComm* address, const char* call) noexcept;
 // The program captures what this thread launches into a graph (CapturesSeen: NCCL asks before each launch, and its question is

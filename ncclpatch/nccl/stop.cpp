@@ -61,7 +61,8 @@ std::string Inside(const All& all) {
   for (const Place* place = FirstPlace(); place != nullptr; place = place->next)
     if (const char* const call = place->inside.load(std::memory_order_acquire)) return call;
   for (const auto& [id, counted] : all.by_id)
-    if (counted->goes_on.load() && !counted->ended()) return "a call that goes on in the background for " + NameOf(*counted);
+    if (counted->background.goes_on() && !counted->ended())
+      return "a call that goes on in the background for " + NameOf(*counted);
   return "";
 }
 

@@ -247,6 +247,35 @@ TEST_F(Launches, nothing_is_launched_for_a_communicator_that_ended_behind_its_ta
   Destroy(comm);
 }
 
+TEST_F(Launches, an_abort_in_a_group_does_not_wait_at_the_gate) {
+  ncclComm* const comm = Make("aborted in a group", 0, 1);
+  launches::Hold({.version = 1});
+  std::atomic<bool> done{false};
+  std::thread program([&] {
+    Do("ncclGroupStart");
+    Function<int(ncclComm*)>("ncclCommAbort")(comm);
+    Do("ncclGroupEnd");
+    done = true;
+  });
+  for (int i = 0; i < 5000 && !done; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(done);
+  launches::LetGo();
+  program.join();
+}
+
+// A watchdog asks beside the thread that launches, and its answer may be the older one.
+TEST_F(Launches, an_answer_of_before_does_not_end_what_began_after_it) {
+  launches::Background background;
+  background.Begin();
+  const std::uint64_t asked = background.begun();
+  background.Begin();
+  background.End(asked);
+  EXPECT_TRUE(background.goes_on());
+  background.End(background.begun());
+  background.End(asked);
+  EXPECT_FALSE(background.goes_on());
+}
+
 // There is none beside a pause, and no program expects a refusal.
 TEST_F(Launches, memory_for_the_program_is_held_too) {
   launches::Hold({.version = 1});

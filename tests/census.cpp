@@ -35,7 +35,9 @@ std::set<std::string> Threads() {
 
 class Census final : public testing::EmptyTestEventListener {
   // ThreadSanitizer has a thread of its own from the first that is made.
-  void OnTestProgramStart(const testing::UnitTest&) override { std::thread([] {}).join(); }
+  void OnTestProgramStart(const testing::UnitTest&) override {
+    std::thread([] {}).join();
+  }
   void OnTestStart(const testing::TestInfo&) override {
     descriptors_ = Descriptors();
     threads_ = Threads();

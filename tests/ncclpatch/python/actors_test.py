@@ -205,9 +205,9 @@ class Actors(unittest.TestCase):
         self.all_are("resident", self.actors[2:])
 
     def test_one_that_is_busy_finds_that_it_was_given_up(self):
-        busy = self.begin(self.actors[2], "sleep", 4)
-        with self.assertRaisesRegex(amem.AmemError, "rank 2 did not come within 1 s.*rank 2 will undo its part"):
-            amem.hosts.pause(self.actors, timeout=1, engine=self.engine)
+        busy = self.begin(self.actors[2], "sleep", 6)
+        with self.assertRaisesRegex(amem.AmemError, "rank 2 did not come within 2 s.*rank 2 will undo its part"):
+            amem.hosts.pause(self.actors, timeout=2, engine=self.engine)
         self.assertIsNotNone(busy)
         self.all_are("resident")
         amem.hosts.pause(self.actors, timeout=TIMEOUT, engine=self.engine)

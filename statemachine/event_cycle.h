@@ -192,7 +192,8 @@ struct VoteCast {  // this session's own vote on a phase, recorded before it wai
   PoolId pool;
   AMEM_EVENT(VoteCast, "vote cast", phase, ok, code, message, IfAny{pool});
 };
-// By the session that counts the votes: what a member said. `voted` false: that it has arrived.
+// What a member said: in journals of builds in which one session counted the votes, and of requests. `voted` false: that it has
+// arrived.
 struct MemberHeard {
   SessionId member;
   CycleKind kind{};

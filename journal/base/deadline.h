@@ -32,9 +32,8 @@ class Deadlines {
   explicit constexpr Deadlines(Time call) : call_(call) {}
 
   [[nodiscard]] constexpr Time call() const { return call_; }
-  // A rank's own waits end so long before the round does, so that its reason is the one that all hear; and ranks wait so much
-  // longer for the one that counts the votes. Also the least time that a vote has: ranks that live are not left behind because
-  // the time of the round is up.
+  // A rank's own waits end so long before the round does, so that the reason is its vote. Also the least time that a vote has:
+  // ranks that live are not left behind because the time of the round is up.
   [[nodiscard]] constexpr Time margin() const { return std::min(std::max(call_ / 8, Time(100)), call_ / 2); }
   [[nodiscard]] Deadline OwnPartOf(Deadline round) const { return round - margin(); }
   // What a round has at least, however late its last member came.

@@ -21,7 +21,7 @@ enum class Cause : std::uint8_t {
   kUndecided = 0,
   kAllVoted,
   kVotedNo,     // the culprit's work failed, or it cannot take part
-  kEnded,       // the culprit ended before it had voted
+  kEnded,       // the culprit ended before it had voted, or of `come`: before all had come
   kLate,        // the culprit had not voted at the deadline of the member that decided
   kSetChanged,  // the member that decided shares memory with others than those of this board
   kDamaged,     // something else has written over the culprit's votes, or over decisions

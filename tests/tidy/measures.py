@@ -17,7 +17,7 @@ _BRANCH = re.compile(r"\b(if|for|while|case|catch)\b|\?")
 _CHECK = re.compile(r"(?<!define )\bAMEM_CHECK\(|\bledger_?\.(?:Check|Entry|Known)\(")  # what must hold, in release builds too
 _CPP = (".h", ".cpp")
 # Ways in which several processes come to one decision. HOUSE's aim is two: the board, and that of several hosts over it.
-MECHANISMS = {"rounds of a leader": "replay/peers/vote_counter.h", "rounds on a board": "replay/peers/board/participant.h",
+MECHANISMS = {"rounds on a board": "replay/peers/board/participant.h",
               "requests from outside": "replay/control/job_control.h", "freezes": "replay/freeze/operation.h",
               "hosts": "ncclpatch/python/amem/_agreements.py", "the double of tests": "tests/stand_ins/peers/local_peers.h"}
 

@@ -35,12 +35,12 @@ bool MustBeLivedWith(const Status& status, bool late) {
 
 bool Rank::Ok(const Status& status, const std::string& what) {
   if (!status.ok()) Trace(what + ": " + status.message());
-  if (status.ok() || MustBeLivedWith(status, settings.DeadlineMayBeTooShort())) return status.ok();
+  // Of a process that was stopped the time of its own waits, also for the driver, may be over when it goes on.
+  if (status.ok() || MustBeLivedWith(status, settings.DeadlineMayBeTooShort() || settings.stops)) return status.ok();
   // The driver hangs in another thread, for longer than this call may take.
   if (settings.absences && status.message().find("a driver call of another thread has not returned") != std::string::npos)
     return false;
   if (settings.starves && WantsDescriptors(status)) return false;
-  if (settings.stops && status.code() == Code::kTimeout) return false;
   if (settings.shortages && NamesAShortage(status.code(), status.message())) return false;
   CheckNotBroken(what);
   Found(what + " failed: " + status.message());

@@ -267,8 +267,8 @@ Command PauseCommand() {
        "  amem pause --tags               the program's tags too\n"
        "  amem pause 4711 --all           the same; under AMEM_SCOPE=all that is all memory of the job\n"
        "  amem pause 4711 4712            ranks of which nothing else says that they belong together\n"
-       "A job whose ranks make safe points stops at one; another between two launches of NCCL's, if they are counted (ls "
-       "--live), else at its next own pause. Exit code 3: it was asked and did not pause, and runs as before.\n",
+       "The ranks stop at a safe point or at their program's next own pause; with --between-launches between two launches "
+       "of NCCL's, if they are counted (ls --live). Exit code 3: it was asked and did not pause, and runs as before.\n",
        false},
       AddPause, RunRequest<Asked::kPause>);
 }

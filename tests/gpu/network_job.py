@@ -42,15 +42,16 @@ def arguments():
 OPTIONS = arguments()
 FINDINGS = os.path.join(tempfile.gettempdir(), f"amem-card-findings-{os.environ.get('TORCHELASTIC_RUN_ID', 'x')}")
 os.environ.update({"NCCL_HOSTID": f"host{RANK // OPTIONS.ranks_per_host}", "AMEM_SIM_CARD_FINDINGS": FINDINGS})
-for name, value in {"NCCL_NET": "IB", "NCCL_IB_HCA": "amem_card", "NCCL_NET_GDR_LEVEL": "SYS", "NCCL_NET_GDR_READ": "1", "NCCL_DMABUF_ENABLE": "1",
-                    "NCCL_IB_MERGE_NICS": "0", "NCCL_GIN_ENABLE": "0", "NCCL_GIN_TYPE": "0", "NCCL_SOCKET_IFNAME": "lo"}.items():
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.dont_write_bytecode = True
+import network_cases  # noqa: E402
+
+for name, value in network_cases.THROUGH_THE_CARD.items():
     os.environ.setdefault(name, value)
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-sys.dont_write_bytecode = True
 import network_work as work  # noqa: E402
 import rank_main  # noqa: E402
 from torch_job import MIB, Meeting, Nccl  # noqa: E402

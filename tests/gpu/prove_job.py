@@ -9,6 +9,7 @@ leave no process and no memory. Exit code 0: all well, 1: not, 2: refused (NCCL_
 """
 import argparse
 import contextlib
+import glob
 import json
 import os
 import signal
@@ -18,6 +19,11 @@ import tempfile
 import threading
 import time
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.dont_write_bytecode = True
+import network_cases  # noqa: E402
+
+FINDINGS = "card-findings"
 CLOSE = 64 << 20  # bytes of a GPU that may differ between two moments without a program
 SSH = '#!/bin/sh\nwhile [ "$1" = -o ]; do shift 2; done\nshift\nexec sh -c "$*"\n'  # any host is this one
 HOLDER = "import sys; from amem._jobs import rank_process; rank_process.Driver(0).allocate(2 << 30); print('up', flush=True); sys.stdin.read()"
@@ -48,7 +54,7 @@ def torchs_nccl():
 
 
 def cases(options, folder):
-    """(name, command, variables, what the exit code is)."""
+    """(name, command, variables, settings that must be proved there)."""
     name, _, shared = options.nccl.partition("=")
     prove = [sys.executable, "-m", "amem", "doctor", "--prove", "--json", "--minutes", options.minutes]
     hosts = os.path.join(folder, "hosts")
@@ -61,26 +67,34 @@ def cases(options, folder):
     count, own = len(used()), torchs_nccl()
     if shared:
         for ranks in (2, 4, 8):
-            yield "%d ranks on one GPU, NCCL %s" % (ranks, name), [*prove, "--gpus", "1", "--ranks", str(ranks), "--nccl", shared], {}
+            yield "%d ranks on one GPU, NCCL %s" % (ranks, name), [*prove, "--gpus", "1", "--ranks", str(ranks), "--nccl", shared], {}, ()
     if count > 1:
-        yield "%d GPUs" % count, [*prove, "--nccl", own], {}
-    yield "2 hosts by ssh", [*prove, "--hosts", hosts, "--nccl", own], path
+        yield "%d GPUs" % count, [*prove, "--nccl", own], {}, ()
+    yield "2 hosts by ssh", [*prove, "--hosts", hosts, "--nccl", own], path, ()
     if options.card:
-        card = ":".join(filter(None, [options.card, os.environ.get("LD_LIBRARY_PATH")]))
-        # Left to find out, NCCL 2.28.9 takes a card that has no GDAKI for one of an unknown kind, and crashes.
-        gin = {"NCCL_GIN_ENABLE": "0", "NCCL_GIN_TYPE": "0"}
-        yield "2 hosts by ssh, stand-in card", [*prove, "--hosts", hosts, "--nccl", own], {**path, **gin, "LD_LIBRARY_PATH": card}
+        card = ":".join(filter(None, [os.path.abspath(options.card), os.environ.get("LD_LIBRARY_PATH")]))
+        through = {**path, **network_cases.THROUGH_THE_CARD, "LD_LIBRARY_PATH": card, "AMEM_SIM_CARD_FINDINGS": os.path.join(folder, FINDINGS)}
+        yield "2 hosts by ssh, stand-in card", [*prove, "--hosts", hosts, "--nccl", own], through, ("AMEM_NETWORK=renew",)
     if count > 1:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "-m", *prove[2:], "--nccl", own]
-        yield "torchrun, %d GPUs" % count, torchrun, {}
+        yield "torchrun, %d GPUs" % count, torchrun, {}, ()
 
 
 def settings_of(answer):
     return {row["setting"]: row["outcome"] for row in answer["settings"]}
 
 
-def prove_once(options, name, command, variables):
-    """A proof by the command; its row."""
+def findings(folder):
+    """What the stand-in card found wrong, the first lines."""
+    lines = []
+    for path in glob.glob(os.path.join(folder, FINDINGS + "*")):
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines += file.read().splitlines()[:10]
+    return lines
+
+
+def prove_once(options, name, command, variables, needed, folder):
+    """A proof by the command, in which all of `needed` must be proved; its row."""
     began = time.monotonic()
     done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=60 * float(options.minutes) + 180, check=False)
     row = {"case": name, "seconds": round(time.monotonic() - began, 1), "code": done.returncode, "ok": False}
@@ -90,6 +104,10 @@ def prove_once(options, name, command, variables):
             json.dump(answer, file, indent=1)
         row.update(settings=settings_of(answer), why={one["setting"]: one["why"] for one in answer["settings"] if one["why"]},
                    ok=done.returncode == 0 and answer["complete"])
+        for setting in needed:
+            row["ok"] = row["ok"] and row["settings"][setting] == "proved" and answer["stand_in_card"]
+    if found := findings(folder):
+        row.update(ok=False, findings=found)
     if not row["ok"]:
         row["said"] = (done.stdout[-1500:] if "settings" not in row else "") + done.stderr[-1500:]
     return row
@@ -168,7 +186,7 @@ def main():
 
     with tempfile.TemporaryDirectory() as folder:
         for case in cases(options, folder):
-            note(case[0], lambda case=case: prove_once(options, *case))
+            note(case[0], lambda case=case: prove_once(options, *case, folder))
     for outcome in PLANTED:
         note("planted: " + outcome, lambda outcome=outcome: planted(options, outcome))
     note("a GPU in use", lambda: in_use(options))

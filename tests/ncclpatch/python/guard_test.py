@@ -2,6 +2,7 @@
 a GPU with GUARD_NCCL=PATH of a stock libnccl.so.2, GUARD_MOMENTS=20."""
 import atexit
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 import unittest
 
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../ncclpatch/python"))
@@ -354,6 +356,46 @@ case $1 in thaw) echo '{"outcome": "untouched", "message": "the job is not froze
         for command, code in (["sh", "-c", "exit 5"], 5), (["sh", "-c", "kill -9 $$"], 137), (["/nowhere/command"], 127):
             done = subprocess.run([sys.executable, "-m", "amem", "run", "--guard", "--", *command], env=self.environment, capture_output=True, text=True, check=False)
             self.assertEqual(done.returncode, code, done.stderr)
+
+
+class TheJobForGpus(unittest.TestCase):
+    """tests/gpu/signals_job.py, which does on a GPU what the tests above do here."""
+
+    def setUp(self):
+        sys.path.insert(0, os.path.join(PACKAGE, "../../tests/gpu"))
+        self.job = __import__("signals_job")
+
+    def test_what_is_left_or_was_not_shown_is_a_failure(self):
+        trial = {"state": "freeze", "ending": "SIGINT", "seed": 1, "ok": True, "waited": True}
+        good = {"trials": [trial], "left_out": 0, "left": {"grown_mib": [63], "processes": 0}, "xids": {"seen": [], "events": "cannot be seen: it answered 3"}}
+        self.assertEqual(self.job.judged(good)["wrong"], [])
+        for key, value in (("trials", [{**trial, "ok": False}, trial]), ("trials", [{**trial, "waited": False}]), ("trials", []), ("left_out", 2),
+                           ("left", {"grown_mib": [64], "processes": 0}), ("left", {"grown_mib": [], "processes": 1}), ("xids", {"seen": [{"source": "kernel log", "xid": 109}]})):
+            report = self.job.judged({**good, key: value})
+            self.assertFalse(report["ok"], (key, value))
+            self.assertEqual(len(report["wrong"]), 1, report["wrong"])
+
+    def test_an_xid_is_seen_and_a_source_that_sees_none_says_so(self):
+        answers = [(0, 109), (10, 0), (15, 0)]
+
+        def wait(_events, event, _milliseconds):
+            result, event._obj.data = answers.pop(0)
+            return result
+
+        xids = self.job.Xids()
+        xids.sources["events"] = "watched"
+        xids._await_events(types.SimpleNamespace(nvmlEventSetWait_v2=wait), None)
+        found = xids.end()
+        self.assertEqual((found["seen"], found["events"]), ([{"source": "events", "xid": 109}], "cannot be seen: nvmlEventSetWait answered 15"))
+
+    @unittest.skipUnless(os.environ.get("AMEM_NIGHTLY") == "1", "it takes 12 s")
+    def test_it_runs_on_the_stand_ins(self):
+        environment = {**os.environ, "NCCL_NVLS_ENABLE": "0", "PYTHONPATH": PACKAGE, "AMEM_REPLAY": REPLAY,
+                       "LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"] + ":" + os.environ["STAND_IN_NVML"]}
+        done = subprocess.run([sys.executable, self.job.__file__, "--moments", "1", "--at-once", "2", "--mib", "8"], env=environment, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual({kind: one["ok"] for kind, one in json.loads(done.stdout.splitlines()[-1])["counts"].items()},
+                         {"%s, %s" % kind: 1 for kind in itertools.product(self.job.LONGEST, self.job.ENDINGS)})
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Each bar of bars.py is met by a good run and missed by one that is bad in that respect alone."""
 import copy
 import unittest
+from unittest import mock
 
 import bars
+import rank_main
 
 GOOD = {"mode": "amem", "identical": True, "memory_after_cycles": {"first_mib": 9.0, "last_mib": 9.0, "equal": True},
         "median": {"pause_ms": 160.0, "resume_ms": 300.0, "freed_mib": 5.0, "votes_ms": 0.5},
@@ -102,6 +104,16 @@ class Bars(unittest.TestCase):
     def test_the_simulated_driver_is_not_timed(self):
         self.assertFalse(bars.timed({"gpu": "Simulated GPU"}))
         self.assertTrue(bars.timed({"gpu": "NVIDIA H200"}))
+
+
+class AccountsOfJobs(unittest.TestCase):
+    def test_what_was_taken_and_what_is_left_are_what_the_driver_had_given_out(self):
+        with mock.patch.object(rank_main, "used", return_value=3 << 30):
+            row = rank_main.checked_account(5 << 30, 2 << 30, {"modules": 1 << 30, "tensors": (2 << 30) + (32 << 20)})
+            self.assertEqual((row["taken_mib"], row["left_mib"], row["off_mib"]), (2048, {"modules": 1024, "tensors": 2080}, 32))
+            for taken, left in ((1 << 30, 3 << 30), (2 << 30, (3 << 30) + (33 << 20)), (3 << 30, 2 << 30)):
+                with self.assertRaisesRegex(AssertionError, "is off by"):
+                    rank_main.checked_account(5 << 30, taken, {"modules": left})
 
 
 if __name__ == "__main__":

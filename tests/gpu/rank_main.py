@@ -4,11 +4,29 @@ import os
 import signal
 import sys
 
+CLOSE = 32 << 20  # of an account to what the driver says
+
 
 def device(rank):
     """The number of this rank's GPU; ranks share the GPUs where there are fewer, which NCCL allows from 2.30 on if it is asked to."""
     import torch
     return int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count()
+
+
+def used():
+    """Bytes of this process's GPU that the driver has given out, to anyone."""
+    import torch
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def checked_account(used_before, taken, left):
+    """Of a rank alone on its GPU, in a pause: the bytes that it took and those that it left, by kind, are what the driver had given out, to CLOSE. In MiB."""
+    off = used_before - taken - sum(left.values()), sum(left.values()) - used()
+    if max(map(abs, off)) > CLOSE:
+        raise AssertionError(f"the account of a pause is off by {off} bytes: used {used_before}, taken {taken}, left {left}")
+    return {"used_mib": used_before >> 20, "taken_mib": taken >> 20, "left_mib": {kind: size >> 20 for kind, size in left.items()}, "off_mib": max(map(abs, off)) / (1 << 20)}
 
 
 def run(program, job, arguments, echo=()):

@@ -158,6 +158,7 @@ class Measured:
     """What rollouts freed and how long they took."""
 
     def __init__(self):
+        self.accounts = []
         self.rows = {"share": [], "freed_mib": [], "pause_ms": [], "resume_ms": [], "complete_ms": []}
 
     def add(self, **values):
@@ -191,18 +192,17 @@ def overwrite(free):
     torch.cuda.synchronize()
 
 
-def check_account(offload):
-    """What the rollout took and what it left are what the driver had given out, where this rank has a GPU of its own."""
-    account, close = offload.freed, 32 * MIB
+def check_account(offload, used_before):
+    """What the rollout took and what it left are what the driver had given out, where this rank has a GPU of its own; in MiB."""
     if torch.cuda.device_count() < dist.get_world_size():
-        return
-    free, total = torch.cuda.mem_get_info()
-    off = account.used - account.bytes - sum(account.left.values()), sum(account.left.values()) - (total - free)
-    if max(map(abs, off)) > close:
-        raise RuntimeError(f"the account is {off} bytes off: {account!r}, used {total - free}")
+        return None
     # DeepSpeed's engine makes a number in each step, the norm of all gradients.
     if left := [one for one in offload.left if one.bytes > 8]:
         raise RuntimeError(f"tensors of the model or its optimizer stay: {left}")
+    account = offload.freed
+    if abs(account.used - used_before) > rank_main.CLOSE:
+        raise RuntimeError(f"the account says that {account.used} bytes were used, the driver {used_before}")
+    return rank_main.checked_account(account.used, account.bytes, account.left)
 
 
 def one_rollout(offload, training, measured, number, cpu):
@@ -213,10 +213,10 @@ def one_rollout(offload, training, measured, number, cpu):
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     wanted = training.bytes() + nccl_bytes()
-    before = torch.cuda.mem_get_info()[0]
+    before = rank_main.used()
     pause_ms = timed(offload.pause)
-    freed = torch.cuda.mem_get_info()[0] - before
-    check_account(offload)
+    freed = before - rank_main.used()
+    measured.accounts.append(check_account(offload, before))
     if number:
         overwrite(freed)
     samples = training.samples()
@@ -267,6 +267,8 @@ def train(strategy, options, rank, size, meeting):
     everyone = meeting.gather({"row": row, "times": measured.rows})
     for key in ("losses_differ", "parameters_differ", "graph_differs"):
         row[key] = sum(one["row"][key] for one in everyone)
+    if accounts := [one for one in measured.accounts if one]:
+        row["account"] = {**accounts[-1], "off_mib": round(max(one["off_mib"] for one in accounts), 1)}
     if not cpu:
         row.update(measured.summary([one["times"] for one in everyone]))
     del graph  # a live graph would keep the process group from going down

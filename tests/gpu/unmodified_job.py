@@ -5,34 +5,51 @@
     NCCL_NVLS_ENABLE=0 unmodified_job.py ... --share-gpu --nccl libnccl.so.2   # all ranks on one GPU; an NCCL of 2.30 or later
 
 Of each kind a job runs under LD_PRELOAD and makes no safe point. `amem-replay pause` (every third time `park`) stops it between two launches of
-NCCL's, and `resume` lets it go on. Then the same steps run without AMem: the losses of all ranks must be equal to the last bit. Kinds: ddp, no_sync,
-fsdp2, tp, fsdp2_tp (4 ranks), pipeline (sends and receives), all_to_all, gan (two models, two groups), checkpoint (rank 0 is away for some seconds),
+NCCL's, and `resume` lets it go on. Then as many steps run without AMem: the losses of all ranks must be equal to the last bit. Kinds: ddp, no_sync,
+fsdp2, tp, fsdp2_tp (of 4 ranks), pipeline (sends and receives), all_to_all, gan (two models, two groups), checkpoint (rank 0 is away for some seconds),
 gloo (barriers that are not NCCL's), graph (NCCL in a CUDA graph: each stop must be refused by name), alone (a capture without NCCL while it is stopped).
 
-A table comes before the last line, which is JSON: for each kind stops, failures, and the seconds from the command to all ranks paused (median, worst)
-beside the length of a step. Exit code 0: all well, 1: not, 2: refused (NCCL_NVLS_ENABLE is not 0).
+With --at-once N so many kinds run beside each other; one that fails stops no other. A job with a problem ends its kind, and each wait has an end:
+--deadline for a request, --time-limit for all. Where losses differ a second run without AMem says whether those of stock are the same each time.
+
+A line for each kind comes before the last line, which is JSON: for each kind stops, problems, and the seconds from the command to all ranks standing,
+and to all paused (median, worst) beside the length of a step. Exit code 0: all well, 1: not, 2: refused (NCCL_NVLS_ENABLE is not 0).
+
+Without a GPU: --imitate stand-ins runs the same stops on the simulator (kinds reduce, and differs, falls, hangs, which must fail); --imitate cpu
+--stops 0 the training itself, twice, by PyTorch on the processor.
 """
 import argparse
+import concurrent.futures
+import contextlib
 import json
+import math
 import os
 import random
-import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.dont_write_bytecode = True
+import unmodified_kinds  # noqa: E402  # beside this file
+
 KINDS = ("ddp", "no_sync", "fsdp2", "tp", "fsdp2_tp", "pipeline", "all_to_all", "gan", "checkpoint", "gloo", "graph", "alone")
-EVERY = 10  # steps between looks at the losses: launches run ahead of the device
+EVERY = unmodified_kinds.EVERY
+MOST_PROBLEMS = 3  # of stops of a kind, before no more are made
+TO_START = 90  # seconds until a job trains; for an end and a reference there must be as many left
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kinds", default=",".join(KINDS), help="comma separated (default: all)")
-    parser.add_argument("--ranks", type=int, default=2, help="processes (default 2); fsdp2_tp is skipped with fewer than 4")
+    parser.add_argument("--ranks", type=int, default=2, help="processes (default 2); fsdp2_tp takes 4, if they share a GPU")
     parser.add_argument("--stops", type=int, default=10, help="of each kind (default 10)")
+    parser.add_argument("--stops-s", type=float, default=0, help="no stop of a kind but checkpoint begins after so many seconds (0: while there are any left)")
+    parser.add_argument("--at-once", type=int, default=1, help="kinds beside each other (default 1)")
     parser.add_argument("--share-gpu", action="store_true", help="all ranks on GPU 0, by NCCL_MULTI_RANK_GPU_ENABLE")
     parser.add_argument("--library", default="libamem_nccl.so", help="to preload")
     parser.add_argument("--tool", default="amem-replay")
@@ -40,410 +57,274 @@ def arguments():
     parser.add_argument("--width", type=int, default=1024, help="of the models (1024)")
     parser.add_argument("--away", type=float, default=5, help="seconds for which a rank is away in kind checkpoint (5)")
     parser.add_argument("--deadline", type=int, default=40, help="of each request, in seconds (40)")
-    parser.add_argument("--time-limit", type=int, default=150, help="of one job, in seconds; its ranks end themselves then (150)")
+    parser.add_argument("--time-limit", type=float, default=580, help="of all, in seconds (580)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments; default: another each time, and said")
     parser.add_argument("--json", default="", help="the last line goes there too")
+    parser.add_argument("--logs", default="", help="a folder for the ranks' output and journals, which are else deleted")
+    parser.add_argument("--imitate", default="", choices=("", "cpu", "stand-ins"), help="without a GPU")
     parser.add_argument("--rank", default="", help=argparse.SUPPRESS)  # this is a rank of a job of that kind
     parser.add_argument("--work", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, default=0, help=argparse.SUPPRESS)  # 0: until the file `stop` is there
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.until = time.monotonic() + options.time_limit
+    return options
 
 
-# ---- a rank: what a program does that knows nothing of AMem --------------------------------------------------------------------
+def left(options):
+    return options.until - time.monotonic()
 
 
-def model_of(width, layers=4):
-    import torch
-    parts = []
-    for _ in range(layers):
-        parts += [torch.nn.Linear(width, 4 * width), torch.nn.GELU(), torch.nn.Linear(4 * width, width)]
-    return torch.nn.Sequential(*parts).cuda()
+class Ports:
+    """Each is given once."""
+
+    def __init__(self):
+        self.lock, self.given = threading.Lock(), set()
+
+    def one(self):
+        while True:
+            with self.lock, socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+                if port not in self.given:
+                    self.given.add(port)
+                    return port
 
 
-class Kind:
-    """One step of training; its loss is a tensor on the GPU."""
-
-    def __init__(self, options, rank, size):
-        import torch
-        import torch.distributed as dist
-        self.torch, self.dist, self.options, self.rank, self.size = torch, dist, options, rank, size
-        self.width, self.extra = options.width, {}
-        getattr(self, "make_" + options.rank, self.make_ddp)()
-
-    def batch(self, step, salt=0):
-        generator = self.torch.Generator(device="cuda").manual_seed(1000 * step + 10 * self.rank + salt)
-        return self.torch.randn(16, self.width, device="cuda", generator=generator)
-
-    def adam(self, model):
-        return self.torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-    def train(self, model, optimizer, step, salt=0):
-        loss = (model(self.batch(step, salt)) - 1).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    def step(self, number):
-        return getattr(self, "step_" + self.options.rank, self.step_ddp)(number)
-
-    # data parallel
-    def make_ddp(self):
-        from torch.nn.parallel import DistributedDataParallel as DDP
-        self.model = DDP(model_of(self.width), gradient_as_bucket_view=True)
-        self.optimizer = self.adam(self.model)
-
-    def step_ddp(self, step):
-        return self.train(self.model, self.optimizer, step)
-
-    def step_no_sync(self, step):
-        with self.model.no_sync():
-            for part in range(3):
-                (self.model(self.batch(step, part + 1)) - 1).square().mean().backward()
-        return self.train(self.model, self.optimizer, step)
-
-    def step_checkpoint(self, step):
-        if self.rank == 0 and step % 60 == 30:
-            self.torch.save(self.model.state_dict(), os.path.join(self.options.work, "checkpoint"))
-            time.sleep(self.options.away)
-        return self.step_ddp(step)
-
-    def make_gloo(self):
-        self.make_ddp()
-        self.gloo = self.dist.new_group(backend="gloo")
-
-    def step_gloo(self, step):
-        self.dist.barrier(group=self.gloo)
-        if self.rank == 0:
-            time.sleep(0.005)
-        return self.step_ddp(step)
-
-    # sharded, tensor parallel
-    def make_fsdp2(self, mesh=None, model=None):
-        from torch.distributed.fsdp import fully_shard
-        self.model = model or model_of(self.width)
-        for layer in self.model:
-            if isinstance(layer, self.torch.nn.Linear):
-                fully_shard(layer, mesh=mesh)
-        fully_shard(self.model, mesh=mesh)
-        self.optimizer = self.adam(self.model)
-
-    def make_tp(self, mesh=None):
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-        mesh = mesh or init_device_mesh("cuda", (self.size,))
-        self.torch.manual_seed(5)
-        plan = {str(i): ColwiseParallel() if i % 3 == 0 else RowwiseParallel() for i in range(12) if i % 3 != 1}
-        self.model = parallelize_module(model_of(self.width), mesh, plan)
-        self.optimizer = self.adam(self.model)
-        self.tensor_rank = mesh.get_local_rank()
-
-    def step_tp(self, step):
-        rank, self.rank = self.rank, self.rank - self.tensor_rank  # ranks of one model get one batch
-        loss = self.train(self.model, self.optimizer, step)
-        self.rank = rank
-        return loss
-
-    def make_fsdp2_tp(self):
-        from torch.distributed.device_mesh import init_device_mesh
-        mesh = init_device_mesh("cuda", (self.size // 2, 2), mesh_dim_names=("data", "tensor"))
-        self.make_tp(mesh["tensor"])
-        self.make_fsdp2(mesh["data"], self.model)
-
-    step_fsdp2_tp = step_tp
-
-    # pipeline: activations forward, gradients back, microbatch after microbatch
-    def make_pipeline(self):
-        self.model = model_of(self.width, 2)
-        self.optimizer = self.adam(self.model)
-
-    def step_pipeline(self, step):
-        torch, dist = self.torch, self.dist
-        shape, losses, kept = (16, self.width), [], []
-        for micro in range(4):
-            if self.rank == 0:
-                taken = self.batch(step, micro)
-            else:
-                taken = torch.empty(shape, device="cuda")
-                dist.recv(taken, self.rank - 1)
-                taken.requires_grad_()
-            given = self.model(taken)
-            kept.append((taken, given))
-            if self.rank + 1 < self.size:
-                dist.send(given.detach(), self.rank + 1)
-            else:
-                losses.append((given - 1).square().mean())
-        for micro, (taken, given) in enumerate(kept):
-            if self.rank + 1 < self.size:
-                gradient = torch.empty(shape, device="cuda")
-                dist.recv(gradient, self.rank + 1)
-                given.backward(gradient)
-            else:
-                losses[micro].backward()
-            if self.rank > 0:
-                dist.send(taken.grad, self.rank - 1)
-        self.optimizer.step()
-        loss = sum(p.grad.square().sum() for p in self.model.parameters()).detach()
-        self.optimizer.zero_grad()
-        return loss
-
-    # experts: uneven all-to-all, which is a group of sends and receives
-    def make_all_to_all(self):
-        self.make_ddp()
-        self.expert = model_of(self.width, 1)
-        self.expert_optimizer = self.adam(self.expert)
-
-    def step_all_to_all(self, step):
-        torch, dist = self.torch, self.dist
-        tokens = self.batch(step)
-        give = [2 + (step + self.rank + to) % 2 for to in range(self.size)]
-        give[0] += 16 - sum(give) if sum(give) < 16 else 0
-        take = [2 + (step + of + self.rank) % 2 for of in range(self.size)]
-        if self.rank == 0:
-            for of in range(self.size):
-                sent = sum(2 + (step + of + to) % 2 for to in range(self.size))
-                take[of] += 16 - sent if sent < 16 else 0
-        came = torch.empty(sum(take), self.width, device="cuda")
-        dist.all_to_all_single(came, tokens[:sum(give)].contiguous(), take, give)
-        out = self.expert(came)
-        back = torch.empty(sum(give), self.width, device="cuda")
-        dist.all_to_all_single(back, out.detach(), give, take)
-        out.square().mean().backward()
-        self.expert_optimizer.step()
-        self.expert_optimizer.zero_grad()
-        return self.step_ddp(step) + back.square().mean()
-
-    # two models that take turns, each with a group of its own
-    def make_gan(self):
-        from torch.nn.parallel import DistributedDataParallel as DDP
-        self.models = [DDP(model_of(self.width, 2), process_group=self.dist.new_group()) for _ in range(2)]
-        self.optimizers = [self.adam(model) for model in self.models]
-
-    def step_gan(self, step):
-        made, judged = self.models
-        judgement = judged(made(self.batch(step)).detach()).square().mean() + (judged(self.batch(step, 1)) - 1).square().mean()
-        judgement.backward()
-        self.optimizers[1].step()
-        self.optimizers[1].zero_grad()
-        loss = (judged(made(self.batch(step, 2))) - 1).square().mean()
-        loss.backward()
-        self.optimizers[0].step()
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-        return loss.detach() + judgement.detach()
-
-    # CUDA graphs: with NCCL in them, and without
-    def captured(self, with_nccl):
-        torch = self.torch
-        self.input = self.batch(0)
-        self.static = torch.zeros(16, self.width, device="cuda")
-
-        def work():
-            self.static.copy_(self.input * 1.0001)
-            if with_nccl:
-                self.dist.all_reduce(self.static)
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                work()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            work()
-        return graph
-
-    def make_graph(self):
-        self.make_ddp()
-        self.replay = self.captured(True)
-
-    def step_graph(self, step):
-        self.replay.replay()
-        return self.step_ddp(step) + self.static.mean()
-
-    def step_alone(self, step):
-        if step % 5 == 0:
-            self.replay = self.captured(False)  # a capture may be under way at any moment of a stop
-        self.replay.replay()
-        return self.step_ddp(step) + self.static.mean()
-
-
-def run_rank(options):
-    import datetime
-    import faulthandler
-    import threading
-    timer = threading.Timer(options.time_limit, lambda: (faulthandler.dump_traceback(), os._exit(9)))
-    timer.daemon = True
-    timer.start()
-    import torch
-    import torch.distributed as dist
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.cuda.set_device(0 if options.share_gpu else rank)
-    torch.manual_seed(1)
-    dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=options.time_limit))
-    kind = Kind(options, rank, size)
-    losses, recent, step, spans = [], [], 0, []
-    flag = torch.zeros(1, device="cuda")
-    began = time.monotonic()
-    while True:
-        recent.append(kind.step(step))
-        step += 1
-        if step % EVERY != 0:
-            continue
-        flag.fill_(1.0 if not options.steps and os.path.exists(os.path.join(options.work, "stop")) else 0.0)
-        dist.all_reduce(flag)
-        losses += [float(loss).hex() for loss in recent]
-        recent = []
-        spans.append((time.monotonic() - began) / EVERY)
-        began = time.monotonic()
-        with open(os.path.join(options.work, f"at.{rank}"), "w") as file:
-            file.write(str(step))
-        if float(flag) > 0 or step == options.steps:
-            break
-    with open(os.path.join(options.work, f"losses.{rank}.json"), "w") as file:
-        json.dump({"losses": losses, "step_s": statistics.median(spans)}, file)
-    dist.destroy_process_group()
-    timer.cancel()
-
-
-# ---- the shell -------------------------------------------------------------------------------------------------------------------
+PORTS = Ports()
 
 
 class Job:
-    def __init__(self, options, kind, folder, steps, preload):
+    """The ranks of one job; its end, however it comes, is theirs."""
+
+    def __init__(self, options, kind, ranks, folder, preload):
         os.makedirs(folder)
-        self.folder, self.options = folder, options
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        environment = {**os.environ, "WORLD_SIZE": str(options.ranks), "LOCAL_WORLD_SIZE": str(options.ranks), "MASTER_ADDR": "127.0.0.1",
-                       "MASTER_PORT": str(port), "AMEM_JOURNAL_DIR": os.path.join(folder, "journal"), "OMP_NUM_THREADS": "2"}
+        self.folder, self.options, self.size = folder, options, ranks
+        environment = {**os.environ, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORTS.one()),
+                       "AMEM_JOURNAL_DIR": os.path.join(folder, "journal"), "OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+            environment.setdefault(name, "lo")
         environment.pop("LD_PRELOAD", None)
         if libraries := ":".join(filter(None, [options.library if preload else "", options.nccl])):
             environment["LD_PRELOAD"] = libraries
         if options.share_gpu:
             environment["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
-        command = [sys.executable, os.path.abspath(__file__), "--rank", kind, "--work", folder, "--steps", str(steps), "--width", str(options.width),
-                   "--away", str(options.away), "--time-limit", str(options.time_limit)] + ["--share-gpu"] * options.share_gpu
+        command = [sys.executable, os.path.abspath(__file__), "--rank", kind, "--work", folder, "--width", str(options.width), "--time-limit",
+                   str(int(left(options)) + 1), "--away", str(options.away if preload else 0), *(["--imitate", options.imitate] if options.imitate else [])]
         self.environment = environment
         self.ranks = []
-        for rank in range(options.ranks):
+        for rank in range(ranks):
             with open(os.path.join(folder, f"log.{rank}"), "w") as log:
-                self.ranks.append(subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=log, stderr=log))
+                self.ranks.append(subprocess.Popen(command + ["--share-gpu"] * options.share_gpu, stdout=log, stderr=log,
+                                                   env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for rank in self.ranks:
+            if rank.poll() is None:
+                rank.kill()
+            rank.wait()
+
+    def said(self):
+        """How many steps were made, and how long one takes."""
+        try:
+            all_ranks = [open(os.path.join(self.folder, f"at.{rank}")).read().split() for rank in range(self.size)]
+        except OSError:
+            return 0, 0.0
+        return min(int(step) for step, _ in all_ranks), max(float(seconds) for _, seconds in all_ranks)
 
     def at(self):
-        try:
-            return min(int(open(os.path.join(self.folder, f"at.{rank}")).read() or 0) for rank in range(self.options.ranks))
-        except (OSError, ValueError):
-            return 0
+        return self.said()[0]
+
+    def runs(self):
+        return all(rank.poll() is None for rank in self.ranks)
 
     def until(self, step, seconds):
-        end = time.monotonic() + seconds
-        while self.at() < step and time.monotonic() < end and all(rank.poll() is None for rank in self.ranks):
+        end = time.monotonic() + max(0, min(seconds, left(self.options)))
+        while self.at() < step and time.monotonic() < end and self.runs():
             time.sleep(0.02)
         return self.at() >= step
 
     def tool(self, *words):
-        environment = {name: value for name, value in self.environment.items() if name not in ("LD_PRELOAD",)}
-        ran = subprocess.run([self.options.tool, *words], env=environment, capture_output=True, text=True, timeout=self.options.time_limit, check=False)
-        return ran.returncode, ran.stdout, ran.stderr
+        """Exit code, output, errors, and after how many seconds the tool said that all ranks stand (None: it did not)."""
+        environment = {name: value for name, value in self.environment.items() if name != "LD_PRELOAD"}
+        began, stood, said = time.monotonic(), None, []
+        with tempfile.TemporaryFile("w+") as out, subprocess.Popen([self.options.tool, *words], env=environment, stdout=out, stderr=subprocess.PIPE, text=True) as tool:
+            limit = threading.Timer(max(1, min(self.options.deadline + 30, left(self.options))), tool.kill)
+            limit.start()
+            for line in tool.stderr:
+                if line.startswith(("all ranks stand", "all ranks have come")):
+                    stood = time.monotonic() - began
+                said.append(line)
+            code = tool.wait()
+            limit.cancel()
+            out.seek(0)
+            return code, out.read(), "".join(said)[-1500:], stood
 
-    def finish(self):
-        problems = []
+    def finish(self, seconds):
+        """Tells the ranks to end; what is wrong with their ends."""
+        open(os.path.join(self.folder, "stop"), "w").close()
+        problems, end = [], time.monotonic() + max(1, min(seconds if self.runs() else 5, left(self.options)))
         for number, rank in enumerate(self.ranks):
             try:
-                code = rank.wait(self.options.time_limit)
+                code = rank.wait(max(0.1, end - time.monotonic()))
             except subprocess.TimeoutExpired:
-                rank.send_signal(signal.SIGKILL)
-                code = rank.wait()
+                rank.kill()
+                rank.wait()
+                code = "SIGKILL, because it did not end in time"
             if code != 0:
-                tail = open(os.path.join(self.folder, f"log.{number}")).read()[-1500:]
-                problems.append(f"rank {number} ended with {code}: {tail}")
+                with open(os.path.join(self.folder, f"log.{number}"), errors="replace") as log:
+                    problems.append(f"rank {number} ended with {code}: {log.read()[-1500:]}")
         return problems
 
     def losses(self):
-        all_ranks = [json.load(open(os.path.join(self.folder, f"losses.{rank}.json"))) for rank in range(self.options.ranks)]
+        all_ranks = [json.load(open(os.path.join(self.folder, f"losses.{rank}.json"))) for rank in range(self.size)]
         return [one["losses"] for one in all_ranks], statistics.median(one["step_s"] for one in all_ranks)
 
 
+def time_is_up(job, options, kind, end):
+    """A reference makes as many steps, and starts like this."""
+    steps, step_s = job.said()
+    return (time.monotonic() > end and kind != "checkpoint") or left(options) < TO_START / 2 + options.deadline + 1.2 * steps * step_s
+
+
 def stop_often(job, options, kind, chance, report, problems):
-    pid = str(job.ranks[0].pid)
+    pid, end = str(job.ranks[0].pid), time.monotonic() + (options.stops_s or math.inf)
+    deadline = ["--deadline", str(options.deadline)]
     for stop in range(options.stops):
-        time.sleep(chance.uniform(0, 0.7))
+        if time_is_up(job, options, kind, end) or len(problems) >= MOST_PROBLEMS:
+            return
+        time.sleep(chance.uniform(0, 0.5))
         parks = stop % 3 == 2
         began = time.monotonic()
-        code, out, err = job.tool(*(["park"] if parks else ["pause", "--between-launches"]), pid, "--deadline", str(options.deadline), "--json")
+        code, out, err, stood = job.tool(*(["park"] if parks else ["pause", "--between-launches"]), pid, *deadline, "--json")
         took = time.monotonic() - began
         if kind == "graph":
+            report["refused"] += code != 0 and "CUDA graph" in err
             if code == 0 or "CUDA graph" not in err:
                 problems.append(f"stop {stop} of a job with NCCL in a graph: exit code {code}: {err or out}")
-            report["refused"] = report.get("refused", 0) + 1
-            continue
-        if code != 0:
-            problems.append(f"stop {stop}: exit code {code} after {took:.1f} s: {err[-1500:]}")
-            if not all(rank.poll() is None for rank in job.ranks):
                 return
             continue
-        ranks = json.loads(out)["ranks"]
-        report["took_s"].append(json.loads(out)["seconds"])
-        if not parks:
-            report["freed_mib"] = max(report.get("freed_mib", 0), min(rank["freed_bytes"] for rank in ranks) >> 20)
-        time.sleep(chance.uniform(0, 0.4))
-        code, out, err = job.tool("resume", pid, "--deadline", str(options.deadline))
         if code != 0:
-            problems.append(f"resume {stop}: exit code {code}: {err[-1500:]}")
+            problems.append(f"stop {stop}: exit code {code} after {took:.1f} s: {err}")
+            if not job.runs():
+                return
+            continue
+        report["to_stand_s"].append(took if stood is None else stood)
+        report["parks" if parks else "pauses"].append(took)
+        if not parks:
+            report["freed_mib"].append(min(rank["freed_bytes"] for rank in json.loads(out)["ranks"]) >> 20)
+        time.sleep(chance.uniform(0, 0.3))
+        before = job.at()
+        code, _, err, _ = job.tool("resume", pid, *deadline)
+        if code != 0:
+            problems.append(f"resume {stop}: exit code {code}: {err}")
             return
         report["stops"] += 1
+        if stop % 10 == 0 and not job.until(before + EVERY + 1, 60):
+            problems.append(f"it makes no step after resume {stop}")
+            return
 
 
-def run_kind(options, kind, folder, chance):
-    report, problems = {"kind": kind, "stops": 0, "took_s": []}, []
-    job = Job(options, kind, os.path.join(folder, kind), 0, True)
-    if job.until(2 * EVERY, options.time_limit):
-        code, out, _ = job.tool("ls", "--live", str(job.ranks[0].pid), "--json")
-        if code == 0:
-            report["why_not"] = next((rank["why_not_between_launches"] for rank in json.loads(out)["ranks"]), None)
-        stop_often(job, options, kind, chance, report, problems)
-        job.until(job.at() + EVERY, 30)
-    open(os.path.join(job.folder, "stop"), "w").close()
-    problems += job.finish()
-    if not problems:
-        stopped, report["step_s"] = job.losses()
-        report["steps"] = len(stopped[0])
-        reference = Job(options, kind, os.path.join(folder, kind + ".reference"), len(stopped[0]), False)
-        problems += ["reference: " + problem for problem in reference.finish()]
+def without_amem(options, kind, ranks, folder, steps):
+    """Losses of at least so many steps, and the length of one."""
+    with Job(options, kind, ranks, folder, False) as job:
+        job.until(steps, left(options))
+        problems = job.finish(60)
+        return (problems or None, *(job.losses() if not problems else (None, None)))
+
+
+def first_difference(some, others):
+    """Of two lists of losses, of which one may be longer; None: there is none."""
+    pairs = list(zip(some, others))
+    return next((i for i, (one, other) in enumerate(pairs) if one != other), None)
+
+
+def compare(options, kind, ranks, folder, stopped, report, problems):
+    steps = len(stopped[0])
+    wrong, expected, report["reference_step_s"] = without_amem(options, kind, ranks, folder + ".reference", steps)
+    if wrong:
+        problems += ["without AMem: " + problem for problem in wrong]
+        return
+    if any(len(one) < steps for one in expected):
+        problems.append(f"without AMem only {min(map(len, expected))} of {steps} steps were made in time")
+    if len(set(stopped[0])) < 3 or any(not math.isfinite(float.fromhex(loss)) for one in stopped for loss in one):
+        problems.append("these losses say nothing")
+    differ = [(rank, at) for rank in range(ranks) if (at := first_difference(stopped[rank], expected[rank])) is not None]
+    if not differ:
+        return
+    problems += [f"rank {rank}: losses differ from step {at} on: {float.fromhex(stopped[rank][at])!r}, not {float.fromhex(expected[rank][at])!r}" for rank, at in differ]
+    if left(options) > TO_START:
+        wrong, again, _ = without_amem(options, kind, ranks, folder + ".again", steps)
+        same = not wrong and all(first_difference(a, b) is None for a, b in zip(again, expected))
+        problems.append("a second run without AMem has " + ("the losses of the first" if same else "other losses than the first, too" if not wrong else "failed"))
+
+
+def run_kind(options, kind, folder, seed):
+    report = {"kind": kind, "stops": 0, "refused": 0, "to_stand_s": [], "pauses": [], "parks": [], "freed_mib": []}
+    problems = report["problems"] = []
+    ranks = report["ranks"] = 4 if kind == "fsdp2_tp" and (options.share_gpu or options.imitate) else options.ranks
+    if kind == "fsdp2_tp" and ranks % 4 != 0:
+        return {**report, "skipped": "needs 4 ranks"}
+    if left(options) < TO_START:
+        problems.append("there was no time left for it")
+        return report
+    folder = os.path.join(folder, kind)
+    with Job(options, kind, ranks, folder, options.stops > 0) as job:
+        if job.until(2 * EVERY, TO_START):
+            stop_often(job, options, kind, random.Random(f"{seed} {kind}"), report, problems)
+            if not problems:
+                job.until(job.at() + EVERY, 30)
+        else:
+            problems.append(f"it made {job.at()} steps in time")
+        problems += job.finish(5 if problems else 60)
         if not problems:
-            expected, report["reference_step_s"] = reference.losses()
-            for rank, (a, b) in enumerate(zip(stopped, expected)):
-                if a != b:
-                    first = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-                    problems.append(f"rank {rank}: losses differ from step {first} on")
-    report["problems"] = problems
-    took = report.pop("took_s")
-    report["to_stand_s"] = {"median": round(statistics.median(took), 3), "worst": round(max(took), 3)} if took else None
+            stopped, report["step_s"] = job.losses()
+            report["steps"] = len(stopped[0])
+    if not problems:
+        compare(options, kind, ranks, folder, stopped, report, problems)
+    made = report["refused" if kind == "graph" else "stops"]
+    if not problems and made < min(options.stops, 5):
+        problems.append(f"only {made} of {options.stops} stops were made in time")
+    return report
+
+
+def of(seconds):
+    return {"median": round(statistics.median(seconds), 3), "worst": round(max(seconds), 3)} if seconds else None
+
+
+def run_and_tell(options, kind, folder, seed):
+    began = time.monotonic()
+    try:
+        report = run_kind(options, kind, folder, seed)
+    except Exception as error:  # pylint: disable=broad-except  # the other kinds go on
+        report = {"kind": kind, "stops": 0, "problems": [f"{type(error).__name__}: {error}"]}
+    for name in ("to_stand_s", "pauses", "parks", "freed_mib"):
+        report[name] = of(report.get(name))
+    report["seconds"] = round(time.monotonic() - began, 1)
+    said = "; ".join(" ".join(problem.split())[:400] for problem in report["problems"])
+    said = "skipped: " + report["skipped"] if "skipped" in report else said or f"equal for {report['steps']} steps"
+    print(f"{kind}: {report['stops']} of {options.stops} stops in {report['seconds']:.0f} s, to stand {report['to_stand_s']}, to pause {report['pauses']}, "
+          f"step {report.get('step_s', 0):.4f} s (without AMem {report.get('reference_step_s') or 0:.4f}): {said}", flush=True)
     return report
 
 
 def main():
     options = arguments()
     if options.rank:
-        return run_rank(options)
-    if os.environ.get("NCCL_NVLS_ENABLE") != "0":
+        return unmodified_kinds.run_rank(options)
+    if os.environ.get("NCCL_NVLS_ENABLE") != "0" and not options.imitate:
         print("set NCCL_NVLS_ENABLE=0", file=sys.stderr)
         return 2
+    options.library, options.nccl = (os.path.abspath(path) if "/" in path else path for path in (options.library, options.nccl))
     seed = options.seed or int.from_bytes(os.urandom(3), "little")
-    chance = random.Random(seed)
-    reports = []
-    with tempfile.TemporaryDirectory() as folder:
-        for kind in options.kinds.split(","):
-            if kind == "fsdp2_tp" and (options.ranks < 4 or options.ranks % 2 != 0):
-                reports.append({"kind": kind, "skipped": "needs 4 ranks", "problems": []})
-                continue
-            reports.append(run_kind(options, kind, folder, chance))
-            one = reports[-1]
-            print(f"{kind}: {one['stops']} stops, to stand {one['to_stand_s']}, step {one.get('step_s', 0):.4f} s, "
-                  f"{'equal' if not one['problems'] else one['problems']}", flush=True)
+    with contextlib.ExitStack() as stack:
+        folder = os.path.abspath(options.logs) if options.logs else stack.enter_context(tempfile.TemporaryDirectory(prefix="amem-unmodified-"))
+        with concurrent.futures.ThreadPoolExecutor(max(options.at_once, 1)) as pool:
+            reports = list(pool.map(lambda kind: run_and_tell(options, kind, folder, seed), options.kinds.split(",")))
     ok = all(not one["problems"] for one in reports)
-    line = json.dumps({"program": "unmodified_job", "ok": ok, "seed": seed, "ranks": options.ranks, "share_gpu": options.share_gpu, "kinds": reports})
+    line = json.dumps({"program": "unmodified_job", "ok": ok, "seed": seed, "share_gpu": options.share_gpu, "imitated": options.imitate or None,
+                       "at_once": options.at_once, "kinds": reports})
     if options.json:
         with open(options.json, "w") as file:
             file.write(line + "\n")

@@ -129,6 +129,13 @@ std::string CallText(Remedy::Caller caller, CycleKind kind, const std::string& t
   return kind == CycleKind::kPause ? "ncclPause" : "ncclResume";
 }
 
+// nvidia-smi numbers GPUs as it likes, and a process as its variables say; a UUID means one of them to both.
+static std::string HoldersText(const Remedy& r) {
+  if (!r.holders.empty()) return r.holders + " there";
+  const std::string command = r.gpu.empty() ? "nvidia-smi" : fmt::format("`nvidia-smi -i {}`", r.gpu);
+  return command + " lists the processes that hold memory there";
+}
+
 // To be put into the sentences. A command is about all ranks at once, and each rank of a program makes its own calls.
 static std::string Filled(std::string_view text, const Remedy& r) {
   const bool command = r.caller == Remedy::Caller::kCommand;
@@ -149,8 +156,7 @@ static std::string Filled(std::string_view text, const Remedy& r) {
       fmt::arg("is", r.process.starts_with("ranks ") ? "are" : "is"),
       fmt::arg("pid", r.pid > 0 ? std::to_string(r.pid) : "PID"), fmt::arg("look", LookAt(r)),
       fmt::arg("device", r.device.value), fmt::arg("bytes", FormatBytes(r.bytes)),
-      fmt::arg("gpu", r.gpu.empty() ? "" : " (" + r.gpu + ")"),
-      fmt::arg("holders", r.holders.empty() ? "nvidia-smi lists the processes that hold memory there" : r.holders + " there"),
+      fmt::arg("gpu", r.gpu.empty() ? "" : " (" + r.gpu + ")"), fmt::arg("holders", HoldersText(r)),
       fmt::arg("reason", r.reason.empty() ? "usually a full disk or an AMEM_JOURNAL_DIR that cannot be written" : r.reason),
       fmt::arg("timeouts", r.timeouts_differ ? " to the same" : ""));
 }

@@ -38,7 +38,7 @@ TEST(Remedy, each_action_and_each_outlook_has_a_sentence_of_its_own) {
 // One phrase of each, in the order of the enumerations: a sentence must not slip to its neighbour.
 TEST(Remedy, each_action_has_the_sentence_that_belongs_to_it) {
   for (const auto& [action, part] : std::initializer_list<std::pair<Action, const char*>>{
-           {Action::kFreeMemory, "free memory on device 3 of rank 2 until 36 MiB fit (GPU-abc); nvidia-smi"},
+           {Action::kFreeMemory, "free memory on device 3 of rank 2 until 36 MiB fit (GPU-abc); `nvidia-smi -i GPU-abc` lists"},
            {Action::kEndCaptures, "end stream captures"},
            {Action::kFindDriverError, "earlier CUDA error"},
            {Action::kExaminePeer, "the rank that the message names"},

@@ -706,6 +706,59 @@ class BetweenPhases(unittest.TestCase):
                     self.assertIsNotNone(RELEASES[name].fact("signatures", path, "%s.%s" % (cls, one)), one)
 
 
+class SketchesOnReleases(OnTheFake):
+    """The sketches in the projects' own released code, of which no GPU and no model is needed: what goes by itself, and what AMem adds to it."""
+
+    def setUp(self):
+        super().setUp()
+        self.notes = []
+
+    def after(self, method, *arguments):
+        """What one of the project's methods does, and what is with NCCL's memory afterwards."""
+        self.notes.clear()
+        method(*arguments)
+        return [*self.notes, "NCCL is " + self.state("nccl")]
+
+    @unittest.skipUnless("areal" in RELEASES, "its release is not here")
+    def test_areal_pauses_nccl_behind_the_savers_memory(self):
+        for engine in ("fsdp", "megatron"):
+            with self.subTest(engine):
+                owner = released_code.areal(RELEASES["areal"], engine, self.note)
+                sketches.areal(owner)
+                made = owner()
+                self.assertEqual(self.after(made.offload), ["saver pauses, NCCL resident", "NCCL is paused"])
+                self.assertEqual(self.after(made.onload), ["saver resumes, NCCL resident", "NCCL is resident"])
+
+    def note(self, what):
+        self.notes.append("%s, NCCL %s" % (what, self.state("nccl")))
+
+    @unittest.skipUnless("openrlhf" in RELEASES, "its release is not here")
+    def test_openrlhf_has_nccl_wherever_its_ranks_work_together(self):
+        actor, modules = released_code.openrlhf(RELEASES["openrlhf"], self.note)
+        self.enter(stand_ins.imported(modules))
+        sketches.openrlhf(type(actor))
+        self.assertEqual(self.after(actor.offload_states), ["offloads optim_states contiguous_grad_buffer hp_params lp_grads, NCCL resident", "NCCL is resident"])
+        for _ in range(2):
+            self.assertEqual(self.after(actor.broadcast_to_vllm), ["weights to vLLM, NCCL resident", "NCCL is paused"])
+        for method, arguments, note in ((actor.reload_states, (), "reloads"), (actor.fit, (0,), "trains"), (actor.forward, [mock.MagicMock()] * 3, "forward"),
+                                        (actor.save_model, (), "saves"), (actor.save_checkpoint, ("tag",), "saves")):
+            actor.broadcast_to_vllm()
+            self.assertEqual(self.after(method, *arguments), [note + ", NCCL resident", "NCCL is resident"])
+
+    @unittest.skipUnless("NeMo-RL" in RELEASES, "its sources are not here")
+    def test_nemo_rl_has_nccl_but_for_the_generation(self):
+        worker = released_code.nemo_rl(RELEASES["NeMo-RL"], self.note)
+        sketches.nemo_rl(type(worker))
+        self.assertEqual(self.after(worker.offload_before_refit), ["to the host: gradients, NCCL resident", "states to cpu, NCCL resident", "NCCL is resident"])
+        for _ in range(2):
+            self.assertEqual(self.after(worker.offload_after_refit),
+                             ["to the host: parameters gradients, NCCL resident", "to the host: gradients, NCCL resident", "NCCL is paused"])
+            self.assertEqual(self.after(worker.prepare_for_lp_inference), ["to the GPU: parameters, NCCL resident", "to the host: gradients, NCCL resident", "NCCL is resident"])
+            self.assertEqual(self.after(worker.offload_after_refit)[-1], "NCCL is paused")
+            self.assertEqual(self.after(worker.prepare_for_training), ["to the GPU: parameters gradients, NCCL resident", "states to cuda, NCCL resident", "NCCL is resident"])
+            worker.offload_before_refit()
+
+
 class Verl(OnTheFake):
     class Rollout:
         sleep_level = 2

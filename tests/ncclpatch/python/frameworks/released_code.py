@@ -170,3 +170,81 @@ def slime(release):
     return with_packages(groups, actor)
 
 
+# ---- AReaL, OpenRLHF, NeMo-RL: what they offload by themselves is noted, in `note`
+
+
+class NoGrad(contextlib.ContextDecorator):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return False
+
+
+def areal(release, engine, note):
+    """The class of an engine, "fsdp" or "megatron"."""
+    saver = types.SimpleNamespace(pause=lambda: note("saver pauses"), resume=lambda: note("saver resumes"))
+    names = {"is_tms_enabled": lambda: True, "current_platform": mock.MagicMock(), "torch_memory_saver": saver, "dist": mock.MagicMock()}
+    base = type("Base", (), {"get_device_stats": mock.MagicMock(), "cpu_group": None})
+    return class_of(release, "areal/engine/%s_engine.py" % engine, {"fsdp": "FSDPEngine", "megatron": "MegatronEngine"}[engine], ["offload", "onload"], base, names)
+
+
+def openrlhf(release, note):
+    """The policy's actor, whose DeepSpeed engine notes what it is to move."""
+    kinds = types.SimpleNamespace(**{kind: kind for kind in ("optim_states", "contiguous_grad_buffer", "hp_params", "lp_grads", "lp_params")})
+    config = module("deepspeed.runtime.zero.offload_config", OffloadDeviceEnum=types.SimpleNamespace(cpu="cpu"), OffloadStateTypeEnum=kinds)
+    fake = torch()
+    fake.cuda, fake.no_grad = mock.MagicMock(), NoGrad
+    version = types.SimpleNamespace(parse=lambda text: [int(part) for part in text.split(".")])
+    names = {"torch": fake, "deepspeed": types.SimpleNamespace(__version__="0.19.8"), "version": version, "torch_dist_barrier_and_cuda_sync": lambda: None, "os": os}
+    for name in ("offload_deepspeed_states", "reload_deepspeed_states"):
+        names[name] = release.define("openrlhf/utils/deepspeed/deepspeed_utils.py", name, dict(names))
+    actor = class_of(release, "openrlhf/trainer/ray/ppo_actor.py", "PolicyModelActor",
+                     ["fit", "save_model", "forward", "broadcast_to_vllm", "reload_states", "offload_states", "save_checkpoint"], object, names)()
+    actor.trainer, actor.strategy, actor.actor, actor.tokenizer = (mock.MagicMock() for _ in range(4))
+    actor.disable_ds_ckpt, actor.save_hf_ckpt, actor.ema_model = False, False, None
+    actor.trainer.broadcast_to_vllm.side_effect = lambda: note("weights to vLLM")
+    actor.trainer.ppo_train.side_effect = lambda _: note("trains")
+    actor.actor.side_effect = lambda *_, **__: note("forward") or mock.MagicMock()
+    actor.strategy.save_model.side_effect = actor.strategy.save_ckpt.side_effect = lambda *_, **__: note("saves")
+    engine = actor.actor.model
+    engine.zero_optimization_stage.return_value, engine.config = 3, {"zero_optimization": {"offload_optimizer": {"device": "none"}}}
+    engine.optimizer.offload_states.side_effect = lambda include, **_: note("offloads " + " ".join(include))
+    engine.reload_states.side_effect = lambda **_: note("reloads")
+    return actor, with_packages(config, fake)
+
+
+def nemo_rl(release, note):
+    """Megatron's worker, with a model and an optimizer that note what is moved."""
+    class Buffer:
+        def offload_to_cpu(self, move_params, move_grads):
+            note("to the host: " + " ".join(["parameters"] * move_params + ["gradients"] * move_grads))
+
+        def reload_from_cpu(self, move_params, move_grads):
+            note("to the GPU: " + " ".join(["parameters"] * move_params + ["gradients"] * move_grads))
+
+    class Model(mock.MagicMock):
+        buffers, expert_parallel_buffers = [Buffer()], []
+
+    class State:
+        is_cuda = True
+
+        def to(self, device):
+            note("states to " + device)
+            self.is_cuda = device == "cuda"
+            return self
+
+    fake = torch()
+    fake.cuda, fake.no_grad, fake.randn = mock.MagicMock(), NoGrad, mock.MagicMock()
+    fake.cuda.memory_allocated.return_value = fake.cuda.memory_reserved.return_value = 0
+    fake.is_tensor = lambda value: isinstance(value, State)
+    names = {"torch": fake, "wrap_with_nvtx_name": lambda _: lambda method: method, "gc": mock.MagicMock(), "print": lambda *_: None, "log": LOG,
+             "DistributedDataParallel": Model, "FullyShardedDataParallelV1": State, "FullyShardedDataParallelV2": State, "ChainedOptimizer": State}
+    methods = ["prepare_for_lp_inference", "prepare_for_training", "offload_before_refit", "offload_after_refit", "move_model", "move_optimizer"]
+    base = type("Base", (), {"finalize_async_save": lambda self: None, "_log_gpu_mem": lambda self, _: None})  # of later releases
+    worker = class_of(release, "nemo_rl/models/policy/workers/megatron_policy_worker.py", "MegatronPolicyWorkerImpl", methods, base, names)()
+    worker.model, worker.optimizer, worker.rank = Model(), mock.MagicMock(), 0
+    worker.optimizer._get_state.return_value = {"weight": {"exp_avg": State()}}
+    worker.optimizer_cpu_offload, worker.offload_optimizer_for_logprob, worker.offload_optimizer_for_refit, worker.fp8_cfg = False, True, True, None
+    worker.cfg = {"megatron_cfg": {"empty_unused_memory_level": 1}}
+    return worker

@@ -30,6 +30,7 @@ AGAIN_SECONDS, SAY_SECONDS = 1, 30
 RUNS, PAUSED, UNKNOWN, FROZEN = "runs", "does not resume", "cannot be asked whether it is frozen", "is frozen"
 PATIENCE = {RUNS: 0, PAUSED: 20, UNKNOWN: 60, FROZEN: math.inf}  # in seconds of that state alone; then it gets its signal: a paused process may die
 JOURNAL = re.compile(r"(/.*/[0-9a-f]{16})/tail( \(deleted\))?")  # that a rank has open
+HELD = ("held", "arrived", "pausing", "paused", "failed")  # phases of a rank that a request stops
 BACK = ("running", "paused", "lost")  # outcomes of a freeze or thaw after which nothing is frozen any more
 NOT_FROZEN = "the job is not frozen"  # a thaw's answer where journals and driver agree
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: ranks whose launcher has ended are still found
@@ -50,6 +51,7 @@ class Guard:
         self._steps = {}  # journal of a rank: the last step of a freeze in it, {} for none, as last read
         self._back = {}  # journal of a rank: begun_ns of the freeze from which a thaw found it back, whatever its journal says
         self._said = {}  # about what: when
+        self._ends_by = []  # ending signals that the command has got
         _LIBC.prctl(SUBREAPER, 1, 0, 0, 0)
         children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some callers leave it, it would lose exit codes
         before = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
@@ -73,7 +75,10 @@ class Guard:
         while True:
             if not self._pending and self._code is None:
                 state = RUNS
-                self._wait(None)
+                if self._ends_by:
+                    self._end_goes_on()
+                else:
+                    self._wait(None)
                 continue
             signals, left = list(self._pending), self._code is not None  # what comes from now on was not asked for
             ending, names = any(info.si_signo in ENDING for info in signals), names_of(signals)
@@ -92,11 +97,28 @@ class Guard:
                 self._say("left", "the command has ended, and its job %s; the guard stays until no rank is frozen" % state)
             else:
                 self._say("waits", "%s waits until the job is back on its GPUs" % names)
-            if state == FROZEN and ending:
-                self._thaw()
-            elif state == PAUSED:
-                self._ask(PATIENCE[PAUSED], ["resume", paused])
+            if ending:
+                self._bring_back(state, paused)
             self._wait_for(AGAIN_SECONDS)
+
+    def _end_goes_on(self):
+        """Of a command that has got its ending signal: a pause or freeze that began before, and came after it was asked about, holds it up."""
+        self._wait_for(AGAIN_SECONDS)
+        if self._pending or self._code is not None:
+            return
+        state, paused = self._state(False)[0], None
+        if state != FROZEN:
+            paused = self._first_rank(READ_SECONDS, is_paused_from_outside)
+            state = PAUSED if paused else RUNS
+        if state != RUNS:
+            self._say("ends", "the job is %s, and it has got %s; it is brought back" % ("paused" if paused else "frozen", " and ".join(self._ends_by)))
+            self._bring_back(state, paused)
+
+    def _bring_back(self, state, paused):
+        if state == FROZEN:
+            self._thaw()
+        elif state == PAUSED:
+            self._ask(PATIENCE[PAUSED], ["resume", paused])
 
     # ---- signals and children, awaited together
 
@@ -136,6 +158,7 @@ class Guard:
         """The ending ones first."""
         for info in sorted(signals, key=lambda info: info.si_signo not in ENDING):
             self._to_command(os.killpg if info.si_code == BY_THE_KERNEL else os.kill, info.si_signo)
+        self._ends_by += [signal.Signals(info.si_signo).name for info in signals if info.si_signo in ENDING]
         del self._pending[:len(signals)]
 
     def _to_command(self, send, number):
@@ -204,11 +227,14 @@ class Guard:
             return FROZEN, None
         if not known:
             return UNKNOWN, None
-        looks = [["ls", "--live", "--json", rank] for rank in ranks] if ending else []
-        for rank, answer in zip(ranks, self._ask(max(1, end - time.monotonic()), *looks)):
-            if not all_run(answer):
-                return PAUSED, rank
-        return RUNS, None
+        paused = self._first_rank(max(1, end - time.monotonic()), lambda answer: not all_run(answer)) if ending else None
+        return (PAUSED, paused) if paused else (RUNS, None)
+
+    def _first_rank(self, seconds, has):
+        """The first of which `amem ls --live` has answered so; None: none."""
+        ranks = sorted(self._ranks)
+        answers = self._ask(seconds, *(["ls", "--live", "--json", rank] for rank in ranks))
+        return next((rank for rank, answer in zip(ranks, answers) if has(answer)), None)
 
     def _last_step(self, rank):
         """That the rank's journal and those of the ranks that were frozen with it have: one may have missed the end. None: it never was frozen."""
@@ -277,13 +303,24 @@ def sessions_of(step):
     return [one.get("session") for one in step.get("frozen_processes", [])]
 
 
-def all_run(answer):
-    """By `amem ls --live`; what cannot be asked does not."""
+def phases(answer):
+    """By `amem ls --live`, [(phase, whether the program itself has paused)]; nothing where that cannot be asked."""
     try:
-        ranks = json.loads(answer[1])["ranks"] if answer and answer[0] == 0 else None
-        return bool(ranks) and all(one["phase"] == "running" for one in ranks)
+        ranks = json.loads(answer[1])["ranks"] if answer and answer[0] == 0 else []
+        return [(one["phase"], one.get("paused_by_program", False)) for one in ranks]
     except (ValueError, KeyError, TypeError):
-        return False
+        return []
+
+
+def all_run(answer):
+    """What cannot be asked does not."""
+    found = phases(answer)
+    return bool(found) and all(phase == "running" for phase, _ in found)
+
+
+def is_paused_from_outside(answer):
+    """What cannot be asked, as a rank that is ending, is not."""
+    return any(phase in HELD and not by_program for phase, by_program in phases(answer))
 
 
 def below(pid):

@@ -264,6 +264,14 @@ class Guarded(unittest.TestCase):
         self.tool("freeze")
         self.assertNotIn("it gets SIGTERM", self.ends_in_order())
 
+    def test_a_job_that_is_paused_or_frozen_just_as_it_gets_the_signal_is_brought_back(self):
+        for command in "pause", "freeze":
+            with self.subTest(command=command):
+                self.setUp()
+                self.rule('case $1 in ls) "%s" "$@"; code=$?; mkdir "%s/once" && "%s" %s >/dev/null; exit $code;; esac' % (REPLAY, self.folder, REPLAY, command))
+                self.start("--guard")
+                self.assertIn("it has got SIGTERM", self.ends_in_order())
+
     def test_a_signal_of_the_programs_own_does_not_hold_an_ending_one(self):
         for number in signal.SIGCONT, signal.SIGUSR1:
             with self.subTest(number=number):

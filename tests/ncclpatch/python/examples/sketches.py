@@ -1,5 +1,6 @@
 """Sketches: how AMem would come into ROLL, AReaL, OpenRLHF and NeMo-RL. Their names and signatures were compared with the releases (ROLL 0.3.0, AReaL
-1.0.4, OpenRLHF 0.11.2, NeMo-RL 0.7.0); nothing of this has ever run in any of them. Set AMEM_ENABLE=1 where their workers run."""
+1.0.4, OpenRLHF 0.11.2, NeMo-RL 0.7.0), and what these sketches wrap ran on a CPU in the code of the last three; no whole job of theirs ever did. Set
+AMEM_ENABLE=1 where their workers run."""
 
 import functools
 

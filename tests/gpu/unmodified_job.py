@@ -15,6 +15,9 @@ With --at-once N so many kinds run beside each other; one that fails stops no ot
 A line for each kind comes before the last line, which is JSON: for each kind stops, problems, and the seconds from the command to all ranks standing,
 and to all paused (median, worst) beside the length of a step. Exit code 0: all well, 1: not, 2: refused (NCCL_NVLS_ENABLE is not 0).
 
+--freezes takes the job off its GPUs at each stop, contexts and all, and thaws it. Ranks that share a GPU cannot be: a restored process does not
+make room for the others there.
+
 Without a GPU: --imitate stand-ins runs the same stops on the simulator (kinds reduce, and differs, falls, hangs, which must fail); --imitate cpu
 --stops 0 the training itself, twice, by PyTorch on the processor.
 """
@@ -49,6 +52,7 @@ def arguments():
     parser.add_argument("--ranks", type=int, default=2, help="processes (default 2); fsdp2_tp takes 4, if they share a GPU")
     parser.add_argument("--stops", type=int, default=10, help="of each kind (default 10)")
     parser.add_argument("--stops-s", type=float, default=0, help="no stop of a kind but checkpoint begins after so many seconds (0: while there are any left)")
+    parser.add_argument("--freezes", action="store_true", help="freezes and thaws in place of pauses, parks and resumes")
     parser.add_argument("--at-once", type=int, default=1, help="kinds beside each other (default 1)")
     parser.add_argument("--share-gpu", action="store_true", help="all ranks on GPU 0, by NCCL_MULTI_RANK_GPU_ENABLE")
     parser.add_argument("--library", default="libamem_nccl.so", help="to preload")
@@ -195,9 +199,9 @@ def stop_often(job, options, kind, chance, report, problems):
         if time_is_up(job, options, kind, end) or len(problems) >= MOST_PROBLEMS:
             return
         time.sleep(chance.uniform(0, 0.5))
-        parks = stop % 3 == 2
+        parks = stop % 3 == 2 and not options.freezes
         began = time.monotonic()
-        code, out, err, stood = job.tool(*(["park"] if parks else ["pause", "--between-launches"]), pid, *deadline, "--json")
+        code, out, err, stood = job.tool(*(["park"] if parks else ["freeze" if options.freezes else "pause", "--between-launches"]), pid, *deadline, "--json")
         took = time.monotonic() - began
         if kind == "graph":
             report["refused"] += code != 0 and "CUDA graph" in err
@@ -212,14 +216,18 @@ def stop_often(job, options, kind, chance, report, problems):
             continue
         report["to_stand_s"].append(took if stood is None else stood)
         report["parks" if parks else "pauses"].append(took)
-        if not parks:
+        if not parks and not options.freezes:
             report["freed_mib"].append(min(rank["freed_bytes"] for rank in json.loads(out)["ranks"]) >> 20)
-        time.sleep(chance.uniform(0, 0.3))
         before = job.at()
-        code, _, err, _ = job.tool("resume", pid, *deadline)
+        time.sleep(chance.uniform(0, 0.3))
+        if options.freezes and job.at() != before:
+            problems.append(f"it trains while it is frozen, stop {stop}")
+        began = time.monotonic()
+        code, _, err, _ = job.tool("thaw" if options.freezes else "resume", pid, *deadline)
         if code != 0:
             problems.append(f"resume {stop}: exit code {code}: {err}")
             return
+        report["back"].append(time.monotonic() - began)
         report["stops"] += 1
         if stop % 10 == 0 and not job.until(before + EVERY + 1, 60):
             problems.append(f"it makes no step after resume {stop}")
@@ -261,7 +269,7 @@ def compare(options, kind, ranks, folder, stopped, report, problems):
 
 
 def run_kind(options, kind, folder, seed):
-    report = {"kind": kind, "stops": 0, "refused": 0, "to_stand_s": [], "pauses": [], "parks": [], "freed_mib": []}
+    report = {"kind": kind, "stops": 0, "refused": 0, "to_stand_s": [], "pauses": [], "parks": [], "back": [], "freed_mib": []}
     problems = report["problems"] = []
     ranks = report["ranks"] = 4 if kind == "fsdp2_tp" and (options.share_gpu or options.imitate) else options.ranks
     if kind == "fsdp2_tp" and ranks % 4 != 0:
@@ -299,7 +307,7 @@ def run_and_tell(options, kind, folder, seed):
         report = run_kind(options, kind, folder, seed)
     except Exception as error:  # pylint: disable=broad-except  # the other kinds go on
         report = {"kind": kind, "stops": 0, "problems": [f"{type(error).__name__}: {error}"]}
-    for name in ("to_stand_s", "pauses", "parks", "freed_mib"):
+    for name in ("to_stand_s", "pauses", "parks", "back", "freed_mib"):
         report[name] = of(report.get(name))
     report["seconds"] = round(time.monotonic() - began, 1)
     said = "; ".join(" ".join(problem.split())[:400] for problem in report["problems"])

@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 
+TINY = 2000
+BARE = ("reduce", "large", "tiny", "differs", "falls", "hangs")
 EVERY = 10  # steps between looks at the losses: launches run ahead of the device
 
 
@@ -47,6 +49,9 @@ class Kind:
         return float(self.flag) > 0
 
     def end(self):
+        if hasattr(self, "replay"):  # NCCL frees no communicator of which a graph has a launch
+            self.torch.cuda.synchronize()
+            self.replay.reset()
         self.dist.destroy_process_group()
 
     def new_model(self, layers=4):
@@ -257,9 +262,9 @@ class UniqueId(ctypes.Structure):
     _fields_ = [("internal", ctypes.c_ubyte * 128)]
 
 
-class Simulated:
-    """On the stand-ins for the driver and NCCL: `reduce`, and three that go wrong, after which the others must go on: `differs` reads another number
-    after a pause, `falls` ends, and `hangs` comes to nothing more."""
+class Bare:
+    """NCCL and the driver by ctypes alone, on a GPU or on the stand-ins: `reduce`, `large` (64 MiB, of which some is always under way) and `tiny` (a step is
+    TINY all-reduces of 8 bytes). Three go wrong, and the others must go on: `differs` reads another number, `falls` ends, `hangs` comes to nothing more."""
 
     def __init__(self, options, rank, size):
         self.kind, self.rank, self.size, self.work, self.amem = options.rank, rank, size, options.work, "amem" in os.environ.get("LD_PRELOAD", "")
@@ -280,8 +285,8 @@ class Simulated:
             unique = UniqueId.from_buffer_copy(file.read())
         self.nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
         self.call(self.nccl.ncclCommInitRank, ctypes.byref(self.communicator), size, unique, rank)
-        self.memory = ctypes.c_uint64()
-        self.call(self.cuda.cuMemAlloc_v2, ctypes.byref(self.memory), ctypes.c_size_t(4))
+        self.memory, self.size_of = ctypes.c_uint64(), {"large": 1 << 20 if options.imitate else 64 << 20, "tiny": 16}.get(self.kind, 4)
+        self.call(self.cuda.cuMemAlloc_v2, ctypes.byref(self.memory), ctypes.c_size_t(self.size_of))
 
     @staticmethod
     def call(function, *arguments):
@@ -291,15 +296,37 @@ class Simulated:
     def sum(self, number):
         value = ctypes.c_float(number)
         self.call(self.cuda.cuMemcpyHtoD_v2, self.memory, ctypes.byref(value), ctypes.c_size_t(4))
-        self.call(self.nccl.ncclAllReduce, ctypes.c_void_p(self.memory.value), ctypes.c_void_p(self.memory.value), ctypes.c_size_t(1), 7, 0, self.communicator, None)
+        self.reduce(1)
         self.call(self.cuda.cuCtxSynchronize)
         self.call(self.cuda.cuMemcpyDtoH_v2, ctypes.byref(value), self.memory, ctypes.c_size_t(4))
         return value.value
+
+    def reduce(self, count):
+        at = ctypes.c_void_p(self.memory.value)
+        self.call(self.nccl.ncclAllReduce, at, at, ctypes.c_size_t(count), 7, 0, self.communicator, None)
+
+    def reduce_often(self):
+        """Of 8 bytes into others, so that NCCL launches even for one rank."""
+        call, status = self.nccl.ncclAllReduce, 0
+        call.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+        here, there, communicator = self.memory.value, self.memory.value + 8, self.communicator
+        for _ in range(TINY):
+            status |= call(here, there, 2, 7, 0, communicator, None)
+        self.call(self.cuda.cuCtxSynchronize)
+        if status:
+            raise RuntimeError(f"ncclAllReduce answered {status}")
 
     def any(self, mine):
         return self.sum(float(mine)) > 0
 
     def step(self, number):
+        if self.kind == "tiny":
+            self.reduce_often()
+            return number
+        if self.kind == "large":
+            for _ in range(8):
+                self.reduce(self.size_of // 4)
+            return self.sum(number + self.rank)
         time.sleep(0.002)
         if self.amem and number == 3 * EVERY and self.rank == 1:
             if self.kind == "falls":
@@ -309,7 +336,7 @@ class Simulated:
         return self.sum(number + self.rank) + (self.kind == "differs" and self.amem and number == 7)
 
     def end(self):
-        pass
+        self.call(self.cuda.cuCtxSynchronize)
 
 
 def end_with_parent(seconds):
@@ -324,7 +351,7 @@ def end_with_parent(seconds):
 def run_rank(options):
     threading.Thread(target=end_with_parent, args=(options.time_limit,), daemon=True).start()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    kind = (Simulated if options.imitate == "stand-ins" else Kind)(options, rank, size)
+    kind = (Bare if options.rank in BARE else Kind)(options, rank, size)
     losses, recent, step, spans = [], [], 0, []
     began = time.monotonic()
     while True:
